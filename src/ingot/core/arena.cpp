@@ -1,0 +1,82 @@
+#include "ingot/core/arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace ingot {
+namespace {
+constexpr int64_t kAlign = 64;
+int64_t round_up(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+}  // namespace
+
+int ArenaPlan::add(int64_t bytes, int first, int last) {
+  INGOT_CHECK_LE(first, last, "arena plan: lifetime");
+  buffers_.push_back({round_up(bytes), -1, first, last});
+  return int(buffers_.size()) - 1;
+}
+
+void ArenaPlan::solve() {
+  std::vector<size_t> order(buffers_.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return buffers_[a].bytes > buffers_[b].bytes; });
+  std::vector<const Buffer*> placed, rivals;
+  for (size_t i : order) {
+    Buffer& buffer = buffers_[i];
+    rivals.clear();
+    for (const Buffer* p : placed)
+      if (p->first <= buffer.last && buffer.first <= p->last) rivals.push_back(p);
+    std::sort(rivals.begin(), rivals.end(), [](const Buffer* a, const Buffer* b) { return a->offset < b->offset; });
+    int64_t at = 0;
+    for (const Buffer* r : rivals) {
+      if (r->offset - at >= buffer.bytes) break;
+      at = std::max(at, r->offset + r->bytes);
+    }
+    buffer.offset = at;
+    total_ = std::max(total_, at + buffer.bytes);
+    placed.push_back(&buffer);
+  }
+}
+
+int64_t ArenaPlan::sum_of_sizes() const {
+  int64_t sum = 0;
+  for (const Buffer& b : buffers_) sum += b.bytes;
+  return sum;
+}
+
+Arena::Arena(int64_t bytes) : capacity_(round_up(std::max<int64_t>(bytes, 1))) {
+  memory_ = mmap(nullptr, size_t(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory_ == MAP_FAILED) {
+    memory_ = nullptr;
+    fail(ErrorCode::io, "arena: the system refused ", capacity_, " bytes of memory");
+  }
+  madvise(memory_, size_t(capacity_), MADV_HUGEPAGE);  // a hint; failure changes nothing
+}
+Arena::Arena(Arena&& other) noexcept
+    : memory_(std::exchange(other.memory_, nullptr)), capacity_(std::exchange(other.capacity_, 0)),
+      used_(std::exchange(other.used_, 0)) {}
+Arena& Arena::operator=(Arena&& other) noexcept {
+  std::swap(memory_, other.memory_);
+  std::swap(capacity_, other.capacity_);
+  std::swap(used_, other.used_);
+  return *this;
+}
+Arena::~Arena() {
+  if (memory_ != nullptr) munmap(memory_, size_t(capacity_));
+}
+
+Tensor Arena::at(int64_t offset, DType dtype, Shape shape) const {
+  const int64_t bytes = shape.numel() * size_of(dtype);
+  INGOT_CHECK(offset >= 0 && offset + bytes <= capacity_, "arena: found a request for bytes [", offset, ", ", offset + bytes,
+              "), expected it within its ", capacity_);
+  return Tensor(static_cast<char*>(memory_) + offset, dtype, shape);
+}
+Tensor Arena::take(DType dtype, Shape shape) {
+  const Tensor t = at(used_, dtype, shape);
+  used_ += round_up(t.bytes());
+  return t;
+}
+
+}  // namespace ingot

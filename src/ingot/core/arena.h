@@ -1,0 +1,47 @@
+#pragma once
+// Memory planned before it is used: buffers with known lifetimes share one block, and nothing is allocated afterwards.
+#include <cstdint>
+#include <vector>
+
+#include "ingot/core/tensor.h"
+
+namespace ingot {
+
+// Assigns offsets to buffers that are alive over closed intervals of steps, so that buffers alive together never overlap.
+class ArenaPlan {
+ public:
+  // Returns the buffer's number. It is alive from step `first` to step `last`, both included.
+  int add(int64_t bytes, int first, int last);
+  // Largest first, each at the lowest offset that is free for its whole life.
+  void solve();
+  int64_t offset(int buffer) const { return buffers_[size_t(buffer)].offset; }
+  int64_t total_bytes() const { return total_; }
+  int64_t sum_of_sizes() const;  // what the buffers would take without sharing
+
+ private:
+  struct Buffer { int64_t bytes, offset; int first, last; };
+  std::vector<Buffer> buffers_;
+  int64_t total_ = 0;
+};
+
+// An aligned block of memory, bounded at construction. Zero-filled by the system when first touched.
+class Arena {
+ public:
+  Arena() = default;
+  explicit Arena(int64_t bytes);
+  Arena(Arena&& other) noexcept;
+  Arena& operator=(Arena&& other) noexcept;
+  ~Arena();
+  Tensor at(int64_t offset, DType dtype, Shape shape) const;  // checks the bound
+  // Takes the next bytes of the block, 64-byte aligned.
+  Tensor take(DType dtype, Shape shape);
+  int64_t capacity() const { return capacity_; }
+  int64_t used() const { return used_; }
+  void reset() { used_ = 0; }
+
+ private:
+  void* memory_ = nullptr;
+  int64_t capacity_ = 0, used_ = 0;
+};
+
+}  // namespace ingot

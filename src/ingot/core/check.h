@@ -1,0 +1,65 @@
+#pragma once
+// INGOT_CHECK(condition, note...) and friends throw ingot::Error. A message says what was found and what was expected.
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace ingot {
+
+// One process exit status per code; the CLI returns `exit_status(code)`.
+enum class ErrorCode {
+  invalid_argument,  // a caller broke an entry point's contract
+  usage,             // command line or configuration
+  bad_data,          // a file's content is not what its format promises
+  not_found,         // a file or directory is missing
+  io,                // the operating system refused to read or write
+  busy,              // another process holds the resource
+  unsupported,       // valid, but this build or machine cannot do it
+  numeric,           // NaN or infinity where finite numbers are required
+  interrupted,       // a signal asked to stop
+};
+const char* error_name(ErrorCode code);
+int exit_status(ErrorCode code);
+
+struct Error : std::runtime_error {
+  Error(ErrorCode c, const std::string& message) : std::runtime_error(message), code(c) {}
+  ErrorCode code;
+};
+
+namespace detail {
+template <class... Note>
+std::string concat(const Note&... note) {
+  std::ostringstream out;
+  ((out << note), ...);
+  return out.str();
+}
+}  // namespace detail
+
+// fail(code, "found ", x, ", expected ", y)
+template <class... Note>
+[[noreturn]] void fail(ErrorCode code, const Note&... note) {
+  throw Error(code, detail::concat(note...));
+}
+
+}  // namespace ingot
+
+#define INGOT_CHECK(condition, ...)                                             \
+  do {                                                                          \
+    if (!(condition)) [[unlikely]]                                              \
+      ::ingot::fail(::ingot::ErrorCode::invalid_argument, __VA_ARGS__);         \
+  } while (0)
+
+// INGOT_CHECK_EQ(w.cols(), x.cols(), "rmsnorm: weight length") prints both expressions and both values.
+#define INGOT_CHECK_BINARY(a, op, b, ...)                                                                    \
+  do {                                                                                                       \
+    const auto& ingot_a = (a);                                                                               \
+    const auto& ingot_b = (b);                                                                               \
+    if (!(ingot_a op ingot_b)) [[unlikely]]                                                                  \
+      ::ingot::fail(::ingot::ErrorCode::invalid_argument, ::ingot::detail::concat(__VA_ARGS__),              \
+                    ": found " #a " = ", ingot_a, ", expected " #op " " #b " = ", ingot_b);               \
+  } while (0)
+#define INGOT_CHECK_EQ(a, b, ...) INGOT_CHECK_BINARY(a, ==, b, __VA_ARGS__)
+#define INGOT_CHECK_LE(a, b, ...) INGOT_CHECK_BINARY(a, <=, b, __VA_ARGS__)
+#define INGOT_CHECK_LT(a, b, ...) INGOT_CHECK_BINARY(a, <, b, __VA_ARGS__)
+#define INGOT_CHECK_GE(a, b, ...) INGOT_CHECK_BINARY(a, >=, b, __VA_ARGS__)
+#define INGOT_CHECK_GT(a, b, ...) INGOT_CHECK_BINARY(a, >, b, __VA_ARGS__)

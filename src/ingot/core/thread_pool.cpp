@@ -1,0 +1,169 @@
+#include "ingot/core/thread_pool.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "ingot/core/check.h"
+#include "ingot/core/cpu.h"
+
+namespace ingot {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kSpins = 4000;  // some tens of microseconds: longer than the gap between two ops of one training step
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+  ~Pool() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      epoch_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (auto& w : workers_) w.join();
+  }
+  int threads() const { return int(workers_.size()) + 1; }
+
+  void run(int64_t tasks, void (*body)(void*, int64_t), void* context) {
+    body_ = body;
+    context_ = context;
+    tasks_ = tasks;
+    error_ = nullptr;
+    next_.store(0, std::memory_order_relaxed);
+    running_.store(int(workers_.size()), std::memory_order_relaxed);
+    {
+      std::lock_guard lock(mutex_);
+      epoch_.fetch_add(1, std::memory_order_release);
+    }
+    if (sleeping_.load(std::memory_order_relaxed) > 0) wake_.notify_all();
+    drain();
+    for (int spins = 0; running_.load(std::memory_order_acquire) > 0;)
+      if (++spins < kSpins) relax(); else std::this_thread::yield();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+  static thread_local bool inside_task;
+
+ private:
+  void drain() {
+    inside_task = true;
+    for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) {
+      try {
+        body_(context_, task);
+      } catch (...) {
+        std::lock_guard lock(mutex_);
+        if (!error_) error_ = std::current_exception();
+        next_.store(tasks_, std::memory_order_relaxed);
+      }
+    }
+    inside_task = false;
+  }
+  void work() {
+    for (uint64_t seen = 0;;) {
+      for (int spins = 0; epoch_.load(std::memory_order_acquire) == seen && spins < kSpins; ++spins) relax();
+      if (epoch_.load(std::memory_order_acquire) == seen) {
+        std::unique_lock lock(mutex_);
+        sleeping_.fetch_add(1);
+        wake_.wait(lock, [&] { return epoch_.load(std::memory_order_acquire) != seen; });
+        sleeping_.fetch_sub(1);
+      }
+      ++seen;
+      if (stop_) return;
+      drain();
+      running_.fetch_sub(1, std::memory_order_acq_rel);
+    }
+  }
+
+  std::vector<std::thread> workers_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<uint64_t> epoch_{0};
+  std::atomic<int> sleeping_{0}, running_{0};
+  std::atomic<bool> stop_{false};
+  std::atomic<int64_t> next_{0};
+  int64_t tasks_ = 0;
+  void (*body_)(void*, int64_t) = nullptr;
+  void* context_ = nullptr;
+  std::exception_ptr error_;
+};
+thread_local bool Pool::inside_task = false;
+
+std::mutex pool_mutex;  // held while a parallel call runs
+
+int initial_threads() {
+  const char* wish = std::getenv("INGOT_THREADS");
+  if (wish == nullptr || *wish == 0) return std::min(cpu_count(), kMaxThreads);
+  char* end = nullptr;
+  const long n = std::strtol(wish, &end, 10);
+  if (*end != 0 || n < 1 || n > kMaxThreads)
+    fail(ErrorCode::usage, "INGOT_THREADS: found '", wish, "', expected a number from 1 to ", kMaxThreads);
+  return int(n);
+}
+std::atomic<int>& wanted() {
+  static std::atomic<int> n = initial_threads();
+  return n;
+}
+Pool*& pool_slot() {
+  static Pool* pool = nullptr;  // never destroyed: workers may outlive static destructors
+  return pool;
+}
+
+struct Scratch {
+  void* memory = nullptr;
+  int64_t bytes = 0;
+  ~Scratch() { ::operator delete(memory, std::align_val_t(64)); }
+};
+
+}  // namespace
+
+int thread_count() { return wanted(); }
+void set_thread_count(int n) {
+  INGOT_CHECK(n >= 1 && n <= kMaxThreads, "threads: found ", n, ", expected 1 to ", kMaxThreads);
+  wanted() = n;
+}
+
+void detail::parallel_tasks(int64_t tasks, void (*run)(void*, int64_t), void* context) {
+  if (tasks <= 0) return;
+  std::unique_lock lock(pool_mutex, std::defer_lock);
+  if (thread_count() == 1 || Pool::inside_task || !lock.try_lock()) {
+    for (int64_t task = 0; task < tasks; ++task) run(context, task);
+    return;
+  }
+  Pool*& pool = pool_slot();
+  if (pool == nullptr || pool->threads() != thread_count()) {
+    delete pool;
+    pool = new Pool(thread_count());
+  }
+  pool->run(tasks, run, context);
+}
+
+void* thread_scratch(int slot, int64_t bytes) {
+  thread_local Scratch slots[kScratchSlots];
+  Scratch& s = slots[slot];
+  if (s.bytes < bytes) {
+    ::operator delete(s.memory, std::align_val_t(64));
+    s.memory = nullptr;
+    s.bytes = 0;
+    s.memory = ::operator new(size_t(bytes), std::align_val_t(64));
+    s.bytes = bytes;
+  }
+  return s.memory;
+}
+
+}  // namespace ingot

@@ -1,0 +1,21 @@
+#pragma once
+// y[t,:] = table[ids[t],:]  (+ y when accumulate)        dtable[ids[t],:] += dy[t,:]
+#include "ingot/core/tensor.h"
+
+namespace ingot {
+
+struct Embedding {
+  Tensor ids;    // (T) i32, each in [0, V); checked, the first one outside is named
+  Tensor table;  // (V, C)
+  Tensor y;      // (T, C)
+  bool accumulate = false;
+};
+void embedding(const Embedding& a, Stream stream);
+
+struct EmbeddingBackward {
+  Tensor ids, dy;  // (T) i32, (T, C)
+  Tensor dtable;   // (V, C) f32 or f64, accumulated in token order
+};
+void embedding_backward(const EmbeddingBackward& a, Stream stream);
+
+}  // namespace ingot

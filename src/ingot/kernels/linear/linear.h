@@ -1,0 +1,47 @@
+#pragma once
+// y = f(x W^T + b)       pre = x W^T + b
+// dx = (dy W) * f'(pre_x)      dW += dy^T x      db += sum_t dy
+// Every matrix is row-major with any row stride. On the CPU, f32 products use packed micro-kernels and f64 a plain loop (the
+// oracle); `products = bf16` rounds both operands to bf16 and sums in fp32.
+#include "ingot/core/tensor.h"
+#include "ingot/kernels/activation/activation.h"
+
+namespace ingot {
+
+enum class Products { fp32, bf16 };
+
+struct Linear {
+  Tensor x, w, b;      // (T, K), (N, K), (N) or left out
+  Tensor y;            // (T, N)
+  Tensor pre;          // (T, N): where the value before the activation is kept, or left out
+  Act act = Act::identity;
+  float alpha = 1;           // y = f(alpha * x W^T + b)
+  bool accumulate = false;   // y += x W^T; needs the identity and no bias
+  Products products = Products::fp32;
+};
+void linear(const Linear& a, Stream stream);
+
+struct LinearBackward {
+  Tensor dy, x, w;     // (T, N), (T, K), (N, K); x only for dw, w only for dx
+  Tensor dx;           // (T, K) or left out
+  Tensor dw, db;       // (N, K), (N) accumulated, or left out
+  Tensor pre;          // (T, K): where x = f(pre), then dx is multiplied by f'(pre)
+  Act act = Act::identity;
+  bool accumulate_dx = false;
+  Products products = Products::fp32;
+};
+void linear_backward(const LinearBackward& a, Stream stream);
+
+// c = alpha * op(a) op(b) + beta * c       op is the transpose where asked; c (M, N), all row-major with any row stride
+struct MatMul {
+  Tensor a, b, c;
+  bool transpose_a = false, transpose_b = false;
+  float alpha = 1, beta = 0;
+  Products products = Products::fp32;
+};
+void matmul(const MatMul& m, Stream stream);
+
+int64_t bytes(const Linear& a);
+int64_t flops(const Linear& a);
+
+}  // namespace ingot

@@ -1,0 +1,35 @@
+#pragma once
+// Muon (Jordan 2024) on one bank of equally shaped matrices (B, R, C):
+//   buf = mu buf + g ;  u = g + mu buf (nesterov) or buf
+//   u = u / max(|row|, 1e-7) per row                       (row_normalise)
+//   X = u / (|u|_F + 1e-7), transposed when R > C ; steps times: A = X X^T ; B = b A + c A A ; X = a X + B X
+//   p = p (1 - lr wd) - lr sqrt(max(1, R / C)) X
+// A zero gradient gives a zero update, never NaN.
+#include "ingot/core/tensor.h"
+#include "ingot/kernels/linear/linear.h"
+
+namespace ingot {
+
+struct Muon {
+  Tensor p, g, momentum;  // (B, R, C)
+  Tensor workspace;       // u8, muon_workspace_bytes(...)
+  double lr = 0.02, mu = 0.95, weight_decay = 0;
+  double grad_scale = 1;  // g is multiplied by this first (clipping)
+  bool nesterov = true, row_normalise = true;
+  int steps = 5;
+  double a = 3.4445, b = -4.7750, c = 2.0315;
+  Products products = Products::fp32;
+};
+void muon(const Muon& m, Stream stream);
+int64_t muon_workspace_bytes(int64_t rows, int64_t cols, DType dtype, Device device);
+
+// x (R, C) is replaced by its approximate orthogonal factor. Used by muon, and to initialise.
+struct NewtonSchulz {
+  Tensor x, workspace;
+  int steps = 5;
+  double a = 3.4445, b = -4.7750, c = 2.0315;
+  Products products = Products::fp32;
+};
+void newton_schulz(const NewtonSchulz& n, Stream stream);
+
+}  // namespace ingot

@@ -1,0 +1,49 @@
+"""Fails when a file under src/ingot includes from a layer above its own, or breaks a rule of DESIGN's layers.
+
+    python3 tools/check_layers.py src/ingot
+"""
+import pathlib
+import re
+import sys
+
+ORDER = ["core", "io", "text", "data", "gpu", "kernels", "megakernel", "models", "engines", "apps"]
+RANK = {name: i for i, name in enumerate(ORDER)}
+MODEL_NAMES = re.compile(r"\b(gpt_oss|gpt2|GptOss|golf|nano)\b")
+
+
+def problems_of(path, root):
+    relative = path.relative_to(root)
+    layer = relative.parts[0]
+    is_test = path.name.split(".")[-2:-1] in (["test"], ["bench"], ["fuzz"])
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        where = f"{path}:{number}"
+        include = re.match(r'\s*#include "([^"]+)"', line)
+        if include:
+            parts = include[1].split("/")
+            if parts[0] != "ingot" or len(parts) < 3:
+                yield f'{where}: found "{include[1]}", expected a path from the include root: "ingot/..."'
+                continue
+            target = parts[1]
+            if target == "testing" and layer != "testing" and not is_test and layer != "apps":
+                yield f"{where}: only tests and benches may include testing/"
+            if target in RANK and layer in RANK and RANK[target] > RANK[layer]:
+                yield f"{where}: {layer}/ may not include {target}/"
+            if include[1].endswith((".cpp", ".cu")):
+                yield f"{where}: a source file is included; include its header"
+        if re.match(r"\s*#include <(torch|ATen|c10)/", line):
+            yield f"{where}: torch belongs in bindings/python"
+        if layer in ("kernels", "megakernel") and MODEL_NAMES.search(line):
+            yield f"{where}: {layer}/ may not name a model"
+        if layer != "gpu" and re.search(r"\basm\s*(volatile)?\s*\(", line):
+            yield f"{where}: inline assembly belongs in gpu/ptx"
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    bad = [p for path in sorted(root.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh") for p in problems_of(path, root)]
+    print("\n".join(bad) if bad else "layers: ok")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
