@@ -1,0 +1,77 @@
+#pragma once
+// Byte-level BPE, as GPT-2 and its successors use it: a pre-tokenizer cuts the text into words, each word's bytes are
+// merged pair by pair, lowest rank first (leftmost on ties). Reads and writes Hugging Face's tokenizer.json.
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ingot/text/tokenizer.h"
+
+namespace ingot {
+
+// How text is cut into words. The enumerators' names are those of the vocabularies that introduced the patterns.
+enum class WordPattern { gpt2, cl100k, o200k, llama3, qwen2 };
+const char* word_pattern_name(WordPattern p);
+const char* word_pattern_regex(WordPattern p);  // the spelling written to tokenizer.json
+
+struct SpecialToken {
+  int32_t id;
+  std::string text;
+};
+
+// What defines a byte-level BPE. Token i stands for the bytes tokens[i]; special tokens may lie among them (their entry
+// in `tokens` is empty) or above.
+struct ByteBpeRules {
+  WordPattern pattern = WordPattern::gpt2;
+  std::vector<std::string> tokens;
+  std::vector<std::pair<int32_t, int32_t>> merges;  // by rank; the merge of a and b is the token of their joined bytes
+  std::vector<SpecialToken> specials;               // by id
+  bool ignore_merges = false;  // a word that is a token stands as it is, however merges would cut it
+};
+
+class ByteBpe final : public Tokenizer {
+ public:
+  // `origin` names the source of the rules in errors.
+  explicit ByteBpe(ByteBpeRules rules, const std::string& origin = "byte_bpe");
+  ~ByteBpe() override;
+  ByteBpe(ByteBpe&&) noexcept;
+  ByteBpe& operator=(ByteBpe&&) noexcept;
+
+  static ByteBpe load(const std::string& path);
+  static ByteBpe parse(std::string_view json, const std::string& origin);
+  void save(const std::string& path) const;
+  std::string to_json() const;
+  const ByteBpeRules& rules() const;
+
+  std::vector<int32_t> encode(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> ids) const override;
+  int64_t bytes(int32_t previous, int32_t id) const override;
+  int32_t bos() const override;
+  int vocab_size() const override;
+  uint32_t hash() const override;
+  std::string token_bytes(int32_t id) const override;
+  std::string kind() const override { return "byte_bpe"; }
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct BpeTrainOptions {
+  WordPattern pattern = WordPattern::gpt2;
+  int64_t min_count = 2;                                  // a pair seen less often is never merged
+  std::vector<std::string> special_tokens = {"<|bos|>"};  // take the first ids; the first of them is bos
+  void (*progress)(void* context, int64_t merges, int64_t of) = nullptr;
+  void* context = nullptr;
+};
+
+// Learns a vocabulary of at most `vocab_size` tokens (special tokens + 256 bytes + merges): the most frequent pair
+// first, on ties the pair of smaller ids, so the result depends neither on threads nor on the order of the documents.
+// Fewer tokens result when the text runs out of pairs.
+ByteBpe train_bpe(std::span<const std::string_view> documents, int vocab_size, const BpeTrainOptions& options = {});
+
+}  // namespace ingot

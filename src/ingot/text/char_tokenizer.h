@@ -1,0 +1,36 @@
+#pragma once
+// One token per character (Unicode code point), ids in code point order. No bos, and no token for a character that was
+// not in the text the vocabulary was made from: such text is refused.
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ingot/text/tokenizer.h"
+
+namespace ingot {
+
+class CharTokenizer final : public Tokenizer {
+ public:
+  // The distinct characters of `text`, which must be UTF-8.
+  static CharTokenizer from_text(std::string_view text);
+  // `characters` ascending and distinct; `origin` names their source in errors.
+  CharTokenizer(std::vector<char32_t> characters, const std::string& origin);
+  // {"format": "ingot-char", "version": 1, "characters": "..."}
+  void save(const std::string& path) const;
+
+  std::vector<int32_t> encode(std::string_view text) const override;
+  std::string decode(std::span<const int32_t> ids) const override;
+  int64_t bytes(int32_t previous, int32_t id) const override;
+  int32_t bos() const override { return -1; }
+  int vocab_size() const override { return int(characters_.size()); }
+  uint32_t hash() const override;
+  std::string token_bytes(int32_t id) const override;
+  std::string kind() const override { return "char"; }
+
+ private:
+  std::vector<char32_t> characters_;
+  std::unordered_map<char32_t, int32_t> ids_;
+};
+
+}  // namespace ingot

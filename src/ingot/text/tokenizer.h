@@ -1,0 +1,44 @@
+#pragma once
+// Text to token ids and back. Every tokenizer stands behind this one interface, and load_tokenizer finds out which one
+// a file holds. encode and decode are inverse on valid UTF-8 (SentencePiece: up to its normalisation of the text).
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ingot {
+
+// All members may be called from several threads at once.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  // The ids of `text`, without a bos. The text of a special token is ordinary text here, so no input can forge one.
+  // Text that is not UTF-8 is refused (bad_data) with the offset of its first wrong byte.
+  virtual std::vector<int32_t> encode(std::string_view text) const = 0;
+  // The bytes of `ids`, joined. A cut inside a character leaves incomplete UTF-8: Utf8Stream holds it back. Special
+  // tokens (bos, control) stand for no text. An id outside the vocabulary is refused.
+  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  // Bytes of text that `id` stands for after `previous` (any id): the denominator of bits per byte. 0 for bos and
+  // control.
+  virtual int64_t bytes(int32_t previous, int32_t id) const = 0;
+  // The token that starts a document, or -1 where the tokenizer has none.
+  virtual int32_t bos() const = 0;
+  virtual int vocab_size() const = 0;
+  // Of the vocabulary and the rules: equal for tokenizers that give equal ids, kept in shards and checkpoints. Never 0.
+  virtual uint32_t hash() const = 0;
+  // What `id` adds to decoded text; the text of its name for a special token.
+  virtual std::string token_bytes(int32_t id) const = 0;
+  virtual std::string kind() const = 0;  // "byte_bpe", "sentencepiece", "char"
+};
+
+// Reads a Hugging Face tokenizer.json (byte-level BPE), a SentencePiece .model (BPE) or a character vocabulary, told
+// apart by content. Every refusal names the file, what was found and what was expected.
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
+
+// encode for many documents on all threads; the result does not depend on their number.
+std::vector<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
+                                                   std::span<const std::string_view> documents);
+
+}  // namespace ingot
