@@ -1,6 +1,6 @@
 #pragma once
-// Pointwise activations: the one place where each formula is written. CPU loops, CUDA epilogues, tests and names in other
-// languages all iterate or look up `Activations`. value(x) = f(x), slope(x) = f'(x); T is float or double.
+// Pointwise activations: the one place where each formula is written. CPU loops, CUDA epilogues, tests and names in
+// other languages all iterate or look up `Activations`. value(x) = f(x), slope(x) = f'(x); T is float or double.
 #include <cmath>
 #include <string_view>
 
@@ -10,6 +10,25 @@
 
 namespace ingot {
 
+namespace detail {
+// x * s where s = 0 wins over an infinite x: the limit of x * (something that decays faster than 1 / x).
+template <class T> INGOT_HD T product_or_zero(T x, T s) { return s == 0 ? T(0) : x * s; }
+// 1 / (1 + e^-x) and its slope, each relatively accurate in both tails: the exponential is never of a positive number.
+template <class T> INGOT_HD T logistic(T x) {
+  using std::abs;
+  using std::exp;
+  const T e = exp(-abs(x));
+  return (x < 0 ? e : T(1)) / (T(1) + e);
+}
+template <class T> INGOT_HD T logistic_slope(T x) {
+  using std::abs;
+  using std::exp;
+  const T e = exp(-abs(x));
+  return e / ((T(1) + e) * (T(1) + e));
+}
+}  // namespace detail
+
+// A NaN comes out as a NaN: comparisons are written so that it takes the branch that keeps x.
 struct Identity {
   static constexpr std::string_view name = "identity";
   template <class T> INGOT_HD static T value(T x) { return x; }
@@ -17,12 +36,98 @@ struct Identity {
 };
 struct Relu {
   static constexpr std::string_view name = "relu";
-  template <class T> INGOT_HD static T value(T x) { return x > 0 ? x : T(0); }
+  template <class T> INGOT_HD static T value(T x) { return x <= 0 ? T(0) : x; }
   template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(1) : T(0); }
+};
+struct LeakyRelu {
+  static constexpr std::string_view name = "leaky_relu";
+  template <class T> INGOT_HD static T value(T x) { return x > 0 ? x : T(0.01) * x; }
+  template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(1) : T(0.01); }
+};
+// max(x, x / 2)^2
+struct LeakyReluSquared {
+  static constexpr std::string_view name = "leaky_relu_squared";
+  template <class T> INGOT_HD static T value(T x) {
+    const T y = x > 0 ? x : T(0.5) * x;
+    return y * y;
+  }
+  template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(2) * x : T(0.5) * x; }
+};
+struct ReluSquared {
+  static constexpr std::string_view name = "relu_squared";
+  template <class T> INGOT_HD static T value(T x) { return x <= 0 ? T(0) : x * x; }
+  template <class T> INGOT_HD static T slope(T x) { return x <= 0 ? T(0) : T(2) * x; }
+};
+// x sigmoid(x)
+struct Silu {
+  static constexpr std::string_view name = "silu";
+  template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, detail::logistic(x)); }
+  template <class T> INGOT_HD static T slope(T x) {
+    return detail::logistic(x) + detail::product_or_zero(x, detail::logistic_slope(x));
+  }
+};
+// x Phi(x), Phi the normal distribution: 0.5 x (1 + erf(x / sqrt 2)), written with erfc to keep the left tail
+struct Gelu {
+  static constexpr std::string_view name = "gelu";
+  template <class T> INGOT_HD static T distribution(T x) {
+    using std::erfc;
+    return T(0.5) * erfc(x * T(-0.70710678118654752440));
+  }
+  template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, distribution(x)); }
+  template <class T> INGOT_HD static T slope(T x) {
+    using std::exp;
+    const T density = T(0.39894228040143267794) * exp(T(-0.5) * x * x);
+    return distribution(x) + detail::product_or_zero(x, density);
+  }
+};
+// 0.5 x (1 + tanh u) = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
+struct GeluTanh {
+  static constexpr std::string_view name = "gelu_tanh";
+  template <class T> INGOT_HD static T twice_u(T x) {
+    return x * (T(1.5957691216057307118) + T(1.5957691216057307118 * 0.044715) * (x * x));
+  }
+  template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, detail::logistic(twice_u(x))); }
+  template <class T> INGOT_HD static T slope(T x) {
+    const T inner = T(1.5957691216057307118) + T(3 * 1.5957691216057307118 * 0.044715) * (x * x);
+    return detail::logistic(twice_u(x)) + detail::product_or_zero(x * inner, detail::logistic_slope(twice_u(x)));
+  }
+};
+// x sigmoid(1.702 x)
+struct QuickGelu {
+  static constexpr std::string_view name = "quick_gelu";
+  template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, detail::logistic(T(1.702) * x)); }
+  template <class T> INGOT_HD static T slope(T x) {
+    return detail::logistic(T(1.702) * x) + detail::product_or_zero(T(1.702) * x, detail::logistic_slope(T(1.702) * x));
+  }
+};
+struct Tanh {
+  static constexpr std::string_view name = "tanh";
+  template <class T> INGOT_HD static T value(T x) {
+    using std::tanh;
+    return tanh(x);
+  }
+  template <class T> INGOT_HD static T slope(T x) { return T(4) * detail::logistic_slope(T(2) * x); }
+};
+struct Sigmoid {
+  static constexpr std::string_view name = "sigmoid";
+  template <class T> INGOT_HD static T value(T x) { return detail::logistic(x); }
+  template <class T> INGOT_HD static T slope(T x) { return detail::logistic_slope(x); }
+};
+// log(1 + e^x) = max(x, 0) + log1p(e^-|x|)
+struct Softplus {
+  static constexpr std::string_view name = "softplus";
+  template <class T> INGOT_HD static T value(T x) {
+    using std::abs;
+    using std::exp;
+    using std::log1p;
+    return (x <= 0 ? T(0) : x) + log1p(exp(-abs(x)));
+  }
+  template <class T> INGOT_HD static T slope(T x) { return detail::logistic(x); }
 };
 
 template <class... Fs> struct ActivationList { static constexpr int size = sizeof...(Fs); };
-using Activations = ActivationList<Identity, Relu>;
+using Activations = ActivationList<Identity, Relu, LeakyRelu, LeakyReluSquared, ReluSquared, Silu, Gelu, GeluTanh,
+                                   QuickGelu, Tanh, Sigmoid, Softplus>;
 
 // An activation chosen at run time: its place in the list.
 enum class Act : int { identity = 0 };
@@ -30,8 +135,7 @@ Act activation_named(std::string_view name);  // throws for an unknown name, and
 std::string_view name_of(Act act);
 
 // Calls use(F{}) for the activation `act`.
-template <class Use, class... Fs>
-void with_activation(Act act, Use&& use, ActivationList<Fs...>) {
+template <class Use, class... Fs> void with_activation(Act act, Use&& use, ActivationList<Fs...>) {
   int i = 0;
   const bool known = ((int(act) == i++ && (use(Fs{}), true)) || ...);
   INGOT_CHECK(known, "activation: found number ", int(act), ", expected less than ", sizeof...(Fs));
@@ -40,11 +144,25 @@ template <class Use> void with_activation(Act act, Use&& use) { with_activation(
 template <class Use, class... Fs> void for_each_activation(Use&& use, ActivationList<Fs...>) { (use(Fs{}), ...); }
 template <class Use> void for_each_activation(Use&& use) { for_each_activation(use, Activations{}); }
 
-// y = f(x)             x, y (T, C), any row stride; y may alias x
-struct Activate { Act act = Act::identity; Tensor x, y; };
+// The place of F in the list, known at compile time: act_of<Silu>.
+template <class F, class... Fs> constexpr Act act_in(ActivationList<Fs...>) {
+  int i = 0;
+  const bool found = ((std::string_view(Fs::name) == F::name || (++i, false)) || ...);
+  return Act(found ? i : -1);
+}
+template <class F> inline constexpr Act act_of = act_in<F>(Activations{});
+
+// y = f(x)             x, y (T, C) of one floating type, any row stride; y may alias x
+struct Activate {
+  Act act = Act::identity;
+  Tensor x, y;
+};
 void activate(const Activate& a, Stream stream);
 // dx = dy * f'(x)      dx may alias dy
-struct ActivateBackward { Act act = Act::identity; Tensor dy, x, dx; };
+struct ActivateBackward {
+  Act act = Act::identity;
+  Tensor dy, x, dx;
+};
 void activate_backward(const ActivateBackward& a, Stream stream);
 
 }  // namespace ingot

@@ -1,0 +1,110 @@
+#include "ingot/kernels/activation/activation.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "ingot/core/dispatch.h"
+#include "ingot/core/thread_pool.h"
+
+namespace ingot {
+
+Act activation_named(std::string_view name) {
+  int i = 0, found = -1;
+  std::ostringstream known;
+  for_each_activation([&](auto f) {
+    known << (i ? ", " : "") << f.name;
+    if (f.name == name) found = i;
+    ++i;
+  });
+  INGOT_CHECK(found >= 0, "activation: found '", name, "', expected one of ", known.str());
+  return Act(found);
+}
+
+std::string_view name_of(Act act) {
+  std::string_view name;
+  with_activation(act, [&](auto f) { name = f.name; });
+  return name;
+}
+
+namespace {
+
+constexpr int64_t kGrain = 16384;  // elements per task: some microseconds of work, three operands within L2
+
+void check_operand(const Tensor& t, const Tensor& like, const char* what) {
+  INGOT_CHECK(t.shape == like.shape, what, ": found shape ", t.shape, ", expected ", like.shape);
+  INGOT_CHECK_EQ(t.dtype, like.dtype, what, " dtype");
+  INGOT_CHECK_EQ(t.device, like.device, what, " device");
+  INGOT_CHECK(t.rows_uniform() || t.numel() == 0, what, ": found strides that one row stride cannot express, shape ",
+              t.shape);
+}
+
+// Calls run(offset of each operand, n) over spans of elements that are contiguous in every operand.
+template <class Run> void for_each_span(const Tensor& a, const Tensor& b, const Tensor& c, Run&& run) {
+  if (a.numel() == 0) return;
+  if (a.contiguous() && b.contiguous() && c.contiguous()) {
+    parallel_for(a.numel(), kGrain, [&](int64_t begin, int64_t end) { run(begin, begin, begin, end - begin); });
+    return;
+  }
+  parallel_for(a.rows(), std::max<int64_t>(1, kGrain / a.cols()), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) run(t * a.row_stride(), t * b.row_stride(), t * c.row_stride(), a.cols());
+  });
+}
+
+}  // namespace
+
+namespace cpu {
+
+void activate(const Activate& a, Stream) {
+  with_activation(a.act, [&](auto f) {
+    with_float_type(a.x.dtype, "activate", [&](auto scalar) {
+      using T = decltype(scalar);
+      using A = accum_t<T>;
+      const T* x = a.x.ptr<T>();
+      T* y = a.y.ptr<T>();
+      for_each_span(a.x, a.y, a.y, [&](int64_t at_x, int64_t at_y, int64_t, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) y[at_y + i] = T(f.value(A(x[at_x + i])));
+      });
+    });
+  });
+}
+
+void activate_backward(const ActivateBackward& a, Stream) {
+  with_activation(a.act, [&](auto f) {
+    with_float_type(a.x.dtype, "activate_backward", [&](auto scalar) {
+      using T = decltype(scalar);
+      using A = accum_t<T>;
+      const T *dy = a.dy.ptr<T>(), *x = a.x.ptr<T>();
+      T* dx = a.dx.ptr<T>();
+      for_each_span(a.dy, a.x, a.dx, [&](int64_t at_dy, int64_t at_x, int64_t at_dx, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) dx[at_dx + i] = T(A(dy[at_dy + i]) * f.slope(A(x[at_x + i])));
+      });
+    });
+  });
+}
+
+}  // namespace cpu
+
+#ifdef INGOT_HAS_CUDA_ACTIVATION
+namespace cuda {
+void activate(const Activate& a, Stream stream);
+void activate_backward(const ActivateBackward& a, Stream stream);
+}  // namespace cuda
+#define INGOT_DISPATCH_ACTIVATION INGOT_DISPATCH_WITH_CUDA
+#else
+#define INGOT_DISPATCH_ACTIVATION INGOT_DISPATCH_CPU_ONLY
+#endif
+
+void activate(const Activate& a, Stream stream) {
+  check_operand(a.y, a.x, "activate: y");
+  check_operand(a.x, a.x, "activate: x");
+  INGOT_DISPATCH_ACTIVATION(a.x.device, activate, a, stream);
+}
+
+void activate_backward(const ActivateBackward& a, Stream stream) {
+  check_operand(a.x, a.x, "activate_backward: x");
+  check_operand(a.dy, a.x, "activate_backward: dy");
+  check_operand(a.dx, a.x, "activate_backward: dx");
+  INGOT_DISPATCH_ACTIVATION(a.x.device, activate_backward, a, stream);
+}
+
+}  // namespace ingot
