@@ -16,8 +16,8 @@ struct Attention {
   Tensor sinks;        // (H) or left out
   Tensor out;          // (Tq, H, Dv)
   Tensor lse;          // (H, Tq) f32 (f64 for f64), or left out
-  float scale = 1;
-  float softcap = 0;
+  double scale = 1;
+  double softcap = 0;
   int64_t window = 0;
   bool causal = true;
   // A ring of keys per segment: segment s owns rows [s * ring, (s + 1) * ring) of k and v, cu_k counts its visible keys, and
@@ -32,7 +32,7 @@ struct AttentionBackward {
   Tensor q, k, v, cu_q, cu_k, sinks, out, lse, dout;
   Tensor dq, dk, dv;   // shapes of q, k, v
   Tensor dsinks;       // (H) or left out
-  float scale = 1, softcap = 0;
+  double scale = 1, softcap = 0;
   int64_t window = 0;
   bool causal = true;
 };

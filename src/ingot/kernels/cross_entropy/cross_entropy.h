@@ -14,7 +14,7 @@ struct CrossEntropy {
   Tensor loss, lse;    // (T) f32 (f64 for f64); lse may be left out
   Tensor dloss;        // (T) the gradient of each row's loss, or left out: no dlogits
   Tensor dlogits;      // (T, V); may alias logits
-  float softcap = 0, z_loss = 0;
+  double softcap = 0, z_loss = 0;
   int32_t ignore_index = -1;
 };
 void cross_entropy(const CrossEntropy& a, Stream stream);
@@ -30,7 +30,7 @@ struct LinearCrossEntropy {
   Tensor dx, dx2;      // (T, C), (T, R) written, or left out
   Tensor dw, dw2;      // (V, C), (V, R) accumulated, or left out (frozen)
   Tensor workspace;    // u8, linear_cross_entropy_workspace_bytes(...)
-  float softcap = 0, z_loss = 0;
+  double softcap = 0, z_loss = 0;
   int32_t ignore_index = -1;
   Products products = Products::fp32;
 };

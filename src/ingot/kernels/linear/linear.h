@@ -15,7 +15,7 @@ struct Linear {
   Tensor y;            // (T, N)
   Tensor pre;          // (T, N): where the value before the activation is kept, or left out
   Act act = Act::identity;
-  float alpha = 1;           // y = f(alpha * x W^T + b)
+  double alpha = 1;          // y = f(alpha * x W^T + b)
   bool accumulate = false;   // y += x W^T; needs the identity and no bias
   Products products = Products::fp32;
 };
@@ -36,7 +36,7 @@ void linear_backward(const LinearBackward& a, Stream stream);
 struct MatMul {
   Tensor a, b, c;
   bool transpose_a = false, transpose_b = false;
-  float alpha = 1, beta = 0;
+  double alpha = 1, beta = 0;
   Products products = Products::fp32;
 };
 void matmul(const MatMul& m, Stream stream);

@@ -56,7 +56,7 @@ struct LaneWriteBackward {
 void lane_write_backward(const LaneWriteBackward& w, Stream stream);
 
 // y = alpha * x + beta * y
-struct Axpby { Tensor x, y; float alpha = 1, beta = 1; };
+struct Axpby { Tensor x, y; double alpha = 1, beta = 1; };
 void axpby(const Axpby& a, Stream stream);
 
 }  // namespace ingot

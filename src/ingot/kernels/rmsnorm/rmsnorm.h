@@ -11,8 +11,8 @@ struct RmsNorm {
   Tensor residual, sum;   // (T, C) both or neither; sum may alias x or residual
   Tensor y;               // (T, C); may alias x when there is no residual
   Tensor rstd;            // (T) f32 (f64 when x is f64), or left out; kept for the backward pass
-  float eps = 1e-5f;
-  float scale = 1;        // a constant factor, such as 1 / sqrt(layer + 1)
+  double eps = 1e-5;
+  double scale = 1;       // a constant factor, such as 1 / sqrt(layer + 1)
   bool unit_offset = false;  // multiply by 1 + w
 };
 void rmsnorm(const RmsNorm& a, Stream stream);
@@ -26,7 +26,7 @@ struct RmsNormBackward {
   Tensor dx;              // (T, C) or left out (frozen input); may alias dy or dsum
   Tensor dw;              // (C) f32 (f64 for f64), accumulated, or left out
   Tensor workspace;       // rmsnorm_backward_workspace_bytes(...) bytes of u8 when dw is wanted
-  float eps = 1e-5f, scale = 1;
+  double eps = 1e-5, scale = 1;
   bool unit_offset = false, accumulate_dx = false;
 };
 void rmsnorm_backward(const RmsNormBackward& a, Stream stream);

@@ -46,7 +46,7 @@ struct QkNormRope {
   Tensor x, y;         // (T, H, D); y may alias x, but the backward pass needs x
   Tensor positions, cos, sin;  // as Rope; cos left out: no rotation
   Tensor gain;         // (H) or left out
-  float eps = 1.1920929e-7f;
+  double eps = 0x1p-23;  // that of fp32, as PyTorch takes it when none is given
   bool normalise = true;
   bool interleaved = false;
   int sign = +1;
@@ -57,7 +57,7 @@ struct QkNormRopeBackward {
   Tensor x, dy, dx;    // dx may alias dy
   Tensor positions, cos, sin, gain;
   Tensor dgain;        // (H) accumulated, or left out
-  float eps = 1.1920929e-7f;
+  double eps = 0x1p-23;  // that of fp32, as PyTorch takes it when none is given
   bool normalise = true;
   bool interleaved = false;
   int sign = +1;

@@ -8,9 +8,9 @@
 namespace ingot {
 
 struct GateOptions {
-  float limit = 0;         // 0: no clamp
-  float alpha = 1;         // sigmoid(alpha * gate)
-  float up_offset = 0;     // added to up: 1 for GPT-OSS style
+  double limit = 0;        // 0: no clamp
+  double alpha = 1;        // sigmoid(alpha * gate)
+  double up_offset = 0;    // added to up: 1 for GPT-OSS style
   bool interleaved = false;  // one (T, 2H) input with gate and up in even and odd columns; else two (T, H) halves or tensors
 };
 struct SwigluGate { Tensor gate, up, h; GateOptions options; };  // (T, H) each; h may alias gate or up
