@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Installs a build into a fresh prefix and builds examples/ against it, as a user's project would.
+#   tests/install_test.sh SOURCE_DIR BUILD_DIR C++_COMPILER
+set -euo pipefail
+source_dir=$1 build_dir=$2 compiler=$3
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+cmake --install "$build_dir" --prefix "$work/prefix" >/dev/null
+cp -r "$source_dir/examples" "$work/examples"   # away from the tree, whose headers must not be found
+cmake -G Ninja -S "$work/examples" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_COMPILER="$compiler" \
+  -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS="${INGOT_EXAMPLE_FLAGS:-}" >/dev/null
+cmake --build "$work/build"
+found=$("$work/build/hello")
+expected="1.20 1.60 0.00 0.00 1.00 1.00 1.00 1.00 "
+[ "$found" = "$expected" ] || { echo "hello printed '$found', expected '$expected'"; exit 1; }
