@@ -14,6 +14,6 @@ namespace ingot::detail {
 }  // namespace ingot::detail
 
 #define INGOT_DISPATCH_CPU_ONLY(device, op, ...) \
-  ((device).kind == ::ingot::Device::cpu ? cpu::op(__VA_ARGS__) : ::ingot::detail::no_cuda(#op, (device)))
+  ((device).kind == ::ingot::Device::cpu ? cpu::op(__VA_ARGS__) : (::ingot::detail::no_cuda(#op, (device)), cpu::op(__VA_ARGS__)))
 #define INGOT_DISPATCH_WITH_CUDA(device, op, ...) \
   ((device).kind == ::ingot::Device::cpu ? cpu::op(__VA_ARGS__) : cuda::op(__VA_ARGS__))

@@ -1,0 +1,212 @@
+#include "ingot/kernels/cross_entropy/cross_entropy.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/core/dispatch.h"
+#include "ingot/core/thread_pool.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kChunkBytes = 4 << 20;  // one chunk of logits stays in the outer cache between its three products
+
+void check_rows(const Tensor& t, const Tensor& like, Shape shape, const char* what) {
+  INGOT_CHECK(t.shape == shape, what, ": found shape ", t.shape, ", expected ", shape);
+  INGOT_CHECK_EQ(t.dtype, like.dtype, what, " dtype");
+  INGOT_CHECK_EQ(t.device, like.device, what, " device");
+  INGOT_CHECK(t.rows_uniform() || t.numel() == 0, what, ": found strides that one row stride cannot express, shape ",
+              t.shape);
+}
+void check_rows_or_none(const Tensor& t, const Tensor& like, Shape shape, const char* what) {
+  if (t) check_rows(t, like, shape, what);
+}
+
+void check_targets(const Tensor& targets, int64_t rows, const Tensor& like, const char* op) {
+  INGOT_CHECK(targets.shape == Shape{rows} && targets.contiguous(), op, ": found targets of shape ", targets.shape,
+              ", expected contiguous ", Shape{rows});
+  INGOT_CHECK_EQ(targets.dtype, DType::i32, op, ": targets dtype");
+  INGOT_CHECK_EQ(targets.device, like.device, op, ": targets device");
+}
+// Reads the targets, so only where they are in the host's memory.
+void check_target_values(const Tensor& targets, int64_t vocab, int32_t ignore_index, const char* op) {
+  const int32_t* target = targets.ptr<int32_t>();
+  for (int64_t t = 0; t < targets.size(0); ++t)
+    INGOT_CHECK((target[t] >= 0 && target[t] < vocab) || target[t] == ignore_index, op, ": found target ", target[t],
+                " at position ", t, ", expected 0 to ", vocab - 1, " (a vocabulary of ", vocab, ") or ", ignore_index);
+}
+void check_options(float softcap, float z_loss, const char* op) {
+  INGOT_CHECK(softcap >= 0 && std::isfinite(softcap), op, ": found softcap ", softcap, ", expected 0 (none) or more");
+  INGOT_CHECK(z_loss >= 0 && std::isfinite(z_loss), op, ": found z_loss ", z_loss, ", expected 0 or more");
+}
+
+}  // namespace
+
+namespace cpu {
+namespace {
+
+// One row; `out` is null where no gradient is wanted, and may be `logits`.
+template <class T> struct RowLoss { T loss = 0, lse = 0; };
+template <class T>
+RowLoss<T> row_loss(const T* logits, T* out, int64_t V, int64_t target, bool ignored, T dloss, T softcap, T z_loss) {
+  const auto capped = [&](T l) { return softcap > 0 ? softcap * std::tanh(l / softcap) : l; };
+  T high = capped(logits[0]);
+  for (int64_t v = 1; v < V; ++v) high = std::max(high, capped(logits[v]));
+  T sum = 0;
+  for (int64_t v = 0; v < V; ++v) sum += std::exp(capped(logits[v]) - high);
+  RowLoss<T> row;
+  row.lse = high + std::log(sum);
+  if (!ignored) row.loss = row.lse - capped(logits[target]) + z_loss * row.lse * row.lse;
+  if (out == nullptr) return row;
+  if (ignored) {
+    std::fill(out, out + V, T(0));  // even where the logits are not finite
+    return row;
+  }
+  const T growth = 1 + 2 * z_loss * row.lse;
+  for (int64_t v = 0; v < V; ++v) {
+    const T c = capped(logits[v]), p = std::exp(c - row.lse), u = softcap > 0 ? c / softcap : T(0);
+    out[v] = dloss * (p * growth - T(v == target)) * (1 - u * u);
+  }
+  return row;
+}
+
+template <class T> void cross_entropy_typed(const CrossEntropy& a) {
+  const int64_t V = a.logits.cols();
+  const T* logits = a.logits.ptr<T>();
+  const int32_t* targets = a.targets.ptr<int32_t>();
+  const T* dloss = a.dloss ? a.dloss.ptr<T>() : nullptr;
+  T *loss = a.loss.ptr<T>(), *lse = a.lse ? a.lse.ptr<T>() : nullptr, *dlogits = dloss ? a.dlogits.ptr<T>() : nullptr;
+  parallel_for(a.logits.rows(), std::max<int64_t>(1, 16384 / V), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const auto row =
+          row_loss<T>(logits + t * a.logits.row_stride(), dlogits ? dlogits + t * a.dlogits.row_stride() : nullptr, V,
+                      targets[t], targets[t] == a.ignore_index, dloss ? dloss[t] : T(0), T(a.softcap), T(a.z_loss));
+      loss[t] = row.loss;
+      if (lse) lse[t] = row.lse;
+    }
+  });
+}
+
+}  // namespace
+
+void cross_entropy(const CrossEntropy& a, Stream) {
+  check_target_values(a.targets, a.logits.cols(), a.ignore_index, "cross_entropy");
+  if (a.logits.rows() == 0) return;
+  with_wide_float_type(a.logits.dtype, "cross_entropy", [&](auto scalar) { cross_entropy_typed<decltype(scalar)>(a); });
+}
+
+}  // namespace cpu
+
+#ifdef INGOT_HAS_CUDA_CROSS_ENTROPY
+namespace cuda {
+void cross_entropy(const CrossEntropy& a, Stream stream);
+void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t vocab, DType dtype);
+}  // namespace cuda
+#define INGOT_DISPATCH_CROSS_ENTROPY INGOT_DISPATCH_WITH_CUDA
+#else
+#define INGOT_DISPATCH_CROSS_ENTROPY INGOT_DISPATCH_CPU_ONLY
+#endif
+
+void cross_entropy(const CrossEntropy& a, Stream stream) {
+  const int64_t T = a.logits.rows();
+  INGOT_CHECK(a.logits.rank() == 2 && a.logits.cols() > 0, "cross_entropy: found logits of shape ", a.logits.shape,
+              ", expected (T, V) with V > 0");
+  check_rows(a.logits, a.logits, a.logits.shape, "cross_entropy: logits");
+  check_targets(a.targets, T, a.logits, "cross_entropy");
+  check_rows(a.loss, a.logits, {T}, "cross_entropy: loss");
+  check_rows_or_none(a.lse, a.logits, {T}, "cross_entropy: lse");
+  check_rows_or_none(a.dloss, a.logits, {T}, "cross_entropy: dloss");
+  if (a.dloss) check_rows(a.dlogits, a.logits, a.logits.shape, "cross_entropy: dlogits");
+  check_options(a.softcap, a.z_loss, "cross_entropy");
+  INGOT_DISPATCH_CROSS_ENTROPY(a.logits.device, cross_entropy, a, stream);
+}
+
+namespace cpu {
+namespace {
+
+// Rows of logits alive at a time: chunks of about kChunkBytes, equal but for the last, a multiple of 16 for the
+// products.
+int64_t chunk_rows(int64_t rows, int64_t vocab, DType dtype) {
+  const int64_t fit = std::max<int64_t>(16, kChunkBytes / std::max<int64_t>(1, vocab * size_of(dtype)) / 16 * 16);
+  const int64_t chunks = std::max<int64_t>(1, (rows + fit - 1) / fit);
+  return ((rows + chunks - 1) / chunks + 15) / 16 * 16;
+}
+
+Tensor rows_of(const Tensor& t, int64_t begin, int64_t end) { return t ? t.slice(0, begin, end) : Tensor(); }
+
+void backward(const LinearCrossEntropy& a, const Tensor& dlogits, const Tensor& x, const Tensor& w, const Tensor& dx,
+              const Tensor& dw, Stream stream) {
+  if (dx || dw) linear_backward({.dy = dlogits, .x = x, .w = w, .dx = dx, .dw = dw, .products = a.products}, stream);
+}
+
+}  // namespace
+
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t vocab, DType dtype) {
+  return chunk_rows(rows, vocab, dtype) * vocab * size_of(dtype);
+}
+
+void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
+  const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(T, V, a.x.dtype);
+  check_target_values(a.targets, V, a.ignore_index, "linear_cross_entropy");
+  for (int64_t begin = 0; begin < T; begin += step) {
+    const int64_t end = std::min(T, begin + step);
+    const Tensor logits(a.workspace.data, a.x.dtype, {end - begin, V});
+    const Tensor x = rows_of(a.x, begin, end), x2 = rows_of(a.x2, begin, end);
+    linear({.x = x, .w = a.w, .y = logits, .products = a.products}, stream);
+    if (x2) linear({.x = x2, .w = a.w2, .y = logits, .accumulate = true, .products = a.products}, stream);
+    const Tensor dloss = rows_of(a.dloss, begin, end);
+    ingot::cross_entropy({.logits = logits,
+                          .targets = rows_of(a.targets, begin, end),
+                          .loss = rows_of(a.loss, begin, end),
+                          .lse = rows_of(a.lse, begin, end),
+                          .dloss = dloss,
+                          .dlogits = dloss ? logits : Tensor(),
+                          .softcap = a.softcap,
+                          .z_loss = a.z_loss,
+                          .ignore_index = a.ignore_index},
+                         stream);
+    if (!dloss) continue;
+    backward(a, logits, x, a.w, rows_of(a.dx, begin, end), a.dw, stream);
+    if (x2) backward(a, logits, x2, a.w2, rows_of(a.dx2, begin, end), a.dw2, stream);
+  }
+}
+
+}  // namespace cpu
+
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t vocab, DType dtype, Device device) {
+#ifdef INGOT_HAS_CUDA_CROSS_ENTROPY
+  if (device.kind == Device::cuda) return cuda::linear_cross_entropy_workspace_bytes(rows, vocab, dtype);
+#endif
+  if (device.kind != Device::cpu) detail::no_cuda("linear_cross_entropy", device);
+  return cpu::linear_cross_entropy_workspace_bytes(rows, vocab, dtype);
+}
+
+void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
+  INGOT_CHECK(a.x.rank() == 2 && a.w.rank() == 2 && a.w.size(0) > 0, "linear_cross_entropy: found x ", a.x.shape,
+              " and w ", a.w.shape, ", expected (T, C) and (V, C) with V > 0");
+  const int64_t T = a.x.size(0), C = a.x.size(1), V = a.w.size(0);
+  check_rows(a.x, a.x, {T, C}, "linear_cross_entropy: x");
+  check_rows(a.w, a.x, {V, C}, "linear_cross_entropy: w");
+  INGOT_CHECK(bool(a.x2) == bool(a.w2), "linear_cross_entropy: found x2 ", a.x2.shape, " and w2 ", a.w2.shape,
+              ", expected both or neither");
+  const int64_t R = a.x2 ? a.x2.cols() : 0;
+  check_rows_or_none(a.x2, a.x, {T, R}, "linear_cross_entropy: x2");
+  check_rows_or_none(a.w2, a.x, {V, R}, "linear_cross_entropy: w2");
+  check_targets(a.targets, T, a.x, "linear_cross_entropy");
+  check_rows(a.loss, a.x, {T}, "linear_cross_entropy: loss");
+  check_rows_or_none(a.lse, a.x, {T}, "linear_cross_entropy: lse");
+  check_rows_or_none(a.dloss, a.x, {T}, "linear_cross_entropy: dloss");
+  check_rows_or_none(a.dx, a.x, {T, C}, "linear_cross_entropy: dx");
+  check_rows_or_none(a.dw, a.x, {V, C}, "linear_cross_entropy: dw");
+  check_rows_or_none(a.dx2, a.x, {T, R}, "linear_cross_entropy: dx2");
+  check_rows_or_none(a.dw2, a.x, {V, R}, "linear_cross_entropy: dw2");
+  INGOT_CHECK(a.dloss || !(a.dx || a.dw || a.dx2 || a.dw2),
+              "linear_cross_entropy: found outputs for gradients without dloss, expected dloss or no gradients");
+  check_options(a.softcap, a.z_loss, "linear_cross_entropy");
+  const int64_t needed = linear_cross_entropy_workspace_bytes(T, V, a.x.dtype, a.x.device);
+  INGOT_CHECK_GE(a.workspace.bytes(), needed, "linear_cross_entropy: workspace bytes");
+  INGOT_DISPATCH_CROSS_ENTROPY(a.x.device, linear_cross_entropy, a, stream);
+}
+
+}  // namespace ingot
