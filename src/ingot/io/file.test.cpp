@@ -1,0 +1,159 @@
+#include "ingot/io/file.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+
+#include "ingot/testing/temporary_directory.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+using testing::TemporaryDirectory;
+
+// Runs `body` in a child process and returns its exit status.
+int in_child(const std::function<int()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int status = 99;
+    try {
+      status = body();
+    } catch (...) {}
+    ::_exit(status);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+TEST(file, what_is_written_is_read_back) {
+  const TemporaryDirectory dir;
+  const std::string bytes = std::string("a\0b", 3) + std::string(100000, 'x');
+  write_file(dir / "f", bytes);
+  EXPECT_EQ(read_file(dir / "f"), bytes);
+  EXPECT_EQ(MappedFile(dir / "f").bytes(), bytes);
+  EXPECT_EQ(file_size(dir / "f"), int64_t(bytes.size()));
+  write_file(dir / "f", "short");
+  EXPECT_EQ(read_file(dir / "f"), "short");
+  EXPECT_EQ(list_directory(dir.path()), std::vector<std::string>{"f"});
+  write_file(dir / "empty", "");
+  EXPECT_EQ(MappedFile(dir / "empty").bytes(), "");
+}
+
+TEST(file, failures_name_the_path_and_the_reason) {
+  const TemporaryDirectory dir;
+  EXPECT_EQ(error_of([&] { read_file(dir / "none"); }),
+            "not found: " + (dir / "none") + ": cannot open: No such file or directory");
+  EXPECT_NE(error_of([&] { read_file(dir.path()); }).find("found a directory, expected a regular file"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { write_file(dir / "no/such/f", "x"); }).find("not found: "), std::string::npos);
+  ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0600), 0);
+  EXPECT_NE(error_of([&] { read_file(dir / "fifo"); }).find("special file"), std::string::npos);  // and does not wait
+  write_file(dir / "f", "12345");
+  EXPECT_NE(error_of([&] { read_file(dir / "f", 4); }).find("found 5 bytes, expected at most 4"), std::string::npos);
+  char buffer[8];
+  EXPECT_NE(error_of([&] { File::open(dir / "f").read_at(2, buffer, 8); }).find("ends at byte 5, expected at least 10"),
+            std::string::npos);
+  EXPECT_EQ(error_of([&] { File::append("/dev/full").write("x"); }),
+            "input/output: /dev/full: cannot write at byte 0: No space left on device");
+}
+
+TEST(file, a_write_that_fails_leaves_the_old_file_and_no_partial_one) {
+  const TemporaryDirectory dir;
+  write_file(dir / "f", "old");
+  const int status = in_child([&] {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{1000, 1000};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const std::string error = error_of([&] { write_file(dir / "f", std::string(5000, 'n')); });
+    return error.find("cannot write at byte 1000: File too large") != std::string::npos ? 0 : 1;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(read_file(dir / "f"), "old");
+  EXPECT_EQ(list_directory(dir.path()), std::vector<std::string>{"f"});
+}
+
+TEST(file, what_a_killed_writer_left_is_reused) {
+  const TemporaryDirectory dir;
+  const int status = in_child([&] {
+    AtomicFile file(dir / "f");
+    file.write(std::string(100, 'x'));
+    return ::kill(::getpid(), SIGKILL);
+  });
+  EXPECT_EQ(status, 1000 + SIGKILL);
+  EXPECT_TRUE(exists(dir / "f.partial"));
+  EXPECT_FALSE(exists(dir / "f"));
+  write_file(dir / "f", "new");
+  EXPECT_EQ(read_file(dir / "f"), "new");
+  EXPECT_FALSE(exists(dir / "f.partial"));
+}
+
+TEST(file, two_writers_of_one_path_do_not_mix) {
+  const TemporaryDirectory dir;
+  AtomicFile first(dir / "f");
+  first.write("first");
+  EXPECT_EQ(in_child([&] { return error_of([&] { AtomicFile second(dir / "f"); }).substr(0, 4) == "busy" ? 0 : 1; }),
+            0);
+  first.commit();
+  EXPECT_EQ(read_file(dir / "f"), "first");
+}
+
+TEST(lock, a_second_process_is_told_who_holds_the_directory) {
+  const TemporaryDirectory dir;
+  const std::string expected = "busy: " + dir.path() + ": in use by process " + std::to_string(::getpid());
+  const auto try_lock = [&] { return error_of([&] { Lock lock(dir.path()); }); };
+  {
+    const Lock lock(dir.path());
+    EXPECT_EQ(in_child([&] { return try_lock().substr(0, expected.size()) == expected ? 0 : 1; }), 0);
+  }
+  EXPECT_EQ(in_child([&] { return try_lock().empty() ? 0 : 1; }), 0);
+}
+
+TEST(lock, a_killed_holder_releases_it) {
+  const TemporaryDirectory dir;
+  in_child([&] {
+    Lock lock(dir.path());
+    return ::kill(::getpid(), SIGKILL);
+  });
+  EXPECT_EQ(error_of([&] { Lock lock(dir.path()); }), "");
+}
+
+TEST(files, are_listed_sorted_without_hidden_ones_and_without_following_directory_links) {
+  const TemporaryDirectory dir;
+  create_directories(dir / "b/c");
+  for (const char* name : {"b/c/2", "b/1", "a", "z", ".hidden", "b0"}) write_file(dir / name, name);
+  ASSERT_EQ(::symlink(dir.path().c_str(), (dir / "b/loop").c_str()), 0);
+  ASSERT_EQ(::symlink((dir / "a").c_str(), (dir / "b/link").c_str()), 0);
+  EXPECT_EQ(list_files(dir.path()),
+            (std::vector<std::string>{dir / "a", dir / "b/1", dir / "b/c/2", dir / "b/link", dir / "b0", dir / "z"}));
+  remove_tree(dir / "b");  // removes the link, not what it points to
+  EXPECT_TRUE(exists(dir / "a"));
+  EXPECT_FALSE(exists(dir / "b"));
+}
+
+TEST(paths, are_split_and_joined) {
+  struct Case {
+    const char *path, *parent, *base;
+  };
+  for (const Case& c : {Case{"a", ".", "a"},
+                        {"a/b", "a", "b"},
+                        {"/a", "/", "a"},
+                        {"a/b/", "a", "b"},
+                        {"/", "/", "/"},
+                        {"a//b", "a", "b"}}) {
+    EXPECT_EQ(parent_path(c.path), c.parent) << c.path;
+    EXPECT_EQ(base_name(c.path), c.base) << c.path;
+  }
+  EXPECT_EQ(join_path("a", "b"), "a/b");
+  EXPECT_EQ(join_path("a/", "b"), "a/b");
+}
+
+}  // namespace
+}  // namespace ingot

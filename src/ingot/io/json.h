@@ -1,0 +1,79 @@
+#pragma once
+// Strict JSON (RFC 8259) on nlohmann-json: what that library lets through is refused here too. No duplicate keys,
+// byte-order mark, NUL, NaN, comments or trailing bytes; integers fit 64 bits or are errors; nesting and size are
+// bounded. Include this in .cpp files; headers of other folders pass text.
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ingot/core/check.h"
+
+namespace ingot {
+
+using Json = nlohmann::json;                 // keys sorted
+using OrderedJson = nlohmann::ordered_json;  // keys as inserted; for small objects that people read
+
+struct JsonLimits {
+  int depth = 64;
+  int64_t bytes = int64_t(256) << 20;
+};
+
+// Throws Error{bad_data}: "<where>: byte <offset>: <what was found>".
+Json parse_json(std::string_view bytes, const std::string& where, const JsonLimits& limits = {});
+Json read_json_file(const std::string& path, const JsonLimits& limits = {});
+
+// One line, or indented. Refuses what JSON cannot say: NaN, infinities, strings that are not UTF-8.
+std::string write_json(const Json& value, int indent = -1);
+std::string write_json(const OrderedJson& value, int indent = -1);
+
+// A short description for messages: "string \"abc\"", "number 1.5", "array".
+std::string describe_json(const Json& value);
+
+// Reads the fields of an object by type. A key that nobody asked for is an error that lists the known ones.
+//   Fields fields(json, "config.json");
+//   fields.read("layers", config.layers);       // keeps the default when absent
+//   fields.require("vocab", config.vocab);      // must be there
+//   fields.finish();
+class Fields {
+ public:
+  // `object` must outlive this. `code` is what errors are thrown with (a configuration uses ErrorCode::usage).
+  Fields(const Json& object, std::string where, ErrorCode code = ErrorCode::bad_data);
+
+  bool has(const char* key) const;
+  // True when the key was there. Integers must be integers in range; floating fields accept integers.
+  bool read(const char* key, bool& into);
+  bool read(const char* key, int32_t& into);
+  bool read(const char* key, uint32_t& into);
+  bool read(const char* key, int64_t& into);
+  bool read(const char* key, uint64_t& into);
+  bool read(const char* key, float& into);
+  bool read(const char* key, double& into);
+  bool read(const char* key, std::string& into);
+  bool read(const char* key, std::vector<int64_t>& into);
+  bool read(const char* key, std::vector<double>& into);
+  bool read(const char* key, std::vector<std::string>& into);
+  template <class T> void require(const char* key, T& into) {
+    if (!read(key, into)) missing(key);
+  }
+  // A nested value, for the caller to interpret; null when absent.
+  const Json* take(const char* key);
+  // An existing nested object; its errors name `where.key`.
+  Fields object(const char* key);
+  void ignore(const char* key) { known_.push_back(key); }
+  void finish() const;
+  [[noreturn]] void wrong(const char* key, const std::string& expected) const;
+  const std::string& where() const { return where_; }
+
+ private:
+  template <class T> bool read_value(const char* key, T& into);
+  [[noreturn]] void missing(const char* key) const;
+
+  const Json* object_;
+  std::string where_;
+  ErrorCode code_;
+  std::vector<std::string> known_;
+};
+
+}  // namespace ingot

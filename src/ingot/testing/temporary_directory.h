@@ -1,0 +1,41 @@
+#pragma once
+// A directory of their own for tests that write files.
+#include <stdlib.h>
+
+#include <string>
+
+#include "ingot/io/file.h"
+
+namespace ingot::testing {
+
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    const char* base = ::getenv("TMPDIR");
+    std::string name = join_path(base != nullptr ? base : "/tmp", "ingot-test-XXXXXX");
+    INGOT_CHECK(::mkdtemp(name.data()) != nullptr, "cannot make a temporary directory ", name);
+    path_ = name;
+  }
+  ~TemporaryDirectory() {
+    try {
+      remove_tree(path_);
+    } catch (const Error&) {}
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return join_path(path_, name); }
+
+ private:
+  std::string path_;
+};
+
+// What a call throws, as "<code>: <message>", or "" when it returns.
+template <class Call> std::string error_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& e) { return std::string(error_name(e.code)) + ": " + e.what(); }
+  return "";
+}
+
+}  // namespace ingot::testing
