@@ -4,7 +4,8 @@
 //   out_i = sum_j p[i,j] v_j,     p = softmax over the visible j, and over the head's sink where there is one
 //   lse_i = log(sum_j exp(s[i,j]) [+ exp(sink)])
 // Query head h reads key head h / (H / Hkv). Causal masks are aligned at the segment's end: query i of n sees keys up to
-// i + (m - n). window = w > 0 lets it see the last w of those only. A row that sees nothing gives out = 0, lse = -inf.
+// i + (m - n). window = w > 0 (causal only) lets it see the last w of those. A row that sees no key gives out = 0 and lse = -inf, or
+// the sink where there is one; it takes no gradient. cu_q and cu_k start at 0 and cu_q[S] = Tq.
 #include "ingot/core/tensor.h"
 
 namespace ingot {

@@ -1,0 +1,304 @@
+#include "ingot/kernels/attention/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ingot/core/dispatch.h"
+#include "ingot/core/thread_pool.h"
+
+namespace ingot {
+namespace {
+
+// --- checks
+// ------------------------------------------------------------------------------------------------------------
+
+void check_operand(const char* op, const char* name, const Tensor& t, const Tensor& like, int64_t heads,
+                   int64_t width) {
+  INGOT_CHECK_EQ(t.rank(), 3, op, ": rank of ", name);
+  INGOT_CHECK_EQ(t.dtype, like.dtype, op, ": dtype of ", name);
+  INGOT_CHECK(t.device == like.device, op, ": found ", name, " on ", t.device, ", expected ", like.device);
+  INGOT_CHECK_EQ(t.size(1), heads, op, ": heads of ", name);
+  INGOT_CHECK_EQ(t.size(2), width, op, ": head size of ", name);
+  INGOT_CHECK(width <= 1 || t.step(2) == 1, op, ": found ", name, " with last stride ", t.step(2), ", expected 1");
+}
+
+void check_offsets(const char* op, const char* name, const Tensor& cu, const Tensor& like) {
+  INGOT_CHECK_EQ(cu.rank(), 1, op, ": rank of ", name);
+  INGOT_CHECK_EQ(cu.dtype, DType::i32, op, ": dtype of ", name);
+  INGOT_CHECK(cu.device == like.device, op, ": found ", name, " on ", cu.device, ", expected ", like.device);
+  INGOT_CHECK_GE(cu.size(0), 1, op, ": length of ", name);
+  INGOT_CHECK(cu.contiguous(), op, ": found ", name, " with stride ", cu.step(0), ", expected 1");
+}
+
+// Offsets are read on the CPU only; a GPU kernel trusts them.
+void check_offset_values(const char* op, const char* name, const Tensor& cu) {
+  if (cu.device.kind != Device::cpu) return;
+  const int32_t* at = cu.ptr<int32_t>();
+  INGOT_CHECK_EQ(at[0], 0, op, ": first entry of ", name);
+  for (int64_t s = 0; s + 1 < cu.size(0); ++s)
+    INGOT_CHECK(at[s] <= at[s + 1], op, ": found ", name, "[", s + 1, "] = ", at[s + 1], " after ", at[s],
+                ", expected no decrease");
+}
+int64_t last_offset(const Tensor& cu) { return cu.ptr<int32_t>()[cu.size(0) - 1]; }
+
+// What forward and backward have in common; both structs name their fields alike.
+template <class Op> void check_common(const char* op, const Op& a) {
+  INGOT_CHECK(a.q && a.k && a.v && a.out && a.cu_q, op, ": found an operand missing, expected q, k, v, cu_q and out");
+  INGOT_CHECK_EQ(a.q.rank(), 3, op, ": rank of q");
+  INGOT_CHECK(a.q.dtype == DType::f32 || a.q.dtype == DType::f64 || a.q.device.kind != Device::cpu, op,
+              ": found dtype ", a.q.dtype, ", expected f32 or f64 on a cpu");
+  const int64_t heads = a.q.size(1), kv_heads = a.k.rank() == 3 ? a.k.size(1) : 0;
+  check_operand(op, "q", a.q, a.q, heads, a.q.size(2));
+  check_operand(op, "k", a.k, a.q, kv_heads, a.q.size(2));
+  check_operand(op, "v", a.v, a.q, kv_heads, a.v.cols());
+  check_operand(op, "out", a.out, a.q, heads, a.v.cols());
+  INGOT_CHECK(kv_heads > 0 ? heads % kv_heads == 0 : heads == 0, op, ": found ", heads, " query heads and ", kv_heads,
+              " key heads, expected a multiple");
+  INGOT_CHECK_EQ(a.v.size(0), a.k.size(0), op, ": rows of v");
+  INGOT_CHECK_EQ(a.out.size(0), a.q.size(0), op, ": rows of out");
+  check_offsets(op, "cu_q", a.cu_q, a.q);
+  check_offset_values(op, "cu_q", a.cu_q);
+  if (a.cu_k) {
+    check_offsets(op, "cu_k", a.cu_k, a.q);
+    check_offset_values(op, "cu_k", a.cu_k);
+    INGOT_CHECK_EQ(a.cu_k.size(0), a.cu_q.size(0), op, ": length of cu_k");
+  }
+  if (a.q.device.kind == Device::cpu) INGOT_CHECK_EQ(last_offset(a.cu_q), a.q.size(0), op, ": last entry of cu_q");
+  if (a.sinks) {
+    INGOT_CHECK(a.sinks.shape == Shape({heads}) && a.sinks.contiguous(), op, ": found sinks of shape ", a.sinks.shape,
+                ", expected ", Shape{heads}, ", contiguous");
+    INGOT_CHECK_EQ(a.sinks.dtype, a.q.dtype, op, ": dtype of sinks");
+  }
+  if (a.lse) {
+    INGOT_CHECK(a.lse.shape == Shape({heads, a.q.size(0)}), op, ": found lse of shape ", a.lse.shape, ", expected ",
+                Shape{heads, a.q.size(0)});
+    INGOT_CHECK(a.lse.size(1) <= 1 || a.lse.step(1) == 1, op, ": found lse with last stride ", a.lse.step(1),
+                ", expected 1");
+    const DType want = a.q.dtype == DType::f64 ? DType::f64 : DType::f32;
+    INGOT_CHECK_EQ(a.lse.dtype, want, op, ": dtype of lse");
+  }
+  INGOT_CHECK_GE(a.window, 0, op, ": window");
+  INGOT_CHECK(a.window == 0 || a.causal, op, ": found a window of ", a.window,
+              " without a causal mask, expected causal");
+  INGOT_CHECK(a.softcap >= 0, op, ": found softcap ", a.softcap, ", expected at least 0");
+}
+
+void check_keys(const Attention& a) {
+  const char* op = "attention";
+  INGOT_CHECK_GE(a.ring, 0, op, ": ring");
+  const Tensor& cu = a.cu_k ? a.cu_k : a.cu_q;
+  const bool host = a.q.device.kind == Device::cpu;
+  if (a.ring == 0) {
+    if (host) INGOT_CHECK_LE(last_offset(cu), a.k.size(0), op, ": last entry of cu_k");
+    return;
+  }
+  const int64_t segments = a.cu_q.size(0) - 1;
+  INGOT_CHECK(
+      a.k_first && a.k_first.shape == Shape({segments}) && a.k_first.dtype == DType::i32 && a.k_first.contiguous(), op,
+      ": found k_first of shape ", a.k_first.shape, " and dtype ", a.k_first.dtype, ", expected ", Shape{segments},
+      " i32 with a ring");
+  INGOT_CHECK_GE(a.k.size(0), segments * a.ring, op, ": rows of k with a ring of ", a.ring);
+  if (!host) return;
+  for (int64_t s = 0; s < segments; ++s) {
+    const int64_t count = cu.ptr<int32_t>()[s + 1] - cu.ptr<int32_t>()[s], first = a.k_first.ptr<int32_t>()[s];
+    INGOT_CHECK_LE(count, a.ring, op, ": visible keys of segment ", s);
+    INGOT_CHECK(0 <= first && first < a.ring, op, ": found k_first[", s, "] = ", first, ", expected 0 to ", a.ring - 1);
+  }
+}
+
+void check_backward(const AttentionBackward& a) {
+  const char* op = "attention_backward";
+  check_common(op, a);
+  INGOT_CHECK(a.lse && a.dout && a.dq && a.dk && a.dv, op,
+              ": found an operand missing, expected lse, dout, dq, dk and dv");
+  const int64_t heads = a.q.size(1), kv_heads = a.k.size(1);
+  check_operand(op, "dout", a.dout, a.q, heads, a.v.cols());
+  check_operand(op, "dq", a.dq, a.q, heads, a.q.cols());
+  check_operand(op, "dk", a.dk, a.q, kv_heads, a.q.cols());
+  check_operand(op, "dv", a.dv, a.q, kv_heads, a.v.cols());
+  INGOT_CHECK_EQ(a.dout.size(0), a.q.size(0), op, ": rows of dout");
+  INGOT_CHECK_EQ(a.dq.size(0), a.q.size(0), op, ": rows of dq");
+  INGOT_CHECK_EQ(a.dk.size(0), a.k.size(0), op, ": rows of dk");
+  INGOT_CHECK_EQ(a.dv.size(0), a.k.size(0), op, ": rows of dv");
+  if (a.q.device.kind == Device::cpu)
+    INGOT_CHECK_EQ(last_offset(a.cu_k ? a.cu_k : a.cu_q), a.k.size(0), op, ": last entry of cu_k");
+  if (a.dsinks) {
+    INGOT_CHECK(bool(a.sinks), op, ": found dsinks without sinks, expected both");
+    INGOT_CHECK(a.dsinks.shape == Shape({heads}) && a.dsinks.contiguous(), op, ": found dsinks of shape ",
+                a.dsinks.shape, ", expected ", Shape{heads}, ", contiguous");
+    INGOT_CHECK_EQ(a.dsinks.dtype, a.q.dtype, op, ": dtype of dsinks");
+  }
+}
+
+// --- the plain loop
+// ----------------------------------------------------------------------------------------------------
+
+struct Segment {
+  int64_t q_begin, queries, keys;
+  int64_t k_row, first, ring;  // the i-th visible key is in row k_row + i, or k_row + (first + i) % ring
+  int64_t key_row(int64_t i) const { return ring == 0 ? k_row + i : k_row + (first + i) % ring; }
+};
+Segment segment(const Tensor& cu_q, const Tensor& cu_k, int64_t ring, const Tensor& k_first, int64_t s) {
+  const int32_t* q = cu_q.ptr<int32_t>();
+  const int32_t* k = cu_k ? cu_k.ptr<int32_t>() : q;
+  const bool round = ring > 0;
+  return {q[s], q[s + 1] - q[s], k[s + 1] - k[s], round ? s * ring : k[s], round ? k_first.ptr<int32_t>()[s] : 0, ring};
+}
+
+struct Visible {
+  int64_t begin, end;
+};  // of the segment's keys; empty: begin == end
+Visible visible(const Segment& g, int64_t i, bool causal, int64_t window) {
+  const int64_t end = causal ? std::clamp<int64_t>(i + g.keys - g.queries + 1, 0, g.keys) : g.keys;
+  return {window > 0 ? std::max<int64_t>(0, end - window) : 0, end};
+}
+
+template <class T> const T* head_row(const Tensor& t, int64_t row, int64_t head) {
+  return static_cast<const T*>(t.data) + row * t.stride[0] + head * t.stride[1];
+}
+template <class T> T* head_row_mut(const Tensor& t, int64_t row, int64_t head) {
+  return static_cast<T*>(t.data) + row * t.stride[0] + head * t.stride[1];
+}
+
+template <class T> T dot(const T* a, const T* b, int64_t n) {
+  T sum = 0;
+  for (int64_t c = 0; c < n; ++c) sum += a[c] * b[c];
+  return sum;
+}
+
+template <class T> T capped(T score, T softcap) { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
+
+template <class T> void forward_row(const Attention& a, const Segment& g, int64_t head, int64_t i, T* scores) {
+  const int64_t kv_head = head / (a.q.size(1) / a.k.size(1)), row = g.q_begin + i;
+  const Visible see = visible(g, i, a.causal, a.window);
+  const T* q = head_row<T>(a.q, row, head);
+  T top = a.sinks ? a.sinks.ptr<T>()[head] : -std::numeric_limits<T>::infinity();
+  for (int64_t j = see.begin; j < see.end; ++j) {
+    scores[j] = capped(T(a.scale) * dot(q, head_row<T>(a.k, g.key_row(j), kv_head), a.q.cols()), T(a.softcap));
+    top = std::max(top, scores[j]);
+  }
+  T* out = head_row_mut<T>(a.out, row, head);
+  std::fill(out, out + a.v.cols(), T(0));
+  T sum = a.sinks ? std::exp(a.sinks.ptr<T>()[head] - top) : T(0);
+  for (int64_t j = see.begin; j < see.end; ++j) {
+    const T p = std::exp(scores[j] - top);
+    const T* v = head_row<T>(a.v, g.key_row(j), kv_head);
+    sum += p;
+    for (int64_t c = 0; c < a.v.cols(); ++c) out[c] += p * v[c];
+  }
+  const bool nothing = see.begin == see.end && !a.sinks;
+  if (!nothing)
+    for (int64_t c = 0; c < a.v.cols(); ++c) out[c] /= sum;
+  if (a.lse)
+    static_cast<T*>(a.lse.data)[head * a.lse.stride[0] + row] =
+        nothing ? -std::numeric_limits<T>::infinity() : top + std::log(sum);
+}
+
+template <class T> void forward_plain(const Attention& a) {
+  const int64_t segments = a.cu_q.size(0) - 1, heads = a.q.size(1);
+  parallel_tasks(segments * heads, [&](int64_t task) {
+    const Segment g = segment(a.cu_q, a.cu_k, a.ring, a.k_first, task / heads);
+    T* scores = static_cast<T*>(thread_scratch(0, g.keys * int64_t(sizeof(T))));
+    for (int64_t i = 0; i < g.queries; ++i) forward_row<T>(a, g, task % heads, i, scores);
+  });
+}
+
+// One query row: adds to dk and dv of its keys, writes dq, and returns what it gives its head's sink.
+template <class T> T backward_row(const AttentionBackward& a, const Segment& g, int64_t head, int64_t i) {
+  const int64_t kv_head = head / (a.q.size(1) / a.k.size(1)), row = g.q_begin + i, d = a.q.cols(), dv = a.v.cols();
+  const Visible see = visible(g, i, a.causal, a.window);
+  const T *q = head_row<T>(a.q, row, head), *dout = head_row<T>(a.dout, row, head);
+  const T lse = static_cast<const T*>(a.lse.data)[head * a.lse.stride[0] + row];
+  const T delta = dot(dout, head_row<T>(a.out, row, head), dv);
+  T* dq = head_row_mut<T>(a.dq, row, head);
+  std::fill(dq, dq + d, T(0));
+  for (int64_t j = see.begin; j < see.end; ++j) {
+    const T *k = head_row<T>(a.k, g.key_row(j), kv_head), *v = head_row<T>(a.v, g.key_row(j), kv_head);
+    T *dk = head_row_mut<T>(a.dk, g.key_row(j), kv_head), *dvalue = head_row_mut<T>(a.dv, g.key_row(j), kv_head);
+    const T score = capped(T(a.scale) * dot(q, k, d), T(a.softcap));
+    const T p = std::exp(score - lse);
+    for (int64_t c = 0; c < dv; ++c) dvalue[c] += p * dout[c];
+    T ds = p * (dot(dout, v, dv) - delta) * T(a.scale);
+    if (a.softcap > 0) ds *= 1 - (score / T(a.softcap)) * (score / T(a.softcap));
+    for (int64_t c = 0; c < d; ++c) dq[c] += ds * k[c];
+    for (int64_t c = 0; c < d; ++c) dk[c] += ds * q[c];
+  }
+  if (!a.dsinks || lse == -std::numeric_limits<T>::infinity()) return 0;
+  return -std::exp(a.sinks.ptr<T>()[head] - lse) * delta;
+}
+
+template <class T> void backward_plain(const AttentionBackward& a) {
+  const int64_t segments = a.cu_q.size(0) - 1, heads = a.q.size(1), kv_heads = a.k.size(1);
+  if (kv_heads == 0) return;
+  const int64_t group = heads / kv_heads;
+  T* sinks = static_cast<T*>(thread_scratch(3, segments * heads * int64_t(sizeof(T))));  // one partial per task
+  parallel_tasks(segments * kv_heads, [&](int64_t task) {
+    const int64_t s = task / kv_heads, kv_head = task % kv_heads;
+    const Segment g = segment(a.cu_q, a.cu_k, 0, {}, s);
+    for (int64_t j = 0; j < g.keys; ++j) {
+      std::fill_n(head_row_mut<T>(a.dk, g.key_row(j), kv_head), a.dk.cols(), T(0));
+      std::fill_n(head_row_mut<T>(a.dv, g.key_row(j), kv_head), a.dv.cols(), T(0));
+    }
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      T sum = 0;
+      for (int64_t i = 0; i < g.queries; ++i) sum += backward_row<T>(a, g, head, i);
+      sinks[s * heads + head] = sum;
+    }
+  });
+  if (!a.dsinks) return;
+  for (int64_t s = 0; s < segments; ++s)
+    for (int64_t head = 0; head < heads; ++head) a.dsinks.ptr<T>()[head] += sinks[s * heads + head];
+}
+
+}  // namespace
+
+namespace cpu {
+void attention(const Attention& a, Stream) {
+  with_wide_float_type(a.q.dtype, "attention", [&](auto t) { forward_plain<decltype(t)>(a); });
+}
+void attention_backward(const AttentionBackward& a, Stream) {
+  with_wide_float_type(a.q.dtype, "attention_backward", [&](auto t) { backward_plain<decltype(t)>(a); });
+}
+}  // namespace cpu
+
+#ifdef INGOT_HAS_CUDA_ATTENTION
+namespace cuda {
+void attention(const Attention& a, Stream stream);
+void attention_backward(const AttentionBackward& a, Stream stream);
+}  // namespace cuda
+#endif
+
+void attention(const Attention& a, Stream stream) {
+  check_common("attention", a);
+  check_keys(a);
+#ifdef INGOT_HAS_CUDA_ATTENTION
+  INGOT_DISPATCH_WITH_CUDA(a.q.device, attention, a, stream);
+#else
+  INGOT_DISPATCH_CPU_ONLY(a.q.device, attention, a, stream);
+#endif
+}
+
+void attention_backward(const AttentionBackward& a, Stream stream) {
+  check_backward(a);
+#ifdef INGOT_HAS_CUDA_ATTENTION
+  INGOT_DISPATCH_WITH_CUDA(a.q.device, attention_backward, a, stream);
+#else
+  INGOT_DISPATCH_CPU_ONLY(a.q.device, attention_backward, a, stream);
+#endif
+}
+
+int64_t flops(const Attention& a) {
+  const int64_t segments = a.cu_q.size(0) - 1;
+  int64_t pairs = 0;
+  for (int64_t s = 0; s < segments; ++s) {
+    const Segment g = segment(a.cu_q, a.cu_k, 0, {}, s);
+    for (int64_t i = 0; i < g.queries; ++i) {
+      const Visible see = visible(g, i, a.causal, a.window);
+      pairs += see.end - see.begin;
+    }
+  }
+  return pairs * a.q.size(1) * 2 * (a.q.cols() + a.v.cols());
+}
+
+}  // namespace ingot
