@@ -32,7 +32,7 @@ template <class T> static inline __attribute__((always_inline)) Vec<T> load(cons
   return v;
 }
 template <class T> static inline __attribute__((always_inline)) void store(T* p, Vec<T> v) { std::memcpy(p, &v, sizeof v); }
-template <class T> static inline __attribute__((always_inline)) Vec<T> splat(T x) { return Vec<T>{} + x; }
+template <class T> static inline __attribute__((always_inline)) Vec<T> splat(T x) { return x - Vec<T>{}; }  // 0 + x would turn -0 into 0
 // The first n < kLanes<T> elements; the rest read as zero, and are not written.
 template <class T> static inline Vec<T> load_tail(const T* p, int64_t n) {
   Vec<T> v{};

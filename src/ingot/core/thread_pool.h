@@ -40,6 +40,8 @@ void parallel_for(int64_t n, int64_t grain, Body&& body) {
 // 64-byte aligned memory of the calling thread, valid until its next scratch() call with the same slot. It grows to the
 // largest request and stays, so CPU kernels allocate nothing in the steady state.
 void* thread_scratch(int slot, int64_t bytes);
-constexpr int kScratchSlots = 4;
+constexpr int kScratchSlots = 8;      // an op may use slots 0 to 3 as it likes
+constexpr int kSharedProductSlot = 6;  // kernels/linear keeps its packed operands in 6 and 7, so that any op can call a product
+constexpr int kTaskProductSlot = 7;
 
 }  // namespace ingot

@@ -1,8 +1,9 @@
 #pragma once
 // y = f(x W^T + b)       pre = x W^T + b
 // dx = (dy W) * f'(pre_x)      dW += dy^T x      db += sum_t dy
-// Every matrix is row-major with any row stride. On the CPU, f32 products use packed micro-kernels and f64 a plain loop (the
-// oracle); `products = bf16` rounds both operands to bf16 and sums in fp32.
+// Every matrix is row-major with any row stride; outputs overlap no input. On the CPU, f32 and f64 products use packed
+// micro-kernels, tested against matmul_plain; `products = bf16` rounds both operands of an f32 product to bf16 and sums in
+// fp32 (f64 products ignore it). One row at a time sums in another order than many rows: equal up to rounding.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/activation/activation.h"
 
@@ -38,8 +39,12 @@ struct MatMul {
   bool transpose_a = false, transpose_b = false;
   double alpha = 1, beta = 0;
   Products products = Products::fp32;
+  Tensor add;              // read in place of c: c = alpha * op(a) op(b) + beta * add, or left out; may be c, a or b
+  bool symmetric = false;  // the result is known to be symmetric: half of it is computed, the rest is its mirror image
 };
 void matmul(const MatMul& m, Stream stream);
+// The same by a plain loop on the CPU: the oracle. `products` and `symmetric` change nothing here.
+void matmul_plain(const MatMul& m);
 
 int64_t bytes(const Linear& a);
 int64_t flops(const Linear& a);

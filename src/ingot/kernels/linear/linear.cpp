@@ -1,0 +1,367 @@
+#include "ingot/kernels/linear/linear.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ingot/core/cpu.h"
+#include "ingot/core/dispatch.h"
+#include "ingot/core/thread_pool.h"
+#include "ingot/kernels/linear/linear.simd.h"
+
+INGOT_SIMD_DECLARE(detail::GemmTile gemm_tile_f32(); detail::GemmTile gemm_tile_f64(); int64_t gemm_scratch_steps();
+                   void gemm_pack_f32(const detail::Gemm<float>& g, const detail::GemmChunk& c, int64_t panel);
+                   void gemm_pack_f64(const detail::Gemm<double>& g, const detail::GemmChunk& c, int64_t panel);
+                   void gemm_range_f32(const detail::Gemm<float>& g, const detail::GemmChunk& c,
+                                       const detail::GemmRange& r, float* scratch);
+                   void gemm_range_f64(const detail::Gemm<double>& g, const detail::GemmChunk& c,
+                                       const detail::GemmRange& r, double* scratch);
+                   void gemm_dot_f32(const detail::Gemm<float>& g, int64_t begin, int64_t end);
+                   void gemm_dot_f64(const detail::Gemm<double>& g, int64_t begin, int64_t end);
+                   void sum_columns_f32(const float* x, int64_t rows, int64_t stride, int64_t cols, float* sums);
+                   void sum_columns_f64(const double* x, int64_t rows, int64_t stride, int64_t cols, double* sums);)
+
+namespace ingot {
+namespace {
+
+using detail::Gemm;
+using detail::GemmChunk;
+using detail::GemmRange;
+using detail::GemmTile;
+using detail::panel_begin;
+
+// --- the vector code, by type
+// --------------------------------------------------------------------------------------------
+GemmTile tile_of(float) { return INGOT_SIMD_CALL(gemm_tile_f32); }
+GemmTile tile_of(double) { return INGOT_SIMD_CALL(gemm_tile_f64); }
+void pack(const Gemm<float>& g, const GemmChunk& c, int64_t panel) { INGOT_SIMD_CALL(gemm_pack_f32, g, c, panel); }
+void pack(const Gemm<double>& g, const GemmChunk& c, int64_t panel) { INGOT_SIMD_CALL(gemm_pack_f64, g, c, panel); }
+void multiply(const Gemm<float>& g, const GemmChunk& c, const GemmRange& r, float* s) {
+  INGOT_SIMD_CALL(gemm_range_f32, g, c, r, s);
+}
+void multiply(const Gemm<double>& g, const GemmChunk& c, const GemmRange& r, double* s) {
+  INGOT_SIMD_CALL(gemm_range_f64, g, c, r, s);
+}
+void dot_columns(const Gemm<float>& g, int64_t begin, int64_t end) { INGOT_SIMD_CALL(gemm_dot_f32, g, begin, end); }
+void dot_columns(const Gemm<double>& g, int64_t begin, int64_t end) { INGOT_SIMD_CALL(gemm_dot_f64, g, begin, end); }
+void sum_columns(const float* x, int64_t rows, int64_t stride, int64_t cols, float* sums) {
+  INGOT_SIMD_CALL(sum_columns_f32, x, rows, stride, cols, sums);
+}
+void sum_columns(const double* x, int64_t rows, int64_t stride, int64_t cols, double* sums) {
+  INGOT_SIMD_CALL(sum_columns_f64, x, rows, stride, cols, sums);
+}
+
+// --- how a product is cut: by sizes only
+// -----------------------------------------------------------------------------------
+constexpr int64_t kPackedElements = 1 << 20;  // of b at one time: 4 MB of f32, a part of the last-level cache
+constexpr int64_t kSerialWork = 1 << 16;      // multiply-adds; waking the pool costs as much
+constexpr int64_t kTaskWork = 1 << 19;        // multiply-adds: some 10 us
+
+struct Cut {
+  int64_t k_chunk, n_chunk;       // of b, packed together
+  int64_t row_panels, tile_rows;  // of the whole product; of one task, in panels
+  int64_t tile_cols;
+};
+
+Cut cut_product(int64_t m, int64_t n, int64_t k, GemmTile tile) {
+  Cut c;
+  const int64_t all_cols = (n + tile.cols - 1) / tile.cols * tile.cols;
+  const int64_t depth = std::max<int64_t>(1, std::min<int64_t>(k, 2048));
+  c.n_chunk = std::min(all_cols, std::max<int64_t>(1, kPackedElements / depth / tile.cols) * tile.cols);
+  c.k_chunk = std::max(depth, kPackedElements / c.n_chunk);
+  c.row_panels = (m + tile.rows - 1) / tile.rows;
+  const int64_t col_panels = c.n_chunk / tile.cols;
+  c.tile_rows = std::min<int64_t>(c.row_panels, std::max(1, 96 / tile.rows));
+  c.tile_cols = std::min<int64_t>(col_panels, std::max(1, 256 / tile.cols));
+  const auto tasks = [&] {
+    return ((c.row_panels + c.tile_rows - 1) / c.tile_rows) * ((col_panels + c.tile_cols - 1) / c.tile_cols);
+  };
+  const auto work = [&] { return c.tile_rows * tile.rows * c.tile_cols * tile.cols * std::min(k, c.k_chunk); };
+  while (tasks() < 32 && work() > kTaskWork && (c.tile_rows > 1 || c.tile_cols > 1)) {
+    const bool rows = c.tile_cols == 1 || (c.tile_rows > 1 && c.tile_rows * tile.rows >= c.tile_cols * tile.cols);
+    int64_t& side = rows ? c.tile_rows : c.tile_cols;
+    side = (side + 1) / 2;
+  }
+  return c;
+}
+
+template <class Body> void run_tasks(bool serial, int64_t tasks, Body&& body) {
+  if (!serial) return parallel_tasks(tasks, body);
+  for (int64_t task = 0; task < tasks; ++task) body(task);
+}
+
+// Calls finish(row_begin, row_end, col_begin, col_end) for each part of c as soon as it is complete, while it is in
+// cache.
+template <class T, class Finish> void product(const Gemm<T>& g, Finish&& finish) {
+  if (g.m == 0 || g.n == 0) return;
+  const bool serial = g.m * g.n * g.k <= kSerialWork;
+  if (g.m <= 8 && g.b_row == 1 && g.a_col == 1 && !g.lower) {
+    const int64_t grain = std::max<int64_t>(16, kSerialWork / std::max<int64_t>(1, g.m * g.k));
+    parallel_for(g.n, grain, [&](int64_t begin, int64_t end) {
+      dot_columns(g, begin, end);
+      finish(0, g.m, begin, end);
+    });
+    return;
+  }
+  const GemmTile tile = tile_of(T{});
+  const Cut cut = cut_product(g.m, g.n, g.k, tile);
+  T* packed = static_cast<T*>(
+      thread_scratch(kSharedProductSlot, cut.n_chunk * std::min(g.k, cut.k_chunk) * int64_t(sizeof(T))));
+  const int64_t scratch_bytes = cut.tile_rows * tile.rows * INGOT_SIMD_CALL(gemm_scratch_steps) * int64_t(sizeof(T));
+  for (int64_t n0 = 0; n0 < g.n; n0 += cut.n_chunk) {
+    int64_t k0 = 0;
+    do {
+      const GemmChunk chunk{k0, std::min(g.k, k0 + cut.k_chunk), n0, std::min(g.n, n0 + cut.n_chunk), packed};
+      const int64_t col_panels = (chunk.n_end - n0 + tile.cols - 1) / tile.cols;
+      run_tasks(serial, col_panels, [&](int64_t panel) { pack(g, chunk, panel); });
+      const int64_t row_tiles = (cut.row_panels + cut.tile_rows - 1) / cut.tile_rows;
+      const int64_t col_tiles = (col_panels + cut.tile_cols - 1) / cut.tile_cols;
+      run_tasks(serial, row_tiles * col_tiles, [&](int64_t task) {
+        const int64_t i = task % row_tiles * cut.tile_rows, j = task / row_tiles * cut.tile_cols;
+        const GemmRange range{i, std::min(i + cut.tile_rows, cut.row_panels), j,
+                              std::min(j + cut.tile_cols, col_panels)};
+        multiply(g, chunk, range, static_cast<T*>(thread_scratch(kTaskProductSlot, scratch_bytes)));
+        if (chunk.k_end == g.k)
+          finish(panel_begin(range.row_panel_begin, g.m, cut.row_panels),
+                 panel_begin(range.row_panel_end, g.m, cut.row_panels), n0 + j * tile.cols,
+                 std::min(chunk.n_end, n0 + range.col_panel_end * tile.cols));
+      });
+      k0 += cut.k_chunk;
+    } while (k0 < g.k);
+  }
+}
+template <class T> void product(const Gemm<T>& g) {
+  product(g, [](int64_t, int64_t, int64_t, int64_t) {});
+}
+
+// --- the entry points
+// ------------------------------------------------------------------------------------------------------
+Tensor part(const Tensor& t, int64_t row_begin, int64_t row_end, int64_t col_begin, int64_t col_end) {
+  Tensor p(static_cast<char*>(t.data) + (row_begin * t.row_stride() + col_begin) * size_of(t.dtype), t.dtype,
+           {row_end - row_begin, col_end - col_begin}, t.device);
+  p.stride[0] = t.row_stride();
+  return p;
+}
+
+void check_matrix(const char* op, const char* name, const Tensor& t, int64_t rows, int64_t cols, const Tensor& like) {
+  INGOT_CHECK(t.dtype == like.dtype, op, ": ", name, ": found dtype ", t.dtype, ", expected ", like.dtype);
+  INGOT_CHECK(t.device == like.device, op, ": ", name, ": found it on ", t.device, ", expected ", like.device);
+  INGOT_CHECK(t.rank() >= 1 && t.rows() == rows && t.cols() == cols, op, ": ", name, ": found ", t.shape, ", expected ",
+              rows, " rows of ", cols);
+  INGOT_CHECK(t.rows_uniform(), op, ": ", name, ": found rows ", t.shape,
+              " that no single stride reaches or whose last stride is not 1, expected row-major with one row stride");
+}
+void check_vector(const char* op, const char* name, const Tensor& t, int64_t n, const Tensor& like) {
+  INGOT_CHECK(t.dtype == like.dtype, op, ": ", name, ": found dtype ", t.dtype, ", expected ", like.dtype);
+  INGOT_CHECK(t.rank() == 1 && t.size(0) == n && (n <= 1 || t.stride[0] == 1), op, ": ", name, ": found ", t.shape,
+              ", expected a contiguous vector of ", n);
+}
+
+template <class T>
+Gemm<T> gemm_of(const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
+                Products products) {
+  Gemm<T> g;
+  g.m = c.rows();
+  g.n = c.cols();
+  g.k = transpose_a ? a.rows() : a.cols();
+  g.a = a.ptr<T>();
+  (transpose_a ? g.a_col : g.a_row) = a.row_stride();
+  (transpose_a ? g.a_row : g.a_col) = 1;
+  g.b = b.ptr<T>();
+  (transpose_b ? g.b_col : g.b_row) = b.row_stride();
+  (transpose_b ? g.b_row : g.b_col) = 1;
+  g.c = c.ptr<T>();
+  g.ldc = c.row_stride();
+  g.add = g.c;
+  g.ld_add = g.ldc;
+  g.round = products == Products::bf16 && std::is_same_v<T, float>;
+  return g;
+}
+
+}  // namespace
+
+namespace cpu {
+
+void linear(const Linear& a, Stream stream) {
+  with_wide_float_type(a.x.dtype, "linear", [&](auto type) {
+    using T = decltype(type);
+    const Tensor& out = a.pre ? a.pre : a.y;
+    Gemm<T> g = gemm_of<T>(a.x, false, a.w, true, out, a.products);
+    g.alpha = T(a.alpha);
+    g.beta = T(a.accumulate);
+    g.bias = a.b ? a.b.ptr<T>() : nullptr;
+    if (a.act == Act::identity && !a.pre) return product(g);
+    product(g, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
+      activate({.act = a.act, .x = part(out, r0, r1, c0, c1), .y = part(a.y, r0, r1, c0, c1)}, stream);
+    });
+  });
+}
+
+namespace {
+
+// dx += (dy W) * f'(pre), some rows at a time through a temporary, because the slope multiplies only what is new.
+template <class T> void add_sloped(const LinearBackward& a, Stream stream) {
+  constexpr int64_t kRows = 128;
+  const int64_t rows = a.dx.rows(), cols = a.dx.cols();
+  // Slot 3 of this thread: product() uses its own.
+  T* memory = static_cast<T*>(thread_scratch(3, std::min(rows, kRows) * cols * int64_t(sizeof(T))));
+  for (int64_t r = 0; r < rows; r += kRows) {
+    const int64_t end = std::min(rows, r + kRows);
+    const Tensor fresh(memory, {end - r, cols});
+    product(gemm_of<T>(part(a.dy, r, end, 0, a.dy.cols()), false, a.w, false, fresh, a.products));
+    activate_backward({.act = a.act, .dy = fresh, .x = part(a.pre, r, end, 0, cols), .dx = fresh}, stream);
+    for (int64_t i = r; i < end; ++i) {
+      T* to = a.dx.ptr<T>() + i * a.dx.row_stride();
+      for (int64_t j = 0; j < cols; ++j) to[j] += memory[(i - r) * cols + j];
+    }
+  }
+}
+
+template <class T> void backward(const LinearBackward& a, Stream stream) {
+  if (a.dx) {
+    if (a.accumulate_dx && a.pre && a.act != Act::identity) {
+      add_sloped<T>(a, stream);
+    } else {
+      Gemm<T> g = gemm_of<T>(a.dy, false, a.w, false, a.dx, a.products);
+      g.beta = T(a.accumulate_dx);
+      if (a.act == Act::identity || !a.pre)
+        product(g);
+      else
+        product(g, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
+          const Tensor dx = part(a.dx, r0, r1, c0, c1);
+          activate_backward({.act = a.act, .dy = dx, .x = part(a.pre, r0, r1, c0, c1), .dx = dx}, stream);
+        });
+    }
+  }
+  if (a.dw) {
+    Gemm<T> g = gemm_of<T>(a.dy, true, a.x, false, a.dw, a.products);
+    g.beta = 1;
+    product(g);
+  }
+  if (a.db) {
+    const T* dy = a.dy.ptr<T>();
+    T* db = a.db.ptr<T>();
+    const int64_t rows = a.dy.rows(), stride = a.dy.row_stride(), n = a.dy.cols();
+    parallel_for(n, rows * n <= kSerialWork ? n : 64,
+                 [&](int64_t begin, int64_t end) { sum_columns(dy + begin, rows, stride, end - begin, db + begin); });
+  }
+}
+
+}  // namespace
+
+void linear_backward(const LinearBackward& a, Stream stream) {
+  with_wide_float_type(a.dy.dtype, "linear_backward", [&](auto type) { backward<decltype(type)>(a, stream); });
+}
+
+void matmul(const MatMul& m, Stream) {
+  with_wide_float_type(m.a.dtype, "matmul", [&](auto type) {
+    using T = decltype(type);
+    Gemm<T> g = gemm_of<T>(m.a, m.transpose_a, m.b, m.transpose_b, m.c, m.products);
+    g.alpha = T(m.alpha);
+    g.beta = T(m.beta);
+    g.lower = m.symmetric;
+    if (m.add) {
+      g.add = m.add.ptr<T>();
+      g.ld_add = m.add.row_stride();
+    }
+    product(g);
+    if (!m.symmetric) return;
+    // Both halves have the same bits: the products commute and the sums run in one order.
+    parallel_for(g.m, g.m * g.n <= kSerialWork ? g.m : 64, [&](int64_t begin, int64_t end) {
+      for (int64_t j0 = begin; j0 < g.n; j0 += 32)
+        for (int64_t i = begin; i < end; ++i)
+          for (int64_t j = std::max(i + 1, j0); j < std::min(g.n, j0 + 32); ++j)
+            g.c[i * g.ldc + j] = g.c[j * g.ldc + i];
+    });
+  });
+}
+
+}  // namespace cpu
+
+#ifdef INGOT_HAS_CUDA_LINEAR
+namespace cuda {
+void linear(const Linear& a, Stream stream);
+void linear_backward(const LinearBackward& a, Stream stream);
+void matmul(const MatMul& m, Stream stream);
+}  // namespace cuda
+#define INGOT_LINEAR_DISPATCH INGOT_DISPATCH_WITH_CUDA
+#else
+#define INGOT_LINEAR_DISPATCH INGOT_DISPATCH_CPU_ONLY
+#endif
+
+void linear(const Linear& a, Stream stream) {
+  const int64_t rows = a.x.rows(), n = a.w.rows(), k = a.x.cols();
+  check_matrix("linear", "x", a.x, rows, k, a.x);
+  check_matrix("linear", "w", a.w, n, k, a.x);
+  check_matrix("linear", "y", a.y, rows, n, a.x);
+  if (a.b) check_vector("linear", "b", a.b, n, a.x);
+  if (a.pre) check_matrix("linear", "pre", a.pre, rows, n, a.x);
+  if (a.accumulate)
+    INGOT_CHECK(a.act == Act::identity && !a.b && !a.pre, "linear: found accumulate with ",
+                a.b     ? "a bias"
+                : a.pre ? "pre"
+                        : "an activation",
+                ", expected the identity, no bias and no pre");
+  INGOT_LINEAR_DISPATCH(a.x.device, linear, a, stream);
+}
+
+void linear_backward(const LinearBackward& a, Stream stream) {
+  const int64_t rows = a.dy.rows(), n = a.dy.cols();
+  check_matrix("linear_backward", "dy", a.dy, rows, n, a.dy);
+  if (a.dx) {
+    INGOT_CHECK(a.w, "linear_backward: found dx without w, expected w");
+    check_matrix("linear_backward", "w", a.w, n, a.dx.cols(), a.dy);
+    check_matrix("linear_backward", "dx", a.dx, rows, a.w.cols(), a.dy);
+    if (a.pre) check_matrix("linear_backward", "pre", a.pre, rows, a.w.cols(), a.dy);
+    INGOT_CHECK(a.pre || a.act == Act::identity, "linear_backward: found activation ", name_of(a.act),
+                " without pre, expected pre");
+  }
+  if (a.dw) {
+    INGOT_CHECK(a.x, "linear_backward: found dw without x, expected x");
+    check_matrix("linear_backward", "x", a.x, rows, a.dw.cols(), a.dy);
+    check_matrix("linear_backward", "dw", a.dw, n, a.x.cols(), a.dy);
+  }
+  if (a.db) check_vector("linear_backward", "db", a.db, n, a.dy);
+  INGOT_LINEAR_DISPATCH(a.dy.device, linear_backward, a, stream);
+}
+
+namespace {
+void check(const MatMul& m) {
+  const int64_t rows = m.transpose_a ? m.a.cols() : m.a.rows(), k = m.transpose_a ? m.a.rows() : m.a.cols();
+  const int64_t cols = m.transpose_b ? m.b.rows() : m.b.cols();
+  check_matrix("matmul", "a", m.a, m.a.rows(), m.a.cols(), m.a);
+  check_matrix("matmul", "b", m.b, m.transpose_b ? cols : k, m.transpose_b ? k : cols, m.a);
+  check_matrix("matmul", "c", m.c, rows, cols, m.a);
+  if (m.add) check_matrix("matmul", "add", m.add, rows, cols, m.a);
+  if (m.symmetric) INGOT_CHECK_EQ(rows, cols, "matmul: symmetric");
+}
+}  // namespace
+
+void matmul(const MatMul& m, Stream stream) {
+  check(m);
+  INGOT_LINEAR_DISPATCH(m.a.device, matmul, m, stream);
+}
+
+void matmul_plain(const MatMul& m) {
+  check(m);
+  with_wide_float_type(m.a.dtype, "matmul_plain", [&](auto type) {
+    using T = decltype(type);
+    Gemm<T> g = gemm_of<T>(m.a, m.transpose_a, m.b, m.transpose_b, m.c, Products::fp32);
+    const Tensor& add = m.add ? m.add : m.c;
+    for (int64_t i = 0; i < g.m; ++i)
+      for (int64_t j = 0; j < g.n; ++j) {
+        T sum = 0;
+        for (int64_t p = 0; p < g.k; ++p) sum += g.a[i * g.a_row + p * g.a_col] * g.b[p * g.b_row + j * g.b_col];
+        sum *= T(m.alpha);
+        if (m.beta != 0) sum += T(m.beta) * add.ptr<T>()[i * add.row_stride() + j];
+        g.c[i * g.ldc + j] = sum;
+      }
+  });
+}
+
+int64_t bytes(const Linear& a) {
+  const int64_t outputs = (a.pre ? 2 : 1) + (a.accumulate ? 1 : 0);
+  return a.x.bytes() + a.w.bytes() + (a.b ? a.b.bytes() : 0) + outputs * a.y.bytes();
+}
+int64_t flops(const Linear& a) { return 2 * a.x.rows() * a.w.rows() * a.w.cols(); }
+
+}  // namespace ingot

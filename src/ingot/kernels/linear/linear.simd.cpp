@@ -1,0 +1,375 @@
+// Packed products after Goto and van de Geijn (ACM TOMS 34(3), 2008): a panel of b stays in L1, rows of a stream past
+// it, and a micro-tile of c lives in registers. Every element of c is one chain of multiply-adds over p, cut at fixed
+// places: its value depends on the sizes and the CPU level, never on how tiles were cut or on the threads.
+#include "ingot/kernels/linear/linear.simd.h"
+
+#include "ingot/core/simd.h"
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace ingot::INGOT_SIMD {
+
+using detail::Gemm;
+using detail::GemmChunk;
+using detail::GemmRange;
+using detail::GemmTile;
+
+#define INGOT_INLINE static inline __attribute__((always_inline))
+
+namespace {
+
+// rows x 2 accumulators, two vectors of b and one of a fill the register file.
+constexpr int kRows = kVecBytes == 64 ? 14 : 6;
+constexpr int64_t kDepth = 320;  // at most so many steps of the sum between visits to c: a panel of b then stays in L1
+
+template <class T> constexpr int kCols = 2 * kLanes<T>;
+
+// The sum [0, k) is cut into equal parts of at most kDepth, each a multiple of `unit`.
+int64_t depth_step(int64_t k, int64_t depth, int64_t unit) {
+  const int64_t parts = k <= depth ? 1 : (k + depth - 1) / depth;
+  const int64_t step = (k + parts - 1) / parts;
+  return (step + unit - 1) / unit * unit;
+}
+
+// Where a micro-tile goes.
+template <class T> struct Out {
+  T* c;
+  int64_t ldc;
+  const T* add;  // null: nothing is added
+  int64_t ld_add;
+  const T* bias;
+  T alpha, beta;
+  int64_t cols;  // of the micro-tile that exist
+};
+
+template <class T, int R, int V> INGOT_INLINE void write_tile(const Vec<T> (&acc)[R][V], const Out<T>& out) {
+  constexpr int L = kLanes<T>;
+  if (out.cols == V * L) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      const Vec<T> bias = out.bias ? load(out.bias + v * L) : Vec<T>{};
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) {
+        Vec<T> y = acc[i][v] * out.alpha;
+        if (out.bias) y += bias;
+        if (out.add) y += load(out.add + i * out.ld_add + v * L) * out.beta;
+        store(out.c + i * out.ldc + v * L, y);
+      }
+    }
+    return;
+  }
+  T tile[R][V * L];
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) store(&tile[i][v * L], acc[i][v]);
+  for (int i = 0; i < R; ++i)
+    for (int64_t j = 0; j < out.cols; ++j) {
+      T y = tile[i][j] * out.alpha;
+      if (out.bias) y += out.bias[j];
+      if (out.add) y = __builtin_fma(out.add[i * out.ld_add + j], out.beta, y);
+      out.c[i * out.ldc + j] = y;
+    }
+}
+
+// acc[i][v] = sum_p a[i * a_row + p * a_col] * b[p * b_step + v * lanes ...]
+template <class T, int R, int V>
+void micro(int64_t k, const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_step, const Out<T>& out) {
+  Vec<T> acc[R][V] = {};
+  // Five rows are reached from one pointer by x86 addressing (0, 1, 2, 3, 4 strides); more pointers would spill.
+  const T* a0 = a;
+  const T* a5 = a + 5 * a_row;
+  const T* a10 = a + 10 * a_row;
+  for (int64_t p = 0; p < k; ++p) {
+    Vec<T> bv[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) bv[v] = load(b + v * kLanes<T>);
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      const T* row = i < 5 ? a0 + i * a_row : i < 10 ? a5 + (i - 5) * a_row : a10 + (i - 10) * a_row;
+      const Vec<T> av = *row - Vec<T>{};
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) acc[i][v] += av * bv[v];
+    }
+    a0 += a_col;
+    if (R > 5) a5 += a_col;
+    if (R > 10) a10 += a_col;
+    b += b_step;
+  }
+  write_tile<T, R, V>(acc, out);
+}
+
+template <class T> using Micro = void (*)(int64_t, const T*, int64_t, int64_t, const T*, int64_t, const Out<T>&);
+
+// kernels[R][V] for every number of rows and vectors.
+template <class T> struct MicroTable {
+  Micro<T> at[kRows + 1][3] = {};
+  template <int R> constexpr void fill() {
+    at[R][1] = &micro<T, R, 1>;
+    at[R][2] = &micro<T, R, 2>;
+    if constexpr (R > 1) fill<R - 1>();
+  }
+  constexpr MicroTable() { fill<kRows>(); }
+};
+template <class T> constexpr MicroTable<T> kMicro;
+
+// To bf16 and back, to nearest, ties to even. NaN stays NaN.
+INGOT_INLINE Vec<float> round_bf16(Vec<float> x) {
+  Vec<int32_t> u;
+  std::memcpy(&u, &x, sizeof u);
+  const Vec<int32_t> odd = (u >> 16) & 1;
+  const Vec<int32_t> rounded = (u + 0x7fff + odd) & int32_t(0xffff0000);
+  Vec<float> y;
+  std::memcpy(&y, &rounded, sizeof y);
+  return x == x ? y : x;
+}
+INGOT_INLINE Vec<double> round_bf16(Vec<double> x) { return x; }
+INGOT_INLINE float round_bf16(float x) {
+  uint32_t u;
+  std::memcpy(&u, &x, 4);
+  u = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
+  float y;
+  std::memcpy(&y, &u, 4);
+  return x == x ? y : x;
+}
+INGOT_INLINE double round_bf16(double x) { return x; }
+
+template <class T> struct IndexOf;
+template <> struct IndexOf<float> { typedef int32_t type; };
+template <> struct IndexOf<double> { typedef int64_t type; };
+
+// Transposes a square of registers by exchanging ever larger blocks.
+template <class T, int S> INGOT_INLINE void exchange(Vec<T> (&r)[kLanes<T>]) {
+  constexpr int L = kLanes<T>;
+  if constexpr (S < L) {
+    Vec<typename IndexOf<T>::type> low{}, high{};
+    for (int j = 0; j < L; ++j) {
+      low[j] = (j & S) ? j - S + L : j;
+      high[j] = (j & S) ? j + L : j + S;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) {
+      if (i & S) continue;
+      const Vec<T> x = r[i], y = r[i + S];
+      r[i] = __builtin_shuffle(x, y, low);
+      r[i + S] = __builtin_shuffle(x, y, high);
+    }
+    exchange<T, S * 2>(r);
+  }
+}
+
+// One panel of b: to[p][j] = b[p * b_row + j * b_col] for p < k, j < cols, zero up to `width` columns.
+template <class T, bool kRound>
+void pack_panel(const T* b, int64_t b_row, int64_t b_col, int64_t k, int64_t cols, int64_t width, T* to) {
+  constexpr int L = kLanes<T>;
+  const auto keep = [](auto x) { return kRound ? round_bf16(x) : x; };
+  if (b_col == 1) {
+    for (int64_t p = 0; p < k; ++p)
+      for (int64_t j = 0; j < width; j += L) {
+        const int64_t left = cols - j;
+        const T* from = b + p * b_row + j;
+        store(to + p * width + j, keep(left >= L ? load(from) : left > 0 ? load_tail(from, left) : Vec<T>{}));
+      }
+    return;
+  }
+  for (int64_t j = 0; j < width; j += L) {
+    int64_t p = 0;
+    if (cols - j >= L)
+      for (; p + L <= k; p += L) {
+        Vec<T> r[L];
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) r[i] = keep(load(b + p * b_row + (j + i) * b_col));
+        exchange<T, 1>(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) store(to + (p + i) * width + j, r[i]);
+      }
+    for (; p < k; ++p)
+      for (int64_t i = 0; i < L; ++i)
+        to[p * width + j + i] = j + i < cols ? keep(b[p * b_row + (j + i) * b_col]) : T(0);
+  }
+}
+
+template <class T> void pack_chunk_panel(const Gemm<T>& g, const GemmChunk& chunk, int64_t panel) {
+  constexpr int L = kLanes<T>, N = kCols<T>;
+  const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
+  const int64_t k = chunk.k_end - chunk.k_begin, width = cols <= L ? L : N;
+  const T* from = g.b + chunk.k_begin * g.b_row + j * g.b_col;
+  T* to = static_cast<T*>(chunk.packed) + panel * N * k;
+  if (g.round)
+    pack_panel<T, true>(from, g.b_row, g.b_col, k, cols, width, to);
+  else
+    pack_panel<T, false>(from, g.b_row, g.b_col, k, cols, width, to);
+}
+
+// Copies R elements from each of k rows: panels of a whose rows lie along memory become [p][R].
+template <class T, int R> void copy_columns(const T* from, int64_t step, int64_t k, T* to) {
+  constexpr int L = kLanes<T>, V = (R + L - 1) / L;
+  int64_t p = 0;
+  // Whole registers: what lies beyond R in a row is overwritten by the next one. The last rows are copied exactly.
+  if (step >= V * L)
+    for (; p + 1 + (V * L + R - 1) / R <= k; ++p)
+      for (int v = 0; v < V; ++v) store(to + p * R + v * L, load(from + p * step + v * L));
+  for (; p < k; ++p) __builtin_memcpy(to + p * R, from + p * step, sizeof(T) * R);
+}
+template <class T> struct CopyTable {
+  void (*at[kRows + 1])(const T*, int64_t, int64_t, T*) = {};
+  template <int R> constexpr void fill() {
+    at[R] = &copy_columns<T, R>;
+    if constexpr (R > 1) fill<R - 1>();
+  }
+  constexpr CopyTable() { fill<kRows>(); }
+};
+template <class T> constexpr CopyTable<T> kCopyColumns;
+
+// Rows [row, row + rows) of a, steps [p, p + k), as the micro-kernel will read them: a panel at a time.
+template <class T> void pack_rows(const Gemm<T>& g, int64_t row, int rows, int64_t p, int64_t k, T* to) {
+  const T* from = g.a + row * g.a_row + p * g.a_col;
+  if (g.a_col != 1) {
+    kCopyColumns<T>.at[rows](from, g.a_col, k, to);
+    if (g.round)
+      for (int64_t i = 0; i < k * rows; ++i) to[i] = round_bf16(to[i]);
+    return;
+  }
+  constexpr int L = kLanes<T>;
+  for (int i = 0; i < rows; ++i) {
+    const T* x = from + i * g.a_row;
+    T* y = to + i * k;
+    int64_t q = 0;
+    for (; q + L <= k; q += L) store(y + q, g.round ? round_bf16(load(x + q)) : load(x + q));
+    for (; q < k; ++q) y[q] = g.round ? round_bf16(x[q]) : x[q];
+  }
+}
+
+template <class T> void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& range, T* scratch) {
+  constexpr int L = kLanes<T>, N = kCols<T>;
+  const int64_t panels = (g.m + kRows - 1) / kRows, k_all = chunk.k_end - chunk.k_begin;
+  const int64_t step = depth_step(k_all, kDepth, 1);
+  const bool pack = g.round || g.a_col != 1;
+  const int64_t row0 = detail::panel_begin(range.row_panel_begin, g.m, panels);
+  int64_t p = 0;
+  do {
+    const int64_t k = k_all - p < step ? k_all - p : step;
+    if (pack)
+      for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i) {
+        const int64_t row = detail::panel_begin(i, g.m, panels), end = detail::panel_begin(i + 1, g.m, panels);
+        pack_rows(g, row, int(end - row), chunk.k_begin + p, k, scratch + (row - row0) * k);
+      }
+    const bool first = chunk.k_begin + p == 0;
+    for (int64_t q = range.col_panel_begin; q < range.col_panel_end; ++q) {
+      const int64_t j = chunk.n_begin + q * N, left = chunk.n_end - j, cols = left < N ? left : N;
+      const int64_t width = cols <= L ? L : N;
+      const T* b = static_cast<const T*>(chunk.packed) + q * N * k_all + p * width;
+      for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i) {
+        const int64_t row = detail::panel_begin(i, g.m, panels), end = detail::panel_begin(i + 1, g.m, panels);
+        const int rows = int(end - row);
+        if (g.lower && end <= j) continue;
+        const Out<T> out{g.c + row * g.ldc + j,
+                         g.ldc,
+                         !first        ? g.c + row * g.ldc + j
+                         : g.beta != 0 ? g.add + row * g.ld_add + j
+                                       : nullptr,
+                         first ? g.ld_add : g.ldc,
+                         first && g.bias ? g.bias + j : nullptr,
+                         g.alpha,
+                         first ? g.beta : T(1),
+                         cols};
+        const T* a = pack ? scratch + (row - row0) * k : g.a + row * g.a_row + chunk.k_begin + p;
+        const int64_t a_row = !pack ? g.a_row : g.a_col != 1 ? 1 : k, a_col = pack && g.a_col != 1 ? rows : 1;
+        kMicro<T>.at[rows][width / L](k, a, a_row, a_col, b, width, out);
+      }
+    }
+    p += k;
+  } while (p < k_all);
+}
+
+// Few rows of a against rows of b along memory: every row of b is read once and nothing is packed.
+template <class T, int R, int C, bool kRound> INGOT_INLINE void dot_tile(const Gemm<T>& g, int64_t i, int64_t j) {
+  constexpr int L = kLanes<T>;
+  Vec<T> acc[R][C] = {};
+  const T* a = g.a + i * g.a_row;
+  const T* b = g.b + j * g.b_col;
+  int64_t p = 0;
+  const auto step = [&](auto read) {
+    Vec<T> av[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      av[r] = read(a + r * g.a_row + p);
+      if (kRound) av[r] = round_bf16(av[r]);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) {
+      Vec<T> bv = read(b + c * g.b_col + p);
+      if (kRound) bv = round_bf16(bv);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) acc[r][c] += av[r] * bv;
+    }
+  };
+  for (; p + L <= g.k; p += L) step([](const T* x) { return load(x); });
+  if (p < g.k) step([n = g.k - p](const T* x) { return load_tail(x, n); });
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) {
+      T y = reduce_add<T>(acc[r][c]) * g.alpha;
+      if (g.bias) y += g.bias[j + c];
+      if (g.beta != 0) y += g.beta * g.add[(i + r) * g.ld_add + j + c];
+      g.c[(i + r) * g.ldc + j + c] = y;
+    }
+}
+template <class T, bool kRound> void dot_columns(const Gemm<T>& g, int64_t begin, int64_t end) {
+  int64_t j = begin;
+  for (; j + 4 <= end; j += 4) {
+    int64_t i = 0;
+    for (; i + 2 <= g.m; i += 2) dot_tile<T, 2, 4, kRound>(g, i, j);
+    if (i < g.m) dot_tile<T, 1, 4, kRound>(g, i, j);
+  }
+  for (; j < end; ++j)
+    for (int64_t i = 0; i < g.m; ++i) dot_tile<T, 1, 1, kRound>(g, i, j);
+}
+
+// sums[c] += the sum of column c over all rows: partial sums of 64 rows, added in order.
+template <class T> void sum_columns(const T* x, int64_t rows, int64_t stride, int64_t cols, T* sums) {
+  constexpr int L = kLanes<T>;
+  for (int64_t c = 0; c < cols; c += L) {
+    const int64_t n = cols - c < L ? cols - c : L;
+    Vec<T> total{};
+    for (int64_t r0 = 0; r0 < rows; r0 += 64) {
+      Vec<T> part{};
+      const int64_t end = r0 + 64 < rows ? r0 + 64 : rows;
+      if (n == L)
+        for (int64_t r = r0; r < end; ++r) part += load(x + r * stride + c);
+      else
+        for (int64_t r = r0; r < end; ++r) part += load_tail(x + r * stride + c, n);
+      total += part;
+    }
+    if (n == L)
+      store(sums + c, load(sums + c) + total);
+    else
+      store_tail(sums + c, load_tail(sums + c, n) + total, n);
+  }
+}
+
+}  // namespace
+
+GemmTile gemm_tile_f32() { return {kRows, kCols<float>}; }
+GemmTile gemm_tile_f64() { return {kRows, kCols<double>}; }
+void gemm_pack_f32(const Gemm<float>& g, const GemmChunk& c, int64_t panel) { pack_chunk_panel(g, c, panel); }
+void gemm_pack_f64(const Gemm<double>& g, const GemmChunk& c, int64_t panel) { pack_chunk_panel(g, c, panel); }
+int64_t gemm_scratch_steps() { return kDepth + 1; }
+void gemm_range_f32(const Gemm<float>& g, const GemmChunk& c, const GemmRange& r, float* scratch) {
+  multiply_range(g, c, r, scratch);
+}
+void gemm_range_f64(const Gemm<double>& g, const GemmChunk& c, const GemmRange& r, double* scratch) {
+  multiply_range(g, c, r, scratch);
+}
+void gemm_dot_f32(const Gemm<float>& g, int64_t begin, int64_t end) {
+  g.round ? dot_columns<float, true>(g, begin, end) : dot_columns<float, false>(g, begin, end);
+}
+void gemm_dot_f64(const Gemm<double>& g, int64_t begin, int64_t end) { dot_columns<double, false>(g, begin, end); }
+void sum_columns_f32(const float* x, int64_t rows, int64_t stride, int64_t cols, float* sums) {
+  sum_columns(x, rows, stride, cols, sums);
+}
+void sum_columns_f64(const double* x, int64_t rows, int64_t stride, int64_t cols, double* sums) {
+  sum_columns(x, rows, stride, cols, sums);
+}
+
+}  // namespace ingot::INGOT_SIMD

@@ -1,0 +1,43 @@
+#pragma once
+// What linear.cpp asks of linear.simd.cpp. Plain structs only: every CPU level's object file sees them.
+#include <cstdint>
+
+namespace ingot::detail {
+
+// c = alpha * a b + beta * add + bias, then whatever the caller does to the finished tile.
+template <class T> struct Gemm {
+  int64_t m = 0, n = 0, k = 0;
+  const T* a = nullptr;  // a[i * a_row + p * a_col], one of the two strides is 1
+  int64_t a_row = 0, a_col = 1;
+  const T* b = nullptr;  // b[p * b_row + j * b_col], one of the two strides is 1
+  int64_t b_row = 0, b_col = 1;
+  T* c = nullptr;  // c[i * ldc + j]
+  int64_t ldc = 0;
+  const T* add = nullptr;  // read only where beta != 0; may be c
+  int64_t ld_add = 0;
+  const T* bias = nullptr;  // (n) or null
+  T alpha = 1, beta = 0;
+  bool round = false;  // both operands to bf16 first
+  bool lower = false;  // only micro-tiles that touch the lower triangle
+};
+
+// A slice of the sum and of the columns whose part of b is packed at one time.
+struct GemmChunk {
+  int64_t k_begin = 0, k_end = 0, n_begin = 0, n_end = 0;
+  void* packed = nullptr;  // ceil((n_end - n_begin) / cols) panels
+};
+
+// Micro-tile of a CPU level: `rows` x `cols` accumulators stay in registers.
+struct GemmTile {
+  int rows = 0, cols = 0;
+};
+
+// A tile of c: rows are counted in row panels, columns in column panels of the chunk.
+struct GemmRange {
+  int64_t row_panel_begin, row_panel_end, col_panel_begin, col_panel_end;
+};
+
+// Row panels are balanced, so that none is much smaller than the others: panel i of `panels` begins here.
+constexpr int64_t panel_begin(int64_t i, int64_t m, int64_t panels) { return i * m / panels; }
+
+}  // namespace ingot::detail

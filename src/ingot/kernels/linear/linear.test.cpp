@@ -1,0 +1,400 @@
+#include "ingot/kernels/linear/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "ingot/core/cpu.h"
+#include "ingot/core/thread_pool.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::assign;
+using testing::Buffer;
+using testing::fill_normal;
+using testing::values;
+
+struct Case {
+  int64_t m, n, k;
+  bool transpose_a = false, transpose_b = false;
+  double alpha = 1, beta = 0;
+  int64_t pad = 0;  // columns between rows
+  bool bias = false;
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.m << "x" << c.n << "x" << c.k << (c.transpose_a ? " a^T" : " a") << (c.transpose_b ? " b^T" : " b")
+             << " alpha " << c.alpha << " beta " << c.beta << " pad " << c.pad;
+}
+
+Buffer matrix(DType dtype, int64_t rows, int64_t cols, int64_t pad, uint64_t seed, double scale = 1) {
+  Buffer b(dtype, {rows, cols}, cols + pad);
+  fill_normal(b, seed, scale);
+  return b;
+}
+// Numbers such as -3 .. 3: products and sums are exact in every format, so any order gives the same bits.
+void fill_small_integers(const Tensor& t, uint64_t seed) {
+  const Rng rng(seed, Purpose::test);
+  std::vector<double> v(size_t(t.numel()));
+  for (size_t i = 0; i < v.size(); ++i) v[i] = double(rng.below(i, 7)) - 3;
+  assign(t, v);
+}
+
+// Sizes around the micro-tiles of every level, and past one depth step.
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const int64_t sizes[] = {1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129};
+  int turn = 0;
+  for (int64_t m : sizes)
+    for (int64_t n : sizes) {
+      const int64_t k = sizes[(turn * 5 + 3) % 13];
+      all.push_back({m, n, k, (turn & 1) != 0, (turn & 2) != 0, turn % 3 ? 1.0 : -0.5, turn % 5 ? 0.0 : 2.0, turn % 4});
+      ++turn;
+    }
+  for (int t = 0; t < 4; ++t) {
+    all.push_back({65, 33, 641, (t & 1) != 0, (t & 2) != 0, 0.25, 1, 5});
+    all.push_back({6, 129, 2049, (t & 1) != 0, (t & 2) != 0, 1, 0, 0});
+    all.push_back({40, 24, 0, (t & 1) != 0, (t & 2) != 0, 1, t > 1 ? 0.5 : 0, 1});
+    all.push_back({0, 24, 8, (t & 1) != 0, (t & 2) != 0});
+    all.push_back({24, 0, 8, (t & 1) != 0, (t & 2) != 0});
+  }
+  return all;
+}
+
+// sum over p of |a||b|, the scale of a dot product's rounding error, by the plain loop in fp64.
+struct Oracle {
+  std::vector<double> value, scale;
+};
+Oracle oracle(const Case& c, const Tensor& a, const Tensor& b, const Tensor& c0) {
+  const auto wide = [](const Tensor& t, bool magnitude) {
+    Buffer w(DType::f64, t.shape);
+    auto v = values(t);
+    if (magnitude)
+      for (double& x : v) x = std::abs(x);
+    assign(w, v);
+    return w;
+  };
+  Oracle out;
+  for (bool magnitude : {false, true}) {
+    const Buffer wa = wide(a, magnitude), wb = wide(b, magnitude), wc = wide(c0, magnitude);
+    matmul_plain({.a = wa,
+                  .b = wb,
+                  .c = wc,
+                  .transpose_a = c.transpose_a,
+                  .transpose_b = c.transpose_b,
+                  .alpha = magnitude ? std::abs(c.alpha) : c.alpha,
+                  .beta = magnitude ? std::abs(c.beta) : c.beta});
+    (magnitude ? out.scale : out.value) = values(wc);
+  }
+  return out;
+}
+
+// |error| <= gamma * sum |a||b|, gamma = terms * u / (1 - terms * u): every order of summation obeys it (Higham
+// 2002, 3.1). Three more roundings: alpha, beta, and the sum of both.
+void expect_within(const Tensor& got, const Oracle& want, int64_t k, double unit, const Case& c) {
+  const auto have = values(got);
+  const double gamma = double(k + 3) * unit / (1 - double(k + 3) * unit);
+  for (size_t i = 0; i < have.size(); ++i)
+    ASSERT_LE(std::abs(have[i] - want.value[i]), gamma * want.scale[i])
+        << c << ", element " << i << ": found " << have[i] << ", expected " << want.value[i];
+}
+
+void run(const Case& c, DType dtype, Products products, bool integers) {
+  const Buffer a = matrix(dtype, c.transpose_a ? c.k : c.m, c.transpose_a ? c.m : c.k, c.pad, 1);
+  const Buffer b = matrix(dtype, c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n, c.pad * 2, 2);
+  Buffer y(dtype, {c.m, c.n}, c.n + c.pad);
+  if (integers) {
+    fill_small_integers(a, 1);
+    fill_small_integers(b, 2);
+  }
+  if (c.beta != 0) integers ? fill_small_integers(y, 3) : fill_normal(y, 3);
+  Buffer start(DType::f64, {c.m, c.n});
+  assign(start, c.beta != 0 ? values(y) : std::vector<double>(size_t(c.m * c.n), 0.0));
+  if (products == Products::bf16)
+    for (const Buffer* t : {&a, &b}) {
+      auto v = values(*t);
+      for (double& x : v) x = bf16(float(x));
+      // The oracle sees rounded operands; the op is given unrounded ones further down.
+      assign(*t, v);
+    }
+  const Oracle want = oracle(c, a, b, start);
+  if (products == Products::bf16) {
+    // Moves every element by less than half a bf16 ulp, away from ties.
+    for (const Buffer* t : {&a, &b}) {
+      auto v = values(*t);
+      for (size_t i = 0; i < v.size(); ++i) v[i] *= 1 + 0x1p-10 * (i % 2 ? 1 : -1) * (integers ? 0.5 : 0.4);
+      assign(*t, v);
+    }
+  }
+  matmul({.a = a,
+          .b = b,
+          .c = y,
+          .transpose_a = c.transpose_a,
+          .transpose_b = c.transpose_b,
+          .alpha = c.alpha,
+          .beta = c.beta,
+          .products = products},
+         {});
+  EXPECT_TRUE(y.guards_intact()) << c;
+  const double unit = integers ? 0 : testing::roundoff(dtype);
+  expect_within(y, want, c.k, unit, c);
+}
+
+TEST(matmul, f32_obeys_the_bound_of_a_dot_product_for_odd_sizes_strides_and_transposes) {
+  for (const Case& c : cases()) run(c, DType::f32, Products::fp32, false);
+}
+TEST(matmul, f64_obeys_the_bound_of_a_dot_product_for_odd_sizes_strides_and_transposes) {
+  for (const Case& c : cases()) run(c, DType::f64, Products::fp32, false);
+}
+TEST(matmul, bf16_products_round_both_operands_and_nothing_else) {
+  // dpbf16 adds pairs with one more rounding each; gamma counts one rounding per term, which covers it.
+  for (const Case& c : cases()) run(c, DType::f32, Products::bf16, false);
+}
+TEST(matmul, small_integers_come_out_exactly) {
+  for (const Case& c : cases())
+    for (Products products : {Products::fp32, Products::bf16}) run(c, DType::f32, products, true);
+  for (const Case& c : cases()) run(c, DType::f64, Products::fp32, true);
+}
+
+TEST(matmul, every_cpu_level_agrees) {
+  const CpuLevel before = cpu_level();
+  for (CpuLevel level : {CpuLevel::baseline, CpuLevel::avx512, CpuLevel::avx512_bf16}) {
+    if (level > cpu_level_available()) continue;
+    set_cpu_level(level);
+    for (const Case& c :
+         {Case{65, 47, 129}, Case{29, 129, 340, true}, Case{31, 33, 7, false, true}, Case{70, 80, 650, true, true}})
+      for (Products products : {Products::fp32, Products::bf16})
+        for (bool integers : {false, true}) run(c, DType::f32, products, integers);
+  }
+  set_cpu_level(before);
+}
+
+TEST(matmul, large_products_cut_into_several_chunks_are_exact_on_integers) {
+  for (const Case& c : {Case{17, 600, 2101}, Case{9, 40, 27000, true}, Case{10, 1600, 700, false, true}})
+    run(c, DType::f32, Products::fp32, true);
+}
+
+TEST(matmul, the_number_of_threads_changes_no_bit) {
+  const int before = thread_count();
+  for (Products products : {Products::fp32, Products::bf16})
+    for (const Case& c : {Case{129, 65, 700}, Case{128, 128, 768, true}, Case{3, 700, 500, false, true},
+                          Case{300, 70, 130, false, true}}) {
+      const Buffer a = matrix(DType::f32, c.transpose_a ? c.k : c.m, c.transpose_a ? c.m : c.k, 0, 1);
+      const Buffer b = matrix(DType::f32, c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n, 0, 2);
+      std::vector<double> first;
+      for (int threads : {1, 2, 3}) {
+        set_thread_count(threads);
+        Buffer y(DType::f32, {c.m, c.n});
+        matmul(
+            {.a = a, .b = b, .c = y, .transpose_a = c.transpose_a, .transpose_b = c.transpose_b, .products = products},
+            {});
+        if (threads == 1) first = values(y);
+        EXPECT_EQ(values(y), first) << c << " with " << threads << " threads";
+      }
+    }
+  set_thread_count(before);
+}
+
+TEST(matmul, a_symmetric_result_is_mirrored_and_equals_the_whole_one) {
+  for (DType dtype : {DType::f32, DType::f64})
+    for (int64_t n : {1, 5, 31, 64, 130, 257}) {
+      const Buffer x = matrix(dtype, n, 77, 3, 9);
+      Buffer whole(dtype, {n, n}), half(dtype, {n, n}, n + 3);
+      matmul({.a = x, .b = x, .c = whole, .transpose_b = true}, {});
+      matmul({.a = x, .b = x, .c = half, .transpose_b = true, .symmetric = true}, {});
+      const auto got = values(half);
+      EXPECT_TRUE(half.guards_intact());
+      for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < n; ++j) EXPECT_EQ(got[size_t(i * n + j)], got[size_t(j * n + i)]);
+      EXPECT_TRUE(testing::compare(half, values(whole), 77 * testing::roundoff(dtype) * 77 * 4, 0).ok);
+    }
+}
+
+TEST(matmul, add_is_read_in_place_of_c_and_may_be_an_operand) {
+  const Buffer a = matrix(DType::f64, 40, 40, 0, 1), b = matrix(DType::f64, 40, 40, 0, 2);
+  Buffer y(DType::f64, {40, 40}), want(DType::f64, {40, 40});
+  matmul({.a = a, .b = b, .c = y, .alpha = 2, .beta = -3, .add = b}, {});
+  matmul_plain({.a = a, .b = b, .c = want, .alpha = 2, .beta = -3, .add = b});
+  EXPECT_TRUE(testing::compare(y, values(want), 1e-12, 0).ok);
+}
+
+// --- linear
+// ----------------------------------------------------------------------------------------------------------------
+
+struct Layer {
+  int64_t t, n, k;
+  int64_t pad = 0;
+};
+const std::vector<Layer> kLayers = {{0, 5, 7},       {1, 33, 65, 2},   {2, 1, 3},    {7, 65, 31},
+                                    {9, 17, 129, 1}, {65, 130, 63, 3}, {130, 31, 64}};
+
+TEST(linear, every_activation_bias_and_pre_follow_the_product) {
+  for_each_activation([&](auto f) {
+    using F = decltype(f);
+    const Act act = activation_named(F::name);
+    for (const Layer& s : kLayers)
+      for (bool keep_pre : {false, true}) {
+        const Buffer x = matrix(DType::f64, s.t, s.k, s.pad, 1),
+                     w = matrix(DType::f64, s.n, s.k, s.pad, 2, 1 / std::sqrt(double(s.k)));
+        const Buffer b = matrix(DType::f64, 1, s.n, 0, 3);
+        Buffer y(DType::f64, {s.t, s.n}, s.n + s.pad), pre(DType::f64, {s.t, s.n}, s.n + 2 * s.pad),
+            want(DType::f64, {s.t, s.n});
+        linear({.x = x,
+                .w = w,
+                .b = b.tensor().row(0),
+                .y = y,
+                .pre = keep_pre ? pre.tensor() : Tensor(),
+                .act = act,
+                .alpha = 0.7},
+               {});
+        matmul_plain({.a = x, .b = w, .c = want, .transpose_b = true, .alpha = 0.7});
+        auto before = values(want), bias = values(b), after = before;
+        for (size_t i = 0; i < before.size(); ++i) {
+          before[i] += bias[i % size_t(s.n)];
+          after[i] = F::value(before[i]);
+        }
+        // The product's own error is below 1e-13 at these lengths; activations amplify it by |slope| < 20.
+        EXPECT_TRUE(testing::compare(y, after, 1e-11, 1e-11).ok)
+            << F::name << testing::compare(y, after, 1e-11, 1e-11).message;
+        if (keep_pre) { EXPECT_TRUE(testing::compare(pre, before, 1e-12, 1e-12).ok) << F::name; }
+        EXPECT_TRUE(y.guards_intact() && pre.guards_intact());
+      }
+  });
+}
+
+TEST(linear, accumulate_adds_to_y) {
+  for (const Layer& s : kLayers) {
+    const Buffer x = matrix(DType::f64, s.t, s.k, s.pad, 1), w = matrix(DType::f64, s.n, s.k, s.pad, 2),
+                 y = matrix(DType::f64, s.t, s.n, s.pad, 3);
+    Buffer want(DType::f64, {s.t, s.n});
+    matmul_plain({.a = x, .b = w, .c = want, .transpose_b = true, .beta = 1, .add = y});
+    linear({.x = x, .w = w, .y = y, .accumulate = true}, {});
+    EXPECT_TRUE(testing::compare(y, values(want), 1e-11, 1e-11).ok);
+  }
+}
+
+TEST(linear, gradients_match_finite_differences) {
+  for (const Layer& s : kLayers) {
+    if (s.t == 0) continue;
+    for_each_activation([&](auto f) {
+      using F = decltype(f);
+      if (F::name != std::string_view("leaky_relu_squared") && F::name != std::string_view("silu")) return;
+      const Act act = activation_named(F::name);
+      // x = f(pre), y = x W^T + b: the backward pass of the second layer goes through the first one's activation.
+      const Buffer pre = matrix(DType::f64, s.t, s.k, s.pad, 1), w = matrix(DType::f64, s.n, s.k, s.pad, 2),
+                   b = matrix(DType::f64, 1, s.n, 0, 3);
+      const Buffer dy = matrix(DType::f64, s.t, s.n, s.pad, 4), x = matrix(DType::f64, s.t, s.k, 0, 5);
+      Buffer y(DType::f64, {s.t, s.n}), dpre(DType::f64, {s.t, s.k}, s.k + s.pad),
+          dw = matrix(DType::f64, s.n, s.k, s.pad, 6), db(DType::f64, {1, s.n});
+      const auto loss = [&] {
+        activate({.act = act, .x = pre, .y = x}, {});
+        linear({.x = x, .w = w, .b = b.tensor().row(0), .y = y}, {});
+        return testing::dot(y, dy);
+      };
+      loss();
+      fill_zero(dw);
+      fill_zero(db);
+      linear_backward(
+          {.dy = dy, .x = x, .w = w, .dx = dpre, .dw = dw, .db = db.tensor().row(0), .pre = pre, .act = act}, {});
+      EXPECT_LT(testing::gradient_error(loss, pre, dpre, 1), 1e-6);
+      EXPECT_LT(testing::gradient_error(loss, w, dw, 2), 1e-6);
+      EXPECT_LT(testing::gradient_error(loss, b, db, 3), 1e-6);
+      EXPECT_TRUE(dpre.guards_intact() && dw.guards_intact() && db.guards_intact());
+    });
+  }
+}
+
+TEST(linear, backward_accumulates_parameters_always_and_dx_when_asked) {
+  for (const Layer& s : kLayers)
+    for (bool sloped : {false, true}) {
+      const Buffer x = matrix(DType::f64, s.t, s.k, 0, 1), w = matrix(DType::f64, s.n, s.k, 0, 2),
+                   dy = matrix(DType::f64, s.t, s.n, 1, 4);
+      const Buffer pre = matrix(DType::f64, s.t, s.k, 0, 5);
+      Buffer dx(DType::f64, {s.t, s.k}), twice(DType::f64, {s.t, s.k}), dw(DType::f64, {s.n, s.k}),
+          db(DType::f64, {s.n});
+      LinearBackward once{.dy = dy, .x = x, .w = w, .dx = dx, .act = sloped ? activation_named("silu") : Act::identity};
+      if (sloped) once.pre = pre;
+      linear_backward(once, {});
+      fill_zero(dw);
+      fill_zero(db);
+      fill_zero(twice);
+      LinearBackward again = once;
+      again.dx = twice;
+      again.dw = dw;
+      again.db = db;
+      again.accumulate_dx = true;
+      linear_backward(again, {});
+      linear_backward(again, {});
+      auto want = values(dx);
+      for (double& v : want) v *= 2;
+      EXPECT_TRUE(testing::compare(twice, want, 1e-13, 1e-13).ok)
+          << testing::compare(twice, want, 1e-13, 1e-13).message;
+      Buffer dw_want(DType::f64, {s.n, s.k});
+      matmul_plain({.a = dy, .b = x, .c = dw_want, .transpose_a = true, .alpha = 2});
+      EXPECT_TRUE(testing::compare(dw, values(dw_want), 1e-11, 1e-11).ok);
+    }
+}
+
+TEST(linear, f32_with_threads_is_bitwise_the_same_and_close_to_f64) {
+  const int before = thread_count();
+  const int64_t t = 150, n = 70, k = 90;
+  const Buffer x = matrix(DType::f32, t, k, 0, 1), w = matrix(DType::f32, n, k, 0, 2, 0.1),
+               dy = matrix(DType::f32, t, n, 0, 3), pre = matrix(DType::f32, t, k, 0, 4);
+  std::vector<double> first;
+  for (int threads : {1, 2, 3}) {
+    set_thread_count(threads);
+    Buffer y(DType::f32, {t, n}), dx(DType::f32, {t, k}), dw(DType::f32, {n, k}), db(DType::f32, {n});
+    fill_zero(dw);
+    fill_zero(db);
+    linear({.x = x, .w = w, .y = y, .act = activation_named("gelu")}, {});
+    linear_backward(
+        {.dy = dy, .x = x, .w = w, .dx = dx, .dw = dw, .db = db, .pre = pre, .act = activation_named("gelu")}, {});
+    std::vector<double> all = values(y);
+    for (const Buffer* b : {&dx, &dw, &db}) {
+      const auto v = values(*b);
+      all.insert(all.end(), v.begin(), v.end());
+    }
+    if (threads == 1) first = all;
+    EXPECT_EQ(all, first) << threads << " threads";
+    // db against fp64: t terms, |sum| of at most t * max|dy|.
+    const auto d = values(dy), got = values(db);
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0, scale = 0;
+      for (int64_t i = 0; i < t; ++i) {
+        sum += d[size_t(i * n + j)];
+        scale += std::abs(d[size_t(i * n + j)]);
+      }
+      EXPECT_LE(std::abs(got[size_t(j)] - sum), double(t) * 0x1p-24 * scale);
+    }
+  }
+  set_thread_count(before);
+}
+
+template <class Call> std::string message_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& e) { return e.what(); }
+  return "";
+}
+
+TEST(linear, errors_name_what_was_found_and_what_was_expected) {
+  const Buffer x = matrix(DType::f32, 4, 8, 0, 1), w = matrix(DType::f32, 5, 9, 0, 2),
+               ok = matrix(DType::f32, 5, 8, 0, 2);
+  Buffer y(DType::f32, {4, 5}), wide(DType::f64, {4, 5});
+  EXPECT_EQ(message_of([&] { linear({.x = x, .w = w, .y = y}, {}); }), "linear: w: found (5, 9), expected 5 rows of 8");
+  EXPECT_EQ(message_of([&] { linear({.x = x, .w = ok, .y = wide}, {}); }), "linear: y: found dtype f64, expected f32");
+  EXPECT_NE(message_of([&] {
+              linear({.x = x, .w = ok, .y = y, .act = activation_named("relu"), .accumulate = true}, {});
+            }).find("accumulate"),
+            std::string::npos);
+  EXPECT_NE(message_of([&] { matmul({.a = x, .b = ok, .c = y}, {}); }).find("found (5, 8), expected 8 rows of"),
+            std::string::npos);
+  Tensor gpu = x;
+  gpu.device = {Device::cuda, 0};
+  EXPECT_NE(message_of([&] { linear({.x = gpu, .w = ok, .y = y}, {}); }).find("expected cuda:0"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ingot
