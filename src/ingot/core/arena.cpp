@@ -21,7 +21,8 @@ int ArenaPlan::add(int64_t bytes, int first, int last) {
 void ArenaPlan::solve() {
   std::vector<size_t> order(buffers_.size());
   std::iota(order.begin(), order.end(), size_t(0));
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return buffers_[a].bytes > buffers_[b].bytes; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return buffers_[a].bytes > buffers_[b].bytes; });
   std::vector<const Buffer*> placed, rivals;
   for (size_t i : order) {
     Buffer& buffer = buffers_[i];
@@ -47,7 +48,8 @@ int64_t ArenaPlan::sum_of_sizes() const {
 }
 
 Arena::Arena(int64_t bytes) : capacity_(round_up(std::max<int64_t>(bytes, 1))) {
-  memory_ = mmap(nullptr, size_t(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  memory_ =
+      mmap(nullptr, size_t(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory_ == MAP_FAILED) {
     memory_ = nullptr;
     fail(ErrorCode::io, "arena: the system refused ", capacity_, " bytes of memory");
@@ -55,7 +57,8 @@ Arena::Arena(int64_t bytes) : capacity_(round_up(std::max<int64_t>(bytes, 1))) {
   madvise(memory_, size_t(capacity_), MADV_HUGEPAGE);  // a hint; failure changes nothing
 }
 Arena::Arena(Arena&& other) noexcept
-    : memory_(std::exchange(other.memory_, nullptr)), capacity_(std::exchange(other.capacity_, 0)),
+    : memory_(std::exchange(other.memory_, nullptr)),
+      capacity_(std::exchange(other.capacity_, 0)),
       used_(std::exchange(other.used_, 0)) {}
 Arena& Arena::operator=(Arena&& other) noexcept {
   std::swap(memory_, other.memory_);
@@ -69,8 +72,8 @@ Arena::~Arena() {
 
 Tensor Arena::at(int64_t offset, DType dtype, Shape shape) const {
   const int64_t bytes = shape.numel() * size_of(dtype);
-  INGOT_CHECK(offset >= 0 && offset + bytes <= capacity_, "arena: found a request for bytes [", offset, ", ", offset + bytes,
-              "), expected it within its ", capacity_);
+  INGOT_CHECK(offset >= 0 && offset + bytes <= capacity_, "arena: found a request for bytes [", offset, ", ",
+              offset + bytes, "), expected it within its ", capacity_);
   return Tensor(static_cast<char*>(memory_) + offset, dtype, shape);
 }
 Tensor Arena::take(DType dtype, Shape shape) {

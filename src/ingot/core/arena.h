@@ -7,7 +7,8 @@
 
 namespace ingot {
 
-// Assigns offsets to buffers that are alive over closed intervals of steps, so that buffers alive together never overlap.
+// Assigns offsets to buffers that are alive over closed intervals of steps, so that buffers alive together never
+// overlap.
 class ArenaPlan {
  public:
   // Returns the buffer's number. It is alive from step `first` to step `last`, both included.
@@ -19,7 +20,10 @@ class ArenaPlan {
   int64_t sum_of_sizes() const;  // what the buffers would take without sharing
 
  private:
-  struct Buffer { int64_t bytes, offset; int first, last; };
+  struct Buffer {
+    int64_t bytes, offset;
+    int first, last;
+  };
   std::vector<Buffer> buffers_;
   int64_t total_ = 0;
 };

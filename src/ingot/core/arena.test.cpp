@@ -11,7 +11,10 @@ TEST(arena_plan, buffers_alive_together_never_overlap) {
   const Rng rng(7, Purpose::test);
   for (uint64_t round = 0; round < 50; ++round) {
     ArenaPlan plan;
-    struct Life { int64_t bytes; int first, last; };
+    struct Life {
+      int64_t bytes;
+      int first, last;
+    };
     std::vector<Life> lives;
     for (uint64_t i = 0; i < 60; ++i) {
       const uint64_t at = round * 1000 + i * 3;

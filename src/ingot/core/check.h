@@ -27,8 +27,7 @@ struct Error : std::runtime_error {
 };
 
 namespace detail {
-template <class... Note>
-std::string concat(const Note&... note) {
+template <class... Note> std::string concat(const Note&... note) {
   std::ostringstream out;
   ((out << note), ...);
   return out.str();
@@ -36,27 +35,26 @@ std::string concat(const Note&... note) {
 }  // namespace detail
 
 // fail(code, "found ", x, ", expected ", y)
-template <class... Note>
-[[noreturn]] void fail(ErrorCode code, const Note&... note) {
+template <class... Note> [[noreturn]] void fail(ErrorCode code, const Note&... note) {
   throw Error(code, detail::concat(note...));
 }
 
 }  // namespace ingot
 
-#define INGOT_CHECK(condition, ...)                                             \
-  do {                                                                          \
-    if (!(condition)) [[unlikely]]                                              \
-      ::ingot::fail(::ingot::ErrorCode::invalid_argument, __VA_ARGS__);         \
+#define INGOT_CHECK(condition, ...)                                     \
+  do {                                                                  \
+    if (!(condition)) [[unlikely]]                                      \
+      ::ingot::fail(::ingot::ErrorCode::invalid_argument, __VA_ARGS__); \
   } while (0)
 
 // INGOT_CHECK_EQ(w.cols(), x.cols(), "rmsnorm: weight length") prints both expressions and both values.
-#define INGOT_CHECK_BINARY(a, op, b, ...)                                                                    \
-  do {                                                                                                       \
-    const auto& ingot_a = (a);                                                                               \
-    const auto& ingot_b = (b);                                                                               \
-    if (!(ingot_a op ingot_b)) [[unlikely]]                                                                  \
-      ::ingot::fail(::ingot::ErrorCode::invalid_argument, ::ingot::detail::concat(__VA_ARGS__),              \
-                    ": found " #a " = ", ingot_a, ", expected " #op " " #b " = ", ingot_b);               \
+#define INGOT_CHECK_BINARY(a, op, b, ...)                                                                            \
+  do {                                                                                                               \
+    const auto& ingot_a = (a);                                                                                       \
+    const auto& ingot_b = (b);                                                                                       \
+    if (!(ingot_a op ingot_b)) [[unlikely]]                                                                          \
+      ::ingot::fail(::ingot::ErrorCode::invalid_argument, ::ingot::detail::concat(__VA_ARGS__), ": found " #a " = ", \
+                    ingot_a, ", expected " #op " " #b " = ", ingot_b);                                               \
   } while (0)
 #define INGOT_CHECK_EQ(a, b, ...) INGOT_CHECK_BINARY(a, ==, b, __VA_ARGS__)
 #define INGOT_CHECK_LE(a, b, ...) INGOT_CHECK_BINARY(a, <=, b, __VA_ARGS__)

@@ -1,10 +1,10 @@
 #pragma once
 // What this CPU can do, and which compiled variant of the vector code runs.
 //
-// A file <name>.simd.cpp is compiled once per level, each time into its own namespace INGOT_SIMD (simd_baseline: x86-64-v3 or
-// plain aarch64; simd_avx512: x86-64-v4), and is called through INGOT_SIMD_CALL. Such a file includes only core/simd.h and plain
-// structs: an inline function from a shared header, compiled with AVX-512 and then chosen by the linker for everybody, would
-// kill older CPUs. tools/check_simd_objects.py looks for such weak symbols.
+// A file <name>.simd.cpp is compiled once per level, each time into its own namespace INGOT_SIMD (simd_baseline:
+// x86-64-v3 or plain aarch64; simd_avx512: x86-64-v4), and is called through INGOT_SIMD_CALL. Such a file includes only
+// core/simd.h and plain structs: an inline function from a shared header, compiled with AVX-512 and then chosen by the
+// linker for everybody, would kill older CPUs. tools/check_simd_objects.py looks for such weak symbols.
 #include <string>
 
 namespace ingot {
@@ -22,14 +22,20 @@ int cpu_count();  // CPUs this process may run on
 
 // INGOT_SIMD_DECLARE(void f(int64_t n, const float* x);) declares f in every level's namespace.
 #ifdef INGOT_SIMD_AVX512
-#define INGOT_SIMD_DECLARE(...)                        \
-  namespace ingot::simd_baseline { __VA_ARGS__ }       \
-  namespace ingot::simd_avx512 { __VA_ARGS__ }
-#define INGOT_SIMD_CALL(f, ...)                                              \
-  (::ingot::cpu_level() >= ::ingot::CpuLevel::avx512                         \
-       ? ::ingot::simd_avx512::f(__VA_ARGS__)                                \
-       : ::ingot::simd_baseline::f(__VA_ARGS__))
+#define INGOT_SIMD_DECLARE(...)    \
+  namespace ingot::simd_baseline { \
+  __VA_ARGS__                      \
+  }                                \
+  namespace ingot::simd_avx512 {   \
+  __VA_ARGS__                      \
+  }
+#define INGOT_SIMD_CALL(f, ...)                                                             \
+  (::ingot::cpu_level() >= ::ingot::CpuLevel::avx512 ? ::ingot::simd_avx512::f(__VA_ARGS__) \
+                                                     : ::ingot::simd_baseline::f(__VA_ARGS__))
 #else
-#define INGOT_SIMD_DECLARE(...) namespace ingot::simd_baseline { __VA_ARGS__ }
+#define INGOT_SIMD_DECLARE(...)    \
+  namespace ingot::simd_baseline { \
+  __VA_ARGS__                      \
+  }
 #define INGOT_SIMD_CALL(f, ...) ::ingot::simd_baseline::f(__VA_ARGS__)
 #endif

@@ -55,9 +55,14 @@ INGOT_HD inline f16::operator float() const {
 
 constexpr int64_t size_of(DType t) {
   switch (t) {
-    case DType::f64: case DType::i64: return 8;
-    case DType::f32: case DType::i32: case DType::u32: return 4;
-    case DType::bf16: case DType::f16: case DType::u16: return 2;
+    case DType::f64:
+    case DType::i64: return 8;
+    case DType::f32:
+    case DType::i32:
+    case DType::u32: return 4;
+    case DType::bf16:
+    case DType::f16:
+    case DType::u16: return 2;
     case DType::u8: return 1;
   }
   return 0;
@@ -94,8 +99,7 @@ template <class T> inline constexpr DType dtype_of = dtype_of_t<std::remove_cons
 template <class T> using accum_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // Calls use(T{}) with the floating type `t` names.
-template <class Use>
-decltype(auto) with_float_type(DType t, const char* op, Use&& use) {
+template <class Use> decltype(auto) with_float_type(DType t, const char* op, Use&& use) {
   switch (t) {
     case DType::f64: return use(double{});
     case DType::f32: return use(float{});
@@ -105,8 +109,7 @@ decltype(auto) with_float_type(DType t, const char* op, Use&& use) {
   }
 }
 // The same for the two types the CPU trains in.
-template <class Use>
-decltype(auto) with_wide_float_type(DType t, const char* op, Use&& use) {
+template <class Use> decltype(auto) with_wide_float_type(DType t, const char* op, Use&& use) {
   switch (t) {
     case DType::f64: return use(double{});
     case DType::f32: return use(float{});

@@ -61,26 +61,38 @@ void Progress::finish(const std::string& text) {
 
 std::string format_duration(double seconds) {
   char out[64];
-  if (seconds < 10) std::snprintf(out, sizeof out, "%.1fs", seconds);
-  else if (seconds < 60) std::snprintf(out, sizeof out, "%.0fs", seconds);
-  else if (seconds < 3600) std::snprintf(out, sizeof out, "%dm %02ds", int(seconds) / 60, int(seconds) % 60);
-  else std::snprintf(out, sizeof out, "%dh %02dm", int(seconds) / 3600, int(seconds) % 3600 / 60);
+  if (seconds < 10)
+    std::snprintf(out, sizeof out, "%.1fs", seconds);
+  else if (seconds < 60)
+    std::snprintf(out, sizeof out, "%.0fs", seconds);
+  else if (seconds < 3600)
+    std::snprintf(out, sizeof out, "%dm %02ds", int(seconds) / 60, int(seconds) % 60);
+  else
+    std::snprintf(out, sizeof out, "%dh %02dm", int(seconds) / 3600, int(seconds) % 3600 / 60);
   return out;
 }
 std::string format_count(double n) {
   char out[32];
-  if (n < 1e4) std::snprintf(out, sizeof out, "%.0f", n);
-  else if (n < 1e6) std::snprintf(out, sizeof out, "%.1fk", n / 1e3);
-  else if (n < 1e9) std::snprintf(out, sizeof out, "%.1fM", n / 1e6);
-  else std::snprintf(out, sizeof out, "%.1fG", n / 1e9);
+  if (n < 1e4)
+    std::snprintf(out, sizeof out, "%.0f", n);
+  else if (n < 1e6)
+    std::snprintf(out, sizeof out, "%.1fk", n / 1e3);
+  else if (n < 1e9)
+    std::snprintf(out, sizeof out, "%.1fM", n / 1e6);
+  else
+    std::snprintf(out, sizeof out, "%.1fG", n / 1e9);
   return out;
 }
 std::string format_bytes(double n) {
   char out[32];
-  if (n < 1e3) std::snprintf(out, sizeof out, "%.0f B", n);
-  else if (n < 1e6) std::snprintf(out, sizeof out, "%.1f kB", n / 1e3);
-  else if (n < 1e9) std::snprintf(out, sizeof out, "%.1f MB", n / 1e6);
-  else std::snprintf(out, sizeof out, "%.2f GB", n / 1e9);
+  if (n < 1e3)
+    std::snprintf(out, sizeof out, "%.0f B", n);
+  else if (n < 1e6)
+    std::snprintf(out, sizeof out, "%.1f kB", n / 1e3);
+  else if (n < 1e9)
+    std::snprintf(out, sizeof out, "%.1f MB", n / 1e6);
+  else
+    std::snprintf(out, sizeof out, "%.2f GB", n / 1e9);
   return out;
 }
 

@@ -29,6 +29,6 @@ std::string format_bytes(double n);           // "11.7 MB"
 namespace detail {
 // Writes a whole line, clearing a progress line that stands in the way. Never throws; a closed stderr is ignored.
 void write_stderr_line(const std::string& text);
-}
+}  // namespace detail
 
 }  // namespace ingot

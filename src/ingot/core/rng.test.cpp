@@ -23,7 +23,7 @@ TEST(rng, normals_have_mean_zero_and_variance_one) {
     sum += x;
     squares += x * x;
   }
-  EXPECT_NEAR(sum / n, 0, 4 / std::sqrt(double(n)));           // four standard errors
+  EXPECT_NEAR(sum / n, 0, 4 / std::sqrt(double(n)));  // four standard errors
   EXPECT_NEAR(squares / n, 1, 4 * std::sqrt(2.0 / n));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Portable vectors for *.simd.cpp files (see core/cpu.h for the rules). Everything lives in the level's own namespace, so
-// two levels never share a symbol. Vec<T> is one register: 64 bytes with AVX-512, 32 with AVX2, 16 elsewhere.
+// Portable vectors for *.simd.cpp files (see core/cpu.h for the rules). Everything lives in the level's own namespace,
+// so two levels never share a symbol. Vec<T> is one register: 64 bytes with AVX-512, 32 with AVX2, 16 elsewhere.
 #include <cstdint>
 #include <cstring>
 
@@ -31,15 +31,21 @@ template <class T> static inline __attribute__((always_inline)) Vec<T> load(cons
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-template <class T> static inline __attribute__((always_inline)) void store(T* p, Vec<T> v) { std::memcpy(p, &v, sizeof v); }
-template <class T> static inline __attribute__((always_inline)) Vec<T> splat(T x) { return x - Vec<T>{}; }  // 0 + x would turn -0 into 0
+template <class T> static inline __attribute__((always_inline)) void store(T* p, Vec<T> v) {
+  std::memcpy(p, &v, sizeof v);
+}
+template <class T> static inline __attribute__((always_inline)) Vec<T> splat(T x) {
+  return x - Vec<T>{};
+}  // 0 + x would turn -0 into 0
 // The first n < kLanes<T> elements; the rest read as zero, and are not written.
 template <class T> static inline Vec<T> load_tail(const T* p, int64_t n) {
   Vec<T> v{};
   std::memcpy(&v, p, size_t(n) * sizeof(T));
   return v;
 }
-template <class T> static inline void store_tail(T* p, Vec<T> v, int64_t n) { std::memcpy(p, &v, size_t(n) * sizeof(T)); }
+template <class T> static inline void store_tail(T* p, Vec<T> v, int64_t n) {
+  std::memcpy(p, &v, size_t(n) * sizeof(T));
+}
 // Adds the lanes in a fixed tree order.
 template <class T> static inline T reduce_add(Vec<T> v) {
   T lane[kLanes<T>];

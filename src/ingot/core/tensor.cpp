@@ -34,8 +34,8 @@ Tensor Tensor::reshape(Shape s) const {
 }
 
 Tensor Tensor::slice(int axis, int64_t begin, int64_t end) const {
-  INGOT_CHECK(axis >= 0 && axis < rank() && 0 <= begin && begin <= end && end <= shape.dim[axis], "slice: found [", begin,
-              ", ", end, ") of dimension ", axis, ", expected it inside shape ", shape);
+  INGOT_CHECK(axis >= 0 && axis < rank() && 0 <= begin && begin <= end && end <= shape.dim[axis], "slice: found [",
+              begin, ", ", end, ") of dimension ", axis, ", expected it inside shape ", shape);
   Tensor t = *this;
   t.data = static_cast<char*>(data) + begin * stride[axis] * size_of(dtype);
   t.shape.dim[axis] = end - begin;
@@ -68,8 +68,7 @@ Tensor Tensor::split_last(int64_t outer) const {
 
 namespace {
 // Calls use(offset of row in a, offset of row in b) for each innermost row.
-template <class Use>
-void for_each_row(const Tensor& a, const Tensor& b, Use&& use) {
+template <class Use> void for_each_row(const Tensor& a, const Tensor& b, Use&& use) {
   int64_t index[kMaxRank] = {};
   const int64_t rows = a.rows();
   for (int64_t r = 0; r < rows; ++r) {

@@ -20,7 +20,9 @@ inline std::ostream& operator<<(std::ostream& out, Device d) {
 }
 
 // A CUDA stream on a GPU; the CPU backend runs in the calling thread and its pool and ignores it.
-struct Stream { void* handle = nullptr; };
+struct Stream {
+  void* handle = nullptr;
+};
 
 constexpr int kMaxRank = 4;
 
@@ -71,8 +73,7 @@ struct Tensor {
 
   // False for an operand that was left out.
   explicit operator bool() const { return shape.rank > 0; }
-  template <class T>
-  T* ptr() const {
+  template <class T> T* ptr() const {
     INGOT_CHECK(dtype == dtype_of<T>, "tensor: found dtype ", dtype, ", expected ", dtype_of<T>);
     return static_cast<T*>(data);
   }
@@ -81,7 +82,8 @@ struct Tensor {
   int64_t step(int i) const { return stride[i < 0 ? i + shape.rank : i]; }
   int64_t numel() const { return shape.numel(); }
   int64_t bytes() const { return numel() * size_of(dtype); }
-  // A tensor seen as a matrix: all dimensions but the last are rows. rows_uniform() says whether one stride reaches them.
+  // A tensor seen as a matrix: all dimensions but the last are rows. rows_uniform() says whether one stride reaches
+  // them.
   int64_t cols() const { return shape.rank == 0 ? 0 : shape[-1]; }
   int64_t rows() const {
     int64_t n = shape.rank == 0 ? 0 : 1;
@@ -92,11 +94,11 @@ struct Tensor {
   bool contiguous() const;
   bool rows_uniform() const;  // last stride 1 and leading dimensions collapse into one
 
-  Tensor reshape(Shape s) const;                                // contiguous only
-  Tensor slice(int axis, int64_t begin, int64_t end) const;     // [begin, end) of one dimension
-  Tensor select(int axis, int64_t i) const;                     // drops the dimension
+  Tensor reshape(Shape s) const;                             // contiguous only
+  Tensor slice(int axis, int64_t begin, int64_t end) const;  // [begin, end) of one dimension
+  Tensor select(int axis, int64_t i) const;                  // drops the dimension
   Tensor row(int64_t i) const { return select(0, i); }
-  Tensor split_last(int64_t outer) const;                       // (..., C) -> (..., outer, C / outer)
+  Tensor split_last(int64_t outer) const;  // (..., C) -> (..., outer, C / outer)
 };
 
 // Fills with zeros, copies (same shape and dtype, any strides), converts between floating types. CPU tensors.

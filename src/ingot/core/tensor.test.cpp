@@ -26,9 +26,7 @@ TEST(tensor, an_error_prints_both_values) {
   try {
     INGOT_CHECK_EQ(2 + 2, 5, "arithmetic");
     FAIL() << "expected an Error";
-  } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "arithmetic: found 2 + 2 = 4, expected == 5 = 5");
-  }
+  } catch (const Error& e) { EXPECT_STREQ(e.what(), "arithmetic: found 2 + 2 = 4, expected == 5 = 5"); }
 }
 
 TEST(dtype, every_f16_and_bf16_survives_a_round_trip) {
@@ -36,21 +34,25 @@ TEST(dtype, every_f16_and_bf16_survives_a_round_trip) {
     f16 h;
     h.bits = uint16_t(b);
     const float f = h;
-    if (std::isnan(f)) EXPECT_TRUE(std::isnan(float(f16(f))));
-    else EXPECT_EQ(f16(f).bits, h.bits);
+    if (std::isnan(f))
+      EXPECT_TRUE(std::isnan(float(f16(f))));
+    else
+      EXPECT_EQ(f16(f).bits, h.bits);
     bf16 g;
     g.bits = uint16_t(b);
-    if (std::isnan(float(g))) EXPECT_TRUE(std::isnan(float(bf16(float(g)))));
-    else EXPECT_EQ(bf16(float(g)).bits, g.bits);
+    if (std::isnan(float(g)))
+      EXPECT_TRUE(std::isnan(float(bf16(float(g)))));
+    else
+      EXPECT_EQ(bf16(float(g)).bits, g.bits);
   }
 }
 
 TEST(dtype, rounding_to_f16_is_to_nearest_even) {
-  EXPECT_EQ(f16(1.0f + 0x1p-11f).bits, f16(1.0f).bits);           // a tie goes to the even mantissa
+  EXPECT_EQ(f16(1.0f + 0x1p-11f).bits, f16(1.0f).bits);  // a tie goes to the even mantissa
   EXPECT_EQ(f16(1.0f + 3 * 0x1p-11f).bits, f16(1.0f + 0x1p-9f).bits);
-  EXPECT_EQ(f16(65519.f).bits, 0x7bff);                           // the largest finite value
+  EXPECT_EQ(f16(65519.f).bits, 0x7bff);  // the largest finite value
   EXPECT_EQ(f16(65520.f).bits, 0x7c00);
-  EXPECT_EQ(f16(0x1p-25f).bits, 0);                               // half of the smallest subnormal ties to zero
+  EXPECT_EQ(f16(0x1p-25f).bits, 0);  // half of the smallest subnormal ties to zero
   EXPECT_EQ(f16(0x1.8p-25f).bits, 1);
 }
 

@@ -54,7 +54,10 @@ class Pool {
     if (sleeping_.load(std::memory_order_relaxed) > 0) wake_.notify_all();
     drain();
     for (int spins = 0; running_.load(std::memory_order_acquire) > 0;)
-      if (++spins < kSpins) relax(); else std::this_thread::yield();
+      if (++spins < kSpins)
+        relax();
+      else
+        std::this_thread::yield();
     if (error_) std::rethrow_exception(error_);
   }
 

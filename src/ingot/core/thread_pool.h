@@ -1,6 +1,6 @@
 #pragma once
-// The process's worker threads. Work is cut into tasks by the caller, by sizes alone, so that results never depend on the
-// number of threads; reductions write one partial per task and add the partials in task order.
+// The process's worker threads. Work is cut into tasks by the caller, by sizes alone, so that results never depend on
+// the number of threads; reductions write one partial per task and add the partials in task order.
 #include <cstdint>
 #include <type_traits>
 
@@ -14,21 +14,21 @@ namespace detail {
 void parallel_tasks(int64_t tasks, void (*run)(void*, int64_t), void* context);
 }
 
-// Calls body(task) for each task in [0, tasks), in any order, on all threads; returns when all are done. The first exception
-// is rethrown. A call from inside a task, or while another thread's call is running, runs in the calling thread.
-template <class Body>
-void parallel_tasks(int64_t tasks, Body&& body) {
+// Calls body(task) for each task in [0, tasks), in any order, on all threads; returns when all are done. The first
+// exception is rethrown. A call from inside a task, or while another thread's call is running, runs in the calling
+// thread.
+template <class Body> void parallel_tasks(int64_t tasks, Body&& body) {
   if (tasks == 1) {
     body(int64_t(0));
     return;
   }
-  detail::parallel_tasks(tasks, [](void* context, int64_t task) { (*static_cast<std::remove_reference_t<Body>*>(context))(task); },
-                         const_cast<void*>(static_cast<const void*>(&body)));
+  detail::parallel_tasks(
+      tasks, [](void* context, int64_t task) { (*static_cast<std::remove_reference_t<Body>*>(context))(task); },
+      const_cast<void*>(static_cast<const void*>(&body)));
 }
 
 // Calls body(begin, end) over [0, n) in chunks of `grain` (the last may be shorter).
-template <class Body>
-void parallel_for(int64_t n, int64_t grain, Body&& body) {
+template <class Body> void parallel_for(int64_t n, int64_t grain, Body&& body) {
   if (n <= 0) return;
   const int64_t tasks = (n + grain - 1) / grain;
   parallel_tasks(tasks, [&](int64_t task) {
@@ -40,8 +40,9 @@ void parallel_for(int64_t n, int64_t grain, Body&& body) {
 // 64-byte aligned memory of the calling thread, valid until its next scratch() call with the same slot. It grows to the
 // largest request and stays, so CPU kernels allocate nothing in the steady state.
 void* thread_scratch(int slot, int64_t bytes);
-constexpr int kScratchSlots = 8;      // an op may use slots 0 to 3 as it likes
-constexpr int kSharedProductSlot = 6;  // kernels/linear keeps its packed operands in 6 and 7, so that any op can call a product
+constexpr int kScratchSlots = 8;  // an op may use slots 0 to 3 as it likes
+constexpr int kSharedProductSlot =
+    6;  // kernels/linear keeps its packed operands in 6 and 7, so that any op can call a product
 constexpr int kTaskProductSlot = 7;
 
 }  // namespace ingot

@@ -26,7 +26,9 @@ TEST(thread_pool, every_task_runs_once_for_any_number_of_threads) {
 TEST(thread_pool, an_exception_reaches_the_caller_and_the_pool_works_on) {
   EXPECT_THROW(parallel_tasks(64, [](int64_t t) { INGOT_CHECK(t != 33, "task ", t); }), Error);
   std::atomic<int64_t> sum{0};
-  parallel_for(1000, 7, [&](int64_t begin, int64_t end) { for (auto i = begin; i < end; ++i) sum += i; });
+  parallel_for(1000, 7, [&](int64_t begin, int64_t end) {
+    for (auto i = begin; i < end; ++i) sum += i;
+  });
   EXPECT_EQ(sum, 999 * 1000 / 2);
 }
 

@@ -2,4 +2,4 @@
 namespace ingot {
 const char* version();  // "0.1.0", stated once in CMakeLists.txt
 const char* commit();   // of the tree this was configured from, or "unknown"
-}
+}  // namespace ingot

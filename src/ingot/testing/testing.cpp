@@ -8,8 +8,7 @@ namespace {
 constexpr int64_t kGuard = 1024;
 
 // Calls use(linear index, element address) in index order.
-template <class Use>
-void for_each_element(const Tensor& t, Use&& use) {
+template <class Use> void for_each_element(const Tensor& t, Use&& use) {
   int64_t index[kMaxRank] = {};
   const int64_t n = t.numel();
   for (int64_t i = 0; i < n; ++i) {
@@ -21,14 +20,46 @@ void for_each_element(const Tensor& t, Use&& use) {
 }
 double read(DType dtype, const char* at) {
   switch (dtype) {
-    case DType::f64: { double v; std::memcpy(&v, at, 8); return v; }
-    case DType::f32: { float v; std::memcpy(&v, at, 4); return v; }
-    case DType::bf16: { bf16 v; std::memcpy(&v, at, 2); return float(v); }
-    case DType::f16: { f16 v; std::memcpy(&v, at, 2); return float(v); }
-    case DType::i64: { int64_t v; std::memcpy(&v, at, 8); return double(v); }
-    case DType::i32: { int32_t v; std::memcpy(&v, at, 4); return v; }
-    case DType::u32: { uint32_t v; std::memcpy(&v, at, 4); return v; }
-    case DType::u16: { uint16_t v; std::memcpy(&v, at, 2); return v; }
+    case DType::f64: {
+      double v;
+      std::memcpy(&v, at, 8);
+      return v;
+    }
+    case DType::f32: {
+      float v;
+      std::memcpy(&v, at, 4);
+      return v;
+    }
+    case DType::bf16: {
+      bf16 v;
+      std::memcpy(&v, at, 2);
+      return float(v);
+    }
+    case DType::f16: {
+      f16 v;
+      std::memcpy(&v, at, 2);
+      return float(v);
+    }
+    case DType::i64: {
+      int64_t v;
+      std::memcpy(&v, at, 8);
+      return double(v);
+    }
+    case DType::i32: {
+      int32_t v;
+      std::memcpy(&v, at, 4);
+      return v;
+    }
+    case DType::u32: {
+      uint32_t v;
+      std::memcpy(&v, at, 4);
+      return v;
+    }
+    case DType::u16: {
+      uint16_t v;
+      std::memcpy(&v, at, 2);
+      return v;
+    }
     case DType::u8: return uint8_t(*at);
   }
   return 0;
@@ -36,13 +67,41 @@ double read(DType dtype, const char* at) {
 void write(DType dtype, char* at, double x) {
   switch (dtype) {
     case DType::f64: std::memcpy(at, &x, 8); break;
-    case DType::f32: { const float v = float(x); std::memcpy(at, &v, 4); break; }
-    case DType::bf16: { const bf16 v{float(x)}; std::memcpy(at, &v, 2); break; }
-    case DType::f16: { const f16 v{float(x)}; std::memcpy(at, &v, 2); break; }
-    case DType::i64: { const int64_t v = int64_t(x); std::memcpy(at, &v, 8); break; }
-    case DType::i32: { const int32_t v = int32_t(x); std::memcpy(at, &v, 4); break; }
-    case DType::u32: { const uint32_t v = uint32_t(x); std::memcpy(at, &v, 4); break; }
-    case DType::u16: { const uint16_t v = uint16_t(x); std::memcpy(at, &v, 2); break; }
+    case DType::f32: {
+      const float v = float(x);
+      std::memcpy(at, &v, 4);
+      break;
+    }
+    case DType::bf16: {
+      const bf16 v{float(x)};
+      std::memcpy(at, &v, 2);
+      break;
+    }
+    case DType::f16: {
+      const f16 v{float(x)};
+      std::memcpy(at, &v, 2);
+      break;
+    }
+    case DType::i64: {
+      const int64_t v = int64_t(x);
+      std::memcpy(at, &v, 8);
+      break;
+    }
+    case DType::i32: {
+      const int32_t v = int32_t(x);
+      std::memcpy(at, &v, 4);
+      break;
+    }
+    case DType::u32: {
+      const uint32_t v = uint32_t(x);
+      std::memcpy(at, &v, 4);
+      break;
+    }
+    case DType::u16: {
+      const uint16_t v = uint16_t(x);
+      std::memcpy(at, &v, 2);
+      break;
+    }
     case DType::u8: *at = char(uint8_t(x)); break;
   }
 }
@@ -96,7 +155,8 @@ void fill_normal(const Tensor& t, uint64_t seed, double scale, double mean) {
 }
 void fill_ids(const Tensor& t, uint64_t seed, int64_t below) {
   const Rng rng(seed, Purpose::test, 1);
-  for_each_element(t, [&](int64_t i, char* at) { write(t.dtype, at, double(rng.below(uint64_t(i), uint64_t(below)))); });
+  for_each_element(t,
+                   [&](int64_t i, char* at) { write(t.dtype, at, double(rng.below(uint64_t(i), uint64_t(below)))); });
 }
 
 double roundoff(DType t) {
@@ -119,7 +179,9 @@ Comparison compare(const Tensor& got, const std::vector<double>& want, double ab
   for (size_t i = 0; i < want.size(); ++i) {
     const double allowed = absolute + relative * std::abs(want[i]);
     const bool same = have[i] == want[i] || (std::isnan(have[i]) && std::isnan(want[i]));
-    const double off = same ? 0 : std::isfinite(have[i]) && std::isfinite(want[i]) ? std::abs(have[i] - want[i]) / allowed : HUGE_VAL;
+    const double off = same                                               ? 0
+                       : std::isfinite(have[i]) && std::isfinite(want[i]) ? std::abs(have[i] - want[i]) / allowed
+                                                                          : HUGE_VAL;
     if (off > result.worst || std::isnan(off)) {
       result.worst = std::isnan(off) ? HUGE_VAL : off;
       if (!(off <= 1))
@@ -139,8 +201,10 @@ double dot(const Tensor& t, const Tensor& weights) {
   return sum;
 }
 
-double gradient_error(const std::function<double()>& f, const Tensor& input, const Tensor& grad, uint64_t seed, int directions) {
-  INGOT_CHECK(input.dtype == DType::f64 && grad.dtype == DType::f64, "gradient_error: found ", input.dtype, ", expected f64");
+double gradient_error(const std::function<double()>& f, const Tensor& input, const Tensor& grad, uint64_t seed,
+                      int directions) {
+  INGOT_CHECK(input.dtype == DType::f64 && grad.dtype == DType::f64, "gradient_error: found ", input.dtype,
+              ", expected f64");
   const std::vector<double> start = values(input), g = values(grad);
   double size = 0;
   for (double v : start) size += v * v;

@@ -1,6 +1,6 @@
 #pragma once
-// What numeric tests share: owned tensors with guard zones and poison, seeded inputs at realistic scale, comparison with a
-// reference under a derived tolerance, and finite differences. Only tests and benches include this.
+// What numeric tests share: owned tensors with guard zones and poison, seeded inputs at realistic scale, comparison
+// with a reference under a derived tolerance, and finite differences. Only tests and benches include this.
 #include <functional>
 #include <string>
 #include <vector>
@@ -39,17 +39,19 @@ double roundoff(DType t);
 
 struct Comparison {
   bool ok = false;
-  double worst = 0;       // largest |got - want| / allowed
-  std::string message;    // index, both values, allowance; empty when ok
+  double worst = 0;     // largest |got - want| / allowed
+  std::string message;  // index, both values, allowance; empty when ok
 };
 // Every element must be finite where want is, equal where want is not, and within absolute + relative * |want|.
 Comparison compare(const Tensor& got, const std::vector<double>& want, double absolute, double relative);
 
-// Checks d(sum of `weights` * outputs)/d(input) against central differences in fp64, along `directions` random directions.
+// Checks d(sum of `weights` * outputs)/d(input) against central differences in fp64, along `directions` random
+// directions.
 //   f       recomputes the outputs from the input's present content and returns sum(weights * outputs)
 //   input   the f64 tensor that is moved; grad its analytic gradient (same shape)
 // Returns the worst relative error; the step is chosen as cbrt(eps) of the direction's size.
-double gradient_error(const std::function<double()>& f, const Tensor& input, const Tensor& grad, uint64_t seed, int directions = 3);
+double gradient_error(const std::function<double()>& f, const Tensor& input, const Tensor& grad, uint64_t seed,
+                      int directions = 3);
 // sum of weights * t: the scalar whose gradient with respect to t is `weights`.
 double dot(const Tensor& t, const Tensor& weights);
 

@@ -1,5 +1,6 @@
 #pragma once
-// What a small GPT is made of. Every architectural feature is a field; presets are JSON files under presets/ and fill these.
+// What a small GPT is made of. Every architectural feature is a field; presets are JSON files under presets/ and fill
+// these.
 #include <cstdint>
 #include <string>
 
@@ -10,17 +11,18 @@ namespace ingot {
 struct GptConfig {
   // Sizes.
   int64_t vocab = 256, dim = 128, layers = 4, heads = 4, kv_heads = 4, head_dim = 32, mlp_hidden = 512;
-  int64_t embed_dim = 0;        // 0: dim. Otherwise the embedding is factorised: vocab x embed_dim, then embed_dim x dim
-  int64_t context = 256;        // longest segment; also the number of learned positions
+  int64_t embed_dim =
+      0;  // 0 or dim: vocab x dim. Otherwise the embedding is factorised: vocab x embed_dim, then embed_dim x dim
+  int64_t context = 256;  // longest segment; also the number of learned positions
   std::string activation = "gelu";
   bool tied_embeddings = true;
   bool learned_positions = false;
-  bool embed_norm = false;      // x = rms(embedding)
-  bool norm_weight = true;      // a learned factor per channel in every norm
+  bool embed_norm = false;  // x = rms(embedding)
+  bool norm_weight = true;  // a learned factor per channel in every norm
   double norm_eps = 1e-5;
-  bool layer_scale = false;     // norms multiplied by 1 / sqrt(layer + 1), by physical layer
+  bool layer_scale = false;  // norms multiplied by 1 / sqrt(layer + 1), by physical layer
   // Positions in attention.
-  int64_t rotary_dim = 0;       // 0: no rotation; else the first rotary_dim dimensions of each head
+  int64_t rotary_dim = 0;  // 0: no rotation; else the first rotary_dim dimensions of each head
   double rope_base = 10000;
   RopeScaling rope_scaling;
   bool rope_interleaved = false;
@@ -28,17 +30,17 @@ struct GptConfig {
   // Attention.
   bool qk_norm = false, qk_gain = false;
   double qk_gain_init = 1;
-  int64_t xsa_layers = 0;       // the last n physical layers subtract the projection on the token's own value
-  int64_t window = 0;           // 0: the whole segment
+  int64_t xsa_layers = 0;  // the last n physical layers subtract the projection on the token's own value
+  int64_t window = 0;      // 0: the whole segment
   // Residual stream.
-  bool resid_mix = false;       // each block reads a * x + b * x0
-  bool branch_scale = false;    // attn_scale and mlp_scale per channel
+  bool resid_mix = false;     // each block reads a * x + b * x0
+  bool branch_scale = false;  // attn_scale and mlp_scale per channel
   bool unet_skips = false, skip_gates = false;
-  int64_t lane_start = -1;      // physical layers from here on keep two lanes; -1: none
+  int64_t lane_start = -1;           // physical layers from here on keep two lanes; -1: none
   std::string lane_output = "mean";  // what leaves the last layer: mean, attn (lane 0) or mlp (lane 1)
   // Depth recurrence: physical layers [loop_first, loop_last] run 1 + loop_extra times once switched on.
   int64_t loop_first = 0, loop_last = -1, loop_extra = 0;
-  double loop_from = 0;         // fraction of training after which the loop is on
+  double loop_from = 0;  // fraction of training after which the loop is on
   // Head.
   double softcap = 0, z_loss = 0;
   // Initialisation. "normal": N(0, init_std^2), branch outputs scaled by 1 / sqrt(2 layers).
@@ -46,11 +48,12 @@ struct GptConfig {
   std::string init = "normal";
   double init_std = 0.02, embed_std = 0.02;
 
+  bool factorised() const { return embed_dim != 0 && embed_dim != dim; }
   bool has_loop() const { return loop_extra > 0 && loop_last >= loop_first; }
 };
-void check(const GptConfig& c);                  // throws, naming the field, what was found and what is allowed
+void check(const GptConfig& c);  // throws, naming the field, what was found and what is allowed
 std::string to_json(const GptConfig& c);
 GptConfig gpt_config_from_json(const std::string& text, const std::string& where);  // unknown keys are errors
-GptConfig gpt_preset(const std::string& name);   // golf, nano, demo, ...; lists them when unknown
+GptConfig gpt_preset(const std::string& name);  // golf, nano, demo, ...; lists them when unknown
 
 }  // namespace ingot

@@ -24,9 +24,11 @@ class GptCache {
   int64_t capacity() const { return capacity_; }
   int64_t length(int64_t sequence) const { return lengths_[size_t(sequence)]; }
   void truncate(int64_t sequence, int64_t length);  // forgets tokens beyond `length`
+  void advance(int64_t sequence, int64_t tokens);   // after every application has written them
+  const Tensor& keys(int application) const { return k_[size_t(application)]; }
+  const Tensor& values(int application) const { return v_[size_t(application)]; }
 
  private:
-  friend class Gpt;
   Arena arena_;
   int64_t capacity_;
   std::vector<Tensor> k_, v_;  // per application (sequences * capacity, Hkv, D)
@@ -34,19 +36,25 @@ class GptCache {
 };
 
 // Low-rank adapters, one set per document (segment) and application:  delta(x) = (x A^T) B^T.
-struct AdapterPair { Tensor a, b; };       // (S, R, in), (S, out, R); empty: none
-struct ApplicationAdapters { AdapterPair q, k, v, o, mlp; };  // o reads the block's normed input, mlp bypasses the MLP
+struct AdapterPair {
+  Tensor a, b;
+};  // (S, R, in), (S, out, R); empty: none
+struct ApplicationAdapters {
+  AdapterPair q, k, v, o, mlp;
+};  // o reads the block's normed input, mlp bypasses the MLP
 struct GptAdapters {
   std::vector<ApplicationAdapters> applications;
-  AdapterPair head;                        // added to the logits before the softcap
+  AdapterPair head;  // added to the logits before the softcap
 };
 
 struct GptOptions {
-  int64_t capacity = 0;          // most tokens of one call
-  int64_t max_segments = 0;      // most segments of one call; 0: capacity
-  bool looping = false;          // which of the two layer programs
-  bool training = false;         // keeps what the backward pass needs
+  int64_t capacity = 0;      // most tokens of one call
+  int64_t max_segments = 0;  // most segments of one call; 0: capacity
+  bool looping = false;      // which of the two layer programs
+  bool training = false;     // keeps what the backward pass needs
   Products products = Products::fp32;
+  int64_t max_adapter_rank = 0;  // largest rank of the adapters passed later; 0: none
+  int64_t max_positions = 0;     // rotary positions that may occur; 0: the config's context
 };
 
 // A model bound to a capacity: everything it will need is planned and allocated here, nothing later.
@@ -62,19 +70,21 @@ class Gpt {
   int64_t arena_bytes() const;
 
   // Loss of each target (T), natural logarithm; 0 where the target is the ignore index -1.
-  void losses(const Tensor& weights, const TokenBatch& batch, const Tensor& loss, const GptAdapters* adapters = nullptr);
+  void losses(const Tensor& weights, const TokenBatch& batch, const Tensor& loss,
+              const GptAdapters* adapters = nullptr);
 
-  // The same, and gradients of sum_t dloss[t] * loss[t]: accumulated into `grads` (flat, as weights; left out: base weights
-  // are frozen and their products are skipped) and into `adapter_grads`.
+  // The same, and gradients of sum_t dloss[t] * loss[t]: accumulated into `grads` (flat, as weights; left out: base
+  // weights are frozen and their products are skipped) and into `adapter_grads`.
   void losses_and_gradients(const Tensor& weights, const TokenBatch& batch, const Tensor& dloss, const Tensor& loss,
-                            const Tensor& grads, const GptAdapters* adapters = nullptr, GptAdapters* adapter_grads = nullptr);
+                            const Tensor& grads, const GptAdapters* adapters = nullptr,
+                            GptAdapters* adapter_grads = nullptr);
 
   // Logits after the softcap of the given rows: rows (N) i32 indices into the batch, logits (N, V).
   void logits(const Tensor& weights, const TokenBatch& batch, const Tensor& rows, const Tensor& logits,
               const GptAdapters* adapters = nullptr);
 
-  // The same for tokens that continue cached sequences: segment s of the batch continues sequence sequences[s]. Positions must
-  // go on where the cache ends; the new keys are added to it.
+  // The same for tokens that continue cached sequences: segment s of the batch continues sequence sequences[s].
+  // Positions must go on where the cache ends; the new keys are added to it.
   void extend(const Tensor& weights, const TokenBatch& batch, const std::vector<int64_t>& sequences, GptCache& cache,
               const Tensor& rows, const Tensor& logits, const GptAdapters* adapters = nullptr);
 

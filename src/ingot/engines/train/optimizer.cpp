@@ -1,0 +1,123 @@
+#include "ingot/engines/train/optimizer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/kernels/adamw/adamw.h"
+#include "ingot/kernels/muon/muon.h"
+
+namespace ingot {
+
+void check(const OptimizerOptions& o) {
+  if (o.matrix_optimizer != "muon" && o.matrix_optimizer != "adamw")
+    fail(ErrorCode::usage, "train.matrix_optimizer: found '", o.matrix_optimizer, "', expected muon or adamw");
+  const auto nonnegative = [](const char* name, double x) {
+    if (!(x >= 0 && std::isfinite(x)))
+      fail(ErrorCode::usage, "train.", name, ": found ", x, ", expected a finite number of at least 0");
+  };
+  nonnegative("matrix_lr", o.matrix_lr);
+  nonnegative("matrix_decay", o.matrix_decay);
+  nonnegative("embed_lr", o.embed_lr);
+  nonnegative("embed_decay", o.embed_decay);
+  nonnegative("head_lr", o.head_lr);
+  nonnegative("head_decay", o.head_decay);
+  nonnegative("scalar_lr", o.scalar_lr);
+  nonnegative("scalar_decay", o.scalar_decay);
+  nonnegative("eps", o.eps);
+  nonnegative("clip", o.clip);
+  for (double beta : {o.beta1, o.beta2})
+    if (!(beta >= 0 && beta < 1))
+      fail(ErrorCode::usage, "train.beta: found ", beta, ", expected at least 0 and less than 1");
+  if (o.muon_iterations < 1 || o.muon_iterations > 50)
+    fail(ErrorCode::usage, "train.muon_iterations: found ", o.muon_iterations, ", expected 1 to 50");
+}
+
+Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages)
+    : layout_(layout), options_(options) {
+  check(options);
+  const bool muon = options.matrix_optimizer == "muon" && !layout.banks().empty();
+  const int64_t all = layout.padded_count(), matrices = muon ? layout.range(ParameterKind::matrix).count : 0;
+  adam_offset_ = matrices;  // matrices come first in the layout
+  int64_t workspace = 0;
+  if (muon)
+    for (const MatrixBank& b : layout.banks())
+      workspace = std::max(workspace, muon_workspace_bytes(b.rows, b.cols, dtype, {}));
+  const int64_t numbers = matrices + 2 * (all - matrices) + (averages ? all : 0);
+  arena_ = Arena(numbers * size_of(dtype) + workspace + 5 * 64);
+  if (matrices > 0) momentum_ = arena_.take(dtype, {matrices});
+  m_ = arena_.take(dtype, {all - matrices});
+  v_ = arena_.take(dtype, {all - matrices});
+  if (averages) average_ = arena_.take(dtype, {all});
+  workspace_ = arena_.take(DType::u8, {workspace});
+}
+
+void Optimizer::start_average(const Tensor& weights) {
+  if (average_) copy(weights, average_);
+}
+
+std::vector<NamedState> Optimizer::state() const {
+  std::vector<NamedState> all;
+  if (momentum_) all.push_back({"muon.momentum", momentum_});
+  all.push_back({"adamw.m", m_});
+  all.push_back({"adamw.v", v_});
+  if (average_) all.push_back({"ema.weights", average_});
+  return all;
+}
+
+void Optimizer::adamw_range(ParameterRange r, double lr, double decay, const Tensor& weights, const Tensor& grads,
+                            const OptimizerStep& at, double grad_scale) {
+  if (r.count == 0) return;
+  const auto part = [&](const Tensor& t, int64_t base) {
+    return t.slice(0, r.offset - base, r.offset - base + r.count);
+  };
+  adamw({.p = part(weights, 0),
+         .g = part(grads, 0),
+         .m = part(m_, adam_offset_),
+         .v = part(v_, adam_offset_),
+         .lr = lr * at.lr_factor,
+         .beta1 = options_.beta1,
+         .beta2 = options_.beta2,
+         .eps = options_.eps,
+         .weight_decay = decay,
+         .grad_scale = grad_scale,
+         .step = at.step},
+        {});
+}
+
+double Optimizer::step(const Tensor& weights, const Tensor& grads, const OptimizerStep& at) {
+  const double norm = std::sqrt(sum_of_squares(grads, {}));
+  if (!std::isfinite(norm)) return norm;  // the caller decides; the weights stay as they were
+  const double scale = options_.clip > 0 && norm > options_.clip ? options_.clip / (norm + 1e-6) : 1;
+  if (momentum_) {
+    for (const MatrixBank& b : layout_.banks()) {
+      const auto bank = [&](const Tensor& t) {
+        return t.slice(0, b.offset, b.offset + b.count * b.rows * b.cols).reshape({b.count, b.rows, b.cols});
+      };
+      muon({.p = bank(weights),
+            .g = bank(grads),
+            .momentum = bank(momentum_),
+            .workspace = workspace_,
+            .lr = options_.matrix_lr * at.lr_factor,
+            .mu = at.momentum,
+            .weight_decay = options_.matrix_decay,
+            .grad_scale = scale,
+            .nesterov = options_.muon_nesterov,
+            .row_normalise = options_.muon_row_normalise,
+            .steps = int(options_.muon_iterations),
+            .products = at.products},
+           {});
+    }
+  } else {
+    adamw_range(layout_.range(ParameterKind::matrix), options_.matrix_lr, options_.matrix_decay, weights, grads, at,
+                scale);
+  }
+  adamw_range(layout_.range(ParameterKind::embedding), options_.embed_lr, options_.embed_decay, weights, grads, at,
+              scale);
+  adamw_range(layout_.range(ParameterKind::head), options_.head_lr, options_.head_decay, weights, grads, at, scale);
+  adamw_range(layout_.range(ParameterKind::scalar), options_.scalar_lr, options_.scalar_decay, weights, grads, at,
+              scale);
+  if (average_ && at.ema > 0) ema({.p = weights, .average = average_, .decay = at.ema}, {});
+  return norm;
+}
+
+}  // namespace ingot

@@ -1,0 +1,59 @@
+#pragma once
+// The optimizer of a model: Muon on the banks of matrices (or AdamW), AdamW on everything else, global clipping, and an
+// exponential average of the weights. All state is flat and named, so that checkpoints hold it.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ingot/core/arena.h"
+#include "ingot/kernels/linear/linear.h"
+#include "ingot/models/gpt/parameters.h"
+
+namespace ingot {
+
+struct OptimizerOptions {
+  std::string matrix_optimizer = "muon";  // or adamw
+  double matrix_lr = 0.022, matrix_decay = 0.095;
+  double embed_lr = 0.03, embed_decay = 0.085;
+  double head_lr = 0.03, head_decay = 0.085;
+  double scalar_lr = 0.02, scalar_decay = 0.02;
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double clip = 0.3;  // of the global gradient norm; 0: none
+  bool muon_nesterov = true, muon_row_normalise = true;
+  int64_t muon_iterations = 5;
+};
+void check(const OptimizerOptions& o);
+
+struct OptimizerStep {
+  int64_t step = 1;  // counts from 1
+  double lr_factor = 1, momentum = 0.95;
+  double ema = 0;  // decay of the average; 0 leaves it alone
+  Products products = Products::fp32;
+};
+
+struct NamedState {
+  std::string name;
+  Tensor tensor;
+};
+
+class Optimizer {
+ public:
+  Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages);
+  // Updates weights from grads (flat, as the layout). Returns the gradient norm before clipping.
+  double step(const Tensor& weights, const Tensor& grads, const OptimizerStep& at);
+  void start_average(const Tensor& weights);   // the average begins at these weights
+  Tensor average() const { return average_; }  // empty when there is none
+  std::vector<NamedState> state() const;       // everything a checkpoint must hold
+
+ private:
+  void adamw_range(ParameterRange range, double lr, double decay, const Tensor& weights, const Tensor& grads,
+                   const OptimizerStep& at, double grad_scale);
+
+  const ParameterLayout& layout_;
+  OptimizerOptions options_;
+  Arena arena_;
+  Tensor momentum_, m_, v_, average_, workspace_;
+  int64_t adam_offset_ = 0;  // m and v begin here in the flat layout
+};
+
+}  // namespace ingot

@@ -1,0 +1,55 @@
+#pragma once
+// One application of one block, forward and backward: the only implementation there is. Training, evaluation,
+// adaptation and generation all run it.
+#include "ingot/models/gpt/buffers.h"
+#include "ingot/models/gpt/gpt.h"
+
+namespace ingot::detail {
+
+// A layer's parameters as views into a flat tensor; all empty when the flat tensor is (frozen gradients).
+struct LayerViews {
+  Tensor attn_norm, mlp_norm, q, k, v, o, up, down, q_gain, attn_scale, mlp_scale, mix_a, mix_b;
+  Tensor lane_post, lane_resid;  // (2, 2), (2)
+};
+struct SkipViews {
+  Tensor weight, gate;
+};
+
+// What all blocks of one call share.
+struct CallContext {
+  const GptConfig& config;
+  int64_t tokens;
+  Tensor positions, cu_seqlens;  // i32
+  Tensor cos, sin;               // empty without rotation
+  Act act;
+  Products products;
+  const GptAdapters* adapters = nullptr;
+  GptAdapters* adapter_grads = nullptr;
+  // Generation: keys and values of this application live in a cache.
+  GptCache* cache = nullptr;
+  const std::vector<int64_t>* sequences = nullptr;
+};
+
+struct BlockTensors {
+  int index = 0;  // application
+  const Application* application = nullptr;
+  LayerViews w, dw;
+  SkipViews skip_w, skip_dw;
+  Tensor skip;  // the encoder output that is merged, or empty
+  Tensor in0, in1, x0, out0, out1;
+  Saved saved;
+  Scratch scratch;
+};
+
+void block_forward(const CallContext& call, const BlockTensors& b);
+
+// g0, g1: gradients of the outputs in, of the inputs out (in place). x0_grad and skip_grad are accumulated.
+struct BlockGradients {
+  Tensor g0, g1, x0_grad, skip_grad;
+};
+void block_backward(const CallContext& call, const BlockTensors& b, const BlockGradients& g);
+
+// A contiguous tensor's memory seen as the first rows it needs for another shape.
+inline Tensor view(const Tensor& t, Shape shape) { return Tensor(t.data, t.dtype, shape, t.device); }
+
+}  // namespace ingot::detail

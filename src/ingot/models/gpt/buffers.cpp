@@ -1,0 +1,156 @@
+#include "ingot/models/gpt/buffers.h"
+
+#include <algorithm>
+
+#include "ingot/kernels/cross_entropy/cross_entropy.h"
+#include "ingot/kernels/rmsnorm/rmsnorm.h"
+
+namespace ingot::detail {
+namespace {
+
+class Planner {
+ public:
+  explicit Planner(DType dtype) : dtype_(dtype) {}
+  void add(Tensor& into, Shape shape, int first, int last) { add(into, dtype_, shape, first, last); }
+  void add(Tensor& into, DType dtype, Shape shape, int first, int last) {
+    wanted_.push_back({&into, dtype, shape, plan_.add(shape.numel() * size_of(dtype), first, last)});
+  }
+  Arena place() {
+    plan_.solve();
+    Arena arena(plan_.total_bytes());
+    for (const Wanted& w : wanted_) *w.into = arena.at(plan_.offset(w.buffer), w.dtype, w.shape);
+    return arena;
+  }
+
+ private:
+  struct Wanted {
+    Tensor* into;
+    DType dtype;
+    Shape shape;
+    int buffer;
+  };
+  DType dtype_;
+  ArenaPlan plan_;
+  std::vector<Wanted> wanted_;
+};
+
+struct Plan {
+  const GptConfig& c;
+  const LayerProgram& program;
+  const GptOptions& options;
+  DType dtype;
+  Planner planner;
+  Buffers& b;
+  int64_t T;
+  int A;
+
+  int forward_step(int i) const { return 1 + i; }
+  int head_step() const { return A + 1; }
+  int backward_step(int i) const { return 2 * A + 1 - i; }
+  int last_step() const { return options.training ? 2 * A + 2 : A + 1; }
+  // Until when the forward of application i must keep what its backward reads.
+  int kept_until(int i) const { return options.training ? backward_step(i) : forward_step(i); }
+  int64_t q_width() const { return c.heads * c.head_dim; }
+  int64_t kv_width() const { return c.kv_heads * c.head_dim; }
+  int64_t norm_workspace() const { return std::max<int64_t>(1, rmsnorm_backward_workspace_bytes(T, c.dim, dtype, {})); }
+
+  void stream() {
+    for (int i = 0; i <= A; ++i) {
+      int last = i == A ? head_step() : kept_until(i);
+      for (int j = 0; j < A; ++j)  // the output of application i - 1 may feed a later skip
+        if (program.applications[size_t(j)].skip_from == i - 1 && i > 0) last = std::max(last, kept_until(j));
+      const int first = i == 0 ? 0 : forward_step(i - 1);
+      if (i == 0 && c.resid_mix) last = options.training ? last_step() : forward_step(A - 1);
+      planner.add(b.in0[size_t(i)], {T, c.dim}, first, last);
+      const bool second = i > 0 && program.applications[size_t(i - 1)].lanes;
+      if (second) planner.add(b.in1[size_t(i)], {T, c.dim}, first, last);
+    }
+  }
+
+  void application(int i) {
+    const int f = forward_step(i), k = kept_until(i);
+    Saved& s = b.saved[size_t(i)];
+    planner.add(s.rstd_attn, {T}, f, k);
+    planner.add(s.rstd_mlp, {T}, f, k);
+    planner.add(s.q_raw, {T, q_width()}, f, k);
+    planner.add(s.k_raw, {T, kv_width()}, f, k);
+    planner.add(s.v, {T, kv_width()}, f, k);
+    planner.add(s.y, {T, q_width()}, f, k);
+    planner.add(s.lse, {T * c.heads}, f, k);
+    planner.add(s.attn_out, {T, c.dim}, f, k);
+    // The MLP's output is read again only for the gradients of what scales it.
+    planner.add(s.mlp_out, {T, c.dim}, f, c.branch_scale || program.applications[size_t(i)].lanes ? k : f);
+    planner.add(s.pre, {T, c.mlp_hidden}, f, k);
+    scratch(b.forward[size_t(i)], f, false);
+    if (!options.training) return;
+    const int back = backward_step(i);
+    scratch(b.backward[size_t(i)], back, true);
+  }
+
+  void scratch(Scratch& s, int at, bool backward) {
+    const auto rows = [&](Tensor& t, int64_t width) { planner.add(t, {T, width}, at, at); };
+    for (Tensor* t : {&s.merged, &s.mixed, &s.normed, &s.mid}) rows(*t, c.dim);
+    rows(s.q, q_width());
+    rows(s.k, kv_width());
+    rows(s.z, q_width());
+    rows(s.hidden, c.mlp_hidden);
+    rows(s.adapter_low, options.max_adapter_rank);
+    if (!backward) return;
+    rows(s.adapter_low_grad, options.max_adapter_rank);
+    for (Tensor* t : {&s.branch_grad, &s.normed_grad, &s.in_grad}) rows(*t, c.dim);
+    for (Tensor* t : {&s.q_grad, &s.y_grad, &s.z_grad}) rows(*t, q_width());
+    for (Tensor* t : {&s.k_grad, &s.v_grad, &s.v_grad_self}) rows(*t, kv_width());
+    rows(s.hidden_grad, c.mlp_hidden);
+    planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, at, at);
+  }
+
+  void ends() {
+    const int head = head_step();
+    const int64_t E = c.embed_dim;
+    planner.add(b.embedded, {T, c.dim}, 0, 0);
+    if (c.factorised()) planner.add(b.embed_low, {T, E}, 0, 0);
+    planner.add(b.final, {T, c.dim}, head, head);
+    planner.add(b.final_rstd, {T}, head, head);
+    planner.add(b.head_normed, {T, c.dim}, head, head);
+    planner.add(b.head_low, {T, options.max_adapter_rank}, head, head);
+    if (c.factorised()) planner.add(b.head_in, {T, E}, head, head);
+    planner.add(b.head_workspace, DType::u8,
+                {std::max<int64_t>(1, linear_cross_entropy_workspace_bytes(T, c.vocab, dtype, {}))}, head, head);
+    if (!options.training) return;
+    planner.add(b.head_normed_grad, {T, c.dim}, head, head);
+    planner.add(b.head_low_grad, {T, options.max_adapter_rank}, head, head);
+    if (c.factorised()) planner.add(b.head_in_grad, {T, E}, head, head);
+    planner.add(b.g0, {T, c.dim}, head, last_step());
+    if (c.lane_start >= 0) planner.add(b.g1, {T, c.dim}, head, last_step());
+    if (c.resid_mix) planner.add(b.x0_grad, {T, c.dim}, head, last_step());
+    for (int j = 0; j < A; ++j) {
+      const int from = program.applications[size_t(j)].skip_from;
+      if (from >= 0) planner.add(b.skip_grad[size_t(from + 1)], {T, c.dim}, backward_step(j), backward_step(from));
+    }
+    planner.add(b.embedded_again, {T, c.dim}, last_step(), last_step());
+    planner.add(b.embed_workspace, DType::u8, {norm_workspace()}, head, last_step());
+    if (c.factorised()) planner.add(b.embed_low_grad, {T, E}, last_step(), last_step());
+    if (c.factorised()) planner.add(b.embed_low_again, {T, E}, last_step(), last_step());
+  }
+};
+
+}  // namespace
+
+Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, DType dtype, const GptOptions& options) {
+  Buffers b;
+  const size_t applications = program.applications.size();
+  b.in0.resize(applications + 1);
+  b.in1.resize(applications + 1);
+  b.skip_grad.resize(applications + 1);
+  b.saved.resize(applications);
+  b.forward.resize(applications);
+  b.backward.resize(applications);
+  Plan plan{config, program, options, dtype, Planner(dtype), b, options.capacity, int(applications)};
+  plan.stream();
+  for (int i = 0; i < int(applications); ++i) plan.application(i);
+  plan.ends();
+  b.arena = plan.planner.place();
+  return b;
+}
+
+}  // namespace ingot::detail

@@ -1,0 +1,563 @@
+#include "ingot/models/gpt/gpt.h"
+
+#include <cmath>
+
+#include "ingot/kernels/cross_entropy/cross_entropy.h"
+#include "ingot/kernels/embedding/embedding.h"
+#include "ingot/kernels/residual/residual.h"
+#include "ingot/kernels/rmsnorm/rmsnorm.h"
+#include "ingot/kernels/rope/rope.h"
+#include "ingot/models/gpt/adapter.h"
+#include "ingot/models/gpt/block.h"
+
+namespace ingot {
+
+using detail::view;
+
+GptCache::GptCache(const GptConfig& config, const LayerProgram& program, int64_t sequences, int64_t capacity,
+                   DType dtype)
+    : capacity_(capacity), lengths_(size_t(sequences), 0) {
+  INGOT_CHECK(sequences >= 1 && capacity >= 1, "gpt cache: found ", sequences, " sequences of ", capacity,
+              " tokens, expected at least 1 of 1");
+  const Shape shape{sequences * capacity, config.kv_heads, config.head_dim};
+  const int64_t each = (shape.numel() * size_of(dtype) + 63) / 64 * 64;
+  arena_ = Arena(2 * each * int64_t(program.applications.size()));
+  for (size_t i = 0; i < program.applications.size(); ++i) {
+    k_.push_back(arena_.take(dtype, shape));
+    v_.push_back(arena_.take(dtype, shape));
+  }
+}
+
+void GptCache::truncate(int64_t sequence, int64_t length) {
+  int64_t& n = lengths_.at(size_t(sequence));
+  INGOT_CHECK(length >= 0 && length <= n, "gpt cache: asked to keep ", length, " tokens, expected at most the ", n,
+              " it has");
+  n = length;
+}
+void GptCache::advance(int64_t sequence, int64_t tokens) { lengths_.at(size_t(sequence)) += tokens; }
+
+struct Gpt::Impl {
+  GptConfig config;
+  DType dtype;
+  GptOptions options;
+  LayerProgram program;
+  ParameterLayout layout;
+  detail::Buffers buffers;
+  std::vector<uint8_t> table_memory;
+  Tensor cos, sin;
+  Act act;
+
+  // Parameters by role, found once.
+  struct LayerParameters {
+    const Parameter *attn_norm = nullptr, *mlp_norm = nullptr, *q = nullptr, *k = nullptr, *v = nullptr, *o = nullptr,
+                    *up = nullptr, *down = nullptr, *q_gain = nullptr, *attn_scale = nullptr, *mlp_scale = nullptr,
+                    *mix = nullptr;
+  };
+  std::vector<LayerParameters> layer_parameters;
+  const Parameter *table = nullptr, *positions = nullptr, *embed_proj = nullptr, *head_proj = nullptr, *head = nullptr,
+                  *final_norm = nullptr, *skip_weights = nullptr, *skip_gates = nullptr, *lane_post = nullptr,
+                  *lane_resid = nullptr;
+
+  Impl(const GptConfig& c, DType t, const GptOptions& o)
+      : config(c),
+        dtype(t),
+        options(o),
+        program(layer_program(c, o.looping)),
+        layout(c),
+        act(activation_named(c.activation)) {
+    INGOT_CHECK(o.capacity >= 1, "gpt: found a capacity of ", o.capacity, " tokens, expected at least 1");
+    INGOT_CHECK(t == DType::f32 || t == DType::f64, "gpt: found dtype ", t, ", expected f32 or f64");
+    if (options.max_positions == 0) options.max_positions = config.context;
+    find_parameters();
+    buffers = detail::plan_buffers(config, program, dtype, options);
+    make_rope_table();
+  }
+
+  void find_parameters() {
+    const auto optional = [&](bool present, const std::string& name) { return present ? &layout.find(name) : nullptr; };
+    for (int64_t i = 0; i < config.layers; ++i) {
+      const std::string block = "blocks." + std::to_string(i) + ".";
+      LayerParameters p;
+      p.attn_norm = optional(config.norm_weight, block + "attn_norm.weight");
+      p.mlp_norm = optional(config.norm_weight, block + "mlp_norm.weight");
+      p.q = &layout.find(block + "attn.q.weight");
+      p.k = &layout.find(block + "attn.k.weight");
+      p.v = &layout.find(block + "attn.v.weight");
+      p.o = &layout.find(block + "attn.o.weight");
+      p.up = &layout.find(block + "mlp.up.weight");
+      p.down = &layout.find(block + "mlp.down.weight");
+      p.q_gain = optional(config.qk_gain, block + "attn.q_gain");
+      p.attn_scale = optional(config.branch_scale, block + "attn_scale");
+      p.mlp_scale = optional(config.branch_scale, block + "mlp_scale");
+      p.mix = optional(config.resid_mix, block + "resid_mix");
+      layer_parameters.push_back(p);
+    }
+    const int slots = skip_slots(config);
+    table = &layout.find("tok_emb.weight");
+    positions = optional(config.learned_positions, "pos_emb.weight");
+    embed_proj = optional(config.factorised(), "embed_proj.weight");
+    head_proj = optional(config.factorised(), "head_proj.weight");
+    head = optional(!config.tied_embeddings, "lm_head.weight");
+    final_norm = optional(config.norm_weight, "final_norm.weight");
+    skip_weights = optional(slots > 0, "skip_weights");
+    skip_gates = optional(slots > 0 && config.skip_gates, "skip_gates");
+    lane_post = optional(config.lane_start >= 0, "parallel_post_lambdas");
+    lane_resid = optional(config.lane_start >= 0, "parallel_resid_lambdas");
+  }
+
+  void make_rope_table() {
+    if (config.rotary_dim == 0) return;
+    const Shape shape{options.max_positions, config.rotary_dim / 2};
+    table_memory.resize(size_t(2 * shape.numel() * size_of(dtype)));
+    cos = Tensor(table_memory.data(), dtype, shape);
+    sin = Tensor(table_memory.data() + table_memory.size() / 2, dtype, shape);
+    rope_table(rope_frequencies(config.rotary_dim, config.rope_base, config.rope_scaling), cos, sin);
+  }
+
+  // Views of `flat` (weights or gradients); an empty flat gives empty views.
+  Tensor get(const Tensor& flat, const Parameter* p) const {
+    return flat && p != nullptr ? layout.view(flat, *p) : Tensor();
+  }
+  Tensor get_row(const Tensor& flat, const Parameter* p, int64_t i) const {
+    const Tensor t = get(flat, p);
+    return t ? t.row(i) : t;
+  }
+  detail::LayerViews layer(const Tensor& flat, int i) const {
+    const LayerParameters& p = layer_parameters[size_t(i)];
+    return {.attn_norm = get(flat, p.attn_norm),
+            .mlp_norm = get(flat, p.mlp_norm),
+            .q = get(flat, p.q),
+            .k = get(flat, p.k),
+            .v = get(flat, p.v),
+            .o = get(flat, p.o),
+            .up = get(flat, p.up),
+            .down = get(flat, p.down),
+            .q_gain = get(flat, p.q_gain),
+            .attn_scale = get(flat, p.attn_scale),
+            .mlp_scale = get(flat, p.mlp_scale),
+            .mix_a = get_row(flat, p.mix, 0),
+            .mix_b = get_row(flat, p.mix, 1),
+            .lane_post = get_row(flat, lane_post, i),
+            .lane_resid = get_row(flat, lane_resid, i)};
+  }
+  detail::SkipViews skip(const Tensor& flat, int slot) const {
+    if (slot < 0) return {};
+    return {.weight = get_row(flat, skip_weights, slot), .gate = get_row(flat, skip_gates, slot)};
+  }
+
+  void check_call(const Tensor& weights, const TokenBatch& batch, bool needs_targets) const;
+  void check_adapters(const TokenBatch& batch, const GptAdapters* adapters) const;
+  detail::CallContext context(const TokenBatch& batch, const GptAdapters* adapters, GptAdapters* grads) const {
+    return {.config = config,
+            .tokens = batch.tokens.numel(),
+            .positions = batch.positions,
+            .cu_seqlens = batch.cu_seqlens,
+            .cos = cos,
+            .sin = sin,
+            .act = act,
+            .products = options.products,
+            .adapters = adapters,
+            .adapter_grads = grads};
+  }
+  detail::BlockTensors block(int i, const Tensor& weights, const Tensor& grads, bool backward) const;
+
+  Tensor embed(const Tensor& weights, const TokenBatch& batch, const Tensor& low, const Tensor& into) const;
+  void embed_forward(const Tensor& weights, const TokenBatch& batch);
+  void embed_backward(const Tensor& weights, const TokenBatch& batch, const Tensor& grads);
+  void blocks_forward(const detail::CallContext& call, const Tensor& weights);
+  void blocks_backward(const detail::CallContext& call, const Tensor& weights, const Tensor& grads);
+  Tensor stream_out(int64_t tokens);
+  void head_losses(const detail::CallContext& call, const Tensor& weights, const TokenBatch& batch, const Tensor& dloss,
+                   const Tensor& loss, const Tensor& grads, bool backward);
+  void losses_per_segment(const LinearCrossEntropy& all, const detail::CallContext& call);
+  void head_backward(const detail::CallContext& call, const Tensor& weights, const Tensor& grads, const Tensor& x);
+  void head_logits(const detail::CallContext& call, const Tensor& weights, const Tensor& rows, const Tensor& logits);
+};
+
+void Gpt::Impl::check_call(const Tensor& weights, const TokenBatch& batch, bool needs_targets) const {
+  const int64_t tokens = batch.tokens.numel();
+  INGOT_CHECK_EQ(weights.numel(), layout.padded_count(), "gpt: length of the flat weights");
+  INGOT_CHECK_EQ(weights.dtype, dtype, "gpt: dtype of the weights");
+  INGOT_CHECK_LE(tokens, options.capacity, "gpt: tokens in the batch");
+  INGOT_CHECK_EQ(batch.positions.numel(), tokens, "gpt: positions");
+  INGOT_CHECK_GE(batch.cu_seqlens.numel(), int64_t(1), "gpt: cu_seqlens");
+  if (needs_targets) INGOT_CHECK_EQ(batch.targets.numel(), tokens, "gpt: targets");
+  const int32_t* cu = batch.cu_seqlens.ptr<int32_t>();
+  const int64_t segments = batch.cu_seqlens.numel() - 1;
+  INGOT_CHECK_EQ(cu[0], 0, "gpt: start of cu_seqlens");
+  for (int64_t s = 0; s < segments; ++s) INGOT_CHECK_LE(cu[s], cu[s + 1], "gpt: cu_seqlens at segment ", s);
+  INGOT_CHECK_EQ(int64_t(cu[segments]), tokens, "gpt: end of cu_seqlens");
+  const int64_t limit = config.learned_positions ? config.context : options.max_positions;
+  const int32_t* at = batch.positions.ptr<int32_t>();
+  if (config.learned_positions || config.rotary_dim > 0)
+    for (int64_t t = 0; t < tokens; ++t)
+      INGOT_CHECK(at[t] >= 0 && at[t] < limit, "gpt: found position ", at[t], " at token ", t, ", expected 0 to ",
+                  limit - 1);
+}
+
+void Gpt::Impl::check_adapters(const TokenBatch& batch, const GptAdapters* adapters) const {
+  if (adapters == nullptr) return;
+  INGOT_CHECK_EQ(adapters->applications.size(), program.applications.size(), "gpt: adapters, one set per application");
+  INGOT_CHECK_GT(options.max_adapter_rank, 0, "gpt: adapters need max_adapter_rank in the options");
+  const auto segments = batch.cu_seqlens.numel() - 1;
+  const auto fits = [&](const AdapterPair& p, const char* name) {
+    if (!p.a) return;
+    INGOT_CHECK_GE(p.a.size(0), segments, "gpt: ", name, " adapters, one per segment");
+    INGOT_CHECK_LE(p.a.size(1), options.max_adapter_rank, "gpt: rank of the ", name, " adapter");
+    INGOT_CHECK_EQ(p.a.size(1), p.b.size(2), "gpt: ranks of the ", name, " adapter's two matrices");
+  };
+  for (const ApplicationAdapters& a : adapters->applications) {
+    fits(a.q, "q");
+    fits(a.k, "k");
+    fits(a.v, "v");
+    fits(a.o, "o");
+    fits(a.mlp, "mlp");
+  }
+  fits(adapters->head, "head");
+}
+
+// --- embedding
+// ---------------------------------------------------------------------------------------------------------
+
+// The embedded tokens before the norm, computed into `into` (through `low` when factorised).
+Tensor Gpt::Impl::embed(const Tensor& weights, const TokenBatch& batch, const Tensor& low, const Tensor& into) const {
+  const int64_t T = batch.tokens.numel();
+  const Tensor x = view(into, {T, config.dim});
+  if (embed_proj != nullptr) {
+    const Tensor narrow = view(low, {T, config.embed_dim});
+    embedding({.ids = batch.tokens, .table = get(weights, table), .y = narrow}, {});
+    linear({.x = narrow, .w = get(weights, embed_proj), .y = x, .products = options.products}, {});
+  } else {
+    embedding({.ids = batch.tokens, .table = get(weights, table), .y = x}, {});
+  }
+  if (positions != nullptr)
+    embedding({.ids = batch.positions, .table = get(weights, positions), .y = x, .accumulate = true}, {});
+  return x;
+}
+
+void Gpt::Impl::embed_forward(const Tensor& weights, const TokenBatch& batch) {
+  const Tensor x0 = view(buffers.in0[0], {batch.tokens.numel(), config.dim});
+  const Tensor x = embed(weights, batch, buffers.embed_low, config.embed_norm ? buffers.embedded : buffers.in0[0]);
+  if (config.embed_norm) rmsnorm({.x = x, .y = x0, .eps = config.norm_eps}, {});
+}
+
+// g0 holds the gradient of what the first application read; x0_grad what reached x0 through the residual mixes.
+void Gpt::Impl::embed_backward(const Tensor& weights, const TokenBatch& batch, const Tensor& grads) {
+  if (!grads) return;
+  const int64_t T = batch.tokens.numel();
+  const Tensor g = view(buffers.g0, {T, config.dim});
+  if (config.resid_mix) axpby({.x = view(buffers.x0_grad, {T, config.dim}), .y = g}, {});
+  if (config.embed_norm) {
+    const Tensor x = embed(weights, batch, buffers.embed_low_again, buffers.embedded_again);
+    rmsnorm_backward({.dy = g, .s = x, .dx = g, .eps = config.norm_eps}, {});
+  } else if (embed_proj != nullptr) {
+    embedding(
+        {.ids = batch.tokens, .table = get(weights, table), .y = view(buffers.embed_low_again, {T, config.embed_dim})},
+        {});
+  }
+  if (positions != nullptr) embedding_backward({.ids = batch.positions, .dy = g, .dtable = get(grads, positions)}, {});
+  if (embed_proj == nullptr) {
+    embedding_backward({.ids = batch.tokens, .dy = g, .dtable = get(grads, table)}, {});
+  } else {
+    const Tensor low_grad = view(buffers.embed_low_grad, {T, config.embed_dim});
+    linear_backward({.dy = g,
+                     .x = view(buffers.embed_low_again, {T, config.embed_dim}),
+                     .w = get(weights, embed_proj),
+                     .dx = low_grad,
+                     .dw = get(grads, embed_proj),
+                     .products = options.products},
+                    {});
+    embedding_backward({.ids = batch.tokens, .dy = low_grad, .dtable = get(grads, table)}, {});
+  }
+}
+
+// --- blocks
+// ------------------------------------------------------------------------------------------------------------
+
+detail::BlockTensors Gpt::Impl::block(int i, const Tensor& weights, const Tensor& grads, bool backward) const {
+  const Application& a = program.applications[size_t(i)];
+  const size_t n = size_t(i);
+  return {.index = i,
+          .application = &a,
+          .w = layer(weights, a.layer),
+          .dw = layer(grads, a.layer),
+          .skip_w = skip(weights, a.skip_slot),
+          .skip_dw = skip(grads, a.skip_slot),
+          .skip = a.skip_from >= 0 ? buffers.in0[size_t(a.skip_from) + 1] : Tensor(),
+          .in0 = buffers.in0[n],
+          .in1 = buffers.in1[n],
+          .x0 = buffers.in0[0],
+          .out0 = buffers.in0[n + 1],
+          .out1 = buffers.in1[n + 1],
+          .saved = buffers.saved[n],
+          .scratch = backward ? buffers.backward[n] : buffers.forward[n]};
+}
+
+void Gpt::Impl::blocks_forward(const detail::CallContext& call, const Tensor& weights) {
+  for (int i = 0; i < int(program.applications.size()); ++i) detail::block_forward(call, block(i, weights, {}, false));
+}
+
+void Gpt::Impl::blocks_backward(const detail::CallContext& call, const Tensor& weights, const Tensor& grads) {
+  const Shape shape{call.tokens, config.dim};
+  if (config.resid_mix) fill_zero(view(buffers.x0_grad, shape));
+  for (int i = int(program.applications.size()) - 1; i >= 0; --i) {
+    const Application& a = program.applications[size_t(i)];
+    detail::BlockGradients g{.g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = buffers.x0_grad};
+    if (a.skip_from >= 0) {
+      g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
+      fill_zero(view(g.skip_grad, shape));
+    }
+    if (const Tensor& from_skip = buffers.skip_grad[size_t(i) + 1])
+      axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, {});
+    detail::block_backward(call, block(i, weights, grads, true), g);
+  }
+}
+
+// --- head
+// --------------------------------------------------------------------------------------------------------------
+
+// What leaves the last block: x, or the lanes combined.
+Tensor Gpt::Impl::stream_out(int64_t tokens) {
+  const Shape shape{tokens, config.dim};
+  const Tensor lane0 = view(buffers.in0.back(), shape);
+  if (!program.applications.back().lanes || config.lane_output == "attn") return lane0;
+  const Tensor lane1 = view(buffers.in1.back(), shape);
+  if (config.lane_output == "mlp") return lane1;
+  const Tensor x = view(buffers.final, shape);
+  copy(lane0, x);
+  axpby({.x = lane1, .y = x, .alpha = 0.5, .beta = 0.5}, {});
+  return x;
+}
+
+void Gpt::Impl::head_losses(const detail::CallContext& call, const Tensor& weights, const TokenBatch& batch,
+                            const Tensor& dloss, const Tensor& loss, const Tensor& grads, bool backward) {
+  const int64_t T = call.tokens;
+  const Tensor x = stream_out(T), f = view(buffers.head_normed, {T, config.dim});
+  rmsnorm(
+      {.x = x, .w = get(weights, final_norm), .y = f, .rstd = view(buffers.final_rstd, {T}), .eps = config.norm_eps},
+      {});
+  LinearCrossEntropy ce{.x = f,
+                        .w = get(weights, head != nullptr ? head : table),
+                        .targets = batch.targets,
+                        .loss = loss,
+                        .workspace = buffers.head_workspace,
+                        .softcap = config.softcap,
+                        .z_loss = config.z_loss,
+                        .products = options.products};
+  if (head_proj != nullptr) {
+    ce.x = view(buffers.head_in, {T, config.embed_dim});
+    linear({.x = f, .w = get(weights, head_proj), .y = ce.x, .products = options.products}, {});
+  }
+  if (backward) {
+    ce.dloss = dloss;
+    ce.dx = head_proj != nullptr ? view(buffers.head_in_grad, {T, config.embed_dim})
+                                 : view(buffers.head_normed_grad, {T, config.dim});
+    ce.dw = get(grads, head != nullptr ? head : table);
+  }
+  const bool adapted = call.adapters != nullptr && call.adapters->head.a;
+  if (adapted)
+    losses_per_segment(ce, call);
+  else
+    linear_cross_entropy(ce, {});
+  if (backward) head_backward(call, weights, grads, x);
+}
+
+// With head adapters every document has logits of its own: x W^T + (f A_s^T) B_s^T.
+void Gpt::Impl::losses_per_segment(const LinearCrossEntropy& all, const detail::CallContext& call) {
+  const AdapterPair& pair = call.adapters->head;
+  const AdapterPair* grad =
+      call.adapter_grads != nullptr && call.adapter_grads->head.a ? &call.adapter_grads->head : nullptr;
+  const int64_t rank = pair.a.size(1), T = call.tokens;
+  const Tensor f = view(buffers.head_normed, {T, config.dim}), df = view(buffers.head_normed_grad, {T, config.dim});
+  const Tensor low = view(buffers.head_low, {T, rank}), low_grad = view(buffers.head_low_grad, {T, rank});
+  const int32_t* cu = call.cu_seqlens.ptr<int32_t>();
+  for (int64_t s = 0; s + 1 < call.cu_seqlens.numel(); ++s) {
+    const int64_t begin = cu[s], end = cu[s + 1];
+    if (begin == end) continue;
+    const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : t; };
+    linear({.x = part(f), .w = pair.a.row(s), .y = part(low), .products = options.products}, {});
+    LinearCrossEntropy ce = all;
+    for (Tensor* t : {&ce.x, &ce.targets, &ce.loss, &ce.dloss, &ce.dx}) *t = part(*t);
+    ce.x2 = part(low);
+    ce.w2 = pair.b.row(s);
+    if (all.dloss) {
+      ce.dx2 = part(low_grad);
+      if (grad != nullptr) ce.dw2 = grad->b.row(s);
+    }
+    linear_cross_entropy(ce, {});
+  }
+  if (!all.dloss) return;
+  if (head_proj != nullptr) fill_zero(df);  // head_backward adds the projection's part
+  for (int64_t s = 0; s + 1 < call.cu_seqlens.numel(); ++s) {
+    const int64_t begin = cu[s], end = cu[s + 1];
+    if (begin == end) continue;
+    linear_backward({.dy = low_grad.slice(0, begin, end),
+                     .x = f.slice(0, begin, end),
+                     .w = pair.a.row(s),
+                     .dx = df.slice(0, begin, end),
+                     .dw = grad != nullptr ? grad->a.row(s) : Tensor(),
+                     .accumulate_dx = true,
+                     .products = options.products},
+                    {});
+  }
+}
+
+void Gpt::Impl::head_backward(const detail::CallContext& call, const Tensor& weights, const Tensor& grads,
+                              const Tensor& x) {
+  const int64_t T = call.tokens;
+  const Shape shape{T, config.dim};
+  const Tensor df = view(buffers.head_normed_grad, shape), g0 = view(buffers.g0, shape);
+  if (head_proj != nullptr) {
+    const bool adapted = call.adapters != nullptr && call.adapters->head.a;
+    linear_backward({.dy = view(buffers.head_in_grad, {T, config.embed_dim}),
+                     .x = view(buffers.head_normed, shape),
+                     .w = get(weights, head_proj),
+                     .dx = df,
+                     .dw = get(grads, head_proj),
+                     .accumulate_dx = adapted,
+                     .products = options.products},
+                    {});
+  }
+  rmsnorm_backward({.dy = df,
+                    .s = x,
+                    .w = get(weights, final_norm),
+                    .rstd = view(buffers.final_rstd, {T}),
+                    .dx = g0,
+                    .dw = get(grads, final_norm),
+                    .workspace = buffers.embed_workspace,
+                    .eps = config.norm_eps},
+                   {});
+  if (!program.applications.back().lanes) return;
+  const Tensor g1 = view(buffers.g1, shape);
+  if (config.lane_output == "attn") {
+    fill_zero(g1);
+  } else if (config.lane_output == "mlp") {
+    copy(g0, g1);
+    fill_zero(g0);
+  } else {
+    axpby({.x = g0, .y = g0, .alpha = 0.5, .beta = 0}, {});
+    copy(g0, g1);
+  }
+}
+
+void Gpt::Impl::head_logits(const detail::CallContext& call, const Tensor& weights, const Tensor& rows,
+                            const Tensor& logits) {
+  const int64_t N = rows.numel();
+  INGOT_CHECK(logits.rows() == N && logits.cols() == config.vocab, "gpt: found logits of shape ", logits.shape,
+              ", expected (", N, ", ", config.vocab, ")");
+  const Tensor x = stream_out(call.tokens);
+  const Tensor f = view(buffers.head_normed, {call.tokens, config.dim});
+  const int32_t* row = rows.ptr<int32_t>();
+  const int32_t* cu = call.cu_seqlens.ptr<int32_t>();
+  rmsnorm({.x = x, .w = get(weights, final_norm), .y = f, .eps = config.norm_eps}, {});
+  const Tensor w = get(weights, head != nullptr ? head : table);
+  for (int64_t i = 0; i < N; ++i) {
+    INGOT_CHECK(row[i] >= 0 && row[i] < call.tokens, "gpt: found row ", row[i], ", expected 0 to ", call.tokens - 1);
+    // Selected rows move to the front of a buffer of the same size, or are used in place.
+    const Tensor fi = f.slice(0, row[i], row[i] + 1), li = logits.slice(0, i, i + 1);
+    Tensor in = fi;
+    if (head_proj != nullptr) {
+      in = view(buffers.head_in, {1, config.embed_dim});
+      linear({.x = fi, .w = get(weights, head_proj), .y = in, .products = options.products}, {});
+    }
+    linear({.x = in, .w = w, .y = li, .products = options.products}, {});
+    if (call.adapters != nullptr && call.adapters->head.a) {
+      int64_t s = 0;
+      while (cu[s + 1] <= row[i]) ++s;
+      const Tensor low = view(buffers.head_low, {1, call.adapters->head.a.size(1)});
+      linear({.x = fi, .w = call.adapters->head.a.row(s), .y = low, .products = options.products}, {});
+      linear({.x = low, .w = call.adapters->head.b.row(s), .y = li, .accumulate = true, .products = options.products},
+             {});
+    }
+  }
+  if (config.softcap > 0)
+    with_wide_float_type(dtype, "gpt", [&](auto scalar) {
+      using T = decltype(scalar);
+      for (int64_t i = 0; i < N; ++i)
+        for (int64_t v = 0; v < config.vocab; ++v) {
+          T& l = logits.ptr<T>()[i * logits.row_stride() + v];
+          l = T(config.softcap) * std::tanh(l / T(config.softcap));
+        }
+    });
+}
+
+// --- the public class
+// --------------------------------------------------------------------------------------------------
+
+Gpt::Gpt(const GptConfig& config, DType dtype, const GptOptions& options)
+    : impl_(std::make_unique<Impl>(config, dtype, options)) {}
+Gpt::~Gpt() = default;
+Gpt::Gpt(Gpt&&) noexcept = default;
+const GptConfig& Gpt::config() const { return impl_->config; }
+const LayerProgram& Gpt::program() const { return impl_->program; }
+const GptOptions& Gpt::options() const { return impl_->options; }
+int64_t Gpt::arena_bytes() const { return impl_->buffers.arena.capacity(); }
+
+void Gpt::losses(const Tensor& weights, const TokenBatch& batch, const Tensor& loss, const GptAdapters* adapters) {
+  Impl& m = *impl_;
+  m.check_call(weights, batch, true);
+  m.check_adapters(batch, adapters);
+  if (batch.tokens.numel() == 0) return;
+  const detail::CallContext call = m.context(batch, adapters, nullptr);
+  m.embed_forward(weights, batch);
+  m.blocks_forward(call, weights);
+  m.head_losses(call, weights, batch, {}, loss, {}, false);
+}
+
+void Gpt::losses_and_gradients(const Tensor& weights, const TokenBatch& batch, const Tensor& dloss, const Tensor& loss,
+                               const Tensor& grads, const GptAdapters* adapters, GptAdapters* adapter_grads) {
+  Impl& m = *impl_;
+  INGOT_CHECK(m.options.training, "gpt: gradients were asked for, expected training = true in the options");
+  m.check_call(weights, batch, true);
+  m.check_adapters(batch, adapters);
+  if (grads) INGOT_CHECK_EQ(grads.numel(), m.layout.padded_count(), "gpt: length of the flat gradients");
+  if (batch.tokens.numel() == 0) return;
+  const detail::CallContext call = m.context(batch, adapters, adapter_grads);
+  m.embed_forward(weights, batch);
+  m.blocks_forward(call, weights);
+  m.head_losses(call, weights, batch, dloss, loss, grads, true);
+  m.blocks_backward(call, weights, grads);
+  m.embed_backward(weights, batch, grads);
+}
+
+void Gpt::logits(const Tensor& weights, const TokenBatch& batch, const Tensor& rows, const Tensor& logits,
+                 const GptAdapters* adapters) {
+  Impl& m = *impl_;
+  m.check_call(weights, batch, false);
+  m.check_adapters(batch, adapters);
+  if (rows.numel() == 0) return;
+  const detail::CallContext call = m.context(batch, adapters, nullptr);
+  m.embed_forward(weights, batch);
+  m.blocks_forward(call, weights);
+  m.head_logits(call, weights, rows, logits);
+}
+
+void Gpt::extend(const Tensor& weights, const TokenBatch& batch, const std::vector<int64_t>& sequences, GptCache& cache,
+                 const Tensor& rows, const Tensor& logits, const GptAdapters* adapters) {
+  Impl& m = *impl_;
+  m.check_call(weights, batch, false);
+  m.check_adapters(batch, adapters);
+  const int32_t* cu = batch.cu_seqlens.ptr<int32_t>();
+  INGOT_CHECK_EQ(int64_t(sequences.size()), batch.cu_seqlens.numel() - 1, "gpt: one cached sequence per segment");
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    INGOT_CHECK(sequences[s] >= 0 && sequences[s] < cache.sequences(), "gpt: found cached sequence ", sequences[s],
+                ", expected 0 to ", cache.sequences() - 1);
+    for (size_t r = 0; r < s; ++r)
+      INGOT_CHECK(sequences[r] != sequences[s], "gpt: cached sequence ", sequences[s], " appears twice");
+    const int64_t length = cache.length(sequences[s]), added = cu[s + 1] - cu[s];
+    INGOT_CHECK_LE(length + added, cache.capacity(), "gpt: tokens of cached sequence ", sequences[s]);
+    for (int64_t t = 0; t < added; ++t)
+      INGOT_CHECK_EQ(int64_t(batch.positions.ptr<int32_t>()[cu[s] + t]), length + t,
+                     "gpt: position that continues sequence ", sequences[s]);
+  }
+  if (batch.tokens.numel() == 0) return;
+  detail::CallContext call = m.context(batch, adapters, nullptr);
+  call.cache = &cache;
+  call.sequences = &sequences;
+  m.embed_forward(weights, batch);
+  m.blocks_forward(call, weights);
+  for (size_t s = 0; s < sequences.size(); ++s) cache.advance(sequences[s], cu[s + 1] - cu[s]);
+  if (rows.numel() > 0) m.head_logits(call, weights, rows, logits);
+}
+
+}  // namespace ingot

@@ -1,0 +1,330 @@
+#include "ingot/models/gpt/gpt.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "ingot/core/thread_pool.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::Buffer;
+
+GptConfig small_golf() {
+  GptConfig c = gpt_preset("golf");
+  c.vocab = 37;
+  c.dim = 24;
+  c.layers = 6;
+  c.heads = 4;
+  c.kv_heads = 2;
+  c.head_dim = 8;
+  c.mlp_hidden = 40;
+  c.context = 32;
+  c.rotary_dim = 4;
+  c.xsa_layers = 4;
+  c.lane_start = 4;
+  c.loop_first = 1;
+  c.loop_last = 2;
+  c.loop_extra = 1;
+  return c;
+}
+GptConfig small_nano() {
+  GptConfig c = gpt_preset("nano");
+  c.vocab = 37;
+  c.dim = 24;
+  c.layers = 2;
+  c.heads = c.kv_heads = 3;
+  c.head_dim = 8;
+  c.mlp_hidden = 40;
+  c.context = 32;
+  return c;
+}
+GptConfig factorised() {
+  GptConfig c = small_golf();
+  c.embed_dim = 12;
+  c.tied_embeddings = false;
+  c.skip_gates = false;
+  c.norm_weight = true;
+  c.lane_output = "mlp";
+  c.rope_interleaved = true;
+  c.rope_sign = 1;
+  c.rope_scaling = {.kind = RopeScaling::yarn, .factor = 4, .original_context = 16};
+  c.z_loss = 1e-2;
+  c.window = 5;
+  c.activation = "silu";
+  c.learned_positions = true;
+  return c;
+}
+
+// Packed documents of the given lengths, with every parameter random so that no path is silent.
+struct Case {
+  Case(const GptConfig& c, std::vector<int> lengths, bool looping, bool training, DType dtype = DType::f64)
+      : config(c), layout(c), dtype(dtype) {
+    cu.push_back(0);
+    for (int n : lengths) {
+      for (int i = 0; i < n; ++i) positions.push_back(i);
+      cu.push_back(cu.back() + n);
+    }
+    T = cu.back();
+    const Rng rng(5, Purpose::test);
+    for (int64_t t = 0; t < T; ++t) {
+      tokens.push_back(int32_t(rng.below(uint64_t(t), uint64_t(c.vocab))));
+      targets.push_back(int32_t(rng.below(uint64_t(t) + 1000, uint64_t(c.vocab))));
+    }
+    if (T > 2) targets[1] = -1;
+    weights.resize(size_t(layout.padded_count() * 8));
+    grads = weights;
+    initialise(c, layout, flat(), 3);
+    for (const Parameter& p : layout.all()) {
+      const Tensor w = layout.view(flat(), p);
+      const auto start = testing::values(w);
+      testing::fill_normal(w, uint64_t(p.offset),
+                           p.kind == ParameterKind::scalar ? 0.2 : 0.3 / std::sqrt(double(p.shape[-1]) / 24));
+      auto moved = testing::values(w);
+      if (p.kind == ParameterKind::scalar)
+        for (size_t i = 0; i < moved.size(); ++i) moved[i] += std::min(start[i], 2.0);
+      testing::assign(w, moved);
+    }
+    model = std::make_unique<Gpt>(
+        c, dtype,
+        GptOptions{
+            .capacity = std::max<int64_t>(T, 1) + 3, .looping = looping, .training = training, .max_adapter_rank = 3});
+    loss.resize(size_t(T));
+    dloss.resize(size_t(T));
+    for (int64_t t = 0; t < T; ++t) dloss[size_t(t)] = 0.5 + 0.1 * double(t % 7);
+  }
+  Tensor flat() { return Tensor(weights.data(), dtype, {layout.padded_count()}); }
+  Tensor grad() { return Tensor(grads.data(), dtype, {layout.padded_count()}); }
+  TokenBatch batch() {
+    return {Tensor(tokens.data(), {T}), Tensor(targets.data(), {T}), Tensor(positions.data(), {T}),
+            Tensor(cu.data(), {int64_t(cu.size())})};
+  }
+  double weighted_loss(const GptAdapters* adapters = nullptr) {
+    model->losses(flat(), batch(), Tensor(loss.data(), {T}), adapters);
+    return std::inner_product(loss.begin(), loss.end(), dloss.begin(), 0.0);
+  }
+
+  GptConfig config;
+  ParameterLayout layout;
+  DType dtype;
+  int64_t T;
+  std::vector<int32_t> cu, positions, tokens, targets;
+  std::vector<uint8_t> weights, grads;
+  std::vector<double> loss, dloss;
+  std::unique_ptr<Gpt> model;
+};
+
+struct Variant {
+  const char* name;
+  GptConfig config;
+  bool looping;
+};
+std::vector<Variant> variants() {
+  GptConfig attn_lane = small_golf();
+  attn_lane.lane_output = "attn";
+  GptConfig no_mix = small_golf();
+  no_mix.resid_mix = no_mix.branch_scale = no_mix.qk_gain = false;
+  return {{"golf", small_golf(), false},      {"golf, looping", small_golf(), true}, {"nano", small_nano(), false},
+          {"factorised", factorised(), true}, {"attn lane", attn_lane, false},       {"no mix", no_mix, true}};
+}
+
+TEST(gpt, every_gradient_matches_finite_differences) {
+  for (const Variant& v : variants()) {
+    Case k(v.config, {7, 1, 5}, v.looping, true);
+    fill_zero(k.grad());
+    k.model->losses_and_gradients(k.flat(), k.batch(), Tensor(k.dloss.data(), {k.T}), Tensor(k.loss.data(), {k.T}),
+                                  k.grad());
+    for (const Parameter& p : k.layout.all()) {
+      const double error = testing::gradient_error([&] { return k.weighted_loss(); }, k.layout.view(k.flat(), p),
+                                                   k.layout.view(k.grad(), p), uint64_t(p.offset) + 1, 1);
+      EXPECT_LT(error, 1e-6) << v.name << ": " << p.name;
+    }
+  }
+}
+
+TEST(gpt, gradients_accumulate_and_losses_agree_with_the_forward_alone) {
+  Case k(small_golf(), {6, 9}, true, true);
+  fill_zero(k.grad());
+  const Tensor dloss(k.dloss.data(), {k.T}), loss(k.loss.data(), {k.T});
+  k.model->losses_and_gradients(k.flat(), k.batch(), dloss, loss, k.grad());
+  const auto once = testing::values(k.grad()), losses = testing::values(loss);
+  k.model->losses_and_gradients(k.flat(), k.batch(), dloss, loss, k.grad());
+  auto twice = once;
+  for (double& g : twice) g *= 2;
+  EXPECT_TRUE(testing::compare(k.grad(), twice, 1e-12, 1e-12).ok);
+  Case forward(small_golf(), {6, 9}, true, false);
+  forward.weighted_loss();
+  EXPECT_EQ(forward.loss, losses);
+  EXPECT_LT(forward.model->arena_bytes(), k.model->arena_bytes());
+}
+
+TEST(gpt, packed_documents_equal_documents_alone) {
+  for (const Variant& v : variants()) {
+    Case packed(v.config, {4, 6, 3}, v.looping, false);
+    packed.weighted_loss();
+    const auto all = packed.loss;
+    for (size_t s = 0; s + 1 < packed.cu.size(); ++s) {
+      TokenBatch b = packed.batch();
+      int32_t cu[2] = {0, packed.cu[s + 1] - packed.cu[s]};
+      for (Tensor* t : {&b.tokens, &b.targets, &b.positions}) *t = t->slice(0, packed.cu[s], packed.cu[s + 1]);
+      b.cu_seqlens = Tensor(cu, {2});
+      std::vector<double> alone(static_cast<size_t>(cu[1]));
+      packed.model->losses(packed.flat(), b, Tensor(alone.data(), {cu[1]}));
+      for (int i = 0; i < cu[1]; ++i) EXPECT_NEAR(alone[size_t(i)], all[size_t(packed.cu[s] + i)], 1e-12) << v.name;
+    }
+  }
+}
+
+TEST(gpt, cached_generation_equals_the_full_forward) {
+  for (const Variant& v : variants()) {
+    Case k(v.config, {11}, v.looping, false);
+    std::vector<double> full(size_t(k.T * k.config.vocab)), step(full.size());
+    std::vector<int32_t> rows(size_t(k.T));
+    std::iota(rows.begin(), rows.end(), 0);
+    k.model->logits(k.flat(), k.batch(), Tensor(rows.data(), {k.T}), Tensor(full.data(), {k.T, k.config.vocab}));
+    GptCache cache(k.config, k.model->program(), 2, 16, DType::f64);
+    for (int64_t begin = 0; begin < k.T;) {  // a prompt of 4 tokens, then one at a time
+      const int64_t end = begin == 0 ? 4 : begin + 1;
+      TokenBatch b = k.batch();
+      int32_t cu[2] = {0, int32_t(end - begin)};
+      for (Tensor* t : {&b.tokens, &b.targets, &b.positions}) *t = t->slice(0, begin, end);
+      b.cu_seqlens = Tensor(cu, {2});
+      k.model->extend(k.flat(), b, {1}, cache, Tensor(rows.data(), {end - begin}),
+                      Tensor(step.data() + begin * k.config.vocab, {end - begin, k.config.vocab}));
+      begin = end;
+    }
+    EXPECT_EQ(cache.length(1), k.T);
+    for (size_t i = 0; i < full.size(); ++i) ASSERT_NEAR(step[i], full[i], 1e-11) << v.name << " at " << i;
+  }
+}
+
+struct Adapters {
+  Adapters(const GptConfig& c, const LayerProgram& program, int64_t segments, int64_t rank) {
+    const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+    const auto pair = [&](int64_t in, int64_t out) {
+      AdapterPair p;
+      memory.emplace_back(size_t(segments * rank * in));
+      p.a = Tensor(memory.back().data(), {segments, rank, in});
+      memory.emplace_back(size_t(segments * rank * out));
+      p.b = Tensor(memory.back().data(), {segments, out, rank});
+      return p;
+    };
+    for (size_t i = 0; i < program.applications.size(); ++i)
+      set.applications.push_back(
+          {pair(c.dim, q), pair(c.dim, kv), pair(c.dim, kv), pair(c.dim, c.dim), pair(c.dim, c.dim)});
+    set.head = pair(c.dim, c.vocab);
+  }
+  std::vector<AdapterPair> pairs() const {
+    std::vector<AdapterPair> all;
+    for (const ApplicationAdapters& a : set.applications) all.insert(all.end(), {a.q, a.k, a.v, a.o, a.mlp});
+    all.push_back(set.head);
+    return all;
+  }
+  std::vector<std::vector<double>> memory;
+  GptAdapters set;
+};
+
+TEST(gpt, adapters_with_a_zero_factor_change_nothing) {
+  Case k(small_golf(), {4, 6}, true, false);
+  k.weighted_loss();
+  const auto base = k.loss;
+  Adapters adapters(k.config, k.model->program(), 2, 3);
+  for (const AdapterPair& p : adapters.pairs()) testing::fill_normal(p.a, 8);
+  k.weighted_loss(&adapters.set);
+  for (size_t t = 0; t < base.size(); ++t) EXPECT_NEAR(k.loss[t], base[t], 1e-13);
+}
+
+TEST(gpt, adapter_gradients_match_finite_differences_with_the_base_frozen) {
+  for (const Variant& v : variants()) {
+    Case k(v.config, {4, 6}, v.looping, true);
+    Adapters adapters(k.config, k.model->program(), 2, 2), grads(k.config, k.model->program(), 2, 2);
+    uint64_t seed = 40;
+    for (const AdapterPair& p : adapters.pairs()) {
+      testing::fill_normal(p.a, ++seed, 0.3);
+      testing::fill_normal(p.b, ++seed, 0.3);
+    }
+    k.model->losses_and_gradients(k.flat(), k.batch(), Tensor(k.dloss.data(), {k.T}), Tensor(k.loss.data(), {k.T}),
+                                  Tensor(), &adapters.set, &grads.set);
+    const auto values = adapters.pairs(), slopes = grads.pairs();
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto f = [&] { return k.weighted_loss(&adapters.set); };
+      EXPECT_LT(testing::gradient_error(f, values[i].a, slopes[i].a, i + 1, 1), 1e-6)
+          << v.name << ", A of adapter " << i;
+      EXPECT_LT(testing::gradient_error(f, values[i].b, slopes[i].b, i + 1, 1), 1e-6)
+          << v.name << ", B of adapter " << i;
+    }
+  }
+}
+
+TEST(gpt, results_do_not_depend_on_the_number_of_threads) {
+  const int before = thread_count();
+  std::vector<std::vector<double>> runs;
+  for (int threads : {1, 2, 3}) {
+    set_thread_count(threads);
+    Case k(small_golf(), {20, 31}, true, true);
+    fill_zero(k.grad());
+    k.model->losses_and_gradients(k.flat(), k.batch(), Tensor(k.dloss.data(), {k.T}), Tensor(k.loss.data(), {k.T}),
+                                  k.grad());
+    runs.push_back(testing::values(k.grad()));
+  }
+  set_thread_count(before);
+  EXPECT_EQ(runs[0], runs[1]);
+  EXPECT_EQ(runs[0], runs[2]);
+}
+
+TEST(gpt, an_empty_batch_is_accepted_and_a_bad_one_is_named) {
+  Case k(small_golf(), {3}, false, true);
+  TokenBatch none = k.batch();
+  int32_t cu[1] = {0};
+  for (Tensor* t : {&none.tokens, &none.targets, &none.positions}) *t = t->slice(0, 0, 0);
+  none.cu_seqlens = Tensor(cu, {1});
+  k.model->losses(k.flat(), none, Tensor(k.loss.data(), {0}));
+  k.tokens[2] = 999;
+  try {
+    k.weighted_loss();
+    FAIL() << "expected an Error";
+  } catch (const Error& e) { EXPECT_NE(std::string(e.what()).find("999"), std::string::npos) << e.what(); }
+}
+
+TEST(gpt_parameters, golf_has_exactly_the_published_number) {
+  EXPECT_EQ(ParameterLayout(gpt_preset("golf")).count(), 35944602);
+}
+
+TEST(gpt_program, golf_runs_seventeen_applications_with_the_published_skips) {
+  const LayerProgram off = layer_program(gpt_preset("golf"), false), on = layer_program(gpt_preset("golf"), true);
+  EXPECT_EQ(off.applications.size(), 11u);
+  ASSERT_EQ(on.applications.size(), 17u);
+  const int layers[17] = {0, 1, 2, 3, 4, 5, 3, 4, 5, 3, 4, 5, 6, 7, 8, 9, 10};
+  const int from[17] = {-1, -1, -1, -1, -1, -1, -1, -1, 7, 6, 5, 4, 3, 2, 1, 0, -1};
+  for (int i = 0; i < 17; ++i) {
+    EXPECT_EQ(on.applications[size_t(i)].layer, layers[i]);
+    EXPECT_EQ(on.applications[size_t(i)].skip_from, from[i]);
+    EXPECT_EQ(on.applications[size_t(i)].lanes, layers[i] >= 8);
+    EXPECT_EQ(on.applications[size_t(i)].enters_lanes, i == 14);
+  }
+  const int from_off[11] = {-1, -1, -1, -1, -1, 4, 3, 2, 1, 0, -1};
+  for (int i = 0; i < 11; ++i) EXPECT_EQ(off.applications[size_t(i)].skip_from, from_off[i]);
+  EXPECT_EQ(skip_slots(gpt_preset("golf")), 8);
+}
+
+TEST(gpt_config, a_config_survives_json_and_bad_keys_are_named) {
+  const GptConfig c = factorised();
+  EXPECT_EQ(to_json(gpt_config_from_json(to_json(c), "test")), to_json(c));
+  for (const auto& [text, part] :
+       std::vector<std::pair<std::string, std::string>>{{R"({"layer": 3})", "layer"},
+                                                        {R"({"layers": "three"})", "three"},
+                                                        {R"({"heads": 4, "kv_heads": 3})", "kv_heads"},
+                                                        {R"({"activation": "geluu"})", "geluu"},
+                                                        {R"({"rotary_dim": 3})", "rotary_dim"}}) {
+    try {
+      gpt_config_from_json(text, "test");
+      FAIL() << "expected an Error for " << text;
+    } catch (const Error& e) { EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what(); }
+  }
+}
+
+}  // namespace
+}  // namespace ingot
