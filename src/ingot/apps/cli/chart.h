@@ -1,0 +1,21 @@
+#pragma once
+// A line chart as an SVG document: axes with round numbers, a grid, one colour per series, a legend with last values.
+#include <string>
+#include <vector>
+
+namespace ingot::cli {
+
+struct Series {
+  std::string name;
+  std::vector<double> x, y;  // equally long; x ascending; points with a non-finite y are left out
+  bool points = false;       // marks instead of a line: few, scattered measurements
+};
+struct Chart {
+  std::string title, x_label, y_label;
+  std::vector<Series> series;
+  int smooth = 1;  // lines show a centred mean over this many points, above the faint raw line
+};
+std::string render_svg(const Chart& chart);
+std::string escape_xml(const std::string& text);
+
+}  // namespace ingot::cli

@@ -1,0 +1,462 @@
+#include "ingot/apps/cli/cli.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+
+#include "ingot/core/check.h"
+#include "ingot/core/progress.h"
+#include "ingot/core/thread_pool.h"
+#include "ingot/core/version.h"
+#include "ingot/io/file.h"
+#include "ingot/io/json.h"
+
+namespace ingot::cli {
+namespace {
+
+struct ClosedPipe {};  // the reader of standard output went away
+constexpr int64_t kMaxInput = int64_t(1) << 30;
+
+// --- from words to values
+// ---------------------------------------------------------------------------------------------- from_chars, because
+// strtod follows the locale.
+template <class T> bool parse_number(std::string_view word, T& into) {
+  if (word.starts_with('+')) word.remove_prefix(1);
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), into);
+  return error == std::errc() && end == word.data() + word.size() && !word.empty();
+}
+
+Json value_of(const Option& option, const std::string& word, const std::string& where) {
+  int64_t integer = 0;
+  double number = 0;
+  switch (option.kind) {
+    case Kind::flag:
+      if (word == "1" || word == "true") return true;
+      if (word == "0" || word == "false") return false;
+      fail(ErrorCode::usage, where, ": found '", word, "', expected true or false");
+    case Kind::integer:
+      if (parse_number(word, integer)) return integer;
+      fail(ErrorCode::usage, where, ": found '", word, "', expected an integer");
+    case Kind::number:
+      if (parse_number(word, number) && std::isfinite(number)) return number;
+      fail(ErrorCode::usage, where, ": found '", word, "', expected a finite number");
+    case Kind::text: return word;
+    case Kind::list: return Json::array({word});
+  }
+  return nullptr;
+}
+
+// The value of --set a.b=VALUE: JSON where it reads as JSON, else text.
+Json loose_value(const std::string& word) {
+  Json value = Json::parse(word, nullptr, false);
+  return value.is_discarded() ? Json(word) : value;
+}
+
+Json& at_path(Json& tree, const std::string& path, const std::string& where) {
+  Json* node = &tree;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find('.', begin), path.size());
+    const std::string key = path.substr(begin, end - begin);
+    if (key.empty()) fail(ErrorCode::usage, where, ": found the key '", path, "', expected names joined by dots");
+    if (node->is_null()) *node = Json::object();
+    if (!node->is_object())
+      fail(ErrorCode::usage, where, ": '", path.substr(0, begin - 1), "' is a ", describe_json(*node),
+           ", expected an object");
+    node = &(*node)[key];
+    begin = end + 1;
+  }
+  return *node;
+}
+const Json* find_path(const Json& tree, const std::string& path) {
+  const Json* node = &tree;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find('.', begin), path.size());
+    const auto found = node->is_object() ? node->find(path.substr(begin, end - begin)) : node->end();
+    if (!node->is_object() || found == node->end()) return nullptr;
+    node = &*found;
+    begin = end + 1;
+  }
+  return node;
+}
+
+std::string environment_name(const Option& option) {
+  std::string name = "INGOT_" + option.name;
+  std::transform(name.begin(), name.end(), name.begin(), [](char c) { return c == '-' ? '_' : char(std::toupper(c)); });
+  return name;
+}
+
+// --- from the resolved tree to the command's variables
+// -----------------------------------------------------------------
+[[noreturn]] void wrong(const Option& option, const Json& value, const std::string& expected) {
+  fail(ErrorCode::usage, option.path, ": found ", describe_json(value), ", expected ", expected);
+}
+std::string plain(double value) {
+  char text[64];
+  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+  return std::string(text, end);
+}
+std::string range_of(const Option& option, const char* what) {
+  const std::string kind = what;
+  if (std::isinf(option.high)) return kind + " of at least " + plain(option.low);
+  return kind + " from " + plain(option.low) + " to " + plain(option.high);
+}
+
+void bind(const Option& option, const Json& value) {
+  switch (option.kind) {
+    case Kind::flag:
+      if (!value.is_boolean()) wrong(option, value, "true or false");
+      *static_cast<bool*>(option.into) = value.get<bool>();
+      return;
+    case Kind::integer: {
+      const bool in_range = value.is_number_integer() && double(value.get<int64_t>()) >= option.low &&
+                            double(value.get<int64_t>()) <= option.high;
+      if (!in_range) wrong(option, value, range_of(option, "an integer"));
+      *static_cast<int64_t*>(option.into) = value.get<int64_t>();
+      return;
+    }
+    case Kind::number: {
+      const bool in_range =
+          value.is_number() && value.get<double>() >= option.low && value.get<double>() <= option.high;
+      if (!in_range) wrong(option, value, range_of(option, "a number"));
+      *static_cast<double*>(option.into) = value.get<double>();
+      return;
+    }
+    case Kind::text: {
+      if (!value.is_string()) wrong(option, value, "a string");
+      const auto text = value.get<std::string>();
+      if (!option.allowed.empty() &&
+          std::find(option.allowed.begin(), option.allowed.end(), text) == option.allowed.end()) {
+        std::string names;
+        for (const auto& name : option.allowed) names += (names.empty() ? "" : ", ") + name;
+        wrong(option, value, "one of " + names);
+      }
+      *static_cast<std::string*>(option.into) = text;
+      return;
+    }
+    case Kind::list: {
+      auto& into = *static_cast<std::vector<std::string>*>(option.into);
+      into.clear();
+      for (const Json& item : value.is_array() ? value : Json::array({value})) {
+        if (!item.is_string()) wrong(option, item, "a string");
+        into.push_back(item.get<std::string>());
+      }
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+// --- describing a command
+// ----------------------------------------------------------------------------------------------
+Command::Command(std::string name, std::string summary) : name_(std::move(name)), summary_(std::move(summary)) {}
+Command::~Command() = default;
+
+Option& Command::declare(const char* spelling, Kind kind, void* into, const char* help) {
+  auto option = std::make_unique<Option>();
+  const std::string words = spelling;
+  const size_t space = std::min(words.find(' '), words.size());
+  option->name = words.substr(words.starts_with("--") ? 2 : 0, space - (words.starts_with("--") ? 2 : 0));
+  option->placeholder = words.starts_with("--") ? words.substr(std::min(space + 1, words.size())) : "";
+  option->path = option->name;
+  std::replace(option->path.begin(), option->path.end(), '-', '_');
+  std::transform(option->path.begin(), option->path.end(), option->path.begin(),
+                 [](char c) { return char(std::tolower(c)); });
+  option->help = help;
+  option->kind = kind;
+  option->into = into;
+  options_.push_back(std::move(option));
+  return *options_.back();
+}
+Option& Command::flag(const char* spelling, bool& into, const char* help) {
+  return declare(spelling, Kind::flag, &into, help);
+}
+Option& Command::integer(const char* spelling, int64_t& into, int64_t low, int64_t high, const char* help) {
+  Option& option = declare(spelling, Kind::integer, &into, help);
+  option.low = double(low), option.high = double(high);
+  return option;
+}
+Option& Command::number(const char* spelling, double& into, double low, double high, const char* help) {
+  Option& option = declare(spelling, Kind::number, &into, help);
+  option.low = low, option.high = high;
+  return option;
+}
+Option& Command::text(const char* spelling, std::string& into, const char* help) {
+  return declare(spelling, Kind::text, &into, help);
+}
+Option& Command::choice(const char* spelling, std::string& into, std::vector<std::string> allowed, const char* help) {
+  Option& option = declare(spelling, Kind::text, &into, help);
+  option.allowed = std::move(allowed);
+  return option;
+}
+Option& Command::list(const char* spelling, std::vector<std::string>& into, const char* help) {
+  return declare(spelling, Kind::list, &into, help);
+}
+void Command::section(const char* key, std::string& json) { sections_.push_back({key, &json}); }
+Option& Command::setting(const char* spelling, const char* path, Kind kind, const char* help) {
+  Option& option = declare(spelling, kind, nullptr, help);
+  option.path = path;
+  return option;
+}
+void Command::examples(const char* text) { examples_ = text; }
+void Command::run(std::function<void()> body) { body_ = std::move(body); }
+Command& Command::add(const char* name, const char* summary) {
+  commands_.push_back(std::make_unique<Command>(name, summary));
+  return *commands_.back();
+}
+
+// --- parsing
+// ----------------------------------------------------------------------------------------------------------- Gives a
+// tree of Commands to CLI11 and keeps the words it finds.
+class Program {
+ public:
+  Program(Command& root, CLI::App& app) { build(root, app, root.name_); }
+
+  // Runs the deepest command named on the command line.
+  void execute() {
+    for (auto& leaf : leaves_)
+      if (leaf->app->parsed()) {
+        chosen_ = leaf->path;
+        resolve(*leaf);
+        if (leaf->threads > 0) set_thread_count(int(leaf->threads));
+        leaf->command->body_();
+      }
+  }
+  // "ingot tokenizer encode", as far as it is known; the prefix of every error.
+  std::string chosen() const {
+    std::string path = names_.empty() ? "ingot" : names_.front().second;
+    for (const auto& [app, name] : names_)
+      if (app->parsed()) path = name;
+    return chosen_.empty() ? path : chosen_;
+  }
+  // What to say when no subcommand was recognised behind chosen().
+  std::string missing_subcommand() const {
+    const CLI::App* deepest = names_.front().first;
+    for (const auto& [app, name] : names_)
+      if (app->parsed()) deepest = app;
+    std::string known;
+    for (const CLI::App* sub : deepest->get_subcommands(nullptr))
+      known += (known.empty() ? "" : ", ") + sub->get_name();
+    const auto extra = deepest->remaining();
+    return (extra.empty() ? "found no subcommand" : "found the unknown subcommand '" + extra.front() + "'") +
+           ", expected one of " + known;
+  }
+
+ private:
+  struct Given {
+    const Option* option;
+    CLI::Option* parsed;
+    std::vector<std::string> words;
+    bool set = false;
+  };
+  struct Leaf {
+    Command* command;
+    CLI::App* app;
+    std::string path, config;
+    std::vector<std::string> sets;
+    int64_t threads = 0;
+    std::vector<std::unique_ptr<Given>> given;
+  };
+
+  void build(Command& command, CLI::App& app, const std::string& path) {
+    names_.emplace_back(&app, path);
+    app.set_help_flag("--help", "this text");
+    if (!command.examples_.empty()) app.footer("Examples:\n" + command.examples_);
+    if (!command.commands_.empty()) app.require_subcommand(1);
+    for (auto& sub : command.commands_)
+      build(*sub, *app.add_subcommand(sub->name_, sub->summary_), path + " " + sub->name_);
+    if (command.body_) build_leaf(command, app, path);
+  }
+
+  void build_leaf(Command& command, CLI::App& app, const std::string& path) {
+    auto leaf = std::make_unique<Leaf>();
+    leaf->command = &command, leaf->app = &app, leaf->path = path;
+    command.integer("--threads N", leaf->threads, 1, 1024, "threads to use (default: every CPU)");
+    for (auto& option : command.options_) {
+      auto given = std::make_unique<Given>();
+      given->option = option.get();
+      const bool positional = option->placeholder.empty() && option->kind != Kind::flag;
+      if (option->kind == Kind::flag) {
+        given->parsed = app.add_flag("--" + option->name, given->set, option->help);
+      } else {
+        given->parsed = app.add_option((positional ? "" : "--") + option->name, given->words, option->help);
+        const bool many = option->kind == Kind::list;
+        // A repeatable flag takes one value each time, so that it does not swallow a positional argument behind it.
+        given->parsed->expected(1, many && positional ? CLI::detail::expected_max_vector_size : 1);
+        given->parsed->multi_option_policy(many ? CLI::MultiOptionPolicy::TakeAll : CLI::MultiOptionPolicy::Throw);
+        given->parsed->type_name(positional ? "" : option->placeholder);
+        given->parsed->allow_extra_args(many && positional);
+      }
+      leaf->given.push_back(std::move(given));
+    }
+    app.add_option("--config", leaf->config, "a JSON file with any of these options")->type_name("FILE");
+    app.add_option("--set", leaf->sets, "one value of the configuration, over the file's")
+        ->type_name("A.B=C")
+        ->expected(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->allow_extra_args(false);
+    leaves_.push_back(std::move(leaf));
+  }
+
+  void resolve(Leaf& leaf) {
+    Json tree = Json::object();
+    if (leaf.config.empty())
+      if (const char* file = std::getenv("INGOT_CONFIG"); file != nullptr) leaf.config = file;
+    if (!leaf.config.empty()) {
+      tree = read_json_file(leaf.config);
+      if (!tree.is_object())
+        fail(ErrorCode::usage, leaf.config, ": found ", describe_json(tree), ", expected an object");
+      refuse_unknown(leaf, tree, leaf.config);
+    }
+    for (const auto& given : leaf.given) {
+      const Option& option = *given->option;
+      const std::string name = environment_name(option);
+      const char* word = option.placeholder.empty() && option.kind != Kind::flag ? nullptr : std::getenv(name.c_str());
+      if (word != nullptr && *word != 0) at_path(tree, option.path, name) = value_of(option, word, name);
+    }
+    for (const std::string& set : leaf.sets) {
+      const size_t equals = set.find('=');
+      if (equals == std::string::npos) fail(ErrorCode::usage, "--set: found '", set, "', expected KEY=VALUE");
+      at_path(tree, set.substr(0, equals), "--set") = loose_value(set.substr(equals + 1));
+      refuse_unknown(leaf, tree, "--set");
+    }
+    for (const auto& given : leaf.given) take_words(*given, tree);
+    for (const auto& given : leaf.given) {
+      const Option& option = *given->option;
+      const Json* value = find_path(tree, option.path);
+      if (value != nullptr && option.into != nullptr) bind(option, *value);
+      if (value == nullptr && option.required)
+        fail(ErrorCode::usage, given->parsed->get_name(), " is missing (", option.help, ")");
+    }
+    for (const auto& section : leaf.command->sections_)
+      *section.json = tree.contains(section.key) ? write_json(tree[section.key]) : "{}";
+  }
+
+  static void take_words(const Given& given, Json& tree) {
+    const Option& option = *given.option;
+    const std::string where = given.parsed->get_name();
+    if (given.parsed->count() == 0) return;
+    Json& into = at_path(tree, option.path, where);
+    if (option.kind == Kind::flag)
+      into = true;
+    else if (option.kind == Kind::list)
+      into = given.words;
+    else
+      into = value_of(option, given.words.back(), where);
+  }
+
+  static void refuse_unknown(const Leaf& leaf, const Json& tree, const std::string& where) {
+    for (const auto& [key, value] : tree.items()) {
+      std::string known;
+      bool found = false;
+      const auto consider = [&](const std::string& name) {
+        found = found || name == key;
+        known += (known.empty() ? "" : ", ") + name;
+      };
+      for (const auto& section : leaf.command->sections_) consider(section.key);
+      for (const auto& given : leaf.given)
+        if (given->option->path.find('.') == std::string::npos) consider(given->option->path);
+      if (!found) fail(ErrorCode::usage, where, ": found the unknown key '", key, "', expected one of ", known);
+    }
+  }
+
+  std::vector<std::unique_ptr<Leaf>> leaves_;
+  std::vector<std::pair<CLI::App*, std::string>> names_;
+  std::string chosen_;
+};
+
+namespace {
+int report(const std::string& who, const std::string& message, int status) {
+  std::string line = who + ": " + message;  // one line, whatever a file's name or content put into it
+  for (char& c : line)
+    if (c == '\n' || c == '\r') c = ' ';
+  detail::write_stderr_line(line);
+  return status;
+}
+}  // namespace
+
+int run(Command& root, int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // a write to a reader that left returns EPIPE instead
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit returns EFBIG instead
+  CLI::App app("Trains, scores and samples small GPTs on fused kernels.", "ingot");
+  app.set_version_flag("--version", std::string("ingot ") + version() + " (" + commit() + ")", "version and commit");
+  Program program(root, app);
+  try {
+    try {
+      app.parse(argc, argv);
+      program.execute();
+    } catch (const CLI::CallForHelp&) { write_out(app.help()); } catch (const CLI::CallForVersion& e) {
+      write_out(std::string(e.what()) + "\n");
+    } catch (const CLI::RequiredError&) {
+      return report(program.chosen(), program.missing_subcommand(), exit_status(ErrorCode::usage));
+    } catch (const CLI::ParseError& e) {
+      return report(program.chosen(), std::string(e.what()) + "; see " + program.chosen() + " --help",
+                    exit_status(ErrorCode::usage));
+    }
+    return 0;
+  } catch (const ClosedPipe&) { return 0; } catch (const Error& e) {
+    return report(program.chosen(), e.what(), exit_status(e.code));
+  } catch (const std::bad_alloc&) {
+    return report(program.chosen(), "out of memory", 1);
+  } catch (const std::exception& e) { return report(program.chosen(), std::string("internal error: ") + e.what(), 1); }
+}
+
+// --- input and output
+// --------------------------------------------------------------------------------------------------
+void write_out(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EPIPE) throw ClosedPipe{};
+    if (n < 0) fail(ErrorCode::io, "standard output: ", std::strerror(errno));
+    text.remove_prefix(size_t(n));
+  }
+}
+
+std::string read_input(const std::string& path) {
+  if (!path.empty() && path != "-") return read_file(path, kMaxInput);
+  if (path.empty() && isatty(STDIN_FILENO))
+    fail(ErrorCode::usage, "no input: give it on standard input or with --file");
+  std::string bytes;
+  for (;;) {
+    const size_t size = bytes.size(), step = std::max<size_t>(1 << 16, size);
+    if (int64_t(size) > kMaxInput)
+      fail(ErrorCode::bad_data, "standard input: found more than ", format_bytes(double(kMaxInput)),
+           ", expected at most that");
+    bytes.resize(size + step);
+    const ssize_t n = ::read(STDIN_FILENO, bytes.data() + size, step);
+    bytes.resize(size + size_t(std::max<ssize_t>(n, 0)));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(ErrorCode::io, "standard input: ", std::strerror(errno));
+    if (n == 0) return bytes;
+  }
+}
+
+std::string fixed(double value, int digits) {
+  char text[400];
+  const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits).ptr;
+  return std::string(text, end);
+}
+std::string with_commas(int64_t n) {
+  const std::string digits = std::to_string(n);
+  std::string out;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0 && digits[i - 1] != '-') out += ',';
+    out += digits[i];
+  }
+  return out;
+}
+std::string merge_json(const std::string& base, const std::string& overlay) {
+  Json tree = parse_json(base, "configuration");
+  tree.merge_patch(parse_json(overlay, "configuration"));
+  return write_json(tree);
+}
+
+}  // namespace ingot::cli

@@ -1,0 +1,93 @@
+#pragma once
+// The frame all subcommands stand in. A subcommand describes its options once; from that come the command line, the
+// INGOT_* environment, the keys of a --config file and of --set, the help text, and the precedence among them: flag >
+// environment > file > the variable's own default.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ingot::cli {
+
+enum class Kind { flag, integer, number, text, list };
+
+// One option. `spelling` is "--vocab N" or, for a positional argument, "RUN". The key in a configuration is the name
+// without dashes and with underscores ("vocab"), the environment variable INGOT_VOCAB.
+struct Option {
+  std::string name, placeholder, path, help;
+  Kind kind = Kind::text;
+  void* into = nullptr;              // bool, int64_t, double, std::string or std::vector<std::string>, by kind
+  double low = 0, high = 0;          // of integers and numbers
+  std::vector<std::string> allowed;  // of texts; empty: any
+  bool required = false;
+  Option& require() {
+    required = true;
+    return *this;
+  }
+};
+
+class Command {
+ public:
+  Command(std::string name, std::string summary);
+  ~Command();
+  Command(const Command&) = delete;
+
+  // The variable holds the default and, when the command runs, the value.
+  Option& flag(const char* spelling, bool& into, const char* help);
+  Option& integer(const char* spelling, int64_t& into, int64_t low, int64_t high, const char* help);
+  Option& number(const char* spelling, double& into, double low, double high, const char* help);
+  Option& text(const char* spelling, std::string& into, const char* help);
+  Option& choice(const char* spelling, std::string& into, std::vector<std::string> allowed, const char* help);
+  Option& list(const char* spelling, std::vector<std::string>& into, const char* help);
+  // A nested object of the configuration, such as "model", that the command interprets itself: `json` receives what
+  // file, environment and flags gave for it ("{}" when nothing).
+  void section(const char* key, std::string& json);
+  // A flag that stands for one value inside a section: setting("--steps N", "train.steps", Kind::integer, "...").
+  Option& setting(const char* spelling, const char* path, Kind kind, const char* help);
+
+  void examples(const char* text);
+  void run(std::function<void()> body);
+  Command& add(const char* name, const char* summary);  // a nested subcommand
+
+ private:
+  friend class Program;
+  struct Section {
+    std::string key;
+    std::string* json;
+  };
+  Option& declare(const char* spelling, Kind kind, void* into, const char* help);
+  std::string name_, summary_, examples_;
+  std::vector<std::unique_ptr<Option>> options_;
+  std::vector<Section> sections_;
+  std::vector<std::unique_ptr<Command>> commands_;
+  std::function<void()> body_;
+};
+
+// Parses, resolves, runs the chosen command; errors become one line on stderr and an exit status (docs/cli.md).
+int run(Command& root, int argc, char** argv);
+
+// --- input and output
+// -------------------------------------------------------------------------------------------------- Standard output. A
+// reader that went away ends the program quietly; any other failure is an Error.
+void write_out(std::string_view text);
+// A file's bytes, or standard input's for "-" and "" (refused on a terminal without being asked for by "-").
+std::string read_input(const std::string& path);
+// What a table's second column looks like: fixed digits, never the locale's comma.
+std::string fixed(double value, int digits);
+std::string with_commas(int64_t n);  // "35,944,602"
+
+// `overlay` merged into `base`, both JSON objects as text: keys of overlay win, objects merge.
+std::string merge_json(const std::string& base, const std::string& overlay);
+
+// --- the subcommands, one file each
+// ------------------------------------------------------------------------------------
+void add_tokenizer(Command& root);
+void add_data(Command& root);
+void add_info(Command& root);
+void add_plot(Command& root);
+void add_doctor(Command& root);
+void add_bench(Command& root);
+
+}  // namespace ingot::cli
