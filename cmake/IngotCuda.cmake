@@ -25,6 +25,8 @@ if(INGOT_WITH_CUDA)
   file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS src/ingot/*.cu)
   list(FILTER cuda_sources EXCLUDE REGEX "\\.test\\.cu$")
   target_sources(ingot PRIVATE ${cuda_sources})
+  # The target is older than the language; the architecture is in the options below, as 90a needs both halves of -gencode.
+  set_target_properties(ingot PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20)
   target_link_libraries(ingot PUBLIC CUDA::cudart_static)
   target_compile_definitions(ingot PUBLIC INGOT_CUDA_BUILD)
   target_compile_options(ingot PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr

@@ -22,6 +22,9 @@ foreach(folder ${test_folders})
   target_link_libraries(test_${folder} PRIVATE ingot_testing GTest::gtest_main)
   target_compile_definitions(test_${folder} PRIVATE INGOT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
   add_test(NAME ${folder} COMMAND test_${folder})
+  if(sources_of_${folder} MATCHES "\\.cuda\\.test\\.cpp")
+    set_tests_properties(${folder} PROPERTIES LABELS gpu) # holds cases that skip without a GPU: `ctest -L gpu` where there is one
+  endif()
 endforeach()
 
 find_package(Python3 COMPONENTS Interpreter)

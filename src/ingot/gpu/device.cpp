@@ -1,0 +1,155 @@
+#include "ingot/gpu/device.h"
+
+#ifdef INGOT_CUDA_BUILD
+#include <cuda_runtime_api.h>
+#endif
+
+namespace ingot::gpu {
+
+#ifdef INGOT_CUDA_BUILD
+
+int device_count() {
+  int n = 0;
+  if (cudaGetDeviceCount(&n) == cudaSuccess) return n;
+  (void)cudaGetLastError();  // "no driver" would otherwise stay pending and be blamed on the next launch
+  return 0;
+}
+
+DeviceInfo device_info(int device) {
+  cudaDeviceProp p;
+  check_cuda(cudaGetDeviceProperties(&p, device), "properties of cuda:", device);
+  DeviceInfo info{.name = p.name,
+                  .sms = p.multiProcessorCount,
+                  .major = p.major,
+                  .minor = p.minor,
+                  .l2_bytes = p.l2CacheSize,
+                  .memory_bytes = int64_t(p.totalGlobalMem)};
+  check_cuda(cudaDriverGetVersion(&info.driver), "driver version");
+  check_cuda(cudaRuntimeGetVersion(&info.runtime), "runtime version");
+  return info;
+}
+
+void check_cuda_status(int status, const std::string& note) {
+  const auto error = static_cast<cudaError_t>(status);
+  (void)cudaGetLastError();  // clears what can be cleared
+  const char* hint = error == cudaErrorNoKernelImageForDevice ? " (built for compute capability 9.0a)" : "";
+  fail(ErrorCode::unsupported, note, ": found ", cudaGetErrorName(error), ", ", cudaGetErrorString(error), hint,
+       ", expected cudaSuccess");
+}
+
+DeviceGuard::DeviceGuard(int device) {
+  int current = 0;
+  check_cuda(cudaGetDevice(&current), "current device");
+  if (current == device) return;
+  check_cuda(cudaSetDevice(device), "making cuda:", device, " current");
+  previous_ = current;
+}
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) (void)cudaSetDevice(previous_);
+}
+
+DeviceMemory::DeviceMemory(int64_t bytes) : bytes_(bytes) {
+  if (bytes > 0) check_cuda(cudaMalloc(&data_, size_t(bytes)), "allocating ", bytes, " bytes of device memory");
+}
+DeviceMemory::~DeviceMemory() {
+  if (data_ != nullptr) (void)cudaFree(data_);
+}
+
+OwnedStream::OwnedStream() {
+  check_cuda(cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(&handle_), cudaStreamNonBlocking), "new stream");
+}
+OwnedStream::~OwnedStream() { (void)cudaStreamDestroy(static_cast<cudaStream_t>(handle_)); }
+void OwnedStream::synchronize() const {
+  check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(handle_)), "waiting for a stream");
+}
+
+Event::Event() { check_cuda(cudaEventCreate(reinterpret_cast<cudaEvent_t*>(&handle_)), "new event"); }
+Event::~Event() { (void)cudaEventDestroy(static_cast<cudaEvent_t>(handle_)); }
+void Event::record(Stream stream) {
+  check_cuda(cudaEventRecord(static_cast<cudaEvent_t>(handle_), static_cast<cudaStream_t>(stream.handle)),
+             "recording an event");
+}
+void Event::synchronize() {
+  check_cuda(cudaEventSynchronize(static_cast<cudaEvent_t>(handle_)), "waiting for an event");
+}
+double Event::seconds_since(const Event& start) const {
+  float ms = 0;
+  check_cuda(cudaEventElapsedTime(&ms, static_cast<cudaEvent_t>(start.handle_), static_cast<cudaEvent_t>(handle_)),
+             "event time");
+  return double(ms) * 1e-3;
+}
+
+Graph::Graph(Stream stream, const std::function<void()>& work) {
+  const auto s = static_cast<cudaStream_t>(stream.handle);
+  check_cuda(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), "starting a graph capture");
+  cudaGraph_t graph = nullptr;
+  try {
+    work();
+  } catch (...) {
+    (void)cudaStreamEndCapture(s, &graph);
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    throw;
+  }
+  check_cuda(cudaStreamEndCapture(s, &graph), "ending a graph capture");
+  const cudaError_t status = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(&handle_), graph, 0);
+  (void)cudaGraphDestroy(graph);
+  check_cuda(status, "instantiating a graph");
+}
+Graph::~Graph() { (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle_)); }
+void Graph::launch(Stream stream) const {
+  check_cuda(cudaGraphLaunch(static_cast<cudaGraphExec_t>(handle_), static_cast<cudaStream_t>(stream.handle)),
+             "graph launch");
+}
+
+void copy_to_device(void* to, const void* from, int64_t bytes) {
+  check_cuda(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyHostToDevice), "copying ", bytes, " bytes to the device");
+}
+void copy_to_host(void* to, const void* from, int64_t bytes) {
+  check_cuda(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyDeviceToHost), "copying ", bytes, " bytes to the host");
+}
+void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream) {
+  check_cuda(
+      cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream.handle)),
+      "copying ", bytes, " bytes on the device");
+}
+void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream stream) {
+  check_cuda(cudaMemsetAsync(to, value, size_t(bytes), static_cast<cudaStream_t>(stream.handle)), "filling ", bytes,
+             " bytes");
+}
+void synchronize() { check_cuda(cudaDeviceSynchronize(), "waiting for the device"); }
+
+#else
+
+namespace {
+[[noreturn]] void no_cuda() {
+  fail(ErrorCode::unsupported, "gpu: Ingot was built without CUDA; expected a build with INGOT_CUDA=ON");
+}
+}  // namespace
+
+int device_count() { return 0; }
+DeviceInfo device_info(int) { no_cuda(); }
+void check_cuda_status(int, const std::string&) { no_cuda(); }
+DeviceGuard::DeviceGuard(int) { no_cuda(); }
+DeviceGuard::~DeviceGuard() = default;
+DeviceMemory::DeviceMemory(int64_t) { no_cuda(); }
+DeviceMemory::~DeviceMemory() = default;
+OwnedStream::OwnedStream() { no_cuda(); }
+OwnedStream::~OwnedStream() = default;
+void OwnedStream::synchronize() const { no_cuda(); }
+Event::Event() { no_cuda(); }
+Event::~Event() = default;
+void Event::record(Stream) { no_cuda(); }
+void Event::synchronize() { no_cuda(); }
+double Event::seconds_since(const Event&) const { no_cuda(); }
+Graph::Graph(Stream, const std::function<void()>&) { no_cuda(); }
+Graph::~Graph() = default;
+void Graph::launch(Stream) const { no_cuda(); }
+void copy_to_device(void*, const void*, int64_t) { no_cuda(); }
+void copy_to_host(void*, const void*, int64_t) { no_cuda(); }
+void copy_on_device(void*, const void*, int64_t, Stream) { no_cuda(); }
+void fill_bytes(void*, uint8_t, int64_t, Stream) { no_cuda(); }
+void synchronize() { no_cuda(); }
+
+#endif
+
+}  // namespace ingot::gpu

@@ -1,0 +1,110 @@
+#pragma once
+// What host code needs of a GPU: is there one, what is it, and owners of memory, streams, events and graphs. The
+// library itself never allocates; these serve tests, benches and programs. Without CUDA in the build, device_count() is
+// 0 and the rest fails by name.
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "ingot/core/tensor.h"
+
+namespace ingot::gpu {
+
+int device_count();  // 0 without a driver, a GPU or CUDA in the build; never throws
+
+struct DeviceInfo {
+  std::string name;
+  int sms = 0, major = 0, minor = 0;
+  int64_t l2_bytes = 0, memory_bytes = 0;
+  int driver = 0, runtime = 0;  // as CUDA writes versions: 13000 is 13.0
+};
+DeviceInfo device_info(int device = 0);
+
+// Throws Error(unsupported) unless status is cudaSuccess: the note, the error's name and text.
+void check_cuda_status(int status, const std::string& note);
+template <class Status, class... Note> void check_cuda(Status status, const Note&... note) {
+  if (int(status) != 0) [[unlikely]]
+    check_cuda_status(int(status), ingot::detail::concat(note...));
+}
+
+// Makes `device` current and restores the previous one.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = -1;  // -1: nothing to restore
+};
+
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  explicit DeviceMemory(int64_t bytes);
+  DeviceMemory(DeviceMemory&& o) noexcept
+      : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+  DeviceMemory& operator=(DeviceMemory&& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    return *this;
+  }
+  ~DeviceMemory();
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+class OwnedStream {
+ public:
+  OwnedStream();
+  ~OwnedStream();
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  operator Stream() const { return {handle_}; }
+  void synchronize() const;
+
+ private:
+  void* handle_ = nullptr;
+};
+
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record(Stream stream);
+  void synchronize();
+  double seconds_since(const Event& start) const;
+
+ private:
+  void* handle_ = nullptr;
+};
+
+// The launches `work` makes on `stream`, recorded once and replayed.
+class Graph {
+ public:
+  Graph(Stream stream, const std::function<void()>& work);
+  ~Graph();
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(Stream stream) const;
+
+ private:
+  void* handle_ = nullptr;
+};
+
+// Copies of raw bytes; from host memory they return when the source may be reused.
+void copy_to_device(void* to, const void* from, int64_t bytes);
+void copy_to_host(void* to, const void* from, int64_t bytes);
+void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
+void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream stream);
+void synchronize();
+
+}  // namespace ingot::gpu

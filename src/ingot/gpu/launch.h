@@ -1,0 +1,52 @@
+#pragma once
+// The one kernel launcher: launch(kernel, {.grid = g, .block = b}, stream, arguments...). Included by .cu files.
+#include <cuda_runtime.h>
+
+#include "ingot/core/tensor.h"
+#include "ingot/gpu/device.h"
+
+namespace ingot::gpu {
+
+struct Launch {
+  int64_t grid = 1, block = 1;  // blocks, threads per block
+  int64_t smem = 0;             // dynamic shared memory, bytes
+  int cluster = 1;              // blocks per cluster
+  bool overlap = false;         // the kernel calls ptx::wait_for_earlier_kernels() first, so its blocks may start early
+  int device = 0;
+};
+
+template <class... P, class... A>
+void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream stream, A&&... arguments) {
+  INGOT_CHECK(at.grid >= 1 && at.grid <= 0x7fffffff && at.grid % at.cluster == 0, name, ": found a grid of ", at.grid,
+              " blocks, expected 1 to 2147483647 and a multiple of the cluster of ", at.cluster);
+  const DeviceGuard guard(at.device);
+  check_cuda(cudaPeekAtLastError(), name, " not launched: an error of an earlier CUDA call was pending");
+  if (at.smem > 48 * 1024)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(at.smem)), name,
+               ": asking for ", at.smem, " bytes of shared memory");
+  cudaLaunchAttribute attribute[2];
+  unsigned attributes = 0;
+  if (at.cluster > 1) {
+    attribute[attributes].id = cudaLaunchAttributeClusterDimension;
+    attribute[attributes].val.clusterDim.x = unsigned(at.cluster);
+    attribute[attributes].val.clusterDim.y = attribute[attributes].val.clusterDim.z = 1;
+    ++attributes;
+  }
+  if (at.overlap) {
+    attribute[attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[attributes].val.programmaticStreamSerializationAllowed = 1;
+    ++attributes;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(unsigned(at.grid));
+  config.blockDim = dim3(unsigned(at.block));
+  config.dynamicSmemBytes = size_t(at.smem);
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  config.attrs = attribute;
+  config.numAttrs = attributes;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, P(arguments)...), name, ": launch of ", at.grid, " blocks of ",
+             at.block, " threads, clusters of ", at.cluster, ", ", at.smem,
+             " bytes of shared memory on cuda:", at.device);
+}
+
+}  // namespace ingot::gpu

@@ -1,0 +1,27 @@
+#pragma once
+// The hardware's conversions between float and pairs of 16-bit floats (round to nearest, ties to even).
+// The first element of a pair is the low half of the word.
+#include <cstdint>
+
+#include "ingot/core/dtype.h"
+
+namespace ingot::ptx {
+
+__device__ inline uint32_t pack(bf16, float low, float high) {
+  uint32_t w;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
+}
+__device__ inline uint32_t pack(f16, float low, float high) {
+  uint32_t w;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
+}
+__device__ inline void unpack(bf16, uint32_t w, float& low, float& high) {
+  asm("shl.b32 %0, %2, 16; and.b32 %1, %2, 0xffff0000;" : "=f"(low), "=f"(high) : "r"(w));
+}
+__device__ inline void unpack(f16, uint32_t w, float& low, float& high) {
+  asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(low), "=f"(high) : "r"(w));
+}
+
+}  // namespace ingot::ptx

@@ -1,0 +1,34 @@
+#pragma once
+// Global memory, 4 to 16 bytes a thread, with the cache hints that row kernels need. Addresses are aligned to the
+// width.
+#include <cstdint>
+
+namespace ingot::ptx {
+
+// Loads that leave L1 to what is read again (weights). Not the read-only path: the output may alias the input.
+__device__ inline void load_streaming(const void* p, uint32_t (&w)[1]) {
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(w[0]) : "l"(p) : "memory");
+}
+__device__ inline void load_streaming(const void* p, uint32_t (&w)[2]) {
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p) : "memory");
+}
+__device__ inline void load_streaming(const void* p, uint32_t (&w)[4]) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "l"(p)
+               : "memory");
+}
+
+// Stores that are the first to leave L2: for outputs larger than L2, which nobody can read back from there.
+__device__ inline void store_evict_first(void* p, const uint32_t (&w)[1]) {
+  asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory");
+}
+__device__ inline void store_evict_first(void* p, const uint32_t (&w)[2]) {
+  asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+}
+__device__ inline void store_evict_first(void* p, const uint32_t (&w)[4]) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+
+}  // namespace ingot::ptx
