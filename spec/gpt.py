@@ -24,7 +24,7 @@ IGNORE = -1  # a target without a loss
 # --- config ------------------------------------------------------------------------------------------------------------
 @dataclass
 class RopeScaling:
-    kind: str = "none"             # none, ntk, yarn
+    type: str = "none"             # none, ntk, yarn
     factor: float = 1.0            # how many times longer the context is
     original_context: float = 0.0  # yarn: the context the model was trained with
     beta_fast: float = 32.0        # yarn: rotations over that context from which on a pair is left alone
@@ -97,7 +97,7 @@ class GptConfig:
 
     @property
     def factorised(self):
-        return self.embed_dim not in (0, self.dim)
+        return self.embed_dim != 0
 
     @property
     def has_loop(self):
@@ -129,9 +129,11 @@ def layer_program(c, looping):
             a.pushes = True
             stack.append(index)
         else:
-            a.lanes = 0 <= c.lane_start <= layer
             if stack:
                 a.skip_slot, a.skip_from = index - encoders, stack.pop()
+        a.lanes = 0 <= c.lane_start <= layer
+        if a.lanes and a.pushes:
+            raise ValueError(f"lane_start: layer {layer} encodes; two-lane layers must decode, because a skip is one tensor")
         if program and program[-1].lanes and not a.lanes:
             raise ValueError(f"lane_start: layer {layer} runs after two-lane layer {program[-1].layer}; lanes never merge again")
         program.append(a)
@@ -247,10 +249,10 @@ def rms(x, eps, weight=None):
 def rope_frequencies(rotary_dim, base, s):
     """theta (rotary_dim / 2) in fp64, and the amplitude of cos and sin."""
     j = torch.arange(rotary_dim // 2, dtype=torch.float64)
-    if s.kind == "ntk":
+    if s.type == "ntk":
         base = base * s.factor ** (rotary_dim / (rotary_dim - 2))
     theta = base ** (-2 * j / rotary_dim)
-    if s.kind != "yarn":
+    if s.type != "yarn":
         return theta, 1.0
     # The pair that turns `rotations` times over the original context; pairs before it turn more often.
     pair = lambda rotations: rotary_dim * math.log(s.original_context / (rotations * 2 * math.pi)) / (2 * math.log(base))
