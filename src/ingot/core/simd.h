@@ -34,9 +34,8 @@ template <class T> static inline __attribute__((always_inline)) Vec<T> load(cons
 template <class T> static inline __attribute__((always_inline)) void store(T* p, Vec<T> v) {
   std::memcpy(p, &v, sizeof v);
 }
-template <class T> static inline __attribute__((always_inline)) Vec<T> splat(T x) {
-  return x - Vec<T>{};
-}  // 0 + x would turn -0 into 0
+// 0 + x would turn -0 into 0.
+template <class T> static inline __attribute__((always_inline)) Vec<T> splat(T x) { return x - Vec<T>{}; }
 // The first n < kLanes<T> elements; the rest read as zero, and are not written.
 template <class T> static inline Vec<T> load_tail(const T* p, int64_t n) {
   Vec<T> v{};
@@ -62,29 +61,134 @@ template <class T> static inline T reduce_max(Vec<T> v) {
 template <class T> static inline __attribute__((always_inline)) Vec<T> max(Vec<T> a, Vec<T> b) { return a > b ? a : b; }
 template <class T> static inline __attribute__((always_inline)) Vec<T> min(Vec<T> a, Vec<T> b) { return a < b ? a : b; }
 
-// e^x to 1 ulp or so for |x| < 87; flushes to 0 below -87.3 and saturates near FLT_MAX above 88.3.
-// Cody-Waite reduction x = n ln2 + r, |r| <= ln2 / 2, and a degree-6 minimax polynomial for e^r.
-static inline Vec<float> exp(Vec<float> x) {
-  const Vec<float> low = splat(-87.33654f), high = splat(88.37626f);
-  const Vec<float> clamped = min<float>(max<float>(x, low), high);
+// --- functions of Vec<float>
+// ------------------------------------------------------------------------------------------- Each states its largest
+// error against fp64, held to it over the whole range in core/simd.test.cpp. NaN gives NaN: comparisons are written so
+// that they keep a NaN operand, which sits second.
+static inline __attribute__((always_inline)) Vec<float> abs(Vec<float> x) {
+  Vec<int32_t> bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits &= 0x7fffffff;
+  std::memcpy(&x, &bits, sizeof bits);
+  return x;
+}
+static inline __attribute__((always_inline)) Vec<float> copysign(Vec<float> magnitude, Vec<float> sign) {
+  Vec<int32_t> m, s;
+  std::memcpy(&m, &magnitude, sizeof m);
+  std::memcpy(&s, &sign, sizeof s);
+  m = (m & 0x7fffffff) | (s & int32_t(0x80000000));
+  std::memcpy(&magnitude, &m, sizeof m);
+  return magnitude;
+}
+// x * s, where s = 0 wins over an infinite x.
+static inline __attribute__((always_inline)) Vec<float> product_or_zero(Vec<float> x, Vec<float> s) {
+  return s == 0.f ? Vec<float>{} : x * s;
+}
+
+// e^(x + small) = 2^n (1 + p): Cody-Waite reduction x = n ln2 + r, |r| <= ln2 / 2, and a degree-6 minimax polynomial
+// for p = e^r - 1. For x in [-87.33654, 88.37626]; `small` is added to r, where it loses nothing.
+struct ExpParts {
+  Vec<float> p, power;
+};
+static inline __attribute__((always_inline)) ExpParts exp_parts(Vec<float> x, Vec<float> small) {
   const Vec<float> magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
-  const Vec<float> shifted = clamped * 1.44269504088896341f + magic;
+  const Vec<float> shifted = x * 1.44269504088896341f + magic;
   const Vec<float> n = shifted - magic;
-  const Vec<float> r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vec<float> p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.f;
+  const Vec<float> r = (x - n * 0.693359375f) + (n * 2.12194440e-4f + small);
+  Vec<float> q = splat(1.9875691500e-4f);
+  q = q * r + 1.3981999507e-3f;
+  q = q * r + 8.3334519073e-3f;
+  q = q * r + 4.1665795894e-2f;
+  q = q * r + 1.6666665459e-1f;
+  q = q * r + 5.0000001201e-1f;
   Vec<int32_t> bits;
   std::memcpy(&bits, &shifted, sizeof bits);
   const Vec<int32_t> exponent = (bits - 0x4b400000 + 127) << 23;
-  Vec<float> power;
-  std::memcpy(&power, &exponent, sizeof power);
-  const Vec<float> y = p * power;
-  return x < low ? Vec<float>{} : y;
+  ExpParts e;
+  e.p = q * (r * r) + r;
+  std::memcpy(&e.power, &exponent, sizeof e.power);
+  return e;
+}
+static inline __attribute__((always_inline)) Vec<float> exp_clamp(Vec<float> x) {
+  return min<float>(splat(88.37626f), max<float>(splat(-87.33654f), x));
+}
+
+// e^x, relative error below 1.0e-7; 0 below -87.33654, and saturates near FLT_MAX above 88.37626.
+static inline __attribute__((always_inline)) Vec<float> exp(Vec<float> x) {
+  const ExpParts e = exp_parts(exp_clamp(x), Vec<float>{});
+  return x < -87.33654f ? Vec<float>{} : e.p * e.power + e.power;
+}
+// e^x - 1 for x <= 0, relative error below 2.0e-7.
+static inline __attribute__((always_inline)) Vec<float> expm1_negative(Vec<float> x) {
+  const ExpParts e = exp_parts(exp_clamp(x), Vec<float>{});
+  return e.p * e.power + (e.power - 1.f);
+}
+// log(1 + e) for e in [0, 1], relative error below 2.5e-7: 2 atanh(s), s = e / (2 + e), as an odd polynomial in s.
+static inline __attribute__((always_inline)) Vec<float> log1p_unit(Vec<float> e) {
+  const Vec<float> s = e / (e + 2.f), u = s * s;
+  Vec<float> p = splat(0.28011426f);
+  p = p * u + 0.28001910f;
+  p = p * u + 0.40021522f;
+  p = p * u + 0.66666416f;
+  return (p * u + 2.f) * s;
+}
+// 1 / (1 + e^-x), relative error below 3.0e-7 where the result is above 1e-37.
+static inline __attribute__((always_inline)) Vec<float> logistic(Vec<float> x) {
+  const Vec<float> e = exp(-abs(x));
+  return (x < 0.f ? e : splat(1.f)) / (e + 1.f);
+}
+// tanh x, relative error below 3.0e-7.
+static inline __attribute__((always_inline)) Vec<float> tanh(Vec<float> x) {
+  const Vec<float> e = expm1_negative(abs(x) * -2.f);
+  return copysign(e / (e + 2.f), x);
+}
+// Phi(-a) and e^(-a^2 / 2) for a = |x|: the normal distribution's lower tail and density, relative errors below 5.0e-7
+// and 1.0e-7 where the result is above 1e-37. Phi(-a) = e^(-a^2 / 2) G(a); G is a polynomial in 1 / (1 + 0.35 a). a^2
+// is split into an exact square and the rest, because rounding it would cost a^2 / 2 ulps.
+struct NormalTail {
+  Vec<float> phi, density;
+};
+static inline __attribute__((always_inline)) NormalTail normal_tail(Vec<float> x) {
+  const Vec<float> a = min<float>(splat(14.5f), abs(x));
+  Vec<int32_t> bits;
+  std::memcpy(&bits, &a, sizeof bits);
+  bits &= int32_t(0xfffff000);
+  Vec<float> high;
+  std::memcpy(&high, &bits, sizeof high);
+  const Vec<float> exponent = high * high * -0.5f, rest = (a - high) * (a + high) * -0.5f;
+  const ExpParts e = exp_parts(exp_clamp(exponent), rest);
+  const Vec<float> t = 1.f / (a * 0.35f + 1.f);
+  Vec<float> g = splat(-0.02914590281137662f);
+  g = g * t + 0.14397157194693258f;
+  g = g * t - 0.25571401027481977f;
+  g = g * t + 0.1591738995556875f;
+  g = g * t - 0.023109667802868883f;
+  g = g * t + 0.10550793826925031f;
+  g = g * t + 0.11983288306334886f;
+  g = g * t + 0.13986186770692244f;
+  g = g * t + 0.1396214044022457f;
+  NormalTail n;
+  n.density = exponent + rest < -87.33654f ? Vec<float>{} : e.p * e.power + e.power;
+  n.phi = n.density * (g * t);
+  return n;
+}
+
+// Sixteen running sums in fp64 that every level adds to in the same order: element i goes to sum i % 16.
+struct Sums16 {
+  Vec<double> part[16 / kLanes<double>] = {};
+  double total() const {
+    double lane[16];
+    std::memcpy(lane, part, sizeof lane);
+    for (int step = 8; step > 0; step /= 2)
+      for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
+    return lane[0];
+  }
+};
+typedef float HalfOfFloats __attribute__((vector_size(kVecBytes / 2)));  // as many floats as Vec<double> has doubles
+static inline __attribute__((always_inline)) Vec<double> widen(const float* p) {
+  HalfOfFloats h;
+  std::memcpy(&h, p, sizeof h);
+  return __builtin_convertvector(h, Vec<double>);
 }
 
 }  // namespace ingot::INGOT_SIMD

@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <sstream>
 
+#include "ingot/core/cpu.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+
+INGOT_SIMD_DECLARE(void activate_span(VectorAct act, int64_t n, const float* x, float* y);
+                   void activate_backward_span(VectorAct act, int64_t n, const float* dy, const float* x, float* dx);)
 
 namespace ingot {
 
@@ -24,6 +28,12 @@ std::string_view name_of(Act act) {
   std::string_view name;
   with_activation(act, [&](auto f) { name = f.name; });
   return name;
+}
+
+VectorAct vector_form_of(Act act) {
+  VectorAct form = VectorAct::none;
+  with_activation(act, [&](auto f) { form = vector_form<decltype(f)>(); });
+  return form;
 }
 
 namespace {
@@ -53,16 +63,64 @@ template <class Run> void for_each_span(const Tensor& a, const Tensor& b, const 
 }  // namespace
 
 namespace cpu {
+namespace {
+
+// Narrow types go through short fp32 buffers to reach the vector forms.
+constexpr int64_t kNarrow = 512;
+template <class T> constexpr bool is_narrow = sizeof(T) == 2;
+
+template <class T> void widen(const T* from, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = float(from[i]);
+}
+template <class T> void narrow(const float* from, int64_t n, T* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = T(from[i]);
+}
+
+template <class F, class T> void value_span(int64_t n, const T* x, T* y) {
+  constexpr VectorAct form = vector_form<F>();
+  if constexpr (std::is_same_v<T, float> && form != VectorAct::none) {
+    INGOT_SIMD_CALL(activate_span, form, n, x, y);
+  } else if constexpr (is_narrow<T>) {
+    float wide[kNarrow];
+    for (int64_t i = 0; i < n; i += kNarrow) {
+      const int64_t m = std::min(kNarrow, n - i);
+      widen(x + i, m, wide);
+      value_span<F, float>(m, wide, wide);
+      narrow(wide, m, y + i);
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) y[i] = F::value(x[i]);
+  }
+}
+
+template <class F, class T> void slope_span(int64_t n, const T* dy, const T* x, T* dx) {
+  constexpr VectorAct form = vector_form<F>();
+  if constexpr (std::is_same_v<T, float> && form != VectorAct::none) {
+    INGOT_SIMD_CALL(activate_backward_span, form, n, dy, x, dx);
+  } else if constexpr (is_narrow<T>) {
+    float wide_x[kNarrow], wide_dy[kNarrow];
+    for (int64_t i = 0; i < n; i += kNarrow) {
+      const int64_t m = std::min(kNarrow, n - i);
+      widen(x + i, m, wide_x);
+      widen(dy + i, m, wide_dy);
+      slope_span<F, float>(m, wide_dy, wide_x, wide_dy);
+      narrow(wide_dy, m, dx + i);
+    }
+  } else {
+    for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * F::slope(x[i]);
+  }
+}
+
+}  // namespace
 
 void activate(const Activate& a, Stream) {
   with_activation(a.act, [&](auto f) {
     with_float_type(a.x.dtype, "activate", [&](auto scalar) {
       using T = decltype(scalar);
-      using A = accum_t<T>;
       const T* x = a.x.ptr<T>();
       T* y = a.y.ptr<T>();
       for_each_span(a.x, a.y, a.y, [&](int64_t at_x, int64_t at_y, int64_t, int64_t n) {
-        for (int64_t i = 0; i < n; ++i) y[at_y + i] = T(f.value(A(x[at_x + i])));
+        value_span<decltype(f), T>(n, x + at_x, y + at_y);
       });
     });
   });
@@ -72,11 +130,10 @@ void activate_backward(const ActivateBackward& a, Stream) {
   with_activation(a.act, [&](auto f) {
     with_float_type(a.x.dtype, "activate_backward", [&](auto scalar) {
       using T = decltype(scalar);
-      using A = accum_t<T>;
       const T *dy = a.dy.ptr<T>(), *x = a.x.ptr<T>();
       T* dx = a.dx.ptr<T>();
       for_each_span(a.dy, a.x, a.dx, [&](int64_t at_dy, int64_t at_x, int64_t at_dx, int64_t n) {
-        for (int64_t i = 0; i < n; ++i) dx[at_dx + i] = T(A(dy[at_dy + i]) * f.slope(A(x[at_x + i])));
+        slope_span<decltype(f), T>(n, dy + at_dy, x + at_x, dx + at_dx);
       });
     });
   });

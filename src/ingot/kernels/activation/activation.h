@@ -7,6 +7,7 @@
 #include "ingot/core/check.h"
 #include "ingot/core/hd.h"
 #include "ingot/core/tensor.h"
+#include "ingot/kernels/activation/vector_act.h"
 
 namespace ingot {
 
@@ -28,25 +29,30 @@ template <class T> INGOT_HD T logistic_slope(T x) {
 }
 }  // namespace detail
 
+// `vector` names a form in activation.simd.h and may be left out; fp32 then runs value() and slope() themselves.
 // A NaN comes out as a NaN: comparisons are written so that it takes the branch that keeps x.
 struct Identity {
   static constexpr std::string_view name = "identity";
+  static constexpr VectorAct vector = VectorAct::identity;
   template <class T> INGOT_HD static T value(T x) { return x; }
   template <class T> INGOT_HD static T slope(T) { return T(1); }
 };
 struct Relu {
   static constexpr std::string_view name = "relu";
+  static constexpr VectorAct vector = VectorAct::relu;
   template <class T> INGOT_HD static T value(T x) { return x <= 0 ? T(0) : x; }
   template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(1) : T(0); }
 };
 struct LeakyRelu {
   static constexpr std::string_view name = "leaky_relu";
+  static constexpr VectorAct vector = VectorAct::leaky_relu;
   template <class T> INGOT_HD static T value(T x) { return x > 0 ? x : T(0.01) * x; }
   template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(1) : T(0.01); }
 };
 // max(x, x / 2)^2
 struct LeakyReluSquared {
   static constexpr std::string_view name = "leaky_relu_squared";
+  static constexpr VectorAct vector = VectorAct::leaky_relu_squared;
   template <class T> INGOT_HD static T value(T x) {
     const T y = x > 0 ? x : T(0.5) * x;
     return y * y;
@@ -55,12 +61,14 @@ struct LeakyReluSquared {
 };
 struct ReluSquared {
   static constexpr std::string_view name = "relu_squared";
+  static constexpr VectorAct vector = VectorAct::relu_squared;
   template <class T> INGOT_HD static T value(T x) { return x <= 0 ? T(0) : x * x; }
   template <class T> INGOT_HD static T slope(T x) { return x <= 0 ? T(0) : T(2) * x; }
 };
 // x sigmoid(x)
 struct Silu {
   static constexpr std::string_view name = "silu";
+  static constexpr VectorAct vector = VectorAct::silu;
   template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, detail::logistic(x)); }
   template <class T> INGOT_HD static T slope(T x) {
     return detail::logistic(x) + detail::product_or_zero(x, detail::logistic_slope(x));
@@ -69,6 +77,7 @@ struct Silu {
 // x Phi(x), Phi the normal distribution: 0.5 x (1 + erf(x / sqrt 2)), written with erfc to keep the left tail
 struct Gelu {
   static constexpr std::string_view name = "gelu";
+  static constexpr VectorAct vector = VectorAct::gelu;
   template <class T> INGOT_HD static T distribution(T x) {
     using std::erfc;
     return T(0.5) * erfc(x * T(-0.70710678118654752440));
@@ -83,6 +92,7 @@ struct Gelu {
 // 0.5 x (1 + tanh u) = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
 struct GeluTanh {
   static constexpr std::string_view name = "gelu_tanh";
+  static constexpr VectorAct vector = VectorAct::gelu_tanh;
   template <class T> INGOT_HD static T twice_u(T x) {
     return x * (T(1.5957691216057307118) + T(1.5957691216057307118 * 0.044715) * (x * x));
   }
@@ -95,6 +105,7 @@ struct GeluTanh {
 // x sigmoid(1.702 x)
 struct QuickGelu {
   static constexpr std::string_view name = "quick_gelu";
+  static constexpr VectorAct vector = VectorAct::quick_gelu;
   template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, detail::logistic(T(1.702) * x)); }
   template <class T> INGOT_HD static T slope(T x) {
     return detail::logistic(T(1.702) * x) + detail::product_or_zero(T(1.702) * x, detail::logistic_slope(T(1.702) * x));
@@ -102,6 +113,7 @@ struct QuickGelu {
 };
 struct Tanh {
   static constexpr std::string_view name = "tanh";
+  static constexpr VectorAct vector = VectorAct::tanh;
   template <class T> INGOT_HD static T value(T x) {
     using std::tanh;
     return tanh(x);
@@ -110,12 +122,14 @@ struct Tanh {
 };
 struct Sigmoid {
   static constexpr std::string_view name = "sigmoid";
+  static constexpr VectorAct vector = VectorAct::sigmoid;
   template <class T> INGOT_HD static T value(T x) { return detail::logistic(x); }
   template <class T> INGOT_HD static T slope(T x) { return detail::logistic_slope(x); }
 };
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|)
 struct Softplus {
   static constexpr std::string_view name = "softplus";
+  static constexpr VectorAct vector = VectorAct::softplus;
   template <class T> INGOT_HD static T value(T x) {
     using std::abs;
     using std::exp;
@@ -151,6 +165,12 @@ template <class F, class... Fs> constexpr Act act_in(ActivationList<Fs...>) {
   return Act(found ? i : -1);
 }
 template <class F> inline constexpr Act act_of = act_in<F>(Activations{});
+
+template <class F> constexpr VectorAct vector_form() {
+  if constexpr (requires { F::vector; }) return F::vector;
+  return VectorAct::none;
+}
+VectorAct vector_form_of(Act act);
 
 // y = f(x)             x, y (T, C) of one floating type, any row stride; y may alias x
 struct Activate {

@@ -1,0 +1,25 @@
+#include "ingot/kernels/activation/activation.simd.h"
+
+namespace ingot::INGOT_SIMD {
+
+// y may be x, dx may be dy: every vector is read before it is written, and none twice.
+void activate_span(VectorAct act, int64_t n, const float* x, float* y) {
+  with_vector_form(act, [=](auto f) {
+    constexpr int L = kLanes<float>;
+    int64_t i = 0;
+    for (; i + L <= n; i += L) store<float>(y + i, f.value(load<float>(x + i)));
+    if (i < n) store_tail<float>(y + i, f.value(load_tail<float>(x + i, n - i)), n - i);
+  });
+}
+
+void activate_backward_span(VectorAct act, int64_t n, const float* dy, const float* x, float* dx) {
+  with_vector_form(act, [=](auto f) {
+    constexpr int L = kLanes<float>;
+    int64_t i = 0;
+    for (; i + L <= n; i += L) store<float>(dx + i, load<float>(dy + i) * f.slope(load<float>(x + i)));
+    if (i < n)
+      store_tail<float>(dx + i, load_tail<float>(dy + i, n - i) * f.slope(load_tail<float>(x + i, n - i)), n - i);
+  });
+}
+
+}  // namespace ingot::INGOT_SIMD

@@ -1,0 +1,194 @@
+#include "ingot/kernels/activation/activation.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "ingot/core/cpu.h"
+#include "ingot/core/thread_pool.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::Buffer;
+constexpr double kInf = std::numeric_limits<double>::infinity(), kNan = std::numeric_limits<double>::quiet_NaN();
+
+template <class Use> void for_each_act(Use&& use) {
+  int i = 0;
+  for_each_activation([&](auto f) { use(f, Act(i++)); });
+}
+
+// Points where an activation may behave specially, and a sweep of the range where it bends.
+std::vector<double> interesting_inputs() {
+  std::vector<double> x = {0,  -0.0, 1e-40, -1e-40, 1e-30, -1e-30, 1e-8, -1e-8,
+                           90, -90,  104,   -104,   1e4,   -1e4,   1e18, -1e18};
+  for (double v = -20; v <= 20; v += 0.0371) x.push_back(v);
+  return x;
+}
+
+// A vector form evaluates f at an x that is off by some roundings, and rounds the result a few times.
+template <class F> double value_allowance(double x, double roundings) {
+  return roundings * testing::roundoff(DType::f32) * (std::abs(F::value(x)) + std::abs(x * F::slope(x))) + 1e-37;
+}
+template <class F> double slope_allowance(double x, double roundings) {
+  const double h = 1e-4 * std::max(1.0, std::abs(x));
+  const double bend = (F::slope(x + h) - F::slope(x - h)) / (2 * h);
+  return roundings * testing::roundoff(DType::f32) * (std::abs(F::slope(x)) + std::abs(x * bend)) + 1e-37;
+}
+
+TEST(Activation, SlopesAreTheDerivativesOfValues) {
+  for_each_act([](auto f, Act) {
+    for (double x = -12; x < 12; x += 0.0137) {
+      const double h = 1e-5, numeric = (f.value(x + h) - f.value(x - h)) / (2 * h);
+      if (std::abs(x) < 2 * h) continue;  // a kink may lie between the two points
+      EXPECT_NEAR(f.slope(x), numeric, 1e-8 * std::max(1.0, std::abs(numeric))) << f.name << " at " << x;
+    }
+  });
+}
+
+TEST(Activation, TailsAreMonotoneAndNeverUndershootTheirLimits) {
+  for_each_act([](auto f, Act) {
+    const bool falls_on_the_left = f.name == "leaky_relu_squared" || f.name == "silu" || f.name == "gelu" ||
+                                   f.name == "gelu_tanh" || f.name == "quick_gelu";
+    for (double x = 3; x < 700; x *= 1.01) {
+      EXPECT_LE(f.value(x), f.value(x * 1.01)) << f.name << " at " << x;
+      if (falls_on_the_left)
+        EXPECT_LE(f.value(-x), f.value(-x * 1.01)) << f.name << " at " << -x;
+      else
+        EXPECT_GE(f.value(-x), f.value(-x * 1.01)) << f.name << " at " << -x;
+    }
+  });
+}
+
+TEST(Activation, InfinityGivesTheLimitAndNanStaysNan) {
+  for_each_act([](auto f, Act act) {
+    for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+      Buffer x(dtype, {1, 3}), y(dtype, {1, 3});
+      testing::assign(x, {kInf, -kInf, kNan});
+      activate({.act = act, .x = x, .y = y}, {});
+      const auto v = testing::values(y);
+      const bool squashed = f.name == "tanh" || f.name == "sigmoid";
+      EXPECT_EQ(v[0], squashed ? 1 : kInf) << f.name;
+      const double left = f.name == "identity" || f.name == "leaky_relu" ? -kInf
+                          : f.name == "leaky_relu_squared"               ? kInf
+                          : f.name == "tanh"                             ? -1
+                                                                         : 0;
+      EXPECT_EQ(v[1], left) << f.name;
+      EXPECT_TRUE(std::isnan(v[2])) << f.name << " " << dtype;
+      Buffer dy(dtype, {1, 3}), dx(dtype, {1, 3});
+      testing::assign(dy, {1, 1, 1});
+      activate_backward({.act = act, .dy = dy, .x = x, .dx = dx}, {});
+      const auto d = testing::values(dx);
+      EXPECT_FALSE(std::isnan(d[0])) << f.name;
+      EXPECT_FALSE(std::isnan(d[1])) << f.name;
+    }
+  });
+}
+
+TEST(Activation, EveryTypeAgreesWithFp64AtEveryKindOfInput) {
+  const std::vector<double> inputs = interesting_inputs();
+  for_each_act([&](auto f, Act act) {
+    for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+      const int64_t n = int64_t(inputs.size());
+      Buffer x(dtype, {n}), dy(dtype, {n}), y(dtype, {n}), dx(dtype, {n});
+      testing::assign(x, inputs);
+      testing::fill_normal(dy, 3);
+      activate({.act = act, .x = x, .y = y}, {});
+      activate_backward({.act = act, .dy = dy, .x = x, .dx = dx}, {});
+      const auto rounded = testing::values(x), g = testing::values(dy), value = testing::values(y),
+                 slope = testing::values(dx);
+      const double wide = dtype == DType::f64 ? 1e-8 : 1, unit = testing::roundoff(dtype);
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const double v = rounded[i], want = f.value(v), want_slope = g[i] * f.slope(v);
+        const double top = dtype == DType::f16 ? 65504 : dtype == DType::f64 ? 1e300 : 3e38;
+        if (!std::isfinite(v) || std::abs(want) > top || std::abs(want_slope) > top) continue;
+        // the last term: subnormal f16 results are rounded to a grid of 2^-24
+        const double grid = dtype == DType::f16 ? 0x1p-25 : 0;
+        EXPECT_NEAR(value[i], want, 6 * wide * value_allowance<decltype(f)>(v, 1) + unit * std::abs(want) + grid)
+            << f.name << " of " << v << " in " << dtype;
+        EXPECT_NEAR(slope[i], want_slope,
+                    10 * wide * (std::abs(g[i]) * slope_allowance<decltype(f)>(v, 1) + 1e-37) +
+                        unit * std::abs(want_slope) + grid)
+            << f.name << "' of " << v << " in " << dtype;
+      }
+    }
+  });
+}
+
+TEST(Activation, AnyShapeStrideAndAliasGivesTheSameNumbers) {
+  struct Case {
+    int64_t rows, cols, gap;
+  };
+  for (const Case& c :
+       {Case{0, 5, 0}, {1, 1, 0}, {1, 7, 0}, {3, 8, 0}, {5, 17, 3}, {2, 33, 1}, {70, 300, 4}, {1, 40000, 0}}) {
+    for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+      const Act act = act_of<Gelu>;
+      Buffer x(dtype, {c.rows, c.cols}, c.cols + c.gap), y(dtype, {c.rows, c.cols}, c.cols + 2 * c.gap);
+      Buffer dy(dtype, {c.rows, c.cols}), dx(dtype, {c.rows, c.cols}, c.cols + c.gap);
+      testing::fill_normal(x, 1, 2);
+      testing::fill_normal(dy, 2);
+      activate({.act = act, .x = x, .y = y}, {});
+      activate_backward({.act = act, .dy = dy, .x = x, .dx = dx}, {});
+      // One element at a time is the reference here: rounding may differ only where a tail is computed differently.
+      const auto in = testing::values(x), out = testing::values(y);
+      for (size_t i = 0; i < in.size(); ++i)
+        ASSERT_NEAR(out[i], Gelu::value(in[i]),
+                    4 * (testing::roundoff(dtype) + 1e-8 * (dtype == DType::f32)) * std::abs(in[i]) + 1e-15);
+      EXPECT_TRUE(y.guards_intact() && dx.guards_intact());
+      activate_backward({.act = act, .dy = dy, .x = x, .dx = dy}, {});
+      EXPECT_EQ(testing::values(dy), testing::values(dx));
+      activate({.act = act, .x = x, .y = x}, {});
+      EXPECT_EQ(testing::values(x), out);
+    }
+  }
+}
+
+TEST(Activation, ThreadsDoNotChangeABit) {
+  const int before = thread_count();
+  Buffer x(DType::f32, {70, 1001}), y(DType::f32, {70, 1001});
+  testing::fill_normal(x, 5);
+  std::vector<double> first;
+  for (int threads : {1, 2, 3}) {
+    set_thread_count(threads);
+    y.poison();
+    activate({.act = act_of<Silu>, .x = x, .y = y}, {});
+    if (threads == 1) first = testing::values(y);
+    EXPECT_EQ(testing::values(y), first);
+  }
+  set_thread_count(before);
+}
+
+TEST(Activation, NamesAndNumbersAgree) {
+  for_each_act([](auto f, Act act) {
+    EXPECT_EQ(activation_named(f.name), act);
+    EXPECT_EQ(name_of(act), f.name);
+    EXPECT_EQ(act_of<decltype(f)>, act);
+  });
+  EXPECT_EQ(vector_form_of(act_of<Silu>), VectorAct::silu);
+}
+
+template <class Call> std::string message_of(Call&& call) {
+  try {
+    call();
+  } catch (const Error& e) { return e.what(); }
+  return "no error";
+}
+
+TEST(Activation, ErrorsNameWhatWasFoundAndWhatWasExpected) {
+  const std::string unknown = message_of([] { activation_named("rleu"); });
+  EXPECT_NE(unknown.find("'rleu'"), std::string::npos) << unknown;
+  EXPECT_NE(unknown.find("leaky_relu_squared"), std::string::npos) << unknown;
+  Buffer x(DType::f32, {2, 3}), y(DType::f32, {3, 2}), wide(DType::f64, {2, 3});
+  const std::string shape = message_of([&] { activate({.x = x, .y = y}, {}); });
+  EXPECT_NE(shape.find("(3, 2)"), std::string::npos) << shape;
+  EXPECT_NE(shape.find("(2, 3)"), std::string::npos) << shape;
+  const std::string dtype = message_of([&] { activate({.x = x, .y = wide}, {}); });
+  EXPECT_NE(dtype.find("f64"), std::string::npos) << dtype;
+  EXPECT_NE(dtype.find("f32"), std::string::npos) << dtype;
+  EXPECT_NE(message_of([&] { activate({.act = Act(99), .x = x, .y = x}, {}); }).find("99"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ingot
