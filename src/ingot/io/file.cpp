@@ -89,9 +89,7 @@ void File::read_at(int64_t offset, void* into, int64_t bytes) const {
   for (int64_t done = 0; done < bytes;) {
     const ssize_t n = retry([&] { return ::pread(descriptor_, p + done, size_t(bytes - done), off_t(offset + done)); });
     if (n < 0) fail_errno(path_, "cannot read", errno);
-    if (n == 0)
-      fail(ErrorCode::bad_data, path_, ": the file ends at byte ", offset + done, ", expected at least ",
-           offset + bytes);
+    if (n == 0) fail(ErrorCode::bad_data, path_, ": found ", size(), " bytes, expected at least ", offset + bytes);
     done += n;
   }
 }

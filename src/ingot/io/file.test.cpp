@@ -59,7 +59,7 @@ TEST(file, failures_name_the_path_and_the_reason) {
   write_file(dir / "f", "12345");
   EXPECT_NE(error_of([&] { read_file(dir / "f", 4); }).find("found 5 bytes, expected at most 4"), std::string::npos);
   char buffer[8];
-  EXPECT_NE(error_of([&] { File::open(dir / "f").read_at(2, buffer, 8); }).find("ends at byte 5, expected at least 10"),
+  EXPECT_NE(error_of([&] { File::open(dir / "f").read_at(2, buffer, 8); }).find("found 5 bytes, expected at least 10"),
             std::string::npos);
   EXPECT_EQ(error_of([&] { File::append("/dev/full").write("x"); }),
             "input/output: /dev/full: cannot write at byte 0: No space left on device");

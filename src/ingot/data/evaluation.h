@@ -1,0 +1,55 @@
+#pragma once
+// Batches that score a whole token source once: every token but the first is a target exactly once, and nothing is cut
+// off. The last batch is shorter.
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ingot/data/packer.h"
+
+namespace ingot {
+
+struct EvaluationOptions {
+  int64_t tokens = 0;      // most tokens of one batch
+  int64_t context = 2048;  // longest segment; lowered to `tokens`
+  // 0: segments do not overlap. Otherwise segments of `context` tokens advance by `stride` inside a document, and each
+  // target is scored in the first segment that holds it: with at least context - stride tokens before it, or all the
+  // document's.
+  int64_t stride = 0;
+  // Batches of exactly `tokens` tokens that may begin inside a document (the parameter-golf rule: the result depends a
+  // little on `tokens`). Otherwise segments stay whole, and the result does not.
+  bool flat = false;
+};
+
+class EvaluationBatches {
+ public:
+  EvaluationBatches(std::shared_ptr<const TokenSource> source, const EvaluationOptions& options);
+  int64_t count() const { return int64_t(firsts_.size()) - 1; }
+  int64_t targets() const { return source_->size() - 1; }
+  int64_t documents() const { return documents_; }
+  int64_t max_segments() const;  // of one batch
+  // Batch i; Batch::documents names each segment's document. Thread-safe.
+  void fill(int64_t i, Batch& into) const;
+
+ private:
+  struct Segment {
+    int64_t begin;
+    int32_t length, unscored;  // the first `unscored` targets belong to an earlier segment
+    int32_t document;
+  };
+  void cut_document(int64_t begin, int64_t end, int32_t document);
+  void cut_flat(const std::vector<int64_t>& begins);
+
+  std::shared_ptr<const TokenSource> source_;
+  EvaluationOptions options_;
+  int64_t documents_ = 0;
+  std::vector<Segment> segments_;
+  std::vector<int64_t> firsts_;  // first segment of each batch, and the number of segments
+};
+
+// Bytes of text that the scored targets stand for: the denominator of bits per byte. bos and control count zero.
+int64_t target_bytes(const Tokenizer& tokenizer, const Batch& batch);
+// bits per byte = sum of losses (natural logarithm) / ln 2 / bytes
+double bits_per_byte(double loss_sum, int64_t bytes);
+
+}  // namespace ingot

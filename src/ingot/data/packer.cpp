@@ -1,0 +1,189 @@
+#include "ingot/data/packer.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ingot/core/rng.h"
+
+namespace ingot {
+namespace {
+
+void push_segment(int64_t begin, int64_t end, Batch& into) {
+  into.cu_seqlens.push_back(int32_t(end));
+  for (int64_t t = begin; t < end; ++t) into.positions[size_t(t)] = int32_t(t - begin);
+}
+
+// The row of T + 1 tokens that batches are cut from; kept per thread, so that the steady state allocates nothing.
+struct Row {
+  std::vector<int32_t> tokens, starts;
+};
+Row& thread_row(int64_t size) {
+  thread_local Row row;
+  row.tokens.resize(size_t(size));
+  row.starts.clear();
+  return row;
+}
+
+}  // namespace
+
+BatchOrder batch_order(const std::string& name) {
+  for (const BatchOrder order : {BatchOrder::sequential, BatchOrder::shuffled, BatchOrder::windows})
+    if (name == name_of(order)) return order;
+  fail(ErrorCode::usage, "batch order: found \"", name, "\", expected sequential, shuffled or windows");
+}
+
+const char* name_of(BatchOrder order) {
+  switch (order) {
+    case BatchOrder::sequential: return "sequential";
+    case BatchOrder::shuffled: return "shuffled";
+    case BatchOrder::windows: return "windows";
+  }
+  return "?";
+}
+
+void pack_row(const std::vector<int32_t>& row, const std::vector<int32_t>& starts, int64_t max_segment, Batch& into) {
+  const int64_t n = int64_t(row.size()) - 1;
+  into.tokens.assign(row.begin(), row.end() - 1);
+  into.targets.assign(row.begin() + 1, row.end());
+  into.positions.resize(size_t(n));
+  into.cu_seqlens.assign(1, 0);
+  into.documents.clear();
+  int64_t begin = 0;
+  const auto close_document = [&](int64_t end) {
+    for (; begin < end; begin = std::min(end, begin + max_segment))
+      push_segment(begin, std::min(end, begin + max_segment), into);
+  };
+  for (const int32_t start : starts) close_document(start);
+  close_document(n);
+}
+
+Packer::Packer(std::shared_ptr<const TokenSource> source, const PackOptions& options)
+    : source_(std::move(source)), options_(options) {
+  INGOT_CHECK_GE(options.tokens, 1, "packer: tokens of a batch");
+  INGOT_CHECK_LT(options.tokens, INT32_MAX, "packer: tokens of a batch");
+  INGOT_CHECK_GE(options.max_segment, 1, "packer: max_segment");
+  INGOT_CHECK(options.world >= 1 && options.rank >= 0 && options.rank < options.world, "packer: found rank ",
+              options.rank, " of ", options.world);
+  const int64_t size = source_->size();
+  switch (options.order) {
+    case BatchOrder::sequential: plan_sequential(); break;
+    case BatchOrder::shuffled:
+      documents_ = source_->document_begins();
+      documents_.push_back(size);
+      break;
+    case BatchOrder::windows:
+      INGOT_CHECK(options.tokens % options.max_segment == 0, "packer: found ", options.tokens,
+                  " tokens of a batch, expected a multiple of the window, ", options.max_segment);
+      if (size <= options.max_segment)
+        fail(ErrorCode::bad_data, source_->name(), ": found ", size, " tokens, expected more than the window of ",
+             options.max_segment);
+      break;
+  }
+}
+
+void Packer::plan_sequential() {
+  const std::vector<int64_t> bounds = source_->part_bounds();
+  const int64_t step = (options_.tokens + 1) * options_.world;
+  part_steps_.push_back(0);
+  std::vector<int32_t> piece;
+  for (size_t part = 0; part + 1 < bounds.size(); ++part) {
+    // Mostly in the first piece. A shard without any bos is used from its beginning.
+    int64_t first = bounds[part];
+    for (int64_t at = first; source_->bos() >= 0 && at < bounds[part + 1]; at += int64_t(piece.size())) {
+      piece.resize(size_t(std::min(bounds[part + 1] - at, int64_t(1) << 16)));
+      source_->read(at, piece);
+      const auto found = std::find(piece.begin(), piece.end(), source_->bos());
+      if (found == piece.end()) continue;
+      first = at + (found - piece.begin());
+      break;
+    }
+    part_begins_.push_back(first);
+    part_steps_.push_back(part_steps_.back() + (bounds[part + 1] - first) / step);
+  }
+  if (part_steps_.back() == 0)
+    fail(ErrorCode::bad_data, source_->name(), ": found ", source_->size(), " tokens, expected at least ", step,
+         " in one shard for a batch of ", options_.tokens, " on ", options_.world,
+         options_.world == 1 ? " process" : " processes");
+}
+
+double Packer::batches_per_epoch() const {
+  if (options_.order == BatchOrder::sequential) return double(part_steps_.back());
+  return double(source_->size()) / double(options_.tokens) / options_.world;
+}
+
+void Packer::fill(int64_t k, Batch& into) const {
+  INGOT_CHECK_GE(k, 0, "packer: batch number");
+  switch (options_.order) {
+    case BatchOrder::sequential: return fill_sequential(k, into);
+    case BatchOrder::shuffled: return fill_shuffled(k, into);
+    case BatchOrder::windows: return fill_windows(k, into);
+  }
+}
+
+void Packer::fill_sequential(int64_t k, Batch& into) const {
+  const int64_t span = options_.tokens + 1, step = k % part_steps_.back();
+  const size_t part = size_t(std::upper_bound(part_steps_.begin(), part_steps_.end(), step) - part_steps_.begin()) - 1;
+  Row& row = thread_row(span);
+  source_->read(part_begins_[part] + ((step - part_steps_[part]) * options_.world + options_.rank) * span, row.tokens);
+  for (int64_t t = 1; t < options_.tokens; ++t)
+    if (row.tokens[size_t(t)] == source_->bos()) row.starts.push_back(int32_t(t));
+  pack_row(row.tokens, row.starts, options_.max_segment, into);
+}
+
+std::shared_ptr<const Packer::Epoch> Packer::epoch(int64_t number) const {
+  const std::lock_guard<std::mutex> hold(mutex_);
+  std::shared_ptr<const Epoch>& slot = recent_[number & 1];  // a batch can end in the next epoch
+  if (slot && slot->number == number) return slot;
+  auto made = std::make_shared<Epoch>();
+  made->number = number;
+  const size_t n = documents_.size() - 1;
+  made->documents.resize(n);
+  std::iota(made->documents.begin(), made->documents.end(), int64_t(0));
+  const Rng rng(options_.seed, Purpose::data, uint32_t(number));
+  for (size_t i = n; i > 1; --i) std::swap(made->documents[i - 1], made->documents[rng.below(i, i)]);
+  made->begins.push_back(0);
+  for (const int64_t d : made->documents)
+    made->begins.push_back(made->begins.back() + documents_[size_t(d) + 1] - documents_[size_t(d)]);
+  slot = made;
+  return made;
+}
+
+void Packer::fill_shuffled(int64_t k, Batch& into) const {
+  const int64_t n = options_.tokens, size = source_->size();
+  Row& row = thread_row(n + 1);
+  // Epochs follow each other in one endless row of tokens.
+  for (int64_t done = 0; done <= n;) {
+    const int64_t at = (k * options_.world + options_.rank) * n + done;
+    const std::shared_ptr<const Epoch> order = epoch(at / size);
+    const int64_t in_epoch = at % size;
+    const size_t i =
+        size_t(std::upper_bound(order->begins.begin(), order->begins.end(), in_epoch) - order->begins.begin()) - 1;
+    const int64_t offset = in_epoch - order->begins[i];
+    const int64_t take = std::min(order->begins[i + 1] - in_epoch, n + 1 - done);
+    source_->read(documents_[size_t(order->documents[i])] + offset,
+                  std::span(row.tokens).subspan(size_t(done), size_t(take)));
+    if (offset == 0 && done > 0 && done < n) row.starts.push_back(int32_t(done));
+    done += take;
+  }
+  pack_row(row.tokens, row.starts, options_.max_segment, into);
+}
+
+void Packer::fill_windows(int64_t k, Batch& into) const {
+  const int64_t n = options_.tokens, window = options_.max_segment, windows = n / window;
+  const Rng rng(options_.seed, Purpose::data, uint32_t(k));
+  Row& row = thread_row(window + 1);
+  into.tokens.resize(size_t(n));
+  into.targets.resize(size_t(n));
+  into.positions.resize(size_t(n));
+  into.cu_seqlens.assign(1, 0);
+  into.documents.clear();
+  for (int64_t w = 0; w < windows; ++w) {
+    const uint64_t draw = uint64_t(options_.rank * windows + w);
+    source_->read(int64_t(rng.below(draw, uint64_t(source_->size() - window))), row.tokens);
+    std::copy_n(row.tokens.begin(), window, into.tokens.begin() + w * window);
+    std::copy_n(row.tokens.begin() + 1, window, into.targets.begin() + w * window);
+    push_segment(w * window, (w + 1) * window, into);
+  }
+}
+
+}  // namespace ingot

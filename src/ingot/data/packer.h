@@ -1,0 +1,78 @@
+#pragma once
+// Batches of a fixed number of tokens, packed from documents of any length. Batch k is a pure function of the data, the
+// options and k, so a run resumes by remembering one number.
+//
+//   tokens     x_0 .. x_{T-1}         targets    x_1 .. x_T  (at a document's end the target is the next document's
+//   bos) positions  restart at each cut    cu_seqlens 0, the cuts, T
+// Cuts: where a document begins, and every max_segment tokens from there (from the batch's start for one that began
+// earlier).
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ingot/data/token_source.h"
+
+namespace ingot {
+
+struct Batch {
+  std::vector<int32_t> tokens, targets, positions;  // T; targets of -1 are not scored
+  std::vector<int32_t> cu_seqlens;                  // segments + 1
+  std::vector<int32_t> documents;                   // per segment; only evaluation fills it
+  int64_t size() const { return int64_t(tokens.size()); }
+  int64_t segments() const { return int64_t(cu_seqlens.size()) - 1; }
+};
+
+// sequential: shards in order, each from its first bos; spans of T + 1 tokens per rank that share no token; what is
+// left of a
+//             shard after the last whole step is dropped.
+// shuffled:   documents in a new order each epoch; consecutive batches share one token, so every token is a target
+// once. windows:    T / max_segment windows at random offsets, not cut at documents (text without bos, as nanoGPT
+// does).
+enum class BatchOrder { sequential, shuffled, windows };
+BatchOrder batch_order(const std::string& name);
+const char* name_of(BatchOrder order);
+
+struct PackOptions {
+  BatchOrder order = BatchOrder::shuffled;
+  int64_t tokens = 0;  // T, per rank
+  int64_t max_segment = 2048;
+  uint64_t seed = 1;
+  int rank = 0, world = 1;
+};
+
+class Packer {
+ public:
+  Packer(std::shared_ptr<const TokenSource> source, const PackOptions& options);
+  // Makes batch k. Thread-safe; reuses the memory of `into`.
+  void fill(int64_t k, Batch& into) const;
+  double batches_per_epoch() const;  // whole in sequential order
+  const TokenSource& source() const { return *source_; }
+  const PackOptions& options() const { return options_; }
+
+ private:
+  struct Epoch {
+    int64_t number = -1;
+    std::vector<int64_t> documents;  // in this epoch's order
+    std::vector<int64_t> begins;     // of each in the epoch's row of tokens, and the row's length at the end
+  };
+  void plan_sequential();
+  std::shared_ptr<const Epoch> epoch(int64_t number) const;
+  void fill_sequential(int64_t k, Batch& into) const;
+  void fill_shuffled(int64_t k, Batch& into) const;
+  void fill_windows(int64_t k, Batch& into) const;
+
+  std::shared_ptr<const TokenSource> source_;
+  PackOptions options_;
+  std::vector<int64_t> part_begins_, part_steps_;  // sequential: first bos, and steps before each part
+  std::vector<int64_t> documents_;                 // shuffled: begins, and size() at the end
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const Epoch> recent_[2];
+};
+
+// Splits `row` (T + 1 tokens) into tokens and targets, and cuts it at `starts` (ascending offsets below T) and
+// max_segment.
+void pack_row(const std::vector<int32_t>& row, const std::vector<int32_t>& starts, int64_t max_segment, Batch& into);
+
+}  // namespace ingot
