@@ -1,0 +1,438 @@
+// The CUDA forward pass against the fp64 loop. Without a GPU the numeric cases skip; the choice of configuration is
+// plain C++.
+#include "ingot/kernels/rmsnorm/rmsnorm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/rmsnorm/rmsnorm_config.h"
+#include "ingot/testing/device_buffer.h"
+
+namespace ingot {
+namespace {
+
+using testing::Buffer;
+using testing::compare;
+using testing::DeviceBuffer;
+using testing::roundoff;
+using testing::values;
+
+const int64_t kColumns[] = {1,    2,    7,    31,   63,   64,   65,   72,   96,   127,   128,   256,   257,   512,  768,
+                            1000, 1023, 1024, 2048, 2880, 4096, 5120, 8192, 8200, 12288, 16384, 32768, 50257, 65536};
+
+TEST(RmsNormConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
+  for (DType dtype : {DType::f32, DType::bf16})
+    for (int64_t cols : kColumns)
+      for (int64_t rows : {1, 3, 500, 5000, 100000})
+        for (bool aligned : {false, true})
+          for (bool residual : {false, true}) {
+            const auto c = cuda::pick_rmsnorm_config(
+                {.rows = rows, .cols = cols, .dtype = dtype, .aligned = aligned, .residual = residual});
+            SCOPED_TRACE(::testing::Message() << rows << "x" << cols << ' ' << dtype << " aligned " << aligned);
+            EXPECT_TRUE(c.threads >= 32 && c.threads <= cuda::kRmsNormMaxThreads && c.threads % 32 == 0);
+            const int64_t per_vec = 16 / size_of(dtype);
+            EXPECT_EQ(c.vectors, aligned && cols % per_vec == 0);
+            if (!c.vectors) continue;
+            EXPECT_GE(int64_t(c.group) * c.cluster * c.vecs_per_thread, cols / per_vec);
+            EXPECT_EQ(c.group & (c.group - 1), 0);
+            EXPECT_LE(c.group, c.threads);
+            EXPECT_LE(c.cluster, cuda::kRmsNormMaxCluster);
+            EXPECT_TRUE(c.cluster == 1 || (c.group == c.threads && c.rows_per_group == 1));
+            EXPECT_LE(c.vecs_per_thread * c.rows_per_group, residual ? 4 : 8);
+          }
+}
+
+TEST(RmsNormConfig, KeepsRowsUpTo65536ColumnsInRegisters) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (bool residual : {false, true})
+      EXPECT_TRUE(
+          cuda::pick_rmsnorm_config({.rows = 100, .cols = 65536, .dtype = dtype, .residual = residual}).vectors);
+  EXPECT_FALSE(cuda::pick_rmsnorm_config({.rows = 100, .cols = 1 << 20, .dtype = DType::f32}).vectors);
+}
+
+// Everything below needs a GPU.
+class RmsNormCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+
+struct Case {
+  int64_t rows, cols;
+  DType x = DType::bf16, y = DType::bf16, w = DType::bf16;
+  bool weight = true, residual = false, unit_offset = false;
+  int64_t gap = 0, shift = 0;  // elements between rows; elements off an aligned address
+  double scale = 1;
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << c.rows << "x" << c.cols << ' ' << c.x << " -> " << c.y << " w " << (c.weight ? name_of(c.w) : "none")
+             << " residual " << c.residual << " offset " << c.unit_offset << " gap " << c.gap << " shift " << c.shift;
+}
+
+// Every length in every role it can be special for, all type mixes at one length, odd strides and addresses.
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const DType types[] = {DType::f32, DType::bf16, DType::f16};
+  for (int64_t cols : kColumns)
+    for (DType x : types)
+      for (bool residual : {false, true})
+        all.push_back({.rows = cols > 8192   ? 3
+                               : cols > 1024 ? 13
+                                             : 37,
+                       .cols = cols,
+                       .x = x,
+                       .y = x,
+                       .w = DType::f32,
+                       .residual = residual});
+  for (DType x : types)
+    for (DType y : types)
+      for (DType w : types)
+        for (bool residual : {false, true})
+          all.push_back({.rows = 9,
+                         .cols = 320,
+                         .x = x,
+                         .y = y,
+                         .w = w,
+                         .residual = residual,
+                         .unit_offset = residual,
+                         .scale = 0.7});
+  for (DType x : types) {
+    all.push_back({.rows = 600, .cols = 256, .x = x, .y = x, .weight = false});
+    all.push_back({.rows = 601, .cols = 64, .x = x, .y = x, .w = x});  // four rows a group, the last group cut
+    all.push_back({.rows = 1203, .cols = 512, .x = x, .y = x, .w = x, .residual = true});
+    all.push_back({.rows = 11, .cols = 1024, .x = x, .y = x, .w = x, .gap = 8});    // vectors, strided
+    all.push_back({.rows = 11, .cols = 1024, .x = x, .y = x, .w = x, .gap = 3});    // stride breaks alignment
+    all.push_back({.rows = 11, .cols = 1024, .x = x, .y = x, .w = x, .shift = 1});  // address breaks alignment
+    all.push_back({.rows = 11, .cols = 515, .x = x, .y = x, .w = x, .residual = true, .gap = 1, .shift = 3});
+    all.push_back({.rows = 1, .cols = 4096, .x = x, .y = x, .w = x});
+    all.push_back({.rows = 1, .cols = 1, .x = x, .y = x, .w = x});
+  }
+  return all;
+}
+
+// The operands of one case on the device; the inputs are uploaded, the outputs poisoned.
+struct Operands {
+  explicit Operands(const Case& c)
+      : x(c.x, {c.rows, c.cols}, c.cols + c.gap, c.shift),
+        y(c.y, {c.rows, c.cols}, c.cols + c.gap, c.shift),
+        residual(c.x, {c.rows, c.cols}, c.cols + c.gap, c.shift),
+        sum(c.x, {c.rows, c.cols}, c.cols + c.gap, c.shift),
+        w(c.w, {c.cols}, c.cols, c.shift),
+        rstd(DType::f32, {c.rows}) {}
+  void upload() {
+    for (DeviceBuffer* b : {&x, &y, &residual, &sum, &w, &rstd}) b->upload();
+  }
+  void download() {
+    for (DeviceBuffer* b : {&x, &y, &residual, &sum, &w, &rstd}) b->download();
+  }
+  RmsNorm op(const Case& c, double eps) const {
+    RmsNorm a{.x = x, .y = y, .rstd = rstd, .eps = eps, .scale = c.scale, .unit_offset = c.unit_offset};
+    if (c.weight) a.w = w;
+    if (c.residual) a.residual = residual, a.sum = sum;
+    return a;
+  }
+  DeviceBuffer x, y, residual, sum, w, rstd;
+};
+
+// Rounding errors of a float sum of squares held by one thread and then over threads, halved by the square root, then
+// rstd, two products, 1 + w and the division: all in units of 2^-24. The final rounding to y comes on top.
+double relative_tolerance(const Case& c) {
+  const double per_thread = std::max<double>(64, double(c.cols) / cuda::kRmsNormMaxThreads);
+  return roundoff(c.y) + ((per_thread + 14) / 2 + 8) * roundoff(DType::f32);
+}
+// Half the spacing of y's smallest numbers.
+double absolute_tolerance(DType y) { return y == DType::f16 ? 0x1p-25 : 1e-40; }
+
+void check_against_fp64(const Case& c, Operands& o, double eps) {
+  EXPECT_TRUE(o.x.untouched(true)) << "x was written";
+  EXPECT_TRUE(o.w.untouched(true)) << "w was written";
+  EXPECT_TRUE(o.residual.untouched(true)) << "the residual was written";
+  EXPECT_TRUE(o.y.untouched() && o.rstd.untouched() && o.sum.untouched(!c.residual)) << "written outside of an output";
+  std::vector<double> s = values(o.x.host());
+  if (c.residual) {
+    const auto r = values(o.residual.host());
+    for (size_t i = 0; i < s.size(); ++i) s[i] += r[i];
+    const auto sum = compare(o.sum.host(), s, absolute_tolerance(c.x), roundoff(c.x) * (1 + 1e-6));
+    EXPECT_TRUE(sum.ok) << "sum: " << sum.message;
+    s = values(o.sum.host());  // what is normalised is the sum as stored
+  }
+  Buffer x(DType::f64, {c.rows, c.cols}), w(DType::f64, {c.cols}), y(DType::f64, {c.rows, c.cols}),
+      rstd(DType::f64, {c.rows});
+  testing::assign(x, s);
+  RmsNorm a{.x = x, .y = y, .rstd = rstd, .eps = eps, .scale = c.scale, .unit_offset = c.unit_offset};
+  if (c.weight) {
+    testing::assign(w, values(o.w.host()));
+    a.w = w;
+  }
+  rmsnorm(a, {});
+  const auto got = compare(o.y.host(), values(y), absolute_tolerance(c.y), relative_tolerance(c));
+  EXPECT_TRUE(got.ok) << "y: " << got.message;
+  const auto scales = compare(o.rstd.host(), values(rstd), 0, relative_tolerance(c) - roundoff(c.y));
+  EXPECT_TRUE(scales.ok) << "rstd: " << scales.message;
+}
+
+TEST_F(RmsNormCuda, AgreesWithTheFp64LoopOnRandomRows) {
+  uint64_t seed = 1;
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    Operands o(c);
+    testing::fill_normal(o.x.host(), seed++, 2);
+    testing::fill_normal(o.residual.host(), seed++, 3);
+    testing::fill_normal(o.w.host(), seed++, 0.5, 1);
+    o.upload();
+    rmsnorm(o.op(c, 1e-5), {});
+    o.download();
+    check_against_fp64(c, o, 1e-5);
+    if (HasFailure()) return;
+  }
+}
+
+// Rows of +-m with m a power of two have rstd = 1 / m exactly, so y is sign * w to the last bit: a wrong row, column,
+// tile or mask cannot hide in a tolerance.
+TEST_F(RmsNormCuda, IsExactOnRowsWhoseNormIsAPowerOfTwo) {
+  for (Case c : cases()) {
+    SCOPED_TRACE(::testing::Message() << c);
+    c.scale = 2;
+    Operands o(c);
+    const Rng rng(7, Purpose::test, uint32_t(c.cols));
+    std::vector<double> s(size_t(c.rows * c.cols)), x(s.size()), r(s.size()), w(size_t(c.cols)), want(s.size());
+    for (int64_t k = 0; k < c.cols; ++k) w[size_t(k)] = double(rng.below(uint64_t(k), 63)) - 31;
+    for (int64_t t = 0; t < c.rows; ++t)
+      for (int64_t k = 0; k < c.cols; ++k) {
+        const size_t i = size_t(t * c.cols + k);
+        const double sign = rng.bits(i + 1000) & 1 ? 1 : -1, m = double(1 << (t % 4));
+        s[i] = sign * m;
+        r[i] = c.residual ? double(rng.below(i + 77, 31)) - 15 : 0;
+        x[i] = s[i] - r[i];
+        want[i] = sign * 2 * (c.weight ? w[size_t(k)] + (c.unit_offset ? 1 : 0) : 1);
+      }
+    testing::assign(o.x.host(), x);
+    testing::assign(o.residual.host(), r);
+    testing::assign(o.w.host(), w);
+    o.upload();
+    rmsnorm(o.op(c, 0), {});
+    o.download();
+    if (c.residual) EXPECT_EQ(values(o.sum.host()), s);
+    EXPECT_EQ(values(o.y.host()), want);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_F(RmsNormCuda, GivesTheSameUnderEveryConfigurationThatFits) {
+  for (DType x : {DType::f32, DType::bf16})
+    for (int64_t cols : {64, 520, 4096, 16384})
+      for (bool residual : {false, true}) {
+        const Case c{.rows = 5, .cols = cols, .x = x, .y = x, .w = x, .residual = residual};
+        for (int vecs : {1, 2, 4, 8})
+          for (int group = 1; group <= cuda::kRmsNormMaxThreads; group *= 2)
+            for (int cluster : {1, 2, 4, 8})
+              for (int threads : {128, 512})
+                for (int evict_first : {0, 1}) {
+                  const int rows = vecs < 4 ? 4 / vecs : 1;
+                  const bool fits = int64_t(vecs) * group * cluster * 16 / size_of(x) >= cols && group <= threads &&
+                                    (cluster == 1 || (rows == 1 && group == threads)) && !(residual && vecs == 8);
+                  if (!fits) continue;
+                  const cuda::RmsNormTuning tuning{.config = {.vectors = true,
+                                                              .vecs_per_thread = vecs,
+                                                              .rows_per_group = rows,
+                                                              .group = group,
+                                                              .cluster = cluster,
+                                                              .threads = threads},
+                                                   .overlap = evict_first == 0,
+                                                   .evict_first = evict_first};
+                  SCOPED_TRACE(::testing::Message() << c << " vecs " << vecs << " group " << group << " cluster "
+                                                    << cluster << " threads " << threads);
+                  Operands o(c);
+                  testing::fill_normal(o.x.host(), 3);
+                  testing::fill_normal(o.residual.host(), 4);
+                  testing::fill_normal(o.w.host(), 5);
+                  o.upload();
+#ifdef INGOT_HAS_CUDA_RMSNORM
+                  cuda::rmsnorm_with(o.op(c, 1e-6), tuning, {});
+#endif
+                  o.download();
+                  check_against_fp64(c, o, 1e-6);
+                  if (HasFailure()) return;
+                }
+      }
+}
+
+TEST_F(RmsNormCuda, NormalisesHeadsInsideAWiderRow) {
+  // Keys inside a packed (T, q + k + v) product: (T, H, D) with a stride between tokens that is no multiple of H * D.
+  constexpr int64_t T = 300, H = 3, D = 64, kWidth = 8 * D;
+  DeviceBuffer packed(DType::bf16, {T, kWidth}), y(DType::bf16, {T, H, D});
+  testing::fill_normal(packed.host(), 11);
+  packed.upload();
+  y.upload();
+  const auto heads = [&](const Tensor& t) { return t.slice(1, 2 * D, 5 * D).split_last(H); };
+  rmsnorm({.x = heads(packed.tensor()), .y = y}, {});
+  y.download();
+  Buffer x(DType::f64, {T, H, D}), want(DType::f64, {T, H, D});
+  testing::assign(x, values(heads(packed.host())));
+  rmsnorm({.x = x, .y = want}, {});
+  const auto got = compare(y.host(), values(want), 1e-40, relative_tolerance({.rows = T, .cols = D}));
+  EXPECT_TRUE(got.ok) << got.message;
+  EXPECT_TRUE(y.untouched());
+}
+
+TEST_F(RmsNormCuda, WritesInPlaceAndOverTheResidual) {
+  for (int64_t cols : {256, 257, 4096}) {
+    const Case c{.rows = 40, .cols = cols};
+    Operands plain(c), aliased(c);
+    for (Operands* o : {&plain, &aliased}) {
+      testing::fill_normal(o->x.host(), 1);
+      testing::fill_normal(o->residual.host(), 2);
+      testing::fill_normal(o->w.host(), 3);
+      o->upload();
+    }
+    rmsnorm(plain.op(c, 1e-5), {});
+    RmsNorm a = aliased.op(c, 1e-5);
+    a.y = a.x;
+    rmsnorm(a, {});
+    plain.download();
+    aliased.download();
+    EXPECT_EQ(values(plain.y.host()), values(aliased.x.host())) << "y over x, " << cols;
+
+    Case with = c;
+    with.residual = true;
+    plain.upload();
+    testing::fill_normal(aliased.x.host(), 1);
+    aliased.upload();
+    rmsnorm(plain.op(with, 1e-5), {});
+    a = aliased.op(with, 1e-5);
+    a.sum = a.residual;
+    rmsnorm(a, {});
+    plain.download();
+    aliased.download();
+    EXPECT_EQ(values(plain.sum.host()), values(aliased.residual.host())) << "sum over residual, " << cols;
+    EXPECT_EQ(values(plain.y.host()), values(aliased.y.host())) << cols;
+  }
+}
+
+// Kernels of a chain may start while their predecessor ends (programmatic dependent launch): the order must still be
+// the stream's. Each round starts from the same numbers, norms them back and forth, and adds the result to a running
+// sum, so that one step out of order in any of 1000 replays changes the sum's bits.
+TEST_F(RmsNormCuda, KeepsTheOrderOfAChainInAGraphOnASideStream) {
+  const Case c{.rows = 257, .cols = 1024, .x = DType::f32, .y = DType::f32, .w = DType::f32, .unit_offset = true};
+  constexpr int kSteps = 6, kRounds = 1000;
+  DeviceBuffer start(c.x, {c.rows, c.cols});
+  testing::fill_normal(start.host(), 21);
+  start.upload();
+  Operands alone(c), chained(c);
+  for (Operands* o : {&alone, &chained}) {
+    testing::fill_normal(o->w.host(), 22, 0.1);
+    testing::fill_normal(o->sum.host(), 23);
+    o->upload();
+  }
+  const auto round = [&](const Operands& o, Stream stream, const auto& after_each) {
+    gpu::copy_on_device(o.x.tensor().data, start.tensor().data, start.tensor().bytes(), stream);
+    for (int i = 0; i < kSteps; ++i) {
+      RmsNorm a = o.op(c, 1e-5);
+      if (i % 2) std::swap(a.x, a.y);
+      rmsnorm(a, stream);
+      after_each();
+    }
+    rmsnorm({.x = o.x, .residual = o.sum, .sum = o.sum, .y = o.residual}, stream);
+    after_each();
+  };
+  const gpu::OwnedStream side;
+  const gpu::Graph graph(side, [&] { round(chained, side, [] {}); });
+  for (int i = 0; i < kRounds; ++i) graph.launch(side);
+  side.synchronize();
+  for (int i = 0; i < kRounds; ++i) round(alone, {}, [] { gpu::synchronize(); });
+  alone.download();
+  chained.download();
+  EXPECT_EQ(values(alone.sum.host()), values(chained.sum.host()));
+}
+
+TEST_F(RmsNormCuda, RepeatsBitForBit) {
+  const Case c{.rows = 333, .cols = 2880};
+  Operands o(c);
+  testing::fill_normal(o.x.host(), 1);
+  testing::fill_normal(o.w.host(), 2);
+  o.upload();
+  rmsnorm(o.op(c, 1e-5), {});
+  o.download();
+  const auto first = values(o.y.host());
+  for (int i = 0; i < 50; ++i) {
+    rmsnorm(o.op(c, 1e-5), {});
+    o.download();
+    ASSERT_EQ(values(o.y.host()), first);
+  }
+}
+
+TEST_F(RmsNormCuda, KeepsNanAndInfinityInTheirRows) {
+  const Case c{.rows = 12, .cols = 512, .weight = false};
+  Operands o(c);
+  testing::fill_normal(o.x.host(), 1);
+  auto x = values(o.x.host());
+  x[3 * 512 + 100] = NAN;
+  x[5 * 512 + 511] = INFINITY;
+  for (int64_t k = 0; k < 512; ++k) x[size_t(7 * 512 + k)] = 0;
+  testing::assign(o.x.host(), x);
+  o.upload();
+  rmsnorm(o.op(c, 1e-5), {});
+  o.download();
+  const auto y = values(o.y.host());
+  for (size_t i = 0; i < y.size(); ++i) {
+    const size_t row = i / 512;
+    if (row == 3)
+      ASSERT_TRUE(std::isnan(y[i])) << i;
+    else if (row == 5)
+      ASSERT_EQ(std::isnan(y[i]), i == 5 * 512 + 511) << i;  // inf * 0
+    else
+      ASSERT_TRUE(std::isfinite(y[i])) << i;
+    if (row == 7) ASSERT_EQ(y[i], 0) << i;
+  }
+}
+
+TEST_F(RmsNormCuda, ReachesRowsBeyondTwoToThe31Elements) {
+  constexpr int64_t kRows = 3, kCols = 128, kStride = (int64_t(1) << 30) + 8;
+  constexpr int64_t kBytes = ((kRows - 1) * kStride + kCols) * 2;
+  if (gpu::device_info().memory_bytes < int64_t(24) << 30) GTEST_SKIP() << "needs 24 GiB of device memory";
+  const gpu::DeviceMemory big(kBytes);
+  Buffer row(DType::bf16, {kRows, kCols});
+  testing::fill_normal(row, 9);
+  Tensor x(big.data(), DType::bf16, {kRows, kCols}, Device{Device::cuda, 0});
+  x.stride[0] = kStride;
+  for (int64_t t = 0; t < kRows; ++t)
+    gpu::copy_to_device(static_cast<char*>(big.data()) + t * kStride * 2, row.tensor().row(t).data, kCols * 2);
+  DeviceBuffer y(DType::bf16, {kRows, kCols});
+  y.upload();
+  rmsnorm({.x = x, .y = y}, {});
+  y.download();
+  Buffer exact(DType::f64, {kRows, kCols}), want(DType::f64, {kRows, kCols});
+  testing::assign(exact, values(row));
+  rmsnorm({.x = exact, .y = want}, {});
+  const auto got = compare(y.host(), values(want), 1e-40, relative_tolerance({.rows = kRows, .cols = kCols}));
+  EXPECT_TRUE(got.ok) << got.message;
+}
+
+TEST_F(RmsNormCuda, AcceptsNoRows) {
+  DeviceBuffer x(DType::bf16, {0, 64}), y(DType::bf16, {0, 64});
+  EXPECT_NO_THROW(rmsnorm({.x = x, .y = y}, {}));
+  gpu::synchronize();
+}
+
+TEST_F(RmsNormCuda, RefusesByNameWhatItHasNoKernelFor) {
+  const auto refusal = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, ErrorCode::unsupported);
+      return e.what();
+    }
+    return "nothing was refused";
+  };
+  DeviceBuffer wide(DType::f64, {2, 64}), out(DType::f64, {2, 64});
+  EXPECT_NE(refusal([&] { rmsnorm({.x = wide, .y = out}, {}); }).find("f64"), std::string::npos);
+  DeviceBuffer s(DType::f32, {2, 64}), dx(DType::f32, {2, 64});
+  const std::string backward = refusal([&] { rmsnorm_backward({.dy = s, .s = s, .dx = dx}, {}); });
+  EXPECT_NE(backward.find("rmsnorm_backward"), std::string::npos) << backward;
+}
+
+}  // namespace
+}  // namespace ingot
