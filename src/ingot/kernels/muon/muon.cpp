@@ -1,0 +1,223 @@
+#include "ingot/kernels/muon/muon.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/core/cpu.h"
+#include "ingot/core/dispatch.h"
+#include "ingot/core/thread_pool.h"
+
+INGOT_SIMD_DECLARE(
+    double muon_momentum_f32(const float* g, float* buf, float* u, int64_t n, float scale, float mu, bool nesterov);
+    double muon_momentum_f64(const double* g, double* buf, double* u, int64_t n, double scale, double mu,
+                             bool nesterov);
+    double muon_squares_f32(const float* x, int64_t n); double muon_squares_f64(const double* x, int64_t n);
+    void muon_scale_f32(float* x, int64_t n, float by); void muon_scale_f64(double* x, int64_t n, double by);
+    void muon_update_f32(float* p, const float* x, int64_t n, float keep, float step);
+    void muon_update_f64(double* p, const double* x, int64_t n, double keep, double step);)
+
+namespace ingot {
+namespace {
+
+double momentum_row(const float* g, float* buf, float* u, int64_t n, float scale, float mu, bool nesterov) {
+  return INGOT_SIMD_CALL(muon_momentum_f32, g, buf, u, n, scale, mu, nesterov);
+}
+double momentum_row(const double* g, double* buf, double* u, int64_t n, double scale, double mu, bool nesterov) {
+  return INGOT_SIMD_CALL(muon_momentum_f64, g, buf, u, n, scale, mu, nesterov);
+}
+double squares_of_row(const float* x, int64_t n) { return INGOT_SIMD_CALL(muon_squares_f32, x, n); }
+double squares_of_row(const double* x, int64_t n) { return INGOT_SIMD_CALL(muon_squares_f64, x, n); }
+void scale_row(float* x, int64_t n, float by) { INGOT_SIMD_CALL(muon_scale_f32, x, n, by); }
+void scale_row(double* x, int64_t n, double by) { INGOT_SIMD_CALL(muon_scale_f64, x, n, by); }
+void update_row(float* p, const float* x, int64_t n, float keep, float step) {
+  INGOT_SIMD_CALL(muon_update_f32, p, x, n, keep, step);
+}
+void update_row(double* p, const double* x, int64_t n, double keep, double step) {
+  INGOT_SIMD_CALL(muon_update_f64, p, x, n, keep, step);
+}
+
+constexpr int64_t kRowGrainElements = 1 << 14;
+int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kRowGrainElements / std::max<int64_t>(1, cols)); }
+
+// Two copies of the matrix (each step reads one and writes the other), A, B, and one fp64 sum of squares per row.
+struct MatrixBytes {
+  int64_t x, square, sums;
+  int64_t total() const { return 2 * x + 2 * square + sums; }
+};
+int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+MatrixBytes matrix_bytes(int64_t rows, int64_t cols, DType dtype) {
+  const int64_t small = std::min(rows, cols);
+  return {round_up(rows * cols * size_of(dtype)), round_up(small * small * size_of(dtype)), round_up(rows * 8)};
+}
+// Matrices too small to feed all threads from inside one product are worked on side by side.
+constexpr int64_t kMostLanes = 8;
+int64_t lanes_of(int64_t rows, int64_t cols) { return rows * cols <= 128 * 512 ? kMostLanes : 1; }
+
+struct Workspace {
+  Tensor x, other, a, b;
+  double* sums;
+};
+Workspace carve(const Tensor& memory, int64_t lane, int64_t rows, int64_t cols, DType dtype) {
+  const MatrixBytes size = matrix_bytes(rows, cols, dtype);
+  const int64_t small = std::min(rows, cols);
+  char* at = static_cast<char*>(memory.data) + lane * size.total();
+  Workspace w;
+  w.x = Tensor(at, dtype, {rows, cols}, memory.device);
+  w.other = Tensor(at + size.x, dtype, {rows, cols}, memory.device);
+  w.a = Tensor(at + 2 * size.x, dtype, {small, small}, memory.device);
+  w.b = Tensor(at + 2 * size.x + size.square, dtype, {small, small}, memory.device);
+  w.sums = reinterpret_cast<double*>(at + 2 * size.x + 2 * size.square);
+  return w;
+}
+
+struct Coefficients {
+  int steps;
+  double a, b, c;
+  Products products;
+};
+
+// Iterates on x, which must be scaled already, and returns where the result is: x or w.other. The square matrix is
+// formed on the short side, so nothing is ever transposed in memory; A and B = b A + c A A are symmetric.
+Tensor iterate(Tensor x, const Workspace& w, const Coefficients& co, Stream stream) {
+  const bool wide = x.size(0) <= x.size(1);
+  Tensor next = w.other;
+  for (int step = 0; step < co.steps; ++step) {
+    matmul({.a = x,
+            .b = x,
+            .c = w.a,
+            .transpose_a = !wide,
+            .transpose_b = wide,
+            .products = co.products,
+            .symmetric = true},
+           stream);
+    matmul({.a = w.a,
+            .b = w.a,
+            .c = w.b,
+            .alpha = co.c,
+            .beta = co.b,
+            .products = co.products,
+            .add = w.a,
+            .symmetric = true},
+           stream);
+    matmul({.a = wide ? w.b : x, .b = wide ? x : w.b, .c = next, .beta = co.a, .products = co.products, .add = x},
+           stream);
+    std::swap(x, next);
+  }
+  return x;
+}
+
+template <class T> T* row_of(const Tensor& t, int64_t r) { return static_cast<T*>(t.data) + r * t.row_stride(); }
+
+constexpr double kRowFloor = 1e-7, kNormFloor = 1e-7;
+
+template <class T>
+void orthogonalise_and_apply(const Muon& m, const Tensor& p, const Tensor& g, const Tensor& momentum,
+                             const Workspace& w, Stream stream) {
+  const int64_t rows = p.size(0), cols = p.size(1);
+  parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      w.sums[r] = momentum_row(row_of<T>(g, r), row_of<T>(momentum, r), row_of<T>(w.x, r), cols, T(m.grad_scale),
+                               T(m.mu), m.nesterov);
+  });
+  const auto row_scale = [&](int64_t r) {
+    return m.row_normalise ? 1 / std::max(std::sqrt(w.sums[r]), kRowFloor) : 1.0;
+  };
+  double squares = 0;
+  for (int64_t r = 0; r < rows; ++r) squares += w.sums[r] * row_scale(r) * row_scale(r);
+  const double inverse_norm = 1 / (std::sqrt(squares) + kNormFloor);
+  parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) scale_row(row_of<T>(w.x, r), cols, T(row_scale(r) * inverse_norm));
+  });
+  const Tensor x = iterate(w.x, w, {m.steps, m.a, m.b, m.c, m.products}, stream);
+  const double keep = 1 - m.lr * m.weight_decay;
+  const double step = m.lr * std::sqrt(std::max(1.0, double(rows) / double(cols)));
+  parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) update_row(row_of<T>(p, r), row_of<T>(x, r), cols, T(keep), T(step));
+  });
+}
+
+void check_bank(const char* op, const char* name, const Tensor& t, const Tensor& like) {
+  INGOT_CHECK(t.dtype == like.dtype, op, ": ", name, ": found dtype ", t.dtype, ", expected ", like.dtype);
+  INGOT_CHECK(t.device == like.device, op, ": ", name, ": found it on ", t.device, ", expected ", like.device);
+  INGOT_CHECK(t.shape == like.shape, op, ": ", name, ": found ", t.shape, ", expected ", like.shape);
+  INGOT_CHECK(t.cols() <= 1 || t.step(-1) == 1, op, ": ", name, ": found last stride ", t.step(-1), ", expected 1");
+}
+void check_workspace(const char* op, const Tensor& t, int64_t bytes) {
+  INGOT_CHECK(t.dtype == DType::u8 && t.contiguous() && t.numel() >= bytes, op, ": workspace: found ", t.numel(),
+              " elements of ", t.dtype, ", expected at least ", bytes, " contiguous bytes");
+  INGOT_CHECK(reinterpret_cast<uintptr_t>(t.data) % 16 == 0, op,
+              ": workspace: found an address not aligned to 16 bytes, expected an aligned one");
+}
+
+}  // namespace
+
+namespace cpu {
+
+void muon(const Muon& m, Stream stream) {
+  const int64_t count = m.p.size(0), rows = m.p.size(1), cols = m.p.size(2);
+  with_wide_float_type(m.p.dtype, "muon", [&](auto type) {
+    using T = decltype(type);
+    const int64_t lanes = std::min(count, lanes_of(rows, cols));
+    const auto work = [&](int64_t lane) {
+      const Workspace w = carve(m.workspace, lane, rows, cols, m.p.dtype);
+      for (int64_t i = lane; i < count; i += lanes)
+        orthogonalise_and_apply<T>(m, m.p.select(0, i), m.g.select(0, i), m.momentum.select(0, i), w, stream);
+    };
+    parallel_tasks(lanes, work);
+  });
+}
+
+void newton_schulz(const NewtonSchulz& n, Stream stream) {
+  const int64_t rows = n.x.size(0), cols = n.x.size(1);
+  with_wide_float_type(n.x.dtype, "newton_schulz", [&](auto type) {
+    using T = decltype(type);
+    const Workspace w = carve(n.workspace, 0, rows, cols, n.x.dtype);
+    parallel_for(rows, row_grain(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) w.sums[r] = squares_of_row(row_of<T>(n.x, r), cols);
+    });
+    double squares = 0;
+    for (int64_t r = 0; r < rows; ++r) squares += w.sums[r];
+    const T scale = T(1 / (std::sqrt(squares) + kNormFloor));
+    for (int64_t r = 0; r < rows; ++r) scale_row(row_of<T>(n.x, r), cols, scale);
+    const Tensor x = iterate(n.x, w, {n.steps, n.a, n.b, n.c, n.products}, stream);
+    if (x.data != n.x.data) copy(x, n.x);
+  });
+}
+
+}  // namespace cpu
+
+#ifdef INGOT_HAS_CUDA_MUON
+namespace cuda {
+void muon(const Muon& m, Stream stream);
+void newton_schulz(const NewtonSchulz& n, Stream stream);
+}  // namespace cuda
+#define INGOT_MUON_DISPATCH INGOT_DISPATCH_WITH_CUDA
+#else
+#define INGOT_MUON_DISPATCH INGOT_DISPATCH_CPU_ONLY
+#endif
+
+void muon(const Muon& m, Stream stream) {
+  INGOT_CHECK(m.p.rank() == 3, "muon: p: found ", m.p.shape, ", expected (B, R, C)");
+  check_bank("muon", "p", m.p, m.p);
+  check_bank("muon", "g", m.g, m.p);
+  check_bank("muon", "momentum", m.momentum, m.p);
+  INGOT_CHECK_GE(m.steps, 0, "muon: steps");
+  if (m.p.numel() == 0) return;
+  check_workspace("muon", m.workspace, muon_workspace_bytes(m.p.size(1), m.p.size(2), m.p.dtype, m.p.device));
+  INGOT_MUON_DISPATCH(m.p.device, muon, m, stream);
+}
+
+void newton_schulz(const NewtonSchulz& n, Stream stream) {
+  INGOT_CHECK(n.x.rank() == 2, "newton_schulz: x: found ", n.x.shape, ", expected (R, C)");
+  check_bank("newton_schulz", "x", n.x, n.x);
+  INGOT_CHECK_GE(n.steps, 0, "newton_schulz: steps");
+  if (n.x.numel() == 0) return;
+  check_workspace("newton_schulz", n.workspace, matrix_bytes(n.x.size(0), n.x.size(1), n.x.dtype).total());
+  INGOT_MUON_DISPATCH(n.x.device, newton_schulz, n, stream);
+}
+
+int64_t muon_workspace_bytes(int64_t rows, int64_t cols, DType dtype, Device) {
+  return lanes_of(rows, cols) * matrix_bytes(rows, cols, dtype).total();
+}
+
+}  // namespace ingot
