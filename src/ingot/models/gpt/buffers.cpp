@@ -107,7 +107,7 @@ struct Plan {
   void ends() {
     const int head = head_step();
     const int64_t E = c.embed_dim;
-    planner.add(b.embedded, {T, c.dim}, 0, 0);
+    planner.add(b.embedded, {T, c.factorised() ? E : c.dim}, 0, 0);
     if (c.factorised()) planner.add(b.embed_low, {T, E}, 0, 0);
     planner.add(b.final, {T, c.dim}, head, head);
     planner.add(b.final_rstd, {T}, head, head);
@@ -127,7 +127,7 @@ struct Plan {
       const int from = program.applications[size_t(j)].skip_from;
       if (from >= 0) planner.add(b.skip_grad[size_t(from + 1)], {T, c.dim}, backward_step(j), backward_step(from));
     }
-    planner.add(b.embedded_again, {T, c.dim}, last_step(), last_step());
+    planner.add(b.embedded_again, {T, c.factorised() ? E : c.dim}, last_step(), last_step());
     planner.add(b.embed_workspace, DType::u8, {norm_workspace()}, head, last_step());
     if (c.factorised()) planner.add(b.embed_low_grad, {T, E}, last_step(), last_step());
     if (c.factorised()) planner.add(b.embed_low_again, {T, E}, last_step(), last_step());

@@ -17,7 +17,7 @@ struct GptConfig {
   std::string activation = "gelu";
   bool tied_embeddings = true;
   bool learned_positions = false;
-  bool embed_norm = false;  // x = rms(embedding)
+  bool embed_norm = false;  // rows of the embedding are normed, before the projection and the learned positions
   bool norm_weight = true;  // a learned factor per channel in every norm
   double norm_eps = 1e-5;
   bool layer_scale = false;  // norms multiplied by 1 / sqrt(layer + 1), by physical layer

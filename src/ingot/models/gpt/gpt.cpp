@@ -161,7 +161,8 @@ struct Gpt::Impl {
   }
   detail::BlockTensors block(int i, const Tensor& weights, const Tensor& grads, bool backward) const;
 
-  Tensor embed(const Tensor& weights, const TokenBatch& batch, const Tensor& low, const Tensor& into) const;
+  int64_t embed_width() const { return embed_proj != nullptr ? config.embed_dim : config.dim; }
+  Tensor look_up(const Tensor& weights, const TokenBatch& batch, const Tensor& raw, const Tensor& into) const;
   void embed_forward(const Tensor& weights, const TokenBatch& batch);
   void embed_backward(const Tensor& weights, const TokenBatch& batch, const Tensor& grads);
   void blocks_forward(const detail::CallContext& call, const Tensor& weights);
@@ -219,56 +220,55 @@ void Gpt::Impl::check_adapters(const TokenBatch& batch, const GptAdapters* adapt
 // --- embedding
 // ---------------------------------------------------------------------------------------------------------
 
-// The embedded tokens before the norm, computed into `into` (through `low` when factorised).
-Tensor Gpt::Impl::embed(const Tensor& weights, const TokenBatch& batch, const Tensor& low, const Tensor& into) const {
-  const int64_t T = batch.tokens.numel();
-  const Tensor x = view(into, {T, config.dim});
-  if (embed_proj != nullptr) {
-    const Tensor narrow = view(low, {T, config.embed_dim});
-    embedding({.ids = batch.tokens, .table = get(weights, table), .y = narrow}, {});
-    linear({.x = narrow, .w = get(weights, embed_proj), .y = x, .products = options.products}, {});
-  } else {
-    embedding({.ids = batch.tokens, .table = get(weights, table), .y = x}, {});
-  }
-  if (positions != nullptr)
-    embedding({.ids = batch.positions, .table = get(weights, positions), .y = x, .accumulate = true}, {});
+// The tokens' rows of the table, normed where the config says so, in `into`; `raw` keeps them as they were before the
+// norm.
+Tensor Gpt::Impl::look_up(const Tensor& weights, const TokenBatch& batch, const Tensor& raw, const Tensor& into) const {
+  const Shape shape{batch.tokens.numel(), embed_width()};
+  const Tensor x = view(into, shape), rows = config.embed_norm ? view(raw, shape) : x;
+  embedding({.ids = batch.tokens, .table = get(weights, table), .y = rows}, {});
+  if (config.embed_norm) rmsnorm({.x = rows, .y = x, .eps = config.norm_eps}, {});
   return x;
 }
 
+// Row, norm, projection, learned position.
 void Gpt::Impl::embed_forward(const Tensor& weights, const TokenBatch& batch) {
   const Tensor x0 = view(buffers.in0[0], {batch.tokens.numel(), config.dim});
-  const Tensor x = embed(weights, batch, buffers.embed_low, config.embed_norm ? buffers.embedded : buffers.in0[0]);
-  if (config.embed_norm) rmsnorm({.x = x, .y = x0, .eps = config.norm_eps}, {});
+  if (embed_proj == nullptr) {
+    look_up(weights, batch, buffers.embedded, x0);
+  } else {
+    const Tensor low = look_up(weights, batch, buffers.embedded, buffers.embed_low);
+    linear({.x = low, .w = get(weights, embed_proj), .y = x0, .products = options.products}, {});
+  }
+  if (positions != nullptr)
+    embedding({.ids = batch.positions, .table = get(weights, positions), .y = x0, .accumulate = true}, {});
 }
 
 // g0 holds the gradient of what the first application read; x0_grad what reached x0 through the residual mixes.
 void Gpt::Impl::embed_backward(const Tensor& weights, const TokenBatch& batch, const Tensor& grads) {
   if (!grads) return;
   const int64_t T = batch.tokens.numel();
-  const Tensor g = view(buffers.g0, {T, config.dim});
+  const Shape shape{T, embed_width()};
+  Tensor g = view(buffers.g0, {T, config.dim});
   if (config.resid_mix) axpby({.x = view(buffers.x0_grad, {T, config.dim}), .y = g}, {});
-  if (config.embed_norm) {
-    const Tensor x = embed(weights, batch, buffers.embed_low_again, buffers.embedded_again);
-    rmsnorm_backward({.dy = g, .s = x, .dx = g, .eps = config.norm_eps}, {});
-  } else if (embed_proj != nullptr) {
-    embedding(
-        {.ids = batch.tokens, .table = get(weights, table), .y = view(buffers.embed_low_again, {T, config.embed_dim})},
-        {});
-  }
   if (positions != nullptr) embedding_backward({.ids = batch.positions, .dy = g, .dtable = get(grads, positions)}, {});
-  if (embed_proj == nullptr) {
-    embedding_backward({.ids = batch.tokens, .dy = g, .dtable = get(grads, table)}, {});
-  } else {
-    const Tensor low_grad = view(buffers.embed_low_grad, {T, config.embed_dim});
+  if (embed_proj != nullptr) {
+    const Tensor low = look_up(weights, batch, buffers.embedded_again, buffers.embed_low_again);
+    const Tensor low_grad = view(buffers.embed_low_grad, shape);
     linear_backward({.dy = g,
-                     .x = view(buffers.embed_low_again, {T, config.embed_dim}),
+                     .x = low,
                      .w = get(weights, embed_proj),
                      .dx = low_grad,
                      .dw = get(grads, embed_proj),
                      .products = options.products},
                     {});
-    embedding_backward({.ids = batch.tokens, .dy = low_grad, .dtable = get(grads, table)}, {});
+    g = low_grad;
   }
+  if (config.embed_norm) {
+    const Tensor rows = view(buffers.embedded_again, shape);
+    embedding({.ids = batch.tokens, .table = get(weights, table), .y = rows}, {});
+    rmsnorm_backward({.dy = g, .s = rows, .dx = g, .eps = config.norm_eps}, {});
+  }
+  embedding_backward({.ids = batch.tokens, .dy = g, .dtable = get(grads, table)}, {});
 }
 
 // --- blocks
