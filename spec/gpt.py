@@ -24,7 +24,7 @@ IGNORE = -1  # a target without a loss
 # --- config ------------------------------------------------------------------------------------------------------------
 @dataclass
 class RopeScaling:
-    type: str = "none"             # none, ntk, yarn
+    kind: str = "none"             # none, ntk, yarn
     factor: float = 1.0            # how many times longer the context is
     original_context: float = 0.0  # yarn: the context the model was trained with
     beta_fast: float = 32.0        # yarn: rotations over that context from which on a pair is left alone
@@ -97,7 +97,7 @@ class GptConfig:
 
     @property
     def factorised(self):
-        return self.embed_dim != 0
+        return self.embed_dim not in (0, self.dim)
 
     @property
     def has_loop(self):
@@ -249,10 +249,10 @@ def rms(x, eps, weight=None):
 def rope_frequencies(rotary_dim, base, s):
     """theta (rotary_dim / 2) in fp64, and the amplitude of cos and sin."""
     j = torch.arange(rotary_dim // 2, dtype=torch.float64)
-    if s.type == "ntk":
+    if s.kind == "ntk":
         base = base * s.factor ** (rotary_dim / (rotary_dim - 2))
     theta = base ** (-2 * j / rotary_dim)
-    if s.type != "yarn":
+    if s.kind != "yarn":
         return theta, 1.0
     # The pair that turns `rotations` times over the original context; pairs before it turn more often.
     pair = lambda rotations: rotary_dim * math.log(s.original_context / (rotations * 2 * math.pi)) / (2 * math.log(base))

@@ -13,55 +13,60 @@ import torch
 import gpt
 
 
+# Kind of a parameter (gpt.parameter_shapes) -> its group in the recipe.
+GROUP = {"matrix": "matrix", "embedding": "embed", "head": "head", "scalar": "scalar"}
+
+
 @dataclass
 class Recipe:
+    """The fields of the native OptimizerOptions and ScheduleOptions, with the defaults of nanoGPT."""
     matrix_optimizer: str = "adamw"  # muon or adamw
-    # Learning rate and decoupled weight decay of each kind of parameter (gpt.parameter_shapes).
+    # Peak learning rate and decoupled weight decay of each group.
     matrix_lr: float = 1e-3
-    matrix_wd: float = 0.1
-    embedding_lr: float = 1e-3
-    embedding_wd: float = 0.1
+    matrix_decay: float = 0.1
+    embed_lr: float = 1e-3
+    embed_decay: float = 0.1
     head_lr: float = 1e-3
-    head_wd: float = 0.1
+    head_decay: float = 0.1
     scalar_lr: float = 1e-3
-    scalar_wd: float = 0.0
-    # AdamW.
+    scalar_decay: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.99
     eps: float = 1e-8
-    # Muon: momentum rises linearly from momentum_start to momentum over the first momentum_warmup of the run.
-    momentum: float = 0.97
-    momentum_start: float = 0.92
-    momentum_warmup: float = 0.31
-    newton_schulz_steps: int = 5
-    row_normalise: bool = True
-    # Gradients are scaled to this norm when theirs is larger; 0: never.
-    clip: float = 1.0
-    # The average of the weights forgets over this fraction of the run (its decay is 1 - 1 / (ema_horizon * steps)); 0: none.
-    ema_horizon: float = 0.0
-    # Learning rate: linear warm-up, constant, then decay to min_lr times the peak.
+    clip: float = 1.0  # gradients are scaled to this norm when theirs is larger; 0: never
+    muon_iterations: int = 5
+    muon_row_normalise: bool = True
+    # Learning rate: linear warm-up, then the decay. linear: constant, then down to min_lr over the last `warmdown` of the
+    # run; cosine: over all of it.
     warmup_steps: int = 0
-    decay_from: float = 0.0          # fraction of the run at which the decay begins
-    decay: str = "linear"            # linear or cosine
-    min_lr: float = 0.0
+    decay: str = "linear"
+    warmdown: float = 1.0
+    min_lr: float = 0.0              # as a share of the peak
+    # Muon's momentum rises linearly over the first momentum_warmup of the run.
+    momentum_start: float = 0.92
+    momentum_end: float = 0.97
+    momentum_warmup: float = 0.3
+    ema_horizon: float = 0.0         # the average's memory as a share of the run; 0: no average
 
 
-def lr_multiplier(r, step, steps):
-    """step counts from 0. Warm-up ends at step warmup_steps with 1; a decay from 0 begins where the warm-up ends."""
+def lr_factor(r, step, steps):
+    """step counts from 0."""
     if step < r.warmup_steps:
         return (step + 1) / (r.warmup_steps + 1)
-    begin = max(r.decay_from * steps, r.warmup_steps)
-    if step < begin:
-        return 1.0
-    done = (step - begin) / (steps - begin)
-    left = 1 - done if r.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-    return r.min_lr + (1 - r.min_lr) * left
+    if r.decay == "cosine":
+        done = (step - r.warmup_steps) / (steps - r.warmup_steps)
+        return r.min_lr + (1 - r.min_lr) * 0.5 * (1 + math.cos(math.pi * done))
+    left = 1 - step / steps
+    return max(r.min_lr, left / r.warmdown) if left <= r.warmdown and r.warmdown > 0 else 1.0
 
 
 def muon_momentum(r, step, steps):
-    warmup = r.momentum_warmup * steps
-    done = min(1.0, step / warmup) if warmup > 0 else 1.0
-    return r.momentum_start + (r.momentum - r.momentum_start) * done
+    done = min(1.0, step / steps / r.momentum_warmup) if r.momentum_warmup > 0 else 1.0
+    return r.momentum_start + (r.momentum_end - r.momentum_start) * done
+
+
+def ema_decay(r, steps):
+    return 1 - 1 / max(1.0, r.ema_horizon * steps)
 
 
 def newton_schulz(x, steps):
@@ -91,9 +96,9 @@ class Optimizer:
         mu = muon_momentum(self.r, self.done, self.steps)
         m = self.m[name].mul_(mu).add_(g)
         u = g + mu * m
-        if self.r.row_normalise:
+        if self.r.muon_row_normalise:
             u = u / u.norm(dim=-1, keepdim=True).clamp(min=1e-7)
-        x = newton_schulz(u, self.r.newton_schulz_steps)
+        x = newton_schulz(u, self.r.muon_iterations)
         w.mul_(1 - lr * wd).sub_(lr * math.sqrt(max(1, w.shape[0] / w.shape[1])) * x)
 
     def adamw(self, w, g, name, lr, wd):
@@ -106,15 +111,15 @@ class Optimizer:
     def step(self, gradients):
         r = self.r
         norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
-        scale = min(1.0, r.clip / (float(norm) + 1e-6)) if r.clip > 0 else 1.0
-        multiplier = lr_multiplier(r, self.done, self.steps)
-        decay = 1 - 1 / max(1.0, r.ema_horizon * self.steps)
+        scale = r.clip / (float(norm) + 1e-6) if 0 < r.clip < float(norm) else 1.0
+        factor = lr_factor(r, self.done, self.steps)
+        keep = ema_decay(r, self.steps)
         for name, w in self.weights.items():
-            kind = self.kinds[name]
-            update = self.muon if kind == "matrix" and r.matrix_optimizer == "muon" else self.adamw
-            update(w, gradients[name] * scale, name, getattr(r, kind + "_lr") * multiplier, getattr(r, kind + "_wd"))
+            group = GROUP[self.kinds[name]]
+            update = self.muon if group == "matrix" and r.matrix_optimizer == "muon" else self.adamw
+            update(w, gradients[name] * scale, name, getattr(r, group + "_lr") * factor, getattr(r, group + "_decay"))
             if r.ema_horizon > 0:
-                self.average[name].mul_(decay).add_((1 - decay) * w)
+                self.average[name].mul_(keep).add_((1 - keep) * w)
             else:
                 self.average[name].copy_(w)
         self.done += 1

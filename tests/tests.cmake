@@ -11,3 +11,12 @@ endif()
 if(TARGET ingot_cli)
   add_test(NAME cli COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli_test.py $<TARGET_FILE:ingot_cli>)
 endif()
+
+# The model against its definition in spec/gpt.py; skipped where PyTorch is not installed.
+add_executable(parity ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_main.cpp)
+target_link_libraries(parity PRIVATE ingot ingot_flags nlohmann_json::nlohmann_json)
+if(Python3_FOUND)
+  add_test(NAME parity COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity.py $<TARGET_FILE:parity>
+    --skip-without-torch)
+  set_tests_properties(parity PROPERTIES SKIP_RETURN_CODE 77)
+endif()

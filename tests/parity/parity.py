@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""The native model against spec/gpt.py: losses, logits and every gradient, over configs that together use every feature, with
+every parameter, gate and lambda randomised, recurrence off and on, and packed documents.
+
+    parity.py BUILD/parity [--only NAME] [--keep DIR] [--skip-without-torch]
+
+fp64: relative error (norm-wise, per parameter) at most 1e-9. fp32: at most 1e-4 against the fp64 definition.
+"""
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SKIPPED = 77
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "spec"))
+try:
+    import numpy as np
+    import torch
+except ImportError as error:
+    if "--skip-without-torch" not in sys.argv:
+        raise
+    print(f"skipped: {error}")
+    sys.exit(SKIPPED)
+
+import gpt  # noqa: E402
+
+LIMIT = {"f64": 1e-9, "f32": 1e-4}
+
+# --- cases -------------------------------------------------------------------------------------------------------------
+GOLF = dict(vocab=61, dim=32, layers=6, heads=4, kv_heads=2, head_dim=8, mlp_hidden=48, context=40,
+            activation="leaky_relu_squared", embed_norm=True, norm_weight=False, norm_eps=2**-23, layer_scale=True,
+            rotary_dim=4, rope_sign=-1, qk_norm=True, qk_gain=True, qk_gain_init=2, xsa_layers=6, resid_mix=True,
+            branch_scale=True, unet_skips=True, skip_gates=True, lane_start=4, loop_first=2, loop_last=3, loop_extra=2,
+            softcap=30)
+NANO = dict(vocab=65, dim=32, layers=3, heads=4, kv_heads=4, head_dim=8, mlp_hidden=64, context=40, activation="gelu",
+            learned_positions=True)
+LLAMA = dict(vocab=53, dim=24, layers=3, heads=6, kv_heads=2, head_dim=6, mlp_hidden=40, context=40, activation="silu",
+             tied_embeddings=False, rotary_dim=6)
+
+
+def cases():
+    """name -> (config, looping)."""
+    yarn = dict(kind="yarn", factor=4.0, original_context=10.0, beta_fast=4.0, beta_slow=1.0)
+    out = {
+        "golf": (GOLF, False),
+        "golf looping": (GOLF, True),
+        "golf at its own ratios": (dict(GOLF, layers=11, lane_start=8, loop_first=3, loop_last=5, dim=16, heads=8, kv_heads=4,
+                                        head_dim=2, rotary_dim=2, xsa_layers=11), True),
+        "golf without gates, lane 0 leaves": (dict(GOLF, skip_gates=False, lane_output="attn"), True),
+        "golf, lane 1 leaves, self excluded in 2 layers": (dict(GOLF, lane_output="mlp", xsa_layers=2), False),
+        "golf with weighted norms, factorised": (dict(GOLF, norm_weight=True, embed_dim=12), True),
+        "golf without lanes": (dict(GOLF, lane_start=-1), True),
+        "lanes from layer 0 without skips": (dict(GOLF, unet_skips=False, skip_gates=False, lane_start=0, loop_extra=0), False),
+        "skips into an odd number of layers": (dict(NANO, layers=5, unet_skips=True, skip_gates=True), False),
+        "one layer": (dict(NANO, layers=1), False),
+        "loop of the whole depth": (dict(LLAMA, loop_first=0, loop_last=2, loop_extra=1), True),
+        "nano": (NANO, False),
+        "nano, odd sizes": (dict(NANO, vocab=67, dim=27, heads=3, kv_heads=1, head_dim=5, mlp_hidden=37), False),
+        "llama": (LLAMA, False),
+        "window": (dict(LLAMA, window=5), False),
+        "window of one": (dict(LLAMA, window=1, xsa_layers=0), False),
+        "ntk, interleaved": (dict(LLAMA, rope_scaling=dict(kind="ntk", factor=3.0), rope_interleaved=True), False),
+        "yarn, untied, factorised": (dict(LLAMA, rope_scaling=yarn, embed_dim=10, rope_sign=-1), False),
+        "yarn with its own factor, not truncated": (
+            dict(LLAMA, rope_scaling=dict(yarn, truncate=False, attention_factor=1.25), rope_interleaved=True, rope_sign=-1), False),
+        "z-loss and softcap": (dict(LLAMA, softcap=15, z_loss=0.01), False),
+        "qk norm without gain": (dict(LLAMA, qk_norm=True, norm_eps=0.01), False),
+        "gain without norm or rotation": (dict(NANO, qk_gain=True), False),
+        "embedding norm, factorised, learned positions": (dict(NANO, embed_norm=True, embed_dim=20), False),
+        "residual mix and branch scales alone": (dict(NANO, resid_mix=True, branch_scale=True), False),
+    }
+    for activation in gpt.ACTIVATIONS:
+        out[f"activation {activation}"] = (dict(NANO, layers=1, activation=activation), False)
+    return {name: (gpt.GptConfig.from_dict(config), looping) for name, (config, looping) in out.items()}
+
+
+def random_weights(c, g):
+    """No parameter where it starts: every one random, at a scale that gives logits of ordinary size."""
+    normal = lambda shape: torch.randn(shape, generator=g, dtype=torch.float64)
+    start = gpt.initialise(c, seed=int(torch.randint(1 << 30, (), generator=g)))
+    weights = {}
+    for name, (shape, kind) in gpt.parameter_shapes(c).items():
+        if kind == "matrix" or kind == "head":
+            w = normal(shape) / shape[1] ** 0.5
+        elif kind == "embedding":
+            w = normal(shape) * 0.5
+        else:
+            w = start[name] + 0.3 * normal(shape)
+        weights[name] = w.float().double()  # the same numbers in fp32
+    return weights
+
+
+def random_batch(c, g):
+    """Documents of 1 to context tokens, an empty one in the middle and at the end, and some targets left out."""
+    longest = min(c.context, 23)
+    lengths = [7, 1, longest, 0, 2, 12, 0]
+    cu = torch.tensor([0] + lengths).cumsum(0)
+    ids = lambda: torch.randint(c.vocab, (int(cu[-1]),), generator=g)
+    tokens, targets = ids(), ids()
+    targets[torch.rand(targets.shape, generator=g) < 0.1] = gpt.IGNORE
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    dloss = torch.randn(targets.shape, generator=g, dtype=torch.float64).float().double()
+    return tokens, targets, positions, cu, dloss
+
+
+class Case:
+    def __init__(self, name, config, looping, dtype, seed):
+        self.name, self.config, self.looping, self.dtype = name, config, looping, dtype
+        g = torch.Generator().manual_seed(seed)
+        self.weights = random_weights(config, g)
+        self.tokens, self.targets, self.positions, self.cu, self.dloss = random_batch(config, g)
+
+    def write(self, directory):
+        directory.mkdir(parents=True)
+        self.directory = directory
+        parameters = [dict(name=n, shape=list(w.shape)) for n, w in self.weights.items()]
+        meta = dict(config=json.loads(self.config.to_json()), dtype=self.dtype, looping=self.looping, parameters=parameters)
+        (directory / "case.json").write_text(json.dumps(meta, indent=1))
+        for name in ("tokens", "targets", "positions"):
+            getattr(self, name).numpy().astype("<i4").tofile(directory / f"{name}.i32")
+        self.cu.numpy().astype("<i4").tofile(directory / "cu_seqlens.i32")
+        torch.cat([w.flatten() for w in self.weights.values()]).numpy().astype("<f8").tofile(directory / "weights.f64")
+        self.dloss.numpy().astype("<f8").tofile(directory / "dloss.f64")
+
+    def read(self, name):
+        return torch.from_numpy(np.fromfile(self.directory / name, "<f8"))
+
+    def expected(self):
+        weights = {n: w.clone().requires_grad_() for n, w in self.weights.items()}
+        layout = (self.cu, self.positions, self.looping)
+        loss = gpt.losses(self.config, weights, self.tokens, self.targets, *layout)
+        (loss * self.dloss).sum().backward()
+        with torch.no_grad():
+            logits = gpt.logits(self.config, weights, self.tokens, *layout)
+        return loss.detach(), logits, {n: w.grad for n, w in weights.items()}
+
+    def errors(self):
+        """What was compared -> relative error."""
+        loss, logits, grads = self.expected()
+        errors = {"loss": relative(self.read("out_loss.f64"), loss),
+                  "loss without gradients": relative(self.read("out_plain_loss.f64"), loss),
+                  "logits": relative(self.read("out_logits.f64"), logits.flatten())}
+        sizes = [w.numel() for w in self.weights.values()]
+        for (name, g), native in zip(grads.items(), self.read("out_grads.f64").split(sizes)):
+            errors["d " + name] = relative(native, g.flatten())
+        return errors
+
+
+def relative(found, expected):
+    if not torch.isfinite(found).all():
+        return float("inf")
+    norm = expected.norm()
+    return float((found - expected).norm() / norm) if norm > 0 else float(found.norm())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", help="the native half, target `parity`")
+    parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--keep", help="write the cases here and keep them")
+    parser.add_argument("--skip-without-torch", action="store_true", help=f"exit with {SKIPPED} when torch cannot be imported")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(args.keep or temporary)
+        todo = []
+        for number, (name, (config, looping)) in enumerate(cases().items()):
+            if args.only and args.only not in name:
+                continue
+            for dtype in LIMIT:
+                case = Case(name, config, looping, dtype, seed=number)
+                case.write(root / f"{number:02d}-{dtype}")
+                todo.append(case)
+        subprocess.run([args.program] + [str(c.directory) for c in todo], check=True)
+        failed = 0
+        for case in todo:
+            errors = case.errors()
+            worst = max(errors, key=errors.get)
+            bad = {what: e for what, e in errors.items() if not e <= LIMIT[case.dtype]}
+            failed += bool(bad)
+            print(f"{'FAILED' if bad else 'ok':6} {case.dtype} {case.name}: worst {errors[worst]:.1e} ({worst}), {len(errors)} compared")
+            for what, e in list(bad.items())[:8]:
+                print(f"         {what}: {e:.1e}, expected at most {LIMIT[case.dtype]:.0e}")
+    print(f"{len(todo) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
