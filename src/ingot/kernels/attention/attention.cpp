@@ -6,9 +6,16 @@
 
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/attention/attention_segment.h"
 
 namespace ingot {
 namespace {
+
+using detail::head_row;
+using detail::Segment;
+using detail::segment;
+using detail::Visible;
+using detail::visible;
 
 // --- checks
 // ------------------------------------------------------------------------------------------------------------
@@ -134,33 +141,6 @@ void check_backward(const AttentionBackward& a) {
 // --- the plain loop
 // ----------------------------------------------------------------------------------------------------
 
-struct Segment {
-  int64_t q_begin, queries, keys;
-  int64_t k_row, first, ring;  // the i-th visible key is in row k_row + i, or k_row + (first + i) % ring
-  int64_t key_row(int64_t i) const { return ring == 0 ? k_row + i : k_row + (first + i) % ring; }
-};
-Segment segment(const Tensor& cu_q, const Tensor& cu_k, int64_t ring, const Tensor& k_first, int64_t s) {
-  const int32_t* q = cu_q.ptr<int32_t>();
-  const int32_t* k = cu_k ? cu_k.ptr<int32_t>() : q;
-  const bool round = ring > 0;
-  return {q[s], q[s + 1] - q[s], k[s + 1] - k[s], round ? s * ring : k[s], round ? k_first.ptr<int32_t>()[s] : 0, ring};
-}
-
-struct Visible {
-  int64_t begin, end;
-};  // of the segment's keys; empty: begin == end
-Visible visible(const Segment& g, int64_t i, bool causal, int64_t window) {
-  const int64_t end = causal ? std::clamp<int64_t>(i + g.keys - g.queries + 1, 0, g.keys) : g.keys;
-  return {window > 0 ? std::max<int64_t>(0, end - window) : 0, end};
-}
-
-template <class T> const T* head_row(const Tensor& t, int64_t row, int64_t head) {
-  return static_cast<const T*>(t.data) + row * t.stride[0] + head * t.stride[1];
-}
-template <class T> T* head_row_mut(const Tensor& t, int64_t row, int64_t head) {
-  return static_cast<T*>(t.data) + row * t.stride[0] + head * t.stride[1];
-}
-
 template <class T> T dot(const T* a, const T* b, int64_t n) {
   T sum = 0;
   for (int64_t c = 0; c < n; ++c) sum += a[c] * b[c];
@@ -178,7 +158,7 @@ template <class T> void forward_row(const Attention& a, const Segment& g, int64_
     scores[j] = capped(T(a.scale) * dot(q, head_row<T>(a.k, g.key_row(j), kv_head), a.q.cols()), T(a.softcap));
     top = std::max(top, scores[j]);
   }
-  T* out = head_row_mut<T>(a.out, row, head);
+  T* out = head_row<T>(a.out, row, head);
   std::fill(out, out + a.v.cols(), T(0));
   T sum = a.sinks ? std::exp(a.sinks.ptr<T>()[head] - top) : T(0);
   for (int64_t j = see.begin; j < see.end; ++j) {
@@ -211,11 +191,11 @@ template <class T> T backward_row(const AttentionBackward& a, const Segment& g, 
   const T *q = head_row<T>(a.q, row, head), *dout = head_row<T>(a.dout, row, head);
   const T lse = static_cast<const T*>(a.lse.data)[head * a.lse.stride[0] + row];
   const T delta = dot(dout, head_row<T>(a.out, row, head), dv);
-  T* dq = head_row_mut<T>(a.dq, row, head);
+  T* dq = head_row<T>(a.dq, row, head);
   std::fill(dq, dq + d, T(0));
   for (int64_t j = see.begin; j < see.end; ++j) {
     const T *k = head_row<T>(a.k, g.key_row(j), kv_head), *v = head_row<T>(a.v, g.key_row(j), kv_head);
-    T *dk = head_row_mut<T>(a.dk, g.key_row(j), kv_head), *dvalue = head_row_mut<T>(a.dv, g.key_row(j), kv_head);
+    T *dk = head_row<T>(a.dk, g.key_row(j), kv_head), *dvalue = head_row<T>(a.dv, g.key_row(j), kv_head);
     const T score = capped(T(a.scale) * dot(q, k, d), T(a.softcap));
     const T p = std::exp(score - lse);
     for (int64_t c = 0; c < dv; ++c) dvalue[c] += p * dout[c];
@@ -237,8 +217,8 @@ template <class T> void backward_plain(const AttentionBackward& a) {
     const int64_t s = task / kv_heads, kv_head = task % kv_heads;
     const Segment g = segment(a.cu_q, a.cu_k, 0, {}, s);
     for (int64_t j = 0; j < g.keys; ++j) {
-      std::fill_n(head_row_mut<T>(a.dk, g.key_row(j), kv_head), a.dk.cols(), T(0));
-      std::fill_n(head_row_mut<T>(a.dv, g.key_row(j), kv_head), a.dv.cols(), T(0));
+      std::fill_n(head_row<T>(a.dk, g.key_row(j), kv_head), a.dk.cols(), T(0));
+      std::fill_n(head_row<T>(a.dv, g.key_row(j), kv_head), a.dv.cols(), T(0));
     }
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       T sum = 0;
@@ -255,10 +235,16 @@ template <class T> void backward_plain(const AttentionBackward& a) {
 
 namespace cpu {
 void attention(const Attention& a, Stream) {
-  with_wide_float_type(a.q.dtype, "attention", [&](auto t) { forward_plain<decltype(t)>(a); });
+  if (a.q.dtype == DType::f32)
+    detail::attention_f32(a);
+  else
+    forward_plain<double>(a);
 }
 void attention_backward(const AttentionBackward& a, Stream) {
-  with_wide_float_type(a.q.dtype, "attention_backward", [&](auto t) { backward_plain<decltype(t)>(a); });
+  if (a.q.dtype == DType::f32)
+    detail::attention_backward_f32(a);
+  else
+    backward_plain<double>(a);
 }
 }  // namespace cpu
 

@@ -3,46 +3,48 @@
 //   s[i,j] = scale * q_i . k_j,   s = softcap * tanh(s / softcap) where softcap > 0
 //   out_i = sum_j p[i,j] v_j,     p = softmax over the visible j, and over the head's sink where there is one
 //   lse_i = log(sum_j exp(s[i,j]) [+ exp(sink)])
-// Query head h reads key head h / (H / Hkv). Causal masks are aligned at the segment's end: query i of n sees keys up to
-// i + (m - n). window = w > 0 (causal only) lets it see the last w of those. A row that sees no key gives out = 0 and lse = -inf, or
-// the sink where there is one; it takes no gradient. cu_q and cu_k start at 0 and cu_q[S] = Tq.
+// Query head h reads key head h / (H / Hkv). Causal masks are aligned at the segment's end: query i of n sees keys up
+// to i + (m - n). window = w > 0 (causal only) lets it see the last w of those. A row that sees no key gives out = 0
+// and lse = -inf, or the sink where there is one; it takes no gradient. cu_q and cu_k start at 0 and cu_q[S] = Tq.
 #include "ingot/core/tensor.h"
 
 namespace ingot {
 
 struct Attention {
-  Tensor q;            // (Tq, H, D): last stride 1, any token and head stride
-  Tensor k, v;         // (Tk, Hkv, D), (Tk, Hkv, Dv)
-  Tensor cu_q, cu_k;   // (S + 1) i32: segment s is rows [cu[s], cu[s+1]); cu_k left out: cu_q
-  Tensor sinks;        // (H) or left out
-  Tensor out;          // (Tq, H, Dv)
-  Tensor lse;          // (H, Tq) f32 (f64 for f64), or left out
+  Tensor q;           // (Tq, H, D): last stride 1, any token and head stride
+  Tensor k, v;        // (Tk, Hkv, D), (Tk, Hkv, Dv)
+  Tensor cu_q, cu_k;  // (S + 1) i32: segment s is rows [cu[s], cu[s+1]); cu_k left out: cu_q
+  Tensor sinks;       // (H) or left out
+  Tensor out;         // (Tq, H, Dv)
+  Tensor lse;         // (H, Tq) f32 (f64 for f64), or left out
   double scale = 1;
   double softcap = 0;
   int64_t window = 0;
   bool causal = true;
-  // A ring of keys per segment: segment s owns rows [s * ring, (s + 1) * ring) of k and v, cu_k counts its visible keys, and
-  // its i-th visible key is in row s * ring + (k_first[s] + i) % ring. ring = 0: packed rows, cu_k are row numbers.
+  // A ring of keys per segment: segment s owns rows [s * ring, (s + 1) * ring) of k and v, cu_k counts its visible
+  // keys, and its i-th visible key is in row s * ring + (k_first[s] + i) % ring. ring = 0: packed rows, cu_k are row
+  // numbers.
   int64_t ring = 0;
-  Tensor k_first;      // (S) i32
+  Tensor k_first;  // (S) i32
 };
 void attention(const Attention& a, Stream stream);
 
 // Gradients are written (dq, dk, dv) or accumulated (dsinks). Needs out and lse of the forward pass; no ring.
 struct AttentionBackward {
   Tensor q, k, v, cu_q, cu_k, sinks, out, lse, dout;
-  Tensor dq, dk, dv;   // shapes of q, k, v
-  Tensor dsinks;       // (H) or left out
+  Tensor dq, dk, dv;  // shapes of q, k, v
+  Tensor dsinks;      // (H) or left out
   double scale = 1, softcap = 0;
   int64_t window = 0;
   bool causal = true;
 };
 void attention_backward(const AttentionBackward& a, Stream stream);
 
-// Exclusive self attention: z_h = y_h - (y_h . u) u with u = v / max(|v|, 1e-12), v the token's own value of the head's group.
+// Exclusive self attention: z_h = y_h - (y_h . u) u with u = v / max(|v|, 1e-12), v the token's own value of the head's
+// group.
 //   dy = dz - (dz . u) u        dv += (du - (du . u) u) / |v|,   du = -sum_h [(dz_h . u) y_h + (y_h . u) dz_h]
 struct ExcludeSelf {
-  Tensor y, v, z;      // (T, H, D), (T, Hkv, D), (T, H, D); z may alias y, but the backward pass needs y
+  Tensor y, v, z;  // (T, H, D), (T, Hkv, D), (T, H, D); z may alias y, but the backward pass needs y
 };
 void exclude_self(const ExcludeSelf& a, Stream stream);
 struct ExcludeSelfBackward {

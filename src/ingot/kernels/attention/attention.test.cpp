@@ -49,6 +49,8 @@ const Case kCases[] = {
     {{1, 2}, {300, 70}, 6, 2, 96, 256, 0, 20, 128, true, true},
     {{19}, {}, 2, 1, 256, 256},
     {{300}, {}, 2, 1, 32, 32, 0, 0, 64},
+    {{530, 0, 20}, {700, 30, 20}, 2, 1, 8, 8, 0, 0, 100, true, true},  // dk and dv summed over two runs of queries
+    {{600}, {560}, 2, 2, 9, 4, 0, 3},
 };
 
 // The operands of one case in `type`; the same numbers for every type that holds f32.
@@ -314,8 +316,10 @@ TEST(Attention, RingEqualsPackedRows) {
     Attention op = a.op();
     op.k = k, op.v = v, op.out = out, op.lse = lse, op.ring = ring, op.k_first = first;
     attention(op, {});
-    EXPECT_EQ(values(out), values(a.out));
-    EXPECT_EQ(values(lse), values(a.lse));
+    // Where the ring wraps a tile of keys ends, which moves a few roundings in f32.
+    const double near = type == DType::f32 ? 40 * roundoff(type) : 1e-300;
+    EXPECT_TRUE(compare(out, values(a.out), near, near).ok) << compare(out, values(a.out), near, near).message;
+    EXPECT_TRUE(compare(lse, values(a.lse), near, near).ok) << compare(lse, values(a.lse), near, near).message;
   }
 }
 

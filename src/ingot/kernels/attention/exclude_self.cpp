@@ -98,21 +98,10 @@ void exclude_self_backward(const ExcludeSelfBackward& a, Stream) {
 }
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_EXCLUDE_SELF
-namespace cuda {
-void exclude_self(const ExcludeSelf& a, Stream stream);
-void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream);
-}  // namespace cuda
-#endif
-
 void exclude_self(const ExcludeSelf& a, Stream stream) {
   check_group("exclude_self", a.y, a.v);
   check_heads("exclude_self", "z", a.z, a.y, a.y.size(1));
-#ifdef INGOT_HAS_CUDA_EXCLUDE_SELF
-  INGOT_DISPATCH_WITH_CUDA(a.y.device, exclude_self, a, stream);
-#else
   INGOT_DISPATCH_CPU_ONLY(a.y.device, exclude_self, a, stream);
-#endif
 }
 
 void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream) {
@@ -120,11 +109,7 @@ void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream) {
   check_heads("exclude_self_backward", "dz", a.dz, a.y, a.y.size(1));
   check_heads("exclude_self_backward", "dy", a.dy, a.y, a.y.size(1));
   check_heads("exclude_self_backward", "dv", a.dv, a.y, a.v.size(1));
-#ifdef INGOT_HAS_CUDA_EXCLUDE_SELF
-  INGOT_DISPATCH_WITH_CUDA(a.y.device, exclude_self_backward, a, stream);
-#else
   INGOT_DISPATCH_CPU_ONLY(a.y.device, exclude_self_backward, a, stream);
-#endif
 }
 
 }  // namespace ingot

@@ -1,0 +1,56 @@
+#pragma once
+// What attention.cpp hands to attention.simd.cpp: plain structs, one per task. All strides in elements.
+// A task works on one segment and one key head. The query rows of the heads that share it are its lanes: lane l is
+// query l / group of head l % group, so neighbours see nearly the same keys, and one vector holds several heads.
+#include <cstdint>
+
+namespace ingot::detail {
+
+struct AttentionMask {
+  int64_t queries, keys;  // of the segment
+  int64_t group;          // query heads per key head
+  int64_t window;
+  bool causal;
+};
+
+struct AttentionTask {
+  const float *q, *k, *v;  // first query of the segment and first head of the group; first key
+  const float *k2, *v2;    // key number `wrap`: where a ring goes on from its first row
+  const float* sinks;      // of the group's heads, or null
+  float *out, *lse;        // as q; lse: first query of the group's first head, or null
+  int64_t q_row, q_head, k_row, v_row, out_row, out_head, lse_head;
+  int64_t lane_begin, lane_end, wrap;
+  int64_t d, dv;
+  AttentionMask mask;
+  float scale, softcap;
+  float* scratch;  // attention_scratch() floats
+};
+
+struct AttentionBackwardTask {
+  const float *q, *k, *v, *out, *dout, *lse, *sinks;
+  float* dq;
+  float *dk_sum, *dv_sum;  // (keys_end - keys_begin) rows of padded d and dv: overwritten
+  float* dsinks;           // group numbers, overwritten; or null
+  int64_t q_row, q_head, k_row, v_row, out_row, out_head, dout_row, dout_head, lse_head, dq_row, dq_head;
+  int64_t lane_begin, lane_end, keys_begin, keys_end;
+  int64_t d, dv;
+  AttentionMask mask;
+  float scale, softcap;
+  float* scratch;  // attention_backward_scratch() floats
+};
+
+// static: an inline function compiled with AVX-512 must not become everybody's. Sizes that hold at every CPU level: no
+// vector is longer than 16 floats, no panel wider than two vectors.
+constexpr int64_t kAttentionPad = 16, kAttentionPanel = 32;
+constexpr int64_t kAttentionKeys = 128;  // keys per tile, forward
+constexpr int64_t kAttentionBlock = 64;  // lanes, and keys, per tile, backward
+static constexpr int64_t attention_pad(int64_t d) { return (d + kAttentionPad - 1) / kAttentionPad * kAttentionPad; }
+static constexpr int64_t attention_scratch(int64_t keys, int64_t d, int64_t dv) {
+  const int64_t panel = kAttentionPanel * (attention_pad(d) + attention_pad(dv) + kAttentionKeys);
+  return panel > keys + kAttentionPad ? panel : keys + kAttentionPad;
+}
+static constexpr int64_t attention_backward_scratch(int64_t d, int64_t dv) {
+  return kAttentionBlock * (3 * attention_pad(d) + 2 * attention_pad(dv) + 2 * kAttentionBlock + 2);
+}
+
+}  // namespace ingot::detail
