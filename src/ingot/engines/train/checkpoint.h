@@ -1,7 +1,7 @@
 #pragma once
-// Checkpoints of a run directory:  <run>/step-00001000/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
-// The manifest (format version, sizes and SHA-256 of the others) is written last, under a temporary name for the directory,
-// which is synced, renamed and its parent synced: a checkpoint is there whole or not at all.
+// Checkpoints of a run directory:  <run>/step-00001000/{model.safetensors, optimizer.safetensors, state.json,
+// manifest.json} The manifest (format version, sizes and SHA-256 of the others) is written last, under a temporary name
+// for the directory, which is synced, renamed and its parent synced: a checkpoint is there whole or not at all.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,8 +16,8 @@ struct CheckpointContent {
   std::string state_json;
 };
 
-// Writes, verifies, then removes the oldest complete checkpoints beyond `keep`. Returns the new one's path. Throws Error{io};
-// the earlier checkpoints are intact then, and nothing temporary is left.
+// Writes, verifies, then removes the oldest complete checkpoints beyond `keep`. Returns the new one's path. Throws
+// Error{io}; the earlier checkpoints are intact then, and nothing temporary is left.
 std::string save_checkpoint(const std::string& run_directory, int64_t step, const CheckpointContent& content, int keep);
 
 class Checkpoint {
@@ -36,13 +36,14 @@ class Checkpoint {
   int64_t step_ = 0;
 };
 
-// Opens one checkpoint directory; every file is checked against the manifest (Error{bad_data} names the file, what was found
-// and what was expected).
+// Opens one checkpoint directory; every file is checked against the manifest (Error{bad_data} names the file, what was
+// found and what was expected).
 Checkpoint read_checkpoint(const std::string& path);
-// The newest checkpoint of a run, or nothing when it has none. What an interrupted save left is removed. A damaged newest
-// checkpoint is an error, never silently passed over.
+// The newest checkpoint of a run, or nothing when it has none. What an interrupted save left is removed. A damaged
+// newest checkpoint is an error, never silently passed over.
 std::optional<Checkpoint> latest_checkpoint(const std::string& run_directory);
-// A run directory (its newest checkpoint) or a checkpoint directory. Removes nothing. Error{not_found} when there is none.
+// A run directory (its newest checkpoint) or a checkpoint directory. Removes nothing. Error{not_found} when there is
+// none.
 Checkpoint open_checkpoint(const std::string& directory);
 
 }  // namespace ingot
