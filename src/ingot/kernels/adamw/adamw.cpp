@@ -3,8 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/core/cpu.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/adamw/adamw_step.h"
+
+INGOT_SIMD_DECLARE(void adamw_span(const detail::AdamWStep<float>& s, int64_t n, const float* g, float* p, float* m,
+                                   float* v);
+                   void ema_span(float rest, int64_t n, const float* p, float* average);
+                   double sum_of_squares_span(int64_t n, const float* x);
+                   bool all_finite_span(int64_t n, const float* x);)
 
 namespace ingot {
 namespace {
@@ -23,21 +31,34 @@ void check_flat(const Tensor& t, const Tensor& like, const char* what) {
 namespace cpu {
 namespace {
 
+template <class T> void adamw_span(const detail::AdamWStep<T>& s, int64_t n, const T* g, T* p, T* m, T* v) {
+  if constexpr (std::is_same_v<T, float>) {
+    INGOT_SIMD_CALL(adamw_span, s, n, g, p, m, v);
+  } else {
+    for (int64_t i = 0; i < n; ++i) {
+      const T grad = g[i] * s.grad_scale;
+      m[i] = s.beta1 * m[i] + s.rest1 * grad;
+      v[i] = s.beta2 * v[i] + s.rest2 * (grad * grad);
+      p[i] -= s.decay * p[i] + s.step * m[i] / (std::sqrt(v[i]) * s.root + s.eps);
+    }
+  }
+}
+
 template <class T> void adamw_typed(const AdamW& a) {
   T *p = a.p.ptr<T>(), *m = a.m.ptr<T>(), *v = a.v.ptr<T>();
   const T* g = a.g.ptr<T>();
-  const T b1 = T(a.beta1), b2 = T(a.beta2), c1 = T(1 - a.beta1), c2 = T(1 - a.beta2), eps = T(a.eps),
-          scale = T(a.grad_scale);
-  const T step = T(a.lr / (1 - std::pow(a.beta1, double(a.step))));
-  const T root = T(1 / std::sqrt(1 - std::pow(a.beta2, double(a.step))));
-  const T keep = T(1 - a.lr * a.weight_decay);
+  const double correction1 = 1 - std::pow(a.beta1, double(a.step)), correction2 = 1 - std::pow(a.beta2, double(a.step));
+  const detail::AdamWStep<T> s{.grad_scale = T(a.grad_scale),
+                               .beta1 = T(a.beta1),
+                               .rest1 = T(1 - a.beta1),
+                               .beta2 = T(a.beta2),
+                               .rest2 = T(1 - a.beta2),
+                               .step = T(a.lr / correction1),
+                               .root = T(1 / std::sqrt(correction2)),
+                               .eps = T(a.eps),
+                               .decay = T(a.lr * a.weight_decay)};
   parallel_for(a.p.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const T grad = g[i] * scale;
-      m[i] = b1 * m[i] + c1 * grad;
-      v[i] = b2 * v[i] + c2 * (grad * grad);
-      p[i] = p[i] * keep - step * m[i] / (std::sqrt(v[i]) * root + eps);
-    }
+    adamw_span<T>(s, end - begin, g + begin, p + begin, m + begin, v + begin);
   });
 }
 
@@ -46,8 +67,26 @@ template <class T> void ema_typed(const Ema& e) {
   T* average = e.average.ptr<T>();
   const T rest = T(1 - e.decay);
   parallel_for(e.p.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) average[i] += rest * (p[i] - average[i]);
+    if constexpr (std::is_same_v<T, float>)
+      INGOT_SIMD_CALL(ema_span, rest, end - begin, p + begin, average + begin);
+    else
+      for (int64_t i = begin; i < end; ++i) average[i] += rest * (p[i] - average[i]);
   });
+}
+
+// In the order of core/simd.h's Sums16.
+template <class T> double sum_of_squares_of(int64_t n, const T* x) {
+  if constexpr (std::is_same_v<T, float>) return INGOT_SIMD_CALL(sum_of_squares_span, n, x);
+  double sum[16] = {};
+  for (int64_t i = 0; i < n; ++i) sum[i % 16] += double(accum_t<T>(x[i])) * double(accum_t<T>(x[i]));
+  for (int step = 8; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) sum[i] += sum[i + step];
+  return sum[0];
+}
+
+template <class T> bool all_finite_in(int64_t n, const T* x) {
+  if constexpr (std::is_same_v<T, float>) return INGOT_SIMD_CALL(all_finite_span, n, x);
+  return std::all_of(x, x + n, [](T v) { return std::isfinite(accum_t<T>(v)); });
 }
 
 }  // namespace
@@ -66,9 +105,7 @@ double sum_of_squares(const Tensor& t, Stream) {
     using T = decltype(scalar);
     const T* x = t.ptr<T>();
     parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
-      double sum[8] = {};
-      for (int64_t i = begin; i < end; ++i) sum[(i - begin) % 8] += double(accum_t<T>(x[i])) * double(accum_t<T>(x[i]));
-      partial[begin / kGrain] = ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+      partial[begin / kGrain] = sum_of_squares_of(end - begin, x + begin);
     });
   });
   double total = 0;
@@ -82,11 +119,8 @@ bool all_finite(const Tensor& t, Stream) {
   with_float_type(t.dtype, "all_finite", [&](auto scalar) {
     using T = decltype(scalar);
     const T* x = t.ptr<T>();
-    parallel_for(n, kGrain, [&](int64_t begin, int64_t end) {
-      bool ok = true;
-      for (int64_t i = begin; i < end; ++i) ok &= std::isfinite(accum_t<T>(x[i]));
-      good[begin / kGrain] = ok;
-    });
+    parallel_for(n, kGrain,
+                 [&](int64_t begin, int64_t end) { good[begin / kGrain] = all_finite_in(end - begin, x + begin); });
   });
   return std::all_of(good, good + blocks, [](uint8_t ok) { return ok != 0; });
 }

@@ -1,5 +1,6 @@
 #pragma once
-// AdamW (Loshchilov & Hutter 2019), and the small updates around an optimizer step. Flat tensors of one dtype (f32 or f64).
+// AdamW (Loshchilov & Hutter 2019), and the small updates around an optimizer step. Flat tensors of one dtype (f32 or
+// f64).
 //   m = b1 m + (1-b1) g     v = b2 v + (1-b2) g^2
 //   p = p (1 - lr wd) - lr (m / (1-b1^step)) / (sqrt(v / (1-b2^step)) + eps)
 #include "ingot/core/tensor.h"
@@ -15,7 +16,10 @@ struct AdamW {
 void adamw(const AdamW& a, Stream stream);
 
 // average = decay * average + (1 - decay) * p
-struct Ema { Tensor p, average; double decay = 0.999; };
+struct Ema {
+  Tensor p, average;
+  double decay = 0.999;
+};
 void ema(const Ema& e, Stream stream);
 
 // Sum of squares, added up in fp64 over fixed blocks: the same for any number of threads.
