@@ -15,11 +15,11 @@ struct SamplingOptions {
 void check(const SamplingOptions& o);  // throws, naming the option, what was found and what is allowed
 
 struct Sample {
-  Tensor logits;           // (B, V) f32 or f64; not modified
-  Tensor tokens;           // (B) i32
+  Tensor logits;  // (B, V) f32 or f64; not modified
+  Tensor tokens;  // (B) i32
   SamplingOptions options;
   uint64_t seed = 0;
-  uint32_t step = 0;       // the draw for row b is Rng(seed, sampling, step).uniform(b)
+  uint32_t step = 0;  // the draw for row b is Rng(seed, sampling, step).uniform(b)
 };
 void sample(const Sample& s, Stream stream);
 
