@@ -1,0 +1,129 @@
+"""How every GPU benchmark here measures: ours and the peers in one process, each as a CUDA graph of at least 20 calls over
+rotated buffers, replayed in turn; medians. The ceilings are measured in the same run."""
+import ctypes
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import reports  # noqa: E402
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+class Native:
+    """libingot_bench.so; a call that fails raises with Ingot's own message."""
+
+    def __init__(self, path):
+        self._lib = ctypes.CDLL(str(path))
+        self._lib.ingot_bench_error.restype = ctypes.c_char_p
+
+    def __getattr__(self, name):
+        function = getattr(self._lib, f"ingot_bench_{name}")
+
+        def call(*arguments):
+            if function(*(ctypes.c_int64(a) if isinstance(a, int) else a for a in arguments)) != 0:
+                raise RuntimeError(self._lib.ingot_bench_error().decode())
+        return call
+
+
+def pointer(tensor):
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def stream():
+    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
+def captured(call, calls):
+    """call(i) for i in range(calls) as one graph. What the calls return stays alive, so that no two share an output."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for i in range(2):
+            call(i)
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph, kept = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            kept.append(call(i))
+    graph.kept = kept
+    return graph.replay, kept, graph
+
+
+def median(values):
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def interleaved(replays, calls, rounds=15, least_ms=1.0):
+    """Median microseconds per call of each replay function, and the 20th and 80th percentile."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def sample(replay, times):
+        start.record()
+        for _ in range(times):
+            replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    times = {name: max(1, round(least_ms / max(sample(replay, 2) / 2, 1e-3))) for name, replay in replays.items()}
+    seen = {name: [] for name in replays}
+    for _ in range(rounds):
+        for name, replay in replays.items():
+            seen[name].append(sample(replay, times[name]) / times[name] / calls * 1e3)
+    spread = {name: sorted(v) for name, v in seen.items()}
+    return ({name: median(v) for name, v in seen.items()},
+            {name: [v[len(v) // 5], v[4 * len(v) // 5]] for name, v in spread.items()})
+
+
+def ceilings(native):
+    n = 1 << 30
+    source = torch.randint(0, 1 << 30, (n // 4,), dtype=torch.int32, device="cuda")
+    target = torch.empty_like(source)
+    sink = torch.zeros(1, dtype=torch.int32, device="cuda")
+    us, _ = interleaved({
+        "memcpy": lambda: target.copy_(source),
+        "kernel": lambda: native.copy(pointer(target), pointer(source), n, stream()),
+        "read": lambda: native.read(pointer(source), n, pointer(sink), stream()),
+    }, 1, least_ms=10)
+    assert torch.equal(source, target), "the copy kernel copied wrongly"
+    del source, target
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product, _ = interleaved({"matmul": lambda: a @ b}, 1, least_ms=20)
+    return {"copy_TBps": 2 * n / min(us["memcpy"], us["kernel"]) * 1e-6, "read_TBps": n / us["read"] * 1e-6,
+            "bf16_TFLOPs": 2 * 8192**3 / product["matmul"] * 1e-6, "memcpy_TBps": 2 * n / us["memcpy"] * 1e-6,
+            "copy_kernel_TBps": 2 * n / us["kernel"] * 1e-6}
+
+
+def gpu_state(fields="clocks.sm,clocks.mem,power.draw,temperature.gpu"):
+    out = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", "-i", "0"], capture_output=True, text=True)
+    return out.stdout.strip()
+
+
+def gpu_folder():
+    name = torch.cuda.get_device_name(0)
+    found = re.search(r"[A-Z]+\d+\w*", name)
+    return (found[0] if found else name.replace(" ", "-")).lower()
+
+
+def write_report(suite, results, ceiling, extra):
+    report = {"suite": suite, "tree": reports.tree_hash(suite), "gpu": torch.cuda.get_device_name(0), "driver": gpu_state("driver_version"),
+              "cuda": torch.version.cuda, "torch": torch.__version__, "date": datetime.date.today().isoformat(),
+              "command": os.environ.get("INGOT_COMMAND", "./run gpu"), "ceilings": ceiling, **extra, "results": results}
+    path = reports.RESULTS / gpu_folder() / f"{suite}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for problem in reports.problems_of(report):
+        print(f"problem: {problem}")
+    print(f"wrote {path.relative_to(ROOT)}")
+    return report

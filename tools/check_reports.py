@@ -1,0 +1,33 @@
+"""Checks the committed GPU reports: their form, their errors against their tolerances, and whether the code they measured is
+still the code in the tree. Stale reports are listed; --strict makes them a failure.
+
+    python3 tools/check_reports.py [--strict]
+"""
+import sys
+
+import reports
+
+
+def main():
+    strict = "--strict" in sys.argv[1:]
+    broken, stale, count = [], [], 0
+    for path, report in reports.all_reports():
+        count += 1
+        name = path.relative_to(reports.ROOT)
+        broken += [f"{name}: {problem}" for problem in reports.problems_of(report)]
+        if path.stem != report.get("suite"):
+            broken.append(f"{name}: found suite {report.get('suite')!r}, expected {path.stem!r}")
+            continue
+        now = reports.tree_hash(path.stem)
+        if report["tree"] != now:
+            stale.append(f"{name}: measured tree {report['tree']} on {report['date']}, the tree is now {now}")
+    for line in broken:
+        print(f"broken: {line}")
+    for line in stale:
+        print(f"stale: {line} (run ./run gpu on that GPU)")
+    print(f"reports: {count} found, {len(broken)} problems, {len(stale)} stale")
+    return 1 if broken or (strict and stale) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

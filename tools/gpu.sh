@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# On a machine with an NVIDIA GPU, no network needed, nothing installed: builds with CUDA, runs the tests, measures, and writes
+# bench/results/<gpu>/*.json. `./run gpu [STAGE...]`, all of them by default, in this order:
+#   build     the library, its tests, the ingot binary and libingot_bench.so
+#   test      the tests labelled gpu
+#   cpu-test  every test, once per level of vector code that this CPU has
+#   rmsnorm   the benchmark beside PyTorch, and beside the origin where INGOT_ORIGINS (default .origins) holds its source
+#   sanitize  memcheck and racecheck over the small GPU tests, and the instructions the kernels came to (compute-sanitizer, cuobjdump)
+#   cpu       CPU training steps beside PyTorch on two cores
+#   sweep     rmsnorm under every configuration, to choose defaults from (not a default stage)
+# Where OUT is set, reports and logs are copied there.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly build=build/cuda logs=build/gpu-logs origins=${INGOT_ORIGINS:-.origins}
+export INGOT_COMMAND="./run gpu${*:+ $*}" PYTHONUNBUFFERED=1
+mkdir -p "$logs"
+touch "$logs/started"
+failures=()
+
+# step NAME SECONDS COMMAND...: its output goes to a log too; a failure is counted and the next step runs.
+step() {
+  local name=$1 limit=$2 started=$SECONDS status
+  shift 2
+  printf '\n=== %s\n' "$name"
+  timeout --kill-after=10 "$limit" "$@" 2>&1 | tee "$logs/$name.log" | tail -n "${lines:-40}"
+  status=${PIPESTATUS[0]}
+  if [ "$status" -eq 0 ]; then
+    printf '=== %s: passed (%d s)\n' "$name" $((SECONDS - started))
+  else
+    failures+=("$name")
+    printf '=== %s: FAILED with status %d (%d s)\n' "$name" "$status" $((SECONDS - started))
+  fi
+  return "$status"
+}
+
+configure_and_build() {
+  cmake -G Ninja -S . -B $build -DCMAKE_BUILD_TYPE=Release -DINGOT_CUDA=ON -DINGOT_TESTS=ON -DINGOT_APPS=ON >"$logs/configure.log" 2>&1 ||
+    { tail -n 30 "$logs/configure.log"; return 1; }
+  grep -h 'Ingot:' "$logs/configure.log"
+  ninja -C $build all ingot_bench | grep -vE '^(\[|ptxas|$)|bytes stack frame|bytes spill'
+  return "${PIPESTATUS[0]}"
+}
+cpu_levels() {
+  printf 'baseline\n'
+  grep -qw avx512vl /proc/cpuinfo && printf 'avx512\n'
+  grep -qw avx512_bf16 /proc/cpuinfo && printf 'avx512_bf16\n'
+}
+sass_counts() {
+  cuobjdump -sass $build/libingot.a 2>/dev/null | awk '
+    /Function :/ { kernel = $3 }
+    /LDG\.E[.A-Z]*\.128/ { wide[kernel]++ }
+    /LDL|STL/ { local_memory[kernel]++ }
+    END { for (k in wide) n++; for (k in local_memory) m++; print n + 0, "kernels with 16-byte loads,", m + 0, "with local memory" }'
+}
+
+stages=("$@")
+[ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm sanitize cpu)
+nvidia-smi -L || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
+origin=()
+[ ! -f "$origins/MGRrmsnorm/src/rmsnorm_kernel.cu" ] || origin=(--origin "$origins/MGRrmsnorm/src")
+export -f configure_and_build sass_counts
+export build logs
+
+for stage in "${stages[@]}"; do
+  case $stage in
+    build) step build 300 bash -c configure_and_build || break ;;
+    test) step test 200 ctest --test-dir $build -L gpu --output-on-failure --no-tests=error ;;
+    cpu-test)
+      for level in $(cpu_levels); do
+        INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
+      done ;;
+    rmsnorm) step rmsnorm 480 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so "${origin[@]}" ;;
+    sweep) step sweep 300 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so --sweep "$logs/rmsnorm_sweep.json" ;;
+    sanitize)
+      lines=8
+      for tool in memcheck racecheck; do
+        step "$tool" 120 compute-sanitizer --tool "$tool" --error-exitcode 1 $build/test_kernels_rmsnorm \
+          --gtest_filter='RmsNormCuda.NormalisesHeads*:RmsNormCuda.WritesInPlace*:RmsNormCuda.RepeatsBitForBit:RmsNormCuda.KeepsNan*'
+      done
+      step sass 60 bash -c sass_counts
+      unset lines ;;
+    cpu)
+      if [ -f bench/peers/train_step.py ]; then
+        OMP_NUM_THREADS=2 step cpu-train-step 560 taskset -c 0,1 python3 bench/peers/train_step.py ${INGOT_TRAIN_STEP_ARGS:-}
+      else
+        echo "cpu: bench/peers/train_step.py is not there yet"
+      fi ;;
+    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, sanitize, cpu or sweep" >&2; exit 2 ;;
+  esac
+done
+
+if [ -n "${OUT:-}" ]; then
+  mkdir -p "$OUT/logs"
+  find bench/results -name '*.json' -newer "$logs/started" -exec cp {} "$OUT/" \;
+  [ ! -f "$logs/rmsnorm_sweep.json" ] || cp "$logs/rmsnorm_sweep.json" "$OUT/logs/"
+  (cd "$logs" && tail -n 400 -- *.log) >"$OUT/logs/all.log"
+fi
+[ ${#failures[@]} -eq 0 ] || printf '\nfailed: %s\n' "${failures[*]}"
+printf '\ngpu: %d failed\n' ${#failures[@]}
+[ ${#failures[@]} -eq 0 ]

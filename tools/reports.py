@@ -1,0 +1,76 @@
+"""What the tools share about bench/results/<gpu>/<suite>.json: which files a suite exercises, their hash, and the format."""
+import hashlib
+import json
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+
+# The rooms a suite exercises, where they are not the one named like the suite.
+ROOMS = {}
+# What every suite rests on besides its rooms: src/gpu, src/core and the build flags.
+COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake"]
+SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake"}
+
+
+def files_of(suite, root=ROOT):
+    places = [f"src/ingot/kernels/{room}" for room in ROOMS.get(suite, [suite])] + COMMON
+    for place in places:
+        path = root / place
+        if not path.exists():
+            raise FileNotFoundError(f"suite {suite}: found no {place}")
+        found = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and p.suffix in SOURCES]
+        yield from (p for p in found if ".test." not in p.name and ".fuzz." not in p.name)
+
+
+def tree_hash(suite, root=ROOT):
+    """One hash of the names and contents of the suite's files; needs no git."""
+    total = hashlib.sha256()
+    for path in sorted(files_of(suite, root)):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return total.hexdigest()[:16]
+
+
+_REPORT = {"suite": str, "tree": str, "gpu": str, "driver": str, "cuda": str, "date": str, "command": str, "ceilings": dict,
+           "results": list}
+_RESULT = {"name": str, "shape": list, "dtype": str, "ours_us": float, "peers": dict, "limit_us": float, "error": float,
+           "tolerance": float}
+
+
+def problems_of(report):
+    """Everything that is wrong with a report's form or numbers, as sentences."""
+    def typed(where, table, fields):
+        for name, kind in fields.items():
+            if name not in table:
+                yield f"{where}: {name} is missing"
+            elif not isinstance(table[name], (int, float) if kind is float else kind) or isinstance(table[name], bool):
+                yield f"{where}: {name}: found {table[name]!r}, expected a {kind.__name__}"
+
+    bad = list(typed("report", report, _REPORT))
+    if bad:
+        return bad
+    for name in ("copy_TBps", "read_TBps", "bf16_TFLOPs"):
+        if not isinstance(report["ceilings"].get(name), (int, float)):
+            bad.append(f"ceilings: {name}: found {report['ceilings'].get(name)!r}, expected a number")
+    if not report["results"]:
+        bad.append("report: found no results")
+    for i, result in enumerate(report["results"]):
+        where = f"results[{i}] {result.get('name', '')}"
+        wrong = list(typed(where, result, _RESULT))
+        bad += wrong
+        if wrong:
+            continue
+        for peer in ("torch_eager", "torch_compile"):
+            if peer not in result["peers"]:
+                bad.append(f"{where}: peer {peer} is missing")
+        if not all(isinstance(us, (int, float)) and us > 0 for us in [result["ours_us"], *result["peers"].values()]):
+            bad.append(f"{where}: found a time that is not above 0")
+        if not result["error"] <= result["tolerance"]:
+            bad.append(f"{where}: error: found {result['error']}, expected at most {result['tolerance']}")
+    return bad
+
+
+def all_reports(results=RESULTS):
+    for path in sorted(results.glob("*/*.json")):
+        yield path, json.loads(path.read_text(encoding="utf-8"))
