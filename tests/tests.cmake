@@ -20,3 +20,9 @@ if(Python3_FOUND)
     --skip-without-torch)
   set_tests_properties(parity PROPERTIES SKIP_RETURN_CODE 77)
 endif()
+
+# The committed GPU measurements: their form, and whether they are of this tree (a stale one is listed, not refused).
+if(Python3_FOUND)
+  add_test(NAME reports COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_reports.py)
+  add_test(NAME reports_tools COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/reports_test.py)
+endif()

@@ -20,7 +20,7 @@ def files_of(suite, root=ROOT):
         if not path.exists():
             raise FileNotFoundError(f"suite {suite}: found no {place}")
         found = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and p.suffix in SOURCES]
-        yield from (p for p in found if ".test." not in p.name and ".fuzz." not in p.name)
+        yield from (p for p in found if not any(part in p.name for part in (".test.", ".bench.", ".fuzz.")))
 
 
 def tree_hash(suite, root=ROOT):

@@ -1,0 +1,70 @@
+"""The report tools: a good report passes, each kind of damage is named, a changed source makes a report stale, tables are generated."""
+import copy
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+import report_tables  # noqa: E402
+import reports  # noqa: E402
+
+GOOD = {
+    "suite": "rmsnorm", "tree": "0" * 16, "gpu": "GPU", "driver": "1", "cuda": "13.0", "date": "2026-01-01", "command": "./run gpu",
+    "ceilings": {"copy_TBps": 4.0, "read_TBps": 4.5, "bf16_TFLOPs": 700.0},
+    "results": [{"name": "RMSNorm", "shape": [4096, 4096], "dtype": "bf16", "ours_us": 16.0, "limit_us": 15.0, "error": 1e-3,
+                 "tolerance": 2e-3, "peers": {"torch_eager": 24.0, "torch_compile": 20.0}}],
+}
+
+
+def damaged(change):
+    report = copy.deepcopy(GOOD)
+    change(report)
+    return " / ".join(reports.problems_of(report))
+
+
+class Reports(unittest.TestCase):
+    def test_a_good_report_has_no_problems(self):
+        self.assertEqual(reports.problems_of(GOOD), [])
+
+    def test_damage_is_named(self):
+        self.assertIn("driver is missing", damaged(lambda r: r.pop("driver")))
+        self.assertIn("copy_TBps", damaged(lambda r: r["ceilings"].pop("copy_TBps")))
+        self.assertIn("no results", damaged(lambda r: r.update(results=[])))
+        self.assertIn("torch_compile is missing", damaged(lambda r: r["results"][0]["peers"].pop("torch_compile")))
+        self.assertIn("expected at most 0.002", damaged(lambda r: r["results"][0].update(error=0.003)))
+        self.assertIn("expected at most", damaged(lambda r: r["results"][0].update(error=float("nan"))))
+        self.assertIn("not above 0", damaged(lambda r: r["results"][0].update(ours_us=0.0)))
+        self.assertIn("expected a float", damaged(lambda r: r["results"][0].update(limit_us="fast")))
+
+    def test_the_tree_hash_follows_sources_but_not_tests(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name in ["src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/kernels/rmsnorm/rmsnorm.test.cpp", "src/ingot/kernels/mlp/mlp.cu",
+                         "src/ingot/gpu/launch.h", "src/ingot/core/tensor.h", "CMakeLists.txt", "cmake/IngotCuda.cmake"]:
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).write_text(name)
+            before = reports.tree_hash("rmsnorm", root)
+            for same in ("src/ingot/kernels/rmsnorm/rmsnorm.test.cpp", "src/ingot/kernels/mlp/mlp.cu"):
+                (root / same).write_text("changed")
+            self.assertEqual(reports.tree_hash("rmsnorm", root), before)
+            for other in ("src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/gpu/launch.h", "CMakeLists.txt"):
+                (root / other).write_text("changed")
+                after = reports.tree_hash("rmsnorm", root)
+                self.assertNotEqual(after, before)
+                before = after
+
+    def test_a_table_shows_the_best_peer_and_the_share_of_the_limit(self):
+        rows = list(report_tables.table(GOOD))
+        self.assertEqual(rows[-1], "| RMSNorm | 4,096 x 4,096 | bf16 | 16.0 | 94 % | 24.0 | 20.0 | 1.25x |")
+
+    def test_only_what_stands_between_the_markers_is_replaced(self):
+        text = "before\n<!-- table:none -->\nold\n<!-- /table -->\nafter\n"
+        new = report_tables.filled(text)
+        self.assertTrue(new.startswith("before\n<!-- table:none -->\nNo report yet"))
+        self.assertTrue(new.endswith("<!-- /table -->\nafter\n"))
+        self.assertEqual(report_tables.filled(new), new)
+
+
+if __name__ == "__main__":
+    unittest.main()
