@@ -1,0 +1,81 @@
+#include "ingot/engines/generate/generator.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "ingot/text/char_tokenizer.h"
+
+namespace ingot {
+namespace {
+
+struct Fixture {
+  Fixture() : config(gpt_preset("golf")), tokenizer(CharTokenizer::from_text("abcdefghij")) {
+    config.vocab = 10;
+    config.dim = 24;
+    config.layers = 4;
+    config.heads = 4;
+    config.kv_heads = 2;
+    config.head_dim = 8;
+    config.mlp_hidden = 32;
+    config.context = 16;
+    config.rotary_dim = 4;
+    config.xsa_layers = 2;
+    config.lane_start = 3;
+    config.loop_first = config.loop_last = 1;
+    const ParameterLayout layout(config);
+    memory.resize(size_t(layout.padded_count()));
+    weights = Tensor(memory.data(), {layout.padded_count()});
+    const Rng rng(4, Purpose::test);
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = float(0.5 * rng.normal(i));
+  }
+  GptConfig config;
+  CharTokenizer tokenizer;
+  std::vector<float> memory;
+  Tensor weights;
+};
+
+TEST(generator, greedy_text_is_what_the_full_forward_would_choose) {
+  Fixture f;
+  Generator generator(f.config, f.weights, true);
+  std::vector<int32_t> all{3, 1, 4};
+  const auto made = generator.generate(f.tokenizer, all, {.tokens = 13, .sampling = {.temperature = 0}});
+  ASSERT_EQ(made.size(), 13u);
+  Gpt model(f.config, DType::f32, {.capacity = 16, .looping = true});
+  for (int32_t token : made) {
+    std::vector<int32_t> positions(all.size());
+    std::iota(positions.begin(), positions.end(), 0);
+    const int64_t n = int64_t(all.size());
+    int32_t cu[2] = {0, int32_t(n)}, row[1] = {int32_t(n - 1)};
+    float logits[10];
+    model.logits(f.weights, {.tokens = Tensor(all.data(), {n}), .positions = Tensor(positions.data(), {n}), .cu_seqlens = Tensor(cu, {2})},
+                 Tensor(row, {1}), Tensor(logits, {1, 10}));
+    EXPECT_EQ(token, std::max_element(logits, logits + 10) - logits);
+    all.push_back(token);
+  }
+}
+
+TEST(generator, the_seed_decides_and_the_context_may_overflow) {
+  Fixture f;
+  Generator generator(f.config, f.weights, false);
+  const std::vector<int32_t> prompt(40, 2);  // longer than the context
+  const GenerateOptions options{.tokens = 50, .seed = 9};
+  const auto first = generator.generate(f.tokenizer, prompt, options), second = generator.generate(f.tokenizer, prompt, options);
+  EXPECT_EQ(first.size(), 50u);
+  EXPECT_EQ(first, second);
+  GenerateOptions other = options;
+  other.seed = 10;
+  EXPECT_NE(generator.generate(f.tokenizer, prompt, other), first);
+  int count = 0;
+  EXPECT_EQ(generator.generate(f.tokenizer, prompt, options, [&](int32_t) { return ++count < 3; }).size(), 3u);
+}
+
+TEST(generator, an_empty_prompt_needs_a_start_token) {
+  Fixture f;
+  Generator generator(f.config, f.weights, false);
+  EXPECT_THROW(generator.generate(f.tokenizer, {}, {}), Error);
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,225 @@
+#include "ingot/engines/train/trainer.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "ingot/core/thread_pool.h"
+#include "ingot/text/char_tokenizer.h"
+#include "ingot/testing/temporary_directory.h"
+
+namespace ingot {
+namespace {
+
+using testing::TemporaryDirectory;
+
+std::string some_text() {
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += "line " + std::to_string(i * 7919 % 1000) + " of a small text\n";
+  return text;
+}
+
+RunConfig small_run(bool golf = true) {
+  RunConfig c;
+  c.model = gpt_preset(golf ? "golf" : "nano");
+  c.model.dim = 32;
+  c.model.layers = 4;
+  c.model.heads = 4;
+  c.model.kv_heads = golf ? 2 : 4;
+  c.model.head_dim = 8;
+  c.model.mlp_hidden = 48;
+  c.model.context = 32;
+  if (golf) {
+    c.model.rotary_dim = 4;
+    c.model.xsa_layers = 4;
+    c.model.lane_start = 3;
+    c.model.loop_first = 1;
+    c.model.loop_last = 1;
+    c.model.loop_extra = 1;
+    c.model.loop_from = 0.5;
+  } else {
+    c.train.optimizer.matrix_optimizer = "adamw";
+    c.train.optimizer.matrix_lr = c.train.optimizer.embed_lr = c.train.optimizer.scalar_lr = 3e-3;
+  }
+  c.train.tokenizer = "char";
+  c.train.order = "windows";
+  c.train.batch_tokens = 128;
+  c.train.steps = 12;
+  return c;
+}
+
+RunData data_for(RunConfig& c, const TemporaryDirectory& dir) {
+  const std::string file = dir.path() + "/text.txt";
+  if (!exists(file)) write_file(file, some_text());
+  return load_run_data(file, c);
+}
+
+std::string expect_error(ErrorCode code, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    EXPECT_EQ(int(e.code), int(code)) << e.what();
+    return e.what();
+  }
+  ADD_FAILURE() << "expected an Error";
+  return "";
+}
+
+TEST(trainer, the_loss_falls_and_the_score_is_in_bits_per_byte) {
+  for (bool golf : {true, false}) {
+    TemporaryDirectory dir;
+    RunConfig c = small_run(golf);
+    c.train.steps = 60;
+    c.train.accumulation = 2;
+    RunData data = data_for(c, dir);
+    Trainer trainer(c, std::move(data), dir.path() + "/run");
+    double first = 0;
+    bool looped = false;
+    const TrainResult r = trainer.run({.on_step = [&](const TrainStatus& s) {
+      if (s.step == 1) first = s.loss;
+      looped |= s.looping;
+    }});
+    EXPECT_EQ(int(r.end), int(TrainEnd::finished));
+    EXPECT_LT(r.status.loss, 0.75 * first);
+    EXPECT_LT(r.score.loss, 0.8 * first);
+    EXPECT_NEAR(r.score.bits_per_byte, r.score.loss / std::log(2.0), 1e-9);  // one byte a character
+    EXPECT_EQ(looped, golf);
+    EXPECT_EQ(load_trained(dir.path() + "/run").parameter_hash, r.parameter_hash);
+  }
+}
+
+TEST(trainer, a_resumed_run_ends_with_the_same_bits_for_any_number_of_threads) {
+  const int before = thread_count();
+  std::string hashes[3];
+  for (int variant = 0; variant < 3; ++variant) {
+    TemporaryDirectory dir;
+    RunConfig c = small_run();
+    set_thread_count(1 + variant);
+    const std::string run = dir.path() + "/run";
+    if (variant > 0) {  // interrupted twice: at step 5 (loop off) and 9 (loop on)
+      for (int64_t stop : {5, 9}) {
+        RunConfig again = c;
+        Trainer part(again, data_for(again, dir), run);
+        int64_t done = part.step();
+        const TrainResult r = part.run({.on_step = [&](const TrainStatus& s) { done = s.step; }, .should_stop = [&] { return done >= stop; }});
+        EXPECT_EQ(int(r.end), int(TrainEnd::stopped));
+        set_thread_count(1 + (variant + int(stop)) % 3);
+      }
+    }
+    Trainer trainer(c, data_for(c, dir), run);
+    EXPECT_EQ(trainer.step(), variant > 0 ? 9 : 0);
+    hashes[variant] = trainer.run().parameter_hash;
+  }
+  set_thread_count(before);
+  EXPECT_EQ(hashes[0], hashes[1]);
+  EXPECT_EQ(hashes[0], hashes[2]);
+}
+
+TEST(trainer, a_second_trainer_on_the_same_directory_is_refused) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  Trainer first(c, data_for(c, dir), dir.path() + "/run");
+  const std::string message = expect_error(ErrorCode::busy, [&] { Trainer second(c, data_for(c, dir), dir.path() + "/run"); });
+  EXPECT_NE(message.find("/run"), std::string::npos) << message;
+}
+
+TEST(trainer, another_configuration_in_the_same_directory_is_refused_by_its_first_difference) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  { Trainer first(c, data_for(c, dir), dir.path() + "/run"); }
+  RunConfig other = c;
+  other.model.softcap = 20;
+  const std::string message = expect_error(ErrorCode::usage, [&] { Trainer second(other, data_for(other, dir), dir.path() + "/run"); });
+  EXPECT_NE(message.find("softcap"), std::string::npos) << message;
+}
+
+TEST(trainer, a_flipped_byte_in_the_newest_checkpoint_is_named) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  c.train.steps = 2;
+  std::string checkpoint;
+  {
+    Trainer t(c, data_for(c, dir), dir.path() + "/run");
+    checkpoint = t.run().checkpoint;
+  }
+  std::fstream file(checkpoint + "/model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-5, std::ios::end);
+  const char byte = char(file.get() ^ 1);
+  file.seekp(-5, std::ios::end);
+  file.put(byte);
+  file.close();
+  const std::string message = expect_error(ErrorCode::bad_data, [&] { Trainer t(c, data_for(c, dir), dir.path() + "/run"); });
+  EXPECT_NE(message.find("model.safetensors"), std::string::npos) << message;
+  expect_error(ErrorCode::bad_data, [&] { load_trained(dir.path() + "/run"); });
+}
+
+TEST(trainer, a_save_that_fails_does_not_stop_training) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  c.train.checkpoint_every = 3;
+  std::signal(SIGXFSZ, SIG_IGN);
+  Trainer trainer(c, data_for(c, dir), dir.path() + "/run");
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const TrainResult r = trainer.run({.on_step = [&](const TrainStatus& s) {
+    rlimit limit = before;
+    if (s.step >= 5 && s.step < 8) limit.rlim_cur = 1000;  // the save of step 6 meets a full disk
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }});
+  EXPECT_EQ(r.failed_saves, 1);
+  EXPECT_EQ(r.status.step, 12);
+  EXPECT_EQ(load_trained(dir.path() + "/run").step, 12);
+}
+
+TEST(trainer, numbers_that_blow_up_end_the_run_and_leave_the_last_checkpoint) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run(false);
+  c.train.steps = 40;
+  c.train.checkpoint_every = 1;
+  c.train.optimizer.matrix_lr = c.train.optimizer.embed_lr = 1e20;
+  Trainer trainer(c, data_for(c, dir), dir.path() + "/run");
+  const std::string message = expect_error(ErrorCode::numeric, [&] { trainer.run(); });
+  EXPECT_NE(message.find("not finite"), std::string::npos) << message;
+}
+
+TEST(trainer, a_run_by_time_stops_within_its_budget) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  c.train.seconds = 0.6;
+  c.train.reserve_seconds = 0.1;
+  Trainer trainer(c, data_for(c, dir), dir.path() + "/run");
+  const TrainResult r = trainer.run();
+  EXPECT_EQ(int(r.end), int(TrainEnd::finished));
+  EXPECT_GE(r.status.seconds, 0.5);
+  EXPECT_GT(r.status.step, 1);
+}
+
+TEST(run_config, survives_json_and_merges_key_by_key) {
+  RunConfig c = small_run();
+  EXPECT_EQ(to_json(run_config_from_json(to_json(c), "test")), to_json(c));
+  const std::string merged = merge_json(to_json(c), assignment_as_json("train.optimizer.matrix_lr=0.5"), "test");
+  EXPECT_EQ(run_config_from_json(merged, "test").train.optimizer.matrix_lr, 0.5);
+  EXPECT_EQ(run_config_from_json(merged, "test").train.optimizer.embed_lr, c.train.optimizer.embed_lr);
+  const std::string wrong = merge_json(to_json(c), assignment_as_json("train.stepz=3"), "test");
+  EXPECT_NE(expect_error(ErrorCode::usage, [&] { run_config_from_json(wrong, "test"); }).find("stepz"), std::string::npos);
+  for (const char* bad : {"steps", "=3", "a..b=1"}) expect_error(ErrorCode::usage, [&] { assignment_as_json(bad); });
+}
+
+TEST(schedule, warms_up_holds_and_falls_to_its_floor) {
+  ScheduleOptions o{.warmup_steps = 9, .decay = "linear", .warmdown = 0.5, .min_lr = 0.1};
+  EXPECT_DOUBLE_EQ(learning_rate_factor(o, 0, 0, 100), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate_factor(o, 0.3, 30, 100), 1);
+  EXPECT_DOUBLE_EQ(learning_rate_factor(o, 0.75, 75, 100), 0.5);
+  EXPECT_DOUBLE_EQ(learning_rate_factor(o, 1, 100, 100), 0.1);
+  o.decay = "cosine";
+  EXPECT_NEAR(learning_rate_factor(o, 1, 100, 100), 0.1, 1e-12);
+  EXPECT_NEAR(learning_rate_factor(o, (1 + 0.09) / 2, 55, 100), 0.55, 1e-12);
+  EXPECT_DOUBLE_EQ(muon_momentum(o, 0), 0.92);
+  EXPECT_DOUBLE_EQ(muon_momentum(o, 1), 0.97);
+  EXPECT_DOUBLE_EQ(ema_decay({.ema_horizon = 0.1}, 1000), 0.99);
+}
+
+}  // namespace
+}  // namespace ingot
