@@ -18,6 +18,7 @@ class CharTokenizer final : public Tokenizer {
   CharTokenizer(std::vector<char32_t> characters, const std::string& origin);
   // {"format": "ingot-char", "version": 1, "characters": "..."}
   void save(const std::string& path) const;
+  std::string to_json() const;
 
   std::vector<int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const int32_t> ids) const override;

@@ -3,8 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/core/cpu.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+
+INGOT_SIMD_DECLARE(float row_max(const float* logits, int64_t n);
+                   double row_exp(const float* logits, float* out, int64_t n, float high, float softcap);
+                   void row_scale(float* x, int64_t n, float factor);)
 
 namespace ingot {
 namespace {
@@ -35,7 +40,7 @@ void check_target_values(const Tensor& targets, int64_t vocab, int32_t ignore_in
     INGOT_CHECK((target[t] >= 0 && target[t] < vocab) || target[t] == ignore_index, op, ": found target ", target[t],
                 " at position ", t, ", expected 0 to ", vocab - 1, " (a vocabulary of ", vocab, ") or ", ignore_index);
 }
-void check_options(float softcap, float z_loss, const char* op) {
+void check_options(double softcap, double z_loss, const char* op) {
   INGOT_CHECK(softcap >= 0 && std::isfinite(softcap), op, ": found softcap ", softcap, ", expected 0 (none) or more");
   INGOT_CHECK(z_loss >= 0 && std::isfinite(z_loss), op, ": found z_loss ", z_loss, ", expected 0 or more");
 }
@@ -70,6 +75,27 @@ RowLoss<T> row_loss(const T* logits, T* out, int64_t V, int64_t target, bool ign
   return row;
 }
 
+// The same for fp32 in three passes over a row that stays in the inner caches: the maximum, the exponentials, and a
+// scale.
+RowLoss<float> row_loss_fast(const float* logits, float* out, int64_t V, int64_t target, bool ignored, float dloss,
+                             double softcap, double z_loss) {
+  const auto capped = [&](double l) { return softcap > 0 ? softcap * std::tanh(l / softcap) : l; };
+  const float high = float(capped(INGOT_SIMD_CALL(row_max, logits, V)));
+  const double at_target = ignored ? 0 : capped(logits[target]);  // read before `out` may overwrite it
+  const double sum = INGOT_SIMD_CALL(row_exp, logits, ignored ? nullptr : out, V, high, float(softcap));
+  const double lse = double(high) + std::log(sum);
+  const RowLoss<float> row{ignored ? 0.f : float(lse - at_target + z_loss * lse * lse), float(lse)};
+  if (out == nullptr) return row;
+  if (ignored) {
+    std::fill(out, out + V, 0.f);
+    return row;
+  }
+  INGOT_SIMD_CALL(row_scale, out, V, float(dloss * (1 + 2 * z_loss * lse) / sum));
+  const double u = softcap > 0 ? at_target / softcap : 0;
+  out[target] = float(double(out[target]) - dloss * (1 - u * u));
+  return row;
+}
+
 template <class T> void cross_entropy_typed(const CrossEntropy& a) {
   const int64_t V = a.logits.cols();
   const T* logits = a.logits.ptr<T>();
@@ -78,9 +104,15 @@ template <class T> void cross_entropy_typed(const CrossEntropy& a) {
   T *loss = a.loss.ptr<T>(), *lse = a.lse ? a.lse.ptr<T>() : nullptr, *dlogits = dloss ? a.dlogits.ptr<T>() : nullptr;
   parallel_for(a.logits.rows(), std::max<int64_t>(1, 16384 / V), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const auto row =
-          row_loss<T>(logits + t * a.logits.row_stride(), dlogits ? dlogits + t * a.dlogits.row_stride() : nullptr, V,
-                      targets[t], targets[t] == a.ignore_index, dloss ? dloss[t] : T(0), T(a.softcap), T(a.z_loss));
+      const T* l = logits + t * a.logits.row_stride();
+      const T d = dloss ? dloss[t] : T(0);
+      T* out = dlogits ? dlogits + t * a.dlogits.row_stride() : nullptr;
+      const bool ignored = targets[t] == a.ignore_index;
+      RowLoss<T> row;
+      if constexpr (std::is_same_v<T, float>)
+        row = row_loss_fast(l, out, V, targets[t], ignored, d, a.softcap, a.z_loss);
+      else
+        row = row_loss<T>(l, out, V, targets[t], ignored, d, T(a.softcap), T(a.z_loss));
       loss[t] = row.loss;
       if (lse) lse[t] = row.lse;
     }

@@ -1,0 +1,96 @@
+#pragma once
+// The training loop: batches ahead in a thread, forward and backward, optimizer, average, held-out score, checkpoints,
+// a log.
+//
+// A run directory holds config.json, the tokenizer, log.jsonl and one directory per checkpoint. A run by steps that is
+// resumed continues bit for bit (same binary and CPU level, any number of threads).
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "ingot/core/arena.h"
+#include "ingot/engines/train/evaluate.h"
+#include "ingot/engines/train/run_config.h"
+#include "ingot/io/file.h"
+
+namespace ingot {
+
+// What a run reads: made from a path and the run's options (tokenizer, split).
+struct RunData {
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::shared_ptr<const TokenSource> train, held_out;
+  std::vector<std::string> held_out_names;  // of its documents, where they are files
+  std::vector<std::string> held_out_texts;
+  std::string tokenizer_file;  // the tokenizer as a file's content
+  std::string tokenizer_name;  // tokenizer.json or tokenizer.model
+  int64_t train_bytes = 0, held_out_bytes = 0;
+};
+// Reads text (tokenizing it) or shards. Sets config.model.vocab from the tokenizer. `tokenizer_path` wins over the
+// config.
+RunData load_run_data(const std::string& path, RunConfig& config, const std::string& tokenizer_path = {});
+
+struct TrainStatus {
+  int64_t step = 0, steps = 0;  // done, and in all (expected, when the run goes by time)
+  double progress = 0, loss = 0, grad_norm = 0, lr_factor = 1;
+  double seconds = 0, tokens_per_second = 0, seconds_left = 0;
+  bool looping = false;
+};
+struct TrainHooks {
+  std::function<void(const TrainStatus&)> on_step;  // after every step
+  std::function<void(const TrainStatus&, const Score&)> on_score;
+  std::function<bool()> should_stop;  // asked before every step: save and return
+};
+enum class TrainEnd { finished, stopped };
+struct TrainResult {
+  TrainEnd end = TrainEnd::finished;
+  TrainStatus status;
+  Score score;             // of the final weights on all held-out tokens; only when finished
+  std::string checkpoint;  // the last one's path; empty when saving failed
+  std::string parameter_hash;
+  int failed_saves = 0;
+};
+
+class Trainer {
+ public:
+  // Takes the directory's lock; another process on it is Error{busy}. An empty `directory` keeps everything in memory.
+  // A directory that already holds a run is resumed when its configuration, data and tokenizer are the same, and
+  // refused otherwise. `command` is kept in the log as provenance.
+  Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command = {});
+  ~Trainer();
+
+  int64_t step() const;  // steps done; more than 0 after a resume
+  const RunConfig& config() const;
+  const RunData& data() const;
+  bool looping() const;
+  Tensor weights() const;         // as trained
+  Tensor result_weights() const;  // the average where there is one
+  int64_t parameter_count() const;
+  int64_t peak_arena_bytes() const;
+  // Runs a few steps' worth of work without changing anything; tokens per second of training at the present layer
+  // program.
+  double measure_tokens_per_second(double seconds);
+  void set_steps(int64_t steps);  // before the first step
+  TrainResult run(const TrainHooks& hooks = {});
+  Score score_held_out(int64_t stride = 0) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// SHA-256 over every parameter's bytes, in the layout's order.
+std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat);
+
+// A trained model read back from a run directory (its newest complete checkpoint) or from one checkpoint directory.
+struct TrainedModel {
+  RunConfig config;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  Arena memory;
+  Tensor weights;  // flat f32, the result weights
+  bool looping = false;
+  int64_t step = 0;
+  std::string checkpoint, parameter_hash;
+};
+TrainedModel load_trained(const std::string& directory);
+
+}  // namespace ingot
