@@ -21,9 +21,7 @@ std::vector<int32_t> draw(const std::vector<double>& logits, const SamplingOptio
                           uint64_t seed = 1, DType dtype = DType::f32) {
   const int64_t V = int64_t(logits.size());
   Buffer rows(dtype, {draws, V}), tokens(DType::i32, {draws});
-  std::vector<double> all;
-  for (int64_t b = 0; b < draws; ++b) all.insert(all.end(), logits.begin(), logits.end());
-  testing::assign(rows, all);
+  for (int64_t b = 0; b < draws; ++b) testing::assign(rows.tensor().row(b), logits);
   sample({.logits = rows, .tokens = tokens, .options = options, .seed = seed}, {});
   EXPECT_TRUE(tokens.guards_intact() && rows.guards_intact());
   const int32_t* t = tokens.tensor().ptr<int32_t>();
