@@ -13,8 +13,8 @@
 
 namespace ingot {
 
-// How text is cut into words. The enumerators' names are those of the vocabularies that introduced the patterns.
-enum class WordPattern { gpt2, cl100k, o200k, llama3, qwen2 };
+// How text is cut into words, named after the vocabularies that introduced the patterns. Llama 3 uses cl100k's.
+enum class WordPattern { gpt2, cl100k, o200k, qwen2 };
 const char* word_pattern_name(WordPattern p);
 const char* word_pattern_regex(WordPattern p);  // the spelling written to tokenizer.json
 
@@ -63,8 +63,10 @@ class ByteBpe final : public Tokenizer {
 
 struct BpeTrainOptions {
   WordPattern pattern = WordPattern::gpt2;
-  int64_t min_count = 2;                                  // a pair seen less often is never merged
-  std::vector<std::string> special_tokens = {"<|bos|>"};  // take the first ids; the first of them is bos
+  int64_t min_count = 2;  // a pair seen less often is never merged
+  // They take the first ids. bos is recognised by its name, as in files: <|bos|>, <|begin_of_text|>, <|startoftext|>,
+  // <bos>, <s>, else <|endoftext|>.
+  std::vector<std::string> special_tokens = {"<|bos|>"};
   void (*progress)(void* context, int64_t merges, int64_t of) = nullptr;
   void* context = nullptr;
 };

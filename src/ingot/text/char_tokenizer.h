@@ -14,6 +14,7 @@ class CharTokenizer final : public Tokenizer {
  public:
   // The distinct characters of `text`, which must be UTF-8.
   static CharTokenizer from_text(std::string_view text);
+  static CharTokenizer parse(std::string_view json, const std::string& origin);
   // `characters` ascending and distinct; `origin` names their source in errors.
   CharTokenizer(std::vector<char32_t> characters, const std::string& origin);
   // {"format": "ingot-char", "version": 1, "characters": "..."}

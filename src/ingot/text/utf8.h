@@ -1,14 +1,13 @@
 #pragma once
-// UTF-8: strict validation, decoding of one character, and a stream that never splits one.
+// UTF-8 characters, and a stream that never splits one. Validation is io/utf8.h.
 #include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "ingot/io/utf8.h"
+
 namespace ingot {
 
-// Offset of the first byte that is not part of a well-formed character (Unicode 15, table 3-7: no surrogates, no
-// overlong forms, nothing above U+10FFFF), or -1 where all of `text` is valid.
-int64_t find_invalid_utf8(std::string_view text);
 // Throws bad_data: "<what>: byte 17 (0xff) is not valid UTF-8".
 void require_utf8(std::string_view text, std::string_view what);
 

@@ -1,0 +1,26 @@
+#include "ingot/text/unicode.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace ingot::detail {
+
+extern const uint32_t kUnicodeRuns[];
+extern const int kUnicodeRunCount;
+
+const uint8_t* char_classes() {
+  // 1.1 MB spread out once: a lookup is then one load, and text touches few of its pages.
+  static const std::vector<uint8_t> classes = [] {
+    std::vector<uint8_t> table(0x110000);
+    for (int i = 0; i < kUnicodeRunCount; ++i) {
+      const uint32_t end = i + 1 < kUnicodeRunCount ? kUnicodeRuns[i + 1] >> 8 : 0x110000;
+      std::fill(table.begin() + (kUnicodeRuns[i] >> 8), table.begin() + end, uint8_t(kUnicodeRuns[i]));
+    }
+    table['\r'] |= kNewline;
+    table['\n'] |= kNewline;
+    return table;
+  }();
+  return classes.data();
+}
+
+}  // namespace ingot::detail
