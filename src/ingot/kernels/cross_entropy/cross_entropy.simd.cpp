@@ -6,7 +6,7 @@ namespace {
 constexpr int L = kLanes<float>;
 constexpr int64_t kRun = 1024;  // floats added up in fp32 before they go to an fp64 sum
 
-// A vector of which the first n lanes exist; the others read as `fill` and are not written.
+// A vector of which the first n lanes exist; the others read as `fill`.
 struct Lanes {
   int64_t n;
   Vec<float> read(const float* p, float fill) const {
@@ -14,12 +14,6 @@ struct Lanes {
     float lane[L];
     for (int i = 0; i < L; ++i) lane[i] = i < n ? p[i] : fill;
     return load<float>(lane);
-  }
-  void write(float* p, Vec<float> v) const {
-    if (n >= L)
-      store<float>(p, v);
-    else
-      store_tail<float>(p, v, n);
   }
 };
 }  // namespace
@@ -35,37 +29,55 @@ float row_max(const float* logits, int64_t n) {
   return reduce_max<float>(max<float>(max<float>(best[0], best[1]), max<float>(best[2], best[3])));
 }
 
-// Returns the sum over the row of e = exp(c - high), c the softcapped logit; where `out` is given, it gets
-// e * (1 - (c / softcap)^2). It may be `logits`. softcap 0: none.
-double row_exp(const float* logits, float* out, int64_t n, float high, float softcap) {
-  const float inverse_cap = softcap > 0 ? 1 / softcap : 0;
-  const Vec<float> minus_high = splat(-high);
+namespace {
+// u = tanh(l * inverse_cap) for n <= kRun logits; whole vectors are written. A loop of its own: with the exponential
+// behind it the chain of one vector is longer than what the CPU reorders, and takes half as long again.
+void run_tanh(const float* logits, float* u, int64_t n, float inverse_cap) {
+  for (int64_t i = 0; i < n; i += L) store<float>(u + i, tanh(Lanes{n - i}.read(logits + i, 0) * inverse_cap));
+}
+
+template <bool capped, bool write>
+double sum_exp(const float* logits, float* out, int64_t n, float high, float softcap) {
   double total = 0;
+  const float factor = capped ? softcap : 1;
+  alignas(kVecBytes) float memory[capped ? kRun : 1];
   for (int64_t begin = 0; begin < n; begin += kRun) {
-    const int64_t end = begin + kRun < n ? begin + kRun : n;
+    const int64_t count = n - begin < kRun ? n - begin : kRun;
+    if (capped) run_tanh(logits + begin, memory, count, 1 / softcap);
+    const float* u = capped ? memory : logits + begin;
     Vec<float> sum{};
-    if (softcap > 0) {
-      for (int64_t i = begin; i < end; i += L) {
-        const Lanes lanes{end - i};
-        const Vec<float> u = tanh(lanes.read(logits + i, 0) * inverse_cap);
-        const Vec<float> e = exp(u * softcap + minus_high);
-        if (out) lanes.write(out + i, e * ((1.f - u) * (1.f + u)));
-        if (lanes.n >= L)
-          sum += e;
-        else
-          for (int k = 0; k < lanes.n; ++k) sum[k] += e[k];
-      }
-    } else {
-      for (int64_t i = begin; i < end; i += L) {
-        const Lanes lanes{end - i};
-        const Vec<float> e = exp(lanes.read(logits + i, -__builtin_inff()) + minus_high);
-        if (out) lanes.write(out + i, e);
-        sum += e;
-      }
+    const auto exponential = [&](Vec<float> v, Vec<float>* gradient) {
+      const Vec<float> e = exp(v * factor - high);
+      *gradient = capped ? e * ((1.f - v) * (1.f + v)) : e;
+      return e;
+    };
+    Vec<float> gradient;
+    int64_t i = 0;
+    for (; i + L <= count; i += L) {
+      sum += exponential(load<float>(u + i), &gradient);
+      if (write) store<float>(out + begin + i, gradient);
+    }
+    if (i < count) {
+      const Vec<float> e = exponential(Lanes{count - i}.read(u + i, 0), &gradient);
+      if (write) store_tail<float>(out + begin + i, gradient, count - i);
+      float lane[L] = {};
+      store_tail<float>(lane, e, count - i);
+      sum += load<float>(lane);
     }
     total += double(reduce_add<float>(sum));
   }
   return total;
+}
+}  // namespace
+
+// Returns the sum over the row of e = exp(c - high), c the softcapped logit; where `out` is given, it gets
+// e * (1 - (c / softcap)^2). It may be `logits`. softcap 0: none.
+double row_exp(const float* logits, float* out, int64_t n, float high, float softcap) {
+  if (softcap > 0)
+    return out ? sum_exp<true, true>(logits, out, n, high, softcap)
+               : sum_exp<true, false>(logits, out, n, high, softcap);
+  return out ? sum_exp<false, true>(logits, out, n, high, softcap)
+             : sum_exp<false, false>(logits, out, n, high, softcap);
 }
 
 void row_scale(float* x, int64_t n, float factor) {
