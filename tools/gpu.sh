@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU, no network needed, nothing installed: builds with CUDA, runs the tests, measures, and writes
-# bench/results/<gpu>/*.json. `./run gpu [STAGE...]`, all of them by default, in this order:
+# bench/results/<gpu>/*.json. `./run gpu [STAGE...]`, by default all that are not marked:
 #   build     the library, its tests, the ingot binary and libingot_bench.so
 #   test      the tests labelled gpu
-#   cpu-test  every test, once per level of vector code that this CPU has
+#   cpu-test  every other test, once per level of vector code that this CPU has
 #   rmsnorm   the benchmark beside PyTorch, and beside the origin where INGOT_ORIGINS (default .origins) holds its source
 #   sanitize  memcheck and racecheck over the small GPU tests, and the instructions the kernels came to (compute-sanitizer, cuobjdump)
-#   cpu       CPU training steps beside PyTorch on two cores
+#   cpu       CPU training steps in PyTorch and `ingot bench`, on two cores (not a default stage: ten minutes)
 #   sweep     rmsnorm under every configuration, to choose defaults from (not a default stage)
 # Where OUT is set, reports and logs are copied there.
 set -uo pipefail
@@ -55,7 +55,7 @@ sass_counts() {
 }
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm sanitize cpu)
+[ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm sanitize)
 nvidia-smi -L || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
 origin=()
 [ ! -f "$origins/MGRrmsnorm/src/rmsnorm_kernel.cu" ] || origin=(--origin "$origins/MGRrmsnorm/src")
@@ -68,7 +68,7 @@ for stage in "${stages[@]}"; do
     test) step test 200 ctest --test-dir $build -L gpu --output-on-failure --no-tests=error ;;
     cpu-test)
       for level in $(cpu_levels); do
-        INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
+        GTEST_FILTER='-*Cuda.*' INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
       done ;;
     rmsnorm) step rmsnorm 480 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so "${origin[@]}" ;;
     sweep) step sweep 300 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so --sweep "$logs/rmsnorm_sweep.json" ;;
@@ -82,10 +82,12 @@ for stage in "${stages[@]}"; do
       unset lines ;;
     cpu)
       if [ -f bench/peers/train_step.py ]; then
-        OMP_NUM_THREADS=2 step cpu-train-step 560 taskset -c 0,1 python3 bench/peers/train_step.py ${INGOT_TRAIN_STEP_ARGS:-}
+        OMP_NUM_THREADS=2 step cpu-train-step 560 taskset -c 0,1 python3 bench/peers/train_step.py --threads 2 \
+          --json "$logs/cpu_train_step.json" ${INGOT_TRAIN_STEP_ARGS:-}
       else
         echo "cpu: bench/peers/train_step.py is not there yet"
-      fi ;;
+      fi
+      step cpu-ingot-bench 300 taskset -c 0,1 bash -c "$build/ingot bench --json >$logs/cpu_ingot_bench.json" ;;
     *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, sanitize, cpu or sweep" >&2; exit 2 ;;
   esac
 done
@@ -93,7 +95,7 @@ done
 if [ -n "${OUT:-}" ]; then
   mkdir -p "$OUT/logs"
   find bench/results -name '*.json' -newer "$logs/started" -exec cp {} "$OUT/" \;
-  [ ! -f "$logs/rmsnorm_sweep.json" ] || cp "$logs/rmsnorm_sweep.json" "$OUT/logs/"
+  find "$logs" -name '*.json' -newer "$logs/started" -exec cp {} "$OUT/logs/" \;
   (cd "$logs" && tail -n 400 -- *.log) >"$OUT/logs/all.log"
 fi
 [ ${#failures[@]} -eq 0 ] || printf '\nfailed: %s\n' "${failures[*]}"

@@ -147,7 +147,7 @@ def origin_call(buffers, library):
 
 def build_origin(source, folder):
     target = pathlib.Path(folder) / "libmgrrmsnorm.so"
-    subprocess.run(["nvcc", "-O3", "-gencode", "arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fPIC", "-I", source,
+    subprocess.run(["nvcc", "-O3", "-gencode", "arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fPIC", "-Xlinker", "--exclude-libs=ALL", "-I", source,
                     str(pathlib.Path(__file__).with_name("mgrrmsnorm_peer.cu")), f"{source}/rmsnorm_kernel.cu", "-o", str(target)], check=True)
     return ctypes.CDLL(str(target))
 
