@@ -160,30 +160,54 @@ struct LaneRows {
 
 // to[c][lane] = from[lane][c] * factor for W lanes, `live` of them real; the others are 0. `rows`, if wanted: the same
 // numbers as rows of padded length.
-INGOT_INLINE void pack_lanes(const float* from, const LaneRows& lanes, int64_t lane, int64_t live, int64_t d,
-                             float factor, float* to, int64_t to_row, float* rows) {
+__attribute__((noinline)) void pack_lanes(const float* from, const LaneRows& lanes, int64_t lane, int64_t live,
+                                          int64_t d, float factor, float* to, int64_t to_row, float* rows) {
   const float* base[W];
+  const int64_t pd = attention_pad(d);
   for (int i = 0; i < W; ++i) base[i] = from + lanes.at(i < live ? lane + i : lane);
-  for (int64_t c = 0; c < d; c += W) {
-    F m[W];
-    for (int i = 0; i < W; ++i) m[i] = i < live ? load_some(base[i] + c, d - c) * factor : F{};
+  int64_t c = 0;
+  const auto put = [&](F(&m)[W], int64_t n) {
     if (rows)
-      for (int i = 0; i < W; ++i) store(rows + i * attention_pad(d) + c, m[i]);
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) store(rows + i * pd + c, m[i]);
     transpose(m);
-    for (int i = 0; i < W && c + i < d; ++i) store(to + (c + i) * to_row, m[i]);
+    if (n >= W)
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) store(to + (c + i) * to_row, m[i]);
+    else
+      for (int i = 0; i < n; ++i) store(to + (c + i) * to_row, m[i]);
+  };
+  F m[W];
+  for (; live >= W && c + W <= d; c += W) {
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i) m[i] = load(base[i] + c) * factor;
+    put(m, W);
   }
-  if (rows)  // the padding is as long as the longest vector's
-    for (int64_t c = (d + W - 1) / W * W; c < attention_pad(d); c += W)
-      for (int i = 0; i < W; ++i) store(rows + i * attention_pad(d) + c, F{});
+  for (; c < d; c += W) {
+    for (int i = 0; i < W; ++i) m[i] = i < live ? load_some(base[i] + c, d - c) * factor : F{};
+    put(m, d - c);
+  }
+  for (; rows && c < pd; c += W)  // the padding is as long as the longest vector's
+    for (int i = 0; i < W; ++i) store(rows + i * pd + c, F{});
 }
 // to[lane][c] = from[c][lane] * factor[lane]
-INGOT_INLINE void unpack_lanes(const float* from, int64_t from_row, F factor, const LaneRows& lanes, int64_t lane,
-                               int64_t live, int64_t d, float* to) {
-  for (int64_t c = 0; c < d; c += W) {
-    F m[W];
+__attribute__((noinline)) void unpack_lanes(const float* from, int64_t from_row, F factor, const LaneRows& lanes,
+                                            int64_t lane, int64_t live, int64_t d, float* to) {
+  float* base[W];
+  for (int i = 0; i < W; ++i) base[i] = to + lanes.at(i < live ? lane + i : lane);
+  int64_t c = 0;
+  F m[W];
+  for (; live >= W && c + W <= d; c += W) {
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i) m[i] = load(from + (c + i) * from_row) * factor;
+    transpose(m);
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i) store(base[i] + c, m[i]);
+  }
+  for (; c < d; c += W) {
     for (int i = 0; i < W; ++i) m[i] = c + i < d ? load(from + (c + i) * from_row) * factor : F{};
     transpose(m);
-    for (int i = 0; i < W && i < live; ++i) store_some(to + lanes.at(lane + i) + c, m[i], d - c);
+    for (int i = 0; i < W && i < live; ++i) store_some(base[i] + c, m[i], d - c);
   }
 }
 
