@@ -17,8 +17,7 @@ using detail::segment;
 using detail::Visible;
 using detail::visible;
 
-// --- checks
-// ------------------------------------------------------------------------------------------------------------
+// --- checks ------------------------------------------------------------------------------------------------
 
 void check_operand(const char* op, const char* name, const Tensor& t, const Tensor& like, int64_t heads,
                    int64_t width) {
@@ -138,8 +137,7 @@ void check_backward(const AttentionBackward& a) {
   }
 }
 
-// --- the plain loop
-// ----------------------------------------------------------------------------------------------------
+// --- the plain loop ----------------------------------------------------------------------------------------
 
 template <class T> T dot(const T* a, const T* b, int64_t n) {
   T sum = 0;

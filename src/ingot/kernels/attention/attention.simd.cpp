@@ -27,8 +27,8 @@ constexpr float kInfinity = __builtin_inff();
 INGOT_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INGOT_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// --- three products
-// ---------------------------------------------------------------------------------------------------- Each keeps R x V
+// --- three products ----------------------------------------------------------------------------------------
+// Each keeps R x V
 // accumulators in registers: six by two hide the latency of the multiply-adds on every level.
 
 // Calls use<R>(at) over [0, n) in blocks of six; the rest is cut so that no block of one or two rows is left behind.
@@ -125,8 +125,7 @@ void lanes_by_columns(const float* p, int64_t p_row, int64_t n, const float* x, 
     for (int v = 0; v < V; ++v) store(sum + r * x_row + v * W, acc[r][v]);
 }
 
-// --- rows to lanes and back
-// --------------------------------------------------------------------------------------------
+// --- rows to lanes and back --------------------------------------------------------------------------------
 
 // Swaps the off-diagonal blocks of size S: S = 1, 2, 4 ... in turn transpose a square of vectors.
 template <int S, size_t... L> INGOT_INLINE void swap_blocks(F& a, F& b, std::index_sequence<L...>) {
@@ -211,8 +210,7 @@ __attribute__((noinline)) void unpack_lanes(const float* from, int64_t from_row,
   }
 }
 
-// --- masks
-// -------------------------------------------------------------------------------------------------------------
+// --- masks -------------------------------------------------------------------------------------------------
 
 struct Range {
   int64_t begin, end;
@@ -248,20 +246,7 @@ template <int V> INGOT_INLINE I sees(const PanelMask<V>& m, int v, int64_t key) 
   return (j >= m.begin[v]) & (j < m.end[v]);
 }
 
-INGOT_INLINE F soft_tanh(F x) {
-  const F a = x < 0.f ? -x : x, u = x * x;
-  F p = splat(-5.70498872745e-3f);
-  p = p * u + 2.06390887954e-2f;
-  p = p * u - 5.37397155531e-2f;
-  p = p * u + 1.33314422036e-1f;
-  p = p * u - 3.33332819422e-1f;
-  const F near = p * u * x + x;
-  const F far = 1.f - 2.f / (exp(a + a) + 1.f);
-  return a < 0.625f ? near : x < 0.f ? -far : far;
-}
-
-// --- forward
-// -----------------------------------------------------------------------------------------------------------
+// --- forward -----------------------------------------------------------------------------------------------
 
 template <int V> struct Softmax {
   F top[V], sum[V];  // running maximum, and sum of e^(s - top)
@@ -281,7 +266,7 @@ INGOT_INLINE void weigh_tile(float* s, int64_t first, int64_t keys, const PanelM
     }
     for (int v = 0; v < V; ++v) {
       F x = load(s + (j * V + v) * W);
-      if (softcap > 0) x = soft_tanh(x / softcap) * softcap;
+      if (softcap > 0) x = tanh(x / softcap) * softcap;
       if (!all) x = sees(mask, v, first + j) ? x : splat(-kInfinity);
       store(s + (j * V + v) * W, x);
       top[v] = max<float>(top[v], x);
@@ -352,8 +337,8 @@ template <int V> void forward_panel(const AttentionTask& t, int64_t lane) {
   finish_panel<V>(t, lane, run, o);
 }
 
-// --- forward for a lane or two: decoding
-// ------------------------------------------------------------------------------- A vector of lanes would be mostly
+// --- forward for a lane or two: decoding -------------------------------------------------------------------
+// A vector of lanes would be mostly
 // empty, so the vector runs along the head instead.
 
 INGOT_INLINE void row_scores(const float* q, const float* k, int64_t k_row, int64_t d, int64_t keys, float scale,
@@ -408,7 +393,7 @@ void forward_row(const AttentionTask& t, int64_t lane) {
   F top = splat(t.sinks ? t.sinks[head] : -kInfinity);
   for (int64_t j = 0; j < n; j += W) {
     F x = load_some(s + j, n - j);
-    if (t.softcap > 0) x = soft_tanh(x / t.softcap) * t.softcap;
+    if (t.softcap > 0) x = tanh(x / t.softcap) * t.softcap;
     for (int i = 0; i < W; ++i) x[i] = j + i < n ? x[i] : -kInfinity;
     store(s + j, x);
     top = max<float>(top, x);
@@ -430,8 +415,7 @@ void forward_row(const AttentionTask& t, int64_t lane) {
   if (t.lse) t.lse[head * t.lse_head + query] = sum == 0 ? -kInfinity : most_of_all + __builtin_logf(sum);
 }
 
-// --- backward
-// ----------------------------------------------------------------------------------------------------------
+// --- backward ----------------------------------------------------------------------------------------------
 
 constexpr int64_t kBlock = detail::kAttentionBlock;
 constexpr int kPanels = int(kBlock) / W;  // at most: each has one or two vectors
@@ -511,7 +495,7 @@ INGOT_INLINE void weigh_backward(const AttentionBackwardTask& t, const Block& b,
       }
       F x = load(s), slope = splat(1.f);
       if (t.softcap > 0) {
-        const F bent = soft_tanh(x / t.softcap);
+        const F bent = tanh(x / t.softcap);
         slope = 1.f - bent * bent;
         x = bent * t.softcap;
       }

@@ -415,8 +415,7 @@ TEST(Attention, ErrorsNameBothValues) {
   EXPECT_TRUE(m.find('5') != m.npos && m.find("10") != m.npos) << m;
 }
 
-// --- exclusive self attention
-// ------------------------------------------------------------------------------------------
+// --- exclusive self attention ------------------------------------------------------------------------------
 
 struct Exclusive {
   Buffer y, v, z, dz, dy, dv;

@@ -21,8 +21,7 @@ const float* lse_of(const Tensor& lse, const Segment& g, int64_t head) {
   return lse ? static_cast<const float*>(lse.data) + head * lse.stride[0] + g.q_begin : nullptr;
 }
 
-// --- forward
-// -----------------------------------------------------------------------------------------------------------
+// --- forward -----------------------------------------------------------------------------------------------
 
 int64_t forward_blocks(const Segment& g, int64_t group) {
   return (g.queries * group + kForwardLanes - 1) / kForwardLanes;
@@ -48,8 +47,7 @@ void forward_task(const Attention& a, const Segment& g, int64_t kv_head, int64_t
   INGOT_SIMD_CALL(attention_forward, t);
 }
 
-// --- backward
-// ----------------------------------------------------------------------------------------------------------
+// --- backward ----------------------------------------------------------------------------------------------
 
 // A run of queries of one segment, and the keys they see.
 struct Chunk {

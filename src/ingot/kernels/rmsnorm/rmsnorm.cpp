@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/core/cpu.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/rmsnorm/rmsnorm.simd.h"
+
+INGOT_SIMD_DECLARE(float rmsnorm_rstd(const float* s, int64_t n, float eps);
+                   void rmsnorm_backward_row(const detail::RmsNormBackwardRow<float>& r);)
 
 namespace ingot {
 namespace {
 
-// --- checks
-// ------------------------------------------------------------------------------------------------------------
+// --- checks ------------------------------------------------------------------------------------------------
 
 bool is_float(DType t) { return t == DType::f64 || t == DType::f32 || t == DType::bf16 || t == DType::f16; }
 DType sum_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
@@ -46,8 +50,7 @@ void check_rstd(const char* op, const Tensor& rstd, const Tensor& x) {
   check_vector(op, "rstd", rstd, x.rows());
 }
 
-// --- rows as sums see them
-// ---------------------------------------------------------------------------------------------
+// --- rows as sums see them ---------------------------------------------------------------------------------
 
 int64_t row_offset(const Tensor& t, int64_t row) {
   if (t.rank() == 1) return 0;
@@ -79,8 +82,7 @@ template <class A> void write_row(const Tensor& t, int64_t row, const A* buffer)
   });
 }
 
-// --- one row
-// -----------------------------------------------------------------------------------------------------------
+// --- one row -----------------------------------------------------------------------------------------------
 
 template <class A> A sum_of_squares(const A* s, int64_t n) {
   A sum = 0;
@@ -97,14 +99,16 @@ template <class A> void scale_row(const A* s, const A* w, A* y, int64_t n, A fac
 }
 
 template <class A> A rstd_of(const A* s, int64_t n, double eps) {
-  return 1 / std::sqrt(sum_of_squares(s, n) / A(n) + A(eps));
+  if constexpr (std::is_same_v<A, float>)
+    return INGOT_SIMD_CALL(rmsnorm_rstd, s, n, float(eps));
+  else
+    return 1 / std::sqrt(sum_of_squares(s, n) / A(n) + A(eps));
 }
 
 // The weight in the sums' type; the conversion is made once per task, not once per row.
 template <class A> const A* weight_row(const Tensor& w, A* buffer) { return w ? read_row(w, 0, buffer) : nullptr; }
 
-// --- forward
-// -----------------------------------------------------------------------------------------------------------
+// --- forward -----------------------------------------------------------------------------------------------
 
 constexpr int64_t kForwardRows = 32;  // rows per task
 
@@ -129,37 +133,30 @@ template <class A> void forward_rows(const RmsNorm& a, int64_t begin, int64_t en
   }
 }
 
-// --- backward
-// ----------------------------------------------------------------------------------------------------------
+// --- backward ----------------------------------------------------------------------------------------------
 
 // dw is summed over blocks of rows, then over blocks in order. The cut depends on the number of rows alone.
 int64_t rows_per_block(int64_t rows) { return std::max<int64_t>(32, (rows + 63) / 64); }
 int64_t row_blocks(int64_t rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
 
-template <class A> struct BackwardRow {
-  const A *dy, *s, *w, *dsum;
-  A *dx, *dw;  // dw: this block's partial
-  A rstd;
-};
-
 // dx may be dy or dsum: an element is read before it is written.
-template <class A> void backward_row(const RmsNormBackward& a, const BackwardRow<A>& r, int64_t n) {
-  const A scale = A(a.scale), offset = A(a.unit_offset ? 1 : 0);
-  const auto slope = [&](int64_t c) { return r.w ? r.dy[c] * scale * (offset + r.w[c]) : r.dy[c] * scale; };
-  A mean = 0;
+void backward_row(const detail::RmsNormBackwardRow<double>& r) {
+  const auto slope = [&](int64_t c) { return r.w ? r.dy[c] * r.scale * (r.offset + r.w[c]) : r.dy[c] * r.scale; };
+  double mean = 0;
   if (r.dx) {
-    for (int64_t c = 0; c < n; ++c) mean += slope(c) * r.s[c];
-    mean *= r.rstd / A(n);
+    for (int64_t c = 0; c < r.n; ++c) mean += slope(c) * r.s[c];
+    mean *= r.rstd / double(r.n);
   }
   if (r.dw)
-    for (int64_t c = 0; c < n; ++c) r.dw[c] += r.dy[c] * (scale * r.rstd) * r.s[c];
+    for (int64_t c = 0; c < r.n; ++c) r.dw[c] += r.dy[c] * (r.scale * r.rstd) * r.s[c];
   if (!r.dx) return;
-  for (int64_t c = 0; c < n; ++c) {
-    A ds = r.rstd * (slope(c) - r.s[c] * r.rstd * mean);
+  for (int64_t c = 0; c < r.n; ++c) {
+    double ds = r.rstd * (slope(c) - r.s[c] * r.rstd * mean);
     if (r.dsum) ds += r.dsum[c];
-    r.dx[c] = a.accumulate_dx ? r.dx[c] + ds : ds;
+    r.dx[c] = r.accumulate ? r.dx[c] + ds : ds;
   }
 }
+void backward_row(const detail::RmsNormBackwardRow<float>& r) { INGOT_SIMD_CALL(rmsnorm_backward_row, r); }
 
 template <class A> void backward_rows(const RmsNormBackward& a, int64_t begin, int64_t end, A* dw) {
   const int64_t n = a.s.cols();
@@ -167,18 +164,15 @@ template <class A> void backward_rows(const RmsNormBackward& a, int64_t begin, i
   const A* w = weight_row(a.w, buffer + 4 * n);
   if (dw) std::fill(dw, dw + n, A(0));
   for (int64_t row = begin; row < end; ++row) {
-    BackwardRow<A> r{.dy = read_row(a.dy, row, buffer),
-                     .s = read_row(a.s, row, buffer + n),
-                     .w = w,
-                     .dsum = nullptr,
-                     .dx = nullptr,
-                     .dw = dw,
-                     .rstd = 0};
+    detail::RmsNormBackwardRow<A> r{};
+    r.n = n, r.w = w, r.dw = dw, r.scale = A(a.scale), r.offset = A(a.unit_offset ? 1 : 0);
+    r.accumulate = a.accumulate_dx;
+    r.dy = read_row(a.dy, row, buffer), r.s = read_row(a.s, row, buffer + n);
     r.rstd = a.rstd ? static_cast<const A*>(a.rstd.data)[row] : rstd_of(r.s, n, a.eps);
     if (a.dsum) r.dsum = read_row(a.dsum, row, buffer + 2 * n);
     if (a.dx) r.dx = open_row(a.dx, row, buffer + 3 * n);
     if (a.dx && a.accumulate_dx) read_row(a.dx, row, r.dx);
-    backward_row(a, r, n);
+    backward_row(r);
     if (a.dx) write_row(a.dx, row, r.dx);
   }
 }

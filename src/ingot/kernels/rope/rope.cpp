@@ -10,8 +10,7 @@
 namespace ingot {
 namespace {
 
-// --- frequencies
-// -------------------------------------------------------------------------------------------------------
+// --- frequencies -------------------------------------------------------------------------------------------
 
 // The pair whose wavelength fits `rotations` times into the original context (a real number).
 double pair_of_rotations(double rotations, int64_t rotary_dim, double base, double context) {
@@ -39,8 +38,7 @@ void apply_yarn(RopeFrequencies& f, int64_t rotary_dim, double base, const RopeS
   if (scaling.attention_factor > 0) f.amplitude = scaling.attention_factor;
 }
 
-// --- checks
-// ------------------------------------------------------------------------------------------------------------
+// --- checks ------------------------------------------------------------------------------------------------
 
 void check_heads(const char* op, const char* name, const Tensor& t, const Tensor& like) {
   INGOT_CHECK_EQ(t.rank(), 3, op, ": rank of ", name);
@@ -76,8 +74,7 @@ void check_gain(const char* op, const char* name, const Tensor& gain, const Tens
   INGOT_CHECK_EQ(gain.dtype, table_dtype(x.dtype), op, ": dtype of ", name);
 }
 
-// --- one head
-// ----------------------------------------------------------------------------------------------------------
+// --- one head ----------------------------------------------------------------------------------------------
 
 constexpr int64_t kTokens = 32;  // per task
 

@@ -17,8 +17,7 @@ using testing::compare;
 using testing::roundoff;
 using testing::values;
 
-// --- frequencies
-// -------------------------------------------------------------------------------------------------------
+// --- frequencies -------------------------------------------------------------------------------------------
 
 TEST(RopeFrequencies, PlainAndNtkFollowTheirFormulas) {
   const RopeFrequencies plain = rope_frequencies(16, 10000);
@@ -72,8 +71,7 @@ TEST(RopeFrequencies, TableHoldsEveryPositionWithItsAmplitude) {
   EXPECT_TRUE(cos.guards_intact() && sin.guards_intact() && cos32.guards_intact());
 }
 
-// --- rotation and norm
-// -------------------------------------------------------------------------------------------------
+// --- rotation and norm -------------------------------------------------------------------------------------
 
 struct Case {
   int64_t tokens, heads, d, rotary, gap = 0;
