@@ -64,12 +64,14 @@ CharTokenizer::CharTokenizer(std::vector<char32_t> characters, const std::string
   }
 }
 
-void CharTokenizer::save(const std::string& path) const {
+std::string CharTokenizer::to_json() const {
   std::string all;
   for (char32_t c : characters_) utf8_append(all, c);
   const OrderedJson json = {{"format", "ingot-char"}, {"version", 1}, {"characters", all}};
-  write_file(path, write_json(json, 2) + "\n");
+  return write_json(json, 2) + "\n";
 }
+
+void CharTokenizer::save(const std::string& path) const { write_file(path, to_json()); }
 
 std::vector<int32_t> CharTokenizer::encode(std::string_view text) const {
   require_utf8(text, "text to encode");

@@ -49,8 +49,10 @@ TEST(generator, greedy_text_is_what_the_full_forward_would_choose) {
     const int64_t n = int64_t(all.size());
     int32_t cu[2] = {0, int32_t(n)}, row[1] = {int32_t(n - 1)};
     float logits[10];
-    model.logits(f.weights, {.tokens = Tensor(all.data(), {n}), .positions = Tensor(positions.data(), {n}), .cu_seqlens = Tensor(cu, {2})},
-                 Tensor(row, {1}), Tensor(logits, {1, 10}));
+    model.logits(
+        f.weights,
+        {.tokens = Tensor(all.data(), {n}), .positions = Tensor(positions.data(), {n}), .cu_seqlens = Tensor(cu, {2})},
+        Tensor(row, {1}), Tensor(logits, {1, 10}));
     EXPECT_EQ(token, std::max_element(logits, logits + 10) - logits);
     all.push_back(token);
   }
@@ -61,7 +63,8 @@ TEST(generator, the_seed_decides_and_the_context_may_overflow) {
   Generator generator(f.config, f.weights, false);
   const std::vector<int32_t> prompt(40, 2);  // longer than the context
   const GenerateOptions options{.tokens = 50, .seed = 9};
-  const auto first = generator.generate(f.tokenizer, prompt, options), second = generator.generate(f.tokenizer, prompt, options);
+  const auto first = generator.generate(f.tokenizer, prompt, options),
+             second = generator.generate(f.tokenizer, prompt, options);
   EXPECT_EQ(first.size(), 50u);
   EXPECT_EQ(first, second);
   GenerateOptions other = options;

@@ -7,8 +7,8 @@
 #include <fstream>
 
 #include "ingot/core/thread_pool.h"
-#include "ingot/text/char_tokenizer.h"
 #include "ingot/testing/temporary_directory.h"
+#include "ingot/text/char_tokenizer.h"
 
 namespace ingot {
 namespace {
@@ -103,7 +103,8 @@ TEST(trainer, a_resumed_run_ends_with_the_same_bits_for_any_number_of_threads) {
         RunConfig again = c;
         Trainer part(again, data_for(again, dir), run);
         int64_t done = part.step();
-        const TrainResult r = part.run({.on_step = [&](const TrainStatus& s) { done = s.step; }, .should_stop = [&] { return done >= stop; }});
+        const TrainResult r = part.run(
+            {.on_step = [&](const TrainStatus& s) { done = s.step; }, .should_stop = [&] { return done >= stop; }});
         EXPECT_EQ(int(r.end), int(TrainEnd::stopped));
         set_thread_count(1 + (variant + int(stop)) % 3);
       }
@@ -121,7 +122,8 @@ TEST(trainer, a_second_trainer_on_the_same_directory_is_refused) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
   Trainer first(c, data_for(c, dir), dir.path() + "/run");
-  const std::string message = expect_error(ErrorCode::busy, [&] { Trainer second(c, data_for(c, dir), dir.path() + "/run"); });
+  const std::string message =
+      expect_error(ErrorCode::busy, [&] { Trainer second(c, data_for(c, dir), dir.path() + "/run"); });
   EXPECT_NE(message.find("/run"), std::string::npos) << message;
 }
 
@@ -131,7 +133,8 @@ TEST(trainer, another_configuration_in_the_same_directory_is_refused_by_its_firs
   { Trainer first(c, data_for(c, dir), dir.path() + "/run"); }
   RunConfig other = c;
   other.model.softcap = 20;
-  const std::string message = expect_error(ErrorCode::usage, [&] { Trainer second(other, data_for(other, dir), dir.path() + "/run"); });
+  const std::string message =
+      expect_error(ErrorCode::usage, [&] { Trainer second(other, data_for(other, dir), dir.path() + "/run"); });
   EXPECT_NE(message.find("softcap"), std::string::npos) << message;
 }
 
@@ -150,7 +153,8 @@ TEST(trainer, a_flipped_byte_in_the_newest_checkpoint_is_named) {
   file.seekp(-5, std::ios::end);
   file.put(byte);
   file.close();
-  const std::string message = expect_error(ErrorCode::bad_data, [&] { Trainer t(c, data_for(c, dir), dir.path() + "/run"); });
+  const std::string message =
+      expect_error(ErrorCode::bad_data, [&] { Trainer t(c, data_for(c, dir), dir.path() + "/run"); });
   EXPECT_NE(message.find("model.safetensors"), std::string::npos) << message;
   expect_error(ErrorCode::bad_data, [&] { load_trained(dir.path() + "/run"); });
 }
@@ -203,7 +207,8 @@ TEST(run_config, survives_json_and_merges_key_by_key) {
   EXPECT_EQ(run_config_from_json(merged, "test").train.optimizer.matrix_lr, 0.5);
   EXPECT_EQ(run_config_from_json(merged, "test").train.optimizer.embed_lr, c.train.optimizer.embed_lr);
   const std::string wrong = merge_json(to_json(c), assignment_as_json("train.stepz=3"), "test");
-  EXPECT_NE(expect_error(ErrorCode::usage, [&] { run_config_from_json(wrong, "test"); }).find("stepz"), std::string::npos);
+  EXPECT_NE(expect_error(ErrorCode::usage, [&] { run_config_from_json(wrong, "test"); }).find("stepz"),
+            std::string::npos);
   for (const char* bad : {"steps", "=3", "a..b=1"}) expect_error(ErrorCode::usage, [&] { assignment_as_json(bad); });
 }
 
