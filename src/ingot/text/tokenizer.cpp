@@ -5,6 +5,7 @@
 #include "ingot/io/file.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/char_tokenizer.h"
+#include "ingot/text/sentencepiece.h"
 
 namespace ingot {
 
@@ -15,7 +16,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
   if (first == content.npos)
     fail(ErrorCode::bad_data, path,
          ": found an empty file, expected a tokenizer (tokenizer.json, SentencePiece .model or characters)");
-  if (content[first] != '{') fail(ErrorCode::unsupported, path, ": found no JSON object, expected a tokenizer.json");
+  if (content[first] != '{') return std::make_unique<SentencePiece>(SentencePiece::parse(content, path));
   // Our own small file names its format first; a tokenizer.json has no such key.
   if (content.substr(0, 256).find("\"ingot-char\"") != content.npos)
     return std::make_unique<CharTokenizer>(CharTokenizer::parse(content, path));

@@ -1,0 +1,52 @@
+#pragma once
+// The fields of a SentencePiece .model (a protobuf message) that encoding and decoding depend on, and the rewriting
+// table of its normaliser.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace ingot::detail {
+
+enum class PieceType { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
+
+struct Piece {
+  std::string text;
+  float score = 0;
+  PieceType type = PieceType::normal;
+};
+
+struct SentencePieceModel {
+  std::vector<Piece> pieces;
+  int model_type = 1;  // 1 unigram (the format's default), 2 BPE, 3 word, 4 char
+  bool byte_fallback = false;
+  bool whitespace_as_suffix = false;
+  std::string bos_piece = "<s>";
+  std::string unk_surface = " \xe2\x81\x87 ";
+  std::string charsmap;
+  bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
+  bool has_denormalizer = false;
+};
+
+// Throws bad_data with `origin` and the byte offset.
+SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::string& origin);
+
+// The precompiled rewriting rules: a double array (Darts) over the rules' left sides, whose values are offsets into the
+// right sides, each ended by a NUL.
+class Charsmap {
+ public:
+  Charsmap() = default;
+  Charsmap(std::string_view blob, const std::string& origin);
+  struct Match {
+    std::string_view replacement;
+    int64_t length = 0;  // bytes of text that it replaces; 0 when no rule applies
+  };
+  Match longest(std::string_view text) const;
+
+ private:
+  std::vector<uint32_t> units_;
+  std::string replacements_;
+};
+
+}  // namespace ingot::detail
