@@ -4,8 +4,12 @@
 #include <cmath>
 #include <numbers>
 
+#include "ingot/core/cpu.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/rope/rope.simd.h"
+
+INGOT_SIMD_DECLARE(void rope_token(const detail::RopeToken& t); void rope_token_backward(const detail::RopeToken& t);)
 
 namespace ingot {
 namespace {
@@ -108,9 +112,32 @@ template <class T, class A> void rotate(const Angles<A>& r, const T* x, T* y, in
     for (int64_t c = 2 * r.half; c < d; ++c) y[c] = x[c];
 }
 
+// The fields that the f32 forms of all ops share; x and y are rows of (heads, d).
+template <class Op>
+detail::RopeToken token_of(const Op& a, const Tensor& x, const Tensor& y, int64_t t, int direction) {
+  const auto r = angles<float>(a, t, direction);
+  detail::RopeToken token{};
+  token.x = head_row<float>(x, t, 0), token.x_head = x.stride[1];
+  token.y = head_row<float>(y, t, 0), token.y_head = y.stride[1];
+  token.heads = x.size(1), token.d = x.cols();
+  token.cos = r.cos, token.sin = r.sin, token.half = r.half, token.sign = r.sign, token.interleaved = r.interleaved;
+  return token;
+}
+// And those of QK norm.
+template <class Op> detail::RopeToken norm_token_of(const Op& a, const Tensor& y, int64_t t, int direction) {
+  detail::RopeToken token = token_of(a, a.x, y, t, direction);
+  token.normalise = a.normalise, token.eps = float(a.eps);
+  token.gain = a.gain ? a.gain.template ptr<float>() : nullptr;
+  return token;
+}
+
 template <class T> void rope_tokens(const Rope& a, int direction) {
   parallel_for(a.x.size(0), kTokens, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
+      if constexpr (std::is_same_v<T, float>) {
+        INGOT_SIMD_CALL(rope_token, token_of(a, a.x, a.y, t, direction));
+        continue;
+      }
       const auto r = angles<accum_t<T>>(a, t, direction);
       for (int64_t h = 0; h < a.x.size(1); ++h) rotate(r, head_row<T>(a.x, t, h), head_row<T>(a.y, t, h), a.x.cols());
     }
@@ -129,6 +156,10 @@ template <class T> void qk_norm_rope_tokens(const QkNormRope& a) {
   parallel_for(a.x.size(0), kTokens, [&](int64_t begin, int64_t end) {
     A* n = static_cast<A*>(thread_scratch(0, d * int64_t(sizeof(A))));
     for (int64_t t = begin; t < end; ++t) {
+      if constexpr (std::is_same_v<T, float>) {
+        INGOT_SIMD_CALL(rope_token, norm_token_of(a, a.y, t, +1));
+        continue;
+      }
       const auto r = angles<A>(a, t, +1);
       for (int64_t h = 0; h < a.x.size(1); ++h) {
         const T* x = head_row<T>(a.x, t, h);
@@ -153,6 +184,13 @@ void qk_norm_rope_backward_rows(const QkNormRopeBackward& a, int64_t begin, int6
   A* g = static_cast<A*>(thread_scratch(0, 2 * d * int64_t(sizeof(A))));
   A* n = g + d;
   for (int64_t t = begin; t < end; ++t) {
+    if constexpr (std::is_same_v<T, float>) {
+      detail::RopeToken token = norm_token_of(a, a.dx, t, -1);
+      token.dy = head_row<float>(a.dy, t, 0), token.dy_head = a.dy.stride[1];
+      token.dgain = dgain, token.scratch = g;
+      INGOT_SIMD_CALL(rope_token_backward, token);
+      continue;
+    }
     const auto r = angles<A>(a, t, -1);
     for (int64_t h = 0; h < a.x.size(1); ++h) {
       const T *x = head_row<T>(a.x, t, h), *dy = head_row<T>(a.dy, t, h);

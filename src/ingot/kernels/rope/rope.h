@@ -1,5 +1,6 @@
 #pragma once
-// Rotary position embedding. Pair j of a head (first `rotary_dim` dimensions) is rotated by the angle pos * frequency[j]:
+// Rotary position embedding. Pair j of a head (first `rotary_dim` dimensions) is rotated by the angle pos *
+// frequency[j]:
 //   half split:   (x1, x2) = (x[j], x[j + rotary_dim/2])      interleaved: (x[2j], x[2j+1])
 //   sign = +1 (Llama): y1 = x1 cos - x2 sin,  y2 = x2 cos + x1 sin
 //   sign = -1:         y1 = x1 cos + x2 sin,  y2 = x2 cos - x1 sin
@@ -13,11 +14,11 @@ namespace ingot {
 // How the frequencies theta_j = base^(-2j / rotary_dim) are stretched for contexts longer than those trained on.
 struct RopeScaling {
   enum Kind { none, ntk, yarn } kind = none;
-  double factor = 1;               // ntk, yarn: how many times longer
-  double original_context = 0;     // yarn: the context the model was trained with
+  double factor = 1;                     // ntk, yarn: how many times longer
+  double original_context = 0;           // yarn: the context the model was trained with
   double beta_fast = 32, beta_slow = 1;  // yarn: rotations at which interpolation begins and ends
-  bool truncate = true;            // yarn: round the ramp's ends to whole pairs
-  double attention_factor = 0;     // yarn: factor on cos and sin; 0 means 0.1 ln(factor) + 1
+  bool truncate = true;                  // yarn: round the ramp's ends to whole pairs
+  double attention_factor = 0;           // yarn: factor on cos and sin; 0 means 0.1 ln(factor) + 1
 };
 struct RopeFrequencies {
   std::vector<double> theta;  // rotary_dim / 2 angles per position
@@ -30,9 +31,9 @@ RopeFrequencies rope_frequencies(int64_t rotary_dim, double base, const RopeScal
 void rope_table(const RopeFrequencies& f, const Tensor& cos, const Tensor& sin);
 
 struct Rope {
-  Tensor x, y;         // (T, H, D), any token and head stride; y may alias x
-  Tensor positions;    // (T) i32: rows of the table
-  Tensor cos, sin;     // (P, rotary_dim / 2) f32, or f64 when x is f64
+  Tensor x, y;       // (T, H, D), any token and head stride; y may alias x
+  Tensor positions;  // (T) i32: rows of the table
+  Tensor cos, sin;   // (P, rotary_dim / 2) f32, or f64 when x is f64
   bool interleaved = false;
   int sign = +1;
 };
@@ -43,10 +44,10 @@ void rope_backward(const Rope& a, Stream stream);
 // Per-head QK norm, rotation and gain in one pass:
 //   n = x * rstd (over D, no weight)   r = rope(n)   y = r * gain[h]
 struct QkNormRope {
-  Tensor x, y;         // (T, H, D); y may alias x, but the backward pass needs x
+  Tensor x, y;                 // (T, H, D); y may alias x, but the backward pass needs x
   Tensor positions, cos, sin;  // as Rope; cos left out: no rotation
-  Tensor gain;         // (H) or left out
-  double eps = 0x1p-23;  // that of fp32, as PyTorch takes it when none is given
+  Tensor gain;                 // (H) or left out
+  double eps = 0x1p-23;        // that of fp32, as PyTorch takes it when none is given
   bool normalise = true;
   bool interleaved = false;
   int sign = +1;
@@ -54,9 +55,9 @@ struct QkNormRope {
 void qk_norm_rope(const QkNormRope& a, Stream stream);
 // dgain[h] += sum over tokens of r . dy[h]; dx through gain, rotation and norm. Recomputes rstd from x.
 struct QkNormRopeBackward {
-  Tensor x, dy, dx;    // dx may alias dy
+  Tensor x, dy, dx;  // dx may alias dy
   Tensor positions, cos, sin, gain;
-  Tensor dgain;        // (H) accumulated, or left out
+  Tensor dgain;          // (H) accumulated, or left out
   double eps = 0x1p-23;  // that of fp32, as PyTorch takes it when none is given
   bool normalise = true;
   bool interleaved = false;
