@@ -8,33 +8,44 @@
 #include "ingot/core/thread_pool.h"
 #include "ingot/kernels/linear/linear.simd.h"
 
-INGOT_SIMD_DECLARE(detail::GemmTile gemm_tile_f32(); detail::GemmTile gemm_tile_f64(); int64_t gemm_scratch_steps();
-                   void gemm_pack_f32(const detail::Gemm<float>& g, const detail::GemmChunk& c, int64_t panel);
-                   void gemm_pack_f64(const detail::Gemm<double>& g, const detail::GemmChunk& c, int64_t panel);
-                   void gemm_range_f32(const detail::Gemm<float>& g, const detail::GemmChunk& c,
-                                       const detail::GemmRange& r, float* scratch);
-                   void gemm_range_f64(const detail::Gemm<double>& g, const detail::GemmChunk& c,
-                                       const detail::GemmRange& r, double* scratch);
-                   void gemm_dot_f32(const detail::Gemm<float>& g, int64_t begin, int64_t end);
-                   void gemm_dot_f64(const detail::Gemm<double>& g, int64_t begin, int64_t end);
-                   void sum_columns_f32(const float* x, int64_t rows, int64_t stride, int64_t cols, float* sums);
-                   void sum_columns_f64(const double* x, int64_t rows, int64_t stride, int64_t cols, double* sums);)
+INGOT_SIMD_DECLARE(
+    detail::GemmTile gemm_tile_f32(); detail::GemmTile gemm_tile_f64(); int64_t gemm_scratch_steps();
+    void gemm_pack_f32(const detail::Gemm<float>& g, const detail::GemmChunk& c, const detail::GemmPackRange& r);
+    void gemm_pack_f64(const detail::Gemm<double>& g, const detail::GemmChunk& c, const detail::GemmPackRange& r);
+    void gemm_pack_a_f32(const detail::Gemm<float>& g, const detail::GemmChunk& c, const detail::GemmPackRange& r);
+    void gemm_pack_a_f64(const detail::Gemm<double>& g, const detail::GemmChunk& c, const detail::GemmPackRange& r);
+    void gemm_range_f32(const detail::Gemm<float>& g, const detail::GemmChunk& c, const detail::GemmRange& r,
+                        float* scratch);
+    void gemm_range_f64(const detail::Gemm<double>& g, const detail::GemmChunk& c, const detail::GemmRange& r,
+                        double* scratch);
+    void gemm_dot_f32(const detail::Gemm<float>& g, int64_t begin, int64_t end);
+    void gemm_dot_f64(const detail::Gemm<double>& g, int64_t begin, int64_t end);
+    void sum_columns_f32(const float* x, int64_t rows, int64_t stride, int64_t cols, float* sums);
+    void sum_columns_f64(const double* x, int64_t rows, int64_t stride, int64_t cols, double* sums);)
 
 namespace ingot {
 namespace {
 
 using detail::Gemm;
 using detail::GemmChunk;
+using detail::GemmPackRange;
 using detail::GemmRange;
 using detail::GemmTile;
 using detail::panel_begin;
 
 // --- the vector code, by type
-// --------------------------------------------------------------------------------------------
 GemmTile tile_of(float) { return INGOT_SIMD_CALL(gemm_tile_f32); }
 GemmTile tile_of(double) { return INGOT_SIMD_CALL(gemm_tile_f64); }
-void pack(const Gemm<float>& g, const GemmChunk& c, int64_t panel) { INGOT_SIMD_CALL(gemm_pack_f32, g, c, panel); }
-void pack(const Gemm<double>& g, const GemmChunk& c, int64_t panel) { INGOT_SIMD_CALL(gemm_pack_f64, g, c, panel); }
+void pack(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) { INGOT_SIMD_CALL(gemm_pack_f32, g, c, r); }
+void pack(const Gemm<double>& g, const GemmChunk& c, const GemmPackRange& r) {
+  INGOT_SIMD_CALL(gemm_pack_f64, g, c, r);
+}
+void pack_a(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) {
+  INGOT_SIMD_CALL(gemm_pack_a_f32, g, c, r);
+}
+void pack_a(const Gemm<double>& g, const GemmChunk& c, const GemmPackRange& r) {
+  INGOT_SIMD_CALL(gemm_pack_a_f64, g, c, r);
+}
 void multiply(const Gemm<float>& g, const GemmChunk& c, const GemmRange& r, float* s) {
   INGOT_SIMD_CALL(gemm_range_f32, g, c, r, s);
 }
@@ -51,8 +62,8 @@ void sum_columns(const double* x, int64_t rows, int64_t stride, int64_t cols, do
 }
 
 // --- how a product is cut: by sizes only
-// -----------------------------------------------------------------------------------
 constexpr int64_t kPackedElements = 1 << 20;  // of b at one time: 4 MB of f32, a part of the last-level cache
+constexpr int64_t kPackedTogether = 1 << 18;  // of a and b: 1 MB
 constexpr int64_t kSerialWork = 1 << 16;      // multiply-adds; waking the pool costs as much
 constexpr int64_t kTaskWork = 1 << 19;        // multiply-adds: some 10 us
 
@@ -62,12 +73,14 @@ struct Cut {
   int64_t tile_cols;
 };
 
-Cut cut_product(int64_t m, int64_t n, int64_t k, GemmTile tile) {
+Cut cut_product(int64_t m, int64_t n, int64_t k, bool pack_a, bool round_a, GemmTile tile) {
   Cut c;
   const int64_t all_cols = (n + tile.cols - 1) / tile.cols * tile.cols;
   const int64_t depth = std::max<int64_t>(1, std::min<int64_t>(k, 2048));
   c.n_chunk = std::min(all_cols, std::max<int64_t>(1, kPackedElements / depth / tile.cols) * tile.cols);
   c.k_chunk = std::max(depth, kPackedElements / c.n_chunk);
+  // With both operands packed, what is packed is used at once and should still be in the second-level cache.
+  if (pack_a) c.k_chunk = std::max<int64_t>(256, kPackedTogether / (m + c.n_chunk));
   c.row_panels = (m + tile.rows - 1) / tile.rows;
   const int64_t col_panels = c.n_chunk / tile.cols;
   c.tile_rows = std::min<int64_t>(c.row_panels, std::max(1, 96 / tile.rows));
@@ -76,8 +89,11 @@ Cut cut_product(int64_t m, int64_t n, int64_t k, GemmTile tile) {
     return ((c.row_panels + c.tile_rows - 1) / c.tile_rows) * ((col_panels + c.tile_cols - 1) / c.tile_cols);
   };
   const auto work = [&] { return c.tile_rows * tile.rows * c.tile_cols * tile.cols * std::min(k, c.k_chunk); };
-  while (tasks() < 32 && work() > kTaskWork && (c.tile_rows > 1 || c.tile_cols > 1)) {
-    const bool rows = c.tile_cols == 1 || (c.tile_rows > 1 && c.tile_rows * tile.rows >= c.tile_cols * tile.cols);
+  while (tasks() < 32 && work() > kTaskWork) {
+    // Each task rounds its rows of a anew: columns enough to pay for that.
+    const bool rows = c.tile_cols * tile.cols <= (round_a ? 128 : tile.cols) ||
+                      (c.tile_rows > 1 && c.tile_rows * tile.rows >= c.tile_cols * tile.cols);
+    if (rows && c.tile_rows == 1) break;
     int64_t& side = rows ? c.tile_rows : c.tile_cols;
     side = (side + 1) / 2;
   }
@@ -87,6 +103,20 @@ Cut cut_product(int64_t m, int64_t n, int64_t k, GemmTile tile) {
 template <class Body> void run_tasks(bool serial, int64_t tasks, Body&& body) {
   if (!serial) return parallel_tasks(tasks, body);
   for (int64_t task = 0; task < tasks; ++task) body(task);
+}
+
+// Operands whose panels lie across memory rows are packed some rows at a time, so that memory is read in order.
+template <class T>
+void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, int64_t col_panels, bool serial) {
+  constexpr int64_t kRows = 64;
+  const int64_t k = chunk.k_end - chunk.k_begin, blocks = (k + kRows - 1) / kRows;
+  const int64_t a_tasks = g.a_col != 1 ? blocks : 0, b_tasks = g.b_col == 1 ? blocks : col_panels;
+  run_tasks(serial, a_tasks + b_tasks, [&](int64_t task) {
+    if (task < a_tasks) return pack_a(g, chunk, {0, row_panels, task * kRows, std::min(k, (task + 1) * kRows)});
+    task -= a_tasks;
+    if (g.b_col == 1) return pack(g, chunk, {0, col_panels, task * kRows, std::min(k, (task + 1) * kRows)});
+    pack(g, chunk, {task, task + 1, 0, k});
+  });
 }
 
 // Calls finish(row_begin, row_end, col_begin, col_end) for each part of c as soon as it is complete, while it is in
@@ -103,16 +133,18 @@ template <class T, class Finish> void product(const Gemm<T>& g, Finish&& finish)
     return;
   }
   const GemmTile tile = tile_of(T{});
-  const Cut cut = cut_product(g.m, g.n, g.k, tile);
-  T* packed = static_cast<T*>(
-      thread_scratch(kSharedProductSlot, cut.n_chunk * std::min(g.k, cut.k_chunk) * int64_t(sizeof(T))));
+  const Cut cut = cut_product(g.m, g.n, g.k, g.a_col != 1, g.round && g.a_col == 1, tile);
+  const int64_t depth = std::min(g.k, cut.k_chunk), b_elements = (cut.n_chunk * depth + 63) / 64 * 64;
+  const int64_t a_elements = g.a_col != 1 ? g.m * depth : 0;
+  T* packed = static_cast<T*>(thread_scratch(kSharedProductSlot, (b_elements + a_elements) * int64_t(sizeof(T))));
   const int64_t scratch_bytes = cut.tile_rows * tile.rows * INGOT_SIMD_CALL(gemm_scratch_steps) * int64_t(sizeof(T));
   for (int64_t n0 = 0; n0 < g.n; n0 += cut.n_chunk) {
     int64_t k0 = 0;
     do {
-      const GemmChunk chunk{k0, std::min(g.k, k0 + cut.k_chunk), n0, std::min(g.n, n0 + cut.n_chunk), packed};
+      const GemmChunk chunk{
+          k0, std::min(g.k, k0 + cut.k_chunk), n0, std::min(g.n, n0 + cut.n_chunk), packed + b_elements, packed};
       const int64_t col_panels = (chunk.n_end - n0 + tile.cols - 1) / tile.cols;
-      run_tasks(serial, col_panels, [&](int64_t panel) { pack(g, chunk, panel); });
+      pack_chunk(g, chunk, cut.row_panels, col_panels, serial);
       const int64_t row_tiles = (cut.row_panels + cut.tile_rows - 1) / cut.tile_rows;
       const int64_t col_tiles = (col_panels + cut.tile_cols - 1) / cut.tile_cols;
       run_tasks(serial, row_tiles * col_tiles, [&](int64_t task) {
@@ -134,7 +166,6 @@ template <class T> void product(const Gemm<T>& g) {
 }
 
 // --- the entry points
-// ------------------------------------------------------------------------------------------------------
 Tensor part(const Tensor& t, int64_t row_begin, int64_t row_end, int64_t col_begin, int64_t col_end) {
   Tensor p(static_cast<char*>(t.data) + (row_begin * t.row_stride() + col_begin) * size_of(t.dtype), t.dtype,
            {row_end - row_begin, col_end - col_begin}, t.device);

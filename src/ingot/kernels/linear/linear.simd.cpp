@@ -12,6 +12,7 @@ namespace ingot::INGOT_SIMD {
 
 using detail::Gemm;
 using detail::GemmChunk;
+using detail::GemmPackRange;
 using detail::GemmRange;
 using detail::GemmTile;
 
@@ -21,7 +22,7 @@ namespace {
 
 // rows x 2 accumulators, two vectors of b and one of a fill the register file.
 constexpr int kRows = kVecBytes == 64 ? 14 : 6;
-constexpr int64_t kDepth = 320;  // at most so many steps of the sum between visits to c: a panel of b then stays in L1
+constexpr int64_t kDepth = 256;  // at most so many steps of the sum between visits to c: a panel of b then stays in L1
 
 template <class T> constexpr int kCols = 2 * kLanes<T>;
 
@@ -190,16 +191,19 @@ void pack_panel(const T* b, int64_t b_row, int64_t b_col, int64_t k, int64_t col
   }
 }
 
-template <class T> void pack_chunk_panel(const Gemm<T>& g, const GemmChunk& chunk, int64_t panel) {
+template <class T> void pack_part(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range) {
   constexpr int L = kLanes<T>, N = kCols<T>;
-  const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
-  const int64_t k = chunk.k_end - chunk.k_begin, width = cols <= L ? L : N;
-  const T* from = g.b + chunk.k_begin * g.b_row + j * g.b_col;
-  T* to = static_cast<T*>(chunk.packed) + panel * N * k;
-  if (g.round)
-    pack_panel<T, true>(from, g.b_row, g.b_col, k, cols, width, to);
-  else
-    pack_panel<T, false>(from, g.b_row, g.b_col, k, cols, width, to);
+  const int64_t k_all = chunk.k_end - chunk.k_begin, k = range.p_end - range.p_begin;
+  for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
+    const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
+    const int64_t width = cols <= L ? L : N;
+    const T* from = g.b + (chunk.k_begin + range.p_begin) * g.b_row + j * g.b_col;
+    T* to = static_cast<T*>(chunk.packed) + panel * N * k_all + range.p_begin * width;
+    if (g.round)
+      pack_panel<T, true>(from, g.b_row, g.b_col, k, cols, width, to);
+    else
+      pack_panel<T, false>(from, g.b_row, g.b_col, k, cols, width, to);
+  }
 }
 
 // Copies R elements from each of k rows: panels of a whose rows lie along memory become [p][R].
@@ -222,22 +226,29 @@ template <class T> struct CopyTable {
 };
 template <class T> constexpr CopyTable<T> kCopyColumns;
 
-// Rows [row, row + rows) of a, steps [p, p + k), as the micro-kernel will read them: a panel at a time.
-template <class T> void pack_rows(const Gemm<T>& g, int64_t row, int rows, int64_t p, int64_t k, T* to) {
-  const T* from = g.a + row * g.a_row + p * g.a_col;
-  if (g.a_col != 1) {
-    kCopyColumns<T>.at[rows](from, g.a_col, k, to);
+// Where rows of a lie along memory (a_col != 1): some steps of all rows, so that memory is read in order. Panel by
+// panel, [p][rows of the panel].
+template <class T> void pack_columns_of_a(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range) {
+  const int64_t panels = (g.m + kRows - 1) / kRows, k_all = chunk.k_end - chunk.k_begin;
+  const int64_t k = range.p_end - range.p_begin;
+  for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
+    const int64_t row = detail::panel_begin(panel, g.m, panels),
+                  rows = detail::panel_begin(panel + 1, g.m, panels) - row;
+    T* to = static_cast<T*>(chunk.packed_a) + row * k_all + range.p_begin * rows;
+    kCopyColumns<T>.at[rows](g.a + row * g.a_row + (chunk.k_begin + range.p_begin) * g.a_col, g.a_col, k, to);
     if (g.round)
       for (int64_t i = 0; i < k * rows; ++i) to[i] = round_bf16(to[i]);
-    return;
   }
+}
+
+// Rows of a, steps [p, p + k), rounded to bf16: [row][p].
+template <class T> void round_rows(const Gemm<T>& g, int64_t row_begin, int64_t row_end, int64_t p, int64_t k, T* to) {
   constexpr int L = kLanes<T>;
-  for (int i = 0; i < rows; ++i) {
-    const T* x = from + i * g.a_row;
-    T* y = to + i * k;
+  for (int64_t row = row_begin; row < row_end; ++row, to += k) {
+    const T* x = g.a + row * g.a_row + p;
     int64_t q = 0;
-    for (; q + L <= k; q += L) store(y + q, g.round ? round_bf16(load(x + q)) : load(x + q));
-    for (; q < k; ++q) y[q] = g.round ? round_bf16(x[q]) : x[q];
+    for (; q + L <= k; q += L) store(to + q, round_bf16(load(x + q)));
+    for (; q < k; ++q) to[q] = round_bf16(x[q]);
   }
 }
 
@@ -245,16 +256,13 @@ template <class T> void multiply_range(const Gemm<T>& g, const GemmChunk& chunk,
   constexpr int L = kLanes<T>, N = kCols<T>;
   const int64_t panels = (g.m + kRows - 1) / kRows, k_all = chunk.k_end - chunk.k_begin;
   const int64_t step = depth_step(k_all, kDepth, 1);
-  const bool pack = g.round || g.a_col != 1;
+  const bool round_a = g.round && g.a_col == 1;
   const int64_t row0 = detail::panel_begin(range.row_panel_begin, g.m, panels);
   int64_t p = 0;
   do {
     const int64_t k = k_all - p < step ? k_all - p : step;
-    if (pack)
-      for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i) {
-        const int64_t row = detail::panel_begin(i, g.m, panels), end = detail::panel_begin(i + 1, g.m, panels);
-        pack_rows(g, row, int(end - row), chunk.k_begin + p, k, scratch + (row - row0) * k);
-      }
+    if (round_a)
+      round_rows(g, row0, detail::panel_begin(range.row_panel_end, g.m, panels), chunk.k_begin + p, k, scratch);
     const bool first = chunk.k_begin + p == 0;
     for (int64_t q = range.col_panel_begin; q < range.col_panel_end; ++q) {
       const int64_t j = chunk.n_begin + q * N, left = chunk.n_end - j, cols = left < N ? left : N;
@@ -274,8 +282,16 @@ template <class T> void multiply_range(const Gemm<T>& g, const GemmChunk& chunk,
                          g.alpha,
                          first ? g.beta : T(1),
                          cols};
-        const T* a = pack ? scratch + (row - row0) * k : g.a + row * g.a_row + chunk.k_begin + p;
-        const int64_t a_row = !pack ? g.a_row : g.a_col != 1 ? 1 : k, a_col = pack && g.a_col != 1 ? rows : 1;
+        const T* a = g.a + row * g.a_row + chunk.k_begin + p;
+        int64_t a_row = g.a_row, a_col = 1;
+        if (round_a) {
+          a = scratch + (row - row0) * k;
+          a_row = k;
+        } else if (g.a_col != 1) {
+          a = static_cast<const T*>(chunk.packed_a) + row * k_all + p * rows;
+          a_row = 1;
+          a_col = rows;
+        }
         kMicro<T>.at[rows][width / L](k, a, a_row, a_col, b, width, out);
       }
     }
@@ -352,8 +368,10 @@ template <class T> void sum_columns(const T* x, int64_t rows, int64_t stride, in
 
 GemmTile gemm_tile_f32() { return {kRows, kCols<float>}; }
 GemmTile gemm_tile_f64() { return {kRows, kCols<double>}; }
-void gemm_pack_f32(const Gemm<float>& g, const GemmChunk& c, int64_t panel) { pack_chunk_panel(g, c, panel); }
-void gemm_pack_f64(const Gemm<double>& g, const GemmChunk& c, int64_t panel) { pack_chunk_panel(g, c, panel); }
+void gemm_pack_f32(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) { pack_part(g, c, r); }
+void gemm_pack_f64(const Gemm<double>& g, const GemmChunk& c, const GemmPackRange& r) { pack_part(g, c, r); }
+void gemm_pack_a_f32(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) { pack_columns_of_a(g, c, r); }
+void gemm_pack_a_f64(const Gemm<double>& g, const GemmChunk& c, const GemmPackRange& r) { pack_columns_of_a(g, c, r); }
 int64_t gemm_scratch_steps() { return kDepth + 1; }
 void gemm_range_f32(const Gemm<float>& g, const GemmChunk& c, const GemmRange& r, float* scratch) {
   multiply_range(g, c, r, scratch);

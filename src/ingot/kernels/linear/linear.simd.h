@@ -21,10 +21,16 @@ template <class T> struct Gemm {
   bool lower = false;  // only micro-tiles that touch the lower triangle
 };
 
-// A slice of the sum and of the columns whose part of b is packed at one time.
+// A slice of the sum and of the columns whose operands are packed at one time.
 struct GemmChunk {
   int64_t k_begin = 0, k_end = 0, n_begin = 0, n_end = 0;
-  void* packed = nullptr;  // ceil((n_end - n_begin) / cols) panels
+  void* packed_a = nullptr;  // all row panels, where a_col != 1
+  void* packed = nullptr;    // ceil((n_end - n_begin) / cols) panels
+};
+
+// Column panels of a chunk and steps of its sum, counted from the chunk's beginning, that one task packs.
+struct GemmPackRange {
+  int64_t panel_begin, panel_end, p_begin, p_end;
 };
 
 // Micro-tile of a CPU level: `rows` x `cols` accumulators stay in registers.
