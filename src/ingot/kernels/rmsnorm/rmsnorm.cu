@@ -116,17 +116,26 @@ __device__ inline void write_rows(const Params& p, const tile::Vec<X, N> (&s)[R]
   }
   with_weight_type(p.w_dtype, [&](auto type) {
     using W = decltype(type);
+    // As many weights are asked for at once as the cap on registers allows: no load may move above a store of y.
+    constexpr int kBytesAtOnce = V > 4 ? 32 : 64;
+    constexpr int kAtOnce = kBytesAtOnce / tile::Vec<W, N>::kBytes < V ? kBytesAtOnce / tile::Vec<W, N>::kBytes : V;
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const uint32_t i = first + v * step;
-      if (i >= p.vecs) continue;
-      tile::Vec<W, N> packed;
-      tile::load(packed, static_cast<const W*>(p.w) + int64_t(i) * N);
-      float w[N];
-      tile::to_float(packed, w);
+    for (int v0 = 0; v0 < V; v0 += kAtOnce) {
+      tile::Vec<W, N> packed[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < N; ++k) w[k] += p.w_offset;
-      write(v, i, w);
+      for (int k = 0; k < kAtOnce; ++k)
+        if (const uint32_t i = first + (v0 + k) * step; i < p.vecs)
+          tile::load(packed[k], static_cast<const W*>(p.w) + int64_t(i) * N);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const uint32_t i = first + (v0 + k) * step;
+        if (i >= p.vecs) continue;
+        float w[N];
+        tile::to_float(packed[k], w);
+#pragma unroll
+        for (int n = 0; n < N; ++n) w[n] += p.w_offset;
+        write(v0 + k, i, w);
+      }
     }
   });
 }
