@@ -1,5 +1,5 @@
-// libingot_bench.so: the shipped entry points over raw pointers and a stream, so that a Python process can time them beside
-// PyTorch. Every function returns 0, or 1 with the reason in ingot_bench_error().
+// libingot_bench.so: the shipped entry points over raw pointers and a stream, so that a Python process can time them
+// beside PyTorch. Every function returns 0, or 1 with the reason in ingot_bench_error().
 #include <string>
 
 #include "ingot/core/version.h"
@@ -41,10 +41,11 @@ EXPORT int ingot_bench_read(const void* from, int64_t bytes, void* sink, void* s
   return guarded([&] { gpu::read_kernel(from, bytes, sink, {stream}); });
 }
 
-// Operands that are null are left out. config: null for the default, or {vecs_per_thread (0: elements), rows_per_group, group, cluster,
-// threads, overlap, evict_first}.
-EXPORT int ingot_bench_rmsnorm(const char* dtype, void* x, const char* w_dtype, void* w, void* residual, void* sum, void* y,
-                               void* rstd, int64_t rows, int64_t cols, double eps, const int* config, void* stream) {
+// Operands that are null are left out. config: null for the default, or {vecs_per_thread (0: elements), rows_per_group,
+// group, cluster, threads, overlap, evict_first}.
+EXPORT int ingot_bench_rmsnorm(const char* dtype, void* x, const char* w_dtype, void* w, void* residual, void* sum,
+                               void* y, void* rstd, int64_t rows, int64_t cols, double eps, const int* config,
+                               void* stream) {
   return guarded([&] {
     const Device device{Device::cuda, 0};
     const DType t = dtype_named(dtype);
@@ -57,8 +58,12 @@ EXPORT int ingot_bench_rmsnorm(const char* dtype, void* x, const char* w_dtype, 
     }
     if (rstd != nullptr) a.rstd = Tensor(rstd, DType::f32, {rows}, device);
     if (config == nullptr) return rmsnorm(a, {stream});
-    const cuda::RmsNormConfig c{.vectors = config[0] > 0, .vecs_per_thread = config[0], .rows_per_group = config[1],
-                                .group = config[2], .cluster = config[3], .threads = config[4]};
+    const cuda::RmsNormConfig c{.vectors = config[0] > 0,
+                                .vecs_per_thread = config[0],
+                                .rows_per_group = config[1],
+                                .group = config[2],
+                                .cluster = config[3],
+                                .threads = config[4]};
     cuda::rmsnorm_with(a, {.config = c, .overlap = config[5] != 0, .evict_first = config[6]}, {stream});
   });
 }

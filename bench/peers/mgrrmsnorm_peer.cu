@@ -1,16 +1,17 @@
-// MGRrmsnorm's forward pass behind one C function: `calls` launches over rotated buffers, so that a host call costs nothing.
-// It launches on the legacy default stream, which no graph can capture.
+// MGRrmsnorm's forward pass behind one C function: `calls` launches over rotated buffers, so that a host call costs
+// nothing. It launches on the legacy default stream, which no graph can capture.
 #include <cstdint>
 
 #include "rmsnorm_kernel.h"
 
-extern "C" __attribute__((visibility("default"))) int mgrrmsnorm(int bytes_per_element, bool is_bf16, int calls, void** out, void** in,
-                                                                 float* inv_rms, const void* w, int rows, int cols, float eps) {
+extern "C" __attribute__((visibility("default"))) int mgrrmsnorm(int bytes_per_element, bool is_bf16, int calls,
+                                                                 void** out, void** in, float* inv_rms, const void* w,
+                                                                 int rows, int cols, float eps) {
   for (int i = 0; i < calls; ++i) {
     bool ok;
     if (bytes_per_element == 4)
-      ok = rmsnorm_cuda_fp32(static_cast<float*>(out[i]), inv_rms, static_cast<const float*>(in[i]), static_cast<const float*>(w),
-                             rows, cols, eps);
+      ok = rmsnorm_cuda_fp32(static_cast<float*>(out[i]), inv_rms, static_cast<const float*>(in[i]),
+                             static_cast<const float*>(w), rows, cols, eps);
     else if (is_bf16)
       ok = rmsnorm_cuda_bf16(static_cast<__nv_bfloat16*>(out[i]), inv_rms, static_cast<const __nv_bfloat16*>(in[i]),
                              static_cast<const __nv_bfloat16*>(w), rows, cols, eps);
