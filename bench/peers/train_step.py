@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Milliseconds of one CPU training step (forward, backward, optimizer) in PyTorch, and the memory it takes.
+
+    train_step.py [--shape nano|golf] [--mode eager|compile] [--precision fp32|bf16] [--threads 2] [--steps N] [--json FILE]
+
+Without --shape, --mode or --precision all of them are measured, each in a process of its own, so that the peak resident set
+is its own. memory_mib is the peak resident set less the resident set after the imports. The same optimizer runs on both
+sides: nano with AdamW, golf with Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
+"""
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+import torch  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from torch_gpt import TorchGpt, TorchOptimizer, spec  # noqa: E402
+from optimizer import Recipe  # noqa: E402
+
+# The golf features at a size a CPU trains: 6 layers, 256 wide, context 512, no recurrence.
+SHAPES = {
+    "nano": dict(
+        config=dict(vocab=65, dim=128, layers=4, heads=4, kv_heads=4, head_dim=32, mlp_hidden=512, context=64, activation="gelu",
+                    learned_positions=True),
+        batch=12, length=64, recipe=Recipe(warmup_steps=100, decay="cosine", min_lr=0.1)),
+    "golf": dict(
+        config=dict(vocab=1024, dim=256, layers=6, heads=8, kv_heads=4, head_dim=32, mlp_hidden=1024, context=512,
+                    activation="leaky_relu_squared", embed_norm=True, norm_weight=False, norm_eps=2**-23, layer_scale=True,
+                    rotary_dim=8, rope_sign=-1, qk_norm=True, qk_gain=True, qk_gain_init=5, xsa_layers=6, resid_mix=True,
+                    branch_scale=True, unet_skips=True, skip_gates=True, lane_start=4, softcap=30, init="orthogonal",
+                    embed_std=0.005),
+        batch=8, length=512,
+        recipe=Recipe(matrix_optimizer="muon", matrix_lr=0.022, matrix_decay=0.095, embed_lr=0.03, embed_decay=0.085,
+                      scalar_lr=0.02, scalar_decay=0.02, beta2=0.95, clip=0.3, warmdown=0.72, ema_horizon=0.06)),
+}
+
+
+def resident_mib():
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def measure(shape, mode, precision, threads, steps):
+    torch.set_num_threads(threads)
+    at_import = resident_mib()
+    s = SHAPES[shape]
+    config = spec.GptConfig(**s["config"])
+    model = TorchGpt(config, spec.initialise(config, 1, torch.float32), s["length"])
+    bf16 = precision == "bf16"
+    optimizer = TorchOptimizer(model, s["recipe"], 2000, torch.bfloat16 if bf16 else torch.float32)
+    forward = torch.compile(model, dynamic=False) if mode == "compile" else model
+    batches = torch.randint(config.vocab, (8, 2, s["batch"], s["length"]), generator=torch.Generator().manual_seed(1))
+
+    def step(i):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = forward(*batches[i % len(batches)])
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    started = time.perf_counter()
+    step(0)
+    first = time.perf_counter() - started
+    for i in range(1, 4):
+        step(i)
+    times = []
+    for i in range(steps):
+        started = time.perf_counter()
+        step(i)
+        times.append(1e3 * (time.perf_counter() - started))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return dict(shape=shape, mode=mode, precision=precision, threads=threads, tokens=s["batch"] * s["length"], steps=steps,
+                ms=statistics.median(times), min_ms=min(times), first_step_s=first, memory_mib=peak - at_import,
+                parameters=sum(p.numel() for p in model.parameters()), torch=torch.__version__)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES))
+    parser.add_argument("--mode", choices=["eager", "compile"])
+    parser.add_argument("--precision", choices=["fp32", "bf16"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=0, help="timed steps; 0: 50 for nano, 10 for golf")
+    parser.add_argument("--json", help="also write the results here")
+    args = parser.parse_args()
+    asked = [(args.shape, list(SHAPES)), (args.mode, ["eager", "compile"]), (args.precision, ["fp32", "bf16"])]
+    shapes, modes, precisions = ([one] if one else every for one, every in asked)
+    if len(shapes) == len(modes) == len(precisions) == 1:
+        steps = args.steps or (50 if args.shape == "nano" else 10)
+        results = [measure(args.shape, args.mode, args.precision, args.threads, steps)]
+        print(json.dumps(results[0]))
+    else:
+        results = []
+        for shape in shapes:
+            for mode in modes:
+                for precision in precisions:
+                    command = [sys.executable, __file__, "--shape", shape, "--mode", mode, "--precision", precision, "--threads",
+                               str(args.threads), "--steps", str(args.steps)]
+                    done = subprocess.run(command, check=True, capture_output=True, text=True,
+                                          env=dict(os.environ, OMP_NUM_THREADS=str(args.threads)))
+                    results.append(json.loads(done.stdout.splitlines()[-1]))
+                    r = results[-1]
+                    print(f"{shape:5} {mode:8} {precision}  {r['ms']:8.1f} ms/step  {r['memory_mib']:7.0f} MiB", flush=True)
+    if args.json:
+        Path(args.json).write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
