@@ -27,15 +27,17 @@ Row& thread_row(int64_t size) {
 }  // namespace
 
 BatchOrder batch_order(const std::string& name) {
-  for (const BatchOrder order : {BatchOrder::sequential, BatchOrder::shuffled, BatchOrder::windows})
+  for (const BatchOrder order :
+       {BatchOrder::sequential, BatchOrder::shuffled, BatchOrder::segments, BatchOrder::windows})
     if (name == name_of(order)) return order;
-  fail(ErrorCode::usage, "batch order: found \"", name, "\", expected sequential, shuffled or windows");
+  fail(ErrorCode::usage, "batch order: found \"", name, "\", expected sequential, shuffled, segments or windows");
 }
 
 const char* name_of(BatchOrder order) {
   switch (order) {
     case BatchOrder::sequential: return "sequential";
     case BatchOrder::shuffled: return "shuffled";
+    case BatchOrder::segments: return "segments";
     case BatchOrder::windows: return "windows";
   }
   return "?";
@@ -67,10 +69,8 @@ Packer::Packer(std::shared_ptr<const TokenSource> source, const PackOptions& opt
   const int64_t size = source_->size();
   switch (options.order) {
     case BatchOrder::sequential: plan_sequential(); break;
-    case BatchOrder::shuffled:
-      documents_ = source_->document_begins();
-      documents_.push_back(size);
-      break;
+    case BatchOrder::shuffled: plan_pieces(size); break;
+    case BatchOrder::segments: plan_pieces(options.max_segment); break;
     case BatchOrder::windows:
       INGOT_CHECK(options.tokens % options.max_segment == 0, "packer: found ", options.tokens,
                   " tokens of a batch, expected a multiple of the window, ", options.max_segment);
@@ -106,9 +106,21 @@ void Packer::plan_sequential() {
          options_.world == 1 ? " process" : " processes");
 }
 
+// Documents cut into pieces of at most `longest` tokens.
+void Packer::plan_pieces(int64_t longest) {
+  std::vector<int64_t> begins = source_->document_begins();
+  begins.push_back(source_->size());
+  for (size_t d = 0; d + 1 < begins.size(); ++d)
+    for (int64_t at = begins[d], end = begins[d + 1]; at < end; at += longest)
+      pieces_.push_back({at, std::min(longest, end - at), at + longest >= end});
+  for (const Piece& p : pieces_) epoch_tokens_ += p.length;
+  if (epoch_tokens_ == 0) fail(ErrorCode::bad_data, source_->name(), ": found no tokens, expected at least 1");
+}
+
 double Packer::batches_per_epoch() const {
   if (options_.order == BatchOrder::sequential) return double(part_steps_.back());
-  return double(source_->size()) / double(options_.tokens) / options_.world;
+  const int64_t tokens = options_.order == BatchOrder::windows ? source_->size() : epoch_tokens_;
+  return double(tokens) / double(options_.tokens) / options_.world;
 }
 
 void Packer::fill(int64_t k, Batch& into) const {
@@ -116,6 +128,7 @@ void Packer::fill(int64_t k, Batch& into) const {
   switch (options_.order) {
     case BatchOrder::sequential: return fill_sequential(k, into);
     case BatchOrder::shuffled: return fill_shuffled(k, into);
+    case BatchOrder::segments: return fill_segments(k, into);
     case BatchOrder::windows: return fill_windows(k, into);
   }
 }
@@ -136,20 +149,19 @@ std::shared_ptr<const Packer::Epoch> Packer::epoch(int64_t number) const {
   if (slot && slot->number == number) return slot;
   auto made = std::make_shared<Epoch>();
   made->number = number;
-  const size_t n = documents_.size() - 1;
-  made->documents.resize(n);
-  std::iota(made->documents.begin(), made->documents.end(), int64_t(0));
+  const size_t n = pieces_.size();
+  made->pieces.resize(n);
+  std::iota(made->pieces.begin(), made->pieces.end(), int64_t(0));
   const Rng rng(options_.seed, Purpose::data, uint32_t(number));
-  for (size_t i = n; i > 1; --i) std::swap(made->documents[i - 1], made->documents[rng.below(i, i)]);
+  for (size_t i = n; i > 1; --i) std::swap(made->pieces[i - 1], made->pieces[rng.below(i, i)]);
   made->begins.push_back(0);
-  for (const int64_t d : made->documents)
-    made->begins.push_back(made->begins.back() + documents_[size_t(d) + 1] - documents_[size_t(d)]);
+  for (const int64_t p : made->pieces) made->begins.push_back(made->begins.back() + pieces_[size_t(p)].length);
   slot = made;
   return made;
 }
 
 void Packer::fill_shuffled(int64_t k, Batch& into) const {
-  const int64_t n = options_.tokens, size = source_->size();
+  const int64_t n = options_.tokens, size = epoch_tokens_;
   Row& row = thread_row(n + 1);
   // Epochs follow each other in one endless row of tokens.
   for (int64_t done = 0; done <= n;) {
@@ -160,12 +172,40 @@ void Packer::fill_shuffled(int64_t k, Batch& into) const {
         size_t(std::upper_bound(order->begins.begin(), order->begins.end(), in_epoch) - order->begins.begin()) - 1;
     const int64_t offset = in_epoch - order->begins[i];
     const int64_t take = std::min(order->begins[i + 1] - in_epoch, n + 1 - done);
-    source_->read(documents_[size_t(order->documents[i])] + offset,
+    source_->read(pieces_[size_t(order->pieces[i])].begin + offset,
                   std::span(row.tokens).subspan(size_t(done), size_t(take)));
     if (offset == 0 && done > 0 && done < n) row.starts.push_back(int32_t(done));
     done += take;
   }
   pack_row(row.tokens, row.starts, options_.max_segment, into);
+}
+
+// As fill_shuffled, but targets never come from another piece's document. A piece that a batch's end cuts goes on in
+// the next batch with positions from 0.
+void Packer::fill_segments(int64_t k, Batch& into) const {
+  const int64_t n = options_.tokens;
+  into.tokens.resize(size_t(n));
+  into.targets.resize(size_t(n));
+  into.positions.resize(size_t(n));
+  into.cu_seqlens.assign(1, 0);
+  into.documents.clear();
+  for (int64_t done = 0; done < n;) {
+    const int64_t at = (k * options_.world + options_.rank) * n + done;
+    const std::shared_ptr<const Epoch> order = epoch(at / epoch_tokens_);
+    const int64_t in_epoch = at % epoch_tokens_;
+    const size_t i =
+        size_t(std::upper_bound(order->begins.begin(), order->begins.end(), in_epoch) - order->begins.begin()) - 1;
+    const Piece& piece = pieces_[size_t(order->pieces[i])];
+    const int64_t offset = in_epoch - order->begins[i], take = std::min(piece.length - offset, n - done);
+    const bool ends = piece.ends_document && offset + take == piece.length;
+    Row& row = thread_row(ends ? take : take + 1);
+    source_->read(piece.begin + offset, row.tokens);
+    row.tokens.resize(size_t(take) + 1, source_->bos());  // after a document's end comes bos, or -1: not scored
+    std::copy_n(row.tokens.begin(), take, into.tokens.begin() + done);
+    std::copy_n(row.tokens.begin() + 1, take, into.targets.begin() + done);
+    push_segment(done, done + take, into);
+    done += take;
+  }
 }
 
 void Packer::fill_windows(int64_t k, Batch& into) const {

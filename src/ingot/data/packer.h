@@ -25,12 +25,15 @@ struct Batch {
 };
 
 // sequential: shards in order, each from its first bos; spans of T + 1 tokens per rank that share no token; what is
-// left of a
-//             shard after the last whole step is dropped.
+// left
+//             of a shard after the last whole step is dropped.
 // shuffled:   documents in a new order each epoch; consecutive batches share one token, so every token is a target
-// once. windows:    T / max_segment windows at random offsets, not cut at documents (text without bos, as nanoGPT
-// does).
-enum class BatchOrder { sequential, shuffled, windows };
+// once. segments:   documents cut into pieces of at most max_segment tokens, and the pieces in a new order each epoch:
+// a batch
+//             draws from many documents even where documents are long. A document's last target is bos, or none without
+//             one.
+// windows:    T / max_segment windows at random offsets, not cut at documents (text without bos, as nanoGPT does).
+enum class BatchOrder { sequential, shuffled, segments, windows };
 BatchOrder batch_order(const std::string& name);
 const char* name_of(BatchOrder order);
 
@@ -52,21 +55,29 @@ class Packer {
   const PackOptions& options() const { return options_; }
 
  private:
+  // Documents, or segments, in one epoch's order.
   struct Epoch {
     int64_t number = -1;
-    std::vector<int64_t> documents;  // in this epoch's order
-    std::vector<int64_t> begins;     // of each in the epoch's row of tokens, and the row's length at the end
+    std::vector<int64_t> pieces;  // in this epoch's order
+    std::vector<int64_t> begins;  // of each in the epoch's row of tokens, and the row's length at the end
+  };
+  struct Piece {
+    int64_t begin, length;
+    bool ends_document;
   };
   void plan_sequential();
+  void plan_pieces(int64_t longest);
   std::shared_ptr<const Epoch> epoch(int64_t number) const;
   void fill_sequential(int64_t k, Batch& into) const;
   void fill_shuffled(int64_t k, Batch& into) const;
+  void fill_segments(int64_t k, Batch& into) const;
   void fill_windows(int64_t k, Batch& into) const;
 
   std::shared_ptr<const TokenSource> source_;
   PackOptions options_;
   std::vector<int64_t> part_begins_, part_steps_;  // sequential: first bos, and steps before each part
-  std::vector<int64_t> documents_;                 // shuffled: begins, and size() at the end
+  std::vector<Piece> pieces_;                      // shuffled: documents; segments: their pieces
+  int64_t epoch_tokens_ = 0;                       // sum of the pieces' lengths
   mutable std::mutex mutex_;
   mutable std::shared_ptr<const Epoch> recent_[2];
 };

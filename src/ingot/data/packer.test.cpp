@@ -142,6 +142,47 @@ TEST(shuffled, batches_longer_than_an_epoch_wrap_more_than_once) {
   EXPECT_EQ(std::count(b.tokens.begin(), b.tokens.end(), 6) + std::count(b.tokens.begin(), b.tokens.end(), 7), 9);
 }
 
+TEST(segments, each_epoch_scores_every_token_once_within_its_document) {
+  const Sample s = make_sample(50, 3);
+  const int64_t n = 64, size = int64_t(s.tokens.size());
+  const Packer packer(in_memory(s), {.order = BatchOrder::segments, .tokens = n, .max_segment = 16, .seed = 9});
+  std::map<int32_t, int32_t> next;  // the token after each (tokens differ, except bos)
+  for (int64_t i = 0; i < size; ++i)
+    if (s.tokens[size_t(i)] != 1) next[s.tokens[size_t(i)]] = i + 1 < size ? s.tokens[size_t(i) + 1] : 1;
+  std::map<int32_t, int> seen;
+  std::vector<int32_t> row;
+  Batch b;
+  for (int64_t k = 0; k * n < size; ++k) {
+    packer.fill(k, b);
+    for (int64_t t = 0; t < n && k * n + t < size; ++t) {
+      const int32_t token = b.tokens[size_t(t)];
+      row.push_back(token);
+      ++seen[token];
+      if (token != 1) { EXPECT_EQ(b.targets[size_t(t)], next[token]); }
+    }
+    for (size_t i = 0; i + 1 < b.cu_seqlens.size(); ++i) {
+      ASSERT_LE(b.cu_seqlens[i + 1] - b.cu_seqlens[i], 16);
+      for (int32_t t = b.cu_seqlens[i]; t < b.cu_seqlens[i + 1]; ++t) {
+        ASSERT_EQ(b.positions[size_t(t)], t - b.cu_seqlens[i]);
+        if (t + 1 < b.cu_seqlens[i + 1]) { ASSERT_EQ(b.targets[size_t(t)], b.tokens[size_t(t) + 1]); }
+      }
+    }
+  }
+  EXPECT_EQ(seen[1], 50);
+  for (const auto& [token, after] : next) EXPECT_EQ(seen[token], 1) << token;
+  EXPECT_NE(row, s.tokens);
+}
+
+TEST(segments, without_bos_a_documents_end_has_no_target) {
+  const auto source = tokens_in_memory({5, 6, 7, 8, 9}, {0, 3}, -1, 10);
+  const Packer packer(source, {.order = BatchOrder::segments, .tokens = 5, .max_segment = 2});
+  Batch b;
+  packer.fill(0, b);
+  std::map<int32_t, int32_t> target;
+  for (size_t t = 0; t < 5; ++t) target[b.tokens[t]] = b.targets[t];
+  EXPECT_EQ(target, (std::map<int32_t, int32_t>{{5, 6}, {6, 7}, {7, -1}, {8, 9}, {9, -1}}));
+}
+
 TEST(windows, are_contiguous_and_start_anywhere) {
   std::vector<int32_t> tokens(100);
   for (int i = 0; i < 100; ++i) tokens[size_t(i)] = i;
@@ -169,7 +210,8 @@ TEST(windows, are_contiguous_and_start_anywhere) {
 
 TEST(packer, a_batch_depends_on_its_number_only) {
   const auto source = in_memory(make_sample(80, 4));
-  for (const BatchOrder order : {BatchOrder::sequential, BatchOrder::shuffled, BatchOrder::windows}) {
+  for (const BatchOrder order :
+       {BatchOrder::sequential, BatchOrder::shuffled, BatchOrder::segments, BatchOrder::windows}) {
     const PackOptions options{.order = order, .tokens = 128, .max_segment = 32, .seed = 6};
     const Packer one(source, options), two(source, options);
     std::vector<Batch> forwards(40);
@@ -185,7 +227,8 @@ TEST(packer, a_batch_depends_on_its_number_only) {
 
 TEST(packer, ranks_split_a_step_without_overlap) {
   const auto source = in_memory(make_sample(80, 4));
-  for (const BatchOrder order : {BatchOrder::sequential, BatchOrder::shuffled, BatchOrder::windows}) {
+  for (const BatchOrder order :
+       {BatchOrder::sequential, BatchOrder::shuffled, BatchOrder::segments, BatchOrder::windows}) {
     const Packer zero(source, {.order = order, .tokens = 64, .max_segment = 32, .rank = 0, .world = 2});
     const Packer one(source, {.order = order, .tokens = 64, .max_segment = 32, .rank = 1, .world = 2});
     Batch a, b;
