@@ -81,6 +81,7 @@ Cut cut_product(int64_t m, int64_t n, int64_t k, bool pack_a, bool round_a, Gemm
   c.k_chunk = std::max(depth, kPackedElements / c.n_chunk);
   // With both operands packed, what is packed is used at once and should still be in the second-level cache.
   if (pack_a) c.k_chunk = std::max<int64_t>(256, kPackedTogether / (m + c.n_chunk));
+  c.k_chunk = (c.k_chunk + 63) / 64 * 64;  // whole cache lines, and pairs of steps for bf16 dot products
   c.row_panels = (m + tile.rows - 1) / tile.rows;
   const int64_t col_panels = c.n_chunk / tile.cols;
   c.tile_rows = std::min<int64_t>(c.row_panels, std::max(1, 96 / tile.rows));
@@ -121,8 +122,10 @@ void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, in
 
 // Calls finish(row_begin, row_end, col_begin, col_end) for each part of c as soon as it is complete, while it is in
 // cache.
-template <class T, class Finish> void product(const Gemm<T>& g, Finish&& finish) {
+template <class T, class Finish> void product(const Gemm<T>& asked, Finish&& finish) {
+  Gemm<T> g = asked;
   if (g.m == 0 || g.n == 0) return;
+  g.words = g.round && cpu_level() == CpuLevel::avx512_bf16;
   const bool serial = g.m * g.n * g.k <= kSerialWork;
   if (g.m <= 8 && g.b_row == 1 && g.a_col == 1 && !g.lower) {
     const int64_t grain = std::max<int64_t>(16, kSerialWork / std::max<int64_t>(1, g.m * g.k));

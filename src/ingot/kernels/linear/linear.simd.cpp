@@ -123,7 +123,7 @@ INGOT_INLINE Vec<float> round_bf16(Vec<float> x) {
   const Vec<int32_t> rounded = (u + 0x7fff + odd) & int32_t(0xffff0000);
   Vec<float> y;
   std::memcpy(&y, &rounded, sizeof y);
-  return x == x ? y : x;
+  return x == x ? y : x + x;  // quiet, so that the upper half alone is still a NaN
 }
 INGOT_INLINE Vec<double> round_bf16(Vec<double> x) { return x; }
 INGOT_INLINE float round_bf16(float x) {
@@ -132,7 +132,7 @@ INGOT_INLINE float round_bf16(float x) {
   u = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
   float y;
   std::memcpy(&y, &u, 4);
-  return x == x ? y : x;
+  return x == x ? y : x + x;
 }
 INGOT_INLINE double round_bf16(double x) { return x; }
 
@@ -252,17 +252,164 @@ template <class T> void round_rows(const Gemm<T>& g, int64_t row_begin, int64_t 
   }
 }
 
-template <class T> void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& range, T* scratch) {
+#if defined(__AVX512F__)
+// With bf16 dot products two steps of the sum are one: both operands are packed as words of two bf16, the earlier step
+// in the low half, and everything counts words where it counted steps. An odd last step is paired with zero.
+int64_t words(int64_t steps) { return (steps + 1) / 2; }
+
+INGOT_INLINE Vec<float> word_of(Vec<float> first, Vec<float> second) {
+  first = round_bf16(first);
+  second = round_bf16(second);
+  Vec<int32_t> low, high;
+  std::memcpy(&low, &first, sizeof low);
+  std::memcpy(&high, &second, sizeof high);
+  const Vec<int32_t> both = ((low >> 16) & 0xffff) | (high & int32_t(0xffff0000));
+  Vec<float> word;
+  std::memcpy(&word, &both, sizeof word);
+  return word;
+}
+// The words of 2 * kLanes numbers along memory, of which n exist.
+INGOT_INLINE Vec<float> words_along(const float* x, int64_t n) {
+  constexpr int L = kLanes<float>;
+  const Vec<float> low = n >= L ? load(x) : load_tail(x, n);
+  const Vec<float> high = n >= 2 * L ? load(x + L) : n > L ? load_tail(x + L, n - L) : Vec<float>{};
+  Vec<int32_t> even{}, odd{};
+  for (int i = 0; i < L; ++i) {
+    even[i] = 2 * i;
+    odd[i] = 2 * i + 1;
+  }
+  return word_of(__builtin_shuffle(low, high, even), __builtin_shuffle(low, high, odd));
+}
+// to[q][j] = the word of x[2 q * step + j] and x[(2 q + 1) * step + j] for j < n, zero up to `width`.
+void pack_words_across(const float* x, int64_t step, int64_t k, int64_t n, int64_t width, float* to) {
+  constexpr int L = kLanes<float>;
+  for (int64_t p = 0; p < k; p += 2, to += width)
+    for (int64_t j = 0; j < width; j += L) {
+      const int64_t left = n - j, room = width - j;
+      const float* from = x + p * step + j;
+      const auto read = [&](const float* at) {
+        return left >= L ? load(at) : left > 0 ? load_tail(at, left) : Vec<float>{};
+      };
+      const Vec<float> word = word_of(read(from), p + 1 < k ? read(from + step) : Vec<float>{});
+      room >= L ? store(to + j, word) : store_tail(to + j, word, room);
+    }
+}
+// The same panel from columns that lie along memory: to[q][j] = the word of x[j * step + 2 q] and the number after it.
+void pack_words_along(const float* x, int64_t step, int64_t k, int64_t n, int64_t width, float* to) {
+  constexpr int L = kLanes<float>;
+  for (int64_t j = 0; j < width; j += L)
+    for (int64_t p = 0; p < k; p += 2 * L) {
+      Vec<float> r[L];
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) r[i] = j + i < n ? words_along(x + (j + i) * step + p, k - p) : Vec<float>{};
+      exchange<float, 1>(r);
+      for (int i = 0; i < L && p + 2 * i < k; ++i) store(to + (p / 2 + i) * width + j, r[i]);
+    }
+}
+void pack_words(const Gemm<float>& g, const GemmChunk& chunk, const GemmPackRange& range) {
+  constexpr int L = kLanes<float>, N = kCols<float>;
+  const int64_t k_all = words(chunk.k_end - chunk.k_begin), k = range.p_end - range.p_begin;
+  for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
+    const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
+    const int64_t width = cols <= L ? L : N;
+    const float* from = g.b + (chunk.k_begin + range.p_begin) * g.b_row + j * g.b_col;
+    float* to = static_cast<float*>(chunk.packed) + panel * N * k_all + range.p_begin / 2 * width;
+    if (g.b_col == 1)
+      pack_words_across(from, g.b_row, k, cols, width, to);
+    else
+      pack_words_along(from, g.b_col, k, cols, width, to);
+  }
+}
+void pack_words_of_a(const Gemm<float>& g, const GemmChunk& chunk, const GemmPackRange& range) {
+  const int64_t panels = (g.m + kRows - 1) / kRows, k_all = words(chunk.k_end - chunk.k_begin);
+  for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
+    const int64_t row = detail::panel_begin(panel, g.m, panels),
+                  rows = detail::panel_begin(panel + 1, g.m, panels) - row;
+    pack_words_across(g.a + row * g.a_row + (chunk.k_begin + range.p_begin) * g.a_col, g.a_col,
+                      range.p_end - range.p_begin, rows, rows,
+                      static_cast<float*>(chunk.packed_a) + row * k_all + range.p_begin / 2 * rows);
+  }
+}
+// Rows of a, steps [p, p + k) as words: [row][words(k)].
+void pack_words_of_rows(const Gemm<float>& g, int64_t row_begin, int64_t row_end, int64_t p, int64_t k, float* to) {
+  constexpr int L = kLanes<float>;
+  for (int64_t row = row_begin; row < row_end; ++row, to += words(k))
+    for (int64_t q = 0; q < k; q += 2 * L) {
+      const Vec<float> word = words_along(g.a + row * g.a_row + p + q, k - q);
+      const int64_t left = words(k - q);
+      left >= L ? store(to + q / 2, word) : store_tail(to + q / 2, word, left);
+    }
+}
+
+template <int R, int V>
+__attribute__((target("avx512bf16"))) void micro_words(int64_t k, const float* a, int64_t a_row, int64_t a_col,
+                                                       const float* b, int64_t b_step, const Out<float>& out) {
+  __m512 acc[R][V] = {};
+  const float* a0 = a;
+  const float* a5 = a + 5 * a_row;
+  const float* a10 = a + 10 * a_row;
+  for (int64_t p = 0; p < k; ++p) {
+    __m512bh bv[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) bv[v] = (__m512bh)_mm512_loadu_ps(b + v * 16);
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      const float* row = i < 5 ? a0 + i * a_row : i < 10 ? a5 + (i - 5) * a_row : a10 + (i - 10) * a_row;
+      const __m512bh av = (__m512bh)_mm512_set1_ps(*row);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) acc[i][v] = _mm512_dpbf16_ps(acc[i][v], av, bv[v]);
+    }
+    a0 += a_col;
+    if (R > 5) a5 += a_col;
+    if (R > 10) a10 += a_col;
+    b += b_step;
+  }
+  Vec<float> sums[R][V];
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) sums[i][v] = (Vec<float>)acc[i][v];
+  write_tile<float, R, V>(sums, out);
+}
+struct WordTable {
+  Micro<float> at[kRows + 1][3] = {};
+  template <int R> constexpr void fill() {
+    at[R][1] = &micro_words<R, 1>;
+    at[R][2] = &micro_words<R, 2>;
+    if constexpr (R > 1) fill<R - 1>();
+  }
+  constexpr WordTable() { fill<kRows>(); }
+};
+constexpr WordTable kMicroWords;
+#else
+// Never reached: linear.cpp asks for words only at a level that has bf16 dot products.
+int64_t words(int64_t steps) { return steps; }
+void pack_words(const Gemm<float>&, const GemmChunk&, const GemmPackRange&) {}
+void pack_words_of_a(const Gemm<float>&, const GemmChunk&, const GemmPackRange&) {}
+void pack_words_of_rows(const Gemm<float>&, int64_t, int64_t, int64_t, int64_t, float*) {}
+constexpr MicroTable<float> kMicroWords;
+#endif
+
+// kWords: k, k_all, p and step count words of two bf16 instead of single steps.
+template <class T, bool kWords>
+void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& range, T* scratch) {
   constexpr int L = kLanes<T>, N = kCols<T>;
-  const int64_t panels = (g.m + kRows - 1) / kRows, k_all = chunk.k_end - chunk.k_begin;
+  const int64_t panels = (g.m + kRows - 1) / kRows, k_steps = chunk.k_end - chunk.k_begin;
+  const int64_t k_all = kWords ? words(k_steps) : k_steps;
   const int64_t step = depth_step(k_all, kDepth, 1);
   const bool round_a = g.round && g.a_col == 1;
   const int64_t row0 = detail::panel_begin(range.row_panel_begin, g.m, panels);
   int64_t p = 0;
   do {
     const int64_t k = k_all - p < step ? k_all - p : step;
-    if (round_a)
-      round_rows(g, row0, detail::panel_begin(range.row_panel_end, g.m, panels), chunk.k_begin + p, k, scratch);
+    if (round_a) {
+      const int64_t row1 = detail::panel_begin(range.row_panel_end, g.m, panels);
+      if constexpr (kWords)
+        pack_words_of_rows(g, row0, row1, chunk.k_begin + 2 * p, k_steps - 2 * p < 2 * k ? k_steps - 2 * p : 2 * k,
+                           scratch);
+      else
+        round_rows(g, row0, row1, chunk.k_begin + p, k, scratch);
+    }
     const bool first = chunk.k_begin + p == 0;
     for (int64_t q = range.col_panel_begin; q < range.col_panel_end; ++q) {
       const int64_t j = chunk.n_begin + q * N, left = chunk.n_end - j, cols = left < N ? left : N;
@@ -292,7 +439,10 @@ template <class T> void multiply_range(const Gemm<T>& g, const GemmChunk& chunk,
           a_row = 1;
           a_col = rows;
         }
-        kMicro<T>.at[rows][width / L](k, a, a_row, a_col, b, width, out);
+        if constexpr (kWords)
+          kMicroWords.at[rows][width / L](k, a, a_row, a_col, b, width, out);
+        else
+          kMicro<T>.at[rows][width / L](k, a, a_row, a_col, b, width, out);
       }
     }
     p += k;
@@ -368,16 +518,20 @@ template <class T> void sum_columns(const T* x, int64_t rows, int64_t stride, in
 
 GemmTile gemm_tile_f32() { return {kRows, kCols<float>}; }
 GemmTile gemm_tile_f64() { return {kRows, kCols<double>}; }
-void gemm_pack_f32(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) { pack_part(g, c, r); }
+void gemm_pack_f32(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) {
+  g.words ? pack_words(g, c, r) : pack_part(g, c, r);
+}
 void gemm_pack_f64(const Gemm<double>& g, const GemmChunk& c, const GemmPackRange& r) { pack_part(g, c, r); }
-void gemm_pack_a_f32(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) { pack_columns_of_a(g, c, r); }
+void gemm_pack_a_f32(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) {
+  g.words ? pack_words_of_a(g, c, r) : pack_columns_of_a(g, c, r);
+}
 void gemm_pack_a_f64(const Gemm<double>& g, const GemmChunk& c, const GemmPackRange& r) { pack_columns_of_a(g, c, r); }
 int64_t gemm_scratch_steps() { return kDepth + 1; }
 void gemm_range_f32(const Gemm<float>& g, const GemmChunk& c, const GemmRange& r, float* scratch) {
-  multiply_range(g, c, r, scratch);
+  g.words ? multiply_range<float, true>(g, c, r, scratch) : multiply_range<float, false>(g, c, r, scratch);
 }
 void gemm_range_f64(const Gemm<double>& g, const GemmChunk& c, const GemmRange& r, double* scratch) {
-  multiply_range(g, c, r, scratch);
+  multiply_range<double, false>(g, c, r, scratch);
 }
 void gemm_dot_f32(const Gemm<float>& g, int64_t begin, int64_t end) {
   g.round ? dot_columns<float, true>(g, begin, end) : dot_columns<float, false>(g, begin, end);

@@ -18,6 +18,7 @@ template <class T> struct Gemm {
   const T* bias = nullptr;  // (n) or null
   T alpha = 1, beta = 0;
   bool round = false;  // both operands to bf16 first
+  bool words = false;  // by bf16 dot products: needs `round`, and chunks of an even number of steps
   bool lower = false;  // only micro-tiles that touch the lower triangle
 };
 
