@@ -1,0 +1,41 @@
+# fuzz_<target> from each <target>.fuzz.cpp. With clang: libFuzzer with AddressSanitizer and UndefinedBehaviorSanitizer. Other
+# compilers get a driver that replays files, under the same sanitizers. What the parsers need is compiled once more for it.
+file(GLOB_RECURSE fuzz_sources CONFIGURE_DEPENDS src/ingot/*.fuzz.cpp)
+set(fuzzed_sources ${library_sources})
+list(FILTER fuzzed_sources INCLUDE REGEX "/ingot/(core|io|text|data)/|/ingot/kernels/activation/|/models/gpt/(config|presets|program)\\.cpp$")
+set(fuzzed_simd ${simd_sources}) # the config knows activations by name, and their file their vector code
+list(FILTER fuzzed_simd INCLUDE REGEX "/ingot/(text|data)/|/ingot/kernels/activation/")
+
+set(fuzz_flags -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1)
+set(fuzz_link -fsanitize=address,undefined)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  list(APPEND fuzz_flags -fsanitize=fuzzer-no-link)
+  list(APPEND fuzz_link -fsanitize=fuzzer)
+else()
+  set(fuzz_driver ${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz_replay.cpp)
+endif()
+
+add_library(ingot_fuzzed_simd OBJECT ${fuzzed_simd})
+target_include_directories(ingot_fuzzed_simd PRIVATE src)
+target_compile_definitions(ingot_fuzzed_simd PRIVATE INGOT_SIMD=simd_baseline)
+target_compile_options(ingot_fuzzed_simd PRIVATE ${fuzz_flags})
+target_link_libraries(ingot_fuzzed_simd PRIVATE ingot_flags)
+add_library(ingot_fuzzed STATIC ${fuzzed_sources} $<TARGET_OBJECTS:ingot_fuzzed_simd>)
+target_include_directories(ingot_fuzzed PUBLIC src)
+target_compile_options(ingot_fuzzed PUBLIC ${fuzz_flags})
+target_compile_definitions(ingot_fuzzed PRIVATE INGOT_VERSION="${PROJECT_VERSION}")
+target_link_libraries(ingot_fuzzed PUBLIC ingot_flags Threads::Threads ${CMAKE_DL_LIBS} ZLIB::ZLIB nlohmann_json::nlohmann_json)
+target_link_options(ingot_fuzzed PUBLIC -fsanitize=address,undefined)
+
+set(fuzz_targets "")
+foreach(source ${fuzz_sources})
+  get_filename_component(target ${source} NAME_WE)
+  add_executable(fuzz_${target} ${source} ${fuzz_driver})
+  target_link_libraries(fuzz_${target} PRIVATE ingot_fuzzed)
+  target_link_options(fuzz_${target} PRIVATE ${fuzz_link})
+  list(APPEND fuzz_targets fuzz_${target})
+  # The corpus is run through as a test.
+  add_test(NAME fuzz_${target} COMMAND fuzz_${target} -runs=0 ${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz_corpus/${target})
+  set_tests_properties(fuzz_${target} PROPERTIES LABELS fuzz)
+endforeach()
+add_custom_target(fuzz DEPENDS ${fuzz_targets})

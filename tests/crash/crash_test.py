@@ -46,7 +46,9 @@ class Harness:
 
     def fresh(self):
         self.count += 1
-        return self.root / f"run{self.count}" / "out"
+        out = self.root / f"run{self.count}" / "out"
+        out.parent.mkdir()
+        return out
 
     def argv(self, text, out):
         return [part.replace("{out}", str(out)) for part in shlex.split(text)]
@@ -122,7 +124,6 @@ class Harness:
 
     def inject_one(self, fault, call, k, line):
         out = self.fresh()
-        out.parent.mkdir(parents=True)
         log = out.parent / "strace.log"
         what = f"{fault} at {call} {k}"
         done = self.run(out, ["strace", "-f", "-y", "-s", "0", "-e", f"trace={call}", "-e", f"inject={call}:{FAULTS[fault][1]}:when={k}",
@@ -144,7 +145,6 @@ class Harness:
         kills, ends = 0, 0
         while kills < self.args.kills:
             out = self.fresh()
-            out.parent.mkdir(parents=True)
             while kills < self.args.kills:
                 process = subprocess.Popen(self.argv(self.args.command, out), env=self.environment, stdin=subprocess.DEVNULL,
                                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
