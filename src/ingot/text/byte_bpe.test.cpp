@@ -1,0 +1,277 @@
+#include "ingot/text/byte_bpe.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "ingot/core/rng.h"
+#include "ingot/core/thread_pool.h"
+#include "ingot/testing/temporary_directory.h"
+#include "ingot/testing/text_golden.h"
+#include "ingot/text/utf8.h"
+#include "ingot/text/words.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+using testing::Golden;
+using testing::text_data;
+constexpr WordPattern kPatterns[] = {WordPattern::gpt2, WordPattern::cl100k, WordPattern::o200k, WordPattern::qwen2};
+
+ByteBpe golden_bpe(WordPattern pattern = WordPattern::gpt2) {
+  ByteBpeRules rules = ByteBpe::load(text_data("bpe.json")).rules();
+  rules.pattern = pattern;
+  return ByteBpe(rules);
+}
+
+// Characters of every kind the patterns tell apart, and any code point now and then.
+std::string odd_text(uint64_t seed, int characters) {
+  static const std::u32string kPool =
+      U"abSTd'' \t\n\r .,!/12\u00e9\u017f\u01c5\u02b0\u0301\u0302\u3042\u65e5\u3000\u00a0\u0663\u2167\U0001f600\u200d";
+  std::string out;
+  for (int i = 0; i < characters; ++i) {
+    const auto [r, any, code, unused] = Rng(seed, Purpose::test).block(uint64_t(i));
+    char32_t c = any % 16 == 0 ? code % 0x110000 : kPool[r % kPool.size()];
+    if (c >= 0xd800 && c < 0xe000) c = 'x';
+    utf8_append(out, c);
+  }
+  return out;
+}
+
+// Merging as the definition says it: again and again the lowest rank, leftmost first.
+std::vector<int32_t> merge_by_definition(const ByteBpeRules& rules, std::string_view word) {
+  std::vector<int32_t> ids;
+  for (char c : word)
+    for (size_t i = 0; i < rules.tokens.size(); ++i)
+      if (rules.tokens[i].size() == 1 && rules.tokens[i][0] == c) ids.push_back(int32_t(i));
+  while (true) {
+    size_t best_rank = rules.merges.size(), best = 0;
+    for (size_t i = 0; i + 1 < ids.size(); ++i)
+      for (size_t rank = 0; rank < best_rank; ++rank)
+        if (rules.merges[rank] == std::pair(ids[i], ids[i + 1])) best_rank = rank, best = i;
+    if (best_rank == rules.merges.size()) return ids;
+    const std::string joined = rules.tokens[size_t(ids[best])] + rules.tokens[size_t(ids[best + 1])];
+    ids.erase(ids.begin() + int64_t(best) + 1);
+    ids[best] = int32_t(std::find(rules.tokens.begin(), rules.tokens.end(), joined) - rules.tokens.begin());
+  }
+}
+
+TEST(ByteBpe, GivesTheIdsOfTheReferencesForEveryPattern) {
+  const Golden golden;
+  for (WordPattern pattern : kPatterns) {
+    const ByteBpe bpe = golden_bpe(pattern);
+    const auto want = golden.ids(word_pattern_name(pattern));
+    for (size_t i = 0; i < golden.texts.size(); ++i)
+      EXPECT_EQ(bpe.encode(golden.texts[i]), want[i]) << word_pattern_name(pattern) << ": " << golden.texts[i];
+  }
+}
+
+TEST(ByteBpe, LearnsTheMergesOfTheReference) {
+  const Golden golden;
+  const std::string license = read_file(std::string(INGOT_SOURCE_DIR) + "/LICENSE");
+  std::vector<std::string_view> documents = {license};
+  documents.insert(documents.end(), golden.texts.begin(), golden.texts.end());
+  const ByteBpe want = golden_bpe();
+  for (int threads : {1, 2, 3}) {
+    set_thread_count(threads);
+    const ByteBpe got = train_bpe(documents, want.vocab_size());
+    EXPECT_EQ(got.rules().merges, want.rules().merges) << threads << " threads";
+    EXPECT_EQ(got.rules().tokens, want.rules().tokens);
+    EXPECT_EQ(got.hash(), want.hash());
+  }
+}
+
+TEST(ByteBpe, DecodesWhatItEncodedAndCountsItsBytes) {
+  for (WordPattern pattern : kPatterns) {
+    const ByteBpe bpe = golden_bpe(pattern);
+    for (uint64_t seed = 0; seed < 200; ++seed) {
+      const std::string text = odd_text(seed, 1 + int(seed) * 3);
+      const auto ids = bpe.encode(text);
+      EXPECT_EQ(bpe.decode(ids), text);
+      int64_t bytes = 0;
+      for (int32_t id : ids) bytes += bpe.bytes(bpe.bos(), id);
+      EXPECT_EQ(bytes, int64_t(text.size()));
+    }
+  }
+}
+
+TEST(ByteBpe, MergesShortAndLongWordsAsTheDefinitionSays) {
+  const ByteBpe bpe = golden_bpe();
+  for (int letters : {1, 2, 15, 16, 17, 63, 64, 65, 300}) {
+    std::string word;
+    for (int i = 0; i < letters; ++i) word += "theraion"[Rng(uint64_t(letters), Purpose::test).below(uint64_t(i), 8)];
+    const auto want = merge_by_definition(bpe.rules(), word);
+    EXPECT_EQ(bpe.encode(word), want) << word;
+    EXPECT_EQ(bpe.encode(word), want) << "from the cache: " << word;
+  }
+}
+
+TEST(ByteBpe, CutsTextInTheSamePlacesWhateverFollowsAWord) {
+  // The trainer counts pieces cut before the space of "letter space letter"; that must be a word's beginning.
+  for (WordPattern pattern : kPatterns)
+    for (uint64_t seed = 0; seed < 100; ++seed) {
+      const std::string left = odd_text(seed, 20) + "a", right = " b" + odd_text(seed + 1000, 20);
+      std::vector<std::string> whole, parts;
+      detail::cut_words(pattern, left + right, [&](const char* p, const char* q) { whole.emplace_back(p, q); });
+      for (const std::string& part : {left, right})
+        detail::cut_words(pattern, part, [&](const char* p, const char* q) { parts.emplace_back(p, q); });
+      EXPECT_EQ(whole, parts);
+    }
+}
+
+TEST(ByteBpe, SpecialTokensTextIsOrdinaryText) {
+  const ByteBpe bpe = golden_bpe();
+  EXPECT_EQ(bpe.bos(), 0);
+  for (int32_t id : bpe.encode("<|bos|>")) EXPECT_NE(id, bpe.bos());
+  const int32_t ids[] = {bpe.bos(), bpe.encode("a")[0], bpe.bos()};
+  EXPECT_EQ(bpe.decode(ids), "a");
+  EXPECT_EQ(bpe.bytes(-1, bpe.bos()), 0);
+  EXPECT_EQ(bpe.token_bytes(bpe.bos()), "<|bos|>");
+}
+
+TEST(ByteBpe, RefusesTextThatIsNotUtf8WithTheOffset) {
+  const ByteBpe bpe = golden_bpe();
+  EXPECT_EQ(error_of([&] { bpe.encode("abc\xff"); }), "bad data: text to encode: byte 3 (0xff) is not valid UTF-8");
+  EXPECT_NE(error_of([&] { bpe.encode("\xed\xa0\x80"); }), "");        // a surrogate
+  EXPECT_NE(error_of([&] { bpe.encode("\xc0\x80"); }), "");            // overlong
+  EXPECT_NE(error_of([&] { bpe.encode("ok\xf4\x90\x80\x80"); }), "");  // above U+10FFFF
+  EXPECT_NE(error_of([&] { bpe.encode("cut \xe2\x82"); }), "");
+  const std::string_view documents[] = {"fine", "\x80"};
+  EXPECT_NE(error_of([&] { train_bpe(documents, 300); }).find("document 1"), std::string::npos);
+}
+
+TEST(ByteBpe, TimeGrowsWithTheTextNotWithItsSquare) {
+  // Twice the text may take up to 4x as long before this fails, loose for a busy machine; a quadratic path at these
+  // sizes would take minutes.
+  std::string alike[] = {"a", " ", "\n", "'", "1", "\xcc\x81", " \n", "\xe3\x81\x82", "A\xcc\x81", "the"};
+  for (WordPattern pattern : kPatterns) {
+    const ByteBpe bpe = golden_bpe(pattern);
+    for (const std::string& unit : alike) {
+      const auto seconds = [&](size_t bytes) {
+        std::string text;
+        while (text.size() < bytes) text += unit;
+        double best = 1e9;
+        for (int i = 0; i < 3; ++i) {
+          const auto start = std::chrono::steady_clock::now();
+          bpe.encode(text);
+          best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        }
+        return best;
+      };
+      const double once = seconds(50'000), twice = seconds(100'000);
+      EXPECT_LT(twice, 4 * once + 0.02) << word_pattern_name(pattern) << " on repeated \"" << unit << "\"";
+    }
+    EXPECT_EQ(bpe.decode(bpe.encode(std::string(1'000'000, 'a'))).size(), 1'000'000u);
+  }
+}
+
+TEST(ByteBpe, WritesAFileThatReadsBackTheSame) {
+  const testing::TemporaryDirectory directory;
+  for (WordPattern pattern : kPatterns) {
+    ByteBpeRules rules = golden_bpe(pattern).rules();
+    rules.specials.push_back({int32_t(rules.tokens.size()), "<|odd \"\\ \n\xc3\xa9|>"});
+    const ByteBpe bpe(rules);
+    bpe.save(directory / "tokenizer.json");
+    const ByteBpe back = ByteBpe::load(directory / "tokenizer.json");
+    EXPECT_EQ(back.hash(), bpe.hash());
+    EXPECT_EQ(back.to_json(), bpe.to_json());
+    EXPECT_EQ(back.token_bytes(back.vocab_size() - 1), rules.specials.back().text);
+  }
+}
+
+TEST(ByteBpe, AWordThatIsATokenStandsWholeWithIgnoreMerges) {
+  ByteBpeRules rules = golden_bpe().rules();
+  rules.tokens.push_back("zqx");  // no merge builds it
+  EXPECT_EQ(ByteBpe(rules).encode("zqx").size(), 3u);
+  rules.ignore_merges = true;
+  EXPECT_EQ(ByteBpe(rules).encode("zqx"), std::vector<int32_t>{int32_t(rules.tokens.size()) - 1});
+}
+
+TEST(ByteBpe, ManyThreadsEncodeWithOneTokenizer) {
+  const ByteBpe bpe = golden_bpe();
+  std::vector<std::string> texts;
+  for (uint64_t i = 0; i < 40; ++i) texts.push_back(odd_text(i, 500));
+  std::vector<std::vector<int32_t>> want, got(texts.size());
+  for (const std::string& t : texts) want.push_back(bpe.encode(t));
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (size_t i = t; i < texts.size(); i += 4) got[i] = bpe.encode(texts[i]);
+    });
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(got, want);
+}
+
+TEST(ByteBpe, TrainingAcceptsNoTextAndStopsWhenPairsRunOut) {
+  EXPECT_EQ(train_bpe({}, 400).vocab_size(), 257);
+  const std::string_view documents[] = {"", "abab abab", " abab"};
+  const ByteBpe bpe = train_bpe(documents, 400, {.special_tokens = {}});
+  EXPECT_EQ(bpe.bos(), -1);
+  // ab, abab, and " abab": all seen at least twice.
+  EXPECT_EQ(bpe.vocab_size(), 259);
+  EXPECT_EQ(bpe.encode("abab abab").size(), 2u);
+  EXPECT_NE(error_of([&] { train_bpe(documents, 100); }).find("found vocab_size 100, expected 257"), std::string::npos);
+}
+
+// Each damage to a good file is refused with its name, what was found and what was expected.
+TEST(ByteBpe, RefusesDamagedFilesByName) {
+  const std::string good = golden_bpe().to_json();
+  const auto refusal = [](const std::string& json) { return error_of([&] { ByteBpe::parse(json, "t.json"); }); };
+  ASSERT_EQ(refusal(good), "");
+  struct Case {
+    const char *path, *value, *message;
+  };
+  const Case cases[] = {
+      {"/model/vocab/a", "-1", "found id -1"},
+      {"/model/vocab/a", "1.5", "found id 1.5"},
+      {"/model/vocab/a", "\"x\"", "expected an integer"},
+      {"/model/vocab/a", "99999999999", "found id 99999999999"},
+      {"/model/vocab/a", "4000000", "expected no gaps"},
+      {"/model/vocab/a", "5", "two tokens with id 5"},
+      {"/model/vocab/a b", "600", "expected only the 256 characters"},
+      {"/model/vocab/abcdef", "601", "expected no gaps"},
+      {"/model/merges/0", "\"zz qq\"", "unknown token"},
+      {"/model/merges/0", "\"a\"", "expected two tokens"},
+      {"/model/merges/0", "[\"a\", 1]", "expected two tokens"},
+      {"/model/merges/0", "\"a <|bos|>\"", "unknown token"},
+      {"/model/merges/0", "\"! !\"", "no token for their joined bytes"},
+      {"/model/type", "\"WordPiece\"", "expected \"BPE\""},
+      {"/model/byte_fallback", "true", "expected false"},
+      {"/model/dropout", "0.1", "model.dropout"},
+      {"/model/vocab", "[]", "expected object"},
+      {"/model/merges", "{}", "expected array"},
+      {"/normalizer", "{\"type\": \"NFC\"}", "found \"NFC\""},
+      {"/pre_tokenizer/type", "\"Whitespace\"", "found \"Whitespace\""},
+      {"/pre_tokenizer/add_prefix_space", "true", "expected false"},
+      {"/pre_tokenizer",
+       "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": "
+       "{\"Regex\": \"a+\"}}, {\"type\": \"ByteLevel\", \"use_regex\": false}]}",
+       "unknown regular expression a+"},
+      {"/added_tokens/0/id", "3", "<|bos|>"},
+      {"/added_tokens/0/id", "-3", "found id -3"},
+      {"/added_tokens/0/content", "\"\"", "empty text"},
+      {"/added_tokens", "3", "expected array"},
+  };
+  for (const Case& c : cases) {
+    Json json = parse_json(good, "good");
+    json[Json::json_pointer(c.path)] = parse_json(c.value, "value");
+    const std::string found = refusal(write_json(json));
+    EXPECT_EQ(found.find("bad data: t.json: "), 0u) << c.path << " = " << c.value << ": " << found;
+    EXPECT_NE(found.find(c.message), std::string::npos) << c.path << " = " << c.value << ": " << found;
+  }
+  for (const char* gone : {"/model/vocab/a", "/model", "/model/vocab", "/model/merges", "/pre_tokenizer"}) {
+    Json json = parse_json(good, "good");
+    const Json::json_pointer at(gone);
+    json[at.parent_pointer()].erase(at.back());
+    EXPECT_EQ(refusal(write_json(json)).find("bad data: t.json: "), 0u) << "without " << gone;
+  }
+  Json twice = parse_json(good, "good");
+  twice["model"]["merges"].push_back(twice["model"]["merges"][0]);
+  EXPECT_NE(refusal(write_json(twice)).find("found twice, also as merge 0"), std::string::npos);
+  for (size_t cut = 0; cut < good.size(); cut += 97) EXPECT_NE(refusal(good.substr(0, cut)), "") << "cut at " << cut;
+}
+
+}  // namespace
+}  // namespace ingot
