@@ -6,9 +6,11 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 BINARY = os.path.abspath(sys.argv.pop(1))
@@ -165,6 +167,151 @@ class Plot(InDirectory):
         self.refuses(4, "nothing", "plot", self.directory / "nothing")
         self.refuses(3, r"x\.jsonl:2: byte 0", "plot", self.file("x.jsonl", '{"step": 1, "loss": 2}\nbroken\n'))
         self.refuses(3, "found no record with the numbers 'step' and 'loss'", "plot", self.file("y.jsonl", '{"a": 1}\n'))
+
+
+TEXT = "".join(f"The {i}th line says that {i * i % 97} times {i % 13} is äöü {i * i % 97 * (i % 13)}.\n" for i in range(900))
+
+
+class Tokenizer(InDirectory):
+    def setUp(self):
+        super().setUp()
+        self.text = self.file("text.txt", TEXT)
+        self.tokenizer = self.directory / "tok.json"
+        run = ingot("tokenizer", "train", "--data", self.text, "--vocab", 400, "--out", self.tokenizer)
+        self.assertEqual((run.returncode, run.text), (0, ""), run.error)
+
+    def test_text_to_ids_and_back_is_the_same_text(self):
+        ids = ingot("tokenizer", "encode", "--tokenizer", self.tokenizer, stdin=TEXT.encode())
+        self.assertRegex(ids.text, r"\A(\d+ )*\d+\n\Z")
+        self.assertLess(len(ids.text.split()), len(TEXT) / 2)
+        back = ingot("tokenizer", "decode", "--tokenizer", self.tokenizer, stdin=ids.stdout)
+        self.assertEqual(back.text, TEXT)
+        as_json = "[" + ", ".join(ids.text.split()) + "]"
+        self.assertEqual(ingot("tokenizer", "decode", "--tokenizer", self.tokenizer, stdin=as_json.encode()).text, TEXT)
+        from_file = ingot("tokenizer", "encode", "--tokenizer", self.tokenizer, "--file", self.text, "--bos")
+        self.assertEqual(from_file.text.split()[1:], ids.text.split())
+
+    def test_empty_input_gives_no_ids(self):
+        self.assertEqual(ingot("tokenizer", "encode", "--tokenizer", self.tokenizer).text, "\n")
+
+    def test_bad_input_is_refused(self):
+        encode, decode = ["tokenizer", "encode", "--tokenizer", self.tokenizer], ["tokenizer", "decode", "--tokenizer", self.tokenizer]
+        self.refuses(3, "byte 2 ", *encode, stdin=b"ab\xff")
+        self.refuses(3, "standard input: byte 2: found 'x7', expected a token id", *decode, stdin=b"1 x7 3")
+        self.refuses(3, "found '99999999999'", *decode, stdin=b"99999999999")
+        self.assertNotEqual(ingot(*decode, stdin=b"400").returncode, 0)
+        self.refuses(4, "none.json", "tokenizer", "encode", "--tokenizer", self.directory / "none.json")
+        self.refuses(3, "text.txt", "tokenizer", "encode", "--tokenizer", self.text)
+        self.refuses(2, "--tokenizer is missing", "tokenizer", "encode")
+        self.refuses(2, "pattern: found string .*expected one of gpt2", "tokenizer", "train", "--data", self.text, "--pattern", "x")
+        self.refuses(2, "vocab: found number 100, expected an integer from 257", "tokenizer", "train", "--data", self.text, "--vocab", "100")
+        self.refuses(4, "no/where", "tokenizer", "train", "--data", self.directory / "no/where")
+
+
+class Data(InDirectory):
+    def test_packed_shards_say_what_they_hold(self):
+        texts = self.directory / "texts"
+        texts.mkdir()
+        for i in range(40):
+            (texts / f"{i}.txt").write_text(TEXT[i * 100:i * 100 + 700])
+        tokenizer = self.directory / "tok.json"
+        self.assertEqual(ingot("tokenizer", "train", "--data", texts, "--vocab", 300, "--out", tokenizer).returncode, 0)
+        run = ingot("data", "pack", "--data", texts, "--tokenizer", tokenizer, "--out", self.directory / "shards", "--shard-tokens", 5000)
+        self.assertEqual(run.returncode, 0, run.error)
+        report = json.loads(ingot("data", "info", self.directory / "shards", "--json").text)
+        self.assertGreater(len(report["train"]), 1)
+        self.assertEqual(len(report["held_out"]), 1)
+        self.assertEqual(json.loads(ingot("data", "info", texts, "--json").text)["documents"], 40)
+        shard = pathlib.Path(report["train"][0]["path"])
+        shard.write_bytes(shard.read_bytes()[:-1])
+        self.refuses(3, re.escape(str(shard)), "data", "info", shard)
+
+
+class Runs(InDirectory):
+    TINY = ["--preset", "nano", "--set", "model.dim=16", "--set", "model.heads=2", "--set", "model.kv_heads=2", "--set", "model.head_dim=8",
+            "--set", "model.mlp_hidden=32", "--set", "model.layers=2", "--set", "model.context=32", "--batch-tokens", "128", "--threads", "1"]
+
+    def setUp(self):
+        super().setUp()
+        self.text, self.run_directory = self.file("text.txt", TEXT), self.directory / "run"
+
+    def train(self, *arguments, out=None):
+        return ["train", *self.TINY, "--data", self.text, "--out", out or self.run_directory, *arguments]
+
+    def test_a_run_is_trained_scored_sampled_described_and_drawn(self):
+        run = ingot(*self.train("--steps", 30))
+        self.assertEqual((run.returncode, run.text), (0, ""), run.error)
+        score = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--json").text)
+        self.assertEqual(score["step"], 30)
+        self.assertIn(f"loss {score['loss']:.4f}", run.error)  # what training printed of the same held-out part
+        whole = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--split", "all", "--json").text)
+        self.assertGreater(whole["bytes"], 5 * score["bytes"])
+        generate = ["generate", self.run_directory, "--prompt", "The ", "--tokens", 20, "--temperature", "0.8"]
+        first = ingot(*generate, "--seed", 1)
+        self.assertTrue(first.text.startswith("The "), first.error)
+        self.assertEqual(first.text, ingot(*generate, "--seed", 1, "--threads", 1).text)
+        self.assertNotEqual(first.text, ingot(*generate, "--seed", 2).text)
+        self.assertEqual(ingot(*generate[:2], "--tokens", 20, "--temperature", "0.8", stdin=b"The ").text, first.text)
+        described = json.loads(ingot("info", self.run_directory, "--json").text)
+        self.assertEqual((described["step"], described["parameter_hash"]), (30, score["parameter_hash"]))
+        svg = self.directory / "x.svg"
+        self.assertEqual(ingot("plot", self.run_directory, "--out", svg).returncode, 0)
+        self.assertIn("held-out loss", svg.read_text())
+
+    def test_an_interrupted_run_says_how_to_resume_and_ends_with_the_same_parameters(self):
+        whole = self.directory / "whole"
+        self.assertEqual(ingot(*self.train("--steps", 400, out=whole)).returncode, 0)
+        command = self.train("--steps", 400)
+        process = subprocess.Popen([BINARY, *map(str, command)], stderr=subprocess.PIPE, text=True)
+        log = self.run_directory / "log.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (log.exists() and '"step":10' in log.read_text()):
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=60)[1]
+        self.assertEqual(process.returncode, 130, error)
+        self.assertRegex(error, r"stopped at step \d+ of 400, saved in \S+; to resume: ingot train ")
+        resumed = ingot(*command)
+        self.assertEqual(resumed.returncode, 0, resumed.error)
+        hashes = [json.loads(ingot("info", d, "--json").text)["parameter_hash"] for d in (whole, self.run_directory)]
+        self.assertEqual(*hashes)
+
+    def test_several_seeds_give_mean_and_deviation(self):
+        run = ingot(*self.train("--steps", 5, "--seeds", "1,2"))
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertRegex(run.error, r"2 seeds: held-out loss \d+\.\d{4} \+- \d+\.\d{4}")
+
+    def test_bad_requests_are_refused(self):
+        self.refuses(2, "preset: found 'nanoo', expected one of", "train", "--preset", "nanoo", "--data", self.text, "--out", self.run_directory)
+        self.refuses(2, "layerss", *self.train("--set", "model.layerss=3"))
+        self.refuses(2, "layers", *self.train("--set", 'model.layers="three"'))
+        self.refuses(2, "seeds: found 'x'", *self.train("--seeds", "1,x"))
+        self.refuses(4, "missing.txt", "train", "--data", self.directory / "missing.txt", "--out", self.run_directory)
+        self.assertEqual(ingot("train", "--data", self.file("empty.txt", ""), "--out", self.run_directory).returncode, 3)
+        self.assertEqual(ingot("train", "--data", self.file("latin.txt", b"caf\xe9 " * 100), "--out", self.run_directory).returncode, 3)
+        self.refuses(4, "nothing", "eval", self.directory / "nothing", "--data", self.text)
+        self.refuses(4, "nothing", "generate", self.directory / "nothing", "--prompt", "x")
+        self.refuses(2, "temperature: found number -1", "generate", self.run_directory, "--temperature", "-1")
+        self.refuses(2, "--temperature: found 'nan', expected a finite number", "generate", self.run_directory, "--temperature", "nan")
+
+
+class Info(InDirectory):
+    def test_the_golf_preset_has_exactly_its_parameters(self):
+        report = json.loads(ingot("info", "--preset", "golf", "--json").text)
+        self.assertEqual((report["parameters"], report["applications"]), (35944602, 17))
+
+    def test_a_configuration_lies_over_the_preset(self):
+        config = self.file("c.json", '{"preset": "nano", "model": {"layers": 3}}')
+        layers = lambda *a: json.loads(ingot("info", "--config", config, "--json", *a).text)["config"]["layers"]
+        self.assertEqual((layers(), layers("--set", "model.layers=5")), (3, 5))
+
+
+class Bench(InDirectory):
+    def test_json_holds_what_was_measured(self):
+        report = json.loads(ingot("bench", "linear/nano", "--seconds", "0.001", "--threads", 1, "--json").text)
+        self.assertTrue(report["results"])
+        self.assertGreater(min(r["median_us"] for r in report["results"]), 0)
+        self.refuses(2, "no benchmark that contains 'nothing of the kind'", "bench", "nothing of the kind", "--json")
 
 
 if __name__ == "__main__":

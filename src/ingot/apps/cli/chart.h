@@ -1,5 +1,6 @@
 #pragma once
 // A line chart as an SVG document: axes with round numbers, a grid, one colour per series, a legend with last values.
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,15 @@ struct Chart {
   int smooth = 1;  // lines show a centred mean over this many points, above the faint raw line
 };
 std::string render_svg(const Chart& chart);
+
+// What to draw of runs' logs: run directories or JSONL files.
+struct ChartChoice {
+  std::vector<std::string> keys;  // empty: loss, and held-out loss as points
+  std::string x = "step", title;  // an empty title: the run's name
+  int64_t smooth = 0;             // 0: by the length
+};
+Chart chart_of_runs(const std::vector<std::string>& runs, const ChartChoice& choice);
+
 std::string escape_xml(const std::string& text);
 
 }  // namespace ingot::cli

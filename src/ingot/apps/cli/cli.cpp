@@ -19,6 +19,9 @@
 #include "ingot/io/json.h"
 
 namespace ingot::cli {
+
+void set_command_line(int argc, char** argv);
+
 namespace {
 
 struct ClosedPipe {};  // the reader of standard output went away
@@ -388,6 +391,7 @@ int run(Command& root, int argc, char** argv) {
   CLI::App app("Trains, scores and samples small GPTs on fused kernels.", "ingot");
   app.set_version_flag("--version", std::string("ingot ") + version() + " (" + commit() + ")", "version and commit");
   Program program(root, app);
+  set_command_line(argc, argv);
   try {
     try {
       app.parse(argc, argv);
@@ -453,10 +457,28 @@ std::string with_commas(int64_t n) {
   }
   return out;
 }
-std::string merge_json(const std::string& base, const std::string& overlay) {
-  Json tree = parse_json(base, "configuration");
-  tree.merge_patch(parse_json(overlay, "configuration"));
-  return write_json(tree);
+
+namespace {
+std::string the_command_line;
+std::string quoted(const std::string& word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return c < 128 && (std::isalnum(c) || std::strchr("_-+=./,:@%", c) != nullptr);
+  });
+  if (plain) return word;
+  std::string out = "'";
+  for (char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+}  // namespace
+
+const std::string& command_line() { return the_command_line; }
+void set_command_line(int argc, char** argv) {
+  the_command_line = program_name();
+  for (int i = 1; i < argc; ++i) the_command_line += " " + quoted(argv[i]);
+}
+std::string program_name() {
+  const char* name = std::getenv("INGOT_PROGRAM");
+  return name != nullptr && *name != 0 ? name : "ingot";
 }
 
 }  // namespace ingot::cli

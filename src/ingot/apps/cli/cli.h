@@ -78,16 +78,22 @@ std::string read_input(const std::string& path);
 std::string fixed(double value, int digits);
 std::string with_commas(int64_t n);  // "35,944,602"
 
-// `overlay` merged into `base`, both JSON objects as text: keys of overlay win, objects merge.
-std::string merge_json(const std::string& base, const std::string& overlay);
+// This process's command line as a shell would read it, and the words that start the program (INGOT_PROGRAM, which
+// ./run sets, or "ingot"): for messages that say what to type next.
+const std::string& command_line();
+std::string program_name();
 
 // --- the subcommands, one file each
 // ------------------------------------------------------------------------------------
+void add_train(Command& root);
+void add_eval(Command& root);
+void add_generate(Command& root);
 void add_tokenizer(Command& root);
 void add_data(Command& root);
 void add_info(Command& root);
 void add_plot(Command& root);
 void add_doctor(Command& root);
 void add_bench(Command& root);
+void add_demo(Command& root);
 
 }  // namespace ingot::cli

@@ -1,0 +1,64 @@
+#include "ingot/apps/cli/runs.h"
+
+#include "ingot/apps/cli/cli.h"
+#include "ingot/core/progress.h"
+#include "ingot/models/gpt/presets.h"
+#include "ingot/text/utf8.h"
+
+namespace ingot::cli {
+namespace {
+volatile std::sig_atomic_t interrupted_by = 0;
+void note(int signal) { interrupted_by = signal; }
+}  // namespace
+
+RunConfig resolve_config(const std::string& preset, const std::string& model, const std::string& train) {
+  const std::string given = "{\"model\": " + model + ", \"train\": " + train + "}";
+  return run_config_from_json(merge_json(preset_text(preset), given, "configuration"), "configuration");
+}
+
+SplitOptions split_options(const TrainOptions& o) {
+  return {.every = o.held_out_every, .tail = o.held_out_tail, .seed = o.seed};
+}
+Products products_of(const TrainOptions& o) { return o.products == "bf16" ? Products::bf16 : Products::fp32; }
+
+Interrupt::Interrupt() {
+  interrupted_by = 0;
+  struct sigaction action {};
+  action.sa_handler = note;
+  action.sa_flags = int(SA_RESETHAND);  // the second signal has its usual effect; reads return early
+  sigaction(SIGINT, &action, &old_int_);
+  sigaction(SIGTERM, &action, &old_term_);
+}
+Interrupt::~Interrupt() {
+  sigaction(SIGINT, &old_int_, nullptr);
+  sigaction(SIGTERM, &old_term_, nullptr);
+}
+bool Interrupt::asked() const { return interrupted_by != 0; }
+
+std::string status_line(const TrainStatus& s) {
+  return "step " + std::to_string(s.step) + "/" + std::to_string(s.steps) + "  loss " + fixed(s.loss, 3) + "  " +
+         format_count(s.tokens_per_second) + " tok/s  ETA " + format_duration(s.seconds_left);
+}
+std::string score_line(const Score& s) {
+  std::string line = "loss " + fixed(s.loss, 4);
+  if (s.bytes > 0) line += ", " + fixed(s.bits_per_byte, 4) + " bits per byte";
+  return line + " over " + with_commas(s.targets) + " tokens (" + with_commas(s.bytes) + " bytes)";
+}
+
+std::string continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c) {
+  const std::vector<int32_t> prompt = tokenizer.encode(c.prompt);
+  std::string text;
+  Utf8Stream stream;
+  const auto show = [&](const std::string& piece) {
+    text += piece;
+    if (c.show && !piece.empty()) c.show(piece);
+  };
+  generator.generate(tokenizer, prompt, c.options, [&](int32_t id) {
+    if (id != tokenizer.bos()) show(stream.push(tokenizer.token_bytes(id)));
+    return !c.stop || !c.stop();
+  });
+  show(stream.finish());
+  return text;
+}
+
+}  // namespace ingot::cli

@@ -1,0 +1,44 @@
+#pragma once
+// What train, eval, generate and demo share.
+#include <csignal>
+#include <functional>
+#include <string>
+
+#include "ingot/engines/generate/generator.h"
+#include "ingot/engines/train/trainer.h"
+
+namespace ingot::cli {
+
+// The preset, and over it what file, environment and flags gave for the sections "model" and "train".
+RunConfig resolve_config(const std::string& preset, const std::string& model, const std::string& train);
+
+// How the run chose what to hold out, and the precision of its products.
+SplitOptions split_options(const TrainOptions& o);
+Products products_of(const TrainOptions& o);
+
+// While it lives, the first SIGINT or SIGTERM is noted instead of ending the program; the second one ends it.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  bool asked() const;
+
+ private:
+  struct sigaction old_int_, old_term_;
+};
+
+// "step 120/2000  loss 4.312  18.2k tok/s  ETA 1m 05s"
+std::string status_line(const TrainStatus& s);
+// "loss 1.2345, 1.1870 bits per byte over 123,456 tokens (456,789 bytes)"
+std::string score_line(const Score& s);
+
+// Prints what a model writes as it is drawn, never half a character. Returns the text.
+struct Continuation {
+  std::string prompt;
+  GenerateOptions options;
+  std::function<void(std::string_view)> show;  // may be left out
+  std::function<bool()> stop;                  // may be left out
+};
+std::string continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c);
+
+}  // namespace ingot::cli

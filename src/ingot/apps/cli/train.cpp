@@ -1,0 +1,119 @@
+// ingot train: one run, or one per seed.
+#include <cmath>
+#include <sstream>
+
+#include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/runs.h"
+#include "ingot/core/log.h"
+#include "ingot/core/progress.h"
+#include "ingot/io/file.h"
+
+namespace ingot::cli {
+namespace {
+
+struct TrainCommand {
+  std::string preset = "demo", data, out, tokenizer, seeds, model, train;
+};
+
+TrainResult run_one(const TrainCommand& o, const RunConfig& config, const std::string& directory) {
+  RunConfig resolved = config;
+  RunData data = load_run_data(o.data, resolved, o.tokenizer);
+  Trainer trainer(resolved, std::move(data), directory, command_line());
+  log_info(directory, ": ", with_commas(trainer.parameter_count()), " parameters, ",
+           with_commas(trainer.data().train->size()), " training tokens, ",
+           with_commas(trainer.data().held_out->size()), " held out, vocabulary ",
+           trainer.data().tokenizer->vocab_size());
+  if (trainer.step() > 0) log_info("resumes at step ", trainer.step());
+
+  Interrupt interrupt;
+  Progress progress;
+  TrainHooks hooks;
+  hooks.on_step = [&](const TrainStatus& s) { progress.update(status_line(s)); };
+  hooks.on_score = [&](const TrainStatus& s, const Score& score) {
+    progress.finish("step " + std::to_string(s.step) + "  held out: " + score_line(score));
+  };
+  hooks.should_stop = [&] { return interrupt.asked(); };
+  const TrainResult result = trainer.run(hooks);
+  progress.finish(status_line(result.status));
+  if (result.failed_saves > 0) log_warn(result.failed_saves, " checkpoints could not be saved");
+  if (result.end == TrainEnd::stopped) {
+    if (result.checkpoint.empty())
+      fail(ErrorCode::interrupted, directory, ": stopped at step ", result.status.step, ", and saving failed");
+    fail(ErrorCode::interrupted, "stopped at step ", result.status.step, " of ", result.status.steps, ", saved in ",
+         result.checkpoint, "; to resume: ", command_line());
+  }
+  log_info("held out: ", score_line(result.score));
+  log_info("saved ", result.checkpoint, " (parameters ", result.parameter_hash.substr(0, 16), ")");
+  return result;
+}
+
+std::vector<int64_t> seeds_of(const std::string& list) {
+  std::vector<int64_t> seeds;
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    if (word.empty() || word.size() > 15 || word.find_first_not_of("0123456789") != std::string::npos)
+      fail(ErrorCode::usage, "--seeds: found '", word, "', expected numbers joined by commas, such as 1,2,3");
+    seeds.push_back(std::stoll(word));
+  }
+  return seeds;
+}
+
+// "1.2345 +- 0.0123": mean and sample deviation.
+std::string mean_and_deviation(const std::vector<double>& v) {
+  double mean = 0, squares = 0;
+  for (double x : v) mean += x / double(v.size());
+  for (double x : v) squares += (x - mean) * (x - mean);
+  return fixed(mean, 4) + " +- " + fixed(v.size() > 1 ? std::sqrt(squares / double(v.size() - 1)) : 0, 4);
+}
+
+void train(const TrainCommand& o) {
+  const RunConfig config = resolve_config(o.preset, o.model, o.train);
+  if (o.seeds.empty()) {
+    run_one(o, config, o.out);
+    log_info("try: ", program_name(), " generate ", o.out, " --prompt \"...\"   or   ", program_name(), " plot ",
+             o.out);
+    return;
+  }
+  std::vector<double> losses, bits;
+  for (int64_t seed : seeds_of(o.seeds)) {
+    RunConfig seeded = config;
+    seeded.train.seed = uint64_t(seed);
+    const TrainResult result = run_one(o, seeded, join_path(o.out, "seed-" + std::to_string(seed)));
+    losses.push_back(result.score.loss);
+    bits.push_back(result.score.bits_per_byte);
+  }
+  log_info(losses.size(), " seeds: held-out loss ", mean_and_deviation(losses), ", bits per byte ",
+           mean_and_deviation(bits));
+}
+
+}  // namespace
+
+void add_train(Command& root) {
+  Command& c = root.add("train", "Trains a small GPT on text or token shards; resumes a run that was interrupted");
+  auto o = std::make_shared<TrainCommand>();
+  c.text("--preset NAME", o->preset, "what to start from: demo, nano, golf (default: demo)");
+  c.text("--data PATH", o->data, "a text file, a directory of text files, or shards").require();
+  c.text("--out DIR", o->out, "the run's directory: configuration, tokenizer, log, checkpoints").require();
+  c.text("--tokenizer FILE", o->tokenizer, "a tokenizer (default: what the preset says, usually learnt from the data)");
+  c.setting("--steps N", "train.steps", Kind::integer, "length of the run in optimizer steps");
+  c.setting("--seconds X", "train.seconds", Kind::number, "length of the run in wall-clock time, instead of steps");
+  c.setting("--seed N", "train.seed", Kind::integer, "of initialisation, order of data and split (default: 1)");
+  c.text("--seeds LIST", o->seeds, "several runs, DIR/seed-N each, and their mean and deviation: 1,2,3");
+  c.setting("--batch-tokens N", "train.batch_tokens", Kind::integer, "tokens of one forward and backward pass");
+  c.setting("--accumulation N", "train.accumulation", Kind::integer, "passes per optimizer step");
+  c.setting("--context N", "model.context", Kind::integer, "longest segment the model sees");
+  c.setting("--products TYPE", "train.products", Kind::text, "matrix products in fp32 or bf16");
+  c.setting("--eval-every N", "train.eval_every", Kind::integer,
+            "score held-out text every N steps (0: at the end only)");
+  c.setting("--checkpoint-every N", "train.checkpoint_every", Kind::integer, "save every N steps (0: at the end only)");
+  c.section("model", o->model);
+  c.section("train", o->train);
+  c.examples(R"(  ingot train --preset nano --data input.txt --out runs/a --seed 1 --steps 2000
+  ingot train --data corpus/ --out runs/b --seconds 600 --set model.layers=8 --set train.optimizer.matrix_lr=0.02
+  ingot train --config experiment.json --data corpus/ --out runs/c --seeds 1,2,3
+Ctrl-C saves and stops; the same command goes on from there. A configuration file holds {"model": {...}, "train": {...}};
+`ingot info --preset demo --json` shows every key of a model.)");
+  c.run([o] { train(*o); });
+}
+
+}  // namespace ingot::cli
