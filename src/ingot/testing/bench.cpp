@@ -19,16 +19,17 @@ std::vector<BenchMaker>& makers() {
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 BenchResult measure(const BenchCase& c, double seconds) {
+  const auto run = c.make ? c.make() : c.run;
   BenchResult r{.suite = c.suite, .name = c.name, .shape = c.shape, .dtype = c.dtype};
   const int before = thread_count();
   if (c.threads > 0) set_thread_count(c.threads);
   r.threads = thread_count();
-  c.run();
+  run();
   std::vector<double> times;
   const double start = now();
   do {
     const double t = now();
-    c.run();
+    run();
     times.push_back(now() - t);
   } while (now() - start < seconds || times.size() < 5);
   set_thread_count(before);

@@ -14,6 +14,8 @@ struct BenchCase {
   double flops = 0, bytes = 0;  // of one run
   double limit_flops = 0;       // per second and thread: the bound `flops` is compared with, or 0
   int threads = 0;              // 0: as many as the process uses
+  // Instead of `run`: makes it, operands and all, when the case is about to be measured; freed after.
+  std::function<std::function<void()>()> make;
 };
 struct BenchResult {
   std::string suite, name, shape, dtype;

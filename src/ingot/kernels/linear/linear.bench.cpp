@@ -37,7 +37,6 @@ void add_layer(std::vector<BenchCase>& cases, const std::string& model, int64_t 
                Products products) {
   const bool narrow = products == Products::bf16;
   const double limit = narrow && testing::fma_bound_bf16() > 0 ? testing::fma_bound_bf16() : testing::fma_bound_f32();
-  const auto x = matrix(t, k, 1), w = matrix(n, k, 2), y = matrix(t, n, 3), dx = matrix(t, k, 4), dw = matrix(n, k, 5);
   BenchCase c{.suite = "linear",
               .shape = shape_of(t, n, k),
               .dtype = narrow ? "bf16 products" : "f32",
@@ -45,13 +44,22 @@ void add_layer(std::vector<BenchCase>& cases, const std::string& model, int64_t 
               .limit_flops = limit,
               .threads = threads};
   c.name = model + " forward";
-  c.run = [=] { linear({.x = *x, .w = *w, .y = *y, .products = products}, {}); };
+  c.make = [=] {
+    const auto x = matrix(t, k, 1), w = matrix(n, k, 2), y = matrix(t, n, 3);
+    return [=] { linear({.x = *x, .w = *w, .y = *y, .products = products}, {}); };
+  };
   cases.push_back(c);
   c.name = model + " dx";
-  c.run = [=] { linear_backward({.dy = *y, .w = *w, .dx = *dx, .products = products}, {}); };
+  c.make = [=] {
+    const auto dy = matrix(t, n, 3), w = matrix(n, k, 2), dx = matrix(t, k, 4);
+    return [=] { linear_backward({.dy = *dy, .w = *w, .dx = *dx, .products = products}, {}); };
+  };
   cases.push_back(c);
   c.name = model + " dw";
-  c.run = [=] { linear_backward({.dy = *y, .x = *x, .dw = *dw, .products = products}, {}); };
+  c.make = [=] {
+    const auto dy = matrix(t, n, 3), x = matrix(t, k, 1), dw = matrix(n, k, 5);
+    return [=] { linear_backward({.dy = *dy, .x = *x, .dw = *dw, .products = products}, {}); };
+  };
   cases.push_back(c);
 }
 
