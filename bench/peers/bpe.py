@@ -1,0 +1,183 @@
+"""Byte-level BPE beside Hugging Face tokenizers and tiktoken: learning, encoding on one thread, and equal ids.
+
+    ninja -C build ingot && python3 bench/peers/bpe.py [--build build] [--corpus DIR] [--megabytes 100] [--fuzz 20000] [--json FILE]
+
+Learning: 8,192 merges on the C++ headers that came with the compiler. Encoding: distinct files (each content once) under
+--corpus with that vocabulary, one thread, one call a file; ours and the peers take turns, and the least time of --repeats
+counts. Peers use their fastest entry points: encode_batch_fast without threads, encode_to_numpy.
+"""
+import argparse
+import ctypes
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MERGES, VOCAB = 8192, 8192 + 257
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_POSSESSIVE = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # as tiktoken ships it
+SUFFIXES = {".h", ".hpp", ".tcc", ".c", ".cpp", ".py", ".pyi", ".txt", ".md", ".rst", ".html", ""}
+
+
+def read_texts(roots, suffixes, limit):
+    texts, seen, total = [], set(), 0
+    for root in roots:
+        for path in sorted(p for p in pathlib.Path(root).rglob("*") if p.suffix in suffixes):
+            if path.is_symlink() or not path.is_file() or path.stat().st_size == 0:
+                continue
+            try:
+                data = path.read_bytes()
+                data.decode()
+            except (UnicodeDecodeError, OSError):
+                continue
+            if data in seen:
+                continue
+            seen.add(data)
+            texts.append(data)
+            total += len(data)
+            if total >= limit:
+                return texts
+    return texts
+
+
+def native(build, folder):
+    library = pathlib.Path(folder) / "libbpe.so"
+    subprocess.run(["g++", "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{ROOT}/src", f"{ROOT}/bench/peers/bpe_native.cpp",
+                    f"{build}/libingot.a", "-lpthread", "-ldl", "-lz", "-o", str(library)], check=True)
+    n = ctypes.CDLL(str(library))
+    n.bpe_error.restype = ctypes.c_char_p
+    n.bpe_train.restype = n.bpe_encode.restype = ctypes.c_int64
+    n.bpe_train.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
+    n.bpe_encode.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p]
+    n.bpe_load.restype = ctypes.c_void_p
+    n.bpe_load.argtypes = [ctypes.c_char_p]
+    return n
+
+
+def least(repeats, calls):
+    """The least seconds of each call; the calls take turns."""
+    best = {name: float("inf") for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def learn(n, headers, threads, path, repeats):
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    joined = b"".join(headers)
+    ends, at = (ctypes.c_int64 * len(headers))(), 0
+    for i, text in enumerate(headers):
+        at += len(text)
+        ends[i] = at
+    strings, peer = [h.decode() for h in headers], {}
+
+    def ours():
+        if n.bpe_train(joined, ends, len(headers), VOCAB, threads, path.encode()) < 0:
+            sys.exit(n.bpe_error().decode())
+
+    def theirs():
+        t = peer["t"] = Tokenizer(models.BPE())
+        t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        t.train_from_iterator(strings, trainers.BpeTrainer(vocab_size=VOCAB, min_frequency=2, special_tokens=["<|bos|>"], show_progress=False,
+                                                           initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+
+    best = least(repeats, {"ours": ours, "tokenizers": theirs})
+    a, b = json.loads(pathlib.Path(path).read_text())["model"], json.loads(peer["t"].to_str())["model"]
+    same = a["vocab"] == b["vocab"] and a["merges"] == [" ".join(m) for m in b["merges"]]
+    return {"bytes": len(joined), "files": len(headers), "threads": threads, "seconds": best, "same_merges": same}
+
+
+def tiktoken_of(path, pattern):
+    import tiktoken
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    byte_of = {**{chr(b): b for b in printable}, **{chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in printable)}}
+    vocab = json.loads(pathlib.Path(path).read_text())["model"]["vocab"]
+    ranks = {bytes(byte_of[c] for c in token): i for token, i in vocab.items() if token != "<|bos|>"}
+    return tiktoken.Encoding("ours", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|bos|>": 0})
+
+
+def encode(n, texts, path, repeats):
+    from tokenizers import Tokenizer
+    handle, hf, tik = n.bpe_load(path.encode()), Tokenizer.from_file(path), tiktoken_of(path, GPT2_POSSESSIVE)
+    strings = [t.decode() for t in texts]
+    ids = (ctypes.c_int32 * max(map(len, texts)))()
+    counts = {}
+
+    def ours():
+        counts["ours"] = sum(n.bpe_encode(handle, t, len(t), ids) for t in texts)
+
+    def tokenizers():
+        counts["tokenizers"] = sum(len(e) for s in strings for e in hf.encode_batch_fast([s], add_special_tokens=False))
+
+    def tiktoken():
+        counts["tiktoken"] = sum(len(tik.encode_to_numpy(s, disallowed_special=())) for s in strings)
+
+    best = least(repeats, {"ours": ours, "tokenizers": tokenizers, "tiktoken": tiktoken})
+    size = sum(map(len, texts))
+    return {"bytes": size, "files": len(texts), "tokens": counts, "mb_per_second": {k: round(size / v / 1e6, 2) for k, v in best.items()}}
+
+
+def fuzz(n, path, count):
+    """Odd texts on which ours or tiktoken's ids differ from tokenizers'."""
+    from tokenizers import Tokenizer
+    handle, hf, tik = n.bpe_load(path.encode()), Tokenizer.from_file(path), tiktoken_of(path, GPT2)
+    rng, bad = random.Random(1), 0
+    pools = ["abstdmrevl'", " \t\n\r\x0b\x0c\x85\xa0\u2028\u3000\u200b", "'!?.,-_/", "0123\u00b2\u2167\u0663", "\u0301\u0302\u0316",
+             "\u00e9\u00df\u017f\u01c5\u02b0", "\u65e5\u672c\u3042\ud55c", "\U0001f600\u200d\U0001f469\u2764\ufe0f", "\u05d0\u0639\u0939\u093f\u0e01", "\x00\x1c\x1f\x7f\ue000"]
+    for _ in range(count):
+        text = ""
+        for _ in range(rng.randrange(1, 20)):
+            text += "".join(rng.choices(rng.choice(pools), k=rng.randrange(1, 5)))
+            code = rng.randrange(0x110000 if rng.random() < 0.5 else 0x3000)
+            text += "" if 0xD800 <= code < 0xE000 or rng.random() < 0.7 else chr(code)
+        data = text.encode()
+        ids = (ctypes.c_int32 * max(1, len(data)))()
+        got = list(ids[:n.bpe_encode(handle, data, len(data), ids)])
+        bad += got != hf.encode(text, add_special_tokens=False).ids or got != tik.encode_ordinary(text)
+    return {"texts": count, "different": bad}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default=str(ROOT / "build"))
+    parser.add_argument("--headers", default="/usr/include/c++/12")
+    parser.add_argument("--corpus", nargs="+", default=["/usr/include", "/usr/lib/python3", "/usr/local/lib", "/usr/share"])
+    parser.add_argument("--megabytes", type=float, default=100)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--fuzz", type=int, default=20000)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    os.environ["RAYON_NUM_THREADS"] = str(args.threads)
+    headers = []
+    for path in sorted(pathlib.Path(args.headers).rglob("*")):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size:
+            data = path.read_bytes()
+            try:
+                data.decode()
+                headers.append(data)
+            except UnicodeDecodeError:
+                pass
+    with tempfile.TemporaryDirectory() as folder:
+        n, tokenizer = native(args.build, folder), f"{folder}/tokenizer.json"
+        result = {"train": learn(n, headers, args.threads, tokenizer, args.repeats)}
+        print(json.dumps(result["train"]), flush=True)
+        result["fuzz"] = fuzz(n, tokenizer, args.fuzz)
+        print(json.dumps(result["fuzz"]), flush=True)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        result["encode"] = encode(n, read_texts(args.corpus, SUFFIXES, args.megabytes * 1e6), tokenizer, args.repeats)
+        print(json.dumps(result["encode"]))
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
