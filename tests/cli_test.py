@@ -308,7 +308,7 @@ class Info(InDirectory):
 
 class Bench(InDirectory):
     def test_json_holds_what_was_measured(self):
-        report = json.loads(ingot("bench", "linear/nano", "--seconds", "0.001", "--threads", 1, "--json").text)
+        report = json.loads(ingot("bench", "linear/narrow", "--seconds", "0.001", "--threads", 1, "--json").text)
         self.assertTrue(report["results"])
         self.assertGreater(min(r["median_us"] for r in report["results"]), 0)
         self.refuses(2, "no benchmark that contains 'nothing of the kind'", "bench", "nothing of the kind", "--json")
