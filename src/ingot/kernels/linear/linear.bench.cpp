@@ -1,5 +1,6 @@
 #include "ingot/kernels/linear/linear.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "ingot/core/cpu.h"
@@ -36,7 +37,8 @@ std::shared_ptr<Buffer> matrix(int64_t rows, int64_t cols, uint64_t seed) {
 void add_layer(std::vector<BenchCase>& cases, const std::string& model, int64_t t, int64_t n, int64_t k, int threads,
                Products products) {
   const bool narrow = products == Products::bf16;
-  const double limit = narrow && testing::fma_bound_bf16() > 0 ? testing::fma_bound_bf16() : testing::fma_bound_f32();
+  const double limit =
+      narrow ? std::max(testing::fma_bound_bf16(), testing::fma_bound_f32()) : testing::fma_bound_f32();
   BenchCase c{.suite = "linear",
               .shape = shape_of(t, n, k),
               .dtype = narrow ? "bf16 products" : "f32",
