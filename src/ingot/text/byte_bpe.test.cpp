@@ -108,6 +108,33 @@ TEST(ByteBpe, MergesShortAndLongWordsAsTheDefinitionSays) {
   }
 }
 
+TEST(ByteBpe, CutsWordsAsThePatternsSay) {
+  const struct {
+    WordPattern pattern;
+    const char *text, *words;  // joined by |
+  } cases[] = {
+      {WordPattern::gpt2, "it's we'LL  go\n\n x ", "it|'s| we|'|LL| | go|\n\n| x| "},
+      {WordPattern::gpt2, "a1234 !?\n", "a|1234| !?|\n"},
+      {WordPattern::cl100k,
+       "'\xc5\xbf"
+       "a'LLb x1234",
+       "'\xc5\xbf|a|'LL|b| x|123|4"},  // a long s is an s without case
+      {WordPattern::cl100k, "!!\r\n\n  \n a\ta", "!!\r\n\n|  \n| a|\ta"},
+      {WordPattern::qwen2, "x12 3", "x|1|2| |3"},
+      {WordPattern::o200k, "HTTPServer don't ABC's", "HTTPServer| don't| ABC's"},
+      {WordPattern::o200k,
+       "\xcc\x81"
+       "ABC //\n/x",
+       "\xcc\x81|ABC| //\n/|x"},  // no lower case: the mark stands alone
+  };
+  for (const auto& c : cases) {
+    std::string words;
+    detail::cut_words(c.pattern, c.text,
+                      [&](const char* p, const char* q) { words += (words.empty() ? "" : "|") + std::string(p, q); });
+    EXPECT_EQ(words, c.words) << word_pattern_name(c.pattern);
+  }
+}
+
 TEST(ByteBpe, CutsTextInTheSamePlacesWhateverFollowsAWord) {
   // The trainer counts pieces cut before the space of "letter space letter"; that must be a word's beginning.
   for (WordPattern pattern : kPatterns)
