@@ -9,27 +9,27 @@
 namespace ingot {
 
 struct CrossEntropy {
-  Tensor logits;       // (T, V), before the softcap
-  Tensor targets;      // (T) i32 in [0, V) or ignore_index; checked, the first one outside is named
-  Tensor loss, lse;    // (T) f32 (f64 for f64); lse may be left out
-  Tensor dloss;        // (T) the gradient of each row's loss, or left out: no dlogits
-  Tensor dlogits;      // (T, V); may alias logits
+  Tensor logits;     // (T, V), before the softcap
+  Tensor targets;    // (T) i32 in [0, V) or ignore_index; checked, the first one outside is named
+  Tensor loss, lse;  // (T) f32 (f64 for f64); lse may be left out
+  Tensor dloss;      // (T) the gradient of each row's loss, or left out: no dlogits
+  Tensor dlogits;    // (T, V); may alias logits
   double softcap = 0, z_loss = 0;
   int32_t ignore_index = -1;
 };
 void cross_entropy(const CrossEntropy& a, Stream stream);
 
-// Losses, and when dloss is given (the upstream gradient of every row is known before, as for a mean) the gradients too, in
-// one pass over chunks of rows: three products, and no more memory than one chunk of logits.
+// Losses, and when dloss is given (the upstream gradient of every row is known before, as for a mean) the gradients
+// too, in one pass over chunks of rows: three products, and no more memory than one chunk of logits.
 struct LinearCrossEntropy {
-  Tensor x, w;         // (T, C), (V, C)
-  Tensor x2, w2;       // (T, R), (V, R): a second pair whose product is added (a low-rank adapter), or left out
-  Tensor targets;      // (T) i32
-  Tensor loss, lse;    // (T); lse may be left out
-  Tensor dloss;        // (T) or left out: losses only
-  Tensor dx, dx2;      // (T, C), (T, R) written, or left out
-  Tensor dw, dw2;      // (V, C), (V, R) accumulated, or left out (frozen)
-  Tensor workspace;    // u8, linear_cross_entropy_workspace_bytes(...)
+  Tensor x, w;       // (T, C), (V, C)
+  Tensor x2, w2;     // (T, R), (V, R): a second pair whose product is added (a low-rank adapter), or left out
+  Tensor targets;    // (T) i32
+  Tensor loss, lse;  // (T); lse may be left out
+  Tensor dloss;      // (T) or left out: losses only
+  Tensor dx, dx2;    // (T, C), (T, R) written, or left out
+  Tensor dw, dw2;    // (V, C), (V, R) accumulated, or left out (frozen)
+  Tensor workspace;  // u8, linear_cross_entropy_workspace_bytes(...)
   double softcap = 0, z_loss = 0;
   int32_t ignore_index = -1;
   Products products = Products::fp32;

@@ -2,8 +2,8 @@
 // y = f(x W^T + b)       pre = x W^T + b
 // dx = (dy W) * f'(pre_x)      dW += dy^T x      db += sum_t dy
 // Every matrix is row-major with any row stride; outputs overlap no input. On the CPU, f32 and f64 products use packed
-// micro-kernels, tested against matmul_plain; `products = bf16` rounds both operands of an f32 product to bf16 and sums in
-// fp32 (f64 products ignore it). One row at a time sums in another order than many rows: equal up to rounding.
+// micro-kernels, tested against matmul_plain; `products = bf16` rounds both operands of an f32 product to bf16 and sums
+// in fp32 (f64 products ignore it). One row at a time sums in another order than many rows: equal up to rounding.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/activation/activation.h"
 
@@ -12,21 +12,21 @@ namespace ingot {
 enum class Products { fp32, bf16 };
 
 struct Linear {
-  Tensor x, w, b;      // (T, K), (N, K), (N) or left out
-  Tensor y;            // (T, N)
-  Tensor pre;          // (T, N): where the value before the activation is kept, or left out
+  Tensor x, w, b;  // (T, K), (N, K), (N) or left out
+  Tensor y;        // (T, N)
+  Tensor pre;      // (T, N): where the value before the activation is kept, or left out
   Act act = Act::identity;
-  double alpha = 1;          // y = f(alpha * x W^T + b)
-  bool accumulate = false;   // y += x W^T; needs the identity and no bias
+  double alpha = 1;         // y = f(alpha * x W^T + b)
+  bool accumulate = false;  // y += x W^T; needs the identity and no bias
   Products products = Products::fp32;
 };
 void linear(const Linear& a, Stream stream);
 
 struct LinearBackward {
-  Tensor dy, x, w;     // (T, N), (T, K), (N, K); x only for dw, w only for dx
-  Tensor dx;           // (T, K) or left out
-  Tensor dw, db;       // (N, K), (N) accumulated, or left out
-  Tensor pre;          // (T, K): where x = f(pre), then dx is multiplied by f'(pre)
+  Tensor dy, x, w;  // (T, N), (T, K), (N, K); x only for dw, w only for dx
+  Tensor dx;        // (T, K) or left out
+  Tensor dw, db;    // (N, K), (N) accumulated, or left out
+  Tensor pre;       // (T, K): where x = f(pre), then dx is multiplied by f'(pre)
   Act act = Act::identity;
   bool accumulate_dx = false;
   Products products = Products::fp32;

@@ -1,5 +1,6 @@
 #pragma once
-// Whole multi-layer perceptrons:  h_0 = x,  h_{l+1} = f(h_l W_l^T + b_l),  the last layer linear unless `activate_last`.
+// Whole multi-layer perceptrons:  h_0 = x,  h_{l+1} = f(h_l W_l^T + b_l),  the last layer linear unless
+// `activate_last`.
 #include <vector>
 
 #include "ingot/core/tensor.h"
@@ -8,22 +9,24 @@
 
 namespace ingot {
 
-struct MlpLayer { Tensor w, b; };  // (N, K), (N) or left out
+struct MlpLayer {
+  Tensor w, b;
+};  // (N, K), (N) or left out
 struct Mlp {
-  Tensor x, y;                     // (T, K0), (T, N_last)
-  std::vector<MlpLayer> layers;    // at least one; widths chain
+  Tensor x, y;                   // (T, K0), (T, N_last)
+  std::vector<MlpLayer> layers;  // at least one; widths chain
   Act act = Act::identity;
   bool activate_last = false;
-  Tensor saved;                    // mlp_saved_elements(...) elements of x's dtype for backward, or left out: inference
-  Tensor workspace;                // u8, mlp_workspace_bytes(...)
+  Tensor saved;      // mlp_saved_elements(...) elements of x's dtype for backward, or left out: inference
+  Tensor workspace;  // u8, mlp_workspace_bytes(...)
   Products products = Products::fp32;
 };
 void mlp(const Mlp& m, Stream stream);
 
 struct MlpBackward {
-  Tensor dy, x, dx;                // dx left out: frozen input
+  Tensor dy, x, dx;  // dx left out: frozen input
   std::vector<MlpLayer> layers;
-  std::vector<MlpLayer> grads;     // as layers, accumulated; an empty tensor is a frozen parameter
+  std::vector<MlpLayer> grads;  // as layers, accumulated; an empty tensor is a frozen parameter
   Act act = Act::identity;
   bool activate_last = false;
   Tensor saved, workspace;

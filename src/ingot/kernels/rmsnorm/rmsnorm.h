@@ -6,13 +6,13 @@
 namespace ingot {
 
 struct RmsNorm {
-  Tensor x;               // (T, C) or (T, H, C): every last dimension is a row; any row stride
-  Tensor w;               // (C) or left out: then the factor is `scale` alone
-  Tensor residual, sum;   // (T, C) both or neither; sum may alias x or residual
-  Tensor y;               // (T, C); may alias x when there is no residual
-  Tensor rstd;            // (T) f32 (f64 when x is f64), or left out; kept for the backward pass
+  Tensor x;              // (T, C) or (T, H, C): every last dimension is a row; any row stride
+  Tensor w;              // (C) or left out: then the factor is `scale` alone
+  Tensor residual, sum;  // (T, C) both or neither; sum may alias x or residual
+  Tensor y;              // (T, C); may alias x when there is no residual
+  Tensor rstd;           // (T) f32 (f64 when x is f64), or left out; kept for the backward pass
   double eps = 1e-5;
-  double scale = 1;       // a constant factor, such as 1 / sqrt(layer + 1)
+  double scale = 1;          // a constant factor, such as 1 / sqrt(layer + 1)
   bool unit_offset = false;  // multiply by 1 + w
 };
 void rmsnorm(const RmsNorm& a, Stream stream);

@@ -1,21 +1,29 @@
 #pragma once
 // The gated unit h = g(gate) * up, and the gated MLP around it.
 //   plain:   h = silu(gate) * up
-//   clamped (GPT-OSS): gate' = min(gate, limit), up' = clamp(up, -limit, limit), h = gate' sigmoid(alpha gate') * (up' + 1)
+//   clamped (GPT-OSS): gate' = min(gate, limit), up' = clamp(up, -limit, limit), h = gate' sigmoid(alpha gate') * (up'
+//   + 1)
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 
 namespace ingot {
 
 struct GateOptions {
-  double limit = 0;        // 0: no clamp
-  double alpha = 1;        // sigmoid(alpha * gate)
-  double up_offset = 0;    // added to up: 1 for GPT-OSS style
-  bool interleaved = false;  // one (T, 2H) input with gate and up in even and odd columns; else two (T, H) halves or tensors
+  double limit = 0;      // 0: no clamp
+  double alpha = 1;      // sigmoid(alpha * gate)
+  double up_offset = 0;  // added to up: 1 for GPT-OSS style
+  bool interleaved =
+      false;  // one (T, 2H) input with gate and up in even and odd columns; else two (T, H) halves or tensors
 };
-struct SwigluGate { Tensor gate, up, h; GateOptions options; };  // (T, H) each; h may alias gate or up
+struct SwigluGate {
+  Tensor gate, up, h;
+  GateOptions options;
+};  // (T, H) each; h may alias gate or up
 void swiglu_gate(const SwigluGate& s, Stream stream);
-struct SwigluGateBackward { Tensor gate, up, dh, dgate, dup; GateOptions options; };  // dgate, dup may alias dh, gate, up
+struct SwigluGateBackward {
+  Tensor gate, up, dh, dgate, dup;
+  GateOptions options;
+};  // dgate, dup may alias dh, gate, up
 void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream);
 
 // y = (gate(x Wg^T + bg, x Wu^T + bu)) Wd^T + bd
@@ -31,7 +39,7 @@ struct Swiglu {
 void swiglu(const Swiglu& s, Stream stream);
 struct SwigluBackward {
   Tensor dy, x, w_gate, w_up, w_down, gate, up;
-  Tensor dx;                                          // written, or left out
+  Tensor dx;                                                // written, or left out
   Tensor dw_gate, dw_up, dw_down, db_gate, db_up, db_down;  // accumulated, or left out
   Tensor workspace;
   GateOptions options;
