@@ -82,7 +82,7 @@ for stage in "${stages[@]}"; do
       unset lines ;;
     cpu)
       if [ -f bench/peers/train_step.py ]; then
-        OMP_NUM_THREADS=2 step cpu-train-step 560 taskset -c 0,1 python3 bench/peers/train_step.py --threads 2 \
+        OMP_NUM_THREADS=2 step cpu-train-step 560 taskset -c 0,1 python3 bench/peers/train_step.py --native $build/ingot --threads 2 \
           --json "$logs/cpu_train_step.json" ${INGOT_TRAIN_STEP_ARGS:-}
       else
         echo "cpu: bench/peers/train_step.py is not there yet"

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Milliseconds of one CPU training step (forward, backward, optimizer) in PyTorch, and the memory it takes.
 
-    train_step.py [--shape nano|golf] [--mode eager|compile] [--precision fp32|bf16] [--threads 2] [--steps N] [--json FILE]
+    train_step.py [--native build/cpu/ingot] [--shape nano|golf] [--mode eager|compile|native] [--precision fp32|bf16]
+                  [--threads 2] [--steps N] [--json FILE]
 
 Without --shape, --mode or --precision all of them are measured, each in a process of its own, so that the peak resident set
-is its own. memory_mib is the peak resident set less the resident set after the imports. The same optimizer runs on both
+is its own. With --native the same step is measured in Ingot too (`ingot bench train_step`), between PyTorch's modes. memory_mib is the peak resident set less the resident set after the imports. The same optimizer runs on both
 sides: nano with AdamW, golf with Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
 """
 import argparse
@@ -81,18 +82,56 @@ def measure(shape, mode, precision, threads, steps):
                 parameters=sum(p.numel() for p in model.parameters()), torch=torch.__version__)
 
 
+def measure_native(binary, shape, precision, threads):
+    """The same step in `ingot bench`; none where this CPU has no bf16 products. Memory: its peak less that of `ingot --version`."""
+    name, dtype = {"nano": "nano", "golf": "golf-small"}[shape], {"fp32": "f32", "bf16": "bf16"}[precision]
+
+    def run(*command):
+        wrapper = "import resource, subprocess, sys; r = subprocess.run(sys.argv[1:], capture_output=True, text=True, check=True); " \
+                  "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024); print(r.stdout)"
+        out = subprocess.run([sys.executable, "-c", wrapper, binary, *command], check=True, capture_output=True, text=True).stdout
+        peak, _, text = out.partition("\n")
+        return float(peak), text
+
+    idle, _ = run("--version")
+    peak, text = run("bench", f"train_step/{name}/step/{dtype}", "--seconds", "8", "--threads", str(threads), "--json")
+    results = json.loads(text)["results"]
+    if not results:
+        return None
+    r = results[0]
+    return dict(shape=shape, mode="native", precision=precision, threads=threads, steps=r["repeats"], ms=r["median_us"] / 1e3,
+                min_ms=r["min_us"] / 1e3, memory_mib=peak - idle, percent_of_fma_bound=r["percent_of_limit"])
+
+
+def print_row(r):
+    print(f"{r['shape']:5} {r['mode']:8} {r['precision']}  {r['ms']:8.1f} ms/step  {r['memory_mib']:7.0f} MiB", flush=True)
+
+
+def summarise(results):
+    for shape in SHAPES:
+        for precision in ("fp32", "bf16"):
+            ours = [r for r in results if (r["shape"], r["precision"], r["mode"]) == (shape, precision, "native")]
+            peers = [r for r in results if (r["shape"], r["precision"]) == (shape, precision) and r["mode"] != "native"]
+            if ours and peers:
+                best = min(peers, key=lambda r: r["ms"])
+                print(f"{shape:5} {precision}: {best['ms'] / ours[0]['ms']:.2f}x as fast as PyTorch {best['mode']}, "
+                      f"{ours[0]['memory_mib'] / best['memory_mib']:.2f} of its memory")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES))
-    parser.add_argument("--mode", choices=["eager", "compile"])
+    parser.add_argument("--native", help="path of the ingot binary")
+    parser.add_argument("--mode", choices=["eager", "compile", "native"])
     parser.add_argument("--precision", choices=["fp32", "bf16"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=0, help="timed steps; 0: 50 for nano, 10 for golf")
     parser.add_argument("--json", help="also write the results here")
     args = parser.parse_args()
-    asked = [(args.shape, list(SHAPES)), (args.mode, ["eager", "compile"]), (args.precision, ["fp32", "bf16"])]
+    modes = ["eager", "native", "compile"] if args.native else ["eager", "compile"]
+    asked = [(args.shape, list(SHAPES)), (args.mode, modes), (args.precision, ["fp32", "bf16"])]
     shapes, modes, precisions = ([one] if one else every for one, every in asked)
-    if len(shapes) == len(modes) == len(precisions) == 1:
+    if len(shapes) == len(modes) == len(precisions) == 1 and modes[0] != "native":
         steps = args.steps or (50 if args.shape == "nano" else 10)
         results = [measure(args.shape, args.mode, args.precision, args.threads, steps)]
         print(json.dumps(results[0]))
@@ -101,13 +140,18 @@ def main():
         for shape in shapes:
             for mode in modes:
                 for precision in precisions:
+                    if mode == "native":
+                        if native := measure_native(args.native, shape, precision, args.threads):
+                            results.append(native)
+                            print_row(native)
+                        continue
                     command = [sys.executable, __file__, "--shape", shape, "--mode", mode, "--precision", precision, "--threads",
                                str(args.threads), "--steps", str(args.steps)]
                     done = subprocess.run(command, check=True, capture_output=True, text=True,
                                           env=dict(os.environ, OMP_NUM_THREADS=str(args.threads)))
                     results.append(json.loads(done.stdout.splitlines()[-1]))
-                    r = results[-1]
-                    print(f"{shape:5} {mode:8} {precision}  {r['ms']:8.1f} ms/step  {r['memory_mib']:7.0f} MiB", flush=True)
+                    print_row(results[-1])
+        summarise(results)
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=2) + "\n")
 
