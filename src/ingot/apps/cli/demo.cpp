@@ -28,7 +28,7 @@ const char* const kHeaderPrompt = "  template<typename _Tp>\n    class ";
 
 struct DemoCommand {
   std::string data, out = "demo", preset = "demo", prompt, model, train;
-  double seconds = 120;
+  double seconds = 110;  // with reading, measuring, sampling and scoring: two minutes and some
   bool chat = true;
 };
 
@@ -225,7 +225,7 @@ void add_demo(Command& root) {
   auto o = std::make_shared<DemoCommand>();
   c.text("--data PATH", o->data, "a text file or a directory of text files (default: the compiler's C++ headers)");
   c.text("--out DIR", o->out, "where to write the run, loss.svg and report.html (default: demo)");
-  c.number("--seconds X", o->seconds, 1, 1e6, "how long to train (default: 120)");
+  c.number("--seconds X", o->seconds, 1, 1e6, "how long to train (default: 110)");
   c.text("--preset NAME", o->preset, "what to train (default: demo)");
   c.text("--prompt TEXT", o->prompt, "what to continue while it learns");
   c.flag("--chat", o->chat, "end at a prompt, on a terminal; --set chat=false does not (default: on)");

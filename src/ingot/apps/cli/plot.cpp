@@ -63,7 +63,7 @@ Chart chart_of_runs(const std::vector<std::string>& runs, const ChartChoice& cho
   }
   chart.y_label = keys[0];
   if (chart.title.empty()) chart.title = runs.size() == 1 ? runs[0] : keys[0];
-  chart.smooth = choice.smooth > 0 ? int(choice.smooth) : longest >= 200 ? int(longest / 50) : 1;
+  chart.smooth = choice.smooth > 0 ? int(choice.smooth) : longest >= 40 ? int(longest / 12) : 1;
   return chart;
 }
 
