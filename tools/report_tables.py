@@ -1,9 +1,12 @@
-"""Writes the tables between `<!-- table:SUITE -->` and `<!-- /table -->` of a page from bench/results/<gpu>/SUITE.json.
+"""Writes the tables between `<!-- table:SUITE -->` and `<!-- /table -->` of a page from bench/results/<gpu>/SUITE.json, and
+`<!-- table:train_step -->` and `<!-- table:tinyshakespeare -->` from bench/cpu/<cpu>/.
 
     python3 tools/report_tables.py [--check] [README.md ...]     --check changes nothing and fails where a table is not current
 """
+import json
 import pathlib
 import re
+import statistics
 import sys
 
 import reports
@@ -28,6 +31,32 @@ def table(report):
         yield "| " + " | ".join(cells + [f"{best / r['ours_us']:.2f}x"]) + " |"
 
 
+def train_step_table(report):
+    yield f"{report['cpu']} ({report['level']}), {report['threads']} threads, PyTorch {report['torch']}, {report['date']}."
+    yield ""
+    yield "| step of | products | Ingot | PyTorch eager | torch.compile | faster than the best | memory, of the best's |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    by_key = {(r["shape"], r["precision"], r["mode"]): r for r in report["results"]}
+    for shape, precision in dict.fromkeys((r["shape"], r["precision"]) for r in report["results"]):
+        ours, eager, compiled = (by_key.get((shape, precision, m)) for m in ("native", "eager", "compile"))
+        if not (ours and eager and compiled):
+            continue
+        best = min(eager, compiled, key=lambda r: r["ms"])
+        yield (f"| {shape} | {precision} | {ours['ms']:.1f} ms | {eager['ms']:.1f} | {compiled['ms']:.1f} | "
+               f"{best['ms'] / ours['ms']:.2f}x | {ours['memory_mib'] / best['memory_mib']:.2f} |")
+
+
+def held_out_table(report):
+    yield f"{report['data']}; seeds 1 to 3, {report['cpu']}, {report['date']}. Nats per character, mean and deviation."
+    yield ""
+    yield "| preset | Ingot | spec/gpt.py |"
+    yield "|---|---:|---:|"
+    for r in report["results"]:
+        spec = [seed["held_out"] for seed in r.get("spec", {}).get("results", [])]
+        peer = f"{statistics.mean(spec):.4f} ± {statistics.stdev(spec):.4f}" if spec else ""
+        yield f"| {r['preset']} | {r['ingot']['mean']:.4f} ± {r['ingot']['deviation']:.4f} | {peer} |"
+
+
 def filled(text):
     by_suite = {}
     for _, report in reports.all_reports():
@@ -35,6 +64,12 @@ def filled(text):
 
     def fill(match):
         lines = []
+        if match[2] == "train_step":
+            for path in sorted((reports.ROOT / "bench" / "cpu").glob("*/train_step.json")):
+                lines += [*train_step_table(json.loads(path.read_text(encoding="utf-8"))), ""]
+        if match[2] == "tinyshakespeare":
+            for path in sorted((reports.ROOT / "bench" / "cpu").glob("*/tinyshakespeare.json")):
+                lines += [*held_out_table(json.loads(path.read_text(encoding="utf-8"))), ""]
         for report in by_suite.get(match[2], []):
             lines += [*table(report), ""]
         return match[1] + "\n".join(lines or ["No report yet: `./run gpu` on a machine with a GPU writes it.", ""]) + match[3]

@@ -9,6 +9,7 @@ is its own. With --native the same step is measured in Ingot too (`ingot bench t
 sides: nano with AdamW, golf with Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
 """
 import argparse
+import datetime
 import json
 import os
 import resource
@@ -153,7 +154,15 @@ def main():
                     print_row(results[-1])
         summarise(results)
     if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=2) + "\n")
+        with open("/proc/cpuinfo") as f:
+            cpu = next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "unknown")
+            f.seek(0)
+            flags = f.read()
+        level = "AVX-512 with bf16" if "avx512_bf16" in flags else "AVX-512" if "avx512vl" in flags else "AVX2"
+        report = dict(suite="train_step", cpu=cpu, level=level, threads=args.threads, torch=torch.__version__,
+                      date=datetime.date.today().isoformat(), command=" ".join(["bench/peers/train_step.py", *sys.argv[1:]]),
+                      results=results)
+        Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ RunConfig resolve_config(const std::string& preset, const std::string& model, co
 }
 
 SplitOptions split_options(const TrainOptions& o) {
-  return {.every = o.held_out_every, .tail = o.held_out_tail, .seed = o.seed};
+  return {.every = o.held_out_every, .tail = o.held_out_tail, .seed = o.split_seed};
 }
 Products products_of(const TrainOptions& o) { return o.products == "bf16" ? Products::bf16 : Products::fp32; }
 

@@ -97,7 +97,7 @@ void add_train(Command& root) {
   c.text("--tokenizer FILE", o->tokenizer, "a tokenizer (default: what the preset says, usually learnt from the data)");
   c.setting("--steps N", "train.steps", Kind::integer, "length of the run in optimizer steps");
   c.setting("--seconds X", "train.seconds", Kind::number, "length of the run in wall-clock time, instead of steps");
-  c.setting("--seed N", "train.seed", Kind::integer, "of initialisation, order of data and split (default: 1)");
+  c.setting("--seed N", "train.seed", Kind::integer, "of initialisation and order of data (default: 1)");
   c.text("--seeds LIST", o->seeds, "several runs, DIR/seed-N each, and their mean and deviation: 1,2,3");
   c.setting("--batch-tokens N", "train.batch_tokens", Kind::integer, "tokens of one forward and backward pass");
   c.setting("--accumulation N", "train.accumulation", Kind::integer, "passes per optimizer step");

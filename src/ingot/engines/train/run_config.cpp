@@ -15,6 +15,7 @@ template <class Options, class Visit> void visit_train(Options& o, Visit&& visit
   visit("accumulation", o.accumulation);
   visit("order", o.order);
   visit("tokenizer", o.tokenizer);
+  visit("split_seed", o.split_seed);
   visit("held_out_every", o.held_out_every);
   visit("held_out_tail", o.held_out_tail);
   visit("products", o.products);

@@ -23,6 +23,7 @@ struct TrainOptions {
   // char: the text's characters; bpe: trained on the training documents to model.vocab tokens; else a tokenizer's file.
   std::string tokenizer = "bpe";
   // Held out: every n-th document of a seeded shuffle, or the tail of a single document.
+  uint64_t split_seed = 1;  // not the run's seed: runs of several seeds are scored on the same documents
   int64_t held_out_every = 20;
   double held_out_tail = 0.1;
   std::string products = "fp32";  // of matrices: fp32, or bf16 (operands rounded, sums in fp32)

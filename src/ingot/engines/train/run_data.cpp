@@ -61,7 +61,7 @@ RunData load_run_data(const std::string& path, RunConfig& config, const std::str
   RunData data;
   const DocumentSplit split = split_documents(
       read_documents(path),
-      {.every = config.train.held_out_every, .tail = config.train.held_out_tail, .seed = config.train.seed});
+      {.every = config.train.held_out_every, .tail = config.train.held_out_tail, .seed = config.train.split_seed});
   if (file.empty()) {
     auto made = make_tokenizer(config, split.train, split.held_out);
     const std::string text = serialised(*made);

@@ -236,8 +236,7 @@ struct Trainer::Impl {
     return p > 0.01 ? int64_t(double(step) / p) : std::max<int64_t>(step + 1, 100);
   }
   bool done() const {
-    if (!by_time()) return step >= config.train.steps;
-    return trained_seconds >= budget() || (config.train.steps > 0 && step >= config.train.steps && false);
+    return by_time() ? trained_seconds >= budget() : step >= config.train.steps;
   }
   bool looping() const { return config.model.has_loop() && progress() >= config.model.loop_from; }
 
@@ -325,7 +324,8 @@ struct Trainer::Impl {
                {"bits_per_byte", x.bits_per_byte},
                {"targets", x.targets},
                {"bytes", x.bytes},
-               {"seconds", x.seconds}});
+               {"scoring_seconds", x.seconds},
+               {"seconds", trained_seconds}});
   }
 };
 

@@ -453,7 +453,6 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const Tensor& weigh
   const Tensor w = get(weights, head != nullptr ? head : table);
   for (int64_t i = 0; i < N; ++i) {
     INGOT_CHECK(row[i] >= 0 && row[i] < call.tokens, "gpt: found row ", row[i], ", expected 0 to ", call.tokens - 1);
-    // Selected rows move to the front of a buffer of the same size, or are used in place.
     const Tensor fi = f.slice(0, row[i], row[i] + 1), li = logits.slice(0, i, i + 1);
     Tensor in = fi;
     if (head_proj != nullptr) {
