@@ -139,6 +139,10 @@ AtomicFile::~AtomicFile() {
 
 void AtomicFile::commit() {
   file_.sync();
+  // A write that reported more than it did shows in the size, and the file has no name yet that anybody would read.
+  if (file_.size() != file_.written_)
+    fail(ErrorCode::io, file_.path_, ": found ", file_.size(), " bytes, expected the ", file_.written_,
+         " whose writing was reported done");
   rename_path(file_.path_, path_);
   sync_directory(parent_path(path_));
   if (!names(path_, file_.descriptor_))

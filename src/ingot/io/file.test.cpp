@@ -33,6 +33,21 @@ int in_child(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
+TEST(atomic_file, bytes_that_were_lost_on_the_way_never_get_the_name) {
+  const TemporaryDirectory dir;
+  const std::string path = dir / "a.json";
+  write_file(path, "old");
+  const std::string message = error_of([&] {
+    AtomicFile file(path);
+    file.write("twelve bytes");
+    ASSERT_EQ(::truncate((path + ".partial").c_str(), 11), 0);
+    file.commit();
+  });
+  EXPECT_NE(message.find("found 11 bytes, expected the 12"), std::string::npos) << message;
+  EXPECT_EQ(read_file(path), "old");
+  EXPECT_EQ(list_directory(dir.path()), std::vector<std::string>{"a.json"});
+}
+
 TEST(file, what_is_written_is_read_back) {
   const TemporaryDirectory dir;
   const std::string bytes = std::string("a\0b", 3) + std::string(100000, 'x');

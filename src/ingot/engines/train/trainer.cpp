@@ -235,9 +235,7 @@ struct Trainer::Impl {
     const double p = progress();
     return p > 0.01 ? int64_t(double(step) / p) : std::max<int64_t>(step + 1, 100);
   }
-  bool done() const {
-    return by_time() ? trained_seconds >= budget() : step >= config.train.steps;
-  }
+  bool done() const { return by_time() ? trained_seconds >= budget() : step >= config.train.steps; }
   bool looping() const { return config.model.has_loop() && progress() >= config.model.loop_from; }
 
   // --- one step ---
