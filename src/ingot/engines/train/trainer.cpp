@@ -351,15 +351,28 @@ void Trainer::set_steps(int64_t steps) {
 
 double Trainer::measure_tokens_per_second(double seconds) {
   Impl& m = *impl_;
+  // Whole steps, optimizer included; everything they change is put back.
+  std::vector<Tensor> changed{m.weights};
+  for (const NamedState& s : m.optimizer.state()) changed.push_back(s.tensor);
+  std::vector<std::vector<uint8_t>> before;
+  for (const Tensor& t : changed)
+    before.emplace_back(static_cast<uint8_t*>(t.data), static_cast<uint8_t*>(t.data) + t.bytes());
   Prefetch batches(m.packer, m.step * m.config.train.accumulation);
-  m.forward_backward(batches, m.looping());  // the first touches memory
+  const auto whole_step = [&] {
+    m.forward_backward(batches, m.looping());
+    m.optimizer.step(m.weights, m.grads, {.step = m.step + 1, .products = products_of(m.config.train)});
+  };
+  whole_step();  // the first touches memory
   int64_t tokens = 0;
   const auto start = Clock::now();
   do {
-    m.forward_backward(batches, m.looping());
+    whole_step();
     tokens += m.config.train.batch_tokens * m.config.train.accumulation;
   } while (seconds_since(start) < seconds);
-  return double(tokens) / seconds_since(start);
+  const double rate = double(tokens) / seconds_since(start);
+  for (size_t i = 0; i < changed.size(); ++i)
+    std::copy(before[i].begin(), before[i].end(), static_cast<uint8_t*>(changed[i].data));
+  return rate;
 }
 
 TrainResult Trainer::run(const TrainHooks& hooks) {

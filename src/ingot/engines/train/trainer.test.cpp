@@ -118,6 +118,19 @@ TEST(trainer, a_resumed_run_ends_with_the_same_bits_for_any_number_of_threads) {
   EXPECT_EQ(hashes[0], hashes[2]);
 }
 
+TEST(trainer, measuring_its_speed_changes_nothing) {
+  std::string hashes[2];
+  for (const bool measured : {false, true}) {
+    TemporaryDirectory dir;
+    RunConfig c = small_run();
+    RunData data = data_for(c, dir);
+    Trainer trainer(c, std::move(data), "");
+    if (measured) { EXPECT_GT(trainer.measure_tokens_per_second(0.05), 0); }
+    hashes[measured] = trainer.run().parameter_hash;
+  }
+  EXPECT_EQ(hashes[0], hashes[1]);
+}
+
 TEST(trainer, a_second_trainer_on_the_same_directory_is_refused) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
