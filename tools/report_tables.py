@@ -1,5 +1,5 @@
 """Writes the tables between `<!-- table:SUITE -->` and `<!-- /table -->` of a page from bench/results/<gpu>/SUITE.json, and
-`<!-- table:train_step -->` and `<!-- table:tinyshakespeare -->` from bench/cpu/<cpu>/.
+those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json.
 
     python3 tools/report_tables.py [--check] [README.md ...]     --check changes nothing and fails where a table is not current
 """
@@ -57,6 +57,21 @@ def held_out_table(report):
         yield f"| {r['preset']} | {r['ingot']['mean']:.4f} ± {r['ingot']['deviation']:.4f} | {peer} |"
 
 
+def bpe_table(report):
+    train, encode = report["train"], report["encode"]
+    seconds, rate = train["seconds"], encode["mb_per_second"]
+    yield "| byte-level BPE | Ingot | tokenizers | tiktoken |"
+    yield "|---|---:|---:|---:|"
+    yield (f"| learning 8,192 merges on {train['bytes'] / 1e6:.1f} MB, {train['threads']} threads | {seconds['ours']:.2f} s | "
+           f"{seconds['tokenizers']:.2f} s | |")
+    yield (f"| encoding {encode['bytes'] / 1e6:.0f} MB of distinct text, one thread | {rate['ours']:.1f} MB/s | "
+           f"{rate['tokenizers']:.1f} MB/s | {rate['tiktoken']:.1f} MB/s |")
+
+
+# Suites measured on CPUs: bench/cpu/<cpu>/SUITE.json.
+CPU_TABLES = {"train_step": train_step_table, "tinyshakespeare": held_out_table, "bpe": bpe_table}
+
+
 def filled(text):
     by_suite = {}
     for _, report in reports.all_reports():
@@ -64,12 +79,9 @@ def filled(text):
 
     def fill(match):
         lines = []
-        if match[2] == "train_step":
-            for path in sorted((reports.ROOT / "bench" / "cpu").glob("*/train_step.json")):
-                lines += [*train_step_table(json.loads(path.read_text(encoding="utf-8"))), ""]
-        if match[2] == "tinyshakespeare":
-            for path in sorted((reports.ROOT / "bench" / "cpu").glob("*/tinyshakespeare.json")):
-                lines += [*held_out_table(json.loads(path.read_text(encoding="utf-8"))), ""]
+        if match[2] in CPU_TABLES:
+            for path in sorted((reports.ROOT / "bench" / "cpu").glob(f"*/{match[2]}.json")):
+                lines += [*CPU_TABLES[match[2]](json.loads(path.read_text(encoding="utf-8"))), ""]
         for report in by_suite.get(match[2], []):
             lines += [*table(report), ""]
         return match[1] + "\n".join(lines or ["No report yet: `./run gpu` on a machine with a GPU writes it.", ""]) + match[3]
