@@ -91,7 +91,8 @@ void train(const TrainCommand& o) {
 void add_train(Command& root) {
   Command& c = root.add("train", "Trains a small GPT on text or token shards; resumes a run that was interrupted");
   auto o = std::make_shared<TrainCommand>();
-  c.text("--preset NAME", o->preset, "what to start from: demo, nano, golf (default: demo)");
+  c.text("--preset NAME", o->preset,
+         "what to start from: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
   c.text("--data PATH", o->data, "a text file, a directory of text files, or shards").require();
   c.text("--out DIR", o->out, "the run's directory: configuration, tokenizer, log, checkpoints").require();
   c.text("--tokenizer FILE", o->tokenizer, "a tokenizer (default: what the preset says, usually learnt from the data)");
