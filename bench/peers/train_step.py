@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -160,7 +161,7 @@ def main():
             flags = f.read()
         level = "AVX-512 with bf16" if "avx512_bf16" in flags else "AVX-512" if "avx512vl" in flags else "AVX2"
         report = dict(suite="train_step", cpu=cpu, level=level, threads=args.threads, torch=torch.__version__,
-                      date=datetime.date.today().isoformat(), command=" ".join(["bench/peers/train_step.py", *sys.argv[1:]]),
+                      date=datetime.date.today().isoformat(), command=re.sub(r" --json \S+", "", " ".join(["bench/peers/train_step.py", *sys.argv[1:]])),
                       results=results)
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 
