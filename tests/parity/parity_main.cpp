@@ -114,11 +114,7 @@ struct Case {
     return {Tensor(tokens.data() + i * count(), row()), Tensor(targets.data() + i * count(), row()),
             Tensor(positions.data(), row()), Tensor(cu.data(), Shape{int64_t(cu.size())})};
   }
-  Gpt model(bool looping) const {
-    return {config,
-            dtype,
-            {.capacity = count(), .max_segments = int64_t(cu.size()) - 1, .looping = looping, .training = true}};
-  }
+  Gpt model(bool looping) const { return {config, dtype, {.capacity = count(), .looping = looping, .training = true}}; }
   void load(const Tensor& weights) const {
     const std::vector<double> given = read_blob<double>(dir / "weights.f64");
     size_t next = 0;

@@ -15,7 +15,7 @@ struct Generator::Impl {
   Impl(const GptConfig& c, const Tensor& w, bool looping, Products products)
       : config(c),
         weights(w),
-        model(c, w.dtype, {.capacity = c.context, .max_segments = 1, .looping = looping, .products = products}),
+        model(c, w.dtype, {.capacity = c.context, .looping = looping, .products = products}),
         cache(c, model.program(), 1, c.context, w.dtype),
         logits(size_t(c.vocab)) {}
 

@@ -73,10 +73,7 @@ RunData load_run_data(const std::string& path, RunConfig& config, const std::str
   data.held_out = tokenize_documents(*data.tokenizer, split.held_out);
   data.train_bytes = total_bytes(split.train);
   data.held_out_bytes = total_bytes(split.held_out);
-  for (const Document& d : split.held_out) {
-    data.held_out_names.push_back(d.name);
-    data.held_out_texts.push_back(d.text);
-  }
+  for (const Document& d : split.held_out) data.held_out_texts.push_back(d.text);
   return data;
 }
 

@@ -84,7 +84,6 @@ struct Trainer::Impl {
   RunLog log;
   int64_t step = 0;
   double trained_seconds = 0;
-  int64_t peak_arena = 0;
   int failed_saves = 0, bad_steps = 0;
   std::string last_checkpoint;
   std::vector<float> loss, dloss;
@@ -247,7 +246,6 @@ struct Trainer::Impl {
                                                .looping = loop,
                                                .training = true,
                                                .products = products_of(config.train)});
-      peak_arena = std::max(peak_arena, model->arena_bytes());
     }
     return *model;
   }
@@ -340,7 +338,6 @@ Tensor Trainer::result_weights() const {
   return average ? average : impl_->weights;
 }
 int64_t Trainer::parameter_count() const { return impl_->layout.count(); }
-int64_t Trainer::peak_arena_bytes() const { return impl_->peak_arena; }
 Score Trainer::score_held_out(int64_t stride) const { return impl_->score_on_held_out(stride); }
 
 void Trainer::set_steps(int64_t steps) {

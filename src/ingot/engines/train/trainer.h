@@ -19,10 +19,9 @@ namespace ingot {
 struct RunData {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const TokenSource> train, held_out;
-  std::vector<std::string> held_out_names;  // of its documents, where they are files
-  std::vector<std::string> held_out_texts;
-  std::string tokenizer_file;  // the tokenizer as a file's content
-  std::string tokenizer_name;  // tokenizer.json or tokenizer.model
+  std::vector<std::string> held_out_texts;  // where the data is text
+  std::string tokenizer_file;               // the tokenizer as a file's content
+  std::string tokenizer_name;               // tokenizer.json or tokenizer.model
   int64_t train_bytes = 0, held_out_bytes = 0;
 };
 // Reads text (tokenizing it) or shards. Sets config.model.vocab from the tokenizer. `tokenizer_path` wins over the
@@ -65,7 +64,6 @@ class Trainer {
   Tensor weights() const;         // as trained
   Tensor result_weights() const;  // the average where there is one
   int64_t parameter_count() const;
-  int64_t peak_arena_bytes() const;
   // Runs a few steps' worth of work without changing anything; tokens per second of training at the present layer
   // program.
   double measure_tokens_per_second(double seconds);

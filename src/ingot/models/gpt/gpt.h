@@ -48,10 +48,9 @@ struct GptAdapters {
 };
 
 struct GptOptions {
-  int64_t capacity = 0;      // most tokens of one call
-  int64_t max_segments = 0;  // most segments of one call; 0: capacity
-  bool looping = false;      // which of the two layer programs
-  bool training = false;     // keeps what the backward pass needs
+  int64_t capacity = 0;   // most tokens of one call
+  bool looping = false;   // which of the two layer programs
+  bool training = false;  // keeps what the backward pass needs
   Products products = Products::fp32;
   int64_t max_adapter_rank = 0;  // largest rank of the adapters passed later; 0: none
   int64_t max_positions = 0;     // rotary positions that may occur; 0: the config's context
