@@ -9,20 +9,24 @@
 
 namespace ingot {
 
+// With `g` the layer is weight-normalised: W[n,:] = g[n] w[n,:] / sqrt(|w[n,:]|^2 + 1e-12), and `w` holds the
+// directions v.
 struct MlpLayer {
-  Tensor w, b;
-};  // (N, K), (N) or left out
+  Tensor w, b;  // (N, K), (N) or left out
+  Tensor g;     // (N) or left out
+};
 struct Mlp {
   Tensor x, y;                   // (T, K0), (T, N_last)
   std::vector<MlpLayer> layers;  // at least one; widths chain
   Act act = Act::identity;
   bool activate_last = false;
-  Tensor saved;      // mlp_saved_elements(...) elements of x's dtype for backward, or left out: inference
+  Tensor saved;      // mlp_saved_elements(...) elements of x's dtype or f32, for backward; left out: inference
   Tensor workspace;  // u8, mlp_workspace_bytes(...)
   Products products = Products::fp32;
 };
 void mlp(const Mlp& m, Stream stream);
 
+// Gradients add to f32 (f64 for f64) `grads`. With `saved` left out, the forward values are formed again from x.
 struct MlpBackward {
   Tensor dy, x, dx;  // dx left out: frozen input
   std::vector<MlpLayer> layers;

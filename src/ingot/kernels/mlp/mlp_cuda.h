@@ -1,0 +1,29 @@
+#pragma once
+// The CUDA forms of the MLP, and what they agree on. mlp.cu chooses among them; each says what it takes.
+//
+// What `saved` holds on a GPU, layer after layer for every activated layer, each a contiguous (T, N_l) matrix in
+// saved.dtype: the value h after the activation where the slope follows from it (has_slope_from_value), otherwise the
+// value z before it. All forms write and read the same, so that any forward may precede any backward.
+#include "ingot/kernels/mlp/mlp.h"
+
+namespace ingot::cuda {
+
+// Any depth up to 8, widths in multiples of 8 up to 512, f16, bf16 and f32; mma.sync, sm_80 and later.
+void mlp_portable(const Mlp& m, Stream stream);
+void mlp_backward_portable(const MlpBackward& m, Stream stream);
+int64_t mlp_backward_portable_workspace_bytes(const MlpBackward& m);
+
+// Few rows, widths up to 128, f16 and bf16: every block keeps all weights in registers.
+bool mlp_few_rows_takes(const Mlp& m);
+void mlp_few_rows(const Mlp& m, Stream stream);
+
+// Many rows, widths up to 128, f16 and bf16, sm_90a: weights stay in shared memory, activations in registers.
+bool mlp_sm90_takes(const Mlp& m);
+void mlp_sm90(const Mlp& m, Stream stream);
+
+// Widths up to 128, f16 and bf16, sm_90a: every dW stays in the registers of a pair of blocks.
+bool mlp_backward_sm90_takes(const MlpBackward& m);
+void mlp_backward_sm90(const MlpBackward& m, Stream stream);
+int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m);
+
+}  // namespace ingot::cuda
