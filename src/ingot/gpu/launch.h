@@ -13,6 +13,7 @@ struct Launch {
   int cluster = 1;              // blocks per cluster
   bool overlap = false;         // the kernel calls ptx::wait_for_earlier_kernels() first, so its blocks may start early
   int device = 0;
+  bool cooperative = false;  // blocks wait for each other: all run at once, or the launch is refused
 };
 
 template <class... P, class... A>
@@ -24,7 +25,7 @@ void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream str
   if (at.smem > 48 * 1024)
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(at.smem)), name,
                ": asking for ", at.smem, " bytes of shared memory");
-  cudaLaunchAttribute attribute[2];
+  cudaLaunchAttribute attribute[3];
   unsigned attributes = 0;
   if (at.cluster > 1) {
     attribute[attributes].id = cudaLaunchAttributeClusterDimension;
@@ -37,6 +38,11 @@ void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream str
     attribute[attributes].val.programmaticStreamSerializationAllowed = 1;
     ++attributes;
   }
+  if (at.cooperative) {
+    attribute[attributes].id = cudaLaunchAttributeCooperative;
+    attribute[attributes].val.cooperative = 1;
+    ++attributes;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(unsigned(at.grid));
   config.blockDim = dim3(unsigned(at.block));
@@ -47,6 +53,19 @@ void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream str
   check_cuda(cudaLaunchKernelEx(&config, kernel, P(arguments)...), name, ": launch of ", at.grid, " blocks of ",
              at.block, " threads, clusters of ", at.cluster, ", ", at.smem,
              " bytes of shared memory on cuda:", at.device);
+}
+
+// How many blocks of this kernel the device runs at once: the most that a cooperative launch may ask for.
+template <class... P> int64_t resident_blocks(const char* name, void (*kernel)(P...), const Launch& at) {
+  const DeviceGuard guard(at.device);
+  if (at.smem > 48 * 1024)
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(at.smem)), name,
+               ": asking for ", at.smem, " bytes of shared memory");
+  int per_sm = 0, sms = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, int(at.block), size_t(at.smem)), name,
+             ": occupancy");
+  check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, at.device), name, ": number of SMs");
+  return int64_t(per_sm) * sms / at.cluster * at.cluster;
 }
 
 }  // namespace ingot::gpu

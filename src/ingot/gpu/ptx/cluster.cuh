@@ -2,6 +2,8 @@
 // Thread block clusters: rank, barrier, and stores to a neighbour's shared memory.
 #include <cstdint>
 
+#include "ingot/gpu/ptx/address.cuh"
+
 namespace ingot::ptx {
 
 __device__ inline uint32_t cluster_rank() {
@@ -9,18 +11,49 @@ __device__ inline uint32_t cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
   return r;
 }
+__device__ inline uint32_t cluster_size() {
+  uint32_t n;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+  return n;
+}
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Writes `value` where block `rank` of the cluster keeps its copy of `local`. The block must have started (one cluster
 // barrier) and must not have ended (another one after the store).
 __device__ inline void cluster_store(float* local, uint32_t rank, float value) {
-  const uint32_t address = uint32_t(__cvta_generic_to_shared(local));
   asm volatile(
       "{.reg .u32 remote; mapa.shared::cluster.u32 remote, %0, %1; st.shared::cluster.f32 [remote], %2;}" ::"r"(
-          address),
+          shared_address(local)),
       "r"(rank), "f"(value)
       : "memory");
 }
+
+// Where block `rank` of the cluster keeps its copy of `local`: an address for the functions below, for remote mbarrier
+// arrivals and for copies between blocks.
+__device__ inline uint32_t cluster_address(const void* local, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(local)), "r"(rank));
+  return address;
+}
+__device__ inline void cluster_store(uint32_t address, const uint32_t (&w)[1]) {
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(w[0]) : "memory");
+}
+__device__ inline void cluster_store(uint32_t address, const uint32_t (&w)[4]) {
+  asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w[0]), "r"(w[1]), "r"(w[2]),
+               "r"(w[3])
+               : "memory");
+}
+__device__ inline void cluster_load(uint32_t address, uint32_t (&w)[1]) {
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(w[0]) : "r"(address) : "memory");
+}
+__device__ inline void cluster_load(uint32_t address, uint32_t (&w)[4]) {
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(address)
+               : "memory");
+}
+// The mask of a multicast to blocks first, first + 1, ... of the cluster.
+constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }
 
 }  // namespace ingot::ptx

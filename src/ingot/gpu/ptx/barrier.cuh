@@ -1,0 +1,16 @@
+#pragma once
+// Named barriers 0 to 15 of a block (0 is __syncthreads). `threads` counts all that sync or arrive on it, in whole
+// warps.
+#include <cstdint>
+
+namespace ingot::ptx {
+
+__device__ inline void barrier_sync(uint32_t id, uint32_t threads) {
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Arrives and goes on.
+__device__ inline void barrier_arrive(uint32_t id, uint32_t threads) {
+  asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace ingot::ptx

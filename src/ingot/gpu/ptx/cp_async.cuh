@@ -1,0 +1,28 @@
+#pragma once
+// Copies of 4, 8 or 16 bytes from global to shared memory that no register holds (sm_80). `valid` bytes are read, the
+// rest of the destination is zero-filled: with valid = 0 the source is not read. Both addresses aligned to the size.
+#include <cstdint>
+
+#include "ingot/gpu/ptx/address.cuh"
+
+namespace ingot::ptx {
+
+template <int kBytes> __device__ inline void cp_async(uint32_t to, const void* from, uint32_t valid = kBytes) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async moves 4, 8 or 16 bytes");
+  if constexpr (kBytes == 16)  // past L1
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(valid)
+                 : "memory");
+}
+__device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// At most N of this thread's groups are left; other threads see the bytes after a barrier.
+template <int N> __device__ inline void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+// Arrives on the barrier when all of this thread's copies so far are done; counts as one of its arrivals.
+__device__ inline void cp_async_mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+}  // namespace ingot::ptx

@@ -1,0 +1,14 @@
+#pragma once
+// Registers move from the warps that copy to the warps that multiply. N: registers a thread, a multiple of 8 from 24 to
+// 256. All warps of a warpgroup call it, each role in one branch of a single if/else, in a kernel with
+// __launch_bounds__(threads, 1); else ptxas ignores it and says so (C7508).
+namespace ingot::ptx {
+
+template <int N> __device__ inline void increase_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ inline void decrease_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+}  // namespace ingot::ptx

@@ -1,0 +1,34 @@
+#pragma once
+// What a thread may ask the hardware: the time, whether it is the elected lane of its warp; sleep and trap.
+#include <cstdint>
+
+namespace ingot::ptx {
+
+// Nanoseconds, the same clock on all SMs; steps of 32 ns to about 1 us.
+__device__ inline uint64_t global_timer() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
+  return t;
+}
+// Cycles of this SM.
+__device__ inline uint64_t cycle_clock() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(t)::"memory");
+  return t;
+}
+__device__ inline uint32_t sm_id() {
+  uint32_t id;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+  return id;
+}
+// True in exactly one lane of a converged warp, always the same one.
+__device__ inline bool elect_one() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected)::"memory");
+  return elected != 0;
+}
+__device__ inline void sleep(uint32_t nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds) : "memory"); }
+// Kills the kernel with an error that the process cannot clear: for states that only a bug can reach.
+__device__ inline void trap() { asm volatile("trap;"); }
+
+}  // namespace ingot::ptx

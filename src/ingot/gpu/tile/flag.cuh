@@ -1,0 +1,112 @@
+#pragma once
+// The only places where device code waits, and each wait is bounded (watch.h says how they end).
+//     wait_or_trap(barrier, parity)             an mbarrier that this block, its cluster or the copy engine completes
+//     wait(barrier, parity, watch, what)        the same in a kernel that has a Watch
+//     wait_at_least(flag, want, watch, what)    a counter that another block raises (flag_raise, or any release)
+//     grid_barrier(counter, watch, what)        all blocks; only in kernels launched with `cooperative`
+// The last three return false when they gave up. A kernel may ignore that and run on as long as no address or loop
+// bound depends on what it waited for; before its end it calls leave(), for copies may still be under way.
+#include <cstdint>
+
+#include "ingot/gpu/ptx/atomics.cuh"
+#include "ingot/gpu/ptx/cluster.cuh"
+#include "ingot/gpu/ptx/mbarrier.cuh"
+#include "ingot/gpu/ptx/thread.cuh"
+#include "ingot/gpu/watch.h"
+
+namespace ingot::tile {
+
+constexpr uint64_t kTrapAfterNs = 10'000'000'000;  // far beyond any copy, and any time slice under a debugger's tools
+
+// For pipelines inside a block or cluster, where only a bug can keep the phase from completing.
+__device__ inline void wait_or_trap(uint64_t* barrier, uint32_t parity) {
+  if (ptx::mbarrier_try_wait(barrier, parity)) return;
+  const uint64_t start = ptx::global_timer();
+  while (!ptx::mbarrier_try_wait(barrier, parity))
+    if (ptx::global_timer() - start > kTrapAfterNs) ptx::trap();
+}
+// The same where other blocks of the cluster arrive: sees what they wrote before.
+__device__ inline void wait_cluster_or_trap(uint64_t* barrier, uint32_t parity) {
+  if (ptx::mbarrier_try_wait_cluster(barrier, parity)) return;
+  const uint64_t start = ptx::global_timer();
+  while (!ptx::mbarrier_try_wait_cluster(barrier, parity))
+    if (ptx::global_timer() - start > kTrapAfterNs) ptx::trap();
+}
+
+__device__ inline bool stopped(const gpu::Watch& watch) { return ptx::load_relaxed(watch.stop) != gpu::kRunning; }
+
+// Ends all waits of the grid; the first thread to do so leaves a record for the host.
+__device__ inline void give_up(const gpu::Watch& watch, uint32_t why, uint32_t what, uint32_t expected, uint32_t seen,
+                               uint64_t waited_ns) {
+  if (ptx::compare_exchange_acq_rel(watch.stop, gpu::kRunning, why) != gpu::kRunning) return;
+  gpu::WaitRecord& r = *watch.record;
+  r.what = what;
+  r.block = blockIdx.x;
+  r.thread = threadIdx.x;
+  r.expected = expected;
+  r.seen = seen;
+  r.waited_ns = waited_ns;
+  ptx::store_release_system(&r.state, why);
+}
+
+// Polls until done(). seen() is asked for the record only.
+template <class Done, class Seen>
+__device__ inline bool wait_until(Done&& done, Seen&& seen, uint32_t expected, const gpu::Watch& watch, uint32_t what) {
+  uint64_t start = 0;
+  for (uint32_t polls = 1; !done(); ++polls) {
+    if (polls % 32 != 0) continue;  // the first polls are the ones that must answer at once
+    if (stopped(watch)) return false;
+    const uint64_t now = ptx::global_timer();
+    if (start == 0) start = now;
+    const bool by_host = polls % 1024 == 0 && ptx::load_acquire_system(watch.host_stop) != 0;  // over PCIe: rarely
+    if (by_host || now - start > watch.limit_ns) {
+      give_up(watch, by_host ? gpu::kStoppedByHost : gpu::kTimedOut, what, expected, seen(), now - start);
+      return false;
+    }
+    ptx::sleep(32);
+  }
+  return true;
+}
+
+__device__ inline bool wait(uint64_t* barrier, uint32_t parity, const gpu::Watch& watch, uint32_t what) {
+  return wait_until([&] { return ptx::mbarrier_try_wait(barrier, parity); }, [&] { return parity ^ 1; }, parity, watch,
+                    what);
+}
+__device__ inline bool wait_cluster(uint64_t* barrier, uint32_t parity, const gpu::Watch& watch, uint32_t what) {
+  return wait_until([&] { return ptx::mbarrier_try_wait_cluster(barrier, parity); }, [&] { return parity ^ 1; }, parity,
+                    watch, what);
+}
+
+// Counters only grow; the comparison survives their wrapping around.
+__device__ inline bool reached(uint32_t value, uint32_t want) { return int32_t(value - want) >= 0; }
+// One thread waits; a block barrier hands what it saw to the others.
+__device__ inline bool wait_at_least(const uint32_t* flag, uint32_t want, const gpu::Watch& watch, uint32_t what) {
+  return wait_until([&] { return reached(ptx::load_acquire(flag), want); }, [&] { return ptx::load_relaxed(flag); },
+                    want, watch, what);
+}
+// One thread raises, after a block barrier: releases what the whole block wrote.
+__device__ inline void flag_raise(uint32_t* flag, uint32_t by = 1) { ptx::add_release(flag, by); }
+
+// All threads of all blocks. The counter is zero before its first use and then serves any number of barriers, launches
+// and grid sizes: block 0 adds what makes the top bit flip when all have come. After a wait gave up it must be zeroed.
+__device__ inline bool grid_barrier(uint32_t* counter, const gpu::Watch& watch, uint32_t what) {
+  constexpr uint32_t kTop = 0x80000000u;
+  __syncthreads();
+  bool ok = true;
+  if (threadIdx.x == 0) {
+    const uint32_t before = ptx::fetch_add_release(counter, blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1);
+    ok = wait_until([&] { return ((ptx::load_acquire(counter) ^ before) & kTop) != 0; },
+                    [&] { return ptx::load_relaxed(counter) & ~kTop; }, kTop, watch, what);
+  }
+  return __syncthreads_and(ok) != 0;
+}
+
+// Before the end of a kernel that ignores failed waits: bulk copies that nobody waited for may still be writing to this
+// block's shared memory. A millisecond is far more than they take; nothing happens in a kernel that was not stopped.
+__device__ inline void leave(const gpu::Watch& watch) {
+  if (!stopped(watch)) return;
+  const uint64_t start = ptx::global_timer();
+  while (ptx::global_timer() - start < 1'000'000) ptx::sleep(1000);
+}
+
+}  // namespace ingot::tile

@@ -1,0 +1,32 @@
+#pragma once
+// A ring of kStages buffers, each with a full and an empty mbarrier. Everything follows from one counter i, the number
+// of the fill: its stage, and the parity of the phase that fill completes. The consumer of fill i waits for
+// full[stage(i)] with phase(i); the producer, before it overwrites, for empty[stage(i)] with phase(i) ^ 1, which on
+// fresh barriers passes at once.
+#include <cstdint>
+
+namespace ingot::tile {
+
+template <uint32_t kStages> struct Ring {
+  static constexpr uint32_t stage(uint32_t i) { return i % kStages; }
+  static constexpr uint32_t phase(uint32_t i) { return i / kStages & 1; }
+};
+
+// The same, carried along: no division where kStages is no power of two.
+template <uint32_t kStages> struct RingCursor {
+  uint32_t stage = 0, phase = 0;
+  constexpr void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  // As many fills further as a group of warps leaves to the others.
+  constexpr void advance(uint32_t fills) {
+    stage += fills;
+    phase ^= stage / kStages & 1;
+    stage %= kStages;
+  }
+};
+
+}  // namespace ingot::tile

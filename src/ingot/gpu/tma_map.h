@@ -1,0 +1,28 @@
+#pragma once
+// Tensor maps: what the copy engine needs to know of a tensor in global memory. Made on the host, passed to kernels by
+// value as `const __grid_constant__ CUtensorMap`. Included by .cu files; the driver's function is found at run time, so
+// nothing links libcuda.
+//     2-D: rows x cols, cols contiguous.    3-D: (outer, rows, cols).
+//     A load brings box_rows x box_cols elements to shared memory as one panel (tile/swizzle.cuh); box_cols elements
+//     are at most one swizzle row (none: up to 256 elements, rows of box_cols elements without swizzle).
+#include <cuda.h>
+
+#include "ingot/core/tensor.h"
+
+namespace ingot::tile {
+enum class Swizzle : uint8_t;
+}
+
+namespace ingot::gpu {
+
+struct TmaBox {
+  int rows = 0, cols = 0;  // elements
+  tile::Swizzle swizzle{};
+  int outer = 1;  // boxes of 3-D maps may span several outer indices
+};
+
+// `t` is f16, bf16 or f32 on a GPU, rank 2 or 3, 16-byte aligned, its last stride 1 and the others multiples of 16
+// bytes. `name` is for the error. Out of bounds is read as zero and not written.
+CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box);
+
+}  // namespace ingot::gpu
