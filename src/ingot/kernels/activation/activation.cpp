@@ -30,6 +30,11 @@ std::string_view name_of(Act act) {
   return name;
 }
 
+bool slope_follows_from_value(Act act) {
+  bool follows = false;
+  with_activation(act, [&](auto f) { follows = has_slope_from_value<decltype(f)>; });
+  return follows;
+}
 VectorAct vector_form_of(Act act) {
   VectorAct form = VectorAct::none;
   with_activation(act, [&](auto f) { form = vector_form<decltype(f)>(); });

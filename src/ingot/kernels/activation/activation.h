@@ -1,6 +1,7 @@
 #pragma once
 // Pointwise activations: the one place where each formula is written. CPU loops, CUDA epilogues, tests and names in
-// other languages all iterate or look up `Activations`. value(x) = f(x), slope(x) = f'(x); T is float or double.
+// other languages all iterate or look up `Activations`. value(x) = f(x), slope(x) = f'(x); T is float or double (or, in
+// kernels, the Approximate of activation.cuh). slope_from_value(f(x)) = f'(x) where the value tells the slope.
 #include <cmath>
 #include <string_view>
 
@@ -36,18 +37,21 @@ struct Identity {
   static constexpr VectorAct vector = VectorAct::identity;
   template <class T> INGOT_HD static T value(T x) { return x; }
   template <class T> INGOT_HD static T slope(T) { return T(1); }
+  template <class T> INGOT_HD static T slope_from_value(T) { return T(1); }
 };
 struct Relu {
   static constexpr std::string_view name = "relu";
   static constexpr VectorAct vector = VectorAct::relu;
   template <class T> INGOT_HD static T value(T x) { return x <= 0 ? T(0) : x; }
   template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(1) : T(0); }
+  template <class T> INGOT_HD static T slope_from_value(T y) { return y > 0 ? T(1) : T(0); }
 };
 struct LeakyRelu {
   static constexpr std::string_view name = "leaky_relu";
   static constexpr VectorAct vector = VectorAct::leaky_relu;
   template <class T> INGOT_HD static T value(T x) { return x > 0 ? x : T(0.01) * x; }
   template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(1) : T(0.01); }
+  template <class T> INGOT_HD static T slope_from_value(T y) { return y > 0 ? T(1) : T(0.01); }
 };
 // max(x, x / 2)^2
 struct LeakyReluSquared {
@@ -119,12 +123,14 @@ struct Tanh {
     return tanh(x);
   }
   template <class T> INGOT_HD static T slope(T x) { return T(4) * detail::logistic_slope(T(2) * x); }
+  template <class T> INGOT_HD static T slope_from_value(T y) { return (T(1) - y) * (T(1) + y); }
 };
 struct Sigmoid {
   static constexpr std::string_view name = "sigmoid";
   static constexpr VectorAct vector = VectorAct::sigmoid;
   template <class T> INGOT_HD static T value(T x) { return detail::logistic(x); }
   template <class T> INGOT_HD static T slope(T x) { return detail::logistic_slope(x); }
+  template <class T> INGOT_HD static T slope_from_value(T y) { return y * (T(1) - y); }
 };
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|)
 struct Softplus {
@@ -137,11 +143,18 @@ struct Softplus {
     return (x <= 0 ? T(0) : x) + log1p(exp(-abs(x)));
   }
   template <class T> INGOT_HD static T slope(T x) { return detail::logistic(x); }
+  template <class T> INGOT_HD static T slope_from_value(T y) {
+    using std::expm1;
+    return -expm1(-y);
+  }
 };
 
 template <class... Fs> struct ActivationList { static constexpr int size = sizeof...(Fs); };
 using Activations = ActivationList<Identity, Relu, LeakyRelu, LeakyReluSquared, ReluSquared, Silu, Gelu, GeluTanh,
                                    QuickGelu, Tanh, Sigmoid, Softplus>;
+
+// Whether f'(x) follows from f(x) alone: then a layer's output is all its backward pass needs of it.
+template <class F> inline constexpr bool has_slope_from_value = requires { F::slope_from_value(1.0); };
 
 // An activation chosen at run time: its place in the list.
 enum class Act : int { identity = 0 };
@@ -165,6 +178,8 @@ template <class F, class... Fs> constexpr Act act_in(ActivationList<Fs...>) {
   return Act(found ? i : -1);
 }
 template <class F> inline constexpr Act act_of = act_in<F>(Activations{});
+
+bool slope_follows_from_value(Act act);  // has_slope_from_value of the activation `act`
 
 template <class F> constexpr VectorAct vector_form() {
   if constexpr (requires { F::vector; }) return F::vector;

@@ -7,6 +7,7 @@
 
 #include "ingot/core/cpu.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/activation/activation.cuh"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -46,6 +47,63 @@ TEST(Activation, SlopesAreTheDerivativesOfValues) {
       EXPECT_NEAR(f.slope(x), numeric, 1e-8 * std::max(1.0, std::abs(numeric))) << f.name << " at " << x;
     }
   });
+}
+
+TEST(Activation, SlopesFromValuesAreTheDerivatives) {
+  int have = 0;
+  for_each_act([&](auto f, Act act) {
+    using F = decltype(f);
+    EXPECT_EQ(slope_follows_from_value(act), has_slope_from_value<F>) << f.name;
+    if constexpr (has_slope_from_value<F>) {
+      ++have;
+      for (double x = -30; x < 12; x += 0.0137) {
+        const double h = 1e-5 * std::max(1.0, std::abs(x)), numeric = (f.value(x + h) - f.value(x - h)) / (2 * h);
+        if (std::abs(x) < 2 * h) continue;
+        const double slope = F::slope_from_value(F::value(x));
+        EXPECT_NEAR(slope, numeric, 1e-8 * std::max(1.0, std::abs(numeric))) << f.name << " at " << x;
+        // Softplus keeps the left tail, where the value itself vanishes.
+        if (f.name == "softplus") EXPECT_NEAR(slope / F::slope(x), 1, 1e-12) << x;
+      }
+    }
+  });
+  EXPECT_EQ(have, 6);
+  EXPECT_FALSE(has_slope_from_value<Silu>);
+}
+
+// What kernels with 16-bit outputs evaluate: its error must vanish in the rounding of the result (2^-12 for f16).
+TEST(Activation, ApproximateFormsKeepTwelveBitsInBothTails) {
+  for_each_act([](auto f, Act) {
+    using F = decltype(f);
+    const auto value = [](float x) { return F::value(Approximate(x)).v; };
+    const auto slope = [](float x) { return F::slope(Approximate(x)).v; };
+    for (double at = -24; at < 24; at += 0.00713) {
+      const float x = float(at);
+      const double d = x;
+      // A left tail that ends below the smallest f16 (6e-8) only has to vanish too.
+      EXPECT_NEAR(value(x), F::value(d), 1e-4 * std::abs(F::value(d)) + 1e-9) << f.name << " of " << x;
+      EXPECT_NEAR(slope(x), F::slope(d), 1e-4 * std::abs(F::slope(d)) + 1e-6) << f.name << "' of " << x;
+      if (f.name == "softplus") {
+        EXPECT_NEAR(value(x) / F::value(d), 1, 7e-5) << x;
+        EXPECT_NEAR(slope(x) / F::slope(d), 1, 1e-5) << x;
+      }
+      if constexpr (has_slope_from_value<F>) {
+        const float y = float(F::value(d));
+        const double want = F::slope_from_value(double(y));
+        EXPECT_NEAR(F::slope_from_value(Approximate(y)).v, want, 1e-5 * std::abs(want)) << f.name << " at " << x;
+      }
+    }
+    for (double x : {kInf, -kInf}) EXPECT_EQ(double(value(float(x))), F::value(x)) << f.name;
+    for (double x : {kInf, -kInf}) EXPECT_FALSE(std::isnan(slope(float(x)))) << f.name;
+    EXPECT_TRUE(std::isnan(value(float(kNan)))) << f.name;
+  });
+}
+
+TEST(Activation, TheOneExponentialSoftplusOfF32IsAsGoodAsF32) {
+  for (double at = -80; at < 30; at += 0.00713) {
+    const float x = float(at);
+    const double want = Softplus::value(double(x));
+    EXPECT_NEAR(softplus_value(x), want, 3e-7 * want) << x;
+  }
 }
 
 TEST(Activation, TailsAreMonotoneAndNeverUndershootTheirLimits) {
