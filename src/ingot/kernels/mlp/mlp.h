@@ -1,6 +1,12 @@
 #pragma once
 // Whole multi-layer perceptrons:  h_0 = x,  h_{l+1} = f(h_l W_l^T + b_l),  the last layer linear unless
-// `activate_last`.
+// `activate_last`. Backward, from dz_last = dy (* f'), downwards:
+//   dW_l += dz_l^T h_l      db_l += sum_t dz_l      dz_{l-1} = (dz_l W_l) * f'(z_{l-1})      dx = dz_0 W_0
+// Weight norm: W[n,:] = g[n] v[n,:] r[n],  r[n] = 1 / sqrt(|v[n,:]|^2 + 1e-12), and with u = v[n,:] r[n]
+//   dg[n] += dW[n,:] . u      dv[n,:] += g[n] r[n] (dW[n,:] - u (dW[n,:] . u))
+//
+// x, y, dy, dx are row-major with any row stride. CPU: f64 and f32. GPU: f16, bf16 and f32, up to 8 layers, widths in
+// multiples of 8 up to 512, weights and gradients contiguous, rows at addresses that are multiples of 16 bytes.
 #include <vector>
 
 #include "ingot/core/tensor.h"
@@ -21,12 +27,13 @@ struct Mlp {
   Act act = Act::identity;
   bool activate_last = false;
   Tensor saved;      // mlp_saved_elements(...) elements of x's dtype or f32, for backward; left out: inference
-  Tensor workspace;  // u8, mlp_workspace_bytes(...)
+  Tensor workspace;  // u8, mlp_workspace_bytes(...); left out where that is 0
   Products products = Products::fp32;
 };
 void mlp(const Mlp& m, Stream stream);
 
 // Gradients add to f32 (f64 for f64) `grads`. With `saved` left out, the forward values are formed again from x.
+// Of a weight-normalised layer grads.w is dv and grads.g is dg.
 struct MlpBackward {
   Tensor dy, x, dx;  // dx left out: frozen input
   std::vector<MlpLayer> layers;
@@ -37,7 +44,17 @@ struct MlpBackward {
   Products products = Products::fp32;
 };
 void mlp_backward(const MlpBackward& m, Stream stream);
+
+// What the caller provides. These look at shapes, types, devices and options only, never at where data lies, so a
+// tensor with a null pointer serves to ask.
 int64_t mlp_saved_elements(int64_t rows, const std::vector<MlpLayer>& layers, bool activate_last);
-int64_t mlp_workspace_bytes(int64_t rows, const std::vector<MlpLayer>& layers, DType dtype, Device device);
+int64_t mlp_workspace_bytes(const Mlp& m);
+int64_t mlp_backward_workspace_bytes(const MlpBackward& m);
+
+// Bytes that must move and products that must be formed, each operand once; what is recomputed counts as work.
+int64_t bytes(const Mlp& m);
+int64_t flops(const Mlp& m);
+int64_t bytes(const MlpBackward& m);
+int64_t flops(const MlpBackward& m);
 
 }  // namespace ingot

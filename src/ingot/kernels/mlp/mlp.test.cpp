@@ -18,17 +18,20 @@ using testing::values;
 struct Net {
   std::vector<int64_t> widths;
   int64_t rows;
-  bool activate_last = false, bias = true;
+  bool activate_last = false, bias = true, weight_norm = false;
 };
 const std::vector<Net> kNets = {{{3, 2}, 1},
                                 {{5, 7, 3}, 4, true},
                                 {{9, 33, 17, 31, 2}, 6},
                                 {{4, 4, 4, 4, 4, 4}, 31, true, false},
                                 {{8, 65, 8}, 33, false, false},
-                                {{3, 5, 2}, 0}};
+                                {{3, 5, 2}, 0},
+                                {{3, 2}, 5, false, true, true},
+                                {{7, 12, 5, 9}, 11, true, true, true},
+                                {{3, 5, 2}, 0, true, true, true}};
 
 struct Memory {
-  std::vector<Buffer> w, b, dw, db;
+  std::vector<Buffer> w, b, g, dw, db, dg;
   std::vector<MlpLayer> layers, grads;
   Memory(const Net& n, DType dtype) {
     for (size_t l = 0; l + 1 < n.widths.size(); ++l) {
@@ -39,20 +42,43 @@ struct Memory {
       db.emplace_back(dtype, Shape{1, out});
       fill_normal(w.back(), 10 + l, 1.5 / std::sqrt(double(k)));
       fill_normal(b.back(), 30 + l, 0.3);
-      fill_zero(dw.back());
-      fill_zero(db.back());
+      g.emplace_back(dtype, Shape{1, out});
+      dg.emplace_back(dtype, Shape{1, out});
+      fill_normal(g.back(), 50 + l, 0.3, 1.5);
+      for (Buffer* grad : {&dw.back(), &db.back(), &dg.back()}) fill_zero(*grad);
     }
     for (size_t l = 0; l < w.size(); ++l) {
-      layers.push_back({w[l], n.bias ? b[l].tensor().row(0) : Tensor()});
-      grads.push_back({dw[l], n.bias ? db[l].tensor().row(0) : Tensor()});
+      layers.push_back(
+          {w[l], n.bias ? b[l].tensor().row(0) : Tensor(), n.weight_norm ? g[l].tensor().row(0) : Tensor()});
+      grads.push_back(
+          {dw[l], n.bias ? db[l].tensor().row(0) : Tensor(), n.weight_norm ? dg[l].tensor().row(0) : Tensor()});
     }
   }
 };
 
+// Enough for both directions, with or without `saved` and in any type of it.
+int64_t workspace_bytes(const Net& n, const Memory& m, DType dtype) {
+  const Tensor x(nullptr, dtype, {n.rows, n.widths.front()}), y(nullptr, dtype, {n.rows, n.widths.back()});
+  const Tensor saved(nullptr, DType::f32, {mlp_saved_elements(n.rows, m.layers, n.activate_last)});
+  return std::max(
+      {mlp_workspace_bytes({.x = x, .y = y, .layers = m.layers, .activate_last = n.activate_last}),
+       mlp_workspace_bytes({.x = x, .y = y, .layers = m.layers, .activate_last = n.activate_last, .saved = saved}),
+       mlp_backward_workspace_bytes(
+           {.dy = y, .x = x, .layers = m.layers, .grads = m.grads, .activate_last = n.activate_last}),
+       mlp_backward_workspace_bytes(
+           {.dy = y, .x = x, .layers = m.layers, .grads = m.grads, .activate_last = n.activate_last, .saved = saved})});
+}
+
 template <class F> std::vector<double> reference(const Net& n, const Memory& m, std::vector<double> h) {
   for (size_t l = 0; l < m.w.size(); ++l) {
     const size_t k = size_t(n.widths[l]), out = size_t(n.widths[l + 1]);
-    const auto w = values(m.w[l]), b = values(m.b[l]);
+    auto w = values(m.w[l]);
+    const auto b = values(m.b[l]), g = values(m.g[l]);
+    for (size_t j = 0; n.weight_norm && j < out; ++j) {
+      double squares = 1e-12;
+      for (size_t p = 0; p < k; ++p) squares += w[j * k + p] * w[j * k + p];
+      for (size_t p = 0; p < k; ++p) w[j * k + p] *= g[j] / std::sqrt(squares);
+    }
     std::vector<double> y(size_t(n.rows) * out);
     for (size_t t = 0; t < size_t(n.rows); ++t)
       for (size_t j = 0; j < out; ++j) {
@@ -74,7 +100,7 @@ TEST(mlp, any_depth_follows_the_formula_with_and_without_saving) {
         fill_normal(x, 1);
         Buffer y(dtype, {n.rows, n.widths.back()}, n.widths.back() + 1),
             saved(dtype, {mlp_saved_elements(n.rows, m.layers, n.activate_last)}),
-            workspace(DType::u8, {mlp_workspace_bytes(n.rows, m.layers, dtype, {})});
+            workspace(DType::u8, {workspace_bytes(n, m, dtype)});
         mlp({.x = x,
              .y = y,
              .layers = m.layers,
@@ -91,9 +117,13 @@ TEST(mlp, any_depth_follows_the_formula_with_and_without_saving) {
       }
 }
 
+enum class Keep { nothing, values };
 TEST(mlp, gradients_of_input_and_parameters_match_finite_differences) {
   for (const Net& n : kNets)
-    for (Act act : {act_of<Softplus>, act_of<Silu>, act_of<Tanh>}) {
+    for (auto [act, keep] : {std::pair{act_of<Softplus>, Keep::values},
+                             {act_of<Silu>, Keep::values},
+                             {act_of<Tanh>, Keep::nothing},
+                             {act_of<Gelu>, Keep::nothing}}) {
       if (n.rows == 0) continue;
       const DType d = DType::f64;
       const Memory m(n, d);
@@ -102,14 +132,14 @@ TEST(mlp, gradients_of_input_and_parameters_match_finite_differences) {
       fill_normal(dy, 2);
       Buffer y(d, {n.rows, n.widths.back()}), dx(d, {n.rows, n.widths.front()}),
           saved(d, {mlp_saved_elements(n.rows, m.layers, n.activate_last)}),
-          workspace(DType::u8, {mlp_workspace_bytes(n.rows, m.layers, d, {})});
+          workspace(DType::u8, {workspace_bytes(n, m, d)});
       const auto loss = [&] {
         mlp({.x = x,
              .y = y,
              .layers = m.layers,
              .act = act,
              .activate_last = n.activate_last,
-             .saved = saved,
+             .saved = keep == Keep::values ? saved.tensor() : Tensor(),
              .workspace = workspace},
             {});
         return testing::dot(y, dy);
@@ -122,14 +152,15 @@ TEST(mlp, gradients_of_input_and_parameters_match_finite_differences) {
                     .grads = m.grads,
                     .act = act,
                     .activate_last = n.activate_last,
-                    .saved = saved,
+                    .saved = keep == Keep::values ? saved.tensor() : Tensor(),
                     .workspace = workspace},
                    {});
       EXPECT_LT(testing::gradient_error(loss, x, dx, 3), 1e-6);
       for (size_t l = 0; l < m.w.size(); ++l) {
         EXPECT_LT(testing::gradient_error(loss, m.w[l], m.dw[l], 4), 1e-6) << "layer " << l;
         if (n.bias) { EXPECT_LT(testing::gradient_error(loss, m.b[l], m.db[l], 5), 1e-6) << "layer " << l; }
-        EXPECT_TRUE(m.dw[l].guards_intact() && m.db[l].guards_intact());
+        if (n.weight_norm) { EXPECT_LT(testing::gradient_error(loss, m.g[l], m.dg[l], 6), 1e-6) << "layer " << l; }
+        EXPECT_TRUE(m.dw[l].guards_intact() && m.db[l].guards_intact() && m.dg[l].guards_intact());
       }
       EXPECT_TRUE(dx.guards_intact() && workspace.guards_intact() && saved.guards_intact());
     }
@@ -144,7 +175,7 @@ TEST(mlp, frozen_parts_stay_untouched_and_the_others_are_the_same) {
   const auto run = [&](size_t trained_from, bool need_dx) {
     const Memory m(n, d);
     Buffer y(d, {n.rows, 5}), dx(d, {n.rows, 6}), saved(d, {mlp_saved_elements(n.rows, m.layers, true)}),
-        workspace(DType::u8, {mlp_workspace_bytes(n.rows, m.layers, d, {})});
+        workspace(DType::u8, {workspace_bytes(n, m, d)});
     fill_zero(dx);
     auto grads = m.grads;
     for (size_t l = 0; l < trained_from; ++l) grads[l] = {};
@@ -184,6 +215,50 @@ TEST(mlp, frozen_parts_stay_untouched_and_the_others_are_the_same) {
     }
 }
 
+TEST(mlp, saved_in_f32_and_recomputation_give_the_gradients_of_saved_values) {
+  const Net n{{6, 11, 9, 5}, 13, true, true, true};
+  const DType d = DType::f64;
+  const Buffer x(d, {n.rows, 6}), dy(d, {n.rows, 5});
+  fill_normal(x, 1);
+  fill_normal(dy, 2);
+  const auto run = [&](DType saved_dtype, bool keep) {
+    const Memory m(n, d);
+    Buffer y(d, {n.rows, 5}), dx(d, {n.rows, 6}), kept(saved_dtype, {mlp_saved_elements(n.rows, m.layers, true)}),
+        workspace(DType::u8, {workspace_bytes(n, m, d)});
+    const Tensor saved = keep ? kept.tensor() : Tensor();
+    mlp({.x = x,
+         .y = y,
+         .layers = m.layers,
+         .act = act_of<Silu>,
+         .activate_last = true,
+         .saved = saved,
+         .workspace = workspace},
+        {});
+    mlp_backward({.dy = dy,
+                  .x = x,
+                  .dx = dx,
+                  .layers = m.layers,
+                  .grads = m.grads,
+                  .act = act_of<Silu>,
+                  .activate_last = true,
+                  .saved = saved,
+                  .workspace = workspace},
+                 {});
+    EXPECT_TRUE(kept.guards_intact() && workspace.guards_intact());
+    std::vector<double> all = values(dx);
+    for (const auto* group : {&m.dw, &m.db, &m.dg})
+      for (const Buffer& grad : *group) {
+        const auto v = values(grad);
+        all.insert(all.end(), v.begin(), v.end());
+      }
+    return all;
+  };
+  const auto want = run(d, true), again = run(d, false), rounded = run(DType::f32, true);
+  EXPECT_EQ(again, want);
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(rounded[i], want[i], 1e-5) << i;
+  EXPECT_NE(rounded, want);
+}
+
 TEST(mlp, the_number_of_threads_changes_no_bit) {
   const int before = thread_count();
   const Net n{{64, 130, 40}, 150};
@@ -196,7 +271,7 @@ TEST(mlp, the_number_of_threads_changes_no_bit) {
     fill_normal(x, 1);
     fill_normal(dy, 2);
     Buffer y(d, {n.rows, 40}), dx(d, {n.rows, 64}), saved(d, {mlp_saved_elements(n.rows, m.layers, false)}),
-        workspace(DType::u8, {mlp_workspace_bytes(n.rows, m.layers, d, {})});
+        workspace(DType::u8, {workspace_bytes(n, m, d)});
     mlp({.x = x, .y = y, .layers = m.layers, .act = act_of<Relu>, .saved = saved, .workspace = workspace}, {});
     mlp_backward({.dy = dy,
                   .x = x,
@@ -230,9 +305,47 @@ TEST(mlp, errors_name_what_was_found_and_what_was_expected) {
   };
   EXPECT_EQ(message({.x = x, .y = y, .layers = m.layers}), "mlp: layer 0: w: found (5, 3), expected (N, 6)");
   EXPECT_EQ(message({.x = good, .y = y, .layers = {}}), "mlp: found no layers, expected at least one");
+  Buffer wide(DType::f32, {4, 3}), doubles(DType::f64, {4, 2});
+  EXPECT_EQ(message({.x = good, .y = wide, .layers = m.layers}), "mlp: y: found (4, 3), expected (4, 2)");
+  EXPECT_EQ(message({.x = good, .y = doubles, .layers = m.layers}), "mlp: y: found dtype f64, expected x's f32");
+  auto layers = m.layers;
+  layers[1].g = layers[0].b;
+  EXPECT_EQ(message({.x = good, .y = y, .layers = layers}), "mlp: layer 1: g: found (5), expected (2)");
+  EXPECT_NE(message({.x = good, .y = y, .layers = m.layers, .saved = doubles}).find("saved: found 8 elements of f64"),
+            std::string::npos);
   EXPECT_NE(message({.x = good, .y = y, .layers = m.layers, .workspace = small})
                 .find("workspace: found 3 elements of u8, expected at least"),
             std::string::npos);
+  const Buffer dy(DType::f32, {4, 2});
+  auto grads = m.grads;
+  grads[1].g = layers[1].b;
+  try {
+    mlp_backward({.dy = dy, .x = good, .layers = m.layers, .grads = grads}, {});
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const Error& e) {
+    EXPECT_EQ(std::string(e.what()), "mlp_backward: layer 1: found a gradient of g, expected g itself beside it");
+  }
+}
+
+// The operands lie nowhere: what a GPU does not take is refused before anything is read.
+TEST(mlp, a_gpu_takes_eight_layers_of_widths_in_multiples_of_eight_up_to_512) {
+  const Device gpu{Device::cuda, 0};
+  const auto message = [&](DType dtype, std::vector<int64_t> widths, int64_t gap = 0) -> std::string {
+    Mlp op{.x = Tensor(nullptr, dtype, {4, widths.front()}, gpu), .y = Tensor(nullptr, dtype, {4, widths.back()}, gpu)};
+    op.x.stride[0] += gap;
+    for (size_t l = 0; l + 1 < widths.size(); ++l)
+      op.layers.push_back({.w = Tensor(nullptr, dtype, {widths[l + 1], widths[l]}, gpu)});
+    try {
+      mlp(op, {});
+    } catch (const Error& e) { return e.what(); }
+    return "nothing was refused";
+  };
+  EXPECT_EQ(message(DType::f64, {8, 8}), "mlp: found dtype f64 on a GPU, expected f16, bf16 or f32");
+  EXPECT_EQ(message(DType::f16, {8, 8, 8, 8, 8, 8, 8, 8, 8, 8}), "mlp: found 9 layers, expected at most 8 on a GPU");
+  EXPECT_EQ(message(DType::f16, {12, 8}), "mlp: found input width 12, expected a multiple of 8 from 8 to 512 on a GPU");
+  EXPECT_EQ(message(DType::f16, {8, 520, 8}),
+            "mlp: found layer width 520, expected a multiple of 8 from 8 to 512 on a GPU");
+  EXPECT_EQ(message(DType::bf16, {8, 8}, 1), "mlp: x: found rows 18 bytes apart, expected a multiple of 16");
 }
 
 }  // namespace

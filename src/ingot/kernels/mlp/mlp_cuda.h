@@ -1,9 +1,12 @@
 #pragma once
-// The CUDA forms of the MLP, and what they agree on. mlp.cu chooses among them; each says what it takes.
+// The CUDA forms of the MLP, and what they agree on. mlp.cu chooses among them; each says what it takes. Arguments have
+// passed the checks of mlp.cpp.
 //
 // What `saved` holds on a GPU, layer after layer for every activated layer, each a contiguous (T, N_l) matrix in
 // saved.dtype: the value h after the activation where the slope follows from it (has_slope_from_value), otherwise the
-// value z before it. All forms write and read the same, so that any forward may precede any backward.
+// value z before it. All forms write and read the same, so that any forward may precede any backward. A 16-bit h is the
+// h that the next layer multiplied.
+// With weight norm, W is formed in fp32 and rounded to x's type, as a 16-bit matrix product would see it.
 #include "ingot/kernels/mlp/mlp.h"
 
 namespace ingot::cuda {
@@ -25,5 +28,21 @@ void mlp_sm90(const Mlp& m, Stream stream);
 bool mlp_backward_sm90_takes(const MlpBackward& m);
 void mlp_backward_sm90(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m);
+
+// Which form runs is a pure function of the operands' shapes, types and options and of the GPU's generation.
+enum class MlpForm { portable, few_rows, sm90 };
+MlpForm pick_mlp_form(const Mlp& m, int compute_major);
+MlpForm pick_mlp_form(const MlpBackward& m, int compute_major);
+bool mlp_takes(const Mlp& m, MlpForm form);
+bool mlp_takes(const MlpBackward& m, MlpForm form);
+
+void mlp(const Mlp& m, Stream stream);
+void mlp_backward(const MlpBackward& m, Stream stream);
+int64_t mlp_backward_workspace_bytes(const MlpBackward& m);
+
+// For tests and benchmarks: a form by name; the operands must be what it takes, and are not checked otherwise.
+void mlp_with(const Mlp& m, MlpForm form, Stream stream);
+void mlp_backward_with(const MlpBackward& m, MlpForm form, Stream stream);
+int64_t mlp_backward_workspace_bytes_with(const MlpBackward& m, MlpForm form);
 
 }  // namespace ingot::cuda

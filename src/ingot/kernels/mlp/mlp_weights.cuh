@@ -1,0 +1,45 @@
+#pragma once
+// Weight norm inside the kernels: the scale of a row of W, and the row scaled as it is loaded. All forms use these, so
+// that W has the same bits in the forward and the backward pass whichever form runs them.
+#include <cstdint>
+
+#include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+
+namespace ingot::cuda {
+
+constexpr float kWeightNormEps = 1e-12f;
+
+// 16 bytes of a weight row.
+template <class T> using WeightChunk = tile::Vec<T, 16 / int(sizeof(T))>;
+
+// 1 / sqrt(|v|^2 + eps) of one row of K elements (a multiple of 8), by a whole warp; every lane gets it.
+template <class T> __device__ inline float weight_inverse_norm(const T* v, int K) {
+  constexpr int kPer = 16 / int(sizeof(T));
+  float sum[1] = {};
+  for (int k = int(threadIdx.x % 32) * kPer; k < K; k += 32 * kPer) {
+    WeightChunk<T> chunk;
+    tile::load(chunk, v + k);
+    float x[kPer];
+    tile::to_float(chunk, x);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) sum[0] = fmaf(x[i], x[i], sum[0]);
+  }
+  tile::warp_sum(sum, 32);
+  return __frsqrt_rn(sum[0] + kWeightNormEps);
+}
+// What row n of v is multiplied by to give W.
+template <class T> __device__ inline float weight_scale(const T* v, int K, T g) {
+  return tile::to_float(g) * weight_inverse_norm(v, K);
+}
+// W = scale v, formed in fp32 and rounded to T.
+template <class T> __device__ inline WeightChunk<T> scaled(const WeightChunk<T>& v, float scale) {
+  constexpr int kPer = 16 / int(sizeof(T));
+  float x[kPer];
+  tile::to_float(v, x);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) x[i] *= scale;
+  return tile::from_float<T>(x);
+}
+
+}  // namespace ingot::cuda
