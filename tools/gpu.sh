@@ -5,6 +5,7 @@
 #   test      the tests labelled gpu
 #   cpu-test  every other test, once per level of vector code that this CPU has
 #   rmsnorm   the benchmark beside PyTorch, and beside the origin where INGOT_ORIGINS (default .origins) holds its source
+#   mlp       whole MLPs, forward and training steps, beside PyTorch and the origin mlp-megakernel where INGOT_ORIGINS holds it
 #   sanitize  memcheck and racecheck over the small GPU tests, and the instructions the kernels came to (compute-sanitizer, cuobjdump)
 #   cpu       CPU training steps in PyTorch and `ingot bench`, on two cores (not a default stage: ten minutes)
 #   sweep     rmsnorm under every configuration, to choose defaults from (not a default stage)
@@ -55,10 +56,12 @@ sass_counts() {
 }
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm sanitize)
+[ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm mlp sanitize)
 nvidia-smi -L || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
 origin=()
 [ ! -f "$origins/MGRrmsnorm/src/rmsnorm_kernel.cu" ] || origin=(--origin "$origins/MGRrmsnorm/src")
+mlp_origin=()
+[ ! -f "$origins/mlp-megakernel/fused_mlp.py" ] || mlp_origin=(--origin "$origins/mlp-megakernel")
 export -f configure_and_build sass_counts
 export build logs
 
@@ -71,6 +74,7 @@ for stage in "${stages[@]}"; do
         GTEST_FILTER='-*Cuda.*' INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
       done ;;
     rmsnorm) step rmsnorm 480 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so "${origin[@]}" ;;
+    mlp) step mlp 560 python3 bench/peers/gpu_mlp.py --native $build/libingot_bench.so "${mlp_origin[@]}" ${INGOT_MLP_ARGS:-} ;;
     sweep) step sweep 300 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so --sweep "$logs/rmsnorm_sweep.json" ;;
     sanitize)
       lines=8
@@ -88,7 +92,7 @@ for stage in "${stages[@]}"; do
         echo "cpu: bench/peers/train_step.py is not there yet"
       fi
       step cpu-ingot-bench 300 taskset -c 0,1 bash -c "$build/ingot bench --json >$logs/cpu_ingot_bench.json" ;;
-    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, sanitize, cpu or sweep" >&2; exit 2 ;;
+    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, mlp, sanitize, cpu or sweep" >&2; exit 2 ;;
   esac
 done
 

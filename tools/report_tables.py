@@ -12,7 +12,7 @@ import sys
 import reports
 
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "cublas": "cuBLAS"}
+PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "cublas": "cuBLAS"}
 
 
 def table(report):

@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
 # The rooms a suite exercises, where they are not the one named like the suite.
-ROOMS = {}
+ROOMS = {"mlp": ["mlp", "activation"]}
 # What every suite rests on besides its rooms: src/gpu, src/core and the build flags.
 COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake"]
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake"}
