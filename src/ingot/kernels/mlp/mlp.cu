@@ -1,0 +1,97 @@
+#include <cuda_runtime.h>
+
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/mlp/mlp_cuda.h"
+
+namespace ingot::cuda {
+namespace {
+
+// Below this, blocks that each hold all weights in registers reach more of the GPU than tiles of 64 rows and more do.
+constexpr int64_t kFewRows = 8192;
+
+int compute_major(Device device) {
+  int major = 0;
+  gpu::check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index),
+                  "mlp: compute capability of ", device);
+  return major;
+}
+
+[[noreturn]] void no_such_form(const char* op, MlpForm form) {
+  fail(ErrorCode::unsupported, op, ": found form ", int(form), ", expected one that takes these operands");
+}
+
+}  // namespace
+
+bool mlp_takes(const Mlp& m, MlpForm form) {
+  switch (form) {
+    case MlpForm::portable: return true;
+#if __has_include("ingot/kernels/mlp/mlp_few_rows.cu")
+    case MlpForm::few_rows: return mlp_few_rows_takes(m);
+#endif
+#if __has_include("ingot/kernels/mlp/mlp_sm90.cu")
+    case MlpForm::sm90: return mlp_sm90_takes(m);
+#endif
+    default: return false;
+  }
+}
+bool mlp_takes(const MlpBackward& m, MlpForm form) {
+  switch (form) {
+    case MlpForm::portable: return true;
+#if __has_include("ingot/kernels/mlp/mlp_backward_sm90.cu")
+    case MlpForm::sm90: return mlp_backward_sm90_takes(m);
+#endif
+    default: return false;
+  }
+}
+
+MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
+  if (m.x.rows() <= kFewRows && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
+  if (compute_major == 9 && mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
+  return MlpForm::portable;
+}
+MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
+  return compute_major == 9 && mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;
+}
+
+void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
+  switch (form) {
+    case MlpForm::portable: return mlp_portable(m, stream);
+#if __has_include("ingot/kernels/mlp/mlp_few_rows.cu")
+    case MlpForm::few_rows: return mlp_few_rows(m, stream);
+#endif
+#if __has_include("ingot/kernels/mlp/mlp_sm90.cu")
+    case MlpForm::sm90: return mlp_sm90(m, stream);
+#endif
+    default: no_such_form("mlp", form);
+  }
+}
+void mlp_backward_with(const MlpBackward& m, MlpForm form, Stream stream) {
+  switch (form) {
+    case MlpForm::portable: return mlp_backward_portable(m, stream);
+#if __has_include("ingot/kernels/mlp/mlp_backward_sm90.cu")
+    case MlpForm::sm90: return mlp_backward_sm90(m, stream);
+#endif
+    default: no_such_form("mlp_backward", form);
+  }
+}
+int64_t mlp_backward_workspace_bytes_with(const MlpBackward& m, MlpForm form) {
+  switch (form) {
+    case MlpForm::portable: return mlp_backward_portable_workspace_bytes(m);
+#if __has_include("ingot/kernels/mlp/mlp_backward_sm90.cu")
+    case MlpForm::sm90: return mlp_backward_sm90_workspace_bytes(m);
+#endif
+    default: no_such_form("mlp_backward", form);
+  }
+}
+
+void mlp(const Mlp& m, Stream stream) {
+  if (m.x.rows() > 0) mlp_with(m, pick_mlp_form(m, compute_major(m.x.device)), stream);
+}
+void mlp_backward(const MlpBackward& m, Stream stream) {
+  if (m.x.rows() > 0) mlp_backward_with(m, pick_mlp_form(m, compute_major(m.x.device)), stream);
+}
+int64_t mlp_backward_workspace_bytes(const MlpBackward& m) {
+  return mlp_backward_workspace_bytes_with(m, pick_mlp_form(m, compute_major(m.x.device)));
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,677 @@
+// Every CUDA form against the fp64 loop, on what it says it takes. A form's error may be 1.5 times that of a chain of
+// correctly rounded operations in the same type (exact sums, each layer's result rounded once); for f32 the chain is
+// the CPU's fp32 path. Without a GPU the numeric cases skip.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <deque>
+#include <map>
+
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/mlp/mlp_cuda.h"
+#include "ingot/testing/device_buffer.h"
+
+#ifdef INGOT_HAS_CUDA_MLP
+namespace ingot {
+namespace {
+
+using cuda::MlpForm;
+using testing::Buffer;
+using testing::DeviceBuffer;
+using testing::fill_normal;
+using testing::values;
+using Vector = std::vector<double>;
+
+enum class Keep { own_type, f32, nothing };
+struct Case {
+  std::vector<int64_t> widths;
+  int64_t rows;
+  Act act = act_of<Softplus>;
+  bool bias = true, weight_norm = false, activate_last = false;
+  Keep keep = Keep::own_type;
+  int64_t gap = 0;  // elements between the rows of x, y, dy and dx
+  size_t depth() const { return widths.size() - 1; }
+};
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  for (int64_t w : c.widths) out << w << ' ';
+  return out << "rows " << c.rows << ' ' << name_of(c.act) << " bias " << c.bias << " weight norm " << c.weight_norm
+             << " activate_last " << c.activate_last << " keep " << int(c.keep) << " gap " << c.gap;
+}
+
+std::vector<int64_t> equal_widths(size_t depth, int64_t width) { return std::vector<int64_t>(depth + 1, width); }
+
+// Each option meets each size it could go wrong with; not the whole product.
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  const Keep keeps[] = {Keep::own_type, Keep::nothing, Keep::f32};
+  int i = 0;
+  for (int64_t rows : {1, 7, 64, 65, 1000, 4097})
+    for (size_t depth : {3, 5}) {
+      ++i;
+      all.push_back({.widths = equal_widths(depth, 128),
+                     .rows = rows,
+                     .bias = i % 2 == 0,
+                     .weight_norm = i % 3 == 0,
+                     .keep = keeps[i % 3]});
+      all.push_back({.widths = equal_widths(depth, 64),
+                     .rows = rows + 1,
+                     .bias = i % 2 == 1,
+                     .weight_norm = i % 4 == 1,
+                     .activate_last = i % 3 == 1,
+                     .keep = keeps[(i + 1) % 3]});
+    }
+  for (size_t depth = 1; depth <= 8; ++depth)
+    all.push_back({.widths = equal_widths(depth, depth % 2 ? 128 : 64),
+                   .rows = 130 + int64_t(depth),
+                   .bias = depth % 2 == 0,
+                   .weight_norm = depth % 4 == 3,
+                   .activate_last = depth % 3 == 0,
+                   .keep = keeps[depth % 3]});
+  // Widths that fill no tile, that differ, and the largest.
+  const std::vector<std::vector<int64_t>> odd = {{8, 8},
+                                                 {8, 128, 128, 8},
+                                                 {24, 72, 40, 104, 16},
+                                                 {128, 64, 128},
+                                                 {96, 128, 128, 64},
+                                                 {16, 256, 136, 8},
+                                                 {200, 512, 8, 96},
+                                                 {512, 512, 512},
+                                                 {32, 64, 64, 64, 3 * 8}};
+  for (const auto& widths : odd)
+    for (int64_t rows : {5, 150, 333}) {
+      ++i;
+      all.push_back({.widths = widths,
+                     .rows = rows,
+                     .bias = i % 2 == 0,
+                     .weight_norm = i % 3 != 0,
+                     .activate_last = i % 4 == 0,
+                     .keep = keeps[i % 3],
+                     .gap = i % 2 ? 8 : 0});
+    }
+  for (int act = 0; act < Activations::size; ++act)
+    for (Keep keep : keeps)
+      all.push_back(
+          {.widths = {64, 128, 64, 128}, .rows = 77, .act = Act(act), .activate_last = act % 2 == 0, .keep = keep});
+  return all;
+}
+
+// The operands of one case, on the device and their host mirrors.
+struct Problem {
+  Case c;
+  DType dtype;
+  DeviceBuffer x, y, dy, dx, saved, workspace;
+  std::deque<DeviceBuffer> w, b, g, dw, db, dg;
+  bool need_dx = true;
+  std::vector<bool> frozen;  // per layer
+
+  Problem(const Case& k, DType t, MlpForm backward_form)
+      : c(k),
+        dtype(t),
+        x(t, {c.rows, c.widths.front()}, c.widths.front() + c.gap),
+        y(t, {c.rows, c.widths.back()}, c.widths.back() + c.gap),
+        dy(t, {c.rows, c.widths.back()}, c.widths.back() + c.gap),
+        dx(t, {c.rows, c.widths.front()}, c.widths.front() + c.gap),
+        saved(c.keep == Keep::f32 ? DType::f32 : t, {0}),
+        workspace(DType::u8, {0}),
+        frozen(c.depth(), false) {
+    for (size_t l = 0; l < c.depth(); ++l) {
+      const int64_t n = c.widths[l + 1], k = c.widths[l];
+      w.emplace_back(t, Shape{n, k});
+      b.emplace_back(t, Shape{n});
+      g.emplace_back(t, Shape{n});
+      dw.emplace_back(DType::f32, Shape{n, k});
+      db.emplace_back(DType::f32, Shape{n});
+      dg.emplace_back(DType::f32, Shape{n});
+    }
+    saved = DeviceBuffer(saved.tensor().dtype, {mlp_saved_elements(c.rows, layers(), c.activate_last)});
+    workspace = DeviceBuffer(DType::u8, {cuda::mlp_backward_workspace_bytes_with(backward(), backward_form)});
+  }
+
+  std::vector<MlpLayer> layers() const {
+    std::vector<MlpLayer> all;
+    for (size_t l = 0; l < c.depth(); ++l)
+      all.push_back({w[l], c.bias ? b[l].tensor() : Tensor(), c.weight_norm ? g[l].tensor() : Tensor()});
+    return all;
+  }
+  std::vector<MlpLayer> grads() const {
+    std::vector<MlpLayer> all;
+    for (size_t l = 0; l < c.depth(); ++l)
+      all.push_back(
+          frozen[l] ? MlpLayer{}
+                    : MlpLayer{dw[l], c.bias ? db[l].tensor() : Tensor(), c.weight_norm ? dg[l].tensor() : Tensor()});
+    return all;
+  }
+  Mlp forward() const {
+    return {.x = x,
+            .y = y,
+            .layers = layers(),
+            .act = c.act,
+            .activate_last = c.activate_last,
+            .saved = c.keep == Keep::nothing ? Tensor() : saved.tensor()};
+  }
+  MlpBackward backward() const {
+    return {.dy = dy,
+            .x = x,
+            .dx = need_dx ? dx.tensor() : Tensor(),
+            .layers = layers(),
+            .grads = grads(),
+            .act = c.act,
+            .activate_last = c.activate_last,
+            .saved = c.keep == Keep::nothing ? Tensor() : saved.tensor(),
+            .workspace = workspace};
+  }
+  template <class Use> void each(Use&& use) {
+    for (DeviceBuffer* t : {&x, &y, &dy, &dx, &saved, &workspace}) use(*t);
+    for (auto* group : {&w, &b, &g, &dw, &db, &dg})
+      for (DeviceBuffer& t : *group) use(t);
+  }
+  void upload() {
+    each([](DeviceBuffer& t) { t.upload(); });
+  }
+  void download() {
+    each([](DeviceBuffer& t) { t.download(); });
+  }
+  void fill(uint64_t seed);
+  void run(MlpForm forward_form, MlpForm backward_form) {
+    upload();
+    cuda::mlp_with(forward(), forward_form, {});
+    cuda::mlp_backward_with(backward(), backward_form, {});
+    download();
+  }
+};
+
+// --- the reference and the chain ---------------------------------------------------------------------------
+
+void round_to(DType dtype, Vector& v) {
+  if (dtype == DType::f64) return;
+  Buffer rounded(dtype, {int64_t(v.size())});
+  testing::assign(rounded, v);
+  v = values(rounded);
+}
+
+// Small loops over fp64 vectors with a rounding after each operation: f64 gives the reference, f16 and bf16 the chain.
+struct Chain {
+  const Problem& p;
+  DType round;
+  std::vector<Vector> w, b, g, r, z, h, dw, db, dg;
+  Vector y, dx, saved;
+
+  Chain(const Problem& problem, DType t) : p(problem), round(t) {
+    forward();
+    backward();
+  }
+  size_t width(size_t l) const { return size_t(p.c.widths[l]); }
+  size_t rows() const { return size_t(p.c.rows); }
+  bool active(size_t l) const { return p.c.activate_last || l + 1 < p.c.depth(); }
+  bool keeps_value() const { return slope_follows_from_value(p.c.act); }
+
+  Buffer matrix(const Vector& v, size_t n, size_t k) const {
+    Buffer m(DType::f64, {int64_t(n), int64_t(k)});
+    testing::assign(m, v);
+    return m;
+  }
+  Vector product(const Vector& a, size_t m, size_t k, bool ta, const Vector& q, size_t n, bool tb) const {
+    Buffer out(DType::f64, {int64_t(m), int64_t(n)});
+    const Buffer left = ta ? matrix(a, k, m) : matrix(a, m, k), right = tb ? matrix(q, n, k) : matrix(q, k, n);
+    matmul({.a = left, .b = right, .c = out, .transpose_a = ta, .transpose_b = tb}, {});
+    return values(out);
+  }
+  void form_weight(size_t l) {
+    w.push_back(values(p.w[l].host()));
+    b.push_back(p.c.bias ? values(p.b[l].host()) : Vector(width(l + 1), 0.0));
+    g.push_back(values(p.g[l].host()));
+    r.emplace_back();
+    if (!p.c.weight_norm) return;
+    const size_t k = width(l);
+    for (size_t n = 0; n < width(l + 1); ++n) {
+      double sum = 1e-12;
+      for (size_t j = 0; j < k; ++j) sum += w[l][n * k + j] * w[l][n * k + j];
+      r[l].push_back(1 / std::sqrt(sum));
+      for (size_t j = 0; j < k; ++j) w[l][n * k + j] *= g[l][n] * r[l][n];
+    }
+    round_to(round, w[l]);
+  }
+  Vector apply(const Vector& v, bool slope, bool from_value) const {
+    Vector out(v.size());
+    with_activation(p.c.act, [&](auto f) {
+      using F = decltype(f);
+      for (size_t i = 0; i < v.size(); ++i) {
+        if constexpr (has_slope_from_value<F>) {
+          if (slope && from_value) {
+            out[i] = F::slope_from_value(v[i]);
+            continue;
+          }
+        }
+        out[i] = slope ? F::slope(v[i]) : F::value(v[i]);
+      }
+    });
+    return out;
+  }
+  void forward() {
+    Vector in = values(p.x.host());
+    for (size_t l = 0; l < p.c.depth(); ++l) {
+      form_weight(l);
+      h.push_back(in);
+      Vector sum = product(in, rows(), width(l), false, w[l], width(l + 1), true);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += b[l][i % width(l + 1)];
+      in = active(l) ? apply(sum, false, false) : sum;
+      round_to(round, in);
+      round_to(round, sum);
+      if (active(l)) {
+        const Vector& kept = keeps_value() ? in : sum;
+        saved.insert(saved.end(), kept.begin(), kept.end());
+      }
+      z.push_back(keeps_value() ? in : sum);
+    }
+    y = in;
+  }
+  void times_slope(Vector& d, size_t l) const {
+    const Vector slope = apply(z[l], true, keeps_value());
+    for (size_t i = 0; i < d.size(); ++i) d[i] *= slope[i];
+  }
+  void backward() {
+    const size_t depth = p.c.depth();
+    dw.resize(depth), db.resize(depth), dg.resize(depth);
+    Vector d = values(p.dy.host());
+    if (p.c.activate_last) {
+      times_slope(d, depth - 1);
+      round_to(round, d);
+    }
+    for (size_t l = depth; l-- > 0;) {
+      const size_t n = width(l + 1), k = width(l);
+      dw[l] = product(d, n, rows(), true, h[l], k, false);
+      db[l].assign(n, 0.0);
+      for (size_t i = 0; i < d.size(); ++i) db[l][i % n] += d[i];
+      if (p.c.weight_norm) weight_norm_backward(l, n, k);
+      d = product(d, rows(), n, false, w[l], k, false);
+      if (l > 0) times_slope(d, l - 1);
+      round_to(round, d);
+    }
+    dx = d;
+  }
+  void weight_norm_backward(size_t l, size_t n, size_t k) {
+    const Vector v = values(p.w[l].host());
+    dg[l].assign(n, 0.0);
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t j = 0; j < k; ++j) dg[l][i] += dw[l][i * k + j] * v[i * k + j] * r[l][i];
+      for (size_t j = 0; j < k; ++j)
+        dw[l][i * k + j] = g[l][i] * r[l][i] * (dw[l][i * k + j] - v[i * k + j] * r[l][i] * dg[l][i]);
+    }
+  }
+};
+
+// The CPU's fp32 path on the same operands: its sums round as any fp32 sum does.
+struct Fp32Chain {
+  Vector y, dx, saved;
+  std::vector<Vector> dw, db, dg;
+  explicit Fp32Chain(const Problem& p) {
+    const auto on_host = [](const DeviceBuffer& t) { return t.host(); };
+    std::vector<MlpLayer> layers, grads;
+    std::deque<Buffer> sums;
+    const auto zeros = [&](const DeviceBuffer& like) {
+      sums.emplace_back(DType::f32, like.host().shape);
+      fill_zero(sums.back());
+      return sums.back().tensor();
+    };
+    for (size_t l = 0; l < p.c.depth(); ++l) {
+      layers.push_back(
+          {on_host(p.w[l]), p.c.bias ? on_host(p.b[l]) : Tensor(), p.c.weight_norm ? on_host(p.g[l]) : Tensor()});
+      grads.push_back(
+          {zeros(p.dw[l]), p.c.bias ? zeros(p.db[l]) : Tensor(), p.c.weight_norm ? zeros(p.dg[l]) : Tensor()});
+    }
+    Buffer out(DType::f32, p.y.host().shape), d(DType::f32, p.dx.host().shape),
+        kept(DType::f32, {mlp_saved_elements(p.c.rows, layers, p.c.activate_last)});
+    Mlp f{
+        .x = p.x.host(), .y = out, .layers = layers, .act = p.c.act, .activate_last = p.c.activate_last, .saved = kept};
+    MlpBackward back{.dy = p.dy.host(),
+                     .x = p.x.host(),
+                     .dx = d,
+                     .layers = layers,
+                     .grads = grads,
+                     .act = p.c.act,
+                     .activate_last = p.c.activate_last,
+                     .saved = kept};
+    Buffer workspace(DType::u8, {std::max(mlp_workspace_bytes(f), mlp_backward_workspace_bytes(back))});
+    f.workspace = back.workspace = workspace;
+    mlp(f, {});
+    mlp_backward(back, {});
+    y = values(out), dx = values(d), saved = values(kept);
+    if (slope_follows_from_value(p.c.act)) {
+      Buffer value(DType::f32, kept.tensor().shape);
+      if (!saved.empty()) activate({.act = p.c.act, .x = kept, .y = value}, {});
+      saved = values(value);
+    }
+    for (const MlpLayer& grad : grads) {
+      dw.push_back(values(grad.w));
+      db.push_back(grad.b ? values(grad.b) : Vector());
+      dg.push_back(grad.g ? values(grad.g) : Vector());
+    }
+  }
+};
+
+// Weights such that every layer's value before the activation has a standard deviation of 1.5 and, with a bias, a few
+// columns sit at -12 to -18, deep in the left tail.
+void Problem::fill(uint64_t seed) {
+  fill_normal(x.host(), seed, 1);
+  fill_normal(dy.host(), seed + 1, 1);
+  Case part = c;
+  for (size_t l = 0; l < c.depth(); ++l) {
+    const size_t n = size_t(c.widths[l + 1]);
+    fill_normal(w[l].host(), seed + 10 + l, 1 / std::sqrt(double(c.widths[l])));
+    fill_normal(b[l].host(), seed + 30 + l, 0.5);
+    Vector bias = values(b[l].host());
+    for (size_t i = 3; i < n; i += 16) bias[i] = -12 - double(i % 7);
+    testing::assign(b[l].host(), bias);
+    fill_normal(g[l].host(), seed + 50 + l, 0.2, 1);
+    for (auto* grad : {&dw, &db, &dg}) fill_normal((*grad)[l].host(), seed + 70 + l, 0.1);
+  }
+  Vector in = values(x.host());
+  const size_t some = std::min<size_t>(size_t(c.rows), 64);
+  for (size_t l = 0; l < c.depth() && some > 0; ++l) {
+    const size_t n = size_t(c.widths[l + 1]), k = size_t(c.widths[l]);
+    Vector weight = values(w[l].host()), next(some * n);
+    double squares = 0;
+    for (size_t t = 0; t < some; ++t)
+      for (size_t i = 0; i < n; ++i) {
+        double sum = 0;
+        for (size_t j = 0; j < k; ++j) sum += in[t * k + j] * weight[i * k + j];
+        next[t * n + i] = sum, squares += sum * sum;
+      }
+    const double scale = 1.5 / std::sqrt(squares / double(some * n) + 1e-9);
+    for (double& v : weight) v *= scale;
+    testing::assign(w[l].host(), weight);
+    if (c.weight_norm) {  // |v| is what g must be to keep W
+      Vector length(n, 0.0);
+      for (size_t i = 0; i < n * k; ++i) length[i / k] += weight[i] * weight[i];
+      for (double& v : length) v = std::sqrt(v) * 1.1;
+      testing::assign(g[l].host(), length);
+    }
+    const Vector bias = values(b[l].host());
+    with_activation(c.act, [&](auto f) {
+      for (size_t i = 0; i < next.size(); ++i) {
+        const double z = next[i] * scale + (c.bias ? bias[i % n] : 0);
+        next[i] = f.value(z);
+      }
+    });
+    in = next;
+  }
+}
+
+// --- the comparison ------------------------------------------------------------------------------------------
+
+struct Errors {
+  double rms = 0, worst = 0, size = 0;
+  size_t at = 0;
+};
+Errors errors(const Vector& got, const Vector& want) {
+  Errors e;
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double d = std::abs(got[i] - want[i]);
+    e.rms += d * d;
+    e.size += want[i] * want[i];
+    if (!(d <= e.worst)) e.worst = d, e.at = i;  // a NaN too
+  }
+  const double n = double(std::max<size_t>(want.size(), 1));
+  e.rms = std::sqrt(e.rms / n), e.size = std::sqrt(e.size / n);
+  return e;
+}
+// At most 1.5 times the chain's error, and no single value further off than twice the chain's furthest. A few values
+// say little about a root mean square, so small results get more room: up to a rounding of a value of usual size.
+void expect_as_good_as(const char* what, const Vector& got, const Vector& want, const Vector& chain, double unit) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  const Errors ours = errors(got, want), theirs = errors(chain, want);
+  const bool few = want.size() < 1024;
+  const double floor = unit * ours.size;
+  const double rms = few ? 2 * theirs.rms + floor : 1.5 * theirs.rms + 0.1 * floor;
+  const double worst = few ? 3 * theirs.worst + 2 * floor : 2 * theirs.worst + floor;
+  EXPECT_TRUE(ours.rms <= rms && ours.worst <= worst)
+      << what << ": error rms " << ours.rms << " (chain " << theirs.rms << ", allowed " << rms << "), worst "
+      << ours.worst << " (chain " << theirs.worst << ", allowed " << worst << ") at " << ours.at << ": found "
+      << got[ours.at] << ", expected " << want[ours.at] << ", values' rms " << ours.size;
+}
+Vector difference(Vector a, const Vector& b) {
+  for (size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
+  return a;
+}
+
+template <class Reference>
+void compare_all(const Problem& p, const Chain& want, const Reference& chain,
+                 const std::map<std::string, Vector>& before) {
+  const double unit = testing::roundoff(p.dtype);
+  expect_as_good_as("y", values(p.y.host()), want.y, chain.y, unit);
+  if (p.c.keep != Keep::nothing) expect_as_good_as("saved", values(p.saved.host()), want.saved, chain.saved, unit);
+  if (p.need_dx) expect_as_good_as("dx", values(p.dx.host()), want.dx, chain.dx, unit);
+  for (size_t l = 0; l < p.c.depth(); ++l) {
+    if (p.frozen[l]) continue;
+    const auto gradient = [&](const char* name, const DeviceBuffer& got, const Vector& exact, const Vector& rounded) {
+      const std::string what = name + std::to_string(l);
+      expect_as_good_as(what.c_str(), difference(values(got.host()), before.at(what)), exact, rounded,
+                        p.dtype == DType::f32 ? 4 * unit : unit);  // f32: what it adds to rounds as well
+    };
+    gradient("dw", p.dw[l], want.dw[l], chain.dw[l]);
+    if (p.c.bias) gradient("db", p.db[l], want.db[l], chain.db[l]);
+    if (p.c.weight_norm) gradient("dg", p.dg[l], want.dg[l], chain.dg[l]);
+  }
+}
+void expect_only_outputs_written(Problem& p) {
+  EXPECT_TRUE(p.x.untouched(true) && p.dy.untouched(true)) << "an input was written";
+  for (size_t l = 0; l < p.c.depth(); ++l) {
+    EXPECT_TRUE(p.w[l].untouched(true) && p.b[l].untouched(true) && p.g[l].untouched(true))
+        << "a parameter was written";
+    EXPECT_TRUE(p.dw[l].untouched(p.frozen[l]) && p.db[l].untouched(p.frozen[l] || !p.c.bias) &&
+                p.dg[l].untouched(p.frozen[l] || !p.c.weight_norm))
+        << "written beside a gradient of layer " << l;
+  }
+  EXPECT_TRUE(p.y.untouched() && p.dx.untouched(!p.need_dx)) << "written beside an output";
+  EXPECT_TRUE(p.saved.untouched(p.c.keep == Keep::nothing) && p.workspace.untouched()) << "written beside a buffer";
+}
+
+// --- the cases -------------------------------------------------------------------------------------------------
+
+struct Forms {
+  const char* name;
+  MlpForm forward, backward;
+  DType dtype;
+};
+std::ostream& operator<<(std::ostream& out, const Forms& f) { return out << f.name; }
+
+class MlpCuda : public ::testing::TestWithParam<Forms> {
+ protected:
+  void SetUp() override {
+    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
+  }
+  static bool taken(const Case& c) {
+    // Asked with pointers to nowhere: whether a form takes a problem depends on shapes, types and options only.
+    const DType t = GetParam().dtype;
+    const Device gpu{Device::cuda, 0};
+    Mlp f{.x = Tensor(nullptr, t, {c.rows, c.widths.front()}, gpu),
+          .y = Tensor(nullptr, t, {c.rows, c.widths.back()}, gpu),
+          .act = c.act,
+          .activate_last = c.activate_last};
+    MlpBackward b{.dy = f.y, .x = f.x, .dx = f.x, .act = c.act, .activate_last = c.activate_last};
+    for (size_t l = 0; l < c.depth(); ++l) {
+      const Shape shape = {c.widths[l + 1], c.widths[l]}, vector = {c.widths[l + 1]};
+      f.layers.push_back({Tensor(nullptr, t, shape, gpu), c.bias ? Tensor(nullptr, t, vector, gpu) : Tensor(),
+                          c.weight_norm ? Tensor(nullptr, t, vector, gpu) : Tensor()});
+      b.grads.push_back({Tensor(nullptr, DType::f32, shape, gpu),
+                         c.bias ? Tensor(nullptr, DType::f32, vector, gpu) : Tensor(),
+                         c.weight_norm ? Tensor(nullptr, DType::f32, vector, gpu) : Tensor()});
+    }
+    b.layers = f.layers;
+    if (c.keep != Keep::nothing)
+      f.saved = b.saved = Tensor(nullptr, c.keep == Keep::f32 ? DType::f32 : t,
+                                 {mlp_saved_elements(c.rows, f.layers, c.activate_last)}, gpu);
+    return cuda::mlp_takes(f, GetParam().forward) && cuda::mlp_takes(b, GetParam().backward);
+  }
+};
+
+std::map<std::string, Vector> gradients_now(const Problem& p) {
+  std::map<std::string, Vector> all;
+  for (size_t l = 0; l < p.c.depth(); ++l) {
+    all["dw" + std::to_string(l)] = values(p.dw[l].host());
+    all["db" + std::to_string(l)] = values(p.db[l].host());
+    all["dg" + std::to_string(l)] = values(p.dg[l].host());
+  }
+  return all;
+}
+void check_case(const Case& c, const Forms& forms) {
+  SCOPED_TRACE(::testing::Message() << c << ' ' << forms);
+  Problem p(c, forms.dtype, forms.backward);
+  p.fill(1);
+  const auto before = gradients_now(p);
+  const Chain want(p, DType::f64);
+  p.run(forms.forward, forms.backward);
+  expect_only_outputs_written(p);
+  if (forms.dtype == DType::f32)
+    compare_all(p, want, Fp32Chain(p), before);
+  else
+    compare_all(p, want, Chain(p, forms.dtype), before);
+}
+
+TEST_P(MlpCuda, AgreesWithTheFp64LoopForwardAndBackward) {
+  int taken_cases = 0, bad = 0;
+  for (const Case& c : cases()) {
+    if (!taken(c)) continue;
+    ++taken_cases;
+    check_case(c, GetParam());
+    if (HasFailure() && ++bad == 4) return;
+  }
+  if (taken_cases == 0) GTEST_SKIP() << "this form is not part of the build";
+  EXPECT_GT(taken_cases, 10) << "the form refuses nearly every case";
+}
+
+// Bits of everything that a run writes.
+std::vector<Vector> outputs(const Problem& p) {
+  std::vector<Vector> all = {values(p.y.host()), values(p.dx.host())};
+  if (p.c.keep != Keep::nothing) all.push_back(values(p.saved.host()));
+  for (size_t l = 0; l < p.c.depth(); ++l)
+    for (const auto* group : {&p.dw, &p.db, &p.dg}) all.push_back(values((*group)[l].host()));
+  return all;
+}
+TEST_P(MlpCuda, RepeatsBitForBitAlsoFromAGraph) {
+  for (const Case& c : {Case{.widths = equal_widths(3, 128), .rows = 4097},
+                        Case{.widths = {64, 128, 64}, .rows = 700, .weight_norm = true, .keep = Keep::nothing}}) {
+    if (!taken(c)) continue;
+    Problem p(c, GetParam().dtype, GetParam().backward);
+    p.fill(7);
+    const Problem& start = p;
+    const auto before = gradients_now(start);
+    p.run(GetParam().forward, GetParam().backward);
+    const auto first = outputs(p);
+    const gpu::OwnedStream side;
+    const gpu::Graph graph(side, [&] {
+      cuda::mlp_with(p.forward(), GetParam().forward, side);
+      cuda::mlp_backward_with(p.backward(), GetParam().backward, side);
+    });
+    for (int i = 0; i < 10; ++i) {
+      for (size_t l = 0; l < c.depth(); ++l) {
+        testing::assign(p.dw[l].host(), before.at("dw" + std::to_string(l)));
+        testing::assign(p.db[l].host(), before.at("db" + std::to_string(l)));
+        testing::assign(p.dg[l].host(), before.at("dg" + std::to_string(l)));
+      }
+      p.upload();  // the workspace is what the last run left
+      graph.launch(side);
+      side.synchronize();
+      p.download();
+      const auto again = outputs(p);
+      for (size_t k = 0; k < first.size(); ++k) ASSERT_EQ(again[k], first[k]) << c << " output " << k << " run " << i;
+    }
+  }
+}
+
+TEST_P(MlpCuda, FrozenPartsStayUntouchedAndTheOthersAreTheSame) {
+  const Case base{.widths = equal_widths(3, 64), .rows = 300};
+  for (Keep keep : {Keep::own_type, Keep::nothing})
+    for (bool weight_norm : {false, true}) {
+      Case c = base;
+      c.keep = keep, c.weight_norm = weight_norm;
+      if (!taken(c)) continue;
+      std::vector<Vector> all_trained;
+      for (int frozen = 0; frozen < 16; ++frozen) {  // bit l: layer l; bit 3: the input
+        SCOPED_TRACE(::testing::Message() << c << ' ' << GetParam() << " frozen " << frozen);
+        Problem p(c, GetParam().dtype, GetParam().backward);
+        p.fill(3);
+        for (size_t l = 0; l < 3; ++l) p.frozen[l] = frozen >> l & 1;
+        p.need_dx = !(frozen & 8);
+        p.run(GetParam().forward, GetParam().backward);
+        expect_only_outputs_written(p);
+        const auto now = outputs(p);
+        if (frozen == 0) all_trained = now;
+        if (p.need_dx) { EXPECT_EQ(now[1], all_trained[1]); }
+        const size_t first = now.size() - 9;
+        for (size_t l = 0; l < 3; ++l)
+          for (size_t k = 0; k < 3; ++k)
+            if (!p.frozen[l]) { EXPECT_EQ(now[first + 3 * l + k], all_trained[first + 3 * l + k]) << "layer " << l; }
+        if (HasFailure()) return;
+      }
+    }
+}
+
+TEST_P(MlpCuda, ANanStaysInItsRow) {
+  const Case c{.widths = equal_widths(3, 64), .rows = 130};
+  if (!taken(c)) GTEST_SKIP();
+  Problem p(c, GetParam().dtype, GetParam().backward);
+  p.fill(5);
+  Vector x = values(p.x.host());
+  x[77 * 64 + 5] = NAN;
+  testing::assign(p.x.host(), x);
+  p.run(GetParam().forward, GetParam().backward);
+  const Vector y = values(p.y.host());
+  for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(std::isnan(y[i]), i / 64 == 77) << i;
+}
+
+TEST_P(MlpCuda, AcceptsNoRows) {
+  const Case c{.widths = equal_widths(3, 64), .rows = 0};
+  Problem p(c, GetParam().dtype, MlpForm::portable);
+  p.upload();
+  EXPECT_NO_THROW(mlp(p.forward(), {}));
+  const int64_t bytes = mlp_backward_workspace_bytes(p.backward());
+  DeviceBuffer workspace(DType::u8, {bytes});
+  MlpBackward b = p.backward();
+  b.workspace = workspace;
+  EXPECT_NO_THROW(mlp_backward(b, {}));
+  p.download();
+  for (size_t l = 0; l < 3; ++l) EXPECT_TRUE(p.dw[l].untouched(true));
+}
+
+TEST_P(MlpCuda, TheEntryPointsChooseAFormThatAgrees) {
+  for (const Case& c :
+       {Case{.widths = equal_widths(3, 128), .rows = 100}, Case{.widths = {128, 64, 8}, .rows = 9000}}) {
+    Problem p(c, GetParam().dtype, MlpForm::portable);
+    p.fill(11);
+    const auto before = gradients_now(p);
+    const Chain want(p, DType::f64);
+    DeviceBuffer workspace(DType::u8, {mlp_backward_workspace_bytes(p.backward())});
+    p.upload();
+    workspace.upload();
+    MlpBackward b = p.backward();
+    b.workspace = workspace;
+    mlp(p.forward(), {});
+    mlp_backward(b, {});
+    p.download();
+    workspace.download();
+    EXPECT_TRUE(workspace.untouched());
+    SCOPED_TRACE(::testing::Message() << c);
+    if (GetParam().dtype == DType::f32)
+      compare_all(p, want, Fp32Chain(p), before);
+    else
+      compare_all(p, want, Chain(p, GetParam().dtype), before);
+  }
+}
+
+constexpr MlpForm kPortable = MlpForm::portable, kFew = MlpForm::few_rows, kSm90 = MlpForm::sm90;
+INSTANTIATE_TEST_SUITE_P(, MlpCuda,
+                         ::testing::Values(Forms{"portable_f16", kPortable, kPortable, DType::f16},
+                                           Forms{"portable_bf16", kPortable, kPortable, DType::bf16},
+                                           Forms{"portable_f32", kPortable, kPortable, DType::f32},
+                                           Forms{"few_rows_f16", kFew, kPortable, DType::f16},
+                                           Forms{"few_rows_bf16", kFew, kPortable, DType::bf16},
+                                           Forms{"sm90_forward_f16", kSm90, kPortable, DType::f16},
+                                           Forms{"sm90_forward_bf16", kSm90, kPortable, DType::bf16},
+                                           Forms{"sm90_backward_f16", kPortable, kSm90, DType::f16},
+                                           Forms{"sm90_backward_bf16", kPortable, kSm90, DType::bf16}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace ingot
+#endif

@@ -1,0 +1,728 @@
+#pragma once
+// The portable kernels (sm_80 and later). A block takes a tile of rows through all layers: its activations stay in
+// shared memory, two buffers that take turns, while tiles of the weights stream past from L2, fetched two ahead.
+// 16-bit types multiply on the tensor cores, f32 by fused multiply-adds in the order of k.
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/address.cuh"
+#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/mma.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/mlp/mlp_portable.h"
+#include "ingot/kernels/mlp/mlp_weights.cuh"
+
+namespace ingot::cuda {
+namespace {
+
+template <class T> constexpr int kPer = 16 / int(sizeof(T));  // elements of 16 bytes
+template <class T> constexpr int kRed = portable_reduction(int(sizeof(T)));
+
+// Two neighbouring elements of a row.
+template <class T> __device__ inline void load_pair(const T* p, float (&v)[2]) {
+  tile::Vec<T, 2> pair;
+  tile::load(pair, p);
+  tile::to_float(pair, v);
+}
+template <class T> __device__ inline void store_pair(T* p, float a, float b) {
+  const float v[2] = {a, b};
+  tile::store(p, tile::from_float<T>(v), false);
+}
+
+// Calls use(F{}) for the activation chosen at run time; uniform over the grid.
+template <class Use, class... Fs> __device__ inline void with_act(Act act, Use&& use, ActivationList<Fs...>) {
+  int i = 0;
+  ((int(act) == i++ ? use(Fs{}) : void()), ...);
+}
+template <class Use> __device__ inline void with_act(Act act, Use&& use) { with_act(act, use, Activations{}); }
+
+// --- products ----------------------------------------------------------------------------------------------
+// acc += in (kRows x reduction, shared memory) * tile (reduction x 128). A thread's sums are pairs of neighbouring
+// columns: pair p is at (row(p), col(p)).
+
+// The tile as it lies in shared memory, 16-bit types: forward [128 out][64 reduction], backward [64][128 out], in 128
+// or 256-byte rows whose 16-byte chunks are exchanged so that ldmatrix meets all banks.
+template <bool kBackward> __device__ inline uint32_t weight_offset(int row, int chunk) {
+  return uint32_t(row * (kBackward ? 256 : 128) + ((chunk ^ (row & 7)) << 4));
+}
+
+template <class T, int kRows> struct Product {
+  static constexpr int kAcross = kRows == 64 ? 2 : 1;                 // warps along the rows
+  static constexpr int kRowTiles = kRows / kAcross / 16;              // 16 rows each, per warp
+  static constexpr int kColTiles = kPortableOut / (8 / kAcross) / 8;  // 8 columns each, per warp
+  static constexpr int kPairs = kRowTiles * kColTiles * 2;
+  float acc[kRowTiles * kColTiles][4];
+
+  __device__ static int warp_row() { return kAcross == 2 ? int(threadIdx.x / 128) * 32 : 0; }
+  __device__ static int warp_col() { return int(threadIdx.x / 32 % (8 / kAcross)) * kColTiles * 8; }
+  __device__ static int row(int p) {
+    return warp_row() + p / 2 / kColTiles * 16 + p % 2 * 8 + int(threadIdx.x % 32 / 4);
+  }
+  __device__ static int col(int p) { return warp_col() + p / 2 % kColTiles * 8 + int(threadIdx.x % 4) * 2; }
+  __device__ float& value(int p, int i) { return acc[p / 2][p % 2 * 2 + i]; }
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kRowTiles * kColTiles; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) acc[i][j] = 0;
+  }
+
+  template <bool kBackward>
+  __device__ void multiply(const T* in, int stride, int red0, int reduction, const T* weights) {
+    const int lane = int(threadIdx.x % 32);
+    const uint32_t a0 = ptx::shared_address(in + int64_t(warp_row() + lane % 16) * stride + red0 + lane / 16 * 8);
+    const uint32_t w0 = ptx::shared_address(weights);
+    for (int k = 0; k < reduction; k += 16) {
+      uint32_t a[kRowTiles][4];
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) ptx::ldmatrix(a[m], a0 + uint32_t((m * 16 * stride + k) * sizeof(T)));
+#pragma unroll
+      for (int n = 0; n < kColTiles; n += 2) {
+        uint32_t b[4];
+        const int out = warp_col() + n * 8;
+        if constexpr (kBackward)
+          ptx::ldmatrix_trans(b, w0 + weight_offset<true>(k + lane % 16, out / 8 + lane / 16));
+        else
+          ptx::ldmatrix(b, w0 + weight_offset<false>(out + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          ptx::mma_m16n8k16(T{}, acc[m * kColTiles + n], a[m], {b[0], b[1]});
+          ptx::mma_m16n8k16(T{}, acc[m * kColTiles + n + 1], a[m], {b[2], b[3]});
+        }
+      }
+    }
+  }
+};
+
+// f32: the tile lies as [32 reduction][128 out + 4] in both directions; a warp has all columns of its rows.
+constexpr int kF32TileStride = kPortableOut + 4;
+template <int kRows> struct Product<float, kRows> {
+  static constexpr int kPerThread = kRows / 8, kPairs = kPerThread * 2;
+  float acc[kPerThread][4];
+
+  __device__ static int row(int p) { return int(threadIdx.x / 32) * kPerThread + p / 2; }
+  __device__ static int col(int p) { return int(threadIdx.x % 32) * 4 + p % 2 * 2; }
+  __device__ float& value(int p, int i) { return acc[p / 2][p % 2 * 2 + i]; }
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) acc[i][j] = 0;
+  }
+
+  template <bool> __device__ void multiply(const float* in, int stride, int red0, int reduction, const float* weights) {
+    const float* a = in + row(0) * stride + red0;
+    const float* b = weights + threadIdx.x % 32 * 4;
+    for (int k = 0; k < reduction; k += 4) {
+      float4 w[4], h[kPerThread];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) w[j] = *reinterpret_cast<const float4*>(b + (k + j) * kF32TileStride);
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) h[i] = *reinterpret_cast<const float4*>(a + i * stride + k);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int i = 0; i < kPerThread; ++i) {
+          const float x = j == 0 ? h[i].x : j == 1 ? h[i].y : j == 2 ? h[i].z : h[i].w;
+          acc[i][0] = fmaf(x, w[j].x, acc[i][0]);
+          acc[i][1] = fmaf(x, w[j].y, acc[i][1]);
+          acc[i][2] = fmaf(x, w[j].z, acc[i][2]);
+          acc[i][3] = fmaf(x, w[j].w, acc[i][3]);
+        }
+    }
+  }
+};
+
+// --- weights -------------------------------------------------------------------------------------------------
+
+// The tiles of all layers in the order the products take them, fetched kPortableStages - 1 ahead, `passes` times over.
+// Forward goes up through the layers and sums over K, backward goes down and sums over N.
+template <class T, bool kBackward> struct WeightStream {
+  const PortableRows& p;
+  const float* scales;  // of all rows of all weights, or null
+  T* ring;
+  int begin, end;  // the first layer and the one after the last, in the order taken
+  int64_t passes;
+  int layer, out0 = 0, red0 = 0;
+  uint32_t issued = 0, used = 0;
+
+  static constexpr int kElements = int(portable_weight_tile(int(sizeof(T))) / sizeof(T));
+  static constexpr int kStep = kBackward ? -1 : 1;
+
+  __device__ WeightStream(const PortableRows& params, const float* row_scales, T* memory, int first, int last,
+                          int64_t n)
+      : p(params), scales(row_scales), ring(memory), begin(first), end(last), passes(n), layer(first) {
+    for (int i = 0; i + 1 < kPortableStages; ++i) issue();
+  }
+  __device__ static int out(const PortableLayer& l) { return kBackward ? l.K : l.N; }
+  __device__ static int red(const PortableLayer& l) { return kBackward ? l.N : l.K; }
+
+  __device__ void issue() {
+    if (passes > 0 && begin != end) {
+      load(p.layer[layer], ring + issued % kPortableStages * kElements);
+      advance();
+    }
+    ++issued;
+    ptx::cp_async_commit_group();
+  }
+  __device__ void advance() {
+    red0 += kRed<T>;
+    if (red0 < red(p.layer[layer])) return;
+    red0 = 0, out0 += kPortableOut;
+    if (out0 < out(p.layer[layer])) return;
+    out0 = 0, layer += kStep;
+    if (layer == end) layer = begin, --passes;
+  }
+  // The next tile; what was written to shared memory before by any thread is seen after it.
+  __device__ const T* next() {
+    ptx::cp_async_wait_group<kPortableStages - 2>();
+    __syncthreads();
+    issue();  // into the slot that everyone has left
+    return ring + used++ % kPortableStages * kElements;
+  }
+  // One 16-byte chunk of row n of the weight, or zeros outside of it.
+  __device__ void load_chunk(const PortableLayer& l, T* to, int n, int k) {
+    const bool inside = n < l.N && k < l.K;
+    const T* from = static_cast<const T*>(l.w) + (inside ? int64_t(n) * l.K + k : 0);
+    if (scales == nullptr || l.g == nullptr) {
+      ptx::cp_async<16>(ptx::shared_address(to), from, inside ? 16 : 0);
+      return;
+    }
+    WeightChunk<T> chunk;
+    if (inside) {
+      tile::load(chunk, from);
+      chunk = scaled(chunk, scales[l.scale_at + n]);
+    }
+    tile::store(to, chunk, false);
+  }
+  __device__ void load(const PortableLayer& l, T* to) {
+    if constexpr (sizeof(T) == 2) {
+      constexpr int kChunks = kBackward ? kPortableOut / 8 : kRed<T> / 8,
+                    kTileRows = kBackward ? kRed<T> : kPortableOut;
+      for (int i = int(threadIdx.x); i < kTileRows * kChunks; i += kPortableThreads) {
+        const int r = i / kChunks, c = i % kChunks;
+        load_chunk(l, to + weight_offset<kBackward>(r, c) / sizeof(T), (kBackward ? red0 : out0) + r,
+                   (kBackward ? out0 : red0) + c * 8);
+      }
+    } else if constexpr (kBackward) {
+      for (int i = int(threadIdx.x); i < kRed<T> * (kPortableOut / 4); i += kPortableThreads) {
+        const int r = i / (kPortableOut / 4), c = i % (kPortableOut / 4);
+        load_chunk(l, to + r * kF32TileStride + c * 4, red0 + r, out0 + c * 4);
+      }
+    } else {
+      load_transposed(l, to);
+    }
+  }
+  // f32 forward: W is [N][K], the tile [K][N]; 8 k times 4 n per warp meet all banks and read whole sectors.
+  __device__ void load_transposed(const PortableLayer& l, T* to) {
+    for (int i = int(threadIdx.x); i < kRed<T> * kPortableOut; i += kPortableThreads) {
+      const int k = i % 8 + i / 1024 * 8, n = i / 8 % 128;
+      const bool inside = out0 + n < l.N && red0 + k < l.K;
+      const T* from = static_cast<const T*>(l.w) + (inside ? int64_t(out0 + n) * l.K + red0 + k : 0);
+      T* at = to + k * kF32TileStride + n;
+      if (scales == nullptr || l.g == nullptr)
+        ptx::cp_async<4>(ptx::shared_address(at), from, inside ? 4 : 0);
+      else
+        *at = inside ? *from * scales[l.scale_at + out0 + n] : T(0);
+    }
+  }
+};
+
+template <class T> struct Smem {
+  T *ring, *first;
+  int buffer;     // elements of one of the two buffers
+  float* scales;  // null without weight norm
+  __device__ Smem(void* memory, const PortableRows& p, int rows) {
+    ring = static_cast<T*>(memory);
+    first = ring + kPortableStages * WeightStream<T, false>::kElements;
+    buffer = rows * p.stride;
+    scales = p.weight_norm ? reinterpret_cast<float*>(first + 2 * buffer) : nullptr;
+  }
+  __device__ T* h(int turn) const { return first + (turn & 1) * buffer; }
+};
+
+// The scale of each row of each weight-normalised layer, one warp a row.
+template <class T> __device__ inline void form_scales(const PortableRows& p, float* scales) {
+  if (scales == nullptr) return;
+  for (int l = 0; l < p.depth; ++l) {
+    const PortableLayer& layer = p.layer[l];
+    if (layer.g == nullptr) continue;
+    for (int n = int(threadIdx.x / 32); n < layer.N; n += kPortableThreads / 32) {
+      const float s = weight_scale(static_cast<const T*>(layer.w) + int64_t(n) * layer.K, layer.K,
+                                   static_cast<const T*>(layer.g)[n]);
+      if (threadIdx.x % 32 == 0) scales[layer.scale_at + n] = s;
+    }
+  }
+}
+
+// --- the forward pass of one tile of rows ----------------------------------------------------------------------
+
+// Rows of a global matrix into shared memory, zeros beyond the last row and up to the next multiple of 16 columns.
+template <class T>
+__device__ inline void load_rows(const void* from, int64_t from_stride, int width, int64_t row0, int64_t rows, T* to,
+                                 int stride, int tile_rows) {
+  const int chunks = (width + 15) / 16 * 16 / kPer<T>;
+  for (int i = int(threadIdx.x); i < tile_rows * chunks; i += kPortableThreads) {
+    const int r = i / chunks, c = i % chunks * kPer<T>;
+    const bool inside = row0 + r < rows && c < width;
+    ptx::cp_async<16>(ptx::shared_address(to + r * stride + c),
+                      static_cast<const T*>(from) + (inside ? (row0 + r) * from_stride + c : 0), inside ? 16 : 0);
+  }
+  ptx::cp_async_commit_group();
+  ptx::cp_async_wait_group<0>();
+}
+
+__device__ inline bool active(const PortableRows& p, int l) { return p.activate_last || l + 1 < p.depth; }
+
+template <class T>
+__device__ inline void store_saved(const PortableRows& p, const PortableLayer& l, int64_t row, int col, float a,
+                                   float b) {
+  const int64_t at = l.saved_at + row * l.N + col;
+  if (p.saved_f32)
+    store_pair(static_cast<float*>(p.saved) + at, a, b);
+  else
+    store_pair(static_cast<T*>(p.saved) + at, a, b);
+}
+template <class T>
+__device__ inline void load_saved(const PortableRows& p, const PortableLayer& l, int64_t row, int col, float (&v)[2]) {
+  const int64_t at = l.saved_at + row * l.N + col;
+  if (p.saved_f32)
+    load_pair(static_cast<const float*>(p.saved) + at, v);
+  else
+    load_pair(static_cast<const T*>(p.saved) + at, v);
+}
+
+// 128 columns of a layer: bias, activation, what backward needs, and where the result goes.
+template <class T, int kRows>
+__device__ inline void finish_forward(const PortableRows& p, int l, int out0, int64_t row0, Product<T, kRows>& sum,
+                                      T* h, T* y) {
+  const PortableLayer& layer = p.layer[l];
+  constexpr int kPairs = Product<T, kRows>::kPairs;
+  const bool saves = p.saved != nullptr && active(p, l);
+  const auto each_inside = [&](auto&& use) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int col = out0 + sum.col(i);
+      const int64_t row = row0 + sum.row(i);
+      if (col < layer.N && row < p.rows) use(row, col, sum.value(i, 0), sum.value(i, 1));
+    }
+  };
+  if (layer.b != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int col = out0 + sum.col(i);
+      if (col >= layer.N) continue;
+      float b[2];
+      load_pair(static_cast<const T*>(layer.b) + col, b);
+      sum.value(i, 0) += b[0], sum.value(i, 1) += b[1];
+    }
+  }
+  if (saves && !p.saves_value)
+    each_inside([&](int64_t row, int col, float a, float b) { store_saved<T>(p, layer, row, col, a, b); });
+  if (active(p, l))
+    with_act(p.act, [&](auto f) {
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) sum.value(i, j) = act_value<decltype(f), T>(sum.value(i, j));
+    });
+  if (saves && p.saves_value)
+    each_inside([&](int64_t row, int col, float a, float b) { store_saved<T>(p, layer, row, col, a, b); });
+  if (y != nullptr)
+    each_inside([&](int64_t row, int col, float a, float b) { store_pair(y + row * p.y_stride + col, a, b); });
+  if (h == nullptr) return;
+  const int padded = (layer.N + 15) / 16 * 16;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i)
+    if (const int col = out0 + sum.col(i); col < padded)
+      store_pair(h + sum.row(i) * p.stride + col, sum.value(i, 0), sum.value(i, 1));
+}
+
+// Layers 0 to depth - 1 of one tile, from x in the first buffer; y is null where only `saved` is wanted.
+template <class T, int kRows>
+__device__ inline void forward_tile(const PortableRows& p, int depth, int64_t row0, const Smem<T>& smem,
+                                    WeightStream<T, false>& weights, T* y) {
+  Product<T, kRows> sum;
+  for (int l = 0; l < depth; ++l) {
+    const PortableLayer& layer = p.layer[l];
+    const bool last = l + 1 == depth;
+    for (int out0 = 0; out0 < layer.N; out0 += kPortableOut) {
+      sum.clear();
+      for (int red0 = 0; red0 < layer.K; red0 += kRed<T>)
+        sum.template multiply<false>(smem.h(l), p.stride, red0, min(kRed<T>, layer.K - red0), weights.next());
+      finish_forward<T, kRows>(p, l, out0, row0, sum, last ? nullptr : smem.h(l + 1), last ? y : nullptr);
+    }
+  }
+}
+
+template <class T, int kRows>
+__global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
+    mlp_portable_forward(const __grid_constant__ PortableRows p) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  const Smem<T> smem(memory, p, kRows);
+  form_scales<T>(p, smem.scales);
+  __syncthreads();
+  const int64_t tiles = (p.rows + kRows - 1) / kRows;
+  WeightStream<T, false> weights(p, smem.scales, smem.ring, 0, p.depth,
+                                 (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x);
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    load_rows(p.x, p.x_stride, p.layer[0].K, tile * kRows, p.rows, smem.h(0), p.stride, kRows);
+    forward_tile<T, kRows>(p, p.depth, tile * kRows, smem, weights, static_cast<T*>(p.y));
+    __syncthreads();  // the next tile's x overwrites what a slower warp may still read
+  }
+}
+
+// --- the chain of gradients ------------------------------------------------------------------------------------
+
+// Where a dW needs the layer's input and it lies nowhere in T: formed from what was saved.
+template <class T, int kRows> __device__ inline void form_inputs(const PortableRows& p, int64_t row0) {
+  for (int l = 1; l < p.depth; ++l) {
+    if (p.layer[l].input == nullptr) continue;
+    const PortableLayer& below = p.layer[l - 1];
+    const int pairs = below.N / 2;
+    with_act(p.act, [&](auto f) {
+      for (int i = int(threadIdx.x); i < kRows * pairs; i += kPortableThreads) {
+        const int64_t row = row0 + i / pairs;
+        const int col = i % pairs * 2;
+        if (row >= p.rows) break;
+        float v[2];
+        load_saved<T>(p, below, row, col, v);
+        store_pair(static_cast<T*>(p.layer[l].input) + row * below.N + col, act_value_from_saved<decltype(f), T>(v[0]),
+                   act_value_from_saved<decltype(f), T>(v[1]));
+      }
+    });
+  }
+}
+
+// dz of the last layer into shared memory: dy, times the slope where the last layer is activated.
+template <class T, int kRows> __device__ inline void first_gradient(const PortableRows& p, int64_t row0, T* d) {
+  const PortableLayer& layer = p.layer[p.depth - 1];
+  load_rows(p.dy, p.dy_stride, layer.N, row0, p.rows, d, p.stride, kRows);
+  if (!p.activate_last) return;
+  __syncthreads();
+  const int pairs = layer.N / 2;
+  with_act(p.act, [&](auto f) {
+    for (int i = int(threadIdx.x); i < kRows * pairs; i += kPortableThreads) {
+      const int64_t row = row0 + i / pairs;
+      const int col = i % pairs * 2;
+      if (row >= p.rows) break;
+      float g[2], v[2];
+      T* at = d + i / pairs * p.stride + col;
+      load_pair(at, g);
+      load_saved<T>(p, layer, row, col, v);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) g[j] *= act_slope_from_saved<decltype(f), T>(v[j]);
+      store_pair(at, g[0], g[1]);
+      store_pair(static_cast<T*>(layer.dz) + row * layer.N + col, g[0], g[1]);
+    }
+  });
+}
+
+// 128 columns of dh = dz W: times the slope of the layer below and on, or out as dx.
+template <class T, int kRows>
+__device__ inline void finish_backward(const PortableRows& p, int l, int out0, int64_t row0, Product<T, kRows>& sum,
+                                       T* d) {
+  constexpr int kPairs = Product<T, kRows>::kPairs;
+  const int width = p.layer[l].K;
+  if (l > 0) {
+    const PortableLayer& below = p.layer[l - 1];
+    with_act(p.act, [&](auto f) {
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const int64_t row = row0 + sum.row(i);
+        const int col = out0 + sum.col(i);
+        if (row >= p.rows || col >= width) continue;
+        float v[2];
+        load_saved<T>(p, below, row, col, v);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) sum.value(i, j) *= act_slope_from_saved<decltype(f), T>(v[j]);
+      }
+    });
+  }
+  T* out = static_cast<T*>(l > 0 ? p.layer[l - 1].dz : p.dx);
+  const int64_t out_stride = l > 0 ? width : p.dx_stride;
+  const int padded = (width + 15) / 16 * 16;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int64_t row = row0 + sum.row(i);
+    const int col = out0 + sum.col(i);
+    if (row < p.rows && col < width) store_pair(out + row * out_stride + col, sum.value(i, 0), sum.value(i, 1));
+    if (l > 0 && col < padded) store_pair(d + sum.row(i) * p.stride + col, sum.value(i, 0), sum.value(i, 1));
+  }
+}
+
+template <class T, int kRows>
+__global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
+    mlp_portable_chain(const __grid_constant__ PortableRows p) {
+  extern __shared__ __align__(128) uint8_t memory[];
+  const Smem<T> smem(memory, p, kRows);
+  for (int i = int(blockIdx.x) * kPortableThreads + int(threadIdx.x); i < p.counter_count;
+       i += int(gridDim.x) * kPortableThreads)
+    p.counters[i] = 0;
+  form_scales<T>(p, smem.scales);
+  __syncthreads();
+  // The products through layers depth - 1 to `lowest`; the last of them gives dx where it is wanted.
+  const int lowest = p.dx != nullptr ? 0 : p.first + 1;
+  for (int64_t row0 = int64_t(blockIdx.x) * kRows; row0 < p.rows; row0 += int64_t(gridDim.x) * kRows) {
+    if (p.recomputed > 0) {
+      WeightStream<T, false> weights(p, smem.scales, smem.ring, 0, p.recomputed, 1);
+      load_rows(p.x, p.x_stride, p.layer[0].K, row0, p.rows, smem.h(0), p.stride, kRows);
+      forward_tile<T, kRows>(p, p.recomputed, row0, smem, weights, nullptr);
+      __syncthreads();  // `saved` is read by other threads than wrote it
+    }
+    form_inputs<T, kRows>(p, row0);
+    WeightStream<T, true> weights(p, smem.scales, smem.ring, p.depth - 1, min(lowest, p.depth) - 1, 1);
+    first_gradient<T, kRows>(p, row0, smem.h(0));
+    Product<T, kRows> sum;
+    for (int l = p.depth - 1; l >= lowest; --l) {
+      const int turn = p.depth - 1 - l;
+      for (int out0 = 0; out0 < p.layer[l].K; out0 += kPortableOut) {
+        sum.clear();
+        for (int red0 = 0; red0 < p.layer[l].N; red0 += kRed<T>)
+          sum.template multiply<true>(smem.h(turn), p.stride, red0, min(kRed<T>, p.layer[l].N - red0), weights.next());
+        finish_backward<T, kRows>(p, l, out0, row0, sum, smem.h(turn + 1));
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// --- all dW and db ---------------------------------------------------------------------------------------------
+
+// Both operands of a stage: [rows][64] of dz and of the layer's input.
+template <class T> constexpr int kGradRows = sizeof(T) == 2 ? 64 : 32;
+template <class T> struct GradStage { T dz[kGradRows<T> * kGradTile], h[kGradRows<T> * kGradTile]; };
+template <class T> struct GradMemory {
+  GradStage<T> stage[kPortableStages];
+  float bias[4][kGradTile];
+  bool last;
+};
+template <class T> __device__ inline int grad_at(int row, int col) {
+  return sizeof(T) == 2 ? row * kGradTile + ((col / 8 ^ (row & 7)) * 8 + col % 8) : row * kGradTile + col;
+}
+
+template <class T> struct GradProduct {
+  static constexpr int kPairs = 8;
+  float acc[4][4];  // two tiles of 16 rows of dW by two of 8 columns per warp; warps 2 by 4
+  __device__ static int n(int p) {
+    return int(threadIdx.x / 128) * 32 + p / 4 * 16 + p % 2 * 8 + int(threadIdx.x % 32 / 4);
+  }
+  __device__ static int k(int p) { return int(threadIdx.x / 32 % 4) * 16 + p / 2 % 2 * 8 + int(threadIdx.x % 4) * 2; }
+  __device__ float value(int p, int i) const { return acc[p / 2][p % 2 * 2 + i]; }
+  __device__ void multiply(const GradStage<T>& stage) {
+    const int lane = int(threadIdx.x % 32);
+#pragma unroll
+    for (int t = 0; t < kGradRows<T>; t += 16) {
+      uint32_t a[2][4], b[4];
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+        ptx::ldmatrix_trans(
+            a[m], ptx::shared_address(stage.dz + grad_at<T>(t + lane / 16 * 8 + lane % 8,
+                                                            int(threadIdx.x / 128) * 32 + m * 16 + lane / 8 % 2 * 8)));
+      ptx::ldmatrix_trans(
+          b, ptx::shared_address(stage.h + grad_at<T>(t + lane % 16, int(threadIdx.x / 32 % 4) * 16 + lane / 16 * 8)));
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        ptx::mma_m16n8k16(T{}, acc[m * 2], a[m], {b[0], b[1]});
+        ptx::mma_m16n8k16(T{}, acc[m * 2 + 1], a[m], {b[2], b[3]});
+      }
+    }
+  }
+};
+template <> struct GradProduct<float> {
+  static constexpr int kPairs = 8;
+  float acc[4][4];
+  __device__ static int n(int p) { return int(threadIdx.x / 16) * 4 + p / 2; }
+  __device__ static int k(int p) { return int(threadIdx.x % 16) * 4 + p % 2 * 2; }
+  __device__ float value(int p, int i) const { return acc[p / 2][p % 2 * 2 + i]; }
+  __device__ void multiply(const GradStage<float>& stage) {
+#pragma unroll 4
+    for (int t = 0; t < kGradRows<float>; ++t) {
+      const float4 a = *reinterpret_cast<const float4*>(stage.dz + t * kGradTile + n(0));
+      const float4 b = *reinterpret_cast<const float4*>(stage.h + t * kGradTile + k(0));
+      const float left[4] = {a.x, a.y, a.z, a.w}, right[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) acc[i][j] = fmaf(left[i], right[j], acc[i][j]);
+    }
+  }
+};
+
+template <class T>
+__device__ inline void load_grad_stage(const PortableGrad::Layer& l, int n0, int k0, int64_t row0, int64_t end,
+                                       GradStage<T>& to) {
+  constexpr int kChunks = kGradTile / kPer<T>;
+  for (int i = int(threadIdx.x); i < kGradRows<T> * kChunks; i += kPortableThreads) {
+    const int r = i / kChunks, c = i % kChunks * kPer<T>;
+    const bool row_ok = row0 + r < end;
+    const bool n_ok = row_ok && n0 + c < l.N, k_ok = row_ok && k0 + c < l.K;
+    ptx::cp_async<16>(ptx::shared_address(to.dz + grad_at<T>(r, c)),
+                      static_cast<const T*>(l.dz) + (n_ok ? (row0 + r) * l.dz_stride + n0 + c : 0), n_ok ? 16 : 0);
+    ptx::cp_async<16>(ptx::shared_address(to.h + grad_at<T>(r, c)),
+                      static_cast<const T*>(l.h) + (k_ok ? (row0 + r) * l.h_stride + k0 + c : 0), k_ok ? 16 : 0);
+  }
+}
+
+// Sums of one block: its square of dW over its rows, and of db where it owns it. Every 128 or 64 rows the running sum
+// moves to a second one: short sums lose less.
+template <class T> struct GradSums {
+  float dw[GradProduct<T>::kPairs][2] = {};
+  float db = 0;  // of column threadIdx.x % 64, every fourth row
+};
+template <class T>
+__device__ inline void sum_rows(const PortableGrad& p, const PortableGrad::Layer& l, int n0, int k0, bool bias,
+                                int64_t begin, int64_t end, GradMemory<T>& memory, GradSums<T>& sums) {
+  const int64_t steps = (end - begin + kGradRows<T> - 1) / kGradRows<T>;
+  const auto fetch = [&](int64_t s) {
+    if (s < steps) load_grad_stage(l, n0, k0, begin + s * kGradRows<T>, end, memory.stage[s % kPortableStages]);
+    ptx::cp_async_commit_group();
+  };
+  for (int s = 0; s + 1 < kPortableStages; ++s) fetch(s);
+  GradProduct<T> product;
+  const auto clear = [&] {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) product.acc[i][j] = 0;
+  };
+  clear();
+  for (int64_t s = 0; s < steps; ++s) {
+    ptx::cp_async_wait_group<kPortableStages - 2>();
+    __syncthreads();
+    fetch(s + kPortableStages - 1);
+    const GradStage<T>& stage = memory.stage[s % kPortableStages];
+    product.multiply(stage);
+    if (bias)
+#pragma unroll 4
+      for (int r = int(threadIdx.x / kGradTile); r < kGradRows<T>; r += kPortableThreads / kGradTile)
+        sums.db += tile::to_float(stage.dz[grad_at<T>(r, int(threadIdx.x % kGradTile))]);
+    if (s % 2 == 0 && s + 1 < steps) continue;
+#pragma unroll
+    for (int i = 0; i < GradProduct<T>::kPairs; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) sums.dw[i][j] += product.value(i, j);
+    clear();
+  }
+}
+
+// True in the block that is the last of `count` to come here; it sees what the others wrote before.
+__device__ inline bool last_to_arrive(uint32_t* counter, int count, bool& shared_flag) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) shared_flag = atomicAdd(counter, 1u) == uint32_t(count - 1);
+  __syncthreads();
+  const bool last = shared_flag;
+  __threadfence();
+  return last;
+}
+
+// The four partial sums of a bias' 64 columns, in order, to the first 64 threads.
+__device__ inline float sum_bias(float mine, float (&memory)[4][kGradTile]) {
+  memory[threadIdx.x / kGradTile][threadIdx.x % kGradTile] = mine;
+  __syncthreads();
+  float sum = 0;
+  if (threadIdx.x < kGradTile)
+    for (int q = 0; q < 4; ++q) sum += memory[q][threadIdx.x];
+  return sum;
+}
+
+// dv and dg of 64 rows of one weight from the whole dW, one warp a row.
+template <class T> __device__ inline void weight_norm_rows(const PortableGrad::Layer& l, int n0) {
+  for (int n = n0 + int(threadIdx.x / 32); n < min(n0 + kGradTile, l.N); n += kPortableThreads / 32) {
+    const T* v = static_cast<const T*>(l.v) + int64_t(n) * l.K;
+    const float* dw = l.whole + int64_t(n) * l.K;
+    const float r = weight_inverse_norm(v, l.K);
+    float along[1] = {};
+    for (int k = int(threadIdx.x % 32); k < l.K; k += 32)
+      along[0] = fmaf(__ldcg(dw + k), tile::to_float(v[k]), along[0]);
+    tile::warp_sum(along, 32);
+    along[0] *= r;
+    const float scale = tile::to_float(static_cast<const T*>(l.g)[n]) * r, back = along[0] * r;
+    if (l.dg != nullptr && threadIdx.x % 32 == 0) l.dg[n] += along[0];
+    if (l.dw == nullptr) continue;
+    for (int k = int(threadIdx.x % 32); k < l.K; k += 32)
+      l.dw[int64_t(n) * l.K + k] += scale * (__ldcg(dw + k) - back * tile::to_float(v[k]));
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
+    mlp_portable_grad(const __grid_constant__ PortableGrad p) {
+  extern __shared__ __align__(128) uint8_t bytes[];
+  GradMemory<T>& memory = *reinterpret_cast<GradMemory<T>*>(bytes);
+  const int tile = int(blockIdx.x) / p.splits, split = int(blockIdx.x) % p.splits;
+  int index = 0;
+  while (index + 1 < p.depth && tile >= p.layer[index + 1].first_tile) ++index;
+  const PortableGrad::Layer& l = p.layer[index];
+  const int across = (l.K + kGradTile - 1) / kGradTile, local = tile - l.first_tile;
+  const int n0 = local / across * kGradTile, k0 = local % across * kGradTile, block = l.first_block + local / across;
+  const bool normed = l.whole != nullptr, weight = l.dw != nullptr || l.dg != nullptr;
+  const bool bias = l.db != nullptr && k0 == 0;
+  if (!weight && !bias) return;
+
+  GradSums<T> sums;
+  const int64_t begin = split * p.rows_per_split, end = min(p.rows, begin + p.rows_per_split);
+  sum_rows<T>(p, l, n0, k0, bias, begin, end, memory, sums);
+  float db = bias ? sum_bias(sums.db, memory.bias) : 0;
+  constexpr int kPairs = GradProduct<T>::kPairs;
+  if (p.splits > 1) {
+    // (tile, split, pair, thread): the last block's threads find the sums of their own elements.
+    float2* partial = reinterpret_cast<float2*>(p.partial) + int64_t(tile) * p.splits * kPairs * kPortableThreads;
+    float* bias_partial = p.bias_partial + int64_t(block) * p.splits * kGradTile;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+      partial[(int64_t(split) * kPairs + i) * kPortableThreads + threadIdx.x] =
+          make_float2(sums.dw[i][0], sums.dw[i][1]);
+    if (bias && threadIdx.x < kGradTile) bias_partial[split * kGradTile + threadIdx.x] = db;
+    if (!last_to_arrive(p.tile_counter + tile, p.splits, memory.last)) return;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) sums.dw[i][0] = sums.dw[i][1] = 0;
+    db = 0;
+    for (int s = 0; s < p.splits; ++s) {
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const float2 v = __ldcg(partial + (int64_t(s) * kPairs + i) * kPortableThreads + threadIdx.x);
+        sums.dw[i][0] += v.x, sums.dw[i][1] += v.y;
+      }
+      if (bias && threadIdx.x < kGradTile) db += __ldcg(bias_partial + s * kGradTile + threadIdx.x);
+    }
+  }
+  if (bias && threadIdx.x < kGradTile && n0 + int(threadIdx.x) < l.N) l.db[n0 + threadIdx.x] += db;
+  if (!weight) return;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int n = n0 + GradProduct<T>::n(i), k = k0 + GradProduct<T>::k(i);
+    if (n >= l.N || k >= l.K) continue;
+    float2* at = reinterpret_cast<float2*>((normed ? l.whole : l.dw) + int64_t(n) * l.K + k);
+    const float2 before = normed ? make_float2(0, 0) : *at;
+    *at = make_float2(before.x + sums.dw[i][0], before.y + sums.dw[i][1]);
+  }
+  if (normed && last_to_arrive(p.block_counter + block, across, memory.last)) weight_norm_rows<T>(l, n0);
+}
+
+}  // namespace
+
+// --- launchers -------------------------------------------------------------------------------------------------
+
+template <class T>
+void launch_portable_forward(const PortableRows& p, const PortableConfig& c, int device, Stream stream) {
+  constexpr int kLow = portable_low_tile(int(sizeof(T))), kHigh = portable_high_tile(int(sizeof(T)));
+  const auto kernel = c.rows == kLow ? mlp_portable_forward<T, kLow> : mlp_portable_forward<T, kHigh>;
+  gpu::launch("mlp", kernel, {.grid = c.grid, .block = kPortableThreads, .smem = c.smem, .device = device}, stream, p);
+}
+template <class T>
+void launch_portable_chain(const PortableRows& p, const PortableConfig& c, int device, Stream stream) {
+  constexpr int kLow = portable_low_tile(int(sizeof(T))), kHigh = portable_high_tile(int(sizeof(T)));
+  const auto kernel = c.rows == kLow ? mlp_portable_chain<T, kLow> : mlp_portable_chain<T, kHigh>;
+  gpu::launch("mlp_backward", kernel, {.grid = c.grid, .block = kPortableThreads, .smem = c.smem, .device = device},
+              stream, p);
+}
+template <class T> void launch_portable_grad(const PortableGrad& p, int device, Stream stream) {
+  gpu::launch(
+      "mlp_backward", mlp_portable_grad<T>,
+      {.grid = int64_t(p.tiles) * p.splits, .block = kPortableThreads, .smem = sizeof(GradMemory<T>), .device = device},
+      stream, p);
+}
+
+}  // namespace ingot::cuda
