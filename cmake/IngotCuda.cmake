@@ -29,8 +29,9 @@ if(INGOT_WITH_CUDA)
   set_target_properties(ingot PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20)
   target_link_libraries(ingot PUBLIC CUDA::cudart_static)
   target_compile_definitions(ingot PUBLIC INGOT_CUDA_BUILD)
-  target_compile_options(ingot PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr
-    -gencode arch=compute_90a,code=sm_90a -Xptxas=-v,-warn-spills,-warn-lmem-usage -lineinfo>)
+  set(ingot_cuda_options $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a
+    -Xptxas=-v,-warn-spills,-warn-lmem-usage -lineinfo>)
+  target_compile_options(ingot PRIVATE ${ingot_cuda_options})
   foreach(source ${cuda_sources})
     get_filename_component(room ${source} NAME_WE)
     get_filename_component(folder ${source} DIRECTORY)

@@ -1,12 +1,33 @@
 # test_<folder>: all *.test.cpp of one folder. `ctest -R kernels_rmsnorm` runs one room; GPU cases skip without a GPU.
 find_package(GTest REQUIRED)
-file(GLOB_RECURSE testing_sources CONFIGURE_DEPENDS src/ingot/testing/*.cpp)
+file(GLOB_RECURSE testing_sources CONFIGURE_DEPENDS src/ingot/testing/*.cpp src/ingot/gpu/emulation/*.cpp)
 list(FILTER testing_sources EXCLUDE REGEX "\\.test\\.cpp$")
 add_library(ingot_testing STATIC ${testing_sources})
 target_include_directories(ingot_testing PUBLIC src)
 target_link_libraries(ingot_testing PUBLIC ingot ingot_flags GTest::gtest nlohmann_json::nlohmann_json)
 
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS src/ingot/*.test.cpp tests/*.test.cpp)
+if(INGOT_WITH_CUDA) # tests that hold kernels of their own
+  file(GLOB_RECURSE cuda_test_sources CONFIGURE_DEPENDS src/ingot/*.test.cu)
+  list(APPEND test_sources ${cuda_test_sources})
+endif()
+# <name>.emulated.test.cpp runs the kernels and launchers of the <name>.cu beside it on the CPU (docs/gpu-layer.md). A build with CUDA
+# has the real ones, and the GPU to run them.
+file(GLOB_RECURSE emulated_sources CONFIGURE_DEPENDS src/ingot/*.emulated.test.cpp)
+if(INGOT_WITH_CUDA)
+  list(REMOVE_ITEM test_sources ${emulated_sources})
+else()
+  foreach(test ${emulated_sources})
+    set_source_files_properties(${test} PROPERTIES COMPILE_DEFINITIONS INGOT_EMULATE COMPILE_OPTIONS -Wno-unknown-pragmas)
+    string(REPLACE ".emulated.test.cpp" ".cu" kernels ${test})
+    if(EXISTS ${kernels})
+      # Unoptimised loops are fast enough for small tests, and a room's many instances compile in a third of the time.
+      set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_DEFINITIONS INGOT_EMULATE
+        COMPILE_OPTIONS "-xc++;-O1;-Wno-unknown-pragmas")
+      list(APPEND test_sources ${kernels})
+    endif()
+  endforeach()
+endif()
 set(test_folders "")
 foreach(source ${test_sources})
   get_filename_component(folder ${source} DIRECTORY)
@@ -22,7 +43,11 @@ foreach(folder ${test_folders})
   target_link_libraries(test_${folder} PRIVATE ingot_testing GTest::gtest_main)
   target_compile_definitions(test_${folder} PRIVATE INGOT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
   add_test(NAME ${folder} COMMAND test_${folder})
-  if(sources_of_${folder} MATCHES "\\.cuda\\.test\\.cpp")
+  if(sources_of_${folder} MATCHES "\\.test\\.cu(;|$)")
+    set_target_properties(test_${folder} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20)
+    target_compile_options(test_${folder} PRIVATE ${ingot_cuda_options})
+  endif()
+  if(sources_of_${folder} MATCHES "\\.cuda\\.test\\.cpp|\\.test\\.cu(;|$)")
     set_tests_properties(${folder} PROPERTIES LABELS gpu) # holds cases that skip without a GPU: `ctest -L gpu` where there is one
   endif()
 endforeach()

@@ -1,6 +1,10 @@
 #pragma once
 // The one kernel launcher: launch(kernel, {.grid = g, .block = b}, stream, arguments...). Included by .cu files.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/cuda.h"
+#else
 #include <cuda_runtime.h>
+#endif
 
 #include "ingot/core/tensor.h"
 #include "ingot/gpu/device.h"
@@ -16,6 +20,19 @@ struct Launch {
   bool cooperative = false;  // blocks wait for each other: all run at once, or the launch is refused
 };
 
+#ifdef INGOT_EMULATE
+// On the CPU, to its end: the stream is not used.
+template <class... P, class... A>
+void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream, A&&... arguments) {
+  emulation::run(
+      name, {.grid = at.grid, .block = at.block, .smem = at.smem, .cluster = at.cluster, .cooperative = at.cooperative},
+      [&] { kernel(P(arguments)...); });
+}
+template <class... P> int64_t resident_blocks(const char*, void (*)(P...), const Launch&) {
+  const int64_t limit = emulation::settings().resident_blocks;
+  return limit > 0 ? limit : 8;
+}
+#else
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream stream, A&&... arguments) {
   INGOT_CHECK(at.grid >= 1 && at.grid <= 0x7fffffff && at.grid % at.cluster == 0, name, ": found a grid of ", at.grid,
@@ -67,5 +84,6 @@ template <class... P> int64_t resident_blocks(const char* name, void (*kernel)(P
   check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, at.device), name, ": number of SMs");
   return int64_t(per_sm) * sms / at.cluster * at.cluster;
 }
+#endif
 
 }  // namespace ingot::gpu

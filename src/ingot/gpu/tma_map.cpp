@@ -61,6 +61,7 @@ void check_operand(const char* name, const Tensor& t, const TmaBox& box) {
 }  // namespace
 
 CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box) {
+  const CUtensorMapDataType type = type_of(name, t.dtype);
   check_operand(name, t, box);
   static const Encode encode = find_encode();
   const int rank = t.rank();
@@ -75,9 +76,9 @@ CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box) {
   constexpr CUtensorMapSwizzle kSwizzle[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,
                                              CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B};
   CUtensorMap map;
-  const CUresult status = encode(&map, type_of(name, t.dtype), cuuint32_t(rank), t.data, size, stride, extent, step,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle[int(box.swizzle)],
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      encode(&map, type, cuuint32_t(rank), t.data, size, stride, extent, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             kSwizzle[int(box.swizzle)], CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     fail(ErrorCode::unsupported, name, ": tensor map: found status ", int(status), " for shape ", t.shape, " of ",
          t.dtype, " in boxes of ", box.outer, " x ", box.rows, " x ", box.cols, ", expected 0");

@@ -1,6 +1,9 @@
 #pragma once
 // Words that threads of different blocks pass to each other, in global memory (or, _system, in mapped host memory).
 // Relaxed: only the word itself. Acquire and release: also what was written before the release.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 namespace ingot::ptx {
@@ -73,3 +76,4 @@ __device__ inline uint32_t compare_exchange_acq_rel(uint32_t* p, uint32_t expect
 }
 
 }  // namespace ingot::ptx
+#endif

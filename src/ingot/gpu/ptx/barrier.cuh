@@ -1,6 +1,9 @@
 #pragma once
 // Named barriers 0 to 15 of a block (0 is __syncthreads). `threads` counts all that sync or arrive on it, in whole
 // warps.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 namespace ingot::ptx {
@@ -14,3 +17,4 @@ __device__ inline void barrier_arrive(uint32_t id, uint32_t threads) {
 }
 
 }  // namespace ingot::ptx
+#endif

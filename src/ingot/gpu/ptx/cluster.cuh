@@ -1,5 +1,8 @@
 #pragma once
 // Thread block clusters: rank, barrier, and stores to a neighbour's shared memory.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 #include "ingot/gpu/ptx/address.cuh"
@@ -57,3 +60,4 @@ __device__ inline void cluster_load(uint32_t address, uint32_t (&w)[4]) {
 constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }
 
 }  // namespace ingot::ptx
+#endif

@@ -1,6 +1,9 @@
 #pragma once
 // The hardware's conversions between float and pairs of 16-bit floats (round to nearest, ties to even).
 // The first element of a pair is the low half of the word.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 #include "ingot/core/dtype.h"
@@ -25,3 +28,4 @@ __device__ inline void unpack(f16, uint32_t w, float& low, float& high) {
 }
 
 }  // namespace ingot::ptx
+#endif

@@ -1,6 +1,9 @@
 #pragma once
 // Copies of 4, 8 or 16 bytes from global to shared memory that no register holds (sm_80). `valid` bytes are read, the
 // rest of the destination is zero-filled: with valid = 0 the source is not read. Both addresses aligned to the size.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 #include "ingot/gpu/ptx/address.cuh"
@@ -26,3 +29,4 @@ __device__ inline void cp_async_mbarrier_arrive(uint64_t* barrier) {
 }
 
 }  // namespace ingot::ptx
+#endif

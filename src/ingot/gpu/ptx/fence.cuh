@@ -1,6 +1,9 @@
 #pragma once
 // Fences. The async proxy is the copy engine and the tensor cores' view of memory: what ordinary stores wrote needs a
 // proxy fence in each writing thread, then a barrier, before wgmma or a bulk copy reads it.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 namespace ingot::ptx {
 
 __device__ inline void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -13,3 +16,4 @@ __device__ inline void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" :
 __device__ inline void fence_acq_rel_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 }  // namespace ingot::ptx
+#endif

@@ -1,5 +1,8 @@
 #pragma once
 // Programmatic dependent launch: the next kernel of the stream may start its blocks while this one ends.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 namespace ingot::ptx {
 
 // The next kernel may be scheduled once every block of this one has said so; its wait_for_earlier_kernels() still waits
@@ -10,3 +13,4 @@ __device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.la
 __device__ inline void wait_for_earlier_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 }  // namespace ingot::ptx
+#endif

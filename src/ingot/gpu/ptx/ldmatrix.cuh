@@ -2,6 +2,9 @@
 // Whole warps move 8 x 8 matrices of 16-bit elements from shared memory to registers. Lane 8 * i + r gives the address
 // (16-byte aligned) of row r of matrix i; register i of lane 4 * g + t then holds elements (g, 2t) and (g, 2t + 1) of
 // matrix i, low half first; with trans, (2t, g) and (2t + 1, g).
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 namespace ingot::ptx {
@@ -38,3 +41,4 @@ __device__ inline void ldmatrix_trans(uint32_t (&r)[4], uint32_t address) {
 }
 
 }  // namespace ingot::ptx
+#endif

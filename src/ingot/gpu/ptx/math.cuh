@@ -1,5 +1,8 @@
 #pragma once
 // The special function unit, fp32, subnormals flushed to zero. Maximum errors as the PTX manual states them.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 namespace ingot::ptx {
@@ -36,3 +39,4 @@ __device__ inline float tanh_approx(float x) {
 }
 
 }  // namespace ingot::ptx
+#endif

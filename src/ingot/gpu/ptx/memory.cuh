@@ -1,6 +1,9 @@
 #pragma once
 // Global memory, 4 to 16 bytes a thread, with the cache hints that row kernels need. Addresses are aligned to the
 // width.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 namespace ingot::ptx {
@@ -32,3 +35,4 @@ __device__ inline void store_evict_first(void* p, const uint32_t (&w)[4]) {
 }
 
 }  // namespace ingot::ptx
+#endif

@@ -4,6 +4,9 @@
 //   16 bit    a[0] row g, a[1] row g + 8: k = 2t, 2t + 1;   a[2], a[3] the same rows: k + 8
 //             b[0] column g: k = 2t, 2t + 1;   b[1]: k + 8                                     (low half first)
 //   tf32      a[0] row g, a[1] row g + 8: k = t;   a[2], a[3]: k = t + 4;   b[0] k = t, b[1] k = t + 4, column g
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 #include "ingot/core/dtype.h"
@@ -40,3 +43,4 @@ __device__ inline uint32_t to_tf32(float x) {
 }
 
 }  // namespace ingot::ptx
+#endif

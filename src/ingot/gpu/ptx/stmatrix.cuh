@@ -1,6 +1,9 @@
 #pragma once
 // Whole warps move 8 x 8 matrices of 16-bit elements from registers to shared memory: ldmatrix the other way round
 // (sm_90). An accumulator fragment (rows g, columns 2t, 2t + 1) packed to 16 bits is one register of it.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 namespace ingot::ptx {
@@ -31,3 +34,4 @@ __device__ inline void stmatrix_trans(uint32_t address, const uint32_t (&r)[4]) 
 }
 
 }  // namespace ingot::ptx
+#endif

@@ -1,5 +1,8 @@
 #pragma once
 // What a thread may ask the hardware: the time, whether it is the elected lane of its warp; sleep and trap.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
 #include <cstdint>
 
 namespace ingot::ptx {
@@ -32,3 +35,4 @@ __device__ inline void sleep(uint32_t nanoseconds) { asm volatile("nanosleep.u32
 __device__ inline void trap() { asm volatile("trap;"); }
 
 }  // namespace ingot::ptx
+#endif

@@ -19,6 +19,8 @@ namespace ingot::ptx {
 // Which index of an operand runs through consecutive addresses: K, or M (of A) and N (of B).
 enum class Major : uint32_t { k = 0, mn = 1 };
 
+#ifdef __CUDACC__
+
 // Orders earlier accesses to registers and shared memory before the products that follow.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -181,4 +183,5 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
 #undef INGOT_CASE
 }
 
+#endif
 }  // namespace ingot::ptx

@@ -10,12 +10,15 @@
 
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/cluster.cuh"
-#include "ingot/gpu/ptx/mbarrier.cuh"
 #include "ingot/gpu/ptx/thread.cuh"
 #include "ingot/gpu/watch.h"
+#ifndef INGOT_EMULATE
+#include "ingot/gpu/ptx/mbarrier.cuh"
+#endif
 
 namespace ingot::tile {
 
+#ifndef INGOT_EMULATE
 constexpr uint64_t kTrapAfterNs = 10'000'000'000;  // far beyond any copy, and any time slice under a debugger's tools
 
 // For pipelines inside a block or cluster, where only a bug can keep the phase from completing.
@@ -32,6 +35,7 @@ __device__ inline void wait_cluster_or_trap(uint64_t* barrier, uint32_t parity) 
   while (!ptx::mbarrier_try_wait_cluster(barrier, parity))
     if (ptx::global_timer() - start > kTrapAfterNs) ptx::trap();
 }
+#endif
 
 __device__ inline bool stopped(const gpu::Watch& watch) { return ptx::load_relaxed(watch.stop) != gpu::kRunning; }
 
@@ -68,6 +72,7 @@ __device__ inline bool wait_until(Done&& done, Seen&& seen, uint32_t expected, c
   return true;
 }
 
+#ifndef INGOT_EMULATE
 __device__ inline bool wait(uint64_t* barrier, uint32_t parity, const gpu::Watch& watch, uint32_t what) {
   return wait_until([&] { return ptx::mbarrier_try_wait(barrier, parity); }, [&] { return parity ^ 1; }, parity, watch,
                     what);
@@ -76,6 +81,7 @@ __device__ inline bool wait_cluster(uint64_t* barrier, uint32_t parity, const gp
   return wait_until([&] { return ptx::mbarrier_try_wait_cluster(barrier, parity); }, [&] { return parity ^ 1; }, parity,
                     watch, what);
 }
+#endif
 
 // Counters only grow; the comparison survives their wrapping around.
 __device__ inline bool reached(uint32_t value, uint32_t want) { return int32_t(value - want) >= 0; }

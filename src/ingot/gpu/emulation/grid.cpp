@@ -1,0 +1,485 @@
+#include "ingot/gpu/emulation/grid.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "ingot/core/check.h"
+#include "ingot/core/rng.h"
+#include "ingot/gpu/emulation/sanitizers.h"
+
+namespace ingot::emulation {
+namespace {
+
+constexpr size_t kStackBytes = 256 << 10, kPageBytes = 4096;
+constexpr int64_t kMaxSharedBytes = 227 << 10;  // what a Hopper block may have
+constexpr uint64_t kSwitchNs = 100;             // virtual time of one change-over
+constexpr uint64_t kMaxIdleSwitches = 20'000'000;
+// A 32-bit address: which block of the cluster (15: this one), which variable, which byte.
+constexpr uint32_t kOwnBlock = 15, kMaxVariables = 256, kOffsetBits = 20;
+
+// A stack with a page below it that may not be touched.
+class Stack {
+ public:
+  Stack() {
+    void* p = mmap(nullptr, kStackBytes + kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) fail(ErrorCode::io, "emulation: found no memory for a stack of ", kStackBytes, " bytes");
+    base_ = static_cast<char*>(p);
+    (void)mprotect(base_, kPageBytes, PROT_NONE);
+  }
+  ~Stack() {
+    asan_allow(data(), kStackBytes);
+    (void)munmap(base_, kStackBytes + kPageBytes);
+  }
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+  char* data() const { return base_ + kPageBytes; }
+
+ private:
+  char* base_ = nullptr;
+};
+
+struct Block;
+enum class State { ready, waiting, done };
+
+struct Fiber {
+  Place place;
+  Block* block = nullptr;
+  State state = State::ready;
+  Where where;                 // of the last wait
+  const char* what = "";       // it waits for
+  uint64_t cluster_phase = 0;  // at its last arrival
+  ucontext_t context;
+  std::unique_ptr<Stack> stack;
+  SanitizedFiber sanitized;
+};
+
+struct Barrier {
+  uint32_t arrived = 0, votes = 0, result = 0;
+  std::vector<Fiber*> waiting;
+  Where where;
+  char sync[2] = {};  // ThreadSanitizer's handles, one per parity of the phase
+  uint64_t phase = 0;
+};
+
+struct Exchange {
+  Lanes lanes;
+  uint32_t arrived = 0, left = 0;
+  std::vector<Fiber*> waiting;
+};
+
+struct Warp {
+  std::vector<std::unique_ptr<Exchange>> open, closed;
+  char sync = 0;
+};
+
+struct Cluster {
+  uint32_t arrived = 0, threads = 0;
+  uint64_t phase = 0;
+  std::vector<Fiber*> waiting;
+  std::vector<Block*> blocks;
+  char sync[2] = {};
+};
+
+struct Free {
+  void operator()(char* p) const { std::free(p); }
+};
+struct Block {
+  uint32_t index = 0, rank = 0, threads = 0, left = 0;
+  Cluster* cluster = nullptr;
+  Barrier barrier, named[16];
+  std::vector<Warp> warps;
+  std::unique_ptr<char, Free> memory[kMaxVariables];
+};
+
+struct Variable {
+  const void* key;
+  size_t bytes;
+};
+
+// One launch.
+struct Grid {
+  const char* name;
+  Shape shape;
+  const std::function<void()>* thread;
+  std::vector<Variable> variables;
+  int64_t shared_bytes = 0;
+  std::vector<std::unique_ptr<Block>> blocks;  // under way
+  std::vector<std::unique_ptr<Cluster>> clusters;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<Fiber*> ready;
+  size_t running = 0;  // fibers not done
+  std::exception_ptr failure;
+  ucontext_t main;
+  SanitizedFiber main_sanitized;
+  uint64_t random, now = 0, idle = 0;
+  char start = 0, end = 0;  // ThreadSanitizer's handles
+};
+
+thread_local Grid* grid = nullptr;
+thread_local Fiber* self = nullptr;
+
+uint64_t draw(uint64_t below) {
+  grid->random ^= grid->random << 13;
+  grid->random ^= grid->random >> 7;
+  grid->random ^= grid->random << 17;
+  return (grid->random >> 11) % below;
+}
+
+// From the running fiber (or the main context) to another; nullptr: to the main context.
+void change_to(Fiber* next) {
+  Fiber* const from = self;
+  if (next == from) return;
+  grid->now += kSwitchNs;
+  self = next;
+  ucontext_t& leaving = from == nullptr ? grid->main : from->context;
+  ucontext_t& entering = next == nullptr ? grid->main : next->context;
+  SanitizedFiber& left = from == nullptr ? grid->main_sanitized : from->sanitized;
+  SanitizedFiber& entered = next == nullptr ? grid->main_sanitized : next->sanitized;
+  left.leave(entered, from != nullptr && from->state == State::done);
+  swapcontext(&leaving, &entering);
+  left.enter();
+}
+
+Fiber* take_ready() {
+  if (grid->ready.empty()) return nullptr;
+  std::swap(grid->ready[draw(grid->ready.size())], grid->ready.back());
+  Fiber* const next = grid->ready.back();
+  grid->ready.pop_back();
+  return next;
+}
+
+void make_ready(std::vector<Fiber*>& waiting) {
+  for (Fiber* f : waiting) {
+    f->state = State::ready;
+    grid->ready.push_back(f);
+  }
+  waiting.clear();
+  grid->idle = 0;
+}
+
+void block_here(std::vector<Fiber*>& waiting, const char* what, Where where) {
+  self->state = State::waiting;
+  self->what = what;
+  self->where = where;
+  waiting.push_back(self);
+  change_to(take_ready());  // nobody ready: to the main context, which reports
+}
+
+template <class... Note> [[noreturn]] void complain(const Note&... note) {
+  fail(ErrorCode::invalid_argument, grid->name, ": block ", self->block->index, " thread ", self->place.thread.x, ": ",
+       note...);
+}
+std::string said(Where w) {
+  const char* file = std::strrchr(w.file_name(), '/');
+  return ingot::detail::concat(file == nullptr ? w.file_name() : file + 1, ":", w.line());
+}
+
+void fiber_main() {
+  self->sanitized.enter_first();
+  tsan_acquire(&grid->start);
+  try {
+    const Attention listen;  // ThreadSanitizer hears the kernel, not the scheduler
+    (*grid->thread)();
+  } catch (...) {
+    if (!grid->failure) grid->failure = std::current_exception();
+  }
+  tsan_release(&grid->end);
+  self->state = State::done;
+  ++self->block->left;
+  --grid->running;
+  grid->idle = 0;
+  change_to(grid->failure ? nullptr : take_ready());
+}
+
+void prepare(Fiber& f) {
+  if (!f.stack) f.stack = std::make_unique<Stack>();
+  f.sanitized.prepare(f.stack->data(), kStackBytes);
+  getcontext(&f.context);
+  f.context.uc_stack.ss_sp = f.stack->data();
+  f.context.uc_stack.ss_size = kStackBytes;
+  f.context.uc_link = nullptr;
+  makecontext(&f.context, fiber_main, 0);
+  f.state = State::ready;
+}
+
+// Starts the threads of one cluster.
+void start_cluster(int64_t first_block) {
+  const Shape& s = grid->shape;
+  Cluster& cluster = *grid->clusters.emplace_back(std::make_unique<Cluster>());
+  cluster.threads = uint32_t(s.cluster * s.block);
+  for (int rank = 0; rank < s.cluster; ++rank) {
+    Block& b = *grid->blocks.emplace_back(std::make_unique<Block>());
+    b.index = uint32_t(first_block + rank);
+    b.rank = uint32_t(rank);
+    b.threads = uint32_t(s.block);
+    b.cluster = &cluster;
+    b.warps.resize(size_t((s.block + 31) / 32));
+    cluster.blocks.push_back(&b);
+    for (uint32_t t = 0; t < b.threads; ++t) {
+      if (grid->running == grid->fibers.size()) grid->fibers.push_back(std::make_unique<Fiber>());
+      Fiber& f = *grid->fibers[grid->running++];
+      f.block = &b;
+      f.place = {.thread = {t, 0, 0},
+                 .block = {b.index, 0, 0},
+                 .block_dim = {b.threads, 1, 1},
+                 .grid_dim = {uint32_t(s.grid), 1, 1}};
+      prepare(f);
+      grid->ready.push_back(&f);
+    }
+  }
+}
+
+[[noreturn]] void report_deadlock() {
+  std::map<std::string, int> waits;
+  size_t left = 0, all = 0;
+  for (const auto& f : grid->fibers) {
+    if (f->block == nullptr) continue;
+    ++all;
+    if (f->state == State::done) ++left;
+    if (f->state == State::waiting) ++waits[std::string(f->what) + " at " + said(f->where)];
+  }
+  std::string text;
+  for (const auto& [what, threads] : waits) text += ingot::detail::concat(" ", threads, " wait for ", what, ";");
+  fail(ErrorCode::invalid_argument, grid->name, ": found threads that wait for ever, of ", all, ":", text, " ", left,
+       " have ended; expected all of a block (of a cluster) at each barrier");
+}
+
+// Runs the clusters [first, end) of `order` together, to their end.
+void run_together(const std::vector<int64_t>& order, size_t first, size_t end) {
+  grid->blocks.clear();
+  grid->clusters.clear();
+  grid->ready.clear();
+  grid->running = 0;
+  for (auto& f : grid->fibers) f->block = nullptr;
+  for (size_t i = first; i < end; ++i) start_cluster(order[i] * grid->shape.cluster);
+  tsan_release(&grid->start);
+  change_to(take_ready());
+  tsan_acquire(&grid->end);
+  if (grid->failure) std::rethrow_exception(grid->failure);
+  if (grid->running > 0) report_deadlock();
+}
+
+void check_shape(const char* name, const Shape& s) {
+  INGOT_CHECK(s.grid >= 1 && s.grid <= 0x7fffffff && s.cluster >= 1 && s.cluster <= 8 && s.grid % s.cluster == 0, name,
+              ": found a grid of ", s.grid, " blocks in clusters of ", s.cluster, ", expected a multiple of 1 to 8");
+  INGOT_CHECK(s.block >= 1 && s.block <= 1024, name, ": found blocks of ", s.block, " threads, expected 1 to 1024");
+  INGOT_CHECK(s.smem >= 0 && s.smem <= kMaxSharedBytes, name, ": found ", s.smem,
+              " bytes of shared memory, expected at most ", kMaxSharedBytes);
+  INGOT_CHECK(!s.cooperative || settings().resident_blocks == 0 || s.grid <= settings().resident_blocks, name,
+              ": found a cooperative launch of ", s.grid, " blocks, expected at most ", settings().resident_blocks);
+}
+
+// The variable's memory in a block.
+char* memory_of(Block& b, uint32_t variable) {
+  auto& memory = b.memory[variable];
+  if (!memory) {
+    const size_t bytes = (grid->variables[variable].bytes + 1023) / 1024 * 1024;
+    memory.reset(static_cast<char*>(std::aligned_alloc(1024, bytes)));
+    std::memset(memory.get(), 0xff, bytes);
+    asan_forbid(memory.get() + grid->variables[variable].bytes, bytes - grid->variables[variable].bytes);
+  }
+  return memory.get();
+}
+
+}  // namespace
+
+Settings& settings() {
+  thread_local Settings s;
+  return s;
+}
+
+void run(const char* name, const Shape& shape, const std::function<void()>& thread) {
+  check_shape(name, shape);
+  const Silence silence;
+  const auto now = std::make_unique<Grid>();
+  now->name = name;
+  now->shape = shape;
+  now->thread = &thread;
+  now->random = settings().seed * 0x9e3779b97f4a7c15u | 1;
+  now->main_sanitized.is_main();
+  INGOT_CHECK(grid == nullptr, name, ": found a launch inside an emulated kernel, expected none");
+  grid = now.get();
+  struct Restore {
+    ~Restore() {
+      grid = nullptr;
+      self = nullptr;
+    }
+  } restore;
+  std::vector<int64_t> order(size_t(shape.grid / shape.cluster));
+  for (size_t i = 0; i < order.size(); ++i) order[i] = int64_t(i);
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[draw(i)]);
+  const size_t at_once = shape.cooperative ? order.size() : 1;
+  for (size_t i = 0; i < order.size(); i += at_once) run_together(order, i, std::min(i + at_once, order.size()));
+}
+
+const Place& place() { return self->place; }
+uint32_t lane() { return self->place.thread.x % 32; }
+
+void yield() {
+  const Silence silence;
+  if (++grid->idle > kMaxIdleSwitches)
+    complain("found ", kMaxIdleSwitches, " polls during which no thread got on, expected a wait to end");
+  grid->ready.push_back(self);
+  change_to(take_ready());
+}
+void maybe_yield() {
+  const Silence silence;
+  if (draw(4) == 0) yield();
+}
+uint64_t clock_ns(uint64_t passing) {
+  const Silence silence;
+  return grid->now += passing + kSwitchNs;
+}
+
+uint32_t sync_block(bool vote, Where where) {
+  const Silence silence;
+  Block& block = *self->block;
+  Barrier& b = block.barrier;
+  const uint64_t phase = b.phase;
+  if (b.arrived == 0) b.where = where;
+  if (b.where.line() != where.line() || std::strcmp(b.where.file_name(), where.file_name()) != 0)
+    complain("found a barrier at ", said(where), " while others wait at ", said(b.where), ", expected one barrier");
+  tsan_release(&b.sync[phase % 2]);
+  b.votes += vote;
+  if (++b.arrived == block.threads) {
+    b.result = b.votes;
+    b.arrived = b.votes = 0;
+    ++b.phase;
+    make_ready(b.waiting);
+  } else {
+    block_here(b.waiting, "a block barrier", where);
+  }
+  tsan_acquire(&b.sync[phase % 2]);
+  return b.result;  // nobody completes the next phase before all have read this one
+}
+
+void sync_named(uint32_t id, uint32_t threads, bool wait, Where where) {
+  const Silence silence;
+  if (id >= 16 || threads % 32 != 0 || threads > (self->block->threads + 31) / 32 * 32)
+    complain("found barrier ", id, " of ", threads, " threads, expected 0 to 15 and whole warps of the block");
+  Barrier& b = self->block->named[id];
+  const uint64_t phase = b.phase;
+  tsan_release(&b.sync[phase % 2]);
+  if (++b.arrived == threads) {
+    b.arrived = 0;
+    ++b.phase;
+    make_ready(b.waiting);
+  } else if (wait) {
+    block_here(b.waiting, "a named barrier", where);
+  }
+  if (wait) tsan_acquire(&b.sync[phase % 2]);
+}
+
+Lanes exchange(uint32_t mask, uint64_t value, Where where) {
+  const Silence silence;
+  const uint32_t me = lane(), first = self->place.thread.x / 32 * 32,
+                 exist = std::min<uint32_t>(32, self->block->threads - first);
+  if (exist < 32) mask &= (1u << exist) - 1;
+  if (!(mask >> me & 1)) complain("found lane ", me, " outside of its own mask at ", said(where));
+  Warp& warp = self->block->warps[first / 32];
+  auto found = std::find_if(warp.open.begin(), warp.open.end(), [&](const auto& e) { return e->lanes.mask == mask; });
+  if (found == warp.open.end()) {
+    found = warp.open.insert(found, std::make_unique<Exchange>());
+    (*found)->lanes.mask = mask;
+    (*found)->left = uint32_t(std::popcount(mask));
+  }
+  Exchange& e = **found;
+  e.lanes.value[me] = value;
+  e.arrived |= 1u << me;
+  if (e.arrived == mask) {
+    warp.closed.push_back(std::move(*found));
+    warp.open.erase(found);
+    make_ready(e.waiting);
+  } else {
+    block_here(e.waiting, "lanes of its warp", where);
+  }
+  const Lanes lanes = e.lanes;
+  if (--e.left == 0)
+    warp.closed.erase(
+        std::find_if(warp.closed.begin(), warp.closed.end(), [&](const auto& c) { return c.get() == &e; }));
+  return lanes;
+}
+
+void sync_warp(uint32_t mask, Where where) {
+  char* const sync = &self->block->warps[self->place.thread.x / 32].sync;
+  tsan_release(sync);
+  (void)exchange(mask, 0, where);
+  tsan_acquire(sync);
+}
+
+uint32_t cluster_rank() { return self->block->rank; }
+uint32_t cluster_size() { return uint32_t(grid->shape.cluster); }
+void cluster_arrive() {
+  const Silence silence;
+  Cluster& c = *self->block->cluster;
+  self->cluster_phase = c.phase;
+  tsan_release(&c.sync[c.phase % 2]);
+  if (++c.arrived < c.threads) return;
+  c.arrived = 0;
+  ++c.phase;
+  make_ready(c.waiting);
+}
+void cluster_wait(Where where) {
+  const Silence silence;
+  Cluster& c = *self->block->cluster;
+  const uint64_t phase = self->cluster_phase;
+  if (c.phase == phase) block_here(c.waiting, "a cluster barrier", where);
+  tsan_acquire(&c.sync[phase % 2]);
+}
+
+void* shared_memory(const void* key, size_t bytes) {
+  const Silence silence;
+  if (key == nullptr) {
+    if (int64_t(bytes) > grid->shape.smem)
+      complain("found a launch with ", grid->shape.smem, " bytes of dynamic shared memory, expected ", bytes);
+    bytes = size_t(grid->shape.smem);
+  }
+  auto& all = grid->variables;
+  auto found = std::find_if(all.begin(), all.end(), [&](const Variable& v) { return v.key == key; });
+  if (found == all.end()) {
+    grid->shared_bytes += int64_t(bytes);
+    if (all.size() == kMaxVariables || grid->shared_bytes > kMaxSharedBytes)
+      complain("found ", grid->shared_bytes, " bytes of shared memory, expected at most ", kMaxSharedBytes);
+    found = all.insert(found, {key, bytes});
+  }
+  return memory_of(*self->block, uint32_t(found - all.begin()));
+}
+
+uint32_t shared_address(const void* p) {
+  const Silence silence;
+  const char* const byte = static_cast<const char*>(p);
+  for (uint32_t i = 0; i < grid->variables.size(); ++i)
+    if (const char* base = self->block->memory[i].get(); base != nullptr && byte >= base)
+      if (const size_t offset = size_t(byte - base); offset <= grid->variables[i].bytes)
+        return kOwnBlock << 28 | i << kOffsetBits | uint32_t(offset);
+  complain("found an address outside of this block's shared memory, expected one inside");
+}
+uint32_t cluster_address(uint32_t address, uint32_t rank) {
+  if (rank >= cluster_size()) complain("found block ", rank, " of a cluster of ", cluster_size());
+  return (address & 0x0fffffff) | rank << 28;
+}
+void* at_shared_address(uint32_t address, uint32_t bytes) {
+  const Silence silence;
+  const uint32_t rank = address >> 28, variable = address >> kOffsetBits & (kMaxVariables - 1),
+                 offset = address & ((1u << kOffsetBits) - 1);
+  if (variable >= grid->variables.size() || offset + bytes > grid->variables[variable].bytes)
+    complain("found ", bytes, " bytes at byte ", offset, " of a shared variable, expected them inside its ",
+             variable < grid->variables.size() ? grid->variables[variable].bytes : 0);
+  Block& block = rank == kOwnBlock ? *self->block : *self->block->cluster->blocks[rank];
+  if (block.left == block.threads)
+    complain("found an access to the shared memory of block ", block.index, ", which has ended; expected it to wait");
+  return memory_of(block, variable) + offset;
+}
+
+void misaligned(const void* p, size_t bytes) {
+  complain("found address ", p, " for an access of ", bytes, " bytes, expected it aligned to them");
+}
+
+}  // namespace ingot::emulation

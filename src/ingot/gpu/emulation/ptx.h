@@ -1,0 +1,223 @@
+#pragma once
+// gpu/ptx for code compiled for the CPU: the functions that row kernels and other bodies without wgmma, the copy engine
+// and mbarriers use.
+#include <array>
+#include <stdexcept>
+
+#include "ingot/core/dtype.h"
+#include "ingot/gpu/emulation/cuda.h"
+
+namespace ingot::ptx {
+
+// --- memory.cuh, convert.cuh, math.cuh
+// ----------------------------------------------------------------------------------------
+
+template <int N> void load_streaming(const void* p, uint32_t (&w)[N]) {
+  emulation::check_aligned(p, 4 * N);
+  std::memcpy(w, p, sizeof(w));
+}
+template <int N> void store_evict_first(void* p, const uint32_t (&w)[N]) {
+  emulation::check_aligned(p, 4 * N);
+  std::memcpy(p, w, sizeof(w));
+}
+
+template <class T> uint32_t pack(T, float low, float high) { return T(low).bits | uint32_t(T(high).bits) << 16; }
+template <class T> void unpack(T, uint32_t w, float& low, float& high) {
+  T t;
+  t.bits = uint16_t(w);
+  low = float(t);
+  t.bits = uint16_t(w >> 16);
+  high = float(t);
+}
+
+inline float exp2_approx(float x) { return std::exp2(x); }
+inline float log2_approx(float x) { return std::log2(x); }
+inline float reciprocal_approx(float x) { return 1 / x; }
+inline float rsqrt_approx(float x) { return __frsqrt_rn(x); }
+inline float tanh_approx(float x) { return std::tanh(x); }
+
+// --- grid.cuh, cluster.cuh, barrier.cuh, thread.cuh, fence.cuh
+// -----------------------------------------------------------------
+
+inline void let_next_kernel_start() {}
+inline void wait_for_earlier_kernels() {}
+
+inline uint32_t shared_address(const void* p) { return emulation::shared_address(p); }
+inline uint32_t cluster_rank() { return emulation::cluster_rank(); }
+inline uint32_t cluster_size() { return emulation::cluster_size(); }
+inline void cluster_arrive() { emulation::cluster_arrive(); }
+inline void cluster_wait(emulation::Where at = emulation::Where::current()) { emulation::cluster_wait(at); }
+inline uint32_t cluster_address(const void* local, uint32_t rank) {
+  return emulation::cluster_address(shared_address(local), rank);
+}
+template <int N> void cluster_store(uint32_t address, const uint32_t (&w)[N]) {
+  std::memcpy(emulation::at_shared_address(address, sizeof(w)), w, sizeof(w));
+}
+template <int N> void cluster_load(uint32_t address, uint32_t (&w)[N]) {
+  std::memcpy(w, emulation::at_shared_address(address, sizeof(w)), sizeof(w));
+}
+inline void cluster_store(float* local, uint32_t rank, float value) {
+  std::memcpy(emulation::at_shared_address(cluster_address(local, rank), 4), &value, 4);
+}
+constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }
+
+inline void barrier_sync(uint32_t id, uint32_t threads, emulation::Where at = emulation::Where::current()) {
+  emulation::sync_named(id, threads, true, at);
+}
+inline void barrier_arrive(uint32_t id, uint32_t threads, emulation::Where at = emulation::Where::current()) {
+  emulation::sync_named(id, threads, false, at);
+}
+
+inline uint64_t global_timer() { return emulation::clock_ns(); }
+inline uint64_t cycle_clock() { return emulation::clock_ns(); }
+inline uint32_t sm_id() { return 0; }
+inline bool elect_one(emulation::Where at = emulation::Where::current()) {
+  emulation::sync_warp(~0u, at);
+  return emulation::lane() == 0;
+}
+inline void sleep(uint32_t nanoseconds) { __nanosleep(nanoseconds); }
+inline void trap() { __trap(); }
+
+inline void fence_proxy_async_shared() {}
+inline void fence_proxy_async_cluster() {}
+inline void fence_proxy_async_global() {}
+inline void fence_proxy_async() {}
+inline void fence_acq_rel_cluster() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+inline void fence_acq_rel_gpu() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+inline void fence_acq_rel_system() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+
+// --- atomics.cuh: polls give way to the thread that is waited for
+// --------------------------------------------------------------
+
+template <class T> T load_relaxed(const T* p) {
+  emulation::yield();
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+template <class T> T load_acquire(const T* p) {
+  emulation::yield();
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+template <class T> T load_acquire_system(const T* p) { return load_acquire(p); }
+template <class T, class V> void store_relaxed(T* p, V v) {
+  emulation::maybe_yield();
+  __atomic_store_n(p, T(v), __ATOMIC_RELAXED);
+}
+template <class T, class V> void store_release(T* p, V v) {
+  emulation::maybe_yield();
+  __atomic_store_n(p, T(v), __ATOMIC_RELEASE);
+}
+template <class T, class V> void store_release_system(T* p, V v) { store_release(p, v); }
+inline uint32_t fetch_add_relaxed(uint32_t* p, uint32_t v) {
+  emulation::maybe_yield();
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+inline uint32_t fetch_add_release(uint32_t* p, uint32_t v) {
+  emulation::maybe_yield();
+  return __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
+}
+inline uint32_t fetch_add_acq_rel(uint32_t* p, uint32_t v) {
+  emulation::maybe_yield();
+  return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+}
+inline void add_relaxed(uint32_t* p, uint32_t v) { (void)fetch_add_relaxed(p, v); }
+inline void add_release(uint32_t* p, uint32_t v) { (void)fetch_add_release(p, v); }
+inline uint32_t compare_exchange_acq_rel(uint32_t* p, uint32_t expected, uint32_t desired) {
+  emulation::maybe_yield();
+  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  return expected;
+}
+
+// --- cp_async.cuh: done at once
+// -----------------------------------------------------------------------------------------------
+
+template <int kBytes> void cp_async(uint32_t to, const void* from, uint32_t valid = kBytes) {
+  char* const at = static_cast<char*>(emulation::at_shared_address(to, kBytes));
+  if (valid > 0) {
+    emulation::check_aligned(from, kBytes);
+    std::memcpy(at, from, valid);
+  }
+  std::memset(at + valid, 0, kBytes - valid);
+}
+inline void cp_async_commit_group() {}
+template <int N> void cp_async_wait_group() {}
+
+// --- ldmatrix.cuh, stmatrix.cuh, mma.cuh
+// ------------------------------------------------------------------------------------------
+
+template <int N> void move_matrices_in(uint32_t (&r)[N], uint32_t address, bool trans, emulation::Where at) {
+  const auto rows = emulation::exchange(~0u, address, at);
+  const uint32_t g = emulation::lane() / 4, t = emulation::lane() % 4;
+  const auto element = [&](int i, uint32_t row, uint32_t col) {
+    const auto* p = static_cast<const uint16_t*>(emulation::at_shared_address(uint32_t(rows.value[8 * i + row]), 16));
+    return uint32_t(p[col]);
+  };
+  for (int i = 0; i < N; ++i)
+    r[i] = trans ? element(i, 2 * t, g) | element(i, 2 * t + 1, g) << 16
+                 : element(i, g, 2 * t) | element(i, g, 2 * t + 1) << 16;
+}
+template <int N> void move_matrices_out(uint32_t address, const uint32_t (&r)[N], bool trans, emulation::Where at) {
+  const auto rows = emulation::exchange(~0u, address, at);
+  const uint32_t g = emulation::lane() / 4, t = emulation::lane() % 4;
+  for (int i = 0; i < N; ++i)
+    for (uint32_t k = 0; k < 2; ++k) {
+      const uint32_t row = trans ? 2 * t + k : g, col = trans ? g : 2 * t + k;
+      auto* p = static_cast<uint16_t*>(emulation::at_shared_address(uint32_t(rows.value[8 * i + int(row)]), 16));
+      p[col] = uint16_t(r[i] >> 16 * k);
+    }
+}
+template <int N> void ldmatrix(uint32_t (&r)[N], uint32_t address, emulation::Where at = emulation::Where::current()) {
+  move_matrices_in(r, address, false, at);
+}
+template <int N>
+void ldmatrix_trans(uint32_t (&r)[N], uint32_t address, emulation::Where at = emulation::Where::current()) {
+  move_matrices_in(r, address, true, at);
+}
+template <int N>
+void stmatrix(uint32_t address, const uint32_t (&r)[N], emulation::Where at = emulation::Where::current()) {
+  move_matrices_out(address, r, false, at);
+}
+template <int N>
+void stmatrix_trans(uint32_t address, const uint32_t (&r)[N], emulation::Where at = emulation::Where::current()) {
+  move_matrices_out(address, r, true, at);
+}
+
+// d += a b, one lane's four elements, with the fragments of all lanes at hand. value(word, half) decodes.
+template <int kHalves, class Value>
+void multiply_fragments(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Value value,
+                        emulation::Where at) {
+  std::array<emulation::Lanes, 3> lanes;
+  lanes[0] = emulation::exchange(~0u, a[0] | uint64_t(a[1]) << 32, at);
+  lanes[1] = emulation::exchange(~0u, a[2] | uint64_t(a[3]) << 32, at);
+  lanes[2] = emulation::exchange(~0u, b[0] | uint64_t(b[1]) << 32, at);
+  const uint32_t g = emulation::lane() / 4, t = emulation::lane() % 4;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t row = i / 2, col = 2 * t + i % 2;
+    float sum = d[i];
+    for (uint32_t half = 0; half < 2; ++half)  // registers a[0..1], b[0], then a[2..3], b[1]
+      for (uint32_t k = 0; k < 4; ++k)
+        for (int part = 0; part < kHalves; ++part)
+          sum += value(uint32_t(lanes[half].value[4 * g + k] >> 32 * row), part) *
+                 value(uint32_t(lanes[2].value[4 * col + k] >> 32 * half), part);
+    d[i] = sum;
+  }
+}
+template <class T>
+void mma_m16n8k16(T, float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                  emulation::Where at = emulation::Where::current()) {
+  multiply_fragments<2>(
+      d, a, b,
+      [](uint32_t w, int half) {
+        T t;
+        t.bits = uint16_t(w >> 16 * half);
+        return float(t);
+      },
+      at);
+}
+inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                             emulation::Where at = emulation::Where::current()) {
+  multiply_fragments<1>(
+      d, a, b, [](uint32_t w, int) { return __uint_as_float(w & ~0x1fffu); }, at);
+}
+inline uint32_t to_tf32(float x) { return (__float_as_uint(x) + 0x1000) & ~0x1fffu; }
+
+}  // namespace ingot::ptx

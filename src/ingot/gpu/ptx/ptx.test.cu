@@ -1,0 +1,369 @@
+// One instruction, one function: each against plain code. wgmma and the copy engine have files of their own.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/address.cuh"
+#include "ingot/gpu/ptx/atomics.cuh"
+#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/ptx/convert.cuh"
+#include "ingot/gpu/ptx/fence.cuh"
+#include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/ptx/memory.cuh"
+#include "ingot/gpu/ptx/mma.cuh"
+#include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/stmatrix.cuh"
+#include "ingot/gpu/ptx/thread.cuh"
+#include "ingot/testing/device_array.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::DeviceArray;
+
+class PtxCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+
+std::vector<uint32_t> counting(size_t n, uint32_t from = 1) {
+  std::vector<uint32_t> v(n);
+  std::iota(v.begin(), v.end(), from);
+  return v;
+}
+
+// --- memory and conversions
+// -----------------------------------------------------------------------------------------------
+
+template <int N> __global__ void copy_words(const uint32_t* from, uint32_t* to) {
+  uint32_t w[N];
+  ptx::load_streaming(from + threadIdx.x * N, w);
+  ptx::store_evict_first(to + threadIdx.x * N, w);
+}
+
+TEST_F(PtxCuda, LoadsAndStoresWordsSmall) {
+  const DeviceArray<uint32_t> from(counting(128));
+  for (int n : {1, 2, 4}) {
+    DeviceArray<uint32_t> to(128);
+    gpu::launch("copy_words",
+                n == 1   ? copy_words<1>
+                : n == 2 ? copy_words<2>
+                         : copy_words<4>,
+                {.grid = 1, .block = 16}, {}, from.device(), to.device());
+    to.download();
+    for (size_t i = 0; i < 128; ++i) ASSERT_EQ(to.host[i], i < size_t(16 * n) ? from.host[i] : 0xffffffffu) << n;
+  }
+}
+
+template <class T> __global__ void convert_pairs(const float* x, uint32_t* packed, float* back) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  packed[i] = ptx::pack(T{}, x[2 * i], x[2 * i + 1]);
+  ptx::unpack(T{}, packed[i], back[2 * i], back[2 * i + 1]);
+}
+
+template <class T> void check_conversions() {
+  // Every bit pattern of the 16-bit type and, between neighbours, the midpoints where rounding decides.
+  std::vector<float> x;
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    T t, next;
+    t.bits = uint16_t(bits);
+    next.bits = uint16_t(bits + 1);
+    if (std::isnan(float(t))) continue;
+    x.push_back(float(t));
+    const float middle = float(double(float(t)) / 2 + double(float(next)) / 2);
+    x.push_back(std::isfinite(middle) ? middle : 0.f);
+  }
+  x.resize((x.size() + 511) / 512 * 512);
+  const DeviceArray<float> from(x);
+  DeviceArray<uint32_t> packed(x.size() / 2);
+  DeviceArray<float> back(x.size());
+  gpu::launch("convert_pairs", convert_pairs<T>, {.grid = int64_t(x.size() / 512), .block = 256}, {}, from.device(),
+              packed.device(), back.device());
+  packed.download();
+  back.download();
+  for (size_t i = 0; i < x.size(); ++i) {
+    const T want(x[i]);
+    ASSERT_EQ(packed.host[i / 2] >> (i % 2 * 16) & 0xffff, want.bits) << x[i];
+    ASSERT_EQ(back.host[i], float(want)) << x[i];
+  }
+}
+TEST_F(PtxCuda, ConvertsAsTheHostDoes) {
+  check_conversions<bf16>();
+  check_conversions<f16>();
+}
+
+__global__ void special_functions(const float* x, float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  y[i] = ptx::exp2_approx(x[i]);
+  y[n + i] = ptx::log2_approx(fabsf(x[i]));
+  y[2 * n + i] = ptx::reciprocal_approx(x[i]);
+  y[3 * n + i] = ptx::rsqrt_approx(fabsf(x[i]));
+  y[4 * n + i] = ptx::tanh_approx(x[i]);
+}
+TEST_F(PtxCuda, ApproximatesWithinTheManualsErrors) {
+  constexpr int kN = 40000;
+  std::vector<float> x(kN);
+  for (int i = 0; i < kN; ++i) x[size_t(i)] = float((i - kN / 2) * 0.004 + 0.001);
+  const DeviceArray<float> from(x);
+  DeviceArray<float> y(5 * kN);
+  gpu::launch("special_functions", special_functions, {.grid = (kN + 255) / 256, .block = 256}, {}, from.device(),
+              y.device(), kN);
+  y.download();
+  for (int i = 0; i < kN; ++i) {
+    const double v = x[size_t(i)], a = std::abs(v);
+    const auto got = [&](int k) { return double(y.host[size_t(k * kN + i)]); };
+    ASSERT_NEAR(got(0), std::exp2(v), std::exp2(v - 22)) << v;
+    ASSERT_NEAR(got(1), std::log2(a), std::max(0x1p-22, std::abs(std::log2(a)) * 0x1p-22)) << v;
+    ASSERT_NEAR(got(2), 1 / v, 0x1p-23 / a) << v;
+    ASSERT_NEAR(got(3), 1 / std::sqrt(a), 0x1p-22 / std::sqrt(a)) << v;
+    ASSERT_NEAR(got(4), std::tanh(v), 0x1p-10 * std::abs(std::tanh(v))) << v;
+  }
+}
+
+// --- matrices
+// ---------------------------------------------------------------------------------------------------------------
+
+// Four 8 x 8 matrices of 16-bit elements, numbered 0 to 255: register i of lane 4 g + t is elements (g, 2t), (g, 2t +
+// 1) of matrix i, or transposed.
+template <int N, bool kTrans> __global__ void move_matrices(const uint32_t* from, uint32_t* registers, uint32_t* to) {
+  __shared__ alignas(16) uint32_t tile[128];
+  const uint32_t lane = threadIdx.x, address = ptx::shared_address(tile) + lane % (8 * N) * 16;
+  for (uint32_t i = lane; i < 128; i += 32) tile[i] = from[i];
+  __syncwarp();
+  uint32_t r[N];
+  if constexpr (kTrans)
+    ptx::ldmatrix_trans(r, address);
+  else
+    ptx::ldmatrix(r, address);
+  for (int i = 0; i < N; ++i) registers[i * 32 + lane] = r[i];
+  __syncwarp();
+  for (uint32_t i = lane; i < 128; i += 32) tile[i] = 0;
+  __syncwarp();
+  if constexpr (kTrans)
+    ptx::stmatrix_trans(address, r);
+  else
+    ptx::stmatrix(address, r);
+  __syncwarp();
+  for (uint32_t i = lane; i < 128; i += 32) to[i] = tile[i];
+}
+
+template <int N, bool kTrans> void check_matrices() {
+  std::vector<uint32_t> words(128);
+  for (uint32_t i = 0; i < 128; ++i) words[i] = 2 * i | (2 * i + 1) << 16;
+  const DeviceArray<uint32_t> from(words);
+  DeviceArray<uint32_t> registers(N * 32), to(128);
+  gpu::launch("move_matrices", move_matrices<N, kTrans>, {.grid = 1, .block = 32}, {}, from.device(),
+              registers.device(), to.device());
+  registers.download();
+  to.download();
+  for (uint32_t i = 0; i < N; ++i)
+    for (uint32_t lane = 0; lane < 32; ++lane) {
+      const uint32_t g = lane / 4, t = lane % 4;
+      const uint32_t low = kTrans ? 2 * t * 8 + g : g * 8 + 2 * t, high = kTrans ? low + 8 : low + 1;
+      ASSERT_EQ(registers.host[i * 32 + lane], (64 * i + low) | (64 * i + high) << 16) << N << " lane " << lane;
+    }
+  for (uint32_t i = 0; i < 128; ++i) ASSERT_EQ(to.host[i], i < 32 * N ? from.host[i] : 0) << N;
+}
+TEST_F(PtxCuda, MovesMatricesBetweenSharedMemoryAndRegistersSmall) {
+  check_matrices<1, false>();
+  check_matrices<2, false>();
+  check_matrices<4, false>();
+  check_matrices<1, true>();
+  check_matrices<2, true>();
+  check_matrices<4, true>();
+}
+
+// One warp: d (16 x 8) = c + a (16 x K) b (8 x K)^T with the fragments as mma.cuh says.
+template <class T> __global__ void warp_product(const T* a, const T* b, float* d) {
+  constexpr int kK = sizeof(T) == 2 ? 16 : 8;
+  const int g = threadIdx.x / 4, t = threadIdx.x % 4;
+  uint32_t ra[4], rb[2];
+  float rd[4];
+  for (int i = 0; i < 4; ++i) {
+    const int row = g + i % 2 * 8, k = sizeof(T) == 2 ? 2 * t + i / 2 * 8 : t + i / 2 * 4;
+    if constexpr (sizeof(T) == 2)
+      ra[i] = a[row * kK + k].bits | uint32_t(a[row * kK + k + 1].bits) << 16;
+    else
+      ra[i] = ptx::to_tf32(a[row * kK + k]);
+    rd[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
+  }
+  for (int i = 0; i < 2; ++i) {
+    const int k = sizeof(T) == 2 ? 2 * t + i * 8 : t + i * 4;
+    if constexpr (sizeof(T) == 2)
+      rb[i] = b[g * kK + k].bits | uint32_t(b[g * kK + k + 1].bits) << 16;
+    else
+      rb[i] = ptx::to_tf32(b[g * kK + k]);
+  }
+  if constexpr (sizeof(T) == 2)
+    ptx::mma_m16n8k16(T{}, rd, ra, rb);
+  else
+    ptx::mma_m16n8k8_tf32(rd, ra, rb);
+  for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = rd[i];
+}
+
+double round_to_tf32(float x) {  // nearest, ties away
+  const uint32_t bits = (std::bit_cast<uint32_t>(x) + 0x1000) & ~0x1fffu;
+  return double(std::bit_cast<float>(bits));
+}
+template <class T> std::vector<T> normals(int rows, int cols, uint64_t seed) {
+  testing::Buffer x(dtype_of<T>, {rows, cols});
+  testing::fill_normal(x, seed, 2);
+  const T* p = x.tensor().ptr<T>();
+  return {p, p + rows * cols};
+}
+template <class T> void check_warp_product() {
+  constexpr int kK = sizeof(T) == 2 ? 16 : 8;
+  const DeviceArray<T> a(normals<T>(16, kK, 1)), b(normals<T>(8, kK, 2));
+  DeviceArray<float> d(normals<float>(16, 8, 3));
+  const std::vector<float> c = d.host;
+  gpu::launch("warp_product", warp_product<T>, {.grid = 1, .block = 32}, {}, a.device(), b.device(), d.device());
+  d.download();
+  const auto value = [](T x) { return sizeof(T) == 2 ? double(float(x)) : round_to_tf32(float(x)); };
+  for (int m = 0; m < 16; ++m)
+    for (int n = 0; n < 8; ++n) {
+      double want = c[size_t(m * 8 + n)], size = std::abs(want);
+      for (int k = 0; k < kK; ++k) {
+        const double term = value(a.host[size_t(m * kK + k)]) * value(b.host[size_t(n * kK + k)]);
+        want += term;
+        size += std::abs(term);
+      }
+      ASSERT_NEAR(d.host[size_t(m * 8 + n)], want, 0x1p-22 * size) << m << ", " << n;  // sums are cut, not rounded
+    }
+}
+TEST_F(PtxCuda, MultipliesInWarpsSmall) {
+  check_warp_product<bf16>();
+  check_warp_product<f16>();
+  check_warp_product<float>();
+}
+
+// --- threads and blocks
+// -----------------------------------------------------------------------------------------------------
+
+__global__ void atomic_words(uint32_t* counter, uint64_t* wide, uint32_t* answers) {
+  ptx::add_relaxed(counter, 1);
+  ptx::add_release(counter + 1, 2);
+  const uint32_t place = ptx::fetch_add_relaxed(counter + 2, 1);
+  answers[16 + place] = 1;  // each place is handed out once
+  ptx::fetch_add_release(counter + 3, 3);
+  ptx::fetch_add_acq_rel(counter + 4, 4);
+  if (ptx::compare_exchange_acq_rel(counter + 5, 0, 100 + threadIdx.x) == 0) ptx::add_relaxed(counter + 6, 1);
+  ptx::fence_acq_rel_gpu();
+  ptx::fence_acq_rel_system();
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  ptx::store_relaxed(answers, 11);
+  ptx::store_release(answers + 1, 12);
+  ptx::store_release_system(answers + 2, 13);
+  ptx::store_release(wide, 0x123456789abcdef0);
+  answers[3] = ptx::load_relaxed(answers);
+  answers[4] = ptx::load_acquire(answers + 1);
+  answers[5] = ptx::load_acquire_system(answers + 2);
+  answers[6] = ptx::load_acquire(wide) == 0x123456789abcdef0;
+}
+TEST_F(PtxCuda, CountsAtomicallyAcrossBlocks) {
+  DeviceArray<uint32_t> counter(std::vector<uint32_t>(8)), answers(std::vector<uint32_t>(16 + 50 * 96));
+  DeviceArray<uint64_t> wide(1);
+  gpu::launch("atomic_words", atomic_words, {.grid = 50, .block = 96}, {}, counter.device(), wide.device(),
+              answers.device());
+  counter.download();
+  answers.download();
+  constexpr uint32_t kAll = 50 * 96;
+  for (uint32_t i = 0; i < 5; ++i) EXPECT_EQ(counter.host[i], i == 2 ? kAll : kAll * (i < 2 ? i + 1 : i)) << i;
+  EXPECT_GE(counter.host[5], 100u);
+  EXPECT_EQ(counter.host[6], 1u) << "one exchange succeeds";
+  EXPECT_EQ(answers.host[3], 11u);
+  EXPECT_EQ(answers.host[4], 12u);
+  EXPECT_EQ(answers.host[5], 13u);
+  EXPECT_EQ(answers.host[6], 1u);
+  for (uint32_t i = 0; i < kAll; ++i) ASSERT_EQ(answers.host[16 + i], 1u) << i;
+}
+
+// Warps 0 and 1 exchange words on barrier 1; warp 2 only arrives on barrier 2, where warp 3 waits for its word.
+__global__ void named_barriers(uint32_t* out) {
+  __shared__ uint32_t word[128];
+  const uint32_t t = threadIdx.x, warp = t / 32;
+  if (warp == 2) ptx::sleep(20000);
+  word[t] = 1000 + t;
+  if (warp < 2) {
+    ptx::barrier_sync(1, 64);
+    out[t] = word[(t + 32) % 64];
+  } else if (warp == 2) {
+    ptx::barrier_arrive(2, 64);
+  } else {
+    ptx::barrier_sync(2, 64);
+    out[t] = word[t - 32];
+  }
+}
+TEST_F(PtxCuda, NamedBarriersJoinSomeWarpsSmall) {
+  DeviceArray<uint32_t> out(128);
+  gpu::launch("named_barriers", named_barriers, {.grid = 1, .block = 128}, {}, out.device());
+  out.download();
+  for (uint32_t t = 0; t < 64; ++t) ASSERT_EQ(out.host[t], 1000 + (t + 32) % 64);
+  for (uint32_t t = 96; t < 128; ++t) ASSERT_EQ(out.host[t], 1000 + t - 32);
+}
+
+__global__ void ask_the_thread(uint64_t* out) {
+  if (const bool elected = ptx::elect_one(); elected) {
+    out[8 + threadIdx.x / 32] = threadIdx.x % 32;
+    atomicAdd(reinterpret_cast<unsigned long long*>(out), 1ull);
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  const uint64_t start = ptx::global_timer(), cycles = ptx::cycle_clock();
+  for (int i = 0; i < 100; ++i) ptx::sleep(2000);
+  out[1] = ptx::global_timer() - start;
+  out[2] = ptx::cycle_clock() - cycles;
+  out[3] = ptx::sm_id();
+}
+TEST_F(PtxCuda, ElectsOneLaneAndTellsTheTimeSmall) {
+  DeviceArray<uint64_t> out(std::vector<uint64_t>(16));
+  gpu::launch("ask_the_thread", ask_the_thread, {.grid = 1, .block = 128}, {}, out.device());
+  out.download();
+  EXPECT_EQ(out.host[0], 4u) << "one lane of each warp";
+  EXPECT_EQ(out.host[8], out.host[11]) << "the same lane";
+  EXPECT_GT(out.host[1], 10'000u) << "100 sleeps of about 2 us, in nanoseconds";
+  EXPECT_LT(out.host[1], 100'000'000u);
+  EXPECT_GT(out.host[2], 10'000u);
+  EXPECT_LT(out.host[3], uint64_t(gpu::device_info().sms));
+}
+
+// More registers than 65536 / 384 would allow: only with those the other warpgroup gave up.
+__global__ void __launch_bounds__(384, 1) move_registers(float* out) {
+  if (threadIdx.x < 128) {
+    ptx::decrease_registers<40>();
+    out[threadIdx.x] = float(threadIdx.x);
+  } else {
+    ptx::increase_registers<232>();
+    float sum[200];
+#pragma unroll
+    for (int i = 0; i < 200; ++i) sum[i] = out[384 + i];
+    for (int round = 0; round < 3; ++round)
+#pragma unroll
+      for (int i = 0; i < 200; ++i) sum[i] = sum[i] * 1.5f + sum[(i + 1) % 200];
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < 200; ++i) all += sum[i];
+    out[threadIdx.x] = all;
+  }
+}
+TEST_F(PtxCuda, MovesRegistersBetweenWarpgroupsSmall) {
+  std::vector<float> start(584);
+  for (size_t i = 384; i < 584; ++i) start[i] = float(i % 7);
+  DeviceArray<float> out(start);
+  gpu::launch("move_registers", move_registers, {.grid = 2, .block = 384}, {}, out.device());
+  out.download();
+  std::vector<float> sum(start.begin() + 384, start.end());
+  for (int round = 0; round < 3; ++round)
+    for (size_t i = 0; i < 200; ++i) sum[i] = sum[i] * 1.5f + sum[(i + 1) % 200];
+  const double all = std::accumulate(sum.begin(), sum.end(), 0.0);
+  for (size_t t = 0; t < 384; ++t) ASSERT_NEAR(out.host[t], t < 128 ? double(t) : all, t < 128 ? 0 : 1e-5 * all);
+}
+
+}  // namespace
+}  // namespace ingot
