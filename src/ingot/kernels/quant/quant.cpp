@@ -1,0 +1,411 @@
+#include "ingot/kernels/quant/quant.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "ingot/core/cpu.h"
+#include "ingot/core/dispatch.h"
+#include "ingot/core/thread_pool.h"
+#include "ingot/kernels/linear/linear.h"
+#include "ingot/kernels/quant/quant.simd.h"
+
+INGOT_SIMD_DECLARE(void stored_dots_bf16(const detail::StoredDots& a);
+                   void stored_dots_fp8(const detail::StoredDots& a);
+                   void stored_dots_mxfp4(const detail::StoredDots& a);
+                   void stored_widen_bf16(const detail::StoredWiden& a);
+                   void stored_widen_fp8(const detail::StoredWiden& a);
+                   void stored_widen_mxfp4(const detail::StoredWiden& a);)
+
+namespace ingot {
+
+// --- numbers -----------------------------------------------------------------------------------------------------
+namespace {
+constexpr float kE2m1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+constexpr float kE4m3Max = 448;
+}  // namespace
+
+float e2m1_value(int code) { return (code & 8) != 0 ? -kE2m1[code & 7] : kE2m1[code & 7]; }
+
+int e2m1_nearest(float x) {
+  const float m = std::abs(x);
+  // Halfway to the next magnitude; at the middle itself the even code wins.
+  int code = 0;
+  while (code < 7) {
+    const float middle = (kE2m1[code] + kE2m1[code + 1]) / 2;
+    if (m < middle || (m == middle && code % 2 == 0)) break;
+    ++code;
+  }
+  return code | (std::signbit(x) ? 8 : 0);
+}
+
+float e4m3_value(uint8_t byte) {
+  const int exponent = (byte >> 3) & 15, mantissa = byte & 7;
+  if ((byte & 0x7f) == 0x7f) return std::numeric_limits<float>::quiet_NaN();
+  const float m = exponent == 0 ? std::ldexp(float(mantissa), -9) : std::ldexp(float(8 + mantissa), exponent - 10);
+  return (byte & 0x80) != 0 ? -m : m;
+}
+
+uint8_t e4m3_nearest(float x) {
+  const uint8_t sign = std::signbit(x) ? 0x80 : 0;
+  if (std::isnan(x)) return sign | 0x7f;
+  const float m = std::min(std::abs(x), kE4m3Max);
+  if (m < 0x1p-6f) return sign | uint8_t(std::nearbyint(m * 0x1p9f));  // subnormal; 8 is the smallest normal number
+  // As bf16 rounds: add half of the last kept place, less one where that place is even.
+  uint32_t u = std::bit_cast<uint32_t>(m);
+  u += 0x7ffffu + ((u >> 20) & 1);
+  return sign | uint8_t((u >> 20) - (120u << 3));
+}
+
+float e8m0_value(uint8_t scale) {
+  if (scale == 255) return std::numeric_limits<float>::quiet_NaN();
+  return std::ldexp(1.f, int(scale) - 127);
+}
+
+namespace {
+const std::array<float, 256>& exponents() {
+  static const std::array<float, 256> table = [] {
+    std::array<float, 256> t;
+    for (int s = 0; s < 256; ++s) t[size_t(s)] = e8m0_value(uint8_t(s));
+    return t;
+  }();
+  return table;
+}
+}  // namespace
+
+// --- views -------------------------------------------------------------------------------------------------------
+
+const char* name_of(WeightFormat f) {
+  switch (f) {
+    case WeightFormat::f64: return "f64";
+    case WeightFormat::f32: return "f32";
+    case WeightFormat::bf16: return "bf16";
+    case WeightFormat::fp8: return "fp8";
+    case WeightFormat::mxfp4: return "mxfp4";
+  }
+  return "?";
+}
+std::ostream& operator<<(std::ostream& out, WeightFormat f) { return out << name_of(f); }
+
+namespace {
+bool is_plain(WeightFormat f) { return f == WeightFormat::f64 || f == WeightFormat::f32 || f == WeightFormat::bf16; }
+DType data_type(WeightFormat f) {
+  switch (f) {
+    case WeightFormat::f64: return DType::f64;
+    case WeightFormat::f32: return DType::f32;
+    case WeightFormat::bf16: return DType::bf16;
+    default: return DType::u8;
+  }
+}
+WeightFormat format_of(DType t) {
+  if (t == DType::f64) return WeightFormat::f64;
+  if (t == DType::f32) return WeightFormat::f32;
+  INGOT_CHECK(t == DType::bf16, "weights: found dtype ", t, ", expected f64, f32 or bf16");
+  return WeightFormat::bf16;
+}
+}  // namespace
+
+WeightMatrix::WeightMatrix(const Tensor& plain) : format(format_of(plain.dtype)), data(plain) {}
+
+WeightMatrix WeightMatrix::at(int64_t expert) const {
+  return {format, data.select(0, expert), scales ? scales.select(0, expert) : Tensor()};
+}
+WeightMatrix WeightMatrix::row_range(int64_t begin, int64_t end) const {
+  return {format, data.slice(0, begin, end), scales ? scales.slice(0, begin, end) : Tensor()};
+}
+
+void check(const WeightMatrix& w, const char* op, const char* name) {
+  const int rank = w.format == WeightFormat::mxfp4 ? 3 : 2;
+  INGOT_CHECK(w.data.rank() == rank || w.data.rank() == rank + 1, op, ": ", name, ": found ", w.format,
+              " numbers of shape ", w.data.shape, ", expected ", rank, " dimensions, or one more for a bank");
+  INGOT_CHECK_EQ(w.data.dtype, data_type(w.format), op, ": ", name, ": dtype of ", w.format, " numbers");
+  INGOT_CHECK(w.data.contiguous(), op, ": ", name, ": found numbers that are not contiguous, expected contiguous");
+  Shape want = w.data.shape;
+  if (is_plain(w.format)) {
+    INGOT_CHECK(!w.scales, op, ": ", name, ": found scales with ", w.format, " numbers, expected none");
+    return;
+  }
+  --want.rank;
+  const DType scale_type = w.format == WeightFormat::fp8 ? DType::f32 : DType::u8;
+  if (w.format == WeightFormat::mxfp4)
+    INGOT_CHECK_EQ(w.data.size(-1), kMxBlock / 2, op, ": ", name, ": bytes of an mxfp4 block");
+  INGOT_CHECK(w.scales && w.scales.shape == want && w.scales.dtype == scale_type && w.scales.contiguous(), op, ": ",
+              name, ": found scales of shape ", w.scales.shape, " and dtype ", w.scales.dtype, ", expected ", want, " ",
+              scale_type, ", contiguous");
+  INGOT_CHECK(w.scales.device == w.data.device, op, ": ", name, ": found scales on ", w.scales.device, ", expected ",
+              w.data.device);
+}
+
+int64_t weight_bytes(WeightFormat f, int64_t rows, int64_t cols) {
+  switch (f) {
+    case WeightFormat::fp8: return rows * cols + rows * 4;
+    case WeightFormat::mxfp4:
+      INGOT_CHECK(cols % kMxBlock == 0, "weights: found rows of ", cols, " numbers, expected a multiple of ", kMxBlock,
+                  " for mxfp4");
+      return rows * (cols / 2 + cols / kMxBlock);
+    default: return rows * cols * size_of(data_type(f));
+  }
+}
+
+// --- widening ----------------------------------------------------------------------------------------------------
+namespace {
+
+const char* row_bytes(const WeightMatrix& w, int64_t n) {
+  const int64_t bytes = w.format == WeightFormat::mxfp4 ? w.cols() / 2 : w.cols() * size_of(w.data.dtype);
+  return static_cast<const char*>(w.data.data) + n * bytes;
+}
+const void* row_scales(const WeightMatrix& w, int64_t n) {
+  if (!w.scales) return nullptr;
+  const int64_t bytes = w.format == WeightFormat::mxfp4 ? w.cols() / kMxBlock : 4;
+  return static_cast<const char*>(w.scales.data) + n * bytes;
+}
+
+void widen_rows(const WeightMatrix& w, int64_t begin, int64_t end, float* out, int64_t out_row) {
+  const detail::StoredWiden a{row_bytes(w, begin), row_scales(w, begin), exponents().data(), out, w.cols(), out_row,
+                              end - begin};
+  if (w.format == WeightFormat::bf16)
+    INGOT_SIMD_CALL(stored_widen_bf16, a);
+  else if (w.format == WeightFormat::fp8)
+    INGOT_SIMD_CALL(stored_widen_fp8, a);
+  else if (w.format == WeightFormat::mxfp4)
+    INGOT_SIMD_CALL(stored_widen_mxfp4, a);
+  else
+    for (int64_t n = begin; n < end; ++n)
+      std::copy_n(reinterpret_cast<const float*>(row_bytes(w, n)), w.cols(), out + (n - begin) * out_row);
+}
+
+// One number, exactly. The oracle's way in.
+double number(const WeightMatrix& w, int64_t n, int64_t k) {
+  switch (w.format) {
+    case WeightFormat::f64: return w.data.ptr<double>()[n * w.cols() + k];
+    case WeightFormat::f32: return w.data.ptr<float>()[n * w.cols() + k];
+    case WeightFormat::bf16: return float(w.data.ptr<bf16>()[n * w.cols() + k]);
+    case WeightFormat::fp8:
+      return double(e4m3_value(w.data.ptr<uint8_t>()[n * w.cols() + k])) * w.scales.ptr<float>()[n];
+    case WeightFormat::mxfp4: break;
+  }
+  const uint8_t byte = w.data.ptr<uint8_t>()[(n * w.cols() + k) / 2];
+  return double(e2m1_value(k % 2 == 0 ? byte & 15 : byte >> 4)) *
+         e8m0_value(w.scales.ptr<uint8_t>()[(n * w.cols() + k) / kMxBlock]);
+}
+
+void check_matrix(const char* op, const WeightMatrix& w, const Tensor& like) {
+  check(w, op, "w");
+  INGOT_CHECK(!w.is_bank(), op, ": w: found a bank of shape ", w.data.shape, ", expected one matrix");
+  INGOT_CHECK(w.data.device == like.device, op, ": found weights on ", w.data.device, ", expected ", like.device);
+}
+
+}  // namespace
+
+namespace cpu {
+
+void dequantise(const WeightMatrix& w, const Tensor& out, Stream) {
+  const int64_t rows = w.rows(), cols = w.cols(), stride = out.row_stride();
+  parallel_for(rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cols)), [&](int64_t begin, int64_t end) {
+    if (out.dtype == DType::f32 && w.format != WeightFormat::f64)
+      return widen_rows(w, begin, end, out.ptr<float>() + begin * stride, stride);
+    for (int64_t n = begin; n < end; ++n)
+      for (int64_t k = 0; k < cols; ++k)
+        if (out.dtype == DType::f64)
+          out.ptr<double>()[n * stride + k] = number(w, n, k);
+        else
+          out.ptr<float>()[n * stride + k] = float(number(w, n, k));
+  });
+}
+
+// --- narrowing ---------------------------------------------------------------------------------------------------
+namespace {
+
+double block_error(const float* x, float scale) {
+  double sum = 0;
+  for (int64_t i = 0; i < kMxBlock; ++i) {
+    const double d = double(x[i]) - double(e2m1_value(e2m1_nearest(x[i] / scale))) * scale;
+    sum += d * d;
+  }
+  return sum;
+}
+
+void encode_block(const float* x, uint8_t* bytes, uint8_t* scale) {
+  float top = 0;
+  for (int64_t i = 0; i < kMxBlock; ++i) top = std::max(top, std::abs(x[i]));
+  // The largest magnitude, 6 = 1.5 * 2^2, is reached by the scale 2 below top's exponent, or exceeded by up to a third.
+  const int low = top > 0 ? std::clamp(std::ilogb(top) - 2 + 127, 0, 254) : 127;
+  int best = low;
+  if (low < 254 && top > 0 && block_error(x, e8m0_value(uint8_t(low + 1))) < block_error(x, e8m0_value(uint8_t(low))))
+    best = low + 1;
+  *scale = uint8_t(best);
+  const float value = e8m0_value(uint8_t(best));
+  for (int64_t i = 0; i < kMxBlock / 2; ++i)
+    bytes[i] = uint8_t(e2m1_nearest(x[2 * i] / value) | e2m1_nearest(x[2 * i + 1] / value) << 4);
+}
+
+void encode_row(const float* x, const WeightMatrix& w, int64_t n) {
+  const int64_t cols = w.cols();
+  switch (w.format) {
+    case WeightFormat::f64: std::copy_n(x, cols, w.data.ptr<double>() + n * cols); return;
+    case WeightFormat::f32: std::copy_n(x, cols, w.data.ptr<float>() + n * cols); return;
+    case WeightFormat::bf16:
+      for (int64_t k = 0; k < cols; ++k) w.data.ptr<bf16>()[n * cols + k] = bf16(x[k]);
+      return;
+    case WeightFormat::fp8: {
+      float top = 0;
+      for (int64_t k = 0; k < cols; ++k) top = std::max(top, std::abs(x[k]));
+      float scale = top / kE4m3Max;
+      if (!(scale >= std::numeric_limits<float>::min())) scale = 1;  // a row of nothing, or next to it
+      w.scales.ptr<float>()[n] = scale;
+      for (int64_t k = 0; k < cols; ++k) w.data.ptr<uint8_t>()[n * cols + k] = e4m3_nearest(x[k] / scale);
+      return;
+    }
+    case WeightFormat::mxfp4:
+      for (int64_t b = 0; b < cols / kMxBlock; ++b)
+        encode_block(x + b * kMxBlock, w.data.ptr<uint8_t>() + n * cols / 2 + b * kMxBlock / 2,
+                     w.scales.ptr<uint8_t>() + n * cols / kMxBlock + b);
+      return;
+  }
+}
+
+}  // namespace
+
+void quantise(const Tensor& x, const WeightMatrix& w, Stream) {
+  const int64_t cols = w.cols();
+  parallel_for(w.rows(), std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols)), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      const float* row = x.ptr<float>() + n * x.row_stride();
+      for (int64_t k = 0; k < cols; ++k)
+        if (!std::isfinite(row[k]))
+          fail(ErrorCode::numeric, "quantise: found ", row[k], " in row ", n, ", column ", k,
+               ", expected finite numbers");
+      encode_row(row, w, n);
+    }
+  });
+}
+
+// --- products ----------------------------------------------------------------------------------------------------
+namespace {
+
+constexpr int64_t kWidenedRows = 64;  // of w at a time: 64 rows of some thousand numbers stay in the second-level cache
+constexpr int64_t kTaskNumbers = 65536;  // weights read by one task of a few rows of x
+
+void linear_plain(const StoredLinear& a) {
+  parallel_for(a.y.rows(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t n = 0; n < a.y.cols(); ++n) {
+        double sum = a.b ? a.b.ptr<double>()[n] : 0;
+        for (int64_t k = 0; k < a.x.cols(); ++k) sum += a.x.ptr<double>()[t * a.x.row_stride() + k] * number(a.w, n, k);
+        a.y.ptr<double>()[t * a.y.row_stride() + n] = sum;
+      }
+  });
+}
+
+// The 16 even numbers of every block first, then the 16 odd ones: the order in which the codes come out of a block.
+const float* split_blocks(const Tensor& x) {
+  const int64_t rows = x.rows(), cols = x.cols();
+  float* to = static_cast<float*>(thread_scratch(0, rows * cols * int64_t(sizeof(float))));
+  for (int64_t t = 0; t < rows; ++t) {
+    const float* from = x.ptr<float>() + t * x.row_stride();
+    for (int64_t b = 0; b < cols; b += kMxBlock)
+      for (int64_t i = 0; i < kMxBlock / 2; ++i) {
+        to[t * cols + b + i] = from[b + 2 * i];
+        to[t * cols + b + kMxBlock / 2 + i] = from[b + 2 * i + 1];
+      }
+  }
+  return to;
+}
+
+void few_rows(const StoredLinear& a) {
+  const bool mx = a.w.format == WeightFormat::mxfp4;
+  const float* x = mx ? split_blocks(a.x) : a.x.ptr<float>();
+  const int64_t x_row = mx ? a.x.cols() : a.x.row_stride();
+  parallel_for(a.y.cols(), std::max<int64_t>(16, kTaskNumbers / std::max<int64_t>(1, a.x.cols())),
+               [&](int64_t begin, int64_t end) {
+                 const detail::StoredDots d{row_bytes(a.w, begin),
+                                            row_scales(a.w, begin),
+                                            exponents().data(),
+                                            x,
+                                            a.b ? a.b.ptr<float>() + begin : nullptr,
+                                            a.y.ptr<float>() + begin,
+                                            a.x.cols(),
+                                            x_row,
+                                            a.y.row_stride(),
+                                            end - begin,
+                                            int(a.x.rows())};
+                 if (a.w.format == WeightFormat::bf16)
+                   INGOT_SIMD_CALL(stored_dots_bf16, d);
+                 else if (a.w.format == WeightFormat::fp8)
+                   INGOT_SIMD_CALL(stored_dots_fp8, d);
+                 else
+                   INGOT_SIMD_CALL(stored_dots_mxfp4, d);
+               });
+}
+
+void many_rows(const StoredLinear& a, Stream stream) {
+  const int64_t cols = a.x.cols();
+  parallel_for(a.y.cols(), kWidenedRows, [&](int64_t begin, int64_t end) {
+    float* wide = static_cast<float*>(thread_scratch(0, kWidenedRows * cols * int64_t(sizeof(float))));
+    widen_rows(a.w, begin, end, wide, cols);
+    linear({.x = a.x,
+            .w = Tensor(wide, {end - begin, cols}),
+            .b = a.b ? a.b.slice(0, begin, end) : Tensor(),
+            .y = a.y.slice(a.y.rank() - 1, begin, end)},
+           stream);
+  });
+}
+
+}  // namespace
+
+void stored_linear(const StoredLinear& a, Stream stream) {
+  if (a.x.dtype == DType::f64) return linear_plain(a);
+  if (a.y.numel() == 0) return;
+  if (a.w.format == WeightFormat::f32) return linear({.x = a.x, .w = a.w.data, .b = a.b, .y = a.y}, stream);
+  if (a.x.rows() <= detail::kStoredRows) return few_rows(a);
+  many_rows(a, stream);
+}
+
+}  // namespace cpu
+
+// --- the entry points --------------------------------------------------------------------------------------------
+
+void dequantise(const WeightMatrix& w, const Tensor& out, Stream stream) {
+  const char* op = "dequantise";
+  check_matrix(op, w, out);
+  INGOT_CHECK(out.dtype == DType::f32 || out.dtype == DType::f64, op, ": found an output of ", out.dtype,
+              ", expected f32 or f64");
+  INGOT_CHECK(out.rank() == 2 && out.rows() == w.rows() && out.cols() == w.cols() && out.rows_uniform(), op,
+              ": found an output of shape ", out.shape, ", expected ", Shape{w.rows(), w.cols()}, ", row-major");
+  INGOT_DISPATCH_CPU_ONLY(out.device, dequantise, w, out, stream);
+}
+
+void quantise(const Tensor& x, const WeightMatrix& w, Stream stream) {
+  const char* op = "quantise";
+  check_matrix(op, w, x);
+  INGOT_CHECK_EQ(x.dtype, DType::f32, op, ": dtype of x");
+  INGOT_CHECK(x.rank() == 2 && x.rows() == w.rows() && x.cols() == w.cols() && x.rows_uniform(), op,
+              ": found numbers of shape ", x.shape, ", expected ", Shape{w.rows(), w.cols()}, ", row-major");
+  INGOT_DISPATCH_CPU_ONLY(x.device, quantise, x, w, stream);
+}
+
+void stored_linear(const StoredLinear& a, Stream stream) {
+  const char* op = "stored_linear";
+  INGOT_CHECK(a.x && a.w && a.y, op, ": found an operand missing, expected x, w and y");
+  check_matrix(op, a.w, a.x);
+  const bool on_cpu = a.x.device.kind == Device::cpu;
+  INGOT_CHECK(!on_cpu || a.x.dtype == DType::f32 || a.x.dtype == DType::f64, op, ": found x of ", a.x.dtype,
+              ", expected f32 or f64 on a cpu");
+  INGOT_CHECK(!on_cpu || a.x.dtype == DType::f64 || a.w.format != WeightFormat::f64, op,
+              ": found f64 weights with f32 operands, expected both in f64");
+  INGOT_CHECK_EQ(a.x.cols(), a.w.cols(), op, ": columns of x");
+  INGOT_CHECK(a.x.rank() == 2 && a.x.rows_uniform(), op, ": found x of shape ", a.x.shape,
+              ", expected (T, K), row-major");
+  INGOT_CHECK(a.y.rank() == 2 && a.y.rows() == a.x.rows() && a.y.cols() == a.w.rows() && a.y.rows_uniform() &&
+                  a.y.dtype == a.x.dtype && a.y.device == a.x.device,
+              op, ": found y of shape ", a.y.shape, " and dtype ", a.y.dtype, ", expected ",
+              Shape{a.x.rows(), a.w.rows()}, " ", a.x.dtype, ", row-major");
+  if (a.b)
+    INGOT_CHECK(a.b.shape == Shape{a.w.rows()} && a.b.dtype == a.x.dtype && a.b.contiguous(), op, ": found b of shape ",
+                a.b.shape, " and dtype ", a.b.dtype, ", expected ", Shape{a.w.rows()}, " ", a.x.dtype, ", contiguous");
+  INGOT_DISPATCH_CPU_ONLY(a.x.device, stored_linear, a, stream);
+}
+
+}  // namespace ingot
