@@ -15,6 +15,8 @@ endif()
 # The model against its definition in spec/gpt.py; skipped where PyTorch is not installed.
 add_executable(parity ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_main.cpp)
 target_link_libraries(parity PRIVATE ingot ingot_flags nlohmann_json::nlohmann_json)
+add_executable(parity_gpt_oss ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/gpt_oss_main.cpp)
+target_link_libraries(parity_gpt_oss PRIVATE ingot ingot_flags nlohmann_json::nlohmann_json)
 if(Python3_FOUND)
   add_test(NAME parity COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity.py $<TARGET_FILE:parity>
     --skip-without-torch)

@@ -47,6 +47,8 @@ class SafetensorsFile {
   const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }
   const SafetensorsEntry* find(const std::string& name) const;  // null when absent
   void read(const SafetensorsEntry& entry, void* into) const;
+  // A part of the file, for tensors read in pieces; counted from the file's beginning.
+  void read_bytes(int64_t offset, void* into, int64_t bytes) const { file_.read_at(offset, into, bytes); }
   // Into a contiguous CPU tensor; the name must be there, with this dtype and shape.
   void read(const std::string& name, const Tensor& into) const;
   // Fills every tensor, and refuses a file that has others.

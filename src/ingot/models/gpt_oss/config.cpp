@@ -1,0 +1,225 @@
+#include "ingot/models/gpt_oss/config.h"
+
+#include "ingot/io/file.h"
+#include "ingot/io/json.h"
+
+namespace ingot {
+namespace {
+
+constexpr double kOriginalContext = 4096;  // of OpenAI's own spelling, where it is left out
+
+template <class T> void in_range(const std::string& where, const char* field, T value, T low, T high) {
+  if (!(value >= low && value <= high))
+    fail(ErrorCode::bad_data, where, ": ", field, ": found ", value, ", expected ", low, " to ", high);
+}
+
+// A number that must have one value, because another would ask for another model.
+void must_be(Fields& f, const char* key, const std::string& expected) {
+  std::string found = expected;
+  f.read(key, found);
+  if (found != expected)
+    fail(ErrorCode::unsupported, f.where(), ".", key, ": found \"", found, "\", expected \"", expected, "\"");
+}
+bool is_null(const Json& json, const char* key) { return json.contains(key) && json.at(key).is_null(); }
+
+// One object of rope_scaling or rope_parameters.
+void read_rope(Fields f, GptOssConfig& c) {
+  std::string type = "default";
+  if (!f.read("rope_type", type)) f.read("type", type);
+  if (type == "default") {
+    c.rope_scaling = {};
+  } else if (type == "yarn") {
+    c.rope_scaling.kind = RopeScaling::yarn;
+    f.require("factor", c.rope_scaling.factor);
+    f.read("original_max_position_embeddings", c.rope_scaling.original_context);
+    f.read("beta_fast", c.rope_scaling.beta_fast);
+    f.read("beta_slow", c.rope_scaling.beta_slow);
+    f.read("truncate", c.rope_scaling.truncate);
+    f.read("attention_factor", c.rope_scaling.attention_factor);
+    for (const char* key : {"mscale", "mscale_all_dim"})
+      if (f.has(key)) fail(ErrorCode::unsupported, f.where(), ": found ", key, ", which this model does not use");
+  } else {
+    fail(ErrorCode::unsupported, f.where(), ".rope_type: found \"", type, "\", expected yarn or default");
+  }
+  f.read("rope_theta", c.rope_base);
+  if (f.has("partial_rotary_factor")) {
+    double part = 1;
+    f.read("partial_rotary_factor", part);
+    if (part != 1) fail(ErrorCode::unsupported, f.where(), ".partial_rotary_factor: found ", part, ", expected 1");
+  }
+}
+
+void read_rope_keys(const Json& json, Fields& f, GptOssConfig& c) {
+  f.read("rope_theta", c.rope_base);
+  double original = 0;
+  f.read("initial_context_length", original);
+  const char* key = json.contains("rope_parameters") && !is_null(json, "rope_parameters") ? "rope_parameters"
+                    : json.contains("rope_scaling") && !is_null(json, "rope_scaling")     ? "rope_scaling"
+                                                                                          : nullptr;
+  if (key != nullptr) {
+    read_rope(f.object(key), c);
+  } else if (json.contains("rope_scaling_factor")) {  // OpenAI's own
+    c.rope_scaling = {.kind = RopeScaling::yarn, .original_context = kOriginalContext, .truncate = false};
+    f.read("rope_scaling_factor", c.rope_scaling.factor);
+    f.read("rope_ntk_alpha", c.rope_scaling.beta_slow);
+    f.read("rope_ntk_beta", c.rope_scaling.beta_fast);
+  }
+  if (original > 0 && c.rope_scaling.kind == RopeScaling::yarn &&
+      (c.rope_scaling.original_context == 0 || json.contains("rope_scaling_factor")))
+    c.rope_scaling.original_context = original;
+  if (c.rope_scaling.kind == RopeScaling::yarn && c.rope_scaling.original_context == 0)
+    fail(ErrorCode::bad_data, f.where(),
+         ": found yarn without original_max_position_embeddings, expected the context the model was trained with");
+}
+
+void read_layer_types(Fields& f, GptOssConfig& c) {
+  std::vector<std::string> types;
+  if (!f.read("layer_types", types)) {
+    for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
+    return;
+  }
+  if (int64_t(types.size()) != c.layers)
+    fail(ErrorCode::bad_data, f.where(), ".layer_types: found ", types.size(), " entries, expected ", c.layers,
+         ", one per layer");
+  for (const std::string& type : types) {
+    if (type != "sliding_attention" && type != "full_attention")
+      fail(ErrorCode::unsupported, f.where(), ".layer_types: found \"", type,
+           "\", expected sliding_attention or full_attention");
+    c.sliding.push_back(type == "sliding_attention");
+  }
+}
+
+// A single id or a list of them.
+std::vector<int64_t> read_ids(const Json& json, const std::string& where) {
+  std::vector<int64_t> ids;
+  const Json list = json.is_array() ? json : Json::array({json});
+  for (const Json& id : list) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0)
+      fail(ErrorCode::bad_data, where, ".eos_token_id: found ", describe_json(id), ", expected an id or a list of ids");
+    ids.push_back(id.get<int64_t>());
+  }
+  return ids;
+}
+
+template <class Visit> void visit_sizes(Visit&& visit, GptOssConfig& c, bool own) {
+  visit("vocab_size", c.vocab);
+  visit("hidden_size", c.hidden);
+  visit("num_hidden_layers", c.layers);
+  visit("num_attention_heads", c.heads);
+  visit("num_key_value_heads", c.kv_heads);
+  visit("intermediate_size", c.intermediate);
+  visit(own ? "num_experts" : "num_local_experts", c.experts);
+}
+
+}  // namespace
+
+void check(const GptOssConfig& c, const std::string& where) {
+  constexpr int64_t kMost = 1 << 20;
+  in_range<int64_t>(where, "vocab_size", c.vocab, 1, 1 << 24);
+  in_range<int64_t>(where, "hidden_size", c.hidden, 1, kMost);
+  in_range<int64_t>(where, "num_hidden_layers", c.layers, 1, 4096);
+  in_range<int64_t>(where, "num_attention_heads", c.heads, 1, 4096);
+  in_range<int64_t>(where, "num_key_value_heads", c.kv_heads, 1, c.heads);
+  if (c.heads % c.kv_heads != 0)
+    fail(ErrorCode::bad_data, where, ": num_key_value_heads: found ", c.kv_heads,
+         ", expected a divisor of num_attention_heads = ", c.heads);
+  in_range<int64_t>(where, "head_dim", c.head_dim, 2, 4096);
+  if (c.head_dim % 2 != 0)
+    fail(ErrorCode::bad_data, where, ": head_dim: found ", c.head_dim, ", expected an even number");
+  in_range<int64_t>(where, "intermediate_size", c.intermediate, 1, kMost);
+  in_range<int64_t>(where, "num_local_experts", c.experts, 1, 1 << 16);
+  in_range<int64_t>(where, "num_experts_per_tok", c.experts_per_token, 1, std::min<int64_t>(c.experts, 1024));
+  in_range<int64_t>(where, "sliding_window", c.window, 1, 1 << 24);
+  in_range<int64_t>(where, "max_position_embeddings", c.context, 1, 1 << 26);
+  in_range<double>(where, "rms_norm_eps", c.norm_eps, 1e-20, 1);
+  in_range<double>(where, "rope_theta", c.rope_base, 1, 1e15);
+  in_range<double>(where, "swiglu_limit", c.swiglu_limit, 0, 1e9);
+  in_range<double>(where, "swiglu_alpha", c.swiglu_alpha, 1e-6, 1e6);
+  if (c.rope_scaling.kind == RopeScaling::none) return;
+  in_range<double>(where, "rope factor", c.rope_scaling.factor, 1, 1e6);
+  in_range<double>(where, "rope original context", c.rope_scaling.original_context, 1, 1e9);
+  in_range<double>(where, "rope beta_slow", c.rope_scaling.beta_slow, 1e-9, 1e9);
+  in_range<double>(where, "rope beta_fast", c.rope_scaling.beta_fast, 1e-9, 1e9);
+  in_range<double>(where, "rope attention_factor", c.rope_scaling.attention_factor, 0, 1e6);
+}
+
+GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string& where) {
+  const Json json = parse_json(text, where);
+  Fields f(json, where);
+  const bool own = json.is_object() && json.contains("num_experts") && !json.contains("num_local_experts");
+  GptOssConfig c;
+  if (!own || json.contains("model_type")) must_be(f, "model_type", "gpt_oss");
+  visit_sizes([&](const char* key, int64_t& into) { f.require(key, into); }, c, own);
+  if (!f.read("num_experts_per_tok", c.experts_per_token)) f.require("experts_per_token", c.experts_per_token);
+  if (is_null(json, "head_dim") || !f.read("head_dim", c.head_dim)) c.head_dim = c.heads > 0 ? c.hidden / c.heads : 0;
+  f.read("sliding_window", c.window);
+  f.read("rms_norm_eps", c.norm_eps);
+  f.read("swiglu_limit", c.swiglu_limit);
+  f.read("swiglu_alpha", c.swiglu_alpha);
+  f.read("attention_bias", c.attention_bias);
+  f.read("tie_word_embeddings", c.tied_embeddings);
+  must_be(f, "hidden_act", "silu");
+  read_rope_keys(json, f, c);
+  if (!f.read("max_position_embeddings", c.context) && c.rope_scaling.kind == RopeScaling::yarn)
+    c.context = int64_t(c.rope_scaling.original_context * c.rope_scaling.factor);
+  in_range<int64_t>(where, "num_hidden_layers", c.layers, 1, 4096);  // before a list of them is made
+  read_layer_types(f, c);
+  if (json.contains("eos_token_id") && !is_null(json, "eos_token_id"))
+    c.end_tokens = read_ids(json.at("eos_token_id"), where);
+  check(c, where);
+  return c;
+}
+
+GptOssConfig read_gpt_oss_config(const std::string& directory) {
+  const std::string path = join_path(directory, "config.json");
+  GptOssConfig c = gpt_oss_config_from_json(read_file(path, 16 << 20), path);
+  const std::string generation = join_path(directory, "generation_config.json");
+  if (exists(generation)) {
+    const Json json = read_json_file(generation, {.bytes = 16 << 20});
+    if (json.is_object() && json.contains("eos_token_id") && !is_null(json, "eos_token_id"))
+      c.end_tokens = read_ids(json.at("eos_token_id"), generation);
+  }
+  return c;
+}
+
+bool is_gpt_oss(const std::string& directory) {
+  const std::string path = join_path(directory, "config.json");
+  if (!is_directory(directory) || !exists(path)) return false;
+  const Json json = read_json_file(path, {.bytes = 16 << 20});
+  if (!json.is_object()) return false;
+  if (json.contains("model_type")) return json.at("model_type") == "gpt_oss";
+  return json.contains("num_experts") && json.contains("rope_scaling_factor");
+}
+
+std::string to_json(const GptOssConfig& c) {
+  OrderedJson out = {{"model_type", "gpt_oss"}};
+  GptOssConfig sizes = c;
+  visit_sizes([&](const char* key, int64_t& value) { out[key] = value; }, sizes, false);
+  out["num_experts_per_tok"] = c.experts_per_token;
+  out["head_dim"] = c.head_dim;
+  out["sliding_window"] = c.window;
+  std::vector<std::string> types;
+  for (const bool s : c.sliding) types.push_back(s ? "sliding_attention" : "full_attention");
+  out["layer_types"] = types;
+  out["max_position_embeddings"] = c.context;
+  out["rms_norm_eps"] = c.norm_eps;
+  OrderedJson rope = {{"rope_type", c.rope_scaling.kind == RopeScaling::yarn ? "yarn" : "default"},
+                      {"rope_theta", c.rope_base}};
+  if (c.rope_scaling.kind == RopeScaling::yarn) {
+    rope["factor"] = c.rope_scaling.factor;
+    rope["original_max_position_embeddings"] = c.rope_scaling.original_context;
+    rope["beta_fast"] = c.rope_scaling.beta_fast;
+    rope["beta_slow"] = c.rope_scaling.beta_slow;
+    rope["truncate"] = c.rope_scaling.truncate;
+    if (c.rope_scaling.attention_factor > 0) rope["attention_factor"] = c.rope_scaling.attention_factor;
+  }
+  out["rope_parameters"] = rope;
+  out["swiglu_limit"] = c.swiglu_limit;
+  out["swiglu_alpha"] = c.swiglu_alpha;
+  out["attention_bias"] = c.attention_bias;
+  out["tie_word_embeddings"] = c.tied_embeddings;
+  out["eos_token_id"] = c.end_tokens;
+  return write_json(out, 2);
+}
+
+}  // namespace ingot
