@@ -1,12 +1,6 @@
 #pragma once
-// Text from a trained model, one token at a time, on a cache of keys and values.
-#include <functional>
-#include <memory>
-#include <span>
-#include <vector>
-
-#include "ingot/kernels/sampling/sampling.h"
-#include "ingot/models/gpt/gpt.h"
+// Text from a model that `ingot train` made.
+#include "ingot/engines/generate/session.h"
 #include "ingot/text/tokenizer.h"
 
 namespace ingot {
@@ -22,7 +16,6 @@ class Generator {
  public:
   // `weights` must outlive the generator.
   Generator(const GptConfig& config, const Tensor& weights, bool looping, Products products = Products::fp32);
-  ~Generator();
   // Continues `prompt` (bos is put in front where the tokenizer has one) and returns the new ids. `on_token` receives
   // each as it is drawn and ends the generation by returning false. When the context is full, the newest half of it is
   // kept.
@@ -30,8 +23,8 @@ class Generator {
                                 const GenerateOptions& options, const std::function<bool(int32_t)>& on_token = {});
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::unique_ptr<Decoder> decoder_;
+  Session session_;
 };
 
 }  // namespace ingot

@@ -1,0 +1,187 @@
+#include "ingot/engines/generate/session.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/testing/gpt_oss_checkpoint.h"
+#include "ingot/testing/temporary_directory.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+
+// A small GPT-OSS with a window of 6, so that short sequences leave it.
+struct Fixture {
+  testing::TemporaryDirectory dir;
+  GptOssConfig config;
+  GptOssWeights weights;
+  Fixture() {
+    testing::GptOssCheckpoint checkpoint;
+    checkpoint.write(dir / "m");
+    config = read_gpt_oss_config(dir / "m");
+    config.window = 6;
+    weights = load_gpt_oss(dir / "m", config);
+  }
+  std::unique_ptr<Decoder> decoder(int64_t context = 200, int64_t batch = 8) const {
+    return make_decoder(config, weights, {.context = context, .batch = batch});
+  }
+};
+std::vector<int32_t> ids_of(uint64_t seed, int64_t n) {
+  std::vector<int32_t> ids(static_cast<size_t>(n));
+  testing::fill_ids(Tensor(ids.data(), {n}), seed, 37);
+  return ids;
+}
+const SessionOptions kGreedy{.tokens = 12, .sampling = {.temperature = 0}};
+std::vector<int32_t> join(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+TEST(session, greedy_tokens_are_the_likeliest_after_everything_before) {
+  const Fixture f;
+  const auto decoder = f.decoder();
+  Session session(*decoder);
+  std::vector<int32_t> all = ids_of(1, 30);
+  const Answer a = session.generate(all, kGreedy);
+  ASSERT_EQ(a.tokens.size(), 12u);
+  EXPECT_EQ(a.finish, Finish::length);
+  for (const int32_t token : a.tokens) {
+    const auto fresh = f.decoder();
+    std::vector<double> row;
+    for (size_t t = 0; t < all.size(); ++t)
+      fresh->extend(std::span(all).subspan(t, 1), Decoder::Rows::last,
+                    [&](int64_t, const Tensor& logits) { row = testing::values(logits); });
+    EXPECT_EQ(token, std::max_element(row.begin(), row.end()) - row.begin());
+    all.push_back(token);
+  }
+}
+
+TEST(session, a_turn_that_goes_on_uses_what_is_there_and_says_the_same) {
+  const Fixture f;
+  const auto decoder = f.decoder(), other = f.decoder();
+  Session session(*decoder), fresh(*other);
+  const std::vector<int32_t> first = ids_of(1, 50);
+  const Answer a = session.generate(first, kGreedy);
+  EXPECT_EQ(a.reused, 0);
+  const std::vector<int32_t> second = join(join(first, a.tokens), ids_of(2, 9));
+  const Answer b = session.generate(second, kGreedy);
+  EXPECT_EQ(b.reused, 50 + 11);  // the last token drawn was never told
+  EXPECT_EQ(b.tokens, fresh.generate(second, kGreedy).tokens);
+}
+
+TEST(session, a_turn_whose_answer_was_rewritten_goes_back_to_the_end_of_its_prompt) {
+  const Fixture f;
+  const auto decoder = f.decoder(), other = f.decoder();
+  Session session(*decoder), fresh(*other);
+  const std::vector<int32_t> first = ids_of(1, 60);
+  SessionOptions long_answer = kGreedy;
+  long_answer.tokens = 40;  // the rings have moved on by then
+  session.generate(first, long_answer);
+  std::vector<int32_t> second = join(first, ids_of(3, 12));
+  second[60] = session.told()[60] == 5 ? 6 : 5;  // nothing of the answer is kept
+  const Answer b = session.generate(second, kGreedy);
+  EXPECT_EQ(b.reused, 60);
+  EXPECT_EQ(b.tokens, fresh.generate(second, kGreedy).tokens);
+  // A prompt that leaves the first in its middle has no place to go back to, and is computed whole.
+  std::vector<int32_t> third = ids_of(1, 60);
+  third[30] = (third[30] + 1) % 37;
+  const Answer c = session.generate(third, kGreedy);
+  EXPECT_EQ(c.reused, 0);
+  fresh.forget();
+  EXPECT_EQ(c.tokens, fresh.generate(third, kGreedy).tokens);
+}
+
+TEST(session, many_turns_keep_a_bounded_number_of_places_and_stay_right) {
+  const Fixture f;
+  const auto decoder = f.decoder(400);
+  Session session(*decoder);
+  std::vector<int32_t> prompt = ids_of(1, 5);
+  for (uint64_t turn = 0; turn < 14; ++turn) {
+    prompt = join(prompt, ids_of(100 + turn, 7));
+    session.generate(prompt, kGreedy);
+  }
+  std::vector<int32_t> early = ids_of(1, 5);  // shares the first turn alone
+  early = join(join(early, ids_of(100, 7)), ids_of(7, 20));
+  const Answer a = session.generate(early, kGreedy);
+  EXPECT_GT(a.reused, 0);
+  const auto other = f.decoder(400);
+  Session fresh(*other);
+  EXPECT_EQ(a.tokens, fresh.generate(early, kGreedy).tokens);
+}
+
+TEST(session, ends_at_a_stop_id_at_the_context_and_when_it_is_told_to) {
+  const Fixture f;
+  const auto decoder = f.decoder(40);
+  Session session(*decoder);
+  const std::vector<int32_t> prompt = ids_of(1, 30);
+  const std::vector<int32_t> free = session.generate(prompt, kGreedy).tokens;
+  SessionOptions o = kGreedy;
+  o.stop_ids = {free[3]};
+  const Answer stopped = session.generate(prompt, o);
+  EXPECT_EQ(stopped.finish, Finish::stop);
+  EXPECT_EQ(stopped.stop_id, free[3]);
+  EXPECT_LE(stopped.tokens.size(), 3u);
+  o = kGreedy;
+  o.tokens = 100;
+  const Answer full = session.generate(prompt, o);
+  EXPECT_EQ(full.finish, Finish::context);
+  EXPECT_EQ(full.tokens.size(), 11u);  // ten have room, and the eleventh is known without being told
+  o.slide = true;
+  EXPECT_EQ(session.generate(prompt, o).tokens.size(), 100u);
+  o = kGreedy;
+  int shown = 0;
+  o.on_token = [&](int32_t) { return ++shown < 4; };
+  const Answer ended = session.generate(prompt, o);
+  EXPECT_EQ(ended.finish, Finish::cancelled);
+  EXPECT_EQ(ended.tokens.size(), 4u);
+  o = kGreedy;
+  int asked = 0;
+  o.cancelled = [&] { return ++asked > 2; };  // between batches of the prompt
+  session.forget();
+  const Answer cut = session.generate(prompt, o);
+  EXPECT_EQ(cut.finish, Finish::cancelled);
+  EXPECT_TRUE(cut.tokens.empty());
+  EXPECT_EQ(session.told().size(), 16u);
+  EXPECT_EQ(session.generate(prompt, kGreedy).tokens, free);  // and goes on as if nothing had happened
+}
+
+TEST(session, bad_prompts_are_refused_and_leave_it_usable) {
+  const Fixture f;
+  const auto decoder = f.decoder(20);
+  Session session(*decoder);
+  EXPECT_EQ(error_of([&] { session.generate(ids_of(1, 21), kGreedy); }),
+            "usage: generate: found a prompt of 21 tokens, expected at most 20, the context");
+  EXPECT_EQ(error_of([&] { session.generate({}, kGreedy); }),
+            "usage: generate: found an empty prompt, expected at least one token");
+  const std::vector<int32_t> bad = {1, 37};
+  EXPECT_EQ(error_of([&] { session.generate(bad, kGreedy); }),
+            "usage: generate: found id 37 at position 1 of the prompt, expected 0 to 36");
+  EXPECT_EQ(session.generate(ids_of(1, 5), kGreedy).tokens.size(), 12u);
+  EXPECT_EQ(error_of([&] { f.decoder(131073); }),
+            "usage: context: found 131073, expected 1 to 131072, or 0 for the model's");
+}
+
+TEST(session, losses_are_those_of_each_next_token) {
+  const Fixture f;
+  const auto decoder = f.decoder(200, 8);
+  const std::vector<int32_t> ids = ids_of(4, 45);
+  const std::vector<double> losses = sequence_losses(*decoder, ids);
+  ASSERT_EQ(losses.size(), 44u);
+  decoder->rewind(0);
+  for (size_t t = 0; t + 1 < ids.size(); ++t) {
+    std::vector<double> row;
+    decoder->extend(std::span(ids).subspan(t, 1), Decoder::Rows::last,
+                    [&](int64_t, const Tensor& logits) { row = testing::values(logits); });
+    double sum = 0;
+    for (const double l : row) sum += std::exp(l);
+    EXPECT_NEAR(losses[t], std::log(sum) - row[size_t(ids[t + 1])], 1e-4) << t;  // batches of 8 sum in another order
+  }
+  EXPECT_TRUE(sequence_losses(*decoder, std::span(ids).first(1)).empty());
+}
+
+}  // namespace
+}  // namespace ingot
