@@ -263,6 +263,7 @@ void read_without_barrier(std::vector<uint32_t>* out) {
 }
 TEST(EmulationFinds, AMissingBarrier) {
 #if defined(__SANITIZE_THREAD__)
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";  // ThreadSanitizer is deaf after a fork
   std::vector<uint32_t> out(32);
   EXPECT_EXIT(
       {

@@ -169,7 +169,8 @@ void block_here(std::vector<Fiber*>& waiting, const char* what, Where where) {
   self->what = what;
   self->where = where;
   waiting.push_back(self);
-  change_to(take_ready());  // nobody ready: to the main context, which reports
+  tsan_release(&grid->end);  // should it wait for ever
+  change_to(take_ready());   // nobody ready: to the main context, which reports
 }
 
 template <class... Note> [[noreturn]] void complain(const Note&... note) {
@@ -327,6 +328,7 @@ void yield() {
   if (++grid->idle > kMaxIdleSwitches)
     complain("found ", kMaxIdleSwitches, " polls during which no thread got on, expected a wait to end");
   grid->ready.push_back(self);
+  tsan_release(&grid->end);  // should another thread fail
   change_to(take_ready());
 }
 void maybe_yield() {

@@ -64,8 +64,14 @@ class SanitizedFiber {
   SanitizedFiber(const SanitizedFiber&) = delete;
   SanitizedFiber& operator=(const SanitizedFiber&) = delete;
 #if defined(__SANITIZE_THREAD__)
+  // A fiber given up in the middle keeps its thread: ThreadSanitizer would complain about how it ends.
   ~SanitizedFiber() {
-    if (owned_) __tsan_destroy_fiber(thread_);
+    if (!owned_ || !ended_) return;
+    void* const now = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(thread_, __tsan_switch_to_fiber_no_sync);
+    tsan_heed();
+    __tsan_switch_to_fiber(now, __tsan_switch_to_fiber_no_sync);
+    __tsan_destroy_fiber(thread_);
   }
 #endif
 
@@ -89,10 +95,11 @@ class SanitizedFiber {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(for_ever ? nullptr : &fake_stack_, next.stack_, next.bytes_);
 #endif
-#if defined(__SANITIZE_THREAD__)
+    left_ = this;
+    ended_ = for_ever;
+#if defined(__SANITIZE_THREAD__)  // last: what follows counts as the other fiber's doing
     __tsan_switch_to_fiber(next.thread_, __tsan_switch_to_fiber_no_sync);
 #endif
-    left_ = this;
   }
   void enter() {
 #if defined(__SANITIZE_ADDRESS__)
@@ -121,7 +128,7 @@ class SanitizedFiber {
   const char* stack_ = nullptr;
   size_t bytes_ = 0;
   void* fake_stack_ = nullptr;
-  bool silent_ = false;
+  bool silent_ = false, ended_ = false;
 #if defined(__SANITIZE_THREAD__)
   void* thread_ = nullptr;
   bool owned_ = false;
