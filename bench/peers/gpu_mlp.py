@@ -15,6 +15,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from torch._inductor import select_algorithm
 
 from gpu_common import DTYPES, Native, captured, ceilings, gpu_state, interleaved, pointer, stream, write_report
 
@@ -60,15 +61,13 @@ def cases():
         for rows in (1024, 65536, 1048576):
             yield Case(rows, depth)
             yield Case(rows, depth, training=True)
-        for rows in (1024, 4096, 65536, 262144):  # the weight-norm comparison of the origin's bench
+        for rows in (1024, 65536):  # the weight-norm comparison of the origin's bench
             yield Case(rows, depth, weight_norm=True)
             yield Case(rows, depth, training=True, weight_norm=True)
-        for store in ("f32", "nothing"):
-            yield Case(65536, depth, training=True, store=store)
-    for rows in (4096, 16384):
-        yield Case(rows, 3)
-        yield Case(rows, 3, training=True)
-    yield Case(65536, 3, dtype="bf16")
+    for store in ("f32", "nothing"):
+        yield Case(65536, 3, training=True, store=store)
+    yield Case(8192, 3)
+    yield Case(8192, 3, training=True)
     yield Case(65536, 3, training=True, dtype="bf16")
     yield Case(65536, 3, act="relu")
     yield Case(65536, 3, width=64)
@@ -262,6 +261,7 @@ def main():
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile, and writes no report")
     options = parser.parse_args()
     torch.manual_seed(0)
+    select_algorithm.PRINT_AUTOTUNE = False  # its tables would bury ours
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     native = Native(options.native)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
