@@ -3,10 +3,13 @@
     python3 tests/cli_test.py BINARY [unittest options]
 """
 import json
+import math
 import os
 import pathlib
+import random
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -293,6 +296,113 @@ class Runs(InDirectory):
         self.refuses(4, "nothing", "generate", self.directory / "nothing", "--prompt", "x")
         self.refuses(2, "temperature: found number -1", "generate", self.run_directory, "--temperature", "-1")
         self.refuses(2, "--temperature: found 'nan', expected a finite number", "generate", self.run_directory, "--temperature", "nan")
+
+
+class GptOss(InDirectory):
+    """A random checkpoint of two small layers, in the published form: MXFP4 experts, everything else bf16, two shards."""
+    VOCAB, HIDDEN, HEADS, KV, DIM, EXPERTS, INNER = 37, 32, 4, 2, 8, 3, 64
+
+    def setUp(self):
+        super().setUp()
+        self.model = self.directory / "gpt-oss-tiny"
+        self.model.mkdir()
+        self.config = dict(
+            model_type="gpt_oss", vocab_size=self.VOCAB, hidden_size=self.HIDDEN, intermediate_size=self.INNER, num_hidden_layers=2,
+            num_attention_heads=self.HEADS, num_key_value_heads=self.KV, head_dim=self.DIM, num_local_experts=self.EXPERTS,
+            num_experts_per_tok=2, sliding_window=128, max_position_embeddings=131072, rope_theta=150000, eos_token_id=2,
+            rope_scaling=dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                              original_max_position_embeddings=4096))
+        (self.model / "config.json").write_text(json.dumps(self.config))
+        tensors, noise = {}, random.Random(1)
+        C, E, I, q, kv = self.HIDDEN, self.EXPERTS, self.INNER, self.HEADS * self.DIM, self.KV * self.DIM
+
+        def add(name, *shape):
+            words = [struct.unpack("<I", struct.pack("<f", noise.gauss(0, 0.3)))[0] >> 16 for _ in range(math.prod(shape))]
+            tensors[name] = ("BF16", shape, struct.pack(f"<{len(words)}H", *words))
+
+        def add_experts(name, rows, cols):
+            tensors[name + "_blocks"] = ("U8", (E, rows, cols // 32, 16), noise.randbytes(E * rows * cols // 2))
+            tensors[name + "_scales"] = ("U8", (E, rows, cols // 32), bytes(noise.choice(range(121, 125)) for _ in range(E * rows * cols // 32)))
+
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            add(name, self.VOCAB, C)
+        add("model.norm.weight", C)
+        for layer in range(2):
+            n = f"model.layers.{layer}."
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                add(n + name + ".weight", C)
+            for name, rows, cols in (("q", q, C), ("k", kv, C), ("v", kv, C), ("o", C, q)):
+                add(f"{n}self_attn.{name}_proj.weight", rows, cols)
+                add(f"{n}self_attn.{name}_proj.bias", rows)
+            add(n + "self_attn.sinks", self.HEADS)
+            add(n + "mlp.router.weight", E, C)
+            add(n + "mlp.router.bias", E)
+            add_experts(n + "mlp.experts.gate_up_proj", 2 * I, C)
+            add_experts(n + "mlp.experts.down_proj", C, I)
+            add(n + "mlp.experts.gate_up_proj_bias", E, 2 * I)
+            add(n + "mlp.experts.down_proj_bias", E, C)
+        shards = [dict(list(tensors.items())[0::2]), dict(list(tensors.items())[1::2])]
+        index = {}
+        for i, shard in enumerate(shards):
+            file = f"model-0000{i}-of-00001.safetensors"
+            header, at = {}, 0
+            for name, (dtype, shape, data) in shard.items():
+                header[name] = dict(dtype=dtype, shape=shape, data_offsets=[at, at + len(data)])
+                at += len(data)
+            text = json.dumps(header).encode()
+            (self.model / file).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(d for _, _, d in shard.values()))
+            index |= dict.fromkeys(shard, file)
+        self.index = dict(metadata=dict(total_size=sum(len(d) for _, _, d in tensors.values())), weight_map=index)
+        (self.model / "model.safetensors.index.json").write_text(json.dumps(self.index))
+        self.ids = self.file("ids.jsonl", "[1, 2, 3]\n\n[4, 5, 6, 7, 36]\n")
+
+    def test_ids_are_continued_and_scored_and_the_checkpoint_is_described(self):
+        generate = ["generate", "--model", self.model, "--ids", self.ids, "--tokens", 6, "--temperature", 0]
+        run = ingot(*generate, "--past-end")
+        lists = [json.loads(line) for line in run.text.splitlines()]
+        self.assertEqual([(x[:n], len(x)) for x, n in zip(lists, (3, 5), strict=True)], [([1, 2, 3], 9), ([4, 5, 6, 7, 36], 11)], run.error)
+        self.assertEqual(ingot(*generate, "--past-end", "--threads", 1).text, run.text)
+        answers = [json.loads(line) for line in ingot(*generate, "--past-end", "--json").text.splitlines()]
+        self.assertEqual([(a["ids"], a["finish"]) for a in answers], [(lists[0][3:], "length"), (lists[1][5:], "length")])
+        self.assertNotEqual(ingot(*generate, "--layers", 1).text, run.text)
+
+        report = json.loads(ingot("eval", "--model", self.model, "--ids", self.file("all.jsonl", run.text), "--json").text)
+        losses = [s["losses"] for s in report["sequences"]]
+        self.assertEqual([len(x) for x in losses], [8, 10])
+        self.assertAlmostEqual(report["loss"], sum(map(sum, losses)) / 18, places=12)
+        # Every greedy token was the likeliest, so its loss is at most that of a uniform guess.
+        self.assertTrue(all(x <= math.log(self.VOCAB) for x in losses[0][2:] + losses[1][4:]))
+
+        described = json.loads(ingot("info", self.model, "--json").text)
+        self.assertEqual((described["tensors"], described["files"], described["bytes"]), (41, 2, self.index["metadata"]["total_size"]))
+        self.assertEqual(described["config"]["num_local_experts"], 3)
+        self.assertIn("parameters", ingot("info", self.model).text)
+
+    def test_bad_requests_and_checkpoints_are_refused_in_one_line(self):
+        generate = ["generate", "--model", self.model, "--ids", self.ids]
+        self.refuses(2, "found neither RUN nor --model", "generate", "--ids", self.ids)
+        self.refuses(2, "--layers: found 3, expected at most 2", *generate, "--layers", 3)
+        self.refuses(2, "expected at most 131072, the model's context", *generate, "--tokens", 131072)
+        self.refuses(7, "found a prompt of text for a GPT-OSS model, expected --ids", "generate", "--model", self.model, "--prompt", "x")
+        for status, message, content in (
+            (3, "found no line", ""), (3, "line 1: found an empty list", "[]"), (3, "line 2: found number 1, expected a list", "[1]\n1"),
+            (3, r"found number -1 in it", "[-1]"), (3, r"found number 1\.5 in it", "[1.5]"), (3, "line 1: byte", "[1"),
+            (3, "found id 37 in list 2, expected 0 to 36, the model's vocabulary", "[1]\n[1, 37]"),
+        ):
+            with self.subTest(content=content):
+                self.refuses(status, message, *generate[:3], "--ids", self.file("bad.jsonl", content))
+        self.refuses(3, "found lists of one id", "eval", "--model", self.model, "--ids", self.file("one.jsonl", "[1]"))
+        shard = self.model / "model-00001-of-00001.safetensors"
+        whole = shard.read_bytes()
+        for status, message, content in ((3, "outside the buffer", whole[:-1]), (3, "cut short, or not a safetensors file", whole[:100]),
+                                         (3, "but the buffer has", whole + b"x"), (4, "names the shard", None)):
+            with self.subTest(message=message):
+                shard.write_bytes(content) if content else shard.unlink()
+                self.refuses(status, message, *generate)
+                self.refuses(status, message, "info", self.model)
+        shard.write_bytes(whole)
+        (self.model / "config.json").write_text(json.dumps(self.config | dict(vocab_size=38)))
+        self.refuses(3, r"embed_tokens.weight\": found shape \(37, 32\), expected \(38, 32\)", *generate)
 
 
 class Info(InDirectory):

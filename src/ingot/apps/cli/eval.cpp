@@ -1,5 +1,11 @@
-// ingot eval: scores text under a trained model.
+// ingot eval: scores text or token ids under a model.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <numeric>
+
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/models.h"
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/data/documents.h"
@@ -9,8 +15,8 @@ namespace ingot::cli {
 namespace {
 
 struct EvalCommand {
-  std::string run, data, split = "held-out";
-  int64_t stride = 0, context = 0, batch_tokens = 4096;
+  std::string run, model, data, ids, split = "held-out";
+  int64_t stride = 0, context = 0, batch_tokens = 4096, layers = 0;
   bool json = false, flat = false;
 };
 
@@ -29,8 +35,49 @@ std::shared_ptr<const TokenSource> source_of(const EvalCommand& o, const Trained
   return tokenize_documents(*model.tokenizer, documents);
 }
 
+// The loss of every token after the first of each list, so that any other engine can be compared.
+void eval_ids(const EvalCommand& o) {
+  const std::string path = chosen_model(o.run, o.model);
+  if (!o.data.empty()) fail(ErrorCode::usage, "found --ids and --data, expected one of them");
+  const std::vector<std::vector<int32_t>> lists = read_ids(o.ids);
+  size_t longest = 0;
+  for (const auto& ids : lists) longest = std::max(longest, ids.size());
+  if (longest < 2) fail(ErrorCode::bad_data, o.ids, ": found lists of one id, expected one of at least two");
+  const OpenedModel model = open_model(path, int64_t(longest), o.layers);
+  check_ids(lists, model.decoder->vocab(), o.ids);
+  Interrupt interrupt;
+  const auto start = std::chrono::steady_clock::now();
+  OrderedJson sequences = OrderedJson::array();
+  double sum = 0;
+  int64_t targets = 0;
+  for (size_t i = 0; i < lists.size(); ++i) {
+    const std::vector<double> losses = sequence_losses(*model.decoder, lists[i], [&] { return interrupt.asked(); });
+    for (size_t t = 0; t < losses.size(); ++t)
+      if (!std::isfinite(losses[t]))
+        fail(ErrorCode::numeric, path, ": found a loss of ", losses[t], " at position ", t + 1, " of list ", i + 1,
+             ", expected finite numbers");
+    sum += std::accumulate(losses.begin(), losses.end(), 0.0);
+    targets += int64_t(losses.size());
+    sequences.push_back({{"tokens", lists[i].size()}, {"losses", losses}});
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double loss = sum / double(targets);
+  if (!o.json)
+    return write_out(o.ids + " (" + with_commas(int64_t(lists.size())) + " lists): loss " + fixed(loss, 4) +
+                     ", perplexity " + fixed(std::exp(loss), 3) + " over " + with_commas(targets) + " tokens\n");
+  const OrderedJson report = {{"model", path},      {"layers", o.layers},    {"lists", lists.size()},
+                              {"targets", targets}, {"loss", loss},          {"perplexity", std::exp(loss)},
+                              {"seconds", seconds}, {"sequences", sequences}};
+  write_out(write_json(report) + "\n");
+}
+
 void eval(const EvalCommand& o) {
-  const TrainedModel model = load_trained(o.run);
+  if (!o.ids.empty()) return eval_ids(o);
+  const std::string path = chosen_model(o.run, o.model);
+  if (o.data.empty()) fail(ErrorCode::usage, "found neither --data nor --ids, expected one of them");
+  if (o.layers > 0) fail(ErrorCode::usage, "found --layers without --ids, expected both");
+  if (is_gpt_oss(path)) fail(ErrorCode::unsupported, path, ": found --data for a GPT-OSS model, expected --ids");
+  const TrainedModel model = load_trained(path);
   const auto source = source_of(o, model);
   std::vector<DocumentScore> documents;
   const ScoreOptions options{.batch_tokens = o.batch_tokens,
@@ -43,7 +90,7 @@ void eval(const EvalCommand& o) {
   if (!o.json)
     return write_out(o.data + " (" + o.split + ", " + with_commas(int64_t(documents.size())) +
                      " documents): " + score_line(s) + "\n");
-  const OrderedJson report = {{"run", o.run},
+  const OrderedJson report = {{"run", path},
                               {"checkpoint", model.checkpoint},
                               {"step", model.step},
                               {"parameter_hash", model.parameter_hash},
@@ -64,10 +111,15 @@ void eval(const EvalCommand& o) {
 }  // namespace
 
 void add_eval(Command& root) {
-  Command& c = root.add("eval", "Scores text under a trained model: loss and bits per byte");
+  Command& c = root.add("eval", "Scores text or token ids under a model: loss and bits per byte");
   auto o = std::make_shared<EvalCommand>();
-  c.text("RUN", o->run, "a run's directory, or one of its checkpoints").require();
-  c.text("--data PATH", o->data, "text or shards").require();
+  c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
+  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint");
+  c.text("--data PATH", o->data, "text or shards");
+  c.text("--ids FILE", o->ids,
+         "instead of text: one JSON list of token ids a line; --json gives the loss at every position");
+  c.integer("--layers N", o->layers, 0, 1 << 20,
+            "with --ids: run the first N layers of a GPT-OSS model; 0: all (default: 0)");
   c.choice("--split PART", o->split, {"held-out", "all"},
            "held-out: the part the run would hold out of this data; all (default: held-out)");
   c.integer("--stride N", o->stride, 0, 1 << 30,
@@ -78,7 +130,8 @@ void add_eval(Command& root) {
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot eval runs/a --data input.txt --json
   ingot eval runs/a --data corpus/ --context 2048 --stride 64
-  ingot eval runs/a/step-00002000 --data other.txt --split all)");
+  ingot eval runs/a/step-00002000 --data other.txt --split all
+  ingot eval --model gpt-oss-20b --ids sequences.jsonl --json)");
   c.run([o] { eval(*o); });
 }
 

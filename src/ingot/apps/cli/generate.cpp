@@ -1,24 +1,67 @@
-// ingot generate: text from a trained model.
+// ingot generate: text or token ids from a model.
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/models.h"
 #include "ingot/apps/cli/runs.h"
+#include "ingot/io/json.h"
 
 namespace ingot::cli {
 namespace {
 
 struct GenerateCommand {
-  std::string run, prompt, file;
-  int64_t tokens = 200, seed = 1;
+  std::string run, model, prompt, file, ids;
+  int64_t tokens = 200, seed = 1, layers = 0;
   SamplingOptions sampling;
-  bool only_new = false, past_end = false;
+  bool only_new = false, past_end = false, json = false;
 };
 
+OrderedJson report_of(const Answer& a) {
+  OrderedJson r = {{"ids", a.tokens}, {"finish", name_of(a.finish)}};
+  if (a.finish == Finish::stop) r["stop_id"] = a.stop_id;
+  r["prompt_tokens"] = a.prompt;
+  r["prompt_seconds"] = a.prompt_seconds;
+  r["token_seconds"] = a.token_seconds;
+  return r;
+}
+
+// One list of new ids for each list of the file.
+void generate_ids(const GenerateCommand& o) {
+  const std::string path = chosen_model(o.run, o.model);
+  if (!o.prompt.empty() || !o.file.empty())
+    fail(ErrorCode::usage, "found --ids with --prompt or --file, expected one of them");
+  const std::vector<std::vector<int32_t>> prompts = read_ids(o.ids);
+  size_t longest = 0;
+  for (const auto& p : prompts) longest = std::max(longest, p.size());
+  const OpenedModel model = open_model(path, int64_t(longest) + o.tokens, o.layers);
+  check_ids(prompts, model.decoder->vocab(), o.ids);
+  Session session(*model.decoder);
+  Interrupt interrupt;
+  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  if (!o.past_end) options.stop_ids = model.end_ids;
+  options.cancelled = [&] { return interrupt.asked(); };
+  for (const auto& prompt : prompts) {
+    session.forget();  // a line's ids do not depend, to the last rounding, on the lines before it
+    const Answer answer = session.generate(prompt, options);
+    std::vector<int32_t> ids = o.only_new || o.json ? std::vector<int32_t>() : prompt;
+    ids.insert(ids.end(), answer.tokens.begin(), answer.tokens.end());
+    write_out((o.json ? write_json(report_of(answer)) : write_json(OrderedJson(ids))) + "\n");
+    if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+  }
+}
+
 void generate(const GenerateCommand& o) {
+  if (!o.ids.empty()) return generate_ids(o);
+  const std::string path = chosen_model(o.run, o.model);
+  if (o.json || o.layers > 0) fail(ErrorCode::usage, "found --json or --layers without --ids, expected both");
+  if (is_gpt_oss(path))
+    fail(ErrorCode::unsupported, path, ": found a prompt of text for a GPT-OSS model, expected --ids");
   if (!o.prompt.empty() && !o.file.empty()) fail(ErrorCode::usage, "found --prompt and --file, expected one of them");
   std::string prompt = o.prompt;
   if (!o.file.empty() || (prompt.empty() && isatty(STDIN_FILENO) == 0)) prompt = read_input(o.file);
-  const TrainedModel model = load_trained(o.run);
+  const TrainedModel model = load_trained(path);
   Generator generator(model.config.model, model.weights, model.looping, products_of(model.config.train));
   Interrupt interrupt;
   Continuation c;
@@ -36,11 +79,13 @@ void generate(const GenerateCommand& o) {
 }  // namespace
 
 void add_generate(Command& root) {
-  Command& c = root.add("generate", "Continues a prompt with a trained model");
+  Command& c = root.add("generate", "Continues a prompt with a model");
   auto o = std::make_shared<GenerateCommand>();
-  c.text("RUN", o->run, "a run's directory, or one of its checkpoints").require();
+  c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
+  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint");
   c.text("--prompt TEXT", o->prompt, "the beginning (default: standard input, or nothing on a terminal)");
   c.text("--file FILE", o->file, "a file with the beginning");
+  c.text("--ids FILE", o->ids, "instead of text: one JSON list of token ids a line; prints such lists");
   c.integer("--tokens N", o->tokens, 0, 1 << 30, "most tokens to add (default: 200)");
   c.number("--temperature X", o->sampling.temperature, 0, 100, "0 takes the likeliest token each time (default: 1)");
   c.integer("--top-k N", o->sampling.top_k, 0, 1 << 30, "draw among the N likeliest; 0: all (default: 0)");
@@ -49,10 +94,13 @@ void add_generate(Command& root) {
            "drop tokens less than X times as likely as the likeliest (default: 0)");
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
+  c.integer("--layers N", o->layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
+  c.flag("--json", o->json, "with --ids: one JSON object a line, with the reason it ended and the times");
   c.flag("--past-end", o->past_end, "go on where the model ends its document");
   c.examples(R"(  ingot generate runs/a --prompt "ROMEO:" --tokens 200 --temperature 0.8 --seed 1
   echo -n "template <class T>" | ingot generate runs/a --top-p 0.9
-  ingot generate runs/a --prompt "The" --temperature 0)");
+  ingot generate runs/a --prompt "The" --temperature 0
+  ingot generate --model gpt-oss-20b --ids prompts.jsonl --tokens 32 --temperature 0 --json)");
   c.run([o] { generate(*o); });
 }
 

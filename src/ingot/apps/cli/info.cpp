@@ -2,7 +2,9 @@
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/progress.h"
+#include "ingot/engines/generate/decoder.h"
 #include "ingot/io/json.h"
+#include "ingot/io/safetensors_set.h"
 #include "ingot/models/gpt/config.h"
 #include "ingot/models/gpt/parameters.h"
 #include "ingot/models/gpt/program.h"
@@ -60,6 +62,52 @@ void print(const std::string& what, const OrderedJson& r) {
     row(key, value.is_string() ? value.get<std::string>() : value.dump());
 }
 
+// --- GPT-OSS: from the headers alone
+int64_t parameters_of(const GptOssConfig& c) {
+  const int64_t attention =
+      c.hidden * (2 * c.q_width() + 2 * c.kv_width()) + c.heads + (c.attention_bias ? c.qkv_width() + c.hidden : 0);
+  const int64_t expert = 3 * c.hidden * c.intermediate + 2 * c.intermediate + c.hidden;
+  const int64_t layer = attention + c.experts * (expert + c.hidden + 1) + 2 * c.hidden;
+  return c.layers * layer + (c.tied_embeddings ? 1 : 2) * c.vocab * c.hidden + c.hidden;
+}
+OrderedJson describe_gpt_oss(const std::string& path) {
+  const GptOssConfig config = read_gpt_oss_config(path);
+  const SafetensorsSet set(path);
+  const int64_t weights = gpt_oss_weight_bytes(path, config);  // also checks every tensor's name, shape and type
+  const int64_t inactive = config.experts - config.experts_per_token;
+  const int64_t expert = 3 * config.hidden * config.intermediate + 2 * config.intermediate + config.hidden;
+  constexpr int64_t kContext = 4096;
+  const int64_t context = std::min(kContext, config.context);
+  OrderedJson r;
+  r["parameters"] = parameters_of(config);
+  r["parameters_per_token"] = parameters_of(config) - config.layers * inactive * expert;
+  r["tensors"] = set.tensors().size();
+  r["files"] = set.files();
+  r["bytes"] = set.bytes();
+  r["memory_bytes"] = {{"weights", weights},
+                       {"context", context},
+                       {"with_context", weights + decoder_bytes(config, config.layers, {.context = context})}};
+  r["config"] = OrderedJson::parse(to_json(config));
+  return r;
+}
+void print_gpt_oss(const std::string& what, const OrderedJson& r) {
+  const auto row = [](const std::string& name, const std::string& value) {
+    write_out("  " + name + std::string(name.size() < 24 ? 24 - name.size() : 1, ' ') + value + "\n");
+  };
+  const OrderedJson& memory = r["memory_bytes"];
+  write_out(what + "\n");
+  row("parameters", with_commas(r["parameters"].get<int64_t>()));
+  row("  used for each token", with_commas(r["parameters_per_token"].get<int64_t>()));
+  row("tensors", with_commas(r["tensors"].get<int64_t>()) + " in " + with_commas(r["files"].get<int64_t>()) +
+                     " files, " + format_bytes(r["bytes"].get<double>()));
+  row("memory", format_bytes(memory["weights"].get<double>()) + " for weights, " +
+                    format_bytes(memory["with_context"].get<double>()) + " with a context of " +
+                    with_commas(memory["context"].get<int64_t>()));
+  write_out("config\n");
+  for (const auto& [key, value] : r["config"].items())
+    row(key, value.is_string() ? value.get<std::string>() : value.dump());
+}
+
 }  // namespace
 
 void add_info(Command& root) {
@@ -69,16 +117,21 @@ void add_info(Command& root) {
   };
   Command& c = root.add("info", "Says what a model is made of: sizes, parameters, configuration");
   auto o = std::make_shared<InfoOptions>();
-  c.text("RUN", o->run, "a run's directory or a checkpoint (default: the preset)");
+  c.text("RUN", o->run, "a run's directory or a checkpoint, also of GPT-OSS (default: the preset)");
   c.text("--preset NAME", o->preset, "a preset: golf, nano, demo (default: demo)");
   c.section("model", o->model);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot info --preset golf
   ingot info --preset golf --json
   ingot info --preset nano --set model.layers=12
-  ingot info runs/a)");
+  ingot info runs/a
+  ingot info gpt-oss-20b)");
   c.run([o] {
     OrderedJson report;
+    if (!o->run.empty() && is_gpt_oss(o->run)) {
+      report = describe_gpt_oss(o->run);
+      return o->json ? write_out(write_json(report) + "\n") : print_gpt_oss(o->run, report);
+    }
     if (o->run.empty()) {
       report = describe(resolve_config(o->preset, o->model, "{}").model);
     } else {

@@ -14,13 +14,13 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 void check(const SessionOptions& o, std::span<const int32_t> prompt, const Decoder& d) {
   ingot::check(o.sampling);
   INGOT_CHECK_GE(o.tokens, int64_t(0), "generate: tokens");
-  if (prompt.empty()) fail(ErrorCode::usage, "generate: found an empty prompt, expected at least one token");
+  if (prompt.empty()) fail(ErrorCode::usage, "found an empty prompt, expected at least one token");
   for (size_t i = 0; i < prompt.size(); ++i)
     if (prompt[i] < 0 || prompt[i] >= d.vocab())
-      fail(ErrorCode::usage, "generate: found id ", prompt[i], " at position ", i, " of the prompt, expected 0 to ",
+      fail(ErrorCode::usage, "found id ", prompt[i], " at position ", i, " of the prompt, expected 0 to ",
            d.vocab() - 1);
   if (!o.slide && int64_t(prompt.size()) > d.context())
-    fail(ErrorCode::usage, "generate: found a prompt of ", prompt.size(), " tokens, expected at most ", d.context(),
+    fail(ErrorCode::usage, "found a prompt of ", prompt.size(), " tokens, expected at most ", d.context(),
          ", the context");
 }
 

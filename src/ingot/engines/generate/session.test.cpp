@@ -154,12 +154,12 @@ TEST(session, bad_prompts_are_refused_and_leave_it_usable) {
   const auto decoder = f.decoder(20);
   Session session(*decoder);
   EXPECT_EQ(error_of([&] { session.generate(ids_of(1, 21), kGreedy); }),
-            "usage: generate: found a prompt of 21 tokens, expected at most 20, the context");
+            "usage: found a prompt of 21 tokens, expected at most 20, the context");
   EXPECT_EQ(error_of([&] { session.generate({}, kGreedy); }),
-            "usage: generate: found an empty prompt, expected at least one token");
+            "usage: found an empty prompt, expected at least one token");
   const std::vector<int32_t> bad = {1, 37};
   EXPECT_EQ(error_of([&] { session.generate(bad, kGreedy); }),
-            "usage: generate: found id 37 at position 1 of the prompt, expected 0 to 36");
+            "usage: found id 37 at position 1 of the prompt, expected 0 to 36");
   EXPECT_EQ(session.generate(ids_of(1, 5), kGreedy).tokens.size(), 12u);
   EXPECT_EQ(error_of([&] { f.decoder(131073); }),
             "usage: context: found 131073, expected 1 to 131072, or 0 for the model's");
