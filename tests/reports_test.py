@@ -37,6 +37,14 @@ class Reports(unittest.TestCase):
         self.assertIn("not above 0", damaged(lambda r: r["results"][0].update(ours_us=0.0)))
         self.assertIn("expected a float", damaged(lambda r: r["results"][0].update(limit_us="fast")))
 
+    def test_a_sanitizer_report_is_clean_or_says_what_is_not(self):
+        run = {"tool": "memcheck", "executable": "test_gpu_ptx", "tests": 9, "errors": 0, "status": 0}
+        report = {**{k: v for k, v in GOOD.items() if k != "ceilings"}, "suite": "sanitizers", "results": [run]}
+        self.assertEqual(reports.problems_of(report), [])
+        self.assertIn("found 2 errors", " / ".join(reports.problems_of({**report, "results": [{**run, "errors": 2}]})))
+        self.assertIn("tool is missing", " / ".join(reports.problems_of({**report, "results": [{"tests": 1}]})))
+        self.assertIn("no results", " / ".join(reports.problems_of({**report, "results": []})))
+
     def test_the_tree_hash_follows_sources_but_not_tests(self):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)

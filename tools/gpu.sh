@@ -6,7 +6,8 @@
 #   cpu-test  every other test, once per level of vector code that this CPU has
 #   rmsnorm   the benchmark beside PyTorch, and beside the origin where INGOT_ORIGINS (default .origins) holds its source
 #   mlp       whole MLPs, forward and training steps, beside PyTorch and the origin mlp-megakernel where INGOT_ORIGINS holds it
-#   sanitize  memcheck and racecheck over the small GPU tests, and the instructions the kernels came to (compute-sanitizer, cuobjdump)
+#   sanitize  memcheck, racecheck, synccheck and initcheck over the GPU tests named ...Small (writes sanitizers.json), and the
+#             instructions the kernels came to (compute-sanitizer, cuobjdump)
 #   cpu       CPU training steps in PyTorch and `ingot bench`, on two cores (not a default stage: ten minutes)
 #   sweep     rmsnorm under every configuration, to choose defaults from (not a default stage)
 # Where OUT is set, reports and logs are copied there.
@@ -77,11 +78,8 @@ for stage in "${stages[@]}"; do
     mlp) step mlp 560 python3 bench/peers/gpu_mlp.py --native $build/libingot_bench.so "${mlp_origin[@]}" ${INGOT_MLP_ARGS:-} ;;
     sweep) step sweep 300 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so --sweep "$logs/rmsnorm_sweep.json" ;;
     sanitize)
-      lines=8
-      for tool in memcheck racecheck; do
-        step "$tool" 120 compute-sanitizer --tool "$tool" --error-exitcode 1 $build/test_kernels_rmsnorm \
-          --gtest_filter='RmsNormCuda.NormalisesHeads*:RmsNormCuda.WritesInPlace*:RmsNormCuda.RepeatsBitForBit:RmsNormCuda.KeepsNan*'
-      done
+      lines=60
+      step sanitizers 500 python3 tools/sanitize.py --build $build
       step sass 60 bash -c sass_counts
       unset lines ;;
     cpu)

@@ -13,14 +13,24 @@ COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake"}
 
 
+# What compute-sanitizer found, tool by tool (tools/sanitize.py): no benchmark, but of the same tree, and checked with it.
+SANITIZERS = "sanitizers"
+
+
+def rooms_of(suite, root):
+    if suite == SANITIZERS:
+        return sorted({path.parent.name for path in (root / "src/ingot/kernels").glob("*/*.cu")})
+    return ROOMS.get(suite, [suite])
+
+
 def files_of(suite, root=ROOT):
-    places = [f"src/ingot/kernels/{room}" for room in ROOMS.get(suite, [suite])] + COMMON
+    places = [f"src/ingot/kernels/{room}" for room in rooms_of(suite, root)] + COMMON
     for place in places:
         path = root / place
         if not path.exists():
             raise FileNotFoundError(f"suite {suite}: found no {place}")
         found = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and p.suffix in SOURCES]
-        yield from (p for p in found if not any(part in p.name for part in (".test.", ".bench.", ".fuzz.")))
+        yield from (p for p in found if not any(part in p.name for part in (".test.", ".bench.", ".fuzz.")) and p.parent.name != "emulation")
 
 
 def tree_hash(suite, root=ROOT):
@@ -36,6 +46,7 @@ _REPORT = {"suite": str, "tree": str, "gpu": str, "driver": str, "cuda": str, "d
            "results": list}
 _RESULT = {"name": str, "shape": list, "dtype": str, "ours_us": float, "peers": dict, "limit_us": float, "error": float,
            "tolerance": float}
+_SANITIZED = {"tool": str, "executable": str, "tests": int, "errors": int, "status": int}
 
 
 def problems_of(report):
@@ -47,9 +58,19 @@ def problems_of(report):
             elif not isinstance(table[name], (int, float) if kind is float else kind) or isinstance(table[name], bool):
                 yield f"{where}: {name}: found {table[name]!r}, expected a {kind.__name__}"
 
-    bad = list(typed("report", report, _REPORT))
+    sanitizers = report.get("suite") == SANITIZERS
+    bad = list(typed("report", report, {k: v for k, v in _REPORT.items() if not (sanitizers and k == "ceilings")}))
     if bad:
         return bad
+    if sanitizers:
+        for run in report["results"]:
+            where = f"{run.get('tool')} of {run.get('executable')}"
+            wrong = list(typed(where, run, _SANITIZED))
+            bad += wrong
+            if not wrong and (run["errors"] != 0 or run["status"] != 0 or run["tests"] < 1):
+                bad.append(f"{where}: found {run['errors']} errors, status {run['status']}, {run['tests']} tests passed; "
+                           "expected 0, 0, at least 1")
+        return bad if report["results"] else ["report: found no results"]
     for name in ("copy_TBps", "read_TBps", "bf16_TFLOPs"):
         if not isinstance(report["ceilings"].get(name), (int, float)):
             bad.append(f"ceilings: {name}: found {report['ceilings'].get(name)!r}, expected a number")

@@ -1,0 +1,90 @@
+"""compute-sanitizer over the GPU tests whose names end in Small, one run per tool and test
+executable. Writes bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found.
+
+    python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 120] [--out DIR]
+"""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import reports
+
+TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
+SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
+
+
+def gpu_executables(build):
+    """Test executables labelled gpu."""
+    listed = subprocess.run(["ctest", "--test-dir", str(build), "-L", "gpu", "--show-only=json-v1"], capture_output=True, text=True, check=True)
+    return [pathlib.Path(test["command"][0]) for test in json.loads(listed.stdout)["tests"]]
+
+
+def tests_of(executable, pattern):
+    listed = subprocess.run([str(executable), "--gtest_list_tests", f"--gtest_filter={pattern}"], capture_output=True, text=True, check=True)
+    return sum(1 for line in listed.stdout.splitlines() if line.startswith("  "))
+
+
+def sanitize(tool, executable, pattern, wanted, seconds, logs):
+    command = ["compute-sanitizer", "--tool", tool, str(executable), "--gtest_brief=1", f"--gtest_filter={pattern}"]
+    log = logs / f"{tool}-{executable.name}.log"
+    with open(log, "w", encoding="utf-8") as out:
+        try:
+            status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False).returncode
+        except subprocess.TimeoutExpired:
+            status = 124
+    text = log.read_text(encoding="utf-8", errors="replace")
+    counts = [int(n) for groups in SUMMARY.findall(text) for n in groups if n]
+    passed = re.search(r"\[  PASSED  \] (\d+) tests?", text)
+    tests = int(passed[1]) if passed else 0
+    # A run that says nothing of its errors is an error too, and so is a test that does not pass.
+    errors = (sum(counts) if counts else 1) + wanted - tests
+    return {"tool": tool, "executable": executable.name, "tests": tests, "errors": errors, "status": status}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, required=True)
+    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--filter", default="*Small")
+    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--out", type=pathlib.Path, help="where the report goes (default: bench/results/<gpu>)")
+    arguments = parser.parse_args()
+    logs = arguments.build / "sanitizer-logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "-i", "0"], capture_output=True,
+                           text=True, check=True).stdout.strip()
+    gpu, driver = [part.strip() for part in query.split(",")]
+    results = []
+    for executable in gpu_executables(arguments.build):
+        wanted = tests_of(executable, arguments.filter)
+        if wanted == 0:
+            print(f"{executable.name}: no tests match {arguments.filter}")
+            continue
+        for tool in arguments.tools.split(","):
+            done = sanitize(tool, executable, arguments.filter, wanted, arguments.seconds, logs)
+            results.append(done)
+            good = done["errors"] == 0 and done["status"] == 0
+            print(f"{tool:10} {executable.name:24} {done['tests']}/{wanted} tests, {done['errors']} errors, status {done['status']}"
+                  f"{'' if good else '  FAILED'}", flush=True)
+            if not good:
+                log = (logs / f"{tool}-{executable.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                print("\n".join("    " + line[:200] for line in log if "=========" in line or "FAILED" in line or "Failure" in line)[:2500])
+    nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
+    report = {"suite": reports.SANITIZERS, "tree": reports.tree_hash(reports.SANITIZERS), "gpu": gpu, "driver": driver,
+              "cuda": (re.findall(r"release ([\d.]+)", nvcc) or ["?"])[0], "date": datetime.date.today().isoformat(),
+              "command": os.environ.get("INGOT_COMMAND", "tools/sanitize.py"), "filter": arguments.filter, "results": results}
+    folder = arguments.out or reports.RESULTS / (re.findall(r"[A-Z]+\d+\w*", gpu) or [gpu.replace(" ", "-")])[0].lower()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{reports.SANITIZERS}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    problems = reports.problems_of(report)
+    print("\n".join(problems) if problems else f"sanitizers: clean, {len(results)} runs")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
