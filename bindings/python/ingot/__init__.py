@@ -1,0 +1,22 @@
+"""Fused kernels for PyTorch: whole MLPs, RMSNorm, rotary embedding and gated units, on CUDA (sm_90a) and on CPUs.
+
+    from ingot.nn import RMSNorm, FusedMLP, SwiGLU      modules; state dicts load from the modules they replace
+    from ingot import functional                        the same as functions
+    ingot.hf.patch(model)                               replaces the RMSNorms of a model, reversibly
+    python -m ingot                                     what this build has
+"""
+try:
+    import torch
+except ImportError as e:
+    raise ImportError("ingot needs PyTorch 2.6 or later: install torch (any build of it; ingot is compiled without it)") from e
+
+from . import _C
+
+_C.attach(torch)
+
+from . import _ops, functional, hf, nn  # noqa: E402  (they register the operations)
+
+__version__ = _C.version
+built_with_cuda = _C.cuda
+
+__all__ = ["functional", "hf", "nn", "built_with_cuda", "__version__"]

@@ -1,0 +1,26 @@
+"""python -m ingot: versions, and whether the CUDA kernels are there and can run."""
+import platform
+
+import torch
+
+import ingot
+from ingot import _C
+
+
+def main() -> None:
+    print(f"ingot {ingot.__version__} ({_C.commit}), Python {platform.python_version()}, PyTorch {torch.__version__}")
+    print("tensor exchange: " + ("through DLPack's C interface" if _C.has_exchange() else "through Python calls (slower)"))
+    if not _C.cuda:
+        print("CUDA kernels: not in this build (no nvcc when it was installed); CUDA tensors are refused")
+        return
+    if not torch.cuda.is_available():
+        print("CUDA kernels: in this build, for sm_90a; PyTorch finds no GPU here")
+        return
+    for i in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(i)
+        verdict = "supported" if major == 9 else "not supported: the kernels are for compute capability 9.0"
+        print(f"cuda:{i}: {torch.cuda.get_device_name(i)}, compute capability {major}.{minor}, {verdict}")
+
+
+if __name__ == "__main__":
+    main()

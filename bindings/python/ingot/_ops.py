@@ -1,0 +1,612 @@
+"""The operations as PyTorch sees them.
+
+Every op exists three times over one implementation: a plain Python function that allocates and calls the kernel (`run_*`), an
+autograd.Function for eager training, and an operator registered with torch.library for whatever traces, transforms or watches
+operations. `functional` chooses among them (see _C.route): the first two cost a few microseconds, the third about twice that.
+"""
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from . import _C
+
+ACTIVATIONS = {name: i for i, name in enumerate(_C.activation_names())}
+GATE_ORDERS = {"gate_first": 0, "gate_second": 1, "interleaved": 2}
+_SEPARATE = 3
+
+_empty, _empty_like = torch.empty, torch.empty_like
+_contiguous = torch.contiguous_format
+_library = torch.library.Library("ingot", "DEF")
+
+
+def activation_number(op, name):
+    number = ACTIVATIONS.get(name)
+    if number is None:
+        raise ValueError(f"{op}: activation: found {name!r}, expected one of {', '.join(ACTIVATIONS)}")
+    return number
+
+
+def sum_dtype(dtype):
+    """The type that statistics and parameters' gradients are kept in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def as_rows(t, groups=1):
+    """`t` itself if its last dimension is dense and its leading ones merge into `groups` strides, else a contiguous copy."""
+    if t is None or t.is_contiguous():
+        return t
+    if t.dim() == 0 or (t.stride(-1) != 1 and t.shape[-1] > 1):
+        return t.contiguous()
+    found, size, stride = 0, 1, None
+    for n, s in zip(t.shape[:-1], t.stride()[:-1]):
+        if n == 1:
+            continue
+        if stride is None or stride != n * s:
+            found += 1
+        stride = s
+    overlapping = any(s == 0 and n > 1 for n, s in zip(t.shape, t.stride()))
+    return t if found <= groups and not overlapping else t.contiguous()
+
+
+def dense(t):
+    return t if t is None or t.is_contiguous() else t.contiguous()
+
+
+def _empty_rows(t):
+    return _empty_like(t) if t.is_contiguous() else _empty_like(t, memory_format=_contiguous)
+
+
+def _bytes(n, like):
+    return _empty(n, dtype=torch.uint8, device=like.device) if n else None
+
+
+def _transformable(op, setup, backward):
+    """`op` as torch.func wants it: operators whose gradient is written in Python do not take part in its transforms. Lists among the
+    arguments are laid flat on the way."""
+
+    class Transformable(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(structure, *flat):
+            return op(*tree_unflatten(flat, structure))
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            structure, *flat = inputs
+            ctx.structure = structure
+            setup(ctx, tree_unflatten(flat, structure), output)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            needs = tree_unflatten(ctx.needs_input_grad[1:], ctx.structure)
+            found = tree_leaves(list(backward(_WithNeeds(ctx, needs), *gradients)), is_leaf=lambda g: g is None)
+            return None, *found
+
+    def call(*arguments):
+        if torch._C._are_functorch_transforms_active():
+            flat, structure = tree_flatten(arguments)
+            return Transformable.apply(structure, *flat)
+        return op(*arguments)
+
+    return call
+
+
+class _WithNeeds:
+    """A context whose needs_input_grad has the structure of the operator's arguments."""
+
+    def __init__(self, ctx, needs):
+        self.__dict__.update(ctx=ctx, needs_input_grad=needs)
+
+    def __getattr__(self, name):
+        return getattr(self.ctx, name)
+
+
+def _register(schema, run, fake, backward=None, setup=None):
+    name = schema[: schema.index("(")]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, run, key)
+    torch.library.register_fake(f"ingot::{name}", fake, lib=_library)
+    if backward is not None:
+        torch.library.register_autograd(f"ingot::{name}", backward, setup_context=setup, lib=_library)
+    op = getattr(torch.ops.ingot, name).default
+    return _transformable(op, setup, backward) if backward is not None else op
+
+
+def _refuse_second_order(op):
+    def backward(ctx, *gradients):
+        raise NotImplementedError(f"{op}: found a second derivative asked for, expected first derivatives only")
+
+    return {"backward": backward, "setup": lambda ctx, inputs, output: None}
+
+
+# --- rms_norm ---------------------------------------------------------------------------------------------------------
+
+
+def run_rms_norm_plain(x, weight, eps, unit_offset):
+    x = as_rows(x, 2)
+    y = _empty_rows(x)
+    _C.rms_norm(x, dense(weight), None, None, y, None, eps, unit_offset)
+    return y
+
+
+def run_rms_norm(x, weight, eps, unit_offset):
+    x = as_rows(x, 2)
+    y = _empty_rows(x)
+    rstd = x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
+    _C.rms_norm(x, dense(weight), None, None, y, rstd, eps, unit_offset)
+    return y, rstd
+
+
+def run_add_rms_norm(x, residual, weight, eps, unit_offset):
+    x, residual = as_rows(x, 2), as_rows(residual, 2)
+    y, total = _empty_rows(x), _empty_rows(x)
+    rstd = x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
+    _C.rms_norm(x, dense(weight), residual, total, y, rstd, eps, unit_offset)
+    return y, total, rstd
+
+
+def run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
+    dy, dsum, s = as_rows(dy, 2), as_rows(dsum, 2), as_rows(s, 2)
+    dx = _empty_rows(s) if need_dx else s.new_empty(0)
+    dw = workspace = None
+    if need_dw:
+        dw = s.new_zeros(s.shape[-1], dtype=sum_dtype(s.dtype))
+        workspace = _bytes(_C.rms_norm_backward_workspace_bytes(s), s)
+    _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx if need_dx else None, dw, workspace, eps, unit_offset)
+    return dx, dw if need_dw else s.new_empty(0, dtype=sum_dtype(s.dtype))
+
+
+def _fake_rows(x):
+    return _empty_like(x, memory_format=_contiguous)
+
+
+def _fake_rstd(x):
+    return x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
+
+
+def _fake_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
+    dx = _fake_rows(s) if need_dx else s.new_empty(0)
+    return dx, s.new_empty(s.shape[-1] if need_dw else 0, dtype=sum_dtype(s.dtype))
+
+
+rms_norm_backward_op = _register(
+    "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor s, Tensor? weight, Tensor rstd, float eps, bool unit_offset, bool need_dx, "
+    "bool need_dw) -> (Tensor, Tensor)",
+    run_rms_norm_backward,
+    _fake_rms_norm_backward,
+    **_refuse_second_order("rms_norm"),
+)
+
+
+def _rms_norm_gradients(ctx, need_dx, need_dw, dy, dsum, drstd, run):
+    """(ds, dweight) for a context that holds s, weight, rstd and the options."""
+    s, weight, rstd = ctx.saved_tensors
+    if drstd is not None:  # rstd is an output of the registered op: d rstd / ds = -rstd^3 s / C
+        through = (drstd * rstd.pow(3) / -s.shape[-1]).unsqueeze(-1).to(s.dtype) * s
+        dsum = through if dsum is None else dsum + through
+    if dy is None:
+        return (dsum if need_dx else None), (torch.zeros_like(weight) if need_dw else None)
+    dx, dw = run(dy, dsum, s, weight, rstd, ctx.eps, ctx.unit_offset, need_dx, need_dw)
+    return (dx if need_dx else None), (dw.to(weight.dtype) if need_dw else None)
+
+
+def _setup_rms_norm(ctx, inputs, output):
+    x, weight, ctx.eps, ctx.unit_offset = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _setup_add_rms_norm(ctx, inputs, output):
+    _, _, weight, ctx.eps, ctx.unit_offset = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], weight, output[2])
+
+
+def _op_rms_norm_backward(ctx, dy, drstd):
+    dx, dw = _rms_norm_gradients(ctx, *ctx.needs_input_grad[:2], dy, None, drstd, rms_norm_backward_op)
+    return dx, dw, None, None
+
+
+def _op_add_rms_norm_backward(ctx, dy, dsum, drstd):
+    need = ctx.needs_input_grad
+    ds, dw = _rms_norm_gradients(ctx, need[0] or need[1], need[2], dy, dsum, drstd, rms_norm_backward_op)
+    return ds if need[0] else None, ds if need[1] else None, dw, None, None
+
+
+rms_norm_op = _register(
+    "rms_norm(Tensor x, Tensor? weight, float eps, bool unit_offset) -> (Tensor, Tensor)",
+    run_rms_norm,
+    lambda x, weight, eps, unit_offset: (_fake_rows(x), _fake_rstd(x)),
+    _op_rms_norm_backward,
+    _setup_rms_norm,
+)
+add_rms_norm_op = _register(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, bool unit_offset) -> (Tensor, Tensor, Tensor)",
+    run_add_rms_norm,
+    lambda x, residual, weight, eps, unit_offset: (_fake_rows(x), _fake_rows(x), _fake_rstd(x)),
+    _op_add_rms_norm_backward,
+    _setup_add_rms_norm,
+)
+
+
+def eager(function):
+    """`function.apply` without the Python around it, which asks about transforms that _C.route has already excluded."""
+    try:
+        return super(torch.autograd.Function, function).apply
+    except AttributeError:
+        return function.apply
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps, unit_offset):
+        y, rstd = _C.rms_norm_saving(x, weight, eps, unit_offset) or run_rms_norm(x, weight, eps, unit_offset)
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.eps, ctx.unit_offset = eps, unit_offset
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        dx, dw = _rms_norm_gradients(ctx, *ctx.needs_input_grad[:2], dy, None, None, run_rms_norm_backward)
+        return dx, dw, None, None
+
+
+class _AddRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, weight, eps, unit_offset):
+        y, total, rstd = run_add_rms_norm(x, residual, weight, eps, unit_offset)
+        ctx.save_for_backward(total, weight, rstd)
+        ctx.eps, ctx.unit_offset = eps, unit_offset
+        ctx.set_materialize_grads(False)
+        return y, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy, dsum):
+        need = ctx.needs_input_grad
+        ds, dw = _rms_norm_gradients(ctx, need[0] or need[1], need[2], dy, dsum, None, run_rms_norm_backward)
+        return ds if need[0] else None, ds if need[1] else None, dw, None, None
+
+
+rms_norm_eager, add_rms_norm_eager = eager(_RmsNorm), eager(_AddRmsNorm)
+
+
+# --- mlp --------------------------------------------------------------------------------------------------------------
+
+
+def _narrow_on_cpu(x):
+    """CPUs have no 16-bit form of the MLP: operands are widened, results rounded, and nothing is saved."""
+    return not x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def run_mlp(x, parameters, bias, weight_norm, act, activate_last, save):
+    """(y, saved); saved is None where nothing is kept."""
+    if _narrow_on_cpu(x):
+        _check_dtypes(x, parameters)
+        wide = [p.float() for p in parameters]
+        return run_mlp(x.float(), wide, bias, weight_norm, act, activate_last, False)[0].to(x.dtype), None
+    found = _C.mlp(x, parameters, bias, weight_norm, act, activate_last, save)
+    return found or _C.mlp(x.contiguous(), [p.contiguous() for p in parameters], bias, weight_norm, act, activate_last, save)
+
+
+def _check_dtypes(x, parameters):
+    for p in parameters:
+        if p.dtype is not x.dtype:
+            raise ValueError(f"mlp: parameters: found dtype {p.dtype}, expected x's {x.dtype} (or autocast)")
+
+
+def run_mlp_backward(dy, x, parameters, saved, wanted, need_dx, bias, weight_norm, act, activate_last):
+    """(dx, the wanted parameters' gradients one after the other in fp32, or fp64 for fp64)."""
+    if _narrow_on_cpu(x):
+        wide = [p.float() for p in parameters]
+        dx, gradients = run_mlp_backward(dy.float(), x.float(), wide, None, wanted, need_dx, bias, weight_norm, act, activate_last)
+        return None if dx is None else dx.to(x.dtype), gradients
+    x, dy = x.contiguous(), dy.contiguous()
+    parameters = [p.contiguous() for p in parameters]
+    dx = _empty_like(x) if need_dx else None
+    total = sum(p.numel() for p, w in zip(parameters, wanted) if w)
+    gradients = x.new_zeros(total, dtype=sum_dtype(x.dtype))
+    _C.mlp_backward(dy, x, dx, parameters, gradients, wanted, bias, weight_norm, act, activate_last, saved)
+    return dx, gradients
+
+
+def _split_gradients(gradients, parameters, wanted):
+    """Views of the flat gradients with the parameters' shapes and dtype (all have one dtype; _check_parameters)."""
+    gradients = gradients.to(parameters[0].dtype)
+    out, at = [], 0
+    for p, w in zip(parameters, wanted):
+        out.append(gradients[at : at + p.numel()].view(p.shape) if w else None)
+        at += p.numel() if w else 0
+    return out
+
+
+def _op_mlp(x, parameters, bias, weight_norm, activation, activate_last, save):
+    y, saved = run_mlp(x, parameters, bias, weight_norm, activation_number("mlp", activation), activate_last, save)
+    return y, x.new_empty(0) if saved is None else saved
+
+
+def _activated_columns(parameters, bias, weight_norm, activate_last):
+    widths = [p.shape[0] for p in parameters[:: 1 + bias + weight_norm]]
+    return sum(widths if activate_last else widths[:-1])
+
+
+def _fake_mlp(x, parameters, bias, weight_norm, activation, activate_last, save):
+    y = x.new_empty((*x.shape[:-1], parameters[-1 - bias - weight_norm].shape[0]))
+    rows = y.numel() // y.shape[-1]
+    save = save and not (x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16))
+    return y, x.new_empty(rows * _activated_columns(parameters, bias, weight_norm, activate_last) if save else 0)
+
+
+def _op_mlp_backward(dy, x, parameters, saved, wanted, need_dx, bias, weight_norm, activation, activate_last):
+    act = activation_number("mlp", activation)
+    kept = saved if saved.numel() else None
+    dx, gradients = run_mlp_backward(dy, x, parameters, kept, wanted, need_dx, bias, weight_norm, act, activate_last)
+    return x.new_empty(0) if dx is None else dx, gradients
+
+
+def _fake_mlp_backward(dy, x, parameters, saved, wanted, need_dx, bias, weight_norm, activation, activate_last):
+    total = sum(p.numel() for p, w in zip(parameters, wanted) if w)
+    return _fake_rows(x) if need_dx else x.new_empty(0), x.new_empty(total, dtype=sum_dtype(x.dtype))
+
+
+mlp_backward_op = _register(
+    "mlp_backward(Tensor dy, Tensor x, Tensor[] parameters, Tensor saved, bool[] wanted, bool need_dx, bool bias, bool weight_norm, "
+    "str activation, bool activate_last) -> (Tensor, Tensor)",
+    _op_mlp_backward,
+    _fake_mlp_backward,
+    **_refuse_second_order("mlp"),
+)
+
+
+def _setup_mlp(ctx, inputs, output):
+    x, parameters, ctx.bias, ctx.weight_norm, ctx.activation, ctx.activate_last, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, output[1], *parameters)
+
+
+def _op_mlp_gradients(ctx, dy, dsaved):
+    x, saved, *parameters = ctx.saved_tensors
+    if dy is None:
+        return (None,) * 7
+    wanted = list(ctx.needs_input_grad[1])
+    dx, flat = mlp_backward_op(dy, x, parameters, saved, wanted, ctx.needs_input_grad[0], ctx.bias, ctx.weight_norm,
+                               ctx.activation, ctx.activate_last)
+    gradients = _split_gradients(flat, parameters, wanted)
+    return dx if ctx.needs_input_grad[0] else None, gradients, None, None, None, None, None
+
+
+mlp_op = _register(
+    "mlp(Tensor x, Tensor[] parameters, bool bias, bool weight_norm, str activation, bool activate_last, bool save) -> (Tensor, Tensor)",
+    _op_mlp,
+    _fake_mlp,
+    _op_mlp_gradients,
+    _setup_mlp,
+)
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias, weight_norm, act, activate_last, save, *parameters):
+        y, saved = run_mlp(x, parameters, bias, weight_norm, act, activate_last, save)
+        ctx.save_for_backward(x, saved, *parameters)
+        ctx.options = (bias, weight_norm, act, activate_last)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, saved, *parameters = ctx.saved_tensors
+        need = ctx.needs_input_grad
+        wanted = list(need[6:])
+        dx, flat = run_mlp_backward(dy, x, parameters, saved, wanted, need[0], *ctx.options)
+        return (dx, None, None, None, None, None, *_split_gradients(flat, parameters, wanted))
+
+
+mlp_eager = eager(_Mlp)
+
+
+# --- gated units ------------------------------------------------------------------------------------------------------
+
+
+def run_swiglu_gate(packed, up, order, limit, alpha, up_offset):
+    """h of a packed (..., 2H) tensor, or of gate and up where `up` is given."""
+    packed, up = as_rows(packed), as_rows(up)
+    if up is not None:
+        h, order = _empty_rows(packed), _SEPARATE
+    else:
+        h = packed.new_empty((*packed.shape[:-1], packed.shape[-1] // 2))
+    _C.swiglu_gate(packed, up, h, order, limit, alpha, up_offset)
+    return h
+
+
+def run_swiglu_gate_backward(dh, packed, up, order, limit, alpha, up_offset):
+    dh, packed, up = as_rows(dh), as_rows(packed), as_rows(up)
+    dpacked = _empty_rows(packed)
+    dup = None if up is None else _empty_rows(up)
+    _C.swiglu_gate_backward(dh, packed, up, dpacked, dup, order if up is None else _SEPARATE, limit, alpha, up_offset)
+    return dpacked, packed.new_empty(0) if dup is None else dup
+
+
+def _fake_swiglu_gate(packed, up, order, limit, alpha, up_offset):
+    return _fake_rows(packed) if up is not None else packed.new_empty((*packed.shape[:-1], packed.shape[-1] // 2))
+
+
+swiglu_gate_backward_op = _register(
+    "swiglu_gate_backward(Tensor dh, Tensor packed, Tensor? up, int order, float limit, float alpha, float up_offset) -> (Tensor, Tensor)",
+    run_swiglu_gate_backward,
+    lambda dh, packed, up, order, limit, alpha, up_offset: (
+        _fake_rows(packed),
+        packed.new_empty(0) if up is None else _fake_rows(up),
+    ),
+    **_refuse_second_order("swiglu_gate"),
+)
+
+
+def _setup_swiglu_gate(ctx, inputs, output):
+    packed, up, *ctx.options = inputs
+    ctx.save_for_backward(packed, up)
+
+
+def _swiglu_gate_gradients(ctx, dh, run):
+    packed, up = ctx.saved_tensors
+    dpacked, dup = run(dh, packed, up, *ctx.options)
+    return dpacked, None if up is None else dup, None, None, None, None
+
+
+swiglu_gate_op = _register(
+    "swiglu_gate(Tensor packed, Tensor? up, int order, float limit, float alpha, float up_offset) -> Tensor",
+    run_swiglu_gate,
+    _fake_swiglu_gate,
+    lambda ctx, dh: _swiglu_gate_gradients(ctx, dh, swiglu_gate_backward_op),
+    _setup_swiglu_gate,
+)
+
+
+class _SwigluGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, packed, up, *options):
+        ctx.save_for_backward(packed, up)
+        ctx.options = options
+        return run_swiglu_gate(packed, up, *options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dh):
+        return _swiglu_gate_gradients(ctx, dh, run_swiglu_gate_backward)
+
+
+swiglu_gate_eager = eager(_SwigluGate)
+
+
+# --- rotary embedding -------------------------------------------------------------------------------------------------
+
+
+def _as_heads(t):
+    """(..., H, D) with tokens one stride apart; heads may lie anywhere."""
+    if t.is_contiguous():
+        return t
+    if t.dim() < 3 or t.stride(-1) != 1:
+        return t.contiguous()
+    stride = None
+    for n, s in zip(t.shape[:-2], t.stride()[:-2]):
+        if n == 1:
+            continue
+        if s == 0 or (stride is not None and stride != n * s):
+            return t.contiguous()
+        stride = s
+    return t if t.stride(-2) != 0 or t.shape[-2] == 1 else t.contiguous()
+
+
+def run_rope(x, positions, cos, sin, interleaved, sign):
+    x = _as_heads(x)
+    y = _empty_rows(x)
+    _C.rope(x, y, dense(positions), dense(cos), dense(sin), interleaved, sign)
+    return y
+
+
+def _setup_rope(ctx, inputs, output):
+    _, positions, cos, sin, ctx.interleaved, ctx.sign = inputs
+    ctx.save_for_backward(positions, cos, sin)
+
+
+def _rope_gradients(ctx, dy):
+    positions, cos, sin = ctx.saved_tensors  # a rotation's derivative is the rotation by the opposite angle
+    return rope_op(dy, positions, cos, sin, ctx.interleaved, -ctx.sign), None, None, None, None, None
+
+
+rope_op = _register(
+    "rope(Tensor x, Tensor positions, Tensor cos, Tensor sin, bool interleaved, int sign) -> Tensor",
+    run_rope,
+    lambda x, positions, cos, sin, interleaved, sign: _fake_rows(x),
+    _rope_gradients,
+    _setup_rope,
+)
+
+
+def run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign):
+    x = _as_heads(x)
+    y = _empty_rows(x)
+    _C.qk_norm_rope(x, y, dense(positions), dense(cos), dense(sin), dense(gain), eps, interleaved, sign)
+    return y
+
+
+def run_qk_norm_rope_backward(x, dy, positions, cos, sin, gain, eps, interleaved, sign):
+    x, dy = _as_heads(x), _as_heads(dy)
+    dx = _empty_rows(x)
+    dgain = None if gain is None else x.new_zeros(x.shape[-2], dtype=sum_dtype(x.dtype))
+    _C.qk_norm_rope_backward(x, dy, dx, dense(positions), dense(cos), dense(sin), dense(gain), dgain, eps, interleaved, sign)
+    return dx, x.new_empty(0, dtype=sum_dtype(x.dtype)) if dgain is None else dgain
+
+
+qk_norm_rope_backward_op = _register(
+    "qk_norm_rope_backward(Tensor x, Tensor dy, Tensor? positions, Tensor? cos, Tensor? sin, Tensor? gain, float eps, "
+    "bool interleaved, int sign) -> (Tensor, Tensor)",
+    run_qk_norm_rope_backward,
+    lambda x, dy, positions, cos, sin, gain, eps, interleaved, sign: (
+        _fake_rows(x),
+        x.new_empty(0 if gain is None else x.shape[-2], dtype=sum_dtype(x.dtype)),
+    ),
+    **_refuse_second_order("qk_norm_rope"),
+)
+
+
+def _setup_qk_norm_rope(ctx, inputs, output):
+    x, positions, cos, sin, gain, *ctx.options = inputs
+    ctx.save_for_backward(x, positions, cos, sin, gain)
+
+
+def _qk_norm_rope_gradients(ctx, dy):
+    x, positions, cos, sin, gain = ctx.saved_tensors
+    dx, dgain = qk_norm_rope_backward_op(x, dy, positions, cos, sin, gain, *ctx.options)
+    return dx, None, None, None, None if gain is None else dgain.to(gain.dtype), None, None, None
+
+
+qk_norm_rope_op = _register(
+    "qk_norm_rope(Tensor x, Tensor? positions, Tensor? cos, Tensor? sin, Tensor? gain, float eps, bool interleaved, int sign) -> Tensor",
+    run_qk_norm_rope,
+    lambda x, positions, cos, sin, gain, eps, interleaved, sign: _fake_rows(x),
+    _qk_norm_rope_gradients,
+    _setup_qk_norm_rope,
+)
+
+
+# --- activations ------------------------------------------------------------------------------------------------------
+
+
+def run_activation(x, name):
+    x = as_rows(x)
+    y = _empty_rows(x)
+    _C.activation(x, y, activation_number("activation", name))
+    return y
+
+
+def run_activation_backward(dy, x, name):
+    dy, x = as_rows(dy), as_rows(x)
+    dx = _empty_rows(x)
+    _C.activation_backward(dy, x, dx, activation_number("activation", name))
+    return dx
+
+
+activation_backward_op = _register(
+    "activation_backward(Tensor dy, Tensor x, str name) -> Tensor",
+    run_activation_backward,
+    lambda dy, x, name: _fake_rows(x),
+    **_refuse_second_order("activation"),
+)
+
+
+def _setup_activation(ctx, inputs, output):
+    x, ctx.name = inputs
+    ctx.save_for_backward(x)
+
+
+activation_op = _register(
+    "activation(Tensor x, str name) -> Tensor",
+    run_activation,
+    lambda x, name: _fake_rows(x),
+    lambda ctx, dy: (activation_backward_op(dy, *ctx.saved_tensors, ctx.name), None),
+    _setup_activation,
+)

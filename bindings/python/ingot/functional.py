@@ -1,0 +1,180 @@
+"""Ingot's operations as functions of tensors. Differentiable once; usable under torch.compile, autocast, CUDA graphs and torch.func.
+
+Sizes: T rows (all leading dimensions), C columns. Errors are ValueError (a contract is broken) or NotImplementedError (this build or
+machine cannot do it); both name the operation, the argument, what was found and what was expected.
+"""
+import torch
+from torch.compiler import is_compiling
+
+from . import _C, _ops
+from ._C import route
+
+__all__ = ["activation", "fused_mlp", "qk_norm_rope", "rms_norm", "rope", "rope_table", "swiglu"]
+
+_PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
+_WIDE = (torch.float32, torch.float64)
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_EPS = {dtype: torch.finfo(_ops.sum_dtype(dtype)).eps for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+
+
+def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
+    """y = s / sqrt(mean(s^2) + eps) * weight over the last dimension of s = x + residual.
+
+    x: (..., C) float64, float32, bfloat16 or float16. weight: (C), of any of these (float64 only beside float64), or None.
+    unit_offset multiplies by 1 + weight. eps=None is what torch.nn.RMSNorm takes: the epsilon of the type that sums are kept in.
+    Returns y in x's dtype, or (y, s) where a residual is given. Sums are kept in fp32 (fp64 for fp64).
+    """
+    if eps is None:
+        eps = _EPS.get(x.dtype, 0.0)
+    if residual is not None:
+        return _add_rms_norm(x, residual, weight, eps, unit_offset)
+    if is_compiling():
+        return _ops.rms_norm_op(x, weight, eps, unit_offset)[0]
+    y = _C.rms_norm_now(x, weight, eps, unit_offset)
+    if type(y) is not int:
+        return y
+    if y == _PLAIN:
+        return _ops.run_rms_norm_plain(x, weight, eps, unit_offset)
+    if y == _DIFFERENTIATE:
+        return _ops.rms_norm_eager(x, weight, eps, unit_offset)
+    return _ops.rms_norm_op(x, weight, eps, unit_offset)[0]
+
+
+def _add_rms_norm(x, residual, weight, eps, unit_offset):
+    way = _DISPATCH if is_compiling() else route(x, residual, weight)
+    if way == _DIFFERENTIATE:
+        return _ops.add_rms_norm_eager(x, residual, weight, eps, unit_offset)
+    run = _ops.run_add_rms_norm if way == _PLAIN else _ops.add_rms_norm_op
+    y, total, _ = run(x, residual, weight, eps, unit_offset)
+    return y, total
+
+
+def _autocast_to(x):
+    """The dtype that autocast asks products on x's device to run in, or None."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or x.dtype is torch.float64 or not x.is_floating_point():
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def _mlp_parameters(weights, biases, gains):
+    if biases is None and gains is None:
+        return list(weights)
+    for name, given in (("biases", biases), ("gains", gains)):
+        if given is not None and len(given) != len(weights):
+            raise ValueError(f"mlp: {name}: found {len(given)}, expected one for each of {len(weights)} weights")
+    columns = [c for c in (weights, biases, gains) if c is not None]
+    return [t for layer in zip(*columns) for t in layer]
+
+
+def fused_mlp(x, weights, biases=None, gains=None, *, activation="softplus", activate_last=False, recompute=False):
+    """h_0 = x, h_{l+1} = act(h_l W_l^T + b_l) in one kernel; the last layer is linear unless activate_last.
+
+    x: (..., K0). weights: a list of (N_l, K_l), as nn.Linear holds them. biases: a list of (N_l) or None. gains: a list of (N_l): the
+    weights are then directions, W[n] = g[n] w[n] / |w[n]|. activation: a name of `ingot.functional.ACTIVATIONS`. recompute keeps nothing
+    for the backward pass and forms the layers again from x. Under autocast everything runs in autocast's dtype; otherwise all tensors
+    have one dtype.
+    """
+    return mlp_of_parameters(x, _mlp_parameters(weights, biases, gains), biases is not None, gains is not None, activation,
+                             activate_last, recompute)
+
+
+def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_last, recompute):
+    """fused_mlp with the parameters already in the order the kernel takes: weight, bias, gain, weight, ..."""
+    if _any_autocast():
+        narrow = _autocast_to(x)
+        if narrow is not None:
+            x, parameters = x.to(narrow), [p.to(narrow) for p in parameters]
+    act = _ops.ACTIVATIONS.get(activation)
+    if act is None:
+        _ops.activation_number("mlp", activation)
+    way = _DISPATCH
+    if not is_compiling():
+        way = _C.mlp_now(x, parameters, bias, weight_norm, act, activate_last) if x.is_cuda or x.dtype in _WIDE else route(x, *parameters)
+        if type(way) is not int:
+            return way
+        if way == _PLAIN:
+            return _ops.run_mlp(x, parameters, bias, weight_norm, act, activate_last, False)[0]
+        if way == _DIFFERENTIATE:
+            return _ops.mlp_eager(x, bias, weight_norm, act, activate_last, not recompute, *parameters)
+    save = not recompute and torch.is_grad_enabled()
+    return _ops.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, save)[0]
+
+
+def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset=0.0):
+    """silu(gate) * up, of two (..., H) tensors or of one packed (..., 2H).
+
+    order (packed): "gate_first" is [gate | up], "gate_second" is [up | gate], "interleaved" alternates gate and up.
+    GPT-OSS: limit=7, alpha=1.702, up_offset=1, which is min(gate, limit) sigmoid(alpha gate) (clamp(up, -limit, limit) + 1).
+    """
+    number = _ops.GATE_ORDERS.get(order)
+    if number is None:
+        raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
+    if up is not None and (up.shape != gate.shape or up.dtype is not gate.dtype):
+        raise ValueError(f"swiglu_gate: up: found {tuple(up.shape)} {up.dtype}, expected {tuple(gate.shape)} {gate.dtype} as gate")
+    if up is None and gate.shape[-1] % 2:
+        raise ValueError(f"swiglu_gate: packed: found {gate.shape[-1]} columns, expected an even number")
+    way = _DISPATCH if is_compiling() else route(gate, up)
+    if way == _PLAIN:
+        return _ops.run_swiglu_gate(gate, up, number, limit, alpha, up_offset)
+    if way == _DIFFERENTIATE:
+        return _ops.swiglu_gate_eager(gate, up, number, limit, alpha, up_offset)
+    return _ops.swiglu_gate_op(gate, up, number, limit, alpha, up_offset)
+
+
+def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,
+               truncate=True, attention_factor=0.0, dtype=torch.float32, device=None):
+    """(cos, sin), each (positions, dim / 2), for `rope`; scaling is "none", "ntk" or "yarn"."""
+    if dim < 2 or dim % 2:
+        raise ValueError(f"rope_table: dim: found {dim}, expected an even number from 2")
+    cos, sin = torch.empty(positions, dim // 2, dtype=dtype), torch.empty(positions, dim // 2, dtype=dtype)
+    _C.rope_table(cos, sin, base, scaling, factor, original_context, beta_fast, beta_slow, truncate, attention_factor)
+    return (cos, sin) if device is None else (cos.to(device), sin.to(device))
+
+
+def _positions(op, x, positions):
+    """(T) int32 for x of (..., S, H, D): given per sequence or per token, counted from 0 where left out."""
+    if x.dim() < 3:
+        raise ValueError(f"{op}: x: found shape {tuple(x.shape)}, expected (..., S, H, D)")
+    leading = x.shape[:-2]
+    if positions is None:
+        positions = torch.arange(leading[-1], dtype=torch.int32, device=x.device)
+    if positions.shape != leading:
+        try:
+            positions = positions.expand(leading)
+        except RuntimeError:
+            raise ValueError(f"{op}: positions: found shape {tuple(positions.shape)}, expected {tuple(leading)} or what "
+                             "broadcasts to it") from None
+    return positions.reshape(-1).to(torch.int32)
+
+
+def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
+    """Rotates pairs of the last dimension of x (..., S, H, D) by the angle of each token's position.
+
+    cos, sin: rows per position, from `rope_table`, at most D / 2 columns (fewer: a partial rotation), float32 (float64 for float64).
+    positions: integers that index their rows, (S) or one per token; 0, 1, ... where left out. On a GPU they are not checked.
+    Pairs are (j, j + R/2) of the first R dimensions, or (2j, 2j + 1) where interleaved. sign=-1 turns the other way.
+    """
+    positions = _positions("rope", x, positions)
+    if not is_compiling() and route(x) == _PLAIN:
+        return _ops.run_rope(x, positions, cos, sin, interleaved, sign)
+    return _ops.rope_op(x, positions, cos, sin, interleaved, sign)
+
+
+def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-23, interleaved=False, sign=1):
+    """RMSNorm over D without a weight, then `rope` (none without cos and sin), then a factor per head: x (..., S, H, D), gain (H)."""
+    positions = None if cos is None else _positions("qk_norm_rope", x, positions)
+    if not is_compiling() and route(x, gain) == _PLAIN:
+        return _ops.run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)
+    return _ops.qk_norm_rope_op(x, positions, cos, sin, gain, eps, interleaved, sign)
+
+
+def activation(x, name):
+    """The activation `name` of every element: one of ACTIVATIONS."""
+    _ops.activation_number("activation", name)
+    if not is_compiling() and route(x) == _PLAIN:
+        return _ops.run_activation(x, name)
+    return _ops.activation_op(x, name)
+
+
+ACTIVATIONS = tuple(_ops.ACTIVATIONS)

@@ -1,0 +1,284 @@
+"""Modules. Each loads the state dict of the module that it replaces."""
+import math
+import re
+
+import torch
+from torch import nn
+
+from . import _ops, functional
+
+__all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "FusedMLPSoftplus", "FusedMLPSoftplusWN", "FusedMLP5Softplus", "FusedMLP5SoftplusWN",
+           "MegaGemmTriton", "MegaGemmRMSNorm"]
+
+
+class RMSNorm(nn.Module):
+    """torch.nn.RMSNorm's arguments, parameters and numbers. Over several dimensions they are one row.
+
+    unit_offset=True multiplies by 1 + weight (Gemma's form) and starts the weight at zero. forward(x, residual) returns
+    (norm(x + residual), x + residual) from one kernel.
+    """
+
+    def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, unit_offset=False):
+        super().__init__()
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps, self.elementwise_affine, self.unit_offset = eps, elementwise_affine, unit_offset
+        self._single = len(self.normalized_shape) == 1
+        if elementwise_affine:
+            self.weight = nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
+        else:
+            self.register_parameter("weight", None)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        if self.elementwise_affine:
+            nn.init.constant_(self.weight, 0.0 if self.unit_offset else 1.0)
+
+    def forward(self, x, residual=None):
+        if self._single and self.elementwise_affine:
+            return functional.rms_norm(x, self._parameters["weight"], self.eps, residual=residual, unit_offset=self.unit_offset)
+        self._check(x)  # without a weight of one dimension the kernel has nothing to compare x's shape with
+        shape, weight = x.shape, None if self.weight is None else self.weight.flatten()
+        x = x.flatten(-len(self.normalized_shape))
+        if residual is None:
+            return functional.rms_norm(x, weight, self.eps, unit_offset=self.unit_offset).view(shape)
+        residual = residual.flatten(-len(self.normalized_shape))
+        y, total = functional.rms_norm(x, weight, self.eps, residual=residual, unit_offset=self.unit_offset)
+        return y.view(shape), total.view(shape)
+
+    def _check(self, x):
+        found = tuple(x.shape[-len(self.normalized_shape):])
+        if found != self.normalized_shape:
+            raise ValueError(f"rms_norm: x: found last dimensions {found}, expected {self.normalized_shape}")
+
+    def extra_repr(self):
+        offset = ", unit_offset=True" if self.unit_offset else ""
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}{offset}"
+
+
+# --- FusedMLP ---------------------------------------------------------------------------------------------------------
+
+
+class _Layer(nn.Module):
+    """The parameters of one layer; FusedMLP computes with them."""
+
+    def __init__(self, in_features, out_features, bias, weight_norm, device, dtype):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.gain = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if weight_norm else None
+
+
+class FusedMLP(nn.Module):
+    """num_layers linear layers with an activation between them, forward and backward in fused kernels.
+
+    in_features, hidden_features and out_features are independent; on a GPU multiples of 8 up to 512. The last layer is linear unless
+    activate_last. weight_norm: W[n] = gain[n] weight[n] / |weight[n]|. recompute keeps no activations for the backward pass.
+
+    Parameters are layers.<i>.weight (out, in), layers.<i>.bias, layers.<i>.gain. load_state_dict also takes the state dict of an
+    nn.Sequential of Linears, plain or with weight_norm (torch.nn.utils.parametrizations or the older weight_g and weight_v), and the
+    packed v_all, g_all of mlp-megakernel. Where only one side is weight-normalised, the weights are converted.
+    """
+
+    def __init__(self, in_features, hidden_features, out_features, num_layers=3, activation="softplus", bias=True, weight_norm=False, *,
+                 activate_last=False, recompute=False, device=None, dtype=None):
+        super().__init__()
+        for name, value in (("in_features", in_features), ("hidden_features", hidden_features), ("out_features", out_features),
+                            ("num_layers", num_layers)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"FusedMLP: {name}: found {value!r}, expected an integer from 1")
+        _ops.activation_number("FusedMLP", activation)
+        self.in_features, self.hidden_features, self.out_features = in_features, hidden_features, out_features
+        self.num_layers, self.activation, self.activate_last, self.recompute = num_layers, activation, activate_last, recompute
+        self.bias, self.weight_norm = bias, weight_norm
+        widths = [in_features] + [hidden_features] * (num_layers - 1) + [out_features]
+        self.layers = nn.ModuleList(_Layer(k, n, bias, weight_norm, device, dtype) for k, n in zip(widths, widths[1:]))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        """nn.Linear's initialisation; gains are the norms of the initial rows, so that weight norm changes nothing at first."""
+        for layer in self.layers:
+            nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5))
+            if layer.bias is not None:
+                bound = 1 / math.sqrt(layer.weight.shape[1])
+                nn.init.uniform_(layer.bias, -bound, bound)
+            if layer.gain is not None:
+                with torch.no_grad():
+                    layer.gain.copy_(torch.linalg.vector_norm(layer.weight, dim=1))
+
+    def forward(self, x):
+        parameters = []
+        for layer in self.layers._modules.values():
+            held = layer._parameters
+            parameters.append(held["weight"])
+            if self.bias:
+                parameters.append(held["bias"])
+            if self.weight_norm:
+                parameters.append(held["gain"])
+        return functional.mlp_of_parameters(x, parameters, self.bias, self.weight_norm, self.activation, self.activate_last,
+                                            self.recompute)
+
+    def extra_repr(self):
+        return (f"{self.in_features}, {self.hidden_features}, {self.out_features}, num_layers={self.num_layers}, "
+                f"activation={self.activation!r}, bias={self.bias}, weight_norm={self.weight_norm}")
+
+    @classmethod
+    def from_sequential(cls, model, **options):
+        """A FusedMLP with the weights of an nn.Sequential of Linears (plain, or with weight_norm) and one kind of activation."""
+        linears = [m for m in model if isinstance(m, nn.Linear)]
+        others = [m for m in model if not isinstance(m, nn.Linear)]
+        if not linears or not isinstance(model[0], nn.Linear):
+            raise ValueError("FusedMLP.from_sequential: model: found no nn.Linear in front, expected Linear, activation, Linear, ...")
+        names = {activation_name(m) for m in others}
+        if len(names) > 1:
+            raise ValueError(f"FusedMLP.from_sequential: model: found activations {sorted(names)}, expected one kind")
+        alternate = all(isinstance(m, nn.Linear) == (i % 2 == 0) for i, m in enumerate(model))
+        widths = {m.out_features for m in linears[:-1]}
+        if not alternate or len(widths) > 1:
+            raise ValueError("FusedMLP.from_sequential: model: found layers that do not alternate or differ in width, expected Linear, "
+                             "activation, Linear, ... with one hidden width")
+        state = model.state_dict()
+        weight = next(iter(state.values()))
+        self = cls(linears[0].in_features, widths.pop() if widths else linears[0].out_features, linears[-1].out_features, len(linears),
+                   names.pop() if names else "identity", linears[0].bias is not None,
+                   any(re.search(r"original1$|weight_v$", k) for k in state), activate_last=len(others) == len(linears),
+                   device=weight.device, dtype=weight.dtype, **options)
+        self.load_state_dict(state)
+        return self
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        own = f"{prefix}layers."
+        keys = [k for k in state_dict if k.startswith(prefix)]
+        if any(not k.startswith(own) for k in keys):
+            foreign = {k[len(prefix):]: state_dict.pop(k) for k in keys if not k.startswith(own)}
+            layers = _packed_layers(self, foreign) or _named_layers(foreign)
+            for i, layer in enumerate(layers):
+                state_dict.update({f"{own}{i}.{name}": t for name, t in layer.items()})
+        for i in range(self.num_layers):
+            _match_weight_norm(state_dict, f"{own}{i}.", self.weight_norm)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+_ACTIVATION_MODULES = {
+    nn.Identity: "identity", nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.Softplus: "softplus",
+    nn.LeakyReLU: "leaky_relu", nn.GELU: "gelu",
+}
+
+
+def activation_name(module):
+    """The name of the activation an nn module computes; a ValueError where there is none."""
+    name = _ACTIVATION_MODULES.get(type(module))
+    if isinstance(module, nn.GELU) and module.approximate == "tanh":
+        return "gelu_tanh"
+    if isinstance(module, nn.Softplus) and (module.beta != 1 or module.threshold < 20):
+        name = None
+    if isinstance(module, nn.LeakyReLU) and module.negative_slope != 0.01:
+        name = None
+    if name is None:
+        raise ValueError(f"activation: found {module}, expected one of {', '.join(_ops.ACTIVATIONS)}")
+    return name
+
+
+_FOREIGN = re.compile(r"^(?P<layer>.*?)\.?(?P<name>weight|bias|weight_g|weight_v|parametrizations\.weight\.original[01])$")
+_OWN_NAMES = {"weight": "weight", "bias": "bias", "weight_g": "gain", "weight_v": "weight", "parametrizations.weight.original0": "gain",
+              "parametrizations.weight.original1": "weight"}
+
+
+def _named_layers(state):
+    """[{weight, bias, gain}] of the Linears in `state`, in the order of their names' numbers."""
+    layers = {}
+    for key, t in state.items():
+        match = _FOREIGN.match(key)
+        if match is None:
+            raise RuntimeError(f"FusedMLP: state dict: found key {key!r}, expected weights and biases of Linear layers")
+        name = _OWN_NAMES[match["name"]]
+        layers.setdefault(match["layer"], {})[name] = t.flatten() if name == "gain" else t
+    order = sorted(layers, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+    return [layers[name] for name in order]
+
+
+def _packed_layers(module, state):
+    """The same of mlp-megakernel's v_all (all rows, columns padded to the widest layer) and g_all."""
+    if "v_all" not in state or "g_all" not in state:
+        return None
+    out, at = [], 0
+    for layer in module.layers:
+        rows, columns = layer.weight.shape
+        out.append({"weight": state["v_all"][at : at + rows, :columns], "gain": state["g_all"][at : at + rows].flatten()})
+        at += rows
+    if at != state["v_all"].shape[0]:
+        raise RuntimeError(f"FusedMLP: v_all: found {state['v_all'].shape[0]} rows, expected {at}")
+    return out
+
+
+def _match_weight_norm(state, prefix, weight_norm):
+    """Converts one layer's entries to what the module holds: with a gain, or without."""
+    weight, gain = state.get(prefix + "weight"), state.get(prefix + "gain")
+    if weight is None or weight_norm == (gain is not None):
+        return
+    norm = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32 if weight.dtype.itemsize < 4 else None)
+    if weight_norm:
+        state[prefix + "gain"] = norm.to(weight.dtype)
+    else:
+        state[prefix + "weight"] = (weight * (gain / norm).unsqueeze(1)).to(weight.dtype)
+        del state[prefix + "gain"]
+
+
+def _softplus_alias(name, num_layers, weight_norm):
+    def __init__(self, in_features=None, hidden_features=None, out_features=None, *, D=None, H=None, device=None, dtype=None):
+        in_features = D if in_features is None else in_features
+        hidden_features = H if hidden_features is None else hidden_features
+        out_features = hidden_features if out_features is None else out_features
+        FusedMLP.__init__(self, in_features, hidden_features, out_features, num_layers, "softplus", bias=False, weight_norm=weight_norm,
+                          device=device, dtype=dtype)
+
+    doc = f"mlp-megakernel's {num_layers}-layer softplus MLP without biases{', weight-normalised' if weight_norm else ''}; D and H are the " \
+          "widths of input and hidden layers."
+    return type(name, (FusedMLP,), {"__init__": __init__, "__doc__": doc, "__module__": __name__})
+
+
+FusedMLPSoftplus = _softplus_alias("FusedMLPSoftplus", 3, False)
+FusedMLPSoftplusWN = _softplus_alias("FusedMLPSoftplusWN", 3, True)
+FusedMLP5Softplus = _softplus_alias("FusedMLP5Softplus", 5, False)
+FusedMLP5SoftplusWN = _softplus_alias("FusedMLP5SoftplusWN", 5, True)
+
+
+# --- gated MLP --------------------------------------------------------------------------------------------------------
+
+
+class SwiGLU(nn.Module):
+    """w3(silu(gate) * up), [gate | up] = w12(x): PyTorch's products around the fused gate.
+
+    w12: Linear(in_features, 2 hidden_features), w3: Linear(hidden_features, out_features). order: how w12's rows lie, as in
+    functional.swiglu.
+    """
+
+    def __init__(self, in_features, hidden_features, out_features=None, bias=False, *, order="gate_first", limit=0.0, alpha=1.0,
+                 up_offset=0.0, device=None, dtype=None):
+        super().__init__()
+        if order not in _ops.GATE_ORDERS:
+            raise ValueError(f"SwiGLU: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
+        self.order, self.limit, self.alpha, self.up_offset = order, limit, alpha, up_offset
+        self.w12 = nn.Linear(in_features, 2 * hidden_features, bias=bias, device=device, dtype=dtype)
+        self.w3 = nn.Linear(hidden_features, in_features if out_features is None else out_features, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x):
+        h = functional.swiglu(self.w12(x), order=self.order, limit=self.limit, alpha=self.alpha, up_offset=self.up_offset)
+        return self.w3(h)
+
+    def extra_repr(self):
+        return f"order={self.order!r}"
+
+
+class MegaGemmTriton(SwiGLU):
+    """MGRrmsnorm's gated MLP: hidden = hidden_multiple * d_model, rounded up to a multiple of multiple_of."""
+
+    def __init__(self, d_model, multiple_of=256, hidden_multiple=5 / 3, device=None, dtype=None):
+        hidden = multiple_of * -(-int(hidden_multiple * d_model) // multiple_of)
+        super().__init__(d_model, hidden, device=device, dtype=dtype)
+
+
+class MegaGemmRMSNorm(RMSNorm):
+    """MGRrmsnorm's RMSNorm: its argument names and its default epsilon."""
+
+    def __init__(self, hidden_size, epsilon=1e-5, device=None, dtype=None):
+        super().__init__(hidden_size, eps=epsilon, device=device, dtype=dtype)

@@ -1,0 +1,401 @@
+// The module ingot._C: Ingot's operations on torch.Tensor objects whose memory the caller has allocated. Shapes, dtypes
+// and devices are checked by the operations themselves; what Python adds (allocation, autograd, registration) is in
+// ingot/*.py.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "ingot/core/check.h"
+#include "ingot/core/version.h"
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/activation/activation.h"
+#include "ingot/kernels/mlp/mlp.h"
+#include "ingot/kernels/rmsnorm/rmsnorm.h"
+#include "ingot/kernels/rope/rope.h"
+#include "ingot/kernels/swiglu/swiglu.h"
+#include "tensors.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ingot::python {
+namespace {
+
+// Runs an op without the interpreter lock: a launch may wait for room in the GPU's queue, and a CPU op takes long.
+template <class Op> void run(Op&& op) {
+  nb::gil_scoped_release unlocked;
+  op();
+}
+
+// Operands whose strides let all rows merge take the (T, H, C) shape of one whose rows do not.
+void share_shape(std::initializer_list<Tensor*> operands) {
+  const Tensor* split = nullptr;
+  for (const Tensor* t : operands)
+    if (t->rank() == 3) split = t;
+  if (split == nullptr) return;
+  const int64_t tokens = split->size(0), heads = split->size(1);
+  for (Tensor* t : operands) {
+    if (t->rank() != 2 || t->size(0) != tokens * heads) continue;
+    Tensor s = *t;
+    s.shape = {tokens, heads, t->size(1)};
+    s.stride[0] = heads * t->stride[0];
+    s.stride[1] = t->stride[0];
+    s.stride[2] = t->stride[1];
+    *t = s;
+  }
+}
+
+// --- rms_norm --------------------------------------------------------------------------------------------------------
+
+void rms_norm(nb::handle x, nb::handle w, nb::handle residual, nb::handle sum, nb::handle y, nb::handle rstd,
+              double eps, bool unit_offset) {
+  const char* op = "rms_norm";
+  RmsNorm a{.x = view(op, "x", x, 3),
+            .w = vector(op, "weight", w),
+            .residual = view(op, "residual", residual, 3),
+            .sum = view(op, "sum", sum, 3),
+            .y = view(op, "y", y, 3),
+            .rstd = vector(op, "rstd", rstd),
+            .eps = eps,
+            .unit_offset = unit_offset};
+  if (a.x.cols() == 0) return;
+  share_shape({&a.x, &a.residual, &a.sum, &a.y});
+  const Stream stream = stream_of(a.x);
+  run([&] { rmsnorm(a, stream); });
+}
+
+bool all_contiguous(nb::handle x, nb::handle w) {
+  return contiguous("rms_norm", "x", x) && (w.is_none() || contiguous("rms_norm", "weight", w));
+}
+// The whole forward call in one step, for operands as they usually are; a Route where Python has to do it.
+nb::object rms_norm_now(nb::handle x, nb::handle w, double eps, bool unit_offset) {
+  const int way = route({x, w});
+  if (way != kPlain || !all_contiguous(x, w)) return nb::int_(way);
+  nb::object y = empty_like(x);
+  rms_norm(x, w, nb::none(), nb::none(), y, nb::none(), eps, unit_offset);
+  return y;
+}
+// (y, rstd) inside an autograd.Function; None where Python has to do it.
+nb::object rms_norm_saving(nb::handle x, nb::handle w, double eps, bool unit_offset) {
+  if (!all_contiguous(x, w)) return nb::none();
+  const Tensor rows = matrix("rms_norm", "x", x);
+  nb::object y = empty_like(x);
+  nb::object rstd = empty_vector(x, rows.rows(), rows.dtype == DType::f64 ? DType::f64 : DType::f32);
+  rms_norm(x, w, nb::none(), nb::none(), y, rstd, eps, unit_offset);
+  return nb::make_tuple(y, rstd);
+}
+
+int64_t rms_norm_backward_workspace_bytes(nb::handle x) {
+  const Tensor t = view("rms_norm_backward", "x", x, 3);
+  return rmsnorm_backward_workspace_bytes(t.rows(), t.cols(), t.dtype, t.device);
+}
+
+void rms_norm_backward(nb::handle dy, nb::handle s, nb::handle w, nb::handle rstd, nb::handle dsum, nb::handle dx,
+                       nb::handle dw, nb::handle workspace, double eps, bool unit_offset) {
+  const char* op = "rms_norm_backward";
+  RmsNormBackward a{.dy = view(op, "dy", dy, 3),
+                    .s = view(op, "s", s, 3),
+                    .w = vector(op, "weight", w),
+                    .rstd = vector(op, "rstd", rstd),
+                    .dsum = view(op, "dsum", dsum, 3),
+                    .dx = view(op, "dx", dx, 3),
+                    .dw = vector(op, "dw", dw),
+                    .workspace = vector(op, "workspace", workspace),
+                    .eps = eps,
+                    .unit_offset = unit_offset};
+  if (a.s.cols() == 0) return;
+  share_shape({&a.dy, &a.s, &a.dsum, &a.dx});
+  const Stream stream = stream_of(a.s);
+  run([&] { rmsnorm_backward(a, stream); });
+}
+
+// --- mlp -------------------------------------------------------------------------------------------------------------
+
+// `parameters` holds, layer after layer, the weight, then the bias if there are biases, then the gain if the weights
+// are normalised.
+struct MlpOptions {
+  bool bias, weight_norm;
+  int act;
+  bool activate_last;
+};
+std::vector<MlpLayer> layers_of(const char* op, nb::sequence parameters, const MlpOptions& o) {
+  const size_t each = 1 + o.bias + o.weight_norm, count = nb::len(parameters);
+  INGOT_CHECK(count > 0 && count % each == 0, op, ": parameters: found ", count, " tensors, expected ", each,
+              " for every layer");
+  std::vector<MlpLayer> layers(count / each);
+  size_t i = 0;
+  for (MlpLayer& layer : layers) {
+    layer.w = matrix(op, "weight", nb::object(parameters[i++]));
+    if (o.bias) layer.b = vector(op, "bias", nb::object(parameters[i++]));
+    if (o.weight_norm) layer.g = vector(op, "gain", nb::object(parameters[i++]));
+  }
+  return layers;
+}
+
+// (y, saved or None); None instead where Python has to make operands contiguous first.
+nb::object mlp_forward(nb::handle x, nb::sequence parameters, bool bias, bool weight_norm, int act, bool activate_last,
+                       bool save) {
+  const char* op = "mlp";
+  if (!contiguous(op, "x", x)) return nb::none();
+  for (nb::handle p : parameters)
+    if (!contiguous(op, "parameters", p)) return nb::none();
+  const MlpOptions options{bias, weight_norm, act, activate_last};
+  Mlp a{.x = matrix(op, "x", x),
+        .layers = layers_of(op, parameters, options),
+        .act = Act(act),
+        .activate_last = activate_last};
+  nb::object y = empty_rows(x, a.layers.back().w.rows()), saved = nb::none(), workspace = nb::none();
+  a.y = matrix(op, "y", y);
+  if (save) {
+    saved = empty_vector(x, mlp_saved_elements(a.x.rows(), a.layers, activate_last), a.x.dtype);
+    a.saved = vector(op, "saved", saved);
+  }
+  if (const int64_t bytes = mlp_workspace_bytes(a)) {
+    workspace = empty_vector(x, bytes, DType::u8);
+    a.workspace = vector(op, "workspace", workspace);
+  }
+  const Stream stream = stream_of(a.x);
+  run([&] { mlp(a, stream); });
+  return nb::make_tuple(y, saved);
+}
+nb::object mlp_now(nb::handle x, nb::sequence parameters, bool bias, bool weight_norm, int act, bool activate_last) {
+  const int way = route({x}, parameters);
+  if (way != kPlain) return nb::int_(way);
+  nb::object result = mlp_forward(x, parameters, bias, weight_norm, act, activate_last, false);
+  if (result.is_none()) return nb::int_(way);
+  return result[0];
+}
+
+// `gradients` is one zeroed buffer, the parameters' gradients one after the other; `wanted` says which have a place in
+// it.
+void run_mlp_backward(nb::handle dy, nb::handle x, nb::handle dx, nb::sequence parameters, nb::handle gradients,
+                      const std::vector<bool>& wanted, bool bias, bool weight_norm, int act, bool activate_last,
+                      nb::handle saved) {
+  const char* op = "mlp_backward";
+  MlpBackward a{.dy = matrix(op, "dy", dy),
+                .x = matrix(op, "x", x),
+                .dx = matrix(op, "dx", dx),
+                .layers = layers_of(op, parameters, {bias, weight_norm, act, activate_last}),
+                .act = Act(act),
+                .activate_last = activate_last,
+                .saved = vector(op, "saved", saved)};
+  INGOT_CHECK_EQ(wanted.size(), nb::len(parameters), op, ": length of wanted");
+  const Tensor flat = vector(op, "gradients", gradients);
+  a.grads.resize(a.layers.size());
+  int64_t at = 0;
+  size_t i = 0;
+  auto place = [&](const Tensor& parameter) {
+    if (!wanted[i++]) return Tensor{};
+    Tensor t(static_cast<char*>(flat.data) + at * size_of(flat.dtype), flat.dtype, parameter.shape, flat.device);
+    at += parameter.numel();
+    INGOT_CHECK_LE(at, flat.numel(), op, ": elements of gradients");
+    return t;
+  };
+  for (size_t l = 0; l < a.layers.size(); ++l) {
+    a.grads[l].w = place(a.layers[l].w);
+    if (bias) a.grads[l].b = place(a.layers[l].b);
+    if (weight_norm) a.grads[l].g = place(a.layers[l].g);
+  }
+  nb::object workspace = nb::none();
+  if (const int64_t bytes = mlp_backward_workspace_bytes(a)) {
+    workspace = empty_vector(x, bytes, DType::u8);
+    a.workspace = vector(op, "workspace", workspace);
+  }
+  const Stream stream = stream_of(a.x);
+  run([&] { mlp_backward(a, stream); });
+}
+
+// --- gated units -----------------------------------------------------------------------------------------------------
+
+// How gate and up lie in one (T, 2H) tensor; kSeparate: two tensors.
+enum Order : int { kGateFirst = 0, kGateSecond = 1, kInterleaved = 2, kSeparate = 3 };
+
+struct GatePair {
+  Tensor gate, up;
+};
+GatePair gate_pair(const char* op, const char* name, nb::handle packed, nb::handle up, int order) {
+  const Tensor t = matrix(op, name, packed);
+  if (order == kSeparate) return {t, matrix(op, "up", up)};
+  if (order == kInterleaved || !t) return {t, {}};
+  INGOT_CHECK(order == kGateFirst || order == kGateSecond, op, ": order: found ", order, ", expected 0 to 3");
+  INGOT_CHECK(t.cols() % 2 == 0, op, ": ", name, ": found ", t.cols(), " columns, expected an even number");
+  const Tensor first = t.slice(1, 0, t.cols() / 2), second = t.slice(1, t.cols() / 2, t.cols());
+  if (order == kGateFirst) return {first, second};
+  return {second, first};
+}
+GateOptions gate_options(int order, double limit, double alpha, double up_offset) {
+  return {.limit = limit, .alpha = alpha, .up_offset = up_offset, .interleaved = order == kInterleaved};
+}
+
+void gate(nb::handle packed, nb::handle up, nb::handle h, int order, double limit, double alpha, double up_offset) {
+  const GatePair in = gate_pair("swiglu_gate", order == kSeparate ? "gate" : "packed", packed, up, order);
+  const SwigluGate a{in.gate, in.up, matrix("swiglu_gate", "h", h), gate_options(order, limit, alpha, up_offset)};
+  const Stream stream = stream_of(a.h);
+  run([&] { swiglu_gate(a, stream); });
+}
+void gate_backward(nb::handle dh, nb::handle packed, nb::handle up, nb::handle dpacked, nb::handle dup, int order,
+                   double limit, double alpha, double up_offset) {
+  const char* op = "swiglu_gate_backward";
+  const GatePair in = gate_pair(op, "packed", packed, up, order), out = gate_pair(op, "dpacked", dpacked, dup, order);
+  const SwigluGateBackward a{in.gate,  in.up,  matrix(op, "dh", dh),
+                             out.gate, out.up, gate_options(order, limit, alpha, up_offset)};
+  const Stream stream = stream_of(a.dh);
+  run([&] { swiglu_gate_backward(a, stream); });
+}
+
+// --- rotary embedding ------------------------------------------------------------------------------------------------
+
+void rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb::handle sin, bool interleaved,
+            int sign) {
+  const char* op = "rope";
+  const Rope a{.x = heads(op, "x", x),
+               .y = heads(op, "y", y),
+               .positions = vector(op, "positions", positions),
+               .cos = matrix(op, "cos", cos),
+               .sin = matrix(op, "sin", sin),
+               .interleaved = interleaved,
+               .sign = sign};
+  const Stream stream = stream_of(a.x);
+  run([&] { rope(a, stream); });
+}
+
+void norm_rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb::handle sin, nb::handle gain,
+                 double eps, bool interleaved, int sign) {
+  const char* op = "qk_norm_rope";
+  const QkNormRope a{.x = heads(op, "x", x),
+                     .y = heads(op, "y", y),
+                     .positions = vector(op, "positions", positions),
+                     .cos = matrix(op, "cos", cos),
+                     .sin = matrix(op, "sin", sin),
+                     .gain = vector(op, "gain", gain),
+                     .eps = eps,
+                     .interleaved = interleaved,
+                     .sign = sign};
+  const Stream stream = stream_of(a.x);
+  run([&] { qk_norm_rope(a, stream); });
+}
+void norm_rotate_backward(nb::handle x, nb::handle dy, nb::handle dx, nb::handle positions, nb::handle cos,
+                          nb::handle sin, nb::handle gain, nb::handle dgain, double eps, bool interleaved, int sign) {
+  const char* op = "qk_norm_rope_backward";
+  const QkNormRopeBackward a{.x = heads(op, "x", x),
+                             .dy = heads(op, "dy", dy),
+                             .dx = heads(op, "dx", dx),
+                             .positions = vector(op, "positions", positions),
+                             .cos = matrix(op, "cos", cos),
+                             .sin = matrix(op, "sin", sin),
+                             .gain = vector(op, "gain", gain),
+                             .dgain = vector(op, "dgain", dgain),
+                             .eps = eps,
+                             .interleaved = interleaved,
+                             .sign = sign};
+  const Stream stream = stream_of(a.x);
+  run([&] { qk_norm_rope_backward(a, stream); });
+}
+
+void fill_rope_table(nb::handle cos, nb::handle sin, double base, const std::string& scaling, double factor,
+                     double original_context, double beta_fast, double beta_slow, bool truncate,
+                     double attention_factor) {
+  const char* op = "rope_table";
+  RopeScaling s{.factor = factor,
+                .original_context = original_context,
+                .beta_fast = beta_fast,
+                .beta_slow = beta_slow,
+                .truncate = truncate,
+                .attention_factor = attention_factor};
+  INGOT_CHECK(scaling == "none" || scaling == "ntk" || scaling == "yarn", op, ": scaling: found ", scaling,
+              ", expected none, ntk or yarn");
+  s.kind = scaling == "ntk" ? RopeScaling::ntk : scaling == "yarn" ? RopeScaling::yarn : RopeScaling::none;
+  const Tensor c = matrix(op, "cos", cos);
+  rope_table(rope_frequencies(2 * c.cols(), base, s), c, matrix(op, "sin", sin));
+}
+
+// --- activations -----------------------------------------------------------------------------------------------------
+
+void run_activate(nb::handle x, nb::handle y, int act) {
+  const Activate a{Act(act), matrix("activation", "x", x), matrix("activation", "y", y)};
+  const Stream stream = stream_of(a.x);
+  run([&] { activate(a, stream); });
+}
+void run_activate_backward(nb::handle dy, nb::handle x, nb::handle dx, int act) {
+  const char* op = "activation_backward";
+  const ActivateBackward a{Act(act), matrix(op, "dy", dy), matrix(op, "x", x), matrix(op, "dx", dx)};
+  const Stream stream = stream_of(a.x);
+  run([&] { activate_backward(a, stream); });
+}
+std::vector<std::string> activation_names() {
+  std::vector<std::string> names;
+  for_each_activation([&](auto f) { names.emplace_back(f.name); });
+  return names;
+}
+
+// --- errors ----------------------------------------------------------------------------------------------------------
+
+// A broken contract is a ValueError; what this build or machine cannot do is a NotImplementedError, which is a
+// RuntimeError, as is the rest.
+PyObject* exception_type(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument: return PyExc_ValueError;
+    case ErrorCode::unsupported: return PyExc_NotImplementedError;
+    default: return PyExc_RuntimeError;
+  }
+}
+void translate(const std::exception_ptr& p, void*) {
+  try {
+    std::rethrow_exception(p);
+  } catch (const Error& e) { PyErr_SetString(exception_type(e.code), e.what()); }
+}
+
+bool built_with_cuda() {
+#ifdef INGOT_CUDA_BUILD
+  return true;
+#else
+  return false;
+#endif
+}
+
+// Every argument may be None: an operand that is left out.
+template <size_t... I, class... Arguments, class Result>
+void define(nb::module_& m, const char* name, Result (*f)(Arguments...), std::index_sequence<I...>) {
+  m.def(name, f, (void(I), nb::arg().none())...);
+}
+template <class... Arguments, class Result> void define(nb::module_& m, const char* name, Result (*f)(Arguments...)) {
+  define(m, name, f, std::index_sequence_for<Arguments...>{});
+}
+
+}  // namespace
+}  // namespace ingot::python
+
+NB_MODULE(_C, m) {
+  using namespace ingot::python;
+  nb::register_exception_translator(translate, nullptr);
+  m.attr("version") = ingot::version();
+  m.attr("commit") = ingot::commit();
+  m.attr("cuda") = built_with_cuda();
+  m.attr("DISPATCH") = int(kDispatch);
+  m.attr("PLAIN") = int(kPlain);
+  m.attr("DIFFERENTIATE") = int(kDifferentiate);
+  m.def("attach", &attach);
+  m.def("route", nb::overload_cast<nb::args>(&route));
+  m.def("use_exchange", &use_exchange);
+  m.def("has_exchange", &has_exchange);
+  m.def("device_count", &ingot::gpu::device_count);
+
+  define(m, "rms_norm", &rms_norm);
+  m.def("rms_norm_backward_workspace_bytes", &rms_norm_backward_workspace_bytes);
+  define(m, "rms_norm_backward", &rms_norm_backward);
+  define(m, "rms_norm_now", &rms_norm_now);
+  define(m, "rms_norm_saving", &rms_norm_saving);
+  m.def("mlp_now", &mlp_now);
+  m.def("mlp", &mlp_forward);
+  define(m, "mlp_backward", &run_mlp_backward);
+  define(m, "swiglu_gate", &gate);
+  define(m, "swiglu_gate_backward", &gate_backward);
+  define(m, "rope", &rotate);
+  define(m, "qk_norm_rope", &norm_rotate);
+  define(m, "qk_norm_rope_backward", &norm_rotate_backward);
+  m.def("rope_table", &fill_rope_table);
+  define(m, "activation", &run_activate);
+  define(m, "activation_backward", &run_activate_backward);
+  m.def("activation_names", &activation_names);
+}

@@ -1,0 +1,337 @@
+#include "tensors.h"
+
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "dlpack_exchange.h"
+#include "ingot/core/check.h"
+
+namespace ingot::python {
+namespace {
+
+using dlpack::Exchange;
+using dlpack::View;
+
+constexpr int kMaxDims = 64;  // PyTorch's own limit
+
+// Objects of PyTorch looked up once. Held until the process ends: destroying them at exit would outlive the
+// interpreter.
+struct Torch {
+  PyTypeObject *tensor = nullptr, *parameter = nullptr;
+  const Exchange* exchange = nullptr;
+  bool use_exchange = true;
+  PyObject* requires_grad = nullptr;  // the attribute's name
+  PyObject *grad_enabled = nullptr, *dispatch_modes = nullptr, *function_modes = nullptr, *transforms = nullptr,
+           *tracing = nullptr, *raw_stream = nullptr;
+  PyObject *empty = nullptr, *empty_like = nullptr, *empty_keywords = nullptr;
+  PyObject *dtype_name = nullptr, *device_name = nullptr;
+  PyObject* forward_ad = nullptr;  // the module that holds _current_level
+  PyObject* current_level = nullptr;
+  struct Known {
+    PyObject* object;
+    DType dtype;
+  } dtypes[16];
+  int known = 0;
+};
+Torch torch_;
+
+PyObject* kept(nb::object o) { return o.release().ptr(); }
+
+nb::object attribute(nb::handle h, PyObject* name) {
+  PyObject* value = PyObject_GetAttr(h.ptr(), name);
+  if (value == nullptr) throw nb::python_error();
+  return nb::steal(value);
+}
+nb::object call(PyObject* f) {
+  PyObject* result = PyObject_CallNoArgs(f);
+  if (result == nullptr) throw nb::python_error();
+  return nb::steal(result);
+}
+bool counts(PyObject* f) {  // a function that returns an int: is it above zero?
+  return PyLong_AsLong(call(f).ptr()) > 0;
+}
+
+bool is_tensor(nb::handle h) {
+  PyTypeObject* type = Py_TYPE(h.ptr());
+  return type == torch_.tensor || type == torch_.parameter || PyType_IsSubtype(type, torch_.tensor);
+}
+
+DType dtype_of_view(const char* op, const char* name, const View& v) {
+  if (v.lanes == 1) {
+    if (v.code == dlpack::kFloat && v.bits == 64) return DType::f64;
+    if (v.code == dlpack::kFloat && v.bits == 32) return DType::f32;
+    if (v.code == dlpack::kFloat && v.bits == 16) return DType::f16;
+    if (v.code == dlpack::kBfloat && v.bits == 16) return DType::bf16;
+    if (v.code == dlpack::kInt && v.bits == 64) return DType::i64;
+    if (v.code == dlpack::kInt && v.bits == 32) return DType::i32;
+    if (v.code == dlpack::kUnsigned && v.bits == 8) return DType::u8;
+  }
+  fail(ErrorCode::unsupported, op, ": ", name, ": found a dtype of ", int(v.bits), " bits (DLPack code ", int(v.code),
+       "), expected float64, float32, bfloat16, float16, int64, int32 or uint8");
+}
+
+// What both ways of asking yield: sizes and strides borrowed from, or copied off, the object.
+struct Described {
+  void* data;
+  DType dtype;
+  Device device;
+  int rank;
+  const int64_t *shape, *strides;
+  int64_t copies[2 * kMaxDims];
+};
+
+void describe_fast(const char* op, const char* name, nb::handle h, Described& d) {
+  View v{};
+  if (torch_.exchange->view(h.ptr(), &v) != 0) throw nb::python_error();
+  INGOT_CHECK(v.device_kind == dlpack::kCpu || v.device_kind == dlpack::kCuda || v.device_kind == dlpack::kCudaPinned,
+              op, ": ", name, ": found a tensor on DLPack device type ", v.device_kind, ", expected cpu or cuda");
+  d.data = static_cast<char*>(v.data) + v.byte_offset;
+  d.dtype = dtype_of_view(op, name, v);
+  d.device = v.device_kind == dlpack::kCuda ? Device{Device::cuda, v.device_index} : Device{};
+  d.rank = v.rank;
+  d.shape = v.shape;
+  d.strides = v.strides;
+}
+
+void describe_slow(const char* op, const char* name, nb::handle h, Described& d) {
+  const nb::object device = h.attr("device"), dtype = h.attr("dtype"), shape = h.attr("shape");
+  const nb::object strides = h.attr("stride")();
+  const std::string kind = nb::cast<std::string>(nb::str(device.attr("type")));
+  INGOT_CHECK(kind == "cpu" || kind == "cuda", op, ": ", name, ": found a tensor on ", kind, ", expected cpu or cuda");
+  d.device = kind == "cuda" ? Device{Device::cuda, nb::cast<int>(device.attr("index"))} : Device{};
+  int known = 0;
+  while (known < torch_.known && torch_.dtypes[known].object != dtype.ptr()) ++known;
+  INGOT_CHECK(known < torch_.known, op, ": ", name, ": found dtype ", nb::cast<std::string>(nb::str(dtype)),
+              ", expected float64, float32, bfloat16, float16, int64, int32 or uint8");
+  d.dtype = torch_.dtypes[known].dtype;
+  d.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(h.attr("data_ptr")()));
+  d.rank = int(nb::len(shape));
+  INGOT_CHECK_LE(d.rank, kMaxDims, op, ": rank of ", name);
+  for (int i = 0; i < d.rank; ++i) {
+    d.copies[i] = nb::cast<int64_t>(shape[i]);
+    d.copies[kMaxDims + i] = nb::cast<int64_t>(strides[i]);
+  }
+  d.shape = d.copies;
+  d.strides = d.copies + kMaxDims;
+}
+
+std::string shape_text(const Described& d) {
+  std::string text = "(";
+  for (int i = 0; i < d.rank; ++i) text += (i ? ", " : "") + std::to_string(d.shape[i]);
+  return text + ")";
+}
+
+void describe(const char* op, const char* name, nb::handle h, Described& d) {
+  if (!is_tensor(h)) [[unlikely]]
+    throw nb::type_error(
+        (std::string(op) + ": " + name + ": found " + Py_TYPE(h.ptr())->tp_name + ", expected torch.Tensor").c_str());
+  if (torch_.exchange != nullptr && torch_.use_exchange)
+    describe_fast(op, name, h, d);
+  else
+    describe_slow(op, name, h, d);
+}
+
+// Appends dimensions [begin, end) of `d` to `t`, merged into as few as the strides allow (at most `room`, at least
+// one).
+void merge(const Described& d, int begin, int end, Tensor& t, int room, const char* op, const char* name) {
+  int64_t size = 1, stride = 0;
+  bool empty = false, open = false;
+  for (int i = begin; i < end; ++i) empty |= d.shape[i] == 0;
+  auto close = [&] {
+    INGOT_CHECK(room-- > 0, op, ": ", name, ": found shape ", shape_text(d),
+                " with strides that its leading dimensions cannot be merged over; expected it contiguous");
+    t.shape.dim[t.shape.rank] = size;
+    t.stride[t.shape.rank++] = stride;
+  };
+  if (empty) {
+    size = 0;
+    stride = end < d.rank ? d.shape[end] : 1;
+    return close();
+  }
+  for (int i = begin; i < end; ++i) {
+    if (d.shape[i] == 1) continue;
+    if (open && stride == d.shape[i] * d.strides[i]) {
+      size *= d.shape[i];
+    } else {
+      if (open) close();
+      size = d.shape[i];
+    }
+    stride = d.strides[i];
+    open = true;
+  }
+  if (!open) stride = end < d.rank ? d.shape[end] * d.strides[end] : 1;
+  close();
+}
+
+Tensor start(const Described& d) {
+  Tensor t;
+  t.data = d.data;
+  t.dtype = d.dtype;
+  t.device = d.device;
+  return t;
+}
+void append(const Described& d, int i, Tensor& t) {
+  t.shape.dim[t.shape.rank] = d.shape[i];
+  t.stride[t.shape.rank++] = d.strides[i];
+}
+// Strides mean nothing where a size is 0 or 1; the operations may look at them all the same.
+Tensor tidy(Tensor t) {
+  if (t.numel() == 0) return Tensor(t.data, t.dtype, t.shape, t.device);
+  if (t.size(-1) == 1) t.stride[t.rank() - 1] = 1;
+  return t;
+}
+
+}  // namespace
+
+void attach(nb::module_ torch) {
+  Torch t;
+  t.tensor = reinterpret_cast<PyTypeObject*>(kept(torch.attr("Tensor")));
+  t.parameter = reinterpret_cast<PyTypeObject*>(kept(torch.attr("nn").attr("Parameter")));
+  if (nb::hasattr(torch.attr("Tensor"), "__dlpack_c_exchange_api__")) {
+    const nb::object capsule = torch.attr("Tensor").attr("__dlpack_c_exchange_api__");
+    auto* exchange = static_cast<const Exchange*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (exchange == nullptr) PyErr_Clear();
+    // The table lives as long as the process; a later major version may change what stands behind its head.
+    while (exchange != nullptr && exchange->major != 1) exchange = exchange->previous;
+    if (exchange != nullptr && exchange->view != nullptr && exchange->current_stream != nullptr) t.exchange = exchange;
+  }
+  t.requires_grad = PyUnicode_InternFromString("requires_grad");
+  t.current_level = PyUnicode_InternFromString("_current_level");
+  t.dtype_name = PyUnicode_InternFromString("dtype");
+  t.device_name = PyUnicode_InternFromString("device");
+  t.empty_keywords = kept(nb::make_tuple("dtype", "device"));
+  t.empty = kept(torch.attr("empty"));
+  t.empty_like = kept(torch.attr("empty_like"));
+  const nb::object c = torch.attr("_C");
+  t.grad_enabled = kept(c.attr("is_grad_enabled"));
+  t.dispatch_modes = kept(c.attr("_len_torch_dispatch_stack"));
+  t.function_modes = kept(c.attr("_len_torch_function_stack"));
+  t.transforms = kept(c.attr("_functorch").attr("peek_interpreter_stack"));
+  t.tracing = kept(c.attr("_get_tracing_state"));
+  t.forward_ad = kept(nb::module_::import_("torch.autograd.forward_ad"));
+  if (nb::hasattr(c, "_cuda_getCurrentRawStream")) t.raw_stream = kept(c.attr("_cuda_getCurrentRawStream"));
+  const std::pair<const char*, DType> dtypes[] = {
+      {"float64", DType::f64}, {"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16},
+      {"int64", DType::i64},   {"int32", DType::i32},   {"uint8", DType::u8}};
+  for (const auto& [name, dtype] : dtypes) t.dtypes[t.known++] = {kept(torch.attr(name)), dtype};
+  torch_ = t;
+}
+
+Tensor view(const char* op, const char* name, nb::handle h, int rank) {
+  if (h.is_none()) return {};
+  Described d;
+  describe(op, name, h, d);
+  INGOT_CHECK(d.rank >= 1 || rank == 1, op, ": ", name, ": found a tensor without dimensions, expected at least one");
+  Tensor t = start(d);
+  if (rank == 1) {
+    merge(d, 0, d.rank, t, 1, op, name);
+  } else {
+    merge(d, 0, d.rank - 1, t, rank - 1, op, name);
+    append(d, d.rank - 1, t);
+  }
+  return tidy(t);
+}
+
+Tensor heads(const char* op, const char* name, nb::handle h) {
+  if (h.is_none()) return {};
+  Described d;
+  describe(op, name, h, d);
+  INGOT_CHECK(d.rank >= 3, op, ": ", name, ": found shape ", shape_text(d),
+              ", expected (..., tokens, heads, dimensions)");
+  Tensor t = start(d);
+  merge(d, 0, d.rank - 2, t, 1, op, name);
+  append(d, d.rank - 2, t);
+  append(d, d.rank - 1, t);
+  return tidy(t);
+}
+
+bool contiguous(const char* op, const char* name, nb::handle h) {
+  Described d;
+  describe(op, name, h, d);
+  int64_t step = 1;
+  for (int i = d.rank - 1; i >= 0; --i) {
+    if (d.shape[i] == 0) return true;
+    if (d.shape[i] != 1 && d.strides[i] != step) return false;
+    step *= d.shape[i];
+  }
+  return true;
+}
+
+nb::object empty_like(nb::handle like) {
+  PyObject* t = PyObject_CallOneArg(torch_.empty_like, like.ptr());
+  if (t == nullptr) throw nb::python_error();
+  return nb::steal(t);
+}
+namespace {
+nb::object empty(nb::handle shape, nb::handle dtype, nb::handle like) {
+  const nb::object device = attribute(like, torch_.device_name);
+  PyObject* arguments[] = {nullptr, shape.ptr(), dtype.ptr(), device.ptr()};
+  PyObject* t =
+      PyObject_Vectorcall(torch_.empty, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, torch_.empty_keywords);
+  if (t == nullptr) throw nb::python_error();
+  return nb::steal(t);
+}
+}  // namespace
+nb::object empty_rows(nb::handle like, int64_t columns) {
+  Described d;
+  describe("tensor", "operand", like, d);
+  nb::object shape = nb::steal(PyTuple_New(d.rank));
+  for (int i = 0; i < d.rank; ++i)
+    PyTuple_SetItem(shape.ptr(), i, PyLong_FromLongLong(i + 1 < d.rank ? d.shape[i] : columns));
+  return empty(shape, attribute(like, torch_.dtype_name), like);
+}
+nb::object empty_vector(nb::handle like, int64_t size, DType dtype) {
+  int known = 0;
+  while (torch_.dtypes[known].dtype != dtype) ++known;
+  return empty(nb::int_(size), torch_.dtypes[known].object, like);
+}
+
+Stream stream_of(const Tensor& t) {
+  if (t.device.kind == Device::cpu) return {};
+  Stream stream;
+  if (torch_.exchange != nullptr && torch_.use_exchange) {
+    if (torch_.exchange->current_stream(dlpack::kCuda, t.device.index, &stream.handle) != 0) throw nb::python_error();
+    return stream;
+  }
+  INGOT_CHECK(torch_.raw_stream != nullptr, "stream: found a tensor on ", t.device,
+              " beside a PyTorch without CUDA, expected cpu");
+  stream.handle = reinterpret_cast<void*>(nb::cast<uintptr_t>(nb::handle(torch_.raw_stream)(t.device.index)));
+  return stream;
+}
+
+namespace {
+// Folds one operand into `way`; false where only the dispatcher will do.
+bool join(nb::handle h, bool grad, int& way) {
+  if (h.is_none()) return true;
+  PyTypeObject* type = Py_TYPE(h.ptr());
+  if (type != torch_.tensor && type != torch_.parameter) return false;
+  if (grad && way != kDifferentiate && attribute(h, torch_.requires_grad).ptr() == Py_True) way = kDifferentiate;
+  return true;
+}
+bool observed() {  // a mode, transform or tracer is active
+  return counts(torch_.dispatch_modes) || counts(torch_.function_modes) || !call(torch_.transforms).is_none() ||
+         !call(torch_.tracing).is_none();
+}
+bool forward_mode() { return nb::cast<int>(attribute(torch_.forward_ad, torch_.current_level)) >= 0; }
+template <class Tensors> int route_over(const Tensors& tensors, nb::handle more) {
+  if (observed()) return kDispatch;
+  const bool grad = call(torch_.grad_enabled).ptr() == Py_True;
+  if (grad && forward_mode()) return kDispatch;
+  int way = kPlain;
+  for (nb::handle h : tensors)
+    if (!join(h, grad, way)) return kDispatch;
+  if (more.is_valid())
+    for (nb::handle h : more)
+      if (!join(h, grad, way)) return kDispatch;
+  return way;
+}
+}  // namespace
+
+int route(nb::args tensors) { return route_over(tensors, nb::handle()); }
+int route(std::initializer_list<nb::handle> tensors, nb::handle more) { return route_over(tensors, more); }
+
+void use_exchange(bool on) { torch_.use_exchange = on; }
+bool has_exchange() { return torch_.exchange != nullptr; }
+
+}  // namespace ingot::python

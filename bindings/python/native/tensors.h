@@ -1,0 +1,48 @@
+#pragma once
+// torch.Tensor objects as ingot::Tensor views and back-end streams. This code is compiled without PyTorch: it asks the
+// objects themselves.
+#include <nanobind/nanobind.h>
+
+#include <initializer_list>
+
+#include "ingot/core/tensor.h"
+
+namespace ingot::python {
+
+namespace nb = nanobind;
+
+// Called once by ingot/__init__: the torch module, from which everything else is looked up and kept.
+void attach(nb::module_ torch);
+
+// The tensor with its leading dimensions merged until at most `rank` are left; the last stays alone. None: an empty
+// view. Merging that the strides do not allow is an error that names op and argument.
+Tensor view(const char* op, const char* name, nb::handle tensor, int rank);
+inline Tensor matrix(const char* op, const char* name, nb::handle t) { return view(op, name, t, 2); }
+// (T, H, D) of a tensor with at least three dimensions.
+Tensor heads(const char* op, const char* name, nb::handle t);
+inline Tensor vector(const char* op, const char* name, nb::handle t) { return view(op, name, t, 1); }
+
+// Every dimension as if freshly allocated.
+bool contiguous(const char* op, const char* name, nb::handle tensor);
+
+// New tensors from PyTorch's allocator, on the device of `like`.
+nb::object empty_like(nb::handle like);
+nb::object empty_rows(nb::handle like, int64_t columns);  // (..., columns) of like's dtype
+nb::object empty_vector(nb::handle like, int64_t size, DType dtype);
+
+// The stream PyTorch would launch on for this tensor's device.
+Stream stream_of(const Tensor& t);
+
+// How a module may run an op on these tensors.
+enum Route : int {
+  kDispatch = 0,  // through torch.ops: something watches or transforms operations, or an operand is not a plain tensor
+  kPlain = 1,     // straight to the kernel: nobody will ask for gradients
+  kDifferentiate = 2,  // through an autograd.Function
+};
+int route(nb::args tensors);
+int route(std::initializer_list<nb::handle> tensors, nb::handle more = nb::handle());
+
+void use_exchange(bool on);  // off: the slower way, as with PyTorch before 2.10
+bool has_exchange();
+
+}  // namespace ingot::python

@@ -1,0 +1,27 @@
+"""`device` runs every test on INGOT_TEST_DEVICE (cpu by default; cuda on a GPU machine)."""
+import os
+
+import pytest
+import torch
+
+DEVICE = os.environ.get("INGOT_TEST_DEVICE", "cpu")
+
+
+@pytest.fixture
+def device():
+    return torch.device(DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def pytest_report_header():
+    import ingot
+
+    return f"ingot {ingot.__version__} from {os.path.dirname(ingot.__file__)}, device {DEVICE}, torch {torch.__version__}"
+
+
+on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="the oracle's types run on CPUs")
+on_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")

@@ -1,0 +1,305 @@
+"""What PyTorch puts around operations: compilation, transforms, checkpointing, graphs, threads."""
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import ingot
+import reference
+from conftest import DEVICE, on_cpu, on_gpu
+from ingot import _C, functional
+
+
+def samples(device):
+    """(op, arguments) of every operator that has a kernel on this device."""
+    x = torch.randn(4, 16, device=device, requires_grad=True)
+    w = torch.randn(16, device=device, requires_grad=True)
+    parameters = [p.detach().requires_grad_() for p in ingot.nn.FusedMLP(16, 24, 8, device=device).parameters()]
+    heads = torch.randn(3, 2, 8, device=device, requires_grad=True)
+    cos, sin = functional.rope_table(3, 8, device=device)
+    positions = torch.arange(3, dtype=torch.int32, device=device)
+    gain = torch.rand(2, device=device, requires_grad=True)
+    ops = torch.ops.ingot
+    quiet = [p.detach() for p in parameters]
+    yield "rms_norm", ops.rms_norm.default, (x, w, 1e-5, False)
+    yield "rms_norm without weight", ops.rms_norm.default, (x, None, 1e-5, False)
+    yield "add_rms_norm", ops.add_rms_norm.default, (x, x.detach().clone(), w, 1e-5, True)
+    yield "rms_norm_backward", ops.rms_norm_backward.default, (x.detach(), None, x.detach(), w.detach(), x.detach().mean(1), 1e-5, False, True, True)
+    yield "mlp", ops.mlp.default, (x, parameters, True, False, "softplus", False, True)
+    yield "mlp, nothing saved", ops.mlp.default, (x, parameters, True, False, "silu", True, False)
+    yield "mlp_backward", ops.mlp_backward.default, (torch.randn(4, 8, device=device), x.detach(), quiet, x.new_empty(0).detach(), [True] * 6, True, True, False,
+                                                     "softplus", False)
+    if DEVICE == "cpu" or "swiglu" in WITH_KERNEL:
+        yield "swiglu_gate", ops.swiglu_gate.default, (x, None, 0, 0.0, 1.0, 0.0)
+        yield "swiglu_gate of two", ops.swiglu_gate.default, (x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0)
+    if DEVICE == "cpu" or "rope" in WITH_KERNEL:
+        yield "rope", ops.rope.default, (heads, positions, cos, sin, False, 1)
+        yield "qk_norm_rope", ops.qk_norm_rope.default, (heads, positions, cos, sin, gain, 1e-6, True, 1)
+    if DEVICE == "cpu" or "activation" in WITH_KERNEL:
+        yield "activation", ops.activation.default, (x, "gelu")
+
+
+def kernels():
+    found = set()
+    if DEVICE == "cuda":
+        x = torch.ones(1, 1, 16, device="cuda")
+        for name, call in (("swiglu", lambda: functional.swiglu(x)), ("activation", lambda: functional.activation(x, "silu")),
+                           ("rope", lambda: functional.rope(x, *functional.rope_table(1, 16, device="cuda")))):
+            try:
+                call()
+                found.add(name)
+            except NotImplementedError:
+                pass
+    return found
+
+
+WITH_KERNEL = kernels()
+
+
+def test_opcheck(device):
+    for name, op, arguments in samples(device):
+        report = torch.library.opcheck(op, arguments, raise_exception=False)
+        assert all(v == "SUCCESS" for v in report.values()), f"{name}: {report}"
+
+
+class Net(torch.nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.norm = ingot.nn.RMSNorm(16, device=device)
+        self.mlp = ingot.nn.FusedMLP(16, 24, 16, weight_norm=True, device=device)
+        self.last = ingot.nn.RMSNorm(16, unit_offset=True, device=device)
+
+    def forward(self, x):
+        y, x = self.last(self.mlp(self.norm(x)), x)
+        return y + x
+
+
+def gradients(net, f, x):
+    net.zero_grad()
+    x = x.detach().requires_grad_()
+    y = f(x)
+    torch.manual_seed(1)
+    y.backward(torch.randn_like(y))
+    return [y.detach(), x.grad] + [p.grad for p in net.parameters()]
+
+
+def assert_same(found, expected):
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5)
+
+
+def test_compiles_without_graph_breaks_forward_and_backward(device):
+    net = Net(device)
+    x = torch.randn(6, 16, device=device)
+    expected = gradients(net, net, x)
+    torch._dynamo.reset()
+    # Tracing is what can break; the default backend on the GPU, without code generation on the CPU.
+    compiled = torch.compile(net, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    assert_same(gradients(net, compiled, x), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), expected[0], rtol=2e-4, atol=2e-5)
+    for rows in (9, 13):  # sizes that were not there when it compiled
+        z = torch.randn(rows, 16, device=device)
+        assert_same(gradients(net, compiled, z), gradients(net, net, z))
+
+
+def test_compiles_under_autocast(device):
+    net = Net(device)
+    x = torch.randn(6, 16, device=device)
+    torch._dynamo.reset()
+
+    def f(x):
+        with torch.autocast(device.type, torch.bfloat16):
+            return net.mlp(x)
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_changes_nothing(device, reentrant):
+    net = Net(device)
+    x = torch.randn(6, 16, device=device)
+    expected = gradients(net, net, x)
+    assert_same(gradients(net, lambda x: checkpoint(net, x, use_reentrant=reentrant), x), expected)
+
+
+def test_functional_transforms(device):
+    from torch.func import grad, vmap
+
+    x, w = torch.randn(4, 16, device=device), torch.randn(16, device=device)
+
+    def loss(norm):
+        return lambda x, w: norm(x, w, 1e-5).square().sum()
+
+    ours, plain = loss(functional.rms_norm), loss(reference.rms_norm)
+    torch.testing.assert_close(grad(ours, argnums=(0, 1))(x, w), grad(plain, argnums=(0, 1))(x, w), rtol=2e-4, atol=2e-5)
+    each = vmap(grad(ours, argnums=1), (0, None))(x, w)  # one gradient per row
+    torch.testing.assert_close(each, vmap(grad(plain, argnums=1), (0, None))(x, w), rtol=2e-4, atol=2e-5)
+
+    net = ingot.nn.FusedMLP(16, 24, 8, device=device)
+    held = {k: p.detach() for k, p in net.named_parameters()}
+
+    def mlp_loss(p, x):
+        return torch.func.functional_call(net, p, (x,)).square().sum()
+
+    found = grad(mlp_loss)(held, x)
+    expected = torch.autograd.grad(mlp_loss(dict(net.named_parameters()), x), list(net.parameters()))
+    for (k, _), e in zip(net.named_parameters(), expected):
+        torch.testing.assert_close(found[k], e, rtol=2e-4, atol=2e-5, msg=k)
+
+
+def test_modes_and_subclasses_see_the_operator(device):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+            seen.append(str(f))
+            return f(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Watch():
+        functional.rms_norm(torch.randn(2, 16, device=device), torch.ones(16, device=device), 1e-5)
+    assert "ingot.rms_norm.default" in seen
+
+    class Tagged(torch.Tensor):
+        pass
+
+    y = functional.rms_norm(torch.randn(2, 16, device=device).as_subclass(Tagged), None, 1e-5)
+    assert isinstance(y, Tagged)
+
+
+def test_meta_and_fake_tensors_have_the_right_shapes(device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        y = ingot.nn.FusedMLP(16, 24, 8)(torch.randn(5, 16))
+        assert y.shape == (5, 8)
+
+
+def test_exports(device):
+    net = Net(device)
+    x = torch.randn(6, 16, device=device)
+    exported = torch.export.export(net, (x,))
+    torch.testing.assert_close(exported.module()(x), net(x), rtol=2e-4, atol=2e-5)
+
+
+def test_threads_agree_with_one_thread(device):
+    net = Net(device)
+    inputs = [torch.randn(50, 16, device=device) for _ in range(4)]
+    with torch.no_grad():
+        expected = [net(x) for x in inputs]
+    failures = []
+
+    def work(i):
+        stream = torch.cuda.Stream() if DEVICE == "cuda" else None
+        try:
+            with torch.cuda.stream(stream):
+                if stream is not None:
+                    stream.wait_stream(torch.cuda.default_stream())
+                for _ in range(20):
+                    with torch.no_grad():
+                        torch.testing.assert_close(net(inputs[i]), expected[i], rtol=0, atol=0)
+                    x = inputs[i].detach().requires_grad_()
+                    net(x).sum().backward(inputs=[x])
+                if stream is not None:
+                    stream.synchronize()
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures, failures[0]
+
+
+def test_without_the_fast_exchange_results_are_the_same(device):
+    net = Net(device)
+    x = torch.randn(6, 16, device=device)
+    expected = gradients(net, net, x)
+    _C.use_exchange(False)
+    try:
+        found = gradients(net, net, x)
+        with pytest.raises(ValueError, match="rms_norm: x: found dtype torch.complex64"):
+            functional.rms_norm(x.to(torch.complex64), None, 1e-5)
+    finally:
+        _C.use_exchange(True)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+def test_the_route_follows_gradients_modes_and_types(device):
+    x, w = torch.randn(2, 16, device=device), torch.nn.Parameter(torch.ones(16, device=device))
+    assert _C.route(x, w, None) == _C.DIFFERENTIATE
+    assert _C.route(x, w.detach()) == _C.PLAIN
+    with torch.no_grad():
+        assert _C.route(x, w) == _C.PLAIN
+    with torch.inference_mode():
+        assert _C.route(x, w) == _C.PLAIN
+    assert _C.route(x, [1]) == _C.DISPATCH
+    with torch.autograd.forward_ad.dual_level():
+        assert _C.route(x, w) == _C.DISPATCH
+
+
+@on_cpu
+def test_a_tensor_of_another_device_is_refused():
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta|could not run|expected cpu or cuda|Could not run"):
+        _C.rms_norm(torch.empty(2, 16, device="meta"), None, None, None, torch.empty(2, 16), None, 1e-5, False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or _C.cuda, reason="needs a GPU and a build without CUDA")
+def test_a_build_without_cuda_says_so():
+    with pytest.raises(NotImplementedError, match="built without CUDA"):
+        functional.rms_norm(torch.ones(2, 16, device="cuda"), None, 1e-5)
+
+
+@on_gpu
+def test_cuda_graphs_replay_forward_and_backward(device):
+    net = Net(device)
+    static = torch.randn(64, 16, device=device, requires_grad=True)
+    dy = torch.randn(64, 16, device=device)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            net(static).backward(dy)
+    torch.cuda.current_stream().wait_stream(side)
+    net.zero_grad(set_to_none=True)
+    static.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = net(static)
+        y.backward(dy)
+    for _ in range(2):
+        fresh = torch.randn_like(static)
+        with torch.no_grad():
+            static.copy_(fresh)
+        graph.replay()
+        x = fresh.detach().requires_grad_()
+        reference_y = net_copy(net)(x)
+        torch.testing.assert_close(y, reference_y, rtol=2e-4, atol=2e-5)
+        (dx,) = torch.autograd.grad(reference_y, x, dy)
+        torch.testing.assert_close(static.grad, dx, rtol=2e-4, atol=2e-5)
+
+
+def net_copy(net):
+    import copy
+
+    return copy.deepcopy(net)
+
+
+@on_gpu
+def test_work_runs_on_the_current_stream(device):
+    x = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
+    w = torch.ones(4096, device=device, dtype=torch.bfloat16)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        late = x + 1  # not there yet when the next line is issued
+        y = functional.rms_norm(late, w, 1e-5)
+    stream.synchronize()
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(x + 1, (4096,), w, 1e-5), rtol=2**-7, atol=2**-7)

@@ -1,0 +1,244 @@
+import pytest
+import torch
+from torch import nn
+
+import ingot
+import reference
+from conftest import on_cpu
+from ingot import functional
+from reference import assert_near
+
+
+def parameters(device, dtype, widths, bias, weight_norm):
+    """Rows that keep pre-activations near N(0, 1..2)."""
+    weights, biases, gains = [], [], []
+    for k, n in zip(widths, widths[1:]):
+        w = torch.randn(n, k, device=device) * (1.5 / k**0.5)
+        weights.append(w.to(dtype).requires_grad_())
+        biases.append((torch.randn(n, device=device) * 0.5).to(dtype).requires_grad_())
+        gains.append((torch.rand(n, device=device) + 0.7).to(dtype).requires_grad_())
+    return weights, biases if bias else None, gains if weight_norm else None
+
+
+def flat(*groups):
+    return [t for g in groups if g is not None for t in g]
+
+
+def run_both(device, dtype, widths, activation, bias, weight_norm, rows=37, **options):
+    """(found, oracle) lists: y, dx and every parameter's gradient."""
+    weights, biases, gains = parameters(device, dtype, widths, bias, weight_norm)
+    x = torch.randn(rows, widths[0], device=device).to(dtype).requires_grad_()
+    y = functional.fused_mlp(x, weights, biases, gains, activation=activation, **options)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    ow, ob, og = (None if g is None else reference.wide(g) for g in (weights, biases, gains))
+    (ox,) = reference.wide([x])
+    oy = reference.mlp(ox, ow, ob, og, activation, options.get("activate_last", False))
+    oy.backward(dy.double())
+    found = [y, x.grad] + [p.grad for p in flat(weights, biases, gains)]
+    return found, [oy, ox.grad] + [p.grad for p in flat(ow, ob, og)]
+
+
+CASES = [
+    ((16, 32, 32, 8), "softplus", False, False),
+    ((128, 128, 128, 128), "softplus", False, False),
+    ((16, 32, 32, 8), "silu", True, False),
+    ((16, 32, 32, 32, 32, 8), "softplus", False, True),
+    ((24, 64, 40), "gelu", True, True),
+    ((16, 8), "relu", True, False),
+]
+# Roundings of the dtype: 16-bit layers round h and dz once each, and a sum of K products keeps about sqrt(K) of the error.
+ROUNDINGS = {torch.float64: 4000, torch.float32: 200, torch.float16: 12, torch.bfloat16: 12}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("widths,activation,bias,weight_norm", CASES)
+def test_agrees_with_fp64_forward_and_backward_for_random_upstream_gradients(device, dtype, widths, activation, bias, weight_norm):
+    for recompute in (False, True):
+        for found, oracle in zip(*run_both(device, dtype, widths, activation, bias, weight_norm, recompute=recompute)):
+            if found.dim() == 1:  # of a vector, the size is that of all of it
+                found, oracle = found.unsqueeze(0), oracle.unsqueeze(0)
+            scale = oracle.abs().max()
+            error = (found.double() - oracle).abs().max() / scale
+            assert error <= ROUNDINGS[dtype] * reference.ROUNDING[dtype], f"{tuple(found.shape)}: {error:.2e}"
+
+
+@pytest.mark.parametrize("activation", functional.ACTIVATIONS)
+def test_every_activation_between_layers_and_after_the_last(device, activation):
+    for activate_last in (False, True):
+        for found, oracle in zip(*run_both(device, torch.float32, (16, 24, 8), activation, True, False, activate_last=activate_last)):
+            torch.testing.assert_close(found.double(), oracle, rtol=1e-4, atol=2e-5 * oracle.abs().max().item())
+
+
+@on_cpu
+@pytest.mark.parametrize("bias,weight_norm", [(True, False), (True, True)])
+def test_gradcheck_in_fp64(bias, weight_norm):
+    weights, biases, gains = parameters("cpu", torch.float64, (3, 5, 4, 2), bias, weight_norm)
+    x = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    operands = flat(weights, biases, gains)
+
+    def f(x, *operands):
+        n = len(weights)
+        return functional.fused_mlp(x, operands[:n], operands[n : 2 * n], operands[2 * n :] or None, activation="softplus")
+
+    assert torch.autograd.gradcheck(f, (x, *operands))
+
+
+def test_frozen_operands_get_no_gradient_and_change_no_other(device):
+    m = ingot.nn.FusedMLP(16, 32, 8, device=device)
+    x = torch.randn(9, 16, device=device)
+    m(x).sum().backward()
+    expected = {k: p.grad.clone() for k, p in m.named_parameters()}
+    m.zero_grad()
+    frozen = ("layers.0.weight", "layers.1.bias")
+    for k, p in m.named_parameters():
+        p.requires_grad_(k not in frozen)
+    m(x).sum().backward()
+    for k, p in m.named_parameters():
+        if k in frozen:
+            assert p.grad is None
+        else:
+            torch.testing.assert_close(p.grad, expected[k], msg=k)
+
+
+def test_leading_dimensions_strides_and_empty_batches(device):
+    m = ingot.nn.FusedMLP(16, 32, 8, activation="silu", device=device)
+    x = torch.randn(6, 5, 16, device=device)
+    expected = m(x)
+    assert expected.shape == (6, 5, 8)
+    torch.testing.assert_close(m(x.transpose(0, 1)).transpose(0, 1), expected)
+    torch.testing.assert_close(m(torch.cat((x, x), -1)[..., :16]), expected)
+    torch.testing.assert_close(m(x[0, 0]), expected[0, 0])
+    for shape in ((0, 16), (3, 0, 16)):
+        y = m(torch.empty(shape, device=device, requires_grad=True))
+        y.sum().backward()
+        assert y.shape == (*shape[:-1], 8)
+        assert all(not p.grad.any() for p in m.parameters())
+        with torch.no_grad():
+            assert m(torch.empty(shape, device=device)).shape == (*shape[:-1], 8)
+
+
+def test_gradients_accumulate_as_those_of_any_module(device):
+    m = ingot.nn.FusedMLP(16, 32, 8, device=device)
+    x = torch.randn(9, 16, device=device)
+    m(x).sum().backward()
+    once = [p.grad.clone() for p in m.parameters()]
+    m(x).sum().backward()
+    for p, g in zip(m.parameters(), once):
+        torch.testing.assert_close(p.grad, 2 * g)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_runs_in_autocasts_dtype_with_gradients_for_fp32_masters(device, dtype):
+    m = ingot.nn.FusedMLP(16, 32, 8, device=device)
+    x = torch.randn(64, 16, device=device)
+    expected = m(x)
+    with torch.autocast(device.type, dtype):
+        y = m(x)
+    assert y.dtype is dtype
+    assert (y.float() - expected).abs().max() / expected.abs().max() < 12 * reference.ROUNDING[dtype]
+    y.float().square().mean().backward()
+    assert all(p.grad.dtype is torch.float32 and p.grad.any() for p in m.parameters())
+
+
+# --- state dicts ------------------------------------------------------------------------------------------------------
+
+
+def sequential(device, wrap=lambda m: m, bias=True, activation=nn.Softplus, n=3):
+    widths = [16] + [32] * (n - 1) + [8]
+    layers = []
+    for i, (k, o) in enumerate(zip(widths, widths[1:])):
+        layers += [wrap(nn.Linear(k, o, bias=bias, device=device))] + ([activation()] if i + 1 < n else [])
+    return nn.Sequential(*layers)
+
+
+def test_loads_a_sequential_of_linears(device):
+    x = torch.randn(11, 16, device=device)
+    for bias in (True, False):
+        theirs = sequential(device, bias=bias, n=5)
+        ours = ingot.nn.FusedMLP(16, 32, 8, num_layers=5, bias=bias, device=device)
+        ours.load_state_dict(theirs.state_dict())
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ingot.nn.FusedMLP.from_sequential(theirs)(x), theirs(x), rtol=1e-4, atol=1e-5)
+    outer = nn.Sequential(nn.Identity(), theirs)
+    held = nn.Sequential(nn.Identity(), ours)
+    held.load_state_dict(outer.state_dict())  # nested, with a prefix
+
+
+def test_loads_both_styles_of_weight_norm(device):
+    x = torch.randn(11, 16, device=device)
+    styles = [nn.utils.parametrizations.weight_norm]
+    if hasattr(nn.utils, "weight_norm"):
+        styles.append(nn.utils.weight_norm)
+    for wrap in styles:
+        theirs = sequential(device, wrap)
+        with torch.no_grad():
+            for name, p in theirs.named_parameters():
+                if name.endswith(("original0", "weight_g")):
+                    p.mul_(torch.rand_like(p) + 0.5)
+        normed = ingot.nn.FusedMLP(16, 32, 8, weight_norm=True, device=device)
+        normed.load_state_dict(theirs.state_dict())
+        torch.testing.assert_close(normed(x), theirs(x), rtol=1e-4, atol=1e-5)
+        plain = ingot.nn.FusedMLP(16, 32, 8, device=device)
+        plain.load_state_dict(theirs.state_dict())  # folded
+        torch.testing.assert_close(plain(x), theirs(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ingot.nn.FusedMLP.from_sequential(theirs)(x), theirs(x), rtol=1e-4, atol=1e-5)
+    normed.load_state_dict(plain.state_dict())  # and split again
+    torch.testing.assert_close(normed(x), plain(x), rtol=1e-4, atol=1e-5)
+
+
+def test_loads_the_packed_layout_of_mlp_megakernel(device):
+    v, g = torch.randn(32 + 32 + 8, 32, device=device), torch.rand(32 + 32 + 8, 1, device=device)
+    m = ingot.nn.FusedMLPSoftplusWN(D=16, H=32, out_features=8, device=device)
+    m.load_state_dict({"v_all": v, "g_all": g})
+    rows = [(v[:32, :16], g[:32]), (v[32:64], g[32:64]), (v[64:], g[64:])]
+    x = torch.randn(11, 16, device=device)
+    oracle = reference.mlp(x.double(), [v.double() for v, _ in rows], None, [g.flatten().double() for _, g in rows], "softplus")
+    torch.testing.assert_close(m(x).double(), oracle, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="v_all: found 8 rows, expected 72"):
+        m.load_state_dict({"v_all": v[:8], "g_all": g[:8]})
+
+
+def test_weight_norm_starts_as_the_plain_module(device):
+    torch.manual_seed(3)
+    plain = ingot.nn.FusedMLP(16, 32, 8, device=device)
+    torch.manual_seed(3)
+    normed = ingot.nn.FusedMLP(16, 32, 8, weight_norm=True, device=device)
+    x = torch.randn(5, 16, device=device)
+    torch.testing.assert_close(plain(x), normed(x), rtol=1e-4, atol=1e-5)
+
+
+def test_aliases_have_the_origins_signatures(device):
+    for cls, layers, weight_norm in ((ingot.nn.FusedMLPSoftplus, 3, False), (ingot.nn.FusedMLPSoftplusWN, 3, True),
+                                     (ingot.nn.FusedMLP5Softplus, 5, False), (ingot.nn.FusedMLP5SoftplusWN, 5, True)):
+        for m in (cls(D=16, H=32, out_features=8), cls(16, 32, 8), cls(in_features=16, hidden_features=32, out_features=8)):
+            assert (m.num_layers, m.weight_norm, m.bias, m.activation) == (layers, weight_norm, False, "softplus")
+            assert m(torch.randn(3, 16)).shape == (3, 8)
+
+
+def test_state_dict_round_trips(device):
+    m = ingot.nn.FusedMLP(16, 32, 8, weight_norm=True, device=device)
+    other = ingot.nn.FusedMLP(16, 32, 8, weight_norm=True, device=device)
+    other.load_state_dict(m.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(m.parameters(), other.parameters()))
+    broken = m.state_dict()
+    del broken["layers.1.gain"], broken["layers.1.weight"]
+    with pytest.raises(RuntimeError, match="Missing key.*layers.1"):
+        other.load_state_dict(broken)
+
+
+def test_errors_name_operation_argument_found_and_expected(device):
+    x = torch.randn(2, 16, device=device)
+    w = [torch.randn(8, 16, device=device)]
+    cases = [
+        (lambda: functional.fused_mlp(x, w, activation="swish"), ValueError, "mlp: activation: found 'swish', expected one of identity"),
+        (lambda: functional.fused_mlp(x[:, :8], w), ValueError, "mlp: layer 0: w: found"),
+        (lambda: functional.fused_mlp(x, w, [], activation="relu"), ValueError, "biases: found 0, expected one for each of 1"),
+        (lambda: functional.fused_mlp(x, [w[0].bfloat16()]), ValueError, "found dtype bf16, expected x's f32|found dtype bf16, expected f32"),
+        (lambda: functional.fused_mlp(x, []), ValueError, "mlp: parameters: found 0"),
+        (lambda: ingot.nn.FusedMLP(0, 32, 8), ValueError, "FusedMLP: in_features: found 0"),
+        (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 4))), ValueError, "found ELU"),
+    ]
+    for call, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            call()

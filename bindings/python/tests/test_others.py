@@ -1,0 +1,182 @@
+"""Gated units, rotary embedding and single activations."""
+import pytest
+import torch
+
+import ingot
+import reference
+from conftest import DEVICE, on_cpu
+from ingot import functional
+from reference import assert_near
+
+OPTIONS = [{}, {"limit": 7.0, "alpha": 1.702, "up_offset": 1.0}]
+
+
+def has_kernel(call):
+    """Some rooms have no CUDA form yet; they must say so by name."""
+    try:
+        call()
+        return True
+    except NotImplementedError as e:
+        if DEVICE == "cpu":
+            raise
+        assert "CUDA" in str(e) and "expected cpu" in str(e)
+        return False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_swiglu_of_packed_and_separate_inputs(device, dtype, options):
+    if not has_kernel(lambda: functional.swiglu(torch.ones(1, 16, device=device))):
+        pytest.skip("no CUDA kernel in this build")
+    for order in ("gate_first", "gate_second", "interleaved", None):
+        packed = (torch.randn(3, 5, 48, device=device) * 4).to(dtype).requires_grad_()
+        (wide,) = reference.wide([packed])
+        gate, up = reference.split(wide, order or "gate_first")
+        if order is None:
+            h = functional.swiglu(*packed.chunk(2, -1), **options)
+        else:
+            h = functional.swiglu(packed, order=order, **options)
+        oracle = reference.swiglu(gate, up, **options)
+        dh = torch.randn_like(h)
+        h.backward(dh)
+        oracle.backward(dh.double())
+        roundings = 16 if dtype is torch.float32 else 1.5
+        assert_near(h, oracle, roundings, f"h {order}")
+        assert_near(packed.grad, wide.grad, roundings, f"gradient {order}")
+
+
+@on_cpu
+def test_gradcheck_in_fp64():
+    packed = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    for order in ("gate_first", "gate_second", "interleaved"):
+        assert torch.autograd.gradcheck(lambda p: functional.swiglu(p, order=order), packed)
+    x = torch.randn(2, 3, 4, 8, dtype=torch.float64, requires_grad=True)
+    gain = torch.rand(4, dtype=torch.float64, requires_grad=True)
+    cos, sin = functional.rope_table(3, 6, dtype=torch.float64)
+    for interleaved in (False, True):
+        assert torch.autograd.gradcheck(lambda x: functional.rope(x, cos, sin, interleaved=interleaved), x)
+        assert torch.autograd.gradgradcheck(lambda x: functional.rope(x, cos, sin, interleaved=interleaved), x)
+        assert torch.autograd.gradcheck(
+            lambda x, g: functional.qk_norm_rope(x, cos, sin, gain=g, interleaved=interleaved), (x, gain))
+    for name in functional.ACTIVATIONS:
+        y = torch.randn(5, 4, dtype=torch.float64) * 2
+        y = torch.where(y.abs() < 1e-3, 0.1, y).requires_grad_()  # away from kinks
+        assert torch.autograd.gradcheck(lambda y: functional.activation(y, name), y), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_over_layouts_positions_and_partial_rotations(device, dtype, interleaved):
+    if not has_kernel(lambda: functional.rope(torch.ones(1, 1, 8, device=device), *functional.rope_table(1, 8, device=device))):
+        pytest.skip("no CUDA kernel in this build")
+    S, H, D = 6, 3, 16
+    for rotary in (D, 8):
+        cos, sin = functional.rope_table(32, rotary, device=device)
+        plain = torch.randn(2, S, H, D, device=device).to(dtype)
+        heads_first = torch.randn(2, H, S, D, device=device).to(dtype).transpose(1, 2)
+        packed = torch.randn(2, S, 3 * H, D, device=device).to(dtype)[:, :, H : 2 * H]
+        for name, x in (("plain", plain), ("heads first", heads_first), ("packed", packed), ("one sequence", plain[0])):
+            for positions in (None, torch.randint(0, 32, x.shape[:-2], device=device)):
+                x = x.detach().requires_grad_()
+                y = functional.rope(x, cos, sin, positions, interleaved=interleaved)
+                dy = torch.randn_like(y)
+                y.backward(dy)
+                (ox,) = reference.wide([x])
+                p = torch.arange(S, device=device).expand(x.shape[:-2]) if positions is None else positions
+                oracle = reference.rope(ox, cos.double(), sin.double(), p, interleaved)
+                oracle.backward(dy.double())
+                assert_near(y, oracle, 8 if dtype is torch.float32 else 1.5, name)
+                assert_near(x.grad, ox.grad, 8 if dtype is torch.float32 else 1.5, name)
+                assert torch.equal(functional.rope(x.detach(), cos, sin, positions, interleaved=interleaved), y)
+
+
+def test_qk_norm_rope_is_norm_rotation_and_gain(device):
+    x = torch.randn(2, 6, 3, 16, device=device, requires_grad=True)
+    gain = (torch.rand(3, device=device) + 0.5).requires_grad_()
+    cos, sin = functional.rope_table(6, 16, device=device)
+    if not has_kernel(lambda: functional.qk_norm_rope(x.detach(), cos, sin)):
+        pytest.skip("no CUDA kernel in this build")
+    y = functional.qk_norm_rope(x, cos, sin, gain=gain)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    ox, og = reference.wide([x, gain])
+    positions = torch.arange(6, device=device).expand(2, 6)
+    oracle = reference.rope(reference.rms_norm(ox, None, 2.0**-23), cos.double(), sin.double(), positions) * og.unsqueeze(-1)
+    oracle.backward(dy.double())
+    for name, found, expected in (("y", y, oracle), ("dx", x.grad, ox.grad), ("dgain", gain.grad, og.grad)):
+        assert_near(found, expected, 24, name)
+    no_rotation = functional.qk_norm_rope(x.detach())
+    assert_near(no_rotation, reference.rms_norm(ox, None, 2.0**-23), 12, "norm alone")
+
+
+def test_rope_tables_are_the_published_formula(device):
+    cos, sin = functional.rope_table(50, 16, base=500.0, dtype=torch.float64)
+    angle = torch.arange(50.0, dtype=torch.float64).unsqueeze(1) * 500.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    torch.testing.assert_close(cos, angle.cos(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(sin, angle.sin(), rtol=0, atol=1e-12)
+    stretched, _ = functional.rope_table(50, 16, scaling="yarn", factor=4.0, original_context=32.0)
+    assert not torch.allclose(stretched.double(), functional.rope_table(50, 16)[0].double())
+    with pytest.raises(ValueError, match="scaling: found linear"):
+        functional.rope_table(4, 8, scaling="linear")
+
+
+@pytest.mark.parametrize("name", functional.ACTIVATIONS)
+def test_activations(device, name):
+    x = (torch.randn(7, 33, device=device) * 3).requires_grad_()
+    if not has_kernel(lambda: functional.activation(x.detach(), name)):
+        pytest.skip("no CUDA kernel in this build")
+    y = functional.activation(x, name)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    (ox,) = reference.wide([x])
+    oy = reference.ACTIVATIONS[name](ox)
+    oy.backward(dy.double())
+    assert_near(y, oy, 16, "y")
+    assert_near(x.grad, ox.grad, 16, "dx")
+
+
+def test_swiglu_modules(device):
+    if not has_kernel(lambda: functional.swiglu(torch.ones(1, 16, device=device))):
+        pytest.skip("no CUDA kernel in this build")
+    x = torch.randn(4, 24, device=device, requires_grad=True)
+    for order in ("gate_first", "gate_second"):
+        m = ingot.nn.SwiGLU(24, 32, 8, order=order, device=device)
+        gate, up = reference.split(torch.nn.functional.linear(x, m.w12.weight), order)
+        expected = torch.nn.functional.linear(reference.swiglu(gate, up), m.w3.weight)
+        torch.testing.assert_close(m(x), expected)
+        m(x).sum().backward()
+        assert all(p.grad is not None for p in m.parameters())
+    mega = ingot.nn.MegaGemmTriton(d_model=24, multiple_of=16, hidden_multiple=5 / 3)
+    assert {k: tuple(v.shape) for k, v in mega.state_dict().items()} == {"w12.weight": (96, 24), "w3.weight": (24, 48)}
+    assert ingot.nn.MegaGemmRMSNorm(8, epsilon=1e-6).eps == 1e-6 and ingot.nn.MegaGemmRMSNorm(8).eps == 1e-5
+
+
+def test_empty_batches(device):
+    calls = {
+        "swiglu": lambda: functional.swiglu(torch.empty(0, 16, device=device, requires_grad=True)),
+        "rope": lambda: functional.rope(torch.empty(0, 4, 3, 8, device=device, requires_grad=True), *functional.rope_table(4, 8, device=device)),
+        "activation": lambda: functional.activation(torch.empty(0, 16, device=device, requires_grad=True), "silu"),
+    }
+    for name, call in calls.items():
+        if has_kernel(call):
+            y = call()
+            y.sum().backward()
+            assert y.numel() == 0, name
+
+
+def test_errors_name_operation_argument_found_and_expected(device):
+    x = torch.randn(2, 5, device=device)
+    cos, sin = functional.rope_table(2, 8, device=device)
+    cases = [
+        (lambda: functional.swiglu(x), "swiglu_gate: packed: found 5 columns"),
+        (lambda: functional.swiglu(x, x.half()), "swiglu_gate: up: found"),
+        (lambda: functional.swiglu(x, order="up"), "swiglu_gate: order: found 'up', expected one of gate_first"),
+        (lambda: functional.rope(x, cos, sin), "rope: x: found shape"),
+        (lambda: functional.rope(torch.randn(2, 3, 8, device=device), cos, sin, torch.zeros(5, device=device)), "rope: positions: found shape"),
+        (lambda: functional.activation(x, "swish"), "activation: activation: found 'swish', expected one of identity"),
+    ]
+    if DEVICE == "cpu":
+        cases.append((lambda: functional.rope(torch.randn(2, 3, 8), cos, sin, torch.tensor([0, 2])), r"rope: found positions\[1\] = 2"))
+    for call, message in cases:
+        with pytest.raises(ValueError, match=message):
+            call()
