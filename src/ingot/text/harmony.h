@@ -1,0 +1,106 @@
+#pragma once
+// Harmony, the conversation format of GPT-OSS:
+//   <|start|>ROLE[ to=RECIPIENT][<|channel|>CHANNEL][ TYPE]<|message|>CONTENT<|end|>
+// Rendering gives pieces that are encoded one by one, so nothing a user writes can become a control token. Parsing
+// reads token ids, never text, accepts any sequence of them, and never lets a control token into what it returns.
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ingot/text/byte_bpe.h"
+#include "ingot/text/utf8.h"
+
+namespace ingot {
+
+// --- what is said
+enum class HarmonyRole { system, developer, user, assistant, tool };
+const char* name_of(HarmonyRole r);
+
+struct HarmonyMessage {
+  HarmonyRole role = HarmonyRole::user;
+  std::string name;          // of a tool, such as functions.get_weather; else empty
+  std::string recipient;     // a tool that is called, or empty
+  std::string channel;       // analysis, commentary, final, or empty
+  std::string content_type;  // such as "<|constrain|>json", or empty
+  std::string content;
+  bool operator==(const HarmonyMessage&) const = default;
+};
+
+struct HarmonyFunction {
+  std::string name, description;
+  std::string parameters;  // a JSON schema, or empty: none
+};
+struct HarmonyNamespace {
+  std::string name, description;
+  std::vector<HarmonyFunction> functions;
+};
+// The text of a system message.
+struct HarmonySystem {
+  std::string identity = "You are ChatGPT, a large language model trained by OpenAI.";
+  std::string knowledge_cutoff = "2024-06", current_date;  // empty: no line
+  std::string reasoning = "medium";                        // low, medium, high; empty: no line
+  std::vector<HarmonyNamespace> tools;                     // built in, such as browser
+  std::vector<std::string> channels = {"analysis", "commentary", "final"};
+  bool calls_functions = false;  // a developer message has functions: they are called on the commentary channel
+};
+std::string harmony_system_text(const HarmonySystem& s);
+// The text of a developer message: instructions and functions (namespace "functions"), each may be empty.
+std::string harmony_developer_text(const std::string& instructions, const std::vector<HarmonyFunction>& functions);
+// A JSON schema as the type that describes it to the model.
+std::string harmony_type(const std::string& schema);
+
+// --- rendering
+struct HarmonyPiece {
+  bool control = false;  // a control token by name, or text to encode on its own
+  std::string text;
+};
+std::vector<HarmonyPiece> render_harmony(const HarmonyMessage& m);
+// A conversation. Where the last assistant message is final, the analysis before the first final message is left out,
+// as the model was trained to see it.
+std::vector<HarmonyPiece> render_harmony(std::span<const HarmonyMessage> conversation, bool drop_analysis = true);
+// The same with what makes the model answer: <|start|>assistant
+std::vector<HarmonyPiece> render_harmony_prompt(std::span<const HarmonyMessage> conversation,
+                                                bool drop_analysis = true);
+std::string harmony_text(std::span<const HarmonyPiece> pieces);  // to look at; not to encode
+
+// --- ids
+// The control tokens of a vocabulary; one that lacks any of them is refused (bad_data), named by `where`.
+struct HarmonyTokens {
+  int32_t start, end, message, channel, constrain, answer_end, call;  // answer_end: <|return|>
+  int32_t end_of_text;                                                // <|endoftext|>, or `end` where there is none
+  std::vector<uint8_t> special;                                       // by id: a control or reserved token
+  HarmonyTokens(const ByteBpe& tokenizer, const std::string& where);
+  bool is_special(int32_t id) const { return id < 0 || size_t(id) >= special.size() || special[size_t(id)] != 0; }
+};
+std::vector<int32_t> encode_harmony(std::span<const HarmonyPiece> pieces, const ByteBpe& tokenizer,
+                                    const HarmonyTokens& tokens);
+
+// Reads what a model writes, id by id. Any ids are accepted: a header cut short keeps what was read, a missing
+// <|start|> begins a message all the same, reserved tokens vanish.
+class HarmonyParser {
+ public:
+  // `answering`: the ids go on after <|start|>assistant, as a model's answer does.
+  HarmonyParser(const ByteBpe& tokenizer, const HarmonyTokens& tokens, bool answering = true);
+  // The text that this id adds to the current message's content; never half a character.
+  std::string push(int32_t id);
+  void finish();  // the end of the ids
+  bool in_content() const { return state_ == State::content; }
+  // The message being written is the last one once its content has begun.
+  const std::vector<HarmonyMessage>& messages() const { return messages_; }
+
+ private:
+  enum class State { between, header, content };
+  void control(int32_t id);
+  void begin_content();
+  void close();
+  const ByteBpe& tokenizer_;
+  const HarmonyTokens& tokens_;
+  State state_ = State::between;
+  std::string header_;    // its text; control tokens in it are single bytes that text cannot hold
+  bool started_ = false;  // the header stands behind <|start|>
+  Utf8Stream stream_;
+  std::vector<HarmonyMessage> messages_;
+};
+
+}  // namespace ingot
