@@ -35,6 +35,10 @@ if(INGOT_WITH_CUDA)
   set(ingot_cuda_options $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a
     -Xptxas=-v,-warn-spills,-warn-lmem-usage -lineinfo>)
   target_compile_options(ingot PRIVATE ${ingot_cuda_options})
+  # Row kernels also come as PTX for sm_75 on, which the driver compiles on GPUs other than Hopper.
+  set(ingot_portable_cuda_options -gencode arch=compute_75,code=compute_75)
+  set_source_files_properties(src/ingot/kernels/rmsnorm/rmsnorm.cu src/ingot/kernels/rmsnorm/rmsnorm_backward.cu
+    PROPERTIES COMPILE_OPTIONS "${ingot_portable_cuda_options}")
   foreach(source ${cuda_sources})
     get_filename_component(room ${source} NAME_WE)
     get_filename_component(folder ${source} DIRECTORY)

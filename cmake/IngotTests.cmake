@@ -52,6 +52,12 @@ foreach(folder ${test_folders})
   endif()
 endforeach()
 
+# The same tests over the PTX for sm_75, which this makes the driver compile.
+if(INGOT_WITH_CUDA)
+  add_test(NAME kernels_rmsnorm_portable COMMAND test_kernels_rmsnorm --gtest_filter=RmsNorm*Cuda.*)
+  set_tests_properties(kernels_rmsnorm_portable PROPERTIES LABELS gpu ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
+endif()
+
 find_package(Python3 COMPONENTS Interpreter)
 if(Python3_FOUND)
   add_test(NAME layers COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_layers.py ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot)

@@ -59,6 +59,13 @@ template <int N> void cluster_load(uint32_t address, uint32_t (&w)[N]) {
 inline void cluster_store(float* local, uint32_t rank, float value) {
   std::memcpy(emulation::at_shared_address(cluster_address(local, rank), 4), &value, 4);
 }
+inline void cluster_store_relaxed(uint64_t* local, uint32_t rank, uint64_t word) {
+  std::memcpy(emulation::at_shared_address(cluster_address(local, rank), 8), &word, 8);
+}
+inline uint64_t cluster_load_relaxed(const uint64_t* local) {
+  emulation::yield();  // who polls lets others run
+  return *static_cast<const volatile uint64_t*>(local);
+}
 constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint16_t(((1u << blocks) - 1) << first); }
 
 inline void barrier_sync(uint32_t id, uint32_t threads, emulation::Where at = emulation::Where::current()) {

@@ -1,5 +1,6 @@
 #pragma once
-// Thread block clusters: rank, barrier, and stores to a neighbour's shared memory.
+// Thread block clusters: rank, barrier, and stores to a neighbour's shared memory. Before sm_90 there are none: a block
+// is its own cluster, for the functions that row kernels use.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -10,8 +11,10 @@
 namespace ingot::ptx {
 
 __device__ inline uint32_t cluster_rank() {
-  uint32_t r;
+  uint32_t r = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+#endif
   return r;
 }
 __device__ inline uint32_t cluster_size() {
@@ -19,17 +22,52 @@ __device__ inline uint32_t cluster_size() {
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
   return n;
 }
-__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ inline void cluster_arrive() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
 
 // Writes `value` where block `rank` of the cluster keeps its copy of `local`. The block must have started (one cluster
 // barrier) and must not have ended (another one after the store).
 __device__ inline void cluster_store(float* local, uint32_t rank, float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  *local = value;
+#else
   asm volatile(
       "{.reg .u32 remote; mapa.shared::cluster.u32 remote, %0, %1; st.shared::cluster.f32 [remote], %2;}" ::"r"(
           shared_address(local)),
       "r"(rank), "f"(value)
       : "memory");
+#endif
+}
+
+// The same for a word that carries its own news (a value and the number of its round, say): no fence, no barrier, and
+// so no waiting for this thread's other stores. Whoever polls it with cluster_load_relaxed sees all of it or nothing.
+__device__ inline void cluster_store_relaxed(uint64_t* local, uint32_t rank, uint64_t word) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  *static_cast<volatile uint64_t*>(local) = word;
+#else
+  asm volatile(
+      "{.reg .u32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
+      " st.relaxed.cluster.shared::cluster.u64 [remote], %2;}" ::"r"(shared_address(local)),
+      "r"(rank), "l"(word)
+      : "memory");
+#endif
+}
+__device__ inline uint64_t cluster_load_relaxed(const uint64_t* local) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return *static_cast<const volatile uint64_t*>(local);
+#else
+  uint64_t word;
+  asm volatile("ld.relaxed.cluster.shared::cta.u64 %0, [%1];" : "=l"(word) : "r"(shared_address(local)) : "memory");
+  return word;
+#endif
 }
 
 // Where block `rank` of the cluster keeps its copy of `local`: an address for the functions below, for remote mbarrier

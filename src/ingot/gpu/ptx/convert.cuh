@@ -12,12 +12,22 @@ namespace ingot::ptx {
 
 __device__ inline uint32_t pack(bf16, float low, float high) {
   uint32_t w;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // the conversion in integers
+  w = uint32_t(bf16(low).bits) | uint32_t(bf16(high).bits) << 16;
+#else
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+#endif
   return w;
 }
 __device__ inline uint32_t pack(f16, float low, float high) {
   uint32_t w;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  asm("{.reg .f16 l, h; cvt.rn.f16.f32 l, %2; cvt.rn.f16.f32 h, %1; mov.b32 %0, {l, h};}"
+      : "=r"(w)
+      : "f"(high), "f"(low));
+#else
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+#endif
   return w;
 }
 __device__ inline void unpack(bf16, uint32_t w, float& low, float& high) {

@@ -1,6 +1,7 @@
 #pragma once
-// Copies of 4, 8 or 16 bytes from global to shared memory that no register holds (sm_80). `valid` bytes are read, the
-// rest of the destination is zero-filled: with valid = 0 the source is not read. Both addresses aligned to the size.
+// Copies of 4, 8 or 16 bytes from global to shared memory that no register holds (sm_80; before, plain loads and
+// stores). `valid` bytes are read, the rest of the destination is zero-filled: with valid = 0 the source is not read.
+// Both addresses aligned to the size.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
@@ -12,16 +13,30 @@ namespace ingot::ptx {
 
 template <int kBytes> __device__ inline void cp_async(uint32_t to, const void* from, uint32_t valid = kBytes) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async moves 4, 8 or 16 bytes");
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // through registers, and at once
+#pragma unroll
+  for (uint32_t i = 0; i < kBytes; i += 4) {
+    const uint32_t w = i < valid ? *reinterpret_cast<const uint32_t*>(static_cast<const char*>(from) + i) : 0;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + i), "r"(w) : "memory");
+  }
+#else
   if constexpr (kBytes == 16)  // past L1
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(valid)
                  : "memory");
+#endif
 }
-__device__ inline void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit_group() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
 // At most N of this thread's groups are left; other threads see the bytes after a barrier.
 template <int N> __device__ inline void cp_async_wait_group() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
 }
 // Arrives on the barrier when all of this thread's copies so far are done; counts as one of its arrivals.
 __device__ inline void cp_async_mbarrier_arrive(uint64_t* barrier) {

@@ -51,4 +51,37 @@ __device__ inline float cluster_sum(float v, uint32_t blocks, ClusterSumMemory& 
   return sum;
 }
 
+// R values per block summed over the cluster, round after round, while other stores are under way: a barrier of the
+// cluster would wait for those too. Each value travels with the number of its round (from 1). Rounds take turns between
+// two memories; there is a barrier of the block between one round's sum and the next one's.
+template <int R> struct ClusterSums {
+  uint64_t slot[kMaxCluster][R];
+  // By all threads, before the cluster's first barrier.
+  __device__ void clear() {
+    if (threadIdx.x < kMaxCluster * R) slot[threadIdx.x / R][threadIdx.x % R] = 0;
+  }
+};
+constexpr int kMaxPolls = 1 << 26;  // seconds: only a block that died can be late by that much
+
+template <int R>
+__device__ inline void cluster_sums(float (&v)[R], uint32_t blocks, uint32_t round, ClusterSums<R>& memory) {
+  if (threadIdx.x < blocks)
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      ptx::cluster_store_relaxed(&memory.slot[ptx::cluster_rank()][r], threadIdx.x,
+                                 uint64_t(round) << 32 | __float_as_uint(v[r]));
+#pragma unroll
+  for (int r = 0; r < R; ++r) v[r] = 0;
+  for (uint32_t i = 0; i < blocks; ++i)
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      uint64_t word = ptx::cluster_load_relaxed(&memory.slot[i][r]);
+      for (int polls = 0; uint32_t(word >> 32) != round; ++polls) {
+        if (polls == kMaxPolls) __trap();
+        word = ptx::cluster_load_relaxed(&memory.slot[i][r]);
+      }
+      v[r] += __uint_as_float(uint32_t(word));
+    }
+}
+
 }  // namespace ingot::tile

@@ -1,27 +1,17 @@
-#include <algorithm>
+#include <mutex>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
-#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
+#include "ingot/kernels/rmsnorm/rmsnorm_device.cuh"
 
 namespace ingot::cuda {
 namespace {
 
-// From here on nothing of y can still be in L2 when it is read next (50 to 60 MB on Hopper, shared with x).
-constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
-
-// Largest blocks an SM must hold at once: caps a thread at 64 registers, so that 64 KB of loads are in flight on each
-// SM.
-constexpr int kBlocksPerSm = 2;
 constexpr int64_t kMaxRows = 0xffffffff;
-
-// Where a row lies. Rows are numbered over (outer, inner) when the leading dimensions do not collapse into one.
-struct RowMap {
-  int64_t outer_stride = 0, inner_stride = 0;
-};  // in elements
 
 struct Params {
   const void *x, *residual, *w;
@@ -33,33 +23,14 @@ struct Params {
   uint32_t vecs, group, cluster;
   float eps, scale, w_offset;
   DType w_dtype;
-  bool evict_first;
+  bool streaming;
 };
 
-struct RowIndex {
-  uint32_t outer, inner;
-};
-
-__device__ inline RowIndex row_index(const Params& p, int64_t row) {
-  if (p.inner == 0) return {uint32_t(row), 0};
-  return {uint32_t(row) / p.inner, uint32_t(row) % p.inner};
-}
-__device__ inline int64_t offset(const RowMap& map, RowIndex at) {
-  return at.outer * map.outer_stride + at.inner * map.inner_stride;
-}
-
-// Calls use(T{}) with the weight's type. Uniform over the grid; cheaper than three times as many kernels.
-template <class Use> __device__ inline void with_weight_type(DType t, Use&& use) {
-  if (t == DType::f32)
-    use(float{});
-  else if (t == DType::bf16)
-    use(bf16{});
+template <class T, int N> __device__ inline void load_once(tile::Vec<T, N>& v, const T* p, bool streaming) {
+  if (streaming)
+    tile::load_streaming(v, p);
   else
-    use(f16{});
-}
-
-__device__ inline float rstd_of(float sum_of_squares, const Params& p) {
-  return __frsqrt_rn(__fdiv_rn(sum_of_squares, float(p.cols)) + p.eps);
+    tile::load(v, p);
 }
 
 // s += residual, rounded to X; stores it.
@@ -72,8 +43,8 @@ __device__ inline void add_residual(const Params& p, tile::Vec<X, N> (&s)[R][V],
 #pragma unroll
     for (int v = 0; v < V; ++v)
       if (const uint32_t i = first + v * step; row_ok[r] && i < p.vecs)
-        tile::load_streaming(residual[r][v],
-                             static_cast<const X*>(p.residual) + offset(p.residual_rows, at[r]) + int64_t(i) * N);
+        load_once(residual[r][v], static_cast<const X*>(p.residual) + offset(p.residual_rows, at[r]) + int64_t(i) * N,
+                  p.streaming);
 #pragma unroll
   for (int r = 0; r < R; ++r)
 #pragma unroll
@@ -85,8 +56,25 @@ __device__ inline void add_residual(const Params& p, tile::Vec<X, N> (&s)[R][V],
       for (int k = 0; k < N; ++k) value[k] += more[k];
       s[r][v] = tile::from_float<X>(value);
       if (const uint32_t i = first + v * step; row_ok[r] && i < p.vecs)
-        tile::store(static_cast<X*>(p.sum) + offset(p.sum_rows, at[r]) + int64_t(i) * N, s[r][v], p.evict_first);
+        tile::store(static_cast<X*>(p.sum) + offset(p.sum_rows, at[r]) + int64_t(i) * N, s[r][v], p.streaming);
     }
+}
+
+// y = s * factor * w for vector v, number i of the row, of R rows.
+template <class Y, class X, int N, int V, int R>
+__device__ inline void write_vectors(const Params& p, const tile::Vec<X, N> (&s)[R][V], int v, const float (&factor)[R],
+                                     const bool (&row_ok)[R], const RowIndex (&at)[R], uint32_t i,
+                                     const float (&w)[N]) {
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if (!row_ok[r]) continue;
+    float value[N];
+    tile::to_float(s[r][v], value);
+#pragma unroll
+    for (int k = 0; k < N; ++k) value[k] = value[k] * factor[r] * w[k];
+    tile::store(static_cast<Y*>(p.y) + offset(p.y_rows, at[r]) + int64_t(i) * N, tile::from_float<Y>(value),
+                p.streaming);
+  }
 }
 
 // y = s * factor * (w_offset + w) for the vectors a thread holds of R rows.
@@ -94,16 +82,7 @@ template <class Y, class X, int N, int V, int R>
 __device__ inline void write_rows(const Params& p, const tile::Vec<X, N> (&s)[R][V], const float (&factor)[R],
                                   const bool (&row_ok)[R], const RowIndex (&at)[R], uint32_t first, uint32_t step) {
   const auto write = [&](int v, uint32_t i, const float(&w)[N]) {
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (!row_ok[r]) continue;
-      float value[N];
-      tile::to_float(s[r][v], value);
-#pragma unroll
-      for (int k = 0; k < N; ++k) value[k] = value[k] * factor[r] * w[k];
-      tile::store(static_cast<Y*>(p.y) + offset(p.y_rows, at[r]) + int64_t(i) * N, tile::from_float<Y>(value),
-                  p.evict_first);
-    }
+    write_vectors<Y>(p, s, v, factor, row_ok, at, i, w);
   };
   if (p.w == nullptr) {
     float one[N];
@@ -140,13 +119,39 @@ __device__ inline void write_rows(const Params& p, const tile::Vec<X, N> (&s)[R]
   });
 }
 
+// The factors of a thread's columns, asked for together with the row where registers allow it.
+template <int N, int V>
+__device__ inline void load_weights(const Params& p, uint32_t first, uint32_t step, float (&w)[V][N]) {
+  if (p.w == nullptr) {
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+#pragma unroll
+      for (int k = 0; k < N; ++k) w[v][k] = 1;
+    return;
+  }
+  with_weight_type(p.w_dtype, [&](auto type) {
+    using W = decltype(type);
+    tile::Vec<W, N> packed[V];
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (const uint32_t i = first + v * step; i < p.vecs)
+        tile::load(packed[v], static_cast<const W*>(p.w) + int64_t(i) * N);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      tile::to_float(packed[v], w[v]);
+#pragma unroll
+      for (int k = 0; k < N; ++k) w[v][k] += p.w_offset;
+    }
+  });
+}
+
 // One pass: the rows stay in registers, packed, between the sum and the product. kResidual: s = x + residual, rounded
 // to X as stored, so that the backward pass sees the s that was normalised.
 template <class X, class Y, int V, int R, bool kResidual>
-__global__ void __launch_bounds__(kRmsNormMaxThreads, kBlocksPerSm) rmsnorm_rows(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_rows(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(X));
-  __shared__ tile::GroupSumMemory<R, kRmsNormMaxThreads> group_memory;
-  __shared__ tile::ClusterSumMemory cluster_memory;
+  auto& group_memory = tile::shared<tile::GroupSumMemory<R, kRmsNormMaxThreads>>();
+  auto& cluster_memory = tile::shared<tile::ClusterSumMemory>();
   ptx::let_next_kernel_start();
   const bool clustered = R == 1 && p.cluster > 1;
   if (clustered) ptx::cluster_arrive();
@@ -161,7 +166,7 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads, kBlocksPerSm) rmsnorm_rows
 #pragma unroll
   for (int r = 0; r < R; ++r) {
     row_ok[r] = row + r < p.rows;
-    at[r] = row_index(p, row + r);
+    at[r] = row_index(p.inner, row + r);
   }
 
   tile::Vec<X, N> s[R][V];
@@ -170,7 +175,11 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads, kBlocksPerSm) rmsnorm_rows
 #pragma unroll
     for (int v = 0; v < V; ++v)
       if (const uint32_t i = first + v * step; row_ok[r] && i < p.vecs)
-        tile::load_streaming(s[r][v], static_cast<const X*>(p.x) + offset(p.x_rows, at[r]) + int64_t(i) * N);
+        load_once(s[r][v], static_cast<const X*>(p.x) + offset(p.x_rows, at[r]) + int64_t(i) * N, p.streaming);
+
+  constexpr bool kEarlyWeights = V * R <= 2;
+  float w[kEarlyWeights ? V : 1][N];
+  if constexpr (kEarlyWeights) load_weights<N, V>(p, first, step, w);
   if constexpr (kResidual) add_residual(p, s, row_ok, at, first, step);
 
   float sum[R] = {};
@@ -189,21 +198,27 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads, kBlocksPerSm) rmsnorm_rows
   float factor[R];
 #pragma unroll
   for (int r = 0; r < R; ++r) {
-    const float rstd = rstd_of(sum[r], p);
+    const float rstd = rstd_of(sum[r], p.cols, p.eps);
     factor[r] = rstd * p.scale;
     if (p.rstd != nullptr && first == 0 && row_ok[r]) p.rstd[row + r] = rstd;
   }
-  write_rows<Y>(p, s, factor, row_ok, at, first, step);
+  if constexpr (kEarlyWeights) {
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (const uint32_t i = first + v * step; i < p.vecs) write_vectors<Y>(p, s, v, factor, row_ok, at, i, w[v]);
+  } else {
+    write_rows<Y>(p, s, factor, row_ok, at, first, step);
+  }
 }
 
 // Any alignment, any length: one block per row, element by element, the second pass mostly from L1 and L2.
 template <class X, class Y>
-__global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_elements(const __grid_constant__ Params p) {
-  __shared__ tile::GroupSumMemory<1, kRmsNormMaxThreads> memory;
+__global__ void __launch_bounds__(kRmsNormElementThreads) rmsnorm_elements(const __grid_constant__ Params p) {
+  auto& memory = tile::shared<tile::GroupSumMemory<1, kRmsNormElementThreads>>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const int64_t row = p.first_row + blockIdx.x;
-  const RowIndex at = row_index(p, row);
+  const RowIndex at = row_index(p.inner, row);
   const X* x = static_cast<const X*>(p.x) + offset(p.x_rows, at);
   if (p.residual != nullptr) {
     const X* residual = static_cast<const X*>(p.residual) + offset(p.residual_rows, at);
@@ -220,7 +235,7 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_elements(const __g
     sum[0] += value * value;
   }
   tile::group_sum(sum, blockDim.x, memory);
-  const float rstd = rstd_of(sum[0], p), factor = rstd * p.scale;
+  const float rstd = rstd_of(sum[0], p.cols, p.eps), factor = rstd * p.scale;
   if (p.rstd != nullptr && threadIdx.x == 0) p.rstd[row] = rstd;
 
   Y* y = static_cast<Y*>(p.y) + offset(p.y_rows, at);
@@ -241,51 +256,6 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_elements(const __g
 // --- host
 // --------------------------------------------------------------------------------------------------------------
 
-// The leading dimensions of all operands, merged where one stride serves them in every operand: at most (outer, inner).
-struct RowDims {
-  int64_t inner = 0;
-  RowMap map[4];  // x, residual, sum, y
-};
-
-RowDims row_dims(const RmsNorm& a) {
-  const Tensor* operand[4] = {&a.x, a.residual ? &a.residual : nullptr, a.sum ? &a.sum : nullptr, &a.y};
-  // A dimension of one row has no stride that matters.
-  int kept[kMaxRank], n = 0;
-  for (int d = 0; d + 1 < a.x.rank(); ++d)
-    if (a.x.shape.dim[d] != 1) kept[n++] = d;
-  int64_t size[kMaxRank] = {}, stride[4][kMaxRank] = {};
-  int groups = 0;
-  for (int k = 0; k < n; ++k) {
-    const int d = kept[k];
-    bool merge = groups > 0;
-    for (int o = 0; o < 4 && merge; ++o)
-      if (operand[o] != nullptr) merge = stride[o][groups - 1] == operand[o]->stride[d] * a.x.shape.dim[d];
-    if (merge) --groups;
-    size[groups] = (merge ? size[groups] : 1) * a.x.shape.dim[d];
-    for (int o = 0; o < 4; ++o)
-      if (operand[o] != nullptr) stride[o][groups] = operand[o]->stride[d];
-    ++groups;
-  }
-  if (groups > 2)
-    fail(ErrorCode::unsupported, "rmsnorm: found rows of shape ", a.x.shape,
-         " whose leading dimensions need three strides, expected at most two on a GPU");
-  RowDims dims;
-  dims.inner = groups == 2 ? size[1] : 0;
-  for (int o = 0; o < 4; ++o)
-    dims.map[o] = groups == 2 ? RowMap{stride[o][0], stride[o][1]} : RowMap{groups == 1 ? stride[o][0] : 0, 0};
-  return dims;
-}
-
-// Whether vectors of `per_vec` elements can be moved at the start of every row.
-bool rows_aligned(const Tensor& t, int64_t per_vec) {
-  if (!t) return true;
-  const int64_t width = std::min<int64_t>(16, per_vec * size_of(t.dtype));
-  if (reinterpret_cast<uintptr_t>(t.data) % uintptr_t(width) != 0) return false;
-  for (int d = 0; d + 1 < t.rank(); ++d)
-    if (t.shape.dim[d] > 1 && t.stride[d] * size_of(t.dtype) % width != 0) return false;
-  return true;
-}
-
 RmsNormShape shape_of(const RmsNorm& a) {
   const int64_t per_vec = 16 / size_of(a.x.dtype);
   const bool aligned = rows_aligned(a.x, per_vec) && rows_aligned(a.residual, per_vec) &&
@@ -298,6 +268,8 @@ using Kernel = void (*)(Params);
 template <class X, class Y> Kernel pick_kernel(const RmsNormConfig& c, bool residual) {
   if (!c.vectors) return rmsnorm_elements<X, Y>;
   switch (c.vecs_per_thread * 10 + c.rows_per_group) {
+    case 11: return residual ? rmsnorm_rows<X, Y, 1, 1, true> : rmsnorm_rows<X, Y, 1, 1, false>;
+    case 21: return residual ? rmsnorm_rows<X, Y, 2, 1, true> : rmsnorm_rows<X, Y, 2, 1, false>;
     case 14: return residual ? rmsnorm_rows<X, Y, 1, 4, true> : rmsnorm_rows<X, Y, 1, 4, false>;
     case 22: return residual ? rmsnorm_rows<X, Y, 2, 2, true> : rmsnorm_rows<X, Y, 2, 2, false>;
     case 41: return residual ? rmsnorm_rows<X, Y, 4, 1, true> : rmsnorm_rows<X, Y, 4, 1, false>;
@@ -305,17 +277,25 @@ template <class X, class Y> Kernel pick_kernel(const RmsNormConfig& c, bool resi
       if (!residual) return rmsnorm_rows<X, Y, 8, 1, false>;
   }
   fail(ErrorCode::unsupported, "rmsnorm: found ", c.vecs_per_thread, " vectors of ", c.rows_per_group,
-       " rows a thread, expected 1 x 4, 2 x 2, 4 x 1 or, without a residual, 8 x 1");
+       " rows a thread, expected 1 x 1, 2 x 1, 1 x 4, 2 x 2, 4 x 1 or, without a residual, 8 x 1");
 }
 
-template <class Use> auto with_cuda_float_type(DType t, Use&& use) {
-  switch (t) {
-    case DType::f32: return use(float{});
-    case DType::bf16: return use(bf16{});
-    case DType::f16: return use(f16{});
-    default: fail(ErrorCode::unsupported, "rmsnorm: found dtype ", t, " on a GPU, expected f32, bf16 or f16");
-  }
+#ifdef INGOT_EMULATE
+SmLimits ask_limits(int) { return {.sms = 3}; }
+#else
+SmLimits ask_limits(int device) {
+  const gpu::DeviceGuard guard(device);
+  SmLimits limits;
+  cudaFuncAttributes loaded;
+  gpu::check_cuda(cudaFuncGetAttributes(&loaded, rmsnorm_elements<float, float>), "rmsnorm: the loaded code");
+  limits.hopper = loaded.ptxVersion >= 90;
+  gpu::check_cuda(cudaDeviceGetAttribute(&limits.sms, cudaDevAttrMultiProcessorCount, device), "rmsnorm: SMs");
+  gpu::check_cuda(cudaDeviceGetAttribute(&limits.smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                  "rmsnorm: shared memory");
+  if (limits.hopper) ask_resident_clusters(limits);
+  return limits;
 }
+#endif
 
 void check_config(const RmsNormConfig& c, int64_t vecs) {
   INGOT_CHECK(
@@ -326,24 +306,31 @@ void check_config(const RmsNormConfig& c, int64_t vecs) {
               c.group * c.vecs_per_thread * c.cluster, " vectors, expected ", vecs);
 }
 
-[[noreturn]] void no_backward(Device device) {
-  fail(ErrorCode::unsupported, "rmsnorm_backward: found a tensor on ", device,
-       ", but only the forward pass has a CUDA kernel yet; expected cpu");
-}
-
 }  // namespace
 
-RmsNormTuning default_rmsnorm_tuning(const RmsNorm& a) { return {.config = pick_rmsnorm_config(shape_of(a))}; }
+SmLimits rmsnorm_limits(int device) {
+  constexpr int kDevices = 64;
+  static SmLimits known[kDevices];
+  static std::once_flag asked[kDevices];
+  INGOT_CHECK(device >= 0 && device < kDevices, "rmsnorm: found device ", device, ", expected 0 to ", kDevices - 1);
+  std::call_once(asked[device], [&] { known[device] = ask_limits(device); });
+  return known[device];
+}
+
+RmsNormTuning default_rmsnorm_tuning(const RmsNorm& a) {
+  return {.config = pick_rmsnorm_config(shape_of(a), rmsnorm_limits(a.x.device.index))};
+}
 
 void rmsnorm(const RmsNorm& a, Stream stream) { rmsnorm_with(a, default_rmsnorm_tuning(a), stream); }
 
 void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) {
   const int64_t rows = a.x.rows(), cols = a.x.cols(), vecs = cols * size_of(a.x.dtype) / 16;
-  const Kernel kernel = with_cuda_float_type(a.x.dtype, [&](auto x) {
-    return with_cuda_float_type(
-        a.y.dtype, [&](auto y) { return pick_kernel<decltype(x), decltype(y)>(tuning.config, bool(a.residual)); });
+  const Kernel kernel = with_cuda_float_type("rmsnorm", a.x.dtype, [&](auto x) {
+    return with_cuda_float_type("rmsnorm", a.y.dtype, [&](auto y) {
+      return pick_kernel<decltype(x), decltype(y)>(tuning.config, bool(a.residual));
+    });
   });
-  if (a.w) with_cuda_float_type(a.w.dtype, [](auto) { return 0; });
+  if (a.w) with_cuda_float_type("rmsnorm", a.w.dtype, [](auto) { return 0; });
   INGOT_CHECK(!a.residual || (a.residual.dtype == a.x.dtype && a.sum.dtype == a.x.dtype), "rmsnorm: found residual ",
               a.residual.dtype, " and sum ", a.sum.dtype, ", expected x's ", a.x.dtype, " on a GPU");
   INGOT_CHECK(!a.rstd || a.rstd.dtype == DType::f32, "rmsnorm: found rstd ", a.rstd.dtype, ", expected f32");
@@ -352,24 +339,23 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
   if (rows == 0 || cols == 0) return;
   const RmsNormConfig& c = tuning.config;
   check_config(c, vecs);
+  const bool overlap = tuning.overlap && rmsnorm_limits(a.x.device.index).hopper;
 
-  const RowDims dims = row_dims(a);
-  const bool evict_first =
-      tuning.evict_first < 0 ? rows * cols * size_of(a.y.dtype) > kEvictFirstBytes : tuning.evict_first > 0;
+  const RowMaps<4> rows_of = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
   Params p{.x = a.x.data,
            .residual = a.residual ? a.residual.data : nullptr,
            .w = a.w ? a.w.data : nullptr,
            .sum = a.sum ? a.sum.data : nullptr,
            .y = a.y.data,
            .rstd = a.rstd ? static_cast<float*>(a.rstd.data) : nullptr,
-           .x_rows = dims.map[0],
-           .residual_rows = dims.map[1],
-           .sum_rows = dims.map[2],
-           .y_rows = dims.map[3],
+           .x_rows = rows_of.of[0],
+           .residual_rows = rows_of.of[1],
+           .sum_rows = rows_of.of[2],
+           .y_rows = rows_of.of[3],
            .first_row = 0,
            .rows = rows,
            .cols = cols,
-           .inner = uint32_t(dims.inner),
+           .inner = uint32_t(rows_of.inner),
            .vecs = uint32_t(vecs),
            .group = uint32_t(c.group),
            .cluster = uint32_t(c.cluster),
@@ -377,7 +363,7 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
            .scale = float(a.scale),
            .w_offset = a.unit_offset ? 1.f : 0.f,
            .w_dtype = a.w ? a.w.dtype : DType::f32,
-           .evict_first = evict_first};
+           .streaming = c.streaming};
   // More rows than a grid may have blocks for go in several launches.
   const int64_t per_block = c.rows_per_block(), most = (int64_t(1) << 30) / c.cluster * per_block;
   for (; p.first_row < rows; p.first_row += most) {
@@ -386,13 +372,10 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
                 {.grid = (now + per_block - 1) / per_block * c.cluster,
                  .block = c.threads,
                  .cluster = c.cluster,
-                 .overlap = tuning.overlap,
+                 .overlap = overlap,
                  .device = a.x.device.index},
                 stream, p);
   }
 }
-
-void rmsnorm_backward(const RmsNormBackward& a, Stream) { no_backward(a.s.device); }
-int64_t rmsnorm_backward_workspace_bytes(int64_t, int64_t, DType, Device device) { no_backward(device); }
 
 }  // namespace ingot::cuda

@@ -1,0 +1,73 @@
+// The forward kernels and their launcher on the CPU: what a sanitizer can see of them.
+#include "ingot/kernels/rmsnorm/rmsnorm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ingot/kernels/rmsnorm/rmsnorm_config.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::Buffer;
+using testing::roundoff;
+using testing::values;
+
+struct Case {
+  int64_t rows, cols;
+  DType type = DType::bf16;
+  bool residual = false;
+  int64_t gap = 0;
+  cuda::RmsNormConfig config = {};
+  bool chosen = false;  // `config` instead of the default
+};
+
+void check(const Case& c) {
+  SCOPED_TRACE(::testing::Message() << c.rows << "x" << c.cols << ' ' << c.type << " residual " << c.residual << " gap "
+                                    << c.gap << " threads " << c.config.threads << " cluster " << c.config.cluster);
+  const Shape matrix{c.rows, c.cols};
+  Buffer x(c.type, matrix, c.cols + c.gap), residual(c.type, matrix), sum(c.type, matrix), y(c.type, matrix),
+      w(DType::f32, {c.cols}), rstd(DType::f32, {c.rows});
+  testing::fill_normal(x, 1, 2);
+  testing::fill_normal(residual, 2);
+  testing::fill_normal(w, 3, 0.5, 1);
+  RmsNorm a{.x = x, .w = w, .y = y, .rstd = rstd};
+  if (c.residual) a.residual = residual, a.sum = sum;
+  if (c.chosen)
+    cuda::rmsnorm_with(a, {.config = c.config}, {});
+  else
+    cuda::rmsnorm(a, {});
+  Buffer exact(DType::f64, matrix), exact_w(DType::f64, {c.cols}), want(DType::f64, matrix);
+  testing::assign(exact, values(c.residual ? sum : x));
+  testing::assign(exact_w, values(w));
+  rmsnorm({.x = exact, .w = exact_w, .y = want}, {});
+  // Half the spacing of the type's smallest numbers; the roundings of the sum and of the products.
+  const double tiny = c.type == DType::f16 ? std::ldexp(1, -25) : 1e-30;
+  const auto got = testing::compare(y, values(want), tiny, roundoff(c.type) + 100 * roundoff(DType::f32));
+  EXPECT_TRUE(got.ok) << got.message;
+  for (const Buffer* b : {&x, &residual, &sum, &y, &w, &rstd}) EXPECT_TRUE(b->guards_intact());
+}
+
+TEST(RmsNormEmulated, AgreesWithTheFp64LoopUnderItsOwnConfigurations) {
+  for (DType type : {DType::f32, DType::bf16, DType::f16})
+    for (bool residual : {false, true})
+      for (int64_t cols : {7, 64, 72, 200, 1024, 4104}) {
+        check({.rows = 5, .cols = cols, .type = type, .residual = residual});
+        check({.rows = 3, .cols = cols, .type = type, .residual = residual, .gap = 1});
+      }
+  check({.rows = 41, .cols = 64});
+  check({.rows = 0, .cols = 64});
+}
+
+TEST(RmsNormEmulated, AgreesInClusters) {
+  for (int cluster : {2, 4, 8})
+    check({.rows = 3,
+           .cols = 1024,
+           .config = {.vecs_per_thread = 2, .rows_per_group = 1, .group = 32, .cluster = cluster, .threads = 32},
+           .chosen = true});
+}
+
+}  // namespace
+}  // namespace ingot
