@@ -21,7 +21,7 @@ SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: \d+ hazar
 def gpu_executables(build):
     """Test executables labelled gpu."""
     listed = subprocess.run(["ctest", "--test-dir", str(build), "-L", "gpu", "--show-only=json-v1"], capture_output=True, text=True, check=True)
-    return [pathlib.Path(test["command"][0]) for test in json.loads(listed.stdout)["tests"]]
+    return [pathlib.Path(name) for name in dict.fromkeys(test["command"][0] for test in json.loads(listed.stdout)["tests"])]
 
 
 def tests_of(executable, pattern):

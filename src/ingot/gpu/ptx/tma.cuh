@@ -2,8 +2,10 @@
 // The bulk copy engine. One thread issues a copy; loads complete on an mbarrier (which must expect their bytes), stores
 // and reductions in the thread's bulk groups. Linear copies: 16-byte aligned addresses, sizes in multiples of 16.
 // Tensor copies: a CUtensorMap (tma_map.h) passed as `const __grid_constant__`; coordinates in elements, innermost
-// first, may lie outside: loads then deliver zeros (and their bytes count), stores drop them. Shared memory written by
-// ordinary stores needs fence_proxy_async_shared() before the engine reads it.
+// first, the innermost a multiple of 16 bytes. What lies outside of the tensor is loaded as zeros (whose bytes count)
+// and not stored; loads may begin before 0, stores and additions must not: either broken rule is an illegal
+// instruction. Stores know the inner edge to 16 bytes only: write to tensors whose rows are whole 16 bytes. Shared
+// memory written by ordinary stores needs fence_proxy_async_shared() before the engine reads it.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/address.cuh"

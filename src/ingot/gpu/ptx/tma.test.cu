@@ -2,6 +2,7 @@
 // complete on.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "ingot/gpu/launch.h"
@@ -188,23 +189,26 @@ std::vector<BoxCase> box_cases() {
         all.push_back({dtype, s, -8, -2, z, ptx::kEvictLast});
         all.push_back({dtype, s, 56, 30, z});
       }
-  all.push_back({DType::bf16, Swizzle::b128, 200, 100});
+  all.push_back({DType::bf16, Swizzle::b128, 200, 100, -1, ptx::kEvictFirst});
   return all;
 }
 std::ostream& operator<<(std::ostream& out, const BoxCase& c) {
   return out << c.dtype << " swizzle " << int(c.swizzle) << " at " << c.x << ", " << c.y << ", " << c.z;
 }
 
-// A (3, 37, 68) tensor inside rows of 72 and planes of 40 rows, elements as raw integers; boxes of 2 x 16 x one
-// swizzle row.
+// A (3, 37, 68 or as told) tensor inside rows of 72 and planes of 40 rows, elements as raw integers; boxes of 2 x 16 x
+// one swizzle row.
 struct Boxes {
-  static constexpr int kOuter = 3, kRows = 37, kCols = 68, kStride = 72, kPlane = 40 * kStride, kBoxRows = 16;
-  explicit Boxes(const BoxCase& c)
-      : size(int(size_of(c.dtype))), cols(int(tile::row_bytes(c.swizzle)) / size), planes(c.z < 0 ? 1 : 2) {}
-  int size, cols, planes;
+  static constexpr int kOuter = 3, kRows = 37, kStride = 72, kPlane = 40 * kStride, kBoxRows = 16;
+  explicit Boxes(const BoxCase& c, int tensor_cols = 68)
+      : tensor_cols(tensor_cols),
+        size(int(size_of(c.dtype))),
+        cols(int(tile::row_bytes(c.swizzle)) / size),
+        planes(c.z < 0 ? 1 : 2) {}
+  int tensor_cols, size, cols, planes;
   int rows() const { return planes * kBoxRows; }
   Tensor tensor(void* data, const BoxCase& c) const {
-    Tensor t(data, c.dtype, {kOuter, kRows, kCols}, Device{Device::cuda, 0});
+    Tensor t(data, c.dtype, {kOuter, kRows, tensor_cols}, Device{Device::cuda, 0});
     t.stride[0] = kPlane;
     t.stride[1] = kStride;
     return c.z < 0 ? t.select(0, 0) : t;
@@ -216,7 +220,7 @@ struct Boxes {
   // The element's index in memory, or -1 outside.
   int64_t at(const BoxCase& c, int row, int col) const {
     const int z = (c.z < 0 ? 0 : c.z) + row / kBoxRows, y = c.y + row % kBoxRows, x = c.x + col;
-    if (z >= kOuter || y < 0 || y >= kRows || x < 0 || x >= kCols) return -1;
+    if (z >= kOuter || y < 0 || y >= kRows || x < 0 || x >= tensor_cols) return -1;
     return int64_t(z) * kPlane + y * kStride + x;
   }
 };
@@ -245,8 +249,9 @@ TEST_F(TmaCuda, LoadsBoxesWithZerosOutsideSmall) {
 
 TEST_F(TmaCuda, StoresBoxesAndDropsWhatIsOutsideSmall) {
   for (const BoxCase& c : box_cases()) {
+    if (c.x < 0 || c.y < 0) continue;  // not allowed
     SCOPED_TRACE(::testing::Message() << c);
-    const Boxes b(c);
+    const Boxes b(c, 64);  // stores write whole 16 bytes even over the inner edge
     DeviceArray<uint32_t> to(std::vector<uint32_t>(Boxes::kOuter * Boxes::kPlane, 0xabcdabcd));
     const DeviceArray<uint32_t> in(counting(size_t(b.rows() * b.cols * b.size / 4), 0x20002));
     const uint32_t bytes = uint32_t(b.cols * b.size);
@@ -264,7 +269,11 @@ TEST_F(TmaCuda, StoresBoxesAndDropsWhatIsOutsideSmall) {
           else
             want[size_t(i / 2)] = (want[size_t(i / 2)] & (0xffff0000u >> (i % 2 * 16))) | v << (i % 2 * 16);
         }
-    ASSERT_EQ(to.host, want);
+    const auto [found, expected] = std::mismatch(to.host.begin(), to.host.end(), want.begin());
+    const int64_t word = found - to.host.begin();
+    ASSERT_TRUE(found == to.host.end()) << "row " << word * 4 / b.size / Boxes::kStride << " column "
+                                        << word * 4 / b.size % Boxes::kStride << ": found 0x" << std::hex << *found
+                                        << ", expected 0x" << *expected;
   }
 }
 
