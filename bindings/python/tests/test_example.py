@@ -1,0 +1,59 @@
+"""examples/neural_image.py at a size that takes a second, and its PNG reader on every row filter."""
+import importlib.util
+import pathlib
+import struct
+import sys
+import zlib
+
+import pytest
+import torch
+
+EXAMPLE = pathlib.Path(__file__).resolve().parents[3] / "examples" / "neural_image.py"
+
+
+@pytest.fixture
+def example():
+    spec = importlib.util.spec_from_file_location("neural_image", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_fits_a_made_image_and_writes_picture_and_plot(example, device, tmp_path, monkeypatch, capsys):
+    arguments = ["--size", "32", "--steps", "120", "--batch", "512", "--width", "32", "--no-compile"]
+    monkeypatch.setattr(sys, "argv", ["neural_image.py", "--device", device.type, "--out", str(tmp_path), *arguments])
+    example.main()
+    decibels = float(capsys.readouterr().out.split("PSNR ")[1].split()[0])
+    assert decibels > 14  # one grey for the whole image: 10
+    assert example.read_png(tmp_path / "neural_image.png").shape == (32, 64, 3)
+    assert "<polyline" in (tmp_path / "neural_image.svg").read_text(encoding="utf-8")
+
+
+def filtered(pixels, kind):
+    """Rows of a PNG (bytes of shape (H, stride)) under one filter, straight from the definition."""
+    height, stride = pixels.shape
+    step, out = 3, b""
+    for r in range(height):
+        row = []
+        for i in range(stride):
+            left = int(pixels[r, i - step]) if i >= step else 0
+            up = int(pixels[r - 1, i]) if r else 0
+            corner = int(pixels[r - 1, i - step]) if r and i >= step else 0
+            p = left + up - corner
+            paeth = min((abs(p - left), 0, left), (abs(p - up), 1, up), (abs(p - corner), 2, corner))[2]
+            row.append((int(pixels[r, i]) - (0, left, up, (left + up) // 2, paeth)[kind]) % 256)
+        out += bytes([kind, *row])
+    return out
+
+
+@pytest.mark.parametrize("kind", range(5))
+def test_reads_every_row_filter(example, tmp_path, kind):
+    pixels = torch.randint(0, 256, (5, 4, 3), dtype=torch.uint8)
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    path = tmp_path / "in.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 5, 8, 2, 0, 0, 0))
+                     + chunk(b"IDAT", zlib.compress(filtered(pixels.view(5, 12), kind))) + chunk(b"IEND", b""))
+    assert torch.equal((example.read_png(path) * 255).round().to(torch.uint8), pixels)
