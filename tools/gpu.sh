@@ -6,6 +6,7 @@
 #   cpu-test  every other test, once per level of vector code that this CPU has
 #   rmsnorm   the benchmark beside PyTorch, and beside the origin where INGOT_ORIGINS (default .origins) holds its source
 #   mlp       whole MLPs, forward and training steps, beside PyTorch and the origin mlp-megakernel where INGOT_ORIGINS holds it
+#   python    the PyTorch package: its tests on the GPU, what a call costs the host, the image example
 #   sanitize  memcheck, racecheck, synccheck and initcheck over the GPU tests named ...Small (writes sanitizers.json), and the
 #             instructions the kernels came to (compute-sanitizer, cuobjdump)
 #   cpu       CPU training steps in PyTorch and `ingot bench`, on two cores (not a default stage: ten minutes)
@@ -57,7 +58,7 @@ sass_counts() {
 }
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm mlp sanitize)
+[ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm mlp python sanitize)
 nvidia-smi -L || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
 origin=()
 [ ! -f "$origins/MGRrmsnorm/src/rmsnorm_kernel.cu" ] || origin=(--origin "$origins/MGRrmsnorm/src")
@@ -76,6 +77,13 @@ for stage in "${stages[@]}"; do
       done ;;
     rmsnorm) step rmsnorm 480 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so "${origin[@]}" ;;
     mlp) step mlp 560 python3 bench/peers/gpu_mlp.py --native $build/libingot_bench.so "${mlp_origin[@]}" ${INGOT_MLP_ARGS:-} ;;
+    python)
+      lines=120
+      export PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH}
+      INGOT_TEST_DEVICE=cuda step python 300 python3 bindings/python/tests/run.py --tb=short
+      step host-cost 200 python3 bench/peers/gpu_host_cost.py
+      step neural-image 120 python3 examples/neural_image.py --out "$logs"
+      unset lines ;;
     sweep) step sweep 300 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so --sweep "$logs/rmsnorm_sweep.json" ;;
     sanitize)
       lines=60
@@ -90,7 +98,7 @@ for stage in "${stages[@]}"; do
         echo "cpu: bench/peers/train_step.py is not there yet"
       fi
       step cpu-ingot-bench 300 taskset -c 0,1 bash -c "$build/ingot bench --json >$logs/cpu_ingot_bench.json" ;;
-    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, mlp, sanitize, cpu or sweep" >&2; exit 2 ;;
+    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, mlp, python, sanitize, cpu or sweep" >&2; exit 2 ;;
   esac
 done
 

@@ -7,10 +7,12 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
 # The rooms a suite exercises, where they are not the one named like the suite.
-ROOMS = {"mlp": ["mlp", "activation"]}
+ROOMS = {"mlp": ["mlp", "activation"], "host_cost": ["rmsnorm", "mlp"]}
+# What a suite exercises outside the rooms.
+ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
 # What every suite rests on besides its rooms: src/gpu, src/core and the build flags.
 COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake"]
-SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake"}
+SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}
 
 
 # What compute-sanitizer found, tool by tool (tools/sanitize.py): no benchmark, but of the same tree, and checked with it.
@@ -24,7 +26,7 @@ def rooms_of(suite, root):
 
 
 def files_of(suite, root=ROOT):
-    places = [f"src/ingot/kernels/{room}" for room in rooms_of(suite, root)] + COMMON
+    places = [f"src/ingot/kernels/{room}" for room in rooms_of(suite, root)] + ELSEWHERE.get(suite, []) + COMMON
     for place in places:
         path = root / place
         if not path.exists():
