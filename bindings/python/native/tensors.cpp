@@ -130,6 +130,11 @@ void describe(const char* op, const char* name, nb::handle h, Described& d) {
     describe_fast(op, name, h, d);
   else
     describe_slow(op, name, h, d);
+#ifndef INGOT_CUDA_BUILD
+  if (d.device.kind != Device::cpu) [[unlikely]]  // before anything is allocated there
+    fail(ErrorCode::unsupported, op, ": ", name, ": found a tensor on ", d.device,
+         ", but Ingot was built without CUDA; expected cpu");
+#endif
 }
 
 // Appends dimensions [begin, end) of `d` to `t`, merged into as few as the strides allow (at most `room`, at least

@@ -251,10 +251,32 @@ def test_a_tensor_of_another_device_is_refused():
         _C.rms_norm(torch.empty(2, 16, device="meta"), None, None, None, torch.empty(2, 16), None, 1e-5, False)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available() or _C.cuda, reason="needs a GPU and a build without CUDA")
+class OnCuda(torch.Tensor):
+    """Memory of the CPU that says it is on a GPU; only what reads attributes (no exchange) believes it."""
+
+    device = property(lambda self: torch.device("cuda", 0))
+
+
+@pytest.mark.skipif(_C.cuda, reason="needs a build without CUDA")
 def test_a_build_without_cuda_says_so():
-    with pytest.raises(NotImplementedError, match="built without CUDA"):
-        functional.rms_norm(torch.ones(2, 16, device="cuda"), None, 1e-5)
+    x, y, w = (torch.ones(8, 8).as_subclass(OnCuda) for _ in range(3))
+    one = torch.ones(1, 2, 8).as_subclass(OnCuda)
+    table, positions = torch.ones(1, 4).as_subclass(OnCuda), torch.zeros(1, dtype=torch.int32).as_subclass(OnCuda)
+    calls = {
+        "rms_norm": lambda: _C.rms_norm(x, None, None, None, y, None, 1e-5, False),
+        "rms_norm_backward": lambda: _C.rms_norm_backward(y, x, None, None, None, x, None, None, 1e-5, False),
+        "mlp": lambda: _C.mlp(x, [w], False, False, 0, False, False),
+        "swiglu_gate": lambda: _C.swiglu_gate(x, y, w, 3, 0.0, 1.0, 0.0),
+        "rope": lambda: _C.rope(one, one, positions, table, table, False, 1),
+        "activation": lambda: _C.activation(x, y, 0),
+    }
+    _C.use_exchange(False)
+    try:
+        for name, call in calls.items():
+            with pytest.raises(NotImplementedError, match=f"{name}: .*: found a tensor on cuda:0, but Ingot was built without CUDA; expected cpu"):
+                call()
+    finally:
+        _C.use_exchange(True)
 
 
 @on_gpu
