@@ -290,6 +290,7 @@ void rope(const Rope& a, Stream stream);
 void rope_backward(const Rope& a, Stream stream);
 void qk_norm_rope(const QkNormRope& a, Stream stream);
 void qk_norm_rope_backward(const QkNormRopeBackward& a, Stream stream);
+int64_t qk_norm_rope_backward_workspace_bytes(int64_t tokens, int64_t heads);
 }  // namespace cuda
 #define INGOT_DISPATCH_ROPE INGOT_DISPATCH_WITH_CUDA
 #else
@@ -329,8 +330,21 @@ void qk_norm_rope_backward(const QkNormRopeBackward& a, Stream stream) {
   if (a.dgain) {
     INGOT_CHECK(bool(a.gain), op, ": found dgain without gain, expected both");
     check_gain(op, "dgain", a.dgain, a.x);
+    const int64_t need = qk_norm_rope_backward_workspace_bytes(a.x.size(0), a.x.size(1), a.x.device);
+    const int64_t have = a.workspace ? a.workspace.bytes() : 0;
+    INGOT_CHECK_GE(have, need, op, ": bytes of workspace");
+    INGOT_CHECK(need == 0 || (a.workspace.device == a.x.device && a.workspace.contiguous()), op,
+                ": found a workspace on ", a.workspace.device, ", expected it contiguous on ", a.x.device);
   }
   INGOT_DISPATCH_ROPE(a.x.device, qk_norm_rope_backward, a, stream);
+}
+
+int64_t qk_norm_rope_backward_workspace_bytes([[maybe_unused]] int64_t tokens, [[maybe_unused]] int64_t heads,
+                                              [[maybe_unused]] Device device) {
+#ifdef INGOT_HAS_CUDA_ROPE
+  if (device.kind == Device::cuda) return cuda::qk_norm_rope_backward_workspace_bytes(tokens, heads);
+#endif
+  return 0;  // a CPU's threads bring their own
 }
 
 }  // namespace ingot

@@ -62,7 +62,9 @@ struct QkNormRopeBackward {
   bool normalise = true;
   bool interleaved = false;
   int sign = +1;
+  Tensor workspace;  // with dgain: u8, qk_norm_rope_backward_workspace_bytes(...); may be left out on a CPU
 };
 void qk_norm_rope_backward(const QkNormRopeBackward& a, Stream stream);
+int64_t qk_norm_rope_backward_workspace_bytes(int64_t tokens, int64_t heads, Device device);
 
 }  // namespace ingot

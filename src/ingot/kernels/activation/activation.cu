@@ -1,0 +1,135 @@
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/row_units.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/activation/activation.h"
+
+namespace ingot::cuda {
+namespace {
+
+// From here on nothing that was written can still be in L2 when it is read next (50 to 60 MB on Hopper).
+constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
+constexpr int kThreads = 256, kVecs = 2;  // per thread
+
+struct Params {
+  tile::Rows dy, x, y;  // y: or dx
+  tile::RowUnits units;
+  Act act;  // of the kernels that take one element at a time
+  bool evict_first;
+};
+
+template <class F, bool kBackward> __device__ inline float result(float x, float dy) {
+  if constexpr (kBackward)
+    return dy * F::template slope<float>(x);
+  else
+    return F::template value<float>(x);
+}
+
+template <class F, class T, bool kBackward>
+__global__ void __launch_bounds__(kThreads) activate_vectors(const __grid_constant__ Params p) {
+  constexpr int N = 16 / int(sizeof(T));
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t first = blockIdx.x * kThreads * kVecs + threadIdx.x;
+  tile::Vec<T, N> x[kVecs], dy[kVecs];
+#pragma unroll
+  for (int k = 0; k < kVecs; ++k) {
+    const uint32_t i = first + k * kThreads;
+    if (i >= p.units.units) continue;
+    const tile::Division place = tile::place_of(p.units, i);
+    tile::load_streaming(x[k], tile::at<const T, N>(p.x, place));
+    if constexpr (kBackward) tile::load_streaming(dy[k], tile::at<const T, N>(p.dy, place));
+  }
+#pragma unroll
+  for (int k = 0; k < kVecs; ++k) {
+    const uint32_t i = first + k * kThreads;
+    if (i >= p.units.units) continue;
+    float value[N], upstream[N];
+    tile::to_float(x[k], value);
+    tile::to_float(dy[k], upstream);
+#pragma unroll
+    for (int n = 0; n < N; ++n) value[n] = result<F, kBackward>(value[n], upstream[n]);
+    tile::store(tile::at<T, N>(p.y, tile::place_of(p.units, i)), tile::from_float<T>(value), p.evict_first);
+  }
+}
+
+// The activation is the same for the whole grid: one kernel serves all where speed is not the point.
+template <bool kBackward, class... Fs>
+__device__ inline float any_result(Act act, float x, float dy, ActivationList<Fs...>) {
+  int i = 0;
+  float y = 0;
+  const bool known = ((int(act) == i++ && (y = result<Fs, kBackward>(x, dy), true)) || ...);
+  return known ? y : __int_as_float(0x7fffffff);
+}
+
+// Any alignment, any length.
+template <class T, bool kBackward>
+__global__ void __launch_bounds__(kThreads) activate_elements(const __grid_constant__ Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= p.units.units) return;
+  const tile::Division place = tile::place_of(p.units, i);
+  const float x = tile::to_float(*tile::at<const T, 1>(p.x, place));
+  const float dy = kBackward ? tile::to_float(*tile::at<const T, 1>(p.dy, place)) : 0.f;
+  *tile::at<T, 1>(p.y, place) = tile::from_float<T>(any_result<kBackward>(p.act, x, dy, Activations{}));
+}
+
+// --- host ------------------------------------------------------------------------------------------------------------
+
+using Kernel = void (*)(Params);
+
+template <class T, bool kBackward> Kernel pick_kernel(Act act, bool vectors) {
+  if (!vectors) return activate_elements<T, kBackward>;
+  Kernel kernel = nullptr;
+  with_activation(act, [&](auto f) { kernel = activate_vectors<decltype(f), T, kBackward>; });
+  return kernel;
+}
+template <bool kBackward> Kernel pick_kernel(const char* op, DType t, Act act, bool vectors) {
+  switch (t) {
+    case DType::f32: return pick_kernel<float, kBackward>(act, vectors);
+    case DType::bf16: return pick_kernel<bf16, kBackward>(act, vectors);
+    case DType::f16: return pick_kernel<f16, kBackward>(act, vectors);
+    default: fail(ErrorCode::unsupported, op, ": found dtype ", t, " on a GPU, expected f32, bf16 or f16");
+  }
+}
+
+template <bool kBackward>
+void launch(const char* op, Act act, const Tensor& dy, const Tensor& x, const Tensor& y, Stream stream) {
+  const int64_t per_vec = 16 / size_of(x.dtype);
+  bool vectors = true, one_row = true;
+  for (const Tensor* t : {&dy, &x, &y}) {
+    vectors = vectors && tile::rows_start_aligned(*t, 16);
+    one_row = one_row && tile::without_gaps(*t);
+  }
+  vectors = vectors && (one_row ? x.numel() : x.cols()) % per_vec == 0;
+  const Kernel kernel = pick_kernel<kBackward>(op, x.dtype, act, vectors);
+  if (x.numel() == 0) return;
+  Params p{};
+  p.act = act;
+  p.evict_first = x.bytes() > kEvictFirstBytes;
+  const int64_t step = vectors ? per_vec : 1, per_block = vectors ? kThreads * kVecs : kThreads;
+  const int64_t rows = one_row ? 1 : x.rows(), cols = x.numel() / rows;
+  tile::for_each_launch(rows, cols / step, one_row, [&](int64_t row, int64_t unit, const tile::RowUnits& units) {
+    const auto from_here = [&](const Tensor& t) {
+      return t ? tile::moved(tile::rows_of(t), row, unit * step, t.dtype) : tile::Rows{};
+    };
+    p.dy = from_here(dy), p.x = from_here(x), p.y = from_here(y);
+    p.units = units;
+    gpu::launch(op, kernel,
+                {.grid = (units.units + per_block - 1) / per_block,
+                 .block = kThreads,
+                 .overlap = true,
+                 .device = x.device.index},
+                stream, p);
+  });
+}
+
+}  // namespace
+
+void activate(const Activate& a, Stream stream) { launch<false>("activate", a.act, {}, a.x, a.y, stream); }
+void activate_backward(const ActivateBackward& a, Stream stream) {
+  launch<true>("activate_backward", a.act, a.dy, a.x, a.dx, stream);
+}
+
+}  // namespace ingot::cuda

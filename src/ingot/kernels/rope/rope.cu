@@ -1,0 +1,586 @@
+#include <algorithm>
+
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/divide.cuh"
+#include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/rope/rope.h"
+#include "ingot/kernels/rope/rope_config.h"
+
+namespace ingot::cuda {
+namespace {
+
+// From here on nothing of y can still be in L2 when it is read next (50 to 60 MB on Hopper, shared with x).
+constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
+constexpr int64_t kMaxUnits = int64_t(1) << 30;  // threads of one launch; tile::divide needs less than 2^31
+constexpr int kSumThreads = 128;
+
+// (T, H, D) with any strides, in elements; the last one is 1.
+struct HeadRows {
+  void* data = nullptr;
+  int64_t token = 0, head = 0;
+};
+template <class T> __device__ inline T* row_of(const HeadRows& r, int64_t token, uint32_t head) {
+  return static_cast<T*>(r.data) + token * r.token + head * r.head;
+}
+
+struct Params {
+  HeadRows x, dy, y;  // y: or dx
+  const int32_t* positions;
+  const float *cos, *sin, *gain;
+  float* partial;  // (heads, slices) sums for dgain, or null
+  int64_t tokens, first_token, slice_tokens;
+  uint32_t units, heads, head_groups, head_dim, half, lanes, turning_lanes;
+  tile::Divisor by_lanes, by_groups, by_slots, by_chunks;
+  uint32_t slices, rows, iterations;
+  float sign, eps;  // sign: the direction of the pass included
+  bool normalise, interleaved, evict_first;
+};
+
+// --- two vectors of a head -------------------------------------------------------------------------------------------
+
+// Where a lane's two vectors lie in the head. Lanes that turn come first: vector a holds the first numbers of its pairs
+// and b the second, or with interleaved pairs either holds whole pairs. Then come those that pass through.
+struct Place {
+  uint32_t a, b;
+  bool a_ok, b_ok, turns;
+};
+template <int N, bool kInterleaved> __device__ inline Place place_of(const Params& p, uint32_t lane) {
+  Place at;
+  at.turns = lane < p.turning_lanes;
+  if (at.turns) {
+    at.a = lane * N;
+    at.b = at.a + (kInterleaved ? p.turning_lanes * N : p.half);
+    at.b_ok = at.b < 2 * p.half;
+  } else {
+    at.a = 2 * p.half + 2 * (lane - p.turning_lanes) * N;
+    at.b = at.a + N;
+    at.b_ok = at.b < p.head_dim;
+  }
+  at.a_ok = at.a < p.head_dim;
+  return at;
+}
+
+template <int N> struct Angles { float cos[N], sin[N]; };
+
+// Of one token, for the pairs of one lane: through L1, as the lanes of the other heads read the same.
+template <int N, bool kInterleaved>
+__device__ inline void load_angles(Angles<N>& r, const Params& p, int64_t token, const Place& at) {
+  const int64_t row = int64_t(p.positions[token]) * p.half;
+  if constexpr (kInterleaved) {
+    constexpr int M = N / 2;  // pairs in a vector
+    tile::Vec<float, M> cos[2], sin[2];
+    tile::load(cos[0], p.cos + row + at.a / 2);
+    tile::load(sin[0], p.sin + row + at.a / 2);
+    if (at.b_ok) tile::load(cos[1], p.cos + row + at.b / 2);
+    if (at.b_ok) tile::load(sin[1], p.sin + row + at.b / 2);
+#pragma unroll
+    for (int v = 0; v < 2; ++v) {
+      float c[M], s[M];
+      tile::to_float(cos[v], c);
+      tile::to_float(sin[v], s);
+#pragma unroll
+      for (int i = 0; i < M; ++i) r.cos[v * M + i] = c[i], r.sin[v * M + i] = s[i] * p.sign;
+    }
+  } else {
+    tile::Vec<float, N> cos, sin;
+    tile::load(cos, p.cos + row + at.a);
+    tile::load(sin, p.sin + row + at.a);
+    tile::to_float(cos, r.cos);
+    tile::to_float(sin, r.sin);
+#pragma unroll
+    for (int i = 0; i < N; ++i) r.sin[i] *= p.sign;
+  }
+}
+
+__device__ inline void turn(float& x1, float& x2, float cos, float sin) {
+  const float y1 = x1 * cos - x2 * sin;
+  x2 = x2 * cos + x1 * sin;
+  x1 = y1;
+}
+template <bool kInterleaved, int N> __device__ inline void rotate(const Angles<N>& r, float (&a)[N], float (&b)[N]) {
+  if constexpr (kInterleaved) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      turn(a[2 * i], a[2 * i + 1], r.cos[i], r.sin[i]);
+      turn(b[2 * i], b[2 * i + 1], r.cos[N / 2 + i], r.sin[N / 2 + i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) turn(a[i], b[i], r.cos[i], r.sin[i]);
+  }
+}
+
+template <class T, int K> using Held = tile::Vec<T, 16 / int(sizeof(T))>[K][2];
+
+// Heads group, group + head_groups, ...: neighbouring lanes keep reading neighbouring memory.
+template <class T, int K>
+__device__ inline void load_heads(Held<T, K>& held, const Params& p, const HeadRows& from, int64_t token,
+                                  uint32_t group, const Place& at, bool ok) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t head = group + k * p.head_groups;
+    const T* row = row_of<const T>(from, token, head);
+    if (ok && head < p.heads && at.a_ok) tile::load_streaming(held[k][0], row + at.a);
+    if (ok && head < p.heads && at.b_ok) tile::load_streaming(held[k][1], row + at.b);
+  }
+}
+
+template <class T, int N>
+__device__ inline void store_pair(const Params& p, int64_t token, uint32_t head, const Place& at, const float (&a)[N],
+                                  const float (&b)[N]) {
+  T* row = row_of<T>(p.y, token, head);
+  if (at.a_ok) tile::store(row + at.a, tile::from_float<T>(a), p.evict_first);
+  if (at.b_ok) tile::store(row + at.b, tile::from_float<T>(b), p.evict_first);
+}
+
+__device__ inline float rstd_of(float sum_of_squares, const Params& p) {
+  return __frsqrt_rn(__fdiv_rn(sum_of_squares, float(p.head_dim)) + p.eps);
+}
+
+// y = rotation of x; with a norm, of x * rstd * gain.
+template <class T, int K, bool kInterleaved, bool kNorm>
+__global__ void __launch_bounds__(kRopeThreads, K == 4 ? 3 : 4) rotate_heads(const __grid_constant__ Params p) {
+  constexpr int N = 16 / int(sizeof(T));
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
+  const tile::Division lane = tile::divide(unit, p.by_lanes), group = tile::divide(lane.quotient, p.by_groups);
+  const Place at = place_of<N, kInterleaved>(p, lane.remainder);
+  const int64_t token = p.first_token + group.quotient;
+  const bool ok = unit < p.units;
+
+  Held<T, K> x;
+  load_heads<T, K>(x, p, p.x, token, group.remainder, at, ok);
+  Angles<N> angles;
+  if (ok && at.turns) load_angles<N, kInterleaved>(angles, p, token, at);
+
+  float factor[K];
+  if constexpr (kNorm) {
+    float sum[K] = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        float value[N];
+        tile::to_float(x[k][v], value);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum[k] += value[i] * value[i];
+      }
+    tile::warp_sum(sum, p.lanes);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const uint32_t head = group.remainder + k * p.head_groups;
+      factor[k] = p.normalise ? rstd_of(sum[k], p) : 1.f;
+      if (p.gain != nullptr && head < p.heads) factor[k] *= p.gain[head];
+    }
+  }
+  if (!ok) return;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t head = group.remainder + k * p.head_groups;
+    if (head >= p.heads) break;
+    float a[N], b[N];
+    tile::to_float(x[k][0], a);
+    tile::to_float(x[k][1], b);
+    if (at.turns) rotate<kInterleaved>(angles, a, b);
+    if constexpr (kNorm)
+#pragma unroll
+      for (int i = 0; i < N; ++i) a[i] *= factor[k], b[i] *= factor[k];
+    store_pair<T>(p, token, head, at, a, b);
+  }
+}
+
+// With R the rotation, n = x * rstd and g = R^T dy:   dgain = n . g   dx = gain * rstd * (g - n * mean(n * g))
+template <class T, int K, bool kInterleaved>
+__device__ inline void backward_heads(const Params& p, int64_t token, bool ok, uint32_t group, uint32_t lane,
+                                      float (&dgain)[K]) {
+  constexpr int N = 16 / int(sizeof(T));
+  const Place at = place_of<N, kInterleaved>(p, lane);
+  Held<T, K> x, dy;
+  load_heads<T, K>(x, p, p.x, token, group, at, ok);
+  load_heads<T, K>(dy, p, p.dy, token, group, at, ok);
+  Angles<N> angles;
+  if (ok && at.turns) load_angles<N, kInterleaved>(angles, p, token, at);
+
+  const auto unrotated = [&](int k, float(&a)[N], float(&b)[N]) {
+    tile::to_float(dy[k][0], a);
+    tile::to_float(dy[k][1], b);
+    if (at.turns) rotate<kInterleaved>(angles, a, b);
+  };
+  float sum[2 * K] = {};  // of x * x, of x * g
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    float a[N], b[N], xa[N], xb[N];
+    unrotated(k, a, b);
+    tile::to_float(x[k][0], xa);
+    tile::to_float(x[k][1], xb);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      sum[2 * k] += xa[i] * xa[i] + xb[i] * xb[i];
+      sum[2 * k + 1] += xa[i] * a[i] + xb[i] * b[i];
+    }
+  }
+  tile::warp_sum(sum, p.lanes);
+  if (!ok) return;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t head = group + k * p.head_groups;
+    if (head >= p.heads) break;
+    const float rstd = p.normalise ? rstd_of(sum[2 * k], p) : 1.f, both = sum[2 * k + 1] * rstd;
+    dgain[k] += both;
+    const float factor = p.gain != nullptr ? rstd * p.gain[head] : rstd;
+    const float along = p.normalise ? __fdiv_rn(both, float(p.head_dim)) * rstd : 0.f;
+    float a[N], b[N], xa[N], xb[N];
+    unrotated(k, a, b);
+    tile::to_float(x[k][0], xa);
+    tile::to_float(x[k][1], xb);
+#pragma unroll
+    for (int i = 0; i < N; ++i) a[i] = factor * (a[i] - xa[i] * along), b[i] = factor * (b[i] - xb[i] * along);
+    store_pair<T>(p, token, head, at, a, b);
+  }
+}
+
+// --- element by element: any alignment, any number of dimensions -----------------------------------------------------
+
+// Calls use(element 1, element 2, cos, sin) for a lane's pairs, then pass(element) for its dimensions that do not turn.
+// A lane meets the same elements every time, so results may replace what they were computed from.
+template <class Turn, class Pass>
+__device__ inline void for_each_element(const Params& p, int64_t token, uint32_t lane, Turn&& turns, Pass&& pass) {
+  if (p.half > 0) {
+    const int64_t row = int64_t(p.positions[token]) * p.half;
+    for (uint32_t j = lane; j < p.half; j += p.lanes) {
+      const uint32_t one = p.interleaved ? 2 * j : j, two = p.interleaved ? one + 1 : j + p.half;
+      turns(one, two, p.cos[row + j], p.sin[row + j] * p.sign);
+    }
+  }
+  for (uint32_t c = 2 * p.half + lane; c < p.head_dim; c += p.lanes) pass(c);
+}
+
+template <class T> __global__ void __launch_bounds__(kRopeThreads) rotate_elements(const __grid_constant__ Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
+  const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_groups);
+  const int64_t token = p.first_token + head.quotient;
+  const bool ok = unit < p.units;
+  const T* x = row_of<const T>(p.x, token, head.remainder);
+  T* y = row_of<T>(p.y, token, head.remainder);
+
+  float factor = 1;
+  if (p.normalise) {
+    float sum[1] = {};
+    if (ok)
+      for (uint32_t c = lane.remainder; c < p.head_dim; c += p.lanes) {
+        const float value = tile::to_float(x[c]);
+        sum[0] += value * value;
+      }
+    tile::warp_sum(sum, p.lanes);
+    factor = rstd_of(sum[0], p);
+  }
+  if (!ok) return;
+  if (p.gain != nullptr) factor *= p.gain[head.remainder];
+  for_each_element(
+      p, token, lane.remainder,
+      [&](uint32_t one, uint32_t two, float cos, float sin) {
+        float a = tile::to_float(x[one]), b = tile::to_float(x[two]);
+        turn(a, b, cos, sin);
+        y[one] = tile::from_float<T>(a * factor);
+        y[two] = tile::from_float<T>(b * factor);
+      },
+      [&](uint32_t c) { y[c] = tile::from_float<T>(tile::to_float(x[c]) * factor); });
+}
+
+template <class T>
+__device__ inline void backward_elements(const Params& p, int64_t token, bool ok, uint32_t head, uint32_t lane,
+                                         float& dgain) {
+  const T *x = row_of<const T>(p.x, token, head), *dy = row_of<const T>(p.dy, token, head);
+  T* dx = row_of<T>(p.y, token, head);
+  float sum[2] = {};  // of x * x, of x * g
+  if (ok)
+    for_each_element(
+        p, token, lane,
+        [&](uint32_t one, uint32_t two, float cos, float sin) {
+          float a = tile::to_float(dy[one]), b = tile::to_float(dy[two]);
+          turn(a, b, cos, sin);
+          const float xa = tile::to_float(x[one]), xb = tile::to_float(x[two]);
+          sum[0] += xa * xa + xb * xb;
+          sum[1] += xa * a + xb * b;
+        },
+        [&](uint32_t c) {
+          const float value = tile::to_float(x[c]);
+          sum[0] += value * value;
+          sum[1] += value * tile::to_float(dy[c]);
+        });
+  tile::warp_sum(sum, p.lanes);
+  if (!ok) return;
+  const float rstd = p.normalise ? rstd_of(sum[0], p) : 1.f, both = sum[1] * rstd;
+  dgain += both;
+  const float factor = p.gain != nullptr ? rstd * p.gain[head] : rstd;
+  const float along = p.normalise ? __fdiv_rn(both, float(p.head_dim)) * rstd : 0.f;
+  for_each_element(
+      p, token, lane,
+      [&](uint32_t one, uint32_t two, float cos, float sin) {
+        float a = tile::to_float(dy[one]), b = tile::to_float(dy[two]);
+        turn(a, b, cos, sin);
+        const float xa = tile::to_float(x[one]), xb = tile::to_float(x[two]);
+        dx[one] = tile::from_float<T>(factor * (a - xa * along));
+        dx[two] = tile::from_float<T>(factor * (b - xb * along));
+      },
+      [&](uint32_t c) {
+        dx[c] = tile::from_float<T>(factor * (tile::to_float(dy[c]) - tile::to_float(x[c]) * along));
+      });
+}
+
+// --- backward: a block takes a slice of the tokens and `slots` groups of heads ---------------------------------------
+
+enum class Form { half_split, interleaved, elements };
+
+template <class T, int K, Form kForm>
+__global__ void __launch_bounds__(kRopeThreads, 2) qk_norm_backward(const __grid_constant__ Params p) {
+  __shared__ float found[kRopeThreads * K];
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const tile::Division lane = tile::divide(threadIdx.x, p.by_lanes), row = tile::divide(lane.quotient, p.by_slots);
+  const tile::Division slice = tile::divide(blockIdx.x, p.by_chunks);
+  const uint32_t group = slice.remainder * p.by_slots.value + row.remainder;
+  const bool here = row.quotient < p.rows && group < p.head_groups;
+  const int64_t begin = slice.quotient * p.slice_tokens, end = min(begin + p.slice_tokens, p.tokens);
+
+  float dgain[K] = {};
+  // Every thread of the block makes every turn, as warps sum over lanes of several groups at once.
+  for (uint32_t i = 0; i < p.iterations; ++i) {
+    const int64_t token = begin + int64_t(i) * p.rows + row.quotient;
+    const bool ok = here && token < end;
+    if constexpr (kForm == Form::elements)
+      backward_elements<T>(p, token, ok, group, lane.remainder, dgain[0]);
+    else
+      backward_heads<T, K, kForm == Form::interleaved>(p, token, ok, group, lane.remainder, dgain);
+  }
+  if (p.partial == nullptr) return;
+  if (here && lane.remainder == 0)
+#pragma unroll
+    for (int k = 0; k < K; ++k) found[lane.quotient * K + k] = dgain[k];
+  __syncthreads();
+  const uint32_t slots = p.by_slots.value;
+  for (uint32_t i = threadIdx.x; i < slots * K; i += blockDim.x) {
+    const uint32_t its_group = slice.remainder * slots + i / K, head = its_group + i % K * p.head_groups;
+    if (its_group >= p.head_groups || head >= p.heads) continue;
+    float sum = 0;
+    for (uint32_t r = 0; r < p.rows; ++r) sum += found[r * slots * K + i];
+    p.partial[int64_t(head) * p.slices + slice.quotient] = sum;
+  }
+}
+
+// dgain += the slices of one head, in an order that depends on their number alone.
+__global__ void __launch_bounds__(kSumThreads) add_slices(float* dgain, const float* partial, uint32_t slices) {
+  __shared__ tile::GroupSumMemory<1, kSumThreads> memory;
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  float sum[1] = {};
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < slices; i += kSumThreads) sum[0] += partial[int64_t(blockIdx.x) * slices + i];
+  tile::group_sum(sum, kSumThreads, memory);
+  if (threadIdx.x == 0) dgain[blockIdx.x] += sum[0];
+}
+
+// --- host ------------------------------------------------------------------------------------------------------------
+
+HeadRows rows_of(const Tensor& t) { return {t.data, t.stride[0], t.stride[1]}; }
+
+bool heads_aligned(const Tensor& t) {
+  if (!t) return true;
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+  for (int d = 0; d < 2; ++d)
+    if (t.shape.dim[d] > 1 && t.stride[d] * size_of(t.dtype) % 16 != 0) return false;
+  return true;
+}
+bool table_aligned(const Tensor& t) { return !t || reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
+
+bool same_rows(const Tensor& a, const Tensor& b) {
+  return a.data == b.data && (a.size(0) <= 1 || a.stride[0] == b.stride[0]) &&
+         (a.size(1) <= 1 || a.stride[1] == b.stride[1]);
+}
+
+template <class Op> RopeShape shape_of(const Op& a, const Tensor& y, const Tensor& dy) {
+  return {.tokens = a.x.size(0),
+          .heads = a.x.size(1),
+          .head_dim = a.x.cols(),
+          .half = a.cos ? a.cos.cols() : 0,
+          .dtype = a.x.dtype,
+          .aligned = heads_aligned(a.x) && heads_aligned(y) && heads_aligned(dy) && table_aligned(a.cos) &&
+                     table_aligned(a.sin),
+          .interleaved = a.interleaved};
+}
+RopeShape shape_of(const Rope& a) {
+  RopeShape s = shape_of(a, a.y, {});
+  s.in_place = same_rows(a.x, a.y);
+  return s;
+}
+RopeShape shape_of(const QkNormRope& a) {
+  RopeShape s = shape_of(a, a.y, {});
+  s.norm = true;
+  return s;
+}
+RopeShape shape_of(const QkNormRopeBackward& a) {
+  RopeShape s = shape_of(a, a.dx, a.dy);
+  s.norm = s.backward = true;
+  return s;
+}
+
+using Kernel = void (*)(Params);
+
+template <class Use> auto with_cuda_float_type(const char* op, DType t, Use&& use) {
+  switch (t) {
+    case DType::f32: return use(float{});
+    case DType::bf16: return use(bf16{});
+    case DType::f16: return use(f16{});
+    default: fail(ErrorCode::unsupported, op, ": found dtype ", t, " on a GPU, expected f32, bf16 or f16");
+  }
+}
+
+template <class T, int K> Kernel pick_forward(const RopeShape& s) {
+  if (s.norm) return s.interleaved ? rotate_heads<T, K, true, true> : rotate_heads<T, K, false, true>;
+  return s.interleaved ? rotate_heads<T, K, true, false> : rotate_heads<T, K, false, false>;
+}
+template <class T> Kernel pick_kernel(const RopeShape& s, const RopeConfig& c) {
+  if (s.backward) {
+    if (!c.vectors) return qk_norm_backward<T, 1, Form::elements>;
+    if (c.heads_per_thread == 1)
+      return s.interleaved ? qk_norm_backward<T, 1, Form::interleaved> : qk_norm_backward<T, 1, Form::half_split>;
+    return s.interleaved ? qk_norm_backward<T, 2, Form::interleaved> : qk_norm_backward<T, 2, Form::half_split>;
+  }
+  if (!c.vectors) return rotate_elements<T>;
+  if (c.heads_per_thread == 1) return pick_forward<T, 1>(s);
+  return c.heads_per_thread == 2 ? pick_forward<T, 2>(s) : pick_forward<T, 4>(s);
+}
+
+void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
+  const bool power = (c.lanes & (c.lanes - 1)) == 0 && c.lanes <= 32;
+  INGOT_CHECK(c.lanes >= 1 && c.lanes <= c.threads && ((c.vectors && !s.norm) || power), op, ": found ", c.lanes,
+              " lanes, expected at most ", c.threads, ", and a power of two up to 32 where they sum");
+  INGOT_CHECK(c.threads >= 32 && c.threads <= kRopeThreads && c.threads % 32 == 0, op, ": found ", c.threads,
+              " threads, expected whole warps up to ", kRopeThreads);
+  const int heads = c.heads_per_thread;
+  INGOT_CHECK(heads == 1 || (c.vectors && (heads == 2 || (heads == 4 && !s.backward))), op, ": found ", heads,
+              " heads a thread, expected 1, 2 or, forward, 4");
+  if (!c.vectors) return;
+  INGOT_CHECK(pick_rope_config(s).vectors && c.lanes >= rope_head_lanes(s), op, ": found ", c.lanes,
+              " lanes of vectors, expected ", rope_head_lanes(s), " and operands that whole vectors reach");
+}
+
+// What all passes share.
+template <class Op> Params params_of(const Op& a, const Tensor& y, const RopeShape& s, const RopeTuning& tuning) {
+  Params p{};
+  p.x = rows_of(a.x), p.y = rows_of(y);
+  if (a.cos) {
+    p.positions = static_cast<const int32_t*>(a.positions.data);
+    p.cos = static_cast<const float*>(a.cos.data), p.sin = static_cast<const float*>(a.sin.data);
+  }
+  const RopeConfig& c = tuning.config;
+  p.tokens = s.tokens;
+  p.heads = uint32_t(s.heads), p.head_groups = uint32_t(ceil_divide(s.heads, c.heads_per_thread));
+  p.head_dim = uint32_t(s.head_dim), p.half = uint32_t(s.half);
+  p.lanes = uint32_t(c.lanes), p.turning_lanes = c.vectors ? uint32_t(rope_turning_lanes(s)) : 0;
+  p.by_lanes = tile::Divisor(p.lanes), p.by_groups = tile::Divisor(p.head_groups);
+  p.sign = float(a.sign), p.interleaved = a.interleaved;
+  p.evict_first = tuning.evict_first < 0 ? a.x.numel() * size_of(a.x.dtype) > kEvictFirstBytes : tuning.evict_first > 0;
+  return p;
+}
+template <class Op> void add_norm(Params& p, const Op& a) {
+  p.gain = a.gain ? static_cast<const float*>(a.gain.data) : nullptr;
+  p.normalise = a.normalise, p.eps = float(a.eps);
+}
+
+void check_sizes(const char* op, const RopeShape& s) {
+  constexpr int64_t kMost = kMaxUnits / kRopeThreads;
+  if (s.heads * s.head_dim > kMost)
+    fail(ErrorCode::unsupported, op, ": found ", s.heads, " heads of ", s.head_dim, ", expected at most ", kMost,
+         " dimensions a token on a GPU");
+}
+
+void launch_forward(const char* op, Params& p, const RopeShape& s, const RopeTuning& tuning, int device,
+                    Stream stream) {
+  check_sizes(op, s);
+  if (s.tokens == 0 || s.heads == 0 || s.head_dim == 0) return;
+  check_config(op, tuning.config, s);
+  const Kernel kernel =
+      with_cuda_float_type(op, s.dtype, [&](auto t) { return pick_kernel<decltype(t)>(s, tuning.config); });
+  const int64_t per_token = int64_t(p.head_groups) * p.lanes, most = kMaxUnits / per_token;
+  for (; p.first_token < s.tokens; p.first_token += most) {
+    const int64_t units = std::min(most, s.tokens - p.first_token) * per_token;
+    p.units = uint32_t(units);
+    gpu::launch(op, kernel,
+                {.grid = ceil_divide(units, tuning.config.threads),
+                 .block = tuning.config.threads,
+                 .overlap = tuning.overlap,
+                 .device = device},
+                stream, p);
+  }
+}
+
+void launch_rope(const char* op, const Rope& a, int direction, const RopeTuning& tuning, Stream stream) {
+  const RopeShape s = shape_of(a);
+  with_cuda_float_type(op, s.dtype, [](auto) { return 0; });
+  Params p = params_of(a, a.y, s, tuning);
+  p.sign *= float(direction);
+  if (s.in_place && s.half == 0) return;
+  launch_forward(op, p, s, tuning, a.x.device.index, stream);
+}
+
+}  // namespace
+
+RopeTuning default_rope_tuning(const Rope& a) { return {.config = pick_rope_config(shape_of(a))}; }
+RopeTuning default_rope_tuning(const QkNormRope& a) { return {.config = pick_rope_config(shape_of(a))}; }
+RopeTuning default_rope_tuning(const QkNormRopeBackward& a) { return {.config = pick_rope_config(shape_of(a))}; }
+
+void rope_with(const Rope& a, const RopeTuning& tuning, Stream stream) { launch_rope("rope", a, +1, tuning, stream); }
+void rope_backward_with(const Rope& a, const RopeTuning& tuning, Stream stream) {
+  launch_rope("rope_backward", a, -1, tuning, stream);
+}
+void qk_norm_rope_with(const QkNormRope& a, const RopeTuning& tuning, Stream stream) {
+  const RopeShape s = shape_of(a);
+  with_cuda_float_type("qk_norm_rope", s.dtype, [](auto) { return 0; });
+  Params p = params_of(a, a.y, s, tuning);
+  add_norm(p, a);
+  launch_forward("qk_norm_rope", p, s, tuning, a.x.device.index, stream);
+}
+
+void qk_norm_rope_backward_with(const QkNormRopeBackward& a, const RopeTuning& tuning, Stream stream) {
+  const char* op = "qk_norm_rope_backward";
+  const RopeShape s = shape_of(a);
+  const RopeConfig& c = tuning.config;
+  const Kernel kernel = with_cuda_float_type(op, s.dtype, [&](auto t) { return pick_kernel<decltype(t)>(s, c); });
+  check_sizes(op, s);
+  if (s.tokens == 0 || s.heads == 0 || s.head_dim == 0) return;
+  check_config(op, c, s);
+  const RopeSlices cut = pick_rope_slices(c, s.tokens, s.heads, tuning.iterations);
+  Params p = params_of(a, a.dx, s, tuning);
+  add_norm(p, a);
+  p.dy = rows_of(a.dy);
+  p.sign = -p.sign;
+  p.partial = a.dgain ? static_cast<float*>(a.workspace.data) : nullptr;
+  p.slice_tokens = ceil_divide(s.tokens, cut.slices);
+  p.slices = uint32_t(cut.slices), p.rows = uint32_t(cut.rows), p.iterations = uint32_t(cut.iterations);
+  p.by_slots = tile::Divisor(uint32_t(cut.slots)), p.by_chunks = tile::Divisor(uint32_t(cut.chunks));
+  const int device = a.x.device.index;
+  gpu::launch(op, kernel,
+              {.grid = cut.slices * cut.chunks, .block = c.threads, .overlap = tuning.overlap, .device = device},
+              stream, p);
+  if (a.dgain)
+    gpu::launch(op, add_slices, {.grid = s.heads, .block = kSumThreads, .overlap = tuning.overlap, .device = device},
+                stream, static_cast<float*>(a.dgain.data), static_cast<const float*>(p.partial), p.slices);
+}
+
+void rope(const Rope& a, Stream stream) { rope_with(a, default_rope_tuning(a), stream); }
+void rope_backward(const Rope& a, Stream stream) { rope_backward_with(a, default_rope_tuning(a), stream); }
+void qk_norm_rope(const QkNormRope& a, Stream stream) { qk_norm_rope_with(a, default_rope_tuning(a), stream); }
+void qk_norm_rope_backward(const QkNormRopeBackward& a, Stream stream) {
+  qk_norm_rope_backward_with(a, default_rope_tuning(a), stream);
+}
+int64_t qk_norm_rope_backward_workspace_bytes(int64_t tokens, int64_t heads) {
+  return heads * std::min(tokens, kRopeMaxSlices) * int64_t(sizeof(float));
+}
+
+}  // namespace ingot::cuda

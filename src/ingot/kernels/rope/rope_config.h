@@ -1,0 +1,115 @@
+#pragma once
+// How the CUDA kernels spread heads over threads. Pure functions of sizes, so that the choice is tested without a GPU.
+#include <cstdint>
+
+#include "ingot/core/tensor.h"
+
+namespace ingot {
+struct Rope;
+struct QkNormRope;
+struct QkNormRopeBackward;
+}  // namespace ingot
+
+namespace ingot::cuda {
+
+// A head of D dimensions is held by `lanes` threads, two 16-byte vectors each: for half-split pairs one of either half.
+// A thread takes the same place in `heads_per_thread` heads of one token, so that it reads cos and sin once for all.
+struct RopeConfig {
+  bool vectors = true;  // false: elements one by one, one head a thread group; any alignment, dimensions and strides
+  int heads_per_thread = 1;  // 1, 2 or 4 (backward with norm: 1 or 2)
+  int lanes = 8;             // with a norm or without vectors a power of two, at most 32
+  int threads = 256;         // per block
+  bool operator==(const RopeConfig&) const = default;
+};
+
+constexpr int kRopeThreads = 256;
+constexpr int kRopeMaxNormLanes = 32;
+
+struct RopeShape {
+  int64_t tokens = 0, heads = 0, head_dim = 0, half = 0;  // half: pairs that turn
+  DType dtype = DType::bf16;
+  bool aligned = true;  // every head of every operand starts where a whole vector can be read or written
+  bool interleaved = false;
+  bool norm = false;      // sums over the head: lanes exchange numbers
+  bool backward = false;  // of the norm
+  bool in_place = false;  // and no norm: what does not turn is left where it is
+};
+
+constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Lanes that hold what turns, and all of a head.
+constexpr int64_t rope_turning_lanes(const RopeShape& s) {
+  const int64_t n = 16 / size_of(s.dtype);
+  return s.interleaved ? ceil_divide(2 * s.half, 2 * n) : s.half / n;
+}
+constexpr int64_t rope_head_lanes(const RopeShape& s) {
+  const int64_t n = 16 / size_of(s.dtype);
+  return rope_turning_lanes(s) + (s.in_place && !s.norm ? 0 : ceil_divide(s.head_dim - 2 * s.half, 2 * n));
+}
+
+constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
+  const int64_t n = 16 / size_of(s.dtype);
+  RopeConfig c;
+  const bool whole = s.head_dim % n == 0 && (s.interleaved ? 2 * s.half : s.half) % n == 0;
+  int64_t lanes = whole ? rope_head_lanes(s) : 0;
+  if (s.norm) {
+    int64_t power = 1;
+    while (power < lanes) power *= 2;
+    lanes = power;
+  }
+  c.vectors = s.aligned && whole && !(s.norm && lanes > kRopeMaxNormLanes);
+  if (!c.vectors) {
+    c.lanes = 1;
+    while (c.lanes < 32 && 2 * c.lanes < s.head_dim) c.lanes *= 2;
+    return c;
+  }
+  c.lanes = int(lanes < 1 ? 1 : lanes);
+  // As many heads as there are, as long as every SM keeps some blocks' worth of threads.
+  const int most = s.backward ? 2 : 4;
+  while (c.heads_per_thread < most && 2 * c.heads_per_thread <= s.heads &&
+         s.tokens * s.heads * c.lanes >= int64_t(sms) * 2 * kRopeThreads * 2 * c.heads_per_thread)
+    c.heads_per_thread *= 2;
+  return c;
+}
+
+// The backward pass of the norm with dgain: a block keeps a slice of the tokens and some of the heads, and adds what
+// its threads find for each head in the order of the tokens.
+struct RopeSlices {
+  int64_t slots = 1;   // groups of heads a block takes at once
+  int64_t chunks = 1;  // blocks that share the heads of a token
+  int64_t rows = 1;    // tokens a block takes at once
+  int64_t slices = 1;  // of the tokens
+  int64_t iterations = 1;
+};
+constexpr int64_t kRopeMaxSlices = 2048;
+
+constexpr RopeSlices pick_rope_slices(const RopeConfig& c, int64_t tokens, int64_t heads, int64_t iterations = 4) {
+  RopeSlices s;
+  const int64_t groups = c.threads / c.lanes, head_groups = ceil_divide(heads, c.heads_per_thread);
+  s.slots = head_groups < groups ? head_groups : groups;
+  if (s.slots < 1) s.slots = 1;
+  s.chunks = ceil_divide(head_groups, s.slots);
+  s.rows = groups / s.slots;
+  s.slices = ceil_divide(tokens, s.rows * iterations);
+  if (s.slices > kRopeMaxSlices) s.slices = kRopeMaxSlices;
+  if (s.slices < 1) s.slices = 1;
+  s.iterations = ceil_divide(ceil_divide(tokens, s.slices), s.rows);
+  return s;
+}
+
+// A pass under a given configuration: what benches and tests compare. It must fit the operands.
+struct RopeTuning {
+  RopeConfig config;
+  bool overlap = true;     // programmatic dependent launch
+  int evict_first = -1;    // stores of y: 1 yes, 0 no, -1 by size
+  int64_t iterations = 4;  // backward of the norm: tokens a thread takes one after the other, at least
+};
+void rope_with(const Rope& a, const RopeTuning& tuning, Stream stream);
+void rope_backward_with(const Rope& a, const RopeTuning& tuning, Stream stream);
+void qk_norm_rope_with(const QkNormRope& a, const RopeTuning& tuning, Stream stream);
+void qk_norm_rope_backward_with(const QkNormRopeBackward& a, const RopeTuning& tuning, Stream stream);
+RopeTuning default_rope_tuning(const Rope& a);
+RopeTuning default_rope_tuning(const QkNormRope& a);
+RopeTuning default_rope_tuning(const QkNormRopeBackward& a);
+
+}  // namespace ingot::cuda

@@ -1,0 +1,334 @@
+#include <limits>
+#include <type_traits>
+
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/row_units.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/swiglu/swiglu.h"
+#include "ingot/kernels/swiglu/swiglu_config.h"
+
+namespace ingot::cuda {
+namespace {
+
+// From here on nothing that was written can still be in L2 when it is read next (50 to 60 MB on Hopper).
+constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
+
+struct Params {
+  tile::Rows gate, up, h, dgate, dup;  // h: or dh. Interleaved: gate and dgate hold both, up and dup nothing.
+  tile::RowUnits units;
+  float limit, alpha, up_offset;  // limit is infinite where there is no clamp
+  bool evict_first;
+};
+
+// --- one element -----------------------------------------------------------------------------------------------------
+
+// f32 is computed as the CPU does. 16-bit results come from the hardware's exp2 and reciprocal: some 2^-21 of relative
+// error for |z| <= 80, where the result is rounded by 2^-11 or more; below -87 the logistic is 0 a little early.
+template <class T> constexpr bool is_exact = std::is_same_v<T, float>;
+
+// sigmoid(z) and its slope with one exponential of a number that is not positive.
+struct Logistic {
+  float value, slope;
+};
+template <bool kExact> __device__ inline Logistic logistic(float z) {
+  const float e = kExact ? expf(-fabsf(z)) : __expf(-fabsf(z));
+  const float r = kExact ? __fdiv_rn(1.f, 1.f + e) : __fdividef(1.f, 1.f + e);
+  return {(z < 0 ? e : 1.f) * r, e * r * r};
+}
+// x * s where s = 0 wins over an infinite x.
+__device__ inline float product_or_zero(float x, float s) { return s == 0 ? 0.f : x * s; }
+
+// A NaN passes both: comparisons with it are false.
+__device__ inline float clamped_gate(const Params& p, float gate) { return gate > p.limit ? p.limit : gate; }
+__device__ inline float clamped_up(const Params& p, float up) {
+  return (up > p.limit ? p.limit : up < -p.limit ? -p.limit : up) + p.up_offset;
+}
+
+template <bool kExact> __device__ inline float gated(const Params& p, float gate, float up) {
+  const float g = clamped_gate(p, gate);
+  return product_or_zero(g, logistic<kExact>(p.alpha * g).value) * clamped_up(p, up);
+}
+
+struct Gradient {
+  float gate, up;
+};
+template <bool kExact> __device__ inline Gradient gradient(const Params& p, float gate, float up, float d) {
+  const float g = clamped_gate(p, gate), z = p.alpha * g;
+  const Logistic l = logistic<kExact>(z);
+  const bool gate_moves = !(gate > p.limit), up_moves = !(up > p.limit || up < -p.limit);
+  const float slope = l.value + product_or_zero(z, l.slope);
+  return {gate_moves ? d * clamped_up(p, up) * slope : 0.f, up_moves ? d * product_or_zero(g, l.value) : 0.f};
+}
+
+// --- vectors: a thread takes K, a block's width apart ----------------------------------------------------------------
+
+template <class T, int K>
+__global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves(const __grid_constant__ Params p) {
+  constexpr int N = 16 / int(sizeof(T));
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
+  tile::Vec<T, N> gate[K], up[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= p.units.units) continue;
+    const tile::Division place = tile::place_of(p.units, i);
+    tile::load_streaming(gate[k], tile::at<const T, N>(p.gate, place));
+    tile::load_streaming(up[k], tile::at<const T, N>(p.up, place));
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= p.units.units) continue;
+    float g[N], u[N];
+    tile::to_float(gate[k], g);
+    tile::to_float(up[k], u);
+#pragma unroll
+    for (int n = 0; n < N; ++n) g[n] = gated<is_exact<T>>(p, g[n], u[n]);
+    tile::store(tile::at<T, N>(p.h, tile::place_of(p.units, i)), tile::from_float<T>(g), p.evict_first);
+  }
+}
+
+// A vector of gate and up in turn gives half a vector of h.
+template <class T, int K>
+__global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved(const __grid_constant__ Params p) {
+  constexpr int N = 16 / int(sizeof(T));
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
+  tile::Vec<T, N> both[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+    if (const uint32_t i = first + k * blockDim.x; i < p.units.units)
+      tile::load_streaming(both[k], tile::at<const T, N>(p.gate, tile::place_of(p.units, i)));
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= p.units.units) continue;
+    float x[N], h[N / 2];
+    tile::to_float(both[k], x);
+#pragma unroll
+    for (int n = 0; n < N / 2; ++n) h[n] = gated<is_exact<T>>(p, x[2 * n], x[2 * n + 1]);
+    tile::store(tile::at<T, N / 2>(p.h, tile::place_of(p.units, i)), tile::from_float<T>(h), p.evict_first);
+  }
+}
+
+template <class T, int K>
+__global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const __grid_constant__ Params p) {
+  constexpr int N = 16 / int(sizeof(T));
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
+  tile::Vec<T, N> gate[K], up[K], dh[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= p.units.units) continue;
+    const tile::Division place = tile::place_of(p.units, i);
+    tile::load_streaming(gate[k], tile::at<const T, N>(p.gate, place));
+    tile::load_streaming(up[k], tile::at<const T, N>(p.up, place));
+    tile::load_streaming(dh[k], tile::at<const T, N>(p.h, place));
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= p.units.units) continue;
+    float g[N], u[N], d[N];
+    tile::to_float(gate[k], g);
+    tile::to_float(up[k], u);
+    tile::to_float(dh[k], d);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const Gradient moved = gradient<is_exact<T>>(p, g[n], u[n], d[n]);
+      g[n] = moved.gate, u[n] = moved.up;
+    }
+    const tile::Division place = tile::place_of(p.units, i);
+    tile::store(tile::at<T, N>(p.dgate, place), tile::from_float<T>(g), p.evict_first);
+    tile::store(tile::at<T, N>(p.dup, place), tile::from_float<T>(u), p.evict_first);
+  }
+}
+
+template <class T, int K>
+__global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved_backward(const __grid_constant__ Params p) {
+  constexpr int N = 16 / int(sizeof(T));
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
+  tile::Vec<T, N> both[K];
+  tile::Vec<T, N / 2> dh[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= p.units.units) continue;
+    const tile::Division place = tile::place_of(p.units, i);
+    tile::load_streaming(both[k], tile::at<const T, N>(p.gate, place));
+    tile::load_streaming(dh[k], tile::at<const T, N / 2>(p.h, place));
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= p.units.units) continue;
+    float x[N], d[N / 2];
+    tile::to_float(both[k], x);
+    tile::to_float(dh[k], d);
+#pragma unroll
+    for (int n = 0; n < N / 2; ++n) {
+      const Gradient moved = gradient<is_exact<T>>(p, x[2 * n], x[2 * n + 1], d[n]);
+      x[2 * n] = moved.gate, x[2 * n + 1] = moved.up;
+    }
+    tile::store(tile::at<T, N>(p.dgate, tile::place_of(p.units, i)), tile::from_float<T>(x), p.evict_first);
+  }
+}
+
+// --- element by element: any alignment, any length -------------------------------------------------------------------
+
+// Where gate and up of element `place` of h lie; interleaved rows hold both.
+template <class T> struct GateAndUp { T *gate, *up; };
+template <class T>
+__device__ inline GateAndUp<T> elements(const tile::Rows& gate, const tile::Rows& up, tile::Division place) {
+  if (up.data != nullptr) return {tile::at<T, 1>(gate, place), tile::at<T, 1>(up, place)};
+  T* both = tile::at<T, 2>(gate, place);
+  return {both, both + 1};
+}
+
+template <class T, int K>
+__global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements(const __grid_constant__ Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= p.units.units) continue;
+    const tile::Division place = tile::place_of(p.units, i);
+    const auto in = elements<const T>(p.gate, p.up, place);
+    *tile::at<T, 1>(p.h, place) =
+        tile::from_float<T>(gated<is_exact<T>>(p, tile::to_float(*in.gate), tile::to_float(*in.up)));
+  }
+}
+
+template <class T, int K>
+__global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements_backward(const __grid_constant__ Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t i = first + k * blockDim.x;
+    if (i >= p.units.units) continue;
+    const tile::Division place = tile::place_of(p.units, i);
+    const auto in = elements<const T>(p.gate, p.up, place);
+    const auto out = elements<T>(p.dgate, p.dup, place);
+    const Gradient moved = gradient<is_exact<T>>(p, tile::to_float(*in.gate), tile::to_float(*in.up),
+                                                 tile::to_float(*tile::at<const T, 1>(p.h, place)));
+    *out.gate = tile::from_float<T>(moved.gate);
+    *out.up = tile::from_float<T>(moved.up);
+  }
+}
+
+// --- host ------------------------------------------------------------------------------------------------------------
+
+using Kernel = void (*)(Params);
+
+template <class T, int K> Kernel pick_forward(const SwigluGateConfig& c, bool interleaved) {
+  if (!c.vectors) return gate_elements<T, K>;
+  return interleaved ? gate_interleaved<T, K> : gate_halves<T, K>;
+}
+template <class T, int K> Kernel pick_backward(const SwigluGateConfig& c, bool interleaved) {
+  if (!c.vectors) return gate_elements_backward<T, K>;
+  return interleaved ? gate_interleaved_backward<T, K> : gate_halves_backward<T, K>;
+}
+template <class T> Kernel pick_kernel(const SwigluGateConfig& c, bool interleaved, bool backward) {
+  switch (c.units_per_thread) {
+    case 1: return backward ? pick_backward<T, 1>(c, interleaved) : pick_forward<T, 1>(c, interleaved);
+    case 2: return backward ? pick_backward<T, 2>(c, interleaved) : pick_forward<T, 2>(c, interleaved);
+    case 4: return backward ? pick_backward<T, 4>(c, interleaved) : pick_forward<T, 4>(c, interleaved);
+  }
+  fail(ErrorCode::unsupported, "swiglu_gate: found ", c.units_per_thread, " units a thread, expected 1, 2 or 4");
+}
+Kernel pick_kernel(const char* op, DType t, const SwigluGateConfig& c, bool interleaved, bool backward) {
+  switch (t) {
+    case DType::f32: return pick_kernel<float>(c, interleaved, backward);
+    case DType::bf16: return pick_kernel<bf16>(c, interleaved, backward);
+    case DType::f16: return pick_kernel<f16>(c, interleaved, backward);
+    default: fail(ErrorCode::unsupported, op, ": found dtype ", t, " on a GPU, expected f32, bf16 or f16");
+  }
+}
+
+struct Operands {
+  Tensor gate, up, h, dgate, dup;
+  GateOptions options;
+};
+Operands operands_of(const SwigluGate& s) { return {s.gate, s.up, s.h, {}, {}, s.options}; }
+Operands operands_of(const SwigluGateBackward& s) { return {s.gate, s.up, s.dh, s.dgate, s.dup, s.options}; }
+
+SwigluGateShape shape_of(const Operands& o) {
+  const bool pairs = o.options.interleaved;
+  bool aligned = tile::rows_start_aligned(o.h, pairs ? 8 : 16);
+  for (const Tensor* t : {&o.gate, &o.up, &o.dgate, &o.dup}) aligned = aligned && tile::rows_start_aligned(*t, 16);
+  return {.rows = o.h.rows(), .cols = o.h.cols(), .dtype = o.h.dtype, .aligned = aligned, .interleaved = pairs};
+}
+
+void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, Stream stream) {
+  const SwigluGateConfig& c = tuning.config;
+  const SwigluGateShape s = shape_of(o);
+  const bool pairs = s.interleaved, backward = bool(o.dgate);
+  const Kernel kernel = pick_kernel(op, s.dtype, c, pairs, backward);
+  // h is not where its own row is read from while other threads still read there.
+  INGOT_CHECK(!pairs || s.rows == 0 || backward || o.h.data != o.gate.data, op,
+              ": found h on the interleaved columns, expected memory of its own on a GPU");
+  INGOT_CHECK(c.threads >= 32 && c.threads <= kSwigluMaxThreads && c.threads % 32 == 0, op, ": found ", c.threads,
+              " threads, expected whole warps up to ", kSwigluMaxThreads);
+  INGOT_CHECK(!c.vectors || pick_swiglu_gate_config(s).vectors, op,
+              ": found vectors asked for, expected operands that whole vectors reach");
+  bool one_row = true;
+  for (const Tensor* t : {&o.gate, &o.up, &o.h, &o.dgate, &o.dup}) one_row = one_row && tile::without_gaps(*t);
+  const GateOptions& g = o.options;
+  Params p{};
+  p.limit = g.limit > 0 ? float(g.limit) : std::numeric_limits<float>::infinity();
+  p.alpha = float(g.alpha), p.up_offset = float(g.up_offset);
+  const int64_t written = s.rows * s.cols * size_of(s.dtype) * (backward ? 2 : 1);
+  p.evict_first = tuning.evict_first < 0 ? written > kEvictFirstBytes : tuning.evict_first > 0;
+
+  // Elements of gate and of h in a unit.
+  const int64_t per_vec = 16 / size_of(s.dtype), gate_step = c.vectors ? per_vec : pairs ? 2 : 1;
+  const int64_t h_step = pairs ? gate_step / 2 : gate_step;
+  tile::for_each_launch(s.rows, s.cols / h_step, one_row, [&](int64_t row, int64_t unit, const tile::RowUnits& units) {
+    const auto from_here = [&](const Tensor& t, int64_t step) {
+      return t ? tile::moved(tile::rows_of(t), row, unit * step, t.dtype) : tile::Rows{};
+    };
+    p.gate = from_here(o.gate, gate_step), p.up = from_here(o.up, gate_step), p.h = from_here(o.h, h_step);
+    p.dgate = from_here(o.dgate, gate_step), p.dup = from_here(o.dup, gate_step);
+    p.units = units;
+    const int64_t per_block = int64_t(c.threads) * c.units_per_thread;
+    gpu::launch(op, kernel,
+                {.grid = (units.units + per_block - 1) / per_block,
+                 .block = c.threads,
+                 .overlap = tuning.overlap,
+                 .device = o.h.device.index},
+                stream, p);
+  });
+}
+
+}  // namespace
+
+SwigluGateTuning default_swiglu_gate_tuning(const SwigluGate& s) {
+  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)))};
+}
+SwigluGateTuning default_swiglu_gate_tuning(const SwigluGateBackward& s) {
+  return {.config = pick_swiglu_gate_config(shape_of(operands_of(s)))};
+}
+void swiglu_gate_with(const SwigluGate& s, const SwigluGateTuning& tuning, Stream stream) {
+  launch("swiglu_gate", operands_of(s), tuning, stream);
+}
+void swiglu_gate_backward_with(const SwigluGateBackward& s, const SwigluGateTuning& tuning, Stream stream) {
+  launch("swiglu_gate_backward", operands_of(s), tuning, stream);
+}
+void swiglu_gate(const SwigluGate& s, Stream stream) { swiglu_gate_with(s, default_swiglu_gate_tuning(s), stream); }
+void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream) {
+  swiglu_gate_backward_with(s, default_swiglu_gate_tuning(s), stream);
+}
+
+}  // namespace ingot::cuda

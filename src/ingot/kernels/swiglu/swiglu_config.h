@@ -1,0 +1,52 @@
+#pragma once
+// How the CUDA gate spreads its elements over threads. A pure function of sizes, so that the choice is tested without a
+// GPU.
+#include <cstdint>
+
+#include "ingot/core/tensor.h"
+
+namespace ingot {
+struct SwigluGate;
+struct SwigluGateBackward;
+}  // namespace ingot
+
+namespace ingot::cuda {
+
+struct SwigluGateConfig {
+  bool vectors = true;       // 16 bytes of gate at a time; false: element by element, any alignment and length
+  int units_per_thread = 1;  // vectors or elements: 1, 2 or 4
+  int threads = 256;         // per block
+  bool operator==(const SwigluGateConfig&) const = default;
+};
+
+constexpr int kSwigluMaxThreads = 512;
+
+struct SwigluGateShape {
+  int64_t rows = 0, cols = 0;  // of h
+  DType dtype = DType::bf16;
+  bool aligned = true;  // every operand's rows start where a whole vector can be read or written
+  bool interleaved = false;
+};
+
+constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, int sms = 132) {
+  const int64_t columns = s.interleaved ? 2 * s.cols : s.cols, per_vec = 16 / size_of(s.dtype);
+  SwigluGateConfig c;
+  c.vectors = s.aligned && columns % per_vec == 0;
+  const int64_t units = c.vectors ? s.rows * columns / per_vec : s.rows * s.cols;
+  // Two or more loads in flight a thread, once there is work for all.
+  while (c.units_per_thread < 2 && units >= int64_t(sms) * 2048 * 2 * c.units_per_thread) c.units_per_thread *= 2;
+  return c;
+}
+
+// A pass under a given configuration: what benches and tests compare. It must fit the operands.
+struct SwigluGateTuning {
+  SwigluGateConfig config;
+  bool overlap = true;   // programmatic dependent launch
+  int evict_first = -1;  // stores: 1 yes, 0 no, -1 by size
+};
+void swiglu_gate_with(const SwigluGate& s, const SwigluGateTuning& tuning, Stream stream);
+void swiglu_gate_backward_with(const SwigluGateBackward& s, const SwigluGateTuning& tuning, Stream stream);
+SwigluGateTuning default_swiglu_gate_tuning(const SwigluGate& s);
+SwigluGateTuning default_swiglu_gate_tuning(const SwigluGateBackward& s);
+
+}  // namespace ingot::cuda
