@@ -66,6 +66,8 @@ void check_rotation(const char* op, const Tensor& x, const Tensor& positions, co
   INGOT_CHECK(positions.shape == Shape({x.size(0)}) && positions.dtype == DType::i32 && positions.contiguous(), op,
               ": found positions of shape ", positions.shape, " and dtype ", positions.dtype, ", expected ",
               Shape{x.size(0)}, " i32, contiguous");
+  for (const Tensor* t : {&positions, &cos, &sin})
+    INGOT_CHECK(t->device == x.device, op, ": found positions, cos or sin on ", t->device, ", expected ", x.device);
   if (x.device.kind != Device::cpu) return;  // a GPU kernel trusts the positions
   const int32_t* p = positions.ptr<int32_t>();
   for (int64_t t = 0; t < x.size(0); ++t)
@@ -76,6 +78,7 @@ void check_gain(const char* op, const char* name, const Tensor& gain, const Tens
   INGOT_CHECK(gain.shape == Shape({x.size(1)}) && gain.contiguous(), op, ": found ", name, " of shape ", gain.shape,
               ", expected ", Shape{x.size(1)}, ", contiguous");
   INGOT_CHECK_EQ(gain.dtype, table_dtype(x.dtype), op, ": dtype of ", name);
+  INGOT_CHECK(gain.device == x.device, op, ": found ", name, " on ", gain.device, ", expected ", x.device);
 }
 
 // --- one head ----------------------------------------------------------------------------------------------

@@ -202,8 +202,18 @@ void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream) {
   INGOT_SWIGLU_DISPATCH(s.dh.device, swiglu_gate_backward, s, stream);
 }
 
+namespace {
+// The gate has a CUDA kernel before the products do: refused before anything is launched.
+void check_products([[maybe_unused]] const char* op, [[maybe_unused]] Device device) {
+#ifndef INGOT_HAS_CUDA_LINEAR
+  if (device.kind != Device::cpu) detail::no_cuda(op, device);
+#endif
+}
+}  // namespace
+
 // The gated MLP is three products and the gate, on whatever device they are.
 void swiglu(const Swiglu& s, Stream stream) {
+  check_products("swiglu", s.x.device);
   check_pieces("swiglu", s);
   const Tensor h(s.workspace.data, s.x.dtype, {s.x.rows(), s.w_gate.rows()}, s.x.device);
   linear({.x = s.x, .w = s.w_gate, .b = s.b_gate, .y = s.gate, .products = s.products}, stream);
@@ -213,6 +223,7 @@ void swiglu(const Swiglu& s, Stream stream) {
 }
 
 void swiglu_backward(const SwigluBackward& s, Stream stream) {
+  check_products("swiglu_backward", s.x.device);
   check_pieces("swiglu_backward", {.x = s.x,
                                    .w_gate = s.w_gate,
                                    .w_up = s.w_up,
