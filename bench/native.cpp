@@ -7,6 +7,10 @@
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
+#include "ingot/kernels/rope/rope.h"
+#include "ingot/kernels/rope/rope_config.h"
+#include "ingot/kernels/swiglu/swiglu.h"
+#include "ingot/kernels/swiglu/swiglu_config.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -180,5 +184,123 @@ EXPORT int ingot_bench_mlp_backward(const char* dtype, int64_t rows, int64_t dep
                   .workspace = raw(workspace, workspace_bytes)};
     m.saved = mlp_saved(saved, saved_dtype, rows, m.layers);
     mlp_backward(m, {stream});
+  });
+}
+
+// --- rotations: x, y (tokens, heads, d) without gaps, tables (table_rows, half). config: null for the default, or
+// {vectors, heads_per_thread, lanes, threads, overlap, evict_first, iterations}.
+namespace {
+cuda::RopeTuning rope_tuning(const int* c) {
+  return {.config = {.vectors = c[0] != 0, .heads_per_thread = c[1], .lanes = c[2], .threads = c[3]},
+          .overlap = c[4] != 0,
+          .evict_first = c[5],
+          .iterations = c[6]};
+}
+template <class Op>
+void add_table(Op& a, void* positions, void* cos, void* sin, int64_t tokens, int64_t half, int64_t table_rows) {
+  a.positions = Tensor(positions, DType::i32, {tokens}, kGpu);
+  a.cos = Tensor(cos, DType::f32, {table_rows, half}, kGpu);
+  a.sin = Tensor(sin, DType::f32, {table_rows, half}, kGpu);
+}
+}  // namespace
+
+EXPORT int ingot_bench_rope(const char* dtype, void* x, void* y, void* positions, void* cos, void* sin, int64_t tokens,
+                            int64_t heads, int64_t d, int64_t half, int64_t table_rows, int64_t interleaved,
+                            int64_t backward, const int* config, void* stream) {
+  return guarded([&] {
+    const Shape shape{tokens, heads, d};
+    Rope a{.x = Tensor(x, dtype_named(dtype), shape, kGpu),
+           .y = Tensor(y, dtype_named(dtype), shape, kGpu),
+           .interleaved = interleaved != 0};
+    add_table(a, positions, cos, sin, tokens, half, table_rows);
+    const auto tuning = config != nullptr ? rope_tuning(config) : cuda::RopeTuning{};
+    if (config != nullptr)
+      backward ? cuda::rope_backward_with(a, tuning, {stream}) : cuda::rope_with(a, tuning, {stream});
+    else
+      backward ? rope_backward(a, {stream}) : rope(a, {stream});
+  });
+}
+
+EXPORT int ingot_bench_qk_norm_rope(const char* dtype, void* x, void* y, void* positions, void* cos, void* sin,
+                                    void* gain, int64_t tokens, int64_t heads, int64_t d, int64_t half,
+                                    int64_t table_rows, double eps, const int* config, void* stream) {
+  return guarded([&] {
+    const Shape shape{tokens, heads, d};
+    QkNormRope a{
+        .x = Tensor(x, dtype_named(dtype), shape, kGpu), .y = Tensor(y, dtype_named(dtype), shape, kGpu), .eps = eps};
+    add_table(a, positions, cos, sin, tokens, half, table_rows);
+    a.gain = Tensor(gain, DType::f32, {heads}, kGpu);
+    if (config != nullptr)
+      cuda::qk_norm_rope_with(a, rope_tuning(config), {stream});
+    else
+      qk_norm_rope(a, {stream});
+  });
+}
+
+EXPORT int ingot_bench_qk_norm_rope_workspace(int64_t tokens, int64_t heads, int64_t* bytes) {
+  return guarded([&] { *bytes = qk_norm_rope_backward_workspace_bytes(tokens, heads, kGpu); });
+}
+
+EXPORT int ingot_bench_qk_norm_rope_backward(const char* dtype, void* x, void* dy, void* dx, void* positions, void* cos,
+                                             void* sin, void* gain, void* dgain, void* workspace,
+                                             int64_t workspace_bytes, int64_t tokens, int64_t heads, int64_t d,
+                                             int64_t half, int64_t table_rows, double eps, const int* config,
+                                             void* stream) {
+  return guarded([&] {
+    const Shape shape{tokens, heads, d};
+    const DType t = dtype_named(dtype);
+    QkNormRopeBackward a{
+        .x = Tensor(x, t, shape, kGpu), .dy = Tensor(dy, t, shape, kGpu), .dx = Tensor(dx, t, shape, kGpu), .eps = eps};
+    add_table(a, positions, cos, sin, tokens, half, table_rows);
+    a.gain = Tensor(gain, DType::f32, {heads}, kGpu);
+    if (dgain != nullptr)
+      a.dgain = Tensor(dgain, DType::f32, {heads}, kGpu), a.workspace = raw(workspace, workspace_bytes);
+    if (config != nullptr)
+      cuda::qk_norm_rope_backward_with(a, rope_tuning(config), {stream});
+    else
+      qk_norm_rope_backward(a, {stream});
+  });
+}
+
+// --- the gate: layout 0: two tensors; 1: one of 2H columns, gate first (up is left out); 2: the same, up first; 3:
+// interleaved. Forward where dh is null. config: null for the default, or {vectors, units_per_thread, threads, overlap,
+// evict_first}.
+EXPORT int ingot_bench_gate(const char* dtype, void* gate, void* up, void* h, void* dh, void* dgate, void* dup,
+                            int64_t rows, int64_t hidden, int64_t layout, double limit, double alpha, double up_offset,
+                            const int* config, void* stream) {
+  return guarded([&] {
+    const DType t = dtype_named(dtype);
+    const auto halves = [&](void* first, void* second) -> std::pair<Tensor, Tensor> {
+      if (layout == 0) return {Tensor(first, t, {rows, hidden}, kGpu), Tensor(second, t, {rows, hidden}, kGpu)};
+      const Tensor both(first, t, {rows, 2 * hidden}, kGpu);
+      if (layout == 3) return {both, Tensor()};
+      const Tensor left = both.slice(1, 0, hidden), right = both.slice(1, hidden, 2 * hidden);
+      return layout == 1 ? std::pair(left, right) : std::pair(right, left);
+    };
+    const auto [g, u] = halves(gate, up);
+    const GateOptions options{.limit = limit, .alpha = alpha, .up_offset = up_offset, .interleaved = layout == 3};
+    cuda::SwigluGateTuning tuning;
+    if (config != nullptr)
+      tuning = {.config = {.vectors = config[0] != 0, .units_per_thread = config[1], .threads = config[2]},
+                .overlap = config[3] != 0,
+                .evict_first = config[4]};
+    if (dh == nullptr) {
+      const SwigluGate a{.gate = g, .up = u, .h = Tensor(h, t, {rows, hidden}, kGpu), .options = options};
+      return config != nullptr ? cuda::swiglu_gate_with(a, tuning, {stream}) : swiglu_gate(a, {stream});
+    }
+    const auto [dg, du] = halves(dgate, dup);
+    const SwigluGateBackward a{
+        .gate = g, .up = u, .dh = Tensor(dh, t, {rows, hidden}, kGpu), .dgate = dg, .dup = du, .options = options};
+    config != nullptr ? cuda::swiglu_gate_backward_with(a, tuning, {stream}) : swiglu_gate_backward(a, {stream});
+  });
+}
+
+// y null: backward of dy into dx, else forward of x into y.
+EXPORT int ingot_bench_activate(const char* dtype, const char* act, void* x, void* y, void* dy, void* dx, int64_t rows,
+                                int64_t cols, void* stream) {
+  return guarded([&] {
+    const auto matrix = [&](void* p) { return Tensor(p, dtype_named(dtype), {rows, cols}, kGpu); };
+    if (y != nullptr) return activate({.act = activation_named(act), .x = matrix(x), .y = matrix(y)}, {stream});
+    activate_backward({.act = activation_named(act), .dy = matrix(dy), .x = matrix(x), .dx = matrix(dx)}, {stream});
   });
 }

@@ -5,6 +5,8 @@
 #   test      the tests labelled gpu
 #   cpu-test  every other test, once per level of vector code that this CPU has
 #   rmsnorm   the benchmark beside PyTorch, and beside the origin where INGOT_ORIGINS (default .origins) holds its source
+#   rope, gate  rotary embeddings; the gate of SwiGLU and the activations, beside PyTorch, and Liger-Kernel where it is installed or
+#             INGOT_LIGER (default: in .whl) names its wheel
 #   mlp       whole MLPs, forward and training steps, beside PyTorch and the origin mlp-megakernel where INGOT_ORIGINS holds it
 #   python    the PyTorch package: its tests on the GPU, what a call costs the host, the image example
 #   sanitize  memcheck, racecheck, synccheck and initcheck over the GPU tests named ...Small (writes sanitizers.json), and the
@@ -58,10 +60,11 @@ sass_counts() {
 }
 
 stages=("$@")
-[ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm mlp python sanitize)
+[ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm rope gate mlp python sanitize)
 nvidia-smi -L || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
 origin=()
 [ ! -f "$origins/MGRrmsnorm/src/rmsnorm_kernel.cu" ] || origin=(--origin "$origins/MGRrmsnorm/src")
+liger=${INGOT_LIGER:-$(find .whl -name 'liger_kernel*.whl' 2>/dev/null | head -n 1)}
 mlp_origin=()
 [ ! -f "$origins/mlp-megakernel/fused_mlp.py" ] || mlp_origin=(--origin "$origins/mlp-megakernel")
 export -f configure_and_build sass_counts
@@ -76,6 +79,7 @@ for stage in "${stages[@]}"; do
         GTEST_FILTER='-*Cuda.*' INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
       done ;;
     rmsnorm) step rmsnorm 480 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so "${origin[@]}" ;;
+    rope | gate) step "$stage" 480 python3 "bench/peers/gpu_$stage.py" --native $build/libingot_bench.so ${liger:+--liger "$liger"} ;;
     mlp) step mlp 560 python3 bench/peers/gpu_mlp.py --native $build/libingot_bench.so "${mlp_origin[@]}" ${INGOT_MLP_ARGS:-} ;;
     python)
       lines=120
@@ -98,7 +102,7 @@ for stage in "${stages[@]}"; do
         echo "cpu: bench/peers/train_step.py is not there yet"
       fi
       step cpu-ingot-bench 300 taskset -c 0,1 bash -c "$build/ingot bench --json >$logs/cpu_ingot_bench.json" ;;
-    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, mlp, python, sanitize, cpu or sweep" >&2; exit 2 ;;
+    *) echo "gpu: found stage $stage, expected build, test, cpu-test, rmsnorm, rope, gate, mlp, python, sanitize, cpu or sweep" >&2; exit 2 ;;
   esac
 done
 

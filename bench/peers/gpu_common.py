@@ -42,9 +42,10 @@ def stream():
     return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
 
-def captured(call, calls):
-    """call(i) for i in range(calls) as one graph. What the calls return stays alive, so that no two share an output."""
-    side = torch.cuda.Stream()
+def captured(call, calls, on=None):
+    """call(i) for i in range(calls) as one graph. What the calls return stays alive, so that no two share an output. Captured on
+    the stream `on` where given: backward passes run on the stream of their forward pass."""
+    side = on or torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for i in range(2):
@@ -52,11 +53,43 @@ def captured(call, calls):
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph, kept = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=on):
         for i in range(calls):
             kept.append(call(i))
     graph.kept = kept
     return graph.replay, kept, graph
+
+
+def backward_of(function, inputs, upstream, calls):
+    """The captured graph of `function`'s backward pass alone: gradients of inputs[i] (tuples of leaves) for upstream[i]."""
+    torch._functorch.config.donated_buffer = False  # what the forward pass saved serves many backward passes
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        outputs = [function(*leaves) for leaves in inputs]
+
+    def call(i):
+        k = i % len(inputs)
+        leaves = [t for t in inputs[k] if t.requires_grad]
+        return torch.autograd.grad(outputs[k], leaves, upstream[k], retain_graph=True)
+    return captured(call, calls, on=side)
+
+
+def import_liger(wheel):
+    """Liger-Kernel, installed or in the wheel given by path; None where there is neither."""
+    if wheel:
+        sys.path.append(str(wheel))
+    try:
+        import liger_kernel.ops as ops
+        return ops
+    except Exception as e:
+        print(f"liger: absent ({type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''})", flush=True)
+        return None
+
+
+def relative_error(got, want):
+    """Of two tuples of tensors, in fp64: the largest relative error of one of them."""
+    return max(((g.double() - w.double()).norm() / w.double().norm()).item() for g, w in zip(got, want))
 
 
 def median(values):

@@ -1,0 +1,225 @@
+"""The gate of a gated MLP and the pointwise activations on a GPU: Ingot's shipped entry points beside PyTorch eager, torch.compile and
+Liger-Kernel (Triton), forward and backward. Writes bench/results/<gpu>/gate.json.
+
+    python3 bench/peers/gpu_gate.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--sweep FILE] [--only TEXT] [--quick]
+
+Backward passes are timed alone. Liger's writes its gradients over gate and up, which therefore change from replay to replay.
+"""
+import argparse
+import ctypes
+import dataclasses
+import json
+import pathlib
+
+import torch
+import torch.nn.functional as F
+
+from gpu_common import (DTYPES, Native, backward_of, captured, ceilings, gpu_state, import_liger, interleaved, pointer, relative_error, stream,
+                        write_report)
+
+LAYOUTS = ["two tensors", "packed", "packed, up first", "interleaved"]
+PLAIN, GPT_OSS = (0.0, 1.0, 0.0), (7.0, 1.702, 1.0)  # limit, alpha, what is added to up
+ACTIVATIONS = {
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "softplus": F.softplus,
+    "relu_squared": lambda x: F.relu(x).square(), "leaky_relu_squared": lambda x: F.leaky_relu(x, 0.5).square(), "tanh": torch.tanh,
+}
+
+
+@dataclasses.dataclass
+class Case:
+    rows: int
+    cols: int
+    dtype: str = "bf16"
+    layout: int = 0
+    options: tuple = PLAIN
+    backward: bool = False
+    act: str = ""  # a pointwise activation instead of the gate
+
+    @property
+    def name(self):
+        parts = [self.act or "SwiGLU gate" + ("" if self.options == PLAIN else " (GPT-OSS)"), *["backward"] * self.backward]
+        return ", ".join(parts + [LAYOUTS[self.layout]] * (self.layout > 0))
+
+    @property
+    def shape(self):
+        return [self.rows, self.cols]
+
+    @property
+    def bytes(self):
+        tensors = (3 if self.backward else 2) if self.act else (5 if self.backward else 3)
+        return tensors * self.rows * self.cols * DTYPES[self.dtype].itemsize
+
+
+def cases():
+    out = [Case(8192, 11008), Case(8192, 11008, backward=True), Case(8192, 11008, layout=1), Case(8192, 11008, layout=1, backward=True),
+           Case(8192, 11008, layout=3, options=GPT_OSS), Case(8192, 11008, layout=3, options=GPT_OSS, backward=True),
+           Case(8192, 11008, "f16"), Case(8192, 11008, "f16", backward=True), Case(4096, 11008, "f32"), Case(4096, 11008, "f32", backward=True),
+           Case(16384, 6912, layout=2), Case(4096, 14336, layout=1), Case(1024, 4096), Case(1024, 4096, backward=True)]
+    out += [Case(16384, 8192, act=act, backward=backward) for act in ACTIVATIONS for backward in (False, True)]
+    out += [Case(16384, 4096, "f32", act="gelu"), Case(16384, 4096, "f32", act="silu", backward=True)]
+    return out
+
+
+class Buffers:
+    """Enough inputs that a replay never finds one in L2, outputs of its own for each call."""
+
+    def __init__(self, case, l2_bytes):
+        self.case = case
+        wanted = -(-3 * l2_bytes // case.bytes)
+        self.sets = int(min(max(2, wanted), 100))
+        self.cached = self.sets < wanted
+        self.calls = max(20, self.sets)
+        dtype = DTYPES[case.dtype]
+        two = not case.act and case.layout == 0
+        width = case.cols * (2 if case.layout else 1)
+        new = lambda w: torch.randn(case.rows, w, device="cuda", dtype=dtype) * 2  # noqa: E731
+        self.inputs = [(new(width), new(width)) if two else (new(width),) for _ in range(self.sets)]
+        self.upstream = [new(case.cols) for _ in range(self.sets)] if case.backward else None
+        empty = lambda w: torch.full((case.rows, w), float("nan"), device="cuda", dtype=dtype)  # noqa: E731
+        self.out = [(empty(width), empty(width)) if case.backward and two else (empty(width if case.backward else case.cols),)
+                    for _ in range(self.calls)]
+
+    def ours(self, native, config=None):
+        case, name = self.case, self.case.dtype.encode()
+
+        def call(i):
+            given, out = self.inputs[i % self.sets], self.out[i]
+            upstream = self.upstream[i % self.sets] if case.backward else None
+            if case.act:
+                return native.activate(name, case.act.encode(), pointer(given[0]), pointer(None if case.backward else out[0]), pointer(upstream),
+                                       pointer(out[0] if case.backward else None), case.rows, case.cols, stream())
+            second = lambda t: pointer(t[1] if len(t) > 1 else None)  # noqa: E731
+            gradients = (pointer(out[0]), second(out)) if case.backward else (pointer(None), pointer(None))
+            native.gate(name, pointer(given[0]), second(given), pointer(None if case.backward else out[0]), pointer(upstream), *gradients,
+                        case.rows, case.cols, case.layout, *[ctypes.c_double(o) for o in case.options], config, stream())
+        return call
+
+    def forward(self):
+        case = self.case
+        limit, alpha, offset = case.options
+
+        def gate(*given):
+            if case.layout == 0:
+                g, u = given
+            elif case.layout == 3:
+                g, u = given[0][:, ::2], given[0][:, 1::2]
+            else:
+                g, u = given[0].chunk(2, -1)[::1 if case.layout == 1 else -1]
+            if limit:
+                g, u = g.clamp(max=limit), u.clamp(-limit, limit)
+            if (alpha, offset) == (1.0, 0.0):
+                return F.silu(g) * u
+            return g * torch.sigmoid(alpha * g) * (u + offset)
+        return ACTIVATIONS[case.act] if case.act else gate
+
+    def peer(self, function):
+        if self.case.backward:
+            leaves = [tuple(t.detach().requires_grad_() for t in given) for given in self.inputs]
+            return backward_of(function, leaves, self.upstream, self.calls)
+        with torch.no_grad():
+            return captured(lambda i: function(*self.inputs[i % self.sets]), self.calls)
+
+    def liger(self, ops):
+        if self.case.backward:
+            given = [tuple(t.clone() for t in pair) for pair in self.inputs]
+            return captured(lambda i: ops.swiglu_backward(*given[i % self.sets], self.upstream[i % self.sets]), self.calls)
+        return captured(lambda i: ops.swiglu_forward(*self.inputs[i % self.sets])[2], self.calls)
+
+
+def check(buffers, native):
+    """The relative error of one fresh call, and what it may be: 1.5 times what the plain chain of the same dtype loses."""
+    case = buffers.case
+    for t in buffers.inputs[0]:
+        t.normal_(std=2)
+    for t in buffers.out[0]:
+        t.fill_(float("nan"))
+    buffers.ours(native)(0)
+    torch.cuda.synchronize()
+
+    def results(dtype, rows):
+        leaves = [t[rows].to(dtype).requires_grad_() for t in buffers.inputs[0]]
+        y = buffers.forward()(*leaves)
+        return torch.autograd.grad(y, leaves, buffers.upstream[0][rows].to(dtype)) if case.backward else (y.detach(),)
+    worst = (0.0, 1.0)
+    for rows in (slice(0, 1024), slice(case.rows - 1024, case.rows)):  # fp64 of everything would not fit beside the buffers
+        got, want, chain = [t[rows] for t in buffers.out[0]], results(torch.float64, rows), results(DTYPES[case.dtype], rows)
+        for g, w, c in zip(got, want, chain):
+            worst = max(worst, (relative_error([g], [w]), 1.5 * relative_error([c], [w])), key=lambda r: r[0] / r[1])
+    return worst
+
+
+def measure(case, native, l2_bytes, copy_tbps, liger):
+    buffers = Buffers(case, l2_bytes)
+    error, tolerance = check(buffers, native)
+    function = buffers.forward()
+    torch._dynamo.reset()  # fresh per shape
+    compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
+    graphs = {"ours": captured(buffers.ours(native), buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
+    absent = {}
+    if liger and not case.act and case.layout == 0 and case.options == PLAIN:
+        try:
+            graphs["liger"] = buffers.liger(liger)
+        except Exception as e:  # a peer that cannot run here is listed with its reason
+            absent["liger"] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
+    us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls)
+    ours = us.pop("ours")
+    return {"name": case.name, "shape": case.shape, "dtype": case.dtype, "ours_us": ours, "peers": us, "limit_us": case.bytes / copy_tbps * 1e-6,
+            "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent, "p20_p80_us": spread}
+
+
+def sweep(case, native, l2_bytes):
+    buffers, timed = Buffers(case, l2_bytes), []
+    error, tolerance = check(buffers, native)
+    configs = [[1, units, threads, 1, evict] for units in (1, 2, 4) for threads in (128, 256, 512) for evict in (0, 1)] if not case.act else []
+    for config in [None, *configs]:
+        replay, _, _ = captured(buffers.ours(native, (ctypes.c_int * 5)(*config) if config else None), buffers.calls)
+        us, _ = interleaved({"ours": replay}, buffers.calls, rounds=5, least_ms=0.5)
+        timed.append([us["ours"], config or "default"])
+    return [timed[0], *sorted(timed[1:], key=lambda t: t[0])], error, tolerance
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
+    parser.add_argument("--sweep", help="time every configuration instead, and write the times here")
+    parser.add_argument("--only", help="only cases whose name holds this")
+    parser.add_argument("--quick", action="store_true", help="six cases")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    native = Native(options.native)
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    chosen = [c for c in (cases()[:6] if options.quick else cases()) if not options.only or options.only in c.name]
+    ceiling = ceilings(native)
+    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
+
+    if options.sweep:
+        table = {}
+        for case in chosen:
+            timed, error, tolerance = sweep(case, native, l2_bytes)
+            limit = case.bytes / ceiling["copy_TBps"] * 1e-6
+            table[f"{case.name} {case.shape} {case.dtype}"] = timed
+            print(f"{case.name:40}{case.shape} {case.dtype} error {error:.1e} <= {tolerance:.1e} limit {limit:.1f} default {timed[0][0]:.2f}   "
+                  + "  ".join(f"{us:.2f} {''.join(str(c).split())}" for us, c in timed[1:5]) + f"  worst {timed[-1][0]:.2f}", flush=True)
+            torch.cuda.empty_cache()
+        pathlib.Path(options.sweep).write_text(json.dumps(table), encoding="utf-8")
+        return
+
+    liger = import_liger(options.liger)
+    results, before = [], gpu_state()
+    for case in chosen:
+        r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger)
+        results.append(r)
+        torch.cuda.empty_cache()
+        print(f"{r['name']:44}{case.shape} {case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
+              + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
+    if options.only or options.quick:
+        return
+    write_report("gate", results, ceiling,
+                 {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
+                  "notes": "liger's backward works in place; in_L2: too small to rotate beyond L2"})
+
+
+if __name__ == "__main__":
+    main()

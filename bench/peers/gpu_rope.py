@@ -1,0 +1,261 @@
+"""Rotary embeddings on a GPU: Ingot's shipped entry points beside PyTorch eager, torch.compile and Liger-Kernel (Triton), forward
+and backward, alone and fused with the norm of queries and keys and a gain. Writes bench/results/<gpu>/rope.json.
+
+    python3 bench/peers/gpu_rope.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--sweep FILE] [--only TEXT] [--quick]
+
+One tensor (T, H, D) holds the heads of queries and keys. PyTorch runs the form that Hugging Face's models use, with cos and sin of
+every token and dimension looked up beforehand in x's type; ours reads positions and a table in fp32. Liger rotates in place, queries
+and keys in two tensors of the same heads together. Backward passes are timed alone.
+"""
+import argparse
+import ctypes
+import dataclasses
+import json
+import pathlib
+
+import torch
+import torch.nn.functional as F
+
+from gpu_common import (DTYPES, Native, backward_of, captured, ceilings, gpu_state, import_liger, interleaved, pointer, relative_error, stream,
+                        write_report)
+
+EPS = 2.0**-23
+THETA = 10000.0
+
+
+@dataclasses.dataclass
+class Case:
+    tokens: int
+    q_heads: int
+    kv_heads: int
+    d: int = 128
+    rotary: int = 0  # 0: all of d
+    dtype: str = "bf16"
+    norm: bool = False
+    backward: bool = False
+    interleaved: bool = False
+
+    def __post_init__(self):
+        self.rotary = self.rotary or self.d
+        self.heads = self.q_heads + self.kv_heads
+
+    @property
+    def name(self):
+        parts = ["QK norm + RoPE + gain" if self.norm else "RoPE", *["backward"] * self.backward, *["interleaved"] * self.interleaved]
+        return ", ".join(parts + [f"{self.rotary} of {self.d}"] * (self.rotary != self.d))
+
+    @property
+    def shape(self):
+        return [self.tokens, self.heads, self.d]
+
+    @property
+    def size(self):
+        return self.tokens * self.heads * self.d * DTYPES[self.dtype].itemsize
+
+    @property
+    def bytes(self):  # x and y, or x, dy and dx; every token's row of both tables and its position
+        return self.size * (3 if self.norm and self.backward else 2) + self.tokens * (4 * self.rotary + 4)
+
+
+def cases():
+    big = dict(tokens=16384, q_heads=32, kv_heads=8)
+    out = [Case(**big), Case(**big, backward=True), Case(**big, interleaved=True), Case(**big, norm=True), Case(**big, norm=True, backward=True)]
+    out += [Case(**big, dtype="f16"), Case(8192, 32, 8, dtype="f32"), Case(**big, rotary=64), Case(32768, 32, 8, d=64), Case(8192, 32, 8, d=256)]
+    out += [Case(65536, 8, 4, d=64, rotary=16, norm=True), Case(65536, 8, 4, d=64, rotary=16, norm=True, backward=True)]
+    out += [Case(4096, 32, 8), Case(4096, 32, 8, backward=True), Case(4096, 32, 8, norm=True), Case(4096, 32, 8, norm=True, backward=True)]
+    out += [Case(64, 32, 8), Case(64, 32, 8, norm=True)]
+    return out
+
+
+def turned(x, cos, sin, interleaved):
+    """Rotation of the first cos.shape[-1] dimensions, as Hugging Face's models write it."""
+    rotary = cos.shape[-1]
+    head, rest = x[..., :rotary], x[..., rotary:]
+    if interleaved:
+        other = torch.stack((-head[..., 1::2], head[..., ::2]), -1).flatten(-2)
+    else:
+        other = torch.cat((-head[..., rotary // 2:], head[..., :rotary // 2]), -1)
+    y = head * cos + other * sin
+    return torch.cat((y, rest), -1) if rest.shape[-1] else y
+
+
+class Buffers:
+    """Enough inputs that a replay never finds one in L2, an output for each call; tables and gains are not rotated."""
+
+    def __init__(self, case, l2_bytes):
+        self.case = case
+        wanted = -(-3 * l2_bytes // case.bytes)
+        self.sets = int(min(max(2, wanted), 100))
+        self.cached = self.sets < wanted
+        self.calls = max(20, self.sets)
+        dtype = DTYPES[case.dtype]
+        new = lambda: torch.randn(case.shape, device="cuda", dtype=dtype)  # noqa: E731
+        self.x = [new() for _ in range(self.sets)]
+        self.dy = [new() for _ in range(self.sets)] if case.backward else None
+        self.out = [torch.full_like(self.x[0], float("nan")) for _ in range(self.calls)]
+        self.gain = torch.randn(case.heads, device="cuda") * 0.5 + 1
+        self.dgain = torch.zeros(case.heads, device="cuda")
+        self.positions = torch.arange(case.tokens, device="cuda", dtype=torch.int32)
+        theta = THETA ** (-torch.arange(0, case.rotary, 2, device="cuda", dtype=torch.float64) / case.rotary)
+        angle = torch.arange(case.tokens, device="cuda", dtype=torch.float64)[:, None] * theta
+        self.cos, self.sin = angle.cos().float(), angle.sin().float()
+
+    def ours(self, native, config=None):
+        case = self.case
+        table = (pointer(self.positions), pointer(self.cos), pointer(self.sin))
+        sizes = (case.tokens, case.heads, case.d, case.rotary // 2, case.tokens)
+        name = case.dtype.encode()
+        if not case.norm:
+            inputs = self.dy if case.backward else self.x
+            return lambda i: native.rope(name, pointer(inputs[i % self.sets]), pointer(self.out[i]), *table, *sizes, int(case.interleaved),
+                                         int(case.backward), config, stream())
+        eps, gain = ctypes.c_double(EPS), pointer(self.gain)
+        if not case.backward:
+            return lambda i: native.qk_norm_rope(name, pointer(self.x[i % self.sets]), pointer(self.out[i]), *table, gain, *sizes, eps, config,
+                                                 stream())
+        size = ctypes.c_int64()
+        native.qk_norm_rope_workspace(case.tokens, case.heads, ctypes.byref(size))
+        self.workspace = torch.full((max(1, size.value),), 0xff, device="cuda", dtype=torch.uint8)
+        return lambda i: native.qk_norm_rope_backward(
+            name, pointer(self.x[i % self.sets]), pointer(self.dy[i % self.sets]), pointer(self.out[i]), *table, gain, pointer(self.dgain),
+            pointer(self.workspace), self.workspace.numel(), *sizes, eps, config, stream())
+
+    def table(self, dtype):
+        """cos and sin of every dimension that turns, broadcast over heads."""
+        spread = (lambda t: t.repeat_interleave(2, -1)) if self.case.interleaved else (lambda t: torch.cat((t, t), -1))
+        return tuple(spread(t).to(dtype)[:, None] for t in (self.cos, self.sin))
+
+    def forward(self, dtype):
+        """The plain PyTorch function of (x) or (x, gain)."""
+        case, (cos, sin) = self.case, self.table(dtype)
+        if not case.norm:
+            return lambda x: turned(x, cos, sin, case.interleaved)
+        return lambda x, gain: turned(F.rms_norm(x, (case.d,), None, EPS), cos, sin, case.interleaved) * gain[:, None].to(x.dtype)
+
+    def leaves(self, k, grad=False):
+        out = (self.x[k], self.gain) if self.case.norm else (self.x[k],)
+        return tuple(t.detach().requires_grad_() for t in out) if grad else out
+
+    def peer(self, function):
+        if self.case.backward:
+            return backward_of(function, [self.leaves(k, True) for k in range(self.sets)], self.dy, self.calls)
+        with torch.no_grad():
+            return captured(lambda i: function(*self.leaves(i % self.sets)), self.calls)
+
+    def liger(self, ops):
+        case = self.case
+        split = lambda t: [h.contiguous()[None].transpose(1, 2) for h in t.split([case.q_heads, case.kv_heads], 1)]  # noqa: E731
+        pairs = [split(t) for t in (self.dy if case.backward else self.x)]
+        cos, sin = (t[:, 0][None].contiguous() for t in self.table(DTYPES[case.dtype]))
+        run = ops.rope_backward if case.backward else ops.rope_forward
+        run(*[t.clone() for t in pairs[0]], cos, sin)
+        return captured(lambda i: run(*pairs[i % self.sets], cos, sin), self.calls)
+
+
+def check(buffers, native):
+    """The relative error of one fresh call, and what it may be: 1.5 times what the plain chain of the same dtype loses."""
+    case = buffers.case
+    buffers.x[0].normal_(std=2)
+    buffers.out[0].fill_(float("nan"))
+    buffers.dgain.zero_()
+    buffers.ours(native)(0)
+    torch.cuda.synchronize()
+
+    def results(dtype):
+        function, leaves = buffers.forward(dtype), [t.to(dtype) for t in buffers.leaves(0)]
+        if dtype != torch.float64 and case.norm:
+            leaves[1] = buffers.gain  # stays in fp32, as it is for us
+        if not case.backward:
+            return (function(*leaves),)
+        leaves = [t.detach().requires_grad_() for t in leaves]
+        return torch.autograd.grad(function(*leaves), leaves, buffers.dy[0].to(dtype))
+    got = (buffers.out[0],) + ((buffers.dgain,) if case.norm and case.backward else ())
+    want, chain = results(torch.float64), results(DTYPES[case.dtype])
+    return max(((relative_error([g], [w]), 1.5 * relative_error([c], [w])) for g, w, c in zip(got, want, chain)), key=lambda r: r[0] / r[1])
+
+
+def measure(case, native, l2_bytes, copy_tbps, liger):
+    buffers = Buffers(case, l2_bytes)
+    error, tolerance = check(buffers, native)
+    function = buffers.forward(DTYPES[case.dtype])
+    torch._dynamo.reset()  # fresh per shape
+    compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
+    graphs = {"ours": captured(buffers.ours(native), buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
+    absent = {}
+    if liger and not case.norm and not case.interleaved:
+        try:
+            graphs["liger"] = buffers.liger(liger)
+        except Exception as e:  # a peer that cannot run here is listed with its reason
+            absent["liger"] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
+    us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls)
+    ours = us.pop("ours")
+    return {"name": case.name, "shape": case.shape, "dtype": case.dtype, "ours_us": ours, "peers": us, "limit_us": case.bytes / copy_tbps * 1e-6,
+            "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent, "p20_p80_us": spread}
+
+
+def configurations(case):
+    """Every way of spreading the heads that fits, as libingot_bench's seven integers."""
+    lanes = -(-case.d * DTYPES[case.dtype].itemsize // 32)
+    iterations = (1, 2, 4, 8, 16) if case.norm and case.backward else (4,)
+    for heads in (1, 2, 4)[:2 if case.norm and case.backward else 3]:
+        for threads in (64, 128, 256):
+            for steps in iterations:
+                for overlap, evict_first in ((1, 0), (1, 1)):
+                    yield [1, heads, lanes, threads, overlap, evict_first, steps]
+
+
+def sweep(case, native, l2_bytes):
+    buffers, timed = Buffers(case, l2_bytes), []
+    error, tolerance = check(buffers, native)
+    for config in [None, *configurations(case)]:
+        replay, _, _ = captured(buffers.ours(native, (ctypes.c_int * 7)(*config) if config else None), buffers.calls)
+        us, _ = interleaved({"ours": replay}, buffers.calls, rounds=5, least_ms=0.5)
+        timed.append([us["ours"], config or "default"])
+    return [timed[0], *sorted(timed[1:], key=lambda t: t[0])], error, tolerance
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
+    parser.add_argument("--sweep", help="time every configuration instead, and write the times here")
+    parser.add_argument("--only", help="only cases whose name holds this")
+    parser.add_argument("--quick", action="store_true", help="five cases")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    native = Native(options.native)
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    chosen = [c for c in (cases()[:5] if options.quick else cases()) if not options.only or options.only in c.name]
+    ceiling = ceilings(native)
+    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
+
+    if options.sweep:
+        table = {}
+        for case in chosen:
+            timed, error, tolerance = sweep(case, native, l2_bytes)
+            limit = case.bytes / ceiling["copy_TBps"] * 1e-6
+            table[f"{case.name} {case.shape} {case.dtype}"] = timed
+            print(f"{case.name:30}{case.shape} {case.dtype} error {error:.1e} <= {tolerance:.1e} limit {limit:.1f} default {timed[0][0]:.2f}   "
+                  + "  ".join(f"{us:.2f} {''.join(str(c).split())}" for us, c in timed[1:5]) + f"  worst {timed[-1][0]:.2f}", flush=True)
+            torch.cuda.empty_cache()
+        pathlib.Path(options.sweep).write_text(json.dumps(table), encoding="utf-8")
+        return
+
+    liger = import_liger(options.liger)
+    results, before = [], gpu_state()
+    for case in chosen:
+        r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger)
+        results.append(r)
+        torch.cuda.empty_cache()
+        print(f"{r['name']:34}{case.shape} {case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
+              + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
+    if options.only or options.quick:
+        return
+    write_report("rope", results, ceiling,
+                 {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
+                  "notes": "liger: in place, queries and keys apart; in_L2: too small to rotate beyond L2"})
+
+
+if __name__ == "__main__":
+    main()
