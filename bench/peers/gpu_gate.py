@@ -168,13 +168,13 @@ def measure(case, native, l2_bytes, copy_tbps, liger):
 
 
 def sweep(case, native, l2_bytes):
-    buffers, timed = Buffers(case, l2_bytes), []
+    buffers = Buffers(case, l2_bytes)
     error, tolerance = check(buffers, native)
     configs = [[1, units, threads, 1, evict] for units in (1, 2, 4) for threads in (128, 256, 512) for evict in (0, 1)] if not case.act else []
-    for config in [None, *configs]:
-        replay, _, _ = captured(buffers.ours(native, (ctypes.c_int * 5)(*config) if config else None), buffers.calls)
-        us, _ = interleaved({"ours": replay}, buffers.calls, rounds=5, least_ms=0.5)
-        timed.append([us["ours"], config or "default"])
+    configs = [None, *configs]
+    graphs = [captured(buffers.ours(native, (ctypes.c_int * 5)(*config) if config else None), buffers.calls) for config in configs]
+    us, _ = interleaved(dict(enumerate(g[0] for g in graphs)), buffers.calls, rounds=5, least_ms=0.5)
+    timed = [[us[i], config or "default"] for i, config in enumerate(configs)]
     return [timed[0], *sorted(timed[1:], key=lambda t: t[0])], error, tolerance
 
 

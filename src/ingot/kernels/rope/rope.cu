@@ -4,6 +4,7 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/divide.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/kernels/rope/rope_config.h"
@@ -34,7 +35,7 @@ struct Params {
   uint32_t units, heads, head_groups, head_dim, half, lanes, turning_lanes;
   tile::Divisor by_lanes, by_groups, by_slots, by_chunks;
   uint32_t slices, rows, iterations;
-  float sign, eps;  // sign: the direction of the pass included
+  float sign, eps, inverse_dim;  // sign: the direction of the pass included
   bool normalise, interleaved, evict_first;
 };
 
@@ -136,12 +137,21 @@ __device__ inline void store_pair(const Params& p, int64_t token, uint32_t head,
 }
 
 __device__ inline float rstd_of(float sum_of_squares, const Params& p) {
-  return __frsqrt_rn(__fdiv_rn(sum_of_squares, float(p.head_dim)) + p.eps);
+  return __frsqrt_rn(sum_of_squares * p.inverse_dim + p.eps);
+}
+
+// Asked for before the sums over the head, or its latency comes on top of theirs.
+template <int K> __device__ inline void load_gains(float (&gain)[K], const Params& p, uint32_t group) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const uint32_t head = group + k * p.head_groups;
+    gain[k] = p.gain != nullptr && head < p.heads ? p.gain[head] : 1.f;
+  }
 }
 
 // y = rotation of x; with a norm, of x * rstd * gain.
 template <class T, int K, bool kInterleaved, bool kNorm>
-__global__ void __launch_bounds__(kRopeThreads, K == 4 ? 3 : 4) rotate_heads(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kRopeThreads, K == 1 ? 8 : 7) rotate_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
@@ -158,6 +168,7 @@ __global__ void __launch_bounds__(kRopeThreads, K == 4 ? 3 : 4) rotate_heads(con
 
   float factor[K];
   if constexpr (kNorm) {
+    load_gains(factor, p, group.remainder);
     float sum[K] = {};
 #pragma unroll
     for (int k = 0; k < K; ++k)
@@ -170,11 +181,8 @@ __global__ void __launch_bounds__(kRopeThreads, K == 4 ? 3 : 4) rotate_heads(con
       }
     tile::warp_sum(sum, p.lanes);
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      const uint32_t head = group.remainder + k * p.head_groups;
-      factor[k] = p.normalise ? rstd_of(sum[k], p) : 1.f;
-      if (p.gain != nullptr && head < p.heads) factor[k] *= p.gain[head];
-    }
+    for (int k = 0; k < K; ++k)
+      if (p.normalise) factor[k] *= rstd_of(sum[k], p);
   }
   if (!ok) return;
 #pragma unroll
@@ -193,53 +201,42 @@ __global__ void __launch_bounds__(kRopeThreads, K == 4 ? 3 : 4) rotate_heads(con
 }
 
 // With R the rotation, n = x * rstd and g = R^T dy:   dgain = n . g   dx = gain * rstd * (g - n * mean(n * g))
-template <class T, int K, bool kInterleaved>
-__device__ inline void backward_heads(const Params& p, int64_t token, bool ok, uint32_t group, uint32_t lane,
-                                      float (&dgain)[K]) {
+template <class T, bool kInterleaved>
+__device__ inline void backward_head(const Params& p, int64_t token, bool ok, uint32_t head, uint32_t lane,
+                                     float& dgain) {
   constexpr int N = 16 / int(sizeof(T));
   const Place at = place_of<N, kInterleaved>(p, lane);
-  Held<T, K> x, dy;
-  load_heads<T, K>(x, p, p.x, token, group, at, ok);
-  load_heads<T, K>(dy, p, p.dy, token, group, at, ok);
+  Held<T, 1> x, dy;
+  load_heads<T, 1>(x, p, p.x, token, head, at, ok);
+  load_heads<T, 1>(dy, p, p.dy, token, head, at, ok);
   Angles<N> angles;
   if (ok && at.turns) load_angles<N, kInterleaved>(angles, p, token, at);
+  float gain[1];
+  load_gains(gain, p, head);
 
-  const auto unrotated = [&](int k, float(&a)[N], float(&b)[N]) {
-    tile::to_float(dy[k][0], a);
-    tile::to_float(dy[k][1], b);
-    if (at.turns) rotate<kInterleaved>(angles, a, b);
-  };
-  float sum[2 * K] = {};  // of x * x, of x * g
+  float a[N], b[N];  // g
+  tile::to_float(dy[0][0], a);
+  tile::to_float(dy[0][1], b);
+  if (at.turns) rotate<kInterleaved>(angles, a, b);
+  float sum[2] = {};  // of x * x, of x * g
+  float xa[N], xb[N];
+  tile::to_float(x[0][0], xa);
+  tile::to_float(x[0][1], xb);
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    float a[N], b[N], xa[N], xb[N];
-    unrotated(k, a, b);
-    tile::to_float(x[k][0], xa);
-    tile::to_float(x[k][1], xb);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      sum[2 * k] += xa[i] * xa[i] + xb[i] * xb[i];
-      sum[2 * k + 1] += xa[i] * a[i] + xb[i] * b[i];
-    }
+  for (int i = 0; i < N; ++i) {
+    sum[0] += xa[i] * xa[i] + xb[i] * xb[i];
+    sum[1] += xa[i] * a[i] + xb[i] * b[i];
   }
   tile::warp_sum(sum, p.lanes);
   if (!ok) return;
+  const float rstd = p.normalise ? rstd_of(sum[0], p) : 1.f, both = sum[1] * rstd;
+  dgain += both;
+  const float factor = gain[0] * rstd, along = p.normalise ? both * p.inverse_dim * rstd : 0.f;
+  tile::to_float(x[0][0], xa);  // again, as 16 packed numbers wait in half the registers
+  tile::to_float(x[0][1], xb);
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t head = group + k * p.head_groups;
-    if (head >= p.heads) break;
-    const float rstd = p.normalise ? rstd_of(sum[2 * k], p) : 1.f, both = sum[2 * k + 1] * rstd;
-    dgain[k] += both;
-    const float factor = p.gain != nullptr ? rstd * p.gain[head] : rstd;
-    const float along = p.normalise ? __fdiv_rn(both, float(p.head_dim)) * rstd : 0.f;
-    float a[N], b[N], xa[N], xb[N];
-    unrotated(k, a, b);
-    tile::to_float(x[k][0], xa);
-    tile::to_float(x[k][1], xb);
-#pragma unroll
-    for (int i = 0; i < N; ++i) a[i] = factor * (a[i] - xa[i] * along), b[i] = factor * (b[i] - xb[i] * along);
-    store_pair<T>(p, token, head, at, a, b);
-  }
+  for (int i = 0; i < N; ++i) a[i] = factor * (a[i] - xa[i] * along), b[i] = factor * (b[i] - xb[i] * along);
+  store_pair<T>(p, token, head, at, a, b);
 }
 
 // --- element by element: any alignment, any number of dimensions -----------------------------------------------------
@@ -318,7 +315,7 @@ __device__ inline void backward_elements(const Params& p, int64_t token, bool ok
   const float rstd = p.normalise ? rstd_of(sum[0], p) : 1.f, both = sum[1] * rstd;
   dgain += both;
   const float factor = p.gain != nullptr ? rstd * p.gain[head] : rstd;
-  const float along = p.normalise ? __fdiv_rn(both, float(p.head_dim)) * rstd : 0.f;
+  const float along = p.normalise ? both * p.inverse_dim * rstd : 0.f;
   for_each_element(
       p, token, lane,
       [&](uint32_t one, uint32_t two, float cos, float sin) {
@@ -337,45 +334,43 @@ __device__ inline void backward_elements(const Params& p, int64_t token, bool ok
 
 enum class Form { half_split, interleaved, elements };
 
-template <class T, int K, Form kForm>
-__global__ void __launch_bounds__(kRopeThreads, 2) qk_norm_backward(const __grid_constant__ Params p) {
-  __shared__ float found[kRopeThreads * K];
+template <class T, Form kForm>
+__global__ void __launch_bounds__(kRopeThreads, 7) qk_norm_backward(const __grid_constant__ Params p) {
+  auto& found = tile::shared<float[kRopeThreads]>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const tile::Division lane = tile::divide(threadIdx.x, p.by_lanes), row = tile::divide(lane.quotient, p.by_slots);
   const tile::Division slice = tile::divide(blockIdx.x, p.by_chunks);
-  const uint32_t group = slice.remainder * p.by_slots.value + row.remainder;
-  const bool here = row.quotient < p.rows && group < p.head_groups;
+  const uint32_t slots = p.by_slots.value, head = slice.remainder * slots + row.remainder;
+  const bool here = row.quotient < p.rows && head < p.heads;
   const int64_t begin = slice.quotient * p.slice_tokens, end = min(begin + p.slice_tokens, p.tokens);
 
-  float dgain[K] = {};
-  // Every thread of the block makes every turn, as warps sum over lanes of several groups at once.
+  float dgain = 0;
+  // Every thread of the block makes every turn, as warps sum over lanes of several heads at once.
+#pragma unroll 1
   for (uint32_t i = 0; i < p.iterations; ++i) {
     const int64_t token = begin + int64_t(i) * p.rows + row.quotient;
     const bool ok = here && token < end;
     if constexpr (kForm == Form::elements)
-      backward_elements<T>(p, token, ok, group, lane.remainder, dgain[0]);
+      backward_elements<T>(p, token, ok, head, lane.remainder, dgain);
     else
-      backward_heads<T, K, kForm == Form::interleaved>(p, token, ok, group, lane.remainder, dgain);
+      backward_head<T, kForm == Form::interleaved>(p, token, ok, head, lane.remainder, dgain);
   }
   if (p.partial == nullptr) return;
-  if (here && lane.remainder == 0)
-#pragma unroll
-    for (int k = 0; k < K; ++k) found[lane.quotient * K + k] = dgain[k];
+  if (here && lane.remainder == 0) found[lane.quotient] = dgain;
   __syncthreads();
-  const uint32_t slots = p.by_slots.value;
-  for (uint32_t i = threadIdx.x; i < slots * K; i += blockDim.x) {
-    const uint32_t its_group = slice.remainder * slots + i / K, head = its_group + i % K * p.head_groups;
-    if (its_group >= p.head_groups || head >= p.heads) continue;
+  for (uint32_t i = threadIdx.x; i < slots; i += blockDim.x) {
+    const uint32_t its_head = slice.remainder * slots + i;
+    if (its_head >= p.heads) continue;
     float sum = 0;
-    for (uint32_t r = 0; r < p.rows; ++r) sum += found[r * slots * K + i];
-    p.partial[int64_t(head) * p.slices + slice.quotient] = sum;
+    for (uint32_t r = 0; r < p.rows; ++r) sum += found[r * slots + i];
+    p.partial[int64_t(its_head) * p.slices + slice.quotient] = sum;
   }
 }
 
 // dgain += the slices of one head, in an order that depends on their number alone.
 __global__ void __launch_bounds__(kSumThreads) add_slices(float* dgain, const float* partial, uint32_t slices) {
-  __shared__ tile::GroupSumMemory<1, kSumThreads> memory;
+  auto& memory = tile::shared<tile::GroupSumMemory<1, kSumThreads>>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   float sum[1] = {};
@@ -446,14 +441,11 @@ template <class T, int K> Kernel pick_forward(const RopeShape& s) {
 }
 template <class T> Kernel pick_kernel(const RopeShape& s, const RopeConfig& c) {
   if (s.backward) {
-    if (!c.vectors) return qk_norm_backward<T, 1, Form::elements>;
-    if (c.heads_per_thread == 1)
-      return s.interleaved ? qk_norm_backward<T, 1, Form::interleaved> : qk_norm_backward<T, 1, Form::half_split>;
-    return s.interleaved ? qk_norm_backward<T, 2, Form::interleaved> : qk_norm_backward<T, 2, Form::half_split>;
+    if (!c.vectors) return qk_norm_backward<T, Form::elements>;
+    return s.interleaved ? qk_norm_backward<T, Form::interleaved> : qk_norm_backward<T, Form::half_split>;
   }
   if (!c.vectors) return rotate_elements<T>;
-  if (c.heads_per_thread == 1) return pick_forward<T, 1>(s);
-  return c.heads_per_thread == 2 ? pick_forward<T, 2>(s) : pick_forward<T, 4>(s);
+  return c.heads_per_thread == 1 ? pick_forward<T, 1>(s) : pick_forward<T, 2>(s);
 }
 
 void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
@@ -463,8 +455,8 @@ void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
   INGOT_CHECK(c.threads >= 32 && c.threads <= kRopeThreads && c.threads % 32 == 0, op, ": found ", c.threads,
               " threads, expected whole warps up to ", kRopeThreads);
   const int heads = c.heads_per_thread;
-  INGOT_CHECK(heads == 1 || (c.vectors && (heads == 2 || (heads == 4 && !s.backward))), op, ": found ", heads,
-              " heads a thread, expected 1, 2 or, forward, 4");
+  INGOT_CHECK(heads == 1 || (heads == 2 && c.vectors && !s.backward), op, ": found ", heads,
+              " heads a thread, expected 1 or, forward and with vectors, 2");
   if (!c.vectors) return;
   INGOT_CHECK(pick_rope_config(s).vectors && c.lanes >= rope_head_lanes(s), op, ": found ", c.lanes,
               " lanes of vectors, expected ", rope_head_lanes(s), " and operands that whole vectors reach");
@@ -481,6 +473,7 @@ template <class Op> Params params_of(const Op& a, const Tensor& y, const RopeSha
   const RopeConfig& c = tuning.config;
   p.tokens = s.tokens;
   p.heads = uint32_t(s.heads), p.head_groups = uint32_t(ceil_divide(s.heads, c.heads_per_thread));
+  p.inverse_dim = 1 / float(s.head_dim);
   p.head_dim = uint32_t(s.head_dim), p.half = uint32_t(s.half);
   p.lanes = uint32_t(c.lanes), p.turning_lanes = c.vectors ? uint32_t(rope_turning_lanes(s)) : 0;
   p.by_lanes = tile::Divisor(p.lanes), p.by_groups = tile::Divisor(p.head_groups);

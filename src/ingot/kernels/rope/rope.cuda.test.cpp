@@ -38,14 +38,14 @@ TEST(RopeConfig, HoldsEveryHeadAndKeepsToTheHardwaresLimits) {
                                       .in_place = bool(kind & 8)};
               const auto c = cuda::pick_rope_config(s);
               EXPECT_TRUE(c.threads % 32 == 0 && c.threads <= cuda::kRopeThreads && c.lanes >= 1);
-              EXPECT_LE(c.heads_per_thread, s.backward ? 2 : 4);
+              EXPECT_LE(c.heads_per_thread, s.backward ? 1 : 2);
               EXPECT_LE(c.heads_per_thread, heads);
               if (c.vectors) EXPECT_GE(c.lanes, cuda::rope_head_lanes(s));
               if (s.norm || !c.vectors) EXPECT_TRUE((c.lanes & (c.lanes - 1)) == 0 && c.lanes <= 32);
               if (!s.backward) continue;
               const auto cut = cuda::pick_rope_slices(c, tokens, heads);
               EXPECT_LE(cut.slots * cut.rows * c.lanes, c.threads);
-              EXPECT_GE(cut.slots * cut.chunks * c.heads_per_thread, heads);
+              EXPECT_GE(cut.slots * cut.chunks, heads);
               EXPECT_GE(cut.slices * cut.rows * cut.iterations, tokens);
               EXPECT_LE(cut.slices, std::min(tokens, cuda::kRopeMaxSlices));
             }
@@ -313,9 +313,9 @@ TEST_F(RopeCuda, GivesTheSameUnderEveryConfigurationThatFits) {
                        {.tokens = 31, .heads = 5, .d = 80, .rotary = 48, .type = DType::f16}};
   for (const Case& c : some)
     for (bool vectors : {true, false})
-      for (int heads : {1, 2, 4})
+      for (int heads : {1, 2})
         for (int lanes : {2, 3, 4, 5, 8, 16, 32})
-          for (int threads : {32, 128, 256})
+          for (int threads : {32, 64, 128})
             for (int64_t iterations : {1, 3}) {
               if (!vectors && heads > 1) continue;
               Operands o(c);
@@ -336,7 +336,7 @@ TEST_F(RopeCuda, GivesTheSameUnderEveryConfigurationThatFits) {
               if (power) cuda::qk_norm_rope_with(o.op(), tuning, {});
               cuda::rope_with(o.rope_op(o.x, o.rotated), tuning, {});
               cuda::rope_backward_with(o.rope_op(o.dy, o.back), tuning, {});
-              if (power && heads <= 2) {
+              if (power && heads == 1) {
                 gpu::copy_to_device(o.dgain.tensor().data, o.dgain.host().data, o.dgain.host().bytes());
                 cuda::qk_norm_rope_backward_with(o.backward_op(), tuning, {});
               }

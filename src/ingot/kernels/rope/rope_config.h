@@ -16,13 +16,13 @@ namespace ingot::cuda {
 // A thread takes the same place in `heads_per_thread` heads of one token, so that it reads cos and sin once for all.
 struct RopeConfig {
   bool vectors = true;  // false: elements one by one, one head a thread group; any alignment, dimensions and strides
-  int heads_per_thread = 1;  // 1, 2 or 4 (backward with norm: 1 or 2)
+  int heads_per_thread = 1;  // 1 or 2 (backward with norm: 1)
   int lanes = 8;             // with a norm or without vectors a power of two, at most 32
-  int threads = 256;         // per block
+  int threads = 128;         // per block
   bool operator==(const RopeConfig&) const = default;
 };
 
-constexpr int kRopeThreads = 256;
+constexpr int kRopeThreads = 128;
 constexpr int kRopeMaxNormLanes = 32;
 
 struct RopeShape {
@@ -64,18 +64,17 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
     return c;
   }
   c.lanes = int(lanes < 1 ? 1 : lanes);
-  // As many heads as there are, as long as every SM keeps some blocks' worth of threads.
-  const int most = s.backward ? 2 : 4;
-  while (c.heads_per_thread < most && 2 * c.heads_per_thread <= s.heads &&
-         s.tokens * s.heads * c.lanes >= int64_t(sms) * 2 * kRopeThreads * 2 * c.heads_per_thread)
-    c.heads_per_thread *= 2;
+  if (s.backward) c.threads = 64;
+  // A norm keeps its vectors waiting for the sum: two heads a thread hide that, once every SM has work.
+  if (s.norm && !s.backward && s.heads % 2 == 0 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 2048 * 2)
+    c.heads_per_thread = 2;
   return c;
 }
 
 // The backward pass of the norm with dgain: a block keeps a slice of the tokens and some of the heads, and adds what
 // its threads find for each head in the order of the tokens.
 struct RopeSlices {
-  int64_t slots = 1;   // groups of heads a block takes at once
+  int64_t slots = 1;   // heads a block takes at once
   int64_t chunks = 1;  // blocks that share the heads of a token
   int64_t rows = 1;    // tokens a block takes at once
   int64_t slices = 1;  // of the tokens
@@ -85,10 +84,10 @@ constexpr int64_t kRopeMaxSlices = 2048;
 
 constexpr RopeSlices pick_rope_slices(const RopeConfig& c, int64_t tokens, int64_t heads, int64_t iterations = 4) {
   RopeSlices s;
-  const int64_t groups = c.threads / c.lanes, head_groups = ceil_divide(heads, c.heads_per_thread);
-  s.slots = head_groups < groups ? head_groups : groups;
+  const int64_t groups = c.threads / c.lanes;
+  s.slots = heads < groups ? heads : groups;
   if (s.slots < 1) s.slots = 1;
-  s.chunks = ceil_divide(head_groups, s.slots);
+  s.chunks = ceil_divide(heads, s.slots);
   s.rows = groups / s.slots;
   s.slices = ceil_divide(tokens, s.rows * iterations);
   if (s.slices > kRopeMaxSlices) s.slices = kRopeMaxSlices;

@@ -270,7 +270,12 @@ SwigluGateShape shape_of(const Operands& o) {
   const bool pairs = o.options.interleaved;
   bool aligned = tile::rows_start_aligned(o.h, pairs ? 8 : 16);
   for (const Tensor* t : {&o.gate, &o.up, &o.dgate, &o.dup}) aligned = aligned && tile::rows_start_aligned(*t, 16);
-  return {.rows = o.h.rows(), .cols = o.h.cols(), .dtype = o.h.dtype, .aligned = aligned, .interleaved = pairs};
+  return {.rows = o.h.rows(),
+          .cols = o.h.cols(),
+          .dtype = o.h.dtype,
+          .aligned = aligned,
+          .interleaved = pairs,
+          .backward = bool(o.dgate)};
 }
 
 void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, Stream stream) {

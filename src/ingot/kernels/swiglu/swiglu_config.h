@@ -15,7 +15,7 @@ namespace ingot::cuda {
 struct SwigluGateConfig {
   bool vectors = true;       // 16 bytes of gate at a time; false: element by element, any alignment and length
   int units_per_thread = 1;  // vectors or elements: 1, 2 or 4
-  int threads = 256;         // per block
+  int threads = 128;         // per block
   bool operator==(const SwigluGateConfig&) const = default;
 };
 
@@ -26,6 +26,7 @@ struct SwigluGateShape {
   DType dtype = DType::bf16;
   bool aligned = true;  // every operand's rows start where a whole vector can be read or written
   bool interleaved = false;
+  bool backward = false;
 };
 
 constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, int sms = 132) {
@@ -33,8 +34,8 @@ constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, int
   SwigluGateConfig c;
   c.vectors = s.aligned && columns % per_vec == 0;
   const int64_t units = c.vectors ? s.rows * columns / per_vec : s.rows * s.cols;
-  // Two or more loads in flight a thread, once there is work for all.
-  while (c.units_per_thread < 2 && units >= int64_t(sms) * 2048 * 2 * c.units_per_thread) c.units_per_thread *= 2;
+  // Two units a thread, once there is work for all; the backward pass of two halves has three loads in flight with one.
+  if (!(s.backward && !s.interleaved) && units >= int64_t(sms) * 2048 * 2) c.units_per_thread = 2;
   return c;
 }
 

@@ -1,0 +1,153 @@
+// The CUDA kernels and their launcher on the CPU, under every configuration: what a sanitizer can see of them.
+#include "ingot/kernels/rope/rope.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ingot/kernels/rope/rope_config.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::Buffer;
+using testing::compare;
+using testing::roundoff;
+using testing::values;
+
+struct Case {
+  int64_t tokens, heads, d, rotary, gap = 0;
+  DType type = DType::bf16;
+  bool interleaved = false, normalise = true, gain = true;
+};
+constexpr int64_t kPositions = 20;
+
+struct Operands {
+  Operands(const Case& k, DType type)
+      : c(k),
+        wide(type == DType::f64 ? DType::f64 : DType::f32),
+        x(type, {k.tokens, k.heads, k.d}, k.d + k.gap),
+        y(type, {k.tokens, k.heads, k.d}, k.d + k.gap),
+        rotated(type, {k.tokens, k.heads, k.d}, k.d + k.gap),
+        dy(type, {k.tokens, k.heads, k.d}, k.d + k.gap),
+        dx(type, {k.tokens, k.heads, k.d}, k.d + k.gap),
+        gain(wide, {k.heads}),
+        dgain(wide, {k.heads}),
+        positions(DType::i32, {k.tokens}),
+        cos(wide, {kPositions, k.rotary / 2}),
+        sin(wide, {kPositions, k.rotary / 2}),
+        workspace(DType::u8, {k.heads * std::min(k.tokens, cuda::kRopeMaxSlices) * 4}) {
+    fill(x, k.type, 1, 2), fill(dy, k.type, 2, 1), fill(gain, DType::f32, 3, 1), fill(dgain, DType::f32, 4, 1);
+    testing::fill_ids(positions, 5, kPositions);
+    if (k.rotary == 0) return;
+    Buffer cos32(DType::f32, cos.tensor().shape), sin32(DType::f32, cos.tensor().shape);
+    rope_table(rope_frequencies(k.rotary, 10000), cos32, sin32);
+    testing::assign(cos, values(cos32)), testing::assign(sin, values(sin32));
+  }
+  static void fill(const Tensor& t, DType type, uint64_t seed, double scale) {
+    Buffer rounded(type, t.shape);
+    testing::fill_normal(rounded, seed, scale);
+    testing::assign(t, values(rounded));
+  }
+  template <class Op> Op with_table(Op a) const {
+    if (c.rotary) a.positions = positions, a.cos = cos, a.sin = sin;
+    a.interleaved = c.interleaved;
+    return a;
+  }
+  Rope rope_op() const { return with_table(Rope{.x = x, .y = rotated}); }
+  QkNormRope op() const {
+    QkNormRope a = with_table(QkNormRope{.x = x, .y = y, .normalise = c.normalise});
+    if (c.gain) a.gain = gain;
+    return a;
+  }
+  QkNormRopeBackward backward_op() const {
+    QkNormRopeBackward a = with_table(QkNormRopeBackward{.x = x, .dy = dy, .dx = dx, .normalise = c.normalise});
+    if (c.gain) a.gain = gain, a.dgain = dgain, a.workspace = workspace;
+    return a;
+  }
+  bool guards() const {
+    for (const Buffer* b : {&x, &y, &rotated, &dy, &dx, &gain, &dgain, &positions, &cos, &sin, &workspace})
+      if (!b->guards_intact()) return false;
+    return true;
+  }
+  Case c;
+  DType wide;
+  Buffer x, y, rotated, dy, dx, gain, dgain, positions, cos, sin, workspace;
+};
+
+// Tolerances as in the tests on a GPU (rope.cuda.test.cpp).
+void check(const Case& c, const cuda::RopeTuning& tuning) {
+  SCOPED_TRACE(::testing::Message() << c.tokens << "x" << c.heads << "x" << c.d << " rotary " << c.rotary << ' '
+                                    << c.type << " interleaved " << c.interleaved << " vectors "
+                                    << tuning.config.vectors << " heads a thread " << tuning.config.heads_per_thread
+                                    << " lanes " << tuning.config.lanes);
+  Operands got(c, c.type), want(c, DType::f64);
+  const bool both = tuning.config.heads_per_thread == 1;
+  cuda::qk_norm_rope_with(got.op(), tuning, {});
+  qk_norm_rope(want.op(), {});
+  if (both) cuda::qk_norm_rope_backward_with(got.backward_op(), tuning, {});
+  if (both) qk_norm_rope_backward(want.backward_op(), {});
+  if (c.rotary) cuda::rope_with(got.rope_op(), tuning, {});
+  if (c.rotary) rope(want.rope_op(), {});
+  const double u = roundoff(DType::f32), sums = (double(c.d) + 16) * u;
+  const double ends = c.type == DType::f32 ? 0 : 1.01 * roundoff(c.type);
+  const auto near = [&](const char* name, const Buffer& a, const Buffer& b, double absolute, double last) {
+    const auto result = compare(a, values(b), absolute, sums + last);
+    EXPECT_TRUE(result.ok) << name << ": " << result.message;
+  };
+  if (c.rotary) near("rope", got.rotated, want.rotated, 4 * u * 2 * 11, ends);
+  near("y", got.y, want.y, sums * 4, ends);
+  if (both) near("dx", got.dx, want.dx, sums * 8, ends);
+  if (both && c.gain) near("dgain", got.dgain, want.dgain, sums * 4 * std::sqrt(double(c.d) * double(c.tokens + 1)), 0);
+  EXPECT_TRUE(got.guards());
+}
+
+TEST(RopeEmulated, EveryConfigurationAgreesWithTheFp64Loop) {
+  const Case some[] = {{7, 3, 32, 32, 0, DType::bf16},
+                       {5, 5, 48, 16, 8, DType::f32, true},
+                       {3, 2, 40, 40, 0, DType::bf16, true, false},
+                       {6, 2, 32, 16, 0, DType::f16, false, true, false},
+                       {4, 9, 16, 0, 0, DType::f32}};
+  for (const Case& c : some)
+    for (int heads : {1, 2})
+      for (int64_t iterations : {1, 3}) {
+        const int lanes = c.type == DType::f32 ? 8 : 4;
+        check(c, {.config = {.heads_per_thread = heads, .lanes = lanes, .threads = 64},
+                  .evict_first = iterations == 1,
+                  .iterations = iterations});
+      }
+}
+
+TEST(RopeEmulated, ElementsServeWhatVectorsDoNotReach) {
+  const Case some[] = {{7, 3, 21, 6, 3, DType::bf16}, {5, 2, 18, 18, 1, DType::f32, true}, {2, 1, 2, 2, 0, DType::f16}};
+  for (const Case& c : some)
+    for (int lanes : {1, 4, 16}) check(c, {.config = {.vectors = false, .lanes = lanes, .threads = 32}});
+}
+
+TEST(RopeEmulated, OutputsMayReplaceInputs) {
+  for (int64_t d : {32, 21}) {
+    const Case c{6, 3, d, 16, 0, DType::f32};
+    Operands apart(c, c.type), same(c, c.type);
+    cuda::qk_norm_rope_with(apart.op(), cuda::default_rope_tuning(apart.op()), {});
+    cuda::qk_norm_rope_backward_with(apart.backward_op(), cuda::default_rope_tuning(apart.backward_op()), {});
+    QkNormRopeBackward backward = same.backward_op();
+    backward.dx = backward.dy;
+    cuda::qk_norm_rope_backward_with(backward, cuda::default_rope_tuning(backward), {});
+    QkNormRope forward = same.op();
+    forward.y = forward.x;
+    cuda::qk_norm_rope_with(forward, cuda::default_rope_tuning(forward), {});
+    EXPECT_EQ(values(same.x), values(apart.y));
+    EXPECT_EQ(values(same.dy), values(apart.dx));
+    EXPECT_EQ(values(same.dgain), values(apart.dgain));
+    Operands alone(c, c.type), turned(c, c.type);
+    Rope in_place = alone.rope_op();
+    in_place.y = in_place.x;
+    cuda::rope_with(in_place, cuda::default_rope_tuning(in_place), {});
+    cuda::rope_with(turned.rope_op(), cuda::default_rope_tuning(turned.rope_op()), {});
+    EXPECT_EQ(values(alone.x), values(turned.rotated));
+  }
+}
+
+}  // namespace
+}  // namespace ingot
