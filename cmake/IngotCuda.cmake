@@ -39,6 +39,12 @@ if(INGOT_WITH_CUDA)
   set(ingot_portable_cuda_options -gencode arch=compute_75,code=compute_75)
   set_source_files_properties(src/ingot/kernels/rmsnorm/rmsnorm.cu src/ingot/kernels/rmsnorm/rmsnorm_backward.cu
     PROPERTIES COMPILE_OPTIONS "${ingot_portable_cuda_options}")
+  # Matrix kernels without Hopper's instructions also travel as PTX for sm_80 and later. CUDA_FORCE_PTX_JIT=1 runs that on any GPU.
+  foreach(source ${cuda_sources})
+    if(source MATCHES "_portable_[a-z0-9]+\\.cu$")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_80,code=compute_80")
+    endif()
+  endforeach()
   foreach(source ${cuda_sources})
     get_filename_component(room ${source} NAME_WE)
     get_filename_component(folder ${source} DIRECTORY)

@@ -52,10 +52,11 @@ foreach(folder ${test_folders})
   endif()
 endforeach()
 
-# The same tests over the PTX for sm_75, which this makes the driver compile.
+# Kernels for GPUs other than Hopper: the same tests over their PTX, which this makes the driver compile.
 if(INGOT_WITH_CUDA)
   add_test(NAME kernels_rmsnorm_portable COMMAND test_kernels_rmsnorm --gtest_filter=RmsNorm*Cuda.*)
-  set_tests_properties(kernels_rmsnorm_portable PROPERTIES LABELS gpu ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
+  add_test(NAME kernels_mlp_portable COMMAND test_kernels_mlp --gtest_filter=*portable*)
+  set_tests_properties(kernels_rmsnorm_portable kernels_mlp_portable PROPERTIES LABELS gpu ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
 endif()
 
 find_package(Python3 COMPONENTS Interpreter)

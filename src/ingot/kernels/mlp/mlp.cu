@@ -44,10 +44,11 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
   }
 }
 
+// The other forms hold sm_90a's instructions; every other GPU runs the portable one from its PTX.
 MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
+  if (compute_major != 9) return MlpForm::portable;
   if (m.x.rows() <= kFewRows && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
-  if (compute_major == 9 && mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
-  return MlpForm::portable;
+  return mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;
 }
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   return compute_major == 9 && mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;

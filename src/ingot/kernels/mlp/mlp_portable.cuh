@@ -7,6 +7,7 @@
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
+#include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/mlp/mlp_portable.h"
@@ -94,8 +95,10 @@ template <class T, int kRows> struct Product {
   }
 };
 
-// f32: the tile lies as [32 reduction][128 out + 4] in both directions; a warp has all columns of its rows.
-constexpr int kF32TileStride = kPortableOut + 4;
+// f32: backward [32 reduction][128 out + 4]; forward [128 out][32 reduction + 4], where row n is found at
+// (n % 4) * 32 + n / 4: a lane owns four neighbouring columns, and the lanes' rows then meet all banks.
+constexpr int kF32Backward = kPortableOut + 4, kF32Forward = portable_reduction(4) + 4;
+__device__ inline int f32_place(int n) { return n % 4 * 32 + n / 4; }
 template <int kRows> struct Product<float, kRows> {
   static constexpr int kPerThread = kRows / 8, kPairs = kPerThread * 2;
   float acc[kPerThread][4];
@@ -110,26 +113,42 @@ template <int kRows> struct Product<float, kRows> {
       for (int j = 0; j < 4; ++j) acc[i][j] = 0;
   }
 
-  template <bool> __device__ void multiply(const float* in, int stride, int red0, int reduction, const float* weights) {
+  template <bool kBackward>
+  __device__ void multiply(const float* in, int stride, int red0, int reduction, const float* weights) {
     const float* a = in + row(0) * stride + red0;
-    const float* b = weights + threadIdx.x % 32 * 4;
+    const int lane = int(threadIdx.x % 32);
+    // Sums of 32 products, then of those: a short sum loses less to rounding than one long one.
+    float part[kPerThread][4] = {};
+#pragma unroll 2
     for (int k = 0; k < reduction; k += 4) {
-      float4 w[4], h[kPerThread];
+      float w[4][4], h[kPerThread][4];  // w[k][out]
 #pragma unroll
-      for (int j = 0; j < 4; ++j) w[j] = *reinterpret_cast<const float4*>(b + (k + j) * kF32TileStride);
-#pragma unroll
-      for (int i = 0; i < kPerThread; ++i) h[i] = *reinterpret_cast<const float4*>(a + i * stride + k);
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-#pragma unroll
-        for (int i = 0; i < kPerThread; ++i) {
-          const float x = j == 0 ? h[i].x : j == 1 ? h[i].y : j == 2 ? h[i].z : h[i].w;
-          acc[i][0] = fmaf(x, w[j].x, acc[i][0]);
-          acc[i][1] = fmaf(x, w[j].y, acc[i][1]);
-          acc[i][2] = fmaf(x, w[j].z, acc[i][2]);
-          acc[i][3] = fmaf(x, w[j].w, acc[i][3]);
+      for (int j = 0; j < 4; ++j) {
+        float4 four;
+        if constexpr (kBackward) {
+          four = *reinterpret_cast<const float4*>(weights + (k + j) * kF32Backward + lane * 4);
+          w[j][0] = four.x, w[j][1] = four.y, w[j][2] = four.z, w[j][3] = four.w;
+        } else {
+          four = *reinterpret_cast<const float4*>(weights + (j * 32 + lane) * kF32Forward + k);
+          w[0][j] = four.x, w[1][j] = four.y, w[2][j] = four.z, w[3][j] = four.w;
         }
+      }
+#pragma unroll
+      for (int i = 0; i < kPerThread; ++i) {
+        const float4 four = *reinterpret_cast<const float4*>(a + i * stride + k);
+        h[i][0] = four.x, h[i][1] = four.y, h[i][2] = four.z, h[i][3] = four.w;
+      }
+#pragma unroll
+      for (int q = 0; q < 4; ++q)
+#pragma unroll
+        for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) part[i][j] = fmaf(h[i][q], w[q][j], part[i][j]);
     }
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) acc[i][j] += part[i][j];
   }
 };
 
@@ -207,23 +226,13 @@ template <class T, bool kBackward> struct WeightStream {
     } else if constexpr (kBackward) {
       for (int i = int(threadIdx.x); i < kRed<T> * (kPortableOut / 4); i += kPortableThreads) {
         const int r = i / (kPortableOut / 4), c = i % (kPortableOut / 4);
-        load_chunk(l, to + r * kF32TileStride + c * 4, red0 + r, out0 + c * 4);
+        load_chunk(l, to + r * kF32Backward + c * 4, red0 + r, out0 + c * 4);
       }
     } else {
-      load_transposed(l, to);
-    }
-  }
-  // f32 forward: W is [N][K], the tile [K][N]; 8 k times 4 n per warp meet all banks and read whole sectors.
-  __device__ void load_transposed(const PortableLayer& l, T* to) {
-    for (int i = int(threadIdx.x); i < kRed<T> * kPortableOut; i += kPortableThreads) {
-      const int k = i % 8 + i / 1024 * 8, n = i / 8 % 128;
-      const bool inside = out0 + n < l.N && red0 + k < l.K;
-      const T* from = static_cast<const T*>(l.w) + (inside ? int64_t(out0 + n) * l.K + red0 + k : 0);
-      T* at = to + k * kF32TileStride + n;
-      if (scales == nullptr || l.g == nullptr)
-        ptx::cp_async<4>(ptx::shared_address(at), from, inside ? 4 : 0);
-      else
-        *at = inside ? *from * scales[l.scale_at + out0 + n] : T(0);
+      for (int i = int(threadIdx.x); i < kPortableOut * (kRed<T> / 4); i += kPortableThreads) {
+        const int r = i / (kRed<T> / 4), c = i % (kRed<T> / 4);
+        load_chunk(l, to + f32_place(r) * kF32Forward + c * 4, out0 + r, red0 + c * 4);
+      }
     }
   }
 };
@@ -232,8 +241,8 @@ template <class T> struct Smem {
   T *ring, *first;
   int buffer;     // elements of one of the two buffers
   float* scales;  // null without weight norm
-  __device__ Smem(void* memory, const PortableRows& p, int rows) {
-    ring = static_cast<T*>(memory);
+  __device__ Smem(T* memory, const PortableRows& p, int rows) {
+    ring = memory;
     first = ring + kPortableStages * WeightStream<T, false>::kElements;
     buffer = rows * p.stride;
     scales = p.weight_norm ? reinterpret_cast<float*>(first + 2 * buffer) : nullptr;
@@ -358,8 +367,7 @@ __device__ inline void forward_tile(const PortableRows& p, int depth, int64_t ro
 template <class T, int kRows>
 __global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
     mlp_portable_forward(const __grid_constant__ PortableRows p) {
-  extern __shared__ __align__(128) uint8_t memory[];
-  const Smem<T> smem(memory, p, kRows);
+  const Smem<T> smem(tile::dynamic_shared<T>(), p, kRows);
   form_scales<T>(p, smem.scales);
   __syncthreads();
   const int64_t tiles = (p.rows + kRows - 1) / kRows;
@@ -454,8 +462,7 @@ __device__ inline void finish_backward(const PortableRows& p, int l, int out0, i
 template <class T, int kRows>
 __global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
     mlp_portable_chain(const __grid_constant__ PortableRows p) {
-  extern __shared__ __align__(128) uint8_t memory[];
-  const Smem<T> smem(memory, p, kRows);
+  const Smem<T> smem(tile::dynamic_shared<T>(), p, kRows);
   for (int i = int(blockIdx.x) * kPortableThreads + int(threadIdx.x); i < p.counter_count;
        i += int(gridDim.x) * kPortableThreads)
     p.counters[i] = 0;
@@ -649,8 +656,7 @@ template <class T> __device__ inline void weight_norm_rows(const PortableGrad::L
 template <class T>
 __global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
     mlp_portable_grad(const __grid_constant__ PortableGrad p) {
-  extern __shared__ __align__(128) uint8_t bytes[];
-  GradMemory<T>& memory = *reinterpret_cast<GradMemory<T>*>(bytes);
+  GradMemory<T>& memory = *tile::dynamic_shared<GradMemory<T>>();
   const int tile = int(blockIdx.x) / p.splits, split = int(blockIdx.x) % p.splits;
   int index = 0;
   while (index + 1 < p.depth && tile >= p.layer[index + 1].first_tile) ++index;

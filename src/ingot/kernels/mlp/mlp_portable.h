@@ -70,9 +70,9 @@ struct PortableConfig {
 // Elements between rows: an odd multiple of 16 bytes, so that eight rows at the same column meet all banks.
 constexpr int portable_stride(int widest, int element) { return (widest + 15) / 16 * 16 + 16 / element; }
 constexpr int portable_reduction(int element) { return element == 2 ? 64 : 32; }
+// Bytes of a weight's tile; f32 rows are padded by 16 bytes, whichever way it lies.
 constexpr int64_t portable_weight_tile(int element) {
-  return element == 2 ? portable_reduction(2) * kPortableOut * 2
-                      : portable_reduction(4) * int64_t(kPortableOut + 4) * 4;
+  return element == 2 ? int64_t(64) * kPortableOut * 2 : int64_t(32 + 4) * kPortableOut * 4;
 }
 constexpr int64_t portable_smem(int rows, int stride, int element, int scales) {
   return kPortableStages * portable_weight_tile(element) + 2 * int64_t(rows) * stride * element + scales * int64_t(4);
