@@ -17,7 +17,12 @@ add_executable(parity ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_main.cpp)
 target_link_libraries(parity PRIVATE ingot ingot_flags nlohmann_json::nlohmann_json)
 add_executable(parity_gpt_oss ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/gpt_oss_main.cpp)
 target_link_libraries(parity_gpt_oss PRIVATE ingot ingot_flags nlohmann_json::nlohmann_json)
+add_executable(parity_tokenizer ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/tokenizer_main.cpp)
+target_link_libraries(parity_tokenizer PRIVATE ingot ingot_flags)
 if(Python3_FOUND)
+  add_test(NAME parity_tokenizer COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_tokenizer.py
+    $<TARGET_FILE:parity_tokenizer> --skip-without-peers)
+  set_tests_properties(parity_tokenizer PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME parity COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity.py $<TARGET_FILE:parity>
     --skip-without-torch)
   set_tests_properties(parity PROPERTIES SKIP_RETURN_CODE 77)

@@ -4,7 +4,8 @@
 
 Learning: 8,192 merges on the C++ headers that came with the compiler. Encoding: distinct files (each content once) under
 --corpus with that vocabulary, one thread, one call a file; ours and the peers take turns, and the least time of --repeats
-counts. Peers use their fastest entry points: encode_batch_fast without threads, encode_to_numpy.
+counts. Peers use their fastest entry points: encode_batch_fast without threads, encode_to_numpy. Then the same for the
+pattern of o200k, with 32,768 tokens learned from the corpus and written as GPT-OSS's files are.
 """
 import argparse
 import ctypes
@@ -52,7 +53,7 @@ def native(build, folder):
     n = ctypes.CDLL(str(library))
     n.bpe_error.restype = ctypes.c_char_p
     n.bpe_train.restype = n.bpe_encode.restype = ctypes.c_int64
-    n.bpe_train.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
+    n.bpe_train.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
     n.bpe_encode.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p]
     n.bpe_load.restype = ctypes.c_void_p
     n.bpe_load.argtypes = [ctypes.c_char_p]
@@ -70,18 +71,22 @@ def least(repeats, calls):
     return best
 
 
-def learn(n, headers, threads, path, repeats):
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    joined = b"".join(headers)
-    ends, at = (ctypes.c_int64 * len(headers))(), 0
-    for i, text in enumerate(headers):
+def train(n, texts, vocab, threads, o200k, path):
+    joined = b"".join(texts)
+    ends, at = (ctypes.c_int64 * len(texts))(), 0
+    for i, text in enumerate(texts):
         at += len(text)
         ends[i] = at
+    if n.bpe_train(joined, ends, len(texts), vocab, threads, int(o200k), path.encode()) < 0:
+        sys.exit(n.bpe_error().decode())
+
+
+def learn(n, headers, threads, path, repeats):
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     strings, peer = [h.decode() for h in headers], {}
 
     def ours():
-        if n.bpe_train(joined, ends, len(headers), VOCAB, threads, path.encode()) < 0:
-            sys.exit(n.bpe_error().decode())
+        train(n, headers, VOCAB, threads, False, path)
 
     def theirs():
         t = peer["t"] = Tokenizer(models.BPE())
@@ -92,7 +97,7 @@ def learn(n, headers, threads, path, repeats):
     best = least(repeats, {"ours": ours, "tokenizers": theirs})
     a, b = json.loads(pathlib.Path(path).read_text())["model"], json.loads(peer["t"].to_str())["model"]
     same = a["vocab"] == b["vocab"] and a["merges"] == [" ".join(m) for m in b["merges"]]
-    return {"bytes": len(joined), "files": len(headers), "threads": threads, "seconds": best, "same_merges": same}
+    return {"bytes": sum(map(len, headers)), "files": len(headers), "threads": threads, "seconds": best, "same_merges": same}
 
 
 def tiktoken_of(path, pattern):
@@ -106,7 +111,26 @@ def tiktoken_of(path, pattern):
 
 def encode(n, texts, path, repeats):
     from tokenizers import Tokenizer
-    handle, hf, tik = n.bpe_load(path.encode()), Tokenizer.from_file(path), tiktoken_of(path, GPT2_POSSESSIVE)
+    return encode_with(n, n.bpe_load(path.encode()), Tokenizer.from_file(path), tiktoken_of(path, GPT2_POSSESSIVE), texts, repeats)
+
+
+def encode_o200k(n, texts, threads, repeats, folder):
+    sys.path.insert(0, str(ROOT / "tests/parity"))
+    from parity_tokenizer import BYTE_OF, PATTERN, write_forms
+    from tokenizers import Tokenizer
+    import tiktoken
+    learned = f"{folder}/o200k.json"
+    train(n, texts, 32768, threads, True, learned)
+    vocab = json.loads(pathlib.Path(learned).read_text())["model"]["vocab"]
+    ranks = {bytes(BYTE_OF[c] for c in token): i for i, token in enumerate(sorted(vocab, key=vocab.get))}
+    ranks_file, json_file = write_forms(ranks, pathlib.Path(folder))
+    peer = tiktoken.Encoding("o200k", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+    hf = Tokenizer.from_file(json_file)
+    hf.encode_special_tokens = True
+    return {"vocab": len(ranks), **encode_with(n, n.bpe_load(ranks_file.encode()), hf, peer, texts, repeats)}
+
+
+def encode_with(n, handle, hf, tik, texts, repeats):
     strings = [t.decode() for t in texts]
     ids = (ctypes.c_int32 * max(map(len, texts)))()
     counts = {}
@@ -173,8 +197,11 @@ def main():
         result["fuzz"] = fuzz(n, tokenizer, args.fuzz)
         print(json.dumps(result["fuzz"]), flush=True)
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        result["encode"] = encode(n, read_texts(args.corpus, SUFFIXES, args.megabytes * 1e6), tokenizer, args.repeats)
-        print(json.dumps(result["encode"]))
+        texts = read_texts(args.corpus, SUFFIXES, args.megabytes * 1e6)
+        result["encode"] = encode(n, texts, tokenizer, args.repeats)
+        print(json.dumps(result["encode"]), flush=True)
+        result["encode_o200k"] = encode_o200k(n, texts, args.threads, args.repeats, folder)
+        print(json.dumps(result["encode_o200k"]))
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
 

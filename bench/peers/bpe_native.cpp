@@ -23,12 +23,15 @@ extern "C" {
 const char* bpe_error() { return last_error.c_str(); }
 
 // `text` holds the documents one after another, document i ending at ends[i].
-int64_t bpe_train(const char* text, const int64_t* ends, int64_t documents, int vocab, int threads, const char* path) {
+int64_t bpe_train(const char* text, const int64_t* ends, int64_t documents, int vocab, int threads, int o200k,
+                  const char* path) {
   return guarded([&]() -> int64_t {
     ingot::set_thread_count(threads);
     std::vector<std::string_view> views;
     for (int64_t i = 0, at = 0; i < documents; at = ends[i++]) views.emplace_back(text + at, size_t(ends[i] - at));
-    ingot::train_bpe(views, vocab).save(path);
+    ingot::BpeTrainOptions options;
+    if (o200k != 0) options = {.pattern = ingot::WordPattern::o200k, .special_tokens = {}};
+    ingot::train_bpe(views, vocab, options).save(path);
     return 0;
   });
 }

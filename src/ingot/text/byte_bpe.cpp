@@ -99,6 +99,7 @@ struct ByteBpe::Impl {
   Impl(ByteBpeRules r, const std::string& origin);
   void take_specials(const std::string& origin);
   void take_tokens(std::unordered_map<std::string_view, int32_t>& ids, const std::string& origin);
+  void find_merges(const std::unordered_map<std::string_view, int32_t>& ids);
   void take_merges(const std::unordered_map<std::string_view, int32_t>& ids, const std::string& origin);
   void find_bos();
   void make_hash();
@@ -115,6 +116,7 @@ ByteBpe::Impl::Impl(ByteBpeRules r, const std::string& origin) : rules(std::move
   take_specials(origin);
   std::unordered_map<std::string_view, int32_t> ids;
   take_tokens(ids, origin);
+  if (rules.merge_by_token) find_merges(ids);
   take_merges(ids, origin);
   if (rules.ignore_merges) whole_words = std::move(ids);
   find_bos();
@@ -168,6 +170,21 @@ void ByteBpe::Impl::take_tokens(std::unordered_map<std::string_view, int32_t>& i
       fail(ErrorCode::bad_data, origin, ": found no token for byte ", b, ", expected one for each of the 256 bytes");
 }
 
+// Every way to make a token of two others, in the order of the tokens made.
+void ByteBpe::Impl::find_merges(const std::unordered_map<std::string_view, int32_t>& ids) {
+  rules.merges.clear();
+  for (const std::string& token : rules.tokens) {
+    const size_t first = rules.merges.size();
+    for (size_t cut = 1; cut < token.size(); ++cut) {
+      const auto left = ids.find(std::string_view(token).substr(0, cut));
+      if (left == ids.end()) continue;
+      const auto right = ids.find(std::string_view(token).substr(cut));
+      if (right != ids.end()) rules.merges.emplace_back(left->second, right->second);
+    }
+    std::sort(rules.merges.begin() + int64_t(first), rules.merges.end());
+  }
+}
+
 void ByteBpe::Impl::take_merges(const std::unordered_map<std::string_view, int32_t>& ids, const std::string& origin) {
   merges.reserve(rules.merges.size());
   const int32_t size = int32_t(rules.tokens.size());
@@ -183,7 +200,8 @@ void ByteBpe::Impl::take_merges(const std::unordered_map<std::string_view, int32
     if (at == ids.end())
       fail(ErrorCode::bad_data, origin, ": merge ", rank, " of ", quoted(rules.tokens[a]), " and ",
            quoted(rules.tokens[b]), ": found no token for their joined bytes");
-    if (!merges.insert(a, b, {uint32_t(rank), at->second}))
+    const uint32_t order = rules.merge_by_token ? uint32_t(at->second) : uint32_t(rank);
+    if (!merges.insert(a, b, {order, at->second}))
       fail(ErrorCode::bad_data, origin, ": merge ", rank, " of ", quoted(rules.tokens[a]), " and ",
            quoted(rules.tokens[b]), " found twice, also as merge ", merges.find(a, b).rank);
   }
@@ -200,6 +218,7 @@ void ByteBpe::Impl::make_hash() {
   h.bytes("byte_bpe");
   h.bytes(word_pattern_name(rules.pattern));
   h.number(rules.ignore_merges);
+  if (rules.merge_by_token) h.bytes("merge_by_token");
   h.number(int64_t(rules.tokens.size()));
   for (const std::string& t : rules.tokens) h.bytes(t);
   h.number(int64_t(rules.merges.size()));

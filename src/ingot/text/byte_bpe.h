@@ -1,6 +1,7 @@
 #pragma once
 // Byte-level BPE, as GPT-2 and its successors use it: a pre-tokenizer cuts the text into words, each word's bytes are
-// merged pair by pair, lowest rank first (leftmost on ties). Reads and writes Hugging Face's tokenizer.json.
+// merged pair by pair, lowest rank first (leftmost on ties). Reads and writes Hugging Face's tokenizer.json, and reads
+// tiktoken's files of ranks.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -31,6 +32,10 @@ struct ByteBpeRules {
   std::vector<std::pair<int32_t, int32_t>> merges;  // by rank; the merge of a and b is the token of their joined bytes
   std::vector<SpecialToken> specials;               // by id
   bool ignore_merges = false;  // a word that is a token stands as it is, however merges would cut it
+  // tiktoken's rule: any two tokens merge whose joined bytes are a token, the smallest such token first. `merges` is
+  // then made here, in that order. It differs from ranks of their own only where overlapping pairs join to the same
+  // token.
+  bool merge_by_token = false;
 };
 
 class ByteBpe final : public Tokenizer {
@@ -43,7 +48,10 @@ class ByteBpe final : public Tokenizer {
 
   static ByteBpe load(const std::string& path);
   static ByteBpe parse(std::string_view json, const std::string& origin);
-  void save(const std::string& path) const;
+  // Lines of "base64 rank", as tiktoken keeps them: o200k_base's tokens with the special tokens of o200k_harmony behind
+  // them, <|startoftext|> first.
+  static ByteBpe parse_tiktoken(std::string_view text, const std::string& origin);
+  void save(const std::string& path) const;  // as tokenizer.json
   std::string to_json() const;
   const ByteBpeRules& rules() const;
 

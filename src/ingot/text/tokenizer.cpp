@@ -9,13 +9,45 @@
 
 namespace ingot {
 
+namespace {
+
+// A directory's tokenizer.json, else its one file of ranks.
+std::string tokenizer_in(const std::string& directory) {
+  const std::string json = join_path(directory, "tokenizer.json");
+  if (exists(json)) return json;
+  std::vector<std::string> ranks;
+  for (const std::string& name : list_directory(directory))
+    if (name.ends_with(".tiktoken")) ranks.push_back(join_path(directory, name));
+  if (ranks.size() > 1)
+    fail(ErrorCode::bad_data, directory, ": found ", ranks.size(), " .tiktoken files, expected one or tokenizer.json");
+  return ranks.empty() ? json : ranks[0];
+}
+
+// "IQ== 0": printable base64, a space, a number.
+bool is_tiktoken(std::string_view content) {
+  const std::string_view line = content.substr(0, std::min(content.find('\n'), size_t(1024)));
+  const size_t space = line.find(' ');
+  if (space == line.npos || space == 0 || space % 4 != 0 || space + 1 == line.size()) return false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
+    const bool digit = c >= '0' && c <= '9', letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    const bool fits = i < space ? digit || letter || c == '+' || c == '/' || c == '='
+                                : i == space || digit || (c == '\r' && i + 1 == line.size());
+    if (!fits) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
-  if (is_directory(path)) return load_tokenizer(join_path(path, "tokenizer.json"));
+  if (is_directory(path)) return load_tokenizer(tokenizer_in(path));
   const std::string content = read_file(path, int64_t(256) << 20);
   const size_t first = content.find_first_not_of(" \t\r\n");
   if (first == content.npos)
     fail(ErrorCode::bad_data, path,
-         ": found an empty file, expected a tokenizer (tokenizer.json, SentencePiece .model or characters)");
+         ": found an empty file, expected a tokenizer (tokenizer.json, SentencePiece .model, .tiktoken or characters)");
+  if (is_tiktoken(content)) return std::make_unique<ByteBpe>(ByteBpe::parse_tiktoken(content, path));
   if (content[first] != '{') return std::make_unique<SentencePiece>(SentencePiece::parse(content, path));
   // Our own small file names its format first; a tokenizer.json has no such key.
   if (content.substr(0, 256).find("\"ingot-char\"") != content.npos)

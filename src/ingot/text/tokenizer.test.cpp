@@ -23,6 +23,15 @@ TEST(Tokenizer, IsLoadedByContent) {
   EXPECT_EQ(load_tokenizer(text_data("sp.model"))->kind(), "sentencepiece");
   ByteBpe::load(text_data("bpe.json")).save(directory / "tokenizer.json");
   EXPECT_EQ(load_tokenizer(directory.path())->kind(), "byte_bpe");  // a model's directory
+  create_directories(directory / "ranks");
+  std::string ranks;  // one byte each
+  const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  for (int b = 0; b < 256; ++b)
+    ranks += std::string{digits[b >> 2], digits[(b & 3) << 4], '=', '=', ' '} + std::to_string(b) + "\n";
+  write_file(directory / "ranks/o200k_base.tiktoken", ranks);
+  EXPECT_EQ(load_tokenizer(directory / "ranks")->vocab_size(), 256 + 1090);
+  write_file(directory / "ranks/other.tiktoken", ranks);
+  EXPECT_NE(error_of([&] { load_tokenizer(directory / "ranks"); }).find("found 2 .tiktoken files"), std::string::npos);
   write_file(directory / "empty", "\n");
   EXPECT_NE(error_of([&] { load_tokenizer(directory / "empty"); }).find("found an empty file"), std::string::npos);
   EXPECT_NE(error_of([&] { load_tokenizer(directory / "none"); }).find("not found"), std::string::npos);
