@@ -57,7 +57,7 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
     while (power < lanes) power *= 2;
     lanes = power;
   }
-  c.vectors = s.aligned && whole && !(s.norm && lanes > kRopeMaxNormLanes);
+  c.vectors = s.aligned && whole && lanes <= (s.norm ? kRopeMaxNormLanes : kRopeThreads);
   if (!c.vectors) {
     c.lanes = 1;
     while (c.lanes < 32 && 2 * c.lanes < s.head_dim) c.lanes *= 2;
