@@ -37,6 +37,12 @@ __device__ inline float tanh_approx(float x) {
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// The larger; a NaN where either is one.
+__device__ inline float max_nan(float x, float y) {
+  float z;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
+}
 
 }  // namespace ingot::ptx
 #endif

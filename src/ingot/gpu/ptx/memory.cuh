@@ -22,6 +22,27 @@ __device__ inline void load_streaming(const void* p, uint32_t (&w)[4]) {
                : "memory");
 }
 
+// Loads through L1, for what other warps of the SM read too; zeros where there is nothing to read. The zeros and the
+// load are one text, as the compiler would wait for the load to choose between the two.
+__device__ inline void load_cached_or_zero(const void* p, bool there, uint32_t (&w)[4]) {
+  asm volatile(
+      "{.reg .pred there; setp.ne.b32 there, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0;"
+      " @there ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+      : "=&r"(w[0]), "=&r"(w[1]), "=&r"(w[2]), "=&r"(w[3])
+      : "l"(p), "r"(int(there))
+      : "memory");
+}
+
+// Stores that leave L1 to what is read again.
+__device__ inline void store_streaming(void* p, const uint32_t (&w)[2]) {
+  asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+}
+__device__ inline void store_streaming(void* p, const uint32_t (&w)[4]) {
+  asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]),
+               "r"(w[3])
+               : "memory");
+}
+
 // Stores that are the first to leave L2: for outputs larger than L2, which nobody can read back from there.
 __device__ inline void store_evict_first(void* p, const uint32_t (&w)[1]) {
   asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory");

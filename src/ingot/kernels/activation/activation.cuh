@@ -28,6 +28,14 @@ INGOT_HD inline float fast_reciprocal(float x) {
   return 1 / x;
 #endif
 }
+// max(x, 0), and a NaN for a NaN, in one instruction.
+INGOT_HD inline float fast_relu(float x) {
+#ifdef __CUDA_ARCH__
+  return ptx::max_nan(x, 0);
+#else
+  return x <= 0 ? 0 : x;
+#endif
+}
 constexpr float kLog2e = 1.4426950408889634f;
 // log1p(e) for e in [0, 1], relative error 5.7e-5.
 INGOT_HD inline float log1p_of_unit_4(float e) {
@@ -92,7 +100,11 @@ struct Approximate {
 INGOT_HD inline float softplus_value(float x) { return (x <= 0 ? 0 : x) + detail::log1p_of_unit_8(expf(-fabsf(x))); }
 
 template <class F, class T> INGOT_HD inline float act_value(float x) {
-  if constexpr (sizeof(T) == 2)
+  if constexpr (sizeof(T) == 2 && F::name == Softplus::name)  // the ternaries of the formulas cost two instructions
+    return detail::fast_relu(x) + detail::log1p_of_unit_4(detail::fast_exp2(fabsf(x) * -detail::kLog2e));
+  else if constexpr (sizeof(T) == 2 && F::name == Relu::name)
+    return detail::fast_relu(x);
+  else if constexpr (sizeof(T) == 2)
     return F::value(Approximate(x)).v;
   else if constexpr (F::name == Softplus::name)
     return softplus_value(x);

@@ -7,7 +7,7 @@ namespace ingot::cuda {
 namespace {
 
 // Below this, blocks that each hold all weights in registers reach more of the GPU than tiles of 64 rows and more do.
-constexpr int64_t kFewRows = 8192;
+constexpr int64_t kFewRows = 4096;
 
 int compute_major(Device device) {
   int major = 0;

@@ -13,6 +13,18 @@ constexpr float kWeightNormEps = 1e-12f;
 // 16 bytes of a weight row.
 template <class T> using WeightChunk = tile::Vec<T, 16 / int(sizeof(T))>;
 
+// The sum of squares of a chunk, and what it becomes; forms that hold a row in other lanes add the chunks in the order
+// of the butterfly below, over bits 3 to 0 of the chunk's number, and so get the same bits.
+template <class T> __device__ inline float squares(const WeightChunk<T>& v) {
+  constexpr int kPer = 16 / int(sizeof(T));
+  float x[kPer], sum = 0;
+  tile::to_float(v, x);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) sum = fmaf(x[i], x[i], sum);
+  return sum;
+}
+__device__ inline float inverse_norm(float squares) { return __frsqrt_rn(squares + kWeightNormEps); }
+
 // 1 / sqrt(|v|^2 + eps) of one row of K elements (a multiple of 8), by a whole warp; every lane gets it.
 template <class T> __device__ inline float weight_inverse_norm(const T* v, int K) {
   constexpr int kPer = 16 / int(sizeof(T));
@@ -26,7 +38,7 @@ template <class T> __device__ inline float weight_inverse_norm(const T* v, int K
     for (int i = 0; i < kPer; ++i) sum[0] = fmaf(x[i], x[i], sum[0]);
   }
   tile::warp_sum(sum, 32);
-  return __frsqrt_rn(sum[0] + kWeightNormEps);
+  return inverse_norm(sum[0]);
 }
 // What row n of v is multiplied by to give W.
 template <class T> __device__ inline float weight_scale(const T* v, int K, T g) {

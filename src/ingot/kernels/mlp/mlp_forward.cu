@@ -1,0 +1,52 @@
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/mlp/mlp_forward.h"
+
+namespace ingot::cuda {
+
+int sm_count(int device) {
+  int n = 0;
+  gpu::check_cuda(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device), "mlp: number of SMs");
+  return n;
+}
+
+bool mlp_fast_type(const Mlp& m) {
+  return (m.x.dtype == DType::f16 || m.x.dtype == DType::bf16) && mlp_widest(m) <= kMlpFastWidth;
+}
+int64_t mlp_widest(const Mlp& m) {
+  int64_t width = m.x.cols();
+  for (const MlpLayer& layer : m.layers) width = std::max(width, layer.w.rows());
+  return width;
+}
+
+MlpForwardParams mlp_forward_params(const Mlp& m) {
+  MlpForwardParams p = {.x = m.x.data,
+                        .y = m.y.data,
+                        .x_stride_bytes = m.x.row_stride() * size_of(m.x.dtype),
+                        .y_stride_bytes = m.y.row_stride() * size_of(m.y.dtype),
+                        .rows = m.x.rows(),
+                        .layers = int(m.layers.size()),
+                        .activate_last = m.activate_last,
+                        .saves = bool(m.saved),
+                        .saved_f32 = m.saved && m.saved.dtype == DType::f32};
+  char* saved = static_cast<char*>(m.saved.data);
+  for (int l = 0; l < p.layers; ++l) {
+    const MlpLayer& layer = m.layers[size_t(l)];
+    const int64_t n = layer.w.rows();
+    const bool keeps = p.saves && (m.activate_last || l + 1 < p.layers);
+    p.layer[l] = {.w = layer.w.data,
+                  .b = layer.b ? layer.b.data : nullptr,
+                  .g = layer.g ? layer.g.data : nullptr,
+                  .saved = keeps ? saved : nullptr,
+                  .n = uint32_t(n),
+                  .k = uint32_t(layer.w.cols())};
+    if (keeps) saved += p.rows * n * size_of(m.saved.dtype);
+    p.has_bias = p.has_bias || layer.b;
+  }
+  return p;
+}
+
+}  // namespace ingot::cuda

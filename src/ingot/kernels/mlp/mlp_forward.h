@@ -1,0 +1,40 @@
+#pragma once
+// The two fast forward forms on the host's side: operands as the kernels take them, and the kernels' launchers, one per
+// type (mlp_sm90_f16.cu, ...), so that no file takes long to compile.
+#include <cstdint>
+
+#include "ingot/kernels/mlp/mlp_cuda.h"
+
+namespace ingot::cuda {
+
+constexpr int kMlpMaxLayers = 8;
+constexpr int kMlpFastWidth = 128;  // the widest layer of the fast forms
+
+struct MlpLayerParams {
+  const void *w, *b, *g;  // w (n, k) contiguous; b and g (n) or null; all of the network's type
+  void* saved;            // (rows, n); null for a layer without activation, and in inference
+  uint32_t n, k;
+};
+struct MlpForwardParams {
+  const void* x;
+  void* y;
+  int64_t x_stride_bytes, y_stride_bytes, rows;
+  int layers;
+  bool has_bias, activate_last, saves, saved_f32;
+  MlpLayerParams layer[kMlpMaxLayers];
+
+  INGOT_HD uint32_t in() const { return layer[0].k; }
+  INGOT_HD uint32_t out() const { return layer[layers - 1].n; }
+};
+
+int sm_count(int device);  // of the device, cached: asked for at every launch
+
+int64_t mlp_widest(const Mlp& m);  // of the input and all layers
+bool mlp_fast_type(const Mlp& m);  // a 16-bit network no wider than kMlpFastWidth
+MlpForwardParams mlp_forward_params(const Mlp& m);
+
+// T: f16 or bf16.
+template <class T, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream);
+template <class T> void launch_mlp_few_rows(const Mlp& m, Stream stream);
+
+}  // namespace ingot::cuda
