@@ -10,14 +10,16 @@
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
 #include "ingot/kernels/linear/linear.h"
+#include "ingot/kernels/quant/granules.h"
 #include "ingot/kernels/quant/quant.simd.h"
 
-INGOT_SIMD_DECLARE(void stored_dots_bf16(const detail::StoredDots& a);
-                   void stored_dots_fp8(const detail::StoredDots& a);
-                   void stored_dots_mxfp4(const detail::StoredDots& a);
-                   void stored_widen_bf16(const detail::StoredWiden& a);
-                   void stored_widen_fp8(const detail::StoredWiden& a);
-                   void stored_widen_mxfp4(const detail::StoredWiden& a);)
+INGOT_SIMD_DECLARE(
+    void stored_dots_bf16(const detail::StoredDots& a); void stored_dots_fp8(const detail::StoredDots& a);
+    void stored_dots_mxfp4(const detail::StoredDots& a); void stored_widen_bf16(const detail::StoredWiden& a);
+    void stored_widen_fp8(const detail::StoredWiden& a); void stored_widen_mxfp4(const detail::StoredWiden& a);
+    void granule_dots_bf16(const detail::GranuleDots& a); void granule_dots_fp8(const detail::GranuleDots& a);
+    void granule_dots_mxfp4(const detail::GranuleDots& a); void granule_widen_bf16(const detail::GranuleWiden& a);
+    void granule_widen_fp8(const detail::GranuleWiden& a); void granule_widen_mxfp4(const detail::GranuleWiden& a);)
 
 namespace ingot {
 
@@ -110,13 +112,41 @@ WeightFormat format_of(DType t) {
 WeightMatrix::WeightMatrix(const Tensor& plain) : format(format_of(plain.dtype)), data(plain) {}
 
 WeightMatrix WeightMatrix::at(int64_t expert) const {
-  return {format, data.select(0, expert), scales ? scales.select(0, expert) : Tensor()};
+  WeightMatrix w = *this;
+  w.data = data.select(0, expert);
+  if (scales) w.scales = scales.select(0, expert);
+  return w;
 }
 WeightMatrix WeightMatrix::row_range(int64_t begin, int64_t end) const {
-  return {format, data.slice(0, begin, end), scales ? scales.slice(0, begin, end) : Tensor()};
+  WeightMatrix w = *this;
+  if (!in_granules()) {
+    w.data = data.slice(0, begin, end);
+    if (scales) w.scales = scales.slice(0, begin, end);
+    return w;
+  }
+  INGOT_CHECK(begin % kGranuleRows == 0 && (end % kGranuleRows == 0 || end == n), "weights: found rows ", begin, " to ",
+              end, " of granules, expected multiples of ", kGranuleRows);
+  w.data = data.slice(0, begin / kGranuleRows, granule_bands(end));
+  w.n = end - begin;
+  return w;
 }
 
+namespace {
+void check_granules(const WeightMatrix& w, const char* op, const char* name) {
+  INGOT_CHECK(has_granules(w.format), op, ": ", name, ": found granules of ", w.format,
+              ", expected bf16, fp8 or mxfp4");
+  INGOT_CHECK(w.data.rank() == 2 || w.data.rank() == 3, op, ": ", name, ": found granules of shape ", w.data.shape,
+              ", expected (bands, bytes), or one dimension more for a bank");
+  INGOT_CHECK(w.data.dtype == DType::u8 && w.data.contiguous() && !w.scales && w.data.size(-2) == granule_bands(w.n) &&
+                  w.data.size(-1) == band_bytes(w.format, w.k) &&
+                  (w.format != WeightFormat::mxfp4 || w.k % kMxBlock == 0),
+              op, ": ", name, ": found ", w.format, " granules of shape ", w.data.shape, " and dtype ", w.data.dtype,
+              ", expected ", Shape{granule_bands(w.n), band_bytes(w.format, w.k)}, " u8 for ", w.n, " rows of ", w.k);
+}
+}  // namespace
+
 void check(const WeightMatrix& w, const char* op, const char* name) {
+  if (w.in_granules()) return check_granules(w, op, name);
   const int rank = w.format == WeightFormat::mxfp4 ? 3 : 2;
   INGOT_CHECK(w.data.rank() == rank || w.data.rank() == rank + 1, op, ": ", name, ": found ", w.format,
               " numbers of shape ", w.data.shape, ", expected ", rank, " dimensions, or one more for a bank");
@@ -176,8 +206,54 @@ void widen_rows(const WeightMatrix& w, int64_t begin, int64_t end, float* out, i
       std::copy_n(reinterpret_cast<const float*>(row_bytes(w, n)), w.cols(), out + (n - begin) * out_row);
 }
 
+// Whole bands, each row of `cols` numbers in the order of granule_column(). Offsets of rows are multiples of 16.
+void widen_bands(const WeightMatrix& w, int64_t begin, int64_t end, float* out, int64_t cols) {
+  const int64_t bytes = w.data.size(-1);
+  const detail::GranuleWiden a{w.data.ptr<uint8_t>() + begin / kGranuleRows * bytes,
+                               exponents().data(),
+                               out,
+                               cols / kGranuleCols,
+                               bytes,
+                               cols,
+                               granule_bands(end - begin)};
+  if (w.format == WeightFormat::bf16)
+    INGOT_SIMD_CALL(granule_widen_bf16, a);
+  else if (w.format == WeightFormat::fp8)
+    INGOT_SIMD_CALL(granule_widen_fp8, a);
+  else
+    INGOT_SIMD_CALL(granule_widen_mxfp4, a);
+}
+
+// Rows of x with their columns in the order of a format's granules, zeros behind the last. In the caller's scratch.
+float* in_granule_order(const Tensor& x, WeightFormat f) {
+  const int64_t rows = x.rows(), cols = x.cols(), padded = granule_padded_cols(cols);
+  float* to = static_cast<float*>(thread_scratch(1, rows * padded * int64_t(sizeof(float))));
+  int column[kGranuleCols];
+  for (int i = 0; i < kGranuleCols; ++i) column[i] = detail::granule_column(f, i);
+  parallel_for(rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cols)), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t q = 0; q < padded; q += kGranuleCols) {
+        const float* from = x.ptr<float>() + t * x.row_stride() + q;
+        for (int i = 0; i < kGranuleCols; ++i) to[t * padded + q + i] = q + column[i] < cols ? from[column[i]] : 0.f;
+      }
+  });
+  return to;
+}
+
+// One number of granules, exactly.
+double granule_number(const WeightMatrix& w, int64_t n, int64_t k) {
+  const uint8_t* band = w.data.ptr<uint8_t>() + n / kGranuleRows * w.data.size(-1);
+  const detail::GranulePlace place = detail::granule_place(w.format, n % kGranuleRows, k);
+  const uint8_t* at = band + place.byte;
+  if (w.format == WeightFormat::bf16) return float(*reinterpret_cast<const bf16*>(at));
+  const uint8_t* scale = band + detail::granule_scale_place(w.format, n % kGranuleRows, k, w.k);
+  if (w.format == WeightFormat::fp8) return double(e4m3_value(*at)) * *reinterpret_cast<const float*>(scale);
+  return double(e2m1_value(place.high ? *at >> 4 : *at & 15)) * e8m0_value(*scale);
+}
+
 // One number, exactly. The oracle's way in.
 double number(const WeightMatrix& w, int64_t n, int64_t k) {
+  if (w.in_granules()) return granule_number(w, n, k);
   switch (w.format) {
     case WeightFormat::f64: return w.data.ptr<double>()[n * w.cols() + k];
     case WeightFormat::f32: return w.data.ptr<float>()[n * w.cols() + k];
@@ -204,7 +280,7 @@ namespace cpu {
 void dequantise(const WeightMatrix& w, const Tensor& out, Stream) {
   const int64_t rows = w.rows(), cols = w.cols(), stride = out.row_stride();
   parallel_for(rows, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, cols)), [&](int64_t begin, int64_t end) {
-    if (out.dtype == DType::f32 && w.format != WeightFormat::f64)
+    if (out.dtype == DType::f32 && w.format != WeightFormat::f64 && !w.in_granules())
       return widen_rows(w, begin, end, out.ptr<float>() + begin * stride, stride);
     for (int64_t n = begin; n < end; ++n)
       for (int64_t k = 0; k < cols; ++k)
@@ -340,12 +416,43 @@ void few_rows(const StoredLinear& a) {
                });
 }
 
+void few_rows_of_granules(const StoredLinear& a) {
+  const int64_t padded = granule_padded_cols(a.x.cols()), bytes = a.w.data.size(-1);
+  const float* x = in_granule_order(a.x, a.w.format);
+  const int64_t grain = std::max<int64_t>(kGranuleRows, kTaskNumbers / padded / kGranuleRows * kGranuleRows);
+  parallel_for(a.y.cols(), grain, [&](int64_t begin, int64_t end) {
+    const detail::GranuleDots d{a.w.data.ptr<uint8_t>() + begin / kGranuleRows * bytes,
+                                exponents().data(),
+                                x,
+                                a.b ? a.b.ptr<float>() + begin : nullptr,
+                                a.y.ptr<float>() + begin,
+                                padded / kGranuleCols,
+                                bytes,
+                                padded,
+                                a.y.row_stride(),
+                                end - begin,
+                                int(a.x.rows())};
+    if (a.w.format == WeightFormat::bf16)
+      INGOT_SIMD_CALL(granule_dots_bf16, d);
+    else if (a.w.format == WeightFormat::fp8)
+      INGOT_SIMD_CALL(granule_dots_fp8, d);
+    else
+      INGOT_SIMD_CALL(granule_dots_mxfp4, d);
+  });
+}
+
 void many_rows(const StoredLinear& a, Stream stream) {
-  const int64_t cols = a.x.cols();
+  // Sums do not care for the order of columns, as long as it is the same in both operands.
+  const bool granules = a.w.in_granules();
+  const int64_t cols = granules ? granule_padded_cols(a.x.cols()) : a.x.cols();
+  const Tensor x = granules ? Tensor(in_granule_order(a.x, a.w.format), {a.x.rows(), cols}) : a.x;
   parallel_for(a.y.cols(), kWidenedRows, [&](int64_t begin, int64_t end) {
     float* wide = static_cast<float*>(thread_scratch(0, kWidenedRows * cols * int64_t(sizeof(float))));
-    widen_rows(a.w, begin, end, wide, cols);
-    linear({.x = a.x,
+    if (granules)
+      widen_bands(a.w, begin, end, wide, cols);
+    else
+      widen_rows(a.w, begin, end, wide, cols);
+    linear({.x = x,
             .w = Tensor(wide, {end - begin, cols}),
             .b = a.b ? a.b.slice(0, begin, end) : Tensor(),
             .y = a.y.slice(a.y.rank() - 1, begin, end)},
@@ -359,7 +466,7 @@ void stored_linear(const StoredLinear& a, Stream stream) {
   if (a.x.dtype == DType::f64) return linear_plain(a);
   if (a.y.numel() == 0) return;
   if (a.w.format == WeightFormat::f32) return linear({.x = a.x, .w = a.w.data, .b = a.b, .y = a.y}, stream);
-  if (a.x.rows() <= detail::kStoredRows) return few_rows(a);
+  if (a.x.rows() <= detail::kStoredRows) return a.w.in_granules() ? few_rows_of_granules(a) : few_rows(a);
   many_rows(a, stream);
 }
 
@@ -380,6 +487,7 @@ void dequantise(const WeightMatrix& w, const Tensor& out, Stream stream) {
 void quantise(const Tensor& x, const WeightMatrix& w, Stream stream) {
   const char* op = "quantise";
   check_matrix(op, w, x);
+  INGOT_CHECK(!w.in_granules(), op, ": found a matrix in granules, expected one in rows");
   INGOT_CHECK_EQ(x.dtype, DType::f32, op, ": dtype of x");
   INGOT_CHECK(x.rank() == 2 && x.rows() == w.rows() && x.cols() == w.cols() && x.rows_uniform(), op,
               ": found numbers of shape ", x.shape, ", expected ", Shape{w.rows(), w.cols()}, ", row-major");

@@ -4,6 +4,8 @@
 
 namespace ingot::INGOT_SIMD {
 
+using detail::GranuleDots;
+using detail::GranuleWiden;
 using detail::kStoredRows;
 using detail::StoredDots;
 using detail::StoredWiden;
@@ -148,6 +150,189 @@ template <class Read, class Number> void widen(const StoredWiden& a) {
 }
 
 }  // namespace
+
+namespace {
+
+// --- granules: the 64 numbers of rows g and g + 8 of a granule, in the order of granule_column()
+constexpr int kParts = 64 / L;  // vectors of a row
+struct RowPair {
+  V low[kParts], high[kParts];
+};
+typedef Vec<int32_t> W;
+
+// The even and the odd of 2 L words.
+INGOT_INLINE void split_words(const uint8_t* from, W& even, W& odd) {
+  int32_t word[2 * L];
+  std::memcpy(word, from, sizeof word);
+  W a, b, even_at, odd_at;
+  std::memcpy(&a, word, sizeof a);
+  std::memcpy(&b, word + L, sizeof b);
+  for (int i = 0; i < L; ++i) even_at[i] = 2 * i, odd_at[i] = 2 * i + 1;
+  even = __builtin_shuffle(a, b, even_at);
+  odd = __builtin_shuffle(a, b, odd_at);
+}
+
+struct GranuleBf16 {
+  static constexpr int64_t kBytes = 2048;
+  // A row's 32 words come from 4 steps; each vector of them has low halves and high halves.
+  INGOT_INLINE void read(const uint8_t* granule, int64_t g, const float*, RowPair& r) {
+    alignas(64) uint8_t words[256];
+    for (int64_t s = 0; s < 4; ++s) std::memcpy(words + s * 64, granule + s * 512 + g * 64, 64);
+    for (int i = 0; i < 32 / L; ++i) {
+      W low, high;
+      split_words(words + i * 2 * L * 4, low, high);
+      r.low[i] = as_float(low << 16);
+      r.low[32 / L + i] = as_float(low & int32_t(0xffff0000));
+      r.high[i] = as_float(high << 16);
+      r.high[32 / L + i] = as_float(high & int32_t(0xffff0000));
+    }
+  }
+};
+INGOT_INLINE V e4m3(W code) {
+  const W magnitude = code & 0x7f;
+  const V normal = as_float((magnitude << 20) + (120 << 23));
+  const V value = magnitude < 8 ? (normal - 0x1p-7f) * 2.f : normal;
+  const V signed_value = (code & 0x80) != 0 ? -value : value;
+  return magnitude == 0x7f ? as_float(W{} + 0x7fc00000) : signed_value;
+}
+struct GranuleFp8 {
+  static constexpr int64_t kBytes = 1024;
+  INGOT_INLINE void read(const uint8_t* granule, int64_t g, const float*, RowPair& r) {
+    alignas(64) uint8_t words[128];
+    for (int64_t s = 0; s < 2; ++s) std::memcpy(words + s * 64, granule + s * 512 + g * 64, 64);
+    for (int i = 0; i < 16 / L; ++i) {
+      W low, high;
+      split_words(words + i * 2 * L * 4, low, high);
+      for (int b = 0; b < 4; ++b) {
+        r.low[b * (16 / L) + i] = e4m3(low >> (8 * b) & 0xff);
+        r.high[b * (16 / L) + i] = e4m3(high >> (8 * b) & 0xff);
+      }
+    }
+  }
+};
+// Code c as a float: by a table where a register holds one, else number by number.
+INGOT_INLINE V e2m1(W code) {
+  constexpr float kValues[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+  if constexpr (L >= 8) {
+    V table;
+    std::memcpy(&table, kValues, sizeof table);
+    const V value = __builtin_shuffle(table, code);  // takes the index modulo L
+    if constexpr (L == 16) return value;
+    W bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return as_float(bits | (code & 8) << 28);
+  } else {
+    V value;
+    for (int i = 0; i < L; ++i) value[i] = kValues[code[i] & 15];
+    return value;
+  }
+}
+struct GranuleMxfp4 {
+  static constexpr int64_t kBytes = 544;
+  // Words come step by step within a lane: two of the first block, two of the second, and so on.
+  INGOT_INLINE V scales(float first, float second) {
+    V v;
+    for (int i = 0; i < L; ++i) v[i] = i % 4 < 2 ? first : second;
+    return v;
+  }
+  INGOT_INLINE void read(const uint8_t* granule, int64_t g, const float* exponents, RowPair& r) {
+    const uint8_t* s = granule + 512 + 4 * g;
+    const V low = scales(exponents[s[0]], exponents[s[2]]), high = scales(exponents[s[1]], exponents[s[3]]);
+    for (int i = 0; i < 16 / L; ++i) {
+      W word;
+      std::memcpy(&word, granule + g * 64 + i * L * 4, sizeof word);
+      for (int plane = 0; plane < 4; ++plane) {
+        const int code = plane / 2 * 2 + plane % 2 * 4;
+        r.low[plane * (16 / L) + i] = e2m1(word >> (4 * code) & 15) * low;
+        r.high[plane * (16 / L) + i] = e2m1(word >> (4 * code + 4) & 15) * high;
+      }
+    }
+  }
+};
+
+// G pairs of rows at a time: for one token all of them, so that a band is read from its beginning to its end.
+template <class Read, int T, int G>
+INGOT_INLINE void granule_band(const GranuleDots& a, const uint8_t* band, int64_t first, int t0) {
+  const bool scaled = Read::kBytes == 1024;
+  const float* scales = reinterpret_cast<const float*>(band + a.granules * Read::kBytes);
+  for (int g0 = 0; g0 < 8; g0 += G) {
+    V low[G][T] = {}, high[G][T] = {};
+    for (int64_t q = 0; q < a.granules; ++q)
+#pragma GCC unroll 8
+      for (int g = 0; g < G; ++g) {
+        RowPair r;
+        Read::read(band + q * Read::kBytes, g0 + g, a.exponents, r);
+#pragma GCC unroll 8
+        for (int i = 0; i < kParts; ++i)
+#pragma GCC unroll 8
+          for (int t = 0; t < T; ++t) {
+            const V x = load(a.x + (t0 + t) * a.x_row + q * 64 + i * L);
+            low[g][t] += r.low[i] * x;
+            high[g][t] += r.high[i] * x;
+          }
+      }
+    for (int g = 0; g < G; ++g)
+      for (int half = 0; half < 2; ++half) {
+        const int64_t row = g0 + g + 8 * half, n = first + row;
+        if (n >= a.rows) continue;
+        float scale = 1;
+        if (scaled) std::memcpy(&scale, scales + row, sizeof scale);
+        for (int t = 0; t < T; ++t)
+          a.y[(t0 + t) * a.y_row + n] =
+              reduce_add<float>(half == 0 ? low[g][t] : high[g][t]) * scale + (a.bias != nullptr ? a.bias[n] : 0.f);
+      }
+  }
+}
+
+template <class Read> void granule_dots(const GranuleDots& a) {
+  constexpr int kAtOnce = L >= 16 ? 8 : 4;  // tokens whose sums fit into the registers
+  const uint8_t* band = static_cast<const uint8_t*>(a.bands);
+  for (int64_t first = 0; first < a.rows; first += 16, band += a.band_bytes)
+    for (int t = 0; t < a.tokens;) {
+      const int left = a.tokens - t;
+      if (left >= 8 && kAtOnce == 8) {
+        granule_band<Read, 8, 1>(a, band, first, t), t += 8;
+      } else if (left >= 4) {
+        granule_band<Read, 4, 1>(a, band, first, t), t += 4;
+      } else if (left >= 2) {
+        granule_band<Read, 2, 2>(a, band, first, t), t += 2;
+      } else {
+        granule_band<Read, 1, L >= 16 ? 8 : 4>(a, band, first, t), t += 1;
+      }
+    }
+}
+
+template <class Read> void granule_widen(const GranuleWiden& a) {
+  const uint8_t* band = static_cast<const uint8_t*>(a.bands);
+  for (int64_t b = 0; b < a.count; ++b, band += a.band_bytes) {
+    const float* scales = reinterpret_cast<const float*>(band + a.granules * Read::kBytes);
+    for (int64_t g = 0; g < 8; ++g) {
+      float scale[2] = {1, 1};
+      if (Read::kBytes == 1024) {
+        std::memcpy(scale, scales + g, 4);
+        std::memcpy(scale + 1, scales + g + 8, 4);
+      }
+      float *low = a.out + (b * 16 + g) * a.out_row, *high = low + 8 * a.out_row;
+      for (int64_t q = 0; q < a.granules; ++q) {
+        RowPair r;
+        Read::read(band + q * Read::kBytes, g, a.exponents, r);
+        for (int i = 0; i < kParts; ++i) {
+          store(low + q * 64 + i * L, r.low[i] * scale[0]);
+          store(high + q * 64 + i * L, r.high[i] * scale[1]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void granule_dots_bf16(const GranuleDots& a) { granule_dots<GranuleBf16>(a); }
+void granule_dots_fp8(const GranuleDots& a) { granule_dots<GranuleFp8>(a); }
+void granule_dots_mxfp4(const GranuleDots& a) { granule_dots<GranuleMxfp4>(a); }
+void granule_widen_bf16(const GranuleWiden& a) { granule_widen<GranuleBf16>(a); }
+void granule_widen_fp8(const GranuleWiden& a) { granule_widen<GranuleFp8>(a); }
+void granule_widen_mxfp4(const GranuleWiden& a) { granule_widen<GranuleMxfp4>(a); }
 
 void stored_dots_bf16(const StoredDots& a) { kDots.bf16[a.tokens](a); }
 void stored_dots_fp8(const StoredDots& a) { kDots.fp8[a.tokens](a); }

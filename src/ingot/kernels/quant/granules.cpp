@@ -1,0 +1,202 @@
+#include "ingot/kernels/quant/granules.h"
+
+#include <cstring>
+
+#include "ingot/core/thread_pool.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kMxScales = kGranuleRows * kGranuleCols / kMxBlock;  // of a granule
+constexpr uint8_t kUnitScale = 127;
+
+void require_granules(WeightFormat f) {
+  INGOT_CHECK(has_granules(f), "granules: found ", f, " numbers, expected bf16, fp8 or mxfp4");
+}
+int64_t number_bits(WeightFormat f) { return f == WeightFormat::bf16 ? 16 : f == WeightFormat::fp8 ? 8 : 4; }
+
+// --- the bytes of one granule and the rows they come from, or go to: 16 rows of `row_bytes` each.
+// Bf16 and fp8 move whole words; the columns of a step are 32 bytes of a row in both.
+template <class Move> void each_word(WeightFormat f, Move&& move) {
+  for (int64_t s = 0; s < granule_bytes(f) / 512; ++s)
+    for (int64_t lane = 0; lane < 32; ++lane)
+      for (int64_t i = 0; i < 4; ++i)
+        move(s * 512 + lane * 16 + i * 4, lane / 4 + 8 * (i & 1), s * 32 + lane % 4 * 4 + 16 * (i >> 1));
+}
+
+void pack_codes(const uint8_t* rows, int64_t row_bytes, uint8_t* granule) {
+  for (int64_t lane = 0; lane < 32; ++lane)
+    for (int64_t s = 0; s < 4; ++s) {
+      uint32_t word = 0;
+      for (int64_t i = 0; i < 4; ++i) {
+        const uint32_t pair = rows[(lane / 4 + 8 * (i & 1)) * row_bytes + 8 * s + lane % 4 + 4 * (i >> 1)];
+        word |= ((pair & 15) | (pair >> 4) << 16) << (4 * i);
+      }
+      std::memcpy(granule + lane * 16 + s * 4, &word, 4);
+    }
+}
+void unpack_codes(const uint8_t* granule, uint8_t* rows, int64_t row_bytes) {
+  for (int64_t lane = 0; lane < 32; ++lane)
+    for (int64_t s = 0; s < 4; ++s) {
+      uint32_t word;
+      std::memcpy(&word, granule + lane * 16 + s * 4, 4);
+      for (int64_t i = 0; i < 4; ++i)
+        rows[(lane / 4 + 8 * (i & 1)) * row_bytes + 8 * s + lane % 4 + 4 * (i >> 1)] =
+            uint8_t((word >> (4 * i) & 15) | (word >> (4 * i + 16) & 15) << 4);
+    }
+}
+
+// A band's rows side by side, filled up to whole granules.
+struct BandRows {
+  int64_t row_bytes, used_bytes, rows;
+  uint8_t* numbers;  // 16 rows
+  BandRows(const WeightMatrix& w, int64_t band)
+      : row_bytes(granule_padded_cols(w.cols()) * number_bits(w.format) / 8),
+        used_bytes(w.cols() * number_bits(w.format) / 8),
+        rows(std::min(kGranuleRows, w.rows() - band * kGranuleRows)),
+        numbers(static_cast<uint8_t*>(thread_scratch(0, kGranuleRows * row_bytes))) {}
+};
+
+void pack_band(const WeightMatrix& from, int64_t band, uint8_t* to) {
+  const BandRows b(from, band);
+  const int64_t first = band * kGranuleRows, granules = granule_padded_cols(from.cols()) / kGranuleCols;
+  std::memset(b.numbers, 0, size_t(kGranuleRows * b.row_bytes));
+  for (int64_t r = 0; r < b.rows; ++r)
+    std::memcpy(b.numbers + r * b.row_bytes, static_cast<const uint8_t*>(from.data.data) + (first + r) * b.used_bytes,
+                size_t(b.used_bytes));
+  const int64_t bytes = granule_bytes(from.format);
+  const int64_t width = kGranuleCols * number_bits(from.format) / 8;
+  for (int64_t q = 0; q < granules; ++q) {
+    uint8_t* granule = to + q * bytes;
+    const uint8_t* rows = b.numbers + q * width;
+    if (from.format != WeightFormat::mxfp4) {
+      each_word(from.format, [&](int64_t at, int64_t row, int64_t byte) {
+        std::memcpy(granule + at, rows + row * b.row_bytes + byte, 4);
+      });
+      continue;
+    }
+    pack_codes(rows, b.row_bytes, granule);
+    const int64_t blocks = from.cols() / kMxBlock;
+    const uint8_t* scales = from.scales.ptr<uint8_t>() + first * blocks;
+    for (int64_t r = 0; r < kGranuleRows; ++r)
+      for (int64_t i = 0; i < 2; ++i)
+        granule[512 + 4 * (r % 8) + 2 * i + r / 8] =
+            r < b.rows && 2 * q + i < blocks ? scales[r * blocks + 2 * q + i] : kUnitScale;
+  }
+  if (from.format != WeightFormat::fp8) return;
+  float scales[kGranuleRows] = {};
+  std::memcpy(scales, from.scales.ptr<float>() + first, size_t(b.rows) * sizeof(float));
+  std::memcpy(to + granules * bytes, scales, sizeof scales);
+}
+
+void unpack_band(const uint8_t* from, int64_t band, const WeightMatrix& to) {
+  const BandRows b(to, band);
+  const int64_t first = band * kGranuleRows, granules = granule_padded_cols(to.cols()) / kGranuleCols;
+  const int64_t bytes = granule_bytes(to.format), width = kGranuleCols * number_bits(to.format) / 8;
+  for (int64_t q = 0; q < granules; ++q) {
+    const uint8_t* granule = from + q * bytes;
+    uint8_t* rows = b.numbers + q * width;
+    if (to.format != WeightFormat::mxfp4) {
+      each_word(to.format, [&](int64_t at, int64_t row, int64_t byte) {
+        std::memcpy(rows + row * b.row_bytes + byte, granule + at, 4);
+      });
+      continue;
+    }
+    unpack_codes(granule, rows, b.row_bytes);
+    const int64_t blocks = to.cols() / kMxBlock;
+    uint8_t* scales = to.scales.ptr<uint8_t>() + first * blocks;
+    for (int64_t r = 0; r < b.rows; ++r)
+      for (int64_t i = 0; i < 2 && 2 * q + i < blocks; ++i)
+        scales[r * blocks + 2 * q + i] = granule[512 + 4 * (r % 8) + 2 * i + r / 8];
+  }
+  for (int64_t r = 0; r < b.rows; ++r)
+    std::memcpy(static_cast<uint8_t*>(to.data.data) + (first + r) * b.used_bytes, b.numbers + r * b.row_bytes,
+                size_t(b.used_bytes));
+  if (to.format == WeightFormat::fp8)
+    std::memcpy(to.scales.ptr<float>() + first, from + granules * bytes, size_t(b.rows) * sizeof(float));
+}
+
+void check_pair(const char* op, const WeightMatrix& rows, const WeightMatrix& granules) {
+  check(rows, op, "rows");
+  check(granules, op, "granules");
+  INGOT_CHECK(!rows.in_granules() && granules.in_granules() && !rows.is_bank() && !granules.is_bank() &&
+                  rows.format == granules.format && rows.rows() == granules.rows() && rows.cols() == granules.cols() &&
+                  rows.data.device.kind == Device::cpu && granules.data.device.kind == Device::cpu,
+              op, ": found ", rows.format, " (", rows.rows(), ", ", rows.cols(), ") and ", granules.format, " (",
+              granules.rows(), ", ", granules.cols(), "), expected one matrix on a cpu in rows and in granules");
+}
+
+}  // namespace
+
+bool has_granules(WeightFormat f) {
+  return f == WeightFormat::bf16 || f == WeightFormat::fp8 || f == WeightFormat::mxfp4;
+}
+int64_t granule_bytes(WeightFormat f) {
+  require_granules(f);
+  return kGranuleRows * kGranuleCols * number_bits(f) / 8 + (f == WeightFormat::mxfp4 ? kMxScales : 0);
+}
+int64_t granule_bands(int64_t rows) { return (rows + kGranuleRows - 1) / kGranuleRows; }
+int64_t granule_padded_cols(int64_t cols) { return (cols + kGranuleCols - 1) / kGranuleCols * kGranuleCols; }
+int64_t band_bytes(WeightFormat f, int64_t cols) {
+  return granule_padded_cols(cols) / kGranuleCols * granule_bytes(f) +
+         (f == WeightFormat::fp8 ? kGranuleRows * int64_t(sizeof(float)) : 0);
+}
+
+WeightMatrix granules_at(void* memory, WeightFormat f, int64_t experts, int64_t rows, int64_t cols) {
+  WeightMatrix w;
+  w.format = f;
+  w.layout = WeightLayout::granules;
+  w.n = rows, w.k = cols;
+  const int64_t bands = granule_bands(rows), bytes = band_bytes(f, cols);
+  w.data = Tensor(memory, DType::u8, experts > 0 ? Shape{experts, bands, bytes} : Shape{bands, bytes});
+  return w;
+}
+
+void pack_granules(const WeightMatrix& from, const WeightMatrix& to) {
+  check_pair("pack_granules", from, to);
+  parallel_for(to.data.size(0), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) pack_band(from, b, to.data.ptr<uint8_t>() + b * to.data.size(1));
+  });
+}
+void unpack_granules(const WeightMatrix& from, const WeightMatrix& to) {
+  check_pair("unpack_granules", to, from);
+  parallel_for(from.data.size(0), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) unpack_band(from.data.ptr<uint8_t>() + b * from.data.size(1), b, to);
+  });
+}
+
+namespace detail {
+
+GranulePlace granule_place(WeightFormat f, int64_t row, int64_t col) {
+  const int64_t granule = col / kGranuleCols * granule_bytes(f), g = row % 8, r = row / 8, c = col % kGranuleCols;
+  if (f == WeightFormat::bf16) {
+    const int64_t s = c / 16, t = c % 8 / 2, i = r + 2 * (c % 16 / 8);
+    return {granule + s * 512 + (4 * g + t) * 16 + 4 * i + 2 * (c % 2), false};
+  }
+  if (f == WeightFormat::fp8) {
+    const int64_t s = c / 32, t = c % 16 / 4, i = r + 2 * (c % 32 / 16);
+    return {granule + s * 512 + (4 * g + t) * 16 + 4 * i + c % 4, false};
+  }
+  const int64_t s = c / 16, t = c % 8 / 2, code = r + 2 * (c % 16 / 8) + 4 * (c % 2);
+  return {granule + (4 * g + t) * 16 + 4 * s + code / 2, code % 2 != 0};
+}
+int64_t granule_scale_place(WeightFormat f, int64_t row, int64_t col, int64_t cols) {
+  if (f == WeightFormat::fp8) return granule_padded_cols(cols) / kGranuleCols * granule_bytes(f) + 4 * row;
+  return col / kGranuleCols * granule_bytes(f) + 512 + 4 * (row % 8) + 2 * (col % kGranuleCols / kMxBlock) + row / 8;
+}
+int granule_column(WeightFormat f, int position) {
+  if (f == WeightFormat::bf16) {  // low halves of the row's 32 words, then high halves
+    const int e = position % 32;
+    return e / 8 * 16 + e % 8 / 2 * 2 + e % 2 * 8 + position / 32;
+  }
+  if (f == WeightFormat::fp8) {  // byte 0 of its 16 words, then byte 1, ...
+    const int e = position % 16;
+    return e / 8 * 32 + e % 8 / 2 * 4 + e % 2 * 16 + position / 16;
+  }
+  const int e = position % 16, plane = position / 16;  // one code of its 16 words, then the next
+  return e % 4 * 16 + e / 4 * 2 + plane / 2 * 8 + plane % 2;
+}
+
+}  // namespace detail
+
+}  // namespace ingot
