@@ -54,6 +54,7 @@ class SafetensorsFile {
   // Fills every tensor, and refuses a file that has others.
   void read_all(const std::vector<NamedTensor>& into) const;
   const std::string& path() const { return file_.path(); }
+  const File& file() const { return file_; }
 
  private:
   File file_;

@@ -1,6 +1,8 @@
 #include "ingot/models/gpt_oss/config.h"
 
+#include "ingot/io/archive.h"
 #include "ingot/io/file.h"
+#include "ingot/io/iris.h"
 #include "ingot/io/json.h"
 
 namespace ingot {
@@ -170,7 +172,49 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
   return c;
 }
 
+namespace {
+
+GptOssConfig config_of_archive(const std::string& path) {
+  const ArchiveFile file(path);
+  const Json about = parse_json(file.about(), path + ": about");
+  if (!about.is_object() || !about.contains("model"))
+    fail(ErrorCode::bad_data, path, ": found an archive of \"", file.kind().substr(0, 40),
+         "\" that describes no model");
+  return gpt_oss_config_from_json(write_json(about.at("model")), path + ": about.model");
+}
+
+GptOssConfig config_of_iris(const std::string& path) {
+  const IrisFile file(path);
+  const auto shape = [&](const std::string& name, size_t rank) {
+    for (const SafetensorsEntry& e : file.entries())
+      if (e.name == name && e.shape.size() == rank) return e.shape;
+    fail(ErrorCode::bad_data, path, ": found no tensor \"", name, "\" of ", rank, " dimensions");
+  };
+  GptOssConfig c;
+  const auto embed = shape("embed", 2), down = shape("L0.down_blocks", 4);
+  c.vocab = embed[0], c.hidden = embed[1];
+  for (const SafetensorsEntry& e : file.entries()) c.layers += e.name.ends_with(".sinks");
+  c.heads = shape("L0.sinks", 1)[0];
+  c.head_dim = shape("L0.w_q", 2)[0] / c.heads;
+  in_range<int64_t>(path, "head_dim", c.head_dim, 2, 4096);
+  c.kv_heads = shape("L0.w_k", 2)[0] / c.head_dim;
+  c.experts = down[0];
+  in_range<int64_t>(path, "blocks of a row", down[2], 1, 1 << 15);
+  c.intermediate = down[2] * 32;
+  c.experts_per_token = std::min<int64_t>(4, c.experts);
+  c.rope_scaling = {.kind = RopeScaling::yarn, .factor = 32, .original_context = kOriginalContext, .truncate = false};
+  c.end_tokens = {200002, 199999, 200012};
+  in_range<int64_t>(path, "layers", c.layers, 1, 4096);
+  for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
+  check(c, path);
+  return c;
+}
+
+}  // namespace
+
 GptOssConfig read_gpt_oss_config(const std::string& directory) {
+  if (ArchiveFile::is_one(directory)) return config_of_archive(directory);
+  if (IrisFile::is_one(directory)) return config_of_iris(directory);
   const std::string path = join_path(directory, "config.json");
   GptOssConfig c = gpt_oss_config_from_json(read_file(path, 16 << 20), path);
   const std::string generation = join_path(directory, "generation_config.json");
@@ -183,6 +227,7 @@ GptOssConfig read_gpt_oss_config(const std::string& directory) {
 }
 
 bool is_gpt_oss(const std::string& directory) {
+  if (ArchiveFile::is_one(directory) || IrisFile::is_one(directory)) return true;
   const std::string path = join_path(directory, "config.json");
   if (!is_directory(directory) || !exists(path)) return false;
   const Json json = read_json_file(path, {.bytes = 16 << 20});

@@ -1,0 +1,59 @@
+#pragma once
+// A checkpoint's tensors under any of their names, and the way from their files to the model's weights. Inside
+// models/gpt_oss only.
+#include <map>
+#include <memory>
+
+#include "ingot/io/iris.h"
+#include "ingot/io/safetensors_set.h"
+#include "ingot/models/gpt_oss/weights.h"
+
+namespace ingot::detail {
+
+// One tensor of a file.
+struct StoredTensor {
+  const File* file = nullptr;
+  std::string name, dtype;  // dtype as safetensors spells it
+  std::vector<int64_t> shape;
+  int64_t begin = 0, bytes = 0;  // in the file
+};
+
+// The safetensors files of a directory, or one .iris file. Only headers are read.
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::string& path);
+  const StoredTensor* find(const std::string& name) const;  // null when absent
+  const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
+  const std::string& path() const { return path_; }
+  bool is_iris() const { return bool(iris_); }
+
+ private:
+  std::string path_;
+  std::unique_ptr<SafetensorsSet> set_;
+  std::unique_ptr<IrisFile> iris_;
+  std::map<std::string, StoredTensor> tensors_;
+};
+
+enum class Change { none, widen, turn, scales };  // to f32; (E, K, N) to (E, N, K); none, but no byte may be 255
+struct Read {
+  const StoredTensor* from;
+  char* to;
+  Change change;
+};
+
+// The model's weights as they will lie in an arena's memory, and the reads that fill it. Without an arena it only
+// checks and counts. Throws where the checkpoint is not a model of `config`.
+struct CheckpointLayout {
+  GptOssWeights weights;
+  std::vector<Read> reads;
+  int64_t bytes = 0;  // of the arena
+};
+CheckpointLayout lay_out(const Checkpoint& checkpoint, const GptOssConfig& config, int64_t layers, Arena* arena);
+
+// Fills the part of the arena at [begin, begin + bytes). What is read in one piece must lie inside or outside: a
+// vector, an expert that has to be turned.
+void read_range(const std::vector<Read>& reads, const void* begin, int64_t bytes);
+
+int64_t layers_of(const GptOssConfig& config, const GptOssLoad& load);
+
+}  // namespace ingot::detail
