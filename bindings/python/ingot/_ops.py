@@ -2,7 +2,8 @@
 
 Every op exists three times over one implementation: a plain Python function that allocates and calls the kernel (`run_*`), an
 autograd.Function for eager training, and an operator registered with torch.library for whatever traces, transforms or watches
-operations. `functional` chooses among them (see _C.route): the first two cost a few microseconds, the third about twice that.
+operations. `functional` chooses among them (see _C.route): the first two cost a few microseconds, the third about twice that. Of
+rms_norm and mlp the first two are written once more in C++ (native/calls.cpp), for dense operands.
 """
 import torch
 from torch.autograd.function import once_differentiable
@@ -14,7 +15,7 @@ ACTIVATIONS = {name: i for i, name in enumerate(_C.activation_names())}
 GATE_ORDERS = {"gate_first": 0, "gate_second": 1, "interleaved": 2}
 _SEPARATE = 3
 
-_empty, _empty_like = torch.empty, torch.empty_like
+_empty_like = torch.empty_like
 _contiguous = torch.contiguous_format
 _library = torch.library.Library("ingot", "DEF")
 
@@ -29,6 +30,14 @@ def activation_number(op, name):
 def sum_dtype(dtype):
     """The type that statistics and parameters' gradients are kept in."""
     return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+_EPS = {dtype: torch.finfo(sum_dtype(dtype)).eps for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+
+
+def default_eps(eps, dtype):
+    """What torch.nn.RMSNorm takes for None: the epsilon of the type that sums are kept in."""
+    return _EPS.get(dtype, 0.0) if eps is None else eps
 
 
 def as_rows(t, groups=1):
@@ -57,7 +66,7 @@ def _empty_rows(t):
 
 
 def _bytes(n, like):
-    return _empty(n, dtype=torch.uint8, device=like.device) if n else None
+    return like.new_empty(n, dtype=torch.uint8) if n else None
 
 
 def _transformable(op, setup, backward):
@@ -127,7 +136,7 @@ def _refuse_second_order(op):
 def run_rms_norm_plain(x, weight, eps, unit_offset):
     x = as_rows(x, 2)
     y = _empty_rows(x)
-    _C.rms_norm(x, dense(weight), None, None, y, None, eps, unit_offset)
+    _C.rms_norm(x, dense(weight), None, None, y, None, default_eps(eps, x.dtype), unit_offset)
     return y
 
 
@@ -148,14 +157,20 @@ def run_add_rms_norm(x, residual, weight, eps, unit_offset):
 
 
 def run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
+    """(dx, dweight in the type of sums), None for what is not needed."""
     dy, dsum, s = as_rows(dy, 2), as_rows(dsum, 2), as_rows(s, 2)
-    dx = _empty_rows(s) if need_dx else s.new_empty(0)
+    dx = _empty_rows(s) if need_dx else None
     dw = workspace = None
     if need_dw:
         dw = s.new_zeros(s.shape[-1], dtype=sum_dtype(s.dtype))
         workspace = _bytes(_C.rms_norm_backward_workspace_bytes(s), s)
-    _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx if need_dx else None, dw, workspace, eps, unit_offset)
-    return dx, dw if need_dw else s.new_empty(0, dtype=sum_dtype(s.dtype))
+    _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx, dw, workspace, eps, unit_offset)
+    return dx, dw
+
+
+def _op_run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
+    dx, dw = run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw)
+    return s.new_empty(0) if dx is None else dx, s.new_empty(0, dtype=sum_dtype(s.dtype)) if dw is None else dw
 
 
 def _fake_rows(x):
@@ -174,7 +189,7 @@ def _fake_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx
 rms_norm_backward_op = _register(
     "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor s, Tensor? weight, Tensor rstd, float eps, bool unit_offset, bool need_dx, "
     "bool need_dw) -> (Tensor, Tensor)",
-    run_rms_norm_backward,
+    _op_run_rms_norm_backward,
     _fake_rms_norm_backward,
     **_refuse_second_order("rms_norm"),
 )
@@ -239,19 +254,26 @@ def eager(function):
         return function.apply
 
 
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, eps, unit_offset):
-        y, rstd = _C.rms_norm_saving(x, weight, eps, unit_offset) or run_rms_norm(x, weight, eps, unit_offset)
-        ctx.save_for_backward(x, weight, rstd)
-        ctx.eps, ctx.unit_offset = eps, unit_offset
-        return y
+def first_order(backward):
+    """once_differentiable, whose price is only paid where a graph of the backward pass is asked for."""
+    guarded = once_differentiable(backward)
 
-    @staticmethod
-    @once_differentiable
+    def run(ctx, *gradients):
+        return (guarded if torch.is_grad_enabled() else backward)(ctx, *gradients)
+
+    return staticmethod(run)
+
+
+class _RmsNorm(torch.autograd.Function):
+    forward = staticmethod(_C.rms_norm_forward)  # (ctx, x, weight, eps, unit_offset); sets ctx.options
+
+    @first_order
     def backward(ctx, dy):
-        dx, dw = _rms_norm_gradients(ctx, *ctx.needs_input_grad[:2], dy, None, None, run_rms_norm_backward)
-        return dx, dw, None, None
+        s, weight, rstd = ctx.saved_tensors
+        eps, unit_offset = ctx.options
+        need_dx, need_dw, *_ = ctx.needs_input_grad
+        dx, dw = run_rms_norm_backward(dy, None, s, weight, rstd, default_eps(eps, s.dtype), unit_offset, need_dx, need_dw)
+        return dx, None if dw is None else dw.to(weight.dtype), None, None
 
 
 class _AddRmsNorm(torch.autograd.Function):
@@ -263,8 +285,7 @@ class _AddRmsNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return y, total
 
-    @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dy, dsum):
         need = ctx.needs_input_grad
         ds, dw = _rms_norm_gradients(ctx, need[0] or need[1], need[2], dy, dsum, None, run_rms_norm_backward)
@@ -272,6 +293,10 @@ class _AddRmsNorm(torch.autograd.Function):
 
 
 rms_norm_eager, add_rms_norm_eager = eager(_RmsNorm), eager(_AddRmsNorm)
+
+
+def _rms_norm_saving(x, weight, eps, unit_offset):
+    return run_rms_norm(x, weight, default_eps(eps, x.dtype), unit_offset)
 
 
 # --- mlp --------------------------------------------------------------------------------------------------------------
@@ -315,12 +340,8 @@ def run_mlp_backward(dy, x, parameters, saved, wanted, need_dx, bias, weight_nor
 
 def _split_gradients(gradients, parameters, wanted):
     """Views of the flat gradients with the parameters' shapes and dtype (all have one dtype; _check_parameters)."""
-    gradients = gradients.to(parameters[0].dtype)
-    out, at = [], 0
-    for p, w in zip(parameters, wanted):
-        out.append(gradients[at : at + p.numel()].view(p.shape) if w else None)
-        at += p.numel() if w else 0
-    return out
+    parts = iter(gradients.to(parameters[0].dtype).split([p.numel() for p, w in zip(parameters, wanted) if w]))
+    return [next(parts).view(p.shape) if w else None for p, w in zip(parameters, wanted)]
 
 
 def _op_mlp(x, parameters, bias, weight_norm, activation, activate_last, save):
@@ -387,25 +408,33 @@ mlp_op = _register(
 )
 
 
-class _Mlp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, bias, weight_norm, act, activate_last, save, *parameters):
-        y, saved = run_mlp(x, parameters, bias, weight_norm, act, activate_last, save)
-        ctx.save_for_backward(x, saved, *parameters)
-        ctx.options = (bias, weight_norm, act, activate_last)
-        return y
+def mlp_options(bias, weight_norm, act, activate_last, recompute):
+    """One integer, as native/calls.h reads it."""
+    return act | _C.BIAS * bool(bias) | _C.WEIGHT_NORM * bool(weight_norm) | _C.ACTIVATE_LAST * bool(activate_last) | _C.SAVE * (not recompute)
 
-    @staticmethod
-    @once_differentiable
+
+def _split_options(options):
+    return bool(options & _C.BIAS), bool(options & _C.WEIGHT_NORM), options & 0xFF, bool(options & _C.ACTIVATE_LAST)
+
+
+def _run_mlp_options(x, parameters, options, save):
+    return run_mlp(x, parameters, *_split_options(options), save)
+
+
+class _Mlp(torch.autograd.Function):
+    forward = staticmethod(_C.mlp_forward)  # (ctx, x, options, *parameters); sets ctx.options
+
+    @first_order
     def backward(ctx, dy):
         x, saved, *parameters = ctx.saved_tensors
-        need = ctx.needs_input_grad
-        wanted = list(need[6:])
-        dx, flat = run_mlp_backward(dy, x, parameters, saved, wanted, need[0], *ctx.options)
-        return (dx, None, None, None, None, None, *_split_gradients(flat, parameters, wanted))
+        need_x, _, *wanted = ctx.needs_input_grad
+        dx, flat = run_mlp_backward(dy, x, parameters, saved, wanted, need_x, *_split_options(ctx.options))
+        return (dx, None, *_split_gradients(flat, parameters, wanted))
 
 
 mlp_eager = eager(_Mlp)
+_C.attach_calls(getattr(torch._C, "_is_any_autocast_enabled", lambda: True), rms_norm_eager, run_rms_norm_plain, _rms_norm_saving, mlp_eager,
+                _run_mlp_options)
 
 
 # --- gated units ------------------------------------------------------------------------------------------------------
@@ -472,8 +501,7 @@ class _SwigluGate(torch.autograd.Function):
         ctx.options = options
         return run_swiglu_gate(packed, up, *options)
 
-    @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dh):
         return _swiglu_gate_gradients(ctx, dh, run_swiglu_gate_backward)
 

@@ -12,9 +12,6 @@ from ._C import route
 __all__ = ["activation", "fused_mlp", "qk_norm_rope", "rms_norm", "rope", "rope_table", "swiglu"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
-_WIDE = (torch.float32, torch.float64)
-_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-_EPS = {dtype: torch.finfo(_ops.sum_dtype(dtype)).eps for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
 
 
 def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
@@ -24,20 +21,13 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     unit_offset multiplies by 1 + weight. eps=None is what torch.nn.RMSNorm takes: the epsilon of the type that sums are kept in.
     Returns y in x's dtype, or (y, s) where a residual is given. Sums are kept in fp32 (fp64 for fp64).
     """
-    if eps is None:
-        eps = _EPS.get(x.dtype, 0.0)
     if residual is not None:
-        return _add_rms_norm(x, residual, weight, eps, unit_offset)
-    if is_compiling():
-        return _ops.rms_norm_op(x, weight, eps, unit_offset)[0]
-    y = _C.rms_norm_now(x, weight, eps, unit_offset)
-    if type(y) is not int:
-        return y
-    if y == _PLAIN:
-        return _ops.run_rms_norm_plain(x, weight, eps, unit_offset)
-    if y == _DIFFERENTIATE:
-        return _ops.rms_norm_eager(x, weight, eps, unit_offset)
-    return _ops.rms_norm_op(x, weight, eps, unit_offset)[0]
+        return _add_rms_norm(x, residual, weight, _ops.default_eps(eps, x.dtype), unit_offset)
+    if not is_compiling():
+        y = _C.rms_norm_call(x, weight, eps, unit_offset)
+        if y is not None:
+            return y
+    return _ops.rms_norm_op(x, weight, _ops.default_eps(eps, x.dtype), unit_offset)[0]
 
 
 def _add_rms_norm(x, residual, weight, eps, unit_offset):
@@ -81,22 +71,16 @@ def fused_mlp(x, weights, biases=None, gains=None, *, activation="softplus", act
 
 def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_last, recompute):
     """fused_mlp with the parameters already in the order the kernel takes: weight, bias, gain, weight, ..."""
-    if _any_autocast():
-        narrow = _autocast_to(x)
-        if narrow is not None:
-            x, parameters = x.to(narrow), [p.to(narrow) for p in parameters]
     act = _ops.ACTIVATIONS.get(activation)
     if act is None:
         _ops.activation_number("mlp", activation)
-    way = _DISPATCH
+    narrow = _autocast_to(x)
+    if narrow is not None:
+        x, parameters = x.to(narrow), [p.to(narrow) for p in parameters]
     if not is_compiling():
-        way = _C.mlp_now(x, parameters, bias, weight_norm, act, activate_last) if x.is_cuda or x.dtype in _WIDE else route(x, *parameters)
-        if type(way) is not int:
-            return way
-        if way == _PLAIN:
-            return _ops.run_mlp(x, parameters, bias, weight_norm, act, activate_last, False)[0]
-        if way == _DIFFERENTIATE:
-            return _ops.mlp_eager(x, bias, weight_norm, act, activate_last, not recompute, *parameters)
+        y = _C.mlp_call(x, parameters, _ops.mlp_options(bias, weight_norm, act, activate_last, recompute))
+        if y is not None:
+            return y
     save = not recompute and torch.is_grad_enabled()
     return _ops.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, save)[0]
 

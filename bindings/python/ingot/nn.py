@@ -5,10 +5,15 @@ import re
 import torch
 from torch import nn
 
-from . import _ops, functional
+from torch.compiler import is_compiling
+
+from . import _C, _ops, functional
 
 __all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "FusedMLPSoftplus", "FusedMLPSoftplusWN", "FusedMLP5Softplus", "FusedMLP5SoftplusWN",
            "MegaGemmTriton", "MegaGemmRMSNorm"]
+
+
+_PARAMETRISED = object()  # no tensor: an attribute that is computed at every access is left to `functional`
 
 
 class RMSNorm(nn.Module):
@@ -22,7 +27,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
         self.eps, self.elementwise_affine, self.unit_offset = eps, elementwise_affine, unit_offset
-        self._single = len(self.normalized_shape) == 1
+        self._one_vector = elementwise_affine and len(self.normalized_shape) == 1
         if elementwise_affine:
             self.weight = nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
         else:
@@ -34,8 +39,12 @@ class RMSNorm(nn.Module):
             nn.init.constant_(self.weight, 0.0 if self.unit_offset else 1.0)
 
     def forward(self, x, residual=None):
-        if self._single and self.elementwise_affine:
-            return functional.rms_norm(x, self._parameters["weight"], self.eps, residual=residual, unit_offset=self.unit_offset)
+        if self._one_vector:
+            if residual is None and not is_compiling():
+                y = _C.rms_norm_call(x, self._parameters.get("weight", _PARAMETRISED), self.eps, self.unit_offset)
+                if y is not None:
+                    return y
+            return functional.rms_norm(x, self.weight, self.eps, residual=residual, unit_offset=self.unit_offset)
         self._check(x)  # without a weight of one dimension the kernel has nothing to compare x's shape with
         shape, weight = x.shape, None if self.weight is None else self.weight.flatten()
         x = x.flatten(-len(self.normalized_shape))
@@ -86,13 +95,20 @@ class FusedMLP(nn.Module):
                             ("num_layers", num_layers)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"FusedMLP: {name}: found {value!r}, expected an integer from 1")
-        _ops.activation_number("FusedMLP", activation)
+        act = _ops.activation_number("FusedMLP", activation)
         self.in_features, self.hidden_features, self.out_features = in_features, hidden_features, out_features
-        self.num_layers, self.activation, self.activate_last, self.recompute = num_layers, activation, activate_last, recompute
-        self.bias, self.weight_norm = bias, weight_norm
+        self.num_layers = num_layers
+        self._options = _ops.mlp_options(bias, weight_norm, act, activate_last, recompute)
         widths = [in_features] + [hidden_features] * (num_layers - 1) + [out_features]
         self.layers = nn.ModuleList(_Layer(k, n, bias, weight_norm, device, dtype) for k, n in zip(widths, widths[1:]))
         self.reset_parameters()
+
+    # What was given cannot be changed afterwards: the call takes it as one number.
+    bias = property(lambda self: bool(self._options & _C.BIAS))
+    weight_norm = property(lambda self: bool(self._options & _C.WEIGHT_NORM))
+    activate_last = property(lambda self: bool(self._options & _C.ACTIVATE_LAST))
+    recompute = property(lambda self: not self._options & _C.SAVE)
+    activation = property(lambda self: functional.ACTIVATIONS[self._options & 0xFF])
 
     def reset_parameters(self):
         """nn.Linear's initialisation; gains are the norms of the initial rows, so that weight norm changes nothing at first."""
@@ -106,14 +122,17 @@ class FusedMLP(nn.Module):
                     layer.gain.copy_(torch.linalg.vector_norm(layer.weight, dim=1))
 
     def forward(self, x):
+        if not is_compiling():
+            y = _C.mlp_of_layers(x, self._modules["layers"]._modules, self._options)
+            if y is not None:
+                return y
         parameters = []
-        for layer in self.layers._modules.values():
-            held = layer._parameters
-            parameters.append(held["weight"])
+        for layer in self.layers:
+            parameters.append(layer.weight)
             if self.bias:
-                parameters.append(held["bias"])
+                parameters.append(layer.bias)
             if self.weight_norm:
-                parameters.append(held["gain"])
+                parameters.append(layer.gain)
         return functional.mlp_of_parameters(x, parameters, self.bias, self.weight_norm, self.activation, self.activate_last,
                                             self.recompute)
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "calls.h"
 #include "ingot/core/check.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
@@ -65,27 +66,6 @@ void rms_norm(nb::handle x, nb::handle w, nb::handle residual, nb::handle sum, n
   run([&] { rmsnorm(a, stream); });
 }
 
-bool all_contiguous(nb::handle x, nb::handle w) {
-  return contiguous("rms_norm", "x", x) && (w.is_none() || contiguous("rms_norm", "weight", w));
-}
-// The whole forward call in one step, for operands as they usually are; a Route where Python has to do it.
-nb::object rms_norm_now(nb::handle x, nb::handle w, double eps, bool unit_offset) {
-  const int way = route({x, w});
-  if (way != kPlain || !all_contiguous(x, w)) return nb::int_(way);
-  nb::object y = empty_like(x);
-  rms_norm(x, w, nb::none(), nb::none(), y, nb::none(), eps, unit_offset);
-  return y;
-}
-// (y, rstd) inside an autograd.Function; None where Python has to do it.
-nb::object rms_norm_saving(nb::handle x, nb::handle w, double eps, bool unit_offset) {
-  if (!all_contiguous(x, w)) return nb::none();
-  const Tensor rows = matrix("rms_norm", "x", x);
-  nb::object y = empty_like(x);
-  nb::object rstd = empty_vector(x, rows.rows(), rows.dtype == DType::f64 ? DType::f64 : DType::f32);
-  rms_norm(x, w, nb::none(), nb::none(), y, rstd, eps, unit_offset);
-  return nb::make_tuple(y, rstd);
-}
-
 int64_t rms_norm_backward_workspace_bytes(nb::handle x) {
   const Tensor t = view("rms_norm_backward", "x", x, 3);
   return rmsnorm_backward_workspace_bytes(t.rows(), t.cols(), t.dtype, t.device);
@@ -134,8 +114,8 @@ std::vector<MlpLayer> layers_of(const char* op, nb::sequence parameters, const M
 }
 
 // (y, saved or None); None instead where Python has to make operands contiguous first.
-nb::object mlp_forward(nb::handle x, nb::sequence parameters, bool bias, bool weight_norm, int act, bool activate_last,
-                       bool save) {
+nb::object run_mlp(nb::handle x, nb::sequence parameters, bool bias, bool weight_norm, int act, bool activate_last,
+                   bool save) {
   const char* op = "mlp";
   if (!contiguous(op, "x", x)) return nb::none();
   for (nb::handle p : parameters)
@@ -159,14 +139,6 @@ nb::object mlp_forward(nb::handle x, nb::sequence parameters, bool bias, bool we
   run([&] { mlp(a, stream); });
   return nb::make_tuple(y, saved);
 }
-nb::object mlp_now(nb::handle x, nb::sequence parameters, bool bias, bool weight_norm, int act, bool activate_last) {
-  const int way = route({x}, parameters);
-  if (way != kPlain) return nb::int_(way);
-  nb::object result = mlp_forward(x, parameters, bias, weight_norm, act, activate_last, false);
-  if (result.is_none()) return nb::int_(way);
-  return result[0];
-}
-
 // `gradients` is one zeroed buffer, the parameters' gradients one after the other; `wanted` says which have a place in
 // it.
 void run_mlp_backward(nb::handle dy, nb::handle x, nb::handle dx, nb::sequence parameters, nb::handle gradients,
@@ -278,17 +250,25 @@ void norm_rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle co
 void norm_rotate_backward(nb::handle x, nb::handle dy, nb::handle dx, nb::handle positions, nb::handle cos,
                           nb::handle sin, nb::handle gain, nb::handle dgain, double eps, bool interleaved, int sign) {
   const char* op = "qk_norm_rope_backward";
-  const QkNormRopeBackward a{.x = heads(op, "x", x),
-                             .dy = heads(op, "dy", dy),
-                             .dx = heads(op, "dx", dx),
-                             .positions = vector(op, "positions", positions),
-                             .cos = matrix(op, "cos", cos),
-                             .sin = matrix(op, "sin", sin),
-                             .gain = vector(op, "gain", gain),
-                             .dgain = vector(op, "dgain", dgain),
-                             .eps = eps,
-                             .interleaved = interleaved,
-                             .sign = sign};
+  QkNormRopeBackward a{.x = heads(op, "x", x),
+                       .dy = heads(op, "dy", dy),
+                       .dx = heads(op, "dx", dx),
+                       .positions = vector(op, "positions", positions),
+                       .cos = matrix(op, "cos", cos),
+                       .sin = matrix(op, "sin", sin),
+                       .gain = vector(op, "gain", gain),
+                       .dgain = vector(op, "dgain", dgain),
+                       .eps = eps,
+                       .interleaved = interleaved,
+                       .sign = sign};
+  nb::object workspace = nb::none();
+  if (a.dgain) {
+    const int64_t bytes = qk_norm_rope_backward_workspace_bytes(a.x.size(0), a.x.size(1), a.x.device);
+    if (bytes > 0) {
+      workspace = empty_vector(x, bytes, DType::u8);
+      a.workspace = vector(op, "workspace", workspace);
+    }
+  }
   const Stream stream = stream_of(a.x);
   run([&] { qk_norm_rope_backward(a, stream); });
 }
@@ -384,11 +364,18 @@ NB_MODULE(_C, m) {
   define(m, "rms_norm", &rms_norm);
   m.def("rms_norm_backward_workspace_bytes", &rms_norm_backward_workspace_bytes);
   define(m, "rms_norm_backward", &rms_norm_backward);
-  define(m, "rms_norm_now", &rms_norm_now);
-  define(m, "rms_norm_saving", &rms_norm_saving);
-  m.def("mlp_now", &mlp_now);
-  m.def("mlp", &mlp_forward);
+  m.def("mlp", &run_mlp);
   define(m, "mlp_backward", &run_mlp_backward);
+  define(m, "rms_norm_call", &rms_norm_call);
+  define(m, "rms_norm_forward", &rms_norm_forward);
+  m.def("mlp_call", &mlp_call);
+  m.def("mlp_of_layers", &mlp_of_layers);
+  m.def("mlp_forward", &mlp_forward);
+  m.def("attach_calls", &attach_calls);
+  m.attr("BIAS") = int(kBias);
+  m.attr("WEIGHT_NORM") = int(kWeightNorm);
+  m.attr("ACTIVATE_LAST") = int(kActivateLast);
+  m.attr("SAVE") = int(kSave);
   define(m, "swiglu_gate", &gate);
   define(m, "swiglu_gate_backward", &gate_backward);
   define(m, "rope", &rotate);

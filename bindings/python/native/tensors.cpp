@@ -24,8 +24,7 @@ struct Torch {
   PyObject* requires_grad = nullptr;  // the attribute's name
   PyObject *grad_enabled = nullptr, *dispatch_modes = nullptr, *function_modes = nullptr, *transforms = nullptr,
            *tracing = nullptr, *raw_stream = nullptr;
-  PyObject *empty = nullptr, *empty_like = nullptr, *empty_keywords = nullptr;
-  PyObject *dtype_name = nullptr, *device_name = nullptr;
+  PyObject *empty_like = nullptr, *new_empty = nullptr, *dtype_keyword = nullptr;
   PyObject* forward_ad = nullptr;  // the module that holds _current_level
   PyObject* current_level = nullptr;
   struct Known {
@@ -203,10 +202,8 @@ void attach(nb::module_ torch) {
   }
   t.requires_grad = PyUnicode_InternFromString("requires_grad");
   t.current_level = PyUnicode_InternFromString("_current_level");
-  t.dtype_name = PyUnicode_InternFromString("dtype");
-  t.device_name = PyUnicode_InternFromString("device");
-  t.empty_keywords = kept(nb::make_tuple("dtype", "device"));
-  t.empty = kept(torch.attr("empty"));
+  t.new_empty = PyUnicode_InternFromString("new_empty");
+  t.dtype_keyword = kept(nb::make_tuple("dtype"));
   t.empty_like = kept(torch.attr("empty_like"));
   const nb::object c = torch.attr("_C");
   t.grad_enabled = kept(c.attr("is_grad_enabled"));
@@ -251,9 +248,8 @@ Tensor heads(const char* op, const char* name, nb::handle h) {
   return tidy(t);
 }
 
-bool contiguous(const char* op, const char* name, nb::handle h) {
-  Described d;
-  describe(op, name, h, d);
+namespace {
+bool is_contiguous(const Described& d) {
   int64_t step = 1;
   for (int i = d.rank - 1; i >= 0; --i) {
     if (d.shape[i] == 0) return true;
@@ -262,34 +258,70 @@ bool contiguous(const char* op, const char* name, nb::handle h) {
   }
   return true;
 }
+}  // namespace
+bool contiguous(const char* op, const char* name, nb::handle h) {
+  Described d;
+  describe(op, name, h, d);
+  return is_contiguous(d);
+}
+bool dense_matrix(const char* op, const char* name, nb::handle h, Tensor& out) {
+  Described d;
+  describe(op, name, h, d);
+  if (d.rank == 0 || !is_contiguous(d)) return false;
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < d.rank; ++i) rows *= d.shape[i];
+  out = Tensor(d.data, d.dtype, {rows, d.shape[d.rank - 1]}, d.device);
+  return true;
+}
+bool dense_vector(const char* op, const char* name, nb::handle h, Tensor& out) {
+  Described d;
+  describe(op, name, h, d);
+  if (d.rank == 0 || !is_contiguous(d)) return false;
+  int64_t size = 1;
+  for (int i = 0; i < d.rank; ++i) size *= d.shape[i];
+  out = Tensor(d.data, d.dtype, {size}, d.device);
+  return true;
+}
+void* address(const char* op, const char* name, nb::handle h) {
+  Described d;
+  describe(op, name, h, d);
+  return d.data;
+}
 
 nb::object empty_like(nb::handle like) {
   PyObject* t = PyObject_CallOneArg(torch_.empty_like, like.ptr());
   if (t == nullptr) throw nb::python_error();
   return nb::steal(t);
 }
-namespace {
-nb::object empty(nb::handle shape, nb::handle dtype, nb::handle like) {
-  const nb::object device = attribute(like, torch_.device_name);
-  PyObject* arguments[] = {nullptr, shape.ptr(), dtype.ptr(), device.ptr()};
-  PyObject* t =
-      PyObject_Vectorcall(torch_.empty, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, torch_.empty_keywords);
-  if (t == nullptr) throw nb::python_error();
-  return nb::steal(t);
-}
-}  // namespace
+// like.new_empty(sizes...): sizes as arguments are parsed twice as fast as a tuple of them.
 nb::object empty_rows(nb::handle like, int64_t columns) {
   Described d;
   describe("tensor", "operand", like, d);
-  nb::object shape = nb::steal(PyTuple_New(d.rank));
-  for (int i = 0; i < d.rank; ++i)
-    PyTuple_SetItem(shape.ptr(), i, PyLong_FromLongLong(i + 1 < d.rank ? d.shape[i] : columns));
-  return empty(shape, attribute(like, torch_.dtype_name), like);
+  std::vector<nb::object> sizes;
+  std::vector<PyObject*> arguments = {like.ptr()};
+  for (int i = 0; i < d.rank; ++i) {
+    sizes.push_back(nb::int_(i + 1 < d.rank ? d.shape[i] : columns));
+    arguments.push_back(sizes.back().ptr());
+  }
+  PyObject* t = PyObject_VectorcallMethod(torch_.new_empty, arguments.data(), arguments.size(), nullptr);
+  if (t == nullptr) throw nb::python_error();
+  return nb::steal(t);
+}
+nb::object empty_vector(nb::handle like, int64_t size) {
+  const nb::int_ count(size);
+  PyObject* arguments[] = {like.ptr(), count.ptr()};
+  PyObject* t = PyObject_VectorcallMethod(torch_.new_empty, arguments, 2, nullptr);
+  if (t == nullptr) throw nb::python_error();
+  return nb::steal(t);
 }
 nb::object empty_vector(nb::handle like, int64_t size, DType dtype) {
   int known = 0;
   while (torch_.dtypes[known].dtype != dtype) ++known;
-  return empty(nb::int_(size), torch_.dtypes[known].object, like);
+  const nb::int_ count(size);
+  PyObject* arguments[] = {like.ptr(), count.ptr(), torch_.dtypes[known].object};
+  PyObject* t = PyObject_VectorcallMethod(torch_.new_empty, arguments, 2, torch_.dtype_keyword);
+  if (t == nullptr) throw nb::python_error();
+  return nb::steal(t);
 }
 
 Stream stream_of(const Tensor& t) {
@@ -319,22 +351,21 @@ bool observed() {  // a mode, transform or tracer is active
          !call(torch_.tracing).is_none();
 }
 bool forward_mode() { return nb::cast<int>(attribute(torch_.forward_ad, torch_.current_level)) >= 0; }
-template <class Tensors> int route_over(const Tensors& tensors, nb::handle more) {
+template <class Tensors> int route_over(nb::handle first, const Tensors& tensors) {
   if (observed()) return kDispatch;
   const bool grad = call(torch_.grad_enabled).ptr() == Py_True;
   if (grad && forward_mode()) return kDispatch;
   int way = kPlain;
+  if (first.is_valid() && !join(first, grad, way)) return kDispatch;
   for (nb::handle h : tensors)
     if (!join(h, grad, way)) return kDispatch;
-  if (more.is_valid())
-    for (nb::handle h : more)
-      if (!join(h, grad, way)) return kDispatch;
   return way;
 }
 }  // namespace
 
-int route(nb::args tensors) { return route_over(tensors, nb::handle()); }
-int route(std::initializer_list<nb::handle> tensors, nb::handle more) { return route_over(tensors, more); }
+int route(nb::args tensors) { return route_over(nb::handle(), tensors); }
+int route(std::initializer_list<nb::handle> tensors) { return route_over(nb::handle(), tensors); }
+int route(nb::handle first, const std::vector<nb::object>& more) { return route_over(first, more); }
 
 void use_exchange(bool on) { torch_.use_exchange = on; }
 bool has_exchange() { return torch_.exchange != nullptr; }

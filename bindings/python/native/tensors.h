@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <initializer_list>
+#include <vector>
 
 #include "ingot/core/tensor.h"
 
@@ -24,10 +25,15 @@ inline Tensor vector(const char* op, const char* name, nb::handle t) { return vi
 
 // Every dimension as if freshly allocated.
 bool contiguous(const char* op, const char* name, nb::handle tensor);
+// (rows, columns), or all elements, of a tensor that is; false of one that is not, or has no dimension.
+bool dense_matrix(const char* op, const char* name, nb::handle tensor, Tensor& out);
+bool dense_vector(const char* op, const char* name, nb::handle tensor, Tensor& out);
+void* address(const char* op, const char* name, nb::handle tensor);
 
 // New tensors from PyTorch's allocator, on the device of `like`.
 nb::object empty_like(nb::handle like);
 nb::object empty_rows(nb::handle like, int64_t columns);  // (..., columns) of like's dtype
+nb::object empty_vector(nb::handle like, int64_t size);   // of like's dtype
 nb::object empty_vector(nb::handle like, int64_t size, DType dtype);
 
 // The stream PyTorch would launch on for this tensor's device.
@@ -40,7 +46,8 @@ enum Route : int {
   kDifferentiate = 2,  // through an autograd.Function
 };
 int route(nb::args tensors);
-int route(std::initializer_list<nb::handle> tensors, nb::handle more = nb::handle());
+int route(std::initializer_list<nb::handle> tensors);
+int route(nb::handle first, const std::vector<nb::object>& more);
 
 void use_exchange(bool on);  // off: the slower way, as with PyTorch before 2.10
 bool has_exchange();

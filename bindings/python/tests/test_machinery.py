@@ -12,7 +12,7 @@ from ingot import _C, functional
 
 
 def samples(device):
-    """(op, arguments) of every operator that has a kernel on this device."""
+    """(name, op, arguments) of every operator."""
     x = torch.randn(4, 16, device=device, requires_grad=True)
     w = torch.randn(16, device=device, requires_grad=True)
     parameters = [p.detach().requires_grad_() for p in ingot.nn.FusedMLP(16, 24, 8, device=device).parameters()]
@@ -20,6 +20,7 @@ def samples(device):
     cos, sin = functional.rope_table(3, 8, device=device)
     positions = torch.arange(3, dtype=torch.int32, device=device)
     gain = torch.rand(2, device=device, requires_grad=True)
+    h = torch.randn(4, 8, device=device)
     ops = torch.ops.ingot
     quiet = [p.detach() for p in parameters]
     yield "rms_norm", ops.rms_norm.default, (x, w, 1e-5, False)
@@ -30,31 +31,16 @@ def samples(device):
     yield "mlp, nothing saved", ops.mlp.default, (x, parameters, True, False, "silu", True, False)
     yield "mlp_backward", ops.mlp_backward.default, (torch.randn(4, 8, device=device), x.detach(), quiet, x.new_empty(0).detach(), [True] * 6, True, True, False,
                                                      "softplus", False)
-    if DEVICE == "cpu" or "swiglu" in WITH_KERNEL:
-        yield "swiglu_gate", ops.swiglu_gate.default, (x, None, 0, 0.0, 1.0, 0.0)
-        yield "swiglu_gate of two", ops.swiglu_gate.default, (x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0)
-    if DEVICE == "cpu" or "rope" in WITH_KERNEL:
-        yield "rope", ops.rope.default, (heads, positions, cos, sin, False, 1)
-        yield "qk_norm_rope", ops.qk_norm_rope.default, (heads, positions, cos, sin, gain, 1e-6, True, 1)
-    if DEVICE == "cpu" or "activation" in WITH_KERNEL:
-        yield "activation", ops.activation.default, (x, "gelu")
-
-
-def kernels():
-    found = set()
-    if DEVICE == "cuda":
-        x = torch.ones(1, 1, 16, device="cuda")
-        for name, call in (("swiglu", lambda: functional.swiglu(x)), ("activation", lambda: functional.activation(x, "silu")),
-                           ("rope", lambda: functional.rope(x, *functional.rope_table(1, 16, device="cuda")))):
-            try:
-                call()
-                found.add(name)
-            except NotImplementedError:
-                pass
-    return found
-
-
-WITH_KERNEL = kernels()
+    yield "swiglu_gate", ops.swiglu_gate.default, (x, None, 0, 0.0, 1.0, 0.0)
+    yield "swiglu_gate of two", ops.swiglu_gate.default, (x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0)
+    yield "swiglu_gate_backward", ops.swiglu_gate_backward.default, (h, x.detach(), None, 2, 7.0, 1.7, 1.0)
+    yield "rope", ops.rope.default, (heads, positions, cos, sin, False, 1)
+    yield "qk_norm_rope", ops.qk_norm_rope.default, (heads, positions, cos, sin, gain, 1e-6, True, 1)
+    yield "qk_norm_rope without table and gain", ops.qk_norm_rope.default, (heads, None, None, None, None, 1e-6, False, 1)
+    yield "qk_norm_rope_backward", ops.qk_norm_rope_backward.default, (heads.detach(), torch.randn_like(heads), positions, cos, sin,
+                                                                       gain.detach(), 1e-6, False, 1)
+    yield "activation", ops.activation.default, (x, "gelu")
+    yield "activation_backward", ops.activation_backward.default, (torch.randn_like(x), x.detach(), "softplus")
 
 
 def test_opcheck(device):
@@ -64,15 +50,24 @@ def test_opcheck(device):
 
 
 class Net(torch.nn.Module):
+    """Every operation once."""
+
     def __init__(self, device):
         super().__init__()
         self.norm = ingot.nn.RMSNorm(16, device=device)
         self.mlp = ingot.nn.FusedMLP(16, 24, 16, weight_norm=True, device=device)
         self.last = ingot.nn.RMSNorm(16, unit_offset=True, device=device)
+        self.gated = ingot.nn.SwiGLU(16, 24, device=device)
+        self.gain = torch.nn.Parameter(torch.rand(2, device=device) + 0.5)
+        cos, sin = functional.rope_table(128, 8, device=device)
+        self.register_buffer("cos", cos)
+        self.register_buffer("sin", sin)
 
     def forward(self, x):
         y, x = self.last(self.mlp(self.norm(x)), x)
-        return y + x
+        heads = (y + x).view(-1, 2, 8)
+        turned = functional.rope(functional.qk_norm_rope(heads, self.cos, self.sin, gain=self.gain), self.cos, self.sin, interleaved=True)
+        return self.gated(functional.activation(turned.flatten(1), "gelu")) + x
 
 
 def gradients(net, f, x):
@@ -149,6 +144,38 @@ def test_functional_transforms(device):
     expected = torch.autograd.grad(mlp_loss(dict(net.named_parameters()), x), list(net.parameters()))
     for (k, _), e in zip(net.named_parameters(), expected):
         torch.testing.assert_close(found[k], e, rtol=2e-4, atol=2e-5, msg=k)
+
+
+def test_a_parametrised_weight_is_computed_at_every_call(device):
+    class Twice(torch.nn.Module):
+        def forward(self, w):
+            return 2 * w
+
+    norm, mlp = ingot.nn.RMSNorm(16, device=device), ingot.nn.FusedMLP(16, 24, 8, device=device)
+    x = torch.randn(3, 16, device=device)
+    y = norm(x)
+    torch.nn.utils.parametrize.register_parametrization(norm, "weight", Twice())
+    torch.testing.assert_close(norm(x), 2 * y)
+    plain = mlp(x)
+    torch.nn.utils.parametrize.register_parametrization(mlp.layers[2], "weight", Twice())
+    torch.nn.utils.parametrize.register_parametrization(mlp.layers[2], "bias", Twice())
+    torch.testing.assert_close(mlp(x), 2 * plain)
+    mlp(x).sum().backward()
+    assert mlp.layers[2].parametrizations.weight.original.grad is not None
+
+
+def test_modules_copy_and_pickle(device):
+    import copy
+    import io
+
+    net, x = Net(device), torch.randn(6, 16, device=device)
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    for other in (copy.deepcopy(net), torch.load(file, weights_only=False)):
+        assert torch.equal(other(x), net(x))
+    with pytest.raises(AttributeError):
+        net.mlp.recompute = True  # given once, at the start
 
 
 def test_modes_and_subclasses_see_the_operator(device):

@@ -1,0 +1,25 @@
+#pragma once
+// A module's whole call in one step. Each returns None where only the dispatcher will do (route() says kDispatch).
+#include <nanobind/nanobind.h>
+
+namespace ingot::python {
+
+namespace nb = nanobind;
+
+// y. eps None: the epsilon of the type that sums are kept in.
+nb::object rms_norm_call(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset);
+// autograd.Function.forward
+nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset);
+
+// y. `parameters` as ops.cpp has them; of mlp_of_layers they are the weight, bias and gain of each module in `layers`,
+// which under autocast returns None too. `options`: MlpFlags and the number of the activation.
+enum MlpFlags : int { kBias = 1 << 8, kWeightNorm = 1 << 9, kActivateLast = 1 << 10, kSave = 1 << 11 };
+nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options);
+nb::object mlp_of_layers(nb::handle x, nb::dict layers, nb::handle options);
+nb::object mlp_forward(nb::args context_x_options_and_parameters);
+
+// Python's side, called once: autograd.Function.apply, and what runs on operands that are not dense.
+void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save,
+                  nb::handle mlp_apply, nb::handle mlp_run);
+
+}  // namespace ingot::python
