@@ -378,6 +378,72 @@ class GptOss(InDirectory):
         self.assertEqual(described["config"]["num_local_experts"], 3)
         self.assertIn("parameters", ingot("info", self.model).text)
 
+    def test_a_checkpoint_becomes_an_archive_that_runs_in_its_place(self):
+        archive = self.directory / "tiny.ingot"
+        run = ingot("convert", self.model, archive, "--verify")
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertRegex(run.text, r"dense bf16, experts mxfp4, in .*\n.*version 1, 29 blobs, .*: every sum matches\n\Z")
+        self.assertIn("every sum matches", ingot("convert", archive, "--verify").text)
+        self.assertEqual(sorted(p.name for p in self.directory.glob("*.ingot*")), ["tiny.ingot"])
+        generate = ["generate", "--ids", self.ids, "--tokens", 6, "--temperature", 0, "--past-end", "--model"]
+        self.assertEqual(ingot(*generate, archive).text, ingot(*generate, self.model).text)
+        self.assertEqual(ingot(*generate, archive, "--layers", 1).text, ingot(*generate, self.model, "--layers", 1).text)
+        losses = [json.loads(ingot("eval", "--model", m, "--ids", self.ids, "--json").text)["loss"] for m in (archive, self.model)]
+        self.assertAlmostEqual(*losses, places=5)
+        described = json.loads(ingot("info", archive, "--json").text)
+        self.assertEqual((described["archive_version"], described["dense"], described["experts"], described["bytes"]),
+                         (1, "bf16", "mxfp4", archive.stat().st_size))
+        self.assertEqual(described["config"], json.loads(ingot("info", self.model, "--json").text)["config"])
+        self.assertIn("version 1, dense bf16, experts mxfp4", ingot("info", archive).text)
+
+        other = self.directory / "other.ingot"
+        self.assertEqual(ingot("convert", self.model, other, "--dense", "fp8", "--experts", "bf16").returncode, 0)
+        self.assertEqual(json.loads(ingot("info", other, "--json").text)["experts"], "bf16")
+        self.assertNotEqual(ingot("eval", "--model", other, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0],
+                            ingot("eval", "--model", archive, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0])
+
+    def test_bad_archives_and_conversions_are_refused_in_one_line(self):
+        archive = self.directory / "tiny.ingot"
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        generate = ["generate", "--ids", self.ids, "--model", archive]
+        whole = archive.read_bytes()
+        for status, message, content in (
+            (3, "cut short, or changed", whole[:-1]), (3, "cut short, or changed", whole[:5000]), (7, "found version 2", whole[:8] + b"\2" + whole[9:]),
+            (3, "the file is damaged", whole[:-2] + bytes([whole[-2] ^ 1, whole[-1]])), (4, "tiny.ingot", None),
+        ):
+            with self.subTest(message=message):
+                archive.write_bytes(content) if content else archive.unlink()
+                self.refuses(status, message, *generate)
+        damaged = bytearray(whole)
+        damaged[5000] ^= 1
+        archive.write_bytes(damaged)
+        self.refuses(3, 'blob "embed": found the sum', "convert", archive, "--verify")
+        archive.unlink()
+        self.refuses(2, "found no OUT", "convert", self.model)
+        self.refuses(7, "found no GPT-OSS checkpoint", "convert", self.directory, archive)
+        self.refuses(4, "found no GPT-OSS checkpoint", "convert", self.directory / "missing", archive)
+        self.refuses(2, "expected one of bf16, fp8, mxfp4", "convert", self.model, archive, "--dense", "int8")
+        self.refuses(4, "cannot create", "convert", self.model, self.directory / "missing" / "x.ingot")
+        (self.model / "model-00001-of-00001.safetensors").unlink()
+        self.refuses(4, "names the shard", "convert", self.model, archive)
+        self.assertEqual(list(self.directory.glob("*.ingot*")), [])
+
+    def test_accuracy_names_every_form_and_component(self):
+        report = json.loads(ingot("eval", "accuracy", "--model", self.model, "--ids", self.ids, "--json").text)
+        self.assertEqual([(r["form"], r["component"]) for r in report["results"]],
+                         [(f"dense {f}", c) for f in ("fp8", "mxfp4") for c in ("qkv", "o", "head", "qkv, o, head")])
+        self.assertEqual(report["tokens"], 6)
+        plain = json.loads(ingot("eval", "--model", self.model, "--ids", self.ids, "--json").text)
+        self.assertAlmostEqual(report["loss"], plain["loss"], places=6)
+        for r in report["results"]:
+            self.assertTrue(0 <= r["top1"] <= 1 and 0 <= r["top5_overlap"] <= 1 and r["kl"] >= 0 and r["cosine"] <= 1 and r["mean_rank"] >= 1, r)
+        archive = self.directory / "x.ingot"
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        text = ingot("eval", "accuracy", "--model", self.model, "--ids", self.ids, "--archive", archive).text
+        self.assertRegex(text, r"x\.ingot +archive .* 100\.00 %")
+        self.refuses(7, "found no GPT-OSS model", "eval", "accuracy", "--model", self.directory, "--ids", self.ids)
+        self.refuses(2, "--ids", "eval", "accuracy", "--model", self.model)
+
     def test_bad_requests_and_checkpoints_are_refused_in_one_line(self):
         generate = ["generate", "--model", self.model, "--ids", self.ids]
         self.refuses(2, "found neither RUN nor --model", "generate", "--ids", self.ids)

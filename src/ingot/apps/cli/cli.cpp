@@ -230,6 +230,7 @@ class Program {
         resolve(*leaf);
         if (leaf->threads > 0) set_thread_count(int(leaf->threads));
         leaf->command->body_();
+        return;  // a nested subcommand's leaf stands before that of the command around it
       }
   }
   // "ingot tokenizer encode", as far as it is known; the prefix of every error.
@@ -272,7 +273,7 @@ class Program {
     names_.emplace_back(&app, path);
     app.set_help_flag("--help", "this text");
     if (!command.examples_.empty()) app.footer("Examples:\n" + command.examples_);
-    if (!command.commands_.empty()) app.require_subcommand(1);
+    if (!command.commands_.empty()) app.require_subcommand(command.body_ ? 0 : 1, 1);
     for (auto& sub : command.commands_)
       build(*sub, *app.add_subcommand(sub->name_, sub->summary_), path + " " + sub->name_);
     if (command.body_) build_leaf(command, app, path);

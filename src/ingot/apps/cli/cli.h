@@ -87,6 +87,8 @@ std::string program_name();
 // ------------------------------------------------------------------------------------
 void add_train(Command& root);
 void add_eval(Command& root);
+void add_accuracy(Command& eval);
+void add_convert(Command& root);
 void add_generate(Command& root);
 void add_tokenizer(Command& root);
 void add_data(Command& root);

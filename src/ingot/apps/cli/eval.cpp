@@ -114,7 +114,7 @@ void add_eval(Command& root) {
   Command& c = root.add("eval", "Scores text or token ids under a model: loss and bits per byte");
   auto o = std::make_shared<EvalCommand>();
   c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
-  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint");
+  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
   c.text("--data PATH", o->data, "text or shards");
   c.text("--ids FILE", o->ids,
          "instead of text: one JSON list of token ids a line; --json gives the loss at every position");
@@ -133,6 +133,7 @@ void add_eval(Command& root) {
   ingot eval runs/a/step-00002000 --data other.txt --split all
   ingot eval --model gpt-oss-20b --ids sequences.jsonl --json)");
   c.run([o] { eval(*o); });
+  add_accuracy(c);
 }
 
 }  // namespace ingot::cli

@@ -82,7 +82,7 @@ void add_generate(Command& root) {
   Command& c = root.add("generate", "Continues a prompt with a model");
   auto o = std::make_shared<GenerateCommand>();
   c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
-  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint");
+  c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
   c.text("--prompt TEXT", o->prompt, "the beginning (default: standard input, or nothing on a terminal)");
   c.text("--file FILE", o->file, "a file with the beginning");
   c.text("--ids FILE", o->ids, "instead of text: one JSON list of token ids a line; prints such lists");

@@ -3,6 +3,8 @@
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/progress.h"
 #include "ingot/engines/generate/decoder.h"
+#include "ingot/io/archive.h"
+#include "ingot/io/iris.h"
 #include "ingot/io/json.h"
 #include "ingot/io/safetensors_set.h"
 #include "ingot/models/gpt/config.h"
@@ -70,9 +72,30 @@ int64_t parameters_of(const GptOssConfig& c) {
   const int64_t layer = attention + c.experts * (expert + c.hidden + 1) + 2 * c.hidden;
   return c.layers * layer + (c.tied_embeddings ? 1 : 2) * c.vocab * c.hidden + c.hidden;
 }
+// How many tensors of how many bytes; of an archive also its version and the format each kind of matrix has.
+void describe_files(const std::string& path, OrderedJson& r) {
+  if (ArchiveFile::is_one(path)) {
+    const ArchiveFile file(path);
+    r["archive_version"] = kArchiveVersion;
+    const Json about = Json::parse(file.about());
+    for (const char* key : {"dense", "experts"})
+      if (about.contains(key)) r[key] = about.at(key);
+    r["tensors"] = file.entries().size();
+    r["files"] = 1;
+    r["bytes"] = file.file_bytes();
+  } else if (IrisFile::is_one(path)) {
+    r["tensors"] = IrisFile(path).entries().size();
+    r["files"] = 1;
+    r["bytes"] = file_size(path);
+  } else {
+    const SafetensorsSet set(path);
+    r["tensors"] = set.tensors().size();
+    r["files"] = set.files();
+    r["bytes"] = set.bytes();
+  }
+}
 OrderedJson describe_gpt_oss(const std::string& path) {
   const GptOssConfig config = read_gpt_oss_config(path);
-  const SafetensorsSet set(path);
   const int64_t weights = gpt_oss_weight_bytes(path, config);  // also checks every tensor's name, shape and type
   const int64_t inactive = config.experts - config.experts_per_token;
   const int64_t expert = 3 * config.hidden * config.intermediate + 2 * config.intermediate + config.hidden;
@@ -81,9 +104,7 @@ OrderedJson describe_gpt_oss(const std::string& path) {
   OrderedJson r;
   r["parameters"] = parameters_of(config);
   r["parameters_per_token"] = parameters_of(config) - config.layers * inactive * expert;
-  r["tensors"] = set.tensors().size();
-  r["files"] = set.files();
-  r["bytes"] = set.bytes();
+  describe_files(path, r);
   r["memory_bytes"] = {{"weights", weights},
                        {"context", context},
                        {"with_context", weights + decoder_bytes(config, config.layers, {.context = context})}};
@@ -100,6 +121,9 @@ void print_gpt_oss(const std::string& what, const OrderedJson& r) {
   row("  used for each token", with_commas(r["parameters_per_token"].get<int64_t>()));
   row("tensors", with_commas(r["tensors"].get<int64_t>()) + " in " + with_commas(r["files"].get<int64_t>()) +
                      " files, " + format_bytes(r["bytes"].get<double>()));
+  if (r.contains("archive_version"))
+    row("archive", "version " + std::to_string(r["archive_version"].get<int>()) + ", dense " +
+                       r["dense"].get<std::string>() + ", experts " + r["experts"].get<std::string>());
   row("memory", format_bytes(memory["weights"].get<double>()) + " for weights, " +
                     format_bytes(memory["with_context"].get<double>()) + " with a context of " +
                     with_commas(memory["context"].get<int64_t>()));
@@ -117,7 +141,7 @@ void add_info(Command& root) {
   };
   Command& c = root.add("info", "Says what a model is made of: sizes, parameters, configuration");
   auto o = std::make_shared<InfoOptions>();
-  c.text("RUN", o->run, "a run's directory or a checkpoint, also of GPT-OSS (default: the preset)");
+  c.text("RUN", o->run, "a run's directory or a checkpoint, also of GPT-OSS, or an archive (default: the preset)");
   c.text("--preset NAME", o->preset, "a preset: golf, nano, demo (default: demo)");
   c.section("model", o->model);
   c.flag("--json", o->json, "print one JSON object");

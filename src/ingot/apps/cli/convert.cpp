@@ -1,0 +1,80 @@
+// ingot convert: a checkpoint as one archive that starts where it lies.
+#include <chrono>
+
+#include "ingot/apps/cli/cli.h"
+#include "ingot/core/progress.h"
+#include "ingot/io/archive.h"
+#include "ingot/models/gpt_oss/archive.h"
+
+namespace ingot::cli {
+namespace {
+
+struct ConvertCommand {
+  std::string from, to, dense = "bf16", experts = "mxfp4";
+  bool verify = false;
+};
+
+WeightFormat format_of(const std::string& word) {
+  return word == "fp8" ? WeightFormat::fp8 : word == "mxfp4" ? WeightFormat::mxfp4 : WeightFormat::bf16;
+}
+
+class Bar {
+ public:
+  explicit Bar(std::string what) : what_(std::move(what)) {}
+  void at(int64_t done, int64_t all) {
+    if (seconds() > 1)  // what is over at once needs no line
+      progress_.update(what_ + " " + format_bytes(double(done)) + " of " + format_bytes(double(all)));
+  }
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+ private:
+  std::string what_;
+  Progress progress_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+void verify(const std::string& path) {
+  const ArchiveFile file(path);
+  Bar bar("verifying");
+  int64_t done = 0;
+  file.verify([&](int64_t n) { bar.at(done += n, file.file_bytes()); });
+  write_out(path + ": version " + std::to_string(kArchiveVersion) + ", " + with_commas(int64_t(file.entries().size())) +
+            " blobs, " + format_bytes(double(file.file_bytes())) + ": every sum matches\n");
+}
+
+void convert(const ConvertCommand& o) {
+  if (o.to.empty()) {
+    if (!o.verify) fail(ErrorCode::usage, "found no OUT, expected the archive's name, or --verify to check FROM");
+    return verify(o.from);
+  }
+  if (!is_gpt_oss(o.from))
+    fail(exists(o.from) ? ErrorCode::unsupported : ErrorCode::not_found, o.from,
+         ": found no GPT-OSS checkpoint, expected a directory with its config.json, or an .iris file");
+  Bar bar("converting");
+  const int64_t bytes = convert_gpt_oss(o.from, o.to,
+                                        {.forms = {format_of(o.dense), format_of(o.experts)},
+                                         .progress = [&](int64_t done, int64_t all) { bar.at(done, all); }});
+  write_out(o.to + ": " + format_bytes(double(bytes)) + ", dense " + o.dense + ", experts " + o.experts + ", in " +
+            format_duration(bar.seconds()) + "\n");
+  if (o.verify) verify(o.to);
+}
+
+}  // namespace
+
+void add_convert(Command& root) {
+  Command& c = root.add("convert", "Writes a GPT-OSS checkpoint as one archive that starts in seconds");
+  auto o = std::make_shared<ConvertCommand>();
+  c.text("FROM", o->from, "a checkpoint's directory or an .iris file; with --verify alone, an archive").require();
+  c.text("OUT", o->to, "the archive, such as model.ingot");
+  c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
+           "what attention and the head become (default: bf16); the embedding and the router stay bf16");
+  c.choice("--experts FORM", o->experts, {"bf16", "fp8", "mxfp4"}, "what the experts become (default: mxfp4)");
+  c.flag("--verify", o->verify, "read the archive again and compare every blob with its sum");
+  c.examples(R"(  ingot convert gpt-oss-20b gpt-oss-20b.ingot
+  ingot convert gpt-oss-20b small.ingot --dense fp8 --verify
+  ingot convert --verify gpt-oss-20b.ingot
+  ingot generate --model gpt-oss-20b.ingot --ids prompts.jsonl)");
+  c.run([o] { convert(*o); });
+}
+
+}  // namespace ingot::cli
