@@ -38,6 +38,11 @@ __device__ inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t byt
 __device__ inline void mbarrier_arrive_remote(uint32_t cluster_address) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_address) : "memory");
 }
+// Without the release, which costs a fence of the whole GPU's memory: hands back a buffer that only wgmma or the copy
+// engine have read.
+__device__ inline void mbarrier_arrive_remote_relaxed(uint32_t cluster_address) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_address) : "memory");
+}
 __device__ inline void mbarrier_arrive_expect_tx_remote(uint32_t cluster_address, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(cluster_address),
                "r"(bytes)

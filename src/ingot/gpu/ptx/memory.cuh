@@ -55,5 +55,20 @@ __device__ inline void store_evict_first(void* p, const uint32_t (&w)[4]) {
                : "memory");
 }
 
+// Shared memory by address.
+__device__ inline void load_shared(uint32_t (&w)[1], uint32_t address) {
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w[0]) : "r"(address) : "memory");
+}
+__device__ inline void load_shared(uint32_t (&w)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline void store_shared(uint32_t address, const uint32_t (&w)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+               : "memory");
+}
+
 }  // namespace ingot::ptx
 #endif

@@ -19,21 +19,24 @@
 namespace ingot::tile {
 
 #ifndef INGOT_EMULATE
-constexpr uint64_t kTrapAfterNs = 10'000'000'000;  // far beyond any copy, and any time slice under a debugger's tools
+constexpr uint32_t kTrapAfter = 10'000'000;  // of 1024 ns: far beyond any copy, any time slice under a debugger's tools
+
+// Counted in 32 bits: one register across the loop, in kernels whose accumulators leave few.
+__device__ inline uint32_t coarse_timer() { return uint32_t(ptx::global_timer() >> 10); }
 
 // For pipelines inside a block or cluster, where only a bug can keep the phase from completing.
 __device__ inline void wait_or_trap(uint64_t* barrier, uint32_t parity) {
   if (ptx::mbarrier_try_wait(barrier, parity)) return;
-  const uint64_t start = ptx::global_timer();
+  const uint32_t start = coarse_timer();
   while (!ptx::mbarrier_try_wait(barrier, parity))
-    if (ptx::global_timer() - start > kTrapAfterNs) ptx::trap();
+    if (coarse_timer() - start > kTrapAfter) ptx::trap();
 }
 // The same where other blocks of the cluster arrive: sees what they wrote before.
 __device__ inline void wait_cluster_or_trap(uint64_t* barrier, uint32_t parity) {
   if (ptx::mbarrier_try_wait_cluster(barrier, parity)) return;
-  const uint64_t start = ptx::global_timer();
+  const uint32_t start = coarse_timer();
   while (!ptx::mbarrier_try_wait_cluster(barrier, parity))
-    if (ptx::global_timer() - start > kTrapAfterNs) ptx::trap();
+    if (coarse_timer() - start > kTrapAfter) ptx::trap();
 }
 #endif
 

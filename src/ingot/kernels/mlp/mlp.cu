@@ -37,9 +37,7 @@ bool mlp_takes(const Mlp& m, MlpForm form) {
 bool mlp_takes(const MlpBackward& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return true;
-#if __has_include("ingot/kernels/mlp/mlp_backward_sm90.cu")
     case MlpForm::sm90: return mlp_backward_sm90_takes(m);
-#endif
     default: return false;
   }
 }
@@ -69,18 +67,14 @@ void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
 void mlp_backward_with(const MlpBackward& m, MlpForm form, Stream stream) {
   switch (form) {
     case MlpForm::portable: return mlp_backward_portable(m, stream);
-#if __has_include("ingot/kernels/mlp/mlp_backward_sm90.cu")
     case MlpForm::sm90: return mlp_backward_sm90(m, stream);
-#endif
     default: no_such_form("mlp_backward", form);
   }
 }
 int64_t mlp_backward_workspace_bytes_with(const MlpBackward& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return mlp_backward_portable_workspace_bytes(m);
-#if __has_include("ingot/kernels/mlp/mlp_backward_sm90.cu")
     case MlpForm::sm90: return mlp_backward_sm90_workspace_bytes(m);
-#endif
     default: no_such_form("mlp_backward", form);
   }
 }

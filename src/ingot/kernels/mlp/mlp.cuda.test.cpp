@@ -67,6 +67,14 @@ std::vector<Case> cases() {
                    .weight_norm = depth % 4 == 3,
                    .activate_last = depth % 3 == 0,
                    .keep = keeps[depth % 3]});
+  // Every depth with its values kept, over more tiles than a cluster of blocks takes at once.
+  for (size_t depth = 1; depth <= 8; ++depth)
+    for (bool activate_last : {false, true})
+      all.push_back({.widths = equal_widths(depth, (depth + activate_last) % 4 ? 128 : 64),
+                     .rows = 700 - 63 * int64_t(depth),
+                     .bias = (depth + activate_last) % 2 == 0,
+                     .weight_norm = depth % 3 == 1,
+                     .activate_last = activate_last});
   // Widths that fill no tile, that differ, and the largest.
   const std::vector<std::vector<int64_t>> odd = {{8, 8},
                                                  {8, 128, 128, 8},

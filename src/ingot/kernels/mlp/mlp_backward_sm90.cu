@@ -1,0 +1,338 @@
+// The fast backward pass: what it takes, its two launches. docs/mlp-megakernel.md tells how it works.
+#include <algorithm>
+#include <atomic>
+
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/tma_map.h"
+#include "ingot/kernels/mlp/mlp_backward_sm90.cuh"
+#include "ingot/kernels/mlp/mlp_cuda.h"
+
+namespace ingot::cuda {
+namespace backward_sm90 {
+namespace {
+
+// --- the second launch: sums over the blocks, weight norm, +=
+
+struct LayerGradients {
+  const void *v = nullptr, *g = nullptr;  // of a weight-normalised layer
+  float *dw = nullptr, *db = nullptr, *dg = nullptr;
+  int n = 0, k = 0;
+  int first_part = 0, parts = 0;
+};
+struct SumArguments {
+  LayerGradients layer[kMaxLayers];
+  const float* partial = nullptr;
+  int width = 0;
+};
+
+constexpr int kSumThreads = 256;
+
+// dW of one row, from its columns 4 * lane ..: plain, or through the weight norm of W = g v r.
+template <class T> __device__ void add_row(const LayerGradients& at, int row, const float (&dw)[4], int lane) {
+  const int64_t start = int64_t(row) * at.k + 4 * lane;
+  const bool inside = 4 * lane < at.k;
+  if (at.g == nullptr) {
+    if (inside && at.dw != nullptr)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) at.dw[start + i] += dw[i];
+    return;
+  }
+  const T* v = static_cast<const T*>(at.v);
+  const float r = weight_inverse_norm(v + int64_t(row) * at.k, at.k);
+  float u[4] = {}, dot[1] = {};
+  if (inside)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      u[i] = tile::to_float(v[start + i]) * r;
+      dot[0] = fmaf(dw[i], u[i], dot[0]);
+    }
+  tile::warp_sum(dot, 32);
+  const float scale = tile::to_float(static_cast<const T*>(at.g)[row]) * r;
+  if (inside && at.dw != nullptr)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) at.dw[start + i] += scale * (dw[i] - u[i] * dot[0]);
+  if (lane == 0 && at.dg != nullptr) at.dg[row] += dot[0];
+}
+
+// One block for each row of each dW. Groups of a quarter of `width` threads sum every so many parts; the order is
+// fixed.
+template <class T> __global__ void __launch_bounds__(kSumThreads) sum_kernel(SumArguments a) {
+  __shared__ float4 partial[kSumThreads];
+  __shared__ float bias[kSumThreads / 32];
+  ptx::wait_for_earlier_kernels();
+  int row = int(blockIdx.x), l = 0;
+  while (row >= a.layer[l].n) row -= a.layer[l++].n;
+  const LayerGradients& at = a.layer[l];
+  const int across = a.width / 4, groups = kSumThreads / across;
+  const int group = int(threadIdx.x) / across, column = int(threadIdx.x) % across;
+  const int64_t stride = part_floats(a.width / kPanel);
+  const float* part = a.partial + at.first_part * stride;
+  const float* from = part + int64_t(row) * a.width;
+  float4 sum = {};
+  if (4 * column < at.k && (at.dw != nullptr || at.dg != nullptr)) {
+#pragma unroll 8
+    for (int p = group; p < at.parts; p += groups) {
+      const float4 v = __ldcs(reinterpret_cast<const float4*>(from + p * stride) + column);
+      sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+    }
+  }
+  partial[threadIdx.x] = sum;
+  if (at.db != nullptr) {
+    float b[1] = {};
+    const int rows = bias_rows(a.width / kPanel);
+    const float* db = part + int64_t(a.width) * a.width + row;
+    for (int p = int(threadIdx.x); p < at.parts * rows; p += kSumThreads)
+      b[0] += db[p / rows * stride + p % rows * a.width];
+    tile::warp_sum(b, 32);
+    if (threadIdx.x % 32 == 0) bias[threadIdx.x / 32] = b[0];
+  }
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  const int lane = int(threadIdx.x);
+  float dw[4] = {};
+  for (int i = 0; i < groups && lane < across; ++i) {
+    const float4 v = partial[i * across + lane];
+    dw[0] += v.x, dw[1] += v.y, dw[2] += v.z, dw[3] += v.w;
+  }
+  add_row<T>(at, row, dw, lane);
+  if (lane == 0 && at.db != nullptr) {
+    float b = 0;
+    for (float of_warp : bias) b += of_warp;
+    at.db[row] += b;
+  }
+}
+
+// --- what is taken, and the first launch
+
+bool activated(const MlpBackward& m, size_t l) { return m.activate_last || l + 1 < m.layers.size(); }
+
+int widest(const MlpBackward& m) {
+  int64_t n = m.x.cols();
+  for (const MlpLayer& layer : m.layers) n = std::max(n, layer.w.rows());
+  return int(n);
+}
+int panels(const MlpBackward& m) { return widest(m) <= kPanel ? 1 : 2; }
+
+// Two layers to a stage from the top down; a single one comes last.
+struct Depth {
+  Stage stage[kMaxStages + 1];
+  int stages = 0, cluster = 0;
+};
+Depth cut_depth(int layers, bool activate_last) {
+  Depth d;
+  int l = layers - 1;
+  if (activate_last) d.stage[d.stages++] = {.kind = StageKind::entry, .lower = l}, --l;
+  for (; l >= 1; l -= 2) d.stage[d.stages++] = {.kind = StageKind::pair, .upper = l, .lower = l - 1};
+  if (l == 0) d.stage[d.stages++] = {.kind = StageKind::single};
+  // `entry` reads what lies above its layer with the upper half of its buffers.
+  if (activate_last) d.stage[0].upper = layers;
+  // Copies also halve the partial sums, which costs SMs where clusters get large.
+  const bool uneven = l == 0 && d.stages > 1, pair_alone = d.stages == 1 && l != 0;
+  for (int i = 0; i < d.stages; ++i) {
+    d.stage[i].first = d.cluster;
+    d.stage[i].copies = (uneven && i + 1 < d.stages) || pair_alone ? 2 : 1;
+    d.cluster += d.stage[i].copies;
+  }
+  return d;
+}
+
+// How many clusters run at once: fewer than SMs / size where the size does not divide a processing cluster's SMs.
+template <class T, int kPanels> int clusters_at_once(int device, int size) {
+  static std::atomic<int> known[16][kMaxCluster + 1];
+  std::atomic<int>* at = device < 16 ? &known[device][size] : nullptr;
+  if (at != nullptr && *at > 0) return *at;
+  const gpu::DeviceGuard guard(device);
+  constexpr int kShared = int(sizeof(SharedMemory<kPanels>));
+  gpu::check_cuda(
+      cudaFuncSetAttribute(mlp_backward_kernel<T, kPanels>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
+      "mlp_backward: asking for ", kShared, " bytes of shared memory");
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = unsigned(size);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(unsigned(size));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kShared;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int n = 0;
+  gpu::check_cuda(cudaOccupancyMaxActiveClusters(&n, mlp_backward_kernel<T, kPanels>, &config),
+                  "mlp_backward: clusters of ", size, " at once");
+  INGOT_CHECK(n > 0, "mlp_backward: found no room for a cluster of ", size, " blocks on cuda:", device);
+  if (at != nullptr) *at = n;
+  return n;
+}
+int clusters_at_once(const MlpBackward& m, int size) {
+  const int device = m.x.device.index;
+  if (m.x.dtype == DType::f16)
+    return panels(m) == 2 ? clusters_at_once<f16, 2>(device, size) : clusters_at_once<f16, 1>(device, size);
+  return panels(m) == 2 ? clusters_at_once<bf16, 2>(device, size) : clusters_at_once<bf16, 1>(device, size);
+}
+
+// The lowest layer of which dz is needed: nothing below it has a gradient to give.
+int first_layer(const MlpBackward& m) {
+  const int count = int(m.layers.size());
+  int first = 0;
+  if (!m.dx)
+    while (first < count && !m.grads[first].w && !m.grads[first].b && !m.grads[first].g) ++first;
+  return first;
+}
+
+// The layers from `first` on as an MLP of their own, its input what the layer below saved.
+MlpBackward from_layer(const MlpBackward& m, int first) {
+  if (first == 0) return m;
+  MlpBackward upper = m;
+  upper.layers.erase(upper.layers.begin(), upper.layers.begin() + first);
+  upper.grads.erase(upper.grads.begin(), upper.grads.begin() + first);
+  const auto saved_from = [&](int layer) {
+    int64_t elements = 0;
+    for (int l = 0; l < layer; ++l) elements += m.x.rows() * m.layers[l].w.rows();
+    return static_cast<char*>(m.saved.data) + elements * size_of(m.saved.dtype);
+  };
+  upper.x = Tensor(saved_from(first - 1), m.x.dtype, {m.x.rows(), m.layers[first].w.cols()}, m.x.device);
+  upper.saved.data = saved_from(first);
+  return upper;
+}
+
+Tensor matrix(const Tensor& t) {
+  Tensor view(t.data, t.dtype, {t.rows(), t.cols()}, t.device);
+  view.stride[0] = t.row_stride();
+  return view;
+}
+
+// The cut of the work: stages, clusters, and where each layer's partial sums lie.
+struct Cut {
+  Depth depth;
+  int clusters = 0, tiles = 0, parts = 0;
+  int first_part[kMaxLayers] = {}, parts_of[kMaxLayers] = {};
+};
+Cut cut(const MlpBackward& m) {
+  Cut c{.depth = cut_depth(int(m.layers.size()), m.activate_last)};
+  c.tiles = int((m.x.rows() + kTileRows - 1) / kTileRows);
+  const int turns = c.depth.stage[0].copies;
+  c.clusters = std::min((c.tiles + turns - 1) / turns, clusters_at_once(m, c.depth.cluster));
+  for (int i = 0; i < c.depth.stages; ++i) {
+    const Stage& at = c.depth.stage[i];
+    const auto give = [&](int l, int parts) {
+      c.first_part[l] = c.parts, c.parts_of[l] = parts;
+      c.parts += parts;
+    };
+    if (at.kind == StageKind::pair) give(at.upper, c.clusters);
+    give(at.lower, c.clusters);
+  }
+  return c;
+}
+
+Maps make_maps(const MlpBackward& m) {
+  const gpu::TmaBox rows{.rows = kRows, .cols = kPanel, .swizzle = Swizzle::b128};
+  Maps maps{};
+  maps.dy = gpu::tensor_map("mlp_backward: dy", matrix(m.dy), rows);
+  if (m.dx) maps.dx = gpu::tensor_map("mlp_backward: dx", matrix(m.dx), rows);
+  maps.h[0] = gpu::tensor_map("mlp_backward: x", matrix(m.x), rows);
+  const gpu::TmaBox weights{.rows = kPanel * panels(m), .cols = kPanel, .swizzle = Swizzle::b128};
+  for (size_t l = 0; l < m.layers.size(); ++l) maps.w[l] = gpu::tensor_map("mlp_backward: w", m.layers[l].w, weights);
+  int64_t offset = 0;
+  for (size_t l = 0; l < m.layers.size() && activated(m, l); ++l) {
+    const Tensor h(static_cast<char*>(m.saved.data) + offset * 2, m.x.dtype, {m.x.rows(), m.layers[l].w.rows()},
+                   m.x.device);
+    maps.h[l + 1] = gpu::tensor_map("mlp_backward: saved", h, rows);
+    offset += h.numel();
+  }
+  return maps;
+}
+
+Arguments make_arguments(const MlpBackward& m, const Cut& c) {
+  Arguments a;
+  for (size_t l = 0; l < m.layers.size(); ++l)
+    a.layer[l] = {.w = m.layers[l].w.data,
+                  .g = m.layers[l].g ? m.layers[l].g.data : nullptr,
+                  .n = int(m.layers[l].w.rows()),
+                  .k = int(m.layers[l].w.cols()),
+                  .first_part = c.first_part[l]};
+  for (int i = 0; i < c.depth.stages; ++i) a.stage[i] = c.depth.stage[i];
+  a.stages = c.depth.stages;
+  a.cluster = c.depth.cluster;
+  a.partial = static_cast<float*>(m.workspace.data);
+  a.tiles = c.tiles;
+  a.act = m.act;
+  a.want_dx = bool(m.dx);
+  for (const MlpLayer& grad : m.grads) a.want_db = a.want_db || bool(grad.b);
+  return a;
+}
+
+SumArguments make_sum_arguments(const MlpBackward& m, const Cut& c) {
+  SumArguments a{.partial = static_cast<const float*>(m.workspace.data), .width = kPanel * panels(m)};
+  const auto at = [](const Tensor& t) { return t ? static_cast<float*>(t.data) : nullptr; };
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const MlpLayer &layer = m.layers[l], &grad = m.grads[l];
+    a.layer[l] = {.v = layer.w.data,
+                  .g = layer.g ? layer.g.data : nullptr,
+                  .dw = at(grad.w),
+                  .db = at(grad.b),
+                  .dg = at(grad.g),
+                  .n = int(layer.w.rows()),
+                  .k = int(layer.w.cols()),
+                  .first_part = c.first_part[l],
+                  .parts = c.parts_of[l]};
+  }
+  return a;
+}
+
+template <class T, int kPanels> void run(const MlpBackward& m, Stream stream) {
+  const Cut c = cut(m);
+  gpu::launch("mlp_backward", mlp_backward_kernel<T, kPanels>,
+              {.grid = int64_t(c.clusters) * c.depth.cluster,
+               .block = kThreads,
+               .smem = int64_t(sizeof(SharedMemory<kPanels>)),
+               .cluster = c.depth.cluster,
+               .overlap = true,
+               .device = m.x.device.index},
+              stream, make_maps(m), make_arguments(m, c));
+  int64_t rows = 0;
+  for (const MlpLayer& layer : m.layers) rows += layer.w.rows();
+  gpu::launch("mlp_backward: sums", sum_kernel<T>,
+              {.grid = rows, .block = kSumThreads, .overlap = true, .device = m.x.device.index}, stream,
+              make_sum_arguments(m, c));
+}
+template <class T> void with_width(const MlpBackward& m, Stream stream) {
+  panels(m) == 2 ? run<T, 2>(m, stream) : run<T, 1>(m, stream);
+}
+
+}  // namespace
+}  // namespace backward_sm90
+
+using namespace backward_sm90;
+
+bool mlp_backward_sm90_takes(const MlpBackward& m) {
+  if (m.x.dtype != DType::f16 && m.x.dtype != DType::bf16) return false;
+  if (m.layers.empty() || m.layers.size() > size_t(kMaxLayers) || widest(m) > 2 * kPanel) return false;
+  if (m.x.rows() > int64_t(1) << 30) return false;  // coordinates of tensor copies have 31 bits
+  // Of a cluster: eight layers of which the last is activated make nine blocks.
+  if (cut_depth(int(m.layers.size()), m.activate_last).cluster > kMaxCluster) return false;
+  if (m.x.cols() % 8 != 0) return false;
+  for (const MlpLayer& layer : m.layers)
+    if (layer.w.rows() % 8 != 0) return false;
+  if (m.layers.size() == 1 && !m.activate_last) return true;
+  return slope_follows_from_value(m.act) && m.saved && m.saved.dtype == m.x.dtype;
+}
+
+void mlp_backward_sm90(const MlpBackward& whole, Stream stream) {
+  const int first = first_layer(whole);
+  if (whole.x.rows() == 0 || first == int(whole.layers.size())) return;
+  const MlpBackward m = from_layer(whole, first);
+  if (m.x.dtype == DType::f16)
+    with_width<f16>(m, stream);
+  else
+    with_width<bf16>(m, stream);
+}
+
+int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m) {
+  if (m.x.rows() == 0) return 0;
+  const int first = first_layer(m);
+  if (first == int(m.layers.size())) return 0;
+  const MlpBackward upper = from_layer(m, first);
+  return cut(upper).parts * part_floats(panels(upper)) * 4;
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,645 @@
+#pragma once
+// The backward pass of a whole MLP in one kernel: gradients of activations never leave the SMs, dW stays in registers.
+//
+//     dz_L = dy (. f'(z_L))    dz_{l-1} = (dz_l W_l) . f'(z_{l-1})    dx = dz_1 W_1    dW_l += dz_l^T h_{l-1}
+//
+// The depth is spread over the blocks of a cluster: a stage is one or two layers, and a block runs one stage for the
+// whole launch. It holds that stage's W in shared memory and its dW in registers, takes tiles of 128 rows of dz from
+// the stage above and pushes what it forms into the shared memory of the stage below. Where one stage has a single
+// layer, the others run in two blocks, which take turns, so that all are busy. A cluster walks over every so many
+// tiles.
+//
+// Of a block's four warpgroups two run the chain, 64 rows of the tile each; the other two hold a layer's dW each (of a
+// single layer, the sums of one chain warpgroup's rows each) and give the copy engine its work. They lag behind the
+// chain and fill the gaps of its epilogues. The second kernel adds the blocks' partial sums in fixed order.
+#include <cuda.h>
+
+#include "ingot/core/dtype.h"
+#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/ptx/cluster.cuh"
+#include "ingot/gpu/ptx/convert.cuh"
+#include "ingot/gpu/ptx/fence.cuh"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/ptx/mbarrier.cuh"
+#include "ingot/gpu/ptx/memory.cuh"
+#include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/stmatrix.cuh"
+#include "ingot/gpu/ptx/tma.cuh"
+#include "ingot/gpu/ptx/wgmma.cuh"
+#include "ingot/gpu/tile/descriptor.cuh"
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/gpu/tile/swizzle.cuh"
+#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/mlp/mlp_weights.cuh"
+
+namespace ingot::cuda::backward_sm90 {
+
+using ptx::Major;
+using tile::Swizzle;
+using tile::wait_or_trap;
+
+constexpr int kMaxLayers = 8, kMaxStages = 8, kMaxCluster = 8;
+constexpr int kTileRows = 128;
+constexpr int kRows = 64;   // of a chain warpgroup
+constexpr int kPanel = 64;  // columns: one 128-byte swizzle row of 16-bit elements
+constexpr int kThreads = 512;
+constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
+constexpr int kDwRegisters = 160, kChainRegisters = 96;  // two warpgroups each, of 128 a thread
+
+// What a block does with each tile. `entry`: dz_L = dy . f' of an activated last layer, then that layer.
+enum class StageKind : int { single, pair, entry };
+struct Stage {
+  StageKind kind = StageKind::single;
+  int upper = 0, lower = 0;   // layers; of `single` and `entry` only the lower is one
+  int first = 0, copies = 1;  // ranks in the cluster
+};
+
+struct LayerShape {
+  const void* w = nullptr;  // (n, k), 16 bit
+  const void* g = nullptr;  // (n), weight norm
+  int n = 0, k = 0;
+  int first_part = 0;  // of its partial sums
+};
+
+struct Maps {
+  CUtensorMap dy, dx;
+  CUtensorMap h[kMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved
+  CUtensorMap w[kMaxLayers];
+};
+
+struct Arguments {
+  LayerShape layer[kMaxLayers];
+  Stage stage[kMaxStages];
+  int stages = 0, cluster = 1, layers = 0;
+  float* partial = nullptr;
+  int tiles = 0;
+  Act act = Act::identity;
+  bool want_dx = false, want_db = false;
+};
+
+// Floats of one part: dW of a layer, then its db, of every so many rows apart.
+constexpr int bias_rows(int panels) { return 4 / panels; }
+constexpr int64_t part_floats(int panels) { return int64_t(64 * panels) * (64 * panels + bias_rows(panels)); }
+
+// A warpgroup's buffers, one matrix of 64 rows each. With two layers: dz of both and h of both; with one, two of each
+// in turns. kOut leaves for the stage below or for dx.
+enum Buffer : uint32_t { kDz = 0, kH = 2, kOut = 4, kBuffers = 5 };
+
+// A block's part of the plan. In shared memory, as dW and the chain need their registers.
+struct Plan {
+  int first_tile, tile_step;
+  int upper, lower;  // h and W of these layers
+  bool pair, entry, top, bottom;
+  uint32_t above, below, below_buffer;  // ranks in the cluster; which dz buffer of the stage below
+  uint32_t giver, taker;                // dW warpgroup `giver` adds its sums to those of block `taker`
+};
+constexpr uint32_t kNobody = 2;
+
+template <int kPanels> struct SharedMemory {
+  static constexpr int kWidth = kPanel * kPanels;
+  alignas(1024) uint8_t weight[2][kPanels][kWidth * 128];  // of the upper and the lower layer: panels of inputs
+  uint8_t buffer[2][kBuffers][kPanels][kPanelBytes];
+  uint64_t full[2][kOut], empty[2][kOut];
+  uint64_t room[2][2];  // below, in the dz buffer of that number
+  uint64_t weights_full;
+  Plan plan;
+};
+
+// Calls use(F{}) for the activation, one of those whose slope follows from its value.
+template <class Use, class... Fs>
+__device__ __forceinline__ void with_slope(Act act, Use&& use, ActivationList<Fs...>) {
+  const auto consider = [&](auto f) {
+    using F = decltype(f);
+    if constexpr (has_slope_from_value<F>)
+      if (act == act_of<F>) use(f);
+  };
+  (consider(Fs{}), ...);
+}
+
+// f' of 8 values of h, two a word.
+template <class F, class T> __device__ __forceinline__ void slopes_of(const uint32_t (&h)[4], float (&slope)[8]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float at[2];
+    ptx::unpack(T{}, h[i], at[0], at[1]);
+#pragma unroll
+    for (int e = 0; e < 2; ++e)
+      if constexpr (F::name == Softplus::name) {
+        // 1 - e^-h, or h where the difference would cancel: at worst 3e-4 off, less than a rounding to f16.
+        const float elsewhere = 1 - ptx::exp2_approx(at[e] * -1.4426950408889634f);
+        slope[2 * i + e] = at[e] < 0x1.3p-11f ? at[e] : elsewhere;
+      } else {
+        slope[2 * i + e] = act_slope_from_value<F, T>(at[e]);
+      }
+  }
+}
+
+// Descriptors: only the low word depends on the address, so that 32 bits are all that is carried and added. `apart`:
+// bytes between the panels of an operand wider than one.
+template <Major kMajor, uint32_t kApart> __device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t k) {
+  constexpr uint64_t kBase = tile::operand_descriptor<kMajor, Swizzle::b128>(0, kApart);
+  return (kBase & ~uint64_t(0xffffffff)) |
+         (uint32_t(kBase) + ((address & 0x3ffff) >> 4) +  // in a cluster, high bits of addresses tell blocks apart
+          uint32_t(tile::descriptor_step<kMajor, Swizzle::b128>(k, kApart)));
+}
+
+// --- a block ---
+
+// Everybody has come here, in the neighbours too.
+__device__ __forceinline__ void block_ends() {
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+}
+
+template <class T, int kPanels> struct Block {
+  using Shared = SharedMemory<kPanels>;
+  static constexpr int kWidth = Shared::kWidth;
+  static constexpr uint32_t kBytes = kPanels * kPanelBytes;  // of a buffer
+
+  Shared& s;
+  const Maps& maps;
+  const Arguments& a;
+
+  __device__ const volatile Plan& plan() const { return s.plan; }
+  __device__ void make_plan(uint32_t rank);
+  __device__ void start_loading_weights();
+  __device__ void form_weights(uint32_t slot);
+  __device__ void form_identity();
+  template <bool kSingle> __device__ void start_filling(uint32_t w);
+  template <bool kSingle> __device__ void hold_dw(uint32_t w);
+  __device__ void only_fill(uint32_t w);
+  template <bool kSingle> __device__ void run_chain(uint32_t r);
+
+ private:
+  template <bool kSingle>
+  __device__ void add_products(float (&dw)[kPanels][kWidth / 2], float (&db)[2], uint32_t w, uint32_t r, uint32_t n);
+  // Step 0 or 1 of a tile, and dW warpgroup 0 or 1, use buffers kDz + i and kH + i; the tiles of a single layer take
+  // turns. n counts this block's tiles.
+  template <bool kSingle> __device__ static uint32_t buffer_of(uint32_t i, uint32_t n) { return kSingle ? n & 1 : i; }
+  template <bool kSingle> __device__ static uint32_t phase_of(uint32_t n) { return (kSingle ? n >> 1 : n) & 1; }
+
+  template <bool kSingle> __device__ void refill(uint32_t w, uint32_t r, uint32_t n, int tile);
+  __device__ void load(uint32_t r, uint32_t buffer, const CUtensorMap& map, int tile);
+  template <bool kSingle> __device__ void release(uint32_t w, uint32_t r, uint32_t n, int tile);
+  __device__ void add_bias(float (&db)[2], uint32_t dz);
+  __device__ void give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]);
+  __device__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2], int l);
+  __device__ void start_products(float (&acc)[kPanels][kPanel / 2], uint32_t dz, uint32_t slot);
+  __device__ void wait_for_panel(float (&acc)[kPanels][kPanel / 2], int p);
+  __device__ void wait_for_room(uint32_t step, uint32_t r, uint32_t n);
+  __device__ void send(uint32_t step, uint32_t r, int tile);
+};
+
+// One thread.
+template <class T, int kPanels> __device__ void Block<T, kPanels>::make_plan(uint32_t rank) {
+  int number = 0;
+  while (number + 1 < a.stages && int(rank) >= a.stage[number + 1].first) ++number;
+  const Stage at = a.stage[number];
+  const int copy = int(rank) - at.first, clusters = int(gridDim.x) / a.cluster;
+  Plan& p = s.plan;
+  p.first_tile = int(blockIdx.x) / a.cluster + clusters * copy;
+  p.tile_step = clusters * at.copies;
+  p.upper = at.upper, p.lower = at.lower;
+  p.pair = at.kind == StageKind::pair, p.entry = at.kind == StageKind::entry;
+  p.top = number == 0, p.bottom = number + 1 == a.stages;
+  // The copies of two stages pair off, but those above a single layer all feed that, a buffer each.
+  const bool single = at.kind == StageKind::single;
+  p.above = p.top ? 0 : uint32_t(a.stage[number - 1].first + (single ? 0 : copy));
+  const bool feeds_single = !p.bottom && a.stage[number + 1].kind == StageKind::single;
+  p.below = p.bottom ? 0 : uint32_t(a.stage[number + 1].first + (feeds_single ? 0 : copy));
+  p.below_buffer = feeds_single ? uint32_t(copy) : 0;
+  p.giver = single || at.copies == 2 ? uint32_t(1 - copy) : kNobody;
+  p.taker = single ? rank : uint32_t(at.first + 1 - copy);
+}
+
+// The weights of this block's layers through the copy engine, zeros outside a layer's widths. One thread.
+template <class T, int kPanels> __device__ void Block<T, kPanels>::start_loading_weights() {
+  const Plan& at = s.plan;
+  uint32_t bytes = 0;
+  for (int slot = at.pair ? 0 : 1; slot < 2; ++slot)
+    if (a.layer[slot ? at.lower : at.upper].g == nullptr) bytes += sizeof(s.weight[0]);
+  ptx::mbarrier_arrive_expect_tx(&s.weights_full, bytes);
+  for (int slot = at.pair ? 0 : 1; slot < 2; ++slot) {
+    const int l = slot ? at.lower : at.upper;
+    if (a.layer[l].g == nullptr)
+      for (int p = 0; p < kPanels; ++p) ptx::tensor_load(s.weight[slot][p], &maps.w[l], p * kPanel, 0, &s.weights_full);
+  }
+}
+
+// The same of a weight-normalised layer; 16 neighbouring lanes see a row whole. All threads.
+template <class T, int kPanels> __device__ void Block<T, kPanels>::form_weights(uint32_t slot) {
+  constexpr int kSteps = kWidth * 16 / kThreads;
+  const LayerShape at = a.layer[slot ? s.plan.lower : s.plan.upper];
+  const int chunk = int(threadIdx.x) % 16;
+  WeightChunk<T> v[kSteps];
+  float g[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int row = (int(threadIdx.x) + i * kThreads) / 16;
+    if (row < at.n && chunk * 8 < at.k) tile::load(v[i], static_cast<const T*>(at.w) + row * at.k + chunk * 8);
+    g[i] = row < at.n ? tile::to_float(static_cast<const T*>(at.g)[row]) : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const uint32_t row = (threadIdx.x + i * kThreads) / 16;
+    float sum[1] = {}, x[8];
+    tile::to_float(v[i], x);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum[0] = fmaf(x[e], x[e], sum[0]);
+    tile::warp_sum(sum, 16);  // as weight_inverse_norm() adds
+    v[i] = scaled(v[i], g[i] * __frsqrt_rn(sum[0] + kWeightNormEps));
+    if (chunk / 8 < kPanels)
+      ptx::store_shared(ptx::shared_address(s.weight[slot][chunk / 8 % kPanels]) +
+                            tile::swizzled<Swizzle::b128>(row, uint32_t(chunk) % 8 * 16),
+                        v[i].word[0]);
+  }
+}
+
+// The upper "weights" of an entry stage: its product then is dy, and all else is as with two layers. All threads.
+template <class T, int kPanels> __device__ void Block<T, kPanels>::form_identity() {
+  for (uint32_t i = threadIdx.x; i < kPanels * kWidth * 8; i += kThreads) {
+    const uint32_t panel = i / (kWidth * 8), row = i / 8 % kWidth, chunk = i % 8;
+    uint32_t v[4] = {};
+#pragma unroll
+    for (uint32_t e = 0; e < 4; ++e)
+      if (panel * 64 + chunk * 8 + 2 * e == row / 2 * 2) v[e] = row % 2 ? ptx::pack(T{}, 0, 1) : ptx::pack(T{}, 1, 0);
+    ptx::store_shared(ptx::shared_address(s.weight[0][panel]) + tile::swizzled<Swizzle::b128>(row, chunk * 16), v);
+  }
+}
+
+// --- dW, and the filling of the buffers ---
+
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::load(uint32_t r, uint32_t buffer, const CUtensorMap& map, int tile) {
+  ptx::mbarrier_arrive_expect_tx(&s.full[r][buffer], kBytes);
+#pragma unroll
+  for (int p = 0; p < kPanels; ++p)
+    ptx::tensor_load(s.buffer[r][buffer][p], &map, p * kPanel, tile * kTileRows + int(r) * kRows, &s.full[r][buffer]);
+}
+
+// Fills the buffers that dW warpgroup w reads for this block's n-th tile, but for the dz that the chain writes. The dz
+// of a stage that is not the top is pushed by the one above, which is told that there is room. One thread.
+template <class T, int kPanels>
+template <bool kSingle>
+__device__ __forceinline__ void Block<T, kPanels>::refill(uint32_t w, uint32_t r, uint32_t n, int tile) {
+  if (tile >= a.tiles) return;
+  const uint32_t b = buffer_of<kSingle>(w, n), phase = phase_of<kSingle>(n);
+  if (kSingle || w == 0) {
+    wait_or_trap(&s.empty[r][kDz + b], phase ^ 1);
+    if (plan().top) {
+      load(r, kDz + b, maps.dy, tile);
+    } else {
+      ptx::mbarrier_arrive_expect_tx(&s.full[r][kDz + b], kBytes);
+      ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&s.room[r][b], plan().above + (kSingle ? b : 0)));
+    }
+  }
+  wait_or_trap(&s.empty[r][kH + b], phase ^ 1);
+  load(r, kH + b, maps.h[kSingle || w == 1 ? plan().lower : plan().upper], tile);
+}
+
+// The products that read a tile's buffers are done.
+template <class T, int kPanels>
+template <bool kSingle>
+__device__ __forceinline__ void Block<T, kPanels>::release(uint32_t w, uint32_t r, uint32_t n, int tile) {
+  const uint32_t b = buffer_of<kSingle>(w, n);
+  if (threadIdx.x % 32 == 0) {
+    ptx::mbarrier_arrive(&s.empty[r][kDz + b]);
+    ptx::mbarrier_arrive(&s.empty[r][kH + b]);
+  }
+  constexpr int kAhead = kSingle ? 2 : 1;
+  if (threadIdx.x % 128 == 0) refill<kSingle>(w, r, n + kAhead, tile + kAhead * plan().tile_step);
+  __syncwarp();
+}
+
+// db += the columns of 64 rows of dz. A warp takes a panel of every so many rows, a lane two columns.
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::add_bias(float (&db)[2], uint32_t dz) {
+  constexpr uint32_t kGroups = bias_rows(kPanels);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const uint32_t panel = dz + warp % kPanels * kPanelBytes, group = warp / kPanels;
+#pragma unroll 8
+  for (uint32_t row = 0; row < kRows / kGroups; ++row) {
+    uint32_t v[1];
+    float low, high;
+    ptx::load_shared(v, panel + tile::swizzled<Swizzle::b128>(group * (kRows / kGroups) + row, lane * 4));
+    ptx::unpack(T{}, v[0], low, high);
+    db[0] += low;
+    db[1] += high;
+  }
+}
+
+// The first tiles' buffers of dW warpgroup w. One thread.
+template <class T, int kPanels> template <bool kSingle> __device__ void Block<T, kPanels>::start_filling(uint32_t w) {
+  const int tile = s.plan.first_tile;
+  if (kSingle) {
+    refill<true>(w, w, 0, tile);
+    refill<true>(w, w, 1, tile + s.plan.tile_step);
+  } else {
+    refill<false>(w, 0, 0, tile);
+    refill<false>(w, 1, 0, tile);
+  }
+}
+
+// Starts dw += dz^T h of the rows of chain warpgroup r.
+template <class T, int kPanels>
+template <bool kSingle>
+__device__ __forceinline__ void Block<T, kPanels>::add_products(float (&dw)[kPanels][kWidth / 2], float (&db)[2],
+                                                                uint32_t w, uint32_t r, uint32_t n) {
+  const uint32_t b = buffer_of<kSingle>(w, n), phase = phase_of<kSingle>(n);
+  wait_or_trap(&s.full[r][kDz + b], phase);
+  wait_or_trap(&s.full[r][kH + b], phase);
+  const uint32_t dz = ptx::shared_address(s.buffer[r][kDz + b]), h = ptx::shared_address(s.buffer[r][kH + b]);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (uint32_t k = 0; k < kRows; k += 16)
+#pragma unroll
+    for (uint32_t m = 0; m < kPanels; ++m)
+      ptx::wgmma<T, kWidth, Major::mn, Major::mn>(dw[m], operand<Major::mn, kPanelBytes>(dz + m * kPanelBytes, k),
+                                                  operand<Major::mn, kPanelBytes>(h, k), true);
+  ptx::wgmma_commit_group();
+  if (a.want_db) add_bias(db, dz);
+}
+
+// Warpgroup w adds dz^T h of every tile: with two layers of layer w, with one of the rows of chain warpgroup w.
+template <class T, int kPanels> template <bool kSingle> __device__ void Block<T, kPanels>::hold_dw(uint32_t w) {
+  float dw[kPanels][kWidth / 2], db[2] = {};
+#pragma unroll
+  for (int m = 0; m < kPanels; ++m)
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) dw[m][i] = 0;
+  uint32_t n = 0;
+  for (int tile = plan().first_tile; tile < a.tiles; tile += plan().tile_step, ++n) {
+    if (kSingle) {
+      add_products<true>(dw, db, w, w, n);
+      ptx::wgmma_wait_group<0>();
+      release<true>(w, w, n, tile);
+    } else {
+      add_products<false>(dw, db, w, 0, n);
+      add_products<false>(dw, db, w, 1, n);
+      ptx::wgmma_wait_group<1>();
+      release<false>(w, 0, n, tile);
+      ptx::wgmma_wait_group<0>();
+      release<false>(w, 1, n, tile);
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kPanels; ++m) ptx::fence_registers(dw[m]);
+  // Of the two that hold the same layer one gives, so that fewer partial sums reach memory.
+  block_ends();
+  if (w == plan().giver) give(dw, db);
+  block_ends();
+  if (w == plan().giver) return;
+  store_partial(dw, db, kSingle || w == 1 ? plan().lower : plan().upper);
+}
+
+// What hold_dw() does for other warpgroups where there is no dW: above the top layer.
+template <class T, int kPanels> __device__ void Block<T, kPanels>::only_fill(uint32_t w) {
+  uint32_t n = 0;
+  for (int tile = plan().first_tile; tile < a.tiles; tile += plan().tile_step, ++n)
+    for (uint32_t r = 0; r < 2; ++r) {
+      wait_or_trap(&s.full[r][kDz + w], n & 1);
+      wait_or_trap(&s.full[r][kH + w], n & 1);
+      release<false>(w, r, n, tile);
+    }
+  block_ends();
+  block_ends();
+}
+
+// The sums of a warpgroup through the buffers of the block that takes them; a thread's by 16 bytes, 128 threads apart.
+template <class T, int kPanels>
+__device__ void Block<T, kPanels>::give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {
+  const uint32_t to = ptx::cluster_address(s.buffer, plan().taker) + threadIdx.x % 128 * 16;
+#pragma unroll
+  for (int m = 0; m < kPanels; ++m)
+#pragma unroll
+    for (int i = 0; i < kWidth / 8; ++i) {
+      const uint32_t v[4] = {__float_as_uint(dw[m][4 * i]), __float_as_uint(dw[m][4 * i + 1]),
+                             __float_as_uint(dw[m][4 * i + 2]), __float_as_uint(dw[m][4 * i + 3])};
+      ptx::cluster_store(to + (m * kWidth / 8 + i) * 2048, v);
+    }
+  const uint32_t v[4] = {__float_as_uint(db[0]), __float_as_uint(db[1]), 0, 0};
+  ptx::cluster_store(to + kPanels * kWidth / 8 * 2048, v);
+}
+// A warpgroup's sums, and those it was given.
+template <class T, int kPanels>
+__device__ void Block<T, kPanels>::store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2], int l) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int part = int(blockIdx.x) / a.cluster;
+  const uint32_t given = ptx::shared_address(s.buffer) + threadIdx.x % 128 * 16;
+  const bool adds = plan().giver != kNobody;
+  float* out = a.partial + (a.layer[l].first_part + part) * part_floats(kPanels);
+  float* to = out + (16 * warp + lane / 4) * kWidth + 2 * (lane % 4);
+  uint32_t v[4] = {};
+#pragma unroll
+  for (int m = 0; m < kPanels; ++m)
+#pragma unroll
+    for (int j = 0; j < kWidth / 8; ++j) {
+      if (adds) ptx::load_shared(v, given + (m * kWidth / 8 + j) * 2048);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        *reinterpret_cast<float2*>(to + (64 * m + 8 * i) * kWidth + 8 * j) = make_float2(
+            dw[m][4 * j + 2 * i] + __uint_as_float(v[2 * i]), dw[m][4 * j + 2 * i + 1] + __uint_as_float(v[2 * i + 1]));
+    }
+  if (!a.want_db) return;
+  if (adds) ptx::load_shared(v, given + kPanels * kWidth / 8 * 2048);
+  *reinterpret_cast<float2*>(out + kWidth * (kWidth + warp / kPanels) + warp % kPanels * kPanel + 2 * lane) =
+      make_float2(db[0] + __uint_as_float(v[0]), db[1] + __uint_as_float(v[1]));
+}
+
+// --- the chain ---
+
+// Starts acc = dz W of the layer in `slot`, panel by panel: the first is finished while the second still runs.
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::start_products(float (&acc)[kPanels][kPanel / 2], uint32_t dz,
+                                                                  uint32_t slot) {
+  const uint32_t w = ptx::shared_address(s.weight[slot]);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (uint32_t p = 0; p < kPanels; ++p) {
+#pragma unroll
+    for (uint32_t k = 0; k < kWidth; k += 16)
+      ptx::wgmma<T, kPanel, Major::k, Major::mn>(acc[p], operand<Major::k, kPanelBytes>(dz, k),
+                                                 operand<Major::mn, kPanelBytes>(w + p * kWidth * 128, k), k > 0);
+    ptx::wgmma_commit_group();
+  }
+}
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::wait_for_panel(float (&acc)[kPanels][kPanel / 2], int p) {
+  if (p + 1 < kPanels)
+    ptx::wgmma_wait_group<1>();
+  else
+    ptx::wgmma_wait_group<0>();
+  ptx::fence_registers(acc[p]);
+}
+
+// Until what this tile's step forms may be written: its buffer is free, and of kOut also what it goes to.
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::wait_for_room(uint32_t step, uint32_t r, uint32_t n) {
+  if (step == 0) {
+    wait_or_trap(&s.empty[r][kDz + 1], (n & 1) ^ 1);
+  } else if (plan().bottom) {
+    if (threadIdx.x % 128 == 0) ptx::bulk_wait_group_read<0>();
+    ptx::barrier_sync(1 + r, 128);
+  } else {
+    // Room for this one also says that the last one has been read: no other block feeds that buffer.
+    wait_or_trap(&s.room[r][plan().below_buffer], n & 1);
+  }
+}
+
+// `to` = acc . f'(h), or acc where h is 0, of one panel. Addresses of this lane's fragment.
+template <class T>
+__device__ __forceinline__ void form_dz(const float (&acc)[kPanel / 2], uint32_t h, uint32_t to, Act act) {
+  if (h == 0) {
+#pragma unroll
+    for (uint32_t b = 0; b < 4; ++b) {
+      uint32_t dz[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dz[i] = ptx::pack(T{}, acc[8 * b + 2 * i], acc[8 * b + 2 * i + 1]);
+      ptx::stmatrix(to ^ (b << 5), dz);
+    }
+    return;
+  }
+  const auto by_slopes = [&](auto f) {
+#pragma unroll
+    for (uint32_t b = 0; b < 4; ++b) {
+      uint32_t v[4];
+      float slope[8];
+      ptx::ldmatrix(v, h ^ (b << 5));
+      slopes_of<decltype(f), T>(v, slope);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        v[i] = ptx::pack(T{}, acc[8 * b + 2 * i] * slope[2 * i], acc[8 * b + 2 * i + 1] * slope[2 * i + 1]);
+      ptx::stmatrix(to ^ (b << 5), v);
+    }
+  };
+  with_slope(act, by_slopes, Activations{});
+}
+
+// What a step has written, to whoever waits for it. One thread of the warpgroup, after its barrier.
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::send(uint32_t step, uint32_t r, int tile) {
+  if (step == 0) {
+    ptx::mbarrier_arrive(&s.full[r][kDz + 1]);
+  } else if (plan().bottom) {
+#pragma unroll
+    for (int p = 0; p < kPanels; ++p)
+      ptx::tensor_store(&maps.dx, p * kPanel, tile * kTileRows + int(r) * kRows, s.buffer[r][kOut][p]);
+    ptx::bulk_commit_group();
+  } else {
+    const uint32_t below = plan().below, to = kDz + plan().below_buffer;
+    ptx::bulk_copy_to_cluster(ptx::cluster_address(s.buffer[r][to], below), s.buffer[r][kOut], kBytes,
+                              ptx::cluster_address(&s.full[r][to], below));
+  }
+}
+
+// Warpgroup r takes rows 64 r .. of every tile through this block's layers.
+template <class T, int kPanels> template <bool kSingle> __device__ void Block<T, kPanels>::run_chain(uint32_t r) {
+  // Where ldmatrix and stmatrix find columns 0 .. 15 of this warp's 16 rows.
+  const uint32_t fragment =
+      tile::swizzled<Swizzle::b128>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16, threadIdx.x % 32 / 16 * 16);
+  float acc[kPanels][kPanel / 2];
+  wait_or_trap(&s.weights_full, 0);
+  uint32_t n = 0;
+  for (int tile = plan().first_tile; tile < a.tiles; tile += plan().tile_step, ++n) {
+#pragma unroll 1
+    for (uint32_t step = kSingle ? 1 : 0; step < 2; ++step) {
+      const uint32_t b = buffer_of<kSingle>(step, n), phase = phase_of<kSingle>(n);
+      const uint32_t dz = ptx::shared_address(s.buffer[r][kDz + b]), h = ptx::shared_address(s.buffer[r][kH + b]);
+      const bool slopes = !kSingle && (step == 0 || !plan().bottom),  // a single layer is the lowest
+          forms = slopes || a.want_dx;
+      wait_or_trap(&s.full[r][kDz + b], phase);
+      if (forms) {
+        start_products(acc, dz, step);
+        wait_for_room(step, r, n);
+        wait_or_trap(&s.full[r][kH + b], phase);
+        const uint32_t to = ptx::shared_address(s.buffer[r][step == 0 ? kDz + 1 : uint32_t(kOut)]);
+#pragma unroll
+        for (int p = 0; p < kPanels; ++p) {
+          wait_for_panel(acc, p);
+          form_dz<T>(acc[p], slopes ? h + p * kPanelBytes + fragment : 0, to + p * kPanelBytes + fragment, a.act);
+        }
+        ptx::fence_proxy_async_shared();
+        ptx::barrier_sync(1 + r, 128);
+        if (threadIdx.x % 128 == 0) send(step, r, tile);
+      } else {
+        wait_or_trap(&s.full[r][kH + b], phase);
+      }
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) {
+        ptx::mbarrier_arrive(&s.empty[r][kDz + b]);
+        ptx::mbarrier_arrive(&s.empty[r][kH + b]);
+      }
+    }
+  }
+  if (threadIdx.x % 128 == 0) ptx::bulk_wait_group<0>();
+  __syncwarp();
+  block_ends();
+  block_ends();
+}
+
+// --- the kernel ---
+
+template <int kPanels> __device__ void initialise(SharedMemory<kPanels>& s) {
+  for (int r = 0; r < 2; ++r) {
+    for (int i = 0; i < kOut; ++i) {
+      ptx::mbarrier_init(&s.full[r][i], 1);
+      ptx::mbarrier_init(&s.empty[r][i], 8);  // warps: of the chain and of a dW warpgroup
+    }
+    for (uint64_t& room : s.room[r]) ptx::mbarrier_init(&room, 1);
+  }
+  ptx::mbarrier_init(&s.weights_full, 1);
+  ptx::fence_mbarrier_init();
+}
+
+template <class T, int kPanels>
+__global__ void __launch_bounds__(kThreads, 1)
+    mlp_backward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  uint32_t base = ptx::shared_address(memory);
+  asm("" : "+r"(base));  // else the compiler forms the address of the block's window anew at every access
+  auto& s = *static_cast<SharedMemory<kPanels>*>(__cvta_shared_to_generic(base));
+  Block<T, kPanels> block{s, maps, a};
+  if (threadIdx.x == 0) {
+    initialise(s);
+    block.make_plan(a.cluster > 1 ? ptx::cluster_rank() : 0);
+  }
+  __syncwarp();
+  ptx::cluster_arrive();
+  ptx::wait_for_earlier_kernels();
+  ptx::let_next_kernel_start();
+  if (threadIdx.x == 0) block.start_loading_weights();
+  __syncwarp();
+  ptx::cluster_wait();  // the barriers are ready, also the neighbours'
+  const Plan& plan = s.plan;
+  const bool single = !plan.pair && !plan.entry;
+  if (threadIdx.x % 128 == 0 && threadIdx.x < 256)
+    single ? block.template start_filling<true>(threadIdx.x / 128)
+           : block.template start_filling<false>(threadIdx.x / 128);
+  __syncwarp();
+  const bool upper_normed = plan.pair && a.layer[plan.upper].g != nullptr,
+             lower_normed = a.layer[plan.lower].g != nullptr;
+  if (plan.entry) block.form_identity();
+  if (upper_normed) block.form_weights(0);
+  if (lower_normed) block.form_weights(1);
+  if (plan.entry || upper_normed || lower_normed) {
+    ptx::fence_proxy_async_shared();
+    __syncthreads();
+  }
+  const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler then knows it for uniform
+  if (warpgroup < 2) {
+    ptx::increase_registers<kDwRegisters>();
+    if (single)
+      block.template hold_dw<true>(warpgroup);
+    else if (warpgroup == 1 || plan.pair)
+      block.template hold_dw<false>(warpgroup);
+    else
+      block.only_fill(warpgroup);
+  } else {
+    ptx::decrease_registers<kChainRegisters>();
+    single ? block.template run_chain<true>(warpgroup - 2) : block.template run_chain<false>(warpgroup - 2);
+  }
+}
+
+}  // namespace ingot::cuda::backward_sm90
