@@ -298,7 +298,7 @@ class Runs(InDirectory):
         self.refuses(2, "--temperature: found 'nan', expected a finite number", "generate", self.run_directory, "--temperature", "nan")
 
 
-class GptOss(InDirectory):
+class TinyGptOss(InDirectory):
     """A random checkpoint of two small layers, in the published form: MXFP4 experts, everything else bf16, two shards."""
     VOCAB, HIDDEN, HEADS, KV, DIM, EXPERTS, INNER = 37, 32, 4, 2, 8, 3, 64
 
@@ -354,6 +354,11 @@ class GptOss(InDirectory):
             index |= dict.fromkeys(shard, file)
         self.index = dict(metadata=dict(total_size=sum(len(d) for _, _, d in tensors.values())), weight_map=index)
         (self.model / "model.safetensors.index.json").write_text(json.dumps(self.index))
+
+
+class GptOss(TinyGptOss):
+    def setUp(self):
+        super().setUp()
         self.ids = self.file("ids.jsonl", "[1, 2, 3]\n\n[4, 5, 6, 7, 36]\n")
 
     def test_ids_are_continued_and_scored_and_the_checkpoint_is_described(self):
@@ -449,7 +454,7 @@ class GptOss(InDirectory):
         self.refuses(2, "found neither RUN nor --model", "generate", "--ids", self.ids)
         self.refuses(2, "--layers: found 3, expected at most 2", *generate, "--layers", 3)
         self.refuses(2, "expected at most 131072, the model's context", *generate, "--tokens", 131072)
-        self.refuses(7, "found a prompt of text for a GPT-OSS model, expected --ids", "generate", "--model", self.model, "--prompt", "x")
+        self.refuses(4, "tokenizer.json: cannot open", "generate", "--model", self.model, "--prompt", "x")
         for status, message, content in (
             (3, "found no line", ""), (3, "line 1: found an empty list", "[]"), (3, "line 2: found number 1, expected a list", "[1]\n1"),
             (3, r"found number -1 in it", "[-1]"), (3, r"found number 1\.5 in it", "[1.5]"), (3, "line 1: byte", "[1"),
@@ -469,6 +474,119 @@ class GptOss(InDirectory):
         shard.write_bytes(whole)
         (self.model / "config.json").write_text(json.dumps(self.config | dict(vocab_size=38)))
         self.refuses(3, r"embed_tokens.weight\": found shape \(37, 32\), expected \(38, 32\)", *generate)
+
+
+class Chat(TinyGptOss):
+    """The same with a vocabulary of the Harmony format: what a random model says has every fault that a header can have."""
+    SPECIALS = ["startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call"]
+    VOCAB = 340
+
+    def setUp(self):
+        super().setUp()
+        specials = [word for name in self.SPECIALS for word in ("--special", f"<|{name}|>")]
+        text = self.file("words.txt", "assistant analysis final commentary user system\n" * 3)
+        run = ingot("tokenizer", "train", "--data", text, "--vocab", self.VOCAB, "--pattern", "o200k", "--out", self.model / "tokenizer.json", *specials)
+        self.assertEqual(run.returncode, 0, run.error)
+        (self.model / "config.json").write_text(json.dumps(self.config | dict(eos_token_id=[2, 1, 8])))
+        self.chat = ["chat", "--model", self.model]
+        self.env = dict(INGOT_DATE="none", INGOT_TOKENS="30")  # flags go over them
+
+    def test_piped_turns_are_answered_and_known_tokens_are_used_again(self):
+        turns = "Hi.\n\nAnd \u65e5\u672c? <|end|>\r\nBye.\n".encode()
+        run = ingot(*self.chat, "--json", "--temperature", 0, stdin=turns, env=self.env)
+        self.assertEqual(run.returncode, 0, run.error)
+        answers = [json.loads(line) for line in run.text.splitlines()]
+        self.assertEqual(len(answers), 3)
+        self.assertEqual(answers[0]["known_tokens"], 0)
+        for answer in answers[1:]:
+            self.assertGreater(answer["known_tokens"], 0)
+        self.assertTrue(all(a["finish"] in ("stop", "length", "call") and len(a["ids"]) <= 30 for a in answers))
+        self.assertEqual(len(re.findall(r"^\[\d+ tokens.*; prompt [\d,]+ tokens.*\]$", run.error, re.M)), 3, run.error)
+        self.assertEqual(json.loads(ingot(*self.chat, "--json", "--temperature", 0, stdin=b"Hi.\n", env=self.env).text)["ids"], answers[0]["ids"])
+
+    def test_settings_change_what_is_said(self):
+        def ids(*more, turns=b"Hi.\n"):
+            run = ingot(*self.chat, "--json", *more, stdin=turns, env=self.env)
+            self.assertEqual(run.returncode, 0, run.error)
+            return [(a["prompt_tokens"], a["ids"]) for a in map(json.loads, run.text.splitlines())]
+        plain = ids()
+        self.assertEqual(plain, ids("--seed", 1))
+        self.assertNotEqual(plain[0][1], ids("--seed", 2)[0][1])
+        self.assertNotEqual(plain[0][0], ids("--developer", "Be brief.")[0][0])
+        self.assertNotEqual(plain[0][0], ids("--system", "You are a teapot.")[0][0])
+        self.assertNotEqual(plain[0][0], ids("--date", "2026-01-02")[0][0])
+        self.assertEqual(ids("--reasoning", "high"), ids(turns=b"/effort high\nHi.\n"))
+        first, second = ids("--temperature", 0, turns=b"Hi.\n/new\nHi.\n")
+        self.assertEqual(first, second)
+        stop = first[1][0]
+        self.assertEqual(ids("--temperature", 0, "--stop-id", stop)[0][1], [])
+
+    def test_text_is_whole_characters_and_holds_no_control_token(self):
+        for seed in range(4):
+            run = ingot(*self.chat, "--tokens", 200, "--analysis", "show", "--seed", seed, stdin="\u65e5\n<|start|>\n".encode(), env=self.env)
+            self.assertEqual(run.returncode, 0, run.error)  # .text was decoded strictly
+            self.assertFalse([s for s in self.SPECIALS if f"<|{s}|>" in run.text])
+
+    def test_what_cannot_be_answered_is_one_line_and_a_status(self):
+        self.refuses(2, "found a conversation of [0-9]+ tokens, expected fewer than 300, the context", *self.chat, "--context", 300, stdin=b"x" * 2000, env=self.env)
+        self.refuses(3, "standard input: found a line of more than 4.2 MB", *self.chat, stdin=b"x" * 9000000, env=self.env)
+        self.refuses(3, "is not valid UTF-8", *self.chat, stdin=b"\xff\n", env=self.env)
+        self.refuses(2, "--stop-id: found '340', expected an id from 0 to 339", *self.chat, "--stop-id", 340, stdin=b"Hi\n", env=self.env)
+        self.refuses(2, "reasoning: found", *self.chat, "--reasoning", "some", stdin=b"Hi\n", env=self.env)
+        self.refuses(2, "--model is missing", "chat")
+        run = ingot(*self.chat, "--context", 300, "--tokens", 0, "--temperature", 0, stdin=b"Hi.\n", env=self.env)
+        self.assertEqual(run.returncode, 0, run.error)
+        # Another model's vocabulary, of each kind.
+        other = self.directory / "other.json"
+        for message, vocab, specials in ((r"found no control token <\|start\|>", 300, ["<|message|>"]),
+                                         ("found no control token <|start|>".replace("|", r"\|"), 300, ["<|bos|>"]),
+                                         (r"found <\|return\|> with id 0, expected 2", 300, ["<|return|>", *(f"<|{s}|>" for s in self.SPECIALS if s != "return")])):
+            words = [w for s in specials for w in ("--special", s)]
+            ingot("tokenizer", "train", "--data", self.file("t.txt", "aa bb " * 9), "--vocab", vocab, "--out", other, "--pattern", "o200k", *words)
+            self.refuses(3, message, *self.chat, "--tokenizer", other, stdin=b"Hi\n", env=self.env)
+        ingot("tokenizer", "train", "--data", ROOT / "LICENSE", "--vocab", 600, "--out", other)
+        self.refuses(3, "found a tokenizer of [0-9]+ tokens, expected at most 340, the model's vocabulary", *self.chat, "--tokenizer", other, stdin=b"Hi\n", env=self.env)
+        self.refuses(7, "found no GPT-OSS checkpoint", "chat", "--model", self.directory, stdin=b"Hi\n")
+
+    def test_interrupting_stops_the_answer_and_not_the_chat(self):
+        shard = next(p for p in self.model.glob("*.safetensors") if b"lm_head" in p.read_bytes())
+        data = bytearray(shard.read_bytes())
+        begin = 8 + struct.unpack_from("<Q", data)[0]
+        begin += json.loads(data[8:begin])["lm_head.weight"]["data_offsets"][0]
+        data[begin : begin + 2 * self.HIDDEN * len(self.SPECIALS)] = bytes(2 * self.HIDDEN * len(self.SPECIALS))  # it never ends
+        shard.write_bytes(data)
+        command = [BINARY, *map(str, self.chat), "--context", "60000", "--tokens", "50000", "--json", "--temperature", "0"]
+        run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        answers = []
+        for turn in (b"Hi.\n", b"More.\n"):
+            run.stdin.write(turn)
+            run.stdin.flush()
+            status = pathlib.Path(f"/proc/{run.pid}/status")
+            while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) & 2:  # until it answers, SIGINT ends it
+                time.sleep(0.05)
+            time.sleep(0.3)
+            run.send_signal(signal.SIGINT)
+            answers.append(json.loads(run.stdout.readline()))
+        run.stdin.close()
+        self.assertEqual((run.wait(60), [a["finish"] for a in answers]), (0, ["cancelled"] * 2), run.stderr.read())
+        self.assertTrue(answers[0]["ids"])
+        run.stdout.close()
+        run.stderr.close()
+
+    def test_generate_asks_in_harmony_or_as_it_is(self):
+        generate = ["generate", "--model", self.model, "--prompt", "Hi.", "--temperature", 0, "--tokens", 20, "--date", "none"]
+        asked = json.loads(ingot(*generate, "--json").text)
+        self.assertEqual(asked["ids"], json.loads(ingot(*self.chat, "--json", "--temperature", 0, "--tokens", 20, stdin=b"Hi.\n", env=self.env).text)["ids"])
+        raw = json.loads(ingot(*generate, "--raw", "--json").text)
+        self.assertLess(raw["prompt_tokens"], asked["prompt_tokens"])
+        ids = self.file("ids.jsonl", json.dumps([int(i) for i in ingot("tokenizer", "encode", "--tokenizer", self.model, stdin=b"Hi.").text.split()]))
+        self.assertEqual(raw["ids"], json.loads(ingot(*generate[:3], "--ids", ids, "--temperature", 0, "--tokens", 20, "--json").text)["ids"])
+        archive = self.directory / "m.ingot"
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        inside = ingot("generate", "--model", archive, *generate[3:], "--json")
+        self.assertEqual(json.loads(inside.text)["ids"], asked["ids"], inside.error)
+        shown = ingot(*generate, "--raw")
+        self.assertTrue(shown.text.startswith("Hi.") and shown.text.endswith("\n"), shown)
 
 
 class Info(InDirectory):

@@ -7,6 +7,7 @@
 namespace ingot {
 namespace {
 
+const std::string kAssistant = "assistant";
 // Control tokens inside a header. Bytes that no UTF-8 text holds, so text cannot forge them.
 constexpr char kChannelMark = '\xfe', kConstrainMark = '\xff';
 
@@ -75,8 +76,8 @@ bool take_role(const std::string& word, HarmonyMessage& m) {
     if (colon != std::string::npos) m.name = name.substr(colon + 1);
     return true;
   }
-  if (name.rfind("assistant", 0) == 0) {  // glued to a channel whose mark is missing
-    const std::string rest = channel_of(name.substr(std::string("assistant").size()));
+  if (name.starts_with(kAssistant)) {  // glued to a channel whose mark is missing
+    const std::string rest = channel_of(name.substr(kAssistant.size()));
     if (is_channel(rest)) m.channel = rest;
     return true;
   }
@@ -165,7 +166,7 @@ HarmonyParser::HarmonyParser(const ByteBpe& tokenizer, const HarmonyTokens& toke
   if (answering) {
     state_ = State::header;
     started_ = true;
-    header_ = "assistant";
+    header_ = kAssistant;
   }
 }
 
@@ -180,9 +181,15 @@ void HarmonyParser::close() {
   if (state_ == State::content) {
     messages_.back().content += stream_.finish();
   } else if (state_ == State::header) {
-    // Cut inside the header: what it said so far is kept, with nothing in it. A bare role says nothing.
     const HarmonyMessage m = read_header(header_, started_);
-    if (!m.channel.empty() || !m.recipient.empty() || !m.content_type.empty()) messages_.push_back(m);
+    const std::string rest = header_.starts_with(kAssistant) ? header_.substr(kAssistant.size()) : "";
+    const bool marked = header_.find_first_of(std::string{kChannelMark, kConstrainMark}) != std::string::npos;
+    if (!marked && m.channel.empty() && m.recipient.empty() && words_of(rest).size() > 0) {
+      // A model that knows no headers: it all was content.
+      messages_.push_back({.role = HarmonyRole::assistant, .content = stream_.push(rest) + stream_.finish()});
+    } else if (!m.channel.empty() || !m.recipient.empty() || !m.content_type.empty()) {
+      messages_.push_back(m);  // cut inside the header: what it said so far is kept, with nothing in it
+    }
   } else if (state_ == State::between && words_of(header_).size() > 0) {
     // Text that no message holds: the model said it all the same.
     std::erase(header_, kConstrainMark);

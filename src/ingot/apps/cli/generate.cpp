@@ -4,8 +4,10 @@
 #include <algorithm>
 
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/conversation.h"
 #include "ingot/apps/cli/models.h"
 #include "ingot/apps/cli/runs.h"
+#include "ingot/core/log.h"
 #include "ingot/io/json.h"
 
 namespace ingot::cli {
@@ -15,7 +17,8 @@ struct GenerateCommand {
   std::string run, model, prompt, file, ids;
   int64_t tokens = 200, seed = 1, layers = 0;
   SamplingOptions sampling;
-  bool only_new = false, past_end = false, json = false;
+  ConversationOptions conversation;
+  bool only_new = false, past_end = false, json = false, raw = false;
 };
 
 OrderedJson report_of(const Answer& a) {
@@ -52,15 +55,70 @@ void generate_ids(const GenerateCommand& o) {
   }
 }
 
+// A prompt as the user's turn of a conversation; prints the answer.
+void answer(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const std::string& prompt) {
+  const std::vector<HarmonyMessage> opening = opening_of(o.conversation);
+  std::vector<HarmonyMessage> asked = opening;
+  asked.push_back({.role = HarmonyRole::user, .content = prompt});
+  const size_t length = encode_harmony(render_harmony_prompt(asked), *v.bpe, *v.harmony).size();
+  const OpenedModel model = open_model(path, int64_t(length) + std::max<int64_t>(1, o.tokens), o.layers);
+  HarmonyChat chat(*model.decoder, *v.bpe, *v.harmony, opening);
+  Interrupt interrupt;
+  AnswerPrinter printer(false);
+  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  options.cancelled = [&] { return interrupt.asked(); };
+  const HarmonyTurn turn = chat.say(prompt, options, [&](const HarmonyMessage& m, std::string_view text) {
+    if (!o.json) printer.show(m, text);
+  });
+  if (o.json)
+    write_out(write_json(cli::report_of(turn)) + "\n");
+  else
+    printer.end();
+  if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+  const std::string ending = ending_line(turn, model.decoder->context(), o.tokens);
+  log_info("[", speed_line(turn.answer), ending.empty() ? "" : "; ", ending, "]");
+}
+
+// A prompt as it is, and how the model goes on.
+void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const std::string& prompt) {
+  const std::vector<int32_t> ids = v.bpe->encode(prompt);
+  const OpenedModel model = open_model(path, int64_t(ids.size()) + o.tokens, o.layers);
+  Session session(*model.decoder);
+  Interrupt interrupt;
+  Utf8Stream stream;
+  SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
+  if (!o.past_end) options.stop_ids = model.end_ids;
+  options.cancelled = [&] { return interrupt.asked(); };
+  std::string last = prompt;
+  const auto show = [&](const std::string& text) {
+    if (!o.json) write_out(text);
+    if (!text.empty()) last = text;
+  };
+  options.on_token = [&](int32_t id) {  // control tokens, and ids that the tokenizer has no name for, stand for no text
+    show(stream.push(id < v.bpe->vocab_size() ? v.bpe->decode({&id, 1}) : ""));
+    return true;
+  };
+  if (!o.only_new) show(prompt);
+  const Answer answer = session.generate(ids, options);
+  show(stream.finish());
+  if (o.json)
+    write_out(write_json(report_of(answer)) + "\n");
+  else if (!last.ends_with('\n'))
+    write_out("\n");
+  if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+}
+
 void generate(const GenerateCommand& o) {
   if (!o.ids.empty()) return generate_ids(o);
   const std::string path = chosen_model(o.run, o.model);
-  if (o.json || o.layers > 0) fail(ErrorCode::usage, "found --json or --layers without --ids, expected both");
-  if (is_gpt_oss(path))
-    fail(ErrorCode::unsupported, path, ": found a prompt of text for a GPT-OSS model, expected --ids");
   if (!o.prompt.empty() && !o.file.empty()) fail(ErrorCode::usage, "found --prompt and --file, expected one of them");
   std::string prompt = o.prompt;
   if (!o.file.empty() || (prompt.empty() && isatty(STDIN_FILENO) == 0)) prompt = read_input(o.file);
+  if (is_gpt_oss(path)) {
+    const Vocabulary v = load_vocabulary(path, o.conversation.tokenizer, read_gpt_oss_config(path), false);
+    return v.harmony && !o.raw ? answer(o, path, v, prompt) : go_on(o, path, v, prompt);
+  }
+  if (o.json || o.layers > 0) fail(ErrorCode::usage, "found --json or --layers without --ids, expected both");
   const TrainedModel model = load_trained(path);
   Generator generator(model.config.model, model.weights, model.looping, products_of(model.config.train));
   Interrupt interrupt;
@@ -87,19 +145,19 @@ void add_generate(Command& root) {
   c.text("--file FILE", o->file, "a file with the beginning");
   c.text("--ids FILE", o->ids, "instead of text: one JSON list of token ids a line; prints such lists");
   c.integer("--tokens N", o->tokens, 0, 1 << 30, "most tokens to add (default: 200)");
-  c.number("--temperature X", o->sampling.temperature, 0, 100, "0 takes the likeliest token each time (default: 1)");
-  c.integer("--top-k N", o->sampling.top_k, 0, 1 << 30, "draw among the N likeliest; 0: all (default: 0)");
-  c.number("--top-p X", o->sampling.top_p, 1e-9, 1, "draw among the likeliest that together reach X (default: 1)");
-  c.number("--min-p X", o->sampling.min_p, 0, 0.999999,
-           "drop tokens less than X times as likely as the likeliest (default: 0)");
+  add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
   c.integer("--layers N", o->layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
-  c.flag("--json", o->json, "with --ids: one JSON object a line, with the reason it ended and the times");
+  add_options(c, o->conversation);
+  c.flag("--raw", o->raw, "continue the prompt of a GPT-OSS model as it is, not as a user's turn in its format");
+  c.flag("--json", o->json,
+         "with --ids or a GPT-OSS model: one JSON object a line, with the reason it ended and the times");
   c.flag("--past-end", o->past_end, "go on where the model ends its document");
   c.examples(R"(  ingot generate runs/a --prompt "ROMEO:" --tokens 200 --temperature 0.8 --seed 1
   echo -n "template <class T>" | ingot generate runs/a --top-p 0.9
   ingot generate runs/a --prompt "The" --temperature 0
+  ingot generate --model gpt-oss-20b --prompt "What is 2 + 2?" --reasoning low
   ingot generate --model gpt-oss-20b --ids prompts.jsonl --tokens 32 --temperature 0 --json)");
   c.run([o] { generate(*o); });
 }

@@ -33,7 +33,7 @@ Interrupt::~Interrupt() {
   sigaction(SIGINT, &old_int_, nullptr);
   sigaction(SIGTERM, &old_term_, nullptr);
 }
-bool Interrupt::asked() const { return interrupted_by != 0; }
+int Interrupt::signal() const { return interrupted_by; }
 
 std::string status_line(const TrainStatus& s) {
   return "step " + std::to_string(s.step) + "/" + std::to_string(s.steps) + "  loss " + fixed(s.loss, 3) + "  " +

@@ -21,7 +21,8 @@ class Interrupt {
  public:
   Interrupt();
   ~Interrupt();
-  bool asked() const;
+  bool asked() const { return signal() != 0; }
+  int signal() const;  // SIGINT or SIGTERM, or 0
 
  private:
   struct sigaction old_int_, old_term_;

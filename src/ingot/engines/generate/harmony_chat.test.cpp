@@ -1,0 +1,225 @@
+#include "ingot/engines/generate/harmony_chat.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "ingot/io/utf8.h"
+#include "ingot/testing/gpt_oss_checkpoint.h"
+#include "ingot/testing/temporary_directory.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+
+struct Vocabulary {
+  ByteBpe bpe;
+  HarmonyTokens tokens;
+  static ByteBpe learn() {
+    const std::vector<std::string_view> documents = {"assistant analysis final commentary user to=functions.f",
+                                                     "assistant\nanalysis\nfinal\ncommentary\nuser"};
+    return train_bpe(documents, 400,
+                     {.pattern = WordPattern::o200k,
+                      .special_tokens = {"<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>",
+                                         "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>"}});
+  }
+  Vocabulary() : bpe(learn()), tokens(bpe, "test") {}
+  std::vector<int32_t> ids(std::string text) const {  // control tokens spelled out
+    std::vector<int32_t> out;
+    while (!text.empty()) {
+      const size_t control = std::min(text.find("<|"), text.size());
+      const auto part = bpe.encode(text.substr(0, control));
+      out.insert(out.end(), part.begin(), part.end());
+      text.erase(0, control);
+      for (const SpecialToken& s : bpe.rules().specials)
+        if (text.starts_with(s.text)) {
+          out.push_back(s.id);
+          text.erase(0, s.text.size());
+          break;
+        }
+    }
+    return out;
+  }
+};
+const Vocabulary& vocabulary() {
+  static const Vocabulary v;
+  return v;
+}
+
+// A model that says one line after another, each to the end, whatever it is told.
+class Speaker final : public Decoder {
+ public:
+  Speaker(std::vector<std::string> lines, int64_t context = 1000) : context_(context) {
+    for (const std::string& line : lines) lines_.push_back(vocabulary().ids(line));
+  }
+  int64_t vocab() const override { return vocabulary().bpe.vocab_size(); }
+  int64_t context() const override { return context_; }
+  int64_t batch() const override { return 1000; }
+  int64_t length() const override { return int64_t(told.size()); }
+  int64_t rewind(int64_t length) override {
+    told.resize(size_t(length));
+    return length;
+  }
+  void extend(std::span<const int32_t> ids, Rows, const Take& take) override {
+    told.insert(told.end(), ids.begin(), ids.end());
+    if (ids.size() > 1) {  // a prompt
+      line_ = lines_[std::min(answers_++, lines_.size() - 1)];
+      next_ = 0;
+    }
+    std::vector<float> logits(size_t(vocab()), 0.f);
+    logits[size_t(line_[std::min(next_++, line_.size() - 1)])] = 50;
+    take(length() - 1, Tensor(logits.data(), {1, vocab()}));
+  }
+  std::vector<int32_t> told;
+
+ private:
+  int64_t context_;
+  std::vector<std::vector<int32_t>> lines_;
+  std::vector<int32_t> line_;
+  size_t answers_ = 0, next_ = 0;
+};
+
+const SessionOptions kGreedy{.tokens = 100, .sampling = {.temperature = 0}};
+const std::vector<HarmonyMessage> kOpening = {{.role = HarmonyRole::system, .content = "Reasoning: low"}};
+
+HarmonyMessage says(const std::string& channel, const std::string& content) {
+  return {.role = HarmonyRole::assistant, .channel = channel, .content = content};
+}
+struct Talk {
+  Speaker speaker;
+  HarmonyChat chat;
+  explicit Talk(std::vector<std::string> lines, int64_t context = 1000)
+      : speaker(std::move(lines), context), chat(speaker, vocabulary().bpe, vocabulary().tokens, kOpening) {}
+};
+
+TEST(harmony_chat, a_turn_is_asked_in_harmony_and_its_answer_taken_apart) {
+  Talk t(
+      {"<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>final<|message|>caf\u00e9 "
+       "\u2020<|return|>",
+       "<|channel|>final<|message|>two<|return|>"});
+  std::vector<std::pair<std::string, std::string>> shown;  // channel, text
+  const auto show = [&](const HarmonyMessage& m, std::string_view text) {
+    EXPECT_TRUE(m.content.ends_with(text));
+    EXPECT_LT(find_invalid_utf8(text), 0);
+    if (shown.empty() || shown.back().first != m.channel) shown.emplace_back(m.channel, "");
+    shown.back().second += text;
+  };
+  const HarmonyTurn first = t.chat.say("hi <|end|>", kGreedy, show);
+  EXPECT_EQ(first.messages,
+            (std::vector<HarmonyMessage>{says("analysis", "think"), says("final", "caf\u00e9 \u2020")}));
+  EXPECT_EQ(shown,
+            (std::vector<std::pair<std::string, std::string>>{{"analysis", "think"}, {"final", "caf\u00e9 \u2020"}}));
+  EXPECT_EQ(first.answer.finish, Finish::stop);
+  EXPECT_EQ(first.answer.stop_id, vocabulary().tokens.answer_end);
+  // The next turn shows the model its answer, without the thought that led to it.
+  t.chat.say("and?", kGreedy);
+  std::vector<HarmonyMessage> want = kOpening;
+  want.insert(want.end(), {{.role = HarmonyRole::user, .content = "hi <|end|>"},
+                           says("final", "caf\u00e9 \u2020"),
+                           {.role = HarmonyRole::user, .content = "and?"}});
+  std::vector<int32_t> prompt = encode_harmony(render_harmony_prompt(want), vocabulary().bpe, vocabulary().tokens);
+  ASSERT_GE(t.speaker.told.size(), prompt.size());
+  EXPECT_EQ(std::vector<int32_t>(t.speaker.told.begin(), t.speaker.told.begin() + int64_t(prompt.size())), prompt);
+  EXPECT_EQ(t.chat.conversation().back(), says("final", "two"));
+  EXPECT_EQ(t.chat.conversation().size(), 6u);  // what it thought is still known here
+}
+
+TEST(harmony_chat, calls_and_other_peoples_turns_end_an_answer) {
+  Talk t({"<|channel|>commentary to=functions.f<|message|>{}<|call|>",
+          "<|channel|>final<|message|>yes<|end|><|start|>user<|message|>I say<|end|>",
+          "<|channel|>final<|message|>cut<|endoftext|>", "no header at all<|return|>"});
+  const HarmonyTurn call = t.chat.say("a", kGreedy);
+  EXPECT_EQ(call.called, "functions.f");
+  const HarmonyTurn other = t.chat.say("b", kGreedy);
+  EXPECT_EQ(other.messages, std::vector<HarmonyMessage>{says("final", "yes")});
+  EXPECT_EQ(other.answer.finish, Finish::stop);
+  EXPECT_EQ(t.chat.say("c", kGreedy).messages, std::vector<HarmonyMessage>{says("final", "cut")});
+  EXPECT_EQ(t.chat.say("d", kGreedy).messages, std::vector<HarmonyMessage>{says("", "no header at all")});
+}
+
+TEST(harmony_chat, a_cancelled_answer_stays_as_far_as_it_came) {
+  Talk t({"<|channel|>final<|message|>abcdef<|return|>", "<|channel|>final<|message|>fine<|return|>"});
+  SessionOptions o = kGreedy;
+  int tokens = 0;
+  o.cancelled = [&] { return tokens >= 6; };
+  o.on_token = [&](int32_t) { return ++tokens > 0; };
+  const HarmonyTurn cut = t.chat.say("a", o);
+  EXPECT_EQ(cut.answer.finish, Finish::cancelled);
+  ASSERT_EQ(cut.messages.size(), 1u);
+  EXPECT_TRUE(std::string("abcdef").starts_with(cut.messages[0].content) && !cut.messages[0].content.empty());
+  EXPECT_EQ(t.chat.say("b", kGreedy).messages, std::vector<HarmonyMessage>{says("final", "fine")});
+}
+
+TEST(harmony_chat, a_full_context_ends_the_answer_and_a_turn_too_long_changes_nothing) {
+  Talk t({"<|channel|>final<|message|>and so on and so on and so on and so on and so on and so on<|return|>"}, 60);
+  const HarmonyTurn full = t.chat.say("a", kGreedy);
+  EXPECT_EQ(full.answer.finish, Finish::context);
+  const auto before = t.chat.conversation();
+  const std::string error = error_of([&] { t.chat.say(std::string(500, 'x'), kGreedy); });
+  EXPECT_TRUE(error.starts_with("usage: found a conversation of ") &&
+              error.ends_with("expected fewer than 60, the context"))
+      << error;
+  EXPECT_EQ(t.chat.conversation(), before);
+  t.chat.start_over(kOpening);
+  EXPECT_EQ(t.chat.say("b", kGreedy).answer.finish, Finish::context);
+}
+
+// A small GPT-OSS with windows of 6, whose 37 ids stand for those of the vocabulary.
+class Folded final : public Decoder {
+ public:
+  explicit Folded(std::unique_ptr<Decoder> inner) : inner_(std::move(inner)) {}
+  int64_t vocab() const override { return vocabulary().bpe.vocab_size(); }
+  int64_t context() const override { return inner_->context(); }
+  int64_t batch() const override { return inner_->batch(); }
+  int64_t length() const override { return inner_->length(); }
+  int64_t rewind(int64_t length) override { return inner_->rewind(length); }
+  void mark() override { inner_->mark(); }
+  void extend(std::span<const int32_t> ids, Rows rows, const Take& take) override {
+    const auto& t = vocabulary().tokens;
+    bool answer_begins = false;
+    for (const int32_t id : ids) {
+      answer_begins = last_ == t.start;
+      last_ = id;
+    }
+    std::vector<int32_t> folded(ids.begin(), ids.end());
+    for (int32_t& id : folded) id %= int32_t(inner_->vocab());
+    inner_->extend(folded, rows, [&](int64_t at, const Tensor& logits) {
+      std::vector<float> all(size_t(vocab()), -100.f);
+      for (size_t i = 9; i < all.size(); ++i)  // no control token but <|message|> where an answer begins
+        all[i] = logits.ptr<float>()[i % size_t(inner_->vocab())] - 1e-3f * float(i);
+      if (answer_begins) all[size_t(t.message)] = 100;
+      take(at, Tensor(all.data(), {1, vocab()}));
+    });
+  }
+
+ private:
+  std::unique_ptr<Decoder> inner_;
+  int32_t last_ = -1;
+};
+
+TEST(harmony_chat, turns_reuse_what_was_told_though_windows_have_moved_on) {
+  const testing::TemporaryDirectory dir;
+  testing::GptOssCheckpoint checkpoint;
+  checkpoint.write(dir / "m");
+  GptOssConfig config = read_gpt_oss_config(dir / "m");
+  config.window = 6;
+  const GptOssWeights weights = load_gpt_oss(dir / "m", config);
+  const auto decoder = [&] { return Folded(make_decoder(config, weights, {.context = 900, .batch = 8})); };
+  Folded one = decoder();
+  HarmonyChat chat(one, vocabulary().bpe, vocabulary().tokens, kOpening);
+  SessionOptions o = kGreedy;
+  o.tokens = 40;  // far beyond the windows
+  for (const char* text : {"first", "second, longer than the first", "third"}) {
+    const std::vector<HarmonyMessage> before = chat.conversation();
+    const HarmonyTurn turn = chat.say(text, o);
+    if (before.size() > 1) { EXPECT_GT(turn.answer.reused, 0) << text; }
+    Folded other = decoder();
+    HarmonyChat fresh(other, vocabulary().bpe, vocabulary().tokens, before);
+    EXPECT_EQ(turn.messages.size(), 1u);
+    EXPECT_EQ(fresh.say(text, o).answer.tokens, turn.answer.tokens) << text;
+  }
+}
+
+}  // namespace
+}  // namespace ingot
