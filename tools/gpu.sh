@@ -4,7 +4,8 @@
 #   build     the library, its tests, the ingot binary and libingot_bench.so
 #   test      the tests labelled gpu
 #   cpu-test  every other test, once per level of vector code that this CPU has
-#   rmsnorm   the benchmark beside PyTorch, and beside the origin where INGOT_ORIGINS (default .origins) holds its source
+#   rmsnorm   forward and backward beside PyTorch, the origin where INGOT_ORIGINS (default .origins) holds its source, and Liger-Kernel
+#             (as below)
 #   rope, gate  rotary embeddings; the gate of SwiGLU and the activations, beside PyTorch, and Liger-Kernel where it is installed or
 #             INGOT_LIGER (default: in .whl) names its wheel
 #   mlp       whole MLPs, forward and training steps, beside PyTorch and the origin mlp-megakernel where INGOT_ORIGINS holds it
@@ -78,7 +79,7 @@ for stage in "${stages[@]}"; do
       for level in $(cpu_levels); do
         GTEST_FILTER='-*Cuda.*' INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
       done ;;
-    rmsnorm) step rmsnorm 480 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so "${origin[@]}" ;;
+    rmsnorm) step rmsnorm 480 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so "${origin[@]}" ${liger:+--liger "$liger"} ;;
     rope | gate) step "$stage" 480 python3 "bench/peers/gpu_$stage.py" --native $build/libingot_bench.so ${liger:+--liger "$liger"} ;;
     mlp) step mlp 560 python3 bench/peers/gpu_mlp.py --native $build/libingot_bench.so "${mlp_origin[@]}" ${INGOT_MLP_ARGS:-} ;;
     python)

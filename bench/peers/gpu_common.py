@@ -56,7 +56,7 @@ def captured(call, calls, on=None):
     with torch.cuda.graph(graph, stream=on):
         for i in range(calls):
             kept.append(call(i))
-    graph.kept = kept
+    graph.kept = kept, call  # with what a backward pass finds saved
     return graph.replay, kept, graph
 
 

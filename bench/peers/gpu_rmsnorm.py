@@ -1,7 +1,11 @@
-"""RMSNorm forward on a GPU: Ingot's shipped entry point beside PyTorch eager, torch.compile and, where its source is given, the
-origin (MGRrmsnorm). Writes bench/results/<gpu>/rmsnorm.json.
+"""RMSNorm on a GPU, forward and backward: Ingot's shipped entry points beside PyTorch eager, torch.compile, Liger-Kernel (Triton) and,
+where its source is given, the origin (MGRrmsnorm). Writes bench/results/<gpu>/rmsnorm.json.
 
-    python3 bench/peers/gpu_rmsnorm.py --native build/cuda/libingot_bench.so [--origin MGRrmsnorm/src] [--sweep FILE] [--quick]
+    python3 bench/peers/gpu_rmsnorm.py --native build/cuda/libingot_bench.so [--origin MGRrmsnorm/src] [--liger WHEEL]
+                                       [--sweep FILE] [--only TEXT] [--quick]
+
+Backward passes are timed alone, with random upstream gradients: dx, and dw where there is a weight. Liger's and the origin's leave
+what the others do not: the first writes dx over dy, which therefore changes from replay to replay; the second adds dw up in 16 bits.
 """
 import argparse
 import ctypes
@@ -9,11 +13,13 @@ import dataclasses
 import json
 import pathlib
 import subprocess
+import time
 
 import torch
 import torch.nn.functional as F
 
-from gpu_common import DTYPES, Native, captured, ceilings, gpu_state, interleaved, pointer, stream, write_report
+from gpu_common import (DTYPES, Native, backward_of, captured, ceilings, gpu_state, import_liger, interleaved, pointer, relative_error, stream,
+                        write_report)
 
 EPS = 1e-5
 
@@ -23,126 +29,193 @@ class Case:
     rows: int
     cols: int
     dtype: str = "bf16"
+    backward: bool = False
     weight: bool = True
-    residual: bool = False
+    residual: bool = False  # forward: x + residual is normalised and kept; backward: a gradient reaches that sum from elsewhere too
 
     @property
     def name(self):
-        return "RMSNorm" + (" + residual" if self.residual else "") + ("" if self.weight else ", no weight")
+        return "RMSNorm" + (" + residual" if self.residual else "") + ("" if self.weight else ", no weight") + (", backward" if self.backward else "")
 
     @property
-    def size(self):
-        return self.rows * self.cols * DTYPES[self.dtype].itemsize
+    def shape(self):
+        return [self.rows, self.cols]
 
     @property
     def bytes(self):
-        return self.size * (4 if self.residual else 2) + (self.cols * DTYPES[self.dtype].itemsize if self.weight else 0)
+        tensors = (3 if self.backward else 2) + (1 if self.backward else 2) * self.residual
+        return (tensors * self.rows + self.weight) * self.cols * DTYPES[self.dtype].itemsize + 4 * self.rows * self.backward  # rstd is read
 
 
-CASES = [
-    Case(64, 4096), Case(512, 4096), Case(4096, 4096), Case(4096, 4096, "f16"), Case(32768, 4096), Case(32768, 4096, "f16"),
-    Case(32768, 4096, residual=True), Case(16384, 4096, "f32"), Case(786432, 64), Case(786432, 128), Case(131072, 256),
-    Case(98304, 512, weight=False), Case(65536, 1024), Case(32768, 2048), Case(32768, 2880), Case(16384, 8192), Case(8192, 16384),
-    Case(4096, 32768), Case(2048, 65536), Case(2048, 65536, "f32"),
-]
+FORWARD = [(64, 4096), (512, 4096), (4096, 4096), (32768, 4096), (16384, 4096, "f32"), (786432, 64), (786432, 128), (131072, 256), (65536, 1024),
+           (32768, 2880), (8192, 16384), (2048, 65536), (2048, 65536, "f32")]
+# torch.compile takes 10 to 30 s to tune one backward pass.
+BACKWARD = [(4096, 4096), (32768, 4096), (16384, 4096, "f32"), (65536, 1024), (8192, 16384), (2048, 65536)]
+CASES = ([Case(*s) for s in FORWARD] + [Case(32768, 4096, residual=True), Case(98304, 512, weight=False)]
+         + [Case(*s, backward=True) for s in BACKWARD] + [Case(32768, 4096, backward=True, residual=True)])
 
 
 class Buffers:
-    """Enough inputs that a replay never finds one in L2, an output for each call; weights are not rotated."""
+    """Enough inputs that a replay never finds one in L2, outputs of its own for each call; weights are not rotated."""
 
-    def __init__(self, case, l2_bytes):
+    def __init__(self, case, native, l2_bytes):
         self.case = case
         wanted = -(-3 * l2_bytes // case.bytes)
         self.sets = int(min(max(2, wanted), 200))
         self.cached = self.sets < wanted
         self.calls = max(20, self.sets)
         dtype = DTYPES[case.dtype]
-        self.x = [torch.randn(case.rows, case.cols, device="cuda", dtype=dtype) for _ in range(self.sets)]
-        self.r = [torch.randn_like(x) for x in self.x] if case.residual else None
+        new = lambda: torch.randn(case.rows, case.cols, device="cuda", dtype=dtype)  # noqa: E731
+        empty = lambda: torch.full((case.rows, case.cols), float("nan"), device="cuda", dtype=dtype)  # noqa: E731
+        self.x = [new() for _ in range(self.sets)]
         self.w = torch.randn(case.cols, device="cuda", dtype=dtype) * 0.5 + 1 if case.weight else None
-        self.y = [torch.full_like(self.x[0], float("nan")) for _ in range(self.calls)]
-        self.s = [torch.full_like(self.x[0], float("nan")) for _ in range(self.calls)] if case.residual else None
+        self.r = [new() for _ in range(self.sets)] if case.residual else None  # or what reaches the sum
+        self.y = [empty() for _ in range(self.calls)]                          # or dx
+        self.s = [empty() for _ in range(self.calls)] if case.residual and not case.backward else None
+        if case.backward:
+            self.dy = [new() for _ in range(self.sets)]
+            self.rstd = [rstd_of(x) for x in self.x]
+            self.dw = torch.zeros(case.cols, device="cuda") if case.weight else None
+            size = (ctypes.c_int64 * 1)()
+            native.rmsnorm_workspace(case.dtype.encode(), case.rows, case.cols, size)
+            self.workspace = torch.empty(size[0], device="cuda", dtype=torch.uint8)
 
     def ours(self, native, config=None):
-        case = self.case
+        case, name = self.case, self.case.dtype.encode()
+        end = (case.rows, case.cols, ctypes.c_double(EPS), config)
 
-        def call(i):
+        def forward(i):
             k = i % self.sets
-            native.rmsnorm(case.dtype.encode(), pointer(self.x[k]), case.dtype.encode(), pointer(self.w),
-                           pointer(self.r[k] if self.r else None), pointer(self.s[i] if self.s else None), pointer(self.y[i]),
-                           pointer(None), case.rows, case.cols, ctypes.c_double(EPS), config, stream())
-        return call
+            native.rmsnorm(name, pointer(self.x[k]), name, pointer(self.w), pointer(self.r[k] if self.r else None),
+                           pointer(self.s[i] if self.s else None), pointer(self.y[i]), pointer(None), *end, stream())
+
+        def backward(i):
+            k = i % self.sets
+            native.rmsnorm_backward(name, pointer(self.x[k]), name, pointer(self.w), pointer(self.r[k] if self.r else None), pointer(self.dy[k]),
+                                    pointer(self.rstd[k]), pointer(self.y[i]), pointer(self.dw), pointer(self.workspace), self.workspace.numel(),
+                                    *end, stream())
+        return backward if case.backward else forward
+
+    def leaves(self, k, dtype=None):
+        return tuple(t.to(dtype or t.dtype).detach().requires_grad_() for t in self.given(k))
+
+    def given(self, k):
+        second = [self.r[k]] if self.r and not self.case.backward else []
+        return [self.x[k], *second, *([self.w] if self.case.weight else [])]
+
+    def upstream(self, k):
+        return (self.dy[k], self.r[k]) if self.r else self.dy[k]
 
     def peer(self, function):
-        def call(i):
-            k = i % self.sets
-            return function(self.x[k], self.r[k], self.w) if self.r else function(self.x[k], self.w)
-        return call
+        if self.case.backward:
+            return backward_of(function, [self.leaves(k) for k in range(self.sets)], [self.upstream(k) for k in range(self.sets)], self.calls)
+        return captured(lambda i: function(*self.given(i % self.sets)), self.calls)
+
+    def liger(self):
+        from liger_kernel.ops.rms_norm import rms_norm_backward, rms_norm_forward
+        if not self.case.backward:
+            return captured(lambda i: rms_norm_forward(self.x[i % self.sets], self.w, EPS, 0.0, "llama", None)[0], self.calls)
+        _, _, _, block, warps, mode = rms_norm_forward(self.x[0], self.w, EPS, 0.0, "llama", None)
+        dy = [t.clone() for t in self.dy]
+        return captured(lambda i: rms_norm_backward(dy[i % self.sets], self.x[i % self.sets], self.w, self.rstd[i % self.sets], 0.0, mode, block, warps,
+                                                    True, None), self.calls)
+
+    def origin(self, library):
+        case, pick = self.case, [i % self.sets for i in range(self.calls)]
+        if case.backward and case.cols > 16384 * (2 if case.dtype != "f32" else 1):
+            raise RuntimeError("takes at most 16,384 columns of fp32 or 32,768 of 16 bits")
+        several = lambda tensors: (ctypes.c_void_p * self.calls)(*[t.data_ptr() for t in tensors])  # noqa: E731
+        kind = (DTYPES[case.dtype].itemsize, ctypes.c_bool(case.dtype == "bf16"), self.calls)
+        out, x = several(self.y), several([self.x[k] for k in pick])
+        if not case.backward:
+            inv = torch.empty(case.rows, device="cuda")
+            return lambda: succeed(library.mgrrmsnorm(*kind, out, x, pointer(inv), pointer(self.w), case.rows, case.cols, ctypes.c_float(EPS)))
+        dw = torch.zeros_like(self.w)
+        dy, inv = several([self.dy[k] for k in pick]), several([self.rstd[k] for k in pick])
+        return lambda: succeed(library.mgrrmsnorm_backward(*kind, out, pointer(dw), dy, x, pointer(self.w), inv, case.rows, case.cols))
 
 
-def norm(x, w):
-    return F.rms_norm(x, (x.shape[-1],), w, EPS)
+def succeed(status):
+    if status != 0:
+        raise RuntimeError("refuses this call")
 
 
-def add_norm(x, r, w):
+def rstd_of(x):
+    rstd = torch.empty(x.shape[0], device="cuda")
+    step = max(1, (1 << 27) // x.shape[1])
+    for a in range(0, x.shape[0], step):
+        rstd[a:a + step] = torch.rsqrt(x[a:a + step].float().square().mean(-1) + EPS)
+    return rstd
+
+
+def norm(x, *w):
+    return F.rms_norm(x, (x.shape[-1],), *w, eps=EPS)
+
+
+def add_norm(x, r, *w):
     s = x + r
-    return F.rms_norm(s, (s.shape[-1],), w, EPS), s
+    return norm(s, *w), s
 
 
-def rounded_chain(s, w):
-    """The same dtype's plain chain: what one rounding per step loses. For 16 bits float sums and one final rounding."""
-    f = s.float()
-    y = f * torch.rsqrt((f * f).mean(-1, keepdim=True) + EPS)
-    return (y if w is None else y * w.float()).to(s.dtype)
+def keep_and_norm(x, *w):  # x is the sum, which others use too
+    return norm(x, *w), x.view_as(x)
 
 
-def errors(got, s, w):
-    """Relative error of ours and of the rounded chain against fp64, and the largest single one in units of the dtype's roundoff."""
-    ours = chain = total = 0.0
-    worst = 0.0
-    step = max(1, (1 << 25) // s.shape[1])
-    for a in range(0, s.shape[0], step):
-        part = s[a:a + step].double()
-        want = part * torch.rsqrt((part * part).mean(-1, keepdim=True) + EPS)
-        if w is not None:
-            want = want * w.double()
-        off = got[a:a + step].double() - want
-        ours += off.square().sum().item()
-        chain += (rounded_chain(s[a:a + step], w).double() - want).square().sum().item()
-        total += want.square().sum().item()
-        worst = max(worst, (off.abs() / want.abs().clamp_min(torch.finfo(s.dtype).tiny)).max().item())
-    return (ours / total) ** 0.5, (chain / total) ** 0.5, worst / (torch.finfo(s.dtype).eps / 2)
+def plain(s, w, dtype):
+    """The chain with one rounding, to `dtype`, at its end. In fp64: what is right."""
+    y = s * torch.rsqrt((s * s).mean(-1, keepdim=True) + EPS)
+    return (y if w is None else y * w).to(dtype)
+
+
+def plain_gradient(s, w, dy, dsum, dtype):
+    rstd = torch.rsqrt((s * s).mean(-1, keepdim=True) + EPS)
+    n = s * rstd
+    g = dy if w is None else dy * w
+    dx = rstd * (g - n * (g * n).mean(-1, keepdim=True))
+    return (dx if dsum is None else dx + dsum).to(dtype), (dy * n).sum(0)
 
 
 def check(buffers, native):
-    """The relative error of one fresh call, and what it may be: 1.5 times what a rounded chain of the same dtype loses."""
-    case = buffers.case
-    for t in [buffers.y[0]] + ([buffers.s[0]] if buffers.s else []):
-        t.fill_(float("nan"))
-    buffers.x[0].normal_(std=2)
+    """The relative error of one fresh call, and what it may be: 1.5 times that of fp32 sums and one rounding at the end. The largest
+    single error is held to a few roundoffs of the result (of the row's largest, backward), dw to fp32 sums."""
+    case, dtype = buffers.case, DTYPES[buffers.case.dtype]
+    for t in [buffers.y[0]] + ([buffers.s[0]] if buffers.s else []) + ([buffers.x[0]] if not case.backward else []):
+        t.fill_(float("nan")) if t is not buffers.x[0] else t.normal_(std=2)
+    if case.backward and case.weight:
+        buffers.dw.zero_()
     buffers.ours(native)(0)
     torch.cuda.synchronize()
-    s = buffers.x[0]
-    if case.residual:
-        s = buffers.s[0]
+    s = buffers.s[0] if buffers.s else buffers.x[0]
+    if buffers.s:
         assert torch.equal(s, buffers.x[0] + buffers.r[0]), "sum differs from x + residual"
-    error, chain, worst = errors(buffers.y[0], s, buffers.w)
+    ours = chain = total = worst = 0.0
+    dw = torch.zeros(case.cols, device="cuda", dtype=torch.float64)
+    step = max(1, (1 << 25) // case.cols)
+    for a in range(0, case.rows, step):
+        rows = slice(a, a + step)
+
+        def results(of):
+            w = buffers.w.to(of) if case.weight else None
+            if not case.backward:
+                return plain(s[rows].to(of), w, of if of == torch.float64 else dtype), None
+            return plain_gradient(s[rows].to(of), w, buffers.dy[0][rows].to(of), buffers.r[0][rows].to(of) if buffers.r else None,
+                                  of if of == torch.float64 else dtype)
+        want, more_dw = results(torch.float64)
+        off = buffers.y[0][rows].double() - want
+        ours += off.square().sum().item()
+        chain += (results(torch.float32)[0].double() - want).square().sum().item()
+        total += want.square().sum().item()
+        scale = want.abs().amax(-1, keepdim=True) if case.backward else want.abs().clamp_min(torch.finfo(dtype).tiny)
+        worst = max(worst, (off.abs() / scale).max().item())
+        if case.backward:
+            dw += more_dw
+    worst /= torch.finfo(dtype).eps / 2
     limit = 2.0 if case.dtype != "f32" else 16.0  # half an ulp of the result is 1 to 2 units; f32 also carries its sum's rounding
     assert worst <= limit, f"{case}: one element is off by {worst:.2f} roundoffs, expected at most {limit}"
-    return error, 1.5 * chain
-
-
-def origin_call(buffers, library):
-    case = buffers.case
-    pick = [i % buffers.sets for i in range(buffers.calls)]
-    out = (ctypes.c_void_p * buffers.calls)(*[buffers.y[i].data_ptr() for i in range(buffers.calls)])
-    inputs = (ctypes.c_void_p * buffers.calls)(*[buffers.x[k].data_ptr() for k in pick])
-    inv = torch.empty(case.rows, device="cuda")
-
-    def call():
-        assert library.mgrrmsnorm(DTYPES[case.dtype].itemsize, ctypes.c_bool(case.dtype == "bf16"), buffers.calls, out, inputs,
-                                  pointer(inv), pointer(buffers.w), case.rows, case.cols, ctypes.c_float(EPS)) == 0
-    return call
+    if case.backward and case.weight:
+        off = relative_error([buffers.dw], [dw])
+        assert off <= 2e-6, f"{case}: dw is off by {off:.1e} of its norm, expected at most 2e-6"
+    return (ours / total) ** 0.5, 1.5 * (chain / total) ** 0.5
 
 
 def build_origin(source, folder):
@@ -152,43 +225,51 @@ def build_origin(source, folder):
     return ctypes.CDLL(str(target))
 
 
-def measure(case, native, l2_bytes, copy_tbps, origin):
-    buffers = Buffers(case, l2_bytes)
+def measure(case, native, l2_bytes, copy_tbps, origin, liger):
+    started = time.monotonic()
+    buffers = Buffers(case, native, l2_bytes)
     error, tolerance = check(buffers, native)
-    function = add_norm if case.residual else norm
+    function = (keep_and_norm if case.backward else add_norm) if case.residual else norm
     torch._dynamo.reset()  # fresh per shape
     compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
-    graphs = {"ours": captured(buffers.ours(native), buffers.calls), "torch_eager": captured(buffers.peer(function), buffers.calls),
-              "torch_compile": captured(buffers.peer(compiled), buffers.calls)}
-    replays = {name: g[0] for name, g in graphs.items()}
-    if origin and not case.residual and case.weight:
-        replays["origin"] = origin_call(buffers, origin)
-    us, spread = interleaved(replays, buffers.calls)
+    graphs = {"ours": captured(buffers.ours(native), buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
+    replays, absent = {name: g[0] for name, g in graphs.items()}, {}
+    if case.weight and not case.residual:
+        for name, library, make in (("liger", liger, buffers.liger), ("origin", origin, lambda: buffers.origin(origin))):
+            if not library:
+                continue
+            try:
+                made = make()
+                replays[name] = made[0] if isinstance(made, tuple) else made
+                graphs[name] = made
+            except Exception as e:  # a peer that cannot run here is listed with its reason
+                absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
+    us, spread = interleaved(replays, buffers.calls, rounds=11)
     ours = us.pop("ours")
-    return {"name": case.name, "shape": [case.rows, case.cols], "dtype": case.dtype, "ours_us": ours, "peers": us,
-            "limit_us": case.bytes / copy_tbps * 1e-6, "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "p20_p80_us": spread}
+    return {"name": case.name, "shape": case.shape, "dtype": case.dtype, "ours_us": ours, "peers": us, "limit_us": case.bytes / copy_tbps * 1e-6,
+            "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent, "p20_p80_us": spread}, time.monotonic() - started
 
 
 def configurations(case):
-    """Every way of spreading the rows that fits, as libingot_bench's seven integers."""
+    """Every way of spreading the rows forward that fits, as libingot_bench's seven integers."""
     vecs = case.cols * DTYPES[case.dtype].itemsize // 16
     for per_thread in (1, 2, 4, 8):
         if case.residual and per_thread == 8:
             continue
         rows = 4 // per_thread if per_thread < 4 else 1
-        for group in (8, 16, 32, 64, 128, 256, 512):
+        for group in (8, 16, 32, 64, 128, 256, 512, 1024):
             for cluster in (1, 2, 4, 8):
                 room = per_thread * group * cluster
                 if room < vecs or room >= 4 * max(vecs, 32) or (cluster > 1 and (rows > 1 or group < 128)):
                     continue
                 for threads in sorted({group} if cluster > 1 else {max(group, 64), max(group, 128), max(group, 256)}):
-                    for overlap, evict_first in ((1, 0), (1, 1), (0, 1)):
-                        yield [per_thread, rows, group, cluster, threads, overlap, evict_first]
+                    for overlap, streaming in ((1, 0), (1, 1), (0, 1)):
+                        yield [per_thread, rows, group, cluster, threads, overlap, streaming]
 
 
 def sweep(case, native, l2_bytes):
     """Times every configuration; returns [(us, config)] with the default's time first."""
-    buffers = Buffers(case, l2_bytes)
+    buffers = Buffers(case, native, l2_bytes)
     default = (ctypes.c_int * 7)()
     native.rmsnorm_config(case.dtype.encode(), case.rows, case.cols, ctypes.c_int(case.residual), default)
     timed = []
@@ -203,17 +284,20 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
     parser.add_argument("--origin", help="MGRrmsnorm's src folder")
-    parser.add_argument("--sweep", help="time every configuration instead, and write the times here")
-    parser.add_argument("--quick", action="store_true", help="three cases")
+    parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
+    parser.add_argument("--sweep", help="time every configuration of the forward pass instead, and write the times here")
+    parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")
+    parser.add_argument("--quick", action="store_true", help="three cases, and no report")
     options = parser.parse_args()
     torch.manual_seed(0)
     native = Native(options.native)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    cases = CASES[2:5] if options.quick else CASES
+    cases = [c for c in (CASES[2:5] if options.quick else CASES)
+             if not options.only or any(part in f"{c.name} {c.rows}x{c.cols} {c.dtype}" for part in options.only.split("|"))]
 
     if options.sweep:
         table = {}
-        for case in cases:
+        for case in (c for c in cases if not c.backward):
             timed = sweep(case, native, l2_bytes)
             table[f"{case.rows}x{case.cols} {case.dtype}{' residual' if case.residual else ''}"] = timed
             print(f"{case.rows:>7} x {case.cols:<6}{case.dtype:5} default {timed[0][0]:8.2f} us {timed[0][1][1:]}   "
@@ -225,17 +309,21 @@ def main():
     ceiling = ceilings(native)
     print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
     origin = build_origin(options.origin, pathlib.Path(options.native).parent) if options.origin else None
+    liger = import_liger(options.liger)
     results, before = [], gpu_state()
     for case in cases:
-        r = measure(case, native, l2_bytes, ceiling["copy_TBps"], origin)
+        r, seconds = measure(case, native, l2_bytes, ceiling["copy_TBps"], origin, liger)
         results.append(r)
         torch.cuda.empty_cache()
-        print(f"{r['name']:24}{case.rows:>7} x {case.cols:<6}{case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
+        print(f"{r['name']:28}{case.rows:>7} x {case.cols:<6}{case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
               + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''} [{seconds:.1f} s]", flush=True)
+    if options.only or options.quick:
+        return
     write_report("rmsnorm", results, ceiling,
                  {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
-                  "notes": "origin: CUDA events over back-to-back calls (its launches cannot be captured); in_L2: too small to rotate beyond L2"})
+                  "notes": "origin: CUDA events over back-to-back calls (its launches cannot be captured); liger's backward works in place; "
+                           "in_L2: too small to rotate beyond L2"})
 
 
 if __name__ == "__main__":
