@@ -1,10 +1,10 @@
 # fuzz_<target> from each <target>.fuzz.cpp. With clang: libFuzzer with AddressSanitizer and UndefinedBehaviorSanitizer. Other
-# compilers get a driver that replays files, under the same sanitizers. What the parsers need is compiled once more for it.
+# compilers get a driver that replays and mutates files, under the same sanitizers. What the parsers need is compiled once more for it.
 file(GLOB_RECURSE fuzz_sources CONFIGURE_DEPENDS src/ingot/*.fuzz.cpp)
 set(fuzzed_sources ${library_sources})
-list(FILTER fuzzed_sources INCLUDE REGEX "/ingot/(core|io|text|data)/|/ingot/kernels/activation/|/models/gpt/(config|presets|program)\\.cpp$")
+list(FILTER fuzzed_sources INCLUDE REGEX "/ingot/(core|io|text|data)/|/ingot/kernels/(activation|linear|quant|rope)/|/models/gpt/(config|presets|program)\\.cpp$|/models/gpt_oss/(archive|checkpoint|config|weights)\\.cpp$")
 set(fuzzed_simd ${simd_sources}) # the config knows activations by name, and their file their vector code
-list(FILTER fuzzed_simd INCLUDE REGEX "/ingot/(text|data)/|/ingot/kernels/activation/")
+list(FILTER fuzzed_simd INCLUDE REGEX "/ingot/(text|data|core)/|/ingot/kernels/(activation|linear|quant|rope)/")
 
 set(fuzz_flags -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1)
 set(fuzz_link -fsanitize=address,undefined)

@@ -37,15 +37,18 @@ struct ReadBf16 {
   }
 };
 // The exponent's bias moves from 7 to 127 by an addition; what was subnormal then lies above 2^-7 by half its value.
+INGOT_INLINE V e4m3(Vec<int32_t> code) {
+  const Vec<int32_t> magnitude = code & 0x7f;
+  const V normal = as_float((magnitude << 20) + (120 << 23));
+  const V value = magnitude < 8 ? (normal - 0x1p-7f) * 2.f : normal;
+  const V signed_value = (code & 0x80) != 0 ? -value : value;
+  return magnitude == 0x7f ? as_float(Vec<int32_t>{} + 0x7fc00000) : signed_value;
+}
 struct ReadFp8 {
   INGOT_INLINE V at(const uint8_t* row, int64_t k) {
     CodeLanes c;
     std::memcpy(&c, row + k, sizeof c);
-    const Vec<int32_t> w = __builtin_convertvector(c, Vec<int32_t>), magnitude = w & 0x7f;
-    const V normal = as_float((magnitude << 20) + (120 << 23));
-    const V value = magnitude < 8 ? (normal - 0x1p-7f) * 2.f : normal;
-    const V signed_value = (w & 0x80) != 0 ? -value : value;
-    return magnitude == 0x7f ? as_float(Vec<int32_t>{} + 0x7fc00000) : signed_value;
+    return e4m3(__builtin_convertvector(c, Vec<int32_t>));
   }
 };
 
@@ -188,13 +191,6 @@ struct GranuleBf16 {
     }
   }
 };
-INGOT_INLINE V e4m3(W code) {
-  const W magnitude = code & 0x7f;
-  const V normal = as_float((magnitude << 20) + (120 << 23));
-  const V value = magnitude < 8 ? (normal - 0x1p-7f) * 2.f : normal;
-  const V signed_value = (code & 0x80) != 0 ? -value : value;
-  return magnitude == 0x7f ? as_float(W{} + 0x7fc00000) : signed_value;
-}
 struct GranuleFp8 {
   static constexpr int64_t kBytes = 1024;
   INGOT_INLINE void read(const uint8_t* granule, int64_t g, const float*, RowPair& r) {

@@ -116,7 +116,8 @@ class Layout : public CheckpointLayout {
     return nullptr;
   }
   Tensor take(DType dtype, Shape shape) {
-    bytes += (shape.numel() * size_of(dtype) + 63) / 64 * 64;
+    // Bounded: a config may ask for more than 64 bits can count, of tensors that will turn out to be missing.
+    bytes = std::min(bytes + (shape.numel() * size_of(dtype) + 63) / 64 * 64, int64_t(1) << 60);
     return arena_ != nullptr ? arena_->take(dtype, shape) : Tensor(nullptr, dtype, shape);
   }
   void add(const StoredTensor* from, const Tensor& to, int64_t offset, Change change) {
