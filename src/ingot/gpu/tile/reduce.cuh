@@ -3,6 +3,7 @@
 // every thread of the group gets the same bits.
 #include <cstdint>
 
+#include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cluster.cuh"
 
 namespace ingot::tile {
@@ -51,37 +52,91 @@ __device__ inline float cluster_sum(float v, uint32_t blocks, ClusterSumMemory& 
   return sum;
 }
 
-// R values per block summed over the cluster, round after round, while other stores are under way: a barrier of the
-// cluster would wait for those too. Each value travels with the number of its round (from 1). Rounds take turns between
-// two memories; there is a barrier of the block between one round's sum and the next one's.
-template <int R> struct ClusterSums {
-  uint64_t slot[kMaxCluster][R];
+// Sums over groups of threads and over the blocks of a cluster in two steps, with other work in between, round after
+// round (from 1): give() one round's values, take() the sums of the round before or of this one. Other stores of the
+// block may be under way all the time: a value travels to other blocks together with the number of its round, as a
+// barrier of the cluster would wait for those stores too.
+template <int R, int kMaxThreads> class StagedSums {
+ public:
   // By all threads, before the cluster's first barrier.
   __device__ void clear() {
-    if (threadIdx.x < kMaxCluster * R) slot[threadIdx.x / R][threadIdx.x % R] = 0;
+    for (uint32_t i = threadIdx.x; i < kSlots * kMaxCluster * R; i += blockDim.x) (&remote_[0][0][0])[i] = 0;
   }
-};
-constexpr int kMaxPolls = 1 << 26;  // seconds: only a block that died can be late by that much
 
-template <int R>
-__device__ inline void cluster_sums(float (&v)[R], uint32_t blocks, uint32_t round, ClusterSums<R>& memory) {
-  if (threadIdx.x < blocks)
-#pragma unroll
-    for (int r = 0; r < R; ++r)
-      ptx::cluster_store_relaxed(&memory.slot[ptx::cluster_rank()][r], threadIdx.x,
-                                 uint64_t(round) << 32 | __float_as_uint(v[r]));
-#pragma unroll
-  for (int r = 0; r < R; ++r) v[r] = 0;
-  for (uint32_t i = 0; i < blocks; ++i)
+  // `count` of the R sums, over aligned groups of `width` threads (a power of two); above one block a group is a whole
+  // block. A group of at most a warp has its sums in v at once, and take() leaves them there.
+  __device__ void give(float (&v)[R], uint32_t count, uint32_t width, uint32_t blocks, uint32_t round) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-      uint64_t word = ptx::cluster_load_relaxed(&memory.slot[i][r]);
+      if (uint32_t(r) >= count) continue;
+      if (width >= 32)
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) v[r] += __shfl_xor_sync(~0u, v[r], mask);
+      else
+        for (uint32_t mask = width / 2; mask > 0; mask /= 2) v[r] += __shfl_xor_sync(~0u, v[r], int(mask));
+    }
+    if (width <= 32 && blocks == 1) return;
+    const uint32_t slot = round % kSlots, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = width / 32;
+    if (lane == 0)
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+        if (uint32_t(r) < count) partial_[slot][r][warp] = v[r];
+    if (width > 32) ptx::barrier_sync(1 + threadIdx.x / width, width);
+    if (blocks == 1 || warp != 0) return;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (uint32_t(r) >= count) continue;
+      float sum[1] = {warps > 1 ? partial_[slot][r][lane & (warps - 1)] : v[r]};
+      if (warps > 1) warp_sum(sum, warps);
+      if (lane < blocks)
+        ptx::cluster_store_relaxed(&remote_[slot][ptx::cluster_rank()][r], lane,
+                                   uint64_t(round) << 32 | __float_as_uint(sum[0]));
+    }
+  }
+
+  __device__ void take(float (&v)[R], uint32_t count, uint32_t width, uint32_t blocks, uint32_t round) const {
+    const uint32_t slot = round % kSlots, warps = width / 32;
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (uint32_t(r) >= count) continue;
+      if (blocks > 1)
+        v[r] = from_blocks(slot, r, blocks, round);
+      else if (warps > 1)
+        v[r] = from_warps(partial_[slot][r] + (threadIdx.x / 32 & ~(warps - 1)), warps);
+    }
+  }
+
+ private:
+  // A group may be giving the round after next while a neighbouring block still takes this one.
+  static constexpr int kSlots = 4;
+  static constexpr int kMaxPolls = 1 << 26;  // seconds: only a block that died can be late by that much
+
+  static_assert(kMaxThreads <= 512, "from_warps() reads up to 16 values");
+  __device__ float from_warps(const float* partial, uint32_t warps) const {
+    const auto four = [&](int i) {
+      const float4 f = *reinterpret_cast<const float4*>(partial + i);
+      return (f.x + f.y) + (f.z + f.w);
+    };
+    if (warps == 2) return partial[0] + partial[1];
+    if (warps == 4) return four(0);
+    if (warps == 8) return four(0) + four(4);
+    return (four(0) + four(4)) + (four(8) + four(12));
+  }
+  __device__ float from_blocks(uint32_t slot, int r, uint32_t blocks, uint32_t round) const {
+    float sum = 0;
+    for (uint32_t i = 0; i < blocks; ++i) {
+      uint64_t word = ptx::cluster_load_relaxed(&remote_[slot][i][r]);
       for (int polls = 0; uint32_t(word >> 32) != round; ++polls) {
         if (polls == kMaxPolls) __trap();
-        word = ptx::cluster_load_relaxed(&memory.slot[i][r]);
+        word = ptx::cluster_load_relaxed(&remote_[slot][i][r]);
       }
-      v[r] += __uint_as_float(uint32_t(word));
+      sum += __uint_as_float(uint32_t(word));
     }
-}
+    return sum;
+  }
+
+  alignas(16) float partial_[kSlots][R][kMaxThreads / 32];
+  uint64_t remote_[kSlots][kMaxCluster][R];
+};
 
 }  // namespace ingot::tile

@@ -182,19 +182,37 @@ void check_against_fp64(const Case& c, Operands& o, double eps) {
   EXPECT_TRUE(scales.ok) << "rstd: " << scales.message;
 }
 
+void check_random_rows(const Case& c, uint64_t seed, const cuda::RmsNormConfig* config = nullptr) {
+  SCOPED_TRACE(::testing::Message() << c);
+  Operands o(c);
+  testing::fill_normal(o.x.host(), seed, 2);
+  testing::fill_normal(o.residual.host(), seed + 1, 3);
+  testing::fill_normal(o.w.host(), seed + 2, 0.5, 1);
+  o.upload();
+  if (config == nullptr) rmsnorm(o.op(c, 1e-5), {});
+#ifdef INGOT_HAS_CUDA_RMSNORM
+  if (config != nullptr) cuda::rmsnorm_with(o.op(c, 1e-5), {.config = *config}, {});
+#endif
+  o.download();
+  check_against_fp64(c, o, 1e-5);
+}
+
 TEST_F(RmsNormCuda, AgreesWithTheFp64LoopOnRandomRows) {
   uint64_t seed = 1;
   for (const Case& c : cases()) {
-    SCOPED_TRACE(::testing::Message() << c);
-    Operands o(c);
-    testing::fill_normal(o.x.host(), seed++, 2);
-    testing::fill_normal(o.residual.host(), seed++, 3);
-    testing::fill_normal(o.w.host(), seed++, 0.5, 1);
-    o.upload();
-    rmsnorm(o.op(c, 1e-5), {});
-    o.download();
-    check_against_fp64(c, o, 1e-5);
+    check_random_rows(c, seed += 3);
     if (HasFailure()) return;
+  }
+}
+
+// One of each kind, for compute-sanitizer.
+TEST_F(RmsNormCuda, AgreesWithTheFp64LoopSmall) {
+  for (bool residual : {false, true})
+    for (int64_t cols : {7, 72, 1024}) check_random_rows({.rows = 5, .cols = cols, .residual = residual}, 1);
+  check_random_rows({.rows = 3, .cols = 320, .x = DType::f32, .y = DType::f16, .w = DType::f32, .gap = 3}, 2);
+  for (int cluster : clusters()) {
+    const cuda::RmsNormConfig config{.vecs_per_thread = 1, .group = 64, .cluster = cluster, .threads = 64};
+    check_random_rows({.rows = 3, .cols = 512 * cluster, .w = DType::f32}, 3, &config);
   }
 }
 
@@ -243,14 +261,14 @@ TEST_F(RmsNormCuda, GivesTheSameUnderEveryConfigurationThatFits) {
                   const bool fits = int64_t(vecs) * group * cluster * 16 / size_of(x) >= cols && group <= threads &&
                                     (cluster == 1 || (rows == 1 && group == threads)) && !(residual && vecs == 8);
                   if (!fits) continue;
-                  const cuda::RmsNormTuning tuning{.config = {.vectors = true,
-                                                              .vecs_per_thread = vecs,
-                                                              .rows_per_group = rows,
-                                                              .group = group,
-                                                              .cluster = cluster,
-                                                              .threads = threads,
-                                                              .streaming = streaming == 1},
-                                                   .overlap = streaming == 0};
+                  [[maybe_unused]] const cuda::RmsNormTuning tuning{.config = {.vectors = true,
+                                                                               .vecs_per_thread = vecs,
+                                                                               .rows_per_group = rows,
+                                                                               .group = group,
+                                                                               .cluster = cluster,
+                                                                               .threads = threads,
+                                                                               .streaming = streaming == 1},
+                                                                    .overlap = streaming == 0};
                   SCOPED_TRACE(::testing::Message() << c << " vecs " << vecs << " group " << group << " cluster "
                                                     << cluster << " threads " << threads);
                   Operands o(c);
@@ -417,6 +435,31 @@ TEST_F(RmsNormCuda, ReachesRowsBeyondTwoToThe31Elements) {
   rmsnorm({.x = exact, .y = want}, {});
   const auto got = compare(y.host(), values(want), 1e-40, relative_tolerance({.rows = kRows, .cols = kCols}));
   EXPECT_TRUE(got.ok) << got.message;
+}
+
+// A block of rows repeated until there are more than 2^31 elements: every repetition gives the block's own result.
+TEST_F(RmsNormCuda, TakesMoreThanTwoToThe31Elements) {
+  constexpr int64_t kCols = 64, kBlock = 65536, kRows = (int64_t(1) << 25) + kBlock;
+  if (gpu::device_info().memory_bytes < int64_t(24) << 30) GTEST_SKIP() << "needs 24 GiB of device memory";
+  DeviceBuffer x(DType::bf16, {kBlock, kCols}), y(DType::bf16, {kBlock, kCols});
+  testing::fill_normal(x.host(), 17);
+  x.upload();
+  y.upload();
+  const gpu::DeviceMemory many_x(kRows * kCols * 2), many_y(kRows * kCols * 2);
+  const auto rows = [&](const gpu::DeviceMemory& m, int64_t first, int64_t count) {
+    return Tensor(static_cast<char*>(m.data()) + first * kCols * 2, DType::bf16, {count, kCols},
+                  Device{Device::cuda, 0});
+  };
+  for (int64_t t = 0; t < kRows; t += kBlock)
+    gpu::copy_on_device(rows(many_x, t, kBlock).data, x.tensor().data, kBlock * kCols * 2, {});
+  rmsnorm({.x = x, .y = y}, {});
+  rmsnorm({.x = rows(many_x, 0, kRows), .y = rows(many_y, 0, kRows)}, {});
+  y.download();
+  Buffer got(DType::bf16, {kBlock, kCols});
+  for (int64_t t : {int64_t(0), kRows / 2 / kBlock * kBlock, kRows - kBlock}) {
+    gpu::copy_to_host(got.tensor().data, rows(many_y, t, kBlock).data, kBlock * kCols * 2);
+    EXPECT_EQ(values(got), values(y.host())) << "from row " << t;
+  }
 }
 
 TEST_F(RmsNormCuda, AcceptsNoRows) {

@@ -14,17 +14,16 @@ constexpr const char* kOp = "rmsnorm_backward";
 template <class X, class Y, bool kMore>
 __global__ void __launch_bounds__(kBackwardMaxThreads, 1)
     backward_rows_kernel(const __grid_constant__ BackwardParams p) {
-  auto& memory = tile::shared<BackwardMemory>();
+  auto& sums = tile::shared<BackwardSums>();
   uint4* const pieces = tile::dynamic_shared<uint4>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   if (p.cluster > 1) {  // nobody writes to a neighbour that is not ready
-    memory.cluster[0].clear();
-    memory.cluster[1].clear();
+    sums.clear();
     ptx::cluster_arrive();
     ptx::cluster_wait();
   }
-  backward_rows<X, Y, kMore>(p, memory, pieces);
+  backward_rows<X, Y, kMore>(p, sums, pieces);
 }
 
 struct ElementsMemory {
@@ -123,7 +122,8 @@ BackwardParams params(const RmsNormBackward& a, const RmsNormBackwardTuning& tun
           .w_offset = a.unit_offset ? 1.f : 0.f,
           .inverse_cols = float(1.0 / double(a.s.cols())),
           .w_dtype = a.w ? a.w.dtype : DType::f32,
-          .accumulate = bool(dsum) && a.accumulate_dx};
+          .accumulate = bool(dsum) && a.accumulate_dx,
+          .streaming = tuning.config.streaming};
 }
 
 }  // namespace
@@ -182,7 +182,8 @@ void rmsnorm_backward_with(const RmsNormBackward& a, const RmsNormBackwardTuning
                .device = a.s.device.index},
               stream, p);
   if (!a.dw) return;
-  const int64_t warps = std::min<int64_t>(kPartialSumWarps, round_up_pow2((c.blocks + 7) / 8));
+  const int64_t warps =
+      std::min<int64_t>(kPartialSumWarps, round_up_pow2((c.blocks + kPartialSumBatch - 1) / kPartialSumBatch));
   gpu::launch("rmsnorm_backward's sum of dw", partial_sum_kernel,
               {.grid = (p.cols + 31) / 32, .block = warps * 32, .overlap = overlap, .device = a.s.device.index}, stream,
               PartialSum{.partial = p.partial,

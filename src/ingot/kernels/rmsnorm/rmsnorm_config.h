@@ -99,13 +99,14 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm =
 }
 
 // How the backward pass spreads rows over threads: 16 columns a thread, one row per group of threads, and blocks that
-// stay and walk over rows; `blocks` of them (or clusters of blocks) share the rows, and each leaves one row of sums of
-// dw behind.
+// stay, 512 threads of them per SM, and walk over rows; `blocks` of them (or clusters of blocks) share the rows, and
+// each leaves one row of sums of dw behind.
 struct RmsNormBackwardConfig {
   bool vectors = true;
   int group = 32, cluster = 1, threads = 512;  // as above
-  int stages = 1;                              // rows under way per group
+  int stages = 2;                              // rows per group in shared memory
   int blocks = 1;                              // per row: times `cluster` is the grid
+  bool streaming = false;                      // stores of dx say that they are made once
   constexpr int rows_per_step() const { return vectors ? threads / group : 1; }
   bool operator==(const RmsNormBackwardConfig&) const = default;
 };
@@ -119,25 +120,26 @@ struct RmsNormBackwardShape {
 
 constexpr int kBackwardMaxThreads = 512;
 constexpr int kBackwardColumns = 16;  // of a thread
-constexpr int kBackwardMaxStages = 8;
-// Copies under way on an SM: more bought nothing and cost up to a tenth (reads far ahead of writes).
-constexpr int kBackwardRingBytes = 100 * 1024;
+constexpr int kBackwardMaxStages = 4;
+// An SM's shared memory for rows: the one that is finished, the next one, whose sums are under way, and one on its way.
+// More bought nothing and cost up to a tenth: writes then lag far behind reads.
+constexpr int kBackwardRingBytes = 160 * 1024;
 // Sums of dw take at most this many floats, so that narrow and wide rows alike leave a few MB behind.
 constexpr int64_t kPartialFloats = int64_t(1) << 24;
 
 // Kernels of mixed types are compiled for a third operand.
 constexpr bool backward_has_more(const RmsNormBackwardShape& s) { return s.more || s.s != s.dy; }
-// 16-byte pieces of shared memory that a thread needs per row under way: s, dy and what is added to dx. dy narrower
-// than s still takes a piece for each vector of s.
+// 16-byte pieces of shared memory that a thread needs per row: s, dy and what is added to dx. dy narrower than s still
+// takes a piece for each vector of s.
 constexpr int backward_pieces(int s_bytes, int dy_bytes, bool more) {
   const int s = kBackwardColumns * s_bytes / 16, dy = kBackwardColumns * dy_bytes / 16;
   return s + (dy > s ? dy : s) + (more ? s : 0);
 }
-// Bytes of shared memory per thread: the stages, each with the row's rstd, and the weights as floats.
-constexpr int backward_thread_bytes(const RmsNormBackwardShape& s, int stages) {
-  return stages * (16 * backward_pieces(int(size_of(s.s)), int(size_of(s.dy)), backward_has_more(s)) + 4) +
-         4 * kBackwardColumns;
+// Bytes of shared memory per thread and row, with the row's rstd. One row has room for a thread's sums of dw.
+constexpr int backward_row_bytes(const RmsNormBackwardShape& s) {
+  return 16 * backward_pieces(int(size_of(s.s)), int(size_of(s.dy)), backward_has_more(s)) + 4;
 }
+constexpr int kBackwardStaticBytes = 1024;
 // What a block of 512 / threads on an SM may have, less what a block of the second kernel needs beside them.
 constexpr int backward_smem_share(const RmsNormBackwardConfig& c, SmLimits sm) {
   return (sm.smem - 4096) / (kBackwardMaxThreads / c.threads) - 2048;
@@ -146,15 +148,15 @@ constexpr int backward_smem_share(const RmsNormBackwardConfig& c, SmLimits sm) {
 // crowd the SMs that happen to have room, and stay there.
 constexpr int64_t backward_smem(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
   if (!c.vectors) return 0;
-  const int need = c.threads * backward_thread_bytes(s, c.stages), share = backward_smem_share(c, sm);
+  const int need = c.threads * c.stages * backward_row_bytes(s), share = backward_smem_share(c, sm);
   return need > share ? need : share;
 }
 
 constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwardShape& s, SmLimits sm = {}) {
   const int64_t per_vec = 16 / size_of(s.s);
   RmsNormBackwardConfig c;
-  int widest = kBackwardMaxThreads;  // a block with one row under way
-  while (widest > 32 && widest * backward_thread_bytes(s, 1) + 1024 > sm.smem) widest /= 2;
+  int widest = kBackwardMaxThreads;  // a block with one row in its shared memory
+  while (widest > 32 && widest * backward_row_bytes(s) + kBackwardStaticBytes > sm.smem) widest /= 2;
   c.vectors = s.aligned && s.cols % per_vec == 0 &&
               s.cols <= int64_t(kBackwardColumns) * widest * (sm.hopper ? kRmsNormMaxCluster : 1);
   int64_t blocks = 0;
@@ -169,18 +171,18 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
       c.cluster *= 2;
     }
     c.group = int(group);
-    c.threads = c.cluster > 1 || group > 256 ? int(group) : widest < 256 ? widest : 256;
-    // Few rows: smaller blocks reach more SMs.
+    // Two blocks wait for their rows independently; one leaves half as many sums of dw, which counts where rows are
+    // few.
+    c.threads =
+        group > 256 || widest < 256 || s.rows * group <= int64_t(4) * sm.sms * kBackwardMaxThreads ? widest : 256;
+    // Fewer rows yet: smaller blocks reach more SMs.
     while (c.threads > 128 && c.threads > group && s.rows * group < int64_t(sm.sms) * c.threads) c.threads /= 2;
-    const int per_sm = kBackwardMaxThreads / c.threads;
-    const int room = (backward_smem_share(c, sm) < kBackwardRingBytes / per_sm + 4 * kBackwardColumns * c.threads
-                          ? backward_smem_share(c, sm)
-                          : kBackwardRingBytes / per_sm + 4 * kBackwardColumns * c.threads) /
-                         c.threads -
-                     4 * kBackwardColumns;
-    const int stage = backward_thread_bytes(s, 2) - backward_thread_bytes(s, 1);
-    c.stages = room / stage < 1 ? 1 : room / stage > kBackwardMaxStages ? kBackwardMaxStages : room / stage;
-    blocks = c.cluster > 1 ? sm.resident(c.cluster) : int64_t(sm.sms) * per_sm;
+    const int row = c.threads * backward_row_bytes(s), share = backward_smem_share(c, sm);
+    const int wanted = kBackwardRingBytes / (kBackwardMaxThreads / c.threads) / row;
+    c.stages = wanted > 3 ? 3 : wanted < 2 ? 2 : wanted;
+    if (group <= 8) c.stages = 2;
+    while (c.stages > 1 && c.stages * row > share) --c.stages;
+    blocks = c.cluster > 1 ? sm.resident(c.cluster) : int64_t(sm.sms) * (kBackwardMaxThreads / c.threads);
   }
   const int64_t steps = (s.rows + c.rows_per_step() - 1) / c.rows_per_step();
   const int64_t room = kPartialFloats / (s.cols > 0 ? s.cols : 1);
