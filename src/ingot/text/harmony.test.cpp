@@ -363,6 +363,7 @@ TEST(harmony, answers_are_read_whatever_shape_they_have) {
        "<|channel|>commentary to=functions.f<|call|>",
        {message("commentary", "", "functions.f")}},
       {"a start and no more", "<|channel|>final<|message|>a<|end|><|start|>assistant", {message("final", "a")}},
+      {"a role and no more", "<|channel|>final<|message|>a<|end|>assistant", {message("final", "a")}},
       {"no header at all", "I am fine<|return|>", {message("", "I am fine")}},
       {"nothing", "", {}},
       {"only an end", "<|return|>", {}},

@@ -190,7 +190,8 @@ void HarmonyParser::close() {
     } else if (!m.channel.empty() || !m.recipient.empty() || !m.content_type.empty()) {
       messages_.push_back(m);  // cut inside the header: what it said so far is kept, with nothing in it
     }
-  } else if (state_ == State::between && words_of(header_).size() > 0) {
+  } else if (const auto words = words_of(header_);
+             state_ == State::between && words.size() > 0 && words != std::vector<std::string>{kAssistant}) {
     // Text that no message holds: the model said it all the same.
     std::erase(header_, kConstrainMark);
     messages_.push_back({.role = HarmonyRole::assistant, .content = stream_.push(header_) + stream_.finish()});

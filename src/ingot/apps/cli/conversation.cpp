@@ -43,11 +43,13 @@ Vocabulary load_vocabulary(const std::string& model, const std::string& file, co
   std::string path = file.empty() ? model : file;
   std::unique_ptr<Tokenizer> tokenizer;
   if (file.empty() && !is_directory(model)) {  // an archive carries its tokenizer
-    path += ": tokenizer.json";
-    const std::optional<std::string> inside = gpt_oss_archived_file(model, "tokenizer.json");
-    if (!inside)
-      fail(ErrorCode::not_found, model, ": found no tokenizer.json in the archive, expected --tokenizer FILE");
-    tokenizer = std::make_unique<ByteBpe>(ByteBpe::parse(*inside, path));
+    const auto json = gpt_oss_archived_file(model, "tokenizer.json");
+    const auto ranks = json ? json : gpt_oss_archived_file(model, "o200k_base.tiktoken");
+    if (!ranks)
+      fail(ErrorCode::not_found, model,
+           ": found no tokenizer.json or o200k_base.tiktoken in the archive, expected "
+           "--tokenizer FILE");
+    tokenizer = std::make_unique<ByteBpe>(json ? ByteBpe::parse(*json, path) : ByteBpe::parse_tiktoken(*ranks, path));
   } else {
     tokenizer = load_tokenizer(path);
   }
