@@ -68,8 +68,35 @@ def bpe_table(report):
            f"{rate['tokenizers']:.1f} MB/s | {rate['tiktoken']:.1f} MB/s |")
 
 
+def archive_load_table(report):
+    seconds = report["seconds"]
+    yield (f"An archive of GPT-OSS-20B's shape, {report['layers']} of its {report['of_layers']} layers and the whole vocabulary: "
+           f"{report['archive_bytes'] / 1e9:.2f} GB of random numbers. {report['cpu']}, {report['threads']} threads, its virtual disk, "
+           f"{report['date']}; medians of {len(report['rounds'])} rounds, `python3 bench/archive_load.py`.")
+    yield ""
+    yield "| from a cold disk | seconds | of dd |"
+    yield "|---|---:|---:|"
+    yield f"| dd bs=8M of the file | {seconds['dd']:.1f} | |"
+    yield f"| loading the archive | {seconds['load']:.1f} | {report['load_over_dd']:.2f}x |"
+    yield f"| the whole run, one token of prompt | {seconds['start_to_end']:.1f} | {report['whole_over_dd']:.2f}x |"
+    yield f"| the whole run, file in the page cache | {seconds['warm']:.1f} | |"
+
+
+def accuracy_table(report):
+    yield (f"{report['tokens']:,} tokens in {report['lists']} sequences; the reference's loss is {report['loss']:.4f}, its perplexity "
+           f"{report['perplexity']:.3f}. Confident: where the reference gives its likeliest token {report['confident']:.0%} or more "
+           f"({report['results'][0]['confident_tokens']:,} tokens). Ranks are of the reference's likeliest token.")
+    yield ""
+    yield "| form | component | loss | perplexity | top-1 | confident | top-5 | top-10 | KL | cosine | mean rank |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    for r in report["results"]:
+        yield (f"| {r['form']} | {r['component']} | {r['loss']:.4f} | {r['perplexity']:.3f} | {r['top1']:.2%} | {r['confident_top1']:.2%} | "
+               f"{r['top5_overlap']:.2%} | {r['top10_overlap']:.2%} | {r['kl']:.5f} | {r['cosine']:.5f} | {r['mean_rank']:.3f} |")
+
+
 # Suites measured on CPUs: bench/cpu/<cpu>/SUITE.json.
-CPU_TABLES = {"train_step": train_step_table, "tinyshakespeare": held_out_table, "bpe": bpe_table}
+CPU_TABLES = {"train_step": train_step_table, "tinyshakespeare": held_out_table, "bpe": bpe_table, "archive_load": archive_load_table,
+              "accuracy": accuracy_table}
 
 
 def filled(text):
