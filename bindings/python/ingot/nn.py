@@ -13,9 +13,6 @@ __all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "FusedMLPSoftplus", "FusedMLPSoftplu
            "MegaGemmTriton", "MegaGemmRMSNorm"]
 
 
-_PARAMETRISED = object()  # no tensor: an attribute that is computed at every access is left to `functional`
-
-
 class RMSNorm(nn.Module):
     """torch.nn.RMSNorm's arguments, parameters and numbers. Over several dimensions they are one row.
 
@@ -39,11 +36,11 @@ class RMSNorm(nn.Module):
             nn.init.constant_(self.weight, 0.0 if self.unit_offset else 1.0)
 
     def forward(self, x, residual=None):
+        if residual is None and not is_compiling():
+            y = _C.rms_norm_of_module(x, self.__dict__)
+            if y is not None:
+                return y
         if self._one_vector:
-            if residual is None and not is_compiling():
-                y = _C.rms_norm_call(x, self._parameters.get("weight", _PARAMETRISED), self.eps, self.unit_offset)
-                if y is not None:
-                    return y
             return functional.rms_norm(x, self.weight, self.eps, residual=residual, unit_offset=self.unit_offset)
         self._check(x)  # without a weight of one dimension the kernel has nothing to compare x's shape with
         shape, weight = x.shape, None if self.weight is None else self.weight.flatten()
@@ -123,7 +120,7 @@ class FusedMLP(nn.Module):
 
     def forward(self, x):
         if not is_compiling():
-            y = _C.mlp_of_layers(x, self._modules["layers"]._modules, self._options)
+            y = _C.mlp_of_module(x, self.__dict__)
             if y is not None:
                 return y
         parameters = []

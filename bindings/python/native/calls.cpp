@@ -16,7 +16,9 @@ namespace {
 
 struct PythonSide {
   PyObject *rms_norm_apply, *rms_norm_run, *rms_norm_save, *mlp_apply, *mlp_run, *any_autocast;
-  PyObject *save_for_backward, *options, *parameters, *weight, *bias, *gain;  // names
+  // names
+  PyObject *save_for_backward, *options, *parameters, *modules, *layers, *weight, *bias, *gain, *eps, *unit_offset,
+      *module_options, *one_vector;
 } python_;
 using Objects = std::vector<nb::object>;
 
@@ -45,7 +47,24 @@ template <class Op> void unlocked(Op&& op) {
   op();
 }
 
+nb::object attribute_of(nb::handle h, PyObject* name) {
+  PyObject* value = PyObject_GetAttr(h.ptr(), name);
+  if (value == nullptr) throw nb::python_error();
+  return nb::steal(value);
+}
+// An entry of a dictionary, borrowed; not valid where there is none.
+nb::handle entry(nb::handle dictionary, PyObject* key) {
+  if (!PyDict_Check(dictionary.ptr())) return {};
+  PyObject* found = PyDict_GetItemWithError(dictionary.ptr(), key);
+  if (found == nullptr && PyErr_Occurred()) throw nb::python_error();
+  return found;
+}
+
 // --- rms_norm --------------------------------------------------------------------------------------------------------
+
+// Up to this many elements backward forms rstd again, which costs a GPU nothing that shows; keeping it costs the host
+// an allocation, a sixth of the call.
+constexpr int64_t kRecomputeRstd = 1 << 20;
 
 // x, weight, eps and unit_offset of `a`; false where rows are not dense, or empty.
 bool describe_rms_norm(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset, RmsNorm& a) {
@@ -74,14 +93,27 @@ nb::object rms_norm_call(nb::handle x, nb::handle w, nb::handle eps, nb::handle 
   return y;
 }
 
+nb::object rms_norm_of_module(nb::handle x, nb::handle attributes) {
+  const nb::handle parameters = entry(attributes, python_.parameters);
+  const nb::handle weight = parameters.is_valid() ? entry(parameters, python_.weight) : nb::handle();
+  if (!weight.is_valid() || weight.is_none()) return nb::none();
+  const nb::object held = nb::borrow(weight);  // another thread may replace it meanwhile
+  const nb::handle eps = entry(attributes, python_.eps), unit_offset = entry(attributes, python_.unit_offset);
+  if (!eps.is_valid() || !unit_offset.is_valid()) return nb::none();
+  if (entry(attributes, python_.one_vector).ptr() != Py_True) return nb::none();
+  return rms_norm_call(x, held, eps, unit_offset);
+}
+
 nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset) {
   RmsNorm a;
-  nb::object y, rstd;
+  nb::object y, rstd = nb::none();
   if (describe_rms_norm(x, w, eps, unit_offset, a)) {
     y = empty_like(x);
-    rstd = empty_vector(x, a.x.rows(), sum_dtype(a.x.dtype));
     a.y = at(a.x, address("rms_norm", "y", y));
-    a.rstd = Tensor(address("rms_norm", "rstd", rstd), sum_dtype(a.x.dtype), {a.x.rows()}, a.x.device);
+    if (a.x.numel() > kRecomputeRstd) {
+      rstd = empty_vector(x, a.x.rows(), sum_dtype(a.x.dtype));
+      a.rstd = Tensor(address("rms_norm", "rstd", rstd), sum_dtype(a.x.dtype), {a.x.rows()}, a.x.device);
+    }
     const Stream stream = stream_of(a.x);
     unlocked([&] { rmsnorm(a, stream); });
   } else {
@@ -176,19 +208,21 @@ nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options) {
   return mlp_over(x, held, options);
 }
 
-nb::object mlp_of_layers(nb::handle x, nb::dict layers, nb::handle options) {
+nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
   if (call(python_.any_autocast).ptr() == Py_True) return nb::none();
+  const nb::handle options = entry(attributes, python_.module_options), modules = entry(attributes, python_.modules);
+  const nb::handle list = modules.is_valid() ? entry(modules, python_.layers) : nb::handle();
+  if (!options.is_valid() || !list.is_valid()) return nb::none();
   const int flags = options_of(options);
   PyObject* const names[] = {python_.weight, flags & kBias ? python_.bias : nullptr,
                              flags & kWeightNorm ? python_.gain : nullptr};
   Objects held;  // another thread may replace a parameter meanwhile
-  for (auto [name, layer] : layers) {
-    const nb::object parameters = nb::steal(PyObject_GetAttr(layer.ptr(), python_.parameters));
-    if (!parameters.is_valid()) throw nb::python_error();
+  for (auto [name, layer] : nb::borrow<nb::dict>(attribute_of(list, python_.modules))) {
+    const nb::object parameters = attribute_of(layer, python_.parameters);
     for (PyObject* key : names) {
       if (key == nullptr) continue;
-      PyObject* found = PyDict_GetItemWithError(parameters.ptr(), key);
-      if (found == nullptr) return nb::none();  // computed at every access: a parametrisation
+      const nb::handle found = entry(parameters, key);
+      if (!found.is_valid()) return nb::none();  // computed at every access: a parametrisation
       held.push_back(nb::borrow(found));
     }
   }
@@ -229,9 +263,15 @@ void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle
              .save_for_backward = name("save_for_backward"),
              .options = name("options"),
              .parameters = name("_parameters"),
+             .modules = name("_modules"),
+             .layers = name("layers"),
              .weight = name("weight"),
              .bias = name("bias"),
-             .gain = name("gain")};
+             .gain = name("gain"),
+             .eps = name("eps"),
+             .unit_offset = name("unit_offset"),
+             .module_options = name("_options"),
+             .one_vector = name("_one_vector")};
 }
 
 }  // namespace ingot::python

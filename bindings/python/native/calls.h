@@ -8,14 +8,15 @@ namespace nb = nanobind;
 
 // y. eps None: the epsilon of the type that sums are kept in.
 nb::object rms_norm_call(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset);
+nb::object rms_norm_of_module(nb::handle x, nb::handle attributes);  // an RMSNorm's __dict__
 // autograd.Function.forward
 nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset);
 
-// y. `parameters` as ops.cpp has them; of mlp_of_layers they are the weight, bias and gain of each module in `layers`,
-// which under autocast returns None too. `options`: MlpFlags and the number of the activation.
+// y. `parameters` as ops.cpp has them; of a FusedMLP's __dict__ those of its layers. `options`: MlpFlags and the number
+// of the activation. Under autocast mlp_of_module returns None too, and both do of a parametrised module.
 enum MlpFlags : int { kBias = 1 << 8, kWeightNorm = 1 << 9, kActivateLast = 1 << 10, kSave = 1 << 11 };
 nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options);
-nb::object mlp_of_layers(nb::handle x, nb::dict layers, nb::handle options);
+nb::object mlp_of_module(nb::handle x, nb::handle attributes);
 nb::object mlp_forward(nb::args context_x_options_and_parameters);
 
 // Python's side, called once: autograd.Function.apply, and what runs on operands that are not dense.

@@ -128,6 +128,19 @@ def test_takes_any_strides(device):
             assert_near(total, ox + 1, 1, name)
 
 
+def test_large_inputs_whose_statistics_are_kept_have_the_same_gradients(device):
+    x, w = leaves(device, torch.float32, (1040, 1024))
+    y = functional.rms_norm(x, w, EPS)
+    assert y.grad_fn.saved_tensors[2] is not None
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    part = x.detach()[:40].requires_grad_()
+    small = functional.rms_norm(part, w.detach(), EPS)
+    assert small.grad_fn.saved_tensors[2] is None
+    small.backward(dy[:40])
+    torch.testing.assert_close(x.grad[:40], part.grad, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(0, 32), (2, 0, 32), (0, 0, 32)])
 def test_an_empty_batch_has_zero_gradients(device, shape):
     x, w = leaves(device, torch.float32, shape)
