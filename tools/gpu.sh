@@ -41,7 +41,8 @@ step() {
 }
 
 configure_and_build() {
-  cmake -G Ninja -S . -B $build -DCMAKE_BUILD_TYPE=Release -DINGOT_CUDA=ON -DINGOT_TESTS=ON -DINGOT_APPS=ON >"$logs/configure.log" 2>&1 ||
+  cmake -G Ninja -S . -B $build -DCMAKE_BUILD_TYPE=Release -DINGOT_CUDA=ON -DINGOT_TESTS=ON -DINGOT_APPS=ON \
+    -DPython_EXECUTABLE="$(command -v python3)" >"$logs/configure.log" 2>&1 ||
     { tail -n 30 "$logs/configure.log"; return 1; }
   grep -h 'Ingot:' "$logs/configure.log"
   ninja -C $build -k 0 all ingot_bench | grep -vE '^(\[|ptxas|$)|bytes stack frame|bytes spill'
