@@ -85,7 +85,7 @@ for stage in "${stages[@]}"; do
     mlp) step mlp 560 python3 bench/peers/gpu_mlp.py --native $build/libingot_bench.so "${mlp_origin[@]}" ${INGOT_MLP_ARGS:-} ;;
     python)
       lines=120
-      export PYTHONPATH=$build/python${PYTHONPATH:+:$PYTHONPATH}
+      export PYTHONPATH=$PWD/$build/python${PYTHONPATH:+:$PYTHONPATH}
       INGOT_TEST_DEVICE=cuda step python 300 python3 bindings/python/tests/run.py --tb=short
       step host-cost 200 python3 bench/peers/gpu_host_cost.py
       step neural-image 120 python3 examples/neural_image.py --out "$logs"
