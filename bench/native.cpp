@@ -188,13 +188,12 @@ EXPORT int ingot_bench_mlp_backward(const char* dtype, int64_t rows, int64_t dep
 }
 
 // --- rotations: x, y (tokens, heads, d) without gaps, tables (table_rows, half). config: null for the default, or
-// {vectors, heads_per_thread, lanes, threads, overlap, evict_first, iterations}.
+// {vectors, lanes, threads, iterations, overlap, evict_first}.
 namespace {
 cuda::RopeTuning rope_tuning(const int* c) {
-  return {.config = {.vectors = c[0] != 0, .heads_per_thread = c[1], .lanes = c[2], .threads = c[3]},
+  return {.config = {.vectors = c[0] != 0, .lanes = c[1], .threads = c[2], .iterations = c[3]},
           .overlap = c[4] != 0,
-          .evict_first = c[5],
-          .iterations = c[6]};
+          .evict_first = c[5]};
 }
 template <class Op>
 void add_table(Op& a, void* positions, void* cos, void* sin, int64_t tokens, int64_t half, int64_t table_rows) {

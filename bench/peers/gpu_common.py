@@ -8,6 +8,8 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
+import zipfile
 
 import torch
 
@@ -77,8 +79,10 @@ def backward_of(function, inputs, upstream, calls):
 
 def import_liger(wheel):
     """Liger-Kernel, installed or in the wheel given by path; None where there is neither."""
-    if wheel:
-        sys.path.append(str(wheel))
+    if wheel:  # unpacked, as it holds folders without an __init__.py, which zipimport does not find
+        folder = tempfile.mkdtemp()
+        zipfile.ZipFile(wheel).extractall(folder)
+        sys.path.append(folder)
     try:
         import liger_kernel.ops as ops
         return ops

@@ -15,12 +15,13 @@ namespace {
 // From here on nothing of y can still be in L2 when it is read next (50 to 60 MB on Hopper, shared with x).
 constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
 constexpr int64_t kMaxUnits = int64_t(1) << 30;  // threads of one launch; tile::divide needs less than 2^31
-constexpr int kSumThreads = 128;
+constexpr int kSumThreads = 512;
 
 // (T, H, D) with any strides, in elements; the last one is 1.
 struct HeadRows {
   void* data = nullptr;
   int64_t token = 0, head = 0;
+  int64_t step = 0;  // to the next token of a thread
 };
 template <class T> __device__ inline T* row_of(const HeadRows& r, int64_t token, uint32_t head) {
   return static_cast<T*>(r.data) + token * r.token + head * r.head;
@@ -32,8 +33,8 @@ struct Params {
   const float *cos, *sin, *gain;
   float* partial;  // (heads, slices) sums for dgain, or null
   int64_t tokens, first_token, slice_tokens;
-  uint32_t units, heads, head_groups, head_dim, half, lanes, turning_lanes;
-  tile::Divisor by_lanes, by_groups, by_slots, by_chunks;
+  uint32_t units, heads, head_dim, half, lanes, turning_lanes;
+  tile::Divisor by_lanes, by_heads, by_slots, by_chunks, by_rows;
   uint32_t slices, rows, iterations;
   float sign, eps, inverse_dim;  // sign: the direction of the pass included
   bool normalise, interleaved, evict_first;
@@ -67,8 +68,8 @@ template <int N> struct Angles { float cos[N], sin[N]; };
 
 // Of one token, for the pairs of one lane: through L1, as the lanes of the other heads read the same.
 template <int N, bool kInterleaved>
-__device__ inline void load_angles(Angles<N>& r, const Params& p, int64_t token, const Place& at) {
-  const int64_t row = int64_t(p.positions[token]) * p.half;
+__device__ inline void load_angles(Angles<N>& r, const Params& p, int32_t position, const Place& at) {
+  const int64_t row = int64_t(position) * p.half;
   if constexpr (kInterleaved) {
     constexpr int M = N / 2;  // pairs in a vector
     tile::Vec<float, M> cos[2], sin[2];
@@ -82,7 +83,7 @@ __device__ inline void load_angles(Angles<N>& r, const Params& p, int64_t token,
       tile::to_float(cos[v], c);
       tile::to_float(sin[v], s);
 #pragma unroll
-      for (int i = 0; i < M; ++i) r.cos[v * M + i] = c[i], r.sin[v * M + i] = s[i] * p.sign;
+      for (int i = 0; i < M; ++i) r.cos[v * M + i] = c[i], r.sin[v * M + i] = s[i];
     }
   } else {
     tile::Vec<float, N> cos, sin;
@@ -90,8 +91,6 @@ __device__ inline void load_angles(Angles<N>& r, const Params& p, int64_t token,
     tile::load(sin, p.sin + row + at.a);
     tile::to_float(cos, r.cos);
     tile::to_float(sin, r.sin);
-#pragma unroll
-    for (int i = 0; i < N; ++i) r.sin[i] *= p.sign;
   }
 }
 
@@ -100,143 +99,172 @@ __device__ inline void turn(float& x1, float& x2, float cos, float sin) {
   x2 = x2 * cos + x1 * sin;
   x1 = y1;
 }
-template <bool kInterleaved, int N> __device__ inline void rotate(const Angles<N>& r, float (&a)[N], float (&b)[N]) {
+template <bool kInterleaved, int N>
+__device__ inline void rotate(const Angles<N>& r, float sign, float (&a)[N], float (&b)[N]) {
   if constexpr (kInterleaved) {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
-      turn(a[2 * i], a[2 * i + 1], r.cos[i], r.sin[i]);
-      turn(b[2 * i], b[2 * i + 1], r.cos[N / 2 + i], r.sin[N / 2 + i]);
+      turn(a[2 * i], a[2 * i + 1], r.cos[i], sign * r.sin[i]);
+      turn(b[2 * i], b[2 * i + 1], r.cos[N / 2 + i], sign * r.sin[N / 2 + i]);
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) turn(a[i], b[i], r.cos[i], r.sin[i]);
+    for (int i = 0; i < N; ++i) turn(a[i], b[i], r.cos[i], sign * r.sin[i]);
   }
 }
 
-template <class T, int K> using Held = tile::Vec<T, 16 / int(sizeof(T))>[K][2];
+template <class T> using Pair = tile::Vec<T, 16 / int(sizeof(T))>[2];
 
-// Heads group, group + head_groups, ...: neighbouring lanes keep reading neighbouring memory.
-template <class T, int K>
-__device__ inline void load_heads(Held<T, K>& held, const Params& p, const HeadRows& from, int64_t token,
-                                  uint32_t group, const Place& at, bool ok) {
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t head = group + k * p.head_groups;
-    const T* row = row_of<const T>(from, token, head);
-    if (ok && head < p.heads && at.a_ok) tile::load_streaming(held[k][0], row + at.a);
-    if (ok && head < p.heads && at.b_ok) tile::load_streaming(held[k][1], row + at.b);
-  }
+// From and to where vector a lies.
+template <class T> __device__ inline void load_pair(Pair<T>& v, const T* a, const Place& at) {
+  if (at.a_ok) tile::load_streaming(v[0], a);
+  if (at.b_ok) tile::load_streaming(v[1], a + (at.b - at.a));
 }
-
 template <class T, int N>
-__device__ inline void store_pair(const Params& p, int64_t token, uint32_t head, const Place& at, const float (&a)[N],
-                                  const float (&b)[N]) {
-  T* row = row_of<T>(p.y, token, head);
-  if (at.a_ok) tile::store(row + at.a, tile::from_float<T>(a), p.evict_first);
-  if (at.b_ok) tile::store(row + at.b, tile::from_float<T>(b), p.evict_first);
+__device__ inline void store_pair(const Params& p, T* to, const Place& at, const float (&a)[N], const float (&b)[N]) {
+  if (at.a_ok) tile::store(to, tile::from_float<T>(a), p.evict_first);
+  if (at.b_ok) tile::store(to + (at.b - at.a), tile::from_float<T>(b), p.evict_first);
+}
+template <class T, int N> __device__ inline void to_floats(const Pair<T>& v, float (&a)[N], float (&b)[N]) {
+  tile::to_float(v[0], a);
+  tile::to_float(v[1], b);
+}
+
+// y = R x: one head a thread group.
+template <class T, bool kInterleaved>
+__global__ void __launch_bounds__(kRopeThreads, 4) rotate_heads(const __grid_constant__ Params p) {
+  constexpr int N = 16 / int(sizeof(T));
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
+  if (unit >= p.units) return;
+  const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
+  const Place at = place_of<N, kInterleaved>(p, lane.remainder);
+  const int64_t token = p.first_token + head.quotient;
+
+  Pair<T> x;
+  load_pair<T>(x, row_of<const T>(p.x, token, head.remainder) + at.a, at);
+  float a[N], b[N];
+  if (at.turns) {
+    Angles<N> angles;
+    load_angles<N, kInterleaved>(angles, p, p.positions[token], at);
+    to_floats<T>(x, a, b);
+    rotate<kInterleaved>(angles, p.sign, a, b);
+  } else {
+    to_floats<T>(x, a, b);
+  }
+  store_pair<T>(p, row_of<T>(p.y, token, head.remainder) + at.a, at, a, b);
 }
 
 __device__ inline float rstd_of(float sum_of_squares, const Params& p) {
   return __frsqrt_rn(sum_of_squares * p.inverse_dim + p.eps);
 }
 
-// Asked for before the sums over the head, or its latency comes on top of theirs.
-template <int K> __device__ inline void load_gains(float (&gain)[K], const Params& p, uint32_t group) {
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t head = group + k * p.head_groups;
-    gain[k] = p.gain != nullptr && head < p.heads ? p.gain[head] : 1.f;
+// --- with a norm: a thread keeps its place in a head and walks from token to token -----------------------------------
+
+// Which head and tokens a thread has: `count` of them, p.rows apart.
+struct Walk {
+  uint32_t group, lane, slice, head, count;
+  int64_t token;
+};
+__device__ inline Walk walk_of(const Params& p) {
+  const tile::Division lane = tile::divide(threadIdx.x, p.by_lanes), row = tile::divide(lane.quotient, p.by_slots);
+  const tile::Division slice = tile::divide(blockIdx.x, p.by_chunks);
+  Walk w{.group = lane.quotient, .lane = lane.remainder, .slice = slice.quotient};
+  w.head = slice.remainder * p.by_slots.value + row.remainder;
+  const int64_t begin = slice.quotient * p.slice_tokens, end = min(begin + p.slice_tokens, p.tokens);
+  w.token = begin + row.quotient;
+  const bool here = row.quotient < p.rows && w.head < p.heads && w.token < end;
+  w.count = here ? uint32_t(tile::divide(uint32_t(end - w.token + p.rows - 1), p.by_rows).quotient) : 0;
+  return w;
+}
+
+// A block's dgain: its threads' sums for each head in the order of their tokens.
+__device__ inline void keep_dgain(const Params& p, const Walk& w, float dgain) {
+  auto& found = tile::shared<float[kRopeThreads]>();
+  const uint32_t slots = p.by_slots.value, first = blockIdx.x - w.slice * p.by_chunks.value;
+  if (w.lane == 0) found[w.group] = dgain;
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < slots; i += blockDim.x) {
+    const uint32_t head = first * slots + i;
+    if (head >= p.heads) continue;
+    float sum = 0;
+    for (uint32_t r = 0; r < p.rows; ++r) sum += found[r * slots + i];
+    p.partial[int64_t(head) * p.slices + w.slice] = sum;
   }
 }
 
-// y = rotation of x; with a norm, of x * rstd * gain.
-template <class T, int K, bool kInterleaved, bool kNorm>
-__global__ void __launch_bounds__(kRopeThreads, K == 1 ? 8 : 7) rotate_heads(const __grid_constant__ Params p) {
+// R is the rotation, n = x * rstd.   Forward: y = gain * R n.   Backward, with g = R^T dy:
+//   dgain = n . g   dx = gain * rstd * (g - n * mean(n * g))
+// What the next token needs is asked for as soon as its registers are free, so that loads are under way at all times;
+// its position was asked for one token earlier, as the table waits for it.
+template <class T, bool kInterleaved, bool kBackward>
+__global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
-  const tile::Division lane = tile::divide(unit, p.by_lanes), group = tile::divide(lane.quotient, p.by_groups);
-  const Place at = place_of<N, kInterleaved>(p, lane.remainder);
-  const int64_t token = p.first_token + group.quotient;
-  const bool ok = unit < p.units;
+  const Walk w = walk_of(p);
+  const Place at = place_of<N, kInterleaved>(p, w.lane);
+  const T* x = row_of<const T>(p.x, w.token, w.head) + at.a;
+  const T* dy = kBackward ? row_of<const T>(p.dy, w.token, w.head) + at.a : nullptr;
+  T* y = row_of<T>(p.y, w.token, w.head) + at.a;
+  int64_t token = w.token;
 
-  Held<T, K> x;
-  load_heads<T, K>(x, p, p.x, token, group.remainder, at, ok);
+  Pair<T> x_now, dy_now;
   Angles<N> angles;
-  if (ok && at.turns) load_angles<N, kInterleaved>(angles, p, token, at);
+  int32_t next_position = 0;
+  if (w.count > 0) {
+    if constexpr (kBackward) load_pair<T>(dy_now, dy, at);
+    load_pair<T>(x_now, x, at);
+    if (at.turns) load_angles<N, kInterleaved>(angles, p, p.positions[token], at);
+    if (at.turns && w.count > 1) next_position = p.positions[token + p.rows];
+  }
+  const float gain = w.count > 0 && p.gain != nullptr ? p.gain[w.head] : 1.f;
 
-  float factor[K];
-  if constexpr (kNorm) {
-    load_gains(factor, p, group.remainder);
-    float sum[K] = {};
+  float dgain = 0;
+  // Every thread of the block makes every turn, as warps sum over lanes of several heads at once.
+#pragma unroll 1
+  for (uint32_t i = 0; i < p.iterations; ++i) {
+    const bool ok = i < w.count, more = i + 1 < w.count;
+    float a[N], b[N], sum[kBackward ? 2 : 1] = {};  // of x * x, of x * g
+    to_floats<T>(kBackward ? dy_now : x_now, a, b);
+    if constexpr (!kBackward)
 #pragma unroll
-    for (int k = 0; k < K; ++k)
+      for (int k = 0; k < N; ++k) sum[0] += a[k] * a[k] + b[k] * b[k];
+    if (at.turns) rotate<kInterleaved>(angles, p.sign, a, b);
+    x += p.x.step, dy += p.dy.step, token += p.rows;
+    if (more) {
+      load_pair<T>(kBackward ? dy_now : x_now, kBackward ? dy : x, at);
+      if (at.turns) load_angles<N, kInterleaved>(angles, p, next_position, at);
+      if (at.turns && i + 2 < w.count) next_position = p.positions[token + p.rows];
+    }
+    if constexpr (kBackward) {
+      float xa[N], xb[N];
+      to_floats<T>(x_now, xa, xb);
 #pragma unroll
-      for (int v = 0; v < 2; ++v) {
-        float value[N];
-        tile::to_float(x[k][v], value);
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum[k] += value[i] * value[i];
+      for (int k = 0; k < N; ++k) {
+        sum[0] += xa[k] * xa[k] + xb[k] * xb[k];
+        sum[1] += xa[k] * a[k] + xb[k] * b[k];
       }
+    }
     tile::warp_sum(sum, p.lanes);
+    const float rstd = p.normalise ? rstd_of(sum[0], p) : 1.f, factor = gain * rstd;
+    if constexpr (kBackward) {
+      const float both = sum[1] * rstd, along = p.normalise ? -factor * both * p.inverse_dim * rstd : 0.f;
+      if (ok) dgain += both;
+      float xa[N], xb[N];
+      to_floats<T>(x_now, xa, xb);  // again, as 16 packed numbers wait in half the registers
 #pragma unroll
-    for (int k = 0; k < K; ++k)
-      if (p.normalise) factor[k] *= rstd_of(sum[k], p);
+      for (int k = 0; k < N; ++k) a[k] = factor * a[k] + xa[k] * along, b[k] = factor * b[k] + xb[k] * along;
+      if (more) load_pair<T>(x_now, x, at);
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; ++k) a[k] *= factor, b[k] *= factor;
+    }
+    if (ok) store_pair<T>(p, y, at, a, b);
+    y += p.y.step;
   }
-  if (!ok) return;
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t head = group.remainder + k * p.head_groups;
-    if (head >= p.heads) break;
-    float a[N], b[N];
-    tile::to_float(x[k][0], a);
-    tile::to_float(x[k][1], b);
-    if (at.turns) rotate<kInterleaved>(angles, a, b);
-    if constexpr (kNorm)
-#pragma unroll
-      for (int i = 0; i < N; ++i) a[i] *= factor[k], b[i] *= factor[k];
-    store_pair<T>(p, token, head, at, a, b);
-  }
-}
-
-// With R the rotation, n = x * rstd and g = R^T dy:   dgain = n . g   dx = gain * rstd * (g - n * mean(n * g))
-template <class T, bool kInterleaved>
-__device__ inline void backward_head(const Params& p, int64_t token, bool ok, uint32_t head, uint32_t lane,
-                                     float& dgain) {
-  constexpr int N = 16 / int(sizeof(T));
-  const Place at = place_of<N, kInterleaved>(p, lane);
-  Held<T, 1> x, dy;
-  load_heads<T, 1>(x, p, p.x, token, head, at, ok);
-  load_heads<T, 1>(dy, p, p.dy, token, head, at, ok);
-  Angles<N> angles;
-  if (ok && at.turns) load_angles<N, kInterleaved>(angles, p, token, at);
-  float gain[1];
-  load_gains(gain, p, head);
-
-  float a[N], b[N];  // g
-  tile::to_float(dy[0][0], a);
-  tile::to_float(dy[0][1], b);
-  if (at.turns) rotate<kInterleaved>(angles, a, b);
-  float sum[2] = {};  // of x * x, of x * g
-  float xa[N], xb[N];
-  tile::to_float(x[0][0], xa);
-  tile::to_float(x[0][1], xb);
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    sum[0] += xa[i] * xa[i] + xb[i] * xb[i];
-    sum[1] += xa[i] * a[i] + xb[i] * b[i];
-  }
-  tile::warp_sum(sum, p.lanes);
-  if (!ok) return;
-  const float rstd = p.normalise ? rstd_of(sum[0], p) : 1.f, both = sum[1] * rstd;
-  dgain += both;
-  const float factor = gain[0] * rstd, along = p.normalise ? both * p.inverse_dim * rstd : 0.f;
-  tile::to_float(x[0][0], xa);  // again, as 16 packed numbers wait in half the registers
-  tile::to_float(x[0][1], xb);
-#pragma unroll
-  for (int i = 0; i < N; ++i) a[i] = factor * (a[i] - xa[i] * along), b[i] = factor * (b[i] - xb[i] * along);
-  store_pair<T>(p, token, head, at, a, b);
+  if (kBackward && p.partial != nullptr) keep_dgain(p, w, dgain);
 }
 
 // --- element by element: any alignment, any number of dimensions -----------------------------------------------------
@@ -259,7 +287,7 @@ template <class T> __global__ void __launch_bounds__(kRopeThreads) rotate_elemen
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
-  const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_groups);
+  const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
   const int64_t token = p.first_token + head.quotient;
   const bool ok = unit < p.units;
   const T* x = row_of<const T>(p.x, token, head.remainder);
@@ -290,8 +318,8 @@ template <class T> __global__ void __launch_bounds__(kRopeThreads) rotate_elemen
 }
 
 template <class T>
-__device__ inline void backward_elements(const Params& p, int64_t token, bool ok, uint32_t head, uint32_t lane,
-                                         float& dgain) {
+__device__ inline void backward_element_head(const Params& p, int64_t token, bool ok, uint32_t head, uint32_t lane,
+                                             float& dgain) {
   const T *x = row_of<const T>(p.x, token, head), *dy = row_of<const T>(p.dy, token, head);
   T* dx = row_of<T>(p.y, token, head);
   float sum[2] = {};  // of x * x, of x * g
@@ -330,42 +358,15 @@ __device__ inline void backward_elements(const Params& p, int64_t token, bool ok
       });
 }
 
-// --- backward: a block takes a slice of the tokens and `slots` groups of heads ---------------------------------------
-
-enum class Form { half_split, interleaved, elements };
-
-template <class T, Form kForm>
-__global__ void __launch_bounds__(kRopeThreads, 7) qk_norm_backward(const __grid_constant__ Params p) {
-  auto& found = tile::shared<float[kRopeThreads]>();
+template <class T> __global__ void __launch_bounds__(kRopeThreads) backward_elements(const __grid_constant__ Params p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const tile::Division lane = tile::divide(threadIdx.x, p.by_lanes), row = tile::divide(lane.quotient, p.by_slots);
-  const tile::Division slice = tile::divide(blockIdx.x, p.by_chunks);
-  const uint32_t slots = p.by_slots.value, head = slice.remainder * slots + row.remainder;
-  const bool here = row.quotient < p.rows && head < p.heads;
-  const int64_t begin = slice.quotient * p.slice_tokens, end = min(begin + p.slice_tokens, p.tokens);
-
+  const Walk w = walk_of(p);
   float dgain = 0;
-  // Every thread of the block makes every turn, as warps sum over lanes of several heads at once.
 #pragma unroll 1
-  for (uint32_t i = 0; i < p.iterations; ++i) {
-    const int64_t token = begin + int64_t(i) * p.rows + row.quotient;
-    const bool ok = here && token < end;
-    if constexpr (kForm == Form::elements)
-      backward_elements<T>(p, token, ok, head, lane.remainder, dgain);
-    else
-      backward_head<T, kForm == Form::interleaved>(p, token, ok, head, lane.remainder, dgain);
-  }
-  if (p.partial == nullptr) return;
-  if (here && lane.remainder == 0) found[lane.quotient] = dgain;
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < slots; i += blockDim.x) {
-    const uint32_t its_head = slice.remainder * slots + i;
-    if (its_head >= p.heads) continue;
-    float sum = 0;
-    for (uint32_t r = 0; r < p.rows; ++r) sum += found[r * slots + i];
-    p.partial[int64_t(its_head) * p.slices + slice.quotient] = sum;
-  }
+  for (uint32_t i = 0; i < p.iterations; ++i)
+    backward_element_head<T>(p, w.token + int64_t(i) * p.rows, i < w.count, w.head, w.lane, dgain);
+  if (p.partial != nullptr) keep_dgain(p, w, dgain);
 }
 
 // dgain += the slices of one head, in an order that depends on their number alone.
@@ -374,7 +375,7 @@ __global__ void __launch_bounds__(kSumThreads) add_slices(float* dgain, const fl
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   float sum[1] = {};
-#pragma unroll 4
+#pragma unroll 8
   for (uint32_t i = threadIdx.x; i < slices; i += kSumThreads) sum[0] += partial[int64_t(blockIdx.x) * slices + i];
   tile::group_sum(sum, kSumThreads, memory);
   if (threadIdx.x == 0) dgain[blockIdx.x] += sum[0];
@@ -435,17 +436,11 @@ template <class Use> auto with_cuda_float_type(const char* op, DType t, Use&& us
   }
 }
 
-template <class T, int K> Kernel pick_forward(const RopeShape& s) {
-  if (s.norm) return s.interleaved ? rotate_heads<T, K, true, true> : rotate_heads<T, K, false, true>;
-  return s.interleaved ? rotate_heads<T, K, true, false> : rotate_heads<T, K, false, false>;
-}
 template <class T> Kernel pick_kernel(const RopeShape& s, const RopeConfig& c) {
-  if (s.backward) {
-    if (!c.vectors) return qk_norm_backward<T, Form::elements>;
-    return s.interleaved ? qk_norm_backward<T, Form::interleaved> : qk_norm_backward<T, Form::half_split>;
-  }
-  if (!c.vectors) return rotate_elements<T>;
-  return c.heads_per_thread == 1 ? pick_forward<T, 1>(s) : pick_forward<T, 2>(s);
+  if (!c.vectors) return s.backward ? backward_elements<T> : rotate_elements<T>;
+  if (s.backward) return s.interleaved ? walk_heads<T, true, true> : walk_heads<T, false, true>;
+  if (s.norm) return s.interleaved ? walk_heads<T, true, false> : walk_heads<T, false, false>;
+  return s.interleaved ? rotate_heads<T, true> : rotate_heads<T, false>;
 }
 
 void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
@@ -454,9 +449,6 @@ void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
               " lanes, expected at most ", c.threads, ", and a power of two up to 32 where they sum");
   INGOT_CHECK(c.threads >= 32 && c.threads <= kRopeThreads && c.threads % 32 == 0, op, ": found ", c.threads,
               " threads, expected whole warps up to ", kRopeThreads);
-  const int heads = c.heads_per_thread;
-  INGOT_CHECK(heads == 1 || (heads == 2 && c.vectors && !s.backward), op, ": found ", heads,
-              " heads a thread, expected 1 or, forward and with vectors, 2");
   if (!c.vectors) return;
   INGOT_CHECK(pick_rope_config(s).vectors && c.lanes >= rope_head_lanes(s), op, ": found ", c.lanes,
               " lanes of vectors, expected ", rope_head_lanes(s), " and operands that whole vectors reach");
@@ -472,11 +464,11 @@ template <class Op> Params params_of(const Op& a, const Tensor& y, const RopeSha
   }
   const RopeConfig& c = tuning.config;
   p.tokens = s.tokens;
-  p.heads = uint32_t(s.heads), p.head_groups = uint32_t(ceil_divide(s.heads, c.heads_per_thread));
+  p.heads = uint32_t(s.heads);
   p.inverse_dim = 1 / float(s.head_dim);
   p.head_dim = uint32_t(s.head_dim), p.half = uint32_t(s.half);
   p.lanes = uint32_t(c.lanes), p.turning_lanes = c.vectors ? uint32_t(rope_turning_lanes(s)) : 0;
-  p.by_lanes = tile::Divisor(p.lanes), p.by_groups = tile::Divisor(p.head_groups);
+  p.by_lanes = tile::Divisor(p.lanes), p.by_heads = tile::Divisor(p.heads);
   p.sign = float(a.sign), p.interleaved = a.interleaved;
   p.evict_first = tuning.evict_first < 0 ? a.x.numel() * size_of(a.x.dtype) > kEvictFirstBytes : tuning.evict_first > 0;
   return p;
@@ -493,6 +485,21 @@ void check_sizes(const char* op, const RopeShape& s) {
          " dimensions a token on a GPU");
 }
 
+void launch_walk(const char* op, Kernel kernel, Params& p, const RopeShape& s, const RopeTuning& tuning, int device,
+                 Stream stream) {
+  const RopeSlices cut =
+      pick_rope_slices(tuning.config, s.tokens, s.heads, p.partial != nullptr ? kRopeMaxSlices : kMaxUnits);
+  p.slice_tokens = ceil_divide(s.tokens, cut.slices);
+  p.slices = uint32_t(cut.slices), p.rows = uint32_t(cut.rows), p.iterations = uint32_t(cut.iterations);
+  p.by_slots = tile::Divisor(uint32_t(cut.slots)), p.by_chunks = tile::Divisor(uint32_t(cut.chunks));
+  p.by_rows = tile::Divisor(p.rows);
+  for (HeadRows* r : {&p.x, &p.dy, &p.y}) r->step = r->token * cut.rows;
+  gpu::launch(
+      op, kernel,
+      {.grid = cut.slices * cut.chunks, .block = tuning.config.threads, .overlap = tuning.overlap, .device = device},
+      stream, p);
+}
+
 void launch_forward(const char* op, Params& p, const RopeShape& s, const RopeTuning& tuning, int device,
                     Stream stream) {
   check_sizes(op, s);
@@ -500,7 +507,8 @@ void launch_forward(const char* op, Params& p, const RopeShape& s, const RopeTun
   check_config(op, tuning.config, s);
   const Kernel kernel =
       with_cuda_float_type(op, s.dtype, [&](auto t) { return pick_kernel<decltype(t)>(s, tuning.config); });
-  const int64_t per_token = int64_t(p.head_groups) * p.lanes, most = kMaxUnits / per_token;
+  if (s.norm && tuning.config.vectors) return launch_walk(op, kernel, p, s, tuning, device, stream);
+  const int64_t per_token = int64_t(p.heads) * p.lanes, most = kMaxUnits / per_token;
   for (; p.first_token < s.tokens; p.first_token += most) {
     const int64_t units = std::min(most, s.tokens - p.first_token) * per_token;
     p.units = uint32_t(units);
@@ -548,19 +556,13 @@ void qk_norm_rope_backward_with(const QkNormRopeBackward& a, const RopeTuning& t
   check_sizes(op, s);
   if (s.tokens == 0 || s.heads == 0 || s.head_dim == 0) return;
   check_config(op, c, s);
-  const RopeSlices cut = pick_rope_slices(c, s.tokens, s.heads, tuning.iterations);
   Params p = params_of(a, a.dx, s, tuning);
   add_norm(p, a);
   p.dy = rows_of(a.dy);
   p.sign = -p.sign;
   p.partial = a.dgain ? static_cast<float*>(a.workspace.data) : nullptr;
-  p.slice_tokens = ceil_divide(s.tokens, cut.slices);
-  p.slices = uint32_t(cut.slices), p.rows = uint32_t(cut.rows), p.iterations = uint32_t(cut.iterations);
-  p.by_slots = tile::Divisor(uint32_t(cut.slots)), p.by_chunks = tile::Divisor(uint32_t(cut.chunks));
   const int device = a.x.device.index;
-  gpu::launch(op, kernel,
-              {.grid = cut.slices * cut.chunks, .block = c.threads, .overlap = tuning.overlap, .device = device},
-              stream, p);
+  launch_walk(op, kernel, p, s, tuning, device, stream);
   if (a.dgain)
     gpu::launch(op, add_slices, {.grid = s.heads, .block = kSumThreads, .overlap = tuning.overlap, .device = device},
                 stream, static_cast<float*>(a.dgain.data), static_cast<const float*>(p.partial), p.slices);

@@ -39,8 +39,6 @@ TEST(RopeConfig, HoldsEveryHeadAndKeepsToTheHardwaresLimits) {
               const auto c = cuda::pick_rope_config(s);
               EXPECT_TRUE(c.threads % 32 == 0 && c.threads <= cuda::kRopeThreads);
               EXPECT_TRUE(c.lanes >= 1 && c.lanes <= c.threads);
-              EXPECT_LE(c.heads_per_thread, s.backward ? 1 : 2);
-              EXPECT_LE(c.heads_per_thread, heads);
               if (c.vectors) EXPECT_GE(c.lanes, cuda::rope_head_lanes(s));
               if (s.norm || !c.vectors) EXPECT_TRUE((c.lanes & (c.lanes - 1)) == 0 && c.lanes <= 32);
               if (!s.backward) continue;
@@ -253,8 +251,8 @@ void check_against_fp64(Operands& o, const std::vector<double>& dgain_before) {
   if (c.gain) near("dgain", o.dgain, want.dgain, sums * 4 * std::sqrt(double(c.d) * double(c.tokens + 1)), 0);
 }
 
-TEST_F(RopeCuda, AgreesWithTheFp64LoopOnRandomHeads) {
-  for (const Case& c : cases()) {
+void expect_agreement(const std::vector<Case>& cases) {
+  for (const Case& c : cases) {
     SCOPED_TRACE(::testing::Message() << c);
     Operands o(c);
     const auto dgain = values(o.dgain.host());
@@ -262,8 +260,17 @@ TEST_F(RopeCuda, AgreesWithTheFp64LoopOnRandomHeads) {
     o.run();
     o.download();
     check_against_fp64(o, dgain);
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
+}
+
+TEST_F(RopeCuda, AgreesWithTheFp64LoopOnRandomHeads) { expect_agreement(cases()); }
+
+// What a sanitizer can follow in seconds.
+TEST_F(RopeCuda, AgreesWithTheFp64LoopWhenSmall) {
+  std::vector<Case> small = cases();
+  std::erase_if(small, [](const Case& c) { return c.tokens * c.heads * c.d > 6000 || c.type != DType::bf16; });
+  expect_agreement(small);
 }
 
 // Heads of +-m with m a power of two have rstd = 1 / m exactly, quarter turns are exact, and so are gains of powers of
@@ -314,37 +321,34 @@ TEST_F(RopeCuda, GivesTheSameUnderEveryConfigurationThatFits) {
                        {.tokens = 31, .heads = 5, .d = 80, .rotary = 48, .type = DType::f16}};
   for (const Case& c : some)
     for (bool vectors : {true, false})
-      for (int heads : {1, 2})
-        for (int lanes : {2, 3, 4, 5, 8, 16, 32})
-          for (int threads : {32, 64, 128})
-            for (int64_t iterations : {1, 3}) {
-              if (!vectors && heads > 1) continue;
-              Operands o(c);
-              const cuda::RopeShape s{
-                  .head_dim = c.d, .half = c.rotary / 2, .dtype = c.type, .interleaved = c.interleaved};
-              const bool holds = !vectors || lanes >= cuda::rope_head_lanes(s), power = (lanes & (lanes - 1)) == 0;
-              if (!holds || (!vectors && !power)) continue;
-              const cuda::RopeTuning tuning{
-                  .config = {.vectors = vectors, .heads_per_thread = heads, .lanes = lanes, .threads = threads},
-                  .overlap = iterations == 1,
-                  .evict_first = iterations == 1,
-                  .iterations = iterations};
-              SCOPED_TRACE(::testing::Message() << c << " vectors " << vectors << " heads a thread " << heads
-                                                << " lanes " << lanes << " threads " << threads);
-              const auto dgain = values(o.dgain.host());
-              o.upload();
-              o.run();  // under the default, for what this configuration does not reach
-              if (power) cuda::qk_norm_rope_with(o.op(), tuning, {});
-              cuda::rope_with(o.rope_op(o.x, o.rotated), tuning, {});
-              cuda::rope_backward_with(o.rope_op(o.dy, o.back), tuning, {});
-              if (power && heads == 1) {
-                gpu::copy_to_device(o.dgain.tensor().data, o.dgain.host().data, o.dgain.host().bytes());
-                cuda::qk_norm_rope_backward_with(o.backward_op(), tuning, {});
-              }
-              o.download();
-              check_against_fp64(o, dgain);
-              if (HasFailure()) return;
+      for (int lanes : {2, 3, 4, 5, 8, 16, 32})
+        for (int threads : {32, 64, 96, 256})
+          for (int iterations : {1, 3, 100}) {
+            const cuda::RopeShape s{
+                .head_dim = c.d, .half = c.rotary / 2, .dtype = c.type, .interleaved = c.interleaved};
+            const bool holds = !vectors || lanes >= cuda::rope_head_lanes(s), power = (lanes & (lanes - 1)) == 0;
+            if (!holds || (!vectors && !power)) continue;
+            Operands o(c);
+            const cuda::RopeTuning tuning{
+                .config = {.vectors = vectors, .lanes = lanes, .threads = threads, .iterations = iterations},
+                .overlap = iterations == 1,
+                .evict_first = iterations == 1};
+            SCOPED_TRACE(::testing::Message() << c << " vectors " << vectors << " lanes " << lanes << " threads "
+                                              << threads << " iterations " << iterations);
+            const auto dgain = values(o.dgain.host());
+            o.upload();
+            o.run();  // under the default, for what this configuration does not reach
+            cuda::rope_with(o.rope_op(o.x, o.rotated), tuning, {});
+            cuda::rope_backward_with(o.rope_op(o.dy, o.back), tuning, {});
+            if (power) {
+              cuda::qk_norm_rope_with(o.op(), tuning, {});
+              gpu::copy_to_device(o.dgain.tensor().data, o.dgain.host().data, o.dgain.host().bytes());
+              cuda::qk_norm_rope_backward_with(o.backward_op(), tuning, {});
             }
+            o.download();
+            check_against_fp64(o, dgain);
+            if (HasFailure()) return;
+          }
 }
 #endif
 

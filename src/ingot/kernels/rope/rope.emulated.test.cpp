@@ -80,14 +80,13 @@ struct Operands {
 void check(const Case& c, const cuda::RopeTuning& tuning) {
   SCOPED_TRACE(::testing::Message() << c.tokens << "x" << c.heads << "x" << c.d << " rotary " << c.rotary << ' '
                                     << c.type << " interleaved " << c.interleaved << " vectors "
-                                    << tuning.config.vectors << " heads a thread " << tuning.config.heads_per_thread
-                                    << " lanes " << tuning.config.lanes);
+                                    << tuning.config.vectors << " iterations " << tuning.config.iterations << " lanes "
+                                    << tuning.config.lanes);
   Operands got(c, c.type), want(c, DType::f64);
-  const bool both = tuning.config.heads_per_thread == 1;
   cuda::qk_norm_rope_with(got.op(), tuning, {});
   qk_norm_rope(want.op(), {});
-  if (both) cuda::qk_norm_rope_backward_with(got.backward_op(), tuning, {});
-  if (both) qk_norm_rope_backward(want.backward_op(), {});
+  cuda::qk_norm_rope_backward_with(got.backward_op(), tuning, {});
+  qk_norm_rope_backward(want.backward_op(), {});
   if (c.rotary) cuda::rope_with(got.rope_op(), tuning, {});
   if (c.rotary) rope(want.rope_op(), {});
   const double u = roundoff(DType::f32), sums = (double(c.d) + 16) * u;
@@ -98,8 +97,8 @@ void check(const Case& c, const cuda::RopeTuning& tuning) {
   };
   if (c.rotary) near("rope", got.rotated, want.rotated, 4 * u * 2 * 11, ends);
   near("y", got.y, want.y, sums * 4, ends);
-  if (both) near("dx", got.dx, want.dx, sums * 8, ends);
-  if (both && c.gain) near("dgain", got.dgain, want.dgain, sums * 4 * std::sqrt(double(c.d) * double(c.tokens + 1)), 0);
+  near("dx", got.dx, want.dx, sums * 8, ends);
+  if (c.gain) near("dgain", got.dgain, want.dgain, sums * 4 * std::sqrt(double(c.d) * double(c.tokens + 1)), 0);
   EXPECT_TRUE(got.guards());
 }
 
@@ -110,13 +109,10 @@ TEST(RopeEmulated, EveryConfigurationAgreesWithTheFp64Loop) {
                        {6, 2, 32, 16, 0, DType::f16, false, true, false},
                        {4, 9, 16, 0, 0, DType::f32}};
   for (const Case& c : some)
-    for (int heads : {1, 2})
-      for (int64_t iterations : {1, 3}) {
-        const int lanes = c.type == DType::f32 ? 8 : 4;
-        check(c, {.config = {.heads_per_thread = heads, .lanes = lanes, .threads = 64},
-                  .evict_first = iterations == 1,
-                  .iterations = iterations});
-      }
+    for (int threads : {32, 96})
+      for (int iterations : {1, 3, 100})
+        check(c, {.config = {.lanes = c.type == DType::f32 ? 8 : 4, .threads = threads, .iterations = iterations},
+                  .evict_first = iterations == 1});
 }
 
 TEST(RopeEmulated, ElementsServeWhatVectorsDoNotReach) {

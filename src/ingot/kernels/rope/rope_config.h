@@ -13,16 +13,15 @@ struct QkNormRopeBackward;
 namespace ingot::cuda {
 
 // A head of D dimensions is held by `lanes` threads, two 16-byte vectors each: for half-split pairs one of either half.
-// A thread takes the same place in `heads_per_thread` heads of one token, so that it reads cos and sin once for all.
 struct RopeConfig {
-  bool vectors = true;  // false: elements one by one, one head a thread group; any alignment, dimensions and strides
-  int heads_per_thread = 1;  // 1 or 2 (backward with norm: 1)
-  int lanes = 8;             // with a norm or without vectors a power of two, at most 32
-  int threads = 128;         // per block
+  bool vectors = true;  // false: elements one by one, any alignment, dimensions and strides
+  int lanes = 8;        // with a norm or without vectors a power of two, at most 32
+  int threads = 128;    // per block
+  int iterations = 1;   // with a norm: tokens a thread takes one after the other, at least
   bool operator==(const RopeConfig&) const = default;
 };
 
-constexpr int kRopeThreads = 128;
+constexpr int kRopeThreads = 256;  // a block has at most
 constexpr int kRopeMaxNormLanes = 32;
 
 struct RopeShape {
@@ -57,22 +56,22 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
     while (power < lanes) power *= 2;
     lanes = power;
   }
-  c.vectors = s.aligned && whole && lanes <= (s.norm ? kRopeMaxNormLanes : kRopeThreads);
-  if (!c.vectors) {
+  c.vectors = s.aligned && whole && lanes <= (s.norm ? kRopeMaxNormLanes : 128);
+  if (c.vectors) {
+    c.lanes = int(lanes < 1 ? 1 : lanes);
+  } else {
     c.lanes = 1;
     while (c.lanes < 32 && 2 * c.lanes < s.head_dim) c.lanes *= 2;
-    return c;
   }
-  c.lanes = int(lanes < 1 ? 1 : lanes);
-  if (s.backward) c.threads = 64;
-  // A norm keeps its vectors waiting for the sum: two heads a thread hide that, once every SM has work.
-  if (s.norm && !s.backward && s.heads % 2 == 0 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 2048 * 2)
-    c.heads_per_thread = 2;
+  if (!s.norm) return c;
+  c.threads = s.backward ? 128 : 64;
+  // As many as leave every SM two rounds of blocks, up to four: more make the last round too long.
+  while (c.iterations < 4 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 1024 * 4 * c.iterations) c.iterations *= 2;
   return c;
 }
 
-// The backward pass of the norm with dgain: a block keeps a slice of the tokens and some of the heads, and adds what
-// its threads find for each head in the order of the tokens.
+// The passes with a norm: a block keeps a slice of the tokens and some of the heads. For dgain it adds what its threads
+// find for each head in the order of the tokens.
 struct RopeSlices {
   int64_t slots = 1;   // heads a block takes at once
   int64_t chunks = 1;  // blocks that share the heads of a token
@@ -82,15 +81,22 @@ struct RopeSlices {
 };
 constexpr int64_t kRopeMaxSlices = 2048;
 
-constexpr RopeSlices pick_rope_slices(const RopeConfig& c, int64_t tokens, int64_t heads, int64_t iterations = 4) {
+constexpr RopeSlices pick_rope_slices(const RopeConfig& c, int64_t tokens, int64_t heads,
+                                      int64_t most = kRopeMaxSlices) {
   RopeSlices s;
-  const int64_t groups = c.threads / c.lanes;
-  s.slots = heads < groups ? heads : groups;
-  if (s.slots < 1) s.slots = 1;
+  const int64_t groups = c.threads / c.lanes;  // of lanes
+  // As many heads as leave the fewest groups idle.
+  int64_t best = 0;
+  for (int64_t slots = 1; slots <= groups && slots <= heads; ++slots) {
+    const int64_t busy = heads * (groups / slots) * 1000 / ceil_divide(heads, slots);
+    if (busy >= best) best = busy, s.slots = slots;
+  }
   s.chunks = ceil_divide(heads, s.slots);
   s.rows = groups / s.slots;
-  s.slices = ceil_divide(tokens, s.rows * iterations);
-  if (s.slices > kRopeMaxSlices) s.slices = kRopeMaxSlices;
+  constexpr int64_t kMostBlocks = int64_t(1) << 30;
+  s.slices = ceil_divide(tokens, s.rows * c.iterations);
+  if (s.slices > most) s.slices = most;
+  if (s.slices > kMostBlocks / s.chunks) s.slices = kMostBlocks / s.chunks;
   if (s.slices < 1) s.slices = 1;
   s.iterations = ceil_divide(ceil_divide(tokens, s.slices), s.rows);
   return s;
@@ -99,9 +105,8 @@ constexpr RopeSlices pick_rope_slices(const RopeConfig& c, int64_t tokens, int64
 // A pass under a given configuration: what benches and tests compare. It must fit the operands.
 struct RopeTuning {
   RopeConfig config;
-  bool overlap = true;     // programmatic dependent launch
-  int evict_first = -1;    // stores of y: 1 yes, 0 no, -1 by size
-  int64_t iterations = 4;  // backward of the norm: tokens a thread takes one after the other, at least
+  bool overlap = true;   // programmatic dependent launch
+  int evict_first = -1;  // stores of y: 1 yes, 0 no, -1 by size
 };
 void rope_with(const Rope& a, const RopeTuning& tuning, Stream stream);
 void rope_backward_with(const Rope& a, const RopeTuning& tuning, Stream stream);
