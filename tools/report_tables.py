@@ -1,7 +1,8 @@
 """Writes the tables between `<!-- table:SUITE -->` and `<!-- /table -->` of a page from bench/results/<gpu>/SUITE.json, and
 those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json.
 
-    python3 tools/report_tables.py [--check] [README.md ...]     --check changes nothing and fails where a table is not current
+    python3 tools/report_tables.py [--check] [PAGE ...]     --check changes nothing and fails where a table is not current;
+                                                            without pages: README.md and every docs/*.md
 """
 import json
 import pathlib
@@ -116,9 +117,12 @@ def filled(text):
     return MARKED.sub(fill, text)
 
 
+PAGES = ["README.md", *sorted(p.relative_to(reports.ROOT).as_posix() for p in (reports.ROOT / "docs").glob("*.md"))]
+
+
 def main():
     check = "--check" in sys.argv[1:]
-    pages = [a for a in sys.argv[1:] if a != "--check"] or ["README.md"]
+    pages = [a for a in sys.argv[1:] if a != "--check"] or PAGES
     old = []
     for page in map(pathlib.Path, pages):
         text = page.read_text(encoding="utf-8")

@@ -112,18 +112,21 @@ void check_workspace(const char* op, const Tensor& workspace, int64_t bytes, con
 
 // What the kernels can do; every other limit is the same on all devices.
 constexpr size_t kCudaLayers = 8;
-constexpr int64_t kCudaWidth = 512;
+constexpr int64_t kCudaWidth = 512, kCudaRows = int64_t(1) << 33;  // tiles of rows are numbered with 32 bits
 void check_cuda_width(const char* op, const char* what, int64_t width) {
   if (width % 8 != 0 || width < 8 || width > kCudaWidth)
     fail(ErrorCode::unsupported, op, ": found ", what, " width ", width,
          ", expected a multiple of 8 from 8 to 512 on a GPU");
 }
+void check_cuda_address(const char* op, const char* name, const Tensor& t) {
+  INGOT_CHECK(reinterpret_cast<uintptr_t>(t.data) % 16 == 0, op, ": ", name,
+              ": found an address that is no multiple of 16, expected an aligned one");
+}
 void check_cuda_rows(const char* op, const char* name, const Tensor& t) {
   const int64_t stride = t.row_stride() * size_of(t.dtype);
   INGOT_CHECK(t.rows() <= 1 || stride % 16 == 0, op, ": ", name, ": found rows ", stride,
               " bytes apart, expected a multiple of 16");
-  INGOT_CHECK(reinterpret_cast<uintptr_t>(t.data) % 16 == 0, op, ": ", name,
-              ": found an address that is no multiple of 16, expected an aligned one");
+  check_cuda_address(op, name, t);
 }
 void check_cuda(const char* op, const Layers& layers, const Tensor& x) {
   if (x.dtype != DType::f16 && x.dtype != DType::bf16 && x.dtype != DType::f32)
@@ -132,8 +135,13 @@ void check_cuda(const char* op, const Layers& layers, const Tensor& x) {
     fail(ErrorCode::unsupported, op, ": found ", layers.size(), " layers, expected at most ", kCudaLayers, " on a GPU");
   check_cuda_width(op, "input", x.cols());
   for (const MlpLayer& layer : layers) check_cuda_width(op, "layer", layer.w.rows());
+  INGOT_CHECK(x.rows() <= kCudaRows, op, ": x: found ", x.rows(), " rows, expected at most ", kCudaRows, " on a GPU");
   check_cuda_rows(op, "x", x);
-  for (const MlpLayer& layer : layers) check_cuda_rows(op, "w", layer.w);
+  for (const MlpLayer& layer : layers) {
+    check_cuda_rows(op, "w", layer.w);
+    check_cuda_address(op, "b", layer.b);
+    check_cuda_address(op, "g", layer.g);
+  }
 }
 
 // --- memory --------------------------------------------------------------------------------------------------
@@ -336,6 +344,7 @@ void mlp(const Mlp& m, Stream stream) {
   if (m.x.device.kind == Device::cuda) {
     check_cuda(op, m.layers, m.x);
     check_cuda_rows(op, "y", m.y);
+    check_cuda_address(op, "saved", m.saved);
   }
   check_workspace(op, m.workspace, mlp_workspace_bytes(m), m.x);
 #ifdef INGOT_HAS_CUDA_MLP
@@ -357,6 +366,13 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
     check_cuda(op, m.layers, m.x);
     check_cuda_rows(op, "dy", m.dy);
     if (m.dx) check_cuda_rows(op, "dx", m.dx);
+    check_cuda_address(op, "saved", m.saved);
+    check_cuda_address(op, "workspace", m.workspace);
+    for (const MlpLayer& grad : m.grads) {
+      check_cuda_address(op, "gradient of w", grad.w);
+      check_cuda_address(op, "gradient of b", grad.b);
+      check_cuda_address(op, "gradient of g", grad.g);
+    }
   }
   check_workspace(op, m.workspace, mlp_backward_workspace_bytes(m), m.x);
 #ifdef INGOT_HAS_CUDA_MLP

@@ -16,6 +16,12 @@ int compute_major(Device device) {
   return major;
 }
 
+void check_generation(const char* op, int compute_major) {
+  if (compute_major < 8)
+    fail(ErrorCode::unsupported, op, ": found a GPU of compute capability ", compute_major,
+         ".x, expected 8.0 or later");
+}
+
 [[noreturn]] void no_such_form(const char* op, MlpForm form) {
   fail(ErrorCode::unsupported, op, ": found form ", int(form), ", expected one that takes these operands");
 }
@@ -44,11 +50,13 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
 
 // The other forms hold sm_90a's instructions; every other GPU runs the portable one from its PTX.
 MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
+  check_generation("mlp", compute_major);
   if (compute_major != 9) return MlpForm::portable;
   if (m.x.rows() <= kFewRows && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
   return mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;
 }
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
+  check_generation("mlp_backward", compute_major);
   return compute_major == 9 && mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;
 }
 

@@ -6,7 +6,8 @@
 //   dg[n] += dW[n,:] . u      dv[n,:] += g[n] r[n] (dW[n,:] - u (dW[n,:] . u))
 //
 // x, y, dy, dx are row-major with any row stride. CPU: f64 and f32. GPU: f16, bf16 and f32, up to 8 layers, widths in
-// multiples of 8 up to 512, weights and gradients contiguous, rows at addresses that are multiples of 16 bytes.
+// multiples of 8 up to 512, weights and gradients contiguous, tensors and their rows at addresses that are multiples of
+// 16 bytes.
 #include <vector>
 
 #include "ingot/core/tensor.h"

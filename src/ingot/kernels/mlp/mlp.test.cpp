@@ -330,11 +330,14 @@ TEST(mlp, errors_name_what_was_found_and_what_was_expected) {
 // The operands lie nowhere: what a GPU does not take is refused before anything is read.
 TEST(mlp, a_gpu_takes_eight_layers_of_widths_in_multiples_of_eight_up_to_512) {
   const Device gpu{Device::cuda, 0};
-  const auto message = [&](DType dtype, std::vector<int64_t> widths, int64_t gap = 0) -> std::string {
-    Mlp op{.x = Tensor(nullptr, dtype, {4, widths.front()}, gpu), .y = Tensor(nullptr, dtype, {4, widths.back()}, gpu)};
+  const auto message = [&](DType dtype, std::vector<int64_t> widths, int64_t gap = 0, int64_t rows = 4,
+                           void* bias = nullptr) -> std::string {
+    Mlp op{.x = Tensor(nullptr, dtype, {rows, widths.front()}, gpu),
+           .y = Tensor(nullptr, dtype, {rows, widths.back()}, gpu)};
     op.x.stride[0] += gap;
     for (size_t l = 0; l + 1 < widths.size(); ++l)
-      op.layers.push_back({.w = Tensor(nullptr, dtype, {widths[l + 1], widths[l]}, gpu)});
+      op.layers.push_back({.w = Tensor(nullptr, dtype, {widths[l + 1], widths[l]}, gpu),
+                           .b = Tensor(bias, dtype, {widths[l + 1]}, gpu)});
     try {
       mlp(op, {});
     } catch (const Error& e) { return e.what(); }
@@ -346,6 +349,10 @@ TEST(mlp, a_gpu_takes_eight_layers_of_widths_in_multiples_of_eight_up_to_512) {
   EXPECT_EQ(message(DType::f16, {8, 520, 8}),
             "mlp: found layer width 520, expected a multiple of 8 from 8 to 512 on a GPU");
   EXPECT_EQ(message(DType::bf16, {8, 8}, 1), "mlp: x: found rows 18 bytes apart, expected a multiple of 16");
+  EXPECT_EQ(message(DType::bf16, {8, 8}, 0, int64_t(1) << 40),
+            "mlp: x: found 1099511627776 rows, expected at most 8589934592 on a GPU");
+  EXPECT_EQ(message(DType::bf16, {8, 8}, 0, 4, reinterpret_cast<void*>(8)),
+            "mlp: b: found an address that is no multiple of 16, expected an aligned one");
 }
 
 }  // namespace

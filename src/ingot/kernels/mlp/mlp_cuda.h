@@ -6,7 +6,8 @@
 // saved.dtype: the value h after the activation where the slope follows from it (has_slope_from_value), otherwise the
 // value z before it. All forms write and read the same, so that any forward may precede any backward. A 16-bit h is the
 // h that the next layer multiplied.
-// With weight norm, W is formed in fp32 and rounded to x's type, as a 16-bit matrix product would see it.
+// With weight norm, W is formed in fp32 and rounded to x's type, as a 16-bit matrix product would see it, or its row's
+// scale multiplies the fp32 sums; which of the two is the form's choice.
 #include "ingot/kernels/mlp/mlp.h"
 
 namespace ingot::cuda {
@@ -29,7 +30,8 @@ bool mlp_backward_sm90_takes(const MlpBackward& m);
 void mlp_backward_sm90(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m);
 
-// Which form runs is a pure function of the operands' shapes, types and options and of the GPU's generation.
+// Which form runs is a pure function of the operands' shapes, types and options and of the GPU's generation; below 8 it
+// throws.
 enum class MlpForm { portable, few_rows, sm90 };
 MlpForm pick_mlp_form(const Mlp& m, int compute_major);
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major);

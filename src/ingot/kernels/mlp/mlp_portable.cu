@@ -37,7 +37,7 @@ void mlp_portable(const Mlp& m, Stream stream) {
   PortableRows p = portable_rows(m, scales);
   p.y = m.y.data, p.y_stride = m.y.row_stride();
   const int size = int(size_of(m.x.dtype));
-  const PortableConfig c = pick_portable(p.rows, p.stride, size, scales, device_of(m.x.device));
+  const PortableConfig c = pick_portable(p.rows, p.stride, size, scales, device_of(m.x.device), 0);
   with_portable_type(m.x.dtype,
                      [&](auto type) { launch_portable_forward<decltype(type)>(p, c, m.x.device.index, stream); });
 }
@@ -46,7 +46,8 @@ void mlp_backward_portable(const MlpBackward& m, Stream stream) {
   const PortableBackward b(m);
   if (m.x.rows() == 0 || b.rows.first == b.rows.depth) return;
   const int size = int(size_of(m.x.dtype));
-  const PortableConfig c = pick_portable(b.rows.rows, b.rows.stride, size, b.scales, device_of(m.x.device));
+  const PortableConfig c =
+      pick_portable(b.rows.rows, b.rows.stride, size, b.scales, device_of(m.x.device), portable_backward_height(size));
   bool trained = false;
   for (const MlpLayer& g : m.grads) trained |= g.w || g.b || g.g;
   with_portable_type(m.x.dtype, [&](auto type) {

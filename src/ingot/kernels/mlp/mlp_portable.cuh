@@ -1,7 +1,9 @@
 #pragma once
 // The portable kernels (sm_80 and later). A block takes a tile of rows through all layers: its activations stay in
-// shared memory, two buffers that take turns, while tiles of the weights stream past from L2, fetched two ahead.
+// shared memory, two buffers that take turns, while tiles of the weights stream past from L2, fetched one ahead.
 // 16-bit types multiply on the tensor cores, f32 by fused multiply-adds in the order of k.
+#include <type_traits>
+
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
@@ -41,20 +43,20 @@ template <class Use> __device__ inline void with_act(Act act, Use&& use) { with_
 // acc += in (kRows x reduction, shared memory) * tile (reduction x 128). A thread's sums are pairs of neighbouring
 // columns: pair p is at (row(p), col(p)).
 
-// The tile as it lies in shared memory, 16-bit types: forward [128 out][64 reduction], backward [64][128 out], in 128
-// or 256-byte rows whose 16-byte chunks are exchanged so that ldmatrix meets all banks.
-template <bool kBackward> __device__ inline uint32_t weight_offset(int row, int chunk) {
-  return uint32_t(row * (kBackward ? 256 : 128) + ((chunk ^ (row & 7)) << 4));
+// The tile as it lies in shared memory, 16-bit types: forward [128 out][128 reduction], backward [128][128 out], in
+// rows of 256 bytes whose 16-byte chunks are exchanged so that ldmatrix meets all banks.
+__device__ inline uint32_t weight_offset(int row, int chunk) {
+  return uint32_t(row * 256 + ((chunk ^ (row & 7)) << 4));
 }
 
 template <class T, int kRows> struct Product {
-  static constexpr int kAcross = kRows == 64 ? 2 : 1;                 // warps along the rows
+  static constexpr int kAcross = kRows >= 64 ? 2 : 1;                 // warps along the rows
   static constexpr int kRowTiles = kRows / kAcross / 16;              // 16 rows each, per warp
   static constexpr int kColTiles = kPortableOut / (8 / kAcross) / 8;  // 8 columns each, per warp
   static constexpr int kPairs = kRowTiles * kColTiles * 2;
   float acc[kRowTiles * kColTiles][4];
 
-  __device__ static int warp_row() { return kAcross == 2 ? int(threadIdx.x / 128) * 32 : 0; }
+  __device__ static int warp_row() { return kAcross == 2 ? int(threadIdx.x / 128) * (kRows / 2) : 0; }
   __device__ static int warp_col() { return int(threadIdx.x / 32 % (8 / kAcross)) * kColTiles * 8; }
   __device__ static int row(int p) {
     return warp_row() + p / 2 / kColTiles * 16 + p % 2 * 8 + int(threadIdx.x % 32 / 4);
@@ -82,9 +84,9 @@ template <class T, int kRows> struct Product {
         uint32_t b[4];
         const int out = warp_col() + n * 8;
         if constexpr (kBackward)
-          ptx::ldmatrix_trans(b, w0 + weight_offset<true>(k + lane % 16, out / 8 + lane / 16));
+          ptx::ldmatrix_trans(b, w0 + weight_offset(k + lane % 16, out / 8 + lane / 16));
         else
-          ptx::ldmatrix(b, w0 + weight_offset<false>(out + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
+          ptx::ldmatrix(b, w0 + weight_offset(out + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
           ptx::mma_m16n8k16(T{}, acc[m * kColTiles + n], a[m], {b[0], b[1]});
@@ -119,9 +121,9 @@ template <int kRows> struct Product<float, kRows> {
     const int lane = int(threadIdx.x % 32);
     // Sums of 32 products, then of those: a short sum loses less to rounding than one long one.
     float part[kPerThread][4] = {};
-#pragma unroll 2
+#pragma unroll 1
     for (int k = 0; k < reduction; k += 4) {
-      float w[4][4], h[kPerThread][4];  // w[k][out]
+      float w[4][4];  // w[k][out]
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float4 four;
@@ -133,17 +135,16 @@ template <int kRows> struct Product<float, kRows> {
           w[0][j] = four.x, w[1][j] = four.y, w[2][j] = four.z, w[3][j] = four.w;
         }
       }
+      const float* at = a + k;  // one register for all rows' addresses
 #pragma unroll
-      for (int i = 0; i < kPerThread; ++i) {
-        const float4 four = *reinterpret_cast<const float4*>(a + i * stride + k);
-        h[i][0] = four.x, h[i][1] = four.y, h[i][2] = four.z, h[i][3] = four.w;
+      for (int i = 0; i < kPerThread; ++i, at += stride) {
+        const float4 four = *reinterpret_cast<const float4*>(at);
+        const float h[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int q = 0; q < 4; ++q)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) part[i][j] = fmaf(h[q], w[q][j], part[i][j]);
       }
-#pragma unroll
-      for (int q = 0; q < 4; ++q)
-#pragma unroll
-        for (int i = 0; i < kPerThread; ++i)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) part[i][j] = fmaf(h[i][q], w[q][j], part[i][j]);
     }
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i)
@@ -154,85 +155,106 @@ template <int kRows> struct Product<float, kRows> {
 
 // --- weights -------------------------------------------------------------------------------------------------
 
-// The tiles of all layers in the order the products take them, fetched kPortableStages - 1 ahead, `passes` times over.
-// Forward goes up through the layers and sums over K, backward goes down and sums over N.
-template <class T, bool kBackward> struct WeightStream {
+// A tile's place: kPortableOut of what the product gives from `out`, kRed of what it sums over from `red`.
+template <class T, bool kBackward> struct TilePlace {
+  int layer, out = 0, red = 0;
+  __device__ static int out_size(const PortableLayer& l) { return kBackward ? l.K : l.N; }
+  __device__ static int red_size(const PortableLayer& l) { return kBackward ? l.N : l.K; }
+  // To the next tile in the order the products take them: forward goes up through the layers, backward down. True after
+  // the last one, then at the first again.
+  __device__ bool advance(const PortableRows& p, int begin, int end) {
+    red += kRed<T>;
+    if (red < red_size(p.layer[layer])) return false;
+    red = 0, out += kPortableOut;
+    if (out < out_size(p.layer[layer])) return false;
+    out = 0, layer += kBackward ? -1 : 1;
+    if (layer != end) return false;
+    layer = begin;
+    return true;
+  }
+};
+
+// The tiles of all layers, once or over and over, each fetched while the one before it is used. Each thread fetches
+// chunks of 16 bytes, kChunks to a row of the weight and kStep rows apart.
+template <class T, bool kBackward, bool kOnce = true> struct WeightStream {
+  static constexpr int kElements = int(portable_weight_tile(int(sizeof(T))) / sizeof(T));
+  static constexpr int kChunks = (kBackward ? kPortableOut : kRed<T>) / kPer<T>, kStep = kPortableThreads / kChunks;
+  static constexpr int kSteps = (kBackward ? kRed<T> : kPortableOut) / kStep;
+
   const PortableRows& p;
   const float* scales;  // of all rows of all weights, or null
   T* ring;
   int begin, end;  // the first layer and the one after the last, in the order taken
-  int64_t passes;
-  int layer, out0 = 0, red0 = 0;
-  uint32_t issued = 0, used = 0;
+  bool done;       // nothing is left to fetch
+  TilePlace<T, kBackward> issue_place, use_place;
+  int slot = 0;  // that next() gives
 
-  static constexpr int kElements = int(portable_weight_tile(int(sizeof(T))) / sizeof(T));
-  static constexpr int kStep = kBackward ? -1 : 1;
-
-  __device__ WeightStream(const PortableRows& params, const float* row_scales, T* memory, int first, int last,
-                          int64_t n)
-      : p(params), scales(row_scales), ring(memory), begin(first), end(last), passes(n), layer(first) {
-    for (int i = 0; i + 1 < kPortableStages; ++i) issue();
+  __device__ WeightStream(const PortableRows& params, const float* row_scales, T* memory, int first, int last)
+      : p(params),
+        scales(row_scales),
+        ring(memory),
+        begin(first),
+        end(last),
+        done(first == last),
+        issue_place{first},
+        use_place{first} {
+    issue(0);
   }
-  __device__ static int out(const PortableLayer& l) { return kBackward ? l.K : l.N; }
-  __device__ static int red(const PortableLayer& l) { return kBackward ? l.N : l.K; }
+  // Where this thread's first chunk lies in a tile, and how far the next ones are.
+  __device__ static int my_row() { return int(threadIdx.x) / kChunks; }
+  __device__ static int my_chunk() { return int(threadIdx.x) % kChunks; }
+  static constexpr int kSlotStep =
+      sizeof(T) == 2 ? kStep * 128 : (kBackward ? kStep * kF32Backward : kStep / 4 * kF32Forward);
+  __device__ static int my_slot() {
+    if constexpr (sizeof(T) == 2) return int(weight_offset(my_row(), my_chunk()) / 2);
+    return kBackward ? my_row() * kF32Backward + my_chunk() * 4 : f32_place(my_row()) * kF32Forward + my_chunk() * 4;
+  }
+  __device__ static int my_n(const TilePlace<T, kBackward>& at) { return (kBackward ? at.red : at.out) + my_row(); }
+  __device__ static int my_k(const TilePlace<T, kBackward>& at) {
+    return (kBackward ? at.out : at.red) + my_chunk() * kPer<T>;
+  }
 
-  __device__ void issue() {
-    if (passes > 0 && begin != end) {
-      load(p.layer[layer], ring + issued % kPortableStages * kElements);
-      advance();
+  __device__ void issue(int to_slot) {
+    if (!done) {
+      const PortableLayer& l = p.layer[issue_place.layer];
+      const int n = my_n(issue_place), k = my_k(issue_place), rows = k < l.K ? l.N - n : 0;
+      const T* from = static_cast<const T*>(l.w) + int64_t(n) * l.K + k;
+      const uint32_t to = ptx::shared_address(ring + to_slot * kElements + my_slot());
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const bool inside = i * kStep < rows;  // zeros beyond
+        ptx::cp_async<16>(to + uint32_t(i * kSlotStep * sizeof(T)), inside ? from + i * kStep * l.K : l.w,
+                          inside ? 16 : 0);
+      }
+      const bool wrapped = issue_place.advance(p, begin, end);
+      if (kOnce) done = wrapped;
     }
-    ++issued;
     ptx::cp_async_commit_group();
-  }
-  __device__ void advance() {
-    red0 += kRed<T>;
-    if (red0 < red(p.layer[layer])) return;
-    red0 = 0, out0 += kPortableOut;
-    if (out0 < out(p.layer[layer])) return;
-    out0 = 0, layer += kStep;
-    if (layer == end) layer = begin, --passes;
   }
   // The next tile; what was written to shared memory before by any thread is seen after it.
   __device__ const T* next() {
-    ptx::cp_async_wait_group<kPortableStages - 2>();
+    static_assert(kPortableStages == 2);
+    ptx::cp_async_wait_group<0>();
+    T* tile = ring + slot * kElements;
+    if constexpr (kBackward) scale(tile);
     __syncthreads();
-    issue();  // into the slot that everyone has left
-    return ring + used++ % kPortableStages * kElements;
+    slot ^= 1;
+    issue(slot);  // everyone has left it
+    return tile;
   }
-  // One 16-byte chunk of row n of the weight, or zeros outside of it.
-  __device__ void load_chunk(const PortableLayer& l, T* to, int n, int k) {
-    const bool inside = n < l.N && k < l.K;
-    const T* from = static_cast<const T*>(l.w) + (inside ? int64_t(n) * l.K + k : 0);
-    if (scales == nullptr || l.g == nullptr) {
-      ptx::cp_async<16>(ptx::shared_address(to), from, inside ? 16 : 0);
-      return;
-    }
-    WeightChunk<T> chunk;
-    if (inside) {
-      tile::load(chunk, from);
-      chunk = scaled(chunk, scales[l.scale_at + n]);
-    }
-    tile::store(to, chunk, false);
-  }
-  __device__ void load(const PortableLayer& l, T* to) {
-    if constexpr (sizeof(T) == 2) {
-      constexpr int kChunks = kBackward ? kPortableOut / 8 : kRed<T> / 8,
-                    kTileRows = kBackward ? kRed<T> : kPortableOut;
-      for (int i = int(threadIdx.x); i < kTileRows * kChunks; i += kPortableThreads) {
-        const int r = i / kChunks, c = i % kChunks;
-        load_chunk(l, to + weight_offset<kBackward>(r, c) / sizeof(T), (kBackward ? red0 : out0) + r,
-                   (kBackward ? out0 : red0) + c * 8);
-      }
-    } else if constexpr (kBackward) {
-      for (int i = int(threadIdx.x); i < kRed<T> * (kPortableOut / 4); i += kPortableThreads) {
-        const int r = i / (kPortableOut / 4), c = i % (kPortableOut / 4);
-        load_chunk(l, to + r * kF32Backward + c * 4, red0 + r, out0 + c * 4);
-      }
-    } else {
-      for (int i = int(threadIdx.x); i < kPortableOut * (kRed<T> / 4); i += kPortableThreads) {
-        const int r = i / (kRed<T> / 4), c = i % (kRed<T> / 4);
-        load_chunk(l, to + f32_place(r) * kF32Forward + c * 4, out0 + r, red0 + c * 4);
-      }
+  // Weight norm, backward: each thread scales the chunks that it has fetched. Forward scales the sums instead.
+  __device__ void scale(T* tile) {
+    if (scales == nullptr) return;
+    const PortableLayer& l = p.layer[use_place.layer];
+    const int n = my_n(use_place);
+    use_place.advance(p, begin, end);
+    if (l.g == nullptr) return;
+    T* chunk_at = tile + my_slot();
+#pragma unroll 4
+    for (int i = 0; i < kSteps && n + i * kStep < l.N; ++i) {
+      WeightChunk<T> chunk;
+      tile::load(chunk, static_cast<const T*>(chunk_at + i * kSlotStep));
+      tile::store(chunk_at + i * kSlotStep, scaled(chunk, scales[l.scale_at + n + i * kStep]), false);
     }
   }
 };
@@ -250,23 +272,55 @@ template <class T> struct Smem {
   __device__ T* h(int turn) const { return first + (turn & 1) * buffer; }
 };
 
-// The scale of each row of each weight-normalised layer, one warp a row.
+// weight_inverse_norm of R rows at once, with the same bits: one memory latency for all.
+template <class T, int R>
+__device__ inline void weight_inverse_norms(const T* const (&v)[R], int K, float (&inverse)[R]) {
+#pragma unroll
+  for (int r = 0; r < R; ++r) inverse[r] = 0;
+  for (int k = int(threadIdx.x % 32) * kPer<T>; k < K; k += 32 * kPer<T>) {
+    WeightChunk<T> chunk[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) tile::load(chunk[r], v[r] + k);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      float x[kPer<T>];
+      tile::to_float(chunk[r], x);
+#pragma unroll
+      for (int i = 0; i < kPer<T>; ++i) inverse[r] = fmaf(x[i], x[i], inverse[r]);
+    }
+  }
+  tile::warp_sum(inverse, 32);
+#pragma unroll
+  for (int r = 0; r < R; ++r) inverse[r] = inverse_norm(inverse[r]);
+}
+
+// The scale of each row of each weight-normalised layer, one warp a row and several rows in flight.
 template <class T> __device__ inline void form_scales(const PortableRows& p, float* scales) {
   if (scales == nullptr) return;
+  constexpr int kAtOnce = 8, kWarps = kPortableThreads / 32;
   for (int l = 0; l < p.depth; ++l) {
     const PortableLayer& layer = p.layer[l];
     if (layer.g == nullptr) continue;
-    for (int n = int(threadIdx.x / 32); n < layer.N; n += kPortableThreads / 32) {
-      const float s = weight_scale(static_cast<const T*>(layer.w) + int64_t(n) * layer.K, layer.K,
-                                   static_cast<const T*>(layer.g)[n]);
-      if (threadIdx.x % 32 == 0) scales[layer.scale_at + n] = s;
+    for (int n = int(threadIdx.x / 32); n < layer.N; n += kWarps * kAtOnce) {
+      const T* rows[kAtOnce];
+      float scale[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        rows[i] = static_cast<const T*>(layer.w) + int64_t(min(n + i * kWarps, layer.N - 1)) * layer.K;
+      weight_inverse_norms(rows, layer.K, scale);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (threadIdx.x % 32 == 0 && n + i * kWarps < layer.N)
+          scales[layer.scale_at + n + i * kWarps] =
+              tile::to_float(static_cast<const T*>(layer.g)[n + i * kWarps]) * scale[i];
     }
   }
 }
 
 // --- the forward pass of one tile of rows ----------------------------------------------------------------------
 
-// Rows of a global matrix into shared memory, zeros beyond the last row and up to the next multiple of 16 columns.
+// Starts to copy rows of a global matrix into shared memory, zeros beyond the last row and up to the next multiple of
+// 16 columns; WeightStream::next() waits for it.
 template <class T>
 __device__ inline void load_rows(const void* from, int64_t from_stride, int width, int64_t row0, int64_t rows, T* to,
                                  int stride, int tile_rows) {
@@ -278,7 +332,6 @@ __device__ inline void load_rows(const void* from, int64_t from_stride, int widt
                       static_cast<const T*>(from) + (inside ? (row0 + r) * from_stride + c : 0), inside ? 16 : 0);
   }
   ptx::cp_async_commit_group();
-  ptx::cp_async_wait_group<0>();
 }
 
 __device__ inline bool active(const PortableRows& p, int l) { return p.activate_last || l + 1 < p.depth; }
@@ -303,8 +356,8 @@ __device__ inline void load_saved(const PortableRows& p, const PortableLayer& l,
 
 // 128 columns of a layer: bias, activation, what backward needs, and where the result goes.
 template <class T, int kRows>
-__device__ inline void finish_forward(const PortableRows& p, int l, int out0, int64_t row0, Product<T, kRows>& sum,
-                                      T* h, T* y) {
+__device__ inline void finish_forward(const PortableRows& p, int l, int out0, int64_t row0, const float* scales,
+                                      Product<T, kRows>& sum, T* h, bool to_y) {
   const PortableLayer& layer = p.layer[l];
   constexpr int kPairs = Product<T, kRows>::kPairs;
   const bool saves = p.saved != nullptr && active(p, l);
@@ -316,6 +369,13 @@ __device__ inline void finish_forward(const PortableRows& p, int l, int out0, in
       if (col < layer.N && row < p.rows) use(row, col, sum.value(i, 0), sum.value(i, 1));
     }
   };
+  if (layer.g != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int n = min(out0 + sum.col(i), layer.N - 2);
+      sum.value(i, 0) *= scales[layer.scale_at + n], sum.value(i, 1) *= scales[layer.scale_at + n + 1];
+    }
+  }
   if (layer.b != nullptr) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
@@ -337,8 +397,10 @@ __device__ inline void finish_forward(const PortableRows& p, int l, int out0, in
     });
   if (saves && p.saves_value)
     each_inside([&](int64_t row, int col, float a, float b) { store_saved<T>(p, layer, row, col, a, b); });
-  if (y != nullptr)
-    each_inside([&](int64_t row, int col, float a, float b) { store_pair(y + row * p.y_stride + col, a, b); });
+  if (to_y)
+    each_inside([&](int64_t row, int col, float a, float b) {
+      store_pair(static_cast<T*>(p.y) + row * p.y_stride + col, a, b);
+    });
   if (h == nullptr) return;
   const int padded = (layer.N + 15) / 16 * 16;
 #pragma unroll
@@ -347,10 +409,10 @@ __device__ inline void finish_forward(const PortableRows& p, int l, int out0, in
       store_pair(h + sum.row(i) * p.stride + col, sum.value(i, 0), sum.value(i, 1));
 }
 
-// Layers 0 to depth - 1 of one tile, from x in the first buffer; y is null where only `saved` is wanted.
-template <class T, int kRows>
-__device__ inline void forward_tile(const PortableRows& p, int depth, int64_t row0, const Smem<T>& smem,
-                                    WeightStream<T, false>& weights, T* y) {
+// Layers 0 to depth - 1 of one tile, from x in buffer `turn`, to y or for `saved` alone.
+template <class T, int kRows, bool kToY, class Weights>
+__device__ inline void forward_tile(const PortableRows& p, int depth, int64_t row0, const Smem<T>& smem, int turn,
+                                    Weights& weights) {
   Product<T, kRows> sum;
   for (int l = 0; l < depth; ++l) {
     const PortableLayer& layer = p.layer[l];
@@ -358,26 +420,27 @@ __device__ inline void forward_tile(const PortableRows& p, int depth, int64_t ro
     for (int out0 = 0; out0 < layer.N; out0 += kPortableOut) {
       sum.clear();
       for (int red0 = 0; red0 < layer.K; red0 += kRed<T>)
-        sum.template multiply<false>(smem.h(l), p.stride, red0, min(kRed<T>, layer.K - red0), weights.next());
-      finish_forward<T, kRows>(p, l, out0, row0, sum, last ? nullptr : smem.h(l + 1), last ? y : nullptr);
+        sum.template multiply<false>(smem.h(turn + l), p.stride, red0, min(kRed<T>, layer.K - red0), weights.next());
+      finish_forward<T, kRows>(p, l, out0, row0, smem.scales, sum, last ? nullptr : smem.h(turn + l + 1), kToY && last);
     }
   }
 }
 
 template <class T, int kRows>
-__global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
+__global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(sizeof(T))))
     mlp_portable_forward(const __grid_constant__ PortableRows p) {
   const Smem<T> smem(tile::dynamic_shared<T>(), p, kRows);
+  const int tiles = int((p.rows + kRows - 1) / kRows);
+  WeightStream<T, false, false> weights(p, smem.scales, smem.ring, 0, p.depth);
   form_scales<T>(p, smem.scales);
-  __syncthreads();
-  const int64_t tiles = (p.rows + kRows - 1) / kRows;
-  WeightStream<T, false> weights(p, smem.scales, smem.ring, 0, p.depth,
-                                 (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x);
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    load_rows(p.x, p.x_stride, p.layer[0].K, tile * kRows, p.rows, smem.h(0), p.stride, kRows);
-    forward_tile<T, kRows>(p, p.depth, tile * kRows, smem, weights, static_cast<T*>(p.y));
-    __syncthreads();  // the next tile's x overwrites what a slower warp may still read
+  int turn = 0;
+  for (int tile = int(blockIdx.x); tile < tiles; tile += int(gridDim.x)) {
+    // Into the buffer that slower warps, still in the last layer of the tile before, do not read.
+    load_rows(p.x, p.x_stride, p.layer[0].K, int64_t(tile) * kRows, p.rows, smem.h(turn), p.stride, kRows);
+    forward_tile<T, kRows, true>(p, p.depth, int64_t(tile) * kRows, smem, turn, weights);
+    turn ^= p.depth & 1;
   }
+  ptx::cp_async_wait_group<0>();  // the stream has fetched one tile more
 }
 
 // --- the chain of gradients ------------------------------------------------------------------------------------
@@ -407,6 +470,7 @@ template <class T, int kRows> __device__ inline void first_gradient(const Portab
   const PortableLayer& layer = p.layer[p.depth - 1];
   load_rows(p.dy, p.dy_stride, layer.N, row0, p.rows, d, p.stride, kRows);
   if (!p.activate_last) return;
+  ptx::cp_async_wait_group<0>();
   __syncthreads();
   const int pairs = layer.N / 2;
   with_act(p.act, [&](auto f) {
@@ -460,7 +524,7 @@ __device__ inline void finish_backward(const PortableRows& p, int l, int out0, i
 }
 
 template <class T, int kRows>
-__global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
+__global__ void __launch_bounds__(kPortableThreads, portable_blocks(kRows, int(sizeof(T))))
     mlp_portable_chain(const __grid_constant__ PortableRows p) {
   const Smem<T> smem(tile::dynamic_shared<T>(), p, kRows);
   for (int i = int(blockIdx.x) * kPortableThreads + int(threadIdx.x); i < p.counter_count;
@@ -470,15 +534,16 @@ __global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
   __syncthreads();
   // The products through layers depth - 1 to `lowest`; the last of them gives dx where it is wanted.
   const int lowest = p.dx != nullptr ? 0 : p.first + 1;
-  for (int64_t row0 = int64_t(blockIdx.x) * kRows; row0 < p.rows; row0 += int64_t(gridDim.x) * kRows) {
+  for (int tile = int(blockIdx.x); int64_t(tile) * kRows < p.rows; tile += int(gridDim.x)) {
+    const int64_t row0 = int64_t(tile) * kRows;
     if (p.recomputed > 0) {
-      WeightStream<T, false> weights(p, smem.scales, smem.ring, 0, p.recomputed, 1);
+      WeightStream<T, false> weights(p, smem.scales, smem.ring, 0, p.recomputed);
       load_rows(p.x, p.x_stride, p.layer[0].K, row0, p.rows, smem.h(0), p.stride, kRows);
-      forward_tile<T, kRows>(p, p.recomputed, row0, smem, weights, nullptr);
+      forward_tile<T, kRows, false>(p, p.recomputed, row0, smem, 0, weights);
       __syncthreads();  // `saved` is read by other threads than wrote it
     }
     form_inputs<T, kRows>(p, row0);
-    WeightStream<T, true> weights(p, smem.scales, smem.ring, p.depth - 1, min(lowest, p.depth) - 1, 1);
+    WeightStream<T, true> weights(p, smem.scales, smem.ring, p.depth - 1, min(lowest, p.depth) - 1);
     first_gradient<T, kRows>(p, row0, smem.h(0));
     Product<T, kRows> sum;
     for (int l = p.depth - 1; l >= lowest; --l) {
@@ -500,7 +565,7 @@ __global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
 template <class T> constexpr int kGradRows = sizeof(T) == 2 ? 64 : 32;
 template <class T> struct GradStage { T dz[kGradRows<T> * kGradTile], h[kGradRows<T> * kGradTile]; };
 template <class T> struct GradMemory {
-  GradStage<T> stage[kPortableStages];
+  GradStage<T> stage[kGradStages];
   float bias[4][kGradTile];
   bool last;
 };
@@ -582,10 +647,10 @@ __device__ inline void sum_rows(const PortableGrad& p, const PortableGrad::Layer
                                 int64_t begin, int64_t end, GradMemory<T>& memory, GradSums<T>& sums) {
   const int64_t steps = (end - begin + kGradRows<T> - 1) / kGradRows<T>;
   const auto fetch = [&](int64_t s) {
-    if (s < steps) load_grad_stage(l, n0, k0, begin + s * kGradRows<T>, end, memory.stage[s % kPortableStages]);
+    if (s < steps) load_grad_stage(l, n0, k0, begin + s * kGradRows<T>, end, memory.stage[s % kGradStages]);
     ptx::cp_async_commit_group();
   };
-  for (int s = 0; s + 1 < kPortableStages; ++s) fetch(s);
+  for (int s = 0; s + 1 < kGradStages; ++s) fetch(s);
   GradProduct<T> product;
   const auto clear = [&] {
 #pragma unroll
@@ -595,10 +660,10 @@ __device__ inline void sum_rows(const PortableGrad& p, const PortableGrad::Layer
   };
   clear();
   for (int64_t s = 0; s < steps; ++s) {
-    ptx::cp_async_wait_group<kPortableStages - 2>();
+    ptx::cp_async_wait_group<kGradStages - 2>();
     __syncthreads();
-    fetch(s + kPortableStages - 1);
-    const GradStage<T>& stage = memory.stage[s % kPortableStages];
+    fetch(s + kGradStages - 1);
+    const GradStage<T>& stage = memory.stage[s % kGradStages];
     product.multiply(stage);
     if (bias)
 #pragma unroll 4
@@ -711,18 +776,28 @@ __global__ void __launch_bounds__(kPortableThreads, kPortableBlocks)
 
 // --- launchers -------------------------------------------------------------------------------------------------
 
+// Calls use(std::integral_constant) for the height of a tile, one from number kFirst on.
+template <class T, int kFirst, class Use> void with_height(int rows, Use&& use) {
+  constexpr int kSize = int(sizeof(T)), kHigh = portable_height(kSize, 0), kMiddle = portable_height(kSize, 1),
+                kLow = portable_height(kSize, 2);
+  if constexpr (kFirst == 0) {
+    if (rows == kHigh) return use(std::integral_constant<int, kHigh>{});
+  }
+  rows == kMiddle ? use(std::integral_constant<int, kMiddle>{}) : use(std::integral_constant<int, kLow>{});
+}
 template <class T>
 void launch_portable_forward(const PortableRows& p, const PortableConfig& c, int device, Stream stream) {
-  constexpr int kLow = portable_low_tile(int(sizeof(T))), kHigh = portable_high_tile(int(sizeof(T)));
-  const auto kernel = c.rows == kLow ? mlp_portable_forward<T, kLow> : mlp_portable_forward<T, kHigh>;
-  gpu::launch("mlp", kernel, {.grid = c.grid, .block = kPortableThreads, .smem = c.smem, .device = device}, stream, p);
+  with_height<T, 0>(c.rows, [&](auto rows) {
+    gpu::launch("mlp", mlp_portable_forward<T, rows()>,
+                {.grid = c.grid, .block = kPortableThreads, .smem = c.smem, .device = device}, stream, p);
+  });
 }
 template <class T>
 void launch_portable_chain(const PortableRows& p, const PortableConfig& c, int device, Stream stream) {
-  constexpr int kLow = portable_low_tile(int(sizeof(T))), kHigh = portable_high_tile(int(sizeof(T)));
-  const auto kernel = c.rows == kLow ? mlp_portable_chain<T, kLow> : mlp_portable_chain<T, kHigh>;
-  gpu::launch("mlp_backward", kernel, {.grid = c.grid, .block = kPortableThreads, .smem = c.smem, .device = device},
-              stream, p);
+  with_height<T, portable_backward_height(int(sizeof(T)))>(c.rows, [&](auto rows) {
+    gpu::launch("mlp_backward", mlp_portable_chain<T, rows()>,
+                {.grid = c.grid, .block = kPortableThreads, .smem = c.smem, .device = device}, stream, p);
+  });
 }
 template <class T> void launch_portable_grad(const PortableGrad& p, int device, Stream stream) {
   gpu::launch(

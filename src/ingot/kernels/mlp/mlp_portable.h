@@ -9,11 +9,12 @@
 namespace ingot::cuda {
 
 constexpr int kPortableLayers = 8;
-constexpr int kPortableThreads = 256, kPortableBlocks = 2;  // per block; blocks that an SM holds at least, by registers
-// A tile of a weight in shared memory is kPortableOut wide along what a product gives; tiles are fetched ahead.
-constexpr int kPortableOut = 128, kPortableStages = 3;
+constexpr int kPortableThreads = 256, kPortableBlocks = 2;  // per block; blocks that an SM holds at most
+// A tile of a weight in shared memory is kPortableOut wide along what a product gives; one is used while the next
+// comes.
+constexpr int kPortableOut = 128, kPortableStages = 2;
 // dW is cut into squares; a stage holds as many rows of both operands.
-constexpr int kGradTile = 64;
+constexpr int kGradTile = 64, kGradStages = 3;
 
 struct PortableLayer {
   const void *w = nullptr, *b = nullptr, *g = nullptr;
@@ -69,28 +70,42 @@ struct PortableConfig {
 };
 // Elements between rows: an odd multiple of 16 bytes, so that eight rows at the same column meet all banks.
 constexpr int portable_stride(int widest, int element) { return (widest + 15) / 16 * 16 + 16 / element; }
-constexpr int portable_reduction(int element) { return element == 2 ? 64 : 32; }
+constexpr int portable_reduction(int element) { return element == 2 ? 128 : 32; }
 // Bytes of a weight's tile; f32 rows are padded by 16 bytes, whichever way it lies.
 constexpr int64_t portable_weight_tile(int element) {
-  return element == 2 ? int64_t(64) * kPortableOut * 2 : int64_t(32 + 4) * kPortableOut * 4;
+  return element == 2 ? int64_t(128) * kPortableOut * 2 : int64_t(32 + 4) * kPortableOut * 4;
 }
 constexpr int64_t portable_smem(int rows, int stride, int element, int scales) {
   return kPortableStages * portable_weight_tile(element) + 2 * int64_t(rows) * stride * element + scales * int64_t(4);
 }
-// Rows of a tile: two heights per type, both of which fit 99 KB of shared memory up to 128 wide, the low one up to 512.
-constexpr int portable_high_tile(int element) { return element == 2 ? 64 : 32; }
-constexpr int portable_low_tile(int element) { return element == 2 ? 16 : 8; }
-// The higher tile where it fits and leaves no SM without one.
-inline PortableConfig pick_portable(int64_t rows, int stride, int element, int scales, const PortableDevice& device) {
-  PortableConfig best;
-  for (int height : {portable_high_tile(element), portable_low_tile(element)}) {
-    const int64_t smem = portable_smem(height, stride, element, scales), tiles = (rows + height - 1) / height;
-    best = {.rows = height, .smem = smem, .grid = tiles};
-    if (smem <= device.smem_per_block && tiles >= device.sms) break;
-  }
-  const int64_t per_sm = std::clamp<int64_t>(device.smem_per_sm / (best.smem + 1024), 1, kPortableBlocks);
-  best.grid = std::clamp<int64_t>(best.grid, 1, device.sms * per_sm);
-  return best;
+// Rows of a tile, from the height that reads shared memory least for each product to the one that reaches most SMs.
+// The lowest fits 227 KB up to 512 wide, and 99 KB up to 128 wide.
+constexpr int kPortableHeights = 3;
+constexpr int portable_height(int element, int i) {
+  constexpr int kHeights[2][kPortableHeights] = {{128, 64, 16}, {56, 32, 8}};
+  return kHeights[element == 4][i];
+}
+// The highest of the chain of gradients, by number. 16-bit chains of 128 rows gain 6 % at 256 wide and nothing
+// elsewhere, and take longest to compile of all.
+constexpr int portable_backward_height(int element) { return element == 2 ? 1 : 0; }
+// Blocks that an SM holds at most, by registers: two, but one of the highest 16-bit tiles.
+constexpr int portable_blocks(int rows, int element) { return element == 2 && rows == 128 ? 1 : kPortableBlocks; }
+// The highest tile, from number `first` on, that fits and leaves no SM without one. Where the next lower one fits an SM
+// twice and this one does not, that one is the better: one block's activations hide behind the other's products.
+inline PortableConfig pick_portable(int64_t rows, int stride, int element, int scales, const PortableDevice& device,
+                                    int first) {
+  const auto smem = [&](int i) { return portable_smem(portable_height(element, i), stride, element, scales); };
+  const auto per_sm = [&](int i) {
+    return std::clamp<int64_t>(device.smem_per_sm / (smem(i) + 1024), 1,
+                               portable_blocks(portable_height(element, i), element));
+  };
+  const auto tiles = [&](int i) { return (rows + portable_height(element, i) - 1) / portable_height(element, i); };
+  int i = first;
+  while (i + 1 < kPortableHeights && (smem(i) > device.smem_per_block || tiles(i) < device.sms)) ++i;
+  if (i + 2 < kPortableHeights && per_sm(i) == 1 && per_sm(i + 1) == 2) ++i;
+  return {.rows = portable_height(element, i),
+          .smem = smem(i),
+          .grid = std::clamp<int64_t>(tiles(i), 1, device.sms * per_sm(i))};
 }
 
 constexpr int64_t kGradBlocks = 264;  // two for each SM of an H200; the same everywhere, so that sums are too
