@@ -179,22 +179,6 @@ int first_layer(const MlpBackward& m) {
   return first;
 }
 
-// The layers from `first` on as an MLP of their own, its input what the layer below saved.
-MlpBackward from_layer(const MlpBackward& m, int first) {
-  if (first == 0) return m;
-  MlpBackward upper = m;
-  upper.layers.erase(upper.layers.begin(), upper.layers.begin() + first);
-  upper.grads.erase(upper.grads.begin(), upper.grads.begin() + first);
-  const auto saved_from = [&](int layer) {
-    int64_t elements = 0;
-    for (int l = 0; l < layer; ++l) elements += m.x.rows() * m.layers[l].w.rows();
-    return static_cast<char*>(m.saved.data) + elements * size_of(m.saved.dtype);
-  };
-  upper.x = Tensor(saved_from(first - 1), m.x.dtype, {m.x.rows(), m.layers[first].w.cols()}, m.x.device);
-  upper.saved.data = saved_from(first);
-  return upper;
-}
-
 Tensor matrix(const Tensor& t) {
   Tensor view(t.data, t.dtype, {t.rows(), t.cols()}, t.device);
   view.stride[0] = t.row_stride();
@@ -221,6 +205,12 @@ Cut cut(const MlpBackward& m) {
     if (at.kind == StageKind::pair) give(at.upper, c.clusters);
     give(at.lower, c.clusters);
   }
+  // Stages below the lowest gradient fall away; the rest is cut as ever, so that its sums have the same bits.
+  const auto highest = [](const Stage& at) { return at.kind == StageKind::pair ? at.upper : at.lower; };
+  const int first = first_layer(m);
+  while (c.depth.stages > 1 && highest(c.depth.stage[c.depth.stages - 1]) < first) --c.depth.stages;
+  const Stage& last = c.depth.stage[c.depth.stages - 1];
+  c.depth.cluster = last.first + last.copies;
   return c;
 }
 
@@ -317,10 +307,8 @@ bool mlp_backward_sm90_takes(const MlpBackward& m) {
   return slope_follows_from_value(m.act) && m.saved && m.saved.dtype == m.x.dtype;
 }
 
-void mlp_backward_sm90(const MlpBackward& whole, Stream stream) {
-  const int first = first_layer(whole);
-  if (whole.x.rows() == 0 || first == int(whole.layers.size())) return;
-  const MlpBackward m = from_layer(whole, first);
+void mlp_backward_sm90(const MlpBackward& m, Stream stream) {
+  if (m.x.rows() == 0 || first_layer(m) == int(m.layers.size())) return;
   if (m.x.dtype == DType::f16)
     with_width<f16>(m, stream);
   else
@@ -329,10 +317,7 @@ void mlp_backward_sm90(const MlpBackward& whole, Stream stream) {
 
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m) {
   if (m.x.rows() == 0) return 0;
-  const int first = first_layer(m);
-  if (first == int(m.layers.size())) return 0;
-  const MlpBackward upper = from_layer(m, first);
-  return cut(upper).parts * part_floats(panels(upper)) * 4;
+  return cut(m).parts * part_floats(panels(m)) * 4;
 }
 
 }  // namespace ingot::cuda

@@ -46,6 +46,7 @@ constexpr int kRows = 64;   // of a chain warpgroup
 constexpr int kPanel = 64;  // columns: one 128-byte swizzle row of 16-bit elements
 constexpr int kThreads = 512;
 constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
+constexpr int kDwAhead = 1;  // steps of a dW in flight beside the running one: more would hold up the chain's products
 constexpr int kDwRegisters = 160, kChainRegisters = 96;  // two warpgroups each, of 128 a thread
 
 // What a block does with each tile. `entry`: dz_L = dy . f' of an activated last layer, then that layer.
@@ -353,12 +354,14 @@ __device__ __forceinline__ void Block<T, kPanels>::add_products(float (&dw)[kPan
   const uint32_t dz = ptx::shared_address(s.buffer[r][kDz + b]), h = ptx::shared_address(s.buffer[r][kH + b]);
   ptx::wgmma_fence();
 #pragma unroll
-  for (uint32_t k = 0; k < kRows; k += 16)
+  for (uint32_t k = 0; k < kRows; k += 16) {
 #pragma unroll
     for (uint32_t m = 0; m < kPanels; ++m)
       ptx::wgmma<T, kWidth, Major::mn, Major::mn>(dw[m], operand<Major::mn, kPanelBytes>(dz + m * kPanelBytes, k),
                                                   operand<Major::mn, kPanelBytes>(h, k), true);
-  ptx::wgmma_commit_group();
+    ptx::wgmma_commit_group();
+    if (k + 16 < kRows) ptx::wgmma_wait_group<kDwAhead>();
+  }
   if (a.want_db) add_bias(db, dz);
 }
 
@@ -378,7 +381,7 @@ template <class T, int kPanels> template <bool kSingle> __device__ void Block<T,
     } else {
       add_products<false>(dw, db, w, 0, n);
       add_products<false>(dw, db, w, 1, n);
-      ptx::wgmma_wait_group<1>();
+      ptx::wgmma_wait_group<kDwAhead>();
       release<false>(w, 0, n, tile);
       ptx::wgmma_wait_group<0>();
       release<false>(w, 1, n, tile);
@@ -501,17 +504,24 @@ __device__ __forceinline__ void form_dz(const float (&acc)[kPanel / 2], uint32_t
     }
     return;
   }
+  // Two chunks at a time: the latencies of one hide behind the other's.
   const auto by_slopes = [&](auto f) {
 #pragma unroll
-    for (uint32_t b = 0; b < 4; ++b) {
-      uint32_t v[4];
-      float slope[8];
-      ptx::ldmatrix(v, h ^ (b << 5));
-      slopes_of<decltype(f), T>(v, slope);
+    for (uint32_t b = 0; b < 4; b += 2) {
+      uint32_t v[2][4];
+      float slope[2][8];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        v[i] = ptx::pack(T{}, acc[8 * b + 2 * i] * slope[2 * i], acc[8 * b + 2 * i + 1] * slope[2 * i + 1]);
-      ptx::stmatrix(to ^ (b << 5), v);
+      for (uint32_t c = 0; c < 2; ++c) ptx::ldmatrix(v[c], h ^ ((b + c) << 5));
+#pragma unroll
+      for (uint32_t c = 0; c < 2; ++c) slopes_of<decltype(f), T>(v[c], slope[c]);
+#pragma unroll
+      for (uint32_t c = 0; c < 2; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          v[c][i] = ptx::pack(T{}, acc[8 * (b + c) + 2 * i] * slope[c][2 * i],
+                              acc[8 * (b + c) + 2 * i + 1] * slope[c][2 * i + 1]);
+#pragma unroll
+      for (uint32_t c = 0; c < 2; ++c) ptx::stmatrix(to ^ ((b + c) << 5), v[c]);
     }
   };
   with_slope(act, by_slopes, Activations{});
