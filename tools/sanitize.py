@@ -50,7 +50,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--tools", default=",".join(TOOLS))
-    parser.add_argument("--filter", default="*Small")
+    parser.add_argument("--filter", default="*Small:MlpCuda.ANan*")
     parser.add_argument("--seconds", type=int, default=120)
     parser.add_argument("--out", type=pathlib.Path, help="where the report goes (default: bench/results/<gpu>)")
     arguments = parser.parse_args()
