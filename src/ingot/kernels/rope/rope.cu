@@ -33,7 +33,7 @@ struct Params {
   const float *cos, *sin, *gain;
   float* partial;  // (heads, slices) sums for dgain, or null
   int64_t tokens, first_token, slice_tokens;
-  uint32_t units, heads, head_dim, half, lanes, turning_lanes;
+  uint32_t units, heads, head_dim, half, lanes, turning_lanes, passing_lanes;
   tile::Divisor by_lanes, by_heads, by_slots, by_chunks, by_rows;
   uint32_t slices, rows, iterations;
   float sign, eps, inverse_dim;  // sign: the direction of the pass included
@@ -56,8 +56,9 @@ template <int N, bool kInterleaved> __device__ inline Place place_of(const Param
     at.b = at.a + (kInterleaved ? p.turning_lanes * N : p.half);
     at.b_ok = at.b < 2 * p.half;
   } else {
-    at.a = 2 * p.half + 2 * (lane - p.turning_lanes) * N;
-    at.b = at.a + N;
+    const uint32_t i = lane - p.turning_lanes;
+    at.a = i < p.passing_lanes ? 2 * p.half + i * N : p.head_dim;
+    at.b = at.a + p.passing_lanes * N;
     at.b_ok = at.b < p.head_dim;
   }
   at.a_ok = at.a < p.head_dim;
@@ -468,6 +469,7 @@ template <class Op> Params params_of(const Op& a, const Tensor& y, const RopeSha
   p.inverse_dim = 1 / float(s.head_dim);
   p.head_dim = uint32_t(s.head_dim), p.half = uint32_t(s.half);
   p.lanes = uint32_t(c.lanes), p.turning_lanes = c.vectors ? uint32_t(rope_turning_lanes(s)) : 0;
+  p.passing_lanes = c.vectors ? uint32_t(rope_head_lanes(s) - rope_turning_lanes(s)) : 0;
   p.by_lanes = tile::Divisor(p.lanes), p.by_heads = tile::Divisor(p.heads);
   p.sign = float(a.sign), p.interleaved = a.interleaved;
   p.evict_first = tuning.evict_first < 0 ? a.x.numel() * size_of(a.x.dtype) > kEvictFirstBytes : tuning.evict_first > 0;
