@@ -30,6 +30,18 @@ __device__ inline uint32_t pack(f16, float low, float high) {
 #endif
   return w;
 }
+// The same of max(x, 0); a NaN stays one. sm_80 and later, as are the next.
+__device__ inline uint32_t pack_relu(f16, float low, float high) {
+  uint32_t w;
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+  return w;
+}
+// a b + c of both halves, each rounded once.
+__device__ inline uint32_t multiply_add(f16, uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
 __device__ inline void unpack(bf16, uint32_t w, float& low, float& high) {
   asm("shl.b32 %0, %2, 16; and.b32 %1, %2, 0xffff0000;" : "=f"(low), "=f"(high) : "r"(w));
 }

@@ -31,6 +31,13 @@ __device__ inline void wait_or_trap(uint64_t* barrier, uint32_t parity) {
   while (!ptx::mbarrier_try_wait(barrier, parity))
     if (coarse_timer() - start > kTrapAfter) ptx::trap();
 }
+// The same by a whole warp, whose lanes then go on together: the compiler keeps what follows in uniform registers.
+__device__ inline void wait_warp_or_trap(uint64_t* barrier, uint32_t parity) {
+  if (__all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity))) return;
+  const uint32_t start = coarse_timer();
+  while (!__all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity)))
+    if (coarse_timer() - start > kTrapAfter) ptx::trap();
+}
 // The same where other blocks of the cluster arrive: sees what they wrote before.
 __device__ inline void wait_cluster_or_trap(uint64_t* barrier, uint32_t parity) {
   if (ptx::mbarrier_try_wait_cluster(barrier, parity)) return;

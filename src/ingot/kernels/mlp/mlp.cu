@@ -6,8 +6,9 @@
 namespace ingot::cuda {
 namespace {
 
-// Below this, blocks that each hold all weights in registers reach more of the GPU than tiles of 64 rows and more do.
-constexpr int64_t kFewRows = 4096;
+// Up to here, blocks that each hold all weights in registers are as fast as tiles of 64 rows, and faster for deep
+// networks.
+constexpr int64_t kFewRows = 512;
 
 int compute_major(Device device) {
   int major = 0;

@@ -45,6 +45,7 @@ MlpForwardParams mlp_forward_params(const Mlp& m) {
                   .k = uint32_t(layer.w.cols())};
     if (keeps) saved += p.rows * n * size_of(m.saved.dtype);
     p.has_bias = p.has_bias || layer.b;
+    p.has_gain = p.has_gain || layer.g;
   }
   return p;
 }

@@ -9,6 +9,7 @@ namespace ingot::cuda {
 
 constexpr int kMlpMaxLayers = 8;
 constexpr int kMlpFastWidth = 128;  // the widest layer of the fast forms
+constexpr int kMlpSm90Layers = 5;   // of 128 x 128 that fit the shared memory beside the rows under way
 
 struct MlpLayerParams {
   const void *w, *b, *g;  // w (n, k) contiguous; b and g (n) or null; all of the network's type
@@ -20,7 +21,7 @@ struct MlpForwardParams {
   void* y;
   int64_t x_stride_bytes, y_stride_bytes, rows;
   int layers;
-  bool has_bias, activate_last, saves, saved_f32;
+  bool has_bias, has_gain, activate_last, saves, saved_f32;
   MlpLayerParams layer[kMlpMaxLayers];
 
   INGOT_HD uint32_t in() const { return layer[0].k; }

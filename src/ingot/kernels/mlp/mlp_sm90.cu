@@ -1,9 +1,16 @@
+#include <cstdint>
+
 #include "ingot/kernels/mlp/mlp_forward.h"
 
 namespace ingot::cuda {
 
-// 6 layers of 128 x 128 fit the shared memory; of 64 x 64 any number does.
-bool mlp_sm90_takes(const Mlp& m) { return mlp_fast_type(m) && m.layers.size() <= (mlp_widest(m) <= 64 ? 8 : 6); }
+// The copy engine counts rows in 31 bits; the formula of the exact gelu leaves a wide tile too few registers.
+bool mlp_sm90_takes(const Mlp& m) {
+  const bool is_narrow = mlp_widest(m) <= 64;
+  if (!is_narrow && m.act == act_of<Gelu>) return false;
+  const size_t most = is_narrow ? kMlpMaxLayers : kMlpSm90Layers;
+  return mlp_fast_type(m) && m.layers.size() <= most && m.x.rows() <= INT32_MAX;
+}
 void mlp_sm90(const Mlp& m, Stream stream) {
   if (m.x.dtype == DType::f16)
     m.saved ? launch_mlp_sm90<f16, true>(m, stream) : launch_mlp_sm90<f16, false>(m, stream);

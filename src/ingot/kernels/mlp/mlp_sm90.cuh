@@ -3,27 +3,33 @@
 // docs/mlp-megakernel.md tells it as a whole.
 //
 // One block per SM holds all weights in shared memory. Each of its warpgroups takes 64 rows through the whole network
-// by itself: x from memory straight into the registers that wgmma reads A from, every layer's sums turned in place into
-// the next layer's A, y from registers to memory. After the weights have arrived no barrier and no shared memory is in
-// the way.
+// by itself: x into the registers that wgmma reads A from, every layer's sums turned in place into the next layer's A,
+// y from registers to memory. A warp's 16 rows never leave it, so after the weights have arrived no warp waits for
+// another.
 //
-// What makes that possible is one permutation p of the features, used for the rows and columns of every weight matrix
-// in shared memory: with it, the 8 features that a thread holds of a row in 4 adjacent column groups of an accumulator
-// are adjacent in memory, 16 bytes. Column 32 i + 8 j + 2 q + e of a product (thread q of four, group j, element e)
-// stands for feature 32 i + 8 q + 2 j + e.
+// The rows of the last weight matrix are permuted in shared memory so that the 8 features that a thread holds of a row
+// in 4 adjacent column groups of an accumulator are adjacent in y, 16 bytes: column 32 i + 8 j + 2 q + e of the last
+// product (thread q of four, group j, element e) stands for feature 32 i + 8 q + 2 j + e.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/address.cuh"
+#include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
+#include "ingot/gpu/ptx/stmatrix.cuh"
+#include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
 #include "ingot/gpu/tile/descriptor.cuh"
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/gpu/tile/swizzle.cuh"
+#include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/mlp/mlp_forward.cuh"
 
 namespace ingot::cuda::mlp_sm90_detail {
@@ -31,179 +37,205 @@ namespace ingot::cuda::mlp_sm90_detail {
 using Params = MlpForwardParams;
 using LayerParams = MlpLayerParams;
 
-constexpr uint32_t kTileRows = 64;                // what one warpgroup takes at a time
-constexpr uint32_t kMaxSharedBytes = 227 * 1024;  // of a block
-template <int kWidth> constexpr int kMostLayers = kWidth == 64 ? kMlpMaxLayers : 6;
+constexpr uint32_t kTileRows = 64, kWarpRows = 16;  // what a warpgroup takes at a time, and each of its warps
+constexpr uint32_t kMaxSharedBytes = 227 * 1024;    // of a block
+template <int kWidth> constexpr int kMostLayers = kWidth == 64 ? kMlpMaxLayers : kMlpSm90Layers;
 
-// The most warpgroups whose share of the register file holds a tile; some formulas take much of it.
-template <class F, int kWidth> constexpr int most_warpgroups() {
+// The most warpgroups whose share of the register file holds a tile; some formulas, and saving, take much of it.
+template <class F, int kWidth, bool kSave> constexpr int most_warpgroups() {
   if (F::name == Gelu::name || (F::name == Sigmoid::name && kWidth == 128)) return 2;
-  return kWidth == 64 ? 4 : 3;
+  return kWidth == 64 || (F::name == Softplus::name && !kSave) ? 4 : 3;
 }
+// Where four fit, three start sooner, and keep up as long as there are few tiles for each.
+constexpr int64_t kFewTiles = 4096;
 
 template <int kWidth> constexpr uint32_t weight_bytes() { return kWidth * kWidth * 2; }
-template <int kWidth> constexpr uint32_t panel_bytes() { return kWidth * 128; }  // 64 of the columns
-// Weights, then x of every warpgroup, then the biases.
-template <int kWidth> constexpr uint32_t shared_bytes(int layers, int groups) {
-  return uint32_t(layers) * (weight_bytes<kWidth>() + kWidth * uint32_t(sizeof(float))) +
-         uint32_t(groups) * kTileRows * kWidth * 2;
+template <int kWidth> constexpr uint32_t panel_bytes() { return kWidth * 128; }        // 64 of the columns
+template <int kWidth> constexpr uint32_t x_bytes() { return kWarpRows * kWidth * 2; }  // of a warp
+constexpr uint32_t kStagingBytes = kWarpRows * 64;  // 32 columns of what a warp saves
+
+// Where things lie in shared memory, in bytes.
+struct Layout {
+  uint32_t x, staging, bias, gain, barriers, size;
+};
+template <class T, int kWidth, bool kSave> constexpr Layout layout_of(int layers, int groups) {
+  Layout at = {};
+  const uint32_t warps = uint32_t(groups) * 4, features = uint32_t(layers) * kWidth;
+  at.x = uint32_t(layers) * weight_bytes<kWidth>();
+  at.staging = at.x + warps * x_bytes<kWidth>();
+  at.bias = at.staging + (kSave ? warps * kStagingBytes : 0);
+  at.gain = at.bias + features * uint32_t(sizeof(T));
+  at.barriers = at.gain + features * uint32_t(sizeof(T));
+  at.size = at.barriers + (warps + kMlpMaxLayers) * uint32_t(sizeof(uint64_t));
+  return at;
 }
 
 // One warpgroup's 64 rows in the layout of A: step k / 16, then the four registers of a step.
 template <int kWidth> using Rows = uint32_t[kWidth / 16][4];
 template <int kWidth> using Sums = float[kWidth / 2];
 
-// Where this thread's part of a (rows, cols) matrix lies: 16 bytes at column 32 i + 8 q of rows `row` and `row` + 8.
-struct Place {
-  int64_t row;
-  uint32_t q;
-};
-__device__ inline Place place_in(uint32_t tile) {
-  const uint32_t thread = threadIdx.x % 128;
-  return {int64_t(tile) * kTileRows + thread / 32 * 16 + thread % 32 / 4, thread % 4};
+__device__ inline uint32_t lane() { return threadIdx.x % 32; }
+// The first of the warp's rows in a tile.
+__device__ inline int64_t first_row(uint32_t tile) {
+  return int64_t(tile) * kTileRows + threadIdx.x % 128 / 32 * kWarpRows;
 }
+// Where the lane's row of matrix lane / 8 lies in A's 16 rows and 16 columns, for ldmatrix and stmatrix: matrices 0 and
+// 2 are the upper 8 rows, 2 and 3 the right 8 columns.
+__device__ inline uint32_t matrix_row() { return lane() % 16; }
+__device__ inline uint32_t matrix_chunk() { return lane() / 16; }
 
-// x of a warpgroup's next tile on its way. Every thread copies to shared memory what it will itself read from there, so
-// its own wait suffices; held in registers instead, x would leave too few of them.
+// The warp's 16 rows of x, on their way to its own shared memory: panels of 64 columns, swizzled by 128 bytes.
 template <int kWidth> struct ArrivingRows {
-  static constexpr uint32_t kBytes = kTileRows * kWidth * 2, kStep = 128 * 16;
-  char* mine;  // the thread's first 16 bytes; the next are kStep further
+  static constexpr uint32_t kPanel = kWarpRows * 128;
+  char* rows;
+  uint64_t* barrier;
+  uint32_t parity = 0;
 
-  __device__ __forceinline__ void load(const Params& p, Place at) const {
+  __device__ __forceinline__ void load(const CUtensorMap& x, uint32_t tile) const {
+    if (lane() != 0) return;
+    ptx::mbarrier_arrive_expect_tx(barrier, x_bytes<kWidth>());
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int64_t row = at.row + 8 * half;
-      const char* from = static_cast<const char*>(p.x) + row * p.x_stride_bytes + at.q * 16;
-#pragma unroll
-      for (int i = 0; i < kWidth / 32; ++i)
-        ptx::cp_async<16>(ptx::shared_address(mine) + (half * (kWidth / 32) + i) * kStep, from + 64 * i,
-                          row < p.rows && 32 * i + 8 * at.q < p.in() ? 16 : 0);
-    }
-    ptx::cp_async_commit_group();
+    for (int i = 0; i < kWidth / 64; ++i)
+      ptx::tensor_load(rows + i * kPanel, &x, 64 * i, int(first_row(tile)), barrier);
   }
-  __device__ __forceinline__ void take(Rows<kWidth>& a) const {
-    ptx::cp_async_wait_group<0>();
+  __device__ __forceinline__ void take(Rows<kWidth>& a) {
+    tile::wait_warp_or_trap(barrier, parity);
+    parity ^= 1;
+    const uint32_t from =
+        ptx::shared_address(rows) + tile::swizzled<tile::Swizzle::b128>(matrix_row(), matrix_chunk() * 16);
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int i = 0; i < kWidth / 32; ++i) {
-        const uint4 w = *reinterpret_cast<const uint4*>(mine + (half * (kWidth / 32) + i) * kStep);
-        a[2 * i][half] = w.x, a[2 * i][2 + half] = w.y, a[2 * i + 1][half] = w.z, a[2 * i + 1][2 + half] = w.w;
-      }
+    for (int k = 0; k < kWidth / 16; ++k) ptx::ldmatrix(a[k], (from ^ k % 4 * 32) + k / 4 * kPanel);
   }
 };
 
-// The 16-bit words of column block i in one row, as they lie in memory.
-template <int kWidth>
-__device__ __forceinline__ void words_of(uint32_t (&w)[4], const Rows<kWidth>& a, int i, int half) {
-#pragma unroll
-  for (int j = 0; j < 4; ++j) w[j] = a[2 * i + j / 2][2 * (j % 2) + half];
-}
+// Which feature column (or weight row) c of the last product stands for.
+__device__ inline uint32_t last_feature(uint32_t c) { return c / 32 * 32 + c % 8 / 2 * 8 + c / 8 % 4 * 2 + c % 2; }
 
-template <int kWidth> __device__ __forceinline__ void store_rows(const Rows<kWidth>& a, const Params& p, Place at) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t row = at.row + 8 * half;
-    if (row >= p.rows) continue;
-    char* line = static_cast<char*>(p.y) + row * p.y_stride_bytes + at.q * 16;
-#pragma unroll
-    for (int i = 0; i < kWidth / 32; ++i) {
-      uint32_t w[4];
-      words_of<kWidth>(w, a, i, half);
-      if (32 * i + 8 * at.q < p.out()) ptx::store_streaming(line + 64 * i, w);
-    }
+// A thread's part of the weights of a layer: 16 bytes of a row, a row in kWidth / 8 neighbouring lanes. A power of two
+// of threads takes part, so that a step's rows lie at the same distance from the thread's first for all of them.
+template <class T, int kWidth, int kGroups> struct WeightPieces {
+  static constexpr int kThreads = kGroups == 3 ? 256 : 128 * kGroups, kRowLanes = kWidth / 8;
+  static constexpr uint32_t kRowsAtOnce = kThreads / kRowLanes;
+  static constexpr int kSteps = kWidth / kRowsAtOnce;
+  static_assert(kRowsAtOnce % 8 == 0 && kSteps >= 1, "steps keep the place in the swizzle's pattern");
+
+  static __device__ __forceinline__ uint32_t piece() { return threadIdx.x % kRowLanes; }
+  static __device__ __forceinline__ uint32_t first_row() { return threadIdx.x / kRowLanes; }
+  // Panels of 64 columns, swizzled by 128 bytes; a step is kRowsAtOnce rows further.
+  static __device__ __forceinline__ uint32_t place() {
+    return piece() / 8 * panel_bytes<kWidth>() + tile::swizzled<tile::Swizzle::b128>(first_row(), piece() % 8 * 16);
   }
-}
 
-// The weights of one layer, in flight from memory: 16 bytes of a row a thread, a row in kWidth / 8 neighbouring lanes.
-template <class T, int kWidth, int kThreads> struct WeightPieces {
-  static constexpr int kRowLanes = kWidth / 8;
-  static constexpr int kRowsAtOnce = kThreads / kRowLanes;
-  static constexpr int kSteps = (kWidth + kRowsAtOnce - 1) / kRowsAtOnce;
-  WeightChunk<T> chunk[kSteps];
-  T g[kSteps];
-
-  __device__ __forceinline__ void load(const LayerParams& layer) {
-    const uint32_t piece = threadIdx.x % kRowLanes;
+  static __device__ __forceinline__ void load(const LayerParams& layer, bool last, char* weights) {
+    const uint32_t n0 = last ? last_feature(first_row()) : first_row(), stride = layer.k * uint32_t(sizeof(T));
+    const char* const from = static_cast<const char*>(layer.w) + n0 * stride + piece() * 16;
+    const uint32_t to = ptx::shared_address(weights) + place();
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      const uint32_t n = threadIdx.x / kRowLanes + s * kRowsAtOnce;
-      ptx::load_cached_or_zero(static_cast<const T*>(layer.w) + n * layer.k + piece * 8,
-                               n < layer.n && piece * 8 < layer.k, chunk[s].word[0]);
-      if (layer.g != nullptr && n < layer.n) g[s] = static_cast<const T*>(layer.g)[n];
+      // Steps in 32 rows: where several, columns 8 j become features 2 j.
+      constexpr uint32_t kPer32 = kRowsAtOnce >= 32 ? 1 : 32 / kRowsAtOnce;
+      const uint32_t further =
+          !last || kRowsAtOnce >= 32 ? s * kRowsAtOnce : s / kPer32 * 32 + s % kPer32 * (kRowsAtOnce / 4);
+      const bool there = n0 + further < layer.n && piece() * 8 < layer.k;
+      ptx::cp_async<16>(to + s * kRowsAtOnce * 128, there ? from + further * stride : from, there ? 16 : 0);
     }
   }
-
-  // Every chunk becomes that of W; all rows' sums at once, as each step of a sum takes long.
-  __device__ __forceinline__ void normalise() {
+  // v becomes W, each thread's own pieces; all rows' sums at once, as each step of a sum takes long.
+  static __device__ __forceinline__ void normalise(const T* gain, char* weights) {
+    WeightChunk<T>* const mine = reinterpret_cast<WeightChunk<T>*>(weights + place());
     float sum[kSteps];
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) sum[s] = squares(chunk[s]);
+    for (int s = 0; s < kSteps; ++s) sum[s] = squares(mine[s * kRowsAtOnce * 8]);
     tile::warp_sum(sum, kRowLanes);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) chunk[s] = scaled(chunk[s], tile::to_float(g[s]) * inverse_norm(sum[s]));
+    for (int s = 0; s < kSteps; ++s)
+      mine[s * kRowsAtOnce * 8] =
+          scaled(mine[s * kRowsAtOnce * 8], tile::to_float(gain[first_row() + s * kRowsAtOnce]) * inverse_norm(sum[s]));
+  }
+};
+
+// The network on its way to shared memory: all copies start at once, and each layer is waited for when it is needed.
+template <class T, int kWidth, int kGroups> struct Network {
+  using Pieces = WeightPieces<T, kWidth, kGroups>;
+  char* weights;
+  static constexpr uint32_t kLoaders = Pieces::kThreads;
+  T *bias, *gain;
+  uint64_t* arrived;  // of each layer, by every thread that loads
+
+  __device__ __forceinline__ char* layer(int l) const { return weights + l * weight_bytes<kWidth>(); }
+  __device__ __forceinline__ void load(const Params& p) const {
+    const bool loads = threadIdx.x < Pieces::kThreads;
+    for (int l = 0; loads && l < p.layers; ++l) {
+      Pieces::load(p.layer[l], l + 1 == p.layers, layer(l));
+      if (p.has_gain)
+        ptx::cp_async_commit_group();
+      else
+        ptx::cp_async_mbarrier_arrive(arrived + l);
+    }
+    if (p.has_bias || p.has_gain) load_vectors(p);
+    for (int l = 0; p.has_gain && loads && l < p.layers; ++l) {
+      wait_for_copies(p.layers - 1 - l);
+      if (p.layer[l].g != nullptr) Pieces::normalise(gain + l * kWidth, layer(l));
+      ptx::mbarrier_arrive(arrived + l);
+    }
+  }
+  __device__ __forceinline__ void wait_for(int l) const {
+    tile::wait_warp_or_trap(arrived + l, 0);
+    ptx::fence_proxy_async_shared();
   }
 
-  // Rows and columns go where the permutation puts them, in panels of 64 columns swizzled by 128 bytes.
-  __device__ __forceinline__ void store(const LayerParams& layer, char* weights) {
-    const uint32_t piece = threadIdx.x % kRowLanes, i = piece / 4, q = piece % 4;
-    if (layer.g != nullptr) normalise();
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const uint32_t n = threadIdx.x / kRowLanes + s * kRowsAtOnce;
-      if (n >= kWidth) continue;
-      const uint32_t row = n / 32 * 32 + n % 8 / 2 * 8 + n % 32 / 8 * 2 + n % 2;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t byte = i % 2 * 64 + j * 16 + q * 4;
-        *reinterpret_cast<uint32_t*>(weights + i / 2 * panel_bytes<kWidth>() +
-                                     tile::swizzled<tile::Swizzle::b128>(row, byte)) = chunk[s].word[0][j];
-      }
+ private:
+  __device__ __forceinline__ void load_vectors(const Params& p) const {
+    for (uint32_t i = threadIdx.x; i < uint32_t(p.layers) * kWidth; i += 128 * kGroups) {
+      const LayerParams& of = p.layer[i / kWidth];
+      const uint32_t c = i % kWidth, n = i / kWidth + 1 == p.layers ? last_feature(c) : c;
+      bias[i] = element(of.b, of, n);
+      gain[i] = element(of.g, of, n);
+    }
+    __syncthreads();
+  }
+  // Zero where there is no vector, and beyond the last column.
+  static __device__ __forceinline__ T element(const void* vector, const LayerParams& of, uint32_t n) {
+    return vector != nullptr && n < of.n ? static_cast<const T*>(vector)[n] : tile::from_float<T>(0.f);
+  }
+  // At most n of this thread's groups of copies are left.
+  static __device__ __forceinline__ void wait_for_copies(int n) {
+    switch (n) {
+      case 0: return ptx::cp_async_wait_group<0>();
+      case 1: return ptx::cp_async_wait_group<1>();
+      case 2: return ptx::cp_async_wait_group<2>();
+      case 3: return ptx::cp_async_wait_group<3>();
+      case 4: return ptx::cp_async_wait_group<4>();
+      case 5: return ptx::cp_async_wait_group<5>();
+      case 6: return ptx::cp_async_wait_group<6>();
+      default: return ptx::cp_async_wait_group<7>();
     }
   }
 };
 
-template <class T, int kWidth, int kThreads>
-__device__ __forceinline__ void load_network(const Params& p, char* weights, float* bias) {
-  WeightPieces<T, kWidth, kThreads> even, odd;  // two layers in flight
-  even.load(p.layer[0]);
-  for (int l = 0; l < p.layers; l += 2) {
-    if (l + 1 < p.layers) odd.load(p.layer[l + 1]);
-    even.store(p.layer[l], weights + l * weight_bytes<kWidth>());
-    if (l + 2 < p.layers) even.load(p.layer[l + 2]);
-    if (l + 1 < p.layers) odd.store(p.layer[l + 1], weights + (l + 1) * weight_bytes<kWidth>());
-  }
-  if (!p.has_bias) return;
-  for (uint32_t i = threadIdx.x; i < uint32_t(p.layers) * kWidth; i += kThreads) {
-    const LayerParams& layer = p.layer[i / kWidth];
-    const uint32_t n = i % kWidth;
-    bias[i] = bias_element<T>(layer, n);
+template <class T, int kWidth> __device__ __forceinline__ void start_from_bias(Sums<kWidth>& d, const T* bias) {
+#pragma unroll
+  for (int j = 0; j < kWidth / 8; ++j) {
+    float b[2];
+    tile::to_float(*reinterpret_cast<const tile::Vec<T, 2>*>(bias + 8 * j + threadIdx.x % 4 * 2), b);
+    d[4 * j] = d[4 * j + 2] = b[0];
+    d[4 * j + 1] = d[4 * j + 3] = b[1];
   }
 }
 
-template <int kWidth> __device__ __forceinline__ void start_from_bias(Sums<kWidth>& d, const float* bias) {
-  const float* from = bias + threadIdx.x % 4 * 8;
-#pragma unroll
-  for (int i = 0; i < kWidth / 32; ++i)
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 b = *reinterpret_cast<const float2*>(from + 32 * i + 2 * j);
-      d[4 * (4 * i + j)] = d[4 * (4 * i + j) + 2] = b.x;
-      d[4 * (4 * i + j) + 1] = d[4 * (4 * i + j) + 3] = b.y;
-    }
-}
-
-// d = a W^T (+ bias), issued and not waited for.
+// d = a W^T (+ bias), issued and not waited for. Only the lower half of a descriptor depends on the address.
 template <class T, int kWidth>
-__device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a, uint64_t weights, bool accumulate) {
+__device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a, uint32_t weights, uint32_t upper,
+                                         bool accumulate) {
   using tile::Swizzle;
   ptx::fence_registers(d);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kWidth / 16; ++k)
-    ptx::wgmma<T, kWidth>(d, a[k],
-                          weights + tile::descriptor_step<tile::Major::k, Swizzle::b128>(16 * k, panel_bytes<kWidth>()),
-                          k > 0 || accumulate);
+  for (int k = 0; k < kWidth / 16; ++k) {
+    const uint32_t lower =
+        weights + uint32_t(tile::descriptor_step<tile::Major::k, Swizzle::b128>(16 * k, panel_bytes<kWidth>()));
+    ptx::wgmma<T, kWidth>(d, a[k], uint64_t(upper) << 32 | lower, k > 0 || accumulate);
+  }
   ptx::wgmma_commit_group();
 }
 template <int kWidth> __device__ __forceinline__ void wait(Sums<kWidth>& d, Rows<kWidth>& a) {
@@ -213,7 +245,15 @@ template <int kWidth> __device__ __forceinline__ void wait(Sums<kWidth>& d, Rows
   for (int k = 0; k < kWidth / 16; ++k) ptx::fence_registers(a[k]);
 }
 
-// Column block i of the sums to 16 bits, in the layout of A.
+// Columns 32 i to 32 i + 31 of the sums: activated; and to 16 bits, in the layout of A.
+template <class T, class F, int kWidth> __device__ __forceinline__ void activate_block(Sums<kWidth>& d, int i) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    d[16 * i + j] = act_value<F, T>(d[16 * i + j]);
+    // Without this the compiler weaves the formulas of all elements into each other, and no registers are left.
+    if constexpr (F::name == Gelu::name) asm volatile("" : "+f"(d[16 * i + j])::"memory");
+  }
+}
 template <class T, int kWidth>
 __device__ __forceinline__ void pack_block(Rows<kWidth>& a, const Sums<kWidth>& d, int i) {
 #pragma unroll
@@ -225,137 +265,247 @@ __device__ __forceinline__ void pack_block(Rows<kWidth>& a, const Sums<kWidth>& 
     }
 }
 
-// Where what backward needs of a layer goes: the thread's two rows, or null beyond the last row.
-struct SavedRows {
-  char* line[2];
-  uint32_t cols;
-
-  __device__ __forceinline__ SavedRows(const Params& p, int l, Place at) : cols(p.layer[l].n) {
-    const int64_t shift = p.saved_f32 ? 2 : 1, bytes = int64_t(cols) << shift;
-    char* const first = static_cast<char*>(p.layer[l].saved) + at.row * bytes + (at.q * 8 << shift);
-    line[0] = at.row < p.rows ? first : nullptr;
-    line[1] = at.row + 8 < p.rows ? first + 8 * bytes : nullptr;
-  }
-  // Column block i, from the sums or, in 16 bits, from the layout of A.
-  template <int kWidth>
-  __device__ __forceinline__ void store(const Rows<kWidth>& a, const Sums<kWidth>& d, bool f32, int i,
-                                        uint32_t q) const {
-    if (32 * i + 8 * q >= cols) return;
+// Softplus of a pair of sums as fp16. The exponentials are fp32; what follows, e q(e) + max(x, 0), is done for both at
+// once in fp16, which takes 2/3 of the instructions and of the register reads that compete with the products' own. It
+// adds roundings of e, q and max(x, 0): a hidden value is off by 1.4 times the rounding that it suffers anyway, and y
+// of 3 to 5 layers by 1.25 times what it would be with one rounding a layer. Values that are saved are not formed so.
+template <class F, class T, bool kSave>
+constexpr bool kInPairs = F::name == Softplus::name&& std::is_same_v<T, f16> && !kSave;
+__device__ __forceinline__ uint32_t softplus_pair(float x0, float x1) {
+  const auto twice = [](uint32_t bits) { return bits << 16 | bits; };
+  const uint32_t e =
+      ptx::pack(f16{}, detail::fast_exp2(fabsf(x0) * -detail::kLog2e), detail::fast_exp2(fabsf(x1) * -detail::kLog2e));
+  // log1p_of_unit_4 in fp16: 0.041351, -0.15747, 0.30640, -0.49707, 1
+  uint32_t q = ptx::multiply_add(f16{}, e, twice(0x294b), twice(0xb10a));
+  q = ptx::multiply_add(f16{}, e, q, twice(0x34e7));
+  q = ptx::multiply_add(f16{}, e, q, twice(0xb7f4));
+  q = ptx::multiply_add(f16{}, e, q, twice(0x3c00));
+  return ptx::multiply_add(f16{}, e, q, ptx::pack_relu(f16{}, x0, x1));
+}
+template <int kWidth> __device__ __forceinline__ void softplus_block(Rows<kWidth>& a, const Sums<kWidth>& d, int i) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (line[half] == nullptr) continue;
-      uint32_t w[4];
-      if (!f32) {
-        words_of<kWidth>(w, a, i, half);
-        ptx::store_streaming(line[half] + 64 * i, w);
-        continue;
-      }
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        const int from = 4 * (4 * i + j) + 2 * half;
-        w[0] = __float_as_uint(d[from]), w[1] = __float_as_uint(d[from + 1]);
-        w[2] = __float_as_uint(d[from + 4]), w[3] = __float_as_uint(d[from + 5]);
-        ptx::store_streaming(line[half] + 128 * i + 8 * j, w);
-      }
+      const int at = 4 * (4 * i + j) + 2 * half;
+      a[2 * i + j / 2][2 * (j % 2) + half] = softplus_pair(d[at], d[at + 1]);
     }
+}
+
+// A matrix in memory that takes a tile's rows.
+struct Target {
+  char* rows;
+  int64_t stride_bytes;
+  uint32_t cols;
+};
+// The last product's columns from the sums: 16 bytes a thread, thanks to the permutation.
+template <class T, int kWidth>
+__device__ __forceinline__ void store_last(const Sums<kWidth>& d, Target to, int64_t first, int64_t rows) {
+  const uint32_t q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t row = first + lane() / 4 + 8 * half;
+    if (row >= rows) continue;
+    char* line = to.rows + row * to.stride_bytes + q * 16;
+    uint32_t w[kWidth / 32][4];
+#pragma unroll
+    for (int i = 0; i < kWidth / 32; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        w[i][j] = ptx::pack(T{}, d[4 * (4 * i + j) + 2 * half], d[4 * (4 * i + j) + 2 * half + 1]);
+    if (to.cols == kWidth) {  // of this, and of nothing else, the compiler makes four plain stores
+#pragma unroll
+      for (int i = 0; i < kWidth / 32; ++i) ptx::store_streaming(line + 64 * i, w[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth / 32; ++i)
+        if (32 * i + 8 * q < to.cols) ptx::store_streaming(line + 64 * i, w[i]);
+    }
+  }
+}
+// Columns 32 i to 32 i + 31 of another product from the layout of A, through the warp's shared memory: 16 bytes a lane.
+template <int kWidth>
+__device__ __forceinline__ void store_block(const Rows<kWidth>& a, int i, char* staging, Target to, int64_t first,
+                                            int64_t rows) {
+  // Chunks are moved by row / 2, so that both directions meet all banks.
+  const auto place = [&](uint32_t row, uint32_t chunk) { return row * 64 + (chunk ^ row / 2 % 4) * 16; };
+#pragma unroll
+  for (int t = 0; t < 2; ++t)
+    ptx::stmatrix(ptx::shared_address(staging) + place(matrix_row(), 2 * t + matrix_chunk()), a[2 * i + t]);
+  __syncwarp();
+  const uint32_t chunk = lane() % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t row = lane() / 4 + 8 * half;
+    const uint4 v = *reinterpret_cast<const uint4*>(staging + place(row, chunk));
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+    if (first + row < rows && 32 * i + 8 * chunk < to.cols)
+      ptx::store_streaming(to.rows + (first + row) * to.stride_bytes + 64 * i + chunk * 16, w);
+  }
+  __syncwarp();
+}
+// The same columns of any product as they are, in fp32.
+template <int kWidth>
+__device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bool last, Target to, int64_t first,
+                                                int64_t rows) {
+  const uint32_t q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t row = first + lane() / 4 + 8 * half;
+    if (row >= rows) continue;
+    char* line = to.rows + row * to.stride_bytes;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t column = 32 * i + (last ? 8 * q + 2 * j : 8 * j + 2 * q);
+      const int at = 4 * (4 * i + j) + 2 * half;
+      const uint32_t w[2] = {__float_as_uint(d[at]), __float_as_uint(d[at + 1])};
+      if (column < to.cols) ptx::store_streaming(line + column * 4, w);
+    }
+  }
+}
+
+// A hidden layer's sums become the next layer's A; what backward needs goes to memory.
+template <class T, class F, int kWidth, bool kSave>
+__device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, char* staging,
+                                         int64_t first) {
+  const int64_t element = p.saved_f32 ? 4 : 2;
+  const Target saved = {static_cast<char*>(p.layer[l].saved), p.layer[l].n * element, p.layer[l].n};
+  const auto save = [&](int i) {
+    if (p.saved_f32)
+      store_block_f32<kWidth>(d, i, false, saved, first, p.rows);
+    else
+      store_block<kWidth>(a, i, staging, saved, first, p.rows);
+  };
+#pragma unroll
+  for (int i = 0; i < kWidth / 32; ++i) {
+    if constexpr (kSave && !has_slope_from_value<F>) {
+      if (!p.saved_f32) pack_block<T, kWidth>(a, d, i);
+      save(i);
+    }
+    if constexpr (kInPairs<F, T, kSave>) {
+      softplus_block<kWidth>(a, d, i);
+      continue;
+    }
+    activate_block<T, F, kWidth>(d, i);
+    pack_block<T, kWidth>(a, d, i);
+    if constexpr (kSave && has_slope_from_value<F>) save(i);
+  }
+}
+// The last layer's sums become y.
+template <class T, class F, int kWidth, bool kSave>
+__device__ __forceinline__ void finish(Sums<kWidth>& d, const Params& p, int64_t first) {
+  const LayerParams& layer = p.layer[p.layers - 1];
+  const auto save = [&] {
+    if (p.saved_f32) {
+#pragma unroll
+      for (int i = 0; i < kWidth / 32; ++i)
+        store_block_f32<kWidth>(d, i, true, {static_cast<char*>(layer.saved), layer.n * 4, layer.n}, first, p.rows);
+    } else {
+      store_last<T, kWidth>(d, {static_cast<char*>(layer.saved), layer.n * 2, layer.n}, first, p.rows);
+    }
+  };
+  if (p.activate_last) {
+    if constexpr (kSave && !has_slope_from_value<F>) save();
+#pragma unroll
+    for (int i = 0; i < kWidth / 32; ++i) activate_block<T, F, kWidth>(d, i);
+    if constexpr (kSave && has_slope_from_value<F>) save();
+  }
+  store_last<T, kWidth>(d, {static_cast<char*>(p.y), p.y_stride_bytes, layer.n}, first, p.rows);
+}
+
+// Whose turn it is to issue a layer's products. Where a warpgroup has few tiles, all are in the same layer after the
+// start and stay so: they would wait for the tensor cores together and then for the activation's units. In turns they
+// do not.
+template <int kGroups> struct Turns {
+  bool on;
+  uint32_t warpgroup;
+  __device__ __forceinline__ void take() const {
+    if (on) ptx::barrier_sync(1 + warpgroup, 256);
+  }
+  __device__ __forceinline__ void pass() const {
+    if (on) ptx::barrier_arrive(warpgroup == kGroups - 1 ? 1 : 2 + warpgroup, 256);
+  }
+  __device__ __forceinline__ void start() const {
+    if (warpgroup == kGroups - 1) pass();
   }
 };
 
-template <class T, class F, int kWidth> __device__ __forceinline__ void activate_block(Sums<kWidth>& d, int i) {
-#pragma unroll
-  for (int j = 0; j < 16; ++j) {
-    d[16 * i + j] = act_value<F, T>(d[16 * i + j]);
-    // Without this the compiler weaves the formulas of all elements into each other, and no registers are left.
-    if constexpr (F::name == Gelu::name) asm volatile("" : "+f"(d[16 * i + j])::"memory");
-  }
-}
-
-// Layer l's sums become its outputs, packed as the next layer's A.
-template <class T, class F, int kWidth> __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a) {
-#pragma unroll
-  for (int i = 0; i < kWidth / 32; ++i) {
-    activate_block<T, F, kWidth>(d, i);
-    pack_block<T, kWidth>(a, d, i);
-  }
-}
-// The same, and what backward needs goes to memory.
-template <class T, class F, int kWidth>
-__device__ __forceinline__ void activate_and_save(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, Place at) {
-  const SavedRows saved(p, l, at);
-#pragma unroll
-  for (int i = 0; i < kWidth / 32; ++i) {
-    if constexpr (!has_slope_from_value<F>) {
-      pack_block<T, kWidth>(a, d, i);
-      saved.store<kWidth>(a, d, p.saved_f32, i, at.q);
-    }
-    activate_block<T, F, kWidth>(d, i);
-    pack_block<T, kWidth>(a, d, i);
-    if constexpr (has_slope_from_value<F>) saved.store<kWidth>(a, d, p.saved_f32, i, at.q);
-  }
-}
-
 template <class T, class F, int kWidth, int kGroups, bool kSave>
-__global__ void __launch_bounds__(128 * kGroups, 1) mlp_sm90_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(128 * kGroups, 1)
+    mlp_sm90_kernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap x_map) {
   extern __shared__ __align__(1024) char shared[];
-  char* const arriving = shared + p.layers * weight_bytes<kWidth>();
-  float* const bias = reinterpret_cast<float*>(arriving + kGroups * ArrivingRows<kWidth>::kBytes);
+  const Layout at = layout_of<T, kWidth, kSave>(p.layers, kGroups);
+  // The same in all lanes, and known to be: the loop below must not diverge.
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
+  ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + kMlpMaxLayers + warp};
+  char* const staging = shared + at.staging + warp * kStagingBytes;
+  const Network<T, kWidth, kGroups> network{shared, reinterpret_cast<T*>(shared + at.bias),
+                                            reinterpret_cast<T*>(shared + at.gain), barriers};
+  const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
+  uint32_t tile = blockIdx.x + gridDim.x * (warp / 4);
+
+  if (threadIdx.x < uint32_t(p.layers)) ptx::mbarrier_init(barriers + threadIdx.x, network.kLoaders);
+  if (lane() == 0) ptx::mbarrier_init(x.barrier, 1);
+  ptx::fence_mbarrier_init();
+  __syncthreads();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  // The same in all lanes, and known to be: the loop below must not diverge.
-  const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
-  uint32_t tile = blockIdx.x + gridDim.x * warpgroup;
+  if (tile < tiles) x.load(x_map, tile);
+  network.load(p);
+  const uint64_t descriptor =
+      tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(ptx::shared_address(shared));
+  const uint32_t weights = uint32_t(descriptor), upper = uint32_t(descriptor >> 32);
+  constexpr uint32_t kLayerStep = weight_bytes<kWidth>() >> 4;
 
-  const ArrivingRows<kWidth> x{arriving + warpgroup * ArrivingRows<kWidth>::kBytes + threadIdx.x % 128 * 16};
   Rows<kWidth> a;
-  x.load(p, place_in(tile));
-  load_network<T, kWidth, 128 * kGroups>(p, shared, bias);
-  ptx::fence_proxy_async_shared();
-  __syncthreads();
-  const uint64_t weights = tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(ptx::shared_address(shared));
-  constexpr uint64_t kLayerStep = weight_bytes<kWidth>() >> 4;
-
   Sums<kWidth> d;
-  const auto apply = [&](int l, Place at) {
-    if constexpr (kSave)
-      activate_and_save<T, F, kWidth>(d, a, p, l, at);
-    else
-      activate<T, F, kWidth>(d, a);
-  };
-  for (; tile < tiles; tile += step) {
-    const Place at = place_in(tile);
+  const Turns<kGroups> turns{kGroups > 2 && tiles > step && tiles <= kFewTiles, warp / 4};
+  turns.start();
+  if (tile >= tiles) network.wait_for(p.layers - 1);  // no thread leaves with copies under way
+  bool is_first = true;
+  for (; tile < tiles; is_first = false, tile += step) {
     x.take(a);
-    for (int l = 0;; ++l) {
-      if (p.has_bias) start_from_bias<kWidth>(d, bias + l * kWidth);
-      multiply<T, kWidth>(d, a, weights + l * kLayerStep, p.has_bias);
+    for (int l = 0; l < p.layers; ++l) {
+      if (is_first) network.wait_for(l);
+      if (p.has_bias) start_from_bias<T, kWidth>(d, network.bias + l * kWidth);
+      turns.take();
+      multiply<T, kWidth>(d, a, weights + l * kLayerStep, upper, p.has_bias);
+      turns.pass();
       wait<kWidth>(d, a);
-      if (l == 0) x.load(p, place_in(tile + step));
-      const bool last = l + 1 == p.layers;
-      if (!last || p.activate_last)
-        apply(l, at);
-      else
-#pragma unroll
-        for (int i = 0; i < kWidth / 32; ++i) pack_block<T, kWidth>(a, d, i);
-      if (last) break;
+      if (l == 0 && tile + step < tiles) {
+        __syncwarp();  // all lanes have what they took from where the next rows go
+        x.load(x_map, tile + step);
+      }
+      if (l + 1 < p.layers) activate<T, F, kWidth, kSave>(d, a, p, l, staging, first_row(tile));
     }
-    store_rows<kWidth>(a, p, at);
+    finish<T, F, kWidth, kSave>(d, p, first_row(tile));
+  }
+  // The block's first warpgroup may have had one tile more.
+  const bool is_short = turns.on && tile - warp / 4 * gridDim.x < tiles;
+  for (int l = 0; is_short && l < p.layers; ++l) {
+    turns.take();
+    turns.pass();
   }
 }
 
-template <class T, class F, int kWidth, bool kSave> void launch_as(const Params& p, int device, Stream stream) {
+template <class T, class F, int kWidth, bool kSave>
+void launch_as(const Params& p, const CUtensorMap& x_map, int device, Stream stream) {
   const auto launch = [&](auto groups) {
     constexpr int kGroups = decltype(groups)::value;
     gpu::launch("mlp", mlp_sm90_kernel<T, F, kWidth, kGroups, kSave>,
                 {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(device)),
                  .block = 128 * kGroups,
-                 .smem = shared_bytes<kWidth>(p.layers, kGroups),
+                 .smem = layout_of<T, kWidth, kSave>(p.layers, kGroups).size,
                  .overlap = true,
                  .device = device},
-                stream, p);
+                stream, p, x_map);
   };
-  constexpr int kMost = most_warpgroups<F, kWidth>();
-  if constexpr (kMost > 2 && shared_bytes<kWidth>(kMostLayers<kWidth>, kMost) > kMaxSharedBytes)
-    if (shared_bytes<kWidth>(p.layers, kMost) > kMaxSharedBytes) return launch(std::integral_constant<int, 2>());
+  constexpr int kMost = most_warpgroups<F, kWidth, kSave>();
+  static_assert(layout_of<T, kWidth, kSave>(kMostLayers<kWidth>, kMost).size <= kMaxSharedBytes,
+                "the deepest network must fit the shared memory");
+  if constexpr (kMost == 4 && F::name == Softplus::name && kWidth == 128)
+    if (p.rows <= kFewTiles * kTileRows && !p.has_gain) return launch(std::integral_constant<int, 3>());
   launch(std::integral_constant<int, kMost>());
 }
 
@@ -368,10 +518,12 @@ template <class T, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream)
   if (m.x.rows() == 0) return;
   const MlpForwardParams p = mlp_forward_params(m);
   const int device = m.x.device.index;
+  const CUtensorMap x_map =
+      gpu::tensor_map("mlp: x", m.x, {.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128});
   with_activation(m.act, [&](auto f) {
     using F = decltype(f);
-    mlp_widest(m) <= 64 ? launch_as<T, F, 64, kSave>(p, device, stream)
-                        : launch_as<T, F, 128, kSave>(p, device, stream);
+    if (mlp_widest(m) <= 64) return launch_as<T, F, 64, kSave>(p, x_map, device, stream);
+    if constexpr (F::name != Gelu::name) launch_as<T, F, 128, kSave>(p, x_map, device, stream);
   });
 }
 
