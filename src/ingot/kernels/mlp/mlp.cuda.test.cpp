@@ -739,7 +739,7 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f32, 100000, 128), 9), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 9), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 128), 9), MlpForm::sm90);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), 9), MlpForm::few_rows);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 500, 64), 9), MlpForm::few_rows);
   for (int major : {8, 10, 12}) EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), major), MlpForm::portable);
   try {
     cuda::pick_mlp_form(problem(DType::f16, 1000, 64), 7);
