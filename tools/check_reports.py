@@ -1,5 +1,5 @@
 """Checks the committed GPU reports: their form, their errors against their tolerances, and whether the code they measured is
-still the code in the tree. Stale reports are listed; --strict makes them a failure.
+still the code in the tree. Stale and incomplete reports are listed; --strict makes them a failure.
 
     python3 tools/check_reports.py [--strict]
 """
@@ -10,7 +10,7 @@ import reports
 
 def main():
     strict = "--strict" in sys.argv[1:]
-    broken, stale, count = [], [], 0
+    broken, stale, incomplete, count = [], [], [], 0
     for path, report in reports.all_reports():
         count += 1
         name = path.relative_to(reports.ROOT)
@@ -18,6 +18,8 @@ def main():
         if path.stem != report.get("suite"):
             broken.append(f"{name}: found suite {report.get('suite')!r}, expected {path.stem!r}")
             continue
+        if "incomplete" in report:
+            incomplete.append(f"{name}: {report['incomplete']}")
         now = reports.tree_hash(path.stem)
         if report["tree"] != now:
             stale.append(f"{name}: measured tree {report['tree']} on {report['date']}, the tree is now {now}")
@@ -25,8 +27,10 @@ def main():
         print(f"broken: {line}")
     for line in stale:
         print(f"stale: {line} (run ./run gpu on that GPU)")
-    print(f"reports: {count} found, {len(broken)} problems, {len(stale)} stale")
-    return 1 if broken or (strict and stale) else 0
+    for line in incomplete:
+        print(f"incomplete: {line}")
+    print(f"reports: {count} found, {len(broken)} problems, {len(stale)} stale, {len(incomplete)} incomplete")
+    return 1 if broken or (strict and (stale or incomplete)) else 0
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ def table(report):
     peers = [p for p in PEERS if any(p in r["peers"] for r in report["results"])]
     ceilings = report["ceilings"]
     yield (f"{report['gpu']}, driver {report['driver']}, CUDA {report['cuda']}, {report['date']}; copy bandwidth "
-           f"{ceilings['copy_TBps']:.2f} TB/s in the same run. Times in µs.")
+           f"{ceilings['copy_TBps']:.2f} TB/s in the same run. Times in µs."
+           + (f" Cut off: {report['incomplete']}." if "incomplete" in report else ""))
     yield ""
     yield "| | shape | dtype | Ingot | of the limit | " + " | ".join(PEERS[p] for p in peers) + " | faster than the best |"
     yield "|---|---|---|---:|---:|" + "---:|" * (len(peers) + 1)

@@ -154,13 +154,19 @@ def gpu_folder():
     return (found[0] if found else name.replace(" ", "-")).lower()
 
 
-def write_report(suite, results, ceiling, extra):
+def write_report(suite, results, ceiling, extra, cases=None):
+    """Writes bench/results/<gpu>/<suite>.json. Called after every case, with the number of all cases: what a time limit cuts off
+    is then missing from the report, which says so, and nothing else is."""
+    missing = 0 if cases is None else cases - len(results)
     report = {"suite": suite, "tree": reports.tree_hash(suite), "gpu": torch.cuda.get_device_name(0), "driver": gpu_state("driver_version"),
               "cuda": torch.version.cuda, "torch": torch.__version__, "date": datetime.date.today().isoformat(),
-              "command": os.environ.get("INGOT_COMMAND", "./run gpu"), "ceilings": ceiling, **extra, "results": results}
+              "command": os.environ.get("INGOT_COMMAND", "./run gpu"), "ceilings": ceiling, **extra,
+              **({"incomplete": f"{missing} of {cases} cases were not measured"} if missing else {}), "results": results}
     path = reports.RESULTS / gpu_folder() / f"{suite}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if missing:
+        return report
     for problem in reports.problems_of(report):
         print(f"problem: {problem}")
     print(f"wrote {path.relative_to(ROOT)}")

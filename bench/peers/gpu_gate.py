@@ -211,11 +211,10 @@ def main():
         print(f"{r['name']:44}{case.shape} {case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
               + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
               + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
-    if options.only or options.quick:
-        return
-    write_report("gate", results, ceiling,
-                 {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
-                  "notes": "liger's backward works in place; in_L2: too small to rotate beyond L2"})
+        if not (options.only or options.quick):
+            write_report("gate", results, ceiling,
+                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
+                          "notes": "liger's backward works in place; in_L2: too small to rotate beyond L2"}, cases=len(chosen))
 
 
 if __name__ == "__main__":

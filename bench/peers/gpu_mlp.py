@@ -280,11 +280,11 @@ def main():
               + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
               + f"  error {r['error']:.1e} <= {r['tolerance']:.1e} ({r['error_of']})"
               + "".join(f"  {p} absent: {why}" for p, why in r.get("absent", {}).items()), flush=True)
-    if not options.no_compile and not options.only:
-        write_report("mlp", results, ceiling,
-                     {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
-                      "notes": "limit: per pass the larger of products at bf16_TFLOPs and traffic at copy_TBps; "
-                               "absent peers carry their reason; tiny-cuda-nn was not measured"})
+        if not options.no_compile and not options.only:
+            write_report("mlp", results, ceiling,
+                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
+                          "notes": "limit: per pass the larger of products at bf16_TFLOPs and traffic at copy_TBps; "
+                                   "absent peers carry their reason; tiny-cuda-nn was not measured"}, cases=len(list(cases())))
 
 
 if __name__ == "__main__":

@@ -318,12 +318,11 @@ def main():
         print(f"{r['name']:28}{case.rows:>7} x {case.cols:<6}{case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
               + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
               + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''} [{seconds:.1f} s]", flush=True)
-    if options.only or options.quick:
-        return
-    write_report("rmsnorm", results, ceiling,
-                 {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
-                  "notes": "origin: CUDA events over back-to-back calls (its launches cannot be captured); liger's backward works in place; "
-                           "in_L2: too small to rotate beyond L2"})
+        if not (options.only or options.quick):
+            write_report("rmsnorm", results, ceiling,
+                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
+                          "notes": "origin: CUDA events over back-to-back calls (its launches cannot be captured); liger's backward works in place; "
+                                   "in_L2: too small to rotate beyond L2"}, cases=len(cases))
 
 
 if __name__ == "__main__":

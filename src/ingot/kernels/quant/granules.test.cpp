@@ -25,7 +25,12 @@ struct Pair {
   std::vector<uint8_t> bytes, scale_bytes, packed;
   WeightMatrix rows, granules;
   Pair(WeightFormat f, int64_t n, int64_t k, uint8_t poison = 0xcc)
-      : bytes(size_t(n * k * (f == WeightFormat::bf16 ? 4 : f == WeightFormat::fp8 ? 2 : 1) / 2), poison),
+      : bytes(size_t(n * k *
+                     (f == WeightFormat::bf16  ? 4
+                      : f == WeightFormat::fp8 ? 2
+                                               : 1) /
+                     2),
+              poison),
         scale_bytes(size_t(n * (k / 32 + 4)), poison),
         packed(size_t(granule_bands(n) * band_bytes(f, k)), poison) {
     if (f == WeightFormat::bf16)
