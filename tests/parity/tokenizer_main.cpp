@@ -22,7 +22,7 @@ void encode(const std::string& path) {
     const std::vector<int32_t> ids = tokenizer->encode(text);
     const auto count = uint32_t(ids.size());
     std::fwrite(&count, sizeof count, 1, stdout);
-    std::fwrite(ids.data(), sizeof ids[0], ids.size(), stdout);
+    if (count > 0) std::fwrite(ids.data(), sizeof ids[0], ids.size(), stdout);
   }
 }
 
