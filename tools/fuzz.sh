@@ -24,8 +24,7 @@ if [ $replay = no ] && has_libfuzzer; then
 elif [ $replay = no ]; then
   echo "fuzz: no clang++ with libFuzzer here: mutations of the corpus, without feedback from coverage"
 fi
-cmake -G Ninja -S . -B "$build" -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -DNDEBUG" -DINGOT_CUDA=OFF \
+cmake -G Ninja -S . -B "$build" -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DINGOT_CUDA=OFF \
   -DINGOT_APPS=OFF -DINGOT_TESTS=OFF -DINGOT_FUZZ=ON >/dev/null
 ninja -C "$build" --quiet fuzz
 
