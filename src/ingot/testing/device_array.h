@@ -1,6 +1,8 @@
 #pragma once
 // A plain array on a GPU with its host copy, for tests of the device layer. Elements start as 0xff bytes.
+#include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "ingot/gpu/device.h"
@@ -27,5 +29,12 @@ template <class T> class DeviceArray {
  private:
   gpu::DeviceMemory memory_;
 };
+
+// from, from + 1, ...
+inline std::vector<uint32_t> counting(size_t n, uint32_t from = 1) {
+  std::vector<uint32_t> v(n);
+  std::iota(v.begin(), v.end(), from);
+  return v;
+}
 
 }  // namespace ingot::testing

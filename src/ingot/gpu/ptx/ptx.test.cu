@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <numeric>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/address.cuh"
@@ -18,25 +17,16 @@
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/ptx/thread.cuh"
 #include "ingot/testing/device_array.h"
+#include "ingot/testing/gpu_test.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
 namespace {
 
+using testing::counting;
 using testing::DeviceArray;
 
-class PtxCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
-};
-
-std::vector<uint32_t> counting(size_t n, uint32_t from = 1) {
-  std::vector<uint32_t> v(n);
-  std::iota(v.begin(), v.end(), from);
-  return v;
-}
+class PtxCuda : public testing::GpuTest<> {};
 
 // --- memory and conversions
 // -----------------------------------------------------------------------------------------------

@@ -14,25 +14,16 @@
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/testing/device_array.h"
+#include "ingot/testing/gpu_test.h"
 
 namespace ingot {
 namespace {
 
+using testing::counting;
 using testing::DeviceArray;
 using tile::Swizzle;
 
-class TmaCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
-};
-
-std::vector<uint32_t> counting(size_t n, uint32_t from = 1) {
-  std::vector<uint32_t> v(n);
-  std::iota(v.begin(), v.end(), from);
-  return v;
-}
+class TmaCuda : public testing::GpuTest<> {};
 
 __device__ void start_barrier(uint64_t* barrier, uint32_t arrivals) {
   if (threadIdx.x == 0) {

@@ -9,6 +9,7 @@
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/testing/device_array.h"
+#include "ingot/testing/gpu_test.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -126,12 +127,7 @@ template <class T, int N, Major kA, Swizzle kSwizzleA, Major kB, Swizzle kSwizzl
     }
 }
 
-class WgmmaCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
-};
+class WgmmaCuda : public testing::GpuTest<> {};
 
 template <Swizzle S, bool kFromRegisters, Major kA, Major kB> void check_majors() {
   check<bf16, 24, kA, S, kB, S, kFromRegisters>();

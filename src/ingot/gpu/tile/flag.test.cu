@@ -7,6 +7,7 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/testing/device_array.h"
+#include "ingot/testing/gpu_test.h"
 
 namespace ingot {
 namespace {
@@ -15,12 +16,7 @@ using gpu::WaitControl;
 using gpu::Watch;
 using testing::DeviceArray;
 
-class FlagCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
-};
+class FlagCuda : public testing::GpuTest<> {};
 
 // Block b waits until b words are there, writes the next, and raises the flag.
 __global__ void relay(uint32_t* words, uint32_t* flag, Watch watch, uint32_t skip) {

@@ -8,6 +8,7 @@
 
 #include "ingot/gpu/device.h"
 #include "ingot/testing/device_buffer.h"
+#include "ingot/testing/gpu_test.h"
 
 namespace ingot {
 namespace {
@@ -16,12 +17,7 @@ using testing::DeviceBuffer;
 using testing::roundoff;
 using testing::values;
 
-class ActivationCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
-};
+class ActivationCuda : public testing::GpuTest<> {};
 
 template <class Use> void for_each_act(Use&& use) {
   int i = 0;

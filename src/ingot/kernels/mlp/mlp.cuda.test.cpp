@@ -15,6 +15,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/mlp_cuda.h"
 #include "ingot/testing/device_buffer.h"
+#include "ingot/testing/gpu_test.h"
 
 #ifdef INGOT_HAS_CUDA_MLP
 namespace ingot {
@@ -472,11 +473,8 @@ struct Forms {
 };
 std::ostream& operator<<(std::ostream& out, const Forms& f) { return out << f.name; }
 
-class MlpCuda : public ::testing::TestWithParam<Forms> {
+class MlpCuda : public testing::GpuTest<::testing::TestWithParam<Forms>> {
  protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
   static bool taken(const Case& c) {
     // Asked with pointers to nowhere: whether a form takes a problem depends on shapes, types and options only.
     const DType t = GetParam().dtype;

@@ -9,6 +9,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
 #include "ingot/testing/device_buffer.h"
+#include "ingot/testing/gpu_test.h"
 
 namespace ingot {
 namespace {
@@ -53,12 +54,7 @@ TEST(RmsNormConfig, KeepsRowsUpTo65536ColumnsInRegisters) {
 }
 
 // Everything below needs a GPU.
-class RmsNormCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
-};
+class RmsNormCuda : public testing::GpuTest<> {};
 
 // The PTX for sm_75 knows none.
 std::vector<int> clusters() {

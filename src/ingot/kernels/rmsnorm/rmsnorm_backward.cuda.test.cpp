@@ -9,6 +9,7 @@
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
 #include "ingot/testing/device_buffer.h"
+#include "ingot/testing/gpu_test.h"
 
 namespace ingot {
 namespace {
@@ -53,12 +54,7 @@ TEST(RmsNormBackwardConfig, KeepsRowsUpTo65536ColumnsInRegistersOnHopper) {
     EXPECT_TRUE(cuda::pick_rmsnorm_backward_config({.rows = 100, .cols = 65536, .s = s, .dy = s}).vectors);
 }
 
-class RmsNormBackwardCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
-};
+class RmsNormBackwardCuda : public testing::GpuTest<> {};
 
 // The PTX for sm_75 knows none.
 std::vector<int> clusters() {

@@ -9,6 +9,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/rope/rope_config.h"
 #include "ingot/testing/device_buffer.h"
+#include "ingot/testing/gpu_test.h"
 
 namespace ingot {
 namespace {
@@ -51,12 +52,7 @@ TEST(RopeConfig, HoldsEveryHeadAndKeepsToTheHardwaresLimits) {
 }
 
 // Everything below needs a GPU.
-class RopeCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
-};
+class RopeCuda : public testing::GpuTest<> {};
 
 struct Case {
   int64_t tokens, heads, d, rotary;

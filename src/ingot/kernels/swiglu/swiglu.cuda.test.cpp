@@ -9,6 +9,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/swiglu/swiglu_config.h"
 #include "ingot/testing/device_buffer.h"
+#include "ingot/testing/gpu_test.h"
 
 namespace ingot {
 namespace {
@@ -34,12 +35,7 @@ TEST(SwigluGateConfig, TakesVectorsWhereTheyFitAndLeavesNoSmIdle) {
 }
 
 // Everything below needs a GPU.
-class SwigluGateCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
-  }
-};
+class SwigluGateCuda : public testing::GpuTest<> {};
 
 enum class Layout { two_tensors, gate_first, up_first, interleaved };
 struct Case {

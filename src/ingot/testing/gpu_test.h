@@ -1,0 +1,16 @@
+#pragma once
+// The fixture of tests that need a GPU: skipped where there is none. `Base` makes it a parameterised one.
+#include <gtest/gtest.h>
+
+#include "ingot/gpu/device.h"
+
+namespace ingot::testing {
+
+template <class Base = ::testing::Test> class GpuTest : public Base {
+ protected:
+  void SetUp() override {
+    if (gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
+  }
+};
+
+}  // namespace ingot::testing
