@@ -50,14 +50,7 @@ bool read_pages(char* begin, char* end) {
 
 // --- reading -----------------------------------------------------------------------------------------------------
 
-bool ArchiveFile::is_one(const std::string& path) {
-  if (!exists(path) || is_directory(path)) return false;
-  const File file = File::open(path);
-  char magic[8];
-  if (file.size() < 8) return false;
-  file.read_at(0, magic, 8);
-  return std::memcmp(magic, kMagic, 8) == 0;
-}
+bool ArchiveFile::is_one(const std::string& path) { return begins_with(path, {kMagic, 8}); }
 
 ArchiveFile::ArchiveFile(const std::string& path) : path_(path), file_(path) {
   const std::string_view all = file_.bytes();

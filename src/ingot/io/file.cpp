@@ -222,6 +222,14 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode);
 }
 
+bool begins_with(const std::string& path, std::string_view bytes) {
+  if (!exists(path) || is_directory(path)) return false;
+  const File file = File::open(path);
+  if (file.size() < int64_t(bytes.size())) return false;
+  std::string head(bytes.size(), '\0');
+  file.read_at(0, head.data(), int64_t(head.size()));
+  return head == bytes;
+}
 void create_directories(const std::string& path) {
   if (path.empty() || is_directory(path)) return;
   if (const std::string parent = parent_path(path); parent != path) create_directories(parent);

@@ -91,6 +91,7 @@ void write_file(const std::string& path, std::string_view bytes);  // durable an
 int64_t file_size(const std::string& path);
 bool exists(const std::string& path);
 bool is_directory(const std::string& path);
+bool begins_with(const std::string& path, std::string_view bytes);  // false too where there is no such file
 void create_directories(const std::string& path);
 void rename_path(const std::string& from, const std::string& to);
 void remove_file(const std::string& path);  // absent is fine

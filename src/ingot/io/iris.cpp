@@ -60,14 +60,7 @@ SafetensorsEntry entry_at(const char* p, int64_t file_bytes, const std::string& 
 
 }  // namespace
 
-bool IrisFile::is_one(const std::string& path) {
-  if (!exists(path) || is_directory(path)) return false;
-  const File file = File::open(path);
-  char magic[8];
-  if (file.size() < 8) return false;
-  file.read_at(0, magic, 8);
-  return std::memcmp(magic, kMagic, 8) == 0;
-}
+bool IrisFile::is_one(const std::string& path) { return begins_with(path, {kMagic, 8}); }
 
 IrisFile::IrisFile(const std::string& path) : file_(File::open(path)) {
   const int64_t size = file_.size();
