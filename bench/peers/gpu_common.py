@@ -1,5 +1,6 @@
 """How every GPU benchmark here measures: ours and the peers in one process, each as a CUDA graph of at least 20 calls over
 rotated buffers, replayed in turn; medians. The ceilings are measured in the same run."""
+import argparse
 import ctypes
 import datetime
 import json
@@ -154,6 +155,15 @@ def gpu_folder():
     return (found[0] if found else name.replace(" ", "-")).lower()
 
 
+def sweep(buffers, native, configs):
+    """[microseconds, configuration] of the default (first) and of every one of `configs`, the fastest first. They take turns."""
+    configs = [None, *configs]
+    graphs = [captured(buffers.ours(native, (ctypes.c_int * len(c))(*c) if c else None), buffers.calls) for c in configs]
+    us, _ = interleaved(dict(enumerate(g[0] for g in graphs)), buffers.calls, rounds=5, least_ms=0.5)
+    timed = [[us[i], config or "default"] for i, config in enumerate(configs)]
+    return [timed[0], *sorted(timed[1:], key=lambda t: t[0])]
+
+
 def write_report(suite, results, ceiling, extra, cases=None):
     """Writes bench/results/<gpu>/<suite>.json. Called after every case, with the number of all cases: what a time limit cuts off
     is then missing from the report, which says so, and nothing else is."""
@@ -171,3 +181,51 @@ def write_report(suite, results, ceiling, extra, cases=None):
         print(f"problem: {problem}")
     print(f"wrote {path.relative_to(ROOT)}")
     return report
+
+
+def run_suite(suite, cases, quick, measure, sweep_case, notes):
+    """The command line of a suite whose bound is the copy bandwidth: measures every case and writes the report, or sweeps.
+
+    quick: how many of `cases` --quick takes. measure(case, native, l2_bytes, copy_TBps, liger) gives a case's result;
+    sweep_case(case, native, l2_bytes) what sweep() gives, error and tolerance.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
+    parser.add_argument("--sweep", help="time every configuration instead, and write the times here")
+    parser.add_argument("--only", help="only cases whose name holds this, and no report")
+    parser.add_argument("--quick", action="store_true", help=f"{quick} cases, and no report")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    native = Native(options.native)
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    chosen = [c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in c.name]
+    width = max(len(c.name) for c in cases)
+    ceiling = ceilings(native)
+    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
+
+    if options.sweep:
+        table = {}
+        for case in chosen:
+            timed, error, tolerance = sweep_case(case, native, l2_bytes)
+            limit = case.bytes / ceiling["copy_TBps"] * 1e-6
+            table[f"{case.name} {case.shape} {case.dtype}"] = timed
+            print(f"{case.name:{width}} {case.shape} {case.dtype} error {error:.1e} <= {tolerance:.1e} limit {limit:.1f} default {timed[0][0]:.2f}   "
+                  + "  ".join(f"{us:.2f} {''.join(str(c).split())}" for us, c in timed[1:5]) + f"  worst {timed[-1][0]:.2f}", flush=True)
+            torch.cuda.empty_cache()
+        pathlib.Path(options.sweep).write_text(json.dumps(table), encoding="utf-8")
+        return
+
+    liger = import_liger(options.liger)
+    results, before = [], gpu_state()
+    for case in chosen:
+        r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger)
+        results.append(r)
+        torch.cuda.empty_cache()
+        print(f"{r['name']:{width}} {case.shape} {case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
+              + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
+        if not (options.only or options.quick):
+            write_report(suite, results, ceiling,
+                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}, "notes": notes},
+                         cases=len(chosen))

@@ -5,17 +5,13 @@ Liger-Kernel (Triton), forward and backward. Writes bench/results/<gpu>/gate.jso
 
 Backward passes are timed alone. Liger's writes its gradients over gate and up, which therefore change from replay to replay.
 """
-import argparse
 import ctypes
 import dataclasses
-import json
-import pathlib
 
 import torch
 import torch.nn.functional as F
 
-from gpu_common import (DTYPES, Native, backward_of, captured, ceilings, gpu_state, import_liger, interleaved, pointer, relative_error, stream,
-                        write_report)
+from gpu_common import DTYPES, backward_of, captured, interleaved, pointer, relative_error, run_suite, stream, sweep
 
 LAYOUTS = ["two tensors", "packed", "packed, up first", "interleaved"]
 PLAIN, GPT_OSS = (0.0, 1.0, 0.0), (7.0, 1.702, 1.0)  # limit, alpha, what is added to up
@@ -164,58 +160,12 @@ def measure(case, native, l2_bytes, copy_tbps, liger):
             "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent, "p20_p80_us": spread}
 
 
-def sweep(case, native, l2_bytes):
+def sweep_case(case, native, l2_bytes):
     buffers = Buffers(case, l2_bytes)
     error, tolerance = check(buffers, native)
     configs = [[1, units, threads, 1, evict] for units in (1, 2, 4) for threads in (128, 256, 512) for evict in (0, 1)] if not case.act else []
-    configs = [None, *configs]
-    graphs = [captured(buffers.ours(native, (ctypes.c_int * 5)(*config) if config else None), buffers.calls) for config in configs]
-    us, _ = interleaved(dict(enumerate(g[0] for g in graphs)), buffers.calls, rounds=5, least_ms=0.5)
-    timed = [[us[i], config or "default"] for i, config in enumerate(configs)]
-    return [timed[0], *sorted(timed[1:], key=lambda t: t[0])], error, tolerance
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
-    parser.add_argument("--sweep", help="time every configuration instead, and write the times here")
-    parser.add_argument("--only", help="only cases whose name holds this")
-    parser.add_argument("--quick", action="store_true", help="six cases")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    native = Native(options.native)
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    chosen = [c for c in (cases()[:6] if options.quick else cases()) if not options.only or options.only in c.name]
-    ceiling = ceilings(native)
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
-
-    if options.sweep:
-        table = {}
-        for case in chosen:
-            timed, error, tolerance = sweep(case, native, l2_bytes)
-            limit = case.bytes / ceiling["copy_TBps"] * 1e-6
-            table[f"{case.name} {case.shape} {case.dtype}"] = timed
-            print(f"{case.name:40}{case.shape} {case.dtype} error {error:.1e} <= {tolerance:.1e} limit {limit:.1f} default {timed[0][0]:.2f}   "
-                  + "  ".join(f"{us:.2f} {''.join(str(c).split())}" for us, c in timed[1:5]) + f"  worst {timed[-1][0]:.2f}", flush=True)
-            torch.cuda.empty_cache()
-        pathlib.Path(options.sweep).write_text(json.dumps(table), encoding="utf-8")
-        return
-
-    liger = import_liger(options.liger)
-    results, before = [], gpu_state()
-    for case in chosen:
-        r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{r['name']:44}{case.shape} {case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
-              + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
-        if not (options.only or options.quick):
-            write_report("gate", results, ceiling,
-                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
-                          "notes": "liger's backward works in place; in_L2: too small to rotate beyond L2"}, cases=len(chosen))
+    return sweep(buffers, native, configs), error, tolerance
 
 
 if __name__ == "__main__":
-    main()
+    run_suite("gate", cases(), 6, measure, sweep_case, "liger's backward works in place; in_L2: too small to rotate beyond L2")

@@ -7,17 +7,13 @@ One tensor (T, H, D) holds the heads of queries and keys. PyTorch runs the form 
 every token and dimension looked up beforehand in x's type; ours reads positions and a table in fp32. Liger rotates in place, queries
 and keys in two tensors of the same heads together. Backward passes are timed alone.
 """
-import argparse
 import ctypes
 import dataclasses
-import json
-import pathlib
 
 import torch
 import torch.nn.functional as F
 
-from gpu_common import (DTYPES, Native, backward_of, captured, ceilings, gpu_state, import_liger, interleaved, pointer, relative_error, stream,
-                        write_report)
+from gpu_common import DTYPES, backward_of, captured, interleaved, pointer, relative_error, run_suite, stream, sweep
 
 EPS = 2.0**-23
 THETA = 10000.0
@@ -199,57 +195,11 @@ def configurations(case):
                 yield [1, lanes, threads, iterations, overlap, evict_first]
 
 
-def sweep(case, native, l2_bytes):
+def sweep_case(case, native, l2_bytes):
     buffers = Buffers(case, l2_bytes)
     error, tolerance = check(buffers, native)
-    configs = [None, *configurations(case)]
-    graphs = [captured(buffers.ours(native, (ctypes.c_int * 6)(*config) if config else None), buffers.calls) for config in configs]
-    us, _ = interleaved(dict(enumerate(g[0] for g in graphs)), buffers.calls, rounds=5, least_ms=0.5)
-    timed = [[us[i], config or "default"] for i, config in enumerate(configs)]
-    return [timed[0], *sorted(timed[1:], key=lambda t: t[0])], error, tolerance
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
-    parser.add_argument("--sweep", help="time every configuration instead, and write the times here")
-    parser.add_argument("--only", help="only cases whose name holds this")
-    parser.add_argument("--quick", action="store_true", help="five cases")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    native = Native(options.native)
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    chosen = [c for c in (cases()[:5] if options.quick else cases()) if not options.only or options.only in c.name]
-    ceiling = ceilings(native)
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
-
-    if options.sweep:
-        table = {}
-        for case in chosen:
-            timed, error, tolerance = sweep(case, native, l2_bytes)
-            limit = case.bytes / ceiling["copy_TBps"] * 1e-6
-            table[f"{case.name} {case.shape} {case.dtype}"] = timed
-            print(f"{case.name:30}{case.shape} {case.dtype} error {error:.1e} <= {tolerance:.1e} limit {limit:.1f} default {timed[0][0]:.2f}   "
-                  + "  ".join(f"{us:.2f} {''.join(str(c).split())}" for us, c in timed[1:5]) + f"  worst {timed[-1][0]:.2f}", flush=True)
-            torch.cuda.empty_cache()
-        pathlib.Path(options.sweep).write_text(json.dumps(table), encoding="utf-8")
-        return
-
-    liger = import_liger(options.liger)
-    results, before = [], gpu_state()
-    for case in chosen:
-        r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{r['name']:34}{case.shape} {case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
-              + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
-        if not (options.only or options.quick):
-            write_report("rope", results, ceiling,
-                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
-                          "notes": "liger: in place, queries and keys apart; in_L2: too small to rotate beyond L2"}, cases=len(chosen))
+    return sweep(buffers, native, configurations(case)), error, tolerance
 
 
 if __name__ == "__main__":
-    main()
+    run_suite("rope", cases(), 5, measure, sweep_case, "liger: in place, queries and keys apart; in_L2: too small to rotate beyond L2")
