@@ -68,6 +68,11 @@ def bpe_table(report):
            f"{seconds['tokenizers']:.2f} s | |")
     yield (f"| encoding {encode['bytes'] / 1e6:.0f} MB of distinct text, one thread | {rate['ours']:.1f} MB/s | "
            f"{rate['tokenizers']:.1f} MB/s | {rate['tiktoken']:.1f} MB/s |")
+    if "encode_o200k" in report:
+        wide = report["encode_o200k"]
+        rate = wide["mb_per_second"]
+        yield (f"| the same with o200k's pattern and {wide['vocab']:,} tokens | {rate['ours']:.1f} MB/s | {rate['tokenizers']:.1f} MB/s | "
+               f"{rate['tiktoken']:.1f} MB/s |")
 
 
 def archive_load_table(report):
