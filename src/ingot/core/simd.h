@@ -45,6 +45,27 @@ template <class T> static inline Vec<T> load_tail(const T* p, int64_t n) {
 template <class T> static inline void store_tail(T* p, Vec<T> v, int64_t n) {
   std::memcpy(p, &v, size_t(n) * sizeof(T));
 }
+// Lanes by their numbers, modulo how many there are; those of b follow those of a. (clang's builtin wants constants.)
+template <class V, class I> static inline __attribute__((always_inline)) V shuffle(V a, I at) {
+#ifdef __clang__
+  constexpr int n = sizeof(V) / sizeof(a[0]);
+  V r;
+  for (int i = 0; i < n; ++i) r[i] = a[at[i] & (n - 1)];
+  return r;
+#else
+  return __builtin_shuffle(a, at);
+#endif
+}
+template <class V, class I> static inline __attribute__((always_inline)) V shuffle(V a, V b, I at) {
+#ifdef __clang__
+  constexpr int n = sizeof(V) / sizeof(a[0]);
+  V r;
+  for (int i = 0; i < n; ++i) r[i] = at[i] & n ? b[at[i] & (n - 1)] : a[at[i] & (n - 1)];
+  return r;
+#else
+  return __builtin_shuffle(a, b, at);
+#endif
+}
 // Adds the lanes in a fixed tree order.
 template <class T> static inline T reduce_add(Vec<T> v) {
   T lane[kLanes<T>];

@@ -153,8 +153,8 @@ template <class T, int S> INGOT_INLINE void exchange(Vec<T> (&r)[kLanes<T>]) {
     for (int i = 0; i < L; ++i) {
       if (i & S) continue;
       const Vec<T> x = r[i], y = r[i + S];
-      r[i] = __builtin_shuffle(x, y, low);
-      r[i + S] = __builtin_shuffle(x, y, high);
+      r[i] = shuffle(x, y, low);
+      r[i + S] = shuffle(x, y, high);
     }
     exchange<T, S * 2>(r);
   }
@@ -278,7 +278,7 @@ INGOT_INLINE Vec<float> words_along(const float* x, int64_t n) {
     even[i] = 2 * i;
     odd[i] = 2 * i + 1;
   }
-  return word_of(__builtin_shuffle(low, high, even), __builtin_shuffle(low, high, odd));
+  return word_of(shuffle(low, high, even), shuffle(low, high, odd));
 }
 // to[q][j] = the word of x[2 q * step + j] and x[(2 q + 1) * step + j] for j < n, zero up to `width`.
 void pack_words_across(const float* x, int64_t step, int64_t k, int64_t n, int64_t width, float* to) {

@@ -68,8 +68,8 @@ INGOT_INLINE Block read_block(const uint8_t* bytes) {
   Codes16 c;
   std::memcpy(&c, bytes, 16);
   Block b;
-  widen16(__builtin_shuffle(twice, Bytes16(c & uint8_t(15))), b.even);
-  widen16(__builtin_shuffle(twice, Bytes16(c >> 4)), b.odd);
+  widen16(shuffle(twice, Bytes16(c & uint8_t(15))), b.even);
+  widen16(shuffle(twice, Bytes16(c >> 4)), b.odd);
   return b;
 }
 
@@ -171,8 +171,8 @@ INGOT_INLINE void split_words(const uint8_t* from, W& even, W& odd) {
   std::memcpy(&a, word, sizeof a);
   std::memcpy(&b, word + L, sizeof b);
   for (int i = 0; i < L; ++i) even_at[i] = 2 * i, odd_at[i] = 2 * i + 1;
-  even = __builtin_shuffle(a, b, even_at);
-  odd = __builtin_shuffle(a, b, odd_at);
+  even = shuffle(a, b, even_at);
+  odd = shuffle(a, b, odd_at);
 }
 
 struct GranuleBf16 {
@@ -212,7 +212,7 @@ INGOT_INLINE V e2m1(W code) {
   if constexpr (L >= 8) {
     V table;
     std::memcpy(&table, kValues, sizeof table);
-    const V value = __builtin_shuffle(table, code);  // takes the index modulo L
+    const V value = shuffle(table, code);  // takes the index modulo L
     if constexpr (L == 16) return value;
     W bits;
     std::memcpy(&bits, &value, sizeof bits);
