@@ -94,8 +94,9 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
     if (!o.json) write_out(text);
     if (!text.empty()) last = text;
   };
-  options.on_token = [&](int32_t id) {  // control tokens, and ids that the tokenizer has no name for, stand for no text
-    show(stream.push(id < v.bpe->vocab_size() ? v.bpe->decode({&id, 1}) : ""));
+  options.vocab = std::min<int64_t>(model.decoder->vocab(), v.bpe->vocab_size());
+  options.on_token = [&](int32_t id) {  // control tokens stand for no text
+    show(stream.push(v.bpe->decode({&id, 1})));
     return true;
   };
   if (!o.only_new) show(prompt);

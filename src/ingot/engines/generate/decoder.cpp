@@ -98,6 +98,12 @@ class GptOssDecoder final : public Decoder {
   }
 
   int64_t rewind(int64_t length) override {
+    if (!cache_.can_rewind(length))
+      for (const auto& s : snapshots_)
+        if (cache_.leads_to(s, length)) {
+          cache_.restore(s);
+          break;
+        }
     while (!snapshots_.empty() && snapshots_.back().length > length) snapshots_.pop_back();
     if (cache_.can_rewind(length))
       cache_.rewind(length);

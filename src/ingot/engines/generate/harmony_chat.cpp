@@ -57,6 +57,7 @@ HarmonyTurn HarmonyChat::say(const std::string& text, SessionOptions options, co
          decoder_.context(), ", the context");
   for (const int32_t id : {tokens_.answer_end, tokens_.call, tokens_.end_of_text})
     if (id != tokens_.end) options.stop_ids.push_back(id);  // <|end|> only ends a message
+  options.vocab = std::min<int64_t>(decoder_.vocab(), tokenizer_.vocab_size());
   HarmonyParser parser(tokenizer_, tokens_);
   Shown shown(show);
   const auto also = options.on_token;

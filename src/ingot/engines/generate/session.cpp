@@ -14,6 +14,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 void check(const SessionOptions& o, std::span<const int32_t> prompt, const Decoder& d) {
   ingot::check(o.sampling);
   INGOT_CHECK_GE(o.tokens, int64_t(0), "generate: tokens");
+  INGOT_CHECK(o.vocab >= 0 && o.vocab <= d.vocab(), "generate: found a vocabulary of ", o.vocab, ", expected at most ",
+              d.vocab(), ", the model's");
   if (prompt.empty()) fail(ErrorCode::usage, "found an empty prompt, expected at least one token");
   for (size_t i = 0; i < prompt.size(); ++i)
     if (prompt[i] < 0 || prompt[i] >= d.vocab())
@@ -58,7 +60,7 @@ void Session::forget() {
 
 Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& o) {
   check(o, prompt, decoder_);
-  const int64_t context = decoder_.context();
+  const int64_t context = decoder_.context(), vocab = o.vocab > 0 ? o.vocab : decoder_.vocab();
   if (int64_t(prompt.size()) > context) prompt = prompt.last(size_t(context));
   Answer answer{.prompt = int64_t(prompt.size())};
   std::vector<char> row;  // the last token's logits
@@ -85,7 +87,7 @@ Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& 
         break;
       }
       int32_t token = 0;
-      sample({.logits = Tensor(row.data(), dtype, {1, decoder_.vocab()}),
+      sample({.logits = Tensor(row.data(), dtype, {1, vocab}),
               .tokens = Tensor(&token, {1}),
               .options = o.sampling,
               .seed = o.seed,

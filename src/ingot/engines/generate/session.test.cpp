@@ -95,6 +95,42 @@ TEST(session, a_turn_whose_answer_was_rewritten_goes_back_to_the_end_of_its_prom
   EXPECT_EQ(c.tokens, fresh.generate(third, kGreedy).tokens);
 }
 
+TEST(session, a_turn_that_begins_a_little_before_the_answer_keeps_what_stands_before_it) {
+  const Fixture f;
+  const auto decoder = f.decoder(), other = f.decoder();
+  Session session(*decoder), fresh(*other);
+  const std::vector<int32_t> first = ids_of(1, 60);
+  SessionOptions long_answer = kGreedy;
+  long_answer.tokens = 40;  // the rings have moved on by then
+  session.generate(first, long_answer);
+  std::vector<int32_t> second = first;
+  second[57] = (second[57] + 1) % 37;
+  second = join(second, ids_of(3, 12));
+  const Answer b = session.generate(second, kGreedy);
+  EXPECT_EQ(b.reused, 57);
+  EXPECT_EQ(b.tokens, fresh.generate(second, kGreedy).tokens);
+  // The place at the end of the first prompt belongs to another text now.
+  fresh.forget();
+  EXPECT_EQ(session.generate(first, kGreedy).tokens, fresh.generate(first, kGreedy).tokens);
+}
+
+TEST(session, ids_beyond_the_vocabulary_asked_for_are_never_drawn) {
+  const Fixture f;
+  const auto decoder = f.decoder();
+  Session session(*decoder);
+  SessionOptions o{.tokens = 150, .sampling = {.temperature = 5}};
+  const auto largest = [&] {
+    const std::vector<int32_t> tokens = session.generate(ids_of(1, 10), o).tokens;
+    return *std::max_element(tokens.begin(), tokens.end());
+  };
+  EXPECT_GE(largest(), 30);
+  o.vocab = 20;
+  EXPECT_LT(largest(), 20);
+  o.vocab = 38;
+  EXPECT_EQ(error_of([&] { largest(); }).substr(0, 62),
+            "invalid argument: generate: found a vocabulary of 38, expected");
+}
+
 TEST(session, many_turns_keep_a_bounded_number_of_places_and_stay_right) {
   const Fixture f;
   const auto decoder = f.decoder(400);

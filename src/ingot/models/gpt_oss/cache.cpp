@@ -8,6 +8,8 @@ namespace {
 int64_t ring_rows_of(const GptOssConfig& c, int64_t capacity, int64_t batch) {
   return std::min(capacity, c.window - 1 + batch);
 }
+// A conversation goes on with somebody else's turn where an answer had begun: a little before the place it began at.
+constexpr int64_t kStepsBack = 8;
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
@@ -53,28 +55,30 @@ void GptOssCache::rewind(int64_t length) {
 }
 
 GptOssCache::Snapshot GptOssCache::snapshot() const {
-  Snapshot s{.length = length_};
-  const int64_t first = std::max<int64_t>(0, length_ - (window_ - 1));
+  Snapshot s{.length = length_, .begin = std::max(valid_from_, length_ - (window_ - 1) - kStepsBack)};
   for (size_t l = 0; l < keys_.size(); ++l)
     if (sliding_[l])
       for (const Tensor* t : {&keys_[l], &values_[l]})
-        for (int64_t p = first; p < length_; ++p) {
+        for (int64_t p = s.begin; p < length_; ++p) {
           const float* row = t->ptr<float>() + p % t->size(0) * t->step(0);
           s.windows.insert(s.windows.end(), row, row + t->step(0));
         }
   return s;
 }
 
+bool GptOssCache::leads_to(const Snapshot& s, int64_t length) const {
+  return length <= s.length && std::max<int64_t>(0, length - (window_ - 1)) >= s.begin;
+}
+
 void GptOssCache::restore(const Snapshot& s) {
-  const int64_t first = std::max<int64_t>(0, s.length - (window_ - 1));
   const float* from = s.windows.data();
   for (size_t l = 0; l < keys_.size(); ++l)
     if (sliding_[l])
       for (const Tensor* t : {&keys_[l], &values_[l]})
-        for (int64_t p = first; p < s.length; ++p, from += t->step(0))
+        for (int64_t p = s.begin; p < s.length; ++p, from += t->step(0))
           std::copy_n(from, t->step(0), t->ptr<float>() + p % t->size(0) * t->step(0));
   length_ = s.length;
-  valid_from_ = first;
+  valid_from_ = s.begin;
 }
 
 }  // namespace ingot

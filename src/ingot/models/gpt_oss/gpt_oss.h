@@ -25,13 +25,14 @@ class GptOssCache {
   // Whether tokens after the first `length` can be forgotten: what the window before them needs may be overwritten.
   bool can_rewind(int64_t length) const;
   void rewind(int64_t length);
-  // The windows of the sliding layers as they are now. As long as the first `length` tokens stay in the cache,
-  // restore() leads back to them from anywhere.
+  // The windows of the sliding layers as they are now, and a few tokens more. As long as the first `length` tokens stay
+  // in the cache, restore() leads back to them from anywhere, and rewind() from there to as many as leads_to() says.
   struct Snapshot {
-    int64_t length = 0;
+    int64_t length = 0, begin = 0;  // tokens begin to length are kept
     std::vector<float> windows;
   };
   Snapshot snapshot() const;
+  bool leads_to(const Snapshot& s, int64_t length) const;
   void restore(const Snapshot& s);
 
   // The model's side. Rows of layer l; where the rows of the next tokens begin; what a batch of them sees.
@@ -41,7 +42,6 @@ class GptOssCache {
   void advance(int64_t tokens);
 
  private:
-  int64_t ring_rows() const;
   Arena arena_;
   int64_t capacity_, batch_, window_, length_ = 0;
   int64_t valid_from_ = 0;  // rings hold the tokens from here to length_
