@@ -19,7 +19,8 @@ INGOT_SIMD_DECLARE(
     void stored_widen_fp8(const detail::StoredWiden& a); void stored_widen_mxfp4(const detail::StoredWiden& a);
     void granule_dots_bf16(const detail::GranuleDots& a); void granule_dots_fp8(const detail::GranuleDots& a);
     void granule_dots_mxfp4(const detail::GranuleDots& a); void granule_widen_bf16(const detail::GranuleWiden& a);
-    void granule_widen_fp8(const detail::GranuleWiden& a); void granule_widen_mxfp4(const detail::GranuleWiden& a);)
+    void granule_widen_fp8(const detail::GranuleWiden& a); void granule_widen_mxfp4(const detail::GranuleWiden& a);
+    void narrow_mxfp4(const detail::NarrowMxfp4& a);)
 
 namespace ingot {
 
@@ -294,29 +295,6 @@ void dequantise(const WeightMatrix& w, const Tensor& out, Stream) {
 // --- narrowing ---------------------------------------------------------------------------------------------------
 namespace {
 
-double block_error(const float* x, float scale) {
-  double sum = 0;
-  for (int64_t i = 0; i < kMxBlock; ++i) {
-    const double d = double(x[i]) - double(e2m1_value(e2m1_nearest(x[i] / scale))) * scale;
-    sum += d * d;
-  }
-  return sum;
-}
-
-void encode_block(const float* x, uint8_t* bytes, uint8_t* scale) {
-  float top = 0;
-  for (int64_t i = 0; i < kMxBlock; ++i) top = std::max(top, std::abs(x[i]));
-  // The largest magnitude, 6 = 1.5 * 2^2, is reached by the scale 2 below top's exponent, or exceeded by up to a third.
-  const int low = top > 0 ? std::clamp(std::ilogb(top) - 2 + 127, 0, 254) : 127;
-  int best = low;
-  if (low < 254 && top > 0 && block_error(x, e8m0_value(uint8_t(low + 1))) < block_error(x, e8m0_value(uint8_t(low))))
-    best = low + 1;
-  *scale = uint8_t(best);
-  const float value = e8m0_value(uint8_t(best));
-  for (int64_t i = 0; i < kMxBlock / 2; ++i)
-    bytes[i] = uint8_t(e2m1_nearest(x[2 * i] / value) | e2m1_nearest(x[2 * i + 1] / value) << 4);
-}
-
 void encode_row(const float* x, const WeightMatrix& w, int64_t n) {
   const int64_t cols = w.cols();
   switch (w.format) {
@@ -335,9 +313,10 @@ void encode_row(const float* x, const WeightMatrix& w, int64_t n) {
       return;
     }
     case WeightFormat::mxfp4:
-      for (int64_t b = 0; b < cols / kMxBlock; ++b)
-        encode_block(x + b * kMxBlock, w.data.ptr<uint8_t>() + n * cols / 2 + b * kMxBlock / 2,
-                     w.scales.ptr<uint8_t>() + n * cols / kMxBlock + b);
+      INGOT_SIMD_CALL(narrow_mxfp4, {.x = x,
+                                     .bytes = w.data.ptr<uint8_t>() + n * cols / 2,
+                                     .scales = w.scales.ptr<uint8_t>() + n * cols / kMxBlock,
+                                     .k = cols});
       return;
   }
 }

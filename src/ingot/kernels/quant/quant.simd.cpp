@@ -7,6 +7,7 @@ namespace ingot::INGOT_SIMD {
 using detail::GranuleDots;
 using detail::GranuleWiden;
 using detail::kStoredRows;
+using detail::NarrowMxfp4;
 using detail::StoredDots;
 using detail::StoredWiden;
 
@@ -321,7 +322,71 @@ template <class Read> void granule_widen(const GranuleWiden& a) {
   }
 }
 
+// --- narrowing
+constexpr int kBlock = 32;  // numbers that share an mxfp4 scale
+
+INGOT_INLINE W bits_of(V v) {
+  W bits;
+  std::memcpy(&bits, &v, sizeof bits);
+  return bits;
+}
+// Codes without signs of the nearest magnitudes; from the middle between two to the even code.
+INGOT_INLINE W e2m1_nearest(V m) {
+  return -((m > 0.25f) + (m >= 0.75f) + (m > 1.25f) + (m >= 1.75f) + (m > 2.5f) + (m >= 3.5f) + (m > 5.f));
+}
+struct Narrowed {
+  W code[kBlock / L];
+  float error;  // the sum of squares, in units of the scale's square
+};
+INGOT_INLINE Narrowed narrow(const V* x, float inverse) {
+  Narrowed n;
+  V sum{};
+  for (int i = 0; i < kBlock / L; ++i) {
+    const V y = x[i] * inverse, m = as_float(bits_of(y) & 0x7fffffff);
+    const W code = e2m1_nearest(m);
+    const V d = m - e2m1(code);
+    sum += d * d;
+    n.code[i] = code | (bits_of(y) >> 28 & 8);
+  }
+  n.error = reduce_add<float>(sum);
+  return n;
+}
+
+void narrow_block(const float* from, uint8_t* bytes, uint8_t* scale) {
+  V x[kBlock / L], tops{};
+  for (int i = 0; i < kBlock / L; ++i) {
+    x[i] = load(from + i * L);
+    const V m = as_float(bits_of(x[i]) & 0x7fffffff);
+    tops = m > tops ? m : tops;
+  }
+  const float top = reduce_max<float>(tops);
+  // The largest magnitude, 6 = 1.5 * 2^2, is reached by the scale 2 below top's exponent, or exceeded by up to a third.
+  // A top whose exponent is below -125 has the smallest scale there is.
+  uint32_t top_bits;
+  std::memcpy(&top_bits, &top, sizeof top_bits);
+  const int low = top > 0 ? (top_bits >> 23 > 2 ? int(top_bits >> 23) - 2 : 0) : 127;
+  const auto inverse = [](int s) {  // 2^(127 - s) for s in [0, 254)
+    const uint32_t bits = uint32_t(254 - s) << 23;
+    float f;
+    std::memcpy(&f, &bits, sizeof f);
+    return f;
+  };
+  Narrowed best = narrow(x, inverse(low));
+  *scale = uint8_t(low);
+  if (top > 0) {
+    const Narrowed other = narrow(x, inverse(low + 1));
+    if (4 * other.error < best.error) best = other, *scale = uint8_t(low + 1);
+  }
+  int32_t code[kBlock];
+  std::memcpy(code, best.code, sizeof code);
+  for (int i = 0; i < kBlock / 2; ++i) bytes[i] = uint8_t(code[2 * i] | code[2 * i + 1] << 4);
+}
+
 }  // namespace
+
+void narrow_mxfp4(const NarrowMxfp4& a) {
+  for (int64_t b = 0; b < a.k / kBlock; ++b) narrow_block(a.x + b * kBlock, a.bytes + b * kBlock / 2, a.scales + b);
+}
 
 void granule_dots_bf16(const GranuleDots& a) { granule_dots<GranuleBf16>(a); }
 void granule_dots_fp8(const GranuleDots& a) { granule_dots<GranuleFp8>(a); }

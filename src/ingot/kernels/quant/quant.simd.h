@@ -29,6 +29,15 @@ struct StoredWiden {
   int64_t k, out_row, rows;
 };
 
+// One row of k finite numbers as mxfp4: of the two scales that come near its largest number, the one with the smaller
+// error.
+struct NarrowMxfp4 {
+  const float* x;
+  uint8_t* bytes;
+  uint8_t* scales;
+  int64_t k;
+};
+
 // The same of whole bands of granules: rows are rows of bands, and x has a granule's columns in the order of
 // granule_column(), zeros where there are none.
 struct GranuleDots {

@@ -111,6 +111,45 @@ TEST(quant, narrow_numbers_are_the_nearest_ones_with_ties_to_even_and_saturation
   EXPECT_TRUE(std::isnan(e4m3_value(e4m3_nearest(std::numeric_limits<float>::quiet_NaN()))));
 }
 
+TEST(quant, a_block_has_the_nearest_codes_of_the_better_of_two_scales) {
+  constexpr int64_t kRows = 400;
+  const CpuLevel before = cpu_level();
+  Buffer x(DType::f32, {kRows, 32});
+  fill_normal(x, 7, 1);
+  for (int64_t n = 0; n < kRows; ++n) {
+    float* row = x.tensor().ptr<float>() + n * 32;
+    if (n % 4 == 1)  // quarters: middles between two magnitudes
+      for (int i = 0; i < 32; ++i) row[i] = std::round(row[i] * 8) / 4;
+    for (int i = 0; i < 32; ++i) row[i] *= std::ldexp(1.f, int(n % 270) - 145);  // from subnormal numbers to 2^125
+  }
+  for (CpuLevel level : {CpuLevel::baseline, cpu_level_available()}) {
+    set_cpu_level(level);
+    Stored s(WeightFormat::mxfp4, kRows, 32);
+    quantise(x, s.w, {});
+    for (int64_t n = 0; n < kRows; ++n) {
+      const float* row = x.tensor().ptr<float>() + n * 32;
+      const auto error = [&](int scale) {
+        double sum = 0;
+        for (int i = 0; i < 32; ++i) {
+          const double unit = std::ldexp(1.0, scale - 127), y = row[i] / unit;
+          sum += std::pow((y - e2m1_value(e2m1_nearest(float(y)))) * unit, 2);
+        }
+        return sum;
+      };
+      float top = 0;
+      for (int i = 0; i < 32; ++i) top = std::max(top, std::abs(row[i]));
+      const int low = top > 0 ? std::max(0, std::ilogb(top) + 125) : 127, scale = s.w.scales.ptr<uint8_t>()[n];
+      ASSERT_TRUE(scale == low || scale == low + 1) << n;
+      EXPECT_LE(error(scale), error(scale == low ? low + 1 : low) * (1 + 1e-5)) << n;
+      for (int i = 0; i < 32; ++i) {
+        const int byte = s.w.data.ptr<uint8_t>()[n * 16 + i / 2];
+        EXPECT_EQ(i % 2 == 0 ? byte & 15 : byte >> 4, e2m1_nearest(std::ldexp(row[i], 127 - scale))) << row[i];
+      }
+    }
+  }
+  set_cpu_level(before);
+}
+
 TEST(quant, stored_numbers_come_back_unchanged_when_they_are_stored_again) {
   for (WeightFormat f : kFormats) {
     Stored first(f, 9, 96), second(f, 9, 96);
