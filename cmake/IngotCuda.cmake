@@ -34,6 +34,10 @@ if(INGOT_WITH_CUDA)
   target_compile_definitions(ingot PUBLIC INGOT_CUDA_BUILD)
   set(ingot_cuda_options $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a
     -Xptxas=-v,-warn-spills,-warn-lmem-usage -lineinfo>)
+  # A seventh of the size. The driver unpacks a file when its first kernel is used: 2.3 ms in place of 1.6 for 3 MB of kernels.
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+    list(APPEND ingot_cuda_options $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
+  endif()
   target_compile_options(ingot PRIVATE ${ingot_cuda_options})
   # Row kernels also come as PTX for sm_75 on, which the driver compiles on GPUs other than Hopper.
   set(ingot_portable_cuda_options -gencode arch=compute_75,code=compute_75)

@@ -32,12 +32,8 @@ void check_generation(const char* op, int compute_major) {
 bool mlp_takes(const Mlp& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return true;
-#if __has_include("ingot/kernels/mlp/mlp_few_rows.cu")
     case MlpForm::few_rows: return mlp_few_rows_takes(m);
-#endif
-#if __has_include("ingot/kernels/mlp/mlp_sm90.cu")
     case MlpForm::sm90: return mlp_sm90_takes(m);
-#endif
     default: return false;
   }
 }
@@ -64,12 +60,8 @@ MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
 void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
   switch (form) {
     case MlpForm::portable: return mlp_portable(m, stream);
-#if __has_include("ingot/kernels/mlp/mlp_few_rows.cu")
     case MlpForm::few_rows: return mlp_few_rows(m, stream);
-#endif
-#if __has_include("ingot/kernels/mlp/mlp_sm90.cu")
     case MlpForm::sm90: return mlp_sm90(m, stream);
-#endif
     default: no_such_form("mlp", form);
   }
 }
