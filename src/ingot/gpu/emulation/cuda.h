@@ -17,6 +17,7 @@
 #define __noinline__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 #define __cluster_dims__(...)
 #define __align__(n) alignas(n)
 #define threadIdx (::ingot::emulation::place().thread)

@@ -21,6 +21,8 @@ template <int N> void store_evict_first(void* p, const uint32_t (&w)[N]) {
   std::memcpy(p, w, sizeof(w));
 }
 
+inline void prefetch_to_l2(const void*, uint32_t) {}
+
 template <class T> uint32_t pack(T, float low, float high) { return T(low).bits | uint32_t(T(high).bits) << 16; }
 template <class T> void unpack(T, uint32_t w, float& low, float& high) {
   T t;

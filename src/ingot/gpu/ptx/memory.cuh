@@ -55,6 +55,14 @@ __device__ inline void store_evict_first(void* p, const uint32_t (&w)[4]) {
                : "memory");
 }
 
+// Asks L2 for what will be read soon. Changes nothing that anybody can see: the bytes may still be written. Address and
+// size in multiples of 16.
+__device__ inline void prefetch_to_l2(const void* p, uint32_t bytes) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+#endif
+}
+
 // Shared memory by address.
 __device__ inline void load_shared(uint32_t (&w)[1], uint32_t address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w[0]) : "r"(address) : "memory");

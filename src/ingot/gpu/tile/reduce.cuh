@@ -52,91 +52,107 @@ __device__ inline float cluster_sum(float v, uint32_t blocks, ClusterSumMemory& 
   return sum;
 }
 
-// Sums over groups of threads and over the blocks of a cluster in two steps, with other work in between, round after
-// round (from 1): give() one round's values, take() the sums of the round before or of this one. Other stores of the
-// block may be under way all the time: a value travels to other blocks together with the number of its round, as a
-// barrier of the cluster would wait for those stores too.
-template <int R, int kMaxThreads> class StagedSums {
+// Sums over groups of threads and over the blocks of a cluster, round after round. Other stores of the block may be
+// under way all the time: a value travels to other blocks together with the number of its round, as a barrier of the
+// cluster would wait for those stores too. One barrier of the group a round: whoever writes round n + 2 has passed the
+// one of n + 1, and so has everybody who read round n.
+template <int R> class RoundSums {
  public:
-  // By all threads, before the cluster's first barrier.
-  __device__ void clear() {
-    for (uint32_t i = threadIdx.x; i < kSlots * kMaxCluster * R; i += blockDim.x) (&remote_[0][0][0])[i] = 0;
+  static constexpr int kMaxThreads = 1024;
+  struct Memory {
+    alignas(16) float of_warps[2][R][64];
+    uint64_t of_blocks[2][R][kMaxCluster];
+  };
+  static_assert(R * kMaxCluster <= 32, "one lane polls one word");
+
+  // By all threads, before a barrier of the block (of the cluster, above one block). A group: `width` threads, a power
+  // of two up to a warp, or whole warps, then at most 15 groups; above one block a group is a whole block.
+  __device__ RoundSums(Memory& memory, uint32_t width, uint32_t blocks)
+      : memory_(memory), width_(width), blocks_(blocks) {
+    const uint32_t warps = width / 32;
+    group_ = width > 32 ? threadIdx.x / width : 0;
+    first_ = group_ * ((warps + 3) & ~3u);
+    mine_ = first_ + threadIdx.x / 32 - group_ * warps;
+    float* const sums = &memory.of_warps[0][0][0];
+    uint64_t* const words = &memory.of_blocks[0][0][0];
+    for (uint32_t i = threadIdx.x; i < 2 * R * 64; i += blockDim.x) sums[i] = 0;
+    for (uint32_t i = threadIdx.x; i < 2 * R * kMaxCluster; i += blockDim.x) words[i] = 0;
   }
 
-  // `count` of the R sums, over aligned groups of `width` threads (a power of two); above one block a group is a whole
-  // block. A group of at most a warp has its sums in v at once, and take() leaves them there.
-  __device__ void give(float (&v)[R], uint32_t count, uint32_t width, uint32_t blocks, uint32_t round) {
+  // `count` of the R sums. Rounds are numbered from 1.
+  __device__ void operator()(float (&v)[R], uint32_t count, uint32_t round) {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       if (uint32_t(r) >= count) continue;
-      if (width >= 32)
+      if (width_ >= 32) {
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) v[r] += __shfl_xor_sync(~0u, v[r], mask);
-      else
-        for (uint32_t mask = width / 2; mask > 0; mask /= 2) v[r] += __shfl_xor_sync(~0u, v[r], int(mask));
-    }
-    if (width <= 32 && blocks == 1) return;
-    const uint32_t slot = round % kSlots, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = width / 32;
-    if (lane == 0)
+      } else {
 #pragma unroll
-      for (int r = 0; r < R; ++r)
-        if (uint32_t(r) < count) partial_[slot][r][warp] = v[r];
-    if (width > 32) ptx::barrier_sync(1 + threadIdx.x / width, width);
-    if (blocks == 1 || warp != 0) return;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (uint32_t(r) >= count) continue;
-      float sum[1] = {warps > 1 ? partial_[slot][r][lane & (warps - 1)] : v[r]};
-      if (warps > 1) warp_sum(sum, warps);
-      if (lane < blocks)
-        ptx::cluster_store_relaxed(&remote_[slot][ptx::cluster_rank()][r], lane,
-                                   uint64_t(round) << 32 | __float_as_uint(sum[0]));
+        for (int mask = 16; mask > 0; mask /= 2) {
+          const float other = __shfl_xor_sync(~0u, v[r], mask);
+          if (uint32_t(mask) < width_) v[r] += other;
+        }
+      }
     }
-  }
-
-  __device__ void take(float (&v)[R], uint32_t count, uint32_t width, uint32_t blocks, uint32_t round) const {
-    const uint32_t slot = round % kSlots, warps = width / 32;
-#pragma unroll
-    for (int r = 0; r < R; ++r) {
-      if (uint32_t(r) >= count) continue;
-      if (blocks > 1)
-        v[r] = from_blocks(slot, r, blocks, round);
-      else if (warps > 1)
-        v[r] = from_warps(partial_[slot][r] + (threadIdx.x / 32 & ~(warps - 1)), warps);
-    }
+    if (width_ > 32) add_warps(v, count, round);
+    if (blocks_ > 1) add_blocks(v, count, round);
   }
 
  private:
-  // A group may be giving the round after next while a neighbouring block still takes this one.
-  static constexpr int kSlots = 4;
   static constexpr int kMaxPolls = 1 << 26;  // seconds: only a block that died can be late by that much
 
-  static_assert(kMaxThreads <= 512, "from_warps() reads up to 16 values");
-  __device__ float from_warps(const float* partial, uint32_t warps) const {
-    const auto four = [&](int i) {
-      const float4 f = *reinterpret_cast<const float4*>(partial + i);
-      return (f.x + f.y) + (f.z + f.w);
-    };
-    if (warps == 2) return partial[0] + partial[1];
-    if (warps == 4) return four(0);
-    if (warps == 8) return four(0) + four(4);
-    return (four(0) + four(4)) + (four(8) + four(12));
-  }
-  __device__ float from_blocks(uint32_t slot, int r, uint32_t blocks, uint32_t round) const {
-    float sum = 0;
-    for (uint32_t i = 0; i < blocks; ++i) {
-      uint64_t word = ptx::cluster_load_relaxed(&remote_[slot][i][r]);
-      for (int polls = 0; uint32_t(word >> 32) != round; ++polls) {
-        if (polls == kMaxPolls) __trap();
-        word = ptx::cluster_load_relaxed(&remote_[slot][i][r]);
-      }
-      sum += __uint_as_float(uint32_t(word));
+  __device__ void add_warps(float (&v)[R], uint32_t count, uint32_t round) {
+    float(&sums)[R][64] = memory_.of_warps[round & 1];
+    if (threadIdx.x % 32 == 0)
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+        if (uint32_t(r) < count) sums[r][mine_] = v[r];
+    ptx::barrier_sync(1 + group_, width_);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (uint32_t(r) >= count) continue;
+      const auto four = [&](uint32_t i) {
+        const float4 f = *reinterpret_cast<const float4*>(&sums[r][first_ + i]);
+        return (f.x + f.y) + (f.z + f.w);
+      };
+      v[r] = four(0);
+      if (width_ > 4 * 32) v[r] += four(4);
+      if (width_ > 8 * 32) v[r] += four(8) + (width_ > 12 * 32 ? four(12) : 0);
+      if (width_ > 16 * 32)
+        for (uint32_t i = 16; i < width_ / 32; i += 4) v[r] += four(i);
     }
-    return sum;
   }
 
-  alignas(16) float partial_[kSlots][R][kMaxThreads / 32];
-  uint64_t remote_[kSlots][kMaxCluster][R];
+  __device__ void add_blocks(float (&v)[R], uint32_t count, uint32_t round) {
+    const uint32_t lane = threadIdx.x % 32, from = lane % kMaxCluster;
+    uint64_t(&words)[R][kMaxCluster] = memory_.of_blocks[round & 1];
+    if (threadIdx.x < blocks_)
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+        if (uint32_t(r) < count)
+          ptx::cluster_store_relaxed(&words[r][ptx::cluster_rank()], lane,
+                                     uint64_t(round) << 32 | __float_as_uint(v[r]));
+    float sum = 0;
+    if (from < blocks_ && lane / kMaxCluster < count) {
+      const uint64_t* const word = &words[0][0] + lane;
+      uint64_t seen = ptx::cluster_load_relaxed(word);
+      for (int polls = 0; uint32_t(seen >> 32) != round; ++polls) {
+        if (polls == kMaxPolls) __trap();
+        seen = ptx::cluster_load_relaxed(word);
+      }
+      sum = __uint_as_float(uint32_t(seen));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int mask = 1; mask < kMaxCluster; mask *= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      if (uint32_t(r) < count) v[r] = R == 1 ? __shfl_sync(~0u, sum, 0) : __shfl_sync(~0u, sum, r * kMaxCluster);
+  }
+
+  Memory& memory_;
+  uint32_t width_, blocks_, group_, first_, mine_;
 };
 
 }  // namespace ingot::tile

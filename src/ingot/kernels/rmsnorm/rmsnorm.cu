@@ -12,6 +12,7 @@ namespace ingot::cuda {
 namespace {
 
 constexpr int64_t kMaxRows = 0xffffffff;
+constexpr int kMaxResident = 2048;  // threads of an SM
 
 struct Params {
   const void *x, *residual, *w;
@@ -22,6 +23,7 @@ struct Params {
   uint32_t inner;  // rows per outer index; 0: one stride reaches all rows
   uint32_t vecs, group, cluster;
   float eps, scale, w_offset;
+  uint32_t early_blocks;  // may start while an earlier kernel ends
   DType w_dtype;
   bool streaming;
 };
@@ -145,6 +147,19 @@ __device__ inline void load_weights(const Params& p, uint32_t first, uint32_t st
   });
 }
 
+// What a block reads is asked for while earlier kernels still run: L2 is where everybody's writes meet, so what they
+// change there is changed for this kernel too.
+template <class X, int R> __device__ inline void prefetch_rows(const Params& p, int64_t row) {
+  if (p.inner != 0 || row >= p.rows) return;
+  const int64_t rows = p.rows - row < R ? p.rows - row : R;
+  const auto prefetch = [&](const void* operand, const RowMap& map) {
+    if (operand != nullptr && map.outer_stride == p.cols)
+      ptx::prefetch_to_l2(static_cast<const X*>(operand) + row * p.cols, uint32_t(rows * p.cols * int(sizeof(X))));
+  };
+  prefetch(p.x, p.x_rows);
+  prefetch(p.residual, p.residual_rows);
+}
+
 // One pass: the rows stay in registers, packed, between the sum and the product. kResidual: s = x + residual, rounded
 // to X as stored, so that the backward pass sees the s that was normalised.
 template <class X, class Y, int V, int R, bool kResidual>
@@ -155,12 +170,13 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_rows(const __grid_
   ptx::let_next_kernel_start();
   const bool clustered = R == 1 && p.cluster > 1;
   if (clustered) ptx::cluster_arrive();
-  ptx::wait_for_earlier_kernels();
-
   const uint32_t rank = clustered ? ptx::cluster_rank() : 0, lane = threadIdx.x & (p.group - 1);
   const uint32_t first = rank * p.group + lane, step = p.cluster * p.group;
   const int64_t row_block = clustered ? blockIdx.x / p.cluster : blockIdx.x;
   const int64_t row = p.first_row + (row_block * (blockDim.x / p.group) + threadIdx.x / p.group) * R;
+  if (blockIdx.x < p.early_blocks && first == 0) prefetch_rows<X, R>(p, row);
+  ptx::wait_for_earlier_kernels();
+
   RowIndex at[R];
   bool row_ok[R];
 #pragma unroll
@@ -339,7 +355,8 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
   if (rows == 0 || cols == 0) return;
   const RmsNormConfig& c = tuning.config;
   check_config(c, vecs);
-  const bool overlap = tuning.overlap && rmsnorm_limits(a.x.device.index).hopper;
+  const SmLimits limits = rmsnorm_limits(a.x.device.index);
+  const bool overlap = tuning.overlap && limits.hopper;
 
   const RowMaps<4> rows_of = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
   Params p{.x = a.x.data,
@@ -362,6 +379,8 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
            .eps = float(a.eps),
            .scale = float(a.scale),
            .w_offset = a.unit_offset ? 1.f : 0.f,
+           .early_blocks =
+               overlap && tuning.prefetch && !c.streaming ? uint32_t(limits.sms * (kMaxResident / c.threads)) : 0,
            .w_dtype = a.w ? a.w.dtype : DType::f32,
            .streaming = c.streaming};
   // More rows than a grid may have blocks for go in several launches.

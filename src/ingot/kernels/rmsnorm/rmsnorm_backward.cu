@@ -11,26 +11,25 @@ namespace {
 constexpr int64_t kMaxRows = 0xffffffff;
 constexpr const char* kOp = "rmsnorm_backward";
 
-template <class X, class Y, bool kMore>
-__global__ void __launch_bounds__(kBackwardMaxThreads, 1)
-    backward_rows_kernel(const __grid_constant__ BackwardParams p) {
-  auto& sums = tile::shared<BackwardSums>();
-  uint4* const pieces = tile::dynamic_shared<uint4>();
+// A warp per scheduler of the second kernel finds 32 registers a thread beside all threads of an SM.
+template <class Work>
+constexpr int kRegisters = backward_threads(int(sizeof(typename Work::X)), int(sizeof(typename Work::Y)),
+                                            Work::kColumns, Work::kRows, Work::kRare) == 768
+                               ? 80
+                               : 120;
+
+template <class Work>
+__global__ void __maxnreg__(kRegisters<Work>) backward_rows_kernel(const __grid_constant__ BackwardParams p) {
+  auto& memory = tile::shared<typename tile::RoundSums<Work::kSums>::Memory>();
   ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
-  if (p.cluster > 1) {  // nobody writes to a neighbour that is not ready
-    sums.clear();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
-  backward_rows<X, Y, kMore>(p, sums, pieces);
+  backward_rows<Work>(p, memory, tile::dynamic_shared<uint4>());
 }
 
 struct ElementsMemory {
-  tile::GroupSumMemory<2, kBackwardMaxThreads> turn[2];
+  tile::GroupSumMemory<2, kBackwardElementThreads> turn[2];
 };
 template <class X, class Y>
-__global__ void __launch_bounds__(kBackwardMaxThreads)
+__global__ void __launch_bounds__(kBackwardElementThreads)
     backward_elements_kernel(const __grid_constant__ BackwardParams p) {
   auto& memory = tile::shared<ElementsMemory>();
   ptx::let_next_kernel_start();
@@ -39,13 +38,13 @@ __global__ void __launch_bounds__(kBackwardMaxThreads)
 }
 
 struct PartialSumMemory {
-  float warp[kPartialSumWarps][32];
+  float group[kPartialSumGroups][kPartialSumColumns];
 };
-__global__ void __launch_bounds__(kPartialSumWarps * 32) partial_sum_kernel(const __grid_constant__ PartialSum p) {
+__global__ void __launch_bounds__(kPartialSumThreads, 16) partial_sum_kernel(const __grid_constant__ PartialSum p) {
   auto& memory = tile::shared<PartialSumMemory>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  sum_partials(p, memory.warp);
+  sum_partials(p, memory.group);
 }
 
 // --- host
@@ -53,12 +52,31 @@ __global__ void __launch_bounds__(kPartialSumWarps * 32) partial_sum_kernel(cons
 
 using Kernel = void (*)(BackwardParams);
 
-// Mixed types are rare: they share the kernel that reads a third operand.
+template <class X, class Y, int kColumns, int kRows> Kernel rows_kernel(bool rare) {
+  if constexpr (std::is_same_v<X, Y>)
+    if (!rare) return backward_rows_kernel<BackwardWork<X, Y, kColumns, kRows, false>>;
+  return backward_rows_kernel<BackwardWork<X, Y, kColumns, kRows, true>>;
+}
+
+// Mixed types share the kernel that knows all that is rare.
 template <class X, class Y> Kernel pick_kernel(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s) {
   if (!c.vectors) return backward_elements_kernel<X, Y>;
-  if constexpr (std::is_same_v<X, Y>)
-    if (!backward_has_more(s)) return backward_rows_kernel<X, Y, false>;
-  return backward_rows_kernel<X, Y, true>;
+  const bool rare = backward_is_rare(s);
+  const int kind = c.columns * 10 + c.rows_at_once;
+  if (kind == 161) return rows_kernel<X, Y, 16, 1>(rare);
+  if constexpr (std::is_same_v<X, Y>) {
+    if (kind == 82) return rows_kernel<X, X, 8, 2>(rare);
+    if constexpr (sizeof(X) == 2)
+      if (kind == 162 && !rare) return backward_rows_kernel<BackwardWork<X, X, 16, 2, false>>;
+  }
+  fail(ErrorCode::unsupported, kOp, ": found ", c.columns, " columns of ", c.rows_at_once,
+       " rows a thread, expected 16 x 1 or, where types are not mixed, 8 x 2 or, in 16 bits, 16 x 2");
+}
+
+// s, dy, what is added to ds, dx.
+RowMaps<4> rows_of(const RmsNormBackward& a) {
+  const Tensor dsum = a.dx ? a.dsum : Tensor();
+  return merge_rows<4>(kOp, {a.s, a.dy, dsum ? dsum : a.dx && a.accumulate_dx ? a.dx : Tensor(), a.dx});
 }
 
 RmsNormBackwardShape shape_of(const RmsNormBackward& a) {
@@ -70,7 +88,7 @@ RmsNormBackwardShape shape_of(const RmsNormBackward& a) {
           .s = a.s.dtype,
           .dy = a.dy.dtype,
           .aligned = aligned,
-          .more = a.dx && (a.dsum || a.accumulate_dx)};
+          .rare = !a.dx || !a.rstd || a.dsum || a.accumulate_dx || rows_of(a).inner != 0};
 }
 
 void check_types(const RmsNormBackward& a) {
@@ -87,18 +105,22 @@ void check_types(const RmsNormBackward& a) {
     fail(ErrorCode::unsupported, kOp, ": found ", a.s.rows(), " rows, expected at most ", kMaxRows, " on a GPU");
 }
 
-void check_config(const RmsNormBackwardConfig& c, int64_t cols) {
-  INGOT_CHECK(!c.vectors || (c.group <= c.threads && (c.cluster == 1 || c.group == c.threads)), kOp,
-              ": found a group of ", c.group, " in blocks of ", c.threads, " and clusters of ", c.cluster,
-              ", expected it to fit, and clusters only with one row per block");
-  INGOT_CHECK(!c.vectors || int64_t(c.group) * kBackwardColumns * c.cluster >= cols, kOp, ": found room for ",
-              c.group * kBackwardColumns * c.cluster, " columns, expected ", cols);
+void check_config(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s) {
+  if (!c.vectors) return;
+  const int most = backward_threads(c, s), groups = c.threads / c.group;
+  INGOT_CHECK(c.threads <= most && c.threads % 32 == 0 && c.threads % c.group == 0 &&
+                  (c.group % 32 == 0 || round_up_pow2(c.group) == c.group) && (c.group <= 32 || groups <= 15) &&
+                  (c.cluster == 1 || (groups == 1 && c.group >= 32)),
+              kOp, ": found groups of ", c.group, " in blocks of ", c.threads, " and clusters of ", c.cluster,
+              ", expected at most ", most, " threads, whole groups, and clusters only with one row per block");
+  INGOT_CHECK(int64_t(c.group) * c.columns * c.cluster >= s.cols, kOp, ": found room for ",
+              c.group * c.columns * c.cluster, " columns, expected ", s.cols);
 }
 
 BackwardParams params(const RmsNormBackward& a, const RmsNormBackwardTuning& tuning) {
   const Tensor dx = a.dx, dsum = a.dx ? a.dsum : Tensor();
   const Tensor more = dsum ? dsum : a.dx && a.accumulate_dx ? a.dx : Tensor();
-  const RowMaps<4> rows = merge_rows<4>(kOp, {a.s, a.dy, more, dx});
+  const RowMaps<4> rows = rows_of(a);
   return {.dy = a.dy.data,
           .s = a.s.data,
           .w = a.w ? a.w.data : nullptr,
@@ -112,6 +134,7 @@ BackwardParams params(const RmsNormBackward& a, const RmsNormBackwardTuning& tun
           .dx_rows = rows.of[3],
           .rows = a.s.rows(),
           .cols = a.s.cols(),
+          .partial_stride = partial_stride(a.s.cols()),
           .inner = uint32_t(rows.inner),
           .vecs = uint32_t(a.s.cols() * size_of(a.s.dtype) / 16),
           .group = uint32_t(tuning.config.group),
@@ -123,7 +146,7 @@ BackwardParams params(const RmsNormBackward& a, const RmsNormBackwardTuning& tun
           .inverse_cols = float(1.0 / double(a.s.cols())),
           .w_dtype = a.w ? a.w.dtype : DType::f32,
           .accumulate = bool(dsum) && a.accumulate_dx,
-          .streaming = tuning.config.streaming};
+          .prefetch = tuning.prefetch};
 }
 
 }  // namespace
@@ -133,7 +156,7 @@ BackwardParams params(const RmsNormBackward& a, const RmsNormBackwardTuning& tun
 void ask_resident_clusters(SmLimits& limits) {
   for (int i = 0; i < 3; ++i) {
     const int cluster = 2 << i;
-    const RmsNormBackwardConfig block{.cluster = cluster};
+    const RmsNormBackwardConfig block{.cluster = cluster, .rows_at_once = 2};
     cudaLaunchAttribute size;
     size.id = cudaLaunchAttributeClusterDimension;
     size.val.clusterDim.x = unsigned(cluster);
@@ -141,10 +164,10 @@ void ask_resident_clusters(SmLimits& limits) {
     cudaLaunchConfig_t launch = {};
     launch.gridDim = dim3(unsigned(cluster));
     launch.blockDim = dim3(unsigned(block.threads));
-    launch.dynamicSmemBytes = size_t(backward_smem_share(block, limits));
+    launch.dynamicSmemBytes = size_t(backward_smem(block, {}, limits));
     launch.attrs = &size;
     launch.numAttrs = 1;
-    const auto kernel = backward_rows_kernel<bf16, bf16, false>;
+    const auto kernel = backward_rows_kernel<BackwardWork<bf16, bf16, 16, 2, false>>;
     gpu::check_cuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(launch.dynamicSmemBytes)), kOp,
         ": shared memory");
@@ -170,7 +193,7 @@ void rmsnorm_backward_with(const RmsNormBackward& a, const RmsNormBackwardTuning
   check_types(a);
   if (a.s.numel() == 0 || (!a.dx && !a.dw)) return;
   const BackwardParams p = params(a, tuning);
-  check_config(c, p.cols);
+  check_config(c, shape_of(a));
   const SmLimits limits = rmsnorm_limits(a.s.device.index);
   const bool overlap = tuning.overlap && limits.hopper;
   gpu::launch(kOp, kernel,
@@ -182,19 +205,22 @@ void rmsnorm_backward_with(const RmsNormBackward& a, const RmsNormBackwardTuning
                .device = a.s.device.index},
               stream, p);
   if (!a.dw) return;
-  const int64_t warps =
-      std::min<int64_t>(kPartialSumWarps, round_up_pow2((c.blocks + kPartialSumBatch - 1) / kPartialSumBatch));
   gpu::launch("rmsnorm_backward's sum of dw", partial_sum_kernel,
-              {.grid = (p.cols + 31) / 32, .block = warps * 32, .overlap = overlap, .device = a.s.device.index}, stream,
+              {.grid = (p.cols + kPartialSumColumns - 1) / kPartialSumColumns,
+               .block = kPartialSumThreads,
+               .overlap = overlap,
+               .device = a.s.device.index},
+              stream,
               PartialSum{.partial = p.partial,
                          .dw = static_cast<float*>(a.dw.data),
                          .cols = p.cols,
                          .count = uint32_t(c.blocks),
-                         .scale = p.scale});
+                         .scale = p.scale,
+                         .stride = p.partial_stride});
 }
 
 int64_t rmsnorm_backward_workspace_bytes(int64_t rows, int64_t cols, DType dtype, Device device) {
-  return most_partial_rows(rows, cols, dtype, rmsnorm_limits(device.index)) * cols * 4;
+  return most_partial_rows(rows, cols, dtype, rmsnorm_limits(device.index)) * partial_stride(cols) * 4;
 }
 
 }  // namespace ingot::cuda

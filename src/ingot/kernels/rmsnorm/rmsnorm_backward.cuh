@@ -2,8 +2,11 @@
 // The backward pass on the device. Blocks stay for the whole launch and walk over rows in a fixed order; a thread keeps
 // its columns, so that dw is summed in its registers and written once per block. A second kernel adds the blocks' sums
 // up, in order. Each thread copies its part of the next rows into a ring in shared memory that only itself reads: many
-// rows are under way without a register or a barrier spent on them. A row's sums are started one row ahead, so that no
-// thread waits for its neighbours' share.
+// rows are under way without a register or a barrier spent on them. A row is read from the ring once, and lies packed
+// in registers between its sum and its gradient. Groups of threads wait for nobody but their own warps, once per kRows
+// rows.
+#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
@@ -16,14 +19,14 @@ struct BackwardParams {
   const void *dy, *s, *w, *more;  // more is added to ds: dsum, or dx itself where it is accumulated
   void* dx;                       // may be null
   const float* rstd;              // may be null: recomputed
-  float* partial;                 // (row blocks, cols), or null where dw is not wanted
+  float* partial;                 // (row blocks, cols), partial_stride apart, or null where dw is not wanted
   RowMap dy_rows, s_rows, more_rows, dx_rows;
-  int64_t rows, cols;
+  int64_t rows, cols, partial_stride;
   uint32_t inner, vecs, group, cluster, stages;
   float eps, scale, w_offset, inverse_cols;
   DType w_dtype;
   bool accumulate;  // dx is read too, because `more` is dsum
-  bool streaming;   // dx says that it is not read again soon
+  bool prefetch;
 };
 
 // Shared memory of the whole block seen by one thread: `kCount` 16-byte pieces of its own, each beside its warp's, so
@@ -43,18 +46,27 @@ template <int kCount> class OwnPieces {
   uint4* at_;
 };
 
-using BackwardSums = tile::StagedSums<2, kBackwardMaxThreads>;
-
-// What a thread holds of one row, packed. In the ring every vector starts a piece of its own.
-template <class X, class Y, bool kMore> struct BackwardRow {
-  static constexpr int N = 16 / int(sizeof(X)), V = kBackwardColumns / N;
+// What a thread has of the rows it works on at once: kColumns of each of kRows neighbouring rows. kRare: what most
+// calls do without (a third operand, dx accumulated or not wanted, rstd recomputed, mixed types, rows two strides
+// apart).
+template <class X_, class Y_, int kColumns_, int kRows_, bool kRare_> struct BackwardWork {
+  using X = X_;
+  using Y = Y_;
+  static constexpr int kColumns = kColumns_, kRows = kRows_;
+  static constexpr bool kRare = kRare_;
+  static constexpr int N = 16 / int(sizeof(X)), V = kColumns / N;
   static constexpr int kDyPieces = (tile::Vec<Y, N>::kBytes + 15) / 16;
-  static constexpr int kPieces = backward_pieces(int(sizeof(X)), int(sizeof(Y)), kMore);
-  static_assert(kPieces == V * (1 + kDyPieces + (kMore ? 1 : 0)), "the host reserves what the ring takes");
+  static constexpr int kRowPieces = backward_pieces(int(sizeof(X)), int(sizeof(Y)), kColumns, kRare);
+  static constexpr int kPieces = kRows * kRowPieces;
+  static_assert(kRowPieces == V * (1 + kDyPieces + (kRare ? 1 : 0)), "the host reserves what the ring takes");
+  static constexpr int kSums = kRows * (kRare ? 2 : 1);  // with those of squares
   using Pieces = OwnPieces<kPieces>;
-  tile::Vec<X, N> s[V];
-  tile::Vec<Y, N> dy[V];
-  __device__ static int more_piece(int v) { return V + V * kDyPieces + v; }
+  __device__ static constexpr int s_piece(int r, int v) { return r * kRowPieces + v; }
+  __device__ static constexpr int dy_piece(int r, int v) { return r * kRowPieces + V + v * kDyPieces; }
+  __device__ static constexpr int more_piece(int r, int v) { return r * kRowPieces + V + V * kDyPieces + v; }
+
+  tile::Vec<X, N> s[kRows][V];
+  tile::Vec<Y, N> dy[kRows][V];
 };
 
 // The vectors of a row that a thread has: `count` of them, first, first + step, ...
@@ -82,86 +94,94 @@ template <class T, int N> __device__ inline void read_vector(tile::Vec<T, N>& v,
   }
 }
 
-// A thread's place in one operand, row after row; stays null where the operand is left out.
-template <class T> class RowWalk {
+// A thread's place in one operand: its first column in the first of the rows it works on at once. A number, as the
+// operand may be left out. kTwoStrides: rows need not lie one stride apart; they are then found from the operand's
+// start.
+template <class T, bool kTwoStrides> class RowWalk {
  public:
-  __device__ RowWalk(T* base, const RowMap& map, RowIndex row, uint32_t column) { go_to(base, map, row, column); }
-  __device__ T* operator+(uint32_t elements) const { return at_ + elements; }
-  __device__ void go_to(T* base, const RowMap& map, RowIndex row, uint32_t column) {
-    at_ = base != nullptr ? base + offset(map, row) + column : nullptr;
+  __device__ RowWalk(T* base, const RowMap& map, uint32_t inner, uint32_t row, uint32_t column)
+      : at_(address(base, map, inner, row, column)) {}
+  // Row `r` of those, of which the first is number `first`.
+  __device__ T* row(T* base, const RowMap& map, uint32_t inner, uint32_t first, int r, uint32_t column) const {
+    if (kTwoStrides && inner != 0) return reinterpret_cast<T*>(address(base, map, inner, first + r, column));
+    return reinterpret_cast<T*>(at_ + r * map.outer_stride * sizeof(T));
   }
-  // Where one stride reaches all rows.
-  __device__ void advance(const RowMap& map, uint32_t rows) {
-    if (at_ != nullptr) at_ += int64_t(rows) * map.outer_stride;
-  }
+  __device__ void advance(const RowMap& map, uint32_t rows) { at_ += rows * map.outer_stride * sizeof(T); }
 
  private:
-  T* at_;
+  __device__ static uint64_t address(T* base, const RowMap& map, uint32_t inner, uint32_t row, uint32_t column) {
+    return reinterpret_cast<uint64_t>(base) +
+           (offset(map, row_index(kTwoStrides ? inner : 0, row)) + column) * sizeof(T);
+  }
+  uint64_t at_;
 };
 
-// The rows of a group, `apart` from each other, on their way into the ring.
-template <class X, class Y, bool kMore> class RowFetcher {
- public:
-  using Row = BackwardRow<X, Y, kMore>;
-  __device__ RowFetcher(const BackwardParams& p, int64_t row, uint32_t rows, uint32_t column)
-      : row_(row),
-        left_(rows),
-        s_(static_cast<const X*>(p.s), p.s_rows, row_index(p.inner, row), column),
-        dy_(static_cast<const Y*>(p.dy), p.dy_rows, row_index(p.inner, row), column),
-        more_(static_cast<const X*>(p.more), p.more_rows, row_index(p.inner, row), column) {}
+// The rows a group works on at once: `left` of the matrix from there on, 0 when it has none any more.
+struct RowPlace {
+  uint32_t row, left;
+  __device__ bool has(int r) const { return left > uint32_t(r); }
+  __device__ RowPlace after(uint32_t rows) const { return {row + rows, left > rows ? left - rows : 0}; }
+};
 
-  // Starts the copies of a thread's part of the next row; every call is one group of copies.
-  __device__ void next(const BackwardParams& p, const Lanes& at, uint32_t apart, const typename Row::Pieces& stage,
-                       float* rstd) {
-    constexpr int N = Row::N, V = Row::V;
-    if (left_ > 0) {
-      if (p.rstd != nullptr) ptx::cp_async<4>(ptx::shared_address(rstd), p.rstd + row_);
+// A group's rows on their way into the ring, kRows of them at a time, `apart` from one time to the next.
+template <class Work> class RowFetcher {
+ public:
+  using X = typename Work::X;
+  using Y = typename Work::Y;
+  __device__ RowFetcher(const BackwardParams& p, RowPlace place, uint32_t column)
+      : s_(static_cast<const X*>(p.s), p.s_rows, p.inner, place.row, column),
+        dy_(static_cast<const Y*>(p.dy), p.dy_rows, p.inner, place.row, column),
+        more_(static_cast<const X*>(p.more), p.more_rows, p.inner, place.row, column) {}
+
+  // Starts the copies of a thread's part of the next rows, those at `place`; every call is one group of copies.
+  __device__ void next(const BackwardParams& p, RowPlace place, const Lanes& at, uint32_t apart,
+                       const typename Work::Pieces& stage) {
 #pragma unroll
-      for (int v = 0; v < V; ++v)
-        if (v < at.count) {
-          copy_vector<X, N>(stage[v], s_ + v * at.step * N);
-          copy_vector<Y, N>(stage[V + v * Row::kDyPieces], dy_ + v * at.step * N);
-          if constexpr (kMore)
-            if (p.more != nullptr) copy_vector<X, N>(stage[Row::more_piece(v)], more_ + v * at.step * N);
-        }
-      if (--left_ > 0) advance(p, apart, at.first * N);
-    }
+    for (int r = 0; r < Work::kRows; ++r)
+      if (place.has(r)) copy_row(p, place.row, at, r, stage);
+    s_.advance(p.s_rows, apart);
+    dy_.advance(p.dy_rows, apart);
+    if constexpr (Work::kRare) more_.advance(p.more_rows, apart);
     ptx::cp_async_commit_group();
   }
 
  private:
-  __device__ void advance(const BackwardParams& p, uint32_t apart, uint32_t column) {
-    row_ += apart;
-    if (p.inner == 0) {
-      s_.advance(p.s_rows, apart);
-      dy_.advance(p.dy_rows, apart);
-      if constexpr (kMore) more_.advance(p.more_rows, apart);
-      return;
-    }
-    const RowIndex at = row_index(p.inner, row_);
-    s_.go_to(static_cast<const X*>(p.s), p.s_rows, at, column);
-    dy_.go_to(static_cast<const Y*>(p.dy), p.dy_rows, at, column);
-    if constexpr (kMore) more_.go_to(static_cast<const X*>(p.more), p.more_rows, at, column);
+  __device__ void copy_row(const BackwardParams& p, uint32_t row, const Lanes& at, int r,
+                           const typename Work::Pieces& stage) {
+    constexpr int N = Work::N;
+    const X* s = s_.row(static_cast<const X*>(p.s), p.s_rows, p.inner, row, r, at.first * N);
+    const Y* dy = dy_.row(static_cast<const Y*>(p.dy), p.dy_rows, p.inner, row, r, at.first * N);
+#pragma unroll
+    for (int v = 0; v < Work::V; ++v)
+      if (v < at.count) {
+        copy_vector<X, N>(stage[Work::s_piece(r, v)], s + v * at.step * N);
+        copy_vector<Y, N>(stage[Work::dy_piece(r, v)], dy + v * at.step * N);
+      }
+    if constexpr (Work::kRare)
+      if (p.more != nullptr) {
+        const X* more = more_.row(static_cast<const X*>(p.more), p.more_rows, p.inner, row, r, at.first * N);
+#pragma unroll
+        for (int v = 0; v < Work::V; ++v)
+          if (v < at.count) copy_vector<X, N>(stage[Work::more_piece(r, v)], more + v * at.step * N);
+      }
   }
 
-  uint32_t row_, left_;
-  RowWalk<const X> s_;
-  RowWalk<const Y> dy_;
-  RowWalk<const X> more_;
+  RowWalk<const X, Work::kRare> s_;
+  RowWalk<const Y, Work::kRare> dy_;
+  RowWalk<const X, Work::kRare> more_;
 };
 
-template <class X, class Y, bool kMore>
-__device__ inline void read_row(const OwnPieces<BackwardRow<X, Y, kMore>::kPieces>& stage,
-                                BackwardRow<X, Y, kMore>& row) {
-  using Row = BackwardRow<X, Y, kMore>;
+template <class Work> __device__ inline void read_rows(const typename Work::Pieces& stage, Work& rows) {
 #pragma unroll
-  for (int v = 0; v < Row::V; ++v) {
-    read_vector(row.s[v], stage[v]);
-    read_vector(row.dy[v], stage[Row::V + v * Row::kDyPieces]);
-  }
+  for (int r = 0; r < Work::kRows; ++r)
+#pragma unroll
+    for (int v = 0; v < Work::V; ++v) {
+      read_vector(rows.s[r][v], stage[Work::s_piece(r, v)]);
+      read_vector(rows.dy[r][v], stage[Work::dy_piece(r, v)]);
+    }
 }
 
-// At most `n` of a thread's groups of copies may still be under way.
+// All of a thread's groups of copies but the last `n` are done.
 __device__ inline void wait_for_copies(uint32_t n) {
   if (n == 0)
     ptx::cp_async_wait_group<0>();
@@ -196,50 +216,57 @@ __device__ inline void load_factors(const BackwardParams& p, const Lanes& at, fl
   });
 }
 
-// A thread's share of the sums of g * s and, where rstd is not given, of s * s over a row.
-template <class X, class Y, bool kMore, int N, int V>
-__device__ inline void row_sums(const BackwardParams& p, const OwnPieces<BackwardRow<X, Y, kMore>::kPieces>& stage,
-                                const float (&w)[V][N], float (&sum)[2]) {
-  BackwardRow<X, Y, kMore> row;
-  read_row<X, Y, kMore>(stage, row);
-  sum[0] = sum[1] = 0;
+// A thread's share of row r's sum of g * s.
+template <class Work, int N, int V>
+__device__ inline float product_sum(const Work& rows, int r, const float (&w)[V][N]) {
+  float even = 0, odd = 0;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    float s[N], dy[N], even = 0, odd = 0;
-    tile::to_float(row.s[v], s);
-    tile::to_float(row.dy[v], dy);
+    float s[N], dy[N];
+    tile::to_float(rows.s[r][v], s);
+    tile::to_float(rows.dy[r][v], dy);
 #pragma unroll
     for (int k = 0; k < N; k += 2) even += dy[k] * w[v][k] * s[k], odd += dy[k + 1] * w[v][k + 1] * s[k + 1];
-    sum[0] += even + odd;
-    if (p.rstd == nullptr)
-#pragma unroll
-      for (int k = 0; k < N; ++k) sum[1] += s[k] * s[k];
   }
+  return even + odd;
+}
+template <class Work> __device__ inline float square_sum(const Work& rows, int r) {
+  float sum = 0;
+#pragma unroll
+  for (int v = 0; v < Work::V; ++v) {
+    float s[Work::N];
+    tile::to_float(rows.s[r][v], s);
+#pragma unroll
+    for (int k = 0; k < Work::N; ++k) sum += s[k] * s[k];
+  }
+  return sum;
 }
 
-// dw += dy * n, and dx, for one row; n = s * rstd, mean that of g * n.
-template <class X, class Y, bool kMore, int N, int V>
-__device__ inline void finish_row(const BackwardParams& p, const BackwardRow<X, Y, kMore>& row,
-                                  const OwnPieces<BackwardRow<X, Y, kMore>::kPieces>& stage, const RowWalk<X>& dx,
-                                  const Lanes& at, const float (&w)[V][N], float rstd, float mean, float (&dw)[V][N]) {
+// dw += dy * n, and dx, for row r; n = s * rstd, mean that of g * n.
+template <class Work, int N, int V>
+__device__ inline void finish_row(const BackwardParams& p, const Work& rows, int r, const typename Work::Pieces& stage,
+                                  typename Work::X* dx, const Lanes& at, const float (&w)[V][N], float rstd, float mean,
+                                  float (&dw)[V][N]) {
+  using X = typename Work::X;
   const float of_s = -mean * rstd * rstd;
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     float s[N], dy[N];
-    tile::to_float(row.s[v], s);
-    tile::to_float(row.dy[v], dy);
+    tile::to_float(rows.s[r][v], s);
+    tile::to_float(rows.dy[r][v], dy);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       const float g = dy[k] * rstd;
       dw[v][k] += g * s[k];
       s[k] = g * w[v][k] + s[k] * of_s;
     }
-    if (p.dx == nullptr || v >= at.count) continue;
-    if constexpr (kMore) {
+    if (v >= at.count) continue;
+    if constexpr (Work::kRare) {
+      if (p.dx == nullptr) continue;
       float more[N];
       tile::Vec<X, N> old;
       if (p.more != nullptr) {
-        read_vector(old, stage[BackwardRow<X, Y, kMore>::more_piece(v)]);
+        read_vector(old, stage[Work::more_piece(r, v)]);
         tile::to_float(old, more);
 #pragma unroll
         for (int k = 0; k < N; ++k) s[k] += more[k];
@@ -251,7 +278,7 @@ __device__ inline void finish_row(const BackwardParams& p, const BackwardRow<X, 
         for (int k = 0; k < N; ++k) s[k] += more[k];
       }
     }
-    tile::store(dx + v * at.step * N, tile::from_float<X>(s), p.streaming);
+    tile::store(dx + v * at.step * N, tile::from_float<X>(s), false);
   }
 }
 
@@ -259,8 +286,8 @@ __device__ inline void finish_row(const BackwardParams& p, const BackwardRow<X, 
 template <int N, int V>
 __device__ inline void write_partial(const BackwardParams& p, const Lanes& at, const float (&dw)[V][N],
                                      int64_t row_block, uint4* memory) {
-  constexpr int kCount = kBackwardColumns / 4;
-  float* out = p.partial + row_block * p.cols;
+  constexpr int kCount = N * V / 4;
+  float* out = p.partial + row_block * p.partial_stride;
   if (p.group == blockDim.x) {
 #pragma unroll
     for (int v = 0; v < V; ++v)
@@ -291,60 +318,93 @@ __device__ inline void write_partial(const BackwardParams& p, const Lanes& at, c
   }
 }
 
-// `pieces`: the ring, (stages * kPieces) * threads of them, which dw takes over at the end; then rstd of its rows.
-template <class X, class Y, bool kMore>
-__device__ inline void backward_rows(const BackwardParams& p, BackwardSums& sums, uint4* pieces) {
-  using Row = BackwardRow<X, Y, kMore>;
-  constexpr int N = Row::N, V = Row::V;
-  const uint32_t rank = p.cluster > 1 ? ptx::cluster_rank() : 0, step = p.cluster * p.group;
-  const uint32_t mine = rank * p.group + (threadIdx.x & (p.group - 1));
-  const Lanes at{mine, step, mine < p.vecs ? int((p.vecs - mine + step - 1) / step) : 0};
-  const uint32_t groups = blockDim.x / p.group, row_block = blockIdx.x / p.cluster;
-  const uint32_t apart = gridDim.x / p.cluster * groups;
-  const int64_t first = int64_t(row_block) * groups, row = first + threadIdx.x / p.group;
-  const auto steps_from = [&](int64_t r) { return r < p.rows ? uint32_t((p.rows - r + apart - 1) / apart) : 0; };
-  const uint32_t rounds = steps_from(first), rows = steps_from(row);  // of the block, of this group
-  float* const rstds = reinterpret_cast<float*>(pieces + p.stages * Row::kPieces * blockDim.x) + threadIdx.x;
-  const typename Row::Pieces ring(pieces);
+// What a block will read first is asked for while earlier kernels still run: L2 is where everybody's writes meet, so
+// what they change there is changed for this kernel too.
+template <class Work>
+__device__ inline void prefetch_first_rows(const BackwardParams& p, int64_t first, uint32_t rows, uint32_t apart) {
+  if (p.inner != 0 || p.s_rows.outer_stride != p.cols || p.dy_rows.outer_stride != p.cols) return;
+  const int64_t row = first + int64_t(threadIdx.x) * apart;
+  if (threadIdx.x >= p.stages || row >= p.rows) return;
+  const uint32_t there = uint32_t(p.rows - row < rows ? p.rows - row : rows), part = there * uint32_t(p.cols);
+  ptx::prefetch_to_l2(static_cast<const typename Work::X*>(p.s) + row * p.cols, part * sizeof(typename Work::X));
+  ptx::prefetch_to_l2(static_cast<const typename Work::Y*>(p.dy) + row * p.cols, part * sizeof(typename Work::Y));
+}
 
+// `pieces`: the ring, (stages * kPieces) * threads of them, which dw takes over at the end.
+template <class Work>
+__device__ inline void backward_rows(const BackwardParams& p, typename tile::RoundSums<Work::kSums>::Memory& memory,
+                                     uint4* pieces) {
+  using X = typename Work::X;
+  constexpr int N = Work::N, V = Work::V, R = Work::kRows;
+  const uint32_t rank = p.cluster > 1 ? ptx::cluster_rank() : 0, step = p.cluster * p.group;
+  const uint32_t group = threadIdx.x / p.group, groups = blockDim.x / p.group;
+  const uint32_t mine = rank * p.group + (threadIdx.x - group * p.group);
+  const Lanes at{mine, step, mine < p.vecs ? int((p.vecs - mine + step - 1) / step) : 0};
+  const uint32_t row_block = blockIdx.x / p.cluster, apart = gridDim.x / p.cluster * groups * R;
+  const int64_t first = int64_t(row_block) * groups * R;
+  if (p.prefetch && rank == 0) prefetch_first_rows<Work>(p, first, groups * R, apart);
+  tile::RoundSums<Work::kSums> row_sums(memory, p.group, p.cluster);
+  const typename Work::Pieces ring(pieces);
   // What lies beyond the row is never copied, and counts as zeros.
   for (uint32_t k = 0; at.count < V && k < p.stages; ++k)
 #pragma unroll
-    for (int i = 0; i < Row::kPieces; ++i) *ring.after(k)[i] = make_uint4(0, 0, 0, 0);
-  RowFetcher<X, Y, kMore> fetcher(p, row, rows, at.first * N);
-  for (uint32_t k = 0; k < p.stages; ++k) fetcher.next(p, at, apart, ring.after(k), rstds + k * blockDim.x);
-  RowWalk<X> dx(static_cast<X*>(p.dx), p.dx_rows, row_index(p.inner, row), at.first * N);
-  float w[V][N], dw[V][N] = {}, sum[2], next[2] = {};
+    for (int i = 0; i < Work::kPieces; ++i) *ring.after(k)[i] = make_uint4(0, 0, 0, 0);
+  if (p.cluster > 1) {  // nobody writes to a neighbour that is not ready
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  ptx::wait_for_earlier_kernels();
+
+  const uint32_t steps = uint32_t((p.rows - first + apart - 1) / apart);  // no block is without rows
+  const int64_t start = first + group * R;
+  RowPlace place{uint32_t(start), uint32_t(p.rows > start ? p.rows - start : 0)};
+  const uint32_t ahead = p.stages * apart;
+  RowFetcher<Work> fetcher(p, place, at.first * N);
+  for (uint32_t k = 0; k < p.stages; ++k) fetcher.next(p, place.after(k * apart), at, apart, ring.after(k));
+  RowWalk<X, Work::kRare> walk(static_cast<X*>(p.dx), p.dx_rows, p.inner, place.row, at.first * N);
+  float w[V][N], dw[V][N] = {}, next_rstd[R] = {};
+  const auto load_rstd = [&] {
+    if (Work::kRare && p.rstd == nullptr) return;
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      if (place.has(r)) next_rstd[r] = p.rstd[place.row + r];
+  };
+  load_rstd();
   load_factors(p, at, w);
 
-  const uint32_t count = p.rstd == nullptr ? 2 : p.dx != nullptr ? 1 : 0;
-  const auto start_sums = [&](uint32_t stage, uint32_t round, uint32_t under_way) {
-    wait_for_copies(under_way);
-    if (count == 0) return;
-    row_sums<X, Y, kMore>(p, ring.after(stage), w, next);
-    sums.give(next, count, p.group, p.cluster, round);
-  };
-  if (rounds > 0) start_sums(0, 1, p.stages - 1);
   uint32_t stage = 0;
-  for (uint32_t round = 1; round <= rounds; ++round) {
-    sum[0] = next[0], sum[1] = next[1];
-    const uint32_t after = stage + 1 == p.stages ? 0 : stage + 1;
-    if (p.stages > 1 && round < rounds) start_sums(after, round + 1, p.stages - 2);
-    Row now;
-    read_row<X, Y, kMore>(ring.after(stage), now);
-    float rstd = rstds[stage * blockDim.x];
-    const auto fetch = [&] { fetcher.next(p, at, apart, ring.after(stage), rstds + stage * blockDim.x); };
-    if constexpr (!kMore) fetch();  // the row is in registers by now
-    if (count > 0) sums.take(sum, count, p.group, p.cluster, round);
-    if (p.rstd == nullptr) rstd = rstd_of(sum[1], p.cols, p.eps);
-    if (round <= rows) finish_row(p, now, ring.after(stage), dx, at, w, rstd, sum[0] * rstd * p.inverse_cols, dw);
-    if constexpr (kMore) fetch();
-    if (p.inner == 0)
-      dx.advance(p.dx_rows, apart);
-    else if (round < rows)
-      dx.go_to(static_cast<X*>(p.dx), p.dx_rows, row_index(p.inner, row + int64_t(round) * apart), at.first * N);
-    stage = after;
-    if (p.stages == 1 && round < rounds) start_sums(0, round + 1, 0);
+  for (uint32_t round = 1; round <= steps; ++round) {
+    const typename Work::Pieces here = ring.after(stage);
+    wait_for_copies(p.stages - 1);
+    Work rows;
+    read_rows(here, rows);
+    const auto fetch = [&](RowPlace now) { fetcher.next(p, now.after(ahead), at, apart, here); };
+    if constexpr (!Work::kRare) fetch(place);  // the rows are in registers by now
+    float rstd[R], sum[Work::kSums];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      rstd[r] = next_rstd[r];
+      sum[r] = product_sum(rows, r, w);
+      if constexpr (Work::kRare)
+        if (p.rstd == nullptr) sum[R + r] = square_sum(rows, r);
+    }
+    const RowPlace now = place;
+    place = place.after(apart);
+    load_rstd();
+    row_sums(sum, Work::kRare && p.rstd == nullptr ? 2 * R : R, round);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (!now.has(r)) continue;
+      if constexpr (Work::kRare)
+        if (p.rstd == nullptr) rstd[r] = rstd_of(sum[R + r], p.cols, p.eps);
+      X* const dx = walk.row(static_cast<X*>(p.dx), p.dx_rows, p.inner, now.row, r, at.first * N);
+      finish_row(p, rows, r, here, dx, at, w, rstd[r], sum[r] * rstd[r] * p.inverse_cols, dw);
+    }
+    if constexpr (Work::kRare) fetch(now);
+    walk.advance(p.dx_rows, apart);
+    stage = stage + 1 == p.stages ? 0 : stage + 1;
   }
   if (p.partial != nullptr) write_partial<N, V>(p, at, dw, row_block, pieces);
 }
@@ -360,8 +420,8 @@ __device__ inline float slope_at(const BackwardParams& p, int64_t c) {
 
 template <class X, class Y>
 __device__ inline void backward_elements(const BackwardParams& p,
-                                         tile::GroupSumMemory<2, kBackwardMaxThreads>* memory) {
-  float* partial = p.partial != nullptr ? p.partial + blockIdx.x * p.cols : nullptr;
+                                         tile::GroupSumMemory<2, kBackwardElementThreads>* memory) {
+  float* partial = p.partial != nullptr ? p.partial + blockIdx.x * p.partial_stride : nullptr;
   uint32_t turn = 0;
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x, turn ^= 1) {
     const RowIndex at = row_index(p.inner, row);
@@ -391,37 +451,48 @@ __device__ inline void backward_elements(const BackwardParams& p,
   }
 }
 
-// dw += scale * (the sum of the partial rows). A block takes 32 columns; warp `i` sums rows i, i + warps, ...
+// dw += scale * (the sum of the partial rows). A block takes 32 columns, two a thread; thread group `i` of 8 sums rows
+// i, i + 8, ... Small enough that it finds room beside the blocks whose sums it waits for.
 struct PartialSum {
   const float* partial;
   float* dw;
   int64_t cols;
   uint32_t count;
   float scale;
+  int64_t stride;
 };
-constexpr int kPartialSumWarps = 16, kPartialSumBatch = 9;  // 144 rows at once: one block per SM leaves at most 132
+constexpr int kPartialSumColumns = 32, kPartialSumGroups = 8, kPartialSumThreads = kPartialSumGroups * 16;
+constexpr int kPartialSumBatch = 9;  // loads at once: two times serve a row of sums per SM
 
-__device__ inline void sum_partials(const PartialSum& p, float (&memory)[kPartialSumWarps][32]) {
-  const int64_t c = int64_t(blockIdx.x) * 32 + threadIdx.x % 32;
-  const uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  const bool valid = c < p.cols;
-  const float before = warp == 0 && valid ? p.dw[c] : 0;  // asked for together with the sums
-  float sum = 0;
-  for (uint32_t first = warp; first < p.count; first += warps * kPartialSumBatch) {
-    float x[kPartialSumBatch];
+__device__ inline float2 sum_of_partials(const PartialSum& p, int64_t c, uint32_t group) {
+  float2 sum = make_float2(0, 0);
+  if (c >= p.cols) return sum;
+  const float* at = p.partial + group * p.stride + c;
+  for (uint32_t row = group; row < p.count;) {
+    float2 x[kPartialSumBatch];
 #pragma unroll
-    for (uint32_t k = 0; k < kPartialSumBatch; ++k)
-      x[k] = valid && first + k * warps < p.count ? p.partial[(first + k * warps) * p.cols + c] : 0;
+    for (int k = 0; k < kPartialSumBatch; ++k, row += kPartialSumGroups, at += kPartialSumGroups * p.stride)
+      x[k] = row < p.count ? *reinterpret_cast<const float2*>(at) : make_float2(0, 0);
 #pragma unroll
-    for (uint32_t k = 0; k < kPartialSumBatch; ++k) sum += x[k];
+    for (int k = 0; k < kPartialSumBatch; ++k) sum.x += x[k].x, sum.y += x[k].y;
   }
-  memory[warp][threadIdx.x % 32] = sum;
+  return sum;
+}
+
+__device__ inline void sum_partials(const PartialSum& p, float (&memory)[kPartialSumGroups][kPartialSumColumns]) {
+  const uint32_t lane = threadIdx.x % 16, group = threadIdx.x / 16;
+  const int64_t first = int64_t(blockIdx.x) * kPartialSumColumns, mine = first + threadIdx.x;
+  const bool writes = threadIdx.x < kPartialSumColumns && mine < p.cols;
+  const float before = writes ? p.dw[mine] : 0;  // asked for together with the sums
+  const float2 sum = sum_of_partials(p, first + lane * 2, group);
+  memory[group][lane * 2] = sum.x;
+  memory[group][lane * 2 + 1] = sum.y;
   __syncthreads();
-  if (warp != 0 || !valid) return;
+  if (!writes) return;
   float total = 0;
-#pragma unroll 8
-  for (uint32_t i = 0; i < warps; ++i) total += memory[i][threadIdx.x];
-  p.dw[c] = before + p.scale * total;
+#pragma unroll
+  for (uint32_t i = 0; i < kPartialSumGroups; ++i) total += memory[i][threadIdx.x];
+  p.dw[mine] = before + p.scale * total;
 }
 
 }  // namespace ingot::cuda

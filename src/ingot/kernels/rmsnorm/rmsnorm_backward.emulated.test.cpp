@@ -92,5 +92,21 @@ TEST(RmsNormBackwardEmulated, AgreesInClustersAndWithAnyRing) {
                .chosen = true});
 }
 
+TEST(RmsNormBackwardEmulated, AgreesWithSeveralRowsAtOnceAndOddGroups) {
+  for (bool dsum : {false, true})
+    for (int64_t cols : {64, 760})
+      check({.rows = 13,
+             .cols = cols,
+             .rstd = true,
+             .dsum = dsum,
+             .config = {.group = cols == 64 ? 8 : 96, .threads = 96 * 2, .blocks = 2, .columns = 8, .rows_at_once = 2},
+             .chosen = true});
+  check({.rows = 9,
+         .cols = 1504,
+         .rstd = true,
+         .config = {.group = 64, .cluster = 2, .threads = 64, .blocks = 2, .columns = 16, .rows_at_once = 2},
+         .chosen = true});
+}
+
 }  // namespace
 }  // namespace ingot

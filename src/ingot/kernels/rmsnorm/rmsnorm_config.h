@@ -98,16 +98,16 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm =
   return c;
 }
 
-// How the backward pass spreads rows over threads: 16 columns a thread, one row per group of threads, and blocks that
-// stay, 512 threads of them per SM, and walk over rows; `blocks` of them (or clusters of blocks) share the rows, and
+// How the backward pass spreads rows over threads: a group of threads takes `rows_at_once` neighbouring rows, `columns`
+// of them a thread, and blocks stay and walk over rows; `blocks` of them (or clusters of blocks) share the rows, and
 // each leaves one row of sums of dw behind.
 struct RmsNormBackwardConfig {
   bool vectors = true;
-  int group = 32, cluster = 1, threads = 512;  // as above
-  int stages = 2;                              // rows per group in shared memory
+  int group = 32, cluster = 1, threads = 512;  // as above, but that a group may be any number of whole warps
+  int stages = 2;                              // times rows_at_once: rows per group in shared memory
   int blocks = 1;                              // per row: times `cluster` is the grid
-  bool streaming = false;                      // stores of dx say that they are made once
-  constexpr int rows_per_step() const { return vectors ? threads / group : 1; }
+  int columns = 16, rows_at_once = 1;
+  constexpr int rows_per_step() const { return vectors ? threads / group * rows_at_once : 1; }
   bool operator==(const RmsNormBackwardConfig&) const = default;
 };
 
@@ -115,78 +115,111 @@ struct RmsNormBackwardShape {
   int64_t rows = 0, cols = 0;
   DType s = DType::bf16, dy = DType::bf16;
   bool aligned = true;  // every operand's rows start where a whole vector can be read or written
-  bool more = false;    // a third operand is read per row: dsum, or dx where it is accumulated
+  // A third operand is read per row (dsum, or dx where it is accumulated), rstd or dx is left out, or rows lie two
+  // strides apart.
+  bool rare = false;
 };
 
-constexpr int kBackwardMaxThreads = 512;
-constexpr int kBackwardColumns = 16;  // of a thread
+constexpr int kBackwardElementThreads = 512;
 constexpr int kBackwardMaxStages = 4;
-// An SM's shared memory for rows: the one that is finished, the next one, whose sums are under way, and one on its way.
-// More bought nothing and cost up to a tenth: writes then lag far behind reads.
-constexpr int kBackwardRingBytes = 160 * 1024;
 // Sums of dw take at most this many floats, so that narrow and wide rows alike leave a few MB behind.
 constexpr int64_t kPartialFloats = int64_t(1) << 24;
 
-// Kernels of mixed types are compiled for a third operand.
-constexpr bool backward_has_more(const RmsNormBackwardShape& s) { return s.more || s.s != s.dy; }
+// Between two rows of sums: whole vectors.
+constexpr int64_t partial_stride(int64_t cols) { return (cols + 3) / 4 * 4; }
+
+// Kernels of mixed types are compiled for all that is rare.
+constexpr bool backward_is_rare(const RmsNormBackwardShape& s) { return s.rare || s.s != s.dy; }
 // 16-byte pieces of shared memory that a thread needs per row: s, dy and what is added to dx. dy narrower than s still
 // takes a piece for each vector of s.
-constexpr int backward_pieces(int s_bytes, int dy_bytes, bool more) {
-  const int s = kBackwardColumns * s_bytes / 16, dy = kBackwardColumns * dy_bytes / 16;
-  return s + (dy > s ? dy : s) + (more ? s : 0);
+constexpr int backward_pieces(int s_bytes, int dy_bytes, int columns, bool rare) {
+  const int s = columns * s_bytes / 16, dy = columns * dy_bytes / 16;
+  return s + (dy > s ? dy : s) + (rare ? s : 0);
 }
-// Bytes of shared memory per thread and row, with the row's rstd. One row has room for a thread's sums of dw.
-constexpr int backward_row_bytes(const RmsNormBackwardShape& s) {
-  return 16 * backward_pieces(int(size_of(s.s)), int(size_of(s.dy)), backward_has_more(s)) + 4;
+// Threads of an SM: as many as find registers for their rows, w and dw, and as many again for the rest.
+constexpr int backward_threads(int s_bytes, int dy_bytes, int columns, int rows_at_once, bool rare) {
+  return s_bytes + dy_bytes == 4 && columns * rows_at_once <= 16 && !rare ? 768 : 512;
 }
-constexpr int kBackwardStaticBytes = 1024;
-// What a block of 512 / threads on an SM may have, less what a block of the second kernel needs beside them.
-constexpr int backward_smem_share(const RmsNormBackwardConfig& c, SmLimits sm) {
-  return (sm.smem - 4096) / (kBackwardMaxThreads / c.threads) - 2048;
+constexpr int backward_threads(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s) {
+  return backward_threads(int(size_of(s.s)), int(size_of(s.dy)), c.columns, c.rows_at_once, backward_is_rare(s));
+}
+// Bytes of shared memory of a block for `rows_at_once` rows of each group. They have room for the sums of dw.
+constexpr int backward_stage_bytes(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s) {
+  return c.threads * c.rows_at_once * 16 *
+         backward_pieces(int(size_of(s.s)), int(size_of(s.dy)), c.columns, backward_is_rare(s));
+}
+constexpr int kBackwardStaticBytes = 3072;
+// What one of the blocks on an SM may have, less what a block of the second kernel needs beside them.
+constexpr int backward_smem_share(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
+  const int blocks = backward_threads(c, s) / c.threads;
+  return (sm.smem - 4096) / (blocks < 1 ? 1 : blocks) - 1024 - kBackwardStaticBytes;
 }
 // All of its share, although it may need less: otherwise blocks of the next call, which come while this one still runs,
 // crowd the SMs that happen to have room, and stay there.
 constexpr int64_t backward_smem(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
   if (!c.vectors) return 0;
-  const int need = c.threads * c.stages * backward_row_bytes(s), share = backward_smem_share(c, sm);
+  const int need = c.stages * backward_stage_bytes(c, s), share = backward_smem_share(c, s, sm);
   return need > share ? need : share;
+}
+
+// How many columns and rows a thread takes at once. Narrow rows lie side by side in a warp's loads; wide ones in 16
+// bits wait for their neighbours once for two rows, where there are rows enough.
+constexpr void pick_backward_work(RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
+  const bool halves = size_of(s.s) == 2, rare = backward_is_rare(s);
+  const bool narrow = s.cols <= 256 || (rare && halves && s.cols <= 4096);
+  const int64_t group = (s.cols + 511) / 512 * 32;
+  const bool fills = group > 512 || 512 / group * group > 448;
+  const bool wide = halves && !rare && s.cols >= 4096 && fills && s.rows >= 2 * int64_t(sm.sms);
+  c.columns = 16, c.rows_at_once = 1;
+  if (s.s != s.dy || !sm.hopper) return;
+  if (narrow)
+    c.columns = 8, c.rows_at_once = 2;
+  else if (wide && (s.cols <= 8192 || s.cols > 16384))
+    c.rows_at_once = 2;
 }
 
 constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwardShape& s, SmLimits sm = {}) {
   const int64_t per_vec = 16 / size_of(s.s);
   RmsNormBackwardConfig c;
-  int widest = kBackwardMaxThreads;  // a block with one row in its shared memory
-  while (widest > 32 && widest * backward_row_bytes(s) + kBackwardStaticBytes > sm.smem) widest /= 2;
-  c.vectors = s.aligned && s.cols % per_vec == 0 &&
-              s.cols <= int64_t(kBackwardColumns) * widest * (sm.hopper ? kRmsNormMaxCluster : 1);
+  pick_backward_work(c, s, sm);
+  const bool halves = size_of(s.s) == 2, rare = backward_is_rare(s);
+  // The widest block with its rows in shared memory; a cluster where that is not enough.
+  const int per_thread = 16 * c.rows_at_once * backward_pieces(int(size_of(s.s)), int(size_of(s.dy)), c.columns, rare);
+  int widest = 512;
+  while (widest > 32 && widest * per_thread + kBackwardStaticBytes + 5 * 1024 > sm.smem) widest -= 32;
+  const int64_t threads = (s.cols + c.columns - 1) / c.columns;
+  while (c.cluster * widest < threads && c.cluster < kRmsNormMaxCluster && sm.hopper) c.cluster *= 2;
+  c.vectors = s.aligned && s.cols % per_vec == 0 && threads <= int64_t(c.cluster) * widest;
   int64_t blocks = 0;
   if (!c.vectors) {
-    c.group = 1;
+    c.group = c.cluster = 1;
     c.threads = element_threads(s.cols);
     blocks = int64_t(sm.sms) * (1024 / c.threads < 8 ? 1024 / c.threads : 8);
   } else {
-    int64_t group = round_up_pow2((s.cols + kBackwardColumns - 1) / kBackwardColumns);
-    while (group > widest) {
-      group /= 2;
-      c.cluster *= 2;
-    }
-    c.group = int(group);
-    // Two blocks wait for their rows independently; one leaves half as many sums of dw, which counts where rows are
-    // few.
-    c.threads =
-        group > 256 || widest < 256 || s.rows * group <= int64_t(4) * sm.sms * kBackwardMaxThreads ? widest : 256;
-    // Fewer rows yet: smaller blocks reach more SMs.
-    while (c.threads > 128 && c.threads > group && s.rows * group < int64_t(sm.sms) * c.threads) c.threads /= 2;
-    const int row = c.threads * backward_row_bytes(s), share = backward_smem_share(c, sm);
-    const int wanted = kBackwardRingBytes / (kBackwardMaxThreads / c.threads) / row;
-    c.stages = wanted > 3 ? 3 : wanted < 2 ? 2 : wanted;
-    if (group <= 8) c.stages = 2;
-    while (c.stages > 1 && c.stages * row > share) --c.stages;
-    blocks = c.cluster > 1 ? sm.resident(c.cluster) : int64_t(sm.sms) * (kBackwardMaxThreads / c.threads);
+    const int64_t per_block = (threads + c.cluster - 1) / c.cluster;
+    c.group = int(per_block <= 32 ? round_up_pow2(per_block) : (per_block + 31) / 32 * 32);
+    // One block fills an SM, and leaves one row of sums of dw. Fewer rows: smaller blocks reach more SMs.
+    const int room = backward_threads(c, s), most = c.columns == 16 && c.group < 256 && room > 576 ? 576 : room;
+    const int unit = c.group > 32 ? c.group : 32;
+    int units = c.cluster > 1 ? 1 : most / unit;
+    if (units > 15 && c.group > 32) units = 15;
+    const auto steps = [&] {
+      c.threads = units * unit;
+      return (s.rows + c.rows_per_step() - 1) / c.rows_per_step();
+    };
+    while (units > 1 && units * unit > 128 && 2 * steps() <= sm.sms) units /= 2;
+    while (units > 1 && units * unit * per_thread + kBackwardStaticBytes + 5 * 1024 > sm.smem) --units;
+    c.threads = units * unit;
+    const int share = backward_smem_share(c, s, sm), stage = backward_stage_bytes(c, s);
+    const bool short_walk = steps() < 16 * int64_t(sm.resident(c.cluster));
+    c.stages = c.columns == 8 && !rare ? 4 : c.cluster == 2 || !halves || short_walk ? 2 : 3;
+    while (c.stages > 1 && c.stages * stage > share) --c.stages;
+    const int per_sm = backward_threads(c, s) / c.threads;
+    blocks = int64_t(sm.resident(c.cluster)) * (per_sm < 1 ? 1 : per_sm);
   }
   const int64_t steps = (s.rows + c.rows_per_step() - 1) / c.rows_per_step();
-  const int64_t room = kPartialFloats / (s.cols > 0 ? s.cols : 1);
-  blocks = blocks < room ? blocks : room;
+  const int64_t most = kPartialFloats / (s.cols > 0 ? s.cols : 1);
+  blocks = blocks < most ? blocks : most;
   blocks = blocks < steps ? blocks : steps;
   c.blocks = int(blocks > 1 ? blocks : 1);
   return c;
@@ -195,23 +228,27 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
 // The most rows of sums that any call with these sizes leaves behind, whatever its alignment and operands.
 constexpr int64_t most_partial_rows(int64_t rows, int64_t cols, DType s, SmLimits sm) {
   int64_t most = 0;
-  for (const bool aligned : {false, true}) {
-    const RmsNormBackwardShape shape{.rows = rows, .cols = cols, .s = s, .dy = s, .aligned = aligned};
-    const int64_t blocks = pick_rmsnorm_backward_config(shape, sm).blocks;
-    most = blocks > most ? blocks : most;
-  }
+  for (const bool aligned : {false, true})
+    for (const bool rare : {false, true})
+      for (const DType dy : {DType::f32, DType::bf16}) {
+        const RmsNormBackwardShape shape{
+            .rows = rows, .cols = cols, .s = s, .dy = dy, .aligned = aligned, .rare = rare};
+        const int64_t blocks = pick_rmsnorm_backward_config(shape, sm).blocks;
+        most = blocks > most ? blocks : most;
+      }
   return most;
 }
 
 // The forward pass under a given configuration: what benches and tests compare. It must fit the operands.
 struct RmsNormTuning {
   RmsNormConfig config;
-  bool overlap = true;  // programmatic dependent launch
+  bool overlap = true;   // programmatic dependent launch
+  bool prefetch = true;  // and the first blocks' rows asked for meanwhile
 };
 
 struct RmsNormBackwardTuning {
   RmsNormBackwardConfig config;
-  bool overlap = true;
+  bool overlap = true, prefetch = true;
 };
 
 }  // namespace ingot::cuda
