@@ -188,12 +188,13 @@ EXPORT int ingot_bench_mlp_backward(const char* dtype, int64_t rows, int64_t dep
 }
 
 // --- rotations: x, y (tokens, heads, d) without gaps, tables (table_rows, half). config: null for the default, or
-// {vectors, lanes, threads, iterations, overlap, evict_first}.
+// {vectors, lanes, threads, iterations, overlap, evict_first, vectors a lane, early}.
 namespace {
 cuda::RopeTuning rope_tuning(const int* c) {
-  return {.config = {.vectors = c[0] != 0, .lanes = c[1], .threads = c[2], .iterations = c[3]},
+  return {.config = {.vectors = c[0] != 0, .lanes = c[1], .threads = c[2], .iterations = c[3], .per_lane = c[6]},
           .overlap = c[4] != 0,
-          .evict_first = c[5]};
+          .evict_first = c[5],
+          .early = c[7]};
 }
 template <class Op>
 void add_table(Op& a, void* positions, void* cos, void* sin, int64_t tokens, int64_t half, int64_t table_rows) {
@@ -263,7 +264,7 @@ EXPORT int ingot_bench_qk_norm_rope_backward(const char* dtype, void* x, void* d
 
 // --- the gate: layout 0: two tensors; 1: one of 2H columns, gate first (up is left out); 2: the same, up first; 3:
 // interleaved. Forward where dh is null. config: null for the default, or {vectors, units_per_thread, threads, overlap,
-// evict_first}.
+// evict_first, early}.
 EXPORT int ingot_bench_gate(const char* dtype, void* gate, void* up, void* h, void* dh, void* dgate, void* dup,
                             int64_t rows, int64_t hidden, int64_t layout, double limit, double alpha, double up_offset,
                             const int* config, void* stream) {
@@ -282,7 +283,8 @@ EXPORT int ingot_bench_gate(const char* dtype, void* gate, void* up, void* h, vo
     if (config != nullptr)
       tuning = {.config = {.vectors = config[0] != 0, .units_per_thread = config[1], .threads = config[2]},
                 .overlap = config[3] != 0,
-                .evict_first = config[4]};
+                .evict_first = config[4],
+                .early = config[5]};
     if (dh == nullptr) {
       const SwigluGate a{.gate = g, .up = u, .h = Tensor(h, t, {rows, hidden}, kGpu), .options = options};
       return config != nullptr ? cuda::swiglu_gate_with(a, tuning, {stream}) : swiglu_gate(a, {stream});

@@ -163,7 +163,7 @@ def measure(case, native, l2_bytes, copy_tbps, liger):
 def sweep_case(case, native, l2_bytes):
     buffers = Buffers(case, l2_bytes)
     error, tolerance = check(buffers, native)
-    configs = [[1, units, threads, 1, evict] for units in (1, 2, 4) for threads in (128, 256, 512) for evict in (0, 1)] if not case.act else []
+    configs = [[1, units, threads, 1, 1, early] for units in (1, 2, 4) for threads in (128, 256, 512) for early in (0, 1)] if not case.act else []
     return sweep(buffers, native, configs), error, tolerance
 
 

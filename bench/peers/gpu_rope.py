@@ -187,12 +187,15 @@ def measure(case, native, l2_bytes, copy_tbps, liger):
 
 
 def configurations(case):
-    """Every way of spreading the heads that fits, as libingot_bench's six integers."""
-    lanes = -(-case.d * DTYPES[case.dtype].itemsize // 32)
+    """Every way of spreading the heads that fits, as libingot_bench's eight integers."""
+    vectors = -(-case.d * DTYPES[case.dtype].itemsize // 16)
+    lanes = -(-vectors // 2)
     for threads in (64, 128, 256):
         for iterations in (1, 2, 4, 8, 16) if case.norm else (1,):
             for overlap, evict_first in ((1, 1),) if case.norm else ((1, 0), (1, 1)):
-                yield [1, lanes, threads, iterations, overlap, evict_first]
+                yield [1, lanes, threads, iterations, overlap, evict_first, 2, -1]
+                if vectors & (vectors - 1) == 0 and not case.norm:
+                    yield [1, vectors, threads, 1, overlap, evict_first, 1, -1]
 
 
 def sweep_case(case, native, l2_bytes):

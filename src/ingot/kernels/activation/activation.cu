@@ -1,78 +1,92 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/early_start.h"
 #include "ingot/gpu/tile/row_units.cuh"
 #include "ingot/gpu/tile/vec.cuh"
-#include "ingot/kernels/activation/activation.h"
+#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/activation/gelu.cuh"
 
 namespace ingot::cuda {
 namespace {
 
 // From here on nothing that was written can still be in L2 when it is read next (50 to 60 MB on Hopper).
 constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
-constexpr int kThreads = 256, kVecs = 2;  // per thread
+constexpr int kThreads = 256;
 
 struct Params {
   tile::Rows dy, x, y;  // y: or dx
   tile::RowUnits units;
   Act act;  // of the kernels that take one element at a time
-  bool evict_first;
+  bool evict_first, early;
 };
 
-template <class F, bool kBackward> __device__ inline float result(float x, float dy) {
-  if constexpr (kBackward)
-    return dy * F::template slope<float>(x);
-  else
+// f32 is computed as the CPU does. For 16-bit results exponentials come from the special function unit, and errors stay
+// below a hundredth of the rounding: for softplus that takes a better logarithm than Approximate's.
+template <class F, class T> __device__ inline float value_of(float x) {
+  if constexpr (sizeof(T) == 4)
     return F::template value<float>(x);
+  else if constexpr (F::name == Gelu::name)
+    return detail::gelu_value(x);
+  else if constexpr (F::name == Softplus::name)
+    return detail::fast_relu(x) + detail::log1p_of_unit_8(detail::fast_exp2(fabsf(x) * -detail::kLog2e));
+  else
+    return F::value(Approximate(x)).v;
+}
+template <class F, class T> __device__ inline float slope_of(float x) {
+  if constexpr (sizeof(T) == 4)
+    return F::template slope<float>(x);
+  else if constexpr (F::name == Gelu::name)
+    return detail::gelu_slope(x);
+  else
+    return F::slope(Approximate(x)).v;
+}
+template <class F, class T, bool kBackward> __device__ inline float result(float x, float dy) {
+  if constexpr (kBackward)
+    return dy * slope_of<F, T>(x);
+  else
+    return value_of<F, T>(x);
 }
 
+// One vector a thread: more under way at a time is slower (docs/measured-facts.md).
 template <class F, class T, bool kBackward>
 __global__ void __launch_bounds__(kThreads) activate_vectors(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t first = blockIdx.x * kThreads * kVecs + threadIdx.x;
-  tile::Vec<T, N> x[kVecs], dy[kVecs];
+  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
+  if (i >= p.units.units) return;
+  const tile::Division place = tile::place_of(p.units, i);
+  tile::Vec<T, N> x, dy;
+  tile::load(x, tile::at<const T, N>(p.x, place));
+  if constexpr (kBackward) tile::load(dy, tile::at<const T, N>(p.dy, place));
+  float value[N], upstream[N];
+  tile::to_float(x, value);
+  tile::to_float(dy, upstream);
 #pragma unroll
-  for (int k = 0; k < kVecs; ++k) {
-    const uint32_t i = first + k * kThreads;
-    if (i >= p.units.units) continue;
-    const tile::Division place = tile::place_of(p.units, i);
-    tile::load_streaming(x[k], tile::at<const T, N>(p.x, place));
-    if constexpr (kBackward) tile::load_streaming(dy[k], tile::at<const T, N>(p.dy, place));
-  }
-#pragma unroll
-  for (int k = 0; k < kVecs; ++k) {
-    const uint32_t i = first + k * kThreads;
-    if (i >= p.units.units) continue;
-    float value[N], upstream[N];
-    tile::to_float(x[k], value);
-    tile::to_float(dy[k], upstream);
-#pragma unroll
-    for (int n = 0; n < N; ++n) value[n] = result<F, kBackward>(value[n], upstream[n]);
-    tile::store(tile::at<T, N>(p.y, tile::place_of(p.units, i)), tile::from_float<T>(value), p.evict_first);
-  }
+  for (int n = 0; n < N; ++n) value[n] = result<F, T, kBackward>(value[n], upstream[n]);
+  tile::store(tile::at<T, N>(p.y, place), tile::from_float<T>(value), p.evict_first);
 }
 
 // The activation is the same for the whole grid: one kernel serves all where speed is not the point.
-template <bool kBackward, class... Fs>
+template <class T, bool kBackward, class... Fs>
 __device__ inline float any_result(Act act, float x, float dy, ActivationList<Fs...>) {
   int i = 0;
   float y = 0;
-  const bool known = ((int(act) == i++ && (y = result<Fs, kBackward>(x, dy), true)) || ...);
+  const bool known = ((int(act) == i++ && (y = result<Fs, T, kBackward>(x, dy), true)) || ...);
   return known ? y : __int_as_float(0x7fffffff);
 }
 
 // Any alignment, any length.
 template <class T, bool kBackward>
 __global__ void __launch_bounds__(kThreads) activate_elements(const __grid_constant__ Params p) {
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= p.units.units) return;
   const tile::Division place = tile::place_of(p.units, i);
   const float x = tile::to_float(*tile::at<const T, 1>(p.x, place));
   const float dy = kBackward ? tile::to_float(*tile::at<const T, 1>(p.dy, place)) : 0.f;
-  *tile::at<T, 1>(p.y, place) = tile::from_float<T>(any_result<kBackward>(p.act, x, dy, Activations{}));
+  *tile::at<T, 1>(p.y, place) = tile::from_float<T>(any_result<T, kBackward>(p.act, x, dy, Activations{}));
 }
 
 // --- host ------------------------------------------------------------------------------------------------------------
@@ -108,7 +122,7 @@ void launch(const char* op, Act act, const Tensor& dy, const Tensor& x, const Te
   Params p{};
   p.act = act;
   p.evict_first = x.bytes() > kEvictFirstBytes;
-  const int64_t step = vectors ? per_vec : 1, per_block = vectors ? kThreads * kVecs : kThreads;
+  const int64_t step = vectors ? per_vec : 1;
   const int64_t rows = one_row ? 1 : x.rows(), cols = x.numel() / rows;
   tile::for_each_launch(rows, cols / step, one_row, [&](int64_t row, int64_t unit, const tile::RowUnits& units) {
     const auto from_here = [&](const Tensor& t) {
@@ -116,12 +130,9 @@ void launch(const char* op, Act act, const Tensor& dy, const Tensor& x, const Te
     };
     p.dy = from_here(dy), p.x = from_here(x), p.y = from_here(y);
     p.units = units;
-    gpu::launch(op, kernel,
-                {.grid = (units.units + per_block - 1) / per_block,
-                 .block = kThreads,
-                 .overlap = true,
-                 .device = x.device.index},
-                stream, p);
+    const int64_t grid = (units.units + kThreads - 1) / kThreads;
+    p.early = tile::starts_next_early(kThreads * step * size_of(x.dtype) * (kBackward ? 3 : 2));
+    gpu::launch(op, kernel, {.grid = grid, .block = kThreads, .overlap = true, .device = x.device.index}, stream, p);
   });
 }
 

@@ -8,6 +8,7 @@
 #include "ingot/core/cpu.h"
 #include "ingot/core/thread_pool.h"
 #include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/activation/gelu.cuh"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -96,6 +97,22 @@ TEST(Activation, ApproximateFormsKeepTwelveBitsInBothTails) {
     for (double x : {kInf, -kInf}) EXPECT_FALSE(std::isnan(slope(float(x)))) << f.name;
     EXPECT_TRUE(std::isnan(value(float(kNan)))) << f.name;
   });
+}
+
+TEST(Activation, TheOneExponentialGeluKeepsItsLeftTail) {
+  for (double at = -13; at < 13; at += 0.00093) {
+    const float x = float(at);
+    const double d = x, value = Gelu::value(d), slope = Gelu::slope(d), u = testing::roundoff(DType::f32);
+    // The exponent is off by some roundings; the slope changes sign, and its terms cancel there.
+    const double relative = 1.5e-6 + 2 * u * d * d;
+    EXPECT_NEAR(detail::gelu_value(x), value, relative * std::abs(value) + 1e-37) << x;
+    EXPECT_NEAR(detail::gelu_slope(x), slope, relative * std::abs(slope) + (std::abs(d) < 4 ? 4e-7 : 1e-37)) << x;
+  }
+  for (double x : {kInf, -kInf}) {
+    EXPECT_EQ(detail::gelu_value(float(x)), Gelu::value(x));
+    EXPECT_EQ(detail::gelu_slope(float(x)), Gelu::slope(x));
+  }
+  EXPECT_TRUE(std::isnan(detail::gelu_value(float(kNan))) && std::isnan(detail::gelu_slope(float(kNan))));
 }
 
 TEST(Activation, TheOneExponentialSoftplusOfF32IsAsGoodAsF32) {

@@ -3,6 +3,7 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/divide.cuh"
+#include "ingot/gpu/tile/early_start.h"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
@@ -37,8 +38,13 @@ struct Params {
   tile::Divisor by_lanes, by_heads, by_slots, by_chunks, by_rows;
   uint32_t slices, rows, iterations;
   float sign, eps, inverse_dim;  // sign: the direction of the pass included
-  bool normalise, interleaved, evict_first;
+  bool normalise, interleaved, evict_first, early;
+  bool in_place;  // and no norm: what does not turn is left where it is
 };
+
+__device__ inline float rstd_of(float sum_of_squares, const Params& p) {
+  return __frsqrt_rn(sum_of_squares * p.inverse_dim + p.eps);
+}
 
 // --- two vectors of a head -------------------------------------------------------------------------------------------
 
@@ -118,6 +124,11 @@ template <class T> using Pair = tile::Vec<T, 16 / int(sizeof(T))>[2];
 
 // From and to where vector a lies.
 template <class T> __device__ inline void load_pair(Pair<T>& v, const T* a, const Place& at) {
+  if (at.a_ok) tile::load(v[0], a);
+  if (at.b_ok) tile::load(v[1], a + (at.b - at.a));
+}
+// The same, leaving L1 to the table.
+template <class T> __device__ inline void load_pair_streaming(Pair<T>& v, const T* a, const Place& at) {
   if (at.a_ok) tile::load_streaming(v[0], a);
   if (at.b_ok) tile::load_streaming(v[1], a + (at.b - at.a));
 }
@@ -131,11 +142,12 @@ template <class T, int N> __device__ inline void to_floats(const Pair<T>& v, flo
   tile::to_float(v[1], b);
 }
 
-// y = R x: one head a thread group.
+// y = R x: one head a thread group. The angles make 45 registers, and 40 (six blocks of 256 threads) are 1.5 % faster;
+// with 32 there are spills, and it is slower again.
 template <class T, bool kInterleaved>
-__global__ void __launch_bounds__(kRopeThreads, 4) rotate_heads(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kRopeThreads, 6) rotate_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
   if (unit >= p.units) return;
@@ -144,7 +156,7 @@ __global__ void __launch_bounds__(kRopeThreads, 4) rotate_heads(const __grid_con
   const int64_t token = p.first_token + head.quotient;
 
   Pair<T> x;
-  load_pair<T>(x, row_of<const T>(p.x, token, head.remainder) + at.a, at);
+  load_pair_streaming<T>(x, row_of<const T>(p.x, token, head.remainder) + at.a, at);
   float a[N], b[N];
   if (at.turns) {
     Angles<N> angles;
@@ -157,8 +169,55 @@ __global__ void __launch_bounds__(kRopeThreads, 4) rotate_heads(const __grid_con
   store_pair<T>(p, row_of<T>(p.y, token, head.remainder) + at.a, at, a, b);
 }
 
-__device__ inline float rstd_of(float sum_of_squares, const Params& p) {
-  return __frsqrt_rn(sum_of_squares * p.inverse_dim + p.eps);
+// --- one vector a thread: a head lies over its lanes as it lies in memory --------------------------------------------
+
+// Whole lines of memory at a time, whatever part of a head turns. Half-split pairs meet by shuffles, so that y may
+// replace x.
+template <class T, bool kInterleaved>
+__global__ void __launch_bounds__(kRopeThreads) turn_rows(const __grid_constant__ Params p) {
+  constexpr int N = 16 / int(sizeof(T)), kAngles = kInterleaved ? N / 2 : N;
+  if (p.early) ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
+  const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
+  const int64_t token = p.first_token + head.quotient;
+  const uint32_t at = lane.remainder * N;
+  const bool turns = at < 2 * p.half, first = at < p.half;
+  const bool here = unit < p.units && at < p.head_dim && (turns || !p.in_place);
+
+  tile::Vec<T, N> x;
+  if (here) tile::load_streaming(x, row_of<const T>(p.x, token, head.remainder) + at);
+  float cos[kAngles] = {}, sin[kAngles] = {};
+  if (here && turns) {
+    const int64_t row = int64_t(p.positions[token]) * p.half;
+    const uint32_t pair = kInterleaved ? at / 2 : first ? at : at - p.half;
+    tile::Vec<float, kAngles> c, s;
+    tile::load(c, p.cos + row + pair);
+    tile::load(s, p.sin + row + pair);
+    tile::to_float(c, cos);
+    tile::to_float(s, sin);
+  }
+  float a[N];
+  if constexpr (kInterleaved) {
+    tile::to_float(x, a);
+    if (turns)
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) turn(a[2 * i], a[2 * i + 1], cos[i], p.sign * sin[i]);
+  } else {
+    const uint32_t away = p.half / N, self = threadIdx.x % 32;
+    const uint32_t from = !turns ? self : first ? self + away : self - away;
+    tile::Vec<T, N> other;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) other.word[0][i] = __shfl_sync(~0u, x.word[0][i], int(from));
+    float b[N];
+    tile::to_float(x, a);
+    tile::to_float(other, b);
+    const float sign = first ? -p.sign : p.sign;
+    if (turns)
+#pragma unroll
+      for (int i = 0; i < N; ++i) a[i] = a[i] * cos[i] + sign * sin[i] * b[i];
+  }
+  if (here) tile::store(row_of<T>(p.y, token, head.remainder) + at, tile::from_float<T>(a), p.evict_first);
 }
 
 // --- with a norm: a thread keeps its place in a head and walks from token to token -----------------------------------
@@ -202,7 +261,7 @@ __device__ inline void keep_dgain(const Params& p, const Walk& w, float dgain) {
 template <class T, bool kInterleaved, bool kBackward>
 __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const Walk w = walk_of(p);
   const Place at = place_of<N, kInterleaved>(p, w.lane);
@@ -285,7 +344,7 @@ __device__ inline void for_each_element(const Params& p, int64_t token, uint32_t
 }
 
 template <class T> __global__ void __launch_bounds__(kRopeThreads) rotate_elements(const __grid_constant__ Params p) {
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
   const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
@@ -360,7 +419,7 @@ __device__ inline void backward_element_head(const Params& p, int64_t token, boo
 }
 
 template <class T> __global__ void __launch_bounds__(kRopeThreads) backward_elements(const __grid_constant__ Params p) {
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const Walk w = walk_of(p);
   float dgain = 0;
@@ -440,19 +499,23 @@ template <class Use> auto with_cuda_float_type(const char* op, DType t, Use&& us
 template <class T> Kernel pick_kernel(const RopeShape& s, const RopeConfig& c) {
   if (!c.vectors) return s.backward ? backward_elements<T> : rotate_elements<T>;
   if (s.backward) return s.interleaved ? walk_heads<T, true, true> : walk_heads<T, false, true>;
+  if (!s.norm && c.per_lane == 1) return s.interleaved ? turn_rows<T, true> : turn_rows<T, false>;
   if (s.norm) return s.interleaved ? walk_heads<T, true, false> : walk_heads<T, false, false>;
   return s.interleaved ? rotate_heads<T, true> : rotate_heads<T, false>;
 }
 
 void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
-  const bool power = (c.lanes & (c.lanes - 1)) == 0 && c.lanes <= 32;
-  INGOT_CHECK(c.lanes >= 1 && c.lanes <= c.threads && ((c.vectors && !s.norm) || power), op, ": found ", c.lanes,
-              " lanes, expected at most ", c.threads, ", and a power of two up to 32 where they sum");
+  const bool power = (c.lanes & (c.lanes - 1)) == 0 && c.lanes <= 32, rows = c.per_lane == 1;
+  INGOT_CHECK(c.lanes >= 1 && c.lanes <= c.threads && ((c.vectors && !s.norm && !rows) || power), op, ": found ",
+              c.lanes, " lanes, expected at most ", c.threads,
+              ", and a power of two up to 32 where they exchange numbers");
   INGOT_CHECK(c.threads >= 32 && c.threads <= kRopeThreads && c.threads % 32 == 0, op, ": found ", c.threads,
               " threads, expected whole warps up to ", kRopeThreads);
   if (!c.vectors) return;
-  INGOT_CHECK(pick_rope_config(s).vectors && c.lanes >= rope_head_lanes(s), op, ": found ", c.lanes,
-              " lanes of vectors, expected ", rope_head_lanes(s), " and operands that whole vectors reach");
+  const int64_t least = rows ? rope_row_vectors(s) : rope_head_lanes(s);
+  INGOT_CHECK(pick_rope_config(s).vectors && c.lanes >= least, op, ": found ", c.lanes, " lanes of vectors, expected ",
+              least, " and operands that whole vectors reach");
+  INGOT_CHECK(!rows || !s.norm, op, ": found one vector a lane, expected two with a norm");
 }
 
 // What all passes share.
@@ -471,7 +534,7 @@ template <class Op> Params params_of(const Op& a, const Tensor& y, const RopeSha
   p.lanes = uint32_t(c.lanes), p.turning_lanes = c.vectors ? uint32_t(rope_turning_lanes(s)) : 0;
   p.passing_lanes = c.vectors ? uint32_t(rope_head_lanes(s) - rope_turning_lanes(s)) : 0;
   p.by_lanes = tile::Divisor(p.lanes), p.by_heads = tile::Divisor(p.heads);
-  p.sign = float(a.sign), p.interleaved = a.interleaved;
+  p.sign = float(a.sign), p.interleaved = a.interleaved, p.in_place = s.in_place && !s.norm;
   p.evict_first = tuning.evict_first < 0 ? a.x.numel() * size_of(a.x.dtype) > kEvictFirstBytes : tuning.evict_first > 0;
   return p;
 }
@@ -496,10 +559,10 @@ void launch_walk(const char* op, Kernel kernel, Params& p, const RopeShape& s, c
   p.by_slots = tile::Divisor(uint32_t(cut.slots)), p.by_chunks = tile::Divisor(uint32_t(cut.chunks));
   p.by_rows = tile::Divisor(p.rows);
   for (HeadRows* r : {&p.x, &p.dy, &p.y}) r->step = r->token * cut.rows;
-  gpu::launch(
-      op, kernel,
-      {.grid = cut.slices * cut.chunks, .block = tuning.config.threads, .overlap = tuning.overlap, .device = device},
-      stream, p);
+  const int64_t grid = cut.slices * cut.chunks;
+  p.early = tuning.early != 0;
+  gpu::launch(op, kernel, {.grid = grid, .block = tuning.config.threads, .overlap = tuning.overlap, .device = device},
+              stream, p);
 }
 
 void launch_forward(const char* op, Params& p, const RopeShape& s, const RopeTuning& tuning, int device,
@@ -514,11 +577,10 @@ void launch_forward(const char* op, Params& p, const RopeShape& s, const RopeTun
   for (; p.first_token < s.tokens; p.first_token += most) {
     const int64_t units = std::min(most, s.tokens - p.first_token) * per_token;
     p.units = uint32_t(units);
-    gpu::launch(op, kernel,
-                {.grid = ceil_divide(units, tuning.config.threads),
-                 .block = tuning.config.threads,
-                 .overlap = tuning.overlap,
-                 .device = device},
+    const int64_t grid = ceil_divide(units, tuning.config.threads);
+    const int64_t bytes = 2 * s.tokens * s.heads * s.head_dim * size_of(s.dtype) / grid;
+    p.early = tuning.early < 0 ? tile::starts_next_early(bytes) : tuning.early > 0;
+    gpu::launch(op, kernel, {.grid = grid, .block = tuning.config.threads, .overlap = tuning.overlap, .device = device},
                 stream, p);
   }
 }

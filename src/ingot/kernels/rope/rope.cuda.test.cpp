@@ -40,8 +40,8 @@ TEST(RopeConfig, HoldsEveryHeadAndKeepsToTheHardwaresLimits) {
               const auto c = cuda::pick_rope_config(s);
               EXPECT_TRUE(c.threads % 32 == 0 && c.threads <= cuda::kRopeThreads);
               EXPECT_TRUE(c.lanes >= 1 && c.lanes <= c.threads);
-              if (c.vectors) EXPECT_GE(c.lanes, cuda::rope_head_lanes(s));
-              if (s.norm || !c.vectors) EXPECT_TRUE((c.lanes & (c.lanes - 1)) == 0 && c.lanes <= 32);
+              if (c.vectors) EXPECT_GE(c.lanes, c.per_lane == 1 ? cuda::rope_row_vectors(s) : cuda::rope_head_lanes(s));
+              if (s.norm || !c.vectors || c.per_lane == 1) EXPECT_TRUE((c.lanes & (c.lanes - 1)) == 0 && c.lanes <= 32);
               if (!s.backward) continue;
               const auto cut = cuda::pick_rope_slices(c, tokens, heads);
               EXPECT_LE(cut.slots * cut.rows * c.lanes, c.threads);
@@ -345,6 +345,32 @@ TEST_F(RopeCuda, GivesTheSameUnderEveryConfigurationThatFits) {
             check_against_fp64(o, dgain);
             if (HasFailure()) return;
           }
+}
+
+TEST_F(RopeCuda, GivesTheSameWithOneVectorALane) {
+  const Case some[] = {{.tokens = 50, .heads = 6, .d = 64, .rotary = 64},
+                       {.tokens = 31, .heads = 9, .d = 128, .rotary = 64, .type = DType::f32, .interleaved = true},
+                       {.tokens = 33, .heads = 3, .d = 128, .rotary = 96},
+                       {.tokens = 17, .heads = 5, .d = 32, .rotary = 24, .type = DType::f32},
+                       {.tokens = 31, .heads = 5, .d = 80, .rotary = 48, .type = DType::f16}};
+  for (const Case& c : some)
+    for (int lanes : {8, 16, 32})
+      for (int threads : {32, 96, 256}) {
+        const cuda::RopeShape s{.head_dim = c.d, .dtype = c.type};
+        if (lanes < cuda::rope_row_vectors(s)) continue;
+        Operands o(c);
+        const cuda::RopeTuning tuning{.config = {.lanes = lanes, .threads = threads, .per_lane = 1},
+                                      .evict_first = threads == 96};
+        SCOPED_TRACE(::testing::Message() << c << " lanes " << lanes << " threads " << threads);
+        const auto dgain = values(o.dgain.host());
+        o.upload();
+        o.run();  // under the default, for what this configuration is not for
+        cuda::rope_with(o.rope_op(o.x, o.rotated), tuning, {});
+        cuda::rope_backward_with(o.rope_op(o.dy, o.back), tuning, {});
+        o.download();
+        check_against_fp64(o, dgain);
+        if (HasFailure()) return;
+      }
 }
 #endif
 

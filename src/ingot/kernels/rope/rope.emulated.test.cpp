@@ -83,9 +83,10 @@ void check(const Case& c, const cuda::RopeTuning& tuning) {
                                     << tuning.config.vectors << " iterations " << tuning.config.iterations << " lanes "
                                     << tuning.config.lanes);
   Operands got(c, c.type), want(c, DType::f64);
-  cuda::qk_norm_rope_with(got.op(), tuning, {});
+  const bool rows = tuning.config.per_lane == 1;  // which norms do not have
+  cuda::qk_norm_rope_with(got.op(), rows ? cuda::default_rope_tuning(got.op()) : tuning, {});
   qk_norm_rope(want.op(), {});
-  cuda::qk_norm_rope_backward_with(got.backward_op(), tuning, {});
+  cuda::qk_norm_rope_backward_with(got.backward_op(), rows ? cuda::default_rope_tuning(got.backward_op()) : tuning, {});
   qk_norm_rope_backward(want.backward_op(), {});
   if (c.rotary) cuda::rope_with(got.rope_op(), tuning, {});
   if (c.rotary) rope(want.rope_op(), {});
@@ -113,6 +114,18 @@ TEST(RopeEmulated, EveryConfigurationAgreesWithTheFp64Loop) {
       for (int iterations : {1, 3, 100})
         check(c, {.config = {.lanes = c.type == DType::f32 ? 8 : 4, .threads = threads, .iterations = iterations},
                   .evict_first = iterations == 1});
+}
+
+TEST(RopeEmulated, OneVectorALaneAgreesWithTheFp64Loop) {
+  const Case some[] = {{7, 3, 32, 32, 0, DType::bf16},
+                       {5, 5, 48, 16, 8, DType::f32, true},
+                       {3, 2, 40, 40, 0, DType::bf16, true, false},
+                       {6, 2, 48, 16, 0, DType::f16, false, true, false},
+                       {4, 9, 16, 0, 0, DType::f32}};
+  for (const Case& c : some)
+    for (int threads : {32, 96})
+      check(c, {.config = {.lanes = c.type == DType::f32 ? 16 : 8, .threads = threads, .per_lane = 1},
+                .evict_first = threads == 32});
 }
 
 TEST(RopeEmulated, ElementsServeWhatVectorsDoNotReach) {

@@ -13,11 +13,13 @@ struct QkNormRopeBackward;
 namespace ingot::cuda {
 
 // A head of D dimensions is held by `lanes` threads, two 16-byte vectors each: for half-split pairs one of either half.
+// Or, without a norm, one each, side by side.
 struct RopeConfig {
   bool vectors = true;  // false: elements one by one, any alignment, dimensions and strides
-  int lanes = 8;        // with a norm or without vectors a power of two, at most 32
+  int lanes = 8;        // with a norm, without vectors or with one a lane a power of two, at most 32
   int threads = 128;    // per block
   int iterations = 1;   // with a norm: tokens a thread takes one after the other, at least
+  int per_lane = 2;     // vectors
   bool operator==(const RopeConfig&) const = default;
 };
 
@@ -45,6 +47,7 @@ constexpr int64_t rope_head_lanes(const RopeShape& s) {
   const int64_t n = 16 / size_of(s.dtype);
   return rope_turning_lanes(s) + (s.in_place && !s.norm ? 0 : ceil_divide(s.head_dim - 2 * s.half, 2 * n));
 }
+constexpr int64_t rope_row_vectors(const RopeShape& s) { return s.head_dim * size_of(s.dtype) / 16; }
 
 constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
   const int64_t n = 16 / size_of(s.dtype);
@@ -63,7 +66,13 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
     c.lanes = 1;
     while (c.lanes < 32 && 2 * c.lanes < s.head_dim) c.lanes *= 2;
   }
-  if (!s.norm) return c;
+  if (!s.norm) {
+    // What turns and what passes through in whole lines of memory.
+    const int64_t row = rope_row_vectors(s);
+    if (c.vectors && 2 * s.half < s.head_dim && !s.in_place && row <= 32 && (row & (row - 1)) == 0)
+      c.per_lane = 1, c.lanes = int(row), c.threads = s.interleaved ? 256 : 128;
+    return c;
+  }
   c.threads = s.backward ? 128 : 64;
   // As many as leave every SM two rounds of blocks, up to four: more make the last round too long.
   while (c.iterations < 4 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 1024 * 4 * c.iterations) c.iterations *= 2;
@@ -107,6 +116,7 @@ struct RopeTuning {
   RopeConfig config;
   bool overlap = true;   // programmatic dependent launch
   int evict_first = -1;  // stores of y: 1 yes, 0 no, -1 by size
+  int early = -1;        // the next kernel is let in at once: 1 yes, 0 no, -1 by size
 };
 void rope_with(const Rope& a, const RopeTuning& tuning, Stream stream);
 void rope_backward_with(const Rope& a, const RopeTuning& tuning, Stream stream);

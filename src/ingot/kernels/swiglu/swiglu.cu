@@ -4,6 +4,7 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/tile/early_start.h"
 #include "ingot/gpu/tile/row_units.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/swiglu/swiglu.h"
@@ -19,7 +20,7 @@ struct Params {
   tile::Rows gate, up, h, dgate, dup;  // h: or dh. Interleaved: gate and dgate hold both, up and dup nothing.
   tile::RowUnits units;
   float limit, alpha, up_offset;  // limit is infinite where there is no clamp
-  bool evict_first;
+  bool evict_first, early;
 };
 
 // --- one element -----------------------------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ template <bool kExact> __device__ inline Gradient gradient(const Params& p, floa
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
   tile::Vec<T, N> gate[K], up[K];
@@ -77,8 +78,8 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves(const __grid_co
     const uint32_t i = first + k * blockDim.x;
     if (i >= p.units.units) continue;
     const tile::Division place = tile::place_of(p.units, i);
-    tile::load_streaming(gate[k], tile::at<const T, N>(p.gate, place));
-    tile::load_streaming(up[k], tile::at<const T, N>(p.up, place));
+    tile::load(gate[k], tile::at<const T, N>(p.gate, place));
+    tile::load(up[k], tile::at<const T, N>(p.up, place));
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -97,14 +98,14 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves(const __grid_co
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
   tile::Vec<T, N> both[K];
 #pragma unroll
   for (int k = 0; k < K; ++k)
     if (const uint32_t i = first + k * blockDim.x; i < p.units.units)
-      tile::load_streaming(both[k], tile::at<const T, N>(p.gate, tile::place_of(p.units, i)));
+      tile::load(both[k], tile::at<const T, N>(p.gate, tile::place_of(p.units, i)));
 #pragma unroll
   for (int k = 0; k < K; ++k) {
     const uint32_t i = first + k * blockDim.x;
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved(const __gr
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
   tile::Vec<T, N> gate[K], up[K], dh[K];
@@ -129,9 +130,9 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const 
     const uint32_t i = first + k * blockDim.x;
     if (i >= p.units.units) continue;
     const tile::Division place = tile::place_of(p.units, i);
-    tile::load_streaming(gate[k], tile::at<const T, N>(p.gate, place));
-    tile::load_streaming(up[k], tile::at<const T, N>(p.up, place));
-    tile::load_streaming(dh[k], tile::at<const T, N>(p.h, place));
+    tile::load(gate[k], tile::at<const T, N>(p.gate, place));
+    tile::load(up[k], tile::at<const T, N>(p.up, place));
+    tile::load(dh[k], tile::at<const T, N>(p.h, place));
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const 
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved_backward(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
   tile::Vec<T, N> both[K];
@@ -165,8 +166,8 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved_backward(c
     const uint32_t i = first + k * blockDim.x;
     if (i >= p.units.units) continue;
     const tile::Division place = tile::place_of(p.units, i);
-    tile::load_streaming(both[k], tile::at<const T, N>(p.gate, place));
-    tile::load_streaming(dh[k], tile::at<const T, N / 2>(p.h, place));
+    tile::load(both[k], tile::at<const T, N>(p.gate, place));
+    tile::load(dh[k], tile::at<const T, N / 2>(p.h, place));
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
@@ -197,7 +198,7 @@ __device__ inline GateAndUp<T> elements(const tile::Rows& gate, const tile::Rows
 
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements(const __grid_constant__ Params p) {
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
 #pragma unroll
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements(const __grid_
 
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements_backward(const __grid_constant__ Params p) {
-  ptx::let_next_kernel_start();
+  if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
 #pragma unroll
@@ -310,11 +311,10 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
     p.dgate = from_here(o.dgate, gate_step), p.dup = from_here(o.dup, gate_step);
     p.units = units;
     const int64_t per_block = int64_t(c.threads) * c.units_per_thread;
-    gpu::launch(op, kernel,
-                {.grid = (units.units + per_block - 1) / per_block,
-                 .block = c.threads,
-                 .overlap = tuning.overlap,
-                 .device = o.h.device.index},
+    const int64_t grid = (units.units + per_block - 1) / per_block;
+    const int64_t bytes = per_block * h_step * size_of(s.dtype) * (backward ? 5 : 3);
+    p.early = tuning.early < 0 ? tile::starts_next_early(bytes) : tuning.early > 0;
+    gpu::launch(op, kernel, {.grid = grid, .block = c.threads, .overlap = tuning.overlap, .device = o.h.device.index},
                 stream, p);
   });
 }

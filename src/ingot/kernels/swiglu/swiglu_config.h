@@ -15,7 +15,7 @@ namespace ingot::cuda {
 struct SwigluGateConfig {
   bool vectors = true;       // 16 bytes of gate at a time; false: element by element, any alignment and length
   int units_per_thread = 1;  // vectors or elements: 1, 2 or 4
-  int threads = 128;         // per block
+  int threads = 256;         // per block
   bool operator==(const SwigluGateConfig&) const = default;
 };
 
@@ -34,8 +34,9 @@ constexpr SwigluGateConfig pick_swiglu_gate_config(const SwigluGateShape& s, int
   SwigluGateConfig c;
   c.vectors = s.aligned && columns % per_vec == 0;
   const int64_t units = c.vectors ? s.rows * columns / per_vec : s.rows * s.cols;
-  // Two units a thread, once there is work for all; the backward pass of two halves has three loads in flight with one.
-  if (!(s.backward && !s.interleaved) && units >= int64_t(sms) * 2048 * 2) c.units_per_thread = 2;
+  // Several units a thread where they are small, once there is work for all.
+  if ((s.interleaved || !c.vectors) && units >= int64_t(sms) * 2048 * 4)
+    c.units_per_thread = s.interleaved && !s.backward ? 4 : 2, c.threads = 128;
   return c;
 }
 
@@ -44,6 +45,7 @@ struct SwigluGateTuning {
   SwigluGateConfig config;
   bool overlap = true;   // programmatic dependent launch
   int evict_first = -1;  // stores: 1 yes, 0 no, -1 by size
+  int early = -1;        // the next kernel is let in at once: 1 yes, 0 no, -1 by size
 };
 void swiglu_gate_with(const SwigluGate& s, const SwigluGateTuning& tuning, Stream stream);
 void swiglu_gate_backward_with(const SwigluGateBackward& s, const SwigluGateTuning& tuning, Stream stream);
