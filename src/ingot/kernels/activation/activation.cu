@@ -1,5 +1,6 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/tile/early_start.h"
 #include "ingot/gpu/tile/row_units.cuh"
 #include "ingot/gpu/tile/vec.cuh"
@@ -20,6 +21,11 @@ struct Params {
   bool evict_first, early;
 };
 
+// Of x = -inf the first factor is finite, so that it does not meet 0; of a NaN the second one is a NaN.
+__device__ inline float fast_silu(float x) {
+  return fmaxf(x, -128.f) * ptx::reciprocal_approx(1 + ptx::exp2_approx(x * -detail::kLog2e));
+}
+
 // f32 is computed as the CPU does. For 16-bit results exponentials come from the special function unit, and errors stay
 // below a hundredth of the rounding: for softplus that takes a better logarithm than Approximate's.
 template <class F, class T> __device__ inline float value_of(float x) {
@@ -27,6 +33,8 @@ template <class F, class T> __device__ inline float value_of(float x) {
     return F::template value<float>(x);
   else if constexpr (F::name == Gelu::name)
     return detail::gelu_value(x);
+  else if constexpr (F::name == Silu::name)
+    return fast_silu(x);
   else if constexpr (F::name == Softplus::name)
     return detail::fast_relu(x) + detail::log1p_of_unit_8(detail::fast_exp2(fabsf(x) * -detail::kLog2e));
   else
