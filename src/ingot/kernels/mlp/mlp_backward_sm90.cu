@@ -136,16 +136,31 @@ Depth cut_depth(int layers, bool activate_last) {
   return d;
 }
 
+// Layers whose values the slopes need, and whether they are formed here.
+int values(const MlpBackward& m) { return int(m.layers.size()) - (m.activate_last ? 0 : 1); }
+bool forms(const MlpBackward& m) { return values(m) > 0 && !(m.saved && m.saved.dtype == m.x.dtype); }
+
+Kernel kernel_of(const MlpBackward& m) {
+  if (forms(m)) return forming_kernel(m.x.dtype, panels(m));
+  if (m.x.dtype == DType::f16)
+    return panels(m) == 2 ? mlp_backward_kernel<f16, 2, false> : mlp_backward_kernel<f16, 1, false>;
+  return panels(m) == 2 ? mlp_backward_kernel<bf16, 2, false> : mlp_backward_kernel<bf16, 1, false>;
+}
+int shared_bytes(const MlpBackward& m) {
+  return int(panels(m) == 2 ? sizeof(SharedMemory<2>) : sizeof(SharedMemory<1>));
+}
+
 // How many clusters run at once: fewer than SMs / size where the size does not divide a processing cluster's SMs.
-template <class T, int kPanels> int clusters_at_once(int device, int size) {
-  static std::atomic<int> known[16][kMaxCluster + 1];
-  std::atomic<int>* at = device < 16 ? &known[device][size] : nullptr;
+int clusters_at_once(const MlpBackward& m, int size) {
+  static std::atomic<int> known[16][8][kMaxCluster + 1];
+  const int device = m.x.device.index;
+  const int which = forms(m) * 4 + (m.x.dtype == DType::bf16) * 2 + panels(m) - 1;
+  std::atomic<int>* at = device < 16 ? &known[device][which][size] : nullptr;
   if (at != nullptr && *at > 0) return *at;
   const gpu::DeviceGuard guard(device);
-  constexpr int kShared = int(sizeof(SharedMemory<kPanels>));
-  gpu::check_cuda(
-      cudaFuncSetAttribute(mlp_backward_kernel<T, kPanels>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
-      "mlp_backward: asking for ", kShared, " bytes of shared memory");
+  const Kernel kernel = kernel_of(m);
+  gpu::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(m)),
+                  "mlp_backward: asking for ", shared_bytes(m), " bytes of shared memory");
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = unsigned(size);
@@ -153,21 +168,14 @@ template <class T, int kPanels> int clusters_at_once(int device, int size) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(unsigned(size));
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kShared;
+  config.dynamicSmemBytes = size_t(shared_bytes(m));
   config.attrs = &attribute;
   config.numAttrs = 1;
   int n = 0;
-  gpu::check_cuda(cudaOccupancyMaxActiveClusters(&n, mlp_backward_kernel<T, kPanels>, &config),
-                  "mlp_backward: clusters of ", size, " at once");
+  gpu::check_cuda(cudaOccupancyMaxActiveClusters(&n, kernel, &config), "mlp_backward: clusters of ", size, " at once");
   INGOT_CHECK(n > 0, "mlp_backward: found no room for a cluster of ", size, " blocks on cuda:", device);
   if (at != nullptr) *at = n;
   return n;
-}
-int clusters_at_once(const MlpBackward& m, int size) {
-  const int device = m.x.device.index;
-  if (m.x.dtype == DType::f16)
-    return panels(m) == 2 ? clusters_at_once<f16, 2>(device, size) : clusters_at_once<f16, 1>(device, size);
-  return panels(m) == 2 ? clusters_at_once<bf16, 2>(device, size) : clusters_at_once<bf16, 1>(device, size);
 }
 
 // The lowest layer of which dz is needed: nothing below it has a gradient to give.
@@ -188,7 +196,7 @@ Tensor matrix(const Tensor& t) {
 // The cut of the work: stages, clusters, and where each layer's partial sums lie.
 struct Cut {
   Depth depth;
-  int clusters = 0, tiles = 0, parts = 0;
+  int clusters = 0, tiles = 0, parts = 0, room = 0;
   int first_part[kMaxLayers] = {}, parts_of[kMaxLayers] = {};
 };
 Cut cut(const MlpBackward& m) {
@@ -196,6 +204,9 @@ Cut cut(const MlpBackward& m) {
   c.tiles = int((m.x.rows() + kTileRows - 1) / kTileRows);
   const int turns = c.depth.stage[0].copies;
   c.clusters = std::min((c.tiles + turns - 1) / turns, clusters_at_once(m, c.depth.cluster));
+  // Two chunks, as one is read while the next is formed.
+  const int of_cluster = (c.tiles + c.clusters - 1) / c.clusters;
+  c.room = of_cluster <= kChunk ? of_cluster : 2 * kChunk;
   for (int i = 0; i < c.depth.stages; ++i) {
     const Stage& at = c.depth.stage[i];
     const auto give = [&](int l, int parts) {
@@ -214,7 +225,13 @@ Cut cut(const MlpBackward& m) {
   return c;
 }
 
-Maps make_maps(const MlpBackward& m) {
+int64_t sum_bytes(const MlpBackward& m, const Cut& c) { return c.parts * part_floats(panels(m)) * 4; }
+// Values formed here: (clusters * room * kTileRows, width) of each layer, behind the sums.
+int64_t formed_rows(const Cut& c) { return int64_t(c.clusters) * c.room * kTileRows; }
+int64_t formed_bytes(const MlpBackward& m, const Cut& c) { return formed_rows(c) * kPanel * panels(m) * 2; }
+char* formed(const MlpBackward& m, const Cut& c) { return static_cast<char*>(m.workspace.data) + sum_bytes(m, c); }
+
+Maps make_maps(const MlpBackward& m, const Cut& c) {
   const gpu::TmaBox rows{.rows = kRows, .cols = kPanel, .swizzle = Swizzle::b128};
   Maps maps{};
   maps.dy = gpu::tensor_map("mlp_backward: dy", matrix(m.dy), rows);
@@ -222,8 +239,13 @@ Maps make_maps(const MlpBackward& m) {
   maps.h[0] = gpu::tensor_map("mlp_backward: x", matrix(m.x), rows);
   const gpu::TmaBox weights{.rows = kPanel * panels(m), .cols = kPanel, .swizzle = Swizzle::b128};
   for (size_t l = 0; l < m.layers.size(); ++l) maps.w[l] = gpu::tensor_map("mlp_backward: w", m.layers[l].w, weights);
+  for (int l = 0; forms(m) && l < values(m); ++l) {
+    const Tensor h(formed(m, c) + l * formed_bytes(m, c), m.x.dtype, {formed_rows(c), int64_t(kPanel) * panels(m)},
+                   m.x.device);
+    maps.h[l + 1] = gpu::tensor_map("mlp_backward: values formed again", h, rows);
+  }
   int64_t offset = 0;
-  for (size_t l = 0; l < m.layers.size() && activated(m, l); ++l) {
+  for (size_t l = 0; !forms(m) && l < m.layers.size() && activated(m, l); ++l) {
     const Tensor h(static_cast<char*>(m.saved.data) + offset * 2, m.x.dtype, {m.x.rows(), m.layers[l].w.rows()},
                    m.x.device);
     maps.h[l + 1] = gpu::tensor_map("mlp_backward: saved", h, rows);
@@ -237,6 +259,7 @@ Arguments make_arguments(const MlpBackward& m, const Cut& c) {
   for (size_t l = 0; l < m.layers.size(); ++l)
     a.layer[l] = {.w = m.layers[l].w.data,
                   .g = m.layers[l].g ? m.layers[l].g.data : nullptr,
+                  .b = m.layers[l].b ? m.layers[l].b.data : nullptr,
                   .n = int(m.layers[l].w.rows()),
                   .k = int(m.layers[l].w.cols()),
                   .first_part = c.first_part[l]};
@@ -248,6 +271,13 @@ Arguments make_arguments(const MlpBackward& m, const Cut& c) {
   a.act = m.act;
   a.want_dx = bool(m.dx);
   for (const MlpLayer& grad : m.grads) a.want_db = a.want_db || bool(grad.b);
+  if (!forms(m)) return a;
+  a.values = values(m);
+  a.room = c.room;
+  a.formed = formed(m, c);
+  a.rows = m.x.rows();
+  const float* kept = static_cast<const float*>(m.saved.data);
+  for (int l = 0; m.saved && l < a.values; kept += a.rows * a.layer[l++].n) a.layer[l].kept = kept;
   return a;
 }
 
@@ -269,24 +299,21 @@ SumArguments make_sum_arguments(const MlpBackward& m, const Cut& c) {
   return a;
 }
 
-template <class T, int kPanels> void run(const MlpBackward& m, Stream stream) {
+template <class T> void run(const MlpBackward& m, Stream stream) {
   const Cut c = cut(m);
-  gpu::launch("mlp_backward", mlp_backward_kernel<T, kPanels>,
+  gpu::launch("mlp_backward", kernel_of(m),
               {.grid = int64_t(c.clusters) * c.depth.cluster,
                .block = kThreads,
-               .smem = int64_t(sizeof(SharedMemory<kPanels>)),
+               .smem = shared_bytes(m),
                .cluster = c.depth.cluster,
                .overlap = true,
                .device = m.x.device.index},
-              stream, make_maps(m), make_arguments(m, c));
+              stream, make_maps(m, c), make_arguments(m, c));
   int64_t rows = 0;
   for (const MlpLayer& layer : m.layers) rows += layer.w.rows();
   gpu::launch("mlp_backward: sums", sum_kernel<T>,
               {.grid = rows, .block = kSumThreads, .overlap = true, .device = m.x.device.index}, stream,
               make_sum_arguments(m, c));
-}
-template <class T> void with_width(const MlpBackward& m, Stream stream) {
-  panels(m) == 2 ? run<T, 2>(m, stream) : run<T, 1>(m, stream);
 }
 
 }  // namespace
@@ -304,20 +331,21 @@ bool mlp_backward_sm90_takes(const MlpBackward& m) {
   for (const MlpLayer& layer : m.layers)
     if (layer.w.rows() % 8 != 0) return false;
   if (m.layers.size() == 1 && !m.activate_last) return true;
-  return slope_follows_from_value(m.act) && m.saved && m.saved.dtype == m.x.dtype;
+  return slope_follows_from_value(m.act);
 }
 
 void mlp_backward_sm90(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || first_layer(m) == int(m.layers.size())) return;
   if (m.x.dtype == DType::f16)
-    with_width<f16>(m, stream);
+    run<f16>(m, stream);
   else
-    with_width<bf16>(m, stream);
+    run<bf16>(m, stream);
 }
 
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m) {
   if (m.x.rows() == 0) return 0;
-  return cut(m).parts * part_floats(panels(m)) * 4;
+  const Cut c = cut(m);
+  return sum_bytes(m, c) + (forms(m) ? values(m) * formed_bytes(m, c) : 0);
 }
 
 }  // namespace ingot::cuda

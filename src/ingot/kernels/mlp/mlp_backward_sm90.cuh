@@ -12,6 +12,10 @@
 // Of a block's four warpgroups two run the chain, 64 rows of the tile each; the other two hold a layer's dW each (of a
 // single layer, the sums of one chain warpgroup's rows each) and give the copy engine its work. They lag behind the
 // chain and fill the gaps of its epilogues. The second kernel adds the blocks' partial sums in fixed order.
+//
+// Where nothing was kept, or fp32 values, a cluster's tiles come in chunks: before the gradients of a chunk its blocks'
+// chain warpgroups share out its rows and form h, layer by layer (or round what was kept), in a workspace that L2
+// holds. From there on all is as with values kept in 16 bits.
 #include <cuda.h>
 
 #include "ingot/core/dtype.h"
@@ -47,6 +51,7 @@ constexpr int kPanel = 64;  // columns: one 128-byte swizzle row of 16-bit eleme
 constexpr int kThreads = 512;
 constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
 constexpr int kDwAhead = 1;  // steps of a dW in flight beside the running one: more would hold up the chain's products
+constexpr int kChunk = 16;   // tiles of a cluster whose h is formed at a time
 constexpr int kDwRegisters = 160, kChainRegisters = 96;  // two warpgroups each, of 128 a thread
 
 // What a block does with each tile. `entry`: dz_L = dy . f' of an activated last layer, then that layer.
@@ -58,15 +63,17 @@ struct Stage {
 };
 
 struct LayerShape {
-  const void* w = nullptr;  // (n, k), 16 bit
-  const void* g = nullptr;  // (n), weight norm
+  const void* w = nullptr;      // (n, k), 16 bit
+  const void* g = nullptr;      // (n), weight norm
+  const void* b = nullptr;      // (n), bias: for values formed here
+  const float* kept = nullptr;  // (rows, n), values kept in fp32
   int n = 0, k = 0;
   int first_part = 0;  // of its partial sums
 };
 
 struct Maps {
   CUtensorMap dy, dx;
-  CUtensorMap h[kMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved
+  CUtensorMap h[kMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved, or the workspace where it is formed
   CUtensorMap w[kMaxLayers];
 };
 
@@ -78,6 +85,11 @@ struct Arguments {
   int tiles = 0;
   Act act = Act::identity;
   bool want_dx = false, want_db = false;
+  // Values formed here: of so many layers; a cluster has so many tiles of room in `formed`, which holds (clusters *
+  // room * kTileRows, width) of each.
+  int values = 0, room = 0;
+  void* formed = nullptr;
+  int64_t rows = 0;
 };
 
 // Floats of one part: dW of a layer, then its db, of every so many rows apart.
@@ -95,8 +107,16 @@ struct Plan {
   bool pair, entry, top, bottom;
   uint32_t above, below, below_buffer;  // ranks in the cluster; which dz buffer of the stage below
   uint32_t giver, taker;                // dW warpgroup `giver` adds its sums to those of block `taker`
+  int rank, cluster, clusters, copy, copies;
+  int tiles;  // of the cluster, where values are formed here
 };
 constexpr uint32_t kNobody = 2;
+
+// How far a chain warpgroup is with values formed here: so many chunks begun, inputs read, other blocks' weights
+// loaded.
+struct Forming {
+  uint32_t chunk = 0, inputs = 0, others = 0;
+};
 
 template <int kPanels> struct SharedMemory {
   static constexpr int kWidth = kPanel * kPanels;
@@ -105,7 +125,10 @@ template <int kPanels> struct SharedMemory {
   uint64_t full[2][kOut], empty[2][kOut];
   uint64_t room[2][2];  // below, in the dz buffer of that number
   uint64_t weights_full;
+  uint64_t input_full[2][2], other_weights_full;  // of values that are formed here
+  uint64_t chunk_formed;                          // by all of the cluster
   Plan plan;
+  Forming forming[2];
 };
 
 // Calls use(F{}) for the activation, one of those whose slope follows from its value.
@@ -154,7 +177,7 @@ __device__ __forceinline__ void block_ends() {
   ptx::cluster_wait();
 }
 
-template <class T, int kPanels> struct Block {
+template <class T, int kPanels, bool kForms> struct Block {
   using Shared = SharedMemory<kPanels>;
   static constexpr int kWidth = Shared::kWidth;
   static constexpr uint32_t kBytes = kPanels * kPanelBytes;  // of a buffer
@@ -164,9 +187,10 @@ template <class T, int kPanels> struct Block {
   const Arguments& a;
 
   __device__ const volatile Plan& plan() const { return s.plan; }
+  __device__ bool single() const { return !plan().pair && !plan().entry; }
   __device__ void make_plan(uint32_t rank);
   __device__ void start_loading_weights();
-  __device__ void form_weights(uint32_t slot);
+  template <int kBy> __device__ void form_weights(int layer, uint32_t thread, uint32_t to, uint32_t apart);
   __device__ void form_identity();
   template <bool kSingle> __device__ void start_filling(uint32_t w);
   template <bool kSingle> __device__ void hold_dw(uint32_t w);
@@ -180,9 +204,44 @@ template <class T, int kPanels> struct Block {
   // turns. n counts this block's tiles.
   template <bool kSingle> __device__ static uint32_t buffer_of(uint32_t i, uint32_t n) { return kSingle ? n & 1 : i; }
   template <bool kSingle> __device__ static uint32_t phase_of(uint32_t n) { return (kSingle ? n >> 1 : n) & 1; }
+  template <bool kSingle> static constexpr uint32_t kAhead = kSingle ? 2 : 1;  // tiles for which there are buffers
 
+  template <bool kSingle> __device__ void fill_behind(uint32_t w, uint32_t n, int tile);
   template <bool kSingle> __device__ void refill(uint32_t w, uint32_t r, uint32_t n, int tile);
-  __device__ void load(uint32_t r, uint32_t buffer, const CUtensorMap& map, int tile);
+  __device__ void load(uint32_t r, uint32_t buffer, const CUtensorMap& map, int row);
+
+  // Of this block; where values are formed here.
+  __device__ uint32_t tiles_a_chunk() const { return uint32_t(kChunk) >> (plan().copies - 1); }
+  __device__ int tile_of(uint32_t n) const { return plan().first_tile + plan().tile_step * int(n); }
+  __device__ int tile_of_cluster(uint32_t n) const { return plan().copy + plan().copies * int(n); }
+  // Before this block's n-th tile.
+  __device__ bool chunk_starts(uint32_t n) const { return kForms && (n & (tiles_a_chunk() - 1)) == 0; }
+  // Where rows 64 r .. of the cluster's tile of that number lie in the workspace.
+  __device__ int formed_row(int tile, uint32_t r) const {
+    return (plan().cluster * a.room + tile % (2 * kChunk)) * kTileRows + int(r * kRows);
+  }
+  // This block, its addresses unknown to the compiler, which would otherwise carry what it makes of them through the
+  // loops around the code that forms values: registers that the chain needs.
+  __device__ __forceinline__ Block apart() const {
+    uint32_t base = ptx::shared_address(&s);
+    asm volatile("" : "+r"(base));
+    return {*static_cast<Shared*>(__cvta_shared_to_generic(base)), maps, a};
+  }
+  __device__ bool in_next_chunk(uint32_t n, uint32_t r) const {
+    return uint32_t(tile_of_cluster(n)) / kChunk == forming(r).chunk;
+  }
+  // Of the cluster's tiles in the chunk that begins with `first`; read anew each time to spare a register.
+  __device__ int halves(int first) const { return 2 * min(kChunk, plan().tiles - first); }
+  __device__ volatile Forming& forming(uint32_t r) const { return s.forming[r]; }
+  template <bool kSingle> __device__ void wait_for_buffers(uint32_t r, uint32_t n);
+  template <bool kSingle> __device__ void form_chunk(uint32_t r, uint32_t n);
+  template <bool kSingle> __device__ void form_values(uint32_t r, int l, int first, uint32_t& inputs);
+  template <bool kSingle> __device__ void load_other_weights(uint32_t r, int l, uint32_t to, uint32_t apart);
+  __device__ void load_input(uint32_t r, int l, int first, int half, uint32_t number);
+  __device__ void start_values(float (&acc)[kPanels][kPanel / 2], uint32_t h, uint32_t w, uint32_t apart);
+  __device__ void start_from_bias(float (&acc)[kPanels][kPanel / 2], int l);
+  __device__ void round_values(uint32_t r, int l, int first);
+
   template <bool kSingle> __device__ void release(uint32_t w, uint32_t r, uint32_t n, int tile);
   __device__ void add_bias(float (&db)[2], uint32_t dz);
   __device__ void give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]);
@@ -191,10 +250,11 @@ template <class T, int kPanels> struct Block {
   __device__ void wait_for_panel(float (&acc)[kPanels][kPanel / 2], int p);
   __device__ void wait_for_room(uint32_t step, uint32_t r, uint32_t n);
   __device__ void send(uint32_t step, uint32_t r, int tile);
+  template <bool kSingle> __device__ void take_tile(uint32_t r, uint32_t n, int tile);
 };
 
 // One thread.
-template <class T, int kPanels> __device__ void Block<T, kPanels>::make_plan(uint32_t rank) {
+template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, kForms>::make_plan(uint32_t rank) {
   int number = 0;
   while (number + 1 < a.stages && int(rank) >= a.stage[number + 1].first) ++number;
   const Stage at = a.stage[number];
@@ -213,10 +273,13 @@ template <class T, int kPanels> __device__ void Block<T, kPanels>::make_plan(uin
   p.below_buffer = feeds_single ? uint32_t(copy) : 0;
   p.giver = single || at.copies == 2 ? uint32_t(1 - copy) : kNobody;
   p.taker = single ? rank : uint32_t(at.first + 1 - copy);
+  p.rank = int(rank), p.cluster = int(blockIdx.x) / a.cluster, p.clusters = clusters;
+  p.copy = copy, p.copies = at.copies;
+  p.tiles = (a.tiles - p.cluster + clusters - 1) / clusters;
 }
 
 // The weights of this block's layers through the copy engine, zeros outside a layer's widths. One thread.
-template <class T, int kPanels> __device__ void Block<T, kPanels>::start_loading_weights() {
+template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, kForms>::start_loading_weights() {
   const Plan& at = s.plan;
   uint32_t bytes = 0;
   for (int slot = at.pair ? 0 : 1; slot < 2; ++slot)
@@ -229,37 +292,41 @@ template <class T, int kPanels> __device__ void Block<T, kPanels>::start_loading
   }
 }
 
-// The same of a weight-normalised layer; 16 neighbouring lanes see a row whole. All threads.
-template <class T, int kPanels> __device__ void Block<T, kPanels>::form_weights(uint32_t slot) {
-  constexpr int kSteps = kWidth * 16 / kThreads;
-  const LayerShape at = a.layer[slot ? s.plan.lower : s.plan.upper];
-  const int chunk = int(threadIdx.x) % 16;
-  WeightChunk<T> v[kSteps];
-  float g[kSteps];
+// The same of a weight-normalised layer, by kBy threads; 16 neighbouring lanes see a row whole.
+template <class T, int kPanels, bool kForms>
+template <int kBy>
+__device__ void Block<T, kPanels, kForms>::form_weights(int layer, uint32_t thread, uint32_t to, uint32_t apart) {
+  constexpr int kSteps = 4;  // at a time: more take too many registers
+  const LayerShape at = a.layer[layer];
+  const int chunk = int(thread) % 16;
+#pragma unroll 1
+  for (uint32_t first = thread / 16; first < uint32_t(kWidth); first += kSteps * kBy / 16) {
+    WeightChunk<T> v[kSteps];
+    float g[kSteps];
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const int row = (int(threadIdx.x) + i * kThreads) / 16;
-    if (row < at.n && chunk * 8 < at.k) tile::load(v[i], static_cast<const T*>(at.w) + row * at.k + chunk * 8);
-    g[i] = row < at.n ? tile::to_float(static_cast<const T*>(at.g)[row]) : 0;
-  }
+    for (int i = 0; i < kSteps; ++i) {
+      const int row = int(first) + i * kBy / 16;
+      if (row < at.n && chunk * 8 < at.k) tile::load(v[i], static_cast<const T*>(at.w) + row * at.k + chunk * 8);
+      g[i] = row < at.n ? tile::to_float(static_cast<const T*>(at.g)[row]) : 0;
+    }
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    const uint32_t row = (threadIdx.x + i * kThreads) / 16;
-    float sum[1] = {}, x[8];
-    tile::to_float(v[i], x);
+    for (int i = 0; i < kSteps; ++i) {
+      const uint32_t row = first + i * kBy / 16;
+      float sum[1] = {}, x[8];
+      tile::to_float(v[i], x);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) sum[0] = fmaf(x[e], x[e], sum[0]);
-    tile::warp_sum(sum, 16);  // as weight_inverse_norm() adds
-    v[i] = scaled(v[i], g[i] * __frsqrt_rn(sum[0] + kWeightNormEps));
-    if (chunk / 8 < kPanels)
-      ptx::store_shared(ptx::shared_address(s.weight[slot][chunk / 8 % kPanels]) +
-                            tile::swizzled<Swizzle::b128>(row, uint32_t(chunk) % 8 * 16),
-                        v[i].word[0]);
+      for (int e = 0; e < 8; ++e) sum[0] = fmaf(x[e], x[e], sum[0]);
+      tile::warp_sum(sum, 16);  // as weight_inverse_norm() adds
+      v[i] = scaled(v[i], g[i] * __frsqrt_rn(sum[0] + kWeightNormEps));
+      if (chunk / 8 < kPanels && row < uint32_t(kWidth))
+        ptx::store_shared(to + chunk / 8 * apart + tile::swizzled<Swizzle::b128>(row, uint32_t(chunk) % 8 * 16),
+                          v[i].word[0]);
+    }
   }
 }
 
 // The upper "weights" of an entry stage: its product then is dy, and all else is as with two layers. All threads.
-template <class T, int kPanels> __device__ void Block<T, kPanels>::form_identity() {
+template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, kForms>::form_identity() {
   for (uint32_t i = threadIdx.x; i < kPanels * kWidth * 8; i += kThreads) {
     const uint32_t panel = i / (kWidth * 8), row = i / 8 % kWidth, chunk = i % 8;
     uint32_t v[4] = {};
@@ -272,51 +339,57 @@ template <class T, int kPanels> __device__ void Block<T, kPanels>::form_identity
 
 // --- dW, and the filling of the buffers ---
 
-template <class T, int kPanels>
-__device__ __forceinline__ void Block<T, kPanels>::load(uint32_t r, uint32_t buffer, const CUtensorMap& map, int tile) {
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::load(uint32_t r, uint32_t buffer, const CUtensorMap& map,
+                                                                int row) {
   ptx::mbarrier_arrive_expect_tx(&s.full[r][buffer], kBytes);
 #pragma unroll
-  for (int p = 0; p < kPanels; ++p)
-    ptx::tensor_load(s.buffer[r][buffer][p], &map, p * kPanel, tile * kTileRows + int(r) * kRows, &s.full[r][buffer]);
+  for (int p = 0; p < kPanels; ++p) ptx::tensor_load(s.buffer[r][buffer][p], &map, p * kPanel, row, &s.full[r][buffer]);
 }
 
 // Fills the buffers that dW warpgroup w reads for this block's n-th tile, but for the dz that the chain writes. The dz
 // of a stage that is not the top is pushed by the one above, which is told that there is room. One thread.
-template <class T, int kPanels>
+template <class T, int kPanels, bool kForms>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels>::refill(uint32_t w, uint32_t r, uint32_t n, int tile) {
+__device__ __forceinline__ void Block<T, kPanels, kForms>::refill(uint32_t w, uint32_t r, uint32_t n, int tile) {
   if (tile >= a.tiles) return;
   const uint32_t b = buffer_of<kSingle>(w, n), phase = phase_of<kSingle>(n);
+  const int row = tile * kTileRows + int(r * kRows), l = kSingle || w == 1 ? plan().lower : plan().upper;
+  const int in_cluster = tile_of_cluster(n);
+  if (chunk_starts(n)) {
+    tile::wait_cluster_or_trap(&s.chunk_formed, uint32_t(in_cluster) / kChunk % 2);
+    ptx::fence_proxy_async();
+  }
   if (kSingle || w == 0) {
     wait_or_trap(&s.empty[r][kDz + b], phase ^ 1);
     if (plan().top) {
-      load(r, kDz + b, maps.dy, tile);
+      load(r, kDz + b, maps.dy, row);
     } else {
       ptx::mbarrier_arrive_expect_tx(&s.full[r][kDz + b], kBytes);
       ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&s.room[r][b], plan().above + (kSingle ? b : 0)));
     }
   }
   wait_or_trap(&s.empty[r][kH + b], phase ^ 1);
-  load(r, kH + b, maps.h[kSingle || w == 1 ? plan().lower : plan().upper], tile);
+  load(r, kH + b, maps.h[l], kForms && l > 0 ? formed_row(in_cluster, r) : row);
 }
 
 // The products that read a tile's buffers are done.
-template <class T, int kPanels>
+template <class T, int kPanels, bool kForms>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels>::release(uint32_t w, uint32_t r, uint32_t n, int tile) {
+__device__ __forceinline__ void Block<T, kPanels, kForms>::release(uint32_t w, uint32_t r, uint32_t n, int tile) {
   const uint32_t b = buffer_of<kSingle>(w, n);
   if (threadIdx.x % 32 == 0) {
     ptx::mbarrier_arrive(&s.empty[r][kDz + b]);
     ptx::mbarrier_arrive(&s.empty[r][kH + b]);
   }
-  constexpr int kAhead = kSingle ? 2 : 1;
-  if (threadIdx.x % 128 == 0) refill<kSingle>(w, r, n + kAhead, tile + kAhead * plan().tile_step);
+  constexpr uint32_t kStep = kAhead<kSingle>;
+  if (!kForms && threadIdx.x % 128 == 0) refill<kSingle>(w, r, n + kStep, tile + int(kStep) * plan().tile_step);
   __syncwarp();
 }
 
 // db += the columns of 64 rows of dz. A warp takes a panel of every so many rows, a lane two columns.
-template <class T, int kPanels>
-__device__ __forceinline__ void Block<T, kPanels>::add_bias(float (&db)[2], uint32_t dz) {
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::add_bias(float (&db)[2], uint32_t dz) {
   constexpr uint32_t kGroups = bias_rows(kPanels);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const uint32_t panel = dz + warp % kPanels * kPanelBytes, group = warp / kPanels;
@@ -332,7 +405,9 @@ __device__ __forceinline__ void Block<T, kPanels>::add_bias(float (&db)[2], uint
 }
 
 // The first tiles' buffers of dW warpgroup w. One thread.
-template <class T, int kPanels> template <bool kSingle> __device__ void Block<T, kPanels>::start_filling(uint32_t w) {
+template <class T, int kPanels, bool kForms>
+template <bool kSingle>
+__device__ void Block<T, kPanels, kForms>::start_filling(uint32_t w) {
   const int tile = s.plan.first_tile;
   if (kSingle) {
     refill<true>(w, w, 0, tile);
@@ -343,11 +418,26 @@ template <class T, int kPanels> template <bool kSingle> __device__ void Block<T,
   }
 }
 
-// Starts dw += dz^T h of the rows of chain warpgroup r.
-template <class T, int kPanels>
+// The same behind tile n, where chunks of values are formed here: between them all buffers run empty. One thread.
+template <class T, int kPanels, bool kForms>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels>::add_products(float (&dw)[kPanels][kWidth / 2], float (&db)[2],
-                                                                uint32_t w, uint32_t r, uint32_t n) {
+__device__ __forceinline__ void Block<T, kPanels, kForms>::fill_behind(uint32_t w, uint32_t n, int tile) {
+  if (kSingle && !chunk_starts(n + 1) && chunk_starts(n + 2)) return;
+  const uint32_t first = kSingle && chunk_starts(n + 1) ? 1 : 2;
+#pragma unroll 1
+  for (uint32_t i = kSingle ? first : 1; i <= 2; ++i)
+    if (kSingle)
+      refill<true>(w, w, n + i, tile + int(i) * plan().tile_step);
+    else
+      refill<false>(w, i - 1, n + 1, tile + plan().tile_step);
+}
+
+// Starts dw += dz^T h of the rows of chain warpgroup r.
+template <class T, int kPanels, bool kForms>
+template <bool kSingle>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::add_products(float (&dw)[kPanels][kWidth / 2],
+                                                                        float (&db)[2], uint32_t w, uint32_t r,
+                                                                        uint32_t n) {
   const uint32_t b = buffer_of<kSingle>(w, n), phase = phase_of<kSingle>(n);
   wait_or_trap(&s.full[r][kDz + b], phase);
   wait_or_trap(&s.full[r][kH + b], phase);
@@ -366,12 +456,16 @@ __device__ __forceinline__ void Block<T, kPanels>::add_products(float (&dw)[kPan
 }
 
 // Warpgroup w adds dz^T h of every tile: with two layers of layer w, with one of the rows of chain warpgroup w.
-template <class T, int kPanels> template <bool kSingle> __device__ void Block<T, kPanels>::hold_dw(uint32_t w) {
+template <class T, int kPanels, bool kForms>
+template <bool kSingle>
+__device__ void Block<T, kPanels, kForms>::hold_dw(uint32_t w) {
   float dw[kPanels][kWidth / 2], db[2] = {};
 #pragma unroll
   for (int m = 0; m < kPanels; ++m)
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) dw[m][i] = 0;
+  if (kForms && threadIdx.x % 128 == 0) fill_behind<kSingle>(w, ~0u, plan().first_tile - plan().tile_step);
+  __syncwarp();
   uint32_t n = 0;
   for (int tile = plan().first_tile; tile < a.tiles; tile += plan().tile_step, ++n) {
     if (kSingle) {
@@ -386,6 +480,8 @@ template <class T, int kPanels> template <bool kSingle> __device__ void Block<T,
       ptx::wgmma_wait_group<0>();
       release<false>(w, 1, n, tile);
     }
+    if (kForms && threadIdx.x % 128 == 0) fill_behind<kSingle>(w, n, tile);
+    __syncwarp();
   }
 #pragma unroll
   for (int m = 0; m < kPanels; ++m) ptx::fence_registers(dw[m]);
@@ -398,21 +494,26 @@ template <class T, int kPanels> template <bool kSingle> __device__ void Block<T,
 }
 
 // What hold_dw() does for other warpgroups where there is no dW: above the top layer.
-template <class T, int kPanels> __device__ void Block<T, kPanels>::only_fill(uint32_t w) {
+template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, kForms>::only_fill(uint32_t w) {
+  if (kForms && threadIdx.x % 128 == 0) fill_behind<false>(w, ~0u, plan().first_tile - plan().tile_step);
+  __syncwarp();
   uint32_t n = 0;
-  for (int tile = plan().first_tile; tile < a.tiles; tile += plan().tile_step, ++n)
+  for (int tile = plan().first_tile; tile < a.tiles; tile += plan().tile_step, ++n) {
     for (uint32_t r = 0; r < 2; ++r) {
       wait_or_trap(&s.full[r][kDz + w], n & 1);
       wait_or_trap(&s.full[r][kH + w], n & 1);
       release<false>(w, r, n, tile);
     }
+    if (kForms && threadIdx.x % 128 == 0) fill_behind<false>(w, n, tile);
+    __syncwarp();
+  }
   block_ends();
   block_ends();
 }
 
 // The sums of a warpgroup through the buffers of the block that takes them; a thread's by 16 bytes, 128 threads apart.
-template <class T, int kPanels>
-__device__ void Block<T, kPanels>::give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {
+template <class T, int kPanels, bool kForms>
+__device__ void Block<T, kPanels, kForms>::give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {
   const uint32_t to = ptx::cluster_address(s.buffer, plan().taker) + threadIdx.x % 128 * 16;
 #pragma unroll
   for (int m = 0; m < kPanels; ++m)
@@ -426,8 +527,9 @@ __device__ void Block<T, kPanels>::give(const float (&dw)[kPanels][kWidth / 2], 
   ptx::cluster_store(to + kPanels * kWidth / 8 * 2048, v);
 }
 // A warpgroup's sums, and those it was given.
-template <class T, int kPanels>
-__device__ void Block<T, kPanels>::store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2], int l) {
+template <class T, int kPanels, bool kForms>
+__device__ void Block<T, kPanels, kForms>::store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2],
+                                                         int l) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int part = int(blockIdx.x) / a.cluster;
   const uint32_t given = ptx::shared_address(s.buffer) + threadIdx.x % 128 * 16;
@@ -454,9 +556,9 @@ __device__ void Block<T, kPanels>::store_partial(const float (&dw)[kPanels][kWid
 // --- the chain ---
 
 // Starts acc = dz W of the layer in `slot`, panel by panel: the first is finished while the second still runs.
-template <class T, int kPanels>
-__device__ __forceinline__ void Block<T, kPanels>::start_products(float (&acc)[kPanels][kPanel / 2], uint32_t dz,
-                                                                  uint32_t slot) {
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::start_products(float (&acc)[kPanels][kPanel / 2],
+                                                                          uint32_t dz, uint32_t slot) {
   const uint32_t w = ptx::shared_address(s.weight[slot]);
   ptx::wgmma_fence();
 #pragma unroll
@@ -468,8 +570,8 @@ __device__ __forceinline__ void Block<T, kPanels>::start_products(float (&acc)[k
     ptx::wgmma_commit_group();
   }
 }
-template <class T, int kPanels>
-__device__ __forceinline__ void Block<T, kPanels>::wait_for_panel(float (&acc)[kPanels][kPanel / 2], int p) {
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::wait_for_panel(float (&acc)[kPanels][kPanel / 2], int p) {
   if (p + 1 < kPanels)
     ptx::wgmma_wait_group<1>();
   else
@@ -478,8 +580,8 @@ __device__ __forceinline__ void Block<T, kPanels>::wait_for_panel(float (&acc)[k
 }
 
 // Until what this tile's step forms may be written: its buffer is free, and of kOut also what it goes to.
-template <class T, int kPanels>
-__device__ __forceinline__ void Block<T, kPanels>::wait_for_room(uint32_t step, uint32_t r, uint32_t n) {
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::wait_for_room(uint32_t step, uint32_t r, uint32_t n) {
   if (step == 0) {
     wait_or_trap(&s.empty[r][kDz + 1], (n & 1) ^ 1);
   } else if (plan().bottom) {
@@ -489,6 +591,18 @@ __device__ __forceinline__ void Block<T, kPanels>::wait_for_room(uint32_t step, 
     // Room for this one also says that the last one has been read: no other block feeds that buffer.
     wait_or_trap(&s.room[r][plan().below_buffer], n & 1);
   }
+}
+
+// For what may not be carried in registers from one chunk to the next, as Block::apart().
+__device__ __forceinline__ uint32_t thread_anew() {
+  uint32_t thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
+
+// Where ldmatrix and stmatrix find columns 0 .. 15 of this warp's 16 rows.
+__device__ __forceinline__ uint32_t fragment_of(uint32_t thread) {
+  return tile::swizzled<Swizzle::b128>(thread / 32 % 4 * 16 + thread % 16, thread % 32 / 16 * 16);
 }
 
 // `to` = acc . f'(h), or acc where h is 0, of one panel. Addresses of this lane's fragment.
@@ -528,8 +642,8 @@ __device__ __forceinline__ void form_dz(const float (&acc)[kPanel / 2], uint32_t
 }
 
 // What a step has written, to whoever waits for it. One thread of the warpgroup, after its barrier.
-template <class T, int kPanels>
-__device__ __forceinline__ void Block<T, kPanels>::send(uint32_t step, uint32_t r, int tile) {
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::send(uint32_t step, uint32_t r, int tile) {
   if (step == 0) {
     ptx::mbarrier_arrive(&s.full[r][kDz + 1]);
   } else if (plan().bottom) {
@@ -544,45 +658,264 @@ __device__ __forceinline__ void Block<T, kPanels>::send(uint32_t step, uint32_t 
   }
 }
 
-// Warpgroup r takes rows 64 r .. of every tile through this block's layers.
-template <class T, int kPanels> template <bool kSingle> __device__ void Block<T, kPanels>::run_chain(uint32_t r) {
-  // Where ldmatrix and stmatrix find columns 0 .. 15 of this warp's 16 rows.
-  const uint32_t fragment =
-      tile::swizzled<Swizzle::b128>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16, threadIdx.x % 32 / 16 * 16);
-  float acc[kPanels][kPanel / 2];
-  wait_or_trap(&s.weights_full, 0);
-  uint32_t n = 0;
-  for (int tile = plan().first_tile; tile < a.tiles; tile += plan().tile_step, ++n) {
-#pragma unroll 1
-    for (uint32_t step = kSingle ? 1 : 0; step < 2; ++step) {
-      const uint32_t b = buffer_of<kSingle>(step, n), phase = phase_of<kSingle>(n);
-      const uint32_t dz = ptx::shared_address(s.buffer[r][kDz + b]), h = ptx::shared_address(s.buffer[r][kH + b]);
-      const bool slopes = !kSingle && (step == 0 || !plan().bottom),  // a single layer is the lowest
-          forms = slopes || a.want_dx;
-      wait_or_trap(&s.full[r][kDz + b], phase);
-      if (forms) {
-        start_products(acc, dz, step);
-        wait_for_room(step, r, n);
-        wait_or_trap(&s.full[r][kH + b], phase);
-        const uint32_t to = ptx::shared_address(s.buffer[r][step == 0 ? kDz + 1 : uint32_t(kOut)]);
+// --- values formed here: nothing was kept, or fp32 ---
+
+// `to` = f(acc) of one panel.
+template <class T> __device__ __forceinline__ void form_h(const float (&acc)[kPanel / 2], uint32_t to, Act act) {
+  const auto by_values = [&](auto f) {
+    using F = decltype(f);
 #pragma unroll
-        for (int p = 0; p < kPanels; ++p) {
-          wait_for_panel(acc, p);
-          form_dz<T>(acc[p], slopes ? h + p * kPanelBytes + fragment : 0, to + p * kPanelBytes + fragment, a.act);
-        }
-        ptx::fence_proxy_async_shared();
-        ptx::barrier_sync(1 + r, 128);
-        if (threadIdx.x % 128 == 0) send(step, r, tile);
-      } else {
-        wait_or_trap(&s.full[r][kH + b], phase);
+    for (uint32_t b = 0; b < 4; ++b) {
+      uint32_t h[4];
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        h[i] = ptx::pack(T{}, act_value<F, T>(acc[8 * b + 2 * i]), act_value<F, T>(acc[8 * b + 2 * i + 1]));
+        // Without this the compiler weaves long formulas of all elements into each other, and no registers are left.
+        if constexpr (F::name == Tanh::name || F::name == Sigmoid::name) asm volatile("" : "+r"(h[i])::"memory");
       }
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) {
-        ptx::mbarrier_arrive(&s.empty[r][kDz + b]);
-        ptx::mbarrier_arrive(&s.empty[r][kH + b]);
+      ptx::stmatrix(to ^ (b << 5), h);
+    }
+  };
+  with_slope(act, by_values, Activations{});
+}
+
+// Until this block's buffers of warpgroup r are free, before its n-th tile.
+template <class T, int kPanels, bool kForms>
+template <bool kSingle>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::wait_for_buffers(uint32_t r, uint32_t n) {
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t next = kSingle ? n + ((n ^ i) & 1) : n;  // the tile that takes buffer i
+    wait_or_trap(&s.empty[r][kDz + i], phase_of<kSingle>(next) ^ 1);
+    wait_or_trap(&s.empty[r][kH + i], phase_of<kSingle>(next) ^ 1);
+  }
+}
+
+// Forms h of a chunk of the cluster's tiles, this warpgroup its share of their halves, before this block's n-th tile.
+template <class T, int kPanels, bool kForms>
+template <bool kSingle>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::form_chunk(uint32_t r, uint32_t n) {
+  wait_for_buffers<kSingle>(r, n);
+  uint32_t inputs = forming(r).inputs;
+  const int first = int(forming(r).chunk) * kChunk;
+  for (int l = 0; l < a.values; ++l)
+    if (a.layer[l].kept != nullptr)
+      round_values(r, l, first);
+    else
+      form_values<kSingle>(r, l, first, inputs);
+  ptx::fence_proxy_async();  // other blocks' copy engines read what this thread wrote
+  ptx::barrier_sync(1 + r, 128);
+  if (threadIdx.x % 128 == 0) {
+    forming(r).chunk = forming(r).chunk + 1, forming(r).inputs = inputs;
+    ptx::bulk_wait_group<0>();
+    ptx::fence_proxy_async();
+    for (int rank = 0; rank < a.cluster; ++rank)
+      ptx::mbarrier_arrive_remote(ptx::cluster_address(&s.chunk_formed, uint32_t(rank)));
+  }
+  ptx::barrier_sync(1 + r, 128);  // f is back
+}
+
+// h of layer l, from its input. The last tile's W is there, or is read into buffers that nobody uses now.
+template <class T, int kPanels, bool kForms>
+template <bool kSingle>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::form_values(uint32_t r, int l, int first, uint32_t& inputs) {
+  const bool upper = plan().pair && l == plan().upper, resident = upper || l == plan().lower;
+  const uint32_t apart = kSingle || resident ? sizeof(s.weight[0][0]) : sizeof(s.buffer[0]);
+  uint32_t w = ptx::shared_address(resident  ? s.weight[upper ? 0 : 1][0]
+                                   : kSingle ? s.weight[0][0]
+                                             : s.buffer[0][kDz + 1][0]);
+  if (!resident) load_other_weights<kSingle>(r, l, w, apart);
+  const uint32_t fragment = fragment_of(thread_anew()), out = ptx::shared_address(s.buffer[r][kDz]);
+  const bool issues = threadIdx.x % 128 == 0;
+  const int step = 2 * a.cluster;
+  int half = 2 * plan().rank + int(r);
+  if (issues && half < halves(first)) {
+    ptx::bulk_wait_group<0>();  // what this thread stored of the layer below has landed
+    load_input(r, l, first, half, inputs);
+  }
+  for (; half < halves(first); half += step, ++inputs) {
+    tile::wait_warp_or_trap(&s.input_full[r][inputs & 1], inputs >> 1 & 1);
+    asm volatile("" : "+r"(w));  // else 16 descriptors stay in registers through the loop
+    float acc[kPanels][kPanel / 2];
+    start_from_bias(acc, l);
+    start_values(acc, ptx::shared_address(s.buffer[r][kH + (inputs & 1)]), w, apart);
+    if (issues) ptx::bulk_wait_group_read<0>();
+    ptx::barrier_sync(1 + r, 128);  // `out` is free, and the products before these are done
+    if (issues && half + step < halves(first)) load_input(r, l, first, half + step, inputs + 1);
+    __syncwarp();
+#pragma unroll
+    for (int p = 0; p < kPanels; ++p) {
+      wait_for_panel(acc, p);
+      form_h<T>(acc[p], out + p * kPanelBytes + fragment, a.act);
+    }
+    ptx::fence_proxy_async_shared();
+    ptx::barrier_sync(1 + r, 128);
+    if (issues) {
+#pragma unroll
+      for (int p = 0; p < kPanels; ++p)
+        ptx::tensor_store(&maps.h[l + 1], p * kPanel, formed_row(first + half / 2, uint32_t(half) & 1),
+                          s.buffer[r][kDz][p]);
+      ptx::bulk_commit_group();
+    }
+    __syncwarp();
+  }
+}
+
+// A layer's W that this block does not hold. Both chain warpgroups.
+template <class T, int kPanels, bool kForms>
+template <bool kSingle>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::load_other_weights(uint32_t r, int l, uint32_t to,
+                                                                              uint32_t apart) {
+  const uint32_t others = forming(r).others;
+  ptx::barrier_sync(3, 256);  // nobody reads what lies there, and all have read `others`
+  if (a.layer[l].g != nullptr) {
+    form_weights<256>(l, thread_anew() - 256, to, apart);
+    ptx::fence_proxy_async_shared();
+    ptx::barrier_sync(3, 256);
+    return;
+  }
+  if (threadIdx.x % 128 == 0) forming(r).others = others + 1;
+  if (threadIdx.x == 256) {
+    ptx::mbarrier_arrive_expect_tx(&s.other_weights_full, sizeof(s.weight[0]));
+#pragma unroll
+    for (int p = 0; p < kPanels; ++p)
+      ptx::tensor_load(kSingle ? s.weight[0][p] : s.buffer[p][kDz + 1][0], &maps.w[l], p * kPanel, 0,
+                       &s.other_weights_full);
+  }
+  __syncwarp();
+  tile::wait_warp_or_trap(&s.other_weights_full, others & 1);
+}
+
+// The input of layer l: half a tile, into the buffers that h of this warpgroup takes later. One thread.
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::load_input(uint32_t r, int l, int first, int half,
+                                                                      uint32_t number) {
+  const int tile = first + half / 2;  // of the cluster
+  const uint32_t sub = uint32_t(half) & 1;
+  const int row =
+      l > 0 ? formed_row(tile, sub) : (plan().cluster + plan().clusters * tile) * kTileRows + int(sub * kRows);
+  ptx::mbarrier_arrive_expect_tx(&s.input_full[r][number & 1], kBytes);
+#pragma unroll
+  for (int p = 0; p < kPanels; ++p)
+    ptx::tensor_load(s.buffer[r][kH + (number & 1)][p], &maps.h[l], p * kPanel, row, &s.input_full[r][number & 1]);
+}
+
+// Starts acc += h W^T, panel by panel as start_products().
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::start_values(float (&acc)[kPanels][kPanel / 2], uint32_t h,
+                                                                        uint32_t w, uint32_t apart) {
+#pragma unroll
+  for (int p = 0; p < kPanels; ++p) ptx::fence_registers(acc[p]);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (uint32_t p = 0; p < kPanels; ++p) {
+#pragma unroll
+    for (uint32_t k = 0; k < kWidth; k += 16)
+      ptx::wgmma<T, kPanel, Major::k, Major::k>(
+          acc[p], operand<Major::k, kPanelBytes>(h, k),
+          operand<Major::k, 0>(w + k / kPanel * apart + p * kPanelBytes, k % kPanel), true);
+    ptx::wgmma_commit_group();
+  }
+}
+
+// acc = the bias of layer l; zero outside.
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::start_from_bias(float (&acc)[kPanels][kPanel / 2], int l) {
+  const LayerShape& at = a.layer[l];
+#pragma unroll
+  for (int p = 0; p < kPanels; ++p)
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int column = p * kPanel + 8 * j + 2 * int(threadIdx.x % 4);
+      uint32_t pair = 0;
+      if (at.b != nullptr && column < at.n)
+        pair = __ldg(reinterpret_cast<const uint32_t*>(static_cast<const T*>(at.b) + column));
+      ptx::unpack(T{}, pair, acc[p][4 * j], acc[p][4 * j + 1]);
+      acc[p][4 * j + 2] = acc[p][4 * j], acc[p][4 * j + 3] = acc[p][4 * j + 1];
+    }
+}
+
+// h of layer l from what was kept of it in fp32.
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::round_values(uint32_t r, int l, int first) {
+  constexpr int kChunks = kWidth / 8, kSteps = kRows * kChunks / 128,
+                kAtOnce = 4 * kPanels;  // 8 columns a thread and step
+  const LayerShape& at = a.layer[l];
+  T* const to = static_cast<T*>(a.formed) + int64_t(l) * plan().clusters * a.room * kTileRows * kWidth;
+  const int thread = int(thread_anew()), column = thread % kChunks * 8, in_half = thread % 128 / kChunks;
+  for (int half = 2 * plan().rank + int(r); half < halves(first); half += 2 * a.cluster) {
+    const int tile = plan().cluster + plan().clusters * (first + half / 2);
+    const int64_t row = int64_t(tile) * kTileRows + half % 2 * kRows + in_half;
+    T* const out = to + int64_t(formed_row(first + half / 2, uint32_t(half) & 1) + in_half) * kWidth + column;
+#pragma unroll 1
+    for (int i = 0; i < kSteps; i += kAtOnce) {
+      float4 v[kAtOnce][2] = {};
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int64_t from = row + (i + k) * (128 / kChunks);
+        if (from >= a.rows || column >= at.n) continue;
+        v[k][0] = __ldcs(reinterpret_cast<const float4*>(at.kept + from * at.n + column));
+        v[k][1] = __ldcs(reinterpret_cast<const float4*>(at.kept + from * at.n + column + 4));
       }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+        *reinterpret_cast<uint4*>(out + (i + k) * (128 / kChunks) * kWidth) =
+            make_uint4(ptx::pack(T{}, v[k][0].x, v[k][0].y), ptx::pack(T{}, v[k][0].z, v[k][0].w),
+                       ptx::pack(T{}, v[k][1].x, v[k][1].y), ptx::pack(T{}, v[k][1].z, v[k][1].w));
     }
   }
+}
+
+// Warpgroup r takes rows 64 r .. of every tile through this block's layers.
+// Rows 64 r .. of a tile through this block's layers.
+template <class T, int kPanels, bool kForms>
+template <bool kSingle>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::take_tile(uint32_t r, uint32_t n, int tile) {
+  const uint32_t fragment = fragment_of(kForms ? thread_anew() : threadIdx.x);
+#pragma unroll 1
+  for (uint32_t step = kSingle ? 1 : 0; step < 2; ++step) {
+    const uint32_t b = buffer_of<kSingle>(step, n), phase = phase_of<kSingle>(n);
+    const uint32_t dz = ptx::shared_address(s.buffer[r][kDz + b]), h = ptx::shared_address(s.buffer[r][kH + b]);
+    const bool slopes = !kSingle && (step == 0 || !plan().bottom),  // a single layer is the lowest
+        forms = slopes || a.want_dx;
+    wait_or_trap(&s.full[r][kDz + b], phase);
+    if (forms) {
+      float acc[kPanels][kPanel / 2];
+      start_products(acc, dz, step);
+      wait_for_room(step, r, n);
+      wait_or_trap(&s.full[r][kH + b], phase);
+      const uint32_t to = ptx::shared_address(s.buffer[r][step == 0 ? kDz + 1 : uint32_t(kOut)]);
+#pragma unroll
+      for (int p = 0; p < kPanels; ++p) {
+        wait_for_panel(acc, p);
+        form_dz<T>(acc[p], slopes ? h + p * kPanelBytes + fragment : 0, to + p * kPanelBytes + fragment, a.act);
+      }
+      ptx::fence_proxy_async_shared();
+      ptx::barrier_sync(1 + r, 128);
+      if (threadIdx.x % 128 == 0) send(step, r, tile);
+    } else {
+      wait_or_trap(&s.full[r][kH + b], phase);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive(&s.empty[r][kDz + b]);
+      ptx::mbarrier_arrive(&s.empty[r][kH + b]);
+    }
+  }
+}
+
+template <class T, int kPanels, bool kForms>
+template <bool kSingle>
+__device__ void Block<T, kPanels, kForms>::run_chain(uint32_t r) {
+  wait_or_trap(&s.weights_full, 0);
+  uint32_t n = 0;
+  do {
+    if (kForms) apart().template form_chunk<kSingle>(r, n);
+    Block block = kForms ? apart() : *this;
+    for (; block.tile_of(n) < a.tiles && !(kForms && block.in_next_chunk(n, r)); ++n)
+      block.template take_tile<kSingle>(r, n, block.tile_of(n));
+    // Of the last chunk this block may have rows to form, and no tile.
+  } while (kForms && int(forming(r).chunk) * kChunk < plan().tiles);
   if (threadIdx.x % 128 == 0) ptx::bulk_wait_group<0>();
   __syncwarp();
   block_ends();
@@ -591,7 +924,7 @@ template <class T, int kPanels> template <bool kSingle> __device__ void Block<T,
 
 // --- the kernel ---
 
-template <int kPanels> __device__ void initialise(SharedMemory<kPanels>& s) {
+template <int kPanels> __device__ void initialise(SharedMemory<kPanels>& s, int cluster) {
   for (int r = 0; r < 2; ++r) {
     for (int i = 0; i < kOut; ++i) {
       ptx::mbarrier_init(&s.full[r][i], 1);
@@ -600,19 +933,24 @@ template <int kPanels> __device__ void initialise(SharedMemory<kPanels>& s) {
     for (uint64_t& room : s.room[r]) ptx::mbarrier_init(&room, 1);
   }
   ptx::mbarrier_init(&s.weights_full, 1);
+  for (auto& of_warpgroup : s.input_full)
+    for (uint64_t& full : of_warpgroup) ptx::mbarrier_init(&full, 1);
+  ptx::mbarrier_init(&s.other_weights_full, 1);
+  ptx::mbarrier_init(&s.chunk_formed, 2 * uint32_t(cluster));
+  s.forming[0] = s.forming[1] = {};
   ptx::fence_mbarrier_init();
 }
 
-template <class T, int kPanels>
+template <class T, int kPanels, bool kForms>
 __global__ void __launch_bounds__(kThreads, 1)
     mlp_backward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   uint32_t base = ptx::shared_address(memory);
   asm("" : "+r"(base));  // else the compiler forms the address of the block's window anew at every access
   auto& s = *static_cast<SharedMemory<kPanels>*>(__cvta_shared_to_generic(base));
-  Block<T, kPanels> block{s, maps, a};
+  Block<T, kPanels, kForms> block{s, maps, a};
   if (threadIdx.x == 0) {
-    initialise(s);
+    initialise(s, a.cluster);
     block.make_plan(a.cluster > 1 ? ptx::cluster_rank() : 0);
   }
   __syncwarp();
@@ -623,16 +961,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   ptx::cluster_wait();  // the barriers are ready, also the neighbours'
   const Plan& plan = s.plan;
-  const bool single = !plan.pair && !plan.entry;
-  if (threadIdx.x % 128 == 0 && threadIdx.x < 256)
-    single ? block.template start_filling<true>(threadIdx.x / 128)
-           : block.template start_filling<false>(threadIdx.x / 128);
+  if (!kForms && threadIdx.x % 128 == 0 && threadIdx.x < 256)
+    block.single() ? block.template start_filling<true>(threadIdx.x / 128)
+                   : block.template start_filling<false>(threadIdx.x / 128);
   __syncwarp();
   const bool upper_normed = plan.pair && a.layer[plan.upper].g != nullptr,
              lower_normed = a.layer[plan.lower].g != nullptr;
   if (plan.entry) block.form_identity();
-  if (upper_normed) block.form_weights(0);
-  if (lower_normed) block.form_weights(1);
+  const auto form = [&](int slot, int layer) {
+    block.template form_weights<kThreads>(layer, threadIdx.x, ptx::shared_address(s.weight[slot]),
+                                          sizeof(s.weight[0][0]));
+  };
+  if (upper_normed) form(0, plan.upper);
+  if (lower_normed) form(1, plan.lower);
   if (plan.entry || upper_normed || lower_normed) {
     ptx::fence_proxy_async_shared();
     __syncthreads();
@@ -640,16 +981,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler then knows it for uniform
   if (warpgroup < 2) {
     ptx::increase_registers<kDwRegisters>();
-    if (single)
+    if (block.single())
       block.template hold_dw<true>(warpgroup);
-    else if (warpgroup == 1 || plan.pair)
+    else if (warpgroup == 1 || block.plan().pair)
       block.template hold_dw<false>(warpgroup);
     else
       block.only_fill(warpgroup);
   } else {
     ptx::decrease_registers<kChainRegisters>();
-    single ? block.template run_chain<true>(warpgroup - 2) : block.template run_chain<false>(warpgroup - 2);
+    block.single() ? block.template run_chain<true>(warpgroup - 2) : block.template run_chain<false>(warpgroup - 2);
   }
 }
+
+using Kernel = void (*)(Maps, Arguments);
+Kernel forming_kernel(DType type, int panels);  // with kForms
 
 }  // namespace ingot::cuda::backward_sm90
