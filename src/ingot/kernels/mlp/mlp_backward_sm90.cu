@@ -27,77 +27,96 @@ struct SumArguments {
 
 constexpr int kSumThreads = 256;
 
-// dW of one row, from its columns 4 * lane ..: plain, or through the weight norm of W = g v r.
-template <class T> __device__ void add_row(const LayerGradients& at, int row, const float (&dw)[4], int lane) {
+// Columns 4 * lane .. of one row of a gradient, and what else its sums need: read before the sums are there.
+struct GradientRow {
+  float4 old = {};
+  float u[4] = {}, r = 0, g = 0;  // of weight norm: W = g u, u = v r
+};
+template <class T> __device__ GradientRow load_row(const LayerGradients& at, int row, int lane) {
+  GradientRow to;
   const int64_t start = int64_t(row) * at.k + 4 * lane;
   const bool inside = 4 * lane < at.k;
-  if (at.g == nullptr) {
-    if (inside && at.dw != nullptr)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) at.dw[start + i] += dw[i];
-    return;
-  }
+  if (inside && at.dw != nullptr) to.old = *reinterpret_cast<const float4*>(at.dw + start);
+  if (at.g == nullptr) return to;
   const T* v = static_cast<const T*>(at.v);
-  const float r = weight_inverse_norm(v + int64_t(row) * at.k, at.k);
-  float u[4] = {}, dot[1] = {};
+  to.g = tile::to_float(static_cast<const T*>(at.g)[row]);
   if (inside)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      u[i] = tile::to_float(v[start + i]) * r;
-      dot[0] = fmaf(dw[i], u[i], dot[0]);
-    }
-  tile::warp_sum(dot, 32);
-  const float scale = tile::to_float(static_cast<const T*>(at.g)[row]) * r;
-  if (inside && at.dw != nullptr)
+    for (int i = 0; i < 4; ++i) to.u[i] = tile::to_float(v[start + i]);
+  to.r = weight_inverse_norm(v + int64_t(row) * at.k, at.k);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) at.dw[start + i] += scale * (dw[i] - u[i] * dot[0]);
-  if (lane == 0 && at.dg != nullptr) at.dg[row] += dot[0];
+  for (float& u : to.u) u *= to.r;
+  return to;
+}
+// dW of that row: plain, or through the weight norm.
+__device__ void add_row(const LayerGradients& at, int row, const GradientRow& of, float (&dw)[4], int lane) {
+  if (at.g != nullptr) {
+    float dot[1] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) dot[0] = fmaf(dw[i], of.u[i], dot[0]);
+    tile::warp_sum(dot, 32);
+    if (lane == 0 && at.dg != nullptr) at.dg[row] += dot[0];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) dw[i] = of.g * of.r * (dw[i] - of.u[i] * dot[0]);
+  }
+  if (4 * lane < at.k && at.dw != nullptr)
+    *reinterpret_cast<float4*>(at.dw + int64_t(row) * at.k + 4 * lane) =
+        make_float4(of.old.x + dw[0], of.old.y + dw[1], of.old.z + dw[2], of.old.w + dw[3]);
 }
 
-// One block for each row of each dW. Groups of a quarter of `width` threads sum every so many parts; the order is
+// Rows of dW come in pairs, 8 apart.
+__host__ __device__ constexpr int row_pairs(int n) { return (n + 15) / 16 * 8; }
+
+// One block for each pair of rows of each dW. Groups of half of `width` threads sum every so many parts; the order is
 // fixed.
 template <class T> __global__ void __launch_bounds__(kSumThreads) sum_kernel(SumArguments a) {
   __shared__ float4 partial[kSumThreads];
   __shared__ float bias[kSumThreads / 32];
-  ptx::wait_for_earlier_kernels();
-  int row = int(blockIdx.x), l = 0;
-  while (row >= a.layer[l].n) row -= a.layer[l++].n;
+  const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  int pair = int(blockIdx.x), l = 0;
+  while (pair >= row_pairs(a.layer[l].n)) pair -= row_pairs(a.layer[l++].n);
   const LayerGradients& at = a.layer[l];
-  const int across = a.width / 4, groups = kSumThreads / across;
-  const int group = int(threadIdx.x) / across, column = int(threadIdx.x) % across;
+  const int first_row = pair / 8 * 16 + pair % 8, row = first_row + 8 * warp;  // the latter of warps 0 and 1
+  // The first kernel waited for all before it, so only what it writes itself is waited for here.
+  GradientRow of;
+  if (warp < 2 && row < at.n) of = load_row<T>(at, row, lane);
+  ptx::wait_for_earlier_kernels();
+  const int across = a.width / 2, groups = kSumThreads / across;
+  const int group = thread / across, column = thread % across * 2;
   const int64_t stride = part_floats(a.width / kPanel);
   const float* part = a.partial + at.first_part * stride;
-  const float* from = part + int64_t(row) * a.width;
+  const float* from = part + part_float4(first_row, column, a.width) * 4;
   float4 sum = {};
-  if (4 * column < at.k && (at.dw != nullptr || at.dg != nullptr)) {
-#pragma unroll 8
+  if (column < at.k && (at.dw != nullptr || at.dg != nullptr)) {
+#pragma unroll 10
     for (int p = group; p < at.parts; p += groups) {
-      const float4 v = __ldcs(reinterpret_cast<const float4*>(from + p * stride) + column);
+      const float4 v = __ldcs(reinterpret_cast<const float4*>(from + p * stride));
       sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
     }
   }
-  partial[threadIdx.x] = sum;
+  partial[thread] = sum;
   if (at.db != nullptr) {
+    constexpr int kOfRow = kSumThreads / 2;
+    const int rows = bias_rows(a.width / kPanel), bias_row = first_row + thread / kOfRow * 8;
+    const float* db = part + int64_t(a.width) * a.width + bias_row;
     float b[1] = {};
-    const int rows = bias_rows(a.width / kPanel);
-    const float* db = part + int64_t(a.width) * a.width + row;
-    for (int p = int(threadIdx.x); p < at.parts * rows; p += kSumThreads)
+    for (int p = thread % kOfRow; bias_row < at.n && p < at.parts * rows; p += kOfRow)
       b[0] += db[p / rows * stride + p % rows * a.width];
     tile::warp_sum(b, 32);
-    if (threadIdx.x % 32 == 0) bias[threadIdx.x / 32] = b[0];
+    if (lane == 0) bias[warp] = b[0];
   }
   __syncthreads();
-  if (threadIdx.x >= 32) return;
-  const int lane = int(threadIdx.x);
+  if (warp >= 2 || row >= at.n) return;
   float dw[4] = {};
-  for (int i = 0; i < groups && lane < across; ++i) {
-    const float4 v = partial[i * across + lane];
-    dw[0] += v.x, dw[1] += v.y, dw[2] += v.z, dw[3] += v.w;
+  for (int i = 0; i < groups && 2 * lane < across; ++i) {
+    const float4 left = partial[i * across + 2 * lane], right = partial[i * across + 2 * lane + 1];
+    dw[0] += warp == 0 ? left.x : left.z, dw[1] += warp == 0 ? left.y : left.w;
+    dw[2] += warp == 0 ? right.x : right.z, dw[3] += warp == 0 ? right.y : right.w;
   }
-  add_row<T>(at, row, dw, lane);
+  add_row(at, row, of, dw, lane);
   if (lane == 0 && at.db != nullptr) {
     float b = 0;
-    for (float of_warp : bias) b += of_warp;
+    for (int i = 0; i < 4; ++i) b += bias[4 * warp + i];
     at.db[row] += b;
   }
 }
@@ -309,10 +328,10 @@ template <class T> void run(const MlpBackward& m, Stream stream) {
                .overlap = true,
                .device = m.x.device.index},
               stream, make_maps(m, c), make_arguments(m, c));
-  int64_t rows = 0;
-  for (const MlpLayer& layer : m.layers) rows += layer.w.rows();
+  int64_t pairs = 0;
+  for (const MlpLayer& layer : m.layers) pairs += row_pairs(int(layer.w.rows()));
   gpu::launch("mlp_backward: sums", sum_kernel<T>,
-              {.grid = rows, .block = kSumThreads, .overlap = true, .device = m.x.device.index}, stream,
+              {.grid = pairs, .block = kSumThreads, .overlap = true, .device = m.x.device.index}, stream,
               make_sum_arguments(m, c));
 }
 

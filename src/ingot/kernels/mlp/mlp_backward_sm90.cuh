@@ -92,9 +92,14 @@ struct Arguments {
   int64_t rows = 0;
 };
 
-// Floats of one part: dW of a layer, then its db, of every so many rows apart.
+// Floats of one part: dW of a layer, then its db, of every so many rows apart. dW lies as the threads that summed it
+// hold it: of rows r and r + 8, r % 16 < 8, columns c and c + 1, c even, four floats from part_float4() * 4.
 constexpr int bias_rows(int panels) { return 4 / panels; }
 constexpr int64_t part_floats(int panels) { return int64_t(64 * panels) * (64 * panels + bias_rows(panels)); }
+
+constexpr int part_float4(int row, int column, int width) {
+  return (row / 64 * (width / 8) + column / 8) * 128 + row / 16 % 4 * 32 + row % 8 * 4 + column % 8 / 2;
+}
 
 // A warpgroup's buffers, one matrix of 64 rows each. With two layers: dz of both and h of both; with one, two of each
 // in turns. kOut leaves for the stage below or for dx.
@@ -125,6 +130,7 @@ template <int kPanels> struct SharedMemory {
   uint64_t full[2][kOut], empty[2][kOut];
   uint64_t room[2][2];  // below, in the dz buffer of that number
   uint64_t weights_full;
+  uint64_t may_give, given;                       // sums, to this block's neighbour and to this block
   uint64_t input_full[2][2], other_weights_full;  // of values that are formed here
   uint64_t chunk_formed;                          // by all of the cluster
   Plan plan;
@@ -171,8 +177,10 @@ template <Major kMajor, uint32_t kApart> __device__ __forceinline__ uint64_t ope
 
 // --- a block ---
 
-// Everybody has come here, in the neighbours too.
-__device__ __forceinline__ void block_ends() {
+// All of this block have come here: nobody uses its weights and buffers any more.
+__device__ __forceinline__ void block_is_done() { ptx::barrier_sync(0, kThreads); }
+// All of the cluster have: nobody reaches into this block any more.
+__device__ __forceinline__ void cluster_ends() {
   ptx::cluster_arrive();
   ptx::cluster_wait();
 }
@@ -244,6 +252,7 @@ template <class T, int kPanels, bool kForms> struct Block {
 
   template <bool kSingle> __device__ void release(uint32_t w, uint32_t r, uint32_t n, int tile);
   __device__ void add_bias(float (&db)[2], uint32_t dz);
+  __device__ void hand_over(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2], uint32_t w, int l);
   __device__ void give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]);
   __device__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2], int l);
   __device__ void start_products(float (&acc)[kPanels][kPanel / 2], uint32_t dz, uint32_t slot);
@@ -485,12 +494,29 @@ __device__ void Block<T, kPanels, kForms>::hold_dw(uint32_t w) {
   }
 #pragma unroll
   for (int m = 0; m < kPanels; ++m) ptx::fence_registers(dw[m]);
-  // Of the two that hold the same layer one gives, so that fewer partial sums reach memory.
-  block_ends();
-  if (w == plan().giver) give(dw, db);
-  block_ends();
-  if (w == plan().giver) return;
-  store_partial(dw, db, kSingle || w == 1 ? plan().lower : plan().upper);
+  block_is_done();
+  hand_over(dw, db, w, kSingle || w == 1 ? plan().lower : plan().upper);
+  cluster_ends();
+}
+
+// The sums of warpgroup w to memory. Of the two that hold the same layer one gives to the other, so that fewer partial
+// sums get there; the stages do not wait for each other.
+template <class T, int kPanels, bool kForms>
+__device__ __forceinline__ void Block<T, kPanels, kForms>::hand_over(const float (&dw)[kPanels][kWidth / 2],
+                                                                     const float (&db)[2], uint32_t w, int l) {
+  if (plan().giver == kNobody) return store_partial(dw, db, l);
+  const bool leads = threadIdx.x % 128 == 0;
+  if (w == plan().giver) {
+    tile::wait_cluster_or_trap(&s.may_give, 0);
+    give(dw, db);
+    ptx::barrier_sync(1 + w, 128);
+    if (leads) ptx::mbarrier_arrive_remote(ptx::cluster_address(&s.given, plan().taker));
+  } else {
+    if (leads) ptx::mbarrier_arrive_remote(ptx::cluster_address(&s.may_give, plan().taker));
+    tile::wait_cluster_or_trap(&s.given, 0);
+    store_partial(dw, db, l);
+  }
+  __syncwarp();
 }
 
 // What hold_dw() does for other warpgroups where there is no dW: above the top layer.
@@ -507,14 +533,15 @@ template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, k
     if (kForms && threadIdx.x % 128 == 0) fill_behind<false>(w, n, tile);
     __syncwarp();
   }
-  block_ends();
-  block_ends();
+  block_is_done();
+  cluster_ends();
 }
 
-// The sums of a warpgroup through the buffers of the block that takes them; a thread's by 16 bytes, 128 threads apart.
+// The sums of a warpgroup through the memory of the block that takes them, a thread's by 16 bytes, 128 threads apart.
 template <class T, int kPanels, bool kForms>
-__device__ void Block<T, kPanels, kForms>::give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {
-  const uint32_t to = ptx::cluster_address(s.buffer, plan().taker) + threadIdx.x % 128 * 16;
+__device__ __forceinline__ void Block<T, kPanels, kForms>::give(const float (&dw)[kPanels][kWidth / 2],
+                                                                const float (&db)[2]) {
+  const uint32_t to = ptx::cluster_address(s.weight, plan().taker) + threadIdx.x % 128 * 16;
 #pragma unroll
   for (int m = 0; m < kPanels; ++m)
 #pragma unroll
@@ -526,26 +553,25 @@ __device__ void Block<T, kPanels, kForms>::give(const float (&dw)[kPanels][kWidt
   const uint32_t v[4] = {__float_as_uint(db[0]), __float_as_uint(db[1]), 0, 0};
   ptx::cluster_store(to + kPanels * kWidth / 8 * 2048, v);
 }
-// A warpgroup's sums, and those it was given.
+// A warpgroup's sums, and those it was given, in the same order: the second kernel knows where a row lies.
 template <class T, int kPanels, bool kForms>
-__device__ void Block<T, kPanels, kForms>::store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2],
-                                                         int l) {
+__device__ __forceinline__ void Block<T, kPanels, kForms>::store_partial(const float (&dw)[kPanels][kWidth / 2],
+                                                                         const float (&db)[2], int l) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int part = int(blockIdx.x) / a.cluster;
-  const uint32_t given = ptx::shared_address(s.buffer) + threadIdx.x % 128 * 16;
+  const uint32_t given = ptx::shared_address(s.weight) + threadIdx.x % 128 * 16;
   const bool adds = plan().giver != kNobody;
   float* out = a.partial + (a.layer[l].first_part + part) * part_floats(kPanels);
-  float* to = out + (16 * warp + lane / 4) * kWidth + 2 * (lane % 4);
+  float4* to = reinterpret_cast<float4*>(out) + threadIdx.x % 128;
   uint32_t v[4] = {};
 #pragma unroll
   for (int m = 0; m < kPanels; ++m)
 #pragma unroll
-    for (int j = 0; j < kWidth / 8; ++j) {
-      if (adds) ptx::load_shared(v, given + (m * kWidth / 8 + j) * 2048);
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        *reinterpret_cast<float2*>(to + (64 * m + 8 * i) * kWidth + 8 * j) = make_float2(
-            dw[m][4 * j + 2 * i] + __uint_as_float(v[2 * i]), dw[m][4 * j + 2 * i + 1] + __uint_as_float(v[2 * i + 1]));
+    for (int i = 0; i < kWidth / 8; ++i) {
+      if (adds) ptx::load_shared(v, given + (m * kWidth / 8 + i) * 2048);
+      to[(m * kWidth / 8 + i) * 128] =
+          make_float4(dw[m][4 * i] + __uint_as_float(v[0]), dw[m][4 * i + 1] + __uint_as_float(v[1]),
+                      dw[m][4 * i + 2] + __uint_as_float(v[2]), dw[m][4 * i + 3] + __uint_as_float(v[3]));
     }
   if (!a.want_db) return;
   if (adds) ptx::load_shared(v, given + kPanels * kWidth / 8 * 2048);
@@ -918,8 +944,8 @@ __device__ void Block<T, kPanels, kForms>::run_chain(uint32_t r) {
   } while (kForms && int(forming(r).chunk) * kChunk < plan().tiles);
   if (threadIdx.x % 128 == 0) ptx::bulk_wait_group<0>();
   __syncwarp();
-  block_ends();
-  block_ends();
+  block_is_done();
+  cluster_ends();
 }
 
 // --- the kernel ---
@@ -933,6 +959,8 @@ template <int kPanels> __device__ void initialise(SharedMemory<kPanels>& s, int 
     for (uint64_t& room : s.room[r]) ptx::mbarrier_init(&room, 1);
   }
   ptx::mbarrier_init(&s.weights_full, 1);
+  ptx::mbarrier_init(&s.may_give, 1);
+  ptx::mbarrier_init(&s.given, 1);
   for (auto& of_warpgroup : s.input_full)
     for (uint64_t& full : of_warpgroup) ptx::mbarrier_init(&full, 1);
   ptx::mbarrier_init(&s.other_weights_full, 1);
