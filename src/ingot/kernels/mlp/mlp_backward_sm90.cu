@@ -25,7 +25,7 @@ struct SumArguments {
   int width = 0;
 };
 
-constexpr int kSumThreads = 256;
+constexpr int kSumThreads = 512;
 
 // Columns 4 * lane .. of one row of a gradient, and what else its sums need: read before the sums are there.
 struct GradientRow {
@@ -69,7 +69,7 @@ __host__ __device__ constexpr int row_pairs(int n) { return (n + 15) / 16 * 8; }
 
 // One block for each pair of rows of each dW. Groups of half of `width` threads sum every so many parts; the order is
 // fixed.
-template <class T> __global__ void __launch_bounds__(kSumThreads) sum_kernel(SumArguments a) {
+template <class T> __global__ void __launch_bounds__(kSumThreads, 2) sum_kernel(SumArguments a) {
   __shared__ float4 partial[kSumThreads];
   __shared__ float bias[kSumThreads / 32];
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -116,7 +116,7 @@ template <class T> __global__ void __launch_bounds__(kSumThreads) sum_kernel(Sum
   add_row(at, row, of, dw, lane);
   if (lane == 0 && at.db != nullptr) {
     float b = 0;
-    for (int i = 0; i < 4; ++i) b += bias[4 * warp + i];
+    for (int i = 0; i < kSumThreads / 64; ++i) b += bias[kSumThreads / 64 * warp + i];
     at.db[row] += b;
   }
 }

@@ -50,8 +50,7 @@ constexpr int kRows = 64;   // of a chain warpgroup
 constexpr int kPanel = 64;  // columns: one 128-byte swizzle row of 16-bit elements
 constexpr int kThreads = 512;
 constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
-constexpr int kDwAhead = 1;  // steps of a dW in flight beside the running one: more would hold up the chain's products
-constexpr int kChunk = 16;   // tiles of a cluster whose h is formed at a time
+constexpr int kChunk = 16;                               // tiles of a cluster whose h is formed at a time
 constexpr int kDwRegisters = 160, kChainRegisters = 96;  // two warpgroups each, of 128 a thread
 
 // What a block does with each tile. `entry`: dz_L = dy . f' of an activated last layer, then that layer.
@@ -189,6 +188,9 @@ template <class T, int kPanels, bool kForms> struct Block {
   using Shared = SharedMemory<kPanels>;
   static constexpr int kWidth = Shared::kWidth;
   static constexpr uint32_t kBytes = kPanels * kPanelBytes;  // of a buffer
+  // Steps of a dW in flight beside the running one: more would hold up the chain's products. The instance that forms
+  // values has no register to spare for trying.
+  static constexpr int kDwAhead = kForms ? 1 : 0;
 
   Shared& s;
   const Maps& maps;
@@ -892,7 +894,6 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::round_values(uint32_t
   }
 }
 
-// Warpgroup r takes rows 64 r .. of every tile through this block's layers.
 // Rows 64 r .. of a tile through this block's layers.
 template <class T, int kPanels, bool kForms>
 template <bool kSingle>
@@ -930,6 +931,7 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::take_tile(uint32_t r,
   }
 }
 
+// Warpgroup r takes rows 64 r .. of every tile.
 template <class T, int kPanels, bool kForms>
 template <bool kSingle>
 __device__ void Block<T, kPanels, kForms>::run_chain(uint32_t r) {
