@@ -93,7 +93,19 @@ struct Approximate {
     return Approximate(fabsf(h) < 0.35f ? -h * p : detail::fast_exp2(a.v * detail::kLog2e) - 1);
   }
   INGOT_HD friend Approximate tanh(Approximate a) { return Approximate(tanhf(a.v)); }
-  INGOT_HD friend Approximate erfc(Approximate a) { return Approximate(erfcf(a.v)); }
+  // e^(-z^2) times a polynomial in 1 / (1 + 0.425 z), relative error 9e-6 in both tails; without erfcf's branches, and
+  // with a third of its registers.
+  INGOT_HD friend Approximate erfc(Approximate a) {
+    const float z = fabsf(a.v), t = detail::fast_reciprocal(1 + 0.425f * z);
+    float p = -0.1538287252187729f;
+    p = p * t + 0.4279579520225525f;
+    p = p * t - 0.029821643605828285f;
+    p = p * t + 0.2868853211402893f;
+    p = p * t + 0.22828207910060883f;
+    p = p * t + 0.24053306877613068f;
+    const float tail = p * t * detail::fast_exp2(z * z * -detail::kLog2e);
+    return Approximate(a.v < 0 ? 2 - tail : tail);
+  }
 };
 
 // Softplus in fp32 with one special-function result: expf takes one, the logarithm is the polynomial of degree 8.

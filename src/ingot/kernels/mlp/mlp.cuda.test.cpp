@@ -622,6 +622,34 @@ TEST_P(MlpCuda, ANanStaysInItsRow) {
   for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(std::isnan(y[i]), i / 64 == 77) << i;
 }
 
+// Rows that repeat, more of them than all blocks take at once: every tile passes the same weights.
+TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
+  constexpr int64_t kPeriod = 333, kRows = 27000;
+  for (size_t depth : {2, 5, 7, 8})
+    for (bool weight_norm : {false, true}) {
+      const Case c{.widths = equal_widths(depth, 128),
+                   .rows = kRows,
+                   .bias = depth % 2 == 1,
+                   .weight_norm = weight_norm,
+                   .keep = depth % 4 == 0 ? Keep::own_type : Keep::nothing};
+      if (!taken(c)) continue;
+      SCOPED_TRACE(::testing::Message() << c << ' ' << GetParam());
+      Problem p(c, GetParam().dtype, MlpForm::portable);
+      p.fill(17);
+      Vector x = values(p.x.host());
+      for (size_t i = kPeriod * 128; i < x.size(); ++i) x[i] = x[i - kPeriod * 128];
+      testing::assign(p.x.host(), x);
+      p.upload();
+      cuda::mlp_with(p.forward(), GetParam().forward, {});
+      p.download();
+      const Vector y = values(p.y.host());
+      for (size_t i = 0; i < y.size(); ++i) {
+        ASSERT_FALSE(std::isnan(y[i])) << i / 128;
+        if (i >= kPeriod * 128) ASSERT_EQ(y[i], y[i - kPeriod * 128]) << i / 128;
+      }
+    }
+}
+
 TEST_P(MlpCuda, AcceptsNoRows) {
   const Case c{.widths = equal_widths(3, 64), .rows = 0};
   Problem p(c, GetParam().dtype, MlpForm::portable);

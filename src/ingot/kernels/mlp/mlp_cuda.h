@@ -21,7 +21,8 @@ int64_t mlp_backward_portable_workspace_bytes(const MlpBackward& m);
 bool mlp_few_rows_takes(const Mlp& m);
 void mlp_few_rows(const Mlp& m, Stream stream);
 
-// Many rows, widths up to 128, f16 and bf16, sm_90a: weights stay in shared memory, activations in registers.
+// Many rows, widths up to 128, f16 and bf16, sm_90a: weights stay in shared memory or, of deep networks, pass through
+// it; activations stay in registers.
 bool mlp_sm90_takes(const Mlp& m);
 void mlp_sm90(const Mlp& m, Stream stream);
 

@@ -34,8 +34,13 @@ int64_t mlp_widest(const Mlp& m);  // of the input and all layers
 bool mlp_fast_type(const Mlp& m);  // a 16-bit network no wider than kMlpFastWidth
 MlpForwardParams mlp_forward_params(const Mlp& m);
 
+constexpr int64_t kMlpSm90FewRows = 4096 * 64;
+// Of three and four warpgroups a block, where both fit.
+bool mlp_sm90_three_suffice(const MlpForwardParams& p);
+
 // T: f16 or bf16.
 template <class T, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream);
+template <class T, bool kSave> void launch_mlp_sm90_deep(const Mlp& m, Stream stream);
 template <class T> void launch_mlp_few_rows(const Mlp& m, Stream stream);
 
 }  // namespace ingot::cuda

@@ -43,11 +43,10 @@ template <int kWidth> constexpr int kMostLayers = kWidth == 64 ? kMlpMaxLayers :
 
 // The most warpgroups whose share of the register file holds a tile; some formulas, and saving, take much of it.
 template <class F, int kWidth, bool kSave> constexpr int most_warpgroups() {
-  if (F::name == Gelu::name || (F::name == Sigmoid::name && kWidth == 128)) return 2;
+  if (kWidth == 128 && (F::name == Sigmoid::name || (F::name == Tanh::name && kSave))) return 2;
   return kWidth == 64 || (F::name == Softplus::name && !kSave) ? 4 : 3;
 }
-// Where four fit, three start sooner, and keep up as long as there are few tiles for each.
-constexpr int64_t kFewTiles = 4096;
+constexpr int64_t kFewTiles = kMlpSm90FewRows / kTileRows;
 
 template <int kWidth> constexpr uint32_t weight_bytes() { return kWidth * kWidth * 2; }
 template <int kWidth> constexpr uint32_t panel_bytes() { return kWidth * 128; }        // 64 of the columns
@@ -58,14 +57,15 @@ constexpr uint32_t kStagingBytes = kWarpRows * 64;  // 32 columns of what a warp
 struct Layout {
   uint32_t x, staging, bias, gain, barriers, size;
 };
-template <class T, int kWidth, bool kSave> constexpr Layout layout_of(int layers, int groups) {
+template <class T, int kWidth, bool kSave>
+INGOT_HD constexpr Layout layout_of(int layers, int groups, bool has_bias, bool has_gain) {
   Layout at = {};
   const uint32_t warps = uint32_t(groups) * 4, features = uint32_t(layers) * kWidth;
   at.x = uint32_t(layers) * weight_bytes<kWidth>();
   at.staging = at.x + warps * x_bytes<kWidth>();
   at.bias = at.staging + (kSave ? warps * kStagingBytes : 0);
-  at.gain = at.bias + features * uint32_t(sizeof(T));
-  at.barriers = at.gain + features * uint32_t(sizeof(T));
+  at.gain = at.bias + (has_bias ? features * uint32_t(sizeof(float)) : 0);
+  at.barriers = at.gain + (has_gain ? features * uint32_t(sizeof(T)) : 0);
   at.size = at.barriers + (warps + kMlpMaxLayers) * uint32_t(sizeof(uint64_t));
   return at;
 }
@@ -120,7 +120,7 @@ template <class T, int kWidth, int kGroups> struct WeightPieces {
   static_assert(kRowsAtOnce % 8 == 0 && kSteps >= 1, "steps keep the place in the swizzle's pattern");
 
   static __device__ __forceinline__ uint32_t piece() { return threadIdx.x % kRowLanes; }
-  static __device__ __forceinline__ uint32_t first_row() { return threadIdx.x / kRowLanes; }
+  static __device__ __forceinline__ uint32_t first_row() { return threadIdx.x % kThreads / kRowLanes; }
   // Panels of 64 columns, swizzled by 128 bytes; a step is kRowsAtOnce rows further.
   static __device__ __forceinline__ uint32_t place() {
     return piece() / 8 * panel_bytes<kWidth>() + tile::swizzled<tile::Swizzle::b128>(first_row(), piece() % 8 * 16);
@@ -140,60 +140,104 @@ template <class T, int kWidth, int kGroups> struct WeightPieces {
       ptx::cp_async<16>(to + s * kRowsAtOnce * 128, there ? from + further * stride : from, there ? 16 : 0);
     }
   }
-  // v becomes W, each thread's own pieces; all rows' sums at once, as each step of a sum takes long.
-  static __device__ __forceinline__ void normalise(const T* gain, char* weights) {
-    WeightChunk<T>* const mine = reinterpret_cast<WeightChunk<T>*>(weights + place());
-    float sum[kSteps];
+  // Sums over rows, some steps at once: each thread sums its own pieces' squares, and those of several rows are
+  // exchanged such that a lane ends with one of them, and takes one root.
+  static constexpr int kBatch = kSteps < 8 ? kSteps : 8, kBatches = kSteps / kBatch;
+  static constexpr uint32_t kSame = kRowLanes / kBatch;  // lanes that end with the same row
+  static __device__ __forceinline__ uint32_t own_row(int batch = 0) {
+    return first_row() + (batch * kBatch + piece() / kSame) * kRowsAtOnce;
+  }
+  // 1 / |v| of that row.
+  static __device__ __forceinline__ float inverse_norm_of_own_row(const char* weights, int batch = 0) {
+    const WeightChunk<T>* const mine =
+        reinterpret_cast<const WeightChunk<T>*>(weights + place()) + batch * kBatch * kRowsAtOnce * 8;
+    float sum[kBatch];
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) sum[s] = squares(mine[s * kRowsAtOnce * 8]);
-    tile::warp_sum(sum, kRowLanes);
+    for (int s = 0; s < kBatch; ++s) sum[s] = squares(mine[s * kRowsAtOnce * 8]);
+#pragma unroll
+    for (int mask = kRowLanes / 2, rows = kBatch; mask > 0; mask /= 2) {
+      const bool upper = piece() & mask;
+#pragma unroll
+      for (int s = 0; s < rows / 2; ++s) {
+        const float low = sum[s], high = sum[s + rows / 2];
+        sum[s] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, mask);
+      }
+      if (rows == 1) sum[0] += __shfl_xor_sync(~0u, sum[0], mask);
+      rows = rows > 1 ? rows / 2 : 1;
+    }
+    return inverse_norm(sum[0]);
+  }
+  // v becomes W, each thread its own pieces.
+  static __device__ __forceinline__ void normalise(const T* gain, char* weights) {
+    static_assert(kBatches == 1);
+    WeightChunk<T>* const mine = reinterpret_cast<WeightChunk<T>*>(weights + place());
+    const float scale = tile::to_float(gain[own_row()]) * inverse_norm_of_own_row(weights);
 #pragma unroll
     for (int s = 0; s < kSteps; ++s)
       mine[s * kRowsAtOnce * 8] =
-          scaled(mine[s * kRowsAtOnce * 8], tile::to_float(gain[first_row() + s * kRowsAtOnce]) * inverse_norm(sum[s]));
+          scaled(mine[s * kRowsAtOnce * 8], __shfl_sync(~0u, scale, lane() / kRowLanes * kRowLanes + s * kSame));
   }
 };
 
+// What a layer's sums and its bias are multiplied by: softplus in pairs with a bias works on h log2 e, as the factor
+// that its exponentials want then costs nothing.
+struct Domain {
+  float sums, bias;
+};
+template <bool kTimesLog2e> __device__ __forceinline__ Domain domain_of(int l, int layers) {
+  if (!kTimesLog2e) return {1, 1};
+  if (l + 1 == layers) return {l == 0 ? 1 : 1 / detail::kLog2e, 1};
+  return {l == 0 ? detail::kLog2e : 1, detail::kLog2e};
+}
+
 // The network on its way to shared memory: all copies start at once, and each layer is waited for when it is needed.
-template <class T, int kWidth, int kGroups> struct Network {
+template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
   using Pieces = WeightPieces<T, kWidth, kGroups>;
-  char* weights;
   static constexpr uint32_t kLoaders = Pieces::kThreads;
-  T *bias, *gain;
-  uint64_t* arrived;  // of each layer, by every thread that loads
+  char* weights;
+  float* bias;
+  T* gain;
+  uint64_t* arrived;  // of each layer: its weights are there, and normalised
+
+  __device__ __forceinline__ void init(const Params& p) const {
+    // By every thread that loads; with weight norm by its warp.
+    if (threadIdx.x < uint32_t(p.layers)) ptx::mbarrier_init(arrived + threadIdx.x, kLoaders / (p.has_gain ? 32 : 1));
+  }
 
   __device__ __forceinline__ char* layer(int l) const { return weights + l * weight_bytes<kWidth>(); }
-  __device__ __forceinline__ void load(const Params& p) const {
-    const bool loads = threadIdx.x < Pieces::kThreads;
-    for (int l = 0; loads && l < p.layers; ++l) {
+  __device__ __forceinline__ void load_weights(const Params& p) const {
+    for (int l = 0; threadIdx.x < kLoaders && l < p.layers; ++l) {
       Pieces::load(p.layer[l], l + 1 == p.layers, layer(l));
       if (p.has_gain)
         ptx::cp_async_commit_group();
       else
         ptx::cp_async_mbarrier_arrive(arrived + l);
     }
-    if (p.has_bias || p.has_gain) load_vectors(p);
-    for (int l = 0; p.has_gain && loads && l < p.layers; ++l) {
-      wait_for_copies(p.layers - 1 - l);
-      if (p.layer[l].g != nullptr) Pieces::normalise(gain + l * kWidth, layer(l));
-      ptx::mbarrier_arrive(arrived + l);
-    }
+  }
+  // Weight norm: v has come, and W is made of it.
+  __device__ __forceinline__ void normalise(const Params& p, int l) const {
+    if (threadIdx.x >= kLoaders) return;
+    wait_for_copies(p.layers - 1 - l);
+    if (p.layer[l].g != nullptr) Pieces::normalise(gain + l * kWidth, layer(l));
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(arrived + l);
   }
   __device__ __forceinline__ void wait_for(int l) const {
     tile::wait_warp_or_trap(arrived + l, 0);
     ptx::fence_proxy_async_shared();
   }
-
- private:
   __device__ __forceinline__ void load_vectors(const Params& p) const {
     for (uint32_t i = threadIdx.x; i < uint32_t(p.layers) * kWidth; i += 128 * kGroups) {
-      const LayerParams& of = p.layer[i / kWidth];
-      const uint32_t c = i % kWidth, n = i / kWidth + 1 == p.layers ? last_feature(c) : c;
-      bias[i] = element(of.b, of, n);
-      gain[i] = element(of.g, of, n);
+      const int l = int(i / kWidth);
+      const LayerParams& of = p.layer[l];
+      const uint32_t c = i % kWidth, n = l + 1 == p.layers ? last_feature(c) : c;
+      if (p.has_bias) bias[i] = domain_of<kTimesLog2e>(l, p.layers).bias * tile::to_float(element(of.b, of, n));
+      if (p.has_gain) gain[i] = element(of.g, of, n);
     }
     __syncthreads();
   }
+
+ private:
   // Zero where there is no vector, and beyond the last column.
   static __device__ __forceinline__ T element(const void* vector, const LayerParams& of, uint32_t n) {
     return vector != nullptr && n < of.n ? static_cast<const T*>(vector)[n] : tile::from_float<T>(0.f);
@@ -213,20 +257,30 @@ template <class T, int kWidth, int kGroups> struct Network {
   }
 };
 
-template <class T, int kWidth> __device__ __forceinline__ void start_from_bias(Sums<kWidth>& d, const T* bias) {
+// What the sums' columns get before the activation: nothing, or times the layer's factor plus their bias, or times
+// their own scale plus their bias.
+enum class Finish { none, bias, scale_and_bias };
+struct Vectors {
+  const float *bias, *scale;  // of all layers' columns
+};
+template <int kWidth, Finish kFinish>
+__device__ __forceinline__ void finish_block(Sums<kWidth>& d, int i, const Vectors& of, int l, float factor) {
+  if constexpr (kFinish == Finish::none) return;
+  const uint32_t from = uint32_t(l) * kWidth + 32 * i + threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int j = 0; j < kWidth / 8; ++j) {
-    float b[2];
-    tile::to_float(*reinterpret_cast<const tile::Vec<T, 2>*>(bias + 8 * j + threadIdx.x % 4 * 2), b);
-    d[4 * j] = d[4 * j + 2] = b[0];
-    d[4 * j + 1] = d[4 * j + 3] = b[1];
+  for (int j = 0; j < 4; ++j) {
+    const float2 b = *reinterpret_cast<const float2*>(of.bias + from + 8 * j);
+    float2 s = {factor, factor};
+    if constexpr (kFinish == Finish::scale_and_bias) s = *reinterpret_cast<const float2*>(of.scale + from + 8 * j);
+    float* const at = d + 4 * (4 * i + j);
+    at[0] = fmaf(at[0], s.x, b.x), at[1] = fmaf(at[1], s.y, b.y);
+    at[2] = fmaf(at[2], s.x, b.x), at[3] = fmaf(at[3], s.y, b.y);
   }
 }
 
-// d = a W^T (+ bias), issued and not waited for. Only the lower half of a descriptor depends on the address.
+// d = a W^T, issued and not waited for. Only the lower half of a descriptor depends on the address.
 template <class T, int kWidth>
-__device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a, uint32_t weights, uint32_t upper,
-                                         bool accumulate) {
+__device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a, uint32_t weights, uint32_t upper) {
   using tile::Swizzle;
   ptx::fence_registers(d);
   ptx::wgmma_fence();
@@ -234,7 +288,7 @@ __device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a,
   for (int k = 0; k < kWidth / 16; ++k) {
     const uint32_t lower =
         weights + uint32_t(tile::descriptor_step<tile::Major::k, Swizzle::b128>(16 * k, panel_bytes<kWidth>()));
-    ptx::wgmma<T, kWidth>(d, a[k], uint64_t(upper) << 32 | lower, k > 0 || accumulate);
+    ptx::wgmma<T, kWidth>(d, a[k], uint64_t(upper) << 32 | lower, k > 0);
   }
   ptx::wgmma_commit_group();
 }
@@ -251,7 +305,7 @@ template <class T, class F, int kWidth> __device__ __forceinline__ void activate
   for (int j = 0; j < 16; ++j) {
     d[16 * i + j] = act_value<F, T>(d[16 * i + j]);
     // Without this the compiler weaves the formulas of all elements into each other, and no registers are left.
-    if constexpr (F::name == Gelu::name) asm volatile("" : "+f"(d[16 * i + j])::"memory");
+    if constexpr (F::name == Gelu::name || F::name == Tanh::name) asm volatile("" : "+f"(d[16 * i + j])::"memory");
   }
 }
 template <class T, int kWidth>
@@ -271,24 +325,28 @@ __device__ __forceinline__ void pack_block(Rows<kWidth>& a, const Sums<kWidth>& 
 // of 3 to 5 layers by 1.25 times what it would be with one rounding a layer. Values that are saved are not formed so.
 template <class F, class T, bool kSave>
 constexpr bool kInPairs = F::name == Softplus::name&& std::is_same_v<T, f16> && !kSave;
-__device__ __forceinline__ uint32_t softplus_pair(float x0, float x1) {
+// With kTimesLog2e it takes x log2 e and gives softplus(x) log2 e; the root mean square of the errors is the same, that
+// of the left tail alone 1.9 times one rounding's instead of 1.5, as the constant term is off by 0.4 units in the last
+// place.
+template <bool kTimesLog2e> __device__ __forceinline__ uint32_t softplus_pair(float x0, float x1) {
   const auto twice = [](uint32_t bits) { return bits << 16 | bits; };
-  const uint32_t e =
-      ptx::pack(f16{}, detail::fast_exp2(fabsf(x0) * -detail::kLog2e), detail::fast_exp2(fabsf(x1) * -detail::kLog2e));
-  // log1p_of_unit_4 in fp16: 0.041351, -0.15747, 0.30640, -0.49707, 1
-  uint32_t q = ptx::multiply_add(f16{}, e, twice(0x294b), twice(0xb10a));
-  q = ptx::multiply_add(f16{}, e, q, twice(0x34e7));
-  q = ptx::multiply_add(f16{}, e, q, twice(0xb7f4));
-  q = ptx::multiply_add(f16{}, e, q, twice(0x3c00));
+  const auto exp2_of = [](float x) { return detail::fast_exp2(fabsf(x) * -(kTimesLog2e ? 1 : detail::kLog2e)); };
+  const uint32_t e = ptx::pack(f16{}, exp2_of(x0), exp2_of(x1));
+  // log1p_of_unit_4 in fp16: 0.041351, -0.15747, 0.30640, -0.49707, 1; or times log2 e, the best of its neighbours
+  constexpr uint32_t kQ[2][5] = {{0x294b, 0xb10a, 0x34e7, 0xb7f4, 0x3c00}, {0x2ba3, 0xb346, 0x3711, 0xb9bb, 0x3dc5}};
+  uint32_t q = ptx::multiply_add(f16{}, e, twice(kQ[kTimesLog2e][0]), twice(kQ[kTimesLog2e][1]));
+#pragma unroll
+  for (int i = 2; i < 5; ++i) q = ptx::multiply_add(f16{}, e, q, twice(kQ[kTimesLog2e][i]));
   return ptx::multiply_add(f16{}, e, q, ptx::pack_relu(f16{}, x0, x1));
 }
-template <int kWidth> __device__ __forceinline__ void softplus_block(Rows<kWidth>& a, const Sums<kWidth>& d, int i) {
+template <int kWidth, bool kTimesLog2e>
+__device__ __forceinline__ void softplus_block(Rows<kWidth>& a, const Sums<kWidth>& d, int i) {
 #pragma unroll
   for (int j = 0; j < 4; ++j)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = 4 * (4 * i + j) + 2 * half;
-      a[2 * i + j / 2][2 * (j % 2) + half] = softplus_pair(d[at], d[at + 1]);
+      a[2 * i + j / 2][2 * (j % 2) + half] = softplus_pair<kTimesLog2e>(d[at], d[at + 1]);
     }
 }
 
@@ -365,9 +423,10 @@ __device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bo
 }
 
 // A hidden layer's sums become the next layer's A; what backward needs goes to memory.
-template <class T, class F, int kWidth, bool kSave>
-__device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, char* staging,
-                                         int64_t first) {
+template <class T, class F, int kWidth, bool kSave, Finish kFinish>
+__device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, const Vectors& of,
+                                         char* staging, int64_t first) {
+  constexpr bool kTimesLog2e = kFinish != Finish::none && kInPairs<F, T, kSave>;
   const int64_t element = p.saved_f32 ? 4 : 2;
   const Target saved = {static_cast<char*>(p.layer[l].saved), p.layer[l].n * element, p.layer[l].n};
   const auto save = [&](int i) {
@@ -378,12 +437,13 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
   };
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i) {
+    finish_block<kWidth, kFinish>(d, i, of, l, domain_of<kTimesLog2e>(l, p.layers).sums);
     if constexpr (kSave && !has_slope_from_value<F>) {
       if (!p.saved_f32) pack_block<T, kWidth>(a, d, i);
       save(i);
     }
     if constexpr (kInPairs<F, T, kSave>) {
-      softplus_block<kWidth>(a, d, i);
+      softplus_block<kWidth, kTimesLog2e>(a, d, i);
       continue;
     }
     activate_block<T, F, kWidth>(d, i);
@@ -392,8 +452,12 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
   }
 }
 // The last layer's sums become y.
-template <class T, class F, int kWidth, bool kSave>
-__device__ __forceinline__ void finish(Sums<kWidth>& d, const Params& p, int64_t first) {
+template <class T, class F, int kWidth, bool kSave, Finish kFinish>
+__device__ __forceinline__ void finish(Sums<kWidth>& d, const Params& p, const Vectors& of, int64_t first) {
+  constexpr bool kTimesLog2e = kFinish != Finish::none && kInPairs<F, T, kSave>;
+#pragma unroll
+  for (int i = 0; i < kWidth / 32; ++i)
+    finish_block<kWidth, kFinish>(d, i, of, p.layers - 1, domain_of<kTimesLog2e>(p.layers - 1, p.layers).sums);
   const LayerParams& layer = p.layer[p.layers - 1];
   const auto save = [&] {
     if (p.saved_f32) {
@@ -430,56 +494,64 @@ template <int kGroups> struct Turns {
   }
 };
 
-template <class T, class F, int kWidth, int kGroups, bool kSave>
+template <class T, class F, int kWidth, int kGroups, bool kSave, Finish kFinish>
 __global__ void __launch_bounds__(128 * kGroups, 1)
     mlp_sm90_kernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap x_map) {
   extern __shared__ __align__(1024) char shared[];
-  const Layout at = layout_of<T, kWidth, kSave>(p.layers, kGroups);
+  const Layout at = layout_of<T, kWidth, kSave>(p.layers, kGroups, kFinish != Finish::none, p.has_gain);
   // The same in all lanes, and known to be: the loop below must not diverge.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
   ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + kMlpMaxLayers + warp};
   char* const staging = shared + at.staging + warp * kStagingBytes;
-  const Network<T, kWidth, kGroups> network{shared, reinterpret_cast<T*>(shared + at.bias),
-                                            reinterpret_cast<T*>(shared + at.gain), barriers};
+  const Network<T, kWidth, kGroups, kFinish != Finish::none && kInPairs<F, T, kSave>> network{
+      shared, reinterpret_cast<float*>(shared + at.bias), reinterpret_cast<T*>(shared + at.gain), barriers};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   uint32_t tile = blockIdx.x + gridDim.x * (warp / 4);
 
-  if (threadIdx.x < uint32_t(p.layers)) ptx::mbarrier_init(barriers + threadIdx.x, network.kLoaders);
+  network.init(p);
   if (lane() == 0) ptx::mbarrier_init(x.barrier, 1);
   ptx::fence_mbarrier_init();
   __syncthreads();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  if (tile < tiles) x.load(x_map, tile);
-  network.load(p);
+  // The first warpgroup's rows, then the weights, then the others' rows: nobody waits long for what is wanted later.
+  if (tile < tiles && warp < 4) x.load(x_map, tile);
+  network.load_weights(p);
+  if (tile < tiles && warp >= 4) x.load(x_map, tile);
+  if (p.has_bias || p.has_gain) network.load_vectors(p);
   const uint64_t descriptor =
       tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(ptx::shared_address(shared));
   const uint32_t weights = uint32_t(descriptor), upper = uint32_t(descriptor >> 32);
   constexpr uint32_t kLayerStep = weight_bytes<kWidth>() >> 4;
 
+  const Vectors vectors = {network.bias, nullptr};
   Rows<kWidth> a;
   Sums<kWidth> d;
   const Turns<kGroups> turns{kGroups > 2 && tiles > step && tiles <= kFewTiles, warp / 4};
   turns.start();
+  // Later layers' turn is while the first products of the one before run, where registers allow.
+  constexpr bool kLater = kGroups < 4 && !kSave;
+  const int at_once = !p.has_gain ? 0 : kLater && tile < tiles ? 1 : p.layers;
+  for (int l = 0; l < at_once; ++l) network.normalise(p, l);
   if (tile >= tiles) network.wait_for(p.layers - 1);  // no thread leaves with copies under way
   bool is_first = true;
   for (; tile < tiles; is_first = false, tile += step) {
     x.take(a);
     for (int l = 0; l < p.layers; ++l) {
       if (is_first) network.wait_for(l);
-      if (p.has_bias) start_from_bias<T, kWidth>(d, network.bias + l * kWidth);
       turns.take();
-      multiply<T, kWidth>(d, a, weights + l * kLayerStep, upper, p.has_bias);
+      multiply<T, kWidth>(d, a, weights + l * kLayerStep, upper);
       turns.pass();
-      wait<kWidth>(d, a);
+      if (kLater && is_first && p.has_gain && l + 1 < p.layers) network.normalise(p, l + 1);
       if (l == 0 && tile + step < tiles) {
         __syncwarp();  // all lanes have what they took from where the next rows go
         x.load(x_map, tile + step);
       }
-      if (l + 1 < p.layers) activate<T, F, kWidth, kSave>(d, a, p, l, staging, first_row(tile));
+      wait<kWidth>(d, a);
+      if (l + 1 < p.layers) activate<T, F, kWidth, kSave, kFinish>(d, a, p, l, vectors, staging, first_row(tile));
     }
-    finish<T, F, kWidth, kSave>(d, p, first_row(tile));
+    finish<T, F, kWidth, kSave, kFinish>(d, p, vectors, first_row(tile));
   }
   // The block's first warpgroup may have had one tile more.
   const bool is_short = turns.on && tile - warp / 4 * gridDim.x < tiles;
@@ -491,21 +563,26 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
 
 template <class T, class F, int kWidth, bool kSave>
 void launch_as(const Params& p, const CUtensorMap& x_map, int device, Stream stream) {
+  const auto smem = [&](int groups) {
+    return layout_of<T, kWidth, kSave>(p.layers, groups, p.has_bias, p.has_gain).size;
+  };
   const auto launch = [&](auto groups) {
     constexpr int kGroups = decltype(groups)::value;
-    gpu::launch("mlp", mlp_sm90_kernel<T, F, kWidth, kGroups, kSave>,
+    const auto kernel = p.has_bias ? mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, Finish::bias>
+                                   : mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, Finish::none>;
+    gpu::launch("mlp", kernel,
                 {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(device)),
                  .block = 128 * kGroups,
-                 .smem = layout_of<T, kWidth, kSave>(p.layers, kGroups).size,
+                 .smem = smem(kGroups),
                  .overlap = true,
                  .device = device},
                 stream, p, x_map);
   };
-  constexpr int kMost = most_warpgroups<F, kWidth, kSave>();
-  static_assert(layout_of<T, kWidth, kSave>(kMostLayers<kWidth>, kMost).size <= kMaxSharedBytes,
+  constexpr int kMost = most_warpgroups<F, kWidth, kSave>(), kLeast = std::min(kMost, 3);
+  static_assert(layout_of<T, kWidth, kSave>(kMostLayers<kWidth>, kLeast, true, true).size <= kMaxSharedBytes,
                 "the deepest network must fit the shared memory");
   if constexpr (kMost == 4 && F::name == Softplus::name && kWidth == 128)
-    if (p.rows <= kFewTiles * kTileRows && !p.has_gain) return launch(std::integral_constant<int, 3>());
+    if (mlp_sm90_three_suffice(p) || smem(4) > kMaxSharedBytes) return launch(std::integral_constant<int, 3>());
   launch(std::integral_constant<int, kMost>());
 }
 
@@ -523,7 +600,7 @@ template <class T, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream)
   with_activation(m.act, [&](auto f) {
     using F = decltype(f);
     if (mlp_widest(m) <= 64) return launch_as<T, F, 64, kSave>(p, x_map, device, stream);
-    if constexpr (F::name != Gelu::name) launch_as<T, F, 128, kSave>(p, x_map, device, stream);
+    launch_as<T, F, 128, kSave>(p, x_map, device, stream);
   });
 }
 
