@@ -129,7 +129,6 @@ template <int kPanels> struct SharedMemory {
   uint64_t full[2][kOut], empty[2][kOut];
   uint64_t room[2][2];  // below, in the dz buffer of that number
   uint64_t weights_full;
-  uint64_t may_give, given;                       // sums, to this block's neighbour and to this block
   uint64_t input_full[2][2], other_weights_full;  // of values that are formed here
   uint64_t chunk_formed;                          // by all of the cluster
   Plan plan;
@@ -176,10 +175,8 @@ template <Major kMajor, uint32_t kApart> __device__ __forceinline__ uint64_t ope
 
 // --- a block ---
 
-// All of this block have come here: nobody uses its weights and buffers any more.
-__device__ __forceinline__ void block_is_done() { ptx::barrier_sync(0, kThreads); }
-// All of the cluster have: nobody reaches into this block any more.
-__device__ __forceinline__ void cluster_ends() {
+// Everybody has come here, in the neighbours too.
+__device__ __forceinline__ void block_ends() {
   ptx::cluster_arrive();
   ptx::cluster_wait();
 }
@@ -254,7 +251,6 @@ template <class T, int kPanels, bool kForms> struct Block {
 
   template <bool kSingle> __device__ void release(uint32_t w, uint32_t r, uint32_t n, int tile);
   __device__ void add_bias(float (&db)[2], uint32_t dz);
-  __device__ void hand_over(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2], uint32_t w, int l);
   __device__ void give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]);
   __device__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2], int l);
   __device__ void start_products(float (&acc)[kPanels][kPanel / 2], uint32_t dz, uint32_t slot);
@@ -496,29 +492,11 @@ __device__ void Block<T, kPanels, kForms>::hold_dw(uint32_t w) {
   }
 #pragma unroll
   for (int m = 0; m < kPanels; ++m) ptx::fence_registers(dw[m]);
-  block_is_done();
-  hand_over(dw, db, w, kSingle || w == 1 ? plan().lower : plan().upper);
-  cluster_ends();
-}
-
-// The sums of warpgroup w to memory. Of the two that hold the same layer one gives to the other, so that fewer partial
-// sums get there; the stages do not wait for each other.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::hand_over(const float (&dw)[kPanels][kWidth / 2],
-                                                                     const float (&db)[2], uint32_t w, int l) {
-  if (plan().giver == kNobody) return store_partial(dw, db, l);
-  const bool leads = threadIdx.x % 128 == 0;
-  if (w == plan().giver) {
-    tile::wait_cluster_or_trap(&s.may_give, 0);
-    give(dw, db);
-    ptx::barrier_sync(1 + w, 128);
-    if (leads) ptx::mbarrier_arrive_remote(ptx::cluster_address(&s.given, plan().taker));
-  } else {
-    if (leads) ptx::mbarrier_arrive_remote(ptx::cluster_address(&s.may_give, plan().taker));
-    tile::wait_cluster_or_trap(&s.given, 0);
-    store_partial(dw, db, l);
-  }
-  __syncwarp();
+  // Of the two that hold the same layer one gives, so that fewer partial sums reach memory.
+  block_ends();
+  if (w == plan().giver) give(dw, db);
+  block_ends();
+  if (w != plan().giver) store_partial(dw, db, kSingle || w == 1 ? plan().lower : plan().upper);
 }
 
 // What hold_dw() does for other warpgroups where there is no dW: above the top layer.
@@ -535,8 +513,8 @@ template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, k
     if (kForms && threadIdx.x % 128 == 0) fill_behind<false>(w, n, tile);
     __syncwarp();
   }
-  block_is_done();
-  cluster_ends();
+  block_ends();
+  block_ends();
 }
 
 // The sums of a warpgroup through the memory of the block that takes them, a thread's by 16 bytes, 128 threads apart.
@@ -946,8 +924,8 @@ __device__ void Block<T, kPanels, kForms>::run_chain(uint32_t r) {
   } while (kForms && int(forming(r).chunk) * kChunk < plan().tiles);
   if (threadIdx.x % 128 == 0) ptx::bulk_wait_group<0>();
   __syncwarp();
-  block_is_done();
-  cluster_ends();
+  block_ends();
+  block_ends();
 }
 
 // --- the kernel ---
@@ -961,8 +939,6 @@ template <int kPanels> __device__ void initialise(SharedMemory<kPanels>& s, int 
     for (uint64_t& room : s.room[r]) ptx::mbarrier_init(&room, 1);
   }
   ptx::mbarrier_init(&s.weights_full, 1);
-  ptx::mbarrier_init(&s.may_give, 1);
-  ptx::mbarrier_init(&s.given, 1);
   for (auto& of_warpgroup : s.input_full)
     for (uint64_t& full : of_warpgroup) ptx::mbarrier_init(&full, 1);
   ptx::mbarrier_init(&s.other_weights_full, 1);
