@@ -6,9 +6,8 @@
 namespace ingot::cuda {
 namespace {
 
-// Up to here, blocks that each hold all weights in registers are as fast as tiles of 64 rows, and faster for deep
-// networks.
-constexpr int64_t kFewRows = 512;
+// Up to here the few-rows forms are the faster ones. Saving costs the forward form for many rows more.
+constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192;
 
 int compute_major(Device device) {
   int major = 0;
@@ -40,6 +39,7 @@ bool mlp_takes(const Mlp& m, MlpForm form) {
 bool mlp_takes(const MlpBackward& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return true;
+    case MlpForm::few_rows: return mlp_few_rows_backward_takes(m);
     case MlpForm::sm90: return mlp_backward_sm90_takes(m);
     default: return false;
   }
@@ -49,12 +49,14 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
 MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
   check_generation("mlp", compute_major);
   if (compute_major != 9) return MlpForm::portable;
-  if (m.x.rows() <= kFewRows && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
+  if (m.x.rows() <= (m.saved ? kFewRowsSaved : kFewRows) && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
   return mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;
 }
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   check_generation("mlp_backward", compute_major);
-  return compute_major == 9 && mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;
+  if (compute_major != 9) return MlpForm::portable;
+  if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
+  return mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;
 }
 
 void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
@@ -68,6 +70,7 @@ void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
 void mlp_backward_with(const MlpBackward& m, MlpForm form, Stream stream) {
   switch (form) {
     case MlpForm::portable: return mlp_backward_portable(m, stream);
+    case MlpForm::few_rows: return mlp_few_rows_backward(m, stream);
     case MlpForm::sm90: return mlp_backward_sm90(m, stream);
     default: no_such_form("mlp_backward", form);
   }
@@ -75,6 +78,7 @@ void mlp_backward_with(const MlpBackward& m, MlpForm form, Stream stream) {
 int64_t mlp_backward_workspace_bytes_with(const MlpBackward& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return mlp_backward_portable_workspace_bytes(m);
+    case MlpForm::few_rows: return mlp_few_rows_backward_workspace_bytes(m);
     case MlpForm::sm90: return mlp_backward_sm90_workspace_bytes(m);
     default: no_such_form("mlp_backward", form);
   }

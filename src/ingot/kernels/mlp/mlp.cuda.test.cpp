@@ -766,6 +766,19 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 9), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 128), 9), MlpForm::sm90);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 500, 64), 9), MlpForm::few_rows);
+  const auto backward = [&](int64_t rows, int64_t width, DType saved) {
+    const Mlp m = problem(DType::bf16, rows, width);
+    return MlpBackward{.dy = m.y,
+                       .x = m.x,
+                       .layers = {m.layers[0], m.layers[0]},
+                       .grads = {MlpLayer{}, MlpLayer{}},
+                       .act = act_of<Softplus>,
+                       .saved = Tensor(nullptr, saved, {rows * width}, gpu)};
+  };
+  EXPECT_EQ(cuda::pick_mlp_form(backward(8192, 128, DType::bf16), 9), MlpForm::few_rows);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(8193, 128, DType::bf16), 9), MlpForm::sm90);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(100, 136, DType::bf16), 9), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), 8), MlpForm::portable);
   for (int major : {8, 10, 12}) EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), major), MlpForm::portable);
   try {
     cuda::pick_mlp_form(problem(DType::f16, 1000, 64), 7);
@@ -785,6 +798,8 @@ INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                                            Forms{"few_rows_bf16", kFew, kPortable, DType::bf16},
                                            Forms{"sm90_forward_f16", kSm90, kPortable, DType::f16},
                                            Forms{"sm90_forward_bf16", kSm90, kPortable, DType::bf16},
+                                           Forms{"few_rows_backward_f16", kPortable, kFew, DType::f16},
+                                           Forms{"few_rows_backward_bf16", kPortable, kFew, DType::bf16},
                                            Forms{"sm90_backward_f16", kPortable, kSm90, DType::f16},
                                            Forms{"sm90_backward_bf16", kPortable, kSm90, DType::bf16}),
                          [](const auto& info) { return std::string(info.param.name); });

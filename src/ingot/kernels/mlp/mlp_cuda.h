@@ -17,7 +17,7 @@ void mlp_portable(const Mlp& m, Stream stream);
 void mlp_backward_portable(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_portable_workspace_bytes(const MlpBackward& m);
 
-// Few rows, widths up to 128, f16 and bf16: every block keeps all weights in registers.
+// Few rows, widths up to 128, f16 and bf16, sm_90a: every block has all weights in shared memory, asked for at once.
 bool mlp_few_rows_takes(const Mlp& m);
 void mlp_few_rows(const Mlp& m, Stream stream);
 
@@ -30,6 +30,11 @@ void mlp_sm90(const Mlp& m, Stream stream);
 bool mlp_backward_sm90_takes(const MlpBackward& m);
 void mlp_backward_sm90(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m);
+
+// Few rows, the same otherwise: a chain of gradients with all weights at hand, then sums over all rows at once.
+bool mlp_few_rows_backward_takes(const MlpBackward& m);
+void mlp_few_rows_backward(const MlpBackward& m, Stream stream);
+int64_t mlp_few_rows_backward_workspace_bytes(const MlpBackward& m);
 
 // Which form runs is a pure function of the operands' shapes, types and options and of the GPU's generation; below 8 it
 // throws.

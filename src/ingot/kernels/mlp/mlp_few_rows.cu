@@ -1,9 +1,36 @@
-#include "ingot/kernels/mlp/mlp_forward.h"
+#include "ingot/gpu/tile/swizzle.cuh"
+#include "ingot/gpu/tma_map.h"
+#include "ingot/kernels/mlp/mlp_few_rows_maps.h"
 
 namespace ingot::cuda {
+namespace few_rows {
 
-// 6 layers of 128 x 128 fit the registers, as do 8 of 64 x 64.
-bool mlp_few_rows_takes(const Mlp& m) { return mlp_fast_type(m) && m.layers.size() <= (mlp_widest(m) <= 64 ? 8 : 6); }
+Maps make_maps(const Mlp& m, const MlpForwardParams& p, int block_rows, int panels) {
+  const gpu::TmaBox rows{.rows = block_rows, .cols = kPanel, .swizzle = tile::Swizzle::b128};
+  const gpu::TmaBox weights{.rows = kPanel * panels, .cols = kPanel, .swizzle = tile::Swizzle::b128};
+  const auto matrix = [](const Tensor& t) {
+    Tensor view(t.data, t.dtype, {t.rows(), t.cols()}, t.device);
+    view.stride[0] = t.row_stride();
+    return view;
+  };
+  Maps maps{};
+  maps.x = gpu::tensor_map("mlp: x", matrix(m.x), rows);
+  maps.y = gpu::tensor_map("mlp: y", matrix(m.y), rows);
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    maps.w[l] = gpu::tensor_map("mlp: w", m.layers[l].w, weights);
+    if (p.layer[l].saved != nullptr && !p.saved_f32)
+      maps.saved[l] = gpu::tensor_map(
+          "mlp: saved", Tensor(p.layer[l].saved, m.x.dtype, {p.rows, m.layers[l].w.rows()}, m.x.device), rows);
+  }
+  return maps;
+}
+
+}  // namespace few_rows
+
+// Tensor copies count rows in 31 bits.
+bool mlp_few_rows_takes(const Mlp& m) {
+  return mlp_fast_type(m) && m.layers.size() <= size_t(kMlpMaxLayers) && m.x.rows() <= int64_t(1) << 30;
+}
 void mlp_few_rows(const Mlp& m, Stream stream) {
   m.x.dtype == DType::f16 ? launch_mlp_few_rows<f16>(m, stream) : launch_mlp_few_rows<bf16>(m, stream);
 }

@@ -1,235 +1,230 @@
 #pragma once
-// The body of the few-rows form. A block takes 16 rows at a time through the whole network; warp w owns 16 columns of
-// every layer and keeps their weights in registers, asked for all at once before anything else happens, so that one
-// memory latency is paid for the network. Between layers the activations pass through a small tile of shared memory.
-//
-// Weights, x and activations are read 16 bytes a thread by a permutation of k that both operands of a product share:
-// position 16 (2 s + t) + 8 h + 2 q + e of a product's k stands for feature 32 s + 8 q + 4 t + 2 h + e. Rows of the
-// weights are permuted too, so that a thread's sums are four neighbouring columns.
+// The body of the few-rows form, where only latency counts. A block takes kRows rows through the whole network, whose
+// weights are asked for all at once, and starts when the first layer's are there. Products are transposed, features by
+// rows, so that few rows fill the tensor cores; between layers the activations lie in shared memory.
+#include <cuda.h>
+
 #include <algorithm>
 #include <cstdint>
 
 #include "ingot/gpu/launch.h"
-#include "ingot/gpu/ptx/address.cuh"
+#include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
-#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
-#include "ingot/gpu/ptx/mma.cuh"
+#include "ingot/gpu/ptx/mbarrier.cuh"
+#include "ingot/gpu/ptx/stmatrix.cuh"
+#include "ingot/gpu/ptx/tma.cuh"
+#include "ingot/gpu/ptx/wgmma.cuh"
+#include "ingot/gpu/tile/descriptor.cuh"
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/gpu/tile/swizzle.cuh"
+#include "ingot/kernels/mlp/mlp_few_rows_maps.h"
+#include "ingot/kernels/mlp/mlp_few_rows_tile.cuh"
 #include "ingot/kernels/mlp/mlp_forward.cuh"
 
 namespace ingot::cuda::few_rows {
 
-using Params = MlpForwardParams;
-constexpr int kTile = 16;     // rows of one product
-constexpr int kMaxTiles = 4;  // that a block takes through a layer between two barriers
-
-template <int kWidth> constexpr int threads() { return kWidth / 16 * 32; }
-
-template <int kWidth> struct SharedMemory {
-  alignas(16) uint32_t h[2][kMaxTiles * kTile * kWidth / 2];
-  float bias[kMlpMaxLayers * kWidth];
+struct Params {
+  MlpForwardParams network;
+  int stages;
+};
+template <int kPanels, int kRows, bool kSavesArgument> struct Memory {
+  static constexpr int kWidth = kPanel * kPanels;
+  using Tile = uint8_t[kPanels][kRows * 128];
+  struct Stage {
+    uint8_t w[kPanels][kWidth * 128];  // panels of inputs
+  };
+  uint64_t full[kMlpMaxLayers], normed[kMlpMaxLayers], x_full, formed, stored;
+  float bias[kMlpMaxLayers][kWidth], gain[kMlpMaxLayers][kWidth];
+  alignas(1024) Tile h[2];
+  Tile z[kSavesArgument ? 2 : 1];  // before the activation
+  alignas(1024) Stage stage[1];    // more follow: as many as layers, or as fit
 };
 
-// 16-byte chunk c of a row lies at chunk c ^ spread(row): readers take 4 chunks of 2 rows at once, writers 2 of 4.
-__device__ inline uint32_t spread(uint32_t row) { return (row & 1) * 4 + (row & 2); }
-template <int kWidth> __device__ inline uint32_t word_of(uint32_t row, uint32_t chunk) {
-  return row * (kWidth / 2) + (chunk ^ spread(row)) * 4;
-}
+template <class T, class F, int kPanels, int kRows> struct Block {
+  static constexpr bool kSavesArgument = !has_slope_from_value<F>;
+  using Shared = Memory<kPanels, kRows, kSavesArgument>;
+  static constexpr int kWidth = Shared::kWidth, kWarps = 4 * kPanels;
+  static constexpr int kSums = kRows / 2;  // a thread's: features `feature` and + 8, two rows of every 8
 
-// This thread's part of one layer's weights: both column groups, step k / 16, two registers a step.
-template <class T, int kWidth> struct Weights {
-  WeightChunk<T> chunk[2][kWidth / 32];  // column group, then 32 of the k
-  T g[2];
+  Shared& s;
+  const Maps& maps;
+  const Params& a;
+  const MlpForwardParams& p = a.network;
+  const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32;
+  const int64_t row = int64_t(blockIdx.x) * kRows;
+  const uint32_t feature = warp * 16 + lane / 4;
+  const uint32_t fragment = tile_fragment<kRows>(warp, lane);
 
-  __device__ __forceinline__ void load(const MlpLayerParams& layer) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const uint32_t n = row(j), k = threadIdx.x % 4 * 8;
-      if (layer.g != nullptr && n < layer.n) g[j] = static_cast<const T*>(layer.g)[n];
-      const T* from = static_cast<const T*>(layer.w) + n * layer.k + k;
-#pragma unroll
-      for (int s = 0; s < kWidth / 32; ++s) {
-        ptx::load_cached_or_zero(from + 32 * s, n < layer.n && 32 * s + k < layer.k, chunk[j][s].word[0]);
+  __device__ void load(int l) {
+    const int slot = l % a.stages;
+    load_tile(s.stage[slot].w, maps.w[l], 0, &s.full[slot]);
+  }
+  // Role::copy. One thread each.
+  __device__ void start_loading() {
+    load_tile(s.h[0], maps.x, int(row), &s.x_full);
+    for (int l = 0; l < a.stages && l < p.layers; ++l) load(l);
+  }
+  __device__ void store_and_reload() {
+    for (int l = 0; l < p.layers; ++l) {
+      tile::wait_or_trap(&s.formed, l & 1);
+      const auto& h = s.h[(l + 1) & 1];
+      if (p.layer[l].saved != nullptr && !p.saved_f32) {
+        if constexpr (kSavesArgument)
+          store_tile(maps.saved[l], int(row), s.z[l & 1]);
+        else
+          store_tile(maps.saved[l], int(row), h);
       }
+      if (l + 1 == p.layers) store_tile(maps.y, int(row), h);
+      ptx::bulk_commit_group();
+      if (l + a.stages < p.layers) load(l + a.stages);
+      ptx::bulk_wait_group_read<0>();
+      ptx::mbarrier_arrive(&s.stored);
+    }
+    ptx::bulk_wait_group<0>();
+  }
+  // One thread.
+  __device__ void prepare() {
+    for (uint64_t& full : s.full) ptx::mbarrier_init(&full, 1);
+    for (uint64_t& normed : s.normed) ptx::mbarrier_init(&normed, kFormers / 32);
+    ptx::mbarrier_init(&s.x_full, 1);
+    ptx::mbarrier_init(&s.formed, kWarps);
+    ptx::mbarrier_init(&s.stored, 1);
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensor_map(&maps.x);
+    ptx::prefetch_tensor_map(&maps.y);
+    for (int l = 0; l < p.layers; ++l) {
+      ptx::prefetch_tensor_map(&maps.w[l]);
+      if (p.layer[l].saved != nullptr && !p.saved_f32) ptx::prefetch_tensor_map(&maps.saved[l]);
     }
   }
-  __device__ __forceinline__ void normalise(const MlpLayerParams& layer) {
-    if (layer.g == nullptr) return;
-    float sum[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float part[kWidth / 32];
-#pragma unroll
-      for (int s = 0; s < kWidth / 32; ++s) part[s] = squares(chunk[j][s]);
-#pragma unroll
-      for (int bit = kWidth / 64; bit > 0; bit /= 2)
-#pragma unroll
-        for (int s = 0; s < bit; ++s) part[s] += part[s + bit];
-      sum[j] = part[0];
+  __device__ void load_vectors() {
+    for (uint32_t i = threadIdx.x; i < uint32_t(p.layers) * kWidth; i += blockDim.x) {
+      const MlpLayerParams& layer = p.layer[i / kWidth];
+      const uint32_t n = i % kWidth;
+      s.bias[i / kWidth][n] = bias_element<T>(layer, n);
+      s.gain[i / kWidth][n] =
+          layer.g != nullptr && n < layer.n ? tile::to_float(static_cast<const T*>(layer.g)[n]) : 0.f;
     }
-    tile::warp_sum(sum, 4);
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-#pragma unroll
-      for (int s = 0; s < kWidth / 32; ++s)
-        chunk[j][s] = scaled(chunk[j][s], tile::to_float(g[j]) * inverse_norm(sum[j]));
-  }
-  // B of step k / 16 for one column group.
-  __device__ __forceinline__ void operand(uint32_t (&b)[2], int j, int step) const {
-    b[0] = chunk[j][step / 2].word[0][step % 2 * 2];
-    b[1] = chunk[j][step / 2].word[0][step % 2 * 2 + 1];
+    __syncthreads();
   }
 
- private:
-  static __device__ uint32_t row(int j) {
-    const uint32_t c = threadIdx.x % 32 / 4;
-    return threadIdx.x / 32 * 16 + c / 2 * 4 + j * 2 + c % 2;
+  // Starts sums = W h^T of this warpgroup's 64 features.
+  __device__ __forceinline__ void multiply(float (&sums)[kSums], uint32_t w, uint32_t h) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (uint32_t k = 0; k < kWidth; k += 16)
+      ptx::wgmma<T, kRows, Major::k, Major::k>(
+          sums, operand<Major::k, Swizzle::b128>(w + warp / 4 * 64 * 128, k, kWidth * 128),
+          operand<Major::k, Swizzle::b128>(h, k, kRows * 128), k > 0);
+    ptx::wgmma_commit_group();
+  }
+  __device__ __forceinline__ void add_bias(float (&sums)[kSums], int l) {
+    const float bias[2] = {s.bias[l][feature], s.bias[l][feature + 8]};
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] += bias[i / 2 % 2];
+  }
+  __device__ __forceinline__ void save_f32(const float (&v)[kSums], int l) {
+    const MlpLayerParams& layer = p.layer[l];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      const uint32_t n = feature + i / 2 % 2 * 8;
+      const int64_t t = row + i / 4 * 8 + lane % 4 * 2 + i % 2;
+      if (n < layer.n && t < p.rows) static_cast<float*>(layer.saved)[t * layer.n + n] = v[i];
+    }
+  }
+  __device__ __forceinline__ void put(const float (&sums)[kSums], uint32_t to) {
+#pragma unroll
+    for (int j = 0; j < kRows / 16; ++j) {
+      uint32_t v[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) v[i] = ptx::pack(T{}, sums[8 * j + 2 * i], sums[8 * j + 2 * i + 1]);
+      ptx::stmatrix_trans(to + fragment + j * 16 * 128, v);
+    }
+  }
+
+  __device__ __forceinline__ void run(int l) {
+    const int slot = l % a.stages;
+    const MlpLayerParams& layer = p.layer[l];
+    const bool active = l + 1 < p.layers || p.activate_last, saves = layer.saved != nullptr;
+    const uint32_t w = ptx::shared_address(s.stage[slot].w);
+    wait_warp_or_trap(layer.g != nullptr ? &s.normed[slot] : &s.full[slot], l / a.stages & 1);
+    wait_warp_or_trap(l > 0 ? &s.formed : &s.x_full, l > 0 ? (l - 1) & 1 : 0);
+    float sums[kSums];
+    multiply(sums, w, ptx::shared_address(s.h[l & 1]));
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(sums);
+    if (p.has_bias) add_bias(sums, l);
+    if (active) {
+      if constexpr (kSavesArgument)
+        if (saves) p.saved_f32 ? save_f32(sums, l) : put(sums, ptx::shared_address(s.z[l & 1]));
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] = act_value<F, T>(sums[i]);
+      if constexpr (!kSavesArgument)
+        if (saves && p.saved_f32) save_f32(sums, l);
+    }
+    put(sums, ptx::shared_address(s.h[(l + 1) & 1]));
+    ptx::fence_proxy_async_shared();
+    if (l > 0) wait_warp_or_trap(&s.stored, (l - 1) & 1);  // the next layer writes over what left for memory then
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&s.formed);
+    __syncwarp();
+  }
+  // Role::form_weights: of normalised layers.
+  __device__ void form_weights() {
+    for (int l = 0; l < p.layers; ++l) {
+      if (p.layer[l].g == nullptr) continue;
+      const int slot = l % a.stages;
+      wait_warp_or_trap(&s.full[slot], l / a.stages & 1);
+      normalise<T, kPanels>(ptx::shared_address(s.stage[slot].w), s.gain[l]);
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&s.normed[slot]);
+    }
   }
 };
 
-// x of the block's tiles, rows beyond the last and columns beyond `in` as zeros.
-template <int kWidth>
-__device__ __forceinline__ void load_x(uint32_t* to, const Params& p, int64_t first_row, int tiles, int64_t tile_step) {
-  constexpr uint32_t kChunks = kWidth / 8;
-  for (uint32_t i = threadIdx.x; i < tiles * kTile * kChunks; i += threads<kWidth>()) {
-    const uint32_t local = i / kChunks, chunk = i % kChunks;
-    const int64_t row = first_row + local / kTile * tile_step + local % kTile;
-    const bool there = row < p.rows && chunk * 8 < p.in();
-    const char* from = static_cast<const char*>(p.x) + (there ? row * p.x_stride_bytes + chunk * 16 : 0);
-    ptx::cp_async<16>(ptx::shared_address(to + word_of<kWidth>(local, chunk)), from, there ? 16 : 0);
-  }
-  ptx::cp_async_commit_group();
-}
-
-// d: rows g and g + 8 of the tile, this thread's four columns, = h W^T.
-template <class T, int kWidth>
-__device__ __forceinline__ void multiply(float (&d)[2][4], const uint32_t* h, const Weights<T, kWidth>& w) {
-  const uint32_t g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-  float part[2][2][4] = {};  // column group, parity of the step: four chains, as each product takes long
-#pragma unroll
-  for (int s = 0; s < kWidth / 32; ++s) {
-    const uint4 low = *reinterpret_cast<const uint4*>(h + word_of<kWidth>(g, 4 * s + q));
-    const uint4 high = *reinterpret_cast<const uint4*>(h + word_of<kWidth>(g + 8, 4 * s + q));
-    const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
-#pragma unroll
-    for (int t = 0; t < 2; ++t)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        uint32_t b[2];
-        w.operand(b, j, 2 * s + t);
-        ptx::mma_m16n8k16(T{}, part[j][t], a[t], b);
-      }
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int j = 0; j < 2; ++j)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) d[half][2 * j + e] = part[j][0][2 * half + e] + part[j][1][2 * half + e];
-}
-
-template <class T>
-__device__ __forceinline__ void save(const Params& p, int l, const float (&v)[4], int64_t row, uint32_t column) {
-  const MlpLayerParams& layer = p.layer[l];
-  if (column >= layer.n) return;
-  if (p.saved_f32) {
-    const uint32_t w[4] = {__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3])};
-    ptx::store_streaming(static_cast<float*>(layer.saved) + row * layer.n + column, w);
-  } else {
-    const uint32_t w[2] = {ptx::pack(T{}, v[0], v[1]), ptx::pack(T{}, v[2], v[3])};
-    ptx::store_streaming(static_cast<T*>(layer.saved) + row * layer.n + column, w);
-  }
-}
-
-// One layer of one tile: from h to next_h, or to y where the layer is the last.
-template <class T, class F, int kWidth>
-__device__ __forceinline__ void run_layer(const Params& p, int l, const Weights<T, kWidth>& w, const uint32_t* h,
-                                          uint32_t* next_h, const float* bias, int64_t first_row) {
-  const uint32_t g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, warp = threadIdx.x / 32;
-  const uint32_t column = warp * 16 + q * 4;
-  const bool last = l + 1 == p.layers;
-  float d[2][4];
-  multiply<T, kWidth>(d, h, w);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t local = g + 8 * half;
-    const int64_t row = first_row + local;
-    float(&v)[4] = d[half];
-    if (p.has_bias) {
-      const float4 b = *reinterpret_cast<const float4*>(bias + l * kWidth + column);
-      v[0] += b.x, v[1] += b.y, v[2] += b.z, v[3] += b.w;
-    }
-    const bool saves = p.layer[l].saved != nullptr && row < p.rows;
-    if (!last || p.activate_last) {
-      if (!has_slope_from_value<F> && saves) save<T>(p, l, v, row, column);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) v[i] = act_value<F, T>(v[i]);
-      if (has_slope_from_value<F> && saves) save<T>(p, l, v, row, column);
-    }
-    const uint32_t packed[2] = {ptx::pack(T{}, v[0], v[1]), ptx::pack(T{}, v[2], v[3])};
-    if (!last)
-      *reinterpret_cast<uint2*>(next_h + word_of<kWidth>(local, warp * 2 + q / 2) + q % 2 * 2) =
-          make_uint2(packed[0], packed[1]);
-    else if (row < p.rows && column < p.out())
-      ptx::store_streaming(static_cast<char*>(p.y) + row * p.y_stride_bytes + column * 2, packed);
-  }
-}
-
-// kLayers: the most that this instance holds.
-template <class T, class F, int kWidth, int kLayers>
-__global__ void __launch_bounds__(threads<kWidth>(), 1) mlp_few_rows_kernel(const __grid_constant__ Params p) {
-  __shared__ SharedMemory<kWidth> shared;
+template <class T, class F, int kPanels, int kRows>
+__global__ void __launch_bounds__(threads<kPanels>(true), 1)
+    mlp_few_rows_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Params a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  using This = Block<T, F, kPanels, kRows>;
+  This block{*reinterpret_cast<typename This::Shared*>(memory), maps, a};
+  if (threadIdx.x == 0) block.prepare();
+  __syncwarp();
+  __syncthreads();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const int64_t tiles = (p.rows + kTile - 1) / kTile, step = int64_t(gridDim.x) * kTile;
-  const auto tiles_from = [&](int64_t tile) {
-    const int64_t left = (tiles - tile + gridDim.x - 1) / gridDim.x;
-    return left < kMaxTiles ? int(left) : kMaxTiles;
-  };
-
-  int64_t tile = blockIdx.x;
-  int here = tiles_from(tile);
-  load_x<kWidth>(shared.h[0], p, tile * kTile, here, step);
-  Weights<T, kWidth> w[kLayers];
-#pragma unroll
-  for (int l = 0; l < kLayers; ++l)
-    if (l < p.layers) w[l].load(p.layer[l]);
-  if (p.has_bias)
-    for (uint32_t i = threadIdx.x; i < uint32_t(p.layers) * kWidth; i += threads<kWidth>())
-      shared.bias[i] = bias_element<T>(p.layer[i / kWidth], i % kWidth);
-#pragma unroll
-  for (int l = 0; l < kLayers; ++l)
-    if (l < p.layers) w[l].normalise(p.layer[l]);
-
-  while (true) {
-    ptx::cp_async_wait_group<0>();
-    __syncthreads();
-#pragma unroll
-    for (int l = 0; l < kLayers; ++l) {
-      if (l >= p.layers) break;
-#pragma unroll 1
-      for (int i = 0; i < here; ++i) {
-        constexpr int kTileWords = kTile * kWidth / 2;
-        run_layer<T, F, kWidth>(p, l, w[l], shared.h[l % 2] + i * kTileWords, shared.h[(l + 1) % 2] + i * kTileWords,
-                                shared.bias, tile * kTile + i * step);
-      }
-      __syncthreads();
-    }
-    tile += int64_t(here) * gridDim.x;
-    if (tile >= tiles) break;
-    here = tiles_from(tile);
-    load_x<kWidth>(shared.h[0], p, tile * kTile, here, step);
-  }
+  const Role role = role_of<kPanels>(block.warp);
+  const bool copies = role == Role::copy && block.lane == 0;
+  if (copies) block.start_loading();
+  __syncwarp();
+  if (a.network.has_bias || a.network.has_gain) block.load_vectors();
+  if (role == Role::multiply)
+    for (int l = 0; l < a.network.layers; ++l) block.run(l);
+  else if (role == Role::form_weights)
+    block.form_weights();
+  else if (copies)
+    block.store_and_reload();
 }
 
-template <class T, class F, int kWidth, int kLayers> void launch_as(const Params& p, int device, Stream stream) {
-  const int64_t tiles = (p.rows + kTile - 1) / kTile;
-  gpu::launch("mlp", mlp_few_rows_kernel<T, F, kWidth, kLayers>,
-              {.grid = std::min<int64_t>(tiles, sm_count(device)),
-               .block = threads<kWidth>(),
+template <class T, class F, int kPanels, int kRows> void launch_as(const Mlp& m, Stream stream) {
+  using Shared = typename Block<T, F, kPanels, kRows>::Shared;
+  Params a{.network = mlp_forward_params(m)};
+  const int64_t blocks = (m.x.rows() + kRows - 1) / kRows;
+  // Up to about half of the SMs: blocks side by side leave whole neighbourhoods free for the clusters of a backward
+  // pass that is about to start. They share nothing; those beyond the last row have nothing to do.
+  const int together = blocks <= 64 ? 8 : 1;
+  const int64_t stage = sizeof(typename Shared::Stage), rest = sizeof(Shared) - stage;
+  a.stages = int(std::min<int64_t>(a.network.layers, (kMaxSharedBytes - rest) / stage));
+  gpu::launch("mlp", mlp_few_rows_kernel<T, F, kPanels, kRows>,
+              {.grid = (blocks + together - 1) / together * together,
+               .block = threads<kPanels>(a.network.has_gain),
+               .smem = rest + a.stages * stage,
+               .cluster = together,
                .overlap = true,
-               .device = device},
-              stream, p);
+               .device = m.x.device.index},
+              stream, make_maps(m, a.network, kRows, kPanels), a);
 }
 
 }  // namespace ingot::cuda::few_rows
@@ -238,14 +233,15 @@ namespace ingot::cuda {
 
 template <class T> void launch_mlp_few_rows(const Mlp& m, Stream stream) {
   if (m.x.rows() == 0) return;
-  const MlpForwardParams p = mlp_forward_params(m);
-  const int device = m.x.device.index;
   with_activation(m.act, [&](auto f) {
     using F = decltype(f);
-    if (mlp_widest(m) <= 64)
-      few_rows::launch_as<T, F, 64, 8>(p, device, stream);
-    else
-      few_rows::launch_as<T, F, 128, 6>(p, device, stream);
+    const auto launch = [&](auto panels) {
+      constexpr int kPanels = decltype(panels)::value;
+      if (m.x.rows() <= few_rows::kFewest) return few_rows::launch_as<T, F, kPanels, 16>(m, stream);
+      few_rows::launch_as<T, F, kPanels, 32>(m, stream);
+    };
+    if (mlp_widest(m) <= few_rows::kPanel) return launch(std::integral_constant<int, 1>());
+    launch(std::integral_constant<int, 2>());
   });
 }
 

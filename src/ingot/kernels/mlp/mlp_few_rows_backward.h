@@ -1,0 +1,73 @@
+#pragma once
+// The few-rows backward form on the host's side: what its two kernels are given, and their launchers, one pair per type
+// (mlp_few_rows_backward_f16.cu, ...). mlp_few_rows_backward.cuh tells how they work.
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "ingot/kernels/mlp/mlp_cuda.h"
+#include "ingot/kernels/mlp/mlp_few_rows.h"
+
+namespace ingot::cuda::few_rows_backward {
+
+constexpr int kMaxLayers = 8;
+constexpr int kBlocks = 8;   // of a cluster that shares the rows of a sum
+constexpr int kChunk = 128;  // rows of a sum at a time
+constexpr int kMaxSumStages = 3;
+
+struct ChainMaps {
+  CUtensorMap dy, dx;
+  CUtensorMap w[kMaxLayers];
+  CUtensorMap h[kMaxLayers];   // what layer l saved
+  CUtensorMap dz[kMaxLayers];  // to the workspace
+};
+struct ChainLayer {
+  const void* g = nullptr;  // weight norm
+  int n = 0;
+  bool keeps_dz = false;  // its dz goes to the workspace
+};
+struct Chain {
+  ChainLayer layer[kMaxLayers];
+  int layers = 0, lowest = 0;  // products with W of layers - 1, ..., lowest
+  int stages = 1;
+  Act act = Act::identity;
+  bool activate_last = false, has_gain = false;
+};
+struct ChainLaunch {
+  int64_t rows = 0;
+  int block_rows = 0, panels = 0, device = 0;
+};
+
+struct SumMaps {
+  CUtensorMap dz[kMaxLayers], h[kMaxLayers];  // of layer l: h is what it multiplies
+};
+struct SumLayer {
+  const void *v = nullptr, *g = nullptr;  // of a weight-normalised layer
+  float *dw = nullptr, *db = nullptr, *dg = nullptr;
+  int n = 0, k = 0;
+  int tiles = 0;  // 0: nothing is asked of this layer
+  bool dz_is_late = false;
+};
+struct Sums {
+  SumLayer layer[kMaxLayers];
+  int chunks = 0, stages = 1;
+  bool want_db = false, after_chain = false;
+};
+struct SumLaunch {
+  int64_t tiles = 0;
+  int tile = 0, panels = 0, device = 0;
+};
+
+// How the work is cut; a pure function of the sizes.
+struct Config {
+  int block_rows = 32;  // of the chain: 16, 32 or 64
+  int tile = 32;        // rows of a dW that a cluster sums: 32 or 64
+  int sum_stages = 1;
+};
+Config pick_config(int64_t rows);
+void run(const MlpBackward& m, const Config& c, Stream stream);  // for tuning; mlp_few_rows_backward() picks one
+
+template <class T> void launch_chain(const ChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
+template <class T> void launch_sums(const SumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream);
+
+}  // namespace ingot::cuda::few_rows_backward

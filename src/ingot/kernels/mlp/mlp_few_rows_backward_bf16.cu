@@ -1,0 +1,8 @@
+#include "ingot/kernels/mlp/mlp_few_rows_backward.cuh"
+
+namespace ingot::cuda::few_rows_backward {
+
+template void launch_chain<bf16>(const ChainMaps&, const Chain&, const ChainLaunch&, Stream);
+template void launch_sums<bf16>(const SumMaps&, const Sums&, const SumLaunch&, Stream);
+
+}  // namespace ingot::cuda::few_rows_backward
