@@ -16,6 +16,8 @@ template <int N> void load_streaming(const void* p, uint32_t (&w)[N]) {
   emulation::check_aligned(p, 4 * N);
   std::memcpy(w, p, sizeof(w));
 }
+inline void load_keeping(const void* p, uint32_t (&w)[4]) { load_streaming(p, w); }
+inline void load_dropping(const void* p, uint32_t (&w)[4]) { load_streaming(p, w); }
 template <int N> void store_evict_first(void* p, const uint32_t (&w)[N]) {
   emulation::check_aligned(p, 4 * N);
   std::memcpy(p, w, sizeof(w));

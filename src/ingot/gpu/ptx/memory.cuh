@@ -22,6 +22,33 @@ __device__ inline void load_streaming(const void* p, uint32_t (&w)[4]) {
                : "memory");
 }
 
+// For what is read twice: the first time it is told to stay in L1 and, at the cost of all else, in L2; the second time
+// to be the first to leave both. Never the first without the second: it would stay for long after the kernel.
+__device__ inline void load_keeping(const void* p, uint32_t (&w)[4]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{.reg .b64 stay; createpolicy.fractional.L2::evict_last.b64 stay, 1.0;"
+      " ld.global.L1::evict_last.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], stay;}"
+      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+      : "l"(p)
+      : "memory");
+#else
+  load_streaming(p, w);
+#endif
+}
+__device__ inline void load_dropping(const void* p, uint32_t (&w)[4]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{.reg .b64 go; createpolicy.fractional.L2::evict_first.b64 go, 1.0;"
+      " ld.global.L1::evict_first.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], go;}"
+      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+      : "l"(p)
+      : "memory");
+#else
+  load_streaming(p, w);
+#endif
+}
+
 // Loads through L1, for what other warps of the SM read too; zeros where there is nothing to read. The zeros and the
 // load are one text, as the compiler would wait for the load to choose between the two.
 __device__ inline void load_cached_or_zero(const void* p, bool there, uint32_t (&w)[4]) {

@@ -1,3 +1,4 @@
+#include <bit>
 #include <mutex>
 
 #include "ingot/gpu/launch.h"
@@ -7,6 +8,7 @@
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_device.cuh"
+#include "ingot/kernels/rmsnorm/rmsnorm_reread.cuh"
 
 namespace ingot::cuda {
 namespace {
@@ -227,6 +229,16 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_rows(const __grid_
   }
 }
 
+template <class Work>
+__global__ void __launch_bounds__(kRmsNormMaxThreads,
+                                  Work::kResidual || sizeof(typename Work::W) > sizeof(typename Work::X) ? 1 : 2)
+    rmsnorm_reread(const __grid_constant__ RereadParams p) {
+  auto& memory = tile::shared<RereadMemory>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  reread_rows<Work>(p, memory);
+}
+
 // Any alignment, any length: one block per row, element by element, the second pass mostly from L1 and L2.
 template <class X, class Y>
 __global__ void __launch_bounds__(kRmsNormElementThreads) rmsnorm_elements(const __grid_constant__ Params p) {
@@ -276,7 +288,13 @@ RmsNormShape shape_of(const RmsNorm& a) {
   const int64_t per_vec = 16 / size_of(a.x.dtype);
   const bool aligned = rows_aligned(a.x, per_vec) && rows_aligned(a.residual, per_vec) &&
                        rows_aligned(a.sum, per_vec) && rows_aligned(a.y, per_vec) && rows_aligned(a.w, per_vec);
-  return {.rows = a.x.rows(), .cols = a.x.cols(), .dtype = a.x.dtype, .aligned = aligned, .residual = bool(a.residual)};
+  const bool one_type = a.y.dtype == a.x.dtype && (!a.w || a.w.dtype == a.x.dtype || a.w.dtype == DType::f32);
+  return {.rows = a.x.rows(),
+          .cols = a.x.cols(),
+          .dtype = a.x.dtype,
+          .aligned = aligned,
+          .residual = bool(a.residual),
+          .plain = one_type && merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y}).inner == 0};
 }
 
 using Kernel = void (*)(Params);
@@ -314,12 +332,60 @@ SmLimits ask_limits(int device) {
 #endif
 
 void check_config(const RmsNormConfig& c, int64_t vecs) {
-  INGOT_CHECK(
-      !c.vectors || (c.group <= c.threads && (c.cluster == 1 || (c.group == c.threads && c.rows_per_group == 1))),
-      "rmsnorm: found a group of ", c.group, " in blocks of ", c.threads, " and clusters of ", c.cluster,
-      ", expected it to fit, and clusters only with one row per block");
-  INGOT_CHECK(!c.vectors || int64_t(c.group) * c.vecs_per_thread * c.cluster >= vecs, "rmsnorm: found room for ",
+  if (!c.vectors) return;
+  const bool pow2 = round_up_pow2(c.group) == c.group;
+  INGOT_CHECK(c.group <= c.threads && (pow2 || (c.reread && c.group == c.threads)) &&
+                  (c.cluster == 1 || (c.group == c.threads && c.rows_per_group == 1)),
+              "rmsnorm: found a group of ", c.group, " in blocks of ", c.threads, " and clusters of ", c.cluster,
+              ", expected it to fit, and clusters only with one row per block");
+  INGOT_CHECK(!c.reread || c.group == c.threads || (pow2 && c.group <= 32), "rmsnorm: found groups of ", c.group,
+              " in blocks of ", c.threads, ", expected lanes of a warp or the whole block");
+  INGOT_CHECK(int64_t(c.group) * c.vecs_per_thread * c.cluster >= vecs, "rmsnorm: found room for ",
               c.group * c.vecs_per_thread * c.cluster, " vectors, expected ", vecs);
+}
+
+using RereadKernel = void (*)(RereadParams);
+template <class X, class W> RereadKernel pick_reread(bool residual) {
+  return residual ? rmsnorm_reread<RereadWork<X, W, 2, 1, true>> : rmsnorm_reread<RereadWork<X, W, 2, 1, false>>;
+}
+RereadKernel pick_reread(DType x, DType w, bool residual) {
+  return with_cuda_float_type("rmsnorm", x, [&](auto type) {
+    using X = decltype(type);
+    return w == x ? pick_reread<X, X>(residual) : pick_reread<X, float>(residual);
+  });
+}
+
+void launch_reread(const RmsNorm& a, const RmsNormTuning& tuning, bool overlap, Stream stream) {
+  const RmsNormConfig& c = tuning.config;
+  const RowMaps<4> rows = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
+  RereadParams p{.x = a.x.data,
+                 .residual = a.residual ? a.residual.data : nullptr,
+                 .w = a.w ? a.w.data : nullptr,
+                 .sum = a.sum ? a.sum.data : nullptr,
+                 .y = a.y.data,
+                 .rstd = a.rstd ? static_cast<float*>(a.rstd.data) : nullptr,
+                 .x_stride = rows.of[0].outer_stride,
+                 .residual_stride = rows.of[1].outer_stride,
+                 .sum_stride = rows.of[2].outer_stride,
+                 .y_stride = rows.of[3].outer_stride,
+                 .first_row = 0,
+                 .rows = a.x.rows(),
+                 .vecs = uint32_t(a.x.cols() * size_of(a.x.dtype) / 16),
+                 .group = uint32_t(c.group),
+                 .group_bits = uint32_t(std::bit_width(unsigned(c.group)) - 1),
+                 .cols = float(a.x.cols()),
+                 .eps = float(a.eps),
+                 .scale = float(a.scale),
+                 .w_offset = a.unit_offset ? 1.f : 0.f};
+  const RereadKernel kernel = pick_reread(a.x.dtype, a.w ? a.w.dtype : a.x.dtype, bool(a.residual));
+  const int64_t per_block = c.rows_per_block(), most = (int64_t(1) << 30) * per_block;  // of one launch
+  for (; p.first_row < p.rows; p.first_row += most)
+    gpu::launch("rmsnorm", kernel,
+                {.grid = (std::min(most, p.rows - p.first_row) + per_block - 1) / per_block,
+                 .block = c.threads,
+                 .overlap = overlap,
+                 .device = a.x.device.index},
+                stream, p);
 }
 
 }  // namespace
@@ -341,11 +407,6 @@ void rmsnorm(const RmsNorm& a, Stream stream) { rmsnorm_with(a, default_rmsnorm_
 
 void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) {
   const int64_t rows = a.x.rows(), cols = a.x.cols(), vecs = cols * size_of(a.x.dtype) / 16;
-  const Kernel kernel = with_cuda_float_type("rmsnorm", a.x.dtype, [&](auto x) {
-    return with_cuda_float_type("rmsnorm", a.y.dtype, [&](auto y) {
-      return pick_kernel<decltype(x), decltype(y)>(tuning.config, bool(a.residual));
-    });
-  });
   if (a.w) with_cuda_float_type("rmsnorm", a.w.dtype, [](auto) { return 0; });
   INGOT_CHECK(!a.residual || (a.residual.dtype == a.x.dtype && a.sum.dtype == a.x.dtype), "rmsnorm: found residual ",
               a.residual.dtype, " and sum ", a.sum.dtype, ", expected x's ", a.x.dtype, " on a GPU");
@@ -358,6 +419,13 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
   const SmLimits limits = rmsnorm_limits(a.x.device.index);
   const bool overlap = tuning.overlap && limits.hopper;
 
+  if (c.reread) return launch_reread(a, tuning, overlap, stream);
+
+  const Kernel kernel = with_cuda_float_type("rmsnorm", a.x.dtype, [&](auto x) {
+    return with_cuda_float_type("rmsnorm", a.y.dtype, [&](auto y) {
+      return pick_kernel<decltype(x), decltype(y)>(tuning.config, bool(a.residual));
+    });
+  });
   const RowMaps<4> rows_of = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
   Params p{.x = a.x.data,
            .residual = a.residual ? a.residual.data : nullptr,

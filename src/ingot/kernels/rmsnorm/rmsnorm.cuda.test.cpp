@@ -28,17 +28,19 @@ TEST(RmsNormConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
     for (int64_t cols : kColumns)
       for (int64_t rows : {1, 3, 500, 5000, 100000})
         for (bool aligned : {false, true})
-          for (bool residual : {false, true}) {
+          for (int bits : {0, 1, 2, 3}) {
+            const bool residual = (bits & 1) != 0, plain = (bits & 2) != 0;
             const auto c = cuda::pick_rmsnorm_config(
-                {.rows = rows, .cols = cols, .dtype = dtype, .aligned = aligned, .residual = residual});
+                {.rows = rows, .cols = cols, .dtype = dtype, .aligned = aligned, .residual = residual, .plain = plain});
             SCOPED_TRACE(::testing::Message() << rows << "x" << cols << ' ' << dtype << " aligned " << aligned);
             EXPECT_TRUE(c.threads >= 32 && c.threads <= cuda::kRmsNormMaxThreads && c.threads % 32 == 0);
             const int64_t per_vec = 16 / size_of(dtype);
             EXPECT_EQ(c.vectors, aligned && cols % per_vec == 0);
             if (!c.vectors) continue;
             EXPECT_GE(int64_t(c.group) * c.cluster * c.vecs_per_thread, cols / per_vec);
-            EXPECT_EQ(c.group & (c.group - 1), 0);
+            EXPECT_TRUE((c.group & (c.group - 1)) == 0 || (plain && c.group % 32 == 0));
             EXPECT_LE(c.group, c.threads);
+            EXPECT_TRUE(plain || !c.reread);
             EXPECT_LE(c.cluster, cuda::kRmsNormMaxCluster);
             EXPECT_TRUE(c.cluster == 1 || (c.group == c.threads && c.rows_per_group == 1));
             EXPECT_LE(c.vecs_per_thread * c.rows_per_group, residual ? 4 : 8);
@@ -281,6 +283,73 @@ TEST_F(RmsNormCuda, GivesTheSameUnderEveryConfigurationThatFits) {
                 }
       }
 }
+
+#ifdef INGOT_HAS_CUDA_RMSNORM
+TEST_F(RmsNormCuda, GivesTheSameWhenRowsAreReadTwice) {
+  for (DType x : {DType::f32, DType::bf16, DType::f16})
+    for (int64_t cols : {8, 64, 72, 520, 2880, 8192})
+      for (bool residual : {false, true})
+        for (bool single : {false, true}) {  // w in f32
+          constexpr int vecs = 2;
+          const int64_t lanes = (cols * size_of(x) / 16 + vecs - 1) / vecs;
+          const int group = int(lanes <= 32 ? cuda::round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
+          if (group > cuda::kRmsNormMaxThreads) continue;
+          const cuda::RmsNormTuning tuning{.config = {.vecs_per_thread = vecs,
+                                                      .rows_per_group = 1,
+                                                      .group = group,
+                                                      .threads = group <= 32 ? 64 : group,
+                                                      .reread = true},
+                                           .overlap = single};
+          const Case c{.rows = 37,
+                       .cols = cols,
+                       .x = x,
+                       .y = x,
+                       .w = single ? DType::f32 : x,
+                       .residual = residual,
+                       .unit_offset = residual};
+          SCOPED_TRACE(::testing::Message() << c << " read twice, vectors " << vecs);
+          Operands o(c);
+          testing::fill_normal(o.x.host(), 3);
+          testing::fill_normal(o.residual.host(), 4);
+          testing::fill_normal(o.w.host(), 5);
+          o.upload();
+          cuda::rmsnorm_with(o.op(c, 1e-6), tuning, {});
+          o.download();
+          check_against_fp64(c, o, 1e-6);
+          if (HasFailure()) return;
+        }
+}
+
+// In place, on tensors large enough that they are read twice by default.
+TEST_F(RmsNormCuda, WritesLargeTensorsInPlaceAndOverTheResidual) {
+  const Case c{.rows = 4500, .cols = 4096, .x = DType::bf16, .y = DType::bf16, .residual = true};
+  Operands apart(c), in_place(c);
+  for (Operands* o : {&apart, &in_place}) {
+    testing::fill_normal(o->x.host(), 3);
+    testing::fill_normal(o->residual.host(), 4);
+    testing::fill_normal(o->w.host(), 5);
+    o->upload();
+  }
+  EXPECT_TRUE(cuda::default_rmsnorm_tuning(apart.op(c, 1e-6)).config.reread == cuda::rmsnorm_limits(0).hopper);
+  rmsnorm(apart.op(c, 1e-6), {});
+  RmsNorm a = in_place.op(c, 1e-6);
+  a.sum = a.residual;
+  rmsnorm(a, {});
+  RmsNorm alone = apart.op(c, 1e-6), over = in_place.op(c, 1e-6);
+  alone.residual = alone.sum = over.residual = over.sum = Tensor();
+  DeviceBuffer y(DType::bf16, {c.rows, c.cols});
+  alone.y = y;
+  over.y = over.x;
+  for (DeviceBuffer* b : {&apart.y, &apart.sum, &in_place.y, &in_place.residual}) b->download();
+  EXPECT_EQ(values(apart.y.host()), values(in_place.y.host()));
+  EXPECT_EQ(values(apart.sum.host()), values(in_place.residual.host()));
+  rmsnorm(alone, {});
+  rmsnorm(over, {});
+  y.download();
+  in_place.x.download();
+  EXPECT_EQ(values(y.host()), values(in_place.x.host()));
+}
+#endif
 
 TEST_F(RmsNormCuda, NormalisesHeadsInsideAWiderRow) {
   // Keys inside a packed (T, q + k + v) product: (T, H, D) with a stride between tokens that is no multiple of H * D.

@@ -69,5 +69,15 @@ TEST(RmsNormEmulated, AgreesInClusters) {
            .chosen = true});
 }
 
+TEST(RmsNormEmulated, AgreesWhenRowsAreReadTwice) {
+  for (bool residual : {false, true})
+    for (int group : {32, 96})
+      check({.rows = 13,
+             .cols = group == 32 ? 504 : 1400,
+             .residual = residual,
+             .config = {.vecs_per_thread = 2, .rows_per_group = 1, .group = group, .threads = 96, .reread = true},
+             .chosen = true});
+}
+
 }  // namespace
 }  // namespace ingot

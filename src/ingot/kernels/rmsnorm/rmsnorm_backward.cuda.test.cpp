@@ -48,7 +48,7 @@ TEST(RmsNormBackwardConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
                 if (sm.hopper)  // elsewhere blocks may have to come one after the other
                   EXPECT_LE(resident * (cuda::backward_smem(c, shape, sm) + cuda::kBackwardStaticBytes),
                             sm.smem + 1024);
-                EXPECT_TRUE(c.stages >= 1 && c.stages <= cuda::kBackwardMaxStages);
+                EXPECT_TRUE(c.stages >= 1 && c.stages <= cuda::kMaxStages);
                 EXPECT_GE(int64_t(c.group) * c.cluster * c.columns, cols);
                 EXPECT_LE(c.cluster, sm.hopper ? cuda::kRmsNormMaxCluster : 1);
                 EXPECT_TRUE(c.cluster == 1 || c.group == c.threads);

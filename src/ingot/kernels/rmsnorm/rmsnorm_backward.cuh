@@ -5,13 +5,9 @@
 // rows are under way without a register or a barrier spent on them. A row is read from the ring once, and lies packed
 // in registers between its sum and its gradient. Groups of threads wait for nobody but their own warps, once per kRows
 // rows.
-#include "ingot/gpu/ptx/barrier.cuh"
-#include "ingot/gpu/ptx/cluster.cuh"
-#include "ingot/gpu/ptx/cp_async.cuh"
-#include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
-#include "ingot/kernels/rmsnorm/rmsnorm_device.cuh"
+#include "ingot/kernels/rmsnorm/row_ring.cuh"
 
 namespace ingot::cuda {
 
@@ -27,23 +23,6 @@ struct BackwardParams {
   DType w_dtype;
   bool accumulate;  // dx is read too, because `more` is dsum
   bool prefetch;
-};
-
-// Shared memory of the whole block seen by one thread: `kCount` 16-byte pieces of its own, each beside its warp's, so
-// that no bank is met twice and all lie a constant apart.
-template <int kCount> class OwnPieces {
- public:
-  __device__ explicit OwnPieces(uint4* memory) : at_(memory + threadIdx.x / 32 * (32 * kCount) + threadIdx.x % 32) {}
-  __device__ uint4* operator[](int piece) const { return at_ + piece * 32; }
-  // The next or a later set of all threads' pieces.
-  __device__ OwnPieces after(uint32_t sets) const {
-    OwnPieces p = *this;
-    p.at_ += sets * kCount * blockDim.x;
-    return p;
-  }
-
- private:
-  uint4* at_;
 };
 
 // What a thread has of the rows it works on at once: kColumns of each of kRows neighbouring rows. kRare: what most
@@ -67,60 +46,6 @@ template <class X_, class Y_, int kColumns_, int kRows_, bool kRare_> struct Bac
 
   tile::Vec<X, N> s[kRows][V];
   tile::Vec<Y, N> dy[kRows][V];
-};
-
-// The vectors of a row that a thread has: `count` of them, first, first + step, ...
-struct Lanes {
-  uint32_t first, step;
-  int count;
-};
-
-template <class T, int N> __device__ inline void copy_vector(uint4* to, const T* from) {
-  using Vec = tile::Vec<T, N>;
-#pragma unroll
-  for (int i = 0; i < Vec::kBytes / Vec::kPiece; ++i)
-    ptx::cp_async<Vec::kPiece>(ptx::shared_address(to + i * 32), reinterpret_cast<const char*>(from) + i * Vec::kPiece);
-}
-template <class T, int N> __device__ inline void read_vector(tile::Vec<T, N>& v, const uint4* from) {
-  using Vec = tile::Vec<T, N>;
-  struct alignas(Vec::kPiece) Piece {
-    uint32_t w[Vec::kPiece / 4];
-  };
-#pragma unroll
-  for (int i = 0; i < Vec::kBytes / Vec::kPiece; ++i) {
-    const Piece piece = *reinterpret_cast<const Piece*>(from + i * 32);
-#pragma unroll
-    for (int k = 0; k < Vec::kPiece / 4; ++k) v.word[i][k] = piece.w[k];
-  }
-}
-
-// A thread's place in one operand: its first column in the first of the rows it works on at once. A number, as the
-// operand may be left out. kTwoStrides: rows need not lie one stride apart; they are then found from the operand's
-// start.
-template <class T, bool kTwoStrides> class RowWalk {
- public:
-  __device__ RowWalk(T* base, const RowMap& map, uint32_t inner, uint32_t row, uint32_t column)
-      : at_(address(base, map, inner, row, column)) {}
-  // Row `r` of those, of which the first is number `first`.
-  __device__ T* row(T* base, const RowMap& map, uint32_t inner, uint32_t first, int r, uint32_t column) const {
-    if (kTwoStrides && inner != 0) return reinterpret_cast<T*>(address(base, map, inner, first + r, column));
-    return reinterpret_cast<T*>(at_ + r * map.outer_stride * sizeof(T));
-  }
-  __device__ void advance(const RowMap& map, uint32_t rows) { at_ += rows * map.outer_stride * sizeof(T); }
-
- private:
-  __device__ static uint64_t address(T* base, const RowMap& map, uint32_t inner, uint32_t row, uint32_t column) {
-    return reinterpret_cast<uint64_t>(base) +
-           (offset(map, row_index(kTwoStrides ? inner : 0, row)) + column) * sizeof(T);
-  }
-  uint64_t at_;
-};
-
-// The rows a group works on at once: `left` of the matrix from there on, 0 when it has none any more.
-struct RowPlace {
-  uint32_t row, left;
-  __device__ bool has(int r) const { return left > uint32_t(r); }
-  __device__ RowPlace after(uint32_t rows) const { return {row + rows, left > rows ? left - rows : 0}; }
 };
 
 // A group's rows on their way into the ring, kRows of them at a time, `apart` from one time to the next.
@@ -179,18 +104,6 @@ template <class Work> __device__ inline void read_rows(const typename Work::Piec
       read_vector(rows.s[r][v], stage[Work::s_piece(r, v)]);
       read_vector(rows.dy[r][v], stage[Work::dy_piece(r, v)]);
     }
-}
-
-// All of a thread's groups of copies but the last `n` are done.
-__device__ inline void wait_for_copies(uint32_t n) {
-  if (n == 0)
-    ptx::cp_async_wait_group<0>();
-  else if (n == 1)
-    ptx::cp_async_wait_group<1>();
-  else if (n == 2)
-    ptx::cp_async_wait_group<2>();
-  else
-    ptx::cp_async_wait_group<kBackwardMaxStages - 1>();
 }
 
 // scale * (w_offset + w) for a thread's columns.

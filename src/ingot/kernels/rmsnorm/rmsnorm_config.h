@@ -18,10 +18,12 @@ struct RmsNormConfig {
   int cluster = 1;          // blocks per row; above 1 only with group == threads
   int threads = 128;        // per block
   bool streaming = false;   // loads and stores say that they are made once
+  bool reread = false;      // rows are read twice, 2 vectors a thread; a group is a whole block or some lanes
   int rows_per_block() const { return vectors ? threads / group * rows_per_group : 1; }
   bool operator==(const RmsNormConfig&) const = default;
 };
 
+constexpr int kMaxStages = 4;  // of a ring
 constexpr int kRmsNormMaxThreads = 1024;
 constexpr int kRmsNormElementThreads = 512;  // element by element
 constexpr int kRmsNormMaxCluster = 8;
@@ -49,6 +51,8 @@ struct RmsNormShape {
   DType dtype = DType::bf16;  // of x
   bool aligned = true;        // every operand's rows start where a whole vector can be read or written
   bool residual = false;
+  // y's type is x's, w's too or f32, and rows lie one stride apart.
+  bool plain = true;
 };
 
 constexpr int64_t round_up_pow2(int64_t n) {
@@ -76,6 +80,17 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm =
     return c;
   }
   c.streaming = s.rows * s.cols * size_of(s.dtype) >= kStreamingBytes;
+  // Where it was measured to be faster.
+  const bool halves = size_of(s.dtype) == 2;
+  const bool twice = s.residual ? vecs > 256 : halves ? vecs >= 16 && vecs <= 32 : vecs > 512 && vecs <= 1024;
+  if (c.streaming && s.plain && sm.hopper && twice && vecs <= 2 * kRmsNormMaxThreads) {
+    c.reread = true;
+    c.vecs_per_thread = 2;
+    const int64_t lanes = (vecs + 1) / 2;
+    c.group = int(lanes <= 32 ? round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
+    c.threads = c.group <= 32 ? 128 : c.group;
+    return c;
+  }
   // Few rows leave the GPU empty: short work per thread shortens the only thing that is left, latency.
   if (s.rows <= 4 * int64_t(sm.sms) && vecs <= 2 * kRmsNormMaxThreads) {
     c.vecs_per_thread = vecs < 64 ? 1 : 2;
@@ -83,7 +98,8 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm =
     c.vecs_per_thread = vecs <= 32 ? 1 : 2;
     c.rows_per_group = 4 / c.vecs_per_thread;
   } else {
-    c.vecs_per_thread = vecs <= 1024 ? 4 : most;
+    const bool odd = c.streaming && !s.residual && vecs > 256 && vecs < 512;  // eight vectors leave fewer threads idle
+    c.vecs_per_thread = vecs <= 1024 && !odd ? 4 : most;
   }
   int64_t group = round_up_pow2((vecs + c.vecs_per_thread - 1) / c.vecs_per_thread);
   // A row that needs a cluster is spread thinly: small blocks of several rows share an SM, and one loads while another
@@ -121,7 +137,6 @@ struct RmsNormBackwardShape {
 };
 
 constexpr int kBackwardElementThreads = 512;
-constexpr int kBackwardMaxStages = 4;
 // Sums of dw take at most this many floats, so that narrow and wide rows alike leave a few MB behind.
 constexpr int64_t kPartialFloats = int64_t(1) << 24;
 

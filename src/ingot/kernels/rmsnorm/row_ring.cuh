@@ -1,0 +1,94 @@
+#pragma once
+// What kernels share whose blocks stay and walk over rows: a ring in shared memory, of which every thread fills and
+// reads its own part only, and places in operands that are followed row after row.
+#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/kernels/rmsnorm/rmsnorm_config.h"
+#include "ingot/kernels/rmsnorm/rmsnorm_device.cuh"
+
+namespace ingot::cuda {
+
+// Shared memory of the whole block seen by one thread: `kCount` 16-byte pieces of its own, each beside its warp's, so
+// that no bank is met twice and all lie a constant apart.
+template <int kCount> class OwnPieces {
+ public:
+  __device__ explicit OwnPieces(uint4* memory) : at_(memory + threadIdx.x / 32 * (32 * kCount) + threadIdx.x % 32) {}
+  __device__ uint4* operator[](int piece) const { return at_ + piece * 32; }
+  // The next or a later set of all threads' pieces.
+  __device__ OwnPieces after(uint32_t sets) const {
+    OwnPieces p = *this;
+    p.at_ += sets * kCount * blockDim.x;
+    return p;
+  }
+
+ private:
+  uint4* at_;
+};
+
+// The vectors of a row that a thread has: `count` of them, first, first + step, ...
+struct Lanes {
+  uint32_t first, step;
+  int count;
+};
+
+template <class T, int N> __device__ inline void copy_vector(uint4* to, const T* from) {
+  using Vec = tile::Vec<T, N>;
+#pragma unroll
+  for (int i = 0; i < Vec::kBytes / Vec::kPiece; ++i)
+    ptx::cp_async<Vec::kPiece>(ptx::shared_address(to + i * 32), reinterpret_cast<const char*>(from) + i * Vec::kPiece);
+}
+template <class T, int N> __device__ inline void read_vector(tile::Vec<T, N>& v, const uint4* from) {
+  using Vec = tile::Vec<T, N>;
+  struct alignas(Vec::kPiece) Piece {
+    uint32_t w[Vec::kPiece / 4];
+  };
+#pragma unroll
+  for (int i = 0; i < Vec::kBytes / Vec::kPiece; ++i) {
+    const Piece piece = *reinterpret_cast<const Piece*>(from + i * 32);
+#pragma unroll
+    for (int k = 0; k < Vec::kPiece / 4; ++k) v.word[i][k] = piece.w[k];
+  }
+}
+
+// A thread's place in one operand: its first column in the first of the rows it works on at once. A number, as the
+// operand may be left out. kTwoStrides: rows need not lie one stride apart; they are then found from the operand's
+// start.
+template <class T, bool kTwoStrides> class RowWalk {
+ public:
+  __device__ RowWalk(T* base, const RowMap& map, uint32_t inner, uint32_t row, uint32_t column)
+      : at_(address(base, map, inner, row, column)) {}
+  // Row `r` of those, of which the first is number `first`.
+  __device__ T* row(T* base, const RowMap& map, uint32_t inner, uint32_t first, int r, uint32_t column) const {
+    if (kTwoStrides && inner != 0) return reinterpret_cast<T*>(address(base, map, inner, first + r, column));
+    return reinterpret_cast<T*>(at_ + r * map.outer_stride * sizeof(T));
+  }
+  __device__ void advance(const RowMap& map, uint32_t rows) { at_ += rows * map.outer_stride * sizeof(T); }
+
+ private:
+  __device__ static uint64_t address(T* base, const RowMap& map, uint32_t inner, uint32_t row, uint32_t column) {
+    return reinterpret_cast<uint64_t>(base) +
+           (offset(map, row_index(kTwoStrides ? inner : 0, row)) + column) * sizeof(T);
+  }
+  uint64_t at_;
+};
+
+// The rows a group works on at once: `left` of the matrix from there on, 0 when it has none any more.
+struct RowPlace {
+  uint32_t row, left;
+  __device__ bool has(int r) const { return left > uint32_t(r); }
+  __device__ RowPlace after(uint32_t rows) const { return {row + rows, left > rows ? left - rows : 0}; }
+};
+
+// All of a thread's groups of copies but the last `n` are done.
+__device__ inline void wait_for_copies(uint32_t n) {
+  if (n == 0)
+    ptx::cp_async_wait_group<0>();
+  else if (n == 1)
+    ptx::cp_async_wait_group<1>();
+  else if (n == 2)
+    ptx::cp_async_wait_group<2>();
+  else
+    ptx::cp_async_wait_group<kMaxStages - 1>();
+}
+
+}  // namespace ingot::cuda
