@@ -16,16 +16,20 @@ for argument in "$@"; do
   esac
 done
 
-compiler=c++ build=build/fuzz-replay
+build=build/asan
 # libFuzzer is a package of its own in some distributions (libclang-rt-*-dev).
 has_libfuzzer() { printf 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' | clang++ -x c++ -fsanitize=fuzzer,address - -o /dev/null 2>/dev/null; }
 if [ $replay = no ] && has_libfuzzer; then
-  compiler=clang++ build=build/fuzz
+  build=build/fuzz
 elif [ $replay = no ]; then
   echo "fuzz: no clang++ with libFuzzer here: mutations of the corpus, without feedback from coverage"
 fi
-cmake -G Ninja -S . -B "$build" -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DINGOT_CUDA=OFF \
-  -DINGOT_APPS=OFF -DINGOT_TESTS=OFF -DINGOT_FUZZ=ON >/dev/null
+if [ $build = build/fuzz ]; then
+  cmake -G Ninja -S . -B $build -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DINGOT_CUDA=OFF \
+    -DINGOT_APPS=OFF -DINGOT_TESTS=OFF -DINGOT_FUZZ=ON >/dev/null
+else
+  cmake --preset asan -DINGOT_FUZZ=ON >/dev/null
+fi
 ninja -C "$build" --quiet fuzz
 
 findings=$PWD/build/fuzz/findings
@@ -44,7 +48,7 @@ for target in "${targets[@]}"; do
       -print_final_stats=1 -artifact_prefix="$findings/$target-")
   fi
   if "$build/fuzz_$target" "${options[@]}" "tests/fuzz_corpus/$target" >"$log" 2>&1; then
-    if [ $replay = yes ] || [ $compiler = c++ ]; then tail -n 1 "$log"; else sed -n 's/^stat::number_of_executed_units: */executed /p' "$log"; fi
+    if [ $replay = yes ] || [ $build = build/asan ]; then tail -n 1 "$log"; else sed -n 's/^stat::number_of_executed_units: */executed /p' "$log"; fi
   else
     failed+=("$target")
     echo "FAILED, see $log"
