@@ -26,7 +26,7 @@ void mlp_few_rows(const Mlp& m, Stream stream);
 bool mlp_sm90_takes(const Mlp& m);
 void mlp_sm90(const Mlp& m, Stream stream);
 
-// Widths up to 128, f16 and bf16, slopes that follow from values, sm_90a: the layers are spread over a cluster of blocks.
+// Widths up to 128, f16 and bf16, slopes that follow from values, sm_90a: the layers lie on a cluster of blocks.
 bool mlp_backward_sm90_takes(const MlpBackward& m);
 void mlp_backward_sm90(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m);
