@@ -378,6 +378,9 @@ template <class T, int kPanels, int kTile> struct SumBlock {
   // Turned so that the four column pairs of a fragment meet different banks.
   static __device__ uint32_t dw_column(uint32_t n, uint32_t k) { return (k + n / 2 % 4 * 8) % kWidth; }
 
+  // Where the part for block `to` is put together: this block's own needs no copy.
+  __device__ Part& share(Part* given, uint32_t to) const { return to == rank ? s.taken[rank] : given[to]; }
+
   __device__ void hand_out(const float (&dw)[kTile / 2], float (&db)[2]) {
     Part* given = reinterpret_cast<Part*>(s.stage[0].h);
     const uint32_t k = warp * 16 + lane / 4;
@@ -387,7 +390,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t n = 8 * j + lane % 4 * 2 + i % 2;
-        given[n / kGiven].dw[n % kGiven][dw_column(n, k + i / 2 * 8)] = dw[4 * j + i];
+        share(given, n / kGiven).dw[n % kGiven][dw_column(n, k + i / 2 * 8)] = dw[4 * j + i];
       }
     if (a.want_db) {
       constexpr uint32_t kPairs = kTile / 2;
@@ -396,15 +399,17 @@ template <class T, int kPanels, int kTile> struct SumBlock {
         if (kPairs < 32) db[e] += __shfl_xor_sync(~0u, db[e], 16);
       if (lane < kPairs)
 #pragma unroll
-        for (uint32_t e = 0; e < 2; ++e) given[(2 * lane + e) / kGiven].db[warp][(2 * lane + e) % kGiven] = db[e];
+        for (uint32_t e = 0; e < 2; ++e)
+          share(given, (2 * lane + e) / kGiven).db[warp][(2 * lane + e) % kGiven] = db[e];
     }
     ptx::fence_proxy_async_shared();
     ptx::cluster_wait();  // the neighbours' barriers are ready
     __syncthreads();
     if (lane == 0)
       for (uint32_t to = warp; to < uint32_t(kBlocks); to += kWarps)
-        ptx::bulk_copy_to_cluster(ptx::cluster_address(&s.taken[rank], to), &given[to], uint32_t(sizeof(Part)),
-                                  ptx::cluster_address(&s.taken_full, to));
+        if (to != rank)
+          ptx::bulk_copy_to_cluster(ptx::cluster_address(&s.taken[rank], to), &given[to], uint32_t(sizeof(Part)),
+                                    ptx::cluster_address(&s.taken_full, to));
     __syncwarp();
   }
 
@@ -486,7 +491,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
     }
     ptx::mbarrier_init(&s.taken_full, 1);
     ptx::fence_mbarrier_init();
-    ptx::mbarrier_arrive_expect_tx(&s.taken_full, uint32_t(sizeof(s.taken)));
+    ptx::mbarrier_arrive_expect_tx(&s.taken_full, uint32_t((kBlocks - 1) * sizeof(Part)));
     ptx::prefetch_tensor_map(&maps.h[l]);
     ptx::prefetch_tensor_map(&maps.dz[l]);
   }
