@@ -265,8 +265,13 @@ TEST(gpt_oss, a_cache_goes_back_as_far_as_its_rings_and_snapshots_allow_and_no_f
   same(52);
   cache.restore(at20);
   EXPECT_EQ(cache.length(), 20);
-  EXPECT_FALSE(cache.can_rewind(19));
+  EXPECT_TRUE(cache.can_rewind(12));  // eight tokens more than the window before token 20
+  EXPECT_FALSE(cache.can_rewind(11));
   same(20);
+  EXPECT_TRUE(cache.leads_to(at20, 12) && !cache.leads_to(at20, 11) && !cache.leads_to(at20, 21));
+  cache.restore(at20);
+  cache.rewind(12);
+  same(12);
   cache.rewind(0);
   same(0);
 }
