@@ -60,27 +60,30 @@ TEST(session, greedy_tokens_are_the_likeliest_after_everything_before) {
   }
 }
 
-TEST(session, a_turn_that_goes_on_uses_what_is_there_and_says_the_same) {
-  const Fixture f;
-  const auto decoder = f.decoder(), other = f.decoder();
-  Session session(*decoder), fresh(*other);
-  const std::vector<int32_t> first = ids_of(1, 50);
+// A session that goes on from turn to turn, and one that computes every prompt whole.
+struct session_turns : ::testing::Test, Fixture {
+  std::unique_ptr<Decoder> decoders[2] = {decoder(), decoder()};
+  Session session{*decoders[0]}, fresh{*decoders[1]};
+  const std::vector<int32_t> first = ids_of(1, 60);
+  // Answers `first`, long enough that the rings have moved on.
+  void answer_first() {
+    SessionOptions long_answer = kGreedy;
+    long_answer.tokens = 40;
+    session.generate(first, long_answer);
+  }
+};
+
+TEST_F(session_turns, a_turn_that_goes_on_uses_what_is_there_and_says_the_same) {
   const Answer a = session.generate(first, kGreedy);
   EXPECT_EQ(a.reused, 0);
   const std::vector<int32_t> second = join(join(first, a.tokens), ids_of(2, 9));
   const Answer b = session.generate(second, kGreedy);
-  EXPECT_EQ(b.reused, 50 + 11);  // the last token drawn was never told
+  EXPECT_EQ(b.reused, 60 + 11);  // the last token drawn was never told
   EXPECT_EQ(b.tokens, fresh.generate(second, kGreedy).tokens);
 }
 
-TEST(session, a_turn_whose_answer_was_rewritten_goes_back_to_the_end_of_its_prompt) {
-  const Fixture f;
-  const auto decoder = f.decoder(), other = f.decoder();
-  Session session(*decoder), fresh(*other);
-  const std::vector<int32_t> first = ids_of(1, 60);
-  SessionOptions long_answer = kGreedy;
-  long_answer.tokens = 40;  // the rings have moved on by then
-  session.generate(first, long_answer);
+TEST_F(session_turns, a_turn_whose_answer_was_rewritten_goes_back_to_the_end_of_its_prompt) {
+  answer_first();
   std::vector<int32_t> second = join(first, ids_of(3, 12));
   second[60] = session.told()[60] == 5 ? 6 : 5;  // nothing of the answer is kept
   const Answer b = session.generate(second, kGreedy);
@@ -95,14 +98,8 @@ TEST(session, a_turn_whose_answer_was_rewritten_goes_back_to_the_end_of_its_prom
   EXPECT_EQ(c.tokens, fresh.generate(third, kGreedy).tokens);
 }
 
-TEST(session, a_turn_that_begins_a_little_before_the_answer_keeps_what_stands_before_it) {
-  const Fixture f;
-  const auto decoder = f.decoder(), other = f.decoder();
-  Session session(*decoder), fresh(*other);
-  const std::vector<int32_t> first = ids_of(1, 60);
-  SessionOptions long_answer = kGreedy;
-  long_answer.tokens = 40;  // the rings have moved on by then
-  session.generate(first, long_answer);
+TEST_F(session_turns, a_turn_that_begins_a_little_before_the_answer_keeps_what_stands_before_it) {
+  answer_first();
   std::vector<int32_t> second = first;
   second[57] = (second[57] + 1) % 37;
   second = join(second, ids_of(3, 12));
