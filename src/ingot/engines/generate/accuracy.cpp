@@ -17,7 +17,7 @@ double log_sum(const float* logits, int64_t vocab) {
 // The `most` likeliest ids, likeliest first.
 constexpr int kMost = 10;
 struct Top {
-  int32_t ids[kMost];
+  int32_t ids[kMost] = {};
   int count = 0;
   Top(const float* logits, int64_t vocab) {
     for (int64_t v = 0; v < vocab; ++v) {
