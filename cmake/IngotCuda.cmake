@@ -40,9 +40,11 @@ if(INGOT_WITH_CUDA)
   endif()
   target_compile_options(ingot PRIVATE ${ingot_cuda_options})
   # Row kernels also come as PTX for sm_75 on, which the driver compiles on GPUs other than Hopper.
-  set(ingot_portable_cuda_options -gencode arch=compute_75,code=compute_75)
-  set_source_files_properties(src/ingot/kernels/rmsnorm/rmsnorm.cu src/ingot/kernels/rmsnorm/rmsnorm_backward.cu
-    PROPERTIES COMPILE_OPTIONS "${ingot_portable_cuda_options}")
+  foreach(source ${cuda_sources})
+    if(source MATCHES "/rmsnorm/")
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_75,code=compute_75")
+    endif()
+  endforeach()
   # Matrix kernels without Hopper's instructions also travel as PTX for sm_80 and later. CUDA_FORCE_PTX_JIT=1 runs that on any GPU.
   foreach(source ${cuda_sources})
     if(source MATCHES "_portable_[a-z0-9]+\\.cu$")

@@ -311,7 +311,7 @@ __device__ inline void backward_rows(const BackwardParams& p, typename tile::Rou
     for (int r = 0; r < R; ++r) {
       if (!now.has(r)) continue;
       if constexpr (Work::kRare)
-        if (p.rstd == nullptr) rstd[r] = rstd_of(sum[R + r], p.cols, p.eps);
+        if (p.rstd == nullptr) rstd[r] = rstd_of(sum[R + r], float(p.cols), p.eps);
       X* const dx = walk.row(static_cast<X*>(p.dx), p.dx_rows, p.inner, now.row, r, at.first * N);
       finish_row(p, rows, r, here, dx, at, w, rstd[r], sum[r] * rstd[r] * p.inverse_cols, dw);
     }
@@ -350,7 +350,7 @@ __device__ inline void backward_elements(const BackwardParams& p,
       sum[1] += value * value;
     }
     tile::group_sum(sum, blockDim.x, memory[turn]);
-    const float rstd = p.rstd != nullptr ? p.rstd[row] : rstd_of(sum[1], p.cols, p.eps);
+    const float rstd = p.rstd != nullptr ? p.rstd[row] : rstd_of(sum[1], float(p.cols), p.eps);
     const float mean = sum[0] * rstd * p.inverse_cols;
     for (int64_t c = threadIdx.x; c < p.cols; c += blockDim.x) {
       const float n = tile::to_float(s[c]) * rstd, g = tile::to_float(dy[c]);

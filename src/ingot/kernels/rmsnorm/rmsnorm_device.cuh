@@ -28,8 +28,8 @@ template <class Use> __device__ inline void with_weight_type(DType t, Use&& use)
     use(f16{});
 }
 
-__device__ inline float rstd_of(float sum_of_squares, int64_t cols, float eps) {
-  return __frsqrt_rn(__fdiv_rn(sum_of_squares, float(cols)) + eps);
+__device__ inline float rstd_of(float sum_of_squares, float cols, float eps) {
+  return __frsqrt_rn(__fdiv_rn(sum_of_squares, cols) + eps);
 }
 
 }  // namespace ingot::cuda

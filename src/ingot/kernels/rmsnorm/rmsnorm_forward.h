@@ -1,0 +1,37 @@
+#pragma once
+// The forward kernels as the launcher sees them.
+#include "ingot/kernels/rmsnorm/rmsnorm_config.h"
+#include "ingot/kernels/rmsnorm/row_map.h"
+
+namespace ingot::cuda {
+
+struct RmsNormParams {
+  const void *x, *residual, *w;
+  void *sum, *y;
+  float* rstd;
+  RowMap x_rows, residual_rows, sum_rows, y_rows;
+  int64_t first_row, rows, cols;
+  uint32_t inner;  // rows per outer index; 0: one stride reaches all rows
+  uint32_t vecs, group, cluster;
+  float eps, scale, w_offset;
+  uint32_t early_blocks;  // may start while an earlier kernel ends
+  DType w_dtype;
+  bool streaming;
+};
+// Of the kernels that read rows twice, so many vectors a thread.
+constexpr int kRereadVecs = 2;
+struct RereadParams {
+  const void *x, *residual, *w;
+  void *sum, *y;
+  float* rstd;
+  int64_t x_stride, residual_stride, sum_stride, y_stride;
+  int64_t first_row, rows;
+  uint32_t vecs, group, group_bits;  // group: the whole block, or a power of two up to a warp, 1 << group_bits
+  float cols, eps, scale, w_offset;
+};
+
+// Kernels for x of type X; y and w of theirs. Errors name a configuration that has none.
+template <class X> auto pick_rmsnorm(DType y, const RmsNormConfig& c, bool residual) -> void (*)(RmsNormParams);
+template <class X> auto pick_rmsnorm_reread(DType w, bool residual) -> void (*)(RereadParams);
+
+}  // namespace ingot::cuda
