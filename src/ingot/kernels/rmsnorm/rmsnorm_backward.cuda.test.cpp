@@ -65,7 +65,7 @@ TEST(RmsNormBackwardConfig, KeepsRowsUpTo65536ColumnsInRegistersOnHopper) {
 class RmsNormBackwardCuda : public testing::GpuTest<> {};
 
 // The PTX for sm_75 knows none.
-std::vector<int> clusters() {
+[[maybe_unused]] std::vector<int> clusters() {
 #ifdef INGOT_HAS_CUDA_RMSNORM
   if (cuda::rmsnorm_limits(0).hopper) return {1, 2, 8};
 #endif
