@@ -174,9 +174,7 @@ constexpr int backward_smem_share(const RmsNormBackwardConfig& c, const RmsNormB
 constexpr int64_t backward_smem(const RmsNormBackwardConfig& c, const RmsNormBackwardShape& s, SmLimits sm) {
   if (!c.vectors) return 0;
   const int need = c.stages * backward_stage_bytes(c, s), share = backward_smem_share(c, s, sm);
-  const int bytes = need > share ? need : share, unasked = 48 * 1024;
-  // The launcher asks for more than 48 KB where the dynamic part alone is more; what the kernel declares counts too.
-  return bytes <= unasked && bytes > unasked - kBackwardStaticBytes ? unasked + 16 : bytes;
+  return need > share ? need : share;
 }
 
 // How many columns and rows a thread takes at once. Narrow rows lie side by side in a warp's loads; wide ones in 16
