@@ -5,6 +5,7 @@
 
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/mlp/mlp_operands.h"
 #ifdef INGOT_HAS_CUDA_MLP
 #include "ingot/kernels/mlp/mlp_cuda.h"
 #endif
@@ -14,7 +15,6 @@ namespace {
 
 using Layers = std::vector<MlpLayer>;
 
-bool activated(const Layers& layers, bool activate_last, size_t l) { return activate_last || l + 1 < layers.size(); }
 int64_t widest(const Layers& layers) {
   int64_t n = 0;
   for (const MlpLayer& layer : layers) n = std::max(n, layer.w.rows());
@@ -38,13 +38,6 @@ int64_t parameter_bytes(const Layers& layers) {
   int64_t n = 0;
   for (const MlpLayer& layer : layers) n += layer.w.bytes() + layer.b.bytes() + layer.g.bytes();
   return n;
-}
-// The first layer that still has something to compute in backward.
-size_t first_layer(const MlpBackward& m) {
-  size_t first = 0;
-  if (!m.dx)
-    while (first < m.grads.size() && !m.grads[first].w && !m.grads[first].b && !m.grads[first].g) ++first;
-  return first;
 }
 
 // --- checks ------------------------------------------------------------------------------------------------
@@ -256,7 +249,7 @@ void forward(const Mlp& m, const Tensor (&h)[2], const Tensor& w, const Tensor& 
   Tensor in = m.x;
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const MlpLayer& layer = m.layers[l];
-    const bool last = l + 1 == m.layers.size(), active = activated(m.layers, m.activate_last, l);
+    const bool last = l + 1 == m.layers.size(), active = mlp_activated(m, l);
     const int64_t n = layer.w.rows();
     Linear op{.x = in, .w = effective_weight(layer, w), .b = layer.b, .products = m.products};
     op.y = last ? m.y : as_matrix(h[l % 2], rows, n);
@@ -299,7 +292,7 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
   Pieces pieces(m.workspace);
   const BackwardMemory memory(pieces, m);
   const int64_t rows = m.x.rows();
-  const size_t count = m.layers.size(), first = first_layer(m);
+  const size_t count = m.layers.size(), first = mlp_first_layer(m);
   if (first == count) return;
   form_saved(m, memory, stream);
   const std::vector<int64_t> at = offsets(rows, m.layers);
@@ -385,7 +378,7 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
 int64_t mlp_saved_elements(int64_t rows, const Layers& layers, bool activate_last) {
   int64_t n = 0;
   for (size_t l = 0; l < layers.size(); ++l)
-    if (activated(layers, activate_last, l)) n += rows * layers[l].w.rows();
+    if (activate_last || l + 1 < layers.size()) n += rows * layers[l].w.rows();
   return n;
 }
 int64_t mlp_workspace_bytes(const Mlp& m) {
@@ -415,12 +408,12 @@ int64_t bytes(const MlpBackward& m) {
 }
 int64_t flops(const MlpBackward& m) {
   int64_t products = 0;
-  const size_t first = first_layer(m);
+  const size_t first = mlp_first_layer(m);
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const int64_t n = m.layers[l].w.numel();
     if (m.grads[l].w || m.grads[l].g) products += n;
     if (l > first || (l == 0 && m.dx)) products += n;
-    if (!m.saved && activated(m.layers, m.activate_last, l)) products += n;
+    if (!m.saved && mlp_activated(m, l)) products += n;
   }
   return 2 * m.x.rows() * products;
 }

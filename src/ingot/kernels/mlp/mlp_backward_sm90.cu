@@ -4,8 +4,8 @@
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tma_map.h"
+#include "ingot/kernels/mlp/mlp_backward.h"
 #include "ingot/kernels/mlp/mlp_backward_sm90.cuh"
-#include "ingot/kernels/mlp/mlp_cuda.h"
 
 namespace ingot::cuda {
 namespace backward_sm90 {
@@ -20,7 +20,7 @@ struct LayerGradients {
   int first_part = 0, parts = 0;
 };
 struct SumArguments {
-  LayerGradients layer[kMaxLayers];
+  LayerGradients layer[kMlpMaxLayers];
   const float* partial = nullptr;
   int width = 0;
 };
@@ -123,15 +123,6 @@ template <class T> __global__ void __launch_bounds__(kSumThreads, 2) sum_kernel(
 
 // --- what is taken, and the first launch
 
-bool activated(const MlpBackward& m, size_t l) { return m.activate_last || l + 1 < m.layers.size(); }
-
-int widest(const MlpBackward& m) {
-  int64_t n = m.x.cols();
-  for (const MlpLayer& layer : m.layers) n = std::max(n, layer.w.rows());
-  return int(n);
-}
-int panels(const MlpBackward& m) { return widest(m) <= kPanel ? 1 : 2; }
-
 // Two layers to a stage from the top down; a single one comes last.
 struct Depth {
   Stage stage[kMaxStages + 1];
@@ -155,25 +146,21 @@ Depth cut_depth(int layers, bool activate_last) {
   return d;
 }
 
-// Layers whose values the slopes need, and whether they are formed here.
-int values(const MlpBackward& m) { return int(m.layers.size()) - (m.activate_last ? 0 : 1); }
-bool forms(const MlpBackward& m) { return values(m) > 0 && !(m.saved && m.saved.dtype == m.x.dtype); }
-
 Kernel kernel_of(const MlpBackward& m) {
-  if (forms(m)) return forming_kernel(m.x.dtype, panels(m));
+  if (mlp_backward_forms_values(m)) return forming_kernel(m.x.dtype, mlp_panels(m));
   if (m.x.dtype == DType::f16)
-    return panels(m) == 2 ? mlp_backward_kernel<f16, 2, false> : mlp_backward_kernel<f16, 1, false>;
-  return panels(m) == 2 ? mlp_backward_kernel<bf16, 2, false> : mlp_backward_kernel<bf16, 1, false>;
+    return mlp_panels(m) == 2 ? mlp_backward_kernel<f16, 2, false> : mlp_backward_kernel<f16, 1, false>;
+  return mlp_panels(m) == 2 ? mlp_backward_kernel<bf16, 2, false> : mlp_backward_kernel<bf16, 1, false>;
 }
 int shared_bytes(const MlpBackward& m) {
-  return int(panels(m) == 2 ? sizeof(SharedMemory<2>) : sizeof(SharedMemory<1>));
+  return int(mlp_panels(m) == 2 ? sizeof(SharedMemory<2>) : sizeof(SharedMemory<1>));
 }
 
 // How many clusters run at once: fewer than SMs / size where the size does not divide a processing cluster's SMs.
 int clusters_at_once(const MlpBackward& m, int size) {
   static std::atomic<int> known[16][8][kMaxCluster + 1];
   const int device = m.x.device.index;
-  const int which = forms(m) * 4 + (m.x.dtype == DType::bf16) * 2 + panels(m) - 1;
+  const int which = mlp_backward_forms_values(m) * 4 + (m.x.dtype == DType::bf16) * 2 + mlp_panels(m) - 1;
   std::atomic<int>* at = device < 16 ? &known[device][which][size] : nullptr;
   if (at != nullptr && *at > 0) return *at;
   const gpu::DeviceGuard guard(device);
@@ -197,26 +184,11 @@ int clusters_at_once(const MlpBackward& m, int size) {
   return n;
 }
 
-// The lowest layer of which dz is needed: nothing below it has a gradient to give.
-int first_layer(const MlpBackward& m) {
-  const int count = int(m.layers.size());
-  int first = 0;
-  if (!m.dx)
-    while (first < count && !m.grads[first].w && !m.grads[first].b && !m.grads[first].g) ++first;
-  return first;
-}
-
-Tensor matrix(const Tensor& t) {
-  Tensor view(t.data, t.dtype, {t.rows(), t.cols()}, t.device);
-  view.stride[0] = t.row_stride();
-  return view;
-}
-
 // The cut of the work: stages, clusters, and where each layer's partial sums lie.
 struct Cut {
   Depth depth;
   int clusters = 0, tiles = 0, parts = 0, room = 0;
-  int first_part[kMaxLayers] = {}, parts_of[kMaxLayers] = {};
+  int first_part[kMlpMaxLayers] = {}, parts_of[kMlpMaxLayers] = {};
 };
 Cut cut(const MlpBackward& m) {
   Cut c{.depth = cut_depth(int(m.layers.size()), m.activate_last)};
@@ -237,38 +209,35 @@ Cut cut(const MlpBackward& m) {
   }
   // Stages below the lowest gradient fall away; the rest is cut as ever, so that its sums have the same bits.
   const auto highest = [](const Stage& at) { return at.kind == StageKind::pair ? at.upper : at.lower; };
-  const int first = first_layer(m);
+  const int first = int(mlp_first_layer(m));
   while (c.depth.stages > 1 && highest(c.depth.stage[c.depth.stages - 1]) < first) --c.depth.stages;
   const Stage& last = c.depth.stage[c.depth.stages - 1];
   c.depth.cluster = last.first + last.copies;
   return c;
 }
 
-int64_t sum_bytes(const MlpBackward& m, const Cut& c) { return c.parts * part_floats(panels(m)) * 4; }
+int64_t sum_bytes(const MlpBackward& m, const Cut& c) { return c.parts * part_floats(mlp_panels(m)) * 4; }
 // Values formed here: (clusters * room * kTileRows, width) of each layer, behind the sums.
 int64_t formed_rows(const Cut& c) { return int64_t(c.clusters) * c.room * kTileRows; }
-int64_t formed_bytes(const MlpBackward& m, const Cut& c) { return formed_rows(c) * kPanel * panels(m) * 2; }
+int64_t formed_bytes(const MlpBackward& m, const Cut& c) { return formed_rows(c) * kPanel * mlp_panels(m) * 2; }
 char* formed(const MlpBackward& m, const Cut& c) { return static_cast<char*>(m.workspace.data) + sum_bytes(m, c); }
 
 Maps make_maps(const MlpBackward& m, const Cut& c) {
   const gpu::TmaBox rows{.rows = kRows, .cols = kPanel, .swizzle = Swizzle::b128};
   Maps maps{};
-  maps.dy = gpu::tensor_map("mlp_backward: dy", matrix(m.dy), rows);
-  if (m.dx) maps.dx = gpu::tensor_map("mlp_backward: dx", matrix(m.dx), rows);
-  maps.h[0] = gpu::tensor_map("mlp_backward: x", matrix(m.x), rows);
-  const gpu::TmaBox weights{.rows = kPanel * panels(m), .cols = kPanel, .swizzle = Swizzle::b128};
+  maps.dy = gpu::tensor_map("mlp_backward: dy", mlp_matrix(m.dy), rows);
+  if (m.dx) maps.dx = gpu::tensor_map("mlp_backward: dx", mlp_matrix(m.dx), rows);
+  maps.h[0] = gpu::tensor_map("mlp_backward: x", mlp_matrix(m.x), rows);
+  const gpu::TmaBox weights{.rows = kPanel * mlp_panels(m), .cols = kPanel, .swizzle = Swizzle::b128};
   for (size_t l = 0; l < m.layers.size(); ++l) maps.w[l] = gpu::tensor_map("mlp_backward: w", m.layers[l].w, weights);
-  for (int l = 0; forms(m) && l < values(m); ++l) {
-    const Tensor h(formed(m, c) + l * formed_bytes(m, c), m.x.dtype, {formed_rows(c), int64_t(kPanel) * panels(m)},
-                   m.x.device);
-    maps.h[l + 1] = gpu::tensor_map("mlp_backward: values formed again", h, rows);
-  }
-  int64_t offset = 0;
-  for (size_t l = 0; !forms(m) && l < m.layers.size() && activated(m, l); ++l) {
-    const Tensor h(static_cast<char*>(m.saved.data) + offset * 2, m.x.dtype, {m.x.rows(), m.layers[l].w.rows()},
-                   m.x.device);
-    maps.h[l + 1] = gpu::tensor_map("mlp_backward: saved", h, rows);
-    offset += h.numel();
+  for (int l = 0; l < mlp_backward_values(m); ++l) {
+    if (mlp_backward_forms_values(m)) {
+      const Tensor h(formed(m, c) + l * formed_bytes(m, c), m.x.dtype,
+                     {formed_rows(c), int64_t(kPanel) * mlp_panels(m)}, m.x.device);
+      maps.h[l + 1] = gpu::tensor_map("mlp_backward: values formed again", h, rows);
+    } else {
+      maps.h[l + 1] = gpu::tensor_map("mlp_backward: saved", mlp_layer_part(m, m.saved, size_t(l)), rows);
+    }
   }
   return maps;
 }
@@ -290,8 +259,8 @@ Arguments make_arguments(const MlpBackward& m, const Cut& c) {
   a.act = m.act;
   a.want_dx = bool(m.dx);
   for (const MlpLayer& grad : m.grads) a.want_db = a.want_db || bool(grad.b);
-  if (!forms(m)) return a;
-  a.values = values(m);
+  if (!mlp_backward_forms_values(m)) return a;
+  a.values = mlp_backward_values(m);
   a.room = c.room;
   a.formed = formed(m, c);
   a.rows = m.x.rows();
@@ -301,7 +270,7 @@ Arguments make_arguments(const MlpBackward& m, const Cut& c) {
 }
 
 SumArguments make_sum_arguments(const MlpBackward& m, const Cut& c) {
-  SumArguments a{.partial = static_cast<const float*>(m.workspace.data), .width = kPanel * panels(m)};
+  SumArguments a{.partial = static_cast<const float*>(m.workspace.data), .width = kPanel * mlp_panels(m)};
   const auto at = [](const Tensor& t) { return t ? static_cast<float*>(t.data) : nullptr; };
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const MlpLayer &layer = m.layers[l], &grad = m.grads[l];
@@ -340,21 +309,13 @@ template <class T> void run(const MlpBackward& m, Stream stream) {
 
 using namespace backward_sm90;
 
+// Of a cluster: eight layers of which the last is activated make nine blocks.
 bool mlp_backward_sm90_takes(const MlpBackward& m) {
-  if (m.x.dtype != DType::f16 && m.x.dtype != DType::bf16) return false;
-  if (m.layers.empty() || m.layers.size() > size_t(kMaxLayers) || widest(m) > 2 * kPanel) return false;
-  if (m.x.rows() > int64_t(1) << 30) return false;  // coordinates of tensor copies have 31 bits
-  // Of a cluster: eight layers of which the last is activated make nine blocks.
-  if (cut_depth(int(m.layers.size()), m.activate_last).cluster > kMaxCluster) return false;
-  if (m.x.cols() % 8 != 0) return false;
-  for (const MlpLayer& layer : m.layers)
-    if (layer.w.rows() % 8 != 0) return false;
-  if (m.layers.size() == 1 && !m.activate_last) return true;
-  return slope_follows_from_value(m.act);
+  return mlp_backward_is_fast(m) && cut_depth(int(m.layers.size()), m.activate_last).cluster <= kMaxCluster;
 }
 
 void mlp_backward_sm90(const MlpBackward& m, Stream stream) {
-  if (m.x.rows() == 0 || first_layer(m) == int(m.layers.size())) return;
+  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
   if (m.x.dtype == DType::f16)
     run<f16>(m, stream);
   else
@@ -364,7 +325,7 @@ void mlp_backward_sm90(const MlpBackward& m, Stream stream) {
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m) {
   if (m.x.rows() == 0) return 0;
   const Cut c = cut(m);
-  return sum_bytes(m, c) + (forms(m) ? values(m) * formed_bytes(m, c) : 0);
+  return sum_bytes(m, c) + (mlp_backward_forms_values(m) ? mlp_backward_values(m) * formed_bytes(m, c) : 0);
 }
 
 }  // namespace ingot::cuda

@@ -36,6 +36,7 @@
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/mlp/mlp_cuda.h"
 #include "ingot/kernels/mlp/mlp_weights.cuh"
 
 namespace ingot::cuda::backward_sm90 {
@@ -44,10 +45,10 @@ using ptx::Major;
 using tile::Swizzle;
 using tile::wait_or_trap;
 
-constexpr int kMaxLayers = 8, kMaxStages = 8, kMaxCluster = 8;
+constexpr int kMaxStages = 8, kMaxCluster = 8;
 constexpr int kTileRows = 128;
-constexpr int kRows = 64;   // of a chain warpgroup
-constexpr int kPanel = 64;  // columns: one 128-byte swizzle row of 16-bit elements
+constexpr int kRows = 64;  // of a chain warpgroup
+constexpr int kPanel = kMlpPanel;
 constexpr int kThreads = 512;
 constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
 constexpr int kChunk = 16;                               // tiles of a cluster whose h is formed at a time
@@ -72,12 +73,12 @@ struct LayerShape {
 
 struct Maps {
   CUtensorMap dy, dx;
-  CUtensorMap h[kMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved, or the workspace where it is formed
-  CUtensorMap w[kMaxLayers];
+  CUtensorMap h[kMlpMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved, or the workspace where it is formed
+  CUtensorMap w[kMlpMaxLayers];
 };
 
 struct Arguments {
-  LayerShape layer[kMaxLayers];
+  LayerShape layer[kMlpMaxLayers];
   Stage stage[kMaxStages];
   int stages = 0, cluster = 1, layers = 0;
   float* partial = nullptr;

@@ -8,11 +8,22 @@
 // h that the next layer multiplied.
 // With weight norm, W is formed in fp32 and rounded to x's type, as a 16-bit matrix product would see it, or its row's
 // scale multiplies the fp32 sums; which of the two is the form's choice.
-#include "ingot/kernels/mlp/mlp.h"
+#include "ingot/kernels/mlp/mlp_operands.h"
 
 namespace ingot::cuda {
 
-// Any depth up to 8, widths in multiples of 8 up to 512, f16, bf16 and f32; mma.sync, sm_80 and later.
+constexpr int kMlpMaxLayers = 8;
+constexpr int kMlpFastWidth = 128;               // the widest layer of all forms but the portable one
+constexpr int kMlpPanel = 64;                    // columns: one 128-byte swizzle row of 16-bit elements
+constexpr int64_t kMlpSharedBytes = 227 * 1024;  // that a block may have, sm_90
+
+// A 16-bit network no wider than kMlpFastWidth, and its width in panels.
+template <class M> bool mlp_fast_type(const M& m) {
+  return (m.x.dtype == DType::f16 || m.x.dtype == DType::bf16) && mlp_widest(m) <= kMlpFastWidth;
+}
+template <class M> int mlp_panels(const M& m) { return mlp_widest(m) <= kMlpPanel ? 1 : 2; }
+
+// Any depth up to kMlpMaxLayers, widths in multiples of 8 up to 512, f16, bf16 and f32; mma.sync, sm_80 and later.
 void mlp_portable(const Mlp& m, Stream stream);
 void mlp_backward_portable(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_portable_workspace_bytes(const MlpBackward& m);

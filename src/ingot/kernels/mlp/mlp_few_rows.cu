@@ -8,14 +8,9 @@ namespace few_rows {
 Maps make_maps(const Mlp& m, const MlpForwardParams& p, int block_rows, int panels) {
   const gpu::TmaBox rows{.rows = block_rows, .cols = kPanel, .swizzle = tile::Swizzle::b128};
   const gpu::TmaBox weights{.rows = kPanel * panels, .cols = kPanel, .swizzle = tile::Swizzle::b128};
-  const auto matrix = [](const Tensor& t) {
-    Tensor view(t.data, t.dtype, {t.rows(), t.cols()}, t.device);
-    view.stride[0] = t.row_stride();
-    return view;
-  };
   Maps maps{};
-  maps.x = gpu::tensor_map("mlp: x", matrix(m.x), rows);
-  maps.y = gpu::tensor_map("mlp: y", matrix(m.y), rows);
+  maps.x = gpu::tensor_map("mlp: x", mlp_matrix(m.x), rows);
+  maps.y = gpu::tensor_map("mlp: y", mlp_matrix(m.y), rows);
   for (size_t l = 0; l < m.layers.size(); ++l) {
     maps.w[l] = gpu::tensor_map("mlp: w", m.layers[l].w, weights);
     if (p.layer[l].saved != nullptr && !p.saved_f32)

@@ -216,7 +216,7 @@ template <class T, class F, int kPanels, int kRows> void launch_as(const Mlp& m,
   // pass that is about to start. They share nothing; those beyond the last row have nothing to do.
   const int together = blocks <= 64 ? 8 : 1;
   const int64_t stage = sizeof(typename Shared::Stage), rest = sizeof(Shared) - stage;
-  a.stages = int(std::min<int64_t>(a.network.layers, (kMaxSharedBytes - rest) / stage));
+  a.stages = int(std::min<int64_t>(a.network.layers, (kMlpSharedBytes - rest) / stage));
   gpu::launch("mlp", mlp_few_rows_kernel<T, F, kPanels, kRows>,
               {.grid = (blocks + together - 1) / together * together,
                .block = threads<kPanels>(a.network.has_gain),
@@ -240,7 +240,7 @@ template <class T> void launch_mlp_few_rows(const Mlp& m, Stream stream) {
       if (m.x.rows() <= few_rows::kFewest) return few_rows::launch_as<T, F, kPanels, 16>(m, stream);
       few_rows::launch_as<T, F, kPanels, 32>(m, stream);
     };
-    if (mlp_widest(m) <= few_rows::kPanel) return launch(std::integral_constant<int, 1>());
+    if (mlp_panels(m) == 1) return launch(std::integral_constant<int, 1>());
     launch(std::integral_constant<int, 2>());
   });
 }

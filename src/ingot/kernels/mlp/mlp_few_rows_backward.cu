@@ -3,6 +3,7 @@
 
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tma_map.h"
+#include "ingot/kernels/mlp/mlp_backward.h"
 #include "ingot/kernels/mlp/mlp_few_rows_backward.h"
 
 namespace ingot::cuda {
@@ -12,40 +13,8 @@ namespace {
 using namespace few_rows;
 using tile::Swizzle;
 
-int widest(const MlpBackward& m) {
-  int64_t n = m.x.cols();
-  for (const MlpLayer& layer : m.layers) n = std::max(n, layer.w.rows());
-  return int(n);
-}
-int panels_of(const MlpBackward& m) { return widest(m) <= kPanel ? 1 : 2; }
-bool activated(const MlpBackward& m, size_t l) { return m.activate_last || l + 1 < m.layers.size(); }
-bool trained(const MlpLayer& grad) { return grad.w || grad.b || grad.g; }
-
-// The lowest layer of which dz is needed: nothing below it has a gradient to give.
-int first_layer(const MlpBackward& m) {
-  const int count = int(m.layers.size());
-  int first = 0;
-  if (!m.dx)
-    while (first < count && !trained(m.grads[size_t(first)])) ++first;
-  return first;
-}
 // Of dz of the top layer there is dy, unless that layer is activated.
-bool keeps_dz(const MlpBackward& m, size_t l) {
-  return trained(m.grads[l]) && (m.activate_last || l + 1 < m.layers.size());
-}
-
-Tensor matrix(const Tensor& t) {
-  Tensor view(t.data, t.dtype, {t.rows(), t.cols()}, t.device);
-  view.stride[0] = t.row_stride();
-  return view;
-}
-// Layer l's part of what lies layer after layer, (rows, n) each.
-Tensor part_of(const MlpBackward& m, const Tensor& all, size_t l) {
-  int64_t offset = 0;
-  for (size_t i = 0; i < l; ++i) offset += m.x.rows() * m.layers[i].w.rows();
-  return Tensor(static_cast<char*>(all.data) + offset * size_of(m.x.dtype), m.x.dtype,
-                {m.x.rows(), m.layers[l].w.rows()}, m.x.device);
-}
+bool keeps_dz(const MlpBackward& m, size_t l) { return mlp_trained(m.grads[l]) && mlp_activated(m, l); }
 
 constexpr int64_t chain_stage_bytes(int block_rows, int panels) {
   return int64_t(panels) * 128 * (kPanel * panels + block_rows);
@@ -53,21 +22,22 @@ constexpr int64_t chain_stage_bytes(int block_rows, int panels) {
 
 ChainMaps make_chain_maps(const MlpBackward& m, const Chain& a, const Config& c) {
   const gpu::TmaBox rows{.rows = c.block_rows, .cols = kPanel, .swizzle = Swizzle::b128};
-  const gpu::TmaBox weights{.rows = kPanel * panels_of(m), .cols = kPanel, .swizzle = Swizzle::b128};
+  const gpu::TmaBox weights{.rows = kPanel * mlp_panels(m), .cols = kPanel, .swizzle = Swizzle::b128};
   ChainMaps maps{};
-  maps.dy = gpu::tensor_map("mlp_backward: dy", matrix(m.dy), rows);
-  if (m.dx) maps.dx = gpu::tensor_map("mlp_backward: dx", matrix(m.dx), rows);
+  maps.dy = gpu::tensor_map("mlp_backward: dy", mlp_matrix(m.dy), rows);
+  if (m.dx) maps.dx = gpu::tensor_map("mlp_backward: dx", mlp_matrix(m.dx), rows);
   for (size_t l = size_t(a.lowest); l < m.layers.size(); ++l)
     maps.w[l] = gpu::tensor_map("mlp_backward: w", m.layers[l].w, weights);
   for (size_t l = 0; l < m.layers.size(); ++l) {
-    if (activated(m, l)) maps.h[l] = gpu::tensor_map("mlp_backward: saved", part_of(m, m.saved, l), rows);
-    if (keeps_dz(m, l)) maps.dz[l] = gpu::tensor_map("mlp_backward: workspace", part_of(m, m.workspace, l), rows);
+    if (mlp_activated(m, l)) maps.h[l] = gpu::tensor_map("mlp_backward: saved", mlp_layer_part(m, m.saved, l), rows);
+    if (keeps_dz(m, l))
+      maps.dz[l] = gpu::tensor_map("mlp_backward: workspace", mlp_layer_part(m, m.workspace, l), rows);
   }
   return maps;
 }
 Chain make_chain(const MlpBackward& m, const Config& c) {
   Chain a{.layers = int(m.layers.size()),
-          .lowest = m.dx ? 0 : first_layer(m) + 1,
+          .lowest = m.dx ? 0 : int(mlp_first_layer(m)) + 1,
           .act = m.act,
           .activate_last = m.activate_last};
   for (size_t l = 0; l < m.layers.size(); ++l) {
@@ -76,8 +46,8 @@ Chain make_chain(const MlpBackward& m, const Config& c) {
     a.has_gain = a.has_gain || m.layers[l].g;
   }
   // 10 KB are what lies beside the stages and the two tiles of dz.
-  const int panels = panels_of(m);
-  const int64_t left = kMaxSharedBytes - 10 * 1024 - 2 * panels * c.block_rows * 128;
+  const int panels = mlp_panels(m);
+  const int64_t left = kMlpSharedBytes - 10 * 1024 - 2 * panels * c.block_rows * 128;
   const int fit = int(left / chain_stage_bytes(c.block_rows, panels)), steps = a.layers - a.lowest;
   a.stages = std::max(1, std::min(fit, steps));
   return a;
@@ -89,9 +59,10 @@ SumMaps make_sum_maps(const MlpBackward& m, const Sums& a, const Config& c) {
   SumMaps maps{};
   for (size_t l = 0; l < m.layers.size(); ++l) {
     if (a.layer[l].tiles == 0) continue;
-    maps.h[l] = gpu::tensor_map("mlp_backward: input", l == 0 ? matrix(m.x) : part_of(m, m.saved, l - 1), inputs);
-    maps.dz[l] =
-        gpu::tensor_map("mlp_backward: dz", keeps_dz(m, l) ? part_of(m, m.workspace, l) : matrix(m.dy), gradients);
+    maps.h[l] =
+        gpu::tensor_map("mlp_backward: input", l == 0 ? mlp_matrix(m.x) : mlp_layer_part(m, m.saved, l - 1), inputs);
+    maps.dz[l] = gpu::tensor_map("mlp_backward: dz",
+                                 keeps_dz(m, l) ? mlp_layer_part(m, m.workspace, l) : mlp_matrix(m.dy), gradients);
   }
   return maps;
 }
@@ -108,7 +79,7 @@ Sums make_sums(const MlpBackward& m, const Config& c, bool after_chain) {
                   .dg = at(grad.g),
                   .n = int(layer.w.rows()),
                   .k = int(layer.w.cols()),
-                  .tiles = trained(grad) ? int((layer.w.rows() + c.tile - 1) / c.tile) : 0,
+                  .tiles = mlp_trained(grad) ? int((layer.w.rows() + c.tile - 1) / c.tile) : 0,
                   .dz_is_late = keeps_dz(m, l)};
     a.want_db = a.want_db || grad.b;
   }
@@ -127,7 +98,7 @@ Config pick_config(int64_t rows) {
 }
 
 void run(const MlpBackward& m, const Config& c, Stream stream) {
-  const int device = m.x.device.index, panels = panels_of(m);
+  const int device = m.x.device.index, panels = mlp_panels(m);
   const Chain chain = make_chain(m, c);
   const bool is_f16 = m.x.dtype == DType::f16, has_chain = chain.lowest < chain.layers || chain.activate_last;
   if (has_chain) {
@@ -148,17 +119,11 @@ void run(const MlpBackward& m, const Config& c, Stream stream) {
 using namespace few_rows_backward;
 
 bool mlp_few_rows_backward_takes(const MlpBackward& m) {
-  if (m.x.dtype != DType::f16 && m.x.dtype != DType::bf16) return false;
-  if (m.layers.empty() || m.layers.size() > size_t(kMaxLayers) || widest(m) > 2 * kPanel) return false;
-  if (m.x.rows() > int64_t(1) << 30 || m.x.cols() % 8 != 0) return false;  // tensor copies: 31 bits, whole 16 bytes
-  for (const MlpLayer& layer : m.layers)
-    if (layer.w.rows() % 8 != 0) return false;
-  if (m.layers.size() == 1 && !m.activate_last) return true;
-  return slope_follows_from_value(m.act) && m.saved && m.saved.dtype == m.x.dtype;
+  return mlp_backward_is_fast(m) && !mlp_backward_forms_values(m);
 }
 
 void mlp_few_rows_backward(const MlpBackward& m, Stream stream) {
-  if (m.x.rows() == 0 || first_layer(m) == int(m.layers.size())) return;
+  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
   run(m, pick_config(m.x.rows()), stream);
 }
 
@@ -166,7 +131,7 @@ void mlp_few_rows_backward(const MlpBackward& m, Stream stream) {
 int64_t mlp_few_rows_backward_workspace_bytes(const MlpBackward& m) {
   int64_t columns = 0;
   for (size_t l = 0; l < m.layers.size(); ++l)
-    if (activated(m, l)) columns += m.layers[l].w.rows();
+    if (mlp_activated(m, l)) columns += m.layers[l].w.rows();
   return m.x.rows() * columns * size_of(m.x.dtype);
 }
 

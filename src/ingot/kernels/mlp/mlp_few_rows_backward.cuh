@@ -70,8 +70,8 @@ template <int kPanels, int kRows> struct ChainMemory {
     uint8_t w[kPanels][kWidth * 128];  // panels of inputs
     uint8_t h[kPanels][kRows * 128];
   };
-  uint64_t full[kMaxLayers], normed[kMaxLayers], dy_full, formed, stored;
-  float gain[kMaxLayers][kWidth];
+  uint64_t full[kMlpMaxLayers], normed[kMlpMaxLayers], dy_full, formed, stored;
+  float gain[kMlpMaxLayers][kWidth];
   alignas(1024) uint8_t dz[2][kPanels][kRows * 128];
   Stage stage[1];  // more follow: as many as layers, or as fit
 };

@@ -5,21 +5,19 @@
 
 #include <cstdint>
 
-#include "ingot/kernels/mlp/mlp_cuda.h"
 #include "ingot/kernels/mlp/mlp_few_rows.h"
 
 namespace ingot::cuda::few_rows_backward {
 
-constexpr int kMaxLayers = 8;
 constexpr int kBlocks = 8;   // of a cluster that shares the rows of a sum
 constexpr int kChunk = 128;  // rows of a sum at a time
 constexpr int kMaxSumStages = 3;
 
 struct ChainMaps {
   CUtensorMap dy, dx;
-  CUtensorMap w[kMaxLayers];
-  CUtensorMap h[kMaxLayers];   // what layer l saved
-  CUtensorMap dz[kMaxLayers];  // to the workspace
+  CUtensorMap w[kMlpMaxLayers];
+  CUtensorMap h[kMlpMaxLayers];   // what layer l saved
+  CUtensorMap dz[kMlpMaxLayers];  // to the workspace
 };
 struct ChainLayer {
   const void* g = nullptr;  // weight norm
@@ -27,7 +25,7 @@ struct ChainLayer {
   bool keeps_dz = false;  // its dz goes to the workspace
 };
 struct Chain {
-  ChainLayer layer[kMaxLayers];
+  ChainLayer layer[kMlpMaxLayers];
   int layers = 0, lowest = 0;  // products with W of layers - 1, ..., lowest
   int stages = 1;
   Act act = Act::identity;
@@ -39,7 +37,7 @@ struct ChainLaunch {
 };
 
 struct SumMaps {
-  CUtensorMap dz[kMaxLayers], h[kMaxLayers];  // of layer l: h is what it multiplies
+  CUtensorMap dz[kMlpMaxLayers], h[kMlpMaxLayers];  // of layer l: h is what it multiplies
 };
 struct SumLayer {
   const void *v = nullptr, *g = nullptr;  // of a weight-normalised layer
@@ -49,7 +47,7 @@ struct SumLayer {
   bool dz_is_late = false;
 };
 struct Sums {
-  SumLayer layer[kMaxLayers];
+  SumLayer layer[kMlpMaxLayers];
   int chunks = 0, stages = 1;
   bool want_db = false, after_chain = false;
 };

@@ -1,7 +1,5 @@
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/mlp_forward.h"
 
@@ -11,15 +9,6 @@ int sm_count(int device) {
   int n = 0;
   gpu::check_cuda(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device), "mlp: number of SMs");
   return n;
-}
-
-bool mlp_fast_type(const Mlp& m) {
-  return (m.x.dtype == DType::f16 || m.x.dtype == DType::bf16) && mlp_widest(m) <= kMlpFastWidth;
-}
-int64_t mlp_widest(const Mlp& m) {
-  int64_t width = m.x.cols();
-  for (const MlpLayer& layer : m.layers) width = std::max(width, layer.w.rows());
-  return width;
 }
 
 MlpForwardParams mlp_forward_params(const Mlp& m) {
@@ -36,7 +25,7 @@ MlpForwardParams mlp_forward_params(const Mlp& m) {
   for (int l = 0; l < p.layers; ++l) {
     const MlpLayer& layer = m.layers[size_t(l)];
     const int64_t n = layer.w.rows();
-    const bool keeps = p.saves && (m.activate_last || l + 1 < p.layers);
+    const bool keeps = p.saves && mlp_activated(m, size_t(l));
     p.layer[l] = {.w = layer.w.data,
                   .b = layer.b ? layer.b.data : nullptr,
                   .g = layer.g ? layer.g.data : nullptr,

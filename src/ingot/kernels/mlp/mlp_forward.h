@@ -7,9 +7,7 @@
 
 namespace ingot::cuda {
 
-constexpr int kMlpMaxLayers = 8;
-constexpr int kMlpFastWidth = 128;  // the widest layer of the fast forms
-constexpr int kMlpSm90Layers = 5;   // of 128 x 128 that fit the shared memory beside the rows under way
+constexpr int kMlpSm90Layers = 5;  // of 128 x 128 that fit the shared memory beside the rows under way
 
 struct MlpLayerParams {
   const void *w, *b, *g;  // w (n, k) contiguous; b and g (n) or null; all of the network's type
@@ -30,8 +28,6 @@ struct MlpForwardParams {
 
 int sm_count(int device);  // of the device, cached: asked for at every launch
 
-int64_t mlp_widest(const Mlp& m);  // of the input and all layers
-bool mlp_fast_type(const Mlp& m);  // a 16-bit network no wider than kMlpFastWidth
 MlpForwardParams mlp_forward_params(const Mlp& m);
 
 constexpr int64_t kMlpSm90FewRows = 4096 * 64;

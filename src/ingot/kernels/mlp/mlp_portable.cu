@@ -1,7 +1,8 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "ingot/gpu/device.h"
-#include "ingot/kernels/mlp/mlp_cuda.h"
 #include "ingot/kernels/mlp/mlp_portable_plan.h"
 
 namespace ingot::cuda {
@@ -48,8 +49,7 @@ void mlp_backward_portable(const MlpBackward& m, Stream stream) {
   const int size = int(size_of(m.x.dtype));
   const PortableConfig c =
       pick_portable(b.rows.rows, b.rows.stride, size, b.scales, device_of(m.x.device), portable_backward_height(size));
-  bool trained = false;
-  for (const MlpLayer& g : m.grads) trained |= g.w || g.b || g.g;
+  const bool trained = std::any_of(m.grads.begin(), m.grads.end(), mlp_trained);
   with_portable_type(m.x.dtype, [&](auto type) {
     launch_portable_chain<decltype(type)>(b.rows, c, m.x.device.index, stream);
     if (trained) launch_portable_grad<decltype(type)>(b.grad, m.x.device.index, stream);

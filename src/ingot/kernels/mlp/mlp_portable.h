@@ -4,11 +4,10 @@
 #include <cstdint>
 
 #include "ingot/kernels/activation/activation.h"
-#include "ingot/kernels/mlp/mlp.h"
+#include "ingot/kernels/mlp/mlp_cuda.h"
 
 namespace ingot::cuda {
 
-constexpr int kPortableLayers = 8;
 constexpr int kPortableThreads = 256, kPortableBlocks = 2;  // per block; blocks that an SM holds at most
 // A tile of a weight in shared memory is kPortableOut wide along what a product gives; one is used while the next
 // comes.
@@ -27,7 +26,7 @@ struct PortableLayer {
 
 // The forward pass, and the chain of gradients down to x, by tiles of rows.
 struct PortableRows {
-  PortableLayer layer[kPortableLayers];
+  PortableLayer layer[kMlpMaxLayers];
   int depth = 0;
   int64_t rows = 0;
   const void *x = nullptr, *dy = nullptr;
@@ -51,7 +50,7 @@ struct PortableGrad {
     float *dw = nullptr, *db = nullptr, *dg = nullptr;
     float* whole = nullptr;  // (N, K) for dW before the weight norm's backward
     int first_tile = 0, first_block = 0;
-  } layer[kPortableLayers];
+  } layer[kMlpMaxLayers];
   int depth = 0, splits = 1, tiles = 0;
   int64_t rows = 0, rows_per_split = 0;
   float *partial = nullptr, *bias_partial = nullptr;  // (tiles, splits, 64 * 64), (blocks of 64 rows of W, splits, 64)

@@ -14,7 +14,7 @@ template <class M> PortableRows portable_rows(const M& m, int& scales) {
   p.saved = m.saved.data;
   p.saved_f32 = m.saved && m.saved.dtype == DType::f32;
   p.saves_value = slope_follows_from_value(m.act);
-  int64_t saved_at = 0, widest = m.x.cols();
+  int64_t saved_at = 0;
   scales = 0;
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const MlpLayer& layer = m.layers[l];
@@ -22,12 +22,11 @@ template <class M> PortableRows portable_rows(const M& m, int& scales) {
     to.w = layer.w.data, to.b = layer.b.data, to.g = layer.g.data;
     to.N = int(layer.w.rows()), to.K = int(layer.w.cols());
     to.saved_at = saved_at, to.scale_at = scales;
-    if (m.activate_last || l + 1 < m.layers.size()) saved_at += p.rows * to.N;
+    if (mlp_activated(m, l)) saved_at += p.rows * to.N;
     if (layer.g) scales += to.N;
     p.weight_norm |= bool(layer.g);
-    widest = std::max<int64_t>(widest, to.N);
   }
-  p.stride = portable_stride(int(widest), int(size_of(m.x.dtype)));
+  p.stride = portable_stride(int(mlp_widest(m)), int(size_of(m.x.dtype)));
   return p;
 }
 
@@ -53,13 +52,8 @@ struct PortableBackward {
     return base_ == nullptr ? nullptr : base_ + begin;
   }
   void first_layer() {
-    if (m_.dx) {
-      rows.dx = m_.dx.data, rows.dx_stride = m_.dx.row_stride();
-    } else {
-      while (rows.first < rows.depth && !m_.grads[size_t(rows.first)].w && !m_.grads[size_t(rows.first)].b &&
-             !m_.grads[size_t(rows.first)].g)
-        ++rows.first;
-    }
+    rows.first = int(mlp_first_layer(m_));
+    if (m_.dx) rows.dx = m_.dx.data, rows.dx_stride = m_.dx.row_stride();
     rows.dy = m_.dy.data, rows.dy_stride = m_.dy.row_stride();
   }
   void place_activations() {
@@ -71,7 +65,7 @@ struct PortableBackward {
     const bool form_inputs = !rows.saves_value || (m_.saved && m_.saved.dtype != m_.x.dtype);
     for (int l = 0; l < rows.depth; ++l) {
       PortableLayer& layer = rows.layer[l];
-      if (l + 1 < rows.depth || m_.activate_last) layer.dz = take(T * layer.N, size);
+      if (mlp_activated(m_, size_t(l))) layer.dz = take(T * layer.N, size);
       if (l > 0 && form_inputs) layer.input = take(T * layer.K, size);
     }
   }
@@ -85,7 +79,7 @@ struct PortableBackward {
       PortableGrad::Layer& to = grad.layer[l];
       to.N = from.N, to.K = from.K, to.v = from.w, to.g = from.g;
       to.dz = from.dz, to.dz_stride = from.N;
-      if (l + 1 == rows.depth && !m_.activate_last) to.dz = rows.dy, to.dz_stride = rows.dy_stride;
+      if (!mlp_activated(m_, size_t(l))) to.dz = rows.dy, to.dz_stride = rows.dy_stride;
       to.h = rows.x, to.h_stride = rows.x_stride;
       if (l > 0) {
         to.h_stride = from.K;

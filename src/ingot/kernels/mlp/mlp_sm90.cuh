@@ -38,7 +38,6 @@ using Params = MlpForwardParams;
 using LayerParams = MlpLayerParams;
 
 constexpr uint32_t kTileRows = 64, kWarpRows = 16;  // what a warpgroup takes at a time, and each of its warps
-constexpr uint32_t kMaxSharedBytes = 227 * 1024;    // of a block
 template <int kWidth> constexpr int kMostLayers = kWidth == 64 ? kMlpMaxLayers : kMlpSm90Layers;
 
 // The most warpgroups whose share of the register file holds a tile; some formulas, and saving, take much of it.
@@ -579,10 +578,10 @@ void launch_as(const Params& p, const CUtensorMap& x_map, int device, Stream str
                 stream, p, x_map);
   };
   constexpr int kMost = most_warpgroups<F, kWidth, kSave>(), kLeast = std::min(kMost, 3);
-  static_assert(layout_of<T, kWidth, kSave>(kMostLayers<kWidth>, kLeast, true, true).size <= kMaxSharedBytes,
+  static_assert(layout_of<T, kWidth, kSave>(kMostLayers<kWidth>, kLeast, true, true).size <= kMlpSharedBytes,
                 "the deepest network must fit the shared memory");
   if constexpr (kMost == 4 && F::name == Softplus::name && kWidth == 128)
-    if (mlp_sm90_three_suffice(p) || smem(4) > kMaxSharedBytes) return launch(std::integral_constant<int, 3>());
+    if (mlp_sm90_three_suffice(p) || smem(4) > kMlpSharedBytes) return launch(std::integral_constant<int, 3>());
   launch(std::integral_constant<int, kMost>());
 }
 

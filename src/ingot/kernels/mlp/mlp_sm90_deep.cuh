@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
 template <class T, class F, bool kSave>
 void launch_deep_as(const Params& p, const CUtensorMap& x_map, int device, Stream stream) {
   constexpr int kGroups = deep_warpgroups<F>();
-  static_assert(deep_layout(kDeepLayers, kGroups).size <= kMaxSharedBytes, "the ring must fit the shared memory");
+  static_assert(deep_layout(kDeepLayers, kGroups).size <= kMlpSharedBytes, "the ring must fit the shared memory");
   gpu::launch("mlp", mlp_sm90_deep_kernel<T, F, kGroups, kSave>,
               {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(device)),
                .block = 128 * kGroups,
