@@ -13,6 +13,21 @@ namespace {
 using namespace few_rows;
 using tile::Swizzle;
 
+// How the work is cut; a pure function of the rows.
+struct Config {
+  int block_rows = 32;  // of the chain: 16, 32 or 64
+  int tile = 32;        // rows of a dW that a cluster sums: 32 or 64
+  int sum_stages = 1;
+};
+// A chain's block takes few rows as long as there is an SM for each; sums of more rows want larger tiles, as they then
+// wait for memory.
+Config pick_config(int64_t rows) {
+  if (rows <= kBlocks * kChunk) return {.block_rows = 16, .tile = 32, .sum_stages = 1};
+  if (rows <= 2048) return {.block_rows = 16, .tile = 32, .sum_stages = 2};
+  if (rows <= 4096) return {.block_rows = 32, .tile = 64, .sum_stages = 2};
+  return {.block_rows = 64, .tile = 64, .sum_stages = 3};
+}
+
 // Of dz of the top layer there is dy, unless that layer is activated.
 bool keeps_dz(const MlpBackward& m, size_t l) { return mlp_trained(m.grads[l]) && mlp_activated(m, l); }
 
@@ -86,17 +101,6 @@ Sums make_sums(const MlpBackward& m, const Config& c, bool after_chain) {
   return a;
 }
 
-}  // namespace
-
-// A chain's block takes few rows as long as there is an SM for each; sums of more rows want larger tiles, as they then
-// wait for memory.
-Config pick_config(int64_t rows) {
-  if (rows <= kBlocks * kChunk) return {.block_rows = 16, .tile = 32, .sum_stages = 1};
-  if (rows <= 2048) return {.block_rows = 16, .tile = 32, .sum_stages = 2};
-  if (rows <= 4096) return {.block_rows = 32, .tile = 64, .sum_stages = 2};
-  return {.block_rows = 64, .tile = 64, .sum_stages = 3};
-}
-
 void run(const MlpBackward& m, const Config& c, Stream stream) {
   const int device = m.x.device.index, panels = mlp_panels(m);
   const Chain chain = make_chain(m, c);
@@ -114,6 +118,7 @@ void run(const MlpBackward& m, const Config& c, Stream stream) {
   is_f16 ? launch_sums<f16>(maps, sums, at, stream) : launch_sums<bf16>(maps, sums, at, stream);
 }
 
+}  // namespace
 }  // namespace few_rows_backward
 
 using namespace few_rows_backward;

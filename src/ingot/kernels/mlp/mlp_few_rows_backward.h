@@ -56,15 +56,6 @@ struct SumLaunch {
   int tile = 0, panels = 0, device = 0;
 };
 
-// How the work is cut; a pure function of the sizes.
-struct Config {
-  int block_rows = 32;  // of the chain: 16, 32 or 64
-  int tile = 32;        // rows of a dW that a cluster sums: 32 or 64
-  int sum_stages = 1;
-};
-Config pick_config(int64_t rows);
-void run(const MlpBackward& m, const Config& c, Stream stream);  // for tuning; mlp_few_rows_backward() picks one
-
 template <class T> void launch_chain(const ChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
 template <class T> void launch_sums(const SumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream);
 
