@@ -35,7 +35,7 @@
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
-#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/mlp/mlp_backward.cuh"
 #include "ingot/kernels/mlp/mlp_cuda.h"
 #include "ingot/kernels/mlp/mlp_weights.cuh"
 
@@ -135,35 +135,6 @@ template <int kPanels> struct SharedMemory {
   Plan plan;
   Forming forming[2];
 };
-
-// Calls use(F{}) for the activation, one of those whose slope follows from its value.
-template <class Use, class... Fs>
-__device__ __forceinline__ void with_slope(Act act, Use&& use, ActivationList<Fs...>) {
-  const auto consider = [&](auto f) {
-    using F = decltype(f);
-    if constexpr (has_slope_from_value<F>)
-      if (act == act_of<F>) use(f);
-  };
-  (consider(Fs{}), ...);
-}
-
-// f' of 8 values of h, two a word.
-template <class F, class T> __device__ __forceinline__ void slopes_of(const uint32_t (&h)[4], float (&slope)[8]) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float at[2];
-    ptx::unpack(T{}, h[i], at[0], at[1]);
-#pragma unroll
-    for (int e = 0; e < 2; ++e)
-      if constexpr (F::name == Softplus::name) {
-        // 1 - e^-h, or h where the difference would cancel: at worst 3e-4 off, less than a rounding to f16.
-        const float elsewhere = 1 - ptx::exp2_approx(at[e] * -1.4426950408889634f);
-        slope[2 * i + e] = at[e] < 0x1.3p-11f ? at[e] : elsewhere;
-      } else {
-        slope[2 * i + e] = act_slope_from_value<F, T>(at[e]);
-      }
-  }
-}
 
 // Descriptors: only the low word depends on the address, so that 32 bits are all that is carried and added. `apart`:
 // bytes between the panels of an operand wider than one.
@@ -630,17 +601,19 @@ __device__ __forceinline__ void form_dz(const float (&acc)[kPanel / 2], uint32_t
 #pragma unroll
     for (uint32_t b = 0; b < 4; b += 2) {
       uint32_t v[2][4];
-      float slope[2][8];
+      float slope[2][4][2];
 #pragma unroll
       for (uint32_t c = 0; c < 2; ++c) ptx::ldmatrix(v[c], h ^ ((b + c) << 5));
 #pragma unroll
-      for (uint32_t c = 0; c < 2; ++c) slopes_of<decltype(f), T>(v[c], slope[c]);
+      for (uint32_t c = 0; c < 2; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) slopes_of<decltype(f), T>(v[c][i], slope[c][i]);
 #pragma unroll
       for (uint32_t c = 0; c < 2; ++c)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          v[c][i] = ptx::pack(T{}, acc[8 * (b + c) + 2 * i] * slope[c][2 * i],
-                              acc[8 * (b + c) + 2 * i + 1] * slope[c][2 * i + 1]);
+          v[c][i] =
+              ptx::pack(T{}, acc[8 * (b + c) + 2 * i] * slope[c][i][0], acc[8 * (b + c) + 2 * i + 1] * slope[c][i][1]);
 #pragma unroll
       for (uint32_t c = 0; c < 2; ++c) ptx::stmatrix(to ^ ((b + c) << 5), v[c]);
     }

@@ -27,7 +27,7 @@
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
-#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/mlp/mlp_backward.cuh"
 #include "ingot/kernels/mlp/mlp_few_rows_backward.h"
 #include "ingot/kernels/mlp/mlp_few_rows_tile.cuh"
 #include "ingot/kernels/mlp/mlp_weights.cuh"
@@ -35,31 +35,6 @@
 namespace ingot::cuda::few_rows_backward {
 
 using namespace few_rows;
-
-// Calls use(F{}) for the activation, one of those whose slope follows from its value.
-template <class Use, class... Fs>
-__device__ __forceinline__ void with_slope(Act act, Use&& use, ActivationList<Fs...>) {
-  const auto consider = [&](auto f) {
-    using F = decltype(f);
-    if constexpr (has_slope_from_value<F>)
-      if (act == act_of<F>) use(f);
-  };
-  (consider(Fs{}), ...);
-}
-// f' of two values of h.
-template <class F, class T> __device__ __forceinline__ void slopes_of(uint32_t h, float (&slope)[2]) {
-  float at[2];
-  ptx::unpack(T{}, h, at[0], at[1]);
-#pragma unroll
-  for (int e = 0; e < 2; ++e)
-    if constexpr (F::name == Softplus::name) {
-      // 1 - e^-h, or h where the difference would cancel: at worst 3e-4 off, less than a rounding to f16.
-      const float elsewhere = 1 - ptx::exp2_approx(at[e] * -1.4426950408889634f);
-      slope[e] = at[e] < 0x1.3p-11f ? at[e] : elsewhere;
-    } else {
-      slope[e] = act_slope_from_value<F, T>(at[e]);
-    }
-}
 
 // --- the chain of gradients
 
