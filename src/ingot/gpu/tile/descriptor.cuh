@@ -42,4 +42,13 @@ template <Major kMajor, Swizzle S> constexpr uint64_t descriptor_step(uint32_t k
   return uint64_t(k / kPerPanel * panel_bytes + k % kPerPanel * 2) >> 4;
 }
 
+// The descriptor of elements k .. k + 15, k known at compile time. Only its low word depends on the address, so that 32
+// bits are all that is carried and added.
+template <Major kMajor, Swizzle S> constexpr uint64_t operand(uint32_t address, uint32_t k, uint32_t panel_bytes = 16) {
+  const uint64_t base = operand_descriptor<kMajor, S>(0, panel_bytes);
+  return (base & ~uint64_t(0xffffffff)) |
+         (uint32_t(base) + ((address & 0x3ffff) >> 4) +  // in a cluster, high bits of addresses tell blocks apart
+          uint32_t(descriptor_step<kMajor, S>(k, panel_bytes)));
+}
+
 }  // namespace ingot::tile

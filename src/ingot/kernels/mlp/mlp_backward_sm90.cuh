@@ -42,6 +42,7 @@
 namespace ingot::cuda::backward_sm90 {
 
 using ptx::Major;
+using tile::operand;
 using tile::Swizzle;
 using tile::wait_or_trap;
 
@@ -135,15 +136,6 @@ template <int kPanels> struct SharedMemory {
   Plan plan;
   Forming forming[2];
 };
-
-// Descriptors: only the low word depends on the address, so that 32 bits are all that is carried and added. `apart`:
-// bytes between the panels of an operand wider than one.
-template <Major kMajor, uint32_t kApart> __device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t k) {
-  constexpr uint64_t kBase = tile::operand_descriptor<kMajor, Swizzle::b128>(0, kApart);
-  return (kBase & ~uint64_t(0xffffffff)) |
-         (uint32_t(kBase) + ((address & 0x3ffff) >> 4) +  // in a cluster, high bits of addresses tell blocks apart
-          uint32_t(tile::descriptor_step<kMajor, Swizzle::b128>(k, kApart)));
-}
 
 // --- a block ---
 
@@ -291,12 +283,9 @@ __device__ void Block<T, kPanels, kForms>::form_weights(int layer, uint32_t thre
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const uint32_t row = first + i * kBy / 16;
-      float sum[1] = {}, x[8];
-      tile::to_float(v[i], x);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum[0] = fmaf(x[e], x[e], sum[0]);
+      float sum[1] = {squares(v[i])};
       tile::warp_sum(sum, 16);  // as weight_inverse_norm() adds
-      v[i] = scaled(v[i], g[i] * __frsqrt_rn(sum[0] + kWeightNormEps));
+      v[i] = scaled(v[i], g[i] * inverse_norm(sum[0]));
       if (chunk / 8 < kPanels && row < uint32_t(kWidth))
         ptx::store_shared(to + chunk / 8 * apart + tile::swizzled<Swizzle::b128>(row, uint32_t(chunk) % 8 * 16),
                           v[i].word[0]);
@@ -426,8 +415,9 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::add_products(float (&
   for (uint32_t k = 0; k < kRows; k += 16) {
 #pragma unroll
     for (uint32_t m = 0; m < kPanels; ++m)
-      ptx::wgmma<T, kWidth, Major::mn, Major::mn>(dw[m], operand<Major::mn, kPanelBytes>(dz + m * kPanelBytes, k),
-                                                  operand<Major::mn, kPanelBytes>(h, k), true);
+      ptx::wgmma<T, kWidth, Major::mn, Major::mn>(
+          dw[m], operand<Major::mn, Swizzle::b128>(dz + m * kPanelBytes, k, kPanelBytes),
+          operand<Major::mn, Swizzle::b128>(h, k, kPanelBytes), true);
     ptx::wgmma_commit_group();
     if (k + 16 < kRows) ptx::wgmma_wait_group<kDwAhead>();
   }
@@ -543,8 +533,9 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::start_products(float 
   for (uint32_t p = 0; p < kPanels; ++p) {
 #pragma unroll
     for (uint32_t k = 0; k < kWidth; k += 16)
-      ptx::wgmma<T, kPanel, Major::k, Major::mn>(acc[p], operand<Major::k, kPanelBytes>(dz, k),
-                                                 operand<Major::mn, kPanelBytes>(w + p * kWidth * 128, k), k > 0);
+      ptx::wgmma<T, kPanel, Major::k, Major::mn>(
+          acc[p], operand<Major::k, Swizzle::b128>(dz, k, kPanelBytes),
+          operand<Major::mn, Swizzle::b128>(w + p * kWidth * 128, k, kPanelBytes), k > 0);
     ptx::wgmma_commit_group();
   }
 }
@@ -792,8 +783,8 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::start_values(float (&
 #pragma unroll
     for (uint32_t k = 0; k < kWidth; k += 16)
       ptx::wgmma<T, kPanel, Major::k, Major::k>(
-          acc[p], operand<Major::k, kPanelBytes>(h, k),
-          operand<Major::k, 0>(w + k / kPanel * apart + p * kPanelBytes, k % kPanel), true);
+          acc[p], operand<Major::k, Swizzle::b128>(h, k, kPanelBytes),
+          operand<Major::k, Swizzle::b128>(w + k / kPanel * apart + p * kPanelBytes, k % kPanel, 0), true);
     ptx::wgmma_commit_group();
   }
 }

@@ -25,6 +25,7 @@
 namespace ingot::cuda::few_rows {
 
 using ptx::Major;
+using tile::operand;
 using tile::Swizzle;
 using tile::wait_warp_or_trap;
 
@@ -39,15 +40,6 @@ template <int kPanels> __device__ __forceinline__ Role role_of(uint32_t warp) {
   return warp < kWarps ? Role::multiply : warp == kWarps ? Role::copy : Role::form_weights;
 }
 __device__ __forceinline__ uint32_t warp_of_block() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }  // known uniform
-
-// Adds to the low word only, where the address is.
-template <Major kMajor, Swizzle kSwizzle>
-__device__ __forceinline__ uint64_t operand(uint32_t address, uint32_t k, uint32_t panel_bytes = 16) {
-  const uint64_t base = tile::operand_descriptor<kMajor, kSwizzle>(0, panel_bytes);
-  return (base & ~uint64_t(0xffffffff)) |
-         (uint32_t(base) + ((address & 0x3ffff) >> 4) +  // in a cluster, high bits of addresses tell blocks apart
-          uint32_t(tile::descriptor_step<kMajor, kSwizzle>(k, panel_bytes)));
-}
 
 // Where in a tile of kRows rows the transposing ldmatrix and stmatrix find rows 0 .. 15 of a warp's 16 features: a
 // fragment of features by rows.
