@@ -560,22 +560,39 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   }
 }
 
-template <class T, class F, int kWidth, bool kSave>
-void launch_as(const Params& p, const CUtensorMap& x_map, int device, Stream stream) {
+// What the launchers of this form and of the deep one have in common: use(F{}, operands), and a launch.
+struct Operands {
+  Params p;
+  CUtensorMap x_map;
+  int device;
+};
+template <class Use> void with_operands(const Mlp& m, Use&& use) {
+  if (m.x.rows() == 0) return;
+  const gpu::TmaBox of_warp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};
+  const Operands o{mlp_forward_params(m), gpu::tensor_map("mlp: x", m.x, of_warp), m.x.device.index};
+  with_activation(m.act, [&](auto f) { use(f, o); });
+}
+inline void launch_blocks(void (*kernel)(Params, CUtensorMap), int groups, uint32_t smem, const Operands& o,
+                          Stream stream) {
+  gpu::launch("mlp", kernel,
+              {.grid = std::min<int64_t>((o.p.rows + kTileRows - 1) / kTileRows, sm_count(o.device)),
+               .block = 128 * groups,
+               .smem = smem,
+               .overlap = true,
+               .device = o.device},
+              stream, o.p, o.x_map);
+}
+
+template <class T, class F, int kWidth, bool kSave> void launch_as(const Operands& o, Stream stream) {
+  const Params& p = o.p;
   const auto smem = [&](int groups) {
     return layout_of<T, kWidth, kSave>(p.layers, groups, p.has_bias, p.has_gain).size;
   };
   const auto launch = [&](auto groups) {
     constexpr int kGroups = decltype(groups)::value;
-    const auto kernel = p.has_bias ? mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, Finish::bias>
-                                   : mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, Finish::none>;
-    gpu::launch("mlp", kernel,
-                {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(device)),
-                 .block = 128 * kGroups,
-                 .smem = smem(kGroups),
-                 .overlap = true,
-                 .device = device},
-                stream, p, x_map);
+    launch_blocks(p.has_bias ? mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, Finish::bias>
+                             : mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, Finish::none>,
+                  kGroups, smem(kGroups), o, stream);
   };
   constexpr int kMost = most_warpgroups<F, kWidth, kSave>(), kLeast = std::min(kMost, 3);
   static_assert(layout_of<T, kWidth, kSave>(kMostLayers<kWidth>, kLeast, true, true).size <= kMlpSharedBytes,
@@ -591,15 +608,10 @@ namespace ingot::cuda {
 
 template <class T, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream) {
   using namespace mlp_sm90_detail;
-  if (m.x.rows() == 0) return;
-  const MlpForwardParams p = mlp_forward_params(m);
-  const int device = m.x.device.index;
-  const CUtensorMap x_map =
-      gpu::tensor_map("mlp: x", m.x, {.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128});
-  with_activation(m.act, [&](auto f) {
+  with_operands(m, [&](auto f, const Operands& o) {
     using F = decltype(f);
-    if (mlp_widest(m) <= 64) return launch_as<T, F, 64, kSave>(p, x_map, device, stream);
-    launch_as<T, F, 128, kSave>(p, x_map, device, stream);
+    if (mlp_panels(m) == 1) return launch_as<T, F, 64, kSave>(o, stream);
+    launch_as<T, F, 128, kSave>(o, stream);
   });
 }
 

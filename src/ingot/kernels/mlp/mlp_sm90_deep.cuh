@@ -157,17 +157,10 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   }
 }
 
-template <class T, class F, bool kSave>
-void launch_deep_as(const Params& p, const CUtensorMap& x_map, int device, Stream stream) {
+template <class T, class F, bool kSave> void launch_deep_as(const Operands& o, Stream stream) {
   constexpr int kGroups = deep_warpgroups<F>();
   static_assert(deep_layout(kDeepLayers, kGroups).size <= kMlpSharedBytes, "the ring must fit the shared memory");
-  gpu::launch("mlp", mlp_sm90_deep_kernel<T, F, kGroups, kSave>,
-              {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(device)),
-               .block = 128 * kGroups,
-               .smem = deep_layout(p.layers, kGroups).size,
-               .overlap = true,
-               .device = device},
-              stream, p, x_map);
+  launch_blocks(mlp_sm90_deep_kernel<T, F, kGroups, kSave>, kGroups, deep_layout(o.p.layers, kGroups).size, o, stream);
 }
 
 }  // namespace ingot::cuda::mlp_sm90_detail
@@ -176,11 +169,7 @@ namespace ingot::cuda {
 
 template <class T, bool kSave> void launch_mlp_sm90_deep(const Mlp& m, Stream stream) {
   using namespace mlp_sm90_detail;
-  if (m.x.rows() == 0) return;
-  const MlpForwardParams p = mlp_forward_params(m);
-  const CUtensorMap x_map =
-      gpu::tensor_map("mlp: x", m.x, {.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128});
-  with_activation(m.act, [&](auto f) { launch_deep_as<T, decltype(f), kSave>(p, x_map, m.x.device.index, stream); });
+  with_operands(m, [&](auto f, const Operands& o) { launch_deep_as<T, decltype(f), kSave>(o, stream); });
 }
 
 }  // namespace ingot::cuda
