@@ -569,7 +569,7 @@ struct Operands {
 template <class Use> void with_operands(const Mlp& m, Use&& use) {
   if (m.x.rows() == 0) return;
   const gpu::TmaBox of_warp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};
-  const Operands o{mlp_forward_params(m), gpu::tensor_map("mlp: x", m.x, of_warp), m.x.device.index};
+  const Operands o{mlp_forward_params(m), gpu::tensor_map("mlp: x", mlp_matrix(m.x), of_warp), m.x.device.index};
   with_activation(m.act, [&](auto f) { use(f, o); });
 }
 inline void launch_blocks(void (*kernel)(Params, CUtensorMap), int groups, uint32_t smem, const Operands& o,
