@@ -19,9 +19,11 @@
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
+#include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/mlp/mlp_few_rows_maps.h"
 #include "ingot/kernels/mlp/mlp_few_rows_tile.cuh"
-#include "ingot/kernels/mlp/mlp_forward.cuh"
+#include "ingot/kernels/mlp/mlp_forward.h"
+#include "ingot/kernels/mlp/mlp_weights.cuh"
 
 namespace ingot::cuda::few_rows {
 
@@ -41,6 +43,11 @@ template <int kPanels, int kRows, bool kSavesArgument> struct Memory {
   Tile z[kSavesArgument ? 2 : 1];  // before the activation
   alignas(1024) Stage stage[1];    // more follow: as many as layers, or as fit
 };
+
+// Zero where there is no bias, and beyond the last column.
+template <class T> __device__ __forceinline__ float bias_element(const MlpLayerParams& layer, uint32_t n) {
+  return layer.b != nullptr && n < layer.n ? tile::to_float(static_cast<const T*>(layer.b)[n]) : 0.f;
+}
 
 template <class T, class F, int kPanels, int kRows> struct Block {
   static constexpr bool kSavesArgument = !has_slope_from_value<F>;

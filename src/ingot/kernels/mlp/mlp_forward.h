@@ -21,9 +21,6 @@ struct MlpForwardParams {
   int layers;
   bool has_bias, has_gain, activate_last, saves, saved_f32;
   MlpLayerParams layer[kMlpMaxLayers];
-
-  INGOT_HD uint32_t in() const { return layer[0].k; }
-  INGOT_HD uint32_t out() const { return layer[layers - 1].n; }
 };
 
 int sm_count(int device);  // of the device, cached: asked for at every launch

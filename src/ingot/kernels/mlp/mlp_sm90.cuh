@@ -30,7 +30,9 @@
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tma_map.h"
-#include "ingot/kernels/mlp/mlp_forward.cuh"
+#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/mlp/mlp_forward.h"
+#include "ingot/kernels/mlp/mlp_weights.cuh"
 
 namespace ingot::cuda::mlp_sm90_detail {
 
