@@ -47,7 +47,7 @@ if(INGOT_WITH_CUDA)
   endforeach()
   # Matrix kernels without Hopper's instructions also travel as PTX for sm_80 and later. CUDA_FORCE_PTX_JIT=1 runs that on any GPU.
   foreach(source ${cuda_sources})
-    if(source MATCHES "_portable_[a-z0-9]+\\.cu$")
+    if(source MATCHES "_portable_[a-z0-9_]+\\.cu$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_80,code=compute_80")
     endif()
   endforeach()

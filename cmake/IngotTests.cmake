@@ -11,7 +11,7 @@ if(INGOT_WITH_CUDA) # tests that hold kernels of their own
   file(GLOB_RECURSE cuda_test_sources CONFIGURE_DEPENDS src/ingot/*.test.cu)
   list(APPEND test_sources ${cuda_test_sources})
 endif()
-# <name>.emulated.test.cpp runs the kernels and launchers of <name>.cu, <name>_f32.cu, ... on the CPU (docs/gpu-layer.md). A build
+# <name>.emulated.test.cpp runs the kernels and launchers of <name>.cu and <name>_*.cu on the CPU (docs/gpu-layer.md). A build
 # with CUDA has the real ones, and the GPU to run them.
 file(GLOB_RECURSE emulated_sources CONFIGURE_DEPENDS src/ingot/*.emulated.test.cpp)
 if(INGOT_WITH_CUDA)
@@ -20,7 +20,7 @@ else()
   foreach(test ${emulated_sources})
     set_source_files_properties(${test} PROPERTIES COMPILE_DEFINITIONS INGOT_EMULATE COMPILE_OPTIONS -Wno-unknown-pragmas)
     string(REPLACE ".emulated.test.cpp" "" name ${test})
-    file(GLOB kernels CONFIGURE_DEPENDS ${name}.cu ${name}_f32.cu ${name}_f16.cu ${name}_bf16.cu)
+    file(GLOB kernels CONFIGURE_DEPENDS ${name}.cu ${name}_*.cu)
     if(kernels)
       # Unoptimised loops are fast enough for small tests, and a room's many instances compile in a third of the time.
       set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_DEFINITIONS INGOT_EMULATE

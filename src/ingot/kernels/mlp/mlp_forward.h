@@ -32,7 +32,7 @@ constexpr int64_t kMlpSm90FewRows = 4096 * 64;
 bool mlp_sm90_three_suffice(const MlpForwardParams& p);
 
 // T: f16 or bf16.
-template <class T, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream);
+template <class T, int kWidth, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream);
 template <class T, bool kSave> void launch_mlp_sm90_deep(const Mlp& m, Stream stream);
 template <class T> void launch_mlp_few_rows(const Mlp& m, Stream stream);
 

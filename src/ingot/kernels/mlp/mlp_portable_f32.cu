@@ -4,6 +4,5 @@ namespace ingot::cuda {
 
 template void launch_portable_forward<float>(const PortableRows&, const PortableConfig&, int, Stream);
 template void launch_portable_chain<float>(const PortableRows&, const PortableConfig&, int, Stream);
-template void launch_portable_grad<float>(const PortableGrad&, int, Stream);
 
 }  // namespace ingot::cuda

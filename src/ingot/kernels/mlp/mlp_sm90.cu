@@ -9,7 +9,8 @@ namespace {
 // Whether the network fits the shared memory of an SM; otherwise its weights pass through it.
 bool is_resident(const Mlp& m) { return mlp_panels(m) == 1 || m.layers.size() <= kMlpSm90Layers; }
 template <class T, bool kSave> void launch(const Mlp& m, Stream stream) {
-  is_resident(m) ? launch_mlp_sm90<T, kSave>(m, stream) : launch_mlp_sm90_deep<T, kSave>(m, stream);
+  if (!is_resident(m)) return launch_mlp_sm90_deep<T, kSave>(m, stream);
+  mlp_panels(m) == 1 ? launch_mlp_sm90<T, 64, kSave>(m, stream) : launch_mlp_sm90<T, 128, kSave>(m, stream);
 }
 
 }  // namespace

@@ -608,13 +608,9 @@ template <class T, class F, int kWidth, bool kSave> void launch_as(const Operand
 
 namespace ingot::cuda {
 
-template <class T, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream) {
+template <class T, int kWidth, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream) {
   using namespace mlp_sm90_detail;
-  with_operands(m, [&](auto f, const Operands& o) {
-    using F = decltype(f);
-    if (mlp_panels(m) == 1) return launch_as<T, F, 64, kSave>(o, stream);
-    launch_as<T, F, 128, kSave>(o, stream);
-  });
+  with_operands(m, [&](auto f, const Operands& o) { launch_as<T, decltype(f), kWidth, kSave>(o, stream); });
 }
 
 }  // namespace ingot::cuda

@@ -2,6 +2,7 @@
 
 namespace ingot::cuda {
 
-template void launch_mlp_sm90<bf16, false>(const Mlp&, Stream);
+template void launch_mlp_sm90<bf16, 64, false>(const Mlp&, Stream);
+template void launch_mlp_sm90<bf16, 128, false>(const Mlp&, Stream);
 
 }  // namespace ingot::cuda

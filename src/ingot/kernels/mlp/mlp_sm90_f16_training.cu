@@ -2,6 +2,6 @@
 
 namespace ingot::cuda {
 
-template void launch_mlp_sm90<f16, true>(const Mlp&, Stream);
+template void launch_mlp_sm90<f16, 128, true>(const Mlp&, Stream);
 
 }  // namespace ingot::cuda
