@@ -43,7 +43,8 @@ foreach(folder ${test_folders})
   add_executable(test_${folder} ${sources_of_${folder}})
   target_link_libraries(test_${folder} PRIVATE ingot_testing GTest::gtest_main)
   target_compile_definitions(test_${folder} PRIVATE INGOT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
-  target_compile_options(test_${folder} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-dangling-else>) # EXPECT_EQ holds an if of its own
+  target_compile_options(test_${folder} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:${ingot_driver_options};-Wno-dangling-else>") # EXPECT_EQ holds an if of its own
   add_test(NAME ${folder} COMMAND test_${folder})
   if(sources_of_${folder} MATCHES "\\.test\\.cu(;|$)")
     set_target_properties(test_${folder} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20)
