@@ -1,10 +1,10 @@
 """How long an .ingot archive of GPT-OSS-20B's shape takes to load from a cold disk, beside dd on the same file.
 
-    python3 bench/archive_load.py --program build/cpu/ingot --dir /var/tmp/archive-load --layers 4 --out bench/cpu/MACHINE/archive_load.json
+    python3 bench/archive_load.py --program build/cpu/ingot --dir /var/tmp/archive-load --out bench/cpu/MACHINE/archive_load.json
 
-Writes a checkpoint of random numbers in the published form with that many of the 24 layers, converts it, and then, in turn, reads the
-archive with dd and loads it with `ingot generate --tokens 0` (one token of prompt is computed), each time after the file's pages were
-dropped from the cache. Medians of --rounds.
+Writes a checkpoint of random numbers in the published form (28 GB of disk with its archive; --layers N writes the first N of the 24
+layers), converts it, and then, in turn, reads the archive with dd and loads it with `ingot generate --tokens 0` (one token of prompt
+is computed), each time after the file's pages were dropped from the cache. Medians of --rounds.
 """
 import argparse
 import datetime
@@ -97,7 +97,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--program", required=True)
     p.add_argument("--dir", required=True, type=pathlib.Path)
-    p.add_argument("--layers", type=int, default=4)
+    p.add_argument("--layers", type=int, default=24)
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument("--out", type=pathlib.Path)
     p.add_argument("--keep", action="store_true", help="leave checkpoint and archive where they are, and use what is there")

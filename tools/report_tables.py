@@ -77,7 +77,8 @@ def bpe_table(report):
 
 def archive_load_table(report):
     seconds = report["seconds"]
-    yield (f"An archive of GPT-OSS-20B's shape, {report['layers']} of its {report['of_layers']} layers and the whole vocabulary: "
+    layers = "all" if report["layers"] == report["of_layers"] else f"{report['layers']} of"
+    yield (f"An archive of GPT-OSS-20B's shape, {layers} its {report['of_layers']} layers and the whole vocabulary: "
            f"{report['archive_bytes'] / 1e9:.2f} GB of random numbers. {report['cpu']}, {report['threads']} threads, its virtual disk, "
            f"{report['date']}; medians of {len(report['rounds'])} rounds, `python3 bench/archive_load.py`.")
     yield ""
