@@ -23,7 +23,7 @@ struct MlpForwardParams {
   MlpLayerParams layer[kMlpMaxLayers];
 };
 
-int sm_count(int device);  // of the device, cached: asked for at every launch
+int sm_count(int device);  // of the device; asked for at every launch, as the runtime remembers it
 
 MlpForwardParams mlp_forward_params(const Mlp& m);
 
