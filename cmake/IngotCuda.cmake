@@ -39,15 +39,12 @@ if(INGOT_WITH_CUDA)
     list(APPEND ingot_cuda_options $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   endif()
   target_compile_options(ingot PRIVATE ${ingot_cuda_options})
-  # Row kernels also come as PTX for sm_75 on, which the driver compiles on GPUs other than Hopper.
+  # Kernels that also travel as PTX, which the driver compiles on GPUs other than Hopper and, with CUDA_FORCE_PTX_JIT=1, on any: rows
+  # for sm_75 on, matrices without Hopper's instructions for sm_80 on.
   foreach(source ${cuda_sources})
     if(source MATCHES "/rmsnorm/")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_75,code=compute_75")
-    endif()
-  endforeach()
-  # Matrix kernels without Hopper's instructions also travel as PTX for sm_80 and later. CUDA_FORCE_PTX_JIT=1 runs that on any GPU.
-  foreach(source ${cuda_sources})
-    if(source MATCHES "_portable_[a-z0-9_]+\\.cu$")
+    elseif(source MATCHES "_portable_[a-z0-9_]+\\.cu$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_80,code=compute_80")
     endif()
   endforeach()

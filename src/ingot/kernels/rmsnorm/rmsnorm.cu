@@ -75,28 +75,33 @@ void launch_rows(void (*kernel)(P), P p, const RmsNormConfig& c, bool overlap, i
   }
 }
 
-void launch_reread(const RmsNorm& a, const RmsNormTuning& tuning, bool overlap, Stream stream) {
-  const RmsNormConfig& c = tuning.config;
+// What the parameters of all forms have in common.
+template <class P> P params_of(const RmsNorm& a, const RmsNormConfig& c) {
+  P p{};
+  p.x = a.x.data;
+  p.residual = a.residual ? a.residual.data : nullptr;
+  p.w = a.w ? a.w.data : nullptr;
+  p.sum = a.sum ? a.sum.data : nullptr;
+  p.y = a.y.data;
+  p.rstd = a.rstd ? static_cast<float*>(a.rstd.data) : nullptr;
+  p.rows = a.x.rows();
+  p.vecs = uint32_t(a.x.cols() * size_of(a.x.dtype) / 16);
+  p.group = uint32_t(c.group);
+  p.eps = float(a.eps);
+  p.scale = float(a.scale);
+  p.w_offset = a.unit_offset ? 1.f : 0.f;
+  return p;
+}
+
+void launch_reread(const RmsNorm& a, const RmsNormConfig& c, bool overlap, Stream stream) {
   const RowMaps<4> rows = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
-  RereadParams p{.x = a.x.data,
-                 .residual = a.residual ? a.residual.data : nullptr,
-                 .w = a.w ? a.w.data : nullptr,
-                 .sum = a.sum ? a.sum.data : nullptr,
-                 .y = a.y.data,
-                 .rstd = a.rstd ? static_cast<float*>(a.rstd.data) : nullptr,
-                 .x_stride = rows.of[0].outer_stride,
-                 .residual_stride = rows.of[1].outer_stride,
-                 .sum_stride = rows.of[2].outer_stride,
-                 .y_stride = rows.of[3].outer_stride,
-                 .first_row = 0,
-                 .rows = a.x.rows(),
-                 .vecs = uint32_t(a.x.cols() * size_of(a.x.dtype) / 16),
-                 .group = uint32_t(c.group),
-                 .group_bits = uint32_t(std::bit_width(unsigned(c.group)) - 1),
-                 .cols = float(a.x.cols()),
-                 .eps = float(a.eps),
-                 .scale = float(a.scale),
-                 .w_offset = a.unit_offset ? 1.f : 0.f};
+  RereadParams p = params_of<RereadParams>(a, c);
+  p.x_stride = rows.of[0].outer_stride;
+  p.residual_stride = rows.of[1].outer_stride;
+  p.sum_stride = rows.of[2].outer_stride;
+  p.y_stride = rows.of[3].outer_stride;
+  p.group_bits = uint32_t(std::bit_width(unsigned(c.group)) - 1);
+  p.cols = float(a.x.cols());
   const auto kernel = with_cuda_float_type("rmsnorm", a.x.dtype, [&](auto x) {
     return pick_rmsnorm_reread<decltype(x)>(a.w ? a.w.dtype : a.x.dtype, bool(a.residual));
   });
@@ -121,7 +126,7 @@ RmsNormTuning default_rmsnorm_tuning(const RmsNorm& a) {
 void rmsnorm(const RmsNorm& a, Stream stream) { rmsnorm_with(a, default_rmsnorm_tuning(a), stream); }
 
 void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) {
-  const int64_t rows = a.x.rows(), cols = a.x.cols(), vecs = cols * size_of(a.x.dtype) / 16;
+  const int64_t rows = a.x.rows(), cols = a.x.cols();
   if (a.w) with_cuda_float_type("rmsnorm", a.w.dtype, [](auto) { return 0; });
   INGOT_CHECK(!a.residual || (a.residual.dtype == a.x.dtype && a.sum.dtype == a.x.dtype), "rmsnorm: found residual ",
               a.residual.dtype, " and sum ", a.sum.dtype, ", expected x's ", a.x.dtype, " on a GPU");
@@ -130,40 +135,26 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
     fail(ErrorCode::unsupported, "rmsnorm: found ", rows, " rows, expected at most ", kMaxRows, " on a GPU");
   if (rows == 0 || cols == 0) return;
   const RmsNormConfig& c = tuning.config;
-  check_config(c, vecs);
+  check_config(c, cols * size_of(a.x.dtype) / 16);
   const SmLimits limits = rmsnorm_limits(a.x.device.index);
   const bool overlap = tuning.overlap && limits.hopper;
 
-  if (c.reread) return launch_reread(a, tuning, overlap, stream);
+  if (c.reread) return launch_reread(a, c, overlap, stream);
 
+  const RowMaps<4> rows_of = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
+  RmsNormParams p = params_of<RmsNormParams>(a, c);
+  p.x_rows = rows_of.of[0];
+  p.residual_rows = rows_of.of[1];
+  p.sum_rows = rows_of.of[2];
+  p.y_rows = rows_of.of[3];
+  p.cols = cols;
+  p.inner = uint32_t(rows_of.inner);
+  p.cluster = uint32_t(c.cluster);
+  if (overlap && tuning.prefetch && !c.streaming) p.early_blocks = uint32_t(limits.sms * (kMaxResident / c.threads));
+  p.w_dtype = a.w ? a.w.dtype : DType::f32;
+  p.streaming = c.streaming;
   const auto kernel = with_cuda_float_type(
       "rmsnorm", a.x.dtype, [&](auto x) { return pick_rmsnorm<decltype(x)>(a.y.dtype, c, bool(a.residual)); });
-  const RowMaps<4> rows_of = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
-  RmsNormParams p{.x = a.x.data,
-                  .residual = a.residual ? a.residual.data : nullptr,
-                  .w = a.w ? a.w.data : nullptr,
-                  .sum = a.sum ? a.sum.data : nullptr,
-                  .y = a.y.data,
-                  .rstd = a.rstd ? static_cast<float*>(a.rstd.data) : nullptr,
-                  .x_rows = rows_of.of[0],
-                  .residual_rows = rows_of.of[1],
-                  .sum_rows = rows_of.of[2],
-                  .y_rows = rows_of.of[3],
-                  .first_row = 0,
-                  .rows = rows,
-                  .cols = cols,
-                  .inner = uint32_t(rows_of.inner),
-                  .vecs = uint32_t(vecs),
-                  .group = uint32_t(c.group),
-                  .cluster = uint32_t(c.cluster),
-                  .eps = float(a.eps),
-                  .scale = float(a.scale),
-                  .w_offset = a.unit_offset ? 1.f : 0.f,
-                  .early_blocks = overlap && tuning.prefetch && !c.streaming
-                                      ? uint32_t(limits.sms * (kMaxResident / c.threads))
-                                      : 0,
-                  .w_dtype = a.w ? a.w.dtype : DType::f32,
-                  .streaming = c.streaming};
   launch_rows(kernel, p, c, overlap, a.x.device.index, stream);
 }
 
