@@ -664,6 +664,31 @@ TEST_P(MlpCuda, AcceptsNoRows) {
   for (size_t l = 0; l < 3; ++l) EXPECT_TRUE(p.dw[l].untouched(true));
 }
 
+// A batch of sequences is their rows: every form, as the entry points choose it.
+TEST_P(MlpCuda, TakesLeadingDimensionsAsRows) {
+  for (int64_t rows : {90, 9000}) {
+    const Case c{.widths = {128, 64, 8}, .rows = rows};
+    Problem p(c, GetParam().dtype, MlpForm::portable);
+    const auto run = [&](bool in_two) {
+      p.fill(19);
+      DeviceBuffer workspace(DType::u8, {mlp_backward_workspace_bytes(p.backward())});
+      Mlp f = p.forward();
+      MlpBackward b = p.backward();
+      b.workspace = workspace;
+      if (in_two)
+        for (Tensor* t : {&f.x, &f.y, &b.dy, &b.x, &b.dx}) *t = t->reshape({2, rows / 2, t->cols()});
+      p.upload();
+      workspace.upload();
+      mlp(f, {});
+      mlp_backward(b, {});
+      p.download();
+      return outputs(p);
+    };
+    const auto want = run(false), got = run(true);
+    for (size_t k = 0; k < want.size(); ++k) EXPECT_EQ(got[k], want[k]) << c << " output " << k;
+  }
+}
+
 TEST_P(MlpCuda, TheEntryPointsChooseAFormThatAgrees) {
   for (const Case& c :
        {Case{.widths = equal_widths(3, 128), .rows = 100}, Case{.widths = {128, 64, 8}, .rows = 9000}}) {
