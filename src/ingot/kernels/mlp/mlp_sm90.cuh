@@ -42,10 +42,14 @@ using LayerParams = MlpLayerParams;
 constexpr uint32_t kTileRows = 64, kWarpRows = 16;  // what a warpgroup takes at a time, and each of its warps
 template <int kWidth> constexpr int kMostLayers = kWidth == 64 ? kMlpMaxLayers : kMlpSm90Layers;
 
+// What a training forward pass stores of a layer: in the network's type, or in a type known at run time only.
+enum class Save { nothing, own_type, any_type };
+
 // The most warpgroups whose share of the register file holds a tile; some formulas, and saving, take much of it.
-template <class F, int kWidth, bool kSave> constexpr int most_warpgroups() {
-  if (kWidth == 128 && (F::name == Sigmoid::name || (F::name == Tanh::name && kSave))) return 2;
-  return kWidth == 64 || (F::name == Softplus::name && !kSave) ? 4 : 3;
+template <class F, int kWidth, Save kSave> constexpr int most_warpgroups() {
+  constexpr bool kSaves = kSave != Save::nothing;
+  if (kWidth == 128 && (F::name == Sigmoid::name || (F::name == Tanh::name && kSaves))) return 2;
+  return kWidth == 64 || (F::name == Softplus::name && !kSaves) ? 4 : 3;
 }
 constexpr int64_t kFewTiles = kMlpSm90FewRows / kTileRows;
 
@@ -58,13 +62,13 @@ constexpr uint32_t kStagingBytes = kWarpRows * 64;  // 32 columns of what a warp
 struct Layout {
   uint32_t x, staging, bias, gain, barriers, size;
 };
-template <class T, int kWidth, bool kSave>
+template <class T, int kWidth, Save kSave>
 INGOT_HD constexpr Layout layout_of(int layers, int groups, bool has_bias, bool has_gain) {
   Layout at = {};
   const uint32_t warps = uint32_t(groups) * 4, features = uint32_t(layers) * kWidth;
   at.x = uint32_t(layers) * weight_bytes<kWidth>();
   at.staging = at.x + warps * x_bytes<kWidth>();
-  at.bias = at.staging + (kSave ? warps * kStagingBytes : 0);
+  at.bias = at.staging + (kSave != Save::nothing ? warps * kStagingBytes : 0);
   at.gain = at.bias + (has_bias ? features * uint32_t(sizeof(float)) : 0);
   at.barriers = at.gain + (has_gain ? features * uint32_t(sizeof(T)) : 0);
   at.size = at.barriers + (warps + kMlpMaxLayers) * uint32_t(sizeof(uint64_t));
@@ -322,10 +326,13 @@ __device__ __forceinline__ void pack_block(Rows<kWidth>& a, const Sums<kWidth>& 
 
 // Softplus of a pair of sums as fp16. The exponentials are fp32; what follows, e q(e) + max(x, 0), is done for both at
 // once in fp16, which takes 2/3 of the instructions and of the register reads that compete with the products' own. It
-// adds roundings of e, q and max(x, 0): a hidden value is off by 1.4 times the rounding that it suffers anyway, and y
-// of 3 to 5 layers by 1.25 times what it would be with one rounding a layer. Values that are saved are not formed so.
-template <class F, class T, bool kSave>
-constexpr bool kInPairs = F::name == Softplus::name&& std::is_same_v<T, f16> && !kSave;
+// adds roundings of e, q and max(x, 0): a hidden value is off by 1.4 times the rounding that it suffers anyway, nearly
+// all of it by that of max(x, 0); y of 3 to 5 layers by 1.25 times what it would be with one rounding a layer. Values
+// that are saved in fp32 are not formed so.
+template <class F, class T> constexpr bool kHasPairs = F::name == Softplus::name&& std::is_same_v<T, f16>;
+template <class F, class T, Save kSave> constexpr bool kInPairs = kHasPairs<F, T>&& kSave != Save::any_type;
+template <class F, class T, Save kSave, Finish kFinish>
+constexpr bool kInLog2e = kInPairs<F, T, kSave>&& kSave == Save::nothing&& kFinish != Finish::none;
 // With kTimesLog2e it takes x log2 e and gives softplus(x) log2 e; the root mean square of the errors is the same, that
 // of the left tail alone 1.9 times one rounding's instead of 1.5, as the constant term is off by 0.4 units in the last
 // place.
@@ -424,14 +431,15 @@ __device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bo
 }
 
 // A hidden layer's sums become the next layer's A; what backward needs goes to memory.
-template <class T, class F, int kWidth, bool kSave, Finish kFinish>
+template <class T, class F, int kWidth, Save kSave, Finish kFinish>
 __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, const Vectors& of,
                                          char* staging, int64_t first) {
-  constexpr bool kTimesLog2e = kFinish != Finish::none && kInPairs<F, T, kSave>;
-  const int64_t element = p.saved_f32 ? 4 : 2;
+  constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kFinish>, kSaves = kSave != Save::nothing;
+  const bool f32 = kSave == Save::any_type && p.saved_f32;
+  const int64_t element = f32 ? 4 : 2;
   const Target saved = {static_cast<char*>(p.layer[l].saved), p.layer[l].n * element, p.layer[l].n};
   const auto save = [&](int i) {
-    if (p.saved_f32)
+    if (f32)
       store_block_f32<kWidth>(d, i, false, saved, first, p.rows);
     else
       store_block<kWidth>(a, i, staging, saved, first, p.rows);
@@ -439,29 +447,29 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i) {
     finish_block<kWidth, kFinish>(d, i, of, l, domain_of<kTimesLog2e>(l, p.layers).sums);
-    if constexpr (kSave && !has_slope_from_value<F>) {
-      if (!p.saved_f32) pack_block<T, kWidth>(a, d, i);
+    if constexpr (kSaves && !has_slope_from_value<F>) {
+      if (!f32) pack_block<T, kWidth>(a, d, i);
       save(i);
     }
     if constexpr (kInPairs<F, T, kSave>) {
       softplus_block<kWidth, kTimesLog2e>(a, d, i);
-      continue;
+    } else {
+      activate_block<T, F, kWidth>(d, i);
+      pack_block<T, kWidth>(a, d, i);
     }
-    activate_block<T, F, kWidth>(d, i);
-    pack_block<T, kWidth>(a, d, i);
-    if constexpr (kSave && has_slope_from_value<F>) save(i);
+    if constexpr (kSaves && has_slope_from_value<F>) save(i);
   }
 }
 // The last layer's sums become y.
-template <class T, class F, int kWidth, bool kSave, Finish kFinish>
+template <class T, class F, int kWidth, Save kSave, Finish kFinish>
 __device__ __forceinline__ void finish(Sums<kWidth>& d, const Params& p, const Vectors& of, int64_t first) {
-  constexpr bool kTimesLog2e = kFinish != Finish::none && kInPairs<F, T, kSave>;
+  constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kFinish>, kSaves = kSave != Save::nothing;
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i)
     finish_block<kWidth, kFinish>(d, i, of, p.layers - 1, domain_of<kTimesLog2e>(p.layers - 1, p.layers).sums);
   const LayerParams& layer = p.layer[p.layers - 1];
   const auto save = [&] {
-    if (p.saved_f32) {
+    if (kSave == Save::any_type && p.saved_f32) {
 #pragma unroll
       for (int i = 0; i < kWidth / 32; ++i)
         store_block_f32<kWidth>(d, i, true, {static_cast<char*>(layer.saved), layer.n * 4, layer.n}, first, p.rows);
@@ -470,10 +478,10 @@ __device__ __forceinline__ void finish(Sums<kWidth>& d, const Params& p, const V
     }
   };
   if (p.activate_last) {
-    if constexpr (kSave && !has_slope_from_value<F>) save();
+    if constexpr (kSaves && !has_slope_from_value<F>) save();
 #pragma unroll
     for (int i = 0; i < kWidth / 32; ++i) activate_block<T, F, kWidth>(d, i);
-    if constexpr (kSave && has_slope_from_value<F>) save();
+    if constexpr (kSaves && has_slope_from_value<F>) save();
   }
   store_last<T, kWidth>(d, {static_cast<char*>(p.y), p.y_stride_bytes, layer.n}, first, p.rows);
 }
@@ -495,7 +503,7 @@ template <int kGroups> struct Turns {
   }
 };
 
-template <class T, class F, int kWidth, int kGroups, bool kSave, Finish kFinish>
+template <class T, class F, int kWidth, int kGroups, Save kSave, Finish kFinish>
 __global__ void __launch_bounds__(128 * kGroups, 1)
     mlp_sm90_kernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap x_map) {
   extern __shared__ __align__(1024) char shared[];
@@ -505,7 +513,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
   ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + kMlpMaxLayers + warp};
   char* const staging = shared + at.staging + warp * kStagingBytes;
-  const Network<T, kWidth, kGroups, kFinish != Finish::none && kInPairs<F, T, kSave>> network{
+  const Network<T, kWidth, kGroups, kInLog2e<F, T, kSave, kFinish>> network{
       shared, reinterpret_cast<float*>(shared + at.bias), reinterpret_cast<T*>(shared + at.gain), barriers};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   uint32_t tile = blockIdx.x + gridDim.x * (warp / 4);
@@ -532,7 +540,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   const Turns<kGroups> turns{kGroups > 2 && tiles > step && tiles <= kFewTiles, warp / 4};
   turns.start();
   // Later layers' turn is while the first products of the one before run, where registers allow.
-  constexpr bool kLater = kGroups < 4 && !kSave;
+  constexpr bool kLater = kGroups < 4 && kSave == Save::nothing;
   const int at_once = !p.has_gain ? 0 : kLater && tile < tiles ? 1 : p.layers;
   for (int l = 0; l < at_once; ++l) network.normalise(p, l);
   if (tile >= tiles) network.wait_for(p.layers - 1);  // no thread leaves with copies under way
@@ -574,6 +582,13 @@ template <class Use> void with_operands(const Mlp& m, Use&& use) {
   const Operands o{mlp_forward_params(m), gpu::tensor_map("mlp: x", mlp_matrix(m.x), of_warp), m.x.device.index};
   with_activation(m.act, [&](auto f) { use(f, o); });
 }
+// use(std::integral_constant<Save, ...>): what is stored is part of the type where a formula depends on it.
+template <class T, class F, bool kSave, class Use> void with_save(const Params& p, Use&& use) {
+  if constexpr (!kSave) return use(std::integral_constant<Save, Save::nothing>());
+  if constexpr (kSave && kHasPairs<F, T>)
+    if (!p.saved_f32) return use(std::integral_constant<Save, Save::own_type>());
+  if constexpr (kSave) use(std::integral_constant<Save, Save::any_type>());
+}
 inline void launch_blocks(void (*kernel)(Params, CUtensorMap), int groups, uint32_t smem, const Operands& o,
                           Stream stream) {
   gpu::launch("mlp", kernel,
@@ -585,7 +600,7 @@ inline void launch_blocks(void (*kernel)(Params, CUtensorMap), int groups, uint3
               stream, o.p, o.x_map);
 }
 
-template <class T, class F, int kWidth, bool kSave> void launch_as(const Operands& o, Stream stream) {
+template <class T, class F, int kWidth, Save kSave> void launch_as(const Operands& o, Stream stream) {
   const Params& p = o.p;
   const auto smem = [&](int groups) {
     return layout_of<T, kWidth, kSave>(p.layers, groups, p.has_bias, p.has_gain).size;
@@ -610,7 +625,9 @@ namespace ingot::cuda {
 
 template <class T, int kWidth, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream) {
   using namespace mlp_sm90_detail;
-  with_operands(m, [&](auto f, const Operands& o) { launch_as<T, decltype(f), kWidth, kSave>(o, stream); });
+  with_operands(m, [&](auto f, const Operands& o) {
+    with_save<T, decltype(f), kSave>(o.p, [&](auto save) { launch_as<T, decltype(f), kWidth, save()>(o, stream); });
+  });
 }
 
 }  // namespace ingot::cuda

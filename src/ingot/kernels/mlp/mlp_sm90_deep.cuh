@@ -13,7 +13,7 @@ constexpr int kDeepWidth = 128, kSlots = 4, kDeepLayers = kMlpMaxLayers;
 constexpr uint32_t kLag = 2;  // how many positions later a slot is filled again, so that nobody waits for the others
 
 template <class F> constexpr int deep_warpgroups() {
-  return F::name == QuickGelu::name ? 2 : most_warpgroups<F, kDeepWidth, true>();
+  return F::name == QuickGelu::name ? 2 : most_warpgroups<F, kDeepWidth, Save::any_type>();
 }
 
 struct DeepLayout {
@@ -91,7 +91,7 @@ template <class T, int kGroups, bool kTimesLog2e> struct WeightRing {
   __device__ __forceinline__ void wait_for_scale(uint32_t l) const { tile::wait_warp_or_trap(scaled + l, 0); }
 };
 
-template <class T, class F, int kGroups, bool kSave>
+template <class T, class F, int kGroups, Save kSave>
 __global__ void __launch_bounds__(128 * kGroups, 1)
     mlp_sm90_deep_kernel(const __grid_constant__ Params p, const __grid_constant__ CUtensorMap x_map) {
   extern __shared__ __align__(1024) char shared[];
@@ -101,13 +101,14 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
   ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + 2 * kSlots + kDeepLayers + warp};
   char* const staging = shared + at.staging + warp * kStagingBytes;
-  const WeightRing<T, kGroups, kInPairs<F, T, kSave>> ring{shared,
-                                                           barriers,
-                                                           barriers + kSlots,
-                                                           barriers + 2 * kSlots,
-                                                           reinterpret_cast<float*>(shared + at.bias),
-                                                           reinterpret_cast<float*>(shared + at.scale),
-                                                           warp / 4};
+  const WeightRing<T, kGroups, kInLog2e<F, T, kSave, Finish::scale_and_bias>> ring{
+      shared,
+      barriers,
+      barriers + kSlots,
+      barriers + 2 * kSlots,
+      reinterpret_cast<float*>(shared + at.bias),
+      reinterpret_cast<float*>(shared + at.scale),
+      warp / 4};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   uint32_t tile = blockIdx.x + gridDim.x * (warp / 4);
   // As many as the first warpgroup has, which has the most; the others may come without a tile.
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   }
 }
 
-template <class T, class F, bool kSave> void launch_deep_as(const Operands& o, Stream stream) {
+template <class T, class F, Save kSave> void launch_deep_as(const Operands& o, Stream stream) {
   constexpr int kGroups = deep_warpgroups<F>();
   static_assert(deep_layout(kDeepLayers, kGroups).size <= kMlpSharedBytes, "the ring must fit the shared memory");
   launch_blocks(mlp_sm90_deep_kernel<T, F, kGroups, kSave>, kGroups, deep_layout(o.p.layers, kGroups).size, o, stream);
@@ -169,7 +170,9 @@ namespace ingot::cuda {
 
 template <class T, bool kSave> void launch_mlp_sm90_deep(const Mlp& m, Stream stream) {
   using namespace mlp_sm90_detail;
-  with_operands(m, [&](auto f, const Operands& o) { launch_deep_as<T, decltype(f), kSave>(o, stream); });
+  // Over so many layers the errors of values formed in pairs would add up to more than training should see.
+  constexpr Save kWhat = kSave ? Save::any_type : Save::nothing;
+  with_operands(m, [&](auto f, const Operands& o) { launch_deep_as<T, decltype(f), kWhat>(o, stream); });
 }
 
 }  // namespace ingot::cuda
