@@ -3,10 +3,15 @@
 // so two levels never share a symbol. Vec<T> is one register: 64 bytes with AVX-512, 32 with AVX2, 16 elsewhere.
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #ifndef INGOT_SIMD
 #error "core/simd.h belongs in *.simd.cpp files, which CMake compiles with INGOT_SIMD set"
 #endif
+
+#define INGOT_SIMD_INLINE static inline __attribute__((always_inline))
 
 namespace ingot::INGOT_SIMD {
 
@@ -36,15 +41,47 @@ template <class T> static inline __attribute__((always_inline)) void store(T* p,
 }
 // 0 + x would turn -0 into 0.
 template <class T> static inline __attribute__((always_inline)) Vec<T> splat(T x) { return x - Vec<T>{}; }
-// The first n < kLanes<T> elements; the rest read as zero, and are not written.
-template <class T> static inline Vec<T> load_tail(const T* p, int64_t n) {
+template <class T> INGOT_SIMD_INLINE Vec<T> load_masked(const T* p, int64_t n) {
   Vec<T> v{};
   std::memcpy(&v, p, size_t(n) * sizeof(T));
   return v;
 }
-template <class T> static inline void store_tail(T* p, Vec<T> v, int64_t n) {
+template <class T> INGOT_SIMD_INLINE void store_masked(T* p, Vec<T> v, int64_t n) {
   std::memcpy(p, &v, size_t(n) * sizeof(T));
 }
+// memcpy of a number of bytes known only at run time is a call.
+#if defined(__AVX512F__)
+INGOT_SIMD_INLINE Vec<float> load_masked(const float* p, int64_t n) {
+  return _mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p);
+}
+INGOT_SIMD_INLINE Vec<double> load_masked(const double* p, int64_t n) {
+  return _mm512_maskz_loadu_pd(__mmask8((1u << n) - 1), p);
+}
+INGOT_SIMD_INLINE void store_masked(float* p, Vec<float> v, int64_t n) {
+  _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), v);
+}
+INGOT_SIMD_INLINE void store_masked(double* p, Vec<double> v, int64_t n) {
+  _mm512_mask_storeu_pd(p, __mmask8((1u << n) - 1), v);
+}
+#elif defined(__AVX2__)
+INGOT_SIMD_INLINE __m256i first_floats(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+INGOT_SIMD_INLINE __m256i first_doubles(int64_t n) {
+  return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+INGOT_SIMD_INLINE Vec<float> load_masked(const float* p, int64_t n) { return _mm256_maskload_ps(p, first_floats(n)); }
+INGOT_SIMD_INLINE Vec<double> load_masked(const double* p, int64_t n) {
+  return _mm256_maskload_pd(p, first_doubles(n));
+}
+INGOT_SIMD_INLINE void store_masked(float* p, Vec<float> v, int64_t n) { _mm256_maskstore_ps(p, first_floats(n), v); }
+INGOT_SIMD_INLINE void store_masked(double* p, Vec<double> v, int64_t n) {
+  _mm256_maskstore_pd(p, first_doubles(n), v);
+}
+#endif
+// The first n elements, 0 <= n <= kLanes<T>; the rest read as zero, and are not written.
+template <class T> INGOT_SIMD_INLINE Vec<T> load_tail(const T* p, int64_t n) { return load_masked(p, n); }
+template <class T> INGOT_SIMD_INLINE void store_tail(T* p, Vec<T> v, int64_t n) { store_masked(p, v, n); }
 // Lanes by their numbers, modulo how many there are; those of b follow those of a. (clang's builtin wants constants.)
 template <class V, class I> static inline __attribute__((always_inline)) V shuffle(V a, I at) {
 #ifdef __clang__
@@ -66,13 +103,18 @@ template <class V, class I> static inline __attribute__((always_inline)) V shuff
   return __builtin_shuffle(a, b, at);
 #endif
 }
-// Adds the lanes in a fixed tree order.
-template <class T> static inline T reduce_add(Vec<T> v) {
-  T lane[kLanes<T>];
-  std::memcpy(lane, &v, sizeof v);
-  for (int step = kLanes<T> / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) lane[i] += lane[i + step];
-  return lane[0];
+template <class T> struct IndexOf;
+template <> struct IndexOf<float> { typedef int32_t type; };
+template <> struct IndexOf<double> { typedef int64_t type; };
+// Adds the lanes in a fixed tree order: lane i gets lane i + L/2, then lane i + L/4, ...
+template <class T, int kStep = kLanes<T> / 2> INGOT_SIMD_INLINE T reduce_add(Vec<T> v) {
+  if constexpr (kStep == 0) {
+    return v[0];
+  } else {
+    Vec<typename IndexOf<T>::type> upper{};
+    for (int i = 0; i < kLanes<T>; ++i) upper[i] = i + kStep;
+    return reduce_add<T, kStep / 2>(v + shuffle(v, upper));
+  }
 }
 template <class T> static inline T reduce_max(Vec<T> v) {
   T best = v[0];
