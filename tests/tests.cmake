@@ -4,9 +4,9 @@ add_test(NAME install COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tests/install_test.sh
 if(INGOT_SANITIZE) # a user of a sanitized library must link the same run-time library
   set_tests_properties(install PROPERTIES ENVIRONMENT "INGOT_EXAMPLE_FLAGS=-fsanitize=${INGOT_SANITIZE}")
 endif()
-if(TARGET ingot_simd_avx512)
+if(TARGET ingot_simd_avx512 AND TARGET ingot_simd_amx)
   add_test(NAME simd_objects COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_simd_objects.py
-    $<TARGET_OBJECTS:ingot_simd_avx512> COMMAND_EXPAND_LISTS)
+    $<TARGET_OBJECTS:ingot_simd_avx512> $<TARGET_OBJECTS:ingot_simd_amx> COMMAND_EXPAND_LISTS)
 endif()
 if(TARGET ingot_cli)
   add_test(NAME cli COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli_test.py $<TARGET_FILE:ingot_cli>)

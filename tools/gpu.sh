@@ -52,6 +52,7 @@ cpu_levels() {
   printf 'baseline\n'
   grep -qw avx512vl /proc/cpuinfo && printf 'avx512\n'
   grep -qw avx512_bf16 /proc/cpuinfo && printf 'avx512_bf16\n'
+  grep -qw amx_bf16 /proc/cpuinfo && printf 'avx512_amx\n'
 }
 sass_counts() {
   cuobjdump -sass $build/libingot.a 2>/dev/null | awk '

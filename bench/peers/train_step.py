@@ -159,7 +159,7 @@ def main():
             cpu = next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "unknown")
             f.seek(0)
             flags = f.read()
-        level = "AVX-512 with bf16" if "avx512_bf16" in flags else "AVX-512" if "avx512vl" in flags else "AVX2"
+        level = "AVX-512 with AMX" if "amx_bf16" in flags else "AVX-512 with bf16" if "avx512_bf16" in flags else "AVX-512" if "avx512vl" in flags else "AVX2"
         report = dict(suite="train_step", cpu=cpu, level=level, threads=args.threads, torch=torch.__version__,
                       date=datetime.date.today().isoformat(), command=re.sub(r" --json \S+", "", " ".join(["bench/peers/train_step.py", *sys.argv[1:]])),
                       results=results)

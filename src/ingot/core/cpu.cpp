@@ -1,6 +1,10 @@
 #include "ingot/core/cpu.h"
 
 #include <sched.h>
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +15,25 @@
 #include "ingot/core/check.h"
 
 namespace ingot {
+namespace {
+
+constexpr CpuLevel kLevels[] = {CpuLevel::baseline, CpuLevel::avx512, CpuLevel::avx512_bf16, CpuLevel::avx512_amx};
+
+#ifdef INGOT_SIMD_AMX
+// A thread's tiles are 8 KB of state, which Linux (5.16 on) keeps only for processes that asked. The leave covers
+// threads that run already and those to come.
+bool tiles_granted() {
+#ifdef __linux__
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+}  // namespace
 
 CpuLevel cpu_level_available() {
 #ifdef INGOT_SIMD_AVX512
@@ -20,7 +43,11 @@ CpuLevel cpu_level_available() {
                     __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
     if (!v4) return CpuLevel::baseline;
-    return __builtin_cpu_supports("avx512bf16") ? CpuLevel::avx512_bf16 : CpuLevel::avx512;
+    if (!__builtin_cpu_supports("avx512bf16")) return CpuLevel::avx512;
+#ifdef INGOT_SIMD_AMX
+    if (tiles_granted()) return CpuLevel::avx512_amx;
+#endif
+    return CpuLevel::avx512_bf16;
   }();
   return level;
 #else
@@ -33,6 +60,7 @@ const char* name_of(CpuLevel level) {
     case CpuLevel::baseline: return "baseline";
     case CpuLevel::avx512: return "avx512";
     case CpuLevel::avx512_bf16: return "avx512_bf16";
+    case CpuLevel::avx512_amx: return "avx512_amx";
   }
   return "?";
 }
@@ -41,9 +69,9 @@ namespace {
 CpuLevel initial_level() {
   const char* wish = std::getenv("INGOT_CPU_LEVEL");
   if (wish == nullptr || *wish == 0) return cpu_level_available();
-  for (CpuLevel level : {CpuLevel::baseline, CpuLevel::avx512, CpuLevel::avx512_bf16})
+  for (CpuLevel level : kLevels)
     if (std::string(wish) == name_of(level)) return std::min(level, cpu_level_available());
-  fail(ErrorCode::usage, "INGOT_CPU_LEVEL: found '", wish, "', expected baseline, avx512 or avx512_bf16");
+  fail(ErrorCode::usage, "INGOT_CPU_LEVEL: found '", wish, "', expected baseline, avx512, avx512_bf16 or avx512_amx");
 }
 std::atomic<CpuLevel>& current() {
   static std::atomic<CpuLevel> level = initial_level();

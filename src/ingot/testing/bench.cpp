@@ -7,6 +7,7 @@
 #include "ingot/core/thread_pool.h"
 
 INGOT_SIMD_DECLARE(double fma_loop_f32(int64_t rounds); double fma_loop_bf16(int64_t rounds);)
+INGOT_SIMD_TILES_DECLARE(double tile_loop_bf16(int64_t rounds);)
 
 namespace ingot::testing {
 namespace {
@@ -76,7 +77,10 @@ double fma_bound_f32() {
 }
 double fma_bound_bf16() {
   if (cpu_level() < CpuLevel::avx512_bf16) return 0;
-  static const double bound = fastest([] { return INGOT_SIMD_CALL(fma_loop_bf16, 20000); });
+  static const double bound = [] {
+    if (cpu_level() >= CpuLevel::avx512_amx) return fastest([] { return INGOT_SIMD_TILES_CALL(tile_loop_bf16, 2000); });
+    return fastest([] { return INGOT_SIMD_CALL(fma_loop_bf16, 20000); });
+  }();
   return bound;
 }
 

@@ -36,7 +36,7 @@ std::vector<BenchResult> run_benches(const std::string& filter,
 // Operations per second (a multiply-add is two) of independent register-to-register multiply-adds on one thread, at the
 // CPU level in use: what no product can exceed. Measured once.
 double fma_bound_f32();
-// The same for bf16 dot products with fp32 sums; 0 where the CPU has none.
+// The same for bf16 dot products with fp32 sums, by tiles where they are in use; 0 where the CPU has none.
 double fma_bound_bf16();
 
 }  // namespace ingot::testing

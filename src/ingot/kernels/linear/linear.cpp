@@ -1,12 +1,14 @@
 #include "ingot/kernels/linear/linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <type_traits>
 
 #include "ingot/core/cpu.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
 #include "ingot/kernels/linear/linear.simd.h"
+#include "ingot/kernels/linear/linear_tiles.h"
 
 INGOT_SIMD_DECLARE(
     detail::GemmTile gemm_tile_f32(); detail::GemmTile gemm_tile_f64(); int64_t gemm_scratch_steps();
@@ -22,8 +24,20 @@ INGOT_SIMD_DECLARE(
     void gemm_dot_f64(const detail::Gemm<double>& g, int64_t begin, int64_t end);
     void sum_columns_f32(const float* x, int64_t rows, int64_t stride, int64_t cols, float* sums);
     void sum_columns_f64(const double* x, int64_t rows, int64_t stride, int64_t cols, double* sums);)
+INGOT_SIMD_TILES_DECLARE(detail::GemmTile gemm_tiles(); int64_t gemm_tiles_panel_bytes(int64_t steps);
+                         void gemm_tiles_pack(const detail::Gemm<float>& g, const detail::GemmChunk& c,
+                                              const detail::GemmPackRange& r);
+                         void gemm_tiles_pack_a(const detail::Gemm<float>& g, const detail::GemmChunk& c,
+                                                const detail::GemmPackRange& r);
+                         void gemm_tiles_range(const detail::Gemm<float>& g, const detail::GemmChunk& c,
+                                               const detail::GemmRange& r, float* scratch);)
 
 namespace ingot {
+namespace {
+std::atomic<bool> emulating_tiles = false;
+}
+void detail::emulate_tiles(bool on) { emulating_tiles = on; }
+
 namespace {
 
 using detail::Gemm;
@@ -62,43 +76,32 @@ void sum_columns(const double* x, int64_t rows, int64_t stride, int64_t cols, do
 }
 
 // --- how a product is cut: by sizes only
-constexpr int64_t kPackedElements = 1 << 20;  // of b at one time: 4 MB of f32, a part of the last-level cache
-constexpr int64_t kPackedTogether = 1 << 18;  // of a and b: 1 MB
-constexpr int64_t kSerialWork = 1 << 16;      // multiply-adds; waking the pool costs as much
-constexpr int64_t kTaskWork = 1 << 19;        // multiply-adds: some 10 us
+constexpr int64_t kSerialWork = 1 << 16;  // multiply-adds; waking the pool costs as much
+constexpr int64_t kPackRows = 64;         // steps that one task packs where memory runs along the other side
 
 struct Cut {
-  int64_t k_chunk, n_chunk;       // of b, packed together
-  int64_t row_panels, tile_rows;  // of the whole product; of one task, in panels
-  int64_t tile_cols;
+  GemmTile tile;
+  int64_t k_chunk, n_chunk;              // of b, packed together
+  int64_t row_panels, tile_rows;         // of the whole product; of one task, in panels
+  int64_t tile_cols;                     // of one task, in panels
+  int64_t b_bytes, a_bytes, task_bytes;  // packed: b of a chunk; a, where it is packed with b; a task's own rows of a
 };
 
-Cut cut_product(int64_t m, int64_t n, int64_t k, bool pack_a, bool round_a, GemmTile tile) {
-  Cut c;
-  const int64_t all_cols = (n + tile.cols - 1) / tile.cols * tile.cols;
-  const int64_t depth = std::max<int64_t>(1, std::min<int64_t>(k, 2048));
-  c.n_chunk = std::min(all_cols, std::max<int64_t>(1, kPackedElements / depth / tile.cols) * tile.cols);
-  c.k_chunk = std::max(depth, kPackedElements / c.n_chunk);
-  // With both operands packed, what is packed is used at once and should still be in the second-level cache.
-  if (pack_a) c.k_chunk = std::max<int64_t>(256, kPackedTogether / (m + c.n_chunk));
-  c.k_chunk = (c.k_chunk + 63) / 64 * 64;  // whole cache lines, and pairs of steps for bf16 dot products
-  c.row_panels = (m + tile.rows - 1) / tile.rows;
-  const int64_t col_panels = c.n_chunk / tile.cols;
-  c.tile_rows = std::min<int64_t>(c.row_panels, std::max(1, 96 / tile.rows));
-  c.tile_cols = std::min<int64_t>(col_panels, std::max(1, 256 / tile.cols));
-  const auto tasks = [&] {
-    return ((c.row_panels + c.tile_rows - 1) / c.tile_rows) * ((col_panels + c.tile_cols - 1) / c.tile_cols);
-  };
-  const auto work = [&] { return c.tile_rows * tile.rows * c.tile_cols * tile.cols * std::min(k, c.k_chunk); };
-  while (tasks() < 32 && work() > kTaskWork) {
-    // Each task rounds its rows of a anew: columns enough to pay for that.
-    const bool rows = c.tile_cols * tile.cols <= (round_a ? 128 : tile.cols) ||
-                      (c.tile_rows > 1 && c.tile_rows * tile.rows >= c.tile_cols * tile.cols);
-    if (rows && c.tile_rows == 1) break;
-    int64_t& side = rows ? c.tile_rows : c.tile_cols;
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Halves tasks until there are enough for many threads or they are small. At least `least_cols` columns stay together.
+void shrink_tasks(Cut& c, int64_t k, int64_t task_work, int64_t least_cols) {
+  const int64_t rows = c.tile.rows, cols = c.tile.cols, col_panels = c.n_chunk / cols;
+  const auto tasks = [&] { return ceil_div(c.row_panels, c.tile_rows) * ceil_div(col_panels, c.tile_cols); };
+  const auto work = [&] { return c.tile_rows * rows * c.tile_cols * cols * std::min(k, c.k_chunk); };
+  while (tasks() < 32 && work() > task_work) {
+    const bool halve_rows =
+        c.tile_cols * cols <= least_cols || (c.tile_rows > 1 && c.tile_rows * rows >= c.tile_cols * cols);
+    if (halve_rows && c.tile_rows == 1) break;
+    int64_t& side = halve_rows ? c.tile_rows : c.tile_cols;
     side = (side + 1) / 2;
   }
-  return c;
 }
 
 template <class Body> void run_tasks(bool serial, int64_t tasks, Body&& body) {
@@ -117,18 +120,122 @@ bool bf16_dots_pay() {
 #endif
 }
 
+// A product by vectors: rows of a are read in place where they lie along memory.
+template <class T> struct ByVectors {
+  static constexpr int64_t kPacked = 1 << 20;          // elements of b: 4 MB of f32, a part of the last-level cache
+  static constexpr int64_t kPackedTogether = 1 << 18;  // of a and b: 1 MB
+  static constexpr int64_t kTaskWork = 1 << 19;        // multiply-adds: some 10 us
+
+  static Cut cut(const Gemm<T>& g) {
+    Cut c{.tile = tile_of(T{})};
+    const bool packs_a = g.a_col != 1;
+    const int64_t size = sizeof(T), depth = std::max<int64_t>(1, std::min<int64_t>(g.k, 2048));
+    c.n_chunk = std::min(round_up(g.n, c.tile.cols), std::max<int64_t>(1, kPacked / depth / c.tile.cols) * c.tile.cols);
+    c.k_chunk = std::max(depth, kPacked / c.n_chunk);
+    // With both operands packed, what is packed is used at once and should still be in the second-level cache.
+    if (packs_a) c.k_chunk = std::max<int64_t>(256, kPackedTogether / (g.m + c.n_chunk));
+    c.k_chunk = round_up(c.k_chunk, kPackRows);  // whole cache lines, and pairs of steps for bf16 dot products
+    c.row_panels = ceil_div(g.m, c.tile.rows);
+    c.tile_rows = std::min<int64_t>(c.row_panels, std::max(1, 96 / c.tile.rows));
+    c.tile_cols = std::min<int64_t>(c.n_chunk / c.tile.cols, std::max(1, 256 / c.tile.cols));
+    // Each task rounds its rows of a anew: columns enough to pay for that.
+    shrink_tasks(c, g.k, kTaskWork, g.round && !packs_a ? 128 : c.tile.cols);
+    const int64_t depth_packed = std::min(g.k, c.k_chunk);
+    c.b_bytes = round_up(c.n_chunk * depth_packed * size, 256);
+    c.a_bytes = packs_a ? g.m * depth_packed * size : 0;
+    c.task_bytes = c.tile_rows * c.tile.rows * INGOT_SIMD_CALL(gemm_scratch_steps) * size;
+    return c;
+  }
+  static int64_t row(const Gemm<T>& g, const Cut& c, int64_t panel) { return panel_begin(panel, g.m, c.row_panels); }
+  static void pack_rows(const Gemm<T>& g, const GemmChunk& c, const GemmPackRange& r) { pack_a(g, c, r); }
+  static void pack_columns(const Gemm<T>& g, const GemmChunk& c, const GemmPackRange& r) { pack(g, c, r); }
+  static void run(const Gemm<T>& g, const GemmChunk& c, const GemmRange& r, void* scratch) {
+    multiply(g, c, r, static_cast<T*>(scratch));
+  }
+};
+
+// A product by tiles of bf16, some ten times as fast: what is rounded and packed should be used often, so a task packs
+// its rows of a for all columns of a chunk.
+struct ByTiles {
+  static constexpr int64_t kPackedBytes = 1 << 20;  // of b, and of a and b together: half a second-level cache
+  static constexpr int64_t kTaskWork = 1 << 21;     // multiply-adds: a few us
+
+  static bool apply() { return cpu_level() >= CpuLevel::avx512_amx || emulating_tiles.load(std::memory_order_relaxed); }
+  static Cut cut(const Gemm<float>& g) {
+    Cut c{.tile = call_tile()};
+    const bool packs_a = g.a_col != 1;
+    const int64_t all_cols = round_up(g.n, c.tile.cols), all_rows = round_up(g.m, c.tile.rows);
+    const int64_t steps = kPackedBytes / 2 / (packs_a ? all_rows + all_cols : std::min<int64_t>(all_cols, 512));
+    const int64_t parts = std::max<int64_t>(1, ceil_div(g.k, std::clamp<int64_t>(steps, 512, 2048)));
+    c.k_chunk = std::max(kPackRows, round_up(ceil_div(g.k, parts), kPackRows));
+    c.n_chunk = all_cols;
+    if (!packs_a) c.n_chunk = std::min(all_cols, kPackedBytes / 2 / c.k_chunk / c.tile.cols * c.tile.cols);
+    c.row_panels = ceil_div(g.m, c.tile.rows);
+    c.tile_rows = std::min<int64_t>(c.row_panels, 4);
+    c.tile_cols = packs_a ? std::min<int64_t>(c.n_chunk / c.tile.cols, 8) : c.n_chunk / c.tile.cols;
+    shrink_tasks(c, g.k, kTaskWork, packs_a ? c.tile.cols : 256);
+    const int64_t panel = INGOT_SIMD_TILES_CALL(gemm_tiles_panel_bytes, std::min(g.k, c.k_chunk));
+    c.b_bytes = c.n_chunk / c.tile.cols * panel;
+    c.a_bytes = packs_a ? c.row_panels * panel : 0;
+    c.task_bytes = packs_a ? 0 : c.tile_rows * panel;
+    return c;
+  }
+  static int64_t row(const Gemm<float>& g, const Cut& c, int64_t panel) {
+    return std::min<int64_t>(g.m, panel * c.tile.rows);
+  }
+  static void pack_rows(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) {
+    INGOT_SIMD_TILES_CALL(gemm_tiles_pack_a, g, c, r);
+  }
+  static void pack_columns(const Gemm<float>& g, const GemmChunk& c, const GemmPackRange& r) {
+    INGOT_SIMD_TILES_CALL(gemm_tiles_pack, g, c, r);
+  }
+  static void run(const Gemm<float>& g, const GemmChunk& c, const GemmRange& r, void* scratch) {
+    INGOT_SIMD_TILES_CALL(gemm_tiles_range, g, c, r, static_cast<float*>(scratch));
+  }
+
+ private:
+  static GemmTile call_tile() { return INGOT_SIMD_TILES_CALL(gemm_tiles); }
+};
+
 // Operands whose panels lie across memory rows are packed some rows at a time, so that memory is read in order.
-template <class T>
+template <class How, class T>
 void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, int64_t col_panels, bool serial) {
-  constexpr int64_t kRows = 64;
-  const int64_t k = chunk.k_end - chunk.k_begin, blocks = (k + kRows - 1) / kRows;
+  const int64_t k = chunk.k_end - chunk.k_begin, blocks = ceil_div(k, kPackRows);
   const int64_t a_tasks = g.a_col != 1 ? blocks : 0, b_tasks = g.b_col == 1 ? blocks : col_panels;
+  const auto steps = [&](int64_t panels, int64_t block) {
+    return GemmPackRange{0, panels, block * kPackRows, std::min(k, (block + 1) * kPackRows)};
+  };
   run_tasks(serial, a_tasks + b_tasks, [&](int64_t task) {
-    if (task < a_tasks) return pack_a(g, chunk, {0, row_panels, task * kRows, std::min(k, (task + 1) * kRows)});
+    if (task < a_tasks) return How::pack_rows(g, chunk, steps(row_panels, task));
     task -= a_tasks;
-    if (g.b_col == 1) return pack(g, chunk, {0, col_panels, task * kRows, std::min(k, (task + 1) * kRows)});
-    pack(g, chunk, {task, task + 1, 0, k});
+    if (g.b_col == 1) return How::pack_columns(g, chunk, steps(col_panels, task));
+    How::pack_columns(g, chunk, {task, task + 1, 0, k});
   });
+}
+
+template <class How, class T, class Finish> void packed_product(const Gemm<T>& g, bool serial, Finish&& finish) {
+  const Cut cut = How::cut(g);
+  char* packed = static_cast<char*>(thread_scratch(kSharedProductSlot, cut.b_bytes + cut.a_bytes));
+  for (int64_t n0 = 0; n0 < g.n; n0 += cut.n_chunk) {
+    int64_t k0 = 0;
+    do {
+      const GemmChunk chunk{
+          k0, std::min(g.k, k0 + cut.k_chunk), n0, std::min(g.n, n0 + cut.n_chunk), packed + cut.b_bytes, packed};
+      const int64_t col_panels = ceil_div(chunk.n_end - n0, cut.tile.cols);
+      pack_chunk<How>(g, chunk, cut.row_panels, col_panels, serial);
+      const int64_t row_tiles = ceil_div(cut.row_panels, cut.tile_rows);
+      run_tasks(serial, row_tiles * ceil_div(col_panels, cut.tile_cols), [&](int64_t task) {
+        const int64_t i = task % row_tiles * cut.tile_rows, j = task / row_tiles * cut.tile_cols;
+        const GemmRange range{i, std::min(i + cut.tile_rows, cut.row_panels), j,
+                              std::min(j + cut.tile_cols, col_panels)};
+        How::run(g, chunk, range, thread_scratch(kTaskProductSlot, cut.task_bytes));
+        if (chunk.k_end == g.k)
+          finish(How::row(g, cut, range.row_panel_begin), How::row(g, cut, range.row_panel_end), n0 + j * cut.tile.cols,
+                 std::min(chunk.n_end, n0 + range.col_panel_end * cut.tile.cols));
+      });
+      k0 += cut.k_chunk;
+    } while (k0 < g.k);
+  }
 }
 
 // Calls finish(row_begin, row_end, col_begin, col_end) for each part of c as soon as it is complete, while it is in
@@ -136,7 +243,6 @@ void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, in
 template <class T, class Finish> void product(const Gemm<T>& asked, Finish&& finish) {
   Gemm<T> g = asked;
   if (g.m == 0 || g.n == 0) return;
-  g.words = g.round && bf16_dots_pay();
   const bool serial = g.m * g.n * g.k <= kSerialWork;
   if (g.m <= 8 && g.b_row == 1 && g.a_col == 1 && !g.lower) {
     const int64_t grain = std::max<int64_t>(16, kSerialWork / std::max<int64_t>(1, g.m * g.k));
@@ -146,34 +252,10 @@ template <class T, class Finish> void product(const Gemm<T>& asked, Finish&& fin
     });
     return;
   }
-  const GemmTile tile = tile_of(T{});
-  const Cut cut = cut_product(g.m, g.n, g.k, g.a_col != 1, g.round && g.a_col == 1, tile);
-  const int64_t depth = std::min(g.k, cut.k_chunk), b_elements = (cut.n_chunk * depth + 63) / 64 * 64;
-  const int64_t a_elements = g.a_col != 1 ? g.m * depth : 0;
-  T* packed = static_cast<T*>(thread_scratch(kSharedProductSlot, (b_elements + a_elements) * int64_t(sizeof(T))));
-  const int64_t scratch_bytes = cut.tile_rows * tile.rows * INGOT_SIMD_CALL(gemm_scratch_steps) * int64_t(sizeof(T));
-  for (int64_t n0 = 0; n0 < g.n; n0 += cut.n_chunk) {
-    int64_t k0 = 0;
-    do {
-      const GemmChunk chunk{
-          k0, std::min(g.k, k0 + cut.k_chunk), n0, std::min(g.n, n0 + cut.n_chunk), packed + b_elements, packed};
-      const int64_t col_panels = (chunk.n_end - n0 + tile.cols - 1) / tile.cols;
-      pack_chunk(g, chunk, cut.row_panels, col_panels, serial);
-      const int64_t row_tiles = (cut.row_panels + cut.tile_rows - 1) / cut.tile_rows;
-      const int64_t col_tiles = (col_panels + cut.tile_cols - 1) / cut.tile_cols;
-      run_tasks(serial, row_tiles * col_tiles, [&](int64_t task) {
-        const int64_t i = task % row_tiles * cut.tile_rows, j = task / row_tiles * cut.tile_cols;
-        const GemmRange range{i, std::min(i + cut.tile_rows, cut.row_panels), j,
-                              std::min(j + cut.tile_cols, col_panels)};
-        multiply(g, chunk, range, static_cast<T*>(thread_scratch(kTaskProductSlot, scratch_bytes)));
-        if (chunk.k_end == g.k)
-          finish(panel_begin(range.row_panel_begin, g.m, cut.row_panels),
-                 panel_begin(range.row_panel_end, g.m, cut.row_panels), n0 + j * tile.cols,
-                 std::min(chunk.n_end, n0 + range.col_panel_end * tile.cols));
-      });
-      k0 += cut.k_chunk;
-    } while (k0 < g.k);
-  }
+  if constexpr (std::is_same_v<T, float>)
+    if (g.round && ByTiles::apply()) return packed_product<ByTiles>(g, serial, finish);
+  g.words = g.round && bf16_dots_pay();
+  packed_product<ByVectors<T>>(g, serial, finish);
 }
 template <class T> void product(const Gemm<T>& g) {
   product(g, [](int64_t, int64_t, int64_t, int64_t) {});

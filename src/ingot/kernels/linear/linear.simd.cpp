@@ -4,6 +4,7 @@
 #include "ingot/kernels/linear/linear.simd.h"
 
 #include "ingot/core/simd.h"
+#include "ingot/kernels/linear/linear_words.simd.h"
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -15,8 +16,6 @@ using detail::GemmChunk;
 using detail::GemmPackRange;
 using detail::GemmRange;
 using detail::GemmTile;
-
-#define INGOT_INLINE static inline __attribute__((always_inline))
 
 namespace {
 
@@ -115,51 +114,6 @@ template <class T> struct MicroTable {
 };
 template <class T> constexpr MicroTable<T> kMicro;
 
-// To bf16 and back, to nearest, ties to even. NaN stays NaN.
-INGOT_INLINE Vec<float> round_bf16(Vec<float> x) {
-  Vec<int32_t> u;
-  std::memcpy(&u, &x, sizeof u);
-  const Vec<int32_t> odd = (u >> 16) & 1;
-  const Vec<int32_t> rounded = (u + 0x7fff + odd) & int32_t(0xffff0000);
-  Vec<float> y;
-  std::memcpy(&y, &rounded, sizeof y);
-  return x == x ? y : x + x;  // quiet, so that the upper half alone is still a NaN
-}
-INGOT_INLINE Vec<double> round_bf16(Vec<double> x) { return x; }
-INGOT_INLINE float round_bf16(float x) {
-  uint32_t u;
-  std::memcpy(&u, &x, 4);
-  u = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
-  float y;
-  std::memcpy(&y, &u, 4);
-  return x == x ? y : x + x;
-}
-INGOT_INLINE double round_bf16(double x) { return x; }
-
-template <class T> struct IndexOf;
-template <> struct IndexOf<float> { typedef int32_t type; };
-template <> struct IndexOf<double> { typedef int64_t type; };
-
-// Transposes a square of registers by exchanging ever larger blocks.
-template <class T, int S> INGOT_INLINE void exchange(Vec<T> (&r)[kLanes<T>]) {
-  constexpr int L = kLanes<T>;
-  if constexpr (S < L) {
-    Vec<typename IndexOf<T>::type> low{}, high{};
-    for (int j = 0; j < L; ++j) {
-      low[j] = (j & S) ? j - S + L : j;
-      high[j] = (j & S) ? j + L : j + S;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < L; ++i) {
-      if (i & S) continue;
-      const Vec<T> x = r[i], y = r[i + S];
-      r[i] = shuffle(x, y, low);
-      r[i + S] = shuffle(x, y, high);
-    }
-    exchange<T, S * 2>(r);
-  }
-}
-
 // One panel of b: to[p][j] = b[p * b_row + j * b_col] for p < k, j < cols, zero up to `width` columns.
 template <class T, bool kRound>
 void pack_panel(const T* b, int64_t b_row, int64_t b_col, int64_t k, int64_t cols, int64_t width, T* to) {
@@ -257,29 +211,6 @@ template <class T> void round_rows(const Gemm<T>& g, int64_t row_begin, int64_t 
 // in the low half, and everything counts words where it counted steps. An odd last step is paired with zero.
 int64_t words(int64_t steps) { return (steps + 1) / 2; }
 
-INGOT_INLINE Vec<float> word_of(Vec<float> first, Vec<float> second) {
-  first = round_bf16(first);
-  second = round_bf16(second);
-  Vec<int32_t> low, high;
-  std::memcpy(&low, &first, sizeof low);
-  std::memcpy(&high, &second, sizeof high);
-  const Vec<int32_t> both = ((low >> 16) & 0xffff) | (high & int32_t(0xffff0000));
-  Vec<float> word;
-  std::memcpy(&word, &both, sizeof word);
-  return word;
-}
-// The words of 2 * kLanes numbers along memory, of which n exist.
-INGOT_INLINE Vec<float> words_along(const float* x, int64_t n) {
-  constexpr int L = kLanes<float>;
-  const Vec<float> low = n >= L ? load(x) : load_tail(x, n);
-  const Vec<float> high = n >= 2 * L ? load(x + L) : n > L ? load_tail(x + L, n - L) : Vec<float>{};
-  Vec<int32_t> even{}, odd{};
-  for (int i = 0; i < L; ++i) {
-    even[i] = 2 * i;
-    odd[i] = 2 * i + 1;
-  }
-  return word_of(shuffle(low, high, even), shuffle(low, high, odd));
-}
 // to[q][j] = the word of x[2 q * step + j] and x[(2 q + 1) * step + j] for j < n, zero up to `width`.
 void pack_words_across(const float* x, int64_t step, int64_t k, int64_t n, int64_t width, float* to) {
   constexpr int L = kLanes<float>;

@@ -7,6 +7,7 @@
 
 #include "ingot/core/cpu.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/linear/linear_tiles.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -33,6 +34,15 @@ Buffer matrix(DType dtype, int64_t rows, int64_t cols, int64_t pad, uint64_t see
   Buffer b(dtype, {rows, cols}, cols + pad);
   fill_normal(b, seed, scale);
   return b;
+}
+// Calls body(): as the CPU runs products, and by tiles with a plain loop in place of the instruction.
+template <class Body> void as_is_and_by_emulated_tiles(Body&& body) {
+  for (bool tiles : {false, true}) {
+    SCOPED_TRACE(tiles ? "emulated tiles" : "as is");
+    detail::emulate_tiles(tiles);
+    body();
+  }
+  detail::emulate_tiles(false);
 }
 // Numbers such as -3 .. 3: products and sums are exact in every format, so any order gives the same bits.
 void fill_small_integers(const Tensor& t, uint64_t seed) {
@@ -150,17 +160,21 @@ TEST(matmul, f64_obeys_the_bound_of_a_dot_product_for_odd_sizes_strides_and_tran
 }
 TEST(matmul, bf16_products_round_both_operands_and_nothing_else) {
   // dpbf16 adds pairs with one more rounding each; gamma counts one rounding per term, which covers it.
-  for (const Case& c : cases()) run(c, DType::f32, Products::bf16, false);
+  as_is_and_by_emulated_tiles([] {
+    for (const Case& c : cases()) run(c, DType::f32, Products::bf16, false);
+  });
 }
 TEST(matmul, small_integers_come_out_exactly) {
-  for (const Case& c : cases())
-    for (Products products : {Products::fp32, Products::bf16}) run(c, DType::f32, products, true);
+  as_is_and_by_emulated_tiles([] {
+    for (const Case& c : cases()) run(c, DType::f32, Products::bf16, true);
+  });
+  for (const Case& c : cases()) run(c, DType::f32, Products::fp32, true);
   for (const Case& c : cases()) run(c, DType::f64, Products::fp32, true);
 }
 
 TEST(matmul, every_cpu_level_agrees) {
   const CpuLevel before = cpu_level();
-  for (CpuLevel level : {CpuLevel::baseline, CpuLevel::avx512, CpuLevel::avx512_bf16}) {
+  for (CpuLevel level : {CpuLevel::baseline, CpuLevel::avx512, CpuLevel::avx512_bf16, CpuLevel::avx512_amx}) {
     if (level > cpu_level_available()) continue;
     set_cpu_level(level);
     for (const Case& c :
@@ -174,27 +188,59 @@ TEST(matmul, every_cpu_level_agrees) {
 TEST(matmul, large_products_cut_into_several_chunks_are_exact_on_integers) {
   for (const Case& c : {Case{17, 600, 2101}, Case{9, 40, 27000, true}, Case{10, 1600, 700, false, true}})
     run(c, DType::f32, Products::fp32, true);
+  as_is_and_by_emulated_tiles([] {
+    for (const Case& c : {Case{17, 600, 2101}, Case{70, 40, 9000, true}, Case{10, 1600, 700, false, true},
+                          Case{100, 90, 2200, true, true, 1, 1}, Case{33, 530, 2100, false, true, -0.5, 2, 3}})
+      run(c, DType::f32, Products::bf16, true);
+  });
 }
 
-TEST(matmul, the_number_of_threads_changes_no_bit) {
-  const int before = thread_count();
-  for (Products products : {Products::fp32, Products::bf16})
-    for (const Case& c : {Case{129, 65, 700}, Case{128, 128, 768, true}, Case{3, 700, 500, false, true},
-                          Case{300, 70, 130, false, true}}) {
-      const Buffer a = matrix(DType::f32, c.transpose_a ? c.k : c.m, c.transpose_a ? c.m : c.k, 0, 1);
-      const Buffer b = matrix(DType::f32, c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n, 0, 2);
-      std::vector<double> first;
-      for (int threads : {1, 2, 3}) {
-        set_thread_count(threads);
-        Buffer y(DType::f32, {c.m, c.n});
+// What does not exist of a tile is zero, and must stay without effect.
+TEST(matmul, a_nan_or_an_infinity_stays_in_its_row_and_column) {
+  as_is_and_by_emulated_tiles([] {
+    for (bool transposed : {false, true})
+      for (const float bad : {std::nanf(""), INFINITY}) {
+        const int64_t m = 37, n = 21, k = 45;
+        const Buffer a = matrix(DType::f32, transposed ? k : m, transposed ? m : k, 3, 1),
+                     b = matrix(DType::f32, transposed ? n : k, transposed ? k : n, 5, 2);
+        auto v = values(a), w = values(b);
+        v[size_t(transposed ? 44 * m + 36 : 36 * k + 44)] = bad;
+        w[size_t(transposed ? 20 * k + 44 : 44 * n + 20)] = bad;
+        assign(a, v);
+        assign(b, w);
+        Buffer y(DType::f32, {m, n});
         matmul(
-            {.a = a, .b = b, .c = y, .transpose_a = c.transpose_a, .transpose_b = c.transpose_b, .products = products},
+            {.a = a, .b = b, .c = y, .transpose_a = transposed, .transpose_b = transposed, .products = Products::bf16},
             {});
-        if (threads == 1) first = values(y);
-        EXPECT_EQ(values(y), first) << c << " with " << threads << " threads";
+        const auto got = values(y);
+        for (int64_t i = 0; i < m; ++i)
+          for (int64_t j = 0; j < n; ++j)
+            EXPECT_EQ(std::isfinite(got[size_t(i * n + j)]), i != 36 && j != 20) << i << ", " << j;
       }
+  });
+}
+
+void expect_same_bits_with_any_threads(Products products) {
+  const int before = thread_count();
+  for (const Case& c : {Case{129, 65, 700}, Case{128, 128, 768, true}, Case{3, 700, 500, false, true},
+                        Case{300, 70, 130, false, true}, Case{200, 140, 2100, true}}) {
+    const Buffer a = matrix(DType::f32, c.transpose_a ? c.k : c.m, c.transpose_a ? c.m : c.k, 0, 1);
+    const Buffer b = matrix(DType::f32, c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n, 0, 2);
+    std::vector<double> first;
+    for (int threads : {1, 2, 3}) {
+      set_thread_count(threads);
+      Buffer y(DType::f32, {c.m, c.n});
+      matmul({.a = a, .b = b, .c = y, .transpose_a = c.transpose_a, .transpose_b = c.transpose_b, .products = products},
+             {});
+      if (threads == 1) first = values(y);
+      EXPECT_EQ(values(y), first) << c << " with " << threads << " threads";
     }
+  }
   set_thread_count(before);
+}
+TEST(matmul, the_number_of_threads_changes_no_bit) {
+  expect_same_bits_with_any_threads(Products::fp32);
+  as_is_and_by_emulated_tiles([] { expect_same_bits_with_any_threads(Products::bf16); });
 }
 
 TEST(matmul, a_symmetric_result_is_mirrored_and_equals_the_whole_one) {
@@ -210,6 +256,18 @@ TEST(matmul, a_symmetric_result_is_mirrored_and_equals_the_whole_one) {
         for (int64_t j = 0; j < n; ++j) EXPECT_EQ(got[size_t(i * n + j)], got[size_t(j * n + i)]);
       EXPECT_TRUE(testing::compare(half, values(whole), 77 * testing::roundoff(dtype) * 77 * 4, 0).ok);
     }
+}
+TEST(matmul, by_tiles_a_symmetric_result_has_the_bits_of_the_whole_one) {
+  as_is_and_by_emulated_tiles([] {
+    for (int64_t n : {9, 31, 64, 130, 257}) {
+      const Buffer x = matrix(DType::f32, n, 77, 3, 9);
+      Buffer whole(DType::f32, {n, n}), half(DType::f32, {n, n}, n + 3);
+      matmul({.a = x, .b = x, .c = whole, .transpose_b = true, .products = Products::bf16}, {});
+      matmul({.a = x, .b = x, .c = half, .transpose_b = true, .products = Products::bf16, .symmetric = true}, {});
+      EXPECT_TRUE(half.guards_intact());
+      EXPECT_EQ(values(half), values(whole)) << n;
+    }
+  });
 }
 
 TEST(matmul, add_is_read_in_place_of_c_and_may_be_an_operand) {
@@ -337,7 +395,7 @@ TEST(linear, backward_accumulates_parameters_always_and_dx_when_asked) {
     }
 }
 
-TEST(linear, f32_with_threads_is_bitwise_the_same_and_close_to_f64) {
+void expect_a_layer_with_threads_is_bitwise_the_same(Products products) {
   const int before = thread_count();
   const int64_t t = 150, n = 70, k = 90;
   const Buffer x = matrix(DType::f32, t, k, 0, 1), w = matrix(DType::f32, n, k, 0, 2, 0.1),
@@ -348,9 +406,17 @@ TEST(linear, f32_with_threads_is_bitwise_the_same_and_close_to_f64) {
     Buffer y(DType::f32, {t, n}), dx(DType::f32, {t, k}), dw(DType::f32, {n, k}), db(DType::f32, {n});
     fill_zero(dw);
     fill_zero(db);
-    linear({.x = x, .w = w, .y = y, .act = activation_named("gelu")}, {});
-    linear_backward(
-        {.dy = dy, .x = x, .w = w, .dx = dx, .dw = dw, .db = db, .pre = pre, .act = activation_named("gelu")}, {});
+    linear({.x = x, .w = w, .y = y, .act = activation_named("gelu"), .products = products}, {});
+    linear_backward({.dy = dy,
+                     .x = x,
+                     .w = w,
+                     .dx = dx,
+                     .dw = dw,
+                     .db = db,
+                     .pre = pre,
+                     .act = activation_named("gelu"),
+                     .products = products},
+                    {});
     std::vector<double> all = values(y);
     for (const Buffer* b : {&dx, &dw, &db}) {
       const auto v = values(*b);
@@ -370,6 +436,41 @@ TEST(linear, f32_with_threads_is_bitwise_the_same_and_close_to_f64) {
     }
   }
   set_thread_count(before);
+}
+TEST(linear, f32_with_threads_is_bitwise_the_same_and_close_to_f64) {
+  expect_a_layer_with_threads_is_bitwise_the_same(Products::fp32);
+  as_is_and_by_emulated_tiles([] { expect_a_layer_with_threads_is_bitwise_the_same(Products::bf16); });
+}
+
+// Integers: every order of sums is exact, so both ways must agree to the bit, with every option of a layer.
+TEST(linear, by_tiles_a_bias_accumulation_an_activation_and_gradients_are_exact_on_integers) {
+  for (const Layer& s : {Layer{70, 65, 33, 2}, Layer{130, 31, 64}, Layer{33, 600, 40, 1}, Layer{96, 64, 64}}) {
+    const Buffer x = matrix(DType::f32, s.t, s.k, s.pad, 1), w = matrix(DType::f32, s.n, s.k, s.pad, 2),
+                 b = matrix(DType::f32, 1, s.n, 0, 3), dy = matrix(DType::f32, s.t, s.n, s.pad, 4),
+                 pre = matrix(DType::f32, s.t, s.k, s.pad, 5);
+    for (const Buffer* t : {&x, &w, &b, &dy, &pre}) fill_small_integers(*t, 7);
+    std::vector<double> first;
+    as_is_and_by_emulated_tiles([&] {
+      Buffer y(DType::f32, {s.t, s.n}, s.n + s.pad), kept(DType::f32, {s.t, s.n}), sum(DType::f32, {s.t, s.n}, s.n + 3),
+          dx(DType::f32, {s.t, s.k}, s.k + 1), more(DType::f32, {s.t, s.k}), dw(DType::f32, {s.n, s.k});
+      for (const Buffer* t : {&sum, &more, &dw}) fill_small_integers(*t, 8);
+      const Tensor bias = b.tensor().row(0);
+      const Act relu = activation_named("relu");
+      linear({.x = x, .w = w, .b = bias, .y = y, .pre = kept, .act = relu, .products = Products::bf16}, {});
+      linear({.x = x, .w = w, .y = sum, .alpha = 2, .accumulate = true, .products = Products::bf16}, {});
+      linear_backward(
+          {.dy = dy, .x = x, .w = w, .dx = dx, .dw = dw, .pre = pre, .act = relu, .products = Products::bf16}, {});
+      linear_backward({.dy = dy, .w = w, .dx = more, .accumulate_dx = true, .products = Products::bf16}, {});
+      std::vector<double> all;
+      for (const Buffer* t : {&y, &kept, &sum, &dx, &more, &dw}) {
+        EXPECT_TRUE(t->guards_intact());
+        const auto v = values(*t);
+        all.insert(all.end(), v.begin(), v.end());
+      }
+      if (first.empty()) first = all;
+      EXPECT_EQ(all, first);
+    });
+  }
 }
 
 template <class Call> std::string message_of(Call&& call) {
