@@ -5,8 +5,9 @@
                   [--threads 2] [--steps N] [--json FILE]
 
 Without --shape, --mode or --precision all of them are measured, each in a process of its own, so that the peak resident set
-is its own. With --native the same step is measured in Ingot too (`ingot bench train_step`), between PyTorch's modes. memory_mib is the peak resident set less the resident set after the imports. The same optimizer runs on both
-sides: nano with AdamW, golf with Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
+is its own. With --native the same step is measured in Ingot too (`ingot bench train_step`), between PyTorch's modes. Where FILE
+holds a report of the same CPU and number of threads, its results of other shapes and precisions stay. memory_mib is the peak
+resident set less the resident set after the imports. The same optimizer runs on both sides: nano with AdamW, golf with Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
 """
 import argparse
 import datetime
@@ -43,6 +44,9 @@ SHAPES = {
         recipe=Recipe(matrix_optimizer="muon", matrix_lr=0.022, matrix_decay=0.095, embed_lr=0.03, embed_decay=0.085,
                       scalar_lr=0.02, scalar_decay=0.02, beta2=0.95, clip=0.3, warmdown=0.72, ema_horizon=0.06)),
 }
+
+
+LEVELS = [("amx_bf16", "AVX-512 with AMX"), ("avx512_bf16", "AVX-512 with bf16"), ("avx512vl", "AVX-512")]
 
 
 def resident_mib():
@@ -120,6 +124,18 @@ def summarise(results):
                       f"{ours[0]['memory_mib'] / best['memory_mib']:.2f} of its memory")
 
 
+def kept_results(path, cpu, threads, fresh):
+    """Those of an earlier report that were not measured again, each with the date and the command it came from."""
+    if not Path(path).exists():
+        return []
+    old = json.loads(Path(path).read_text())
+    if (old["cpu"], old["threads"]) != (cpu, threads):
+        return []
+    again = {(r["shape"], r["precision"]) for r in fresh}
+    return [dict(dict(date=old["date"], command=old["command"]), **r) for r in old["results"]
+            if (r["shape"], r["precision"]) not in again]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES))
@@ -159,10 +175,12 @@ def main():
             cpu = next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "unknown")
             f.seek(0)
             flags = f.read()
-        level = "AVX-512 with AMX" if "amx_bf16" in flags else "AVX-512 with bf16" if "avx512_bf16" in flags else "AVX-512" if "avx512vl" in flags else "AVX2"
+        level = next((name for flag, name in LEVELS if flag in flags), "AVX2")
+        command = re.sub(r" --json \S+", "", " ".join(["bench/peers/train_step.py", *sys.argv[1:]]))
+        today = datetime.date.today().isoformat()
+        results = kept_results(args.json, cpu, args.threads, results) + [dict(r, date=today, command=command) for r in results]
         report = dict(suite="train_step", cpu=cpu, level=level, threads=args.threads, torch=torch.__version__,
-                      date=datetime.date.today().isoformat(), command=re.sub(r" --json \S+", "", " ".join(["bench/peers/train_step.py", *sys.argv[1:]])),
-                      results=results)
+                      date=today, command=command, results=results)
         Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
 
 
