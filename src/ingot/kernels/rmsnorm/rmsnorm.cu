@@ -45,18 +45,34 @@ SmLimits ask_limits(int device) {
 
 void check_config(const RmsNormConfig& c, int64_t vecs) {
   if (!c.vectors) return;
-  const bool pow2 = round_up_pow2(c.group) == c.group;
-  INGOT_CHECK(c.group <= c.threads && (pow2 || (c.reread && c.group == c.threads)) &&
+  const bool pow2 = round_up_pow2(c.group) == c.group, large = c.kept || c.reread;
+  INGOT_CHECK(c.group <= c.threads && (pow2 || (large && c.group == c.threads)) &&
                   (c.cluster == 1 || (c.group == c.threads && c.rows_per_group == 1)),
               "rmsnorm: found a group of ", c.group, " in blocks of ", c.threads, " and clusters of ", c.cluster,
               ", expected it to fit, and clusters only with one row per block");
-  INGOT_CHECK(!c.reread || c.group == c.threads || (pow2 && c.group <= 32), "rmsnorm: found groups of ", c.group,
+  INGOT_CHECK(!large || c.group == c.threads || (pow2 && c.group <= 32), "rmsnorm: found groups of ", c.group,
               " in blocks of ", c.threads, ", expected lanes of a warp or the whole block");
-  INGOT_CHECK(!c.reread || (c.vecs_per_thread == kRereadVecs && c.rows_per_group == 1 && c.cluster == 1),
-              "rmsnorm: found ", c.vecs_per_thread, " vectors of ", c.rows_per_group, " rows a thread in clusters of ",
-              c.cluster, ", expected ", kRereadVecs, " x 1 and no cluster where rows are read twice");
   INGOT_CHECK(int64_t(c.group) * c.vecs_per_thread * c.cluster >= vecs, "rmsnorm: found room for ",
               c.group * c.vecs_per_thread * c.cluster, " vectors, expected ", vecs);
+}
+
+// Of tensors larger than L2.
+void check_large_config(const RmsNorm& a, const RmsNormConfig& c) {
+  if (!c.kept && !c.reread && !c.walk) return;
+  const int most = c.reread && a.residual ? kRmsNormMaxThreads : c.walk ? kWalkThreads : kKeptThreads;
+  const int vecs = c.reread && a.residual ? 2 : 4;
+  INGOT_CHECK(c.kept + c.reread + c.walk == 1 && (c.reread || !a.residual) && shape_of(a).plain &&
+                  (!c.walk || a.x.dtype == DType::f32),
+              "rmsnorm: found ", a.x.dtype, a.residual ? " with" : " without",
+              " a residual, expected one form for tensors larger than L2, operands of one type and stride, a residual "
+              "only where rows are read twice, and f32 where blocks walk");
+  INGOT_CHECK(
+      (c.vecs_per_thread == vecs || (c.kept && c.vecs_per_thread == 2)) && c.rows_per_group == 1 &&
+          (c.walk ? c.threads == most : c.threads <= most && c.cluster == 1) &&
+          (!c.reread || a.residual || c.group == c.threads),
+      "rmsnorm: found ", c.vecs_per_thread, " vectors of ", c.rows_per_group, " rows a thread in clusters of ",
+      c.cluster, " of ", c.threads, " threads, expected ", vecs, " x 1 (or 2 x 1 where rows are kept) in ", most,
+      " threads, clusters only where blocks walk, and a block to a row where it is read twice without a residual");
 }
 
 // More rows than a grid may have blocks for go in several launches.
@@ -93,17 +109,32 @@ template <class P> P params_of(const RmsNorm& a, const RmsNormConfig& c) {
   return p;
 }
 
-void launch_reread(const RmsNorm& a, const RmsNormConfig& c, bool overlap, Stream stream) {
+void launch_large(const RmsNorm& a, const RmsNormConfig& c, const SmLimits& limits, bool overlap, Stream stream) {
   const RowMaps<4> rows = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
-  RereadParams p = params_of<RereadParams>(a, c);
+  LargeParams p = params_of<LargeParams>(a, c);
   p.x_stride = rows.of[0].outer_stride;
   p.residual_stride = rows.of[1].outer_stride;
   p.sum_stride = rows.of[2].outer_stride;
   p.y_stride = rows.of[3].outer_stride;
   p.group_bits = uint32_t(std::bit_width(unsigned(c.group)) - 1);
   p.cols = float(a.x.cols());
+  if (!a.w) p.w_offset = 1;
+  p.cluster = uint32_t(c.cluster);
+  if (c.walk) {  // two blocks to an SM
+    const int64_t clusters = std::min(p.rows, 2 * int64_t(limits.resident(c.cluster)));
+    constexpr int64_t kRing = int64_t(kWalkStages) * kWalkThreads * kWalkVecs * 16;
+    gpu::launch("rmsnorm", pick_rmsnorm_walk(),
+                {.grid = clusters * c.cluster,
+                 .block = c.threads,
+                 .smem = kRing,
+                 .cluster = c.cluster,
+                 .overlap = overlap,
+                 .device = a.x.device.index},
+                stream, p);
+    return;
+  }
   const auto kernel = with_cuda_float_type("rmsnorm", a.x.dtype, [&](auto x) {
-    return pick_rmsnorm_reread<decltype(x)>(a.w ? a.w.dtype : a.x.dtype, bool(a.residual));
+    return pick_rmsnorm_large<decltype(x)>(a.w ? a.w.dtype : a.x.dtype, c, bool(a.residual));
   });
   launch_rows(kernel, p, c, overlap, a.x.device.index, stream);
 }
@@ -136,10 +167,11 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
   if (rows == 0 || cols == 0) return;
   const RmsNormConfig& c = tuning.config;
   check_config(c, cols * size_of(a.x.dtype) / 16);
+  check_large_config(a, c);
   const SmLimits limits = rmsnorm_limits(a.x.device.index);
   const bool overlap = tuning.overlap && limits.hopper;
 
-  if (c.reread) return launch_reread(a, c, overlap, stream);
+  if (c.kept || c.reread || c.walk) return launch_large(a, c, limits, overlap, stream);
 
   const RowMaps<4> rows_of = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
   RmsNormParams p = params_of<RmsNormParams>(a, c);

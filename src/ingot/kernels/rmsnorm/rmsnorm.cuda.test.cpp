@@ -40,7 +40,8 @@ TEST(RmsNormConfig, HoldsEveryRowAndKeepsToTheHardwaresLimits) {
             EXPECT_GE(int64_t(c.group) * c.cluster * c.vecs_per_thread, cols / per_vec);
             EXPECT_TRUE((c.group & (c.group - 1)) == 0 || (plain && c.group % 32 == 0));
             EXPECT_LE(c.group, c.threads);
-            EXPECT_TRUE(plain || !c.reread);
+            EXPECT_TRUE(plain || !(c.kept || c.reread || c.walk));
+            EXPECT_TRUE(!residual || !(c.kept || c.walk));
             EXPECT_LE(c.cluster, cuda::kRmsNormMaxCluster);
             EXPECT_TRUE(c.cluster == 1 || (c.group == c.threads && c.rows_per_group == 1));
             EXPECT_LE(c.vecs_per_thread * c.rows_per_group, residual ? 4 : 8);
@@ -285,42 +286,98 @@ TEST_F(RmsNormCuda, GivesTheSameUnderEveryConfigurationThatFits) {
 }
 
 #ifdef INGOT_HAS_CUDA_RMSNORM
-TEST_F(RmsNormCuda, GivesTheSameWhenRowsAreReadTwice) {
-  for (DType x : {DType::f32, DType::bf16, DType::f16})
-    for (int64_t cols : {8, 64, 72, 520, 2880, 8192})
-      for (bool residual : {false, true})
-        for (bool single : {false, true}) {  // w in f32
-          constexpr int vecs = 2;
-          const int64_t lanes = (cols * size_of(x) / 16 + vecs - 1) / vecs;
-          const int group = int(lanes <= 32 ? cuda::round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
-          if (group > cuda::kRmsNormMaxThreads) continue;
-          const cuda::RmsNormTuning tuning{.config = {.vecs_per_thread = vecs,
-                                                      .rows_per_group = 1,
-                                                      .group = group,
-                                                      .threads = group <= 32 ? 64 : group,
-                                                      .reread = true},
-                                           .overlap = single};
-          const Case c{.rows = 37,
-                       .cols = cols,
-                       .x = x,
-                       .y = x,
-                       .w = single ? DType::f32 : x,
-                       .residual = residual,
-                       .unit_offset = residual};
-          SCOPED_TRACE(::testing::Message() << c << " read twice, vectors " << vecs);
-          Operands o(c);
-          testing::fill_normal(o.x.host(), 3);
-          testing::fill_normal(o.residual.host(), 4);
-          testing::fill_normal(o.w.host(), 5);
-          o.upload();
-          cuda::rmsnorm_with(o.op(c, 1e-6), tuning, {});
-          o.download();
-          check_against_fp64(c, o, 1e-6);
-          if (HasFailure()) return;
-        }
+void check_under(const Case& c, const cuda::RmsNormTuning& tuning) {
+  SCOPED_TRACE(::testing::Message() << c << " vectors " << tuning.config.vecs_per_thread << " read twice "
+                                    << tuning.config.reread << " cluster " << tuning.config.cluster);
+  Operands o(c);
+  testing::fill_normal(o.x.host(), 3);
+  testing::fill_normal(o.residual.host(), 4);
+  testing::fill_normal(o.w.host(), 5);
+  o.upload();
+  cuda::rmsnorm_with(o.op(c, 1e-6), tuning, {});
+  o.download();
+  check_against_fp64(c, o, 1e-6);
 }
 
-// In place, on tensors large enough that they are read twice by default.
+void check_as_if_large(const Case& c, int vecs, bool overlap, bool again = false) {
+  const int64_t lanes = (c.cols * size_of(c.x) / 16 + vecs - 1) / vecs;
+  const int group = int(lanes <= 32 && !again ? cuda::round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
+  if (group > (c.residual ? cuda::kRmsNormMaxThreads : cuda::kKeptThreads)) return;
+  const cuda::RmsNormTuning tuning{.config = {.vecs_per_thread = vecs,
+                                              .rows_per_group = 1,
+                                              .group = group,
+                                              .threads = group <= 32 && !again ? 64 : group,
+                                              .kept = !c.residual && !again,
+                                              .reread = c.residual || again},
+                                   .overlap = overlap};
+  check_under(c, tuning);
+}
+
+void check_walk(const Case& c, int cluster, bool overlap) {
+  check_under(c, {.config = {.vecs_per_thread = cuda::kWalkVecs,
+                             .group = cuda::kWalkThreads,
+                             .cluster = cluster,
+                             .threads = cuda::kWalkThreads,
+                             .walk = true},
+                  .overlap = overlap});
+}
+
+TEST_F(RmsNormCuda, GivesTheSameAsForTensorsLargerThanL2) {
+  for (DType x : {DType::f32, DType::bf16, DType::f16})
+    for (int64_t cols : {8, 64, 72, 520, 2880, 8192, 16384})
+      for (bool residual : {false, true})
+        for (bool single : {false, true})  // w in f32
+          for (int vecs : {2, 4}) {
+            if (residual && vecs != 2) continue;
+            check_as_if_large({.rows = 37,
+                               .cols = cols,
+                               .x = x,
+                               .y = x,
+                               .w = single ? DType::f32 : x,
+                               .weight = vecs == 2 || single,
+                               .residual = residual,
+                               .unit_offset = residual || vecs == 4,
+                               .gap = single ? 8 : 0,
+                               .scale = 0.7},
+                              vecs, single, vecs == 4 && !single);
+            if (HasFailure()) return;
+          }
+}
+
+TEST_F(RmsNormCuda, GivesTheSameWhenClustersWalkOverRows) {
+  if (!cuda::rmsnorm_limits(0).hopper) GTEST_SKIP() << "needs clusters";
+  for (int64_t cols : {8, 2052, 8192, 20000, 65536})
+    for (int cluster : {2, 8})
+      for (int64_t rows : {1, 45, 700}) {
+        if (cols > cluster * cuda::kWalkThreads * cuda::kWalkVecs * 4 || (rows == 700 && cols > 8192)) continue;
+        check_walk({.rows = rows,
+                    .cols = cols,
+                    .x = DType::f32,
+                    .y = DType::f32,
+                    .w = DType::f32,
+                    .weight = cols != 8192,
+                    .unit_offset = cols == 20000,
+                    .gap = cluster == 2 ? 4 : 0,
+                    .scale = 0.7},
+                   cluster, rows != 45);
+        if (HasFailure()) return;
+      }
+}
+
+TEST_F(RmsNormCuda, WalksOverRowsSmall) {
+  // No cluster: racecheck takes words that are polled across blocks for races.
+  check_walk({.rows = 600, .cols = 1000, .x = DType::f32, .y = DType::f32, .w = DType::f32}, 1, true);
+}
+
+// The same for compute-sanitizer.
+TEST_F(RmsNormCuda, GivesTheSameAsForLargeTensorsSmall) {
+  for (int64_t cols : {64, 520, 2880})
+    for (bool residual : {false, true}) check_as_if_large({.rows = 5, .cols = cols, .residual = residual}, 2, true);
+  check_as_if_large({.rows = 3, .cols = 4096, .x = DType::f32, .y = DType::f32, .w = DType::f32}, 4, true);
+  check_as_if_large({.rows = 3, .cols = 520}, 4, true, true);
+}
+
+// In place, on tensors large enough that the forms above are the default.
 TEST_F(RmsNormCuda, WritesLargeTensorsInPlaceAndOverTheResidual) {
   const Case c{.rows = 4500, .cols = 4096, .x = DType::bf16, .y = DType::bf16, .residual = true};
   Operands apart(c), in_place(c);
@@ -339,6 +396,7 @@ TEST_F(RmsNormCuda, WritesLargeTensorsInPlaceAndOverTheResidual) {
   alone.residual = alone.sum = over.residual = over.sum = Tensor();
   DeviceBuffer y(DType::bf16, {c.rows, c.cols});
   alone.y = y;
+  EXPECT_TRUE(cuda::default_rmsnorm_tuning(alone).config.kept == cuda::rmsnorm_limits(0).hopper);
   over.y = over.x;
   for (DeviceBuffer* b : {&apart.y, &apart.sum, &in_place.y, &in_place.residual}) b->download();
   EXPECT_EQ(values(apart.y.host()), values(in_place.y.host()));
@@ -517,8 +575,11 @@ TEST_F(RmsNormCuda, TakesMoreThanTwoToThe31Elements) {
   };
   for (int64_t t = 0; t < kRows; t += kBlock)
     gpu::copy_on_device(rows(many_x, t, kBlock).data, x.tensor().data, kBlock * kCols * 2, {});
-  rmsnorm({.x = x, .y = y}, {});
-  rmsnorm({.x = rows(many_x, 0, kRows), .y = rows(many_y, 0, kRows)}, {});
+  const RmsNorm many{.x = rows(many_x, 0, kRows), .y = rows(many_y, 0, kRows)};
+  rmsnorm(many, {});
+#ifdef INGOT_HAS_CUDA_RMSNORM
+  cuda::rmsnorm_with({.x = x, .y = y}, cuda::default_rmsnorm_tuning(many), {});  // few rows are summed in another order
+#endif
   y.download();
   Buffer got(DType::bf16, {kBlock, kCols});
   for (int64_t t : {int64_t(0), kRows / 2 / kBlock * kBlock, kRows - kBlock}) {

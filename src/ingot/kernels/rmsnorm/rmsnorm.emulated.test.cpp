@@ -69,14 +69,36 @@ TEST(RmsNormEmulated, AgreesInClusters) {
            .chosen = true});
 }
 
-TEST(RmsNormEmulated, AgreesWhenRowsAreReadTwice) {
+// Kept in registers, or with a residual read twice.
+TEST(RmsNormEmulated, AgreesAsForTensorsLargerThanL2) {
   for (bool residual : {false, true})
-    for (int group : {32, 96})
-      check({.rows = 13,
-             .cols = group == 32 ? 504 : 1400,
-             .residual = residual,
-             .config = {.vecs_per_thread = 2, .rows_per_group = 1, .group = group, .threads = 96, .reread = true},
-             .chosen = true});
+    for (int vecs : {2, 4})
+      for (int group : {8, 32, 96})
+        if (vecs == 2 || !residual)
+          check({.rows = 13,
+                 .cols = (group == 96 ? 700 : group * 7) * vecs,
+                 .type = DType::f16,
+                 .residual = residual,
+                 .config = {.vecs_per_thread = vecs,
+                            .rows_per_group = 1,
+                            .group = group,
+                            .threads = 96,
+                            .kept = !residual,
+                            .reread = residual},
+                 .chosen = true});
+}
+
+TEST(RmsNormEmulated, AgreesWhenClustersWalkOverRows) {
+  for (int cluster : {2, 8})
+    check({.rows = 13,
+           .cols = 5000,
+           .type = DType::f32,
+           .config = {.vecs_per_thread = cuda::kWalkVecs,
+                      .group = cuda::kWalkThreads,
+                      .cluster = cluster,
+                      .threads = cuda::kWalkThreads,
+                      .walk = true},
+           .chosen = true});
 }
 
 }  // namespace

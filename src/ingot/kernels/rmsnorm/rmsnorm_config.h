@@ -18,7 +18,10 @@ struct RmsNormConfig {
   int cluster = 1;          // blocks per row; above 1 only with group == threads
   int threads = 128;        // per block
   bool streaming = false;   // loads and stores say that they are made once
-  bool reread = false;      // rows are read twice, 2 vectors a thread; a group is a whole block or some lanes
+  // Tensors larger than L2, a group is a whole block or some lanes of a warp:
+  bool kept = false;    // rows in registers, 2 or 4 vectors a thread
+  bool reread = false;  // rows are read twice: with a residual 2 vectors a thread, without 4
+  bool walk = false;    // clusters stay and walk over rows of fp32, 4 vectors a thread
   int rows_per_block() const { return vectors ? threads / group * rows_per_group : 1; }
   bool operator==(const RmsNormConfig&) const = default;
 };
@@ -26,6 +29,8 @@ struct RmsNormConfig {
 constexpr int kMaxStages = 4;  // of a ring
 constexpr int kRmsNormMaxThreads = 1024;
 constexpr int kRmsNormElementThreads = 512;  // element by element
+constexpr int kKeptThreads = 512;
+constexpr int kWalkThreads = 512, kWalkVecs = 4, kWalkStages = 2;
 constexpr int kRmsNormMaxCluster = 8;
 // Half of Hopper's L2: from here on a copy or a norm is a few percent faster when its loads and stores say that they
 // are made once (both or neither: hints on the loads alone cost as much), and a reader of y finds little of it in L2
@@ -81,12 +86,23 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm =
   }
   c.streaming = s.rows * s.cols * size_of(s.dtype) >= kStreamingBytes;
   // Where it was measured to be faster.
-  const bool halves = size_of(s.dtype) == 2;
-  const bool twice = s.residual ? vecs > 256 : halves ? vecs >= 16 && vecs <= 32 : vecs > 512 && vecs <= 1024;
-  if (c.streaming && s.plain && sm.hopper && twice && vecs <= 2 * kRmsNormMaxThreads) {
-    c.reread = true;
-    c.vecs_per_thread = 2;
-    const int64_t lanes = (vecs + 1) / 2;
+  const bool large = c.streaming && s.plain && sm.hopper;
+  const int most_kept = size_of(s.dtype) == 2 ? 2 : 4;  // vectors a thread
+  c.kept = large && !s.residual && vecs <= most_kept * kKeptThreads;
+  c.reread = large && !c.kept && vecs > 256 && vecs <= 2 * kRmsNormMaxThreads;
+  c.walk = large && !s.residual && s.dtype == DType::f32 && vecs > kRmsNormMaxThreads * 8 &&
+           vecs <= int64_t(kWalkThreads) * kWalkVecs * kRmsNormMaxCluster;
+  if (c.walk) {
+    c.vecs_per_thread = kWalkVecs;
+    c.cluster = kRmsNormMaxCluster;
+    c.group = c.threads = kWalkThreads;
+    return c;
+  }
+  if (c.kept || c.reread) {
+    // A warp takes up to 128 vectors: no barrier.
+    const bool four = (vecs > 64 && vecs <= 128) || vecs > 2 * kKeptThreads;
+    c.vecs_per_thread = !s.residual && four ? 4 : 2;
+    const int64_t lanes = (vecs + c.vecs_per_thread - 1) / c.vecs_per_thread;
     c.group = int(lanes <= 32 ? round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
     c.threads = c.group <= 32 ? 128 : c.group;
     return c;

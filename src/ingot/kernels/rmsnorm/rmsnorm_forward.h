@@ -18,9 +18,8 @@ struct RmsNormParams {
   DType w_dtype;
   bool streaming;
 };
-// Of the kernels that read rows twice, so many vectors a thread.
-constexpr int kRereadVecs = 2;
-struct RereadParams {
+// Of tensors larger than L2.
+struct LargeParams {
   const void *x, *residual, *w;
   void *sum, *y;
   float* rstd;
@@ -28,10 +27,12 @@ struct RereadParams {
   int64_t first_row, rows;
   uint32_t vecs, group, group_bits;  // group: the whole block, or a power of two up to a warp, 1 << group_bits
   float cols, eps, scale, w_offset;
+  uint32_t cluster;  // of blocks that walk
 };
 
 // Kernels for x of type X; y and w of theirs. Errors name a configuration that has none.
 template <class X> auto pick_rmsnorm(DType y, const RmsNormConfig& c, bool residual) -> void (*)(RmsNormParams);
-template <class X> auto pick_rmsnorm_reread(DType w, bool residual) -> void (*)(RereadParams);
+template <class X> auto pick_rmsnorm_large(DType w, const RmsNormConfig& c, bool residual) -> void (*)(LargeParams);
+auto pick_rmsnorm_walk() -> void (*)(LargeParams);
 
 }  // namespace ingot::cuda
