@@ -6,7 +6,7 @@
 
 Without --shape, --mode or --precision all of them are measured, each in a process of its own, so that the peak resident set
 is its own. With --native the same step is measured in Ingot too (`ingot bench train_step`), between PyTorch's modes. Where FILE
-holds a report of the same CPU and number of threads, its results of other shapes and precisions stay. memory_mib is the peak
+holds a report of the same CPU and number of threads, its results of other shapes, modes and precisions stay. memory_mib is the peak
 resident set less the resident set after the imports. The same optimizer runs on both sides: nano with AdamW, golf with Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
 """
 import argparse
@@ -131,9 +131,9 @@ def kept_results(path, cpu, threads, fresh):
     old = json.loads(Path(path).read_text())
     if (old["cpu"], old["threads"]) != (cpu, threads):
         return []
-    again = {(r["shape"], r["precision"]) for r in fresh}
-    return [dict(dict(date=old["date"], command=old["command"]), **r) for r in old["results"]
-            if (r["shape"], r["precision"]) not in again]
+    key = lambda r: (r["shape"], r["mode"], r["precision"])
+    again = [key(r) for r in fresh]
+    return [dict(dict(date=old["date"], command=old["command"]), **r) for r in old["results"] if key(r) not in again]
 
 
 def main():
