@@ -7,7 +7,8 @@
 Without --shape, --mode or --precision all of them are measured, each in a process of its own, so that the peak resident set
 is its own. With --native the same step is measured in Ingot too (`ingot bench train_step`), between PyTorch's modes. Where FILE
 holds a report of the same CPU and number of threads, its results of other shapes, modes and precisions stay. memory_mib is the peak
-resident set less the resident set after the imports. The same optimizer runs on both sides: nano with AdamW, golf with Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
+resident set less the resident set after the imports. The same optimizer runs on both sides: nano with AdamW, golf with
+Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
 """
 import argparse
 import datetime
