@@ -71,6 +71,27 @@ constexpr int element_threads(int64_t cols) {  // about eight elements a thread 
   return int(wanted < 32 ? 32 : wanted > kRmsNormElementThreads ? kRmsNormElementThreads : wanted);
 }
 
+// The forms for tensors larger than L2, where they were measured to be faster; false elsewhere.
+constexpr bool pick_large_config(const RmsNormShape& s, int64_t vecs, RmsNormConfig& c) {
+  const int most_kept = size_of(s.dtype) == 2 ? 2 : 4;  // vectors a thread
+  c.kept = !s.residual && vecs <= most_kept * kKeptThreads;
+  c.reread = !c.kept && vecs > 256 && vecs <= 2 * kRmsNormMaxThreads;
+  c.walk = !s.residual && s.dtype == DType::f32 && vecs > 8 * kRmsNormMaxThreads &&
+           vecs <= int64_t(kWalkThreads) * kWalkVecs * kRmsNormMaxCluster;
+  if (c.walk) {
+    c.vecs_per_thread = kWalkVecs;
+    c.cluster = kRmsNormMaxCluster;
+    c.group = c.threads = kWalkThreads;
+  } else if (c.kept || c.reread) {
+    const bool warp = vecs > 64 && vecs <= 128;  // may have the whole row: no barrier
+    c.vecs_per_thread = !s.residual && (warp || vecs > 2 * kKeptThreads) ? 4 : 2;
+    const int64_t lanes = (vecs + c.vecs_per_thread - 1) / c.vecs_per_thread;
+    c.group = int(lanes <= 32 ? round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
+    c.threads = c.group <= 32 ? 128 : c.group;
+  }
+  return c.kept || c.reread || c.walk;
+}
+
 constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm = {}) {
   const int64_t per_vec = 16 / size_of(s.dtype);
   const int64_t vecs = s.cols / per_vec;
@@ -85,28 +106,7 @@ constexpr RmsNormConfig pick_rmsnorm_config(const RmsNormShape& s, SmLimits sm =
     return c;
   }
   c.streaming = s.rows * s.cols * size_of(s.dtype) >= kStreamingBytes;
-  // Where it was measured to be faster.
-  const bool large = c.streaming && s.plain && sm.hopper;
-  const int most_kept = size_of(s.dtype) == 2 ? 2 : 4;  // vectors a thread
-  c.kept = large && !s.residual && vecs <= most_kept * kKeptThreads;
-  c.reread = large && !c.kept && vecs > 256 && vecs <= 2 * kRmsNormMaxThreads;
-  c.walk = large && !s.residual && s.dtype == DType::f32 && vecs > kRmsNormMaxThreads * 8 &&
-           vecs <= int64_t(kWalkThreads) * kWalkVecs * kRmsNormMaxCluster;
-  if (c.walk) {
-    c.vecs_per_thread = kWalkVecs;
-    c.cluster = kRmsNormMaxCluster;
-    c.group = c.threads = kWalkThreads;
-    return c;
-  }
-  if (c.kept || c.reread) {
-    // A warp takes up to 128 vectors: no barrier.
-    const bool four = (vecs > 64 && vecs <= 128) || vecs > 2 * kKeptThreads;
-    c.vecs_per_thread = !s.residual && four ? 4 : 2;
-    const int64_t lanes = (vecs + c.vecs_per_thread - 1) / c.vecs_per_thread;
-    c.group = int(lanes <= 32 ? round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
-    c.threads = c.group <= 32 ? 128 : c.group;
-    return c;
-  }
+  if (c.streaming && s.plain && sm.hopper && pick_large_config(s, vecs, c)) return c;
   // Few rows leave the GPU empty: short work per thread shortens the only thing that is left, latency.
   if (s.rows <= 4 * int64_t(sm.sms) && vecs <= 2 * kRmsNormMaxThreads) {
     c.vecs_per_thread = vecs < 64 ? 1 : 2;
@@ -203,6 +203,11 @@ constexpr void pick_backward_work(RmsNormBackwardConfig& c, const RmsNormBackwar
   const bool wide = halves && !rare && s.cols >= 4096 && fills && s.rows >= 2 * int64_t(sm.sms);
   c.columns = 16, c.rows_at_once = 1;
   if (s.s != s.dy || !sm.hopper) return;
+  // Too few rows to hide a barrier of many threads behind others: pairs of small blocks, three to an SM.
+  if (halves && !rare && s.cols > 3584 && s.cols <= 4096 && s.rows >= 2048 && s.rows <= 8192) {
+    c.columns = 8, c.rows_at_once = 2, c.cluster = 2;
+    return;
+  }
   if (narrow)
     c.columns = 8, c.rows_at_once = 2;
   else if (wide && (s.cols <= 8192 || s.cols > 16384))
@@ -243,7 +248,7 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
     c.threads = units * unit;
     const int share = backward_smem_share(c, s, sm), stage = backward_stage_bytes(c, s);
     const bool short_walk = steps() < 16 * int64_t(sm.resident(c.cluster));
-    c.stages = c.columns == 8 && !rare ? 4 : c.cluster == 2 || !halves || short_walk ? 2 : 3;
+    c.stages = c.columns == 8 && !rare && c.cluster == 1 ? 4 : c.cluster == 2 || !halves || short_walk ? 2 : 3;
     while (c.stages > 1 && c.stages * stage > share) --c.stages;
     const int per_sm = backward_threads(c, s) / c.threads;
     blocks = int64_t(sm.resident(c.cluster)) * (per_sm < 1 ? 1 : per_sm);

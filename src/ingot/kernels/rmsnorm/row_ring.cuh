@@ -1,7 +1,7 @@
 #pragma once
 // What kernels share whose blocks stay and walk over rows: a ring in shared memory, of which every thread fills and
 // reads its own part only, and places in operands that are followed row after row.
-#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/cp_async_keeping.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_device.cuh"
@@ -31,11 +31,18 @@ struct Lanes {
   int count;
 };
 
+// What is written leaves L2 before what is read (memory.cuh's load_keeping).
 template <class T, int N> __device__ inline void copy_vector(uint4* to, const T* from) {
   using Vec = tile::Vec<T, N>;
 #pragma unroll
-  for (int i = 0; i < Vec::kBytes / Vec::kPiece; ++i)
-    ptx::cp_async<Vec::kPiece>(ptx::shared_address(to + i * 32), reinterpret_cast<const char*>(from) + i * Vec::kPiece);
+  for (int i = 0; i < Vec::kBytes / Vec::kPiece; ++i) {
+    const uint32_t at = ptx::shared_address(to + i * 32);
+    const char* const piece = reinterpret_cast<const char*>(from) + i * Vec::kPiece;
+    if constexpr (Vec::kPiece == 16)
+      ptx::cp_async_keeping(at, piece);
+    else
+      ptx::cp_async<Vec::kPiece>(at, piece);
+  }
 }
 template <class T, int N> __device__ inline void read_vector(tile::Vec<T, N>& v, const uint4* from) {
   using Vec = tile::Vec<T, N>;
