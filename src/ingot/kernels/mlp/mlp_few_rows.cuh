@@ -94,7 +94,7 @@ template <class T, class F, int kPanels, int kRows> struct Block {
   // One thread.
   __device__ void prepare() {
     for (uint64_t& full : s.full) ptx::mbarrier_init(&full, 1);
-    for (uint64_t& normed : s.normed) ptx::mbarrier_init(&normed, kFormers / 32);
+    for (uint64_t& normed : s.normed) ptx::mbarrier_init(&normed, kNormArrivals<kPanels>);
     ptx::mbarrier_init(&s.x_full, 1);
     ptx::mbarrier_init(&s.formed, kWarps);
     ptx::mbarrier_init(&s.stored, 1);
@@ -105,6 +105,10 @@ template <class T, class F, int kPanels, int kRows> struct Block {
       ptx::prefetch_tensor_map(&maps.w[l]);
       if (p.layer[l].saved != nullptr && !p.saved_f32) ptx::prefetch_tensor_map(&maps.saved[l]);
     }
+  }
+  __device__ void prefetch() const {
+    if (warp == 0 && lane < kPanels) ptx::tensor_prefetch(&maps.x, int(lane) * kPanel, int(row));
+    if (warp == 1 && lane < uint32_t(p.layers)) prefetch_weights(p, lane);
   }
   __device__ void load_vectors() {
     for (uint32_t i = threadIdx.x; i < uint32_t(p.layers) * kWidth; i += blockDim.x) {
@@ -156,6 +160,10 @@ template <class T, class F, int kPanels, int kRows> struct Block {
     const MlpLayerParams& layer = p.layer[l];
     const bool active = l + 1 < p.layers || p.activate_last, saves = layer.saved != nullptr;
     const uint32_t w = ptx::shared_address(s.stage[slot].w);
+    if (l == 0 && layer.g != nullptr) {  // nothing else to do yet
+      wait_warp_or_trap(&s.full[0], 0);
+      normalise<T, kPanels>(w, s.gain[0], &s.normed[0], warp, kWarps);
+    }
     wait_warp_or_trap(layer.g != nullptr ? &s.normed[slot] : &s.full[slot], l / a.stages & 1);
     wait_warp_or_trap(l > 0 ? &s.formed : &s.x_full, l > 0 ? (l - 1) & 1 : 0);
     float sums[kSums];
@@ -178,15 +186,14 @@ template <class T, class F, int kPanels, int kRows> struct Block {
     if (lane == 0) ptx::mbarrier_arrive(&s.formed);
     __syncwarp();
   }
-  // Role::form_weights: of normalised layers.
+  // Role::form_weights: of normalised layers above the first.
   __device__ void form_weights() {
-    for (int l = 0; l < p.layers; ++l) {
+    for (int l = 1; l < p.layers; ++l) {
       if (p.layer[l].g == nullptr) continue;
       const int slot = l % a.stages;
       wait_warp_or_trap(&s.full[slot], l / a.stages & 1);
-      normalise<T, kPanels>(ptx::shared_address(s.stage[slot].w), s.gain[l]);
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&s.normed[slot]);
+      normalise<T, kPanels>(ptx::shared_address(s.stage[slot].w), s.gain[l], &s.normed[slot], warp - kWarps - 1,
+                            kFormers / 32);
     }
   }
 };
@@ -201,6 +208,7 @@ __global__ void __launch_bounds__(threads<kPanels>(true), 1)
   __syncwarp();
   __syncthreads();
   ptx::let_next_kernel_start();
+  block.prefetch();
   ptx::wait_for_earlier_kernels();
   const Role role = role_of<kPanels>(block.warp);
   const bool copies = role == Role::copy && block.lane == 0;

@@ -176,7 +176,10 @@ template <class T, int kPanels, int kRows> struct ChainBlock {
     const uint32_t w = ptx::shared_address(s.stage[slot].w), h = ptx::shared_address(s.stage[slot].h);
     float sums[kSums], slope[kSums];
     wait_warp_or_trap(&s.full[slot], step / a.stages & 1);
-    if (a.layer[l].g != nullptr) wait_warp_or_trap(&s.normed[slot], step / a.stages & 1);
+    if (a.layer[l].g != nullptr) {
+      if (step == 0) normalise<T, kPanels>(w, s.gain[l], &s.normed[0], warp, kWarps);  // nothing else to do yet
+      wait_warp_or_trap(&s.normed[slot], step / a.stages & 1);
+    }
     if (step > 0)
       wait_warp_or_trap(&s.formed, (step - 1) & 1);
     else if (!a.activate_last)
@@ -195,7 +198,7 @@ template <class T, int kPanels, int kRows> struct ChainBlock {
   // One thread.
   __device__ void prepare() {
     for (uint64_t& full : s.full) ptx::mbarrier_init(&full, 2);
-    for (uint64_t& normed : s.normed) ptx::mbarrier_init(&normed, kFormers / 32);
+    for (uint64_t& normed : s.normed) ptx::mbarrier_init(&normed, kNormArrivals<kPanels>);
     ptx::mbarrier_init(&s.dy_full, 2);
     ptx::mbarrier_init(&s.formed, kWarps);
     ptx::mbarrier_init(&s.stored, 1);
@@ -208,15 +211,14 @@ template <class T, int kPanels, int kRows> struct ChainBlock {
     }
     if (a.lowest == 0) ptx::prefetch_tensor_map(&maps.dx);
   }
-  // Role::form_weights: of normalised layers.
+  // Role::form_weights: of normalised layers above the first step's.
   __device__ void form_weights() {
-    for (int step = 0; step < steps(); ++step) {
+    for (int step = 1; step < steps(); ++step) {
       const int l = layer_of(step), slot = step % a.stages;
       if (a.layer[l].g == nullptr) continue;
       wait_warp_or_trap(&s.full[slot], step / a.stages & 1);
-      normalise<T, kPanels>(ptx::shared_address(s.stage[slot].w), s.gain[l]);
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&s.normed[slot]);
+      normalise<T, kPanels>(ptx::shared_address(s.stage[slot].w), s.gain[l], &s.normed[slot], warp - kWarps - 1,
+                            kFormers / 32);
     }
   }
   __device__ void load_gains() {

@@ -32,7 +32,7 @@
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/mlp/mlp_forward.h"
-#include "ingot/kernels/mlp/mlp_weights.cuh"
+#include "ingot/kernels/mlp/mlp_weights_sm90.cuh"
 
 namespace ingot::cuda::mlp_sm90_detail {
 
@@ -71,7 +71,7 @@ INGOT_HD constexpr Layout layout_of(int layers, int groups, bool has_bias, bool 
   at.bias = at.staging + (kSave != Save::nothing ? warps * kStagingBytes : 0);
   at.gain = at.bias + (has_bias ? features * uint32_t(sizeof(float)) : 0);
   at.barriers = at.gain + (has_gain ? features * uint32_t(sizeof(T)) : 0);
-  at.size = at.barriers + (warps + kMlpMaxLayers) * uint32_t(sizeof(uint64_t));
+  at.size = at.barriers + (warps + 2 * kMlpMaxLayers) * uint32_t(sizeof(uint64_t));
   return at;
 }
 
@@ -96,6 +96,11 @@ template <int kWidth> struct ArrivingRows {
   uint64_t* barrier;
   uint32_t parity = 0;
 
+  __device__ __forceinline__ void prefetch(const CUtensorMap& x, uint32_t tile) const {
+    if (lane() != 0) return;
+#pragma unroll
+    for (int i = 0; i < kWidth / 64; ++i) ptx::tensor_prefetch(&x, 64 * i, int(first_row(tile)));
+  }
   __device__ __forceinline__ void load(const CUtensorMap& x, uint32_t tile) const {
     if (lane() != 0) return;
     ptx::mbarrier_arrive_expect_tx(barrier, x_bytes<kWidth>());
@@ -172,16 +177,6 @@ template <class T, int kWidth, int kGroups> struct WeightPieces {
     }
     return inverse_norm(sum[0]);
   }
-  // v becomes W, each thread its own pieces.
-  static __device__ __forceinline__ void normalise(const T* gain, char* weights) {
-    static_assert(kBatches == 1);
-    WeightChunk<T>* const mine = reinterpret_cast<WeightChunk<T>*>(weights + place());
-    const float scale = tile::to_float(gain[own_row()]) * inverse_norm_of_own_row(weights);
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s)
-      mine[s * kRowsAtOnce * 8] =
-          scaled(mine[s * kRowsAtOnce * 8], __shfl_sync(~0u, scale, lane() / kRowLanes * kRowLanes + s * kSame));
-  }
 };
 
 // What a layer's sums and its bias are multiplied by: softplus in pairs with a bias works on h log2 e, as the factor
@@ -202,42 +197,64 @@ template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
   char* weights;
   float* bias;
   T* gain;
-  uint64_t* arrived;  // of each layer: its weights are there, and normalised
+  uint64_t *loaded, *ready;  // of each layer: v has come; W is there. The same without weight norm
 
   __device__ __forceinline__ void init(const Params& p) const {
-    // By every thread that loads; with weight norm by its warp.
-    if (threadIdx.x < uint32_t(p.layers)) ptx::mbarrier_init(arrived + threadIdx.x, kLoaders / (p.has_gain ? 32 : 1));
+    if (threadIdx.x >= uint32_t(p.layers)) return;
+    ptx::mbarrier_init(loaded + threadIdx.x, kLoaders);
+    if (p.has_gain) ptx::mbarrier_init(ready + threadIdx.x, kWidth / kNormalisedRows);
   }
 
   __device__ __forceinline__ char* layer(int l) const { return weights + l * weight_bytes<kWidth>(); }
   __device__ __forceinline__ void load_weights(const Params& p) const {
     for (int l = 0; threadIdx.x < kLoaders && l < p.layers; ++l) {
       Pieces::load(p.layer[l], l + 1 == p.layers, layer(l));
-      if (p.has_gain)
-        ptx::cp_async_commit_group();
-      else
-        ptx::cp_async_mbarrier_arrive(arrived + l);
+      ptx::cp_async_mbarrier_arrive(loaded + l);
     }
   }
-  // Weight norm: v has come, and W is made of it.
-  __device__ __forceinline__ void normalise(const Params& p, int l) const {
-    if (threadIdx.x >= kLoaders) return;
-    wait_for_copies(p.layers - 1 - l);
-    if (p.layer[l].g != nullptr) Pieces::normalise(gain + l * kWidth, layer(l));
-    __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(arrived + l);
+  // Weight norm: W is made of v as it arrives, 16 rows by a warp at a time.
+  __device__ __forceinline__ void normalise(const Params& p, uint32_t warp) const {
+    constexpr uint32_t kParts = kWidth / kNormalisedRows;
+#pragma unroll 1
+    for (uint32_t i = warp; i < uint32_t(p.layers) * kParts; i += 4 * kGroups) {
+      const int l = int(i / kParts);
+      tile::wait_warp_or_trap(loaded + l, 0);
+      if (p.layer[l].g != nullptr)
+        normalise_rows<T, kWidth>(ptx::shared_address(layer(l)), i % kParts * kNormalisedRows,
+                                  [&](uint32_t n) { return tile::to_float(gain[l * kWidth + n]); });
+      __syncwarp();
+      if (lane() == 0) ptx::mbarrier_arrive(ready + l);
+    }
   }
   __device__ __forceinline__ void wait_for(int l) const {
-    tile::wait_warp_or_trap(arrived + l, 0);
+    tile::wait_warp_or_trap(ready + l, 0);
     ptx::fence_proxy_async_shared();
   }
-  __device__ __forceinline__ void load_vectors(const Params& p) const {
-    for (uint32_t i = threadIdx.x; i < uint32_t(p.layers) * kWidth; i += 128 * kGroups) {
+  // Bias and gain. They are asked for first of all: what is asked for after the weights comes after them.
+  static constexpr int kEach = (kMostLayers<kWidth> * kWidth + 128 * kGroups - 1) / (128 * kGroups);
+  struct Elements {
+    T bias[kEach], gain[kEach];
+  };
+  template <bool kHasBias> __device__ __forceinline__ void load_vectors(const Params& p, Elements& v) const {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const uint32_t i = threadIdx.x + j * 128 * kGroups;
+      if (i >= uint32_t(p.layers) * kWidth) break;
       const int l = int(i / kWidth);
       const LayerParams& of = p.layer[l];
       const uint32_t c = i % kWidth, n = l + 1 == p.layers ? last_feature(c) : c;
-      if (p.has_bias) bias[i] = domain_of<kTimesLog2e>(l, p.layers).bias * tile::to_float(element(of.b, of, n));
-      if (p.has_gain) gain[i] = element(of.g, of, n);
+      if (kHasBias) v.bias[j] = element(of.b, of, n);
+      if (p.has_gain) v.gain[j] = element(of.g, of, n);
+    }
+  }
+  template <bool kHasBias> __device__ __forceinline__ void keep_vectors(const Params& p, const Elements& v) const {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const uint32_t i = threadIdx.x + j * 128 * kGroups;
+      if (i >= uint32_t(p.layers) * kWidth) break;
+      const int l = int(i / kWidth);
+      if (kHasBias) bias[i] = domain_of<kTimesLog2e>(l, p.layers).bias * tile::to_float(v.bias[j]);
+      if (p.has_gain) gain[i] = v.gain[j];
     }
     __syncthreads();
   }
@@ -246,19 +263,6 @@ template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
   // Zero where there is no vector, and beyond the last column.
   static __device__ __forceinline__ T element(const void* vector, const LayerParams& of, uint32_t n) {
     return vector != nullptr && n < of.n ? static_cast<const T*>(vector)[n] : tile::from_float<T>(0.f);
-  }
-  // At most n of this thread's groups of copies are left.
-  static __device__ __forceinline__ void wait_for_copies(int n) {
-    switch (n) {
-      case 0: return ptx::cp_async_wait_group<0>();
-      case 1: return ptx::cp_async_wait_group<1>();
-      case 2: return ptx::cp_async_wait_group<2>();
-      case 3: return ptx::cp_async_wait_group<3>();
-      case 4: return ptx::cp_async_wait_group<4>();
-      case 5: return ptx::cp_async_wait_group<5>();
-      case 6: return ptx::cp_async_wait_group<6>();
-      default: return ptx::cp_async_wait_group<7>();
-    }
   }
 };
 
@@ -331,6 +335,7 @@ __device__ __forceinline__ void pack_block(Rows<kWidth>& a, const Sums<kWidth>& 
 // that are saved in fp32 are not formed so.
 template <class F, class T> constexpr bool kHasPairs = F::name == Softplus::name&& std::is_same_v<T, f16>;
 template <class F, class T, Save kSave> constexpr bool kInPairs = kHasPairs<F, T>&& kSave != Save::any_type;
+template <class F, class T, Save kSave> constexpr bool kStoresLater = kInPairs<F, T, kSave>&& kSave == Save::own_type;
 template <class F, class T, Save kSave, Finish kFinish>
 constexpr bool kInLog2e = kInPairs<F, T, kSave>&& kSave == Save::nothing&& kFinish != Finish::none;
 // With kTimesLog2e it takes x log2 e and gives softplus(x) log2 e; the root mean square of the errors is the same, that
@@ -457,7 +462,17 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
       activate_block<T, F, kWidth>(d, i);
       pack_block<T, kWidth>(a, d, i);
     }
-    if constexpr (kSaves && has_slope_from_value<F>) save(i);
+    if constexpr (kSaves && has_slope_from_value<F> && !kStoresLater<F, T, kSave>) save(i);
+  }
+}
+// What of A must be stored, while the next layer's products run.
+template <class T, class F, int kWidth, Save kSave>
+__device__ __forceinline__ void store_later(const Rows<kWidth>& a, const Params& p, int l, char* staging,
+                                            int64_t first) {
+  if constexpr (kStoresLater<F, T, kSave>) {
+    const Target saved = {static_cast<char*>(p.layer[l].saved), p.layer[l].n * 2, p.layer[l].n};
+#pragma unroll
+    for (int i = 0; i < kWidth / 32; ++i) store_block<kWidth>(a, i, staging, saved, first, p.rows);
   }
 }
 // The last layer's sums become y.
@@ -511,10 +526,11 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   // The same in all lanes, and known to be: the loop below must not diverge.
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
-  ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + kMlpMaxLayers + warp};
+  ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + warp};
   char* const staging = shared + at.staging + warp * kStagingBytes;
   const Network<T, kWidth, kGroups, kInLog2e<F, T, kSave, kFinish>> network{
-      shared, reinterpret_cast<float*>(shared + at.bias), reinterpret_cast<T*>(shared + at.gain), barriers};
+      shared, reinterpret_cast<float*>(shared + at.bias), reinterpret_cast<T*>(shared + at.gain), barriers,
+      barriers + (p.has_gain ? kMlpMaxLayers : 0)};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   uint32_t tile = blockIdx.x + gridDim.x * (warp / 4);
 
@@ -523,12 +539,19 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   ptx::fence_mbarrier_init();
   __syncthreads();
   ptx::let_next_kernel_start();
+  if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
+  if (tile < tiles) x.prefetch(x_map, tile);
   ptx::wait_for_earlier_kernels();
+  typename decltype(network)::Elements elements;
+  // What is rare stands behind the rest: code is slow the first time, and all of this runs once.
+  constexpr bool kHasBias = kFinish != Finish::none;
+  const bool has_gain = __builtin_expect(p.has_gain, false);
+  if (kHasBias || has_gain) network.template load_vectors<kHasBias>(p, elements);
   // The first warpgroup's rows, then the weights, then the others' rows: nobody waits long for what is wanted later.
   if (tile < tiles && warp < 4) x.load(x_map, tile);
   network.load_weights(p);
   if (tile < tiles && warp >= 4) x.load(x_map, tile);
-  if (p.has_bias || p.has_gain) network.load_vectors(p);
+  if (kHasBias || has_gain) network.template keep_vectors<kHasBias>(p, elements);
   const uint64_t descriptor =
       tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(ptx::shared_address(shared));
   const uint32_t weights = uint32_t(descriptor), upper = uint32_t(descriptor >> 32);
@@ -539,10 +562,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
   Sums<kWidth> d;
   const Turns<kGroups> turns{kGroups > 2 && tiles > step && tiles <= kFewTiles, warp / 4};
   turns.start();
-  // Later layers' turn is while the first products of the one before run, where registers allow.
-  constexpr bool kLater = kGroups < 4 && kSave == Save::nothing;
-  const int at_once = !p.has_gain ? 0 : kLater && tile < tiles ? 1 : p.layers;
-  for (int l = 0; l < at_once; ++l) network.normalise(p, l);
+  if (has_gain) network.normalise(p, warp);
   if (tile >= tiles) network.wait_for(p.layers - 1);  // no thread leaves with copies under way
   bool is_first = true;
   for (; tile < tiles; is_first = false, tile += step) {
@@ -552,7 +572,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
       turns.take();
       multiply<T, kWidth>(d, a, weights + l * kLayerStep, upper);
       turns.pass();
-      if (kLater && is_first && p.has_gain && l + 1 < p.layers) network.normalise(p, l + 1);
+      if (l > 0) store_later<T, F, kWidth, kSave>(a, p, l - 1, staging, first_row(tile));
       if (l == 0 && tile + step < tiles) {
         __syncwarp();  // all lanes have what they took from where the next rows go
         x.load(x_map, tile + step);

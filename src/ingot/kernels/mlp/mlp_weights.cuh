@@ -1,6 +1,6 @@
 #pragma once
-// Weight norm inside the kernels: the scale of a row of W, and the row scaled as it is loaded. All forms use these, so
-// that W has the same bits in the forward and the backward pass whichever form runs them.
+// Weight norm inside the kernels: the scale of a row of W, and the row scaled as it is loaded. What forms with these
+// has the same bits of W everywhere; mlp_weights_sm90.cuh sums in another order.
 #include <cstdint>
 
 #include "ingot/gpu/tile/reduce.cuh"

@@ -1,0 +1,68 @@
+#pragma once
+// Weight norm where W lies in shared memory as the tensor cores read it: panels of 64 columns, swizzled by 128 bytes.
+// The squares are summed by the tensor cores: of 16 rows times themselves the diagonal is wanted. A row's scale may so
+// differ from weight_scale() in the last bits of fp32, and one in some thousand elements of W by a rounding.
+#include <cstdint>
+
+#include "ingot/gpu/ptx/convert.cuh"
+#include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/ptx/memory.cuh"
+#include "ingot/gpu/ptx/mma.cuh"
+#include "ingot/gpu/ptx/stmatrix.cuh"
+#include "ingot/gpu/tile/swizzle.cuh"
+#include "ingot/kernels/mlp/mlp_forward.h"
+#include "ingot/kernels/mlp/mlp_weights.cuh"
+
+namespace ingot::cuda {
+
+// Asks L2 for a layer's weights, each block for its part of them, where kernels that may write them are still running:
+// all writes meet in L2, so nothing stale can be read from there later. One thread.
+__device__ __forceinline__ void prefetch_weights(const MlpForwardParams& p, uint32_t l) {
+  constexpr uint32_t kPart = 512;
+  const uint32_t bytes = p.layer[l].n * p.layer[l].k * 2;  // a multiple of 128
+  for (uint32_t at = blockIdx.x * kPart; at < bytes; at += gridDim.x * kPart)
+    ptx::prefetch_to_l2(static_cast<const char*>(p.layer[l].w) + at, min(kPart, bytes - at));
+}
+
+constexpr uint32_t kNormalisedRows = 16;  // by a warp at a time
+
+// W = gain(row) v / |v| in place, of rows first .. first + 15 by a warp. Readers in the copy engine's or the tensor
+// cores' proxy need their fence.
+template <class T, int kWidth, class Gain>
+__device__ __forceinline__ void normalise_rows(uint32_t panels, uint32_t first, Gain&& gain) {
+  constexpr int kSteps = kWidth / 16;
+  const uint32_t lane = threadIdx.x % 32, row = lane / 4;
+  const uint32_t from = panels + tile::swizzled<tile::Swizzle::b128>(first + lane % 16, lane / 16 * 16);
+  const auto place = [&](int k) { return (from ^ k % 4 * 32) + k / 4 * kWidth * 128; };
+  uint32_t v[kSteps][4];
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) ptx::ldmatrix(v[k], place(k));
+  // The upper and the lower 8 rows, each in two chains of products.
+  float products[2][2][4] = {};
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      ptx::mma_m16n8k16(T{}, products[half][k % 2], v[k], {v[k][half], v[k][2 + half]});
+  float scale[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const auto sum = [&](int i) { return products[half][0][2 * half + i] + products[half][1][2 * half + i]; };
+    // Column `row` of the product's 8 is held by the row's lane row / 2 of four.
+    const float squares = __shfl_sync(~0u, row % 2 ? sum(1) : sum(0), int(lane / 4 * 4 + row / 2));
+    scale[half] = gain(first + row + 8 * half) * ptx::rsqrt_approx(squares + kWeightNormEps);
+  }
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float x[2];
+      ptx::unpack(T{}, v[k][i], x[0], x[1]);
+      v[k][i] = ptx::pack(T{}, x[0] * scale[i % 2], x[1] * scale[i % 2]);
+    }
+    ptx::stmatrix(place(k), v[k]);
+  }
+}
+
+}  // namespace ingot::cuda
