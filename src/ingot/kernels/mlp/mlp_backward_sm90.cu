@@ -5,7 +5,8 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/mlp/mlp_backward.h"
-#include "ingot/kernels/mlp/mlp_backward_sm90.cuh"
+#include "ingot/kernels/mlp/mlp_backward_sm90_forming.cuh"
+#include "ingot/kernels/mlp/mlp_backward_sm90_layers.cuh"
 
 namespace ingot::cuda {
 namespace backward_sm90 {
@@ -25,7 +26,8 @@ struct SumArguments {
   int width = 0;
 };
 
-constexpr int kSumThreads = 512;
+// Three blocks of it to an SM: those of six layers' gradients run at once.
+constexpr int kSumThreads = 384, kSumBlocks = 3;
 
 // Columns 4 * lane .. of one row of a gradient, and what else its sums need: read before the sums are there.
 struct GradientRow {
@@ -69,7 +71,7 @@ __host__ __device__ constexpr int row_pairs(int n) { return (n + 15) / 16 * 8; }
 
 // One block for each pair of rows of each dW. Groups of half of `width` threads sum every so many parts; the order is
 // fixed.
-template <class T> __global__ void __launch_bounds__(kSumThreads, 2) sum_kernel(SumArguments a) {
+template <class T> __global__ void __launch_bounds__(kSumThreads, kSumBlocks) sum_kernel(SumArguments a) {
   __shared__ float4 partial[kSumThreads];
   __shared__ float bias[kSumThreads / 32];
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -81,6 +83,7 @@ template <class T> __global__ void __launch_bounds__(kSumThreads, 2) sum_kernel(
   GradientRow of;
   if (warp < 2 && row < at.n) of = load_row<T>(at, row, lane);
   ptx::wait_for_earlier_kernels();
+  ptx::let_next_kernel_start();  // it waits for this one in its turn
   const int across = a.width / 2, groups = kSumThreads / across;
   const int group = thread / across, column = thread % across * 2;
   const int64_t stride = part_floats(a.width / kPanel);
@@ -88,7 +91,7 @@ template <class T> __global__ void __launch_bounds__(kSumThreads, 2) sum_kernel(
   const float* from = part + part_float4(first_row, column, a.width) * 4;
   float4 sum = {};
   if (column < at.k && (at.dw != nullptr || at.dg != nullptr)) {
-#pragma unroll 10
+#pragma unroll 7
     for (int p = group; p < at.parts; p += groups) {
       const float4 v = __ldcs(reinterpret_cast<const float4*>(from + p * stride));
       sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
@@ -123,7 +126,7 @@ template <class T> __global__ void __launch_bounds__(kSumThreads, 2) sum_kernel(
 
 // --- what is taken, and the first launch
 
-// Two layers to a stage from the top down; a single one comes last.
+// Where values are formed: two layers to a stage from the top down; a single one comes last.
 struct Depth {
   Stage stage[kMaxStages + 1];
   int stages = 0, cluster = 0;
@@ -146,13 +149,17 @@ Depth cut_depth(int layers, bool activate_last) {
   return d;
 }
 
-Kernel kernel_of(const MlpBackward& m) {
-  if (mlp_backward_forms_values(m)) return forming_kernel(m.x.dtype, mlp_panels(m));
+using LayersKernel = void (*)(Maps, backward_layers::Arguments);
+LayersKernel layers_kernel(const MlpBackward& m) {
+  using backward_layers::mlp_backward_layers_kernel;
   if (m.x.dtype == DType::f16)
-    return mlp_panels(m) == 2 ? mlp_backward_kernel<f16, 2, false> : mlp_backward_kernel<f16, 1, false>;
-  return mlp_panels(m) == 2 ? mlp_backward_kernel<bf16, 2, false> : mlp_backward_kernel<bf16, 1, false>;
+    return mlp_panels(m) == 2 ? mlp_backward_layers_kernel<f16, 2> : mlp_backward_layers_kernel<f16, 1>;
+  return mlp_panels(m) == 2 ? mlp_backward_layers_kernel<bf16, 2> : mlp_backward_layers_kernel<bf16, 1>;
 }
 int shared_bytes(const MlpBackward& m) {
+  if (!mlp_backward_forms_values(m))
+    return int(mlp_panels(m) == 2 ? sizeof(backward_layers::SharedMemory<2>)
+                                  : sizeof(backward_layers::SharedMemory<1>));
   return int(mlp_panels(m) == 2 ? sizeof(SharedMemory<2>) : sizeof(SharedMemory<1>));
 }
 
@@ -164,7 +171,9 @@ int clusters_at_once(const MlpBackward& m, int size) {
   std::atomic<int>* at = device < 16 ? &known[device][which][size] : nullptr;
   if (at != nullptr && *at > 0) return *at;
   const gpu::DeviceGuard guard(device);
-  const Kernel kernel = kernel_of(m);
+  const void* kernel = mlp_backward_forms_values(m)
+                           ? reinterpret_cast<const void*>(forming_kernel(m.x.dtype, mlp_panels(m)))
+                           : reinterpret_cast<const void*>(layers_kernel(m));
   gpu::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(m)),
                   "mlp_backward: asking for ", shared_bytes(m), " bytes of shared memory");
   cudaLaunchAttribute attribute;
@@ -184,13 +193,14 @@ int clusters_at_once(const MlpBackward& m, int size) {
   return n;
 }
 
-// The cut of the work: stages, clusters, and where each layer's partial sums lie.
+// The cut of the work: stages where values are formed, clusters, tiles (of a layer a block, units), and where each
+// layer's partial sums lie.
 struct Cut {
   Depth depth;
   int clusters = 0, tiles = 0, parts = 0, room = 0;
   int first_part[kMlpMaxLayers] = {}, parts_of[kMlpMaxLayers] = {};
 };
-Cut cut(const MlpBackward& m) {
+Cut cut_forming(const MlpBackward& m) {
   Cut c{.depth = cut_depth(int(m.layers.size()), m.activate_last)};
   c.tiles = int((m.x.rows() + kTileRows - 1) / kTileRows);
   const int turns = c.depth.stage[0].copies;
@@ -215,6 +225,19 @@ Cut cut(const MlpBackward& m) {
   c.depth.cluster = last.first + last.copies;
   return c;
 }
+
+// A layer a block, units of 64 rows.
+Cut cut_layers(const MlpBackward& m) {
+  Cut c;
+  const int layers = int(m.layers.size()), cluster = layers + m.activate_last;
+  c.tiles = int((m.x.rows() + kRows - 1) / kRows);
+  c.clusters = std::min(c.tiles, clusters_at_once(m, cluster));
+  for (int l = 0; l < layers; ++l) c.first_part[l] = l * c.clusters, c.parts_of[l] = c.clusters;
+  c.parts = layers * c.clusters;
+  c.depth.cluster = cluster - int(mlp_first_layer(m));
+  return c;
+}
+Cut cut_of(const MlpBackward& m) { return mlp_backward_forms_values(m) ? cut_forming(m) : cut_layers(m); }
 
 int64_t sum_bytes(const MlpBackward& m, const Cut& c) { return c.parts * part_floats(mlp_panels(m)) * 4; }
 // Values formed here: (clusters * room * kTileRows, width) of each layer, behind the sums.
@@ -242,7 +265,7 @@ Maps make_maps(const MlpBackward& m, const Cut& c) {
   return maps;
 }
 
-Arguments make_arguments(const MlpBackward& m, const Cut& c) {
+Arguments make_forming_arguments(const MlpBackward& m, const Cut& c) {
   Arguments a;
   for (size_t l = 0; l < m.layers.size(); ++l)
     a.layer[l] = {.w = m.layers[l].w.data,
@@ -259,13 +282,31 @@ Arguments make_arguments(const MlpBackward& m, const Cut& c) {
   a.act = m.act;
   a.want_dx = bool(m.dx);
   for (const MlpLayer& grad : m.grads) a.want_db = a.want_db || bool(grad.b);
-  if (!mlp_backward_forms_values(m)) return a;
   a.values = mlp_backward_values(m);
   a.room = c.room;
   a.formed = formed(m, c);
   a.rows = m.x.rows();
   const float* kept = static_cast<const float*>(m.saved.data);
   for (int l = 0; m.saved && l < a.values; kept += a.rows * a.layer[l++].n) a.layer[l].kept = kept;
+  return a;
+}
+
+backward_layers::Arguments make_layers_arguments(const MlpBackward& m, const Cut& c) {
+  backward_layers::Arguments a;
+  for (size_t l = 0; l < m.layers.size(); ++l)
+    a.layer[l] = {.w = m.layers[l].w.data,
+                  .g = m.layers[l].g ? m.layers[l].g.data : nullptr,
+                  .n = int(m.layers[l].w.rows()),
+                  .k = int(m.layers[l].w.cols()),
+                  .first_part = c.first_part[l]};
+  a.layers = int(m.layers.size());
+  a.cluster = c.depth.cluster;
+  a.entry = m.activate_last;
+  a.partial = static_cast<float*>(m.workspace.data);
+  a.units = c.tiles;
+  a.act = m.act;
+  a.want_dx = bool(m.dx);
+  for (const MlpLayer& grad : m.grads) a.want_db = a.want_db || bool(grad.b);
   return a;
 }
 
@@ -288,15 +329,18 @@ SumArguments make_sum_arguments(const MlpBackward& m, const Cut& c) {
 }
 
 template <class T> void run(const MlpBackward& m, Stream stream) {
-  const Cut c = cut(m);
-  gpu::launch("mlp_backward", kernel_of(m),
-              {.grid = int64_t(c.clusters) * c.depth.cluster,
-               .block = kThreads,
-               .smem = shared_bytes(m),
-               .cluster = c.depth.cluster,
-               .overlap = true,
-               .device = m.x.device.index},
-              stream, make_maps(m, c), make_arguments(m, c));
+  const Cut c = cut_of(m);
+  const gpu::Launch at{.grid = int64_t(c.clusters) * c.depth.cluster,
+                       .block = kThreads,
+                       .smem = shared_bytes(m),
+                       .cluster = c.depth.cluster,
+                       .overlap = true,
+                       .device = m.x.device.index};
+  if (mlp_backward_forms_values(m))
+    gpu::launch("mlp_backward", forming_kernel(m.x.dtype, mlp_panels(m)), at, stream, make_maps(m, c),
+                make_forming_arguments(m, c));
+  else
+    gpu::launch("mlp_backward", layers_kernel(m), at, stream, make_maps(m, c), make_layers_arguments(m, c));
   int64_t pairs = 0;
   for (const MlpLayer& layer : m.layers) pairs += row_pairs(int(layer.w.rows()));
   gpu::launch("mlp_backward: sums", sum_kernel<T>,
@@ -311,7 +355,7 @@ using namespace backward_sm90;
 
 // Of a cluster: eight layers of which the last is activated make nine blocks.
 bool mlp_backward_sm90_takes(const MlpBackward& m) {
-  return mlp_backward_is_fast(m) && cut_depth(int(m.layers.size()), m.activate_last).cluster <= kMaxCluster;
+  return mlp_backward_is_fast(m) && int(m.layers.size()) + m.activate_last <= kMaxCluster;
 }
 
 void mlp_backward_sm90(const MlpBackward& m, Stream stream) {
@@ -324,7 +368,7 @@ void mlp_backward_sm90(const MlpBackward& m, Stream stream) {
 
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m) {
   if (m.x.rows() == 0) return 0;
-  const Cut c = cut(m);
+  const Cut c = cut_of(m);
   return sum_bytes(m, c) + (mlp_backward_forms_values(m) ? mlp_backward_values(m) * formed_bytes(m, c) : 0);
 }
 

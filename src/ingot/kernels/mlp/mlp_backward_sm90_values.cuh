@@ -1,6 +1,6 @@
 #pragma once
-// Values that the fast backward form (mlp_backward_sm90.cuh) forms itself, where nothing was kept, or fp32 values: h of
-// a chunk of the cluster's tiles, layer by layer, in the workspace.
+// Values that the fast backward form (mlp_backward_sm90_forming.cuh) forms itself, where nothing was kept, or fp32
+// values: h of a chunk of the cluster's tiles, layer by layer, in the workspace.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
@@ -12,7 +12,7 @@
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/kernels/mlp/mlp_backward.cuh"
-#include "ingot/kernels/mlp/mlp_backward_sm90_block.cuh"
+#include "ingot/kernels/mlp/mlp_backward_sm90_forming_block.cuh"
 
 namespace ingot::cuda::backward_sm90 {
 
@@ -36,9 +36,9 @@ template <class T> __device__ __forceinline__ void form_h(const float (&acc)[kPa
 }
 
 // Until this block's buffers of warpgroup r are free, before its n-th tile.
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::wait_for_buffers(uint32_t r, uint32_t n) {
+__device__ __forceinline__ void Block<T, kPanels>::wait_for_buffers(uint32_t r, uint32_t n) {
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t next = kSingle ? n + ((n ^ i) & 1) : n;  // the tile that takes buffer i
@@ -48,9 +48,9 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::wait_for_buffers(uint
 }
 
 // Forms h of a chunk of the cluster's tiles, this warpgroup its share of their halves, before this block's n-th tile.
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::form_chunk(uint32_t r, uint32_t n) {
+__device__ __forceinline__ void Block<T, kPanels>::form_chunk(uint32_t r, uint32_t n) {
   wait_for_buffers<kSingle>(r, n);
   uint32_t inputs = forming(r).inputs;
   const int first = int(forming(r).chunk) * kChunk;
@@ -72,9 +72,9 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::form_chunk(uint32_t r
 }
 
 // h of layer l, from its input. The last tile's W is there, or is read into buffers that nobody uses now.
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::form_values(uint32_t r, int l, int first, uint32_t& inputs) {
+__device__ __forceinline__ void Block<T, kPanels>::form_values(uint32_t r, int l, int first, uint32_t& inputs) {
   const bool upper = plan().pair && l == plan().upper, resident = upper || l == plan().lower;
   const uint32_t apart = kSingle || resident ? sizeof(s.weight[0][0]) : sizeof(s.buffer[0]);
   uint32_t w = ptx::shared_address(resident  ? s.weight[upper ? 0 : 1][0]
@@ -118,10 +118,9 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::form_values(uint32_t 
 }
 
 // A layer's W that this block does not hold. Both chain warpgroups.
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::load_other_weights(uint32_t r, int l, uint32_t to,
-                                                                              uint32_t apart) {
+__device__ __forceinline__ void Block<T, kPanels>::load_other_weights(uint32_t r, int l, uint32_t to, uint32_t apart) {
   const uint32_t others = forming(r).others;
   ptx::barrier_sync(3, 256);  // nobody reads what lies there, and all have read `others`
   if (a.layer[l].g != nullptr) {
@@ -143,9 +142,8 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::load_other_weights(ui
 }
 
 // The input of layer l: half a tile, into the buffers that h of this warpgroup takes later. One thread.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::load_input(uint32_t r, int l, int first, int half,
-                                                                      uint32_t number) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::load_input(uint32_t r, int l, int first, int half, uint32_t number) {
   const int tile = first + half / 2;  // of the cluster
   const uint32_t sub = uint32_t(half) & 1;
   const int row =
@@ -157,9 +155,9 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::load_input(uint32_t r
 }
 
 // Starts acc += h W^T, panel by panel as start_products().
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::start_values(float (&acc)[kPanels][kPanel / 2], uint32_t h,
-                                                                        uint32_t w, uint32_t apart) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::start_values(float (&acc)[kPanels][kPanel / 2], uint32_t h,
+                                                                uint32_t w, uint32_t apart) {
 #pragma unroll
   for (int p = 0; p < kPanels; ++p) ptx::fence_registers(acc[p]);
   ptx::wgmma_fence();
@@ -175,8 +173,8 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::start_values(float (&
 }
 
 // acc = the bias of layer l; zero outside.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::start_from_bias(float (&acc)[kPanels][kPanel / 2], int l) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::start_from_bias(float (&acc)[kPanels][kPanel / 2], int l) {
   const LayerShape& at = a.layer[l];
 #pragma unroll
   for (int p = 0; p < kPanels; ++p)
@@ -192,8 +190,8 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::start_from_bias(float
 }
 
 // h of layer l from what was kept of it in fp32.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::round_values(uint32_t r, int l, int first) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::round_values(uint32_t r, int l, int first) {
   constexpr int kChunks = kWidth / 8, kSteps = kRows * kChunks / 128,
                 kAtOnce = 4 * kPanels;  // 8 columns a thread and step
   const LayerShape& at = a.layer[l];

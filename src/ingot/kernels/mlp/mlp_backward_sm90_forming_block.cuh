@@ -1,6 +1,6 @@
 #pragma once
-// A block of the fast backward form (mlp_backward_sm90.cuh): what it is told, its shared memory, its part of the plan,
-// and its weights.
+// A block of the fast backward form that forms values (mlp_backward_sm90_forming.cuh): what it is told, its shared
+// memory, its part of the plan, and its weights.
 #include <cuda.h>
 
 #include "ingot/gpu/ptx/cluster.cuh"
@@ -11,22 +11,16 @@
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
-#include "ingot/kernels/mlp/mlp_cuda.h"
-#include "ingot/kernels/mlp/mlp_weights.cuh"
+#include "ingot/kernels/mlp/mlp_backward_sm90_parts.cuh"
 
 namespace ingot::cuda::backward_sm90 {
 
 using ptx::Major;
 using tile::operand;
-using tile::Swizzle;
 using tile::wait_or_trap;
 
-constexpr int kMaxStages = 8, kMaxCluster = 8;
+constexpr int kMaxStages = 8;
 constexpr int kTileRows = 128;
-constexpr int kRows = 64;  // of a chain warpgroup
-constexpr int kPanel = kMlpPanel;
-constexpr int kThreads = 512;
-constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
 constexpr int kChunk = 16;                               // tiles of a cluster whose h is formed at a time
 constexpr int kDwRegisters = 160, kChainRegisters = 96;  // two warpgroups each, of 128 a thread
 
@@ -36,21 +30,6 @@ struct Stage {
   StageKind kind = StageKind::single;
   int upper = 0, lower = 0;   // layers; of `single` and `entry` only the lower is one
   int first = 0, copies = 1;  // ranks in the cluster
-};
-
-struct LayerShape {
-  const void* w = nullptr;      // (n, k), 16 bit
-  const void* g = nullptr;      // (n), weight norm
-  const void* b = nullptr;      // (n), bias: for values formed here
-  const float* kept = nullptr;  // (rows, n), values kept in fp32
-  int n = 0, k = 0;
-  int first_part = 0;  // of its partial sums
-};
-
-struct Maps {
-  CUtensorMap dy, dx;
-  CUtensorMap h[kMlpMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved, or the workspace where it is formed
-  CUtensorMap w[kMlpMaxLayers];
 };
 
 struct Arguments {
@@ -67,15 +46,6 @@ struct Arguments {
   void* formed = nullptr;
   int64_t rows = 0;
 };
-
-// Floats of one part: dW of a layer, then its db, of every so many rows apart. dW lies as the threads that summed it
-// hold it: of rows r and r + 8, r % 16 < 8, columns c and c + 1, c even, four floats from part_float4() * 4.
-constexpr int bias_rows(int panels) { return 4 / panels; }
-constexpr int64_t part_floats(int panels) { return int64_t(64 * panels) * (64 * panels + bias_rows(panels)); }
-
-constexpr int part_float4(int row, int column, int width) {
-  return (row / 64 * (width / 8) + column / 8) * 128 + row / 16 % 4 * 32 + row % 8 * 4 + column % 8 / 2;
-}
 
 // A warpgroup's buffers, one matrix of 64 rows each. With two layers: dz of both and h of both; with one, two of each
 // in turns. kOut leaves for the stage below or for dx.
@@ -130,13 +100,12 @@ __device__ __forceinline__ uint32_t fragment_of(uint32_t thread) {
   return tile::swizzled<Swizzle::b128>(thread / 32 % 4 * 16 + thread % 16, thread % 32 / 16 * 16);
 }
 
-template <class T, int kPanels, bool kForms> struct Block {
+template <class T, int kPanels> struct Block {
   using Shared = SharedMemory<kPanels>;
   static constexpr int kWidth = Shared::kWidth;
   static constexpr uint32_t kBytes = kPanels * kPanelBytes;  // of a buffer
-  // Steps of a dW in flight beside the running one: more would hold up the chain's products. The instance that forms
-  // values has no register to spare for trying.
-  static constexpr int kDwAhead = kForms ? 1 : 0;
+  // Steps of a dW in flight beside the running one: more would hold up the chain's products.
+  static constexpr int kDwAhead = 1;
 
   Shared& s;
   const Maps& maps;
@@ -148,7 +117,6 @@ template <class T, int kPanels, bool kForms> struct Block {
   __device__ void start_loading_weights();
   template <int kBy> __device__ void form_weights(int layer, uint32_t thread, uint32_t to, uint32_t apart);
   __device__ void form_identity();
-  template <bool kSingle> __device__ void start_filling(uint32_t w);
   template <bool kSingle> __device__ void hold_dw(uint32_t w);
   __device__ void only_fill(uint32_t w);
   template <bool kSingle> __device__ void run_chain(uint32_t r);
@@ -160,7 +128,6 @@ template <class T, int kPanels, bool kForms> struct Block {
   // turns. n counts this block's tiles.
   template <bool kSingle> __device__ static uint32_t buffer_of(uint32_t i, uint32_t n) { return kSingle ? n & 1 : i; }
   template <bool kSingle> __device__ static uint32_t phase_of(uint32_t n) { return (kSingle ? n >> 1 : n) & 1; }
-  template <bool kSingle> static constexpr uint32_t kAhead = kSingle ? 2 : 1;  // tiles for which there are buffers
 
   template <bool kSingle> __device__ void fill_behind(uint32_t w, uint32_t n, int tile);
   template <bool kSingle> __device__ void refill(uint32_t w, uint32_t r, uint32_t n, int tile);
@@ -171,7 +138,7 @@ template <class T, int kPanels, bool kForms> struct Block {
   __device__ int tile_of(uint32_t n) const { return plan().first_tile + plan().tile_step * int(n); }
   __device__ int tile_of_cluster(uint32_t n) const { return plan().copy + plan().copies * int(n); }
   // Before this block's n-th tile.
-  __device__ bool chunk_starts(uint32_t n) const { return kForms && (n & (tiles_a_chunk() - 1)) == 0; }
+  __device__ bool chunk_starts(uint32_t n) const { return (n & (tiles_a_chunk() - 1)) == 0; }
   // Where rows 64 r .. of the cluster's tile of that number lie in the workspace.
   __device__ int formed_row(int tile, uint32_t r) const {
     return (plan().cluster * a.room + tile % (2 * kChunk)) * kTileRows + int(r * kRows);
@@ -198,7 +165,7 @@ template <class T, int kPanels, bool kForms> struct Block {
   __device__ void start_from_bias(float (&acc)[kPanels][kPanel / 2], int l);
   __device__ void round_values(uint32_t r, int l, int first);
 
-  template <bool kSingle> __device__ void release(uint32_t w, uint32_t r, uint32_t n, int tile);
+  template <bool kSingle> __device__ void release(uint32_t w, uint32_t r, uint32_t n);
   __device__ void add_bias(float (&db)[2], uint32_t dz);
   __device__ void give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]);
   __device__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2], int l);
@@ -210,7 +177,7 @@ template <class T, int kPanels, bool kForms> struct Block {
 };
 
 // One thread.
-template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, kForms>::make_plan(uint32_t rank) {
+template <class T, int kPanels> __device__ void Block<T, kPanels>::make_plan(uint32_t rank) {
   int number = 0;
   while (number + 1 < a.stages && int(rank) >= a.stage[number + 1].first) ++number;
   const Stage at = a.stage[number];
@@ -235,7 +202,7 @@ template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, k
 }
 
 // The weights of this block's layers through the copy engine, zeros outside a layer's widths. One thread.
-template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, kForms>::start_loading_weights() {
+template <class T, int kPanels> __device__ void Block<T, kPanels>::start_loading_weights() {
   const Plan& at = s.plan;
   uint32_t bytes = 0;
   for (int slot = at.pair ? 0 : 1; slot < 2; ++slot)
@@ -248,38 +215,15 @@ template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, k
   }
 }
 
-// The same of a weight-normalised layer, by kBy threads; 16 neighbouring lanes see a row whole.
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 template <int kBy>
-__device__ void Block<T, kPanels, kForms>::form_weights(int layer, uint32_t thread, uint32_t to, uint32_t apart) {
-  constexpr int kSteps = 4;  // at a time: more take too many registers
+__device__ void Block<T, kPanels>::form_weights(int layer, uint32_t thread, uint32_t to, uint32_t apart) {
   const LayerShape at = a.layer[layer];
-  const int chunk = int(thread) % 16;
-#pragma unroll 1
-  for (uint32_t first = thread / 16; first < uint32_t(kWidth); first += kSteps * kBy / 16) {
-    WeightChunk<T> v[kSteps];
-    float g[kSteps];
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int row = int(first) + i * kBy / 16;
-      if (row < at.n && chunk * 8 < at.k) tile::load(v[i], static_cast<const T*>(at.w) + row * at.k + chunk * 8);
-      g[i] = row < at.n ? tile::to_float(static_cast<const T*>(at.g)[row]) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const uint32_t row = first + i * kBy / 16;
-      float sum[1] = {squares(v[i])};
-      tile::warp_sum(sum, 16);  // as weight_inverse_norm() adds
-      v[i] = scaled(v[i], g[i] * inverse_norm(sum[0]));
-      if (chunk / 8 < kPanels && row < uint32_t(kWidth))
-        ptx::store_shared(to + chunk / 8 * apart + tile::swizzled<Swizzle::b128>(row, uint32_t(chunk) % 8 * 16),
-                          v[i].word[0]);
-    }
-  }
+  form_normed_weights<T, kPanels, kBy>(at, thread, to, apart);
 }
 
 // The upper "weights" of an entry stage: its product then is dy, and all else is as with two layers. All threads.
-template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, kForms>::form_identity() {
+template <class T, int kPanels> __device__ void Block<T, kPanels>::form_identity() {
   for (uint32_t i = threadIdx.x; i < kPanels * kWidth * 8; i += kThreads) {
     const uint32_t panel = i / (kWidth * 8), row = i / 8 % kWidth, chunk = i % 8;
     uint32_t v[4] = {};

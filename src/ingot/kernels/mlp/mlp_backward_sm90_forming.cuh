@@ -1,5 +1,6 @@
 #pragma once
-// The backward pass of a whole MLP in one kernel: gradients of activations never leave the SMs, dW stays in registers.
+// The backward pass of a whole MLP in one kernel where no values were kept, or fp32 ones: gradients of activations
+// never leave the SMs, dW stays in registers.
 //
 //     dz_L = dy (. f'(z_L))    dz_{l-1} = (dz_l W_l) . f'(z_{l-1})    dx = dz_1 W_1    dW_l += dz_l^T h_{l-1}
 //
@@ -13,7 +14,7 @@
 // single layer, the sums of one chain warpgroup's rows each) and give the copy engine its work. They lag behind the
 // chain and fill the gaps of its epilogues. The second kernel adds the blocks' partial sums in fixed order.
 //
-// Where nothing was kept, or fp32 values, a cluster's tiles come in chunks: before the gradients of a chunk its blocks'
+// A cluster's tiles come in chunks: before the gradients of a chunk its blocks'
 // chain warpgroups share out its rows and form h, layer by layer (or round what was kept), in a workspace that L2
 // holds. From there on all is as with values kept in 16 bits.
 #include "ingot/core/dtype.h"
@@ -32,16 +33,15 @@
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/kernels/mlp/mlp_backward.cuh"
-#include "ingot/kernels/mlp/mlp_backward_sm90_block.cuh"
+#include "ingot/kernels/mlp/mlp_backward_sm90_forming_block.cuh"
 #include "ingot/kernels/mlp/mlp_backward_sm90_values.cuh"
 
 namespace ingot::cuda::backward_sm90 {
 
 // --- dW, and the filling of the buffers ---
 
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::load(uint32_t r, uint32_t buffer, const CUtensorMap& map,
-                                                                int row) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::load(uint32_t r, uint32_t buffer, const CUtensorMap& map, int row) {
   ptx::mbarrier_arrive_expect_tx(&s.full[r][buffer], kBytes);
 #pragma unroll
   for (int p = 0; p < kPanels; ++p) ptx::tensor_load(s.buffer[r][buffer][p], &map, p * kPanel, row, &s.full[r][buffer]);
@@ -49,9 +49,9 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::load(uint32_t r, uint
 
 // Fills the buffers that dW warpgroup w reads for this block's n-th tile, but for the dz that the chain writes. The dz
 // of a stage that is not the top is pushed by the one above, which is told that there is room. One thread.
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::refill(uint32_t w, uint32_t r, uint32_t n, int tile) {
+__device__ __forceinline__ void Block<T, kPanels>::refill(uint32_t w, uint32_t r, uint32_t n, int tile) {
   if (tile >= a.tiles) return;
   const uint32_t b = buffer_of<kSingle>(w, n), phase = phase_of<kSingle>(n);
   const int row = tile * kTileRows + int(r * kRows), l = kSingle || w == 1 ? plan().lower : plan().upper;
@@ -70,26 +70,24 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::refill(uint32_t w, ui
     }
   }
   wait_or_trap(&s.empty[r][kH + b], phase ^ 1);
-  load(r, kH + b, maps.h[l], kForms && l > 0 ? formed_row(in_cluster, r) : row);
+  load(r, kH + b, maps.h[l], l > 0 ? formed_row(in_cluster, r) : row);
 }
 
 // The products that read a tile's buffers are done.
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::release(uint32_t w, uint32_t r, uint32_t n, int tile) {
+__device__ __forceinline__ void Block<T, kPanels>::release(uint32_t w, uint32_t r, uint32_t n) {
   const uint32_t b = buffer_of<kSingle>(w, n);
   if (threadIdx.x % 32 == 0) {
     ptx::mbarrier_arrive(&s.empty[r][kDz + b]);
     ptx::mbarrier_arrive(&s.empty[r][kH + b]);
   }
-  constexpr uint32_t kStep = kAhead<kSingle>;
-  if (!kForms && threadIdx.x % 128 == 0) refill<kSingle>(w, r, n + kStep, tile + int(kStep) * plan().tile_step);
   __syncwarp();
 }
 
 // db += the columns of 64 rows of dz. A warp takes a panel of every so many rows, a lane two columns.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::add_bias(float (&db)[2], uint32_t dz) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::add_bias(float (&db)[2], uint32_t dz) {
   constexpr uint32_t kGroups = bias_rows(kPanels);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const uint32_t panel = dz + warp % kPanels * kPanelBytes, group = warp / kPanels;
@@ -104,24 +102,10 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::add_bias(float (&db)[
   }
 }
 
-// The first tiles' buffers of dW warpgroup w. One thread.
-template <class T, int kPanels, bool kForms>
+// The buffers behind tile n; between chunks all run empty. One thread.
+template <class T, int kPanels>
 template <bool kSingle>
-__device__ void Block<T, kPanels, kForms>::start_filling(uint32_t w) {
-  const int tile = s.plan.first_tile;
-  if (kSingle) {
-    refill<true>(w, w, 0, tile);
-    refill<true>(w, w, 1, tile + s.plan.tile_step);
-  } else {
-    refill<false>(w, 0, 0, tile);
-    refill<false>(w, 1, 0, tile);
-  }
-}
-
-// The same behind tile n, where chunks of values are formed here: between them all buffers run empty. One thread.
-template <class T, int kPanels, bool kForms>
-template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::fill_behind(uint32_t w, uint32_t n, int tile) {
+__device__ __forceinline__ void Block<T, kPanels>::fill_behind(uint32_t w, uint32_t n, int tile) {
   if (kSingle && !chunk_starts(n + 1) && chunk_starts(n + 2)) return;
   const uint32_t first = kSingle && chunk_starts(n + 1) ? 1 : 2;
 #pragma unroll 1
@@ -133,11 +117,10 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::fill_behind(uint32_t 
 }
 
 // Starts dw += dz^T h of the rows of chain warpgroup r.
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::add_products(float (&dw)[kPanels][kWidth / 2],
-                                                                        float (&db)[2], uint32_t w, uint32_t r,
-                                                                        uint32_t n) {
+__device__ __forceinline__ void Block<T, kPanels>::add_products(float (&dw)[kPanels][kWidth / 2], float (&db)[2],
+                                                                uint32_t w, uint32_t r, uint32_t n) {
   const uint32_t b = buffer_of<kSingle>(w, n), phase = phase_of<kSingle>(n);
   wait_or_trap(&s.full[r][kDz + b], phase);
   wait_or_trap(&s.full[r][kH + b], phase);
@@ -157,31 +140,29 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::add_products(float (&
 }
 
 // Warpgroup w adds dz^T h of every tile: with two layers of layer w, with one of the rows of chain warpgroup w.
-template <class T, int kPanels, bool kForms>
-template <bool kSingle>
-__device__ void Block<T, kPanels, kForms>::hold_dw(uint32_t w) {
+template <class T, int kPanels> template <bool kSingle> __device__ void Block<T, kPanels>::hold_dw(uint32_t w) {
   float dw[kPanels][kWidth / 2], db[2] = {};
 #pragma unroll
   for (int m = 0; m < kPanels; ++m)
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) dw[m][i] = 0;
-  if (kForms && threadIdx.x % 128 == 0) fill_behind<kSingle>(w, ~0u, plan().first_tile - plan().tile_step);
+  if (threadIdx.x % 128 == 0) fill_behind<kSingle>(w, ~0u, plan().first_tile - plan().tile_step);
   __syncwarp();
   uint32_t n = 0;
   for (int tile = plan().first_tile; tile < a.tiles; tile += plan().tile_step, ++n) {
     if (kSingle) {
       add_products<true>(dw, db, w, w, n);
       ptx::wgmma_wait_group<0>();
-      release<true>(w, w, n, tile);
+      release<true>(w, w, n);
     } else {
       add_products<false>(dw, db, w, 0, n);
       add_products<false>(dw, db, w, 1, n);
       ptx::wgmma_wait_group<kDwAhead>();
-      release<false>(w, 0, n, tile);
+      release<false>(w, 0, n);
       ptx::wgmma_wait_group<0>();
-      release<false>(w, 1, n, tile);
+      release<false>(w, 1, n);
     }
-    if (kForms && threadIdx.x % 128 == 0) fill_behind<kSingle>(w, n, tile);
+    if (threadIdx.x % 128 == 0) fill_behind<kSingle>(w, n, tile);
     __syncwarp();
   }
 #pragma unroll
@@ -194,17 +175,17 @@ __device__ void Block<T, kPanels, kForms>::hold_dw(uint32_t w) {
 }
 
 // What hold_dw() does for other warpgroups where there is no dW: above the top layer.
-template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, kForms>::only_fill(uint32_t w) {
-  if (kForms && threadIdx.x % 128 == 0) fill_behind<false>(w, ~0u, plan().first_tile - plan().tile_step);
+template <class T, int kPanels> __device__ void Block<T, kPanels>::only_fill(uint32_t w) {
+  if (threadIdx.x % 128 == 0) fill_behind<false>(w, ~0u, plan().first_tile - plan().tile_step);
   __syncwarp();
   uint32_t n = 0;
   for (int tile = plan().first_tile; tile < a.tiles; tile += plan().tile_step, ++n) {
     for (uint32_t r = 0; r < 2; ++r) {
       wait_or_trap(&s.full[r][kDz + w], n & 1);
       wait_or_trap(&s.full[r][kH + w], n & 1);
-      release<false>(w, r, n, tile);
+      release<false>(w, r, n);
     }
-    if (kForms && threadIdx.x % 128 == 0) fill_behind<false>(w, n, tile);
+    if (threadIdx.x % 128 == 0) fill_behind<false>(w, n, tile);
     __syncwarp();
   }
   block_ends();
@@ -212,9 +193,8 @@ template <class T, int kPanels, bool kForms> __device__ void Block<T, kPanels, k
 }
 
 // The sums of a warpgroup through the memory of the block that takes them, a thread's by 16 bytes, 128 threads apart.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::give(const float (&dw)[kPanels][kWidth / 2],
-                                                                const float (&db)[2]) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {
   const uint32_t to = ptx::cluster_address(s.weight, plan().taker) + threadIdx.x % 128 * 16;
 #pragma unroll
   for (int m = 0; m < kPanels; ++m)
@@ -228,9 +208,9 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::give(const float (&dw
   ptx::cluster_store(to + kPanels * kWidth / 8 * 2048, v);
 }
 // A warpgroup's sums, and those it was given, in the same order: the second kernel knows where a row lies.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::store_partial(const float (&dw)[kPanels][kWidth / 2],
-                                                                         const float (&db)[2], int l) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::store_partial(const float (&dw)[kPanels][kWidth / 2],
+                                                                 const float (&db)[2], int l) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int part = int(blockIdx.x) / a.cluster;
   const uint32_t given = ptx::shared_address(s.weight) + threadIdx.x % 128 * 16;
@@ -256,9 +236,9 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::store_partial(const f
 // --- the chain ---
 
 // Starts acc = dz W of the layer in `slot`, panel by panel: the first is finished while the second still runs.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::start_products(float (&acc)[kPanels][kPanel / 2],
-                                                                          uint32_t dz, uint32_t slot) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::start_products(float (&acc)[kPanels][kPanel / 2], uint32_t dz,
+                                                                  uint32_t slot) {
   const uint32_t w = ptx::shared_address(s.weight[slot]);
   ptx::wgmma_fence();
 #pragma unroll
@@ -271,8 +251,8 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::start_products(float 
     ptx::wgmma_commit_group();
   }
 }
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::wait_for_panel(float (&acc)[kPanels][kPanel / 2], int p) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::wait_for_panel(float (&acc)[kPanels][kPanel / 2], int p) {
   if (p + 1 < kPanels)
     ptx::wgmma_wait_group<1>();
   else
@@ -281,8 +261,8 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::wait_for_panel(float 
 }
 
 // Until what this tile's step forms may be written: its buffer is free, and of kOut also what it goes to.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::wait_for_room(uint32_t step, uint32_t r, uint32_t n) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::wait_for_room(uint32_t step, uint32_t r, uint32_t n) {
   if (step == 0) {
     wait_or_trap(&s.empty[r][kDz + 1], (n & 1) ^ 1);
   } else if (plan().bottom) {
@@ -333,8 +313,8 @@ __device__ __forceinline__ void form_dz(const float (&acc)[kPanel / 2], uint32_t
 }
 
 // What a step has written, to whoever waits for it. One thread of the warpgroup, after its barrier.
-template <class T, int kPanels, bool kForms>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::send(uint32_t step, uint32_t r, int tile) {
+template <class T, int kPanels>
+__device__ __forceinline__ void Block<T, kPanels>::send(uint32_t step, uint32_t r, int tile) {
   if (step == 0) {
     ptx::mbarrier_arrive(&s.full[r][kDz + 1]);
   } else if (plan().bottom) {
@@ -350,10 +330,10 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::send(uint32_t step, u
 }
 
 // Rows 64 r .. of a tile through this block's layers.
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 template <bool kSingle>
-__device__ __forceinline__ void Block<T, kPanels, kForms>::take_tile(uint32_t r, uint32_t n, int tile) {
-  const uint32_t fragment = fragment_of(kForms ? thread_anew() : threadIdx.x);
+__device__ __forceinline__ void Block<T, kPanels>::take_tile(uint32_t r, uint32_t n, int tile) {
+  const uint32_t fragment = fragment_of(thread_anew());
 #pragma unroll 1
   for (uint32_t step = kSingle ? 1 : 0; step < 2; ++step) {
     const uint32_t b = buffer_of<kSingle>(step, n), phase = phase_of<kSingle>(n);
@@ -387,18 +367,16 @@ __device__ __forceinline__ void Block<T, kPanels, kForms>::take_tile(uint32_t r,
 }
 
 // Warpgroup r takes rows 64 r .. of every tile.
-template <class T, int kPanels, bool kForms>
-template <bool kSingle>
-__device__ void Block<T, kPanels, kForms>::run_chain(uint32_t r) {
+template <class T, int kPanels> template <bool kSingle> __device__ void Block<T, kPanels>::run_chain(uint32_t r) {
   wait_or_trap(&s.weights_full, 0);
   uint32_t n = 0;
   do {
-    if (kForms) apart().template form_chunk<kSingle>(r, n);
-    Block block = kForms ? apart() : *this;
-    for (; block.tile_of(n) < a.tiles && !(kForms && block.in_next_chunk(n, r)); ++n)
+    apart().template form_chunk<kSingle>(r, n);
+    Block block = apart();
+    for (; block.tile_of(n) < a.tiles && !block.in_next_chunk(n, r); ++n)
       block.template take_tile<kSingle>(r, n, block.tile_of(n));
     // Of the last chunk this block may have rows to form, and no tile.
-  } while (kForms && int(forming(r).chunk) * kChunk < plan().tiles);
+  } while (int(forming(r).chunk) * kChunk < plan().tiles);
   if (threadIdx.x % 128 == 0) ptx::bulk_wait_group<0>();
   __syncwarp();
   block_ends();
@@ -424,14 +402,14 @@ template <int kPanels> __device__ void initialise(SharedMemory<kPanels>& s, int 
   ptx::fence_mbarrier_init();
 }
 
-template <class T, int kPanels, bool kForms>
+template <class T, int kPanels>
 __global__ void __launch_bounds__(kThreads, 1)
     mlp_backward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   uint32_t base = ptx::shared_address(memory);
   asm("" : "+r"(base));  // else the compiler forms the address of the block's window anew at every access
   auto& s = *static_cast<SharedMemory<kPanels>*>(__cvta_shared_to_generic(base));
-  Block<T, kPanels, kForms> block{s, maps, a};
+  Block<T, kPanels> block{s, maps, a};
   if (threadIdx.x == 0) {
     initialise(s, a.cluster);
     block.make_plan(a.cluster > 1 ? ptx::cluster_rank() : 0);
@@ -444,10 +422,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   ptx::cluster_wait();  // the barriers are ready, also the neighbours'
   const Plan& plan = s.plan;
-  if (!kForms && threadIdx.x % 128 == 0 && threadIdx.x < 256)
-    block.single() ? block.template start_filling<true>(threadIdx.x / 128)
-                   : block.template start_filling<false>(threadIdx.x / 128);
-  __syncwarp();
   const bool upper_normed = plan.pair && a.layer[plan.upper].g != nullptr,
              lower_normed = a.layer[plan.lower].g != nullptr;
   if (plan.entry) block.form_identity();
@@ -477,6 +451,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 using Kernel = void (*)(Maps, Arguments);
-Kernel forming_kernel(DType type, int panels);  // with kForms
+Kernel forming_kernel(DType type, int panels);
 
 }  // namespace ingot::cuda::backward_sm90

@@ -1,0 +1,76 @@
+#pragma once
+// What the two fast backward forms share (mlp_backward_sm90_layers.cuh where values were kept in 16 bits,
+// mlp_backward_sm90_forming.cuh else): operands, the layout of the partial sums of dW, weights of normalised layers.
+#include <cuda.h>
+
+#include "ingot/gpu/ptx/memory.cuh"
+#include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/gpu/tile/swizzle.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/mlp/mlp_cuda.h"
+#include "ingot/kernels/mlp/mlp_weights.cuh"
+
+namespace ingot::cuda::backward_sm90 {
+
+using tile::Swizzle;
+
+constexpr int kMaxCluster = 8;
+constexpr int kRows = 64;  // of a warpgroup's product
+constexpr int kPanel = kMlpPanel;
+constexpr int kThreads = 512;
+constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
+
+struct LayerShape {
+  const void* w = nullptr;      // (n, k), 16 bit
+  const void* g = nullptr;      // (n), weight norm
+  const void* b = nullptr;      // (n), bias: for values formed here
+  const float* kept = nullptr;  // (rows, n), values kept in fp32
+  int n = 0, k = 0;
+  int first_part = 0;  // of its partial sums
+};
+
+struct Maps {
+  CUtensorMap dy, dx;
+  CUtensorMap h[kMlpMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved, or the workspace where it is formed
+  CUtensorMap w[kMlpMaxLayers];
+};
+
+// Floats of one part: dW of a layer, then its db, of every so many rows apart. dW lies as the threads that summed it
+// hold it: of rows r and r + 8, r % 16 < 8, columns c and c + 1, c even, four floats from part_float4() * 4.
+constexpr int bias_rows(int panels) { return 4 / panels; }
+constexpr int64_t part_floats(int panels) { return int64_t(64 * panels) * (64 * panels + bias_rows(panels)); }
+
+constexpr int part_float4(int row, int column, int width) {
+  return (row / 64 * (width / 8) + column / 8) * 128 + row / 16 % 4 * 32 + row % 8 * 4 + column % 8 / 2;
+}
+
+// W of a weight-normalised layer as the copy engine would lay it down, by kBy threads; 16 neighbouring lanes see a row
+// whole. Panels of 64 inputs lie `apart` bytes from each other.
+template <class T, int kPanels, int kBy>
+__device__ void form_normed_weights(const LayerShape& at, uint32_t thread, uint32_t to, uint32_t apart) {
+  constexpr int kSteps = 4, kWidth = kPanel * kPanels;  // steps at a time: more take too many registers
+  const int chunk = int(thread) % 16;
+#pragma unroll 1
+  for (uint32_t first = thread / 16; first < uint32_t(kWidth); first += kSteps * kBy / 16) {
+    WeightChunk<T> v[kSteps];
+    float g[kSteps];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int row = int(first) + i * kBy / 16;
+      if (row < at.n && chunk * 8 < at.k) tile::load(v[i], static_cast<const T*>(at.w) + row * at.k + chunk * 8);
+      g[i] = row < at.n ? tile::to_float(static_cast<const T*>(at.g)[row]) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const uint32_t row = first + i * kBy / 16;
+      float sum[1] = {squares(v[i])};
+      tile::warp_sum(sum, 16);  // as weight_inverse_norm() adds
+      v[i] = scaled(v[i], g[i] * inverse_norm(sum[0]));
+      if (chunk / 8 < kPanels && row < uint32_t(kWidth))
+        ptx::store_shared(to + chunk / 8 * apart + tile::swizzled<Swizzle::b128>(row, uint32_t(chunk) % 8 * 16),
+                          v[i].word[0]);
+    }
+  }
+}
+
+}  // namespace ingot::cuda::backward_sm90
