@@ -5,7 +5,8 @@ and backward, alone and fused with the norm of queries and keys and a gain. Writ
 
 One tensor (T, H, D) holds the heads of queries and keys. PyTorch runs the form that Hugging Face's models use, with cos and sin of
 every token and dimension looked up beforehand in x's type; ours reads positions and a table in fp32. Liger rotates in place, queries
-and keys in two tensors of the same heads together. Backward passes are timed alone.
+and keys in two tensors of the same heads together; where only part of a head turns it stands beside our rotation in place, as neither
+moves the rest. Backward passes are timed alone.
 """
 import ctypes
 import dataclasses
@@ -30,6 +31,7 @@ class Case:
     norm: bool = False
     backward: bool = False
     interleaved: bool = False
+    in_place: bool = False  # only what turns is read and written
 
     def __post_init__(self):
         self.rotary = self.rotary or self.d
@@ -37,7 +39,8 @@ class Case:
 
     @property
     def name(self):
-        parts = ["QK norm + RoPE + gain" if self.norm else "RoPE", *["backward"] * self.backward, *["interleaved"] * self.interleaved]
+        parts = ["QK norm + RoPE + gain" if self.norm else "RoPE", *["backward"] * self.backward, *["interleaved"] * self.interleaved,
+                 *["in place"] * self.in_place]
         return ", ".join(parts + [f"{self.rotary} of {self.d}"] * (self.rotary != self.d))
 
     @property
@@ -50,14 +53,22 @@ class Case:
 
     @property
     def bytes(self):  # x and y, or x, dy and dx; every token's row of both tables and its position
-        return self.size * (3 if self.norm and self.backward else 2) + self.tokens * (4 * self.rotary + 4)
+        moved = self.size * self.rotary // self.d if self.in_place else self.size
+        return moved * (3 if self.norm and self.backward else 2) + self.tokens * (4 * self.rotary + 4)
 
 
 def cases():
     big = dict(tokens=16384, q_heads=32, kv_heads=8)
     out = [Case(**big), Case(**big, backward=True), Case(**big, interleaved=True), Case(**big, norm=True), Case(**big, norm=True, backward=True)]
-    out += [Case(**big, rotary=64), Case(65536, 8, 4, d=64, rotary=16, norm=True, backward=True), Case(64, 32, 8, norm=True)]
+    out += [Case(**big, rotary=64), Case(**big, rotary=64, in_place=True)]
+    out += [Case(65536, 8, 4, d=64, rotary=16, norm=True, backward=True), Case(64, 32, 8, norm=True)]
     return out
+
+
+def turn_in_place(x, cos, sin, interleaved):
+    head = x[..., :cos.shape[-1]]
+    head.copy_(turned(head, cos, sin, interleaved))
+    return x
 
 
 def turned(x, cos, sin, interleaved):
@@ -85,7 +96,7 @@ class Buffers:
         new = lambda: torch.randn(case.shape, device="cuda", dtype=dtype)  # noqa: E731
         self.x = [new() for _ in range(self.sets)]
         self.dy = [new() for _ in range(self.sets)] if case.backward else None
-        self.out = [torch.full_like(self.x[0], float("nan")) for _ in range(self.calls)]
+        self.out = None if case.in_place else [torch.full_like(self.x[0], float("nan")) for _ in range(self.calls)]
         self.gain = torch.randn(case.heads, device="cuda") * 0.5 + 1
         self.dgain = torch.zeros(case.heads, device="cuda")
         self.positions = torch.arange(case.tokens, device="cuda", dtype=torch.int32)
@@ -100,7 +111,8 @@ class Buffers:
         name = case.dtype.encode()
         if not case.norm:
             inputs = self.dy if case.backward else self.x
-            return lambda i: native.rope(name, pointer(inputs[i % self.sets]), pointer(self.out[i]), *table, *sizes, int(case.interleaved),
+            out = self.out or [inputs[i % self.sets] for i in range(self.calls)]
+            return lambda i: native.rope(name, pointer(inputs[i % self.sets]), pointer(out[i]), *table, *sizes, int(case.interleaved),
                                          int(case.backward), config, stream())
         eps, gain = ctypes.c_double(EPS), pointer(self.gain)
         if not case.backward:
@@ -122,7 +134,8 @@ class Buffers:
         """The plain PyTorch function of (x) or (x, gain)."""
         case, (cos, sin) = self.case, self.table(dtype)
         if not case.norm:
-            return lambda x: turned(x, cos, sin, case.interleaved)
+            turn = turn_in_place if case.in_place else turned
+            return lambda x: turn(x, cos, sin, case.interleaved)
         return lambda x, gain: turned(F.rms_norm(x, (case.d,), None, EPS), cos, sin, case.interleaved) * gain[:, None].to(x.dtype)
 
     def leaves(self, k, grad=False):
@@ -149,20 +162,22 @@ def check(buffers, native):
     """The relative error of one fresh call, and what it may be: 1.5 times what the plain chain of the same dtype loses."""
     case = buffers.case
     buffers.x[0].normal_(std=2)
-    buffers.out[0].fill_(float("nan"))
+    before = [t.clone() for t in buffers.leaves(0)]
+    if not case.in_place:
+        buffers.out[0].fill_(float("nan"))
     buffers.dgain.zero_()
     buffers.ours(native)(0)
     torch.cuda.synchronize()
 
     def results(dtype):
-        function, leaves = buffers.forward(dtype), [t.to(dtype) for t in buffers.leaves(0)]
+        function, leaves = buffers.forward(dtype), [t.to(dtype, copy=True) for t in before]
         if dtype != torch.float64 and case.norm:
             leaves[1] = buffers.gain  # stays in fp32, as it is for us
         if not case.backward:
             return (function(*leaves),)
         leaves = [t.detach().requires_grad_() for t in leaves]
         return torch.autograd.grad(function(*leaves), leaves, buffers.dy[0].to(dtype))
-    got = (buffers.out[0],) + ((buffers.dgain,) if case.norm and case.backward else ())
+    got = (buffers.x[0] if case.in_place else buffers.out[0],) + ((buffers.dgain,) if case.norm and case.backward else ())
     want, chain = results(torch.float64), results(DTYPES[case.dtype])
     return max(((relative_error([g], [w]), 1.5 * relative_error([c], [w])) for g, w, c in zip(got, want, chain)), key=lambda r: r[0] / r[1])
 
@@ -175,7 +190,7 @@ def measure(case, native, l2_bytes, copy_tbps, liger):
     compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
     graphs = {"ours": captured(buffers.ours(native), buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
     absent = {}
-    if liger and not case.norm and not case.interleaved:
+    if liger and not case.norm and not case.interleaved and (case.in_place or case.rotary == case.d):
         try:
             graphs["liger"] = buffers.liger(liger)
         except Exception as e:  # a peer that cannot run here is listed with its reason

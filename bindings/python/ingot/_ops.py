@@ -535,6 +535,15 @@ def run_rope(x, positions, cos, sin, interleaved, sign):
     return y
 
 
+def run_rope_(x, positions, cos, sin, interleaved, sign):
+    if _as_heads(x) is not x:
+        raise ValueError(f"rope_: x: found strides {x.stride()} for shape {tuple(x.shape)}, expected contiguous heads, tokens one stride apart")
+    _C.rope(x, x, dense(positions), dense(cos), dense(sin), interleaved, sign)
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)  # autograd is to find out where it had kept x
+    return x
+
+
 def _setup_rope(ctx, inputs, output):
     _, positions, cos, sin, ctx.interleaved, ctx.sign = inputs
     ctx.save_for_backward(positions, cos, sin)

@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 from . import _C, _ops
 from ._C import route
 
-__all__ = ["activation", "fused_mlp", "qk_norm_rope", "rms_norm", "rope", "rope_table", "swiglu"]
+__all__ = ["activation", "fused_mlp", "qk_norm_rope", "rms_norm", "rope", "rope_", "rope_table", "swiglu"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
 
@@ -143,6 +143,17 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     if not is_compiling() and route(x) == _PLAIN:
         return _ops.run_rope(x, positions, cos, sin, interleaved, sign)
     return _ops.rope_op(x, positions, cos, sin, interleaved, sign)
+
+
+def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
+    """`rope` in place: turns x and returns it. What a partial rotation leaves alone is not even read, which saves its share of the time.
+
+    For inference: refused where gradients are recorded and under torch.compile.
+    """
+    positions = _positions("rope_", x, positions)
+    if is_compiling() or route(x) != _PLAIN:
+        raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
+    return _ops.run_rope_(x, positions, cos, sin, interleaved, sign)
 
 
 def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-23, interleaved=False, sign=1):

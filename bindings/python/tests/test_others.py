@@ -72,6 +72,13 @@ def test_rope_over_layouts_positions_and_partial_rotations(device, dtype, interl
                 assert_near(y, oracle, 8 if dtype is torch.float32 else 1.5, name)
                 assert_near(x.grad, ox.grad, 8 if dtype is torch.float32 else 1.5, name)
                 assert torch.equal(functional.rope(x.detach(), cos, sin, positions, interleaved=interleaved), y)
+                base = x.detach().clone(memory_format=torch.contiguous_format)
+                assert functional.rope_(base, cos, sin, positions, interleaved=interleaved) is base and base._version == 1
+                assert_near(base, y.detach(), 8 if dtype is torch.float32 else 1.5, name)
+    with pytest.raises(NotImplementedError, match="rope_: found a call that autograd"):
+        functional.rope_(plain.requires_grad_(), cos, sin)
+    with pytest.raises(ValueError, match="rope_: x: found strides"):
+        functional.rope_(torch.randn(2, S, D, H, device=device).transpose(2, 3), cos, sin)
 
 
 def test_qk_norm_rope_is_norm_rotation_and_gain(device):

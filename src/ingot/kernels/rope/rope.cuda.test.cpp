@@ -372,6 +372,46 @@ TEST_F(RopeCuda, GivesTheSameWithOneVectorALane) {
         if (HasFailure()) return;
       }
 }
+
+TEST_F(RopeCuda, GivesTheSameWithTwoHeadsALane) {
+  const Case some[] = {{.tokens = 50, .heads = 6, .d = 64, .rotary = 64},
+                       {.tokens = 50, .heads = 1, .d = 64, .rotary = 32},
+                       {.tokens = 31, .heads = 9, .d = 128, .rotary = 64, .type = DType::f32, .interleaved = true},
+                       {.tokens = 33, .heads = 3, .d = 128, .rotary = 96},
+                       {.tokens = 31, .heads = 5, .d = 80, .rotary = 48, .type = DType::f16, .gap = 8}};
+  for (const Case& c : some)
+    for (int threads : {32, 96, 128})
+      for (bool in_place : {false, true}) {
+        Operands o(c);
+        const auto tuning = [&](const Rope& a) {
+          cuda::RopeTuning t = cuda::default_rope_tuning(a);
+          t.config.lanes = std::max(t.config.lanes, 16);
+          t.config.per_lane = t.config.heads = 2;
+          t.config.threads = threads;
+          return t;
+        };
+        SCOPED_TRACE(::testing::Message() << c << " threads " << threads << " in place " << in_place);
+        const auto dgain = values(o.dgain.host());
+        o.upload();
+        o.run();  // under the default, for what this configuration is not for
+        rope(o.rope_op(o.x, o.rotated), {});
+        rope_backward(o.rope_op(o.dy, o.back), {});
+        o.download();
+        const auto rotated = values(o.rotated.host()), back = values(o.back.host());
+        const Rope forward = o.rope_op(o.x, in_place ? o.x : o.rotated),
+                   backward = o.rope_op(o.dy, in_place ? o.dy : o.back);
+        cuda::rope_with(forward, tuning(forward), {});
+        cuda::rope_backward_with(backward, tuning(backward), {});
+        o.download();
+        if (!in_place) check_against_fp64(o, dgain);
+        if (in_place) {
+          EXPECT_EQ(values(o.x.host()), rotated);
+          EXPECT_EQ(values(o.dy.host()), back);
+        }
+        EXPECT_TRUE(o.x.untouched() && o.dy.untouched());
+        if (HasFailure()) return;
+      }
+}
 #endif
 
 TEST_F(RopeCuda, OutputsMayReplaceInputs) {

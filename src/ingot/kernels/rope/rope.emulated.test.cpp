@@ -128,6 +128,22 @@ TEST(RopeEmulated, OneVectorALaneAgreesWithTheFp64Loop) {
                 .evict_first = threads == 32});
 }
 
+TEST(RopeEmulated, TwoHeadsALaneAgreeWithTheFp64Loop) {
+  const Case some[] = {{7, 3, 32, 32, 0, DType::bf16},
+                       {3, 2, 40, 40, 0, DType::bf16, true, false},
+                       {6, 1, 48, 16, 0, DType::f16, false, true, false}};
+  for (const Case& c : some)
+    for (int threads : {32, 96}) {
+      const Operands o(c, c.type);
+      cuda::RopeTuning tuning = cuda::default_rope_tuning(o.rope_op());
+      tuning.config.threads = threads, tuning.config.per_lane = tuning.config.heads = 2;
+      cuda::rope_with(o.rope_op(), tuning, {});
+      const auto got = values(o.rotated);
+      cuda::rope_with(o.rope_op(), cuda::default_rope_tuning(o.rope_op()), {});
+      EXPECT_EQ(got, values(o.rotated));
+    }
+}
+
 TEST(RopeEmulated, ElementsServeWhatVectorsDoNotReach) {
   const Case some[] = {{7, 3, 21, 6, 3, DType::bf16}, {5, 2, 18, 18, 1, DType::f32, true}, {2, 1, 2, 2, 0, DType::f16}};
   for (const Case& c : some)

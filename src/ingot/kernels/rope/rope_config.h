@@ -20,10 +20,14 @@ struct RopeConfig {
   int threads = 128;    // per block
   int iterations = 1;   // with a norm: tokens a thread takes one after the other, at least
   int per_lane = 2;     // vectors
+  int heads = 1;        // or 2 a lane: vectors without a norm, two a head
   bool operator==(const RopeConfig&) const = default;
 };
 
-constexpr int kRopeThreads = 256;  // a block has at most
+constexpr int kRopeThreads = 256;      // a block has at most
+constexpr int kRopePairThreads = 128;  // and one whose lanes have two heads
+// From here on nothing of what is written can still be in L2 when it is read next.
+constexpr int64_t kRopeLargeBytes = int64_t(64) << 20;
 constexpr int kRopeMaxNormLanes = 32;
 
 struct RopeShape {
@@ -67,6 +71,10 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
     while (c.lanes < 32 && 2 * c.lanes < s.head_dim) c.lanes *= 2;
   }
   if (!s.norm) {
+    if (c.vectors && s.tokens * s.heads * s.head_dim * size_of(s.dtype) > kRopeLargeBytes && s.heads > 1) {
+      c.heads = 2;
+      return c;
+    }
     // What turns and what passes through in whole lines of memory.
     const int64_t row = rope_row_vectors(s);
     if (c.vectors && 2 * s.half < s.head_dim && !s.in_place && row <= 32 && (row & (row - 1)) == 0)
