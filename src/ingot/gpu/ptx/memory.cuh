@@ -23,7 +23,7 @@ __device__ inline void load_streaming(const void* p, uint32_t (&w)[4]) {
 }
 
 // For what is read twice: the first time it is told to stay in L1 and, at the cost of all else, in L2; the second time
-// to be the first to leave both. Never the first without the second: it would stay for long after the kernel.
+// to be the first to leave both. Without the second it stays for long, so that what is written leaves L2 before it.
 __device__ inline void load_keeping(const void* p, uint32_t (&w)[4]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile(
