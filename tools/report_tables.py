@@ -39,7 +39,8 @@ def train_step_table(report):
     yield "| step of | products | Ingot | PyTorch eager | torch.compile | faster than the best | memory, of the best's |"
     yield "|---|---|---:|---:|---:|---:|---:|"
     by_key = {(r["shape"], r["precision"], r["mode"]): r for r in report["results"]}
-    for shape, precision in dict.fromkeys((r["shape"], r["precision"]) for r in report["results"]):
+    cases = dict.fromkeys((r["shape"], r["precision"]) for r in report["results"])
+    for shape, precision in sorted(cases, key=lambda c: (c[0] != "nano", c[1] != "fp32")):
         ours, eager, compiled = (by_key.get((shape, precision, m)) for m in ("native", "eager", "compile"))
         if not (ours and eager and compiled):
             continue
