@@ -12,7 +12,8 @@ def weak_symbols(path):
     lines = subprocess.run(["nm", "--defined-only", "--demangle", path], check=True, capture_output=True, text=True).stdout
     for line in lines.splitlines():
         fields = line.split(maxsplit=2)
-        if len(fields) == 3 and fields[1] in WEAK:
+        # DW.ref.*, a pointer to the unwinder's routine, is data, the same at every level.
+        if len(fields) == 3 and fields[1] in WEAK and not fields[2].startswith("DW.ref."):
             yield f"{path}: found the weak symbol '{fields[2]}', expected only symbols of the level's own namespace"
 
 
