@@ -163,9 +163,9 @@ void attention_f32(const Attention& a) {
     first[s + 1] = first[s] + forward_blocks(segment(a.cu_q, a.cu_k, a.ring, a.k_first, s), group);
   const int64_t blocks = first[segments];
   ingot::parallel_tasks(blocks * kv_heads, [&](int64_t task) {
-    const int64_t block = blocks - 1 - task / kv_heads;  // a segment's last queries see most: they start first
-    const int64_t s = std::upper_bound(first, first + segments + 1, block) - first - 1;
-    forward_task(a, segment(a.cu_q, a.cu_k, a.ring, a.k_first, s), task % kv_heads, block - first[s]);
+    const int64_t at = task / kv_heads, s = std::upper_bound(first, first + segments + 1, at) - first - 1;
+    const int64_t block = first[s + 1] - 1 - at;  // a segment's last queries see most: they start first
+    forward_task(a, segment(a.cu_q, a.cu_k, a.ring, a.k_first, s), task % kv_heads, block);
   });
 }
 
@@ -183,7 +183,7 @@ void attention_backward_f32(const AttentionBackward& a) {
   float* dsinks = partial + partial_floats * kv_heads;
   plan_backward(a, chunk);
   ingot::parallel_tasks(plan.chunks * kv_heads, [&](int64_t task) {
-    const int64_t i = plan.chunks - 1 - task / kv_heads, kv_head = task % kv_heads;
+    const int64_t i = task / kv_heads, kv_head = task % kv_heads;
     const Chunk& c = chunk[i];
     float* sums = c.partial < 0 ? nullptr : partial + kv_head * partial_floats + c.partial * sum_width(a);
     backward_task(a, c, kv_head, sums, dsinks + i * heads + kv_head * group);

@@ -223,9 +223,10 @@ template <class How, class T, class Finish> void packed_product(const Gemm<T>& g
           k0, std::min(g.k, k0 + cut.k_chunk), n0, std::min(g.n, n0 + cut.n_chunk), packed + cut.b_bytes, packed};
       const int64_t col_panels = ceil_div(chunk.n_end - n0, cut.tile.cols);
       pack_chunk<How>(g, chunk, cut.row_panels, col_panels, serial);
-      const int64_t row_tiles = ceil_div(cut.row_panels, cut.tile_rows);
-      run_tasks(serial, row_tiles * ceil_div(col_panels, cut.tile_cols), [&](int64_t task) {
-        const int64_t i = task % row_tiles * cut.tile_rows, j = task / row_tiles * cut.tile_cols;
+      const int64_t row_tiles = ceil_div(cut.row_panels, cut.tile_rows),
+                    col_tiles = ceil_div(col_panels, cut.tile_cols);
+      run_tasks(serial, row_tiles * col_tiles, [&](int64_t task) {
+        const int64_t i = task / col_tiles * cut.tile_rows, j = task % col_tiles * cut.tile_cols;
         const GemmRange range{i, std::min(i + cut.tile_rows, cut.row_panels), j,
                               std::min(j + cut.tile_cols, col_panels)};
         How::run(g, chunk, range, thread_scratch(kTaskProductSlot, cut.task_bytes));

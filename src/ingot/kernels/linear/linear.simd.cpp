@@ -145,33 +145,40 @@ void pack_panel(const T* b, int64_t b_row, int64_t b_col, int64_t k, int64_t col
   }
 }
 
+// Rows along the panels (b_col == 1) are read some at a time from end to end, as prefetchers like it.
+constexpr int64_t kPackSteps = 8;
+
 template <class T> void pack_part(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range) {
   constexpr int L = kLanes<T>, N = kCols<T>;
-  const int64_t k_all = chunk.k_end - chunk.k_begin, k = range.p_end - range.p_begin;
-  for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
-    const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
-    const int64_t width = cols <= L ? L : N;
-    const T* from = g.b + (chunk.k_begin + range.p_begin) * g.b_row + j * g.b_col;
-    T* to = static_cast<T*>(chunk.packed) + panel * N * k_all + range.p_begin * width;
-    if (g.round)
-      pack_panel<T, true>(from, g.b_row, g.b_col, k, cols, width, to);
-    else
-      pack_panel<T, false>(from, g.b_row, g.b_col, k, cols, width, to);
+  const int64_t k_all = chunk.k_end - chunk.k_begin, steps = g.b_col == 1 ? kPackSteps : range.p_end - range.p_begin;
+  for (int64_t p = range.p_begin; p < range.p_end; p += steps) {
+    const int64_t k = range.p_end - p < steps ? range.p_end - p : steps;
+    for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
+      const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
+      const int64_t width = cols <= L ? L : N;
+      const T* from = g.b + (chunk.k_begin + p) * g.b_row + j * g.b_col;
+      T* to = static_cast<T*>(chunk.packed) + panel * N * k_all + p * width;
+      if (g.round)
+        pack_panel<T, true>(from, g.b_row, g.b_col, k, cols, width, to);
+      else
+        pack_panel<T, false>(from, g.b_row, g.b_col, k, cols, width, to);
+    }
   }
 }
 
-// Copies R elements from each of k rows: panels of a whose rows lie along memory become [p][R].
-template <class T, int R> void copy_columns(const T* from, int64_t step, int64_t k, T* to) {
+// Copies R elements from each of k rows: panels of a whose rows lie along memory become [p][R]. Whole registers: what
+// lies beyond R in a row is overwritten by the next one. The last rows of a range are copied exactly, as another task's
+// follow.
+template <class T, int R> void copy_columns(const T* from, int64_t step, int64_t k, bool last, T* to) {
   constexpr int L = kLanes<T>, V = (R + L - 1) / L;
+  const int64_t whole = step < V * L ? 0 : last ? k - (V * L + R - 1) / R : k;
   int64_t p = 0;
-  // Whole registers: what lies beyond R in a row is overwritten by the next one. The last rows are copied exactly.
-  if (step >= V * L)
-    for (; p + 1 + (V * L + R - 1) / R <= k; ++p)
-      for (int v = 0; v < V; ++v) store(to + p * R + v * L, load(from + p * step + v * L));
+  for (; p < whole; ++p)
+    for (int v = 0; v < V; ++v) store(to + p * R + v * L, load(from + p * step + v * L));
   for (; p < k; ++p) __builtin_memcpy(to + p * R, from + p * step, sizeof(T) * R);
 }
 template <class T> struct CopyTable {
-  void (*at[kRows + 1])(const T*, int64_t, int64_t, T*) = {};
+  void (*at[kRows + 1])(const T*, int64_t, int64_t, bool, T*) = {};
   template <int R> constexpr void fill() {
     at[R] = &copy_columns<T, R>;
     if constexpr (R > 1) fill<R - 1>();
@@ -184,14 +191,18 @@ template <class T> constexpr CopyTable<T> kCopyColumns;
 // panel, [p][rows of the panel].
 template <class T> void pack_columns_of_a(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range) {
   const int64_t panels = (g.m + kRows - 1) / kRows, k_all = chunk.k_end - chunk.k_begin;
-  const int64_t k = range.p_end - range.p_begin;
-  for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
-    const int64_t row = detail::panel_begin(panel, g.m, panels),
-                  rows = detail::panel_begin(panel + 1, g.m, panels) - row;
-    T* to = static_cast<T*>(chunk.packed_a) + row * k_all + range.p_begin * rows;
-    kCopyColumns<T>.at[rows](g.a + row * g.a_row + (chunk.k_begin + range.p_begin) * g.a_col, g.a_col, k, to);
-    if (g.round)
-      for (int64_t i = 0; i < k * rows; ++i) to[i] = round_bf16(to[i]);
+  const T* from = g.a + chunk.k_begin * g.a_col;
+  for (int64_t p = range.p_begin; p < range.p_end; p += kPackSteps) {
+    const int64_t k = range.p_end - p < kPackSteps ? range.p_end - p : kPackSteps;
+    int64_t row = detail::panel_begin(range.panel_begin, g.m, panels);
+    for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
+      const int64_t end = detail::panel_begin(panel + 1, g.m, panels), rows = end - row;
+      T* to = static_cast<T*>(chunk.packed_a) + row * k_all + p * rows;
+      kCopyColumns<T>.at[rows](from + row + p * g.a_col, g.a_col, k, p + k == range.p_end, to);
+      if (g.round)
+        for (int64_t i = 0; i < k * rows; ++i) to[i] = round_bf16(to[i]);
+      row = end;
+    }
   }
 }
 
