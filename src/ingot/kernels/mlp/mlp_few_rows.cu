@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/mlp/mlp_few_rows_maps.h"
@@ -27,7 +29,11 @@ bool mlp_few_rows_takes(const Mlp& m) {
   return mlp_fast_type(m) && m.layers.size() <= size_t(kMlpMaxLayers) && m.x.rows() <= int64_t(1) << 30;
 }
 void mlp_few_rows(const Mlp& m, Stream stream) {
-  m.x.dtype == DType::f16 ? launch_mlp_few_rows<f16>(m, stream) : launch_mlp_few_rows<bf16>(m, stream);
+  const bool norms = std::any_of(m.layers.begin(), m.layers.end(), [](const MlpLayer& layer) { return bool(layer.g); });
+  if (m.x.dtype == DType::f16)
+    norms ? launch_mlp_few_rows<f16, true>(m, stream) : launch_mlp_few_rows<f16, false>(m, stream);
+  else
+    norms ? launch_mlp_few_rows<bf16, true>(m, stream) : launch_mlp_few_rows<bf16, false>(m, stream);
 }
 
 }  // namespace ingot::cuda

@@ -49,7 +49,8 @@ template <class T> __device__ __forceinline__ float bias_element(const MlpLayerP
   return layer.b != nullptr && n < layer.n ? tile::to_float(static_cast<const T*>(layer.b)[n]) : 0.f;
 }
 
-template <class T, class F, int kPanels, int kRows> struct Block {
+// kNorm: with weight norm. Its warps and its code would cost the others registers and time.
+template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
   static constexpr bool kSavesArgument = !has_slope_from_value<F>;
   using Shared = Memory<kPanels, kRows, kSavesArgument>;
   static constexpr int kWidth = Shared::kWidth, kWarps = 4 * kPanels;
@@ -94,7 +95,8 @@ template <class T, class F, int kPanels, int kRows> struct Block {
   // One thread.
   __device__ void prepare() {
     for (uint64_t& full : s.full) ptx::mbarrier_init(&full, 1);
-    for (uint64_t& normed : s.normed) ptx::mbarrier_init(&normed, kNormArrivals<kPanels>);
+    if constexpr (kNorm)
+      for (uint64_t& normed : s.normed) ptx::mbarrier_init(&normed, kNormArrivals<kPanels>);
     ptx::mbarrier_init(&s.x_full, 1);
     ptx::mbarrier_init(&s.formed, kWarps);
     ptx::mbarrier_init(&s.stored, 1);
@@ -105,10 +107,6 @@ template <class T, class F, int kPanels, int kRows> struct Block {
       ptx::prefetch_tensor_map(&maps.w[l]);
       if (p.layer[l].saved != nullptr && !p.saved_f32) ptx::prefetch_tensor_map(&maps.saved[l]);
     }
-  }
-  __device__ void prefetch() const {
-    if (warp == 0 && lane < kPanels) ptx::tensor_prefetch(&maps.x, int(lane) * kPanel, int(row));
-    if (warp == 1 && lane < uint32_t(p.layers)) prefetch_weights(p, lane);
   }
   __device__ void load_vectors() {
     for (uint32_t i = threadIdx.x; i < uint32_t(p.layers) * kWidth; i += blockDim.x) {
@@ -160,11 +158,12 @@ template <class T, class F, int kPanels, int kRows> struct Block {
     const MlpLayerParams& layer = p.layer[l];
     const bool active = l + 1 < p.layers || p.activate_last, saves = layer.saved != nullptr;
     const uint32_t w = ptx::shared_address(s.stage[slot].w);
-    if (l == 0 && layer.g != nullptr) {  // nothing else to do yet
+    const bool norms = kNorm && layer.g != nullptr;
+    if (l == 0 && norms) {  // nothing else to do yet
       wait_warp_or_trap(&s.full[0], 0);
       normalise<T, kPanels>(w, s.gain[0], &s.normed[0], warp, kWarps);
     }
-    wait_warp_or_trap(layer.g != nullptr ? &s.normed[slot] : &s.full[slot], l / a.stages & 1);
+    wait_warp_or_trap(norms ? &s.normed[slot] : &s.full[slot], l / a.stages & 1);
     wait_warp_or_trap(l > 0 ? &s.formed : &s.x_full, l > 0 ? (l - 1) & 1 : 0);
     float sums[kSums];
     multiply(sums, w, ptx::shared_address(s.h[l & 1]));
@@ -198,33 +197,32 @@ template <class T, class F, int kPanels, int kRows> struct Block {
   }
 };
 
-template <class T, class F, int kPanels, int kRows>
-__global__ void __launch_bounds__(threads<kPanels>(true), 1)
+template <class T, class F, int kPanels, int kRows, bool kNorm>
+__global__ void __launch_bounds__(threads<kPanels>(kNorm), 1)
     mlp_few_rows_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Params a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  using This = Block<T, F, kPanels, kRows>;
+  using This = Block<T, F, kPanels, kRows, kNorm>;
   This block{*reinterpret_cast<typename This::Shared*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
   __syncwarp();
   __syncthreads();
   ptx::let_next_kernel_start();
-  block.prefetch();
   ptx::wait_for_earlier_kernels();
   const Role role = role_of<kPanels>(block.warp);
   const bool copies = role == Role::copy && block.lane == 0;
   if (copies) block.start_loading();
   __syncwarp();
-  if (a.network.has_bias || a.network.has_gain) block.load_vectors();
+  if (kNorm || a.network.has_bias) block.load_vectors();
   if (role == Role::multiply)
     for (int l = 0; l < a.network.layers; ++l) block.run(l);
-  else if (role == Role::form_weights)
+  else if (kNorm && role == Role::form_weights)
     block.form_weights();
   else if (copies)
     block.store_and_reload();
 }
 
-template <class T, class F, int kPanels, int kRows> void launch_as(const Mlp& m, Stream stream) {
-  using Shared = typename Block<T, F, kPanels, kRows>::Shared;
+template <class T, class F, int kPanels, int kRows, bool kNorm> void launch_as(const Mlp& m, Stream stream) {
+  using Shared = typename Block<T, F, kPanels, kRows, kNorm>::Shared;
   Params a{.network = mlp_forward_params(m)};
   const int64_t blocks = (m.x.rows() + kRows - 1) / kRows;
   // Up to about half of the SMs: blocks side by side leave whole neighbourhoods free for the clusters of a backward
@@ -232,9 +230,9 @@ template <class T, class F, int kPanels, int kRows> void launch_as(const Mlp& m,
   const int together = blocks <= 64 ? 8 : 1;
   const int64_t stage = sizeof(typename Shared::Stage), rest = sizeof(Shared) - stage;
   a.stages = int(std::min<int64_t>(a.network.layers, (kMlpSharedBytes - rest) / stage));
-  gpu::launch("mlp", mlp_few_rows_kernel<T, F, kPanels, kRows>,
+  gpu::launch("mlp", mlp_few_rows_kernel<T, F, kPanels, kRows, kNorm>,
               {.grid = (blocks + together - 1) / together * together,
-               .block = threads<kPanels>(a.network.has_gain),
+               .block = threads<kPanels>(kNorm),
                .smem = rest + a.stages * stage,
                .cluster = together,
                .overlap = true,
@@ -246,14 +244,14 @@ template <class T, class F, int kPanels, int kRows> void launch_as(const Mlp& m,
 
 namespace ingot::cuda {
 
-template <class T> void launch_mlp_few_rows(const Mlp& m, Stream stream) {
+template <class T, bool kNorm> void launch_mlp_few_rows(const Mlp& m, Stream stream) {
   if (m.x.rows() == 0) return;
   with_activation(m.act, [&](auto f) {
     using F = decltype(f);
     const auto launch = [&](auto panels) {
       constexpr int kPanels = decltype(panels)::value;
-      if (m.x.rows() <= few_rows::kFewest) return few_rows::launch_as<T, F, kPanels, 16>(m, stream);
-      few_rows::launch_as<T, F, kPanels, 32>(m, stream);
+      if (m.x.rows() <= few_rows::kFewest) return few_rows::launch_as<T, F, kPanels, 16, kNorm>(m, stream);
+      few_rows::launch_as<T, F, kPanels, 32, kNorm>(m, stream);
     };
     if (mlp_panels(m) == 1) return launch(std::integral_constant<int, 1>());
     launch(std::integral_constant<int, 2>());

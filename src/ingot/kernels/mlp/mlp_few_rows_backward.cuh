@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -51,7 +52,7 @@ template <int kPanels, int kRows> struct ChainMemory {
   Stage stage[1];  // more follow: as many as layers, or as fit
 };
 
-template <class T, int kPanels, int kRows> struct ChainBlock {
+template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
   using Memory = ChainMemory<kPanels, kRows>;
   static constexpr int kWidth = Memory::kWidth, kWarps = 4 * kPanels;
   static constexpr int kSums = kRows / 2;  // a thread's: two neighbouring features' of every row
@@ -176,7 +177,7 @@ template <class T, int kPanels, int kRows> struct ChainBlock {
     const uint32_t w = ptx::shared_address(s.stage[slot].w), h = ptx::shared_address(s.stage[slot].h);
     float sums[kSums], slope[kSums];
     wait_warp_or_trap(&s.full[slot], step / a.stages & 1);
-    if (a.layer[l].g != nullptr) {
+    if (kNorm && a.layer[l].g != nullptr) {
       if (step == 0) normalise<T, kPanels>(w, s.gain[l], &s.normed[0], warp, kWarps);  // nothing else to do yet
       wait_warp_or_trap(&s.normed[slot], step / a.stages & 1);
     }
@@ -198,7 +199,8 @@ template <class T, int kPanels, int kRows> struct ChainBlock {
   // One thread.
   __device__ void prepare() {
     for (uint64_t& full : s.full) ptx::mbarrier_init(&full, 2);
-    for (uint64_t& normed : s.normed) ptx::mbarrier_init(&normed, kNormArrivals<kPanels>);
+    if constexpr (kNorm)
+      for (uint64_t& normed : s.normed) ptx::mbarrier_init(&normed, kNormArrivals<kPanels>);
     ptx::mbarrier_init(&s.dy_full, 2);
     ptx::mbarrier_init(&s.formed, kWarps);
     ptx::mbarrier_init(&s.stored, 1);
@@ -232,11 +234,11 @@ template <class T, int kPanels, int kRows> struct ChainBlock {
   }
 };
 
-template <class T, int kPanels, int kRows>
-__global__ void __launch_bounds__(threads<kPanels>(true), 1)
+template <class T, int kPanels, int kRows, bool kNorm>
+__global__ void __launch_bounds__(threads<kPanels>(kNorm), 1)
     chain_kernel(const __grid_constant__ ChainMaps maps, const __grid_constant__ Chain a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  ChainBlock<T, kPanels, kRows> block{*reinterpret_cast<ChainMemory<kPanels, kRows>*>(memory), maps, a};
+  ChainBlock<T, kPanels, kRows, kNorm> block{*reinterpret_cast<ChainMemory<kPanels, kRows>*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
   __syncwarp();
   __syncthreads();
@@ -247,14 +249,14 @@ __global__ void __launch_bounds__(threads<kPanels>(true), 1)
   const bool copies = role == Role::copy && block.lane == 0;
   if (copies) block.start_loading();
   __syncwarp();
-  if (a.has_gain) block.load_gains();
+  if constexpr (kNorm) block.load_gains();
   if (a.activate_last) {
     wait_warp_or_trap(&block.s.dy_full, 0);
     block.enter();
   }
   if (role == Role::multiply)
     for (int step = 0; step < block.steps(); ++step) block.run(step);
-  else if (role == Role::form_weights)
+  else if (kNorm && role == Role::form_weights)
     block.form_weights();
   else if (copies)
     block.store_and_reload();
@@ -518,13 +520,13 @@ __global__ void __launch_bounds__(kMultipliers<kPanels>)
 
 // --- launches
 
-template <class T, int kPanels, int kRows>
+template <class T, int kPanels, int kRows, bool kNorm>
 void launch_chain_of(const ChainMaps& maps, const Chain& a, int64_t rows, int device, Stream stream) {
   using Memory = ChainMemory<kPanels, kRows>;
   const int64_t blocks = (rows + kRows - 1) / kRows;
-  gpu::launch("mlp_backward", chain_kernel<T, kPanels, kRows>,
+  gpu::launch("mlp_backward", chain_kernel<T, kPanels, kRows, kNorm>,
               {.grid = blocks,
-               .block = threads<kPanels>(a.has_gain),
+               .block = threads<kPanels>(kNorm),
                .smem = int64_t(sizeof(Memory)) + (a.stages - 1) * int64_t(sizeof(typename Memory::Stage)),
                .overlap = true,
                .device = device},
@@ -544,13 +546,17 @@ void launch_sums_of(const SumMaps& maps, const Sums& a, int64_t tiles, int devic
 }
 
 template <class T> void launch_chain(const ChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
-  const auto with_rows = [&](auto panels) {
+  const auto with_rows = [&](auto panels, auto norm) {
     constexpr int kPanels = decltype(panels)::value;
-    if (at.block_rows == 16) return launch_chain_of<T, kPanels, 16>(maps, a, at.rows, at.device, stream);
-    if (at.block_rows == 32) return launch_chain_of<T, kPanels, 32>(maps, a, at.rows, at.device, stream);
-    launch_chain_of<T, kPanels, 64>(maps, a, at.rows, at.device, stream);
+    constexpr bool kNorm = decltype(norm)::value;
+    if (at.block_rows == 16) return launch_chain_of<T, kPanels, 16, kNorm>(maps, a, at.rows, at.device, stream);
+    if (at.block_rows == 32) return launch_chain_of<T, kPanels, 32, kNorm>(maps, a, at.rows, at.device, stream);
+    launch_chain_of<T, kPanels, 64, kNorm>(maps, a, at.rows, at.device, stream);
   };
-  at.panels == 2 ? with_rows(std::integral_constant<int, 2>()) : with_rows(std::integral_constant<int, 1>());
+  const auto with_panels = [&](auto panels) {
+    a.has_gain ? with_rows(panels, std::true_type()) : with_rows(panels, std::false_type());
+  };
+  at.panels == 2 ? with_panels(std::integral_constant<int, 2>()) : with_panels(std::integral_constant<int, 1>());
 }
 template <class T> void launch_sums(const SumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream) {
   const auto with_tile = [&](auto panels) {

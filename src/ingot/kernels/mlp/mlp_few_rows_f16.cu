@@ -2,6 +2,6 @@
 
 namespace ingot::cuda {
 
-template void launch_mlp_few_rows<f16>(const Mlp&, Stream);
+template void launch_mlp_few_rows<f16, false>(const Mlp&, Stream);
 
 }  // namespace ingot::cuda

@@ -1,5 +1,6 @@
 #pragma once
-// The tensors of the few-rows forward form as the copy engine takes them.
+// The few-rows forward form on the host's side: its tensors as the copy engine takes them, and its launchers, each in a
+// file of its own.
 #include <cuda.h>
 
 #include "ingot/kernels/mlp/mlp_few_rows.h"
@@ -15,3 +16,10 @@ struct Maps {
 Maps make_maps(const Mlp& m, const MlpForwardParams& p, int block_rows, int panels);
 
 }  // namespace ingot::cuda::few_rows
+
+namespace ingot::cuda {
+
+// T: f16 or bf16. kNorm: with weight norm.
+template <class T, bool kNorm> void launch_mlp_few_rows(const Mlp& m, Stream stream);
+
+}  // namespace ingot::cuda

@@ -1,0 +1,7 @@
+#include "ingot/kernels/mlp/mlp_few_rows.cuh"
+
+namespace ingot::cuda {
+
+template void launch_mlp_few_rows<f16, true>(const Mlp&, Stream);
+
+}  // namespace ingot::cuda
