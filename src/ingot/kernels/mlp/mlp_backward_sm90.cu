@@ -23,11 +23,11 @@ struct LayerGradients {
 struct SumArguments {
   LayerGradients layer[kMlpMaxLayers];
   const float* partial = nullptr;
-  int width = 0;
 };
 
 // Three blocks of it to an SM: those of six layers' gradients run at once.
 constexpr int kSumThreads = 384, kSumBlocks = 3;
+constexpr int kAtOnce = 4;  // parts that a thread of it asks for before it adds
 
 // Columns 4 * lane .. of one row of a gradient, and what else its sums need: read before the sums are there.
 struct GradientRow {
@@ -69,56 +69,66 @@ __device__ void add_row(const LayerGradients& at, int row, const GradientRow& of
 // Rows of dW come in pairs, 8 apart.
 __host__ __device__ constexpr int row_pairs(int n) { return (n + 15) / 16 * 8; }
 
-// One block for each pair of rows of each dW. Groups of half of `width` threads sum every so many parts; the order is
-// fixed.
-template <class T> __global__ void __launch_bounds__(kSumThreads, kSumBlocks) sum_kernel(SumArguments a) {
+// One block for each pair of rows of each dW. Groups of half of kWidth threads sum every so many parts; the order is
+// fixed. Little code: all SMs read it at once, while nothing else is done.
+template <class T, int kWidth> __global__ void __launch_bounds__(kSumThreads, kSumBlocks) sum_kernel(SumArguments a) {
+  constexpr int kAcross = kWidth / 2, kGroups = kSumThreads / kAcross;
   __shared__ float4 partial[kSumThreads];
   __shared__ float bias[kSumThreads / 32];
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
   int pair = int(blockIdx.x), l = 0;
+#pragma unroll 1
   while (pair >= row_pairs(a.layer[l].n)) pair -= row_pairs(a.layer[l++].n);
   const LayerGradients& at = a.layer[l];
   const int first_row = pair / 8 * 16 + pair % 8, row = first_row + 8 * warp;  // the latter of warps 0 and 1
   // The first kernel waited for all before it, so only what it writes itself is waited for here.
   GradientRow of;
   if (warp < 2 && row < at.n) of = load_row<T>(at, row, lane);
+  const int column = thread % kAcross * 2;
+  constexpr int64_t kStride = part_floats(kWidth / kPanel);
+  const float* part = a.partial + at.first_part * kStride;
+  const float4* from = reinterpret_cast<const float4*>(part) + part_float4(first_row, column, kWidth);
+  const int parts = column < at.k && (at.dw != nullptr || at.dg != nullptr) ? at.parts : 0;
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();  // it waits for this one in its turn
-  const int across = a.width / 2, groups = kSumThreads / across;
-  const int group = thread / across, column = thread % across * 2;
-  const int64_t stride = part_floats(a.width / kPanel);
-  const float* part = a.partial + at.first_part * stride;
-  const float* from = part + part_float4(first_row, column, a.width) * 4;
   float4 sum = {};
-  if (column < at.k && (at.dw != nullptr || at.dg != nullptr)) {
-#pragma unroll 7
-    for (int p = group; p < at.parts; p += groups) {
-      const float4 v = __ldcs(reinterpret_cast<const float4*>(from + p * stride));
-      sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-    }
+#pragma unroll 1
+  for (int p = thread / kAcross; p < parts; p += kAtOnce * kGroups) {
+    float4 v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (p + i * kGroups < parts) v[i] = __ldcs(from + (p + i * kGroups) * (kStride / 4));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (p + i * kGroups < parts) sum = make_float4(sum.x + v[i].x, sum.y + v[i].y, sum.z + v[i].z, sum.w + v[i].w);
   }
   partial[thread] = sum;
   if (at.db != nullptr) {
-    constexpr int kOfRow = kSumThreads / 2;
-    const int rows = bias_rows(a.width / kPanel), bias_row = first_row + thread / kOfRow * 8;
-    const float* db = part + int64_t(a.width) * a.width + bias_row;
+    constexpr int kOfRow = kSumThreads / 2, kRowsOf = bias_rows(kWidth / kPanel);
+    const int bias_row = first_row + thread / kOfRow * 8;
+    const float* db = part + kWidth * kWidth + bias_row;
     float b[1] = {};
-    for (int p = thread % kOfRow; bias_row < at.n && p < at.parts * rows; p += kOfRow)
-      b[0] += db[p / rows * stride + p % rows * a.width];
+#pragma unroll 1
+    for (int p = thread % kOfRow; bias_row < at.n && p < at.parts * kRowsOf; p += kOfRow)
+      b[0] += db[p / kRowsOf * kStride + p % kRowsOf * kWidth];
     tile::warp_sum(b, 32);
     if (lane == 0) bias[warp] = b[0];
   }
   __syncthreads();
   if (warp >= 2 || row >= at.n) return;
   float dw[4] = {};
-  for (int i = 0; i < groups && 2 * lane < across; ++i) {
-    const float4 left = partial[i * across + 2 * lane], right = partial[i * across + 2 * lane + 1];
-    dw[0] += warp == 0 ? left.x : left.z, dw[1] += warp == 0 ? left.y : left.w;
-    dw[2] += warp == 0 ? right.x : right.z, dw[3] += warp == 0 ? right.y : right.w;
+  if (2 * lane < kAcross) {
+    const float2* of_row = reinterpret_cast<const float2*>(partial) + 4 * lane + warp;
+#pragma unroll 2
+    for (int i = 0; i < kGroups; ++i, of_row += 2 * kAcross) {
+      const float2 left = of_row[0], right = of_row[2];
+      dw[0] += left.x, dw[1] += left.y, dw[2] += right.x, dw[3] += right.y;
+    }
   }
   add_row(at, row, of, dw, lane);
   if (lane == 0 && at.db != nullptr) {
     float b = 0;
+#pragma unroll 1
     for (int i = 0; i < kSumThreads / 64; ++i) b += bias[kSumThreads / 64 * warp + i];
     at.db[row] += b;
   }
@@ -303,7 +313,9 @@ backward_layers::Arguments make_layers_arguments(const MlpBackward& m, const Cut
   a.cluster = c.depth.cluster;
   a.entry = m.activate_last;
   a.partial = static_cast<float*>(m.workspace.data);
-  a.units = c.tiles;
+  a.clusters = c.clusters;
+  a.units_each = c.tiles / c.clusters;
+  a.units_left = c.tiles % c.clusters;
   a.act = m.act;
   a.want_dx = bool(m.dx);
   for (const MlpLayer& grad : m.grads) a.want_db = a.want_db || bool(grad.b);
@@ -311,7 +323,7 @@ backward_layers::Arguments make_layers_arguments(const MlpBackward& m, const Cut
 }
 
 SumArguments make_sum_arguments(const MlpBackward& m, const Cut& c) {
-  SumArguments a{.partial = static_cast<const float*>(m.workspace.data), .width = kPanel * mlp_panels(m)};
+  SumArguments a{.partial = static_cast<const float*>(m.workspace.data)};
   const auto at = [](const Tensor& t) { return t ? static_cast<float*>(t.data) : nullptr; };
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const MlpLayer &layer = m.layers[l], &grad = m.grads[l];
@@ -343,7 +355,7 @@ template <class T> void run(const MlpBackward& m, Stream stream) {
     gpu::launch("mlp_backward", layers_kernel(m), at, stream, make_maps(m, c), make_layers_arguments(m, c));
   int64_t pairs = 0;
   for (const MlpLayer& layer : m.layers) pairs += row_pairs(int(layer.w.rows()));
-  gpu::launch("mlp_backward: sums", sum_kernel<T>,
+  gpu::launch("mlp_backward: sums", mlp_panels(m) == 2 ? sum_kernel<T, 128> : sum_kernel<T, 64>,
               {.grid = pairs, .block = kSumThreads, .overlap = true, .device = m.x.device.index}, stream,
               make_sum_arguments(m, c));
 }

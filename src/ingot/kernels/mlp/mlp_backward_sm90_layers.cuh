@@ -19,6 +19,7 @@
 #include "ingot/core/dtype.h"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cluster.cuh"
+#include "ingot/gpu/ptx/cluster_start.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -61,7 +62,7 @@ struct Arguments {
   int layers = 0, cluster = 1;
   bool entry = false;  // the first block of a cluster forms dz_L = dy . f' of an activated last layer
   float* partial = nullptr;
-  int units = 0;
+  int clusters = 0, units_each = 0, units_left = 0;  // each takes so many units, the first ones one more
   Act act = Act::identity;
   bool want_dx = false, want_db = false;
 };
@@ -72,6 +73,7 @@ struct Plan {
   int units = 0, row = 0, row_step = 0;  // of its cluster; the first one's row, and from each to the next
   bool entry = false, top = false, bottom = false, sends = false;
   uint32_t rank = 0;
+  int cluster = 0;
 };
 
 template <int kPanels> struct SharedMemory {
@@ -104,25 +106,30 @@ template <class T, int kPanels> struct Block {
 
   // --- before the first unit
 
-  // One thread.
-  __device__ void initialise(uint32_t rank) {
+  // One thread. Little code, here and wherever all blocks start: they read it at once, and wait for it.
+  __device__ void initialise() {
+    const int cluster = a.cluster > 1 ? int(ptx::cluster_index()) : int(blockIdx.x);
+    const uint32_t rank = a.cluster > 1 ? ptx::cluster_rank() : 0;
     Plan& p = s.plan;
-    const int clusters = int(gridDim.x) / a.cluster, cluster = int(blockIdx.x) / a.cluster;
-    p.rank = rank;
+    p.rank = rank, p.cluster = cluster;
     p.top = rank == 0, p.bottom = int(rank) + 1 == a.cluster;
     p.entry = p.top && a.entry;
     p.layer = a.layers - int(rank) - (a.entry ? 0 : 1);
     p.sends = !p.bottom || a.want_dx;
-    p.units = (a.units - cluster + clusters - 1) / clusters;
-    p.row = cluster * kRows, p.row_step = clusters * kRows;
+    p.units = a.units_each + (cluster < a.units_left);
+    // From the last rows to the first: what a forward pass has stored last is still in L2.
+    p.row = (a.units_each * a.clusters + a.units_left - 1 - cluster) * kRows, p.row_step = -a.clusters * kRows;
     // Warps that read a unit: of the chain, and of dW.
     const uint32_t readers = (p.sends ? 4 * kTogether : 0) + (p.entry ? 0 : 4);
+    const uint32_t room = p.bottom ? kTogether : 1;
+#pragma unroll 1
     for (uint32_t i = 0; i < kDzSlots; ++i) {
       ptx::mbarrier_init(&s.dz_full[i], 1);
       ptx::mbarrier_init(&s.dz_empty[i], readers);
       for (auto& of_warpgroup : s.out_full) ptx::mbarrier_init(&of_warpgroup[i], 4);
-      ptx::mbarrier_init(&s.room[i], p.bottom ? kTogether : 1);
+      ptx::mbarrier_init(&s.room[i], room);
     }
+#pragma unroll 1
     for (uint32_t i = 0; i < kHSlots; ++i) {
       ptx::mbarrier_init(&s.h_full[i], 1);
       ptx::mbarrier_init(&s.h_empty[i], readers);
@@ -179,12 +186,14 @@ template <class T, int kPanels> struct Block {
   }
   // What can be asked for before the neighbours have started. One thread.
   __device__ void start_filling() {
-    tile::RingCursor<kHSlots> h;
-    tile::RingCursor<kDzSlots> dz;
+    static_assert(kDzSlots <= kHSlots);
+    tile::RingCursor<kHSlots> at;
     int row = s.plan.row;
-    for (int i = 0; i < s.plan.units && i < int(max(kHSlots, kDzSlots)); ++i, row += s.plan.row_step) {
-      if (s.plan.top && i < int(kDzSlots)) load_dy(dz, row), dz.advance();
-      if (i < int(kHSlots)) load_h(h, row), h.advance();
+#pragma unroll 1
+    for (int i = 0; i < s.plan.units && i < int(kHSlots); ++i, row += s.plan.row_step, at.advance()) {
+      if (s.plan.top && i < int(kDzSlots)) load_dy({at.stage, 0}, row);
+      if (i == 0) start_loading_weights();
+      load_h(at, row);
     }
   }
 
@@ -244,7 +253,7 @@ template <class T, int kPanels> struct Block {
   // As the threads hold them: the second kernel knows where a row lies.
   __device__ __forceinline__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    float* out = a.partial + (a.layer[plan().layer].first_part + int(blockIdx.x) / a.cluster) * part_floats(kPanels);
+    float* out = a.partial + (a.layer[plan().layer].first_part + plan().cluster) * part_floats(kPanels);
     float4* to = reinterpret_cast<float4*>(out) + threadIdx.x % 128;
 #pragma unroll
     for (int m = 0; m < kPanels; ++m)
@@ -395,13 +404,14 @@ template <class T, int kPanels> struct Block {
                    to = ptx::shared_address(s.out[at.dz.stage]) + fragment,
                    dz_then = ptx::shared_address(s.dz[then.dz.stage]);
     // One after the other, what is there already would take its time three times.
-    const bool h_there = ptx::mbarrier_try_wait(&s.h_full[at.h.stage], at.h.phase),
-               room = ptx::mbarrier_try_wait(&s.room[at.dz.stage], at.dz.phase),
-               dz_there = !more || ptx::mbarrier_try_wait(&s.dz_full[then.dz.stage], then.dz.phase);
-    if (!(h_there && room && dz_there)) {
-      wait_or_trap(&s.h_full[at.h.stage], at.h.phase);
-      wait_or_trap(&s.room[at.dz.stage], at.dz.phase);
-      if (more) wait_or_trap(&s.dz_full[then.dz.stage], then.dz.phase);
+    for (uint32_t start = 0;;) {
+      const bool h_there = ptx::mbarrier_try_wait(&s.h_full[at.h.stage], at.h.phase),
+                 room = ptx::mbarrier_try_wait(&s.room[at.dz.stage], at.dz.phase),
+                 dz_there = !more || ptx::mbarrier_try_wait(&s.dz_full[then.dz.stage], then.dz.phase);
+      if (h_there && room && dz_there) break;
+      const uint32_t now = tile::coarse_timer() | 1;
+      if (start == 0) start = now;
+      if (now - start > tile::kTrapAfter) ptx::trap();
     }
     __syncwarp();
     constexpr bool kSlopes = !std::is_same_v<F, NoSlope>;
@@ -437,15 +447,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint32_t base = ptx::shared_address(memory);
   asm("" : "+r"(base));  // else the compiler forms the address of the block's window anew at every access
   Block<T, kPanels> block{*static_cast<SharedMemory<kPanels>*>(__cvta_shared_to_generic(base)), maps, a};
-  if (threadIdx.x == 0) block.initialise(a.cluster > 1 ? ptx::cluster_rank() : 0);
-  __syncwarp();
-  ptx::cluster_arrive();
+  if (threadIdx.x == 0) block.initialise();
+  __syncthreads();
+  ptx::cluster_arrive_relaxed();
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();
-  if (threadIdx.x == 0) {
-    block.start_loading_weights();
-    block.start_filling();
-  }
+  if (threadIdx.x == 0) block.start_filling();
   __syncwarp();
   ptx::cluster_wait();  // the barriers are ready, also the neighbours'
   const auto& plan = block.plan();
@@ -468,8 +475,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x % 32 == 0 && threadIdx.x >= 64 && plan.sends) block.send(threadIdx.x / 32 - 2);
     __syncwarp();
   }
-  // Nobody's shared memory is written any more.
-  ptx::cluster_arrive();
+  // Nobody's shared memory is written any more: whatever came there has been waited for.
+  __syncwarp();
+  ptx::cluster_arrive_relaxed();
   ptx::cluster_wait();
 }
 
