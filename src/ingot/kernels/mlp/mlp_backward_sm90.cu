@@ -1,6 +1,7 @@
 // The fast backward pass: what it takes, its two launches. docs/mlp-megakernel.md tells how it works.
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tma_map.h"
@@ -25,9 +26,10 @@ struct SumArguments {
   const float* partial = nullptr;
 };
 
-// Three blocks of it to an SM: those of six layers' gradients run at once.
-constexpr int kSumThreads = 384, kSumBlocks = 3;
-constexpr int kAtOnce = 4;  // parts that a thread of it asks for before it adds
+// Blocks of the larger size to an SM: two, those of four layers' gradients run at once; of the smaller one three, of
+// six.
+constexpr int kSumThreads = 512, kSumThreadsDeep = 384, kSumBlocksAtOnce = 256;
+constexpr int kAtOnce = 5;  // parts that a thread asks for before it adds
 
 // Columns 4 * lane .. of one row of a gradient, and what else its sums need: read before the sums are there.
 struct GradientRow {
@@ -71,10 +73,11 @@ __host__ __device__ constexpr int row_pairs(int n) { return (n + 15) / 16 * 8; }
 
 // One block for each pair of rows of each dW. Groups of half of kWidth threads sum every so many parts; the order is
 // fixed. Little code: all SMs read it at once, while nothing else is done.
-template <class T, int kWidth> __global__ void __launch_bounds__(kSumThreads, kSumBlocks) sum_kernel(SumArguments a) {
-  constexpr int kAcross = kWidth / 2, kGroups = kSumThreads / kAcross;
-  __shared__ float4 partial[kSumThreads];
-  __shared__ float bias[kSumThreads / 32];
+template <class T, int kWidth, int kThreads>
+__global__ void __launch_bounds__(kThreads, kThreads == kSumThreads ? 2 : 3) sum_kernel(SumArguments a) {
+  constexpr int kAcross = kWidth / 2, kGroups = kThreads / kAcross;
+  __shared__ float4 partial[kThreads];
+  __shared__ float bias[kThreads / 32];
   const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
   int pair = int(blockIdx.x), l = 0;
 #pragma unroll 1
@@ -89,6 +92,7 @@ template <class T, int kWidth> __global__ void __launch_bounds__(kSumThreads, kS
   const float* part = a.partial + at.first_part * kStride;
   const float4* from = reinterpret_cast<const float4*>(part) + part_float4(first_row, column, kWidth);
   const int parts = column < at.k && (at.dw != nullptr || at.dg != nullptr) ? at.parts : 0;
+  asm volatile("" : "+l"(from) : "r"(parts));  // else the compiler forms them after the wait
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();  // it waits for this one in its turn
   float4 sum = {};
@@ -104,7 +108,7 @@ template <class T, int kWidth> __global__ void __launch_bounds__(kSumThreads, kS
   }
   partial[thread] = sum;
   if (at.db != nullptr) {
-    constexpr int kOfRow = kSumThreads / 2, kRowsOf = bias_rows(kWidth / kPanel);
+    constexpr int kOfRow = kThreads / 2, kRowsOf = bias_rows(kWidth / kPanel);
     const int bias_row = first_row + thread / kOfRow * 8;
     const float* db = part + kWidth * kWidth + bias_row;
     float b[1] = {};
@@ -129,7 +133,7 @@ template <class T, int kWidth> __global__ void __launch_bounds__(kSumThreads, kS
   if (lane == 0 && at.db != nullptr) {
     float b = 0;
 #pragma unroll 1
-    for (int i = 0; i < kSumThreads / 64; ++i) b += bias[kSumThreads / 64 * warp + i];
+    for (int i = 0; i < kThreads / 64; ++i) b += bias[kThreads / 64 * warp + i];
     at.db[row] += b;
   }
 }
@@ -355,9 +359,15 @@ template <class T> void run(const MlpBackward& m, Stream stream) {
     gpu::launch("mlp_backward", layers_kernel(m), at, stream, make_maps(m, c), make_layers_arguments(m, c));
   int64_t pairs = 0;
   for (const MlpLayer& layer : m.layers) pairs += row_pairs(int(layer.w.rows()));
-  gpu::launch("mlp_backward: sums", mlp_panels(m) == 2 ? sum_kernel<T, 128> : sum_kernel<T, 64>,
-              {.grid = pairs, .block = kSumThreads, .overlap = true, .device = m.x.device.index}, stream,
-              make_sum_arguments(m, c));
+  const bool deep = pairs > kSumBlocksAtOnce;
+  const auto kernel_of = [&](auto width) {
+    return deep ? sum_kernel<T, width(), kSumThreadsDeep> : sum_kernel<T, width(), kSumThreads>;
+  };
+  gpu::launch(
+      "mlp_backward: sums",
+      mlp_panels(m) == 2 ? kernel_of(std::integral_constant<int, 128>()) : kernel_of(std::integral_constant<int, 64>()),
+      {.grid = pairs, .block = deep ? kSumThreadsDeep : kSumThreads, .overlap = true, .device = m.x.device.index},
+      stream, make_sum_arguments(m, c));
 }
 
 }  // namespace
