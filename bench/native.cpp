@@ -264,7 +264,7 @@ EXPORT int ingot_bench_qk_norm_rope_backward(const char* dtype, void* x, void* d
 
 // --- the gate: layout 0: two tensors; 1: one of 2H columns, gate first (up is left out); 2: the same, up first; 3:
 // interleaved. Forward where dh is null. config: null for the default, or {vectors, units_per_thread, threads, overlap,
-// evict_first, early}.
+// large, early}.
 EXPORT int ingot_bench_gate(const char* dtype, void* gate, void* up, void* h, void* dh, void* dgate, void* dup,
                             int64_t rows, int64_t hidden, int64_t layout, double limit, double alpha, double up_offset,
                             const int* config, void* stream) {
@@ -283,7 +283,7 @@ EXPORT int ingot_bench_gate(const char* dtype, void* gate, void* up, void* h, vo
     if (config != nullptr)
       tuning = {.config = {.vectors = config[0] != 0, .units_per_thread = config[1], .threads = config[2]},
                 .overlap = config[3] != 0,
-                .evict_first = config[4],
+                .large = config[4],
                 .early = config[5]};
     if (dh == nullptr) {
       const SwigluGate a{.gate = g, .up = u, .h = Tensor(h, t, {rows, hidden}, kGpu), .options = options};

@@ -2,7 +2,7 @@
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
-#include "ingot/gpu/ptx/load_keeping_l2.cuh"
+#include "ingot/gpu/ptx/keeping.cuh"
 #include "ingot/gpu/tile/divide.cuh"
 #include "ingot/gpu/tile/early_start.h"
 #include "ingot/gpu/tile/reduce.cuh"

@@ -5,22 +5,19 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/tile/early_start.h"
+#include "ingot/gpu/tile/keeping.cuh"
 #include "ingot/gpu/tile/row_units.cuh"
-#include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/swiglu/swiglu.h"
 #include "ingot/kernels/swiglu/swiglu_config.h"
 
 namespace ingot::cuda {
 namespace {
 
-// From here on nothing that was written can still be in L2 when it is read next (50 to 60 MB on Hopper).
-constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
-
 struct Params {
   tile::Rows gate, up, h, dgate, dup;  // h: or dh. Interleaved: gate and dgate hold both, up and dup nothing.
   tile::RowUnits units;
   float limit, alpha, up_offset;  // limit is infinite where there is no clamp
-  bool evict_first, early;
+  bool large, early;
 };
 
 // --- one element -----------------------------------------------------------------------------------------------------
@@ -66,32 +63,42 @@ template <bool kExact> __device__ inline Gradient gradient(const Params& p, floa
 
 // --- vectors: a thread takes K, a block's width apart ----------------------------------------------------------------
 
+// Calls use(unit) for each of a thread's K units.
+template <int K, class Use> __device__ inline void for_each_unit(const Params& p, Use&& use) {
+  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+    if (const uint32_t i = first + k * blockDim.x; i < p.units.units) use(k, tile::place_of(p.units, i));
+}
+// The same for loads: load(unit, place, from memory to registers). Of large tensors L2 is asked to keep what is read,
+// so that what is written leaves it first.
+template <int K, class Use> __device__ inline void load_units(const Params& p, Use&& use) {
+  if (p.large)
+    for_each_unit<K>(
+        p, [&](int k, tile::Division at) { use(k, at, [](auto& v, auto* from) { tile::load_keeping_l2(v, from); }); });
+  else
+    for_each_unit<K>(p,
+                     [&](int k, tile::Division at) { use(k, at, [](auto& v, auto* from) { tile::load(v, from); }); });
+}
+
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
   tile::Vec<T, N> gate[K], up[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t i = first + k * blockDim.x;
-    if (i >= p.units.units) continue;
-    const tile::Division place = tile::place_of(p.units, i);
-    tile::load(gate[k], tile::at<const T, N>(p.gate, place));
-    tile::load(up[k], tile::at<const T, N>(p.up, place));
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t i = first + k * blockDim.x;
-    if (i >= p.units.units) continue;
+  load_units<K>(p, [&](int k, tile::Division at, auto load) {
+    load(gate[k], tile::at<const T, N>(p.gate, at));
+    load(up[k], tile::at<const T, N>(p.up, at));
+  });
+  for_each_unit<K>(p, [&](int k, tile::Division at) {
     float g[N], u[N];
     tile::to_float(gate[k], g);
     tile::to_float(up[k], u);
 #pragma unroll
     for (int n = 0; n < N; ++n) g[n] = gated<is_exact<T>>(p, g[n], u[n]);
-    tile::store(tile::at<T, N>(p.h, tile::place_of(p.units, i)), tile::from_float<T>(g), p.evict_first);
-  }
+    tile::store(tile::at<T, N>(p.h, at), tile::from_float<T>(g), p.large);
+  });
 }
 
 // A vector of gate and up in turn gives half a vector of h.
@@ -100,22 +107,15 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved(const __gr
   constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
   tile::Vec<T, N> both[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k)
-    if (const uint32_t i = first + k * blockDim.x; i < p.units.units)
-      tile::load(both[k], tile::at<const T, N>(p.gate, tile::place_of(p.units, i)));
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t i = first + k * blockDim.x;
-    if (i >= p.units.units) continue;
+  load_units<K>(p, [&](int k, tile::Division at, auto load) { load(both[k], tile::at<const T, N>(p.gate, at)); });
+  for_each_unit<K>(p, [&](int k, tile::Division at) {
     float x[N], h[N / 2];
     tile::to_float(both[k], x);
 #pragma unroll
     for (int n = 0; n < N / 2; ++n) h[n] = gated<is_exact<T>>(p, x[2 * n], x[2 * n + 1]);
-    tile::store(tile::at<T, N / 2>(p.h, tile::place_of(p.units, i)), tile::from_float<T>(h), p.evict_first);
-  }
+    tile::store(tile::at<T, N / 2>(p.h, at), tile::from_float<T>(h), p.large);
+  });
 }
 
 template <class T, int K>
@@ -123,21 +123,13 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const 
   constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
   tile::Vec<T, N> gate[K], up[K], dh[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t i = first + k * blockDim.x;
-    if (i >= p.units.units) continue;
-    const tile::Division place = tile::place_of(p.units, i);
-    tile::load(gate[k], tile::at<const T, N>(p.gate, place));
-    tile::load(up[k], tile::at<const T, N>(p.up, place));
-    tile::load(dh[k], tile::at<const T, N>(p.h, place));
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t i = first + k * blockDim.x;
-    if (i >= p.units.units) continue;
+  load_units<K>(p, [&](int k, tile::Division at, auto load) {
+    load(gate[k], tile::at<const T, N>(p.gate, at));
+    load(up[k], tile::at<const T, N>(p.up, at));
+    load(dh[k], tile::at<const T, N>(p.h, at));
+  });
+  for_each_unit<K>(p, [&](int k, tile::Division at) {
     float g[N], u[N], d[N];
     tile::to_float(gate[k], g);
     tile::to_float(up[k], u);
@@ -147,10 +139,9 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const 
       const Gradient moved = gradient<is_exact<T>>(p, g[n], u[n], d[n]);
       g[n] = moved.gate, u[n] = moved.up;
     }
-    const tile::Division place = tile::place_of(p.units, i);
-    tile::store(tile::at<T, N>(p.dgate, place), tile::from_float<T>(g), p.evict_first);
-    tile::store(tile::at<T, N>(p.dup, place), tile::from_float<T>(u), p.evict_first);
-  }
+    tile::store(tile::at<T, N>(p.dgate, at), tile::from_float<T>(g), p.large);
+    tile::store(tile::at<T, N>(p.dup, at), tile::from_float<T>(u), p.large);
+  });
 }
 
 template <class T, int K>
@@ -158,21 +149,13 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved_backward(c
   constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
   tile::Vec<T, N> both[K];
   tile::Vec<T, N / 2> dh[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t i = first + k * blockDim.x;
-    if (i >= p.units.units) continue;
-    const tile::Division place = tile::place_of(p.units, i);
-    tile::load(both[k], tile::at<const T, N>(p.gate, place));
-    tile::load(dh[k], tile::at<const T, N / 2>(p.h, place));
-  }
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t i = first + k * blockDim.x;
-    if (i >= p.units.units) continue;
+  load_units<K>(p, [&](int k, tile::Division at, auto load) {
+    load(both[k], tile::at<const T, N>(p.gate, at));
+    load(dh[k], tile::at<const T, N / 2>(p.h, at));
+  });
+  for_each_unit<K>(p, [&](int k, tile::Division at) {
     float x[N], d[N / 2];
     tile::to_float(both[k], x);
     tile::to_float(dh[k], d);
@@ -181,8 +164,8 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved_backward(c
       const Gradient moved = gradient<is_exact<T>>(p, x[2 * n], x[2 * n + 1], d[n]);
       x[2 * n] = moved.gate, x[2 * n + 1] = moved.up;
     }
-    tile::store(tile::at<T, N>(p.dgate, tile::place_of(p.units, i)), tile::from_float<T>(x), p.evict_first);
-  }
+    tile::store(tile::at<T, N>(p.dgate, at), tile::from_float<T>(x), p.large);
+  });
 }
 
 // --- element by element: any alignment, any length -------------------------------------------------------------------
@@ -200,35 +183,25 @@ template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements(const __grid_constant__ Params p) {
   if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t i = first + k * blockDim.x;
-    if (i >= p.units.units) continue;
-    const tile::Division place = tile::place_of(p.units, i);
-    const auto in = elements<const T>(p.gate, p.up, place);
-    *tile::at<T, 1>(p.h, place) =
+  for_each_unit<K>(p, [&](int, tile::Division at) {
+    const auto in = elements<const T>(p.gate, p.up, at);
+    *tile::at<T, 1>(p.h, at) =
         tile::from_float<T>(gated<is_exact<T>>(p, tile::to_float(*in.gate), tile::to_float(*in.up)));
-  }
+  });
 }
 
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements_backward(const __grid_constant__ Params p) {
   if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t first = blockIdx.x * blockDim.x * K + threadIdx.x;
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const uint32_t i = first + k * blockDim.x;
-    if (i >= p.units.units) continue;
-    const tile::Division place = tile::place_of(p.units, i);
-    const auto in = elements<const T>(p.gate, p.up, place);
-    const auto out = elements<T>(p.dgate, p.dup, place);
+  for_each_unit<K>(p, [&](int, tile::Division at) {
+    const auto in = elements<const T>(p.gate, p.up, at);
+    const auto out = elements<T>(p.dgate, p.dup, at);
     const Gradient moved = gradient<is_exact<T>>(p, tile::to_float(*in.gate), tile::to_float(*in.up),
-                                                 tile::to_float(*tile::at<const T, 1>(p.h, place)));
+                                                 tile::to_float(*tile::at<const T, 1>(p.h, at)));
     *out.gate = tile::from_float<T>(moved.gate);
     *out.up = tile::from_float<T>(moved.up);
-  }
+  });
 }
 
 // --- host ------------------------------------------------------------------------------------------------------------
@@ -297,8 +270,7 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
   Params p{};
   p.limit = g.limit > 0 ? float(g.limit) : std::numeric_limits<float>::infinity();
   p.alpha = float(g.alpha), p.up_offset = float(g.up_offset);
-  const int64_t written = s.rows * s.cols * size_of(s.dtype) * (backward ? 2 : 1);
-  p.evict_first = tuning.evict_first < 0 ? written > kEvictFirstBytes : tuning.evict_first > 0;
+  p.large = tuning.large < 0 ? swiglu_gate_is_large(s) : tuning.large > 0;
 
   // Elements of gate and of h in a unit.
   const int64_t per_vec = 16 / size_of(s.dtype), gate_step = c.vectors ? per_vec : pairs ? 2 : 1;

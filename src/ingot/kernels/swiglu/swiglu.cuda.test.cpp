@@ -203,7 +203,7 @@ TEST_F(SwigluGateCuda, GivesTheSameUnderEveryConfigurationThatFits) {
               const cuda::SwigluGateTuning tuning{
                   .config = {.vectors = vectors, .units_per_thread = units, .threads = threads},
                   .overlap = gap == 0,
-                  .evict_first = gap == 0};
+                  .large = gap == 0};
               Operands o(c);
               o.upload();
               cuda::swiglu_gate_with(o.op(), tuning, {});

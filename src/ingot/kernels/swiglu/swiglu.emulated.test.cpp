@@ -43,7 +43,7 @@ TEST(SwigluGateEmulated, EveryConfigurationAgreesWithTheFp64Loop) {
               const Buffer exact = wide(both), exact_dh = wide(dh), want_h(DType::f64, {kRows, hidden}),
                            want(DType::f64, {kRows, width});
               const cuda::SwigluGateTuning tuning{
-                  .config = {.vectors = vectors, .units_per_thread = units, .threads = 32}, .evict_first = units == 1};
+                  .config = {.vectors = vectors, .units_per_thread = units, .threads = 32}, .large = units == 1};
               const auto [gate, up] = halves(both);
               const auto [dgate, dup] = halves(dboth);
               cuda::swiglu_gate_with({.gate = gate, .up = up, .h = h, .options = options}, tuning, {});
