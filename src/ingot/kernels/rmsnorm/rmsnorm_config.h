@@ -248,7 +248,7 @@ constexpr RmsNormBackwardConfig pick_rmsnorm_backward_config(const RmsNormBackwa
     c.threads = units * unit;
     const int share = backward_smem_share(c, s, sm), stage = backward_stage_bytes(c, s);
     const bool short_walk = steps() < 16 * int64_t(sm.resident(c.cluster));
-    c.stages = c.columns == 8 && !rare && c.cluster == 1 ? 4 : c.cluster == 2 || !halves || short_walk ? 2 : 3;
+    c.stages = c.columns == 8 && !rare ? (c.cluster == 1 ? 4 : 1) : c.cluster == 2 || !halves || short_walk ? 2 : 3;
     while (c.stages > 1 && c.stages * stage > share) --c.stages;
     const int per_sm = backward_threads(c, s) / c.threads;
     blocks = int64_t(sm.resident(c.cluster)) * (per_sm < 1 ? 1 : per_sm);

@@ -5,7 +5,7 @@
 //   kept: the row and its weights stay in registers, packed.
 //   read twice: with a residual, and rows that would fill the registers; the second time from L1.
 #include "ingot/gpu/ptx/grid.cuh"
-#include "ingot/gpu/ptx/memory.cuh"
+#include "ingot/gpu/tile/keeping.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_device.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_forward.h"
@@ -18,13 +18,6 @@ template <class X> __device__ inline const X* vector_at(const void* operand, int
 }
 template <class X> __device__ inline X* vector_at(void* operand, int64_t stride, int64_t row, uint32_t i) {
   return static_cast<X*>(operand) + row * stride + int64_t(i) * (16 / int(sizeof(X)));
-}
-
-template <class T, int N> __device__ inline void load_keeping(tile::Vec<T, N>& v, const T* p) {
-  static_assert(tile::Vec<T, N>::kPiece == 16);
-#pragma unroll
-  for (int i = 0; i < tile::Vec<T, N>::kBytes / 16; ++i)
-    ptx::load_keeping(reinterpret_cast<const char*>(p) + i * 16, v.word[i]);
 }
 
 struct LargeMemory {
@@ -103,12 +96,12 @@ __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, V, kAgain>())
 #pragma unroll
   for (int v = 0; v < V; ++v)
     if (const uint32_t i = at.lane + v * p.group; at.here && i < p.vecs)
-      load_keeping(x[v], vector_at<X>(p.x, p.x_stride, at.row, i));
+      tile::load_keeping(x[v], vector_at<X>(p.x, p.x_stride, at.row, i));
       // Weights are asked for together with the row, and L1 keeps them: asked for after the sum they cost 0.5 to 3 %.
 #pragma unroll
   for (int v = 0; v < V; ++v)
     if (const uint32_t i = at.lane + v * p.group; i < p.vecs && p.w != nullptr)
-      load_keeping(w[v], static_cast<const W*>(p.w) + int64_t(i) * N);
+      tile::load_keeping(w[v], static_cast<const W*>(p.w) + int64_t(i) * N);
   float sum = 0;
 #pragma unroll
   for (int v = 0; v < V; ++v) sum = add_squares(x[v], sum);  // zeros where nothing was read
@@ -130,8 +123,8 @@ template <class X> struct SumVector {
   tile::Vec<X, N> x, residual;
 
   __device__ void load(const LargeParams& p, int64_t row, uint32_t i) {
-    load_keeping(x, vector_at<X>(p.x, p.x_stride, row, i));
-    load_keeping(residual, vector_at<X>(p.residual, p.residual_stride, row, i));
+    tile::load_keeping(x, vector_at<X>(p.x, p.x_stride, row, i));
+    tile::load_keeping(residual, vector_at<X>(p.residual, p.residual_stride, row, i));
   }
   __device__ void load_again(const LargeParams& p, int64_t row, uint32_t i) {
     ptx::load_dropping(vector_at<X>(p.x, p.x_stride, row, i), x.word[0]);

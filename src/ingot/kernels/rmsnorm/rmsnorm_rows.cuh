@@ -4,6 +4,7 @@
 #include "ingot/core/check.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/keeping.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
@@ -12,11 +13,23 @@
 
 namespace ingot::cuda {
 
-template <class T, int N> __device__ inline void load_once(tile::Vec<T, N>& v, const T* p, bool streaming) {
-  if (streaming)
-    tile::load_streaming(v, p);
-  else
-    tile::load(v, p);
+// The vectors a thread has of R rows of an operand. Of large tensors L2 is asked to keep what is read, so that what is
+// written leaves it first.
+template <class X, int N, int V, int R>
+__device__ inline void load_rows(tile::Vec<X, N> (&to)[R][V], const void* from, const RowMap& map, bool streaming,
+                                 const bool (&row_ok)[R], const RowIndex (&at)[R], uint32_t first, uint32_t step,
+                                 uint32_t vecs) {
+#pragma unroll
+  for (int r = 0; r < R; ++r)
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (const uint32_t i = first + v * step; row_ok[r] && i < vecs) {
+        const X* const vector = static_cast<const X*>(from) + offset(map, at[r]) + int64_t(i) * N;
+        if (streaming)
+          tile::load_keeping_l2(to[r][v], vector);
+        else
+          tile::load(to[r][v], vector);
+      }
 }
 
 // s += residual, rounded to X; stores it.
@@ -24,13 +37,7 @@ template <class X, int N, int V, int R>
 __device__ inline void add_residual(const RmsNormParams& p, tile::Vec<X, N> (&s)[R][V], const bool (&row_ok)[R],
                                     const RowIndex (&at)[R], uint32_t first, uint32_t step) {
   tile::Vec<X, N> residual[R][V];
-#pragma unroll
-  for (int r = 0; r < R; ++r)
-#pragma unroll
-    for (int v = 0; v < V; ++v)
-      if (const uint32_t i = first + v * step; row_ok[r] && i < p.vecs)
-        load_once(residual[r][v], static_cast<const X*>(p.residual) + offset(p.residual_rows, at[r]) + int64_t(i) * N,
-                  p.streaming);
+  load_rows<X>(residual, p.residual, p.residual_rows, p.streaming, row_ok, at, first, step, p.vecs);
 #pragma unroll
   for (int r = 0; r < R; ++r)
 #pragma unroll
@@ -170,13 +177,7 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_rows(const __grid_
   }
 
   tile::Vec<X, N> s[R][V];
-#pragma unroll
-  for (int r = 0; r < R; ++r)
-#pragma unroll
-    for (int v = 0; v < V; ++v)
-      if (const uint32_t i = first + v * step; row_ok[r] && i < p.vecs)
-        load_once(s[r][v], static_cast<const X*>(p.x) + offset(p.x_rows, at[r]) + int64_t(i) * N, p.streaming);
-
+  load_rows<X>(s, p.x, p.x_rows, p.streaming, row_ok, at, first, step, p.vecs);
   constexpr bool kEarlyWeights = V * R <= 2;
   float w[kEarlyWeights ? V : 1][N];
   if constexpr (kEarlyWeights) load_weights<N, V>(p, first, step, w);
