@@ -2,12 +2,11 @@
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
-#include "ingot/gpu/ptx/keeping.cuh"
 #include "ingot/gpu/tile/divide.cuh"
 #include "ingot/gpu/tile/early_start.h"
+#include "ingot/gpu/tile/keeping.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/shared.cuh"
-#include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/kernels/rope/rope_config.h"
 
@@ -49,6 +48,8 @@ __device__ inline float rstd_of(float sum_of_squares, const Params& p) {
 
 // Where a lane's two vectors lie in the head. Lanes that turn come first: vector a holds the first numbers of its pairs
 // and b the second, or with interleaved pairs either holds whole pairs. Then come those that pass through.
+// Spread instead: vectors lie over the lanes as in memory, a before all of b, and what turns is among the vectors a;
+// the halves of a pair meet by shuffles.
 struct Place {
   uint32_t a, b;
   bool a_ok, b_ok, turns;
@@ -70,10 +71,20 @@ template <int N, bool kInterleaved> __device__ inline Place place_of(const Param
   return at;
 }
 
+template <int N> __device__ inline Place spread_place_of(const Params& p, uint32_t lane) {
+  Place at;
+  at.a = lane * N, at.b = at.a + p.lanes * N;
+  at.turns = at.a < 2 * p.half;
+  at.a_ok = at.a < p.head_dim, at.b_ok = at.b < p.head_dim;
+  return at;
+}
+
 template <int N> struct Angles { float cos[N], sin[N]; };
 
-// Of one token, for the pairs of one lane: through L1, as the lanes of the other heads read the same.
-template <int N, bool kInterleaved>
+// Of one token, for the pairs of one lane: through L1, as the lanes of the other heads read the same. kKeep: L2 is
+// asked to keep the table for the next call (half-split only: of interleaved pairs it costs registers that are not
+// there).
+template <int N, bool kInterleaved, bool kKeep, bool kSpread = false>
 __device__ inline void load_angles(Angles<N>& r, const Params& p, int32_t position, const Place& at) {
   const int64_t row = int64_t(position) * p.half;
   if constexpr (kInterleaved) {
@@ -93,8 +104,16 @@ __device__ inline void load_angles(Angles<N>& r, const Params& p, int32_t positi
     }
   } else {
     tile::Vec<float, N> cos, sin;
-    tile::load(cos, p.cos + row + at.a);
-    tile::load(sin, p.sin + row + at.a);
+    const float *c = p.cos + row + at.a, *s = p.sin + row + at.a;
+    if (kSpread && at.a >= p.half) c -= p.half, s -= p.half;
+    if constexpr (kKeep) {
+#pragma unroll
+      for (int i = 0; i < N / 4; ++i)
+        ptx::load_keeping(c + 4 * i, cos.word[i]), ptx::load_keeping(s + 4 * i, sin.word[i]);
+    } else {
+      tile::load(cos, c);
+      tile::load(sin, s);
+    }
     tile::to_float(cos, r.cos);
     tile::to_float(sin, r.sin);
   }
@@ -119,6 +138,26 @@ __device__ inline void rotate(const Angles<N>& r, float sign, float (&a)[N], flo
   }
 }
 
+// Vector x of half-split pairs, of which lane `from` of the warp has the other numbers.
+template <class T, int N>
+__device__ inline void rotate_spread(const Angles<N>& r, const Params& p, const Place& at, const tile::Vec<T, N>& x,
+                                     uint32_t from, float (&a)[N]) {
+  tile::Vec<T, N> other;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) other.word[0][i] = __shfl_sync(~0u, x.word[0][i], int(from));
+  if (!at.turns) return;
+  float b[N];
+  tile::to_float(other, b);
+  const float sign = at.a < p.half ? -p.sign : p.sign;
+#pragma unroll
+  for (int i = 0; i < N; ++i) a[i] = a[i] * r.cos[i] + sign * r.sin[i] * b[i];
+}
+// The lane with the other numbers of a lane's pairs; itself where nothing turns.
+template <int N> __device__ inline uint32_t other_lane(const Params& p, const Place& at) {
+  const uint32_t self = threadIdx.x % 32, away = p.half / N;
+  return !at.turns ? self : at.a < p.half ? self + away : self - away;
+}
+
 template <class T> using Pair = tile::Vec<T, 16 / int(sizeof(T))>[2];
 
 // From and to where vector a lies.
@@ -133,8 +172,8 @@ template <class T> __device__ inline void load_pair_streaming(Pair<T>& v, const 
 }
 // The same, and L2 is asked to keep what is read.
 template <class T> __device__ inline void load_pair_keeping(Pair<T>& v, const T* a, const Place& at) {
-  if (at.a_ok) ptx::load_keeping_l2(a, v[0].word[0]);
-  if (at.b_ok) ptx::load_keeping_l2(a + (at.b - at.a), v[1].word[0]);
+  if (at.a_ok) tile::load_keeping_l2(v[0], a);
+  if (at.b_ok) tile::load_keeping_l2(v[1], a + (at.b - at.a));
 }
 template <class T, int N>
 __device__ inline void store_pair(const Params& p, T* to, const Place& at, const float (&a)[N], const float (&b)[N]) {
@@ -146,41 +185,12 @@ template <class T, int N> __device__ inline void to_floats(const Pair<T>& v, flo
   tile::to_float(v[1], b);
 }
 
-// y = R x for tensors larger than L2: a group of threads has two heads of a token, half of all heads apart, for one set
-// of angles. L2 is asked to keep what is read: what is written then leaves it at once. 56 registers, nine blocks of 128
-// threads: eight are 1.5 % slower and ten 5 %.
-template <class T, bool kInterleaved>
-__global__ void __launch_bounds__(kRopePairThreads, 9) rotate_two_heads(const __grid_constant__ Params p) {
-  constexpr int N = 16 / int(sizeof(T)), kHeads = 2;
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
-  const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
-  if (unit >= p.units) return;
-  const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
-  const Place at = place_of<N, kInterleaved>(p, lane.remainder);
-  const int64_t token = p.first_token + head.quotient;
-  const auto has = [&](int h) { return head.remainder + h * p.by_heads.value < p.heads; };
-
-  Pair<T> x[kHeads];
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h)
-    if (has(h))
-      load_pair_keeping<T>(x[h], row_of<const T>(p.x, token, head.remainder + h * p.by_heads.value) + at.a, at);
-  Angles<N> angles;
-  if (at.turns) load_angles<N, kInterleaved>(angles, p, p.positions[token], at);
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    float a[N], b[N];
-    to_floats<T>(x[h], a, b);
-    if (at.turns) rotate<kInterleaved>(angles, p.sign, a, b);
-    if (has(h)) store_pair<T>(p, row_of<T>(p.y, token, head.remainder + h * p.by_heads.value) + at.a, at, a, b);
-  }
-}
-
-// y = R x: one head a thread group. The angles make 45 registers, and 40 (six blocks of 256 threads) are 1.5 % faster;
-// with 32 there are spills, and it is slower again.
-template <class T, bool kInterleaved>
-__global__ void __launch_bounds__(kRopeThreads, 6) rotate_heads(const __grid_constant__ Params p) {
+// y = R x. A group of threads has one head of a token, or of tensors larger than L2 two, half of all heads apart, for
+// one set of angles. What L2 is then asked to keep is the table, or of interleaved pairs x, so that what is written
+// leaves it at once. Two: 56 registers, nine blocks of 128 threads; eight are 1.5 % slower and ten 5 %.
+template <class T, bool kInterleaved, int kHeads>
+__global__ void __launch_bounds__(kHeads == 2 ? kRopePairThreads : kRopeThreads, kHeads == 2 ? 9 : 5)
+    rotate_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
@@ -189,19 +199,31 @@ __global__ void __launch_bounds__(kRopeThreads, 6) rotate_heads(const __grid_con
   const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
   const Place at = place_of<N, kInterleaved>(p, lane.remainder);
   const int64_t token = p.first_token + head.quotient;
+  const int32_t position = at.turns ? p.positions[token] : 0;  // first, as the table waits for it
+  const auto number = [&](int h) { return head.remainder + h * p.by_heads.value; };
+  const auto has = [&](int h) { return kHeads == 1 || number(h) < p.heads; };
 
-  Pair<T> x;
-  load_pair_streaming<T>(x, row_of<const T>(p.x, token, head.remainder) + at.a, at);
-  float a[N], b[N];
-  if (at.turns) {
-    Angles<N> angles;
-    load_angles<N, kInterleaved>(angles, p, p.positions[token], at);
-    to_floats<T>(x, a, b);
-    rotate<kInterleaved>(angles, p.sign, a, b);
-  } else {
-    to_floats<T>(x, a, b);
+  Pair<T> x[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const T* const from = row_of<const T>(p.x, token, number(h)) + at.a;
+    if (!has(h)) continue;
+    if constexpr (kHeads == 1)
+      load_pair_streaming<T>(x[h], from, at);
+    else if constexpr (kInterleaved)
+      load_pair_keeping<T>(x[h], from, at);
+    else
+      load_pair<T>(x[h], from, at);
   }
-  store_pair<T>(p, row_of<T>(p.y, token, head.remainder) + at.a, at, a, b);
+  Angles<N> angles;
+  if (at.turns) load_angles<N, kInterleaved, kHeads == 2>(angles, p, position, at);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    float a[N], b[N];
+    to_floats<T>(x[h], a, b);
+    if (at.turns) rotate<kInterleaved>(angles, p.sign, a, b);
+    if (has(h)) store_pair<T>(p, row_of<T>(p.y, token, number(h)) + at.a, at, a, b);
+  }
 }
 
 // --- one vector a thread: a head lies over its lanes as it lies in memory --------------------------------------------
@@ -210,49 +232,37 @@ __global__ void __launch_bounds__(kRopeThreads, 6) rotate_heads(const __grid_con
 // replace x.
 template <class T, bool kInterleaved>
 __global__ void __launch_bounds__(kRopeThreads) turn_rows(const __grid_constant__ Params p) {
-  constexpr int N = 16 / int(sizeof(T)), kAngles = kInterleaved ? N / 2 : N;
+  constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
   const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
   const int64_t token = p.first_token + head.quotient;
-  const uint32_t at = lane.remainder * N;
-  const bool turns = at < 2 * p.half, first = at < p.half;
-  const bool here = unit < p.units && at < p.head_dim && (turns || !p.in_place);
+  const Place at = spread_place_of<N>(p, lane.remainder);
+  const bool here = unit < p.units && at.a_ok && (at.turns || !p.in_place);
 
   tile::Vec<T, N> x;
-  if (here) tile::load_streaming(x, row_of<const T>(p.x, token, head.remainder) + at);
-  float cos[kAngles] = {}, sin[kAngles] = {};
-  if (here && turns) {
-    const int64_t row = int64_t(p.positions[token]) * p.half;
-    const uint32_t pair = kInterleaved ? at / 2 : first ? at : at - p.half;
-    tile::Vec<float, kAngles> c, s;
-    tile::load(c, p.cos + row + pair);
-    tile::load(s, p.sin + row + pair);
-    tile::to_float(c, cos);
-    tile::to_float(s, sin);
-  }
+  if (here) tile::load_streaming(x, row_of<const T>(p.x, token, head.remainder) + at.a);
   float a[N];
+  tile::to_float(x, a);
   if constexpr (kInterleaved) {
-    tile::to_float(x, a);
-    if (turns)
+    if (here && at.turns) {
+      const int64_t row = int64_t(p.positions[token]) * p.half + at.a / 2;
+      tile::Vec<float, N / 2> cos, sin;
+      tile::load(cos, p.cos + row);
+      tile::load(sin, p.sin + row);
+      float c[N / 2], s[N / 2];
+      tile::to_float(cos, c);
+      tile::to_float(sin, s);
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) turn(a[2 * i], a[2 * i + 1], cos[i], p.sign * sin[i]);
+      for (int i = 0; i < N / 2; ++i) turn(a[2 * i], a[2 * i + 1], c[i], p.sign * s[i]);
+    }
   } else {
-    const uint32_t away = p.half / N, self = threadIdx.x % 32;
-    const uint32_t from = !turns ? self : first ? self + away : self - away;
-    tile::Vec<T, N> other;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) other.word[0][i] = __shfl_sync(~0u, x.word[0][i], int(from));
-    float b[N];
-    tile::to_float(x, a);
-    tile::to_float(other, b);
-    const float sign = first ? -p.sign : p.sign;
-    if (turns)
-#pragma unroll
-      for (int i = 0; i < N; ++i) a[i] = a[i] * cos[i] + sign * sin[i] * b[i];
+    Angles<N> angles = {};
+    if (here && at.turns) load_angles<N, false, false, true>(angles, p, p.positions[token], at);
+    rotate_spread<T>(angles, p, at, x, other_lane<N>(p, at), a);
   }
-  if (here) tile::store(row_of<T>(p.y, token, head.remainder) + at, tile::from_float<T>(a), p.evict_first);
+  if (here) tile::store(row_of<T>(p.y, token, head.remainder) + at.a, tile::from_float<T>(a), p.evict_first);
 }
 
 // --- with a norm: a thread keeps its place in a head and walks from token to token -----------------------------------
@@ -293,13 +303,14 @@ __device__ inline void keep_dgain(const Params& p, const Walk& w, float dgain) {
 //   dgain = n . g   dx = gain * rstd * (g - n * mean(n * g))
 // What the next token needs is asked for as soon as its registers are free, so that loads are under way at all times;
 // its position was asked for one token earlier, as the table waits for it.
-template <class T, bool kInterleaved, bool kBackward>
+template <class T, bool kInterleaved, bool kBackward, bool kSpread>
 __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const Walk w = walk_of(p);
-  const Place at = place_of<N, kInterleaved>(p, w.lane);
+  const Place at = kSpread ? spread_place_of<N>(p, w.lane) : place_of<N, kInterleaved>(p, w.lane);
+  const uint32_t other = kSpread ? other_lane<N>(p, at) : 0;
   const T* x = row_of<const T>(p.x, w.token, w.head) + at.a;
   const T* dy = kBackward ? row_of<const T>(p.dy, w.token, w.head) + at.a : nullptr;
   T* y = row_of<T>(p.y, w.token, w.head) + at.a;
@@ -311,7 +322,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(co
   if (w.count > 0) {
     if constexpr (kBackward) load_pair<T>(dy_now, dy, at);
     load_pair<T>(x_now, x, at);
-    if (at.turns) load_angles<N, kInterleaved>(angles, p, p.positions[token], at);
+    if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, p.positions[token], at);
     if (at.turns && w.count > 1) next_position = p.positions[token + p.rows];
   }
   const float gain = w.count > 0 && p.gain != nullptr ? p.gain[w.head] : 1.f;
@@ -326,11 +337,14 @@ __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(co
     if constexpr (!kBackward)
 #pragma unroll
       for (int k = 0; k < N; ++k) sum[0] += a[k] * a[k] + b[k] * b[k];
-    if (at.turns) rotate<kInterleaved>(angles, p.sign, a, b);
+    if constexpr (kSpread)
+      rotate_spread<T>(angles, p, at, (kBackward ? dy_now : x_now)[0], other, a);
+    else if (at.turns)
+      rotate<kInterleaved>(angles, p.sign, a, b);
     x += p.x.step, dy += p.dy.step, token += p.rows;
     if (more) {
       load_pair<T>(kBackward ? dy_now : x_now, kBackward ? dy : x, at);
-      if (at.turns) load_angles<N, kInterleaved>(angles, p, next_position, at);
+      if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, next_position, at);
       if (at.turns && i + 2 < w.count) next_position = p.positions[token + p.rows];
     }
     if constexpr (kBackward) {
@@ -533,11 +547,12 @@ template <class Use> auto with_cuda_float_type(const char* op, DType t, Use&& us
 
 template <class T> Kernel pick_kernel(const RopeShape& s, const RopeConfig& c) {
   if (!c.vectors) return s.backward ? backward_elements<T> : rotate_elements<T>;
-  if (s.backward) return s.interleaved ? walk_heads<T, true, true> : walk_heads<T, false, true>;
+  if (c.spread) return walk_heads<T, false, true, true>;
+  if (s.backward) return s.interleaved ? walk_heads<T, true, true, false> : walk_heads<T, false, true, false>;
   if (!s.norm && c.per_lane == 1) return s.interleaved ? turn_rows<T, true> : turn_rows<T, false>;
-  if (s.norm) return s.interleaved ? walk_heads<T, true, false> : walk_heads<T, false, false>;
-  if (c.heads == 2) return s.interleaved ? rotate_two_heads<T, true> : rotate_two_heads<T, false>;
-  return s.interleaved ? rotate_heads<T, true> : rotate_heads<T, false>;
+  if (s.norm) return s.interleaved ? walk_heads<T, true, false, false> : walk_heads<T, false, false, false>;
+  if (c.heads == 2) return s.interleaved ? rotate_heads<T, true, 2> : rotate_heads<T, false, 2>;
+  return s.interleaved ? rotate_heads<T, true, 1> : rotate_heads<T, false, 1>;
 }
 
 void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
@@ -551,6 +566,8 @@ void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
   const int64_t least = rows ? rope_row_vectors(s) : rope_head_lanes(s);
   INGOT_CHECK(pick_rope_config(s).vectors && c.lanes >= least, op, ": found ", c.lanes, " lanes of vectors, expected ",
               least, " and operands that whole vectors reach");
+  INGOT_CHECK(!c.spread || rope_may_spread(s, c.lanes), op, ": found vectors spread over ", c.lanes,
+              " lanes, expected a backward pass with a norm, half-split pairs and all that turns in the first vectors");
   INGOT_CHECK(!rows || !s.norm, op, ": found one vector a lane, expected two with a norm");
   INGOT_CHECK(c.heads == 1 || (c.heads == 2 && !rows && !s.norm && c.threads <= kRopePairThreads), op, ": found ",
               c.heads, " heads a lane in blocks of ", c.threads,

@@ -84,11 +84,13 @@ void check(const Case& c, const cuda::RopeTuning& tuning) {
                                     << tuning.config.lanes);
   Operands got(c, c.type), want(c, DType::f64);
   const bool rows = tuning.config.per_lane == 1;  // which norms do not have
-  cuda::qk_norm_rope_with(got.op(), rows ? cuda::default_rope_tuning(got.op()) : tuning, {});
+  cuda::RopeTuning forward = tuning;
+  forward.config.spread = false;
+  cuda::qk_norm_rope_with(got.op(), rows ? cuda::default_rope_tuning(got.op()) : forward, {});
   qk_norm_rope(want.op(), {});
   cuda::qk_norm_rope_backward_with(got.backward_op(), rows ? cuda::default_rope_tuning(got.backward_op()) : tuning, {});
   qk_norm_rope_backward(want.backward_op(), {});
-  if (c.rotary) cuda::rope_with(got.rope_op(), tuning, {});
+  if (c.rotary) cuda::rope_with(got.rope_op(), forward, {});
   if (c.rotary) rope(want.rope_op(), {});
   const double u = roundoff(DType::f32), sums = (double(c.d) + 16) * u;
   const double ends = c.type == DType::f32 ? 0 : 1.01 * roundoff(c.type);
@@ -114,6 +116,21 @@ TEST(RopeEmulated, EveryConfigurationAgreesWithTheFp64Loop) {
       for (int iterations : {1, 3, 100})
         check(c, {.config = {.lanes = c.type == DType::f32 ? 8 : 4, .threads = threads, .iterations = iterations},
                   .evict_first = iterations == 1});
+}
+
+TEST(RopeEmulated, SpreadVectorsAgreeWithTheFp64Loop) {
+  const Case some[] = {{7, 3, 64, 16, 0, DType::bf16},
+                       {9, 2, 48, 16, 8, DType::f32},
+                       {6, 2, 32, 16, 0, DType::f16, false, true, false},
+                       {5, 4, 40, 0, 0, DType::bf16, false, false}};
+  for (const Case& c : some)
+    for (int threads : {32, 96})
+      for (int iterations : {1, 3, 100}) {
+        cuda::RopeTuning tuning = cuda::default_rope_tuning(Operands(c, c.type).backward_op());
+        ASSERT_TRUE(tuning.config.spread);
+        tuning.config.threads = threads, tuning.config.iterations = iterations;
+        check(c, tuning);
+      }
 }
 
 TEST(RopeEmulated, OneVectorALaneAgreesWithTheFp64Loop) {

@@ -21,6 +21,7 @@ struct RopeConfig {
   int iterations = 1;   // with a norm: tokens a thread takes one after the other, at least
   int per_lane = 2;     // vectors
   int heads = 1;        // or 2 a lane: vectors without a norm, two a head
+  bool spread = false;  // backward with a norm: vectors lie over the lanes as in memory, and pairs meet by shuffles
   bool operator==(const RopeConfig&) const = default;
 };
 
@@ -53,6 +54,12 @@ constexpr int64_t rope_head_lanes(const RopeShape& s) {
 }
 constexpr int64_t rope_row_vectors(const RopeShape& s) { return s.head_dim * size_of(s.dtype) / 16; }
 
+// Half-split pairs of which both vectors are among the first that their lanes have.
+constexpr bool rope_may_spread(const RopeShape& s, int64_t lanes) {
+  return s.norm && s.backward && !s.interleaved && 2 * s.half < s.head_dim &&
+         2 * s.half * size_of(s.dtype) <= 16 * lanes;
+}
+
 constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
   const int64_t n = 16 / size_of(s.dtype);
   RopeConfig c;
@@ -82,6 +89,7 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
     return c;
   }
   c.threads = s.backward ? 128 : 64;
+  c.spread = c.vectors && rope_may_spread(s, c.lanes);  // whole lines of memory, however little of a head turns
   // As many as leave every SM two rounds of blocks, up to four: more make the last round too long.
   while (c.iterations < 4 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 1024 * 4 * c.iterations) c.iterations *= 2;
   return c;
