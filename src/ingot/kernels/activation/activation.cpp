@@ -8,7 +8,9 @@
 #include "ingot/core/thread_pool.h"
 
 INGOT_SIMD_DECLARE(void activate_span(VectorAct act, int64_t n, const float* x, float* y);
-                   void activate_backward_span(VectorAct act, int64_t n, const float* dy, const float* x, float* dx);)
+                   void activate_backward_span(VectorAct act, int64_t n, const float* dy, const float* x, float* dx);
+                   void activate_both_span(VectorAct act, int64_t n, const float* dy, const float* x, float* dx,
+                                           float* y);)
 
 namespace ingot {
 
@@ -54,14 +56,15 @@ void check_operand(const Tensor& t, const Tensor& like, const char* what) {
 }
 
 // Calls run(offset of each operand, n) over spans of elements that are contiguous in every operand.
-template <class Run> void for_each_span(const Tensor& a, const Tensor& b, const Tensor& c, Run&& run) {
+template <class Run> void for_each_span(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& d, Run&& run) {
   if (a.numel() == 0) return;
-  if (a.contiguous() && b.contiguous() && c.contiguous()) {
-    parallel_for(a.numel(), kGrain, [&](int64_t begin, int64_t end) { run(begin, begin, begin, end - begin); });
+  if (a.contiguous() && b.contiguous() && c.contiguous() && d.contiguous()) {
+    parallel_for(a.numel(), kGrain, [&](int64_t begin, int64_t end) { run(begin, begin, begin, begin, end - begin); });
     return;
   }
   parallel_for(a.rows(), std::max<int64_t>(1, kGrain / a.cols()), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) run(t * a.row_stride(), t * b.row_stride(), t * c.row_stride(), a.cols());
+    for (int64_t t = begin; t < end; ++t)
+      run(t * a.row_stride(), t * b.row_stride(), t * c.row_stride(), t * d.row_stride(), a.cols());
   });
 }
 
@@ -116,6 +119,16 @@ template <class F, class T> void slope_span(int64_t n, const T* dy, const T* x, 
   }
 }
 
+template <class F, class T> void both_spans(int64_t n, const T* dy, const T* x, T* dx, T* y) {
+  constexpr VectorAct form = vector_form<F>();
+  if constexpr (std::is_same_v<T, float> && form != VectorAct::none) {
+    INGOT_SIMD_CALL(activate_both_span, form, n, dy, x, dx, y);
+  } else {
+    value_span<F, T>(n, x, y);
+    slope_span<F, T>(n, dy, x, dx);
+  }
+}
+
 }  // namespace
 
 void activate(const Activate& a, Stream) {
@@ -124,7 +137,7 @@ void activate(const Activate& a, Stream) {
       using T = decltype(scalar);
       const T* x = a.x.ptr<T>();
       T* y = a.y.ptr<T>();
-      for_each_span(a.x, a.y, a.y, [&](int64_t at_x, int64_t at_y, int64_t, int64_t n) {
+      for_each_span(a.x, a.y, a.y, a.y, [&](int64_t at_x, int64_t at_y, int64_t, int64_t, int64_t n) {
         value_span<decltype(f), T>(n, x + at_x, y + at_y);
       });
     });
@@ -137,8 +150,13 @@ void activate_backward(const ActivateBackward& a, Stream) {
       using T = decltype(scalar);
       const T *dy = a.dy.ptr<T>(), *x = a.x.ptr<T>();
       T* dx = a.dx.ptr<T>();
-      for_each_span(a.dy, a.x, a.dx, [&](int64_t at_dy, int64_t at_x, int64_t at_dx, int64_t n) {
-        slope_span<decltype(f), T>(n, dy + at_dy, x + at_x, dx + at_dx);
+      T* y = a.y ? a.y.ptr<T>() : nullptr;
+      const Tensor& last = a.y ? a.y : a.dx;
+      for_each_span(a.dy, a.x, a.dx, last, [&](int64_t at_dy, int64_t at_x, int64_t at_dx, int64_t at_y, int64_t n) {
+        if (y)
+          both_spans<decltype(f), T>(n, dy + at_dy, x + at_x, dx + at_dx, y + at_y);
+        else
+          slope_span<decltype(f), T>(n, dy + at_dy, x + at_x, dx + at_dx);
       });
     });
   });
@@ -166,6 +184,8 @@ void activate_backward(const ActivateBackward& a, Stream stream) {
   check_operand(a.x, a.x, "activate_backward: x");
   check_operand(a.dy, a.x, "activate_backward: dy");
   check_operand(a.dx, a.x, "activate_backward: dx");
+  if (a.y) check_operand(a.y, a.x, "activate_backward: y");
+  if (a.y && a.y.device.kind != Device::cpu) activate({.act = a.act, .x = a.x, .y = a.y}, stream);
   INGOT_DISPATCH_ACTIVATION(a.x.device, activate_backward, a, stream);
 }
 

@@ -197,6 +197,7 @@ void activate(const Activate& a, Stream stream);
 struct ActivateBackward {
   Act act = Act::identity;
   Tensor dy, x, dx;
+  Tensor y;  // gets f(x), for less than a call of its own costs; or left out
 };
 void activate_backward(const ActivateBackward& a, Stream stream);
 

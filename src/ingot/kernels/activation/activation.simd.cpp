@@ -22,4 +22,21 @@ void activate_backward_span(VectorAct act, int64_t n, const float* dy, const flo
   });
 }
 
+// Both; what value and slope have in common is computed once.
+void activate_both_span(VectorAct act, int64_t n, const float* dy, const float* x, float* dx, float* y) {
+  with_vector_form(act, [=](auto f) {
+    constexpr int L = kLanes<float>;
+    int64_t i = 0;
+    for (; i + L <= n; i += L) {
+      const Vec<float> at = load<float>(x + i), slope = f.slope(at);
+      store<float>(y + i, f.value(at));
+      store<float>(dx + i, load<float>(dy + i) * slope);
+    }
+    if (i == n) return;
+    const Vec<float> at = load_tail<float>(x + i, n - i), slope = f.slope(at);
+    store_tail<float>(y + i, f.value(at), n - i);
+    store_tail<float>(dx + i, load_tail<float>(dy + i, n - i) * slope, n - i);
+  });
+}
+
 }  // namespace ingot::INGOT_SIMD

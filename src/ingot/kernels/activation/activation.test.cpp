@@ -212,6 +212,15 @@ TEST(Activation, AnyShapeStrideAndAliasGivesTheSameNumbers) {
         ASSERT_NEAR(out[i], Gelu::value(in[i]),
                     4 * (testing::roundoff(dtype) + 1e-8 * (dtype == DType::f32)) * std::abs(in[i]) + 1e-15);
       EXPECT_TRUE(y.guards_intact() && dx.guards_intact());
+      // A value formed beside the slope is the value. The slope may be contracted otherwise: its terms, at most 1.5 in
+      // all, round in another place.
+      Buffer beside(dtype, {c.rows, c.cols}, c.cols + c.gap), slope(dtype, {c.rows, c.cols});
+      activate_backward({.act = act, .dy = dy, .x = x, .dx = slope, .y = beside}, {});
+      EXPECT_EQ(testing::values(beside), out);
+      const auto plain = testing::values(dx), factor = testing::values(dy), got = testing::values(slope);
+      for (size_t i = 0; i < in.size(); ++i)
+        ASSERT_NEAR(got[i], plain[i], 4 * testing::roundoff(dtype) * std::abs(factor[i]));
+      EXPECT_TRUE(beside.guards_intact() && slope.guards_intact());
       activate_backward({.act = act, .dy = dy, .x = x, .dx = dy}, {});
       EXPECT_EQ(testing::values(dy), testing::values(dx));
       activate({.act = act, .x = x, .y = x}, {});

@@ -345,6 +345,8 @@ template <class T> void add_sloped(const LinearBackward& a, Stream stream) {
 }
 
 template <class T> void backward(const LinearBackward& a, Stream stream) {
+  const bool with_slopes = a.dx && !a.accumulate_dx && a.act != Act::identity;  // x is formed where slopes are
+  if (a.form_x && !with_slopes) activate({.act = a.act, .x = a.pre, .y = a.x}, stream);
   if (a.dx) {
     if (a.accumulate_dx && a.pre && a.act != Act::identity) {
       add_sloped<T>(a, stream);
@@ -356,7 +358,12 @@ template <class T> void backward(const LinearBackward& a, Stream stream) {
       else
         product(g, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
           const Tensor dx = part(a.dx, r0, r1, c0, c1);
-          activate_backward({.act = a.act, .dy = dx, .x = part(a.pre, r0, r1, c0, c1), .dx = dx}, stream);
+          activate_backward({.act = a.act,
+                             .dy = dx,
+                             .x = part(a.pre, r0, r1, c0, c1),
+                             .dx = dx,
+                             .y = a.form_x ? part(a.x, r0, r1, c0, c1) : Tensor()},
+                            stream);
         });
     }
   }
@@ -449,6 +456,12 @@ void linear_backward(const LinearBackward& a, Stream stream) {
     check_matrix("linear_backward", "dw", a.dw, n, a.x.cols(), a.dy);
   }
   if (a.db) check_vector("linear_backward", "db", a.db, n, a.dy);
+  if (a.form_x) {
+    INGOT_CHECK(a.x && a.pre, "linear_backward: found form_x without x or pre, expected both");
+    check_matrix("linear_backward", "x", a.x, rows, a.x.cols(), a.dy);
+    check_matrix("linear_backward", "pre", a.pre, rows, a.x.cols(), a.dy);
+    if (a.dy.device.kind != Device::cpu) activate({.act = a.act, .x = a.pre, .y = a.x}, stream);
+  }
   INGOT_LINEAR_DISPATCH(a.dy.device, linear_backward, a, stream);
 }
 

@@ -30,6 +30,7 @@ struct LinearBackward {
   Act act = Act::identity;
   bool accumulate_dx = false;
   Products products = Products::fp32;
+  bool form_x = false;  // x = f(pre) is written first instead of read: a caller need keep pre alone
 };
 void linear_backward(const LinearBackward& a, Stream stream);
 

@@ -119,6 +119,13 @@ template <class T, bool kRound>
 void pack_panel(const T* b, int64_t b_row, int64_t b_col, int64_t k, int64_t cols, int64_t width, T* to) {
   constexpr int L = kLanes<T>;
   const auto keep = [](auto x) { return kRound ? round_bf16(x) : x; };
+  if (b_col == 1 && cols == 2 * L) {
+    for (int64_t p = 0; p < k; ++p, b += b_row, to += 2 * L) {
+      store(to, keep(load(b)));
+      store(to + L, keep(load(b + L)));
+    }
+    return;
+  }
   if (b_col == 1) {
     for (int64_t p = 0; p < k; ++p)
       for (int64_t j = 0; j < width; j += L) {
@@ -357,10 +364,11 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
       const int64_t j = chunk.n_begin + q * N, left = chunk.n_end - j, cols = left < N ? left : N;
       const int64_t width = cols <= L ? L : N;
       const T* b = static_cast<const T*>(chunk.packed) + q * N * k_all + p * width;
-      for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i) {
-        const int64_t row = detail::panel_begin(i, g.m, panels), end = detail::panel_begin(i + 1, g.m, panels);
-        const int rows = int(end - row);
-        if (g.lower && end <= j) continue;
+      int64_t row = row0, next = row0;
+      for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i, row = next) {
+        next = detail::panel_begin(i + 1, g.m, panels);
+        const int rows = int(next - row);
+        if (g.lower && next <= j) continue;
         const Out<T> out{g.c + row * g.ldc + j,
                          g.ldc,
                          !first        ? g.c + row * g.ldc + j

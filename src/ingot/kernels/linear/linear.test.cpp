@@ -369,6 +369,36 @@ TEST(linear, gradients_match_finite_differences) {
   }
 }
 
+TEST(linear, backward_forms_x_where_it_was_not_kept) {
+  const Act act = activation_named("gelu");
+  for (const Layer& s : kLayers)
+    for (const DType dtype : {DType::f32, DType::f64})
+      for (const int way : {0, 1, 2}) {  // slopes beside values; added to dx; without dx
+        const Buffer w = matrix(dtype, s.n, s.k, 0, 2), dy = matrix(dtype, s.t, s.n, 1, 4),
+                     pre = matrix(dtype, s.t, s.k, s.pad, 5);
+        Buffer kept(dtype, {s.t, s.k}, s.k + s.pad), formed(dtype, {s.t, s.k}, s.k + 1), want(dtype, {s.t, s.k}),
+            dx(dtype, {s.t, s.k}), dw_want(dtype, {s.n, s.k}), dw(dtype, {s.n, s.k});
+        for (const Buffer* t : {&want, &dx, &dw_want, &dw}) fill_zero(*t);
+        activate({.act = act, .x = pre, .y = kept}, {});
+        LinearBackward b{
+            .dy = dy, .x = kept, .w = w, .dx = want, .dw = dw_want, .pre = pre, .act = act, .accumulate_dx = way == 1};
+        if (way == 2) b.dx = Tensor();
+        linear_backward(b, {});
+        b.x = formed;
+        b.dw = dw;
+        b.form_x = true;
+        if (way != 2) b.dx = dx;
+        linear_backward(b, {});
+        EXPECT_EQ(values(formed), values(kept));
+        EXPECT_EQ(values(dw), values(dw_want));
+        // A slope formed beside its value may differ by roundings of its terms, times a sum of s.n products.
+        const double ulps = dtype == DType::f32 ? 0x1p-22 : 0x1p-51;
+        const auto same = testing::compare(dx, values(want), ulps * std::sqrt(double(s.n)) * 4, ulps);
+        EXPECT_TRUE(same.ok) << same.message;
+        EXPECT_TRUE(formed.guards_intact() && dx.guards_intact() && dw.guards_intact());
+      }
+}
+
 TEST(linear, backward_accumulates_parameters_always_and_dx_when_asked) {
   for (const Layer& s : kLayers)
     for (bool sloped : {false, true}) {

@@ -293,7 +293,6 @@ class Block {
     const Scratch& s = b_.scratch;
     const Tensor hidden = hidden_rows(s.hidden), pre = hidden_rows(b_.saved.pre), dpre = hidden_rows(s.hidden_grad);
     norm(x, b_.w.mlp_norm, normed(), Tensor());
-    if (b_.dw.down) activate({.act = call_.act, .x = pre, .y = hidden}, {});
     linear_backward({.dy = dout,
                      .x = hidden,
                      .w = b_.w.down,
@@ -301,7 +300,8 @@ class Block {
                      .dw = b_.dw.down,
                      .pre = pre,
                      .act = call_.act,
-                     .products = call_.products},
+                     .products = call_.products,
+                     .form_x = bool(b_.dw.down)},
                     {});
     const Tensor dm = channels(s.normed_grad);
     linear_backward({.dy = dpre, .x = normed(), .w = b_.w.up, .dx = dm, .dw = b_.dw.up, .products = call_.products},
