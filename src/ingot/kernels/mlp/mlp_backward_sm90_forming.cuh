@@ -85,23 +85,6 @@ __device__ __forceinline__ void Block<T, kPanels>::release(uint32_t w, uint32_t 
   __syncwarp();
 }
 
-// db += the columns of 64 rows of dz. A warp takes a panel of every so many rows, a lane two columns.
-template <class T, int kPanels>
-__device__ __forceinline__ void Block<T, kPanels>::add_bias(float (&db)[2], uint32_t dz) {
-  constexpr uint32_t kGroups = bias_rows(kPanels);
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const uint32_t panel = dz + warp % kPanels * kPanelBytes, group = warp / kPanels;
-#pragma unroll 8
-  for (uint32_t row = 0; row < kRows / kGroups; ++row) {
-    uint32_t v[1];
-    float low, high;
-    ptx::load_shared(v, panel + tile::swizzled<Swizzle::b128>(group * (kRows / kGroups) + row, lane * 4));
-    ptx::unpack(T{}, v[0], low, high);
-    db[0] += low;
-    db[1] += high;
-  }
-}
-
 // The buffers behind tile n; between chunks all run empty. One thread.
 template <class T, int kPanels>
 template <bool kSingle>
@@ -136,7 +119,7 @@ __device__ __forceinline__ void Block<T, kPanels>::add_products(float (&dw)[kPan
     ptx::wgmma_commit_group();
     if (k + 16 < kRows) ptx::wgmma_wait_group<kDwAhead>();
   }
-  if (a.want_db) add_bias(db, dz);
+  if (a.want_db) add_bias_gradient<T, kPanels, 8>(db, dz);
 }
 
 // Warpgroup w adds dz^T h of every tile: with two layers of layer w, with one of the rows of chain warpgroup w.

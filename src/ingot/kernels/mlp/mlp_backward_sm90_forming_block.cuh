@@ -166,7 +166,6 @@ template <class T, int kPanels> struct Block {
   __device__ void round_values(uint32_t r, int l, int first);
 
   template <bool kSingle> __device__ void release(uint32_t w, uint32_t r, uint32_t n);
-  __device__ void add_bias(float (&db)[2], uint32_t dz);
   __device__ void give(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]);
   __device__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2], int l);
   __device__ void start_products(float (&acc)[kPanels][kPanel / 2], uint32_t dz, uint32_t slot);

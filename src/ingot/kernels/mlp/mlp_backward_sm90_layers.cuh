@@ -39,7 +39,7 @@
 
 namespace ingot::cuda::backward_layers {
 
-using backward_sm90::bias_rows;
+using backward_sm90::add_bias_gradient;
 using backward_sm90::kPanel;
 using backward_sm90::kPanelBytes;
 using backward_sm90::kRows;
@@ -223,7 +223,7 @@ template <class T, int kPanels> struct Block {
         ptx::wgmma_commit_group();
         if (k + 16 < kRows) ptx::wgmma_wait_group<0>();
       }
-      if (a.want_db) add_bias(db, dz);
+      if (a.want_db) add_bias_gradient<T, kPanels, 16>(db, dz);
       ptx::wgmma_wait_group<0>();
       if (threadIdx.x % 32 == 0) {
         ptx::mbarrier_arrive(&s.dz_empty[dz_at.stage]);
@@ -234,21 +234,6 @@ template <class T, int kPanels> struct Block {
 #pragma unroll
     for (int m = 0; m < kPanels; ++m) ptx::fence_registers(dw[m]);
     store_partial(dw, db);
-  }
-  // db += the columns of 64 rows of dz. A warp takes a panel of every so many rows, a lane two columns.
-  __device__ __forceinline__ void add_bias(float (&db)[2], uint32_t dz) {
-    constexpr uint32_t kGroups = bias_rows(kPanels);
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const uint32_t panel = dz + warp % kPanels * kPanelBytes, group = warp / kPanels;
-#pragma unroll 16
-    for (uint32_t row = 0; row < kRows / kGroups; ++row) {
-      uint32_t v[1];
-      float low, high;
-      ptx::load_shared(v, panel + tile::swizzled<Swizzle::b128>(group * (kRows / kGroups) + row, lane * 4));
-      ptx::unpack(T{}, v[0], low, high);
-      db[0] += low;
-      db[1] += high;
-    }
   }
   // As the threads hold them: the second kernel knows where a row lies.
   __device__ __forceinline__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {

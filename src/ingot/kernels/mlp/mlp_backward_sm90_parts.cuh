@@ -3,6 +3,7 @@
 // mlp_backward_sm90_forming.cuh else): operands, the layout of the partial sums of dW, weights of normalised layers.
 #include <cuda.h>
 
+#include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
@@ -42,6 +43,24 @@ constexpr int64_t part_floats(int panels) { return int64_t(64 * panels) * (64 * 
 
 constexpr int part_float4(int row, int column, int width) {
   return (row / 64 * (width / 8) + column / 8) * 128 + row / 16 % 4 * 32 + row % 8 * 4 + column % 8 / 2;
+}
+
+// db += the columns of 64 rows of dz, in shared memory. A warp of the warpgroup takes a panel of every so many rows, a
+// lane two columns.
+template <class T, int kPanels, int kUnroll>
+__device__ __forceinline__ void add_bias_gradient(float (&db)[2], uint32_t dz) {
+  constexpr uint32_t kGroups = bias_rows(kPanels);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const uint32_t panel = dz + warp % kPanels * kPanelBytes, group = warp / kPanels;
+#pragma unroll kUnroll
+  for (uint32_t row = 0; row < kRows / kGroups; ++row) {
+    uint32_t v[1];
+    float low, high;
+    ptx::load_shared(v, panel + tile::swizzled<Swizzle::b128>(group * (kRows / kGroups) + row, lane * 4));
+    ptx::unpack(T{}, v[0], low, high);
+    db[0] += low;
+    db[1] += high;
+  }
 }
 
 // W of a weight-normalised layer as the copy engine would lay it down, by kBy threads; 16 neighbouring lanes see a row
