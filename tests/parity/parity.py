@@ -122,20 +122,21 @@ def recipe_for(number):
 
 
 class Case:
-    def __init__(self, name, config, looping, dtype, seed):
-        self.name, self.config, self.looping, self.dtype = name, config, looping, dtype
+    """One config, its random weights and batches, and what the definition makes of them in fp64."""
+
+    def __init__(self, name, config, looping, seed):
+        self.name, self.config, self.looping = name, config, looping
         g = torch.Generator().manual_seed(seed)
         self.weights = random_weights(config, g)
         self.batches = [random_batch(config, g) for _ in range(EXECUTED)]
         self.tokens, self.targets, self.positions, self.cu, self.dloss = self.batches[0]
         self.recipe, self.loop_from = recipe_for(seed), 2 if looping else EXECUTED + 1
 
-    def write(self, directory):
+    def write(self, directory, dtype):
         directory.mkdir(parents=True)
-        self.directory = directory
         parameters = [dict(name=n, shape=list(w.shape)) for n, w in self.weights.items()]
         training = dict(recipe=asdict(self.recipe), steps=STEPS, executed=EXECUTED, loop_from=self.loop_from)
-        meta = dict(config=asdict(self.config), dtype=self.dtype, looping=self.looping, parameters=parameters, training=training)
+        meta = dict(config=asdict(self.config), dtype=dtype, looping=self.looping, parameters=parameters, training=training)
         (directory / "case.json").write_text(json.dumps(meta, indent=1))
         for name, column in (("tokens", 0), ("targets", 1)):
             torch.cat([b[column] for b in self.batches]).numpy().astype("<i4").tofile(directory / f"{name}.i32")
@@ -144,10 +145,12 @@ class Case:
         torch.cat([w.flatten() for w in self.weights.values()]).numpy().astype("<f8").tofile(directory / "weights.f64")
         self.dloss.numpy().astype("<f8").tofile(directory / "dloss.f64")
 
-    def read(self, name):
-        return torch.from_numpy(np.fromfile(self.directory / name, "<f8"))
+    def expect(self):
+        """The losses, logits, gradients and losses of training by the definition."""
+        self.loss, self.logits, self.grads = self.one_pass()
+        self.losses = self.training()
 
-    def expected(self):
+    def one_pass(self):
         weights = {n: w.clone().requires_grad_() for n, w in self.weights.items()}
         layout = (self.cu, self.positions, self.looping)
         loss = gpt.losses(self.config, weights, self.tokens, self.targets, *layout)
@@ -156,7 +159,7 @@ class Case:
             logits = gpt.logits(self.config, weights, self.tokens, *layout)
         return loss.detach(), logits, {n: w.grad for n, w in weights.items()}
 
-    def expected_training(self):
+    def training(self):
         """The loss before each step, and at the end that of the averaged weights."""
         weights = {n: w.clone() for n, w in self.weights.items()}
         optimizer = Optimizer(self.config, weights, self.recipe, STEPS)
@@ -171,21 +174,24 @@ class Case:
             losses.append(float(gpt.mean_loss(self.config, optimizer.average, self.tokens, self.targets, self.cu, looping=True)))
         return losses
 
-    def training_errors(self):
-        found = self.read("out_training.f64").tolist()
+    def training_errors(self, directory):
+        found = read(directory, "out_training.f64").tolist()
         return {f"loss at step {i}" if i < EXECUTED else "loss of the average": abs(a - b) / abs(b) if a == a else float("inf")
-                for i, (a, b) in enumerate(zip(found, self.expected_training(), strict=True))}
+                for i, (a, b) in enumerate(zip(found, self.losses, strict=True))}
 
-    def errors(self):
+    def errors(self, directory):
         """What was compared -> relative error."""
-        loss, logits, grads = self.expected()
-        errors = {"loss": relative(self.read("out_loss.f64"), loss),
-                  "loss without gradients": relative(self.read("out_plain_loss.f64"), loss),
-                  "logits": relative(self.read("out_logits.f64"), logits.flatten())}
+        errors = {"loss": relative(read(directory, "out_loss.f64"), self.loss),
+                  "loss without gradients": relative(read(directory, "out_plain_loss.f64"), self.loss),
+                  "logits": relative(read(directory, "out_logits.f64"), self.logits.flatten())}
         sizes = [w.numel() for w in self.weights.values()]
-        for (name, g), native in zip(grads.items(), self.read("out_grads.f64").split(sizes)):
+        for (name, g), native in zip(self.grads.items(), read(directory, "out_grads.f64").split(sizes)):
             errors["d " + name] = relative(native, g.flatten())
         return errors
+
+
+def read(directory, name):
+    return torch.from_numpy(np.fromfile(directory / name, "<f8"))
 
 
 def relative(found, expected):
@@ -195,13 +201,13 @@ def relative(found, expected):
     return float((found - expected).norm() / norm) if norm > 0 else float(found.norm())
 
 
-def report(case):
-    """Prints a line for the case, and one for each thing that is off; true when nothing is."""
-    errors, training = case.errors(), case.training_errors()
-    limits = [(errors, LIMIT[case.dtype]), (training, TRAINING_LIMIT[case.dtype])]
+def report(case, dtype, directory):
+    """Prints a line for the case in one type, and one for each thing that is off; true when nothing is."""
+    errors, training = case.errors(directory), case.training_errors(directory)
+    limits = [(errors, LIMIT[dtype]), (training, TRAINING_LIMIT[dtype])]
     bad = [(what, e, limit) for found, limit in limits for what, e in found.items() if not e <= limit]
     worst = max(errors, key=errors.get)
-    print(f"{'FAILED' if bad else 'ok':6} {case.dtype} {case.name}: worst of {len(errors)} {errors[worst]:.1e} ({worst}); "
+    print(f"{'FAILED' if bad else 'ok':6} {dtype} {case.name}: worst of {len(errors)} {errors[worst]:.1e} ({worst}); "
           f"training {max(training.values()):.1e}")
     for what, e, limit in bad[:8]:
         print(f"         {what}: {e:.1e}, expected at most {limit:.0e}")
@@ -219,18 +225,23 @@ def main():
 
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(args.keep or temporary)
-        todo = []
+        todo = []  # case, type, directory
         for number, (name, (config, looping)) in enumerate(cases().items()):
             if args.only and args.only not in name:
                 continue
+            case = Case(name, config, looping, seed=number)
             for dtype in LIMIT:
-                case = Case(name, config, looping, dtype, seed=number)
-                case.write(root / f"{number:02d}-{dtype}")
-                todo.append(case)
-        subprocess.run([args.program] + [str(c.directory) for c in todo], check=True)
+                directory = root / f"{number:02d}-{dtype}"
+                case.write(directory, dtype)
+                todo.append((case, dtype, directory))
+        with subprocess.Popen([args.program] + [str(directory) for _, _, directory in todo]) as native:
+            for case in dict.fromkeys(case for case, _, _ in todo):
+                case.expect()
+        if native.returncode != 0:
+            raise RuntimeError(f"{args.program}: found exit status {native.returncode}, expected 0")
         failed = 0
         for case in todo:
-            failed += not report(case)
+            failed += not report(*case)
     print(f"{len(todo) - failed} passed, {failed} failed")
     return 1 if failed else 0
 

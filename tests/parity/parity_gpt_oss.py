@@ -315,6 +315,7 @@ def main():
     parser.add_argument("--keep", help="write the checkpoints here and keep them")
     parser.add_argument("--skip-without-torch", action="store_true", help=f"exit with {SKIPPED} when torch or transformers is missing")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # one token at a time: threads mostly wait for each other
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     report = Report()

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <vector>
 
 #include "ingot/core/cpu.h"
@@ -78,31 +79,29 @@ std::vector<Case> cases() {
 struct Oracle {
   std::vector<double> value, scale;
 };
-Oracle oracle(const Case& c, const Tensor& a, const Tensor& b, const Tensor& c0, bool exact) {
-  const auto wide = [](const Tensor& t, bool magnitude) {
-    Buffer w(DType::f64, t.shape);
-    auto v = values(t);
-    if (magnitude)
-      for (double& x : v) x = std::abs(x);
-    assign(w, v);
-    return w;
+std::vector<double> turned(const std::vector<double>& x, int64_t rows, int64_t cols) {
+  std::vector<double> out(x.size());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < cols; ++j) out[size_t(j * rows + i)] = x[size_t(i * cols + j)];
+  return out;
+}
+// The operands are turned so that the loop runs along memory in both, which is several times as fast.
+Oracle oracle(const Case& c, std::vector<double> a, std::vector<double> b, std::vector<double> start, bool exact) {
+  if (c.transpose_a) a = turned(a, c.k, c.m);
+  if (!c.transpose_b) b = turned(b, c.k, c.n);
+  const auto product = [&](double alpha, double beta) {
+    const Buffer rows(DType::f64, {c.m, c.k}), columns(DType::f64, {c.n, c.k}), sums(DType::f64, {c.m, c.n});
+    assign(rows, a);
+    assign(columns, b);
+    assign(sums, start);
+    matmul_plain({.a = rows, .b = columns, .c = sums, .transpose_b = true, .alpha = alpha, .beta = beta});
+    return values(sums);
   };
-  Oracle out;
-  for (bool magnitude : {false, true}) {
-    if (magnitude && exact) {
-      out.scale.assign(out.value.size(), 0.0);
-      break;
-    }
-    const Buffer wa = wide(a, magnitude), wb = wide(b, magnitude), wc = wide(c0, magnitude);
-    matmul_plain({.a = wa,
-                  .b = wb,
-                  .c = wc,
-                  .transpose_a = c.transpose_a,
-                  .transpose_b = c.transpose_b,
-                  .alpha = magnitude ? std::abs(c.alpha) : c.alpha,
-                  .beta = magnitude ? std::abs(c.beta) : c.beta});
-    (magnitude ? out.scale : out.value) = values(wc);
-  }
+  Oracle out{.value = product(c.alpha, c.beta), .scale = std::vector<double>(start.size(), 0.0)};
+  if (exact) return out;
+  for (auto* v : {&a, &b, &start})
+    for (double& x : *v) x = std::abs(x);
+  out.scale = product(std::abs(c.alpha), std::abs(c.beta));
   return out;
 }
 
@@ -116,65 +115,79 @@ void expect_within(const Tensor& got, const Oracle& want, int64_t k, double unit
         << c << ", element " << i << ": found " << have[i] << ", expected " << want.value[i];
 }
 
-void run(const Case& c, DType dtype, Products products, bool integers) {
-  const Buffer a = matrix(dtype, c.transpose_a ? c.k : c.m, c.transpose_a ? c.m : c.k, c.pad, 1);
-  const Buffer b = matrix(dtype, c.transpose_b ? c.n : c.k, c.transpose_b ? c.k : c.n, c.pad * 2, 2);
-  Buffer y(dtype, {c.m, c.n}, c.n + c.pad);
-  if (integers) {
-    fill_small_integers(a, 1);
-    fill_small_integers(b, 2);
+// How a product runs.
+struct Way {
+  DType dtype;
+  Products products;
+  bool emulated_tiles = false;
+};
+constexpr Way kFp32{DType::f32, Products::fp32}, kFp64{DType::f64, Products::fp32}, kBf16{DType::f32, Products::bf16},
+    kBf16Tiles{DType::f32, Products::bf16, true};
+std::ostream& operator<<(std::ostream& out, const Way& w) {
+  return out << name_of(w.dtype) << (w.products == Products::bf16 ? " by bf16" : "")
+             << (w.emulated_tiles ? " in emulated tiles" : "");
+}
+
+std::vector<double> numbers(DType dtype, int64_t rows, int64_t cols, uint64_t seed, bool integers) {
+  const Buffer t(dtype, {rows, cols});
+  integers ? fill_small_integers(t, seed) : fill_normal(t, seed);
+  return values(t);
+}
+// Moves every number by less than half a bf16 ulp, away from ties: rounding takes it back.
+void unround(std::vector<double>& v, bool integers) {
+  for (size_t i = 0; i < v.size(); ++i) v[i] *= 1 + 0x1p-10 * (i % 2 ? 1 : -1) * (integers ? 0.5 : 0.4);
+}
+
+void run_one(const Case& c, const Way& way, std::vector<double> a, std::vector<double> b,
+             const std::vector<double>& start, const Oracle& want, bool integers) {
+  SCOPED_TRACE(::testing::Message() << way);
+  const int64_t a_rows = c.transpose_a ? c.k : c.m, a_cols = c.transpose_a ? c.m : c.k;
+  const int64_t b_rows = c.transpose_b ? c.n : c.k, b_cols = c.transpose_b ? c.k : c.n;
+  if (way.products == Products::bf16) {
+    unround(a, integers);
+    unround(b, integers);
   }
-  if (c.beta != 0) integers ? fill_small_integers(y, 3) : fill_normal(y, 3);
-  Buffer start(DType::f64, {c.m, c.n});
-  assign(start, c.beta != 0 ? values(y) : std::vector<double>(size_t(c.m * c.n), 0.0));
-  if (products == Products::bf16)
-    for (const Buffer* t : {&a, &b}) {
-      auto v = values(*t);
-      for (double& x : v) x = bf16(float(x));
-      // The oracle sees rounded operands; the op is given unrounded ones further down.
-      assign(*t, v);
-    }
-  const Oracle want = oracle(c, a, b, start, integers);
-  if (products == Products::bf16) {
-    // Moves every element by less than half a bf16 ulp, away from ties.
-    for (const Buffer* t : {&a, &b}) {
-      auto v = values(*t);
-      for (size_t i = 0; i < v.size(); ++i) v[i] *= 1 + 0x1p-10 * (i % 2 ? 1 : -1) * (integers ? 0.5 : 0.4);
-      assign(*t, v);
-    }
-  }
-  matmul({.a = a,
-          .b = b,
+  const Buffer left(way.dtype, {a_rows, a_cols}, a_cols + c.pad),
+      right(way.dtype, {b_rows, b_cols}, b_cols + c.pad * 2), y(way.dtype, {c.m, c.n}, c.n + c.pad);
+  assign(left, a);
+  assign(right, b);
+  if (c.beta != 0) assign(y, start);  // else it stays poisoned
+  detail::emulate_tiles(way.emulated_tiles);
+  matmul({.a = left,
+          .b = right,
           .c = y,
           .transpose_a = c.transpose_a,
           .transpose_b = c.transpose_b,
           .alpha = c.alpha,
           .beta = c.beta,
-          .products = products},
+          .products = way.products},
          {});
+  detail::emulate_tiles(false);
   EXPECT_TRUE(y.guards_intact()) << c;
-  const double unit = integers ? 0 : testing::roundoff(dtype);
-  expect_within(y, want, c.k, unit, c);
+  expect_within(y, want, c.k, integers ? 0 : testing::roundoff(way.dtype), c);
+}
+// Every way against one oracle. Ways other than the first get numbers that are exact in its type, or integers.
+void run(const Case& c, std::initializer_list<Way> ways, bool integers) {
+  const Way& first = *ways.begin();
+  const DType seen = first.products == Products::bf16 ? DType::bf16 : first.dtype;
+  const auto a = numbers(seen, c.m, c.k, 1, integers), b = numbers(seen, c.k, c.n, 2, integers);
+  const auto start = c.beta != 0 ? numbers(first.dtype, c.m, c.n, 3, integers) : std::vector<double>(size_t(c.m * c.n));
+  const Oracle want = oracle(c, a, b, start, integers);
+  for (const Way& way : ways) run_one(c, way, a, b, start, want, integers);
 }
 
 TEST(matmul, f32_obeys_the_bound_of_a_dot_product_for_odd_sizes_strides_and_transposes) {
-  for (const Case& c : cases()) run(c, DType::f32, Products::fp32, false);
+  for (const Case& c : cases()) run(c, {kFp32}, false);
 }
 TEST(matmul, f64_obeys_the_bound_of_a_dot_product_for_odd_sizes_strides_and_transposes) {
-  for (const Case& c : cases()) run(c, DType::f64, Products::fp32, false);
+  for (const Case& c : cases()) run(c, {kFp64}, false);
 }
 TEST(matmul, bf16_products_round_both_operands_and_nothing_else) {
   // dpbf16 adds pairs with one more rounding each; gamma counts one rounding per term, which covers it.
-  as_is_and_by_emulated_tiles([] {
-    for (const Case& c : cases()) run(c, DType::f32, Products::bf16, false);
-  });
+  for (const Case& c : cases()) run(c, {kBf16, kBf16Tiles}, false);
 }
 TEST(matmul, small_integers_come_out_exactly) {
-  as_is_and_by_emulated_tiles([] {
-    for (const Case& c : cases()) run(c, DType::f32, Products::bf16, true);
-  });
-  for (const Case& c : cases()) run(c, DType::f32, Products::fp32, true);
-  for (const Case& c : cases()) run(c, DType::f64, Products::fp32, true);
+  for (const Case& c : cases()) run(c, {kBf16, kBf16Tiles, kFp32, kFp64}, true);
 }
 
 TEST(matmul, every_cpu_level_agrees) {
@@ -184,20 +197,17 @@ TEST(matmul, every_cpu_level_agrees) {
     set_cpu_level(level);
     for (const Case& c :
          {Case{65, 47, 129}, Case{29, 129, 340, true}, Case{31, 33, 7, false, true}, Case{70, 80, 650, true, true}})
-      for (Products products : {Products::fp32, Products::bf16})
-        for (bool integers : {false, true}) run(c, DType::f32, products, integers);
+      for (const Way& way : {kFp32, kBf16})
+        for (bool integers : {false, true}) run(c, {way}, integers);
   }
   set_cpu_level(before);
 }
 
 TEST(matmul, large_products_cut_into_several_chunks_are_exact_on_integers) {
-  for (const Case& c : {Case{17, 600, 2101}, Case{9, 40, 27000, true}, Case{10, 1600, 700, false, true}})
-    run(c, DType::f32, Products::fp32, true);
-  as_is_and_by_emulated_tiles([] {
-    for (const Case& c : {Case{17, 600, 2101}, Case{34, 40, 9000, true}, Case{10, 1600, 700, false, true},
-                          Case{50, 90, 2200, true, true, 1, 1}, Case{33, 530, 2100, false, true, -0.5, 2, 3}})
-      run(c, DType::f32, Products::bf16, true);
-  });
+  for (const Case& c :
+       {Case{17, 600, 2101}, Case{9, 40, 27000, true}, Case{34, 40, 9000, true}, Case{10, 1600, 700, false, true},
+        Case{50, 90, 2200, true, true, 1, 1}, Case{33, 530, 2100, false, true, -0.5, 2, 3}})
+    run(c, {kFp32, kBf16, kBf16Tiles}, true);
 }
 
 // What does not exist of a tile is zero, and must stay without effect.
