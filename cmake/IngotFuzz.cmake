@@ -32,6 +32,7 @@ foreach(source ${fuzz_sources})
   get_filename_component(target ${source} NAME_WE)
   add_executable(fuzz_${target} ${source} ${fuzz_driver})
   target_link_libraries(fuzz_${target} PRIVATE ingot_fuzzed)
+  target_compile_options(fuzz_${target} PRIVATE ${ingot_driver_options})
   list(APPEND fuzz_targets fuzz_${target})
   # The corpus is run through as a test.
   add_test(NAME fuzz_${target} COMMAND fuzz_${target} -runs=0 ${CMAKE_CURRENT_SOURCE_DIR}/tests/fuzz_corpus/${target})

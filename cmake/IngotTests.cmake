@@ -5,6 +5,16 @@ list(FILTER testing_sources EXCLUDE REGEX "\\.test\\.cpp$")
 add_library(ingot_testing STATIC ${testing_sources})
 target_include_directories(ingot_testing PUBLIC src)
 target_link_libraries(ingot_testing PUBLIC ingot ingot_flags GTest::gtest nlohmann_json::nlohmann_json)
+# EXPECT_EQ holds an if of its own; what g++ 12 wrongly says of std::string is no longer hidden in a precompiled header.
+set(ingot_test_options "$<$<COMPILE_LANGUAGE:CXX>:${ingot_driver_options};-Wno-dangling-else;-Wno-array-bounds;-Wno-stringop-overflow>")
+
+# What nearly every test includes, read once: it takes two thirds of the time in which a small test compiles.
+file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp CONTENT "")
+add_library(ingot_test_headers OBJECT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp)
+target_link_libraries(ingot_test_headers PRIVATE ingot_testing)
+set_target_properties(ingot_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF) # -fPIC would not fit executables
+target_compile_options(ingot_test_headers PRIVATE ${ingot_test_options} -fPIE)
+target_precompile_headers(ingot_test_headers PRIVATE <gtest/gtest.h> <cmath> <ingot/testing/testing.h>)
 
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS src/ingot/*.test.cpp tests/*.test.cpp)
 if(INGOT_WITH_CUDA) # tests that hold kernels of their own
@@ -18,12 +28,12 @@ if(INGOT_WITH_CUDA)
   list(REMOVE_ITEM test_sources ${emulated_sources})
 else()
   foreach(test ${emulated_sources})
-    set_source_files_properties(${test} PROPERTIES COMPILE_DEFINITIONS INGOT_EMULATE COMPILE_OPTIONS -Wno-unknown-pragmas)
+    set_source_files_properties(${test} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_DEFINITIONS INGOT_EMULATE COMPILE_OPTIONS -Wno-unknown-pragmas)
     string(REPLACE ".emulated.test.cpp" "" name ${test})
     file(GLOB kernels CONFIGURE_DEPENDS ${name}.cu ${name}_*.cu)
     if(kernels)
       # Unoptimised loops are fast enough for small tests, and a room's many instances compile in a third of the time.
-      set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_DEFINITIONS INGOT_EMULATE
+      set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON COMPILE_DEFINITIONS INGOT_EMULATE
         COMPILE_OPTIONS "-xc++;-O1;-Wno-unknown-pragmas")
       list(APPEND test_sources ${kernels})
     endif()
@@ -43,8 +53,8 @@ foreach(folder ${test_folders})
   add_executable(test_${folder} ${sources_of_${folder}})
   target_link_libraries(test_${folder} PRIVATE ingot_testing GTest::gtest_main)
   target_compile_definitions(test_${folder} PRIVATE INGOT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}")
-  target_compile_options(test_${folder} PRIVATE
-    "$<$<COMPILE_LANGUAGE:CXX>:${ingot_driver_options};-Wno-dangling-else>") # EXPECT_EQ holds an if of its own
+  target_compile_options(test_${folder} PRIVATE ${ingot_test_options})
+  target_precompile_headers(test_${folder} REUSE_FROM ingot_test_headers)
   add_test(NAME ${folder} COMMAND test_${folder})
   if(sources_of_${folder} MATCHES "\\.test\\.cu(;|$)")
     set_target_properties(test_${folder} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20)

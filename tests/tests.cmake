@@ -10,6 +10,7 @@ if(TARGET ingot_simd_avx512 AND TARGET ingot_simd_amx)
 endif()
 if(TARGET ingot_cli)
   add_test(NAME cli COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli_test.py $<TARGET_FILE:ingot_cli>)
+  set_tests_properties(cli PROPERTIES COST 100)
 endif()
 
 # The model against its definition in spec/gpt.py; skipped where PyTorch is not installed.
@@ -19,13 +20,19 @@ add_executable(parity_gpt_oss ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/gpt_oss_m
 target_link_libraries(parity_gpt_oss PRIVATE ingot ingot_flags nlohmann_json::nlohmann_json)
 add_executable(parity_tokenizer ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/tokenizer_main.cpp)
 target_link_libraries(parity_tokenizer PRIVATE ingot ingot_flags)
+foreach(target parity parity_gpt_oss parity_tokenizer)
+  target_compile_options(${target} PRIVATE ${ingot_driver_options})
+endforeach()
 if(Python3_FOUND)
   add_test(NAME parity_tokenizer COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_tokenizer.py
     $<TARGET_FILE:parity_tokenizer> --skip-without-peers)
   set_tests_properties(parity_tokenizer PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME parity COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity.py $<TARGET_FILE:parity>
     --skip-without-torch)
-  set_tests_properties(parity PROPERTIES SKIP_RETURN_CODE 77)
+  add_test(NAME parity_gpt_oss COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_gpt_oss.py
+    $<TARGET_FILE:parity_gpt_oss> --skip-without-torch)
+  # The longest first, beside the many short ones.
+  set_tests_properties(parity parity_gpt_oss PROPERTIES SKIP_RETURN_CODE 77 COST 100)
 endif()
 
 # The committed GPU measurements: their form, and whether they are of this tree (a stale one is listed, not refused).

@@ -1,5 +1,5 @@
-"""The gates CUDA code must pass on a machine without a GPU. Compiles every .cu, and every .cpp that changes with CUDA, exactly as
-the build does, and fails on: an error; registers spilled; local memory; ptxas C7508, C7510 or C7511 (a register request ignored,
+"""The gates CUDA code must pass on a machine without a GPU. Compiles every .cu exactly as the build does, and has the compiler read every
+.cpp that changes with CUDA. Fails on: an error; registers spilled; local memory; ptxas C7508, C7510 or C7511 (a register request ignored,
 wgmma serialised); another target than sm_90a; a translation unit of more than a minute of CPU time.
 
     python3 tools/check_cuda.py [--build DIR]     prints one line per file; exit status 77 where there is no nvcc
@@ -47,8 +47,8 @@ def findings(log):
 def compile_one(entry, folder):
     source = pathlib.Path(entry["file"])
     command = shlex.split(entry["command"])
-    if command[0].endswith("ccache"):  # a cached log says nothing about this compiler run
-        command = command[1:]
+    if source.suffix == ".cpp":  # its code is not looked at
+        command.append("-fsyntax-only")
     command[command.index("-o") + 1] = str(pathlib.Path(folder) / (source.name + ".o"))
     # A shell in between, so that the CPU time of nvcc's own children is counted for this file alone.
     timed = [sys.executable, "-c",
@@ -88,7 +88,8 @@ def main():
         print("cuda gates: no nvcc here, nothing checked")
         return NO_NVCC
     configured = subprocess.run(["cmake", "-G", "Ninja", "-S", str(ROOT), "-B", str(build), "-DINGOT_CUDA=ON", "-DINGOT_APPS=OFF",
-                                 "-DINGOT_TESTS=OFF"], capture_output=True, text=True)
+                                 "-DINGOT_TESTS=OFF", "-DINGOT_CCACHE=OFF"],  # a cached log says nothing about this compiler run
+                                capture_output=True, text=True)
     if configured.returncode != 0:
         print(configured.stdout + configured.stderr)
         return 1
