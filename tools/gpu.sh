@@ -8,7 +8,8 @@
 #             (as below)
 #   rope, gate  rotary embeddings; the gate of SwiGLU and the activations, beside PyTorch, and Liger-Kernel where it is installed or
 #             INGOT_LIGER (default: in .whl) names its wheel
-#   mlp       whole MLPs, forward and training steps, beside PyTorch and the origin mlp-megakernel where INGOT_ORIGINS holds it
+#   mlp       whole MLPs, forward and training steps, beside PyTorch, and the origin mlp-megakernel and libtiny_cuda_nn.so
+#             (bench/peers/tiny_cuda_nn.cu) where INGOT_ORIGINS holds them
 #   python    the PyTorch package: its tests on the GPU, what a call costs the host, the image example
 #   sanitize  memcheck, racecheck, synccheck and initcheck over the GPU tests named ...Small (writes sanitizers.json), and the
 #             instructions the kernels came to (compute-sanitizer, cuobjdump)
@@ -70,6 +71,7 @@ origin=()
 liger=${INGOT_LIGER:-$(find .whl -name 'liger_kernel*.whl' 2>/dev/null | head -n 1)}
 mlp_origin=()
 [ ! -f "$origins/mlp-megakernel/fused_mlp.py" ] || mlp_origin=(--origin "$origins/mlp-megakernel")
+[ ! -f "$origins/libtiny_cuda_nn.so" ] || mlp_origin+=(--tiny "$origins/libtiny_cuda_nn.so")
 export -f configure_and_build sass_counts
 export build logs
 

@@ -13,7 +13,8 @@ import sys
 import reports
 
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
-PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "cublas": "cuBLAS"}
+PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
+         "cublas": "cuBLAS"}
 
 
 def table(report):

@@ -1,7 +1,10 @@
-"""Whole MLPs on a GPU: Ingot's shipped entry points beside PyTorch eager, torch.compile and, where its source is given, the
-origin (mlp-megakernel, Triton). Writes bench/results/<gpu>/mlp.json.
+"""Whole MLPs on a GPU: Ingot's shipped entry points beside PyTorch eager, torch.compile and, where they are given, the origin
+(mlp-megakernel, Triton) and tiny-cuda-nn's fully fused MLP. Writes bench/results/<gpu>/mlp.json.
 
-    python3 bench/peers/gpu_mlp.py --native build/cuda/libingot_bench.so [--origin mlp-megakernel] [--only TEXT] [--no-compile]
+    python3 bench/peers/gpu_mlp.py --native build/cuda/libingot_bench.so [--origin mlp-megakernel] [--tiny libtiny_cuda_nn.so]
+        [--only TEXT] [--no-compile]
+
+tiny_cuda_nn.cu beside this file says how that library is built.
 
 Forward is inference: nothing is stored. A training step is the forward that stores what backward needs, then the backward with
 dx and every dW, both in one graph. The limit of a pass is the larger of its products at the measured matrix rate and its traffic
@@ -224,7 +227,50 @@ class Origin:
         return lambda x, p: run(x, *p), lambda ws, gs: [w.t().contiguous() for w in ws]  # weights are [in, out] there
 
 
-def measure(case, native, l2_bytes, ceiling, origin, with_compile):
+class TinyCudaNN:
+    """Its softplus is log(1 + e^10x) / 10, its weights' gradients are f16; 64 or 128 wide, no weight norm."""
+
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(str(path))
+        for name in ("create", "forward", "train"):
+            getattr(self.lib, f"tiny_{name}").restype = ctypes.c_char_p
+
+    def call(self, name, *arguments):
+        failed = getattr(self.lib, f"tiny_{name}")(*arguments)
+        if failed:
+            raise RuntimeError(failed.decode())
+
+    def ours(self, buffers):
+        """call(i) for the case, or None where it has none; checked on 256 rows, small ones as its e^10x overflows."""
+        case = buffers.case
+        if case.dtype != "f16" or case.weight_norm or case.store != "values" or case.rows % 256 != 0 or case.width not in (64, 128):
+            return None
+        weights = torch.cat([w.flatten() for w in buffers.ws])
+        gradients, mlp_ = torch.zeros_like(weights), ctypes.c_void_p()
+        act = {"softplus": b"Softplus", "relu": b"ReLU"}[case.act]
+        self.call("create", case.width, case.depth, act, pointer(weights), pointer(gradients), ctypes.byref(mlp_))
+        x, y = buffers.x[0][:256] * 0.25, torch.empty_like(buffers.x[0][:256])
+        self.call("forward", mlp_, pointer(x), pointer(y), 256, stream())
+        want = x.double()
+        for i, w in enumerate(buffers.ws):
+            want = want @ w.double().t()
+            if i + 1 < case.depth:
+                want = F.relu(want) if case.act == "relu" else F.softplus(want, beta=10)
+        if relative(y, want) > 1e-2:
+            raise RuntimeError(f"found a relative error of {relative(y, want):.1e}, expected at most 1e-2")
+
+        def call(i):
+            k, keep = i % buffers.sets, (weights, gradients)
+            if not case.training:
+                self.call("forward", mlp_, pointer(buffers.x[k]), pointer(buffers.y[i]), case.rows, stream())
+            else:
+                self.call("train", mlp_, pointer(buffers.x[k]), pointer(buffers.y[i]), pointer(buffers.dy[k]), pointer(buffers.dx[i]),
+                          case.rows, stream())
+            return keep
+        return call
+
+
+def measure(case, native, l2_bytes, ceiling, origin, tiny, with_compile):
     buffers = Buffers(case, l2_bytes)
     error, tolerance, worst = check(buffers, native)
     graphs, absent = {"ours": captured(buffers.ours(native), buffers.calls)}, {}
@@ -247,6 +293,13 @@ def measure(case, native, l2_bytes, ceiling, origin, with_compile):
         except Exception as e:  # a peer that cannot run here is listed with its reason
             absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
             torch.cuda.synchronize()
+    try:
+        theirs = tiny.ours(buffers) if tiny else None
+        if theirs:  # its workspaces belong to a stream and must be there before the capture
+            graphs["tiny_cuda_nn"] = captured(theirs, buffers.calls, on=torch.cuda.Stream())
+    except Exception as e:
+        absent["tiny_cuda_nn"] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
+        torch.cuda.synchronize()
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls, rounds=11)
     return {"name": case.name, "shape": [case.rows, case.width], "dtype": case.dtype, "ours_us": us.pop("ours"), "peers": us,
             "limit_us": case.limit_us(ceiling), "error": error, "tolerance": tolerance, "error_of": worst, "in_L2": buffers.cached,
@@ -257,6 +310,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
     parser.add_argument("--origin", help="folder of mlp-megakernel with kernel.py, fused_mlp.py and fused_mlp5.py")
+    parser.add_argument("--tiny", help="tiny-cuda-nn behind the functions of tiny_cuda_nn.cu")
     parser.add_argument("--only", help="cases whose name and shape contain this")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile, and writes no report")
     options = parser.parse_args()
@@ -268,12 +322,13 @@ def main():
     ceiling = ceilings(native)
     print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
     origin = Origin(pathlib.Path(options.origin).resolve()) if options.origin else None
+    tiny = TinyCudaNN(options.tiny) if options.tiny else None
     results, before = [], gpu_state()
     for case in cases():
         label = f"{case.name} {case.rows} x {case.width} {case.dtype}"
         if options.only and options.only not in label:
             continue
-        r = measure(case, native, l2_bytes, ceiling, origin, not options.no_compile)
+        r = measure(case, native, l2_bytes, ceiling, origin, tiny, not options.no_compile)
         results.append(r)
         torch.cuda.empty_cache()
         print(f"{label:62} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of the limit  "
@@ -284,7 +339,8 @@ def main():
             write_report("mlp", results, ceiling,
                          {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
                           "notes": "limit: per pass the larger of products at bf16_TFLOPs and traffic at copy_TBps; "
-                                   "absent peers carry their reason; tiny-cuda-nn was not measured"}, cases=len(list(cases())))
+                                   "absent peers carry their reason" + ("" if tiny else "; tiny-cuda-nn was not measured")},
+                         cases=len(list(cases())))
 
 
 if __name__ == "__main__":

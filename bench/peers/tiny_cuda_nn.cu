@@ -1,0 +1,79 @@
+// tiny-cuda-nn's fully fused MLP behind C functions, for bench/peers/gpu_mlp.py. Built by hand, against the library
+// that tiny-cuda-nn's own build leaves in its tree T:
+//
+//   nvcc -O3 -std=c++17 -shared -Xcompiler -fPIC -arch=sm_90 --extended-lambda --expt-relaxed-constexpr \
+//     -DTCNN_MIN_GPU_ARCH=90 -DTCNN_HALF_PRECISION=1 -DFMT_HEADER_ONLY=1 -I$T/include -I$T/dependencies \
+//     -I$T/dependencies/cutlass/include -I$T/dependencies/cutlass/tools/util/include -I$T/dependencies/fmt/include \
+//     bench/peers/tiny_cuda_nn.cu $T/build/libtiny-cuda-nn.a -lcuda -lnvrtc -o libtiny_cuda_nn.so
+//
+// x, y, dy, dx are (rows, width) f16 row-major, rows a multiple of 256; weights and their gradients, f16 too, lie layer
+// after layer, (width, width) each. Every function returns nullptr or the text of an error.
+#include <tiny-cuda-nn/gpu_matrix.h>
+#include <tiny-cuda-nn/networks/fully_fused_mlp.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+
+namespace {
+using Half = tcnn::network_precision_t;
+using Matrix = tcnn::GPUMatrixDynamic<Half>;
+
+struct Mlp {
+  std::unique_ptr<tcnn::Network<Half>> network;
+  uint32_t width;
+};
+std::string error;
+
+template <class F> const char* guarded(F f) {
+  try {
+    f();
+    return nullptr;
+  } catch (const std::exception& e) {
+    error = e.what();
+    return error.c_str();
+  }
+}
+// Its matrices are (features, rows) in column-major order: the same memory.
+Matrix matrix(const Mlp& m, void* data, int rows) {
+  return Matrix(static_cast<Half*>(data), m.width, uint32_t(rows), tcnn::CM);
+}
+}  // namespace
+
+extern "C" {
+const char* tiny_create(int width, int layers, const char* activation, void* weights, void* gradients, void** out) {
+  return guarded([&] {
+    auto m = std::make_unique<Mlp>();
+    m->width = uint32_t(width);
+    const auto act = tcnn::string_to_activation(activation);
+    if (width == 128) {
+      m->network = std::make_unique<tcnn::FullyFusedMLP<Half, 128>>(128, 128, layers - 1, act, tcnn::Activation::None);
+    } else if (width == 64) {
+      m->network = std::make_unique<tcnn::FullyFusedMLP<Half, 64>>(64, 64, layers - 1, act, tcnn::Activation::None);
+    } else {
+      throw std::runtime_error("found a width of " + std::to_string(width) + ", expected 64 or 128");
+    }
+    if (m->network->n_params() != size_t(layers) * width * width) throw std::runtime_error("padded weights");
+    m->network->set_params(static_cast<Half*>(weights), static_cast<Half*>(weights), static_cast<Half*>(gradients));
+    *out = m.release();
+  });
+}
+const char* tiny_forward(void* mlp, void* x, void* y, int rows, void* stream) {
+  return guarded([&] {
+    const Mlp& m = *static_cast<Mlp*>(mlp);
+    Matrix out = matrix(m, y, rows);
+    m.network->inference_mixed_precision(static_cast<cudaStream_t>(stream), matrix(m, x, rows), out);
+  });
+}
+const char* tiny_train(void* mlp, void* x, void* y, void* dy, void* dx, int rows, void* stream) {
+  return guarded([&] {
+    const Mlp& m = *static_cast<Mlp*>(mlp);
+    const auto s = static_cast<cudaStream_t>(stream);
+    const Matrix in = matrix(m, x, rows), above = matrix(m, dy, rows);
+    Matrix out = matrix(m, y, rows), below = matrix(m, dx, rows);
+    const auto context = m.network->forward(s, in, &out, false, true);
+    m.network->backward(s, *context, in, out, above, &below);
+  });
+}
+void tiny_destroy(void* mlp) { delete static_cast<Mlp*>(mlp); }
+}
