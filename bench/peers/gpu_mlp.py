@@ -4,7 +4,7 @@
     python3 bench/peers/gpu_mlp.py --native build/cuda/libingot_bench.so [--origin mlp-megakernel] [--tiny libtiny_cuda_nn.so]
         [--only TEXT] [--no-compile]
 
-tiny_cuda_nn.cu beside this file says how that library is built.
+tiny_cuda_nn.cu beside this file says what that library is.
 
 Forward is inference: nothing is stored. A training step is the forward that stores what backward needs, then the backward with
 dx and every dW, both in one graph. The limit of a pass is the larger of its products at the measured matrix rate and its traffic
@@ -240,17 +240,18 @@ class TinyCudaNN:
         if failed:
             raise RuntimeError(failed.decode())
 
-    def ours(self, buffers):
-        """call(i) for the case, or None where it has none; checked on 256 rows, small ones as its e^10x overflows."""
+    def takes(self, case):
+        return case.dtype == "f16" and not case.weight_norm and case.store == "values" and case.rows % 256 == 0 and case.width in (64, 128)
+
+    def steps(self, buffers):
+        """call(i) for a case it takes. The forward pass is checked on 256 rows, small ones as its e^10x overflows; gradients are not."""
         case = buffers.case
-        if case.dtype != "f16" or case.weight_norm or case.store != "values" or case.rows % 256 != 0 or case.width not in (64, 128):
-            return None
         weights = torch.cat([w.flatten() for w in buffers.ws])
-        gradients, mlp_ = torch.zeros_like(weights), ctypes.c_void_p()
+        gradients, network = torch.zeros_like(weights), ctypes.c_void_p()
         act = {"softplus": b"Softplus", "relu": b"ReLU"}[case.act]
-        self.call("create", case.width, case.depth, act, pointer(weights), pointer(gradients), ctypes.byref(mlp_))
+        self.call("create", case.width, case.depth, act, pointer(weights), pointer(gradients), ctypes.byref(network))
         x, y = buffers.x[0][:256] * 0.25, torch.empty_like(buffers.x[0][:256])
-        self.call("forward", mlp_, pointer(x), pointer(y), 256, stream())
+        self.call("forward", network, pointer(x), pointer(y), 256, stream())
         want = x.double()
         for i, w in enumerate(buffers.ws):
             want = want @ w.double().t()
@@ -262,9 +263,9 @@ class TinyCudaNN:
         def call(i):
             k, keep = i % buffers.sets, (weights, gradients)
             if not case.training:
-                self.call("forward", mlp_, pointer(buffers.x[k]), pointer(buffers.y[i]), case.rows, stream())
+                self.call("forward", network, pointer(buffers.x[k]), pointer(buffers.y[i]), case.rows, stream())
             else:
-                self.call("train", mlp_, pointer(buffers.x[k]), pointer(buffers.y[i]), pointer(buffers.dy[k]), pointer(buffers.dx[i]),
+                self.call("train", network, pointer(buffers.x[k]), pointer(buffers.y[i]), pointer(buffers.dy[k]), pointer(buffers.dx[i]),
                           case.rows, stream())
             return keep
         return call
@@ -287,19 +288,15 @@ def measure(case, native, l2_bytes, ceiling, origin, tiny, with_compile):
     theirs = origin.forward(case) if origin else None
     if theirs:
         peers["origin"] = theirs
-    for name, peer in peers.items():
+    runs = {name: (buffers.peer, peer, {}) for name, peer in peers.items()}
+    if tiny and tiny.takes(case):  # its workspaces belong to a stream and must be there before the capture
+        runs["tiny_cuda_nn"] = (tiny.steps, (buffers,), {"on": torch.cuda.Stream()})
+    for name, (make, arguments, where) in runs.items():
         try:
-            graphs[name] = captured(buffers.peer(*peer), buffers.calls)
+            graphs[name] = captured(make(*arguments), buffers.calls, **where)
         except Exception as e:  # a peer that cannot run here is listed with its reason
             absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
             torch.cuda.synchronize()
-    try:
-        theirs = tiny.ours(buffers) if tiny else None
-        if theirs:  # its workspaces belong to a stream and must be there before the capture
-            graphs["tiny_cuda_nn"] = captured(theirs, buffers.calls, on=torch.cuda.Stream())
-    except Exception as e:
-        absent["tiny_cuda_nn"] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
-        torch.cuda.synchronize()
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls, rounds=11)
     return {"name": case.name, "shape": [case.rows, case.width], "dtype": case.dtype, "ours_us": us.pop("ours"), "peers": us,
             "limit_us": case.limit_us(ceiling), "error": error, "tolerance": tolerance, "error_of": worst, "in_L2": buffers.cached,
