@@ -73,9 +73,32 @@ template <class Run> void for_each_span(const Tensor& a, const Tensor& b, const 
 namespace cpu {
 namespace {
 
+// Functions of one span choose the activation themselves: tasks compiled for every pair of activation and type would be
+// five times the code. Only spans of a few elements notice.
+template <class F, class T>
+constexpr bool has_vector_form = std::is_same_v<T, float>&& vector_form<F>() != VectorAct::none;
+
+template <class T> void value_span(Act act, int64_t n, const T* x, T* y) {
+  with_activation(act, [&](auto f) {
+    if constexpr (has_vector_form<decltype(f), T>)
+      INGOT_SIMD_CALL(activate_span, vector_form<decltype(f)>(), n, x, y);
+    else
+      for (int64_t i = 0; i < n; ++i) y[i] = f.value(x[i]);
+  });
+}
+template <class T> void slope_span(Act act, int64_t n, const T* dy, const T* x, T* dx) {
+  with_activation(act, [&](auto f) {
+    if constexpr (has_vector_form<decltype(f), T>)
+      INGOT_SIMD_CALL(activate_backward_span, vector_form<decltype(f)>(), n, dy, x, dx);
+    else
+      for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * f.slope(x[i]);
+  });
+}
+
 // Narrow types go through short fp32 buffers to reach the vector forms.
 constexpr int64_t kNarrow = 512;
-template <class T> constexpr bool is_narrow = sizeof(T) == 2;
+template <class T>
+concept Narrow = sizeof(T) == 2;
 
 template <class T> void widen(const T* from, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = float(from[i]);
@@ -84,80 +107,59 @@ template <class T> void narrow(const float* from, int64_t n, T* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = T(from[i]);
 }
 
-template <class F, class T> void value_span(int64_t n, const T* x, T* y) {
-  constexpr VectorAct form = vector_form<F>();
-  if constexpr (std::is_same_v<T, float> && form != VectorAct::none) {
-    INGOT_SIMD_CALL(activate_span, form, n, x, y);
-  } else if constexpr (is_narrow<T>) {
-    float wide[kNarrow];
-    for (int64_t i = 0; i < n; i += kNarrow) {
-      const int64_t m = std::min(kNarrow, n - i);
-      widen(x + i, m, wide);
-      value_span<F, float>(m, wide, wide);
-      narrow(wide, m, y + i);
-    }
-  } else {
-    for (int64_t i = 0; i < n; ++i) y[i] = F::value(x[i]);
+template <Narrow T> void value_span(Act act, int64_t n, const T* x, T* y) {
+  float wide[kNarrow];
+  for (int64_t i = 0; i < n; i += kNarrow) {
+    const int64_t m = std::min(kNarrow, n - i);
+    widen(x + i, m, wide);
+    value_span<float>(act, m, wide, wide);
+    narrow(wide, m, y + i);
+  }
+}
+template <Narrow T> void slope_span(Act act, int64_t n, const T* dy, const T* x, T* dx) {
+  float wide_x[kNarrow], wide_dy[kNarrow];
+  for (int64_t i = 0; i < n; i += kNarrow) {
+    const int64_t m = std::min(kNarrow, n - i);
+    widen(x + i, m, wide_x);
+    widen(dy + i, m, wide_dy);
+    slope_span<float>(act, m, wide_dy, wide_x, wide_dy);
+    narrow(wide_dy, m, dx + i);
   }
 }
 
-template <class F, class T> void slope_span(int64_t n, const T* dy, const T* x, T* dx) {
-  constexpr VectorAct form = vector_form<F>();
-  if constexpr (std::is_same_v<T, float> && form != VectorAct::none) {
-    INGOT_SIMD_CALL(activate_backward_span, form, n, dy, x, dx);
-  } else if constexpr (is_narrow<T>) {
-    float wide_x[kNarrow], wide_dy[kNarrow];
-    for (int64_t i = 0; i < n; i += kNarrow) {
-      const int64_t m = std::min(kNarrow, n - i);
-      widen(x + i, m, wide_x);
-      widen(dy + i, m, wide_dy);
-      slope_span<F, float>(m, wide_dy, wide_x, wide_dy);
-      narrow(wide_dy, m, dx + i);
-    }
-  } else {
-    for (int64_t i = 0; i < n; ++i) dx[i] = dy[i] * F::slope(x[i]);
-  }
-}
-
-template <class F, class T> void both_spans(int64_t n, const T* dy, const T* x, T* dx, T* y) {
-  constexpr VectorAct form = vector_form<F>();
-  if constexpr (std::is_same_v<T, float> && form != VectorAct::none) {
-    INGOT_SIMD_CALL(activate_both_span, form, n, dy, x, dx, y);
-  } else {
-    value_span<F, T>(n, x, y);
-    slope_span<F, T>(n, dy, x, dx);
-  }
+template <class T> void both_spans(Act act, int64_t n, const T* dy, const T* x, T* dx, T* y) {
+  if constexpr (std::is_same_v<T, float>)
+    if (const VectorAct form = vector_form_of(act); form != VectorAct::none)
+      return INGOT_SIMD_CALL(activate_both_span, form, n, dy, x, dx, y);
+  value_span(act, n, x, y);
+  slope_span(act, n, dy, x, dx);
 }
 
 }  // namespace
 
 void activate(const Activate& a, Stream) {
-  with_activation(a.act, [&](auto f) {
-    with_float_type(a.x.dtype, "activate", [&](auto scalar) {
-      using T = decltype(scalar);
-      const T* x = a.x.ptr<T>();
-      T* y = a.y.ptr<T>();
-      for_each_span(a.x, a.y, a.y, a.y, [&](int64_t at_x, int64_t at_y, int64_t, int64_t, int64_t n) {
-        value_span<decltype(f), T>(n, x + at_x, y + at_y);
-      });
+  with_float_type(a.x.dtype, "activate", [&](auto scalar) {
+    using T = decltype(scalar);
+    const T* x = a.x.ptr<T>();
+    T* y = a.y.ptr<T>();
+    for_each_span(a.x, a.y, a.y, a.y, [&](int64_t at_x, int64_t at_y, int64_t, int64_t, int64_t n) {
+      value_span(a.act, n, x + at_x, y + at_y);
     });
   });
 }
 
 void activate_backward(const ActivateBackward& a, Stream) {
-  with_activation(a.act, [&](auto f) {
-    with_float_type(a.x.dtype, "activate_backward", [&](auto scalar) {
-      using T = decltype(scalar);
-      const T *dy = a.dy.ptr<T>(), *x = a.x.ptr<T>();
-      T* dx = a.dx.ptr<T>();
-      T* y = a.y ? a.y.ptr<T>() : nullptr;
-      const Tensor& last = a.y ? a.y : a.dx;
-      for_each_span(a.dy, a.x, a.dx, last, [&](int64_t at_dy, int64_t at_x, int64_t at_dx, int64_t at_y, int64_t n) {
-        if (y)
-          both_spans<decltype(f), T>(n, dy + at_dy, x + at_x, dx + at_dx, y + at_y);
-        else
-          slope_span<decltype(f), T>(n, dy + at_dy, x + at_x, dx + at_dx);
-      });
+  with_float_type(a.x.dtype, "activate_backward", [&](auto scalar) {
+    using T = decltype(scalar);
+    const T *dy = a.dy.ptr<T>(), *x = a.x.ptr<T>();
+    T* dx = a.dx.ptr<T>();
+    T* y = a.y ? a.y.ptr<T>() : nullptr;
+    const Tensor& last = a.y ? a.y : a.dx;
+    for_each_span(a.dy, a.x, a.dx, last, [&](int64_t at_dy, int64_t at_x, int64_t at_dx, int64_t at_y, int64_t n) {
+      if (y)
+        both_spans(a.act, n, dy + at_dy, x + at_x, dx + at_dx, y + at_y);
+      else
+        slope_span(a.act, n, dy + at_dy, x + at_x, dx + at_dx);
     });
   });
 }
