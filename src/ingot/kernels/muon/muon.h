@@ -4,6 +4,7 @@
 //   u = u / max(|row|, 1e-7) per row                       (row_normalise)
 //   X = u / (|u|_F + 1e-7), transposed when R > C ; steps times: A = X X^T ; B = b A + c A A ; X = a X + B X
 //   p = p (1 - lr wd) - lr sqrt(max(1, R / C)) X
+// Where one side is at least twice the other, fp32 and fp64 matrices iterate on A and multiply X once, at the end.
 // A zero gradient gives a zero update, never NaN.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
