@@ -278,34 +278,42 @@ class Block {
 
   // --- MLP branch: normed rows m -> mlp_out ---
   void mlp_branch(const Tensor& m) const {
-    const Tensor hidden = hidden_rows(b_.scratch.hidden);
-    linear({.x = m,
-            .w = b_.w.up,
-            .y = hidden,
-            .pre = hidden_rows(b_.saved.pre),
-            .act = call_.act,
-            .products = call_.products},
-           {});
-    linear({.x = hidden, .w = b_.w.down, .y = mlp_out(), .products = call_.products}, {});
+    MlpBlocks(T_, call_.products).each([&](int64_t begin, int64_t end) {
+      const auto rows = [&](const Tensor& t) { return t.slice(0, begin, end); };
+      const Tensor hidden = view(b_.scratch.hidden, {end - begin, c_.mlp_hidden});
+      linear({.x = rows(m),
+              .w = b_.w.up,
+              .y = hidden,
+              .pre = rows(hidden_rows(b_.saved.pre)),
+              .act = call_.act,
+              .products = call_.products},
+             {});
+      linear({.x = hidden, .w = b_.w.down, .y = rows(mlp_out()), .products = call_.products}, {});
+    });
     adapter_forward(adapter(&ApplicationAdapters::mlp), m, mlp_out());
   }
   void mlp_branch_backward(const Tensor& x, const Tensor& dout) const {
     const Scratch& s = b_.scratch;
-    const Tensor hidden = hidden_rows(s.hidden), pre = hidden_rows(b_.saved.pre), dpre = hidden_rows(s.hidden_grad);
-    norm(x, b_.w.mlp_norm, normed(), Tensor());
-    linear_backward({.dy = dout,
-                     .x = hidden,
-                     .w = b_.w.down,
-                     .dx = dpre,
-                     .dw = b_.dw.down,
-                     .pre = pre,
-                     .act = call_.act,
-                     .products = call_.products,
-                     .form_x = bool(b_.dw.down)},
-                    {});
     const Tensor dm = channels(s.normed_grad);
-    linear_backward({.dy = dpre, .x = normed(), .w = b_.w.up, .dx = dm, .dw = b_.dw.up, .products = call_.products},
-                    {});
+    norm(x, b_.w.mlp_norm, normed(), Tensor());
+    MlpBlocks(T_, call_.products).each([&](int64_t begin, int64_t end) {
+      const auto rows = [&](const Tensor& t) { return t.slice(0, begin, end); };
+      const Tensor hidden = view(s.hidden, {end - begin, c_.mlp_hidden});
+      const Tensor dpre = view(s.hidden_grad, {end - begin, c_.mlp_hidden});
+      linear_backward({.dy = rows(dout),
+                       .x = hidden,
+                       .w = b_.w.down,
+                       .dx = dpre,
+                       .dw = b_.dw.down,
+                       .pre = rows(hidden_rows(b_.saved.pre)),
+                       .act = call_.act,
+                       .products = call_.products,
+                       .form_x = bool(b_.dw.down)},
+                      {});
+      linear_backward(
+          {.dy = dpre, .x = rows(normed()), .w = b_.w.up, .dx = rows(dm), .dw = b_.dw.up, .products = call_.products},
+          {});
+    });
     adapter_backward(adapter(&ApplicationAdapters::mlp), normed(), dout, dm);
   }
 

@@ -93,14 +93,15 @@ struct Plan {
     rows(s.q, q_width());
     rows(s.k, kv_width());
     rows(s.z, q_width());
-    rows(s.hidden, c.mlp_hidden);
+    const int64_t mlp_rows = MlpBlocks::most_rows(T, options.products);
+    planner.add(s.hidden, {mlp_rows, c.mlp_hidden}, at, at);
     rows(s.adapter_low, options.max_adapter_rank);
     if (!backward) return;
     rows(s.adapter_low_grad, options.max_adapter_rank);
     for (Tensor* t : {&s.branch_grad, &s.normed_grad, &s.in_grad}) rows(*t, c.dim);
     for (Tensor* t : {&s.q_grad, &s.y_grad, &s.z_grad}) rows(*t, q_width());
     for (Tensor* t : {&s.k_grad, &s.v_grad, &s.v_grad_self}) rows(*t, kv_width());
-    rows(s.hidden_grad, c.mlp_hidden);
+    planner.add(s.hidden_grad, {mlp_rows, c.mlp_hidden}, at, at);
     planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, at, at);
   }
 

@@ -178,6 +178,32 @@ TEST(gpt, packed_documents_equal_documents_alone) {
   }
 }
 
+// The hidden layers of more than 1,024 tokens are worked on in blocks.
+TEST(gpt, gradients_of_many_tokens_are_the_sum_of_their_parts) {
+  for (const GptConfig& c : {small_golf(), small_nano()}) {
+    Case k(c, std::vector<int>(72, 31), false, true);
+    const int64_t half = k.T / 2;
+    const auto run = [&](int64_t begin, int64_t end, const std::vector<int32_t>& cu) {
+      const auto part = [&](std::vector<int32_t>& v) { return Tensor(v.data() + begin, {end - begin}); };
+      std::vector<int32_t> offsets = cu;
+      k.model->losses_and_gradients(
+          k.flat(),
+          {part(k.tokens), part(k.targets), part(k.positions), Tensor(offsets.data(), {int64_t(offsets.size())})},
+          Tensor(k.dloss.data() + begin, {end - begin}), Tensor(k.loss.data() + begin, {end - begin}), k.grad());
+    };
+    fill_zero(k.grad());
+    run(0, k.T, k.cu);
+    const auto whole = testing::values(k.grad()), losses = k.loss;
+    fill_zero(k.grad());
+    const std::vector<int32_t> cu(k.cu.begin(), k.cu.begin() + 37);
+    run(0, half, cu);
+    run(half, k.T, cu);
+    const auto result = testing::compare(k.grad(), whole, 1e-11, 1e-11);
+    EXPECT_TRUE(result.ok) << result.message;
+    for (size_t t = 0; t < losses.size(); ++t) ASSERT_NEAR(k.loss[t], losses[t], 1e-12) << t;
+  }
+}
+
 TEST(gpt, cached_generation_equals_the_full_forward) {
   for (const Variant& v : variants()) {
     Case k(v.config, {11}, v.looping, false);
