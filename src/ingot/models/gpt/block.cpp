@@ -1,5 +1,6 @@
 #include "ingot/models/gpt/block.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ingot/kernels/attention/attention.h"
@@ -14,80 +15,88 @@ namespace {
 class Block {
  public:
   Block(const CallContext& call, const BlockTensors& b)
-      : call_(call), c_(call.config), b_(b), a_(*b.application), T_(call.tokens) {}
+      : call_(call), c_(call.config), b_(b), a_(*b.application), end_(call.tokens) {}
 
   void forward() {
-    const Tensor merged = merge_skip();
-    const Tensor mixed = mix_input(merged);
-    norm(mixed, b_.w.attn_norm, normed(), rstd_attn());
-    attention_branch(normed());
-    if (a_.lanes) {
-      norm(lane1(), b_.w.mlp_norm, normed(), rstd_mlp());
-      mlp_branch(normed());
-      write_lanes(merged);
-    } else {
-      scaled_add({.x = mixed, .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, {});
-      norm(mid(), b_.w.mlp_norm, normed(), rstd_mlp());
-      mlp_branch(normed());
-      scaled_add({.x = mid(), .branch = mlp_out(), .scale = b_.w.mlp_scale, .y = channels(b_.out0)}, {});
-    }
+    each_block([&] {
+      merge_skip();
+      mix_input();
+      norm(mixed(), b_.w.attn_norm, normed(), rstd_attn());
+      project_all();
+      rotate();
+    });
+    attend();
+    each_block([&] {
+      attention_output();
+      if (a_.lanes) {
+        norm(lane1(), b_.w.mlp_norm, normed(), rstd_mlp());
+        mlp_branch(normed());
+        write_lanes();
+      } else {
+        scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, {});
+        norm(mid(), b_.w.mlp_norm, normed(), rstd_mlp());
+        mlp_branch(normed());
+        scaled_add({.x = mid(), .branch = mlp_out(), .scale = b_.w.mlp_scale, .y = channels(b_.out0)}, {});
+      }
+    });
   }
 
   void backward(const BlockGradients& g) {
-    const Tensor g0 = channels(g.g0), g1 = channels(g.g1);
-    const Tensor merged = merge_skip();
-    const Tensor mixed = mix_input(merged);
-    if (a_.lanes) {
-      lanes_backward(merged, mixed, g0, g1, g);
-    } else {
-      scaled_add({.x = mixed, .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, {});
-      const Tensor branch_grad = channels(b_.scratch.branch_grad);
-      scaled_add_backward(
-          {.dy = g0, .branch = mlp_out(), .scale = b_.w.mlp_scale, .dbranch = branch_grad, .dscale = b_.dw.mlp_scale},
-          {});
-      mlp_branch_backward(mid(), branch_grad);
-      norm_backward(mid(), b_.w.mlp_norm, b_.dw.mlp_norm, rstd_mlp(), g0, g0);
-      scaled_add_backward({.dy = g0,
-                           .branch = attn_out(),
-                           .scale = b_.w.attn_scale,
-                           .dbranch = branch_grad,
-                           .dscale = b_.dw.attn_scale},
-                          {});
-      attention_branch_backward(mixed, branch_grad);
-      norm_backward(mixed, b_.w.attn_norm, b_.dw.attn_norm, rstd_attn(), g0, g0);
-      mix_input_backward(merged, g0, g0, g);
-    }
-    if (a_.skip_slot >= 0)
-      skip_merge_backward({.x = lane0(),
-                           .skip = channels(b_.skip),
-                           .w = b_.skip_w.weight,
-                           .gate = b_.skip_w.gate,
-                           .dy = g0,
-                           .dx = g0,
-                           .dskip = channels(g.skip_grad),
-                           .dw = b_.skip_dw.weight,
-                           .dgate = b_.skip_dw.gate},
-                          {});
-    if (a_.enters_lanes) axpby({.x = g1, .y = g0}, {});  // both lanes started as one x
+    each_block([&] {
+      merge_skip();
+      mix_input();
+      if (a_.lanes)
+        write_lanes_backward(g);
+      else
+        residual_backward(channels(g.g0));
+      rotate();
+      attention_output_backward();
+    });
+    attend_backward();
+    each_block([&] {
+      projections_backward();
+      read_backward(channels(g.g0), g);
+    });
   }
 
  private:
-  // --- views of this call's tokens ---
-  Tensor channels(const Tensor& t) const { return t ? view(t, {T_, c_.dim}) : Tensor(); }
-  Tensor q_rows(const Tensor& t) const { return view(t, {T_, c_.heads * c_.head_dim}); }
-  Tensor kv_rows(const Tensor& t) const { return view(t, {T_, c_.kv_heads * c_.head_dim}); }
-  Tensor q_heads(const Tensor& t) const { return view(t, {T_, c_.heads, c_.head_dim}); }
-  Tensor kv_heads(const Tensor& t) const { return view(t, {T_, c_.kv_heads, c_.head_dim}); }
-  Tensor hidden_rows(const Tensor& t) const { return view(t, {T_, c_.mlp_hidden}); }
+  // Calls body() with the views below showing one block of tokens after the other; otherwise they show all.
+  template <class Body> void each_block(Body&& body) {
+    const int64_t blocks = std::max<int64_t>(1, (call_.tokens + call_.block_rows - 1) / call_.block_rows);
+    const int64_t rows = (call_.tokens + blocks - 1) / blocks;
+    for (begin_ = 0; begin_ < call_.tokens; begin_ = end_) {
+      end_ = std::min(call_.tokens, begin_ + rows);
+      body();
+    }
+    begin_ = 0;
+    end_ = call_.tokens;
+  }
+
+  // --- views of this block's tokens ---
+  Tensor shown(const Tensor& t, Shape all) const { return view(t, all).slice(0, begin_, end_); }
+  Tensor channels(const Tensor& t) const { return t ? shown(t, {call_.tokens, c_.dim}) : Tensor(); }
+  Tensor q_rows(const Tensor& t) const { return shown(t, {call_.tokens, c_.heads * c_.head_dim}); }
+  Tensor kv_rows(const Tensor& t) const { return shown(t, {call_.tokens, c_.kv_heads * c_.head_dim}); }
+  Tensor q_heads(const Tensor& t) const { return shown(t, {call_.tokens, c_.heads, c_.head_dim}); }
+  Tensor kv_heads(const Tensor& t) const { return shown(t, {call_.tokens, c_.kv_heads, c_.head_dim}); }
   Tensor lane0() const { return channels(b_.in0); }
   Tensor lane1() const { return channels(a_.enters_lanes ? b_.in0 : b_.in1); }
-  Tensor normed() const { return channels(b_.scratch.normed); }
-  Tensor mid() const { return channels(b_.scratch.mid); }
+  Tensor merged() const { return a_.skip_slot < 0 ? lane0() : channels(b_.scratch.merged); }
+  Tensor mixed() const { return c_.resid_mix ? channels(b_.scratch.mixed) : merged(); }
   Tensor attn_out() const { return channels(b_.saved.attn_out); }
   Tensor mlp_out() const { return channels(b_.saved.mlp_out); }
-  Tensor rstd_attn() const { return view(b_.saved.rstd_attn, {T_}); }
-  Tensor rstd_mlp() const { return view(b_.saved.rstd_mlp, {T_}); }
-  Tensor lse() const { return view(b_.saved.lse, {c_.heads, T_}); }
+  Tensor pre() const { return shown(b_.saved.pre, {call_.tokens, c_.mlp_hidden}); }
+  Tensor rstd_attn() const { return shown(b_.saved.rstd_attn, {call_.tokens}); }
+  Tensor rstd_mlp() const { return shown(b_.saved.rstd_mlp, {call_.tokens}); }
+  Tensor positions() const { return call_.positions.slice(0, begin_, end_); }
+  Tensor lse() const { return view(b_.saved.lse, {c_.heads, call_.tokens}); }
+  // Memory of one block.
+  Tensor normed() const { return view(b_.scratch.normed, {end_ - begin_, c_.dim}); }
+  Tensor mid() const { return view(b_.scratch.mid, {end_ - begin_, c_.dim}); }
+  Tensor branch_grad() const { return view(b_.scratch.branch_grad, {end_ - begin_, c_.dim}); }
+  Tensor normed_grad() const { return view(b_.scratch.normed_grad, {end_ - begin_, c_.dim}); }
+  Tensor hidden(const Tensor& t) const { return view(t, {end_ - begin_, c_.mlp_hidden}); }
+  Tensor z() const { return view(b_.scratch.z, {end_ - begin_, c_.heads, c_.head_dim}); }
   bool rotates() const { return c_.qk_norm || c_.qk_gain || c_.rotary_dim > 0; }
   double layer_scale() const { return c_.layer_scale ? 1 / std::sqrt(double(a_.layer + 1)) : 1; }
   double softmax_scale() const { return 1 / std::sqrt(double(c_.head_dim)); }
@@ -103,34 +112,51 @@ class Block {
   }
 
   // --- reads of the residual stream ---
-  Tensor merge_skip() const {
-    if (a_.skip_slot < 0) return lane0();
-    const Tensor merged = channels(b_.scratch.merged);
-    skip_merge({.x = lane0(), .skip = channels(b_.skip), .w = b_.skip_w.weight, .gate = b_.skip_w.gate, .y = merged},
+  void merge_skip() const {
+    if (a_.skip_slot < 0) return;
+    skip_merge({.x = lane0(), .skip = channels(b_.skip), .w = b_.skip_w.weight, .gate = b_.skip_w.gate, .y = merged()},
                {});
-    return merged;
   }
-  Tensor mix_input(const Tensor& merged) const {
-    if (!c_.resid_mix) return merged;
-    const Tensor mixed = channels(b_.scratch.mixed);
-    mix({.x = merged, .x0 = channels(b_.x0), .a = b_.w.mix_a, .b = b_.w.mix_b, .y = mixed}, {});
-    return mixed;
+  void mix_input() const {
+    if (!c_.resid_mix) return;
+    mix({.x = merged(), .x0 = channels(b_.x0), .a = b_.w.mix_a, .b = b_.w.mix_b, .y = mixed()}, {});
   }
-  void mix_input_backward(const Tensor& merged, const Tensor& dmixed, const Tensor& dmerged,
-                          const BlockGradients& g) const {
-    if (c_.resid_mix)
-      mix_backward({.x = merged,
-                    .x0 = channels(b_.x0),
-                    .a = b_.w.mix_a,
-                    .b = b_.w.mix_b,
-                    .dy = dmixed,
-                    .dx = dmerged,
-                    .dx0 = channels(g.x0_grad),
-                    .da = b_.dw.mix_a,
-                    .db = b_.dw.mix_b},
-                   {});
-    else if (dmixed.data != dmerged.data)
-      copy(dmixed, dmerged);
+  // g0 becomes the gradient of what the block read; the gradient of the attention branch's normed rows is in scratch.
+  void read_backward(const Tensor& g0, const BlockGradients& g) const {
+    if (a_.lanes) {
+      const Tensor dread = view(b_.scratch.in_grad, {end_ - begin_, c_.dim});
+      norm_backward(mixed(), b_.w.attn_norm, b_.dw.attn_norm, rstd_attn(), Tensor(), dread);
+      mix_input_backward(dread, g);
+      axpby({.x = dread, .y = g0}, {});
+    } else {
+      norm_backward(mixed(), b_.w.attn_norm, b_.dw.attn_norm, rstd_attn(), g0, g0);
+      mix_input_backward(g0, g);
+    }
+    if (a_.skip_slot >= 0)
+      skip_merge_backward({.x = lane0(),
+                           .skip = channels(b_.skip),
+                           .w = b_.skip_w.weight,
+                           .gate = b_.skip_w.gate,
+                           .dy = g0,
+                           .dx = g0,
+                           .dskip = channels(g.skip_grad),
+                           .dw = b_.skip_dw.weight,
+                           .dgate = b_.skip_dw.gate},
+                          {});
+    if (a_.enters_lanes) axpby({.x = channels(g.g1), .y = g0}, {});  // both lanes started as one x
+  }
+  void mix_input_backward(const Tensor& d, const BlockGradients& g) const {
+    if (!c_.resid_mix) return;
+    mix_backward({.x = merged(),
+                  .x0 = channels(b_.x0),
+                  .a = b_.w.mix_a,
+                  .b = b_.w.mix_b,
+                  .dy = d,
+                  .dx = d,
+                  .dx0 = channels(g.x0_grad),
+                  .da = b_.dw.mix_a,
+                  .db = b_.dw.mix_b},
+                 {});
   }
   void norm(const Tensor& x, const Tensor& w, const Tensor& y, const Tensor& rstd) const {
     rmsnorm({.x = x, .w = w, .y = y, .rstd = rstd, .eps = c_.norm_eps, .scale = layer_scale()}, {});
@@ -138,7 +164,7 @@ class Block {
   // dx = dsum + the gradient through the norm of x; the gradient of the normed rows is in scratch.
   void norm_backward(const Tensor& x, const Tensor& w, const Tensor& dw, const Tensor& rstd, const Tensor& dsum,
                      const Tensor& dx) const {
-    rmsnorm_backward({.dy = channels(b_.scratch.normed_grad),
+    rmsnorm_backward({.dy = normed_grad(),
                       .s = x,
                       .w = w,
                       .rstd = rstd,
@@ -161,7 +187,7 @@ class Block {
     if (!rotates()) return;
     QkNormRope r{.x = q_heads(b_.saved.q_raw),
                  .y = q_heads(b_.scratch.q),
-                 .positions = call_.positions,
+                 .positions = positions(),
                  .cos = call_.cos,
                  .sin = call_.sin,
                  .gain = b_.w.q_gain,
@@ -179,72 +205,80 @@ class Block {
   Tensor k() const { return kv_heads(rotates() ? b_.scratch.k : b_.saved.k_raw); }
   Tensor v() const { return kv_heads(b_.saved.v); }
 
-  void attention_branch(const Tensor& n) const {
-    project(n, b_.w.q, q_rows(b_.saved.q_raw), &ApplicationAdapters::q);
-    project(n, b_.w.k, kv_rows(b_.saved.k_raw), &ApplicationAdapters::k);
-    project(n, b_.w.v, kv_rows(b_.saved.v), &ApplicationAdapters::v);
-    rotate();
-    if (call_.cache != nullptr)
-      attend_cached();
-    else
-      attention({.q = q(),
-                 .k = k(),
-                 .v = v(),
-                 .cu_q = call_.cu_seqlens,
-                 .out = q_heads(b_.saved.y),
-                 .lse = lse(),
-                 .scale = softmax_scale(),
-                 .window = c_.window},
-                {});
+  void project_all() const {
+    project(normed(), b_.w.q, q_rows(b_.saved.q_raw), &ApplicationAdapters::q);
+    project(normed(), b_.w.k, kv_rows(b_.saved.k_raw), &ApplicationAdapters::k);
+    project(normed(), b_.w.v, kv_rows(b_.saved.v), &ApplicationAdapters::v);
+  }
+  void attend() const {
+    if (call_.cache != nullptr) return attend_cached();
+    attention({.q = q(),
+               .k = k(),
+               .v = v(),
+               .cu_q = call_.cu_seqlens,
+               .out = q_heads(b_.saved.y),
+               .lse = lse(),
+               .scale = softmax_scale(),
+               .window = c_.window},
+              {});
+  }
+  // With adapters, which are given all tokens at once, the normed rows are still those that were projected.
+  void attention_output() const {
     linear({.x = exclude(), .w = b_.w.o, .y = attn_out(), .products = call_.products}, {});
-    adapter_forward(adapter(&ApplicationAdapters::o), n, attn_out());
+    adapter_forward(adapter(&ApplicationAdapters::o), normed(), attn_out());
   }
   Tensor exclude() const {
     if (!a_.exclude_self) return q_rows(b_.saved.y);
-    exclude_self({.y = q_heads(b_.saved.y), .v = v(), .z = q_heads(b_.scratch.z)}, {});
-    return q_rows(b_.scratch.z);
+    exclude_self({.y = q_heads(b_.saved.y), .v = v(), .z = z()}, {});
+    return z().reshape({end_ - begin_, c_.heads * c_.head_dim});
   }
   void attend_cached() const;
 
-  // n and the gradient of attn_out (branch_grad) -> the gradient of n, in scratch.normed_grad.
-  void attention_branch_backward(const Tensor& x, const Tensor& dout) const {
+  // The gradient of attn_out is in scratch.branch_grad.
+  void attention_output_backward() const {
     const Scratch& s = b_.scratch;
-    norm(x, b_.w.attn_norm, normed(), Tensor());
-    rotate();
-    linear_backward(
-        {.dy = dout, .x = exclude(), .w = b_.w.o, .dx = q_rows(s.z_grad), .dw = b_.dw.o, .products = call_.products},
-        {});
-    Tensor dy = q_heads(s.z_grad);
-    if (a_.exclude_self) {
-      fill_zero(kv_heads(s.v_grad_self));
-      exclude_self_backward({.y = q_heads(b_.saved.y),
-                             .v = v(),
-                             .dz = q_heads(s.z_grad),
-                             .dy = q_heads(s.y_grad),
-                             .dv = kv_heads(s.v_grad_self)},
-                            {});
-      dy = q_heads(s.y_grad);
-    }
+    linear_backward({.dy = branch_grad(),
+                     .x = exclude(),
+                     .w = b_.w.o,
+                     .dx = q_rows(s.z_grad),
+                     .dw = b_.dw.o,
+                     .products = call_.products},
+                    {});
+    if (!a_.exclude_self) return;
+    fill_zero(kv_heads(s.v_grad_self));
+    exclude_self_backward({.y = q_heads(b_.saved.y),
+                           .v = v(),
+                           .dz = q_heads(s.z_grad),
+                           .dy = q_heads(s.y_grad),
+                           .dv = kv_heads(s.v_grad_self)},
+                          {});
+  }
+  void attend_backward() const {
+    const Scratch& s = b_.scratch;
     attention_backward({.q = q(),
                         .k = k(),
                         .v = v(),
                         .cu_q = call_.cu_seqlens,
                         .out = q_heads(b_.saved.y),
                         .lse = lse(),
-                        .dout = dy,
+                        .dout = q_heads(a_.exclude_self ? s.y_grad : s.z_grad),
                         .dq = q_heads(s.q_grad),
                         .dk = kv_heads(s.k_grad),
                         .dv = kv_heads(s.v_grad),
                         .scale = softmax_scale(),
                         .window = c_.window},
                        {});
+  }
+  // The gradients of q, k and v -> the gradient of the normed rows, in scratch.normed_grad.
+  void projections_backward() const {
+    const Scratch& s = b_.scratch;
     if (a_.exclude_self) axpby({.x = kv_rows(s.v_grad_self), .y = kv_rows(s.v_grad)}, {});
     rotate_backward();
-    const Tensor dn = channels(s.normed_grad);
+    norm(mixed(), b_.w.attn_norm, normed(), Tensor());
     project_backward(q_rows(s.q_grad), b_.w.q, b_.dw.q, &ApplicationAdapters::q, false);
     project_backward(kv_rows(s.k_grad), b_.w.k, b_.dw.k, &ApplicationAdapters::k, true);
     project_backward(kv_rows(s.v_grad), b_.w.v, b_.dw.v, &ApplicationAdapters::v, true);
-    adapter_backward(adapter(&ApplicationAdapters::o), normed(), dout, dn);
+    adapter_backward(adapter(&ApplicationAdapters::o), normed(), branch_grad(), normed_grad());
   }
   void rotate_backward() const {
     if (!rotates()) return;
@@ -252,7 +286,7 @@ class Block {
     QkNormRopeBackward r{.x = q_heads(b_.saved.q_raw),
                          .dy = q_heads(s.q_grad),
                          .dx = q_heads(s.q_grad),
-                         .positions = call_.positions,
+                         .positions = positions(),
                          .cos = call_.cos,
                          .sin = call_.sin,
                          .gain = b_.w.q_gain,
@@ -269,7 +303,7 @@ class Block {
   }
   void project_backward(const Tensor& dy, const Tensor& w, const Tensor& dw, AdapterPair ApplicationAdapters::*slot,
                         bool accumulate) const {
-    const Tensor dn = channels(b_.scratch.normed_grad);
+    const Tensor dn = normed_grad();
     linear_backward(
         {.dy = dy, .x = normed(), .w = w, .dx = dn, .dw = dw, .accumulate_dx = accumulate, .products = call_.products},
         {});
@@ -278,48 +312,47 @@ class Block {
 
   // --- MLP branch: normed rows m -> mlp_out ---
   void mlp_branch(const Tensor& m) const {
-    MlpBlocks(T_, call_.products).each([&](int64_t begin, int64_t end) {
-      const auto rows = [&](const Tensor& t) { return t.slice(0, begin, end); };
-      const Tensor hidden = view(b_.scratch.hidden, {end - begin, c_.mlp_hidden});
-      linear({.x = rows(m),
-              .w = b_.w.up,
-              .y = hidden,
-              .pre = rows(hidden_rows(b_.saved.pre)),
-              .act = call_.act,
-              .products = call_.products},
-             {});
-      linear({.x = hidden, .w = b_.w.down, .y = rows(mlp_out()), .products = call_.products}, {});
-    });
+    const Tensor h = hidden(b_.scratch.hidden);
+    linear({.x = m, .w = b_.w.up, .y = h, .pre = pre(), .act = call_.act, .products = call_.products}, {});
+    linear({.x = h, .w = b_.w.down, .y = mlp_out(), .products = call_.products}, {});
     adapter_forward(adapter(&ApplicationAdapters::mlp), m, mlp_out());
   }
+  // The gradient of mlp_out -> the gradient of the normed rows, in scratch.normed_grad.
   void mlp_branch_backward(const Tensor& x, const Tensor& dout) const {
-    const Scratch& s = b_.scratch;
-    const Tensor dm = channels(s.normed_grad);
+    const Tensor dpre = hidden(b_.scratch.hidden_grad), dm = normed_grad();
     norm(x, b_.w.mlp_norm, normed(), Tensor());
-    MlpBlocks(T_, call_.products).each([&](int64_t begin, int64_t end) {
-      const auto rows = [&](const Tensor& t) { return t.slice(0, begin, end); };
-      const Tensor hidden = view(s.hidden, {end - begin, c_.mlp_hidden});
-      const Tensor dpre = view(s.hidden_grad, {end - begin, c_.mlp_hidden});
-      linear_backward({.dy = rows(dout),
-                       .x = hidden,
-                       .w = b_.w.down,
-                       .dx = dpre,
-                       .dw = b_.dw.down,
-                       .pre = rows(hidden_rows(b_.saved.pre)),
-                       .act = call_.act,
-                       .products = call_.products,
-                       .form_x = bool(b_.dw.down)},
-                      {});
-      linear_backward(
-          {.dy = dpre, .x = rows(normed()), .w = b_.w.up, .dx = rows(dm), .dw = b_.dw.up, .products = call_.products},
-          {});
-    });
+    linear_backward({.dy = dout,
+                     .x = hidden(b_.scratch.hidden),
+                     .w = b_.w.down,
+                     .dx = dpre,
+                     .dw = b_.dw.down,
+                     .pre = pre(),
+                     .act = call_.act,
+                     .products = call_.products,
+                     .form_x = bool(b_.dw.down)},
+                    {});
+    linear_backward({.dy = dpre, .x = normed(), .w = b_.w.up, .dx = dm, .dw = b_.dw.up, .products = call_.products},
+                    {});
     adapter_backward(adapter(&ApplicationAdapters::mlp), normed(), dout, dm);
   }
 
-  // --- two lanes ---
-  void write_lanes(const Tensor& merged) const {
-    lane_write({.lane0 = merged,
+  // --- writes of the residual stream: both leave the gradient of attn_out in scratch.branch_grad ---
+  void residual_backward(const Tensor& g0) const {
+    scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, {});
+    scaled_add_backward(
+        {.dy = g0, .branch = mlp_out(), .scale = b_.w.mlp_scale, .dbranch = branch_grad(), .dscale = b_.dw.mlp_scale},
+        {});
+    mlp_branch_backward(mid(), branch_grad());
+    norm_backward(mid(), b_.w.mlp_norm, b_.dw.mlp_norm, rstd_mlp(), g0, g0);
+    scaled_add_backward({.dy = g0,
+                         .branch = attn_out(),
+                         .scale = b_.w.attn_scale,
+                         .dbranch = branch_grad(),
+                         .dscale = b_.dw.attn_scale},
+                        {});
+  }
+  void write_lanes() const {
+    lane_write({.lane0 = merged(),
                 .lane1 = lane1(),
                 .a = attn_out(),
                 .b = mlp_out(),
@@ -331,11 +364,9 @@ class Block {
                 .out1 = channels(b_.out1)},
                {});
   }
-  void lanes_backward(const Tensor& merged, const Tensor& mixed, const Tensor& g0, const Tensor& g1,
-                      const BlockGradients& g) const {
-    const Scratch& s = b_.scratch;
-    const Tensor da = channels(s.branch_grad), db = mid();  // a lane block has no mid row
-    lane_write_backward({.lane0 = merged,
+  void write_lanes_backward(const BlockGradients& g) const {
+    const Tensor g0 = channels(g.g0), g1 = channels(g.g1), db = mid();  // a lane block has no mid row
+    lane_write_backward({.lane0 = merged(),
                          .lane1 = lane1(),
                          .a = attn_out(),
                          .b = mlp_out(),
@@ -347,7 +378,7 @@ class Block {
                          .dout1 = g1,
                          .dlane0 = g0,
                          .dlane1 = g1,
-                         .da = da,
+                         .da = branch_grad(),
                          .db = db,
                          .dscale_a = b_.dw.attn_scale,
                          .dscale_b = b_.dw.mlp_scale,
@@ -356,18 +387,13 @@ class Block {
                         {});
     mlp_branch_backward(lane1(), db);
     norm_backward(lane1(), b_.w.mlp_norm, b_.dw.mlp_norm, rstd_mlp(), g1, g1);
-    attention_branch_backward(mixed, da);
-    const Tensor dread = channels(s.in_grad);
-    norm_backward(mixed, b_.w.attn_norm, b_.dw.attn_norm, rstd_attn(), Tensor(), dread);
-    mix_input_backward(merged, dread, dread, g);
-    axpby({.x = dread, .y = g0}, {});
   }
 
   const CallContext& call_;
   const GptConfig& c_;
   const BlockTensors& b_;
   const Application& a_;
-  const int64_t T_;
+  int64_t begin_ = 0, end_;  // the tokens that views show
 };
 
 // Appends this call's keys and values to each sequence's cache and attends to all of it.

@@ -19,6 +19,7 @@ struct SkipViews {
 struct CallContext {
   const GptConfig& config;
   int64_t tokens;
+  int64_t block_rows;            // at most so many tokens at a time where each is worked on by itself
   Tensor positions, cu_seqlens;  // i32
   Tensor cos, sin;               // empty without rotation
   Act act;

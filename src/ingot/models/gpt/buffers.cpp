@@ -89,19 +89,20 @@ struct Plan {
 
   void scratch(Scratch& s, int at, bool backward) {
     const auto rows = [&](Tensor& t, int64_t width) { planner.add(t, {T, width}, at, at); };
-    for (Tensor* t : {&s.merged, &s.mixed, &s.normed, &s.mid}) rows(*t, c.dim);
+    const auto block = [&](Tensor& t, int64_t width) { planner.add(t, {most_block_rows(T, options), width}, at, at); };
+    for (Tensor* t : {&s.merged, &s.mixed}) rows(*t, c.dim);
     rows(s.q, q_width());
     rows(s.k, kv_width());
-    rows(s.z, q_width());
-    const int64_t mlp_rows = MlpBlocks::most_rows(T, options.products);
-    planner.add(s.hidden, {mlp_rows, c.mlp_hidden}, at, at);
+    for (Tensor* t : {&s.normed, &s.mid}) block(*t, c.dim);
+    block(s.z, q_width());
+    block(s.hidden, c.mlp_hidden);
     rows(s.adapter_low, options.max_adapter_rank);
     if (!backward) return;
     rows(s.adapter_low_grad, options.max_adapter_rank);
-    for (Tensor* t : {&s.branch_grad, &s.normed_grad, &s.in_grad}) rows(*t, c.dim);
     for (Tensor* t : {&s.q_grad, &s.y_grad, &s.z_grad}) rows(*t, q_width());
     for (Tensor* t : {&s.k_grad, &s.v_grad, &s.v_grad_self}) rows(*t, kv_width());
-    planner.add(s.hidden_grad, {mlp_rows, c.mlp_hidden}, at, at);
+    for (Tensor* t : {&s.branch_grad, &s.normed_grad, &s.in_grad}) block(*t, c.dim);
+    block(s.hidden_grad, c.mlp_hidden);
     planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, at, at);
   }
 

@@ -22,13 +22,15 @@ struct Saved {
 };
 
 struct Scratch {
-  // Rows of C channels.
-  Tensor merged, mixed, normed, mid;         // after the skip, after the mix, norm(...), x + attention branch
-  Tensor branch_grad, normed_grad, in_grad;  // backward only
-  Tensor q, k, z;                            // rotated q and k, attention after XSA
-  Tensor hidden;                             // (a block of tokens, hidden) activated
+  Tensor merged, mixed;  // (T, C) after the skip, after the mix
+  Tensor q, k;           // (T, H D), (T, Hkv D) rotated
   Tensor q_grad, k_grad, v_grad, v_grad_self, y_grad, z_grad;
-  Tensor hidden_grad;  // as hidden
+  // Of one block of tokens.
+  Tensor normed, mid;                        // norm(...), x + attention branch
+  Tensor z;                                  // attention after XSA
+  Tensor hidden;                             // activated
+  Tensor branch_grad, normed_grad, in_grad;  // backward only
+  Tensor hidden_grad;
   Tensor norm_workspace, adapter_low, adapter_low_grad;
 };
 
@@ -46,22 +48,14 @@ struct Buffers {
   Tensor embedded_again, embed_low_again, embed_low_grad, embed_workspace;
 };
 
-// Tokens whose hidden layer exists at one time. A megabyte or four of it stays in the last-level cache between the
-// products that write and read it (a golf step takes 6 % less on Zen 3), and weights are packed often enough to notice
-// only where products are of bf16: there all tokens go together.
-struct MlpBlocks {
-  int64_t tokens, rows;  // rows: of a block, the last may have fewer
-  MlpBlocks(int64_t all, Products products) : tokens(all) {
-    const int64_t most = most_rows(all, products), blocks = most > 0 ? (all + most - 1) / most : 1;
-    rows = (all + blocks - 1) / blocks;
-  }
-  template <class Body> void each(Body&& body) const {
-    for (int64_t at = 0; at < tokens; at += rows) body(at, at + rows < tokens ? at + rows : tokens);
-  }
-  static int64_t most_rows(int64_t all, Products products) {
-    return products == Products::bf16 || all < 1024 ? all : 1024;
-  }
-};
+// What is done to each token by itself runs over blocks of so many: what one op writes, the next one finds in cache (a
+// golf step takes 6 % less on Zen 3), and scratch memory is that of a block. Weights are packed once per block, which
+// shows only where products are of bf16: there all tokens are one block. Adapters cut tokens into documents.
+inline int64_t most_block_rows(int64_t capacity, const GptOptions& options) {
+  constexpr int64_t kRows = 1024;
+  const bool one = options.products == Products::bf16 || options.max_adapter_rank > 0 || capacity < kRows;
+  return one ? capacity : kRows;
+}
 
 Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, DType dtype, const GptOptions& options);
 

@@ -150,6 +150,7 @@ struct Gpt::Impl {
   detail::CallContext context(const TokenBatch& batch, const GptAdapters* adapters, GptAdapters* grads) const {
     return {.config = config,
             .tokens = batch.tokens.numel(),
+            .block_rows = detail::most_block_rows(options.capacity, options),
             .positions = batch.positions,
             .cu_seqlens = batch.cu_seqlens,
             .cos = cos,
