@@ -247,10 +247,17 @@ add_rms_norm_op = _register(
 
 
 def eager(function):
-    """`function.apply` without the Python around it, which asks about transforms that _C.route has already excluded."""
+    """`function.apply` without the Python around it, which asks about transforms that _C.route has already excluded.
+
+    apply looks up its class's attributes by text, through every base; a class of their own with as few bases as can be has them at hand.
+    """
     try:
-        return super(torch.autograd.Function, function).apply
-    except AttributeError:
+        found = {name: function.__dict__[name] for name in ("forward", "_backward_cls")}
+        for name in ("setup_context", "clear_saved_tensors_on_access", "boxed_grads_call"):
+            if hasattr(function, name):
+                found[name] = staticmethod(getattr(function, name)) if name == "setup_context" else getattr(function, name)
+        return type(function.__name__, (torch._C._FunctionBase,), found).apply
+    except (AttributeError, KeyError, TypeError):
         return function.apply
 
 
@@ -265,15 +272,15 @@ def first_order(backward):
 
 
 class _RmsNorm(torch.autograd.Function):
-    forward = staticmethod(_C.rms_norm_forward)  # (ctx, x, weight, eps, unit_offset); sets ctx.options
+    forward = staticmethod(_C.rms_norm_forward)  # (ctx, x, weight), for rms_norm_call; sets ctx.options
 
     @first_order
     def backward(ctx, dy):
         s, weight, rstd = ctx.saved_tensors
         eps, unit_offset = ctx.options
-        need_dx, need_dw, *_ = ctx.needs_input_grad
+        need_dx, need_dw = ctx.needs_input_grad
         dx, dw = run_rms_norm_backward(dy, None, s, weight, rstd, default_eps(eps, s.dtype), unit_offset, need_dx, need_dw)
-        return dx, None if dw is None else dw.to(weight.dtype), None, None
+        return dx, None if dw is None else dw.to(weight.dtype)
 
 
 class _AddRmsNorm(torch.autograd.Function):
@@ -422,14 +429,14 @@ def _run_mlp_options(x, parameters, options, save):
 
 
 class _Mlp(torch.autograd.Function):
-    forward = staticmethod(_C.mlp_forward)  # (ctx, x, options, *parameters); sets ctx.options
+    forward = staticmethod(_C.mlp_forward)  # (ctx, x, *parameters), for mlp_call; sets ctx.options
 
     @first_order
     def backward(ctx, dy):
         x, saved, *parameters = ctx.saved_tensors
-        need_x, _, *wanted = ctx.needs_input_grad
+        need_x, *wanted = ctx.needs_input_grad
         dx, flat = run_mlp_backward(dy, x, parameters, saved, wanted, need_x, *_split_options(ctx.options))
-        return (dx, None, *_split_gradients(flat, parameters, wanted))
+        return (dx, *_split_gradients(flat, parameters, wanted))
 
 
 mlp_eager = eager(_Mlp)

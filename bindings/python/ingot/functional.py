@@ -4,7 +4,7 @@ Sizes: T rows (all leading dimensions), C columns. Errors are ValueError (a cont
 machine cannot do it); both name the operation, the argument, what was found and what was expected.
 """
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling as is_compiling
 
 from . import _C, _ops
 from ._C import route

@@ -5,7 +5,7 @@ import re
 import torch
 from torch import nn
 
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from . import _C, _ops, functional
 
@@ -35,8 +35,16 @@ class RMSNorm(nn.Module):
         if self.elementwise_affine:
             nn.init.constant_(self.weight, 0.0 if self.unit_offset else 1.0)
 
+    def __call__(self, *args, **kwargs):
+        """What nn.Module does, in one step where that is no more than to call forward."""
+        if not is_dynamo_compiling():
+            y = _C.rms_norm_module(self, args, kwargs)
+            if y is not None:
+                return y
+        return super().__call__(*args, **kwargs)
+
     def forward(self, x, residual=None):
-        if residual is None and not is_compiling():
+        if residual is None and not is_dynamo_compiling():
             y = _C.rms_norm_of_module(x, self.__dict__)
             if y is not None:
                 return y
@@ -118,8 +126,16 @@ class FusedMLP(nn.Module):
                 with torch.no_grad():
                     layer.gain.copy_(torch.linalg.vector_norm(layer.weight, dim=1))
 
+    def __call__(self, *args, **kwargs):
+        """As RMSNorm's."""
+        if not is_dynamo_compiling():
+            y = _C.mlp_module(self, args, kwargs)
+            if y is not None:
+                return y
+        return super().__call__(*args, **kwargs)
+
     def forward(self, x):
-        if not is_compiling():
+        if not is_dynamo_compiling():
             y = _C.mlp_of_module(x, self.__dict__)
             if y is not None:
                 return y
@@ -173,6 +189,8 @@ class FusedMLP(nn.Module):
             _match_weight_norm(state_dict, f"{own}{i}.", self.weight_norm)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
+
+_C.attach_modules(RMSNorm.forward, FusedMLP.forward)
 
 _ACTIVATION_MODULES = {
     nn.Identity: "identity", nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.Softplus: "softplus",

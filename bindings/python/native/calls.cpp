@@ -3,6 +3,7 @@
 #include "calls.h"
 
 #include <cfloat>
+#include <string>
 #include <vector>
 
 #include "ingot/core/check.h"
@@ -20,6 +21,12 @@ struct PythonSide {
   PyObject *save_for_backward, *options, *parameters, *modules, *layers, *weight, *bias, *gain, *eps, *unit_offset,
       *module_options, *one_vector;
 } python_;
+struct ModuleSide {
+  PyObject *type = nullptr, *call, *rms_norm_forward, *mlp_forward;  // nn.Module and its __call__; our modules' forward
+  PyObject *call_name, *forward_name, *compiled;
+  PyObject* hooks[4];         // names of a module's own dictionaries of them
+  PyObject* global_hooks[4];  // dictionaries
+} module_;
 using Objects = std::vector<nb::object>;
 
 template <class... A> nb::object call(PyObject* f, A... arguments) {
@@ -37,11 +44,6 @@ double number(nb::handle h) {
   return value;
 }
 DType sum_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
-// The same memory seen with another address: outputs have the shape of an operand.
-Tensor at(Tensor like, void* data) {
-  like.data = data;
-  return like;
-}
 template <class Op> void unlocked(Op&& op) {
   nb::gil_scoped_release release;
   op();
@@ -60,6 +62,63 @@ nb::handle entry(nb::handle dictionary, PyObject* key) {
   return found;
 }
 
+// An object's __dict__, which nn.Module looks into only after everything else.
+nb::object dictionary_of(nb::handle object) {
+  PyObject* found = PyObject_GenericGetDict(object.ptr(), nullptr);
+  if (found == nullptr) throw nb::python_error();
+  return nb::steal(found);
+}
+
+// What `apply` gets beside tensors on its way to `forward`: apply looks at every argument for a tensor, and notes what
+// its gradient needs. Nested calls (of a finalizer, while apply allocates) put back what they found.
+class Beside {
+ public:
+  explicit Beside(std::initializer_list<nb::handle> values) : outer_(current_) {
+    for (nb::handle v : values) held_[count_++] = nb::borrow(v);
+    current_ = this;
+  }
+  ~Beside() { current_ = outer_; }
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+  static nb::handle of_this_call(int i) {
+    INGOT_CHECK(current_ != nullptr && i < current_->count_, "forward: found it called by itself, expected apply");
+    return current_->held_[i];
+  }
+
+ private:
+  static thread_local const Beside* current_;
+  const Beside* outer_;
+  nb::object held_[2];
+  int count_ = 0;
+};
+thread_local const Beside* Beside::current_ = nullptr;
+
+// Whether nn.Module.__call__ would do no more than call `forward`, the one its class was written with: no hooks, no
+// compiled form, nothing replaced, no profiler that looks for modules' calls.
+bool calls_only(PyObject* forward, nb::handle self, nb::handle attributes) {
+  if (PyThreadState_Get()->c_profilefunc != nullptr) return false;
+  for (PyObject* hooks : module_.global_hooks)
+    if (PyDict_GET_SIZE(hooks) != 0) return false;
+  for (PyObject* name : module_.hooks) {
+    const nb::handle hooks = entry(attributes, name);
+    if (!hooks.is_valid() || !PyDict_Check(hooks.ptr()) || PyDict_GET_SIZE(hooks.ptr()) != 0) return false;
+  }
+  if (entry(attributes, module_.forward_name).is_valid()) return false;
+  const nb::handle compiled = entry(attributes, module_.compiled);
+  return (!compiled.is_valid() || compiled.is_none()) &&
+         attribute_of(reinterpret_cast<PyObject*>(Py_TYPE(self.ptr())), module_.forward_name).is(forward) &&
+         attribute_of(module_.type, module_.call_name).is(module_.call);
+}
+// The one positional argument of a call, and the module's __dict__; false where the call is not as plain as that.
+bool plain_call(PyObject* forward, nb::handle self, nb::handle positional, nb::handle named, nb::handle& x,
+                nb::object& attributes) {
+  if (module_.type == nullptr || PyTuple_GET_SIZE(positional.ptr()) != 1 || PyDict_GET_SIZE(named.ptr()) != 0)
+    return false;
+  attributes = dictionary_of(self);
+  x = PyTuple_GET_ITEM(positional.ptr(), 0);
+  return calls_only(forward, self, attributes);
+}
+
 // --- rms_norm --------------------------------------------------------------------------------------------------------
 
 // Up to this many elements backward forms rstd again, which costs a GPU nothing that shows; keeping it costs the host
@@ -67,9 +126,9 @@ nb::handle entry(nb::handle dictionary, PyObject* key) {
 constexpr int64_t kRecomputeRstd = 1 << 20;
 
 // x, weight, eps and unit_offset of `a`; false where rows are not dense, or empty.
-bool describe_rms_norm(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset, RmsNorm& a) {
+bool describe_rms_norm(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset, RmsNorm& a, Sizes& sizes) {
   const char* op = "rms_norm";
-  if (!dense_matrix(op, "x", x, a.x) || a.x.numel() == 0) return false;
+  if (!dense_matrix(op, "x", x, a.x, &sizes) || a.x.numel() == 0) return false;
   if (!w.is_none() && !dense_vector(op, "weight", w, a.w)) return false;
   a.eps = eps.is_none() ? (a.x.dtype == DType::f64 ? DBL_EPSILON : FLT_EPSILON) : number(eps);
   a.unit_offset = PyObject_IsTrue(unit_offset.ptr()) == 1;
@@ -81,13 +140,16 @@ bool describe_rms_norm(nb::handle x, nb::handle w, nb::handle eps, nb::handle un
 nb::object rms_norm_call(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset) {
   switch (route({x, w})) {
     case kDispatch: return nb::none();
-    case kDifferentiate: return call(python_.rms_norm_apply, x, w, eps, unit_offset);
+    case kDifferentiate: {
+      const Beside beside({eps, unit_offset});
+      return call(python_.rms_norm_apply, x, w);
+    }
     default: break;
   }
   RmsNorm a;
-  if (!describe_rms_norm(x, w, eps, unit_offset, a)) return call(python_.rms_norm_run, x, w, eps, unit_offset);
-  nb::object y = empty_like(x);
-  a.y = at(a.x, address("rms_norm", "y", y));
+  Sizes sizes;
+  if (!describe_rms_norm(x, w, eps, unit_offset, a, sizes)) return call(python_.rms_norm_run, x, w, eps, unit_offset);
+  nb::object y = empty(x, a.x.device, a.x.dtype, sizes, a.y);
   const Stream stream = stream_of(a.x);
   unlocked([&] { rmsnorm(a, stream); });
   return y;
@@ -101,19 +163,23 @@ nb::object rms_norm_of_module(nb::handle x, nb::handle attributes) {
   const nb::handle eps = entry(attributes, python_.eps), unit_offset = entry(attributes, python_.unit_offset);
   if (!eps.is_valid() || !unit_offset.is_valid()) return nb::none();
   if (entry(attributes, python_.one_vector).ptr() != Py_True) return nb::none();
-  return rms_norm_call(x, held, eps, unit_offset);
+  return rms_norm_call(x, held, nb::borrow(eps), unit_offset);
+}
+nb::object rms_norm_module(nb::handle self, nb::handle positional, nb::handle named) {
+  nb::handle x;
+  nb::object attributes;
+  if (!plain_call(module_.rms_norm_forward, self, positional, named, x, attributes)) return nb::none();
+  return rms_norm_of_module(x, attributes);
 }
 
-nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset) {
+nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w) {
+  const nb::handle eps = Beside::of_this_call(0), unit_offset = Beside::of_this_call(1);
   RmsNorm a;
+  Sizes sizes;
   nb::object y, rstd = nb::none();
-  if (describe_rms_norm(x, w, eps, unit_offset, a)) {
-    y = empty_like(x);
-    a.y = at(a.x, address("rms_norm", "y", y));
-    if (a.x.numel() > kRecomputeRstd) {
-      rstd = empty_vector(x, a.x.rows(), sum_dtype(a.x.dtype));
-      a.rstd = Tensor(address("rms_norm", "rstd", rstd), sum_dtype(a.x.dtype), {a.x.rows()}, a.x.device);
-    }
+  if (describe_rms_norm(x, w, eps, unit_offset, a, sizes)) {
+    y = empty(x, a.x.device, a.x.dtype, sizes, a.y);
+    if (a.x.numel() > kRecomputeRstd) rstd = empty_vector(x, a.x.device, sum_dtype(a.x.dtype), a.x.rows(), a.rstd);
     const Stream stream = stream_of(a.x);
     unlocked([&] { rmsnorm(a, stream); });
   } else {
@@ -138,11 +204,11 @@ int options_of(nb::handle h) {
 }
 
 // x and layers of `a`; false where an operand is not dense, or the CPU has no form for its type.
-bool describe_mlp(nb::handle x, const Objects& parameters, int options, Mlp& a) {
+bool describe_mlp(nb::handle x, const Objects& parameters, int options, Mlp& a, Sizes& sizes) {
   const char* op = "mlp";
   const bool bias = options & kBias, gain = options & kWeightNorm;
   const size_t each = 1 + bias + gain;
-  if (parameters.empty() || parameters.size() % each != 0 || !dense_matrix(op, "x", x, a.x)) return false;
+  if (parameters.empty() || parameters.size() % each != 0 || !dense_matrix(op, "x", x, a.x, &sizes)) return false;
   if (a.x.device.kind == Device::cpu && size_of(a.x.dtype) < 4) return false;
   a.layers.resize(parameters.size() / each);
   auto next = parameters.begin();
@@ -156,21 +222,14 @@ bool describe_mlp(nb::handle x, const Objects& parameters, int options, Mlp& a) 
   return true;
 }
 
-// Allocates y, `saved` where asked for and the workspace, and runs.
-nb::object run_mlp(nb::handle x, Mlp& a, bool save, nb::object& saved) {
-  const char* op = "mlp";
-  const int64_t columns = a.layers.back().w.rows();
-  nb::object y = columns == a.x.cols() ? empty_like(x) : empty_rows(x, columns), workspace;
-  a.y = Tensor(address(op, "y", y), a.x.dtype, {a.x.rows(), columns}, a.x.device);
-  if (save) {
-    const int64_t elements = mlp_saved_elements(a.x.rows(), a.layers, a.activate_last);
-    saved = empty_vector(x, elements);
-    a.saved = Tensor(address(op, "saved", saved), a.x.dtype, {elements}, a.x.device);
-  }
-  if (const int64_t bytes = mlp_workspace_bytes(a)) {
-    workspace = empty_vector(x, bytes, DType::u8);
-    a.workspace = Tensor(address(op, "workspace", workspace), DType::u8, {bytes}, a.x.device);
-  }
+// Allocates y, `saved` where asked for and the workspace, and runs. `sizes`: x's.
+nb::object run_mlp(nb::handle x, Mlp& a, Sizes& sizes, bool save, nb::object& saved) {
+  sizes.of[sizes.rank - 1] = a.layers.back().w.rows();
+  nb::object y = empty(x, a.x.device, a.x.dtype, sizes, a.y), workspace;
+  if (save)
+    saved = empty_vector(x, a.x.device, a.x.dtype, mlp_saved_elements(a.x.rows(), a.layers, a.activate_last), a.saved);
+  if (const int64_t bytes = mlp_workspace_bytes(a))
+    workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
   const Stream stream = stream_of(a.x);
   unlocked([&] { mlp(a, stream); });
   return y;
@@ -187,7 +246,10 @@ nb::object mlp_over(nb::handle x, const Objects& parameters, nb::handle options)
   const int way = route(x, parameters);
   if (way == kDispatch) return nb::none();
   if (way == kDifferentiate) {
-    std::vector<PyObject*> arguments = {nullptr, x.ptr(), options.ptr()};
+    const Beside beside({options});
+    std::vector<PyObject*> arguments;
+    arguments.reserve(parameters.size() + 2);
+    arguments.insert(arguments.end(), {nullptr, x.ptr()});
     for (const nb::object& p : parameters) arguments.push_back(p.ptr());
     PyObject* y = PyObject_Vectorcall(python_.mlp_apply, arguments.data() + 1,
                                       (arguments.size() - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
@@ -195,8 +257,9 @@ nb::object mlp_over(nb::handle x, const Objects& parameters, nb::handle options)
     return nb::steal(y);
   }
   Mlp a;
+  Sizes sizes;
   nb::object saved;
-  if (describe_mlp(x, parameters, options_of(options), a)) return run_mlp(x, a, false, saved);
+  if (describe_mlp(x, parameters, options_of(options), a, sizes)) return run_mlp(x, a, sizes, false, saved);
   return call(python_.mlp_run, x, tuple_of(parameters), options, nb::bool_(false))[0];
 }
 
@@ -217,11 +280,15 @@ nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
   PyObject* const names[] = {python_.weight, flags & kBias ? python_.bias : nullptr,
                              flags & kWeightNorm ? python_.gain : nullptr};
   Objects held;  // another thread may replace a parameter meanwhile
-  for (auto [name, layer] : nb::borrow<nb::dict>(attribute_of(list, python_.modules))) {
-    const nb::object parameters = attribute_of(layer, python_.parameters);
+  held.reserve(16);
+  const nb::handle found_layers = entry(dictionary_of(list), python_.modules);
+  if (!found_layers.is_valid()) return nb::none();
+  for (auto [name, layer] : nb::borrow<nb::dict>(found_layers)) {
+    const nb::object own = dictionary_of(layer);
+    const nb::handle parameters = entry(own, python_.parameters);
     for (PyObject* key : names) {
       if (key == nullptr) continue;
-      const nb::handle found = entry(parameters, key);
+      const nb::handle found = parameters.is_valid() ? entry(parameters, key) : nb::handle();
       if (!found.is_valid()) return nb::none();  // computed at every access: a parametrisation
       held.push_back(nb::borrow(found));
     }
@@ -229,20 +296,31 @@ nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
   return mlp_over(x, held, options);
 }
 
+nb::object mlp_module(nb::handle self, nb::handle positional, nb::handle named) {
+  nb::handle x;
+  nb::object attributes;
+  if (!plain_call(module_.mlp_forward, self, positional, named, x, attributes)) return nb::none();
+  return mlp_of_module(x, attributes);
+}
+
 nb::object mlp_forward(nb::args arguments) {
-  const nb::handle ctx = arguments[0], x = arguments[1], options = arguments[2];
+  const nb::handle ctx = arguments[0], x = arguments[1], options = Beside::of_this_call(0);
   Objects parameters;
-  for (size_t i = 3; i < arguments.size(); ++i) parameters.push_back(nb::borrow(arguments[i]));
+  parameters.reserve(arguments.size());
+  for (size_t i = 2; i < arguments.size(); ++i) parameters.push_back(nb::borrow(arguments[i]));
   const int flags = options_of(options);
   Mlp a;
+  Sizes sizes;
   nb::object y, saved = nb::none();
-  if (describe_mlp(x, parameters, flags, a)) {
-    y = run_mlp(x, a, flags & kSave, saved);
+  if (describe_mlp(x, parameters, flags, a, sizes)) {
+    y = run_mlp(x, a, sizes, flags & kSave, saved);
   } else {
     const nb::object pair = call(python_.mlp_run, x, tuple_of(parameters), options, nb::bool_((flags & kSave) != 0));
     y = pair[0], saved = pair[1];
   }
-  std::vector<PyObject*> kept = {ctx.ptr(), x.ptr(), saved.ptr()};
+  std::vector<PyObject*> kept;
+  kept.reserve(parameters.size() + 3);
+  kept.insert(kept.end(), {ctx.ptr(), x.ptr(), saved.ptr()});
   for (const nb::object& p : parameters) kept.push_back(p.ptr());
   nb::steal(PyObject_VectorcallMethod(python_.save_for_backward, kept.data(), kept.size(), nullptr));
   if (PyErr_Occurred()) throw nb::python_error();
@@ -272,6 +350,27 @@ void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle
              .unit_offset = name("unit_offset"),
              .module_options = name("_options"),
              .one_vector = name("_one_vector")};
+}
+
+void attach_modules(nb::handle rms_norm_forward, nb::handle mlp_forward) {
+  const nb::module_ modules = nb::module_::import_("torch.nn.modules.module");
+  const char* const kinds[] = {"backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks"};
+  ModuleSide m;
+  for (int i = 0; i < 4; ++i) {
+    const std::string global = std::string("_global_") + kinds[i];
+    if (!nb::hasattr(modules, global.c_str())) return;  // another PyTorch: nn.Module.__call__ itself is to look
+    m.global_hooks[i] = nb::object(modules.attr(global.c_str())).release().ptr();
+    if (!PyDict_Check(m.global_hooks[i])) return;
+    m.hooks[i] = PyUnicode_InternFromString((std::string("_") + kinds[i]).c_str());
+  }
+  m.call_name = PyUnicode_InternFromString("__call__");
+  m.forward_name = PyUnicode_InternFromString("forward");
+  m.compiled = PyUnicode_InternFromString("_compiled_call_impl");
+  m.rms_norm_forward = rms_norm_forward.inc_ref().ptr();
+  m.mlp_forward = mlp_forward.inc_ref().ptr();
+  m.type = nb::object(modules.attr("Module")).release().ptr();
+  m.call = attribute_of(m.type, m.call_name).release().ptr();
+  module_ = m;
 }
 
 }  // namespace ingot::python

@@ -117,24 +117,18 @@ std::vector<MlpLayer> layers_of(const char* op, nb::sequence parameters, const M
 nb::object run_mlp(nb::handle x, nb::sequence parameters, bool bias, bool weight_norm, int act, bool activate_last,
                    bool save) {
   const char* op = "mlp";
-  if (!contiguous(op, "x", x)) return nb::none();
+  Mlp a{.act = Act(act), .activate_last = activate_last};
+  Sizes sizes;
+  if (!dense_matrix(op, "x", x, a.x, &sizes)) return nb::none();
   for (nb::handle p : parameters)
     if (!contiguous(op, "parameters", p)) return nb::none();
-  const MlpOptions options{bias, weight_norm, act, activate_last};
-  Mlp a{.x = matrix(op, "x", x),
-        .layers = layers_of(op, parameters, options),
-        .act = Act(act),
-        .activate_last = activate_last};
-  nb::object y = empty_rows(x, a.layers.back().w.rows()), saved = nb::none(), workspace = nb::none();
-  a.y = matrix(op, "y", y);
-  if (save) {
-    saved = empty_vector(x, mlp_saved_elements(a.x.rows(), a.layers, activate_last), a.x.dtype);
-    a.saved = vector(op, "saved", saved);
-  }
-  if (const int64_t bytes = mlp_workspace_bytes(a)) {
-    workspace = empty_vector(x, bytes, DType::u8);
-    a.workspace = vector(op, "workspace", workspace);
-  }
+  a.layers = layers_of(op, parameters, {bias, weight_norm, act, activate_last});
+  sizes.of[sizes.rank - 1] = a.layers.back().w.rows();
+  nb::object y = empty(x, a.x.device, a.x.dtype, sizes, a.y), saved = nb::none(), workspace;
+  if (save)
+    saved = empty_vector(x, a.x.device, a.x.dtype, mlp_saved_elements(a.x.rows(), a.layers, activate_last), a.saved);
+  if (const int64_t bytes = mlp_workspace_bytes(a))
+    workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
   const Stream stream = stream_of(a.x);
   run([&] { mlp(a, stream); });
   return nb::make_tuple(y, saved);
@@ -169,11 +163,9 @@ void run_mlp_backward(nb::handle dy, nb::handle x, nb::handle dx, nb::sequence p
     if (bias) a.grads[l].b = place(a.layers[l].b);
     if (weight_norm) a.grads[l].g = place(a.layers[l].g);
   }
-  nb::object workspace = nb::none();
-  if (const int64_t bytes = mlp_backward_workspace_bytes(a)) {
-    workspace = empty_vector(x, bytes, DType::u8);
-    a.workspace = vector(op, "workspace", workspace);
-  }
+  nb::object workspace;
+  if (const int64_t bytes = mlp_backward_workspace_bytes(a))
+    workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
   const Stream stream = stream_of(a.x);
   run([&] { mlp_backward(a, stream); });
 }
@@ -261,13 +253,10 @@ void norm_rotate_backward(nb::handle x, nb::handle dy, nb::handle dx, nb::handle
                        .eps = eps,
                        .interleaved = interleaved,
                        .sign = sign};
-  nb::object workspace = nb::none();
+  nb::object workspace;
   if (a.dgain) {
     const int64_t bytes = qk_norm_rope_backward_workspace_bytes(a.x.size(0), a.x.size(1), a.x.device);
-    if (bytes > 0) {
-      workspace = empty_vector(x, bytes, DType::u8);
-      a.workspace = vector(op, "workspace", workspace);
-    }
+    if (bytes > 0) workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
   }
   const Stream stream = stream_of(a.x);
   run([&] { qk_norm_rope_backward(a, stream); });
@@ -368,11 +357,14 @@ NB_MODULE(_C, m) {
   define(m, "mlp_backward", &run_mlp_backward);
   define(m, "rms_norm_call", &rms_norm_call);
   m.def("rms_norm_of_module", &rms_norm_of_module);
+  m.def("rms_norm_module", &rms_norm_module);
   define(m, "rms_norm_forward", &rms_norm_forward);
   m.def("mlp_call", &mlp_call);
   m.def("mlp_of_module", &mlp_of_module);
+  m.def("mlp_module", &mlp_module);
   m.def("mlp_forward", &mlp_forward);
   m.def("attach_calls", &attach_calls);
+  m.def("attach_modules", &attach_modules);
   m.attr("BIAS") = int(kBias);
   m.attr("WEIGHT_NORM") = int(kWeightNorm);
   m.attr("ACTIVATE_LAST") = int(kActivateLast);

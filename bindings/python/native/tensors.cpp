@@ -2,18 +2,18 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <string>
 
 #include "dlpack_exchange.h"
 #include "ingot/core/check.h"
+#include "ingot/gpu/current_device.h"
 
 namespace ingot::python {
 namespace {
 
 using dlpack::Exchange;
 using dlpack::View;
-
-constexpr int kMaxDims = 64;  // PyTorch's own limit
 
 // Objects of PyTorch looked up once. Held until the process ends: destroying them at exit would outlive the
 // interpreter.
@@ -24,8 +24,9 @@ struct Torch {
   PyObject* requires_grad = nullptr;  // the attribute's name
   PyObject *grad_enabled = nullptr, *dispatch_modes = nullptr, *function_modes = nullptr, *transforms = nullptr,
            *tracing = nullptr, *raw_stream = nullptr;
-  PyObject *empty_like = nullptr, *new_empty = nullptr, *dtype_keyword = nullptr;
-  PyObject* forward_ad = nullptr;  // the module that holds _current_level
+  PyObject *new_empty = nullptr, *dtype_keyword = nullptr;
+  PyObject *empty_on_cpu = nullptr, *empty_on_gpu = nullptr;  // where PyTorch has them; see empty()
+  PyObject* forward_ad = nullptr;                             // the module that holds _current_level
   PyObject* current_level = nullptr;
   struct Known {
     PyObject* object;
@@ -204,8 +205,12 @@ void attach(nb::module_ torch) {
   t.current_level = PyUnicode_InternFromString("_current_level");
   t.new_empty = PyUnicode_InternFromString("new_empty");
   t.dtype_keyword = kept(nb::make_tuple("dtype"));
-  t.empty_like = kept(torch.attr("empty_like"));
   const nb::object c = torch.attr("_C");
+  if (nb::hasattr(c, "_dynamo") && nb::hasattr(c.attr("_dynamo"), "guards")) {
+    const nb::object guards = c.attr("_dynamo").attr("guards");
+    if (nb::hasattr(guards, "_empty_strided_cpu")) t.empty_on_cpu = kept(guards.attr("_empty_strided_cpu"));
+    if (nb::hasattr(guards, "_empty_strided_cuda")) t.empty_on_gpu = kept(guards.attr("_empty_strided_cuda"));
+  }
   t.grad_enabled = kept(c.attr("is_grad_enabled"));
   t.dispatch_modes = kept(c.attr("_len_torch_dispatch_stack"));
   t.function_modes = kept(c.attr("_len_torch_function_stack"));
@@ -264,10 +269,14 @@ bool contiguous(const char* op, const char* name, nb::handle h) {
   describe(op, name, h, d);
   return is_contiguous(d);
 }
-bool dense_matrix(const char* op, const char* name, nb::handle h, Tensor& out) {
+bool dense_matrix(const char* op, const char* name, nb::handle h, Tensor& out, Sizes* sizes) {
   Described d;
   describe(op, name, h, d);
   if (d.rank == 0 || !is_contiguous(d)) return false;
+  if (sizes != nullptr) {
+    sizes->rank = d.rank;
+    for (int i = 0; i < d.rank; ++i) sizes->of[i] = d.shape[i];
+  }
   int64_t rows = 1;
   for (int i = 0; i + 1 < d.rank; ++i) rows *= d.shape[i];
   out = Tensor(d.data, d.dtype, {rows, d.shape[d.rank - 1]}, d.device);
@@ -282,46 +291,76 @@ bool dense_vector(const char* op, const char* name, nb::handle h, Tensor& out) {
   out = Tensor(d.data, d.dtype, {size}, d.device);
   return true;
 }
-void* address(const char* op, const char* name, nb::handle h) {
-  Described d;
-  describe(op, name, h, d);
-  return d.data;
-}
 
-nb::object empty_like(nb::handle like) {
-  PyObject* t = PyObject_CallOneArg(torch_.empty_like, like.ptr());
-  if (t == nullptr) throw nb::python_error();
-  return nb::steal(t);
-}
-// like.new_empty(sizes...): sizes as arguments are parsed twice as fast as a tuple of them.
-nb::object empty_rows(nb::handle like, int64_t columns) {
-  Described d;
-  describe("tensor", "operand", like, d);
-  std::vector<nb::object> sizes;
-  std::vector<PyObject*> arguments = {like.ptr()};
-  for (int i = 0; i < d.rank; ++i) {
-    sizes.push_back(nb::int_(i + 1 < d.rank ? d.shape[i] : columns));
-    arguments.push_back(sizes.back().ptr());
-  }
-  PyObject* t = PyObject_VectorcallMethod(torch_.new_empty, arguments.data(), arguments.size(), nullptr);
-  if (t == nullptr) throw nb::python_error();
-  return nb::steal(t);
-}
-nb::object empty_vector(nb::handle like, int64_t size) {
-  const nb::int_ count(size);
-  PyObject* arguments[] = {like.ptr(), count.ptr()};
-  PyObject* t = PyObject_VectorcallMethod(torch_.new_empty, arguments, 2, nullptr);
-  if (t == nullptr) throw nb::python_error();
-  return nb::steal(t);
-}
-nb::object empty_vector(nb::handle like, int64_t size, DType dtype) {
+namespace {
+nb::object known_dtype(DType dtype) {
   int known = 0;
   while (torch_.dtypes[known].dtype != dtype) ++known;
-  const nb::int_ count(size);
-  PyObject* arguments[] = {like.ptr(), count.ptr(), torch_.dtypes[known].object};
+  return nb::borrow(torch_.dtypes[known].object);
+}
+nb::object tuple_of(const int64_t* values, int n) {
+  PyObject* tuple = PyTuple_New(n);
+  if (tuple == nullptr) throw nb::python_error();
+  for (int i = 0; i < n; ++i) PyTuple_SET_ITEM(tuple, i, PyLong_FromLongLong(values[i]));
+  return nb::steal(tuple);
+}
+
+// What torch.compile's code allocates with: no dispatcher on the way, and always on the current device. Not valid where
+// that is another one, or PyTorch has no such function.
+nb::object empty_quickly(Device device, const nb::object& dtype, const Sizes& sizes) {
+  const bool cpu = device.kind == Device::cpu;
+  PyObject* f = cpu ? torch_.empty_on_cpu : torch_.empty_on_gpu;
+  if (f == nullptr || (!cpu && gpu::current_device() != device.index)) return {};
+  int64_t strides[kMaxDims], step = 1;
+  for (int i = sizes.rank - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= std::max<int64_t>(1, sizes.of[i]);
+  }
+  const nb::object shape = tuple_of(sizes.of, sizes.rank), steps = tuple_of(strides, sizes.rank);
+  PyObject* arguments[] = {nullptr, shape.ptr(), steps.ptr(), dtype.ptr()};
+  PyObject* t = PyObject_Vectorcall(f, arguments + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+  if (t == nullptr) throw nb::python_error();
+  return nb::steal(t);
+}
+nb::object empty_like_it(nb::handle like, const nb::object& dtype, const Sizes& sizes) {
+  const nb::object shape = tuple_of(sizes.of, sizes.rank);
+  PyObject* arguments[] = {like.ptr(), shape.ptr(), dtype.ptr()};
   PyObject* t = PyObject_VectorcallMethod(torch_.new_empty, arguments, 2, torch_.dtype_keyword);
   if (t == nullptr) throw nb::python_error();
   return nb::steal(t);
+}
+void* data_on(Device device, nb::handle h) {  // null where it is on another one
+  Described d;
+  describe("allocation", "result", h, d);
+  return d.device == device ? d.data : nullptr;
+}
+nb::object allocate(nb::handle like, Device device, DType dtype, const Sizes& sizes, void*& data) {
+  const nb::object type = known_dtype(dtype);
+  nb::object t = empty_quickly(device, type, sizes);
+  if (!t.is_valid() || (data = data_on(device, t)) == nullptr) {
+    t = empty_like_it(like, type, sizes);
+    data = data_on(device, t);
+  }
+  return t;
+}
+}  // namespace
+
+nb::object empty(nb::handle like, Device device, DType dtype, const Sizes& sizes, Tensor& view) {
+  void* data = nullptr;
+  nb::object t = allocate(like, device, dtype, sizes, data);
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < sizes.rank; ++i) rows *= sizes.of[i];
+  view = Tensor(data, dtype, {rows, sizes.of[sizes.rank - 1]}, device);
+  return t;
+}
+nb::object empty_vector(nb::handle like, Device device, DType dtype, int64_t size, Tensor& view) {
+  Sizes sizes;
+  sizes.rank = 1;
+  sizes.of[0] = size;
+  void* data = nullptr;
+  nb::object t = allocate(like, device, dtype, sizes, data);
+  view = Tensor(data, dtype, {size}, device);
+  return t;
 }
 
 Stream stream_of(const Tensor& t) {

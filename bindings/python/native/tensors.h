@@ -25,16 +25,19 @@ inline Tensor vector(const char* op, const char* name, nb::handle t) { return vi
 
 // Every dimension as if freshly allocated.
 bool contiguous(const char* op, const char* name, nb::handle tensor);
+constexpr int kMaxDims = 64;  // PyTorch's own limit
+struct Sizes {
+  int rank = 0;
+  int64_t of[kMaxDims];
+};
 // (rows, columns), or all elements, of a tensor that is; false of one that is not, or has no dimension.
-bool dense_matrix(const char* op, const char* name, nb::handle tensor, Tensor& out);
+bool dense_matrix(const char* op, const char* name, nb::handle tensor, Tensor& out, Sizes* sizes = nullptr);
 bool dense_vector(const char* op, const char* name, nb::handle tensor, Tensor& out);
-void* address(const char* op, const char* name, nb::handle tensor);
 
-// New tensors from PyTorch's allocator, on the device of `like`.
-nb::object empty_like(nb::handle like);
-nb::object empty_rows(nb::handle like, int64_t columns);  // (..., columns) of like's dtype
-nb::object empty_vector(nb::handle like, int64_t size);   // of like's dtype
-nb::object empty_vector(nb::handle like, int64_t size, DType dtype);
+// New tensors from PyTorch's allocator, and in `view` what they view. `like`: any tensor on that device.
+nb::object empty(nb::handle like, Device device, DType dtype, const Sizes& sizes,
+                 Tensor& view);  // view: (rows, columns)
+nb::object empty_vector(nb::handle like, Device device, DType dtype, int64_t size, Tensor& view);
 
 // The stream PyTorch would launch on for this tensor's device.
 Stream stream_of(const Tensor& t);

@@ -164,6 +164,89 @@ def test_a_parametrised_weight_is_computed_at_every_call(device):
     assert mlp.layers[2].parametrizations.weight.original.grad is not None
 
 
+def modules(device):
+    x = torch.randn(3, 16, device=device)
+    yield ingot.nn.RMSNorm(16, device=device), x
+    yield ingot.nn.FusedMLP(16, 24, 8, device=device), x
+
+
+def ways_to_follow_a_call(module, seen):
+    """(how, what undoes it): each appends to `seen` when the module is called."""
+    for name in ("forward", "forward_pre", "full_backward", "full_backward_pre"):
+        handle = getattr(module, f"register_{name}_hook")(lambda *a: seen.append(1))
+        yield f"{name} hook", handle.remove
+    for name in ("forward", "forward_pre", "full_backward"):
+        handle = getattr(torch.nn.modules.module, f"register_module_{name}_hook")(lambda *a: seen.append(1))
+        yield f"{name} hook of all modules", handle.remove
+    forward, kind = module.forward, type(module)
+    module.forward = lambda x: (seen.append(1), forward(x))[1]
+    yield "a forward of its own", lambda: module.__dict__.pop("forward")
+    written = kind.forward
+    kind.forward = lambda self, x: (seen.append(1), written(self, x))[1]
+    yield "another forward of the class", lambda: setattr(kind, "forward", written)
+    module._compiled_call_impl = lambda x: (seen.append(1), forward(x))[1]
+    yield "a compiled form", lambda: setattr(module, "_compiled_call_impl", None)
+    call = torch.nn.Module.__call__
+    torch.nn.Module.__call__ = lambda self, *a, **k: (seen.append(1), call(self, *a, **k))[1]
+    yield "another nn.Module.__call__", lambda: setattr(torch.nn.Module, "__call__", call)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_call_is_seen_by_everything_that_follows_modules(device, grad):
+    for module, x in modules(device):
+        want = module(x)
+        seen = []
+        for how, undo in ways_to_follow_a_call(module, seen):
+            del seen[:]
+            try:
+                with torch.set_grad_enabled(grad or "backward" in how):
+                    y = module(x.requires_grad_("backward" in how))
+                    if "backward" in how:
+                        y.sum().backward()
+            finally:
+                undo()
+            assert seen, f"{type(module).__name__}: {how}"
+            assert torch.equal(y, want), f"{type(module).__name__}: {how}"
+        del seen[:]
+        assert torch.equal(module(x), want) and torch.equal(module(x=x), want) and not seen
+
+
+def test_a_subclass_may_have_a_forward_of_its_own(device):
+    class Scaled(ingot.nn.RMSNorm):
+        def forward(self, x, scale):
+            return super().forward(x) * scale
+
+    x = torch.randn(3, 16, device=device)
+    torch.testing.assert_close(Scaled(16, device=device)(x, scale=2), 2 * ingot.nn.RMSNorm(16, device=device)(x))
+
+
+def test_fx_sees_modules_as_modules(device):
+    for module, x in modules(device):
+        class Leaves(torch.fx.Tracer):
+            def is_leaf_module(self, m, name):
+                return m is module
+
+        graph = Leaves().trace(torch.nn.Sequential(module))
+        assert [n.op for n in graph.nodes] == ["placeholder", "call_module", "output"]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_call_inside_a_call_keeps_to_its_own_options(device, grad):
+    """A finalizer that runs while autograd allocates for another call."""
+    x = torch.randn(3, 16, device=device)
+    inner, outer = (ingot.nn.RMSNorm(16, eps=eps, device=device) for eps in (1.0, 1e-5))
+    want = [m(x).detach() for m in (inner, outer)]
+    found = []
+
+    def saved(t):
+        found.append(inner(x).detach())
+        return t
+
+    with torch.set_grad_enabled(grad), torch.autograd.graph.saved_tensors_hooks(saved, lambda t: t):
+        y = outer(x)
+    assert torch.equal(y.detach(), want[1]) and all(torch.equal(f, want[0]) for f in found) and bool(found) == grad
+
+
 def test_modules_copy_and_pickle(device):
     import copy
     import io

@@ -1,5 +1,7 @@
 #include "ingot/gpu/device.h"
 
+#include "ingot/gpu/current_device.h"
+
 #ifdef INGOT_CUDA_BUILD
 #include <cuda_runtime_api.h>
 #endif
@@ -13,6 +15,12 @@ int device_count() {
   if (cudaGetDeviceCount(&n) == cudaSuccess) return n;
   (void)cudaGetLastError();  // "no driver" would otherwise stay pending and be blamed on the next launch
   return 0;
+}
+
+int current_device() {
+  int current = 0;
+  check_cuda(cudaGetDevice(&current), "current device");
+  return current;
 }
 
 DeviceInfo device_info(int device) {
@@ -38,8 +46,7 @@ void check_cuda_status(int status, const std::string& note) {
 }
 
 DeviceGuard::DeviceGuard(int device) {
-  int current = 0;
-  check_cuda(cudaGetDevice(&current), "current device");
+  const int current = current_device();
   if (current == device) return;
   check_cuda(cudaSetDevice(device), "making cuda:", device, " current");
   previous_ = current;
@@ -127,6 +134,7 @@ namespace {
 }  // namespace
 
 int device_count() { return 0; }
+int current_device() { return -1; }
 DeviceInfo device_info(int) { no_cuda(); }
 void check_cuda_status(int, const std::string&) { no_cuda(); }
 DeviceGuard::DeviceGuard(int) { no_cuda(); }
