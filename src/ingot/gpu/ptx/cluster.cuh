@@ -22,10 +22,21 @@ __device__ inline uint32_t cluster_size() {
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
   return n;
 }
+// The cluster's number in the grid.
+__device__ inline uint32_t cluster_index() {
+  uint32_t n;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(n));
+  return n;
+}
 __device__ inline void cluster_arrive() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
+}
+// For those who have nothing to show but barriers, which fence_mbarrier_init() releases: cluster_arrive() waits until
+// the whole GPU sees all that the thread has written.
+__device__ inline void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ inline void cluster_wait() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -393,10 +393,11 @@ TEST_F(TmaCuda, MulticastOfThreeDimensionsSmall) {
 }
 
 // Every block sends its tile to the next one by the copy engine, its rank by stores, and arrives at block 0.
-__global__ void pass_on(uint32_t* out) {
+__global__ void pass_on(uint32_t* all) {
   __shared__ alignas(128) uint32_t mine[64], theirs[64];
   __shared__ alignas(16) uint32_t stored[8];
   __shared__ uint64_t filled, everybody;
+  uint32_t* out = all + ptx::cluster_index() * kBlocks * 128;
   const uint32_t rank = ptx::cluster_rank(), size = ptx::cluster_size(), next = (rank + 1) % size;
   for (uint32_t i = threadIdx.x; i < 64; i += blockDim.x) mine[i] = rank * 1000 + i;
   ptx::fence_proxy_async_shared();
@@ -426,23 +427,26 @@ __global__ void pass_on(uint32_t* out) {
     for (int i = 0; i < 4; ++i) out[rank * 128 + 70 + i] = four[i];
     out[rank * 128 + 74] = one[0];
     out[rank * 128 + 75] = size;
+    out[rank * 128 + 76] = ptx::cluster_index();
   }
-  ptx::cluster_arrive();
+  ptx::cluster_arrive_relaxed();
   ptx::cluster_wait();
 }
 
 TEST_F(TmaCuda, BlocksOfAClusterReachEachOthersMemorySmall) {
-  DeviceArray<uint32_t> out(kBlocks * 128);
-  gpu::launch("pass_on", pass_on, {.grid = kBlocks, .block = 32, .cluster = kBlocks}, {}, out.device());
+  constexpr uint32_t kClusters = 3;
+  DeviceArray<uint32_t> out(kClusters * kBlocks * 128);
+  gpu::launch("pass_on", pass_on, {.grid = kClusters * kBlocks, .block = 32, .cluster = kBlocks}, {}, out.device());
   out.download();
-  for (uint32_t rank = 0; rank < kBlocks; ++rank) {
-    const uint32_t before = (rank + kBlocks - 1) % kBlocks, next = (rank + 1) % kBlocks;
-    const uint32_t* o = out.host.data() + rank * 128;
+  for (uint32_t block = 0; block < kClusters * kBlocks; ++block) {
+    const uint32_t rank = block % kBlocks, before = (rank + kBlocks - 1) % kBlocks, next = (rank + 1) % kBlocks;
+    const uint32_t* o = out.host.data() + block * 128;
     for (uint32_t i = 0; i < 64; ++i) ASSERT_EQ(o[i], before * 1000 + i);
     for (uint32_t i = 0; i < 5; ++i) ASSERT_EQ(o[64 + i], before + 10 * i);
     for (uint32_t i = 0; i < 4; ++i) ASSERT_EQ(o[70 + i], next * 1000 + i);
     ASSERT_EQ(o[74], next * 1000 + 5);
     ASSERT_EQ(o[75], kBlocks);
+    ASSERT_EQ(o[76], block / kBlocks);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/mlp/mlp_backward.h"
 #include "ingot/kernels/mlp/mlp_backward_sm90_forming.cuh"
@@ -91,8 +92,8 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreads ? 2 : 3) sum
   constexpr int64_t kStride = part_floats(kWidth / kPanel);
   const float* part = a.partial + at.first_part * kStride;
   const float4* from = reinterpret_cast<const float4*>(part) + part_float4(first_row, column, kWidth);
-  const int parts = column < at.k && (at.dw != nullptr || at.dg != nullptr) ? at.parts : 0;
-  asm volatile("" : "+l"(from) : "r"(parts));  // else the compiler forms them after the wait
+  int parts = column < at.k && (at.dw != nullptr || at.dg != nullptr) ? at.parts : 0;
+  ptx::settle(from), ptx::settle(parts);  // else the compiler forms them after the wait
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();  // it waits for this one in its turn
   float4 sum = {};

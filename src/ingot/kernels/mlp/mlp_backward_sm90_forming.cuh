@@ -27,6 +27,7 @@
 #include "ingot/gpu/ptx/mbarrier.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
@@ -390,7 +391,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     mlp_backward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   uint32_t base = ptx::shared_address(memory);
-  asm("" : "+r"(base));  // else the compiler forms the address of the block's window anew at every access
+  ptx::settle(base);  // else the compiler forms the address of the block's window anew at every access
   auto& s = *static_cast<SharedMemory<kPanels>*>(__cvta_shared_to_generic(base));
   Block<T, kPanels> block{s, maps, a};
   if (threadIdx.x == 0) {

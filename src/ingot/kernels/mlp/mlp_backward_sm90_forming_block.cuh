@@ -7,6 +7,7 @@
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/mbarrier.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
@@ -91,7 +92,7 @@ __device__ __forceinline__ void block_ends() {
 // For what may not be carried in registers from one chunk to the next, as Block::apart().
 __device__ __forceinline__ uint32_t thread_anew() {
   uint32_t thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));
+  ptx::settle(thread);
   return thread;
 }
 
@@ -147,7 +148,7 @@ template <class T, int kPanels> struct Block {
   // loops around the code that forms values: registers that the chain needs.
   __device__ __forceinline__ Block apart() const {
     uint32_t base = ptx::shared_address(&s);
-    asm volatile("" : "+r"(base));
+    ptx::settle(base);
     return {*static_cast<Shared*>(__cvta_shared_to_generic(base)), maps, a};
   }
   __device__ bool in_next_chunk(uint32_t n, uint32_t r) const {

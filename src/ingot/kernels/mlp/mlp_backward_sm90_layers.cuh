@@ -19,7 +19,6 @@
 #include "ingot/core/dtype.h"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cluster.cuh"
-#include "ingot/gpu/ptx/cluster_start.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -27,6 +26,7 @@
 #include "ingot/gpu/ptx/mbarrier.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
@@ -54,6 +54,7 @@ using tile::wait_or_trap;
 constexpr int kThreads = 512;
 constexpr int kHelperRegisters = 24, kChainRegisters = 144, kDwRegisters = 200;
 constexpr uint32_t kDzSlots = 4, kHSlots = 6;
+constexpr int kFirstUnits = 2;  // asked for at once; the others when W is there, so that W does not wait for them
 
 struct NoSlope {};  // in the place of an activation: below the lowest layer lies dx
 
@@ -86,6 +87,7 @@ template <int kPanels> struct SharedMemory {
   uint64_t out_full[2][kDzSlots];  // of each chain warpgroup
   uint64_t room[kDzSlots];         // below, in that slot, or in `out`, if that goes to memory
   uint64_t weights_full;
+  uint64_t taken;  // the block below has all that was sent to it
   Plan plan;
 };
 
@@ -135,6 +137,7 @@ template <class T, int kPanels> struct Block {
       ptx::mbarrier_init(&s.h_empty[i], readers);
     }
     ptx::mbarrier_init(&s.weights_full, 1);
+    ptx::mbarrier_init(&s.taken, 1);
     ptx::fence_mbarrier_init();
   }
   __device__ bool loads_weights() const { return !s.plan.entry && a.layer[s.plan.layer].g == nullptr; }
@@ -160,21 +163,30 @@ template <class T, int kPanels> struct Block {
     for (int p = 0; p < kPanels; ++p)
       ptx::tensor_load(s.dz[at.stage][p], &maps.dy, p * kPanel, row, &s.dz_full[at.stage]);
   }
+  // When the copies of the last units are here, the block above may end. One thread.
+  __device__ void tell_all_taken() {
+    constexpr int kSlots = kDzSlots;
+    for (int i = plan().units - 1; i >= 0 && i >= plan().units - kSlots; --i)
+      wait_or_trap(&s.dz_full[i % kSlots], uint32_t(i / kSlots) & 1);
+    ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&s.taken, plan().rank - 1));
+  }
   // One thread each.
   __device__ void fill_h() {
+    if (loads_weights()) wait_or_trap(&s.weights_full, 0);
     tile::RingCursor<kHSlots> at;
     int row = plan().row;
     for (int i = 0; i < plan().units; ++i, row += plan().row_step, at.advance()) {
-      if (i < int(kHSlots)) continue;
+      if (i < kFirstUnits) continue;
       wait_or_trap(&s.h_empty[at.stage], at.phase ^ 1);
       load_h(at, row);
     }
   }
   __device__ void fill_dz() {
+    if (plan().top && loads_weights()) wait_or_trap(&s.weights_full, 0);
     tile::RingCursor<kDzSlots> at;
     int row = plan().row;
     for (int i = 0; i < plan().units; ++i, row += plan().row_step, at.advance()) {
-      if (plan().top && i < int(kDzSlots)) continue;
+      if (plan().top && i < kFirstUnits) continue;
       wait_or_trap(&s.dz_empty[at.stage], at.phase ^ 1);
       if (plan().top) {
         load_dy(at, row);
@@ -183,15 +195,16 @@ template <class T, int kPanels> struct Block {
         ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&s.room[at.stage], plan().rank - 1));
       }
     }
+    if (!plan().top) tell_all_taken();
   }
   // What can be asked for before the neighbours have started. One thread.
   __device__ void start_filling() {
-    static_assert(kDzSlots <= kHSlots);
+    static_assert(kFirstUnits <= int(kDzSlots) && kFirstUnits <= int(kHSlots));
     tile::RingCursor<kHSlots> at;
     int row = s.plan.row;
 #pragma unroll 1
-    for (int i = 0; i < s.plan.units && i < int(kHSlots); ++i, row += s.plan.row_step, at.advance()) {
-      if (s.plan.top && i < int(kDzSlots)) load_dy({at.stage, 0}, row);
+    for (int i = 0; i < s.plan.units && i < kFirstUnits; ++i, row += s.plan.row_step, at.advance()) {
+      if (s.plan.top) load_dy({at.stage, 0}, row);
       if (i == 0) start_loading_weights();
       load_h(at, row);
     }
@@ -342,7 +355,10 @@ template <class T, int kPanels> struct Block {
                                   ptx::cluster_address(&s.dz_full[at.dz.stage], below));
       }
     }
-    ptx::bulk_wait_group<0>();
+    if (bottom)
+      ptx::bulk_wait_group<0>();
+    else
+      wait_or_trap(&s.taken, 0);
   }
 
   // Warpgroup r of two: panel r of every unit, or with one panel every second unit.
@@ -430,7 +446,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     mlp_backward_layers_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   uint32_t base = ptx::shared_address(memory);
-  asm("" : "+r"(base));  // else the compiler forms the address of the block's window anew at every access
+  ptx::settle(base);  // else the compiler forms the address of the block's window anew at every access
   Block<T, kPanels> block{*static_cast<SharedMemory<kPanels>*>(__cvta_shared_to_generic(base)), maps, a};
   if (threadIdx.x == 0) block.initialise();
   __syncthreads();
@@ -439,13 +455,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::let_next_kernel_start();
   if (threadIdx.x == 0) block.start_filling();
   __syncwarp();
-  ptx::cluster_wait();  // the barriers are ready, also the neighbours'
   const auto& plan = block.plan();
   if (!plan.entry && !block.loads_weights()) {
     backward_sm90::form_normed_weights<T, kPanels, kThreads>(
         a.layer[plan.layer], threadIdx.x, ptx::shared_address(block.s.out), SharedMemory<kPanels>::kWidth * 128);
     __syncthreads();
   }
+  ptx::cluster_wait();                                                // the barriers are ready, also the neighbours'
   const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler then knows it for uniform
   if (warpgroup == 3) {
     ptx::increase_registers<kDwRegisters>();
@@ -460,10 +476,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x % 32 == 0 && threadIdx.x >= 64 && plan.sends) block.send(threadIdx.x / 32 - 2);
     __syncwarp();
   }
-  // Nobody's shared memory is written any more: whatever came there has been waited for.
-  __syncwarp();
-  ptx::cluster_arrive_relaxed();
-  ptx::cluster_wait();
+  // Blocks end one by one, so that those of the next kernel find room early. Nobody writes to this one's shared memory
+  // or reads it any more: all copies and all arrivals, also of `room`, have been waited for.
 }
 
 }  // namespace ingot::cuda::backward_layers

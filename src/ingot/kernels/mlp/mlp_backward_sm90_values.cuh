@@ -6,6 +6,7 @@
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/mbarrier.cuh"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
@@ -91,7 +92,7 @@ __device__ __forceinline__ void Block<T, kPanels>::form_values(uint32_t r, int l
   }
   for (; half < halves(first); half += step, ++inputs) {
     tile::wait_warp_or_trap(&s.input_full[r][inputs & 1], inputs >> 1 & 1);
-    asm volatile("" : "+r"(w));  // else 16 descriptors stay in registers through the loop
+    ptx::settle(w);  // else 16 descriptors stay in registers through the loop
     float acc[kPanels][kPanel / 2];
     start_from_bias(acc, l);
     start_values(acc, ptx::shared_address(s.buffer[r][kH + (inputs & 1)]), w, apart);
