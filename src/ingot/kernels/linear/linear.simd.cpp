@@ -176,39 +176,70 @@ template <class T> void pack_part(const Gemm<T>& g, const GemmChunk& chunk, cons
 // Copies R elements from each of k rows: panels of a whose rows lie along memory become [p][R]. Whole registers: what
 // lies beyond R in a row is overwritten by the next one. The last rows of a range are copied exactly, as another task's
 // follow.
-template <class T, int R> void copy_columns(const T* from, int64_t step, int64_t k, bool last, T* to) {
+template <class T, int R> INGOT_INLINE void copy_columns(const T* from, int64_t step, int64_t k, bool last, T* to) {
   constexpr int L = kLanes<T>, V = (R + L - 1) / L;
   const int64_t whole = step < V * L ? 0 : last ? k - (V * L + R - 1) / R : k;
   int64_t p = 0;
+#pragma GCC unroll 8
   for (; p < whole; ++p)
     for (int v = 0; v < V; ++v) store(to + p * R + v * L, load(from + p * step + v * L));
   for (; p < k; ++p) __builtin_memcpy(to + p * R, from + p * step, sizeof(T) * R);
 }
+template <class T, int R> void copy_few_columns(const T* from, int64_t step, int64_t k, bool last, T* to) {
+  copy_columns<T, R>(from, step, k, last, to);
+}
 template <class T> struct CopyTable {
   void (*at[kRows + 1])(const T*, int64_t, int64_t, bool, T*) = {};
   template <int R> constexpr void fill() {
-    at[R] = &copy_columns<T, R>;
+    at[R] = &copy_few_columns<T, R>;
     if constexpr (R > 1) fill<R - 1>();
   }
   constexpr CopyTable() { fill<kRows>(); }
 };
 template <class T> constexpr CopyTable<T> kCopyColumns;
 
+// panel_begin(i) for one i after the other, without its division: that costs as much as half a dozen steps of a sum.
+class Panels {
+ public:
+  Panels(int64_t first, int64_t m, int64_t panels)
+      : row_(detail::panel_begin(first, m, panels)), panels_(panels), least_(m / panels), more_(m % panels) {
+    rest_ = first * m % panels;
+  }
+  int64_t row() const { return row_; }
+  int rows() const { return int(least_ + (rest_ + more_ >= panels_)); }
+  void advance() {
+    row_ += rows();
+    rest_ += more_;
+    if (rest_ >= panels_) rest_ -= panels_;
+  }
+
+ private:
+  int64_t row_, panels_, least_, more_, rest_;
+};
+
 // Where rows of a lie along memory (a_col != 1): some steps of all rows, so that memory is read in order. Panel by
-// panel, [p][rows of the panel].
+// panel, [p][rows of the panel]. A panel's few steps take some ten cycles, so none is spent on divisions or calls where
+// panels have their usual numbers of rows.
 template <class T> void pack_columns_of_a(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range) {
   const int64_t panels = (g.m + kRows - 1) / kRows, k_all = chunk.k_end - chunk.k_begin;
+  const Panels first(range.panel_begin, g.m, panels);
   const T* from = g.a + chunk.k_begin * g.a_col;
   for (int64_t p = range.p_begin; p < range.p_end; p += kPackSteps) {
     const int64_t k = range.p_end - p < kPackSteps ? range.p_end - p : kPackSteps;
-    int64_t row = detail::panel_begin(range.panel_begin, g.m, panels);
-    for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
-      const int64_t end = detail::panel_begin(panel + 1, g.m, panels), rows = end - row;
-      T* to = static_cast<T*>(chunk.packed_a) + row * k_all + p * rows;
-      kCopyColumns<T>.at[rows](from + row + p * g.a_col, g.a_col, k, p + k == range.p_end, to);
+    const bool last = p + k == range.p_end;
+    Panels at = first;
+    for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel, at.advance()) {
+      const int rows = at.rows();
+      T* to = static_cast<T*>(chunk.packed_a) + at.row() * k_all + p * rows;
+      const T* x = from + at.row() + p * g.a_col;
+      if (rows == kRows)
+        copy_columns<T, kRows>(x, g.a_col, k, last, to);
+      else if (rows == kRows - 1)
+        copy_columns<T, kRows - 1>(x, g.a_col, k, last, to);
+      else
+        kCopyColumns<T>.at[rows](x, g.a_col, k, last, to);
       if (g.round)
         for (int64_t i = 0; i < k * rows; ++i) to[i] = round_bf16(to[i]);
-      row = end;
     }
   }
 }
@@ -347,7 +378,8 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
   const int64_t k_all = kWords ? words(k_steps) : k_steps;
   const int64_t step = depth_step(k_all, kDepth, 1);
   const bool round_a = g.round && g.a_col == 1;
-  const int64_t row0 = detail::panel_begin(range.row_panel_begin, g.m, panels);
+  const Panels first_panel(range.row_panel_begin, g.m, panels);
+  const int64_t row0 = first_panel.row();
   int64_t p = 0;
   do {
     const int64_t k = k_all - p < step ? k_all - p : step;
@@ -364,11 +396,11 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
       const int64_t j = chunk.n_begin + q * N, left = chunk.n_end - j, cols = left < N ? left : N;
       const int64_t width = cols <= L ? L : N;
       const T* b = static_cast<const T*>(chunk.packed) + q * N * k_all + p * width;
-      int64_t row = row0, next = row0;
-      for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i, row = next) {
-        next = detail::panel_begin(i + 1, g.m, panels);
-        const int rows = int(next - row);
-        if (g.lower && next <= j) continue;
+      Panels at = first_panel;
+      for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i, at.advance()) {
+        const int64_t row = at.row();
+        const int rows = at.rows();
+        if (g.lower && row + rows <= j) continue;
         const Out<T> out{g.c + row * g.ldc + j,
                          g.ldc,
                          !first        ? g.c + row * g.ldc + j
