@@ -1,21 +1,12 @@
 // Tile products on registers and nothing else: the bound for products of bf16 where the CPU has AMX.
-#include "ingot/core/simd.h"
-#if defined(__AMX_BF16__)
-#include <immintrin.h>
-#endif
+#include "ingot/core/tiles.simd.h"
 
 namespace ingot::INGOT_SIMD {
 
 // Four chains cover the latency. Returns the operations done; 0 at a level without tiles.
 double tile_loop_bf16([[maybe_unused]] int64_t rounds) {
 #if defined(__AMX_BF16__)
-  struct {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
-  asm volatile("" ::"r"(&config) : "memory");
-  _tile_loadconfig(&config);  // which also clears them
+  configure_tiles();
   for (int64_t i = 0; i < rounds; ++i) {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);

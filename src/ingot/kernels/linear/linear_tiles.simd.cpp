@@ -1,12 +1,9 @@
 // Products of bf16 by tiles: c (16 x 16, fp32) += a (16 x 32) b (32 x 16) is one instruction where the CPU has AMX, and
 // a plain loop elsewhere, which is what tests of everything around it run. Both operands are rounded while they are
 // packed; 2 x 2 tiles of c stay in registers. Every element of c is one chain over p, cut at fixed places.
-#include "ingot/core/simd.h"
+#include "ingot/core/tiles.simd.h"
 #include "ingot/kernels/linear/linear.simd.h"
 #include "ingot/kernels/linear/linear_words.simd.h"
-#if defined(__AMX_BF16__)
-#include <immintrin.h>
-#endif
 
 namespace ingot::INGOT_SIMD {
 
@@ -28,15 +25,7 @@ constexpr int L = kLanes<float>;
 // Tiles 0-3 hold c, 4-5 a, 6-7 b. Configured once per task, because it takes as long as a few products.
 class TileUnit {
  public:
-  TileUnit() {
-    struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } config;
-    asm volatile("" ::"r"(&config) : "memory");
-    _tile_loadconfig(&config);
-  }
+  TileUnit() { configure_tiles(); }
   ~TileUnit() { _tile_release(); }
 
   template <int R, int C>
