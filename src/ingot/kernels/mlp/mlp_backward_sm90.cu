@@ -32,37 +32,36 @@ struct SumArguments {
 constexpr int kSumThreads = 512, kSumThreadsDeep = 384, kSumBlocksAtOnce = 256;
 constexpr int kAtOnce = 5;  // parts that a thread asks for before it adds
 
-// Columns 4 * lane .. of one row of a gradient, and what else its sums need: read before the sums are there.
-struct GradientRow {
+// Columns 4 * lane .. of one row of a gradient, and what else its sums need: asked for before the sums are there, and
+// not looked at until they are.
+template <class T> struct GradientRow {
   float4 old = {};
-  float u[4] = {}, r = 0, g = 0;  // of weight norm: W = g u, u = v r
+  tile::Vec<T, 4> v = {};  // of weight norm
+  T g = {};
 };
-template <class T> __device__ GradientRow load_row(const LayerGradients& at, int row, int lane) {
-  GradientRow to;
+template <class T> __device__ GradientRow<T> load_row(const LayerGradients& at, int row, int lane) {
+  GradientRow<T> to;
   const int64_t start = int64_t(row) * at.k + 4 * lane;
   const bool inside = 4 * lane < at.k;
   if (inside && at.dw != nullptr) to.old = *reinterpret_cast<const float4*>(at.dw + start);
   if (at.g == nullptr) return to;
-  const T* v = static_cast<const T*>(at.v);
-  to.g = tile::to_float(static_cast<const T*>(at.g)[row]);
-  if (inside)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to.u[i] = tile::to_float(v[start + i]);
-  to.r = weight_inverse_norm(v + int64_t(row) * at.k, at.k);
-#pragma unroll
-  for (float& u : to.u) u *= to.r;
+  if (inside) tile::load(to.v, static_cast<const T*>(at.v) + start);
+  to.g = static_cast<const T*>(at.g)[row];
   return to;
 }
-// dW of that row: plain, or through the weight norm.
-__device__ void add_row(const LayerGradients& at, int row, const GradientRow& of, float (&dw)[4], int lane) {
+// dW of that row: plain, or through the weight norm, W = g r v.
+template <class T>
+__device__ void add_row(const LayerGradients& at, int row, const GradientRow<T>& of, float (&dw)[4], int lane) {
   if (at.g != nullptr) {
-    float dot[1] = {};
+    float v[4], sum[2] = {};  // dW . v and |v|^2
+    tile::to_float(of.v, v);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) dot[0] = fmaf(dw[i], of.u[i], dot[0]);
-    tile::warp_sum(dot, 32);
-    if (lane == 0 && at.dg != nullptr) at.dg[row] += dot[0];
+    for (int i = 0; i < 4; ++i) sum[0] = fmaf(dw[i], v[i], sum[0]), sum[1] = fmaf(v[i], v[i], sum[1]);
+    tile::warp_sum(sum, 32);
+    const float r = inverse_norm(sum[1]), dot = r * sum[0];
+    if (lane == 0 && at.dg != nullptr) at.dg[row] += dot;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) dw[i] = of.g * of.r * (dw[i] - of.u[i] * dot[0]);
+    for (int i = 0; i < 4; ++i) dw[i] = tile::to_float(of.g) * r * (dw[i] - r * v[i] * dot);
   }
   if (4 * lane < at.k && at.dw != nullptr)
     *reinterpret_cast<float4*>(at.dw + int64_t(row) * at.k + 4 * lane) =
@@ -86,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreads ? 2 : 3) sum
   const LayerGradients& at = a.layer[l];
   const int first_row = pair / 8 * 16 + pair % 8, row = first_row + 8 * warp;  // the latter of warps 0 and 1
   // The first kernel waited for all before it, so only what it writes itself is waited for here.
-  GradientRow of;
+  GradientRow<T> of;
   if (warp < 2 && row < at.n) of = load_row<T>(at, row, lane);
   const int column = thread % kAcross * 2;
   constexpr int64_t kStride = part_floats(kWidth / kPanel);

@@ -151,17 +151,20 @@ template <class T, int kPanels> struct Block {
 
   // --- filling
 
+  // Nobody reads these again, and in L2 they would take the place of what the forward pass has stored and nobody has
+  // read yet.
+  static constexpr uint64_t kHint = ptx::kEvictFirst;
   __device__ void load_h(tile::RingCursor<kHSlots> at, int row) {
     ptx::mbarrier_arrive_expect_tx(&s.h_full[at.stage], kBytes);
 #pragma unroll
     for (int p = 0; p < kPanels; ++p)
-      ptx::tensor_load(s.h[at.stage][p], &map_of_h(), p * kPanel, row, &s.h_full[at.stage]);
+      ptx::tensor_load(s.h[at.stage][p], &map_of_h(), p * kPanel, row, &s.h_full[at.stage], kHint);
   }
   __device__ void load_dy(tile::RingCursor<kDzSlots> at, int row) {
     ptx::mbarrier_arrive_expect_tx(&s.dz_full[at.stage], kBytes);
 #pragma unroll
     for (int p = 0; p < kPanels; ++p)
-      ptx::tensor_load(s.dz[at.stage][p], &maps.dy, p * kPanel, row, &s.dz_full[at.stage]);
+      ptx::tensor_load(s.dz[at.stage][p], &maps.dy, p * kPanel, row, &s.dz_full[at.stage], kHint);
   }
   // When the copies of the last units are here, the block above may end. One thread.
   __device__ void tell_all_taken() {
