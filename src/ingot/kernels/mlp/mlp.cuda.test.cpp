@@ -73,6 +73,15 @@ std::vector<Case> cases() {
                    .weight_norm = depth % 4 == 3,
                    .activate_last = depth % 3 == 0,
                    .keep = keeps[depth % 3]});
+  // Weight norm alone, where some forms have kernels for it: every depth of them, with and without kept values.
+  for (size_t depth = 1; depth <= 5; ++depth)
+    for (Act act : {act_of<Softplus>, act_of<Silu>})
+      all.push_back({.widths = equal_widths(depth, 128),
+                     .rows = 60 + 130 * int64_t(depth),
+                     .act = act,
+                     .bias = false,
+                     .weight_norm = true,
+                     .keep = keeps[(depth + (act == act_of<Silu>)) % 3]});
   // Every depth with its values kept, over more tiles than a cluster of blocks takes at once.
   for (size_t depth = 1; depth <= 8; ++depth)
     for (bool activate_last : {false, true})

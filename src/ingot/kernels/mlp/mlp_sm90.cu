@@ -13,10 +13,12 @@ bool is_resident(const Mlp& m) { return mlp_panels(m) == 1 || m.layers.size() <=
 // bias before anything else.
 bool is_plain(const Mlp& m) {
   constexpr int64_t kLeast = 2048, kMost = 131072;
-  const auto norms = [](const MlpLayer& layer) { return bool(layer.g); };
-  const auto biased = [](const MlpLayer& layer) { return bool(layer.b); };
-  if (m.activate_last || std::any_of(m.layers.begin(), m.layers.end(), norms)) return false;
-  return m.x.rows() <= kLeast || m.x.rows() > kMost || std::none_of(m.layers.begin(), m.layers.end(), biased);
+  const auto count = [&](auto has) { return size_t(std::count_if(m.layers.begin(), m.layers.end(), has)); };
+  const size_t normed = count([](const MlpLayer& layer) { return bool(layer.g); });
+  const size_t biased = count([](const MlpLayer& layer) { return bool(layer.b); });
+  if (m.activate_last) return false;
+  if (normed > 0) return normed == m.layers.size() && biased == 0;
+  return biased == 0 || m.x.rows() <= kLeast || m.x.rows() > kMost;
 }
 template <class T, bool kSave> void launch(const Mlp& m, Stream stream) {
   if (!is_resident(m)) return launch_mlp_sm90_deep<T, kSave>(m, stream);

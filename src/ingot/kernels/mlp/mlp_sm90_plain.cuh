@@ -15,10 +15,30 @@ struct PlainMaps {
   CUtensorMap w[kPlainLayers];  // panels of 64 columns; of the last one eights of rows: turned_rows()
 };
 
+// Of what layer and feature column i of all layers' columns is.
+struct Column {
+  int l;
+  uint32_t n;
+};
+template <int kWidth> __device__ __forceinline__ Column column_of(const Params& p, uint32_t i) {
+  const int l = int(i / kWidth);
+  const uint32_t c = i % kWidth;
+  return {l, l + 1 == p.layers ? last_feature(c) : c};
+}
+// Of a bias or a gain: zero where there is none, and beyond the last feature.
+template <class T> __device__ __forceinline__ T element(const void* vector, const LayerParams& of, uint32_t n) {
+  return vector != nullptr && n < of.n ? static_cast<const T*>(vector)[n] : tile::from_float<T>(0.f);
+}
+
+// Who forms W of weight norm, in place as it arrives: nobody; all warps, before their own rows; or, of the first layer,
+// the last warpgroup and four warps more, and these the other layers' while the first is used.
+enum class Norm { none, first, aside };
+template <class F, Save kSave> constexpr bool kFormsAside = F::name == Softplus::name&& kSave == Save::nothing;
+
 // W on its way to shared memory; each layer is waited for when it is needed.
 struct PlainWeights {
   char* weights;
-  uint64_t* loaded;  // of each layer
+  uint64_t *loaded, *ready;  // of each layer: W or v has come; W is there. The same without weight norm
 
   __device__ __forceinline__ char* layer(int l) const { return weights + l * weight_bytes<kPlainWidth>(); }
   __device__ __forceinline__ void expect(int l) const {
@@ -41,61 +61,136 @@ struct PlainWeights {
         ptx::tensor_load_3d(layer(l) + panel * panel_bytes<kPlainWidth>() + (32 * i + 8 * j) * 128, &maps.w[l],
                             64 * panel, 2 * j, 4 * i, loaded + l);
   }
-  __device__ __forceinline__ void wait_for(int l) const { tile::wait_warp_or_trap(loaded + l, 0); }
+  __device__ __forceinline__ void wait_for(int l) const {
+    tile::wait_warp_or_trap(ready + l, 0);
+    if (ready != loaded) ptx::fence_proxy_async_shared();
+  }
 };
+
+// W = gain v / |v| in place, as normalise_rows() does it, but for the sums of squares: where the tensor cores are busy
+// for others, a few products of ours would wait their turn again and again.
+template <class T> __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t first, const float* gain) {
+  constexpr int kSteps = kPlainWidth / 16;
+  const uint32_t from = panels + tile::swizzled<tile::Swizzle::b128>(first + matrix_row(), matrix_chunk() * 16);
+  const auto place = [&](int k) { return (from ^ k % 4 * 32) + k / 4 * panel_bytes<kPlainWidth>(); };
+  uint32_t v[kSteps][4];
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) ptx::ldmatrix(v[k], place(k));
+  // Each half of the rows in two chains.
+  float sums[2][2] = {};
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float x[2];
+      ptx::unpack(T{}, v[k][i], x[0], x[1]);
+      float& sum = sums[i % 2][i / 2];
+      sum = fmaf(x[0], x[0], sum);
+      sum = fmaf(x[1], x[1], sum);
+    }
+  float scale[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float sum = sums[half][0] + sums[half][1];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    scale[half] = gain[first + lane() / 4 + 8 * half] * ptx::rsqrt_approx(sum + kWeightNormEps);
+  }
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float x[2];
+      ptx::unpack(T{}, v[k][i], x[0], x[1]);
+      v[k][i] = ptx::pack(T{}, x[0] * scale[i % 2], x[1] * scale[i % 2]);
+    }
+    ptx::stmatrix(place(k), v[k]);
+  }
+}
 
 // Softplus of pairs as softplus_pair() has it, with q of degree 3 whose constant is 1, so that small h are exact but
 // for roundings: off by 7.5e-4 at most, where half a unit is 4.9e-4. Hidden values are off by 1.45 times one rounding,
 // root mean square, with degree 4 by 1.37.
+template <bool kTimesLog2e>
 __device__ __forceinline__ void short_softplus_block(Rows<kPlainWidth>& a, const Sums<kPlainWidth>& d, int i) {
   const auto twice = [](uint32_t bits) { return bits << 16 | bits; };
-  const auto exp2_of = [](float x) { return detail::fast_exp2(fabsf(x) * -detail::kLog2e); };
-  constexpr uint32_t kQ[4] = {0xacf4, 0x3424, 0xb7d2, 0x3c00};  // -0.077393, 0.25879, -0.48877, 1
+  const auto exp2_of = [](float x) { return detail::fast_exp2(fabsf(x) * -(kTimesLog2e ? 1 : detail::kLog2e)); };
+  // -0.077393, 0.25879, -0.48877, 1; or times log2 e, the best of its neighbours
+  constexpr uint32_t kQ[2][4] = {{0xacf4, 0x3424, 0xb7d2, 0x3c00}, {0xaf06, 0x35ed, 0xb9a1, 0x3dc5}};
 #pragma unroll
   for (int j = 0; j < 4; ++j)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = 4 * (4 * i + j) + 2 * half;
       const uint32_t e = ptx::pack(f16{}, exp2_of(d[at]), exp2_of(d[at + 1]));
-      uint32_t q = ptx::multiply_add(f16{}, e, twice(kQ[0]), twice(kQ[1]));
+      uint32_t q = ptx::multiply_add(f16{}, e, twice(kQ[kTimesLog2e][0]), twice(kQ[kTimesLog2e][1]));
 #pragma unroll
-      for (int k = 2; k < 4; ++k) q = ptx::multiply_add(f16{}, e, q, twice(kQ[k]));
+      for (int k = 2; k < 4; ++k) q = ptx::multiply_add(f16{}, e, q, twice(kQ[kTimesLog2e][k]));
       a[2 * i + j / 2][2 * (j % 2) + half] = ptx::multiply_add(f16{}, e, q, ptx::pack_relu(f16{}, d[at], d[at + 1]));
     }
 }
 
-template <class T, class F, int kGroups, Save kSave, Finish kFinish>
-__global__ void __launch_bounds__(128 * kGroups, 1)
+template <int kGroups, Norm kNorm> constexpr int plain_threads() { return 128 * (kGroups + (kNorm == Norm::aside)); }
+template <class T, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
+INGOT_HD constexpr Layout plain_layout(int layers) {
+  return layout_of<T, kPlainWidth, kSave>(layers, kGroups, kFinish != Finish::none || kNorm != Norm::none, false);
+}
+
+template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
+__global__ void __launch_bounds__(plain_threads<kGroups, kNorm>(), 1)
     mlp_sm90_plain_kernel(const __grid_constant__ Params p, const __grid_constant__ PlainMaps maps) {
   extern __shared__ __align__(1024) char shared[];
   constexpr int kWidth = kPlainWidth;
-  constexpr bool kHasBias = kFinish != Finish::none, kTimesLog2e = kInLog2e<F, T, kSave, kFinish>;
-  const Layout at = layout_of<T, kWidth, kSave>(p.layers, kGroups, kHasBias, false);
+  constexpr bool kHasBias = kFinish != Finish::none, kNorms = kNorm != Norm::none;
+  static_assert(!kHasBias || !kNorms, "networks with both are others' business");
+  // With weight norm the factors are the gains'.
+  constexpr Finish kScales = kNorms ? Finish::bias : kFinish;
+  constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kScales>;
+  constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = plain_threads<kGroups, kNorm>() / 32;
+  constexpr uint32_t kForms =
+      kNorm == Norm::aside ? kAllWarps - 8 : 0;                  // the first warp that forms W, with weight norm
+  constexpr uint32_t kAsks = kNorm == Norm::aside ? kWarps : 4;  // the warp that asks for what all need
+  const Layout at = plain_layout<T, kGroups, kSave, kFinish, kNorm>(p.layers);
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
   ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + warp};
   char* const staging = shared + at.staging + warp * kStagingBytes;
-  float* const bias = reinterpret_cast<float*>(shared + at.bias);
-  const PlainWeights network{shared, barriers};
+  float *const bias = reinterpret_cast<float*>(shared + at.bias), *const gain = bias;
+  const PlainWeights network{shared, barriers, barriers + (kNorms ? kMlpMaxLayers : 0)};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   uint32_t tile = blockIdx.x + gridDim.x * (warp / 4);
+  const bool has_rows = (kNorm != Norm::aside || warp < kWarps) && tile < tiles;
 
-  if (threadIdx.x < uint32_t(p.layers)) ptx::mbarrier_init(barriers + threadIdx.x, 1);
-  if (lane() == 0) ptx::mbarrier_init(x.barrier, 1);
+  if (threadIdx.x < uint32_t(p.layers)) {
+    ptx::mbarrier_init(network.loaded + threadIdx.x, 1);
+    if (kNorms) ptx::mbarrier_init(network.ready + threadIdx.x, kWidth / kNormalisedRows);
+  }
+  if (lane() == 0 && (kNorm != Norm::aside || warp < kWarps)) ptx::mbarrier_init(x.barrier, 1);
   ptx::fence_mbarrier_init();
   __syncthreads();
   ptx::let_next_kernel_start();
   if (warp == 1 && lane() < uint32_t(p.layers)) ptx::prefetch_tensor_map(&maps.w[lane()]);
   if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
-  if (tile < tiles) x.prefetch(maps.x, tile);
+  if (has_rows) x.prefetch(maps.x, tile);
   ptx::wait_for_earlier_kernels();
+  // Gains are asked for before the weights, as they would else come after all of them.
+  constexpr uint32_t kTogether = 32 * (kAllWarps - kForms), kEach = (kPlainLayers * kWidth + kTogether - 1) / kTogether;
+  const uint32_t features = uint32_t(p.layers) * kWidth, former = threadIdx.x - 32 * kForms;
+  const bool forms = kNorm == Norm::first || (kNorm == Norm::aside && warp >= kForms);
+  T gains[kEach];
+#pragma unroll
+  for (uint32_t j = 0; kNorms && j < kEach; ++j)
+    if (forms && former + j * kTogether < features) {
+      const auto [l, n] = column_of<kWidth>(p, former + j * kTogether);
+      gains[j] = element<T>(p.layer[l].g, p.layer[l], n);
+    }
   // The first layer and the first warpgroup's rows, then the others' rows, then the other layers: nobody waits long for
   // what is wanted later.
   const int last = p.layers - 1;
   if (tile < tiles && warp < 4) x.load(maps.x, tile);
-  if (warp == 4 && lane() == 0) {
+  if (warp == kAsks && lane() == 0) {
     if (last > 0) network.load(maps, 0);
-    for (uint32_t w = 4; w < 4 * kGroups; ++w) {
+    for (uint32_t w = 4; w < kWarps; ++w) {
       const uint32_t its = blockIdx.x + gridDim.x * (w / 4);
       if (its >= tiles) break;
       const ArrivingRows<kWidth> rows{shared + at.x + w * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + w};
@@ -113,20 +208,40 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
     // The warp that asks for the weights is busy.
     const uint32_t first = warp == 4 ? uint32_t(p.layers) * kWidth : threadIdx.x - (warp > 4 ? 32 : 0);
     for (uint32_t i = first; i < uint32_t(p.layers) * kWidth; i += 128 * kGroups - 32) {
-      const int l = int(i / kWidth);
+      const auto [l, n] = column_of<kWidth>(p, i);
       const LayerParams& of = p.layer[l];
-      const uint32_t n = l == last ? last_feature(i % kWidth) : i % kWidth;
-      const bool there = of.b != nullptr && n < of.n;
-      bias[i] = there ? domain_of<kTimesLog2e>(l, p.layers).bias * tile::to_float(static_cast<const T*>(of.b)[n]) : 0;
+      bias[i] = domain_of<kTimesLog2e>(l, p.layers).bias * tile::to_float(element<T>(of.b, of, n));
     }
     __syncthreads();
   }
   // The last layer is 32 copies. The last warpgroup asks for them when the first layer is there, which is early enough.
-  if (warp / 4 == kGroups - 1) {
+  if (!kNorms && warp / 4 == kGroups - 1) {
     if (last > 0) network.wait_for(0);
     if (lane() == 0) network.load_turned(maps, last, int(warp % 4));
     __syncwarp();
   }
+  if (forms) {
+#pragma unroll
+    for (uint32_t j = 0; j < kEach; ++j)
+      if (const uint32_t i = former + j * kTogether; i < features)
+        gain[i] = domain_of<kTimesLog2e>(int(i / kWidth), p.layers).sums * tile::to_float(gains[j]);
+    ptx::barrier_sync(kGroups + 1, kTogether);
+    if (warp >= kAllWarps - 4 && lane() == 0) network.load_turned(maps, last, int(warp % 4));
+    __syncwarp();
+    constexpr uint32_t kParts = kWidth / kNormalisedRows;
+    const bool one_only = kNorm == Norm::aside && warp < kWarps;
+    const uint32_t parts = one_only ? kParts : uint32_t(p.layers) * kParts;
+    const uint32_t apart = one_only ? kParts : kNorm == Norm::aside ? 4 : kAllWarps;
+#pragma unroll 1
+    for (uint32_t i = warp - kForms; i < parts; i += apart) {
+      const int l = int(i / kParts);
+      tile::wait_warp_or_trap(network.loaded + l, 0);
+      form_rows<T>(ptx::shared_address(network.layer(l)), i % kParts * kNormalisedRows, gain + l * kWidth);
+      __syncwarp();
+      if (lane() == 0) ptx::mbarrier_arrive(network.ready + l);
+    }
+  }
+  if (kNorm == Norm::aside && warp >= kWarps) return;
   const uint64_t descriptor =
       tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(ptx::shared_address(shared));
   const uint32_t weights = uint32_t(descriptor), upper = uint32_t(descriptor >> 32);
@@ -154,7 +269,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
       if (l + 1 < p.layers) {
         if constexpr (kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias) {
 #pragma unroll
-          for (int i = 0; i < kWidth / 32; ++i) short_softplus_block(a, d, i);
+          for (int i = 0; i < kWidth / 32; ++i) short_softplus_block<kTimesLog2e>(a, d, i);
         } else {
           activate<T, F, kWidth, kSave, kFinish>(d, a, p, l, vectors, staging, first_row(tile));
         }
@@ -185,27 +300,39 @@ inline PlainMaps plain_maps(const Mlp& m, const Operands& o) {
   return maps;
 }
 
+template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
+void launch_plain_kernel(const Mlp& m, const Operands& o, Stream stream) {
+  const int64_t tiles = (o.p.rows + kTileRows - 1) / kTileRows;
+  gpu::launch("mlp", mlp_sm90_plain_kernel<T, F, kGroups, kSave, kFinish, kNorm>,
+              {.grid = std::min<int64_t>(tiles, sm_count(o.device)),
+               .block = plain_threads<kGroups, kNorm>(),
+               .smem = plain_layout<T, kGroups, kSave, kFinish, kNorm>(o.p.layers).size,
+               .overlap = true,
+               .device = o.device},
+              stream, o.p, plain_maps(m, o));
+}
 template <class T, class F, Save kSave> void launch_plain_as(const Mlp& m, const Operands& o, Stream stream) {
-  const Params& p = o.p;
-  const auto smem = [&](int groups) {
-    return layout_of<T, kPlainWidth, kSave>(p.layers, groups, p.has_bias, false).size;
-  };
-  const auto launch = [&](auto groups) {
-    constexpr int kGroups = decltype(groups)::value;
-    gpu::launch("mlp",
-                p.has_bias ? mlp_sm90_plain_kernel<T, F, kGroups, kSave, Finish::bias>
-                           : mlp_sm90_plain_kernel<T, F, kGroups, kSave, Finish::none>,
-                {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(o.device)),
-                 .block = 128 * kGroups,
-                 .smem = smem(kGroups),
-                 .overlap = true,
-                 .device = o.device},
-                stream, p, plain_maps(m, o));
-  };
   constexpr int kMost = most_warpgroups<F, kPlainWidth, kSave>();
-  if constexpr (kMost == 4)
-    if (mlp_sm90_three_suffice(p) || smem(4) > kMlpSharedBytes) return launch(std::integral_constant<int, 3>());
-  launch(std::integral_constant<int, kMost>());
+  const auto launch = [&](auto groups, auto finish, auto norm) {
+    launch_plain_kernel<T, F, groups(), kSave, finish(), norm()>(m, o, stream);
+  };
+  constexpr std::integral_constant<int, 3> three;
+  constexpr std::integral_constant<int, kMost> most;
+  constexpr std::integral_constant<Finish, Finish::none> sums;
+  constexpr std::integral_constant<Norm, Norm::none> as_is;
+  if (o.p.has_gain) {
+    if constexpr (kFormsAside<F, kSave>)
+      if (o.p.rows <= kMlpSm90FewRows) return launch(three, sums, std::integral_constant<Norm, Norm::aside>());
+    return launch(most, sums, std::integral_constant<Norm, Norm::first>());
+  }
+  const auto launch_finish = [&](auto finish) {
+    if constexpr (kMost == 4)
+      if (mlp_sm90_three_suffice(o.p) ||
+          plain_layout<T, kMost, kSave, finish(), Norm::none>(o.p.layers).size > kMlpSharedBytes)
+        return launch(three, finish, as_is);
+    launch(most, finish, as_is);
+  };
+  o.p.has_bias ? launch_finish(std::integral_constant<Finish, Finish::bias>()) : launch_finish(sums);
 }
 
 }  // namespace ingot::cuda::mlp_sm90_detail
