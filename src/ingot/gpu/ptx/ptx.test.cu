@@ -9,6 +9,7 @@
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
+#include "ingot/gpu/ptx/keeping.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
@@ -31,24 +32,113 @@ class PtxCuda : public testing::GpuTest<> {};
 // --- memory and conversions
 // -----------------------------------------------------------------------------------------------
 
-template <int N> __global__ void copy_words(const uint32_t* from, uint32_t* to) {
+// Every way to read and to write global memory: a cache hint changes no result.
+struct LoadStreaming {
+  template <int N> __device__ void operator()(const void* p, uint32_t (&w)[N]) const { ptx::load_streaming(p, w); }
+};
+struct LoadKeeping {
+  template <int N> __device__ void operator()(const void* p, uint32_t (&w)[N]) const { ptx::load_keeping(p, w); }
+};
+struct LoadKeepingL2 {
+  template <int N> __device__ void operator()(const void* p, uint32_t (&w)[N]) const { ptx::load_keeping_l2(p, w); }
+};
+struct LoadDropping {
+  template <int N> __device__ void operator()(const void* p, uint32_t (&w)[N]) const { ptx::load_dropping(p, w); }
+};
+struct LoadCached {
+  template <int N> __device__ void operator()(const void* p, uint32_t (&w)[N]) const {
+    ptx::load_cached_or_zero(p, true, w);
+  }
+};
+struct LoadByShared {  // on the way through shared memory, by address
+  template <int N> __device__ void operator()(const void* p, uint32_t (&w)[N]) const {
+    __shared__ __align__(16) uint32_t there[64];
+    const uint32_t at = ptx::shared_address(there + threadIdx.x * 4);
+    uint32_t read[4];
+    ptx::load_streaming(p, read);
+    ptx::store_shared(at, read);
+    ptx::load_shared(w, at);
+  }
+};
+struct LoadAsyncKeeping {
+  template <int N> __device__ void operator()(const void* p, uint32_t (&w)[N]) const {
+    __shared__ __align__(16) uint32_t there[64];
+    const uint32_t at = ptx::shared_address(there + threadIdx.x * 4);
+    ptx::cp_async_keeping(at, p);
+    ptx::cp_async_commit_group();
+    ptx::cp_async_wait_group<0>();
+    ptx::load_shared(w, at);
+  }
+};
+struct LoadPrefetched {
+  template <int N> __device__ void operator()(const void* p, uint32_t (&w)[N]) const {
+    ptx::prefetch_to_l2(p, 16);
+    ptx::load_streaming(p, w);
+  }
+};
+struct StoreEvictFirst {
+  template <int N> __device__ void operator()(void* p, const uint32_t (&w)[N]) const { ptx::store_evict_first(p, w); }
+};
+struct StoreStreaming {
+  template <int N> __device__ void operator()(void* p, const uint32_t (&w)[N]) const { ptx::store_streaming(p, w); }
+};
+
+template <int N, class Load, class Store> __global__ void copy_words(const uint32_t* from, uint32_t* to) {
   uint32_t w[N];
-  ptx::load_streaming(from + threadIdx.x * N, w);
-  ptx::store_evict_first(to + threadIdx.x * N, w);
+  Load{}(from + threadIdx.x * N, w);
+  Store{}(to + threadIdx.x * N, w);
 }
 
 TEST_F(PtxCuda, LoadsAndStoresWordsSmall) {
+  struct Way {
+    const char* name;
+    int words;
+    void (*copy)(const uint32_t*, uint32_t*);
+  };
+  const Way ways[] = {
+      {"streaming", 1, copy_words<1, LoadStreaming, StoreEvictFirst>},
+      {"streaming", 2, copy_words<2, LoadStreaming, StoreEvictFirst>},
+      {"streaming", 4, copy_words<4, LoadStreaming, StoreEvictFirst>},
+      {"stored streaming", 2, copy_words<2, LoadStreaming, StoreStreaming>},
+      {"stored streaming", 4, copy_words<4, LoadStreaming, StoreStreaming>},
+      {"keeping", 2, copy_words<2, LoadKeeping, StoreEvictFirst>},
+      {"keeping", 4, copy_words<4, LoadKeeping, StoreEvictFirst>},
+      {"keeping in L2", 2, copy_words<2, LoadKeepingL2, StoreEvictFirst>},
+      {"keeping in L2", 4, copy_words<4, LoadKeepingL2, StoreEvictFirst>},
+      {"dropping", 4, copy_words<4, LoadDropping, StoreEvictFirst>},
+      {"cached", 4, copy_words<4, LoadCached, StoreEvictFirst>},
+      {"through shared memory", 4, copy_words<4, LoadByShared, StoreEvictFirst>},
+      {"asynchronous, keeping", 4, copy_words<4, LoadAsyncKeeping, StoreEvictFirst>},
+      {"prefetched", 4, copy_words<4, LoadPrefetched, StoreEvictFirst>},
+  };
   const DeviceArray<uint32_t> from(counting(128));
-  for (int n : {1, 2, 4}) {
+  for (const Way& way : ways) {
     DeviceArray<uint32_t> to(128);
-    gpu::launch("copy_words",
-                n == 1   ? copy_words<1>
-                : n == 2 ? copy_words<2>
-                         : copy_words<4>,
-                {.grid = 1, .block = 16}, {}, from.device(), to.device());
+    gpu::launch("copy_words", way.copy, {.grid = 1, .block = 16}, {}, from.device(), to.device());
     to.download();
-    for (size_t i = 0; i < 128; ++i) ASSERT_EQ(to.host[i], i < size_t(16 * n) ? from.host[i] : 0xffffffffu) << n;
+    for (size_t i = 0; i < 128; ++i)
+      ASSERT_EQ(to.host[i], i < size_t(16 * way.words) ? from.host[i] : 0xffffffffu) << way.name << " " << way.words;
   }
+}
+
+__global__ void load_some(const uint32_t* from, uint32_t* to) {
+  const uint32_t t = threadIdx.x;
+  uint32_t w[4] = {7, 7, 7, 7}, first[1];
+  ptx::load_cached_or_zero(t % 3 == 0 ? nullptr : from + 4 * t, t % 3 != 0, w);
+  __shared__ __align__(16) uint32_t there[64];
+  ptx::store_shared(ptx::shared_address(there + 4 * t), w);
+  for (int i = 0; i < 4; ++i) {
+    ptx::load_shared(first, ptx::shared_address(there + 4 * t + i));
+    to[4 * t + i] = first[0];
+  }
+}
+
+TEST_F(PtxCuda, LoadsZerosWhereThereIsNothingToReadSmall) {
+  const DeviceArray<uint32_t> from(counting(64, 5));
+  DeviceArray<uint32_t> to(64);
+  gpu::launch("load_some", load_some, {.grid = 1, .block = 16}, {}, from.device(), to.device());
+  to.download();
+  for (size_t i = 0; i < 64; ++i) ASSERT_EQ(to.host[i], i / 4 % 3 == 0 ? 0u : from.host[i]) << i;
 }
 
 template <class T> __global__ void convert_pairs(const float* x, uint32_t* packed, float* back) {
