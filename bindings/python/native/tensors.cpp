@@ -215,7 +215,7 @@ void attach(nb::module_ torch) {
   t.dispatch_modes = kept(c.attr("_len_torch_dispatch_stack"));
   t.function_modes = kept(c.attr("_len_torch_function_stack"));
   t.transforms = kept(c.attr("_functorch").attr("peek_interpreter_stack"));
-  t.tracing = kept(c.attr("_get_tracing_state"));
+  t.tracing = kept(c.attr(nb::hasattr(c, "_is_tracing") ? "_is_tracing" : "_get_tracing_state"));
   t.forward_ad = kept(nb::module_::import_("torch.autograd.forward_ad"));
   if (nb::hasattr(c, "_cuda_getCurrentRawStream")) t.raw_stream = kept(c.attr("_cuda_getCurrentRawStream"));
   const std::pair<const char*, DType> dtypes[] = {
@@ -386,8 +386,9 @@ bool join(nb::handle h, bool grad, int& way) {
   return true;
 }
 bool observed() {  // a mode, transform or tracer is active
-  return counts(torch_.dispatch_modes) || counts(torch_.function_modes) || !call(torch_.transforms).is_none() ||
-         !call(torch_.tracing).is_none();
+  if (counts(torch_.dispatch_modes) || counts(torch_.function_modes) || !call(torch_.transforms).is_none()) return true;
+  const nb::object tracing = call(torch_.tracing);
+  return tracing.ptr() != Py_False && !tracing.is_none();
 }
 bool forward_mode() { return nb::cast<int>(attribute(torch_.forward_ad, torch_.current_level)) >= 0; }
 template <class Tensors> int route_over(nb::handle first, const Tensors& tensors) {
