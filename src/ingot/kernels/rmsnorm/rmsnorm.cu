@@ -183,6 +183,12 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
   p.inner = uint32_t(rows_of.inner);
   p.cluster = uint32_t(c.cluster);
   if (overlap && tuning.prefetch && !c.streaming) p.early_blocks = uint32_t(limits.sms * (kMaxResident / c.threads));
+  // One block to an SM: nobody reads while it writes. More than a quarter of a row is slower, and so are later rows.
+  if (tuning.prefetch && limits.hopper && c.streaming && c.cluster == 1 && c.group == kRmsNormMaxThreads &&
+      p.vecs > 7 * kRmsNormMaxThreads) {
+    p.ahead = uint32_t(limits.sms);
+    p.ahead_bytes = p.vecs / 4 * 16;
+  }
   p.w_dtype = a.w ? a.w.dtype : DType::f32;
   p.streaming = c.streaming;
   const auto kernel = with_cuda_float_type(

@@ -17,6 +17,9 @@ struct RmsNormParams {
   uint32_t early_blocks;  // may start while an earlier kernel ends
   DType w_dtype;
   bool streaming;
+  // Once a block has its row in registers it asks L2 for the first `ahead_bytes` of the row that its SM is likely to
+  // take next, `ahead` rows on, so that memory is read while it writes.
+  uint32_t ahead, ahead_bytes;
 };
 // Of tensors larger than L2.
 struct LargeParams {

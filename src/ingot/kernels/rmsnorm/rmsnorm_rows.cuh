@@ -194,6 +194,9 @@ __global__ void __launch_bounds__(kRmsNormMaxThreads) rmsnorm_rows(const __grid_
       for (int k = 0; k < N; ++k) sum[r] += value[k] * value[k];
     }
   tile::group_sum(sum, p.group, group_memory);
+  if (p.ahead_bytes != 0 && first == 0 && row + p.ahead < p.rows)
+    ptx::prefetch_to_l2(static_cast<const X*>(p.x) + offset(p.x_rows, row_index(p.inner, row + p.ahead)),
+                        p.ahead_bytes);
   if (clustered) sum[0] = tile::cluster_sum(sum[0], p.cluster, cluster_memory);
 
   float factor[R];
