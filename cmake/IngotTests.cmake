@@ -13,7 +13,7 @@ file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp CON
 add_library(ingot_test_headers OBJECT ${CMAKE_CURRENT_BINARY_DIR}/generated/test_headers.cpp)
 target_link_libraries(ingot_test_headers PRIVATE ingot_testing)
 set_target_properties(ingot_test_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF) # -fPIC would not fit executables
-target_compile_options(ingot_test_headers PRIVATE ${ingot_test_options} -fPIE)
+target_compile_options(ingot_test_headers PRIVATE ${ingot_test_options} $<$<BOOL:${CMAKE_POSITION_INDEPENDENT_CODE}>:-fPIE>)
 target_precompile_headers(ingot_test_headers PRIVATE <gtest/gtest.h> <cmath> <ingot/testing/testing.h>)
 
 file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS src/ingot/*.test.cpp tests/*.test.cpp)
@@ -32,9 +32,9 @@ else()
     string(REPLACE ".emulated.test.cpp" "" name ${test})
     file(GLOB kernels CONFIGURE_DEPENDS ${name}.cu ${name}_*.cu)
     if(kernels)
-      # Unoptimised loops are fast enough for small tests, and a room's many instances compile in a third of the time.
+      # Loops hardly optimised are fast enough for small tests, and a room's many instances compile in a third of the time.
       set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON COMPILE_DEFINITIONS INGOT_EMULATE
-        COMPILE_OPTIONS "-xc++;-O1;-Wno-unknown-pragmas")
+        COMPILE_OPTIONS "-xc++;${ingot_driver_options};-Wno-unknown-pragmas")
       list(APPEND test_sources ${kernels})
     endif()
   endforeach()

@@ -23,6 +23,8 @@ target_link_libraries(parity_tokenizer PRIVATE ingot ingot_flags)
 foreach(target parity parity_gpt_oss parity_tokenizer)
   target_compile_options(${target} PRIVATE ${ingot_driver_options})
 endforeach()
+ingot_precompile_json(parity)
+ingot_precompile_json(parity_gpt_oss)
 if(Python3_FOUND)
   add_test(NAME parity_tokenizer COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_tokenizer.py
     $<TARGET_FILE:parity_tokenizer> --skip-without-peers)

@@ -7,6 +7,8 @@
 
 #include "ingot/io/file.h"
 
+template class nlohmann::basic_json<>;
+
 namespace ingot {
 namespace {
 

@@ -10,6 +10,9 @@
 
 #include "ingot/core/check.h"
 
+// Compiled once, in json.cpp, not in every file that speaks JSON.
+extern template class nlohmann::basic_json<>;
+
 namespace ingot {
 
 using Json = nlohmann::json;                 // keys sorted
