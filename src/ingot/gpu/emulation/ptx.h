@@ -16,7 +16,8 @@ template <int N> void load_streaming(const void* p, uint32_t (&w)[N]) {
   emulation::check_aligned(p, 4 * N);
   std::memcpy(w, p, sizeof(w));
 }
-inline void load_keeping(const void* p, uint32_t (&w)[4]) { load_streaming(p, w); }
+template <int N> void load_keeping(const void* p, uint32_t (&w)[N]) { load_streaming(p, w); }
+template <int N> void load_keeping_l2(const void* p, uint32_t (&w)[N]) { load_streaming(p, w); }
 inline void load_dropping(const void* p, uint32_t (&w)[4]) { load_streaming(p, w); }
 template <int N> void store_evict_first(void* p, const uint32_t (&w)[N]) {
   emulation::check_aligned(p, 4 * N);
@@ -149,6 +150,7 @@ template <int kBytes> void cp_async(uint32_t to, const void* from, uint32_t vali
   }
   std::memset(at + valid, 0, kBytes - valid);
 }
+inline void cp_async_keeping(uint32_t to, const void* from) { cp_async<16>(to, from); }
 inline void cp_async_commit_group() {}
 template <int N> void cp_async_wait_group() {}
 

@@ -27,6 +27,18 @@ template <int kBytes> __device__ inline void cp_async(uint32_t to, const void* f
                  : "memory");
 #endif
 }
+// Of 16 bytes whose lines L2 keeps at the cost of all others.
+__device__ inline void cp_async_keeping(uint32_t to, const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  cp_async<16>(to, from);
+#else
+  asm volatile(
+      "{.reg .b64 stay; createpolicy.fractional.L2::evict_last.b64 stay, 1.0;"
+      " cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, stay;}" ::"r"(to),
+      "l"(from)
+      : "memory");
+#endif
+}
 __device__ inline void cp_async_commit_group() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");

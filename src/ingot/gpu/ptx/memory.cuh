@@ -24,11 +24,49 @@ __device__ inline void load_streaming(const void* p, uint32_t (&w)[4]) {
 
 // For what is read twice: the first time it is told to stay in L1 and, at the cost of all else, in L2; the second time
 // to be the first to leave both. Without the second it stays for long, so that what is written leaves L2 before it.
+// Before sm_80 plain loads; no result changes.
+__device__ inline void load_keeping(const void* p, uint32_t (&w)[2]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{.reg .b64 stay; createpolicy.fractional.L2::evict_last.b64 stay, 1.0;"
+      " ld.global.L1::evict_last.L2::cache_hint.v2.u32 {%0, %1}, [%2], stay;}"
+      : "=r"(w[0]), "=r"(w[1])
+      : "l"(p)
+      : "memory");
+#else
+  load_streaming(p, w);
+#endif
+}
 __device__ inline void load_keeping(const void* p, uint32_t (&w)[4]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile(
       "{.reg .b64 stay; createpolicy.fractional.L2::evict_last.b64 stay, 1.0;"
       " ld.global.L1::evict_last.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], stay;}"
+      : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+      : "l"(p)
+      : "memory");
+#else
+  load_streaming(p, w);
+#endif
+}
+// In L2 alone: L1 is left to what is read again.
+__device__ inline void load_keeping_l2(const void* p, uint32_t (&w)[2]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{.reg .b64 stay; createpolicy.fractional.L2::evict_last.b64 stay, 1.0;"
+      " ld.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0, %1}, [%2], stay;}"
+      : "=r"(w[0]), "=r"(w[1])
+      : "l"(p)
+      : "memory");
+#else
+  load_streaming(p, w);
+#endif
+}
+__device__ inline void load_keeping_l2(const void* p, uint32_t (&w)[4]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{.reg .b64 stay; createpolicy.fractional.L2::evict_last.b64 stay, 1.0;"
+      " ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], stay;}"
       : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
       : "l"(p)
       : "memory");

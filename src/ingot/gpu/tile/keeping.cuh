@@ -1,6 +1,6 @@
 #pragma once
 // Loads of vectors that L2 is asked to keep, in L1 too or not.
-#include "ingot/gpu/ptx/keeping.cuh"
+#include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 
 namespace ingot::tile {

@@ -1,7 +1,7 @@
 #pragma once
 // The forward pass for fp32 rows too wide for the registers of one SM: clusters of blocks stay and walk over rows, and
 // the next row is on its way from memory while one is summed and written. No residual, rows one stride apart.
-#include "ingot/gpu/ptx/keeping.cuh"
+#include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_forward.h"

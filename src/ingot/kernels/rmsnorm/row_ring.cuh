@@ -1,8 +1,8 @@
 #pragma once
 // What kernels share whose blocks stay and walk over rows: a ring in shared memory, of which every thread fills and
 // reads its own part only, and places in operands that are followed row after row.
+#include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
-#include "ingot/gpu/ptx/keeping.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_device.cuh"
 
