@@ -1,5 +1,8 @@
 #include "ingot/gpu/device.h"
 
+#include <array>
+#include <cstdint>
+
 #include "ingot/gpu/current_device.h"
 
 #ifdef INGOT_CUDA_BUILD
@@ -53,6 +56,31 @@ DeviceGuard::DeviceGuard(int device) {
 }
 DeviceGuard::~DeviceGuard() {
   if (previous_ >= 0) (void)cudaSetDevice(previous_);
+}
+
+// Asking takes 0.2 us of the host, so a thread remembers whom it has asked for. It asks for all that there is: what is
+// allowed costs nothing until a launch uses it, and a smaller value would take it from another thread's launches.
+void allow_smem(const char* name, const void* kernel, int device, int64_t bytes) {
+  constexpr int64_t kUnasked = 32 * 1024;
+  if (bytes <= kUnasked) return;
+  struct Allowed {
+    const void* kernel = nullptr;
+    int device = 0;
+    int64_t bytes = 0;
+  };
+  thread_local std::array<Allowed, 64> known;
+  Allowed& at = known[(reinterpret_cast<uintptr_t>(kernel) >> 4) % known.size()];
+  if (at.kernel == kernel && at.device == device && bytes <= at.bytes) return;
+  cudaFuncAttributes declared;
+  check_cuda(cudaFuncGetAttributes(&declared, kernel), name, ": attributes of the kernel");
+  int most = 0;
+  check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name, ": shared memory");
+  const int64_t all = most - int64_t(declared.sharedSizeBytes);
+  INGOT_CHECK(bytes <= all, name, ": found a need for ", bytes, " bytes of shared memory, expected at most the ", all,
+              " that a block can have on cuda:", device);
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(all)), name, ": asking for ",
+             all, " bytes of shared memory");
+  at = {kernel, device, all};
 }
 
 DeviceMemory::DeviceMemory(int64_t bytes) : bytes_(bytes) {

@@ -40,6 +40,10 @@ class DeviceGuard {
   int previous_ = -1;  // -1: nothing to restore
 };
 
+// Lets a kernel's blocks have this much dynamic shared memory on `device`, the current one. 48 KB, of which what the
+// kernel declares is a part, they have unasked.
+void allow_smem(const char* name, const void* kernel, int device, int64_t bytes);
+
 class DeviceMemory {
  public:
   DeviceMemory() = default;

@@ -33,21 +33,13 @@ template <class... P> int64_t resident_blocks(const char*, void (*)(P...), const
   return limit > 0 ? limit : 8;
 }
 #else
-// A block has 48 KB unasked. What the kernel itself declares is part of them, so asking begins below.
-template <class Kernel> void ask_for_smem(const char* name, Kernel kernel, int64_t bytes) {
-  constexpr int64_t kUnasked = 32 * 1024;
-  if (bytes > kUnasked)
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)), name,
-               ": asking for ", bytes, " bytes of shared memory");
-}
-
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream stream, A&&... arguments) {
   INGOT_CHECK(at.grid >= 1 && at.grid <= 0x7fffffff && at.grid % at.cluster == 0, name, ": found a grid of ", at.grid,
               " blocks, expected 1 to 2147483647 and a multiple of the cluster of ", at.cluster);
   const DeviceGuard guard(at.device);
   check_cuda(cudaPeekAtLastError(), name, " not launched: an error of an earlier CUDA call was pending");
-  ask_for_smem(name, kernel, at.smem);
+  allow_smem(name, reinterpret_cast<const void*>(kernel), at.device, at.smem);
   cudaLaunchAttribute attribute[3];
   unsigned attributes = 0;
   if (at.cluster > 1) {
@@ -81,7 +73,7 @@ void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream str
 // How many blocks of this kernel the device runs at once: the most that a cooperative launch may ask for.
 template <class... P> int64_t resident_blocks(const char* name, void (*kernel)(P...), const Launch& at) {
   const DeviceGuard guard(at.device);
-  ask_for_smem(name, kernel, at.smem);
+  allow_smem(name, reinterpret_cast<const void*>(kernel), at.device, at.smem);
   int per_sm = 0, sms = 0;
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, int(at.block), size_t(at.smem)), name,
              ": occupancy");

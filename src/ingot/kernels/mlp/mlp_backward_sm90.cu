@@ -188,8 +188,7 @@ int clusters_at_once(const MlpBackward& m, int size) {
   const void* kernel = mlp_backward_forms_values(m)
                            ? reinterpret_cast<const void*>(forming_kernel(m.x.dtype, mlp_panels(m)))
                            : reinterpret_cast<const void*>(layers_kernel(m));
-  gpu::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(m)),
-                  "mlp_backward: asking for ", shared_bytes(m), " bytes of shared memory");
+  gpu::allow_smem("mlp_backward", kernel, device, shared_bytes(m));
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = unsigned(size);

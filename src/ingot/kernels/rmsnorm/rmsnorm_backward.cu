@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ingot/gpu/current_device.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
@@ -168,9 +169,8 @@ void ask_resident_clusters(SmLimits& limits) {
     launch.attrs = &size;
     launch.numAttrs = 1;
     const auto kernel = backward_rows_kernel<BackwardWork<bf16, bf16, 16, 2, false>>;
-    gpu::check_cuda(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(launch.dynamicSmemBytes)), kOp,
-        ": shared memory");
+    gpu::allow_smem(kOp, reinterpret_cast<const void*>(kernel), gpu::current_device(),
+                    int64_t(launch.dynamicSmemBytes));
     gpu::check_cuda(cudaOccupancyMaxActiveClusters(&limits.clusters[i], kernel, &launch), kOp, ": clusters");
   }
 }
