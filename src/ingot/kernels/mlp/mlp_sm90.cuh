@@ -121,6 +121,21 @@ template <int kWidth> struct ArrivingRows {
 // Which feature column (or weight row) c of the last product stands for.
 __device__ inline uint32_t last_feature(uint32_t c) { return c / 32 * 32 + c % 8 / 2 * 8 + c / 8 % 4 * 2 + c % 2; }
 
+// Of what layer and feature column i of all layers' columns is.
+struct Column {
+  int l;
+  uint32_t n;
+};
+template <int kWidth> __device__ __forceinline__ Column column_of(const Params& p, uint32_t i) {
+  const int l = int(i / kWidth);
+  const uint32_t c = i % kWidth;
+  return {l, l + 1 == p.layers ? last_feature(c) : c};
+}
+// Of a bias or a gain: zero where there is none, and beyond the last feature.
+template <class T> __device__ __forceinline__ T element(const void* vector, const LayerParams& of, uint32_t n) {
+  return vector != nullptr && n < of.n ? static_cast<const T*>(vector)[n] : tile::from_float<T>(0.f);
+}
+
 // A thread's part of the weights of a layer: 16 bytes of a row, a row in kWidth / 8 neighbouring lanes. A power of two
 // of threads takes part, so that a step's rows lie at the same distance from the thread's first for all of them.
 template <class T, int kWidth, int kGroups> struct WeightPieces {
@@ -240,11 +255,10 @@ template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
     for (int j = 0; j < kEach; ++j) {
       const uint32_t i = threadIdx.x + j * 128 * kGroups;
       if (i >= uint32_t(p.layers) * kWidth) break;
-      const int l = int(i / kWidth);
+      const auto [l, n] = column_of<kWidth>(p, i);
       const LayerParams& of = p.layer[l];
-      const uint32_t c = i % kWidth, n = l + 1 == p.layers ? last_feature(c) : c;
-      if (kHasBias) v.bias[j] = element(of.b, of, n);
-      if (p.has_gain) v.gain[j] = element(of.g, of, n);
+      if (kHasBias) v.bias[j] = element<T>(of.b, of, n);
+      if (p.has_gain) v.gain[j] = element<T>(of.g, of, n);
     }
   }
   template <bool kHasBias> __device__ __forceinline__ void keep_vectors(const Params& p, const Elements& v) const {
@@ -257,12 +271,6 @@ template <class T, int kWidth, int kGroups, bool kTimesLog2e> struct Network {
       if (p.has_gain) gain[i] = v.gain[j];
     }
     __syncthreads();
-  }
-
- private:
-  // Zero where there is no vector, and beyond the last column.
-  static __device__ __forceinline__ T element(const void* vector, const LayerParams& of, uint32_t n) {
-    return vector != nullptr && n < of.n ? static_cast<const T*>(vector)[n] : tile::from_float<T>(0.f);
   }
 };
 
@@ -622,13 +630,17 @@ inline void launch_blocks(void (*kernel)(Params, CUtensorMap), int groups, uint3
 
 template <class T, class F, int kWidth, Save kSave> void launch_as(const Operands& o, Stream stream) {
   const Params& p = o.p;
+  // 128 wide, nearly all networks without a bias are others' (mlp_sm90_plain.cuh): the rest add zeros.
+  constexpr bool kAddsZeros = kWidth == 128;
+  const bool has_bias = kAddsZeros || p.has_bias;
   const auto smem = [&](int groups) {
-    return layout_of<T, kWidth, kSave>(p.layers, groups, p.has_bias, p.has_gain).size;
+    return layout_of<T, kWidth, kSave>(p.layers, groups, has_bias, p.has_gain).size;
   };
   const auto launch = [&](auto groups) {
     constexpr int kGroups = decltype(groups)::value;
-    launch_blocks(p.has_bias ? mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, Finish::bias>
-                             : mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, Finish::none>,
+    constexpr Finish kNoBias = kAddsZeros ? Finish::bias : Finish::none;
+    launch_blocks(has_bias ? mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, Finish::bias>
+                           : mlp_sm90_kernel<T, F, kWidth, kGroups, kSave, kNoBias>,
                   kGroups, smem(kGroups), o, stream);
   };
   constexpr int kMost = most_warpgroups<F, kWidth, kSave>(), kLeast = std::min(kMost, 3);

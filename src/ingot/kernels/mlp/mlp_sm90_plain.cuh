@@ -15,21 +15,6 @@ struct PlainMaps {
   CUtensorMap w[kPlainLayers];  // panels of 64 columns; of the last one eights of rows: turned_rows()
 };
 
-// Of what layer and feature column i of all layers' columns is.
-struct Column {
-  int l;
-  uint32_t n;
-};
-template <int kWidth> __device__ __forceinline__ Column column_of(const Params& p, uint32_t i) {
-  const int l = int(i / kWidth);
-  const uint32_t c = i % kWidth;
-  return {l, l + 1 == p.layers ? last_feature(c) : c};
-}
-// Of a bias or a gain: zero where there is none, and beyond the last feature.
-template <class T> __device__ __forceinline__ T element(const void* vector, const LayerParams& of, uint32_t n) {
-  return vector != nullptr && n < of.n ? static_cast<const T*>(vector)[n] : tile::from_float<T>(0.f);
-}
-
 // Who forms W of weight norm, in place as it arrives: nobody; all warps, before their own rows; or, of the first layer,
 // the last warpgroup and four warps more, and these the other layers' while the first is used.
 enum class Norm { none, first, aside };
