@@ -2,10 +2,11 @@
 """Milliseconds of one CPU training step (forward, backward, optimizer) in PyTorch, and the memory it takes.
 
     train_step.py [--native build/cpu/ingot] [--shape nano|golf] [--mode eager|compile|native] [--precision fp32|bf16]
-                  [--threads 2] [--steps N] [--json FILE]
+                  [--threads 2] [--steps N] [--rounds N] [--json FILE]
 
 Without --shape, --mode or --precision all of them are measured, each in a process of its own, so that the peak resident set
-is its own. With --native the same step is measured in Ingot too (`ingot bench train_step`), between PyTorch's modes. Where FILE
+is its own. With --native the same step is measured in Ingot too (`ingot bench train_step`), between PyTorch's modes. On a machine
+that others use as well, several rounds take the modes in turn, and each mode's median round counts. Where FILE
 holds a report of the same CPU and number of threads, its results of other shapes, modes and precisions stay. memory_mib is the peak
 resident set less the resident set after the imports. The same optimizer runs on both sides: nano with AdamW, golf with
 Muon, AdamW and an average of the weights (recipes in spec/optimizer.py).
@@ -137,6 +138,29 @@ def kept_results(path, cpu, threads, fresh):
     return [dict(dict(date=old["date"], command=old["command"]), **r) for r in old["results"] if key(r) not in again]
 
 
+def measure_apart(shape, mode, precision, args):
+    """One mode in a process of its own; none where Ingot has no bf16 products on this CPU."""
+    if mode == "native":
+        return measure_native(args.native, shape, precision, args.threads)
+    command = [sys.executable, __file__, "--shape", shape, "--mode", mode, "--precision", precision, "--threads", str(args.threads),
+               "--steps", str(args.steps)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS=str(args.threads)))
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_in_turn(shape, modes, precision, args):
+    """Each mode's median round, with the times of all of its rounds."""
+    rounds = {mode: [] for mode in modes}
+    for _ in range(args.rounds):
+        for mode in modes:
+            if result := measure_apart(shape, mode, precision, args):
+                rounds[mode].append(result)
+    for of_mode in filter(None, rounds.values()):
+        middle = sorted(of_mode, key=lambda r: r["ms"])[(len(of_mode) - 1) // 2]
+        print_row(middle)
+        yield dict(middle, round_ms=[r["ms"] for r in of_mode])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=list(SHAPES))
@@ -145,6 +169,7 @@ def main():
     parser.add_argument("--precision", choices=["fp32", "bf16"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=0, help="timed steps; 0: 50 for nano, 10 for golf")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each mode is measured, in turn")
     parser.add_argument("--json", help="also write the results here")
     args = parser.parse_args()
     modes = ["eager", "native", "compile"] if args.native else ["eager", "compile"]
@@ -155,21 +180,7 @@ def main():
         results = [measure(args.shape, args.mode, args.precision, args.threads, steps)]
         print(json.dumps(results[0]))
     else:
-        results = []
-        for shape in shapes:
-            for mode in modes:
-                for precision in precisions:
-                    if mode == "native":
-                        if native := measure_native(args.native, shape, precision, args.threads):
-                            results.append(native)
-                            print_row(native)
-                        continue
-                    command = [sys.executable, __file__, "--shape", shape, "--mode", mode, "--precision", precision, "--threads",
-                               str(args.threads), "--steps", str(args.steps)]
-                    done = subprocess.run(command, check=True, capture_output=True, text=True,
-                                          env=dict(os.environ, OMP_NUM_THREADS=str(args.threads)))
-                    results.append(json.loads(done.stdout.splitlines()[-1]))
-                    print_row(results[-1])
+        results = [r for shape in shapes for precision in precisions for r in measure_in_turn(shape, modes, precision, args)]
         summarise(results)
     if args.json:
         with open("/proc/cpuinfo") as f:
