@@ -30,12 +30,12 @@ class Block {
       attention_output();
       if (a_.lanes) {
         norm(lane1(), b_.w.mlp_norm, normed(), rstd_mlp());
-        mlp_branch(normed());
+        mlp_branch();
         write_lanes();
       } else {
         scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, {});
         norm(mid(), b_.w.mlp_norm, normed(), rstd_mlp());
-        mlp_branch(normed());
+        mlp_branch();
         scaled_add({.x = mid(), .branch = mlp_out(), .scale = b_.w.mlp_scale, .y = channels(b_.out0)}, {});
       }
     });
@@ -48,14 +48,14 @@ class Block {
       if (a_.lanes)
         write_lanes_backward(g);
       else
-        residual_backward(channels(g.g0));
+        residual_backward(g);
       rotate();
       attention_output_backward();
     });
     attend_backward();
     each_block([&] {
       projections_backward();
-      read_backward(channels(g.g0), g);
+      read_backward(g);
     });
   }
 
@@ -122,7 +122,8 @@ class Block {
     mix({.x = merged(), .x0 = channels(b_.x0), .a = b_.w.mix_a, .b = b_.w.mix_b, .y = mixed()}, {});
   }
   // g0 becomes the gradient of what the block read; the gradient of the attention branch's normed rows is in scratch.
-  void read_backward(const Tensor& g0, const BlockGradients& g) const {
+  void read_backward(const BlockGradients& g) const {
+    const Tensor g0 = channels(g.g0);
     if (a_.lanes) {
       const Tensor dread = view(b_.scratch.in_grad, {end_ - begin_, c_.dim});
       norm_backward(mixed(), b_.w.attn_norm, b_.dw.attn_norm, rstd_attn(), Tensor(), dread);
@@ -177,10 +178,10 @@ class Block {
                      {});
   }
 
-  // --- attention branch: normed rows n -> attn_out ---
-  void project(const Tensor& n, const Tensor& w, const Tensor& y, AdapterPair ApplicationAdapters::*slot) const {
-    linear({.x = n, .w = w, .y = y, .products = call_.products}, {});
-    adapter_forward(adapter(slot), n, y);
+  // --- attention branch: normed rows -> attn_out ---
+  void project(const Tensor& w, const Tensor& y, AdapterPair ApplicationAdapters::*slot) const {
+    linear({.x = normed(), .w = w, .y = y, .products = call_.products}, {});
+    adapter_forward(adapter(slot), normed(), y);
   }
   // Rotated q and k from the raw projections; the raw ones themselves where nothing changes them.
   void rotate() const {
@@ -206,9 +207,9 @@ class Block {
   Tensor v() const { return kv_heads(b_.saved.v); }
 
   void project_all() const {
-    project(normed(), b_.w.q, q_rows(b_.saved.q_raw), &ApplicationAdapters::q);
-    project(normed(), b_.w.k, kv_rows(b_.saved.k_raw), &ApplicationAdapters::k);
-    project(normed(), b_.w.v, kv_rows(b_.saved.v), &ApplicationAdapters::v);
+    project(b_.w.q, q_rows(b_.saved.q_raw), &ApplicationAdapters::q);
+    project(b_.w.k, kv_rows(b_.saved.k_raw), &ApplicationAdapters::k);
+    project(b_.w.v, kv_rows(b_.saved.v), &ApplicationAdapters::v);
   }
   void attend() const {
     if (call_.cache != nullptr) return attend_cached();
@@ -310,12 +311,12 @@ class Block {
     adapter_backward(adapter(slot), normed(), dy, dn);
   }
 
-  // --- MLP branch: normed rows m -> mlp_out ---
-  void mlp_branch(const Tensor& m) const {
+  // --- MLP branch: normed rows -> mlp_out ---
+  void mlp_branch() const {
     const Tensor h = hidden(b_.scratch.hidden);
-    linear({.x = m, .w = b_.w.up, .y = h, .pre = pre(), .act = call_.act, .products = call_.products}, {});
+    linear({.x = normed(), .w = b_.w.up, .y = h, .pre = pre(), .act = call_.act, .products = call_.products}, {});
     linear({.x = h, .w = b_.w.down, .y = mlp_out(), .products = call_.products}, {});
-    adapter_forward(adapter(&ApplicationAdapters::mlp), m, mlp_out());
+    adapter_forward(adapter(&ApplicationAdapters::mlp), normed(), mlp_out());
   }
   // The gradient of mlp_out -> the gradient of the normed rows, in scratch.normed_grad.
   void mlp_branch_backward(const Tensor& x, const Tensor& dout) const {
@@ -337,7 +338,8 @@ class Block {
   }
 
   // --- writes of the residual stream: both leave the gradient of attn_out in scratch.branch_grad ---
-  void residual_backward(const Tensor& g0) const {
+  void residual_backward(const BlockGradients& g) const {
+    const Tensor g0 = channels(g.g0);
     scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, {});
     scaled_add_backward(
         {.dy = g0, .branch = mlp_out(), .scale = b_.w.mlp_scale, .dbranch = branch_grad(), .dscale = b_.dw.mlp_scale},
