@@ -197,9 +197,7 @@ struct ByTiles {
   static GemmTile call_tile() { return INGOT_SIMD_TILES_CALL(gemm_tiles); }
 };
 
-// Operands whose panels lie across memory rows are packed some rows at a time, so that memory is read in order. Where
-// both do, the sum runs over tokens: a task packs the same tokens of both, which are mostly in the cache of the core
-// that gets it.
+// Operands whose panels lie across memory rows are packed some rows at a time, so that memory is read in order.
 template <class How, class T>
 void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, int64_t col_panels, bool serial) {
   const int64_t k = chunk.k_end - chunk.k_begin, blocks = ceil_div(k, kPackRows);
@@ -207,11 +205,6 @@ void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, in
   const auto steps = [&](int64_t panels, int64_t block) {
     return GemmPackRange{0, panels, block * kPackRows, std::min(k, (block + 1) * kPackRows)};
   };
-  if (g.a_col != 1 && g.b_col == 1)
-    return run_tasks(serial, blocks, [&](int64_t block) {
-      How::pack_rows(g, chunk, steps(row_panels, block));
-      How::pack_columns(g, chunk, steps(col_panels, block));
-    });
   run_tasks(serial, a_tasks + b_tasks, [&](int64_t task) {
     if (task < a_tasks) return How::pack_rows(g, chunk, steps(row_panels, task));
     task -= a_tasks;
