@@ -4,7 +4,7 @@ Sizes: T rows (all leading dimensions), C columns. Errors are ValueError (a cont
 machine cannot do it); both name the operation, the argument, what was found and what was expected.
 """
 import torch
-from torch.compiler import is_dynamo_compiling as is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from . import _C, _ops
 from ._C import route
@@ -23,7 +23,7 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     """
     if residual is not None:
         return _add_rms_norm(x, residual, weight, _ops.default_eps(eps, x.dtype), unit_offset)
-    if not is_compiling():
+    if not is_dynamo_compiling():
         y = _C.rms_norm_call(x, weight, eps, unit_offset)
         if y is not None:
             return y
@@ -31,7 +31,7 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
 
 
 def _add_rms_norm(x, residual, weight, eps, unit_offset):
-    way = _DISPATCH if is_compiling() else route(x, residual, weight)
+    way = _DISPATCH if is_dynamo_compiling() else route(x, residual, weight)
     if way == _DIFFERENTIATE:
         return _ops.add_rms_norm_eager(x, residual, weight, eps, unit_offset)
     run = _ops.run_add_rms_norm if way == _PLAIN else _ops.add_rms_norm_op
@@ -77,7 +77,7 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
     narrow = _autocast_to(x)
     if narrow is not None:
         x, parameters = x.to(narrow), [p.to(narrow) for p in parameters]
-    if not is_compiling():
+    if not is_dynamo_compiling():
         y = _C.mlp_call(x, parameters, _ops.mlp_options(bias, weight_norm, act, activate_last, recompute))
         if y is not None:
             return y
@@ -98,7 +98,7 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
         raise ValueError(f"swiglu_gate: up: found {tuple(up.shape)} {up.dtype}, expected {tuple(gate.shape)} {gate.dtype} as gate")
     if up is None and gate.shape[-1] % 2:
         raise ValueError(f"swiglu_gate: packed: found {gate.shape[-1]} columns, expected an even number")
-    way = _DISPATCH if is_compiling() else route(gate, up)
+    way = _DISPATCH if is_dynamo_compiling() else route(gate, up)
     if way == _PLAIN:
         return _ops.run_swiglu_gate(gate, up, number, limit, alpha, up_offset)
     if way == _DIFFERENTIATE:
@@ -140,7 +140,7 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     Pairs are (j, j + R/2) of the first R dimensions, or (2j, 2j + 1) where interleaved. sign=-1 turns the other way.
     """
     positions = _positions("rope", x, positions)
-    if not is_compiling() and route(x) == _PLAIN:
+    if not is_dynamo_compiling() and route(x) == _PLAIN:
         return _ops.run_rope(x, positions, cos, sin, interleaved, sign)
     return _ops.rope_op(x, positions, cos, sin, interleaved, sign)
 
@@ -151,7 +151,7 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     For inference: refused where gradients are recorded and under torch.compile.
     """
     positions = _positions("rope_", x, positions)
-    if is_compiling() or route(x) != _PLAIN:
+    if is_dynamo_compiling() or route(x) != _PLAIN:
         raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
     return _ops.run_rope_(x, positions, cos, sin, interleaved, sign)
 
@@ -159,7 +159,7 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
 def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-23, interleaved=False, sign=1):
     """RMSNorm over D without a weight, then `rope` (none without cos and sin), then a factor per head: x (..., S, H, D), gain (H)."""
     positions = None if cos is None else _positions("qk_norm_rope", x, positions)
-    if not is_compiling() and route(x, gain) == _PLAIN:
+    if not is_dynamo_compiling() and route(x, gain) == _PLAIN:
         return _ops.run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)
     return _ops.qk_norm_rope_op(x, positions, cos, sin, gain, eps, interleaved, sign)
 
@@ -167,7 +167,7 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
 def activation(x, name):
     """The activation `name` of every element: one of ACTIVATIONS."""
     _ops.activation_number("activation", name)
-    if not is_compiling() and route(x) == _PLAIN:
+    if not is_dynamo_compiling() and route(x) == _PLAIN:
         return _ops.run_activation(x, name)
     return _ops.activation_op(x, name)
 

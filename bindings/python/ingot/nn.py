@@ -4,7 +4,6 @@ import re
 
 import torch
 from torch import nn
-
 from torch.compiler import is_dynamo_compiling
 
 from . import _C, _ops, functional
@@ -13,7 +12,18 @@ __all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "FusedMLPSoftplus", "FusedMLPSoftplu
            "MegaGemmTriton", "MegaGemmRMSNorm"]
 
 
-class RMSNorm(nn.Module):
+class _Direct(nn.Module):
+    """A module whose call is one step where nn.Module would do no more than to call forward."""
+
+    def __call__(self, *args, **kwargs):
+        if not is_dynamo_compiling():
+            y = _C.module_call(self, args, kwargs)
+            if y is not None:
+                return y
+        return super().__call__(*args, **kwargs)
+
+
+class RMSNorm(_Direct):
     """torch.nn.RMSNorm's arguments, parameters and numbers. Over several dimensions they are one row.
 
     unit_offset=True multiplies by 1 + weight (Gemma's form) and starts the weight at zero. forward(x, residual) returns
@@ -34,14 +44,6 @@ class RMSNorm(nn.Module):
     def reset_parameters(self):
         if self.elementwise_affine:
             nn.init.constant_(self.weight, 0.0 if self.unit_offset else 1.0)
-
-    def __call__(self, *args, **kwargs):
-        """What nn.Module does, in one step where that is no more than to call forward."""
-        if not is_dynamo_compiling():
-            y = _C.rms_norm_module(self, args, kwargs)
-            if y is not None:
-                return y
-        return super().__call__(*args, **kwargs)
 
     def forward(self, x, residual=None):
         if residual is None and not is_dynamo_compiling():
@@ -82,7 +84,7 @@ class _Layer(nn.Module):
         self.gain = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if weight_norm else None
 
 
-class FusedMLP(nn.Module):
+class FusedMLP(_Direct):
     """num_layers linear layers with an activation between them, forward and backward in fused kernels.
 
     in_features, hidden_features and out_features are independent; on a GPU multiples of 8 up to 512. The last layer is linear unless
@@ -125,14 +127,6 @@ class FusedMLP(nn.Module):
             if layer.gain is not None:
                 with torch.no_grad():
                     layer.gain.copy_(torch.linalg.vector_norm(layer.weight, dim=1))
-
-    def __call__(self, *args, **kwargs):
-        """As RMSNorm's."""
-        if not is_dynamo_compiling():
-            y = _C.mlp_module(self, args, kwargs)
-            if y is not None:
-                return y
-        return super().__call__(*args, **kwargs)
 
     def forward(self, x):
         if not is_dynamo_compiling():

@@ -93,9 +93,9 @@ class Beside {
 };
 thread_local const Beside* Beside::current_ = nullptr;
 
-// Whether nn.Module.__call__ would do no more than call `forward`, the one its class was written with: no hooks, no
-// compiled form, nothing replaced, no profiler that looks for modules' calls.
-bool calls_only(PyObject* forward, nb::handle self, nb::handle attributes) {
+// Whether nn.Module.__call__ would do no more than call `forward`, the one of its class: no hooks, no compiled form,
+// nothing replaced, no profiler that looks for modules' calls.
+bool calls_only_forward(nb::handle attributes) {
   if (PyThreadState_Get()->c_profilefunc != nullptr) return false;
   for (PyObject* hooks : module_.global_hooks)
     if (PyDict_GET_SIZE(hooks) != 0) return false;
@@ -105,18 +105,7 @@ bool calls_only(PyObject* forward, nb::handle self, nb::handle attributes) {
   }
   if (entry(attributes, module_.forward_name).is_valid()) return false;
   const nb::handle compiled = entry(attributes, module_.compiled);
-  return (!compiled.is_valid() || compiled.is_none()) &&
-         attribute_of(reinterpret_cast<PyObject*>(Py_TYPE(self.ptr())), module_.forward_name).is(forward) &&
-         attribute_of(module_.type, module_.call_name).is(module_.call);
-}
-// The one positional argument of a call, and the module's __dict__; false where the call is not as plain as that.
-bool plain_call(PyObject* forward, nb::handle self, nb::handle positional, nb::handle named, nb::handle& x,
-                nb::object& attributes) {
-  if (module_.type == nullptr || PyTuple_GET_SIZE(positional.ptr()) != 1 || PyDict_GET_SIZE(named.ptr()) != 0)
-    return false;
-  attributes = dictionary_of(self);
-  x = PyTuple_GET_ITEM(positional.ptr(), 0);
-  return calls_only(forward, self, attributes);
+  return (!compiled.is_valid() || compiled.is_none()) && attribute_of(module_.type, module_.call_name).is(module_.call);
 }
 
 // --- rms_norm --------------------------------------------------------------------------------------------------------
@@ -165,13 +154,6 @@ nb::object rms_norm_of_module(nb::handle x, nb::handle attributes) {
   if (entry(attributes, python_.one_vector).ptr() != Py_True) return nb::none();
   return rms_norm_call(x, held, nb::borrow(eps), unit_offset);
 }
-nb::object rms_norm_module(nb::handle self, nb::handle positional, nb::handle named) {
-  nb::handle x;
-  nb::object attributes;
-  if (!plain_call(module_.rms_norm_forward, self, positional, named, x, attributes)) return nb::none();
-  return rms_norm_of_module(x, attributes);
-}
-
 nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w) {
   const nb::handle eps = Beside::of_this_call(0), unit_offset = Beside::of_this_call(1);
   RmsNorm a;
@@ -296,13 +278,6 @@ nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
   return mlp_over(x, held, options);
 }
 
-nb::object mlp_module(nb::handle self, nb::handle positional, nb::handle named) {
-  nb::handle x;
-  nb::object attributes;
-  if (!plain_call(module_.mlp_forward, self, positional, named, x, attributes)) return nb::none();
-  return mlp_of_module(x, attributes);
-}
-
 nb::object mlp_forward(nb::args arguments) {
   const nb::handle ctx = arguments[0], x = arguments[1], options = Beside::of_this_call(0);
   Objects parameters;
@@ -326,6 +301,19 @@ nb::object mlp_forward(nb::args arguments) {
   if (PyErr_Occurred()) throw nb::python_error();
   set(ctx, python_.options, options);
   return y;
+}
+
+// --- modules ---------------------------------------------------------------------------------------------------------
+
+nb::object module_call(nb::handle self, nb::handle positional, nb::handle named) {
+  if (module_.type == nullptr || PyTuple_GET_SIZE(positional.ptr()) != 1 || PyDict_GET_SIZE(named.ptr()) != 0)
+    return nb::none();
+  const nb::object attributes = dictionary_of(self);
+  if (!calls_only_forward(attributes)) return nb::none();
+  const nb::object forward = attribute_of(reinterpret_cast<PyObject*>(Py_TYPE(self.ptr())), module_.forward_name);
+  const nb::handle x = PyTuple_GET_ITEM(positional.ptr(), 0);
+  if (forward.is(module_.rms_norm_forward)) return rms_norm_of_module(x, attributes);
+  return forward.is(module_.mlp_forward) ? mlp_of_module(x, attributes) : nb::none();
 }
 
 void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save,

@@ -9,8 +9,6 @@ namespace nb = nanobind;
 // y. eps None: the epsilon of the type that sums are kept in.
 nb::object rms_norm_call(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset);
 nb::object rms_norm_of_module(nb::handle x, nb::handle attributes);  // an RMSNorm's __dict__
-// __call__ of an RMSNorm; None too where nn.Module.__call__ has more to do than to call forward.
-nb::object rms_norm_module(nb::handle self, nb::handle positional, nb::handle named);
 // autograd.Function.forward; eps and unit_offset are rms_norm_call's.
 nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w);
 
@@ -19,8 +17,10 @@ nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w);
 enum MlpFlags : int { kBias = 1 << 8, kWeightNorm = 1 << 9, kActivateLast = 1 << 10, kSave = 1 << 11 };
 nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options);
 nb::object mlp_of_module(nb::handle x, nb::handle attributes);
-nb::object mlp_module(nb::handle self, nb::handle positional, nb::handle named);  // __call__ of a FusedMLP
 nb::object mlp_forward(nb::args context_x_and_parameters);
+
+// __call__ of either module; None too where nn.Module.__call__ has more to do than to call forward.
+nb::object module_call(nb::handle self, nb::handle positional, nb::handle named);
 
 // Python's side, called once: autograd.Function.apply, and what runs on operands that are not dense.
 void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save,

@@ -357,11 +357,10 @@ NB_MODULE(_C, m) {
   define(m, "mlp_backward", &run_mlp_backward);
   define(m, "rms_norm_call", &rms_norm_call);
   m.def("rms_norm_of_module", &rms_norm_of_module);
-  m.def("rms_norm_module", &rms_norm_module);
   define(m, "rms_norm_forward", &rms_norm_forward);
   m.def("mlp_call", &mlp_call);
   m.def("mlp_of_module", &mlp_of_module);
-  m.def("mlp_module", &mlp_module);
+  m.def("module_call", &module_call);
   m.def("mlp_forward", &mlp_forward);
   m.def("attach_calls", &attach_calls);
   m.def("attach_modules", &attach_modules);
