@@ -249,14 +249,15 @@ add_rms_norm_op = _register(
 def eager(function):
     """`function.apply` without the Python around it, which asks about transforms that _C.route has already excluded.
 
-    apply looks up its class's attributes by text, through every base; a class of their own with as few bases as can be has them at hand.
+    apply looks up its class's attributes by text, through every base; a class that holds them itself, and looks there first, has them at
+    hand.
     """
     try:
         found = {name: function.__dict__[name] for name in ("forward", "_backward_cls")}
         for name in ("setup_context", "clear_saved_tensors_on_access", "boxed_grads_call"):
             if hasattr(function, name):
                 found[name] = staticmethod(getattr(function, name)) if name == "setup_context" else getattr(function, name)
-        return type(function.__name__, (torch._C._FunctionBase,), found).apply
+        return _C.quick_class(function.__name__, (torch._C._FunctionBase,), found).apply
     except (AttributeError, KeyError, TypeError):
         return function.apply
 

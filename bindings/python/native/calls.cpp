@@ -3,7 +3,9 @@
 #include "calls.h"
 
 #include <cfloat>
+#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ingot/core/check.h"
@@ -18,7 +20,7 @@ namespace {
 struct PythonSide {
   PyObject *rms_norm_apply, *rms_norm_run, *rms_norm_save, *mlp_apply, *mlp_run, *any_autocast;
   // names
-  PyObject *save_for_backward, *options, *parameters, *modules, *layers, *weight, *bias, *gain, *eps, *unit_offset,
+  PyObject *to_save, *options, *parameters, *modules, *layers, *weight, *bias, *gain, *eps, *unit_offset,
       *module_options, *one_vector;
 } python_;
 struct ModuleSide {
@@ -108,6 +110,39 @@ bool calls_only_forward(nb::handle attributes) {
   return (!compiled.is_valid() || compiled.is_none()) && attribute_of(module_.type, module_.call_name).is(module_.call);
 }
 
+// What autograd.Function.apply wants of its class it asks for by names made on the spot, which the interpreter's cache
+// of attributes does not know: type's own way goes through every base of the class and of its type each time. Classes
+// of quick_class have a table instead.
+struct QuickClass {
+  PyObject* type;
+  std::vector<std::pair<PyObject*, PyObject*>> own;  // names, and what they stand for
+};
+std::vector<QuickClass> quick_classes_;
+
+bool same_text(PyObject* a, PyObject* b) {
+  const Py_ssize_t size = PyUnicode_GET_LENGTH(a);
+  return size == PyUnicode_GET_LENGTH(b) && PyUnicode_IS_COMPACT_ASCII(a) && PyUnicode_IS_COMPACT_ASCII(b) &&
+         std::memcmp(PyUnicode_DATA(a), PyUnicode_DATA(b), size_t(size)) == 0;
+}
+PyObject* attribute_of_class(PyObject* type, PyObject* name) {
+  for (const QuickClass& c : quick_classes_) {
+    if (c.type != type) continue;
+    for (const auto& [known, value] : c.own)
+      if (same_text(known, name)) return Py_NewRef(value);
+  }
+  return PyType_Type.tp_getattro(type, name);
+}
+// The type of those classes.
+nb::object quick_type() {
+  PyType_Slot slots[] = {
+      {Py_tp_base, &PyType_Type}, {Py_tp_getattro, reinterpret_cast<void*>(attribute_of_class)}, {0, nullptr}};
+  PyType_Spec spec{
+      .name = "ingot._C.QuickType", .basicsize = 0, .itemsize = 0, .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
+  PyObject* type = PyType_FromSpec(&spec);
+  if (type == nullptr) throw nb::python_error();
+  return nb::steal(type);
+}
+
 // --- rms_norm --------------------------------------------------------------------------------------------------------
 
 // Up to this many elements backward forms rstd again, which costs a GPU nothing that shows; keeping it costs the host
@@ -168,9 +203,7 @@ nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w) {
     const nb::object pair = call(python_.rms_norm_save, x, w, eps, unit_offset);
     y = pair[0], rstd = pair[1];
   }
-  PyObject* saved[] = {ctx.ptr(), x.ptr(), w.ptr(), rstd.ptr()};
-  nb::steal(PyObject_VectorcallMethod(python_.save_for_backward, saved, 4, nullptr));
-  if (PyErr_Occurred()) throw nb::python_error();
+  set(ctx, python_.to_save, nb::make_tuple(x, w, rstd));
   set(ctx, python_.options, nb::make_tuple(eps, unit_offset));
   return y;
 }
@@ -281,7 +314,7 @@ nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
 nb::object mlp_forward(nb::args arguments) {
   const nb::handle ctx = arguments[0], x = arguments[1], options = Beside::of_this_call(0);
   Objects parameters;
-  parameters.reserve(arguments.size());
+  parameters.reserve(arguments.size() + 2);  // and what is saved before them
   for (size_t i = 2; i < arguments.size(); ++i) parameters.push_back(nb::borrow(arguments[i]));
   const int flags = options_of(options);
   Mlp a;
@@ -293,17 +326,13 @@ nb::object mlp_forward(nb::args arguments) {
     const nb::object pair = call(python_.mlp_run, x, tuple_of(parameters), options, nb::bool_((flags & kSave) != 0));
     y = pair[0], saved = pair[1];
   }
-  std::vector<PyObject*> kept;
-  kept.reserve(parameters.size() + 3);
-  kept.insert(kept.end(), {ctx.ptr(), x.ptr(), saved.ptr()});
-  for (const nb::object& p : parameters) kept.push_back(p.ptr());
-  nb::steal(PyObject_VectorcallMethod(python_.save_for_backward, kept.data(), kept.size(), nullptr));
-  if (PyErr_Occurred()) throw nb::python_error();
+  parameters.insert(parameters.begin(), {nb::borrow(x), saved});
+  set(ctx, python_.to_save, tuple_of(parameters));
   set(ctx, python_.options, options);
   return y;
 }
 
-// --- modules ---------------------------------------------------------------------------------------------------------
+// --- modules and classes ---------------------------------------------------------------------------------------------
 
 nb::object module_call(nb::handle self, nb::handle positional, nb::handle named) {
   if (module_.type == nullptr || PyTuple_GET_SIZE(positional.ptr()) != 1 || PyDict_GET_SIZE(named.ptr()) != 0)
@@ -316,6 +345,18 @@ nb::object module_call(nb::handle self, nb::handle positional, nb::handle named)
   return forward.is(module_.mlp_forward) ? mlp_of_module(x, attributes) : nb::none();
 }
 
+nb::object quick_class(nb::handle name, nb::handle bases, nb::dict own) {
+  static PyObject* const type = quick_type().release().ptr();
+  nb::object made = call(type, name, bases, own);
+  QuickClass c{.type = nb::object(made).release().ptr()};  // for good, as is all that Python's side attaches
+  for (auto [key, _] : own) {
+    const nb::object value = attribute_of(made, key.ptr());
+    c.own.emplace_back(key.inc_ref().ptr(), value.inc_ref().ptr());
+  }
+  quick_classes_.push_back(std::move(c));
+  return made;
+}
+
 void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save,
                   nb::handle mlp_apply, nb::handle mlp_run) {
   auto keep = [](nb::handle h) { return h.inc_ref().ptr(); };
@@ -326,7 +367,7 @@ void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle
              .mlp_apply = keep(mlp_apply),
              .mlp_run = keep(mlp_run),
              .any_autocast = keep(any_autocast),
-             .save_for_backward = name("save_for_backward"),
+             .to_save = name("to_save"),
              .options = name("options"),
              .parameters = name("_parameters"),
              .modules = name("_modules"),

@@ -22,6 +22,9 @@ nb::object mlp_forward(nb::args context_x_and_parameters);
 // __call__ of either module; None too where nn.Module.__call__ has more to do than to call forward.
 nb::object module_call(nb::handle self, nb::handle positional, nb::handle named);
 
+// type(name, bases, own), a class that finds what it was given at once: see _ops.eager. It stays what it is, for good.
+nb::object quick_class(nb::handle name, nb::handle bases, nb::dict own);
+
 // Python's side, called once: autograd.Function.apply, and what runs on operands that are not dense.
 void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save,
                   nb::handle mlp_apply, nb::handle mlp_run);

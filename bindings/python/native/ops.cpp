@@ -364,6 +364,7 @@ NB_MODULE(_C, m) {
   m.def("mlp_forward", &mlp_forward);
   m.def("attach_calls", &attach_calls);
   m.def("attach_modules", &attach_modules);
+  m.def("quick_class", &quick_class);
   m.attr("BIAS") = int(kBias);
   m.attr("WEIGHT_NORM") = int(kWeightNorm);
   m.attr("ACTIVATE_LAST") = int(kActivateLast);

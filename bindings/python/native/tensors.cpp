@@ -26,8 +26,7 @@ struct Torch {
            *tracing = nullptr, *raw_stream = nullptr;
   PyObject *new_empty = nullptr, *dtype_keyword = nullptr;
   PyObject *empty_on_cpu = nullptr, *empty_on_gpu = nullptr;  // where PyTorch has them; see empty()
-  PyObject* forward_ad = nullptr;                             // the module that holds _current_level
-  PyObject* current_level = nullptr;
+  PyObject *forward_ad = nullptr, *current_level = nullptr;   // a module's __dict__, and a name in it
   struct Known {
     PyObject* object;
     DType dtype;
@@ -214,9 +213,9 @@ void attach(nb::module_ torch) {
   t.grad_enabled = kept(c.attr("is_grad_enabled"));
   t.dispatch_modes = kept(c.attr("_len_torch_dispatch_stack"));
   t.function_modes = kept(c.attr("_len_torch_function_stack"));
-  t.transforms = kept(c.attr("_functorch").attr("peek_interpreter_stack"));
+  t.transforms = kept(c.attr("_are_functorch_transforms_active"));
   t.tracing = kept(c.attr(nb::hasattr(c, "_is_tracing") ? "_is_tracing" : "_get_tracing_state"));
-  t.forward_ad = kept(nb::module_::import_("torch.autograd.forward_ad"));
+  t.forward_ad = kept(nb::module_::import_("torch.autograd.forward_ad").attr("__dict__"));
   if (nb::hasattr(c, "_cuda_getCurrentRawStream")) t.raw_stream = kept(c.attr("_cuda_getCurrentRawStream"));
   const std::pair<const char*, DType> dtypes[] = {
       {"float64", DType::f64}, {"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16},
@@ -386,11 +385,17 @@ bool join(nb::handle h, bool grad, int& way) {
   return true;
 }
 bool observed() {  // a mode, transform or tracer is active
-  if (counts(torch_.dispatch_modes) || counts(torch_.function_modes) || !call(torch_.transforms).is_none()) return true;
+  if (counts(torch_.dispatch_modes) || counts(torch_.function_modes) || call(torch_.transforms).ptr() == Py_True)
+    return true;
   const nb::object tracing = call(torch_.tracing);
   return tracing.ptr() != Py_False && !tracing.is_none();
 }
-bool forward_mode() { return nb::cast<int>(attribute(torch_.forward_ad, torch_.current_level)) >= 0; }
+bool forward_mode() {
+  PyObject* level = PyDict_GetItemWithError(torch_.forward_ad, torch_.current_level);
+  const long found = level == nullptr ? 0 : PyLong_AsLong(level);  // another PyTorch: only the dispatcher knows
+  if (PyErr_Occurred()) throw nb::python_error();
+  return found >= 0;
+}
 template <class Tensors> int route_over(nb::handle first, const Tensors& tensors) {
   if (observed()) return kDispatch;
   const bool grad = call(torch_.grad_enabled).ptr() == Py_True;
