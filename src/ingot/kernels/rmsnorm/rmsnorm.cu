@@ -61,17 +61,19 @@ void check_large_config(const RmsNorm& a, const RmsNormConfig& c) {
   if (!c.kept && !c.reread && !c.walk) return;
   const int most = c.reread && a.residual ? kRmsNormMaxThreads : c.walk ? kWalkThreads : kKeptThreads;
   const int vecs = c.reread && a.residual ? 2 : 4;
+  const bool pair = c.kept && c.vecs_per_thread == 1 && c.rows_per_group == kRowPair && c.group <= 32;
   INGOT_CHECK(c.kept + c.reread + c.walk == 1 && (c.reread || !a.residual) && shape_of(a).plain &&
                   (!c.walk || a.x.dtype == DType::f32),
               "rmsnorm: found ", a.x.dtype, a.residual ? " with" : " without",
               " a residual, expected one form for tensors larger than L2, operands of one type and stride, a residual "
               "only where rows are read twice, and f32 where blocks walk");
   INGOT_CHECK(
-      (c.vecs_per_thread == vecs || (c.kept && c.vecs_per_thread == 2)) && c.rows_per_group == 1 &&
+      (pair || ((c.vecs_per_thread == vecs || (c.kept && c.vecs_per_thread == 2)) && c.rows_per_group == 1)) &&
           (c.walk ? c.threads == most : c.threads <= most && c.cluster == 1) &&
           (!c.reread || a.residual || c.group == c.threads),
       "rmsnorm: found ", c.vecs_per_thread, " vectors of ", c.rows_per_group, " rows a thread in clusters of ",
-      c.cluster, " of ", c.threads, " threads, expected ", vecs, " x 1 (or 2 x 1 where rows are kept) in ", most,
+      c.cluster, " of ", c.threads, " threads, expected ", vecs, " x 1 (or 2 x 1 or 1 x 2 where rows are kept) in ",
+      most,
       " threads, clusters only where blocks walk, and a block to a row where it is read twice without a residual");
 }
 

@@ -303,8 +303,9 @@ void check_as_if_large(const Case& c, int vecs, bool overlap, bool again = false
   const int64_t lanes = (c.cols * size_of(c.x) / 16 + vecs - 1) / vecs;
   const int group = int(lanes <= 32 && !again ? cuda::round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
   if (group > (c.residual ? cuda::kRmsNormMaxThreads : cuda::kKeptThreads)) return;
+  if (vecs == 1 && group > 32) return;
   const cuda::RmsNormTuning tuning{.config = {.vecs_per_thread = vecs,
-                                              .rows_per_group = 1,
+                                              .rows_per_group = vecs == 1 ? cuda::kRowPair : 1,
                                               .group = group,
                                               .threads = group <= 32 && !again ? 64 : group,
                                               .kept = !c.residual && !again,
@@ -327,7 +328,7 @@ TEST_F(RmsNormCuda, GivesTheSameAsForTensorsLargerThanL2) {
     for (int64_t cols : {8, 64, 72, 520, 2880, 8192, 16384})
       for (bool residual : {false, true})
         for (bool single : {false, true})  // w in f32
-          for (int vecs : {2, 4}) {
+          for (int vecs : {1, 2, 4}) {
             if (residual && vecs != 2) continue;
             check_as_if_large({.rows = 37,
                                .cols = cols,

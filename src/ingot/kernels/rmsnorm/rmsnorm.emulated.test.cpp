@@ -88,6 +88,20 @@ TEST(RmsNormEmulated, AgreesAsForTensorsLargerThanL2) {
                  .chosen = true});
 }
 
+TEST(RmsNormEmulated, AgreesWithTwoNarrowRowsAThread) {
+  for (int64_t rows : {1, 13, 32})
+    for (int64_t cols : {8, 72, 128})
+      check({.rows = rows,
+             .cols = cols,
+             .type = DType::f16,
+             .config = {.vecs_per_thread = 1,
+                        .rows_per_group = cuda::kRowPair,
+                        .group = int(cuda::round_up_pow2(cols / 8)),
+                        .threads = 64,
+                        .kept = true},
+             .chosen = true});
+}
+
 TEST(RmsNormEmulated, AgreesWhenClustersWalkOverRows) {
   for (int cluster : {2, 8})
     check({.rows = 13,

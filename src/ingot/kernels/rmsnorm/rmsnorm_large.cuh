@@ -2,10 +2,11 @@
 // The forward pass of tensors larger than L2, in one type, rows one stride apart. What is only read is to leave L2
 // after what is written, which then goes to memory soon after it was written: loads ask L2 to keep their lines at the
 // cost of all others. A block takes a row, or each of its groups of up to 32 lanes does where rows are short.
-//   kept: the row and its weights stay in registers, packed.
+//   kept: the row and its weights stay in registers, packed; of narrow rows a thread has a part of two.
 //   read twice: with a residual, and rows that would fill the registers; the second time from L1.
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/keeping.cuh"
+#include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_device.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_forward.h"
@@ -115,6 +116,38 @@ __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, V, kAgain>())
     }
 }
 
+// --- narrow rows: a vector of each of two rows a thread --------------------------------------------------------------
+
+// What a warp reads at once lies side by side, where two vectors of one row would leave every other line out. A block's
+// rows lie in kRowPair runs, a group's as far apart.
+template <class X, class W>
+__global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, 2, false>()))
+    rmsnorm_row_pair(const __grid_constant__ LargeParams p) {
+  constexpr int N = 16 / int(sizeof(X)), R = kRowPair;
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t lane = threadIdx.x & (p.group - 1), groups = blockDim.x >> p.group_bits;
+  const int64_t first = p.first_row + int64_t(blockIdx.x) * R * groups + (threadIdx.x >> p.group_bits);
+  const auto has = [&](int r) { return lane < p.vecs && first + r * groups < p.rows; };
+  tile::Vec<X, N> x[R];
+  tile::Vec<W, N> w;
+#pragma unroll
+  for (int r = 0; r < R; ++r)
+    if (has(r)) tile::load_keeping(x[r], vector_at<X>(p.x, p.x_stride, first + r * groups, lane));
+  if (lane < p.vecs && p.w != nullptr) tile::load_keeping(w, static_cast<const W*>(p.w) + int64_t(lane) * N);
+  float sum[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) sum[r] = add_squares(x[r], 0);  // zeros where nothing was read
+  tile::warp_sum(sum, p.group);
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const int64_t row = first + r * groups;
+    const float rstd = rstd_of(sum[r], p.cols, p.eps);
+    if (p.rstd != nullptr && lane == 0 && has(r)) p.rstd[row] = rstd;
+    if (has(r)) write_vector(p, row, lane, x[r], w, rstd * p.scale);
+  }
+}
+
 // --- read twice, s = x + residual ------------------------------------------------------------------------------------
 
 // Vector i of a row of both operands.
@@ -178,6 +211,7 @@ template <class X> auto pick_rmsnorm_large(DType w, const RmsNormConfig& c, bool
     using W = decltype(type);
     if (residual) return rmsnorm_residual<X, W>;
     if (c.reread) return rmsnorm_kept<X, W, 4, true>;
+    if (c.rows_per_group == kRowPair) return rmsnorm_row_pair<X, W>;
     return c.vecs_per_thread == 2 ? rmsnorm_kept<X, W, 2, false> : rmsnorm_kept<X, W, 4, false>;
   };
   return w == dtype_of<X> ? pick(X{}) : pick(float{});
