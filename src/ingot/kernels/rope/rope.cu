@@ -14,7 +14,7 @@ namespace ingot::cuda {
 namespace {
 
 constexpr int64_t kMaxUnits = int64_t(1) << 30;  // threads of one launch; tile::divide needs less than 2^31
-constexpr int kSumThreads = 512;
+constexpr int kSumThreads = 128;
 
 // (T, H, D) with any strides, in elements; the last one is 1.
 struct HeadRows {
@@ -478,16 +478,22 @@ template <class T> __global__ void __launch_bounds__(kRopeThreads) backward_elem
   if (p.partial != nullptr) keep_dgain(p, w, dgain);
 }
 
-// dgain += the slices of one head, in an order that depends on their number alone.
-__global__ void __launch_bounds__(kSumThreads) add_slices(float* dgain, const float* partial, uint32_t slices) {
+// dgain += the slices of one head, in an order that depends on their number alone. Few threads of few registers, which
+// find room beside the blocks whose sums they wait for; all that a thread loads is asked for at once.
+__global__ void __launch_bounds__(kSumThreads, 16) add_slices(float* dgain, const float* partial, uint32_t slices) {
+  constexpr int kLoads = kRopeMaxSlices / kSumThreads;
   auto& memory = tile::shared<tile::GroupSumMemory<1, kSumThreads>>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  float sum[1] = {};
-#pragma unroll 8
-  for (uint32_t i = threadIdx.x; i < slices; i += kSumThreads) sum[0] += partial[int64_t(blockIdx.x) * slices + i];
+  const float before = threadIdx.x == 0 ? dgain[blockIdx.x] : 0;
+  const float* const mine = partial + int64_t(blockIdx.x) * slices + threadIdx.x;
+  float slice[kLoads], sum[1] = {};
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) slice[i] = threadIdx.x + i * kSumThreads < slices ? mine[i * kSumThreads] : 0;
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) sum[0] += slice[i];
   tile::group_sum(sum, kSumThreads, memory);
-  if (threadIdx.x == 0) dgain[blockIdx.x] += sum[0];
+  if (threadIdx.x == 0) dgain[blockIdx.x] = before + sum[0];
 }
 
 // --- host ------------------------------------------------------------------------------------------------------------
