@@ -1,6 +1,7 @@
-"""The gates CUDA code must pass on a machine without a GPU. Compiles every .cu as the build does, and has the compiler read every
-.cpp that changes with CUDA. Fails on: an error; registers spilled; local memory; ptxas C7508, C7510 or C7511 (a register request ignored,
-wgmma serialised); another target than sm_90a; a translation unit of more than a minute of CPU time.
+"""The gates CUDA code must pass on a machine without a GPU. Compiles every .cu as the build does for sm_90a, assembles it for older targets
+whose PTX travels with it, and has the compiler read every .cpp that changes with CUDA. Fails on: an error; registers spilled; local memory;
+ptxas C7508, C7510 or C7511 (a register request ignored, wgmma serialised); another target than sm_90a; a translation unit of more than
+a minute of CPU time.
 
     python3 tools/check_cuda.py [--build DIR]     prints one line per file; exit status 77 where there is no nvcc
 """
@@ -44,28 +45,48 @@ def findings(log):
                 break
 
 
-def compile_one(entry, folder):
-    source = pathlib.Path(entry["file"])
-    command = shlex.split(entry["command"])
-    if source.suffix == ".cpp":  # its code is not looked at
-        command.append("-fsyntax-only")
-    # Packing the object as small as it goes takes a sixth of the time, optimising its host side a tenth, and nobody keeps it.
-    unneeded = {"--compress-mode=size": "--compress-mode=none", "-O3": "-O0"}  # -Xptxas has its own -O3
-    command = [unneeded.get(c, c) for c in command]
-    command[command.index("-o") + 1] = str(pathlib.Path(folder) / (source.name + ".o"))
-    # A shell in between, so that the CPU time of nvcc's own children is counted for this file alone.
+def split(command):
+    """The build's command as the gates run it, less the targets of which only PTX travels, and those targets."""
+    # Nobody keeps the objects: packing them small takes a sixth of the time, optimising their host side a tenth, lines a twentieth.
+    unneeded = {"--compress-mode=size": "--compress-mode=none", "-lineinfo": None, "-O3": None}
+    words = [unneeded.get(word, word) for word in shlex.split(command)]
+    words = [word for word in words if word is not None]
+    ptx = [at for at, word in enumerate(words) if re.fullmatch(r"arch=(compute_\d+),code=\1", word)]
+    targets = [words[at][len("arch=compute_"):words[at].index(",")] for at in ptx]
+    return [word for at, word in enumerate(words) if at not in ptx and at + 1 not in ptx], targets
+
+
+def run(command, directory):
+    """(exit status, CPU seconds, log) of a command and all its children."""
+    # Another process in between, so that the CPU time of nvcc's own children is counted for this command alone.
     timed = [sys.executable, "-c",
              "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); u = resource.getrusage(resource.RUSAGE_CHILDREN);"
              "print(f'cpu {u.ru_utime + u.ru_stime:.1f}'); sys.exit(code)", *command]
-    done = subprocess.run(timed, cwd=entry["directory"], capture_output=True, text=True)
+    done = subprocess.run(timed, cwd=directory, capture_output=True, text=True)
     seconds = float((re.findall(r"^cpu ([\d.]+)$", done.stdout, re.M) or ["0"])[-1])
-    log = done.stdout + done.stderr
-    bad = []
-    if done.returncode != 0:
-        bad.append(f"exit status {done.returncode}:\n{log}")
+    return done.returncode, seconds, done.stdout + done.stderr
+
+
+def compile_one(entry, folder):
+    source = pathlib.Path(entry["file"])
+    command, ptx_targets = split(entry["command"])
+    output = command.index("-o") + 1
+    command[output] = str(pathlib.Path(folder) / (source.name + ".o"))
+    if source.suffix == ".cpp":  # its code is not looked at
+        command.append("-fsyntax-only")
+    status, seconds, log = run(command, entry["directory"])
+    bad = [f"exit status {status}:\n{log}"] if status != 0 else []
     bad += findings(log)
     if source.suffix == ".cu" and TARGET not in " ".join(command):
         bad.append(f"found no {TARGET} in the compile command")
+    for target in ptx_targets:
+        # The driver compiles it where it runs. Whether every instruction exists there takes no optimisation to see.
+        assembled = [word for word in command if word not in ("-gencode", TARGET, "-c")]
+        assembled += ["-cubin", "-gencode", f"arch=compute_{target},code=sm_{target}", "-Xcicc=-O1", "-Xptxas=-O0"]
+        status, more, ptx_log = run(assembled, entry["directory"])
+        seconds += more
+        if status != 0:
+            bad.append(f"sm_{target}: exit status {status}:\n{ptx_log}")
     if seconds > SECONDS:
         bad.append(f"found {seconds:.0f} s of CPU time, expected at most {SECONDS}")
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", log)]
