@@ -34,7 +34,7 @@ foreach(source ${fuzz_sources})
   target_link_libraries(fuzz_${target} PRIVATE ingot_fuzzed)
   target_compile_options(fuzz_${target} PRIVATE ${ingot_driver_options})
   if(fuzz_driver)
-    ingot_precompile_json(fuzz_${target})
+    ingot_precompile_headers(fuzz_${target})
   endif()
   list(APPEND fuzz_targets fuzz_${target})
   # The corpus is run through as a test.

@@ -8,6 +8,6 @@ foreach(file ${preset_files})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
 endforeach()
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/generated/ingot_presets.inc CONTENT "${generated}" @ONLY)
-set_source_files_properties(src/ingot/models/gpt/presets.cpp PROPERTIES
-  INCLUDE_DIRECTORIES ${CMAKE_CURRENT_BINARY_DIR}/generated
-  OBJECT_DEPENDS ${CMAKE_CURRENT_BINARY_DIR}/generated/ingot_presets.inc)
+set(presets_source ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot/models/gpt/presets.cpp)
+set_property(SOURCE ${presets_source} PROPERTY INCLUDE_DIRECTORIES ${CMAKE_CURRENT_BINARY_DIR}/generated)
+set_property(SOURCE ${presets_source} APPEND PROPERTY OBJECT_DEPENDS ${CMAKE_CURRENT_BINARY_DIR}/generated/ingot_presets.inc)

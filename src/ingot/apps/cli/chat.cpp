@@ -141,7 +141,7 @@ class Conversation {
       if (!o_.json) printer.show(m, text);
     });
     if (o_.json)
-      write_out(write_json(report_of(turn)) + "\n");
+      write_out(json_of(turn) + "\n");
     else
       printer.end();
     const std::string ending = ending_line(turn, model_.decoder->context(), tokens);

@@ -6,6 +6,7 @@
 #include <ctime>
 
 #include "ingot/io/file.h"
+#include "ingot/io/json.h"
 #include "ingot/models/gpt_oss/archive.h"
 
 namespace ingot::cli {
@@ -124,7 +125,7 @@ void AnswerPrinter::end() {
   begun_ = line_open_ = false;
 }
 
-OrderedJson report_of(const HarmonyTurn& turn) {
+std::string json_of(const HarmonyTurn& turn) {
   OrderedJson r;
   r["messages"] = OrderedJson::array();
   for (const HarmonyMessage& m : turn.messages) {
@@ -140,7 +141,7 @@ OrderedJson report_of(const HarmonyTurn& turn) {
   r["known_tokens"] = a.reused;
   r["prompt_seconds"] = a.prompt_seconds;
   r["token_seconds"] = a.token_seconds;
-  return r;
+  return write_json(r);
 }
 
 std::string speed_line(const Answer& a) {

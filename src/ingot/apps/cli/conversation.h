@@ -5,7 +5,6 @@
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/models.h"
 #include "ingot/engines/generate/harmony_chat.h"
-#include "ingot/io/json.h"
 
 namespace ingot::cli {
 
@@ -38,7 +37,7 @@ class AnswerPrinter {
   std::string channel_;
   bool begun_ = false, line_open_ = false;
 };
-OrderedJson report_of(const HarmonyTurn& turn);
+std::string json_of(const HarmonyTurn& turn);  // one line
 // "42 tokens, 11.8 tokens/s; prompt 130 tokens, 96 of them known, 0.4 s"
 std::string speed_line(const Answer& a);
 // What the user should know about how the answer ended, or empty.

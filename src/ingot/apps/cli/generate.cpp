@@ -71,7 +71,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
     if (!o.json) printer.show(m, text);
   });
   if (o.json)
-    write_out(write_json(cli::report_of(turn)) + "\n");
+    write_out(json_of(turn) + "\n");
   else
     printer.end();
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
