@@ -7,7 +7,7 @@
 
 #include "dlpack_exchange.h"
 #include "ingot/core/check.h"
-#include "ingot/gpu/current_device.h"
+#include "ingot/gpu/device.h"
 
 namespace ingot::python {
 namespace {

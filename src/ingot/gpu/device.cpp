@@ -3,8 +3,6 @@
 #include <array>
 #include <cstdint>
 
-#include "ingot/gpu/current_device.h"
-
 #ifdef INGOT_CUDA_BUILD
 #include <cuda_runtime_api.h>
 #endif

@@ -1,7 +1,7 @@
 #pragma once
 // What host code needs of a GPU: is there one, what is it, and owners of memory, streams, events and graphs. The
 // library itself never allocates; these serve tests, benches and programs. Without CUDA in the build, device_count() is
-// 0 and the rest fails by name.
+// 0, current_device() is -1 and the rest fails by name.
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -11,7 +11,8 @@
 
 namespace ingot::gpu {
 
-int device_count();  // 0 without a driver, a GPU or CUDA in the build; never throws
+int device_count();    // 0 without a driver, a GPU or CUDA in the build; never throws
+int current_device();  // of this thread; -1 without CUDA in the build
 
 struct DeviceInfo {
   std::string name;

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "ingot/gpu/current_device.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"

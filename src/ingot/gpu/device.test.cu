@@ -1,0 +1,79 @@
+// What a launch may ask of the device.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "ingot/gpu/launch.h"
+#include "ingot/testing/device_array.h"
+#include "ingot/testing/gpu_test.h"
+
+namespace ingot {
+namespace {
+
+using testing::DeviceArray;
+
+class SharedMemoryCuda : public testing::GpuTest<> {};
+
+constexpr int kDeclaredWords = 256;
+
+// The sum of 0, 1, ... words - 1, by way of the first and the last word of the dynamic shared memory. `kUse` makes
+// kernels of it that were never asked for.
+template <int kUse> __global__ void sum_of_words(uint32_t* sum, uint32_t words) {
+  __shared__ uint32_t declared[kDeclaredWords];
+  extern __shared__ uint32_t dynamic[];
+  for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) dynamic[i] = i;
+  declared[threadIdx.x] = 0;
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) declared[threadIdx.x] += dynamic[i];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *sum = 0;
+    for (uint32_t i = 0; i < blockDim.x; ++i) *sum += declared[i];
+  }
+}
+
+template <int kUse> void ask(int64_t bytes) {
+  gpu::allow_smem("sum of words", reinterpret_cast<const void*>(sum_of_words<kUse>), gpu::current_device(), bytes);
+}
+template <int kUse> uint32_t launched_with(int64_t bytes) {
+  ask<kUse>(bytes);
+  DeviceArray<uint32_t> sum(1);
+  gpu::launch("sum of words", sum_of_words<kUse>, {.grid = 1, .block = kDeclaredWords, .smem = bytes}, {}, sum.device(),
+              uint32_t(bytes / 4));
+  sum.download();
+  return sum.host[0];
+}
+uint32_t sum_below(int64_t words) { return uint32_t(words * (words - 1) / 2); }
+
+int64_t most_bytes() {
+  int most = 0;
+  gpu::check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu::current_device()),
+                  "most");
+  return most - kDeclaredWords * 4;
+}
+
+TEST_F(SharedMemoryCuda, AllThatABlockCanHaveIsAllowedAndNotAByteMore) {
+  const int64_t most = most_bytes();
+  EXPECT_EQ(launched_with<0>(most), sum_below(most / 4));
+  EXPECT_THROW(ask<0>(most + 1), Error);
+  EXPECT_THROW(ask<1>(int64_t(1) << 40), Error);
+  EXPECT_EQ(launched_with<1>(1024), sum_below(256)) << "a refusal leaves nothing pending";
+}
+
+TEST_F(SharedMemoryCuda, AThreadThatNeedsLessTakesNothingFromAnother) {
+  const int64_t most = most_bytes(), less = int64_t(40) << 10;
+  EXPECT_EQ(launched_with<2>(most), sum_below(most / 4));
+  std::thread([&] { EXPECT_EQ(launched_with<2>(less), sum_below(less / 4)); }).join();
+  EXPECT_EQ(launched_with<2>(most), sum_below(most / 4)) << "this thread does not ask again";
+}
+
+TEST_F(SharedMemoryCuda, SeveralKernelsTakeTurns) {
+  const int64_t most = most_bytes();
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(launched_with<3>(most), sum_below(most / 4));
+    EXPECT_EQ(launched_with<4>(most), sum_below(most / 4));
+  }
+}
+
+}  // namespace
+}  // namespace ingot
