@@ -50,6 +50,11 @@ class Frame(InDirectory):
     def test_version_names_the_commit(self):
         self.assertRegex(ingot("--version").text, r"\Aingot \d+\.\d+\.\d+ \((unknown|[0-9a-f]{12})\)\n\Z")
 
+    def test_the_log_level_debug_says_what_runs_on_what(self):
+        self.assertIn(" CPUs", ingot("doctor", env={"INGOT_LOG": "debug"}).error.splitlines()[0])
+        self.assertNotIn(" CPUs", ingot("doctor").error)
+        self.refuses(2, "INGOT_LOG: found 'all'", "doctor", env={"INGOT_LOG": "all"})
+
     def test_every_subcommand_has_help_with_examples(self):
         seen = []
 
@@ -69,7 +74,8 @@ class Frame(InDirectory):
         for message, *arguments in (
             ["found no subcommand, expected one of .*doctor"],
             ["found the unknown subcommand 'doctro', expected one of", "doctro"],
-            ["ingot doctor: .*--jsn", "doctor", "--jsn"],
+            ["ingot doctor: found the unknown option '--jsn', expected those of ingot doctor --help", "doctor", "--jsn"],
+            ["ingot doctor: found the unknown argument 'all', expected those of", "doctor", "all"],
             ["--threads", "doctor", "--threads"],
             ["--threads: found 'many', expected an integer", "doctor", "--threads", "many"],
             ["found number 0, expected an integer from 1 to 1024", "doctor", "--threads", "0"],

@@ -41,7 +41,6 @@ class Arena {
   Tensor take(DType dtype, Shape shape);
   int64_t capacity() const { return capacity_; }
   int64_t used() const { return used_; }
-  void reset() { used_ = 0; }
 
  private:
   void* memory_ = nullptr;

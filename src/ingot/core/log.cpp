@@ -2,9 +2,7 @@
 
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdlib>
-#include <mutex>
 
 #include "ingot/core/progress.h"
 
@@ -21,14 +19,12 @@ LogLevel initial_level() {
   if (w == "trace") return LogLevel::trace;
   fail(ErrorCode::usage, "INGOT_LOG: found '", w, "', expected error, warn, info, debug or trace");
 }
-std::atomic<LogLevel>& level() {
-  static std::atomic<LogLevel> current = initial_level();
-  return current;
-}
 }  // namespace
 
-LogLevel log_level() { return level(); }
-void set_log_level(LogLevel l) { level() = l; }
+LogLevel log_level() {
+  static const LogLevel level = initial_level();
+  return level;
+}
 
 void log_line(LogLevel l, const std::string& text) {
   if (l > log_level()) return;

@@ -8,7 +8,6 @@ namespace ingot {
 
 enum class LogLevel { error, warn, info, debug, trace };
 LogLevel log_level();
-void set_log_level(LogLevel level);
 void log_line(LogLevel level, const std::string& text);
 
 template <class... Note> void log_error(const Note&... n) { log_line(LogLevel::error, detail::concat(n...)); }

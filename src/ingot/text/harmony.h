@@ -85,7 +85,6 @@ class HarmonyParser {
   // The text that this id adds to the current message's content; never half a character.
   std::string push(int32_t id);
   void finish();  // the end of the ids
-  bool in_content() const { return state_ == State::content; }
   // The message being written is the last one once its content has begun.
   const std::vector<HarmonyMessage>& messages() const { return messages_; }
 

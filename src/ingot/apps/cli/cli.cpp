@@ -12,6 +12,8 @@
 #include <cstring>
 
 #include "ingot/core/check.h"
+#include "ingot/core/cpu.h"
+#include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/core/thread_pool.h"
 #include "ingot/core/version.h"
@@ -242,18 +244,28 @@ class Program {
   }
   // What to say when no subcommand was recognised behind chosen().
   std::string missing_subcommand() const {
-    const CLI::App* deepest = names_.front().first;
-    for (const auto& [app, name] : names_)
-      if (app->parsed()) deepest = app;
     std::string known;
-    for (const CLI::App* sub : deepest->get_subcommands(nullptr))
+    for (const CLI::App* sub : deepest().get_subcommands(nullptr))
       known += (known.empty() ? "" : ", ") + sub->get_name();
-    const auto extra = deepest->remaining();
+    const auto extra = deepest().remaining();
     return (extra.empty() ? "found no subcommand" : "found the unknown subcommand '" + extra.front() + "'") +
            ", expected one of " + known;
   }
+  // What to say of words behind chosen() that it does not know.
+  std::string unknown_argument() const {
+    const auto extra = deepest().remaining();
+    const std::string& word = extra.front();
+    return "found the unknown " + std::string(word.front() == '-' ? "option" : "argument") + " '" + word +
+           "', expected those of " + chosen() + " --help";
+  }
 
  private:
+  const CLI::App& deepest() const {
+    const CLI::App* deepest = names_.front().first;
+    for (const auto& [app, name] : names_)
+      if (app->parsed()) deepest = app;
+    return *deepest;
+  }
   struct Given {
     const Option* option;
     CLI::Option* parsed;
@@ -396,11 +408,14 @@ int run(Command& root, int argc, char** argv) {
   try {
     try {
       app.parse(argc, argv);
+      log_debug("ingot ", version(), " (", commit(), ") on ", cpu_model(), ", ", cpu_count(), " CPUs");
       program.execute();
     } catch (const CLI::CallForHelp&) { write_out(app.help()); } catch (const CLI::CallForVersion& e) {
       write_out(std::string(e.what()) + "\n");
     } catch (const CLI::RequiredError&) {
       return report(program.chosen(), program.missing_subcommand(), exit_status(ErrorCode::usage));
+    } catch (const CLI::ExtrasError&) {
+      return report(program.chosen(), program.unknown_argument(), exit_status(ErrorCode::usage));
     } catch (const CLI::ParseError& e) {
       return report(program.chosen(), std::string(e.what()) + "; see " + program.chosen() + " --help",
                     exit_status(ErrorCode::usage));

@@ -296,12 +296,11 @@ struct Trainer::Impl {
            last_checkpoint.empty() ? "none" : last_checkpoint);
   }
 
-  Score score_on_held_out(int64_t stride) const {
+  Score score_on_held_out() const {
     const Tensor average = optimizer.average();
     const Products products = products_of(config.train);
-    return score(
-        config.model, average ? average : weights, *data.tokenizer, data.held_out,
-        {.batch_tokens = config.train.batch_tokens, .stride = stride, .looping = looping(), .products = products});
+    return score(config.model, average ? average : weights, *data.tokenizer, data.held_out,
+                 {.batch_tokens = config.train.batch_tokens, .looping = looping(), .products = products});
   }
   void log_step(const TrainStatus& s) {
     log.write({{"event", "step"},
@@ -338,7 +337,6 @@ Tensor Trainer::result_weights() const {
   return average ? average : impl_->weights;
 }
 int64_t Trainer::parameter_count() const { return impl_->layout.count(); }
-Score Trainer::score_held_out(int64_t stride) const { return impl_->score_on_held_out(stride); }
 
 void Trainer::set_steps(int64_t steps) {
   INGOT_CHECK_EQ(impl_->step, int64_t(0), "trainer: steps can be set before the first step only");
@@ -396,7 +394,7 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
     result.status = s;
     if (hooks.on_step) hooks.on_step(s);
     if (o.eval_every > 0 && s.step % o.eval_every == 0 && !m.done()) {
-      const Score x = m.score_on_held_out(0);
+      const Score x = m.score_on_held_out();
       m.log_score(x);
       if (hooks.on_score) hooks.on_score(s, x);
     }
@@ -405,7 +403,7 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
   m.model.reset();
   if (saved_at != m.step && !(m.step == 0 && result.end == TrainEnd::stopped)) m.save();
   if (result.end == TrainEnd::finished) {
-    result.score = m.score_on_held_out(0);
+    result.score = m.score_on_held_out();
     m.log_score(result.score);
   }
   result.checkpoint = m.last_checkpoint;

@@ -69,7 +69,6 @@ class Trainer {
   double measure_tokens_per_second(double seconds);
   void set_steps(int64_t steps);  // before the first step
   TrainResult run(const TrainHooks& hooks = {});
-  Score score_held_out(int64_t stride = 0) const;
 
  private:
   struct Impl;

@@ -13,7 +13,7 @@
 namespace ingot::ptx {
 
 // L2 cache hints, as createpolicy makes them for a fraction of 1.
-constexpr uint64_t kEvictNormal = 0x1000000000000000, kEvictFirst = 0x12f0000000000000, kEvictLast = 0x14f0000000000000;
+constexpr uint64_t kEvictFirst = 0x12f0000000000000, kEvictLast = 0x14f0000000000000;
 __device__ inline uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
