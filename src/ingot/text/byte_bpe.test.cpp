@@ -4,6 +4,7 @@
 
 #include <ctime>
 #include <thread>
+#include <unordered_map>
 
 #include "ingot/core/rng.h"
 #include "ingot/core/thread_pool.h"
@@ -244,11 +245,12 @@ std::string tiktoken_file(const std::vector<std::string>& tokens) {
 }
 // tiktoken's rule by its definition: the whole word, else again and again the smallest token that two neighbours join
 // to.
-std::vector<int32_t> join_by_definition(const std::vector<std::string>& tokens, const std::string& word) {
+std::vector<int32_t> join_by_definition(const std::unordered_map<std::string, int64_t>& ids, const std::string& word) {
+  const auto none = int64_t(ids.size());
   const auto id_of = [&](const std::string& bytes) {
-    return std::find(tokens.begin(), tokens.end(), bytes) - tokens.begin();
+    const auto found = ids.find(bytes);
+    return found == ids.end() ? none : found->second;
   };
-  const auto none = int64_t(tokens.size());
   std::vector<std::string> parts;
   if (id_of(word) < none)
     parts.push_back(word);
@@ -263,9 +265,9 @@ std::vector<int32_t> join_by_definition(const std::vector<std::string>& tokens, 
     parts[at] += parts[at + 1];
     parts.erase(parts.begin() + int64_t(at) + 1);
   }
-  std::vector<int32_t> ids;
-  for (const std::string& p : parts) ids.push_back(int32_t(id_of(p)));
-  return ids;
+  std::vector<int32_t> joined;
+  for (const std::string& p : parts) joined.push_back(int32_t(id_of(p)));
+  return joined;
 }
 
 TEST(ByteBpe, ReadsTiktokensRanksAndMergesByTheirRule) {
@@ -273,6 +275,9 @@ TEST(ByteBpe, ReadsTiktokensRanksAndMergesByTheirRule) {
   const ByteBpe bpe = ByteBpe::parse_tiktoken(tiktoken_file(tokens), "o.tiktoken");
   EXPECT_EQ(bpe.rules().pattern, WordPattern::o200k);
   const int n = int(tokens.size());
+  std::unordered_map<std::string, int64_t> ids;
+  for (const std::string& t : tokens) ids.emplace(t, int64_t(ids.size()));
+  EXPECT_EQ(int(ids.size()), n);
   EXPECT_EQ(bpe.vocab_size(), n + 1090);
   for (const auto& [offset, name] :
        std::vector<std::pair<int, std::string>>{{0, "<|startoftext|>"},
@@ -291,7 +296,7 @@ TEST(ByteBpe, ReadsTiktokensRanksAndMergesByTheirRule) {
     for (uint64_t seed = 0; seed < 20; ++seed) {
       std::string word;
       for (int i = 0; i < letters; ++i) word += "aaba"[Rng(seed, Purpose::test).below(uint64_t(i), 4)];
-      EXPECT_EQ(bpe.encode(word), join_by_definition(tokens, word)) << word;
+      EXPECT_EQ(bpe.encode(word), join_by_definition(ids, word)) << word;
     }
   EXPECT_EQ(ByteBpe::parse(bpe.to_json(), "back").rules().merges, bpe.rules().merges);
 }
