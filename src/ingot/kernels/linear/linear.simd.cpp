@@ -288,26 +288,49 @@ void pack_words_along(const float* x, int64_t step, int64_t k, int64_t n, int64_
 }
 void pack_words(const Gemm<float>& g, const GemmChunk& chunk, const GemmPackRange& range) {
   constexpr int L = kLanes<float>, N = kCols<float>;
-  const int64_t k_all = words(chunk.k_end - chunk.k_begin), k = range.p_end - range.p_begin;
-  for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
-    const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
-    const int64_t width = cols <= L ? L : N;
-    const float* from = g.b + (chunk.k_begin + range.p_begin) * g.b_row + j * g.b_col;
-    float* to = static_cast<float*>(chunk.packed) + panel * N * k_all + range.p_begin / 2 * width;
-    if (g.b_col == 1)
-      pack_words_across(from, g.b_row, k, cols, width, to);
-    else
-      pack_words_along(from, g.b_col, k, cols, width, to);
+  const int64_t k_all = words(chunk.k_end - chunk.k_begin);
+  const int64_t steps = g.b_col == 1 ? kPackSteps : range.p_end - range.p_begin;
+  for (int64_t p = range.p_begin; p < range.p_end; p += steps) {
+    const int64_t k = range.p_end - p < steps ? range.p_end - p : steps;
+    for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
+      const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
+      const int64_t width = cols <= L ? L : N;
+      const float* from = g.b + (chunk.k_begin + p) * g.b_row + j * g.b_col;
+      float* to = static_cast<float*>(chunk.packed) + panel * N * k_all + p / 2 * width;
+      if (g.b_col == 1)
+        pack_words_across(from, g.b_row, k, cols, width, to);
+      else
+        pack_words_along(from, g.b_col, k, cols, width, to);
+    }
   }
+}
+// The same as pack_words_across for R rows of a, R near a whole register: as copy_columns does, with whole registers
+// but at the end of a range.
+template <int R> INGOT_INLINE void copy_words(const float* x, int64_t step, int64_t k, bool last, float* to) {
+  const int64_t whole = step < kLanes<float> ? 0 : last ? k - 2 : k;
+  int64_t p = 0;
+#pragma GCC unroll 4
+  for (; p + 2 <= whole; p += 2, to += R) store(to, word_of(load(x + p * step), load(x + (p + 1) * step)));
+  if (p < k) pack_words_across(x + p * step, step, k - p, R, R, to);
 }
 void pack_words_of_a(const Gemm<float>& g, const GemmChunk& chunk, const GemmPackRange& range) {
   const int64_t panels = (g.m + kRows - 1) / kRows, k_all = words(chunk.k_end - chunk.k_begin);
-  for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
-    const int64_t row = detail::panel_begin(panel, g.m, panels),
-                  rows = detail::panel_begin(panel + 1, g.m, panels) - row;
-    pack_words_across(g.a + row * g.a_row + (chunk.k_begin + range.p_begin) * g.a_col, g.a_col,
-                      range.p_end - range.p_begin, rows, rows,
-                      static_cast<float*>(chunk.packed_a) + row * k_all + range.p_begin / 2 * rows);
+  const Panels first(range.panel_begin, g.m, panels);
+  for (int64_t p = range.p_begin; p < range.p_end; p += kPackSteps) {
+    const int64_t k = range.p_end - p < kPackSteps ? range.p_end - p : kPackSteps;
+    const bool last = p + k == range.p_end;
+    Panels at = first;
+    for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel, at.advance()) {
+      const int rows = at.rows();
+      const float* x = g.a + at.row() + (chunk.k_begin + p) * g.a_col;
+      float* to = static_cast<float*>(chunk.packed_a) + at.row() * k_all + p / 2 * rows;
+      if (rows == kRows)
+        copy_words<kRows>(x, g.a_col, k, last, to);
+      else if (rows == kRows - 1)
+        copy_words<kRows - 1>(x, g.a_col, k, last, to);
+      else
+        pack_words_across(x, g.a_col, k, rows, rows, to);
+    }
   }
 }
 // Rows of a, steps [p, p + k) as words: [row][words(k)].
@@ -396,6 +419,11 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
       const int64_t j = chunk.n_begin + q * N, left = chunk.n_end - j, cols = left < N ? left : N;
       const int64_t width = cols <= L ? L : N;
       const T* b = static_cast<const T*>(chunk.packed) + q * N * k_all + p * width;
+      int64_t b_step = width;
+      if (chunk.packed == nullptr) {
+        b = g.b + (chunk.k_begin + p) * g.b_row + j;
+        b_step = g.b_row;
+      }
       Panels at = first_panel;
       for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i, at.advance()) {
         const int64_t row = at.row();
@@ -416,6 +444,10 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
         if (round_a) {
           a = scratch + (row - row0) * k;
           a_row = k;
+        } else if (g.a_col != 1 && chunk.packed_a == nullptr) {
+          a = g.a + row + (chunk.k_begin + p) * g.a_col;
+          a_row = 1;
+          a_col = g.a_col;
         } else if (g.a_col != 1) {
           a = static_cast<const T*>(chunk.packed_a) + row * k_all + p * rows;
           a_row = 1;
@@ -424,7 +456,7 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
         if constexpr (kWords)
           kMicroWords.at[rows][width / L](k, a, a_row, a_col, b, width, out);
         else
-          kMicro<T>.at[rows][width / L](k, a, a_row, a_col, b, width, out);
+          kMicro<T>.at[rows][width / L](k, a, a_row, a_col, b, b_step, out);
       }
     }
     p += k;

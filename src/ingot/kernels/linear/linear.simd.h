@@ -22,11 +22,11 @@ template <class T> struct Gemm {
   bool lower = false;  // only micro-tiles that touch the lower triangle
 };
 
-// A slice of the sum and of the columns whose operands are packed at one time.
+// A slice of the sum and of the columns whose operands are packed at one time. What is not packed is read in place.
 struct GemmChunk {
   int64_t k_begin = 0, k_end = 0, n_begin = 0, n_end = 0;
-  void* packed_a = nullptr;  // all row panels, where a_col != 1
-  void* packed = nullptr;    // ceil((n_end - n_begin) / cols) panels
+  void* packed_a = nullptr;  // all row panels, where a_col != 1; or null
+  void* packed = nullptr;    // ceil((n_end - n_begin) / cols) panels; or null, where b_col == 1 and n is whole vectors
 };
 
 // Column panels of a chunk and steps of its sum, counted from the chunk's beginning, that one task packs.

@@ -210,6 +210,13 @@ TEST(matmul, large_products_cut_into_several_chunks_are_exact_on_integers) {
     run(c, {kFp32, kBf16, kBf16Tiles}, true);
 }
 
+// Where both operands lie across the sum, some CPUs read them in place: one or both, by the width and stride of b.
+TEST(matmul, weight_gradients_of_every_kind_of_width_are_exact_on_integers) {
+  for (const Case& c : {Case{75, 48, 2101, true}, Case{65, 32, 600, true, false, 2, 1}, Case{29, 600, 700, true},
+                        Case{97, 80, 129, true, false, 1, 1}, Case{28, 512, 300, true, false, 1, 1, 0}})
+    run(c, {kFp32, kBf16, kBf16Tiles}, true);
+}
+
 // What does not exist of a tile is zero, and must stay without effect.
 TEST(matmul, a_nan_or_an_infinity_stays_in_its_row_and_column) {
   as_is_and_by_emulated_tiles([] {
