@@ -152,9 +152,10 @@ template <class T> struct ByVectors {
     c.k_chunk = round_up(c.k_chunk, kPackRows);  // whole cache lines, and pairs of steps for bf16 dot products
     c.row_panels = ceil_div(g.m, c.tile.rows);
     c.tile_rows = std::min<int64_t>(c.row_panels, std::max(1, 96 / c.tile.rows));
-    c.tile_cols = std::min<int64_t>(c.n_chunk / c.tile.cols, std::max(1, 256 / c.tile.cols));
     // Each task rounds its rows of a anew: columns enough to pay for that.
-    shrink_tasks(c, g.k, kTaskWork, g.round && !packs_a ? 128 : c.tile.cols);
+    const int64_t least_cols = packs_a || !g.round ? c.tile.cols : g.words ? 1024 : 128;
+    c.tile_cols = std::clamp<int64_t>(std::max<int64_t>(256, least_cols) / c.tile.cols, 1, c.n_chunk / c.tile.cols);
+    shrink_tasks(c, g.k, kTaskWork, least_cols);
     c.a_in_place = packs_a && !g.round && reads_across_pay();
     c.b_in_place = c.a_in_place && g.b_col == 1 && g.b_row * size <= kStride && g.n % (c.tile.cols / 2) == 0;
     const int64_t depth_packed = std::min(g.k, c.k_chunk);
