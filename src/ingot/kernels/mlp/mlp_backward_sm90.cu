@@ -7,7 +7,6 @@
 #include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/mlp/mlp_backward.h"
-#include "ingot/kernels/mlp/mlp_backward_sm90_forming.cuh"
 #include "ingot/kernels/mlp/mlp_backward_sm90_layers.cuh"
 
 namespace ingot::cuda {
@@ -140,29 +139,6 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreads ? 2 : 3) sum
 
 // --- what is taken, and the first launch
 
-// Where values are formed: two layers to a stage from the top down; a single one comes last.
-struct Depth {
-  Stage stage[kMaxStages + 1];
-  int stages = 0, cluster = 0;
-};
-Depth cut_depth(int layers, bool activate_last) {
-  Depth d;
-  int l = layers - 1;
-  if (activate_last) d.stage[d.stages++] = {.kind = StageKind::entry, .lower = l}, --l;
-  for (; l >= 1; l -= 2) d.stage[d.stages++] = {.kind = StageKind::pair, .upper = l, .lower = l - 1};
-  if (l == 0) d.stage[d.stages++] = {.kind = StageKind::single};
-  // `entry` reads what lies above its layer with the upper half of its buffers.
-  if (activate_last) d.stage[0].upper = layers;
-  // Copies also halve the partial sums, which costs SMs where clusters get large.
-  const bool uneven = l == 0 && d.stages > 1, pair_alone = d.stages == 1 && l != 0;
-  for (int i = 0; i < d.stages; ++i) {
-    d.stage[i].first = d.cluster;
-    d.stage[i].copies = (uneven && i + 1 < d.stages) || pair_alone ? 2 : 1;
-    d.cluster += d.stage[i].copies;
-  }
-  return d;
-}
-
 using LayersKernel = void (*)(Maps, backward_layers::Arguments);
 LayersKernel layers_kernel(const MlpBackward& m) {
   using backward_layers::mlp_backward_layers_kernel;
@@ -171,23 +147,18 @@ LayersKernel layers_kernel(const MlpBackward& m) {
   return mlp_panels(m) == 2 ? mlp_backward_layers_kernel<bf16, 2> : mlp_backward_layers_kernel<bf16, 1>;
 }
 int shared_bytes(const MlpBackward& m) {
-  if (!mlp_backward_forms_values(m))
-    return int(mlp_panels(m) == 2 ? sizeof(backward_layers::SharedMemory<2>)
-                                  : sizeof(backward_layers::SharedMemory<1>));
-  return int(mlp_panels(m) == 2 ? sizeof(SharedMemory<2>) : sizeof(SharedMemory<1>));
+  return int(mlp_panels(m) == 2 ? sizeof(backward_layers::SharedMemory<2>) : sizeof(backward_layers::SharedMemory<1>));
 }
 
 // How many clusters run at once: fewer than SMs / size where the size does not divide a processing cluster's SMs.
 int clusters_at_once(const MlpBackward& m, int size) {
-  static std::atomic<int> known[16][8][kMaxCluster + 1];
+  static std::atomic<int> known[16][4][kMaxCluster + 1];
   const int device = m.x.device.index;
-  const int which = mlp_backward_forms_values(m) * 4 + (m.x.dtype == DType::bf16) * 2 + mlp_panels(m) - 1;
+  const int which = (m.x.dtype == DType::bf16) * 2 + mlp_panels(m) - 1;
   std::atomic<int>* at = device < 16 ? &known[device][which][size] : nullptr;
   if (at != nullptr && *at > 0) return *at;
   const gpu::DeviceGuard guard(device);
-  const void* kernel = mlp_backward_forms_values(m)
-                           ? reinterpret_cast<const void*>(forming_kernel(m.x.dtype, mlp_panels(m)))
-                           : reinterpret_cast<const void*>(layers_kernel(m));
+  const void* kernel = reinterpret_cast<const void*>(layers_kernel(m));
   gpu::allow_smem("mlp_backward", kernel, device, shared_bytes(m));
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -195,7 +166,7 @@ int clusters_at_once(const MlpBackward& m, int size) {
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(unsigned(size));
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(backward_layers::kThreads);
   config.dynamicSmemBytes = size_t(shared_bytes(m));
   config.attrs = &attribute;
   config.numAttrs = 1;
@@ -206,59 +177,23 @@ int clusters_at_once(const MlpBackward& m, int size) {
   return n;
 }
 
-// The cut of the work: stages where values are formed, clusters, tiles (of a layer a block, units), and where each
-// layer's partial sums lie.
+// The cut of the work: a layer a block, units of 64 rows; and where each layer's partial sums lie.
 struct Cut {
-  Depth depth;
-  int clusters = 0, tiles = 0, parts = 0, room = 0;
-  int first_part[kMlpMaxLayers] = {}, parts_of[kMlpMaxLayers] = {};
+  int units = 0, clusters = 0, blocks = 0;  // of a cluster
+  int parts = 0;
 };
-Cut cut_forming(const MlpBackward& m) {
-  Cut c{.depth = cut_depth(int(m.layers.size()), m.activate_last)};
-  c.tiles = int((m.x.rows() + kTileRows - 1) / kTileRows);
-  const int turns = c.depth.stage[0].copies;
-  c.clusters = std::min((c.tiles + turns - 1) / turns, clusters_at_once(m, c.depth.cluster));
-  // Two chunks, as one is read while the next is formed.
-  const int of_cluster = (c.tiles + c.clusters - 1) / c.clusters;
-  c.room = of_cluster <= kChunk ? of_cluster : 2 * kChunk;
-  for (int i = 0; i < c.depth.stages; ++i) {
-    const Stage& at = c.depth.stage[i];
-    const auto give = [&](int l, int parts) {
-      c.first_part[l] = c.parts, c.parts_of[l] = parts;
-      c.parts += parts;
-    };
-    if (at.kind == StageKind::pair) give(at.upper, c.clusters);
-    give(at.lower, c.clusters);
-  }
-  // Stages below the lowest gradient fall away; the rest is cut as ever, so that its sums have the same bits.
-  const auto highest = [](const Stage& at) { return at.kind == StageKind::pair ? at.upper : at.lower; };
-  const int first = int(mlp_first_layer(m));
-  while (c.depth.stages > 1 && highest(c.depth.stage[c.depth.stages - 1]) < first) --c.depth.stages;
-  const Stage& last = c.depth.stage[c.depth.stages - 1];
-  c.depth.cluster = last.first + last.copies;
-  return c;
-}
-
-// A layer a block, units of 64 rows.
-Cut cut_layers(const MlpBackward& m) {
-  Cut c;
+Cut cut_of(const MlpBackward& m) {
   const int layers = int(m.layers.size()), cluster = layers + m.activate_last;
-  c.tiles = int((m.x.rows() + kRows - 1) / kRows);
-  c.clusters = std::min(c.tiles, clusters_at_once(m, cluster));
-  for (int l = 0; l < layers; ++l) c.first_part[l] = l * c.clusters, c.parts_of[l] = c.clusters;
+  Cut c{.units = int((m.x.rows() + kRows - 1) / kRows)};
+  c.clusters = std::min(c.units, clusters_at_once(m, cluster));
   c.parts = layers * c.clusters;
-  c.depth.cluster = cluster - int(mlp_first_layer(m));
+  // Blocks below the lowest gradient fall away; the rest is cut as ever, so that its sums have the same bits.
+  c.blocks = cluster - int(mlp_first_layer(m));
   return c;
 }
-Cut cut_of(const MlpBackward& m) { return mlp_backward_forms_values(m) ? cut_forming(m) : cut_layers(m); }
+int first_part(const Cut& c, size_t l) { return int(l) * c.clusters; }
 
-int64_t sum_bytes(const MlpBackward& m, const Cut& c) { return c.parts * part_floats(mlp_panels(m)) * 4; }
-// Values formed here: (clusters * room * kTileRows, width) of each layer, behind the sums.
-int64_t formed_rows(const Cut& c) { return int64_t(c.clusters) * c.room * kTileRows; }
-int64_t formed_bytes(const MlpBackward& m, const Cut& c) { return formed_rows(c) * kPanel * mlp_panels(m) * 2; }
-char* formed(const MlpBackward& m, const Cut& c) { return static_cast<char*>(m.workspace.data) + sum_bytes(m, c); }
-
-Maps make_maps(const MlpBackward& m, const Cut& c) {
+Maps make_maps(const MlpBackward& m) {
   const gpu::TmaBox rows{.rows = kRows, .cols = kPanel, .swizzle = Swizzle::b128};
   Maps maps{};
   maps.dy = gpu::tensor_map("mlp_backward: dy", mlp_matrix(m.dy), rows);
@@ -266,59 +201,26 @@ Maps make_maps(const MlpBackward& m, const Cut& c) {
   maps.h[0] = gpu::tensor_map("mlp_backward: x", mlp_matrix(m.x), rows);
   const gpu::TmaBox weights{.rows = kPanel * mlp_panels(m), .cols = kPanel, .swizzle = Swizzle::b128};
   for (size_t l = 0; l < m.layers.size(); ++l) maps.w[l] = gpu::tensor_map("mlp_backward: w", m.layers[l].w, weights);
-  for (int l = 0; l < mlp_backward_values(m); ++l) {
-    if (mlp_backward_forms_values(m)) {
-      const Tensor h(formed(m, c) + l * formed_bytes(m, c), m.x.dtype,
-                     {formed_rows(c), int64_t(kPanel) * mlp_panels(m)}, m.x.device);
-      maps.h[l + 1] = gpu::tensor_map("mlp_backward: values formed again", h, rows);
-    } else {
-      maps.h[l + 1] = gpu::tensor_map("mlp_backward: saved", mlp_layer_part(m, m.saved, size_t(l)), rows);
-    }
-  }
+  for (size_t l = 0; l < size_t(mlp_backward_values(m)); ++l)
+    maps.h[l + 1] = gpu::tensor_map("mlp_backward: saved", mlp_layer_part(m, m.saved, l), rows);
   return maps;
 }
 
-Arguments make_forming_arguments(const MlpBackward& m, const Cut& c) {
-  Arguments a;
-  for (size_t l = 0; l < m.layers.size(); ++l)
-    a.layer[l] = {.w = m.layers[l].w.data,
-                  .g = m.layers[l].g ? m.layers[l].g.data : nullptr,
-                  .b = m.layers[l].b ? m.layers[l].b.data : nullptr,
-                  .n = int(m.layers[l].w.rows()),
-                  .k = int(m.layers[l].w.cols()),
-                  .first_part = c.first_part[l]};
-  for (int i = 0; i < c.depth.stages; ++i) a.stage[i] = c.depth.stage[i];
-  a.stages = c.depth.stages;
-  a.cluster = c.depth.cluster;
-  a.partial = static_cast<float*>(m.workspace.data);
-  a.tiles = c.tiles;
-  a.act = m.act;
-  a.want_dx = bool(m.dx);
-  for (const MlpLayer& grad : m.grads) a.want_db = a.want_db || bool(grad.b);
-  a.values = mlp_backward_values(m);
-  a.room = c.room;
-  a.formed = formed(m, c);
-  a.rows = m.x.rows();
-  const float* kept = static_cast<const float*>(m.saved.data);
-  for (int l = 0; m.saved && l < a.values; kept += a.rows * a.layer[l++].n) a.layer[l].kept = kept;
-  return a;
-}
-
-backward_layers::Arguments make_layers_arguments(const MlpBackward& m, const Cut& c) {
+backward_layers::Arguments make_arguments(const MlpBackward& m, const Cut& c) {
   backward_layers::Arguments a;
   for (size_t l = 0; l < m.layers.size(); ++l)
     a.layer[l] = {.w = m.layers[l].w.data,
                   .g = m.layers[l].g ? m.layers[l].g.data : nullptr,
                   .n = int(m.layers[l].w.rows()),
                   .k = int(m.layers[l].w.cols()),
-                  .first_part = c.first_part[l]};
+                  .first_part = first_part(c, l)};
   a.layers = int(m.layers.size());
-  a.cluster = c.depth.cluster;
+  a.cluster = c.blocks;
   a.entry = m.activate_last;
   a.partial = static_cast<float*>(m.workspace.data);
   a.clusters = c.clusters;
-  a.units_each = c.tiles / c.clusters;
-  a.units_left = c.tiles % c.clusters;
+  a.units_each = c.units / c.clusters;
+  a.units_left = c.units % c.clusters;
   a.act = m.act;
   a.want_dx = bool(m.dx);
   for (const MlpLayer& grad : m.grads) a.want_db = a.want_db || bool(grad.b);
@@ -337,25 +239,22 @@ SumArguments make_sum_arguments(const MlpBackward& m, const Cut& c) {
                   .dg = at(grad.g),
                   .n = int(layer.w.rows()),
                   .k = int(layer.w.cols()),
-                  .first_part = c.first_part[l],
-                  .parts = c.parts_of[l]};
+                  .first_part = first_part(c, l),
+                  .parts = c.clusters};
   }
   return a;
 }
 
-template <class T> void run(const MlpBackward& m, Stream stream) {
+template <class T> void run_as(const MlpBackward& m, Stream stream) {
   const Cut c = cut_of(m);
-  const gpu::Launch at{.grid = int64_t(c.clusters) * c.depth.cluster,
-                       .block = kThreads,
-                       .smem = shared_bytes(m),
-                       .cluster = c.depth.cluster,
-                       .overlap = true,
-                       .device = m.x.device.index};
-  if (mlp_backward_forms_values(m))
-    gpu::launch("mlp_backward", forming_kernel(m.x.dtype, mlp_panels(m)), at, stream, make_maps(m, c),
-                make_forming_arguments(m, c));
-  else
-    gpu::launch("mlp_backward", layers_kernel(m), at, stream, make_maps(m, c), make_layers_arguments(m, c));
+  gpu::launch("mlp_backward", layers_kernel(m),
+              {.grid = int64_t(c.clusters) * c.blocks,
+               .block = backward_layers::kThreads,
+               .smem = shared_bytes(m),
+               .cluster = c.blocks,
+               .overlap = true,
+               .device = m.x.device.index},
+              stream, make_maps(m), make_arguments(m, c));
   int64_t pairs = 0;
   for (const MlpLayer& layer : m.layers) pairs += row_pairs(int(layer.w.rows()));
   const bool deep = pairs > kSumBlocksAtOnce;
@@ -369,6 +268,13 @@ template <class T> void run(const MlpBackward& m, Stream stream) {
       stream, make_sum_arguments(m, c));
 }
 
+void run(const MlpBackward& m, Stream stream) {
+  m.x.dtype == DType::f16 ? run_as<f16>(m, stream) : run_as<bf16>(m, stream);
+}
+int64_t workspace_bytes(const MlpBackward& m) { return cut_of(m).parts * part_floats(mlp_panels(m)) * 4; }
+
+constexpr MlpBackwardForm kForm = {.run = run, .workspace_bytes = workspace_bytes};
+
 }  // namespace
 }  // namespace backward_sm90
 
@@ -379,18 +285,10 @@ bool mlp_backward_sm90_takes(const MlpBackward& m) {
   return mlp_backward_is_fast(m) && int(m.layers.size()) + m.activate_last <= kMaxCluster;
 }
 
-void mlp_backward_sm90(const MlpBackward& m, Stream stream) {
-  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  if (m.x.dtype == DType::f16)
-    run<f16>(m, stream);
-  else
-    run<bf16>(m, stream);
-}
+void mlp_backward_sm90(const MlpBackward& m, Stream stream) { mlp_backward_with_values(m, kForm, stream); }
 
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m) {
-  if (m.x.rows() == 0) return 0;
-  const Cut c = cut_of(m);
-  return sum_bytes(m, c) + (mlp_backward_forms_values(m) ? mlp_backward_values(m) * formed_bytes(m, c) : 0);
+  return mlp_backward_workspace_bytes_with_values(m, kForm);
 }
 
 }  // namespace ingot::cuda

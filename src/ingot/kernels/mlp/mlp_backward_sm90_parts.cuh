@@ -1,6 +1,6 @@
 #pragma once
-// What the two fast backward forms share (mlp_backward_sm90_layers.cuh where values were kept in 16 bits,
-// mlp_backward_sm90_forming.cuh else): operands, the layout of the partial sums of dW, weights of normalised layers.
+// What the fast backward form's kernels and launchers agree on: operands, the layout of the partial sums of dW, weights
+// of normalised layers.
 #include <cuda.h>
 
 #include "ingot/gpu/ptx/convert.cuh"
@@ -18,21 +18,18 @@ using tile::Swizzle;
 constexpr int kMaxCluster = 8;
 constexpr int kRows = 64;  // of a warpgroup's product
 constexpr int kPanel = kMlpPanel;
-constexpr int kThreads = 512;
 constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
 
 struct LayerShape {
-  const void* w = nullptr;      // (n, k), 16 bit
-  const void* g = nullptr;      // (n), weight norm
-  const void* b = nullptr;      // (n), bias: for values formed here
-  const float* kept = nullptr;  // (rows, n), values kept in fp32
+  const void* w = nullptr;  // (n, k), 16 bit
+  const void* g = nullptr;  // (n), weight norm
   int n = 0, k = 0;
   int first_part = 0;  // of its partial sums
 };
 
 struct Maps {
   CUtensorMap dy, dx;
-  CUtensorMap h[kMlpMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved, or the workspace where it is formed
+  CUtensorMap h[kMlpMaxLayers + 1];  // h[0] is x, h[l] what layer l - 1 saved
   CUtensorMap w[kMlpMaxLayers];
 };
 

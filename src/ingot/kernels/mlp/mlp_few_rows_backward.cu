@@ -101,7 +101,8 @@ Sums make_sums(const MlpBackward& m, const Config& c, bool after_chain) {
   return a;
 }
 
-void run(const MlpBackward& m, const Config& c, Stream stream) {
+void run(const MlpBackward& m, Stream stream) {
+  const Config c = pick_config(m.x.rows());
   const int device = m.x.device.index, panels = mlp_panels(m);
   const Chain chain = make_chain(m, c);
   const bool is_f16 = m.x.dtype == DType::f16, has_chain = chain.lowest < chain.layers || chain.activate_last;
@@ -118,26 +119,27 @@ void run(const MlpBackward& m, const Config& c, Stream stream) {
   is_f16 ? launch_sums<f16>(maps, sums, at, stream) : launch_sums<bf16>(maps, sums, at, stream);
 }
 
+// dz of every layer but a top one that is not activated, in x's type.
+int64_t workspace_bytes(const MlpBackward& m) {
+  int64_t columns = 0;
+  for (size_t l = 0; l < m.layers.size(); ++l)
+    if (mlp_activated(m, l)) columns += m.layers[l].w.rows();
+  return m.x.rows() * columns * size_of(m.x.dtype);
+}
+
+constexpr MlpBackwardForm kForm = {.run = run, .workspace_bytes = workspace_bytes};
+
 }  // namespace
 }  // namespace few_rows_backward
 
 using namespace few_rows_backward;
 
-bool mlp_few_rows_backward_takes(const MlpBackward& m) {
-  return mlp_backward_is_fast(m) && !mlp_backward_forms_values(m);
-}
+bool mlp_few_rows_backward_takes(const MlpBackward& m) { return mlp_backward_is_fast(m); }
 
-void mlp_few_rows_backward(const MlpBackward& m, Stream stream) {
-  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  run(m, pick_config(m.x.rows()), stream);
-}
+void mlp_few_rows_backward(const MlpBackward& m, Stream stream) { mlp_backward_with_values(m, kForm, stream); }
 
-// dz of every layer but a top one that is not activated, in x's type.
 int64_t mlp_few_rows_backward_workspace_bytes(const MlpBackward& m) {
-  int64_t columns = 0;
-  for (size_t l = 0; l < m.layers.size(); ++l)
-    if (mlp_activated(m, l)) columns += m.layers[l].w.rows();
-  return m.x.rows() * columns * size_of(m.x.dtype);
+  return mlp_backward_workspace_bytes_with_values(m, kForm);
 }
 
 }  // namespace ingot::cuda

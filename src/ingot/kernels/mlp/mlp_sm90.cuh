@@ -505,6 +505,7 @@ __device__ __forceinline__ void finish(Sums<kWidth>& d, const Params& p, const V
 #pragma unroll
     for (int i = 0; i < kWidth / 32; ++i) activate_block<T, F, kWidth>(d, i);
     if constexpr (kSaves && has_slope_from_value<F>) save();
+    if (kSaves && p.y == layer.saved) return;  // whoever forms values again wants the last ones once
   }
   store_last<T, kWidth>(d, {static_cast<char*>(p.y), p.y_stride_bytes, layer.n}, first, p.rows);
 }
