@@ -35,7 +35,8 @@ constexpr int kAtOnce = 5;  // parts that a thread asks for before it adds
 // not looked at until they are.
 template <class T> struct GradientRow {
   float4 old = {};
-  tile::Vec<T, 4> v = {};  // of weight norm
+  float old_db = 0, old_dg = 0;  // lane 0
+  tile::Vec<T, 4> v = {};        // of weight norm
   T g = {};
 };
 template <class T> __device__ GradientRow<T> load_row(const LayerGradients& at, int row, int lane) {
@@ -43,7 +44,9 @@ template <class T> __device__ GradientRow<T> load_row(const LayerGradients& at, 
   const int64_t start = int64_t(row) * at.k + 4 * lane;
   const bool inside = 4 * lane < at.k;
   if (inside && at.dw != nullptr) to.old = *reinterpret_cast<const float4*>(at.dw + start);
+  if (lane == 0 && at.db != nullptr) to.old_db = at.db[row];
   if (at.g == nullptr) return to;
+  if (lane == 0 && at.dg != nullptr) to.old_dg = at.dg[row];
   if (inside) tile::load(to.v, static_cast<const T*>(at.v) + start);
   to.g = static_cast<const T*>(at.g)[row];
   return to;
@@ -58,7 +61,7 @@ __device__ void add_row(const LayerGradients& at, int row, const GradientRow<T>&
     for (int i = 0; i < 4; ++i) sum[0] = fmaf(dw[i], v[i], sum[0]), sum[1] = fmaf(v[i], v[i], sum[1]);
     tile::warp_sum(sum, 32);
     const float r = inverse_norm(sum[1]), dot = r * sum[0];
-    if (lane == 0 && at.dg != nullptr) at.dg[row] += dot;
+    if (lane == 0 && at.dg != nullptr) at.dg[row] = of.old_dg + dot;
 #pragma unroll
     for (int i = 0; i < 4; ++i) dw[i] = tile::to_float(of.g) * r * (dw[i] - r * v[i] * dot);
   }
@@ -133,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreads ? 2 : 3) sum
     float b = 0;
 #pragma unroll 1
     for (int i = 0; i < kThreads / 64; ++i) b += bias[kThreads / 64 * warp + i];
-    at.db[row] += b;
+    at.db[row] = of.old_db + b;
   }
 }
 
