@@ -75,6 +75,8 @@ def cases():
     yield Case(65536, 3, act="relu")
     yield Case(65536, 3, width=64)
     yield Case(65536, 3, training=True, width=64)
+    yield Case(65536, 3, width=256)
+    yield Case(65536, 3, training=True, width=256)
 
 
 def effective(w, g):

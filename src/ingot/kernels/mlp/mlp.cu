@@ -33,6 +33,7 @@ bool mlp_takes(const Mlp& m, MlpForm form) {
     case MlpForm::portable: return true;
     case MlpForm::few_rows: return mlp_few_rows_takes(m);
     case MlpForm::sm90: return mlp_sm90_takes(m);
+    case MlpForm::wide: return mlp_wide_takes(m);
     default: return false;
   }
 }
@@ -50,7 +51,8 @@ MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
   check_generation("mlp", compute_major);
   if (compute_major != 9) return MlpForm::portable;
   if (m.x.rows() <= (m.saved ? kFewRowsSaved : kFewRows) && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
-  return mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;
+  if (mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
+  return mlp_takes(m, MlpForm::wide) ? MlpForm::wide : MlpForm::portable;
 }
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   check_generation("mlp_backward", compute_major);
@@ -64,6 +66,7 @@ void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
     case MlpForm::portable: return mlp_portable(m, stream);
     case MlpForm::few_rows: return mlp_few_rows(m, stream);
     case MlpForm::sm90: return mlp_sm90(m, stream);
+    case MlpForm::wide: return mlp_wide(m, stream);
     default: no_such_form("mlp", form);
   }
 }

@@ -111,6 +111,30 @@ std::vector<Case> cases() {
                      .keep = keeps[i % 3],
                      .gap = i % 2 ? 8 : 0});
     }
+  // Wider than 128: every depth, kept and not, some blocks with one tile and some with none.
+  for (size_t depth = 1; depth <= 8; ++depth)
+    for (Keep keep : keeps)
+      all.push_back({.widths = equal_widths(depth, depth % 2 ? 256 : 200),
+                     .rows = keep == Keep::nothing ? 40 + 130 * int64_t(depth) : 70 + 9 * int64_t(depth),
+                     .bias = depth % 4 < 2,
+                     .weight_norm = (depth + size_t(keep)) % 3 == 0,
+                     .activate_last = depth % 4 == 3,
+                     .keep = keep,
+                     .gap = depth % 3 ? 0 : 24});
+  for (const auto& widths : std::vector<std::vector<int64_t>>{{136, 8}, {8, 256, 136, 16}, {200, 136, 256, 72, 248}})
+    for (Keep keep : keeps) {
+      ++i;
+      all.push_back({.widths = widths,
+                     .rows = 64 * (i % 4) + 1 + i % 64,
+                     .bias = i % 2 == 0,
+                     .weight_norm = i % 3 == 0,
+                     .keep = keep,
+                     .gap = i % 2 ? 8 : 0});
+    }
+  for (int act = 0; act < Activations::size; ++act)
+    for (Keep keep : {Keep::nothing, Keep::f32})
+      all.push_back(
+          {.widths = {72, 256, 144}, .rows = 150, .act = Act(act), .activate_last = act % 2 == 1, .keep = keep});
   for (int act = 0; act < Activations::size; ++act)
     for (Keep keep : keeps)
       all.push_back(
@@ -550,8 +574,9 @@ std::vector<Vector> outputs(const Problem& p) {
   return all;
 }
 TEST_P(MlpCuda, RepeatsBitForBitAlsoFromAGraph) {
-  for (const Case& c : {Case{.widths = equal_widths(3, 128), .rows = 4097},
-                        Case{.widths = {64, 128, 64}, .rows = 700, .weight_norm = true, .keep = Keep::nothing}}) {
+  for (const Case& c :
+       {Case{.widths = equal_widths(3, 128), .rows = 4097}, Case{.widths = {256, 256, 136, 256}, .rows = 9000},
+        Case{.widths = {64, 128, 64}, .rows = 700, .weight_norm = true, .keep = Keep::nothing}}) {
     if (!taken(c)) continue;
     Problem p(c, GetParam().dtype, GetParam().backward);
     p.fill(7);
@@ -619,44 +644,50 @@ TEST_P(MlpCuda, FrozenPartsStayUntouchedAndTheOthersAreTheSame) {
 }
 
 TEST_P(MlpCuda, ANanStaysInItsRow) {
-  const Case c{.widths = equal_widths(3, 64), .rows = 130};
-  if (!taken(c)) GTEST_SKIP();
-  Problem p(c, GetParam().dtype, GetParam().backward);
-  p.fill(5);
-  Vector x = values(p.x.host());
-  x[77 * 64 + 5] = NAN;
-  testing::assign(p.x.host(), x);
-  p.run(GetParam().forward, GetParam().backward);
-  const Vector y = values(p.y.host());
-  for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(std::isnan(y[i]), i / 64 == 77) << i;
+  for (size_t width : {64, 256}) {
+    const Case c{.widths = equal_widths(3, int64_t(width)), .rows = 130};
+    if (!taken(c)) continue;
+    Problem p(c, GetParam().dtype, GetParam().backward);
+    p.fill(5);
+    Vector x = values(p.x.host());
+    x[77 * width + 5] = NAN;
+    testing::assign(p.x.host(), x);
+    p.run(GetParam().forward, GetParam().backward);
+    const Vector y = values(p.y.host());
+    for (size_t i = 0; i < y.size(); ++i) ASSERT_EQ(std::isnan(y[i]), i / width == 77) << i;
+  }
 }
 
 // Rows that repeat, more of them than all blocks take at once: every tile passes the same weights.
 TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
   constexpr int64_t kPeriod = 333, kRows = 27000;
-  for (size_t depth : {2, 5, 7, 8})
-    for (bool weight_norm : {false, true}) {
-      const Case c{.widths = equal_widths(depth, 128),
-                   .rows = kRows,
-                   .bias = depth % 2 == 1,
-                   .weight_norm = weight_norm,
-                   .keep = depth % 4 == 0 ? Keep::own_type : Keep::nothing};
-      if (!taken(c)) continue;
-      SCOPED_TRACE(::testing::Message() << c << ' ' << GetParam());
-      Problem p(c, GetParam().dtype, MlpForm::portable);
-      p.fill(17);
-      Vector x = values(p.x.host());
-      for (size_t i = kPeriod * 128; i < x.size(); ++i) x[i] = x[i - kPeriod * 128];
-      testing::assign(p.x.host(), x);
-      p.upload();
-      cuda::mlp_with(p.forward(), GetParam().forward, {});
-      p.download();
-      const Vector y = values(p.y.host());
-      for (size_t i = 0; i < y.size(); ++i) {
-        ASSERT_FALSE(std::isnan(y[i])) << i / 128;
-        if (i >= kPeriod * 128) ASSERT_EQ(y[i], y[i - kPeriod * 128]) << i / 128;
-      }
+  const auto check = [](size_t depth, int64_t width, bool weight_norm) {
+    const Case c{.widths = equal_widths(depth, width),
+                 .rows = kRows,
+                 .bias = depth % 2 == 1,
+                 .weight_norm = weight_norm,
+                 .keep = depth % 4 == 0 ? Keep::own_type : Keep::nothing};
+    if (!taken(c)) return;
+    SCOPED_TRACE(::testing::Message() << c << ' ' << GetParam());
+    Problem p(c, GetParam().dtype, MlpForm::portable);
+    p.fill(17);
+    Vector x = values(p.x.host());
+    const size_t period = size_t(kPeriod * width);
+    for (size_t i = period; i < x.size(); ++i) x[i] = x[i - period];
+    testing::assign(p.x.host(), x);
+    p.upload();
+    cuda::mlp_with(p.forward(), GetParam().forward, {});
+    p.download();
+    const Vector y = values(p.y.host());
+    for (size_t i = 0; i < y.size(); ++i) {
+      ASSERT_FALSE(std::isnan(y[i])) << i / size_t(width);
+      if (i >= period) ASSERT_EQ(y[i], y[i - period]) << i / size_t(width);
     }
+  };
+  for (bool weight_norm : {false, true}) {
+    for (size_t depth : {2, 5, 7, 8}) check(depth, 128, weight_norm);
+    for (size_t depth : {3, 8}) check(depth, 256, weight_norm);
+  }
 }
 
 TEST_P(MlpCuda, AcceptsNoRows) {
@@ -699,8 +730,8 @@ TEST_P(MlpCuda, TakesLeadingDimensionsAsRows) {
 }
 
 TEST_P(MlpCuda, TheEntryPointsChooseAFormThatAgrees) {
-  for (const Case& c :
-       {Case{.widths = equal_widths(3, 128), .rows = 100}, Case{.widths = {128, 64, 8}, .rows = 9000}}) {
+  for (const Case& c : {Case{.widths = equal_widths(3, 128), .rows = 100}, Case{.widths = {128, 64, 8}, .rows = 9000},
+                        Case{.widths = {64, 256, 200}, .rows = 9000}}) {
     Problem p(c, GetParam().dtype, MlpForm::portable);
     p.fill(11);
     const auto before = gradients_now(p);
@@ -737,7 +768,7 @@ size_t nodes_of(const std::function<void(Stream)>& work) {
 TEST_P(MlpCuda, IsOneLaunchForwardAndAtMostTwoBackward) {
   for (int64_t rows : {1, 100, 3000, 20000})
     for (Keep keep : {Keep::own_type, Keep::nothing, Keep::f32})
-      for (int64_t width : {64, 128, 264}) {
+      for (int64_t width : {64, 128, 256, 264}) {
         const Case c{.widths = equal_widths(3, width), .rows = rows, .weight_norm = rows != 100, .keep = keep};
         if (!taken(c)) continue;
         SCOPED_TRACE(::testing::Message() << c);
@@ -800,7 +831,10 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
                .layers = {{.w = Tensor(nullptr, t, {width, width}, gpu)}}};
   };
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f32, 100000, 128), 9), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 9), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 9), MlpForm::wide);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 136), 9), MlpForm::wide);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 264), 9), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 10), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 128), 9), MlpForm::sm90);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 500, 64), 9), MlpForm::few_rows);
   const auto backward = [&](int64_t rows, int64_t width, DType saved) {
@@ -826,7 +860,7 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   }
 }
 
-constexpr MlpForm kPortable = MlpForm::portable, kFew = MlpForm::few_rows, kSm90 = MlpForm::sm90;
+constexpr MlpForm kPortable = MlpForm::portable, kFew = MlpForm::few_rows, kSm90 = MlpForm::sm90, kWide = MlpForm::wide;
 INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                          ::testing::Values(Forms{"portable_f16", kPortable, kPortable, DType::f16},
                                            Forms{"portable_bf16", kPortable, kPortable, DType::bf16},
@@ -835,6 +869,8 @@ INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                                            Forms{"few_rows_bf16", kFew, kPortable, DType::bf16},
                                            Forms{"sm90_forward_f16", kSm90, kPortable, DType::f16},
                                            Forms{"sm90_forward_bf16", kSm90, kPortable, DType::bf16},
+                                           Forms{"wide_forward_f16", kWide, kPortable, DType::f16},
+                                           Forms{"wide_forward_bf16", kWide, kPortable, DType::bf16},
                                            Forms{"few_rows_backward_f16", kPortable, kFew, DType::f16},
                                            Forms{"few_rows_backward_bf16", kPortable, kFew, DType::bf16},
                                            Forms{"sm90_backward_f16", kPortable, kSm90, DType::f16},

@@ -13,7 +13,8 @@
 namespace ingot::cuda {
 
 constexpr int kMlpMaxLayers = 8;
-constexpr int kMlpFastWidth = 128;               // the widest layer of all forms but the portable one
+constexpr int kMlpFastWidth = 128;               // the widest layer of most forms
+constexpr int kMlpWideWidth = 256;               // of the wide ones; the portable one takes 512
 constexpr int kMlpPanel = 64;                    // columns: one 128-byte swizzle row of 16-bit elements
 constexpr int64_t kMlpSharedBytes = 227 * 1024;  // that a block may have, sm_90
 
@@ -37,6 +38,10 @@ void mlp_few_rows(const Mlp& m, Stream stream);
 bool mlp_sm90_takes(const Mlp& m);
 void mlp_sm90(const Mlp& m, Stream stream);
 
+// Widest layer 136 to 256, f16 and bf16, sm_90a: weights pass through shared memory; activations stay in registers.
+bool mlp_wide_takes(const Mlp& m);
+void mlp_wide(const Mlp& m, Stream stream);
+
 // Widths up to 128, f16 and bf16, slopes that follow from values, sm_90a: the layers lie on a cluster of blocks.
 bool mlp_backward_sm90_takes(const MlpBackward& m);
 void mlp_backward_sm90(const MlpBackward& m, Stream stream);
@@ -49,7 +54,7 @@ int64_t mlp_few_rows_backward_workspace_bytes(const MlpBackward& m);
 
 // Which form runs is a pure function of the operands' shapes, types and options and of the GPU's generation; below 8 it
 // throws.
-enum class MlpForm { portable, few_rows, sm90 };
+enum class MlpForm { portable, few_rows, sm90, wide };
 MlpForm pick_mlp_form(const Mlp& m, int compute_major);
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major);
 bool mlp_takes(const Mlp& m, MlpForm form);

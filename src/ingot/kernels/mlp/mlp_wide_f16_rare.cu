@@ -1,0 +1,7 @@
+#include "ingot/kernels/mlp/mlp_wide.cuh"
+
+namespace ingot::cuda {
+
+template void launch_mlp_wide<f16, true>(const Mlp&, Stream);
+
+}  // namespace ingot::cuda
