@@ -8,6 +8,8 @@ namespace {
 
 // Up to here the few-rows forms are the faster ones. Saving costs the forward form for many rows more.
 constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192;
+// From here on the wide form takes less time than the portable one.
+constexpr int64_t kWideBackwardRows = 512;
 
 int compute_major(Device device) {
   int major = 0;
@@ -42,6 +44,7 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
     case MlpForm::portable: return true;
     case MlpForm::few_rows: return mlp_few_rows_backward_takes(m);
     case MlpForm::sm90: return mlp_backward_sm90_takes(m);
+    case MlpForm::wide: return mlp_wide_backward_takes(m);
     default: return false;
   }
 }
@@ -58,7 +61,8 @@ MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   check_generation("mlp_backward", compute_major);
   if (compute_major != 9) return MlpForm::portable;
   if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
-  return mlp_takes(m, MlpForm::sm90) ? MlpForm::sm90 : MlpForm::portable;
+  if (mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
+  return m.x.rows() >= kWideBackwardRows && mlp_takes(m, MlpForm::wide) ? MlpForm::wide : MlpForm::portable;
 }
 
 void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
@@ -75,6 +79,7 @@ void mlp_backward_with(const MlpBackward& m, MlpForm form, Stream stream) {
     case MlpForm::portable: return mlp_backward_portable(m, stream);
     case MlpForm::few_rows: return mlp_few_rows_backward(m, stream);
     case MlpForm::sm90: return mlp_backward_sm90(m, stream);
+    case MlpForm::wide: return mlp_wide_backward(m, stream);
     default: no_such_form("mlp_backward", form);
   }
 }
@@ -83,6 +88,7 @@ int64_t mlp_backward_workspace_bytes_with(const MlpBackward& m, MlpForm form) {
     case MlpForm::portable: return mlp_backward_portable_workspace_bytes(m);
     case MlpForm::few_rows: return mlp_few_rows_backward_workspace_bytes(m);
     case MlpForm::sm90: return mlp_backward_sm90_workspace_bytes(m);
+    case MlpForm::wide: return mlp_wide_backward_workspace_bytes(m);
     default: no_such_form("mlp_backward", form);
   }
 }

@@ -135,6 +135,27 @@ std::vector<Case> cases() {
     for (Keep keep : {Keep::nothing, Keep::f32})
       all.push_back(
           {.widths = {72, 256, 144}, .rows = 150, .act = Act(act), .activate_last = act % 2 == 1, .keep = keep});
+  // Wider than 128, where values are kept: each depth, tails, and more rows than a GPU's blocks take at once.
+  for (size_t depth = 1; depth <= 8; ++depth)
+    all.push_back({.widths = equal_widths(depth, depth % 3 ? 256 : 200),
+                   .rows = 900 - 63 * int64_t(depth),
+                   .bias = depth % 2 == 0,
+                   .weight_norm = depth % 3 == 1,
+                   .activate_last = depth % 4 >= 2,
+                   .gap = depth % 2 ? 16 : 0});
+  for (const auto& widths : std::vector<std::vector<int64_t>>{{136, 136}, {256, 136, 200, 8}, {8, 256, 8}})
+    for (int64_t rows : {1, 65, 257, 1100}) {
+      ++i;
+      all.push_back({.widths = widths,
+                     .rows = rows,
+                     .bias = i % 2 == 0,
+                     .weight_norm = i % 3 == 0,
+                     .activate_last = i % 4 == 0,
+                     .gap = i % 3 ? 8 : 0});
+    }
+  all.push_back({.widths = {8, 136, 8}, .rows = 17011, .weight_norm = true});
+  for (int act = 0; act < Activations::size; ++act)
+    all.push_back({.widths = {64, 256, 144, 256}, .rows = 300, .act = Act(act), .activate_last = act % 2 == 0});
   for (int act = 0; act < Activations::size; ++act)
     for (Keep keep : keeps)
       all.push_back(
@@ -615,32 +636,31 @@ void expect_same_sums(const Vector& got, const Vector& want, bool bit_for_bit, c
   EXPECT_LE(e.rms, 1e-5 * e.size) << what << layer;
 }
 TEST_P(MlpCuda, FrozenPartsStayUntouchedAndTheOthersAreTheSame) {
-  const Case base{.widths = equal_widths(3, 64), .rows = 300};
-  for (Keep keep : {Keep::own_type, Keep::nothing})
-    for (bool weight_norm : {false, true}) {
-      Case c = base;
-      c.keep = keep, c.weight_norm = weight_norm;
-      if (!taken(c)) continue;
-      std::vector<Vector> all_trained;
-      for (int frozen = 0; frozen < 16; ++frozen) {  // bit l: layer l; bit 3: the input
-        SCOPED_TRACE(::testing::Message() << c << ' ' << GetParam() << " frozen " << frozen);
-        Problem p(c, GetParam().dtype, GetParam().backward);
-        p.fill(3);
-        for (size_t l = 0; l < 3; ++l) p.frozen[l] = frozen >> l & 1;
-        p.need_dx = !(frozen & 8);
-        p.run(GetParam().forward, GetParam().backward);
-        expect_only_outputs_written(p);
-        const auto now = outputs(p);
-        if (frozen == 0) all_trained = now;
-        if (p.need_dx) { EXPECT_EQ(now[1], all_trained[1]); }
-        const size_t first = now.size() - 9;
-        for (size_t l = 0; l < 3; ++l)
-          for (size_t k = 0; k < 3; ++k)
-            if (!p.frozen[l])
-              expect_same_sums(now[first + 3 * l + k], all_trained[first + 3 * l + k], true, "gradient of layer ", l);
-        if (HasFailure()) return;
+  for (int64_t width : {64, 200})
+    for (Keep keep : {Keep::own_type, Keep::nothing})
+      for (bool weight_norm : {false, true}) {
+        const Case c{.widths = equal_widths(3, width), .rows = 300, .weight_norm = weight_norm, .keep = keep};
+        if (!taken(c)) continue;
+        std::vector<Vector> all_trained;
+        for (int frozen = 0; frozen < 16; ++frozen) {  // bit l: layer l; bit 3: the input
+          SCOPED_TRACE(::testing::Message() << c << ' ' << GetParam() << " frozen " << frozen);
+          Problem p(c, GetParam().dtype, GetParam().backward);
+          p.fill(3);
+          for (size_t l = 0; l < 3; ++l) p.frozen[l] = frozen >> l & 1;
+          p.need_dx = !(frozen & 8);
+          p.run(GetParam().forward, GetParam().backward);
+          expect_only_outputs_written(p);
+          const auto now = outputs(p);
+          if (frozen == 0) all_trained = now;
+          if (p.need_dx) { EXPECT_EQ(now[1], all_trained[1]); }
+          const size_t first = now.size() - 9;
+          for (size_t l = 0; l < 3; ++l)
+            for (size_t k = 0; k < 3; ++k)
+              if (!p.frozen[l])
+                expect_same_sums(now[first + 3 * l + k], all_trained[first + 3 * l + k], true, "gradient of layer ", l);
+          if (HasFailure()) return;
+        }
       }
-    }
 }
 
 TEST_P(MlpCuda, ANanStaysInItsRow) {
@@ -849,6 +869,9 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(backward(8192, 128, DType::bf16), 9), MlpForm::few_rows);
   EXPECT_EQ(cuda::pick_mlp_form(backward(8193, 128, DType::bf16), 9), MlpForm::sm90);
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 136, DType::bf16), 9), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 136, DType::bf16), 9), MlpForm::wide);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 256, DType::f32), 9), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), 8), MlpForm::portable);
   for (int major : {8, 10, 12}) EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), major), MlpForm::portable);
   try {
@@ -874,7 +897,9 @@ INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                                            Forms{"few_rows_backward_f16", kPortable, kFew, DType::f16},
                                            Forms{"few_rows_backward_bf16", kPortable, kFew, DType::bf16},
                                            Forms{"sm90_backward_f16", kPortable, kSm90, DType::f16},
-                                           Forms{"sm90_backward_bf16", kPortable, kSm90, DType::bf16}),
+                                           Forms{"sm90_backward_bf16", kPortable, kSm90, DType::bf16},
+                                           Forms{"wide_backward_f16", kPortable, kWide, DType::f16},
+                                           Forms{"wide_backward_bf16", kPortable, kWide, DType::bf16}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

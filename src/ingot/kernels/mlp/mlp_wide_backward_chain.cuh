@@ -1,0 +1,396 @@
+#pragma once
+// The chain of gradients where layers are up to 256 wide:  dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the top layer
+// down, and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64: its dz is wgmma's A, in
+// registers, and a product's 64 x 256 sums become the next A. Both blocks read the same W_l, 32 rows of it a stage:
+// each fetches half for both. h_{l-1} comes to shared memory, and the dz that its slopes give goes where it was, and
+// from there to memory.
+#include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/stmatrix.cuh"
+#include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/mlp/mlp_wide_backward_parts.cuh"
+
+namespace ingot::cuda::wide_backward {
+
+constexpr uint32_t kStages = 9, kStageRows = 32, kStagesOfLayer = kWidth / kStageRows;
+constexpr uint32_t kSteps = kWidth / 16, kHalves = 2;  // of 16 columns; a tile comes and goes in halves
+constexpr int kChainThreads = kGroups * 128 + 128;
+constexpr int kMultiplyRegisters = 224, kServeRegisters = 56;
+constexpr uint32_t kFormers = 2;  // warps
+
+struct ChainMemory {
+  alignas(1024) uint8_t tile[kGroups][kPanels][kGroupRows * 128];  // h, then dz
+  uint8_t w[kStages][kPanels][kStageRows * 128];
+  float scale[kMlpMaxLayers][kWidth];  // weight norm
+  uint64_t w_full[kStages], w_formed[kStages], w_empty[kStages];
+  uint64_t tile_full[kGroups][kHalves], tile_done[kGroups][kHalves];
+};
+static_assert(sizeof(ChainMemory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
+
+// f' of two values of h.
+template <class T, Slope kSlope>
+__device__ __forceinline__ void slopes_at(uint32_t h, const float (&number)[3], float (&slope)[2]) {
+  float at[2];
+  ptx::unpack(T{}, h, at[0], at[1]);
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if constexpr (kSlope == Slope::softplus) {
+      // 1 - e^-h, or h where the difference would cancel: at worst 3e-4 off, less than a rounding to f16.
+      const float elsewhere = 1 - ptx::exp2_approx(at[e] * -detail::kLog2e);
+      slope[e] = at[e] < 0x1.3p-11f ? at[e] : elsewhere;
+    } else if constexpr (kSlope == Slope::step) {
+      slope[e] = at[e] > 0 ? number[0] : number[1];
+    } else {
+      slope[e] = fmaf(fmaf(number[2], at[e], number[1]), at[e], number[0]);
+    }
+  }
+}
+
+// What a tile's buffer is used for, one after the other: dy, what the last layer saved, ..., and last what becomes dx.
+struct Use {
+  const CUtensorMap *from = nullptr, *to = nullptr;
+};
+
+template <class T, Slope kSlope> struct ChainBlock {
+  ChainMemory& s;
+  const ChainMaps& maps;
+  const Chain& a;
+  const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank();
+  const uint32_t group = warp / 4;
+
+  // Calls use(unit) for every unit of this cluster.
+  template <class Each> __device__ __forceinline__ void each_unit(Each&& each) const {
+    for (int unit = int(ptx::cluster_index()); unit < a.units; unit += int(gridDim.x) / kPair) each(unit);
+  }
+  // Calls each(layer, stage of the ring, its phase, number in the layer) for all that passes the ring of weights.
+  template <class Each> __device__ __forceinline__ void each_stage(Each&& each) const {
+    tile::RingCursor<kStages> at;
+    each_unit([&](int) {
+      for (int l = a.layers - 1; l >= a.lowest; --l)
+        for (uint32_t i = 0; i < kStagesOfLayer; ++i, at.advance()) each(l, at.stage, at.phase, i);
+    });
+  }
+
+  // One thread.
+  __device__ void prepare() {
+    for (uint32_t i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(&s.w_full[i], 1);
+      ptx::mbarrier_init(&s.w_formed[i], kFormers);
+      ptx::mbarrier_init(&s.w_empty[i], kReaders);
+    }
+    for (int g = 0; g < kGroups; ++g)
+      for (uint32_t i = 0; i < kHalves; ++i) {
+        ptx::mbarrier_init(&s.tile_full[g][i], 1);
+        ptx::mbarrier_init(&s.tile_done[g][i], 4);
+      }
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensor_map(&maps.dy);
+    for (int l = a.lowest; l < a.layers; ++l) ptx::prefetch_tensor_map(&maps.w[l]);
+    for (int number = 1; number < uses(); ++number) {
+      const Use use = use_of(number);
+      if (use.from != nullptr) ptx::prefetch_tensor_map(use.from);
+      if (use.to != nullptr) ptx::prefetch_tensor_map(use.to);
+    }
+  }
+
+  // --- one thread each
+
+  __device__ void load_weights() {
+    each_stage([&](int l, uint32_t stage, uint32_t phase, uint32_t i) {
+      uint64_t* const full = &s.w_full[stage];
+      wait_or_trap(&s.w_empty[stage], phase ^ 1);
+      if (!a.has_gain) {
+        ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(s.w[stage])));
+        return load_for_pair(s.w[stage], maps.w[l], int(i * kStageRows), full, rank);
+      }
+      ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(s.w[stage]) / kPair));
+      for (uint32_t p = first_panel(rank); p < first_panel(rank + 1); ++p)
+        ptx::tensor_load(s.w[stage][p], &maps.w[l], int(p) * kMlpPanel, int(i * kStageRows), full);
+    });
+  }
+
+  __device__ Use use_of(int number) const {
+    if (number == 0) return {&maps.dy, nullptr};
+    const int l = a.layers - number - (a.activate_last ? 0 : 1);  // whose values come, and dz goes
+    if (l < 0) return {nullptr, &maps.dx};
+    return {&maps.h[l], a.layer[l].keeps_dz ? &maps.dz[l] : nullptr};
+  }
+  __device__ int uses() const { return 1 + a.activate_last + a.layers - a.lowest; }
+  __device__ void load_half(const Use& use, int g, uint32_t half, int row) {
+    if (use.from == nullptr) return ptx::mbarrier_arrive(&s.tile_full[g][half]);
+    ptx::mbarrier_arrive_expect_tx(&s.tile_full[g][half], uint32_t(sizeof(s.tile[g]) / kHalves));
+    for (uint32_t p = half * 2; p < half * 2 + 2; ++p)
+      ptx::tensor_load(s.tile[g][p], use.from, int(p) * kMlpPanel, row, &s.tile_full[g][half]);
+  }
+  // Sends what the warpgroup has made of the half, which is use number `n` of the block's.
+  __device__ void store_half(const Use& use, int g, uint32_t half, int row, uint32_t n) {
+    wait_or_trap(&s.tile_done[g][half], n & 1);
+    if (use.to != nullptr)
+      for (uint32_t p = half * 2; p < half * 2 + 2; ++p)
+        ptx::tensor_store(use.to, int(p) * kMlpPanel, row, s.tile[g][p]);
+    ptx::bulk_commit_group();
+  }
+  __device__ void move_tiles() {
+    uint32_t n = 0;
+    Use before;
+    int row_before = 0;
+    const auto store = [&](int g, uint32_t half) { store_half(before, g, half, row_before + g * kGroupRows, n - 1); };
+    each_unit([&](int unit) {
+      const int row = (unit * kPair + int(rank)) * kGroups * kGroupRows;
+      for (int i = 0; i < uses(); ++i, ++n) {
+        const Use now = use_of(i);
+        for (int g = 0; g < kGroups; ++g) {
+          if (n > 0) store(g, 0), store(g, 1);
+          ptx::bulk_wait_group_read<1>();
+          load_half(now, g, 0, row + g * kGroupRows);
+          ptx::bulk_wait_group_read<0>();
+          load_half(now, g, 1, row + g * kGroupRows);
+        }
+        before = now, row_before = row;
+      }
+    });
+    if (n > 0)
+      for (int g = 0; g < kGroups; ++g) store(g, 0), store(g, 1);
+    ptx::bulk_wait_group<0>();
+  }
+
+  // --- weight norm
+
+  // Of all rows of all layers, by all warps.
+  __device__ void find_scales() {
+    constexpr int kAtOnce = 16, kWarps = kChainThreads / 32;
+    for (int first = (a.lowest * kWidth) + int(warp) * kAtOnce; first < a.layers * kWidth; first += kWarps * kAtOnce) {
+      const ChainLayer& layer = a.layer[first / kWidth];
+      if (layer.g == nullptr) continue;
+      const int row = first % kWidth, column = int(lane) * 8;
+      WeightChunk<T> v[kAtOnce] = {};
+      float sum[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (row + i < layer.n && column < layer.k)
+          tile::load(v[i], static_cast<const T*>(layer.v) + int64_t(row + i) * layer.k + column);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) sum[i] = squares<T>(v[i]);
+      tile::warp_sum(sum, 32);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (lane == 0)
+          s.scale[first / kWidth][row + i] =
+              row + i < layer.n ? tile::to_float(static_cast<const T*>(layer.g)[row + i]) * inverse_norm(sum[i]) : 0;
+    }
+  }
+  // W = scale v in place, of the panels that this block has fetched, and from here into the neighbour's memory too; by
+  // warp `former` of kFormers. Half a warp has a row.
+  __device__ void form_weights(uint32_t former) {
+    constexpr uint32_t kRows = kStageRows / kFormers, kAtOnce = 4, kBytes = kRows * 128;
+    static_assert(kRows == 2 * kAtOnce * 2 && kPanels / kPair == 2, "a warp's rows are two turns");
+    const uint32_t place = lane / 8 % 2 * uint32_t(sizeof(s.w[0][0])), first = former * kRows + lane / 16;
+    each_stage([&](int l, uint32_t stage, uint32_t phase, uint32_t i) {
+      wait_warp_or_trap(&s.w_full[stage], phase);
+      auto& mine = s.w[stage][first_panel(rank)];
+      if (a.layer[l].g != nullptr) {
+        const uint32_t panel = ptx::shared_address(mine) + place;
+#pragma unroll
+        for (uint32_t r = 0; r < kRows; r += 2 * kAtOnce) {
+          uint32_t v[kAtOnce][4];
+#pragma unroll
+          for (uint32_t e = 0; e < kAtOnce; ++e)
+            ptx::load_shared(v[e], panel + tile::swizzled<Swizzle::b128>(first + r + 2 * e, lane % 8 * 16));
+#pragma unroll
+          for (uint32_t e = 0; e < kAtOnce; ++e) {
+            const float scale = s.scale[l][i * kStageRows + first + r + 2 * e];
+#pragma unroll
+            for (uint32_t& two : v[e]) {
+              float low, high;
+              ptx::unpack(T{}, two, low, high);
+              two = ptx::pack(T{}, low * scale, high * scale);
+            }
+            ptx::store_shared(panel + tile::swizzled<Swizzle::b128>(first + r + 2 * e, lane % 8 * 16), v[e]);
+          }
+        }
+        ptx::fence_proxy_async_shared();
+      }
+      __syncwarp();
+      if (lane == 0) {
+        const uint32_t formed = ptx::cluster_address(&s.w_formed[stage], rank ^ 1);
+        for (uint32_t p = first_panel(rank); p < first_panel(rank + 1); ++p) {
+          const uint8_t* const rows = s.w[stage][p] + former * kBytes;
+          ptx::bulk_copy_to_cluster(ptx::cluster_address(rows, rank ^ 1), rows, kBytes, formed);
+        }
+        ptx::mbarrier_arrive_expect_tx(&s.w_formed[stage], kBytes * (kPanels / kPair));  // what the neighbour sends
+      }
+      __syncwarp();
+    });
+  }
+
+  // --- the products, by a warpgroup
+
+  tile::RingCursor<kStages> w_at = {};
+  uint32_t use = 0;  // number of uses of the tile's buffer before this one
+
+  // Where this lane's ldmatrix and stmatrix find 16 columns of its warp's 16 rows: step i, in the layout of A.
+  __device__ __forceinline__ uint32_t place(uint32_t i) const {
+    const uint32_t panel = ptx::shared_address(s.tile[group][i / 4]);
+    return panel + tile::swizzled<Swizzle::b128>(warp % 4 * 16 + lane % 16, i % 4 * 32 + lane / 16 * 16);
+  }
+  __device__ __forceinline__ void wait_for_half(uint32_t half) const {
+    wait_warp_or_trap(&s.tile_full[group][half], use & 1);
+  }
+  __device__ __forceinline__ void finish_half(uint32_t half) const {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&s.tile_done[group][half]);
+    __syncwarp();
+  }
+  // A = dz of the top layer.
+  __device__ __forceinline__ void enter(uint32_t (&dz)[kSteps][4]) {
+#pragma unroll
+    for (uint32_t half = 0; half < kHalves; ++half) {
+      wait_for_half(half);
+#pragma unroll
+      for (uint32_t i = half * kSteps / 2; i < (half + 1) * kSteps / 2; ++i) ptx::ldmatrix(dz[i], place(i));
+      finish_half(half);
+    }
+    ++use;
+    if (!a.activate_last) return;
+#pragma unroll
+    for (uint32_t half = 0; half < kHalves; ++half) {
+      wait_for_half(half);
+#pragma unroll
+      for (uint32_t i = half * kSteps / 2; i < (half + 1) * kSteps / 2; ++i) {
+        uint32_t h[4];
+        ptx::ldmatrix(h, place(i));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float slope[2], d[2];
+          slopes_at<T, kSlope>(h[e], a.number, slope);
+          ptx::unpack(T{}, dz[i][e], d[0], d[1]);
+          dz[i][e] = ptx::pack(T{}, d[0] * slope[0], d[1] * slope[1]);
+        }
+        ptx::stmatrix(place(i), dz[i]);
+      }
+      ptx::fence_proxy_async_shared();
+      finish_half(half);
+    }
+    ++use;
+  }
+  // One warpgroup's products run under the other's slopes. Not where W is formed here, as that comes late anyway.
+  __device__ __forceinline__ bool takes_turns() const { return !a.has_gain; }
+  __device__ __forceinline__ void hand_over() const { ptx::barrier_arrive(1 + (group ^ 1), 128 * kGroups); }
+  __device__ __forceinline__ void multiply(float (&sums)[kWidth / 2], const uint32_t (&dz)[kSteps][4]) {
+    if (takes_turns()) ptx::barrier_sync(1 + group, 128 * kGroups);
+    uint64_t* const ready = a.has_gain ? s.w_formed : s.w_full;
+    uint32_t before = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kStagesOfLayer; ++i) {
+      const uint32_t stage = w_at.stage;
+      wait_warp_or_trap(ready + stage, w_at.phase);
+      const uint32_t w = ptx::shared_address(s.w[stage]);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (uint32_t k = 0; k < kStageRows; k += 16)
+        ptx::wgmma<T, kWidth, Major::mn>(sums, dz[(i * kStageRows + k) / 16],
+                                         operand<Major::mn, Swizzle::b128>(w, k, kStageRows * 128), i + k > 0);
+      ptx::wgmma_commit_group();
+      if (i > 0) {
+        ptx::wgmma_wait_group<1>();
+        release_to_pair(&s.w_empty[before], lane);
+      }
+      before = stage;
+      w_at.advance();
+    }
+    if (takes_turns()) hand_over();
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(sums);
+    release_to_pair(&s.w_empty[before], lane);
+  }
+  // The next A and what goes to memory: sums times slopes, or dx.
+  template <bool kSlopes>
+  __device__ __forceinline__ void finish(const float (&sums)[kWidth / 2], uint32_t (&dz)[kSteps][4]) {
+#pragma unroll
+    for (uint32_t half = 0; half < kHalves; ++half) {
+      wait_for_half(half);
+#pragma unroll
+      for (uint32_t i = half * kSteps / 2; i < (half + 1) * kSteps / 2; ++i) {
+        uint32_t h[4];
+        if constexpr (kSlopes) ptx::ldmatrix(h, place(i));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float slope[2] = {1, 1};
+          if constexpr (kSlopes) slopes_at<T, kSlope>(h[e], a.number, slope);
+          dz[i][e] = ptx::pack(T{}, sums[8 * i + 2 * e] * slope[0], sums[8 * i + 2 * e + 1] * slope[1]);
+        }
+        ptx::stmatrix(place(i), dz[i]);
+      }
+      ptx::fence_proxy_async_shared();
+      finish_half(half);
+    }
+    ++use;
+  }
+  __device__ __forceinline__ void run() {
+    uint32_t dz[kSteps][4];
+    float sums[kWidth / 2];
+    if (takes_turns() && group == 1) hand_over();
+    each_unit([&](int) {
+      enter(dz);
+#pragma unroll 1
+      for (int l = a.layers - 1; l >= a.lowest; --l) {
+        multiply(sums, dz);
+        if (l > 0)
+          finish<true>(sums, dz);
+        else
+          finish<false>(sums, dz);
+      }
+    });
+    if (takes_turns() && group == 0) ptx::barrier_sync(1, 128 * kGroups);  // the last turn it was given
+  }
+};
+
+template <class T, Slope kSlope>
+__global__ void __launch_bounds__(kChainThreads, 1)
+    chain_kernel(const __grid_constant__ ChainMaps maps, const __grid_constant__ Chain a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  ChainBlock<T, kSlope> block{*reinterpret_cast<ChainMemory*>(memory), maps, a};
+  if (threadIdx.x == 0) block.prepare();
+  __syncwarp();
+  ptx::wait_for_earlier_kernels();
+  for (int i = int(blockIdx.x * kChainThreads + threadIdx.x); i < a.counter_count; i += int(gridDim.x) * kChainThreads)
+    a.counters[i] = 0;
+  if (a.has_gain) block.find_scales();
+  ptx::cluster_arrive();  // the neighbour's barriers are ready
+  ptx::cluster_wait();
+  if (block.warp < kGroupWarps) {
+    ptx::increase_registers<kMultiplyRegisters>();
+    block.run();
+  } else {
+    ptx::decrease_registers<kServeRegisters>();
+    const uint32_t server = block.warp - kGroupWarps;
+    if (server == 0 && block.lane == 0) block.load_weights();
+    if (server == 1 && block.lane == 0) block.move_tiles();
+    if (server >= 2 && a.has_gain) block.form_weights(server - 2);
+    __syncwarp();
+  }
+  ptx::cluster_arrive();  // the neighbour may still fill this block's memory, or say that it has read its own
+  ptx::cluster_wait();
+}
+
+template <class T> void launch_chain(const ChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
+  const auto with = [&](auto kernel) {
+    gpu::launch("mlp_backward", kernel,
+                {.grid = int64_t(at.clusters) * kPair,
+                 .block = kChainThreads,
+                 .smem = sizeof(ChainMemory),
+                 .cluster = kPair,
+                 .overlap = true,
+                 .device = at.device},
+                stream, maps, a);
+  };
+  switch (at.slope) {
+    case Slope::softplus: return with(chain_kernel<T, Slope::softplus>);
+    case Slope::step: return with(chain_kernel<T, Slope::step>);
+    case Slope::quadratic: return with(chain_kernel<T, Slope::quadratic>);
+  }
+}
+
+}  // namespace ingot::cuda::wide_backward

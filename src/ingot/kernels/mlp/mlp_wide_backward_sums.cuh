@@ -1,0 +1,226 @@
+#pragma once
+// dW_l = dz_l^T h_{l-1} and db_l where layers are up to 256 wide. A pair of blocks has all of one dW over a part of the
+// rows, each block 128 rows of it, a warpgroup 64 x 256. The blocks fetch their own columns of dz, and half of h for
+// both. Every part goes to memory; when all parts of a layer are there, each block adds, in their order, a share of its
+// rows of dW. So blocks wait for each other, and the launch is a cooperative one.
+#include "ingot/gpu/ptx/atomics.cuh"
+#include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/kernels/mlp/mlp_wide_backward_parts.cuh"
+
+namespace ingot::cuda::wide_backward {
+
+constexpr uint32_t kSumStages = 4;
+constexpr int kSumThreads = kGroups * 128 + 32;
+
+struct SumMemory {
+  struct Stage {
+    uint8_t dz[kGroups][kChunk * 128];
+    uint8_t h[kPanels][kChunk * 128];
+  };
+  alignas(1024) Stage stage[kSumStages];
+  float db[kGroups][4][kMlpPanel];  // of each warp
+  uint64_t full[kSumStages], empty[kSumStages];
+};
+static_assert(sizeof(SumMemory) <= size_t(kMlpSharedBytes), "the sums must fit the shared memory");
+
+template <class T> struct SumBlock {
+  SumMemory& s;
+  const SumMaps& maps;
+  const Sums& a;
+  const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank(), group = warp / 4;
+  const int l = int(ptx::cluster_index()) / a.splits, split = int(ptx::cluster_index()) % a.splits;
+
+  __device__ int chunks() const { return (a.chunks - split + a.splits - 1) / a.splits; }  // of this block
+  // From the end: that is what the chain has written last.
+  __device__ int first_row(int i) const { return (a.chunks - 1 - split - i * a.splits) * kChunk; }
+  __device__ int64_t part(int of) const { return (int64_t(l) * a.splits + of) * kPair + rank; }
+
+  // One thread.
+  __device__ void prepare() {
+    for (uint32_t i = 0; i < kSumStages; ++i) {
+      ptx::mbarrier_init(&s.full[i], 1);
+      ptx::mbarrier_init(&s.empty[i], kReaders);
+    }
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensor_map(&maps.dz[l]);
+    ptx::prefetch_tensor_map(&maps.h[l]);
+  }
+  __device__ void load() {
+    tile::RingCursor<kSumStages> at;
+    for (int i = 0; i < chunks(); ++i, at.advance()) {
+      auto& to = s.stage[at.stage];
+      uint64_t* full = &s.full[at.stage];
+      wait_or_trap(&s.empty[at.stage], at.phase ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(to)));
+      for (int g = 0; g < kGroups; ++g)
+        ptx::tensor_load(to.dz[g], &maps.dz[l], int(rank) * kSquare + g * kMlpPanel, first_row(i), full);
+      load_for_pair(to.h, maps.h[l], first_row(i), full, rank);
+    }
+  }
+
+  // db += columns of dz: a warp's rows of the chunk, a lane's two columns.
+  __device__ __forceinline__ void add_bias(float (&db)[2], uint32_t dz) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kChunk / 4; ++i) {
+      uint32_t v[1];
+      float low, high;
+      ptx::load_shared(v, dz + tile::swizzled<Swizzle::b128>(warp % 4 * (kChunk / 4) + i, lane * 4));
+      ptx::unpack(T{}, v[0], low, high);
+      db[0] += low, db[1] += high;
+    }
+  }
+  __device__ __forceinline__ void add_rows(float (&dw)[kWidth / 2], float (&db)[2]) const {
+    const bool bias = a.layer[l].db != nullptr;
+    tile::RingCursor<kSumStages> at;
+    uint32_t before = 0;
+    for (int i = 0; i < chunks(); ++i, at.advance()) {
+      wait_warp_or_trap(&s.full[at.stage], at.phase);
+      const uint32_t dz = ptx::shared_address(s.stage[at.stage].dz[group]),
+                     h = ptx::shared_address(s.stage[at.stage].h);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (uint32_t k = 0; k < kChunk; k += 16)
+        ptx::wgmma<T, kWidth, Major::mn, Major::mn>(dw, operand<Major::mn, Swizzle::b128>(dz, k),
+                                                    operand<Major::mn, Swizzle::b128>(h, k, kChunk * 128),
+                                                    i > 0 || k > 0);
+      ptx::wgmma_commit_group();
+      if (bias) add_bias(db, dz);
+      ptx::wgmma_wait_group<1>();
+      if (i > 0) release_to_pair(&s.empty[before], lane);
+      before = at.stage;
+    }
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(dw);
+  }
+
+  // A row's columns 16 j + 2 t, + 1, + 8, + 9 lie together at 4 (4 j + t).
+  static __device__ __forceinline__ int column(uint32_t four) { return int(four / 4 * 16 + four % 4 * 2); }
+  __device__ __forceinline__ void put_part(const float (&dw)[kWidth / 2], const float (&db)[2]) const {
+    float* const to = a.part + part(split) * kPartFloats + (warp * 16 + lane / 4) * kWidth + lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < kWidth / 16; ++j)
+#pragma unroll
+      for (int low = 0; low < 2; ++low)
+        *reinterpret_cast<float4*>(to + low * 8 * kWidth + j * 16) =
+            make_float4(dw[8 * j + 2 * low], dw[8 * j + 2 * low + 1], dw[8 * j + 4 + 2 * low], dw[8 * j + 5 + 2 * low]);
+    s.db[group][warp % 4][lane * 2] = db[0], s.db[group][warp % 4][lane * 2 + 1] = db[1];
+    ptx::barrier_sync(1 + group, 128);
+    const uint32_t n = threadIdx.x % 128;
+    if (n < uint32_t(kMlpPanel))
+      a.bias_part[part(split) * kSquare + group * kMlpPanel + n] =
+          (s.db[group][0][n] + s.db[group][1][n]) + (s.db[group][2][n] + s.db[group][3][n]);
+  }
+  // Until all parts of this block's rows of dW are there.
+  __device__ void wait_for_parts() const {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      uint32_t* const counter = a.counters + l * kPair + int(rank);
+      ptx::add_release(counter, 1u);
+      const uint32_t start = tile::coarse_timer();
+      while (ptx::load_acquire(counter) < uint32_t(a.splits))
+        if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
+    }
+    __syncthreads();
+    __threadfence();
+  }
+
+  // Row `row` of this block's, by a warp: a lane has four columns twice.
+  __device__ __forceinline__ void finish_row(int row) const {
+    const SumLayer& at = a.layer[l];
+    const int n = int(rank) * kSquare + row;
+    if (n >= at.n) return;
+    constexpr int kAtOnce = 11;
+    const float* from = a.part + part(0) * kPartFloats + row * kWidth + lane * 4;
+    constexpr int64_t kNext = kPair * kPartFloats;
+    float dw[2][4] = {};
+    for (int first = 0; first < a.splits; first += kAtOnce) {
+      float4 v[kAtOnce][2] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        if (first + i < a.splits)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            v[i][e] = __ldcg(reinterpret_cast<const float4*>(from + (first + i) * kNext + e * kWidth / 2));
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          dw[e][0] += v[i][e].x, dw[e][1] += v[i][e].y, dw[e][2] += v[i][e].z, dw[e][3] += v[i][e].w;
+    }
+    if (at.g != nullptr) through_norm(dw, n);
+    if (at.dw != nullptr)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int k = column(lane + e / 2 * 32) + e % 2 * 8;
+        float2* const to = reinterpret_cast<float2*>(at.dw + int64_t(n) * at.k + k);
+        if (k >= at.k) continue;
+        const float2 old = *to;
+        *to = make_float2(old.x + dw[e / 2][e % 2 * 2], old.y + dw[e / 2][e % 2 * 2 + 1]);
+      }
+    if (at.db == nullptr) return;
+    float db[1] = {};
+    for (int i = int(lane); i < a.splits; i += 32) db[0] += __ldcg(a.bias_part + part(i) * kSquare + row);
+    tile::warp_sum(db, 32);
+    if (lane == 0) at.db[n] += db[0];
+  }
+  // dW of a row becomes dv, and dg is added.
+  __device__ __forceinline__ void through_norm(float (&dw)[2][4], int n) const {
+    const SumLayer& at = a.layer[l];
+    const T* v = static_cast<const T*>(at.v) + int64_t(n) * at.k;
+    const float r = weight_inverse_norm(v, at.k);
+    float u[2][4] = {}, along[1] = {};
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int k = column(lane + e / 4 * 32) + e / 2 % 2 * 8 + e % 2;
+      if (k < at.k) u[e / 4][e % 4] = tile::to_float(v[k]) * r;
+      along[0] = fmaf(dw[e / 4][e % 4], u[e / 4][e % 4], along[0]);
+    }
+    tile::warp_sum(along, 32);
+    if (lane == 0 && at.dg != nullptr) at.dg[n] += along[0];
+    const float scale = tile::to_float(static_cast<const T*>(at.g)[n]) * r;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) dw[e / 4][e % 4] = scale * (dw[e / 4][e % 4] - u[e / 4][e % 4] * along[0]);
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads, 1)
+    sum_kernel(const __grid_constant__ SumMaps maps, const __grid_constant__ Sums a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  SumBlock<T> block{*reinterpret_cast<SumMemory*>(memory), maps, a};
+  const SumLayer& layer = a.layer[block.l];
+  if (layer.dw == nullptr && layer.db == nullptr && layer.dg == nullptr) return;  // both blocks of the pair
+  if (threadIdx.x == 0) block.prepare();
+  __syncwarp();
+  ptx::cluster_arrive();  // the neighbour's barriers are ready
+  ptx::cluster_wait();
+  if (block.warp < kGroupWarps) {
+    float dw[kWidth / 2], db[2] = {};
+    block.add_rows(dw, db);
+    block.put_part(dw, db);
+  } else {
+    if (block.lane == 0) block.load();
+    __syncwarp();
+  }
+  block.wait_for_parts();
+  ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
+  if (block.warp < kGroupWarps)
+    for (int row = block.split + int(block.warp) * a.splits; row < kSquare; row += int(kGroupWarps) * a.splits)
+      block.finish_row(row);
+  __syncwarp();
+  ptx::cluster_wait();
+}
+
+template <class T> void launch_sums(const SumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream) {
+  gpu::launch("mlp_backward: sums", sum_kernel<T>,
+              {.grid = int64_t(at.layers) * a.splits * kPair,
+               .block = kSumThreads,
+               .smem = sizeof(SumMemory),
+               .cluster = kPair,
+               .device = at.device,
+               .cooperative = true},
+              stream, maps, a);
+}
+
+}  // namespace ingot::cuda::wide_backward
