@@ -55,20 +55,15 @@ struct PlainWeights {
 // W = gain v / |v| in place, as normalise_rows() does it, but for the sums of squares: where the tensor cores are busy
 // for others, a few products of ours would wait their turn again and again.
 template <class T> __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t first, const float* gain) {
-  constexpr int kSteps = kPlainWidth / 16;
-  const uint32_t from = panels + tile::swizzled<tile::Swizzle::b128>(first + matrix_row(), matrix_chunk() * 16);
-  const auto place = [&](int k) { return (from ^ k % 4 * 32) + k / 4 * panel_bytes<kPlainWidth>(); };
-  uint32_t v[kSteps][4];
-#pragma unroll
-  for (int k = 0; k < kSteps; ++k) ptx::ldmatrix(v[k], place(k));
+  RowsOfV<T, kPlainWidth> rows(panels, first);
   // Each half of the rows in two chains.
   float sums[2][2] = {};
 #pragma unroll
-  for (int k = 0; k < kSteps; ++k)
+  for (int k = 0; k < rows.kSteps; ++k)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float x[2];
-      ptx::unpack(T{}, v[k][i], x[0], x[1]);
+      ptx::unpack(T{}, rows.v[k][i], x[0], x[1]);
       float& sum = sums[i % 2][i / 2];
       sum = fmaf(x[0], x[0], sum);
       sum = fmaf(x[1], x[1], sum);
@@ -81,16 +76,7 @@ template <class T> __device__ __forceinline__ void form_rows(uint32_t panels, ui
     sum += __shfl_xor_sync(~0u, sum, 2);
     scale[half] = gain[first + lane() / 4 + 8 * half] * ptx::rsqrt_approx(sum + kWeightNormEps);
   }
-#pragma unroll
-  for (int k = 0; k < kSteps; ++k) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float x[2];
-      ptx::unpack(T{}, v[k][i], x[0], x[1]);
-      v[k][i] = ptx::pack(T{}, x[0] * scale[i % 2], x[1] * scale[i % 2]);
-    }
-    ptx::stmatrix(place(k), v[k]);
-  }
+  rows.store_times(scale);
 }
 
 // Softplus of pairs as softplus_pair() has it, with q of degree 3 whose constant is 1, so that small h are exact but
