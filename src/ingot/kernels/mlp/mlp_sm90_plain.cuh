@@ -107,75 +107,89 @@ INGOT_HD constexpr Layout plain_layout(int layers) {
   return layout_of<T, kPlainWidth, kSave>(layers, kGroups, kFinish != Finish::none || kNorm != Norm::none, false);
 }
 
-template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
-__global__ void __launch_bounds__(plain_threads<kGroups, kNorm>(), 1)
-    mlp_sm90_plain_kernel(const __grid_constant__ Params p, const __grid_constant__ PlainMaps maps) {
-  extern __shared__ __align__(1024) char shared[];
-  constexpr int kWidth = kPlainWidth;
-  constexpr bool kHasBias = kFinish != Finish::none, kNorms = kNorm != Norm::none;
+// A block as one of its threads sees it: run() in the order of time.
+template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm> struct PlainBlock {
+  static constexpr int kWidth = kPlainWidth;
+  static constexpr bool kHasBias = kFinish != Finish::none, kNorms = kNorm != Norm::none;
   static_assert(!kHasBias || !kNorms, "networks with both are others' business");
   // With weight norm the factors are the gains'.
-  constexpr Finish kScales = kNorms ? Finish::bias : kFinish;
-  constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kScales>;
-  constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = plain_threads<kGroups, kNorm>() / 32;
-  constexpr uint32_t kForms =
-      kNorm == Norm::aside ? kAllWarps - 8 : 0;                  // the first warp that forms W, with weight norm
-  constexpr uint32_t kAsks = kNorm == Norm::aside ? kWarps : 4;  // the warp that asks for what all need
+  static constexpr Finish kFactors = kNorms ? Finish::bias : kFinish;
+  static constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kFactors>;
+  static constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = plain_threads<kGroups, kNorm>() / 32;
+  // With weight norm: the first warp that forms W, and the threads from there on; a gain of all layers' for each.
+  static constexpr uint32_t kForms = kNorm == Norm::aside ? kAllWarps - 8 : 0;
+  static constexpr uint32_t kFormers = 32 * (kAllWarps - kForms);
+  static constexpr uint32_t kEach = (kPlainLayers * kWidth + kFormers - 1) / kFormers;
+  static constexpr uint32_t kAsks = kNorm == Norm::aside ? kWarps : 4;  // the warp that asks for what all need
+  using Gains = T[kEach];
+
+  const Params& p;
+  const PlainMaps& maps;
+  char* const shared;
   const Layout at = plain_layout<T, kGroups, kSave, kFinish, kNorm>(p.layers);
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
-  ArrivingRows<kWidth> x{shared + at.x + warp * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + warp};
-  char* const staging = shared + at.staging + warp * kStagingBytes;
+  ArrivingRows<kWidth> x = rows_of(warp);
   float *const bias = reinterpret_cast<float*>(shared + at.bias), *const gain = bias;
   const PlainWeights network{shared, barriers, barriers + (kNorms ? kMlpMaxLayers : 0)};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
-  uint32_t tile = blockIdx.x + gridDim.x * (warp / 4);
-  const bool has_rows = (kNorm != Norm::aside || warp < kWarps) && tile < tiles;
+  const uint32_t first_tile = blockIdx.x + gridDim.x * (warp / 4);
+  const int last = p.layers - 1;
 
-  if (threadIdx.x < uint32_t(p.layers)) {
-    ptx::mbarrier_init(network.loaded + threadIdx.x, 1);
-    if (kNorms) ptx::mbarrier_init(network.ready + threadIdx.x, kWidth / kNormalisedRows);
+  __device__ __forceinline__ bool takes_rows() const { return kNorm != Norm::aside || warp < kWarps; }
+  __device__ __forceinline__ bool forms() const {
+    return kNorm == Norm::first || (kNorm == Norm::aside && warp >= kForms);
   }
-  if (lane() == 0 && (kNorm != Norm::aside || warp < kWarps)) ptx::mbarrier_init(x.barrier, 1);
-  ptx::fence_mbarrier_init();
-  __syncthreads();
-  ptx::let_next_kernel_start();
-  if (warp == 1 && lane() < uint32_t(p.layers)) ptx::prefetch_tensor_map(&maps.w[lane()]);
-  if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
-  if (has_rows) x.prefetch(maps.x, tile);
-  ptx::wait_for_earlier_kernels();
-  // Gains are asked for before the weights, as they would else come after all of them.
-  constexpr uint32_t kTogether = 32 * (kAllWarps - kForms), kEach = (kPlainLayers * kWidth + kTogether - 1) / kTogether;
-  const uint32_t features = uint32_t(p.layers) * kWidth, former = threadIdx.x - 32 * kForms;
-  const bool forms = kNorm == Norm::first || (kNorm == Norm::aside && warp >= kForms);
-  T gains[kEach];
-#pragma unroll
-  for (uint32_t j = 0; kNorms && j < kEach; ++j)
-    if (forms && former + j * kTogether < features) {
-      const auto [l, n] = column_of<kWidth>(p, former + j * kTogether);
-      gains[j] = element<T>(p.layer[l].g, p.layer[l], n);
+  __device__ __forceinline__ ArrivingRows<kWidth> rows_of(uint32_t w) const {
+    return {shared + at.x + w * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + w};
+  }
+
+  __device__ __forceinline__ void prepare() {
+    if (threadIdx.x < uint32_t(p.layers)) {
+      ptx::mbarrier_init(network.loaded + threadIdx.x, 1);
+      if (kNorms) ptx::mbarrier_init(network.ready + threadIdx.x, kWidth / kNormalisedRows);
     }
+    if (lane() == 0 && takes_rows()) ptx::mbarrier_init(x.barrier, 1);
+    ptx::fence_mbarrier_init();
+    __syncthreads();
+    ptx::let_next_kernel_start();
+    if (warp == 1 && lane() < uint32_t(p.layers)) ptx::prefetch_tensor_map(&maps.w[lane()]);
+    if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
+    if (takes_rows() && first_tile < tiles) x.prefetch(maps.x, first_tile);
+    ptx::wait_for_earlier_kernels();
+  }
+  // Gains are asked for before the weights, as they would else come after all of them.
+  __device__ __forceinline__ void load_gains(Gains& gains) const {
+    const uint32_t features = uint32_t(p.layers) * kWidth, former = threadIdx.x - 32 * kForms;
+#pragma unroll
+    for (uint32_t j = 0; j < kEach; ++j)
+      if (forms() && former + j * kFormers < features) {
+        const auto [l, n] = column_of<kWidth>(p, former + j * kFormers);
+        gains[j] = element<T>(p.layer[l].g, p.layer[l], n);
+      }
+  }
   // The first layer and the first warpgroup's rows, then the others' rows, then the other layers: nobody waits long for
   // what is wanted later.
-  const int last = p.layers - 1;
-  if (tile < tiles && warp < 4) x.load(maps.x, tile);
-  if (warp == kAsks && lane() == 0) {
-    if (last > 0) network.load(maps, 0);
-    for (uint32_t w = 4; w < kWarps; ++w) {
-      const uint32_t its = blockIdx.x + gridDim.x * (w / 4);
-      if (its >= tiles) break;
-      const ArrivingRows<kWidth> rows{shared + at.x + w * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + w};
-      ptx::mbarrier_arrive_expect_tx(rows.barrier, x_bytes<kWidth>());
+  __device__ __forceinline__ void ask() {
+    if (first_tile < tiles && warp < 4) x.load(maps.x, first_tile);
+    if (warp == kAsks && lane() == 0) {
+      if (last > 0) network.load(maps, 0);
+      for (uint32_t w = 4; w < kWarps; ++w) {
+        const uint32_t its = blockIdx.x + gridDim.x * (w / 4);
+        if (its >= tiles) break;
+        const ArrivingRows<kWidth> rows = rows_of(w);
+        ptx::mbarrier_arrive_expect_tx(rows.barrier, x_bytes<kWidth>());
 #pragma unroll
-      for (int i = 0; i < kWidth / 64; ++i)
-        ptx::tensor_load(rows.rows + i * rows.kPanel, &maps.x, 64 * i, int(its * kTileRows + w % 4 * kWarpRows),
-                         rows.barrier);
+        for (int i = 0; i < kWidth / 64; ++i)
+          ptx::tensor_load(rows.rows + i * rows.kPanel, &maps.x, 64 * i, int(its * kTileRows + w % 4 * kWarpRows),
+                           rows.barrier);
+      }
+      for (int l = 1; l < last; ++l) network.load(maps, l);
+      network.expect(last);
     }
-    for (int l = 1; l < last; ++l) network.load(maps, l);
-    network.expect(last);
+    __syncwarp();
   }
-  __syncwarp();
-  if constexpr (kHasBias) {
+  __device__ __forceinline__ void keep_bias() const {
     // The warp that asks for the weights is busy.
     const uint32_t first = warp == 4 ? uint32_t(p.layers) * kWidth : threadIdx.x - (warp > 4 ? 32 : 0);
     for (uint32_t i = first; i < uint32_t(p.layers) * kWidth; i += 128 * kGroups - 32) {
@@ -186,17 +200,19 @@ __global__ void __launch_bounds__(plain_threads<kGroups, kNorm>(), 1)
     __syncthreads();
   }
   // The last layer is 32 copies. The last warpgroup asks for them when the first layer is there, which is early enough.
-  if (!kNorms && warp / 4 == kGroups - 1) {
+  __device__ __forceinline__ void ask_for_last_layer() const {
     if (last > 0) network.wait_for(0);
     if (lane() == 0) network.load_turned(maps, last, int(warp % 4));
     __syncwarp();
   }
-  if (forms) {
+  // Weight norm.
+  __device__ __forceinline__ void form_weights(const Gains& gains) const {
+    const uint32_t features = uint32_t(p.layers) * kWidth, former = threadIdx.x - 32 * kForms;
 #pragma unroll
     for (uint32_t j = 0; j < kEach; ++j)
-      if (const uint32_t i = former + j * kTogether; i < features)
+      if (const uint32_t i = former + j * kFormers; i < features)
         gain[i] = domain_of<kTimesLog2e>(int(i / kWidth), p.layers).sums * tile::to_float(gains[j]);
-    ptx::barrier_sync(kGroups + 1, kTogether);
+    ptx::barrier_sync(kGroups + 1, kFormers);
     if (warp >= kAllWarps - 4 && lane() == 0) network.load_turned(maps, last, int(warp % 4));
     __syncwarp();
     constexpr uint32_t kParts = kWidth / kNormalisedRows;
@@ -212,51 +228,74 @@ __global__ void __launch_bounds__(plain_threads<kGroups, kNorm>(), 1)
       if (lane() == 0) ptx::mbarrier_arrive(network.ready + l);
     }
   }
-  if (kNorm == Norm::aside && warp >= kWarps) return;
-  const uint64_t descriptor =
-      tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(ptx::shared_address(shared));
-  const uint32_t weights = uint32_t(descriptor), upper = uint32_t(descriptor >> 32);
-  constexpr uint32_t kLayerStep = weight_bytes<kWidth>() >> 4;
-
-  const Vectors vectors = {bias, nullptr};
-  Rows<kWidth> a;
-  Sums<kWidth> d;
-  const Turns<kGroups> turns{kGroups > 2 && tiles > step && tiles <= kFewTiles, warp / 4};
-  turns.start();
-  bool is_first = true;
-  for (; tile < tiles; is_first = false, tile += step) {
-    x.take(a);
-    for (int l = 0; l < p.layers; ++l) {
-      if (is_first) network.wait_for(l);
-      turns.take();
-      multiply<T, kWidth>(d, a, weights + l * kLayerStep, upper);
-      turns.pass();
-      if (l > 0) store_later<T, F, kWidth, kSave>(a, p, l - 1, staging, first_row(tile));
-      if (l == 0 && tile + step < tiles) {
-        __syncwarp();  // all lanes have what they took from where the next rows go
-        x.load(maps.x, tile + step);
-      }
-      wait<kWidth>(d, a);
-      if (l + 1 < p.layers) {
-        if constexpr (kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias) {
+  __device__ __forceinline__ void activate_hidden(Sums<kWidth>& d, Rows<kWidth>& a, int l, const Vectors& vectors,
+                                                  char* staging, int64_t first) const {
+    if constexpr (kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias) {
 #pragma unroll
-          for (int i = 0; i < kWidth / 32; ++i) short_softplus_block<kTimesLog2e>(a, d, i);
-        } else {
-          activate<T, F, kWidth, kSave, kFinish>(d, a, p, l, vectors, staging, first_row(tile));
-        }
-      }
+      for (int i = 0; i < kWidth / 32; ++i) short_softplus_block<kTimesLog2e>(a, d, i);
+    } else {
+      activate<T, F, kWidth, kSave, kFinish>(d, a, p, l, vectors, staging, first);
     }
+  }
+  // This warpgroup's tiles.
+  __device__ __forceinline__ void take_tiles() {
+    char* const staging = shared + at.staging + warp * kStagingBytes;
+    const uint64_t descriptor =
+        tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(ptx::shared_address(shared));
+    const uint32_t weights = uint32_t(descriptor), upper = uint32_t(descriptor >> 32);
+    constexpr uint32_t kLayerStep = weight_bytes<kWidth>() >> 4;
+    const Vectors vectors = {bias, nullptr};
+    Rows<kWidth> a;
+    Sums<kWidth> d;
+    const Turns<kGroups> turns{kGroups > 2 && tiles > step && tiles <= kFewTiles, warp / 4};
+    turns.start();
+    bool is_first = true;
+    uint32_t tile = first_tile;
+    for (; tile < tiles; is_first = false, tile += step) {
+      x.take(a);
+      for (int l = 0; l < p.layers; ++l) {
+        if (is_first) network.wait_for(l);
+        turns.take();
+        multiply<T, kWidth>(d, a, weights + l * kLayerStep, upper);
+        turns.pass();
+        if (l > 0) store_later<T, F, kWidth, kSave>(a, p, l - 1, staging, first_row(tile));
+        if (l == 0 && tile + step < tiles) {
+          __syncwarp();  // all lanes have what they took from where the next rows go
+          x.load(maps.x, tile + step);
+        }
+        wait<kWidth>(d, a);
+        if (l + 1 < p.layers) activate_hidden(d, a, l, vectors, staging, first_row(tile));
+      }
 #pragma unroll
-    for (int i = 0; i < kWidth / 32; ++i)
-      finish_block<kWidth, kFinish>(d, i, vectors, last, domain_of<kTimesLog2e>(last, p.layers).sums);
-    store_last<T, kWidth>(d, {static_cast<char*>(p.y), p.y_stride_bytes, p.layer[last].n}, first_row(tile), p.rows);
+      for (int i = 0; i < kWidth / 32; ++i)
+        finish_block<kWidth, kFinish>(d, i, vectors, last, domain_of<kTimesLog2e>(last, p.layers).sums);
+      store_last<T, kWidth>(d, {static_cast<char*>(p.y), p.y_stride_bytes, p.layer[last].n}, first_row(tile), p.rows);
+    }
+    // The block's first warpgroup may have had one tile more.
+    const bool is_short = turns.on && tile - warp / 4 * gridDim.x < tiles;
+    for (int l = 0; is_short && l < p.layers; ++l) {
+      turns.take();
+      turns.pass();
+    }
   }
-  // The block's first warpgroup may have had one tile more.
-  const bool is_short = turns.on && tile - warp / 4 * gridDim.x < tiles;
-  for (int l = 0; is_short && l < p.layers; ++l) {
-    turns.take();
-    turns.pass();
+
+  __device__ __forceinline__ void run() {
+    prepare();
+    Gains gains;
+    if constexpr (kNorms) load_gains(gains);
+    ask();
+    if constexpr (kHasBias) keep_bias();
+    if (!kNorms && warp / 4 == kGroups - 1) ask_for_last_layer();
+    if (forms()) form_weights(gains);
+    if (takes_rows()) take_tiles();
   }
+};
+
+template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
+__global__ void __launch_bounds__(plain_threads<kGroups, kNorm>(), 1)
+    mlp_sm90_plain_kernel(const __grid_constant__ Params p, const __grid_constant__ PlainMaps maps) {
+  extern __shared__ __align__(1024) char shared[];
+  PlainBlock<T, F, kGroups, kSave, kFinish, kNorm>{p, maps, shared}.run();
 }
 
 inline PlainMaps plain_maps(const Mlp& m, const Operands& o) {
