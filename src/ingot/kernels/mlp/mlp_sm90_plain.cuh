@@ -1,8 +1,9 @@
 #pragma once
-// The many-rows form for networks without weight norm whose last layer is linear, 128 wide: the same chain of products
-// and activations as in mlp_sm90.cuh. There is nothing in these kernels that such networks do not need: code that is
-// jumped over costs time as well, as the first pass waits for its neighbours and as the activation's instructions are
-// ordered otherwise beside it. And the copy engine brings the weights, so that no warp waits in asking for them.
+// The many-rows form for networks whose last layer is linear, 128 wide, all layers with weight norm or none: the same
+// chain of products and activations as in mlp_sm90.cuh. There is nothing in these kernels that such networks do not
+// need: code that is jumped over costs time as well, as the first pass waits for its neighbours and as the activation's
+// instructions are ordered otherwise beside it. And the copy engine brings the weights, so that no warp waits in asking
+// for them.
 #include "ingot/kernels/mlp/mlp_sm90.cuh"
 #include "ingot/kernels/mlp/mlp_sm90.h"
 
@@ -12,12 +13,13 @@ constexpr int kPlainWidth = 128, kPlainLayers = kMostLayers<kPlainWidth>;
 
 struct PlainMaps {
   CUtensorMap x;
-  CUtensorMap w[kPlainLayers];  // panels of 64 columns; of the last one eights of rows: turned_rows()
+  CUtensorMap w[kPlainLayers];  // panels of 64 columns; of the last one eights of rows: load_turned()
 };
 
-// Who forms W of weight norm, in place as it arrives: nobody; all warps, before their own rows; or, of the first layer,
-// the last warpgroup and four warps more, and these the other layers' while the first is used.
+// Who forms W of weight norm, in place as it arrives: nobody; all warps, before their own rows; or, of the first
+// layers, the last warpgroup and four warps more, and these the other layers' while the first are used.
 enum class Norm { none, first, aside };
+constexpr uint32_t kHelpedLayers = 2;  // that the last warpgroup takes part in
 template <class F, Save kSave> constexpr bool kFormsAside = F::name == Softplus::name&& kSave == Save::nothing;
 
 // W on its way to shared memory; each layer is waited for when it is needed.
@@ -52,9 +54,10 @@ struct PlainWeights {
   }
 };
 
-// W = gain v / |v| in place, as normalise_rows() does it, but for the sums of squares: where the tensor cores are busy
-// for others, a few products of ours would wait their turn again and again.
-template <class T> __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t first, const float* gain) {
+// W = factor gain v / |v| in place, as normalise_rows() does it, but for the sums of squares: where the tensor cores
+// are busy for others, a few products of ours would wait their turn again and again.
+template <class T>
+__device__ __forceinline__ void form_rows(uint32_t panels, uint32_t first, const T* gain, float factor) {
   RowsOfV<T, kPlainWidth> rows(panels, first);
   // Each half of the rows in two chains.
   float sums[2][2] = {};
@@ -74,7 +77,8 @@ template <class T> __device__ __forceinline__ void form_rows(uint32_t panels, ui
     float sum = sums[half][0] + sums[half][1];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    scale[half] = gain[first + lane() / 4 + 8 * half] * ptx::rsqrt_approx(sum + kWeightNormEps);
+    const float times = factor * tile::to_float(gain[first + lane() / 4 + 8 * half]);
+    scale[half] = times * ptx::rsqrt_approx(sum + kWeightNormEps);
   }
   rows.store_times(scale);
 }
@@ -104,7 +108,7 @@ __device__ __forceinline__ void short_softplus_block(Rows<kPlainWidth>& a, const
 template <int kGroups, Norm kNorm> constexpr int plain_threads() { return 128 * (kGroups + (kNorm == Norm::aside)); }
 template <class T, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
 INGOT_HD constexpr Layout plain_layout(int layers) {
-  return layout_of<T, kPlainWidth, kSave>(layers, kGroups, kFinish != Finish::none || kNorm != Norm::none, false);
+  return layout_of<T, kPlainWidth, kSave>(layers, kGroups, kFinish != Finish::none, kNorm != Norm::none);
 }
 
 // A block as one of its threads sees it: run() in the order of time.
@@ -130,7 +134,8 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
   ArrivingRows<kWidth> x = rows_of(warp);
-  float *const bias = reinterpret_cast<float*>(shared + at.bias), *const gain = bias;
+  float* const bias = reinterpret_cast<float*>(shared + at.bias);
+  T* const gain = reinterpret_cast<T*>(shared + at.gain);
   const PlainWeights network{shared, barriers, barriers + (kNorms ? kMlpMaxLayers : 0)};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   const uint32_t first_tile = blockIdx.x + gridDim.x * (warp / 4);
@@ -144,7 +149,10 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     return {shared + at.x + w * x_bytes<kWidth>(), barriers + 2 * kMlpMaxLayers + w};
   }
 
+  // What is read first is asked of L2 before anything else. The other warpgroups' rows would keep it waiting, and the
+  // end of the kernel before as well: memory gives no more.
   __device__ __forceinline__ void prepare() {
+    if (warp < 4 && first_tile < tiles) x.prefetch(maps.x, first_tile);
     if (threadIdx.x < uint32_t(p.layers)) {
       ptx::mbarrier_init(network.loaded + threadIdx.x, 1);
       if (kNorms) ptx::mbarrier_init(network.ready + threadIdx.x, kWidth / kNormalisedRows);
@@ -155,7 +163,6 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     ptx::let_next_kernel_start();
     if (warp == 1 && lane() < uint32_t(p.layers)) ptx::prefetch_tensor_map(&maps.w[lane()]);
     if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
-    if (takes_rows() && first_tile < tiles) x.prefetch(maps.x, first_tile);
     ptx::wait_for_earlier_kernels();
   }
   // Gains are asked for before the weights, as they would else come after all of them.
@@ -169,11 +176,12 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
       }
   }
   // The first layer and the first warpgroup's rows, then the others' rows, then the other layers: nobody waits long for
-  // what is wanted later.
+  // what is wanted later. What must be formed is wanted earlier than it is used.
   __device__ __forceinline__ void ask() {
+    constexpr int kAheadOfRows = kNorm == Norm::none ? 1 : kNorm == Norm::aside ? 2 : kPlainLayers;
     if (first_tile < tiles && warp < 4) x.load(maps.x, first_tile);
     if (warp == kAsks && lane() == 0) {
-      if (last > 0) network.load(maps, 0);
+      for (int l = 0; l < min(kAheadOfRows, last); ++l) network.load(maps, l);
       for (uint32_t w = 4; w < kWarps; ++w) {
         const uint32_t its = blockIdx.x + gridDim.x * (w / 4);
         if (its >= tiles) break;
@@ -184,7 +192,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
           ptx::tensor_load(rows.rows + i * rows.kPanel, &maps.x, 64 * i, int(its * kTileRows + w % 4 * kWarpRows),
                            rows.barrier);
       }
-      for (int l = 1; l < last; ++l) network.load(maps, l);
+      for (int l = kAheadOfRows; l < last; ++l) network.load(maps, l);
       network.expect(last);
     }
     __syncwarp();
@@ -210,20 +218,19 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     const uint32_t features = uint32_t(p.layers) * kWidth, former = threadIdx.x - 32 * kForms;
 #pragma unroll
     for (uint32_t j = 0; j < kEach; ++j)
-      if (const uint32_t i = former + j * kFormers; i < features)
-        gain[i] = domain_of<kTimesLog2e>(int(i / kWidth), p.layers).sums * tile::to_float(gains[j]);
+      if (const uint32_t i = former + j * kFormers; i < features) gain[i] = gains[j];
     ptx::barrier_sync(kGroups + 1, kFormers);
     if (warp >= kAllWarps - 4 && lane() == 0) network.load_turned(maps, last, int(warp % 4));
     __syncwarp();
-    constexpr uint32_t kParts = kWidth / kNormalisedRows;
-    const bool one_only = kNorm == Norm::aside && warp < kWarps;
-    const uint32_t parts = one_only ? kParts : uint32_t(p.layers) * kParts;
-    const uint32_t apart = one_only ? kParts : kNorm == Norm::aside ? 4 : kAllWarps;
+    constexpr uint32_t kParts = kWidth / kNormalisedRows, kHelped = kHelpedLayers * kParts;
+    const uint32_t all = uint32_t(p.layers) * kParts;
+    const uint32_t end = kNorm == Norm::aside && warp < kWarps ? min(kHelped, all) : all;
 #pragma unroll 1
-    for (uint32_t i = warp - kForms; i < parts; i += apart) {
+    for (uint32_t i = warp - kForms; i < end; i += kNorm == Norm::first ? kAllWarps : i + 4 < kHelped ? 8 : 4) {
       const int l = int(i / kParts);
       tile::wait_warp_or_trap(network.loaded + l, 0);
-      form_rows<T>(ptx::shared_address(network.layer(l)), i % kParts * kNormalisedRows, gain + l * kWidth);
+      form_rows<T>(ptx::shared_address(network.layer(l)), i % kParts * kNormalisedRows, gain + l * kWidth,
+                   domain_of<kTimesLog2e>(l, p.layers).sums);
       __syncwarp();
       if (lane() == 0) ptx::mbarrier_arrive(network.ready + l);
     }
