@@ -42,18 +42,22 @@ class Block {
   }
 
   void backward(const BlockGradients& g) {
+    of_block_ = true;
     each_block([&] {
       merge_skip();
       mix_input();
+      attention_output_again();
       if (a_.lanes)
         write_lanes_backward(g);
       else
         residual_backward(g);
-      rotate();
       attention_output_backward();
     });
+    rotate();
     attend_backward();
     each_block([&] {
+      merge_skip();
+      mix_input();
       projections_backward();
       read_backward(g);
     });
@@ -81,9 +85,10 @@ class Block {
   Tensor kv_heads(const Tensor& t) const { return shown(t, {call_.tokens, c_.kv_heads, c_.head_dim}); }
   Tensor lane0() const { return channels(b_.in0); }
   Tensor lane1() const { return channels(a_.enters_lanes ? b_.in0 : b_.in1); }
-  Tensor merged() const { return a_.skip_slot < 0 ? lane0() : channels(b_.scratch.merged); }
-  Tensor mixed() const { return c_.resid_mix ? channels(b_.scratch.mixed) : merged(); }
-  Tensor attn_out() const { return channels(b_.saved.attn_out); }
+  // The backward pass forms these anew before attention and after it, block by block, and the forward pass once.
+  Tensor read(const Tensor& t) const { return of_block_ ? view(t, {end_ - begin_, c_.dim}) : channels(t); }
+  Tensor merged() const { return a_.skip_slot < 0 ? lane0() : read(b_.scratch.merged); }
+  Tensor mixed() const { return c_.resid_mix ? read(b_.scratch.mixed) : merged(); }
   Tensor mlp_out() const { return channels(b_.saved.mlp_out); }
   Tensor pre() const { return shown(b_.saved.pre, {call_.tokens, c_.mlp_hidden}); }
   Tensor rstd_attn() const { return shown(b_.saved.rstd_attn, {call_.tokens}); }
@@ -93,10 +98,12 @@ class Block {
   // Memory of one block.
   Tensor normed() const { return view(b_.scratch.normed, {end_ - begin_, c_.dim}); }
   Tensor mid() const { return view(b_.scratch.mid, {end_ - begin_, c_.dim}); }
+  Tensor attn_out() const { return view(b_.scratch.attn_out, {end_ - begin_, c_.dim}); }
   Tensor branch_grad() const { return view(b_.scratch.branch_grad, {end_ - begin_, c_.dim}); }
   Tensor normed_grad() const { return view(b_.scratch.normed_grad, {end_ - begin_, c_.dim}); }
   Tensor hidden(const Tensor& t) const { return view(t, {end_ - begin_, c_.mlp_hidden}); }
   Tensor z() const { return view(b_.scratch.z, {end_ - begin_, c_.heads, c_.head_dim}); }
+  Tensor z_grad() const { return view(b_.scratch.z_grad, {end_ - begin_, c_.heads, c_.head_dim}); }
   bool rotates() const { return c_.qk_norm || c_.qk_gain || c_.rotary_dim > 0; }
   double layer_scale() const { return c_.layer_scale ? 1 / std::sqrt(double(a_.layer + 1)) : 1; }
   double softmax_scale() const { return 1 / std::sqrt(double(c_.head_dim)); }
@@ -225,34 +232,36 @@ class Block {
   }
   // With adapters, which are given all tokens at once, the normed rows are still those that were projected.
   void attention_output() const {
-    linear({.x = exclude(), .w = b_.w.o, .y = attn_out(), .products = call_.products}, {});
+    if (a_.exclude_self) exclude_self({.y = q_heads(b_.saved.y), .v = v(), .z = z()}, {});
+    linear({.x = excluded(), .w = b_.w.o, .y = attn_out(), .products = call_.products}, {});
     adapter_forward(adapter(&ApplicationAdapters::o), normed(), attn_out());
   }
-  Tensor exclude() const {
-    if (!a_.exclude_self) return q_rows(b_.saved.y);
-    exclude_self({.y = q_heads(b_.saved.y), .v = v(), .z = z()}, {});
-    return z().reshape({end_ - begin_, c_.heads * c_.head_dim});
+  // The same bits once more: 2 T C H D operations cost less than T rows in memory from the forward pass to here.
+  void attention_output_again() const {
+    if (call_.adapters != nullptr) norm(mixed(), b_.w.attn_norm, normed(), Tensor());
+    attention_output();
+  }
+  Tensor excluded() const {
+    return a_.exclude_self ? z().reshape({end_ - begin_, c_.heads * c_.head_dim}) : q_rows(b_.saved.y);
   }
   void attend_cached() const;
 
-  // The gradient of attn_out is in scratch.branch_grad.
+  // The gradient of attn_out is in scratch.branch_grad, what attention_output multiplied still in scratch.z.
   void attention_output_backward() const {
     const Scratch& s = b_.scratch;
-    linear_backward({.dy = branch_grad(),
-                     .x = exclude(),
-                     .w = b_.w.o,
-                     .dx = q_rows(s.z_grad),
-                     .dw = b_.dw.o,
-                     .products = call_.products},
-                    {});
+    linear_backward(
+        {.dy = branch_grad(),
+         .x = excluded(),
+         .w = b_.w.o,
+         .dx = a_.exclude_self ? z_grad().reshape({end_ - begin_, c_.heads * c_.head_dim}) : q_rows(s.y_grad),
+         .dw = b_.dw.o,
+         .products = call_.products},
+        {});
     if (!a_.exclude_self) return;
     fill_zero(kv_heads(s.v_grad_self));
-    exclude_self_backward({.y = q_heads(b_.saved.y),
-                           .v = v(),
-                           .dz = q_heads(s.z_grad),
-                           .dy = q_heads(s.y_grad),
-                           .dv = kv_heads(s.v_grad_self)},
-                          {});
+    exclude_self_backward(
+        {.y = q_heads(b_.saved.y), .v = v(), .dz = z_grad(), .dy = q_heads(s.y_grad), .dv = kv_heads(s.v_grad_self)},
+        {});
   }
   void attend_backward() const {
     const Scratch& s = b_.scratch;
@@ -262,7 +271,7 @@ class Block {
                         .cu_q = call_.cu_seqlens,
                         .out = q_heads(b_.saved.y),
                         .lse = lse(),
-                        .dout = q_heads(a_.exclude_self ? s.y_grad : s.z_grad),
+                        .dout = q_heads(s.y_grad),
                         .dq = q_heads(s.q_grad),
                         .dk = kv_heads(s.k_grad),
                         .dv = kv_heads(s.v_grad),
@@ -396,6 +405,7 @@ class Block {
   const BlockTensors& b_;
   const Application& a_;
   int64_t begin_ = 0, end_;  // the tokens that views show
+  bool of_block_ = false;    // merged and mixed rows are those of one block
 };
 
 // Appends this call's keys and values to each sequence's cache and attends to all of it.

@@ -46,10 +46,10 @@ struct Plan {
 
   int forward_step(int i) const { return 1 + i; }
   int head_step() const { return A + 1; }
-  int backward_step(int i) const { return 2 * A + 1 - i; }
-  int last_step() const { return options.training ? 2 * A + 2 : A + 1; }
+  int backward_step(int i) const { return A + 2 + 3 * (A - 1 - i); }  // the first of three
+  int last_step() const { return options.training ? 4 * A + 2 : A + 1; }
   // Until when the forward of application i must keep what its backward reads.
-  int kept_until(int i) const { return options.training ? backward_step(i) : forward_step(i); }
+  int kept_until(int i) const { return options.training ? backward_step(i) + 2 : forward_step(i); }
   int64_t q_width() const { return c.heads * c.head_dim; }
   int64_t kv_width() const { return c.kv_heads * c.head_dim; }
   int64_t norm_workspace() const { return std::max<int64_t>(1, rmsnorm_backward_workspace_bytes(T, c.dim, dtype, {})); }
@@ -71,39 +71,56 @@ struct Plan {
     const int f = forward_step(i), k = kept_until(i);
     Saved& s = b.saved[size_t(i)];
     planner.add(s.rstd_attn, {T}, f, k);
-    planner.add(s.rstd_mlp, {T}, f, k);
     planner.add(s.q_raw, {T, q_width()}, f, k);
     planner.add(s.k_raw, {T, kv_width()}, f, k);
     planner.add(s.v, {T, kv_width()}, f, k);
     planner.add(s.y, {T, q_width()}, f, k);
     planner.add(s.lse, {T * c.heads}, f, k);
-    planner.add(s.attn_out, {T, c.dim}, f, k);
-    // The MLP's output is read again only for the gradients of what scales it.
-    planner.add(s.mlp_out, {T, c.dim}, f, c.branch_scale || program.applications[size_t(i)].lanes ? k : f);
-    planner.add(s.pre, {T, c.mlp_hidden}, f, k);
-    scratch(b.forward[size_t(i)], f, false);
-    if (!options.training) return;
-    const int back = backward_step(i);
-    scratch(b.backward[size_t(i)], back, true);
+    // These are read only before attention's backward; the MLP's output only for the gradients of what scales it.
+    const int up = options.training ? backward_step(i) : f;
+    planner.add(s.rstd_mlp, {T}, f, up);
+    planner.add(s.mlp_out, {T, c.dim}, f, c.branch_scale || program.applications[size_t(i)].lanes ? up : f);
+    planner.add(s.pre, {T, c.mlp_hidden}, f, up);
+    scratch(i);
+    if (options.training) scratch_backward(i);
   }
 
-  void scratch(Scratch& s, int at, bool backward) {
-    const auto rows = [&](Tensor& t, int64_t width) { planner.add(t, {T, width}, at, at); };
-    const auto block = [&](Tensor& t, int64_t width) { planner.add(t, {most_block_rows(T, options), width}, at, at); };
-    for (Tensor* t : {&s.merged, &s.mixed}) rows(*t, c.dim);
-    rows(s.q, q_width());
-    rows(s.k, kv_width());
-    for (Tensor* t : {&s.normed, &s.mid}) block(*t, c.dim);
-    block(s.z, q_width());
-    block(s.hidden, c.mlp_hidden);
-    rows(s.adapter_low, options.max_adapter_rank);
-    if (!backward) return;
-    rows(s.adapter_low_grad, options.max_adapter_rank);
-    for (Tensor* t : {&s.q_grad, &s.y_grad, &s.z_grad}) rows(*t, q_width());
-    for (Tensor* t : {&s.k_grad, &s.v_grad, &s.v_grad_self}) rows(*t, kv_width());
-    for (Tensor* t : {&s.branch_grad, &s.normed_grad, &s.in_grad}) block(*t, c.dim);
-    block(s.hidden_grad, c.mlp_hidden);
-    planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, at, at);
+  int64_t block_rows() const { return most_block_rows(T, options); }
+
+  void scratch(int i) {
+    Scratch& s = b.forward[size_t(i)];
+    const auto add = [&](Tensor& t, int64_t rows, int64_t width) {
+      planner.add(t, {rows, width}, forward_step(i), forward_step(i));
+    };
+    for (Tensor* t : {&s.merged, &s.mixed}) add(*t, T, c.dim);
+    add(s.q, T, q_width());
+    add(s.k, T, kv_width());
+    for (Tensor* t : {&s.normed, &s.mid, &s.attn_out}) add(*t, block_rows(), c.dim);
+    add(s.z, block_rows(), q_width());
+    add(s.hidden, block_rows(), c.mlp_hidden);
+    add(s.adapter_low, T, options.max_adapter_rank);
+  }
+
+  void scratch_backward(int i) {
+    Scratch& s = b.backward[size_t(i)];
+    const int to = backward_step(i), attention = to + 1, from = to + 2;
+    const auto rows = [&](Tensor& t, int64_t width, int first, int last) { planner.add(t, {T, width}, first, last); };
+    const auto block = [&](Tensor& t, int64_t width, int first, int last) {
+      planner.add(t, {block_rows(), width}, first, last);
+    };
+    for (Tensor* t : {&s.merged, &s.mixed, &s.normed, &s.normed_grad, &s.branch_grad}) block(*t, c.dim, to, from);
+    for (Tensor* t : {&s.mid, &s.attn_out}) block(*t, c.dim, to, to);
+    for (Tensor* t : {&s.z, &s.z_grad}) block(*t, q_width(), to, to);
+    for (Tensor* t : {&s.hidden, &s.hidden_grad}) block(*t, c.mlp_hidden, to, to);
+    rows(s.y_grad, q_width(), to, attention);
+    rows(s.v_grad_self, kv_width(), to, from);
+    rows(s.q, q_width(), attention, attention);
+    rows(s.k, kv_width(), attention, attention);
+    rows(s.q_grad, q_width(), attention, from);
+    for (Tensor* t : {&s.k_grad, &s.v_grad}) rows(*t, kv_width(), attention, from);
+    block(s.in_grad, c.dim, from, from);
+    for (Tensor* t : {&s.adapter_low, &s.adapter_low_grad}) rows(*t, options.max_adapter_rank, to, from);
+    planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, to, from);
   }
 
   void ends() {

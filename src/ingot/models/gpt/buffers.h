@@ -1,9 +1,9 @@
 #pragma once
 // The memory of one bound model: which activations exist, from which step to which, planned into one arena.
 //
-// Steps: 0 embedding, 1 + i the forward of application i, A + 1 the head, A + 2 + (A - 1 - i) the backward of
-// application i, 2A + 2 the embedding's backward. A buffer that only one step uses is scratch and shares memory with
-// every other step's.
+// Steps: 0 embedding, 1 + i the forward of application i, A + 1 the head, three for the backward of each application,
+// the last one first (up to attention, attention, from there to the block's input), then the embedding's backward. A
+// buffer that only one step uses is scratch and shares memory with every other step's.
 #include <vector>
 
 #include "ingot/core/arena.h"
@@ -13,22 +13,24 @@
 namespace ingot::detail {
 
 // Kept from the forward of an application to its backward. Everything that is a cheap function of these (the mixed
-// read, the normed inputs, rotated q and k, the activated hidden layer) is computed again instead of stored.
+// read, the normed inputs, rotated q and k, attention's output projection, the activated hidden layer) is computed
+// again instead of stored.
 struct Saved {
   Tensor rstd_attn, rstd_mlp;  // (T)
   Tensor q_raw, k_raw, v;      // (T, H D), (T, Hkv D), before norm, rotation and gain
   Tensor y, lse;               // (T, H D) attention before XSA, (H, T)
-  Tensor attn_out, mlp_out;    // (T, C) the branches before their scale
+  Tensor mlp_out;              // (T, C) the branch before its scale
   Tensor pre;                  // (T, hidden) before the activation
 };
 
 struct Scratch {
-  Tensor merged, mixed;  // (T, C) after the skip, after the mix
+  Tensor merged, mixed;  // (T, C) after the skip, after the mix; backward: of one block
   Tensor q, k;           // (T, H D), (T, Hkv D) rotated
-  Tensor q_grad, k_grad, v_grad, v_grad_self, y_grad, z_grad;
+  Tensor q_grad, k_grad, v_grad, v_grad_self, y_grad;
   // Of one block of tokens.
   Tensor normed, mid;                        // norm(...), x + attention branch
-  Tensor z;                                  // attention after XSA
+  Tensor z, z_grad;                          // attention after XSA
+  Tensor attn_out;                           // the branch before its scale
   Tensor hidden;                             // activated
   Tensor branch_grad, normed_grad, in_grad;  // backward only
   Tensor hidden_grad;
