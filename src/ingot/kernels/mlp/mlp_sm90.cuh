@@ -341,7 +341,7 @@ __device__ __forceinline__ void pack_block(Rows<kWidth>& a, const Sums<kWidth>& 
 // adds roundings of e, q and max(x, 0): a hidden value is off by 1.4 times the rounding that it suffers anyway, nearly
 // all of it by that of max(x, 0); y of 3 to 5 layers by 1.25 times what it would be with one rounding a layer. Values
 // that are saved in fp32 are not formed so.
-template <class F, class T> constexpr bool kHasPairs = F::name == Softplus::name&& std::is_same_v<T, f16>;
+template <class F, class T> constexpr bool kHasPairs = (F::name == Softplus::name) && std::is_same_v<T, f16>;
 template <class F, class T, Save kSave> constexpr bool kInPairs = kHasPairs<F, T>&& kSave != Save::any_type;
 template <class F, class T, Save kSave> constexpr bool kStoresLater = kInPairs<F, T, kSave>&& kSave == Save::own_type;
 template <class F, class T, Save kSave, Finish kFinish>

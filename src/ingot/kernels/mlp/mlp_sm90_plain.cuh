@@ -20,7 +20,7 @@ struct PlainMaps {
 // layers, the last warpgroup and four warps more, and these the other layers' while the first are used.
 enum class Norm { none, first, aside };
 constexpr uint32_t kHelpedLayers = 2;  // that the last warpgroup takes part in
-template <class F, Save kSave> constexpr bool kFormsAside = F::name == Softplus::name&& kSave == Save::nothing;
+template <class F, Save kSave> constexpr bool kFormsAside = (F::name == Softplus::name) && kSave == Save::nothing;
 
 // W on its way to shared memory; each layer is waited for when it is needed.
 struct PlainWeights {

@@ -40,10 +40,6 @@ template <class T> __device__ inline float weight_inverse_norm(const T* v, int K
   tile::warp_sum(sum, 32);
   return inverse_norm(sum[0]);
 }
-// What row n of v is multiplied by to give W.
-template <class T> __device__ inline float weight_scale(const T* v, int K, T g) {
-  return tile::to_float(g) * weight_inverse_norm(v, K);
-}
 // W = scale v, formed in fp32 and rounded to T.
 template <class T> __device__ inline WeightChunk<T> scaled(const WeightChunk<T>& v, float scale) {
   constexpr int kPer = 16 / int(sizeof(T));

@@ -1,7 +1,7 @@
 #pragma once
 // Weight norm where W lies in shared memory as the tensor cores read it: panels of 64 columns, swizzled by 128 bytes.
 // The squares are summed by the tensor cores: of 16 rows times themselves the diagonal is wanted. A row's scale may so
-// differ from weight_scale() in the last bits of fp32, and one in some thousand elements of W by a rounding.
+// differ from g weight_inverse_norm() in the last bits of fp32, and one in some thousand elements of W by a rounding.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/convert.cuh"

@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // Whether what is not rare has kernels of its own. In these two the compiler would weave the formulas of more elements
 // into each other than registers hold, and the branches of the others keep it from that.
-template <class F> constexpr bool kHasOwn = F::name != Sigmoid::name&& F::name != Tanh::name;
+template <class F> constexpr bool kHasOwn = (F::name != Sigmoid::name) && (F::name != Tanh::name);
 
 inline Maps wide_maps(const Mlp& m) {
   Maps maps = {
