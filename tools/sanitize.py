@@ -1,9 +1,10 @@
 """compute-sanitizer over the GPU tests whose names end in Small, one run per tool and test
 executable. Writes bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found.
 
-    python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 120] [--out DIR]
+    python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 240] [--jobs 4] [--out DIR]
 """
 import argparse
+import concurrent.futures
 import datetime
 import json
 import os
@@ -53,7 +54,8 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--tools", default=",".join(TOOLS))
     parser.add_argument("--filter", default="*Small:MlpCuda.ANan*")
-    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--seconds", type=int, default=240)
+    parser.add_argument("--jobs", type=int, default=4, help="runs side by side")
     parser.add_argument("--out", type=pathlib.Path, help="where the report goes (default: bench/results/<gpu>)")
     arguments = parser.parse_args()
     logs = arguments.build / "sanitizer-logs"
@@ -61,21 +63,22 @@ def main():
     query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "-i", "0"], capture_output=True,
                            text=True, check=True).stdout.strip()
     gpu, driver = [part.strip() for part in query.split(",")]
-    results = []
+    runs = []
     for executable in gpu_executables(arguments.build):
         wanted = tests_of(executable, arguments.filter)
         if wanted == 0:
             print(f"{executable.name}: no tests match {arguments.filter}")
-            continue
-        for tool in arguments.tools.split(","):
-            done = sanitize(tool, executable, arguments.filter, wanted, arguments.seconds, logs)
-            results.append(done)
-            good = done["errors"] == 0 and done["status"] == 0
-            print(f"{tool:10} {executable.name:24} {done['tests']}/{wanted} tests, {done['errors']} errors, status {done['status']}"
-                  f"{'' if good else '  FAILED'}", flush=True)
-            if not good:
-                log = (logs / f"{tool}-{executable.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-                print("\n".join("    " + line[:200] for line in log if "=========" in line or "FAILED" in line or "Failure" in line)[:2500])
+        else:
+            runs += [(tool, executable, wanted) for tool in arguments.tools.split(",")]
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        results = list(pool.map(lambda run: sanitize(run[0], run[1], arguments.filter, run[2], arguments.seconds, logs), runs))
+    for (tool, executable, wanted), done in zip(runs, results):
+        good = done["errors"] == 0 and done["status"] == 0
+        print(f"{tool:10} {executable.name:24} {done['tests']}/{wanted} tests, {done['errors']} errors, status {done['status']}"
+              f"{'' if good else '  FAILED'}", flush=True)
+        if not good:
+            log = (logs / f"{tool}-{executable.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+            print("\n".join("    " + line[:200] for line in log if "=========" in line or "FAILED" in line or "Failure" in line)[:2500])
     nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
     report = {"suite": reports.SANITIZERS, "tree": reports.tree_hash(reports.SANITIZERS), "gpu": gpu, "driver": driver,
               "cuda": (re.findall(r"release ([\d.]+)", nvcc) or ["?"])[0], "date": datetime.date.today().isoformat(),
