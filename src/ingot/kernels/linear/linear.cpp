@@ -339,6 +339,7 @@ void linear(const Linear& a, Stream stream) {
     g.alpha = T(a.alpha);
     g.beta = T(a.accumulate);
     g.bias = a.b ? a.b.ptr<T>() : nullptr;
+    g.thin = true;
     if (a.act == Act::identity && !a.pre) return product(g);
     product(g, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
       activate({.act = a.act, .x = part(out, r0, r1, c0, c1), .y = part(a.y, r0, r1, c0, c1)}, stream);

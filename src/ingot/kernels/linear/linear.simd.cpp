@@ -114,6 +114,70 @@ template <class T> struct MicroTable {
 };
 template <class T> constexpr MicroTable<T> kMicro;
 
+// A narrow last panel would cost a whole vector of columns. Where both operands lie along the sum (a_col == b_row ==
+// 1), a few columns are cheaper as dot products: the panel is packed as [column][p].
+template <class T> bool is_thin(const Gemm<T>& g, int64_t cols) { return g.thin && cols <= kLanes<T> / 4; }
+template <class T> constexpr int kThinRows = kRows < kLanes<T> ? kRows : kLanes<T>;
+
+// r[0][i] = the sum of r[i]'s lanes.
+template <class T, int S = 1> INGOT_INLINE void add_across(Vec<T> (&r)[kLanes<T>]) {
+  constexpr int L = kLanes<T>;
+  if constexpr (S < L) {
+    Vec<typename IndexOf<T>::type> own{}, other{};
+    for (int j = 0; j < L; ++j) {
+      own[j] = j & S ? j + L : j;
+      other[j] = j & S ? (j ^ S) + L : j ^ S;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < L; i += 2 * S) r[i] = shuffle(r[i], r[i + S], own) + shuffle(r[i], r[i + S], other);
+    add_across<T, 2 * S>(r);
+  }
+}
+template <class T, int R> INGOT_INLINE void write_thin(Vec<T> (&sums)[kLanes<T>], int64_t j, const Out<T>& out) {
+  add_across<T>(sums);
+  T column[kLanes<T>];
+  store(column, sums[0]);
+  for (int i = 0; i < R; ++i) {
+    T y = column[i] * out.alpha;
+    if (out.bias) y += out.bias[j];
+    if (out.add) y = __builtin_fma(out.add[i * out.ld_add + j], out.beta, y);
+    out.c[i * out.ldc + j] = y;
+  }
+}
+// c[i][j] = sum_p a[i * a_row + p] * b[j * b_col + p]
+template <class T, int R>
+void micro_thin(int64_t k, const T* a, int64_t a_row, const T* b, int64_t b_col, const Out<T>& out) {
+  constexpr int L = kLanes<T>;
+  for (int64_t j = 0; j < out.cols; ++j, b += b_col) {
+    Vec<T> acc[L] = {};
+    int64_t p = 0;
+    for (; p + L <= k; p += L) {
+      const Vec<T> bv = load(b + p);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) acc[i] += load(a + i * a_row + p) * bv;
+    }
+    if (p < k)
+      for (int i = 0; i < R; ++i) acc[i] += load_tail(a + i * a_row + p, k - p) * load_tail(b + p, k - p);
+    write_thin<T, R>(acc, j, out);
+  }
+}
+template <class T> using MicroThin = void (*)(int64_t, const T*, int64_t, const T*, int64_t, const Out<T>&);
+template <class T> struct ThinTable {
+  MicroThin<T> at[kThinRows<T> + 1] = {};
+  template <int R> constexpr void fill() {
+    at[R] = &micro_thin<T, R>;
+    if constexpr (R > 1) fill<R - 1>();
+  }
+  constexpr ThinTable() { fill<kThinRows<T>>(); }
+};
+template <class T> constexpr ThinTable<T> kMicroThin;
+
+template <class T>
+void pack_thin(const T* b, int64_t b_col, int64_t k, int64_t cols, bool round, T* to, int64_t to_col) {
+  for (int64_t j = 0; j < cols; ++j)
+    for (int64_t p = 0; p < k; ++p) to[j * to_col + p] = round ? round_bf16(b[j * b_col + p]) : b[j * b_col + p];
+}
+
 // One panel of b: to[p][j] = b[p * b_row + j * b_col] for p < k, j < cols, zero up to `width` columns.
 template <class T, bool kRound>
 void pack_panel(const T* b, int64_t b_row, int64_t b_col, int64_t k, int64_t cols, int64_t width, T* to) {
@@ -165,7 +229,9 @@ template <class T> void pack_part(const Gemm<T>& g, const GemmChunk& chunk, cons
       const int64_t width = cols <= L ? L : N;
       const T* from = g.b + (chunk.k_begin + p) * g.b_row + j * g.b_col;
       T* to = static_cast<T*>(chunk.packed) + panel * N * k_all + p * width;
-      if (g.round)
+      if (is_thin(g, cols))
+        pack_thin(from, g.b_col, k, cols, g.round, to - p * width + p, k_all);
+      else if (g.round)
         pack_panel<T, true>(from, g.b_row, g.b_col, k, cols, width, to);
       else
         pack_panel<T, false>(from, g.b_row, g.b_col, k, cols, width, to);
@@ -286,6 +352,15 @@ void pack_words_along(const float* x, int64_t step, int64_t k, int64_t n, int64_
       for (int i = 0; i < L && p + 2 * i < k; ++i) store(to + (p / 2 + i) * width + j, r[i]);
     }
 }
+void pack_thin_words(const float* b, int64_t b_col, int64_t k, int64_t cols, float* to, int64_t to_col) {
+  constexpr int L = kLanes<float>;
+  for (int64_t j = 0; j < cols; ++j)
+    for (int64_t p = 0; p < k; p += 2 * L) {
+      const int64_t left = words(k - p);
+      const Vec<float> word = words_along(b + j * b_col + p, k - p);
+      left >= L ? store(to + j * to_col + p / 2, word) : store_tail(to + j * to_col + p / 2, word, left);
+    }
+}
 void pack_words(const Gemm<float>& g, const GemmChunk& chunk, const GemmPackRange& range) {
   constexpr int L = kLanes<float>, N = kCols<float>;
   const int64_t k_all = words(chunk.k_end - chunk.k_begin);
@@ -297,7 +372,9 @@ void pack_words(const Gemm<float>& g, const GemmChunk& chunk, const GemmPackRang
       const int64_t width = cols <= L ? L : N;
       const float* from = g.b + (chunk.k_begin + p) * g.b_row + j * g.b_col;
       float* to = static_cast<float*>(chunk.packed) + panel * N * k_all + p / 2 * width;
-      if (g.b_col == 1)
+      if (is_thin(g, cols))
+        pack_thin_words(from, g.b_col, k, cols, to - p / 2 * width + p / 2, k_all);
+      else if (g.b_col == 1)
         pack_words_across(from, g.b_row, k, cols, width, to);
       else
         pack_words_along(from, g.b_col, k, cols, width, to);
@@ -374,6 +451,34 @@ __attribute__((target("avx512bf16"))) void micro_words(int64_t k, const float* a
     for (int v = 0; v < V; ++v) sums[i][v] = (Vec<float>)acc[i][v];
   write_tile<float, R, V>(sums, out);
 }
+template <int R>
+__attribute__((target("avx512bf16"))) void micro_thin_words(int64_t k, const float* a, int64_t a_row, const float* b,
+                                                            int64_t b_col, const Out<float>& out) {
+  constexpr int L = kLanes<float>;
+  for (int64_t j = 0; j < out.cols; ++j, b += b_col) {
+    __m512 acc[L] = {};
+    for (int64_t p = 0; p < k; p += L) {
+      const __mmask16 there = k - p >= L ? 0xffff : __mmask16((1u << (k - p)) - 1);
+      const __m512bh bv = (__m512bh)_mm512_maskz_loadu_ps(there, b + p);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i)
+        acc[i] = _mm512_dpbf16_ps(acc[i], (__m512bh)_mm512_maskz_loadu_ps(there, a + i * a_row + p), bv);
+    }
+    Vec<float> sums[L];
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) sums[i] = (Vec<float>)acc[i];
+    write_thin<float, R>(sums, j, out);
+  }
+}
+struct ThinWordTable {
+  MicroThin<float> at[kRows + 1] = {};
+  template <int R> constexpr void fill() {
+    at[R] = &micro_thin_words<R>;
+    if constexpr (R > 1) fill<R - 1>();
+  }
+  constexpr ThinWordTable() { fill<kRows>(); }
+};
+constexpr ThinWordTable kMicroThinWords;
 struct WordTable {
   Micro<float> at[kRows + 1][3] = {};
   template <int R> constexpr void fill() {
@@ -391,7 +496,22 @@ void pack_words(const Gemm<float>&, const GemmChunk&, const GemmPackRange&) {}
 void pack_words_of_a(const Gemm<float>&, const GemmChunk&, const GemmPackRange&) {}
 void pack_words_of_rows(const Gemm<float>&, int64_t, int64_t, int64_t, int64_t, float*) {}
 constexpr MicroTable<float> kMicroWords;
+constexpr ThinTable<float> kMicroThinWords;
 #endif
+
+template <class T, bool kWords>
+void multiply_thin(int64_t k, int rows, const T* a, int64_t a_row, const T* b, int64_t b_col, Out<T> out) {
+  for (int n; rows > 0; rows -= n) {
+    n = rows < kThinRows<T> ? rows : kThinRows<T>;
+    if constexpr (kWords)
+      kMicroThinWords.at[n](k, a, a_row, b, b_col, out);
+    else
+      kMicroThin<T>.at[n](k, a, a_row, b, b_col, out);
+    a += n * a_row;
+    out.c += n * out.ldc;
+    if (out.add) out.add += n * out.ld_add;
+  }
+}
 
 // kWords: k, k_all, p and step count words of two bf16 instead of single steps.
 template <class T, bool kWords>
@@ -420,6 +540,8 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
       const int64_t width = cols <= L ? L : N;
       const T* b = static_cast<const T*>(chunk.packed) + q * N * k_all + p * width;
       int64_t b_step = width;
+      const bool thin = is_thin(g, cols);
+      if (thin) b = static_cast<const T*>(chunk.packed) + q * N * k_all + p;
       if (chunk.packed == nullptr) {
         b = g.b + (chunk.k_begin + p) * g.b_row + j;
         b_step = g.b_row;
@@ -453,7 +575,9 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
           a_row = 1;
           a_col = rows;
         }
-        if constexpr (kWords)
+        if (thin)
+          multiply_thin<T, kWords>(k, rows, a, a_row, b, k_all, out);
+        else if constexpr (kWords)
           kMicroWords.at[rows][width / L](k, a, a_row, a_col, b, width, out);
         else
           kMicro<T>.at[rows][width / L](k, a, a_row, a_col, b, b_step, out);

@@ -19,6 +19,7 @@ template <class T> struct Gemm {
   T alpha = 1, beta = 0;
   bool round = false;  // both operands to bf16 first
   bool words = false;  // by bf16 dot products: needs `round`, and chunks of an even number of steps
+  bool thin = false;   // a few last columns by dot products, where both operands lie along the sum
   bool lower = false;  // only micro-tiles that touch the lower triangle
 };
 
