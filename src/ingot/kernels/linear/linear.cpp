@@ -122,9 +122,9 @@ bool bf16_dots_pay() {
 }
 
 // Both operands of a weight gradient lie across the sum and are used little, so packing them costs a tenth of the
-// product. A step of AVX-512's micro-tile takes 14 cycles, in which Zen 5 fetches its three or four lines from the
-// second-level cache, whatever their stride. AVX2's takes six, and Intel's caches have not been measured. The same
-// sums in the same order either way.
+// product; the weights of an input gradient lie so too. A step of AVX-512's micro-tile takes 14 cycles, in which Zen 5
+// fetches its three or four lines from the second-level cache, whatever their stride. AVX2's takes six, and Intel's
+// caches have not been measured. The same sums in the same order either way.
 bool reads_across_pay() {
 #if defined(__x86_64__)
   static const bool wide_loads = __builtin_cpu_is("amd");
@@ -157,7 +157,8 @@ template <class T> struct ByVectors {
     c.tile_cols = std::clamp<int64_t>(std::max<int64_t>(256, least_cols) / c.tile.cols, 1, c.n_chunk / c.tile.cols);
     shrink_tasks(c, g.k, kTaskWork, least_cols);
     c.a_in_place = packs_a && !g.round && reads_across_pay();
-    c.b_in_place = c.a_in_place && g.b_col == 1 && g.b_row * size <= kStride && g.n % (c.tile.cols / 2) == 0;
+    c.b_in_place =
+        !g.round && reads_across_pay() && g.b_col == 1 && g.b_row * size <= kStride && g.n % (c.tile.cols / 2) == 0;
     const int64_t depth_packed = std::min(g.k, c.k_chunk);
     c.b_bytes = c.b_in_place ? 0 : round_up(c.n_chunk * depth_packed * size, 256);
     c.a_bytes = packs_a && !c.a_in_place ? g.m * depth_packed * size : 0;

@@ -1,6 +1,7 @@
 // Packed products after Goto and van de Geijn (ACM TOMS 34(3), 2008): a panel of b stays in L1, rows of a stream past
 // it, and a micro-tile of c lives in registers. Every element of c is one chain of multiply-adds over p, cut at fixed
-// places: its value depends on the sizes and the CPU level, never on how tiles were cut or on the threads.
+// places (a few last columns may be dot products): its value depends on the sizes and the CPU level, never on how tiles
+// were cut or on the threads.
 #include "ingot/kernels/linear/linear.simd.h"
 
 #include "ingot/core/simd.h"
@@ -23,6 +24,8 @@ namespace {
 constexpr int kRows = kVecBytes == 64 ? 14 : 6;
 constexpr int64_t kDepth = 256;  // at most so many steps of the sum between visits to c: a panel of b then stays in L1
 
+constexpr int64_t kLargeBytes = 1 << 20;  // of c: a second-level cache
+
 template <class T> constexpr int kCols = 2 * kLanes<T>;
 
 // The sum [0, k) is cut into equal parts of at most kDepth, each a multiple of `unit`.
@@ -41,7 +44,14 @@ template <class T> struct Out {
   const T* bias;
   T alpha, beta;
   int64_t cols;  // of the micro-tile that exist
+  bool far;      // `add` is probably not in the inner caches
 };
+// The tile is read after the loop, some thousand cycles later.
+template <class T> INGOT_INLINE void ask_for(const Out<T>& out, int rows) {
+  for (int i = 0; i < rows; ++i)
+    for (int line = 0; line < int(kCols<T> * sizeof(T)); line += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(out.add + i * out.ld_add) + line);
+}
 
 template <class T, int R, int V> INGOT_INLINE void write_tile(const Vec<T> (&acc)[R][V], const Out<T>& out) {
   constexpr int L = kLanes<T>;
@@ -76,6 +86,7 @@ template <class T, int R, int V> INGOT_INLINE void write_tile(const Vec<T> (&acc
 // acc[i][v] = sum_p a[i * a_row + p * a_col] * b[p * b_step + v * lanes ...]
 template <class T, int R, int V>
 void micro(int64_t k, const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_step, const Out<T>& out) {
+  if (out.far) ask_for(out, R);
   Vec<T> acc[R][V] = {};
   // Five rows are reached from one pointer by x86 addressing (0, 1, 2, 3, 4 strides); more pointers would spill.
   const T* a0 = a;
@@ -424,6 +435,7 @@ void pack_words_of_rows(const Gemm<float>& g, int64_t row_begin, int64_t row_end
 template <int R, int V>
 __attribute__((target("avx512bf16"))) void micro_words(int64_t k, const float* a, int64_t a_row, int64_t a_col,
                                                        const float* b, int64_t b_step, const Out<float>& out) {
+  if (out.far) ask_for(out, R);
   __m512 acc[R][V] = {};
   const float* a0 = a;
   const float* a5 = a + 5 * a_row;
@@ -520,7 +532,7 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
   const int64_t panels = (g.m + kRows - 1) / kRows, k_steps = chunk.k_end - chunk.k_begin;
   const int64_t k_all = kWords ? words(k_steps) : k_steps;
   const int64_t step = depth_step(k_all, kDepth, 1);
-  const bool round_a = g.round && g.a_col == 1;
+  const bool round_a = g.round && g.a_col == 1, large = g.m * g.n * int64_t(sizeof(T)) >= kLargeBytes;
   const Panels first_panel(range.row_panel_begin, g.m, panels);
   const int64_t row0 = first_panel.row();
   int64_t p = 0;
@@ -560,7 +572,8 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
                          first && g.bias ? g.bias + j : nullptr,
                          g.alpha,
                          first ? g.beta : T(1),
-                         cols};
+                         cols,
+                         large && (!first || g.beta != 0)};
         const T* a = g.a + row * g.a_row + chunk.k_begin + p;
         int64_t a_row = g.a_row, a_col = 1;
         if (round_a) {
