@@ -14,7 +14,9 @@ INGOT_SIMD_DECLARE(float row_max(const float* logits, int64_t n);
 namespace ingot {
 namespace {
 
-constexpr int64_t kChunkBytes = 4 << 20;  // one chunk of logits stays in the outer cache between its three products
+// One chunk of logits stays in the outer cache between its three products; rows enough to pay for packing the weights
+// once for each chunk come first, until memory does.
+constexpr int64_t kChunkBytes = 4 << 20, kMostChunkBytes = 16 << 20, kPayingRows = 256;
 
 void check_rows(const Tensor& t, const Tensor& like, Shape shape, const char* what) {
   INGOT_CHECK(t.shape == shape, what, ": found shape ", t.shape, ", expected ", shape);
@@ -157,10 +159,11 @@ void cross_entropy(const CrossEntropy& a, Stream stream) {
 namespace cpu {
 namespace {
 
-// Rows of logits alive at a time: chunks of about kChunkBytes, equal but for the last, a multiple of 16 for the
-// products.
+// Rows of logits alive at a time: equal chunks but for the last, a multiple of 16 for the products.
 int64_t chunk_rows(int64_t rows, int64_t vocab, DType dtype) {
-  const int64_t fit = std::max<int64_t>(16, kChunkBytes / std::max<int64_t>(1, vocab * size_of(dtype)) / 16 * 16);
+  const int64_t row = std::max<int64_t>(1, vocab * size_of(dtype));
+  const int64_t fit =
+      std::max<int64_t>(16, std::clamp(kPayingRows * row, kChunkBytes, kMostChunkBytes) / row / 16 * 16);
   const int64_t chunks = std::max<int64_t>(1, (rows + fit - 1) / fit);
   return ((rows + chunks - 1) / chunks + 15) / 16 * 16;
 }

@@ -261,7 +261,7 @@ TEST(LinearCrossEntropy, GradientsAreTheDerivativesOfLosses) {
 }
 
 TEST(LinearCrossEntropy, Fp32IsAsCloseToFp64AsItsRoundingsAllowOverManyChunks) {
-  // 3000 columns make chunks of some 350 rows in fp32 and half of that in fp64.
+  // 3000 columns make chunks of some 350 rows in fp32 and of 256 in fp64.
   for (const FusedCase& c : {FusedCase{1000, 8, 3000, 0}, {37, 65, 129, 4}, {50, 16, 4096, 0}}) {
     Fused fast(DType::f32, c.T, c.C, c.V, c.R), exact(DType::f64, c.T, c.C, c.V, c.R);
     const std::pair<Tensor, Tensor> inputs[] = {{fast.x, exact.x},    {fast.w, exact.w},         {fast.x2, exact.x2},

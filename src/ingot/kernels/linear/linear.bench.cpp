@@ -15,7 +15,7 @@ using testing::BenchCase;
 using testing::Buffer;
 
 // The products of one model's training step: T tokens, every (N, K) of its weights. A step multiplies the wide ones by
-// blocks of 1,024 tokens (models/gpt/buffers.h), and a head of 8,192 columns by chunks of 128 (kernels/cross_entropy).
+// blocks of 1,024 tokens (models/gpt/buffers.h), and a head of 8,192 columns by chunks of 256 (kernels/cross_entropy).
 struct Model {
   const char* name;
   int64_t tokens;
@@ -25,7 +25,7 @@ const Model kModels[] = {
     {"narrow", 768, {{128, 128}, {512, 128}, {128, 512}, {65, 128}}},
     {"wide", 4096, {{256, 256}, {128, 256}, {1024, 256}, {256, 1024}, {1024, 256}, {8192, 256}}},
     {"block", 1024, {{256, 256}, {128, 256}, {1024, 256}, {256, 1024}}},
-    {"chunk", 128, {{8192, 256}}},
+    {"chunk", 256, {{8192, 256}}},
 };
 
 std::string shape_of(int64_t m, int64_t n, int64_t k) {
