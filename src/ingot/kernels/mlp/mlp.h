@@ -33,8 +33,8 @@ struct Mlp {
 };
 void mlp(const Mlp& m, Stream stream);
 
-// Gradients add to f32 (f64 for f64) `grads`. With `saved` left out, the forward values are formed again from x.
-// Of a weight-normalised layer grads.w is dv and grads.g is dg.
+// Gradients add to f32 (f64 for f64) `grads`. With `saved` left out, the forward values are formed again from x,
+// in the workspace by some forms. Of a weight-normalised layer grads.w is dv and grads.g is dg.
 struct MlpBackward {
   Tensor dy, x, dx;  // dx left out: frozen input
   std::vector<MlpLayer> layers;

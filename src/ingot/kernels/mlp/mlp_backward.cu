@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -8,32 +6,14 @@
 namespace ingot::cuda {
 namespace {
 
-// Values of so many rows are formed at a time. Three layers of 128 then take 64 MB of workspace, and most of it is in
-// L2 when it is read.
-constexpr int64_t kRowsAtOnce = 131072;
-
-bool has_values(const MlpBackward& m) { return mlp_backward_values(m) == 0 || (m.saved && m.saved.dtype == m.x.dtype); }
-int64_t values_a_row(const MlpBackward& m) {
-  int64_t n = 0;
-  for (int l = 0; l < mlp_backward_values(m); ++l) n += m.layers[size_t(l)].w.rows();
-  return n;
-}
-
-int64_t values_bytes(const MlpBackward& m, int64_t rows) {
-  return (rows * values_a_row(m) * size_of(m.x.dtype) + 255) / 256 * 256;
-}
-
-// Rows [begin, end), their values at the start of the workspace.
-MlpBackward part_of(const MlpBackward& m, int64_t begin, int64_t end) {
-  const int64_t values = (end - begin) * values_a_row(m), bytes = values_bytes(m, end - begin);
-  MlpBackward part = m;
-  part.x = mlp_matrix(m.x).slice(0, begin, end);
-  part.dy = mlp_matrix(m.dy).slice(0, begin, end);
-  if (m.dx) part.dx = mlp_matrix(m.dx).slice(0, begin, end);
-  part.saved = Tensor(m.workspace.data, m.x.dtype, {values}, m.x.device);
-  part.workspace = Tensor(static_cast<char*>(m.workspace.data) + bytes, DType::u8,
-                          {std::max<int64_t>(m.workspace.numel() - bytes, 0)}, m.x.device);
-  return part;
+// The same, with values in the workspace and what is left of that.
+MlpBackward with_values_ahead(const MlpBackward& m) {
+  const int64_t bytes = mlp_backward_values_bytes(m);
+  MlpBackward then = m;
+  then.saved = Tensor(m.workspace.data, m.x.dtype, {bytes / size_of(m.x.dtype)}, m.x.device);
+  then.workspace =
+      Tensor(static_cast<char*>(m.workspace.data) + bytes, DType::u8, {m.workspace.numel() - bytes}, m.x.device);
+  return then;
 }
 
 // --- fp32 values, rounded
@@ -75,18 +55,16 @@ template <class T> __global__ void __launch_bounds__(kRoundThreads) round_kernel
   }
 }
 
-void round_values(const MlpBackward& m, const MlpBackward& part, int64_t begin, Stream stream) {
+void round_values(const MlpBackward& m, const MlpBackward& then, Stream stream) {
   RoundArguments a{};
   int64_t blocks = 0;
   const float* kept = static_cast<const float*>(m.saved.data);
   for (int l = 0; l < mlp_backward_values(m); ++l) {
-    const int64_t n = m.layers[size_t(l)].w.rows();
-    const Tensor to = mlp_layer_part(part, part.saved, size_t(l));
-    a.layer[l] = {.from = reinterpret_cast<const float4*>(kept + begin * n),
-                  .to = static_cast<uint4*>(to.data),
-                  .eights = to.numel() / 8};
+    const Tensor to = mlp_layer_part(then, then.saved, size_t(l));
+    a.layer[l] = {
+        .from = reinterpret_cast<const float4*>(kept), .to = static_cast<uint4*>(to.data), .eights = to.numel() / 8};
     blocks += round_blocks(a.layer[l].eights);
-    kept += m.x.rows() * n;
+    kept += to.numel();
   }
   gpu::launch("mlp_backward: values in 16 bits", m.x.dtype == DType::f16 ? round_kernel<f16> : round_kernel<bf16>,
               {.grid = blocks, .block = kRoundThreads, .overlap = true, .device = m.x.device.index}, stream, a);
@@ -94,14 +72,14 @@ void round_values(const MlpBackward& m, const MlpBackward& part, int64_t begin, 
 
 // --- values of nothing but x: the forward pass as far as the last of them, which is also the result
 
-void form_values(const MlpBackward& part, Stream stream) {
-  const int values = mlp_backward_values(part);
-  Mlp forward{.x = part.x,
-              .y = mlp_layer_part(part, part.saved, size_t(values - 1)),
-              .layers = {part.layers.begin(), part.layers.begin() + values},
-              .act = part.act,
+void run_forward(const MlpBackward& then, Stream stream) {
+  const int values = mlp_backward_values(then);
+  Mlp forward{.x = mlp_matrix(then.x),
+              .y = mlp_layer_part(then, then.saved, size_t(values - 1)),
+              .layers = {then.layers.begin(), then.layers.begin() + values},
+              .act = then.act,
               .activate_last = true};
-  if (values > 1) forward.saved = part.saved;
+  if (values > 1) forward.saved = then.saved;
   cuda::mlp(forward, stream);
 }
 
@@ -124,20 +102,18 @@ Tensor mlp_layer_part(const MlpBackward& m, const Tensor& all, size_t l) {
                 {m.x.rows(), m.layers[l].w.rows()}, m.x.device);
 }
 
-void mlp_backward_with_values(const MlpBackward& m, const MlpBackwardForm& form, Stream stream) {
-  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  if (has_values(m)) return form.run(m, stream);
-  for (int64_t begin = 0; begin < m.x.rows(); begin += kRowsAtOnce) {
-    const MlpBackward part = part_of(m, begin, std::min(m.x.rows(), begin + kRowsAtOnce));
-    m.saved ? round_values(m, part, begin, stream) : form_values(part, stream);
-    form.run(part, stream);
-  }
+bool mlp_backward_has_values(const MlpBackward& m) {
+  return mlp_backward_values(m) == 0 || (m.saved && m.saved.dtype == m.x.dtype);
 }
-int64_t mlp_backward_workspace_bytes_with_values(const MlpBackward& m, const MlpBackwardForm& form) {
-  if (m.x.rows() == 0) return 0;
-  if (has_values(m)) return form.workspace_bytes(m);
-  const int64_t rows = std::min(m.x.rows(), kRowsAtOnce);
-  return values_bytes(m, rows) + form.workspace_bytes(part_of(m, 0, rows));
+int64_t mlp_backward_values_bytes(const MlpBackward& m) {
+  int64_t columns = 0;
+  for (int l = 0; l < mlp_backward_values(m); ++l) columns += m.layers[size_t(l)].w.rows();
+  return (m.x.rows() * columns * size_of(m.x.dtype) + 255) / 256 * 256;
+}
+MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream) {
+  const MlpBackward then = with_values_ahead(m);
+  m.saved ? round_values(m, then, stream) : run_forward(then, stream);
+  return then;
 }
 
 }  // namespace ingot::cuda

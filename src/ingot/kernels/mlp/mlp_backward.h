@@ -14,13 +14,11 @@ int mlp_backward_values(const MlpBackward& m);
 // Layer l's part of what lies layer after layer, (rows, n) each, in x's type.
 Tensor mlp_layer_part(const MlpBackward& m, const Tensor& all, size_t l);
 
-// Both forms read values in x's type. Where others were kept, or none, these call the form for some rows at a time,
-// whose values are formed before, in the workspace: by the forward pass, or from the fp32 values by rounding.
-struct MlpBackwardForm {
-  void (*run)(const MlpBackward& m, Stream stream);
-  int64_t (*workspace_bytes)(const MlpBackward& m);
-};
-void mlp_backward_with_values(const MlpBackward& m, const MlpBackwardForm& form, Stream stream);
-int64_t mlp_backward_workspace_bytes_with_values(const MlpBackward& m, const MlpBackwardForm& form);
+// Both forms read values in x's type. Where others were kept, or none, one launch forms them, of all rows, at the start
+// of the workspace: the forward pass, or one that rounds fp32 values. What comes back has them, and the rest of the
+// workspace.
+bool mlp_backward_has_values(const MlpBackward& m);
+int64_t mlp_backward_values_bytes(const MlpBackward& m);
+MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream);
 
 }  // namespace ingot::cuda

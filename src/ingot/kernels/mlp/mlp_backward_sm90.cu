@@ -1,4 +1,4 @@
-// The fast backward pass: what it takes, its two launches. docs/mlp-megakernel.md tells how it works.
+// The fast backward pass: what it takes, its launches. docs/mlp-megakernel.md tells how it works.
 #include <algorithm>
 #include <atomic>
 #include <type_traits>
@@ -13,70 +13,25 @@ namespace ingot::cuda {
 namespace backward_sm90 {
 namespace {
 
-// --- the second launch: sums over the blocks, weight norm, +=
+// --- sums in a launch of their own
 
-struct LayerGradients {
-  const void *v = nullptr, *g = nullptr;  // of a weight-normalised layer
-  float *dw = nullptr, *db = nullptr, *dg = nullptr;
-  int n = 0, k = 0;
-  int first_part = 0, parts = 0;
+struct SummedLayer : LayerShape {
+  int parts = 0;
 };
 struct SumArguments {
-  LayerGradients layer[kMlpMaxLayers];
+  SummedLayer layer[kMlpMaxLayers];
   const float* partial = nullptr;
 };
 
 // Blocks of the larger size to an SM: two, those of four layers' gradients run at once; of the smaller one three, of
 // six.
-constexpr int kSumThreads = 512, kSumThreadsDeep = 384, kSumBlocksAtOnce = 256;
+constexpr int kSumThreadsWide = 512, kSumThreadsDeep = 384, kSumBlocksAtOnce = 256;
 constexpr int kAtOnce = 5;  // parts that a thread asks for before it adds
-
-// Columns 4 * lane .. of one row of a gradient, and what else its sums need: asked for before the sums are there, and
-// not looked at until they are.
-template <class T> struct GradientRow {
-  float4 old = {};
-  float old_db = 0, old_dg = 0;  // lane 0
-  tile::Vec<T, 4> v = {};        // of weight norm
-  T g = {};
-};
-template <class T> __device__ GradientRow<T> load_row(const LayerGradients& at, int row, int lane) {
-  GradientRow<T> to;
-  const int64_t start = int64_t(row) * at.k + 4 * lane;
-  const bool inside = 4 * lane < at.k;
-  if (inside && at.dw != nullptr) to.old = *reinterpret_cast<const float4*>(at.dw + start);
-  if (lane == 0 && at.db != nullptr) to.old_db = at.db[row];
-  if (at.g == nullptr) return to;
-  if (lane == 0 && at.dg != nullptr) to.old_dg = at.dg[row];
-  if (inside) tile::load(to.v, static_cast<const T*>(at.v) + start);
-  to.g = static_cast<const T*>(at.g)[row];
-  return to;
-}
-// dW of that row: plain, or through the weight norm, W = g r v.
-template <class T>
-__device__ void add_row(const LayerGradients& at, int row, const GradientRow<T>& of, float (&dw)[4], int lane) {
-  if (at.g != nullptr) {
-    float v[4], sum[2] = {};  // dW . v and |v|^2
-    tile::to_float(of.v, v);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[0] = fmaf(dw[i], v[i], sum[0]), sum[1] = fmaf(v[i], v[i], sum[1]);
-    tile::warp_sum(sum, 32);
-    const float r = inverse_norm(sum[1]), dot = r * sum[0];
-    if (lane == 0 && at.dg != nullptr) at.dg[row] = of.old_dg + dot;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) dw[i] = tile::to_float(of.g) * r * (dw[i] - r * v[i] * dot);
-  }
-  if (4 * lane < at.k && at.dw != nullptr)
-    *reinterpret_cast<float4*>(at.dw + int64_t(row) * at.k + 4 * lane) =
-        make_float4(of.old.x + dw[0], of.old.y + dw[1], of.old.z + dw[2], of.old.w + dw[3]);
-}
-
-// Rows of dW come in pairs, 8 apart.
-__host__ __device__ constexpr int row_pairs(int n) { return (n + 15) / 16 * 8; }
 
 // One block for each pair of rows of each dW. Groups of half of kWidth threads sum every so many parts; the order is
 // fixed. Little code: all SMs read it at once, while nothing else is done.
 template <class T, int kWidth, int kThreads>
-__global__ void __launch_bounds__(kThreads, kThreads == kSumThreads ? 2 : 3) sum_kernel(SumArguments a) {
+__global__ void __launch_bounds__(kThreads, kThreads == kSumThreadsWide ? 2 : 3) sum_kernel(SumArguments a) {
   constexpr int kAcross = kWidth / 2, kGroups = kThreads / kAcross;
   __shared__ float4 partial[kThreads];
   __shared__ float bias[kThreads / 32];
@@ -84,15 +39,15 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreads ? 2 : 3) sum
   int pair = int(blockIdx.x), l = 0;
 #pragma unroll 1
   while (pair >= row_pairs(a.layer[l].n)) pair -= row_pairs(a.layer[l++].n);
-  const LayerGradients& at = a.layer[l];
-  const int first_row = pair / 8 * 16 + pair % 8, row = first_row + 8 * warp;  // the latter of warps 0 and 1
+  const SummedLayer& at = a.layer[l];
+  const int first = first_row(pair), row = first + 8 * warp;  // the latter of warps 0 and 1
   // The first kernel waited for all before it, so only what it writes itself is waited for here.
   GradientRow<T> of;
   if (warp < 2 && row < at.n) of = load_row<T>(at, row, lane);
   const int column = thread % kAcross * 2;
   constexpr int64_t kStride = part_floats(kWidth / kPanel);
   const float* part = a.partial + at.first_part * kStride;
-  const float4* from = reinterpret_cast<const float4*>(part) + part_float4(first_row, column, kWidth);
+  const float4* from = reinterpret_cast<const float4*>(part) + part_float4(first, column, kWidth);
   int parts = column < at.k && (at.dw != nullptr || at.dg != nullptr) ? at.parts : 0;
   ptx::settle(from), ptx::settle(parts);  // else the compiler forms them after the wait
   ptx::wait_for_earlier_kernels();
@@ -111,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreads ? 2 : 3) sum
   partial[thread] = sum;
   if (at.db != nullptr) {
     constexpr int kOfRow = kThreads / 2, kRowsOf = bias_rows(kWidth / kPanel);
-    const int bias_row = first_row + thread / kOfRow * 8;
+    const int bias_row = first + thread / kOfRow * 8;
     const float* db = part + kWidth * kWidth + bias_row;
     float b[1] = {};
 #pragma unroll 1
@@ -140,14 +95,15 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreads ? 2 : 3) sum
   }
 }
 
-// --- what is taken, and the first launch
+// --- what is taken, and the launches
 
 using LayersKernel = void (*)(Maps, backward_layers::Arguments);
-LayersKernel layers_kernel(const MlpBackward& m) {
+template <bool kAddsUp> LayersKernel layers_kernel(const MlpBackward& m) {
   using backward_layers::mlp_backward_layers_kernel;
+  const bool wide = mlp_panels(m) == 2;
   if (m.x.dtype == DType::f16)
-    return mlp_panels(m) == 2 ? mlp_backward_layers_kernel<f16, 2> : mlp_backward_layers_kernel<f16, 1>;
-  return mlp_panels(m) == 2 ? mlp_backward_layers_kernel<bf16, 2> : mlp_backward_layers_kernel<bf16, 1>;
+    return wide ? mlp_backward_layers_kernel<f16, 2, kAddsUp> : mlp_backward_layers_kernel<f16, 1, kAddsUp>;
+  return wide ? mlp_backward_layers_kernel<bf16, 2, kAddsUp> : mlp_backward_layers_kernel<bf16, 1, kAddsUp>;
 }
 int shared_bytes(const MlpBackward& m) {
   return int(mlp_panels(m) == 2 ? sizeof(backward_layers::SharedMemory<2>) : sizeof(backward_layers::SharedMemory<1>));
@@ -161,7 +117,7 @@ int clusters_at_once(const MlpBackward& m, int size) {
   std::atomic<int>* at = device < 16 ? &known[device][which][size] : nullptr;
   if (at != nullptr && *at > 0) return *at;
   const gpu::DeviceGuard guard(device);
-  const void* kernel = reinterpret_cast<const void*>(layers_kernel(m));
+  const void* kernel = reinterpret_cast<const void*>(layers_kernel<false>(m));
   gpu::allow_smem("mlp_backward", kernel, device, shared_bytes(m));
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -180,7 +136,8 @@ int clusters_at_once(const MlpBackward& m, int size) {
   return n;
 }
 
-// The cut of the work: a layer a block, units of 64 rows; and where each layer's partial sums lie.
+// The cut of the work: a layer a block, units of 64 rows. The workspace has a part of each layer's sums from each
+// cluster, layer after layer, then a counter of each layer.
 struct Cut {
   int units = 0, clusters = 0, blocks = 0;  // of a cluster
   int parts = 0;
@@ -194,7 +151,7 @@ Cut cut_of(const MlpBackward& m) {
   c.blocks = cluster - int(mlp_first_layer(m));
   return c;
 }
-int first_part(const Cut& c, size_t l) { return int(l) * c.clusters; }
+int64_t parts_bytes(const MlpBackward& m, const Cut& c) { return c.parts * part_floats(mlp_panels(m)) * 4; }
 
 Maps make_maps(const MlpBackward& m) {
   const gpu::TmaBox rows{.rows = kRows, .cols = kPanel, .swizzle = Swizzle::b128};
@@ -211,72 +168,65 @@ Maps make_maps(const MlpBackward& m) {
 
 backward_layers::Arguments make_arguments(const MlpBackward& m, const Cut& c) {
   backward_layers::Arguments a;
-  for (size_t l = 0; l < m.layers.size(); ++l)
-    a.layer[l] = {.w = m.layers[l].w.data,
-                  .g = m.layers[l].g ? m.layers[l].g.data : nullptr,
-                  .n = int(m.layers[l].w.rows()),
-                  .k = int(m.layers[l].w.cols()),
-                  .first_part = first_part(c, l)};
+  const auto floats = [](const Tensor& t) { return t ? static_cast<float*>(t.data) : nullptr; };
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const MlpLayer &layer = m.layers[l], &grad = m.grads[l];
+    a.layer[l] = {.w = layer.w.data,
+                  .g = layer.g ? layer.g.data : nullptr,
+                  .dw = floats(grad.w),
+                  .db = floats(grad.b),
+                  .dg = floats(grad.g),
+                  .n = int(layer.w.rows()),
+                  .k = int(layer.w.cols()),
+                  .first_part = int(l) * c.clusters};
+    a.want_db = a.want_db || a.layer[l].db != nullptr;
+  }
   a.layers = int(m.layers.size());
   a.cluster = c.blocks;
   a.entry = m.activate_last;
   a.partial = static_cast<float*>(m.workspace.data);
+  a.counter = reinterpret_cast<uint64_t*>(static_cast<char*>(m.workspace.data) + parts_bytes(m, c));
   a.clusters = c.clusters;
   a.units_each = c.units / c.clusters;
   a.units_left = c.units % c.clusters;
   a.act = m.act;
   a.want_dx = bool(m.dx);
-  for (const MlpLayer& grad : m.grads) a.want_db = a.want_db || bool(grad.b);
   return a;
 }
 
-SumArguments make_sum_arguments(const MlpBackward& m, const Cut& c) {
-  SumArguments a{.partial = static_cast<const float*>(m.workspace.data)};
-  const auto at = [](const Tensor& t) { return t ? static_cast<float*>(t.data) : nullptr; };
-  for (size_t l = 0; l < m.layers.size(); ++l) {
-    const MlpLayer &layer = m.layers[l], &grad = m.grads[l];
-    a.layer[l] = {.v = layer.w.data,
-                  .g = layer.g ? layer.g.data : nullptr,
-                  .dw = at(grad.w),
-                  .db = at(grad.b),
-                  .dg = at(grad.g),
-                  .n = int(layer.w.rows()),
-                  .k = int(layer.w.cols()),
-                  .first_part = first_part(c, l),
-                  .parts = c.clusters};
-  }
-  return a;
+gpu::Launch layers_launch(const MlpBackward& m, const Cut& c) {
+  return {.grid = int64_t(c.clusters) * c.blocks,
+          .block = backward_layers::kThreads,
+          .smem = shared_bytes(m),
+          .cluster = c.blocks,
+          .overlap = true,
+          .device = m.x.device.index};
 }
 
-template <class T> void run_as(const MlpBackward& m, Stream stream) {
+void run_in_one(const MlpBackward& m, Stream stream) {
   const Cut c = cut_of(m);
-  gpu::launch("mlp_backward", layers_kernel(m),
-              {.grid = int64_t(c.clusters) * c.blocks,
-               .block = backward_layers::kThreads,
-               .smem = shared_bytes(m),
-               .cluster = c.blocks,
-               .overlap = true,
-               .device = m.x.device.index},
-              stream, make_maps(m), make_arguments(m, c));
+  gpu::Launch at = layers_launch(m, c);
+  at.cooperative = true;
+  gpu::launch("mlp_backward", layers_kernel<true>(m), at, stream, make_maps(m), make_arguments(m, c));
+}
+
+template <class T> void run_in_two(const MlpBackward& m, Stream stream) {
+  const Cut c = cut_of(m);
+  const backward_layers::Arguments a = make_arguments(m, c);
+  gpu::launch("mlp_backward", layers_kernel<false>(m), layers_launch(m, c), stream, make_maps(m), a);
+  SumArguments sums{.partial = a.partial};
   int64_t pairs = 0;
-  for (const MlpLayer& layer : m.layers) pairs += row_pairs(int(layer.w.rows()));
+  for (int l = 0; l < a.layers; ++l) sums.layer[l] = {a.layer[l], c.clusters}, pairs += row_pairs(a.layer[l].n);
   const bool deep = pairs > kSumBlocksAtOnce;
   const auto kernel_of = [&](auto width) {
-    return deep ? sum_kernel<T, width(), kSumThreadsDeep> : sum_kernel<T, width(), kSumThreads>;
+    return deep ? sum_kernel<T, width(), kSumThreadsDeep> : sum_kernel<T, width(), kSumThreadsWide>;
   };
   gpu::launch(
       "mlp_backward: sums",
       mlp_panels(m) == 2 ? kernel_of(std::integral_constant<int, 128>()) : kernel_of(std::integral_constant<int, 64>()),
-      {.grid = pairs, .block = deep ? kSumThreadsDeep : kSumThreads, .overlap = true, .device = m.x.device.index},
-      stream, make_sum_arguments(m, c));
+      {.grid = pairs, .block = deep ? kSumThreadsDeep : kSumThreadsWide, .overlap = true, .device = m.x.device.index},
+      stream, sums);
 }
-
-void run(const MlpBackward& m, Stream stream) {
-  m.x.dtype == DType::f16 ? run_as<f16>(m, stream) : run_as<bf16>(m, stream);
-}
-int64_t workspace_bytes(const MlpBackward& m) { return cut_of(m).parts * part_floats(mlp_panels(m)) * 4; }
-
-constexpr MlpBackwardForm kForm = {.run = run, .workspace_bytes = workspace_bytes};
 
 }  // namespace
 }  // namespace backward_sm90
@@ -288,10 +238,16 @@ bool mlp_backward_sm90_takes(const MlpBackward& m) {
   return mlp_backward_is_fast(m) && int(m.layers.size()) + m.activate_last <= kMaxCluster;
 }
 
-void mlp_backward_sm90(const MlpBackward& m, Stream stream) { mlp_backward_with_values(m, kForm, stream); }
+void mlp_backward_sm90(const MlpBackward& m, Stream stream) {
+  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
+  if (!mlp_backward_has_values(m)) return run_in_one(mlp_backward_form_values(m, stream), stream);
+  m.x.dtype == DType::f16 ? run_in_two<f16>(m, stream) : run_in_two<bf16>(m, stream);
+}
 
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m) {
-  return mlp_backward_workspace_bytes_with_values(m, kForm);
+  if (m.x.rows() == 0) return 0;
+  const int64_t counters = int64_t(m.layers.size()) * int64_t(sizeof(uint64_t));
+  return (mlp_backward_has_values(m) ? 0 : mlp_backward_values_bytes(m)) + parts_bytes(m, cut_of(m)) + counters;
 }
 
 }  // namespace ingot::cuda

@@ -22,7 +22,8 @@ constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
 
 struct LayerShape {
   const void* w = nullptr;  // (n, k), 16 bit
-  const void* g = nullptr;  // (n), weight norm
+  const void* g = nullptr;  // (n), weight norm: w is v, dw is dv
+  float *dw = nullptr, *db = nullptr, *dg = nullptr;
   int n = 0, k = 0;
   int first_part = 0;  // of its partial sums
 };

@@ -47,7 +47,7 @@ bool mlp_backward_sm90_takes(const MlpBackward& m);
 void mlp_backward_sm90(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_sm90_workspace_bytes(const MlpBackward& m);
 
-// Few rows, the same otherwise: a chain of gradients with all weights at hand, then sums over all rows at once.
+// Few rows, values kept in x's type: a chain of gradients with all weights at hand, then sums over all rows at once.
 bool mlp_few_rows_backward_takes(const MlpBackward& m);
 void mlp_few_rows_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_few_rows_backward_workspace_bytes(const MlpBackward& m);

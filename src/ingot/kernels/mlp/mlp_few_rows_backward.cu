@@ -119,27 +119,25 @@ void run(const MlpBackward& m, Stream stream) {
   is_f16 ? launch_sums<f16>(maps, sums, at, stream) : launch_sums<bf16>(maps, sums, at, stream);
 }
 
-// dz of every layer but a top one that is not activated, in x's type.
-int64_t workspace_bytes(const MlpBackward& m) {
-  int64_t columns = 0;
-  for (size_t l = 0; l < m.layers.size(); ++l)
-    if (mlp_activated(m, l)) columns += m.layers[l].w.rows();
-  return m.x.rows() * columns * size_of(m.x.dtype);
-}
-
-constexpr MlpBackwardForm kForm = {.run = run, .workspace_bytes = workspace_bytes};
-
 }  // namespace
 }  // namespace few_rows_backward
 
 using namespace few_rows_backward;
 
-bool mlp_few_rows_backward_takes(const MlpBackward& m) { return mlp_backward_is_fast(m); }
+// Values that were not kept in x's type would cost a third launch.
+bool mlp_few_rows_backward_takes(const MlpBackward& m) { return mlp_backward_is_fast(m) && mlp_backward_has_values(m); }
 
-void mlp_few_rows_backward(const MlpBackward& m, Stream stream) { mlp_backward_with_values(m, kForm, stream); }
+void mlp_few_rows_backward(const MlpBackward& m, Stream stream) {
+  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
+  run(m, stream);
+}
 
+// dz of every layer but a top one that is not activated, in x's type.
 int64_t mlp_few_rows_backward_workspace_bytes(const MlpBackward& m) {
-  return mlp_backward_workspace_bytes_with_values(m, kForm);
+  int64_t columns = 0;
+  for (size_t l = 0; l < m.layers.size(); ++l)
+    if (mlp_activated(m, l)) columns += m.layers[l].w.rows();
+  return m.x.rows() * columns * size_of(m.x.dtype);
 }
 
 }  // namespace ingot::cuda
