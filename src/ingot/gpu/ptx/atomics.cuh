@@ -49,10 +49,18 @@ __device__ inline void add_relaxed(uint32_t* p, uint32_t v) {
 __device__ inline void add_release(uint32_t* p, uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+__device__ inline void add_release(uint64_t* p, uint64_t v) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 // *p += v; the value before.
 __device__ inline uint32_t fetch_add_relaxed(uint32_t* p, uint32_t v) {
   uint32_t old;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+}
+__device__ inline uint64_t fetch_add_relaxed(uint64_t* p, uint64_t v) {
+  uint64_t old;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
   return old;
 }
 __device__ inline uint32_t fetch_add_release(uint32_t* p, uint32_t v) {
@@ -71,6 +79,14 @@ __device__ inline uint32_t compare_exchange_acq_rel(uint32_t* p, uint32_t expect
   asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], %2, %3;"
                : "=r"(old)
                : "l"(p), "r"(expected), "r"(desired)
+               : "memory");
+  return old;
+}
+__device__ inline uint64_t compare_exchange_relaxed(uint64_t* p, uint64_t expected, uint64_t desired) {
+  uint64_t old;
+  asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(old)
+               : "l"(p), "l"(expected), "l"(desired)
                : "memory");
   return old;
 }

@@ -326,6 +326,8 @@ TEST_F(PtxCuda, MultipliesInWarpsSmall) {
 // --- threads and blocks
 // -----------------------------------------------------------------------------------------------------
 
+constexpr uint64_t kWideStep = 0x100000001;  // in both halves of a word
+
 __global__ void atomic_words(uint32_t* counter, uint64_t* wide, uint32_t* answers) {
   ptx::add_relaxed(counter, 1);
   ptx::add_release(counter + 1, 2);
@@ -334,6 +336,9 @@ __global__ void atomic_words(uint32_t* counter, uint64_t* wide, uint32_t* answer
   ptx::fetch_add_release(counter + 3, 3);
   ptx::fetch_add_acq_rel(counter + 4, 4);
   if (ptx::compare_exchange_acq_rel(counter + 5, 0, 100 + threadIdx.x) == 0) ptx::add_relaxed(counter + 6, 1);
+  ptx::add_release(wide + 1, kWideStep);
+  if (ptx::fetch_add_relaxed(wide + 2, kWideStep) == 0) ptx::add_relaxed(counter + 7, 1);
+  if (ptx::compare_exchange_relaxed(wide + 3, 0, kWideStep + threadIdx.x) == 0) ptx::add_relaxed(counter + 7, 1);
   ptx::fence_acq_rel_gpu();
   ptx::fence_acq_rel_system();
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
@@ -348,15 +353,20 @@ __global__ void atomic_words(uint32_t* counter, uint64_t* wide, uint32_t* answer
 }
 TEST_F(PtxCuda, CountsAtomicallyAcrossBlocks) {
   DeviceArray<uint32_t> counter(std::vector<uint32_t>(8)), answers(std::vector<uint32_t>(16 + 50 * 96));
-  DeviceArray<uint64_t> wide(1);
+  DeviceArray<uint64_t> wide(std::vector<uint64_t>(4));
   gpu::launch("atomic_words", atomic_words, {.grid = 50, .block = 96}, {}, counter.device(), wide.device(),
               answers.device());
   counter.download();
+  wide.download();
   answers.download();
   constexpr uint32_t kAll = 50 * 96;
   for (uint32_t i = 0; i < 5; ++i) EXPECT_EQ(counter.host[i], i == 2 ? kAll : kAll * (i < 2 ? i + 1 : i)) << i;
   EXPECT_GE(counter.host[5], 100u);
   EXPECT_EQ(counter.host[6], 1u) << "one exchange succeeds";
+  EXPECT_EQ(wide.host[1], kAll * kWideStep);
+  EXPECT_EQ(wide.host[2], kAll * kWideStep);
+  EXPECT_GE(wide.host[3], kWideStep);
+  EXPECT_EQ(counter.host[7], 2u) << "one addition finds zero, and one exchange";
   EXPECT_EQ(answers.host[3], 11u);
   EXPECT_EQ(answers.host[4], 12u);
   EXPECT_EQ(answers.host[5], 13u);

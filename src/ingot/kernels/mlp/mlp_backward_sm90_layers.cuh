@@ -18,7 +18,7 @@
 #include <type_traits>
 
 #include "ingot/core/dtype.h"
-#include "ingot/gpu/ptx/atomics_64.cuh"
+#include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
