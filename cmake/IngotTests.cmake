@@ -87,10 +87,11 @@ foreach(folder ${test_folders})
   endif()
 endforeach()
 
-# Kernels for GPUs other than Hopper: the same tests over their PTX, which this makes the driver compile.
+# Kernels for GPUs other than Hopper: the same tests over their PTX, which this makes the driver compile. Without those that leave the form
+# to dispatch, which on Hopper asks for kernels that have no PTX.
 if(INGOT_WITH_CUDA)
   add_test(NAME kernels_rmsnorm_portable COMMAND test_kernels_rmsnorm --gtest_filter=RmsNorm*Cuda.*)
-  add_test(NAME kernels_mlp_portable COMMAND test_kernels_mlp --gtest_filter=*portable*-*TheEntryPoints*)
+  add_test(NAME kernels_mlp_portable COMMAND test_kernels_mlp "--gtest_filter=*portable*-*TheEntryPoints*:*TakesLeading*")
   set_tests_properties(kernels_rmsnorm_portable kernels_mlp_portable PROPERTIES LABELS gpu ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
 endif()
 
