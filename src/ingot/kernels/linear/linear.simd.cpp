@@ -230,24 +230,32 @@ void pack_panel(const T* b, int64_t b_row, int64_t b_col, int64_t k, int64_t col
 // Rows along the panels (b_col == 1) are read some at a time from end to end, as prefetchers like it.
 constexpr int64_t kPackSteps = 8;
 
-template <class T> void pack_part(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range) {
+// pack(b from there, where its panel begins, p, k, cols, width) for steps [p, p + k) of the range's panels, which are
+// k_all long as they are packed.
+template <class T, class Pack>
+INGOT_INLINE void each_panel(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range, int64_t k_all,
+                             Pack&& pack) {
   constexpr int L = kLanes<T>, N = kCols<T>;
-  const int64_t k_all = chunk.k_end - chunk.k_begin, steps = g.b_col == 1 ? kPackSteps : range.p_end - range.p_begin;
+  const int64_t steps = g.b_col == 1 ? kPackSteps : range.p_end - range.p_begin;
   for (int64_t p = range.p_begin; p < range.p_end; p += steps) {
     const int64_t k = range.p_end - p < steps ? range.p_end - p : steps;
     for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
       const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
-      const int64_t width = cols <= L ? L : N;
-      const T* from = g.b + (chunk.k_begin + p) * g.b_row + j * g.b_col;
-      T* to = static_cast<T*>(chunk.packed) + panel * N * k_all + p * width;
-      if (is_thin(g, cols))
-        pack_thin(from, g.b_col, k, cols, g.round, to - p * width + p, k_all);
-      else if (g.round)
-        pack_panel<T, true>(from, g.b_row, g.b_col, k, cols, width, to);
-      else
-        pack_panel<T, false>(from, g.b_row, g.b_col, k, cols, width, to);
+      pack(g.b + (chunk.k_begin + p) * g.b_row + j * g.b_col, static_cast<T*>(chunk.packed) + panel * N * k_all, p, k,
+           cols, cols <= L ? L : N);
     }
   }
+}
+template <class T> void pack_part(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range) {
+  const int64_t k_all = chunk.k_end - chunk.k_begin;
+  each_panel(g, chunk, range, k_all, [&](const T* from, T* to, int64_t p, int64_t k, int64_t cols, int64_t width) {
+    if (is_thin(g, cols))
+      pack_thin(from, g.b_col, k, cols, g.round, to + p, k_all);
+    else if (g.round)
+      pack_panel<T, true>(from, g.b_row, g.b_col, k, cols, width, to + p * width);
+    else
+      pack_panel<T, false>(from, g.b_row, g.b_col, k, cols, width, to + p * width);
+  });
 }
 
 // Copies R elements from each of k rows: panels of a whose rows lie along memory become [p][R]. Whole registers: what
@@ -373,24 +381,16 @@ void pack_thin_words(const float* b, int64_t b_col, int64_t k, int64_t cols, flo
     }
 }
 void pack_words(const Gemm<float>& g, const GemmChunk& chunk, const GemmPackRange& range) {
-  constexpr int L = kLanes<float>, N = kCols<float>;
   const int64_t k_all = words(chunk.k_end - chunk.k_begin);
-  const int64_t steps = g.b_col == 1 ? kPackSteps : range.p_end - range.p_begin;
-  for (int64_t p = range.p_begin; p < range.p_end; p += steps) {
-    const int64_t k = range.p_end - p < steps ? range.p_end - p : steps;
-    for (int64_t panel = range.panel_begin; panel < range.panel_end; ++panel) {
-      const int64_t j = chunk.n_begin + panel * N, left = chunk.n_end - j, cols = left < N ? left : N;
-      const int64_t width = cols <= L ? L : N;
-      const float* from = g.b + (chunk.k_begin + p) * g.b_row + j * g.b_col;
-      float* to = static_cast<float*>(chunk.packed) + panel * N * k_all + p / 2 * width;
-      if (is_thin(g, cols))
-        pack_thin_words(from, g.b_col, k, cols, to - p / 2 * width + p / 2, k_all);
-      else if (g.b_col == 1)
-        pack_words_across(from, g.b_row, k, cols, width, to);
-      else
-        pack_words_along(from, g.b_col, k, cols, width, to);
-    }
-  }
+  const auto pack = [&](const float* from, float* to, int64_t p, int64_t k, int64_t cols, int64_t width) {
+    if (is_thin(g, cols))
+      pack_thin_words(from, g.b_col, k, cols, to + p / 2, k_all);
+    else if (g.b_col == 1)
+      pack_words_across(from, g.b_row, k, cols, width, to + p / 2 * width);
+    else
+      pack_words_along(from, g.b_col, k, cols, width, to + p / 2 * width);
+  };
+  each_panel(g, chunk, range, k_all, pack);
 }
 // The same as pack_words_across for R rows of a, R near a whole register: as copy_columns does, with whole registers
 // but at the end of a range.
