@@ -70,15 +70,17 @@ def main():
             print(f"{executable.name}: no tests match {arguments.filter}")
         else:
             runs += [(tool, executable, wanted) for tool in arguments.tools.split(",")]
+    results = []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        results = list(pool.map(lambda run: sanitize(run[0], run[1], arguments.filter, run[2], arguments.seconds, logs), runs))
-    for (tool, executable, wanted), done in zip(runs, results):
-        good = done["errors"] == 0 and done["status"] == 0
-        print(f"{tool:10} {executable.name:24} {done['tests']}/{wanted} tests, {done['errors']} errors, status {done['status']}"
-              f"{'' if good else '  FAILED'}", flush=True)
-        if not good:
-            log = (logs / f"{tool}-{executable.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-            print("\n".join("    " + line[:200] for line in log if "=========" in line or "FAILED" in line or "Failure" in line)[:2500])
+        reported = pool.map(lambda run: sanitize(run[0], run[1], arguments.filter, run[2], arguments.seconds, logs), runs)
+        for (tool, executable, wanted), done in zip(runs, reported):
+            results.append(done)
+            good = done["errors"] == 0 and done["status"] == 0
+            print(f"{tool:10} {executable.name:24} {done['tests']}/{wanted} tests, {done['errors']} errors, status {done['status']}"
+                  f"{'' if good else '  FAILED'}", flush=True)
+            if not good:
+                log = (logs / f"{tool}-{executable.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+                print("\n".join("    " + line[:200] for line in log if "=========" in line or "FAILED" in line or "Failure" in line)[:2500])
     nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
     report = {"suite": reports.SANITIZERS, "tree": reports.tree_hash(reports.SANITIZERS), "gpu": gpu, "driver": driver,
               "cuda": (re.findall(r"release ([\d.]+)", nvcc) or ["?"])[0], "date": datetime.date.today().isoformat(),
