@@ -261,10 +261,10 @@ class Program {
 
  private:
   const CLI::App& deepest() const {
-    const CLI::App* deepest = names_.front().first;
+    const CLI::App* found = names_.front().first;
     for (const auto& [app, name] : names_)
-      if (app->parsed()) deepest = app;
-    return *deepest;
+      if (app->parsed()) found = app;
+    return *found;
   }
   struct Given {
     const Option* option;
