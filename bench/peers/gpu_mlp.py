@@ -75,8 +75,9 @@ def cases():
     yield Case(65536, 3, act="relu")
     yield Case(65536, 3, width=64)
     yield Case(65536, 3, training=True, width=64)
-    yield Case(65536, 3, width=256)
-    yield Case(65536, 3, training=True, width=256)
+    for width in (256, 512):
+        yield Case(65536, 3, width=width)
+        yield Case(65536, 3, training=True, width=width)
 
 
 def effective(w, g):
