@@ -550,14 +550,10 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
     for (int64_t q = range.col_panel_begin; q < range.col_panel_end; ++q) {
       const int64_t j = chunk.n_begin + q * N, left = chunk.n_end - j, cols = left < N ? left : N;
       const int64_t width = cols <= L ? L : N;
-      const T* b = static_cast<const T*>(chunk.packed) + q * N * k_all + p * width;
-      int64_t b_step = width;
-      const bool thin = is_thin(g, cols);
-      if (thin) b = static_cast<const T*>(chunk.packed) + q * N * k_all + p;
-      if (chunk.packed == nullptr) {
-        b = g.b + (chunk.k_begin + p) * g.b_row + j;
-        b_step = g.b_row;
-      }
+      const bool thin = is_thin(g, cols), in_place = chunk.packed == nullptr;
+      const T* b = in_place ? g.b + (chunk.k_begin + p) * g.b_row + j
+                            : static_cast<const T*>(chunk.packed) + q * N * k_all + p * (thin ? 1 : width);
+      const int64_t b_step = in_place ? g.b_row : width;
       Panels at = first_panel;
       for (int64_t i = range.row_panel_begin; i < range.row_panel_end; ++i, at.advance()) {
         const int64_t row = at.row();
@@ -591,7 +587,7 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
         if (thin)
           multiply_thin<T, kWords>(k, rows, a, a_row, b, k_all, out);
         else if constexpr (kWords)
-          kMicroWords.at[rows][width / L](k, a, a_row, a_col, b, width, out);
+          kMicroWords.at[rows][width / L](k, a, a_row, a_col, b, b_step, out);
         else
           kMicro<T>.at[rows][width / L](k, a, a_row, a_col, b, b_step, out);
       }
