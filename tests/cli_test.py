@@ -76,12 +76,21 @@ class Frame(InDirectory):
             ["found the unknown subcommand 'doctro', expected one of", "doctro"],
             ["ingot doctor: found the unknown option '--jsn', expected those of ingot doctor --help", "doctor", "--jsn"],
             ["ingot doctor: found the unknown argument 'all', expected those of", "doctor", "all"],
-            ["--threads", "doctor", "--threads"],
+            [r"ingot doctor: --threads: found no value, expected one N \(threads to use", "doctor", "--threads"],
+            [r"--steps: found no value, expected one N \(length of the run", "train", "--preset", "nano", "--steps"],
+            ["--steps: found no value, expected one N", "train", "--steps="],
+            ["--data: found no value, expected one PATH", "train", "--data"],
+            ["--config: found no value, expected one FILE", "train", "--config"],
+            ["--set: found no value, expected one A.B=C", "train", "--set", "model.dim=16", "--set"],
+            ["--steps: found the option '--data', expected one N", "train", "--steps", "--data", "x"],
+            ["--out: found the option '--config', expected one FILE", "plot", "--out", "--config"],
+            ["found the unknown option '--steps'", "train", "--", "--steps"],
+            ["--json: found '3', expected true or false", "doctor", "--json=3"],
             ["--threads: found 'many', expected an integer", "doctor", "--threads", "many"],
             ["found number 0, expected an integer from 1 to 1024", "doctor", "--threads", "0"],
             ["found number -1, expected an integer from 1 to 1024", "doctor", "--threads", "-1"],
             ["found number 1000000000, expected", "doctor", "--threads", "1000000000"],
-            ["--threads", "doctor", "--threads", "1", "--threads", "2"],
+            ["--threads: found 2 values, expected one N", "doctor", "--threads", "1", "--threads", "2"],
             ["--set: found the unknown key 'a', expected one of json, threads", "doctor", "--set", "a=1"],
             ["--set: found 'threads', expected KEY=VALUE", "doctor", "--set", "threads"],
             ["expected names joined by dots", "doctor", "--set", "a..b=1"],
@@ -91,6 +100,11 @@ class Frame(InDirectory):
         ):
             with self.subTest(arguments=arguments):
                 self.refuses(2, message, *arguments)
+
+    def test_a_flag_can_be_turned_off(self):
+        self.assertEqual(ingot("doctor", "--json=false").text, ingot("doctor").text)
+        self.assertEqual(ingot("doctor", env={"INGOT_JSON": "1"}).text[:1], "{")
+        self.assertNotEqual(ingot("doctor", "--json=false", env={"INGOT_JSON": "1"}).text[:1], "{")
 
     def test_flag_beats_set_beats_environment_beats_file(self):
         config = self.file("c.json", '{"threads": 3}')

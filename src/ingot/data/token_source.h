@@ -49,7 +49,6 @@ std::shared_ptr<const TokenSource> tokens_in_memory(std::vector<int32_t> tokens,
                                                     int32_t bos, int64_t vocab, std::string name = "tokens");
 
 // --- shards
-// ------------------------------------------------------------------------------------------------------------
 struct ShardHeader {
   int version = 1;  // 1: uint16, 2: uint32
   int64_t tokens = 0;

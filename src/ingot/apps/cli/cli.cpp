@@ -30,8 +30,7 @@ struct ClosedPipe {};  // the reader of standard output went away
 constexpr int64_t kMaxInput = int64_t(1) << 30;
 
 // --- from words to values
-// ---------------------------------------------------------------------------------------------- from_chars, because
-// strtod follows the locale.
+// from_chars, because strtod follows the locale.
 template <class T> bool parse_number(std::string_view word, T& into) {
   if (word.starts_with('+')) word.remove_prefix(1);
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), into);
@@ -98,7 +97,6 @@ std::string environment_name(const Option& option) {
 }
 
 // --- from the resolved tree to the command's variables
-// -----------------------------------------------------------------
 [[noreturn]] void wrong(const Option& option, const Json& value, const std::string& expected) {
   fail(ErrorCode::usage, option.path, ": found ", describe_json(value), ", expected ", expected);
 }
@@ -160,7 +158,6 @@ void bind(const Option& option, const Json& value) {
 }  // namespace
 
 // --- describing a command
-// ----------------------------------------------------------------------------------------------
 Command::Command(std::string name, std::string summary) : name_(std::move(name)), summary_(std::move(summary)) {}
 Command::~Command() = default;
 
@@ -218,8 +215,7 @@ Command& Command::add(const char* name, const char* summary) {
 }
 
 // --- parsing
-// ----------------------------------------------------------------------------------------------------------- Gives a
-// tree of Commands to CLI11 and keeps the words it finds.
+// Gives a tree of Commands to CLI11 and keeps the words it finds.
 class Program {
  public:
   Program(Command& root, CLI::App& app) { build(root, app, root.name_); }
@@ -253,13 +249,33 @@ class Program {
   }
   // What to say of words behind chosen() that it does not know.
   std::string unknown_argument() const {
-    const auto extra = deepest().remaining();
-    const std::string& word = extra.front();
+    std::vector<std::string> extra = names_.front().first->remaining(true);
+    std::erase(extra, "--");  // the mark behind which all words are arguments
+    const std::string word = extra.empty() ? "--" : extra.front();
     return "found the unknown " + std::string(word.front() == '-' ? "option" : "argument") + " '" + word +
            "', expected those of " + chosen() + " --help";
   }
+  // What to say of an option with too few values or too many; CLI11's own words begin with the option's name.
+  std::string wrong_count(const std::string& words) const {
+    const CLI::Option* option = deepest().get_option_no_throw(words.substr(0, words.find(':')));
+    if (option == nullptr) return words;
+    const bool many = option->count() > 1 && option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw;
+    return option->get_name() + ": found " + (many ? std::to_string(option->count()) + " values" : "no value") +
+           ", expected one " + wanted(*option);
+  }
+  // What to say where an option stands in place of the value of the one before it; else empty.
+  std::string swallowed_option() const {
+    for (const CLI::Option* option : deepest().get_options())
+      for (const std::string& word : option->nonpositional() ? option->results() : std::vector<std::string>())
+        if (word.starts_with("--") && deepest().get_option_no_throw(word) != nullptr)
+          return option->get_name() + ": found the option '" + word + "', expected one " + wanted(*option);
+    return "";
+  }
 
  private:
+  static std::string wanted(const CLI::Option& option) {
+    return option.get_type_name() + " (" + option.get_description() + ")";
+  }
   const CLI::App& deepest() const {
     const CLI::App* found = names_.front().first;
     for (const auto& [app, name] : names_)
@@ -270,7 +286,7 @@ class Program {
     const Option* option;
     CLI::Option* parsed;
     std::vector<std::string> words;
-    bool set = false;
+    std::string set;
   };
   struct Leaf {
     Command* command;
@@ -361,7 +377,7 @@ class Program {
     if (given.parsed->count() == 0) return;
     Json& into = at_path(tree, option.path, where);
     if (option.kind == Kind::flag)
-      into = true;
+      into = value_of(option, given.set, where);
     else if (option.kind == Kind::list)
       into = given.words;
     else
@@ -409,13 +425,18 @@ int run(Command& root, int argc, char** argv) {
     try {
       app.parse(argc, argv);
       log_debug("ingot ", version(), " (", commit(), ") on ", cpu_model(), ", ", cpu_count(), " CPUs");
+      if (const std::string message = program.swallowed_option(); !message.empty()) fail(ErrorCode::usage, message);
       program.execute();
     } catch (const CLI::CallForHelp&) { write_out(app.help()); } catch (const CLI::CallForVersion& e) {
       write_out(std::string(e.what()) + "\n");
     } catch (const CLI::RequiredError&) {
       return report(program.chosen(), program.missing_subcommand(), exit_status(ErrorCode::usage));
     } catch (const CLI::ExtrasError&) {
-      return report(program.chosen(), program.unknown_argument(), exit_status(ErrorCode::usage));
+      const std::string swallowed = program.swallowed_option();
+      return report(program.chosen(), swallowed.empty() ? program.unknown_argument() : swallowed,
+                    exit_status(ErrorCode::usage));
+    } catch (const CLI::ArgumentMismatch& e) {
+      return report(program.chosen(), program.wrong_count(e.what()), exit_status(ErrorCode::usage));
     } catch (const CLI::ParseError& e) {
       return report(program.chosen(), std::string(e.what()) + "; see " + program.chosen() + " --help",
                     exit_status(ErrorCode::usage));
@@ -429,7 +450,6 @@ int run(Command& root, int argc, char** argv) {
 }
 
 // --- input and output
-// --------------------------------------------------------------------------------------------------
 void write_out(std::string_view text) {
   while (!text.empty()) {
     const ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());

@@ -69,8 +69,7 @@ class Command {
 int run(Command& root, int argc, char** argv);
 
 // --- input and output
-// -------------------------------------------------------------------------------------------------- Standard output. A
-// reader that went away ends the program quietly; any other failure is an Error.
+// Standard output. A reader that went away ends the program quietly; any other failure is an Error.
 void write_out(std::string_view text);
 // A file's bytes, or standard input's for "-" and "" (refused on a terminal without being asked for by "-").
 std::string read_input(const std::string& path);
@@ -84,7 +83,6 @@ const std::string& command_line();
 std::string program_name();
 
 // --- the subcommands, one file each
-// ------------------------------------------------------------------------------------
 void add_train(Command& root);
 void add_eval(Command& root);
 void add_accuracy(Command& eval);

@@ -154,7 +154,6 @@ TEST(CrossEntropy, MaskedLogitsOfMinusInfinityHaveNoProbability) {
 }
 
 // --- fused with the linear layer
-// -----------------------------------------------------------------------------------------
 
 struct Fused {
   Fused(DType dtype, int64_t T, int64_t C, int64_t V, int64_t R, double softcap = 30, double z_loss = 1e-4)

@@ -313,7 +313,6 @@ TEST(matmul, add_is_read_in_place_of_c_and_may_be_an_operand) {
 }
 
 // --- linear
-// ----------------------------------------------------------------------------------------------------------------
 
 struct Layer {
   int64_t t, n, k;

@@ -219,7 +219,6 @@ void Gpt::Impl::check_adapters(const TokenBatch& batch, const GptAdapters* adapt
 }
 
 // --- embedding
-// ---------------------------------------------------------------------------------------------------------
 
 // The tokens' rows of the table, normed where the config says so, in `into`; `raw` keeps them as they were before the
 // norm.
@@ -273,7 +272,6 @@ void Gpt::Impl::embed_backward(const Tensor& weights, const TokenBatch& batch, c
 }
 
 // --- blocks
-// ------------------------------------------------------------------------------------------------------------
 
 detail::BlockTensors Gpt::Impl::block(int i, const Tensor& weights, const Tensor& grads, bool backward) const {
   const Application& a = program.applications[size_t(i)];
@@ -315,7 +313,6 @@ void Gpt::Impl::blocks_backward(const detail::CallContext& call, const Tensor& w
 }
 
 // --- head
-// --------------------------------------------------------------------------------------------------------------
 
 // What leaves the last block: x, or the lanes combined.
 Tensor Gpt::Impl::stream_out(int64_t tokens) {
@@ -482,7 +479,6 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const Tensor& weigh
 }
 
 // --- the public class
-// --------------------------------------------------------------------------------------------------
 
 Gpt::Gpt(const GptConfig& config, DType dtype, const GptOptions& options)
     : impl_(std::make_unique<Impl>(config, dtype, options)) {}
