@@ -30,6 +30,12 @@ void check_generation(const char* op, int compute_major) {
 
 }  // namespace
 
+int sm_count(int device) {
+  int n = 0;
+  gpu::check_cuda(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device), "mlp: number of SMs");
+  return n;
+}
+
 bool mlp_takes(const Mlp& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return true;

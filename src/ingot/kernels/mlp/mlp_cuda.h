@@ -58,6 +58,8 @@ bool mlp_wide_backward_takes(const MlpBackward& m);
 void mlp_wide_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_wide_backward_workspace_bytes(const MlpBackward& m);
 
+int sm_count(int device);  // asked for at every launch, as the runtime remembers it
+
 // Which form runs is a pure function of the operands' shapes, types and options and of the GPU's generation; below 8 it
 // throws.
 enum class MlpForm { portable, few_rows, sm90, wide };

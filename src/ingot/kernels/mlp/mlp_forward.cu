@@ -1,15 +1,6 @@
-#include <cuda_runtime.h>
-
-#include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/mlp_forward.h"
 
 namespace ingot::cuda {
-
-int sm_count(int device) {
-  int n = 0;
-  gpu::check_cuda(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device), "mlp: number of SMs");
-  return n;
-}
 
 MlpForwardParams mlp_forward_params(const Mlp& m) {
   MlpForwardParams p = {.x = m.x.data,

@@ -23,8 +23,6 @@ struct MlpForwardParams {
   MlpLayerParams layer[kMlpMaxLayers];
 };
 
-int sm_count(int device);  // of the device; asked for at every launch, as the runtime remembers it
-
 MlpForwardParams mlp_forward_params(const Mlp& m);
 
 constexpr int64_t kMlpSm90FewRows = 4096 * 64;
@@ -34,6 +32,5 @@ bool mlp_sm90_three_suffice(const MlpForwardParams& p);
 // T: f16 or bf16.
 template <class T, int kWidth, bool kSave> void launch_mlp_sm90(const Mlp& m, Stream stream);
 template <class T, bool kSave> void launch_mlp_sm90_deep(const Mlp& m, Stream stream);
-template <class T> void launch_mlp_few_rows(const Mlp& m, Stream stream);
 
 }  // namespace ingot::cuda
