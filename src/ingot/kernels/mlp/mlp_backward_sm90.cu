@@ -1,7 +1,6 @@
 // The fast backward pass: what it takes, its launches. docs/mlp-megakernel.md tells how it works.
 #include <algorithm>
 #include <atomic>
-#include <type_traits>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/settle.cuh"
@@ -217,13 +216,13 @@ template <class T> void run_in_two(const MlpBackward& m, Stream stream) {
   SumArguments sums{.partial = a.partial};
   int64_t pairs = 0;
   for (int l = 0; l < a.layers; ++l) sums.layer[l] = {a.layer[l], c.clusters}, pairs += row_pairs(a.layer[l].n);
+  static_assert(kMlpMaxLayers * row_pairs(kPanel) <= kSumBlocksAtOnce, "only the wider networks are ever deep");
   const bool deep = pairs > kSumBlocksAtOnce;
-  const auto kernel_of = [&](auto width) {
-    return deep ? sum_kernel<T, width(), kSumThreadsDeep> : sum_kernel<T, width(), kSumThreadsWide>;
-  };
+  const auto kernel = mlp_panels(m) == 1 ? sum_kernel<T, 64, kSumThreadsWide>
+                      : deep             ? sum_kernel<T, 128, kSumThreadsDeep>
+                                         : sum_kernel<T, 128, kSumThreadsWide>;
   gpu::launch(
-      "mlp_backward: sums",
-      mlp_panels(m) == 2 ? kernel_of(std::integral_constant<int, 128>()) : kernel_of(std::integral_constant<int, 64>()),
+      "mlp_backward: sums", kernel,
       {.grid = pairs, .block = deep ? kSumThreadsDeep : kSumThreadsWide, .overlap = true, .device = m.x.device.index},
       stream, sums);
 }
