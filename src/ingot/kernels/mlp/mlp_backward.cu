@@ -85,11 +85,11 @@ void run_forward(const MlpBackward& then, Stream stream) {
 
 }  // namespace
 
-bool mlp_backward_is_fast(const MlpBackward& m) {
-  if (m.layers.empty() || m.layers.size() > size_t(kMlpMaxLayers) || !mlp_fast_type(m)) return false;
-  if (m.x.rows() > int64_t(1) << 30 || m.x.cols() % 8 != 0) return false;  // tensor copies: 31 bits, whole 16 bytes
-  for (const MlpLayer& layer : m.layers)
-    if (layer.w.rows() % 8 != 0) return false;
+// Tensor copies count rows in 31 bits.
+bool mlp_backward_is_fast(const MlpBackward& m, int widest) {
+  if (m.x.dtype != DType::f16 && m.x.dtype != DType::bf16) return false;
+  if (m.layers.empty() || m.layers.size() > size_t(kMlpMaxLayers) || mlp_widest(m) > widest) return false;
+  if (m.x.rows() > int64_t(1) << 30) return false;
   return mlp_backward_values(m) == 0 || slope_follows_from_value(m.act);
 }
 
@@ -106,14 +106,54 @@ bool mlp_backward_has_values(const MlpBackward& m) {
   return mlp_backward_values(m) == 0 || (m.saved && m.saved.dtype == m.x.dtype);
 }
 int64_t mlp_backward_values_bytes(const MlpBackward& m) {
-  int64_t columns = 0;
-  for (int l = 0; l < mlp_backward_values(m); ++l) columns += m.layers[size_t(l)].w.rows();
-  return (m.x.rows() * columns * size_of(m.x.dtype) + 255) / 256 * 256;
+  const int64_t values = mlp_saved_elements(m.x.rows(), m.layers, m.activate_last);
+  return (values * size_of(m.x.dtype) + 255) / 256 * 256;
 }
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream) {
   const MlpBackward then = with_values_ahead(m);
   m.saved ? round_values(m, then, stream) : run_forward(then, stream);
   return then;
+}
+
+int mlp_lowest_product(const MlpBackward& m) { return m.dx ? 0 : int(mlp_first_layer(m)) + 1; }
+bool mlp_keeps_dz(const MlpBackward& m, size_t l) { return mlp_trained(m.grads[l]) && mlp_activated(m, l); }
+int64_t mlp_dz_bytes(const MlpBackward& m) {
+  return mlp_saved_elements(m.x.rows(), m.layers, m.activate_last) * size_of(m.x.dtype);
+}
+
+MlpChainMaps mlp_chain_maps(const MlpBackward& m, const gpu::TmaBox& rows, const gpu::TmaBox& weights) {
+  MlpChainMaps maps{};
+  maps.dy = gpu::tensor_map("mlp_backward: dy", mlp_matrix(m.dy), rows);
+  if (m.dx) maps.dx = gpu::tensor_map("mlp_backward: dx", mlp_matrix(m.dx), rows);
+  for (size_t l = size_t(mlp_lowest_product(m)); l < m.layers.size(); ++l)
+    maps.w[l] = gpu::tensor_map("mlp_backward: w", m.layers[l].w, weights);
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    if (mlp_activated(m, l)) maps.h[l] = gpu::tensor_map("mlp_backward: saved", mlp_layer_part(m, m.saved, l), rows);
+    if (mlp_keeps_dz(m, l))
+      maps.dz[l] = gpu::tensor_map("mlp_backward: workspace", mlp_layer_part(m, m.workspace, l), rows);
+  }
+  return maps;
+}
+MlpSumMaps mlp_sum_maps(const MlpBackward& m, const gpu::TmaBox& dz, const gpu::TmaBox& h) {
+  MlpSumMaps maps{};
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    if (!mlp_trained(m.grads[l])) continue;
+    maps.dz[l] = gpu::tensor_map("mlp_backward: dz",
+                                 mlp_keeps_dz(m, l) ? mlp_layer_part(m, m.workspace, l) : mlp_matrix(m.dy), dz);
+    maps.h[l] = gpu::tensor_map("mlp_backward: input", l == 0 ? mlp_matrix(m.x) : mlp_layer_part(m, m.saved, l - 1), h);
+  }
+  return maps;
+}
+MlpSumLayer mlp_sum_layer(const MlpBackward& m, size_t l) {
+  const auto at = [](const Tensor& t) { return t ? static_cast<float*>(t.data) : nullptr; };
+  const MlpLayer &layer = m.layers[l], &grad = m.grads[l];
+  return {.v = layer.w.data,
+          .g = layer.g ? layer.g.data : nullptr,
+          .dw = at(grad.w),
+          .db = at(grad.b),
+          .dg = at(grad.g),
+          .n = int(layer.w.rows()),
+          .k = int(layer.w.cols())};
 }
 
 }  // namespace ingot::cuda

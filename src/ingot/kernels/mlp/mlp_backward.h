@@ -1,24 +1,56 @@
 #pragma once
-// The two fast backward forms on the host's side: what both take, and where they find it.
+// What the backward forms for Hopper share on the host's side: what they take, and where their kernels find it.
+#include <cuda.h>
+
 #include <cstdint>
 
+#include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/mlp/mlp_cuda.h"
 
 namespace ingot::cuda {
 
-// Whether the type, depth, widths, rows and activation are such that both forms work on them.
-bool mlp_backward_is_fast(const MlpBackward& m);
+// Whether type, depth, widths, rows and activation are such that these forms work on them; they differ in the width.
+bool mlp_backward_is_fast(const MlpBackward& m, int widest);
 // Layers whose values the slopes need.
 int mlp_backward_values(const MlpBackward& m);
 
 // Layer l's part of what lies layer after layer, (rows, n) each, in x's type.
 Tensor mlp_layer_part(const MlpBackward& m, const Tensor& all, size_t l);
 
-// Both forms read values in x's type. Where others were kept, or none, one launch forms them, of all rows, at the start
-// of the workspace: the forward pass, or one that rounds fp32 values. What comes back has them, and the rest of the
-// workspace.
+// All read values in x's type. Where others were kept, or none, one launch forms them, of all rows, at the start of the
+// workspace: the forward pass, or one that rounds fp32 values. What comes back has them, and the rest of the workspace.
 bool mlp_backward_has_values(const MlpBackward& m);
 int64_t mlp_backward_values_bytes(const MlpBackward& m);
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream);
+
+// --- forms of two launches: the chain of gradients, which leaves dz of the layers below the top in the workspace,
+// layer after layer, and then sums over all rows
+
+// The chain multiplies with W of the top layer down to this one's.
+int mlp_lowest_product(const MlpBackward& m);
+// Whether dz of layer l goes to the workspace. Of the top layer there is dy, unless that layer is activated.
+bool mlp_keeps_dz(const MlpBackward& m, size_t l);
+int64_t mlp_dz_bytes(const MlpBackward& m);  // room for every layer's that may go there
+
+struct MlpChainMaps {
+  CUtensorMap dy, dx;
+  CUtensorMap w[kMlpMaxLayers];
+  CUtensorMap h[kMlpMaxLayers];   // what layer l saved
+  CUtensorMap dz[kMlpMaxLayers];  // to the workspace
+};
+MlpChainMaps mlp_chain_maps(const MlpBackward& m, const gpu::TmaBox& rows, const gpu::TmaBox& weights);
+
+struct MlpSumMaps {
+  CUtensorMap dz[kMlpMaxLayers], h[kMlpMaxLayers];  // of layer l: h is what it multiplies
+};
+MlpSumMaps mlp_sum_maps(const MlpBackward& m, const gpu::TmaBox& dz, const gpu::TmaBox& h);
+
+// A layer as its sums see it.
+struct MlpSumLayer {
+  const void *v = nullptr, *g = nullptr;  // (n, k) and (n): of a weight-normalised layer, of which dw is dv
+  float *dw = nullptr, *db = nullptr, *dg = nullptr;
+  int n = 0, k = 0;
+};
+MlpSumLayer mlp_sum_layer(const MlpBackward& m, size_t l);
 
 }  // namespace ingot::cuda

@@ -167,17 +167,8 @@ Maps make_maps(const MlpBackward& m) {
 
 backward_layers::Arguments make_arguments(const MlpBackward& m, const Cut& c) {
   backward_layers::Arguments a;
-  const auto floats = [](const Tensor& t) { return t ? static_cast<float*>(t.data) : nullptr; };
   for (size_t l = 0; l < m.layers.size(); ++l) {
-    const MlpLayer &layer = m.layers[l], &grad = m.grads[l];
-    a.layer[l] = {.w = layer.w.data,
-                  .g = layer.g ? layer.g.data : nullptr,
-                  .dw = floats(grad.w),
-                  .db = floats(grad.b),
-                  .dg = floats(grad.g),
-                  .n = int(layer.w.rows()),
-                  .k = int(layer.w.cols()),
-                  .first_part = int(l) * c.clusters};
+    a.layer[l] = {mlp_sum_layer(m, l), int(l) * c.clusters};
     a.want_db = a.want_db || a.layer[l].db != nullptr;
   }
   a.layers = int(m.layers.size());
@@ -234,7 +225,7 @@ using namespace backward_sm90;
 
 // Of a cluster: eight layers of which the last is activated make nine blocks.
 bool mlp_backward_sm90_takes(const MlpBackward& m) {
-  return mlp_backward_is_fast(m) && int(m.layers.size()) + m.activate_last <= kMaxCluster;
+  return mlp_backward_is_fast(m, kMlpFastWidth) && int(m.layers.size()) + m.activate_last <= kMaxCluster;
 }
 
 void mlp_backward_sm90(const MlpBackward& m, Stream stream) {

@@ -8,7 +8,7 @@
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tile/vec.cuh"
-#include "ingot/kernels/mlp/mlp_cuda.h"
+#include "ingot/kernels/mlp/mlp_backward.h"
 #include "ingot/kernels/mlp/mlp_weights.cuh"
 
 namespace ingot::cuda::backward_sm90 {
@@ -20,11 +20,7 @@ constexpr int kRows = 64;  // of a warpgroup's product
 constexpr int kPanel = kMlpPanel;
 constexpr uint32_t kPanelBytes = kRows * kPanel * 2;
 
-struct LayerShape {
-  const void* w = nullptr;  // (n, k), 16 bit
-  const void* g = nullptr;  // (n), weight norm: w is v, dw is dv
-  float *dw = nullptr, *db = nullptr, *dg = nullptr;
-  int n = 0, k = 0;
+struct LayerShape : MlpSumLayer {
   int first_part = 0;  // of its partial sums
 };
 
@@ -74,7 +70,7 @@ __device__ void form_normed_weights(const LayerShape& at, uint32_t thread, uint3
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int row = int(first) + i * kBy / 16;
-      if (row < at.n && chunk * 8 < at.k) tile::load(v[i], static_cast<const T*>(at.w) + row * at.k + chunk * 8);
+      if (row < at.n && chunk * 8 < at.k) tile::load(v[i], static_cast<const T*>(at.v) + row * at.k + chunk * 8);
       g[i] = row < at.n ? tile::to_float(static_cast<const T*>(at.g)[row]) : 0;
     }
 #pragma unroll

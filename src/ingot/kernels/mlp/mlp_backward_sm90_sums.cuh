@@ -27,7 +27,7 @@ template <class T> __device__ GradientRow<T> load_row(const LayerShape& at, int 
   if (lane == 0 && at.db != nullptr) to.old_db = at.db[row];
   if (at.g == nullptr) return to;
   if (lane == 0 && at.dg != nullptr) to.old_dg = at.dg[row];
-  if (inside) tile::load(to.v, static_cast<const T*>(at.w) + start);
+  if (inside) tile::load(to.v, static_cast<const T*>(at.v) + start);
   to.g = static_cast<const T*>(at.g)[row];
   return to;
 }

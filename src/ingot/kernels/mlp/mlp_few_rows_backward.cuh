@@ -58,7 +58,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
   static constexpr int kSums = kRows / 2;  // a thread's: two neighbouring features' of every row
 
   Memory& s;
-  const ChainMaps& maps;
+  const MlpChainMaps& maps;
   const Chain& a;
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32;
   const int row = int(blockIdx.x) * kRows;
@@ -236,7 +236,7 @@ template <class T, int kPanels, int kRows, bool kNorm> struct ChainBlock {
 
 template <class T, int kPanels, int kRows, bool kNorm>
 __global__ void __launch_bounds__(threads<kPanels>(kNorm), 1)
-    chain_kernel(const __grid_constant__ ChainMaps maps, const __grid_constant__ Chain a) {
+    chain_kernel(const __grid_constant__ MlpChainMaps maps, const __grid_constant__ Chain a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   ChainBlock<T, kPanels, kRows, kNorm> block{*reinterpret_cast<ChainMemory<kPanels, kRows>*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
@@ -288,7 +288,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
   static constexpr Swizzle kDzSwizzle = kTile == 64 ? Swizzle::b128 : Swizzle::b64;
 
   Memory& s;
-  const SumMaps& maps;
+  const MlpSumMaps& maps;
   const Sums& a;
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank();
   int l = 0, first_n = 0;  // of the cluster
@@ -478,7 +478,7 @@ template <class T, int kPanels, int kTile> struct SumBlock {
 
 template <class T, int kPanels, int kTile>
 __global__ void __launch_bounds__(kMultipliers<kPanels>)
-    sum_kernel(const __grid_constant__ SumMaps maps, const __grid_constant__ Sums a) {
+    sum_kernel(const __grid_constant__ MlpSumMaps maps, const __grid_constant__ Sums a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   using Block = SumBlock<T, kPanels, kTile>;
   Block block{*reinterpret_cast<SumMemory<kPanels, kTile>*>(memory), maps, a};
@@ -521,7 +521,7 @@ __global__ void __launch_bounds__(kMultipliers<kPanels>)
 // --- launches
 
 template <class T, int kPanels, int kRows, bool kNorm>
-void launch_chain_of(const ChainMaps& maps, const Chain& a, int64_t rows, int device, Stream stream) {
+void launch_chain_of(const MlpChainMaps& maps, const Chain& a, int64_t rows, int device, Stream stream) {
   using Memory = ChainMemory<kPanels, kRows>;
   const int64_t blocks = (rows + kRows - 1) / kRows;
   gpu::launch("mlp_backward", chain_kernel<T, kPanels, kRows, kNorm>,
@@ -533,7 +533,7 @@ void launch_chain_of(const ChainMaps& maps, const Chain& a, int64_t rows, int de
               stream, maps, a);
 }
 template <class T, int kPanels, int kTile>
-void launch_sums_of(const SumMaps& maps, const Sums& a, int64_t tiles, int device, Stream stream) {
+void launch_sums_of(const MlpSumMaps& maps, const Sums& a, int64_t tiles, int device, Stream stream) {
   using Memory = SumMemory<kPanels, kTile>;
   gpu::launch("mlp_backward: sums", sum_kernel<T, kPanels, kTile>,
               {.grid = tiles * kBlocks,
@@ -545,7 +545,7 @@ void launch_sums_of(const SumMaps& maps, const Sums& a, int64_t tiles, int devic
               stream, maps, a);
 }
 
-template <class T> void launch_chain(const ChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
+template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
   const auto with_rows = [&](auto panels, auto norm) {
     constexpr int kPanels = decltype(panels)::value;
     constexpr bool kNorm = decltype(norm)::value;
@@ -558,7 +558,7 @@ template <class T> void launch_chain(const ChainMaps& maps, const Chain& a, cons
   };
   at.panels == 2 ? with_panels(std::integral_constant<int, 2>()) : with_panels(std::integral_constant<int, 1>());
 }
-template <class T> void launch_sums(const SumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream) {
+template <class T> void launch_sums(const MlpSumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream) {
   const auto with_tile = [&](auto panels) {
     constexpr int kPanels = decltype(panels)::value;
     if (at.tile == 32) return launch_sums_of<T, kPanels, 32>(maps, a, at.tiles, at.device, stream);

@@ -1,10 +1,9 @@
 #pragma once
 // The few-rows backward form on the host's side: what its two kernels are given, and their launchers, one pair per type
 // (mlp_few_rows_backward_f16.cu, ...). mlp_few_rows_backward.cuh tells how they work.
-#include <cuda.h>
-
 #include <cstdint>
 
+#include "ingot/kernels/mlp/mlp_backward.h"
 #include "ingot/kernels/mlp/mlp_few_rows.h"
 
 namespace ingot::cuda::few_rows_backward {
@@ -13,12 +12,6 @@ constexpr int kBlocks = 8;   // of a cluster that shares the rows of a sum
 constexpr int kChunk = 128;  // rows of a sum at a time
 constexpr int kMaxSumStages = 3;
 
-struct ChainMaps {
-  CUtensorMap dy, dx;
-  CUtensorMap w[kMlpMaxLayers];
-  CUtensorMap h[kMlpMaxLayers];   // what layer l saved
-  CUtensorMap dz[kMlpMaxLayers];  // to the workspace
-};
 struct ChainLayer {
   const void* g = nullptr;  // weight norm
   int n = 0;
@@ -36,13 +29,7 @@ struct ChainLaunch {
   int block_rows = 0, panels = 0, device = 0;
 };
 
-struct SumMaps {
-  CUtensorMap dz[kMlpMaxLayers], h[kMlpMaxLayers];  // of layer l: h is what it multiplies
-};
-struct SumLayer {
-  const void *v = nullptr, *g = nullptr;  // of a weight-normalised layer
-  float *dw = nullptr, *db = nullptr, *dg = nullptr;
-  int n = 0, k = 0;
+struct SumLayer : MlpSumLayer {
   int tiles = 0;  // 0: nothing is asked of this layer
   bool dz_is_late = false;
 };
@@ -56,7 +43,7 @@ struct SumLaunch {
   int tile = 0, panels = 0, device = 0;
 };
 
-template <class T> void launch_chain(const ChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
-template <class T> void launch_sums(const SumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream);
+template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
+template <class T> void launch_sums(const MlpSumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream);
 
 }  // namespace ingot::cuda::few_rows_backward

@@ -1,11 +1,9 @@
 #pragma once
 // The wide backward form on the host's side: what its two kernels are given, and their launchers, one pair per type
 // (mlp_wide_backward_f16.cu, ...). mlp_wide_backward_chain.cuh and mlp_wide_backward_sums.cuh tell how they work.
-#include <cuda.h>
-
 #include <cstdint>
 
-#include "ingot/kernels/mlp/mlp_cuda.h"
+#include "ingot/kernels/mlp/mlp_backward.h"
 
 namespace ingot::cuda::wide_backward {
 
@@ -13,6 +11,7 @@ constexpr int kWidth = kMlpWideWidth, kPanels = kWidth / kMlpPanel;
 constexpr int kGroupRows = 64, kGroups = 2;                 // of a warpgroup; warpgroups of a block that multiply
 constexpr int kPair = 2;                                    // blocks of a cluster
 constexpr int kUnitRows = kPair * kGroups * kGroupRows;     // rows that a cluster takes through the chain at a time
+constexpr uint32_t kStageRows = 32;                         // of W
 constexpr int kChunk = 64;                                  // rows of a sum at a time
 constexpr int kSquare = 128;                                // rows of a dW that a block sums; the pair has all
 constexpr int64_t kPartFloats = int64_t(kSquare) * kWidth;  // of a block's sums
@@ -21,12 +20,6 @@ constexpr int64_t kPartFloats = int64_t(kSquare) * kWidth;  // of a block's sums
 // number[0] + h (number[1] + h number[2]).
 enum class Slope { softplus, step, quadratic };
 
-struct ChainMaps {
-  CUtensorMap dy, dx;
-  CUtensorMap w[kMlpMaxLayers];
-  CUtensorMap h[kMlpMaxLayers];   // what layer l saved
-  CUtensorMap dz[kMlpMaxLayers];  // to the workspace
-};
 struct ChainLayer {
   const void *v = nullptr, *g = nullptr;  // g: of a weight-normalised layer
   int n = 0, k = 0;
@@ -46,16 +39,8 @@ struct ChainLaunch {
   int clusters = 0, device = 0;
 };
 
-struct SumMaps {
-  CUtensorMap dz[kMlpMaxLayers], h[kMlpMaxLayers];  // of layer l: h is what it multiplies
-};
-struct SumLayer {
-  const void *v = nullptr, *g = nullptr;  // of a weight-normalised layer
-  float *dw = nullptr, *db = nullptr, *dg = nullptr;
-  int n = 0, k = 0;
-};
 struct Sums {
-  SumLayer layer[kMlpMaxLayers];
+  MlpSumLayer layer[kMlpMaxLayers];
   int chunks = 0, splits = 0;                   // of the rows
   float *part = nullptr, *bias_part = nullptr;  // (layer, split, block of the pair): kPartFloats, kSquare
   uint32_t* counters = nullptr;                 // of each layer and block of the pair
@@ -64,7 +49,7 @@ struct SumLaunch {
   int layers = 0, device = 0;
 };
 
-template <class T> void launch_chain(const ChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
-template <class T> void launch_sums(const SumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream);
+template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
+template <class T> void launch_sums(const MlpSumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream);
 
 }  // namespace ingot::cuda::wide_backward

@@ -3,7 +3,7 @@
 
 namespace ingot::cuda::wide_backward {
 
-template void launch_chain<bf16>(const ChainMaps&, const Chain&, const ChainLaunch&, Stream);
-template void launch_sums<bf16>(const SumMaps&, const Sums&, const SumLaunch&, Stream);
+template void launch_chain<bf16>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
+template void launch_sums<bf16>(const MlpSumMaps&, const Sums&, const SumLaunch&, Stream);
 
 }  // namespace ingot::cuda::wide_backward

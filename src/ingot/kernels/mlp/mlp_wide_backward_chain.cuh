@@ -14,7 +14,7 @@
 
 namespace ingot::cuda::wide_backward {
 
-constexpr uint32_t kStages = 9, kStageRows = 32, kStagesOfLayer = kWidth / kStageRows;
+constexpr uint32_t kStages = 9, kStagesOfLayer = kWidth / kStageRows;
 constexpr uint32_t kSteps = kWidth / 16, kHalves = 2;  // of 16 columns; a tile comes and goes in halves
 constexpr int kChainThreads = kGroups * 128 + 128;
 constexpr int kMultiplyRegisters = 224, kServeRegisters = 56;
@@ -55,7 +55,7 @@ struct Use {
 
 template <class T, Slope kSlope> struct ChainBlock {
   ChainMemory& s;
-  const ChainMaps& maps;
+  const MlpChainMaps& maps;
   const Chain& a;
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank();
   const uint32_t group = warp / 4;
@@ -349,7 +349,7 @@ template <class T, Slope kSlope> struct ChainBlock {
 
 template <class T, Slope kSlope>
 __global__ void __launch_bounds__(kChainThreads, 1)
-    chain_kernel(const __grid_constant__ ChainMaps maps, const __grid_constant__ Chain a) {
+    chain_kernel(const __grid_constant__ MlpChainMaps maps, const __grid_constant__ Chain a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   ChainBlock<T, kSlope> block{*reinterpret_cast<ChainMemory*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
@@ -375,7 +375,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   ptx::cluster_wait();
 }
 
-template <class T> void launch_chain(const ChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
+template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
   const auto with = [&](auto kernel) {
     gpu::launch("mlp_backward", kernel,
                 {.grid = int64_t(at.clusters) * kPair,

@@ -3,7 +3,7 @@
 
 namespace ingot::cuda::wide_backward {
 
-template void launch_chain<f16>(const ChainMaps&, const Chain&, const ChainLaunch&, Stream);
-template void launch_sums<f16>(const SumMaps&, const Sums&, const SumLaunch&, Stream);
+template void launch_chain<f16>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
+template void launch_sums<f16>(const MlpSumMaps&, const Sums&, const SumLaunch&, Stream);
 
 }  // namespace ingot::cuda::wide_backward

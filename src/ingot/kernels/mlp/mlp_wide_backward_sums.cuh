@@ -25,7 +25,7 @@ static_assert(sizeof(SumMemory) <= size_t(kMlpSharedBytes), "the sums must fit t
 
 template <class T> struct SumBlock {
   SumMemory& s;
-  const SumMaps& maps;
+  const MlpSumMaps& maps;
   const Sums& a;
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank(), group = warp / 4;
   const int l = int(ptx::cluster_index()) / a.splits, split = int(ptx::cluster_index()) % a.splits;
@@ -127,7 +127,7 @@ template <class T> struct SumBlock {
 
   // Row `row` of this block's, by a warp: a lane has four columns twice.
   __device__ __forceinline__ void finish_row(int row) const {
-    const SumLayer& at = a.layer[l];
+    const MlpSumLayer& at = a.layer[l];
     const int n = int(rank) * kSquare + row;
     if (n >= at.n) return;
     constexpr int kAtOnce = 11;
@@ -166,7 +166,7 @@ template <class T> struct SumBlock {
   }
   // dW of a row becomes dv, and dg is added.
   __device__ __forceinline__ void through_norm(float (&dw)[2][4], int n) const {
-    const SumLayer& at = a.layer[l];
+    const MlpSumLayer& at = a.layer[l];
     const T* v = static_cast<const T*>(at.v) + int64_t(n) * at.k;
     const float r = weight_inverse_norm(v, at.k);
     float u[2][4] = {}, along[1] = {};
@@ -186,10 +186,10 @@ template <class T> struct SumBlock {
 
 template <class T>
 __global__ void __launch_bounds__(kSumThreads, 1)
-    sum_kernel(const __grid_constant__ SumMaps maps, const __grid_constant__ Sums a) {
+    sum_kernel(const __grid_constant__ MlpSumMaps maps, const __grid_constant__ Sums a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   SumBlock<T> block{*reinterpret_cast<SumMemory*>(memory), maps, a};
-  const SumLayer& layer = a.layer[block.l];
+  const MlpSumLayer& layer = a.layer[block.l];
   if (layer.dw == nullptr && layer.db == nullptr && layer.dg == nullptr) return;  // both blocks of the pair
   if (threadIdx.x == 0) block.prepare();
   __syncwarp();
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kSumThreads, 1)
   ptx::cluster_wait();
 }
 
-template <class T> void launch_sums(const SumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream) {
+template <class T> void launch_sums(const MlpSumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream) {
   gpu::launch("mlp_backward: sums", sum_kernel<T>,
               {.grid = int64_t(at.layers) * a.splits * kPair,
                .block = kSumThreads,
