@@ -121,7 +121,7 @@ void check_cuda_rows(const char* op, const char* name, const Tensor& t) {
               " bytes apart, expected a multiple of 16");
   check_cuda_address(op, name, t);
 }
-void check_cuda(const char* op, const Layers& layers, const Tensor& x) {
+void check_cuda_shapes(const char* op, const Layers& layers, const Tensor& x) {
   if (x.dtype != DType::f16 && x.dtype != DType::bf16 && x.dtype != DType::f32)
     fail(ErrorCode::unsupported, op, ": found dtype ", x.dtype, " on a GPU, expected f16, bf16 or f32");
   if (layers.size() > kCudaLayers)
@@ -129,6 +129,9 @@ void check_cuda(const char* op, const Layers& layers, const Tensor& x) {
   check_cuda_width(op, "input", x.cols());
   for (const MlpLayer& layer : layers) check_cuda_width(op, "layer", layer.w.rows());
   INGOT_CHECK(x.rows() <= kCudaRows, op, ": x: found ", x.rows(), " rows, expected at most ", kCudaRows, " on a GPU");
+}
+void check_cuda(const char* op, const Layers& layers, const Tensor& x) {
+  check_cuda_shapes(op, layers, x);
   check_cuda_rows(op, "x", x);
   for (const MlpLayer& layer : layers) {
     check_cuda_rows(op, "w", layer.w);
@@ -328,6 +331,20 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
 
 }  // namespace cpu
 
+namespace {
+
+// Of operands that have passed the checks of their shapes.
+int64_t backward_workspace_bytes(const MlpBackward& m) {
+#ifdef INGOT_HAS_CUDA_MLP
+  if (m.x.device.kind == Device::cuda) return cuda::mlp_backward_workspace_bytes(m);
+#endif
+  Pieces pieces;
+  BackwardMemory(pieces, m);
+  return pieces.bytes();
+}
+
+}  // namespace
+
 void mlp(const Mlp& m, Stream stream) {
   const char* op = "mlp";
   check_layers(op, m.layers, m.x);
@@ -367,7 +384,7 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
       check_cuda_address(op, "gradient of g", grad.g);
     }
   }
-  check_workspace(op, m.workspace, mlp_backward_workspace_bytes(m), m.x);
+  check_workspace(op, m.workspace, backward_workspace_bytes(m), m.x);
 #ifdef INGOT_HAS_CUDA_MLP
   INGOT_DISPATCH_WITH_CUDA(m.x.device, mlp_backward, m, stream);
 #else
@@ -388,12 +405,12 @@ int64_t mlp_workspace_bytes(const Mlp& m) {
   return pieces.bytes();
 }
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m) {
-#ifdef INGOT_HAS_CUDA_MLP
-  if (m.x.device.kind == Device::cuda) return cuda::mlp_backward_workspace_bytes(m);
-#endif
-  Pieces pieces;
-  BackwardMemory(pieces, m);
-  return pieces.bytes();
+  if (m.x.device.kind == Device::cuda) {  // what the forms lay out has room for no more
+    INGOT_CHECK(!m.layers.empty(), "mlp_backward: found no layers, expected at least one");
+    INGOT_CHECK_EQ(m.grads.size(), m.layers.size(), "mlp_backward: grads");
+    check_cuda_shapes("mlp_backward", m.layers, m.x);
+  }
+  return backward_workspace_bytes(m);
 }
 
 int64_t bytes(const Mlp& m) {

@@ -353,6 +353,17 @@ TEST(mlp, a_gpu_takes_eight_layers_of_widths_in_multiples_of_eight_up_to_512) {
             "mlp: x: found 1099511627776 rows, expected at most 8589934592 on a GPU");
   EXPECT_EQ(message(DType::bf16, {8, 8}, 0, 4, reinterpret_cast<void*>(8)),
             "mlp: b: found an address that is no multiple of 16, expected an aligned one");
+
+  // Whoever asks for the backward pass's workspace has not called it yet.
+  MlpBackward nine{.x = Tensor(nullptr, DType::f16, {4, 8}, gpu)};
+  nine.layers.resize(9, {.w = Tensor(nullptr, DType::f16, {8, 8}, gpu)});
+  nine.grads.resize(9);
+  try {
+    mlp_backward_workspace_bytes(nine);
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const Error& e) {
+    EXPECT_EQ(std::string(e.what()), "mlp_backward: found 9 layers, expected at most 8 on a GPU");
+  }
 }
 
 }  // namespace
