@@ -3,6 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <memory>
+
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/tile/swizzle.cuh"
 
@@ -58,30 +61,80 @@ void check_operand(const char* name, const Tensor& t, const TmaBox& box) {
               tile::row_bytes(box.swizzle));
 }
 
+// All that a map is made of, as the driver takes it: innermost dimension first, strides in bytes, the innermost's is
+// implied.
+struct Key {
+  void* data = nullptr;
+  cuuint64_t size[3] = {}, stride[2] = {};
+  cuuint32_t extent[3] = {};
+  int rank = 0;
+  DType dtype = DType::f32;
+  tile::Swizzle swizzle{};
+  bool operator==(const Key&) const = default;
+};
+
+Key key_of(const Tensor& t, const TmaBox& box) {
+  Key key{.data = t.data,
+          .extent = {cuuint32_t(box.cols), cuuint32_t(box.rows), cuuint32_t(box.outer)},
+          .rank = t.rank(),
+          .dtype = t.dtype,
+          .swizzle = box.swizzle};
+  for (int i = 0, d = key.rank - 1; d >= 0; ++i, --d) {
+    key.size[i] = cuuint64_t(t.shape.dim[d]);
+    if (i > 0) key.stride[i - 1] = cuuint64_t(t.stride[d] * size_of(t.dtype));
+  }
+  return key;
+}
+
+// The maps that a thread made last. Weights stay where they are, and an allocator hands out the same addresses call
+// after call; a map says nothing of what lies there, so one for the same address and shape is the same map.
+class Known {
+ public:
+  const CUtensorMap* find(const Key& key) {
+    Entry* pair = pair_of(key);
+    for (int i = 0; i < 2; ++i)
+      if (pair[i].key == key) return &pair[i].map;
+    return nullptr;
+  }
+  void add(const Key& key, const CUtensorMap& map) {
+    Entry* pair = pair_of(key);
+    pair[1] = pair[0];
+    pair[0] = {key, map};
+  }
+
+ private:
+  struct Entry {
+    Key key;
+    CUtensorMap map;
+  };
+  Entry* pair_of(const Key& key) {
+    const uint64_t mixed = (reinterpret_cast<uintptr_t>(key.data) ^ key.extent[1]) * 0x9e3779b97f4a7c15;
+    return &entries_[(mixed >> 57) * 2];
+  }
+  std::array<Entry, 256> entries_ = {};
+};
+
 }  // namespace
 
 CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box) {
+  thread_local const std::unique_ptr<Known> known = std::make_unique<Known>();
   const CUtensorMapDataType type = type_of(name, t.dtype);
+  const bool ranked = (t.rank() == 2 || t.rank() == 3) && t.device.kind == Device::cuda;
+  const Key key = ranked ? key_of(t, box) : Key();
+  if (const CUtensorMap* map = ranked ? known->find(key) : nullptr) return *map;
   check_operand(name, t, box);
   static const Encode encode = find_encode();
-  const int rank = t.rank();
-  const int boxes[3] = {box.cols, box.rows, box.outer};
-  cuuint64_t size[3] = {}, stride[2] = {};  // innermost first; strides in bytes, the innermost's is implied
-  cuuint32_t extent[3] = {}, step[3] = {1, 1, 1};
-  for (int i = 0; i < rank; ++i) {
-    size[i] = cuuint64_t(t.size(rank - 1 - i));
-    extent[i] = cuuint32_t(boxes[i]);
-    if (i > 0) stride[i - 1] = cuuint64_t(t.stride[rank - 1 - i] * size_of(t.dtype));
-  }
   constexpr CUtensorMapSwizzle kSwizzle[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,
                                              CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B};
+  const cuuint32_t step[3] = {1, 1, 1};
   CUtensorMap map;
-  const CUresult status =
-      encode(&map, type, cuuint32_t(rank), t.data, size, stride, extent, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             kSwizzle[int(box.swizzle)], CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = encode(&map, type, cuuint32_t(key.rank), key.data, key.size, key.stride, key.extent, step,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle[int(key.swizzle)],
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     fail(ErrorCode::unsupported, name, ": tensor map: found status ", int(status), " for shape ", t.shape, " of ",
          t.dtype, " in boxes of ", box.outer, " x ", box.rows, " x ", box.cols, ", expected 0");
+  known->add(key, map);
   return map;
 }
 

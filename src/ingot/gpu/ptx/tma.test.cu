@@ -310,6 +310,24 @@ TEST_F(TmaCuda, RefusesMapsByName) {
   EXPECT_NE(refusal(t, {.rows = 300, .cols = 64, .swizzle = Swizzle::b128}).find("1 to 256"), std::string::npos);
 }
 
+// A thread keeps the maps that it made last: asked for again, none may be mistaken for another at the same address.
+TEST_F(TmaCuda, TellsMapsOfOneAddressApartSmall) {
+  DeviceArray<uint32_t> memory(1 << 16);
+  std::vector<std::vector<char>> maps;
+  const auto make = [&](size_t i) {
+    const int rows = 8 + int(i % 7), cols = 64 + 8 * int(i / 7 % 7), box_rows = 8 << (i / 49 % 3);
+    const DType dtype = i / 147 % 2 ? DType::bf16 : DType::f16;
+    Tensor t(memory.device() + 4 * (i / 294 % 2), dtype, {rows, 64}, Device{Device::cuda, 0});
+    t.stride[0] = cols;
+    const CUtensorMap map = gpu::tensor_map("kept", t, {.rows = box_rows, .cols = 64, .swizzle = Swizzle::b128});
+    return std::vector<char>(reinterpret_cast<const char*>(&map), reinterpret_cast<const char*>(&map) + sizeof(map));
+  };
+  for (size_t i = 0; i < 588; ++i) maps.push_back(make(i));
+  for (size_t i = 588; i-- > 0;) ASSERT_EQ(make(i), maps[i]) << i;
+  std::sort(maps.begin(), maps.end());
+  EXPECT_EQ(std::unique(maps.begin(), maps.end()), maps.end());
+}
+
 // --- clusters
 // -------------------------------------------------------------------------------------------------------------
 
