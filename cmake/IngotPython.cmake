@@ -32,7 +32,7 @@ set(python_dir ${CMAKE_CURRENT_SOURCE_DIR}/bindings/python)
 file(GLOB python_sources CONFIGURE_DEPENDS ${python_dir}/native/*.cpp)
 nanobind_add_module(ingot_python NB_STATIC NOMINSIZE ${python_sources})
 set_target_properties(ingot_python PROPERTIES OUTPUT_NAME _C CXX_VISIBILITY_PRESET hidden)
-target_link_libraries(ingot_python PRIVATE ingot)
+target_link_libraries(ingot_python PRIVATE ingot ${CMAKE_DL_LIBS})
 # PyTorch brings another CUDA runtime and perhaps another Ingot: ours stay inside.
 target_link_options(ingot_python PRIVATE -Wl,--exclude-libs,ALL)
 install(TARGETS ingot_python LIBRARY DESTINATION ingot COMPONENT python)

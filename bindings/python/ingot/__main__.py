@@ -9,7 +9,8 @@ from ingot import _C
 
 def main() -> None:
     print(f"ingot {ingot.__version__} ({_C.commit}), Python {platform.python_version()}, PyTorch {torch.__version__}")
-    print("tensor exchange: " + ("through DLPack's C interface" if _C.has_exchange() else "through Python calls (slower)"))
+    ways = "functions of its libraries" if _C.has_symbols() else "DLPack's C interface" if _C.has_exchange() else "Python calls (slower)"
+    print(f"PyTorch is asked through {ways}")
     if not _C.cuda:
         print("CUDA kernels: not in this build (no nvcc when it was installed); CUDA tensors are refused")
         return

@@ -441,8 +441,7 @@ class _Mlp(torch.autograd.Function):
 
 
 mlp_eager = eager(_Mlp)
-_C.attach_calls(getattr(torch._C, "_is_any_autocast_enabled", lambda: True), rms_norm_eager, run_rms_norm_plain, _rms_norm_saving, mlp_eager,
-                _run_mlp_options)
+_C.attach_calls(rms_norm_eager, run_rms_norm_plain, _rms_norm_saving, mlp_eager, _run_mlp_options)
 
 
 # --- gated units ------------------------------------------------------------------------------------------------------

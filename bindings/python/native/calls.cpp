@@ -18,7 +18,7 @@ namespace ingot::python {
 namespace {
 
 struct PythonSide {
-  PyObject *rms_norm_apply, *rms_norm_run, *rms_norm_save, *mlp_apply, *mlp_run, *any_autocast;
+  PyObject *rms_norm_apply, *rms_norm_run, *rms_norm_save, *mlp_apply, *mlp_run;
   // names
   PyObject *to_save, *options, *parameters, *modules, *layers, *weight, *bias, *gain, *eps, *unit_offset,
       *module_options, *one_vector;
@@ -287,7 +287,7 @@ nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options) {
 }
 
 nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
-  if (call(python_.any_autocast).ptr() == Py_True) return nb::none();
+  if (any_autocast()) return nb::none();
   const nb::handle options = entry(attributes, python_.module_options), modules = entry(attributes, python_.modules);
   const nb::handle list = modules.is_valid() ? entry(modules, python_.layers) : nb::handle();
   if (!options.is_valid() || !list.is_valid()) return nb::none();
@@ -357,8 +357,8 @@ nb::object quick_class(nb::handle name, nb::handle bases, nb::dict own) {
   return made;
 }
 
-void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save,
-                  nb::handle mlp_apply, nb::handle mlp_run) {
+void attach_calls(nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save, nb::handle mlp_apply,
+                  nb::handle mlp_run) {
   auto keep = [](nb::handle h) { return h.inc_ref().ptr(); };
   auto name = [](const char* text) { return PyUnicode_InternFromString(text); };
   python_ = {.rms_norm_apply = keep(rms_norm_apply),
@@ -366,7 +366,6 @@ void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle
              .rms_norm_save = keep(rms_norm_save),
              .mlp_apply = keep(mlp_apply),
              .mlp_run = keep(mlp_run),
-             .any_autocast = keep(any_autocast),
              .to_save = name("to_save"),
              .options = name("options"),
              .parameters = name("_parameters"),

@@ -26,8 +26,8 @@ nb::object module_call(nb::handle self, nb::handle positional, nb::handle named)
 nb::object quick_class(nb::handle name, nb::handle bases, nb::dict own);
 
 // Python's side, called once: autograd.Function.apply, and what runs on operands that are not dense.
-void attach_calls(nb::handle any_autocast, nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save,
-                  nb::handle mlp_apply, nb::handle mlp_run);
+void attach_calls(nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save, nb::handle mlp_apply,
+                  nb::handle mlp_run);
 // The modules' forward, as their classes define it.
 void attach_modules(nb::handle rms_norm_forward, nb::handle mlp_forward);
 

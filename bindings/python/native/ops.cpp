@@ -346,8 +346,9 @@ NB_MODULE(_C, m) {
   m.attr("DIFFERENTIATE") = int(kDifferentiate);
   m.def("attach", &attach);
   m.def("route", nb::overload_cast<nb::args>(&route));
-  m.def("use_exchange", &use_exchange);
+  m.def("use_ways", &use_ways);
   m.def("has_exchange", &has_exchange);
+  m.def("has_symbols", &has_symbols);
   m.def("device_count", &ingot::gpu::device_count);
 
   define(m, "rms_norm", &rms_norm);

@@ -8,6 +8,7 @@
 #include "dlpack_exchange.h"
 #include "ingot/core/check.h"
 #include "ingot/gpu/device.h"
+#include "torch_symbols.h"
 
 namespace ingot::python {
 namespace {
@@ -20,10 +21,11 @@ using dlpack::View;
 struct Torch {
   PyTypeObject *tensor = nullptr, *parameter = nullptr;
   const Exchange* exchange = nullptr;
+  const TorchSymbols *symbols = nullptr, *found_symbols = nullptr;  // in use; there
   bool use_exchange = true;
   PyObject* requires_grad = nullptr;  // the attribute's name
   PyObject *grad_enabled = nullptr, *dispatch_modes = nullptr, *function_modes = nullptr, *transforms = nullptr,
-           *tracing = nullptr, *raw_stream = nullptr;
+           *tracing = nullptr, *raw_stream = nullptr, *any_autocast = nullptr;
   PyObject *new_empty = nullptr, *dtype_keyword = nullptr;
   PyObject *empty_on_cpu = nullptr, *empty_on_gpu = nullptr;  // where PyTorch has them; see empty()
   PyObject *forward_ad = nullptr, *current_level = nullptr;   // a module's __dict__, and a name in it
@@ -51,10 +53,11 @@ bool counts(PyObject* f) {  // a function that returns an int: is it above zero?
   return PyLong_AsLong(call(f).ptr()) > 0;
 }
 
-bool is_tensor(nb::handle h) {
+bool is_plain_tensor(nb::handle h) {
   PyTypeObject* type = Py_TYPE(h.ptr());
-  return type == torch_.tensor || type == torch_.parameter || PyType_IsSubtype(type, torch_.tensor);
+  return type == torch_.tensor || type == torch_.parameter;
 }
+bool is_tensor(nb::handle h) { return is_plain_tensor(h) || PyType_IsSubtype(Py_TYPE(h.ptr()), torch_.tensor); }
 
 DType dtype_of_view(const char* op, const char* name, const View& v) {
   if (v.lanes == 1) {
@@ -121,14 +124,35 @@ std::string shape_text(const Described& d) {
   return text + ")";
 }
 
+// False where one of the other ways is to look, and to say what is wrong.
+bool describe_at_once(nb::handle h, Described& d) {
+  const TorchSymbols& s = *torch_.symbols;
+  const void* t = s.tensor(h);
+  int64_t rank = 0, *shape = nullptr, *strides = nullptr;
+  int32_t dtype = -1, layout = -1, kind = -1, index = 0;
+  if (s.layout(t, &layout) != 0 || layout != s.strided || s.device_type(t, &kind) != 0) return false;
+  if ((kind != s.cpu && kind != s.cuda) || s.device_index(t, &index) != 0) return false;
+  if (s.dtype(t, &dtype) != 0 || dtype < 0 || dtype >= s.kDtypes || !s.dtypes[dtype].known) return false;
+  if (s.dim(t, &rank) != 0 || s.sizes(t, &shape) != 0 || s.strides(t, &strides) != 0 || s.data(t, &d.data) != 0)
+    return false;
+  d.dtype = s.dtypes[dtype].dtype;
+  d.device = kind == s.cuda ? Device{Device::cuda, index} : Device{};
+  d.rank = int(rank);
+  d.shape = shape;
+  d.strides = strides;
+  return true;
+}
+
 void describe(const char* op, const char* name, nb::handle h, Described& d) {
   if (!is_tensor(h)) [[unlikely]]
     throw nb::type_error(
         (std::string(op) + ": " + name + ": found " + Py_TYPE(h.ptr())->tp_name + ", expected torch.Tensor").c_str());
-  if (torch_.exchange != nullptr && torch_.use_exchange)
-    describe_fast(op, name, h, d);
-  else
-    describe_slow(op, name, h, d);
+  if (torch_.symbols == nullptr || !is_plain_tensor(h) || !describe_at_once(h, d)) {
+    if (torch_.exchange != nullptr && torch_.use_exchange)
+      describe_fast(op, name, h, d);
+    else
+      describe_slow(op, name, h, d);
+  }
 #ifndef INGOT_CUDA_BUILD
   if (d.device.kind != Device::cpu) [[unlikely]]  // before anything is allocated there
     fail(ErrorCode::unsupported, op, ": ", name, ": found a tensor on ", d.device,
@@ -212,6 +236,7 @@ void attach(nb::module_ torch) {
   }
   t.grad_enabled = kept(c.attr("is_grad_enabled"));
   t.dispatch_modes = kept(c.attr("_len_torch_dispatch_stack"));
+  if (nb::hasattr(c, "_is_any_autocast_enabled")) t.any_autocast = kept(c.attr("_is_any_autocast_enabled"));
   t.function_modes = kept(c.attr("_len_torch_function_stack"));
   t.transforms = kept(c.attr("_are_functorch_transforms_active"));
   t.tracing = kept(c.attr(nb::hasattr(c, "_is_tracing") ? "_is_tracing" : "_get_tracing_state"));
@@ -221,6 +246,7 @@ void attach(nb::module_ torch) {
       {"float64", DType::f64}, {"float32", DType::f32}, {"bfloat16", DType::bf16}, {"float16", DType::f16},
       {"int64", DType::i64},   {"int32", DType::i32},   {"uint8", DType::u8}};
   for (const auto& [name, dtype] : dtypes) t.dtypes[t.known++] = {kept(torch.attr(name)), dtype};
+  t.symbols = t.found_symbols = find_torch_symbols(torch);
   torch_ = t;
 }
 
@@ -376,17 +402,23 @@ Stream stream_of(const Tensor& t) {
 }
 
 namespace {
+bool requires_grad(nb::handle h) {  // of a plain tensor
+  if (const TorchSymbols* s = torch_.symbols) return s->requires_grad(s->implementation(h));
+  return attribute(h, torch_.requires_grad).ptr() == Py_True;
+}
 // Folds one operand into `way`; false where only the dispatcher will do.
 bool join(nb::handle h, bool grad, int& way) {
   if (h.is_none()) return true;
-  PyTypeObject* type = Py_TYPE(h.ptr());
-  if (type != torch_.tensor && type != torch_.parameter) return false;
-  if (grad && way != kDifferentiate && attribute(h, torch_.requires_grad).ptr() == Py_True) way = kDifferentiate;
+  if (!is_plain_tensor(h)) return false;
+  if (grad && way != kDifferentiate && requires_grad(h)) way = kDifferentiate;
   return true;
 }
+bool modes() {
+  if (const TorchSymbols* s = torch_.symbols) return s->dispatch_modes() > 0 || s->function_modes() > 0;
+  return counts(torch_.dispatch_modes) || counts(torch_.function_modes);
+}
 bool observed() {  // a mode, transform or tracer is active
-  if (counts(torch_.dispatch_modes) || counts(torch_.function_modes) || call(torch_.transforms).ptr() == Py_True)
-    return true;
+  if (modes() || call(torch_.transforms).ptr() == Py_True) return true;
   const nb::object tracing = call(torch_.tracing);
   return tracing.ptr() != Py_False && !tracing.is_none();
 }
@@ -398,7 +430,7 @@ bool forward_mode() {
 }
 template <class Tensors> int route_over(nb::handle first, const Tensors& tensors) {
   if (observed()) return kDispatch;
-  const bool grad = call(torch_.grad_enabled).ptr() == Py_True;
+  const bool grad = torch_.symbols ? torch_.symbols->grad_enabled() : call(torch_.grad_enabled).ptr() == Py_True;
   if (grad && forward_mode()) return kDispatch;
   int way = kPlain;
   if (first.is_valid() && !join(first, grad, way)) return kDispatch;
@@ -412,7 +444,16 @@ int route(nb::args tensors) { return route_over(nb::handle(), tensors); }
 int route(std::initializer_list<nb::handle> tensors) { return route_over(nb::handle(), tensors); }
 int route(nb::handle first, const std::vector<nb::object>& more) { return route_over(first, more); }
 
-void use_exchange(bool on) { torch_.use_exchange = on; }
+bool any_autocast() {
+  if (torch_.symbols != nullptr) return torch_.symbols->any_autocast();
+  return torch_.any_autocast == nullptr || call(torch_.any_autocast).ptr() == Py_True;
+}
+
+void use_ways(bool symbols, bool exchange) {
+  torch_.symbols = symbols ? torch_.found_symbols : nullptr;
+  torch_.use_exchange = exchange;
+}
 bool has_exchange() { return torch_.exchange != nullptr; }
+bool has_symbols() { return torch_.found_symbols != nullptr; }
 
 }  // namespace ingot::python

@@ -52,7 +52,12 @@ int route(nb::args tensors);
 int route(std::initializer_list<nb::handle> tensors);
 int route(nb::handle first, const std::vector<nb::object>& more);
 
-void use_exchange(bool on);  // off: the slower way, as with PyTorch before 2.10
+bool any_autocast();  // for a CPU or a GPU at least; true where PyTorch does not say
+
+// Of the ways to ask PyTorch, from the fastest on: functions of its libraries, DLPack's exchange (2.10 and later),
+// Python.
+void use_ways(bool symbols, bool exchange);
 bool has_exchange();
+bool has_symbols();
 
 }  // namespace ingot::python
