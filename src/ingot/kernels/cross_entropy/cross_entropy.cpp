@@ -14,9 +14,9 @@ INGOT_SIMD_DECLARE(float row_max(const float* logits, int64_t n);
 namespace ingot {
 namespace {
 
-// One chunk of logits stays in the outer cache between its three products; rows enough to pay for packing the weights
-// once for each chunk come first, until memory does.
-constexpr int64_t kChunkBytes = 4 << 20, kMostChunkBytes = 16 << 20, kPayingRows = 256;
+// One chunk of logits stays in the outer cache between its three products; rows enough to pay for reading the weights
+// and adding to their gradient once for each chunk come first, until memory does.
+constexpr int64_t kChunkBytes = 4 << 20, kMostChunkBytes = 16 << 20, kPayingRows = 512;
 
 void check_rows(const Tensor& t, const Tensor& like, Shape shape, const char* what) {
   INGOT_CHECK(t.shape == shape, what, ": found shape ", t.shape, ", expected ", shape);
@@ -135,7 +135,8 @@ void cross_entropy(const CrossEntropy& a, Stream) {
 namespace cuda {
 void cross_entropy(const CrossEntropy& a, Stream stream);
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);
-int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t vocab, DType dtype);
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,
+                                             Products products);
 }  // namespace cuda
 #define INGOT_DISPATCH_CROSS_ENTROPY INGOT_DISPATCH_WITH_CUDA
 #else
@@ -159,14 +160,27 @@ void cross_entropy(const CrossEntropy& a, Stream stream) {
 namespace cpu {
 namespace {
 
-// Rows of logits alive at a time: equal chunks but for the last, a multiple of 16 for the products.
-int64_t chunk_rows(int64_t rows, int64_t vocab, DType dtype) {
+// Rows of logits that a chunk has room for: a multiple of 16 for the products.
+int64_t most_chunk_rows(int64_t vocab, DType dtype) {
   const int64_t row = std::max<int64_t>(1, vocab * size_of(dtype));
-  const int64_t fit =
-      std::max<int64_t>(16, std::clamp(kPayingRows * row, kChunkBytes, kMostChunkBytes) / row / 16 * 16);
-  const int64_t chunks = std::max<int64_t>(1, (rows + fit - 1) / fit);
+  return std::max<int64_t>(16, std::clamp(kPayingRows * row, kChunkBytes, kMostChunkBytes) / row / 16 * 16);
+}
+// Equal chunks but for the last.
+int64_t chunk_rows(int64_t rows, int64_t vocab, DType dtype) {
+  const int64_t fit = most_chunk_rows(vocab, dtype), chunks = std::max<int64_t>(1, (rows + fit - 1) / fit);
   return ((rows + chunks - 1) / chunks + 15) / 16 * 16;
 }
+// Elements between the logits' rows. Rows whole pages apart would share a set of the first-level cache.
+int64_t logits_stride(int64_t vocab, DType dtype) {
+  const int64_t size = size_of(dtype);
+  return vocab * size % 4096 == 0 ? vocab + 64 / size : vocab;
+}
+// A workspace serves fewer rows too: the logits' part is that of the largest chunk.
+int64_t logits_bytes(int64_t rows, int64_t vocab, DType dtype) {
+  const int64_t most = std::min((rows + 15) / 16 * 16, most_chunk_rows(vocab, dtype));
+  return most * logits_stride(vocab, dtype) * size_of(dtype);
+}
+int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 Tensor rows_of(const Tensor& t, int64_t begin, int64_t end) { return t ? t.slice(0, begin, end) : Tensor(); }
 
@@ -177,18 +191,28 @@ void backward(const LinearCrossEntropy& a, const Tensor& dlogits, const Tensor& 
 
 }  // namespace
 
-int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t vocab, DType dtype) {
-  return chunk_rows(rows, vocab, dtype) * vocab * size_of(dtype);
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,
+                                             Products products) {
+  const int64_t logits = logits_bytes(rows, vocab, dtype);
+  if (rows <= most_chunk_rows(vocab, dtype)) return logits;
+  return aligned(logits) + linear_packed_bytes(Tensor(nullptr, dtype, {vocab, features}), products);
 }
 
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
   const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(T, V, a.x.dtype);
   check_target_values(a.targets, V, a.ignore_index, "linear_cross_entropy");
+  Tensor packed;
+  if (T > step) {  // each chunk multiplies the same weights
+    const int64_t begin = aligned(logits_bytes(T, V, a.x.dtype));
+    packed = a.workspace.slice(0, begin, begin + linear_packed_bytes(a.w, a.products));
+    linear_pack({.w = a.w, .packed = packed, .products = a.products});
+  }
   for (int64_t begin = 0; begin < T; begin += step) {
     const int64_t end = std::min(T, begin + step);
-    const Tensor logits(a.workspace.data, a.x.dtype, {end - begin, V});
+    Tensor logits(a.workspace.data, a.x.dtype, {end - begin, V});
+    logits.stride[0] = logits_stride(V, a.x.dtype);
     const Tensor x = rows_of(a.x, begin, end), x2 = rows_of(a.x2, begin, end);
-    linear({.x = x, .w = a.w, .y = logits, .products = a.products}, stream);
+    linear({.x = x, .w = a.w, .y = logits, .products = a.products, .w_packed = packed}, stream);
     if (x2) linear({.x = x2, .w = a.w2, .y = logits, .accumulate = true, .products = a.products}, stream);
     const Tensor dloss = rows_of(a.dloss, begin, end);
     ingot::cross_entropy({.logits = logits,
@@ -209,12 +233,14 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
 
 }  // namespace cpu
 
-int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t vocab, DType dtype, Device device) {
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,
+                                             Products products, Device device) {
 #ifdef INGOT_HAS_CUDA_CROSS_ENTROPY
-  if (device.kind == Device::cuda) return cuda::linear_cross_entropy_workspace_bytes(rows, vocab, dtype);
+  if (device.kind == Device::cuda)
+    return cuda::linear_cross_entropy_workspace_bytes(rows, features, vocab, dtype, products);
 #endif
   if (device.kind != Device::cpu) detail::no_cuda("linear_cross_entropy", device);
-  return cpu::linear_cross_entropy_workspace_bytes(rows, vocab, dtype);
+  return cpu::linear_cross_entropy_workspace_bytes(rows, features, vocab, dtype, products);
 }
 
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
@@ -239,7 +265,7 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
   INGOT_CHECK(a.dloss || !(a.dx || a.dw || a.dx2 || a.dw2),
               "linear_cross_entropy: found outputs for gradients without dloss, expected dloss or no gradients");
   check_options(a.softcap, a.z_loss, "linear_cross_entropy");
-  const int64_t needed = linear_cross_entropy_workspace_bytes(T, V, a.x.dtype, a.x.device);
+  const int64_t needed = linear_cross_entropy_workspace_bytes(T, C, V, a.x.dtype, a.products, a.x.device);
   INGOT_CHECK_GE(a.workspace.bytes(), needed, "linear_cross_entropy: workspace bytes");
   INGOT_DISPATCH_CROSS_ENTROPY(a.x.device, linear_cross_entropy, a, stream);
 }

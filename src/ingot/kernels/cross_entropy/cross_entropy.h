@@ -20,7 +20,8 @@ struct CrossEntropy {
 void cross_entropy(const CrossEntropy& a, Stream stream);
 
 // Losses, and when dloss is given (the upstream gradient of every row is known before, as for a mean) the gradients
-// too, in one pass over chunks of rows: three products, and no more memory than one chunk of logits.
+// too, in one pass over chunks of rows: three products, and no more memory than one chunk of logits and, where there
+// are several chunks, the weights in the products' order.
 struct LinearCrossEntropy {
   Tensor x, w;       // (T, C), (V, C)
   Tensor x2, w2;     // (T, R), (V, R): a second pair whose product is added (a low-rank adapter), or left out
@@ -29,12 +30,13 @@ struct LinearCrossEntropy {
   Tensor dloss;      // (T) or left out: losses only
   Tensor dx, dx2;    // (T, C), (T, R) written, or left out
   Tensor dw, dw2;    // (V, C), (V, R) accumulated, or left out (frozen)
-  Tensor workspace;  // u8, linear_cross_entropy_workspace_bytes(...)
+  Tensor workspace;  // u8, linear_cross_entropy_workspace_bytes(...) of as many rows or more
   double softcap = 0, z_loss = 0;
   int32_t ignore_index = -1;
   Products products = Products::fp32;
 };
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);
-int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t vocab, DType dtype, Device device);
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,
+                                             Products products, Device device);
 
 }  // namespace ingot

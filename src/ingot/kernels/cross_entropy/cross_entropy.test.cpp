@@ -169,7 +169,7 @@ struct Fused {
         lse(dtype, {T}),
         dloss(dtype, {T}),
         targets(DType::i32, {T}),
-        workspace(DType::u8, {linear_cross_entropy_workspace_bytes(T, V, dtype, {})}),
+        workspace(DType::u8, {linear_cross_entropy_workspace_bytes(T, C, V, dtype, Products::fp32, {})}),
         args{.x = x,
              .w = w,
              .targets = targets,
@@ -260,8 +260,8 @@ TEST(LinearCrossEntropy, GradientsAreTheDerivativesOfLosses) {
 }
 
 TEST(LinearCrossEntropy, Fp32IsAsCloseToFp64AsItsRoundingsAllowOverManyChunks) {
-  // 3000 columns make chunks of some 350 rows in fp32 and of 256 in fp64.
-  for (const FusedCase& c : {FusedCase{1000, 8, 3000, 0}, {37, 65, 129, 4}, {50, 16, 4096, 0}}) {
+  // 3000 columns make chunks of some 350 rows in fp32 and of 256 in fp64, 1024 of 1024 and 512, a page apart.
+  for (const FusedCase& c : {FusedCase{1000, 8, 3000, 0}, {37, 65, 129, 4}, {50, 16, 4096, 0}, {2050, 5, 1024, 2}}) {
     Fused fast(DType::f32, c.T, c.C, c.V, c.R), exact(DType::f64, c.T, c.C, c.V, c.R);
     const std::pair<Tensor, Tensor> inputs[] = {{fast.x, exact.x},    {fast.w, exact.w},         {fast.x2, exact.x2},
                                                 {fast.w2, exact.w2},  {fast.dloss, exact.dloss}, {fast.dw, exact.dw},
@@ -311,6 +311,18 @@ TEST(LinearCrossEntropy, ABatchOfIgnoredTargetsHasNoLossAndNoGradient) {
     EXPECT_EQ(values(f.dx), std::vector<double>(120, 0));
     EXPECT_EQ(values(f.dw), dw);
   }
+}
+
+TEST(LinearCrossEntropy, AWorkspaceServesFewerRowsToo) {
+  for (int64_t V : {50, 1024, 8192})
+    for (Products products : {Products::fp32, Products::bf16}) {
+      int64_t before = 0;
+      for (int64_t T = 0; T < 3000; T += 7) {
+        const int64_t bytes = linear_cross_entropy_workspace_bytes(T, 24, V, DType::f32, products, {});
+        EXPECT_GE(bytes, before) << T << " rows of " << V;
+        before = bytes;
+      }
+    }
 }
 
 TEST(LinearCrossEntropy, ThreadsDoNotChangeABit) {

@@ -158,9 +158,10 @@ template <class T> struct ByVectors {
     shrink_tasks(c, g.k, kTaskWork, least_cols);
     c.a_in_place = packs_a && !g.round && reads_across_pay();
     c.b_in_place =
-        !g.round && reads_across_pay() && g.b_col == 1 && g.b_row * size <= kStride && g.n % (c.tile.cols / 2) == 0;
+        !g.round && reads_across_pay() && g.b_row != 1 && g.b_row * size <= kStride && g.n % (c.tile.cols / 2) == 0;
     const int64_t depth_packed = std::min(g.k, c.k_chunk);
-    c.b_bytes = c.b_in_place ? 0 : round_up(c.n_chunk * depth_packed * size, 256);
+    const int64_t b_steps = g.words ? ceil_div(depth_packed, 2) : depth_packed;
+    c.b_bytes = c.b_in_place ? 0 : round_up(c.n_chunk * b_steps * size, 256);
     c.a_bytes = packs_a && !c.a_in_place ? g.m * depth_packed * size : 0;
     c.task_bytes = c.tile_rows * c.tile.rows * INGOT_SIMD_CALL(gemm_scratch_steps) * size;
     return c;
@@ -220,7 +221,8 @@ struct ByTiles {
 template <class How, class T>
 void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, int64_t col_panels, bool serial) {
   const int64_t k = chunk.k_end - chunk.k_begin, blocks = ceil_div(k, kPackRows);
-  const int64_t a_tasks = chunk.packed_a ? blocks : 0, b_tasks = !chunk.packed ? 0 : g.b_col == 1 ? blocks : col_panels;
+  const bool packs_b = chunk.packed && !g.packed_b;
+  const int64_t a_tasks = chunk.packed_a ? blocks : 0, b_tasks = !packs_b ? 0 : g.b_col == 1 ? blocks : col_panels;
   const auto steps = [&](int64_t panels, int64_t block) {
     return GemmPackRange{0, panels, block * kPackRows, std::min(k, (block + 1) * kPackRows)};
   };
@@ -232,40 +234,52 @@ void pack_chunk(const Gemm<T>& g, const GemmChunk& chunk, int64_t row_panels, in
   });
 }
 
-template <class How, class T, class Finish> void packed_product(const Gemm<T>& g, bool serial, Finish&& finish) {
-  const Cut cut = How::cut(g);
-  char* packed = static_cast<char*>(thread_scratch(kSharedProductSlot, cut.b_bytes + cut.a_bytes));
+// Calls each(chunk, its column panels) for all chunks, the sum of one run of columns after another's.
+template <class T, class Each> void each_chunk(const Gemm<T>& g, const Cut& cut, Each&& each) {
   for (int64_t n0 = 0; n0 < g.n; n0 += cut.n_chunk) {
+    const int64_t n1 = std::min(g.n, n0 + cut.n_chunk);
     int64_t k0 = 0;
     do {
-      const GemmChunk chunk{k0,
-                            std::min(g.k, k0 + cut.k_chunk),
-                            n0,
-                            std::min(g.n, n0 + cut.n_chunk),
-                            g.a_col == 1 || cut.a_in_place ? nullptr : packed + cut.b_bytes,
-                            cut.b_in_place ? nullptr : packed};
-      const int64_t col_panels = ceil_div(chunk.n_end - n0, cut.tile.cols);
-      pack_chunk<How>(g, chunk, cut.row_panels, col_panels, serial);
-      const int64_t row_tiles = ceil_div(cut.row_panels, cut.tile_rows),
-                    col_tiles = ceil_div(col_panels, cut.tile_cols);
-      run_tasks(serial, row_tiles * col_tiles, [&](int64_t task) {
-        const int64_t i = task / col_tiles * cut.tile_rows, j = task % col_tiles * cut.tile_cols;
-        const GemmRange range{i, std::min(i + cut.tile_rows, cut.row_panels), j,
-                              std::min(j + cut.tile_cols, col_panels)};
-        How::run(g, chunk, range, thread_scratch(kTaskProductSlot, cut.task_bytes));
-        if (chunk.k_end == g.k)
-          finish(How::row(g, cut, range.row_panel_begin), How::row(g, cut, range.row_panel_end), n0 + j * cut.tile.cols,
-                 std::min(chunk.n_end, n0 + range.col_panel_end * cut.tile.cols));
-      });
+      each(GemmChunk{k0, std::min(g.k, k0 + cut.k_chunk), n0, n1}, ceil_div(n1 - n0, cut.tile.cols));
       k0 += cut.k_chunk;
     } while (k0 < g.k);
   }
 }
 
+template <class How, class T, class Finish> void packed_product(const Gemm<T>& g, bool serial, Finish&& finish) {
+  const Cut cut = How::cut(g);
+  const int64_t own_b_bytes = g.packed_b ? 0 : cut.b_bytes;
+  char* scratch = static_cast<char*>(thread_scratch(kSharedProductSlot, own_b_bytes + cut.a_bytes));
+  char* before = static_cast<char*>(g.packed_b);
+  each_chunk(g, cut, [&](GemmChunk chunk, int64_t col_panels) {
+    if (g.a_col != 1 && !cut.a_in_place) chunk.packed_a = scratch + own_b_bytes;
+    if (!cut.b_in_place) chunk.packed = before ? before : scratch;
+    if (before) before += cut.b_bytes;
+    pack_chunk<How>(g, chunk, cut.row_panels, col_panels, serial);
+    const int64_t row_tiles = ceil_div(cut.row_panels, cut.tile_rows), col_tiles = ceil_div(col_panels, cut.tile_cols);
+    run_tasks(serial, row_tiles * col_tiles, [&](int64_t task) {
+      const int64_t i = task / col_tiles * cut.tile_rows, j = task % col_tiles * cut.tile_cols;
+      const GemmRange range{i, std::min(i + cut.tile_rows, cut.row_panels), j, std::min(j + cut.tile_cols, col_panels)};
+      How::run(g, chunk, range, thread_scratch(kTaskProductSlot, cut.task_bytes));
+      if (chunk.k_end == g.k)
+        finish(How::row(g, cut, range.row_panel_begin), How::row(g, cut, range.row_panel_end),
+               chunk.n_begin + j * cut.tile.cols,
+               std::min(chunk.n_end, chunk.n_begin + range.col_panel_end * cut.tile.cols));
+    });
+  });
+}
+
+// Calls use() with what multiplies such operands at this CPU level.
+template <class T, class Use> auto with_kind(Gemm<T> g, Use&& use) {
+  if constexpr (std::is_same_v<T, float>)
+    if (g.round && ByTiles::apply()) return use(ByTiles(), g);
+  g.words = g.round && bf16_dots_pay();
+  return use(ByVectors<T>(), g);
+}
+
 // Calls finish(row_begin, row_end, col_begin, col_end) for each part of c as soon as it is complete, while it is in
 // cache.
-template <class T, class Finish> void product(const Gemm<T>& asked, Finish&& finish) {
-  Gemm<T> g = asked;
+template <class T, class Finish> void product(const Gemm<T>& g, Finish&& finish) {
   if (g.m == 0 || g.n == 0) return;
   const bool serial = g.m * g.n * g.k <= kSerialWork;
   if (g.m <= 8 && g.b_row == 1 && g.a_col == 1 && !g.lower) {
@@ -276,10 +290,7 @@ template <class T, class Finish> void product(const Gemm<T>& asked, Finish&& fin
     });
     return;
   }
-  if constexpr (std::is_same_v<T, float>)
-    if (g.round && ByTiles::apply()) return packed_product<ByTiles>(g, serial, finish);
-  g.words = g.round && bf16_dots_pay();
-  packed_product<ByVectors<T>>(g, serial, finish);
+  with_kind(g, [&](auto how, const Gemm<T>& known) { packed_product<decltype(how)>(known, serial, finish); });
 }
 template <class T> void product(const Gemm<T>& g) {
   product(g, [](int64_t, int64_t, int64_t, int64_t) {});
@@ -341,6 +352,7 @@ void linear(const Linear& a, Stream stream) {
     g.beta = T(a.accumulate);
     g.bias = a.b ? a.b.ptr<T>() : nullptr;
     g.thin = true;
+    g.packed_b = a.w_packed.data;
     if (a.act == Act::identity && !a.pre) return product(g);
     product(g, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
       activate({.act = a.act, .x = part(out, r0, r1, c0, c1), .y = part(a.y, r0, r1, c0, c1)}, stream);
@@ -349,6 +361,32 @@ void linear(const Linear& a, Stream stream) {
 }
 
 namespace {
+
+// How b is cut and packed depends on b alone.
+template <class T> Gemm<T> gemm_of_weights(const Tensor& w, Products products) {
+  const Tensor x(nullptr, w.dtype, {1, w.cols()}), y(nullptr, w.dtype, {1, w.rows()});
+  Gemm<T> g = gemm_of<T>(x, false, w, true, y, products);
+  g.thin = true;
+  return g;
+}
+template <class T> int64_t packed_bytes(const Tensor& w, Products products) {
+  return with_kind(gemm_of_weights<T>(w, products), [](auto how, const Gemm<T>& g) {
+    const Cut cut = decltype(how)::cut(g);
+    return ceil_div(g.n, cut.n_chunk) * std::max<int64_t>(1, ceil_div(g.k, cut.k_chunk)) * cut.b_bytes;
+  });
+}
+template <class T> void pack_weights(const LinearPack& a) {
+  with_kind(gemm_of_weights<T>(a.w, a.products), [&](auto how, const Gemm<T>& g) {
+    const Cut cut = decltype(how)::cut(g);
+    char* to = static_cast<char*>(a.packed.data);
+    if (cut.b_bytes == 0) return;
+    each_chunk(g, cut, [&](GemmChunk chunk, int64_t col_panels) {
+      chunk.packed = to;
+      pack_chunk<decltype(how)>(g, chunk, 0, col_panels, g.n * g.k <= kSerialWork);
+      to += cut.b_bytes;
+    });
+  });
+}
 
 // dx += (dy W) * f'(pre), some rows at a time through a temporary, because the slope multiplies only what is new.
 template <class T> void add_sloped(const LinearBackward& a, Stream stream) {
@@ -407,6 +445,14 @@ template <class T> void backward(const LinearBackward& a, Stream stream) {
 
 }  // namespace
 
+int64_t linear_packed_bytes(const Tensor& w, Products products) {
+  return with_wide_float_type(w.dtype, "linear_packed_bytes",
+                              [&](auto type) { return packed_bytes<decltype(type)>(w, products); });
+}
+void linear_pack(const LinearPack& a) {
+  with_wide_float_type(a.w.dtype, "linear_pack", [&](auto type) { pack_weights<decltype(type)>(a); });
+}
+
 void linear_backward(const LinearBackward& a, Stream stream) {
   with_wide_float_type(a.dy.dtype, "linear_backward", [&](auto type) { backward<decltype(type)>(a, stream); });
 }
@@ -454,6 +500,7 @@ void linear(const Linear& a, Stream stream) {
   check_matrix("linear", "y", a.y, rows, n, a.x);
   if (a.b) check_vector("linear", "b", a.b, n, a.x);
   if (a.pre) check_matrix("linear", "pre", a.pre, rows, n, a.x);
+  if (a.w_packed) INGOT_CHECK_GE(a.w_packed.bytes(), linear_packed_bytes(a.w, a.products), "linear: w_packed bytes");
   if (a.accumulate)
     INGOT_CHECK(a.act == Act::identity && !a.b && !a.pre, "linear: found accumulate with ",
                 a.b     ? "a bias"
@@ -521,6 +568,14 @@ void matmul_plain(const MatMul& m) {
         g.c[i * g.ldc + j] = sum;
       }
   });
+}
+
+int64_t linear_packed_bytes(const Tensor& w, Products products) { return cpu::linear_packed_bytes(w, products); }
+void linear_pack(const LinearPack& a) {
+  INGOT_CHECK(a.w.device.kind == Device::cpu, "linear_pack: found w on ", a.w.device, ", expected the CPU");
+  check_matrix("linear_pack", "w", a.w, a.w.rows(), a.w.cols(), a.w);
+  INGOT_CHECK_GE(a.packed.bytes(), linear_packed_bytes(a.w, a.products), "linear_pack: packed bytes");
+  cpu::linear_pack(a);
 }
 
 int64_t bytes(const Linear& a) {

@@ -19,8 +19,17 @@ struct Linear {
   double alpha = 1;         // y = f(alpha * x W^T + b)
   bool accumulate = false;  // y += x W^T; needs the identity and no bias
   Products products = Products::fp32;
+  Tensor w_packed;  // what linear_pack() made of w for these products, or left out
 };
 void linear(const Linear& a, Stream stream);
+
+// Products of one w with several x need not each pack it anew. On a CPU; the same sums in the same order.
+struct LinearPack {
+  Tensor w, packed;  // (N, K); u8, linear_packed_bytes(w, products)
+  Products products = Products::fp32;
+};
+void linear_pack(const LinearPack& a);
+int64_t linear_packed_bytes(const Tensor& w, Products products);  // a function of w's shape and type
 
 struct LinearBackward {
   Tensor dy, x, w;  // (T, N), (T, K), (N, K); x only for dw, w only for dx

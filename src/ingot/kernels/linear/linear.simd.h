@@ -15,7 +15,8 @@ template <class T> struct Gemm {
   int64_t ldc = 0;
   const T* add = nullptr;  // read only where beta != 0; may be c
   int64_t ld_add = 0;
-  const T* bias = nullptr;  // (n) or null
+  const T* bias = nullptr;   // (n) or null
+  void* packed_b = nullptr;  // all chunks of b, packed before and only read; or null
   T alpha = 1, beta = 0;
   bool round = false;  // both operands to bf16 first
   bool words = false;  // by bf16 dot products: needs `round`, and chunks of an even number of steps

@@ -355,6 +355,34 @@ TEST(linear, every_activation_bias_and_pre_follow_the_product) {
   });
 }
 
+// Sizes with one chunk and with several, both ways, an odd sum, a last panel of dot products, few rows, a stride.
+void expect_packed_weights_change_no_bit(DType dtype, Products products) {
+  struct Case {
+    int64_t t, n, k, gap;
+  };
+  for (const Case& c : {Case{40, 65, 33, 0}, {9, 16, 1, 3}, {3, 40, 20, 0}, {30, 5000, 300, 1}, {20, 40, 4501, 0}}) {
+    const Buffer x = matrix(dtype, c.t, c.k, 0, 1), w = matrix(dtype, c.n, c.k, c.gap, 2);
+    Buffer y(dtype, {c.t, c.n}), want(dtype, {c.t, c.n});
+    Buffer packed(DType::u8, {linear_packed_bytes(w, products)});
+    linear({.x = x, .w = w, .y = want, .products = products}, {});
+    linear_pack({.w = w, .packed = packed, .products = products});
+    linear({.x = x, .w = w, .y = y, .products = products, .w_packed = packed}, {});
+    EXPECT_EQ(values(y), values(want)) << c.t << " x " << c.n << " x " << c.k;
+    EXPECT_TRUE(packed.guards_intact());
+    if (c.t <= 8) continue;
+    // Nothing is read from w where it is packed.
+    Buffer gone(dtype, {c.n, c.k}, c.k + c.gap);
+    y.poison();
+    linear({.x = x, .w = gone, .y = y, .products = products, .w_packed = packed}, {});
+    EXPECT_EQ(values(y), values(want));
+  }
+}
+TEST(linear, weights_packed_before_change_no_bit) {
+  expect_packed_weights_change_no_bit(DType::f64, Products::fp32);
+  expect_packed_weights_change_no_bit(DType::f32, Products::fp32);
+  as_is_and_by_emulated_tiles([] { expect_packed_weights_change_no_bit(DType::f32, Products::bf16); });
+}
+
 TEST(linear, accumulate_adds_to_y) {
   for (const Layer& s : kLayers) {
     const Buffer x = matrix(DType::f64, s.t, s.k, s.pad, 1), w = matrix(DType::f64, s.n, s.k, s.pad, 2),

@@ -133,8 +133,9 @@ struct Plan {
     planner.add(b.head_normed, {T, c.dim}, head, head);
     planner.add(b.head_low, {T, options.max_adapter_rank}, head, head);
     if (c.factorised()) planner.add(b.head_in, {T, E}, head, head);
-    planner.add(b.head_workspace, DType::u8,
-                {std::max<int64_t>(1, linear_cross_entropy_workspace_bytes(T, c.vocab, dtype, {}))}, head, head);
+    const int64_t head_bytes =
+        linear_cross_entropy_workspace_bytes(T, c.factorised() ? E : c.dim, c.vocab, dtype, options.products, {});
+    planner.add(b.head_workspace, DType::u8, {std::max<int64_t>(1, head_bytes)}, head, head);
     if (!options.training) return;
     planner.add(b.head_normed_grad, {T, c.dim}, head, head);
     planner.add(b.head_low_grad, {T, options.max_adapter_rank}, head, head);
