@@ -77,14 +77,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreadsWide ? 2 : 3)
   __syncthreads();
   if (warp >= 2 || row >= at.n) return;
   float dw[4] = {};
-  if (2 * lane < kAcross) {
-    const float2* of_row = reinterpret_cast<const float2*>(partial) + 4 * lane + warp;
-#pragma unroll 2
-    for (int i = 0; i < kGroups; ++i, of_row += 2 * kAcross) {
-      const float2 left = of_row[0], right = of_row[2];
-      dw[0] += left.x, dw[1] += left.y, dw[2] += right.x, dw[3] += right.y;
-    }
-  }
+  if (2 * lane < kAcross) add_groups<kGroups, kAcross>(dw, reinterpret_cast<const float2*>(partial) + 4 * lane + warp);
   add_row(at, row, of, dw, lane);
   if (lane == 0 && at.db != nullptr) {
     float b = 0;

@@ -50,6 +50,16 @@ __device__ void add_row(const LayerShape& at, int row, const GradientRow<T>& of,
         make_float4(of.old.x + dw[0], of.old.y + dw[1], of.old.z + dw[2], of.old.w + dw[3]);
 }
 
+// Adds what kGroups groups of threads have summed, in order. Each group's kAcross float4 have two columns of a pair of
+// rows; `of_row` is where the first one's have the lane's row.
+template <int kGroups, int kAcross> __device__ __forceinline__ void add_groups(float (&dw)[4], const float2* of_row) {
+#pragma unroll 2
+  for (int i = 0; i < kGroups; ++i, of_row += 2 * kAcross) {
+    const float2 left = of_row[0], right = of_row[2];
+    dw[0] += left.x, dw[1] += left.y, dw[2] += right.x, dw[3] += right.y;
+  }
+}
+
 // Rows of dW come in pairs, 8 apart.
 __host__ __device__ constexpr int row_pairs(int n) { return (n + 15) / 16 * 8; }
 __device__ constexpr int first_row(int pair) { return pair / 8 * 16 + pair % 8; }
@@ -151,14 +161,9 @@ template <class T, int kWidth, int kPairs, int kAtOnce> struct LayerSum {
     const int row = my_row(from);
     if (row >= at.n) return;
     float dw[4] = {};
-    if (2 * lane < kAcross) {
-      const float2* of_row = reinterpret_cast<const float2*>(shared.partial[warp / 2]) + 4 * lane + warp % 2;
-#pragma unroll 2
-      for (int i = 0; i < kSlots / kAcross; ++i, of_row += 2 * kAcross) {
-        const float2 left = of_row[0], right = of_row[2];
-        dw[0] += left.x, dw[1] += left.y, dw[2] += right.x, dw[3] += right.y;
-      }
-    }
+    if (2 * lane < kAcross)
+      add_groups<kSlots / kAcross, kAcross>(
+          dw, reinterpret_cast<const float2*>(shared.partial[warp / 2]) + 4 * lane + warp % 2);
     add_row(at, row, of, dw, lane);
     if (lane == 0 && at.db != nullptr) {
       float b = 0;
