@@ -443,11 +443,28 @@ __device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bo
   }
 }
 
+// Columns 32 i to 32 i + 31 of a hidden layer, from finished sums to the next layer's A. save(i) is called when what
+// backward needs is there: in `d`, or for all but fp32 in `a`.
+template <class T, class F, int kWidth, Save kSave, bool kTimesLog2e, class SaveBlock>
+__device__ __forceinline__ void form_block(Sums<kWidth>& d, Rows<kWidth>& a, int i, bool f32, SaveBlock&& save) {
+  constexpr bool kSaves = kSave != Save::nothing;
+  if constexpr (kSaves && !has_slope_from_value<F>) {
+    if (!f32) pack_block<T, kWidth>(a, d, i);
+    save(i);
+  }
+  if constexpr (kInPairs<F, T, kSave>) {
+    softplus_block<kWidth, kTimesLog2e>(a, d, i);
+  } else {
+    activate_block<T, F, kWidth>(d, i);
+    pack_block<T, kWidth>(a, d, i);
+  }
+  if constexpr (kSaves && has_slope_from_value<F> && !kStoresLater<F, T, kSave>) save(i);
+}
 // A hidden layer's sums become the next layer's A; what backward needs goes to memory.
 template <class T, class F, int kWidth, Save kSave, Finish kFinish>
 __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, const Vectors& of,
                                          char* staging, int64_t first) {
-  constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kFinish>, kSaves = kSave != Save::nothing;
+  constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kFinish>;
   const bool f32 = kSave == Save::any_type && p.saved_f32;
   const int64_t element = f32 ? 4 : 2;
   const Target saved = {static_cast<char*>(p.layer[l].saved), p.layer[l].n * element, p.layer[l].n};
@@ -460,17 +477,7 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i) {
     finish_block<kWidth, kFinish>(d, i, of, l, domain_of<kTimesLog2e>(l, p.layers).sums);
-    if constexpr (kSaves && !has_slope_from_value<F>) {
-      if (!f32) pack_block<T, kWidth>(a, d, i);
-      save(i);
-    }
-    if constexpr (kInPairs<F, T, kSave>) {
-      softplus_block<kWidth, kTimesLog2e>(a, d, i);
-    } else {
-      activate_block<T, F, kWidth>(d, i);
-      pack_block<T, kWidth>(a, d, i);
-    }
-    if constexpr (kSaves && has_slope_from_value<F> && !kStoresLater<F, T, kSave>) save(i);
+    form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, f32, save);
   }
 }
 // What of A must be stored, while the next layer's products run.
@@ -524,6 +531,14 @@ template <int kGroups> struct Turns {
   }
   __device__ __forceinline__ void start() const {
     if (warpgroup == kGroups - 1) pass();
+  }
+  // At the end: the block's first warpgroup may have had one tile more than this one, whose next would be `tile`.
+  __device__ __forceinline__ void end(uint32_t tile, uint32_t tiles, int layers) const {
+    const bool is_short = on && tile - warpgroup * gridDim.x < tiles;
+    for (int l = 0; is_short && l < layers; ++l) {
+      take();
+      pass();
+    }
   }
 };
 
@@ -591,12 +606,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
     }
     finish<T, F, kWidth, kSave, kFinish>(d, p, vectors, first_row(tile));
   }
-  // The block's first warpgroup may have had one tile more.
-  const bool is_short = turns.on && tile - warp / 4 * gridDim.x < tiles;
-  for (int l = 0; is_short && l < p.layers; ++l) {
-    turns.take();
-    turns.pass();
-  }
+  turns.end(tile, tiles, p.layers);
 }
 
 // What the launchers of this form and of the deep one have in common: use(F{}, operands), and a launch.

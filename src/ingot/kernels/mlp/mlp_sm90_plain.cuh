@@ -278,12 +278,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
         finish_block<kWidth, kFinish>(d, i, vectors, last, domain_of<kTimesLog2e>(last, p.layers).sums);
       store_last<T, kWidth>(d, {static_cast<char*>(p.y), p.y_stride_bytes, p.layer[last].n}, first_row(tile), p.rows);
     }
-    // The block's first warpgroup may have had one tile more.
-    const bool is_short = turns.on && tile - warp / 4 * gridDim.x < tiles;
-    for (int l = 0; is_short && l < p.layers; ++l) {
-      turns.take();
-      turns.pass();
-    }
+    turns.end(tile, tiles, p.layers);
   }
 
   __device__ __forceinline__ void run() {

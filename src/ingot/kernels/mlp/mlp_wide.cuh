@@ -179,7 +179,7 @@ __device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a,
 template <class T, class F, Save kSave>
 __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, const Factors& of,
                                          char* staging, int64_t first) {
-  constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, Finish::scale_and_bias>, kSaves = kSave != Save::nothing;
+  constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, Finish::scale_and_bias>;
   const LayerParams& layer = p.layer[l];
   const Target saved = {static_cast<char*>(layer.saved), layer.n * int64_t(p.saved_f32 ? 4 : 2), layer.n};
   const auto save = [&](int i) {
@@ -192,17 +192,7 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i) {
     of.finish_block(d, i, l);
-    if constexpr (kSaves && !has_slope_from_value<F>) {
-      if (!p.saved_f32) pack_block<T, kWidth>(a, d, i);
-      save(i);
-    }
-    if constexpr (kInPairs<F, T, kSave>) {
-      softplus_block<kWidth, kTimesLog2e>(a, d, i);
-    } else {
-      activate_block<T, F, kWidth>(d, i);
-      pack_block<T, kWidth>(a, d, i);
-    }
-    if constexpr (kSaves && has_slope_from_value<F>) save(i);
+    form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, p.saved_f32, save);
   }
 }
 template <class T> __device__ __forceinline__ void finish(Sums<kWidth>& d, Rows<kWidth>& a, const Factors& of, int l) {
