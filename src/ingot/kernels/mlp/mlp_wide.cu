@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstdint>
 
 #include "ingot/kernels/mlp/mlp_wide.h"
@@ -7,12 +6,13 @@ namespace ingot::cuda {
 
 namespace {
 
-bool is_rare(const Mlp& m) {
-  const auto normed = [](const MlpLayer& layer) { return bool(layer.g); };
-  return m.saved || m.activate_last || std::any_of(m.layers.begin(), m.layers.end(), normed);
-}
 template <class T> void launch(const Mlp& m, Stream stream) {
-  is_rare(m) ? launch_mlp_wide<T, true>(m, stream) : launch_mlp_wide<T, false>(m, stream);
+  if (m.activate_last || (m.saved && m.saved.dtype != m.x.dtype))
+    launch_mlp_wide<T, MlpWideKernel::rare>(m, stream);
+  else if (m.saved)
+    launch_mlp_wide<T, MlpWideKernel::keeps>(m, stream);
+  else
+    launch_mlp_wide<T, MlpWideKernel::inference>(m, stream);
 }
 
 }  // namespace

@@ -7,8 +7,8 @@
 // ring as panels of 64 columns, again for every round of tiles, and both warpgroups read each panel, half a layer
 // apart: one multiplies while the other one activates.
 //
-// Weight norm scales the sums' columns: the first warpgroup sums the squares while the first round's panels pass. The
-// code for it, merely jumped over, costs 2 to 6 %, so only the kernels that can save have it.
+// Weight norm scales the sums' columns: two warps more sum the squares while the first round's panels pass. The code
+// for it, merely jumped over, costs 2 to 6 %, so the kernels that most networks run come with it and without.
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/tile/ring.cuh"
 #include "ingot/kernels/mlp/mlp_sm90.cuh"
@@ -20,10 +20,14 @@ using namespace mlp_sm90_detail;
 
 constexpr int kWidth = kMlpWideWidth, kGroups = 2, kPanels = kWidth / 64;
 constexpr uint32_t kSlots = 5, kPanelBytes = panel_bytes<kWidth>(), kWarps = 4 * kGroups;
-constexpr int kThreads = 128 * (kGroups + 1), kRegisters = 240, kCopyRegisters = 24;
+constexpr int kThreads = 128 * (kGroups + 1);
+constexpr uint32_t kNormWarps = 2;
+constexpr uint32_t kStagedPanel = kWarpRows * 128;  // 64 columns of a warp's rows, on their way to memory
+static_assert(kStagedPanel >= kStagingBytes, "store_block() uses it as well");
 
 struct Maps {
   CUtensorMap x, w[kMlpMaxLayers];
+  CUtensorMap saved[kMlpMaxLayers];  // where values are stored as the layer above multiplies them
 };
 
 // Where things lie in shared memory, in bytes; the ring is the first.
@@ -34,7 +38,7 @@ INGOT_HD constexpr Layout wide_layout(int layers) {
   Layout at = {};
   at.x = kSlots * kPanelBytes;
   at.staging = at.x + 4 * x_bytes<kWidth>();
-  at.factors = at.staging + kWarps * kStagingBytes;
+  at.factors = at.staging + kWarps * kStagedPanel;
   at.barriers = at.factors + uint32_t(layers) * kWidth * uint32_t(sizeof(float2));
   at.size = at.barriers + (2 * kSlots + kMlpMaxLayers + kWarps) * uint32_t(sizeof(uint64_t));
   return at;
@@ -72,10 +76,10 @@ struct PanelRing {
   char* slots;
   uint64_t *full, *empty;  // of each slot: its bytes are here; every warp has read it
 
-  __device__ __forceinline__ void init() const {
+  __device__ __forceinline__ void init(uint32_t readers) const {
     for (uint32_t i = 0; i < kSlots; ++i) {
       ptx::mbarrier_init(full + i, 1);
-      ptx::mbarrier_init(empty + i, kWarps);
+      ptx::mbarrier_init(empty + i, readers);
     }
   }
   // All panels of all rounds, by one thread.
@@ -95,21 +99,6 @@ struct PanelRing {
   // What read the slot is done.
   __device__ __forceinline__ void release(uint32_t slot) const {
     if (lane() == 0) ptx::mbarrier_arrive(empty + slot);
-  }
-};
-
-// The sums of squares of two rows of W, threadIdx.x % 128 and 128 further, over the panels that have passed.
-struct Squares {
-  float of[2] = {};
-  template <class T> __device__ __forceinline__ void add(const char* panel) {
-    const char* const row = panel + threadIdx.x % 128 * 128;
-#pragma unroll 2
-    for (uint32_t chunk = 0; chunk < 8; ++chunk)
-#pragma unroll
-      for (uint32_t half = 0; half < 2; ++half)
-        of[half] += squares(
-            *reinterpret_cast<const WeightChunk<T>*>(row + half * (kPanelBytes / 2) + (chunk ^ threadIdx.x % 8) * 16));
-    __syncwarp();  // the slot may be released
   }
 };
 
@@ -138,20 +127,48 @@ struct Factors {
       at[2] = fmaf(at[2], v.x, v.z), at[3] = fmaf(at[3], v.y, v.w);
     }
   }
-  __device__ __forceinline__ void normalise(const Params& p, int l, const Squares& squares) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      if (p.layer[l].g != nullptr)
-        reinterpret_cast<float*>(of)[place(l, threadIdx.x % 128 + 128 * half)] *= inverse_norm(squares.of[half]);
-  }
 };
 static_assert(kWidth == 128 * kGroups, "a column of each layer to each thread");
 
-// d = a W^T of a layer as its panels come, the last of them not waited for.
-template <class T, bool kNorms>
+// Weight norm, by warp `number` of those for it: the sums of squares of its rows of each W in the first round.
+template <class T>
+__device__ __forceinline__ void normalise(const Params& p, const PanelRing& ring, const Factors& factors,
+                                          uint64_t* normed, uint32_t number, uint32_t rounds) {
+  constexpr uint32_t kRows = kWidth / kNormWarps, kEach = kRows / 32;
+  tile::RingCursor<kSlots> at;
+  for (uint32_t round = 0; round < rounds; ++round)
+    for (int l = 0; l < p.layers; ++l) {
+      float sum[kEach] = {};
+      for (uint32_t panel = 0; panel < panels_of(p.layer[l].k); ++panel, at.advance()) {
+        ring.wait_for(at);
+        const char* const rows = ring.slots + at.stage * kPanelBytes + (number * kRows + lane()) * 128;
+        if (round == 0 && p.layer[l].g != nullptr)
+#pragma unroll 2
+          for (uint32_t chunk = 0; chunk < 8; ++chunk)
+#pragma unroll
+            for (uint32_t i = 0; i < kEach; ++i)
+              sum[i] +=
+                  squares(*reinterpret_cast<const WeightChunk<T>*>(rows + i * 32 * 128 + (chunk ^ lane() % 8) * 16));
+        __syncwarp();
+        ring.release(at.stage);
+      }
+      if (round > 0) continue;
+      if (p.layer[l].g != nullptr)
+#pragma unroll
+        for (uint32_t i = 0; i < kEach; ++i)
+          reinterpret_cast<float*>(factors.of)[Factors::place(l, number * kRows + i * 32 + lane())] *=
+              inverse_norm(sum[i]);
+      __syncwarp();
+      if (lane() == 0) ptx::mbarrier_arrive(normed + l);
+    }
+}
+
+// d = a W^T of a layer as its panels come, the last of them not waited for. While the tensor cores are at a panel,
+// meanwhile(panel) may read a.
+template <class T, class Meanwhile>
 __device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a, const PanelRing& ring, uint32_t panels,
                                          uint32_t weights, uint32_t upper, tile::RingCursor<kSlots>& at,
-                                         bool normalises, Squares& squares) {
+                                         Meanwhile&& meanwhile) {
   ptx::fence_registers(d);
   uint32_t before = 0;
 #pragma unroll
@@ -164,15 +181,30 @@ __device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a,
     for (int k = 0; k < 4; ++k)
       ptx::wgmma<T, kWidth>(d, a[4 * panel + k], uint64_t(upper) << 32 | (slot + 2 * k), panel + k > 0);
     ptx::wgmma_commit_group();
+    meanwhile(panel);
     if (panel > 0) {
       ptx::wgmma_wait_group<1>();
       ring.release(before);
     }
-    if constexpr (kNorms)
-      if (normalises) squares.add<T>(ring.slots + at.stage * kPanelBytes);
     before = at.stage;
     at.advance();
   }
+}
+
+// Values of T are stored while the next layer multiplies them.
+constexpr bool stores_meanwhile(Save save) { return save == Save::own_type; }
+__device__ __forceinline__ void store_panel(const Rows<kWidth>& a, int panel, char* staging, const CUtensorMap& to,
+                                            int64_t first) {
+  ptx::bulk_wait_group_read<0>();  // what was there before is on its way
+  __syncwarp();
+  const uint32_t at =
+      ptx::shared_address(staging) + tile::swizzled<tile::Swizzle::b128>(matrix_row(), matrix_chunk() * 16);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) ptx::stmatrix(at ^ k * 32, a[4 * panel + k]);
+  ptx::fence_proxy_async_shared();
+  __syncwarp();
+  if (lane() == 0) ptx::tensor_store(&to, 64 * panel, int(first), staging);
+  ptx::bulk_commit_group();
 }
 
 // A layer's sums become the next layer's A, or y; what backward needs goes to memory.
@@ -183,7 +215,7 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
   const LayerParams& layer = p.layer[l];
   const Target saved = {static_cast<char*>(layer.saved), layer.n * int64_t(p.saved_f32 ? 4 : 2), layer.n};
   const auto save = [&](int i) {
-    if (!p.saves) return;
+    if (kSave != Save::any_type || !p.saves) return;
     if (p.saved_f32)
       store_block_f32<kWidth>(d, i, false, saved, first, p.rows);
     else
@@ -207,15 +239,15 @@ template <class T> __device__ __forceinline__ void finish(Sums<kWidth>& d, Rows<
 struct Block {
   PanelRing ring;
   Factors factors;
-  uint64_t* normed;  // of each layer, by each warp that forms its scales
+  uint64_t* normed;  // of each layer: the factors are its scales
   TurningRows x;
   char* staging;
 };
 
-template <class T, class F, Save kSave>
+template <class T, class F, Save kSave, bool kNorms>
 __device__ __forceinline__ void run_rows(const Params& p, const Maps& maps, const Block& block, uint32_t warpgroup,
                                          uint32_t tiles, uint32_t rounds) {
-  constexpr bool kRare = kSave != Save::nothing;
+  constexpr bool kActivatesLast = kSave == Save::any_type;
   const uint32_t x_panels = panels_of(p.layer[0].k);
   const PanelRing& ring = block.ring;
   const uint64_t descriptor =
@@ -241,23 +273,23 @@ __device__ __forceinline__ void run_rows(const Params& p, const Maps& maps, cons
     block.x.take(a, round % 2, x_panels);
     if (tile + gridDim.x < tiles) block.x.load(block.x.others, maps.x, tile + gridDim.x, x_panels);
     for (int l = 0; l < p.layers; ++l) {
-      const bool has_gain = kRare && p.has_gain && round == 0, normalises = has_gain && warpgroup == 0;
-      Squares squares;
       turns.take();
-      multiply<T, kRare>(d, a, ring, panels_of(p.layer[l].k), weights, upper, at, normalises, squares);
+      multiply<T>(d, a, ring, panels_of(p.layer[l].k), weights, upper, at, [&](int panel) {
+        if constexpr (stores_meanwhile(kSave))
+          if (l > 0) store_panel(a, panel, block.staging, maps.saved[l - 1], first_row(tile));
+      });
       turns.pass();
       wait<kWidth>(d, a);
       ring.release(at.stage == 0 ? kSlots - 1 : at.stage - 1);
-      if (normalises) {
-        block.factors.normalise(p, l, squares);
-        __syncwarp();
-        if (lane() == 0) ptx::mbarrier_arrive(block.normed + l);
-      }
-      if (has_gain) tile::wait_warp_or_trap(block.normed + l, 0);
-      if (l + 1 < p.layers || (kRare && p.activate_last))
+      if (kNorms) tile::wait_warp_or_trap(block.normed + l, 0);
+      if (l + 1 < p.layers || (kActivatesLast && p.activate_last))
         activate<T, F, kSave>(d, a, p, l, block.factors, block.staging, first_row(tile));
       else
         finish<T>(d, a, block.factors, l);
+    }
+    if constexpr (stores_meanwhile(kSave)) {
+      ptx::bulk_wait_group_read<0>();
+      __syncwarp();
     }
     const Target y = {static_cast<char*>(p.y), p.y_stride_bytes, p.layer[p.layers - 1].n};
 #pragma unroll
@@ -265,7 +297,7 @@ __device__ __forceinline__ void run_rows(const Params& p, const Maps& maps, cons
   }
 }
 
-template <class T, class F, Save kSave>
+template <class T, class F, Save kSave, bool kNorms>
 __global__ void __launch_bounds__(kThreads, 1)
     mlp_wide_kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) char shared[];
@@ -278,13 +310,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       {reinterpret_cast<float4*>(shared + at.factors)},
       barriers + 2 * kSlots,
       {shared + at.x + warp % 4 * x_bytes<kWidth>(), x_barriers + warp % kWarps, x_barriers + (warp % kWarps ^ 4)},
-      shared + at.staging + warp % kWarps * kStagingBytes};
+      shared + at.staging + warp % kWarps * kStagedPanel};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   const uint32_t rounds = (tiles - blockIdx.x + step - 1) / step;
 
   if (threadIdx.x == 0) {
-    block.ring.init();
-    for (int l = 0; l < kMlpMaxLayers; ++l) ptx::mbarrier_init(block.normed + l, 4);
+    block.ring.init(kWarps + (kNorms ? kNormWarps : 0));
+    for (int l = 0; kNorms && l < kMlpMaxLayers; ++l) ptx::mbarrier_init(block.normed + l, kNormWarps);
   }
   if (warp < kWarps && lane() == 0) ptx::mbarrier_init(block.x.mine, 1);
   ptx::fence_mbarrier_init();
@@ -293,52 +325,72 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
   ptx::wait_for_earlier_kernels();
   if (warp < kWarps) {
-    ptx::increase_registers<kRegisters>();
+    ptx::increase_registers<kNorms ? 232 : 240>();
     if (warp < 4) block.x.load(block.x.mine, maps.x, blockIdx.x, panels_of(p.layer[0].k));
     block.factors.load<T, kInLog2e<F, T, kSave, Finish::scale_and_bias>>(p);
-    ptx::barrier_sync(kGroups + 1, 32 * kWarps);
-    run_rows<T, F, kSave>(p, maps, block, warp / 4, tiles, rounds);
+    ptx::barrier_sync(kGroups + 1, 32 * (kWarps + (kNorms ? kNormWarps : 0)));  // the factors are there
+    run_rows<T, F, kSave, kNorms>(p, maps, block, warp / 4, tiles, rounds);
   } else {
-    ptx::decrease_registers<kCopyRegisters>();
+    ptx::decrease_registers<kNorms ? 40 : 24>();
     if (warp == kWarps && lane() == 0) block.ring.fill(p, maps, rounds);
+    if (kNorms && warp > kWarps && warp <= kWarps + kNormWarps) {
+      ptx::barrier_sync(kGroups + 1, 32 * (kWarps + kNormWarps));
+      normalise<T>(p, block.ring, block.factors, block.normed, warp - kWarps - 1, rounds);
+    }
   }
 }
 
-// Whether what is not rare has kernels of its own. In these two the compiler would weave the formulas of more elements
-// into each other than registers hold, and the branches of the others keep it from that.
-template <class F> constexpr bool kHasOwn = (F::name != Sigmoid::name) && (F::name != Tanh::name);
+// Whether what is not rare has kernels of its own. What is kept must be what the next layer multiplies. In sigmoid and
+// tanh, and beside weight norm in others too, the compiler would weave the formulas of more elements into each other
+// than registers hold, and the branches of the rare kernel keep it from that.
+template <class F, Save kSave, bool kNorms>
+constexpr bool kHasOwn = kNorms ? F::name == Softplus::name
+                                : (F::name != Sigmoid::name) && (F::name != Tanh::name) &&
+                                      (kSave == Save::nothing || has_slope_from_value<F>);
 
-inline Maps wide_maps(const Mlp& m) {
-  Maps maps = {
-      .x = gpu::tensor_map("mlp: x", mlp_matrix(m.x), {.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128})};
-  for (size_t l = 0; l < m.layers.size(); ++l)
+template <bool kStores> Maps wide_maps(const Mlp& m, const Params& p) {
+  const gpu::TmaBox of_warp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};
+  Maps maps = {.x = gpu::tensor_map("mlp: x", mlp_matrix(m.x), of_warp)};
+  for (size_t l = 0; l < m.layers.size(); ++l) {
     maps.w[l] = gpu::tensor_map("mlp: w", m.layers[l].w, {.rows = kWidth, .cols = 64, .swizzle = tile::Swizzle::b128});
+    if (kStores && p.layer[l].saved != nullptr)
+      maps.saved[l] = gpu::tensor_map(
+          "mlp: saved", Tensor(p.layer[l].saved, m.x.dtype, {p.rows, int64_t(p.layer[l].n)}, m.x.device), of_warp);
+  }
   return maps;
 }
 
-template <class T, class F, Save kSave> void launch_as(const Mlp& m, const Params& p, Stream stream) {
-  gpu::launch("mlp", mlp_wide_kernel<T, F, kSave>,
+template <class T, class F, Save kSave, bool kNorms> void launch_as(const Mlp& m, const Params& p, Stream stream) {
+  gpu::launch("mlp", mlp_wide_kernel<T, F, kSave, kNorms>,
               {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(m.x.device.index)),
                .block = kThreads,
                .smem = wide_layout(p.layers).size,
                .overlap = true,
                .device = m.x.device.index},
-              stream, p, wide_maps(m));
+              stream, p, wide_maps<stores_meanwhile(kSave)>(m, p));
 }
 
 }  // namespace ingot::cuda::mlp_wide_detail
 
 namespace ingot::cuda {
 
-template <class T, bool kRare> void launch_mlp_wide(const Mlp& m, Stream stream) {
+template <class T, MlpWideKernel kKernel> void launch_mlp_wide(const Mlp& m, Stream stream) {
   using namespace mlp_wide_detail;
   const Params p = mlp_forward_params(m);
   with_activation(m.act, [&](auto f) {
     using F = decltype(f);
-    if constexpr (!kRare && !kHasOwn<F>)
-      launch_mlp_wide<T, true>(m, stream);
-    else
-      launch_as<T, F, kRare ? Save::any_type : Save::nothing>(m, p, stream);
+    if constexpr (kKernel == MlpWideKernel::rare) {
+      launch_as<T, F, Save::any_type, true>(m, p, stream);
+    } else {
+      constexpr Save kSave = kKernel == MlpWideKernel::keeps ? Save::own_type : Save::nothing;
+      const auto launch = [&](auto norms) {
+        if constexpr (kHasOwn<F, kSave, norms()>)
+          launch_as<T, F, kSave, norms()>(m, p, stream);
+        else
+          launch_mlp_wide<T, MlpWideKernel::rare>(m, stream);
+      };
+      p.has_gain ? launch(std::true_type()) : launch(std::false_type());
+    }
   });
 }
 

@@ -4,7 +4,10 @@
 
 namespace ingot::cuda {
 
-// T: f16 or bf16. What is rare: values are saved, the last layer is activated, weights are normalised.
-template <class T, bool kRare> void launch_mlp_wide(const Mlp& m, Stream stream);
+// Of networks whose last layer is linear: nothing is kept, or values of their type; each with weight norm and without.
+// And one for all else.
+enum class MlpWideKernel { inference, keeps, rare };
+// T: f16 or bf16.
+template <class T, MlpWideKernel kKernel> void launch_mlp_wide(const Mlp& m, Stream stream);
 
 }  // namespace ingot::cuda

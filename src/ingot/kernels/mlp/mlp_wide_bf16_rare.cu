@@ -2,6 +2,6 @@
 
 namespace ingot::cuda {
 
-template void launch_mlp_wide<bf16, true>(const Mlp&, Stream);
+template void launch_mlp_wide<bf16, MlpWideKernel::rare>(const Mlp&, Stream);
 
 }  // namespace ingot::cuda

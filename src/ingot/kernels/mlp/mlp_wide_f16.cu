@@ -2,7 +2,7 @@
 
 namespace ingot::cuda {
 
-extern template void launch_mlp_wide<f16, true>(const Mlp&, Stream);
-template void launch_mlp_wide<f16, false>(const Mlp&, Stream);
+extern template void launch_mlp_wide<f16, MlpWideKernel::rare>(const Mlp&, Stream);
+template void launch_mlp_wide<f16, MlpWideKernel::inference>(const Mlp&, Stream);
 
 }  // namespace ingot::cuda
