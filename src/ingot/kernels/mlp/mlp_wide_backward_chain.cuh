@@ -4,6 +4,8 @@
 // registers, and a product's 64 x 256 sums become the next A. Both blocks read the same W_l, 32 rows of it a stage:
 // each fetches half for both. h_{l-1} comes to shared memory, and the dz that its slopes give goes where it was, and
 // from there to memory.
+#include <type_traits>
+
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
@@ -18,13 +20,13 @@ constexpr uint32_t kStages = 9, kStagesOfLayer = kWidth / kStageRows;
 constexpr uint32_t kSteps = kWidth / 16, kHalves = 2;  // of 16 columns; a tile comes and goes in halves
 constexpr int kChainThreads = kGroups * 128 + 128;
 constexpr int kMultiplyRegisters = 224, kServeRegisters = 56;
-constexpr uint32_t kFormers = 2;  // warps
 
 struct ChainMemory {
   alignas(1024) uint8_t tile[kGroups][kPanels][kGroupRows * 128];  // h, then dz
   uint8_t w[kStages][kPanels][kStageRows * 128];
-  float scale[kMlpMaxLayers][kWidth];  // weight norm
-  uint64_t w_full[kStages], w_formed[kStages], w_empty[kStages];
+  float scale[kMlpMaxLayers][kWidth];  // weight norm: of W's rows, over the layer's factor
+  uint32_t factor[kMlpMaxLayers];      // a float's bits
+  uint64_t w_full[kStages], w_empty[kStages];
   uint64_t tile_full[kGroups][kHalves], tile_done[kGroups][kHalves];
 };
 static_assert(sizeof(ChainMemory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
@@ -53,7 +55,7 @@ struct Use {
   const CUtensorMap *from = nullptr, *to = nullptr;
 };
 
-template <class T, Slope kSlope> struct ChainBlock {
+template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
   ChainMemory& s;
   const MlpChainMaps& maps;
   const Chain& a;
@@ -77,7 +79,6 @@ template <class T, Slope kSlope> struct ChainBlock {
   __device__ void prepare() {
     for (uint32_t i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&s.w_full[i], 1);
-      ptx::mbarrier_init(&s.w_formed[i], kFormers);
       ptx::mbarrier_init(&s.w_empty[i], kReaders);
     }
     for (int g = 0; g < kGroups; ++g)
@@ -101,13 +102,8 @@ template <class T, Slope kSlope> struct ChainBlock {
     each_stage([&](int l, uint32_t stage, uint32_t phase, uint32_t i) {
       uint64_t* const full = &s.w_full[stage];
       wait_or_trap(&s.w_empty[stage], phase ^ 1);
-      if (!a.has_gain) {
-        ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(s.w[stage])));
-        return load_for_pair(s.w[stage], maps.w[l], int(i * kStageRows), full, rank);
-      }
-      ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(s.w[stage]) / kPair));
-      for (uint32_t p = first_panel(rank); p < first_panel(rank + 1); ++p)
-        ptx::tensor_load(s.w[stage][p], &maps.w[l], int(p) * kMlpPanel, int(i * kStageRows), full);
+      ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(s.w[stage])));
+      load_for_pair(s.w[stage], maps.w[l], int(i * kStageRows), full, rank);
     });
   }
 
@@ -156,73 +152,49 @@ template <class T, Slope kSlope> struct ChainBlock {
     ptx::bulk_wait_group<0>();
   }
 
-  // --- weight norm
+  // --- weight norm: with W = diag(scale) v, dz W = (dz scale) v, so that v is what passes and dz gets the scales
+  // before it is rounded. Of a layer they are at most 1, so that nothing overflows that would not without them: what
+  // they are divided by, a power of two, multiplies the sums.
 
   // Of all rows of all layers, by all warps.
   __device__ void find_scales() {
     constexpr int kAtOnce = 16, kWarps = kChainThreads / 32;
+    if (threadIdx.x < kMlpMaxLayers) s.factor[threadIdx.x] = __float_as_uint(0x1p-60f);
+    __syncthreads();
     for (int first = (a.lowest * kWidth) + int(warp) * kAtOnce; first < a.layers * kWidth; first += kWarps * kAtOnce) {
-      const ChainLayer& layer = a.layer[first / kWidth];
-      if (layer.g == nullptr) continue;
-      const int row = first % kWidth, column = int(lane) * 8;
+      const int l = first / kWidth, row = first % kWidth, column = int(lane) * 8;
+      const ChainLayer& layer = a.layer[l];
       WeightChunk<T> v[kAtOnce] = {};
       float sum[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        if (row + i < layer.n && column < layer.k)
+        if (layer.g != nullptr && row + i < layer.n && column < layer.k)
           tile::load(v[i], static_cast<const T*>(layer.v) + int64_t(row + i) * layer.k + column);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) sum[i] = squares<T>(v[i]);
       tile::warp_sum(sum, 32);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
-        if (lane == 0)
-          s.scale[first / kWidth][row + i] =
-              row + i < layer.n ? tile::to_float(static_cast<const T*>(layer.g)[row + i]) * inverse_norm(sum[i]) : 0;
+        if (lane == 0) {
+          const bool there = row + i < layer.n;
+          float scale = there ? 1 : 0;
+          if (there && layer.g != nullptr)
+            scale = tile::to_float(static_cast<const T*>(layer.g)[row + i]) * inverse_norm(sum[i]);
+          s.scale[l][row + i] = scale;
+          atomicMax(&s.factor[l], __float_as_uint(fabsf(scale)));
+        }
     }
+    __syncthreads();
+    const auto next_power = [](uint32_t bits) { return __uint_as_float((bits & 0x7f800000u) + 0x00800000u); };
+    for (int i = a.lowest * kWidth + int(threadIdx.x); i < a.layers * kWidth; i += kChainThreads)
+      s.scale[i / kWidth][i % kWidth] *= 1 / next_power(s.factor[i / kWidth]);
+    __syncthreads();
+    if (threadIdx.x < kMlpMaxLayers) s.factor[threadIdx.x] = __float_as_uint(next_power(s.factor[threadIdx.x]));
   }
-  // W = scale v in place, of the panels that this block has fetched, and from here into the neighbour's memory too; by
-  // warp `former` of kFormers. Half a warp has a row.
-  __device__ void form_weights(uint32_t former) {
-    constexpr uint32_t kRows = kStageRows / kFormers, kAtOnce = 4, kBytes = kRows * 128;
-    static_assert(kRows == 2 * kAtOnce * 2 && kPanels / kPair == 2, "a warp's rows are two turns");
-    const uint32_t place = lane / 8 % 2 * uint32_t(sizeof(s.w[0][0])), first = former * kRows + lane / 16;
-    each_stage([&](int l, uint32_t stage, uint32_t phase, uint32_t i) {
-      wait_warp_or_trap(&s.w_full[stage], phase);
-      auto& mine = s.w[stage][first_panel(rank)];
-      if (a.layer[l].g != nullptr) {
-        const uint32_t panel = ptx::shared_address(mine) + place;
-#pragma unroll
-        for (uint32_t r = 0; r < kRows; r += 2 * kAtOnce) {
-          uint32_t v[kAtOnce][4];
-#pragma unroll
-          for (uint32_t e = 0; e < kAtOnce; ++e)
-            ptx::load_shared(v[e], panel + tile::swizzled<Swizzle::b128>(first + r + 2 * e, lane % 8 * 16));
-#pragma unroll
-          for (uint32_t e = 0; e < kAtOnce; ++e) {
-            const float scale = s.scale[l][i * kStageRows + first + r + 2 * e];
-#pragma unroll
-            for (uint32_t& two : v[e]) {
-              float low, high;
-              ptx::unpack(T{}, two, low, high);
-              two = ptx::pack(T{}, low * scale, high * scale);
-            }
-            ptx::store_shared(panel + tile::swizzled<Swizzle::b128>(first + r + 2 * e, lane % 8 * 16), v[e]);
-          }
-        }
-        ptx::fence_proxy_async_shared();
-      }
-      __syncwarp();
-      if (lane == 0) {
-        const uint32_t formed = ptx::cluster_address(&s.w_formed[stage], rank ^ 1);
-        for (uint32_t p = first_panel(rank); p < first_panel(rank + 1); ++p) {
-          const uint8_t* const rows = s.w[stage][p] + former * kBytes;
-          ptx::bulk_copy_to_cluster(ptx::cluster_address(rows, rank ^ 1), rows, kBytes, formed);
-        }
-        ptx::mbarrier_arrive_expect_tx(&s.w_formed[stage], kBytes * (kPanels / kPair));  // what the neighbour sends
-      }
-      __syncwarp();
-    });
+  // Two columns of A of layer l, step i, register e.
+  __device__ __forceinline__ uint32_t scaled(int l, uint32_t i, int e, const float (&d)[2]) const {
+    const float2 by = *reinterpret_cast<const float2*>(&s.scale[l][16 * i + e / 2 * 8 + lane % 4 * 2]);
+    return ptx::pack(T{}, d[0] * by.x, d[1] * by.y);
   }
 
   // --- the products, by a warpgroup
@@ -243,6 +215,18 @@ template <class T, Slope kSlope> struct ChainBlock {
     if (lane == 0) ptx::mbarrier_arrive(&s.tile_done[group][half]);
     __syncwarp();
   }
+  // step(i) for the steps of the tile, which is there and then goes to memory, half by half.
+  template <class Step> __device__ __forceinline__ void each_step(Step&& step) {
+#pragma unroll
+    for (uint32_t half = 0; half < kHalves; ++half) {
+      wait_for_half(half);
+#pragma unroll
+      for (uint32_t i = half * kSteps / 2; i < (half + 1) * kSteps / 2; ++i) step(i);
+      ptx::fence_proxy_async_shared();
+      finish_half(half);
+    }
+    ++use;
+  }
   // A = dz of the top layer.
   __device__ __forceinline__ void enter(uint32_t (&dz)[kSteps][4]) {
 #pragma unroll
@@ -253,39 +237,43 @@ template <class T, Slope kSlope> struct ChainBlock {
       finish_half(half);
     }
     ++use;
-    if (!a.activate_last) return;
+    const int top = a.layers - 1;
+    if (!a.activate_last) {
+      if constexpr (kNorms)
 #pragma unroll
-    for (uint32_t half = 0; half < kHalves; ++half) {
-      wait_for_half(half);
+        for (uint32_t i = 0; i < kSteps; ++i)
 #pragma unroll
-      for (uint32_t i = half * kSteps / 2; i < (half + 1) * kSteps / 2; ++i) {
-        uint32_t h[4];
-        ptx::ldmatrix(h, place(i));
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float slope[2], d[2];
-          slopes_at<T, kSlope>(h[e], a.number, slope);
-          ptx::unpack(T{}, dz[i][e], d[0], d[1]);
-          dz[i][e] = ptx::pack(T{}, d[0] * slope[0], d[1] * slope[1]);
-        }
-        ptx::stmatrix(place(i), dz[i]);
-      }
-      ptx::fence_proxy_async_shared();
-      finish_half(half);
+          for (int e = 0; e < 4; ++e) {
+            float d[2];
+            ptx::unpack(T{}, dz[i][e], d[0], d[1]);
+            dz[i][e] = scaled(top, i, e, d);
+          }
+      return;
     }
-    ++use;
+    each_step([&](uint32_t i) {
+      uint32_t h[4], out[4];
+      ptx::ldmatrix(h, place(i));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float slope[2], d[2];
+        slopes_at<T, kSlope>(h[e], a.number, slope);
+        ptx::unpack(T{}, dz[i][e], d[0], d[1]);
+        d[0] *= slope[0], d[1] *= slope[1];
+        out[e] = ptx::pack(T{}, d[0], d[1]);
+        dz[i][e] = kNorms ? scaled(top, i, e, d) : out[e];
+      }
+      ptx::stmatrix(place(i), out);
+    });
   }
-  // One warpgroup's products run under the other's slopes. Not where W is formed here, as that comes late anyway.
-  __device__ __forceinline__ bool takes_turns() const { return !a.has_gain; }
+  // One warpgroup's products run under the other's slopes.
   __device__ __forceinline__ void hand_over() const { ptx::barrier_arrive(1 + (group ^ 1), 128 * kGroups); }
   __device__ __forceinline__ void multiply(float (&sums)[kWidth / 2], const uint32_t (&dz)[kSteps][4]) {
-    if (takes_turns()) ptx::barrier_sync(1 + group, 128 * kGroups);
-    uint64_t* const ready = a.has_gain ? s.w_formed : s.w_full;
+    ptx::barrier_sync(1 + group, 128 * kGroups);
     uint32_t before = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kStagesOfLayer; ++i) {
       const uint32_t stage = w_at.stage;
-      wait_warp_or_trap(ready + stage, w_at.phase);
+      wait_warp_or_trap(&s.w_full[stage], w_at.phase);
       const uint32_t w = ptx::shared_address(s.w[stage]);
       ptx::wgmma_fence();
 #pragma unroll
@@ -300,79 +288,96 @@ template <class T, Slope kSlope> struct ChainBlock {
       before = stage;
       w_at.advance();
     }
-    if (takes_turns()) hand_over();
+    hand_over();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(sums);
     release_to_pair(&s.w_empty[before], lane);
   }
-  // The next A and what goes to memory: sums times slopes, or dx.
+  // The next A and what goes to memory: sums of the product with W of layer l times slopes, or dx.
   template <bool kSlopes>
-  __device__ __forceinline__ void finish(const float (&sums)[kWidth / 2], uint32_t (&dz)[kSteps][4]) {
+  __device__ __forceinline__ void finish(const float (&sums)[kWidth / 2], uint32_t (&dz)[kSteps][4], int l) {
+    const float factor = kNorms ? __uint_as_float(s.factor[l]) : 1;
+    each_step([&](uint32_t i) {
+      uint32_t h[4], out[4];
+      if constexpr (kSlopes) ptx::ldmatrix(h, place(i));
 #pragma unroll
-    for (uint32_t half = 0; half < kHalves; ++half) {
-      wait_for_half(half);
-#pragma unroll
-      for (uint32_t i = half * kSteps / 2; i < (half + 1) * kSteps / 2; ++i) {
-        uint32_t h[4];
-        if constexpr (kSlopes) ptx::ldmatrix(h, place(i));
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float slope[2] = {1, 1};
-          if constexpr (kSlopes) slopes_at<T, kSlope>(h[e], a.number, slope);
-          dz[i][e] = ptx::pack(T{}, sums[8 * i + 2 * e] * slope[0], sums[8 * i + 2 * e + 1] * slope[1]);
-        }
-        ptx::stmatrix(place(i), dz[i]);
+      for (int e = 0; e < 4; ++e) {
+        float slope[2] = {1, 1}, d[2] = {sums[8 * i + 2 * e], sums[8 * i + 2 * e + 1]};
+        if constexpr (kSlopes) slopes_at<T, kSlope>(h[e], a.number, slope);
+        if constexpr (kNorms) d[0] *= factor, d[1] *= factor;
+        d[0] *= slope[0], d[1] *= slope[1];
+        out[e] = ptx::pack(T{}, d[0], d[1]);
+        if constexpr (kSlopes) dz[i][e] = kNorms ? scaled(l - 1, i, e, d) : out[e];
       }
-      ptx::fence_proxy_async_shared();
-      finish_half(half);
-    }
-    ++use;
+      ptx::stmatrix(place(i), out);
+    });
   }
   __device__ __forceinline__ void run() {
     uint32_t dz[kSteps][4];
     float sums[kWidth / 2];
-    if (takes_turns() && group == 1) hand_over();
+    if (group == 1) hand_over();
     each_unit([&](int) {
       enter(dz);
 #pragma unroll 1
       for (int l = a.layers - 1; l >= a.lowest; --l) {
         multiply(sums, dz);
         if (l > 0)
-          finish<true>(sums, dz);
+          finish<true>(sums, dz, l);
         else
-          finish<false>(sums, dz);
+          finish<false>(sums, dz, l);
       }
     });
-    if (takes_turns() && group == 0) ptx::barrier_sync(1, 128 * kGroups);  // the last turn it was given
+    if (group == 0) ptx::barrier_sync(1, 128 * kGroups);  // the last turn it was given
+  }
+
+  // --- what all threads of the block do
+
+  __device__ __forceinline__ void start() {
+    if (threadIdx.x == 0) prepare();
+    __syncwarp();
+    ptx::wait_for_earlier_kernels();
+    for (int i = int(blockIdx.x * kChainThreads + threadIdx.x); i < a.counter_count;
+         i += int(gridDim.x) * kChainThreads)
+      a.counters[i] = 0;
+    if constexpr (kNorms) find_scales();
+    ptx::cluster_arrive();  // the neighbour's barriers are ready
+    ptx::cluster_wait();
+  }
+  // The warps that do not multiply.
+  __device__ __forceinline__ void serve() {
+    if (warp == kGroupWarps && lane == 0) load_weights();
+    if (warp == kGroupWarps + 1 && lane == 0) move_tiles();
+    __syncwarp();
+  }
+  static __device__ __forceinline__ void end() {
+    ptx::cluster_arrive();  // the neighbour may still fill this block's memory, or say that it has read its own
+    ptx::cluster_wait();
   }
 };
 
-template <class T, Slope kSlope>
+template <class T, Slope kSlope, bool kNorms>
 __global__ void __launch_bounds__(kChainThreads, 1)
     chain_kernel(const __grid_constant__ MlpChainMaps maps, const __grid_constant__ Chain a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  ChainBlock<T, kSlope> block{*reinterpret_cast<ChainMemory*>(memory), maps, a};
-  if (threadIdx.x == 0) block.prepare();
-  __syncwarp();
-  ptx::wait_for_earlier_kernels();
-  for (int i = int(blockIdx.x * kChainThreads + threadIdx.x); i < a.counter_count; i += int(gridDim.x) * kChainThreads)
-    a.counters[i] = 0;
-  if (a.has_gain) block.find_scales();
-  ptx::cluster_arrive();  // the neighbour's barriers are ready
-  ptx::cluster_wait();
+  ChainBlock<T, kSlope, kNorms> block{*reinterpret_cast<ChainMemory*>(memory), maps, a};
+  block.start();
   if (block.warp < kGroupWarps) {
     ptx::increase_registers<kMultiplyRegisters>();
     block.run();
   } else {
     ptx::decrease_registers<kServeRegisters>();
-    const uint32_t server = block.warp - kGroupWarps;
-    if (server == 0 && block.lane == 0) block.load_weights();
-    if (server == 1 && block.lane == 0) block.move_tiles();
-    if (server >= 2 && a.has_gain) block.form_weights(server - 2);
-    __syncwarp();
+    block.serve();
   }
-  ptx::cluster_arrive();  // the neighbour may still fill this block's memory, or say that it has read its own
-  ptx::cluster_wait();
+  block.end();
+}
+
+// use(the slope's kind, as a constant of a type).
+template <class Use> void with_slope(Slope slope, Use&& use) {
+  switch (slope) {
+    case Slope::softplus: return use(std::integral_constant<Slope, Slope::softplus>());
+    case Slope::step: return use(std::integral_constant<Slope, Slope::step>());
+    case Slope::quadratic: return use(std::integral_constant<Slope, Slope::quadratic>());
+  }
 }
 
 template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
@@ -386,11 +391,9 @@ template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, c
                  .device = at.device},
                 stream, maps, a);
   };
-  switch (at.slope) {
-    case Slope::softplus: return with(chain_kernel<T, Slope::softplus>);
-    case Slope::step: return with(chain_kernel<T, Slope::step>);
-    case Slope::quadratic: return with(chain_kernel<T, Slope::quadratic>);
-  }
+  with_slope(at.slope, [&](auto slope) {
+    a.has_gain ? with(chain_kernel<T, slope(), true>) : with(chain_kernel<T, slope(), false>);
+  });
 }
 
 }  // namespace ingot::cuda::wide_backward
