@@ -25,6 +25,10 @@ template <int N> void store_evict_first(void* p, const uint32_t (&w)[N]) {
 }
 
 inline void prefetch_to_l2(const void*, uint32_t) {}
+inline void prefetch_to_l2_keeping(const void* p, uint32_t bytes) {
+  emulation::check_aligned(p, 16);
+  emulation::check_aligned(reinterpret_cast<const void*>(uintptr_t(bytes)), 16);
+}
 
 template <class T> uint32_t pack(T, float low, float high) { return T(low).bits | uint32_t(T(high).bits) << 16; }
 template <class T> void unpack(T, uint32_t w, float& low, float& high) {

@@ -14,6 +14,7 @@
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
+#include "ingot/gpu/ptx/prefetch.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/ptx/thread.cuh"
@@ -76,6 +77,12 @@ struct LoadPrefetched {
     ptx::load_streaming(p, w);
   }
 };
+struct LoadPrefetchedKeeping {
+  template <int N> __device__ void operator()(const void* p, uint32_t (&w)[N]) const {
+    ptx::prefetch_to_l2_keeping(p, 16);
+    ptx::load_keeping(p, w);
+  }
+};
 struct StoreEvictFirst {
   template <int N> __device__ void operator()(void* p, const uint32_t (&w)[N]) const { ptx::store_evict_first(p, w); }
 };
@@ -110,6 +117,7 @@ TEST_F(PtxCuda, LoadsAndStoresWordsSmall) {
       {"through shared memory", 4, copy_words<4, LoadByShared, StoreEvictFirst>},
       {"asynchronous, keeping", 4, copy_words<4, LoadAsyncKeeping, StoreEvictFirst>},
       {"prefetched", 4, copy_words<4, LoadPrefetched, StoreEvictFirst>},
+      {"prefetched, kept", 4, copy_words<4, LoadPrefetchedKeeping, StoreEvictFirst>},
   };
   const DeviceArray<uint32_t> from(counting(128));
   for (const Way& way : ways) {

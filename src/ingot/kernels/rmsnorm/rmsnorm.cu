@@ -111,7 +111,8 @@ template <class P> P params_of(const RmsNorm& a, const RmsNormConfig& c) {
   return p;
 }
 
-void launch_large(const RmsNorm& a, const RmsNormConfig& c, const SmLimits& limits, bool overlap, Stream stream) {
+void launch_large(const RmsNorm& a, const RmsNormConfig& c, const SmLimits& limits, bool overlap, bool prefetch,
+                  Stream stream) {
   const RowMaps<4> rows = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
   LargeParams p = params_of<LargeParams>(a, c);
   p.x_stride = rows.of[0].outer_stride;
@@ -122,6 +123,11 @@ void launch_large(const RmsNorm& a, const RmsNormConfig& c, const SmLimits& limi
   p.cols = float(a.x.cols());
   if (!a.w) p.w_offset = 1;
   p.cluster = uint32_t(c.cluster);
+  const bool gaps = p.x_stride != a.x.cols() || (a.residual && p.residual_stride != a.x.cols());
+  if (overlap && prefetch && !gaps) {
+    const int64_t grid = (p.rows + c.rows_per_block() - 1) / c.rows_per_block();
+    p.early = tile::early_reads(p.rows * p.vecs * 16, grid, a.residual ? 2 : 1);
+  }
   if (c.walk) {  // two blocks to an SM
     const int64_t clusters = std::min(p.rows, 2 * int64_t(limits.resident(c.cluster)));
     constexpr int64_t kRing = int64_t(kWalkStages) * kWalkThreads * kWalkVecs * 16;
@@ -173,7 +179,7 @@ void rmsnorm_with(const RmsNorm& a, const RmsNormTuning& tuning, Stream stream) 
   const SmLimits limits = rmsnorm_limits(a.x.device.index);
   const bool overlap = tuning.overlap && limits.hopper;
 
-  if (c.kept || c.reread || c.walk) return launch_large(a, c, limits, overlap, stream);
+  if (c.kept || c.reread || c.walk) return launch_large(a, c, limits, overlap, tuning.prefetch, stream);
 
   const RowMaps<4> rows_of = merge_rows<4>("rmsnorm", {a.x, a.residual, a.sum, a.y});
   RmsNormParams p = params_of<RmsNormParams>(a, c);

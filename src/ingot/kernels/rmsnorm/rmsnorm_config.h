@@ -86,11 +86,11 @@ constexpr bool pick_large_config(const RmsNormShape& s, int64_t vecs, RmsNormCon
   } else if (c.kept || c.reread) {
     const bool warp = vecs > 64 && vecs <= 128;  // may have the whole row: no barrier
     c.vecs_per_thread = !s.residual && (warp || vecs > 2 * kKeptThreads) ? 4 : 2;
-    const bool pair = c.kept && vecs > 8 && vecs <= 16;  // a warp's loads then lie side by side: 0.8 % (512 threads)
+    const bool pair = c.kept && vecs > 8 && vecs <= 16;  // a warp's loads then lie side by side: 0.5 %
     if (pair) c.vecs_per_thread = 1, c.rows_per_group = kRowPair;
     const int64_t lanes = (vecs + c.vecs_per_thread - 1) / c.vecs_per_thread;
     c.group = int(lanes <= 32 ? round_up_pow2(lanes) : (lanes + 31) / 32 * 32);
-    c.threads = pair ? kKeptThreads : c.group <= 32 ? 128 : c.group;
+    c.threads = c.group <= 32 ? 128 : c.group;
   }
   return c.kept || c.reread || c.walk;
 }

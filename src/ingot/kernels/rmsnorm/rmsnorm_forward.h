@@ -1,5 +1,6 @@
 #pragma once
 // The forward kernels as the launcher sees them.
+#include "ingot/gpu/tile/early_reads.cuh"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
 #include "ingot/kernels/rmsnorm/row_map.h"
 
@@ -31,6 +32,7 @@ struct LargeParams {
   uint32_t vecs, group, group_bits;  // group: the whole block, or a power of two up to a warp, 1 << group_bits
   float cols, eps, scale, w_offset;
   uint32_t cluster;  // of blocks that walk
+  tile::EarlyReads early;
 };
 
 // Kernels for x of type X; y and w of theirs. Errors name a configuration that has none.

@@ -25,6 +25,13 @@ struct LargeMemory {
   float of_warps[32];
 };
 
+__device__ inline void start(const LargeParams& p) {
+  ptx::let_next_kernel_start();
+  tile::ask_early<true>(p.early, p.x);
+  tile::ask_early<true>(p.early, p.residual);
+  ptx::wait_for_earlier_kernels();
+}
+
 // Where a thread works: vectors `lane`, lane + group, ... of its group's row. A warp's lanes lie side by side in
 // memory. kWhole: a block to a row.
 template <bool kWhole> struct LargePlace {
@@ -89,8 +96,7 @@ __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, V, kAgain>())
     rmsnorm_kept(const __grid_constant__ LargeParams p) {
   constexpr int N = 16 / int(sizeof(X));
   auto& memory = tile::shared<LargeMemory>();
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
+  start(p);
   const LargePlace<kAgain> at(p);
   tile::Vec<X, N> x[V];
   tile::Vec<W, N> w[V];
@@ -124,8 +130,7 @@ template <class X, class W>
 __global__ void __launch_bounds__(kKeptThreads, (kept_blocks<X, W, 2, false>()))
     rmsnorm_row_pair(const __grid_constant__ LargeParams p) {
   constexpr int N = 16 / int(sizeof(X)), R = kRowPair;
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
+  start(p);
   const uint32_t lane = threadIdx.x & (p.group - 1), groups = blockDim.x >> p.group_bits;
   const int64_t first = p.first_row + int64_t(blockIdx.x) * R * groups + (threadIdx.x >> p.group_bits);
   const auto has = [&](int r) { return lane < p.vecs && first + r * groups < p.rows; };
@@ -177,8 +182,7 @@ template <class X, class W>
 __global__ void __launch_bounds__(kRmsNormMaxThreads, 1) rmsnorm_residual(const __grid_constant__ LargeParams p) {
   constexpr int N = 16 / int(sizeof(X)), V = 2;
   auto& memory = tile::shared<LargeMemory>();
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
+  start(p);
   const LargePlace<false> at(p);
   SumVector<X> read[V];
 #pragma unroll

@@ -1,0 +1,24 @@
+#pragma once
+// Asking L2 for what will be read by loads that it is asked to keep (memory.cuh). Changes nothing that anybody can see:
+// the bytes may still be written.
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
+#include "ingot/gpu/ptx/memory.cuh"
+
+namespace ingot::ptx {
+
+// As prefetch_to_l2, to stay as those loads' lines do: beside them it would be the first to go. Address and size in
+// multiples of 16.
+__device__ inline void prefetch_to_l2_keeping(const void* p, uint32_t bytes) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .b64 stay; createpolicy.fractional.L2::evict_last.b64 stay, 1.0;"
+      " cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, stay;}" ::"l"(p),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+
+}  // namespace ingot::ptx
+#endif
