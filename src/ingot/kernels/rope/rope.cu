@@ -3,6 +3,7 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/divide.cuh"
+#include "ingot/gpu/tile/early_reads.cuh"
 #include "ingot/gpu/tile/early_start.h"
 #include "ingot/gpu/tile/keeping.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
@@ -35,10 +36,17 @@ struct Params {
   uint32_t units, heads, head_dim, half, lanes, turning_lanes, passing_lanes;
   tile::Divisor by_lanes, by_heads, by_slots, by_chunks, by_rows;
   uint32_t slices, rows, iterations;
+  tile::EarlyReads early_reads;  // of x, or of what replaces it
   float sign, eps, inverse_dim;  // sign: the direction of the pass included
   bool normalise, interleaved, evict_first, early;
   bool in_place;  // and no norm: what does not turn is left where it is
 };
+
+// Before a kernel finds out where its threads work, and then waits for earlier ones.
+__device__ inline void start(const Params& p) {
+  if (p.early) ptx::let_next_kernel_start();
+  tile::ask_early<false>(p.early_reads, p.x.data);
+}
 
 __device__ inline float rstd_of(float sum_of_squares, const Params& p) {
   return __frsqrt_rn(sum_of_squares * p.inverse_dim + p.eps);
@@ -81,12 +89,11 @@ template <int N> __device__ inline Place spread_place_of(const Params& p, uint32
 
 template <int N> struct Angles { float cos[N], sin[N]; };
 
-// Of one token, for the pairs of one lane: through L1, as the lanes of the other heads read the same. kKeep: L2 is
-// asked to keep the table for the next call (half-split only: of interleaved pairs it costs registers that are not
-// there).
+// Of one token, whose angles start at `row`, for the pairs of one lane: through L1, as the lanes of the other heads
+// read the same. kKeep: L2 is asked to keep the table for the next call (half-split only: of interleaved pairs it costs
+// registers that are not there).
 template <int N, bool kInterleaved, bool kKeep, bool kSpread = false>
-__device__ inline void load_angles(Angles<N>& r, const Params& p, int32_t position, const Place& at) {
-  const int64_t row = int64_t(position) * p.half;
+__device__ inline void load_angles(Angles<N>& r, const Params& p, int64_t row, const Place& at) {
   if constexpr (kInterleaved) {
     constexpr int M = N / 2;  // pairs in a vector
     tile::Vec<float, M> cos[2], sin[2];
@@ -160,20 +167,20 @@ template <int N> __device__ inline uint32_t other_lane(const Params& p, const Pl
 
 template <class T> using Pair = tile::Vec<T, 16 / int(sizeof(T))>[2];
 
-// From and to where vector a lies.
-template <class T> __device__ inline void load_pair(Pair<T>& v, const T* a, const Place& at) {
-  if (at.a_ok) tile::load(v[0], a);
-  if (at.b_ok) tile::load(v[1], a + (at.b - at.a));
-}
-// The same, leaving L1 to the table.
-template <class T> __device__ inline void load_pair_streaming(Pair<T>& v, const T* a, const Place& at) {
-  if (at.a_ok) tile::load_streaming(v[0], a);
-  if (at.b_ok) tile::load_streaming(v[1], a + (at.b - at.a));
-}
-// The same, and L2 is asked to keep what is read.
-template <class T> __device__ inline void load_pair_keeping(Pair<T>& v, const T* a, const Place& at) {
-  if (at.a_ok) tile::load_keeping_l2(v[0], a);
-  if (at.b_ok) tile::load_keeping_l2(v[1], a + (at.b - at.a));
+// From and to where vector a lies. How it is read: as it is, leaving L1 to the table, or with L2 asked to keep it.
+enum class Reads { plain, streaming, keeping };
+template <class T, Reads kReads = Reads::plain>
+__device__ inline void load_pair(Pair<T>& v, const T* a, const Place& at) {
+  const auto load = [](auto& to, const T* from) {
+    if constexpr (kReads == Reads::streaming)
+      tile::load_streaming(to, from);
+    else if constexpr (kReads == Reads::keeping)
+      tile::load_keeping_l2(to, from);
+    else
+      tile::load(to, from);
+  };
+  if (at.a_ok) load(v[0], a);
+  if (at.b_ok) load(v[1], a + (at.b - at.a));
 }
 template <class T, int N>
 __device__ inline void store_pair(const Params& p, T* to, const Place& at, const float (&a)[N], const float (&b)[N]) {
@@ -192,7 +199,7 @@ template <class T, bool kInterleaved, int kHeads>
 __global__ void __launch_bounds__(kHeads == 2 ? kRopePairThreads : kRopeThreads, kHeads == 2 ? 9 : 5)
     rotate_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  if (p.early) ptx::let_next_kernel_start();
+  start(p);
   ptx::wait_for_earlier_kernels();
   const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
   if (unit >= p.units) return;
@@ -206,17 +213,11 @@ __global__ void __launch_bounds__(kHeads == 2 ? kRopePairThreads : kRopeThreads,
   Pair<T> x[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    const T* const from = row_of<const T>(p.x, token, number(h)) + at.a;
-    if (!has(h)) continue;
-    if constexpr (kHeads == 1)
-      load_pair_streaming<T>(x[h], from, at);
-    else if constexpr (kInterleaved)
-      load_pair_keeping<T>(x[h], from, at);
-    else
-      load_pair<T>(x[h], from, at);
+    constexpr Reads kReads = kHeads == 1 ? Reads::streaming : kInterleaved ? Reads::keeping : Reads::plain;
+    if (has(h)) load_pair<T, kReads>(x[h], row_of<const T>(p.x, token, number(h)) + at.a, at);
   }
   Angles<N> angles;
-  if (at.turns) load_angles<N, kInterleaved, kHeads == 2>(angles, p, position, at);
+  if (at.turns) load_angles<N, kInterleaved, kHeads == 2>(angles, p, int64_t(position) * p.half, at);
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     float a[N], b[N];
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(kHeads == 2 ? kRopePairThreads : kRopeThreads,
 template <class T, bool kInterleaved>
 __global__ void __launch_bounds__(kRopeThreads) turn_rows(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  if (p.early) ptx::let_next_kernel_start();
+  start(p);
   ptx::wait_for_earlier_kernels();
   const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
   const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(kRopeThreads) turn_rows(const __grid_constant_
     }
   } else {
     Angles<N> angles = {};
-    if (here && at.turns) load_angles<N, false, false, true>(angles, p, p.positions[token], at);
+    if (here && at.turns) load_angles<N, false, false, true>(angles, p, int64_t(p.positions[token]) * p.half, at);
     rotate_spread<T>(angles, p, at, x, other_lane<N>(p, at), a);
   }
   if (here) tile::store(row_of<T>(p.y, token, head.remainder) + at.a, tile::from_float<T>(a), p.evict_first);
@@ -299,6 +300,40 @@ __device__ inline void keep_dgain(const Params& p, const Walk& w, float dgain) {
   }
 }
 
+// y = gain * rstd * R x, where there are too few tokens to walk over: a thread has its part of one head.
+template <class T, bool kInterleaved>
+__global__ void __launch_bounds__(kRopeThreads, 4) norm_heads(const __grid_constant__ Params p) {
+  constexpr int N = 16 / int(sizeof(T));
+  start(p);
+  const uint32_t unit = blockIdx.x * blockDim.x + threadIdx.x;
+  const bool ok = unit < p.units;
+  const tile::Division lane = tile::divide(unit, p.by_lanes), head = tile::divide(lane.quotient, p.by_heads);
+  const int64_t token = p.first_token + head.quotient;
+  const Place at = place_of<N, kInterleaved>(p, lane.remainder);
+  const T* const from = row_of<const T>(p.x, token, head.remainder) + at.a;
+  ptx::wait_for_earlier_kernels();
+  Pair<T> x;
+  Angles<N> angles = {};
+  float gain = 1;
+  if (ok) {
+    // First, as the table waits for it. Unsigned: its sign would be waited for before x is asked for.
+    const uint32_t position = at.turns ? uint32_t(p.positions[token]) : 0;
+    load_pair<T>(x, from, at);
+    if (p.gain != nullptr) gain = p.gain[head.remainder];
+    if (at.turns) load_angles<N, kInterleaved, true>(angles, p, int64_t(position) * p.half, at);
+  }
+  float a[N], b[N], sum[1] = {};
+  to_floats<T>(x, a, b);
+#pragma unroll
+  for (int k = 0; k < N; ++k) sum[0] += a[k] * a[k] + b[k] * b[k];
+  tile::warp_sum(sum, p.lanes);
+  const float factor = p.normalise ? gain * rstd_of(sum[0], p) : gain;
+  if (at.turns) rotate<kInterleaved>(angles, p.sign, a, b);
+#pragma unroll
+  for (int k = 0; k < N; ++k) a[k] *= factor, b[k] *= factor;
+  if (ok) store_pair<T>(p, row_of<T>(p.y, token, head.remainder) + at.a, at, a, b);
+}
+
 // R is the rotation, n = x * rstd.   Forward: y = gain * R n.   Backward, with g = R^T dy:
 //   dgain = n . g   dx = gain * rstd * (g - n * mean(n * g))
 // What the next token needs is asked for as soon as its registers are free, so that loads are under way at all times;
@@ -306,14 +341,14 @@ __device__ inline void keep_dgain(const Params& p, const Walk& w, float dgain) {
 template <class T, bool kInterleaved, bool kBackward, bool kSpread>
 __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  if (p.early) ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
+  start(p);
   const Walk w = walk_of(p);
   const Place at = kSpread ? spread_place_of<N>(p, w.lane) : place_of<N, kInterleaved>(p, w.lane);
   const uint32_t other = kSpread ? other_lane<N>(p, at) : 0;
   const T* x = row_of<const T>(p.x, w.token, w.head) + at.a;
   const T* dy = kBackward ? row_of<const T>(p.dy, w.token, w.head) + at.a : nullptr;
   T* y = row_of<T>(p.y, w.token, w.head) + at.a;
+  ptx::wait_for_earlier_kernels();
   int64_t token = w.token;
 
   Pair<T> x_now, dy_now;
@@ -322,7 +357,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(co
   if (w.count > 0) {
     if constexpr (kBackward) load_pair<T>(dy_now, dy, at);
     load_pair<T>(x_now, x, at);
-    if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, p.positions[token], at);
+    if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, int64_t(p.positions[token]) * p.half, at);
     if (at.turns && w.count > 1) next_position = p.positions[token + p.rows];
   }
   const float gain = w.count > 0 && p.gain != nullptr ? p.gain[w.head] : 1.f;
@@ -344,7 +379,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(co
     x += p.x.step, dy += p.dy.step, token += p.rows;
     if (more) {
       load_pair<T>(kBackward ? dy_now : x_now, kBackward ? dy : x, at);
-      if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, next_position, at);
+      if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, int64_t(next_position) * p.half, at);
       if (at.turns && i + 2 < w.count) next_position = p.positions[token + p.rows];
     }
     if constexpr (kBackward) {
@@ -556,6 +591,7 @@ template <class T> Kernel pick_kernel(const RopeShape& s, const RopeConfig& c) {
   if (c.spread) return walk_heads<T, false, true, true>;
   if (s.backward) return s.interleaved ? walk_heads<T, true, true, false> : walk_heads<T, false, true, false>;
   if (!s.norm && c.per_lane == 1) return s.interleaved ? turn_rows<T, true> : turn_rows<T, false>;
+  if (s.norm && c.once) return s.interleaved ? norm_heads<T, true> : norm_heads<T, false>;
   if (s.norm) return s.interleaved ? walk_heads<T, true, false, false> : walk_heads<T, false, false, false>;
   if (c.heads == 2) return s.interleaved ? rotate_heads<T, true, 2> : rotate_heads<T, false, 2>;
   return s.interleaved ? rotate_heads<T, true, 1> : rotate_heads<T, false, 1>;
@@ -575,6 +611,7 @@ void check_config(const char* op, const RopeConfig& c, const RopeShape& s) {
   INGOT_CHECK(!c.spread || rope_may_spread(s, c.lanes), op, ": found vectors spread over ", c.lanes,
               " lanes, expected a backward pass with a norm, half-split pairs and all that turns in the first vectors");
   INGOT_CHECK(!rows || !s.norm, op, ": found one vector a lane, expected two with a norm");
+  INGOT_CHECK(!c.once || (s.norm && !s.backward), op, ": found a head a thread, expected it forward with a norm only");
   INGOT_CHECK(c.heads == 1 || (c.heads == 2 && !rows && !s.norm && c.threads <= kRopePairThreads), op, ": found ",
               c.heads, " heads a lane in blocks of ", c.threads,
               ", expected 1, or 2 of two vectors each without a norm in up to ", kRopePairThreads, " threads");
@@ -614,6 +651,13 @@ void check_sizes(const char* op, const RopeShape& s) {
          " dimensions a token on a GPU");
 }
 
+// Where all of x is read, and has no gaps.
+tile::EarlyReads early_reads_of(const Params& p, const RopeShape& s, int64_t grid) {
+  const bool whole = !p.in_place || 2 * s.half == s.head_dim;
+  if (!whole || !s.aligned || p.x.head != s.head_dim || p.x.token != s.heads * s.head_dim) return {};
+  return tile::early_reads(s.tokens * s.heads * s.head_dim * size_of(s.dtype), grid);
+}
+
 void launch_walk(const char* op, Kernel kernel, Params& p, const RopeShape& s, const RopeTuning& tuning, int device,
                  Stream stream) {
   const RopeSlices cut =
@@ -625,6 +669,7 @@ void launch_walk(const char* op, Kernel kernel, Params& p, const RopeShape& s, c
   for (HeadRows* r : {&p.x, &p.dy, &p.y}) r->step = r->token * cut.rows;
   const int64_t grid = cut.slices * cut.chunks;
   p.early = tuning.early != 0;
+  if (!s.backward && cut.iterations == 1) p.early_reads = early_reads_of(p, s, grid);
   gpu::launch(op, kernel, {.grid = grid, .block = tuning.config.threads, .overlap = tuning.overlap, .device = device},
               stream, p);
 }
@@ -636,14 +681,16 @@ void launch_forward(const char* op, Params& p, const RopeShape& s, const RopeTun
   check_config(op, tuning.config, s);
   const Kernel kernel =
       with_cuda_float_type(op, s.dtype, [&](auto t) { return pick_kernel<decltype(t)>(s, tuning.config); });
-  if (s.norm && tuning.config.vectors) return launch_walk(op, kernel, p, s, tuning, device, stream);
+  if (s.norm && tuning.config.vectors && !tuning.config.once)
+    return launch_walk(op, kernel, p, s, tuning, device, stream);
   const int64_t per_token = int64_t(p.by_heads.value) * p.lanes, most = kMaxUnits / per_token;
   for (; p.first_token < s.tokens; p.first_token += most) {
     const int64_t units = std::min(most, s.tokens - p.first_token) * per_token;
     p.units = uint32_t(units);
     const int64_t grid = ceil_divide(units, tuning.config.threads);
     const int64_t bytes = 2 * s.tokens * s.heads * s.head_dim * size_of(s.dtype) / grid;
-    p.early = tuning.early < 0 ? tile::starts_next_early(bytes) : tuning.early > 0;
+    p.early = tuning.early < 0 ? tuning.config.once || tile::starts_next_early(bytes) : tuning.early > 0;
+    if (p.first_token == 0) p.early_reads = early_reads_of(p, s, grid);
     gpu::launch(op, kernel, {.grid = grid, .block = tuning.config.threads, .overlap = tuning.overlap, .device = device},
                 stream, p);
   }

@@ -21,6 +21,7 @@ struct RopeConfig {
   int iterations = 1;   // with a norm: tokens a thread takes one after the other, at least
   int per_lane = 2;     // vectors
   int heads = 1;        // or 2 a lane: vectors without a norm, two a head
+  bool once = false;    // forward with a norm: one token a thread, without a walk
   bool spread = false;  // backward with a norm: vectors lie over the lanes as in memory, and pairs meet by shuffles
   bool operator==(const RopeConfig&) const = default;
 };
@@ -92,6 +93,10 @@ constexpr RopeConfig pick_rope_config(const RopeShape& s, int sms = 132) {
   c.spread = c.vectors && rope_may_spread(s, c.lanes);  // whole lines of memory, however little of a head turns
   // As many as leave every SM two rounds of blocks, up to four: more make the last round too long.
   while (c.iterations < 4 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 1024 * 4 * c.iterations) c.iterations *= 2;
+  // Where every SM has a thousand threads the kernel without a walk is faster: 1,024 tokens of 40 heads of 128 in 6.7
+  // us instead of 8.3. 256 tokens take 2.8 and 2.7.
+  if (c.vectors && !s.backward && c.iterations == 1 && s.tokens * s.heads * c.lanes >= int64_t(sms) * 1024)
+    c.once = true, c.threads = 128;
   return c;
 }
 
