@@ -8,7 +8,7 @@ namespace {
 
 // Up to here the few-rows forms are the faster ones. Saving costs the forward form for many rows more.
 constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192;
-// From here on the wide form takes less time than the portable one.
+// From here on the wide and the broad form take less time than the portable one, or about as much.
 constexpr int64_t kWideBackwardRows = 512;
 
 int compute_major(Device device) {
@@ -51,6 +51,7 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
     case MlpForm::few_rows: return mlp_few_rows_backward_takes(m);
     case MlpForm::sm90: return mlp_backward_sm90_takes(m);
     case MlpForm::wide: return mlp_wide_backward_takes(m);
+    case MlpForm::broad: return mlp_broad_backward_takes(m);
     default: return false;
   }
 }
@@ -68,7 +69,9 @@ MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   if (compute_major != 9) return MlpForm::portable;
   if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
   if (mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
-  return m.x.rows() >= kWideBackwardRows && mlp_takes(m, MlpForm::wide) ? MlpForm::wide : MlpForm::portable;
+  if (m.x.rows() < kWideBackwardRows) return MlpForm::portable;
+  if (mlp_takes(m, MlpForm::wide)) return MlpForm::wide;
+  return mlp_takes(m, MlpForm::broad) ? MlpForm::broad : MlpForm::portable;
 }
 
 void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
@@ -86,6 +89,7 @@ void mlp_backward_with(const MlpBackward& m, MlpForm form, Stream stream) {
     case MlpForm::few_rows: return mlp_few_rows_backward(m, stream);
     case MlpForm::sm90: return mlp_backward_sm90(m, stream);
     case MlpForm::wide: return mlp_wide_backward(m, stream);
+    case MlpForm::broad: return mlp_broad_backward(m, stream);
     default: no_such_form("mlp_backward", form);
   }
 }
@@ -95,6 +99,7 @@ int64_t mlp_backward_workspace_bytes_with(const MlpBackward& m, MlpForm form) {
     case MlpForm::few_rows: return mlp_few_rows_backward_workspace_bytes(m);
     case MlpForm::sm90: return mlp_backward_sm90_workspace_bytes(m);
     case MlpForm::wide: return mlp_wide_backward_workspace_bytes(m);
+    case MlpForm::broad: return mlp_broad_backward_workspace_bytes(m);
     default: no_such_form("mlp_backward", form);
   }
 }

@@ -94,6 +94,7 @@ std::vector<Vector> outputs(const Problem& p) {
 TEST_P(MlpCuda, RepeatsBitForBitAlsoFromAGraph) {
   for (const Case& c :
        {Case{.widths = equal_widths(3, 128), .rows = 4097}, Case{.widths = {256, 256, 136, 256}, .rows = 9000},
+        Case{.widths = {512, 320, 512}, .rows = 9000},
         Case{.widths = {64, 128, 64}, .rows = 700, .weight_norm = true, .keep = Keep::nothing}}) {
     if (!taken(c)) continue;
     Problem p(c, GetParam().dtype, GetParam().backward);
@@ -133,7 +134,7 @@ void expect_same_sums(const Vector& got, const Vector& want, bool bit_for_bit, c
   EXPECT_LE(e.rms, 1e-5 * e.size) << what << layer;
 }
 TEST_P(MlpCuda, FrozenPartsStayUntouchedAndTheOthersAreTheSame) {
-  for (int64_t width : {64, 200})
+  for (int64_t width : {64, 200, 328})
     for (Keep keep : {Keep::own_type, Keep::nothing})
       for (bool weight_norm : {false, true}) {
         const Case c{.widths = equal_widths(3, width), .rows = 300, .weight_norm = weight_norm, .keep = keep};
@@ -161,7 +162,7 @@ TEST_P(MlpCuda, FrozenPartsStayUntouchedAndTheOthersAreTheSame) {
 }
 
 TEST_P(MlpCuda, ANanStaysInItsRow) {
-  for (size_t width : {64, 256}) {
+  for (size_t width : {64, 256, 328}) {
     const Case c{.widths = equal_widths(3, int64_t(width)), .rows = 130};
     if (!taken(c)) continue;
     Problem p(c, GetParam().dtype, GetParam().backward);
@@ -248,7 +249,7 @@ TEST_P(MlpCuda, TakesLeadingDimensionsAsRows) {
 
 TEST_P(MlpCuda, TheEntryPointsChooseAFormThatAgrees) {
   for (const Case& c : {Case{.widths = equal_widths(3, 128), .rows = 100}, Case{.widths = {128, 64, 8}, .rows = 9000},
-                        Case{.widths = {64, 256, 200}, .rows = 9000}}) {
+                        Case{.widths = {64, 256, 200}, .rows = 9000}, Case{.widths = {64, 512, 264}, .rows = 2000}}) {
     Problem p(c, GetParam().dtype, MlpForm::portable);
     p.fill(11);
     const auto before = gradients_now(p);
@@ -282,10 +283,11 @@ size_t nodes_of(const std::function<void(Stream)>& work) {
   return n;
 }
 TEST_P(MlpCuda, IsOneLaunchForwardAndAtMostTwoBackward) {
-  for (int64_t rows : {1, 100, 3000, 20000})
+  for (int64_t rows : {1, 100, 2000, 3000, 20000})
     for (Keep keep : {Keep::own_type, Keep::nothing, Keep::f32})
-      for (int64_t width : {64, 128, 256, 264}) {
-        const Case c{.widths = equal_widths(3, width), .rows = rows, .weight_norm = rows != 100, .keep = keep};
+      for (int64_t width : {64, 128, 256, 512}) {
+        const Case c{
+            .widths = equal_widths(3, width), .rows = rows, .weight_norm = rows != 100 && rows != 2000, .keep = keep};
         if (!taken(c)) continue;
         SCOPED_TRACE(::testing::Message() << c);
         Problem p(c, GetParam().dtype, GetParam().backward);
@@ -365,7 +367,8 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 136, DType::bf16), 9), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 136, DType::bf16), 9), MlpForm::wide);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 256, DType::f32), 9), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::broad);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 512, DType::f32), 9), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), 8), MlpForm::portable);
   for (int major : {8, 10, 12}) EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), major), MlpForm::portable);
   try {
@@ -377,7 +380,8 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   }
 }
 
-constexpr MlpForm kPortable = MlpForm::portable, kFew = MlpForm::few_rows, kSm90 = MlpForm::sm90, kWide = MlpForm::wide;
+constexpr MlpForm kPortable = MlpForm::portable, kFew = MlpForm::few_rows, kSm90 = MlpForm::sm90, kWide = MlpForm::wide,
+                  kBroad = MlpForm::broad;
 INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                          ::testing::Values(Forms{"portable_f16", kPortable, kPortable, DType::f16},
                                            Forms{"portable_bf16", kPortable, kPortable, DType::bf16},
@@ -393,7 +397,9 @@ INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                                            Forms{"sm90_backward_f16", kPortable, kSm90, DType::f16},
                                            Forms{"sm90_backward_bf16", kPortable, kSm90, DType::bf16},
                                            Forms{"wide_backward_f16", kPortable, kWide, DType::f16},
-                                           Forms{"wide_backward_bf16", kPortable, kWide, DType::bf16}),
+                                           Forms{"wide_backward_bf16", kPortable, kWide, DType::bf16},
+                                           Forms{"broad_backward_f16", kPortable, kBroad, DType::f16},
+                                           Forms{"broad_backward_bf16", kPortable, kBroad, DType::bf16}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

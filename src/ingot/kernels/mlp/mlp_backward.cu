@@ -115,6 +115,16 @@ MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream) {
   return then;
 }
 
+std::optional<SlopeFormula> slope_of(Act act) {
+  if (act == act_of<Softplus>) return SlopeFormula{Slope::softplus};
+  if (act == act_of<Tanh>) return SlopeFormula{Slope::quadratic, {1, 0, -1}};
+  if (act == act_of<Sigmoid>) return SlopeFormula{Slope::quadratic, {0, 1, -1}};
+  if (act == act_of<Relu>) return SlopeFormula{Slope::step, {1, 0}};
+  if (act == act_of<LeakyRelu>) return SlopeFormula{Slope::step, {1, 0.01f}};
+  if (act == act_of<Identity>) return SlopeFormula{Slope::step, {1, 1}};
+  return std::nullopt;
+}
+
 int mlp_lowest_product(const MlpBackward& m) { return m.dx ? 0 : int(mlp_first_layer(m)) + 1; }
 bool mlp_keeps_dz(const MlpBackward& m, size_t l) { return mlp_trained(m.grads[l]) && mlp_activated(m, l); }
 int64_t mlp_dz_bytes(const MlpBackward& m) {

@@ -1,10 +1,11 @@
 #pragma once
-// What the kernels of the two fast backward forms share: slopes from values, of the activations that allow it.
+// What the kernels of the backward forms for Hopper share: slopes from values, of the activations that allow it.
 #include <cstdint>
 
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/mlp/mlp_backward.h"
 
 namespace ingot::cuda {
 
@@ -19,19 +20,36 @@ __device__ __forceinline__ void with_slope(Act act, Use&& use, ActivationList<Fs
   (consider(Fs{}), ...);
 }
 
+// 1 - e^-h, or h where the difference would cancel: at worst 3e-4 off, less than a rounding to f16.
+__device__ __forceinline__ float softplus_slope(float h) {
+  const float elsewhere = 1 - ptx::exp2_approx(h * -detail::kLog2e);
+  return h < 0x1.3p-11f ? h : elsewhere;
+}
 // f' of two values of h.
 template <class F, class T> __device__ __forceinline__ void slopes_of(uint32_t h, float (&slope)[2]) {
   float at[2];
   ptx::unpack(T{}, h, at[0], at[1]);
 #pragma unroll
   for (int e = 0; e < 2; ++e)
-    if constexpr (F::name == Softplus::name) {
-      // 1 - e^-h, or h where the difference would cancel: at worst 3e-4 off, less than a rounding to f16.
-      const float elsewhere = 1 - ptx::exp2_approx(at[e] * -detail::kLog2e);
-      slope[e] = at[e] < 0x1.3p-11f ? at[e] : elsewhere;
-    } else {
+    if constexpr (F::name == Softplus::name)
+      slope[e] = softplus_slope(at[e]);
+    else
       slope[e] = act_slope_from_value<F, T>(at[e]);
-    }
+}
+// The same by what the host knows of the activation.
+template <class T, Slope kSlope>
+__device__ __forceinline__ void slopes_at(uint32_t h, const float (&number)[3], float (&slope)[2]) {
+  float at[2];
+  ptx::unpack(T{}, h, at[0], at[1]);
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if constexpr (kSlope == Slope::softplus)
+      slope[e] = softplus_slope(at[e]);
+    else if constexpr (kSlope == Slope::step)
+      slope[e] = at[e] > 0 ? number[0] : number[1];
+    else
+      slope[e] = fmaf(fmaf(number[2], at[e], number[1]), at[e], number[0]);
+  }
 }
 
 }  // namespace ingot::cuda

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/mlp/mlp_cuda.h"
@@ -22,6 +23,16 @@ Tensor mlp_layer_part(const MlpBackward& m, const Tensor& all, size_t l);
 bool mlp_backward_has_values(const MlpBackward& m);
 int64_t mlp_backward_values_bytes(const MlpBackward& m);
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream);
+
+// How a slope follows from a value h: of softplus by its exponential, of others as h > 0 ? number[0] : number[1] or as
+// number[0] + h (number[1] + h number[2]).
+enum class Slope { softplus, step, quadratic };
+struct SlopeFormula {
+  Slope kind = Slope::step;
+  float number[3] = {};
+};
+// Nothing of an activation that is not known here; the forms that ask then leave it to the portable one.
+std::optional<SlopeFormula> slope_of(Act act);
 
 // --- forms of two launches: the chain of gradients, which leaves dz of the layers below the top in the workspace,
 // layer after layer, and then sums over all rows

@@ -159,6 +159,27 @@ struct CaseList {
     for (int act = 0; act < Activations::size; ++act)
       all.push_back({.widths = {64, 256, 144, 256}, .rows = 300, .act = Act(act), .activate_last = act % 2 == 0});
   }
+  // Wider than 256, where values are kept: each depth, layers of one and of two halves anywhere, tails, one and two
+  // warpgroups with rows, more rows than a GPU's blocks take at once.
+  void broad_with_values_kept() {
+    for (size_t depth = 1; depth <= 8; ++depth)
+      all.push_back({.widths = equal_widths(depth, depth % 3 ? 512 : 264),
+                     .rows = 300 - 31 * int64_t(depth),
+                     .bias = depth % 2 == 0,
+                     .activate_last = depth % 4 >= 2,
+                     .gap = depth % 2 ? 16 : 0});
+    for (const auto& widths :
+         std::vector<std::vector<int64_t>>{{264, 8}, {8, 384, 512}, {512, 136, 328}, {16, 512, 256, 264, 8}})
+      for (int64_t rows : {1, 65, 700}) {
+        ++i;
+        all.push_back(
+            {.widths = widths, .rows = rows, .bias = i % 2 == 0, .activate_last = i % 3 == 0, .gap = i % 3 ? 8 : 0});
+      }
+    all.push_back({.widths = {8, 264, 8}, .rows = 17011});
+    all.push_back({.widths = {64, 512, 64}, .rows = 9000, .activate_last = true});
+    for (int act = 0; act < Activations::size; ++act)
+      all.push_back({.widths = {64, 512, 144, 320}, .rows = 200, .act = Act(act), .activate_last = act % 2 == 0});
+  }
   void activations() {
     for (int act = 0; act < Activations::size; ++act)
       for (Keep keep : keeps)
@@ -174,6 +195,7 @@ inline std::vector<Case> cases() {
   list.odd_widths();
   list.wide();
   list.wide_with_values_kept();
+  list.broad_with_values_kept();
   list.activations();
   return list.all;
 }

@@ -1,7 +1,6 @@
 // The wide backward form: what it takes, how the work is cut, its two launches.
 #include <algorithm>
 #include <iterator>
-#include <optional>
 
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/kernels/mlp/mlp_wide_backward.h"
@@ -34,21 +33,6 @@ Place place_sums(const MlpBackward& m) {
   at.bias_part = take(parts * kSquare * int64_t(sizeof(float)));
   at.counters = take(int64_t(layers) * kPair * int64_t(sizeof(uint32_t)));
   return at;
-}
-
-struct SlopeFormula {
-  Slope kind = Slope::step;
-  float number[3] = {};
-};
-// Nothing of an activation that is not known here, which then runs in the portable form.
-std::optional<SlopeFormula> slope_of(Act act) {
-  if (act == act_of<Softplus>) return SlopeFormula{Slope::softplus};
-  if (act == act_of<Tanh>) return SlopeFormula{Slope::quadratic, {1, 0, -1}};
-  if (act == act_of<Sigmoid>) return SlopeFormula{Slope::quadratic, {0, 1, -1}};
-  if (act == act_of<Relu>) return SlopeFormula{Slope::step, {1, 0}};
-  if (act == act_of<LeakyRelu>) return SlopeFormula{Slope::step, {1, 0.01f}};
-  if (act == act_of<Identity>) return SlopeFormula{Slope::step, {1, 1}};
-  return std::nullopt;
 }
 
 Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& slope) {

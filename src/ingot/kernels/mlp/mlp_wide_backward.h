@@ -16,10 +16,6 @@ constexpr int kChunk = 64;                                  // rows of a sum at 
 constexpr int kSquare = 128;                                // rows of a dW that a block sums; the pair has all
 constexpr int64_t kPartFloats = int64_t(kSquare) * kWidth;  // of a block's sums
 
-// How a slope follows from a value h: softplus by its exponential, others as h > 0 ? number[0] : number[1] or as
-// number[0] + h (number[1] + h number[2]).
-enum class Slope { softplus, step, quadratic };
-
 struct ChainLayer {
   const void *v = nullptr, *g = nullptr;  // g: of a weight-normalised layer
   int n = 0, k = 0;

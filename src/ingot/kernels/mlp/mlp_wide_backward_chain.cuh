@@ -7,11 +7,10 @@
 #include <type_traits>
 
 #include "ingot/gpu/ptx/ldmatrix.cuh"
-#include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
-#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/mlp/mlp_backward.cuh"
 #include "ingot/kernels/mlp/mlp_wide_backward_parts.cuh"
 
 namespace ingot::cuda::wide_backward {
@@ -30,25 +29,6 @@ struct ChainMemory {
   uint64_t tile_full[kGroups][kHalves], tile_done[kGroups][kHalves];
 };
 static_assert(sizeof(ChainMemory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
-
-// f' of two values of h.
-template <class T, Slope kSlope>
-__device__ __forceinline__ void slopes_at(uint32_t h, const float (&number)[3], float (&slope)[2]) {
-  float at[2];
-  ptx::unpack(T{}, h, at[0], at[1]);
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    if constexpr (kSlope == Slope::softplus) {
-      // 1 - e^-h, or h where the difference would cancel: at worst 3e-4 off, less than a rounding to f16.
-      const float elsewhere = 1 - ptx::exp2_approx(at[e] * -detail::kLog2e);
-      slope[e] = at[e] < 0x1.3p-11f ? at[e] : elsewhere;
-    } else if constexpr (kSlope == Slope::step) {
-      slope[e] = at[e] > 0 ? number[0] : number[1];
-    } else {
-      slope[e] = fmaf(fmaf(number[2], at[e], number[1]), at[e], number[0]);
-    }
-  }
-}
 
 // What a tile's buffer is used for, one after the other: dy, what the last layer saved, ..., and last what becomes dx.
 struct Use {

@@ -1,0 +1,113 @@
+// The broad backward form: what it takes, how the work is cut, its two launches.
+#include <algorithm>
+#include <iterator>
+
+#include "ingot/gpu/tile/swizzle.cuh"
+#include "ingot/kernels/mlp/mlp_broad_backward.h"
+
+namespace ingot::cuda {
+namespace broad_backward {
+namespace {
+
+// Where the sums' parts and the counter lie in the workspace, behind every layer's dz.
+struct Place {
+  int teams = 1;
+  int64_t part = 0, bias_part = 0, counter = 0, bytes = 0;
+};
+
+int64_t chunks_of(const MlpBackward& m) { return std::max<int64_t>((m.x.rows() + kChunk - 1) / kChunk, 1); }
+int64_t tiles_of(const MlpLayer& layer) {
+  return int64_t(halves_of(int(layer.w.rows()))) * halves_of(int(layer.w.cols()));
+}
+// What all layers' rows cost: a tile of 256 x 256 and a chunk of rows is one.
+int64_t cost_of(const MlpBackward& m) {
+  int64_t tiles = 0;
+  for (const MlpLayer& layer : m.layers) tiles += tiles_of(layer);
+  return tiles * chunks_of(m);
+}
+// A team has a chunk of rows at least. The rows are cut by sizes and the GPU alone, so that frozen layers change no
+// other's sums.
+Place place_sums(const MlpBackward& m) {
+  Place at;
+  const int most = std::clamp(sm_count(m.x.device.index) / (kTeam * kPair), 1, kMaxTeams);
+  at.teams = int(std::clamp<int64_t>(cost_of(m) / kTeam, 1, most));
+  const auto take = [&](int64_t bytes) {
+    const int64_t begin = at.bytes;
+    at.bytes += (bytes + 127) / 128 * 128;
+    return begin;
+  };
+  take(mlp_dz_bytes(m));
+  const int64_t parts = int64_t(at.teams + int(m.layers.size()) - 1) * kTeam * kPair;
+  at.part = take(parts * kPartFloats * int64_t(sizeof(float)));
+  at.bias_part = take(parts * kSquare * int64_t(sizeof(float)));
+  at.counter = take(int64_t(sizeof(uint32_t)));
+  return at;
+}
+
+Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& slope, int clusters) {
+  Chain a{.layers = int(m.layers.size()), .lowest = mlp_lowest_product(m), .activate_last = m.activate_last};
+  std::copy(std::begin(slope.number), std::end(slope.number), a.number);
+  for (size_t l = 0; l < m.layers.size(); ++l)
+    a.layer[l] = {.n = int(m.layers[l].w.rows()), .k = int(m.layers[l].w.cols()), .keeps_dz = mlp_keeps_dz(m, l)};
+  const auto units = [&](int groups) {
+    const int rows = kPair * groups * kGroupRows;
+    return int((m.x.rows() + rows - 1) / rows);
+  };
+  a.groups = units(1) <= clusters ? 1 : kGroups;  // few rows on as many SMs as there are
+  if (a.lowest < a.layers || a.activate_last) a.units = units(a.groups);
+  a.counter = reinterpret_cast<uint32_t*>(static_cast<char*>(m.workspace.data) + place.counter);
+  return a;
+}
+
+Sums make_sums(const MlpBackward& m, const Place& place) {
+  char* const base = static_cast<char*>(m.workspace.data);
+  Sums a{.layers = int(m.layers.size()),
+         .teams = place.teams,
+         .chunks = int(chunks_of(m)),
+         .part = reinterpret_cast<float*>(base + place.part),
+         .bias_part = reinterpret_cast<float*>(base + place.bias_part),
+         .counter = reinterpret_cast<uint32_t*>(base + place.counter)};
+  int64_t before = 0;  // the cost of the layers before
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    a.layer[l] = mlp_sum_layer(m, l);
+    const int64_t tiles = tiles_of(m.layers[l]);
+    for (int team = 0; team <= a.teams; ++team)
+      a.cut[team][l] = int(std::clamp<int64_t>((cost_of(m) * team / a.teams - before) / tiles, 0, a.chunks));
+    before += tiles * a.chunks;
+  }
+  return a;
+}
+
+}  // namespace
+}  // namespace broad_backward
+
+using namespace broad_backward;
+
+bool mlp_broad_backward_takes(const MlpBackward& m) {
+  const auto normed = [](const MlpLayer& layer) { return bool(layer.g); };
+  return std::none_of(m.layers.begin(), m.layers.end(), normed) && mlp_backward_is_fast(m, kWidth) &&
+         mlp_backward_has_values(m) && (mlp_backward_values(m) == 0 || slope_of(m.act));
+}
+
+void mlp_broad_backward(const MlpBackward& m, Stream stream) {
+  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
+  const auto box = [](int rows) {
+    return gpu::TmaBox{.rows = rows, .cols = kMlpPanel, .swizzle = tile::Swizzle::b128};
+  };
+  const Place place = place_sums(m);
+  const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
+  const int device = m.x.device.index, clusters = std::max(sm_count(device) / kPair, 1);
+  const Chain chain = make_chain(m, place, slope, clusters);
+  const bool is_f16 = m.x.dtype == DType::f16;
+  const MlpChainMaps maps = mlp_chain_maps(m, box(kGroupRows), box(kSlotRows));
+  const ChainLaunch at{.slope = slope.kind, .clusters = std::clamp(chain.units, 1, clusters), .device = device};
+  is_f16 ? launch_chain<f16>(maps, chain, at, stream) : launch_chain<bf16>(maps, chain, at, stream);
+  if (std::none_of(m.grads.begin(), m.grads.end(), mlp_trained)) return;
+  const MlpSumMaps sum_maps = mlp_sum_maps(m, box(kChunk), box(kChunk));
+  const Sums sums = make_sums(m, place);
+  is_f16 ? launch_sums<f16>(sum_maps, sums, device, stream) : launch_sums<bf16>(sum_maps, sums, device, stream);
+}
+
+int64_t mlp_broad_backward_workspace_bytes(const MlpBackward& m) { return place_sums(m).bytes; }
+
+}  // namespace ingot::cuda

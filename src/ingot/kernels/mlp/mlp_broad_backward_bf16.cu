@@ -1,0 +1,9 @@
+#include "ingot/kernels/mlp/mlp_broad_backward_chain.cuh"
+#include "ingot/kernels/mlp/mlp_broad_backward_sums.cuh"
+
+namespace ingot::cuda::broad_backward {
+
+template void launch_chain<bf16>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
+template void launch_sums<bf16>(const MlpSumMaps&, const Sums&, int, Stream);
+
+}  // namespace ingot::cuda::broad_backward

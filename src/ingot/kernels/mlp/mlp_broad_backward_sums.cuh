@@ -1,0 +1,270 @@
+#pragma once
+// dW_l = dz_l^T h_{l-1} and db_l where layers are up to 512 wide. A pair of blocks has 256 x 256 of a dW over a part of
+// the rows, each block 128 rows of it, a warpgroup 64 x 256 in registers. The blocks fetch their own columns of dz, and
+// half of h for both. A team of four pairs has all of a dW of 512 x 512, and takes the same rows at the same time, so
+// that memory gives each row once and L2 twice; of a smaller dW its pairs share the rows. Teams cut what all layers'
+// rows cost into equal parts, so a team may end one layer and begin the next. Every part goes to memory; when all are
+// there, each warp adds the parts of some rows of dW, in their order. So blocks wait for each other, and the launch is
+// a cooperative one.
+#include "ingot/gpu/ptx/atomics.cuh"
+#include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/kernels/mlp/mlp_broad_backward_parts.cuh"
+
+namespace ingot::cuda::broad_backward {
+
+constexpr uint32_t kSumStages = 4;
+constexpr int kSumThreads = kGroups * 128 + 32;
+constexpr uint32_t kChunkBytes = kChunk * 128;  // of a panel
+
+struct SumMemory {
+  struct Stage {
+    uint8_t dz[kGroups][kChunkBytes];
+    uint8_t h[kHalfPanels][kChunkBytes];
+  };
+  alignas(1024) Stage stage[kSumStages];
+  float db[kGroups][4][kMlpPanel];  // of each warp
+  uint64_t full[kSumStages], empty[kSumStages];
+};
+static_assert(sizeof(SumMemory) <= size_t(kMlpSharedBytes), "the sums must fit the shared memory");
+
+// How a layer's dW lies on the pairs of a team.
+struct Tiles {
+  int across, all;  // 256 x 256 each: side by side, and in all
+  __device__ explicit Tiles(const MlpSumLayer& at) : across(halves_of(at.k)), all(halves_of(at.n) * across) {}
+  __device__ int shares() const { return kTeam / all; }  // of the rows
+};
+
+// What a pair does for a layer: chunks first, ..., end - 1 of one tile.
+struct Task {
+  int l, row, column, first, end;  // of dW
+};
+
+template <class T> struct SumBlock {
+  SumMemory& s;
+  const MlpSumMaps& maps;
+  const Sums& a;
+  const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank(), group = warp / 4;
+  const int team = int(ptx::cluster_index()) / kTeam, pair = int(ptx::cluster_index()) % kTeam;
+  tile::RingCursor<kSumStages> at = {};
+
+  static __device__ bool trained(const MlpSumLayer& at) { return at.dw != nullptr || at.db != nullptr; }
+  __device__ bool takes_part(int team, int l) const { return a.cut[team][l] < a.cut[team + 1][l]; }
+  // Calls each(task) for what this pair does, from the first layer to the last.
+  template <class Each> __device__ __forceinline__ void each_task(Each&& each) {
+#pragma unroll 1
+    for (int l = 0; l < a.layers; ++l) {
+      if (!takes_part(team, l) || !trained(a.layer[l])) continue;
+      const Tiles tiles(a.layer[l]);
+      const int tile = pair % tiles.all, share = pair / tiles.all, begin = a.cut[team][l],
+                chunks = a.cut[team + 1][l] - begin;
+      each(Task{.l = l,
+                .row = tile / tiles.across * 2 * kSquare + int(rank) * kSquare,
+                .column = tile % tiles.across * kHalf,
+                .first = begin + chunks * share / tiles.shares(),
+                .end = begin + chunks * (share + 1) / tiles.shares()});
+    }
+  }
+  __device__ int64_t part(int team, int l, int pair, int rank) const {
+    return (int64_t(team + l) * kTeam + pair) * kPair + rank;
+  }
+
+  // One thread.
+  __device__ void prepare() {
+    for (uint32_t i = 0; i < kSumStages; ++i) {
+      ptx::mbarrier_init(&s.full[i], 1);
+      ptx::mbarrier_init(&s.empty[i], kGroupWarps * kPair);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __device__ void load() {
+    each_task([&](const Task& task) {
+      for (int i = task.first; i < task.end; ++i, at.advance()) {
+        auto& to = s.stage[at.stage];
+        uint64_t* const full = &s.full[at.stage];
+        const int row = (a.chunks - 1 - i) * kChunk;  // from the end: that is what the chain has written last
+        wait_or_trap(&s.empty[at.stage], at.phase ^ 1);
+        ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(to)));
+        for (int g = 0; g < kGroups; ++g)
+          ptx::tensor_load(to.dz[g], &maps.dz[task.l], task.row + g * kMlpPanel, row, full);
+        load_for_pair(to.h[0], kChunkBytes, maps.h[task.l], task.column, row, full, rank);
+      }
+    });
+  }
+
+  // db += columns of dz: a warp's rows of the chunk, a lane's two columns.
+  __device__ __forceinline__ void add_bias(float (&db)[2], uint32_t dz) const {
+#pragma unroll
+    for (uint32_t i = 0; i < kChunk / 4; ++i) {
+      uint32_t v[1];
+      float low, high;
+      ptx::load_shared(v, dz + tile::swizzled<Swizzle::b128>(warp % 4 * (kChunk / 4) + i, lane * 4));
+      ptx::unpack(T{}, v[0], low, high);
+      db[0] += low, db[1] += high;
+    }
+  }
+  __device__ bool has_bias(const Task& task) const { return a.layer[task.l].db != nullptr && task.column == 0; }
+  __device__ __forceinline__ void add_rows(const Task& task, float (&dw)[kHalf / 2], float (&db)[2]) {
+    const bool bias = has_bias(task);
+    uint32_t before = 0;
+#pragma unroll 1
+    for (int i = task.first; i < task.end; ++i, at.advance()) {
+      wait_warp_or_trap(&s.full[at.stage], at.phase);
+      const uint32_t dz = ptx::shared_address(s.stage[at.stage].dz[group]),
+                     h = ptx::shared_address(s.stage[at.stage].h);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (uint32_t k = 0; k < kChunk; k += 16)
+        ptx::wgmma<T, kHalf, Major::mn, Major::mn>(dw, operand<Major::mn, Swizzle::b128>(dz, k),
+                                                   operand<Major::mn, Swizzle::b128>(h, k, kChunkBytes),
+                                                   i > task.first || k > 0);
+      ptx::wgmma_commit_group();
+      if (bias) add_bias(db, dz);
+      ptx::wgmma_wait_group<1>();
+      if (i > task.first) release_to_pair(&s.empty[before], lane);
+      before = at.stage;
+    }
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(dw);
+    if (task.first < task.end) release_to_pair(&s.empty[before], lane);
+  }
+
+  // A row's columns 16 j + 2 t, + 1, + 8, + 9 lie together at 4 (4 j + t). A lane has two such fours, 128 apart.
+  __device__ __forceinline__ int column(int half, int two) const {
+    return half * kHalf + int(lane / 4 * 16 + lane % 4 * 2) + two / 2 * 128 + two % 2 * 8;
+  }
+  __device__ __forceinline__ void put_part(const Task& task, const float (&dw)[kHalf / 2], const float (&db)[2]) const {
+    const int64_t number = part(team, task.l, pair, int(rank));
+
+    float* const to = a.part + number * kPartFloats + (warp * 16 + lane / 4) * kHalf + lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < kHalf / 16; ++j)
+#pragma unroll
+      for (int low = 0; low < 2; ++low)
+        *reinterpret_cast<float4*>(to + low * 8 * kHalf + j * 16) =
+            make_float4(dw[8 * j + 2 * low], dw[8 * j + 2 * low + 1], dw[8 * j + 4 + 2 * low], dw[8 * j + 5 + 2 * low]);
+    if (!has_bias(task)) return;
+    s.db[group][warp % 4][lane * 2] = db[0], s.db[group][warp % 4][lane * 2 + 1] = db[1];
+    ptx::barrier_sync(1 + group, 128);
+    const uint32_t n = threadIdx.x % 128;
+    if (n < uint32_t(kMlpPanel))
+      a.bias_part[number * kSquare + group * kMlpPanel + n] =
+          (s.db[group][0][n] + s.db[group][1][n]) + (s.db[group][2][n] + s.db[group][3][n]);
+    ptx::barrier_sync(1 + group, 128);
+  }
+  __device__ __forceinline__ void sum() {
+    each_task([&](const Task& task) {
+      float dw[kHalf / 2], db[2] = {};
+      if (task.first == task.end)
+#pragma unroll
+        for (float& d : dw) d = 0;
+      add_rows(task, dw, db);
+      put_part(task, dw, db);
+    });
+  }
+  // Until all parts are there.
+  __device__ void wait_for_parts() const {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      ptx::add_release(a.counter, 1u);
+      const uint32_t start = tile::coarse_timer();
+      while (ptx::load_acquire(a.counter) < gridDim.x)
+        if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
+    }
+    __syncthreads();
+    __threadfence();
+  }
+
+  // Half of row `n` of layer l, from column `half * kHalf` on, by a warp: a lane has four columns twice.
+  __device__ __forceinline__ void finish_row(int l, int n, int half) const {
+    constexpr int kAtOnce = 8;
+    const MlpSumLayer& layer = a.layer[l];
+    float* const to = layer.dw == nullptr ? nullptr : layer.dw + int64_t(n) * layer.k;
+    const Tiles tiles(layer);
+    const int tile = n / (2 * kSquare) * tiles.across + half, block = n / kSquare % 2, row = n % kSquare;
+    int first = 0, end = a.teams;  // those that have parts
+    while (!takes_part(first, l)) ++first;
+    while (!takes_part(end - 1, l)) --end;
+    const int shares = tiles.shares(), shift = __ffs(shares) - 1, parts = (end - first) * shares;
+    float2 old[4] = {};
+    if (to != nullptr)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (column(half, e) < layer.k) old[e] = *reinterpret_cast<const float2*>(to + column(half, e));
+    float dw[2][4] = {}, db[1] = {};
+#pragma unroll 1
+    for (int i = 0; i < parts; i += kAtOnce) {
+      float4 v[kAtOnce][2] = {};
+      float b[kAtOnce] = {};
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+        if (i + j < parts) {
+          const int64_t number =
+              part(first + ((i + j) >> shift), l, tile + ((i + j) & (shares - 1)) * tiles.all, block);
+          const float* const from = a.part + number * kPartFloats + row * kHalf + lane * 4;
+#pragma unroll
+          for (int e = 0; e < 2; ++e) v[j][e] = __ldcg(reinterpret_cast<const float4*>(from + e * kHalf / 2));
+          if (layer.db != nullptr && half == 0) b[j] = __ldcg(a.bias_part + number * kSquare + row);
+        }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        db[0] += b[j];
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          dw[e][0] += v[j][e].x, dw[e][1] += v[j][e].y, dw[e][2] += v[j][e].z, dw[e][3] += v[j][e].w;
+      }
+    }
+    if (to != nullptr)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (column(half, e) < layer.k)
+          *reinterpret_cast<float2*>(to + column(half, e)) =
+              make_float2(old[e].x + dw[e / 2][e % 2 * 2], old[e].y + dw[e / 2][e % 2 * 2 + 1]);
+    if (layer.db != nullptr && half == 0 && lane == 0) layer.db[n] += db[0];
+  }
+  __device__ __forceinline__ void finish() const {
+    int row = int(blockIdx.x + gridDim.x * warp);
+#pragma unroll 1
+    for (int l = 0; l < a.layers; ++l) {
+      const int halves = halves_of(a.layer[l].k), rows = a.layer[l].n * halves;
+      for (; row < rows; row += int(gridDim.x * kGroupWarps))
+        if (trained(a.layer[l])) finish_row(l, row / halves, row % halves);
+      row -= rows;
+    }
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads, 1)
+    sum_kernel(const __grid_constant__ MlpSumMaps maps, const __grid_constant__ Sums a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  SumBlock<T> block{*reinterpret_cast<SumMemory*>(memory), maps, a};
+  if (threadIdx.x == 0) block.prepare();
+  __syncwarp();
+  ptx::cluster_arrive();  // the neighbour's barriers are ready
+  ptx::cluster_wait();
+  if (block.warp < kGroupWarps) {
+    block.sum();
+  } else {
+    if (block.lane == 0) block.load();
+    __syncwarp();
+  }
+  block.wait_for_parts();
+  ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
+  if (block.warp < kGroupWarps) block.finish();
+  __syncwarp();
+  ptx::cluster_wait();
+}
+
+template <class T> void launch_sums(const MlpSumMaps& maps, const Sums& a, int device, Stream stream) {
+  gpu::launch("mlp_backward: sums", sum_kernel<T>,
+              {.grid = int64_t(a.teams) * kTeam * kPair,
+               .block = kSumThreads,
+               .smem = sizeof(SumMemory),
+               .cluster = kPair,
+               .device = device,
+               .cooperative = true},
+              stream, maps, a);
+}
+
+}  // namespace ingot::cuda::broad_backward
