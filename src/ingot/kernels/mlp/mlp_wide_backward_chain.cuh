@@ -144,6 +144,11 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
     for (int first = (a.lowest * kWidth) + int(warp) * kAtOnce; first < a.layers * kWidth; first += kWarps * kAtOnce) {
       const int l = first / kWidth, row = first % kWidth, column = int(lane) * 8;
       const ChainLayer& layer = a.layer[l];
+      // A lane has eight columns of all these rows, and then one of the rows.
+      const int own = row + int(lane);
+      const bool has_row = lane < uint32_t(kAtOnce) && own < layer.n;
+      float scale = has_row ? 1 : 0;
+      if (has_row && layer.g != nullptr) scale = tile::to_float(static_cast<const T*>(layer.g)[own]);
       WeightChunk<T> v[kAtOnce] = {};
       float sum[kAtOnce];
 #pragma unroll
@@ -153,16 +158,13 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) sum[i] = squares<T>(v[i]);
       tile::warp_sum(sum, 32);
+      if (layer.g != nullptr)
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (lane == 0) {
-          const bool there = row + i < layer.n;
-          float scale = there ? 1 : 0;
-          if (there && layer.g != nullptr)
-            scale = tile::to_float(static_cast<const T*>(layer.g)[row + i]) * inverse_norm(sum[i]);
-          s.scale[l][row + i] = scale;
-          atomicMax(&s.factor[l], __float_as_uint(fabsf(scale)));
-        }
+        for (int i = 0; i < kAtOnce; ++i)
+          if (int(lane) == i) scale *= inverse_norm(sum[i]);
+      if (lane < uint32_t(kAtOnce)) s.scale[l][own] = scale;
+      const uint32_t most = __reduce_max_sync(~0u, __float_as_uint(fabsf(scale)));
+      if (lane == 0) atomicMax(&s.factor[l], most);
     }
     __syncthreads();
     const auto next_power = [](uint32_t bits) { return __uint_as_float((bits & 0x7f800000u) + 0x00800000u); };
