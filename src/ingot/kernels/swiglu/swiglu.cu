@@ -4,6 +4,7 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/tile/early_reads.cuh"
 #include "ingot/gpu/tile/early_start.h"
 #include "ingot/gpu/tile/keeping.cuh"
 #include "ingot/gpu/tile/row_units.cuh"
@@ -17,6 +18,7 @@ struct Params {
   tile::Rows gate, up, h, dgate, dup;  // h: or dh. Interleaved: gate and dgate hold both, up and dup nothing.
   tile::RowUnits units;
   float limit, alpha, up_offset;  // limit is infinite where there is no clamp
+  uint32_t early_blocks;          // ask for what they read while earlier kernels end
   bool large, early;
 };
 
@@ -26,12 +28,13 @@ struct Params {
 // error for |z| <= 80 (the rounding of z log2 e counts z times), where the result is rounded by 2^-12 or more.
 template <class T> constexpr bool is_exact = std::is_same_v<T, float>;
 
+constexpr float kLog2E = 1.44269504f;
+
 // sigmoid(z) and its slope with one exponential of a number that is not positive.
 struct Logistic {
   float value, slope;
 };
 template <bool kExact> __device__ inline Logistic logistic(float z) {
-  constexpr float kLog2E = 1.44269504f;
   const float e = kExact ? expf(-fabsf(z)) : ptx::exp2_approx(-fabsf(z) * kLog2E);
   const float r = kExact ? __fdiv_rn(1.f, 1.f + e) : ptx::reciprocal_approx(1.f + e);
   return {(z < 0 ? e : 1.f) * r, e * r * r};
@@ -45,7 +48,11 @@ __device__ inline float clamped_up(const Params& p, float up) {
   return (up > p.limit ? p.limit : up < -p.limit ? -p.limit : up) + p.up_offset;
 }
 
-template <bool kExact> __device__ inline float gated(const Params& p, float gate, float up) {
+// kPlain: silu(gate) * up, without limit, alpha and what is added to up. Of gate = -inf the first factor is finite, so
+// that it does not meet 0; of a NaN the second one is a NaN.
+template <bool kExact, bool kPlain> __device__ inline float gated(const Params& p, float gate, float up) {
+  if constexpr (kPlain && !kExact)
+    return fmaxf(gate, -128.f) * ptx::reciprocal_approx(1 + ptx::exp2_approx(gate * -kLog2E)) * up;
   const float g = clamped_gate(p, gate);
   return product_or_zero(g, logistic<kExact>(p.alpha * g).value) * clamped_up(p, up);
 }
@@ -81,11 +88,22 @@ template <int K, class Use> __device__ inline void load_units(const Params& p, U
                      [&](int k, tile::Division at) { use(k, at, [](auto& v, auto* from) { tile::load(v, from); }); });
 }
 
-template <class T, int K>
+// What a block will read of gate, and of up and dh where they are given: N and M elements to a unit.
+template <class T, int K, int N, int M> __device__ inline void start(const Params& p, bool up, bool dh) {
+  if (p.early) ptx::let_next_kernel_start();
+  if (blockIdx.x < p.early_blocks && threadIdx.x == 0) {
+    const uint32_t count = K * blockDim.x, first = blockIdx.x * count;
+    tile::ask_early<T, N>(p.gate, p.units, first, count);
+    if (up) tile::ask_early<T, N>(p.up, p.units, first, count);
+    if (dh) tile::ask_early<T, M>(p.h, p.units, first, count);
+  }
+  ptx::wait_for_earlier_kernels();
+}
+
+template <class T, int K, bool kPlain>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  if (p.early) ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
+  start<T, K, N, N>(p, true, false);
   tile::Vec<T, N> gate[K], up[K];
   load_units<K>(p, [&](int k, tile::Division at, auto load) {
     load(gate[k], tile::at<const T, N>(p.gate, at));
@@ -96,7 +114,7 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves(const __grid_co
     tile::to_float(gate[k], g);
     tile::to_float(up[k], u);
 #pragma unroll
-    for (int n = 0; n < N; ++n) g[n] = gated<is_exact<T>>(p, g[n], u[n]);
+    for (int n = 0; n < N; ++n) g[n] = gated<is_exact<T>, kPlain>(p, g[n], u[n]);
     tile::store(tile::at<T, N>(p.h, at), tile::from_float<T>(g), p.large);
   });
 }
@@ -106,14 +124,14 @@ template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
+  ptx::wait_for_earlier_kernels();  // reads asked for earlier: 1 % slower
   tile::Vec<T, N> both[K];
   load_units<K>(p, [&](int k, tile::Division at, auto load) { load(both[k], tile::at<const T, N>(p.gate, at)); });
   for_each_unit<K>(p, [&](int k, tile::Division at) {
     float x[N], h[N / 2];
     tile::to_float(both[k], x);
 #pragma unroll
-    for (int n = 0; n < N / 2; ++n) h[n] = gated<is_exact<T>>(p, x[2 * n], x[2 * n + 1]);
+    for (int n = 0; n < N / 2; ++n) h[n] = gated<is_exact<T>, false>(p, x[2 * n], x[2 * n + 1]);
     tile::store(tile::at<T, N / 2>(p.h, at), tile::from_float<T>(h), p.large);
   });
 }
@@ -121,8 +139,7 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved(const __gr
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  if (p.early) ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
+  start<T, K, N, N>(p, true, true);
   tile::Vec<T, N> gate[K], up[K], dh[K];
   load_units<K>(p, [&](int k, tile::Division at, auto load) {
     load(gate[k], tile::at<const T, N>(p.gate, at));
@@ -147,8 +164,7 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_halves_backward(const 
 template <class T, int K>
 __global__ void __launch_bounds__(kSwigluMaxThreads) gate_interleaved_backward(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
-  if (p.early) ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
+  start<T, K, N, N / 2>(p, false, true);
   tile::Vec<T, N> both[K];
   tile::Vec<T, N / 2> dh[K];
   load_units<K>(p, [&](int k, tile::Division at, auto load) {
@@ -186,7 +202,7 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements(const __grid_
   for_each_unit<K>(p, [&](int, tile::Division at) {
     const auto in = elements<const T>(p.gate, p.up, at);
     *tile::at<T, 1>(p.h, at) =
-        tile::from_float<T>(gated<is_exact<T>>(p, tile::to_float(*in.gate), tile::to_float(*in.up)));
+        tile::from_float<T>(gated<is_exact<T>, false>(p, tile::to_float(*in.gate), tile::to_float(*in.up)));
   });
 }
 
@@ -208,27 +224,29 @@ __global__ void __launch_bounds__(kSwigluMaxThreads) gate_elements_backward(cons
 
 using Kernel = void (*)(Params);
 
-template <class T, int K> Kernel pick_forward(const SwigluGateConfig& c, bool interleaved) {
+template <class T, int K> Kernel pick_forward(const SwigluGateConfig& c, const GateOptions& o) {
   if (!c.vectors) return gate_elements<T, K>;
-  return interleaved ? gate_interleaved<T, K> : gate_halves<T, K>;
+  if (o.interleaved) return gate_interleaved<T, K>;
+  const bool plain = !is_exact<T> && o.limit <= 0 && o.alpha == 1 && o.up_offset == 0;
+  return plain ? gate_halves<T, K, !is_exact<T>> : gate_halves<T, K, false>;
 }
-template <class T, int K> Kernel pick_backward(const SwigluGateConfig& c, bool interleaved) {
+template <class T, int K> Kernel pick_backward(const SwigluGateConfig& c, const GateOptions& o) {
   if (!c.vectors) return gate_elements_backward<T, K>;
-  return interleaved ? gate_interleaved_backward<T, K> : gate_halves_backward<T, K>;
+  return o.interleaved ? gate_interleaved_backward<T, K> : gate_halves_backward<T, K>;
 }
-template <class T> Kernel pick_kernel(const SwigluGateConfig& c, bool interleaved, bool backward) {
+template <class T> Kernel pick_kernel(const SwigluGateConfig& c, const GateOptions& o, bool backward) {
   switch (c.units_per_thread) {
-    case 1: return backward ? pick_backward<T, 1>(c, interleaved) : pick_forward<T, 1>(c, interleaved);
-    case 2: return backward ? pick_backward<T, 2>(c, interleaved) : pick_forward<T, 2>(c, interleaved);
-    case 4: return backward ? pick_backward<T, 4>(c, interleaved) : pick_forward<T, 4>(c, interleaved);
+    case 1: return backward ? pick_backward<T, 1>(c, o) : pick_forward<T, 1>(c, o);
+    case 2: return backward ? pick_backward<T, 2>(c, o) : pick_forward<T, 2>(c, o);
+    case 4: return backward ? pick_backward<T, 4>(c, o) : pick_forward<T, 4>(c, o);
   }
   fail(ErrorCode::unsupported, "swiglu_gate: found ", c.units_per_thread, " units a thread, expected 1, 2 or 4");
 }
-Kernel pick_kernel(const char* op, DType t, const SwigluGateConfig& c, bool interleaved, bool backward) {
+Kernel pick_kernel(const char* op, DType t, const SwigluGateConfig& c, const GateOptions& o, bool backward) {
   switch (t) {
-    case DType::f32: return pick_kernel<float>(c, interleaved, backward);
-    case DType::bf16: return pick_kernel<bf16>(c, interleaved, backward);
-    case DType::f16: return pick_kernel<f16>(c, interleaved, backward);
+    case DType::f32: return pick_kernel<float>(c, o, backward);
+    case DType::bf16: return pick_kernel<bf16>(c, o, backward);
+    case DType::f16: return pick_kernel<f16>(c, o, backward);
     default: fail(ErrorCode::unsupported, op, ": found dtype ", t, " on a GPU, expected f32, bf16 or f16");
   }
 }
@@ -256,7 +274,7 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
   const SwigluGateConfig& c = tuning.config;
   const SwigluGateShape s = shape_of(o);
   const bool pairs = s.interleaved, backward = bool(o.dgate);
-  const Kernel kernel = pick_kernel(op, s.dtype, c, pairs, backward);
+  const Kernel kernel = pick_kernel(op, s.dtype, c, o.options, backward);
   // h is not where its own row is read from while other threads still read there.
   INGOT_CHECK(!pairs || s.rows == 0 || backward || o.h.data != o.gate.data, op,
               ": found h on the interleaved columns, expected memory of its own on a GPU");
@@ -285,6 +303,7 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
     const int64_t per_block = int64_t(c.threads) * c.units_per_thread;
     const int64_t grid = (units.units + per_block - 1) / per_block;
     const int64_t bytes = per_block * h_step * size_of(s.dtype) * (backward ? 5 : 3);
+    if (c.vectors) p.early_blocks = tile::early_blocks(backward ? bytes * 3 / 5 : bytes * 2 / 3);
     p.early = tuning.early < 0 ? tile::starts_next_early(bytes) : tuning.early > 0;
     gpu::launch(op, kernel, {.grid = grid, .block = c.threads, .overlap = tuning.overlap, .device = o.h.device.index},
                 stream, p);
