@@ -1,6 +1,7 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/tile/early_reads.cuh"
 #include "ingot/gpu/tile/early_start.h"
 #include "ingot/gpu/tile/row_units.cuh"
 #include "ingot/gpu/tile/vec.cuh"
@@ -17,7 +18,8 @@ constexpr int kThreads = 256;
 struct Params {
   tile::Rows dy, x, y;  // y: or dx
   tile::RowUnits units;
-  Act act;  // of the kernels that take one element at a time
+  Act act;                // of the kernels that take one element at a time
+  uint32_t early_blocks;  // ask for what they read while earlier kernels end
   bool evict_first, early;
 };
 
@@ -60,6 +62,10 @@ template <class F, class T, bool kBackward>
 __global__ void __launch_bounds__(kThreads) activate_vectors(const __grid_constant__ Params p) {
   constexpr int N = 16 / int(sizeof(T));
   if (p.early) ptx::let_next_kernel_start();
+  if (blockIdx.x < p.early_blocks && threadIdx.x == 0) {
+    tile::ask_early<T, N>(p.x, p.units, blockIdx.x * kThreads, kThreads);
+    if constexpr (kBackward) tile::ask_early<T, N>(p.dy, p.units, blockIdx.x * kThreads, kThreads);
+  }
   ptx::wait_for_earlier_kernels();
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= p.units.units) return;
@@ -139,6 +145,7 @@ void launch(const char* op, Act act, const Tensor& dy, const Tensor& x, const Te
     p.dy = from_here(dy), p.x = from_here(x), p.y = from_here(y);
     p.units = units;
     const int64_t grid = (units.units + kThreads - 1) / kThreads;
+    if (vectors) p.early_blocks = tile::early_blocks(kThreads * 16 * (kBackward ? 2 : 1));
     p.early = tile::starts_next_early(kThreads * step * size_of(x.dtype) * (kBackward ? 3 : 2));
     gpu::launch(op, kernel, {.grid = grid, .block = kThreads, .overlap = true, .device = x.device.index}, stream, p);
   });
