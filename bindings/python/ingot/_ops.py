@@ -5,6 +5,8 @@ autograd.Function for eager training, and an operator registered with torch.libr
 operations. `functional` chooses among them (see _C.route): the first two cost a few microseconds, the third about twice that. Of
 rms_norm and mlp the first two are written once more in C++ (native/calls.cpp), for dense operands.
 """
+import gc
+
 import torch
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -440,8 +442,39 @@ class _Mlp(torch.autograd.Function):
         return (dx, *_split_gradients(flat, parameters, wanted))
 
 
-mlp_eager = eager(_Mlp)
-_C.attach_calls(rms_norm_eager, run_rms_norm_plain, _rms_norm_saving, mlp_eager, _run_mlp_options)
+_NEXT = 2**64 - 1  # the greatest number has the first turn
+
+
+def _make_edge(*parameters):
+    """A tensor whose gradient is that of all `parameters`, one after the other: see native/edge.h. It has no memory.
+
+    Of PyTorch's own nodes, which keep nothing that a backward pass would free. They are older than what their gradients come from, but
+    have their turn as soon as they are ready, as the nodes that take gradients up have.
+    """
+    edge = torch.cat([p.view(-1) for p in parameters])
+    edge.untyped_storage().resize_(0)
+    edge.grad_fn._set_sequence_nr(_NEXT)
+    for node, _ in edge.grad_fn.next_functions:
+        node._set_sequence_nr(_NEXT)
+    return edge
+
+
+class _MlpAtEdge(torch.autograd.Function):
+    forward = staticmethod(_C.mlp_edge_forward)  # (ctx, x, edge); sets ctx.options
+
+    @first_order
+    def backward(ctx, dy):
+        x, saved, *parameters = ctx.saved_tensors
+        need_x, need_parameters = ctx.needs_input_grad
+        dx, flat = run_mlp_backward(dy, x, parameters, saved, [need_parameters] * len(parameters), need_x, *_split_options(ctx.options))
+        return dx, flat.to(x.dtype) if need_parameters else None
+
+
+mlp_eager, mlp_edge_eager = eager(_Mlp), eager(_MlpAtEdge)
+_C.attach_calls(rms_norm_eager, run_rms_norm_plain, _rms_norm_saving, mlp_eager, mlp_edge_eager, _run_mlp_options)
+if hasattr(torch._C._functions.AccumulateGrad, "_set_sequence_nr"):
+    _C.attach_edges(_make_edge)
+    gc.callbacks.append(_C.forget_edges)
 
 
 # --- gated units ------------------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ class FusedMLP(_Direct):
         self.in_features, self.hidden_features, self.out_features = in_features, hidden_features, out_features
         self.num_layers = num_layers
         self._options = _ops.mlp_options(bias, weight_norm, act, activate_last, recompute)
+        self._edge = _C.Edge()
         widths = [in_features] + [hidden_features] * (num_layers - 1) + [out_features]
         self.layers = nn.ModuleList(_Layer(k, n, bias, weight_norm, device, dtype) for k, n in zip(widths, widths[1:]))
         self.reset_parameters()

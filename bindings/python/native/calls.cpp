@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "edge.h"
 #include "ingot/core/check.h"
 #include "ingot/kernels/activation/activation.h"
 #include "ingot/kernels/mlp/mlp.h"
@@ -18,10 +19,10 @@ namespace ingot::python {
 namespace {
 
 struct PythonSide {
-  PyObject *rms_norm_apply, *rms_norm_run, *rms_norm_save, *mlp_apply, *mlp_run;
+  PyObject *rms_norm_apply, *rms_norm_run, *rms_norm_save, *mlp_apply, *mlp_edge_apply, *mlp_run;
   // names
   PyObject *to_save, *options, *parameters, *modules, *layers, *weight, *bias, *gain, *eps, *unit_offset,
-      *module_options, *one_vector;
+      *module_options, *one_vector, *edge;
 } python_;
 struct ModuleSide {
   PyObject *type = nullptr, *call, *rms_norm_forward, *mlp_forward;  // nn.Module and its __call__; our modules' forward
@@ -257,10 +258,38 @@ nb::object tuple_of(const Objects& objects) {
   return tuple;
 }
 
-nb::object mlp_over(nb::handle x, const Objects& parameters, nb::handle options) {
+// A call through a module's edge, described before apply is called: what forward needs beside x. Nests as Beside does.
+struct EdgeCall {
+  const Objects& parameters;
+  nb::handle options;
+  Mlp a;
+  Sizes sizes;
+  static thread_local EdgeCall* current;
+};
+thread_local EdgeCall* EdgeCall::current = nullptr;
+
+// Not valid where the parameters have no edge.
+nb::object mlp_through(Edge& edge, nb::handle x, const Objects& parameters, nb::handle options) {
+  EdgeCall self{.parameters = parameters, .options = options};
+  if (!describe_mlp(x, parameters, options_of(options), self.a, self.sizes)) return edge.forget(), nb::object();
+  const nb::object tensor = edge.of(parameters, self.a.layers, stream_of(self.a.x));
+  if (!tensor.is_valid()) return {};
+  struct Nested {
+    EdgeCall* const outer = EdgeCall::current;
+    ~Nested() { EdgeCall::current = outer; }
+  } const nested;
+  EdgeCall::current = &self;
+  return call(python_.mlp_edge_apply, x, tensor);
+}
+
+nb::object mlp_over(nb::handle x, const Objects& parameters, nb::handle options, nb::handle edge = {}) {
   const int way = route(x, parameters);
   if (way == kDispatch) return nb::none();
   if (way == kDifferentiate) {
+    if (edge.is_valid() && nb::isinstance<Edge>(edge)) {
+      const nb::object held = nb::borrow(edge);
+      if (nb::object y = mlp_through(*nb::inst_ptr<Edge>(edge), x, parameters, options); y.is_valid()) return y;
+    }
     const Beside beside({options});
     std::vector<PyObject*> arguments;
     arguments.reserve(parameters.size() + 2);
@@ -308,7 +337,23 @@ nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
       held.push_back(nb::borrow(found));
     }
   }
-  return mlp_over(x, held, options);
+  return mlp_over(x, held, options, entry(attributes, python_.edge));
+}
+
+nb::object mlp_edge_forward(nb::handle ctx, nb::handle x, nb::handle) {
+  INGOT_CHECK(EdgeCall::current != nullptr, "forward: found it called by itself, expected apply");
+  EdgeCall& now = *EdgeCall::current;
+  nb::object saved = nb::none();
+  nb::object y = run_mlp(x, now.a, now.sizes, options_of(now.options) & kSave, saved);
+  nb::object keep = nb::steal(PyTuple_New(Py_ssize_t(now.parameters.size() + 2)));
+  Py_ssize_t i = 0;
+  const auto add = [&](nb::object o) { PyTuple_SET_ITEM(keep.ptr(), i++, o.release().ptr()); };
+  add(nb::borrow(x));
+  add(std::move(saved));
+  for (const nb::object& p : now.parameters) add(p);
+  set(ctx, python_.to_save, keep);
+  set(ctx, python_.options, now.options);
+  return y;
 }
 
 nb::object mlp_forward(nb::args arguments) {
@@ -358,13 +403,14 @@ nb::object quick_class(nb::handle name, nb::handle bases, nb::dict own) {
 }
 
 void attach_calls(nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save, nb::handle mlp_apply,
-                  nb::handle mlp_run) {
+                  nb::handle mlp_edge_apply, nb::handle mlp_run) {
   auto keep = [](nb::handle h) { return h.inc_ref().ptr(); };
   auto name = [](const char* text) { return PyUnicode_InternFromString(text); };
   python_ = {.rms_norm_apply = keep(rms_norm_apply),
              .rms_norm_run = keep(rms_norm_run),
              .rms_norm_save = keep(rms_norm_save),
              .mlp_apply = keep(mlp_apply),
+             .mlp_edge_apply = keep(mlp_edge_apply),
              .mlp_run = keep(mlp_run),
              .to_save = name("to_save"),
              .options = name("options"),
@@ -377,7 +423,8 @@ void attach_calls(nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle
              .eps = name("eps"),
              .unit_offset = name("unit_offset"),
              .module_options = name("_options"),
-             .one_vector = name("_one_vector")};
+             .one_vector = name("_one_vector"),
+             .edge = name("_edge")};
 }
 
 void attach_modules(nb::handle rms_norm_forward, nb::handle mlp_forward) {

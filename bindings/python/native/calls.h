@@ -18,6 +18,7 @@ enum MlpFlags : int { kBias = 1 << 8, kWeightNorm = 1 << 9, kActivateLast = 1 <<
 nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options);
 nb::object mlp_of_module(nb::handle x, nb::handle attributes);
 nb::object mlp_forward(nb::args context_x_and_parameters);
+nb::object mlp_edge_forward(nb::handle ctx, nb::handle x, nb::handle edge);  // where mlp_of_module found an Edge
 
 // __call__ of either module; None too where nn.Module.__call__ has more to do than to call forward.
 nb::object module_call(nb::handle self, nb::handle positional, nb::handle named);
@@ -27,7 +28,7 @@ nb::object quick_class(nb::handle name, nb::handle bases, nb::dict own);
 
 // Python's side, called once: autograd.Function.apply, and what runs on operands that are not dense.
 void attach_calls(nb::handle rms_norm_apply, nb::handle rms_norm_run, nb::handle rms_norm_save, nb::handle mlp_apply,
-                  nb::handle mlp_run);
+                  nb::handle mlp_edge_apply, nb::handle mlp_run);
 // The modules' forward, as their classes define it.
 void attach_modules(nb::handle rms_norm_forward, nb::handle mlp_forward);
 

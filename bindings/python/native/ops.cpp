@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "calls.h"
+#include "edge.h"
 #include "ingot/core/check.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
@@ -338,6 +339,7 @@ template <class... Arguments, class Result> void define(nb::module_& m, const ch
 NB_MODULE(_C, m) {
   using namespace ingot::python;
   nb::register_exception_translator(translate, nullptr);
+  nb::set_leak_warnings(false);  // modules that are there when the interpreter ends are no leak
   m.attr("version") = ingot::version();
   m.attr("commit") = ingot::commit();
   m.attr("cuda") = built_with_cuda();
@@ -363,6 +365,12 @@ NB_MODULE(_C, m) {
   m.def("mlp_of_module", &mlp_of_module);
   m.def("module_call", &module_call);
   m.def("mlp_forward", &mlp_forward);
+  m.def("mlp_edge_forward", &mlp_edge_forward);
+  nb::class_<Edge>(m, "Edge").def(nb::init<>()).def("__reduce__", [](nb::handle self) {
+    return nb::make_tuple(self.type(), nb::tuple());
+  });
+  m.def("attach_edges", &attach_edges);
+  m.def("forget_edges", &forget_edges);
   m.def("attach_calls", &attach_calls);
   m.def("attach_modules", &attach_modules);
   m.def("quick_class", &quick_class);

@@ -444,6 +444,15 @@ int route(nb::args tensors) { return route_over(nb::handle(), tensors); }
 int route(std::initializer_list<nb::handle> tensors) { return route_over(nb::handle(), tensors); }
 int route(nb::handle first, const std::vector<nb::object>& more) { return route_over(first, more); }
 
+bool all_wanted_leaves(const std::vector<nb::object>& tensors) {
+  const TorchSymbols* s = torch_.symbols;
+  return s != nullptr && std::all_of(tensors.begin(), tensors.end(), [&](nb::handle t) {
+           return is_plain_tensor(t) && s->requires_grad(s->implementation(t)) && s->is_leaf(s->tensor(t));
+         });
+}
+
+const void* implementation(nb::handle tensor) { return torch_.symbols->implementation(tensor); }
+
 bool any_autocast() {
   if (torch_.symbols != nullptr) return torch_.symbols->any_autocast();
   return torch_.any_autocast == nullptr || call(torch_.any_autocast).ptr() == Py_True;

@@ -52,7 +52,10 @@ int route(nb::args tensors);
 int route(std::initializer_list<nb::handle> tensors);
 int route(nb::handle first, const std::vector<nb::object>& more);
 
-bool any_autocast();  // for a CPU or a GPU at least; true where PyTorch does not say
+// Whether autograd would give each of these a gradient and stop there; false too where only Python could tell.
+bool all_wanted_leaves(const std::vector<nb::object>& tensors);
+const void* implementation(nb::handle tensor);  // what its object stands for, of these
+bool any_autocast();                            // for a CPU or a GPU at least; true where PyTorch does not say
 
 // Of the ways to ask PyTorch, from the fastest on: functions of its libraries, DLPack's exchange (2.10 and later),
 // Python.
