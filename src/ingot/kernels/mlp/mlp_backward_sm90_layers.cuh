@@ -411,6 +411,7 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
       for (uint32_t i = 0; i < kDzSlots / kStep; ++i) ptx::mbarrier_arrive(&s.room[(kPanels == 2 ? i : 2 * i + r)]);
     for (int i = 0; i < units; ++i, next(at), row += int(kStep) * plan().row_step) {
       wait_or_trap(&s.out_full[r][at.dz.stage], at.dz.phase);
+      ptx::fence_proxy_async_shared();  // here and not where the chain has written: it would wait for the fence
       if (bottom) {
         ptx::tensor_store(&maps.dx, int(p) * kPanel, row, s.out[at.dz.stage][p]);
         ptx::bulk_commit_group();
@@ -484,8 +485,10 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
     }
     __syncwarp();
     constexpr bool kSlopes = !std::is_same_v<F, NoSlope>;
-    uint32_t v[2][4];
-    if (kSlopes) ptx::ldmatrix_trans(v[0], h);
+    constexpr uint32_t kAhead = 2;  // parts of h asked for before they are needed
+    uint32_t v[kParts][4];
+#pragma unroll
+    for (uint32_t j = 0; kSlopes && j < kAhead; ++j) ptx::ldmatrix_trans(v[j], h + j * 2048);
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(acc);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&s.dz_empty[at.dz.stage]);
@@ -495,10 +498,9 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
     for (uint32_t j = 0; j < kParts; ++j) {
       start_product(acc_then, w, dz_then, j);
       if (j + 1 == kParts) ptx::wgmma_commit_group();
-      if (kSlopes && j + 1 < kParts) ptx::ldmatrix_trans(v[(j + 1) % 2], h + (j + 1) * 2048);
-      form<F>(acc, v[j % 2], to, j);
+      if (kSlopes && j + kAhead < kParts) ptx::ldmatrix_trans(v[j + kAhead], h + (j + kAhead) * 2048);
+      form<F>(acc, v[j], to, j);
     }
-    ptx::fence_proxy_async_shared();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
       ptx::mbarrier_arrive(&s.out_full[r][at.dz.stage]);
