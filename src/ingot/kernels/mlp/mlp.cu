@@ -8,6 +8,7 @@ namespace {
 
 // Up to here the few-rows forms are the faster ones. Saving costs the forward form for many rows more.
 constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192;
+constexpr int64_t kBroadFewRows = 4224;  // 64 to each pair of SMs of an H100 or H200
 // From here on the wide and the broad form take less time than the portable one, or about as much.
 constexpr int64_t kWideBackwardRows = 512;
 
@@ -42,6 +43,8 @@ bool mlp_takes(const Mlp& m, MlpForm form) {
     case MlpForm::few_rows: return mlp_few_rows_takes(m);
     case MlpForm::sm90: return mlp_sm90_takes(m);
     case MlpForm::wide: return mlp_wide_takes(m);
+    case MlpForm::broad: return mlp_broad_takes(m);
+    case MlpForm::broad_few_rows: return mlp_broad_few_rows_takes(m);
     default: return false;
   }
 }
@@ -62,7 +65,9 @@ MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
   if (compute_major != 9) return MlpForm::portable;
   if (m.x.rows() <= (m.saved ? kFewRowsSaved : kFewRows) && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
   if (mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
-  return mlp_takes(m, MlpForm::wide) ? MlpForm::wide : MlpForm::portable;
+  if (mlp_takes(m, MlpForm::wide)) return MlpForm::wide;
+  if (m.x.rows() <= kBroadFewRows && mlp_takes(m, MlpForm::broad_few_rows)) return MlpForm::broad_few_rows;
+  return mlp_takes(m, MlpForm::broad) ? MlpForm::broad : MlpForm::portable;
 }
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   check_generation("mlp_backward", compute_major);
@@ -80,6 +85,8 @@ void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
     case MlpForm::few_rows: return mlp_few_rows(m, stream);
     case MlpForm::sm90: return mlp_sm90(m, stream);
     case MlpForm::wide: return mlp_wide(m, stream);
+    case MlpForm::broad: return mlp_broad(m, stream);
+    case MlpForm::broad_few_rows: return mlp_broad_few_rows(m, stream);
     default: no_such_form("mlp", form);
   }
 }

@@ -8,6 +8,7 @@
 #endif
 
 #include "ingot/gpu/device.h"
+#include "ingot/kernels/mlp/mlp_broad.h"
 #include "ingot/kernels/mlp/mlp_cuda_chain.test.h"
 #include "ingot/testing/gpu_test.h"
 
@@ -205,6 +206,7 @@ TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
   for (bool weight_norm : {false, true}) {
     for (size_t depth : {2, 5, 7, 8}) check(depth, 128, weight_norm);
     for (size_t depth : {3, 8}) check(depth, 256, weight_norm);
+    for (size_t depth : {3, 4}) check(depth, 512, weight_norm);
   }
 }
 
@@ -349,7 +351,10 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f32, 100000, 128), 9), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 9), MlpForm::wide);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 136), 9), MlpForm::wide);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 264), 9), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 264), 9), MlpForm::broad);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4225, 512), 9), MlpForm::broad);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4224, 512), 9), MlpForm::broad_few_rows);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 1000, 512), 8), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 10), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 128), 9), MlpForm::sm90);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 500, 64), 9), MlpForm::few_rows);
@@ -380,8 +385,18 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   }
 }
 
+TEST(MlpCudaForms, ClustersOfFewBroadRowsAllRunAtOnce) {
+  EXPECT_EQ(cuda::mlp_broad_cluster(1, 132), 8);
+  EXPECT_EQ(cuda::mlp_broad_cluster(256, 132), 8);
+  EXPECT_EQ(cuda::mlp_broad_cluster(257, 132), 4);
+  EXPECT_EQ(cuda::mlp_broad_cluster(1920, 132), 4);
+  EXPECT_EQ(cuda::mlp_broad_cluster(100000, 132), 2);
+  EXPECT_EQ(cuda::mlp_broad_cluster(1921, 132), 2);
+  EXPECT_EQ(cuda::mlp_broad_cluster(256, 114), 4);
+}
+
 constexpr MlpForm kPortable = MlpForm::portable, kFew = MlpForm::few_rows, kSm90 = MlpForm::sm90, kWide = MlpForm::wide,
-                  kBroad = MlpForm::broad;
+                  kBroad = MlpForm::broad, kBroadFew = MlpForm::broad_few_rows;
 INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                          ::testing::Values(Forms{"portable_f16", kPortable, kPortable, DType::f16},
                                            Forms{"portable_bf16", kPortable, kPortable, DType::bf16},
@@ -392,6 +407,10 @@ INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                                            Forms{"sm90_forward_bf16", kSm90, kPortable, DType::bf16},
                                            Forms{"wide_forward_f16", kWide, kPortable, DType::f16},
                                            Forms{"wide_forward_bf16", kWide, kPortable, DType::bf16},
+                                           Forms{"broad_forward_f16", kBroad, kPortable, DType::f16},
+                                           Forms{"broad_forward_bf16", kBroad, kPortable, DType::bf16},
+                                           Forms{"broad_few_rows_f16", kBroadFew, kPortable, DType::f16},
+                                           Forms{"broad_few_rows_bf16", kBroadFew, kPortable, DType::bf16},
                                            Forms{"few_rows_backward_f16", kPortable, kFew, DType::f16},
                                            Forms{"few_rows_backward_bf16", kPortable, kFew, DType::bf16},
                                            Forms{"sm90_backward_f16", kPortable, kSm90, DType::f16},

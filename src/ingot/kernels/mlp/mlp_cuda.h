@@ -43,6 +43,13 @@ void mlp_sm90(const Mlp& m, Stream stream);
 bool mlp_wide_takes(const Mlp& m);
 void mlp_wide(const Mlp& m, Stream stream);
 
+// Widest layer 264 to 512, f16 and bf16, sm_90a: weights pass through shared memory, where activations stay. Of few
+// rows, each block of a cluster has a part of every layer's columns.
+bool mlp_broad_takes(const Mlp& m);
+void mlp_broad(const Mlp& m, Stream stream);
+bool mlp_broad_few_rows_takes(const Mlp& m);
+void mlp_broad_few_rows(const Mlp& m, Stream stream);
+
 // Widths up to 128, f16 and bf16, slopes that follow from values, sm_90a: the layers lie on a cluster of blocks.
 bool mlp_backward_sm90_takes(const MlpBackward& m);
 void mlp_backward_sm90(const MlpBackward& m, Stream stream);
@@ -68,7 +75,7 @@ int64_t mlp_broad_backward_workspace_bytes(const MlpBackward& m);
 
 // Which form runs is a pure function of the operands' shapes, types and options and of the GPU's generation; below 8 it
 // throws.
-enum class MlpForm { portable, few_rows, sm90, wide, broad };
+enum class MlpForm { portable, few_rows, sm90, wide, broad, broad_few_rows };
 MlpForm pick_mlp_form(const Mlp& m, int compute_major);
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major);
 bool mlp_takes(const Mlp& m, MlpForm form);

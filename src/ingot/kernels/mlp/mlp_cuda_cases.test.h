@@ -136,6 +136,34 @@ struct CaseList {
         all.push_back(
             {.widths = {72, 256, 144}, .rows = 150, .act = Act(act), .activate_last = act % 2 == 1, .keep = keep});
   }
+  // Wider than 256: every depth, kept and not; layers of one pass and of two, as first, middle and last; tails.
+  void broad() {
+    for (size_t depth = 1; depth <= 8; ++depth)
+      for (Keep keep : keeps)
+        all.push_back({.widths = equal_widths(depth, depth % 2 ? 512 : 264),
+                       .rows = 12 + 8 * int64_t(depth) + 20 * int64_t(keep),
+                       .bias = depth % 4 < 2,
+                       .weight_norm = (depth + size_t(keep)) % 3 == 0,
+                       .activate_last = depth % 4 == 3,
+                       .keep = keep,
+                       .gap = depth % 3 ? 0 : 24});
+    for (const auto& widths : std::vector<std::vector<int64_t>>{
+             {264, 8}, {8, 264}, {8, 512, 16, 40}, {512, 128, 512}, {384, 8, 504, 256, 392}, {72, 320, 320, 144}})
+      for (Keep keep : keeps) {
+        ++i;
+        all.push_back({.widths = widths,
+                       .rows = 64 * (i % 4) + 1 + i % 64,
+                       .bias = i % 2 == 0,
+                       .weight_norm = i % 3 == 0,
+                       .activate_last = i % 5 == 0,
+                       .keep = keep,
+                       .gap = i % 2 ? 8 : 0});
+      }
+    for (int act = 0; act < Activations::size; ++act)
+      for (Keep keep : keeps)
+        all.push_back(
+            {.widths = {72, 328, 144}, .rows = 90, .act = Act(act), .activate_last = act % 2 == 1, .keep = keep});
+  }
   // Wider than 128, where values are kept: each depth, tails, and more rows than a GPU's blocks take at once.
   void wide_with_values_kept() {
     for (size_t depth = 1; depth <= 8; ++depth)
@@ -196,6 +224,7 @@ inline std::vector<Case> cases() {
   list.wide();
   list.wide_with_values_kept();
   list.broad_with_values_kept();
+  list.broad();
   list.activations();
   return list.all;
 }

@@ -1,0 +1,7 @@
+#include "ingot/kernels/mlp/mlp_broad.cuh"
+
+namespace ingot::cuda {
+
+template void launch_mlp_broad<f16, true, false>(const Mlp&, Stream);
+
+}  // namespace ingot::cuda
