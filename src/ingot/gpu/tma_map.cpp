@@ -119,9 +119,10 @@ class Known {
 CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box) {
   thread_local const std::unique_ptr<Known> known = std::make_unique<Known>();
   const CUtensorMapDataType type = type_of(name, t.dtype);
-  const bool ranked = (t.rank() == 2 || t.rank() == 3) && t.device.kind == Device::cuda;
-  const Key key = ranked ? key_of(t, box) : Key();
-  if (const CUtensorMap* map = ranked ? known->find(key) : nullptr) return *map;
+  // What a key does not tell apart is not looked up.
+  const bool keyed = (t.rank() == 2 || t.rank() == 3) && t.step(-1) == 1 && t.device.kind == Device::cuda;
+  const Key key = keyed ? key_of(t, box) : Key();
+  if (const CUtensorMap* map = keyed ? known->find(key) : nullptr) return *map;
   check_operand(name, t, box);
   static const Encode encode = find_encode();
   constexpr CUtensorMapSwizzle kSwizzle[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,

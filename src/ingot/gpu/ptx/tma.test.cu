@@ -326,6 +326,10 @@ TEST_F(TmaCuda, TellsMapsOfOneAddressApartSmall) {
   for (size_t i = 588; i-- > 0;) ASSERT_EQ(make(i), maps[i]) << i;
   std::sort(maps.begin(), maps.end());
   EXPECT_EQ(std::unique(maps.begin(), maps.end()), maps.end());
+  make(0);
+  Tensor apart(memory.device(), DType::f16, {8, 64}, Device{Device::cuda, 0});
+  apart.stride[1] = 2;  // all else is what the last map was made of
+  EXPECT_THROW(gpu::tensor_map("kept", apart, {.rows = 8, .cols = 64, .swizzle = Swizzle::b128}), Error);
 }
 
 // --- clusters
