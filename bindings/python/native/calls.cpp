@@ -188,7 +188,7 @@ nb::object rms_norm_of_module(nb::handle x, nb::handle attributes) {
   const nb::handle eps = entry(attributes, python_.eps), unit_offset = entry(attributes, python_.unit_offset);
   if (!eps.is_valid() || !unit_offset.is_valid()) return nb::none();
   if (entry(attributes, python_.one_vector).ptr() != Py_True) return nb::none();
-  return rms_norm_call(x, held, nb::borrow(eps), unit_offset);
+  return rms_norm_call(x, held, nb::borrow(eps), nb::borrow(unit_offset));
 }
 nb::object rms_norm_forward(nb::handle ctx, nb::handle x, nb::handle w) {
   const nb::handle eps = Beside::of_this_call(0), unit_offset = Beside::of_this_call(1);
@@ -261,7 +261,7 @@ nb::object tuple_of(const Objects& objects) {
 // A call through a module's edge, described before apply is called: what forward needs beside x. Nests as Beside does.
 struct EdgeCall {
   const Objects& parameters;
-  nb::handle options;
+  nb::object options;
   Mlp a;
   Sizes sizes;
   static thread_local EdgeCall* current;
@@ -270,7 +270,7 @@ thread_local EdgeCall* EdgeCall::current = nullptr;
 
 // Not valid where the parameters have no edge.
 nb::object mlp_through(Edge& edge, nb::handle x, const Objects& parameters, nb::handle options) {
-  EdgeCall self{.parameters = parameters, .options = options};
+  EdgeCall self{.parameters = parameters, .options = nb::borrow(options)};
   if (!describe_mlp(x, parameters, options_of(options), self.a, self.sizes)) return edge.forget(), nb::object();
   const nb::object tensor = edge.of(parameters, self.a.layers, stream_of(self.a.x));
   if (!tensor.is_valid()) return {};
@@ -282,14 +282,12 @@ nb::object mlp_through(Edge& edge, nb::handle x, const Objects& parameters, nb::
   return call(python_.mlp_edge_apply, x, tensor);
 }
 
-nb::object mlp_over(nb::handle x, const Objects& parameters, nb::handle options, nb::handle edge = {}) {
+nb::object mlp_over(nb::handle x, const Objects& parameters, nb::handle options, const nb::object& edge = {}) {
   const int way = route(x, parameters);
   if (way == kDispatch) return nb::none();
   if (way == kDifferentiate) {
-    if (edge.is_valid() && nb::isinstance<Edge>(edge)) {
-      const nb::object held = nb::borrow(edge);
+    if (edge.is_valid() && nb::isinstance<Edge>(edge))
       if (nb::object y = mlp_through(*nb::inst_ptr<Edge>(edge), x, parameters, options); y.is_valid()) return y;
-    }
     const Beside beside({options});
     std::vector<PyObject*> arguments;
     arguments.reserve(parameters.size() + 2);
@@ -317,13 +315,16 @@ nb::object mlp_call(nb::handle x, nb::sequence parameters, nb::handle options) {
 
 nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
   if (any_autocast()) return nb::none();
-  const nb::handle options = entry(attributes, python_.module_options), modules = entry(attributes, python_.modules);
+  // Another thread, or what the call runs of Python's, may replace these and the parameters meanwhile.
+  const nb::object options = nb::borrow(entry(attributes, python_.module_options));
+  const nb::object edge = nb::borrow(entry(attributes, python_.edge));
+  const nb::handle modules = entry(attributes, python_.modules);
   const nb::handle list = modules.is_valid() ? entry(modules, python_.layers) : nb::handle();
   if (!options.is_valid() || !list.is_valid()) return nb::none();
   const int flags = options_of(options);
   PyObject* const names[] = {python_.weight, flags & kBias ? python_.bias : nullptr,
                              flags & kWeightNorm ? python_.gain : nullptr};
-  Objects held;  // another thread may replace a parameter meanwhile
+  Objects held;
   held.reserve(16);
   const nb::handle found_layers = entry(dictionary_of(list), python_.modules);
   if (!found_layers.is_valid()) return nb::none();
@@ -337,7 +338,7 @@ nb::object mlp_of_module(nb::handle x, nb::handle attributes) {
       held.push_back(nb::borrow(found));
     }
   }
-  return mlp_over(x, held, options, entry(attributes, python_.edge));
+  return mlp_over(x, held, options, edge);
 }
 
 nb::object mlp_edge_forward(nb::handle ctx, nb::handle x, nb::handle) {
