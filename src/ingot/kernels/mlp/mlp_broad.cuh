@@ -155,6 +155,7 @@ template <class T> __device__ __forceinline__ void find_scales(const Params& p, 
 template <class T, class F, Save kSave, bool kNorms> struct Multiplier {
   static constexpr bool kSaves = kSave != Save::nothing;
   static constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, Finish::scale_and_bias>;
+  static_assert(!kNorms || !kTimesLog2e, "a norm's scale takes the place of the factor that log2 e would need");
 
   const Params& p;
   const Maps& maps;
