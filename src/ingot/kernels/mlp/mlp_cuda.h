@@ -13,7 +13,7 @@
 namespace ingot::cuda {
 
 constexpr int kMlpMaxLayers = 8;
-constexpr int kMlpFastWidth = 128;               // the widest layer of most forms
+constexpr int kMlpFastWidth = 128;               // the widest layer of the few-rows and sm90 forms
 constexpr int kMlpWideWidth = 256;               // of the wide ones
 constexpr int kMlpBroadWidth = 512;              // of the broad ones; the portable one takes as much
 constexpr int kMlpPanel = 64;                    // columns: one 128-byte swizzle row of 16-bit elements
@@ -66,12 +66,12 @@ bool mlp_wide_backward_takes(const MlpBackward& m);
 void mlp_wide_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_wide_backward_workspace_bytes(const MlpBackward& m);
 
-int sm_count(int device);  // asked for at every launch, as the runtime remembers it
-
-// Widths up to 512, otherwise the same but for weight norm: the chain with a row's gradients in shared memory.
+// Widths up to 512, no weight norm, otherwise as the wide one: the chain with a row's gradients in shared memory.
 bool mlp_broad_backward_takes(const MlpBackward& m);
 void mlp_broad_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_broad_backward_workspace_bytes(const MlpBackward& m);
+
+int sm_count(int device);  // asked for at every launch, as the runtime remembers it
 
 // Which form runs is a pure function of the operands' shapes, types and options and of the GPU's generation; below 8 it
 // throws.

@@ -1,6 +1,6 @@
 #pragma once
-// The two fast forward forms on the host's side: operands as the kernels take them, and the kernels' launchers, one per
-// type (mlp_sm90_f16.cu, ...), so that no file takes long to compile.
+// Hopper's forward forms on the host's side: operands as the kernels take them, and the launchers of the form for many
+// rows, one per type (mlp_sm90_f16.cu, ...), so that no file takes long to compile.
 #include <cstdint>
 
 #include "ingot/kernels/mlp/mlp_cuda.h"
