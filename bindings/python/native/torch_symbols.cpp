@@ -65,17 +65,33 @@ bool describes(const TorchSymbols& s, nb::handle h) {
          s.is_leaf(t) == nb::cast<bool>(h.attr("is_leaf"));
 }
 
+// Puts back what it was.
+struct GradMode {
+  const nb::object set, was;
+  explicit GradMode(nb::handle c) : set(c.attr("_set_grad_enabled")), was(c.attr("is_grad_enabled")()) {}
+  GradMode(const GradMode&) = delete;
+  GradMode& operator=(const GradMode&) = delete;
+  ~GradMode() {
+    try {
+      set(was);
+    } catch (const nb::python_error&) {}
+  }
+};
+
 bool answer_as_python_does(const TorchSymbols& s, nb::module_ torch) {
-  const nb::object c = torch.attr("_C"), was = c.attr("is_grad_enabled")();
+  const nb::object c = torch.attr("_C");
+  const auto ones = [&](auto... sizes) {  // wherever and of whatever type tensors are made by default
+    return torch.attr("ones")(sizes..., nb::arg("device") = "cpu", nb::arg("dtype") = torch.attr("float32"));
+  };
   bool same = s.dispatch_modes() == nb::cast<int64_t>(c.attr("_len_torch_dispatch_stack")()) &&
               s.function_modes() == nb::cast<int64_t>(c.attr("_len_torch_function_stack")());
-  const nb::object plain = torch.attr("ones")(2, 3);
+  const nb::object plain = ones(2, 3);
+  const GradMode mode(c);
   for (const bool on : {false, true}) {
-    c.attr("_set_grad_enabled")(on);
+    mode.set(on);
     same = same && s.grad_enabled() == on;
   }
-  const nb::object leaf = torch.attr("ones")(3).attr("requires_grad_")(), made = leaf.attr("unsqueeze")(1);
-  c.attr("_set_grad_enabled")(was);
+  const nb::object leaf = ones(3).attr("requires_grad_")(), made = leaf.attr("unsqueeze")(1);
   return same && describes(s, plain) && describes(s, leaf) && describes(s, made) && describes(s, plain.attr("t")());
 }
 

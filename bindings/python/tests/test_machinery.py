@@ -1,4 +1,6 @@
 """What PyTorch puts around operations: compilation, transforms, checkpointing, graphs, threads."""
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -354,6 +356,19 @@ def test_the_route_follows_gradients_modes_and_types(device):
     assert _C.route(x, [1]) == _C.DISPATCH
     with torch.autograd.forward_ad.dual_level():
         assert _C.route(x, w) == _C.DISPATCH
+
+
+@on_cpu
+def test_pytorch_is_asked_the_same_way_whatever_its_defaults_are_at_import():
+    program = """
+import torch
+torch.set_default_device("meta")
+torch.set_default_dtype(torch.float64)
+import ingot
+print(ingot._C.has_symbols(), torch.is_grad_enabled())
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert found.split() == [str(_C.has_symbols()), "True"]
 
 
 # --- a module's parameters as one edge of the graph (native/edge.h) ---------------------------------------------------
