@@ -55,7 +55,11 @@ nb::object Edge::of(const std::vector<nb::object>& parameters, const std::vector
   for (i = 0; i < parameters.size(); ++i)
     PyTuple_SET_ITEM(arguments.ptr(), Py_ssize_t(i), nb::object(parameters[i]).release().ptr());
   nb::object made = nb::steal(PyObject_CallObject(make_, arguments.ptr()));
-  if (!made.is_valid()) throw nb::python_error();
+  if (!made.is_valid()) {  // the call goes on without, unless it is an interrupt
+    nb::python_error error;
+    if (!error.matches(PyExc_Exception)) throw error;
+    return forget(), nb::object();
+  }
   if (made.is_none()) return {};
   forget();  // another thread may have been here meanwhile
   parts_ = std::move(parts);

@@ -465,6 +465,22 @@ def test_gradients_through_an_edge_come_as_soon_as_they_can(device):
     assert seen == ["mlp", "linear"]
 
 
+def test_a_call_goes_on_where_no_edge_can_be_made(device, monkeypatch):
+    def fail(*arguments, **options):
+        raise RuntimeError("no memory")
+
+    mlp, x = ingot.nn.FusedMLP(16, 24, 8, device=device), torch.randn(3, 16, device=device)
+    with monkeypatch.context() as m:
+        m.setattr(torch, "cat", fail)
+        for _ in range(4):
+            y = mlp(x)
+            assert not has_edge(y)
+        assert_same(parameter_gradients(mlp, y.sum()), parameter_gradients(mlp, direct(mlp, x).sum()))
+    for _ in range(3):
+        y = mlp(x)
+    assert has_edge(y) or not _C.has_symbols()
+
+
 def test_an_edge_keeps_no_module_alive(device):
     import copy
     import gc
