@@ -70,8 +70,11 @@ nb::object Edge::of(const std::vector<nb::object>& parameters, const std::vector
 
 void attach_edges(nb::handle make) { make_ = make.inc_ref().ptr(); }
 
+// Python 3.14 collects all objects step by step, each step by the number 1; all at once only when asked to.
+constexpr int kOldest = PY_VERSION_HEX < 0x030e0000 ? 2 : 1;
+
 void forget_edges(nb::handle phase, nb::dict info) {
-  if (!phase.equal(nb::str("start")) || nb::cast<int>(info["generation"]) == 0) return;
+  if (!phase.equal(nb::str("start")) || nb::cast<int>(info["generation"]) < kOldest) return;
   const std::vector<Edge*> all(edges().begin(), edges().end());
   for (Edge* edge : all)
     if (edges().contains(edge)) edge->forget();

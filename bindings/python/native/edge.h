@@ -12,8 +12,8 @@ namespace ingot::python {
 
 namespace nb = nanobind;
 
-// Of one module, in its __dict__; copies and pickles of it are empty. It keeps what the graph behind it keeps: the
-// parameters.
+// Of one module, in its __dict__. Pickles and deep copies of it are empty; copy.copy(module) shares it, as it shares
+// the parameters. An edge keeps what the graph behind it keeps: those parameters.
 class Edge {
  public:
   Edge();
@@ -44,7 +44,7 @@ class Edge {
 
 // What makes the tensor, called with the parameters.
 void attach_edges(nb::handle make);
-// For gc.callbacks: before more than the youngest objects are collected, edges let go of what hides cycles from it.
+// For gc.callbacks: before the oldest objects are collected too, edges let go of what hides cycles from it.
 void forget_edges(nb::handle phase, nb::dict info);
 
 }  // namespace ingot::python

@@ -481,6 +481,20 @@ def test_a_call_goes_on_where_no_edge_can_be_made(device, monkeypatch):
     assert has_edge(y) or not _C.has_symbols()
 
 
+def test_an_edge_outlives_collections_of_young_objects(device):
+    import gc
+
+    mlp, x = mlp_with_edge(device)
+    gc.collect()
+    for _ in range(3):
+        y = mlp(x)
+    for generation in range(2 if sys.version_info < (3, 14) else 1):
+        gc.collect(generation)
+        assert has_edge(mlp(x)) or not _C.has_symbols()
+    gc.collect()
+    assert not has_edge(mlp(x))
+
+
 def test_an_edge_keeps_no_module_alive(device):
     import copy
     import gc
