@@ -1,6 +1,7 @@
 #pragma once
 // What the kernels of the backward forms for Hopper share: slopes from values, of the activations that allow it.
 #include <cstdint>
+#include <type_traits>
 
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/math.cuh"
@@ -36,7 +37,15 @@ template <class F, class T> __device__ __forceinline__ void slopes_of(uint32_t h
     else
       slope[e] = act_slope_from_value<F, T>(at[e]);
 }
-// The same by what the host knows of the activation.
+// Calls use(the slope's kind, as a constant of a type).
+template <class Use> void with_slope_kind(Slope slope, Use&& use) {
+  switch (slope) {
+    case Slope::softplus: return use(std::integral_constant<Slope, Slope::softplus>());
+    case Slope::step: return use(std::integral_constant<Slope, Slope::step>());
+    case Slope::quadratic: return use(std::integral_constant<Slope, Slope::quadratic>());
+  }
+}
+// The slopes of two values of h by their kind.
 template <class T, Slope kSlope>
 __device__ __forceinline__ void slopes_at(uint32_t h, const float (&number)[3], float (&slope)[2]) {
   float at[2];

@@ -317,8 +317,8 @@ __global__ void __launch_bounds__(kChainThreads, 1)
 }
 
 template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
-  const auto with = [&](auto kernel) {
-    gpu::launch("mlp_backward", kernel,
+  with_slope_kind(at.slope, [&](auto slope) {
+    gpu::launch("mlp_backward", chain_kernel<T, slope()>,
                 {.grid = int64_t(at.clusters) * kPair,
                  .block = kChainThreads,
                  .smem = sizeof(ChainMemory),
@@ -326,12 +326,7 @@ template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, c
                  .overlap = true,
                  .device = at.device},
                 stream, maps, a);
-  };
-  switch (at.slope) {
-    case Slope::softplus: return with(chain_kernel<T, Slope::softplus>);
-    case Slope::step: return with(chain_kernel<T, Slope::step>);
-    case Slope::quadratic: return with(chain_kernel<T, Slope::quadratic>);
-  }
+  });
 }
 
 }  // namespace ingot::cuda::broad_backward

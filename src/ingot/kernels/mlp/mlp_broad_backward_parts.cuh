@@ -1,6 +1,6 @@
 #pragma once
-// What the two kernels of the broad backward form share, beside what they have from the wide one: rings whose stages a
-// pair of blocks fills and empties together.
+// What the two kernels of the broad backward form share, much of it with the wide ones: rings whose stages a pair of
+// blocks fills and empties together.
 #include "ingot/kernels/mlp/mlp_broad_backward.h"
 #include "ingot/kernels/mlp/mlp_wide_backward_parts.cuh"
 
@@ -11,8 +11,12 @@ using tile::operand;
 using tile::Swizzle;
 using tile::wait_or_trap;
 using tile::wait_warp_or_trap;
+using wide_backward::add_bias;
 using wide_backward::kBothBlocks;
+using wide_backward::put_bias;
+using wide_backward::put_rows;
 using wide_backward::release_to_pair;
+using wide_backward::wait_for_parts;
 using wide_backward::warp_of_block;
 
 constexpr uint32_t kGroupWarps = 4 * kGroups;

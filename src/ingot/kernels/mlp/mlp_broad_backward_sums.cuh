@@ -6,7 +6,6 @@
 // rows cost into equal parts, so a team may end one layer and begin the next. Every part goes to memory; when all are
 // there, each warp adds the parts of some rows of dW, in their order. So blocks wait for each other, and the launch is
 // a cooperative one.
-#include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/mlp_broad_backward_parts.cuh"
 
@@ -36,7 +35,8 @@ struct Tiles {
 
 // What a pair does for a layer: chunks first, ..., end - 1 of one tile.
 struct Task {
-  int l, row, column, first, end;  // of dW
+  int l, row, column;  // of dW
+  int first, end;
 };
 
 template <class T> struct SumBlock {
@@ -91,17 +91,6 @@ template <class T> struct SumBlock {
     });
   }
 
-  // db += columns of dz: a warp's rows of the chunk, a lane's two columns.
-  __device__ __forceinline__ void add_bias(float (&db)[2], uint32_t dz) const {
-#pragma unroll
-    for (uint32_t i = 0; i < kChunk / 4; ++i) {
-      uint32_t v[1];
-      float low, high;
-      ptx::load_shared(v, dz + tile::swizzled<Swizzle::b128>(warp % 4 * (kChunk / 4) + i, lane * 4));
-      ptx::unpack(T{}, v[0], low, high);
-      db[0] += low, db[1] += high;
-    }
-  }
   __device__ bool has_bias(const Task& task) const { return a.layer[task.l].db != nullptr && task.column == 0; }
   __device__ __forceinline__ void add_rows(const Task& task, float (&dw)[kHalf / 2], float (&db)[2]) {
     const bool bias = has_bias(task);
@@ -118,7 +107,7 @@ template <class T> struct SumBlock {
                                                    operand<Major::mn, Swizzle::b128>(h, k, kChunkBytes),
                                                    i > task.first || k > 0);
       ptx::wgmma_commit_group();
-      if (bias) add_bias(db, dz);
+      if (bias) add_bias<T, kChunk>(db, dz, warp, lane);
       ptx::wgmma_wait_group<1>();
       if (i > task.first) release_to_pair(&s.empty[before], lane);
       before = at.stage;
@@ -128,27 +117,15 @@ template <class T> struct SumBlock {
     if (task.first < task.end) release_to_pair(&s.empty[before], lane);
   }
 
-  // A row's columns 16 j + 2 t, + 1, + 8, + 9 lie together at 4 (4 j + t). A lane has two such fours, 128 apart.
+  // Where a part has a row's columns, see put_rows: a lane has two fours of them, 128 columns apart.
   __device__ __forceinline__ int column(int half, int two) const {
     return half * kHalf + int(lane / 4 * 16 + lane % 4 * 2) + two / 2 * 128 + two % 2 * 8;
   }
   __device__ __forceinline__ void put_part(const Task& task, const float (&dw)[kHalf / 2], const float (&db)[2]) const {
     const int64_t number = part(team, task.l, pair, int(rank));
-
-    float* const to = a.part + number * kPartFloats + (warp * 16 + lane / 4) * kHalf + lane % 4 * 4;
-#pragma unroll
-    for (int j = 0; j < kHalf / 16; ++j)
-#pragma unroll
-      for (int low = 0; low < 2; ++low)
-        *reinterpret_cast<float4*>(to + low * 8 * kHalf + j * 16) =
-            make_float4(dw[8 * j + 2 * low], dw[8 * j + 2 * low + 1], dw[8 * j + 4 + 2 * low], dw[8 * j + 5 + 2 * low]);
+    put_rows<kHalf>(a.part + number * kPartFloats, dw, warp, lane);
     if (!has_bias(task)) return;
-    s.db[group][warp % 4][lane * 2] = db[0], s.db[group][warp % 4][lane * 2 + 1] = db[1];
-    ptx::barrier_sync(1 + group, 128);
-    const uint32_t n = threadIdx.x % 128;
-    if (n < uint32_t(kMlpPanel))
-      a.bias_part[number * kSquare + group * kMlpPanel + n] =
-          (s.db[group][0][n] + s.db[group][1][n]) + (s.db[group][2][n] + s.db[group][3][n]);
+    put_bias(a.bias_part, number * kSquare, s.db[group], db, group, warp, lane);
     ptx::barrier_sync(1 + group, 128);
   }
   __device__ __forceinline__ void sum() {
@@ -160,19 +137,6 @@ template <class T> struct SumBlock {
       add_rows(task, dw, db);
       put_part(task, dw, db);
     });
-  }
-  // Until all parts are there.
-  __device__ void wait_for_parts() const {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      ptx::add_release(a.counter, 1u);
-      const uint32_t start = tile::coarse_timer();
-      while (ptx::load_acquire(a.counter) < gridDim.x)
-        if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
-    }
-    __syncthreads();
-    __threadfence();
   }
 
   // Half of row `n` of layer l, from column `half * kHalf` on, by a warp: a lane has four columns twice.
@@ -249,7 +213,7 @@ __global__ void __launch_bounds__(kSumThreads, 1)
     if (block.lane == 0) block.load();
     __syncwarp();
   }
-  block.wait_for_parts();
+  wait_for_parts(a.counter, gridDim.x);
   ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
   if (block.warp < kGroupWarps) block.finish();
   __syncwarp();

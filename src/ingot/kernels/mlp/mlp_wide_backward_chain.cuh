@@ -353,15 +353,6 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   block.end();
 }
 
-// use(the slope's kind, as a constant of a type).
-template <class Use> void with_slope(Slope slope, Use&& use) {
-  switch (slope) {
-    case Slope::softplus: return use(std::integral_constant<Slope, Slope::softplus>());
-    case Slope::step: return use(std::integral_constant<Slope, Slope::step>());
-    case Slope::quadratic: return use(std::integral_constant<Slope, Slope::quadratic>());
-  }
-}
-
 template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
   const auto with = [&](auto kernel) {
     gpu::launch("mlp_backward", kernel,
@@ -373,7 +364,7 @@ template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, c
                  .device = at.device},
                 stream, maps, a);
   };
-  with_slope(at.slope, [&](auto slope) {
+  with_slope_kind(at.slope, [&](auto slope) {
     a.has_gain ? with(chain_kernel<T, slope(), true>) : with(chain_kernel<T, slope(), false>);
   });
 }

@@ -1,10 +1,12 @@
 #pragma once
-// What the two kernels of the wide backward form share: rings whose stages a pair of blocks fills and empties together.
+// What the two kernels of the wide backward form share, and the broad ones with them: rings whose stages a pair of
+// blocks fills and empties together, and parts of sums that all blocks wait for.
 #include <cuda.h>
 
 #include <cstdint>
 
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
@@ -46,6 +48,52 @@ __device__ __forceinline__ void load_for_pair(uint8_t (&to)[kPanels][kBytes], co
                                               uint64_t* full, uint32_t rank) {
   for (uint32_t p = first_panel(rank); p < first_panel(rank + 1); ++p)
     ptx::tensor_load_multicast(to[p], &map, int(p) * kMlpPanel, row, full, kBothBlocks);
+}
+
+// db += columns of dz: a warp's rows of a chunk of kRows, a lane's two columns.
+template <class T, uint32_t kRows>
+__device__ __forceinline__ void add_bias(float (&db)[2], uint32_t dz, uint32_t warp, uint32_t lane) {
+#pragma unroll
+  for (uint32_t i = 0; i < kRows / 4; ++i) {
+    uint32_t v[1];
+    float low, high;
+    ptx::load_shared(v, dz + tile::swizzled<Swizzle::b128>(warp % 4 * (kRows / 4) + i, lane * 4));
+    ptx::unpack(T{}, v[0], low, high);
+    db[0] += low, db[1] += high;
+  }
+}
+// A warpgroup's 64 rows of dW, kColumns wide, to the block's part: of a row, columns 16 j + 2 t, + 1, + 8, + 9 lie
+// together at 4 (4 j + t).
+template <int kColumns>
+__device__ __forceinline__ void put_rows(float* part, const float (&dw)[kColumns / 2], uint32_t warp, uint32_t lane) {
+  float* const to = part + (warp * 16 + lane / 4) * kColumns + lane % 4 * 4;
+#pragma unroll
+  for (int j = 0; j < kColumns / 16; ++j)
+#pragma unroll
+    for (int low = 0; low < 2; ++low)
+      *reinterpret_cast<float4*>(to + low * 8 * kColumns + j * 16) =
+          make_float4(dw[8 * j + 2 * low], dw[8 * j + 2 * low + 1], dw[8 * j + 4 + 2 * low], dw[8 * j + 5 + 2 * low]);
+}
+// The warps' sums of db, by a warpgroup, to its place in the block's part.
+__device__ __forceinline__ void put_bias(float* parts, int64_t at, float (&of)[4][kMlpPanel], const float (&db)[2],
+                                         uint32_t group, uint32_t warp, uint32_t lane) {
+  of[warp % 4][lane * 2] = db[0], of[warp % 4][lane * 2 + 1] = db[1];
+  ptx::barrier_sync(1 + group, 128);
+  const uint32_t n = threadIdx.x % 128;
+  if (n < uint32_t(kMlpPanel)) parts[at + group * kMlpPanel + n] = (of[0][n] + of[1][n]) + (of[2][n] + of[3][n]);
+}
+// Until `blocks` have put all they have, of which this is one.
+__device__ inline void wait_for_parts(uint32_t* counter, uint32_t blocks) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ptx::add_release(counter, 1u);
+    const uint32_t start = tile::coarse_timer();
+    while (ptx::load_acquire(counter) < blocks)
+      if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
+  }
+  __syncthreads();
+  __threadfence();
 }
 
 }  // namespace ingot::cuda::wide_backward

@@ -3,7 +3,6 @@
 // rows, each block 128 rows of it, a warpgroup 64 x 256. The blocks fetch their own columns of dz, and half of h for
 // both. Every part goes to memory; when all parts of a layer are there, each block adds, in their order, a share of its
 // rows of dW. So blocks wait for each other, and the launch is a cooperative one.
-#include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/mlp_wide_backward_parts.cuh"
 
@@ -58,17 +57,6 @@ template <class T> struct SumBlock {
     }
   }
 
-  // db += columns of dz: a warp's rows of the chunk, a lane's two columns.
-  __device__ __forceinline__ void add_bias(float (&db)[2], uint32_t dz) const {
-#pragma unroll
-    for (uint32_t i = 0; i < kChunk / 4; ++i) {
-      uint32_t v[1];
-      float low, high;
-      ptx::load_shared(v, dz + tile::swizzled<Swizzle::b128>(warp % 4 * (kChunk / 4) + i, lane * 4));
-      ptx::unpack(T{}, v[0], low, high);
-      db[0] += low, db[1] += high;
-    }
-  }
   __device__ __forceinline__ void add_rows(float (&dw)[kWidth / 2], float (&db)[2]) const {
     const bool bias = a.layer[l].db != nullptr;
     tile::RingCursor<kSumStages> at;
@@ -84,7 +72,7 @@ template <class T> struct SumBlock {
                                                     operand<Major::mn, Swizzle::b128>(h, k, kChunk * 128),
                                                     i > 0 || k > 0);
       ptx::wgmma_commit_group();
-      if (bias) add_bias(db, dz);
+      if (bias) add_bias<T, kChunk>(db, dz, warp, lane);
       ptx::wgmma_wait_group<1>();
       if (i > 0) release_to_pair(&s.empty[before], lane);
       before = at.stage;
@@ -93,36 +81,11 @@ template <class T> struct SumBlock {
     ptx::fence_registers(dw);
   }
 
-  // A row's columns 16 j + 2 t, + 1, + 8, + 9 lie together at 4 (4 j + t).
+  // Where a part has a row's columns: see put_rows.
   static __device__ __forceinline__ int column(uint32_t four) { return int(four / 4 * 16 + four % 4 * 2); }
   __device__ __forceinline__ void put_part(const float (&dw)[kWidth / 2], const float (&db)[2]) const {
-    float* const to = a.part + part(split) * kPartFloats + (warp * 16 + lane / 4) * kWidth + lane % 4 * 4;
-#pragma unroll
-    for (int j = 0; j < kWidth / 16; ++j)
-#pragma unroll
-      for (int low = 0; low < 2; ++low)
-        *reinterpret_cast<float4*>(to + low * 8 * kWidth + j * 16) =
-            make_float4(dw[8 * j + 2 * low], dw[8 * j + 2 * low + 1], dw[8 * j + 4 + 2 * low], dw[8 * j + 5 + 2 * low]);
-    s.db[group][warp % 4][lane * 2] = db[0], s.db[group][warp % 4][lane * 2 + 1] = db[1];
-    ptx::barrier_sync(1 + group, 128);
-    const uint32_t n = threadIdx.x % 128;
-    if (n < uint32_t(kMlpPanel))
-      a.bias_part[part(split) * kSquare + group * kMlpPanel + n] =
-          (s.db[group][0][n] + s.db[group][1][n]) + (s.db[group][2][n] + s.db[group][3][n]);
-  }
-  // Until all parts of this block's rows of dW are there.
-  __device__ void wait_for_parts() const {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      uint32_t* const counter = a.counters + l * kPair + int(rank);
-      ptx::add_release(counter, 1u);
-      const uint32_t start = tile::coarse_timer();
-      while (ptx::load_acquire(counter) < uint32_t(a.splits))
-        if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
-    }
-    __syncthreads();
-    __threadfence();
+    put_rows<kWidth>(a.part + part(split) * kPartFloats, dw, warp, lane);
+    put_bias(a.bias_part, part(split) * kSquare, s.db[group], db, group, warp, lane);
   }
 
   // Row `row` of this block's, by a warp: a lane has four columns twice.
@@ -203,7 +166,7 @@ __global__ void __launch_bounds__(kSumThreads, 1)
     if (block.lane == 0) block.load();
     __syncwarp();
   }
-  block.wait_for_parts();
+  wait_for_parts(a.counters + block.l * kPair + int(block.rank), uint32_t(a.splits));  // of this block's rows of dW
   ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
   if (block.warp < kGroupWarps)
     for (int row = block.split + int(block.warp) * a.splits; row < kSquare; row += int(kGroupWarps) * a.splits)
