@@ -368,6 +368,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows);
   if (threadIdx.x == 0) prepare(s);
+  __syncwarp();
   sync_cluster();
   ptx::let_next_kernel_start();
   if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
@@ -384,10 +385,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp == kWarps && lane() == 0) load_weights<kNorms>(p, maps, s, tiles);
     if (warp == kWarps + 1 && lane() == 0) load_rows<kNorms>(p, maps, s, tiles);
     if (warp >= kWarps + 2) load_biases<T, Own::kTimesLog2e, kNorms>(p, s, tiles);
-    __syncwarp();
   }
-  ptx::cluster_arrive_relaxed();  // the neighbour may still fill this block's memory, or hand back what it has read
-  ptx::cluster_wait();
+  __syncwarp();
+  // The neighbour may still fill this block's memory, or hand back what it has read; of what this block hands back
+  // last nobody waits for the arrival, which therefore stands before this one.
+  sync_cluster();
 }
 
 // Whether what is not rare has kernels of its own: in this one the compiler would spill.
