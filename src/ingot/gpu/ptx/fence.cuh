@@ -1,6 +1,7 @@
 #pragma once
 // Fences. The async proxy is the copy engine and the tensor cores' view of memory: what ordinary stores wrote needs a
-// proxy fence in each writing thread, then a barrier, before wgmma or a bulk copy reads it.
+// barrier and a proxy fence on its way to wgmma or a bulk copy. The fence stands in each writing thread before the
+// barrier, or, for a copy that one thread asks for, in that thread after it.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
 #else
