@@ -110,27 +110,32 @@ struct CaseList {
                        .gap = i % 2 ? 8 : 0});
       }
   }
+  void of_depth(size_t depth, int64_t width, int64_t rows, Keep keep) {
+    all.push_back({.widths = equal_widths(depth, width),
+                   .rows = rows,
+                   .bias = depth % 4 < 2,
+                   .weight_norm = (depth + size_t(keep)) % 3 == 0,
+                   .activate_last = depth % 4 == 3,
+                   .keep = keep,
+                   .gap = depth % 3 ? 0 : 24});
+  }
+  void of_widths(const std::vector<int64_t>& widths, Keep keep) {
+    ++i;
+    all.push_back({.widths = widths,
+                   .rows = 64 * (i % 4) + 1 + i % 64,
+                   .bias = i % 2 == 0,
+                   .weight_norm = i % 3 == 0,
+                   .keep = keep,
+                   .gap = i % 2 ? 8 : 0});
+  }
   // Wider than 128: every depth, kept and not, some blocks with one tile and some with none.
   void wide() {
     for (size_t depth = 1; depth <= 8; ++depth)
       for (Keep keep : keeps)
-        all.push_back({.widths = equal_widths(depth, depth % 2 ? 256 : 200),
-                       .rows = keep == Keep::nothing ? 40 + 130 * int64_t(depth) : 70 + 9 * int64_t(depth),
-                       .bias = depth % 4 < 2,
-                       .weight_norm = (depth + size_t(keep)) % 3 == 0,
-                       .activate_last = depth % 4 == 3,
-                       .keep = keep,
-                       .gap = depth % 3 ? 0 : 24});
+        of_depth(depth, depth % 2 ? 256 : 200,
+                 keep == Keep::nothing ? 40 + 130 * int64_t(depth) : 70 + 9 * int64_t(depth), keep);
     for (const auto& widths : std::vector<std::vector<int64_t>>{{136, 8}, {8, 256, 136, 16}, {200, 136, 256, 72, 248}})
-      for (Keep keep : keeps) {
-        ++i;
-        all.push_back({.widths = widths,
-                       .rows = 64 * (i % 4) + 1 + i % 64,
-                       .bias = i % 2 == 0,
-                       .weight_norm = i % 3 == 0,
-                       .keep = keep,
-                       .gap = i % 2 ? 8 : 0});
-      }
+      for (Keep keep : keeps) of_widths(widths, keep);
     for (int act = 0; act < Activations::size; ++act)
       for (Keep keep : {Keep::nothing, Keep::f32})
         all.push_back(
@@ -140,24 +145,12 @@ struct CaseList {
   void broad() {
     for (size_t depth = 1; depth <= 8; ++depth)
       for (Keep keep : keeps)
-        all.push_back({.widths = equal_widths(depth, depth % 2 ? 512 : 264),
-                       .rows = 12 + 8 * int64_t(depth) + 20 * int64_t(keep),
-                       .bias = depth % 4 < 2,
-                       .weight_norm = (depth + size_t(keep)) % 3 == 0,
-                       .activate_last = depth % 4 == 3,
-                       .keep = keep,
-                       .gap = depth % 3 ? 0 : 24});
+        of_depth(depth, depth % 2 ? 512 : 264, 12 + 8 * int64_t(depth) + 20 * int64_t(keep), keep);
     for (const auto& widths : std::vector<std::vector<int64_t>>{
              {264, 8}, {8, 264}, {8, 512, 16, 40}, {512, 128, 512}, {384, 8, 504, 256, 392}, {72, 320, 320, 144}})
       for (Keep keep : keeps) {
-        ++i;
-        all.push_back({.widths = widths,
-                       .rows = 64 * (i % 4) + 1 + i % 64,
-                       .bias = i % 2 == 0,
-                       .weight_norm = i % 3 == 0,
-                       .activate_last = i % 5 == 0,
-                       .keep = keep,
-                       .gap = i % 2 ? 8 : 0});
+        of_widths(widths, keep);
+        all.back().activate_last = i % 5 == 0;
       }
     for (int act = 0; act < Activations::size; ++act)
       for (Keep keep : keeps)
