@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/mlp/mlp_cuda.h"
 
@@ -42,6 +43,15 @@ int mlp_lowest_product(const MlpBackward& m);
 // Whether dz of layer l goes to the workspace. Of the top layer there is dy, unless that layer is activated.
 bool mlp_keeps_dz(const MlpBackward& m, size_t l);
 int64_t mlp_dz_bytes(const MlpBackward& m);  // room for every layer's that may go there
+
+// Room for `bytes` behind what a workspace has so far, at a multiple of 128: where it begins.
+inline int64_t mlp_take_room(int64_t& workspace, int64_t bytes) {
+  const int64_t begin = workspace;
+  workspace += (bytes + 127) / 128 * 128;
+  return begin;
+}
+// A panel of so many rows, as the wide and the broad form's copies bring it.
+inline gpu::TmaBox mlp_panel_box(int rows) { return {.rows = rows, .cols = kMlpPanel, .swizzle = tile::Swizzle::b128}; }
 
 struct MlpChainMaps {
   CUtensorMap dy, dx;

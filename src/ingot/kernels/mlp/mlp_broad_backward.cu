@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/kernels/mlp/mlp_broad_backward.h"
 
 namespace ingot::cuda {
@@ -31,16 +30,11 @@ Place place_sums(const MlpBackward& m) {
   Place at;
   const int most = std::clamp(sm_count(m.x.device.index) / (kTeam * kPair), 1, kMaxTeams);
   at.teams = int(std::clamp<int64_t>(cost_of(m) / kTeam, 1, most));
-  const auto take = [&](int64_t bytes) {
-    const int64_t begin = at.bytes;
-    at.bytes += (bytes + 127) / 128 * 128;
-    return begin;
-  };
-  take(mlp_dz_bytes(m));
+  mlp_take_room(at.bytes, mlp_dz_bytes(m));
   const int64_t parts = int64_t(at.teams + int(m.layers.size()) - 1) * kTeam * kPair;
-  at.part = take(parts * kPartFloats * int64_t(sizeof(float)));
-  at.bias_part = take(parts * kSquare * int64_t(sizeof(float)));
-  at.counter = take(int64_t(sizeof(uint32_t)));
+  at.part = mlp_take_room(at.bytes, parts * kPartFloats * int64_t(sizeof(float)));
+  at.bias_part = mlp_take_room(at.bytes, parts * kSquare * int64_t(sizeof(float)));
+  at.counter = mlp_take_room(at.bytes, int64_t(sizeof(uint32_t)));
   return at;
 }
 
@@ -91,19 +85,16 @@ bool mlp_broad_backward_takes(const MlpBackward& m) {
 
 void mlp_broad_backward(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  const auto box = [](int rows) {
-    return gpu::TmaBox{.rows = rows, .cols = kMlpPanel, .swizzle = tile::Swizzle::b128};
-  };
   const Place place = place_sums(m);
   const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
   const int device = m.x.device.index, clusters = std::max(sm_count(device) / kPair, 1);
   const Chain chain = make_chain(m, place, slope, clusters);
   const bool is_f16 = m.x.dtype == DType::f16;
-  const MlpChainMaps maps = mlp_chain_maps(m, box(kGroupRows), box(kSlotRows));
+  const MlpChainMaps maps = mlp_chain_maps(m, mlp_panel_box(kGroupRows), mlp_panel_box(kSlotRows));
   const ChainLaunch at{.slope = slope.kind, .clusters = std::clamp(chain.units, 1, clusters), .device = device};
   is_f16 ? launch_chain<f16>(maps, chain, at, stream) : launch_chain<bf16>(maps, chain, at, stream);
   if (std::none_of(m.grads.begin(), m.grads.end(), mlp_trained)) return;
-  const MlpSumMaps sum_maps = mlp_sum_maps(m, box(kChunk), box(kChunk));
+  const MlpSumMaps sum_maps = mlp_sum_maps(m, mlp_panel_box(kChunk), mlp_panel_box(kChunk));
   const Sums sums = make_sums(m, place);
   is_f16 ? launch_sums<f16>(sum_maps, sums, device, stream) : launch_sums<bf16>(sum_maps, sums, device, stream);
 }

@@ -7,6 +7,7 @@
 
 namespace ingot::cuda::broad_backward {
 
+using wide_backward::ChainLaunch;
 using wide_backward::kPair;  // blocks of a cluster
 
 constexpr int kWidth = kMlpBroadWidth, kPanels = kWidth / kMlpPanel;
@@ -34,11 +35,6 @@ struct Chain {
   bool activate_last = false;
   uint32_t* counter = nullptr;  // that the sums find at zero
 };
-struct ChainLaunch {
-  Slope slope = Slope::step;
-  int clusters = 0, device = 0;
-};
-
 // A team takes chunks cut[team][l], ..., cut[team + 1][l] - 1 of layer l's sums.
 struct Sums {
   MlpSumLayer layer[kMlpMaxLayers];

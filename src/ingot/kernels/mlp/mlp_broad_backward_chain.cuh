@@ -39,7 +39,7 @@ template <class T, Slope kSlope> struct ChainBlock {
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank();
   const uint32_t group = warp / 4;
 
-  // Calls use(first row of this block) for every unit of this cluster.
+  // Calls each(first row of this block) for every unit of this cluster.
   template <class Each> __device__ __forceinline__ void each_unit(Each&& each) const {
     for (int unit = int(ptx::cluster_index()); unit < a.units; unit += int(gridDim.x) / kPair)
       each((unit * kPair + int(rank)) * groups() * kGroupRows);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/kernels/mlp/mlp_wide_backward.h"
 
 namespace ingot::cuda {
@@ -22,16 +21,11 @@ Place place_sums(const MlpBackward& m) {
   const int wanted = int(std::clamp<int64_t>(sm_count(m.x.device.index) / (kPair * layers), 1, chunks));
   const int64_t each = (chunks + wanted - 1) / wanted;
   at.splits = int((chunks + each - 1) / each);
-  const auto take = [&](int64_t bytes) {
-    const int64_t begin = at.bytes;
-    at.bytes += (bytes + 127) / 128 * 128;
-    return begin;
-  };
-  take(mlp_dz_bytes(m));
+  mlp_take_room(at.bytes, mlp_dz_bytes(m));
   const int64_t parts = int64_t(layers) * at.splits * kPair;
-  at.part = take(parts * kPartFloats * int64_t(sizeof(float)));
-  at.bias_part = take(parts * kSquare * int64_t(sizeof(float)));
-  at.counters = take(int64_t(layers) * kPair * int64_t(sizeof(uint32_t)));
+  at.part = mlp_take_room(at.bytes, parts * kPartFloats * int64_t(sizeof(float)));
+  at.bias_part = mlp_take_room(at.bytes, parts * kSquare * int64_t(sizeof(float)));
+  at.counters = mlp_take_room(at.bytes, int64_t(layers) * kPair * int64_t(sizeof(uint32_t)));
   return at;
 }
 
@@ -76,21 +70,18 @@ bool mlp_wide_backward_takes(const MlpBackward& m) {
 
 void mlp_wide_backward(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  const auto box = [](int rows) {
-    return gpu::TmaBox{.rows = rows, .cols = kMlpPanel, .swizzle = tile::Swizzle::b128};
-  };
   const Place place = place_sums(m);
   const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
   const Chain chain = make_chain(m, place, slope);
   const int device = m.x.device.index;
   const bool is_f16 = m.x.dtype == DType::f16;
-  const MlpChainMaps maps = mlp_chain_maps(m, box(kGroupRows), box(int(kStageRows)));
+  const MlpChainMaps maps = mlp_chain_maps(m, mlp_panel_box(kGroupRows), mlp_panel_box(int(kStageRows)));
   const ChainLaunch at{.slope = slope.kind,
                        .clusters = std::clamp(chain.units, 1, std::max(sm_count(device) / kPair, 1)),
                        .device = device};
   is_f16 ? launch_chain<f16>(maps, chain, at, stream) : launch_chain<bf16>(maps, chain, at, stream);
   if (std::none_of(m.grads.begin(), m.grads.end(), mlp_trained)) return;
-  const MlpSumMaps sum_maps = mlp_sum_maps(m, box(kChunk), box(kChunk));
+  const MlpSumMaps sum_maps = mlp_sum_maps(m, mlp_panel_box(kChunk), mlp_panel_box(kChunk));
   const Sums sums = make_sums(m, place);
   const SumLaunch of_sums{.layers = int(m.layers.size()), .device = device};
   is_f16 ? launch_sums<f16>(sum_maps, sums, of_sums, stream) : launch_sums<bf16>(sum_maps, sums, of_sums, stream);
