@@ -42,7 +42,7 @@ endif()
 # With CUDA the MLP's loops in fp64 take minutes of one core: its cases are dealt out to tests that can run side by side. Not those that
 # want tens of gigabytes each: they are one test, one after the other.
 if(INGOT_WITH_CUDA)
-  set(shards_of_kernels_mlp 6)
+  set(shards_of_kernels_mlp 12)
 endif()
 # Sets tests_of_<folder>: one test, or several which share the cases.
 function(ingot_add_gtest folder)
@@ -95,7 +95,7 @@ endforeach()
 if(INGOT_WITH_CUDA)
   add_test(NAME kernels_rmsnorm_portable COMMAND test_kernels_rmsnorm --gtest_filter=RmsNorm*Cuda.*)
   add_test(NAME kernels_mlp_portable COMMAND test_kernels_mlp "--gtest_filter=*portable*-*TheEntryPoints*:*TakesLeading*:*MoreThanTwoToThe31*")
-  set_tests_properties(kernels_rmsnorm_portable kernels_mlp_portable PROPERTIES LABELS gpu ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
+  set_tests_properties(kernels_rmsnorm_portable kernels_mlp_portable PROPERTIES LABELS gpu COST 200 ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
 endif()
 
 find_package(Python3 COMPONENTS Interpreter)

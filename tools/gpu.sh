@@ -78,7 +78,7 @@ export build logs
 for stage in "${stages[@]}"; do
   case $stage in
     build) step build 300 bash -c configure_and_build ;; # what was built is still worth testing
-    test) step test 400 ctest --test-dir $build -L gpu -j6 --output-on-failure --no-tests=error ;;
+    test) step test 400 ctest --test-dir $build -L gpu -j12 --output-on-failure --no-tests=error ;;
     cpu-test)
       for level in $(cpu_levels); do
         GTEST_FILTER='-*Cuda.*' INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
