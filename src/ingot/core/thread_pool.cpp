@@ -1,12 +1,16 @@
 #include "ingot/core/thread_pool.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ingot/core/check.h"
@@ -27,17 +31,16 @@ inline void relax() {
 class Pool {
  public:
   explicit Pool(int threads) : shares_(size_t(threads)) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
-  }
-  ~Pool() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-      epoch_.fetch_add(1, std::memory_order_release);
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
+    } catch (const std::system_error& e) {
+      const size_t started = workers_.size();
+      stop();
+      fail(ErrorCode::io, "threads: found room for ", started + 1, ", expected ", threads, " (", e.what(),
+           "); INGOT_THREADS asks for fewer");
     }
-    wake_.notify_all();
-    for (auto& w : workers_) w.join();
   }
+  ~Pool() { stop(); }
   int threads() const { return int(workers_.size()) + 1; }
 
   void run(int64_t tasks, void (*body)(void*, int64_t), void* context) {
@@ -72,6 +75,15 @@ class Pool {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
   };
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      epoch_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (auto& w : workers_) w.join();
+  }
   void drain(int self) {
     inside_task = true;
     const int n = threads();
@@ -140,6 +152,24 @@ Pool*& pool_slot() {
   return pool;
 }
 
+// A child process has its parent's memory and none of its threads: it begins without a pool, and with a lock that
+// nobody holds. The old pool stays where it was, because nobody is left to join.
+void begin_anew_in_child() {
+  static Pool* left_behind;
+  left_behind = std::exchange(pool_slot(), nullptr);
+  (void)left_behind;
+  new (&pool_mutex) std::mutex;
+}
+Pool& pool_of(int threads) {
+  [[maybe_unused]] static const int told = ::pthread_atfork(nullptr, nullptr, begin_anew_in_child);
+  Pool*& pool = pool_slot();
+  if (pool == nullptr || pool->threads() != threads) {
+    delete std::exchange(pool, nullptr);
+    pool = new Pool(threads);
+  }
+  return *pool;
+}
+
 struct Scratch {
   void* memory = nullptr;
   int64_t bytes = 0;
@@ -161,12 +191,7 @@ void detail::parallel_tasks(int64_t tasks, void (*run)(void*, int64_t), void* co
     for (int64_t task = 0; task < tasks; ++task) run(context, task);
     return;
   }
-  Pool*& pool = pool_slot();
-  if (pool == nullptr || pool->threads() != thread_count()) {
-    delete pool;
-    pool = new Pool(thread_count());
-  }
-  pool->run(tasks, run, context);
+  pool_of(thread_count()).run(tasks, run, context);
 }
 
 void* thread_scratch(int slot, int64_t bytes) {

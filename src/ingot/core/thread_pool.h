@@ -16,7 +16,7 @@ void parallel_tasks(int64_t tasks, void (*run)(void*, int64_t), void* context);
 
 // Calls body(task) for each task in [0, tasks), in any order, on all threads; returns when all are done. The first
 // exception is rethrown. A call from inside a task, or while another thread's call is running, runs in the calling
-// thread.
+// thread. A forked child starts threads of its own. Threads that the system refuses to start are an Error of code io.
 template <class Body> void parallel_tasks(int64_t tasks, Body&& body) {
   if (tasks == 1) {
     body(int64_t(0));
