@@ -40,6 +40,9 @@ std::vector<NamedTensor> by_name(const ParameterLayout& layout, const Tensor& fl
   return all;
 }
 
+// JSON has no word for a number that is not finite.
+OrderedJson finite_or_null(double x) { return std::isfinite(x) ? OrderedJson(x) : OrderedJson(nullptr); }
+
 // One JSON object a line. A full disk must not stop training: the first failure is reported and the rest stays silent.
 class RunLog {
  public:
@@ -129,7 +132,9 @@ struct Trainer::Impl {
   // The length of a run may change when it is resumed; what defines its numbers may not.
   void check_same_run(const std::string& text) const {
     const std::string where = path("config.json");
-    Json before = parse_json(read_file(where), where), now = parse_json(text, "the new configuration");
+    // Read as a configuration and written again: what an earlier version did not know has its default.
+    Json before = parse_json(to_json(run_config_from_json(read_file(where), where)), where);
+    Json now = parse_json(text, "the new configuration");
     for (Json* j : {&before, &now})
       for (const char* key :
            {"seconds", "reserve_seconds", "eval_every", "checkpoint_every", "log_every", "keep_checkpoints"})
@@ -305,8 +310,8 @@ struct Trainer::Impl {
   void log_step(const TrainStatus& s) {
     log.write({{"event", "step"},
                {"step", s.step},
-               {"loss", s.loss},
-               {"grad_norm", std::isfinite(s.grad_norm) ? s.grad_norm : -1.0},
+               {"loss", finite_or_null(s.loss)},
+               {"grad_norm", finite_or_null(s.grad_norm)},
                {"lr_factor", s.lr_factor},
                {"looping", s.looping},
                {"tokens_per_second", s.tokens_per_second},
@@ -315,8 +320,8 @@ struct Trainer::Impl {
   void log_score(const Score& x) {
     log.write({{"event", "score"},
                {"step", step},
-               {"loss", x.loss},
-               {"bits_per_byte", x.bits_per_byte},
+               {"loss", finite_or_null(x.loss)},
+               {"bits_per_byte", finite_or_null(x.bits_per_byte)},
                {"targets", x.targets},
                {"bytes", x.bytes},
                {"scoring_seconds", x.seconds},

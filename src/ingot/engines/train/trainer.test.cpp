@@ -151,6 +151,25 @@ TEST(trainer, another_configuration_in_the_same_directory_is_refused_by_its_firs
   EXPECT_NE(message.find("softcap"), std::string::npos) << message;
 }
 
+TEST(trainer, a_configuration_written_before_an_option_was_there_is_the_same_one) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  c.train.steps = 1;
+  const std::string run = dir.path() + "/run", file = run + "/config.json";
+  { Trainer(c, data_for(c, dir), run).run(); }
+  std::string text = read_file(file);
+  const std::string option = "\"max_bad_steps\": 5,";
+  ASSERT_NE(text.find(option), std::string::npos) << text;
+  write_file(file, text.erase(text.find(option), option.size()));
+  EXPECT_EQ(Trainer(c, data_for(c, dir), run).step(), 1);
+  // What is no configuration is said by name.
+  for (const char* damaged : {"[]", "{", R"({"train": 3})", R"({"model": {"dim": 32}})"}) {
+    write_file(file, damaged);
+    const std::string error = testing::error_of([&] { Trainer(c, data_for(c, dir), run); });
+    EXPECT_NE(error.find(file), std::string::npos) << error;
+  }
+}
+
 TEST(trainer, a_flipped_byte_in_the_newest_checkpoint_is_named) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
@@ -201,16 +220,39 @@ TEST(trainer, numbers_that_blow_up_end_the_run_and_leave_the_last_checkpoint) {
   EXPECT_NE(message.find("not finite"), std::string::npos) << message;
 }
 
+TEST(trainer, the_log_goes_on_after_a_loss_that_is_not_finite) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run(false);
+  c.train.optimizer.matrix_lr = c.train.optimizer.embed_lr = 1e38;
+  c.train.max_bad_steps = 4;
+  c.train.log_every = 1;
+  const std::string run = dir.path() + "/run";
+  Trainer trainer(c, data_for(c, dir), run);
+  std::vector<TrainStatus> steps;
+  expect_error(ErrorCode::numeric,
+               [&] { trainer.run({.on_step = [&](const TrainStatus& s) { steps.push_back(s); }}); });
+  ASSERT_FALSE(steps.empty() || std::isfinite(steps.back().loss));
+  const std::string log = read_file(run + "/log.jsonl");
+  for (const TrainStatus& s : steps) {
+    const std::string line = R"({"event":"step","step":)" + std::to_string(s.step) + R"(,"loss":)";
+    const size_t at = log.find(line);
+    ASSERT_NE(at, std::string::npos) << line << log;
+    EXPECT_EQ(log.compare(at + line.size(), 5, "null,") == 0, !std::isfinite(s.loss)) << log.substr(at, 60);
+  }
+}
+
 TEST(trainer, a_run_by_time_stops_within_its_budget) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
   c.train.seconds = 0.6;
   c.train.reserve_seconds = 0.1;
   Trainer trainer(c, data_for(c, dir), dir.path() + "/run");
-  const TrainResult r = trainer.run();
+  std::vector<double> seconds;  // at the end of each step
+  const TrainResult r = trainer.run({.on_step = [&](const TrainStatus& s) { seconds.push_back(s.seconds); }});
   EXPECT_EQ(int(r.end), int(TrainEnd::finished));
   EXPECT_GE(r.status.seconds, 0.5);
   EXPECT_GT(r.status.step, 1);
+  for (size_t i = 0; i + 1 < seconds.size(); ++i) EXPECT_LT(seconds[i], 0.5);  // no step begins behind the budget
 }
 
 TEST(run_config, survives_json_and_merges_key_by_key) {
