@@ -83,6 +83,9 @@ Accuracy compare_models(Decoder& reference, Decoder& other, const std::vector<st
   AccuracyMeter meter;
   std::vector<float> kept;
   for (const std::vector<int32_t>& ids : lists) {
+    for (size_t i = 0; i < ids.size(); ++i)
+      if (ids[i] < 0 || ids[i] >= vocab)
+        fail(ErrorCode::bad_data, "found id ", ids[i], " at position ", i, ", expected 0 to ", vocab - 1);
     reference.rewind(0);
     other.rewind(0);
     const int64_t n = int64_t(ids.size());

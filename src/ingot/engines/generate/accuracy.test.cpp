@@ -92,6 +92,19 @@ TEST(accuracy, a_model_agrees_with_itself_and_its_loss_is_that_of_eval) {
   EXPECT_EQ(r.loss, r.reference_loss);
 }
 
+TEST(accuracy, an_id_outside_the_vocabulary_is_refused_before_anything_reads_its_logit) {
+  const Models m;
+  const auto a = m.decoder(m.weights), b = m.decoder(m.weights);
+  for (const int32_t id : {-1, int32_t(m.config.vocab), INT32_MAX}) {
+    std::vector<std::vector<int32_t>> lists = m.lists;
+    lists[0][8] = id;  // the next token of a batch's last one
+    const std::string error = testing::error_of([&] { compare_models(*a, *b, lists); });
+    EXPECT_NE(error.find("bad data: found id " + std::to_string(id) + " at position 8, expected 0 to "),
+              std::string::npos)
+        << error;
+  }
+}
+
 TEST(accuracy, fewer_bits_cost_more_and_each_component_is_changed_alone) {
   const Models m;
   const auto reference = m.decoder(m.weights);

@@ -16,6 +16,7 @@ template <class T> double loss_of(const T* row, int64_t vocab, int32_t target) {
 }
 
 void check_length(const Decoder& d, int64_t more) {
+  INGOT_CHECK(more >= 1 && more <= d.batch(), "decoder: found ", more, " tokens to append, expected 1 to ", d.batch());
   if (d.length() + more > d.context())
     fail(ErrorCode::usage, "found ", d.length() + more, " tokens, expected at most ", d.context(), ", the context");
 }

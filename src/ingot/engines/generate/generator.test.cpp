@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ingot/testing/temporary_directory.h"
 #include "ingot/text/char_tokenizer.h"
 
 namespace ingot {
@@ -72,6 +73,22 @@ TEST(generator, the_seed_decides_and_the_context_may_overflow) {
   EXPECT_NE(generator.generate(f.tokenizer, prompt, other), first);
   int count = 0;
   EXPECT_EQ(generator.generate(f.tokenizer, prompt, options, [&](int32_t) { return ++count < 3; }).size(), 3u);
+}
+
+TEST(decoder, nothing_to_append_and_more_than_a_batch_are_refused) {
+  Fixture f;
+  const auto decoder = make_decoder(f.config, f.weights, false, Products::fp32);
+  int calls = 0;
+  const auto append = [&](size_t n) {
+    const std::vector<int32_t> ids(n, 1);
+    return testing::error_of(
+        [&] { decoder->extend(ids, Decoder::Rows::last, [&](int64_t, const Tensor&) { ++calls; }); });
+  };
+  EXPECT_NE(append(0).find("found 0 tokens to append, expected 1 to 16"), std::string::npos);
+  EXPECT_NE(append(17).find("found 17 tokens to append, expected 1 to 16"), std::string::npos);
+  EXPECT_EQ(append(16), "");
+  EXPECT_NE(append(1).find("found 17 tokens, expected at most 16, the context"), std::string::npos);
+  EXPECT_EQ(calls, 1);
 }
 
 TEST(generator, an_empty_prompt_needs_a_start_token) {
