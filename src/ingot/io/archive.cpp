@@ -128,11 +128,13 @@ void ArchiveFile::prefetch(const std::vector<const ArchiveEntry*>& wanted) const
   struct Range {
     int64_t begin, end;
   };
+  std::vector<const ArchiveEntry*> in_order = wanted;
+  std::sort(in_order.begin(), in_order.end(), [](const auto* a, const auto* b) { return a->offset < b->offset; });
   std::vector<Range> ranges;  // neighbours joined, then cut
-  for (const ArchiveEntry* e : wanted) {
+  for (const ArchiveEntry* e : in_order) {
     const int64_t end = std::min(aligned(e->offset + e->bytes), file_bytes());
     if (!ranges.empty() && ranges.back().end >= e->offset)
-      ranges.back().end = end;
+      ranges.back().end = std::max(ranges.back().end, end);
     else
       ranges.push_back({e->offset, end});
   }
