@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "ingot/kernels/adamw/adamw.h"
 #include "ingot/kernels/muon/muon.h"
@@ -10,10 +11,11 @@ namespace ingot {
 
 void check(const OptimizerOptions& o) {
   if (o.matrix_optimizer != "muon" && o.matrix_optimizer != "adamw")
-    fail(ErrorCode::usage, "train.matrix_optimizer: found '", o.matrix_optimizer, "', expected muon or adamw");
+    fail(ErrorCode::usage, "train.optimizer.matrix_optimizer: found '", o.matrix_optimizer,
+         "', expected muon or adamw");
   const auto nonnegative = [](const char* name, double x) {
     if (!(x >= 0 && std::isfinite(x)))
-      fail(ErrorCode::usage, "train.", name, ": found ", x, ", expected a finite number of at least 0");
+      fail(ErrorCode::usage, "train.optimizer.", name, ": found ", x, ", expected a finite number of at least 0");
   };
   nonnegative("matrix_lr", o.matrix_lr);
   nonnegative("matrix_decay", o.matrix_decay);
@@ -23,13 +25,14 @@ void check(const OptimizerOptions& o) {
   nonnegative("head_decay", o.head_decay);
   nonnegative("scalar_lr", o.scalar_lr);
   nonnegative("scalar_decay", o.scalar_decay);
-  nonnegative("eps", o.eps);
+  if (!(o.eps > 0 && std::isfinite(o.eps)))
+    fail(ErrorCode::usage, "train.optimizer.eps: found ", o.eps, ", expected a finite number above 0");
   nonnegative("clip", o.clip);
-  for (double beta : {o.beta1, o.beta2})
+  for (const auto& [name, beta] : {std::pair{"beta1", o.beta1}, {"beta2", o.beta2}})
     if (!(beta >= 0 && beta < 1))
-      fail(ErrorCode::usage, "train.beta: found ", beta, ", expected at least 0 and less than 1");
+      fail(ErrorCode::usage, "train.optimizer.", name, ": found ", beta, ", expected at least 0 and less than 1");
   if (o.muon_iterations < 1 || o.muon_iterations > 50)
-    fail(ErrorCode::usage, "train.muon_iterations: found ", o.muon_iterations, ", expected 1 to 50");
+    fail(ErrorCode::usage, "train.optimizer.muon_iterations: found ", o.muon_iterations, ", expected 1 to 50");
 }
 
 Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages)

@@ -2,6 +2,7 @@
 
 #include "ingot/data/packer.h"
 #include "ingot/io/json.h"
+#include "ingot/io/utf8.h"
 
 namespace ingot {
 namespace {
@@ -57,6 +58,10 @@ template <class Options, class Visit> void visit_optimizer(Options& o, Visit&& v
 template <class T> void at_least(const char* field, T value, T low) {
   if (!(value >= low)) fail(ErrorCode::usage, "train.", field, ": found ", value, ", expected at least ", low);
 }
+void in_range(const char* field, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high)
+    fail(ErrorCode::usage, "train.", field, ": found ", value, ", expected ", low, " to ", high);
+}
 
 void merge_into(Json& base, const Json& over) {
   if (!base.is_object() || !over.is_object()) {
@@ -75,8 +80,8 @@ void check(const TrainOptions& o) {
   if (o.seconds > 0 && o.reserve_seconds >= o.seconds)
     fail(ErrorCode::usage, "train.reserve_seconds: found ", o.reserve_seconds,
          ", expected less than seconds = ", o.seconds);
-  at_least<int64_t>("batch_tokens", o.batch_tokens, 1);
-  at_least<int64_t>("accumulation", o.accumulation, 1);
+  in_range("batch_tokens", o.batch_tokens, 1, int64_t(1) << 30);
+  in_range("accumulation", o.accumulation, 1, 1 << 20);
   at_least<int64_t>("held_out_every", o.held_out_every, 2);
   if (!(o.held_out_tail > 0 && o.held_out_tail < 1))
     fail(ErrorCode::usage, "train.held_out_tail: found ", o.held_out_tail, ", expected more than 0 and less than 1");
@@ -86,7 +91,7 @@ void check(const TrainOptions& o) {
   at_least<int64_t>("eval_every", o.eval_every, 0);
   at_least<int64_t>("checkpoint_every", o.checkpoint_every, 0);
   at_least<int64_t>("log_every", o.log_every, 1);
-  at_least<int64_t>("keep_checkpoints", o.keep_checkpoints, 1);
+  in_range("keep_checkpoints", o.keep_checkpoints, 1, 1 << 30);
   at_least<int64_t>("max_bad_steps", o.max_bad_steps, 1);
   check(o.schedule);
   check(o.optimizer);
@@ -139,6 +144,8 @@ std::string assignment_as_json(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0)
     fail(ErrorCode::usage, "--set: found '", assignment, "', expected a key, '=' and a value, as in train.steps=500");
+  if (const int64_t at = find_invalid_utf8(assignment); at >= 0)
+    fail(ErrorCode::usage, "--set: found an argument that is not UTF-8 at byte ", at, ", expected text");
   const std::string path = assignment.substr(0, equals), text = assignment.substr(equals + 1);
   Json value = Json::parse(text, nullptr, false);
   if (value.is_discarded()) value = text;

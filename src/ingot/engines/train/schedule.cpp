@@ -9,11 +9,12 @@ namespace ingot {
 
 void check(const ScheduleOptions& o) {
   const auto share = [](const char* name, double x) {
-    if (!(x >= 0 && x <= 1)) fail(ErrorCode::usage, "train.", name, ": found ", x, ", expected 0 to 1");
+    if (!(x >= 0 && x <= 1)) fail(ErrorCode::usage, "train.schedule.", name, ": found ", x, ", expected 0 to 1");
   };
-  if (o.warmup_steps < 0) fail(ErrorCode::usage, "train.warmup_steps: found ", o.warmup_steps, ", expected at least 0");
+  if (o.warmup_steps < 0)
+    fail(ErrorCode::usage, "train.schedule.warmup_steps: found ", o.warmup_steps, ", expected at least 0");
   if (o.decay != "linear" && o.decay != "cosine")
-    fail(ErrorCode::usage, "train.decay: found '", o.decay, "', expected linear or cosine");
+    fail(ErrorCode::usage, "train.schedule.decay: found '", o.decay, "', expected linear or cosine");
   share("warmdown", o.warmdown);
   share("min_lr", o.min_lr);
   share("momentum_start", o.momentum_start);

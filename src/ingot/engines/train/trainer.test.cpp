@@ -264,7 +264,22 @@ TEST(run_config, survives_json_and_merges_key_by_key) {
   const std::string wrong = merge_json(to_json(c), assignment_as_json("train.stepz=3"), "test");
   EXPECT_NE(expect_error(ErrorCode::usage, [&] { run_config_from_json(wrong, "test"); }).find("stepz"),
             std::string::npos);
-  for (const char* bad : {"steps", "=3", "a..b=1"}) expect_error(ErrorCode::usage, [&] { assignment_as_json(bad); });
+  for (const char* bad : {"steps", "=3", "a..b=1", "train.tokenizer=\xff"})
+    expect_error(ErrorCode::usage, [&] { assignment_as_json(bad); });
+}
+
+TEST(run_config, a_value_out_of_range_is_named_as_it_was_written) {
+  for (const std::string set :
+       {"train.batch_tokens=0", "train.batch_tokens=4294967296", "train.accumulation=4611686018427387904",
+        "train.keep_checkpoints=4294967296", "train.held_out_tail=1", "train.optimizer.eps=0",
+        "train.optimizer.beta2=1", "train.optimizer.matrix_lr=-1", "train.optimizer.matrix_optimizer=sgd",
+        "train.optimizer.muon_iterations=0", "train.schedule.warmup_steps=-1", "train.schedule.decay=step",
+        "train.schedule.min_lr=2", "model.heads=0", "model.rotary_dim=3"}) {
+    const std::string text = merge_json(to_json(small_run()), assignment_as_json(set), "test");
+    const std::string error = expect_error(ErrorCode::usage, [&] { run_config_from_json(text, "test"); });
+    EXPECT_EQ(error.rfind(set.substr(0, set.find('=')) + ": found ", 0), 0u) << error;
+    EXPECT_NE(error.find(", expected "), std::string::npos) << error;
+  }
 }
 
 TEST(schedule, warms_up_holds_and_falls_to_its_floor) {
