@@ -1,5 +1,7 @@
 #include "ingot/models/gpt_oss/config.h"
 
+#include <algorithm>
+
 #include "ingot/io/archive.h"
 #include "ingot/io/file.h"
 #include "ingot/io/iris.h"
@@ -163,7 +165,8 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
   must_be(f, "hidden_act", "silu");
   read_rope_keys(json, f, c);
   if (!f.read("max_position_embeddings", c.context) && c.rope_scaling.kind == RopeScaling::yarn)
-    c.context = int64_t(c.rope_scaling.original_context * c.rope_scaling.factor);
+    // What is beyond the bounds no integer may hold, and check() refuses it either way.
+    c.context = int64_t(std::clamp(c.rope_scaling.original_context * c.rope_scaling.factor, -1.0, 1e15));
   in_range<int64_t>(where, "num_hidden_layers", c.layers, 1, 4096);  // before a list of them is made
   read_layer_types(f, c);
   if (json.contains("eos_token_id") && !is_null(json, "eos_token_id"))

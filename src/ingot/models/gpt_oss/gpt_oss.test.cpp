@@ -92,6 +92,10 @@ TEST(gpt_oss_config, what_would_be_another_model_is_refused_by_field) {
     const std::string found = error_of([&] { gpt_oss_config_from_json(text, "config.json"); });
     EXPECT_TRUE(holds(found, message)) << to << ": " << found;
   }
+  std::string own = kOwn;  // its context is a product, which no integer may hold
+  own.replace(own.find("4096"), 4, "1e300");
+  const std::string found = error_of([&] { gpt_oss_config_from_json(own, "config.json"); });
+  EXPECT_TRUE(holds(found, "max_position_embeddings: found 1000000000000000, expected 1 to 67108864")) << found;
 }
 
 // --- loading -------------------------------------------------------------------------------------------------------
