@@ -86,10 +86,11 @@ def _probe(module):
     """A copy of the module with random weights, and rows from tiny (where epsilon matters) to large."""
     probe = copy.deepcopy(module)
     weight = probe.weight.data
-    generator = torch.Generator().manual_seed(1)
-    weight.copy_((torch.randn(weight.shape, generator=generator) * 0.5 + 0.5).to(weight.dtype))
-    scale = torch.tensor([1e-4, 3e-3, 0.1, 1.0, 1.0, 30.0]).unsqueeze(1)
-    rows = torch.randn(len(scale), weight.numel(), generator=generator) * scale
+    with torch.device("cpu"):  # the same numbers wherever tensors are made by default
+        generator = torch.Generator().manual_seed(1)
+        weight.copy_((torch.randn(weight.shape, generator=generator) * 0.5 + 0.5).to(weight.dtype))
+        scale = torch.tensor([1e-4, 3e-3, 0.1, 1.0, 1.0, 30.0]).unsqueeze(1)
+        rows = torch.randn(len(scale), weight.numel(), generator=generator) * scale
     return probe, rows.to(weight.device)
 
 
@@ -126,11 +127,19 @@ def _verify(module):
     return (served, form, worst) if served else why
 
 
+def _own_forward(module):
+    """What computes `module` so far, as a function of the module too: a copy of it has weights of its own."""
+    forward = module.forward
+    if isinstance(forward, types.MethodType) and forward.__self__ is module:
+        return forward.__func__
+    return lambda _, hidden_states: forward(hidden_states)
+
+
 def _fused(original, served, eps, unit_offset):
     def forward(self, hidden_states):
         if hidden_states.dtype in served:
             return functional.rms_norm(hidden_states, self.weight, eps, unit_offset=unit_offset)
-        return original(hidden_states)
+        return original(self, hidden_states)
 
     return forward
 
@@ -156,7 +165,7 @@ def patch(model):
                 continue
             served, unit_offset, worst = verdict
             report._modules.append((module, module.__dict__.get("forward")))
-            module.forward = types.MethodType(_fused(module.forward, frozenset(served), _epsilon(module), unit_offset), module)
+            module.forward = types.MethodType(_fused(_own_forward(module), frozenset(served), _epsilon(module), unit_offset), module)
             form = "1 + weight" if unit_offset else "weight"
             report.replaced.append((name, form, tuple(d for d in _DTYPES if d in served), worst))
     return report

@@ -1,4 +1,6 @@
 """hf.patch on models made by hand, and on small random Hugging Face models where transformers is installed."""
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -56,7 +58,8 @@ def model(device):
 
 def test_replaces_what_it_has_verified_and_nothing_else(device):
     m = model(device)
-    report = hf.patch(m)
+    with torch.device("meta"):  # where tensors are made by default does not matter
+        report = hf.patch(m)
     assert {name: form for name, form, _, _ in report.replaced} == {"llama": "weight", "gemma": "1 + weight", "torch": "weight"}
     assert {name for name, _ in report.skipped} == {"centered", "outside", "gated"}
     assert "3 RMSNorms replaced, 3 similar modules left alone" in str(report)
@@ -93,6 +96,21 @@ def test_a_half_precision_model_is_served_in_its_dtype(device):
     report = hf.patch(m)
     assert {name for name, *_ in report.replaced} == {"llama", "gemma", "torch"}
     assert all(torch.bfloat16 in dtypes for _, _, dtypes, _ in report.replaced)
+
+
+def test_a_copy_of_a_patched_model_computes_with_its_own_weights(device):
+    m = model(device)
+    m["gemma"].forward = lambda x, own=m["gemma"].forward: own(x)  # not a method: all that there is to call
+    hf.patch(m)
+    copied = copy.deepcopy(m)
+    with torch.no_grad():
+        for p in copied.parameters():
+            p.mul_(2)
+    for dtype in (torch.float32, torch.bfloat16):  # the kernel serves the first, Llama's own forward the second
+        x = torch.randn(3, 48, device=device, dtype=dtype)
+        torch.testing.assert_close(copied["llama"](x), 2 * m["llama"](x))
+    copied["llama"](torch.randn(3, 48, device=device, dtype=torch.bfloat16)).sum().backward()
+    assert copied["llama"].weight.grad is not None and m["llama"].weight.grad is None
 
 
 def test_refuses_what_is_no_module():
