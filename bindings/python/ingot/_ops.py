@@ -323,6 +323,8 @@ def run_mlp(x, parameters, bias, weight_norm, act, activate_last, save):
         _check_dtypes(x, parameters)
         wide = [p.float() for p in parameters]
         return run_mlp(x.float(), wide, bias, weight_norm, act, activate_last, False)[0].to(x.dtype), None
+    if x.dim() == 0:
+        raise ValueError("mlp: x: found a tensor without dimensions, expected at least one")
     found = _C.mlp(x, parameters, bias, weight_norm, act, activate_last, save)
     return found or _C.mlp(x.contiguous(), [p.contiguous() for p in parameters], bias, weight_norm, act, activate_last, save)
 
@@ -349,7 +351,7 @@ def run_mlp_backward(dy, x, parameters, saved, wanted, need_dx, bias, weight_nor
 
 
 def _split_gradients(gradients, parameters, wanted):
-    """Views of the flat gradients with the parameters' shapes and dtype (all have one dtype; _check_parameters)."""
+    """Views of the flat gradients with the parameters' shapes and dtype (all have one dtype)."""
     parts = iter(gradients.to(parameters[0].dtype).split([p.numel() for p, w in zip(parameters, wanted) if w]))
     return [next(parts).view(p.shape) if w else None for p, w in zip(parameters, wanted)]
 

@@ -96,6 +96,8 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
         raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
     if up is not None and (up.shape != gate.shape or up.dtype is not gate.dtype):
         raise ValueError(f"swiglu_gate: up: found {tuple(up.shape)} {up.dtype}, expected {tuple(gate.shape)} {gate.dtype} as gate")
+    if gate.dim() == 0:
+        raise ValueError(f"swiglu_gate: {'packed' if up is None else 'gate'}: found a tensor without dimensions, expected at least one")
     if up is None and gate.shape[-1] % 2:
         raise ValueError(f"swiglu_gate: packed: found {gate.shape[-1]} columns, expected an even number")
     way = _DISPATCH if is_dynamo_compiling() else route(gate, up)
@@ -108,12 +110,13 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
 
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,
                truncate=True, attention_factor=0.0, dtype=torch.float32, device=None):
-    """(cos, sin), each (positions, dim / 2), for `rope`; scaling is "none", "ntk" or "yarn"."""
+    """(cos, sin), each (positions, dim / 2), for `rope`; scaling is "none", "ntk" or "yarn". device=None: where PyTorch makes tensors."""
     if dim < 2 or dim % 2:
         raise ValueError(f"rope_table: dim: found {dim}, expected an even number from 2")
-    cos, sin = torch.empty(positions, dim // 2, dtype=dtype), torch.empty(positions, dim // 2, dtype=dtype)
+    device = torch.empty(0).device if device is None else device
+    cos, sin = (torch.empty(positions, dim // 2, dtype=dtype, device="cpu") for _ in range(2))
     _C.rope_table(cos, sin, base, scaling, factor, original_context, beta_fast, beta_slow, truncate, attention_factor)
-    return (cos, sin) if device is None else (cos.to(device), sin.to(device))
+    return cos.to(device), sin.to(device)
 
 
 def _positions(op, x, positions):
@@ -129,7 +132,12 @@ def _positions(op, x, positions):
         except RuntimeError:
             raise ValueError(f"{op}: positions: found shape {tuple(positions.shape)}, expected {tuple(leading)} or what "
                              "broadcasts to it") from None
-    return positions.reshape(-1).to(torch.int32)
+    if positions.is_floating_point() or positions.dtype is torch.bool:
+        raise ValueError(f"{op}: positions: found {positions.dtype}, expected integers")
+    positions = positions.reshape(-1)
+    if positions.dtype is torch.int64 and not positions.is_cuda:
+        positions = positions.clamp(-1, 2**31 - 1)  # a position that 32 bits cannot hold is refused, and not another one
+    return positions.to(torch.int32)
 
 
 def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):

@@ -107,6 +107,9 @@ def test_rope_tables_are_the_published_formula(device):
     assert not torch.allclose(stretched.double(), functional.rope_table(50, 16)[0].double())
     with pytest.raises(ValueError, match="scaling: found linear"):
         functional.rope_table(4, 8, scaling="linear")
+    with torch.device("meta"):  # as a model is built whose weights come later
+        assert all(t.is_meta and t.shape == (50, 8) for t in functional.rope_table(50, 16))
+        assert all(torch.equal(a, b) for a, b in zip(functional.rope_table(50, 16, base=500.0, dtype=torch.float64, device="cpu"), (cos, sin)))
 
 
 @pytest.mark.parametrize("name", functional.ACTIVATIONS)
@@ -157,10 +160,16 @@ def test_errors_name_operation_argument_found_and_expected(device):
         (lambda: functional.swiglu(x, order="up"), "swiglu_gate: order: found 'up', expected one of gate_first"),
         (lambda: functional.rope(x, cos, sin), "rope: x: found shape"),
         (lambda: functional.rope(torch.randn(2, 3, 8, device=device), cos, sin, torch.zeros(5, device=device)), "rope: positions: found shape"),
+        (lambda: functional.rope(torch.randn(2, 3, 8, device=device), cos, sin, torch.zeros(2, device=device)),
+         "rope: positions: found torch.float32, expected integers"),
+        (lambda: functional.swiglu(x[0, 0]), "swiglu_gate: packed: found a tensor without dimensions"),
+        (lambda: functional.fused_mlp(x[0, 0], [torch.randn(8, 8, device=device)]), "mlp: x: found a tensor without dimensions"),
         (lambda: functional.activation(x, "swish"), "activation: activation: found 'swish', expected one of identity"),
     ]
     if DEVICE == "cpu":
         cases.append((lambda: functional.rope(torch.randn(2, 3, 8), cos, sin, torch.tensor([0, 2])), r"rope: found positions\[1\] = 2"))
+        for far in (2**31, 2**32 + 1, -(2**32)):  # which would be 1, or 0, of 32 bits
+            cases.append((lambda far=far: functional.rope(torch.randn(2, 3, 8), cos, sin, torch.tensor([0, far])), r"rope: found positions\[1\]"))
     for call, message in cases:
         with pytest.raises(ValueError, match=message):
             call()
