@@ -84,6 +84,7 @@ template <class Use> void for_each_row(const Tensor& a, const Tensor& b, Use&& u
 }  // namespace
 
 void fill_zero(const Tensor& t) {
+  INGOT_CHECK(t.device.kind == Device::cpu, "fill_zero: found a tensor on ", t.device, ", expected cpu");
   if (t.numel() == 0) return;
   const int64_t width = size_of(t.dtype);
   if (t.contiguous()) {
@@ -97,6 +98,8 @@ void fill_zero(const Tensor& t) {
 }
 
 void copy(const Tensor& from, const Tensor& to) {
+  INGOT_CHECK(from.device.kind == Device::cpu && to.device.kind == Device::cpu, "copy: found tensors on ", from.device,
+              " and ", to.device, ", expected cpu");
   INGOT_CHECK(from.shape == to.shape, "copy: found shape ", from.shape, ", expected ", to.shape);
   if (from.numel() == 0) return;
   const auto at = [](const Tensor& t, int64_t i) { return static_cast<char*>(t.data) + i * size_of(t.dtype); };

@@ -22,6 +22,15 @@ TEST(tensor, slices_select_and_reshape_keep_strides) {
   EXPECT_THROW(s.reshape({12}), Error);
 }
 
+TEST(tensor, filling_and_copying_refuse_what_is_not_on_the_cpu) {
+  float x[2] = {1, 2}, y[2] = {};
+  const Tensor here(x, {2}), there(y, {2}, {Device::cuda, 1});
+  EXPECT_THROW(fill_zero(there), Error);
+  EXPECT_THROW(copy(here, there), Error);
+  EXPECT_THROW(copy(there, here), Error);
+  EXPECT_EQ(x[0] + y[0], 1);
+}
+
 TEST(tensor, an_error_prints_both_values) {
   try {
     INGOT_CHECK_EQ(2 + 2, 5, "arithmetic");

@@ -2,7 +2,9 @@
 // What numeric tests share: owned tensors with guard zones and poison, seeded inputs at realistic scale, comparison
 // with a reference under a derived tolerance, and finite differences. Only tests and benches include this.
 #include <functional>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ingot/core/rng.h"
@@ -52,6 +54,25 @@ Comparison compare(const Tensor& got, const std::vector<double>& want, double ab
 // Returns the worst relative error; the step is chosen as cbrt(eps) of the direction's size.
 double gradient_error(const std::function<double()>& f, const Tensor& input, const Tensor& grad, uint64_t seed,
                       int directions = 3);
+// Runs `op` on `args` with one operand in turn as if it lay on a GPU. Empty where an Error says so each time; else the
+// place of the first operand whose device nobody looked at, which a kernel would have taken for host memory.
+template <class Args, class Op>
+std::string device_not_checked(const Args& args, std::initializer_list<Tensor Args::*> operands, Op&& op) {
+  int place = 0;
+  for (Tensor Args::*operand : operands) {
+    Args a = args;
+    (a.*operand).device = {Device::cuda, 0};
+    try {
+      op(a, Stream{});
+      return ingot::detail::concat("operand ", place, ": no error");
+    } catch (const Error& e) {
+      if (std::string_view(e.what()).find("cuda:0") == std::string_view::npos)
+        return ingot::detail::concat("operand ", place, ": ", e.what());
+    }
+    ++place;
+  }
+  return {};
+}
 // sum of weights * t: the scalar whose gradient with respect to t is `weights`.
 double dot(const Tensor& t, const Tensor& weights);
 

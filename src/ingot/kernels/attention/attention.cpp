@@ -19,11 +19,15 @@ using detail::visible;
 
 // --- checks ------------------------------------------------------------------------------------------------
 
+void check_device(const char* op, const char* name, const Tensor& t, const Tensor& like) {
+  INGOT_CHECK(t.device == like.device, op, ": found ", name, " on ", t.device, ", expected ", like.device);
+}
+
 void check_operand(const char* op, const char* name, const Tensor& t, const Tensor& like, int64_t heads,
                    int64_t width) {
   INGOT_CHECK_EQ(t.rank(), 3, op, ": rank of ", name);
   INGOT_CHECK_EQ(t.dtype, like.dtype, op, ": dtype of ", name);
-  INGOT_CHECK(t.device == like.device, op, ": found ", name, " on ", t.device, ", expected ", like.device);
+  check_device(op, name, t, like);
   INGOT_CHECK_EQ(t.size(1), heads, op, ": heads of ", name);
   INGOT_CHECK_EQ(t.size(2), width, op, ": head size of ", name);
   INGOT_CHECK(width <= 1 || t.step(2) == 1, op, ": found ", name, " with last stride ", t.step(2), ", expected 1");
@@ -32,7 +36,7 @@ void check_operand(const char* op, const char* name, const Tensor& t, const Tens
 void check_offsets(const char* op, const char* name, const Tensor& cu, const Tensor& like) {
   INGOT_CHECK_EQ(cu.rank(), 1, op, ": rank of ", name);
   INGOT_CHECK_EQ(cu.dtype, DType::i32, op, ": dtype of ", name);
-  INGOT_CHECK(cu.device == like.device, op, ": found ", name, " on ", cu.device, ", expected ", like.device);
+  check_device(op, name, cu, like);
   INGOT_CHECK_GE(cu.size(0), 1, op, ": length of ", name);
   INGOT_CHECK(cu.contiguous(), op, ": found ", name, " with stride ", cu.step(0), ", expected 1");
 }
@@ -75,6 +79,7 @@ template <class Op> void check_common(const char* op, const Op& a) {
     INGOT_CHECK(a.sinks.shape == Shape({heads}) && a.sinks.contiguous(), op, ": found sinks of shape ", a.sinks.shape,
                 ", expected ", Shape{heads}, ", contiguous");
     INGOT_CHECK_EQ(a.sinks.dtype, a.q.dtype, op, ": dtype of sinks");
+    check_device(op, "sinks", a.sinks, a.q);
   }
   if (a.lse) {
     INGOT_CHECK(a.lse.shape == Shape({heads, a.q.size(0)}), op, ": found lse of shape ", a.lse.shape, ", expected ",
@@ -83,6 +88,7 @@ template <class Op> void check_common(const char* op, const Op& a) {
                 ", expected 1");
     const DType want = a.q.dtype == DType::f64 ? DType::f64 : DType::f32;
     INGOT_CHECK_EQ(a.lse.dtype, want, op, ": dtype of lse");
+    check_device(op, "lse", a.lse, a.q);
   }
   INGOT_CHECK_GE(a.window, 0, op, ": window");
   INGOT_CHECK(a.window == 0 || a.causal, op, ": found a window of ", a.window,
@@ -104,6 +110,7 @@ void check_keys(const Attention& a) {
       a.k_first && a.k_first.shape == Shape({segments}) && a.k_first.dtype == DType::i32 && a.k_first.contiguous(), op,
       ": found k_first of shape ", a.k_first.shape, " and dtype ", a.k_first.dtype, ", expected ", Shape{segments},
       " i32 with a ring");
+  check_device(op, "k_first", a.k_first, a.q);
   INGOT_CHECK_GE(a.k.size(0), segments * a.ring, op, ": rows of k with a ring of ", a.ring);
   if (!host) return;
   for (int64_t s = 0; s < segments; ++s) {
@@ -134,6 +141,7 @@ void check_backward(const AttentionBackward& a) {
     INGOT_CHECK(a.dsinks.shape == Shape({heads}) && a.dsinks.contiguous(), op, ": found dsinks of shape ",
                 a.dsinks.shape, ", expected ", Shape{heads}, ", contiguous");
     INGOT_CHECK_EQ(a.dsinks.dtype, a.q.dtype, op, ": dtype of dsinks");
+    check_device(op, "dsinks", a.dsinks, a.q);
   }
 }
 

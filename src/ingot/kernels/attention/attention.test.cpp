@@ -415,6 +415,30 @@ TEST(Attention, ErrorsNameBothValues) {
   EXPECT_TRUE(m.find('5') != m.npos && m.find("10") != m.npos) << m;
 }
 
+TEST(Attention, EveryOperandLiesOnOneDevice) {
+  using F = Attention;
+  using B = AttentionBackward;
+  Operands a({{6, 4}, {}, 4, 2, 8, 8}, DType::f32);
+  F op = a.op();
+  op.sinks = a.sinks;
+  EXPECT_EQ(testing::device_not_checked(op, {&F::q, &F::k, &F::v, &F::cu_q, &F::cu_k, &F::sinks, &F::out, &F::lse},
+                                        attention),
+            "");
+  Buffer first(DType::i32, {2});
+  testing::assign(first, {0, 0});
+  op.ring = 5, op.k_first = first;
+  op.cu_k.ptr<int32_t>()[1] = 5, op.cu_k.ptr<int32_t>()[2] = 9;
+  EXPECT_EQ(testing::device_not_checked(op, {&F::k_first}, attention), "");
+  Operands whole({{6, 4}, {}, 4, 2, 8, 8}, DType::f32);
+  B back = whole.backward_op();
+  back.sinks = whole.sinks, back.dsinks = whole.dsinks;
+  EXPECT_EQ(testing::device_not_checked(back,
+                                        {&B::q, &B::k, &B::v, &B::cu_q, &B::sinks, &B::out, &B::lse, &B::dout, &B::dq,
+                                         &B::dk, &B::dv, &B::dsinks},
+                                        attention_backward),
+            "");
+}
+
 // --- exclusive self attention ------------------------------------------------------------------------------
 
 struct Exclusive {

@@ -266,7 +266,9 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
               "linear_cross_entropy: found outputs for gradients without dloss, expected dloss or no gradients");
   check_options(a.softcap, a.z_loss, "linear_cross_entropy");
   const int64_t needed = linear_cross_entropy_workspace_bytes(T, C, V, a.x.dtype, a.products, a.x.device);
-  INGOT_CHECK_GE(a.workspace.bytes(), needed, "linear_cross_entropy: workspace bytes");
+  INGOT_CHECK_GE(a.workspace ? a.workspace.bytes() : 0, needed, "linear_cross_entropy: workspace bytes");
+  INGOT_CHECK(needed == 0 || a.workspace.device == a.x.device, "linear_cross_entropy: found workspace on ",
+              a.workspace.device, ", expected ", a.x.device);
   INGOT_DISPATCH_CROSS_ENTROPY(a.x.device, linear_cross_entropy, a, stream);
 }
 

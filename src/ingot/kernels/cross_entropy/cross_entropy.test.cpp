@@ -370,5 +370,15 @@ TEST(CrossEntropy, ErrorsNameWhatWasFoundAndWhatWasExpected) {
   EXPECT_NE(message_of([&] { linear_cross_entropy(mixed.args, {}); }).find("without dloss"), std::string::npos);
 }
 
+TEST(LinearCrossEntropy, EveryOperandLiesOnOneDevice) {
+  using F = LinearCrossEntropy;
+  const Fused f(DType::f32, 20, 6, 30, 2);
+  EXPECT_EQ(testing::device_not_checked(f.args,
+                                        {&F::x, &F::w, &F::x2, &F::w2, &F::targets, &F::loss, &F::lse, &F::dloss,
+                                         &F::dx, &F::dx2, &F::dw, &F::dw2, &F::workspace},
+                                        linear_cross_entropy),
+            "");
+}
+
 }  // namespace
 }  // namespace ingot

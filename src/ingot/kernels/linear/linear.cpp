@@ -314,6 +314,7 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
 }
 void check_vector(const char* op, const char* name, const Tensor& t, int64_t n, const Tensor& like) {
   INGOT_CHECK(t.dtype == like.dtype, op, ": ", name, ": found dtype ", t.dtype, ", expected ", like.dtype);
+  INGOT_CHECK(t.device == like.device, op, ": ", name, ": found it on ", t.device, ", expected ", like.device);
   INGOT_CHECK(t.rank() == 1 && t.size(0) == n && (n <= 1 || t.stride[0] == 1), op, ": ", name, ": found ", t.shape,
               ", expected a contiguous vector of ", n);
 }
@@ -500,7 +501,12 @@ void linear(const Linear& a, Stream stream) {
   check_matrix("linear", "y", a.y, rows, n, a.x);
   if (a.b) check_vector("linear", "b", a.b, n, a.x);
   if (a.pre) check_matrix("linear", "pre", a.pre, rows, n, a.x);
-  if (a.w_packed) INGOT_CHECK_GE(a.w_packed.bytes(), linear_packed_bytes(a.w, a.products), "linear: w_packed bytes");
+  if (a.w_packed) {
+    INGOT_CHECK(a.w_packed.device.kind == Device::cpu && a.x.device.kind == Device::cpu,
+                "linear: w_packed: found it on ", a.w_packed.device, " beside x on ", a.x.device,
+                ", expected both on a cpu");
+    INGOT_CHECK_GE(a.w_packed.bytes(), linear_packed_bytes(a.w, a.products), "linear: w_packed bytes");
+  }
   if (a.accumulate)
     INGOT_CHECK(a.act == Act::identity && !a.b && !a.pre, "linear: found accumulate with ",
                 a.b     ? "a bias"

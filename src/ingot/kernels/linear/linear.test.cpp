@@ -588,5 +588,18 @@ TEST(linear, errors_name_what_was_found_and_what_was_expected) {
   EXPECT_NE(message_of([&] { linear({.x = gpu, .w = ok, .y = y}, {}); }).find("expected cuda:0"), std::string::npos);
 }
 
+TEST(linear, every_operand_lies_on_one_device) {
+  using F = Linear;
+  using B = LinearBackward;
+  const Buffer x = matrix(DType::f32, 4, 8, 0, 1), w = matrix(DType::f32, 5, 8, 0, 2);
+  Buffer y(DType::f32, {4, 5}), b(DType::f32, {5}), packed(DType::u8, {linear_packed_bytes(w, Products::fp32)});
+  linear_pack({.w = w, .packed = packed});
+  const F a{.x = x, .w = w, .b = b, .y = y, .pre = y, .w_packed = packed};
+  EXPECT_EQ(testing::device_not_checked(a, {&F::x, &F::w, &F::b, &F::y, &F::pre, &F::w_packed}, linear), "");
+  const B back{.dy = y, .x = x, .w = w, .dx = x, .dw = w, .db = b, .pre = x};
+  EXPECT_EQ(testing::device_not_checked(back, {&B::dy, &B::x, &B::w, &B::dx, &B::dw, &B::db, &B::pre}, linear_backward),
+            "");
+}
+
 }  // namespace
 }  // namespace ingot

@@ -190,6 +190,7 @@ void experts(const Experts& a, Stream stream) {
   if (a.b_down) check_like(op, "b_down", a.b_down, {E, C}, a.x.dtype, device);
   INGOT_CHECK_GE(a.workspace.bytes(), experts_workspace_bytes(tokens, k, E, C, H, a.x.dtype, device), op,
                  ": bytes of workspace");
+  INGOT_CHECK(a.workspace.device == device, op, ": found workspace on ", a.workspace.device, ", expected ", device);
   if (tokens == 0) return;
   INGOT_DISPATCH_CPU_ONLY(device, experts, a, stream);
 }

@@ -225,6 +225,13 @@ TEST(experts, what_does_not_fit_is_refused_by_name) {
   EXPECT_EQ(
       error_of([&] { experts(a, {}); }),
       "invalid argument: experts: b_gate_up: found shape (4, 63) and dtype f32, expected (4, 64) f32, contiguous");
+  m.chosen.tensor().ptr<int32_t>()[1] = (m.chosen.tensor().ptr<int32_t>()[0] + 1) % 4;
+  using F = Experts;
+  EXPECT_EQ(
+      testing::device_not_checked(m.arguments(workspace),
+                                  {&F::x, &F::experts, &F::weights, &F::b_gate_up, &F::b_down, &F::y, &F::workspace},
+                                  [](const F& e, Stream stream) { experts(e, stream); }),
+      "");
   Buffer logits(DType::f32, {1, 2}), weights(DType::f32, {1, 3}), chosen(DType::i32, {1, 3});
   EXPECT_EQ(error_of([&] { route({.logits = logits, .experts = chosen, .weights = weights}, {}); }),
             "invalid argument: route: found 3 experts per token, expected 1 to 2");

@@ -188,7 +188,8 @@ void check_bank(const char* op, const char* name, const Tensor& t, const Tensor&
   INGOT_CHECK(t.shape == like.shape, op, ": ", name, ": found ", t.shape, ", expected ", like.shape);
   INGOT_CHECK(t.cols() <= 1 || t.step(-1) == 1, op, ": ", name, ": found last stride ", t.step(-1), ", expected 1");
 }
-void check_workspace(const char* op, const Tensor& t, int64_t bytes) {
+void check_workspace(const char* op, const Tensor& t, int64_t bytes, Device device) {
+  INGOT_CHECK(t.device == device, op, ": workspace: found it on ", t.device, ", expected ", device);
   INGOT_CHECK(t.dtype == DType::u8 && t.contiguous() && t.numel() >= bytes, op, ": workspace: found ", t.numel(),
               " elements of ", t.dtype, ", expected at least ", bytes, " contiguous bytes");
   INGOT_CHECK(reinterpret_cast<uintptr_t>(t.data) % 16 == 0, op,
@@ -253,7 +254,8 @@ void muon(const Muon& m, Stream stream) {
   check_bank("muon", "momentum", m.momentum, m.p);
   INGOT_CHECK_GE(m.steps, 0, "muon: steps");
   if (m.p.numel() == 0) return;
-  check_workspace("muon", m.workspace, muon_workspace_bytes(m.p.size(1), m.p.size(2), m.p.dtype, m.p.device));
+  check_workspace("muon", m.workspace, muon_workspace_bytes(m.p.size(1), m.p.size(2), m.p.dtype, m.p.device),
+                  m.p.device);
   INGOT_MUON_DISPATCH(m.p.device, muon, m, stream);
 }
 
@@ -262,7 +264,7 @@ void newton_schulz(const NewtonSchulz& n, Stream stream) {
   check_bank("newton_schulz", "x", n.x, n.x);
   INGOT_CHECK_GE(n.steps, 0, "newton_schulz: steps");
   if (n.x.numel() == 0) return;
-  check_workspace("newton_schulz", n.workspace, matrix_bytes(n.x.size(0), n.x.size(1), n.x.dtype).total());
+  check_workspace("newton_schulz", n.workspace, matrix_bytes(n.x.size(0), n.x.size(1), n.x.dtype).total(), n.x.device);
   INGOT_MUON_DISPATCH(n.x.device, newton_schulz, n, stream);
 }
 

@@ -267,6 +267,9 @@ TEST(muon, errors_name_what_was_found_and_what_was_expected) {
   EXPECT_NE(
       message({.p = p, .g = ok, .momentum = ok, .workspace = small}).find("found 8 elements of u8, expected at least"),
       std::string::npos);
+  Buffer enough(DType::u8, {muon_workspace_bytes(4, 6, DType::f32, {})});
+  const Muon m{.p = p, .g = ok, .momentum = ok, .workspace = enough};
+  EXPECT_EQ(testing::device_not_checked(m, {&Muon::p, &Muon::g, &Muon::momentum, &Muon::workspace}, muon), "");
 }
 
 }  // namespace

@@ -486,12 +486,15 @@ void stored_linear(const StoredLinear& a, Stream stream) {
   INGOT_CHECK(a.x.rank() == 2 && a.x.rows_uniform(), op, ": found x of shape ", a.x.shape,
               ", expected (T, K), row-major");
   INGOT_CHECK(a.y.rank() == 2 && a.y.rows() == a.x.rows() && a.y.cols() == a.w.rows() && a.y.rows_uniform() &&
-                  a.y.dtype == a.x.dtype && a.y.device == a.x.device,
+                  a.y.dtype == a.x.dtype,
               op, ": found y of shape ", a.y.shape, " and dtype ", a.y.dtype, ", expected ",
               Shape{a.x.rows(), a.w.rows()}, " ", a.x.dtype, ", row-major");
-  if (a.b)
+  INGOT_CHECK(a.y.device == a.x.device, op, ": found y on ", a.y.device, ", expected ", a.x.device);
+  if (a.b) {
     INGOT_CHECK(a.b.shape == Shape{a.w.rows()} && a.b.dtype == a.x.dtype && a.b.contiguous(), op, ": found b of shape ",
                 a.b.shape, " and dtype ", a.b.dtype, ", expected ", Shape{a.w.rows()}, " ", a.x.dtype, ", contiguous");
+    INGOT_CHECK(a.b.device == a.x.device, op, ": found b on ", a.b.device, ", expected ", a.x.device);
+  }
   INGOT_DISPATCH_CPU_ONLY(a.x.device, stored_linear, a, stream);
 }
 

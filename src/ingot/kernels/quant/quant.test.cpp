@@ -254,6 +254,10 @@ TEST(quant, what_does_not_fit_is_refused_by_name) {
   bad.tensor().ptr<float>()[70] = std::numeric_limits<float>::infinity();
   EXPECT_EQ(error_of([&] { quantise(bad, s.w, {}); }),
             "numeric: quantise: found inf in row 1, column 6, expected finite numbers");
+  Buffer b(DType::f32, {4}), fits(DType::f32, {2, 4});
+  using F = StoredLinear;
+  const F a{.x = x, .w = s.w, .b = b, .y = fits};
+  EXPECT_EQ(testing::device_not_checked(a, {&F::x, &F::b, &F::y}, stored_linear), "");
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ void check_matrix(const char* op, const char* name, const Tensor& t, const Tenso
   INGOT_CHECK(t.shape == x.shape, op, ": found ", name, " of shape ", t.shape, ", expected ", x.shape);
   INGOT_CHECK(t.cols() <= 1 || t.step(-1) == 1, op, ": found ", name, " with last stride ", t.step(-1), ", expected 1");
 }
-void check_vector(const char* op, const char* name, const Tensor& t, int64_t length) {
+void check_vector(const char* op, const char* name, const Tensor& t, int64_t length, const Tensor& x) {
+  INGOT_CHECK(t.device == x.device, op, ": found ", name, " on ", t.device, ", expected ", x.device);
   INGOT_CHECK_EQ(t.numel(), length, op, ": length of ", name);
   INGOT_CHECK(t.contiguous(), op, ": found ", name, " with gaps, expected it contiguous");
 }
@@ -38,7 +39,7 @@ void check_weight(const char* op, const Tensor& w, const Tensor& x) {
   if (!w) return;
   check_dtype(op, "w", w, x);
   INGOT_CHECK_EQ(w.rank(), 1, op, ": rank of w");
-  check_vector(op, "w", w, x.cols());
+  check_vector(op, "w", w, x.cols(), x);
 }
 void check_rank(const char* op, const Tensor& x) {
   INGOT_CHECK(x.rank() >= 1 && x.rank() <= 3, op, ": found rank ", x.rank(), ", expected 1 to 3");
@@ -47,7 +48,7 @@ void check_rank(const char* op, const Tensor& x) {
 void check_rstd(const char* op, const Tensor& rstd, const Tensor& x) {
   if (!rstd) return;
   INGOT_CHECK_EQ(rstd.dtype, sum_dtype(x.dtype), op, ": dtype of rstd");
-  check_vector(op, "rstd", rstd, x.rows());
+  check_vector(op, "rstd", rstd, x.rows(), x);
 }
 
 // --- rows as sums see them ---------------------------------------------------------------------------------
@@ -250,10 +251,12 @@ void rmsnorm_backward(const RmsNormBackward& a, Stream stream) {
   if (a.dx) check_matrix(op, "dx", a.dx, a.s);
   if (a.dw) {
     INGOT_CHECK_EQ(a.dw.dtype, sum_dtype(a.s.dtype), op, ": dtype of dw");
-    check_vector(op, "dw", a.dw, a.s.cols());
+    check_vector(op, "dw", a.dw, a.s.cols(), a.s);
     const int64_t need = rmsnorm_backward_workspace_bytes(a.s.rows(), a.s.cols(), a.s.dtype, a.s.device);
     const int64_t have = a.workspace ? a.workspace.bytes() : 0;
     INGOT_CHECK_GE(have, need, op, ": bytes of workspace");
+    INGOT_CHECK(need == 0 || a.workspace.device == a.s.device, op, ": found workspace on ", a.workspace.device,
+                ", expected ", a.s.device);
   }
 #ifdef INGOT_HAS_CUDA_RMSNORM
   INGOT_DISPATCH_WITH_CUDA(a.s.device, rmsnorm_backward, a, stream);

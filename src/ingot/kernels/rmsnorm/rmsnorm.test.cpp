@@ -270,5 +270,18 @@ TEST(RmsNorm, ErrorsNameBothValues) {
   EXPECT_TRUE(m.find('4') != m.npos && m.find("32") != m.npos) << m;
 }
 
+TEST(RmsNorm, EveryOperandLiesOnOneDevice) {
+  using F = RmsNorm;
+  using B = RmsNormBackward;
+  Buffer x(DType::f32, {3, 8}), y(DType::f32, {3, 8}), w(DType::f32, {8}), rstd(DType::f32, {3}),
+      workspace(DType::u8, {rmsnorm_backward_workspace_bytes(3, 8, DType::f32, {})});
+  const F a{.x = x, .w = w, .residual = x, .sum = y, .y = y, .rstd = rstd};
+  EXPECT_EQ(testing::device_not_checked(a, {&F::x, &F::w, &F::residual, &F::sum, &F::y, &F::rstd}, rmsnorm), "");
+  const B b{.dy = y, .s = x, .w = w, .rstd = rstd, .dsum = y, .dx = y, .dw = w, .workspace = workspace};
+  EXPECT_EQ(testing::device_not_checked(b, {&B::dy, &B::s, &B::w, &B::rstd, &B::dsum, &B::dx, &B::dw, &B::workspace},
+                                        rmsnorm_backward),
+            "");
+}
+
 }  // namespace
 }  // namespace ingot

@@ -137,7 +137,8 @@ void check_pair(const char* op, const char* gate_name, const Tensor& gate, const
 void check_options(const char* op, const GateOptions& o) {
   INGOT_CHECK(o.limit >= 0, op, ": limit: found ", o.limit, ", expected 0 (no clamp) or more");
 }
-void check_workspace(const char* op, const Tensor& t, int64_t bytes) {
+void check_workspace(const char* op, const Tensor& t, int64_t bytes, Device device) {
+  INGOT_CHECK(bytes == 0 || t.device == device, op, ": workspace: found it on ", t.device, ", expected ", device);
   INGOT_CHECK(bytes == 0 || (t.dtype == DType::u8 && t.contiguous() && t.numel() >= bytes), op, ": workspace: found ",
               t.numel(), " elements of ", t.dtype, ", expected at least ", bytes, " contiguous bytes");
 }
@@ -152,7 +153,7 @@ void check_pieces(const char* op, const Swiglu& s) {
   check_matrix(op, "gate", s.gate, rows, hidden, s.x);
   check_matrix(op, "up", s.up, rows, hidden, s.x);
   check_matrix(op, "y", s.y, rows, s.w_down.rows(), s.x);
-  check_workspace(op, s.workspace, swiglu_workspace_bytes(rows, hidden, s.x.dtype, s.x.device));
+  check_workspace(op, s.workspace, swiglu_workspace_bytes(rows, hidden, s.x.dtype, s.x.device), s.x.device);
 }
 
 }  // namespace

@@ -307,5 +307,50 @@ TEST(swiglu, errors_name_what_was_found_and_what_was_expected) {
   } catch (const Error& e) { EXPECT_STREQ(e.what(), "swiglu_gate: limit: found -1, expected 0 (no clamp) or more"); }
 }
 
+TEST(swiglu, every_operand_lies_on_one_device) {
+  using F = Swiglu;
+  using B = SwigluBackward;
+  const DType d = DType::f32;
+  Buffer x(d, {4, 3}), w(d, {5, 3}), down(d, {2, 5}), b(d, {5}), b_down(d, {2}), y(d, {4, 2}), hidden(d, {4, 5}),
+      workspace(DType::u8, {swiglu_workspace_bytes(4, 5, d, {})});
+  const F a{.x = x,
+            .w_gate = w,
+            .w_up = w,
+            .w_down = down,
+            .b_gate = b,
+            .b_up = b,
+            .b_down = b_down,
+            .y = y,
+            .gate = hidden,
+            .up = hidden,
+            .workspace = workspace};
+  EXPECT_EQ(testing::device_not_checked(a,
+                                        {&F::x, &F::w_gate, &F::w_up, &F::w_down, &F::b_gate, &F::b_up, &F::b_down,
+                                         &F::y, &F::gate, &F::up, &F::workspace},
+                                        [](const F& s, Stream stream) { swiglu(s, stream); }),
+            "");
+  const B back{.dy = y,
+               .x = x,
+               .w_gate = w,
+               .w_up = w,
+               .w_down = down,
+               .gate = hidden,
+               .up = hidden,
+               .dx = x,
+               .dw_gate = w,
+               .dw_up = w,
+               .dw_down = down,
+               .db_gate = b,
+               .db_up = b,
+               .db_down = b_down,
+               .workspace = workspace};
+  EXPECT_EQ(testing::device_not_checked(
+                back,
+                {&B::dy, &B::x, &B::w_gate, &B::w_up, &B::w_down, &B::gate, &B::up, &B::dx, &B::dw_gate, &B::dw_up,
+                 &B::dw_down, &B::db_gate, &B::db_up, &B::db_down, &B::workspace},
+                swiglu_backward),
+            "");
+}
+
 }  // namespace
 }  // namespace ingot
