@@ -128,6 +128,16 @@ class Frame(InDirectory):
         self.refuses(4, "missing.json", "doctor", "--config", self.directory / "missing.json")
         self.refuses(2, "INGOT_THREADS: found 'x', expected an integer", "doctor", env={"INGOT_THREADS": "x"})
 
+    def test_commands_for_gpt_oss_say_whether_the_path_or_the_model_is_missing(self):
+        nothing, text = self.directory / "nothing", self.file("text", "x")
+        for before, after in (["chat", "--model"], []), (["eval", "accuracy", "--ids", text, "--model"], []), (["convert"], ["x.ingot"]):
+            with self.subTest(command=before):
+                self.refuses(4, "nothing: found no such file", *before, nothing, *after)
+                self.refuses(7, "text: found no GPT-OSS checkpoint", *before, text, *after)
+
+    def test_a_filter_that_finds_no_benchmark_is_one_line(self):
+        self.refuses(2, "found no benchmark that contains 'nothing'", "bench", "nothing")
+
     def test_a_reader_that_leaves_ends_the_program_quietly(self):
         read, write = os.pipe()
         os.close(read)
@@ -244,6 +254,7 @@ class Data(InDirectory):
         report = json.loads(ingot("data", "info", self.directory / "shards", "--json").text)
         self.assertGreater(len(report["train"]), 1)
         self.assertEqual(len(report["held_out"]), 1)
+        self.refuses(2, "found shards in it", "data", "pack", "--data", texts, "--tokenizer", tokenizer, "--out", self.directory / "shards")
         self.assertEqual(json.loads(ingot("data", "info", texts, "--json").text)["documents"], 40)
         shard = pathlib.Path(report["train"][0]["path"])
         shard.write_bytes(shard.read_bytes()[:-1])
@@ -304,11 +315,58 @@ class Runs(InDirectory):
         self.assertEqual(run.returncode, 0, run.error)
         self.assertRegex(run.error, r"2 seeds: held-out loss \d+\.\d{4} \+- \d+\.\d{4}")
 
+    def test_a_finished_run_is_scored_again_and_no_step_reported(self):
+        command = self.train("--steps", 5)
+        self.assertIn("step 5/5", ingot(*command).error)
+        again = ingot(*command)
+        self.assertEqual(again.returncode, 0, again.error)
+        self.assertNotIn("step 0", again.error)
+        self.assertEqual(again.error.count("resum"), 1, again.error)
+
+    def test_a_model_that_could_not_be_saved_is_an_error(self):
+        # A limit of the file size takes every checkpoint and leaves the small files of a run.
+        limited = subprocess.run(["bash", "-c", 'ulimit -f 8; exec "$0" "$@"', BINARY, *map(str, self.train("--steps", 5))],
+                                 capture_output=True, text=True)
+        self.assertEqual((limited.returncode, limited.stdout), (5, ""), limited.stderr)
+        self.assertRegex(limited.stderr, r"run: the model of step 5 was not saved, as the warnings above say\n\Z")
+        self.assertNotIn("\nsaved ", limited.stderr)
+        self.assertNotIn("goes on", limited.stderr)
+
+    def test_a_log_that_was_cut_is_whole_again_when_the_run_goes_on(self):
+        self.assertEqual(ingot(*self.train("--steps", 5)).returncode, 0)
+        log = self.run_directory / "log.jsonl"
+        lines = log.read_text()
+        log.write_text(lines + '{"event": "st')
+        self.assertEqual(ingot(*self.train("--steps", 5)).returncode, 0)
+        self.assertTrue(log.read_text().startswith(lines + '{"event":"resume"'))
+        self.assertEqual(ingot("plot", self.run_directory, "--out", self.directory / "x.svg").returncode, 0)
+
+    def test_a_prompt_is_repeated_once_the_tokenizer_has_taken_it(self):
+        self.assertEqual(ingot(*self.train("--steps", 5)).returncode, 0)
+        self.refuses(3, "found the character", "generate", self.run_directory, "--prompt", "日本")
+        (self.run_directory / "tokenizer.json").unlink()
+        self.refuses(4, "tokenizer.json: cannot open", "generate", self.run_directory, "--prompt", "The")
+
+    def test_a_demo_leaves_the_directory_of_one_that_runs_alone(self):
+        tiny = [word for word in self.TINY if word != "--batch-tokens"]
+        tiny[tiny.index("128"):tiny.index("128") + 1] = ["--set", "train.batch_tokens=128"]
+        demo = ["demo", *tiny, "--data", self.text, "--out", self.directory / "demo", "--seconds"]
+        first = subprocess.Popen([BINARY, *map(str, demo), "60"], stderr=subprocess.PIPE, text=True)
+        log = self.directory / "demo/run/log.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not log.exists():
+            time.sleep(0.005)
+        self.refuses(6, f"in use by process {first.pid}", *demo, "1")
+        self.assertTrue(log.exists())
+        first.kill()
+        first.communicate(timeout=60)
+
     def test_bad_requests_are_refused(self):
         self.refuses(2, "preset: found 'nanoo', expected one of", "train", "--preset", "nanoo", "--data", self.text, "--out", self.run_directory)
         self.refuses(2, "layerss", *self.train("--set", "model.layerss=3"))
         self.refuses(2, "layers", *self.train("--set", 'model.layers="three"'))
         self.refuses(2, "seeds: found 'x'", *self.train("--seeds", "1,x"))
+        self.refuses(2, "seeds: found 1 twice", *self.train("--seeds", "1,2,1"))
         self.refuses(4, "missing.txt", "train", "--data", self.directory / "missing.txt", "--out", self.run_directory)
         self.assertEqual(ingot("train", "--data", self.file("empty.txt", ""), "--out", self.run_directory).returncode, 3)
         self.assertEqual(ingot("train", "--data", self.file("latin.txt", b"caf\xe9 " * 100), "--out", self.run_directory).returncode, 3)
@@ -446,7 +504,7 @@ class GptOss(TinyGptOss):
         archive.unlink()
         self.refuses(2, "found no OUT", "convert", self.model)
         self.refuses(7, "found no GPT-OSS checkpoint", "convert", self.directory, archive)
-        self.refuses(4, "found no GPT-OSS checkpoint", "convert", self.directory / "missing", archive)
+        self.refuses(4, "missing: found no such file", "convert", self.directory / "missing", archive)
         self.refuses(2, "expected one of bf16, fp8, mxfp4", "convert", self.model, archive, "--dense", "int8")
         self.refuses(4, "cannot create", "convert", self.model, self.directory / "missing" / "x.ingot")
         (self.model / "model-00001-of-00001.safetensors").unlink()
@@ -466,7 +524,7 @@ class GptOss(TinyGptOss):
         self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
         text = ingot("eval", "accuracy", "--model", self.model, "--ids", self.ids, "--archive", archive).text
         self.assertRegex(text, r"x\.ingot +archive .* 100\.00 %")
-        self.refuses(7, "found no GPT-OSS model", "eval", "accuracy", "--model", self.directory, "--ids", self.ids)
+        self.refuses(7, "found no GPT-OSS checkpoint", "eval", "accuracy", "--model", self.directory, "--ids", self.ids)
         self.refuses(2, "--ids", "eval", "accuracy", "--model", self.model)
 
     def test_bad_requests_and_checkpoints_are_refused_in_one_line(self):

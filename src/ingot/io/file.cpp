@@ -107,6 +107,9 @@ void File::write(const void* from, int64_t bytes) {
   }
 }
 
+void File::shorten(int64_t bytes) {
+  if (retry([&] { return ::ftruncate(descriptor_, bytes); }) != 0) fail_errno(path_, "cannot shorten", errno);
+}
 void File::sync() {
   // Never retried after EIO: the kernel may have dropped the pages and would report success.
   if (retry([&] { return ::fsync(descriptor_); }) != 0) fail_errno(path_, "cannot sync", errno);

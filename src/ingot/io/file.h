@@ -32,6 +32,7 @@ class File {
   void read_at(int64_t offset, void* into, int64_t bytes) const;
   void write(const void* from, int64_t bytes);
   void write(std::string_view bytes) { write(bytes.data(), int64_t(bytes.size())); }
+  void shorten(int64_t bytes);  // to its first so many
   void sync();
   void close();
 

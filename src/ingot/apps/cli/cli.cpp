@@ -102,8 +102,15 @@ std::string environment_name(const Option& option) {
 }
 std::string plain(double value) {
   char text[64];
-  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+  const bool whole = value == std::floor(value) && std::abs(value) < 1e15;  // 1000000, not 1e+06
+  const auto end = whole ? std::to_chars(text, text + sizeof text, int64_t(value)).ptr
+                         : std::to_chars(text, text + sizeof text, value).ptr;
   return std::string(text, end);
+}
+std::string listed(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
 }
 std::string range_of(const Option& option, const char* what) {
   const std::string kind = what;
@@ -136,9 +143,7 @@ void bind(const Option& option, const Json& value) {
       const auto text = value.get<std::string>();
       if (!option.allowed.empty() &&
           std::find(option.allowed.begin(), option.allowed.end(), text) == option.allowed.end()) {
-        std::string names;
-        for (const auto& name : option.allowed) names += (names.empty() ? "" : ", ") + name;
-        wrong(option, value, "one of " + names);
+        wrong(option, value, "one of " + listed(option.allowed));
       }
       *static_cast<std::string*>(option.into) = text;
       return;
@@ -494,8 +499,12 @@ std::string with_commas(int64_t n) {
   return out;
 }
 
+std::string counted(int64_t n, const char* what) { return with_commas(n) + " " + what + (n == 1 ? "" : "s"); }
+
 namespace {
 std::string the_command_line;
+}  // namespace
+
 std::string quoted(const std::string& word) {
   const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
     return c < 128 && (std::isalnum(c) || std::strchr("_-+=./,:@%", c) != nullptr);
@@ -505,7 +514,6 @@ std::string quoted(const std::string& word) {
   for (char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
   return out + "'";
 }
-}  // namespace
 
 const std::string& command_line() { return the_command_line; }
 void set_command_line(int argc, char** argv) {

@@ -75,11 +75,13 @@ void write_out(std::string_view text);
 std::string read_input(const std::string& path);
 // What a table's second column looks like: fixed digits, never the locale's comma.
 std::string fixed(double value, int digits);
-std::string with_commas(int64_t n);  // "35,944,602"
+std::string with_commas(int64_t n);                // "35,944,602"
+std::string counted(int64_t n, const char* what);  // "1 document", "2,000 documents"
 
 // This process's command line as a shell would read it, and the words that start the program (INGOT_PROGRAM, which
 // ./run sets, or "ingot"): for messages that say what to type next.
 const std::string& command_line();
+std::string quoted(const std::string& word);  // as a shell would read it
 std::string program_name();
 
 // --- the subcommands, one file each

@@ -53,6 +53,12 @@ std::string prompt_from(const std::string& text) {
   return text.substr(0, end);
 }
 
+std::string last_line(const std::string& text) {
+  const size_t end = text.find_last_not_of("\r\n");
+  const size_t before = end == std::string::npos ? end : text.find_last_of("\r\n", end);
+  return text.substr(before == std::string::npos ? 0 : before + 1, end == std::string::npos ? 0 : end - before);
+}
+
 // Steps that fill `seconds` at the measured speed. Where the layer program grows during training, the later part is
 // slower in proportion to its applications.
 int64_t steps_for(const RunConfig& config, double tokens_per_second, double seconds) {
@@ -78,9 +84,11 @@ class Demo {
     write_report();
     log_info("\nwrote ", join_path(o_.out, "loss.svg"), " and ", join_path(o_.out, "report.html"), " after ",
              format_duration(std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count()));
-    log_info("Try next:\n  ", program_name(), " generate ", run_directory(),
-             " --prompt \"#include <\" --temperature 0.8\n  ", program_name(), " eval ", run_directory(), " --data ",
-             data_, " --json\n  ", program_name(), " train --data ", data_, " --out runs/longer --seconds 900");
+    const std::string run = cli::quoted(run_directory()), data = cli::quoted(data_);
+    log_info("Try next:\n  ", program_name(), " generate ", run, " --prompt ",
+             o_.data.empty() ? "\"#include <\"" : cli::quoted(last_line(prompt_)), " --temperature 0.8\n  ",
+             program_name(), " eval ", run, " --data ", data, " --json\n  ", program_name(), " train --data ", data,
+             " --out runs/longer --seconds 900");
     if (o_.chat && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) chat();
   }
 
@@ -95,6 +103,7 @@ class Demo {
       if (!exists(join_path(run_directory(), "log.jsonl")))
         fail(ErrorCode::usage, run_directory(),
              ": found a directory that is not a run, expected none or an earlier demo's");
+      const Lock nobody_else(run_directory());  // a demo that still runs here keeps its directory
       remove_tree(run_directory());
     }
     log_info("Reading ", data_, " and learning its vocabulary ...");
@@ -106,10 +115,10 @@ class Demo {
     trainer_ = std::make_unique<Trainer>(config, std::move(data), run_directory(), command_line());
     const RunData& d = trainer_->data();
     log_info("  ", format_bytes(double(d.train_bytes)), " to learn from, ", format_bytes(double(d.held_out_bytes)),
-             " in ", texts_.size(), texts_.size() == 1 ? " document" : " documents", " held out; ",
-             with_commas(d.train->size()), " tokens, vocabulary ", d.tokenizer->vocab_size());
-    log_info("  a GPT of ", with_commas(trainer_->parameter_count()), " parameters on ", thread_count(), " threads (",
-             cpu_model(), ", ", name_of(cpu_level()), ")");
+             " in ", counted(int64_t(texts_.size()), "document"), " held out; ", with_commas(d.train->size()),
+             " tokens, vocabulary ", d.tokenizer->vocab_size());
+    log_info("  a GPT of ", with_commas(trainer_->parameter_count()), " parameters on ",
+             counted(thread_count(), "thread"), " (", cpu_model(), ", ", name_of(cpu_level()), ")");
     const double speed = trainer_->measure_tokens_per_second(kMeasureSeconds);
     trainer_->set_steps(steps_for(trainer_->config(), speed, o_.seconds));
     log_info("  ", format_count(speed), " tokens/s: ", trainer_->config().train.steps, " steps in about ",
@@ -145,6 +154,7 @@ class Demo {
     if (result_.end == TrainEnd::stopped)
       fail(ErrorCode::interrupted, "stopped at step ", result_.status.step, "; the run is in ", run_directory(), ": ",
            program_name(), " generate ", run_directory());
+    check_saved(result_, run_directory());
     sample("step " + std::to_string(steps) + " of " + std::to_string(steps), trainer_->result_weights());
   }
 
@@ -173,13 +183,13 @@ class Demo {
     report.facts = {
         {"text", data_},
         {"learnt from", format_bytes(double(d.train_bytes)) + ", " + with_commas(d.train->size()) + " tokens"},
-        {"held out", format_bytes(double(d.held_out_bytes)) + " in " + std::to_string(texts_.size()) +
-                         " documents, never seen in training"},
+        {"held out", format_bytes(double(d.held_out_bytes)) + " in " + counted(int64_t(texts_.size()), "document") +
+                         ", never seen in training"},
         {"model", with_commas(trainer_->parameter_count()) + " parameters, vocabulary " +
                       std::to_string(d.tokenizer->vocab_size())},
         {"training", std::to_string(result_.status.steps) + " steps in " + format_duration(result_.status.seconds) +
                          ", " + format_count(result_.status.tokens_per_second) + " tokens/s"},
-        {"machine", cpu_model() + ", " + std::to_string(thread_count()) + " threads, " + name_of(cpu_level())},
+        {"machine", cpu_model() + ", " + counted(thread_count(), "thread") + ", " + name_of(cpu_level())},
         {"program", std::string("ingot ") + version() + " (" + commit() + ")"},
         {"parameters' hash", result_.parameter_hash},
     };

@@ -35,6 +35,12 @@ Interrupt::~Interrupt() {
 }
 int Interrupt::signal() const { return interrupted_by; }
 
+void check_saved(const TrainResult& result, const std::string& directory) {
+  if (result.checkpoint.empty())
+    fail(ErrorCode::io, directory, ": the model of step ", result.status.step,
+         " was not saved, as the warnings above say");
+}
+
 std::string status_line(const TrainStatus& s) {
   return "step " + std::to_string(s.step) + "/" + std::to_string(s.steps) + "  loss " + fixed(s.loss, 3) + "  " +
          format_count(s.tokens_per_second) + " tok/s  ETA " + format_duration(s.seconds_left);
@@ -47,6 +53,7 @@ std::string score_line(const Score& s) {
 
 std::string continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c) {
   const std::vector<int32_t> prompt = tokenizer.encode(c.prompt);
+  if (c.repeat_prompt && c.show) c.show(c.prompt);
   std::string text;
   Utf8Stream stream;
   const auto show = [&](const std::string& piece) {

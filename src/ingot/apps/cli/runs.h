@@ -28,6 +28,9 @@ class Interrupt {
   struct sigaction old_int_, old_term_;
 };
 
+// Throws where the weights of a finished run could not be saved.
+void check_saved(const TrainResult& result, const std::string& directory);
+
 // "step 120/2000  loss 4.312  18.2k tok/s  ETA 1m 05s"
 std::string status_line(const TrainStatus& s);
 // "loss 1.2345, 1.1870 bits per byte over 123,456 tokens (456,789 bytes)"
@@ -39,6 +42,7 @@ struct Continuation {
   GenerateOptions options;
   std::function<void(std::string_view)> show;  // may be left out
   std::function<bool()> stop;                  // may be left out
+  bool repeat_prompt = false;                  // show it first, once the tokenizer has taken it
 };
 std::string continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c);
 

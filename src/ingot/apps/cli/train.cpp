@@ -1,4 +1,5 @@
 // ingot train: one run, or one per seed.
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -23,7 +24,7 @@ TrainResult run_one(const TrainCommand& o, const RunConfig& config, const std::s
            with_commas(trainer.data().train->size()), " training tokens, ",
            with_commas(trainer.data().held_out->size()), " held out, vocabulary ",
            trainer.data().tokenizer->vocab_size());
-  if (trainer.step() > 0) log_info("resumes at step ", trainer.step());
+  const int64_t first = trainer.step();
 
   Interrupt interrupt;
   Progress progress;
@@ -34,15 +35,16 @@ TrainResult run_one(const TrainCommand& o, const RunConfig& config, const std::s
   };
   hooks.should_stop = [&] { return interrupt.asked(); };
   const TrainResult result = trainer.run(hooks);
-  progress.finish(status_line(result.status));
-  if (result.failed_saves > 0) log_warn(result.failed_saves, " checkpoints could not be saved");
+  if (result.status.step > first) progress.finish(status_line(result.status));
   if (result.end == TrainEnd::stopped) {
-    if (result.checkpoint.empty())
+    if (result.checkpoint.empty() && result.status.step > 0)
       fail(ErrorCode::interrupted, directory, ": stopped at step ", result.status.step, ", and saving failed");
+    if (result.checkpoint.empty()) fail(ErrorCode::interrupted, directory, ": stopped before the first step");
     fail(ErrorCode::interrupted, "stopped at step ", result.status.step, " of ", result.status.steps, ", saved in ",
          result.checkpoint, "; to resume: ", command_line());
   }
   log_info("held out: ", score_line(result.score));
+  check_saved(result, directory);
   log_info("saved ", result.checkpoint, " (parameters ", result.parameter_hash.substr(0, 16), ")");
   return result;
 }
@@ -53,7 +55,10 @@ std::vector<int64_t> seeds_of(const std::string& list) {
   for (std::string word; std::getline(words, word, ',');) {
     if (word.empty() || word.size() > 15 || word.find_first_not_of("0123456789") != std::string::npos)
       fail(ErrorCode::usage, "--seeds: found '", word, "', expected numbers joined by commas, such as 1,2,3");
-    seeds.push_back(std::stoll(word));
+    const int64_t seed = std::stoll(word);
+    if (std::find(seeds.begin(), seeds.end(), seed) != seeds.end())
+      fail(ErrorCode::usage, "--seeds: found ", seed, " twice, expected each seed once");
+    seeds.push_back(seed);
   }
   return seeds;
 }

@@ -46,7 +46,12 @@ OrderedJson finite_or_null(double x) { return std::isfinite(x) ? OrderedJson(x) 
 // One JSON object a line. A full disk must not stop training: the first failure is reported and the rest stays silent.
 class RunLog {
  public:
-  void open(const std::string& path) { file_ = File::append(path); }
+  // What a full disk or a kill cut off goes first: a line behind it would read as one with it.
+  void open(const std::string& path) {
+    file_ = File::append(path);
+    const std::string before = read_file(path);
+    if (!before.empty() && before.back() != '\n') file_.shorten(int64_t(before.rfind('\n') + 1));
+  }
   void write(const OrderedJson& line) {
     if (!file_ || failed_) return;
     try {
@@ -221,7 +226,7 @@ struct Trainer::Impl {
       return true;
     } catch (const Error& e) {
       ++failed_saves;
-      log_warn("checkpoint of step ", step, " failed, training goes on: ", e.what());
+      log_warn(e.what(), done() ? "" : "; training goes on");
       log.write({{"event", "checkpoint_failed"}, {"step", step}, {"error", e.what()}});
       return false;
     }
@@ -382,7 +387,8 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
   Prefetch batches(m.packer, m.step * o.accumulation);
   const double tokens_per_step = double(o.batch_tokens * o.accumulation);
   double rate = 0;  // smoothed
-  int64_t saved_at = -1;
+  int64_t saved_at = m.last_checkpoint.empty() ? -1 : m.step;
+  result.status = {.step = m.step, .steps = m.expected_steps(), .progress = m.progress(), .seconds = m.trained_seconds};
   while (!m.done()) {
     if (hooks.should_stop && hooks.should_stop()) {
       result.end = TrainEnd::stopped;
@@ -403,15 +409,15 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
       m.log_score(x);
       if (hooks.on_score) hooks.on_score(s, x);
     }
-    if (o.checkpoint_every > 0 && s.step % o.checkpoint_every == 0 && m.save()) saved_at = s.step;
+    if (o.checkpoint_every > 0 && s.step % o.checkpoint_every == 0 && !m.done() && m.save()) saved_at = s.step;
   }
   m.model.reset();
-  if (saved_at != m.step && !(m.step == 0 && result.end == TrainEnd::stopped)) m.save();
+  if (saved_at != m.step && !(m.step == 0 && result.end == TrainEnd::stopped) && m.save()) saved_at = m.step;
   if (result.end == TrainEnd::finished) {
     result.score = m.score_on_held_out();
     m.log_score(result.score);
   }
-  result.checkpoint = m.last_checkpoint;
+  if (saved_at == m.step) result.checkpoint = m.last_checkpoint;
   result.failed_saves = m.failed_saves;
   result.parameter_hash = parameter_hash(m.layout, result_weights());
   m.log.write({{"event", result.end == TrainEnd::finished ? "end" : "stopped"},
@@ -428,7 +434,8 @@ TrainedModel load_trained(const std::string& directory) {
   const std::string config_file = join_path(run, "config.json");
   t.config = run_config_from_json(read_file(config_file), config_file);
   const std::string json = join_path(run, "tokenizer.json");
-  const std::string tokenizer_file = exists(json) ? json : join_path(run, "tokenizer.model");
+  const std::string model = join_path(run, "tokenizer.model"),
+                    tokenizer_file = exists(model) && !exists(json) ? model : json;
   t.tokenizer = load_tokenizer(tokenizer_file);
   const std::string where = found.path() + "/state.json";
   const Json state = parse_json(found.state_json(), where);

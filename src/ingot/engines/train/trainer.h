@@ -44,7 +44,7 @@ struct TrainResult {
   TrainEnd end = TrainEnd::finished;
   TrainStatus status;
   Score score;             // of the final weights on all held-out tokens; only when finished
-  std::string checkpoint;  // the last one's path; empty when saving failed
+  std::string checkpoint;  // of the last step; empty when saving it failed
   std::string parameter_hash;
   int failed_saves = 0;
 };
