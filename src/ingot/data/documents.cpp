@@ -24,7 +24,9 @@ std::vector<Document> read_documents(const std::string& path) {
   }
   if (documents.empty())
     fail(ErrorCode::bad_data, path, ": found ",
-         directory ? detail::concat(files.size(), " files without text") : "an empty file",
+         files.empty() ? "no file in it"
+         : directory   ? detail::concat("no text in its ", files.size(), " files")
+                       : "an empty file",
          ", expected text to train on");
   return documents;
 }

@@ -149,6 +149,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 template <class T> std::string expected_text() {
   if constexpr (std::is_same_v<T, bool>)
     return "true or false";
+  else if constexpr (std::is_same_v<T, int64_t>)
+    return "an integer";
   else if constexpr (std::is_integral_v<T>)
     return detail::concat("an integer in [", std::numeric_limits<T>::min(), ", ", std::numeric_limits<T>::max(), "]");
   else if constexpr (std::is_floating_point_v<T>)
@@ -289,8 +291,9 @@ void Fields::finish() const {
       all += (all.empty() ? "" : ", ") + name;
       if (const size_t distance = edit_distance(key, name); distance < best) best = distance, near = name;
     }
-    fail(code_, where_, ": unknown key \"", shortened(key), "\"",
-         near.empty() ? "" : ", did you mean \"" + near + "\"?", " Known keys: ", all);
+    fail(code_, where_, ": found the unknown key \"", shortened(key), "\"",
+         near.empty() ? "" : " (did you mean \"" + near + "\"?)", ", expected ",
+         all.empty() ? "none" : "one of " + all);
   }
 }
 

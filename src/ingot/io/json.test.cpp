@@ -112,7 +112,7 @@ TEST(fields, values_are_read_by_type_and_defaults_stay) {
   EXPECT_TRUE(fields.read("l", l));
   EXPECT_FALSE(fields.read("absent", absent));
   Fields inner = fields.object("o");
-  EXPECT_EQ(error_of([&] { inner.finish(); }), "bad data: f: o: unknown key \"y\" Known keys: ");
+  EXPECT_EQ(error_of([&] { inner.finish(); }), "bad data: f: o: found the unknown key \"y\", expected none");
   fields.finish();
   EXPECT_EQ(n, 7);
   EXPECT_EQ(x, 2);
@@ -144,7 +144,8 @@ TEST(fields, wrong_types_ranges_and_names_are_errors) {
   f.read("lr_warmup", n);
   f.read("seed", n);
   EXPECT_EQ(error_of([&] { f.finish(); }),
-            "bad data: c.json: unknown key \"lr_warmpu\", did you mean \"lr_warmup\"? Known keys: lr_warmup, seed");
+            "bad data: c.json: found the unknown key \"lr_warmpu\" (did you mean \"lr_warmup\"?), expected one of "
+            "lr_warmup, seed");
   EXPECT_NE(error_of([&] { Fields(parse_json("[]", "c"), "c"); }), "");
 }
 

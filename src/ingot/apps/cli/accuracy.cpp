@@ -90,7 +90,7 @@ void print(const OrderedJson& report) {
 }
 
 void accuracy(const AccuracyCommand& o) {
-  if (!is_gpt_oss(o.model)) fail(ErrorCode::unsupported, o.model, ": found no GPT-OSS model, expected one");
+  require_gpt_oss(o.model);
   const std::vector<std::vector<int32_t>> lists = read_ids(o.ids);
   size_t longest = 0;
   for (const auto& ids : lists) longest = std::max(longest, ids.size());

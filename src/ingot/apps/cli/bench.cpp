@@ -17,6 +17,11 @@ std::string padded(std::string text, size_t width, bool right = false) {
   if (text.size() < width) text.insert(right ? 0 : text.size(), width - text.size(), ' ');
   return text + "  ";
 }
+void print_head() {
+  write_out(padded("operation", 36) + padded("shape", 18) + padded("dtype", 14) + padded("threads", 7, true) +
+            padded("median us", 11, true) + padded("GFLOP/s", 8, true) + padded("GB/s", 8, true) +
+            padded("of limit", 8, true) + "\n");
+}
 void print_row(const BenchResult& r) {
   write_out(padded(r.suite + " " + r.name, 36) + padded(r.shape, 18) + padded(r.dtype, 14) +
             padded(std::to_string(r.threads), 7, true) + padded(fixed(r.median_us, 1), 11, true) +
@@ -56,13 +61,17 @@ void add_bench(Command& root) {
   ingot bench linear --seconds 1
   ingot bench linear --threads 1 --json)");
   c.run([o] {
-    if (!o->json)
-      write_out(padded("operation", 36) + padded("shape", 18) + padded("dtype", 14) + padded("threads", 7, true) +
-                padded("median us", 11, true) + padded("GFLOP/s", 8, true) + padded("GB/s", 8, true) +
-                padded("of limit", 8, true) + "\n");
     OrderedJson list = OrderedJson::array();
+    bool first = true;
     const auto results = testing::run_benches(
-        o->filter, [&](const BenchResult& r) { o->json ? list.push_back(as_json(r)) : print_row(r); }, o->seconds);
+        o->filter,
+        [&](const BenchResult& r) {
+          if (o->json) return list.push_back(as_json(r));
+          if (first) print_head();
+          first = false;
+          print_row(r);
+        },
+        o->seconds);
     if (results.empty())
       fail(ErrorCode::usage, "found no benchmark that contains '", o->filter, "', expected at least one");
     if (!o->json) return;

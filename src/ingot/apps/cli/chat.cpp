@@ -159,8 +159,7 @@ class Conversation {
 };
 
 void chat(const ChatCommand& o) {
-  if (!is_gpt_oss(o.model))
-    fail(ErrorCode::unsupported, o.model, ": found no GPT-OSS checkpoint, expected one: chat speaks its format");
+  require_gpt_oss(o.model);
   const GptOssConfig config = read_gpt_oss_config(o.model);
   const Vocabulary vocabulary = load_vocabulary(o.model, o.conversation.tokenizer, config, true);
   const int64_t context = o.context > 0 ? o.context : std::min(kContext, config.context);

@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/models.h"
 #include "ingot/core/progress.h"
 #include "ingot/io/archive.h"
 #include "ingot/models/gpt_oss/archive.h"
@@ -47,9 +48,7 @@ void convert(const ConvertCommand& o) {
     if (!o.verify) fail(ErrorCode::usage, "found no OUT, expected the archive's name, or --verify to check FROM");
     return verify(o.from);
   }
-  if (!is_gpt_oss(o.from))
-    fail(exists(o.from) ? ErrorCode::unsupported : ErrorCode::not_found, o.from,
-         ": found no GPT-OSS checkpoint, expected a directory with its config.json, or an .iris file");
+  require_gpt_oss(o.from);
   Bar bar("converting");
   const int64_t bytes = convert_gpt_oss(o.from, o.to,
                                         {.forms = {format_of(o.dense), format_of(o.experts)},
@@ -66,9 +65,11 @@ void add_convert(Command& root) {
   auto o = std::make_shared<ConvertCommand>();
   c.text("FROM", o->from, "a checkpoint's directory or an .iris file; with --verify alone, an archive").require();
   c.text("OUT", o->to, "the archive, such as model.ingot");
-  c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
-           "what attention and the head become (default: bf16); the embedding and the router stay bf16");
-  c.choice("--experts FORM", o->experts, {"bf16", "fp8", "mxfp4"}, "what the experts become (default: mxfp4)");
+  c.choice(
+      "--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
+      "what attention and the head become: bf16, fp8 or mxfp4 (default: bf16); the embedding and the router stay bf16");
+  c.choice("--experts FORM", o->experts, {"bf16", "fp8", "mxfp4"},
+           "what the experts become: bf16, fp8 or mxfp4 (default: mxfp4)");
   c.flag("--verify", o->verify, "read the archive again and compare every blob with its sum");
   c.examples(R"(  ingot convert gpt-oss-20b gpt-oss-20b.ingot
   ingot convert gpt-oss-20b small.ingot --dense fp8 --verify

@@ -25,12 +25,15 @@ void pack(const PackOptions& o) {
   else
     split = split_documents(read_documents(o.data), {.every = o.held_out_every, .seed = uint64_t(o.seed)});
   create_directories(o.out);
+  if (holds_shards(o.out))
+    fail(ErrorCode::usage, o.out, ": found shards in it, which training would read with the new ones; expected none");
   const auto write = [&](const std::vector<Document>& documents, const std::string& name) {
     if (documents.empty()) return;
     const auto tokens = tokenize_documents(*tokenizer, documents);
     const auto paths = write_shards(join_path(o.out, name), *tokens, tokenizer->hash(), o.shard_tokens);
-    log_info(name, ": ", documents.size(), " documents, ", format_bytes(double(total_bytes(documents))), ", ",
-             with_commas(tokens->size()), " tokens in ", paths.size(), paths.size() == 1 ? " shard" : " shards");
+    log_info(name, ": ", counted(int64_t(documents.size()), "document"), ", ",
+             format_bytes(double(total_bytes(documents))), ", ", with_commas(tokens->size()), " tokens in ",
+             counted(int64_t(paths.size()), "shard"));
   };
   write(split.train, "train");
   write(split.held_out, "val");
@@ -67,7 +70,7 @@ void describe(const std::string& data, bool json) {
   }
   if (json) return write_out(write_json(report) + "\n");
   if (report.contains("documents"))
-    return write_out(data + ": text, " + with_commas(report["documents"].get<int64_t>()) + " documents, " +
+    return write_out(data + ": text, " + counted(report["documents"].get<int64_t>(), "document") + ", " +
                      with_commas(report["bytes"].get<int64_t>()) + " bytes, the longest " +
                      with_commas(report["longest_bytes"].get<int64_t>()) + "\n");
   for (const char* part : {"train", "held_out"})
@@ -89,7 +92,7 @@ void add_data(Command& root) {
     p.text("--data PATH", o->data, "a text file, or a directory with one document per file").require();
     p.text("--tokenizer FILE", o->tokenizer, "the tokenizer").require();
     p.text("--out DIR", o->out, "the directory to write to").require();
-    p.integer("--shard-tokens N", o->shard_tokens, 1, int64_t(1) << 40, "most tokens of a shard (default: 100000000)");
+    p.integer("--shard-tokens N", o->shard_tokens, 1, INT32_MAX, "most tokens of a shard (default: 100000000)");
     p.integer("--held-out-every N", o->held_out_every, 0, int64_t(1) << 40,
               "hold out every N-th document of a shuffle; 0: none (default: 20)");
     p.integer("--seed N", o->seed, 0, int64_t(1) << 53, "of the shuffle (default: 1)");

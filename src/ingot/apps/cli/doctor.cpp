@@ -100,9 +100,6 @@ std::vector<Need> needs() {
   return {
       {"nvcc", find_program("nvcc"), "CUDA kernels cannot be built here"},
       {"NVIDIA driver", find_library({"libcuda.so.1"}), "no GPU can be used"},
-      {"NCCL", find_library({"libnccl.so.2"}), "no training on several GPUs"},
-      {"cuBLASLt", find_library({"libcublasLt.so.13", "libcublasLt.so.12"}),
-       "plain products on a GPU have no library to fall back on"},
       {"gzip", find_program("gzip"), "the demo cannot compare with gzip -9"},
       {"xz", find_program("xz"), "the demo cannot compare with xz -9e"},
   };

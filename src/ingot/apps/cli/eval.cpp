@@ -88,8 +88,8 @@ void eval(const EvalCommand& o) {
                              .products = products_of(model.config.train)};
   const Score s = score(model.config.model, model.weights, *model.tokenizer, source, options, &documents);
   if (!o.json)
-    return write_out(o.data + " (" + o.split + ", " + with_commas(int64_t(documents.size())) +
-                     " documents): " + score_line(s) + "\n");
+    return write_out(o.data + " (" + o.split + ", " + counted(int64_t(documents.size()), "document") +
+                     "): " + score_line(s) + "\n");
   const OrderedJson report = {{"run", path},
                               {"checkpoint", model.checkpoint},
                               {"step", model.step},

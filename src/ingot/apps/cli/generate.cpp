@@ -129,7 +129,7 @@ void generate(const GenerateCommand& o) {
       .tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed), .stop_at_document_end = !o.past_end};
   c.show = [](std::string_view piece) { write_out(piece); };
   c.stop = [&] { return interrupt.asked(); };
-  if (!o.only_new) write_out(prompt);
+  c.repeat_prompt = !o.only_new;
   const std::string text = continue_text(generator, *model.tokenizer, c);
   if (text.empty() || text.back() != '\n') write_out("\n");
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");

@@ -142,7 +142,8 @@ void add_info(Command& root) {
   Command& c = root.add("info", "Says what a model is made of: sizes, parameters, configuration");
   auto o = std::make_shared<InfoOptions>();
   c.text("RUN", o->run, "a run's directory or a checkpoint, also of GPT-OSS, or an archive (default: the preset)");
-  c.text("--preset NAME", o->preset, "a preset: golf, nano, demo (default: demo)");
+  c.text("--preset NAME", o->preset,
+         "a preset: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
   c.section("model", o->model);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot info --preset golf

@@ -52,6 +52,13 @@ OpenedModel open_model(const std::string& path, int64_t tokens, int64_t layers) 
   return m;
 }
 
+void require_gpt_oss(const std::string& path) {
+  if (!is_gpt_oss(path))
+    fail(exists(path) ? ErrorCode::unsupported : ErrorCode::not_found, path, ": found no ",
+         exists(path) ? "GPT-OSS checkpoint" : "such file or directory",
+         ", expected a GPT-OSS checkpoint: a directory with its config.json, an archive or an .iris file");
+}
+
 std::string chosen_model(const std::string& run, const std::string& model) {
   if (run.empty() == model.empty())
     fail(ErrorCode::usage, "found ", run.empty() ? "neither RUN nor" : "RUN and", " --model, expected one of them");

@@ -18,6 +18,8 @@ struct OpenedModel {
 // `tokens`: the longest sequence that will be needed, for models whose context is longer than anyone wants memory for.
 // `layers`: the first so many, 0 for all; GPT-OSS only.
 OpenedModel open_model(const std::string& path, int64_t tokens, int64_t layers);
+// For commands that serve no other model.
+void require_gpt_oss(const std::string& path);
 // RUN or --model: exactly one of them.
 std::string chosen_model(const std::string& run, const std::string& model);
 

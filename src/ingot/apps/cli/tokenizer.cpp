@@ -31,7 +31,7 @@ void train(const TrainingOptions& o) {
   std::vector<Document> documents;
   for (const std::string& path : o.data)
     for (Document& d : read_documents(path)) documents.push_back(std::move(d));
-  log_info("read ", documents.size(), " documents, ", format_bytes(double(total_bytes(documents))));
+  log_info("read ", counted(int64_t(documents.size()), "document"), ", ", format_bytes(double(total_bytes(documents))));
   if (o.kind == "char") {
     std::string all;
     for (const Document& d : documents) all += d.text;
@@ -123,7 +123,7 @@ void add_tokenizer(Command& root) {
     t.text("--out FILE", o->out, "where to write (default: tokenizer.json)");
     t.choice("--kind KIND", o->kind, {"bpe", "char"}, "bpe, or char: one token per character (default: bpe)");
     t.choice("--pattern NAME", o->pattern, {"gpt2", "cl100k", "o200k", "qwen2"},
-             "how text is cut into words before merging (default: gpt2)");
+             "how text is cut into words before merging: gpt2, cl100k, o200k or qwen2 (default: gpt2)");
     t.list("--special TEXT", o->specials,
            "special tokens, the first starts a document; may be repeated (default: <|bos|>)");
     t.integer("--min-count N", o->min_count, 1, 1000000000, "never merge a pair seen less often (default: 2)");

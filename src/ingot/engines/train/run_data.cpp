@@ -40,7 +40,8 @@ void use_tokenizer(RunData& data, RunConfig& config, std::shared_ptr<const Token
 
 RunData load_shards(const std::string& path, RunConfig& config, const std::string& tokenizer_path) {
   if (tokenizer_path.empty())
-    fail(ErrorCode::usage, path, ": found token shards and no tokenizer, expected the tokenizer they were made with");
+    fail(ErrorCode::usage, path,
+         ": found token shards and no tokenizer, expected with --tokenizer the one they were made with");
   RunData data;
   use_tokenizer(data, config, load_tokenizer(tokenizer_path), read_file(tokenizer_path));
   const ShardPaths shards = find_shards(path);
