@@ -66,6 +66,15 @@ class Reports(unittest.TestCase):
         rows = list(report_tables.table(GOOD))
         self.assertEqual(rows[-1], "| RMSNorm | 4,096 x 4,096 | bf16 | 16.0 | 94 % | 24.0 | 20.0 | 1.25x |")
 
+    def test_the_headline_names_the_best_peer_of_its_case_and_nothing_else(self):
+        case = {**report_tables.HEADLINE, "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
+        steps = {"cpu": "CPU", "level": "AVX2", "threads": 2, "results": [
+            {**report_tables.HEADLINE_STEP, "mode": mode, "ms": ms} for mode, ms in (("native", 300.4), ("eager", 700.0), ("compile", 600.4))]}
+        lines = list(report_tables.headline([{"gpu": "GPU", "results": [GOOD["results"][0], case]}], [steps, {**steps, "results": []}]))
+        self.assertEqual(len(lines), 2)
+        self.assertIn("**50.0 µs**, torch.compile 150.0 µs", lines[0])
+        self.assertIn("**300 ms**, PyTorch's best 600 ms", lines[1])
+
     def test_only_what_stands_between_the_markers_is_replaced(self):
         text = "before\n<!-- table:none -->\nold\n<!-- /table -->\nafter\n"
         new = report_tables.filled(text)

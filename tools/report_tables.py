@@ -1,5 +1,5 @@
 """Writes the tables between `<!-- table:SUITE -->` and `<!-- /table -->` of a page from bench/results/<gpu>/SUITE.json, and
-those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json.
+those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json; `headline` is README's first numbers, from both.
 
     python3 tools/report_tables.py [--check] [PAGE ...]     --check changes nothing and fails where a table is not current;
                                                             without pages: README.md and every docs/*.md
@@ -104,6 +104,26 @@ def accuracy_table(report):
                f"{r['top5_overlap']:.2%} | {r['top10_overlap']:.2%} | {r['kl']:.5f} | {r['cosine']:.5f} | {r['mean_rank']:.3f} |")
 
 
+HEADLINE = {"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"}
+HEADLINE_STEP = {"shape": "golf", "precision": "bf16"}
+
+
+def headline(mlp_reports, step_reports):
+    """README's first numbers: an MLP's pass on a GPU, a training step on a CPU, each beside the best of what was measured with it."""
+    for report in mlp_reports:
+        for r in (r for r in report["results"] if all(r[k] == v for k, v in HEADLINE.items())):
+            peer = min(r["peers"], key=r["peers"].get)
+            rows, width = r["shape"]
+            yield (f"- {report['gpu']}: an MLP of 3 layers, {width} wide, {rows:,} rows of {r['dtype']}, forward and backward: "
+                   f"**{r['ours_us']:.1f} µs**, {PEERS[peer]} {r['peers'][peer]:.1f} µs.")
+    for report in step_reports:
+        by_mode = {r["mode"]: r["ms"] for r in report["results"] if all(r[k] == v for k, v in HEADLINE_STEP.items())}
+        ours, peers = by_mode.pop("native", None), [by_mode[m] for m in ("eager", "compile") if m in by_mode]
+        if ours and peers:
+            yield (f"- {report['cpu']} ({report['level']}), {report['threads']} threads: a training step of the preset "
+                   f"`{HEADLINE_STEP['shape']}` in {HEADLINE_STEP['precision']}: **{ours:.0f} ms**, PyTorch's best {min(peers):.0f} ms.")
+
+
 # Suites measured on CPUs: bench/cpu/<cpu>/SUITE.json.
 CPU_TABLES = {"train_step": train_step_table, "tinyshakespeare": held_out_table, "bpe": bpe_table, "archive_load": archive_load_table,
               "accuracy": accuracy_table}
@@ -114,11 +134,17 @@ def filled(text):
     for _, report in reports.all_reports():
         by_suite.setdefault(report["suite"], []).append(report)
 
+    def on_cpus(suite):
+        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((reports.ROOT / "bench" / "cpu").glob(f"*/{suite}.json"))]
+
     def fill(match):
         lines = []
+        if match[2] == "headline":
+            lines = list(headline(by_suite.get("mlp", []), on_cpus("train_step")))
+            return match[1] + "".join(line + "\n" for line in lines) + match[3]
         if match[2] in CPU_TABLES:
-            for path in sorted((reports.ROOT / "bench" / "cpu").glob(f"*/{match[2]}.json")):
-                lines += [*CPU_TABLES[match[2]](json.loads(path.read_text(encoding="utf-8"))), ""]
+            for report in on_cpus(match[2]):
+                lines += [*CPU_TABLES[match[2]](report), ""]
         for report in by_suite.get(match[2], []):
             lines += [*table(report), ""]
         return match[1] + "\n".join(lines or ["No report yet: `./run gpu` on a machine with a GPU writes it.", ""]) + match[3]
