@@ -8,7 +8,6 @@ rms_norm and mlp the first two are written once more in C++ (native/calls.cpp), 
 import gc
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from . import _C
@@ -113,6 +112,23 @@ class _WithNeeds:
         return getattr(self.ctx, name)
 
 
+def _one_by_one(op):
+    """torch.vmap's rule for `op` (several tensors out): call after call. PyTorch has the same for operators without lists of tensors."""
+
+    def pick(argument, dim, i):
+        if isinstance(argument, (list, tuple)):
+            dims = dim if isinstance(dim, (list, tuple)) else [dim] * len(argument)
+            return [pick(a, d, i) for a, d in zip(argument, dims)]
+        return argument if dim is None else argument.select(dim, i)
+
+    def rule(info, in_dims, *arguments):
+        calls = [op(*(pick(a, d, i) for a, d in zip(arguments, in_dims))) for i in range(info.batch_size)]
+        outputs = tuple(torch.stack(parts) for parts in zip(*calls))
+        return outputs, (0,) * len(outputs)
+
+    return rule
+
+
 def _register(schema, run, fake, backward=None, setup=None):
     name = schema[: schema.index("(")]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -122,14 +138,17 @@ def _register(schema, run, fake, backward=None, setup=None):
     if backward is not None:
         torch.library.register_autograd(f"ingot::{name}", backward, setup_context=setup, lib=_library)
     op = getattr(torch.ops.ingot, name).default
+    if "Tensor[]" in schema:
+        torch.library.register_vmap(f"ingot::{name}", _one_by_one(op), lib=_library)
     return _transformable(op, setup, backward) if backward is not None else op
 
 
-def _refuse_second_order(op):
-    def backward(ctx, *gradients):
-        raise NotImplementedError(f"{op}: found a second derivative asked for, expected first derivatives only")
+def refuse_second_order(op):
+    raise NotImplementedError(f"{op}: found a second derivative asked for, expected first derivatives only")
 
-    return {"backward": backward, "setup": lambda ctx, inputs, output: None}
+
+def _no_backward(op):
+    return {"backward": lambda ctx, *gradients: refuse_second_order(op), "setup": lambda ctx, inputs, output: None}
 
 
 # --- rms_norm ---------------------------------------------------------------------------------------------------------
@@ -146,7 +165,7 @@ def run_rms_norm(x, weight, eps, unit_offset):
     x = as_rows(x, 2)
     y = _empty_rows(x)
     rstd = x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
-    _C.rms_norm(x, dense(weight), None, None, y, rstd, eps, unit_offset)
+    _C.rms_norm(x, dense(weight), None, None, y, rstd, default_eps(eps, x.dtype), unit_offset)
     return y, rstd
 
 
@@ -154,7 +173,7 @@ def run_add_rms_norm(x, residual, weight, eps, unit_offset):
     x, residual = as_rows(x, 2), as_rows(residual, 2)
     y, total = _empty_rows(x), _empty_rows(x)
     rstd = x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
-    _C.rms_norm(x, dense(weight), residual, total, y, rstd, eps, unit_offset)
+    _C.rms_norm(x, dense(weight), residual, total, y, rstd, default_eps(eps, x.dtype), unit_offset)
     return y, total, rstd
 
 
@@ -166,7 +185,7 @@ def run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, 
     if need_dw:
         dw = s.new_zeros(s.shape[-1], dtype=sum_dtype(s.dtype))
         workspace = _bytes(_C.rms_norm_backward_workspace_bytes(s), s)
-    _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx, dw, workspace, eps, unit_offset)
+    _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx, dw, workspace, default_eps(eps, s.dtype), unit_offset)
     return dx, dw
 
 
@@ -189,11 +208,11 @@ def _fake_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx
 
 
 rms_norm_backward_op = _register(
-    "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor s, Tensor? weight, Tensor rstd, float eps, bool unit_offset, bool need_dx, "
+    "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor s, Tensor? weight, Tensor rstd, float? eps, bool unit_offset, bool need_dx, "
     "bool need_dw) -> (Tensor, Tensor)",
     _op_run_rms_norm_backward,
     _fake_rms_norm_backward,
-    **_refuse_second_order("rms_norm"),
+    **_no_backward("rms_norm"),
 )
 
 
@@ -233,14 +252,14 @@ def _op_add_rms_norm_backward(ctx, dy, dsum, drstd):
 
 
 rms_norm_op = _register(
-    "rms_norm(Tensor x, Tensor? weight, float eps, bool unit_offset) -> (Tensor, Tensor)",
+    "rms_norm(Tensor x, Tensor? weight, float? eps, bool unit_offset) -> (Tensor, Tensor)",
     run_rms_norm,
     lambda x, weight, eps, unit_offset: (_fake_rows(x), _fake_rstd(x)),
     _op_rms_norm_backward,
     _setup_rms_norm,
 )
 add_rms_norm_op = _register(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, bool unit_offset) -> (Tensor, Tensor, Tensor)",
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float? eps, bool unit_offset) -> (Tensor, Tensor, Tensor)",
     run_add_rms_norm,
     lambda x, residual, weight, eps, unit_offset: (_fake_rows(x), _fake_rows(x), _fake_rstd(x)),
     _op_add_rms_norm_backward,
@@ -264,25 +283,47 @@ def eager(function):
         return function.apply
 
 
-def first_order(backward):
-    """once_differentiable, whose price is only paid where a graph of the backward pass is asked for."""
-    guarded = once_differentiable(backward)
+class _SecondDerivative(torch.autograd.Function):
+    """Passes gradients on, and refuses to be differentiated."""
 
-    def run(ctx, *gradients):
-        return (guarded if torch.is_grad_enabled() else backward)(ctx, *gradients)
+    @staticmethod
+    def forward(ctx, op, *gradients):
+        ctx.op = op
+        return tuple(g.view_as(g) for g in gradients)
 
-    return staticmethod(run)
+    @staticmethod
+    def backward(ctx, *_):
+        refuse_second_order(ctx.op)
+
+
+def first_order(op):
+    """Of a backward: where a graph of it is asked for, its results say that they want a gradient and refuse it. Left without a graph, a
+    penalty on gradients would count for nothing."""
+
+    def wrap(backward):
+        def run(ctx, *gradients):
+            if not torch.is_grad_enabled():
+                return backward(ctx, *gradients)
+            with torch.no_grad():
+                found = backward(ctx, *gradients)
+            there = [g is not None for g in found]
+            kept = iter(_SecondDerivative.apply(op, *(g.detach().requires_grad_() for g in found if g is not None)))
+            return tuple(next(kept) if t else None for t in there)
+
+        return staticmethod(run)
+
+    return wrap
 
 
 class _RmsNorm(torch.autograd.Function):
     forward = staticmethod(_C.rms_norm_forward)  # (ctx, x, weight), for rms_norm_call; sets ctx.options
 
-    @first_order
+    @first_order("rms_norm")
     def backward(ctx, dy):
         s, weight, rstd = ctx.saved_tensors
         eps, unit_offset = ctx.options
         need_dx, need_dw = ctx.needs_input_grad
-        dx, dw = run_rms_norm_backward(dy, None, s, weight, rstd, default_eps(eps, s.dtype), unit_offset, need_dx, need_dw)
+        dx, dw = run_rms_norm_backward(dy, None, s, weight, rstd, eps, unit_offset, need_dx, need_dw)
         return dx, None if dw is None else dw.to(weight.dtype)
 
 
@@ -295,7 +336,7 @@ class _AddRmsNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return y, total
 
-    @first_order
+    @first_order("rms_norm")
     def backward(ctx, dy, dsum):
         need = ctx.needs_input_grad
         ds, dw = _rms_norm_gradients(ctx, need[0] or need[1], need[2], dy, dsum, None, run_rms_norm_backward)
@@ -303,10 +344,6 @@ class _AddRmsNorm(torch.autograd.Function):
 
 
 rms_norm_eager, add_rms_norm_eager = eager(_RmsNorm), eager(_AddRmsNorm)
-
-
-def _rms_norm_saving(x, weight, eps, unit_offset):
-    return run_rms_norm(x, weight, default_eps(eps, x.dtype), unit_offset)
 
 
 # --- mlp --------------------------------------------------------------------------------------------------------------
@@ -390,7 +427,7 @@ mlp_backward_op = _register(
     "str activation, bool activate_last) -> (Tensor, Tensor)",
     _op_mlp_backward,
     _fake_mlp_backward,
-    **_refuse_second_order("mlp"),
+    **_no_backward("mlp"),
 )
 
 
@@ -436,7 +473,7 @@ def _run_mlp_options(x, parameters, options, save):
 class _Mlp(torch.autograd.Function):
     forward = staticmethod(_C.mlp_forward)  # (ctx, x, *parameters), for mlp_call; sets ctx.options
 
-    @first_order
+    @first_order("mlp")
     def backward(ctx, dy):
         x, saved, *parameters = ctx.saved_tensors
         need_x, *wanted = ctx.needs_input_grad
@@ -464,7 +501,7 @@ def _make_edge(*parameters):
 class _MlpAtEdge(torch.autograd.Function):
     forward = staticmethod(_C.mlp_edge_forward)  # (ctx, x, edge); sets ctx.options
 
-    @first_order
+    @first_order("mlp")
     def backward(ctx, dy):
         x, saved, *parameters = ctx.saved_tensors
         need_x, need_parameters = ctx.needs_input_grad
@@ -473,7 +510,7 @@ class _MlpAtEdge(torch.autograd.Function):
 
 
 mlp_eager, mlp_edge_eager = eager(_Mlp), eager(_MlpAtEdge)
-_C.attach_calls(rms_norm_eager, run_rms_norm_plain, _rms_norm_saving, mlp_eager, mlp_edge_eager, _run_mlp_options)
+_C.attach_calls(rms_norm_eager, run_rms_norm_plain, run_rms_norm, mlp_eager, mlp_edge_eager, _run_mlp_options)
 if hasattr(torch._C._functions.AccumulateGrad, "_set_sequence_nr"):
     _C.attach_edges(_make_edge)
     gc.callbacks.append(_C.forget_edges)
@@ -512,7 +549,7 @@ swiglu_gate_backward_op = _register(
         _fake_rows(packed),
         packed.new_empty(0) if up is None else _fake_rows(up),
     ),
-    **_refuse_second_order("swiglu_gate"),
+    **_no_backward("swiglu_gate"),
 )
 
 
@@ -543,7 +580,7 @@ class _SwigluGate(torch.autograd.Function):
         ctx.options = options
         return run_swiglu_gate(packed, up, *options)
 
-    @first_order
+    @first_order("swiglu_gate")
     def backward(ctx, dh):
         return _swiglu_gate_gradients(ctx, dh, run_swiglu_gate_backward)
 
@@ -628,7 +665,7 @@ qk_norm_rope_backward_op = _register(
         _fake_rows(x),
         x.new_empty(0 if gain is None else x.shape[-2], dtype=sum_dtype(x.dtype)),
     ),
-    **_refuse_second_order("qk_norm_rope"),
+    **_no_backward("qk_norm_rope"),
 )
 
 
@@ -673,7 +710,7 @@ activation_backward_op = _register(
     "activation_backward(Tensor dy, Tensor x, str name) -> Tensor",
     run_activation_backward,
     lambda dy, x, name: _fake_rows(x),
-    **_refuse_second_order("activation"),
+    **_no_backward("activation"),
 )
 
 

@@ -22,12 +22,12 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     Returns y in x's dtype, or (y, s) where a residual is given. Sums are kept in fp32 (fp64 for fp64).
     """
     if residual is not None:
-        return _add_rms_norm(x, residual, weight, _ops.default_eps(eps, x.dtype), unit_offset)
+        return _add_rms_norm(x, residual, weight, eps, unit_offset)
     if not is_dynamo_compiling():
         y = _C.rms_norm_call(x, weight, eps, unit_offset)
         if y is not None:
             return y
-    return _ops.rms_norm_op(x, weight, _ops.default_eps(eps, x.dtype), unit_offset)[0]
+    return _ops.rms_norm_op(x, weight, eps, unit_offset)[0]
 
 
 def _add_rms_norm(x, residual, weight, eps, unit_offset):

@@ -1,5 +1,6 @@
 """Modules. Each loads the state dict of the module that it replaces."""
 import math
+import numbers
 import re
 
 import torch
@@ -32,7 +33,7 @@ class RMSNorm(_Direct):
 
     def __init__(self, normalized_shape, eps=None, elementwise_affine=True, device=None, dtype=None, *, unit_offset=False):
         super().__init__()
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = (int(normalized_shape),) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
         self.eps, self.elementwise_affine, self.unit_offset = eps, elementwise_affine, unit_offset
         self._one_vector = elementwise_affine and len(self.normalized_shape) == 1
         if elementwise_affine:
@@ -100,8 +101,9 @@ class FusedMLP(_Direct):
         super().__init__()
         for name, value in (("in_features", in_features), ("hidden_features", hidden_features), ("out_features", out_features),
                             ("num_layers", num_layers)):
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, numbers.Integral) or value < 1:
                 raise ValueError(f"FusedMLP: {name}: found {value!r}, expected an integer from 1")
+        in_features, hidden_features, out_features, num_layers = map(int, (in_features, hidden_features, out_features, num_layers))
         act = _ops.activation_number("FusedMLP", activation)
         self.in_features, self.hidden_features, self.out_features = in_features, hidden_features, out_features
         self.num_layers = num_layers
@@ -150,7 +152,12 @@ class FusedMLP(_Direct):
 
     @classmethod
     def from_sequential(cls, model, **options):
-        """A FusedMLP with the weights of an nn.Sequential of Linears (plain, or with weight_norm) and one kind of activation."""
+        """A FusedMLP with the weights of an nn.Sequential of Linears (plain, or with weight_norm) and one kind of activation.
+
+        What does not train there does not train here, and the mode (train or eval) is the same. The weights are copies.
+        """
+        if not isinstance(model, nn.Sequential):
+            raise TypeError(f"FusedMLP.from_sequential: model: found {type(model).__name__}, expected nn.Sequential")
         linears = [m for m in model if isinstance(m, nn.Linear)]
         others = [m for m in model if not isinstance(m, nn.Linear)]
         if not linears or not isinstance(model[0], nn.Linear):
@@ -163,14 +170,24 @@ class FusedMLP(_Direct):
         if not alternate or len(widths) > 1:
             raise ValueError("FusedMLP.from_sequential: model: found layers that do not alternate or differ in width, expected Linear, "
                              "activation, Linear, ... with one hidden width")
+        if len({m.bias is None for m in linears}) > 1:
+            raise ValueError("FusedMLP.from_sequential: model: found layers with a bias and without, expected one or the other")
         state = model.state_dict()
         weight = next(iter(state.values()))
+        for kind in ("dtype", "device"):
+            found = {getattr(t, kind) for t in state.values()}
+            if len(found) > 1:
+                raise ValueError(f"FusedMLP.from_sequential: model: found {' and '.join(sorted(map(str, found)))}, expected one {kind}")
         self = cls(linears[0].in_features, widths.pop() if widths else linears[0].out_features, linears[-1].out_features, len(linears),
                    names.pop() if names else "identity", linears[0].bias is not None,
                    any(re.search(r"original1$|weight_v$", k) for k in state), activate_last=len(others) == len(linears),
                    device=weight.device, dtype=weight.dtype, **options)
         self.load_state_dict(state)
-        return self
+        for layer, linear in zip(self.layers, linears):
+            trains = {name.split(".")[-1]: p.requires_grad for name, p in linear.named_parameters()}
+            for name, p in layer.named_parameters():
+                p.requires_grad_(any(trains.get(source, False) for source in _SOURCES[name]))
+        return self.train(model.training)
 
     def _load_from_state_dict(self, state_dict, prefix, *rest):
         own = f"{prefix}layers."
@@ -208,6 +225,7 @@ def activation_name(module):
 
 
 _FOREIGN = re.compile(r"^(?P<layer>.*?)\.?(?P<name>weight|bias|weight_g|weight_v|parametrizations\.weight\.original[01])$")
+_SOURCES = {"weight": ("weight", "weight_v", "original1"), "bias": ("bias",), "gain": ("weight_g", "original0")}
 _OWN_NAMES = {"weight": "weight", "bias": "bias", "weight_g": "gain", "weight_v": "weight", "parametrizations.weight.original0": "gain",
               "parametrizations.weight.original1": "weight"}
 

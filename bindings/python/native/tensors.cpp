@@ -83,9 +83,20 @@ struct Described {
   int64_t copies[2 * kMaxDims];
 };
 
+// Of a tensor that is no block of memory: sparse, nested, on the meta device.
+[[noreturn]] void fail_undescribed(const char* op, const char* name, nb::handle h) {
+  const nb::object layout = h.attr("layout"), device = h.attr("device");
+  const auto word = [](const nb::object& o) { return nb::cast<std::string>(nb::str(o)); };
+  fail(ErrorCode::unsupported, op, ": ", name, ": found a ", nb::cast<bool>(h.attr("is_nested")) ? "nested " : "",
+       word(layout), " tensor on ", word(device), ", expected a dense one on cpu or cuda");
+}
+
 void describe_fast(const char* op, const char* name, nb::handle h, Described& d) {
   View v{};
-  if (torch_.exchange->view(h.ptr(), &v) != 0) throw nb::python_error();
+  if (torch_.exchange->view(h.ptr(), &v) != 0) {
+    PyErr_Clear();
+    fail_undescribed(op, name, h);
+  }
   INGOT_CHECK(v.device_kind == dlpack::kCpu || v.device_kind == dlpack::kCuda || v.device_kind == dlpack::kCudaPinned,
               op, ": ", name, ": found a tensor on DLPack device type ", v.device_kind, ", expected cpu or cuda");
   d.data = static_cast<char*>(v.data) + v.byte_offset;
@@ -97,7 +108,10 @@ void describe_fast(const char* op, const char* name, nb::handle h, Described& d)
 }
 
 void describe_slow(const char* op, const char* name, nb::handle h, Described& d) {
-  const nb::object device = h.attr("device"), dtype = h.attr("dtype"), shape = h.attr("shape");
+  const nb::object layout = h.attr("layout"), device = h.attr("device"), dtype = h.attr("dtype");
+  if (nb::cast<std::string>(nb::str(layout)) != "torch.strided" || nb::cast<bool>(h.attr("is_nested")))
+    fail_undescribed(op, name, h);
+  const nb::object shape = h.attr("shape");
   const nb::object strides = h.attr("stride")();
   const std::string kind = nb::cast<std::string>(nb::str(device.attr("type")));
   INGOT_CHECK(kind == "cpu" || kind == "cuda", op, ": ", name, ": found a tensor on ", kind, ", expected cpu or cuda");

@@ -165,6 +165,17 @@ def test_loads_a_sequential_of_linears(device):
     held.load_state_dict(outer.state_dict())  # nested, with a prefix
 
 
+def test_from_sequential_keeps_what_trains_and_the_mode(device):
+    for wrap in (lambda linear: linear, nn.utils.parametrizations.weight_norm):
+        theirs = sequential(device, wrap, n=3).eval()
+        frozen = theirs[2].parametrizations.weight.original1 if hasattr(theirs[2], "parametrizations") else theirs[2].weight
+        frozen.requires_grad_(False)
+        theirs[0].bias.requires_grad_(False)
+        ours = ingot.nn.FusedMLP.from_sequential(theirs)
+        held = {name for name, p in ours.named_parameters() if not p.requires_grad}
+        assert held == {"layers.1.weight", "layers.0.bias"} and not ours.training
+
+
 def test_loads_both_styles_of_weight_norm(device):
     x = torch.randn(11, 16, device=device)
     styles = [nn.utils.parametrizations.weight_norm]
@@ -237,6 +248,11 @@ def test_errors_name_operation_argument_found_and_expected(device):
         (lambda: functional.fused_mlp(x, [w[0].bfloat16()]), ValueError, "found dtype bf16, expected x's f32|found dtype bf16, expected f32"),
         (lambda: functional.fused_mlp(x, []), ValueError, "mlp: parameters: found 0"),
         (lambda: ingot.nn.FusedMLP(0, 32, 8), ValueError, "FusedMLP: in_features: found 0"),
+        (lambda: ingot.nn.FusedMLP.from_sequential([nn.Linear(4, 4)]), TypeError, "model: found list, expected nn.Sequential"),
+        (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))), ValueError,
+         "with a bias and without"),
+        (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4).half())), ValueError,
+         "found torch.float16 and torch.float32, expected one dtype"),
         (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 4))), ValueError, "found ELU"),
     ]
     for call, kind, message in cases:
