@@ -27,14 +27,14 @@ struct Memory {
 static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "a block must fit the shared memory");
 
 // A warpgroup's part of the ring, the panel that it makes of each layer, and the order in which it reads the others:
-// first what its own block has made.
+// first its own, whatever block has the others, so that sums do not depend on the cluster's size.
 struct Share {
   uint32_t group, groups, rank, blocks;
   __device__ __forceinline__ uint32_t slots() const { return kSlots / groups; }
   __device__ __forceinline__ uint32_t panel() const { return rank * groups + group; }
   __device__ __forceinline__ bool has(const LayerParams& layer) const { return panel() * kColumns < layer.n; }
   __device__ __forceinline__ uint32_t slice(uint32_t i, uint32_t slices) const {
-    const uint32_t at = i + (rank * groups < slices ? rank * groups : 0);
+    const uint32_t at = i + (panel() < slices ? panel() : 0);
     return at < slices ? at : at - slices;
   }
 };
