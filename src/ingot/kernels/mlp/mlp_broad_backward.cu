@@ -15,25 +15,29 @@ struct Place {
 };
 
 int64_t chunks_of(const MlpBackward& m) { return std::max<int64_t>((m.x.rows() + kChunk - 1) / kChunk, 1); }
-int64_t tiles_of(const MlpLayer& layer) {
-  return int64_t(halves_of(int(layer.w.rows()))) * halves_of(int(layer.w.cols()));
+// Narrower halves where they suffice.
+template <class Use> auto with_cut(const MlpBackward& m, Use&& use) {
+  return mlp_widest(m) <= 2 * Cut<192>::kHalf ? use(Cut<192>{}) : use(Cut<256>{});
 }
-// What all layers' rows cost: a tile of 256 x 256 and a chunk of rows is one.
-int64_t cost_of(const MlpBackward& m) {
+template <class Cut> int64_t tiles_of(const MlpLayer& layer) {
+  return int64_t(Cut::squares_of(int(layer.w.rows()))) * Cut::halves_of(int(layer.w.cols()));
+}
+// What all layers' rows cost: what a pair sums and a chunk of rows is one.
+template <class Cut> int64_t cost_of(const MlpBackward& m) {
   int64_t tiles = 0;
-  for (const MlpLayer& layer : m.layers) tiles += tiles_of(layer);
+  for (const MlpLayer& layer : m.layers) tiles += tiles_of<Cut>(layer);
   return tiles * chunks_of(m);
 }
 // A team has a chunk of rows at least. The rows are cut by sizes and the GPU alone, so that frozen layers change no
 // other's sums.
-Place place_sums(const MlpBackward& m) {
+template <class Cut> Place place_sums(const MlpBackward& m) {
   Place at;
-  const int most = std::clamp(sm_count(m.x.device.index) / (kTeam * kPair), 1, kMaxTeams);
-  at.teams = int(std::clamp<int64_t>(cost_of(m) / kTeam, 1, most));
+  const int most = std::clamp(sm_count(m.x.device.index) / (Cut::kTeam * kPair), 1, kMaxTeams);
+  at.teams = int(std::clamp<int64_t>(cost_of<Cut>(m) / Cut::kTeam, 1, most));
   mlp_take_room(at.bytes, mlp_dz_bytes(m));
-  const int64_t parts = int64_t(at.teams + int(m.layers.size()) - 1) * kTeam * kPair;
-  at.part = mlp_take_room(at.bytes, parts * kPartFloats * int64_t(sizeof(float)));
-  at.bias_part = mlp_take_room(at.bytes, parts * kSquare * int64_t(sizeof(float)));
+  const int64_t parts = int64_t(at.teams + int(m.layers.size()) - 1) * Cut::kTeam * kPair;
+  at.part = mlp_take_room(at.bytes, parts * Cut::kPartFloats * int64_t(sizeof(float)));
+  at.bias_part = mlp_take_room(at.bytes, parts * Cut::kSquare * int64_t(sizeof(float)));
   at.counter = mlp_take_room(at.bytes, int64_t(sizeof(uint32_t)));
   return at;
 }
@@ -53,7 +57,7 @@ Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& s
   return a;
 }
 
-Sums make_sums(const MlpBackward& m, const Place& place) {
+template <class Cut> Sums make_sums(const MlpBackward& m, const Place& place) {
   char* const base = static_cast<char*>(m.workspace.data);
   Sums a{.layers = int(m.layers.size()),
          .teams = place.teams,
@@ -64,12 +68,25 @@ Sums make_sums(const MlpBackward& m, const Place& place) {
   int64_t before = 0;  // the cost of the layers before
   for (size_t l = 0; l < m.layers.size(); ++l) {
     a.layer[l] = mlp_sum_layer(m, l);
-    const int64_t tiles = tiles_of(m.layers[l]);
+    const int64_t tiles = tiles_of<Cut>(m.layers[l]);
     for (int team = 0; team <= a.teams; ++team)
-      a.cut[team][l] = int(std::clamp<int64_t>((cost_of(m) * team / a.teams - before) / tiles, 0, a.chunks));
+      a.cut[team][l] = int(std::clamp<int64_t>((cost_of<Cut>(m) * team / a.teams - before) / tiles, 0, a.chunks));
     before += tiles * a.chunks;
   }
   return a;
+}
+
+template <class T, class Cut> void launch(const MlpBackward& m, Stream stream) {
+  const Place place = place_sums<Cut>(m);
+  const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
+  const int device = m.x.device.index, clusters = std::max(sm_count(device) / kPair, 1);
+  const Chain chain = make_chain(m, place, slope, clusters);
+  const MlpChainMaps maps = mlp_chain_maps(m, mlp_panel_box(kGroupRows), mlp_panel_box(Cut::fetched_rows(kSlotRows)));
+  launch_chain<T, Cut::kHalf>(
+      maps, chain, {.slope = slope.kind, .clusters = std::clamp(chain.units, 1, clusters), .device = device}, stream);
+  if (std::none_of(m.grads.begin(), m.grads.end(), mlp_trained)) return;
+  const MlpSumMaps sum_maps = mlp_sum_maps(m, mlp_panel_box(kChunk), mlp_panel_box(Cut::fetched_rows(kChunk)));
+  launch_sums<T, Cut::kHalf>(sum_maps, make_sums<Cut>(m, place), device, stream);
 }
 
 }  // namespace
@@ -85,20 +102,14 @@ bool mlp_broad_backward_takes(const MlpBackward& m) {
 
 void mlp_broad_backward(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  const Place place = place_sums(m);
-  const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
-  const int device = m.x.device.index, clusters = std::max(sm_count(device) / kPair, 1);
-  const Chain chain = make_chain(m, place, slope, clusters);
-  const bool is_f16 = m.x.dtype == DType::f16;
-  const MlpChainMaps maps = mlp_chain_maps(m, mlp_panel_box(kGroupRows), mlp_panel_box(kSlotRows));
-  const ChainLaunch at{.slope = slope.kind, .clusters = std::clamp(chain.units, 1, clusters), .device = device};
-  is_f16 ? launch_chain<f16>(maps, chain, at, stream) : launch_chain<bf16>(maps, chain, at, stream);
-  if (std::none_of(m.grads.begin(), m.grads.end(), mlp_trained)) return;
-  const MlpSumMaps sum_maps = mlp_sum_maps(m, mlp_panel_box(kChunk), mlp_panel_box(kChunk));
-  const Sums sums = make_sums(m, place);
-  is_f16 ? launch_sums<f16>(sum_maps, sums, device, stream) : launch_sums<bf16>(sum_maps, sums, device, stream);
+  with_cut(m, [&](auto cut) {
+    using Cut = decltype(cut);
+    m.x.dtype == DType::f16 ? launch<f16, Cut>(m, stream) : launch<bf16, Cut>(m, stream);
+  });
 }
 
-int64_t mlp_broad_backward_workspace_bytes(const MlpBackward& m) { return place_sums(m).bytes; }
+int64_t mlp_broad_backward_workspace_bytes(const MlpBackward& m) {
+  return with_cut(m, [&](auto cut) { return place_sums<decltype(cut)>(m).bytes; });
+}
 
 }  // namespace ingot::cuda

@@ -10,18 +10,26 @@ namespace ingot::cuda::broad_backward {
 using wide_backward::ChainLaunch;
 using wide_backward::kPair;  // blocks of a cluster
 
-constexpr int kWidth = kMlpBroadWidth, kPanels = kWidth / kMlpPanel;
-constexpr int kHalf = 256, kHalfPanels = kHalf / kMlpPanel;  // columns of a product's sums
-constexpr int kGroupRows = 64, kGroups = 2;                  // of a warpgroup; warpgroups of a block that multiply
-constexpr int kSlotRows = 32;                                // of W
+constexpr int kWidth = kMlpBroadWidth;
+constexpr int kGroupRows = 64, kGroups = 2;  // of a warpgroup of the chain; those of a block that multiply
+constexpr int kSlotRows = 32;                // of W
+constexpr int kChunk = 64;                   // rows of a sum at a time
+constexpr int kMaxTeams = 36;
 
-constexpr int kChunk = 64;                                 // rows of a sum at a time
-constexpr int kSquare = 128;                               // rows of dW that a block sums
-constexpr int64_t kPartFloats = int64_t(kSquare) * kHalf;  // of a block's sums
-constexpr int kTeam = 4;                                   // pairs that have all of a dW of 512 x 512
-constexpr int kMaxTeams = 18;
+// How layers are cut that are at most two halves wide.
+template <int kColumns> struct Cut {
+  static constexpr int kHalf = kColumns, kHalfPanels = kHalf / kMlpPanel;  // columns of a product's sums
+  static constexpr int kSumGroups = kHalf == 256 ? 2 : 3;                  // warpgroups of a block that sums
+  static constexpr int kSquare = kMlpPanel * kSumGroups;                   // rows of dW that it sums
+  static constexpr int64_t kPartFloats = int64_t(kSquare) * kHalf;         // of a block's sums
+  static constexpr int kTeam = 2 * kHalf / kSquare;                        // pairs that have all of the widest dW
+  // Of what a pair fetches together, each block takes half of the panels, or half of the rows of each panel.
+  static constexpr bool kSharesPanels = kHalfPanels % kPair == 0;
+  static constexpr int fetched_rows(int rows) { return kSharesPanels ? rows : rows / kPair; }
 
-constexpr int halves_of(int width) { return (width + kHalf - 1) / kHalf; }
+  static constexpr int halves_of(int width) { return (width + kHalf - 1) / kHalf; }
+  static constexpr int squares_of(int width) { return (width + kPair * kSquare - 1) / (kPair * kSquare); }  // pairs'
+};
 
 struct ChainLayer {
   int n = 0, k = 0;
@@ -40,11 +48,13 @@ struct Sums {
   MlpSumLayer layer[kMlpMaxLayers];
   int layers = 0, teams = 0, chunks = 0;
   int cut[kMaxTeams + 1][kMlpMaxLayers] = {};
-  float *part = nullptr, *bias_part = nullptr;  // (team + layer, pair, block): kPartFloats, kSquare
+  float *part = nullptr, *bias_part = nullptr;  // (team + layer, pair, block): Cut::kPartFloats, Cut::kSquare
   uint32_t* counter = nullptr;                  // blocks whose parts are there
 };
 
-template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
-template <class T> void launch_sums(const MlpSumMaps& maps, const Sums& a, int device, Stream stream);
+// kHalf: 192 or 256.
+template <class T, int kHalf>
+void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
+template <class T, int kHalf> void launch_sums(const MlpSumMaps& maps, const Sums& a, int device, Stream stream);
 
 }  // namespace ingot::cuda::broad_backward

@@ -1,10 +1,10 @@
 #pragma once
 // The chain of gradients where layers are up to 512 wide:  dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the top layer
 // down, and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64. Its dz of the layer above is
-// wgmma's A and lies in shared memory, 64 KB. Of dz W a warpgroup forms 256 columns, multiplies them with the slopes
-// and keeps them in registers, packed, until the product of the other columns has read the last of A; then both go
-// where A was, and from there to memory. W and h, whose slopes are wanted, pass through one ring in the order of their
-// use. Both blocks read the same W: each fetches half for both.
+// wgmma's A and lies in shared memory, 64 KB. Of dz W a warpgroup forms half of the columns, multiplies them with the
+// slopes and keeps them in registers, packed, until the product of the other columns has read the last of A; then both
+// go where A was, and from there to memory. W and h, whose slopes are wanted, pass through one ring in the order of
+// their use. Both blocks read the same W: each fetches half for both.
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
@@ -13,27 +13,34 @@
 
 namespace ingot::cuda::broad_backward {
 
-constexpr uint32_t kSlots = 6;
+constexpr uint32_t kGroupWarps = 4 * kGroups;
 constexpr uint32_t kPanelBytes = kGroupRows * 128, kSlotPanelBytes = kSlotRows * 128;
-constexpr uint32_t kSlotBytes = kSlotPanelBytes * kHalfPanels;  // of W; or a panel of h for every warpgroup
+constexpr uint32_t kSlotBytes = kGroups * kPanelBytes;  // a panel of h for every warpgroup; or rows of W
 constexpr int kChainThreads = kGroups * 128 + 128;
 constexpr int kMultiplyRegisters = 232, kServeRegisters = 40;
-static_assert(kSlotBytes == kGroups * kPanelBytes, "a slot holds W or h");
 
-struct ChainMemory {
+template <class Cut> struct ChainMemory {
+  static constexpr uint32_t kPanels = 2 * Cut::kHalfPanels, kTileBytes = kPanels * kPanelBytes;
+  static constexpr uint32_t kSlots = (uint32_t(kMlpSharedBytes) - kGroups * kTileBytes - 512) / kSlotBytes;
+  static_assert(Cut::kHalfPanels * kSlotPanelBytes <= kSlotBytes, "a slot holds W or h");
+
   alignas(1024) uint8_t tile[kGroups][kPanels][kPanelBytes];  // dz
   uint8_t slot[kSlots][kSlotBytes];
   uint64_t full[kSlots], empty[kSlots];
   uint64_t tile_full[kGroups][kPanels];                // dy is there
   uint64_t tile_done[kGroups][2], tile_free[kGroups];  // half of dz is there to be sent; all has been read
 };
-static_assert(sizeof(ChainMemory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
 
 __device__ __forceinline__ int panels_of(int width) { return (width + kMlpPanel - 1) / kMlpPanel; }
 __device__ __forceinline__ int slots_of(int width) { return (width + kSlotRows - 1) / kSlotRows; }
 
-template <class T, Slope kSlope> struct ChainBlock {
-  ChainMemory& s;
+template <class T, Slope kSlope, class Cut> struct ChainBlock {
+  using Memory = ChainMemory<Cut>;
+  static constexpr int kHalf = Cut::kHalf, kHalfPanels = Cut::kHalfPanels;
+  static constexpr uint32_t kSlots = Memory::kSlots, kPanels = Memory::kPanels;
+  static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
+
+  Memory& s;
   const MlpChainMaps& maps;
   const Chain& a;
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank();
@@ -54,7 +61,7 @@ template <class T, Slope kSlope> struct ChainBlock {
       ptx::mbarrier_init(&s.empty[i], 4 * uint32_t(groups()) * kPair);
     }
     for (int g = 0; g < kGroups; ++g) {
-      for (int p = 0; p < kPanels; ++p) ptx::mbarrier_init(&s.tile_full[g][p], 1);
+      for (uint32_t p = 0; p < kPanels; ++p) ptx::mbarrier_init(&s.tile_full[g][p], 1);
       for (int half = 0; half < 2; ++half) ptx::mbarrier_init(&s.tile_done[g][half], 4);
       ptx::mbarrier_init(&s.tile_free[g], 1);
     }
@@ -85,10 +92,10 @@ template <class T, Slope kSlope> struct ChainBlock {
 #pragma unroll 1
         for (int p = 0; p < panels_of(a.layer[top()].n); ++p) load_values(top(), p, row);
       for (int l = top(); l >= a.lowest; --l)
-        for (int half = 0; half < halves_of(a.layer[l].k); ++half) {
+        for (int half = 0; half < Cut::halves_of(a.layer[l].k); ++half) {
           for (int i = 0; i < slots_of(a.layer[l].n); ++i) {
-            uint64_t* const full = next_slot(kSlotBytes);
-            load_for_pair(s.slot[at.stage], kSlotPanelBytes, maps.w[l], half * kHalf, i * kSlotRows, full, rank);
+            uint64_t* const full = next_slot(kHalfPanels * kSlotPanelBytes);
+            load_for_pair<Cut, kSlotRows>(s.slot[at.stage], maps.w[l], half * kHalf, i * kSlotRows, full, rank);
             at.advance();
           }
 #pragma unroll 1
@@ -153,7 +160,7 @@ template <class T, Slope kSlope> struct ChainBlock {
   __device__ __forceinline__ uint32_t place(uint32_t panel, uint32_t i) const {
     return (panel + tile::swizzled<Swizzle::b128>(warp % 4 * 16 + lane % 16, lane / 16 * 16)) ^ (i * 32);
   }
-  __device__ __forceinline__ uint32_t tile_panel(uint32_t p) const { return ptx::shared_address(s.tile[group][p]); }
+  __device__ __forceinline__ uint32_t tile_panel(int p) const { return ptx::shared_address(s.tile[group][p]); }
 
   // h of the next panel in the ring.
   __device__ __forceinline__ void take_values(uint32_t (&h)[4][4]) {
@@ -221,7 +228,7 @@ template <class T, Slope kSlope> struct ChainBlock {
   }
   // The sums of panel p times slopes, or dx, packed.
   template <bool kSlopes>
-  __device__ __forceinline__ void form_panel(const float (&sums)[kHalf / 2], uint32_t p, uint32_t (&dz)[4][4]) {
+  __device__ __forceinline__ void form_panel(const float (&sums)[kHalf / 2], int p, uint32_t (&dz)[4][4]) {
     uint32_t h[4][4];
     if constexpr (kSlopes) take_values(h);
 #pragma unroll
@@ -230,11 +237,11 @@ template <class T, Slope kSlope> struct ChainBlock {
       for (int e = 0; e < 4; ++e) {
         float slope[2] = {1, 1};
         if constexpr (kSlopes) slopes_at<T, kSlope>(h[i][e], a.number, slope);
-        const uint32_t j = 32 * p + 8 * i + 2 * e;
+        const uint32_t j = 32 * uint32_t(p) + 8 * i + 2 * e;
         dz[i][e] = ptx::pack(T{}, sums[j] * slope[0], sums[j + 1] * slope[1]);
       }
   }
-  __device__ __forceinline__ void put_panel(uint32_t p, const uint32_t (&dz)[4][4]) const {
+  __device__ __forceinline__ void put_panel(int p, const uint32_t (&dz)[4][4]) const {
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) ptx::stmatrix(place(tile_panel(p), i), dz[i]);
   }
@@ -258,16 +265,16 @@ template <class T, Slope kSlope> struct ChainBlock {
     uint32_t dz[kHalfPanels][4][4];
     multiply(sums, l);
 #pragma unroll
-    for (uint32_t p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, p, dz[p]);
+    for (int p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, p, dz[p]);
     const bool both = a.layer[l].k > kHalf;
     if (both) multiply(sums, l);
     claim_tile();
 #pragma unroll
-    for (uint32_t p = 0; p < kHalfPanels; ++p) put_panel(p, dz[p]);
+    for (int p = 0; p < kHalfPanels; ++p) put_panel(p, dz[p]);
     hand_over(0);
     if (both) {
 #pragma unroll
-      for (uint32_t p = 0; p < kHalfPanels; ++p) {
+      for (int p = 0; p < kHalfPanels; ++p) {
         form_panel<kSlopes>(sums, p, dz[0]);
         put_panel(p + kHalfPanels, dz[0]);
       }
@@ -291,11 +298,11 @@ template <class T, Slope kSlope> struct ChainBlock {
   }
 };
 
-template <class T, Slope kSlope>
+template <class T, Slope kSlope, class Cut>
 __global__ void __launch_bounds__(kChainThreads, 1)
     chain_kernel(const __grid_constant__ MlpChainMaps maps, const __grid_constant__ Chain a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  ChainBlock<T, kSlope> block{*reinterpret_cast<ChainMemory*>(memory), maps, a};
+  ChainBlock<T, kSlope, Cut> block{*reinterpret_cast<ChainMemory<Cut>*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
   __syncwarp();
   ptx::wait_for_earlier_kernels();
@@ -316,12 +323,13 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   ptx::cluster_wait();
 }
 
-template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
+template <class T, int kHalf>
+void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
   with_slope_kind(at.slope, [&](auto slope) {
-    gpu::launch("mlp_backward", chain_kernel<T, slope()>,
+    gpu::launch("mlp_backward", chain_kernel<T, slope(), Cut<kHalf>>,
                 {.grid = int64_t(at.clusters) * kPair,
                  .block = kChainThreads,
-                 .smem = sizeof(ChainMemory),
+                 .smem = sizeof(ChainMemory<Cut<kHalf>>),
                  .cluster = kPair,
                  .overlap = true,
                  .device = at.device},

@@ -19,14 +19,16 @@ using wide_backward::release_to_pair;
 using wide_backward::wait_for_parts;
 using wide_backward::warp_of_block;
 
-constexpr uint32_t kGroupWarps = 4 * kGroups;
-
-// 256 columns from `x` on, of which block `rank` of the pair fetches half, for both. A panel takes `bytes`.
-__device__ __forceinline__ void load_for_pair(uint8_t* to, uint32_t bytes, const CUtensorMap& map, int x, int row,
-                                              uint64_t* full, uint32_t rank) {
-  constexpr uint32_t kMine = kHalfPanels / kPair;
-  for (uint32_t p = rank * kMine; p < (rank + 1) * kMine; ++p)
-    ptx::tensor_load_multicast(to + p * bytes, &map, x + int(p) * kMlpPanel, row, full, kBothBlocks);
+// kRows rows of a half's columns, from `x` on, of which block `rank` of the pair fetches a part, for both.
+template <class Cut, int kRows>
+__device__ __forceinline__ void load_for_pair(uint8_t* to, const CUtensorMap& map, int x, int row, uint64_t* full,
+                                              uint32_t rank) {
+  constexpr uint32_t kBytes = kRows * 128, kMine = Cut::kSharesPanels ? Cut::kHalfPanels / kPair : Cut::kHalfPanels;
+  const uint32_t first = Cut::kSharesPanels ? rank * kMine : 0;
+  const int lower = Cut::kSharesPanels ? 0 : int(rank) * Cut::fetched_rows(kRows);
+  for (uint32_t p = first; p < first + kMine; ++p)
+    ptx::tensor_load_multicast(to + p * kBytes + lower * 128, &map, x + int(p) * kMlpPanel, row + lower, full,
+                               kBothBlocks);
 }
 
 }  // namespace ingot::cuda::broad_backward

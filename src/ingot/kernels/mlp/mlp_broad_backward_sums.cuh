@@ -1,8 +1,9 @@
 #pragma once
 // dW_l = dz_l^T h_{l-1} and db_l where layers are up to 512 wide. A pair of blocks has 256 x 256 of a dW over a part of
-// the rows, each block 128 rows of it, a warpgroup 64 x 256 in registers. The blocks fetch their own columns of dz, and
-// half of h for both. A team of four pairs has all of a dW of 512 x 512, and takes the same rows at the same time, so
-// that memory gives each row once and L2 twice; of a smaller dW its pairs share the rows. Teams cut what all layers'
+// the rows, each block 128 rows of it, a warpgroup 64 x 256 in registers; where no layer is wider than 384, it has 384
+// x 192, a block three warpgroups. The blocks fetch their own columns of dz, and half of h for both. A team of four
+// pairs, or two, has all of a dW, and takes the same rows at the same time, so that memory gives each row once and L2
+// twice; of a smaller dW its pairs share the rows. Teams cut what all layers'
 // rows cost into equal parts, so a team may end one layer and begin the next. Every part goes to memory; when all are
 // there, each warp adds the parts of some rows of dW, in their order. So blocks wait for each other, and the launch is
 // a cooperative one.
@@ -12,25 +13,25 @@
 namespace ingot::cuda::broad_backward {
 
 constexpr uint32_t kSumStages = 4;
-constexpr int kSumThreads = kGroups * 128 + 32;
+template <class Cut> constexpr int kSumThreads = Cut::kSumGroups * 128 + 32;
 constexpr uint32_t kChunkBytes = kChunk * 128;  // of a panel
 
-struct SumMemory {
+template <class Cut> struct SumMemory {
   struct Stage {
-    uint8_t dz[kGroups][kChunkBytes];
-    uint8_t h[kHalfPanels][kChunkBytes];
+    uint8_t dz[Cut::kSumGroups][kChunkBytes];
+    uint8_t h[Cut::kHalfPanels][kChunkBytes];
   };
   alignas(1024) Stage stage[kSumStages];
-  float db[kGroups][4][kMlpPanel];  // of each warp
+  float db[Cut::kSumGroups][4][kMlpPanel];  // of each warp
   uint64_t full[kSumStages], empty[kSumStages];
 };
-static_assert(sizeof(SumMemory) <= size_t(kMlpSharedBytes), "the sums must fit the shared memory");
 
 // How a layer's dW lies on the pairs of a team.
-struct Tiles {
-  int across, all;  // 256 x 256 each: side by side, and in all
-  __device__ explicit Tiles(const MlpSumLayer& at) : across(halves_of(at.k)), all(halves_of(at.n) * across) {}
-  __device__ int shares() const { return kTeam / all; }  // of the rows
+template <class Cut> struct Tiles {
+  int across, all;  // what a pair sums: side by side, and in all
+  __device__ explicit Tiles(const MlpSumLayer& at)
+      : across(Cut::halves_of(at.k)), all(Cut::squares_of(at.n) * across) {}
+  __device__ int shares() const { return Cut::kTeam / all; }  // of the rows
 };
 
 // What a pair does for a layer: chunks first, ..., end - 1 of one tile.
@@ -39,8 +40,13 @@ struct Task {
   int first, end;
 };
 
-template <class T> struct SumBlock {
-  SumMemory& s;
+template <class T, class Cut> struct SumBlock {
+  using Memory = SumMemory<Cut>;
+  static constexpr int kHalf = Cut::kHalf, kSquare = Cut::kSquare, kTeam = Cut::kTeam, kGroups = Cut::kSumGroups;
+  static constexpr uint32_t kGroupWarps = 4 * kGroups;
+  static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the sums must fit the shared memory");
+
+  Memory& s;
   const MlpSumMaps& maps;
   const Sums& a;
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank(), group = warp / 4;
@@ -54,7 +60,7 @@ template <class T> struct SumBlock {
 #pragma unroll 1
     for (int l = 0; l < a.layers; ++l) {
       if (!takes_part(team, l) || !trained(a.layer[l])) continue;
-      const Tiles tiles(a.layer[l]);
+      const Tiles<Cut> tiles(a.layer[l]);
       const int tile = pair % tiles.all, share = pair / tiles.all, begin = a.cut[team][l],
                 chunks = a.cut[team + 1][l] - begin;
       each(Task{.l = l,
@@ -86,7 +92,7 @@ template <class T> struct SumBlock {
         ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(to)));
         for (int g = 0; g < kGroups; ++g)
           ptx::tensor_load(to.dz[g], &maps.dz[task.l], task.row + g * kMlpPanel, row, full);
-        load_for_pair(to.h[0], kChunkBytes, maps.h[task.l], task.column, row, full, rank);
+        load_for_pair<Cut, kChunk>(to.h[0], maps.h[task.l], task.column, row, full, rank);
       }
     });
   }
@@ -117,13 +123,14 @@ template <class T> struct SumBlock {
     if (task.first < task.end) release_to_pair(&s.empty[before], lane);
   }
 
-  // Where a part has a row's columns, see put_rows: a lane has two fours of them, 128 columns apart.
+  // Where a part has a row's columns, see put_rows: a lane has two fours of them, 128 columns apart, or one.
+  __device__ __forceinline__ bool has_four(int four) const { return four == 0 || 128 + int(lane) * 4 < kHalf; }
   __device__ __forceinline__ int column(int half, int two) const {
     return half * kHalf + int(lane / 4 * 16 + lane % 4 * 2) + two / 2 * 128 + two % 2 * 8;
   }
   __device__ __forceinline__ void put_part(const Task& task, const float (&dw)[kHalf / 2], const float (&db)[2]) const {
     const int64_t number = part(team, task.l, pair, int(rank));
-    put_rows<kHalf>(a.part + number * kPartFloats, dw, warp, lane);
+    put_rows<kHalf>(a.part + number * Cut::kPartFloats, dw, warp, lane);
     if (!has_bias(task)) return;
     put_bias(a.bias_part, number * kSquare, s.db[group], db, group, warp, lane);
     ptx::barrier_sync(1 + group, 128);
@@ -144,7 +151,7 @@ template <class T> struct SumBlock {
     constexpr int kAtOnce = 8;
     const MlpSumLayer& layer = a.layer[l];
     float* const to = layer.dw == nullptr ? nullptr : layer.dw + int64_t(n) * layer.k;
-    const Tiles tiles(layer);
+    const Tiles<Cut> tiles(layer);
     const int tile = n / (2 * kSquare) * tiles.across + half, block = n / kSquare % 2, row = n % kSquare;
     int first = 0, end = a.teams;  // those that have parts
     while (!takes_part(first, l)) ++first;
@@ -154,7 +161,8 @@ template <class T> struct SumBlock {
     if (to != nullptr)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (column(half, e) < layer.k) old[e] = *reinterpret_cast<const float2*>(to + column(half, e));
+        if (has_four(e / 2) && column(half, e) < layer.k)
+          old[e] = *reinterpret_cast<const float2*>(to + column(half, e));
     float dw[2][4] = {}, db[1] = {};
 #pragma unroll 1
     for (int i = 0; i < parts; i += kAtOnce) {
@@ -165,9 +173,10 @@ template <class T> struct SumBlock {
         if (i + j < parts) {
           const int64_t number =
               part(first + ((i + j) >> shift), l, tile + ((i + j) & (shares - 1)) * tiles.all, block);
-          const float* const from = a.part + number * kPartFloats + row * kHalf + lane * 4;
+          const float* const from = a.part + number * Cut::kPartFloats + row * kHalf + lane * 4;
 #pragma unroll
-          for (int e = 0; e < 2; ++e) v[j][e] = __ldcg(reinterpret_cast<const float4*>(from + e * kHalf / 2));
+          for (int e = 0; e < 2; ++e)
+            if (has_four(e)) v[j][e] = __ldcg(reinterpret_cast<const float4*>(from + e * 128));
           if (layer.db != nullptr && half == 0) b[j] = __ldcg(a.bias_part + number * kSquare + row);
         }
 #pragma unroll
@@ -181,7 +190,7 @@ template <class T> struct SumBlock {
     if (to != nullptr)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (column(half, e) < layer.k)
+        if (has_four(e / 2) && column(half, e) < layer.k)
           *reinterpret_cast<float2*>(to + column(half, e)) =
               make_float2(old[e].x + dw[e / 2][e % 2 * 2], old[e].y + dw[e / 2][e % 2 * 2 + 1]);
     if (layer.db != nullptr && half == 0 && lane == 0) layer.db[n] += db[0];
@@ -190,7 +199,7 @@ template <class T> struct SumBlock {
     int row = int(blockIdx.x + gridDim.x * warp);
 #pragma unroll 1
     for (int l = 0; l < a.layers; ++l) {
-      const int halves = halves_of(a.layer[l].k), rows = a.layer[l].n * halves;
+      const int halves = Cut::halves_of(a.layer[l].k), rows = a.layer[l].n * halves;
       for (; row < rows; row += int(gridDim.x * kGroupWarps))
         if (trained(a.layer[l])) finish_row(l, row / halves, row % halves);
       row -= rows;
@@ -198,16 +207,16 @@ template <class T> struct SumBlock {
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(kSumThreads, 1)
+template <class T, class Cut>
+__global__ void __launch_bounds__(kSumThreads<Cut>, 1)
     sum_kernel(const __grid_constant__ MlpSumMaps maps, const __grid_constant__ Sums a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  SumBlock<T> block{*reinterpret_cast<SumMemory*>(memory), maps, a};
+  SumBlock<T, Cut> block{*reinterpret_cast<SumMemory<Cut>*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
   __syncwarp();
   ptx::cluster_arrive();  // the neighbour's barriers are ready
   ptx::cluster_wait();
-  if (block.warp < kGroupWarps) {
+  if (block.warp < block.kGroupWarps) {
     block.sum();
   } else {
     if (block.lane == 0) block.load();
@@ -215,16 +224,17 @@ __global__ void __launch_bounds__(kSumThreads, 1)
   }
   wait_for_parts(a.counter, gridDim.x);
   ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
-  if (block.warp < kGroupWarps) block.finish();
+  if (block.warp < block.kGroupWarps) block.finish();
   __syncwarp();
   ptx::cluster_wait();
 }
 
-template <class T> void launch_sums(const MlpSumMaps& maps, const Sums& a, int device, Stream stream) {
-  gpu::launch("mlp_backward: sums", sum_kernel<T>,
-              {.grid = int64_t(a.teams) * kTeam * kPair,
-               .block = kSumThreads,
-               .smem = sizeof(SumMemory),
+template <class T, int kHalf> void launch_sums(const MlpSumMaps& maps, const Sums& a, int device, Stream stream) {
+  using Cut = Cut<kHalf>;
+  gpu::launch("mlp_backward: sums", sum_kernel<T, Cut>,
+              {.grid = int64_t(a.teams) * Cut::kTeam * kPair,
+               .block = kSumThreads<Cut>,
+               .smem = sizeof(SumMemory<Cut>),
                .cluster = kPair,
                .device = device,
                .cooperative = true},

@@ -146,8 +146,14 @@ struct CaseList {
     for (size_t depth = 1; depth <= 8; ++depth)
       for (Keep keep : keeps)
         of_depth(depth, depth % 2 ? 512 : 264, 12 + 8 * int64_t(depth) + 20 * int64_t(keep), keep);
-    for (const auto& widths : std::vector<std::vector<int64_t>>{
-             {264, 8}, {8, 264}, {8, 512, 16, 40}, {512, 128, 512}, {384, 8, 504, 256, 392}, {72, 320, 320, 144}})
+    for (const auto& widths : std::vector<std::vector<int64_t>>{{264, 8},
+                                                                {8, 264},
+                                                                {8, 512, 16, 40},
+                                                                {512, 128, 512},
+                                                                {384, 8, 504, 256, 392},
+                                                                {72, 320, 320, 144},
+                                                                {384, 160, 384, 328},
+                                                                {192, 384, 200, 336}})
       for (Keep keep : keeps) {
         of_widths(widths, keep);
         all.back().activate_last = i % 5 == 0;
@@ -189,8 +195,8 @@ struct CaseList {
                      .bias = depth % 2 == 0,
                      .activate_last = depth % 4 >= 2,
                      .gap = depth % 2 ? 16 : 0});
-    for (const auto& widths :
-         std::vector<std::vector<int64_t>>{{264, 8}, {8, 384, 512}, {512, 136, 328}, {16, 512, 256, 264, 8}})
+    for (const auto& widths : std::vector<std::vector<int64_t>>{
+             {264, 8}, {8, 384, 512}, {512, 136, 328}, {16, 512, 256, 264, 8}, {384, 384, 192, 200, 328}})
       for (int64_t rows : {1, 65, 700}) {
         ++i;
         all.push_back(

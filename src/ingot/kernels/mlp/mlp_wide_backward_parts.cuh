@@ -38,8 +38,8 @@ __device__ __forceinline__ uint32_t warp_of_block() { return __shfl_sync(~0u, th
 
 // A warp has read a stage: both blocks hear of it, as each fills a part of both blocks' stages.
 __device__ __forceinline__ void release_to_pair(uint64_t* empty, uint32_t lane) {
+  __syncwarp();  // all lanes have what they read by ordinary loads
   if (lane < kPair) ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(empty, lane));
-  __syncwarp();
 }
 // Where the panels begin that block `rank` of a pair fetches, for both.
 __device__ __forceinline__ constexpr uint32_t first_panel(uint32_t rank) { return rank * (kPanels / kPair); }
