@@ -95,7 +95,7 @@ std::vector<Vector> outputs(const Problem& p) {
 TEST_P(MlpCuda, RepeatsBitForBitAlsoFromAGraph) {
   for (const Case& c :
        {Case{.widths = equal_widths(3, 128), .rows = 4097}, Case{.widths = {256, 256, 136, 256}, .rows = 9000},
-        Case{.widths = {512, 320, 512}, .rows = 9000},
+        Case{.widths = {512, 320, 512}, .rows = 9000}, Case{.widths = {384, 264, 384}, .rows = 9000},
         Case{.widths = {64, 128, 64}, .rows = 700, .weight_norm = true, .keep = Keep::nothing}}) {
     if (!taken(c)) continue;
     Problem p(c, GetParam().dtype, GetParam().backward);
@@ -207,6 +207,7 @@ TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
     for (size_t depth : {2, 5, 7, 8}) check(depth, 128, weight_norm);
     for (size_t depth : {3, 8}) check(depth, 256, weight_norm);
     for (size_t depth : {3, 4}) check(depth, 512, weight_norm);
+    for (int64_t width : {264, 384}) check(3, width, weight_norm);
   }
 }
 
@@ -388,6 +389,15 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
     EXPECT_EQ(e.code, ErrorCode::unsupported);
     EXPECT_STREQ(e.what(), "mlp: found a GPU of compute capability 7.x, expected 8.0 or later");
   }
+}
+
+TEST(MlpCudaForms, ABroadPassHasTheFewestColumnsOfWhichTwoAreEnough) {
+  EXPECT_EQ(cuda::mlp_broad_pass(264), 160);
+  EXPECT_EQ(cuda::mlp_broad_pass(320), 160);
+  EXPECT_EQ(cuda::mlp_broad_pass(328), 192);
+  EXPECT_EQ(cuda::mlp_broad_pass(384), 192);
+  EXPECT_EQ(cuda::mlp_broad_pass(392), 256);
+  EXPECT_EQ(cuda::mlp_broad_pass(512), 256);
 }
 
 TEST(MlpCudaForms, ClustersOfFewBroadRowsAllRunAtOnce) {

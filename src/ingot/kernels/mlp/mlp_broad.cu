@@ -6,14 +6,23 @@ namespace ingot::cuda {
 
 namespace {
 
-template <class T> void launch(const Mlp& m, Stream stream) {
+template <class T, int kPass> void launch_with(const Mlp& m, Stream stream) {
   const auto normed = [](const MlpLayer& layer) { return bool(layer.g); };
-  if (std::any_of(m.layers.begin(), m.layers.end(), normed)) return launch_mlp_broad<T, true, true>(m, stream);
-  m.saved || m.activate_last ? launch_mlp_broad<T, true, false>(m, stream)
-                             : launch_mlp_broad<T, false, false>(m, stream);
+  if (std::any_of(m.layers.begin(), m.layers.end(), normed)) return launch_mlp_broad<T, kPass, true, true>(m, stream);
+  m.saved || m.activate_last ? launch_mlp_broad<T, kPass, true, false>(m, stream)
+                             : launch_mlp_broad<T, kPass, false, false>(m, stream);
+}
+template <class T> void launch(const Mlp& m, Stream stream) {
+  switch (mlp_broad_pass(mlp_widest(m))) {
+    case 160: return launch_with<T, 160>(m, stream);
+    case 192: return launch_with<T, 192>(m, stream);
+    default: return launch_with<T, 256>(m, stream);
+  }
 }
 
 }  // namespace
+
+int mlp_broad_pass(int64_t widest) { return widest <= 2 * 160 ? 160 : widest <= 2 * 192 ? 192 : 256; }
 
 // Eight hand on so much to each other that they gain on four only while SMs are idle. Clusters of four do not fill the
 // GPU: of 132 SMs they get 120.

@@ -1,12 +1,13 @@
 #pragma once
-// The body of the broad form, instantiated by mlp_broad_f16.cu and so on: widest layer 264 to 512. docs/mlp-broad.md
-// tells it as a whole.
+// The body of the broad form, instantiated by mlp_broad_f16.cu, mlp_broad_f16_192.cu and so on: widest layer 264 to
+// 512. docs/mlp-broad.md tells it as a whole.
 //
 // A block has two warpgroups that multiply, each with 64 rows that it takes through the whole network, and four warps
 // that bring what they need. A warpgroup's activations lie in shared memory, 64 KB that each layer writes over. A layer
-// of more than 256 columns has two passes, of 256 columns each; what the first gives waits in registers until the
-// second has read the layer's input. W passes through a ring in slices of 256 rows by 32 columns, again for every 128
-// rows; both warpgroups of both blocks of a pair read each slice, and each block fetches half of it for both.
+// of more columns than a pass has (160, 192 or 256, as the widest layer needs it) has two passes; what the first gives
+// waits in registers until the second has read the layer's input. W passes through a ring in slices of a pass' rows by
+// 32 columns, again for every 128 rows; both warpgroups of both blocks of a pair read each slice, and each block
+// fetches half of it for both.
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/ring.cuh"
@@ -16,34 +17,42 @@ namespace ingot::cuda::mlp_broad_detail {
 
 using namespace mlp_broad_parts;
 
-constexpr int kPass = 256;  // columns that a warpgroup sums at a time
-constexpr uint32_t kGroups = 2, kPair = 2, kDepth = 32, kSliceBytes = kPass * kDepth * 2;
+constexpr uint32_t kGroups = 2, kPair = 2, kDepth = 32;
 constexpr uint32_t kWarps = 4 * kGroups;  // that multiply
 constexpr int kThreads = 128 * (kGroups + 1), kRegisters = 232, kServeRegisters = 40;
-constexpr uint32_t kLead = 3;  // slices that the second warpgroup is behind the first
 constexpr uint32_t kBiasWarps = 2;
-template <bool kNorms> constexpr uint32_t kSlots = kNorms ? 5 : 6;
 constexpr tile::Swizzle kOfSlice = tile::Swizzle::b64;
 
-template <bool kNorms> struct Memory {
+// Of a block whose passes have kColumns columns. Layers have twice as many at most, and the narrower they are, the more
+// slices of W there is room for.
+template <int kColumns, bool kNorms> struct Memory {
+  static constexpr int kPass = kColumns;
+  static constexpr bool kHasNorms = kNorms;
+  static constexpr uint32_t kPanels = 2 * kPass / kMlpPanel, kSliceBytes = kPass * kDepth * 2;
+  static constexpr uint32_t kRowBytes = kGroups * kPanels * kPanelBytes, kScales = kNorms ? 2 * kPass : 1;
+  static constexpr uint32_t kVectorBytes = (2 * kPass + kMlpMaxLayers * kScales) * sizeof(float) + 512;
+  static constexpr uint32_t kSlots = (uint32_t(kMlpSharedBytes) - kRowBytes - kVectorBytes) / kSliceBytes;
+  static constexpr uint32_t kLead = kSlots / 2;  // slices that the second warpgroup is behind the first
+  static_assert(kPass % 32 == 0 && kPass <= 256, "values are formed 32 columns at a time");
+
   alignas(1024) char rows[kGroups][kPanels][kPanelBytes];  // x, then each layer's values; A of the products
-  char w[kSlots<kNorms>][kSliceBytes];
-  float bias[2][kPass];                                                  // of a pass
-  float scale[kNorms ? kMlpMaxLayers : 1][kNorms ? kMlpBroadWidth : 1];  // of each layer's sums
-  uint64_t w_full[kSlots<kNorms>], w_empty[kSlots<kNorms>];
+  char w[kSlots][kSliceBytes];
+  float bias[2][kPass];                              // of a pass
+  float scale[kNorms ? kMlpMaxLayers : 1][kScales];  // of each layer's sums
+  uint64_t w_full[kSlots], w_empty[kSlots];
   uint64_t x_full[kGroups][kPanels], x_empty[kGroups];
   uint64_t bias_full[2], bias_empty[2];
 };
-static_assert(sizeof(Memory<true>) <= size_t(kMlpSharedBytes) && sizeof(Memory<false>) <= size_t(kMlpSharedBytes),
-              "a block must fit the shared memory");
 
 __device__ __forceinline__ uint32_t slices_of(const LayerParams& layer) { return (layer.k + kDepth - 1) / kDepth; }
-__device__ __forceinline__ uint32_t passes_of(const LayerParams& layer) { return layer.n > kPass ? 2 : 1; }
+template <int kPass> __device__ __forceinline__ uint32_t passes_of(const LayerParams& layer) {
+  return layer.n > kPass ? 2 : 1;
+}
 
 // Calls each(layer, pass) for all passes of a round; the same for all rounds that this block's pair has.
-template <class Each> __device__ __forceinline__ void each_pass(const Params& p, Each&& each) {
+template <int kPass, class Each> __device__ __forceinline__ void each_pass(const Params& p, Each&& each) {
   for (int l = 0; l < p.layers; ++l)
-    for (uint32_t pass = 0; pass < passes_of(p.layer[l]); ++pass) each(l, pass);
+    for (uint32_t pass = 0; pass < passes_of<kPass>(p.layer[l]); ++pass) each(l, pass);
 }
 
 template <class Each> __device__ __forceinline__ void each_round(uint32_t tiles, Each&& each) {
@@ -53,13 +62,13 @@ template <class Each> __device__ __forceinline__ void each_round(uint32_t tiles,
 // --- the warps that serve
 
 // All slices of all rounds, by one thread: this block's part of each, for all blocks of the cluster.
-template <bool kNorms>
-__device__ __forceinline__ void load_weights(const Params& p, const Maps& maps, Memory<kNorms>& s, uint32_t tiles) {
-  constexpr uint32_t kRows = kPass / kPair;
+template <class Memory>
+__device__ __forceinline__ void load_weights(const Params& p, const Maps& maps, Memory& s, uint32_t tiles) {
+  constexpr uint32_t kPass = Memory::kPass, kRows = kPass / kPair, kSliceBytes = Memory::kSliceBytes;
   const uint32_t rank = ptx::cluster_rank();
-  tile::RingCursor<kSlots<kNorms>> at;
+  tile::RingCursor<Memory::kSlots> at;
   each_round(tiles, [&] {
-    each_pass(p, [&](int l, uint32_t pass) {
+    each_pass<kPass>(p, [&](int l, uint32_t pass) {
       for (uint32_t i = 0; i < slices_of(p.layer[l]); ++i, at.advance()) {
         tile::wait_or_trap(&s.w_empty[at.stage], at.phase ^ 1);
         uint64_t* const full = &s.w_full[at.stage];
@@ -72,8 +81,8 @@ __device__ __forceinline__ void load_weights(const Params& p, const Maps& maps, 
   });
 }
 // Rows of x for both warpgroups, by one thread; the next ones' way to L2 begins a round ahead.
-template <bool kNorms>
-__device__ __forceinline__ void load_rows(const Params& p, const Maps& maps, Memory<kNorms>& s, uint32_t tiles) {
+template <class Memory>
+__device__ __forceinline__ void load_rows(const Params& p, const Maps& maps, Memory& s, uint32_t tiles) {
   const uint32_t panels = (p.layer[0].k + kMlpPanel - 1) / kMlpPanel, step = gridDim.x * kGroups;
   for (uint32_t round = 0, first = blockIdx.x; first < tiles; first += step, ++round) {
     for (uint32_t g = 0; g < kGroups; ++g) {
@@ -90,12 +99,13 @@ __device__ __forceinline__ void load_rows(const Params& p, const Maps& maps, Mem
   }
 }
 // Each pass' bias, zero where there is none, by two warps: four columns a thread.
-template <class T, bool kTimesLog2e, bool kNorms>
-__device__ __forceinline__ void load_biases(const Params& p, Memory<kNorms>& s, uint32_t tiles) {
+template <class T, bool kTimesLog2e, class Memory>
+__device__ __forceinline__ void load_biases(const Params& p, Memory& s, uint32_t tiles) {
+  constexpr uint32_t kPass = Memory::kPass;
   const uint32_t column = threadIdx.x % (32 * kBiasWarps) * 4;
   uint32_t n = 0;
   each_round(tiles, [&] {
-    each_pass(p, [&](int l, uint32_t pass) {
+    each_pass<kPass>(p, [&](int l, uint32_t pass) {
       const LayerParams& layer = p.layer[l];
       const uint32_t from = pass * kPass + column;
       uint32_t w[2] = {};
@@ -109,7 +119,7 @@ __device__ __forceinline__ void load_biases(const Params& p, Memory<kNorms>& s, 
       ptx::unpack(T{}, w[1], b.z, b.w);
       b.x *= times, b.y *= times, b.z *= times, b.w *= times;
       tile::wait_warp_or_trap(&s.bias_empty[n % 2], n / 2 % 2 ^ 1);
-      *reinterpret_cast<float4*>(&s.bias[n % 2][column]) = b;
+      if (column < kPass) *reinterpret_cast<float4*>(&s.bias[n % 2][column]) = b;
       __syncwarp();
       if (lane() == 0) ptx::mbarrier_arrive(&s.bias_full[n % 2]);
       ++n;
@@ -117,12 +127,13 @@ __device__ __forceinline__ void load_biases(const Params& p, Memory<kNorms>& s, 
   });
 }
 // Weight norm's scales, by all warps: each block of the pair finds half of them, for both.
-template <class T> __device__ __forceinline__ void find_scales(const Params& p, Memory<true>& s) {
+template <class T, class Memory> __device__ __forceinline__ void find_scales(const Params& p, Memory& s) {
   constexpr int kAtOnce = 4, kChunks = 2, kStep = int(kPair) * kThreads / 32 * kAtOnce;
   const uint32_t rank = ptx::cluster_rank();
   for (int l = 0; l < p.layers; ++l) {
     const LayerParams& layer = p.layer[l];
-    for (int row = (int(threadIdx.x / 32) * int(kPair) + int(rank)) * kAtOnce; row < kMlpBroadWidth; row += kStep) {
+    for (int row = (int(threadIdx.x / 32) * int(kPair) + int(rank)) * kAtOnce; row < int(Memory::kScales);
+         row += kStep) {
       const bool there = row < int(layer.n);  // all of them or none
       float sum[kAtOnce] = {};
       if (layer.g != nullptr && there) {
@@ -152,17 +163,20 @@ template <class T> __device__ __forceinline__ void find_scales(const Params& p, 
 
 // --- the warpgroups that multiply
 
-template <class T, class F, Save kSave, bool kNorms> struct Multiplier {
+template <class T, class F, Save kSave, class Memory> struct Multiplier {
+  static constexpr int kPass = Memory::kPass;
+  static constexpr bool kNorms = Memory::kHasNorms;
+  static constexpr uint32_t kSlots = Memory::kSlots, kLead = Memory::kLead;
   static constexpr bool kSaves = kSave != Save::nothing;
   static constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, Finish::scale_and_bias>;
   static_assert(!kNorms || !kTimesLog2e, "a norm's scale takes the place of the factor that log2 e would need");
 
   const Params& p;
   const Maps& maps;
-  Memory<kNorms>& s;
+  Memory& s;
   const uint32_t group;
   const uint32_t empty;  // where lanes that hand slices back find a block's w_empty
-  tile::RingCursor<kSlots<kNorms>> at = {};
+  tile::RingCursor<kSlots> at = {};
   uint32_t bias_at = 0;
 
   __device__ __forceinline__ void release(uint32_t slot) const {
@@ -186,7 +200,7 @@ template <class T, class F, Save kSave, bool kNorms> struct Multiplier {
         tile::wait_warp_or_trap(&s.x_full[group][i * kDepth / kMlpPanel], parity);
       tile::wait_warp_or_trap(&s.w_full[at.stage], at.phase);
       const uint32_t a = rows + i * kDepth / kMlpPanel * (kPanelBytes >> 4) + i * kDepth % kMlpPanel * 2 / 16;
-      const uint32_t w = weights + at.stage * (kSliceBytes >> 4);
+      const uint32_t w = weights + at.stage * (Memory::kSliceBytes >> 4);
       ptx::wgmma_fence();
 #pragma unroll
       for (uint32_t k = 0; k < kDepth / 16; ++k)
@@ -206,7 +220,7 @@ template <class T, class F, Save kSave, bool kNorms> struct Multiplier {
   }
   // A round without rows: slices and biases are handed back as they come.
   __device__ __forceinline__ void pass_by() {
-    each_pass(p, [&](int l, uint32_t) {
+    each_pass<kPass>(p, [&](int l, uint32_t) {
       for (uint32_t i = 0; i < slices_of(p.layer[l]); ++i, at.advance()) {
         tile::wait_warp_or_trap(&s.w_full[at.stage], at.phase);
         release(at.stage);
@@ -267,12 +281,14 @@ template <class T, class F, Save kSave, bool kNorms> struct Multiplier {
     }
   }
   // A pass' values to their place among the next layer's A.
-  __device__ __forceinline__ void put(const Rows<kPass>& a, uint32_t pass) const {
+  template <uint32_t kNumber> __device__ __forceinline__ void put(const Rows<kPass>& a) const {
+    constexpr uint32_t kFirst = kNumber * kPass / 16;
     const uint32_t row = threadIdx.x % 128 / 32 * kWarpRows + matrix_row();
-    const uint32_t to = ptx::shared_address(s.rows[group][pass * kPass / kMlpPanel]) +
-                        tile::swizzled<tile::Swizzle::b128>(row, matrix_chunk() * 16);
+    const uint32_t to =
+        ptx::shared_address(s.rows[group]) + tile::swizzled<tile::Swizzle::b128>(row, matrix_chunk() * 16);
 #pragma unroll
-    for (int k = 0; k < kPass / 16; ++k) ptx::stmatrix((to ^ k % 4 * 32) + k / 4 * kPanelBytes, a[k]);
+    for (uint32_t k = 0; k < kPass / 16; ++k)
+      ptx::stmatrix((to ^ (kFirst + k) % 4 * 32) + (kFirst + k) / 4 * kPanelBytes, a[k]);
   }
   // The layer's values, which the next one multiplies, from shared memory to `saved`.
   __device__ __forceinline__ void store_rows(int l, uint32_t tile) const {
@@ -292,10 +308,10 @@ template <class T, class F, Save kSave, bool kNorms> struct Multiplier {
     const int64_t first = first_row(tile);
     for (int l = 0; l < p.layers; ++l) {
       const LayerParams& layer = p.layer[l];
-      const uint32_t slices = slices_of(layer), passes = passes_of(layer);
+      const uint32_t slices = slices_of(layer), passes = passes_of<kPass>(layer);
       const bool last = l + 1 == p.layers;
       for (uint32_t pass = 0; pass < passes; ++pass) {
-        multiply(d, slices, l == 0 && pass == 0, parity, takes_turns && slices > kSlots<kNorms>);
+        multiply(d, slices, l == 0 && pass == 0, parity, takes_turns && slices >= kLead && slices + kLead > kSlots);
         const bool has_read = pass + 1 == passes;
         if (has_read) {
           wait_for_stores();
@@ -304,7 +320,7 @@ template <class T, class F, Save kSave, bool kNorms> struct Multiplier {
             if (lane() == 0) ptx::mbarrier_arrive(&s.x_empty[group]);
           } else {
             sync_group();
-            if (pass == 1) put(a, 0);
+            if (pass == 1) put<0>(a);
           }
         }
         tile::wait_warp_or_trap(&s.bias_full[bias_at % 2], bias_at / 2 % 2);
@@ -318,7 +334,10 @@ template <class T, class F, Save kSave, bool kNorms> struct Multiplier {
 #pragma unroll
           for (int i = 0; i < kPass / 32; ++i) store_columns<kPass>(a, i, y, first, p.rows);
         } else if (has_read) {
-          put(a, pass);
+          if (pass == 1)
+            put<1>(a);
+          else
+            put<0>(a);
           ptx::fence_proxy_async_shared();
           sync_group();
           if (kSaves && stores_panels<F>(p, l)) store_rows(l, tile);
@@ -339,13 +358,14 @@ template <class T, class F, Save kSave, bool kNorms> struct Multiplier {
   }
 };
 
-template <bool kNorms> __device__ __forceinline__ void prepare(Memory<kNorms>& s) {
-  for (uint32_t i = 0; i < kSlots<kNorms>; ++i) {
+template <class Memory> __device__ __forceinline__ void prepare(Memory& s) {
+  static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "a block must fit the shared memory");
+  for (uint32_t i = 0; i < Memory::kSlots; ++i) {
     ptx::mbarrier_init(&s.w_full[i], 1);
     ptx::mbarrier_init(&s.w_empty[i], kWarps * kPair);
   }
   for (uint32_t g = 0; g < kGroups; ++g) {
-    for (uint32_t i = 0; i < kPanels; ++i) ptx::mbarrier_init(&s.x_full[g][i], 1);
+    for (uint32_t i = 0; i < Memory::kPanels; ++i) ptx::mbarrier_init(&s.x_full[g][i], 1);
     ptx::mbarrier_init(&s.x_empty[g], 4);
   }
   for (uint32_t i = 0; i < 2; ++i) {
@@ -359,12 +379,12 @@ __device__ __forceinline__ void sync_cluster() {
   ptx::cluster_wait();
 }
 
-template <class T, class F, Save kSave, bool kNorms>
+template <class T, class F, Save kSave, class Memory>
 __global__ void __launch_bounds__(kThreads, 1)
     mlp_broad_kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
-  using Own = Multiplier<T, F, kSave, kNorms>;
+  using Own = Multiplier<T, F, kSave, Memory>;
   extern __shared__ __align__(1024) char shared[];
-  Memory<kNorms>& s = *reinterpret_cast<Memory<kNorms>*>(shared);
+  Memory& s = *reinterpret_cast<Memory*>(shared);
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows);
   if (threadIdx.x == 0) prepare(s);
@@ -373,7 +393,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::let_next_kernel_start();
   if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
   ptx::wait_for_earlier_kernels();
-  if constexpr (kNorms) {
+  if constexpr (Memory::kHasNorms) {
     find_scales<T>(p, s);
     sync_cluster();
   }
@@ -382,9 +402,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     Own{p, maps, s, warp / 4, ptx::cluster_address(s.w_empty, lane() % kPair)}.run(tiles);
   } else {
     ptx::decrease_registers<kServeRegisters>();
-    if (warp == kWarps && lane() == 0) load_weights<kNorms>(p, maps, s, tiles);
-    if (warp == kWarps + 1 && lane() == 0) load_rows<kNorms>(p, maps, s, tiles);
-    if (warp >= kWarps + 2) load_biases<T, Own::kTimesLog2e, kNorms>(p, s, tiles);
+    if (warp == kWarps && lane() == 0) load_weights(p, maps, s, tiles);
+    if (warp == kWarps + 1 && lane() == 0) load_rows(p, maps, s, tiles);
+    if (warp >= kWarps + 2) load_biases<T, Own::kTimesLog2e>(p, s, tiles);
   }
   __syncwarp();
   // The neighbour may still fill this block's memory, or hand back what it has read; of what this block hands back
@@ -395,32 +415,33 @@ __global__ void __launch_bounds__(kThreads, 1)
 // Whether what is not rare has kernels of its own: in this one the compiler would spill.
 template <class F> constexpr bool kHasOwn = F::name != Sigmoid::name;
 
-template <class T, class F, Save kSave, bool kNorms> void launch_as(const Mlp& m, const Params& p, Stream stream) {
+template <class T, class F, Save kSave, class Memory> void launch_as(const Mlp& m, const Params& p, Stream stream) {
   const int64_t tiles = (p.rows + kTileRows - 1) / kTileRows, most = sm_count(m.x.device.index) / kPair * kPair;
-  gpu::launch("mlp", mlp_broad_kernel<T, F, kSave, kNorms>,
+  gpu::launch("mlp", mlp_broad_kernel<T, F, kSave, Memory>,
               {.grid = std::min<int64_t>((tiles + kPair - 1) / kPair * kPair, most),
                .block = kThreads,
-               .smem = sizeof(Memory<kNorms>),
+               .smem = sizeof(Memory),
                .cluster = kPair,
                .overlap = true,
                .device = m.x.device.index},
-              stream, p, maps_of(m, p, {.rows = int(kPass / kPair), .cols = int(kDepth), .swizzle = kOfSlice}));
+              stream, p, maps_of(m, p, {.rows = Memory::kPass / int(kPair), .cols = int(kDepth), .swizzle = kOfSlice}));
 }
 
 }  // namespace ingot::cuda::mlp_broad_detail
 
 namespace ingot::cuda {
 
-template <class T, bool kSaves, bool kNorms> void launch_mlp_broad(const Mlp& m, Stream stream) {
+template <class T, int kPass, bool kSaves, bool kNorms> void launch_mlp_broad(const Mlp& m, Stream stream) {
   using namespace mlp_broad_detail;
+  using Memory = Memory<kPass, kNorms>;
   const Params p = mlp_forward_params(m);
   with_activation(m.act, [&](auto f) {
     using F = decltype(f);
-    if constexpr (!kSaves && !kHasOwn<F>) return launch_mlp_broad<T, true, kNorms>(m, stream);
-    if constexpr (!kSaves && kHasOwn<F>) return launch_as<T, F, Save::nothing, kNorms>(m, p, stream);
+    if constexpr (!kSaves && !kHasOwn<F>) return launch_mlp_broad<T, kPass, true, kNorms>(m, stream);
+    if constexpr (!kSaves && kHasOwn<F>) return launch_as<T, F, Save::nothing, Memory>(m, p, stream);
     if constexpr (kSaves && kHasPairs<F, T>)
-      if (!p.saved_f32 && p.layers <= kMlpSm90Layers) return launch_as<T, F, Save::own_type, kNorms>(m, p, stream);
-    if constexpr (kSaves) launch_as<T, F, Save::any_type, kNorms>(m, p, stream);
+      if (!p.saved_f32 && p.layers <= kMlpSm90Layers) return launch_as<T, F, Save::own_type, Memory>(m, p, stream);
+    if constexpr (kSaves) launch_as<T, F, Save::any_type, Memory>(m, p, stream);
   });
 }
 

@@ -2,6 +2,6 @@
 
 namespace ingot::cuda {
 
-template void launch_mlp_broad<bf16, true, true>(const Mlp&, Stream);
+template void launch_mlp_broad<bf16, 256, true, true>(const Mlp&, Stream);
 
 }  // namespace ingot::cuda

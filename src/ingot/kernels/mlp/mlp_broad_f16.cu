@@ -2,7 +2,7 @@
 
 namespace ingot::cuda {
 
-extern template void launch_mlp_broad<f16, true, false>(const Mlp&, Stream);
-template void launch_mlp_broad<f16, false, false>(const Mlp&, Stream);
+extern template void launch_mlp_broad<f16, 256, true, false>(const Mlp&, Stream);
+template void launch_mlp_broad<f16, 256, false, false>(const Mlp&, Stream);
 
 }  // namespace ingot::cuda
