@@ -119,8 +119,8 @@ void print_gpt_oss(const std::string& what, const OrderedJson& r) {
   write_out(what + "\n");
   row("parameters", with_commas(r["parameters"].get<int64_t>()));
   row("  used for each token", with_commas(r["parameters_per_token"].get<int64_t>()));
-  row("tensors", with_commas(r["tensors"].get<int64_t>()) + " in " + with_commas(r["files"].get<int64_t>()) +
-                     " files, " + format_bytes(r["bytes"].get<double>()));
+  row("tensors", with_commas(r["tensors"].get<int64_t>()) + " in " + counted(r["files"].get<int64_t>(), "file") + ", " +
+                     format_bytes(r["bytes"].get<double>()));
   if (r.contains("archive_version"))
     row("archive", "version " + std::to_string(r["archive_version"].get<int>()) + ", dense " +
                        r["dense"].get<std::string>() + ", experts " + r["experts"].get<std::string>());
