@@ -51,14 +51,17 @@ class Pool {
       shares_[size_t(t)].next.store(t * tasks / n, std::memory_order_relaxed);
       shares_[size_t(t)].end = (t + 1) * tasks / n;
     }
-    running_.store(int(workers_.size()), std::memory_order_relaxed);
+    entered_.store(kOpen, std::memory_order_release);
     {
       std::lock_guard lock(mutex_);
       epoch_.fetch_add(1, std::memory_order_release);
     }
     if (sleeping_.load(std::memory_order_relaxed) > 0) wake_.notify_all();
     drain(0);
-    for (int spins = 0; running_.load(std::memory_order_acquire) > 0;)
+    // Every task has been taken. A worker that has not come by now, as the system runs something else on its core,
+    // finds the door closed: nobody waits for it.
+    entered_.fetch_and(~kOpen, std::memory_order_acq_rel);
+    for (int spins = 0; entered_.load(std::memory_order_acquire) > 0;)
       if (++spins < kSpins)
         relax();
       else
@@ -112,18 +115,26 @@ class Pool {
         wake_.wait(lock, [&] { return epoch_.load(std::memory_order_acquire) != seen; });
         sleeping_.fetch_sub(1);
       }
-      ++seen;
       if (stop_) return;
+      seen = epoch_.load(std::memory_order_acquire);  // before entering: a run that begins after this one is not missed
+      if (!enter()) continue;
       drain(self);
-      running_.fetch_sub(1, std::memory_order_acq_rel);
+      entered_.fetch_sub(1, std::memory_order_release);
     }
+  }
+  bool enter() {
+    int now = entered_.load(std::memory_order_acquire);
+    while (now & kOpen)
+      if (entered_.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel)) return true;
+    return false;
   }
 
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::atomic<uint64_t> epoch_{0};
-  std::atomic<int> sleeping_{0}, running_{0};
+  static constexpr int kOpen = 1 << 30;
+  std::atomic<int> sleeping_{0}, entered_{0};  // entered_: workers at the tasks of a run, and whether more may come
   std::atomic<bool> stop_{false};
   std::vector<Share> shares_;
   void (*body_)(void*, int64_t) = nullptr;
