@@ -125,9 +125,8 @@ template <class T> static inline __attribute__((always_inline)) Vec<T> max(Vec<T
 template <class T> static inline __attribute__((always_inline)) Vec<T> min(Vec<T> a, Vec<T> b) { return a < b ? a : b; }
 
 // --- functions of Vec<float>
-// ------------------------------------------------------------------------------------------- Each states its largest
-// error against fp64, held to it over the whole range in core/simd.test.cpp. NaN gives NaN: comparisons are written so
-// that they keep a NaN operand, which sits second.
+// Each states its largest error against fp64, held to it over the whole range in core/simd.test.cpp. NaN gives NaN:
+// comparisons are written so that they keep a NaN operand, which sits second.
 static inline __attribute__((always_inline)) Vec<float> abs(Vec<float> x) {
   Vec<int32_t> bits;
   std::memcpy(&bits, &x, sizeof bits);

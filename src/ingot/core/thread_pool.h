@@ -41,8 +41,7 @@ template <class Body> void parallel_for(int64_t n, int64_t grain, Body&& body) {
 // largest request and stays, so CPU kernels allocate nothing in the steady state.
 void* thread_scratch(int slot, int64_t bytes);
 constexpr int kScratchSlots = 8;  // an op may use slots 0 to 3 as it likes
-constexpr int kSharedProductSlot =
-    6;  // kernels/linear keeps its packed operands in 6 and 7, so that any op can call a product
-constexpr int kTaskProductSlot = 7;
+// kernels/linear keeps its packed operands here, so that any op can call a product.
+constexpr int kSharedProductSlot = 6, kTaskProductSlot = 7;
 
 }  // namespace ingot

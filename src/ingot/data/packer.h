@@ -2,8 +2,10 @@
 // Batches of a fixed number of tokens, packed from documents of any length. Batch k is a pure function of the data, the
 // options and k, so a run resumes by remembering one number.
 //
-//   tokens     x_0 .. x_{T-1}         targets    x_1 .. x_T  (at a document's end the target is the next document's
-//   bos) positions  restart at each cut    cu_seqlens 0, the cuts, T
+//   tokens      x_0 .. x_{T-1}
+//   targets     x_1 .. x_T (at a document's end the target is the next document's bos)
+//   positions   restart at each cut
+//   cu_seqlens  0, the cuts, T
 // Cuts: where a document begins, and every max_segment tokens from there (from the batch's start for one that began
 // earlier).
 #include <cstdint>
@@ -24,15 +26,14 @@ struct Batch {
   int64_t segments() const { return int64_t(cu_seqlens.size()) - 1; }
 };
 
-// sequential: shards in order, each from its first bos; spans of T + 1 tokens per rank that share no token; what is
-// left
-//             of a shard after the last whole step is dropped.
-// shuffled:   documents in a new order each epoch; consecutive batches share one token, so every token is a target
-// once. segments:   documents cut into pieces of at most max_segment tokens, and the pieces in a new order each epoch:
-// a batch
-//             draws from many documents even where documents are long. A document's last target is bos, or none without
-//             one.
-// windows:    T / max_segment windows at random offsets, not cut at documents (text without bos, as nanoGPT does).
+//   sequential  shards in order, each from its first bos; spans of T + 1 tokens per rank that share no token; what is
+//               left of a shard after the last whole step is dropped.
+//   shuffled    documents in a new order each epoch; consecutive batches share one token, so every token is a target
+//               once.
+//   segments    documents cut into pieces of at most max_segment tokens, and the pieces in a new order each epoch: a
+//               batch draws from many documents even where documents are long. A document's last target is bos, or
+//               none without one.
+//   windows     T / max_segment windows at random offsets, not cut at documents (text without bos, as nanoGPT does).
 enum class BatchOrder { sequential, shuffled, segments, windows };
 BatchOrder batch_order(const std::string& name);
 const char* name_of(BatchOrder order);

@@ -2,8 +2,8 @@
 // A long row of token ids: tokenized documents in memory, or shards on disk.
 //
 // A shard is a header of 256 little-endian int32 and then its tokens:
-//   [0] 20240520   [1] version: 1 = uint16 tokens, 2 = uint32   [2] number of tokens   [3] the tokenizer's hash, 0 =
-//   unknown
+//   [0] 20240520              [1] version: 1 = uint16 tokens, 2 = uint32
+//   [2] number of tokens      [3] the tokenizer's hash, 0 = unknown
 // Its size is exactly 1,024 + tokens * width. A document begins with the tokenizer's bos and may straddle shards.
 #include <cstdint>
 #include <memory>

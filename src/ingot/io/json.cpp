@@ -110,8 +110,8 @@ class Builder : public nlohmann::json_sax<Json> {
   const char* begin_;
   const char* const* furthest_;
   int max_depth_;
-  std::vector<Json*>
-      stack_;  // open containers; a growing array never moves one that is open, as it is its last element
+  // Open containers. A growing array never moves one that is open, as it is its last element.
+  std::vector<Json*> stack_;
   Json* slot_ = nullptr;
 };
 

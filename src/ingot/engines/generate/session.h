@@ -13,8 +13,7 @@ struct SessionOptions {
   int64_t tokens = 200;  // most new ones
   SamplingOptions sampling;
   uint64_t seed = 1;
-  int64_t vocab =
-      0;  // ids from here on are never drawn: a model's vocabulary may be longer than its tokenizer's. 0: all
+  int64_t vocab = 0;  // ids from here on are never drawn: a tokenizer may have fewer than the model. 0: all may be
   std::vector<int32_t> stop_ids;
   // Where the context is full: end, or go on with its newest half (a longer prompt then loses its beginning).
   bool slide = false;

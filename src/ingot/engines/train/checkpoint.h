@@ -1,7 +1,8 @@
 #pragma once
-// Checkpoints of a run directory:  <run>/step-00001000/{model.safetensors, optimizer.safetensors, state.json,
-// manifest.json} The manifest (format version, sizes and SHA-256 of the others) is written last, under a temporary name
-// for the directory, which is synced, renamed and its parent synced: a checkpoint is there whole or not at all.
+// Checkpoints of a run directory:
+//   <run>/step-00001000/{model.safetensors, optimizer.safetensors, state.json, manifest.json}
+// The manifest (format version, sizes and SHA-256 of the others) is written last, under a temporary name for the
+// directory, which is synced, renamed and its parent synced: a checkpoint is there whole or not at all.
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -8,8 +8,8 @@ namespace ingot {
 
 struct ScheduleOptions {
   int64_t warmup_steps = 0;  // linear from 0
-  std::string decay =
-      "linear";  // linear: constant, then down to min_lr over the last `warmdown`; cosine: over all of the run
+  // linear: constant, then down to min_lr over the last `warmdown`; cosine: over all of the run.
+  std::string decay = "linear";
   double warmdown = 0.72;  // linear: share of the run
   double min_lr = 0;       // as a share of the peak
   double momentum_start = 0.92, momentum_end = 0.97;

@@ -44,7 +44,6 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 // --- threads
-// ----------------------------------------------------------------------------------------------------------------
 
 inline void __syncthreads(ingot::emulation::Where at = ingot::emulation::Where::current()) {
   (void)ingot::emulation::sync_block(false, at);
@@ -145,7 +144,6 @@ inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t v,
 }
 
 // --- atomics
-// ----------------------------------------------------------------------------------------------------------------
 
 template <class T> T atomicAdd(T* p, T v) {
   ingot::emulation::maybe_yield();
@@ -174,7 +172,6 @@ template <class T> T atomicCAS(T* p, T expected, T desired) {
 }
 
 // --- arithmetic and memory
-// --------------------------------------------------------------------------------------------------
 
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline uint32_t __float_as_uint(float x) { return std::bit_cast<uint32_t>(x); }

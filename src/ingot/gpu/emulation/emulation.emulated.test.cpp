@@ -185,7 +185,6 @@ TEST(Emulation, MatricesAndProductsOfAWarp) {
 }
 
 // --- planted bugs
-// -----------------------------------------------------------------------------------------------------------
 
 TEST(EmulationFinds, ABarrierThatSomeThreadsMiss) {
   const std::string text = complaint({.grid = 2, .block = 64}, [] {

@@ -41,7 +41,6 @@ struct Shape {
 void run(const char* name, const Shape& shape, const std::function<void()>& thread);
 
 // --- called by threads
-// ----------------------------------------------------------------------------------------------------
 
 void yield();                             // others may run
 void maybe_yield();                       // now and then

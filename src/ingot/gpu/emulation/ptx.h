@@ -10,7 +10,6 @@
 namespace ingot::ptx {
 
 // --- memory.cuh, convert.cuh, math.cuh
-// ----------------------------------------------------------------------------------------
 
 template <int N> void load_streaming(const void* p, uint32_t (&w)[N]) {
   emulation::check_aligned(p, 4 * N);
@@ -46,7 +45,6 @@ inline float rsqrt_approx(float x) { return __frsqrt_rn(x); }
 inline float tanh_approx(float x) { return std::tanh(x); }
 
 // --- grid.cuh, cluster.cuh, barrier.cuh, thread.cuh, fence.cuh
-// -----------------------------------------------------------------
 
 inline void let_next_kernel_start() {}
 inline void wait_for_earlier_kernels() {}
@@ -103,7 +101,6 @@ inline void fence_acq_rel_gpu() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 inline void fence_acq_rel_system() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 
 // --- atomics.cuh: polls give way to the thread that is waited for
-// --------------------------------------------------------------
 
 template <class T> T load_relaxed(const T* p) {
   emulation::yield();
@@ -144,7 +141,6 @@ inline uint32_t compare_exchange_acq_rel(uint32_t* p, uint32_t expected, uint32_
 }
 
 // --- cp_async.cuh: done at once
-// -----------------------------------------------------------------------------------------------
 
 template <int kBytes> void cp_async(uint32_t to, const void* from, uint32_t valid = kBytes) {
   char* const at = static_cast<char*>(emulation::at_shared_address(to, kBytes));
@@ -159,7 +155,6 @@ inline void cp_async_commit_group() {}
 template <int N> void cp_async_wait_group() {}
 
 // --- ldmatrix.cuh, stmatrix.cuh, mma.cuh
-// ------------------------------------------------------------------------------------------
 
 template <int N> void move_matrices_in(uint32_t (&r)[N], uint32_t address, bool trans, emulation::Where at) {
   const auto rows = emulation::exchange(~0u, address, at);

@@ -31,7 +31,6 @@ using testing::DeviceArray;
 class PtxCuda : public testing::GpuTest<> {};
 
 // --- memory and conversions
-// -----------------------------------------------------------------------------------------------
 
 // Every way to read and to write global memory: a cache hint changes no result.
 struct LoadStreaming {
@@ -216,7 +215,6 @@ TEST_F(PtxCuda, ApproximatesWithinTheManualsErrors) {
 }
 
 // --- matrices
-// ---------------------------------------------------------------------------------------------------------------
 
 // Four 8 x 8 matrices of 16-bit elements, numbered 0 to 255: register i of lane 4 g + t is elements (g, 2t), (g, 2t +
 // 1) of matrix i, or transposed.
@@ -332,7 +330,6 @@ TEST_F(PtxCuda, MultipliesInWarpsSmall) {
 }
 
 // --- threads and blocks
-// -----------------------------------------------------------------------------------------------------
 
 constexpr uint64_t kWideStep = 0x100000001;  // in both halves of a word
 

@@ -26,7 +26,6 @@ __device__ inline uint64_t evict_last_policy() {
 }
 
 // --- linear copies
-// -----------------------------------------------------------------------------------------------------
 
 // Global -> this block's shared memory.
 __device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
@@ -79,7 +78,6 @@ __device__ inline void bulk_add_f32(float* to, const float* from, uint32_t bytes
 }
 
 // --- the thread's bulk groups
-// --------------------------------------------------------------------------------------------
 
 __device__ inline void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // At most N groups are left whose writes are not done.
@@ -92,8 +90,7 @@ template <int N> __device__ inline void bulk_wait_group_read() {
 }
 
 // --- tensor copies
-// ------------------------------------------------------------------------------------------------------- `map` is the
-// address of a CUtensorMap kernel parameter.
+// `map` is the address of a CUtensorMap kernel parameter.
 
 __device__ inline void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

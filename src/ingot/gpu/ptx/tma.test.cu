@@ -34,7 +34,6 @@ __device__ void start_barrier(uint64_t* barrier, uint32_t arrivals) {
 }
 
 // --- mbarriers
-// ----------------------------------------------------------------------------------------------------------
 
 __global__ void mbarrier_phases(uint32_t* answers) {
   __shared__ uint64_t barrier;
@@ -63,7 +62,6 @@ TEST_F(TmaCuda, BarriersCompleteAPhaseWhenAllHaveArrivedSmall) {
 }
 
 // --- linear copies
-// --------------------------------------------------------------------------------------------------------
 
 constexpr int kWords = 256;
 
@@ -117,7 +115,6 @@ TEST_F(TmaCuda, CopiesLinesBothWaysAndAddsSmall) {
 }
 
 // --- tensor copies
-// --------------------------------------------------------------------------------------------------------
 
 // One box from (x, y, z) to shared memory and, unswizzled by plain code, to `out`.
 __global__ void load_box(const __grid_constant__ CUtensorMap map, uint32_t rank, int x, int y, int z, uint32_t rows,
@@ -333,7 +330,6 @@ TEST_F(TmaCuda, TellsMapsOfOneAddressApartSmall) {
 }
 
 // --- clusters
-// -------------------------------------------------------------------------------------------------------------
 
 constexpr uint32_t kBlocks = 4;
 constexpr uint16_t kMask = 0b1011;  // block 2 gets nothing
@@ -473,7 +469,6 @@ TEST_F(TmaCuda, BlocksOfAClusterReachEachOthersMemorySmall) {
 }
 
 // --- cp.async
-// ---------------------------------------------------------------------------------------------------------------
 
 __global__ void async_copies(const uint32_t* from, uint32_t* out) {
   __shared__ alignas(16) uint32_t tile[32 * 4 + 32 * 2 + 32];

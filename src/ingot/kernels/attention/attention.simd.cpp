@@ -28,8 +28,7 @@ INGOT_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INGOT_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // --- three products ----------------------------------------------------------------------------------------
-// Each keeps R x V
-// accumulators in registers: six by two hide the latency of the multiply-adds on every level.
+// Each keeps R x V accumulators in registers: six by two hide the latency of the multiply-adds on every level.
 
 // Calls use<R>(at) over [0, n) in blocks of six; the rest is cut so that no block of one or two rows is left behind.
 template <class Use> INGOT_INLINE void for_blocks(int64_t n, Use&& use) {
@@ -338,8 +337,7 @@ template <int V> void forward_panel(const AttentionTask& t, int64_t lane) {
 }
 
 // --- forward for a lane or two: decoding -------------------------------------------------------------------
-// A vector of lanes would be mostly
-// empty, so the vector runs along the head instead.
+// A vector of lanes would be mostly empty, so the vector runs along the head instead.
 
 INGOT_INLINE void row_scores(const float* q, const float* k, int64_t k_row, int64_t d, int64_t keys, float scale,
                              float* s) {

@@ -48,7 +48,6 @@ __global__ void __launch_bounds__(kPartialSumThreads, 16) partial_sum_kernel(con
 }
 
 // --- host
-// --------------------------------------------------------------------------------------------------------------
 
 using Kernel = void (*)(BackwardParams);
 

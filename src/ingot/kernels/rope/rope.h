@@ -1,6 +1,5 @@
 #pragma once
-// Rotary position embedding. Pair j of a head (first `rotary_dim` dimensions) is rotated by the angle pos *
-// frequency[j]:
+// Rotary position embedding. Pair j of a head (first `rotary_dim` dimensions) is rotated by pos * frequency[j]:
 //   half split:   (x1, x2) = (x[j], x[j + rotary_dim/2])      interleaved: (x[2j], x[2j+1])
 //   sign = +1 (Llama): y1 = x1 cos - x2 sin,  y2 = x2 cos + x1 sin
 //   sign = -1:         y1 = x1 cos + x2 sin,  y2 = x2 cos - x1 sin

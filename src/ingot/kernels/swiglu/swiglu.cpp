@@ -21,7 +21,6 @@ constexpr int64_t kGrain = 16384;  // elements per task
 constexpr int64_t kSpan = 256;     // elements converted at a time
 
 // --- one element, in the type sums are kept in
-// -----------------------------------------------------------------------------
 template <class T> struct Limits {
   T limit, alpha, up_offset;
   explicit Limits(const GateOptions& o)
@@ -61,7 +60,6 @@ void backward_span(int64_t n, const T* gate, const T* up, const T* dh, T* dgate,
 }
 
 // --- rows: conversion and interleaving through short buffers
-// -----------------------------------------------------------------
 template <class T> T* row_of(const Tensor& t, int64_t r) { return t.ptr<T>() + r * t.row_stride(); }
 
 template <class T> struct Columns {  // element j of a row is at[j * step]
@@ -118,7 +116,6 @@ template <class T> void gate_backward_row(const SwigluGateBackward& s, int64_t r
 }
 
 // --- checks
-// --------------------------------------------------------------------------------------------------------------
 void check_matrix(const char* op, const char* name, const Tensor& t, int64_t rows, int64_t cols, const Tensor& like) {
   INGOT_CHECK(t.dtype == like.dtype, op, ": ", name, ": found dtype ", t.dtype, ", expected ", like.dtype);
   INGOT_CHECK(t.device == like.device, op, ": ", name, ": found it on ", t.device, ", expected ", like.device);

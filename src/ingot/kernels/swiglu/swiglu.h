@@ -1,8 +1,8 @@
 #pragma once
 // The gated unit h = g(gate) * up, and the gated MLP around it.
 //   plain:   h = silu(gate) * up
-//   clamped (GPT-OSS): gate' = min(gate, limit), up' = clamp(up, -limit, limit), h = gate' sigmoid(alpha gate') * (up'
-//   + 1)
+//   clamped (GPT-OSS): gate' = min(gate, limit), up' = clamp(up, -limit, limit),
+//                      h = gate' sigmoid(alpha gate') * (up' + 1)
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 
@@ -12,8 +12,8 @@ struct GateOptions {
   double limit = 0;      // 0: no clamp
   double alpha = 1;      // sigmoid(alpha * gate)
   double up_offset = 0;  // added to up: 1 for GPT-OSS style
-  bool interleaved =
-      false;  // one (T, 2H) input with gate and up in even and odd columns; else two (T, H) halves or tensors
+  // One (T, 2H) input with gate and up in even and odd columns; else two (T, H) halves or tensors.
+  bool interleaved = false;
 };
 struct SwigluGate {
   Tensor gate, up, h;

@@ -11,8 +11,8 @@ namespace ingot {
 struct GptConfig {
   // Sizes.
   int64_t vocab = 256, dim = 128, layers = 4, heads = 4, kv_heads = 4, head_dim = 32, mlp_hidden = 512;
-  int64_t embed_dim =
-      0;  // 0 or dim: vocab x dim. Otherwise the embedding is factorised: vocab x embed_dim, then embed_dim x dim
+  // 0 or dim: the embedding is vocab x dim. Otherwise it is factorised: vocab x embed_dim, then embed_dim x dim.
+  int64_t embed_dim = 0;
   int64_t context = 256;  // longest segment; also the number of learned positions
   std::string activation = "gelu";
   bool tied_embeddings = true;

@@ -1,6 +1,6 @@
 #pragma once
-// Presets are the JSON files of presets/, compiled in so that the binary needs no files: {"model": {...}, "train":
-// {...}}.
+// Presets are the JSON files of presets/, compiled in so that the binary needs no files:
+//   {"model": {...}, "train": {...}}
 #include <string>
 #include <vector>
 
