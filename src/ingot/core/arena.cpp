@@ -7,14 +7,10 @@
 #include <utility>
 
 namespace ingot {
-namespace {
-constexpr int64_t kAlign = 64;
-int64_t round_up(int64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
-}  // namespace
 
 int ArenaPlan::add(int64_t bytes, int first, int last) {
   INGOT_CHECK_LE(first, last, "arena plan: lifetime");
-  buffers_.push_back({round_up(bytes), -1, first, last});
+  buffers_.push_back({Arena::aligned(bytes), -1, first, last});
   return int(buffers_.size()) - 1;
 }
 
@@ -47,7 +43,7 @@ int64_t ArenaPlan::sum_of_sizes() const {
   return sum;
 }
 
-Arena::Arena(int64_t bytes) : capacity_(round_up(std::max<int64_t>(bytes, 1))) {
+Arena::Arena(int64_t bytes) : capacity_(aligned(std::max<int64_t>(bytes, 1))) {
   memory_ =
       mmap(nullptr, size_t(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory_ == MAP_FAILED) {
@@ -78,7 +74,7 @@ Tensor Arena::at(int64_t offset, DType dtype, Shape shape) const {
 }
 Tensor Arena::take(DType dtype, Shape shape) {
   const Tensor t = at(used_, dtype, shape);
-  used_ += round_up(t.bytes());
+  used_ += aligned(t.bytes());
   return t;
 }
 

@@ -37,8 +37,11 @@ class Arena {
   Arena& operator=(Arena&& other) noexcept;
   ~Arena();
   Tensor at(int64_t offset, DType dtype, Shape shape) const;  // checks the bound
-  // Takes the next bytes of the block, 64-byte aligned.
+  // Takes the next bytes of the block: aligned(...) of them.
   Tensor take(DType dtype, Shape shape);
+  static constexpr int64_t kAlign = 64;
+  static constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+  static int64_t aligned(DType dtype, const Shape& shape) { return aligned(shape.numel() * size_of(dtype)); }
   int64_t capacity() const { return capacity_; }
   int64_t used() const { return used_; }
 

@@ -31,16 +31,14 @@ template <> struct VecOf<int64_t> { typedef int64_t type __attribute__((vector_s
 template <class T> using Vec = typename VecOf<T>::type;
 template <class T> constexpr int kLanes = kVecBytes / int(sizeof(T));
 
-template <class T> static inline __attribute__((always_inline)) Vec<T> load(const T* p) {
+template <class T> INGOT_SIMD_INLINE Vec<T> load(const T* p) {
   Vec<T> v;
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-template <class T> static inline __attribute__((always_inline)) void store(T* p, Vec<T> v) {
-  std::memcpy(p, &v, sizeof v);
-}
+template <class T> INGOT_SIMD_INLINE void store(T* p, Vec<T> v) { std::memcpy(p, &v, sizeof v); }
 // 0 + x would turn -0 into 0.
-template <class T> static inline __attribute__((always_inline)) Vec<T> splat(T x) { return x - Vec<T>{}; }
+template <class T> INGOT_SIMD_INLINE Vec<T> splat(T x) { return x - Vec<T>{}; }
 template <class T> INGOT_SIMD_INLINE Vec<T> load_masked(const T* p, int64_t n) {
   Vec<T> v{};
   std::memcpy(&v, p, size_t(n) * sizeof(T));
@@ -82,8 +80,18 @@ INGOT_SIMD_INLINE void store_masked(double* p, Vec<double> v, int64_t n) {
 // The first n elements, 0 <= n <= kLanes<T>; the rest read as zero, and are not written.
 template <class T> INGOT_SIMD_INLINE Vec<T> load_tail(const T* p, int64_t n) { return load_masked(p, n); }
 template <class T> INGOT_SIMD_INLINE void store_tail(T* p, Vec<T> v, int64_t n) { store_masked(p, v, n); }
+// The same where n may be more than a vector.
+INGOT_SIMD_INLINE Vec<float> load_some(const float* p, int64_t n) {
+  return n >= kLanes<float> ? load(p) : load_tail(p, n);
+}
+INGOT_SIMD_INLINE void store_some(float* p, Vec<float> v, int64_t n) {
+  if (n >= kLanes<float>)
+    store(p, v);
+  else
+    store_tail(p, v, n);
+}
 // Lanes by their numbers, modulo how many there are; those of b follow those of a. (clang's builtin wants constants.)
-template <class V, class I> static inline __attribute__((always_inline)) V shuffle(V a, I at) {
+template <class V, class I> INGOT_SIMD_INLINE V shuffle(V a, I at) {
 #ifdef __clang__
   constexpr int n = sizeof(V) / sizeof(a[0]);
   V r;
@@ -93,7 +101,7 @@ template <class V, class I> static inline __attribute__((always_inline)) V shuff
   return __builtin_shuffle(a, at);
 #endif
 }
-template <class V, class I> static inline __attribute__((always_inline)) V shuffle(V a, V b, I at) {
+template <class V, class I> INGOT_SIMD_INLINE V shuffle(V a, V b, I at) {
 #ifdef __clang__
   constexpr int n = sizeof(V) / sizeof(a[0]);
   V r;
@@ -121,20 +129,20 @@ template <class T> static inline T reduce_max(Vec<T> v) {
   for (int i = 1; i < kLanes<T>; ++i) best = v[i] > best ? v[i] : best;
   return best;
 }
-template <class T> static inline __attribute__((always_inline)) Vec<T> max(Vec<T> a, Vec<T> b) { return a > b ? a : b; }
-template <class T> static inline __attribute__((always_inline)) Vec<T> min(Vec<T> a, Vec<T> b) { return a < b ? a : b; }
+template <class T> INGOT_SIMD_INLINE Vec<T> max(Vec<T> a, Vec<T> b) { return a > b ? a : b; }
+template <class T> INGOT_SIMD_INLINE Vec<T> min(Vec<T> a, Vec<T> b) { return a < b ? a : b; }
 
 // --- functions of Vec<float>
 // Each states its largest error against fp64, held to it over the whole range in core/simd.test.cpp. NaN gives NaN:
 // comparisons are written so that they keep a NaN operand, which sits second.
-static inline __attribute__((always_inline)) Vec<float> abs(Vec<float> x) {
+INGOT_SIMD_INLINE Vec<float> abs(Vec<float> x) {
   Vec<int32_t> bits;
   std::memcpy(&bits, &x, sizeof bits);
   bits &= 0x7fffffff;
   std::memcpy(&x, &bits, sizeof bits);
   return x;
 }
-static inline __attribute__((always_inline)) Vec<float> copysign(Vec<float> magnitude, Vec<float> sign) {
+INGOT_SIMD_INLINE Vec<float> copysign(Vec<float> magnitude, Vec<float> sign) {
   Vec<int32_t> m, s;
   std::memcpy(&m, &magnitude, sizeof m);
   std::memcpy(&s, &sign, sizeof s);
@@ -143,16 +151,14 @@ static inline __attribute__((always_inline)) Vec<float> copysign(Vec<float> magn
   return magnitude;
 }
 // x * s, where s = 0 wins over an infinite x.
-static inline __attribute__((always_inline)) Vec<float> product_or_zero(Vec<float> x, Vec<float> s) {
-  return s == 0.f ? Vec<float>{} : x * s;
-}
+INGOT_SIMD_INLINE Vec<float> product_or_zero(Vec<float> x, Vec<float> s) { return s == 0.f ? Vec<float>{} : x * s; }
 
 // e^(x + small) = 2^n (1 + p): Cody-Waite reduction x = n ln2 + r, |r| <= ln2 / 2, and a degree-6 minimax polynomial
 // for p = e^r - 1. For x in [-87.33654, 88.37626]; `small` is added to r, where it loses nothing.
 struct ExpParts {
   Vec<float> p, power;
 };
-static inline __attribute__((always_inline)) ExpParts exp_parts(Vec<float> x, Vec<float> small) {
+INGOT_SIMD_INLINE ExpParts exp_parts(Vec<float> x, Vec<float> small) {
   const Vec<float> magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
   const Vec<float> shifted = x * 1.44269504088896341f + magic;
   const Vec<float> n = shifted - magic;
@@ -171,22 +177,22 @@ static inline __attribute__((always_inline)) ExpParts exp_parts(Vec<float> x, Ve
   std::memcpy(&e.power, &exponent, sizeof e.power);
   return e;
 }
-static inline __attribute__((always_inline)) Vec<float> exp_clamp(Vec<float> x) {
+INGOT_SIMD_INLINE Vec<float> exp_clamp(Vec<float> x) {
   return min<float>(splat(88.37626f), max<float>(splat(-87.33654f), x));
 }
 
 // e^x, relative error below 1.0e-7; 0 below -87.33654, and saturates near FLT_MAX above 88.37626.
-static inline __attribute__((always_inline)) Vec<float> exp(Vec<float> x) {
+INGOT_SIMD_INLINE Vec<float> exp(Vec<float> x) {
   const ExpParts e = exp_parts(exp_clamp(x), Vec<float>{});
   return x < -87.33654f ? Vec<float>{} : e.p * e.power + e.power;
 }
 // e^x - 1 for x <= 0, relative error below 2.0e-7.
-static inline __attribute__((always_inline)) Vec<float> expm1_negative(Vec<float> x) {
+INGOT_SIMD_INLINE Vec<float> expm1_negative(Vec<float> x) {
   const ExpParts e = exp_parts(exp_clamp(x), Vec<float>{});
   return e.p * e.power + (e.power - 1.f);
 }
 // log(1 + e) for e in [0, 1], relative error below 2.5e-7: 2 atanh(s), s = e / (2 + e), as an odd polynomial in s.
-static inline __attribute__((always_inline)) Vec<float> log1p_unit(Vec<float> e) {
+INGOT_SIMD_INLINE Vec<float> log1p_unit(Vec<float> e) {
   const Vec<float> s = e / (e + 2.f), u = s * s;
   Vec<float> p = splat(0.28011426f);
   p = p * u + 0.28001910f;
@@ -195,12 +201,12 @@ static inline __attribute__((always_inline)) Vec<float> log1p_unit(Vec<float> e)
   return (p * u + 2.f) * s;
 }
 // 1 / (1 + e^-x), relative error below 3.0e-7 where the result is above 1e-37.
-static inline __attribute__((always_inline)) Vec<float> logistic(Vec<float> x) {
+INGOT_SIMD_INLINE Vec<float> logistic(Vec<float> x) {
   const Vec<float> e = exp(-abs(x));
   return (x < 0.f ? e : splat(1.f)) / (e + 1.f);
 }
 // tanh x, relative error below 3.0e-7.
-static inline __attribute__((always_inline)) Vec<float> tanh(Vec<float> x) {
+INGOT_SIMD_INLINE Vec<float> tanh(Vec<float> x) {
   const Vec<float> e = expm1_negative(abs(x) * -2.f);
   return copysign(e / (e + 2.f), x);
 }
@@ -210,7 +216,7 @@ static inline __attribute__((always_inline)) Vec<float> tanh(Vec<float> x) {
 struct NormalTail {
   Vec<float> phi, density;
 };
-static inline __attribute__((always_inline)) NormalTail normal_tail(Vec<float> x) {
+INGOT_SIMD_INLINE NormalTail normal_tail(Vec<float> x) {
   const Vec<float> a = min<float>(splat(14.5f), abs(x));
   Vec<int32_t> bits;
   std::memcpy(&bits, &a, sizeof bits);
@@ -247,7 +253,7 @@ struct Sums16 {
   }
 };
 typedef float HalfOfFloats __attribute__((vector_size(kVecBytes / 2)));  // as many floats as Vec<double> has doubles
-static inline __attribute__((always_inline)) Vec<double> widen(const float* p) {
+INGOT_SIMD_INLINE Vec<double> widen(const float* p) {
   HalfOfFloats h;
   std::memcpy(&h, p, sizeof h);
   return __builtin_convertvector(h, Vec<double>);

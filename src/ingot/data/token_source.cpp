@@ -132,10 +132,6 @@ class ShardTokens : public TokenSource {
   std::string fingerprint_;
 };
 
-bool ends_with(const std::string& text, std::string_view end) {
-  return text.size() >= end.size() && std::string_view(text).substr(text.size() - end.size()) == end;
-}
-
 }  // namespace
 
 std::shared_ptr<const TokenSource> tokens_in_memory(std::vector<int32_t> tokens, std::vector<int64_t> document_begins,
@@ -191,9 +187,9 @@ ShardHeader read_shard_header(const std::string& path) {
 bool holds_shards(const std::string& path) {
   if (is_directory(path)) {
     const std::vector<std::string> names = list_directory(path);
-    return std::any_of(names.begin(), names.end(), [](const std::string& name) { return ends_with(name, ".bin"); });
+    return std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.ends_with(".bin"); });
   }
-  if (ends_with(path, ".bin")) return true;
+  if (path.ends_with(".bin")) return true;
   const File file = File::open(path);
   int32_t magic = 0;
   if (file.size() >= 4) file.read_at(0, &magic, 4);
@@ -204,7 +200,7 @@ ShardPaths find_shards(const std::string& path) {
   ShardPaths found;
   if (!is_directory(path)) return {{path}, {}};
   for (const std::string& name : list_directory(path)) {
-    if (!ends_with(name, ".bin")) continue;
+    if (!name.ends_with(".bin")) continue;
     const bool held_out = name.find("_val_") != std::string::npos || name.compare(0, 4, "val_") == 0;
     (held_out ? found.held_out : found.train).push_back(join_path(path, name));
   }

@@ -52,12 +52,6 @@ const char* file_name_of(DType t) {
   return "?";
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "(";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + ")";
-}
-
 // Bytes a tensor of this shape takes; refuses what 64 bits cannot hold.
 int64_t bytes_of(const SafetensorsEntry& e, int bits, const std::string& where) {
   int64_t total = bits;
@@ -118,6 +112,12 @@ void check_tiling(const SafetensorsHeader& header, int64_t buffer_bytes, const s
 }
 
 }  // namespace
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + ")";
+}
 
 DType SafetensorsEntry::core_dtype() const {
   const FileType* type = find_type(dtype);

@@ -29,6 +29,8 @@ struct SafetensorsEntry {
   Shape core_shape() const;
 };
 
+std::string shape_text(const std::vector<int64_t>& shape);  // "(2, 3)"
+
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  // in the order of their bytes
   std::map<std::string, std::string> metadata;

@@ -15,8 +15,6 @@ using detail::AttentionBackwardTask;
 using detail::AttentionMask;
 using detail::AttentionTask;
 
-#define INGOT_INLINE static inline __attribute__((always_inline))
-
 namespace {
 
 using F = Vec<float>;
@@ -24,14 +22,14 @@ using I = Vec<int32_t>;
 constexpr int W = kLanes<float>;
 constexpr float kInfinity = __builtin_inff();
 
-INGOT_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INGOT_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INGOT_SIMD_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INGOT_SIMD_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // --- three products ----------------------------------------------------------------------------------------
 // Each keeps R x V accumulators in registers: six by two hide the latency of the multiply-adds on every level.
 
 // Calls use<R>(at) over [0, n) in blocks of six; the rest is cut so that no block of one or two rows is left behind.
-template <class Use> INGOT_INLINE void for_blocks(int64_t n, Use&& use) {
+template <class Use> INGOT_SIMD_INLINE void for_blocks(int64_t n, Use&& use) {
   int64_t at = 0;
   for (; n - at > 8 || n - at == 6; at += 6) use.template operator()<6>(at);
   switch (n - at) {
@@ -127,12 +125,12 @@ void lanes_by_columns(const float* p, int64_t p_row, int64_t n, const float* x, 
 // --- rows to lanes and back --------------------------------------------------------------------------------
 
 // Swaps the off-diagonal blocks of size S: S = 1, 2, 4 ... in turn transpose a square of vectors.
-template <int S, size_t... L> INGOT_INLINE void swap_blocks(F& a, F& b, std::index_sequence<L...>) {
+template <int S, size_t... L> INGOT_SIMD_INLINE void swap_blocks(F& a, F& b, std::index_sequence<L...>) {
   const F low = __builtin_shufflevector(a, b, ((L & S) ? int(L) - S + W : int(L))...);
   b = __builtin_shufflevector(a, b, ((L & S) ? int(L) + W : int(L) + S)...);
   a = low;
 }
-template <int S> INGOT_INLINE void transpose_stage(F (&m)[W]) {
+template <int S> INGOT_SIMD_INLINE void transpose_stage(F (&m)[W]) {
   if constexpr (S < W) {
 #pragma GCC unroll 16
     for (int i = 0; i < W; ++i)
@@ -140,15 +138,7 @@ template <int S> INGOT_INLINE void transpose_stage(F (&m)[W]) {
     transpose_stage<2 * S>(m);
   }
 }
-INGOT_INLINE void transpose(F (&m)[W]) { transpose_stage<1>(m); }
-
-INGOT_INLINE F load_some(const float* p, int64_t n) { return n >= W ? load(p) : load_tail(p, n); }
-INGOT_INLINE void store_some(float* p, F v, int64_t n) {
-  if (n >= W)
-    store(p, v);
-  else
-    store_tail(p, v, n);
-}
+INGOT_SIMD_INLINE void transpose(F (&m)[W]) { transpose_stage<1>(m); }
 
 // Where lane l of a tensor of rows and heads begins.
 struct LaneRows {
@@ -214,7 +204,7 @@ __attribute__((noinline)) void unpack_lanes(const float* from, int64_t from_row,
 struct Range {
   int64_t begin, end;
 };
-INGOT_INLINE Range visible(const AttentionMask& m, int64_t query) {
+INGOT_SIMD_INLINE Range visible(const AttentionMask& m, int64_t query) {
   const int64_t end = m.causal ? most(0, least(m.keys, query + m.keys - m.queries + 1)) : m.keys;
   return {m.window > 0 ? most(0, end - m.window) : 0, end};
 }
@@ -225,7 +215,7 @@ template <int V> struct PanelMask {
   I begin[V], end[V];
   Range any, all;
 };
-template <int V> INGOT_INLINE PanelMask<V> panel_mask(const AttentionMask& m, int64_t lane, int64_t lane_end) {
+template <int V> INGOT_SIMD_INLINE PanelMask<V> panel_mask(const AttentionMask& m, int64_t lane, int64_t lane_end) {
   PanelMask<V> mask;
   const int64_t last = least(lane + V * W, lane_end) - 1;
   const Range first_range = visible(m, lane / m.group), last_range = visible(m, last / m.group);
@@ -239,8 +229,8 @@ template <int V> INGOT_INLINE PanelMask<V> panel_mask(const AttentionMask& m, in
   }
   return mask;
 }
-INGOT_INLINE bool seen_by_all(const Range& all, int64_t key) { return key >= all.begin && key < all.end; }
-template <int V> INGOT_INLINE I sees(const PanelMask<V>& m, int v, int64_t key) {
+INGOT_SIMD_INLINE bool seen_by_all(const Range& all, int64_t key) { return key >= all.begin && key < all.end; }
+template <int V> INGOT_SIMD_INLINE I sees(const PanelMask<V>& m, int v, int64_t key) {
   const I j = splat(int32_t(key));
   return (j >= m.begin[v]) & (j < m.end[v]);
 }
@@ -253,8 +243,8 @@ template <int V> struct Softmax {
 
 // Turns a tile of scores into weights relative to the new maximum; `keep` gets the factor on what was summed before.
 template <int V>
-INGOT_INLINE void weigh_tile(float* s, int64_t first, int64_t keys, const PanelMask<V>& mask, float softcap,
-                             Softmax<V>& run, F (&keep)[V]) {
+INGOT_SIMD_INLINE void weigh_tile(float* s, int64_t first, int64_t keys, const PanelMask<V>& mask, float softcap,
+                                  Softmax<V>& run, F (&keep)[V]) {
   F top[V];
   for (int v = 0; v < V; ++v) top[v] = run.top[v];
   for (int64_t j = 0; j < keys; ++j) {
@@ -288,7 +278,7 @@ INGOT_INLINE void weigh_tile(float* s, int64_t first, int64_t keys, const PanelM
 }
 
 template <int V>
-INGOT_INLINE void finish_panel(const AttentionTask& t, int64_t lane, const Softmax<V>& run, const float* o) {
+INGOT_SIMD_INLINE void finish_panel(const AttentionTask& t, int64_t lane, const Softmax<V>& run, const float* o) {
   const LaneRows rows{t.out_row, t.out_head, t.mask.group};
   for (int v = 0; v < V; ++v) {
     const int64_t first = lane + v * W, live = least(W, t.lane_end - first);
@@ -339,8 +329,8 @@ template <int V> void forward_panel(const AttentionTask& t, int64_t lane) {
 // --- forward for a lane or two: decoding -------------------------------------------------------------------
 // A vector of lanes would be mostly empty, so the vector runs along the head instead.
 
-INGOT_INLINE void row_scores(const float* q, const float* k, int64_t k_row, int64_t d, int64_t keys, float scale,
-                             float* s) {
+INGOT_SIMD_INLINE void row_scores(const float* q, const float* k, int64_t k_row, int64_t d, int64_t keys, float scale,
+                                  float* s) {
   int64_t j = 0;
   for (; j + 4 <= keys; j += 4, k += 4 * k_row) {
     F acc[4] = {};
@@ -360,7 +350,8 @@ INGOT_INLINE void row_scores(const float* q, const float* k, int64_t k_row, int6
 
 // out[c] += sum_j p[j] * v[j][c] for V vectors of channels, the last with `tail` of them.
 template <int V>
-INGOT_INLINE void row_values(const float* v, int64_t v_row, int64_t keys, const float* p, int64_t tail, float* out) {
+INGOT_SIMD_INLINE void row_values(const float* v, int64_t v_row, int64_t keys, const float* p, int64_t tail,
+                                  float* out) {
   F acc[V];
 #pragma GCC unroll 8
   for (int i = 0; i < V; ++i) acc[i] = load_some(out + i * W, i + 1 < V ? W : tail);
@@ -428,7 +419,7 @@ struct Block {
   int64_t lane, lanes;        // first lane, and how many, rounded up to whole vectors
 };
 
-INGOT_INLINE Block block_in(float* scratch, int64_t d, int64_t dv) {
+INGOT_SIMD_INLINE Block block_in(float* scratch, int64_t d, int64_t dv) {
   const int64_t pd = attention_pad(d), pdv = attention_pad(dv);
   Block b;
   b.q = scratch;
@@ -444,7 +435,7 @@ INGOT_INLINE Block block_in(float* scratch, int64_t d, int64_t dv) {
 }
 
 // Panels of two vectors, the last of one where one is left.
-INGOT_INLINE int panel_vectors(const Block& b, int64_t at) { return b.lanes - at >= 2 * W ? 2 : 1; }
+INGOT_SIMD_INLINE int panel_vectors(const Block& b, int64_t at) { return b.lanes - at >= 2 * W ? 2 : 1; }
 
 void load_block(const AttentionBackwardTask& t, Block& b) {
   const int64_t group = t.mask.group, live = least(kBlock, t.lane_end - b.lane);
@@ -480,8 +471,8 @@ void load_block(const AttentionBackwardTask& t, Block& b) {
 
 // Scores to p, and dp to ds, for rows [from, to) of the tile that begins at key `first`; the other rows become 0.
 template <int V>
-INGOT_INLINE void weigh_backward(const AttentionBackwardTask& t, const Block& b, int64_t at, const PanelMask<V>& mask,
-                                 int64_t first, int64_t keys, Range rows) {
+INGOT_SIMD_INLINE void weigh_backward(const AttentionBackwardTask& t, const Block& b, int64_t at,
+                                      const PanelMask<V>& mask, int64_t first, int64_t keys, Range rows) {
   for (int64_t j = 0; j < keys; ++j) {
     const bool inside = j >= rows.begin && j < rows.end, all = seen_by_all(mask.all, first + j);
     for (int v = 0; v < V; ++v) {
@@ -528,7 +519,7 @@ Range backward_panel(const AttentionBackwardTask& t, const Block& b, int64_t at,
 
 // sum[j][c] += sum_lane p[j][lane] * x[lane][c] over lanes [from, to) for R rows.
 template <int R>
-INGOT_INLINE void add_rows(const float* p, int64_t from, int64_t to, const float* x, int64_t width, float* sum) {
+INGOT_SIMD_INLINE void add_rows(const float* p, int64_t from, int64_t to, const float* x, int64_t width, float* sum) {
   int64_t c = 0;
   for (; c + 2 * W <= width; c += 2 * W)
     lanes_by_columns<R, 2>(p + from, kBlock, to - from, x + from * width + c, width, sum + c);

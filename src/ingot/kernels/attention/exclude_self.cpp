@@ -3,10 +3,12 @@
 
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
-#include "ingot/kernels/attention/attention.h"
+#include "ingot/kernels/attention/attention_segment.h"
 
 namespace ingot {
 namespace {
+
+using detail::head_row;
 
 constexpr int64_t kGrain = 32;   // tokens per task
 constexpr double kTiny = 1e-12;  // smallest |v| that is divided by
@@ -26,10 +28,6 @@ void check_group(const char* op, const Tensor& y, const Tensor& v) {
               " query heads and ", v.size(1), " key heads, expected a multiple");
   check_heads(op, "y", y, y, y.size(1));
   check_heads(op, "v", v, y, v.size(1));
-}
-
-template <class T> T* head_row(const Tensor& t, int64_t row, int64_t head) {
-  return static_cast<T*>(t.data) + row * t.stride[0] + head * t.stride[1];
 }
 
 // Eight partial sums in a fixed order: what the compiler may turn into one vector.

@@ -47,13 +47,13 @@ template <class T> struct Out {
   bool far;      // `add` is probably not in the inner caches
 };
 // The tile is read after the loop, some thousand cycles later.
-template <class T> INGOT_INLINE void ask_for(const Out<T>& out, int rows) {
+template <class T> INGOT_SIMD_INLINE void ask_for(const Out<T>& out, int rows) {
   for (int i = 0; i < rows; ++i)
     for (int line = 0; line < int(kCols<T> * sizeof(T)); line += 64)
       __builtin_prefetch(reinterpret_cast<const char*>(out.add + i * out.ld_add) + line);
 }
 
-template <class T, int R, int V> INGOT_INLINE void write_tile(const Vec<T> (&acc)[R][V], const Out<T>& out) {
+template <class T, int R, int V> INGOT_SIMD_INLINE void write_tile(const Vec<T> (&acc)[R][V], const Out<T>& out) {
   constexpr int L = kLanes<T>;
   if (out.cols == V * L) {
 #pragma GCC unroll 2
@@ -131,7 +131,7 @@ template <class T> bool is_thin(const Gemm<T>& g, int64_t cols) { return g.thin 
 template <class T> constexpr int kThinRows = kRows < kLanes<T> ? kRows : kLanes<T>;
 
 // r[0][i] = the sum of r[i]'s lanes.
-template <class T, int S = 1> INGOT_INLINE void add_across(Vec<T> (&r)[kLanes<T>]) {
+template <class T, int S = 1> INGOT_SIMD_INLINE void add_across(Vec<T> (&r)[kLanes<T>]) {
   constexpr int L = kLanes<T>;
   if constexpr (S < L) {
     Vec<typename IndexOf<T>::type> own{}, other{};
@@ -144,7 +144,7 @@ template <class T, int S = 1> INGOT_INLINE void add_across(Vec<T> (&r)[kLanes<T>
     add_across<T, 2 * S>(r);
   }
 }
-template <class T, int R> INGOT_INLINE void write_thin(Vec<T> (&sums)[kLanes<T>], int64_t j, const Out<T>& out) {
+template <class T, int R> INGOT_SIMD_INLINE void write_thin(Vec<T> (&sums)[kLanes<T>], int64_t j, const Out<T>& out) {
   add_across<T>(sums);
   T column[kLanes<T>];
   store(column, sums[0]);
@@ -233,8 +233,8 @@ constexpr int64_t kPackSteps = 8;
 // pack(b from there, where its panel begins, p, k, cols, width) for steps [p, p + k) of the range's panels, which are
 // k_all long as they are packed.
 template <class T, class Pack>
-INGOT_INLINE void each_panel(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range, int64_t k_all,
-                             Pack&& pack) {
+INGOT_SIMD_INLINE void each_panel(const Gemm<T>& g, const GemmChunk& chunk, const GemmPackRange& range, int64_t k_all,
+                                  Pack&& pack) {
   constexpr int L = kLanes<T>, N = kCols<T>;
   const int64_t steps = g.b_col == 1 ? kPackSteps : range.p_end - range.p_begin;
   for (int64_t p = range.p_begin; p < range.p_end; p += steps) {
@@ -261,7 +261,8 @@ template <class T> void pack_part(const Gemm<T>& g, const GemmChunk& chunk, cons
 // Copies R elements from each of k rows: panels of a whose rows lie along memory become [p][R]. Whole registers: what
 // lies beyond R in a row is overwritten by the next one. The last rows of a range are copied exactly, as another task's
 // follow.
-template <class T, int R> INGOT_INLINE void copy_columns(const T* from, int64_t step, int64_t k, bool last, T* to) {
+template <class T, int R>
+INGOT_SIMD_INLINE void copy_columns(const T* from, int64_t step, int64_t k, bool last, T* to) {
   constexpr int L = kLanes<T>, V = (R + L - 1) / L;
   const int64_t whole = step < V * L ? 0 : last ? k - (V * L + R - 1) / R : k;
   int64_t p = 0;
@@ -394,7 +395,7 @@ void pack_words(const Gemm<float>& g, const GemmChunk& chunk, const GemmPackRang
 }
 // The same as pack_words_across for R rows of a, R near a whole register: as copy_columns does, with whole registers
 // but at the end of a range.
-template <int R> INGOT_INLINE void copy_words(const float* x, int64_t step, int64_t k, bool last, float* to) {
+template <int R> INGOT_SIMD_INLINE void copy_words(const float* x, int64_t step, int64_t k, bool last, float* to) {
   const int64_t whole = step < kLanes<float> ? 0 : last ? k - 2 : k;
   int64_t p = 0;
 #pragma GCC unroll 4
@@ -597,7 +598,7 @@ void multiply_range(const Gemm<T>& g, const GemmChunk& chunk, const GemmRange& r
 }
 
 // Few rows of a against rows of b along memory: every row of b is read once and nothing is packed.
-template <class T, int R, int C, bool kRound> INGOT_INLINE void dot_tile(const Gemm<T>& g, int64_t i, int64_t j) {
+template <class T, int R, int C, bool kRound> INGOT_SIMD_INLINE void dot_tile(const Gemm<T>& g, int64_t i, int64_t j) {
   constexpr int L = kLanes<T>;
   Vec<T> acc[R][C] = {};
   const T* a = g.a + i * g.a_row;

@@ -147,7 +147,7 @@ void pack_columns_across(const Operand& o, const GemmPackRange& r, float* packed
 
 // The others turn squares of words in registers.
 template <bool kStepsAlong, bool kWhole>
-INGOT_INLINE void turn_tile(const float* x, int64_t stride, int64_t lanes, int64_t steps, float* to) {
+INGOT_SIMD_INLINE void turn_tile(const float* x, int64_t stride, int64_t lanes, int64_t steps, float* to) {
   for (int lane = 0; lane < kTile; lane += L)
     for (int word = 0; word < kTile; word += L) {
       Vec<float> r[L];

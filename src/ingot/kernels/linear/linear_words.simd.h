@@ -6,12 +6,10 @@
 #include <immintrin.h>
 #endif
 
-#define INGOT_INLINE static inline __attribute__((always_inline))
-
 namespace ingot::INGOT_SIMD {
 
 // To bf16 and back, to nearest, ties to even. NaN stays NaN.
-INGOT_INLINE Vec<float> round_bf16(Vec<float> x) {
+INGOT_SIMD_INLINE Vec<float> round_bf16(Vec<float> x) {
   Vec<int32_t> u;
   std::memcpy(&u, &x, sizeof u);
   const Vec<int32_t> odd = (u >> 16) & 1;
@@ -20,8 +18,8 @@ INGOT_INLINE Vec<float> round_bf16(Vec<float> x) {
   std::memcpy(&y, &rounded, sizeof y);
   return x == x ? y : x + x;  // quiet, so that the upper half alone is still a NaN
 }
-INGOT_INLINE Vec<double> round_bf16(Vec<double> x) { return x; }
-INGOT_INLINE float round_bf16(float x) {
+INGOT_SIMD_INLINE Vec<double> round_bf16(Vec<double> x) { return x; }
+INGOT_SIMD_INLINE float round_bf16(float x) {
   uint32_t u;
   std::memcpy(&u, &x, 4);
   u = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
@@ -29,10 +27,10 @@ INGOT_INLINE float round_bf16(float x) {
   std::memcpy(&y, &u, 4);
   return x == x ? y : x + x;
 }
-INGOT_INLINE double round_bf16(double x) { return x; }
+INGOT_SIMD_INLINE double round_bf16(double x) { return x; }
 
 // Transposes a square of registers by exchanging ever larger blocks.
-template <class T, int S> INGOT_INLINE void exchange(Vec<T> (&r)[kLanes<T>]) {
+template <class T, int S> INGOT_SIMD_INLINE void exchange(Vec<T> (&r)[kLanes<T>]) {
   constexpr int L = kLanes<T>;
   if constexpr (S < L) {
     Vec<typename IndexOf<T>::type> low{}, high{};
@@ -52,7 +50,7 @@ template <class T, int S> INGOT_INLINE void exchange(Vec<T> (&r)[kLanes<T>]) {
 }
 
 // Words of two bf16, the first in the low half.
-INGOT_INLINE Vec<float> word_of(Vec<float> first, Vec<float> second) {
+INGOT_SIMD_INLINE Vec<float> word_of(Vec<float> first, Vec<float> second) {
 #if defined(__AVX512BF16__)
   typedef int16_t Halves __attribute__((vector_size(64)));
   Halves order{};
@@ -72,7 +70,7 @@ INGOT_INLINE Vec<float> word_of(Vec<float> first, Vec<float> second) {
 #endif
 }
 // The words of 2 * kLanes numbers along memory, of which n exist.
-INGOT_INLINE Vec<float> words_along(const float* x, int64_t n) {
+INGOT_SIMD_INLINE Vec<float> words_along(const float* x, int64_t n) {
   constexpr int L = kLanes<float>;
   const Vec<float> low = n >= L ? load(x) : load_tail(x, n);
   const Vec<float> high = n >= 2 * L ? load(x + L) : n > L ? load_tail(x + L, n - L) : Vec<float>{};

@@ -21,9 +21,7 @@ typedef int8_t ByteLanes __attribute__((vector_size(L)));
 typedef uint8_t CodeLanes __attribute__((vector_size(L)));
 typedef uint16_t HalfLanes __attribute__((vector_size(L * 2)));
 
-#define INGOT_INLINE static inline __attribute__((always_inline))
-
-INGOT_INLINE V as_float(Vec<int32_t> bits) {
+INGOT_SIMD_INLINE V as_float(Vec<int32_t> bits) {
   V v;
   std::memcpy(&v, &bits, sizeof v);
   return v;
@@ -31,14 +29,14 @@ INGOT_INLINE V as_float(Vec<int32_t> bits) {
 
 // --- readers: L numbers of a row, from its k-th on
 struct ReadBf16 {
-  INGOT_INLINE V at(const uint16_t* row, int64_t k) {
+  INGOT_SIMD_INLINE V at(const uint16_t* row, int64_t k) {
     HalfLanes h;
     std::memcpy(&h, row + k, sizeof h);
     return as_float(__builtin_convertvector(h, Vec<int32_t>) << 16);
   }
 };
 // The exponent's bias moves from 7 to 127 by an addition; what was subnormal then lies above 2^-7 by half its value.
-INGOT_INLINE V e4m3(Vec<int32_t> code) {
+INGOT_SIMD_INLINE V e4m3(Vec<int32_t> code) {
   const Vec<int32_t> magnitude = code & 0x7f;
   const V normal = as_float((magnitude << 20) + (120 << 23));
   const V value = magnitude < 8 ? (normal - 0x1p-7f) * 2.f : normal;
@@ -46,7 +44,7 @@ INGOT_INLINE V e4m3(Vec<int32_t> code) {
   return magnitude == 0x7f ? as_float(Vec<int32_t>{} + 0x7fc00000) : signed_value;
 }
 struct ReadFp8 {
-  INGOT_INLINE V at(const uint8_t* row, int64_t k) {
+  INGOT_SIMD_INLINE V at(const uint8_t* row, int64_t k) {
     CodeLanes c;
     std::memcpy(&c, row + k, sizeof c);
     return e4m3(__builtin_convertvector(c, Vec<int32_t>));
@@ -57,14 +55,14 @@ struct ReadFp8 {
 struct Block {
   V even[16 / L], odd[16 / L];
 };
-INGOT_INLINE void widen16(Bytes16 b, V* to) {
+INGOT_SIMD_INLINE void widen16(Bytes16 b, V* to) {
   for (int i = 0; i < 16 / L; ++i) {
     ByteLanes part;
     std::memcpy(&part, reinterpret_cast<const char*>(&b) + i * L, sizeof part);
     to[i] = __builtin_convertvector(part, V);
   }
 }
-INGOT_INLINE Block read_block(const uint8_t* bytes) {
+INGOT_SIMD_INLINE Block read_block(const uint8_t* bytes) {
   const Bytes16 twice = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   Codes16 c;
   std::memcpy(&c, bytes, 16);
@@ -165,7 +163,7 @@ struct RowPair {
 typedef Vec<int32_t> W;
 
 // The even and the odd of 2 L words.
-INGOT_INLINE void split_words(const uint8_t* from, W& even, W& odd) {
+INGOT_SIMD_INLINE void split_words(const uint8_t* from, W& even, W& odd) {
   int32_t word[2 * L];
   std::memcpy(word, from, sizeof word);
   W a, b, even_at, odd_at;
@@ -179,7 +177,7 @@ INGOT_INLINE void split_words(const uint8_t* from, W& even, W& odd) {
 struct GranuleBf16 {
   static constexpr int64_t kBytes = 2048;
   // A row's 32 words come from 4 steps; each vector of them has low halves and high halves.
-  INGOT_INLINE void read(const uint8_t* granule, int64_t g, const float*, RowPair& r) {
+  INGOT_SIMD_INLINE void read(const uint8_t* granule, int64_t g, const float*, RowPair& r) {
     alignas(64) uint8_t words[256];
     for (int64_t s = 0; s < 4; ++s) std::memcpy(words + s * 64, granule + s * 512 + g * 64, 64);
     for (int i = 0; i < 32 / L; ++i) {
@@ -194,7 +192,7 @@ struct GranuleBf16 {
 };
 struct GranuleFp8 {
   static constexpr int64_t kBytes = 1024;
-  INGOT_INLINE void read(const uint8_t* granule, int64_t g, const float*, RowPair& r) {
+  INGOT_SIMD_INLINE void read(const uint8_t* granule, int64_t g, const float*, RowPair& r) {
     alignas(64) uint8_t words[128];
     for (int64_t s = 0; s < 2; ++s) std::memcpy(words + s * 64, granule + s * 512 + g * 64, 64);
     for (int i = 0; i < 16 / L; ++i) {
@@ -208,7 +206,7 @@ struct GranuleFp8 {
   }
 };
 // Code c as a float: by a table where a register holds one, else number by number.
-INGOT_INLINE V e2m1(W code) {
+INGOT_SIMD_INLINE V e2m1(W code) {
   constexpr float kValues[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
   if constexpr (L >= 8) {
     V table;
@@ -227,12 +225,12 @@ INGOT_INLINE V e2m1(W code) {
 struct GranuleMxfp4 {
   static constexpr int64_t kBytes = 544;
   // Words come step by step within a lane: two of the first block, two of the second, and so on.
-  INGOT_INLINE V scales(float first, float second) {
+  INGOT_SIMD_INLINE V scales(float first, float second) {
     V v;
     for (int i = 0; i < L; ++i) v[i] = i % 4 < 2 ? first : second;
     return v;
   }
-  INGOT_INLINE void read(const uint8_t* granule, int64_t g, const float* exponents, RowPair& r) {
+  INGOT_SIMD_INLINE void read(const uint8_t* granule, int64_t g, const float* exponents, RowPair& r) {
     const uint8_t* s = granule + 512 + 4 * g;
     const V low = scales(exponents[s[0]], exponents[s[2]]), high = scales(exponents[s[1]], exponents[s[3]]);
     for (int i = 0; i < 16 / L; ++i) {
@@ -249,7 +247,7 @@ struct GranuleMxfp4 {
 
 // G pairs of rows at a time: for one token all of them, so that a band is read from its beginning to its end.
 template <class Read, int T, int G>
-INGOT_INLINE void granule_band(const GranuleDots& a, const uint8_t* band, int64_t first, int t0) {
+INGOT_SIMD_INLINE void granule_band(const GranuleDots& a, const uint8_t* band, int64_t first, int t0) {
   const bool scaled = Read::kBytes == 1024;
   const float* scales = reinterpret_cast<const float*>(band + a.granules * Read::kBytes);
   for (int g0 = 0; g0 < 8; g0 += G) {
@@ -325,20 +323,20 @@ template <class Read> void granule_widen(const GranuleWiden& a) {
 // --- narrowing
 constexpr int kBlock = 32;  // numbers that share an mxfp4 scale
 
-INGOT_INLINE W bits_of(V v) {
+INGOT_SIMD_INLINE W bits_of(V v) {
   W bits;
   std::memcpy(&bits, &v, sizeof bits);
   return bits;
 }
 // Codes without signs of the nearest magnitudes; from the middle between two to the even code.
-INGOT_INLINE W e2m1_nearest(V m) {
+INGOT_SIMD_INLINE W e2m1_nearest(V m) {
   return -((m > 0.25f) + (m >= 0.75f) + (m > 1.25f) + (m >= 1.75f) + (m > 2.5f) + (m >= 3.5f) + (m > 5.f));
 }
 struct Narrowed {
   W code[kBlock / L];
   float error;  // the sum of squares, in units of the scale's square
 };
-INGOT_INLINE Narrowed narrow(const V* x, float inverse) {
+INGOT_SIMD_INLINE Narrowed narrow(const V* x, float inverse) {
   Narrowed n;
   V sum{};
   for (int i = 0; i < kBlock / L; ++i) {

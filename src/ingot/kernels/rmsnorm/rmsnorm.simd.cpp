@@ -10,7 +10,7 @@ constexpr int W = kLanes<float>;
 constexpr int kSums = 4;  // in flight: more than one hides the latency of the additions
 
 // The sum of term(c, count) over [0, n), where term gives the vector that begins at c with `count` live elements.
-template <class Term> static inline __attribute__((always_inline)) float sum_over(int64_t n, Term&& term) {
+template <class Term> INGOT_SIMD_INLINE float sum_over(int64_t n, Term&& term) {
   F sum[kSums] = {};
   int64_t c = 0;
   for (; c + kSums * W <= n; c += kSums * W)
@@ -18,9 +18,6 @@ template <class Term> static inline __attribute__((always_inline)) float sum_ove
     for (int i = 0; i < kSums; ++i) sum[i] += term(c + i * W, W);
   for (; c < n; c += W) sum[0] += term(c, n - c);
   return reduce_add<float>((sum[0] + sum[1]) + (sum[2] + sum[3]));
-}
-static inline __attribute__((always_inline)) F load_some(const float* p, int64_t n) {
-  return n >= W ? load(p) : load_tail(p, n);
 }
 }  // namespace
 
@@ -47,19 +44,13 @@ void rmsnorm_backward_row(const detail::RmsNormBackwardRow<float>& r) {
     const F s = load_some(r.s + c, count);
     if (r.dw) {
       const F dw = load_some(r.dw + c, count) + load_some(r.dy + c, count) * (r.scale * r.rstd) * s;
-      if (count >= W)
-        store(r.dw + c, dw);
-      else
-        store_tail(r.dw + c, dw, count);
+      store_some(r.dw + c, dw, count);
     }
     if (!r.dx) continue;
     F ds = (slope(c, count) - s * (r.rstd * mean)) * r.rstd;
     if (r.dsum) ds += load_some(r.dsum + c, count);
     if (r.accumulate) ds += load_some(r.dx + c, count);
-    if (count >= W)
-      store(r.dx + c, ds);
-    else
-      store_tail(r.dx + c, ds, count);
+    store_some(r.dx + c, ds, count);
   }
 }
 

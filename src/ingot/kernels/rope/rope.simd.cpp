@@ -6,21 +6,12 @@ namespace ingot::INGOT_SIMD {
 
 using detail::RopeToken;
 
-#define INGOT_INLINE static inline __attribute__((always_inline))
-
 namespace {
 
 using F = Vec<float>;
 constexpr int W = kLanes<float>;
 
-INGOT_INLINE F load_some(const float* p, int64_t n) { return n >= W ? load(p) : load_tail(p, n); }
-INGOT_INLINE void store_some(float* p, F v, int64_t n) {
-  if (n >= W)
-    store(p, v);
-  else
-    store_tail(p, v, n);
-}
-INGOT_INLINE float dot(const float* a, const float* b, int64_t n) {
+INGOT_SIMD_INLINE float dot(const float* a, const float* b, int64_t n) {
   F sum[2] = {};
   int64_t c = 0;
   for (; c + 2 * W <= n; c += 2 * W) {
@@ -32,7 +23,7 @@ INGOT_INLINE float dot(const float* a, const float* b, int64_t n) {
 }
 
 // y = factor * R x; y may be x.
-INGOT_INLINE void rotate(const RopeToken& t, const float* x, float* y, float factor) {
+INGOT_SIMD_INLINE void rotate(const RopeToken& t, const float* x, float* y, float factor) {
   if (t.interleaved) {
     for (int64_t j = 0; j < t.half; ++j) {
       const float x1 = x[2 * j] * factor, x2 = x[2 * j + 1] * factor, s = t.sign * t.sin[j];
@@ -50,7 +41,7 @@ INGOT_INLINE void rotate(const RopeToken& t, const float* x, float* y, float fac
   }
   for (int64_t c = 2 * t.half; c < t.d; c += W) store_some(y + c, load_some(x + c, t.d - c) * factor, t.d - c);
 }
-INGOT_INLINE float rstd_of(const RopeToken& t, const float* x) {
+INGOT_SIMD_INLINE float rstd_of(const RopeToken& t, const float* x) {
   return t.normalise ? 1 / __builtin_sqrtf(dot(x, x, t.d) / float(t.d) + t.eps) : 1.f;
 }
 

@@ -12,7 +12,7 @@ struct Parts {
   V sigmoid, slope;  // of alpha * gate; slope = sigmoid (1 - sigmoid), accurate in both tails
 };
 
-inline __attribute__((always_inline)) Parts parts(V gate, V up, const detail::GateConstants& k) {
+INGOT_SIMD_INLINE Parts parts(V gate, V up, const detail::GateConstants& k) {
   const V limit = splat(k.limit);
   Parts p;
   // Comparisons with a NaN are false and keep it.
@@ -25,19 +25,16 @@ inline __attribute__((always_inline)) Parts parts(V gate, V up, const detail::Ga
   p.slope = e * inverse * inverse;
   return p;
 }
-// x * s where s = 0 wins over an infinite x.
-inline __attribute__((always_inline)) V product(V x, V s) { return s == V{} ? V{} : x * s; }
 
-inline __attribute__((always_inline)) V forward(V gate, V up, const detail::GateConstants& k) {
+INGOT_SIMD_INLINE V forward(V gate, V up, const detail::GateConstants& k) {
   const Parts p = parts(gate, up, k);
-  return product(p.gate, p.sigmoid) * p.up;
+  return product_or_zero(p.gate, p.sigmoid) * p.up;
 }
-inline __attribute__((always_inline)) void backward(V gate, V up, V dh, const detail::GateConstants& k, V* dgate,
-                                                    V* dup) {
+INGOT_SIMD_INLINE void backward(V gate, V up, V dh, const detail::GateConstants& k, V* dgate, V* dup) {
   const Parts p = parts(gate, up, k);
   const V limit = splat(k.limit);
-  const V dg = dh * p.up * (p.sigmoid + product(p.gate * k.alpha, p.slope));
-  const V du = dh * product(p.gate, p.sigmoid);
+  const V dg = dh * p.up * (p.sigmoid + product_or_zero(p.gate * k.alpha, p.slope));
+  const V du = dh * product_or_zero(p.gate, p.sigmoid);
   *dgate = gate > limit ? V{} : dg;
   *dup = up > limit ? V{} : up < -limit ? V{} : du;
 }

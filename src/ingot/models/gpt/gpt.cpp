@@ -20,7 +20,7 @@ GptCache::GptCache(const GptConfig& config, const LayerProgram& program, int64_t
   INGOT_CHECK(sequences >= 1 && capacity >= 1, "gpt cache: found ", sequences, " sequences of ", capacity,
               " tokens, expected at least 1 of 1");
   const Shape shape{sequences * capacity, config.kv_heads, config.head_dim};
-  const int64_t each = (shape.numel() * size_of(dtype) + 63) / 64 * 64;
+  const int64_t each = Arena::aligned(dtype, shape);
   arena_ = Arena(2 * each * int64_t(program.applications.size()));
   for (size_t i = 0; i < program.applications.size(); ++i) {
     k_.push_back(arena_.take(dtype, shape));

@@ -142,11 +142,6 @@ void orthonormalise(std::vector<double>& m, int64_t count, int64_t length) {
   }
 }
 
-bool ends_with(const std::string& text, const char* end) {
-  const std::string e = end;
-  return text.size() >= e.size() && text.compare(text.size() - e.size(), e.size(), e) == 0;
-}
-
 std::vector<double> initial_values(const GptConfig& c, const Parameter& p, const Rng& rng) {
   const int64_t n = p.shape.numel();
   std::vector<double> v(static_cast<size_t>(n));
@@ -154,7 +149,7 @@ std::vector<double> initial_values(const GptConfig& c, const Parameter& p, const
     for (int64_t i = 0; i < n; ++i) v[size_t(i)] = std * rng.normal(uint64_t(i));
   };
   const auto constant = [&](double x) { std::fill(v.begin(), v.end(), x); };
-  const bool branch_output = ends_with(p.name, "attn.o.weight") || ends_with(p.name, "mlp.down.weight");
+  const bool branch_output = p.name.ends_with("attn.o.weight") || p.name.ends_with("mlp.down.weight");
   if (p.kind == ParameterKind::embedding) {
     normal(c.embed_std);
   } else if (p.kind == ParameterKind::head || p.kind == ParameterKind::matrix) {
@@ -176,9 +171,9 @@ std::vector<double> initial_values(const GptConfig& c, const Parameter& p, const
           for (int64_t k = 0; k < cols; ++k) v[size_t(r * cols + k)] = transposed[size_t(k * rows + r)];
       }
     }
-  } else if (ends_with(p.name, "attn.q_gain")) {
+  } else if (p.name.ends_with("attn.q_gain")) {
     constant(c.qk_gain_init);
-  } else if (ends_with(p.name, "resid_mix")) {
+  } else if (p.name.ends_with("resid_mix")) {
     for (int64_t i = 0; i < n; ++i) v[size_t(i)] = i < n / 2 ? 1 : 0;
   } else if (p.name == "skip_gates") {
     constant(0);

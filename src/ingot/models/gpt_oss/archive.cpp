@@ -51,11 +51,6 @@ std::vector<int64_t> sizes_of(const Shape& s) { return {s.dim, s.dim + s.rank}; 
 std::vector<int64_t> sizes_of(int64_t experts, int64_t rows, int64_t cols) {
   return experts > 0 ? std::vector{experts, rows, cols} : std::vector{rows, cols};
 }
-std::string text_of(const std::vector<int64_t>& shape) {
-  std::string text = "(";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + ")";
-}
 int64_t granules_bytes(WeightFormat f, int64_t experts, int64_t rows, int64_t cols) {
   return std::max<int64_t>(1, experts) * granule_bands(rows) * band_bytes(f, cols);
 }
@@ -249,8 +244,8 @@ struct Finder {
     const ArchiveEntry* e = file.find(name);
     if (e == nullptr) fail(ErrorCode::bad_data, file.path(), ": blob \"", name, "\" is missing");
     if (e->shape != shape)
-      fail(ErrorCode::bad_data, file.path(), ": blob \"", name, "\": found shape ", text_of(e->shape), ", expected ",
-           text_of(shape));
+      fail(ErrorCode::bad_data, file.path(), ": blob \"", name, "\": found shape ", shape_text(e->shape), ", expected ",
+           shape_text(shape));
     if (e->layout != layout)
       fail(ErrorCode::bad_data, file.path(), ": blob \"", name, "\": found layout \"", e->layout.substr(0, 40),
            "\", expected ", layout);

@@ -10,7 +10,6 @@ int64_t ring_rows_of(const GptOssConfig& c, int64_t capacity, int64_t batch) {
 }
 // A conversation goes on with somebody else's turn where an answer had begun: a little before the place it began at.
 constexpr int64_t kStepsBack = 8;
-int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
@@ -18,7 +17,7 @@ int64_t GptOssCache::bytes(const GptOssConfig& c, int64_t layers, int64_t capaci
   int64_t total = 0;
   for (int64_t l = 0; l < layers; ++l) {
     const int64_t rows = c.sliding[size_t(l)] ? ring_rows_of(c, capacity, batch) : capacity;
-    total += 2 * aligned(rows * c.kv_width() * 4);
+    total += 2 * Arena::aligned(rows * c.kv_width() * 4);
   }
   return total;
 }

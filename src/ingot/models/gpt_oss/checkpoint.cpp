@@ -34,12 +34,6 @@ constexpr uint8_t kNanScale = 255;
 
 // --- what has to be read -----------------------------------------------------------------------------------------
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "(";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + ")";
-}
-
 // Goes through every tensor of the model once.
 class Layout : public CheckpointLayout {
  public:
@@ -117,7 +111,7 @@ class Layout : public CheckpointLayout {
   }
   Tensor take(DType dtype, Shape shape) {
     // Bounded: a config may ask for more than 64 bits can count, of tensors that will turn out to be missing.
-    bytes = std::min(bytes + (shape.numel() * size_of(dtype) + 63) / 64 * 64, int64_t(1) << 60);
+    bytes = std::min(bytes + Arena::aligned(dtype, shape), int64_t(1) << 60);
     return arena_ != nullptr ? arena_->take(dtype, shape) : Tensor(nullptr, dtype, shape);
   }
   void add(const StoredTensor* from, const Tensor& to, int64_t offset, Change change) {

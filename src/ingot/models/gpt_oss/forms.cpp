@@ -19,7 +19,6 @@ template <class Visit> void visit_changed(GptOssWeights& w, const GptOssComponen
   one(w.head, f.head);
 }
 
-int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 int64_t experts_of(const WeightMatrix& m) { return m.is_bank() ? m.data.size(0) : 1; }
 
 WeightMatrix narrowed(const WeightMatrix& from, WeightFormat f, Arena& arena) {
@@ -50,7 +49,8 @@ GptOssWeights with_components(const GptOssWeights& w, const GptOssComponents& fo
     if (f == WeightFormat::mxfp4 && m.cols() % kMxBlock != 0)
       fail(ErrorCode::unsupported, "found rows of ", m.cols(), " numbers, expected a multiple of ", kMxBlock,
            " for mxfp4");
-    bytes += aligned(weight_bytes(f, experts_of(m) * m.rows(), m.cols())) + 64;  // data and scales are aligned apart
+    bytes += Arena::aligned(weight_bytes(f, experts_of(m) * m.rows(), m.cols())) +
+             Arena::kAlign;  // data and scales are aligned apart
   });
   require_memory(bytes, "the model in another form");
   out.arena = Arena(bytes);

@@ -47,7 +47,7 @@ Tensor head_rows(const Tensor& t, int64_t n) { return t.slice(0, 0, n); }
 int64_t GptOss::workspace_bytes(const GptOssConfig& config, const GptOssOptions& options) {
   int64_t total = 0;
   const Buffers counted(config, options.batch, positions_of(config, options), [&](DType dtype, Shape shape) {
-    total += (shape.numel() * size_of(dtype) + 63) / 64 * 64;
+    total += Arena::aligned(dtype, shape);
     return Tensor(nullptr, dtype, shape);
   });
   return total;
