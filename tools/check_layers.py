@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 
-ORDER = ["core", "io", "text", "data", "gpu", "kernels", "megakernel", "models", "engines", "apps"]
+ORDER = ["core", "io", "text", "data", "gpu", "kernels", "models", "engines", "apps"]
 RANK = {name: i for i, name in enumerate(ORDER)}
 MODEL_NAMES = re.compile(r"\b(gpt_oss|gpt2|GptOss|golf|nano)\b")
 
@@ -14,6 +14,8 @@ MODEL_NAMES = re.compile(r"\b(gpt_oss|gpt2|GptOss|golf|nano)\b")
 def problems_of(path, root):
     relative = path.relative_to(root)
     layer = relative.parts[0]
+    if layer not in RANK and layer != "testing":
+        yield f"{path}: found the folder {layer}/, expected one of {', '.join(ORDER)} or testing"
     is_test = path.name.split(".")[-2:-1] in (["test"], ["bench"], ["fuzz"])
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         where = f"{path}:{number}"
@@ -32,10 +34,10 @@ def problems_of(path, root):
                 yield f"{where}: a source file is included; include its header"
         if re.match(r"\s*#include <(torch|ATen|c10)/", line):
             yield f"{where}: torch belongs in bindings/python"
-        if layer in ("kernels", "megakernel") and MODEL_NAMES.search(line):
+        if layer == "kernels" and MODEL_NAMES.search(line):
             yield f"{where}: {layer}/ may not name a model"
         # An empty template emits nothing: it only keeps the compiler from removing what is timed.
-        if layer != "gpu" and re.search(r"\basm\s*(volatile)?\s*\((?!\"\")", line):
+        if relative.parts[:2] != ("gpu", "ptx") and re.search(r"\basm\s*(volatile)?\s*\((?!\"\")", line):
             yield f"{where}: inline assembly belongs in gpu/ptx"
 
 
