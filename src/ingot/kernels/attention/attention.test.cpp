@@ -213,8 +213,8 @@ TEST(Attention, Fp32MatchesFp64ForwardAndBackward) {
     };
     near("out", got.out, want.out, p * 4);  // |v| <= 4.5
     near("lse", got.lse, want.lse, p);
-    // ds = p (dout . v - delta) is a difference of sums of dv products; dk and dv add up to n rows.
-    const double ds = p * std::sqrt(double(c.dv)) * 8, rows = 2 + 0.25 * std::sqrt(n);
+    // ds = p (dout . v - delta) is a difference of sums of dv products of size 1; dk and dv add up to n rows.
+    const double ds = p * std::sqrt(double(c.dv)), rows = 2 + 0.25 * std::sqrt(n);
     near("dq", got.dq, want.dq, ds * 4);
     near("dk", got.dk, want.dk, ds * 4 * rows);
     near("dv", got.dv, want.dv, p * 4 * rows);

@@ -101,7 +101,8 @@ void run(const Bank& s, DType dtype, Muon m, double tolerance) {
   }
   const auto result = testing::compare(p, want_p, tolerance, 0);
   EXPECT_TRUE(result.ok) << s.count << "x" << s.rows << "x" << s.cols << ": " << result.message;
-  EXPECT_TRUE(testing::compare(momentum, want_m, 0.1 * tolerance, 4 * testing::roundoff(dtype)).ok);
+  const double unit = testing::roundoff(dtype);  // two products and a sum of numbers below 0.1
+  EXPECT_TRUE(testing::compare(momentum, want_m, 0.1 * unit, 3 * unit).ok);
   EXPECT_EQ(values(g), g0);
   EXPECT_TRUE(p.guards_intact() && momentum.guards_intact() && workspace.guards_intact());
 }
@@ -121,8 +122,8 @@ TEST(muon, follows_the_formula_in_f64) {
 }
 TEST(muon, f32_stays_near_the_formula) {
   // A step multiplies an error by |a| + 3 |b| + 5 |c| < 30 at most for singular values below 1, in practice by the
-  // polynomial's slope of 3.4 near 0: 5 steps from 6e-8 times sqrt(terms) stay below 1e-3; times lr.
-  for (const Bank& s : kBanks) run(s, DType::f32, {.lr = 0.1, .weight_decay = 0.3}, 1e-4);
+  // polynomial's slope of 3.4 near 0: 5 steps from 6e-8 times sqrt(terms) stay below 3e-4; times lr.
+  for (const Bank& s : kBanks) run(s, DType::f32, {.lr = 0.1, .weight_decay = 0.3}, 3e-5);
 }
 TEST(muon, other_coefficients_and_numbers_of_steps_follow_the_formula) {
   for (int steps : {0, 1, 2, 6})
