@@ -189,6 +189,23 @@ class FusedMLP(_Direct):
                 p.requires_grad_(any(trains.get(source, False) for source in _SOURCES[name]))
         return self.train(model.training)
 
+    def to_sequential(self):
+        """The way back: an nn.Sequential of Linears and activations with copies of the weights, a weight norm folded into them."""
+        make = _MODULE_OF_ACTIVATION.get(self.activation)
+        if make is None:
+            raise ValueError(f"FusedMLP.to_sequential: activation: found {self.activation!r}, expected one that torch.nn has")
+        modules = []
+        for layer in self.layers:
+            state = {name: p.detach() for name, p in layer.named_parameters()}
+            _match_weight_norm(state, "", False)
+            out_features, in_features = state["weight"].shape
+            linear = nn.Linear(in_features, out_features, bias=self.bias, device=state["weight"].device, dtype=state["weight"].dtype)
+            linear.load_state_dict(state)
+            for name, p in linear.named_parameters():
+                p.requires_grad_(getattr(layer, name).requires_grad)
+            modules += [linear, make()]
+        return nn.Sequential(*(modules if self.activate_last else modules[:-1])).train(self.training)
+
     def _load_from_state_dict(self, state_dict, prefix, *rest):
         own = f"{prefix}layers."
         keys = [k for k in state_dict if k.startswith(prefix)]
@@ -208,6 +225,9 @@ _ACTIVATION_MODULES = {
     nn.Identity: "identity", nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.Softplus: "softplus",
     nn.LeakyReLU: "leaky_relu", nn.GELU: "gelu",
 }
+
+
+_MODULE_OF_ACTIVATION = {name: module for module, name in _ACTIVATION_MODULES.items()} | {"gelu_tanh": lambda: nn.GELU("tanh")}
 
 
 def activation_name(module):

@@ -176,6 +176,23 @@ def test_from_sequential_keeps_what_trains_and_the_mode(device):
         assert held == {"layers.1.weight", "layers.0.bias"} and not ours.training
 
 
+def test_to_sequential_is_the_way_back(device):
+    x = torch.randn(11, 16, device=device)
+    for options in ({"activation": "silu"}, {"weight_norm": True, "bias": False}, {"activation": "gelu_tanh", "activate_last": True},
+                    {"num_layers": 1, "activation": "relu"}):
+        ours = ingot.nn.FusedMLP(16, 32, 8, device=device, **options).eval()
+        with torch.no_grad():
+            for p in ours.parameters():
+                p.mul_(torch.rand_like(p) + 0.5)
+        next(ours.parameters()).requires_grad_(False)
+        back = ours.to_sequential()
+        torch.testing.assert_close(back(x), ours(x), rtol=1e-4, atol=1e-5)
+        assert not back.training and [p.requires_grad for p in back[0].parameters()] == [False, True][:1 + ours.bias]
+        torch.testing.assert_close(ingot.nn.FusedMLP.from_sequential(back)(x), ours(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="to_sequential: activation: found 'relu_squared'"):
+        ingot.nn.FusedMLP(16, 32, 8, activation="relu_squared").to_sequential()
+
+
 def test_loads_both_styles_of_weight_norm(device):
     x = torch.randn(11, 16, device=device)
     styles = [nn.utils.parametrizations.weight_norm]
