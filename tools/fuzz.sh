@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+known=$(find src -name '*.fuzz.cpp' | sed 's,.*/\(.*\)\.fuzz\.cpp$,\1,' | sort | xargs)
 seconds=60 replay=no targets=()
 for argument in "$@"; do
   case $argument in
@@ -12,7 +13,9 @@ for argument in "$@"; do
     -h | --help) echo "usage: ./run fuzz [SECONDS] [--replay] [TARGET...]"; exit 0 ;;
     [0-9]*) seconds=$argument ;;
     -*) echo "fuzz: unknown option $argument" >&2; exit 2 ;;
-    *) targets+=("$argument") ;;
+    *)
+      case " $known " in *" $argument "*) ;; *) echo "fuzz: found the target '$argument', expected one of $known" >&2; exit 2 ;; esac
+      targets+=("$argument") ;;
   esac
 done
 
@@ -34,7 +37,7 @@ ninja -C "$build" --quiet fuzz
 
 findings=$PWD/build/fuzz/findings
 mkdir -p "$findings"
-[ ${#targets[@]} -gt 0 ] || for source in $(find src -name '*.fuzz.cpp' | sort); do targets+=("$(basename "$source" .fuzz.cpp)"); done
+[ ${#targets[@]} -gt 0 ] || read -ra targets <<<"$known"
 failed=()
 for target in "${targets[@]}"; do
   printf '%-14s' "$target"

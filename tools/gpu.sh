@@ -65,7 +65,7 @@ sass_counts() {
 
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm rope gate mlp python sanitize)
-nvidia-smi -L || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
+nvidia-smi -L 2>/dev/null || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
 origin=()
 [ ! -f "$origins/MGRrmsnorm/src/rmsnorm_kernel.cu" ] || origin=(--origin "$origins/MGRrmsnorm/src")
 liger=${INGOT_LIGER:-$(find .whl -name 'liger_kernel*.whl' 2>/dev/null | head -n 1)}
