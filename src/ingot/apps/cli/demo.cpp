@@ -100,7 +100,8 @@ class Demo {
     create_directories(o_.out);
     // Only what an earlier demo left may be removed.
     if (exists(run_directory())) {
-      if (!exists(join_path(run_directory(), "log.jsonl")))
+      const auto holds = [&](const char* name) { return exists(join_path(run_directory(), name)); };
+      if (!holds("log.jsonl") && !holds(".lock"))  // the lock is what a run has first
         fail(ErrorCode::usage, run_directory(),
              ": found a directory that is not a run, expected none or an earlier demo's");
       const Lock nobody_else(run_directory());  // a demo that still runs here keeps its directory
