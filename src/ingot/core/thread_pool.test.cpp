@@ -1,17 +1,13 @@
 #include "ingot/core/thread_pool.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "ingot/core/check.h"
+#include "ingot/testing/child_process.h"
 
 namespace ingot {
 namespace {
@@ -62,18 +58,6 @@ TEST(thread_pool, runs_that_follow_each_other_at_once_do_every_task_once_however
 
 // Sanitizers neither run threads in a forked child nor live with less memory.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-// The exit status of a child process that runs `body`; it is killed where it takes longer than `seconds`.
-int status_of_child(unsigned seconds, const std::function<int()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(seconds);
-    ::_exit(body());
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return status;
-}
-
 TEST(thread_pool, a_forked_child_has_threads_of_its_own) {
   const int before = thread_count();
   set_thread_count(3);
@@ -83,7 +67,7 @@ TEST(thread_pool, a_forked_child_has_threads_of_its_own) {
     return sum.load();
   };
   EXPECT_EQ(sum_of_tasks(), 999 * 1000 / 2);  // the parent's pool is there
-  const int status = status_of_child(60, [&] { return sum_of_tasks() == 999 * 1000 / 2 ? 0 : 1; });
+  const int status = testing::status_of_child(60, [&] { return sum_of_tasks() == 999 * 1000 / 2 ? 0 : 1; });
   EXPECT_TRUE(WIFEXITED(status)) << "the child waited for threads that it does not have";
   EXPECT_EQ(status, 0);
   EXPECT_EQ(sum_of_tasks(), 999 * 1000 / 2);
@@ -91,15 +75,8 @@ TEST(thread_pool, a_forked_child_has_threads_of_its_own) {
 }
 
 TEST(thread_pool, threads_that_the_system_refuses_are_an_error_and_fewer_still_work) {
-  const int status = status_of_child(60, [] {
-    int64_t pages = 0;
-    if (FILE* f = std::fopen("/proc/self/statm", "r")) {
-      if (std::fscanf(f, "%ld", &pages) != 1) pages = 0;
-      std::fclose(f);
-    }
-    const auto bytes = rlim_t(pages * ::sysconf(_SC_PAGESIZE) + (int64_t(64) << 20));  // stacks take 8 MB each
-    const rlimit limit{bytes, bytes};
-    ::setrlimit(RLIMIT_AS, &limit);
+  const int status = testing::status_of_child(60, [] {
+    testing::leave_memory(int64_t(64) << 20);
     std::atomic<int> count{0};
     const auto body = [&](int64_t) { ++count; };
     for (int attempt = 0; attempt < 2; ++attempt) {

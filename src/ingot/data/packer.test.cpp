@@ -1,17 +1,21 @@
 #include "ingot/data/packer.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "ingot/core/rng.h"
 #include "ingot/data/prefetch.h"
 #include "ingot/io/file.h"
+#include "ingot/testing/child_process.h"
 #include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
@@ -279,6 +283,24 @@ TEST(prefetch, stops_at_once_when_it_is_full_idle_or_failed) {
     EXPECT_LE(made, 4);
   }
 }
+
+// Sanitizers neither run threads in a forked child nor live with less memory.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+TEST(prefetch, a_thread_that_the_system_refuses_is_an_error_and_signals_stay_as_they_were) {
+  const int result = testing::status_of_child(60, [] {
+    testing::leave_memory(int64_t(64) << 20);
+    int status = 1;
+    std::vector<std::unique_ptr<Prefetch>> held;
+    try {
+      for (int i = 0; i < 100; ++i) held.push_back(std::make_unique<Prefetch>([](int64_t, Batch&) {}, 0, 1));
+    } catch (const Error& e) { status = e.code == ErrorCode::io ? 0 : 2; }
+    sigset_t blocked;
+    ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    return ::sigismember(&blocked, SIGINT) ? 3 : status;
+  });
+  EXPECT_EQ(result, 0);
+}
+#endif
 
 }  // namespace
 }  // namespace ingot

@@ -2,6 +2,9 @@
 
 #include <signal.h>
 
+#include <string>
+#include <system_error>
+
 namespace ingot {
 
 Prefetch::Prefetch(std::function<void(int64_t, Batch&)> make, int64_t first, int ahead) : make_(std::move(make)) {
@@ -11,8 +14,12 @@ Prefetch::Prefetch(std::function<void(int64_t, Batch&)> make, int64_t first, int
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this, first] { run(first); });
+  std::string refused;
+  try {
+    thread_ = std::thread([this, first] { run(first); });
+  } catch (const std::system_error& e) { refused = e.what(); }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!thread_.joinable()) fail(ErrorCode::io, "prefetch: found no room for a thread (", refused, ")");
 }
 
 Prefetch::Prefetch(std::shared_ptr<const Packer> packer, int64_t first, int ahead)
