@@ -1,73 +1,103 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/mlp/mlp_backward.h"
 
 namespace ingot::cuda {
 namespace {
 
-// The same, with values in the workspace and what is left of that.
-MlpBackward with_values_ahead(const MlpBackward& m) {
-  const int64_t bytes = mlp_backward_values_bytes(m);
-  MlpBackward then = m;
-  then.saved = Tensor(m.workspace.data, m.x.dtype, {bytes / size_of(m.x.dtype)}, m.x.device);
-  then.workspace =
+// What takes so many bytes of x's type at the start of the workspace, which is what follows then.
+Tensor take_ahead(MlpBackward& m, int64_t bytes) {
+  const Tensor taken(m.workspace.data, m.x.dtype, {bytes / size_of(m.x.dtype)}, m.x.device);
+  m.workspace =
       Tensor(static_cast<char*>(m.workspace.data) + bytes, DType::u8, {m.workspace.numel() - bytes}, m.x.device);
-  return then;
+  return taken;
 }
 
-// --- fp32 values, rounded
+// --- values of what was kept: rounded, or, where that is what was before the activation, formed from it, and slopes
 
-constexpr int kRoundThreads = 256, kRoundAtOnce = 4;  // of 8 values each
-constexpr int64_t kRoundBlock = kRoundThreads * kRoundAtOnce;
+constexpr int kFormThreads = 256, kFormAtOnce = 4;  // of 8 values each
+constexpr int64_t kFormBlock = kFormThreads * kFormAtOnce;
 
-struct RoundArguments {
+struct FormArguments {
   struct {
-    const float4* from;
-    uint4* to;
+    const void* from;
+    uint4 *value, *slope;
     int64_t eights;
   } layer[kMlpMaxLayers];
 };
-__host__ __device__ constexpr int64_t round_blocks(int64_t eights) { return (eights + kRoundBlock - 1) / kRoundBlock; }
+__host__ __device__ constexpr int64_t form_blocks(int64_t eights) { return (eights + kFormBlock - 1) / kFormBlock; }
 
-// The last rows first: those the forward pass has stored last, and L2 may still have them.
-template <class T> __global__ void __launch_bounds__(kRoundThreads) round_kernel(RoundArguments a) {
+__device__ __forceinline__ void load_eight(float (&v)[8], const float* from) {
+  const float4* const at = reinterpret_cast<const float4*>(from);
+  const float4 low = __ldcs(at), high = __ldcs(at + 1);
+  v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+}
+template <class T> __device__ __forceinline__ void load_eight(float (&v)[8], const T* from) {
+  const uint4 word = __ldcs(reinterpret_cast<const uint4*>(from));
+  ptx::unpack(T{}, word.x, v[0], v[1]), ptx::unpack(T{}, word.y, v[2], v[3]);
+  ptx::unpack(T{}, word.z, v[4], v[5]), ptx::unpack(T{}, word.w, v[6], v[7]);
+}
+template <class T, class Of> __device__ __forceinline__ uint4 packed(const float (&v)[8], Of&& of) {
+  return make_uint4(ptx::pack(T{}, of(v[0]), of(v[1])), ptx::pack(T{}, of(v[2]), of(v[3])),
+                    ptx::pack(T{}, of(v[4]), of(v[5])), ptx::pack(T{}, of(v[6]), of(v[7])));
+}
+
+// The last rows first: those the forward pass has stored last, and L2 may still have them. F: the activation where what
+// was kept is its argument; otherwise values are rounded, and there are no slopes.
+template <class From, class T, class F> __global__ void __launch_bounds__(kFormThreads) form_kernel(FormArguments a) {
   ptx::wait_for_earlier_kernels();
   ptx::let_next_kernel_start();
   int64_t block = gridDim.x - 1 - blockIdx.x;
   int l = 0;
 #pragma unroll 1
-  while (block >= round_blocks(a.layer[l].eights)) block -= round_blocks(a.layer[l++].eights);
+  while (block >= form_blocks(a.layer[l].eights)) block -= form_blocks(a.layer[l++].eights);
   const auto& at = a.layer[l];
-  const int64_t first = block * kRoundBlock + threadIdx.x;
-  float4 v[kRoundAtOnce][2];
+  const int64_t first = block * kFormBlock + threadIdx.x;
+  float v[kFormAtOnce][8];
 #pragma unroll
-  for (int i = 0; i < kRoundAtOnce; ++i) {
-    const int64_t eight = first + i * kRoundThreads;
-    if (eight < at.eights) v[i][0] = __ldcs(at.from + 2 * eight), v[i][1] = __ldcs(at.from + 2 * eight + 1);
+  for (int i = 0; i < kFormAtOnce; ++i) {
+    const int64_t eight = first + i * kFormThreads;
+    if (eight < at.eights) load_eight(v[i], static_cast<const From*>(at.from) + 8 * eight);
   }
 #pragma unroll
-  for (int i = 0; i < kRoundAtOnce; ++i) {
-    const int64_t eight = first + i * kRoundThreads;
-    if (eight < at.eights)
-      at.to[eight] = make_uint4(ptx::pack(T{}, v[i][0].x, v[i][0].y), ptx::pack(T{}, v[i][0].z, v[i][0].w),
-                                ptx::pack(T{}, v[i][1].x, v[i][1].y), ptx::pack(T{}, v[i][1].z, v[i][1].w));
+  for (int i = 0; i < kFormAtOnce; ++i) {
+    const int64_t eight = first + i * kFormThreads;
+    if (eight >= at.eights) continue;
+    at.value[eight] = packed<T>(v[i], [](float z) { return act_value_from_saved<F, T>(z); });
+    if constexpr (!has_slope_from_value<F>)
+      at.slope[eight] = packed<T>(v[i], [](float z) { return act_slope<F, T>(z); });
   }
 }
 
-void round_values(const MlpBackward& m, const MlpBackward& then, Stream stream) {
-  RoundArguments a{};
+template <class From, class T, class F>
+void form_of_kept(const MlpBackward& m, const MlpBackward& then, const Tensor& slopes, Stream stream) {
+  FormArguments a{};
   int64_t blocks = 0;
-  const float* kept = static_cast<const float*>(m.saved.data);
+  const From* kept = static_cast<const From*>(m.saved.data);
   for (int l = 0; l < mlp_backward_values(m); ++l) {
     const Tensor to = mlp_layer_part(then, then.saved, size_t(l));
-    a.layer[l] = {
-        .from = reinterpret_cast<const float4*>(kept), .to = static_cast<uint4*>(to.data), .eights = to.numel() / 8};
-    blocks += round_blocks(a.layer[l].eights);
+    uint4* const slope = slopes ? static_cast<uint4*>(mlp_layer_part(then, slopes, size_t(l)).data) : nullptr;
+    a.layer[l] = {.from = kept, .value = static_cast<uint4*>(to.data), .slope = slope, .eights = to.numel() / 8};
+    blocks += form_blocks(a.layer[l].eights);
     kept += to.numel();
   }
-  gpu::launch("mlp_backward: values in 16 bits", m.x.dtype == DType::f16 ? round_kernel<f16> : round_kernel<bf16>,
-              {.grid = blocks, .block = kRoundThreads, .overlap = true, .device = m.x.device.index}, stream, a);
+  gpu::launch("mlp_backward: values in 16 bits", form_kernel<From, T, F>,
+              {.grid = blocks, .block = kFormThreads, .overlap = true, .device = m.x.device.index}, stream, a);
+}
+void round_values(const MlpBackward& m, const MlpBackward& then, Stream stream) {
+  m.x.dtype == DType::f16 ? form_of_kept<float, f16, Identity>(m, then, {}, stream)
+                          : form_of_kept<float, bf16, Identity>(m, then, {}, stream);
+}
+template <class T>
+void form_slopes(const MlpBackward& m, const MlpBackward& then, const Tensor& slopes, Stream stream) {
+  with_activation(m.act, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (!has_slope_from_value<F>)
+      m.saved.dtype == DType::f32 ? form_of_kept<float, T, F>(m, then, slopes, stream)
+                                  : form_of_kept<T, T, F>(m, then, slopes, stream);
+  });
 }
 
 // --- values of nothing but x: the forward pass as far as the last of them, which is also the result
@@ -86,11 +116,13 @@ void run_forward(const MlpBackward& then, Stream stream) {
 }  // namespace
 
 // Tensor copies count rows in 31 bits.
-bool mlp_backward_is_fast(const MlpBackward& m, int widest) {
+bool mlp_backward_has_fast_shape(const MlpBackward& m, int widest) {
   if (m.x.dtype != DType::f16 && m.x.dtype != DType::bf16) return false;
   if (m.layers.empty() || m.layers.size() > size_t(kMlpMaxLayers) || mlp_widest(m) > widest) return false;
-  if (m.x.rows() > int64_t(1) << 30) return false;
-  return mlp_backward_values(m) == 0 || slope_follows_from_value(m.act);
+  return m.x.rows() <= int64_t(1) << 30;
+}
+bool mlp_backward_is_fast(const MlpBackward& m, int widest) {
+  return mlp_backward_has_fast_shape(m, widest) && (mlp_backward_values(m) == 0 || slope_follows_from_value(m.act));
 }
 
 int mlp_backward_values(const MlpBackward& m) { return int(m.layers.size()) - (m.activate_last ? 0 : 1); }
@@ -110,9 +142,18 @@ int64_t mlp_backward_values_bytes(const MlpBackward& m) {
   return (values * size_of(m.x.dtype) + 255) / 256 * 256;
 }
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream) {
-  const MlpBackward then = with_values_ahead(m);
+  MlpBackward then = m;
+  then.saved = take_ahead(then, mlp_backward_values_bytes(m));
   m.saved ? round_values(m, then, stream) : run_forward(then, stream);
   return then;
+}
+MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream) {
+  MlpFormedSlopes formed{.m = m};
+  formed.m.saved = take_ahead(formed.m, mlp_backward_values_bytes(m));
+  formed.slopes = take_ahead(formed.m, mlp_backward_values_bytes(m));
+  m.x.dtype == DType::f16 ? form_slopes<f16>(m, formed.m, formed.slopes, stream)
+                          : form_slopes<bf16>(m, formed.m, formed.slopes, stream);
+  return formed;
 }
 
 std::optional<SlopeFormula> slope_of(Act act) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/kernels/activation/activation.cuh"
@@ -59,6 +60,22 @@ __device__ __forceinline__ void slopes_at(uint32_t h, const float (&number)[3], 
     else
       slope[e] = fmaf(fmaf(number[2], at[e], number[1]), at[e], number[0]);
   }
+}
+
+// A counter of blocks, below a mark. The workspace holds anything at the start, so the first to come puts the mark
+// there, of 16-bit values that no arithmetic gives (each a NaN with a payload of its own); the last to leave sets the
+// count to 0 again. One thread of a block each.
+constexpr uint64_t kMark = 0xffa5'7fd3'ff96'0000, kCount = 0xffff;
+__device__ inline void mark_counter(uint64_t* counter) {
+  for (uint64_t seen = ptx::load_acquire(counter); (seen & ~kCount) != kMark;) {
+    const uint64_t before = ptx::compare_exchange_relaxed(counter, seen, kMark);
+    if (before == seen) break;
+    seen = before;
+  }
+}
+// When `most` have arrived, this one the last, all have seen what they waited for.
+__device__ inline void leave_counter(uint64_t* counter, uint32_t most) {
+  if ((ptx::fetch_add_relaxed(counter, 1) & kCount) == most - 1) ptx::store_release(counter, kMark);
 }
 
 }  // namespace ingot::cuda

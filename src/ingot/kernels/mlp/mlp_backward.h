@@ -11,7 +11,9 @@
 
 namespace ingot::cuda {
 
-// Whether type, depth, widths, rows and activation are such that these forms work on them; they differ in the width.
+// Whether type, depth, widths and rows are such that these forms work on them; they differ in the width. And whether
+// slopes follow from values, too.
+bool mlp_backward_has_fast_shape(const MlpBackward& m, int widest);
 bool mlp_backward_is_fast(const MlpBackward& m, int widest);
 // Layers whose values the slopes need.
 int mlp_backward_values(const MlpBackward& m);
@@ -24,6 +26,13 @@ Tensor mlp_layer_part(const MlpBackward& m, const Tensor& all, size_t l);
 bool mlp_backward_has_values(const MlpBackward& m);
 int64_t mlp_backward_values_bytes(const MlpBackward& m);
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream);
+// Where what was kept is the activation's argument, one launch forms values and slopes of it, in x's type, at the start
+// of the workspace, mlp_backward_values_bytes() each. Slopes lie as values do.
+struct MlpFormedSlopes {
+  MlpBackward m;  // with the values, and the rest of the workspace
+  Tensor slopes;
+};
+MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream);
 
 // How a slope follows from a value h: of softplus by its exponential, of others as h > 0 ? number[0] : number[1] or as
 // number[0] + h (number[1] + h number[2]).

@@ -60,11 +60,6 @@ constexpr uint32_t kDzSlots = 4, kHSlots = 6;
 enum NamedBarrier : uint32_t { kChain = 1, kDw, kPartsThere };
 constexpr int kFirstUnits = 2;  // asked for at once; the others when W is there, so that W does not wait for them
 
-// A layer's counter: its blocks whose parts are there, then those that have seen all of them. The workspace holds
-// anything at the start, so the first to come puts a mark above the count, of 16-bit values that no arithmetic gives
-// (each a NaN with a payload of its own); the last to leave sets the count to 0.
-constexpr uint64_t kMark = 0xffa5'7fd3'ff96'0000, kCount = 0xffff;
-
 struct NoSlope {};  // in the place of an activation: below the lowest layer lies dx
 
 struct Arguments {
@@ -72,7 +67,7 @@ struct Arguments {
   int layers = 0, cluster = 1;
   bool entry = false;  // the first block of a cluster forms dz_L = dy . f' of an activated last layer
   float* partial = nullptr;
-  uint64_t* counter = nullptr;                       // of each layer, with kAddsUp
+  uint64_t* counter = nullptr;                       // of each layer, with kAddsUp: blocks whose parts are there
   int clusters = 0, units_each = 0, units_left = 0;  // each takes so many units, the first ones one more
   Act act = Act::identity;
   bool want_dx = false, want_db = false;
@@ -226,7 +221,7 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
   // --- dW
 
   __device__ void hold_dw() {
-    if (kAddsUp && threadIdx.x == kThreads - 128 && sums()) mark_counter();
+    if (kAddsUp && threadIdx.x == kThreads - 128 && sums()) mark_counter(a.counter + plan().layer);
     float dw[kPanels][kWidth / 2], db[2] = {};
 #pragma unroll
     for (int m = 0; m < kPanels; ++m)
@@ -287,15 +282,6 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
     const LayerShape& at = a.layer[plan().layer];
     return !plan().entry && (at.dw != nullptr || at.db != nullptr || at.dg != nullptr);
   }
-  // One thread.
-  __device__ void mark_counter() {
-    uint64_t* counter = a.counter + plan().layer;
-    for (uint64_t seen = ptx::load_acquire(counter); (seen & ~kCount) != kMark;) {
-      const uint64_t before = ptx::compare_exchange_relaxed(counter, seen, kMark);
-      if (before == seen) break;
-      seen = before;
-    }
-  }
   // The warpgroup of dW. The first warp tells the chain's when all parts of the layer are there.
   __device__ void tell_and_wait() {
     ptx::barrier_sync(kDw, 128);
@@ -310,8 +296,7 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
     }
     __syncwarp();
     ptx::barrier_arrive(kPartsThere, backward_sm90::kSumThreads + 32);
-    if (threadIdx.x % 32 == 0 && (ptx::fetch_add_relaxed(counter, 1) & kCount) == 2 * clusters - 1)
-      ptx::store_release(counter, kMark);
+    if (threadIdx.x % 32 == 0) leave_counter(counter, 2 * clusters);
   }
   // The chain's warpgroups, when they have nothing else to do. The buffers of dz are empty then.
   template <int kPairs, int kAtOnce> __device__ __forceinline__ void add_up_pairs() {

@@ -60,8 +60,8 @@ bool mlp_few_rows_backward_takes(const MlpBackward& m);
 void mlp_few_rows_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_few_rows_backward_workspace_bytes(const MlpBackward& m);
 
-// Widths up to 256, f16 and bf16, slopes that follow from kept values of x's type, sm_90a: the chain with weights
-// passing through shared memory, then sums over all rows.
+// Widths up to 256, f16 and bf16, slopes that follow from values or from what was kept, sm_90a: the chain with weights
+// passing through shared memory, then, in the same launch, sums over all rows.
 bool mlp_wide_backward_takes(const MlpBackward& m);
 void mlp_wide_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_wide_backward_workspace_bytes(const MlpBackward& m);

@@ -6,8 +6,17 @@ namespace ingot::cuda {
 
 namespace {
 
+// Every layer is activated, and y is where the last one's values are kept, or nothing else is.
+bool is_values(const Mlp& m) {
+  if (!m.activate_last) return false;
+  if (!m.saved) return m.layers.size() == 1;
+  return m.saved.dtype == m.x.dtype && mlp_forward_params(m).layer[m.layers.size() - 1].saved == m.y.data;
+}
+
 template <class T> void launch(const Mlp& m, Stream stream) {
-  if (m.activate_last || (m.saved && m.saved.dtype != m.x.dtype))
+  if (is_values(m))
+    launch_mlp_wide<T, MlpWideKernel::values>(m, stream);
+  else if (m.activate_last || (m.saved && m.saved.dtype != m.x.dtype))
     launch_mlp_wide<T, MlpWideKernel::rare>(m, stream);
   else if (m.saved)
     launch_mlp_wide<T, MlpWideKernel::keeps>(m, stream);

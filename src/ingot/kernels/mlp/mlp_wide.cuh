@@ -244,10 +244,13 @@ struct Block {
   char* staging;
 };
 
-template <class T, class F, Save kSave, bool kNorms>
+// The last layer is activated never, or, of values alone, ever, or as the network says.
+enum class Last { linear, activated, any };
+
+template <class T, class F, Save kSave, bool kNorms, Last kLast>
 __device__ __forceinline__ void run_rows(const Params& p, const Maps& maps, const Block& block, uint32_t warpgroup,
                                          uint32_t tiles, uint32_t rounds) {
-  constexpr bool kActivatesLast = kSave == Save::any_type;
+  const bool activates_last = kLast == Last::any ? p.activate_last : kLast == Last::activated;
   const uint32_t x_panels = panels_of(p.layer[0].k);
   const PanelRing& ring = block.ring;
   const uint64_t descriptor =
@@ -282,7 +285,7 @@ __device__ __forceinline__ void run_rows(const Params& p, const Maps& maps, cons
       wait<kWidth>(d, a);
       ring.release(at.stage == 0 ? kSlots - 1 : at.stage - 1);
       if (kNorms) tile::wait_warp_or_trap(block.normed + l, 0);
-      if (l + 1 < p.layers || (kActivatesLast && p.activate_last))
+      if (l + 1 < p.layers || activates_last)
         activate<T, F, kSave>(d, a, p, l, block.factors, block.staging, first_row(tile));
       else
         finish<T>(d, a, block.factors, l);
@@ -297,7 +300,7 @@ __device__ __forceinline__ void run_rows(const Params& p, const Maps& maps, cons
   }
 }
 
-template <class T, class F, Save kSave, bool kNorms>
+template <class T, class F, Save kSave, bool kNorms, Last kLast>
 __global__ void __launch_bounds__(kThreads, 1)
     mlp_wide_kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) char shared[];
@@ -329,7 +332,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp < 4) block.x.load(block.x.mine, maps.x, blockIdx.x, panels_of(p.layer[0].k));
     block.factors.load<T, kInLog2e<F, T, kSave, Finish::scale_and_bias>>(p);
     ptx::barrier_sync(kGroups + 1, 32 * (kWarps + (kNorms ? kNormWarps : 0)));  // the factors are there
-    run_rows<T, F, kSave, kNorms>(p, maps, block, warp / 4, tiles, rounds);
+    run_rows<T, F, kSave, kNorms, kLast>(p, maps, block, warp / 4, tiles, rounds);
   } else {
     ptx::decrease_registers<kNorms ? 40 : 24>();
     if (warp == kWarps && lane() == 0) block.ring.fill(p, maps, rounds);
@@ -360,8 +363,9 @@ template <bool kStores> Maps wide_maps(const Mlp& m, const Params& p) {
   return maps;
 }
 
-template <class T, class F, Save kSave, bool kNorms> void launch_as(const Mlp& m, const Params& p, Stream stream) {
-  gpu::launch("mlp", mlp_wide_kernel<T, F, kSave, kNorms>,
+template <class T, class F, Save kSave, bool kNorms, Last kLast>
+void launch_as(const Mlp& m, const Params& p, Stream stream) {
+  gpu::launch("mlp", mlp_wide_kernel<T, F, kSave, kNorms, kLast>,
               {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(m.x.device.index)),
                .block = kThreads,
                .smem = wide_layout(p.layers).size,
@@ -380,12 +384,13 @@ template <class T, MlpWideKernel kKernel> void launch_mlp_wide(const Mlp& m, Str
   with_activation(m.act, [&](auto f) {
     using F = decltype(f);
     if constexpr (kKernel == MlpWideKernel::rare) {
-      launch_as<T, F, Save::any_type, true>(m, p, stream);
+      launch_as<T, F, Save::any_type, true, Last::any>(m, p, stream);
     } else {
-      constexpr Save kSave = kKernel == MlpWideKernel::keeps ? Save::own_type : Save::nothing;
+      constexpr Save kSave = kKernel == MlpWideKernel::inference ? Save::nothing : Save::own_type;
+      constexpr Last kLast = kKernel == MlpWideKernel::values ? Last::activated : Last::linear;
       const auto launch = [&](auto norms) {
         if constexpr (kHasOwn<F, kSave, norms()>)
-          launch_as<T, F, kSave, norms()>(m, p, stream);
+          launch_as<T, F, kSave, norms(), kLast>(m, p, stream);
         else
           launch_mlp_wide<T, MlpWideKernel::rare>(m, stream);
       };

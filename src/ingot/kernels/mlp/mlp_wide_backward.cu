@@ -1,4 +1,4 @@
-// The wide backward form: what it takes, how the work is cut, its two launches.
+// The wide backward form: what it takes, how the work is cut, its launches.
 #include <algorithm>
 #include <iterator>
 
@@ -8,10 +8,10 @@ namespace ingot::cuda {
 namespace wide_backward {
 namespace {
 
-// Where the sums' parts and counters lie in the workspace, behind every layer's dz.
+// Where the sums' parts and the counter lie in the workspace, behind every layer's dz.
 struct Place {
   int splits = 1;
-  int64_t part = 0, bias_part = 0, counters = 0, bytes = 0;
+  int64_t part = 0, bias_part = 0, counter = 0, bytes = 0;
 };
 // The rows are cut by their number, the depth and the GPU's size alone, so that frozen layers change no other's sums.
 Place place_sums(const MlpBackward& m) {
@@ -25,37 +25,50 @@ Place place_sums(const MlpBackward& m) {
   const int64_t parts = int64_t(layers) * at.splits * kPair;
   at.part = mlp_take_room(at.bytes, parts * kPartFloats * int64_t(sizeof(float)));
   at.bias_part = mlp_take_room(at.bytes, parts * kSquare * int64_t(sizeof(float)));
-  at.counters = mlp_take_room(at.bytes, int64_t(layers) * kPair * int64_t(sizeof(uint32_t)));
+  at.counter = mlp_take_room(at.bytes, int64_t(sizeof(uint64_t)));
   return at;
 }
 
-Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& slope) {
-  Chain a{.layers = int(m.layers.size()), .lowest = mlp_lowest_product(m), .activate_last = m.activate_last};
+Arguments make_arguments(const MlpBackward& m, const Place& place, const SlopeFormula& slope) {
+  char* const base = static_cast<char*>(m.workspace.data);
+  Arguments a{.layers = int(m.layers.size()),
+              .lowest = mlp_lowest_product(m),
+              .activate_last = m.activate_last,
+              .chunks = int((m.x.rows() + kChunk - 1) / kChunk),
+              .splits = place.splits,
+              .part = reinterpret_cast<float*>(base + place.part),
+              .bias_part = reinterpret_cast<float*>(base + place.bias_part),
+              .counter = reinterpret_cast<uint64_t*>(base + place.counter)};
   std::copy(std::begin(slope.number), std::end(slope.number), a.number);
   for (size_t l = 0; l < m.layers.size(); ++l) {
-    const MlpLayer& layer = m.layers[l];
-    a.layer[l] = {.v = layer.w.data,
-                  .g = layer.g ? layer.g.data : nullptr,
-                  .n = int(layer.w.rows()),
-                  .k = int(layer.w.cols()),
-                  .keeps_dz = mlp_keeps_dz(m, l)};
-    a.has_gain = a.has_gain || layer.g;
+    a.layer[l] = {mlp_sum_layer(m, l), mlp_keeps_dz(m, l)};
+    a.has_gain = a.has_gain || m.layers[l].g;
   }
   if (a.lowest < a.layers || a.activate_last) a.units = int((m.x.rows() + kUnitRows - 1) / kUnitRows);
-  a.counters = reinterpret_cast<uint32_t*>(static_cast<char*>(m.workspace.data) + place.counters);
-  a.counter_count = a.layers * kPair;
   return a;
 }
 
-Sums make_sums(const MlpBackward& m, const Place& place) {
-  char* const base = static_cast<char*>(m.workspace.data);
-  Sums a{.chunks = int((m.x.rows() + kChunk - 1) / kChunk),
-         .splits = place.splits,
-         .part = reinterpret_cast<float*>(base + place.part),
-         .bias_part = reinterpret_cast<float*>(base + place.bias_part),
-         .counters = reinterpret_cast<uint32_t*>(base + place.counters)};
-  for (size_t l = 0; l < m.layers.size(); ++l) a.layer[l] = mlp_sum_layer(m, l);
-  return a;
+Maps make_maps(const MlpBackward& m, const Tensor& of_slopes) {
+  MlpBackward chain = m;
+  chain.saved = of_slopes;
+  Maps maps{mlp_chain_maps(chain, mlp_panel_box(kGroupRows), mlp_panel_box(int(kStageRows)))};
+  static_assert(kGroupRows == kChunk, "the chain and the sums read dz through the same maps");
+  for (size_t l = 0; l < m.layers.size(); ++l)
+    maps.input[l] = gpu::tensor_map("mlp_backward: input", l == 0 ? mlp_matrix(m.x) : mlp_layer_part(m, m.saved, l - 1),
+                                    mlp_panel_box(kChunk));
+  return maps;
+}
+
+// `of_slopes`: what they follow from by the formula, as `saved` has the values. `in_one`: there was a launch before.
+void run(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& slope, bool in_one, Stream stream) {
+  const Arguments a = make_arguments(m, place_sums(m), slope);
+  const int device = m.x.device.index, most = std::max(sm_count(device) / kPair, 1);
+  LaunchAt at{{.slope = slope.kind, .clusters = std::clamp(a.units, 1, most), .device = device}};
+  at.has_sums = std::any_of(m.grads.begin(), m.grads.end(), mlp_trained);
+  at.in_one = in_one && at.has_sums;
+  if (at.in_one) at.clusters = std::max(at.clusters, a.layers * a.splits);
+  const Maps maps = make_maps(m, of_slopes);
+  m.x.dtype == DType::f16 ? launch<f16>(maps, a, at, stream) : launch<bf16>(maps, a, at, stream);
 }
 
 }  // namespace
@@ -63,30 +76,26 @@ Sums make_sums(const MlpBackward& m, const Place& place) {
 
 using namespace wide_backward;
 
+// Slopes that do not follow from values are formed of what was kept, if anything was.
 bool mlp_wide_backward_takes(const MlpBackward& m) {
-  return mlp_backward_is_fast(m, kWidth) && mlp_backward_has_values(m) &&
-         (mlp_backward_values(m) == 0 || slope_of(m.act));
+  return mlp_backward_has_fast_shape(m, kWidth) && (mlp_backward_values(m) == 0 || slope_of(m.act) || m.saved);
 }
 
 void mlp_wide_backward(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  const Place place = place_sums(m);
-  const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
-  const Chain chain = make_chain(m, place, slope);
-  const int device = m.x.device.index;
-  const bool is_f16 = m.x.dtype == DType::f16;
-  const MlpChainMaps maps = mlp_chain_maps(m, mlp_panel_box(kGroupRows), mlp_panel_box(int(kStageRows)));
-  const ChainLaunch at{.slope = slope.kind,
-                       .clusters = std::clamp(chain.units, 1, std::max(sm_count(device) / kPair, 1)),
-                       .device = device};
-  is_f16 ? launch_chain<f16>(maps, chain, at, stream) : launch_chain<bf16>(maps, chain, at, stream);
-  if (std::none_of(m.grads.begin(), m.grads.end(), mlp_trained)) return;
-  const MlpSumMaps sum_maps = mlp_sum_maps(m, mlp_panel_box(kChunk), mlp_panel_box(kChunk));
-  const Sums sums = make_sums(m, place);
-  const SumLaunch of_sums{.layers = int(m.layers.size()), .device = device};
-  is_f16 ? launch_sums<f16>(sum_maps, sums, of_sums, stream) : launch_sums<bf16>(sum_maps, sums, of_sums, stream);
+  const auto slope = mlp_backward_values(m) == 0 ? SlopeFormula{} : slope_of(m.act);
+  if (!slope) {
+    const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
+    return run(formed.m, formed.slopes, {Slope::quadratic, {0, 1, 0}}, true, stream);  // each is what is read
+  }
+  if (mlp_backward_has_values(m)) return run(m, m.saved, *slope, false, stream);
+  const MlpBackward then = mlp_backward_form_values(m, stream);
+  run(then, then.saved, *slope, true, stream);
 }
 
-int64_t mlp_wide_backward_workspace_bytes(const MlpBackward& m) { return place_sums(m).bytes; }
+int64_t mlp_wide_backward_workspace_bytes(const MlpBackward& m) {
+  const bool values = !mlp_backward_has_values(m), slopes = mlp_backward_values(m) > 0 && !slope_of(m.act);
+  return (slopes ? 2 : values) * mlp_backward_values_bytes(m) + place_sums(m).bytes;
+}
 
 }  // namespace ingot::cuda

@@ -11,24 +11,12 @@
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/mlp_backward.cuh"
-#include "ingot/kernels/mlp/mlp_wide_backward_parts.cuh"
+#include "ingot/kernels/mlp/mlp_wide_backward_memory.cuh"
 
 namespace ingot::cuda::wide_backward {
 
-constexpr uint32_t kStages = 9, kStagesOfLayer = kWidth / kStageRows;
-constexpr uint32_t kSteps = kWidth / 16, kHalves = 2;  // of 16 columns; a tile comes and goes in halves
-constexpr int kChainThreads = kGroups * 128 + 128;
-constexpr int kMultiplyRegisters = 224, kServeRegisters = 56;
-
-struct ChainMemory {
-  alignas(1024) uint8_t tile[kGroups][kPanels][kGroupRows * 128];  // h, then dz
-  uint8_t w[kStages][kPanels][kStageRows * 128];
-  float scale[kMlpMaxLayers][kWidth];  // weight norm: of W's rows, over the layer's factor
-  uint32_t factor[kMlpMaxLayers];      // a float's bits
-  uint64_t w_full[kStages], w_empty[kStages];
-  uint64_t tile_full[kGroups][kHalves], tile_done[kGroups][kHalves];
-};
-static_assert(sizeof(ChainMemory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
+constexpr uint32_t kStagesOfLayer = kWidth / kStageRows;
+constexpr uint32_t kSteps = kWidth / 16;  // of 16 columns
 
 // What a tile's buffer is used for, one after the other: dy, what the last layer saved, ..., and last what becomes dx.
 struct Use {
@@ -36,9 +24,9 @@ struct Use {
 };
 
 template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
-  ChainMemory& s;
-  const MlpChainMaps& maps;
-  const Chain& a;
+  Memory& s;
+  const Maps& maps;
+  const Arguments& a;
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank();
   const uint32_t group = warp / 4;
 
@@ -66,7 +54,6 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
         ptx::mbarrier_init(&s.tile_full[g][i], 1);
         ptx::mbarrier_init(&s.tile_done[g][i], 4);
       }
-    ptx::fence_mbarrier_init();
     ptx::prefetch_tensor_map(&maps.dy);
     for (int l = a.lowest; l < a.layers; ++l) ptx::prefetch_tensor_map(&maps.w[l]);
     for (int number = 1; number < uses(); ++number) {
@@ -82,8 +69,8 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
     each_stage([&](int l, uint32_t stage, uint32_t phase, uint32_t i) {
       uint64_t* const full = &s.w_full[stage];
       wait_or_trap(&s.w_empty[stage], phase ^ 1);
-      ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(s.w[stage])));
-      load_for_pair(s.w[stage], maps.w[l], int(i * kStageRows), full, rank);
+      ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(s.chain.w[stage])));
+      load_for_pair(s.chain.w[stage], maps.w[l], int(i * kStageRows), full, rank);
     });
   }
 
@@ -96,16 +83,16 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
   __device__ int uses() const { return 1 + a.activate_last + a.layers - a.lowest; }
   __device__ void load_half(const Use& use, int g, uint32_t half, int row) {
     if (use.from == nullptr) return ptx::mbarrier_arrive(&s.tile_full[g][half]);
-    ptx::mbarrier_arrive_expect_tx(&s.tile_full[g][half], uint32_t(sizeof(s.tile[g]) / kHalves));
+    ptx::mbarrier_arrive_expect_tx(&s.tile_full[g][half], uint32_t(sizeof(s.chain.tile[g]) / kHalves));
     for (uint32_t p = half * 2; p < half * 2 + 2; ++p)
-      ptx::tensor_load(s.tile[g][p], use.from, int(p) * kMlpPanel, row, &s.tile_full[g][half]);
+      ptx::tensor_load(s.chain.tile[g][p], use.from, int(p) * kMlpPanel, row, &s.tile_full[g][half]);
   }
   // Sends what the warpgroup has made of the half, which is use number `n` of the block's.
   __device__ void store_half(const Use& use, int g, uint32_t half, int row, uint32_t n) {
     wait_or_trap(&s.tile_done[g][half], n & 1);
     if (use.to != nullptr)
       for (uint32_t p = half * 2; p < half * 2 + 2; ++p)
-        ptx::tensor_store(use.to, int(p) * kMlpPanel, row, s.tile[g][p]);
+        ptx::tensor_store(use.to, int(p) * kMlpPanel, row, s.chain.tile[g][p]);
     ptx::bulk_commit_group();
   }
   __device__ void move_tiles() {
@@ -130,6 +117,7 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
     if (n > 0)
       for (int g = 0; g < kGroups; ++g) store(g, 0), store(g, 1);
     ptx::bulk_wait_group<0>();
+    ptx::fence_proxy_async();  // other blocks are told of what these copies wrote
   }
 
   // --- weight norm: with W = diag(scale) v, dz W = (dz scale) v, so that v is what passes and dz gets the scales
@@ -138,12 +126,12 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
 
   // Of all rows of all layers, by all warps.
   __device__ void find_scales() {
-    constexpr int kAtOnce = 16, kWarps = kChainThreads / 32;
+    constexpr int kAtOnce = 16, kWarps = kThreads / 32;
     if (threadIdx.x < kMlpMaxLayers) s.factor[threadIdx.x] = __float_as_uint(0x1p-60f);
     __syncthreads();
     for (int first = (a.lowest * kWidth) + int(warp) * kAtOnce; first < a.layers * kWidth; first += kWarps * kAtOnce) {
       const int l = first / kWidth, row = first % kWidth, column = int(lane) * 8;
-      const ChainLayer& layer = a.layer[l];
+      const Layer& layer = a.layer[l];
       // A lane has eight columns of all these rows, and then one of the rows.
       const int own = row + int(lane);
       const bool has_row = lane < uint32_t(kAtOnce) && own < layer.n;
@@ -168,7 +156,7 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
     }
     __syncthreads();
     const auto next_power = [](uint32_t bits) { return __uint_as_float((bits & 0x7f800000u) + 0x00800000u); };
-    for (int i = a.lowest * kWidth + int(threadIdx.x); i < a.layers * kWidth; i += kChainThreads)
+    for (int i = a.lowest * kWidth + int(threadIdx.x); i < a.layers * kWidth; i += kThreads)
       s.scale[i / kWidth][i % kWidth] *= 1 / next_power(s.factor[i / kWidth]);
     __syncthreads();
     if (threadIdx.x < kMlpMaxLayers) s.factor[threadIdx.x] = __float_as_uint(next_power(s.factor[threadIdx.x]));
@@ -186,7 +174,7 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
 
   // Where this lane's ldmatrix and stmatrix find 16 columns of its warp's 16 rows: step i, in the layout of A.
   __device__ __forceinline__ uint32_t place(uint32_t i) const {
-    const uint32_t panel = ptx::shared_address(s.tile[group][i / 4]);
+    const uint32_t panel = ptx::shared_address(s.chain.tile[group][i / 4]);
     return panel + tile::swizzled<Swizzle::b128>(warp % 4 * 16 + lane % 16, i % 4 * 32 + lane / 16 * 16);
   }
   __device__ __forceinline__ void wait_for_half(uint32_t half) const {
@@ -256,7 +244,7 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
     for (uint32_t i = 0; i < kStagesOfLayer; ++i) {
       const uint32_t stage = w_at.stage;
       wait_warp_or_trap(&s.w_full[stage], w_at.phase);
-      const uint32_t w = ptx::shared_address(s.w[stage]);
+      const uint32_t w = ptx::shared_address(s.chain.w[stage]);
       ptx::wgmma_fence();
 #pragma unroll
       for (uint32_t k = 0; k < kStageRows; k += 16)
@@ -312,61 +300,12 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
     if (group == 0) ptx::barrier_sync(1, 128 * kGroups);  // the last turn it was given
   }
 
-  // --- what all threads of the block do
-
-  __device__ __forceinline__ void start() {
-    if (threadIdx.x == 0) prepare();
-    __syncwarp();
-    ptx::wait_for_earlier_kernels();
-    for (int i = int(blockIdx.x * kChainThreads + threadIdx.x); i < a.counter_count;
-         i += int(gridDim.x) * kChainThreads)
-      a.counters[i] = 0;
-    if constexpr (kNorms) find_scales();
-    ptx::cluster_arrive();  // the neighbour's barriers are ready
-    ptx::cluster_wait();
-  }
   // The warps that do not multiply.
   __device__ __forceinline__ void serve() {
     if (warp == kGroupWarps && lane == 0) load_weights();
     if (warp == kGroupWarps + 1 && lane == 0) move_tiles();
     __syncwarp();
   }
-  static __device__ __forceinline__ void end() {
-    ptx::cluster_arrive();  // the neighbour may still fill this block's memory, or say that it has read its own
-    ptx::cluster_wait();
-  }
 };
-
-template <class T, Slope kSlope, bool kNorms>
-__global__ void __launch_bounds__(kChainThreads, 1)
-    chain_kernel(const __grid_constant__ MlpChainMaps maps, const __grid_constant__ Chain a) {
-  extern __shared__ __align__(1024) uint8_t memory[];
-  ChainBlock<T, kSlope, kNorms> block{*reinterpret_cast<ChainMemory*>(memory), maps, a};
-  block.start();
-  if (block.warp < kGroupWarps) {
-    ptx::increase_registers<kMultiplyRegisters>();
-    block.run();
-  } else {
-    ptx::decrease_registers<kServeRegisters>();
-    block.serve();
-  }
-  block.end();
-}
-
-template <class T> void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
-  const auto with = [&](auto kernel) {
-    gpu::launch("mlp_backward", kernel,
-                {.grid = int64_t(at.clusters) * kPair,
-                 .block = kChainThreads,
-                 .smem = sizeof(ChainMemory),
-                 .cluster = kPair,
-                 .overlap = true,
-                 .device = at.device},
-                stream, maps, a);
-  };
-  with_slope_kind(at.slope, [&](auto slope) {
-    a.has_gain ? with(chain_kernel<T, slope(), true>) : with(chain_kernel<T, slope(), false>);
-  });
-}
 
 }  // namespace ingot::cuda::wide_backward

@@ -1,9 +1,7 @@
-#include "ingot/kernels/mlp/mlp_wide_backward_chain.cuh"
-#include "ingot/kernels/mlp/mlp_wide_backward_sums.cuh"
+#include "ingot/kernels/mlp/mlp_wide_backward.cuh"
 
 namespace ingot::cuda::wide_backward {
 
-template void launch_chain<f16>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
-template void launch_sums<f16>(const MlpSumMaps&, const Sums&, const SumLaunch&, Stream);
+template void launch<f16>(const Maps&, const Arguments&, const LaunchAt&, Stream);
 
 }  // namespace ingot::cuda::wide_backward

@@ -4,56 +4,46 @@
 // both. Every part goes to memory; when all parts of a layer are there, each block adds, in their order, a share of its
 // rows of dW. So blocks wait for each other, and the launch is a cooperative one.
 #include "ingot/gpu/tile/reduce.cuh"
-#include "ingot/kernels/mlp/mlp_wide_backward_parts.cuh"
+#include "ingot/kernels/mlp/mlp_wide_backward_memory.cuh"
 
 namespace ingot::cuda::wide_backward {
 
-constexpr uint32_t kSumStages = 4;
-constexpr int kSumThreads = kGroups * 128 + 32;
+constexpr uint32_t kAllGroups = 1 + kGroups;  // the named barrier of all that multiply; the groups' own come before
 
-struct SumMemory {
-  struct Stage {
-    uint8_t dz[kGroups][kChunk * 128];
-    uint8_t h[kPanels][kChunk * 128];
-  };
-  alignas(1024) Stage stage[kSumStages];
-  float db[kGroups][4][kMlpPanel];  // of each warp
-  uint64_t full[kSumStages], empty[kSumStages];
-};
-static_assert(sizeof(SumMemory) <= size_t(kMlpSharedBytes), "the sums must fit the shared memory");
-
-template <class T> struct SumBlock {
-  SumMemory& s;
-  const MlpSumMaps& maps;
-  const Sums& a;
+// kAfterChain: in the chain's launch, whose blocks have left their dz before they take part in sums.
+template <class T, bool kAfterChain> struct SumBlock {
+  Memory& s;
+  const Maps& maps;
+  const Arguments& a;
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank(), group = warp / 4;
   const int l = int(ptx::cluster_index()) / a.splits, split = int(ptx::cluster_index()) % a.splits;
+  const bool has_work =
+      l < a.layers && (a.layer[l].dw != nullptr || a.layer[l].db != nullptr || a.layer[l].dg != nullptr);
 
   __device__ int chunks() const { return (a.chunks - split + a.splits - 1) / a.splits; }  // of this block
   // From the end: that is what the chain has written last.
   __device__ int first_row(int i) const { return (a.chunks - 1 - split - i * a.splits) * kChunk; }
   __device__ int64_t part(int of) const { return (int64_t(l) * a.splits + of) * kPair + rank; }
 
+  __device__ const CUtensorMap& map_of_dz() const { return a.layer[l].keeps_dz ? maps.dz[l] : maps.dy; }
+
   // One thread.
-  __device__ void prepare() {
+  static __device__ void prepare(Memory& s) {
     for (uint32_t i = 0; i < kSumStages; ++i) {
-      ptx::mbarrier_init(&s.full[i], 1);
-      ptx::mbarrier_init(&s.empty[i], kReaders);
+      ptx::mbarrier_init(&s.sum_full[i], 1);
+      ptx::mbarrier_init(&s.sum_empty[i], kReaders);
     }
-    ptx::fence_mbarrier_init();
-    ptx::prefetch_tensor_map(&maps.dz[l]);
-    ptx::prefetch_tensor_map(&maps.h[l]);
   }
-  __device__ void load() {
+  __device__ void load() const {
     tile::RingCursor<kSumStages> at;
     for (int i = 0; i < chunks(); ++i, at.advance()) {
-      auto& to = s.stage[at.stage];
-      uint64_t* full = &s.full[at.stage];
-      wait_or_trap(&s.empty[at.stage], at.phase ^ 1);
+      auto& to = s.sums[at.stage];
+      uint64_t* full = &s.sum_full[at.stage];
+      wait_or_trap(&s.sum_empty[at.stage], at.phase ^ 1);
       ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(to)));
       for (int g = 0; g < kGroups; ++g)
-        ptx::tensor_load(to.dz[g], &maps.dz[l], int(rank) * kSquare + g * kMlpPanel, first_row(i), full);
-      load_for_pair(to.h, maps.h[l], first_row(i), full, rank);
+        ptx::tensor_load(to.dz[g], &map_of_dz(), int(rank) * kSquare + g * kMlpPanel, first_row(i), full);
+      load_for_pair(to.h, maps.input[l], first_row(i), full, rank);
     }
   }
 
@@ -62,9 +52,8 @@ template <class T> struct SumBlock {
     tile::RingCursor<kSumStages> at;
     uint32_t before = 0;
     for (int i = 0; i < chunks(); ++i, at.advance()) {
-      wait_warp_or_trap(&s.full[at.stage], at.phase);
-      const uint32_t dz = ptx::shared_address(s.stage[at.stage].dz[group]),
-                     h = ptx::shared_address(s.stage[at.stage].h);
+      wait_warp_or_trap(&s.sum_full[at.stage], at.phase);
+      const uint32_t dz = ptx::shared_address(s.sums[at.stage].dz[group]), h = ptx::shared_address(s.sums[at.stage].h);
       ptx::wgmma_fence();
 #pragma unroll
       for (uint32_t k = 0; k < kChunk; k += 16)
@@ -74,7 +63,7 @@ template <class T> struct SumBlock {
       ptx::wgmma_commit_group();
       if (bias) add_bias<T, kChunk>(db, dz, warp, lane);
       ptx::wgmma_wait_group<1>();
-      if (i > 0) release_to_pair(&s.empty[before], lane);
+      if (i > 0) release_to_pair(&s.sum_empty[before], lane);
       before = at.stage;
     }
     ptx::wgmma_wait_group<0>();
@@ -145,45 +134,49 @@ template <class T> struct SumBlock {
 #pragma unroll
     for (int e = 0; e < 8; ++e) dw[e / 4][e % 4] = scale * (dw[e / 4][e % 4] - u[e / 4][e % 4] * along[0]);
   }
-};
 
-template <class T>
-__global__ void __launch_bounds__(kSumThreads, 1)
-    sum_kernel(const __grid_constant__ MlpSumMaps maps, const __grid_constant__ Sums a) {
-  extern __shared__ __align__(1024) uint8_t memory[];
-  SumBlock<T> block{*reinterpret_cast<SumMemory*>(memory), maps, a};
-  const MlpSumLayer& layer = a.layer[block.l];
-  if (layer.dw == nullptr && layer.db == nullptr && layer.dg == nullptr) return;  // both blocks of the pair
-  if (threadIdx.x == 0) block.prepare();
-  __syncwarp();
-  ptx::cluster_arrive();  // the neighbour's barriers are ready
-  ptx::cluster_wait();
-  if (block.warp < kGroupWarps) {
-    float dw[kWidth / 2], db[2] = {};
-    block.add_rows(dw, db);
-    block.put_part(dw, db);
-  } else {
-    if (block.lane == 0) block.load();
+  // --- of the block
+
+  // One thread, of all blocks' arrivals.
+  __device__ void wait_for(uint32_t count) const {
+    const uint32_t start = tile::coarse_timer();
+    while (uint32_t(ptx::load_acquire(a.counter) & kCount) < count)
+      if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
+  }
+  // The warp that copies, when the chain is done with the block's memory and all it has sent is there.
+  __device__ void serve() const {
+    if (lane == 0) {
+      if (kAfterChain) {
+        ptx::add_release(a.counter, 1);
+        wait_for(gridDim.x);  // everybody's dz
+        ptx::fence_proxy_async();
+      }
+      if (has_work) load();
+    }
     __syncwarp();
   }
-  wait_for_parts(a.counters + block.l * kPair + int(block.rank), uint32_t(a.splits));  // of this block's rows of dW
-  ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
-  if (block.warp < kGroupWarps)
-    for (int row = block.split + int(block.warp) * a.splits; row < kSquare; row += int(kGroupWarps) * a.splits)
-      block.finish_row(row);
-  __syncwarp();
-  ptx::cluster_wait();
-}
-
-template <class T> void launch_sums(const MlpSumMaps& maps, const Sums& a, const SumLaunch& at, Stream stream) {
-  gpu::launch("mlp_backward: sums", sum_kernel<T>,
-              {.grid = int64_t(at.layers) * a.splits * kPair,
-               .block = kSumThreads,
-               .smem = sizeof(SumMemory),
-               .cluster = kPair,
-               .device = at.device,
-               .cooperative = true},
-              stream, maps, a);
-}
+  // The warps that multiply.
+  __device__ __forceinline__ void run() const {
+    if (has_work) {
+      float dw[kWidth / 2], db[2] = {};
+      add_rows(dw, db);
+      put_part(dw, db);
+    } else if (kAfterChain && threadIdx.x == 0) {
+      wait_for(gridDim.x);  // it may not be counted among those
+    }
+    __threadfence();
+    ptx::barrier_sync(kAllGroups, kGroups * 128);
+    if (threadIdx.x == 0) {
+      ptx::add_release(a.counter, 1);
+      wait_for((1 + kAfterChain) * gridDim.x);  // everybody's parts
+    }
+    ptx::barrier_sync(kAllGroups, kGroups * 128);
+    __threadfence();
+    if (has_work)
+      for (int row = split + int(warp) * a.splits; row < kSquare; row += int(kGroupWarps) * a.splits) finish_row(row);
+    if (threadIdx.x == 0) leave_counter(a.counter, (2 + kAfterChain) * gridDim.x);
+    __syncwarp();
+  }
+};
 
 }  // namespace ingot::cuda::wide_backward
