@@ -11,6 +11,7 @@ constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192
 constexpr int64_t kBroadFewRows = 4224;  // 64 to each pair of SMs of an H100 or H200
 // From here on the wide and the broad form take less time than the portable one, or about as much.
 constexpr int64_t kWideBackwardRows = 512;
+constexpr int64_t kNarrowBackwardRows = 4096;  // likewise, where no layer is wider than 128
 
 int compute_major(Device device) {
   int major = 0;
@@ -74,7 +75,7 @@ MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   if (compute_major != 9) return MlpForm::portable;
   if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
   if (mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
-  if (m.x.rows() < kWideBackwardRows) return MlpForm::portable;
+  if (m.x.rows() < (mlp_widest(m) > kMlpFastWidth ? kWideBackwardRows : kNarrowBackwardRows)) return MlpForm::portable;
   if (mlp_takes(m, MlpForm::wide)) return MlpForm::wide;
   return mlp_takes(m, MlpForm::broad) ? MlpForm::broad : MlpForm::portable;
 }
