@@ -6,6 +6,7 @@
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/tile/flag.cuh"
 #include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/mlp/mlp_backward.h"
 
@@ -76,6 +77,14 @@ __device__ inline void mark_counter(uint64_t* counter) {
 // When `most` have arrived, this one the last, all have seen what they waited for.
 __device__ inline void leave_counter(uint64_t* counter, uint32_t most) {
   if ((ptx::fetch_add_relaxed(counter, 1) & kCount) == most - 1) ptx::store_release(counter, kMark);
+}
+// Until so many blocks have come here, of which this is one.
+__device__ inline void meet_at_counter(uint64_t* counter, uint32_t blocks) {
+  ptx::add_release(counter, 1);
+  const uint32_t start = tile::coarse_timer();
+  while (uint32_t(ptx::load_acquire(counter) & kCount) < blocks)
+    if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
+  leave_counter(counter, 2 * blocks);
 }
 
 }  // namespace ingot::cuda

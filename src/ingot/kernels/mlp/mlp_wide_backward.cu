@@ -8,10 +8,10 @@ namespace ingot::cuda {
 namespace wide_backward {
 namespace {
 
-// Where the sums' parts and the counter lie in the workspace, behind every layer's dz.
+// Where the sums' parts and the counters lie in the workspace, behind every layer's dz.
 struct Place {
   int splits = 1;
-  int64_t part = 0, bias_part = 0, counter = 0, bytes = 0;
+  int64_t part = 0, bias_part = 0, counters = 0, bytes = 0;
 };
 // The rows are cut by their number, the depth and the GPU's size alone, so that frozen layers change no other's sums.
 Place place_sums(const MlpBackward& m) {
@@ -25,7 +25,7 @@ Place place_sums(const MlpBackward& m) {
   const int64_t parts = int64_t(layers) * at.splits * kPair;
   at.part = mlp_take_room(at.bytes, parts * kPartFloats * int64_t(sizeof(float)));
   at.bias_part = mlp_take_room(at.bytes, parts * kSquare * int64_t(sizeof(float)));
-  at.counter = mlp_take_room(at.bytes, int64_t(sizeof(uint64_t)));
+  at.counters = mlp_take_room(at.bytes, (1 + int64_t(layers) * kPair) * int64_t(sizeof(uint64_t)));
   return at;
 }
 
@@ -38,7 +38,7 @@ Arguments make_arguments(const MlpBackward& m, const Place& place, const SlopeFo
               .splits = place.splits,
               .part = reinterpret_cast<float*>(base + place.part),
               .bias_part = reinterpret_cast<float*>(base + place.bias_part),
-              .counter = reinterpret_cast<uint64_t*>(base + place.counter)};
+              .counter = reinterpret_cast<uint64_t*>(base + place.counters)};
   std::copy(std::begin(slope.number), std::end(slope.number), a.number);
   for (size_t l = 0; l < m.layers.size(); ++l) {
     a.layer[l] = {mlp_sum_layer(m, l), mlp_keeps_dz(m, l)};

@@ -30,24 +30,27 @@ __global__ void __launch_bounds__(kThreads, 1)
   ChainBlock<T, kSlope, kNorms> chain{s, maps, a};
   if (threadIdx.x == 0) {
     chain.prepare();
-    if (kSums) SumBlock<T, true>::prepare(s);
+    if (kSums) SumBlock<T>::prepare(s);
     ptx::fence_mbarrier_init();
   }
   __syncwarp();
   ptx::wait_for_earlier_kernels();
-  if (threadIdx.x == 0) mark_counter(a.counter);
   if constexpr (kNorms) chain.find_scales();
   begin_together();
   if (chain.warp < kGroupWarps) {
     ptx::increase_registers<kMultiplyRegisters>();
     chain.run();
     if (kSums) ptx::barrier_sync(0, kThreads);
-    if (kSums) SumBlock<T, true>{s, maps, a}.run();
+    if (kSums) SumBlock<T>{s, maps, a}.run();
   } else {
     ptx::decrease_registers<kServeRegisters>();
     chain.serve();
     if (kSums) ptx::barrier_sync(0, kThreads);
-    if (kSums && chain.warp == kGroupWarps) SumBlock<T, true>{s, maps, a}.serve();
+    if (kSums && chain.warp == kGroupWarps) {
+      const SumBlock<T> sums{s, maps, a};
+      sums.wait_for_chain();
+      sums.serve();
+    }
   }
   end_together();
 }
@@ -56,10 +59,12 @@ template <class T>
 __global__ void __launch_bounds__(kSumThreads, 1)
     sum_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  const SumBlock<T, false> block{*reinterpret_cast<Memory*>(memory), maps, a};
+  const SumBlock<T> block{*reinterpret_cast<Memory*>(memory), maps, a};
+  if (!block.has_work) return;  // both blocks of the pair
   if (threadIdx.x == 0) {
     block.prepare(block.s);
     ptx::fence_mbarrier_init();
+    block.prefetch_maps();
   }
   __syncwarp();
   begin_together();

@@ -32,7 +32,8 @@ struct Arguments {
   bool activate_last = false, has_gain = false;
   int chunks = 0, splits = 0;                   // of the rows, for the sums
   float *part = nullptr, *bias_part = nullptr;  // (layer, split, block of the pair): kPartFloats, kSquare
-  uint64_t* counter = nullptr;  // marked; of blocks whose dz is there, whose parts are there, who are done
+  // Marked: of blocks whose dz is there, and for each layer and block of the pair of those whose parts are there.
+  uint64_t* counter = nullptr;
 };
 struct ChainLaunch {
   Slope slope = Slope::step;

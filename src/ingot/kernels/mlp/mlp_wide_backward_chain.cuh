@@ -304,6 +304,7 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
   __device__ __forceinline__ void serve() {
     if (warp == kGroupWarps && lane == 0) load_weights();
     if (warp == kGroupWarps + 1 && lane == 0) move_tiles();
+    if (warp == kGroupWarps + 2 && int(lane) <= a.layers * kPair) mark_counter(a.counter + lane);
     __syncwarp();
   }
 };

@@ -4,14 +4,14 @@
 // both. Every part goes to memory; when all parts of a layer are there, each block adds, in their order, a share of its
 // rows of dW. So blocks wait for each other, and the launch is a cooperative one.
 #include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/kernels/mlp/mlp_backward.cuh"
 #include "ingot/kernels/mlp/mlp_wide_backward_memory.cuh"
 
 namespace ingot::cuda::wide_backward {
 
 constexpr uint32_t kAllGroups = 1 + kGroups;  // the named barrier of all that multiply; the groups' own come before
 
-// kAfterChain: in the chain's launch, whose blocks have left their dz before they take part in sums.
-template <class T, bool kAfterChain> struct SumBlock {
+template <class T> struct SumBlock {
   Memory& s;
   const Maps& maps;
   const Arguments& a;
@@ -33,6 +33,10 @@ template <class T, bool kAfterChain> struct SumBlock {
       ptx::mbarrier_init(&s.sum_full[i], 1);
       ptx::mbarrier_init(&s.sum_empty[i], kReaders);
     }
+  }
+  __device__ void prefetch_maps() const {
+    ptx::prefetch_tensor_map(&map_of_dz());
+    ptx::prefetch_tensor_map(&maps.input[l]);
   }
   __device__ void load() const {
     tile::RingCursor<kSumStages> at;
@@ -137,44 +141,33 @@ template <class T, bool kAfterChain> struct SumBlock {
 
   // --- of the block
 
-  // One thread, of all blocks' arrivals.
-  __device__ void wait_for(uint32_t count) const {
-    const uint32_t start = tile::coarse_timer();
-    while (uint32_t(ptx::load_acquire(a.counter) & kCount) < count)
-      if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
-  }
-  // The warp that copies, when the chain is done with the block's memory and all it has sent is there.
+  // The warp that copies.
   __device__ void serve() const {
+    if (lane == 0 && has_work) load();
+    __syncwarp();
+  }
+  // Before, in the chain's launch, when the chain is done with this block's memory and all it has sent is there.
+  __device__ void wait_for_chain() const {
     if (lane == 0) {
-      if (kAfterChain) {
-        ptx::add_release(a.counter, 1);
-        wait_for(gridDim.x);  // everybody's dz
-        ptx::fence_proxy_async();
-      }
-      if (has_work) load();
+      if (has_work) prefetch_maps();
+      meet_at_counter(a.counter, gridDim.x);
+      ptx::fence_proxy_async();
     }
     __syncwarp();
   }
   // The warps that multiply.
   __device__ __forceinline__ void run() const {
-    if (has_work) {
-      float dw[kWidth / 2], db[2] = {};
-      add_rows(dw, db);
-      put_part(dw, db);
-    } else if (kAfterChain && threadIdx.x == 0) {
-      wait_for(gridDim.x);  // it may not be counted among those
-    }
+    if (!has_work) return;
+    float dw[kWidth / 2], db[2] = {};
+    add_rows(dw, db);
+    put_part(dw, db);
     __threadfence();
     ptx::barrier_sync(kAllGroups, kGroups * 128);
-    if (threadIdx.x == 0) {
-      ptx::add_release(a.counter, 1);
-      wait_for((1 + kAfterChain) * gridDim.x);  // everybody's parts
-    }
+    // Those who have parts of this block's rows of dW.
+    if (threadIdx.x == 0) meet_at_counter(a.counter + 1 + l * kPair + int(rank), uint32_t(a.splits));
     ptx::barrier_sync(kAllGroups, kGroups * 128);
     __threadfence();
-    if (has_work)
-      for (int row = split + int(warp) * a.splits; row < kSquare; row += int(kGroupWarps) * a.splits) finish_row(row);
-    if (threadIdx.x == 0) leave_counter(a.counter, (2 + kAfterChain) * gridDim.x);
+    for (int row = split + int(warp) * a.splits; row < kSquare; row += int(kGroupWarps) * a.splits) finish_row(row);
     __syncwarp();
   }
 };
