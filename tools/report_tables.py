@@ -105,7 +105,7 @@ def accuracy_table(report):
 
 
 HEADLINE = {"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"}
-HEADLINE_STEP = {"shape": "golf", "precision": "bf16"}
+HEADLINE_STEP = {"shape": "golf", "precision": "bf16"}  # the preset golf-small
 
 
 def headline(mlp_reports, step_reports):
@@ -120,8 +120,8 @@ def headline(mlp_reports, step_reports):
         by_mode = {r["mode"]: r["ms"] for r in report["results"] if all(r[k] == v for k, v in HEADLINE_STEP.items())}
         ours, peers = by_mode.pop("native", None), [by_mode[m] for m in ("eager", "compile") if m in by_mode]
         if ours and peers:
-            yield (f"- {report['cpu']} ({report['level']}), {report['threads']} threads: a training step of the preset "
-                   f"`{HEADLINE_STEP['shape']}` in {HEADLINE_STEP['precision']}: **{ours:.0f} ms**, PyTorch's best {min(peers):.0f} ms.")
+            yield (f"- {report['cpu']} ({report['level']}), {report['threads']} threads: a training step of a GPT of 6 layers, 256 wide "
+                   f"(preset `golf-small`), in {HEADLINE_STEP['precision']}: **{ours:.0f} ms**, PyTorch's best {min(peers):.0f} ms.")
 
 
 # Suites measured on CPUs: bench/cpu/<cpu>/SUITE.json.
