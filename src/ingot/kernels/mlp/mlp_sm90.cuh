@@ -63,12 +63,13 @@ struct Layout {
   uint32_t x, staging, bias, gain, barriers, size;
 };
 template <class T, int kWidth, Save kSave>
-INGOT_HD constexpr Layout layout_of(int layers, int groups, bool has_bias, bool has_gain) {
+INGOT_HD constexpr Layout layout_of(int layers, int groups, bool has_bias, bool has_gain,
+                                    bool stages = kSave != Save::nothing) {
   Layout at = {};
   const uint32_t warps = uint32_t(groups) * 4, features = uint32_t(layers) * kWidth;
   at.x = uint32_t(layers) * weight_bytes<kWidth>();
   at.staging = at.x + warps * x_bytes<kWidth>();
-  at.bias = at.staging + (kSave != Save::nothing ? warps * kStagingBytes : 0);
+  at.bias = at.staging + (stages ? warps * kStagingBytes : 0);
   at.gain = at.bias + (has_bias ? features * uint32_t(sizeof(float)) : 0);
   at.barriers = at.gain + (has_gain ? features * uint32_t(sizeof(T)) : 0);
   at.size = at.barriers + (warps + 2 * kMlpMaxLayers) * uint32_t(sizeof(uint64_t));
@@ -423,9 +424,22 @@ __device__ __forceinline__ void store_block(const Rows<kWidth>& a, int i, char* 
   }
   __syncwarp();
 }
+// The same where all products' columns are permuted as the last one's: 16 bytes a thread already.
+template <int kWidth>
+__device__ __forceinline__ void store_turned_block(const Rows<kWidth>& a, int i, Target to, int64_t first,
+                                                   int64_t rows) {
+  const uint32_t q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t row = first + lane() / 4 + 8 * half;
+    const uint32_t w[4] = {a[2 * i][half], a[2 * i][2 + half], a[2 * i + 1][half], a[2 * i + 1][2 + half]};
+    if (row < rows && 32 * i + 8 * q < to.cols)
+      ptx::store_streaming(to.rows + row * to.stride_bytes + 64 * i + q * 16, w);
+  }
+}
 // The same columns of any product as they are, in fp32.
 template <int kWidth>
-__device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bool last, Target to, int64_t first,
+__device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bool turned, Target to, int64_t first,
                                                 int64_t rows) {
   const uint32_t q = threadIdx.x % 4;
 #pragma unroll
@@ -435,7 +449,7 @@ __device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bo
     char* line = to.rows + row * to.stride_bytes;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const uint32_t column = 32 * i + (last ? 8 * q + 2 * j : 8 * j + 2 * q);
+      const uint32_t column = 32 * i + (turned ? 8 * q + 2 * j : 8 * j + 2 * q);
       const int at = 4 * (4 * i + j) + 2 * half;
       const uint32_t w[2] = {__float_as_uint(d[at]), __float_as_uint(d[at + 1])};
       if (column < to.cols) ptx::store_streaming(line + column * 4, w);
@@ -460,8 +474,9 @@ __device__ __forceinline__ void form_block(Sums<kWidth>& d, Rows<kWidth>& a, int
   }
   if constexpr (kSaves && has_slope_from_value<F> && !kStoresLater<F, T, kSave>) save(i);
 }
-// A hidden layer's sums become the next layer's A; what backward needs goes to memory.
-template <class T, class F, int kWidth, Save kSave, Finish kFinish>
+// A hidden layer's sums become the next layer's A; what backward needs goes to memory. kTurned: columns are permuted as
+// the last layer's.
+template <class T, class F, int kWidth, Save kSave, Finish kFinish, bool kTurned = false>
 __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, const Vectors& of,
                                          char* staging, int64_t first) {
   constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kFinish>;
@@ -470,7 +485,9 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
   const Target saved = {static_cast<char*>(p.layer[l].saved), p.layer[l].n * element, p.layer[l].n};
   const auto save = [&](int i) {
     if (f32)
-      store_block_f32<kWidth>(d, i, false, saved, first, p.rows);
+      store_block_f32<kWidth>(d, i, kTurned, saved, first, p.rows);
+    else if constexpr (kTurned)
+      store_turned_block<kWidth>(a, i, saved, first, p.rows);
     else
       store_block<kWidth>(a, i, staging, saved, first, p.rows);
   };
@@ -481,13 +498,17 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
   }
 }
 // What of A must be stored, while the next layer's products run.
-template <class T, class F, int kWidth, Save kSave>
+template <class T, class F, int kWidth, Save kSave, bool kTurned = false>
 __device__ __forceinline__ void store_later(const Rows<kWidth>& a, const Params& p, int l, char* staging,
                                             int64_t first) {
   if constexpr (kStoresLater<F, T, kSave>) {
     const Target saved = {static_cast<char*>(p.layer[l].saved), p.layer[l].n * 2, p.layer[l].n};
 #pragma unroll
-    for (int i = 0; i < kWidth / 32; ++i) store_block<kWidth>(a, i, staging, saved, first, p.rows);
+    for (int i = 0; i < kWidth / 32; ++i)
+      if constexpr (kTurned)
+        store_turned_block<kWidth>(a, i, saved, first, p.rows);
+      else
+        store_block<kWidth>(a, i, staging, saved, first, p.rows);
   }
 }
 // The last layer's sums become y.

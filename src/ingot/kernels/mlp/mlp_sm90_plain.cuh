@@ -13,7 +13,7 @@ constexpr int kPlainWidth = 128, kPlainLayers = kMostLayers<kPlainWidth>;
 
 struct PlainMaps {
   CUtensorMap x;
-  CUtensorMap w[kPlainLayers];  // panels of 64 columns; of the last one eights of rows: load_turned()
+  CUtensorMap w[kPlainLayers];  // panels of 64 columns; where only the last one is permuted, eights of its rows
 };
 
 // Who forms W of weight norm, in place as it arrives: nobody; all warps, before their own rows; or, of the first
@@ -21,6 +21,9 @@ struct PlainMaps {
 enum class Norm { none, first, aside };
 constexpr uint32_t kHelpedLayers = 2;  // that the last warpgroup takes part in
 template <class F, Save kSave> constexpr bool kFormsAside = (F::name == Softplus::name) && kSave == Save::nothing;
+// Whether the columns of all layers' products are permuted, not only the last one's: that costs nothing where W is
+// formed, and is worth it where values are stored.
+template <Save kSave, Norm kNorm> constexpr bool kTurnsAll = kSave != Save::nothing&& kNorm != Norm::none;
 
 // W on its way to shared memory; each layer is waited for when it is needed.
 struct PlainWeights {
@@ -54,11 +57,29 @@ struct PlainWeights {
   }
 };
 
+// Where the columns of every product are permuted as the last layer's, what a thread holds of a hidden layer is 16
+// adjacent bytes of what training stores; the next layer's inputs are permuted with them. Both permutations swap q and
+// j of 32 i + 8 q + 2 j + e. They are done in place as W is formed, so the 16 rows of a warp are such as take each
+// other's places: row r of a part goes from `from` to `to`.
+struct TurnedRow {
+  uint32_t from, to = 0;
+  __device__ __forceinline__ explicit TurnedRow(uint32_t natural) : from(natural) {}
+  __device__ __forceinline__ TurnedRow(uint32_t part, uint32_t r) {
+    // j + 4 q of every two rows: of even parts 00 11 22 33 01 10 23 32, of odd ones 02 20 13 31 03 30 12 21.
+    const uint32_t two = (part % 2 == 0 ? 0xeb41fa50u : 0x96c3d782u) >> r / 2 * 4, q = two / 4 % 4, j = two % 4;
+    const uint32_t first = part / 2 * 32 + r % 2;
+    from = first + 8 * q + 2 * j, to = first + 8 * j + 2 * q;
+  }
+};
+
 // W = factor gain v / |v| in place, as normalise_rows() does it, but for the sums of squares: where the tensor cores
-// are busy for others, a few products of ours would wait their turn again and again.
-template <class T>
-__device__ __forceinline__ void form_rows(uint32_t panels, uint32_t first, const T* gain, float factor) {
-  RowsOfV<T, kPlainWidth> rows(panels, first);
+// are busy for others, a few products of ours would wait their turn again and again. Of a part of 16 rows; kTurned:
+// they and, where they are a layer's values, the columns change places.
+template <class T, bool kTurned>
+__device__ __forceinline__ void form_rows(uint32_t panels, uint32_t part, bool turns_columns, const T* gain,
+                                          float factor) {
+  const auto row = [&](uint32_t r) { return kTurned ? TurnedRow(part, r) : TurnedRow{part * kNormalisedRows + r}; };
+  RowsOfV<T, kPlainWidth> rows(panels, row(lane() % 16).from);
   // Each half of the rows in two chains.
   float sums[2][2] = {};
 #pragma unroll
@@ -77,10 +98,29 @@ __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t first, const
     float sum = sums[half][0] + sums[half][1];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    const float times = factor * tile::to_float(gain[first + lane() / 4 + 8 * half]);
+    const float times = factor * tile::to_float(gain[row(lane() / 4 + 8 * half).from]);
     scale[half] = times * ptx::rsqrt_approx(sum + kWeightNormEps);
   }
-  rows.store_times(scale);
+  if constexpr (!kTurned) {
+    rows.store_times(scale);
+  } else if (turns_columns) {
+    const uint32_t chunk = lane() % 4;
+#pragma unroll
+    for (int i = 0; i < kPlainWidth / 32; ++i) {
+      rows.multiply(2 * i, scale), rows.multiply(2 * i + 1, scale);
+      const auto &left = rows.v[2 * i], &right = rows.v[2 * i + 1];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t w[4] = {left[half], left[2 + half], right[half], right[2 + half]};
+        const uint32_t place =
+            tile::swizzled<tile::Swizzle::b128>(row(lane() / 4 + 8 * half).to, 16 * (i % 2 * 4 + chunk));
+        ptx::store_shared(panels + i / 2 * panel_bytes<kPlainWidth>() + place, w);
+      }
+    }
+  } else {
+    rows.from = rows.first_place(panels, row(lane() % 16).to);
+    rows.store_times(scale);
+  }
 }
 
 // Softplus of pairs as softplus_pair() has it, with q of degree 3 whose constant is 1, so that small h are exact but
@@ -108,13 +148,15 @@ __device__ __forceinline__ void short_softplus_block(Rows<kPlainWidth>& a, const
 template <int kGroups, Norm kNorm> constexpr int plain_threads() { return 128 * (kGroups + (kNorm == Norm::aside)); }
 template <class T, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
 INGOT_HD constexpr Layout plain_layout(int layers) {
-  return layout_of<T, kPlainWidth, kSave>(layers, kGroups, kFinish != Finish::none, kNorm != Norm::none);
+  return layout_of<T, kPlainWidth, kSave>(layers, kGroups, kFinish != Finish::none, kNorm != Norm::none,
+                                          kSave != Save::nothing && !kTurnsAll<kSave, kNorm>);
 }
 
 // A block as one of its threads sees it: run() in the order of time.
 template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm> struct PlainBlock {
   static constexpr int kWidth = kPlainWidth;
   static constexpr bool kHasBias = kFinish != Finish::none, kNorms = kNorm != Norm::none;
+  static constexpr bool kTurned = kTurnsAll<kSave, kNorm>;
   static_assert(!kHasBias || !kNorms, "networks with both are others' business");
   // With weight norm the factors are the gains'.
   static constexpr Finish kFactors = kNorms ? Finish::bias : kFinish;
@@ -172,7 +214,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     for (uint32_t j = 0; j < kEach; ++j)
       if (forms() && former + j * kFormers < features) {
         const auto [l, n] = column_of<kWidth>(p, former + j * kFormers);
-        gains[j] = element<T>(p.layer[l].g, p.layer[l], n);
+        gains[j] = element<T>(p.layer[l].g, p.layer[l], kTurned ? (former + j * kFormers) % kWidth : n);
       }
   }
   // The first layer and the first warpgroup's rows, then the others' rows, then the other layers: nobody waits long for
@@ -181,7 +223,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     constexpr int kAheadOfRows = kNorm == Norm::none ? 1 : kNorm == Norm::aside ? 2 : kPlainLayers;
     if (first_tile < tiles && warp < 4) x.load(maps.x, first_tile);
     if (warp == kAsks && lane() == 0) {
-      for (int l = 0; l < min(kAheadOfRows, last); ++l) network.load(maps, l);
+      for (int l = 0; l < min(kAheadOfRows, last + kTurned); ++l) network.load(maps, l);
       for (uint32_t w = 4; w < kWarps; ++w) {
         const uint32_t its = blockIdx.x + gridDim.x * (w / 4);
         if (its >= tiles) break;
@@ -193,7 +235,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
                            rows.barrier);
       }
       for (int l = kAheadOfRows; l < last; ++l) network.load(maps, l);
-      network.expect(last);
+      if (!kTurned) network.expect(last);
     }
     __syncwarp();
   }
@@ -220,7 +262,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     for (uint32_t j = 0; j < kEach; ++j)
       if (const uint32_t i = former + j * kFormers; i < features) gain[i] = gains[j];
     ptx::barrier_sync(kGroups + 1, kFormers);
-    if (warp >= kAllWarps - 4 && lane() == 0) network.load_turned(maps, last, int(warp % 4));
+    if (!kTurned && warp >= kAllWarps - 4 && lane() == 0) network.load_turned(maps, last, int(warp % 4));
     __syncwarp();
     constexpr uint32_t kParts = kWidth / kNormalisedRows, kHelped = kHelpedLayers * kParts;
     const uint32_t all = uint32_t(p.layers) * kParts;
@@ -229,8 +271,8 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     for (uint32_t i = warp - kForms; i < end; i += kNorm == Norm::first ? kAllWarps : i + 4 < kHelped ? 8 : 4) {
       const int l = int(i / kParts);
       tile::wait_warp_or_trap(network.loaded + l, 0);
-      form_rows<T>(ptx::shared_address(network.layer(l)), i % kParts * kNormalisedRows, gain + l * kWidth,
-                   domain_of<kTimesLog2e>(l, p.layers).sums);
+      form_rows<T, kTurned>(ptx::shared_address(network.layer(l)), i % kParts, l > 0, gain + l * kWidth,
+                            domain_of<kTimesLog2e>(l, p.layers).sums);
       __syncwarp();
       if (lane() == 0) ptx::mbarrier_arrive(network.ready + l);
     }
@@ -241,7 +283,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
 #pragma unroll
       for (int i = 0; i < kWidth / 32; ++i) short_softplus_block<kTimesLog2e>(a, d, i);
     } else {
-      activate<T, F, kWidth, kSave, kFinish>(d, a, p, l, vectors, staging, first);
+      activate<T, F, kWidth, kSave, kFinish, kTurned>(d, a, p, l, vectors, staging, first);
     }
   }
   // This warpgroup's tiles.
@@ -265,7 +307,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
         turns.take();
         multiply<T, kWidth>(d, a, weights + l * kLayerStep, upper);
         turns.pass();
-        if (l > 0) store_later<T, F, kWidth, kSave>(a, p, l - 1, staging, first_row(tile));
+        if (l > 0) store_later<T, F, kWidth, kSave, kTurned>(a, p, l - 1, staging, first_row(tile));
         if (l == 0 && tile + step < tiles) {
           __syncwarp();  // all lanes have what they took from where the next rows go
           x.load(maps.x, tile + step);
@@ -300,11 +342,12 @@ __global__ void __launch_bounds__(plain_threads<kGroups, kNorm>(), 1)
   PlainBlock<T, F, kGroups, kSave, kFinish, kNorm>{p, maps, shared}.run();
 }
 
-inline PlainMaps plain_maps(const Mlp& m, const Operands& o) {
+inline PlainMaps plain_maps(const Mlp& m, const Operands& o, bool turned) {
   PlainMaps maps = {.x = o.x_map};
-  for (size_t l = 0; l + 1 < m.layers.size(); ++l)
+  for (size_t l = 0; l + !turned < m.layers.size(); ++l)
     maps.w[l] =
         gpu::tensor_map("mlp: w", m.layers[l].w, {.rows = kPlainWidth, .cols = 64, .swizzle = tile::Swizzle::b128});
+  if (turned) return maps;
   const Tensor& w = m.layers.back().w;
   maps.w[m.layers.size() - 1] =
       gpu::tensor_map("mlp: last w", Tensor(w.data, w.dtype, {w.rows() / 8, 8, w.cols()}, w.device),
@@ -321,7 +364,7 @@ void launch_plain_kernel(const Mlp& m, const Operands& o, Stream stream) {
                .smem = plain_layout<T, kGroups, kSave, kFinish, kNorm>(o.p.layers).size,
                .overlap = true,
                .device = o.device},
-              stream, o.p, plain_maps(m, o));
+              stream, o.p, plain_maps(m, o, kTurnsAll<kSave, kNorm>));
 }
 template <class T, class F, Save kSave> void launch_plain_as(const Mlp& m, const Operands& o, Stream stream) {
   constexpr int kMost = most_warpgroups<F, kPlainWidth, kSave>();
@@ -335,7 +378,10 @@ template <class T, class F, Save kSave> void launch_plain_as(const Mlp& m, const
   if (o.p.has_gain) {
     if constexpr (kFormsAside<F, kSave>)
       if (o.p.rows <= kMlpSm90FewRows) return launch(three, sums, std::integral_constant<Norm, Norm::aside>());
-    return launch(most, sums, std::integral_constant<Norm, Norm::first>());
+    constexpr std::integral_constant<Norm, Norm::first> first;
+    if constexpr (kInPairs<F, T, kSave> && kSave == Save::own_type)
+      if (o.p.rows <= kMlpSm90FewRows) return launch(std::integral_constant<int, 4>(), sums, first);
+    return launch(most, sums, first);
   }
   const auto launch_finish = [&](auto finish) {
     if constexpr (kMost == 4)
