@@ -39,6 +39,7 @@
 #include "ingot/kernels/mlp/mlp_backward.cuh"
 #include "ingot/kernels/mlp/mlp_backward_sm90_parts.cuh"
 #include "ingot/kernels/mlp/mlp_backward_sm90_sums.cuh"
+#include "ingot/kernels/mlp/mlp_weights_sm90.cuh"
 
 namespace ingot::cuda::backward_layers {
 
@@ -92,7 +93,8 @@ template <int kPanels> struct SharedMemory {
   uint64_t out_full[2][kDzSlots];  // of each chain warpgroup
   uint64_t room[kDzSlots];         // below, in that slot, or in `out`, if that goes to memory
   uint64_t weights_full;
-  uint64_t taken;  // the block below has all that was sent to it
+  uint64_t taken;       // the block below has all that was sent to it
+  float scale[kWidth];  // of weight norm
   Plan plan;
 };
 
@@ -145,8 +147,8 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
     ptx::mbarrier_init(&s.taken, 1);
     ptx::fence_mbarrier_init();
   }
-  __device__ bool loads_weights() const { return !s.plan.entry && a.layer[s.plan.layer].g == nullptr; }
-  // The panels of W's inputs lie one behind the other. One thread.
+  __device__ bool loads_weights() const { return !s.plan.entry; }
+  // The panels of W's (or v's) inputs lie one behind the other. One thread.
   __device__ void start_loading_weights() {
     if (!loads_weights()) return;
     ptx::mbarrier_arrive_expect_tx(&s.weights_full, kPanels * kWidth * 128);
@@ -245,7 +247,10 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
         ptx::wgmma_commit_group();
         if (k + 16 < kRows) ptx::wgmma_wait_group<0>();
       }
-      if (a.want_db) add_bias_gradient<T, kPanels, 16>(db, dz);
+      if (a.want_db) {
+        add_bias_gradient<T, kPanels, 16>(db, dz);
+        __syncwarp();  // all lanes have what they read before dz is given back
+      }
       ptx::wgmma_wait_group<0>();
       if (threadIdx.x % 32 == 0) {
         ptx::mbarrier_arrive(&s.dz_empty[dz_at.stage]);
@@ -323,6 +328,38 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
   __device__ static uint32_t fragment_of(uint32_t thread) {
     return tile::swizzled<Swizzle::b128>(thread % 32 / 16 * 8 + thread % 8, thread / 32 % 4 * 32 + thread / 8 % 2 * 16);
   }
+  // Weight norm: W^T of v^T, a scale for each output. The chain finds them together, 16 rows of v a warp.
+  struct Gains {
+    float of[2] = {};  // of rows first_scaled() + lane / 4 and that 8 further
+  };
+  __device__ static uint32_t first_scaled() { return (threadIdx.x / 32 - 4) * kNormalisedRows; }
+  __device__ __forceinline__ Gains load_gains(const LayerShape& at) const {
+    Gains gains;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half)
+      if (const uint32_t n = first_scaled() + threadIdx.x % 32 / 4 + 8 * half; n < uint32_t(at.n))
+        gains.of[half] = tile::to_float(static_cast<const T*>(at.g)[n]);
+    return gains;
+  }
+  __device__ __forceinline__ void scale_weights(uint32_t (&w)[kWidth / 16][4], const Gains& gains) {
+    const uint32_t lane = threadIdx.x % 32, first = first_scaled();
+    if (first < uint32_t(kWidth)) {
+      const RowsOfV<T, kWidth> rows(ptx::shared_address(s.out), first + lane % 16);
+      float scale[2];
+      rows.inverse_norms(scale);
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half)
+        if (lane % 4 == 0) s.scale[first + lane / 4 + 8 * half] = scale[half] * gains.of[half];
+    }
+    ptx::barrier_sync(kChain, 256);
+#pragma unroll
+    for (uint32_t k = 0; k < kWidth / 16; ++k)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        const float2 by = *reinterpret_cast<const float2*>(&s.scale[k * 16 + i / 2 * 8 + lane % 4 * 2]);
+        w[k][i] = RowsOfV<T, kWidth>::scaled(w[k][i], by);
+      }
+  }
   // W^T, 64 inputs of panel p, as the products take it: registers of 16 outputs each.
   __device__ __forceinline__ void hold_weights(uint32_t (&w)[kWidth / 16][4], uint32_t p) {
     if (plan().entry) {  // its product is to give dy itself
@@ -335,10 +372,14 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
           w[k][i] = ptx::pack(T{}, m == at ? 1.f : 0.f, m == at + 1 ? 1.f : 0.f);
         }
     } else {
-      if (loads_weights()) wait_or_trap(&s.weights_full, 0);
+      const LayerShape& at = a.layer[plan().layer];
+      Gains gains;
+      if (at.g != nullptr) gains = load_gains(at);
+      wait_or_trap(&s.weights_full, 0);
       const uint32_t from = ptx::shared_address(s.out) + p * kWidth * 128 + fragment_of(threadIdx.x);
 #pragma unroll
       for (uint32_t k = 0; k < kWidth / 16; ++k) ptx::ldmatrix_trans(w[k], from + k * 2048);
+      if (at.g != nullptr) scale_weights(w, gains);
     }
     ptx::barrier_sync(kChain, 256);  // the first units' results go where W was
   }
@@ -511,11 +552,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) block.start_filling();
   __syncwarp();
   const auto& plan = block.plan();
-  if (!plan.entry && !block.loads_weights()) {
-    backward_sm90::form_normed_weights<T, kPanels, kThreads>(
-        a.layer[plan.layer], threadIdx.x, ptx::shared_address(block.s.out), SharedMemory<kPanels>::kWidth * 128);
-    __syncthreads();
-  }
   ptx::cluster_wait();                                                // the barriers are ready, also the neighbours'
   const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the compiler then knows it for uniform
   if (warpgroup == 3) {

@@ -1,15 +1,11 @@
 #pragma once
-// What the fast backward form's kernels and launchers agree on: operands, the layout of the partial sums of dW, weights
-// of normalised layers.
+// What the fast backward form's kernels and launchers agree on: operands, the layout of the partial sums of dW.
 #include <cuda.h>
 
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
-#include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/swizzle.cuh"
-#include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/mlp/mlp_backward.h"
-#include "ingot/kernels/mlp/mlp_weights.cuh"
 
 namespace ingot::cuda::backward_sm90 {
 
@@ -54,35 +50,6 @@ __device__ __forceinline__ void add_bias_gradient(float (&db)[2], uint32_t dz) {
     ptx::unpack(T{}, v[0], low, high);
     db[0] += low;
     db[1] += high;
-  }
-}
-
-// W of a weight-normalised layer as the copy engine would lay it down, by kBy threads; 16 neighbouring lanes see a row
-// whole. Panels of 64 inputs lie `apart` bytes from each other.
-template <class T, int kPanels, int kBy>
-__device__ void form_normed_weights(const LayerShape& at, uint32_t thread, uint32_t to, uint32_t apart) {
-  constexpr int kSteps = 4, kWidth = kPanel * kPanels;  // steps at a time: more take too many registers
-  const int chunk = int(thread) % 16;
-#pragma unroll 1
-  for (uint32_t first = thread / 16; first < uint32_t(kWidth); first += kSteps * kBy / 16) {
-    WeightChunk<T> v[kSteps];
-    float g[kSteps];
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int row = int(first) + i * kBy / 16;
-      if (row < at.n && chunk * 8 < at.k) tile::load(v[i], static_cast<const T*>(at.v) + row * at.k + chunk * 8);
-      g[i] = row < at.n ? tile::to_float(static_cast<const T*>(at.g)[row]) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const uint32_t row = first + i * kBy / 16;
-      float sum[1] = {squares(v[i])};
-      tile::warp_sum(sum, 16);  // as weight_inverse_norm() adds
-      v[i] = scaled(v[i], g[i] * inverse_norm(sum[0]));
-      if (chunk / 8 < kPanels && row < uint32_t(kWidth))
-        ptx::store_shared(to + chunk / 8 * apart + tile::swizzled<Swizzle::b128>(row, uint32_t(chunk) % 8 * 16),
-                          v[i].word[0]);
-    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/mlp/mlp_backward_sm90_parts.cuh"
+#include "ingot/kernels/mlp/mlp_weights.cuh"
 
 namespace ingot::cuda::backward_sm90 {
 
