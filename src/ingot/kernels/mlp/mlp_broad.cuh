@@ -9,7 +9,6 @@
 // 32 columns, again for every 128 rows; both warpgroups of both blocks of a pair read each slice, and each block
 // fetches half of it for both.
 #include "ingot/gpu/ptx/registers.cuh"
-#include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/gpu/tile/ring.cuh"
 #include "ingot/kernels/mlp/mlp_broad_parts.cuh"
 
@@ -126,41 +125,6 @@ __device__ __forceinline__ void load_biases(const Params& p, Memory& s, uint32_t
     });
   });
 }
-// Weight norm's scales, by all warps: each block of the pair finds half of them, for both.
-template <class T, class Memory> __device__ __forceinline__ void find_scales(const Params& p, Memory& s) {
-  constexpr int kAtOnce = 4, kChunks = 2, kStep = int(kPair) * kThreads / 32 * kAtOnce;
-  const uint32_t rank = ptx::cluster_rank();
-  for (int l = 0; l < p.layers; ++l) {
-    const LayerParams& layer = p.layer[l];
-    for (int row = (int(threadIdx.x / 32) * int(kPair) + int(rank)) * kAtOnce; row < int(Memory::kScales);
-         row += kStep) {
-      const bool there = row < int(layer.n);  // all of them or none
-      float sum[kAtOnce] = {};
-      if (layer.g != nullptr && there) {
-        WeightChunk<T> v[kAtOnce][kChunks] = {};
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-          for (int c = 0; c < kChunks; ++c) {
-            const uint32_t column = lane() * 8 + c * 256;
-            if (column < layer.k)
-              tile::load(v[i][c], static_cast<const T*>(layer.w) + int64_t(row + i) * layer.k + column);
-          }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) sum[i] = squares<T>(v[i][0]) + squares<T>(v[i][1]);
-        tile::warp_sum(sum, 32);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        float scale = there;
-        if (layer.g != nullptr && there)
-          scale = tile::to_float(static_cast<const T*>(layer.g)[row + i]) * inverse_norm(sum[i]);
-        if (lane() < kPair) ptx::cluster_store(&s.scale[l][row + i], lane(), scale);
-      }
-    }
-  }
-}
-
 // --- the warpgroups that multiply
 
 template <class T, class F, Save kSave, class Memory> struct Multiplier {
@@ -394,7 +358,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
   ptx::wait_for_earlier_kernels();
   if constexpr (Memory::kHasNorms) {
-    find_scales<T>(p, s);
+    find_scales<T, kThreads>(s.scale, 0, p.layers, [&](int l) {
+      const LayerParams& of = p.layer[l];
+      return WeightRows{of.w, of.g, of.n, of.k};
+    });
     sync_cluster();
   }
   if (warp < kWarps) {

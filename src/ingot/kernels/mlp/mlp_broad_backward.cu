@@ -43,10 +43,20 @@ template <class Cut> Place place_sums(const MlpBackward& m) {
 }
 
 Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& slope, int clusters) {
-  Chain a{.layers = int(m.layers.size()), .lowest = mlp_lowest_product(m), .activate_last = m.activate_last};
+  Chain a{.layers = int(m.layers.size()),
+          .lowest = mlp_lowest_product(m),
+          .rows = m.x.rows(),
+          .activate_last = m.activate_last};
   std::copy(std::begin(slope.number), std::end(slope.number), a.number);
-  for (size_t l = 0; l < m.layers.size(); ++l)
-    a.layer[l] = {.n = int(m.layers[l].w.rows()), .k = int(m.layers[l].w.cols()), .keeps_dz = mlp_keeps_dz(m, l)};
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const MlpLayer& layer = m.layers[l];
+    a.layer[l] = {.v = layer.w.data,
+                  .g = layer.g ? layer.g.data : nullptr,
+                  .dz = mlp_keeps_dz(m, l) ? mlp_layer_part(m, m.workspace, l).data : nullptr,
+                  .n = int(layer.w.rows()),
+                  .k = int(layer.w.cols())};
+    a.has_gain = a.has_gain || layer.g;
+  }
   const auto units = [&](int groups) {
     const int rows = kPair * groups * kGroupRows;
     return int((m.x.rows() + rows - 1) / rows);
@@ -95,9 +105,8 @@ template <class T, class Cut> void launch(const MlpBackward& m, Stream stream) {
 using namespace broad_backward;
 
 bool mlp_broad_backward_takes(const MlpBackward& m) {
-  const auto normed = [](const MlpLayer& layer) { return bool(layer.g); };
-  return std::none_of(m.layers.begin(), m.layers.end(), normed) && mlp_backward_is_fast(m, kWidth) &&
-         mlp_backward_has_values(m) && (mlp_backward_values(m) == 0 || slope_of(m.act));
+  return mlp_backward_is_fast(m, kWidth) && mlp_backward_has_values(m) &&
+         (mlp_backward_values(m) == 0 || slope_of(m.act));
 }
 
 void mlp_broad_backward(const MlpBackward& m, Stream stream) {

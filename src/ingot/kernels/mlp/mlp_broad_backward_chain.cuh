@@ -10,6 +10,7 @@
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/kernels/mlp/mlp_backward.cuh"
 #include "ingot/kernels/mlp/mlp_broad_backward_parts.cuh"
+#include "ingot/kernels/mlp/mlp_broad_parts.cuh"
 
 namespace ingot::cuda::broad_backward {
 
@@ -19,13 +20,17 @@ constexpr uint32_t kSlotBytes = kGroups * kPanelBytes;  // a panel of h for ever
 constexpr int kChainThreads = kGroups * 128 + 128;
 constexpr int kMultiplyRegisters = 232, kServeRegisters = 40;
 
-template <class Cut> struct ChainMemory {
+template <class Cut, bool kNorms> struct ChainMemory {
   static constexpr uint32_t kPanels = 2 * Cut::kHalfPanels, kTileBytes = kPanels * kPanelBytes;
-  static constexpr uint32_t kSlots = (uint32_t(kMlpSharedBytes) - kGroups * kTileBytes - 512) / kSlotBytes;
+  static constexpr uint32_t kScales = kNorms ? 2 * Cut::kHalf : 1, kScaleBytes = kMlpMaxLayers * kScales * 4;
+  static constexpr uint32_t kSlots =
+      (uint32_t(kMlpSharedBytes) - kGroups * kTileBytes - kScaleBytes - 512) / kSlotBytes;
   static_assert(Cut::kHalfPanels * kSlotPanelBytes <= kSlotBytes, "a slot holds W or h");
 
   alignas(1024) uint8_t tile[kGroups][kPanels][kPanelBytes];  // dz
   uint8_t slot[kSlots][kSlotBytes];
+  float scale[kMlpMaxLayers][kScales];  // weight norm: of W's rows, over the layer's factor
+  float factor[kMlpMaxLayers];
   uint64_t full[kSlots], empty[kSlots];
   uint64_t tile_full[kGroups][kPanels];                // dy is there
   uint64_t tile_done[kGroups][2], tile_free[kGroups];  // half of dz is there to be sent; all has been read
@@ -34,8 +39,8 @@ template <class Cut> struct ChainMemory {
 __device__ __forceinline__ int panels_of(int width) { return (width + kMlpPanel - 1) / kMlpPanel; }
 __device__ __forceinline__ int slots_of(int width) { return (width + kSlotRows - 1) / kSlotRows; }
 
-template <class T, Slope kSlope, class Cut> struct ChainBlock {
-  using Memory = ChainMemory<Cut>;
+template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
+  using Memory = ChainMemory<Cut, kNorms>;
   static constexpr int kHalf = Cut::kHalf, kHalfPanels = Cut::kHalfPanels;
   static constexpr uint32_t kSlots = Memory::kSlots, kPanels = Memory::kPanels;
   static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
@@ -103,10 +108,11 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
         }
     });
   }
-  // Where what the product with W_l gives goes, if anywhere.
+  // Where what stands in the tile goes, if anywhere: dx, or dz of layer l. With weight norm it is not dz that stands
+  // there.
   __device__ const CUtensorMap* destination(int l) const {
-    if (l == 0) return &maps.dx;
-    return a.layer[l - 1].keeps_dz ? &maps.dz[l - 1] : nullptr;
+    if (l < 0) return &maps.dx;
+    return !kNorms && a.layer[l].dz != nullptr ? &maps.dz[l] : nullptr;
   }
   __device__ void load_panel(uint32_t g, int p, int row) {
     ptx::mbarrier_arrive_expect_tx(&s.tile_full[g][p], kPanelBytes);
@@ -142,12 +148,35 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
         for (int p = 0; p < dy_panels; ++p) load_panel(g, p, row);
       first = false;
       const int next_row = block_row + step < end ? row + step : -1;
-      if (a.activate_last)
-        send(a.layer[top()].keeps_dz ? &maps.dz[top()] : nullptr, a.layer[top()].n, row,
-             a.lowest == a.layers ? next_row : -1);
-      for (int l = top(); l >= a.lowest; --l) send(destination(l), a.layer[l].k, row, l == a.lowest ? next_row : -1);
+      if (a.activate_last) send(destination(top()), a.layer[top()].n, row, a.lowest == a.layers ? next_row : -1);
+      for (int l = top(); l >= a.lowest; --l)
+        send(destination(l - 1), a.layer[l].k, row, l == a.lowest ? next_row : -1);
     });
     ptx::bulk_wait_group<0>();
+  }
+
+  // --- weight norm: with W = diag(scale) v, dz W = (dz scale) v, so that v is what passes, and dz gets the scales
+  // before it is rounded to become A. To memory it goes without them, from registers. Of a layer the scales are at most
+  // 1, so that nothing overflows that would not without them: what they are divided by, a power of two, multiplies the
+  // sums.
+
+  // Of all rows of all layers, by all warps of both blocks, which have begun.
+  __device__ __forceinline__ void find_scales() {
+    mlp_broad_parts::find_scales<T, kChainThreads>(s.scale, a.lowest, a.layers, [&](int l) {
+      const ChainLayer& of = a.layer[l];
+      return mlp_broad_parts::WeightRows{of.v, of.g, uint32_t(of.n), uint32_t(of.k)};
+    });
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+    for (int l = a.lowest + int(warp); l < a.layers; l += kChainThreads / 32) {
+      float most = 0x1p-60f;
+      for (uint32_t i = lane; i < Memory::kScales; i += 32) most = fmaxf(most, fabsf(s.scale[l][i]));
+      const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(most));
+      const float factor = __uint_as_float((bits & 0x7f800000u) + 0x00800000u);  // the next power of two
+      for (uint32_t i = lane; i < Memory::kScales; i += 32) s.scale[l][i] *= 1 / factor;
+      if (lane == 0) s.factor[l] = factor;
+    }
+    __syncthreads();
   }
 
   // --- a warpgroup
@@ -172,31 +201,56 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     release_to_pair(&s.empty[at.stage], lane);
     at.advance();
   }
-  // dz of the top layer is dy times its slopes.
-  __device__ __forceinline__ void activate_top() {
+  // Columns 64 p + 16 i + ... of dz of layer l, as A.
+  __device__ __forceinline__ uint32_t scaled(int l, int p, uint32_t i, int e, const float (&d)[2]) const {
+    const float2 by = *reinterpret_cast<const float2*>(&s.scale[l][kMlpPanel * p + 16 * i + e / 2 * 8 + lane % 4 * 2]);
+    return ptx::pack(T{}, d[0] * by.x, d[1] * by.y);
+  }
+  // Panel p of dz of layer l from registers to the workspace.
+  __device__ __forceinline__ void store_panel(const uint32_t (&dz)[4][4], int l, int p, int64_t first) const {
+    using namespace mlp_broad_parts;
+    const ChainLayer& layer = a.layer[l];
+    if (layer.dz == nullptr || p * kMlpPanel >= layer.n) return;
+    const Target to = columns_from(uint32_t(p * kMlpPanel), layer.dz, layer.n * 2, uint32_t(layer.n), 2);
+#pragma unroll
+    for (int i = 0; i < kMlpPanel / 32; ++i) store_columns<kMlpPanel>(dz, i, to, first, a.rows);
+  }
+  // dy becomes dz of the top layer, if that is activated, and A.
+  __device__ __forceinline__ void enter(int64_t first) {
     const int panels = panels_of(a.layer[top()].n);
 #pragma unroll 1
     for (int p = 0; p < panels; ++p) {
-      uint32_t h[4][4];
+      uint32_t h[4][4], out[4][4];
       wait_warp_or_trap(&s.tile_full[group][p], units_before & 1);
-      take_values(h);
+      if (a.activate_last) take_values(h);
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
         uint32_t dz[4];
         ptx::ldmatrix(dz, place(tile_panel(p), i));
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          float slope[2], d[2];
-          slopes_at<T, kSlope>(h[i][e], a.number, slope);
+          float d[2];
           ptx::unpack(T{}, dz[e], d[0], d[1]);
-          dz[e] = ptx::pack(T{}, d[0] * slope[0], d[1] * slope[1]);
+          if (a.activate_last) {
+            float slope[2];
+            slopes_at<T, kSlope>(h[i][e], a.number, slope);
+            d[0] *= slope[0], d[1] *= slope[1];
+          }
+          out[i][e] = ptx::pack(T{}, d[0], d[1]);
+          dz[e] = kNorms ? scaled(top(), p, i, e, d) : out[i][e];
         }
         ptx::stmatrix(place(tile_panel(p), i), dz);
       }
+      if (kNorms && a.activate_last) store_panel(out, top(), p, first);
     }
-    hand_over(0);
-    if (panels > kHalfPanels) hand_over(1);
-    end_tile();
+    if (a.activate_last) {
+      hand_over(0);
+      if (panels > kHalfPanels) hand_over(1);
+      ++sent;
+    } else {
+      ptx::fence_proxy_async_shared();
+    }
+    sync_group();
   }
   // sums = dz W of one half of W's columns.
   __device__ __forceinline__ void multiply(float (&sums)[kHalf / 2], int l) {
@@ -226,10 +280,12 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     ptx::fence_registers(sums);
     release_to_pair(&s.empty[before], lane);
   }
-  // The sums of panel p times slopes, or dx, packed.
+  // The sums of panel p times slopes, or dx, packed: number `at` of layer l's input.
   template <bool kSlopes>
-  __device__ __forceinline__ void form_panel(const float (&sums)[kHalf / 2], int p, uint32_t (&dz)[4][4]) {
-    uint32_t h[4][4];
+  __device__ __forceinline__ void form_panel(const float (&sums)[kHalf / 2], int p, uint32_t (&dz)[4][4], int l, int at,
+                                             int64_t first) {
+    uint32_t h[4][4], out[4][4];
+    const float factor = kNorms ? s.factor[l] : 1;
     if constexpr (kSlopes) take_values(h);
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
@@ -238,8 +294,13 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
         float slope[2] = {1, 1};
         if constexpr (kSlopes) slopes_at<T, kSlope>(h[i][e], a.number, slope);
         const uint32_t j = 32 * uint32_t(p) + 8 * i + 2 * e;
-        dz[i][e] = ptx::pack(T{}, sums[j] * slope[0], sums[j + 1] * slope[1]);
+        float d[2] = {sums[j], sums[j + 1]};
+        if constexpr (kNorms) d[0] *= factor, d[1] *= factor;
+        d[0] *= slope[0], d[1] *= slope[1];
+        dz[i][e] = ptx::pack(T{}, d[0], d[1]);
+        if constexpr (kNorms && kSlopes) out[i][e] = dz[i][e], dz[i][e] = scaled(l - 1, at, i, e, d);
       }
+    if constexpr (kNorms && kSlopes) store_panel(out, l - 1, at, first);
   }
   __device__ __forceinline__ void put_panel(int p, const uint32_t (&dz)[4][4]) const {
 #pragma unroll
@@ -261,11 +322,11 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     sync_group();
     ++sent;
   }
-  template <bool kSlopes> __device__ __forceinline__ void pass_layer(float (&sums)[kHalf / 2], int l) {
+  template <bool kSlopes> __device__ __forceinline__ void pass_layer(float (&sums)[kHalf / 2], int l, int64_t first) {
     uint32_t dz[kHalfPanels][4][4];
     multiply(sums, l);
 #pragma unroll
-    for (int p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, p, dz[p]);
+    for (int p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, p, dz[p], l, p, first);
     const bool both = a.layer[l].k > kHalf;
     if (both) multiply(sums, l);
     claim_tile();
@@ -275,7 +336,7 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
     if (both) {
 #pragma unroll
       for (int p = 0; p < kHalfPanels; ++p) {
-        form_panel<kSlopes>(sums, p, dz[0]);
+        form_panel<kSlopes>(sums, p, dz[0], l, p + kHalfPanels, first);
         put_panel(p + kHalfPanels, dz[0]);
       }
       hand_over(1);
@@ -284,31 +345,33 @@ template <class T, Slope kSlope, class Cut> struct ChainBlock {
   }
   __device__ __forceinline__ void run() {
     float sums[kHalf / 2];
-    each_unit([&](int) {
-      if (a.activate_last) activate_top();
+    each_unit([&](int row) {
+      const int64_t first = row + int(group * kGroupRows + warp % 4 * 16);
+      if (kNorms || a.activate_last) enter(first);
 #pragma unroll 1
       for (int l = top(); l >= a.lowest; --l) {
         if (l > 0)
-          pass_layer<true>(sums, l);
+          pass_layer<true>(sums, l, first);
         else
-          pass_layer<false>(sums, l);
+          pass_layer<false>(sums, l, first);
       }
       ++units_before;
     });
   }
 };
 
-template <class T, Slope kSlope, class Cut>
+template <class T, Slope kSlope, class Cut, bool kNorms>
 __global__ void __launch_bounds__(kChainThreads, 1)
     chain_kernel(const __grid_constant__ MlpChainMaps maps, const __grid_constant__ Chain a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  ChainBlock<T, kSlope, Cut> block{*reinterpret_cast<ChainMemory<Cut>*>(memory), maps, a};
+  ChainBlock<T, kSlope, Cut, kNorms> block{*reinterpret_cast<ChainMemory<Cut, kNorms>*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
   __syncwarp();
   ptx::wait_for_earlier_kernels();
   if (blockIdx.x == 0 && threadIdx.x == 0) *a.counter = 0;
   ptx::cluster_arrive();  // the neighbour's barriers are ready
   ptx::cluster_wait();
+  if constexpr (kNorms) block.find_scales();
   if (block.warp < kGroupWarps) {
     ptx::increase_registers<kMultiplyRegisters>();
     if (int(block.group) < block.groups()) block.run();
@@ -325,15 +388,20 @@ __global__ void __launch_bounds__(kChainThreads, 1)
 
 template <class T, int kHalf>
 void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
-  with_slope_kind(at.slope, [&](auto slope) {
-    gpu::launch("mlp_backward", chain_kernel<T, slope(), Cut<kHalf>>,
+  const auto with = [&](auto kernel, int memory) {
+    gpu::launch("mlp_backward", kernel,
                 {.grid = int64_t(at.clusters) * kPair,
                  .block = kChainThreads,
-                 .smem = sizeof(ChainMemory<Cut<kHalf>>),
+                 .smem = memory,
                  .cluster = kPair,
                  .overlap = true,
                  .device = at.device},
                 stream, maps, a);
+  };
+  with_slope_kind(at.slope, [&](auto slope) {
+    using Cut = Cut<kHalf>;
+    a.has_gain ? with(chain_kernel<T, slope(), Cut, true>, sizeof(ChainMemory<Cut, true>))
+               : with(chain_kernel<T, slope(), Cut, false>, sizeof(ChainMemory<Cut, false>));
   });
 }
 

@@ -53,7 +53,9 @@ template <class T, class Cut> struct SumBlock {
   const int team = int(ptx::cluster_index()) / kTeam, pair = int(ptx::cluster_index()) % kTeam;
   tile::RingCursor<kSumStages> at = {};
 
-  static __device__ bool trained(const MlpSumLayer& at) { return at.dw != nullptr || at.db != nullptr; }
+  static __device__ bool trained(const MlpSumLayer& at) {
+    return at.dw != nullptr || at.db != nullptr || at.dg != nullptr;
+  }
   __device__ bool takes_part(int team, int l) const { return a.cut[team][l] < a.cut[team + 1][l]; }
   // Calls each(task) for what this pair does, from the first layer to the last.
   template <class Each> __device__ __forceinline__ void each_task(Each&& each) {
@@ -146,24 +148,17 @@ template <class T, class Cut> struct SumBlock {
     });
   }
 
-  // Half of row `n` of layer l, from column `half * kHalf` on, by a warp: a lane has four columns twice.
-  __device__ __forceinline__ void finish_row(int l, int n, int half) const {
+  // The parts of half of row `n` of layer l, from column `half * kHalf` on, are added by a warp: a lane has four
+  // columns twice.
+  __device__ __forceinline__ void add_parts(int l, int n, int half, float (&dw)[2][4], float& db) const {
     constexpr int kAtOnce = 8;
     const MlpSumLayer& layer = a.layer[l];
-    float* const to = layer.dw == nullptr ? nullptr : layer.dw + int64_t(n) * layer.k;
     const Tiles<Cut> tiles(layer);
     const int tile = n / (2 * kSquare) * tiles.across + half, block = n / kSquare % 2, row = n % kSquare;
     int first = 0, end = a.teams;  // those that have parts
     while (!takes_part(first, l)) ++first;
     while (!takes_part(end - 1, l)) --end;
     const int shares = tiles.shares(), shift = __ffs(shares) - 1, parts = (end - first) * shares;
-    float2 old[4] = {};
-    if (to != nullptr)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (has_four(e / 2) && column(half, e) < layer.k)
-          old[e] = *reinterpret_cast<const float2*>(to + column(half, e));
-    float dw[2][4] = {}, db[1] = {};
 #pragma unroll 1
     for (int i = 0; i < parts; i += kAtOnce) {
       float4 v[kAtOnce][2] = {};
@@ -181,27 +176,81 @@ template <class T, class Cut> struct SumBlock {
         }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        db[0] += b[j];
+        db += b[j];
 #pragma unroll
         for (int e = 0; e < 2; ++e)
           dw[e][0] += v[j][e].x, dw[e][1] += v[j][e].y, dw[e][2] += v[j][e].z, dw[e][3] += v[j][e].w;
       }
     }
-    if (to != nullptr)
+  }
+  // Calls each(pair of adjacent columns of the lane's, where they begin) for those that the layer has.
+  template <class Each>
+  __device__ __forceinline__ void each_pair(const MlpSumLayer& layer, int half, Each&& each) const {
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (has_four(e / 2) && column(half, e) < layer.k)
-          *reinterpret_cast<float2*>(to + column(half, e)) =
-              make_float2(old[e].x + dw[e / 2][e % 2 * 2], old[e].y + dw[e / 2][e % 2 * 2 + 1]);
-    if (layer.db != nullptr && half == 0 && lane == 0) layer.db[n] += db[0];
+    for (int e = 0; e < 4; ++e)
+      if (has_four(e / 2) && column(half, e) < layer.k) each(e, column(half, e));
+  }
+  __device__ __forceinline__ void finish_half(int l, int n, int half) const {
+    const MlpSumLayer& layer = a.layer[l];
+    float* const to = layer.dw == nullptr ? nullptr : layer.dw + int64_t(n) * layer.k;
+    float2 old[4] = {};
+    if (to != nullptr) each_pair(layer, half, [&](int e, int k) { old[e] = *reinterpret_cast<const float2*>(to + k); });
+    float dw[2][4] = {}, db = 0;
+    add_parts(l, n, half, dw, db);
+    if (to != nullptr)
+      each_pair(layer, half, [&](int e, int k) {
+        const float* const d = &dw[e / 2][e % 2 * 2];
+        *reinterpret_cast<float2*>(to + k) = make_float2(old[e].x + d[0], old[e].y + d[1]);
+      });
+    if (layer.db != nullptr && half == 0 && lane == 0) layer.db[n] += db;
+  }
+  // A whole row of a weight-normalised layer: dW becomes dv, and dg is added.
+  __device__ __forceinline__ void finish_normed(int l, int n) const {
+    const MlpSumLayer& layer = a.layer[l];
+    const T* const v = static_cast<const T*>(layer.v) + int64_t(n) * layer.k;
+    const float r = weight_inverse_norm(v, layer.k);
+    float dw[2][2][4] = {}, u[2][2][4] = {}, db = 0, along[1] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (half * kHalf < layer.k) {
+        add_parts(l, n, half, dw[half], db);
+        each_pair(layer, half, [&](int e, int k) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& at = u[half][e / 2][e % 2 * 2 + i];
+            at = tile::to_float(v[k + i]) * r;
+            along[0] = fmaf(dw[half][e / 2][e % 2 * 2 + i], at, along[0]);
+          }
+        });
+      }
+    tile::warp_sum(along, 32);
+    const float scale = tile::to_float(static_cast<const T*>(layer.g)[n]) * r;
+    if (layer.dw != nullptr)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        each_pair(layer, half, [&](int e, int k) {
+          float2* const to = reinterpret_cast<float2*>(layer.dw + int64_t(n) * layer.k + k);
+          const float *const d = &dw[half][e / 2][e % 2 * 2], *const at = &u[half][e / 2][e % 2 * 2];
+          const float2 old = *to;
+          *to = make_float2(old.x + scale * (d[0] - at[0] * along[0]), old.y + scale * (d[1] - at[1] * along[0]));
+        });
+    if (lane != 0) return;
+    if (layer.dg != nullptr) layer.dg[n] += along[0];
+    if (layer.db != nullptr) layer.db[n] += db;
   }
   __device__ __forceinline__ void finish() const {
     int row = int(blockIdx.x + gridDim.x * warp);
 #pragma unroll 1
     for (int l = 0; l < a.layers; ++l) {
-      const int halves = Cut::halves_of(a.layer[l].k), rows = a.layer[l].n * halves;
-      for (; row < rows; row += int(gridDim.x * kGroupWarps))
-        if (trained(a.layer[l])) finish_row(l, row / halves, row % halves);
+      const MlpSumLayer& layer = a.layer[l];
+      const int halves = layer.g != nullptr ? 1 : Cut::halves_of(layer.k), rows = layer.n * halves;
+      for (; row < rows; row += int(gridDim.x * kGroupWarps)) {
+        if (!trained(layer)) continue;
+        if (layer.g != nullptr)
+          finish_normed(l, row);
+        else
+          finish_half(l, row / halves, row % halves);
+      }
       row -= rows;
     }
   }

@@ -193,17 +193,23 @@ struct CaseList {
       all.push_back({.widths = equal_widths(depth, depth % 3 ? 512 : 264),
                      .rows = 300 - 31 * int64_t(depth),
                      .bias = depth % 2 == 0,
+                     .weight_norm = depth % 3 == 1,
                      .activate_last = depth % 4 >= 2,
                      .gap = depth % 2 ? 16 : 0});
     for (const auto& widths : std::vector<std::vector<int64_t>>{
              {264, 8}, {8, 384, 512}, {512, 136, 328}, {16, 512, 256, 264, 8}, {384, 384, 192, 200, 328}})
       for (int64_t rows : {1, 65, 700}) {
         ++i;
-        all.push_back(
-            {.widths = widths, .rows = rows, .bias = i % 2 == 0, .activate_last = i % 3 == 0, .gap = i % 3 ? 8 : 0});
+        all.push_back({.widths = widths,
+                       .rows = rows,
+                       .bias = i % 2 == 0,
+                       .weight_norm = i % 5 < 2,
+                       .activate_last = i % 3 == 0,
+                       .gap = i % 3 ? 8 : 0});
       }
     all.push_back({.widths = {8, 264, 8}, .rows = 17011});
-    all.push_back({.widths = {64, 512, 64}, .rows = 9000, .activate_last = true});
+    all.push_back({.widths = {64, 512, 64}, .rows = 9000, .weight_norm = true, .activate_last = true});
+    all.push_back({.widths = {384, 328, 264}, .rows = 20000, .weight_norm = true});
     for (int act = 0; act < Activations::size; ++act)
       all.push_back({.widths = {64, 512, 144, 320}, .rows = 200, .act = Act(act), .activate_last = act % 2 == 0});
   }
