@@ -19,7 +19,6 @@ using namespace mlp_broad_parts;
 constexpr uint32_t kGroups = 2, kPair = 2, kDepth = 32;
 constexpr uint32_t kWarps = 4 * kGroups;  // that multiply
 constexpr int kThreads = 128 * (kGroups + 1), kRegisters = 232, kServeRegisters = 40;
-constexpr uint32_t kBiasWarps = 2;
 constexpr tile::Swizzle kOfSlice = tile::Swizzle::b64;
 
 // Of a block whose passes have kColumns columns. Layers have twice as many at most, and the narrower they are, the more
@@ -36,11 +35,10 @@ template <int kColumns, bool kNorms> struct Memory {
 
   alignas(1024) char rows[kGroups][kPanels][kPanelBytes];  // x, then each layer's values; A of the products
   char w[kSlots][kSliceBytes];
-  float bias[2][kPass];                              // of a pass
+  float bias[kGroups][kPass];                        // of a pass
   float scale[kNorms ? kMlpMaxLayers : 1][kScales];  // of each layer's sums
   uint64_t w_full[kSlots], w_empty[kSlots];
   uint64_t x_full[kGroups][kPanels], x_empty[kGroups];
-  uint64_t bias_full[2], bias_empty[2];
 };
 
 __device__ __forceinline__ uint32_t slices_of(const LayerParams& layer) { return (layer.k + kDepth - 1) / kDepth; }
@@ -97,34 +95,6 @@ __device__ __forceinline__ void load_rows(const Params& p, const Maps& maps, Mem
       for (uint32_t i = 0; i < panels; ++i) ptx::tensor_prefetch(&maps.x, int(i * kMlpPanel), int(tile * kTileRows));
   }
 }
-// Each pass' bias, zero where there is none, by two warps: four columns a thread.
-template <class T, bool kTimesLog2e, class Memory>
-__device__ __forceinline__ void load_biases(const Params& p, Memory& s, uint32_t tiles) {
-  constexpr uint32_t kPass = Memory::kPass;
-  const uint32_t column = threadIdx.x % (32 * kBiasWarps) * 4;
-  uint32_t n = 0;
-  each_round(tiles, [&] {
-    each_pass<kPass>(p, [&](int l, uint32_t pass) {
-      const LayerParams& layer = p.layer[l];
-      const uint32_t from = pass * kPass + column;
-      uint32_t w[2] = {};
-      if (layer.b != nullptr && from < layer.n) {
-        const uint2 v = __ldg(reinterpret_cast<const uint2*>(static_cast<const T*>(layer.b) + from));
-        w[0] = v.x, w[1] = v.y;
-      }
-      const float times = domain_of<kTimesLog2e>(l, p.layers).bias;
-      float4 b;
-      ptx::unpack(T{}, w[0], b.x, b.y);
-      ptx::unpack(T{}, w[1], b.z, b.w);
-      b.x *= times, b.y *= times, b.z *= times, b.w *= times;
-      tile::wait_warp_or_trap(&s.bias_empty[n % 2], n / 2 % 2 ^ 1);
-      if (column < kPass) *reinterpret_cast<float4*>(&s.bias[n % 2][column]) = b;
-      __syncwarp();
-      if (lane() == 0) ptx::mbarrier_arrive(&s.bias_full[n % 2]);
-      ++n;
-    });
-  });
-}
 // --- the warpgroups that multiply
 
 template <class T, class F, Save kSave, class Memory> struct Multiplier {
@@ -141,7 +111,6 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
   const uint32_t group;
   const uint32_t empty;  // where lanes that hand slices back find a block's w_empty
   tile::RingCursor<kSlots> at = {};
-  uint32_t bias_at = 0;
 
   __device__ __forceinline__ void release(uint32_t slot) const {
     if (lane() < kPair) ptx::mbarrier_arrive_remote_relaxed(empty + slot * uint32_t(sizeof(uint64_t)));
@@ -182,21 +151,29 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
     ptx::fence_registers(d);
     release(before);
   }
-  // A round without rows: slices and biases are handed back as they come.
+  // A round without rows: slices are handed back as they come.
   __device__ __forceinline__ void pass_by() {
     each_pass<kPass>(p, [&](int l, uint32_t) {
       for (uint32_t i = 0; i < slices_of(p.layer[l]); ++i, at.advance()) {
         tile::wait_warp_or_trap(&s.w_full[at.stage], at.phase);
         release(at.stage);
       }
-      tile::wait_warp_or_trap(&s.bias_full[bias_at % 2], bias_at / 2 % 2);
-      release_bias();
     });
   }
-  __device__ __forceinline__ void release_bias() {
-    __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(&s.bias_empty[bias_at % 2]);
-    ++bias_at;
+  // A pass' bias, zero where there is none, two columns a thread: asked for before the products, and left to the
+  // warpgroup after them, between two of its barriers.
+  __device__ __forceinline__ uint32_t bias_column() const { return threadIdx.x % 128 * 2; }
+  __device__ __forceinline__ uint32_t load_bias(const LayerParams& layer, uint32_t pass) const {
+    const uint32_t column = pass * kPass + bias_column();
+    if (layer.b == nullptr || column >= layer.n) return 0;
+    return __ldg(reinterpret_cast<const uint32_t*>(static_cast<const T*>(layer.b) + column));
+  }
+  __device__ __forceinline__ void put_bias(uint32_t bias, float times) const {
+    float2 b;
+    ptx::unpack(T{}, bias, b.x, b.y);
+    b.x *= times, b.y *= times;
+    if (bias_column() < kPass) *reinterpret_cast<float2*>(&s.bias[group][bias_column()]) = b;
+    sync_group();
   }
 
   // Columns 32 i to 32 i + 31 of the sums: scaled, and the bias added.
@@ -204,7 +181,7 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
     const uint32_t from = 32 * i + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float2 b = *reinterpret_cast<const float2*>(s.bias[bias_at % 2] + from + 8 * j);
+      const float2 b = *reinterpret_cast<const float2*>(s.bias[group] + from + 8 * j);
       float2 f = {factor, factor};
       if constexpr (kNorms) f = *reinterpret_cast<const float2*>(scale + from + 8 * j);
       float* const v = d + 4 * (4 * i + j);
@@ -275,6 +252,7 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
       const uint32_t slices = slices_of(layer), passes = passes_of<kPass>(layer);
       const bool last = l + 1 == p.layers;
       for (uint32_t pass = 0; pass < passes; ++pass) {
+        const uint32_t bias = load_bias(layer, pass);
         multiply(d, slices, l == 0 && pass == 0, parity, takes_turns && slices >= kLead && slices + kLead > kSlots);
         const bool has_read = pass + 1 == passes;
         if (has_read) {
@@ -282,17 +260,15 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
           if (last) {
             __syncwarp();
             if (lane() == 0) ptx::mbarrier_arrive(&s.x_empty[group]);
-          } else {
-            sync_group();
-            if (pass == 1) put<0>(a);
           }
         }
-        tile::wait_warp_or_trap(&s.bias_full[bias_at % 2], bias_at / 2 % 2);
+        sync_group();
+        if (has_read && !last && pass == 1) put<0>(a);
+        put_bias(bias, domain_of<kTimesLog2e>(l, p.layers).bias);
         if (!last || (kSaves && p.activate_last))
           activate(d, a, l, pass, first);
         else
           finish(d, a, l, pass);
-        release_bias();
         if (last) {
           const Target y = columns_from(pass * kPass, p.y, p.y_stride_bytes, layer.n, 2);
 #pragma unroll
@@ -332,10 +308,6 @@ template <class Memory> __device__ __forceinline__ void prepare(Memory& s) {
     for (uint32_t i = 0; i < Memory::kPanels; ++i) ptx::mbarrier_init(&s.x_full[g][i], 1);
     ptx::mbarrier_init(&s.x_empty[g], 4);
   }
-  for (uint32_t i = 0; i < 2; ++i) {
-    ptx::mbarrier_init(&s.bias_full[i], kBiasWarps);
-    ptx::mbarrier_init(&s.bias_empty[i], kWarps);
-  }
   ptx::fence_mbarrier_init();
 }
 __device__ __forceinline__ void sync_cluster() {
@@ -371,7 +343,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::decrease_registers<kServeRegisters>();
     if (warp == kWarps && lane() == 0) load_weights(p, maps, s, tiles);
     if (warp == kWarps + 1 && lane() == 0) load_rows(p, maps, s, tiles);
-    if (warp >= kWarps + 2) load_biases<T, Own::kTimesLog2e>(p, s, tiles);
   }
   __syncwarp();
   // The neighbour may still fill this block's memory, or hand back what it has read; of what this block hands back
