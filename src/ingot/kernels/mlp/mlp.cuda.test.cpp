@@ -211,6 +211,36 @@ TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
   }
 }
 
+// More rows than the kernels for few are for, which have other numbers of warpgroups: copies of some rows.
+TEST_P(MlpCuda, ARowsResultIsTheSameInABatchOfAnySize) {
+  constexpr int64_t kSome = 2100, kCopies = 128;
+  if (GetParam().forward != MlpForm::sm90) GTEST_SKIP();
+  const DType t = GetParam().dtype;
+  for (size_t depth : {1, 2, 5}) {
+    const Case c{.widths = equal_widths(depth, 128), .rows = kSome, .bias = false, .keep = Keep::nothing};
+    SCOPED_TRACE(::testing::Message() << c << ' ' << GetParam());
+    Problem p(c, t, MlpForm::portable);
+    p.fill(19);
+    p.upload();
+    cuda::mlp_with(p.forward(), GetParam().forward, {});
+    p.download();
+    const Tensor alone = p.y.host();
+    const int64_t bytes = alone.bytes();
+    gpu::DeviceMemory x(kCopies * bytes), y(kCopies * bytes);
+    for (int64_t i = 0; i < kCopies; ++i)
+      gpu::copy_to_device(static_cast<char*>(x.data()) + i * bytes, p.x.host().data, bytes);
+    Mlp many = p.forward();
+    const Shape all{kCopies * kSome, 128};
+    many.x = Tensor(x.data(), t, all, {Device::cuda, 0}), many.y = Tensor(y.data(), t, all, {Device::cuda, 0});
+    cuda::mlp_with(many, GetParam().forward, {});
+    Buffer copy(t, {kSome, 128});
+    for (int64_t i = 0; i < kCopies; ++i) {
+      gpu::copy_to_host(copy.tensor().data, static_cast<const char*>(y.data()) + i * bytes, bytes);
+      ASSERT_EQ(std::memcmp(copy.tensor().data, alone.data, size_t(bytes)), 0) << i;
+    }
+  }
+}
+
 TEST_P(MlpCuda, AcceptsNoRows) {
   const Case c{.widths = equal_widths(3, 64), .rows = 0};
   Problem p(c, GetParam().dtype, MlpForm::portable);

@@ -16,7 +16,7 @@ bool is_plain(const Mlp& m) {
   const auto count = [&](auto has) { return size_t(std::count_if(m.layers.begin(), m.layers.end(), has)); };
   const size_t normed = count([](const MlpLayer& layer) { return bool(layer.g); });
   const size_t biased = count([](const MlpLayer& layer) { return bool(layer.b); });
-  if (m.activate_last) return false;
+  if (m.activate_last || m.layers.size() == 1) return false;
   if (normed > 0) return normed == m.layers.size() && biased == 0;
   return biased == 0 || m.x.rows() <= kLeast || m.x.rows() > kMost;
 }

@@ -4,7 +4,8 @@
 
 namespace ingot::cuda {
 
-// T: f16 or bf16. Wider than a panel, the last layer linear, weight norm on all layers and no bias or on none.
+// T: f16 or bf16. Wider than a panel, two layers or more, the last one linear, weight norm on all layers and no bias or
+// on none.
 template <class T, bool kSave> void launch_mlp_sm90_plain(const Mlp& m, Stream stream);
 
 }  // namespace ingot::cuda

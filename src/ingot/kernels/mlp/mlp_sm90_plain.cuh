@@ -145,6 +145,12 @@ __device__ __forceinline__ void short_softplus_block(Rows<kPlainWidth>& a, const
     }
 }
 
+template <bool kTimesLog2e>
+__device__ __forceinline__ void short_softplus(Rows<kPlainWidth>& a, const Sums<kPlainWidth>& d) {
+#pragma unroll
+  for (int i = 0; i < kPlainWidth / 32; ++i) short_softplus_block<kTimesLog2e>(a, d, i);
+}
+
 template <int kGroups, Norm kNorm> constexpr int plain_threads() { return 128 * (kGroups + (kNorm == Norm::aside)); }
 template <class T, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
 INGOT_HD constexpr Layout plain_layout(int layers) {
@@ -160,7 +166,12 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
   static_assert(!kHasBias || !kNorms, "networks with both are others' business");
   // With weight norm the factors are the gains'.
   static constexpr Finish kFactors = kNorms ? Finish::bias : kFinish;
-  static constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, kFactors>;
+  // Softplus in inference. Where no gains carry its log2 e, the first layer and the last have code of their own, which
+  // multiplies their sums by it: two multiplications an element for all layers instead of one for each, and no branch
+  // between a product and what becomes of it.
+  static constexpr bool kShort = kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias;
+  static constexpr bool kPeels = kShort && !kNorms;
+  static constexpr bool kTimesLog2e = kPeels || kInLog2e<F, T, kSave, kFactors>;
   static constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = plain_threads<kGroups, kNorm>() / 32;
   // With weight norm: the first warp that forms W, and the threads from there on; a gain of all layers' for each.
   static constexpr uint32_t kForms = kNorm == Norm::aside ? kAllWarps - 8 : 0;
@@ -279,12 +290,16 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
   }
   __device__ __forceinline__ void activate_hidden(Sums<kWidth>& d, Rows<kWidth>& a, int l, const Vectors& vectors,
                                                   char* staging, int64_t first) const {
-    if constexpr (kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias) {
-#pragma unroll
-      for (int i = 0; i < kWidth / 32; ++i) short_softplus_block<kTimesLog2e>(a, d, i);
+    if constexpr (kShort) {
+      short_softplus<kTimesLog2e>(a, d);
     } else {
       activate<T, F, kWidth, kSave, kFinish, kTurned>(d, a, p, l, vectors, staging, first);
     }
+  }
+  // To hidden values times log2 e, and back.
+  static __device__ __forceinline__ void scale(Sums<kWidth>& d, float factor) {
+#pragma unroll
+    for (float& sum : d) sum *= factor;
   }
   // This warpgroup's tiles.
   __device__ __forceinline__ void take_tiles() {
@@ -302,7 +317,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
     uint32_t tile = first_tile;
     for (; tile < tiles; is_first = false, tile += step) {
       x.take(a);
-      for (int l = 0; l < p.layers; ++l) {
+      for (int l = 0; !kPeels && l < p.layers; ++l) {
         if (is_first) network.wait_for(l);
         turns.take();
         multiply<T, kWidth>(d, a, weights + l * kLayerStep, upper);
@@ -314,6 +329,31 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
         }
         wait<kWidth>(d, a);
         if (l + 1 < p.layers) activate_hidden(d, a, l, vectors, staging, first_row(tile));
+      }
+      if constexpr (kPeels) {
+        const auto product = [&](int l) {
+          if (is_first) network.wait_for(l);
+          turns.take();
+          multiply<T, kWidth>(d, a, weights + l * kLayerStep, upper);
+          turns.pass();
+        };
+        product(0);
+        if (tile + step < tiles) {
+          __syncwarp();
+          x.load(maps.x, tile + step);
+        }
+        wait<kWidth>(d, a);
+        scale(d, detail::kLog2e);
+        short_softplus<true>(a, d);
+#pragma unroll 1
+        for (int l = 1; l < last; ++l) {
+          product(l);
+          wait<kWidth>(d, a);
+          short_softplus<true>(a, d);
+        }
+        product(last);
+        wait<kWidth>(d, a);
+        scale(d, 1 / detail::kLog2e);
       }
 #pragma unroll
       for (int i = 0; i < kWidth / 32; ++i)
