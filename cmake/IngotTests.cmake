@@ -94,8 +94,13 @@ endforeach()
 # to dispatch, which on Hopper asks for kernels that have no PTX.
 if(INGOT_WITH_CUDA)
   add_test(NAME kernels_rmsnorm_portable COMMAND test_kernels_rmsnorm --gtest_filter=RmsNorm*Cuda.*)
-  add_test(NAME kernels_mlp_portable COMMAND test_kernels_mlp "--gtest_filter=*portable*-*TheEntryPoints*:*TakesLeading*:*MoreThanTwoToThe31*")
-  set_tests_properties(kernels_rmsnorm_portable kernels_mlp_portable PROPERTIES LABELS gpu COST 200 ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
+  set_tests_properties(kernels_rmsnorm_portable PROPERTIES LABELS gpu COST 200 ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
+  foreach(shard RANGE 2) # a type each
+    add_test(NAME kernels_mlp_portable_${shard}
+      COMMAND test_kernels_mlp "--gtest_filter=*portable*-*TheEntryPoints*:*TakesLeading*:*MoreThanTwoToThe31*")
+    set_tests_properties(kernels_mlp_portable_${shard} PROPERTIES LABELS gpu COST 200
+      ENVIRONMENT "CUDA_FORCE_PTX_JIT=1;GTEST_TOTAL_SHARDS=3;GTEST_SHARD_INDEX=${shard}")
+  endforeach()
 endif()
 
 find_package(Python3 COMPONENTS Interpreter)
