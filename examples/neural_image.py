@@ -64,11 +64,20 @@ def unfilter(kind, row, above, step):
 
 
 def read_png(path):
-    """8-bit grey, RGB, with alpha or not; alpha is dropped."""
-    data = path.read_bytes()
+    """8-bit grey, RGB, with alpha or not; alpha is dropped. What cannot be read ends the program with one line."""
+    try:
+        return decode_png(path, path.read_bytes())
+    except OSError as e:
+        raise SystemExit(f"{path}: {e.strerror}, expected a PNG file") from None
+    except (struct.error, zlib.error):
+        raise SystemExit(f"{path}: found a PNG that is damaged or ends early") from None
+
+
+def decode_png(path, data):
     if data[:8] != b"\x89PNG\r\n\x1a\n":
         raise SystemExit(f"{path}: found no PNG signature, expected a PNG file")
     at, compressed = 8, b""
+    width = height = depth = colour = interlaced = 0
     while at < len(data):
         length, kind = struct.unpack(">I4s", data[at : at + 8])
         body = data[at + 8 : at + 8 + length]
@@ -81,6 +90,8 @@ def read_png(path):
     if depth != 8 or channels is None or interlaced:
         raise SystemExit(f"{path}: found {depth} bits, colour type {colour}, interlacing {interlaced}; expected 8 bits, grey or RGB, none")
     raw, stride = zlib.decompress(compressed), width * channels
+    if not width * height or len(raw) != height * (stride + 1):
+        raise SystemExit(f"{path}: found {len(raw)} bytes of {width} x {height} pixels, expected {height * (stride + 1)}")
     above, rows = bytearray(stride), []
     for r in range(height):
         start = r * (stride + 1)
@@ -193,7 +204,16 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help="folder of the results")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="fit with torch.compile too (default: on a GPU)")
     options = parser.parse_args()
-    device = torch.device(options.device)
+    try:
+        device = torch.zeros(0, device=options.device).device
+    except (RuntimeError, AssertionError) as e:
+        parser.error(f"--device: found {options.device}, expected one that PyTorch has here ({str(e).splitlines()[0]})")
+    for name, found in (("size", options.size), ("steps", options.steps), ("batch", options.batch), ("width", options.width)):
+        if found is not None and found < 1:
+            parser.error(f"--{name}: found {found}, expected at least 1")
+    if not 1 <= options.depth <= 8:
+        parser.error(f"--depth: found {options.depth}, expected 1 to 8")
+    options.out.mkdir(parents=True, exist_ok=True)
     on_gpu = device.type == "cuda"
     steps = options.steps or (2000 if on_gpu else 300)
     batch = options.batch or (65536 if on_gpu else 4096)
@@ -214,7 +234,6 @@ def main():
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
         fitted = torch.cat([fused(part)[:, :3].float() for part in inputs.split(1 << 18)]).view(height, width, 3)
     error = (fitted - image).square().mean().item()
-    options.out.mkdir(parents=True, exist_ok=True)
     write_png(options.out / "neural_image.png", torch.cat((image, fitted), 1))
     write_svg(options.out / "neural_image.svg", curves, f"Fitting {width} x {height} pixels, batches of {batch}")
     print(f"PSNR {-10 * math.log10(error):.1f} dB; wrote {options.out / 'neural_image.png'} and {options.out / 'neural_image.svg'}")

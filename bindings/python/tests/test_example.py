@@ -57,3 +57,24 @@ def test_reads_every_row_filter(example, tmp_path, kind):
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 5, 8, 2, 0, 0, 0))
                      + chunk(b"IDAT", zlib.compress(filtered(pixels.view(5, 12), kind))) + chunk(b"IEND", b""))
     assert torch.equal((example.read_png(path) * 255).round().to(torch.uint8), pixels)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"GIF89a", b"\x89PNG\r\n\x1a\n", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0", "cut"])
+def test_an_image_that_cannot_be_read_is_one_line(example, tmp_path, content):
+    path = tmp_path / "in.png"
+    if content == "cut":
+        example.write_png(path, torch.rand(8, 8, 3))
+        content = path.read_bytes()[:-30]
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SystemExit) as stopped:
+        example.read_png(path)
+    assert str(path) in str(stopped.value) and "\n" not in str(stopped.value)
+
+
+@pytest.mark.parametrize("arguments", [["--device", "nonsense"], ["--batch", "0"], ["--depth", "9"], ["--steps", "-1"]])
+def test_options_are_checked_before_anything_is_fitted(example, tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.setattr(sys, "argv", ["neural_image.py", "--device", "cpu", "--out", str(tmp_path), *arguments])
+    with pytest.raises(SystemExit):
+        example.main()
+    assert f"{arguments[0]}: found {arguments[1]}, expected" in capsys.readouterr().err
