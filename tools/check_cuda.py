@@ -1,8 +1,7 @@
 """The gates CUDA code must pass on a machine without a GPU. Compiles every .cu as the build does for sm_90a, assembles it for older targets
 whose PTX travels with it, and has the compiler read every .cpp that changes with CUDA. Fails on: an error; registers spilled or local memory,
-but for what SPILLS allows by name and in bytes;
-ptxas C7508, C7510 or C7511 (a register request ignored, wgmma serialised); another target than sm_90a; a translation unit of more than
-a minute of CPU time.
+but for what SPILLS allows by name and in bytes; ptxas C7508, C7510 or C7511 (a register request ignored, wgmma serialised); another target
+than sm_90a; a translation unit of more than a minute of CPU time.
 
     python3 tools/check_cuda.py [--build DIR]     prints one line per file; exit status 77 where there is no nvcc
 """
