@@ -9,8 +9,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 namespace ingot {
@@ -46,6 +47,20 @@ bool names(const std::string& path, int descriptor) {
   struct stat there;
   const struct stat here = stat_of(descriptor, path);
   return ::stat(path.c_str(), &there) == 0 && there.st_dev == here.st_dev && there.st_ino == here.st_ino;
+}
+
+// What a rename to `path` shall replace: the file behind a link, not the link, and never a device, a pipe or a
+// directory.
+std::string destination(const std::string& path) {
+  struct stat s;
+  if (::stat(path.c_str(), &s) != 0) return path;
+  if (!S_ISREG(s.st_mode))
+    fail(ErrorCode::io, path, ": found a ", S_ISDIR(s.st_mode) ? "directory" : "special file",
+         ", expected a regular file or a new name");
+  if (::lstat(path.c_str(), &s) != 0 || !S_ISLNK(s.st_mode)) return path;
+  const std::unique_ptr<char, decltype(&::free)> target(::realpath(path.c_str(), nullptr), &::free);
+  if (!target) fail_errno(path, "cannot follow the link", errno);
+  return target.get();
 }
 
 }  // namespace
@@ -121,10 +136,11 @@ void File::close() {
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail_errno(path_, "cannot close", errno);
 }
 
-AtomicFile::AtomicFile(const std::string& path) : path_(path) {
-  const std::string partial = path + ".partial";
+AtomicFile::AtomicFile(const std::string& path) : path_(destination(path)) {
+  const std::string partial = path_ + ".partial";
   for (;;) {
-    File file(partial, open_or_throw(partial, O_WRONLY | O_CREAT, "cannot create"));
+    // Another user's link of that name, in a directory that all may write to, must not lead elsewhere.
+    File file(partial, open_or_throw(partial, O_WRONLY | O_CREAT | O_NOFOLLOW, "cannot create"));
     if (retry([&] { return ::flock(file.descriptor_, LOCK_EX | LOCK_NB); }) != 0) {
       if (errno == EWOULDBLOCK) fail(ErrorCode::busy, path, ": another process is writing this file");
       fail_errno(partial, "cannot lock", errno);

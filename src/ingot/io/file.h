@@ -46,7 +46,7 @@ class File {
 
 // A file that appears under its name complete and durable, or not at all: written as "<path>.partial", synced, renamed,
 // the directory synced, and looked up again. A second writer of the same path gets Error{busy}; what a killed one left
-// is reused.
+// is reused. Where the path is a link, the file behind it is replaced; a device, a pipe or a directory is refused.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);

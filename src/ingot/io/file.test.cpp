@@ -48,6 +48,27 @@ TEST(atomic_file, bytes_that_were_lost_on_the_way_never_get_the_name) {
   EXPECT_EQ(list_directory(dir.path()), std::vector<std::string>{"a.json"});
 }
 
+TEST(atomic_file, a_link_stays_and_what_is_no_file_is_never_replaced) {
+  const TemporaryDirectory dir;
+  create_directories(dir / "there");
+  write_file(dir / "there/f", "old");
+  ASSERT_EQ(::symlink("there/f", (dir / "link").c_str()), 0);
+  write_file(dir / "link", "new");
+  EXPECT_EQ(read_file(dir / "there/f"), "new");
+  struct stat s;
+  EXPECT_TRUE(::lstat((dir / "link").c_str(), &s) == 0 && S_ISLNK(s.st_mode));
+
+  ASSERT_EQ(::mkfifo((dir / "fifo").c_str(), 0600), 0);
+  EXPECT_NE(error_of([&] { write_file(dir / "fifo", "x"); }).find("found a special file"), std::string::npos);
+  EXPECT_TRUE(::lstat((dir / "fifo").c_str(), &s) == 0 && S_ISFIFO(s.st_mode));
+  EXPECT_NE(error_of([&] { write_file(dir / "there", "x"); }).find("found a directory"), std::string::npos);
+  EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"fifo", "link", "there"}));
+
+  ASSERT_EQ(::symlink("there/f", (dir / "g.partial").c_str()), 0);
+  EXPECT_NE(error_of([&] { write_file(dir / "g", "x"); }).find("g.partial: cannot create"), std::string::npos);
+  EXPECT_EQ(read_file(dir / "there/f"), "new");
+}
+
 TEST(file, what_is_written_is_read_back) {
   const TemporaryDirectory dir;
   const std::string bytes = std::string("a\0b", 3) + std::string(100000, 'x');
