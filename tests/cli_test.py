@@ -128,6 +128,9 @@ class Frame(InDirectory):
         self.refuses(4, "missing.json", "doctor", "--config", self.directory / "missing.json")
         self.refuses(2, "INGOT_THREADS: found 'x', expected an integer", "doctor", env={"INGOT_THREADS": "x"})
 
+    def test_a_name_cannot_write_control_codes_to_the_terminal(self):
+        self.refuses(4, r"a \[31mb c: cannot open", "plot", "a\x1b[31mb\nc")
+
     def test_commands_for_gpt_oss_say_whether_the_path_or_the_model_is_missing(self):
         nothing, text = self.directory / "nothing", self.file("text", "x")
         for before, after in (["chat", "--model"], []), (["eval", "accuracy", "--ids", text, "--model"], []), (["convert"], ["x.ingot"]):
@@ -177,6 +180,11 @@ class Plot(InDirectory):
         lines = ['{"event": "start", "seed": 1}\n'] + [f'{{"step": {i}, "loss": {v}}}\n' for i, v in enumerate(losses)]
         (directory / "log.jsonl").write_text("".join(lines) + tail)
         return directory
+
+    def test_a_device_is_not_replaced_by_a_picture(self):
+        log = self.file("log.jsonl", '{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n')
+        os.mkfifo(self.directory / "pipe")
+        self.refuses(5, "pipe: found a special file", "plot", log, "--out", self.directory / "pipe")
 
     def test_several_runs_become_one_svg_whose_scale_is_round(self):
         out = self.directory / "x.svg"

@@ -411,9 +411,9 @@ class Program {
 
 namespace {
 int report(const std::string& who, const std::string& message, int status) {
-  std::string line = who + ": " + message;  // one line, whatever a file's name or content put into it
+  std::string line = who + ": " + message;  // one line without control codes, whatever a file's name put into it
   for (char& c : line)
-    if (c == '\n' || c == '\r') c = ' ';
+    if (static_cast<unsigned char>(c) < ' ' || c == 127) c = ' ';
   detail::write_stderr_line(line);
   return status;
 }
