@@ -380,6 +380,7 @@ TEST(ByteBpe, RefusesDamagedFilesByName) {
       {"/added_tokens/0/id", "3", "<|bos|>"},
       {"/added_tokens/0/id", "-3", "found id -3"},
       {"/added_tokens/0/content", "\"\"", "empty text"},
+      {"/added_tokens/0/special", "false", "\"<|bos|>\": special: found false, expected true"},
       {"/added_tokens", "3", "expected array"},
   };
   for (const Case& c : cases) {

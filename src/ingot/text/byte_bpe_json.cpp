@@ -169,6 +169,10 @@ void Reader::read_added() {
     const std::string text = need(token, "content", "added_tokens.", Json::value_t::string).get<std::string>();
     const Json* id = find(token, "id");
     if (!id) refuse("added_tokens: found no id for \"", text, "\"");
+    // Ordinary text may hold such a token and is cut at it; a run of spaces, in some vocabularies.
+    const Json* special = find(token, "special");
+    if (special && *special != Json(true))
+      refuse("added_tokens: \"", text, "\": special: found ", describe_json(*special), ", expected true");
     rules_.specials.push_back({id_of(*id, text), text});
     added_.emplace(text, rules_.specials.back().id);
   }
