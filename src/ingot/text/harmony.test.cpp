@@ -197,11 +197,13 @@ std::vector<Golden> goldens() {
   };
 }
 
+std::string published(const std::string& name) {
+  return read_file(INGOT_SOURCE_DIR "/tests/data/harmony/" + name + ".txt");
+}
+
 TEST(harmony, renders_published_conversations_as_published) {
-  const std::string folder = std::string(INGOT_SOURCE_DIR) + "/../shared/data/harmony/";
-  if (!is_directory(folder)) GTEST_SKIP() << "the published cases are not here";
   for (const Golden& g : goldens()) {
-    std::string want = read_file(folder + g.file + ".txt");
+    std::string want = published(g.file);
     while (!want.empty() && want.back() == '\n') want.pop_back();
     const auto pieces =
         g.prompt ? render_harmony_prompt(g.conversation, g.drop) : render_harmony(g.conversation, g.drop);
@@ -374,9 +376,6 @@ TEST(harmony, answers_are_read_whatever_shape_they_have) {
 // Answers as published: some as text, some as ids of the published vocabulary, of which the words in headers are
 // enough.
 TEST(harmony, reads_published_answers_as_published) {
-  const std::string folder = std::string(INGOT_SOURCE_DIR) + "/../shared/data/harmony/";
-  if (!is_directory(folder)) GTEST_SKIP() << "the published cases are not here";
-  const auto published = [&](const char* name) { return read_file(folder + name + ".txt"); };
   const HarmonyMessage page = {.role = Role::tool,
                                .name = "browser.search",
                                .recipient = "assistant",
