@@ -129,12 +129,24 @@ def _one_by_one(op):
     return rule
 
 
+def _on_one_device(name, fake):
+    """`fake` where all tensors are on one device: the kernel on the meta device is called as soon as one of them is there."""
+
+    def checked(*arguments):
+        found = {str(t.device): None for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)}
+        if len(found) > 1:
+            raise ValueError(f"{name}: found tensors on {' and '.join(found)}, expected one device")
+        return fake(*arguments)
+
+    return checked
+
+
 def _register(schema, run, fake, backward=None, setup=None):
     name = schema[: schema.index("(")]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("CPU", "CUDA"):
         _library.impl(name, run, key)
-    torch.library.register_fake(f"ingot::{name}", fake, lib=_library)
+    torch.library.register_fake(f"ingot::{name}", _on_one_device(name, fake), lib=_library)
     if backward is not None:
         torch.library.register_autograd(f"ingot::{name}", backward, setup_context=setup, lib=_library)
     op = getattr(torch.ops.ingot, name).default
@@ -296,12 +308,20 @@ class _SecondDerivative(torch.autograd.Function):
         refuse_second_order(ctx.op)
 
 
+def _in_memory(g):
+    """`g`, whose values PyTorch may not have written anywhere yet: as a lazy negative, or as zeros without memory."""
+    if g is None or not (g.is_neg() or g._is_zerotensor()):
+        return g
+    return g.resolve_neg() if g.is_neg() else torch.zeros_like(g)
+
+
 def first_order(op):
     """Of a backward: where a graph of it is asked for, its results say that they want a gradient and refuse it. Left without a graph, a
     penalty on gradients would count for nothing."""
 
     def wrap(backward):
         def run(ctx, *gradients):
+            gradients = map(_in_memory, gradients)
             if not torch.is_grad_enabled():
                 return backward(ctx, *gradients)
             with torch.no_grad():

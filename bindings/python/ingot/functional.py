@@ -6,12 +6,19 @@ machine cannot do it); both name the operation, the argument, what was found and
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import _C, _ops
+from . import _C, _ops, _plain
 from ._C import route
 
 __all__ = ["activation", "fused_mlp", "qk_norm_rope", "rms_norm", "rope", "rope_", "rope_table", "swiglu"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
+
+
+def _untensored(op, name, function, x, *arguments, **options):
+    """What `function` returns for an x that is no tensor: a node of a symbolic trace (torch.fx) where x is of one, else an exception."""
+    if isinstance(x, torch.fx.Proxy):
+        return x.tracer.create_proxy("call_function", function, (x, *arguments), options)
+    raise TypeError(f"{op}: {name}: found {type(x).__name__}, expected torch.Tensor")
 
 
 def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
@@ -21,12 +28,16 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     unit_offset multiplies by 1 + weight. eps=None is what torch.nn.RMSNorm takes: the epsilon of the type that sums are kept in.
     Returns y in x's dtype, or (y, s) where a residual is given. Sums are kept in fp32 (fp64 for fp64).
     """
-    if residual is not None:
-        return _add_rms_norm(x, residual, weight, eps, unit_offset)
-    if not is_dynamo_compiling():
+    if residual is None and not is_dynamo_compiling():
         y = _C.rms_norm_call(x, weight, eps, unit_offset)
         if y is not None:
             return y
+    if not isinstance(x, torch.Tensor):
+        return _untensored("rms_norm", "x", rms_norm, x, weight, eps, residual=residual, unit_offset=unit_offset)
+    if residual is not None:
+        return _add_rms_norm(x, residual, weight, eps, unit_offset)
+    if _plain.forward_mode():
+        return _plain.rms_norm(x, weight, _ops.default_eps(eps, x.dtype), unit_offset)
     return _ops.rms_norm_op(x, weight, eps, unit_offset)[0]
 
 
@@ -34,6 +45,8 @@ def _add_rms_norm(x, residual, weight, eps, unit_offset):
     way = _DISPATCH if is_dynamo_compiling() else route(x, residual, weight)
     if way == _DIFFERENTIATE:
         return _ops.add_rms_norm_eager(x, residual, weight, eps, unit_offset)
+    if way == _DISPATCH and _plain.forward_mode():
+        return _plain.add_rms_norm(x, residual, weight, _ops.default_eps(eps, x.dtype), unit_offset)
     run = _ops.run_add_rms_norm if way == _PLAIN else _ops.add_rms_norm_op
     y, total, _ = run(x, residual, weight, eps, unit_offset)
     return y, total
@@ -42,7 +55,7 @@ def _add_rms_norm(x, residual, weight, eps, unit_offset):
 def _autocast_to(x):
     """The dtype that autocast asks products on x's device to run in, or None."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype is torch.float64 or not x.is_floating_point():
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind) or x.dtype is torch.float64 or not x.is_floating_point():
         return None
     return torch.get_autocast_dtype(kind)
 
@@ -71,6 +84,8 @@ def fused_mlp(x, weights, biases=None, gains=None, *, activation="softplus", act
 
 def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_last, recompute):
     """fused_mlp with the parameters already in the order the kernel takes: weight, bias, gain, weight, ..."""
+    if not isinstance(x, torch.Tensor):
+        return _untensored("mlp", "x", mlp_of_parameters, x, parameters, bias, weight_norm, activation, activate_last, recompute)
     act = _ops.ACTIVATIONS.get(activation)
     if act is None:
         _ops.activation_number("mlp", activation)
@@ -81,7 +96,9 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
         y = _C.mlp_call(x, parameters, _ops.mlp_options(bias, weight_norm, act, activate_last, recompute))
         if y is not None:
             return y
-    save = not recompute and torch.is_grad_enabled()
+    if _plain.forward_mode():
+        return _plain.mlp(x, parameters, bias, weight_norm, activation, activate_last)
+    save = not recompute and torch.is_grad_enabled() and not torch.jit.is_tracing()  # which traces again without gradients, and compares
     return _ops.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, save)[0]
 
 
@@ -91,9 +108,14 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
     order (packed): "gate_first" is [gate | up], "gate_second" is [up | gate], "interleaved" alternates gate and up.
     GPT-OSS: limit=7, alpha=1.702, up_offset=1, which is min(gate, limit) sigmoid(alpha gate) (clamp(up, -limit, limit) + 1).
     """
+    if not isinstance(gate, torch.Tensor):
+        return _untensored("swiglu_gate", "packed" if up is None else "gate", swiglu, gate, up, order=order, limit=limit, alpha=alpha,
+                           up_offset=up_offset)
     number = _ops.GATE_ORDERS.get(order)
     if number is None:
         raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
+    if up is not None and not isinstance(up, torch.Tensor):
+        raise TypeError(f"swiglu_gate: up: found {type(up).__name__}, expected torch.Tensor")
     if up is not None and (up.shape != gate.shape or up.dtype is not gate.dtype):
         raise ValueError(f"swiglu_gate: up: found {tuple(up.shape)} {up.dtype}, expected {tuple(gate.shape)} {gate.dtype} as gate")
     if gate.dim() == 0:
@@ -105,6 +127,8 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
         return _ops.run_swiglu_gate(gate, up, number, limit, alpha, up_offset)
     if way == _DIFFERENTIATE:
         return _ops.swiglu_gate_eager(gate, up, number, limit, alpha, up_offset)
+    if _plain.forward_mode():
+        return _plain.swiglu(gate, up, number, limit, alpha, up_offset)
     return _ops.swiglu_gate_op(gate, up, number, limit, alpha, up_offset)
 
 
@@ -144,13 +168,24 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     """Rotates pairs of the last dimension of x (..., S, H, D) by the angle of each token's position.
 
     cos, sin: rows per position, from `rope_table`, at most D / 2 columns (fewer: a partial rotation), float32 (float64 for float64).
+    Where they want a gradient, PyTorch's own operations compute it.
     positions: integers that index their rows, (S) or one per token; 0, 1, ... where left out. On a GPU they are not checked.
     Pairs are (j, j + R/2) of the first R dimensions, or (2j, 2j + 1) where interleaved. sign=-1 turns the other way.
     """
+    if not isinstance(x, torch.Tensor):
+        return _untensored("rope", "x", rope, x, cos, sin, positions, interleaved=interleaved, sign=sign)
     positions = _positions("rope", x, positions)
-    if not is_dynamo_compiling() and route(x) == _PLAIN:
+    way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin)
+    if way == _PLAIN:
         return _ops.run_rope(x, positions, cos, sin, interleaved, sign)
+    if _by_formula(cos, sin):
+        return _plain.rope(x, positions, cos, sin, interleaved, sign)
     return _ops.rope_op(x, positions, cos, sin, interleaved, sign)
+
+
+def _by_formula(cos, sin):
+    """Whether a derivative is asked for that the kernels do not form: in forward mode, or of the table."""
+    return _plain.forward_mode() or (cos is not None and sin is not None and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
 
 
 def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
@@ -158,25 +193,36 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
 
     For inference: refused where gradients are recorded and under torch.compile.
     """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"rope_: x: found {type(x).__name__}, expected torch.Tensor")
     positions = _positions("rope_", x, positions)
-    if is_dynamo_compiling() or route(x) != _PLAIN:
+    if is_dynamo_compiling() or route(x, cos, sin) != _PLAIN:
         raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
     return _ops.run_rope_(x, positions, cos, sin, interleaved, sign)
 
 
 def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-23, interleaved=False, sign=1):
     """RMSNorm over D without a weight, then `rope` (none without cos and sin), then a factor per head: x (..., S, H, D), gain (H)."""
+    if not isinstance(x, torch.Tensor):
+        return _untensored("qk_norm_rope", "x", qk_norm_rope, x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
     positions = None if cos is None else _positions("qk_norm_rope", x, positions)
-    if not is_dynamo_compiling() and route(x, gain) == _PLAIN:
+    way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin, gain)
+    if way == _PLAIN:
         return _ops.run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)
+    if _by_formula(cos, sin):
+        return _plain.qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)
     return _ops.qk_norm_rope_op(x, positions, cos, sin, gain, eps, interleaved, sign)
 
 
 def activation(x, name):
     """The activation `name` of every element: one of ACTIVATIONS."""
+    if not isinstance(x, torch.Tensor):
+        return _untensored("activation", "x", activation, x, name)
     _ops.activation_number("activation", name)
     if not is_dynamo_compiling() and route(x) == _PLAIN:
         return _ops.run_activation(x, name)
+    if _plain.forward_mode():
+        return _plain.activation(x, name)
     return _ops.activation_op(x, name)
 
 

@@ -53,14 +53,15 @@ class RMSNorm(_Direct):
                 return y
         if self._one_vector:
             return functional.rms_norm(x, self.weight, self.eps, residual=residual, unit_offset=self.unit_offset)
-        self._check(x)  # without a weight of one dimension the kernel has nothing to compare x's shape with
+        if isinstance(x, torch.Tensor):  # and no symbol of a trace
+            self._check(x)  # without a weight of one dimension the kernel has nothing to compare x's shape with
         shape, weight = x.shape, None if self.weight is None else self.weight.flatten()
         x = x.flatten(-len(self.normalized_shape))
         if residual is None:
             return functional.rms_norm(x, weight, self.eps, unit_offset=self.unit_offset).view(shape)
         residual = residual.flatten(-len(self.normalized_shape))
-        y, total = functional.rms_norm(x, weight, self.eps, residual=residual, unit_offset=self.unit_offset)
-        return y.view(shape), total.view(shape)
+        both = functional.rms_norm(x, weight, self.eps, residual=residual, unit_offset=self.unit_offset)
+        return both[0].view(shape), both[1].view(shape)
 
     def _check(self, x):
         found = tuple(x.shape[-len(self.normalized_shape):])

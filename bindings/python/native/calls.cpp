@@ -153,7 +153,7 @@ constexpr int64_t kRecomputeRstd = 1 << 20;
 // x, weight, eps and unit_offset of `a`; false where rows are not dense, or empty.
 bool describe_rms_norm(nb::handle x, nb::handle w, nb::handle eps, nb::handle unit_offset, RmsNorm& a, Sizes& sizes) {
   const char* op = "rms_norm";
-  if (!dense_matrix(op, "x", x, a.x, &sizes) || a.x.numel() == 0) return false;
+  if (!dense_matrix(op, "x", x, a.x, &sizes) || floats(op, "x", a.x).numel() == 0) return false;
   if (!w.is_none() && !dense_vector(op, "weight", w, a.w)) return false;
   a.eps = eps.is_none() ? (a.x.dtype == DType::f64 ? DBL_EPSILON : FLT_EPSILON) : number(eps);
   a.unit_offset = PyObject_IsTrue(unit_offset.ptr()) == 1;
@@ -225,11 +225,13 @@ bool describe_mlp(nb::handle x, const Objects& parameters, int options, Mlp& a, 
   const bool bias = options & kBias, gain = options & kWeightNorm;
   const size_t each = 1 + bias + gain;
   if (parameters.empty() || parameters.size() % each != 0 || !dense_matrix(op, "x", x, a.x, &sizes)) return false;
-  if (a.x.device.kind == Device::cpu && size_of(a.x.dtype) < 4) return false;
+  if (floats(op, "x", a.x).device.kind == Device::cpu && size_of(a.x.dtype) < 4) return false;
   a.layers.resize(parameters.size() / each);
   auto next = parameters.begin();
+  Sizes of_weight;
   for (MlpLayer& layer : a.layers) {
-    if (!dense_matrix(op, "weight", *next++, layer.w)) return false;
+    if (!dense_matrix(op, "weight", *next++, layer.w, &of_weight)) return false;
+    INGOT_CHECK(of_weight.rank == 2, op, ": weight: found ", of_weight.rank, " dimensions, expected 2");
     if (bias && !dense_vector(op, "bias", *next++, layer.b)) return false;
     if (gain && !dense_vector(op, "gain", *next++, layer.g)) return false;
   }

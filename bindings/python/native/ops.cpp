@@ -53,7 +53,7 @@ void share_shape(std::initializer_list<Tensor*> operands) {
 void rms_norm(nb::handle x, nb::handle w, nb::handle residual, nb::handle sum, nb::handle y, nb::handle rstd,
               double eps, bool unit_offset) {
   const char* op = "rms_norm";
-  RmsNorm a{.x = view(op, "x", x, 3),
+  RmsNorm a{.x = floats(op, "x", view(op, "x", x, 3)),
             .w = vector(op, "weight", w),
             .residual = view(op, "residual", residual, 3),
             .sum = view(op, "sum", sum, 3),
@@ -107,7 +107,9 @@ std::vector<MlpLayer> layers_of(const char* op, nb::sequence parameters, const M
   std::vector<MlpLayer> layers(count / each);
   size_t i = 0;
   for (MlpLayer& layer : layers) {
-    layer.w = matrix(op, "weight", nb::object(parameters[i++]));
+    Sizes sizes;
+    INGOT_CHECK(dense_matrix(op, "weight", nb::object(parameters[i++]), layer.w, &sizes) && sizes.rank == 2, op,
+                ": weight: found ", sizes.rank, " dimensions, expected 2, contiguous");
     if (o.bias) layer.b = vector(op, "bias", nb::object(parameters[i++]));
     if (o.weight_norm) layer.g = vector(op, "gain", nb::object(parameters[i++]));
   }
@@ -121,6 +123,7 @@ nb::object run_mlp(nb::handle x, nb::sequence parameters, bool bias, bool weight
   Mlp a{.act = Act(act), .activate_last = activate_last};
   Sizes sizes;
   if (!dense_matrix(op, "x", x, a.x, &sizes)) return nb::none();
+  floats(op, "x", a.x);
   for (nb::handle p : parameters)
     if (!contiguous(op, "parameters", p)) return nb::none();
   a.layers = layers_of(op, parameters, {bias, weight_norm, act, activate_last});
@@ -180,7 +183,7 @@ struct GatePair {
   Tensor gate, up;
 };
 GatePair gate_pair(const char* op, const char* name, nb::handle packed, nb::handle up, int order) {
-  const Tensor t = matrix(op, name, packed);
+  const Tensor t = floats(op, name, matrix(op, name, packed));
   if (order == kSeparate) return {t, matrix(op, "up", up)};
   if (order == kInterleaved || !t) return {t, {}};
   INGOT_CHECK(order == kGateFirst || order == kGateSecond, op, ": order: found ", order, ", expected 0 to 3");
@@ -214,7 +217,7 @@ void gate_backward(nb::handle dh, nb::handle packed, nb::handle up, nb::handle d
 void rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb::handle sin, bool interleaved,
             int sign) {
   const char* op = "rope";
-  const Rope a{.x = heads(op, "x", x),
+  const Rope a{.x = floats(op, "x", heads(op, "x", x)),
                .y = heads(op, "y", y),
                .positions = vector(op, "positions", positions),
                .cos = matrix(op, "cos", cos),
@@ -228,7 +231,7 @@ void rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb
 void norm_rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb::handle sin, nb::handle gain,
                  double eps, bool interleaved, int sign) {
   const char* op = "qk_norm_rope";
-  const QkNormRope a{.x = heads(op, "x", x),
+  const QkNormRope a{.x = floats(op, "x", heads(op, "x", x)),
                      .y = heads(op, "y", y),
                      .positions = vector(op, "positions", positions),
                      .cos = matrix(op, "cos", cos),
@@ -243,7 +246,7 @@ void norm_rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle co
 void norm_rotate_backward(nb::handle x, nb::handle dy, nb::handle dx, nb::handle positions, nb::handle cos,
                           nb::handle sin, nb::handle gain, nb::handle dgain, double eps, bool interleaved, int sign) {
   const char* op = "qk_norm_rope_backward";
-  QkNormRopeBackward a{.x = heads(op, "x", x),
+  QkNormRopeBackward a{.x = floats(op, "x", heads(op, "x", x)),
                        .dy = heads(op, "dy", dy),
                        .dx = heads(op, "dx", dx),
                        .positions = vector(op, "positions", positions),
@@ -283,7 +286,8 @@ void fill_rope_table(nb::handle cos, nb::handle sin, double base, const std::str
 // --- activations -----------------------------------------------------------------------------------------------------
 
 void run_activate(nb::handle x, nb::handle y, int act) {
-  const Activate a{Act(act), matrix("activation", "x", x), matrix("activation", "y", y)};
+  const char* op = "activation";
+  const Activate a{Act(act), floats(op, "x", matrix(op, "x", x)), matrix(op, "y", y)};
   const Stream stream = stream_of(a.x);
   run([&] { activate(a, stream); });
 }

@@ -157,6 +157,14 @@ bool describe_at_once(nb::handle h, Described& d) {
   return true;
 }
 
+void refuse_without_memory(const char* op, const char* name, const Described& d) {
+  int64_t elements = 1;
+  for (int i = 0; i < d.rank; ++i) elements *= d.shape[i];
+  if (elements != 0)
+    fail(ErrorCode::unsupported, op, ": ", name, ": found a tensor of shape ", shape_text(d),
+         " without memory, expected a dense one on cpu or cuda");
+}
+
 void describe(const char* op, const char* name, nb::handle h, Described& d) {
   if (!is_tensor(h)) [[unlikely]]
     throw nb::type_error(
@@ -167,6 +175,8 @@ void describe(const char* op, const char* name, nb::handle h, Described& d) {
     else
       describe_slow(op, name, h, d);
   }
+  if (d.data == nullptr) [[unlikely]]
+    refuse_without_memory(op, name, d);
 #ifndef INGOT_CUDA_BUILD
   if (d.device.kind != Device::cpu) [[unlikely]]  // before anything is allocated there
     fail(ErrorCode::unsupported, op, ": ", name, ": found a tensor on ", d.device,
@@ -290,6 +300,15 @@ Tensor heads(const char* op, const char* name, nb::handle h) {
   append(d, d.rank - 2, t);
   append(d, d.rank - 1, t);
   return tidy(t);
+}
+
+const Tensor& floats(const char* op, const char* name, const Tensor& t) {
+  const bool narrow = t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16;
+  INGOT_CHECK(narrow || t.dtype == DType::f64, op, ": ", name, ": found dtype ", t.dtype,
+              ", expected f64, f32, bf16 or f16");
+  if (!narrow && t.device.kind != Device::cpu)
+    fail(ErrorCode::unsupported, op, ": ", name, ": found dtype f64 on a GPU, expected f32, bf16 or f16");
+  return t;
 }
 
 namespace {
@@ -420,10 +439,22 @@ bool requires_grad(nb::handle h) {  // of a plain tensor
   if (const TorchSymbols* s = torch_.symbols) return s->requires_grad(s->implementation(h));
   return attribute(h, torch_.requires_grad).ptr() == Py_True;
 }
+// Whether the values lie in memory as they are: not negated on the way, and not on the meta device. A parameter's do;
+// one on that device says so where it is described.
+bool holds_values(nb::handle h) {
+  if (Py_TYPE(h.ptr()) == torch_.parameter) return true;
+  if (const TorchSymbols* s = torch_.symbols) {
+    const void* t = s->tensor(h);
+    int32_t kind = -1;
+    return s->device_type(t, &kind) == 0 && kind != s->meta && !s->is_neg(t) && !s->is_zero(t);
+  }
+  const auto is = [](const nb::object& found) { return found.ptr() == Py_True; };
+  return !is(h.attr("is_meta")) && !is(h.attr("is_neg")()) && !is(h.attr("_is_zerotensor")());
+}
 // Folds one operand into `way`; false where only the dispatcher will do.
 bool join(nb::handle h, bool grad, int& way) {
   if (h.is_none()) return true;
-  if (!is_plain_tensor(h)) return false;
+  if (!is_plain_tensor(h) || !holds_values(h)) return false;
   if (grad && way != kDifferentiate && requires_grad(h)) way = kDifferentiate;
   return true;
 }
@@ -445,7 +476,7 @@ bool forward_mode() {
 template <class Tensors> int route_over(nb::handle first, const Tensors& tensors) {
   if (observed()) return kDispatch;
   const bool grad = torch_.symbols ? torch_.symbols->grad_enabled() : call(torch_.grad_enabled).ptr() == Py_True;
-  if (grad && forward_mode()) return kDispatch;
+  if (forward_mode()) return kDispatch;  // which no_grad does not end
   int way = kPlain;
   if (first.is_valid() && !join(first, grad, way)) return kDispatch;
   for (nb::handle h : tensors)

@@ -23,6 +23,9 @@ inline Tensor matrix(const char* op, const char* name, nb::handle t) { return vi
 Tensor heads(const char* op, const char* name, nb::handle t);
 inline Tensor vector(const char* op, const char* name, nb::handle t) { return view(op, name, t, 1); }
 
+// `t` itself, which must be of a type that the operations compute in.
+const Tensor& floats(const char* op, const char* name, const Tensor& t);
+
 // Every dimension as if freshly allocated.
 bool contiguous(const char* op, const char* name, nb::handle tensor);
 constexpr int kMaxDims = 64;  // PyTorch's own limit

@@ -32,6 +32,7 @@ bool look_up_all(void* library, TorchSymbols& s) {
   }
   return look_up_constant(library, "aoti_torch_device_type_cpu", s.cpu) &&
          look_up_constant(library, "aoti_torch_device_type_cuda", s.cuda) &&
+         look_up_constant(library, "aoti_torch_device_type_meta", s.meta) &&
          look_up_constant(library, "aoti_torch_layout_strided", s.strided) &&
          look_up(library, "aoti_torch_get_dim", s.dim) && look_up(library, "aoti_torch_get_sizes", s.sizes) &&
          look_up(library, "aoti_torch_get_strides", s.strides) && look_up(library, "aoti_torch_get_data_ptr", s.data) &&
@@ -40,6 +41,8 @@ bool look_up_all(void* library, TorchSymbols& s) {
          look_up(library, "aoti_torch_get_device_index", s.device_index) &&
          look_up(library, "_ZNK3c1010TensorImpl13requires_gradEv", s.requires_grad) &&
          look_up(library, "_ZNK2at10TensorBase7is_leafEv", s.is_leaf) &&
+         look_up(library, "_ZN2at25compositeimplicitautograd6is_negERKNS_6TensorE", s.is_neg) &&
+         look_up(library, "_ZN2at25compositeimplicitautograd14_is_zerotensorERKNS_6TensorE", s.is_zero) &&
          look_up(library, "_ZN3c108GradMode10is_enabledEv", s.grad_enabled) &&
          look_up(library, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", s.dispatch_modes) &&
          look_up(library, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", s.function_modes) &&
@@ -62,7 +65,8 @@ bool describes(const TorchSymbols& s, nb::handle h) {
       return false;
   return reinterpret_cast<uintptr_t>(data) == nb::cast<uintptr_t>(h.attr("data_ptr")()) && layout == s.strided &&
          device == s.cpu && s.requires_grad(s.implementation(h)) == nb::cast<bool>(h.attr("requires_grad")) &&
-         s.is_leaf(t) == nb::cast<bool>(h.attr("is_leaf"));
+         s.is_leaf(t) == nb::cast<bool>(h.attr("is_leaf")) && s.is_neg(t) == nb::cast<bool>(h.attr("is_neg")()) &&
+         s.is_zero(t) == nb::cast<bool>(h.attr("_is_zerotensor")());
 }
 
 // Puts back what it was.
@@ -91,6 +95,8 @@ bool answer_as_python_does(const TorchSymbols& s, nb::module_ torch) {
     mode.set(on);
     same = same && s.grad_enabled() == on;
   }
+  if (const nb::object c_neg = c.attr("_VariableFunctions"); nb::hasattr(c_neg, "_neg_view"))
+    same = same && describes(s, c_neg.attr("_neg_view")(plain));
   const nb::object leaf = ones(3).attr("requires_grad_")(), made = leaf.attr("unsqueeze")(1);
   return same && describes(s, plain) && describes(s, leaf) && describes(s, made) && describes(s, plain.attr("t")());
 }

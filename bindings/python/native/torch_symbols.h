@@ -24,13 +24,15 @@ struct TorchSymbols {
   // C++: their names say what they take.
   bool (*requires_grad)(const void* impl);
   bool (*is_leaf)(const void* tensor);
+  bool (*is_neg)(const void* tensor);   // its memory holds the values' negatives
+  bool (*is_zero)(const void* tensor);  // zeros without memory
   bool (*grad_enabled)();
   int64_t (*dispatch_modes)();
   int64_t (*function_modes)();
   bool (*autocast)(int8_t device_type);
 
   int64_t at = 0;  // where a torch.Tensor object holds its at::Tensor, a pointer to the implementation
-  int32_t cpu, cuda, strided;
+  int32_t cpu, cuda, meta, strided;
   static constexpr int kDtypes = 32;
   struct Known {
     bool known = false;

@@ -78,10 +78,178 @@ def test_a_penalty_on_gradients_is_refused_and_never_left_out(device):
             (y.mean() + dx.square().mean()).backward()
 
 
-def test_a_symbolic_trace_of_rms_norm_computes_the_same(device):
-    norm = torch.nn.Sequential(ingot.nn.RMSNorm(16, device=device))
-    x = torch.zeros(2, 16, device=device)  # 0 / sqrt(0 + eps) is 0 where eps is not lost on the way
-    assert torch.equal(torch.fx.symbolic_trace(norm)(x), norm(x)) and norm(x).isfinite().all()
+class Doubled(torch.nn.Module):
+    """n(x + 2 x) + x + 2 x."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        both = self.norm(x, 2 * x)
+        return both[0] + both[1]
+
+
+def everything(device, dtype=torch.float32):
+    """(name, a function of x (4, 16) that is differentiable in it) for all that the package computes; some parameters do not train."""
+    norm, offset, whole = (ingot.nn.RMSNorm(n, unit_offset=u, elementwise_affine=a, device=device, dtype=dtype)
+                           for n, u, a in ((16, False, True), (16, True, True), ((4, 16), False, False)))
+    mlp = ingot.nn.FusedMLP(16, 24, 8, device=device, dtype=dtype).requires_grad_(False)
+    normed = ingot.nn.FusedMLP(16, 24, 8, 2, "gelu", weight_norm=True, activate_last=True, device=device, dtype=dtype)
+    table = functional.rope_table(4, 6, device=device, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    gain = torch.rand(2, device=device, dtype=table[0].dtype)
+    yield "rms_norm", norm
+    yield "rms_norm without training", lambda x: functional.rms_norm(x, norm.weight.detach(), 1e-5)
+    yield "rms_norm, 1 + weight", offset
+    yield "rms_norm over two dimensions", whole
+    yield "rms_norm of a sum", Doubled(norm)
+    yield "mlp without training", mlp
+    yield "mlp", normed
+    yield "swiglu", lambda x: functional.swiglu(x, order="gate_second", limit=0.5, alpha=1.7, up_offset=1.0)
+    yield "swiglu, interleaved", lambda x: functional.swiglu(x, order="interleaved")
+    yield "swiglu of two", lambda x: functional.swiglu(x, x + 1)
+    yield "rope", lambda x: functional.rope(x.view(4, 2, 8), *table)
+    yield "rope, interleaved", lambda x: functional.rope(x.view(4, 2, 8), *table, sign=-1, interleaved=True)
+    yield "qk_norm_rope", lambda x: functional.qk_norm_rope(x.view(4, 2, 8), *table, gain=gain)
+    yield "qk_norm_rope without a table", lambda x: functional.qk_norm_rope(x.view(4, 2, 8))
+    for name in functional.ACTIVATIONS:
+        yield name, (lambda name: lambda x: functional.activation(x, name))(name)
+
+
+def test_forward_mode_is_the_transpose_of_backward(device):
+    for name, function in everything(device):
+        x, v = (torch.randn(4, 16, device=device) for _ in range(2))
+        z = x.clone().requires_grad_()
+        y = function(z)
+        dy = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, z, dy)
+        value, tangent = torch.func.jvp(function, (x,), (v,))
+        torch.testing.assert_close(value, y.detach(), rtol=2e-4, atol=2e-5, msg=name)
+        torch.testing.assert_close((dy * tangent).sum(), (dx * v).sum(), rtol=1e-3, atol=1e-3, msg=name)
+        with torch.no_grad(), torch.autograd.forward_ad.dual_level():  # gradients off is not tangents off
+            dual = function(torch.autograd.forward_ad.make_dual(x, v))
+            torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, tangent, msg=name)
+
+
+@on_cpu
+def test_forward_mode_gradcheck_in_fp64():
+    for name, function in everything("cpu", torch.float64):
+        x = torch.randn(4, 16, dtype=torch.float64)
+        x = torch.where((x.abs() < 1e-3) | ((x.abs() - 0.5).abs() < 1e-3), 0.1, x).requires_grad_()  # away from kinks
+        assert torch.autograd.gradcheck(function, x, check_forward_ad=True, fast_mode=True), name
+    norm = ingot.nn.RMSNorm(5, eps=1e-5, dtype=torch.float64)
+    x = torch.randn(5, dtype=torch.float64)
+    weights = torch.randn(5, dtype=torch.float64)
+    expected = torch.func.hessian(lambda x: (weights * torch.nn.functional.rms_norm(x, (5,), None, 1e-5)).sum())(x)
+    torch.testing.assert_close(torch.func.hessian(lambda x: (weights * norm(x)).sum())(x), expected)
+
+
+def test_a_table_that_trains_gets_its_gradient(device):
+    x = torch.randn(4, 2, 8, device=device)
+    for interleaved in (False, True):
+        cos, sin = (t.requires_grad_() for t in functional.rope_table(4, 6, device=device))
+        oracle = [t.detach().double().requires_grad_() for t in (cos, sin)]
+        y = functional.rope(x, cos, sin, interleaved=interleaved)
+        expected = reference.rope(x.double(), *oracle, torch.arange(4, device=device), interleaved)
+        dy = torch.randn_like(y)
+        y.backward(dy)
+        expected.backward(dy.double())
+        for found, wanted in zip((y, cos.grad, sin.grad), (expected, *(t.grad for t in oracle))):
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            assert torch.allclose(functional.rope(x, cos, sin, interleaved=interleaved), y, atol=1e-6)
+        assert functional.qk_norm_rope(x, cos, sin).requires_grad
+        with pytest.raises(NotImplementedError, match="rope_: found a call that autograd"):
+            functional.rope_(x.clone(), cos, sin)
+
+
+def test_symbolic_traces_compute_the_same(device):
+    x = torch.zeros(4, 16, device=device)  # 0 / sqrt(0 + eps) is 0 where eps is not lost on the way
+    x[1:] = torch.randn(3, 16, device=device)
+    for name, function in everything(device):
+        holder = torch.nn.Sequential(function) if isinstance(function, torch.nn.Module) else function
+        traced = torch.fx.symbolic_trace(holder)
+        assert torch.equal(traced(x), function(x)) and traced(x).isfinite().all(), name
+    mlp = ingot.nn.FusedMLP(16, 24, 8, device=device)
+    traced = torch.fx.symbolic_trace(mlp)  # itself the root
+    traced(x).sum().backward()
+    assert all(p.grad is not None for p in mlp.parameters()) and len(list(traced.parameters())) == 6
+    with torch.autocast(device.type, torch.bfloat16):
+        assert traced(x).dtype is torch.bfloat16  # asked when it runs
+    y, total = torch.fx.symbolic_trace(ingot.nn.RMSNorm(16, device=device))(x, x)
+    assert torch.equal(total, x + x)
+    gated = ingot.nn.SwiGLU(16, 8, device=device)
+    assert torch.equal(torch.fx.symbolic_trace(gated)(x), gated(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_recorded_trace_passes_its_own_check(device):
+    x = torch.randn(4, 16, device=device)
+    for module in (ingot.nn.RMSNorm(16, device=device), ingot.nn.FusedMLP(16, 24, 8, device=device)):
+        assert torch.equal(torch.jit.trace(module, (x,))(x), module(x))
+
+
+def test_values_that_are_not_written_anywhere_count(device):
+    """PyTorch negates a view on the way, and has zeros without memory."""
+    x = torch.randn(4, 16, device=device)
+    zeros = torch._efficientzerotensor(4, 16, device=device)
+    for exchange in (True, False):
+        _C.use_ways(exchange, exchange)
+        try:
+            for name, function in everything(device):
+                with torch.no_grad():
+                    assert torch.equal(function(torch._neg_view(x)), function(-x)), name
+                    assert torch.equal(function(zeros), function(torch.zeros_like(x))), name
+                z = x.clone().requires_grad_()
+                y = function(z)
+                dy = torch.randn_like(y)
+                want = torch.autograd.grad(y, z, -dy, retain_graph=True)[0]
+                assert torch.equal(torch.autograd.grad(y, z, torch._neg_view(dy), retain_graph=True)[0], want), name
+                nothing = torch._efficientzerotensor(*dy.shape, device=device)
+                assert not torch.autograd.grad(y, z, nothing)[0].any(), name
+        finally:
+            _C.use_ways(True, True)
+    with pytest.raises(NotImplementedError, match=r"rms_norm: x: found a tensor of shape \(4, 16\) without memory"):
+        _C.rms_norm(zeros, None, None, None, x, None, 1e-5, False)
+
+
+def test_shapes_are_inferred_on_the_meta_device(device):
+    x = torch.randn(4, 16, device=device)
+    for exchange in (True, False):
+        _C.use_ways(exchange, exchange)
+        try:
+            for (name, real), (_, inferred) in zip(everything(device), everything(torch.device("meta"))):
+                z = torch.empty(4, 16, device="meta", requires_grad=True)
+                found = inferred(z)
+                assert found.is_meta and found.shape == real(x).shape and found.dtype is real(x).dtype, name
+                found.sum().backward()
+                assert z.grad.is_meta and z.grad.shape == z.shape, name
+        finally:
+            _C.use_ways(True, True)
+    with pytest.raises(ValueError, match="mlp: found tensors on meta and .*, expected one device"):
+        ingot.nn.FusedMLP(16, 24, 8, device=device)(x.to("meta"))
+
+
+def test_what_is_no_tensor_is_refused_by_name(device):
+    cos, sin = functional.rope_table(4, 8, device=device)
+    calls = {
+        "rms_norm: x": lambda x: functional.rms_norm(x, None, 1e-5),
+        "mlp: x": ingot.nn.FusedMLP(16, 24, 8, device=device),
+        "swiglu_gate: packed": functional.swiglu,
+        "swiglu_gate: gate": lambda x: functional.swiglu(x, x),
+        "swiglu_gate: up": lambda x: functional.swiglu(cos, x or [0]),
+        "rope: x": lambda x: functional.rope(x, cos, sin),
+        "rope_: x": lambda x: functional.rope_(x, cos, sin),
+        "qk_norm_rope: x": lambda x: functional.qk_norm_rope(x, cos, sin),
+        "activation: x": lambda x: functional.activation(x, "relu"),
+    }
+    for name, call in calls.items():
+        for x in ([1.0, 2.0], None):
+            found = type([0] if x is None and name.endswith("up") else x).__name__
+            if name == "swiglu_gate: gate" and x is None:
+                found, name = "NoneType", "swiglu_gate: packed"
+            with pytest.raises(TypeError, match=f"{name}: found {found}, expected torch.Tensor"):
+                call(x)
 
 
 class Net(torch.nn.Module):
@@ -410,6 +578,8 @@ def test_the_route_follows_gradients_modes_and_types(device):
     assert _C.route(x, [1]) == _C.DISPATCH
     with torch.autograd.forward_ad.dual_level():
         assert _C.route(x, w) == _C.DISPATCH
+        with torch.no_grad():
+            assert _C.route(x, w) == _C.DISPATCH
 
 
 @on_cpu

@@ -164,6 +164,9 @@ def test_errors_name_operation_argument_found_and_expected(device):
          "rope: positions: found torch.float32, expected integers"),
         (lambda: functional.swiglu(x[0, 0]), "swiglu_gate: packed: found a tensor without dimensions"),
         (lambda: functional.fused_mlp(x[0, 0], [torch.randn(8, 8, device=device)]), "mlp: x: found a tensor without dimensions"),
+        (lambda: functional.activation(x.long(), "relu"), "activation: x: found dtype i64, expected f64, f32, bf16 or f16"),
+        (lambda: functional.swiglu(x[:, :4].long()), "swiglu_gate: packed: found dtype i64, expected"),
+        (lambda: functional.rope(torch.zeros(2, 3, 8, device=device, dtype=torch.int32), cos, sin), "rope: x: found dtype i32, expected"),
         (lambda: functional.activation(x, "swish"), "activation: activation: found 'swish', expected one of identity"),
     ]
     if DEVICE == "cpu":

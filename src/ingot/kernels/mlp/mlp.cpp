@@ -123,7 +123,7 @@ void check_cuda_rows(const char* op, const char* name, const Tensor& t) {
 }
 void check_cuda_shapes(const char* op, const Layers& layers, const Tensor& x) {
   if (x.dtype != DType::f16 && x.dtype != DType::bf16 && x.dtype != DType::f32)
-    fail(ErrorCode::unsupported, op, ": found dtype ", x.dtype, " on a GPU, expected f16, bf16 or f32");
+    fail(ErrorCode::unsupported, op, ": x: found dtype ", x.dtype, " on a GPU, expected f16, bf16 or f32");
   if (layers.size() > kCudaLayers)
     fail(ErrorCode::unsupported, op, ": found ", layers.size(), " layers, expected at most ", kCudaLayers, " on a GPU");
   check_cuda_width(op, "input", x.cols());

@@ -343,7 +343,7 @@ TEST(mlp, a_gpu_takes_eight_layers_of_widths_in_multiples_of_eight_up_to_512) {
     } catch (const Error& e) { return e.what(); }
     return "nothing was refused";
   };
-  EXPECT_EQ(message(DType::f64, {8, 8}), "mlp: found dtype f64 on a GPU, expected f16, bf16 or f32");
+  EXPECT_EQ(message(DType::f64, {8, 8}), "mlp: x: found dtype f64 on a GPU, expected f16, bf16 or f32");
   EXPECT_EQ(message(DType::f16, {8, 8, 8, 8, 8, 8, 8, 8, 8, 8}), "mlp: found 9 layers, expected at most 8 on a GPU");
   EXPECT_EQ(message(DType::f16, {12, 8}), "mlp: found input width 12, expected a multiple of 8 from 8 to 512 on a GPU");
   EXPECT_EQ(message(DType::f16, {8, 520, 8}),

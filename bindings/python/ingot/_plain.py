@@ -1,0 +1,97 @@
+"""The operations in PyTorch's own: what runs where the kernels have no derivative, which is forward mode (jvp, jacfwd, hessian), and
+rotation by a table that wants a gradient. Sums are formed in fp32 (fp64 of fp64) as the kernels form them; derivable any number of times.
+"""
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+
+_ACTIVATIONS = {
+    "identity": lambda x: x,
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "leaky_relu_squared": lambda x: F.leaky_relu(x, 0.5).square(),
+    "relu_squared": lambda x: F.relu(x).square(),
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softplus": lambda x: torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device)),  # accurate in both tails
+}
+
+
+def forward_mode():
+    """Whether forward-mode derivatives are being formed; torch.func's transforms set this level too."""
+    return forward_ad._current_level >= 0
+
+
+def _wide(t):
+    return t if t is None or t.dtype is torch.float64 else t.float()
+
+
+def rms_norm(x, weight, eps, unit_offset):
+    s = _wide(x)
+    y = s * torch.rsqrt(s.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        y = y * (1 + _wide(weight) if unit_offset else _wide(weight))
+    return y.to(x.dtype)
+
+
+def add_rms_norm(x, residual, weight, eps, unit_offset):
+    total = (_wide(x) + _wide(residual)).to(x.dtype)
+    return rms_norm(total, weight, eps, unit_offset), total
+
+
+def mlp(x, parameters, bias, weight_norm, name, activate_last):
+    each = 1 + bias + weight_norm
+    for i in range(0, len(parameters), each):
+        w = parameters[i]
+        if weight_norm:
+            v = _wide(w)
+            w = (_wide(parameters[i + each - 1]).unsqueeze(1) * v * torch.rsqrt(v.square().sum(1, keepdim=True) + 1e-12)).to(w.dtype)
+        x = F.linear(x, w, parameters[i + 1] if bias else None)
+        if activate_last or i + each < len(parameters):
+            x = activation(x, name)
+    return x
+
+
+def activation(x, name):
+    return _ACTIVATIONS[name](_wide(x)).to(x.dtype)
+
+
+def swiglu(packed, up, order, limit, alpha, up_offset):
+    if up is not None:
+        gate = packed
+    elif order == 2:
+        gate, up = packed[..., 0::2], packed[..., 1::2]
+    else:
+        first, second = packed.chunk(2, -1)
+        gate, up = (first, second) if order == 0 else (second, first)
+    gate, up = _wide(gate), _wide(up)
+    if limit > 0:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (gate * torch.sigmoid(alpha * gate) * (up + up_offset)).to(packed.dtype)
+
+
+def rope(x, positions, cos, sin, interleaved, sign):
+    """positions: one per token, as _positions gives them."""
+    return _turn(_wide(x), positions, cos, sin, interleaved, sign).to(x.dtype)
+
+
+def _turn(x, positions, cos, sin, interleaved, sign):
+    half = cos.shape[-1]
+    at = positions.long().view(x.shape[:-2])
+    c, s = cos[at].unsqueeze(-2), sign * sin[at].unsqueeze(-2)
+    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    first, second = a * c - b * s, b * c + a * s
+    turned = torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
+    return torch.cat((turned, rest), -1)
+
+
+def qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign):
+    y = rms_norm(_wide(x), None, eps, False)
+    if cos is not None:
+        y = _turn(y, positions, cos, sin, interleaved, sign)
+    return (y if gain is None else y * gain.unsqueeze(-1)).to(x.dtype)
