@@ -164,7 +164,14 @@ TEST(session, ends_at_a_stop_id_at_the_context_and_when_it_is_told_to) {
   EXPECT_EQ(full.finish, Finish::context);
   EXPECT_EQ(full.tokens.size(), 11u);  // ten have room, and the eleventh is known without being told
   o.slide = true;
-  EXPECT_EQ(session.generate(prompt, o).tokens.size(), 100u);
+  const Answer slid = session.generate(prompt, o);
+  EXPECT_EQ(slid.tokens.size(), 100u);
+  // The context was full after ten; what follows knows the later half, 20 tokens.
+  std::vector<int32_t> all = prompt;
+  all.insert(all.end(), slid.tokens.begin(), slid.tokens.end());
+  Session later(*decoder);
+  const std::vector<int32_t> half(all.begin() + 21, all.begin() + 41);
+  EXPECT_EQ(later.generate(half, kGreedy).tokens[0], slid.tokens[11]);
   o = kGreedy;
   int shown = 0;
   o.on_token = [&](int32_t) { return ++shown < 4; };

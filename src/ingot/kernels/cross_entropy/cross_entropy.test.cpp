@@ -78,6 +78,21 @@ TEST(CrossEntropy, Fp32IsAsCloseToFp64AsItsRoundingsAllow) {
   }
 }
 
+TEST(CrossEntropy, TheLargestLogitIsFoundWhereverItStands) {
+  constexpr int64_t kVocab = 150;  // two strides of four vectors of the widest level, and tails
+  Plain p({kVocab, kVocab, 0, 0, 0, 1}, DType::f32);
+  float* logits = p.logits.tensor().ptr<float>();
+  for (int64_t r = 0; r < kVocab; ++r) {
+    for (int64_t v = 0; v < kVocab; ++v) logits[r * kVocab + v] = v == r ? 200 : -200;  // e^400 would overflow
+    p.targets.tensor().ptr<int32_t>()[r] = int32_t(r);
+  }
+  cross_entropy(p.args, {});
+  for (int64_t r = 0; r < kVocab; ++r) {
+    EXPECT_EQ(values(p.lse)[size_t(r)], 200) << r;
+    EXPECT_EQ(values(p.loss)[size_t(r)], 0) << r;
+  }
+}
+
 TEST(CrossEntropy, GradientsAreTheDerivativesOfLosses) {
   for (const Case& c : kCases) {
     if (c.rows == 0 || c.scale > 20) continue;  // beyond the softcap every slope is far below the loss's roundings

@@ -55,6 +55,22 @@ TEST(gpt_oss_config, the_three_spellings_say_the_same) {
   EXPECT_EQ(to_json(gpt_oss_config_from_json(published, "again")), published);
 }
 
+TEST(gpt_oss_config, rotations_of_other_values_are_read_too) {
+  std::string own = kOwn;
+  const auto put = [&](const std::string& from, const std::string& to) {
+    own.replace(own.find(from), from.size(), to);
+  };
+  put(R"("rope_ntk_alpha": 1)", R"("rope_ntk_alpha": 2)");
+  put(R"("rope_ntk_beta": 32)", R"("rope_ntk_beta": 24)");
+  put(R"("rope_scaling_factor": 32.0)", R"("rope_scaling_factor": 8)");
+  put(R"("initial_context_length": 4096)", R"("initial_context_length": 2048)");
+  const RopeScaling scaling = gpt_oss_config_from_json(own, "config.json").rope_scaling;
+  EXPECT_EQ(scaling.beta_slow, 2);
+  EXPECT_EQ(scaling.beta_fast, 24);
+  EXPECT_EQ(scaling.factor, 8);
+  EXPECT_EQ(scaling.original_context, 2048);
+}
+
 TEST(gpt_oss_config, published_frequencies_are_the_specified_ones) {
   const GptOssConfig c = gpt_oss_config_from_json(kPublished, "config.json");
   const RopeFrequencies f = rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling);
