@@ -2,7 +2,6 @@
 // beside PyTorch. Every function returns 0, or 1 with the reason in ingot_bench_error().
 #include <string>
 
-#include "ingot/core/version.h"
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
@@ -37,7 +36,6 @@ DType dtype_named(const std::string& name) {
 }  // namespace
 
 EXPORT const char* ingot_bench_error() { return last_error.c_str(); }
-EXPORT const char* ingot_bench_commit() { return commit(); }
 
 EXPORT int ingot_bench_copy(void* to, const void* from, int64_t bytes, void* stream) {
   return guarded([&] { gpu::copy_kernel(to, from, bytes, {stream}); });
@@ -106,19 +104,7 @@ EXPORT int ingot_bench_rmsnorm_backward(const char* dtype, void* s, const char* 
   });
 }
 
-// What the default of the forward pass would be, in the layout above.
-EXPORT int ingot_bench_rmsnorm_config(const char* dtype, int64_t rows, int64_t cols, int residual, int* config) {
-  return guarded([&] {
-    const auto c =
-        cuda::pick_rmsnorm_config({.rows = rows, .cols = cols, .dtype = dtype_named(dtype), .residual = residual != 0});
-    const int values[7] = {
-        c.vectors ? c.vecs_per_thread : 0, c.rows_per_group, c.group, c.cluster, c.threads, 1, c.streaming};
-    for (int i = 0; i < 7; ++i) config[i] = values[i];
-  });
-}
-
 // --- whole MLPs: `widths` has depth + 1 entries; g null: no weight norm; saved_dtype "none": nothing is stored
-// -----------
 namespace {
 const Device kGpu{Device::cuda, 0};
 

@@ -155,6 +155,32 @@ def gpu_folder():
     return (found[0] if found else name.replace(" ", "-")).lower()
 
 
+def rotation(bytes_, l2_bytes, most=100):
+    """How many sets of inputs a case of so many bytes rotates through, calls in a graph, and whether all sets still fit L2."""
+    wanted = -(-3 * l2_bytes // bytes_)
+    sets = int(min(max(2, wanted), most))
+    return sets, max(20, sets), sets < wanted
+
+
+def compared(case, buffers, function, ours, checked, copy_tbps, others):
+    """A case's result: Ingot beside `function` in PyTorch, eager and compiled, and `others` (what captures the graph of each), in turn.
+    checked: the error and what it may be. A peer that cannot run here is listed with its reason."""
+    error, tolerance = checked
+    torch._dynamo.reset()  # fresh per shape
+    compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
+    graphs = {"ours": captured(ours, buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
+    absent = {}
+    for name, make in others.items():
+        try:
+            graphs[name] = make()
+        except Exception as e:
+            absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
+    us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls)
+    return {"name": case.name, "shape": case.shape, "dtype": case.dtype, "ours_us": us.pop("ours"), "peers": us,
+            "limit_us": case.bytes / copy_tbps * 1e-6, "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent,
+            "p20_p80_us": spread}
+
+
 def sweep(buffers, native, configs):
     """[microseconds, configuration] of the default (first) and of every one of `configs`, the fastest first. They take turns."""
     configs = [None, *configs]
@@ -183,24 +209,30 @@ def write_report(suite, results, ceiling, extra, cases=None):
     return report
 
 
-def run_suite(suite, cases, quick, measure, sweep_case, notes):
+def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
     """The command line of a suite whose bound is the copy bandwidth: measures every case and writes the report, or sweeps.
 
-    quick: how many of `cases` --quick takes. measure(case, native, l2_bytes, copy_TBps, liger) gives a case's result;
-    sweep_case(case, native, l2_bytes) what sweep() gives, error and tolerance.
+    quick: the cases that --quick takes. measure(case, native, l2_bytes, copy_TBps, liger, origin) gives a case's result;
+    sweep_case(case, native, l2_bytes) what sweep() gives, error and tolerance. origin: where the suite has one, its help, and what loads it
+    from a path and a folder to build in.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
+    if origin:
+        parser.add_argument("--origin", help=origin[0])
     parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
     parser.add_argument("--sweep", help="time every configuration instead, and write the times here")
-    parser.add_argument("--only", help="only cases whose name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help=f"{quick} cases, and no report")
+    parser.add_argument("--only", help="only cases whose name, shape and type hold this (or one of several: A|B), and no report")
+    parser.add_argument("--quick", action="store_true", help=f"{len(quick)} cases, and no report")
     options = parser.parse_args()
     torch.manual_seed(0)
     native = Native(options.native)
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    chosen = [c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in c.name]
-    width = max(len(c.name) for c in cases)
+
+    def label(case):
+        return f"{case.name} {' x '.join(str(n) for n in case.shape)} {case.dtype}"
+    chosen = [c for c in (quick if options.quick else cases) if not options.only or any(part in label(c) for part in options.only.split("|"))]
+    width = max(len(label(c)) for c in cases)
     ceiling = ceilings(native)
     print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
 
@@ -209,20 +241,21 @@ def run_suite(suite, cases, quick, measure, sweep_case, notes):
         for case in chosen:
             timed, error, tolerance = sweep_case(case, native, l2_bytes)
             limit = case.bytes / ceiling["copy_TBps"] * 1e-6
-            table[f"{case.name} {case.shape} {case.dtype}"] = timed
-            print(f"{case.name:{width}} {case.shape} {case.dtype} error {error:.1e} <= {tolerance:.1e} limit {limit:.1f} default {timed[0][0]:.2f}   "
+            table[label(case)] = timed
+            print(f"{label(case):{width}} error {error:.1e} <= {tolerance:.1e} limit {limit:.1f} default {timed[0][0]:.2f}   "
                   + "  ".join(f"{us:.2f} {''.join(str(c).split())}" for us, c in timed[1:5]) + f"  worst {timed[-1][0]:.2f}", flush=True)
             torch.cuda.empty_cache()
         pathlib.Path(options.sweep).write_text(json.dumps(table), encoding="utf-8")
         return
 
     liger = import_liger(options.liger)
+    library = origin[1](options.origin, pathlib.Path(options.native).parent) if origin and options.origin else None
     results, before = [], gpu_state()
     for case in chosen:
-        r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger)
+        r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger, library)
         results.append(r)
         torch.cuda.empty_cache()
-        print(f"{r['name']:{width}} {case.shape} {case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
+        print(f"{label(case):{width}} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
               + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
               + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
         if not (options.only or options.quick):

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 
-from gpu_common import DTYPES, backward_of, captured, interleaved, pointer, relative_error, run_suite, stream, sweep
+from gpu_common import DTYPES, backward_of, captured, compared, pointer, relative_error, rotation, run_suite, stream, sweep
 
 LAYOUTS = ["two tensors", "packed", "packed, up first", "interleaved"]
 PLAIN, GPT_OSS = (0.0, 1.0, 0.0), (7.0, 1.702, 1.0)  # limit, alpha, what is added to up
@@ -58,10 +58,7 @@ class Buffers:
 
     def __init__(self, case, l2_bytes):
         self.case = case
-        wanted = -(-3 * l2_bytes // case.bytes)
-        self.sets = int(min(max(2, wanted), 100))
-        self.cached = self.sets < wanted
-        self.calls = max(20, self.sets)
+        self.sets, self.calls, self.cached = rotation(case.bytes, l2_bytes)
         dtype = DTYPES[case.dtype]
         two = not case.act and case.layout == 0
         width = case.cols * (2 if case.layout else 1)
@@ -141,23 +138,11 @@ def check(buffers, native):
     return worst
 
 
-def measure(case, native, l2_bytes, copy_tbps, liger):
+def measure(case, native, l2_bytes, copy_tbps, liger, _):
     buffers = Buffers(case, l2_bytes)
-    error, tolerance = check(buffers, native)
-    function = buffers.forward()
-    torch._dynamo.reset()  # fresh per shape
-    compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
-    graphs = {"ours": captured(buffers.ours(native), buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
-    absent = {}
-    if liger and not case.act and case.layout == 0 and case.options == PLAIN:
-        try:
-            graphs["liger"] = buffers.liger(liger)
-        except Exception as e:  # a peer that cannot run here is listed with its reason
-            absent["liger"] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
-    us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls)
-    ours = us.pop("ours")
-    return {"name": case.name, "shape": case.shape, "dtype": case.dtype, "ours_us": ours, "peers": us, "limit_us": case.bytes / copy_tbps * 1e-6,
-            "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent, "p20_p80_us": spread}
+    has_liger = liger and not case.act and case.layout == 0 and case.options == PLAIN
+    return compared(case, buffers, buffers.forward(), buffers.ours(native), check(buffers, native), copy_tbps,
+                    {"liger": lambda: buffers.liger(liger)} if has_liger else {})
 
 
 def sweep_case(case, native, l2_bytes):
@@ -168,4 +153,4 @@ def sweep_case(case, native, l2_bytes):
 
 
 if __name__ == "__main__":
-    run_suite("gate", cases(), 6, measure, sweep_case, "liger's backward works in place; in_L2: too small to rotate beyond L2")
+    run_suite("gate", cases(), cases()[:6], measure, sweep_case, "liger's backward works in place; in_L2: too small to rotate beyond L2")

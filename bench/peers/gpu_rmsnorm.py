@@ -7,19 +7,15 @@ where its source is given, the origin (MGRrmsnorm). Writes bench/results/<gpu>/r
 Backward passes are timed alone, with random upstream gradients: dx, and dw where there is a weight. Liger's and the origin's leave
 what the others do not: the first writes dx over dy, which therefore changes from replay to replay; the second adds dw up in 16 bits.
 """
-import argparse
 import ctypes
 import dataclasses
-import json
 import pathlib
 import subprocess
-import time
 
 import torch
 import torch.nn.functional as F
 
-from gpu_common import (DTYPES, Native, backward_of, captured, ceilings, gpu_state, import_liger, interleaved, pointer, relative_error, stream,
-                        write_report)
+from gpu_common import DTYPES, backward_of, captured, compared, pointer, relative_error, rotation, run_suite, stream, sweep
 
 EPS = 1e-5
 
@@ -60,10 +56,7 @@ class Buffers:
 
     def __init__(self, case, native, l2_bytes):
         self.case = case
-        wanted = -(-3 * l2_bytes // case.bytes)
-        self.sets = int(min(max(2, wanted), 200))
-        self.cached = self.sets < wanted
-        self.calls = max(20, self.sets)
+        self.sets, self.calls, self.cached = rotation(case.bytes, l2_bytes, most=200)
         dtype = DTYPES[case.dtype]
         new = lambda: torch.randn(case.rows, case.cols, device="cuda", dtype=dtype)  # noqa: E731
         empty = lambda: torch.full((case.rows, case.cols), float("nan"), device="cuda", dtype=dtype)  # noqa: E731
@@ -121,6 +114,7 @@ class Buffers:
                                                     True, None), self.calls)
 
     def origin(self, library):
+        """As `captured` gives it, though its launches cannot be captured: a function that makes all calls."""
         case, pick = self.case, [i % self.sets for i in range(self.calls)]
         if case.backward and case.cols > 16384 * (2 if case.dtype != "f32" else 1):
             raise RuntimeError("takes at most 16,384 columns of fp32 or 32,768 of 16 bits")
@@ -129,10 +123,10 @@ class Buffers:
         out, x = several(self.y), several([self.x[k] for k in pick])
         if not case.backward:
             inv = torch.empty(case.rows, device="cuda")
-            return lambda: succeed(library.mgrrmsnorm(*kind, out, x, pointer(inv), pointer(self.w), case.rows, case.cols, ctypes.c_float(EPS)))
+            return (lambda: succeed(library.mgrrmsnorm(*kind, out, x, pointer(inv), pointer(self.w), case.rows, case.cols, ctypes.c_float(EPS))),)
         dw = torch.zeros_like(self.w)
         dy, inv = several([self.dy[k] for k in pick]), several([self.rstd[k] for k in pick])
-        return lambda: succeed(library.mgrrmsnorm_backward(*kind, out, pointer(dw), dy, x, pointer(self.w), inv, case.rows, case.cols))
+        return (lambda: succeed(library.mgrrmsnorm_backward(*kind, out, pointer(dw), dy, x, pointer(self.w), inv, case.rows, case.cols)),)
 
 
 def succeed(status):
@@ -225,33 +219,20 @@ def build_origin(source, folder):
     return ctypes.CDLL(str(target))
 
 
-def measure(case, native, l2_bytes, copy_tbps, origin, liger):
-    started = time.monotonic()
+def measure(case, native, l2_bytes, copy_tbps, liger, origin):
     buffers = Buffers(case, native, l2_bytes)
-    error, tolerance = check(buffers, native)
     function = (keep_and_norm if case.backward else add_norm) if case.residual else norm
-    torch._dynamo.reset()  # fresh per shape
-    compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
-    graphs = {"ours": captured(buffers.ours(native), buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
-    replays, absent = {name: g[0] for name, g in graphs.items()}, {}
-    if case.weight and not case.residual:
-        for name, library, make in (("liger", liger, buffers.liger), ("origin", origin, lambda: buffers.origin(origin))):
-            if not library:
-                continue
-            try:
-                made = make()
-                replays[name] = made[0] if isinstance(made, tuple) else made
-                graphs[name] = made
-            except Exception as e:  # a peer that cannot run here is listed with its reason
-                absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
-    us, spread = interleaved(replays, buffers.calls, rounds=11)
-    ours = us.pop("ours")
-    return {"name": case.name, "shape": case.shape, "dtype": case.dtype, "ours_us": ours, "peers": us, "limit_us": case.bytes / copy_tbps * 1e-6,
-            "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent, "p20_p80_us": spread}, time.monotonic() - started
+    others = {"liger": buffers.liger} if liger else {}
+    if origin:
+        others["origin"] = lambda: buffers.origin(origin)
+    return compared(case, buffers, function, buffers.ours(native), check(buffers, native), copy_tbps,
+                    others if case.weight and not case.residual else {})
 
 
 def configurations(case):
-    """Every way of spreading the rows forward that fits, as libingot_bench's seven integers."""
+    """Every way of spreading the rows forward that fits, as libingot_bench's seven integers; backward has none to choose."""
+    if case.backward:
+        return
     vecs = case.cols * DTYPES[case.dtype].itemsize // 16
     for per_thread in (1, 2, 4, 8):
         if case.residual and per_thread == 8:
@@ -267,63 +248,13 @@ def configurations(case):
                         yield [per_thread, rows, group, cluster, threads, overlap, streaming]
 
 
-def sweep(case, native, l2_bytes):
-    """Times every configuration; returns [(us, config)] with the default's time first."""
+def sweep_case(case, native, l2_bytes):
     buffers = Buffers(case, native, l2_bytes)
-    default = (ctypes.c_int * 7)()
-    native.rmsnorm_config(case.dtype.encode(), case.rows, case.cols, ctypes.c_int(case.residual), default)
-    timed = []
-    for config in [None, *configurations(case)]:
-        replay, _, _ = captured(buffers.ours(native, (ctypes.c_int * 7)(*config) if config else None), buffers.calls)
-        us, _ = interleaved({"ours": replay}, buffers.calls, rounds=5, least_ms=0.5)
-        timed.append([us["ours"], config or ["default", *default]])
-    return [timed[0], *sorted(timed[1:], key=lambda t: t[0])]
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--origin", help="MGRrmsnorm's src folder")
-    parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
-    parser.add_argument("--sweep", help="time every configuration of the forward pass instead, and write the times here")
-    parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")
-    parser.add_argument("--quick", action="store_true", help="three cases, and no report")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    native = Native(options.native)
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    cases = [c for c in (CASES[2:5] if options.quick else CASES)
-             if not options.only or any(part in f"{c.name} {c.rows}x{c.cols} {c.dtype}" for part in options.only.split("|"))]
-
-    if options.sweep:
-        table = {}
-        for case in (c for c in cases if not c.backward):
-            timed = sweep(case, native, l2_bytes)
-            table[f"{case.rows}x{case.cols} {case.dtype}{' residual' if case.residual else ''}"] = timed
-            print(f"{case.rows:>7} x {case.cols:<6}{case.dtype:5} default {timed[0][0]:8.2f} us {timed[0][1][1:]}   "
-                  + "   ".join(f"{us:.2f} {c}" for us, c in timed[1:4]), flush=True)
-            torch.cuda.empty_cache()
-        pathlib.Path(options.sweep).write_text(json.dumps(table), encoding="utf-8")
-        return
-
-    ceiling = ceilings(native)
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
-    origin = build_origin(options.origin, pathlib.Path(options.native).parent) if options.origin else None
-    liger = import_liger(options.liger)
-    results, before = [], gpu_state()
-    for case in cases:
-        r, seconds = measure(case, native, l2_bytes, ceiling["copy_TBps"], origin, liger)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{r['name']:28}{case.rows:>7} x {case.cols:<6}{case.dtype:5} ours {r['ours_us']:8.2f} us  {100 * r['limit_us'] / r['ours_us']:3.0f} % of copy  "
-              + "  ".join(f"{p} {us:.2f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''} [{seconds:.1f} s]", flush=True)
-        if not (options.only or options.quick):
-            write_report("rmsnorm", results, ceiling,
-                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
-                          "notes": "origin: CUDA events over back-to-back calls (its launches cannot be captured); liger's backward works in place; "
-                                   "in_L2: too small to rotate beyond L2"}, cases=len(cases))
+    error, tolerance = check(buffers, native)
+    return sweep(buffers, native, configurations(case)), error, tolerance
 
 
 if __name__ == "__main__":
-    main()
+    run_suite("rmsnorm", CASES, CASES[2:5], measure, sweep_case,
+              "origin: CUDA events over back-to-back calls (its launches cannot be captured); liger's backward works in place; "
+              "in_L2: too small to rotate beyond L2", origin=("MGRrmsnorm's src folder", build_origin))

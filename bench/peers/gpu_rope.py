@@ -14,7 +14,7 @@ import dataclasses
 import torch
 import torch.nn.functional as F
 
-from gpu_common import DTYPES, backward_of, captured, interleaved, pointer, relative_error, run_suite, stream, sweep
+from gpu_common import DTYPES, backward_of, captured, compared, pointer, relative_error, rotation, run_suite, stream, sweep
 
 EPS = 2.0**-23
 THETA = 10000.0
@@ -88,10 +88,7 @@ class Buffers:
 
     def __init__(self, case, l2_bytes):
         self.case = case
-        wanted = -(-3 * l2_bytes // case.bytes)
-        self.sets = int(min(max(2, wanted), 100))
-        self.cached = self.sets < wanted
-        self.calls = max(20, self.sets)
+        self.sets, self.calls, self.cached = rotation(case.bytes, l2_bytes)
         dtype = DTYPES[case.dtype]
         new = lambda: torch.randn(case.shape, device="cuda", dtype=dtype)  # noqa: E731
         self.x = [new() for _ in range(self.sets)]
@@ -182,23 +179,11 @@ def check(buffers, native):
     return max(((relative_error([g], [w]), 1.5 * relative_error([c], [w])) for g, w, c in zip(got, want, chain)), key=lambda r: r[0] / r[1])
 
 
-def measure(case, native, l2_bytes, copy_tbps, liger):
+def measure(case, native, l2_bytes, copy_tbps, liger, _):
     buffers = Buffers(case, l2_bytes)
-    error, tolerance = check(buffers, native)
-    function = buffers.forward(DTYPES[case.dtype])
-    torch._dynamo.reset()  # fresh per shape
-    compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
-    graphs = {"ours": captured(buffers.ours(native), buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
-    absent = {}
-    if liger and not case.norm and not case.interleaved and (case.in_place or case.rotary == case.d):
-        try:
-            graphs["liger"] = buffers.liger(liger)
-        except Exception as e:  # a peer that cannot run here is listed with its reason
-            absent["liger"] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
-    us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls)
-    ours = us.pop("ours")
-    return {"name": case.name, "shape": case.shape, "dtype": case.dtype, "ours_us": ours, "peers": us, "limit_us": case.bytes / copy_tbps * 1e-6,
-            "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent, "p20_p80_us": spread}
+    has_liger = liger and not case.norm and not case.interleaved and (case.in_place or case.rotary == case.d)
+    return compared(case, buffers, buffers.forward(DTYPES[case.dtype]), buffers.ours(native), check(buffers, native), copy_tbps,
+                    {"liger": lambda: buffers.liger(liger)} if has_liger else {})
 
 
 def configurations(case):
@@ -220,4 +205,4 @@ def sweep_case(case, native, l2_bytes):
 
 
 if __name__ == "__main__":
-    run_suite("rope", cases(), 5, measure, sweep_case, "liger: in place, queries and keys apart; in_L2: too small to rotate beyond L2")
+    run_suite("rope", cases(), cases()[:5], measure, sweep_case, "liger: in place, queries and keys apart; in_L2: too small to rotate beyond L2")
