@@ -387,6 +387,7 @@ class Runs(InDirectory):
 class TinyGptOss(InDirectory):
     """A random checkpoint of two small layers, in the published form: MXFP4 experts, everything else bf16, two shards."""
     VOCAB, HIDDEN, HEADS, KV, DIM, EXPERTS, INNER = 37, 32, 4, 2, 8, 3, 64
+    DEFINITION_IDS = [(11 * t * t + 5 * t + 3) % 37 for t in range(200)]  # more than the window
 
     def setUp(self):
         super().setUp()
@@ -468,6 +469,16 @@ class GptOss(TinyGptOss):
         self.assertEqual((described["tensors"], described["files"], described["bytes"]), (41, 2, self.index["metadata"]["total_size"]))
         self.assertEqual(described["config"]["num_local_experts"], 3)
         self.assertIn("parameters", ingot("info", self.model).text)
+
+    def test_losses_are_those_of_the_definition(self):
+        """Of spec/gpt_oss.py in fp64, by tools/make_model_goldens.py: wherever PyTorch is, parity compares much more."""
+        ids = self.file("long.jsonl", json.dumps(self.DEFINITION_IDS))
+        found = json.loads(ingot("eval", "--model", self.model, "--ids", ids, "--json").text)["sequences"][0]["losses"]
+        # fp32 is off by some 1e-5 of the logits, which are numbers up to 5
+        self.assertAlmostEqual(sum(found), 746.990087, delta=1e-3)
+        for t, loss in {0: 3.374043, 1: 4.463516, 7: 4.287657, 126: 3.801101, 127: 3.824987, 128: 3.608284, 129: 3.513763,
+                        198: 4.086431}.items():
+            self.assertAlmostEqual(found[t], loss, delta=1e-4, msg=t)
 
     def test_a_checkpoint_becomes_an_archive_that_runs_in_its_place(self):
         archive = self.directory / "tiny.ingot"
