@@ -265,6 +265,41 @@ TEST(gpt, adapters_with_a_zero_factor_change_nothing) {
   for (size_t t = 0; t < base.size(); ++t) EXPECT_NEAR(k.loss[t], base[t], 1e-13);
 }
 
+// w (N, K) += B (N, R) A (R, K)
+void add_product(const Tensor& w, const Tensor& b, const Tensor& a) {
+  for (int64_t n = 0; n < w.size(0); ++n)
+    for (int64_t k = 0; k < w.size(1); ++k)
+      for (int64_t r = 0; r < a.size(0); ++r)
+        w.ptr<double>()[n * w.size(1) + k] += b.ptr<double>()[n * a.size(0) + r] * a.ptr<double>()[r * w.size(1) + k];
+}
+
+// Those of o and mlp read other tensors than these weights do.
+TEST(gpt, an_adapter_of_a_document_is_its_product_added_to_the_weights_of_q_k_and_v) {
+  const std::vector<int> lengths = {4, 6};
+  Case k(small_golf(), lengths, false, false);
+  Adapters adapters(k.config, k.model->program(), 2, 3);
+  uint64_t seed = 40;
+  for (const ApplicationAdapters& each : adapters.set.applications)
+    for (const AdapterPair& p : {each.q, each.k, each.v}) {
+      testing::fill_normal(p.a, ++seed, 0.3);
+      testing::fill_normal(p.b, ++seed, 0.3);
+    }
+  k.weighted_loss(&adapters.set);
+  for (int64_t s = 0; s < 2; ++s) {
+    Case merged(small_golf(), lengths, false, false);
+    const auto& applications = k.model->program().applications;
+    for (size_t i = 0; i < applications.size(); ++i) {
+      const ApplicationAdapters& each = adapters.set.applications[i];
+      const std::string attention = "blocks." + std::to_string(applications[i].layer) + ".attn.";
+      for (const auto& [name, pair] : {std::pair{"q", each.q}, {"k", each.k}, {"v", each.v}})
+        add_product(merged.layout.view(merged.flat(), attention + name + ".weight"), pair.b.row(s), pair.a.row(s));
+    }
+    merged.weighted_loss();
+    for (int32_t t = k.cu[size_t(s)]; t < k.cu[size_t(s) + 1]; ++t)
+      EXPECT_NEAR(k.loss[size_t(t)], merged.loss[size_t(t)], 1e-12) << "document " << s << ", token " << t;
+  }
+}
+
 TEST(gpt, adapter_gradients_match_finite_differences_with_the_base_frozen) {
   for (const Variant& v : variants()) {
     Case k(v.config, {4, 6}, v.looping, true);
