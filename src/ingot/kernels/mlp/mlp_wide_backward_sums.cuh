@@ -55,6 +55,7 @@ template <class T> struct SumBlock {
     const bool bias = a.layer[l].db != nullptr;
     tile::RingCursor<kSumStages> at;
     uint32_t before = 0;
+    ptx::fence_registers(dw);  // they are set before the products begin
     for (int i = 0; i < chunks(); ++i, at.advance()) {
       wait_warp_or_trap(&s.sum_full[at.stage], at.phase);
       const uint32_t dz = ptx::shared_address(s.sums[at.stage].dz[group]), h = ptx::shared_address(s.sums[at.stage].h);
@@ -62,8 +63,7 @@ template <class T> struct SumBlock {
 #pragma unroll
       for (uint32_t k = 0; k < kChunk; k += 16)
         ptx::wgmma<T, kWidth, Major::mn, Major::mn>(dw, operand<Major::mn, Swizzle::b128>(dz, k),
-                                                    operand<Major::mn, Swizzle::b128>(h, k, kChunk * 128),
-                                                    i > 0 || k > 0);
+                                                    operand<Major::mn, Swizzle::b128>(h, k, kChunk * 128), true);
       ptx::wgmma_commit_group();
       if (bias) add_bias<T, kChunk>(db, dz, warp, lane);
       ptx::wgmma_wait_group<1>();
@@ -158,7 +158,9 @@ template <class T> struct SumBlock {
   // The warps that multiply.
   __device__ __forceinline__ void run() const {
     if (!has_work) return;
-    float dw[kWidth / 2], db[2] = {};
+    // Not left to a first product that adds to nothing, as that is known at run time only: the compiler would hold
+    // registers for them from the kernel's start on, beside the chain's.
+    float dw[kWidth / 2] = {}, db[2] = {};
     add_rows(dw, db);
     put_part(dw, db);
     __threadfence();
