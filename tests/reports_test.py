@@ -5,7 +5,9 @@ import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
+import gpu  # noqa: E402
 import report_tables  # noqa: E402
 import reports  # noqa: E402
 
@@ -13,7 +15,7 @@ GOOD = {
     "suite": "rmsnorm", "tree": "0" * 16, "gpu": "GPU", "driver": "1", "cuda": "13.0", "date": "2026-01-01", "command": "./run gpu",
     "ceilings": {"copy_TBps": 4.0, "read_TBps": 4.5, "bf16_TFLOPs": 700.0},
     "results": [{"name": "RMSNorm", "shape": [4096, 4096], "dtype": "bf16", "ours_us": 16.0, "limit_us": 15.0, "error": 1e-3,
-                 "tolerance": 2e-3, "peers": {"torch_eager": 24.0, "torch_compile": 20.0}}],
+                 "tolerance": 2e-3, "peers": {"torch_eager": 24.0, "torch_compile": 20.0, "origin": 44.0}}],
 }
 
 
@@ -31,6 +33,7 @@ class Reports(unittest.TestCase):
         self.assertIn("driver is missing", damaged(lambda r: r.pop("driver")))
         self.assertIn("copy_TBps", damaged(lambda r: r["ceilings"].pop("copy_TBps")))
         self.assertIn("no results", damaged(lambda r: r.update(results=[])))
+        self.assertIn("no times of the origin's kernels", damaged(lambda r: r["results"][0]["peers"].pop("origin")))
         self.assertIn("torch_compile is missing", damaged(lambda r: r["results"][0]["peers"].pop("torch_compile")))
         self.assertIn("expected at most 0.002", damaged(lambda r: r["results"][0].update(error=0.003)))
         self.assertIn("expected at most", damaged(lambda r: r["results"][0].update(error=float("nan"))))
@@ -64,7 +67,7 @@ class Reports(unittest.TestCase):
 
     def test_a_table_shows_the_best_peer_and_the_share_of_the_limit(self):
         rows = list(report_tables.table(GOOD))
-        self.assertEqual(rows[-1], "| RMSNorm | 4,096 x 4,096 | bf16 | 16.0 | 94 % | 24.0 | 20.0 | 1.25x |")
+        self.assertEqual(rows[-1], "| RMSNorm | 4,096 x 4,096 | bf16 | 16.0 | 94 % | 24.0 | 20.0 | 44.0 | 1.25x |")
 
     def test_the_headline_names_the_best_peer_of_its_case_and_nothing_else(self):
         case = {**report_tables.HEADLINE, "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
@@ -74,6 +77,20 @@ class Reports(unittest.TestCase):
         self.assertEqual(len(lines), 2)
         self.assertIn("**50.0 µs**, torch.compile 150.0 µs", lines[0])
         self.assertIn("**300 ms**, PyTorch's best 600 ms", lines[1])
+
+    def test_one_command_measures_each_suite_beside_the_peers_that_are_there(self):
+        for suite in gpu.SUITES:
+            self.assertTrue((gpu.PEERS / f"gpu_{suite}.py").is_file())
+        with tempfile.TemporaryDirectory() as folder:
+            origins = pathlib.Path(folder)
+            self.assertEqual(gpu.command("mlp", "lib.so", origins, "liger.whl", ["--only", "x"])[2:], ["--native", "lib.so", "--only", "x"])
+            for name in ("MGRrmsnorm/megagemm/swiglu.py", "libtiny_cuda_nn.so"):
+                (origins / name).parent.mkdir(parents=True, exist_ok=True)
+                (origins / name).touch()
+            self.assertEqual(gpu.command("gate", "lib.so", origins, "liger.whl", [])[2:],
+                             ["--native", "lib.so", "--liger", "liger.whl", "--origin", str(origins / "MGRrmsnorm/megagemm")])
+            self.assertEqual(gpu.command("mlp", "lib.so", origins, None, [])[4:], ["--tiny", str(origins / "libtiny_cuda_nn.so")])
+            self.assertEqual(gpu.command("host_cost", "lib.so", origins, "liger.whl", [])[2:], [])
 
     def test_only_what_stands_between_the_markers_is_replaced(self):
         text = "before\n<!-- table:none -->\nold\n<!-- /table -->\nafter\n"

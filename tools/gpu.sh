@@ -6,8 +6,8 @@
 #   cpu-test  every other test, once per level of vector code that this CPU has
 #   rmsnorm   forward and backward beside PyTorch, the origin where INGOT_ORIGINS (default .origins) holds its source, and Liger-Kernel
 #             (as below)
-#   rope, gate  rotary embeddings; the gate of SwiGLU and the activations, beside PyTorch, and Liger-Kernel where it is installed or
-#             INGOT_LIGER (default: in .whl) names its wheel
+#   rope, gate  rotary embeddings; the gate of SwiGLU and the activations, beside PyTorch, Liger-Kernel where it is installed or
+#             INGOT_LIGER (default: in .whl) names its wheel, and of the gate the origin (megagemm/swiglu.py of MGRrmsnorm)
 #   mlp       whole MLPs, forward and training steps, beside PyTorch, and the origin mlp-megakernel and libtiny_cuda_nn.so
 #             (bench/peers/tiny_cuda_nn.cu) where INGOT_ORIGINS holds them
 #   python    the PyTorch package: its tests on the GPU, what a call costs the host, the image example
@@ -66,12 +66,8 @@ sass_counts() {
 stages=("$@")
 [ ${#stages[@]} -gt 0 ] || stages=(build test cpu-test rmsnorm rope gate mlp python sanitize)
 nvidia-smi -L 2>/dev/null || { echo "gpu: found no NVIDIA GPU here (nvidia-smi lists none); expected one" >&2; exit 7; }
-origin=()
-[ ! -f "$origins/MGRrmsnorm/src/rmsnorm_kernel.cu" ] || origin=(--origin "$origins/MGRrmsnorm/src")
 liger=${INGOT_LIGER:-$(find .whl -name 'liger_kernel*.whl' 2>/dev/null | head -n 1)}
-mlp_origin=()
-[ ! -f "$origins/mlp-megakernel/fused_mlp.py" ] || mlp_origin=(--origin "$origins/mlp-megakernel")
-[ ! -f "$origins/libtiny_cuda_nn.so" ] || mlp_origin+=(--tiny "$origins/libtiny_cuda_nn.so")
+measure=(python3 bench/gpu.py --native $build/libingot_bench.so --origins "$origins" ${liger:+--liger "$liger"})
 export -f configure_and_build sass_counts
 export build logs
 
@@ -83,14 +79,13 @@ for stage in "${stages[@]}"; do
       for level in $(cpu_levels); do
         GTEST_FILTER='-*Cuda.*' INGOT_CPU_LEVEL=$level step "cpu-test-$level" 200 ctest --test-dir $build -j8 --output-on-failure
       done ;;
-    rmsnorm) step rmsnorm 480 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so "${origin[@]}" ${liger:+--liger "$liger"} ;;
-    rope | gate) step "$stage" 480 python3 "bench/peers/gpu_$stage.py" --native $build/libingot_bench.so ${liger:+--liger "$liger"} ;;
-    mlp) step mlp 560 python3 bench/peers/gpu_mlp.py --native $build/libingot_bench.so "${mlp_origin[@]}" ${INGOT_MLP_ARGS:-} ;;
+    rmsnorm | rope | gate) step "$stage" 480 "${measure[@]}" "$stage" ;;
+    mlp) step mlp 560 "${measure[@]}" mlp ${INGOT_MLP_ARGS:-} ;;
     python)
       lines=120
       export PYTHONPATH=$PWD/$build/python${PYTHONPATH:+:$PYTHONPATH}
       INGOT_TEST_DEVICE=cuda step python 300 python3 bindings/python/tests/run.py --tb=short
-      step host-cost 200 python3 bench/peers/gpu_host_cost.py
+      step host-cost 200 python3 bench/gpu.py host_cost
       step neural-image 120 python3 examples/neural_image.py --out "$logs"
       unset lines ;;
     sweep) step sweep 300 python3 bench/peers/gpu_rmsnorm.py --native $build/libingot_bench.so --sweep "$logs/rmsnorm_sweep.json" ;;

@@ -12,6 +12,8 @@ ROOMS = {"mlp": ["mlp", "activation"], "gate": ["swiglu", "activation"], "host_c
 ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
 # What every suite rests on besides its rooms: src/gpu, src/core and the build flags.
 COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake"]
+# Whose origin published kernels: these are measured too.
+WITH_ORIGIN = {"rmsnorm", "mlp"}
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}
 
 
@@ -78,6 +80,8 @@ def problems_of(report):
             bad.append(f"ceilings: {name}: found {report['ceilings'].get(name)!r}, expected a number")
     if not report["results"]:
         bad.append("report: found no results")
+    if report["suite"] in WITH_ORIGIN and report["results"] and not any("origin" in result.get("peers", {}) for result in report["results"]):
+        bad.append("report: found no times of the origin's kernels, expected them (.origins, see tools/gpu.sh)")
     for i, result in enumerate(report["results"]):
         where = f"results[{i}] {result.get('name', '')}"
         wrong = list(typed(where, result, _RESULT))

@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 
 import torch
+import torch._functorch.config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -163,18 +164,21 @@ def rotation(bytes_, l2_bytes, most=100):
 
 
 def compared(case, buffers, function, ours, checked, copy_tbps, others):
-    """A case's result: Ingot beside `function` in PyTorch, eager and compiled, and `others` (what captures the graph of each), in turn.
-    checked: the error and what it may be. A peer that cannot run here is listed with its reason."""
+    """A case's result: Ingot beside `function` in PyTorch, eager and compiled, and `others`, in turn: of each its library,
+    or None, and what captures its graph. checked: the error and what it may be. A peer that cannot run here is listed with its reason."""
     error, tolerance = checked
     torch._dynamo.reset()  # fresh per shape
     compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
     graphs = {"ours": captured(ours, buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
     absent = {}
-    for name, make in others.items():
+    for name, (library, make) in others.items():
+        if not library:
+            absent[name] = "not installed, and not given by path"
+            continue
         try:
             graphs[name] = make()
         except Exception as e:
-            absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160]}"
+            absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls)
     return {"name": case.name, "shape": case.shape, "dtype": case.dtype, "ours_us": us.pop("ours"), "peers": us,
             "limit_us": case.bytes / copy_tbps * 1e-6, "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent,

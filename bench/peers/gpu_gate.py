@@ -1,12 +1,15 @@
 """The gate of a gated MLP and the pointwise activations on a GPU: Ingot's shipped entry points beside PyTorch eager, torch.compile and
-Liger-Kernel (Triton), forward and backward. Writes bench/results/<gpu>/gate.json.
+Liger-Kernel and the origin's gate (both Triton), forward and backward. Writes bench/results/<gpu>/gate.json.
 
-    python3 bench/peers/gpu_gate.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--sweep FILE] [--only TEXT] [--quick]
+    python3 bench/peers/gpu_gate.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--origin MGRrmsnorm/megagemm] [--sweep FILE]
+        [--only TEXT] [--quick]
 
 Backward passes are timed alone. Liger's writes its gradients over gate and up, which therefore change from replay to replay.
 """
 import ctypes
 import dataclasses
+import importlib.util
+import pathlib
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +52,8 @@ class Case:
 def cases():
     out = [Case(8192, 11008), Case(8192, 11008, backward=True), Case(8192, 11008, layout=1),
            Case(8192, 11008, layout=3, options=GPT_OSS), Case(8192, 11008, layout=3, options=GPT_OSS, backward=True),
-           Case(1024, 4096), Case(16384, 8192, act="silu"), Case(16384, 8192, act="gelu", backward=True)]
+           Case(1024, 4096), Case(16384, 8192, act="silu"), Case(16384, 8192, act="gelu", backward=True),
+           Case(8192, 11008, layout=1, backward=True)]
     return out
 
 
@@ -138,11 +142,22 @@ def check(buffers, native):
     return worst
 
 
-def measure(case, native, l2_bytes, copy_tbps, liger, _):
+def import_origin(folder, _):
+    """MGRrmsnorm's gate, which takes packed tensors."""
+    spec = importlib.util.spec_from_file_location("megagemm_swiglu", pathlib.Path(folder) / "swiglu.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.MegaGemmFunction
+
+
+def measure(case, native, l2_bytes, copy_tbps, liger, origin):
     buffers = Buffers(case, l2_bytes)
-    has_liger = liger and not case.act and case.layout == 0 and case.options == PLAIN
-    return compared(case, buffers, buffers.forward(), buffers.ours(native), check(buffers, native), copy_tbps,
-                    {"liger": lambda: buffers.liger(liger)} if has_liger else {})
+    others = {}
+    if not case.act and case.options == PLAIN and case.layout == 0:
+        others = {"liger": (liger, lambda: buffers.liger(liger))}
+    if not case.act and case.options == PLAIN and case.layout == 1:
+        others = {"origin": (origin, lambda: buffers.peer(lambda packed: origin.apply(packed, case.cols)))}
+    return compared(case, buffers, buffers.forward(), buffers.ours(native), check(buffers, native), copy_tbps, others)
 
 
 def sweep_case(case, native, l2_bytes):
@@ -153,4 +168,5 @@ def sweep_case(case, native, l2_bytes):
 
 
 if __name__ == "__main__":
-    run_suite("gate", cases(), cases()[:6], measure, sweep_case, "liger's backward works in place; in_L2: too small to rotate beyond L2")
+    run_suite("gate", cases(), cases()[:6], measure, sweep_case, "liger's backward works in place; in_L2: too small to rotate beyond L2",
+              origin=("MGRrmsnorm's folder megagemm", import_origin))

@@ -212,10 +212,12 @@ class Origin:
         import kernel
         self.kernel, self.three, self.five = kernel, fused_mlp, fused_mlp5
 
+    @staticmethod
+    def takes(case):
+        return case.act == "softplus" and case.dtype == "f16" and case.width == 128 and case.depth in (3, 5) and case.store != "nothing"
+
     def forward(self, case):
-        """(forward, pack) of what stands for this case there, or None: softplus, 128 wide, 3 or 5 layers, f16."""
-        if case.act != "softplus" or case.dtype != "f16" or case.width != 128 or case.depth not in (3, 5) or case.store == "nothing":
-            return None
+        """(forward, pack) of what stands there for a case that it takes."""
         three = case.depth == 3
         module = self.three if three else self.five
         if case.weight_norm:  # all v in one tensor and all g in another
@@ -243,7 +245,8 @@ class TinyCudaNN:
         if failed:
             raise RuntimeError(failed.decode())
 
-    def takes(self, case):
+    @staticmethod
+    def takes(case):
         return case.dtype == "f16" and not case.weight_norm and case.store == "values" and case.rows % 256 == 0 and case.width in (64, 128)
 
     def steps(self, buffers):
@@ -288,9 +291,11 @@ def measure(case, native, l2_bytes, ceiling, origin, tiny, with_compile):
     if with_compile:
         torch._dynamo.reset()  # fresh per shape
         peers["torch_compile"] = (torch.compile(plain, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs"), pack)
-    theirs = origin.forward(case) if origin else None
-    if theirs:
-        peers["origin"] = theirs
+    if origin and origin.takes(case):
+        peers["origin"] = origin.forward(case)
+    for name, kind, given in (("origin", Origin, origin), ("tiny_cuda_nn", TinyCudaNN, tiny)):
+        if not given and kind.takes(case):
+            absent[name] = "not given by path"
     runs = {name: (buffers.peer, peer, {}) for name, peer in peers.items()}
     if tiny and tiny.takes(case):  # its workspaces belong to a stream and must be there before the capture
         runs["tiny_cuda_nn"] = (tiny.steps, (buffers,), {"on": torch.cuda.Stream()})
@@ -339,7 +344,7 @@ def main():
             write_report("mlp", results, ceiling,
                          {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()},
                           "notes": "limit: per pass the larger of products at bf16_TFLOPs and traffic at copy_TBps; "
-                                   "absent peers carry their reason" + ("" if tiny else "; tiny-cuda-nn was not measured")},
+                                   "absent peers carry their reason"},
                          cases=len(list(cases())))
 
 

@@ -222,9 +222,7 @@ def build_origin(source, folder):
 def measure(case, native, l2_bytes, copy_tbps, liger, origin):
     buffers = Buffers(case, native, l2_bytes)
     function = (keep_and_norm if case.backward else add_norm) if case.residual else norm
-    others = {"liger": buffers.liger} if liger else {}
-    if origin:
-        others["origin"] = lambda: buffers.origin(origin)
+    others = {"liger": (liger, buffers.liger), "origin": (origin, lambda: buffers.origin(origin))}
     return compared(case, buffers, function, buffers.ours(native), check(buffers, native), copy_tbps,
                     others if case.weight and not case.residual else {})
 

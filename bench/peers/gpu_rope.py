@@ -181,9 +181,9 @@ def check(buffers, native):
 
 def measure(case, native, l2_bytes, copy_tbps, liger, _):
     buffers = Buffers(case, l2_bytes)
-    has_liger = liger and not case.norm and not case.interleaved and (case.in_place or case.rotary == case.d)
+    has_liger = not case.norm and not case.interleaved and (case.in_place or case.rotary == case.d)
     return compared(case, buffers, buffers.forward(DTYPES[case.dtype]), buffers.ours(native), check(buffers, native), copy_tbps,
-                    {"liger": lambda: buffers.liger(liger)} if has_liger else {})
+                    {"liger": (liger, lambda: buffers.liger(liger))} if has_liger else {})
 
 
 def configurations(case):

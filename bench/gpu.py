@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Every GPU benchmark by one command: Ingot beside its peers, in turn, and bench/results/<gpu>/<suite>.json of each suite.
+
+    python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL]
+
+SUITE: rmsnorm, rope, gate, mlp, host_cost; all where none is named (host_cost imports ingot). FOLDER holds what cannot be installed:
+MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py and libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu).
+A peer that is not found is listed in the report as absent; PyTorch eager and torch.compile always run. Options that are not listed here
+go to the suites' own programs (peers/gpu_<suite>.py --help).
+"""
+import argparse
+import pathlib
+import subprocess
+import sys
+
+SUITES = ("rmsnorm", "rope", "gate", "mlp", "host_cost")
+PEERS = pathlib.Path(__file__).resolve().parent / "peers"
+# suite: (option, where in FOLDER what it names must be, what is passed)
+ORIGINS = {
+    "rmsnorm": [("--origin", "MGRrmsnorm/src/rmsnorm_kernel.cu", "MGRrmsnorm/src")],
+    "gate": [("--origin", "MGRrmsnorm/megagemm/swiglu.py", "MGRrmsnorm/megagemm")],
+    "mlp": [("--origin", "mlp-megakernel/fused_mlp.py", "mlp-megakernel"), ("--tiny", "libtiny_cuda_nn.so", "libtiny_cuda_nn.so")],
+}
+
+
+def command(suite, native, origins, liger, more):
+    """What measures `suite` with the peers that are there."""
+    line = [sys.executable, str(PEERS / f"gpu_{suite}.py")]
+    if suite != "host_cost":
+        line += ["--native", native]
+    if liger and suite in ("rmsnorm", "rope", "gate"):
+        line += ["--liger", liger]
+    for option, must_be, passed in ORIGINS.get(suite, []):
+        if (origins / must_be).is_file():
+            line += [option, str(origins / passed)]
+    return line + more
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="*", metavar="SUITE")
+    parser.add_argument("--native", default="build/cuda/libingot_bench.so")
+    parser.add_argument("--origins", type=pathlib.Path, default=pathlib.Path(".origins"))
+    parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
+    options, more = parser.parse_known_args()
+    for suite in options.suites:
+        if suite not in SUITES:
+            parser.error(f"suite: found {suite}, expected of {', '.join(SUITES)}")
+    failed = [suite for suite in options.suites or SUITES
+              if subprocess.run(command(suite, options.native, options.origins, options.liger, more)).returncode != 0]
+    if failed:
+        sys.exit(f"bench: failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
