@@ -4,7 +4,7 @@ from torch import nn
 
 import ingot
 import reference
-from conftest import on_cpu
+from conftest import on_cpu, on_gpu
 from ingot import functional
 from reference import assert_near
 
@@ -61,6 +61,29 @@ def test_agrees_with_fp64_forward_and_backward_for_random_upstream_gradients(dev
             scale = oracle.abs().max()
             error = (found.double() - oracle).abs().max() / scale
             assert error <= ROUNDINGS[dtype] * reference.ROUNDING[dtype], f"{tuple(found.shape)}: {error:.2e}"
+
+
+@on_gpu
+@pytest.mark.parametrize("widths", [(128, 128, 128, 128), (512, 512, 512), (64, 264, 256, 40)])
+@pytest.mark.parametrize("rows", [300, 20000])
+def test_fp32_is_at_least_as_accurate_as_cublas(device, widths, rows):
+    """All that products are formed for, y, dx and every dW: the root mean square of errors against fp64 beside cuBLAS without TF32."""
+    assert not torch.backends.cuda.matmul.allow_tf32
+    weights, _, _ = parameters(device, torch.float32, widths, False, False)
+    leaves = [torch.randn(rows, widths[0], device=device, requires_grad=True), *weights]
+    dy = torch.randn(rows, widths[-1], device=device)
+
+    def run(f, leaves):
+        y = f(leaves[0], leaves[1:])
+        return [y.detach(), *torch.autograd.grad(y, leaves, dy.to(y.dtype))]
+
+    def chain(x, ws):
+        return reference.mlp(x, ws, None, None, "silu")
+
+    ours, theirs = run(lambda x, ws: functional.fused_mlp(x, ws, activation="silu"), leaves), run(chain, leaves)
+    for i, (found, peer, exact) in enumerate(zip(ours, theirs, run(chain, reference.wide(leaves)))):
+        error, allowed = ((t.double() - exact).square().mean().sqrt() for t in (found, peer))
+        assert error <= 1.05 * allowed, f"{i}: {error:.3e}, cuBLAS {allowed:.3e}"  # as many roundings in another order
 
 
 @pytest.mark.parametrize("activation", functional.ACTIVATIONS)

@@ -38,11 +38,23 @@ DeviceInfo device_info(int device) {
   return info;
 }
 
+namespace {
+// Of the current GPU, where a kernel has no code for it.
+std::string generation_text() {
+  int device = 0, major = 0, minor = 0;
+  const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
+  const std::string found = known ? std::to_string(major) + '.' + std::to_string(minor) : "unknown";
+  return ": found a GPU of compute capability " + found + ", expected 9.0, which this kernel was built for";
+}
+}  // namespace
+
 void check_cuda_status(int status, const std::string& note) {
   const auto error = static_cast<cudaError_t>(status);
   (void)cudaGetLastError();  // clears what can be cleared
-  const char* hint = error == cudaErrorNoKernelImageForDevice ? " (built for compute capability 9.0a)" : "";
-  fail(ErrorCode::unsupported, note, ": found ", cudaGetErrorName(error), ", ", cudaGetErrorString(error), hint,
+  if (error == cudaErrorNoKernelImageForDevice) fail(ErrorCode::unsupported, note, generation_text());
+  fail(ErrorCode::unsupported, note, ": found ", cudaGetErrorName(error), ", ", cudaGetErrorString(error),
        ", expected cudaSuccess");
 }
 

@@ -45,6 +45,20 @@ template <int kUse> uint32_t launched_with(int64_t bytes) {
 }
 uint32_t sum_below(int64_t words) { return uint32_t(words * (words - 1) / 2); }
 
+// What a launch of a kernel without code for the GPU ends with.
+TEST_F(SharedMemoryCuda, AGpuThatAKernelWasNotBuiltForIsNamed) {
+  try {
+    gpu::check_cuda(cudaErrorNoKernelImageForDevice, "rope: launch");
+    ADD_FAILURE() << "nothing was refused";
+  } catch (const Error& e) {
+    const gpu::DeviceInfo info = gpu::device_info();
+    EXPECT_EQ(e.code, ErrorCode::unsupported);
+    EXPECT_EQ(std::string(e.what()), "rope: launch: found a GPU of compute capability " + std::to_string(info.major) +
+                                         '.' + std::to_string(info.minor) +
+                                         ", expected 9.0, which this kernel was built for");
+  }
+}
+
 int64_t most_bytes() {
   int most = 0;
   gpu::check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu::current_device()),

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/address.cuh"
@@ -10,12 +12,14 @@
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
+#include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
 #include "ingot/gpu/ptx/prefetch.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/ptx/thread.cuh"
 #include "ingot/testing/device_array.h"
@@ -214,6 +218,49 @@ TEST_F(PtxCuda, ApproximatesWithinTheManualsErrors) {
   }
 }
 
+__global__ void halves(const float* x, uint32_t* relu, uint32_t* sums, float* larger, int n) {
+  const int i = threadIdx.x;
+  if (i >= n) return;
+  float low = x[i], high = x[(i + 1) % n];
+  relu[i] = ptx::pack_relu(f16{}, low, high);
+  uint32_t a = ptx::pack(f16{}, low, high), b = ptx::pack(f16{}, high, 0.75f), c = ptx::pack(f16{}, 0.1f, low);
+  ptx::settle(a);
+  sums[i] = ptx::multiply_add(f16{}, a, b, c);
+  larger[i] = ptx::max_nan(low, high);
+}
+TEST_F(PtxCuda, RectifiesMultipliesAndComparesHalvesSmall) {
+  const std::vector<float> x = {1.0f, -2.5f, 0.333f, -0.0f, 65504, -7e-8f, INFINITY, NAN, 3.14159f, -1000.1f, NAN, 2};
+  const DeviceArray<float> from(x);
+  DeviceArray<uint32_t> relu(x.size()), sums(x.size());
+  DeviceArray<float> larger(x.size());
+  gpu::launch("halves", halves, {.grid = 1, .block = 32}, {}, from.device(), relu.device(), sums.device(),
+              larger.device(), int(x.size()));
+  relu.download();
+  sums.download();
+  larger.download();
+  const auto half_of = [](uint32_t word, bool high) {
+    f16 h;
+    h.bits = uint16_t(high ? word >> 16 : word);
+    return float(h);
+  };
+  const auto expect_same = [](float found, float expected, size_t i) {
+    EXPECT_TRUE(std::isnan(expected) ? std::isnan(found) : found == expected) << i << ": " << found << ", " << expected;
+  };
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float low = x[i], high = x[(i + 1) % x.size()];
+    const auto rounded = [](float v) { return float(f16(v)); };
+    // A product of two halves and their sum with a third are exact in fp64.
+    const auto sum = [&](float a, float b, float c) {
+      return rounded(float(double(rounded(a)) * rounded(b) + rounded(c)));
+    };
+    expect_same(half_of(relu.host[i], false), std::isnan(low) ? NAN : rounded(std::max(low, 0.0f)), i);
+    expect_same(half_of(relu.host[i], true), std::isnan(high) ? NAN : rounded(std::max(high, 0.0f)), i);
+    expect_same(half_of(sums.host[i], false), sum(low, high, 0.1f), i);
+    expect_same(half_of(sums.host[i], true), sum(high, 0.75f, low), i);
+    expect_same(larger.host[i], std::isnan(low) || std::isnan(high) ? NAN : std::max(low, high), i);
+  }
+}
+
 // --- matrices
 
 // Four 8 x 8 matrices of 16-bit elements, numbered 0 to 255: register i of lane 4 g + t is elements (g, 2t), (g, 2t +
@@ -377,6 +424,57 @@ TEST_F(PtxCuda, CountsAtomicallyAcrossBlocks) {
   EXPECT_EQ(answers.host[5], 13u);
   EXPECT_EQ(answers.host[6], 1u);
   for (uint32_t i = 0; i < kAll; ++i) ASSERT_EQ(answers.host[16 + i], 1u) << i;
+}
+
+// The first kernel lets the second start, and writes only then.
+__global__ void write_late(uint32_t* words, uint32_t round) {
+  ptx::let_next_kernel_start();
+  for (int i = 0; i < 40; ++i) ptx::sleep(2000);
+  words[blockIdx.x * blockDim.x + threadIdx.x] = round * 1000 + blockIdx.x;
+}
+__global__ void read_after(const uint32_t* words, uint32_t* out, uint64_t* started) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) started[0] = ptx::global_timer();
+  ptx::wait_for_earlier_kernels();
+  if (blockIdx.x == 0 && threadIdx.x == 0) started[1] = ptx::global_timer();
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  out[i] = words[i];
+}
+TEST_F(PtxCuda, AKernelThatMayStartEarlyWaitsForAllThatWasWrittenBefore) {
+  constexpr uint32_t kBlocks = 8, kWords = kBlocks * 64;
+  DeviceArray<uint32_t> words(kWords), out(kWords);
+  DeviceArray<uint64_t> started(std::vector<uint64_t>(2));
+  int early = 0;
+  for (uint32_t round = 1; round <= 10; ++round) {
+    gpu::launch("write_late", write_late, {.grid = kBlocks, .block = 64}, {}, words.device(), round);
+    gpu::launch("read_after", read_after, {.grid = kBlocks, .block = 64, .overlap = true}, {}, words.device(),
+                out.device(), started.device());
+    out.download();
+    started.download();
+    for (uint32_t i = 0; i < kWords; ++i) ASSERT_EQ(out.host[i], round * 1000 + i / 64) << "round " << round;
+    early += started.host[1] - started.host[0] > 20'000;  // it stood there while the first one slept
+  }
+  EXPECT_GT(early, 0) << "the second kernel never started before the first had ended";
+}
+
+__global__ void stop_here(uint32_t* out) {
+  out[0] = 1;
+  ptx::trap();
+}
+TEST_F(PtxCuda, TrapEndsTheProcessesKernelsWithAnError) {
+  ::testing::GTEST_FLAG(death_test_style) = "threadsafe";  // a process of its own, whose GPU context is lost
+  EXPECT_EXIT(
+      {
+        DeviceArray<uint32_t> out(1);
+        gpu::launch("stop_here", stop_here, {.grid = 1, .block = 1}, {}, out.device());
+        try {
+          gpu::synchronize();
+        } catch (const Error& e) {
+          std::fputs(e.what(), stderr);
+          std::_Exit(3);
+        }
+        std::_Exit(0);
+      },
+      ::testing::ExitedWithCode(3), "found cuda");
 }
 
 // Warps 0 and 1 exchange words on barrier 1; warp 2 only arrives on barrier 2, where warp 3 waits for its word.

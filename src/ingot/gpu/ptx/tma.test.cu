@@ -468,6 +468,84 @@ TEST_F(TmaCuda, BlocksOfAClusterReachEachOthersMemorySmall) {
   }
 }
 
+// Words that carry their own news pass around the cluster; each is answered through a fence, by a barrier that is told
+// without a release, and by the copy engine, which takes what the neighbour stored.
+__global__ void pass_news(uint32_t* all) {
+  __shared__ alignas(16) uint32_t stored[4];
+  __shared__ uint64_t news, answered;
+  const uint32_t rank = ptx::cluster_rank(), size = ptx::cluster_size(), next = (rank + 1) % size;
+  uint32_t* out = all + blockIdx.x * 8;
+  news = 0;
+  if (threadIdx.x == 0) ptx::mbarrier_init(&answered, 1);
+  ptx::fence_mbarrier_init();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+  if (threadIdx.x == 0) {
+    const uint32_t four[4] = {rank + 1, rank + 11, rank + 21, rank + 31};
+    ptx::cluster_store(ptx::cluster_address(stored, next), four);
+    ptx::fence_acq_rel_cluster();  // before the word that says so
+    ptx::cluster_store_relaxed(&news, next, uint64_t(rank + 1) << 32 | 77);
+    uint64_t word = 0;
+    for (int polls = 0; word == 0 && polls < 10'000'000; ++polls) word = ptx::cluster_load_relaxed(&news);
+    ptx::fence_acq_rel_cluster();
+    ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&answered, (rank + size - 1) % size));
+    ptx::fence_proxy_async_cluster();
+    ptx::bulk_store(out, stored, sizeof(stored));
+    ptx::bulk_commit_group();
+    ptx::bulk_wait_group<0>();
+    out[4] = uint32_t(word >> 32);
+    out[5] = uint32_t(word);
+  }
+  tile::wait_cluster_or_trap(&answered, 0);
+  tile::wait_warp_or_trap(&answered, 0);  // and again, by the warp
+  if (threadIdx.x == 0) out[6] = 1;
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+}
+TEST_F(TmaCuda, NewsPassThroughAClusterInOneWord) {
+  DeviceArray<uint32_t> out(std::vector<uint32_t>(3 * kBlocks * 8));
+  gpu::launch("pass_news", pass_news, {.grid = 3 * kBlocks, .block = 32, .cluster = kBlocks}, {}, out.device());
+  out.download();
+  for (uint32_t block = 0; block < 3 * kBlocks; ++block) {
+    const uint32_t before = (block + kBlocks - 1) % kBlocks, *o = out.host.data() + block * 8;
+    for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(o[i], before + 1 + 10 * i) << block;
+    EXPECT_EQ(o[4], before + 1);
+    EXPECT_EQ(o[5], 77u);
+    EXPECT_EQ(o[6], 1u);
+  }
+}
+
+// What ordinary stores left in global memory is read by the copy engine, after the fence for that memory or for all.
+template <bool kAll> __global__ void read_what_was_stored(uint32_t* words, uint32_t* out) {
+  __shared__ alignas(128) uint32_t tile[128];
+  __shared__ uint64_t barrier;
+  start_barrier(&barrier, 1);
+  for (uint32_t round = 0; round < 20; ++round) {
+    words[threadIdx.x] = 1000 * round + threadIdx.x;
+    if constexpr (kAll)
+      ptx::fence_proxy_async();
+    else
+      ptx::fence_proxy_async_global();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_arrive_expect_tx(&barrier, sizeof(tile));
+      ptx::bulk_load(tile, words, sizeof(tile), &barrier);
+    }
+    tile::wait_or_trap(&barrier, round % 2);
+    out[round * 128 + threadIdx.x] = tile[threadIdx.x];
+    __syncthreads();
+  }
+}
+TEST_F(TmaCuda, TheCopyEngineReadsWhatWasStoredBeforeAFenceSmall) {
+  for (const bool all : {false, true}) {
+    DeviceArray<uint32_t> words(std::vector<uint32_t>(128)), out(20 * 128);
+    gpu::launch("read_what_was_stored", all ? read_what_was_stored<true> : read_what_was_stored<false>,
+                {.grid = 1, .block = 128}, {}, words.device(), out.device());
+    out.download();
+    for (uint32_t i = 0; i < 20 * 128; ++i) ASSERT_EQ(out.host[i], 1000 * (i / 128) + i % 128) << all;
+  }
+}
+
 // --- cp.async
 
 __global__ void async_copies(const uint32_t* from, uint32_t* out) {

@@ -659,6 +659,7 @@ __device__ inline void sum_rows(const PortableGrad& p, const PortableGrad::Layer
       for (int j = 0; j < 4; ++j) product.acc[i][j] = 0;
   };
   clear();
+  float db = 0;
   for (int64_t s = 0; s < steps; ++s) {
     ptx::cp_async_wait_group<kGradStages - 2>();
     __syncthreads();
@@ -668,8 +669,10 @@ __device__ inline void sum_rows(const PortableGrad& p, const PortableGrad::Layer
     if (bias)
 #pragma unroll 4
       for (int r = int(threadIdx.x / kGradTile); r < kGradRows<T>; r += kPortableThreads / kGradTile)
-        sums.db += tile::to_float(stage.dz[grad_at<T>(r, int(threadIdx.x % kGradTile))]);
+        db += tile::to_float(stage.dz[grad_at<T>(r, int(threadIdx.x % kGradTile))]);
     if (s % 2 == 0 && s + 1 < steps) continue;
+    sums.db += db;
+    db = 0;
 #pragma unroll
     for (int i = 0; i < GradProduct<T>::kPairs; ++i)
 #pragma unroll
