@@ -216,8 +216,13 @@ TEST_P(MlpCuda, ARowsResultIsTheSameInABatchOfAnySize) {
   constexpr int64_t kSome = 2100, kCopies = 128;
   if (GetParam().forward != MlpForm::sm90) GTEST_SKIP();
   const DType t = GetParam().dtype;
-  for (size_t depth : {1, 2, 5}) {
-    const Case c{.widths = equal_widths(depth, 128), .rows = kSome, .bias = false, .keep = Keep::nothing};
+  constexpr size_t kDepths[] = {1, 2, 5};
+  for (int k = 0; k < 6; ++k) {
+    const Case c{.widths = equal_widths(kDepths[k % 3], 128),
+                 .rows = kSome,
+                 .bias = false,
+                 .weight_norm = k >= 3,
+                 .keep = Keep::nothing};
     SCOPED_TRACE(::testing::Message() << c << ' ' << GetParam());
     Problem p(c, t, MlpForm::portable);
     p.fill(19);

@@ -123,32 +123,23 @@ __device__ __forceinline__ void form_rows(uint32_t panels, uint32_t part, bool t
   }
 }
 
-// Softplus of pairs as softplus_pair() has it, with q of degree 3 whose constant is 1, so that small h are exact but
-// for roundings: off by 7.5e-4 at most, where half a unit is 4.9e-4. Hidden values are off by 1.45 times one rounding,
-// root mean square, with degree 4 by 1.37.
-template <bool kTimesLog2e>
-__device__ __forceinline__ void short_softplus_block(Rows<kPlainWidth>& a, const Sums<kPlainWidth>& d, int i) {
-  const auto twice = [](uint32_t bits) { return bits << 16 | bits; };
-  const auto exp2_of = [](float x) { return detail::fast_exp2(fabsf(x) * -(kTimesLog2e ? 1 : detail::kLog2e)); };
-  // -0.077393, 0.25879, -0.48877, 1; or times log2 e, the best of its neighbours
-  constexpr uint32_t kQ[2][4] = {{0xacf4, 0x3424, 0xb7d2, 0x3c00}, {0xaf06, 0x35ed, 0xb9a1, 0x3dc5}};
+// Softplus of pairs as softplus_pair() has it, times log2 e, with q of degree 3 whose constant is log2 e, so that small
+// h are exact but for roundings: off by 7.5e-4 at most, where half a unit is 4.9e-4. Hidden values are off by 1.45
+// times one rounding, root mean square, with degree 4 by 1.37.
+__device__ __forceinline__ void short_softplus(Rows<kPlainWidth>& a, const Sums<kPlainWidth>& d) {
+  // The best neighbours of log2 e times -0.077393, 0.25879, -0.48877, 1; twice
+  constexpr uint32_t kQ[4] = {0xaf06af06, 0x35ed35ed, 0xb9a1b9a1, 0x3dc53dc5};
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
+  for (int j = 0; j < kPlainWidth / 8; ++j)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = 4 * (4 * i + j) + 2 * half;
-      const uint32_t e = ptx::pack(f16{}, exp2_of(d[at]), exp2_of(d[at + 1]));
-      uint32_t q = ptx::multiply_add(f16{}, e, twice(kQ[kTimesLog2e][0]), twice(kQ[kTimesLog2e][1]));
+      const float x[2] = {d[4 * j + 2 * half], d[4 * j + 2 * half + 1]};
+      const uint32_t e = ptx::pack(f16{}, detail::fast_exp2(-fabsf(x[0])), detail::fast_exp2(-fabsf(x[1])));
+      uint32_t q = ptx::multiply_add(f16{}, e, kQ[0], kQ[1]);
 #pragma unroll
-      for (int k = 2; k < 4; ++k) q = ptx::multiply_add(f16{}, e, q, twice(kQ[kTimesLog2e][k]));
-      a[2 * i + j / 2][2 * (j % 2) + half] = ptx::multiply_add(f16{}, e, q, ptx::pack_relu(f16{}, d[at], d[at + 1]));
+      for (int k = 2; k < 4; ++k) q = ptx::multiply_add(f16{}, e, q, kQ[k]);
+      a[j / 2][2 * (j % 2) + half] = ptx::multiply_add(f16{}, e, q, ptx::pack_relu(f16{}, x[0], x[1]));
     }
-}
-
-template <bool kTimesLog2e>
-__device__ __forceinline__ void short_softplus(Rows<kPlainWidth>& a, const Sums<kPlainWidth>& d) {
-#pragma unroll
-  for (int i = 0; i < kPlainWidth / 32; ++i) short_softplus_block<kTimesLog2e>(a, d, i);
 }
 
 template <int kGroups, Norm kNorm> constexpr int plain_threads() { return 128 * (kGroups + (kNorm == Norm::aside)); }
@@ -164,20 +155,16 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
   static constexpr bool kHasBias = kFinish != Finish::none, kNorms = kNorm != Norm::none;
   static constexpr bool kTurned = kTurnsAll<kSave, kNorm>;
   static_assert(!kHasBias || !kNorms, "networks with both are others' business");
-  // With weight norm the factors are the gains'.
-  static constexpr Finish kFactors = kNorms ? Finish::bias : kFinish;
-  // Softplus in inference. Where no gains carry its log2 e, the first layer and the last have code of their own, which
-  // multiplies their sums by it: two multiplications an element for all layers instead of one for each, and no branch
-  // between a product and what becomes of it.
-  static constexpr bool kShort = kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias;
-  static constexpr bool kPeels = kShort && !kNorms;
-  static constexpr bool kTimesLog2e = kPeels || kInLog2e<F, T, kSave, kFactors>;
+  // Softplus in inference: the first layer and the last have code of their own, so that no branch stands between a
+  // product and what becomes of it. Where no gains carry its log2 e, their sums are multiplied by it: two
+  // multiplications an element for all layers instead of one for each.
+  static constexpr bool kPeels = kInPairs<F, T, kSave> && kSave == Save::nothing && !kHasBias;
+  static constexpr bool kTimesLog2e = kPeels || kInLog2e<F, T, kSave, kFinish>;
   static constexpr uint32_t kWarps = 4 * kGroups, kAllWarps = plain_threads<kGroups, kNorm>() / 32;
   // With weight norm: the first warp that forms W, and the threads from there on; a gain of all layers' for each.
   static constexpr uint32_t kForms = kNorm == Norm::aside ? kAllWarps - 8 : 0;
   static constexpr uint32_t kFormers = 32 * (kAllWarps - kForms);
   static constexpr uint32_t kEach = (kPlainLayers * kWidth + kFormers - 1) / kFormers;
-  static constexpr uint32_t kAsks = kNorm == Norm::aside ? kWarps : 4;  // the warp that asks for what all need
   using Gains = T[kEach];
 
   const Params& p;
@@ -229,11 +216,12 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
       }
   }
   // The first layer and the first warpgroup's rows, then the others' rows, then the other layers: nobody waits long for
-  // what is wanted later. What must be formed is wanted earlier than it is used.
+  // what is wanted later. What must be formed is wanted earlier than it is used. A warp of the second warpgroup asks:
+  // it has nothing else to do as yet, where those that form W must have the gains.
   __device__ __forceinline__ void ask() {
     constexpr int kAheadOfRows = kNorm == Norm::none ? 1 : kNorm == Norm::aside ? 2 : kPlainLayers;
     if (first_tile < tiles && warp < 4) x.load(maps.x, first_tile);
-    if (warp == kAsks && lane() == 0) {
+    if (warp == 4 && lane() == 0) {
       for (int l = 0; l < min(kAheadOfRows, last + kTurned); ++l) network.load(maps, l);
       for (uint32_t w = 4; w < kWarps; ++w) {
         const uint32_t its = blockIdx.x + gridDim.x * (w / 4);
@@ -288,18 +276,12 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
       if (lane() == 0) ptx::mbarrier_arrive(network.ready + l);
     }
   }
-  __device__ __forceinline__ void activate_hidden(Sums<kWidth>& d, Rows<kWidth>& a, int l, const Vectors& vectors,
-                                                  char* staging, int64_t first) const {
-    if constexpr (kShort) {
-      short_softplus<kTimesLog2e>(a, d);
-    } else {
-      activate<T, F, kWidth, kSave, kFinish, kTurned>(d, a, p, l, vectors, staging, first);
-    }
-  }
   // To hidden values times log2 e, and back.
   static __device__ __forceinline__ void scale(Sums<kWidth>& d, float factor) {
+    if constexpr (!kNorms) {
 #pragma unroll
-    for (float& sum : d) sum *= factor;
+      for (float& sum : d) sum *= factor;
+    }
   }
   // This warpgroup's tiles.
   __device__ __forceinline__ void take_tiles() {
@@ -328,7 +310,8 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
           x.load(maps.x, tile + step);
         }
         wait<kWidth>(d, a);
-        if (l + 1 < p.layers) activate_hidden(d, a, l, vectors, staging, first_row(tile));
+        if (l + 1 < p.layers)
+          activate<T, F, kWidth, kSave, kFinish, kTurned>(d, a, p, l, vectors, staging, first_row(tile));
       }
       if constexpr (kPeels) {
         const auto product = [&](int l) {
@@ -344,12 +327,12 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
         }
         wait<kWidth>(d, a);
         scale(d, detail::kLog2e);
-        short_softplus<true>(a, d);
+        short_softplus(a, d);
 #pragma unroll 1
         for (int l = 1; l < last; ++l) {
           product(l);
           wait<kWidth>(d, a);
-          short_softplus<true>(a, d);
+          short_softplus(a, d);
         }
         product(last);
         wait<kWidth>(d, a);
