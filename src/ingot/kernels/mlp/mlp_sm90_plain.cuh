@@ -402,8 +402,11 @@ template <class T, class F, Save kSave> void launch_plain_as(const Mlp& m, const
     if constexpr (kFormsAside<F, kSave>)
       if (o.p.rows <= kMlpSm90FewRows) return launch(three, sums, std::integral_constant<Norm, Norm::aside>());
     constexpr std::integral_constant<Norm, Norm::first> first;
+    // Four warpgroups form W sooner. Deep networks take three where the fourth would have no tiles.
+    const int64_t at_once = kTileRows * int64_t(sm_count(o.device));
+    const bool idles = o.p.layers > 3 && o.p.rows > at_once && o.p.rows <= 3 * at_once;
     if constexpr (kInPairs<F, T, kSave> && kSave == Save::own_type)
-      if (o.p.rows <= kMlpSm90FewRows) return launch(std::integral_constant<int, 4>(), sums, first);
+      if (o.p.rows <= kMlpSm90FewRows && !idles) return launch(std::integral_constant<int, 4>(), sums, first);
     return launch(most, sums, first);
   }
   const auto launch_finish = [&](auto finish) {
