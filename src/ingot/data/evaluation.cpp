@@ -70,12 +70,6 @@ void EvaluationBatches::cut_flat(const std::vector<int64_t>& begins) {
   firsts_.push_back(int64_t(segments_.size()));
 }
 
-int64_t EvaluationBatches::max_segments() const {
-  int64_t most = 0;
-  for (size_t i = 0; i + 1 < firsts_.size(); ++i) most = std::max(most, firsts_[i + 1] - firsts_[i]);
-  return most;
-}
-
 void EvaluationBatches::fill(int64_t i, Batch& into) const {
   INGOT_CHECK(i >= 0 && i < count(), "evaluation: found batch ", i, ", expected less than ", count());
   into.tokens.clear();

@@ -27,7 +27,6 @@ class EvaluationBatches {
   int64_t count() const { return int64_t(firsts_.size()) - 1; }
   int64_t targets() const { return source_->size() - 1; }
   int64_t documents() const { return documents_; }
-  int64_t max_segments() const;  // of one batch
   // Batch i; Batch::documents names each segment's document. Thread-safe.
   void fill(int64_t i, Batch& into) const;
 
