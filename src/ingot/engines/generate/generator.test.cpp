@@ -6,14 +6,15 @@
 #include <numeric>
 
 #include "ingot/testing/temporary_directory.h"
+#include "ingot/text/byte_bpe.h"
 #include "ingot/text/char_tokenizer.h"
 
 namespace ingot {
 namespace {
 
 struct Fixture {
-  Fixture() : config(gpt_preset("golf")), tokenizer(CharTokenizer::from_text("abcdefghij")) {
-    config.vocab = 10;
+  explicit Fixture(int64_t vocab = 10) : config(gpt_preset("golf")), tokenizer(CharTokenizer::from_text("abcdefghij")) {
+    config.vocab = vocab;
     config.dim = 24;
     config.layers = 4;
     config.heads = 4;
@@ -89,6 +90,19 @@ TEST(decoder, nothing_to_append_and_more_than_a_batch_are_refused) {
   EXPECT_EQ(append(16), "");
   EXPECT_NE(append(1).find("found 17 tokens, expected at most 16, the context"), std::string::npos);
   EXPECT_EQ(calls, 1);
+}
+
+TEST(generator, a_prompt_stands_behind_the_start_token) {
+  const std::vector<std::string_view> text = {"abc"};
+  const ByteBpe bpe = train_bpe(text, 257);
+  ASSERT_EQ(bpe.bos(), 0);
+  const Fixture f(257);
+  const std::vector<int32_t> prompt = {98, 99}, told = {0, 98, 99};
+  const auto decoder = make_decoder(f.config, f.weights, false, Products::fp32);
+  const auto want = Session(*decoder).generate(told, {.tokens = 8, .sampling = {.temperature = 0}}).tokens;
+  Generator generator(f.config, f.weights, false);
+  const GenerateOptions options{.tokens = 8, .sampling = {.temperature = 0}, .stop_at_document_end = false};
+  EXPECT_EQ(generator.generate(bpe, prompt, options), want);
 }
 
 TEST(generator, an_empty_prompt_needs_a_start_token) {
