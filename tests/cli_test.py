@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 def ingot(*arguments, stdin=b"", env=None, cwd=None):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("INGOT_")} | (env or {})
     run = subprocess.run([BINARY, *map(str, arguments)], input=stdin, capture_output=True, env=environment, cwd=cwd, timeout=120)
-    run.text, run.error = run.stdout.decode(), run.stderr.decode()
+    run.text, run.error = run.stdout.decode(), run.stderr.decode(errors="surrogateescape")  # an error may name any file
     return run
 
 
@@ -94,6 +94,7 @@ class Frame(InDirectory):
             ["--set: found the unknown key 'a', expected one of json, threads", "doctor", "--set", "a=1"],
             ["--set: found 'threads', expected KEY=VALUE", "doctor", "--set", "threads"],
             ["expected names joined by dots", "doctor", "--set", "a..b=1"],
+            ["--set: found an argument that is not UTF-8 at byte 8, expected text", "doctor", "--set", os.fsdecode(b"threads=\xff")],
             ["'threads' is a number 1, expected an object", "doctor", "--set", "threads=1", "--set", "threads.x=1"],
             ['threads: found string "one"', "doctor", "--set", "threads=one"],
             ["RUN is missing", "plot"],
@@ -317,6 +318,14 @@ class Runs(InDirectory):
         self.assertEqual(resumed.returncode, 0, resumed.error)
         hashes = [json.loads(ingot("info", d, "--json").text)["parameter_hash"] for d in (whole, self.run_directory)]
         self.assertEqual(*hashes)
+
+    def test_a_directory_may_have_any_name(self):
+        name = self.directory / os.fsdecode("Läufe \"1\" \\ \n ".encode() + b"\xff")
+        run = ingot(*self.train("--steps", 30, out=name))
+        self.assertEqual(run.returncode, 0, run.error)
+        report = json.loads(ingot("eval", name, "--data", self.text, "--json").text)
+        self.assertTrue(report["run"].endswith("Läufe \"1\" \\ \n \ufffd"), report["run"])
+        self.assertEqual(ingot("plot", name, "--out", name / "x.svg").returncode, 0)
 
     def test_several_seeds_give_mean_and_deviation(self):
         run = ingot(*self.train("--steps", 5, "--seeds", "1,2"))

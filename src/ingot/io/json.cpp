@@ -118,7 +118,9 @@ class Builder : public nlohmann::json_sax<Json> {
 template <class J> std::string dump(const J& value, int indent) {
   try {
     return value.dump(indent);
-  } catch (const nlohmann::detail::exception& e) { fail(ErrorCode::bad_data, "json: ", e.what()); }
+  } catch (const nlohmann::detail::exception&) {  // the only one it has
+    fail(ErrorCode::bad_data, "json: found text that is not UTF-8, which JSON cannot hold");
+  }
 }
 
 // dump() writes NaN as null, which reads back as something else.
@@ -228,6 +230,10 @@ std::string write_json(const Json& value, int indent) {
 std::string write_json(const OrderedJson& value, int indent) {
   check_finite(value);
   return dump(value, indent);
+}
+std::string show_json(const OrderedJson& value, int indent) {
+  check_finite(value);
+  return value.dump(indent, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 std::string describe_json(const Json& value) {

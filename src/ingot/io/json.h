@@ -30,6 +30,8 @@ Json read_json_file(const std::string& path, const JsonLimits& limits = {});
 // One line, or indented. Refuses what JSON cannot say: NaN, infinities, strings that are not UTF-8.
 std::string write_json(const Json& value, int indent = -1);
 std::string write_json(const OrderedJson& value, int indent = -1);
+// For readers: text that is not UTF-8, as a file's name may be, is shown with U+FFFD.
+std::string show_json(const OrderedJson& value, int indent = -1);
 
 // A short description for messages: "string \"abc\"", "number 1.5", "array".
 std::string describe_json(const Json& value);

@@ -127,7 +127,7 @@ void accuracy(const AccuracyCommand& o) {
     compare(path, "archive", load_gpt_oss(path, config, load));
   }
   report["results"] = results;
-  if (o.json) return write_out(write_json(report, 1) + "\n");
+  if (o.json) return write_out(show_json(report, 1) + "\n");
   print(report);
 }
 

@@ -77,7 +77,7 @@ void add_bench(Command& root) {
     if (!o->json) return;
     const OrderedJson report = {{"version", version()},          {"commit", commit()},        {"cpu", cpu_model()},
                                 {"level", name_of(cpu_level())}, {"threads", thread_count()}, {"results", list}};
-    write_out(write_json(report) + "\n");
+    write_out(show_json(report) + "\n");
   });
 }
 

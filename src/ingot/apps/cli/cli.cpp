@@ -19,6 +19,7 @@
 #include "ingot/core/version.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
+#include "ingot/io/utf8.h"
 
 namespace ingot::cli {
 
@@ -361,6 +362,8 @@ class Program {
     for (const std::string& set : leaf.sets) {
       const size_t equals = set.find('=');
       if (equals == std::string::npos) fail(ErrorCode::usage, "--set: found '", set, "', expected KEY=VALUE");
+      if (const int64_t at = find_invalid_utf8(set); at >= 0)
+        fail(ErrorCode::usage, "--set: found an argument that is not UTF-8 at byte ", at, ", expected text");
       at_path(tree, set.substr(0, equals), "--set") = loose_value(set.substr(equals + 1));
       refuse_unknown(leaf, tree, "--set");
     }

@@ -141,7 +141,7 @@ std::string json_of(const HarmonyTurn& turn) {
   r["known_tokens"] = a.reused;
   r["prompt_seconds"] = a.prompt_seconds;
   r["token_seconds"] = a.token_seconds;
-  return write_json(r);
+  return show_json(r);
 }
 
 std::string speed_line(const Answer& a) {

@@ -68,7 +68,7 @@ void describe(const std::string& data, bool json) {
     report["bytes"] = total_bytes(documents);
     report["longest_bytes"] = longest;
   }
-  if (json) return write_out(write_json(report) + "\n");
+  if (json) return write_out(show_json(report) + "\n");
   if (report.contains("documents"))
     return write_out(data + ": text, " + counted(report["documents"].get<int64_t>(), "document") + ", " +
                      with_commas(report["bytes"].get<int64_t>()) + " bytes, the longest " +

@@ -173,7 +173,7 @@ void add_doctor(Command& root) {
   c.run([json] {
     const OrderedJson report = examine();
     if (*json)
-      write_out(write_json(report) + "\n");
+      write_out(show_json(report) + "\n");
     else
       print(report);
   });

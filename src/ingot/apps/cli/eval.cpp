@@ -68,7 +68,7 @@ void eval_ids(const EvalCommand& o) {
   const OrderedJson report = {{"model", path},      {"layers", o.layers},    {"lists", lists.size()},
                               {"targets", targets}, {"loss", loss},          {"perplexity", std::exp(loss)},
                               {"seconds", seconds}, {"sequences", sequences}};
-  write_out(write_json(report) + "\n");
+  write_out(show_json(report) + "\n");
 }
 
 void eval(const EvalCommand& o) {
@@ -105,7 +105,7 @@ void eval(const EvalCommand& o) {
                               {"stride", o.stride},
                               {"seconds", s.seconds},
                               {"tokens_per_second", double(s.targets) / s.seconds}};
-  write_out(write_json(report) + "\n");
+  write_out(show_json(report) + "\n");
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ void generate_ids(const GenerateCommand& o) {
     const Answer answer = session.generate(prompt, options);
     std::vector<int32_t> ids = o.only_new || o.json ? std::vector<int32_t>() : prompt;
     ids.insert(ids.end(), answer.tokens.begin(), answer.tokens.end());
-    write_out((o.json ? write_json(report_of(answer)) : write_json(OrderedJson(ids))) + "\n");
+    write_out((o.json ? show_json(report_of(answer)) : show_json(OrderedJson(ids))) + "\n");
     if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
   }
 }
@@ -103,7 +103,7 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
   const Answer answer = session.generate(ids, options);
   show(stream.finish());
   if (o.json)
-    write_out(write_json(report_of(answer)) + "\n");
+    write_out(show_json(report_of(answer)) + "\n");
   else if (!last.ends_with('\n'))
     write_out("\n");
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");

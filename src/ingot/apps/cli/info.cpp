@@ -155,7 +155,7 @@ void add_info(Command& root) {
     OrderedJson report;
     if (!o->run.empty() && is_gpt_oss(o->run)) {
       report = describe_gpt_oss(o->run);
-      return o->json ? write_out(write_json(report) + "\n") : print_gpt_oss(o->run, report);
+      return o->json ? write_out(show_json(report) + "\n") : print_gpt_oss(o->run, report);
     }
     if (o->run.empty()) {
       report = describe(resolve_config(o->preset, o->model, "{}").model);
@@ -168,7 +168,7 @@ void add_info(Command& root) {
       report["tokenizer"] = {{"kind", model.tokenizer->kind()}, {"vocab", model.tokenizer->vocab_size()}};
     }
     if (o->json)
-      write_out(write_json(report) + "\n");
+      write_out(show_json(report) + "\n");
     else
       print(o->run.empty() ? "preset " + o->preset : o->run, report);
   });

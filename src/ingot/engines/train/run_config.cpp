@@ -2,7 +2,6 @@
 
 #include "ingot/data/packer.h"
 #include "ingot/io/json.h"
-#include "ingot/io/utf8.h"
 
 namespace ingot {
 namespace {
@@ -138,25 +137,6 @@ std::string merge_json(const std::string& base, const std::string& over, const s
   Json merged = parse_json(base, where);
   merge_into(merged, parse_json(over, where));
   return merged.dump();
-}
-
-std::string assignment_as_json(const std::string& assignment) {
-  const size_t equals = assignment.find('=');
-  if (equals == std::string::npos || equals == 0)
-    fail(ErrorCode::usage, "--set: found '", assignment, "', expected a key, '=' and a value, as in train.steps=500");
-  if (const int64_t at = find_invalid_utf8(assignment); at >= 0)
-    fail(ErrorCode::usage, "--set: found an argument that is not UTF-8 at byte ", at, ", expected text");
-  const std::string path = assignment.substr(0, equals), text = assignment.substr(equals + 1);
-  Json value = Json::parse(text, nullptr, false);
-  if (value.is_discarded()) value = text;
-  for (size_t end = path.size(); end != std::string::npos;) {  // wrap from the innermost key outwards
-    const size_t dot = path.rfind('.', end == 0 ? 0 : end - 1);
-    const size_t begin = dot == std::string::npos ? 0 : dot + 1;
-    if (begin >= end) fail(ErrorCode::usage, "--set: found an empty key in '", path, "'");
-    value = Json{{path.substr(begin, end - begin), value}};
-    end = dot;
-  }
-  return value.dump();
 }
 
 }  // namespace ingot

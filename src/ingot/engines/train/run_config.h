@@ -45,7 +45,5 @@ RunConfig run_config_from_json(const std::string& text, const std::string& where
 
 // Merges `over` into `base` (JSON texts): objects key by key, everything else replaced.
 std::string merge_json(const std::string& base, const std::string& over, const std::string& where);
-// "a.b.c=value" as a JSON object; the value is JSON where it parses as JSON and a string otherwise.
-std::string assignment_as_json(const std::string& assignment);
 
 }  // namespace ingot

@@ -55,7 +55,7 @@ class RunLog {
   void write(const OrderedJson& line) {
     if (!file_ || failed_) return;
     try {
-      file_.write(write_json(line) + "\n");
+      file_.write(show_json(line) + "\n");  // it names files
     } catch (const Error& e) {
       failed_ = true;
       log_warn("the log is incomplete from here on: ", e.what());
