@@ -18,7 +18,6 @@ constexpr uint32_t kGroupWarps = 4 * kGroups;
 constexpr uint32_t kPanelBytes = kGroupRows * 128, kSlotPanelBytes = kSlotRows * 128;
 constexpr uint32_t kSlotBytes = kGroups * kPanelBytes;  // a panel of h for every warpgroup; or rows of W
 constexpr int kChainThreads = kGroups * 128 + 128;
-constexpr int kMultiplyRegisters = 232, kServeRegisters = 40;
 
 template <class Cut, bool kNorms> struct ChainMemory {
   static constexpr uint32_t kPanels = 2 * Cut::kHalfPanels, kTileBytes = kPanels * kPanelBytes;
@@ -43,6 +42,8 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
   using Memory = ChainMemory<Cut, kNorms>;
   static constexpr int kHalf = Cut::kHalf, kHalfPanels = Cut::kHalfPanels;
   static constexpr uint32_t kSlots = Memory::kSlots, kPanels = Memory::kPanels;
+  // Of a thread that multiplies, and of one that serves.
+  static constexpr int kMultiplyRegisters = kNorms ? 224 : 232, kServeRegisters = kNorms ? 56 : 40;
   static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
 
   Memory& s;
@@ -252,8 +253,11 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
     }
     sync_group();
   }
-  // sums = dz W of one half of W's columns.
+  // sums = dz W of one half of W's columns. With weight norm they begin as zeros: nothing of the last product has to be
+  // kept until this one begins, which frees the registers that the last panels need.
   __device__ __forceinline__ void multiply(float (&sums)[kHalf / 2], int l) {
+#pragma unroll
+    for (int i = 0; kNorms && i < kHalf / 2; ++i) sums[i] = 0;
     const int slots = slots_of(a.layer[l].n);
     const uint32_t tile = tile_panel(0);
     uint32_t before = 0;
@@ -267,7 +271,8 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
 #pragma unroll
       for (uint32_t k = 0; k < kSlotRows; k += 16)
         ptx::wgmma<T, kHalf, Major::k, Major::mn>(sums, operand<Major::k, Swizzle::b128>(dz, k),
-                                                  operand<Major::mn, Swizzle::b128>(w, k, kSlotPanelBytes), i + k > 0);
+                                                  operand<Major::mn, Swizzle::b128>(w, k, kSlotPanelBytes),
+                                                  kNorms || i + k > 0);
       ptx::wgmma_commit_group();
       if (i > 0) {
         ptx::wgmma_wait_group<1>();
@@ -327,19 +332,23 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
     multiply(sums, l);
 #pragma unroll
     for (int p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, p, dz[p], l, p, first);
-    const bool both = a.layer[l].k > kHalf;
-    if (both) multiply(sums, l);
-    claim_tile();
+    const auto put_first_half = [&] {
+      claim_tile();
 #pragma unroll
-    for (int p = 0; p < kHalfPanels; ++p) put_panel(p, dz[p]);
-    hand_over(0);
-    if (both) {
+      for (int p = 0; p < kHalfPanels; ++p) put_panel(p, dz[p]);
+      hand_over(0);
+    };
+    if (a.layer[l].k > kHalf) {
+      multiply(sums, l);
+      put_first_half();
 #pragma unroll
       for (int p = 0; p < kHalfPanels; ++p) {
         form_panel<kSlopes>(sums, p, dz[0], l, p + kHalfPanels, first);
         put_panel(p + kHalfPanels, dz[0]);
       }
       hand_over(1);
+    } else {
+      put_first_half();
     }
     end_tile();
   }
@@ -364,7 +373,8 @@ template <class T, Slope kSlope, class Cut, bool kNorms>
 __global__ void __launch_bounds__(kChainThreads, 1)
     chain_kernel(const __grid_constant__ MlpChainMaps maps, const __grid_constant__ Chain a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  ChainBlock<T, kSlope, Cut, kNorms> block{*reinterpret_cast<ChainMemory<Cut, kNorms>*>(memory), maps, a};
+  using Block = ChainBlock<T, kSlope, Cut, kNorms>;
+  Block block{*reinterpret_cast<ChainMemory<Cut, kNorms>*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
   __syncwarp();
   ptx::wait_for_earlier_kernels();
@@ -373,10 +383,10 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   ptx::cluster_wait();
   if constexpr (kNorms) block.find_scales();
   if (block.warp < kGroupWarps) {
-    ptx::increase_registers<kMultiplyRegisters>();
+    ptx::increase_registers<Block::kMultiplyRegisters>();
     if (int(block.group) < block.groups()) block.run();
   } else {
-    ptx::decrease_registers<kServeRegisters>();
+    ptx::decrease_registers<Block::kServeRegisters>();
     if (block.warp == kGroupWarps && block.lane == 0) block.fill_ring();
     const uint32_t mover = block.warp - kGroupWarps - 1;
     if (mover < uint32_t(block.groups()) && block.lane == 0) block.move_tile(mover);
