@@ -434,7 +434,9 @@ TEST(MlpCudaForms, ABroadPassHasTheFewestColumnsOfWhichTwoAreEnough) {
   EXPECT_EQ(cuda::mlp_broad_pass(320), 160);
   EXPECT_EQ(cuda::mlp_broad_pass(328), 192);
   EXPECT_EQ(cuda::mlp_broad_pass(384), 192);
-  EXPECT_EQ(cuda::mlp_broad_pass(392), 256);
+  EXPECT_EQ(cuda::mlp_broad_pass(392), 224);
+  EXPECT_EQ(cuda::mlp_broad_pass(448), 224);
+  EXPECT_EQ(cuda::mlp_broad_pass(456), 256);
   EXPECT_EQ(cuda::mlp_broad_pass(512), 256);
 }
 

@@ -16,13 +16,18 @@ template <class T> void launch(const Mlp& m, Stream stream) {
   switch (mlp_broad_pass(mlp_widest(m))) {
     case 160: return launch_with<T, 160>(m, stream);
     case 192: return launch_with<T, 192>(m, stream);
+    case 224: return launch_with<T, 224>(m, stream);
     default: return launch_with<T, 256>(m, stream);
   }
 }
 
 }  // namespace
 
-int mlp_broad_pass(int64_t widest) { return widest <= 2 * 160 ? 160 : widest <= 2 * 192 ? 192 : 256; }
+int mlp_broad_pass(int64_t widest) {
+  for (int pass : {160, 192, 224})
+    if (widest <= 2 * pass) return pass;
+  return 256;
+}
 
 // Eight hand on so much to each other that they gain on four only while SMs are idle. Clusters of four do not fill the
 // GPU: of 132 SMs they get 120.

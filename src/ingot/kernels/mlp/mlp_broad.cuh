@@ -4,10 +4,10 @@
 //
 // A block has two warpgroups that multiply, each with 64 rows that it takes through the whole network, and four warps
 // that bring what they need. A warpgroup's activations lie in shared memory, 64 KB that each layer writes over. A layer
-// of more columns than a pass has (160, 192 or 256, as the widest layer needs it) has two passes; what the first gives
-// waits in registers until the second has read the layer's input. W passes through a ring in slices of a pass' rows by
-// 32 columns, again for every 128 rows; both warpgroups of both blocks of a pair read each slice, and each block
-// fetches half of it for both.
+// of more columns than a pass has (160, 192, 224 or 256, as the widest layer needs it) has two passes; what the first
+// gives waits in registers until the second has read the layer's input. W passes through a ring in slices of a pass'
+// rows by 32 columns, again for every 128 rows; both warpgroups of both blocks of a pair read each slice, and each
+// block fetches half of it for both.
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/tile/ring.cuh"
 #include "ingot/kernels/mlp/mlp_broad_parts.cuh"

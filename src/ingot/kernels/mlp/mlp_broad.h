@@ -9,7 +9,7 @@ namespace ingot::cuda {
 template <class T, int kPass, bool kSaves, bool kNorms> void launch_mlp_broad(const Mlp& m, Stream stream);
 template <class T> void launch_mlp_broad_few_rows(const Mlp& m, int cluster, Stream stream);
 
-// How many columns of a layer are summed at a time, in one pass or two: the fewest of 160, 192 and 256.
+// How many columns of a layer are summed at a time, in one pass or two: the fewest of 160, 192, 224 and 256.
 int mlp_broad_pass(int64_t widest);
 
 // How many blocks of a GPU of so many SMs take 64 rows together: 8, 4 or 2, all of them at once if there are few rows.

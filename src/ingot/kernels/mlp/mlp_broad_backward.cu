@@ -17,7 +17,9 @@ struct Place {
 int64_t chunks_of(const MlpBackward& m) { return std::max<int64_t>((m.x.rows() + kChunk - 1) / kChunk, 1); }
 // Narrower halves where they suffice.
 template <class Use> auto with_cut(const MlpBackward& m, Use&& use) {
-  return mlp_widest(m) <= 2 * Cut<192>::kHalf ? use(Cut<192>{}) : use(Cut<256>{});
+  const int64_t widest = mlp_widest(m);
+  if (widest <= 2 * Cut<192>::kHalf) return use(Cut<192>{});
+  return widest <= 2 * Cut<224>::kHalf ? use(Cut<224>{}) : use(Cut<256>{});
 }
 template <class Cut> int64_t tiles_of(const MlpLayer& layer) {
   return int64_t(Cut::squares_of(int(layer.w.rows()))) * Cut::halves_of(int(layer.w.cols()));

@@ -18,11 +18,13 @@ constexpr int kMaxTeams = 36;
 
 // How layers are cut that are at most two halves wide.
 template <int kColumns> struct Cut {
-  static constexpr int kHalf = kColumns, kHalfPanels = kHalf / kMlpPanel;  // columns of a product's sums
-  static constexpr int kSumGroups = kHalf == 256 ? 2 : 3;                  // warpgroups of a block that sums
+  static constexpr int kHalf = kColumns;                                   // columns of a product's sums
+  static constexpr int kHalfPanels = (kHalf + kMlpPanel - 1) / kMlpPanel;  // fetched for them
+  static constexpr int kPanels = 2 * kHalf / kMlpPanel;                    // of the widest layer
+  static constexpr int kSumGroups = kHalf > 192 ? 2 : 3;                   // warpgroups of a block that sums
   static constexpr int kSquare = kMlpPanel * kSumGroups;                   // rows of dW that it sums
   static constexpr int64_t kPartFloats = int64_t(kSquare) * kHalf;         // of a block's sums
-  static constexpr int kTeam = 2 * kHalf / kSquare;                        // pairs that have all of the widest dW
+  static constexpr int kTeam = kSumGroups == 2 ? 4 : 2;                    // pairs that have all of the widest dW
   // Of what a pair fetches together, each block takes half of the panels, or half of the rows of each panel.
   static constexpr bool kSharesPanels = kHalfPanels % kPair == 0;
   static constexpr int fetched_rows(int rows) { return kSharesPanels ? rows : rows / kPair; }
@@ -54,7 +56,7 @@ struct Sums {
   uint32_t* counter = nullptr;                  // blocks whose parts are there
 };
 
-// kHalf: 192 or 256.
+// kHalf: 192, 224 or 256.
 template <class T, int kHalf>
 void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
 template <class T, int kHalf> void launch_sums(const MlpSumMaps& maps, const Sums& a, int device, Stream stream);

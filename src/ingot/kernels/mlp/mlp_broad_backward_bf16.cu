@@ -4,8 +4,10 @@
 namespace ingot::cuda::broad_backward {
 
 template void launch_chain<bf16, 192>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
+template void launch_chain<bf16, 224>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
 template void launch_chain<bf16, 256>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
 template void launch_sums<bf16, 192>(const MlpSumMaps&, const Sums&, int, Stream);
+template void launch_sums<bf16, 224>(const MlpSumMaps&, const Sums&, int, Stream);
 template void launch_sums<bf16, 256>(const MlpSumMaps&, const Sums&, int, Stream);
 
 }  // namespace ingot::cuda::broad_backward

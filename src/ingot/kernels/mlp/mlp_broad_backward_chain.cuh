@@ -20,7 +20,7 @@ constexpr uint32_t kSlotBytes = kGroups * kPanelBytes;  // a panel of h for ever
 constexpr int kChainThreads = kGroups * 128 + 128;
 
 template <class Cut, bool kNorms> struct ChainMemory {
-  static constexpr uint32_t kPanels = 2 * Cut::kHalfPanels, kTileBytes = kPanels * kPanelBytes;
+  static constexpr uint32_t kPanels = Cut::kPanels, kTileBytes = kPanels * kPanelBytes;
   static constexpr uint32_t kScales = kNorms ? 2 * Cut::kHalf : 1, kScaleBytes = kMlpMaxLayers * kScales * 4;
   static constexpr uint32_t kSlots =
       (uint32_t(kMlpSharedBytes) - kGroups * kTileBytes - kScaleBytes - 512) / kSlotBytes;
@@ -42,8 +42,11 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
   using Memory = ChainMemory<Cut, kNorms>;
   static constexpr int kHalf = Cut::kHalf, kHalfPanels = Cut::kHalfPanels;
   static constexpr uint32_t kSlots = Memory::kSlots, kPanels = Memory::kPanels;
+  // The sums begin as zeros: nothing of the last product has to be kept until the next one begins, which frees the
+  // registers that weight norm needs where halves have more than 192 columns.
+  static constexpr bool kFromZero = kNorms && kHalf > 192;
   // Of a thread that multiplies, and of one that serves.
-  static constexpr int kMultiplyRegisters = kNorms ? 224 : 232, kServeRegisters = kNorms ? 56 : 40;
+  static constexpr int kMultiplyRegisters = kFromZero ? 224 : 232, kServeRegisters = kFromZero ? 56 : 40;
   static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
 
   Memory& s;
@@ -86,17 +89,17 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
     ptx::mbarrier_arrive_expect_tx(full, bytes);
     return full;
   }
-  __device__ void load_values(int l, int panel, int row) {
+  __device__ void load_values(int l, int column, int row) {
     uint64_t* const full = next_slot(uint32_t(groups()) * kPanelBytes);
     for (int g = 0; g < groups(); ++g)
-      ptx::tensor_load(s.slot[at.stage] + g * kPanelBytes, &maps.h[l], panel * kMlpPanel, row + g * kGroupRows, full);
+      ptx::tensor_load(s.slot[at.stage] + g * kPanelBytes, &maps.h[l], column, row + g * kGroupRows, full);
     at.advance();
   }
   __device__ void fill_ring() {
     each_unit([&](int row) {
       if (a.activate_last)
 #pragma unroll 1
-        for (int p = 0; p < panels_of(a.layer[top()].n); ++p) load_values(top(), p, row);
+        for (int p = 0; p < panels_of(a.layer[top()].n); ++p) load_values(top(), p * kMlpPanel, row);
       for (int l = top(); l >= a.lowest; --l)
         for (int half = 0; half < Cut::halves_of(a.layer[l].k); ++half) {
           for (int i = 0; i < slots_of(a.layer[l].n); ++i) {
@@ -105,7 +108,7 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
             at.advance();
           }
 #pragma unroll 1
-          for (int p = 0; p < kHalfPanels && l > 0; ++p) load_values(l - 1, half * kHalfPanels + p, row);
+          for (int p = 0; p < kHalfPanels && l > 0; ++p) load_values(l - 1, half * kHalf + p * kMlpPanel, row);
         }
     });
   }
@@ -129,7 +132,7 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
 #pragma unroll 1
       for (int p = 0; p < panels_of(width); ++p) {
         if (p == 0) wait_or_trap(&s.tile_done[g][0], lower), lower ^= 1;
-        if (p == kHalfPanels) wait_or_trap(&s.tile_done[g][1], upper), upper ^= 1;
+        if (p == kHalf / kMlpPanel && width > kHalf) wait_or_trap(&s.tile_done[g][1], upper), upper ^= 1;
         if (to != nullptr) {
           ptx::tensor_store(to, p * kMlpPanel, row, s.tile[g][p]);
           ptx::bulk_commit_group();
@@ -202,19 +205,20 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
     release_to_pair(&s.empty[at.stage], lane);
     at.advance();
   }
-  // Columns 64 p + 16 i + ... of dz of layer l, as A.
-  __device__ __forceinline__ uint32_t scaled(int l, int p, uint32_t i, int e, const float (&d)[2]) const {
-    const float2 by = *reinterpret_cast<const float2*>(&s.scale[l][kMlpPanel * p + 16 * i + e / 2 * 8 + lane % 4 * 2]);
+  // Columns `column` + 16 i + ... of dz of layer l, as A.
+  __device__ __forceinline__ uint32_t scaled(int l, int column, uint32_t i, int e, const float (&d)[2]) const {
+    const float2 by = *reinterpret_cast<const float2*>(&s.scale[l][column + 16 * i + e / 2 * 8 + lane % 4 * 2]);
     return ptx::pack(T{}, d[0] * by.x, d[1] * by.y);
   }
-  // Panel p of dz of layer l from registers to the workspace.
-  __device__ __forceinline__ void store_panel(const uint32_t (&dz)[4][4], int l, int p, int64_t first) const {
+  // `columns` of dz of layer l, from `column` on, from registers to the workspace.
+  __device__ __forceinline__ void store_panel(const uint32_t (&dz)[4][4], int l, int column, int columns,
+                                              int64_t first) const {
     using namespace mlp_broad_parts;
     const ChainLayer& layer = a.layer[l];
-    if (layer.dz == nullptr || p * kMlpPanel >= layer.n) return;
-    const Target to = columns_from(uint32_t(p * kMlpPanel), layer.dz, layer.n * 2, uint32_t(layer.n), 2);
+    if (layer.dz == nullptr || column >= layer.n) return;
+    const Target to = columns_from(uint32_t(column), layer.dz, layer.n * 2, uint32_t(layer.n), 2);
 #pragma unroll
-    for (int i = 0; i < kMlpPanel / 32; ++i) store_columns<kMlpPanel>(dz, i, to, first, a.rows);
+    for (int i = 0; i < columns / 32; ++i) store_columns<kMlpPanel>(dz, i, to, first, a.rows);
   }
   // dy becomes dz of the top layer, if that is activated, and A.
   __device__ __forceinline__ void enter(int64_t first) {
@@ -238,26 +242,25 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
             d[0] *= slope[0], d[1] *= slope[1];
           }
           out[i][e] = ptx::pack(T{}, d[0], d[1]);
-          dz[e] = kNorms ? scaled(top(), p, i, e, d) : out[i][e];
+          dz[e] = kNorms ? scaled(top(), p * kMlpPanel, i, e, d) : out[i][e];
         }
         ptx::stmatrix(place(tile_panel(p), i), dz);
       }
-      if (kNorms && a.activate_last) store_panel(out, top(), p, first);
+      if (kNorms && a.activate_last) store_panel(out, top(), p * kMlpPanel, kMlpPanel, first);
     }
     if (a.activate_last) {
       hand_over(0);
-      if (panels > kHalfPanels) hand_over(1);
+      if (a.layer[top()].n > kHalf) hand_over(1);
       ++sent;
     } else {
       ptx::fence_proxy_async_shared();
     }
     sync_group();
   }
-  // sums = dz W of one half of W's columns. With weight norm they begin as zeros: nothing of the last product has to be
-  // kept until this one begins, which frees the registers that the last panels need.
+  // sums = dz W of one half of W's columns.
   __device__ __forceinline__ void multiply(float (&sums)[kHalf / 2], int l) {
 #pragma unroll
-    for (int i = 0; kNorms && i < kHalf / 2; ++i) sums[i] = 0;
+    for (int i = 0; kFromZero && i < kHalf / 2; ++i) sums[i] = 0;
     const int slots = slots_of(a.layer[l].n);
     const uint32_t tile = tile_panel(0);
     uint32_t before = 0;
@@ -272,7 +275,7 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
       for (uint32_t k = 0; k < kSlotRows; k += 16)
         ptx::wgmma<T, kHalf, Major::k, Major::mn>(sums, operand<Major::k, Swizzle::b128>(dz, k),
                                                   operand<Major::mn, Swizzle::b128>(w, k, kSlotPanelBytes),
-                                                  kNorms || i + k > 0);
+                                                  kFromZero || i + k > 0);
       ptx::wgmma_commit_group();
       if (i > 0) {
         ptx::wgmma_wait_group<1>();
@@ -285,15 +288,18 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
     ptx::fence_registers(sums);
     release_to_pair(&s.empty[before], lane);
   }
-  // The sums of panel p times slopes, or dx, packed: number `at` of layer l's input.
+  // How many columns of a half its panel p has.
+  static constexpr int columns_of(int p) { return p < kHalf / kMlpPanel ? kMlpPanel : kHalf % kMlpPanel; }
+  // The sums of a half's panel p times slopes, or dx, packed.
   template <bool kSlopes>
-  __device__ __forceinline__ void form_panel(const float (&sums)[kHalf / 2], int p, uint32_t (&dz)[4][4], int l, int at,
-                                             int64_t first) {
+  __device__ __forceinline__ void form_panel(const float (&sums)[kHalf / 2], int half, int p, uint32_t (&dz)[4][4],
+                                             int l, int64_t first) {
+    const int column = half * kHalf + p * kMlpPanel;  // of layer l's input
     uint32_t h[4][4], out[4][4];
     const float factor = kNorms ? s.factor[l] : 1;
     if constexpr (kSlopes) take_values(h);
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i)
+    for (uint32_t i = 0; i < uint32_t(columns_of(p)) / 16; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float slope[2] = {1, 1};
@@ -303,13 +309,16 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
         if constexpr (kNorms) d[0] *= factor, d[1] *= factor;
         d[0] *= slope[0], d[1] *= slope[1];
         dz[i][e] = ptx::pack(T{}, d[0], d[1]);
-        if constexpr (kNorms && kSlopes) out[i][e] = dz[i][e], dz[i][e] = scaled(l - 1, at, i, e, d);
+        if constexpr (kNorms && kSlopes) out[i][e] = dz[i][e], dz[i][e] = scaled(l - 1, column, i, e, d);
       }
-    if constexpr (kNorms && kSlopes) store_panel(out, l - 1, at, first);
+    if constexpr (kNorms && kSlopes) store_panel(out, l - 1, column, columns_of(p), first);
   }
-  __device__ __forceinline__ void put_panel(int p, const uint32_t (&dz)[4][4]) const {
+  __device__ __forceinline__ void put_panel(int half, int p, const uint32_t (&dz)[4][4]) const {
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) ptx::stmatrix(place(tile_panel(p), i), dz[i]);
+    for (int i = 0; i < columns_of(p) / 16; ++i) {
+      const int at = half * kHalf / 16 + 4 * p + i;
+      ptx::stmatrix(place(tile_panel(at / 4), at % 4), dz[i]);
+    }
   }
   // The tile may be written: its products have ended, and what was sent from it has been read.
   __device__ __forceinline__ void claim_tile() const {
@@ -331,11 +340,11 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
     uint32_t dz[kHalfPanels][4][4];
     multiply(sums, l);
 #pragma unroll
-    for (int p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, p, dz[p], l, p, first);
+    for (int p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, 0, p, dz[p], l, first);
     const auto put_first_half = [&] {
       claim_tile();
 #pragma unroll
-      for (int p = 0; p < kHalfPanels; ++p) put_panel(p, dz[p]);
+      for (int p = 0; p < kHalfPanels; ++p) put_panel(0, p, dz[p]);
       hand_over(0);
     };
     if (a.layer[l].k > kHalf) {
@@ -343,8 +352,8 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
       put_first_half();
 #pragma unroll
       for (int p = 0; p < kHalfPanels; ++p) {
-        form_panel<kSlopes>(sums, p, dz[0], l, p + kHalfPanels, first);
-        put_panel(p + kHalfPanels, dz[0]);
+        form_panel<kSlopes>(sums, 1, p, dz[0], l, first);
+        put_panel(1, p, dz[0]);
       }
       hand_over(1);
     } else {

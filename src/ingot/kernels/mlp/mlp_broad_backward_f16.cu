@@ -4,8 +4,10 @@
 namespace ingot::cuda::broad_backward {
 
 template void launch_chain<f16, 192>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
+template void launch_chain<f16, 224>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
 template void launch_chain<f16, 256>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
 template void launch_sums<f16, 192>(const MlpSumMaps&, const Sums&, int, Stream);
+template void launch_sums<f16, 224>(const MlpSumMaps&, const Sums&, int, Stream);
 template void launch_sums<f16, 256>(const MlpSumMaps&, const Sums&, int, Stream);
 
 }  // namespace ingot::cuda::broad_backward

@@ -153,7 +153,9 @@ struct CaseList {
                                                                 {384, 8, 504, 256, 392},
                                                                 {72, 320, 320, 144},
                                                                 {384, 160, 384, 328},
-                                                                {192, 384, 200, 336}})
+                                                                {192, 384, 200, 336},
+                                                                {392, 448, 216, 440},
+                                                                {448, 224, 8, 400}})
       for (Keep keep : keeps) {
         of_widths(widths, keep);
         all.back().activate_last = i % 5 == 0;
@@ -196,8 +198,12 @@ struct CaseList {
                      .weight_norm = depth % 3 == 1,
                      .activate_last = depth % 4 >= 2,
                      .gap = depth % 2 ? 16 : 0});
-    for (const auto& widths : std::vector<std::vector<int64_t>>{
-             {264, 8}, {8, 384, 512}, {512, 136, 328}, {16, 512, 256, 264, 8}, {384, 384, 192, 200, 328}})
+    for (const auto& widths : std::vector<std::vector<int64_t>>{{264, 8},
+                                                                {8, 384, 512},
+                                                                {512, 136, 328},
+                                                                {16, 512, 256, 264, 8},
+                                                                {384, 384, 192, 200, 328},
+                                                                {392, 448, 216, 224, 440}})
       for (int64_t rows : {1, 65, 700}) {
         ++i;
         all.push_back({.widths = widths,
@@ -210,6 +216,7 @@ struct CaseList {
     all.push_back({.widths = {8, 264, 8}, .rows = 17011});
     all.push_back({.widths = {64, 512, 64}, .rows = 9000, .weight_norm = true, .activate_last = true});
     all.push_back({.widths = {384, 328, 264}, .rows = 20000, .weight_norm = true});
+    all.push_back({.widths = {448, 400}, .rows = 9000, .weight_norm = true});
     for (int act = 0; act < Activations::size; ++act)
       all.push_back({.widths = {64, 512, 144, 320}, .rows = 200, .act = Act(act), .activate_last = act % 2 == 0});
   }
