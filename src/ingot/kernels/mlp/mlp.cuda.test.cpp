@@ -3,6 +3,8 @@
 // and those of a plain fp32 product for f32. Without a GPU the numeric cases skip.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #ifdef INGOT_HAS_CUDA_MLP
 #include <cuda_runtime_api.h>
 #endif
@@ -211,15 +213,23 @@ TEST_P(MlpCuda, ARowsResultIsTheSameWhereverItStands) {
   }
 }
 
-// More rows than the kernels for few are for, which have other numbers of warpgroups: copies of some rows.
+// Other numbers of rows have other numbers of warpgroups, and of blocks that share rows: copies of some rows.
 TEST_P(MlpCuda, ARowsResultIsTheSameInABatchOfAnySize) {
-  constexpr int64_t kSome = 2100, kCopies = 128;
-  if (GetParam().forward != MlpForm::sm90) GTEST_SKIP();
+  struct Sizes {
+    int64_t width = 0, some = 0, copies = 0;
+  };
+  const std::map<MlpForm, Sizes> of_form = {{MlpForm::sm90, {128, 2100, 128}},
+                                            {MlpForm::wide, {256, 2100, 40}},
+                                            {MlpForm::broad, {512, 2100, 20}},
+                                            {MlpForm::broad_few_rows, {512, 200, 20}}};
+  const auto sizes = of_form.find(GetParam().forward);
+  if (sizes == of_form.end()) GTEST_SKIP() << "the form has one way to take rows";
+  const auto [width, some, copies] = sizes->second;
   const DType t = GetParam().dtype;
   constexpr size_t kDepths[] = {1, 2, 5};
   for (int k = 0; k < 6; ++k) {
-    const Case c{.widths = equal_widths(kDepths[k % 3], 128),
-                 .rows = kSome,
+    const Case c{.widths = equal_widths(kDepths[k % 3], width),
+                 .rows = some,
                  .bias = false,
                  .weight_norm = k >= 3,
                  .keep = Keep::nothing};
@@ -231,17 +241,19 @@ TEST_P(MlpCuda, ARowsResultIsTheSameInABatchOfAnySize) {
     p.download();
     const Tensor alone = p.y.host();
     const int64_t bytes = alone.bytes();
-    gpu::DeviceMemory x(kCopies * bytes), y(kCopies * bytes);
-    for (int64_t i = 0; i < kCopies; ++i)
+    gpu::DeviceMemory x(copies * bytes), y(copies * bytes);
+    for (int64_t i = 0; i < copies; ++i)
       gpu::copy_to_device(static_cast<char*>(x.data()) + i * bytes, p.x.host().data, bytes);
-    Mlp many = p.forward();
-    const Shape all{kCopies * kSome, 128};
-    many.x = Tensor(x.data(), t, all, {Device::cuda, 0}), many.y = Tensor(y.data(), t, all, {Device::cuda, 0});
-    cuda::mlp_with(many, GetParam().forward, {});
-    Buffer copy(t, {kSome, 128});
-    for (int64_t i = 0; i < kCopies; ++i) {
-      gpu::copy_to_host(copy.tensor().data, static_cast<const char*>(y.data()) + i * bytes, bytes);
-      ASSERT_EQ(std::memcmp(copy.tensor().data, alone.data, size_t(bytes)), 0) << i;
+    Buffer copy(t, {some, width});
+    for (int64_t of : {int64_t(5), copies}) {
+      Mlp many = p.forward();
+      const Shape all{of * some, width};
+      many.x = Tensor(x.data(), t, all, {Device::cuda, 0}), many.y = Tensor(y.data(), t, all, {Device::cuda, 0});
+      cuda::mlp_with(many, GetParam().forward, {});
+      for (int64_t i = 0; i < of; ++i) {
+        gpu::copy_to_host(copy.tensor().data, static_cast<const char*>(y.data()) + i * bytes, bytes);
+        ASSERT_EQ(std::memcmp(copy.tensor().data, alone.data, size_t(bytes)), 0) << i << " of " << of;
+      }
     }
   }
 }
