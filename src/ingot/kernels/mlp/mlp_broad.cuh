@@ -9,6 +9,7 @@
 // rows by 32 columns, again for every 128 rows; both warpgroups of both blocks of a pair read each slice, and each
 // block fetches half of it for both.
 #include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/tile/cluster.cuh"
 #include "ingot/gpu/tile/ring.cuh"
 #include "ingot/kernels/mlp/mlp_broad_parts.cuh"
 
@@ -310,10 +311,6 @@ template <class Memory> __device__ __forceinline__ void prepare(Memory& s) {
   }
   ptx::fence_mbarrier_init();
 }
-__device__ __forceinline__ void sync_cluster() {
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
-}
 
 template <class T, class F, Save kSave, class Memory>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -325,7 +322,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows);
   if (threadIdx.x == 0) prepare(s);
   __syncwarp();
-  sync_cluster();
+  tile::sync_cluster();
   ptx::let_next_kernel_start();
   if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
   ptx::wait_for_earlier_kernels();
@@ -334,7 +331,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const LayerParams& of = p.layer[l];
       return WeightRows{of.w, of.g, of.n, of.k};
     });
-    sync_cluster();
+    tile::sync_cluster();
   }
   if (warp < kWarps) {
     ptx::increase_registers<kRegisters>();
@@ -347,7 +344,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   // The neighbour may still fill this block's memory, or hand back what it has read; of what this block hands back
   // last nobody waits for the arrival, which therefore stands before this one.
-  sync_cluster();
+  tile::sync_cluster();
 }
 
 // Whether what is not rare has kernels of its own: in this one the compiler would spill.

@@ -170,8 +170,7 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
       const ChainLayer& of = a.layer[l];
       return mlp_broad_parts::WeightRows{of.v, of.g, uint32_t(of.n), uint32_t(of.k)};
     });
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    tile::sync_cluster();
     for (int l = a.lowest + int(warp); l < a.layers; l += kChainThreads / 32) {
       float most = 0x1p-60f;
       for (uint32_t i = lane; i < Memory::kScales; i += 32) most = fmaxf(most, fabsf(s.scale[l][i]));
@@ -388,8 +387,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   __syncwarp();
   ptx::wait_for_earlier_kernels();
   if (blockIdx.x == 0 && threadIdx.x == 0) *a.counter = 0;
-  ptx::cluster_arrive();  // the neighbour's barriers are ready
-  ptx::cluster_wait();
+  tile::sync_cluster();  // the neighbour's barriers are ready
   if constexpr (kNorms) block.find_scales();
   if (block.warp < kGroupWarps) {
     ptx::increase_registers<Block::kMultiplyRegisters>();
@@ -401,8 +399,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     if (mover < uint32_t(block.groups()) && block.lane == 0) block.move_tile(mover);
     __syncwarp();
   }
-  ptx::cluster_arrive();  // the neighbour may still fill this block's memory, or say that it has read its own
-  ptx::cluster_wait();
+  tile::sync_cluster();  // the neighbour may still fill this block's memory, or say that it has read its own
 }
 
 template <class T, int kHalf>

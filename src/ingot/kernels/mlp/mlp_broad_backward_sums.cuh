@@ -263,8 +263,7 @@ __global__ void __launch_bounds__(kSumThreads<Cut>, 1)
   SumBlock<T, Cut> block{*reinterpret_cast<SumMemory<Cut>*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
   __syncwarp();
-  ptx::cluster_arrive();  // the neighbour's barriers are ready
-  ptx::cluster_wait();
+  tile::sync_cluster();  // the neighbour's barriers are ready
   if (block.warp < block.kGroupWarps) {
     block.sum();
   } else {

@@ -11,11 +11,6 @@ namespace ingot::cuda::wide_backward {
 constexpr int kSumThreads = kGroups * 128 + 32;
 constexpr int kMultiplyRegisters = 224, kServeRegisters = 56;
 
-// The neighbour's barriers are ready, and what this block's threads wrote is there for all of them.
-__device__ __forceinline__ void begin_together() {
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
-}
 // The neighbour may still fill this block's memory, or say that it has read its own.
 __device__ __forceinline__ void end_together() {
   ptx::cluster_arrive_relaxed();
@@ -36,7 +31,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   ptx::wait_for_earlier_kernels();
   if constexpr (kNorms) chain.find_scales();
-  begin_together();
+  tile::sync_cluster();
   if (chain.warp < kGroupWarps) {
     ptx::increase_registers<kMultiplyRegisters>();
     chain.run();
@@ -67,7 +62,7 @@ __global__ void __launch_bounds__(kSumThreads, 1)
     block.prefetch_maps();
   }
   __syncwarp();
-  begin_together();
+  tile::sync_cluster();
   if (block.warp < kGroupWarps)
     block.run();
   else

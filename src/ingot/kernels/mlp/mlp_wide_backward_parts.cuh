@@ -16,6 +16,7 @@
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
+#include "ingot/gpu/tile/cluster.cuh"
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/gpu/tile/ring.cuh"
