@@ -1,9 +1,10 @@
-"""Writes tests/data/gpt.json: what spec/gpt.py makes of two small models in fp64. Parity compares far more (docs/parity.md) but needs
-PyTorch; this is for tests that do not. Prints what tests/cli_test.py expects of its small GPT-OSS checkpoint.
+"""Writes tests/data/gpt.json and optimizer.json: what spec/gpt.py makes of two small models, and spec/optimizer.py of one, in fp64.
+Parity compares far more (docs/parity.md) but needs PyTorch; this is for tests that do not. Prints what tests/cli_test.py expects of its
+small GPT-OSS checkpoint.
 
     python3 tools/make_model_goldens.py      # wants torch
 
-Weights and ids follow from names and indices by `number`, which src/ingot/models/gpt/definition.test.cpp has too.
+Weights, ids and the optimizer's gradients follow from names and indices by `number`, which src/ingot/models/gpt/golden.test.h has too.
 """
 import json
 import math
@@ -18,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "spec"))
 import gpt  # noqa: E402
 import gpt_oss  # noqa: E402
+from optimizer import Optimizer, Recipe  # noqa: E402
 
 MASK = 2**64 - 1
 LENGTHS = [7, 1, 13, 0, 3]
@@ -73,6 +75,39 @@ def golden(config, looping):
     return dict(config=asdict(config), looping=looping, lengths=LENGTHS, losses=loss.tolist(), gradients=gradients)
 
 
+# By sections, as a run's configuration has them.
+RECIPES = {
+    "muon": dict(optimizer=dict(matrix_optimizer="muon", matrix_lr=0.022, matrix_decay=0.095, embed_lr=0.03, embed_decay=0.085, head_lr=0.01,
+                                head_decay=0.02, scalar_lr=0.02, scalar_decay=0.03, beta1=0.9, beta2=0.95, clip=1.0),
+                 schedule=dict(decay="linear", warmdown=0.72, min_lr=0.0, momentum_start=0.9, momentum_end=0.97, momentum_warmup=0.5,
+                               ema_horizon=0.4)),
+    "adamw": dict(optimizer=dict(matrix_optimizer="adamw", matrix_lr=0.01, matrix_decay=0.1, embed_lr=0.02, embed_decay=0.05, head_lr=0.03,
+                                 head_decay=0.2, scalar_lr=0.04, scalar_decay=0.01, beta1=0.8, beta2=0.99, clip=0.0),
+                  schedule=dict(warmup_steps=2, decay="cosine", min_lr=0.1, ema_horizon=0.3)),
+}
+STEPS, TAKEN = 8, 5
+
+
+def optimized(recipe):
+    """Of every parameter after TAKEN steps, and of its average: norm, and product with random numbers. Every second gradient is small,
+    and so not clipped."""
+    config = gpt.GptConfig.from_dict(CASES["llama"][0])
+    weights = weights_of(config)
+    optimizer = Optimizer(config, weights, Recipe(**recipe["optimizer"], **recipe["schedule"]), STEPS)
+    for k in range(TAKEN):
+        optimizer.step({n: numbers(f"gradient {k} {n}", w.numel()).reshape(w.shape) * (0.01 if k % 2 else 1) for n, w in weights.items()})
+
+    def summary(tensors):
+        return {n: [t.norm().item(), (t.flatten() * numbers("probe " + n, t.numel())).sum().item()] for n, t in tensors.items()}
+    return dict(config=asdict(config), train=recipe, steps=STEPS, taken=TAKEN, weights=summary(weights), average=summary(optimizer.average))
+
+
+def write(name, value):
+    text = json.dumps(value, indent=1)
+    text = re.sub(r"\[\s+([^][]*?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)  # lists of numbers on one line
+    (ROOT / "tests" / "data" / name).write_text(text + "\n")
+
+
 def cli_checkpoint_losses():
     """Those of the checkpoint and the ids in tests/cli_test.py's class TinyGptOss."""
     sys.argv = ["cli_test.py", "no program"]
@@ -90,8 +125,7 @@ def cli_checkpoint_losses():
 
 
 if __name__ == "__main__":
-    text = json.dumps({name: golden(*case) for name, case in CASES.items()}, indent=1)
-    text = re.sub(r"\[\s+([^][]*?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)  # lists of numbers on one line
-    (ROOT / "tests" / "data" / "gpt.json").write_text(text + "\n")
+    write("gpt.json", {name: golden(*case) for name, case in CASES.items()})
+    write("optimizer.json", {name: optimized(recipe) for name, recipe in RECIPES.items()})
     found = cli_checkpoint_losses()
     print(f"sum {sum(found):.6f}, " + ", ".join(f"{t}: {found[t]:.6f}" for t in (0, 1, 7, 126, 127, 128, 129, 198)))

@@ -7,29 +7,16 @@
 
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
+#include "ingot/models/gpt/golden.test.h"
 #include "ingot/models/gpt/gpt.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
 namespace {
 
+using testing::bits;
 using testing::Buffer;
-
-uint64_t bits(const std::string& name, uint64_t i) {
-  uint64_t h = 0xcbf29ce484222325u;
-  for (const char c : name) h = (h ^ uint8_t(c)) * 0x100000001b3u;
-  h += (i + 1) * 0x9e3779b97f4a7c15u;
-  h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
-  h = (h ^ h >> 27) * 0x94d049bb133111ebu;
-  return h ^ h >> 31;
-}
-double number(const std::string& name, int64_t i) { return double(bits(name, uint64_t(i)) >> 40) / (1 << 23) - 1; }
-
-double weight(const Parameter& p, int64_t i) {
-  const double u = number(p.name, i);
-  if (p.kind == ParameterKind::matrix || p.kind == ParameterKind::head) return u * std::sqrt(3.0 / double(p.shape[1]));
-  return p.kind == ParameterKind::embedding ? u : 0.5 + 0.5 * u;
-}
+using testing::number;
 
 struct Batch {
   Batch(const std::vector<int64_t>& lengths, int64_t vocab) {
@@ -63,8 +50,7 @@ TEST(gpt, losses_and_gradients_are_those_of_the_definition) {
     Buffer weights(DType::f64, {layout.padded_count()}), grads(DType::f64, {layout.padded_count()});
     Buffer dloss(DType::f64, {T}), loss(DType::f64, {T});
     fill_zero(grads);
-    for (const Parameter& p : layout.all())
-      for (int64_t i = 0; i < p.shape.numel(); ++i) layout.view(weights, p).ptr<double>()[i] = weight(p, i);
+    testing::fill_golden_weights(layout, weights);
     for (int64_t t = 0; t < T; ++t) dloss.tensor().ptr<double>()[t] = number("dloss", t);
     Gpt model(config, DType::f64, {.capacity = T, .looping = golden["looping"], .training = true});
     model.losses_and_gradients(weights, batch, dloss, loss, grads);
@@ -74,15 +60,7 @@ TEST(gpt, losses_and_gradients_are_those_of_the_definition) {
     }
     EXPECT_EQ(golden["gradients"].size(), layout.all().size());
     for (const Parameter& p : layout.all()) {
-      const double norm = golden["gradients"][p.name][0], product = golden["gradients"][p.name][1];
-      double squares = 0, found = 0;
-      for (int64_t i = 0; i < p.shape.numel(); ++i) {
-        const double g = layout.view(grads, p).ptr<double>()[i];
-        squares += g * g;
-        found += g * number("probe " + p.name, i);
-      }
-      EXPECT_NEAR(std::sqrt(squares), norm, kLimit * norm) << name << ", " << p.name;
-      EXPECT_NEAR(found, product, kLimit * norm * std::sqrt(double(p.shape.numel()))) << name << ", " << p.name;
+      testing::expect_golden(layout.view(grads, p), p, golden["gradients"][p.name], kLimit, name + ", " + p.name);
     }
   }
 }
