@@ -383,7 +383,13 @@ def run_mlp(x, parameters, bias, weight_norm, act, activate_last, save):
     if x.dim() == 0:
         raise ValueError("mlp: x: found a tensor without dimensions, expected at least one")
     found = _C.mlp(x, parameters, bias, weight_norm, act, activate_last, save)
-    return found or _C.mlp(x.contiguous(), [p.contiguous() for p in parameters], bias, weight_norm, act, activate_last, save)
+    return found or _C.mlp(_aligned(x), [_aligned(p) for p in parameters], bias, weight_norm, act, activate_last, save)
+
+
+def _aligned(t):
+    """`t` or a copy of it, contiguous and, on a GPU, at an address that is a multiple of 16, as MLPs take it."""
+    t = t.contiguous()
+    return t.clone() if t.is_cuda and t.data_ptr() % 16 else t
 
 
 def _check_dtypes(x, parameters):
@@ -398,8 +404,8 @@ def run_mlp_backward(dy, x, parameters, saved, wanted, need_dx, bias, weight_nor
         wide = [p.float() for p in parameters]
         dx, gradients = run_mlp_backward(dy.float(), x.float(), wide, None, wanted, need_dx, bias, weight_norm, act, activate_last)
         return None if dx is None else dx.to(x.dtype), gradients
-    x, dy = x.contiguous(), dy.contiguous()
-    parameters = [p.contiguous() for p in parameters]
+    x, dy = _aligned(x), _aligned(dy)
+    parameters = [_aligned(p) for p in parameters]
     dx = _empty_like(x) if need_dx else None
     total = sum(p.numel() for p, w in zip(parameters, wanted) if w)
     gradients = x.new_zeros(total, dtype=sum_dtype(x.dtype))

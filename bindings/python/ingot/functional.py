@@ -42,6 +42,10 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
 
 
 def _add_rms_norm(x, residual, weight, eps, unit_offset):
+    if not isinstance(residual, torch.Tensor):
+        raise TypeError(f"rms_norm: residual: found {type(residual).__name__}, expected torch.Tensor")
+    if residual.dtype is not x.dtype:
+        raise ValueError(f"rms_norm: residual: found dtype {residual.dtype}, expected x's {x.dtype}")
     way = _DISPATCH if is_dynamo_compiling() else route(x, residual, weight)
     if way == _DIFFERENTIATE:
         return _ops.add_rms_norm_eager(x, residual, weight, eps, unit_offset)

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 from . import _C, _ops, functional
 
 __all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "FusedMLPSoftplus", "FusedMLPSoftplusWN", "FusedMLP5Softplus", "FusedMLP5SoftplusWN",
-           "MegaGemmTriton", "MegaGemmRMSNorm"]
+           "MegaGemmTriton", "MegaGemmRMSNorm", "FusedSwiGLU"]
 
 
 class _Direct(nn.Module):
@@ -343,6 +343,20 @@ class MegaGemmTriton(SwiGLU):
     def __init__(self, d_model, multiple_of=256, hidden_multiple=5 / 3, device=None, dtype=None):
         hidden = multiple_of * -(-int(hidden_multiple * d_model) // multiple_of)
         super().__init__(d_model, hidden, device=device, dtype=dtype)
+
+
+class FusedSwiGLU(nn.Module):
+    """fused-swiglu's layer: value * silu(gate), [value | gate] = x Wf with Wf (in_features, 2 hidden_dim). `block` was its tile's size."""
+
+    def __init__(self, in_features, hidden_dim, block=64, device=None, dtype=None):
+        super().__init__()
+        self.Wf = nn.Parameter(torch.randn(in_features, 2 * hidden_dim, device=device, dtype=dtype))
+
+    def forward(self, x):
+        return functional.swiglu(x @ self.Wf, order="gate_second")
+
+    def extra_repr(self):
+        return f"{self.Wf.shape[0]}, {self.Wf.shape[1] // 2}"
 
 
 class MegaGemmRMSNorm(RMSNorm):

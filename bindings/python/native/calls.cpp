@@ -219,7 +219,7 @@ int options_of(nb::handle h) {
   return int(value);
 }
 
-// x and layers of `a`; false where an operand is not dense, or the CPU has no form for its type.
+// x and layers of `a`; false where an operand is not dense or not aligned, or the CPU has no form for its type.
 bool describe_mlp(nb::handle x, const Objects& parameters, int options, Mlp& a, Sizes& sizes) {
   const char* op = "mlp";
   const bool bias = options & kBias, gain = options & kWeightNorm;
@@ -227,13 +227,14 @@ bool describe_mlp(nb::handle x, const Objects& parameters, int options, Mlp& a, 
   if (parameters.empty() || parameters.size() % each != 0 || !dense_matrix(op, "x", x, a.x, &sizes)) return false;
   if (floats(op, "x", a.x).device.kind == Device::cpu && size_of(a.x.dtype) < 4) return false;
   a.layers.resize(parameters.size() / each);
+  if (!aligned(a.x)) return false;
   auto next = parameters.begin();
   Sizes of_weight;
   for (MlpLayer& layer : a.layers) {
-    if (!dense_matrix(op, "weight", *next++, layer.w, &of_weight)) return false;
+    if (!dense_matrix(op, "weight", *next++, layer.w, &of_weight) || !aligned(layer.w)) return false;
     INGOT_CHECK(of_weight.rank == 2, op, ": weight: found ", of_weight.rank, " dimensions, expected 2");
-    if (bias && !dense_vector(op, "bias", *next++, layer.b)) return false;
-    if (gain && !dense_vector(op, "gain", *next++, layer.g)) return false;
+    if (bias && (!dense_vector(op, "bias", *next++, layer.b) || !aligned(layer.b))) return false;
+    if (gain && (!dense_vector(op, "gain", *next++, layer.g) || !aligned(layer.g))) return false;
   }
   a.act = Act(options & 0xff);
   a.activate_last = options & kActivateLast;

@@ -116,16 +116,15 @@ std::vector<MlpLayer> layers_of(const char* op, nb::sequence parameters, const M
   return layers;
 }
 
-// (y, saved or None); None instead where Python has to make operands contiguous first.
+// (y, saved or None); None instead where Python has to make operands contiguous and aligned first.
 nb::object run_mlp(nb::handle x, nb::sequence parameters, bool bias, bool weight_norm, int act, bool activate_last,
                    bool save) {
   const char* op = "mlp";
   Mlp a{.act = Act(act), .activate_last = activate_last};
   Sizes sizes;
-  if (!dense_matrix(op, "x", x, a.x, &sizes)) return nb::none();
-  floats(op, "x", a.x);
+  if (!dense_matrix(op, "x", x, a.x, &sizes) || !aligned(floats(op, "x", a.x))) return nb::none();
   for (nb::handle p : parameters)
-    if (!contiguous(op, "parameters", p)) return nb::none();
+    if (Tensor t; !dense_vector(op, "parameters", p, t) || !aligned(t)) return nb::none();
   a.layers = layers_of(op, parameters, {bias, weight_norm, act, activate_last});
   sizes.of[sizes.rank - 1] = a.layers.back().w.rows();
   nb::object y = empty(x, a.x.device, a.x.dtype, sizes, a.y), saved = nb::none(), workspace;

@@ -322,11 +322,6 @@ bool is_contiguous(const Described& d) {
   return true;
 }
 }  // namespace
-bool contiguous(const char* op, const char* name, nb::handle h) {
-  Described d;
-  describe(op, name, h, d);
-  return is_contiguous(d);
-}
 bool dense_matrix(const char* op, const char* name, nb::handle h, Tensor& out, Sizes* sizes) {
   Described d;
   describe(op, name, h, d);

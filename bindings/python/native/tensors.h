@@ -26,8 +26,10 @@ inline Tensor vector(const char* op, const char* name, nb::handle t) { return vi
 // `t` itself, which must be of a type that the operations compute in.
 const Tensor& floats(const char* op, const char* name, const Tensor& t);
 
-// Every dimension as if freshly allocated.
-bool contiguous(const char* op, const char* name, nb::handle tensor);
+// Where kernels that read whole vectors can: a GPU's memory at a multiple of 16 bytes, as it is allocated.
+inline bool aligned(const Tensor& t) {
+  return t.device.kind == Device::cpu || reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+}
 constexpr int kMaxDims = 64;  // PyTorch's own limit
 struct Sizes {
   int rank = 0;

@@ -22,17 +22,23 @@ def samples(device):
     cos, sin = functional.rope_table(3, 8, device=device)
     positions = torch.arange(3, dtype=torch.int32, device=device)
     gain = torch.rand(2, device=device, requires_grad=True)
-    h = torch.randn(4, 8, device=device)
+    h, h16 = torch.randn(4, 8, device=device), torch.randn(4, 16, device=device)
     ops = torch.ops.ingot
     quiet = [p.detach() for p in parameters]
     yield "rms_norm", ops.rms_norm.default, (x, w, 1e-5, False)
     yield "rms_norm without weight", ops.rms_norm.default, (x, None, 1e-5, False)
     yield "add_rms_norm", ops.add_rms_norm.default, (x, x.detach().clone(), w, 1e-5, True)
     yield "rms_norm_backward", ops.rms_norm_backward.default, (x.detach(), None, x.detach(), w.detach(), x.detach().mean(1), 1e-5, False, True, True)
+    yield "rms_norm_backward of a frozen input", ops.rms_norm_backward.default, (x.detach(), h16, x.detach(), w.detach(), x.detach().mean(1), None, True, False,
+                                                                                 True)
+    yield "rms_norm_backward of a frozen weight", ops.rms_norm_backward.default, (x.detach(), None, x.detach(), w.detach(), x.detach().mean(1), 1e-5, False,
+                                                                                  True, False)
     yield "mlp", ops.mlp.default, (x, parameters, True, False, "softplus", False, True)
     yield "mlp, nothing saved", ops.mlp.default, (x, parameters, True, False, "silu", True, False)
     yield "mlp_backward", ops.mlp_backward.default, (torch.randn(4, 8, device=device), x.detach(), quiet, x.new_empty(0).detach(), [True] * 6, True, True, False,
                                                      "softplus", False)
+    yield "mlp_backward of frozen parts", ops.mlp_backward.default, (torch.randn(4, 8, device=device), x.detach(), quiet, x.new_empty(0).detach(),
+                                                                      [True, False] * 3, False, True, False, "silu", True)
     yield "swiglu_gate", ops.swiglu_gate.default, (x, None, 0, 0.0, 1.0, 0.0)
     yield "swiglu_gate of two", ops.swiglu_gate.default, (x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0)
     yield "swiglu_gate_backward", ops.swiglu_gate_backward.default, (h, x.detach(), None, 2, 7.0, 1.7, 1.0)
@@ -676,6 +682,12 @@ def test_parameters_may_be_swapped_behind_an_edge(device):
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
     assert_same(parameter_gradients(mlp, mlp(x).sum()), parameter_gradients(mlp, direct(mlp, x).sum()))
+
+
+def test_an_edge_has_no_memory(device):
+    mlp = ingot.nn.FusedMLP(16, 24, 8, device=device)
+    edge = ingot._ops._make_edge(*mlp.parameters())
+    assert edge.numel() == sum(p.numel() for p in mlp.parameters()) and edge.untyped_storage().nbytes() == 0
 
 
 def test_gradients_through_an_edge_come_as_soon_as_they_can(device):

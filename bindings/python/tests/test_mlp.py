@@ -141,6 +141,35 @@ def test_leading_dimensions_strides_and_empty_batches(device):
             assert m(torch.empty(shape, device=device)).shape == (*shape[:-1], 8)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operands_may_begin_at_any_element(device, dtype):
+    weights, biases, gains = parameters(device, dtype, (16, 32, 8), True, True)
+    x = torch.randn(9, 16, device=device).to(dtype).requires_grad_()
+    dy = torch.randn(9, 8, device=device).to(dtype)
+
+    def moved(t):
+        space = torch.empty(t.numel() + 1, device=device, dtype=dtype)[1:]
+        return space.view(t.shape).copy_(t.detach()).requires_grad_()
+
+    def run(x, ws, bs, gs, dy):
+        y = functional.fused_mlp(x, ws, bs, gs)
+        return [y.detach(), *torch.autograd.grad(y, [x, *ws, *bs, *gs], dy)]
+
+    found = run(moved(x), *([moved(t) for t in group] for group in (weights, biases, gains)), moved(dy).detach())
+    assert all(torch.equal(a, b) for a, b in zip(found, run(x, weights, biases, gains, dy)))
+
+
+def test_recompute_keeps_nothing_for_the_backward_pass(device):
+    x = torch.randn(9, 16, device=device, requires_grad=True)
+    for recompute in (False, True):
+        m = ingot.nn.FusedMLP(16, 32, 8, recompute=recompute, device=device)
+        for _ in range(3):  # the third by its edge
+            assert (m(x).grad_fn.saved_tensors[1] is None) == recompute
+        traced = torch.fx.experimental.proxy_tensor.make_fx(m)(x)  # which sees the operator
+        (node,) = (n for n in traced.graph.nodes if n.target is torch.ops.ingot.mlp.default)
+        assert node.args[-1] is not recompute
+
+
 def test_gradients_accumulate_as_those_of_any_module(device):
     m = ingot.nn.FusedMLP(16, 32, 8, device=device)
     x = torch.randn(9, 16, device=device)

@@ -75,6 +75,9 @@ def test_rope_over_layouts_positions_and_partial_rotations(device, dtype, interl
                 base = x.detach().clone(memory_format=torch.contiguous_format)
                 assert functional.rope_(base, cos, sin, positions, interleaved=interleaved) is base and base._version == 1
                 assert_near(base, y.detach(), 8 if dtype is torch.float32 else 1.5, name)
+    with torch.inference_mode():
+        inferred = functional.rope(plain, cos, sin, interleaved=interleaved)
+        assert torch.equal(functional.rope_(plain.clone(), cos, sin, interleaved=interleaved), inferred)
     with pytest.raises(NotImplementedError, match="rope_: found a call that autograd"):
         functional.rope_(plain.requires_grad_(), cos, sin)
     with pytest.raises(ValueError, match="rope_: x: found strides"):
@@ -136,6 +139,16 @@ def test_swiglu_modules(device):
         assert all(p.grad is not None for p in m.parameters())
     mega = ingot.nn.MegaGemmTriton(d_model=24, multiple_of=16, hidden_multiple=5 / 3)
     assert {k: tuple(v.shape) for k, v in mega.state_dict().items()} == {"w12.weight": (96, 24), "w3.weight": (24, 48)}
+    fused = ingot.nn.FusedSwiGLU(24, 40, block=64, device=device)
+    assert {k: tuple(v.shape) for k, v in fused.state_dict().items()} == {"Wf": (24, 80)}
+    value, gate = (x @ fused.Wf).chunk(2, -1)
+    torch.testing.assert_close(fused(x), value * torch.nn.functional.silu(gate), rtol=1e-4, atol=1e-4)
+    fused.requires_grad_(False)(x).sum().backward()
+    assert fused.Wf.grad is None
+    up_to = [ingot.nn.MegaGemmTriton(d, device="meta").w3.weight.shape for d in (2048, 4096)]
+    assert up_to == [(2048, 3584), (4096, 6912)]
+    gate, value = mega.w12(x.cpu()).chunk(2, -1)  # the gate comes first there
+    torch.testing.assert_close(mega(x.cpu()), mega.w3(torch.nn.functional.silu(gate) * value))
     assert ingot.nn.MegaGemmRMSNorm(8, epsilon=1e-6).eps == 1e-6 and ingot.nn.MegaGemmRMSNorm(8).eps == 1e-5
 
 

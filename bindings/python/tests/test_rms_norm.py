@@ -95,6 +95,9 @@ def test_gradcheck_in_fp64(unit_offset):
     assert torch.autograd.gradcheck(lambda x, w, r: functional.rms_norm(x, w, EPS, residual=r), (x, w, r))
     op = torch.ops.ingot.rms_norm  # rstd is an output here, with a gradient of its own
     assert torch.autograd.gradcheck(lambda x, w: op(x, w, EPS, unit_offset), (x, w))
+    add = torch.ops.ingot.add_rms_norm
+    assert torch.autograd.gradcheck(lambda x, w, r: add(x, r, w, EPS, unit_offset), (x, w, r))
+    assert torch.autograd.gradcheck(lambda x, w, r: add(x, r, w, EPS, unit_offset)[1:], (x, w, r))
 
 
 def strided_inputs(device):
@@ -178,6 +181,8 @@ def test_errors_name_operation_argument_found_and_expected(device):
         (lambda: functional.rms_norm(x, torch.ones(32, device=device, dtype=torch.float64), EPS), ValueError, "dtype f64 of w"),
         (lambda: functional.rms_norm(x.long(), None, EPS), ValueError, "dtype i64"),
         (lambda: functional.rms_norm(x, None, EPS, residual=torch.ones(3, 32, device=device)), ValueError, "residual"),
+        (lambda: functional.rms_norm(x, None, EPS, residual=x.bfloat16()), ValueError, "residual: found dtype torch.bfloat16, expected x's torch.float32"),
+        (lambda: functional.rms_norm(x, None, EPS, residual=[1.0]), TypeError, "residual: found list, expected torch.Tensor"),
         (lambda: ingot.nn.RMSNorm(16, elementwise_affine=False)(x), ValueError, r"\(32,\), expected \(16,\)"),
         (lambda: functional.rms_norm(x.to(torch.complex64), None, EPS), NotImplementedError, "x: found a dtype"),
         (lambda: functional.rms_norm(x.to("meta"), x[0], EPS), ValueError, "found tensors on meta and .*, expected one device"),
