@@ -219,7 +219,7 @@ template <class T, class F, int kGroups, Save kSave, Finish kFinish, Norm kNorm>
   // what is wanted later. What must be formed is wanted earlier than it is used. A warp of the second warpgroup asks:
   // it has nothing else to do as yet, where those that form W must have the gains.
   __device__ __forceinline__ void ask() {
-    constexpr int kAheadOfRows = kNorm == Norm::none ? 1 : kNorm == Norm::aside ? 2 : kPlainLayers;
+    constexpr int kAheadOfRows = kNorm == Norm::none ? 1 : kNorm == Norm::aside ? 3 : kPlainLayers;
     if (first_tile < tiles && warp < 4) x.load(maps.x, first_tile);
     if (warp == 4 && lane() == 0) {
       for (int l = 0; l < min(kAheadOfRows, last + kTurned); ++l) network.load(maps, l);
