@@ -207,8 +207,8 @@ def sequential(device, wrap=lambda m: m, bias=True, activation=nn.Softplus, n=3)
 def test_loads_a_sequential_of_linears(device):
     x = torch.randn(11, 16, device=device)
     for bias in (True, False):
-        theirs = sequential(device, bias=bias, n=5)
-        ours = ingot.nn.FusedMLP(16, 32, 8, num_layers=5, bias=bias, device=device)
+        theirs = sequential(device, bias=bias, n=7)  # numbered to 12: in the order of numbers, not of text
+        ours = ingot.nn.FusedMLP(16, 32, 8, num_layers=7, bias=bias, device=device)
         ours.load_state_dict(theirs.state_dict())
         torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ingot.nn.FusedMLP.from_sequential(theirs)(x), theirs(x), rtol=1e-4, atol=1e-5)
@@ -279,6 +279,14 @@ def test_loads_the_packed_layout_of_mlp_megakernel(device):
         m.load_state_dict({"v_all": v[:8], "g_all": g[:8]})
 
 
+def test_starts_as_the_linears_it_stands_for(device):
+    torch.manual_seed(3)
+    linears = [nn.Linear(16, 32, device=device), nn.Linear(32, 8, device=device)]
+    torch.manual_seed(3)
+    ours = ingot.nn.FusedMLP(16, 32, 8, num_layers=2, device=device)
+    assert all(torch.equal(a, b) for linear, layer in zip(linears, ours.layers) for a, b in zip(linear.parameters(), layer.parameters()))
+
+
 def test_weight_norm_starts_as_the_plain_module(device):
     torch.manual_seed(3)
     plain = ingot.nn.FusedMLP(16, 32, 8, device=device)
@@ -325,6 +333,8 @@ def test_errors_name_operation_argument_found_and_expected(device):
          "with a bias and without"),
         (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4).half())), ValueError,
          "found torch.float16 and torch.float32, expected one dtype"),
+        *((lambda act=act: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4))), ValueError,
+           f"activation: found {type(act).__name__}") for act in (nn.Softplus(2), nn.Softplus(1, 5), nn.LeakyReLU(0.2))),
         (lambda: ingot.nn.FusedMLP.from_sequential(nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.Linear(4, 4))), ValueError, "found ELU"),
     ]
     for call, kind, message in cases:

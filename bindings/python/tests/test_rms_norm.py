@@ -49,6 +49,11 @@ def test_has_the_numbers_parameters_and_default_epsilon_of_torch(device):
         assert list(ours.state_dict()) == list(theirs.state_dict())
 
 
+def test_an_offset_weight_starts_as_the_plain_norm(device):
+    x = torch.randn(5, 64, device=device)
+    assert torch.equal(ingot.nn.RMSNorm(64, unit_offset=True, device=device)(x), ingot.nn.RMSNorm(64, device=device)(x))
+
+
 def test_normalises_over_several_dimensions(device):
     ours, theirs = ingot.nn.RMSNorm((4, 8), eps=EPS, device=device), torch.nn.RMSNorm((4, 8), eps=EPS, device=device)
     x = torch.randn(3, 5, 4, 8, device=device)
