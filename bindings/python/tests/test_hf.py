@@ -113,6 +113,17 @@ def test_a_copy_of_a_patched_model_computes_with_its_own_weights(device):
     assert copied["llama"].weight.grad is not None and m["llama"].weight.grad is None
 
 
+def test_a_second_patch_leaves_the_first_alone_and_hooks_are_not_called(device):
+    m, seen = model(device), []
+    m["llama"].register_forward_hook(lambda *a: seen.append(1))
+    first, second = hf.patch(m), hf.patch(m)
+    assert not seen and len(first.replaced) == 3 and not second.replaced
+    assert {name for name, why in second.skipped if why == "it is replaced already"} == {"llama", "gemma", "torch"}
+    first.undo()
+    second.undo()
+    assert all("forward" not in module.__dict__ for module in m.modules())
+
+
 def test_refuses_what_is_no_module():
     with pytest.raises(TypeError, match="hf.patch: model: found int, expected torch.nn.Module"):
         hf.patch(3)
