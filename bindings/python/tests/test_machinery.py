@@ -601,6 +601,13 @@ print(ingot._C.has_symbols(), torch.is_grad_enabled())
     assert found.split() == [str(_C.has_symbols()), "True"]
 
 
+@on_cpu
+def test_without_pytorch_the_import_says_what_is_missing():
+    program = "import sys; sys.modules['torch'] = None; import ingot"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert found.returncode == 1 and "ImportError: ingot needs PyTorch 2.6 or later: install torch" in found.stderr
+
+
 # --- a module's parameters as one edge of the graph (native/edge.h) ---------------------------------------------------
 
 
