@@ -1,7 +1,9 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "ingot/gpu/device.h"
-#include "ingot/kernels/mlp/mlp_cuda.h"
+#include "ingot/kernels/mlp/mlp_backward.h"
 
 namespace ingot::cuda {
 namespace {
@@ -12,6 +14,7 @@ constexpr int64_t kBroadFewRows = 4224;  // 64 to each pair of SMs of an H100 or
 // From here on the wide and the broad form take less time than the portable one, or about as much.
 constexpr int64_t kWideBackwardRows = 512;
 constexpr int64_t kNarrowBackwardRows = 4096;  // likewise, where no layer is wider than 128
+constexpr int64_t kSlopesBackwardRows = 1536;  // likewise, where slopes are formed of x, without weight norm
 
 int compute_major(Device device) {
   int major = 0;
@@ -24,6 +27,13 @@ void check_generation(const char* op, int compute_major) {
   if (compute_major < 8)
     fail(ErrorCode::unsupported, op, ": found a GPU of compute capability ", compute_major,
          ".x, expected 8.0 or later");
+}
+
+int64_t fewest_backward_rows(const MlpBackward& m) {
+  if (mlp_widest(m) <= kMlpFastWidth) return kNarrowBackwardRows;
+  const bool forms_slopes = !m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act);
+  const bool norms = std::any_of(m.layers.begin(), m.layers.end(), [](const MlpLayer& layer) { return bool(layer.g); });
+  return forms_slopes && !norms ? kSlopesBackwardRows : kWideBackwardRows;
 }
 
 [[noreturn]] void no_such_form(const char* op, MlpForm form) {
@@ -75,7 +85,7 @@ MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   if (compute_major != 9) return MlpForm::portable;
   if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
   if (mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
-  if (m.x.rows() < (mlp_widest(m) > kMlpFastWidth ? kWideBackwardRows : kNarrowBackwardRows)) return MlpForm::portable;
+  if (m.x.rows() < fewest_backward_rows(m)) return MlpForm::portable;
   if (mlp_takes(m, MlpForm::wide)) return MlpForm::wide;
   return mlp_takes(m, MlpForm::broad) ? MlpForm::broad : MlpForm::portable;
 }

@@ -428,6 +428,13 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 136, DType::bf16), 9), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 136, DType::bf16), 9), MlpForm::wide);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 256, DType::f32), 9), MlpForm::wide);
+  MlpBackward of_gelu = backward(1535, 256, DType::bf16);
+  of_gelu.act = act_of<Gelu>;
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::wide);
+  of_gelu.saved = {};
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::portable);
+  of_gelu.layers[1].g = of_gelu.layers[1].w;
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::wide);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::broad);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 512, DType::f32), 9), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), 8), MlpForm::portable);

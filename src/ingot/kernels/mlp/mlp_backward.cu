@@ -3,6 +3,7 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/mlp/mlp_backward.h"
+#include "ingot/kernels/mlp/mlp_wide.h"
 
 namespace ingot::cuda {
 namespace {
@@ -100,9 +101,10 @@ void form_slopes(const MlpBackward& m, const MlpBackward& then, const Tensor& sl
   });
 }
 
-// --- values of nothing but x: the forward pass as far as the last of them, which is also the result
+// --- values of nothing but x: the forward pass as far as the last of them, which is also the result; slopes with them
+// where asked for
 
-void run_forward(const MlpBackward& then, Stream stream) {
+void run_forward(const MlpBackward& then, const Tensor& slopes, Stream stream) {
   const int values = mlp_backward_values(then);
   Mlp forward{.x = mlp_matrix(then.x),
               .y = mlp_layer_part(then, then.saved, size_t(values - 1)),
@@ -110,7 +112,7 @@ void run_forward(const MlpBackward& then, Stream stream) {
               .act = then.act,
               .activate_last = true};
   if (values > 1) forward.saved = then.saved;
-  cuda::mlp(forward, stream);
+  slopes ? mlp_wide_slopes(forward, slopes, stream) : cuda::mlp(forward, stream);
 }
 
 }  // namespace
@@ -144,15 +146,18 @@ int64_t mlp_backward_values_bytes(const MlpBackward& m) {
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream) {
   MlpBackward then = m;
   then.saved = take_ahead(then, mlp_backward_values_bytes(m));
-  m.saved ? round_values(m, then, stream) : run_forward(then, stream);
+  m.saved ? round_values(m, then, stream) : run_forward(then, {}, stream);
   return then;
 }
 MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream) {
   MlpFormedSlopes formed{.m = m};
   formed.m.saved = take_ahead(formed.m, mlp_backward_values_bytes(m));
   formed.slopes = take_ahead(formed.m, mlp_backward_values_bytes(m));
-  m.x.dtype == DType::f16 ? form_slopes<f16>(m, formed.m, formed.slopes, stream)
-                          : form_slopes<bf16>(m, formed.m, formed.slopes, stream);
+  if (!m.saved)
+    run_forward(formed.m, formed.slopes, stream);
+  else
+    m.x.dtype == DType::f16 ? form_slopes<f16>(m, formed.m, formed.slopes, stream)
+                            : form_slopes<bf16>(m, formed.m, formed.slopes, stream);
   return formed;
 }
 

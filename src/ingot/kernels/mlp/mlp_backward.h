@@ -26,8 +26,9 @@ Tensor mlp_layer_part(const MlpBackward& m, const Tensor& all, size_t l);
 bool mlp_backward_has_values(const MlpBackward& m);
 int64_t mlp_backward_values_bytes(const MlpBackward& m);
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream);
-// Where what was kept is the activation's argument, one launch forms values and slopes of it, in x's type, at the start
-// of the workspace, mlp_backward_values_bytes() each. Slopes lie as values do.
+// Where slopes do not follow from values, one launch forms both in x's type, of the activation's arguments that were
+// kept, or else of x, at the start of the workspace, mlp_backward_values_bytes() each. Slopes lie as values do. Layers
+// to 256 wide.
 struct MlpFormedSlopes {
   MlpBackward m;  // with the values, and the rest of the workspace
   Tensor slopes;

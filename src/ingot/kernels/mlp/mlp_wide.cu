@@ -36,4 +36,9 @@ void mlp_wide(const Mlp& m, Stream stream) {
   m.x.dtype == DType::f16 ? launch<f16>(m, stream) : launch<bf16>(m, stream);
 }
 
+void mlp_wide_slopes(const Mlp& m, const Tensor& slopes, Stream stream) {
+  m.x.dtype == DType::f16 ? launch_mlp_wide_slopes<f16>(m, slopes, stream)
+                          : launch_mlp_wide_slopes<bf16>(m, slopes, stream);
+}
+
 }  // namespace ingot::cuda

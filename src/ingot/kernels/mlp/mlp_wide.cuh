@@ -29,6 +29,9 @@ struct Maps {
   CUtensorMap x, w[kMlpMaxLayers];
   CUtensorMap saved[kMlpMaxLayers];  // where values are stored as the layer above multiplies them
 };
+struct SlopeMaps : Maps {
+  CUtensorMap slopes[kMlpMaxLayers];
+};
 
 // Where things lie in shared memory, in bytes; the ring is the first.
 struct Layout {
@@ -191,20 +194,32 @@ __device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a,
   }
 }
 
-// Values of T are stored while the next layer multiplies them.
-constexpr bool stores_meanwhile(Save save) { return save == Save::own_type; }
-__device__ __forceinline__ void store_panel(const Rows<kWidth>& a, int panel, char* staging, const CUtensorMap& to,
-                                            int64_t first) {
-  ptx::bulk_wait_group_read<0>();  // what was there before is on its way
-  __syncwarp();
-  const uint32_t at =
-      ptx::shared_address(staging) + tile::swizzled<tile::Swizzle::b128>(matrix_row(), matrix_chunk() * 16);
+// 64 columns of a warp's rows on their way to memory through its staging, 16 at a time.
+struct PanelStore {
+  char* staging;
+
+  __device__ __forceinline__ void begin() const {
+    ptx::bulk_wait_group_read<0>();  // what was there before is on its way
+    __syncwarp();
+  }
+  __device__ __forceinline__ void put(int step, const uint32_t (&columns)[4]) const {
+    const uint32_t at =
+        ptx::shared_address(staging) + tile::swizzled<tile::Swizzle::b128>(matrix_row(), matrix_chunk() * 16);
+    ptx::stmatrix(at ^ step * 32, columns);
+  }
+  __device__ __forceinline__ void end(int panel, const CUtensorMap& to, int64_t first) const {
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane() == 0) ptx::tensor_store(&to, 64 * panel, int(first), staging);
+    ptx::bulk_commit_group();
+  }
+};
+__device__ __forceinline__ void store_panel(const Rows<kWidth>& a, int panel, const PanelStore& store,
+                                            const CUtensorMap& to, int64_t first) {
+  store.begin();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) ptx::stmatrix(at ^ k * 32, a[4 * panel + k]);
-  ptx::fence_proxy_async_shared();
-  __syncwarp();
-  if (lane() == 0) ptx::tensor_store(&to, 64 * panel, int(first), staging);
-  ptx::bulk_commit_group();
+  for (int k = 0; k < 4; ++k) store.put(k, a[4 * panel + k]);
+  store.end(panel, to, first);
 }
 
 // A layer's sums become the next layer's A, or y; what backward needs goes to memory.
@@ -227,6 +242,38 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
     form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, p.saved_f32, save);
   }
 }
+// The same where slopes, or else the activation's arguments, go to memory in T as values are formed of them. What is
+// left out beyond the layer's columns costs a branch, and that keeps the compiler from weaving the formulas of all
+// columns into each other, for which there are no registers.
+template <class T, class F, bool kSlopes>
+__device__ __forceinline__ void activate_and_store(Sums<kWidth>& d, Rows<kWidth>& a, int l, uint32_t columns,
+                                                   const Factors& of, const PanelStore& store, const CUtensorMap& to,
+                                                   int64_t first) {
+#pragma unroll
+  for (int i = 0; i < kWidth / 32; ++i) {
+    if (uint32_t(32 * i) < columns) {
+      if (i % 2 == 0) store.begin();
+      of.finish_block(d, i, l);
+#pragma unroll
+      for (int k = 2 * i; k < 2 * i + 2; ++k) {
+        uint32_t stored[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* const z = d + 8 * k + 2 * j;
+          float of_two[4] = {act_value<F, T>(z[0]), act_value<F, T>(z[1]), z[0], z[1]};
+          if constexpr (kSlopes) of_two[2] = act_slope<F, T>(z[0]), of_two[3] = act_slope<F, T>(z[1]);
+          a[k][j] = ptx::pack(T{}, of_two[0], of_two[1]);
+          stored[j] = ptx::pack(T{}, of_two[2], of_two[3]);
+        }
+        store.put(k % 4, stored);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) a[2 * i + j / 4][j % 4] = 0;
+    }
+    if (i % 2 == 1 && uint32_t(32 * (i - 1)) < columns) store.end(i / 2, to, first);
+  }
+}
 template <class T> __device__ __forceinline__ void finish(Sums<kWidth>& d, Rows<kWidth>& a, const Factors& of, int l) {
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i) {
@@ -244,13 +291,18 @@ struct Block {
   char* staging;
 };
 
-// The last layer is activated never, or, of values alone, ever, or as the network says.
-enum class Last { linear, activated, any };
+// The last layer is activated never, or, of values alone, ever, and of values and slopes, or as the network says.
+enum class Last { linear, activated, sloped, any };
+// Values of T are stored while the next layer multiplies them, and arguments before.
+template <class F, Save kSave, Last kLast>
+constexpr bool kStoresMeanwhile = kSave == Save::own_type && (kLast == Last::sloped || has_slope_from_value<F>);
+template <class F, Save kSave> constexpr bool kStoresArguments = kSave == Save::own_type && !has_slope_from_value<F>;
+template <Last kLast> using MapsOf = std::conditional_t<kLast == Last::sloped, SlopeMaps, Maps>;
 
 template <class T, class F, Save kSave, bool kNorms, Last kLast>
-__device__ __forceinline__ void run_rows(const Params& p, const Maps& maps, const Block& block, uint32_t warpgroup,
-                                         uint32_t tiles, uint32_t rounds) {
-  const bool activates_last = kLast == Last::any ? p.activate_last : kLast == Last::activated;
+__device__ __forceinline__ void run_rows(const Params& p, const MapsOf<kLast>& maps, const Block& block,
+                                         uint32_t warpgroup, uint32_t tiles, uint32_t rounds) {
+  const bool activates_last = kLast == Last::any ? p.activate_last : kLast != Last::linear;
   const uint32_t x_panels = panels_of(p.layer[0].k);
   const PanelRing& ring = block.ring;
   const uint64_t descriptor =
@@ -278,19 +330,28 @@ __device__ __forceinline__ void run_rows(const Params& p, const Maps& maps, cons
     for (int l = 0; l < p.layers; ++l) {
       turns.take();
       multiply<T>(d, a, ring, panels_of(p.layer[l].k), weights, upper, at, [&](int panel) {
-        if constexpr (stores_meanwhile(kSave))
-          if (l > 0) store_panel(a, panel, block.staging, maps.saved[l - 1], first_row(tile));
+        if constexpr (kStoresMeanwhile<F, kSave, kLast>)
+          if (l > 0) store_panel(a, panel, {block.staging}, maps.saved[l - 1], first_row(tile));
       });
       turns.pass();
       wait<kWidth>(d, a);
       ring.release(at.stage == 0 ? kSlots - 1 : at.stage - 1);
       if (kNorms) tile::wait_warp_or_trap(block.normed + l, 0);
-      if (l + 1 < p.layers || activates_last)
-        activate<T, F, kSave>(d, a, p, l, block.factors, block.staging, first_row(tile));
+      const auto activate_and_store_to = [&](const CUtensorMap& to) {
+        activate_and_store<T, F, kLast == Last::sloped>(d, a, l, p.layer[l].n, block.factors, {block.staging}, to,
+                                                        first_row(tile));
+      };
+      if constexpr (kLast == Last::sloped)
+        activate_and_store_to(maps.slopes[l]);
+      else if (l + 1 < p.layers || activates_last)
+        if constexpr (kStoresArguments<F, kSave>)
+          activate_and_store_to(maps.saved[l]);
+        else
+          activate<T, F, kSave>(d, a, p, l, block.factors, block.staging, first_row(tile));
       else
         finish<T>(d, a, block.factors, l);
     }
-    if constexpr (stores_meanwhile(kSave)) {
+    if constexpr (kSave == Save::own_type) {
       ptx::bulk_wait_group_read<0>();
       __syncwarp();
     }
@@ -302,7 +363,7 @@ __device__ __forceinline__ void run_rows(const Params& p, const Maps& maps, cons
 
 template <class T, class F, Save kSave, bool kNorms, Last kLast>
 __global__ void __launch_bounds__(kThreads, 1)
-    mlp_wide_kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
+    mlp_wide_kernel(const __grid_constant__ Params p, const __grid_constant__ MapsOf<kLast> maps) {
   extern __shared__ __align__(1024) char shared[];
   const Layout at = wide_layout(p.layers);
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
@@ -343,35 +404,45 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Whether what is not rare has kernels of its own. What is kept must be what the next layer multiplies. In sigmoid and
-// tanh, and beside weight norm in others too, the compiler would weave the formulas of more elements into each other
-// than registers hold, and the branches of the rare kernel keep it from that.
-template <class F, Save kSave, bool kNorms>
-constexpr bool kHasOwn = kNorms ? F::name == Softplus::name
-                                : (F::name != Sigmoid::name) && (F::name != Tanh::name) &&
-                                      (kSave == Save::nothing || has_slope_from_value<F>);
+// Whether what is not rare has kernels of its own. In sigmoid and tanh, and beside weight norm in others too, the
+// compiler would weave the formulas of more elements into each other than registers hold, and the branches of the rare
+// kernel keep it from that. What stores arguments has branches of its own, and one kernel, with weight norm and
+// without.
+template <class F, bool kNorms>
+constexpr bool kHasOwn = kNorms ? F::name == Softplus::name : (F::name != Sigmoid::name) && (F::name != Tanh::name);
 
+constexpr gpu::TmaBox kBoxOfWarp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};
 template <bool kStores> Maps wide_maps(const Mlp& m, const Params& p) {
-  const gpu::TmaBox of_warp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};
-  Maps maps = {.x = gpu::tensor_map("mlp: x", mlp_matrix(m.x), of_warp)};
+  Maps maps = {.x = gpu::tensor_map("mlp: x", mlp_matrix(m.x), kBoxOfWarp)};
   for (size_t l = 0; l < m.layers.size(); ++l) {
     maps.w[l] = gpu::tensor_map("mlp: w", m.layers[l].w, {.rows = kWidth, .cols = 64, .swizzle = tile::Swizzle::b128});
     if (kStores && p.layer[l].saved != nullptr)
       maps.saved[l] = gpu::tensor_map(
-          "mlp: saved", Tensor(p.layer[l].saved, m.x.dtype, {p.rows, int64_t(p.layer[l].n)}, m.x.device), of_warp);
+          "mlp: saved", Tensor(p.layer[l].saved, m.x.dtype, {p.rows, int64_t(p.layer[l].n)}, m.x.device), kBoxOfWarp);
+  }
+  return maps;
+}
+
+inline SlopeMaps slope_maps(const Mlp& m, const Params& p, const Tensor& slopes) {
+  SlopeMaps maps{wide_maps<true>(m, p)};
+  char* at = static_cast<char*>(slopes.data);
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const Tensor of_layer(at, m.x.dtype, {p.rows, int64_t(p.layer[l].n)}, m.x.device);
+    maps.slopes[l] = gpu::tensor_map("mlp: slopes", of_layer, kBoxOfWarp);
+    at += of_layer.bytes();
   }
   return maps;
 }
 
 template <class T, class F, Save kSave, bool kNorms, Last kLast>
-void launch_as(const Mlp& m, const Params& p, Stream stream) {
+void launch_as(const Mlp& m, const Params& p, const MapsOf<kLast>& maps, Stream stream) {
   gpu::launch("mlp", mlp_wide_kernel<T, F, kSave, kNorms, kLast>,
               {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(m.x.device.index)),
                .block = kThreads,
                .smem = wide_layout(p.layers).size,
                .overlap = true,
                .device = m.x.device.index},
-              stream, p, wide_maps<stores_meanwhile(kSave)>(m, p));
+              stream, p, maps);
 }
 
 }  // namespace ingot::cuda::mlp_wide_detail
@@ -384,18 +455,30 @@ template <class T, MlpWideKernel kKernel> void launch_mlp_wide(const Mlp& m, Str
   with_activation(m.act, [&](auto f) {
     using F = decltype(f);
     if constexpr (kKernel == MlpWideKernel::rare) {
-      launch_as<T, F, Save::any_type, true, Last::any>(m, p, stream);
+      launch_as<T, F, Save::any_type, true, Last::any>(m, p, wide_maps<false>(m, p), stream);
     } else {
       constexpr Save kSave = kKernel == MlpWideKernel::inference ? Save::nothing : Save::own_type;
       constexpr Last kLast = kKernel == MlpWideKernel::values ? Last::activated : Last::linear;
       const auto launch = [&](auto norms) {
-        if constexpr (kHasOwn<F, kSave, norms()>)
-          launch_as<T, F, kSave, norms(), kLast>(m, p, stream);
+        if constexpr (kStoresArguments<F, kSave> && kLast == Last::linear)
+          launch_as<T, F, kSave, true, kLast>(m, p, wide_maps<true>(m, p), stream);
+        else if constexpr (kHasOwn<F, norms()> && !kStoresArguments<F, kSave>)
+          launch_as<T, F, kSave, norms(), kLast>(m, p, wide_maps<kSave == Save::own_type>(m, p), stream);
         else
           launch_mlp_wide<T, MlpWideKernel::rare>(m, stream);
       };
       p.has_gain ? launch(std::true_type()) : launch(std::false_type());
     }
+  });
+}
+
+template <class T> void launch_mlp_wide_slopes(const Mlp& m, const Tensor& slopes, Stream stream) {
+  using namespace mlp_wide_detail;
+  const Params p = mlp_forward_params(m);
+  with_activation(m.act, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (!has_slope_from_value<F>)
+      launch_as<T, F, Save::own_type, true, Last::sloped>(m, p, slope_maps(m, p, slopes), stream);
   });
 }
 

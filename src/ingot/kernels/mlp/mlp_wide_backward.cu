@@ -76,10 +76,7 @@ void run(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& slop
 
 using namespace wide_backward;
 
-// Slopes that do not follow from values are formed of what was kept, if anything was.
-bool mlp_wide_backward_takes(const MlpBackward& m) {
-  return mlp_backward_has_fast_shape(m, kWidth) && (mlp_backward_values(m) == 0 || slope_of(m.act) || m.saved);
-}
+bool mlp_wide_backward_takes(const MlpBackward& m) { return mlp_backward_has_fast_shape(m, kWidth); }
 
 void mlp_wide_backward(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
