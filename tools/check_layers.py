@@ -1,4 +1,4 @@
-"""Fails when a file under src/ingot includes from a layer above its own, or breaks a rule of DESIGN's layers.
+"""Fails when a file under src/ingot includes from a layer above its own, or breaks a rule of ARCHITECTURE.md's layers.
 
     python3 tools/check_layers.py src/ingot
 """
