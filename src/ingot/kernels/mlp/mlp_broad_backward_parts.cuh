@@ -13,6 +13,7 @@ using tile::wait_or_trap;
 using tile::wait_warp_or_trap;
 using wide_backward::add_bias;
 using wide_backward::kBothBlocks;
+using wide_backward::multiply_chunk;
 using wide_backward::put_bias;
 using wide_backward::put_rows;
 using wide_backward::release_to_pair;

@@ -108,13 +108,7 @@ template <class T, class Cut> struct SumBlock {
       wait_warp_or_trap(&s.full[at.stage], at.phase);
       const uint32_t dz = ptx::shared_address(s.stage[at.stage].dz[group]),
                      h = ptx::shared_address(s.stage[at.stage].h);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (uint32_t k = 0; k < kChunk; k += 16)
-        ptx::wgmma<T, kHalf, Major::mn, Major::mn>(dw, operand<Major::mn, Swizzle::b128>(dz, k),
-                                                   operand<Major::mn, Swizzle::b128>(h, k, kChunkBytes),
-                                                   i > task.first || k > 0);
-      ptx::wgmma_commit_group();
+      multiply_chunk<T, kHalf, kChunk>(dw, dz, h, i > task.first);
       if (bias) add_bias<T, kChunk>(db, dz, warp, lane);
       ptx::wgmma_wait_group<1>();
       if (i > task.first) release_to_pair(&s.empty[before], lane);

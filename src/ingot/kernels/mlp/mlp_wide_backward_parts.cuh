@@ -51,6 +51,17 @@ __device__ __forceinline__ void load_for_pair(uint8_t (&to)[kPanels][kBytes], co
     ptx::tensor_load_multicast(to[p], &map, int(p) * kMlpPanel, row, full, kBothBlocks);
 }
 
+// dw = dz^T h of a chunk of kRows rows, panels of 64 columns that lie one behind the other; added, or in place of what
+// is there.
+template <class T, int kColumns, uint32_t kRows>
+__device__ __forceinline__ void multiply_chunk(float (&dw)[kColumns / 2], uint32_t dz, uint32_t h, bool adds) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (uint32_t k = 0; k < kRows; k += 16)
+    ptx::wgmma<T, kColumns, Major::mn, Major::mn>(dw, operand<Major::mn, Swizzle::b128>(dz, k),
+                                                  operand<Major::mn, Swizzle::b128>(h, k, kRows * 128), adds || k > 0);
+  ptx::wgmma_commit_group();
+}
 // db += columns of dz: a warp's rows of a chunk of kRows, a lane's two columns.
 template <class T, uint32_t kRows>
 __device__ __forceinline__ void add_bias(float (&db)[2], uint32_t dz, uint32_t warp, uint32_t lane) {

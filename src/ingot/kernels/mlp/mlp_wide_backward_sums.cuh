@@ -59,12 +59,7 @@ template <class T> struct SumBlock {
     for (int i = 0; i < chunks(); ++i, at.advance()) {
       wait_warp_or_trap(&s.sum_full[at.stage], at.phase);
       const uint32_t dz = ptx::shared_address(s.sums[at.stage].dz[group]), h = ptx::shared_address(s.sums[at.stage].h);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (uint32_t k = 0; k < kChunk; k += 16)
-        ptx::wgmma<T, kWidth, Major::mn, Major::mn>(dw, operand<Major::mn, Swizzle::b128>(dz, k),
-                                                    operand<Major::mn, Swizzle::b128>(h, k, kChunk * 128), true);
-      ptx::wgmma_commit_group();
+      multiply_chunk<T, kWidth, kChunk>(dw, dz, h, true);
       if (bias) add_bias<T, kChunk>(db, dz, warp, lane);
       ptx::wgmma_wait_group<1>();
       if (i > 0) release_to_pair(&s.sum_empty[before], lane);
