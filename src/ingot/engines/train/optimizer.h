@@ -44,6 +44,7 @@ class Optimizer {
   void start_average(const Tensor& weights);   // the average begins at these weights
   Tensor average() const { return average_; }  // empty when there is none
   std::vector<NamedState> state() const;       // everything a checkpoint must hold
+  int64_t bytes() const { return arena_.capacity(); }
 
  private:
   void adamw_range(ParameterRange range, double lr, double decay, const Tensor& weights, const Tensor& grads,

@@ -7,6 +7,7 @@
 
 #include "ingot/core/cpu.h"
 #include "ingot/core/log.h"
+#include "ingot/core/memory.h"
 #include "ingot/core/progress.h"
 #include "ingot/core/thread_pool.h"
 #include "ingot/core/version.h"
@@ -107,6 +108,7 @@ struct Trainer::Impl {
         grads(memory.take(DType::f32, {layout.padded_count()})),
         optimizer(layout, DType::f32, c.train.optimizer, c.train.schedule.ema_horizon > 0) {
     check(config.train);
+    require_memory(memory.capacity() + optimizer.bytes(), detail::concat("training ", layout.count(), " parameters"));
     loss.resize(size_t(config.train.batch_tokens));
     dloss.assign(loss.size(), float(1.0 / double(config.train.batch_tokens * config.train.accumulation)));
     packer = std::make_shared<Packer>(data.train, PackOptions{.order = batch_order(config.train.order),

@@ -241,6 +241,19 @@ TEST(trainer, the_log_goes_on_after_a_loss_that_is_not_finite) {
   }
 }
 
+TEST(trainer, too_little_memory_is_said_before_it_is_taken) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run(false);
+  const RunData data = data_for(c, dir);
+  c.model.layers = 1024;
+  c.model.dim = 65536;
+  c.model.heads = c.model.kv_heads = 8192;
+  const std::string message =
+      expect_error(ErrorCode::unsupported, [&] { Trainer trainer(c, data, dir.path() + "/run"); });
+  EXPECT_NE(message.find("parameters needs "), std::string::npos) << message;
+  EXPECT_NE(message.find(" of memory, found "), std::string::npos) << message;
+}
+
 TEST(trainer, a_run_by_time_stops_within_its_budget) {
   TemporaryDirectory dir;
   RunConfig c = small_run();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ingot/core/check.h"
+#include "ingot/core/memory.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 
@@ -169,7 +171,9 @@ Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, DType
   plan.stream();
   for (int i = 0; i < int(applications); ++i) plan.application(i);
   plan.ends();
-  b.arena = plan.planner.place();
+  b.arena = plan.planner.place();  // addresses; memory comes as it is written
+  if (options.training)
+    require_memory(b.arena.capacity(), detail::concat("training on ", options.capacity, " tokens at once"));
   return b;
 }
 
