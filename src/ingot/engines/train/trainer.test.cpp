@@ -246,8 +246,8 @@ TEST(trainer, too_little_memory_is_said_before_it_is_taken) {
   RunConfig c = small_run(false);
   const RunData data = data_for(c, dir);
   c.model.layers = 1024;
-  c.model.dim = 65536;
-  c.model.heads = c.model.kv_heads = 8192;
+  c.model.dim = 8192;
+  c.model.heads = c.model.kv_heads = 1024;
   const std::string message =
       expect_error(ErrorCode::unsupported, [&] { Trainer trainer(c, data, dir.path() + "/run"); });
   EXPECT_NE(message.find("parameters needs "), std::string::npos) << message;
