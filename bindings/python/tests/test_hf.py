@@ -47,9 +47,14 @@ class GatedNorm(LlamaNorm):
         return super().forward(hidden_states) * gate
 
 
+class OptionalResidual(LlamaNorm):  # a call with both must still be served
+    def forward(self, hidden_states, residual=None):
+        return super().forward(hidden_states if residual is None else hidden_states + residual)
+
+
 def model(device):
     m = nn.ModuleDict({"llama": LlamaNorm(48), "gemma": GemmaNorm(48), "torch": nn.RMSNorm(48, eps=1e-5), "centered": CenteredNorm(48),
-                       "outside": EpsilonOutside(48, 1e-2), "gated": GatedNorm(48), "layer": nn.LayerNorm(48), "linear": nn.Linear(48, 48)})
+                       "outside": EpsilonOutside(48, 1e-2), "gated": GatedNorm(48), "optional": OptionalResidual(48), "layer": nn.LayerNorm(48), "linear": nn.Linear(48, 48)})
     with torch.no_grad():
         for p in m.parameters():
             p.add_(torch.randn_like(p) * 0.3)
@@ -61,8 +66,8 @@ def test_replaces_what_it_has_verified_and_nothing_else(device):
     with torch.device("meta"):  # where tensors are made by default does not matter
         report = hf.patch(m)
     assert {name: form for name, form, _, _ in report.replaced} == {"llama": "weight", "gemma": "1 + weight", "torch": "weight"}
-    assert {name for name, _ in report.skipped} == {"centered", "outside", "gated"}
-    assert "3 RMSNorms replaced, 3 similar modules left alone" in str(report)
+    assert {name for name, _ in report.skipped} == {"centered", "outside", "gated", "optional"}
+    assert "3 RMSNorms replaced, 4 similar modules left alone" in str(report)
     assert all("forward" in m[k].__dict__ for k in ("llama", "gemma", "torch"))
 
 

@@ -180,6 +180,14 @@ def test_gradients_accumulate_as_those_of_any_module(device):
         torch.testing.assert_close(p.grad, 2 * g)
 
 
+@on_cpu
+def test_autocast_leaves_fp64_alone(device):
+    m, x = ingot.nn.FusedMLP(16, 32, 8, dtype=torch.float64), torch.randn(3, 16, dtype=torch.float64)
+    expected = m(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(m(x), expected) and m(x).dtype is torch.float64
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_runs_in_autocasts_dtype_with_gradients_for_fp32_masters(device, dtype):
     m = ingot.nn.FusedMLP(16, 32, 8, device=device)
@@ -302,6 +310,7 @@ def test_aliases_have_the_origins_signatures(device):
         for m in (cls(D=16, H=32, out_features=8), cls(16, 32, 8), cls(in_features=16, hidden_features=32, out_features=8)):
             assert (m.num_layers, m.weight_norm, m.bias, m.activation) == (layers, weight_norm, False, "softplus")
             assert m(torch.randn(3, 16)).shape == (3, 8)
+        assert cls(D=16, H=32).out_features == 32 and cls(16, H=32, device=device).layers[0].weight.device.type == device.type
 
 
 def test_state_dict_round_trips(device):
