@@ -1,5 +1,6 @@
 """hf.patch on models made by hand, and on small random Hugging Face models where transformers is installed."""
 import copy
+import types
 
 import pytest
 import torch
@@ -116,6 +117,16 @@ def test_a_copy_of_a_patched_model_computes_with_its_own_weights(device):
         torch.testing.assert_close(copied["llama"](x), 2 * m["llama"](x))
     copied["llama"](torch.randn(3, 48, device=device, dtype=torch.bfloat16)).sum().backward()
     assert copied["llama"].weight.grad is not None and m["llama"].weight.grad is None
+
+
+def test_a_forward_of_the_instance_comes_back_and_a_meta_model_is_left_alone(device):
+    m = model(device)
+    m["gemma"].forward = own = types.MethodType(lambda self, x: GemmaNorm.forward(self, x), m["gemma"])
+    with hf.patch(m) as report:
+        assert "gemma" in {name for name, *_ in report.replaced} and m["gemma"].forward is not own
+    assert m["gemma"].__dict__["forward"] is own
+    report = hf.patch(model(torch.device("meta")))
+    assert not report.replaced and {why for _, why in report.skipped} >= {"its weight is on the meta device"}
 
 
 def test_a_second_patch_leaves_the_first_alone_and_hooks_are_not_called(device):
