@@ -441,6 +441,17 @@ def test_a_call_is_seen_by_everything_that_follows_modules(device, grad):
         assert torch.equal(module(x), want) and torch.equal(module(x=x), want) and not seen
 
 
+def test_a_python_profiler_sees_the_forward_of_modules(device):
+    for module, x in modules(device):
+        seen = []
+        sys.setprofile(lambda frame, event, argument: seen.append(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name))
+        try:
+            module(x)
+        finally:
+            sys.setprofile(None)
+        assert any(name.endswith("forward") for name in seen), type(module).__name__
+
+
 def test_a_subclass_may_have_a_forward_of_its_own(device):
     class Scaled(ingot.nn.RMSNorm):
         def forward(self, x, scale):
