@@ -7,6 +7,8 @@
 #include <fstream>
 
 #include "ingot/core/thread_pool.h"
+#include "ingot/io/json.h"
+#include "ingot/models/gpt/presets.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/text/char_tokenizer.h"
 
@@ -277,6 +279,18 @@ TEST(run_config, survives_json_and_merges_key_by_key) {
   const std::string wrong = merge_json(to_json(c), R"({"train": {"stepz": 3}})", "test");
   EXPECT_NE(expect_error(ErrorCode::usage, [&] { run_config_from_json(wrong, "test"); }).find("stepz"),
             std::string::npos);
+}
+
+// An option that is no longer read would be an unknown key there, or missing here.
+TEST(run_config, every_preset_and_every_option_is_read) {
+  for (const std::string& name : preset_names()) {
+    const RunConfig c = run_config_from_json(preset_text(name), name);
+    EXPECT_EQ(to_json(run_config_from_json(to_json(c), name)), to_json(c)) << name;
+  }
+  const Json train = parse_json(to_json(RunConfig{}), "defaults")["train"];
+  EXPECT_EQ(train.size(), 19u);  // schedule and optimizer among them
+  EXPECT_EQ(train["schedule"].size(), 8u);
+  EXPECT_EQ(train["optimizer"].size(), 16u);
 }
 
 TEST(run_config, a_value_out_of_range_is_named_as_it_was_written) {
