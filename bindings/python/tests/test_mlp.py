@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import ingot
 import reference
@@ -165,7 +166,7 @@ def test_recompute_keeps_nothing_for_the_backward_pass(device):
         m = ingot.nn.FusedMLP(16, 32, 8, recompute=recompute, device=device)
         for _ in range(3):  # the third by its edge
             assert (m(x).grad_fn.saved_tensors[1] is None) == recompute
-        traced = torch.fx.experimental.proxy_tensor.make_fx(m)(x)  # which sees the operator
+        traced = make_fx(m)(x)  # which sees the operator
         (node,) = (n for n in traced.graph.nodes if n.target is torch.ops.ingot.mlp.default)
         assert node.args[-1] is not recompute
 
