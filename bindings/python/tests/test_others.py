@@ -128,6 +128,14 @@ def test_activations(device, name):
     assert_near(x.grad, ox.grad, 16, "dx")
 
 
+def test_rows_may_lie_apart_and_dimensions_of_one_have_any_stride(device):
+    x = torch.randn(8, 64, device=device).as_strided((4, 1, 32), (64, 7, 1))
+    for name, f in (("activation", lambda x: functional.activation(x, "silu")), ("swiglu", functional.swiglu),
+                    ("rope", lambda x: functional.rope(x.view(4, 1, 1, 32), *functional.rope_table(1, 16, device=device))),
+                    ("rms_norm", lambda x: functional.rms_norm(x, None, 1e-5))):
+        assert torch.equal(f(x), f(x.contiguous())), name
+
+
 def test_swiglu_modules(device):
     x = torch.randn(4, 24, device=device, requires_grad=True)
     for order in ("gate_first", "gate_second"):
