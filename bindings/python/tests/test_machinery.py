@@ -488,6 +488,23 @@ def test_a_call_inside_a_call_keeps_to_its_own_options(device, grad):
     assert torch.equal(y.detach(), want[1]) and all(torch.equal(f, want[0]) for f in found) and bool(found) == grad
 
 
+def test_what_apply_calls_is_not_called_by_itself(device):
+    for module, x in modules(device):
+        for _ in range(3):
+            module(x)
+        with pytest.raises(ValueError, match="forward: found it called by itself, expected apply"):
+            if isinstance(module, ingot.nn.RMSNorm):
+                _C.rms_norm_forward(object(), x, module.weight)
+            else:
+                _C.mlp_edge_forward(object(), x, x)
+
+
+def test_a_buffer_too_small_for_the_gradients_is_refused(device):
+    x, w = torch.randn(3, 16, device=device), torch.randn(8, 16, device=device)
+    with pytest.raises(ValueError, match="mlp_backward: elements of gradients: found at = 128, expected <= flat.numel.. = 127"):
+        _C.mlp_backward(torch.randn(3, 8, device=device), x, None, [w], torch.zeros(127, device=device), [True], False, False, 0, False, None)
+
+
 def test_modules_copy_and_pickle(device):
     import copy
     import io
@@ -515,6 +532,16 @@ def test_modes_and_subclasses_see_the_operator(device):
     with torch.no_grad(), Watch():
         functional.rms_norm(torch.randn(2, 16, device=device), torch.ones(16, device=device), 1e-5)
     assert "ingot.rms_norm.default" in seen
+    del seen[:]
+
+    class Follow(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, f, types, args=(), kwargs=None):
+            seen.append(str(f))
+            return f(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Follow():
+        functional.rms_norm(torch.randn(2, 16, device=device), torch.ones(16, device=device), 1e-5)
+    assert any("ingot.rms_norm" in f for f in seen)
 
     class Tagged(torch.Tensor):
         pass
