@@ -1,9 +1,10 @@
 """The operations in PyTorch's own: what runs where the kernels have no derivative, which is forward mode (jvp, jacfwd, hessian), and
-rotation by a table that wants a gradient. Sums are formed in fp32 (fp64 of fp64) as the kernels form them; derivable any number of times.
+rotation by a table that wants a gradient; and where torch.compile traces transforms of torch.func, through which it cannot follow them. Sums are formed in fp32 (fp64 of fp64) as the kernels form them; derivable any number of times.
 """
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 _ACTIVATIONS = {
     "identity": lambda x: x,
@@ -21,9 +22,9 @@ _ACTIVATIONS = {
 }
 
 
-def forward_mode():
-    """Whether forward-mode derivatives are being formed; torch.func's transforms set this level too."""
-    return forward_ad._current_level >= 0
+def needed():
+    """Whether only these serve: in forward mode, whose level torch.func's transforms set too, and in transforms that are compiled."""
+    return forward_ad._current_level >= 0 or (is_dynamo_compiling() and torch._C._are_functorch_transforms_active())
 
 
 def _wide(t):

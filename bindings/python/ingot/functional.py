@@ -36,7 +36,7 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
         return _untensored("rms_norm", "x", rms_norm, x, weight, eps, residual=residual, unit_offset=unit_offset)
     if residual is not None:
         return _add_rms_norm(x, residual, weight, eps, unit_offset)
-    if _plain.forward_mode():
+    if _plain.needed():
         return _plain.rms_norm(x, weight, _ops.default_eps(eps, x.dtype), unit_offset)
     return _ops.rms_norm_op(x, weight, eps, unit_offset)[0]
 
@@ -49,7 +49,7 @@ def _add_rms_norm(x, residual, weight, eps, unit_offset):
     way = _DISPATCH if is_dynamo_compiling() else route(x, residual, weight)
     if way == _DIFFERENTIATE:
         return _ops.add_rms_norm_eager(x, residual, weight, eps, unit_offset)
-    if way == _DISPATCH and _plain.forward_mode():
+    if way == _DISPATCH and _plain.needed():
         return _plain.add_rms_norm(x, residual, weight, _ops.default_eps(eps, x.dtype), unit_offset)
     run = _ops.run_add_rms_norm if way == _PLAIN else _ops.add_rms_norm_op
     y, total, _ = run(x, residual, weight, eps, unit_offset)
@@ -100,7 +100,7 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
         y = _C.mlp_call(x, parameters, _ops.mlp_options(bias, weight_norm, act, activate_last, recompute))
         if y is not None:
             return y
-    if _plain.forward_mode():
+    if _plain.needed():
         return _plain.mlp(x, parameters, bias, weight_norm, activation, activate_last)
     save = not recompute and torch.is_grad_enabled() and not torch.jit.is_tracing()  # which traces again without gradients, and compares
     return _ops.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, save)[0]
@@ -131,7 +131,7 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
         return _ops.run_swiglu_gate(gate, up, number, limit, alpha, up_offset)
     if way == _DIFFERENTIATE:
         return _ops.swiglu_gate_eager(gate, up, number, limit, alpha, up_offset)
-    if _plain.forward_mode():
+    if _plain.needed():
         return _plain.swiglu(gate, up, number, limit, alpha, up_offset)
     return _ops.swiglu_gate_op(gate, up, number, limit, alpha, up_offset)
 
@@ -189,7 +189,7 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
 
 def _by_formula(cos, sin):
     """Whether a derivative is asked for that the kernels do not form: in forward mode, or of the table."""
-    return _plain.forward_mode() or (cos is not None and sin is not None and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
+    return _plain.needed() or (cos is not None and sin is not None and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
 
 
 def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
@@ -225,7 +225,7 @@ def activation(x, name):
     _ops.activation_number("activation", name)
     if not is_dynamo_compiling() and route(x) == _PLAIN:
         return _ops.run_activation(x, name)
-    if _plain.forward_mode():
+    if _plain.needed():
         return _plain.activation(x, name)
     return _ops.activation_op(x, name)
 

@@ -322,6 +322,17 @@ def test_compiles_under_autocast(device):
         torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
 
 
+def test_compiles_transforms(device):
+    from torch.func import grad, jvp, vmap
+
+    mlp, norm, x = ingot.nn.FusedMLP(16, 24, 8, device=device), ingot.nn.RMSNorm(16, device=device), torch.randn(4, 16, device=device)
+    for f in (norm, lambda x: mlp(x), functional.swiglu, lambda x: norm(x, x)[0]):
+        for transformed in (grad(lambda x: f(x).square().sum()), vmap(f), lambda x: jvp(f, (x,), (x,))[1]):
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda x: transformed(x), fullgraph=True, backend="aot_eager")
+            torch.testing.assert_close(compiled(x), transformed(x), rtol=2e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_changes_nothing(device, reentrant):
     net = Net(device)
