@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncwarp();
   ptx::wait_for_earlier_kernels();
-  if constexpr (kNorms) chain.find_scales();
   tile::sync_cluster();
+  if constexpr (kNorms) chain.find_scales();
   if (chain.warp < kGroupWarps) {
     ptx::increase_registers<kMultiplyRegisters>();
     chain.run();

@@ -124,12 +124,11 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
   // before it is rounded. Of a layer they are at most 1, so that nothing overflows that would not without them: what
   // they are divided by, a power of two, multiplies the sums.
 
-  // Of all rows of all layers, by all warps.
+  // Of all rows of all layers, by all warps of the pair: each block finds half of them, for both.
   __device__ void find_scales() {
     constexpr int kAtOnce = 16, kWarps = kThreads / 32;
-    if (threadIdx.x < kMlpMaxLayers) s.factor[threadIdx.x] = __float_as_uint(0x1p-60f);
-    __syncthreads();
-    for (int first = (a.lowest * kWidth) + int(warp) * kAtOnce; first < a.layers * kWidth; first += kWarps * kAtOnce) {
+    for (int first = a.lowest * kWidth + int(warp * kPair + rank) * kAtOnce; first < a.layers * kWidth;
+         first += kWarps * kPair * kAtOnce) {
       const int l = first / kWidth, row = first % kWidth, column = int(lane) * 8;
       const Layer& layer = a.layer[l];
       // A lane has eight columns of all these rows, and then one of the rows.
@@ -150,16 +149,22 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i)
           if (int(lane) == i) scale *= inverse_norm(sum[i]);
-      if (lane < uint32_t(kAtOnce)) s.scale[l][own] = scale;
-      const uint32_t most = __reduce_max_sync(~0u, __float_as_uint(fabsf(scale)));
-      if (lane == 0) atomicMax(&s.factor[l], most);
+      if (lane < uint32_t(kAtOnce))
+        for (uint32_t block = 0; block < kPair; ++block) ptx::cluster_store(&s.scale[l][own], block, scale);
+    }
+    tile::sync_cluster();
+    for (int l = a.lowest + int(warp); l < a.layers; l += kWarps) {
+      float scale[kWidth / 32], most = 0x1p-60f;
+#pragma unroll
+      for (int i = 0; i < kWidth / 32; ++i)
+        scale[i] = s.scale[l][i * 32 + int(lane)], most = fmaxf(most, fabsf(scale[i]));
+      const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(most));
+      const float factor = __uint_as_float((bits & 0x7f800000u) + 0x00800000u);  // the next power of two
+#pragma unroll
+      for (int i = 0; i < kWidth / 32; ++i) s.scale[l][i * 32 + int(lane)] = scale[i] * (1 / factor);
+      if (lane == 0) s.factor[l] = factor;
     }
     __syncthreads();
-    const auto next_power = [](uint32_t bits) { return __uint_as_float((bits & 0x7f800000u) + 0x00800000u); };
-    for (int i = a.lowest * kWidth + int(threadIdx.x); i < a.layers * kWidth; i += kThreads)
-      s.scale[i / kWidth][i % kWidth] *= 1 / next_power(s.factor[i / kWidth]);
-    __syncthreads();
-    if (threadIdx.x < kMlpMaxLayers) s.factor[threadIdx.x] = __float_as_uint(next_power(s.factor[threadIdx.x]));
   }
   // Two columns of A of layer l, step i, register e.
   __device__ __forceinline__ uint32_t scaled(int l, uint32_t i, int e, const float (&d)[2]) const {
@@ -266,7 +271,7 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
   // The next A and what goes to memory: sums of the product with W of layer l times slopes, or dx.
   template <bool kSlopes>
   __device__ __forceinline__ void finish(const float (&sums)[kWidth / 2], uint32_t (&dz)[kSteps][4], int l) {
-    const float factor = kNorms ? __uint_as_float(s.factor[l]) : 1;
+    const float factor = kNorms ? s.factor[l] : 1;
     each_step([&](uint32_t i) {
       uint32_t h[4], out[4];
       if constexpr (kSlopes) ptx::ldmatrix(h, place(i));

@@ -23,8 +23,8 @@ struct Memory {
     SumStage sums[kSumStages];
   };
   float scale[kMlpMaxLayers][kWidth];  // weight norm: of W's rows, over the layer's factor
-  uint32_t factor[kMlpMaxLayers];      // a float's bits
-  float db[kGroups][4][kMlpPanel];     // of each warp
+  float factor[kMlpMaxLayers];
+  float db[kGroups][4][kMlpPanel];  // of each warp
   uint64_t w_full[kStages], w_empty[kStages];
   uint64_t tile_full[kGroups][kHalves], tile_done[kGroups][kHalves];
   uint64_t sum_full[kSumStages], sum_empty[kSumStages];
