@@ -42,7 +42,7 @@ endif()
 # With CUDA the MLP's loops in fp64 take minutes of one core: its cases are dealt out to tests that can run side by side. Not those that
 # want tens of gigabytes each: they are one test, one after the other.
 if(INGOT_WITH_CUDA)
-  set(shards_of_kernels_mlp 12)
+  set(shards_of_kernels_mlp 24)
 endif()
 # Sets tests_of_<folder>: one test, or several which share the cases.
 function(ingot_add_gtest folder)

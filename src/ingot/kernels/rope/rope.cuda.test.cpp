@@ -417,29 +417,31 @@ TEST_F(RopeCuda, GivesTheSameWithTwoHeadsALane) {
 #endif
 
 TEST_F(RopeCuda, OutputsMayReplaceInputs) {
-  for (bool interleaved : {false, true})
-    for (int64_t rotary : {64, 32, 24}) {
-      const Case c{.tokens = 90, .heads = 6, .d = 64, .rotary = rotary, .interleaved = interleaved};
-      SCOPED_TRACE(::testing::Message() << c);
-      Operands apart(c), fused(c), alone(c);
-      for (Operands* o : {&apart, &fused, &alone}) o->upload();
-      apart.run();
-      QkNormRope forward = fused.op();
-      forward.y = forward.x;
-      QkNormRopeBackward backward = fused.backward_op();
-      backward.dx = backward.dy;
-      qk_norm_rope_backward(backward, {});
-      qk_norm_rope(forward, {});
-      rope(alone.rope_op(alone.x, alone.x), {});
-      rope_backward(alone.rope_op(alone.dy, alone.dy), {});
-      for (Operands* o : {&apart, &fused, &alone}) o->download();
-      EXPECT_EQ(values(fused.x.host()), values(apart.y.host()));
-      EXPECT_EQ(values(fused.dy.host()), values(apart.dx.host()));
-      EXPECT_EQ(values(fused.dgain.host()), values(apart.dgain.host()));
-      EXPECT_EQ(values(alone.x.host()), values(apart.rotated.host()));
-      EXPECT_EQ(values(alone.dy.host()), values(apart.back.host()));
-      EXPECT_TRUE(fused.x.untouched() && alone.x.untouched() && alone.dy.untouched());
-    }
+  const auto check = [&](const Case& c) {
+    SCOPED_TRACE(::testing::Message() << c);
+    Operands apart(c), fused(c), alone(c);
+    for (Operands* o : {&apart, &fused, &alone}) o->upload();
+    apart.run();
+    QkNormRope forward = fused.op();
+    forward.y = forward.x;
+    QkNormRopeBackward backward = fused.backward_op();
+    backward.dx = backward.dy;
+    qk_norm_rope_backward(backward, {});
+    qk_norm_rope(forward, {});
+    rope(alone.rope_op(alone.x, alone.x), {});
+    rope_backward(alone.rope_op(alone.dy, alone.dy), {});
+    for (Operands* o : {&apart, &fused, &alone}) o->download();
+    EXPECT_EQ(values(fused.x.host()), values(apart.y.host()));
+    EXPECT_EQ(values(fused.dy.host()), values(apart.dx.host()));
+    EXPECT_EQ(values(fused.dgain.host()), values(apart.dgain.host()));
+    EXPECT_EQ(values(alone.x.host()), values(apart.rotated.host()));
+    EXPECT_EQ(values(alone.dy.host()), values(apart.back.host()));
+    EXPECT_TRUE(fused.x.untouched() && alone.x.untouched() && alone.dy.untouched());
+  };
+  for (DType type : {DType::bf16, DType::f32})  // of fp32 every rounding shows
+    for (bool interleaved : {false, true})
+      for (int64_t rotary : {64, 32, 24})
+        check({.tokens = 90, .heads = 6, .d = 64, .rotary = rotary, .type = type, .interleaved = interleaved});
 }
 
 TEST_F(RopeCuda, TurnsHeadsInsideAWiderRowAndHeadsThatLieTokenByToken) {
