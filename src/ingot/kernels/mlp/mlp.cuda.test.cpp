@@ -98,6 +98,8 @@ TEST_P(MlpCuda, RepeatsBitForBitAlsoFromAGraph) {
   for (const Case& c :
        {Case{.widths = equal_widths(3, 128), .rows = 4097}, Case{.widths = {256, 256, 136, 256}, .rows = 9000},
         Case{.widths = {512, 320, 512}, .rows = 9000}, Case{.widths = {384, 264, 384}, .rows = 9000},
+        Case{.widths = {512, 320, 512}, .rows = 9000, .weight_norm = true, .keep = Keep::nothing},
+        Case{.widths = {384, 264, 384}, .rows = 9000, .act = act_of<Silu>, .keep = Keep::f32},
         Case{.widths = {64, 128, 64}, .rows = 700, .weight_norm = true, .keep = Keep::nothing}}) {
     if (!taken(c)) continue;
     Problem p(c, GetParam().dtype, GetParam().backward);
@@ -436,7 +438,14 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   of_gelu.layers[1].g = of_gelu.layers[1].w;
   EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::wide);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::broad);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 512, DType::f32), 9), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 512, DType::f32), 9), MlpForm::broad);
+  of_gelu = backward(512, 512, DType::bf16);
+  of_gelu.act = act_of<Gelu>;
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::broad);
+  of_gelu.saved = {};
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::portable);
+  of_gelu.act = act_of<Softplus>;
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::broad);
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), 8), MlpForm::portable);
   for (int major : {8, 10, 12}) EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), major), MlpForm::portable);
   try {

@@ -27,8 +27,8 @@ bool mlp_backward_has_values(const MlpBackward& m);
 int64_t mlp_backward_values_bytes(const MlpBackward& m);
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream);
 // Where slopes do not follow from values, one launch forms both in x's type, of the activation's arguments that were
-// kept, or else of x, at the start of the workspace, mlp_backward_values_bytes() each. Slopes lie as values do. Layers
-// to 256 wide.
+// kept, or else of x, at the start of the workspace, mlp_backward_values_bytes() each. Slopes lie as values do. Of x:
+// layers to 256 wide.
 struct MlpFormedSlopes {
   MlpBackward m;  // with the values, and the rest of the workspace
   Tensor slopes;

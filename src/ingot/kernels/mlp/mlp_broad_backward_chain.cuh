@@ -38,15 +38,17 @@ template <class Cut, bool kNorms> struct ChainMemory {
 __device__ __forceinline__ int panels_of(int width) { return (width + kMlpPanel - 1) / kMlpPanel; }
 __device__ __forceinline__ int slots_of(int width) { return (width + kSlotRows - 1) / kSlotRows; }
 
-template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
+// kSums: the sums follow in the same launch.
+template <class T, Slope kSlope, class Cut, bool kNorms, bool kSums = false> struct ChainBlock {
   using Memory = ChainMemory<Cut, kNorms>;
   static constexpr int kHalf = Cut::kHalf, kHalfPanels = Cut::kHalfPanels;
   static constexpr uint32_t kSlots = Memory::kSlots, kPanels = Memory::kPanels;
   // The sums begin as zeros: nothing of the last product has to be kept until the next one begins, which frees the
-  // registers that weight norm needs where halves have more than 192 columns.
-  static constexpr bool kFromZero = kNorms && kHalf > 192;
+  // registers that weight norm needs where halves have more than 192 columns, and others where less is left to them.
+  static constexpr bool kFromZero = (kNorms || kSums) && kHalf > 192;
   // Of a thread that multiplies, and of one that serves.
-  static constexpr int kMultiplyRegisters = kFromZero ? 224 : 232, kServeRegisters = kFromZero ? 56 : 40;
+  static constexpr bool kServesMore = kFromZero || kSums;
+  static constexpr int kMultiplyRegisters = kServesMore ? 224 : 232, kServeRegisters = kServesMore ? 56 : 40;
   static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
 
   Memory& s;

@@ -16,14 +16,20 @@ constexpr uint32_t kSumStages = 4;
 template <class Cut> constexpr int kSumThreads = Cut::kSumGroups * 128 + 32;
 constexpr uint32_t kChunkBytes = kChunk * 128;  // of a panel
 
-template <class Cut> struct SumMemory {
+template <class Cut> struct SumBuffers {
   struct Stage {
     uint8_t dz[Cut::kSumGroups][kChunkBytes];
     uint8_t h[Cut::kHalfPanels][kChunkBytes];
   };
   alignas(1024) Stage stage[kSumStages];
   float db[Cut::kSumGroups][4][kMlpPanel];  // of each warp
+};
+struct SumBarriers {
   uint64_t full[kSumStages], empty[kSumStages];
+};
+template <class Cut> struct SumMemory {
+  SumBuffers<Cut> buffers;
+  SumBarriers barriers;
 };
 
 // How a layer's dW lies on the pairs of a team.
@@ -41,12 +47,12 @@ struct Task {
 };
 
 template <class T, class Cut> struct SumBlock {
-  using Memory = SumMemory<Cut>;
   static constexpr int kHalf = Cut::kHalf, kSquare = Cut::kSquare, kTeam = Cut::kTeam, kGroups = Cut::kSumGroups;
   static constexpr uint32_t kGroupWarps = 4 * kGroups;
-  static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the sums must fit the shared memory");
+  static_assert(sizeof(SumMemory<Cut>) <= size_t(kMlpSharedBytes), "the sums must fit the shared memory");
 
-  Memory& s;
+  SumBuffers<Cut>& s;
+  SumBarriers& barriers;
   const MlpSumMaps& maps;
   const Sums& a;
   const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank(), group = warp / 4;
@@ -77,10 +83,10 @@ template <class T, class Cut> struct SumBlock {
   }
 
   // One thread.
-  __device__ void prepare() {
+  static __device__ void prepare(SumBarriers& barriers) {
     for (uint32_t i = 0; i < kSumStages; ++i) {
-      ptx::mbarrier_init(&s.full[i], 1);
-      ptx::mbarrier_init(&s.empty[i], kGroupWarps * kPair);
+      ptx::mbarrier_init(&barriers.full[i], 1);
+      ptx::mbarrier_init(&barriers.empty[i], kGroupWarps * kPair);
     }
     ptx::fence_mbarrier_init();
   }
@@ -88,9 +94,9 @@ template <class T, class Cut> struct SumBlock {
     each_task([&](const Task& task) {
       for (int i = task.first; i < task.end; ++i, at.advance()) {
         auto& to = s.stage[at.stage];
-        uint64_t* const full = &s.full[at.stage];
+        uint64_t* const full = &barriers.full[at.stage];
         const int row = (a.chunks - 1 - i) * kChunk;  // from the end: that is what the chain has written last
-        wait_or_trap(&s.empty[at.stage], at.phase ^ 1);
+        wait_or_trap(&barriers.empty[at.stage], at.phase ^ 1);
         ptx::mbarrier_arrive_expect_tx(full, uint32_t(sizeof(to)));
         for (int g = 0; g < kGroups; ++g)
           ptx::tensor_load(to.dz[g], &maps.dz[task.l], task.row + g * kMlpPanel, row, full);
@@ -105,18 +111,18 @@ template <class T, class Cut> struct SumBlock {
     uint32_t before = 0;
 #pragma unroll 1
     for (int i = task.first; i < task.end; ++i, at.advance()) {
-      wait_warp_or_trap(&s.full[at.stage], at.phase);
+      wait_warp_or_trap(&barriers.full[at.stage], at.phase);
       const uint32_t dz = ptx::shared_address(s.stage[at.stage].dz[group]),
                      h = ptx::shared_address(s.stage[at.stage].h);
-      multiply_chunk<T, kHalf, kChunk>(dw, dz, h, i > task.first);
+      multiply_chunk<T, kHalf, kChunk>(dw, dz, h, true);
       if (bias) add_bias<T, kChunk>(db, dz, warp, lane);
       ptx::wgmma_wait_group<1>();
-      if (i > task.first) release_to_pair(&s.empty[before], lane);
+      if (i > task.first) release_to_pair(&barriers.empty[before], lane);
       before = at.stage;
     }
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(dw);
-    if (task.first < task.end) release_to_pair(&s.empty[before], lane);
+    if (task.first < task.end) release_to_pair(&barriers.empty[before], lane);
   }
 
   // Where a part has a row's columns, see put_rows: a lane has two fours of them, 128 columns apart, or one.
@@ -133,10 +139,9 @@ template <class T, class Cut> struct SumBlock {
   }
   __device__ __forceinline__ void sum() {
     each_task([&](const Task& task) {
-      float dw[kHalf / 2], db[2] = {};
-      if (task.first == task.end)
-#pragma unroll
-        for (float& d : dw) d = 0;
+      // Not left to a first product that adds to nothing, as that is known at run time only: where the chain comes
+      // before, the compiler would hold registers for them beside it.
+      float dw[kHalf / 2] = {}, db[2] = {};
       add_rows(task, dw, db);
       put_part(task, dw, db);
     });
@@ -248,27 +253,33 @@ template <class T, class Cut> struct SumBlock {
       row -= rows;
     }
   }
+  // All warps, when this block's parts are there: those that multiply, and the others.
+  template <bool kMultiplies> __device__ __forceinline__ void finish_together() const {
+    wait_for_parts(a.counter, gridDim.x);
+    ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
+    if constexpr (kMultiplies) finish();
+    __syncwarp();
+    ptx::cluster_wait();
+  }
 };
 
 template <class T, class Cut>
 __global__ void __launch_bounds__(kSumThreads<Cut>, 1)
     sum_kernel(const __grid_constant__ MlpSumMaps maps, const __grid_constant__ Sums a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  SumBlock<T, Cut> block{*reinterpret_cast<SumMemory<Cut>*>(memory), maps, a};
-  if (threadIdx.x == 0) block.prepare();
+  auto& s = *reinterpret_cast<SumMemory<Cut>*>(memory);
+  SumBlock<T, Cut> block{s.buffers, s.barriers, maps, a};
+  if (threadIdx.x == 0) block.prepare(s.barriers);
   __syncwarp();
   tile::sync_cluster();  // the neighbour's barriers are ready
   if (block.warp < block.kGroupWarps) {
     block.sum();
+    block.template finish_together<true>();
   } else {
     if (block.lane == 0) block.load();
     __syncwarp();
+    block.template finish_together<false>();
   }
-  wait_for_parts(a.counter, gridDim.x);
-  ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
-  if (block.warp < block.kGroupWarps) block.finish();
-  __syncwarp();
-  ptx::cluster_wait();
 }
 
 template <class T, int kHalf> void launch_sums(const MlpSumMaps& maps, const Sums& a, int device, Stream stream) {

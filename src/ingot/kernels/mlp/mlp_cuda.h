@@ -66,7 +66,8 @@ bool mlp_wide_backward_takes(const MlpBackward& m);
 void mlp_wide_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_wide_backward_workspace_bytes(const MlpBackward& m);
 
-// Widths up to 512, otherwise as the wide one: the chain with a row's gradients in shared memory.
+// Widths up to 512, otherwise as the wide one, but for slopes of nothing but x: the chain with a row's gradients in
+// shared memory.
 bool mlp_broad_backward_takes(const MlpBackward& m);
 void mlp_broad_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_broad_backward_workspace_bytes(const MlpBackward& m);

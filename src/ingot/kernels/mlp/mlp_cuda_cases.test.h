@@ -164,6 +164,9 @@ struct CaseList {
       for (Keep keep : keeps)
         all.push_back(
             {.widths = {72, 328, 144}, .rows = 90, .act = Act(act), .activate_last = act % 2 == 1, .keep = keep});
+    all.push_back({.widths = {64, 512, 64}, .rows = 9000, .weight_norm = true, .keep = Keep::nothing});
+    all.push_back({.widths = {384, 328, 264}, .rows = 18000, .activate_last = true, .keep = Keep::f32});
+    all.push_back({.widths = {8, 448, 400}, .rows = 9000, .act = act_of<Gelu>, .weight_norm = true});
   }
   // Wider than 128, where values are kept: each depth, tails, and more rows than a GPU's blocks take at once.
   void wide_with_values_kept() {
