@@ -128,8 +128,8 @@ __device__ inline void load_angles(Angles<N>& r, const Params& p, int64_t row, c
 
 // One rounding of each product and sum, the same in every form, so that a head has the same bits in all of them.
 __device__ inline void turn(float& x1, float& x2, float cos, float sin) {
-  const float y1 = fmaf(x1, cos, -(x2 * sin));
-  x2 = fmaf(x2, cos, x1 * sin);
+  const float y1 = fmaf(-x2, sin, x1 * cos);
+  x2 = fmaf(x1, sin, x2 * cos);
   x1 = y1;
 }
 template <bool kInterleaved, int N>
@@ -158,7 +158,7 @@ __device__ inline void rotate_spread(const Angles<N>& r, const Params& p, const 
   tile::to_float(other, b);
   const float sign = at.a < p.half ? -p.sign : p.sign;
 #pragma unroll
-  for (int i = 0; i < N; ++i) a[i] = fmaf(a[i], r.cos[i], sign * r.sin[i] * b[i]);
+  for (int i = 0; i < N; ++i) a[i] = fmaf(sign * r.sin[i], b[i], a[i] * r.cos[i]);
 }
 // The lane with the other numbers of a lane's pairs; itself where nothing turns.
 template <int N> __device__ inline uint32_t other_lane(const Params& p, const Place& at) {
