@@ -95,11 +95,11 @@ endforeach()
 if(INGOT_WITH_CUDA)
   add_test(NAME kernels_rmsnorm_portable COMMAND test_kernels_rmsnorm --gtest_filter=RmsNorm*Cuda.*)
   set_tests_properties(kernels_rmsnorm_portable PROPERTIES LABELS gpu COST 200 ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
-  foreach(shard RANGE 2) # a type each
+  foreach(shard RANGE 6) # a prime, so that the types of a long case do not share one with those of the other
     add_test(NAME kernels_mlp_portable_${shard}
       COMMAND test_kernels_mlp "--gtest_filter=*portable*-*TheEntryPoints*:*TakesLeading*:*MoreThanTwoToThe31*")
     set_tests_properties(kernels_mlp_portable_${shard} PROPERTIES LABELS gpu COST 200
-      ENVIRONMENT "CUDA_FORCE_PTX_JIT=1;GTEST_TOTAL_SHARDS=3;GTEST_SHARD_INDEX=${shard}")
+      ENVIRONMENT "CUDA_FORCE_PTX_JIT=1;GTEST_TOTAL_SHARDS=7;GTEST_SHARD_INDEX=${shard}")
   endforeach()
 endif()
 
