@@ -1,5 +1,8 @@
-"""The operations in PyTorch's own: what runs where the kernels have no derivative, which is forward mode (jvp, jacfwd, hessian), and
-rotation by a table that wants a gradient; and where torch.compile traces transforms of torch.func, through which it cannot follow them. Sums are formed in fp32 (fp64 of fp64) as the kernels form them; derivable any number of times.
+"""The operations in PyTorch's own, derivable any number of times.
+
+They run where the kernels have no derivative, which is forward mode (jvp, jacfwd, hessian) and rotation by a table that wants a gradient, and
+where torch.compile traces transforms of torch.func, through which it cannot follow the kernels. Sums are formed in fp32 (fp64 of fp64), as the
+kernels form them.
 """
 import torch
 import torch.nn.functional as F
