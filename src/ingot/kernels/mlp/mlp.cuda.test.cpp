@@ -225,7 +225,7 @@ TEST_P(MlpCuda, ARowsResultIsTheSameInABatchOfAnySize) {
                                             {MlpForm::broad, {512, 2100, 20}},
                                             {MlpForm::broad_few_rows, {512, 200, 20}}};
   const auto sizes = of_form.find(GetParam().forward);
-  if (sizes == of_form.end()) GTEST_SKIP() << "the form has one way to take rows";
+  if (sizes == of_form.end()) GTEST_SKIP() << "not asked of this form yet: it has no sizes here";
   const auto [width, some, copies] = sizes->second;
   const DType t = GetParam().dtype;
   constexpr size_t kDepths[] = {1, 2, 5};

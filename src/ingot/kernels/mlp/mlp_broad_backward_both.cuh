@@ -71,16 +71,8 @@ __global__ void __launch_bounds__(kChainThreads, 1)
 
 template <class T, int kHalf>
 void launch_both(const BothMaps& maps, const Both& a, const ChainLaunch& at, Stream stream) {
-  const auto with = [&](auto kernel, int memory) {
-    gpu::launch("mlp_backward", kernel,
-                {.grid = int64_t(at.clusters) * kPair,
-                 .block = kChainThreads,
-                 .smem = memory,
-                 .cluster = kPair,
-                 .overlap = true,
-                 .device = at.device,
-                 .cooperative = true},
-                stream, maps, a);
+  const auto with = [&](auto kernel, int64_t memory) {
+    gpu::launch("mlp_backward", kernel, in_pairs(at, memory, true), stream, maps, a);
   };
   with_slope_kind(at.slope, [&](auto slope) {
     using Cut = Cut<kHalf>;

@@ -404,17 +404,20 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   tile::sync_cluster();  // the neighbour may still fill this block's memory, or say that it has read its own
 }
 
+inline gpu::Launch in_pairs(const ChainLaunch& at, int64_t memory, bool cooperative) {
+  return {.grid = int64_t(at.clusters) * kPair,
+          .block = kChainThreads,
+          .smem = memory,
+          .cluster = kPair,
+          .overlap = true,
+          .device = at.device,
+          .cooperative = cooperative};
+}
+
 template <class T, int kHalf>
 void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
-  const auto with = [&](auto kernel, int memory) {
-    gpu::launch("mlp_backward", kernel,
-                {.grid = int64_t(at.clusters) * kPair,
-                 .block = kChainThreads,
-                 .smem = memory,
-                 .cluster = kPair,
-                 .overlap = true,
-                 .device = at.device},
-                stream, maps, a);
+  const auto with = [&](auto kernel, int64_t memory) {
+    gpu::launch("mlp_backward", kernel, in_pairs(at, memory, false), stream, maps, a);
   };
   with_slope_kind(at.slope, [&](auto slope) {
     using Cut = Cut<kHalf>;
