@@ -78,6 +78,9 @@ constexpr uint16_t multicast_mask(uint32_t first, uint32_t blocks) { return uint
 inline void barrier_sync(uint32_t id, uint32_t threads, emulation::Where at = emulation::Where::current()) {
   emulation::sync_named(id, threads, true, at);
 }
+inline void barrier_sync_unaligned(uint32_t id, uint32_t threads, emulation::Where at = emulation::Where::current()) {
+  emulation::sync_named(id, threads, true, at);
+}
 inline void barrier_arrive(uint32_t id, uint32_t threads, emulation::Where at = emulation::Where::current()) {
   emulation::sync_named(id, threads, false, at);
 }

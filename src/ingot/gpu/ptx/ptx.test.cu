@@ -477,9 +477,10 @@ TEST_F(PtxCuda, TrapEndsTheProcessesKernelsWithAnError) {
       ::testing::ExitedWithCode(3), "found cuda");
 }
 
-// Warps 0 and 1 exchange words on barrier 1; warp 2 only arrives on barrier 2, where warp 3 waits for its word.
+// Warps 0 and 1 exchange words on barrier 1; warp 2 only arrives on barrier 2, where warp 3 waits for its word. All
+// meet on barrier 3, which the warps of each half come to from a branch of their own.
 __global__ void named_barriers(uint32_t* out) {
-  __shared__ uint32_t word[128];
+  __shared__ uint32_t word[128], later[64];
   const uint32_t t = threadIdx.x, warp = t / 32;
   if (warp == 2) ptx::sleep(20000);
   word[t] = 1000 + t;
@@ -492,12 +493,23 @@ __global__ void named_barriers(uint32_t* out) {
     ptx::barrier_sync(2, 64);
     out[t] = word[t - 32];
   }
+  if (warp < 2) {
+    ptx::barrier_sync_unaligned(3, 128);
+    out[128 + t] = later[63 - t];
+  } else {
+    if (warp == 3) ptx::sleep(20000);
+    later[t - 64] = 2000 + t;
+    ptx::barrier_sync_unaligned(3, 128);
+  }
 }
 TEST_F(PtxCuda, NamedBarriersJoinSomeWarpsSmall) {
-  DeviceArray<uint32_t> out(128);
+  DeviceArray<uint32_t> out(192);
   gpu::launch("named_barriers", named_barriers, {.grid = 1, .block = 128}, {}, out.device());
   out.download();
-  for (uint32_t t = 0; t < 64; ++t) ASSERT_EQ(out.host[t], 1000 + (t + 32) % 64);
+  for (uint32_t t = 0; t < 64; ++t) {
+    ASSERT_EQ(out.host[t], 1000 + (t + 32) % 64);
+    ASSERT_EQ(out.host[128 + t], 2000 + 127 - t);
+  }
   for (uint32_t t = 96; t < 128; ++t) ASSERT_EQ(out.host[t], 1000 + t - 32);
 }
 

@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   if (chain.warp < kGroupWarps) {
     ptx::increase_registers<ChainBlock::kMultiplyRegisters>();
     if (int(chain.group) < chain.groups()) chain.run();
-    ptx::barrier_sync(0, kChainThreads);
+    ptx::barrier_sync_unaligned(0, kChainThreads);
     auto block = sums();
     block.sum();
-    block.template finish_together<true>();
+    block.template finish_together<true, kChainThreads>();
   } else {
     ptx::decrease_registers<ChainBlock::kServeRegisters>();
     const uint32_t server = chain.warp - kGroupWarps, mover = server - 1;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
     }
     if (server == 1 + kGroups && chain.lane == 0) mark_counter(a.met);
     __syncwarp();
-    ptx::barrier_sync(0, kChainThreads);  // what the chain has made is there, and its memory free
+    ptx::barrier_sync_unaligned(0, kChainThreads);  // what the chain has made is there, and its memory free
     auto block = sums();
     if (server == 0 && chain.lane == 0) {
       meet_at_counter(a.met, gridDim.x);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kChainThreads, 1)
       block.load();
     }
     __syncwarp();
-    block.template finish_together<false>();
+    block.template finish_together<false, kChainThreads>();
   }
 }
 

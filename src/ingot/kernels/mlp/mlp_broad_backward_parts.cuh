@@ -17,7 +17,6 @@ using wide_backward::multiply_chunk;
 using wide_backward::put_bias;
 using wide_backward::put_rows;
 using wide_backward::release_to_pair;
-using wide_backward::wait_for_parts;
 using wide_backward::warp_of_block;
 
 // kRows rows of a half's columns, from `x` on, of which block `rank` of the pair fetches a part, for both.

@@ -253,9 +253,22 @@ template <class T, class Cut> struct SumBlock {
       row -= rows;
     }
   }
+  // Until all blocks have put their parts. All kThreads of the block.
+  template <uint32_t kThreads> __device__ __forceinline__ void wait_for_parts() const {
+    __threadfence();
+    ptx::barrier_sync_unaligned(0, kThreads);
+    if (threadIdx.x == 0) {
+      ptx::add_release(a.counter, 1u);
+      const uint32_t start = tile::coarse_timer();
+      while (ptx::load_acquire(a.counter) < gridDim.x)
+        if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
+    }
+    ptx::barrier_sync_unaligned(0, kThreads);
+    __threadfence();
+  }
   // All warps, when this block's parts are there: those that multiply, and the others.
-  template <bool kMultiplies> __device__ __forceinline__ void finish_together() const {
-    wait_for_parts(a.counter, gridDim.x);
+  template <bool kMultiplies, uint32_t kThreads> __device__ __forceinline__ void finish_together() const {
+    wait_for_parts<kThreads>();
     ptx::cluster_arrive_relaxed();  // the neighbour has filled and read what it will
     if constexpr (kMultiplies) finish();
     __syncwarp();
@@ -274,11 +287,11 @@ __global__ void __launch_bounds__(kSumThreads<Cut>, 1)
   tile::sync_cluster();  // the neighbour's barriers are ready
   if (block.warp < block.kGroupWarps) {
     block.sum();
-    block.template finish_together<true>();
+    block.template finish_together<true, kSumThreads<Cut>>();
   } else {
     if (block.lane == 0) block.load();
     __syncwarp();
-    block.template finish_together<false>();
+    block.template finish_together<false, kSumThreads<Cut>>();
   }
 }
 

@@ -35,12 +35,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (chain.warp < kGroupWarps) {
     ptx::increase_registers<kMultiplyRegisters>();
     chain.run();
-    if (kSums) ptx::barrier_sync(0, kThreads);
+    if (kSums) ptx::barrier_sync_unaligned(0, kThreads);
     if (kSums) SumBlock<T>{s, maps, a}.run();
   } else {
     ptx::decrease_registers<kServeRegisters>();
     chain.serve();
-    if (kSums) ptx::barrier_sync(0, kThreads);
+    if (kSums) ptx::barrier_sync_unaligned(0, kThreads);
     if (kSums && chain.warp == kGroupWarps) {
       const SumBlock<T> sums{s, maps, a};
       sums.wait_for_chain();

@@ -94,18 +94,5 @@ __device__ __forceinline__ void put_bias(float* parts, int64_t at, float (&of)[4
   const uint32_t n = threadIdx.x % 128;
   if (n < uint32_t(kMlpPanel)) parts[at + group * kMlpPanel + n] = (of[0][n] + of[1][n]) + (of[2][n] + of[3][n]);
 }
-// Until `blocks` have put all they have, of which this is one.
-__device__ inline void wait_for_parts(uint32_t* counter, uint32_t blocks) {
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    ptx::add_release(counter, 1u);
-    const uint32_t start = tile::coarse_timer();
-    while (ptx::load_acquire(counter) < blocks)
-      if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
-  }
-  __syncthreads();
-  __threadfence();
-}
 
 }  // namespace ingot::cuda::wide_backward
