@@ -1,7 +1,7 @@
-"""compute-sanitizer over the GPU tests whose names end in Small, one run per tool and test
-executable. Writes bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found.
+"""compute-sanitizer over the GPU tests named ...Small, each tool over each test executable, in
+shards. Writes bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found.
 
-    python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 240] [--jobs 4] [--out DIR]
+    python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 240] [--jobs 12] [--out DIR]
 """
 import argparse
 import concurrent.futures
@@ -18,6 +18,7 @@ import reports
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 # synccheck follows few mbarriers of a block unless told to; one it lost track of looks uninitialised, and its warp is ended.
 OPTIONS = {"synccheck": ["--num-cuda-barriers", "1024"]}
+SHARD = 6  # tests of one run
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
 
 
@@ -32,30 +33,47 @@ def tests_of(executable, pattern):
     return sum(1 for line in listed.stdout.splitlines() if line.startswith("  "))
 
 
-def sanitize(tool, executable, pattern, wanted, seconds, logs):
+def sanitize(tool, executable, pattern, shard, shards, seconds, logs):
+    """One shard of an executable's tests under a tool: tests passed, errors (None where the tool says nothing of them), exit status, log."""
     command = ["compute-sanitizer", "--tool", tool, *OPTIONS.get(tool, []), str(executable), "--gtest_brief=1", f"--gtest_filter={pattern}"]
-    log = logs / f"{tool}-{executable.name}.log"
+    log = logs / f"{tool}-{executable.name}-{shard}.log"
     with open(log, "w", encoding="utf-8") as out:
         try:
-            status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False).returncode
+            status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=seconds, check=False,
+                                    env={**os.environ, "GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}).returncode
         except subprocess.TimeoutExpired:
             status = 124
     text = log.read_text(encoding="utf-8", errors="replace")
     counts = [int(n) for groups in SUMMARY.findall(text) for n in groups if n]
     passed = re.search(r"\[  PASSED  \] (\d+) tests?", text)
-    tests = int(passed[1]) if passed else 0
-    # A run that says nothing of its errors is an error too, and so is a test that does not pass.
-    errors = (sum(counts) if counts else 1) + wanted - tests
-    return {"tool": tool, "executable": executable.name, "tests": tests, "errors": errors, "status": status}
+    return {"tests": int(passed[1]) if passed else 0, "errors": sum(counts) if counts else None, "status": status, "log": log}
+
+
+def result_of(tool, executable, wanted, shards):
+    # A shard that says nothing of its errors is an error too, and so is a test that does not pass.
+    tests = sum(shard["tests"] for shard in shards)
+    errors = sum(1 if shard["errors"] is None else shard["errors"] for shard in shards) + wanted - tests
+    return {"tool": tool, "executable": executable.name, "tests": tests, "errors": errors,
+            "status": max((shard["status"] for shard in shards), key=abs)}
+
+
+def show(result, wanted, shards):
+    good = result["errors"] == 0 and result["status"] == 0
+    print(f"{result['tool']:10} {result['executable']:24} {result['tests']}/{wanted} tests, {result['errors']} errors, "
+          f"status {result['status']}{'' if good else '  FAILED'}", flush=True)
+    for shard in shards:
+        if shard["errors"] or shard["status"]:
+            lines = shard["log"].read_text(encoding="utf-8", errors="replace").splitlines()
+            print("\n".join("    " + line[:200] for line in lines if "=========" in line or "FAILED" in line or "Failure" in line)[:2500])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--tools", default=",".join(TOOLS))
-    parser.add_argument("--filter", default="*Small:MlpCuda.ANan*")
-    parser.add_argument("--seconds", type=int, default=240)
-    parser.add_argument("--jobs", type=int, default=4, help="runs side by side")
+    parser.add_argument("--filter", default="*Small:*Small/*:MlpCuda.ANan*")
+    parser.add_argument("--seconds", type=int, default=240, help="limit of a run")
+    parser.add_argument("--jobs", type=int, default=12, help="runs side by side")
     parser.add_argument("--out", type=pathlib.Path, help="where the report goes (default: bench/results/<gpu>)")
     arguments = parser.parse_args()
     logs = arguments.build / "sanitizer-logs"
@@ -63,24 +81,24 @@ def main():
     query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "-i", "0"], capture_output=True,
                            text=True, check=True).stdout.strip()
     gpu, driver = [part.strip() for part in query.split(",")]
-    runs = []
-    for executable in gpu_executables(arguments.build):
-        wanted = tests_of(executable, arguments.filter)
-        if wanted == 0:
-            print(f"{executable.name}: no tests match {arguments.filter}")
-        else:
-            runs += [(tool, executable, wanted) for tool in arguments.tools.split(",")]
+    wanted = {executable: tests_of(executable, arguments.filter) for executable in gpu_executables(arguments.build)}
     results = []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        reported = pool.map(lambda run: sanitize(run[0], run[1], arguments.filter, run[2], arguments.seconds, logs), runs)
-        for (tool, executable, wanted), done in zip(runs, reported):
-            results.append(done)
-            good = done["errors"] == 0 and done["status"] == 0
-            print(f"{tool:10} {executable.name:24} {done['tests']}/{wanted} tests, {done['errors']} errors, status {done['status']}"
-                  f"{'' if good else '  FAILED'}", flush=True)
-            if not good:
-                log = (logs / f"{tool}-{executable.name}.log").read_text(encoding="utf-8", errors="replace").splitlines()
-                print("\n".join("    " + line[:200] for line in log if "=========" in line or "FAILED" in line or "Failure" in line)[:2500])
+        def start(tool, executable):
+            shards = -(-wanted[executable] // SHARD)
+            return [pool.submit(sanitize, tool, executable, arguments.filter, i, shards, arguments.seconds, logs) for i in range(shards)]
+
+        # The slowest tool first.
+        running = {(tool, executable): start(tool, executable) for tool in sorted(arguments.tools.split(","), key="racecheck".__ne__)
+                   for executable in wanted if wanted[executable]}
+        for executable, tests in wanted.items():
+            if tests == 0:
+                print(f"{executable.name}: no tests match {arguments.filter}")
+                continue
+            for tool in arguments.tools.split(","):
+                shards = [run.result() for run in running[tool, executable]]
+                results.append(result_of(tool, executable, tests, shards))
+                show(results[-1], tests, shards)
     nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
     report = {"suite": reports.SANITIZERS, "tree": reports.tree_hash(reports.SANITIZERS), "gpu": gpu, "driver": driver,
               "cuda": (re.findall(r"release ([\d.]+)", nvcc) or ["?"])[0], "date": datetime.date.today().isoformat(),

@@ -86,6 +86,24 @@ TEST_P(MlpCuda, AgreesWithTheFp64LoopForwardAndBackward) {
   EXPECT_GT(taken_cases, 10) << "the form refuses nearly every case";
 }
 
+// Small enough for the sanitizers: what has kernels of its own.
+TEST_P(MlpCuda, EveryKernelSmall) {
+  constexpr Act kSoftplus = act_of<Softplus>, kGelu = act_of<Gelu>, kSilu = act_of<Silu>;
+  const auto check = [](const std::vector<int64_t>& widths, Act act, bool weight_norm, Keep keep) {
+    const Case c{.widths = widths, .rows = 140, .act = act, .weight_norm = weight_norm, .keep = keep};
+    if (taken(c)) check_case(c, GetParam());
+  };
+  for (Keep keep : {Keep::nothing, Keep::f32})
+    for (int64_t width : {128, 256, 328}) check(equal_widths(2, width), kSoftplus, keep == Keep::nothing, keep);
+  for (Keep keep : {Keep::nothing, Keep::own_type})
+    for (int64_t width : {128, 256, 328}) check(equal_widths(2, width), kGelu, keep == Keep::own_type, keep);
+  for (bool weight_norm : {false, true}) check(equal_widths(7, 128), kSoftplus, weight_norm, Keep::own_type);
+  check(equal_widths(3, 128), kSoftplus, true, Keep::own_type);
+  check(equal_widths(2, 264), kSoftplus, false, Keep::own_type);
+  check(equal_widths(2, 448), kSoftplus, true, Keep::own_type);
+  check({72, 512, 40}, kSilu, false, Keep::f32);
+}
+
 // Bits of everything that a run writes.
 std::vector<Vector> outputs(const Problem& p) {
   std::vector<Vector> all = {values(p.y.host()), values(p.dx.host())};

@@ -35,7 +35,7 @@ template <class T, int kGroups, bool kTimesLog2e> struct WeightRing {
   using Pieces = WeightPieces<T, kDeepWidth, 1>;  // of one warpgroup
   char* slots;
   uint64_t *full, *empty;  // of each slot: by every thread that loads it; by each warp that has read it
-  uint64_t* scaled;        // of each layer, by each warp that forms its scales
+  uint64_t* scaled;        // of each layer, by every thread that forms its scales
   float *bias, *scale;
   uint32_t warpgroup;
 
@@ -46,7 +46,7 @@ template <class T, int kGroups, bool kTimesLog2e> struct WeightRing {
       ptx::mbarrier_init(full + i, 128);
       ptx::mbarrier_init(empty + i, kGroups * 4);
     }
-    for (int l = 0; l < kDeepLayers; ++l) ptx::mbarrier_init(scaled + l, 4);
+    for (int l = 0; l < kDeepLayers; ++l) ptx::mbarrier_init(scaled + l, 128);
   }
   __device__ __forceinline__ void load(const Params& p, uint32_t t) const {
     const int l = int(t % uint32_t(p.layers));
@@ -85,8 +85,7 @@ template <class T, int kGroups, bool kTimesLog2e> struct WeightRing {
       const float inverse = Pieces::inverse_norm_of_own_row(slot(l), batch);
       if (Pieces::piece() % Pieces::kSame == 0) scale[l * kDeepWidth + Pieces::own_row(batch)] *= inverse;
     }
-    __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(scaled + l);
+    ptx::mbarrier_arrive(scaled + l);
   }
   __device__ __forceinline__ void wait_for_scale(uint32_t l) const { tile::wait_warp_or_trap(scaled + l, 0); }
 };
@@ -140,6 +139,7 @@ __global__ void __launch_bounds__(128 * kGroups, 1)
       if (tile >= tiles) {
         if (normalises) ring.form_scale(p, t);
         ring.pass(p, t, positions);
+        if (normalises) ring.wait_for_scale(t);  // before this warp fills the slot again, from which they are formed
         continue;
       }
       multiply<T, kWidth>(d, a, weights + t % kSlots * kSlotStep, upper);

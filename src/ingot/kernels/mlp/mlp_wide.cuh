@@ -161,8 +161,7 @@ __device__ __forceinline__ void normalise(const Params& p, const PanelRing& ring
         for (uint32_t i = 0; i < kEach; ++i)
           reinterpret_cast<float*>(factors.of)[Factors::place(l, number * kRows + i * 32 + lane())] *=
               inverse_norm(sum[i]);
-      __syncwarp();
-      if (lane() == 0) ptx::mbarrier_arrive(normed + l);
+      ptx::mbarrier_arrive(normed + l);
     }
 }
 
@@ -380,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   if (threadIdx.x == 0) {
     block.ring.init(kWarps + (kNorms ? kNormWarps : 0));
-    for (int l = 0; kNorms && l < kMlpMaxLayers; ++l) ptx::mbarrier_init(block.normed + l, kNormWarps);
+    for (int l = 0; kNorms && l < kMlpMaxLayers; ++l) ptx::mbarrier_init(block.normed + l, 32 * kNormWarps);
   }
   if (warp < kWarps && lane() == 0) ptx::mbarrier_init(block.x.mine, 1);
   ptx::fence_mbarrier_init();
@@ -392,13 +391,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::increase_registers<kNorms ? 232 : 240>();
     if (warp < 4) block.x.load(block.x.mine, maps.x, blockIdx.x, panels_of(p.layer[0].k));
     block.factors.load<T, kInLog2e<F, T, kSave, Finish::scale_and_bias>>(p);
-    ptx::barrier_sync(kGroups + 1, 32 * (kWarps + (kNorms ? kNormWarps : 0)));  // the factors are there
+    ptx::barrier_sync_unaligned(kGroups + 1, 32 * (kWarps + (kNorms ? kNormWarps : 0)));  // the factors are there
     run_rows<T, F, kSave, kNorms, kLast>(p, maps, block, warp / 4, tiles, rounds);
   } else {
     ptx::decrease_registers<kNorms ? 40 : 24>();
     if (warp == kWarps && lane() == 0) block.ring.fill(p, maps, rounds);
     if (kNorms && warp > kWarps && warp <= kWarps + kNormWarps) {
-      ptx::barrier_sync(kGroups + 1, 32 * (kWarps + kNormWarps));
+      ptx::barrier_sync_unaligned(kGroups + 1, 32 * (kWarps + kNormWarps));
       normalise<T>(p, block.ring, block.factors, block.normed, warp - kWarps - 1, rounds);
     }
   }
