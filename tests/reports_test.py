@@ -1,15 +1,18 @@
 """The report tools: a good report passes, each kind of damage is named, a changed source makes a report stale, tables are generated."""
 import copy
+import os
 import pathlib
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
 import gpu  # noqa: E402
 import report_tables  # noqa: E402
 import reports  # noqa: E402
+import sanitize  # noqa: E402
 
 GOOD = {
     "suite": "rmsnorm", "tree": "0" * 16, "gpu": "GPU", "driver": "1", "cuda": "13.0", "date": "2026-01-01", "command": "./run gpu",
@@ -47,6 +50,23 @@ class Reports(unittest.TestCase):
         self.assertIn("found 2 errors", " / ".join(reports.problems_of({**report, "results": [{**run, "errors": 2}]})))
         self.assertIn("tool is missing", " / ".join(reports.problems_of({**report, "results": [{"tests": 1}]})))
         self.assertIn("no results", " / ".join(reports.problems_of({**report, "results": []})))
+
+    def test_a_sanitizer_run_in_shards_adds_them_up(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tool = pathlib.Path(folder) / "compute-sanitizer"
+            shards = ['echo "[  PASSED  ] 6 tests."; echo "ERROR SUMMARY: 0 errors"',
+                      'echo "[  PASSED  ] 4 tests."; echo "ERROR SUMMARY: 3 errors"; exit 1',
+                      'echo "[  PASSED  ] 6 tests."']  # says nothing of errors
+            tool.write_text("#!/bin/sh\ncase $GTEST_SHARD_INDEX/$GTEST_TOTAL_SHARDS in\n"
+                            + "".join(f"{i}/3) {does};;\n" for i, does in enumerate(shards)) + "*) exit 9;;\nesac\n")
+            tool.chmod(0o755)
+            with unittest.mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"):
+                runs = [sanitize.sanitize("racecheck", pathlib.Path("test_x"), "*Small", i, 3, 60, pathlib.Path(folder)) for i in range(3)]
+        self.assertEqual([run["errors"] for run in runs], [0, 3, None])
+        # Three found, one for silence, two for the tests that did not pass.
+        self.assertEqual(sanitize.result_of("racecheck", pathlib.Path("test_x"), 18, runs),
+                         {"tool": "racecheck", "executable": "test_x", "tests": 16, "errors": 6, "status": 1})
+        self.assertEqual(sanitize.result_of("racecheck", pathlib.Path("test_x"), 6, runs[:1])["errors"], 0)
 
     def test_the_tree_hash_follows_sources_but_not_tests(self):
         with tempfile.TemporaryDirectory() as folder:
