@@ -62,7 +62,7 @@ def show(result, wanted, shards):
     print(f"{result['tool']:10} {result['executable']:24} {result['tests']}/{wanted} tests, {result['errors']} errors, "
           f"status {result['status']}{'' if good else '  FAILED'}", flush=True)
     for shard in shards:
-        if shard["errors"] or shard["status"]:
+        if shard["errors"] != 0 or shard["status"] != 0:
             lines = shard["log"].read_text(encoding="utf-8", errors="replace").splitlines()
             print("\n".join("    " + line[:200] for line in lines if "=========" in line or "FAILED" in line or "Failure" in line)[:2500])
 
