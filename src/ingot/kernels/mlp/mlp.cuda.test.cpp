@@ -89,9 +89,12 @@ TEST_P(MlpCuda, AgreesWithTheFp64LoopForwardAndBackward) {
 // Small enough for the sanitizers: what has kernels of its own.
 TEST_P(MlpCuda, EveryKernelSmall) {
   constexpr Act kSoftplus = act_of<Softplus>, kGelu = act_of<Gelu>, kSilu = act_of<Silu>;
-  const auto check = [](const std::vector<int64_t>& widths, Act act, bool weight_norm, Keep keep) {
+  int taken_cases = 0;
+  const auto check = [&](const std::vector<int64_t>& widths, Act act, bool weight_norm, Keep keep) {
     const Case c{.widths = widths, .rows = 140, .act = act, .weight_norm = weight_norm, .keep = keep};
-    if (taken(c)) check_case(c, GetParam());
+    if (!taken(c)) return;
+    ++taken_cases;
+    check_case(c, GetParam());
   };
   for (Keep keep : {Keep::nothing, Keep::f32})
     for (int64_t width : {128, 256, 328}) check(equal_widths(2, width), kSoftplus, keep == Keep::nothing, keep);
@@ -102,6 +105,7 @@ TEST_P(MlpCuda, EveryKernelSmall) {
   check(equal_widths(2, 264), kSoftplus, false, Keep::own_type);
   check(equal_widths(2, 448), kSoftplus, true, Keep::own_type);
   check({72, 512, 40}, kSilu, false, Keep::f32);
+  if (taken_cases == 0) GTEST_SKIP() << "this form is not part of the build";
 }
 
 // Bits of everything that a run writes.
