@@ -1,5 +1,5 @@
-"""compute-sanitizer over the GPU tests named ...Small, each tool over each test executable, in
-shards. Writes bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found.
+"""compute-sanitizer over the GPU tests named ...Small, each tool over each test executable, in shards. Writes
+bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found.
 
     python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 240] [--jobs 12] [--out DIR]
 """
