@@ -1,5 +1,6 @@
 """Writes the tables between `<!-- table:SUITE -->` and `<!-- /table -->` of a page from bench/results/<gpu>/SUITE.json, and
-those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json; `headline` is README's first numbers, from both.
+those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json. README's own: `headline`, its first numbers, from both, and `gpu_summary` and
+`cpu_summary`, a few rows of the full tables in docs/benchmarks.md.
 
     python3 tools/report_tables.py [--check] [PAGE ...]     --check changes nothing and fails where a table is not current;
                                                             without pages: README.md and every docs/*.md
@@ -124,6 +125,40 @@ def headline(mlp_reports, step_reports):
                    f"(preset `golf-small` without its recurrence), in {HEADLINE_STEP['precision']}: **{ours:.0f} ms**, PyTorch's best {min(peers):.0f} ms.")
 
 
+# README's rows: one or two of each suite, the sizes a reader compares with first.
+SUMMARY = {
+    "rmsnorm": [("RMSNorm", [32768, 4096], "bf16"), ("RMSNorm, backward", [65536, 1024], "bf16")],
+    "mlp": [("MLP, 3 layers, forward", [65536, 128], "f16"), ("MLP, 5 layers, forward + backward", [65536, 128], "f16"),
+            ("MLP, 3 layers, forward + backward", [65536, 512], "f16")],
+    "rope": [("QK norm + RoPE + gain, backward", [16384, 40, 128], "bf16")],
+    "gate": [("SwiGLU gate", [8192, 11008], "bf16")],
+}
+
+
+def gpu_summary(by_suite):
+    yield "| | shape | dtype | Ingot | PyTorch | torch.compile | faster than the best peer |"
+    yield "|---|---|---|---:|---:|---:|---:|"
+    for suite, rows in SUMMARY.items():
+        for report in by_suite.get(suite, []):
+            by_row = {(r["name"], tuple(r["shape"]), r["dtype"]): r for r in report["results"]}
+            for name, shape, dtype in rows:
+                r = by_row[name, tuple(shape), dtype]
+                us = r["peers"]
+                yield (f"| {name} | {' x '.join(f'{n:,}' for n in shape)} | {dtype} | {r['ours_us']:.1f} µs | {us['torch_eager']:.1f} | "
+                       f"{us['torch_compile']:.1f} | {min(us.values()) / r['ours_us']:.2f}x |")
+
+
+def cpu_summary(step_reports):
+    yield "| training step, 2 threads | CPU | Ingot | PyTorch eager | torch.compile |"
+    yield "|---|---|---:|---:|---:|"
+    for report in step_reports:
+        by_key = {(r["shape"], r["precision"], r["mode"]): r["ms"] for r in report["results"]}
+        for shape, precision in dict.fromkeys((s, p) for s, p, _ in by_key):
+            ms = [by_key.get((shape, precision, mode)) for mode in ("native", "eager", "compile")]
+            if shape == "golf" and all(ms):
+                yield f"| {shape}, {precision} | {report['cpu']} ({report['level']}) | {ms[0]:.0f} ms | {ms[1]:.0f} | {ms[2]:.0f} |"
+
+
 # Suites measured on CPUs: bench/cpu/<cpu>/SUITE.json.
 CPU_TABLES = {"train_step": train_step_table, "tinyshakespeare": held_out_table, "bpe": bpe_table, "archive_load": archive_load_table,
               "accuracy": accuracy_table}
@@ -142,6 +177,10 @@ def filled(text):
         if match[2] == "headline":
             lines = list(headline(by_suite.get("mlp", []), on_cpus("train_step")))
             return match[1] + "".join(line + "\n" for line in lines) + match[3]
+        if match[2] == "gpu_summary":
+            lines = [*gpu_summary(by_suite), ""]
+        if match[2] == "cpu_summary":
+            lines = [*cpu_summary(on_cpus("train_step")), ""]
         if match[2] in CPU_TABLES:
             for report in on_cpus(match[2]):
                 lines += [*CPU_TABLES[match[2]](report), ""]
