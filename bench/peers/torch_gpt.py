@@ -50,7 +50,7 @@ class TorchGpt(nn.Module):
             angle = torch.arange(length, dtype=torch.float64)[:, None] * theta
             self.register_buffer("cos", angle.cos().float()[:, None, :], persistent=False)
             self.register_buffer("sin", c.rope_sign * angle.sin().float()[:, None, :], persistent=False)
-        self.programs = [spec.layer_program(c, looping) for looping in (False, True)]
+        self.program, self.looping_program = (spec.layer_program(c, looping) for looping in (False, True))
         self.activation = spec.ACTIVATIONS[c.activation]
 
     def add(self, attribute, w):
@@ -115,7 +115,7 @@ class TorchGpt(nn.Module):
         if c.learned_positions:
             x = x + self.pos_emb[:x.shape[1]]
         x0, outputs, lanes = x, [], None
-        for a in self.programs[looping]:
+        for a in self.looping_program if looping else self.program:  # a list indexed by a bool would break a compiled graph
             i = a.layer
             attn, mlp = self.branches(p, i)
             read = (lambda x: p["resid_mix"][i][0] * x + p["resid_mix"][i][1] * x0) if c.resid_mix else (lambda x: x)

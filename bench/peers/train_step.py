@@ -64,7 +64,7 @@ def measure(shape, mode, precision, threads, steps):
     model = TorchGpt(config, spec.initialise(config, 1, torch.float32), s["length"])
     bf16 = precision == "bf16"
     optimizer = TorchOptimizer(model, s["recipe"], 2000, torch.bfloat16 if bf16 else torch.float32)
-    forward = torch.compile(model, dynamic=False) if mode == "compile" else model
+    forward = torch.compile(model, fullgraph=True, dynamic=False) if mode == "compile" else model
     batches = torch.randint(config.vocab, (8, 2, s["batch"], s["length"]), generator=torch.Generator().manual_seed(1))
 
     def step(i):

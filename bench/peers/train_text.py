@@ -37,7 +37,7 @@ def train(preset, ids, seed, compiled):
     text, held_out = ids[:tail], ids[tail:]
     model = TorchGpt(config, spec.initialise(config, seed), length)
     optimizer = TorchOptimizer(model, recipe, steps)
-    forward = torch.compile(model, dynamic=False) if compiled else model
+    forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
     places = torch.Generator().manual_seed(1000 + seed)
     started, looping = time.perf_counter(), False
     for step in range(steps):
