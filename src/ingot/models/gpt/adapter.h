@@ -2,7 +2,7 @@
 // Low-rank adapters of packed documents: segment s of the batch uses the pair's s-th matrices.
 //   y[s] += (x[s] A_s^T) B_s^T
 //   h = x A^T:  dB += dy^T h,  dh = dy B,  dA += dh^T x,  dx += dh A
-#include "ingot/models/gpt/gpt.h"
+#include "ingot/models/gpt/call.h"
 
 namespace ingot::detail {
 

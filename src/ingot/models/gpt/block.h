@@ -2,7 +2,8 @@
 // One application of one block, forward and backward: the only implementation there is. Training, evaluation,
 // adaptation and generation all run it.
 #include "ingot/models/gpt/buffers.h"
-#include "ingot/models/gpt/gpt.h"
+#include "ingot/models/gpt/cache.h"
+#include "ingot/models/gpt/call.h"
 
 namespace ingot::detail {
 

@@ -8,7 +8,8 @@
 
 #include "ingot/core/arena.h"
 #include "ingot/core/cpu.h"
-#include "ingot/models/gpt/gpt.h"
+#include "ingot/models/gpt/call.h"
+#include "ingot/models/gpt/program.h"
 
 namespace ingot::detail {
 
