@@ -27,6 +27,12 @@ def ingot(*arguments, stdin=b"", env=None, cwd=None):
     return run
 
 
+def start(*arguments, **more):
+    """A process that a signal will reach, also where these tests run as a job in the background."""
+    default = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen([BINARY, *map(str, arguments)], stderr=subprocess.PIPE, preexec_fn=default, **more)
+
+
 class InDirectory(unittest.TestCase):
     def setUp(self):
         holder = tempfile.TemporaryDirectory()
@@ -305,13 +311,13 @@ class Runs(InDirectory):
         whole = self.directory / "whole"
         self.assertEqual(ingot(*self.train("--steps", 400, out=whole)).returncode, 0)
         command = self.train("--steps", 400)
-        process = subprocess.Popen([BINARY, *map(str, command)], stderr=subprocess.PIPE, text=True)
+        process = start(*command)
         log = self.run_directory / "log.jsonl"
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (log.exists() and '"step":10' in log.read_text()):
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
-        error = process.communicate(timeout=60)[1]
+        error = process.communicate(timeout=60)[1].decode()
         self.assertEqual(process.returncode, 130, error)
         self.assertRegex(error, r"stopped at step \d+ of 400, saved in \S+; to resume: ingot train ")
         resumed = ingot(*command)
@@ -450,6 +456,86 @@ class TinyGptOss(InDirectory):
             index |= dict.fromkeys(shard, file)
         self.index = dict(metadata=dict(total_size=sum(len(d) for _, _, d in tensors.values())), weight_map=index)
         (self.model / "model.safetensors.index.json").write_text(json.dumps(self.index))
+
+
+class Signals(TinyGptOss):
+    """One way to end for every command: status 130, one line, nothing left over."""
+
+    def stops(self, signals, until, *arguments, said=""):
+        process = start(*arguments, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not until(process):
+            self.assertLess(time.monotonic(), deadline)
+            self.assertIsNone(process.poll(), "it ended before the signal")
+            time.sleep(0.002)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.02)  # two of them that wait are one
+        error = process.communicate(timeout=60)[1]
+        self.assertEqual(process.returncode, 130, error)
+        self.assertRegex(error.decode(), rf"\A{said}ingot {arguments[0]}[a-z ]*: stopped by a signal\n\Z")
+
+    @staticmethod
+    def busy(process):
+        """It has computed for a while."""
+        return sum(map(int, pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1].split()[11:13])) >= 5
+
+    def test_convert_leaves_no_file(self):
+        config = self.config | dict(vocab_size=200000, hidden_size=1024)
+        model = self.directory / "large"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config))
+        shapes, at, header = {}, 0, {}
+        C, E, I, q, kv = 1024, self.EXPERTS, self.INNER, self.HEADS * self.DIM, self.KV * self.DIM
+        shapes["model.embed_tokens.weight"] = shapes["lm_head.weight"] = (200000, C)
+        shapes["model.norm.weight"] = (C,)
+        for layer in range(2):
+            n = f"model.layers.{layer}."
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                shapes[n + name + ".weight"] = (C,)
+            for name, rows, cols in (("q", q, C), ("k", kv, C), ("v", kv, C), ("o", C, q)):
+                shapes[f"{n}self_attn.{name}_proj.weight"], shapes[f"{n}self_attn.{name}_proj.bias"] = (rows, cols), (rows,)
+            shapes[n + "self_attn.sinks"] = (self.HEADS,)
+            shapes[n + "mlp.router.weight"], shapes[n + "mlp.router.bias"] = (E, C), (E,)
+            shapes[n + "mlp.experts.gate_up_proj"], shapes[n + "mlp.experts.gate_up_proj_bias"] = (E, C, 2 * I), (E, 2 * I)
+            shapes[n + "mlp.experts.down_proj"], shapes[n + "mlp.experts.down_proj_bias"] = (E, I, C), (E, C)
+        for name, shape in shapes.items():
+            header[name] = dict(dtype="BF16", shape=shape, data_offsets=[at, at + 2 * math.prod(shape)])
+            at += 2 * math.prod(shape)
+        text = json.dumps(header).encode()
+        with open(model / "model.safetensors", "wb") as f:  # 820 MB of holes
+            f.write(struct.pack("<Q", len(text)) + text)
+            f.truncate(8 + len(text) + at)
+        out, partial = self.directory / "x.ingot", self.directory / "x.ingot.partial"
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.stops([number], lambda p: partial.exists() and partial.stat().st_size > 1 << 20, "convert", model, out)
+            self.assertEqual(list(self.directory.glob("x.*")), [])
+
+    def test_commands_without_anything_to_save_end_at_once(self):
+        self.stops([signal.SIGINT], self.busy, "bench", "--seconds", 100)
+        noise = random.Random(1)
+        text = self.file("long.txt", "".join(f"{noise.getrandbits(64):x} line\n" for _ in range(200000)))
+        self.stops([signal.SIGTERM], self.busy, "tokenizer", "train", "--data", text, "--vocab", 60000, "--out", self.directory / "t.json",
+                   said="(read [^\n]+\n)?")
+        self.assertEqual(list(self.directory.glob("t.*")), [])
+        run = self.directory / "run"
+        trained = ingot("train", *Runs.TINY, "--steps", 2, "--data", self.file("text.txt", TEXT), "--out", run)
+        self.assertEqual(trained.returncode, 0, trained.error)
+        self.stops([signal.SIGINT], self.busy, "eval", run, "--data", self.file("much.txt", TEXT * 400), "--split", "all", "--stride", 1)
+
+    def test_a_second_signal_does_not_wait(self):
+        run = self.directory / "run"
+        trains = lambda process: (run / "log.jsonl").exists() and self.busy(process)
+        self.stops([signal.SIGINT] * 10, trains, "train", *Runs.TINY, "--accumulation", 100000, "--data", self.file("text.txt", TEXT), "--out", run,
+                   "--steps", 5, said=f"{run}: [^\n]+\n")
+
+    def test_a_signal_that_was_ignored_stays_ignored(self):
+        ignore = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+        process = subprocess.Popen([BINARY, "tokenizer", "decode", "--tokenizer", "none"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=ignore)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        self.assertIn(b"none", process.communicate(b"1", timeout=60)[1])
+        self.assertEqual(process.returncode, 4)
 
 
 class GptOss(TinyGptOss):
@@ -662,17 +748,16 @@ class Chat(TinyGptOss):
         data[begin : begin + 2 * self.HIDDEN * len(self.SPECIALS)] = bytes(2 * self.HIDDEN * len(self.SPECIALS))  # it never ends
         shard.write_bytes(data)
         command = [BINARY, *map(str, self.chat), "--context", "60000", "--tokens", "50000", "--json", "--temperature", "0"]
-        run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        run = start(*command[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         answers = []
-        for turn in (b"Hi.\n", b"More.\n"):
+        for turn in (b"/help\nHi.\n", b"/help\nMore.\n"):  # the help stands on standard error just before the answer begins
             run.stdin.write(turn)
             run.stdin.flush()
-            status = pathlib.Path(f"/proc/{run.pid}/status")
-            while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) & 2:  # until it answers, SIGINT ends it
-                time.sleep(0.05)
+            run.stderr.readline()  # until it answers, SIGINT ends it
             time.sleep(0.3)
             run.send_signal(signal.SIGINT)
             answers.append(json.loads(run.stdout.readline()))
+            run.stderr.readline()  # its times
         run.stdin.close()
         self.assertEqual((run.wait(60), [a["finish"] for a in answers]), (0, ["cancelled"] * 2), run.stderr.read())
         self.assertTrue(answers[0]["ids"])

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -136,6 +138,41 @@ void File::close() {
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail_errno(path_, "cannot close", errno);
 }
 
+// --- files begun and not committed: a fixed list, so that a signal handler can read it at any moment
+namespace {
+struct Unfinished {
+  std::atomic<int> descriptor{-1};  // -2 while the slot is taken and its path not yet there
+  std::atomic<const char*> path{nullptr};
+};
+std::array<Unfinished, 64> unfinished;
+
+int note_unfinished(const std::string& path, int descriptor) {
+  for (size_t i = 0; i < unfinished.size(); ++i) {
+    int free = -1;
+    if (!unfinished[i].descriptor.compare_exchange_strong(free, -2)) continue;
+    unfinished[i].path = path.c_str();
+    unfinished[i].descriptor = descriptor;
+    return int(i);
+  }
+  return -1;  // more files at once than anybody writes: this one stays behind after a signal
+}
+void forget_unfinished(int& slot) {
+  if (slot >= 0) unfinished[size_t(slot)].descriptor = -1;
+  slot = -1;
+}
+}  // namespace
+
+void remove_unfinished_files() {
+  for (const Unfinished& u : unfinished) {
+    const int descriptor = u.descriptor;
+    struct stat here, there;
+    // After a rename the name may already be another process's.
+    if (descriptor >= 0 && ::fstat(descriptor, &here) == 0 && ::lstat(u.path, &there) == 0 &&
+        here.st_dev == there.st_dev && here.st_ino == there.st_ino)
+      ::unlink(u.path);
+  }
+}
+
 AtomicFile::AtomicFile(const std::string& path) : path_(destination(path)) {
   const std::string partial = path_ + ".partial";
   for (;;) {
@@ -148,11 +185,13 @@ AtomicFile::AtomicFile(const std::string& path) : path_(destination(path)) {
     if (!names(partial, file.descriptor_)) continue;  // its previous writer finished between open and flock
     if (::ftruncate(file.descriptor_, 0) != 0) fail_errno(partial, "cannot truncate", errno);
     file_ = std::move(file);
+    slot_ = note_unfinished(file_.path_, file_.descriptor_);
     return;
   }
 }
 
 AtomicFile::~AtomicFile() {
+  forget_unfinished(slot_);
   if (file_) ::unlink(file_.path_.c_str());
 }
 
@@ -166,6 +205,7 @@ void AtomicFile::commit() {
   sync_directory(parent_path(path_));
   if (!names(path_, file_.descriptor_))
     fail(ErrorCode::io, path_, ": the rename was reported done, but the file is not there");
+  forget_unfinished(slot_);
   file_.close();
 }
 

@@ -58,7 +58,12 @@ class AtomicFile {
  private:
   std::string path_;
   File file_;
+  int slot_ = -1;  // in the list that remove_unfinished_files reads
 };
+
+// Removes what this process's AtomicFiles have begun and not committed, for a signal handler that is about to end the
+// process: it calls only what handlers may. The AtomicFiles must not be used afterwards.
+void remove_unfinished_files();
 
 // Holds a directory for this process until destroyed (flock on "<directory>/.lock"; the kernel drops it if the process
 // dies). A second holder gets Error{busy} naming the directory and the process that has it.

@@ -48,6 +48,24 @@ TEST(atomic_file, bytes_that_were_lost_on_the_way_never_get_the_name) {
   EXPECT_EQ(list_directory(dir.path()), std::vector<std::string>{"a.json"});
 }
 
+TEST(atomic_file, a_process_that_a_signal_ends_leaves_nothing_unfinished_and_everything_else) {
+  const TemporaryDirectory dir;
+  const int status = in_child([&] {
+    write_file(dir / "done", "whole");
+    AtomicFile gone(dir / "a"), first(dir / "b"), taken(dir / "c");
+    first.write("half");
+    first.commit();
+    // Another process's file under the name that ours had.
+    if (::unlink((dir / "c.partial").c_str()) != 0) return 1;
+    write_file(dir / "c.partial", "theirs");
+    remove_unfinished_files();
+    ::_exit(0);  // as after a signal: no destructor runs
+    return 0;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"b", "c.partial", "done"}));
+}
+
 TEST(atomic_file, a_link_stays_and_what_is_no_file_is_never_replaced) {
   const TemporaryDirectory dir;
   create_directories(dir / "there");

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "ingot/apps/cli/interrupt.h"
 #include "ingot/core/check.h"
 #include "ingot/core/cpu.h"
 #include "ingot/core/log.h"
@@ -231,6 +232,7 @@ class Program {
     for (auto& leaf : leaves_)
       if (leaf->app->parsed()) {
         chosen_ = leaf->path;
+        end_on_signals(chosen_);
         resolve(*leaf);
         if (leaf->threads > 0) set_thread_count(int(leaf->threads));
         leaf->command->body_();
@@ -425,6 +427,7 @@ int report(const std::string& who, const std::string& message, int status) {
 int run(Command& root, int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a write to a reader that left returns EPIPE instead
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the file size limit returns EFBIG instead
+  end_on_signals("ingot");
   CLI::App app("Trains, scores and samples small GPTs on fused kernels.", "ingot");
   app.set_version_flag("--version", std::string("ingot ") + version() + " (" + commit() + ")", "version and commit");
   Program program(root, app);

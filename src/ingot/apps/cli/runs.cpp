@@ -6,11 +6,6 @@
 #include "ingot/text/utf8.h"
 
 namespace ingot::cli {
-namespace {
-volatile std::sig_atomic_t interrupted_by = 0;
-void note(int signal) { interrupted_by = signal; }
-}  // namespace
-
 RunConfig resolve_config(const std::string& preset, const std::string& model, const std::string& train) {
   const std::string given = "{\"model\": " + model + ", \"train\": " + train + "}";
   return run_config_from_json(merge_json(preset_text(preset), given, "configuration"), "configuration");
@@ -20,20 +15,6 @@ SplitOptions split_options(const TrainOptions& o) {
   return {.every = o.held_out_every, .tail = o.held_out_tail, .seed = o.split_seed};
 }
 Products products_of(const TrainOptions& o) { return o.products == "bf16" ? Products::bf16 : Products::fp32; }
-
-Interrupt::Interrupt() {
-  interrupted_by = 0;
-  struct sigaction action {};
-  action.sa_handler = note;
-  action.sa_flags = int(SA_RESETHAND);  // the second signal has its usual effect; reads return early
-  sigaction(SIGINT, &action, &old_int_);
-  sigaction(SIGTERM, &action, &old_term_);
-}
-Interrupt::~Interrupt() {
-  sigaction(SIGINT, &old_int_, nullptr);
-  sigaction(SIGTERM, &old_term_, nullptr);
-}
-int Interrupt::signal() const { return interrupted_by; }
 
 void check_saved(const TrainResult& result, const std::string& directory) {
   if (result.checkpoint.empty())

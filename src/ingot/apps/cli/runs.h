@@ -1,9 +1,9 @@
 #pragma once
 // What train, eval, generate and demo share.
-#include <csignal>
 #include <functional>
 #include <string>
 
+#include "ingot/apps/cli/interrupt.h"
 #include "ingot/engines/generate/generator.h"
 #include "ingot/engines/train/trainer.h"
 
@@ -15,18 +15,6 @@ RunConfig resolve_config(const std::string& preset, const std::string& model, co
 // How the run chose what to hold out, and the precision of its products.
 SplitOptions split_options(const TrainOptions& o);
 Products products_of(const TrainOptions& o);
-
-// While it lives, the first SIGINT or SIGTERM is noted instead of ending the program; the second one ends it.
-class Interrupt {
- public:
-  Interrupt();
-  ~Interrupt();
-  bool asked() const { return signal() != 0; }
-  int signal() const;  // SIGINT or SIGTERM, or 0
-
- private:
-  struct sigaction old_int_, old_term_;
-};
 
 // Throws where the weights of a finished run could not be saved.
 void check_saved(const TrainResult& result, const std::string& directory);
