@@ -1,7 +1,5 @@
 #include "ingot/core/arena.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -43,34 +41,33 @@ int64_t ArenaPlan::sum_of_sizes() const {
   return sum;
 }
 
-Arena::Arena(int64_t bytes) : capacity_(aligned(std::max<int64_t>(bytes, 1))) {
-  memory_ =
-      mmap(nullptr, size_t(capacity_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory_ == MAP_FAILED) {
-    memory_ = nullptr;
-    fail(ErrorCode::io, "arena: the system refused ", capacity_, " bytes of memory");
-  }
-  madvise(memory_, size_t(capacity_), MADV_HUGEPAGE);  // a hint; failure changes nothing
+Arena::Arena(int64_t bytes, Allocator& allocator)
+    : allocator_(&allocator), device_(allocator.device()), capacity_(aligned(std::max<int64_t>(bytes, 1))) {
+  memory_ = allocator.take(capacity_);
 }
 Arena::Arena(Arena&& other) noexcept
-    : memory_(std::exchange(other.memory_, nullptr)),
+    : allocator_(other.allocator_),
+      device_(other.device_),
+      memory_(std::exchange(other.memory_, nullptr)),
       capacity_(std::exchange(other.capacity_, 0)),
       used_(std::exchange(other.used_, 0)) {}
 Arena& Arena::operator=(Arena&& other) noexcept {
+  std::swap(allocator_, other.allocator_);
+  std::swap(device_, other.device_);
   std::swap(memory_, other.memory_);
   std::swap(capacity_, other.capacity_);
   std::swap(used_, other.used_);
   return *this;
 }
 Arena::~Arena() {
-  if (memory_ != nullptr) munmap(memory_, size_t(capacity_));
+  if (memory_ != nullptr) allocator_->give_back(memory_, capacity_);
 }
 
 Tensor Arena::at(int64_t offset, DType dtype, Shape shape) const {
   const int64_t bytes = shape.numel() * size_of(dtype);
   INGOT_CHECK(offset >= 0 && offset + bytes <= capacity_, "arena: found a request for bytes [", offset, ", ",
               offset + bytes, "), expected it within its ", capacity_);
-  return Tensor(static_cast<char*>(memory_) + offset, dtype, shape);
+  return Tensor(static_cast<char*>(memory_) + offset, dtype, shape, device_);
 }
 Tensor Arena::take(DType dtype, Shape shape) {
   const Tensor t = at(used_, dtype, shape);

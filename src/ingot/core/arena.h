@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ingot/core/allocator.h"
 #include "ingot/core/tensor.h"
 
 namespace ingot {
@@ -28,15 +29,16 @@ class ArenaPlan {
   int64_t total_ = 0;
 };
 
-// An aligned block of memory, bounded at construction. Zero-filled by the system when first touched.
+// An aligned block of memory of one device, bounded at construction. What it holds at first is the allocator's affair:
+// whoever needs zeros writes them.
 class Arena {
  public:
   Arena() = default;
-  explicit Arena(int64_t bytes);
+  explicit Arena(int64_t bytes, Allocator& allocator = system_memory());
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;
   ~Arena();
-  Tensor at(int64_t offset, DType dtype, Shape shape) const;  // checks the bound
+  Tensor at(int64_t offset, DType dtype, Shape shape) const;  // on the arena's device; checks the bound
   // Takes the next bytes of the block: aligned(...) of them.
   Tensor take(DType dtype, Shape shape);
   static constexpr int64_t kAlign = 64;
@@ -44,8 +46,11 @@ class Arena {
   static int64_t aligned(DType dtype, const Shape& shape) { return aligned(shape.numel() * size_of(dtype)); }
   int64_t capacity() const { return capacity_; }
   int64_t used() const { return used_; }
+  Device device() const { return device_; }
 
  private:
+  Allocator* allocator_ = nullptr;
+  Device device_;
   void* memory_ = nullptr;
   int64_t capacity_ = 0, used_ = 0;
 };

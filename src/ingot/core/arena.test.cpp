@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "ingot/core/memory.h"
 #include "ingot/core/rng.h"
+#include "ingot/testing/poisoned_memory.h"
 
 namespace ingot {
 namespace {
@@ -40,6 +42,39 @@ TEST(arena, refuses_to_go_beyond_its_bound) {
   const Tensor t = arena.take(DType::f32, {10, 10});
   EXPECT_EQ(t.ptr<float>()[99], 0);
   EXPECT_THROW(arena.take(DType::f64, {100}), Error);
+}
+
+TEST(arena, takes_from_its_allocator_and_gives_back_once) {
+  testing::PoisonedMemory memory;
+  {
+    Arena arena(1000, memory), other;
+    EXPECT_EQ(memory.taken(), 1024);
+    const Tensor t = arena.take(DType::f32, {10});
+    EXPECT_NE(t.ptr<float>()[9], t.ptr<float>()[9]) << "poison is NaN";
+    other = std::move(arena);
+    EXPECT_EQ(other.used(), 64);
+    EXPECT_EQ(arena.capacity(), 0);
+  }
+  EXPECT_EQ(memory.taken(), 0);
+}
+
+// An allocator of another device, which is never read here.
+struct Elsewhere final : Allocator {
+  Device device() const override { return {Device::cuda, 3}; }
+  void* take(int64_t) override { return this; }
+  void give_back(void*, int64_t) noexcept override {}
+  int64_t available() const override { return 1000; }
+};
+TEST(arena, tensors_lie_on_the_device_of_its_allocator) {
+  Elsewhere gpu;
+  const Arena arena(4096, gpu);
+  EXPECT_EQ(arena.at(64, DType::f32, {4}).device, (Device{Device::cuda, 3}));
+  try {
+    require_memory(4096, "this test", gpu);
+    FAIL() << "more than there is was not refused";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("of memory on cuda:3, found"), std::string::npos) << e.what();
+  }
 }
 
 }  // namespace

@@ -37,10 +37,12 @@ int64_t available_memory() {
   return available;
 }
 
-void require_memory(int64_t bytes, const std::string& what) {
-  const int64_t available = available_memory();
+void require_memory(int64_t bytes, const std::string& what, const Allocator& from) {
+  const int64_t available = from.available();
+  const Device device = from.device();
+  const std::string where = device.kind == Device::cpu ? "" : detail::concat(" on ", device);
   if (available >= 0 && bytes > available)
-    fail(ErrorCode::unsupported, what, " needs ", format_bytes(double(bytes)), " of memory, found ",
+    fail(ErrorCode::unsupported, what, " needs ", format_bytes(double(bytes)), " of memory", where, ", found ",
          format_bytes(double(available)), " available");
 }
 

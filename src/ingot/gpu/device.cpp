@@ -161,7 +161,21 @@ void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream stream) {
   check_cuda(cudaMemsetAsync(to, value, size_t(bytes), static_cast<cudaStream_t>(stream.handle)), "filling ", bytes,
              " bytes");
 }
+void copy_rows(const RowCopy& c, Stream stream) {
+  const DeviceGuard guard(c.device);
+  const auto s = static_cast<cudaStream_t>(stream.handle);
+  // The addresses say which side is the host's.
+  const cudaError_t status = c.rows == 1 ? cudaMemcpyAsync(c.to, c.from, size_t(c.row_bytes), cudaMemcpyDefault, s)
+                                         : cudaMemcpy2DAsync(c.to, size_t(c.to_step), c.from, size_t(c.from_step),
+                                                             size_t(c.row_bytes), size_t(c.rows), cudaMemcpyDefault, s);
+  check_cuda(status, "copying ", c.rows, " rows of ", c.row_bytes, " bytes between host and cuda:", c.device);
+}
 void synchronize() { check_cuda(cudaDeviceSynchronize(), "waiting for the device"); }
+void synchronize(Device device, Stream stream) {
+  if (device.kind == Device::cpu) return;
+  const DeviceGuard guard(device.index);
+  check_cuda(cudaStreamSynchronize(static_cast<cudaStream_t>(stream.handle)), "waiting for a stream of ", device);
+}
 
 #else
 
@@ -194,7 +208,11 @@ void copy_to_device(void*, const void*, int64_t) { no_cuda(); }
 void copy_to_host(void*, const void*, int64_t) { no_cuda(); }
 void copy_on_device(void*, const void*, int64_t, Stream) { no_cuda(); }
 void fill_bytes(void*, uint8_t, int64_t, Stream) { no_cuda(); }
+void copy_rows(const RowCopy&, Stream) { no_cuda(); }
 void synchronize() { no_cuda(); }
+void synchronize(Device device, Stream) {
+  if (device.kind != Device::cpu) no_cuda();
+}
 
 #endif
 

@@ -110,6 +110,17 @@ void copy_to_device(void* to, const void* from, int64_t bytes);
 void copy_to_host(void* to, const void* from, int64_t bytes);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
 void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream stream);
+// Rows of equal length from host memory to cuda:device or back, in the stream's order.
+struct RowCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  int64_t to_step = 0, from_step = 0;  // bytes from row to row, where there are several
+  int64_t rows = 1, row_bytes = 0;
+  int device = 0;
+};
+void copy_rows(const RowCopy& c, Stream stream);
 void synchronize();
+// Waits for what was put into the stream; on the CPU everything is done when its call returns.
+void synchronize(Device device, Stream stream);
 
 }  // namespace ingot::gpu

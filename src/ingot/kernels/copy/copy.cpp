@@ -1,0 +1,136 @@
+#include "ingot/kernels/copy/copy.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "ingot/core/dispatch.h"
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/copy/copy_plan.h"
+
+namespace ingot {
+namespace {
+
+bool is_floating(DType t) { return t == DType::f64 || t == DType::f32 || t == DType::bf16 || t == DType::f16; }
+
+template <class T> uint64_t bits_of(T v) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &v, sizeof(T));
+  return bits;
+}
+template <class T> uint64_t integer_bits(double v) {
+  // 2^63 is a double, the largest int64_t is not.
+  const double low = double(std::numeric_limits<T>::min()), beyond = std::ldexp(1.0, std::numeric_limits<T>::digits);
+  INGOT_CHECK(v >= low && v < beyond && v == std::floor(v), "fill: found value ", v, ", expected one that ",
+              dtype_of<T>, " can hold");
+  return bits_of(T(v));
+}
+// The value as it lies in memory.
+uint64_t pattern_of(DType t, double v) {
+  switch (t) {
+    case DType::f64: return bits_of(v);
+    case DType::f32: return bits_of(float(v));
+    case DType::bf16: return bits_of(bf16(float(v)));
+    case DType::f16: return bits_of(f16(float(v)));
+    case DType::i64: return integer_bits<int64_t>(v);
+    case DType::i32: return integer_bits<int32_t>(v);
+    case DType::u32: return integer_bits<uint32_t>(v);
+    case DType::u16: return integer_bits<uint16_t>(v);
+    case DType::u8: return integer_bits<uint8_t>(v);
+  }
+  return 0;
+}
+
+void check_copy(const Copy& c) {
+  INGOT_CHECK(c.from && c.to, "copy: found no ", c.from ? "to" : "from", ", expected two tensors");
+  INGOT_CHECK(c.from.shape == c.to.shape, "copy: found from of shape ", c.from.shape, ", expected ", c.to.shape,
+              " as to has");
+  INGOT_CHECK(c.from.dtype == c.to.dtype || (is_floating(c.from.dtype) && is_floating(c.to.dtype)),
+              "copy: found dtypes ", c.from.dtype, " and ", c.to.dtype, ", expected one, or two floating types");
+  INGOT_CHECK(c.from.device != c.to.device || !detail::may_overlap(c.from, c.to), "copy: found operands of shape ",
+              c.to.shape, " that share memory, expected them apart");
+}
+
+// From host to GPU or back.
+void transfer(const Copy& c, Stream stream) {
+  INGOT_CHECK(c.from.device.kind == Device::cpu || c.to.device.kind == Device::cpu, "copy: found tensors on ",
+              c.from.device, " and ", c.to.device, ", expected one device, or the cpu on one side");
+  INGOT_CHECK_EQ(c.from.dtype, c.to.dtype, "copy: dtype between ", c.from.device, " and ", c.to.device);
+#ifdef INGOT_CUDA_BUILD
+  const Device device = c.from.device.kind == Device::cuda ? c.from.device : c.to.device;
+  const bool one_row = c.from.contiguous() && c.to.contiguous();
+  INGOT_CHECK(one_row || (detail::rows_apart(c.from) && detail::rows_apart(c.to)), "copy: found strides of shape ",
+              c.to.shape, " between ", c.from.device, " and ", c.to.device,
+              ", expected rows one stride apart that do not overlap");
+  const int64_t width = size_of(c.to.dtype), rows = one_row ? 1 : c.to.rows();
+  gpu::copy_rows({.to = c.to.data,
+                  .from = c.from.data,
+                  .to_step = c.to.row_stride() * width,
+                  .from_step = c.from.row_stride() * width,
+                  .rows = rows,
+                  .row_bytes = c.to.bytes() / rows,
+                  .device = device.index},
+                 stream);
+#else
+  detail::no_cuda("copy", c.from.device.kind == Device::cuda ? c.from.device : c.to.device);
+#endif
+}
+
+}  // namespace
+
+namespace cpu {
+namespace {
+
+void copy(const Copy& c, Stream) { ingot::copy(c.from, c.to); }
+
+template <class T> void fill_with(const Tensor& t, uint64_t pattern) {
+  T v;
+  std::memcpy(&v, &pattern, sizeof(T));
+  const detail::Strided s = detail::strided(t, t);
+  T* to = static_cast<T*>(t.data);
+  for (int64_t i = 0; i < s.dim[0]; ++i)
+    for (int64_t j = 0; j < s.dim[1]; ++j)
+      for (int64_t k = 0; k < s.dim[2]; ++k) {
+        T* row = to + i * s.to[0] + j * s.to[1] + k * s.to[2];
+        for (int64_t l = 0; l < s.dim[3]; ++l) row[l * s.to[3]] = v;
+      }
+}
+void fill(const Fill& f, uint64_t pattern, Stream) {
+  if (pattern == 0) return fill_zero(f.to);
+  switch (size_of(f.to.dtype)) {
+    case 1: return fill_with<uint8_t>(f.to, pattern);
+    case 2: return fill_with<uint16_t>(f.to, pattern);
+    case 4: return fill_with<uint32_t>(f.to, pattern);
+    default: return fill_with<uint64_t>(f.to, pattern);
+  }
+}
+
+}  // namespace
+}  // namespace cpu
+
+#ifdef INGOT_HAS_CUDA_COPY
+namespace cuda {
+void copy(const Copy& c, Stream stream);
+void fill(const Fill& f, uint64_t pattern, Stream stream);
+}  // namespace cuda
+#define INGOT_DISPATCH_COPY INGOT_DISPATCH_WITH_CUDA
+#else
+#define INGOT_DISPATCH_COPY INGOT_DISPATCH_CPU_ONLY
+#endif
+
+void copy(const Copy& c, Stream stream) {
+  check_copy(c);
+  if (c.from.device != c.to.device) {
+    if (c.to.numel() > 0) transfer(c, stream);
+    return;
+  }
+  INGOT_DISPATCH_COPY(c.to.device, copy, c, stream);
+}
+
+void fill(const Fill& f, Stream stream) {
+  INGOT_CHECK(f.to, "fill: found no tensor, expected one");
+  const uint64_t pattern = pattern_of(f.to.dtype, f.value);
+  INGOT_DISPATCH_COPY(f.to.device, fill, f, pattern, stream);
+}
+
+}  // namespace ingot

@@ -1,0 +1,199 @@
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/tile/row_units.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/copy/copy.h"
+#include "ingot/kernels/copy/copy_plan.h"
+
+namespace ingot::cuda {
+namespace {
+
+// From here on nothing that was written can still be in L2 when it is read next (50 to 60 MB on Hopper).
+constexpr int64_t kEvictFirstBytes = int64_t(64) << 20;
+constexpr int kThreads = 256;
+constexpr int kConverted = 8;  // elements a thread converts: 16 bytes of a 16-bit type
+
+struct VectorParams {
+  tile::Rows from, to;
+  tile::RowUnits units;
+  bool evict_first;
+};
+struct ElementParams {
+  const void* from;
+  void* to;
+  detail::Strided loops;
+  int64_t count;
+};
+
+__device__ inline int64_t thread_number() { return int64_t(blockIdx.x) * kThreads + threadIdx.x; }
+
+// --- whole vectors: rows that begin where 16 bytes can be moved at once
+// ------------------------------------------------
+
+__global__ void __launch_bounds__(kThreads) copy_words(const __grid_constant__ VectorParams p) {
+  const uint32_t i = uint32_t(thread_number());
+  if (i >= p.units.units) return;
+  const tile::Division place = tile::place_of(p.units, i);
+  tile::Vec<uint32_t, 4> v;
+  tile::load(v, tile::at<const uint32_t, 4>(p.from, place));
+  tile::store(tile::at<uint32_t, 4>(p.to, place), v, p.evict_first);
+}
+
+template <class S, class D>
+__global__ void __launch_bounds__(kThreads) convert(const __grid_constant__ VectorParams p) {
+  const uint32_t i = uint32_t(thread_number());
+  if (i >= p.units.units) return;
+  const tile::Division place = tile::place_of(p.units, i);
+  tile::Vec<S, kConverted> v;
+  tile::load(v, tile::at<const S, kConverted>(p.from, place));
+  float x[kConverted];
+  tile::to_float(v, x);
+  tile::store(tile::at<D, kConverted>(p.to, place), tile::from_float<D>(x), p.evict_first);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    fill_words(const __grid_constant__ VectorParams p, uint32_t low, uint32_t high) {
+  const uint32_t i = uint32_t(thread_number());
+  if (i >= p.units.units) return;
+  tile::Vec<uint32_t, 4> v;
+  v.word[0][0] = v.word[0][2] = low;
+  v.word[0][1] = v.word[0][3] = high;
+  tile::store(tile::at<uint32_t, 4>(p.to, tile::place_of(p.units, i)), v, p.evict_first);
+}
+
+// --- elements one by one: any strides, any alignment
+// -------------------------------------------------------------------
+
+struct Places {
+  int64_t from = 0, to = 0;
+};
+__device__ inline Places places_of(const detail::Strided& loops, int64_t i) {
+  Places at;
+#pragma unroll
+  for (int d = kMaxRank - 1; d >= 0; --d) {
+    const int64_t here = i % loops.dim[d];
+    i /= loops.dim[d];
+    at.from += here * loops.from[d];
+    at.to += here * loops.to[d];
+  }
+  return at;
+}
+
+template <class D, class S> __device__ inline D converted(S x) {
+  if constexpr (std::is_same_v<S, D>)
+    return x;
+  else if constexpr (std::is_same_v<D, double>)
+    return double(tile::to_float(x));
+  else if constexpr (std::is_same_v<S, double>)
+    return tile::from_float<D>(float(x));
+  else
+    return tile::from_float<D>(tile::to_float(x));
+}
+
+template <class S, class D>
+__global__ void __launch_bounds__(kThreads) copy_elements(const __grid_constant__ ElementParams p) {
+  const int64_t i = thread_number();
+  if (i >= p.count) return;
+  const Places at = places_of(p.loops, i);
+  static_cast<D*>(p.to)[at.to] = converted<D>(static_cast<const S*>(p.from)[at.from]);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) fill_elements(const __grid_constant__ ElementParams p, T value) {
+  const int64_t i = thread_number();
+  if (i < p.count) static_cast<T*>(p.to)[places_of(p.loops, i).to] = value;
+}
+
+// --- host
+// --------------------------------------------------------------------------------------------------------------
+
+// Rows of both operands begin aligned and are whole units of `unit` elements.
+bool whole_vectors(const Tensor& from, const Tensor& to, int64_t unit) {
+  for (const Tensor* t : {&from, &to})
+    if (!t->rows_uniform() || !tile::rows_start_aligned(*t, 16)) return false;
+  const bool one_row = tile::without_gaps(from) && tile::without_gaps(to);
+  return (one_row ? to.numel() : to.cols()) % unit == 0;
+}
+
+template <class Kernel, class... More>
+void launch_vectors(const char* op, Kernel kernel, const Tensor& from, const Tensor& to, int64_t unit, Stream stream,
+                    More... more) {
+  const bool one_row = tile::without_gaps(from) && tile::without_gaps(to);
+  const int64_t rows = one_row ? 1 : to.rows(), cols = to.numel() / rows;
+  tile::for_each_launch(rows, cols / unit, one_row, [&](int64_t row, int64_t first, const tile::RowUnits& units) {
+    const auto from_here = [&](const Tensor& t) { return tile::moved(tile::rows_of(t), row, first * unit, t.dtype); };
+    VectorParams p{from_here(from), from_here(to), units, to.bytes() > kEvictFirstBytes};
+    if (from.dtype == to.dtype) {  // moved as words of 4 bytes, whatever the type
+      p.from.stride = p.from.stride * size_of(from.dtype) / 4;
+      p.to.stride = p.to.stride * size_of(to.dtype) / 4;
+    }
+    gpu::launch(
+        op, kernel,
+        {.grid = (int64_t(units.units) + kThreads - 1) / kThreads, .block = kThreads, .device = to.device.index},
+        stream, p, more...);
+  });
+}
+
+template <class Kernel, class... More>
+void launch_elements(const char* op, Kernel kernel, const Tensor& from, const Tensor& to, Stream stream, More... more) {
+  const ElementParams p{from.data, to.data, detail::strided(from, to), to.numel()};
+  gpu::launch(op, kernel, {.grid = (p.count + kThreads - 1) / kThreads, .block = kThreads, .device = to.device.index},
+              stream, p, more...);
+}
+
+// Calls use(T{}) with the unsigned type of so many bytes.
+template <class Use> void with_width(int64_t bytes, Use&& use) {
+  switch (bytes) {
+    case 1: return use(uint8_t{});
+    case 2: return use(uint16_t{});
+    case 4: return use(uint32_t{});
+    default: return use(uint64_t{});
+  }
+}
+
+void copy_same_type(const Copy& c, Stream stream) {
+  const int64_t width = size_of(c.to.dtype);
+  if (whole_vectors(c.from, c.to, 16 / width))
+    return launch_vectors("copy", copy_words, c.from, c.to, 16 / width, stream);
+  with_width(width, [&](auto word) {
+    using T = decltype(word);
+    launch_elements("copy", copy_elements<T, T>, c.from, c.to, stream);
+  });
+}
+
+template <class S, class D> void copy_converted(const Copy& c, Stream stream) {
+  if constexpr (std::is_same_v<S, D>) {
+    copy_same_type(c, stream);
+  } else {
+    if constexpr (sizeof(S) <= 4 && sizeof(D) <= 4)
+      if (whole_vectors(c.from, c.to, kConverted))
+        return launch_vectors("copy", convert<S, D>, c.from, c.to, kConverted, stream);
+    launch_elements("copy", copy_elements<S, D>, c.from, c.to, stream);
+  }
+}
+
+}  // namespace
+
+void copy(const Copy& c, Stream stream) {
+  if (c.to.numel() == 0) return;
+  if (c.from.dtype == c.to.dtype) return copy_same_type(c, stream);
+  with_float_type(c.from.dtype, "copy", [&](auto source) {
+    with_float_type(c.to.dtype, "copy",
+                    [&](auto target) { copy_converted<decltype(source), decltype(target)>(c, stream); });
+  });
+}
+
+void fill(const Fill& f, uint64_t pattern, Stream stream) {
+  if (f.to.numel() == 0) return;
+  const int64_t width = size_of(f.to.dtype);
+  if (whole_vectors(f.to, f.to, 16 / width)) {
+    for (int64_t have = width; have < 8; have *= 2) pattern |= pattern << (8 * have);
+    return launch_vectors("fill", fill_words, f.to, f.to, 16 / width, stream, uint32_t(pattern),
+                          uint32_t(pattern >> 32));
+  }
+  with_width(width, [&](auto word) {
+    using T = decltype(word);
+    launch_elements("fill", fill_elements<T>, f.to, f.to, stream, T(pattern));
+  });
+}
+
+}  // namespace ingot::cuda
