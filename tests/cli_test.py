@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -80,7 +81,7 @@ class Frame(InDirectory):
         for message, *arguments in (
             ["found no subcommand, expected one of .*doctor"],
             ["found the unknown subcommand 'doctro', expected one of", "doctro"],
-            ["ingot doctor: found the unknown option '--jsn', expected those of ingot doctor --help", "doctor", "--jsn"],
+            ["ingot doctor: found the unknown option '--j', expected those of ingot doctor --help", "doctor", "--j"],
             ["ingot doctor: found the unknown argument 'all', expected those of", "doctor", "all"],
             [r"ingot doctor: --threads: found no value, expected one N \(threads to use", "doctor", "--threads"],
             [r"--steps: found no value, expected one N \(length of the run", "train", "--preset", "nano", "--steps"],
@@ -124,7 +125,7 @@ class Frame(InDirectory):
 
     def test_bad_configurations_are_refused(self):
         for status, message, content in (
-            (2, r"c\.json: found the unknown key 'thread', expected one of json, threads", '{"thread": 3}'),
+            (2, r"c\.json: found the unknown key 'thread' .did you mean 'threads'.., expected one of json, threads", '{"thread": 3}'),
             (2, r"c\.json: found array, expected an object", "[1]"),
             (2, r'threads: found string "3", expected an integer', '{"threads": "3"}'),
             (3, r"c\.json: byte 12", '{"threads": '),
@@ -778,6 +779,65 @@ class Chat(TinyGptOss):
         self.assertEqual(json.loads(inside.text)["ids"], asked["ids"], inside.error)
         shown = ingot(*generate, "--raw")
         self.assertTrue(shown.text.startswith("Hi.") and shown.text.endswith("\n"), shown)
+
+
+class Configuration(InDirectory):
+    """Keys of the sections may stand alone, as options do."""
+    BASE = ["train", "--preset", "nano", "--threads", 1]
+
+    def setUp(self):
+        super().setUp()
+        self.out = self.directory / "run"
+        self.base = [*self.BASE, "--data", self.file("text.txt", TEXT), "--out", self.out]
+        self.small = dict(dim=16, heads=2, kv_heads=2, head_dim=8, mlp_hidden=32, layers=2, context=32, batch_tokens=128)
+
+    def trained_with(self, *arguments, env=None, **keys):
+        shutil.rmtree(self.out, ignore_errors=True)
+        run = ingot(*self.base, *arguments, "--config", self.file("c.json", json.dumps(self.small | keys)), env=env)
+        self.assertEqual(run.returncode, 0, run.error)
+        return json.loads((self.out / "config.json").read_text())
+
+    def test_keys_that_stand_alone_are_those_of_their_section(self):
+        config = self.trained_with(steps=3, matrix_lr=0.02, decay="linear", optimizer=dict(clip=2.0), train=dict(schedule=dict(min_lr=0.2)), model=dict(z_loss=0.5))
+        self.assertEqual((config["model"]["layers"], config["model"]["z_loss"], config["train"]["steps"], config["train"]["batch_tokens"]), (2, 0.5, 3, 128))
+        self.assertEqual([config["train"]["optimizer"][k] for k in ("matrix_lr", "clip", "embed_lr")], [0.02, 2.0, 0.001])
+        self.assertEqual([config["train"]["schedule"][k] for k in ("decay", "min_lr", "warmup_steps")], ["linear", 0.2, 100])
+        self.assertEqual(self.trained_with("--set", "steps=4", steps=3)["train"]["steps"], 4)
+        self.assertEqual(self.trained_with("--steps", 5, "--set", "steps=4", steps=3, env=dict(INGOT_STEPS="2"))["train"]["steps"], 5)
+        self.assertEqual(self.trained_with(steps=3, env=dict(INGOT_STEPS="2"))["train"]["steps"], 2)
+        shutil.rmtree(self.out)
+        file = self.file("c.json", json.dumps(self.small | dict(preset="nano", steps=2, data=str(self.directory / "text.txt"), out=str(self.out), threads=1)))
+        self.assertEqual(ingot("train", "--config", file).returncode, 0)
+
+    def test_a_run_s_own_configuration_serves_as_one(self):
+        before = self.trained_with(steps=2)
+        other = self.directory / "other"
+        self.assertEqual(ingot(*self.base[:-1], other, "--config", self.out / "config.json").returncode, 0)
+        self.assertEqual(json.loads((other / "config.json").read_text()), before)
+
+    def test_unknown_and_doubled_keys_are_refused_with_the_nearest(self):
+        for message, keys in ((r"found the unknown key 'stpes' \(did you mean 'steps'\?\), expected one of model, train, .*data", dict(stpes=3)),
+                              (r"found the unknown key 'max_iters' \(did you mean 'steps'\?\)", dict(max_iters=3)),
+                              (r"found the unknown key 'optimiser' \(did you mean 'optimizer'\?\)", dict(optimiser={})),
+                              (r"unknown key \"matrix_rl\" \(did you mean \"matrix_lr\"\?\)", dict(optimizer=dict(matrix_rl=1))),
+                              (r"found the unknown key 'xyzzy', expected", dict(xyzzy=3)),
+                              ("found train.steps twice", dict(steps=3, train=dict(steps=3))),
+                              ("found train.optimizer.matrix_lr twice", dict(matrix_lr=3, optimizer=dict(matrix_lr=3))),
+                              ("steps", dict(steps="many"))):
+            with self.subTest(keys=keys):
+                self.refuses(2, message, *self.base, "--config", self.file("c.json", json.dumps(keys)))
+        self.refuses(2, r"--set: found the unknown key 'layer' \(did you mean 'layers'\?\)", *self.base, "--set", "layer=3")
+        self.refuses(2, r"unknown option '--stpes' \(did you mean --steps\?\)", *self.base, "--stpes", 3)
+        self.refuses(2, r"unknown option '--layers=3' \(did you mean --set model.layers=...\?\)", *self.base, "--layers=3")
+        self.refuses(2, r"unknown option '--jsn' \(did you mean --json\?\)", "doctor", "--jsn")
+
+    def test_a_run_has_one_length(self):
+        self.refuses(2, "--seconds: found 0, expected more than 0", *self.base, "--seconds", 0)
+        self.refuses(2, "--seconds: found -1, expected more than 0", *self.base, "--seconds", -1)
+        self.refuses(2, "INGOT_SECONDS: found 0, expected more than 0", *self.base, env=dict(INGOT_SECONDS="0"))
+        self.refuses(2, "train.seconds: found 0.5, expected more than train.reserve_seconds, 1", *self.base, "--seconds", 0.5)
+        self.refuses(2, "found --steps and --seconds, expected one of them", *self.base, "--seconds", 5, "--steps", 5)
+        self.assertEqual(self.trained_with("--steps", 3, seconds=600)["train"]["seconds"], 0)
 
 
 class Info(InDirectory):

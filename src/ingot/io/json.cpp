@@ -286,17 +286,22 @@ void Fields::wrong(const char* key, const std::string& expected) const {
        ", expected ", expected);
 }
 
+std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
+  std::string near;
+  size_t best = std::max<size_t>(2, word.size() / 3) + 1;
+  for (const std::string& name : names)
+    if (const size_t distance = edit_distance(word, name); distance < best) best = distance, near = name;
+  return near;
+}
+
 void Fields::missing(const char* key) const { fail(code_, where_, ": key \"", key, "\" is missing"); }
 
 void Fields::finish() const {
   for (const auto& [key, value] : object_->items()) {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-    std::string near, all;
-    size_t best = std::max<size_t>(2, key.size() / 3) + 1;
-    for (const std::string& name : known_) {
-      all += (all.empty() ? "" : ", ") + name;
-      if (const size_t distance = edit_distance(key, name); distance < best) best = distance, near = name;
-    }
+    const std::string near = nearest_name(key, known_);
+    std::string all;
+    for (const std::string& name : known_) all += (all.empty() ? "" : ", ") + name;
     fail(code_, where_, ": found the unknown key \"", shortened(key), "\"",
          near.empty() ? "" : " (did you mean \"" + near + "\"?)", ", expected ",
          all.empty() ? "none" : "one of " + all);

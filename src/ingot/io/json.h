@@ -36,6 +36,9 @@ std::string show_json(const OrderedJson& value, int indent = -1);
 // A short description for messages: "string \"abc\"", "number 1.5", "array".
 std::string describe_json(const Json& value);
 
+// The name that a mistyped `word` comes nearest to, or empty where none is near.
+std::string nearest_name(std::string_view word, const std::vector<std::string>& names);
+
 // Reads the fields of an object by type. A key that nobody asked for is an error that lists the known ones.
 //   Fields fields(json, "config.json");
 //   fields.read("layers", config.layers);       // keeps the default when absent

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "ingot/apps/cli/interrupt.h"
 #include "ingot/core/check.h"
@@ -208,7 +209,10 @@ Option& Command::choice(const char* spelling, std::string& into, std::vector<std
 Option& Command::list(const char* spelling, std::vector<std::string>& into, const char* help) {
   return declare(spelling, Kind::list, &into, help);
 }
-void Command::section(const char* key, std::string& json) { sections_.push_back({key, &json}); }
+void Command::section(const char* key, std::string& json, const std::string& known) {
+  sections_.push_back({key, &json, known});
+}
+void Command::known_elsewhere(const char* name, const char* ours) { elsewhere_.emplace_back(name, ours); }
 Option& Command::setting(const char* spelling, const char* path, Kind kind, const char* help) {
   Option& option = declare(spelling, kind, nullptr, help);
   option.path = path;
@@ -260,8 +264,10 @@ class Program {
     std::vector<std::string> extra = names_.front().first->remaining(true);
     std::erase(extra, "--");  // the mark behind which all words are arguments
     const std::string word = extra.empty() ? "--" : extra.front();
-    return "found the unknown " + std::string(word.front() == '-' ? "option" : "argument") + " '" + word +
-           "', expected those of " + chosen() + " --help";
+    const bool option = word.front() == '-';
+    const std::string near = option ? meant_by(word) : "";
+    return "found the unknown " + std::string(option ? "option" : "argument") + " '" + word + "'" +
+           (near.empty() ? "" : " (did you mean " + near + "?)") + ", expected those of " + chosen() + " --help";
   }
   // What to say of an option with too few values or too many; CLI11's own words begin with the option's name.
   std::string wrong_count(const std::string& words) const {
@@ -281,6 +287,24 @@ class Program {
   }
 
  private:
+  // The option, or the key of the configuration, that a mistyped one may mean.
+  std::string meant_by(const std::string& word) const {
+    const size_t begin = std::min(word.find_first_not_of('-'), word.size());
+    const std::string name = word.substr(begin, std::max(word.find('='), begin) - begin);
+    std::string key = name;
+    std::replace(key.begin(), key.end(), '-', '_');
+    for (const auto& leaf : leaves_) {
+      if (leaf->app != &deepest()) continue;
+      const Names names = names_of(*leaf);
+      if (const auto found = names.paths.find(key); found != names.paths.end() && !found->second.empty())
+        return "--set " + found->second + "=...";
+      std::vector<std::string> options{"help", "config", "set"};
+      for (const auto& given : leaf->given) options.push_back(given->option->name);
+      const std::string near = nearest_name(name, options);
+      return near.empty() ? "" : "--" + near;
+    }
+    return "";
+  }
   static std::string wanted(const CLI::Option& option) {
     return option.get_type_name() + " (" + option.get_description() + ")";
   }
@@ -353,22 +377,25 @@ class Program {
       tree = read_json_file(leaf.config);
       if (!tree.is_object())
         fail(ErrorCode::usage, leaf.config, ": found ", describe_json(tree), ", expected an object");
-      refuse_unknown(leaf, tree, leaf.config);
+      tree = nested(leaf, tree, leaf.config);
     }
     for (const auto& given : leaf.given) {
       const Option& option = *given->option;
       const std::string name = environment_name(option);
       const char* word = option.placeholder.empty() && option.kind != Kind::flag ? nullptr : std::getenv(name.c_str());
-      if (word != nullptr && *word != 0) at_path(tree, option.path, name) = value_of(option, word, name);
+      if (word != nullptr && *word != 0) give(option, value_of(option, word, name), name, tree);
     }
     for (const std::string& set : leaf.sets) {
       const size_t equals = set.find('=');
       if (equals == std::string::npos) fail(ErrorCode::usage, "--set: found '", set, "', expected KEY=VALUE");
       if (const int64_t at = find_invalid_utf8(set); at >= 0)
         fail(ErrorCode::usage, "--set: found an argument that is not UTF-8 at byte ", at, ", expected text");
-      at_path(tree, set.substr(0, equals), "--set") = loose_value(set.substr(equals + 1));
-      refuse_unknown(leaf, tree, "--set");
+      const std::string path = set.substr(0, equals);
+      Json malformed;
+      at_path(malformed, path, "--set");  // the form of the path first
+      at_path(tree, path_of(leaf, path, "--set"), "--set") = loose_value(set.substr(equals + 1));
     }
+    refuse_both(leaf);
     for (const auto& given : leaf.given) take_words(*given, tree);
     for (const auto& given : leaf.given) {
       const Option& option = *given->option;
@@ -385,27 +412,92 @@ class Program {
     const Option& option = *given.option;
     const std::string where = given.parsed->get_name();
     if (given.parsed->count() == 0) return;
-    Json& into = at_path(tree, option.path, where);
-    if (option.kind == Kind::flag)
-      into = value_of(option, given.set, where);
-    else if (option.kind == Kind::list)
-      into = given.words;
+    if (option.kind == Kind::list)
+      give(option, given.words, where, tree);
     else
-      into = value_of(option, given.words.back(), where);
+      give(option, value_of(option, option.kind == Kind::flag ? given.set : given.words.back(), where), where, tree);
+  }
+  // Puts what a flag or the environment says in its place.
+  static void give(const Option& option, const Json& value, const std::string& where, Json& tree) {
+    if (value.is_number() && !(value.get<double>() > option.above))
+      fail(ErrorCode::usage, where, ": found ", plain(value.get<double>()), ", expected more than ",
+           plain(option.above));
+    if (!option.instead_of.empty() && find_path(tree, option.instead_of)) at_path(tree, option.instead_of, where) = 0;
+    at_path(tree, option.path, where) = value;
+  }
+  static void refuse_both(const Leaf& leaf) {
+    for (const auto& a : leaf.given)
+      for (const auto& b : leaf.given)
+        if (a->option->instead_of == b->option->path && a->parsed->count() > 0 && b->parsed->count() > 0)
+          fail(ErrorCode::usage, "found ", a->parsed->get_name(), " and ", b->parsed->get_name(),
+               ", expected one of them");
   }
 
-  static void refuse_unknown(const Leaf& leaf, const Json& tree, const std::string& where) {
+  // --- names without their section
+  struct Names {
+    std::vector<std::string> whole;            // keys that stand at the top: options, sections
+    std::map<std::string, std::string> paths;  // what may stand there in place of its path; empty: of more than one
+  };
+  static void add_names(const Json& known, const std::string& path, Names& names) {
+    for (const auto& [key, value] : known.items()) {
+      const std::string below = path + "." + key;
+      const auto [place, first] = names.paths.emplace(key, below);
+      if (!first && place->second != below) place->second.clear();
+      if (value.is_object()) add_names(value, below, names);
+    }
+  }
+  static Names names_of(const Leaf& leaf) {
+    Names names;
+    for (const auto& section : leaf.command->sections_) {
+      names.whole.push_back(section.key);
+      add_names(parse_json(section.known, section.key), section.key, names);
+    }
+    for (const auto& given : leaf.given) {
+      const std::string& path = given->option->path;
+      if (path.find('.') == std::string::npos) names.whole.push_back(path);
+    }
+    for (const std::string& name : names.whole) names.paths.erase(name);  // they mean themselves
+    return names;
+  }
+  // "steps" is "train.steps"; the first word of a path that has dots must be known at least.
+  static std::string path_of(const Leaf& leaf, const std::string& path, const std::string& where) {
+    const Names names = names_of(leaf);
+    const size_t dot = path.find('.');
+    const std::string key = path.substr(0, dot), rest = path.substr(std::min(dot, path.size()));
+    if (key.empty() || std::find(names.whole.begin(), names.whole.end(), key) != names.whole.end()) return path;
+    const auto found = names.paths.find(key);
+    if (found != names.paths.end() && !found->second.empty()) return found->second + rest;
+    refuse_unknown(leaf, names, key, where);
+  }
+  [[noreturn]] static void refuse_unknown(const Leaf& leaf, const Names& names, const std::string& key,
+                                          const std::string& where) {
+    std::vector<std::string> all = names.whole;
+    for (const auto& [name, path] : names.paths)
+      if (!path.empty()) all.push_back(name);
+    std::string near = nearest_name(key, all);
+    for (const auto& [name, ours] : leaf.command->elsewhere_)
+      if (name == key) near = ours;
+    fail(ErrorCode::usage, where, ": found the unknown key '", key, "'",
+         near.empty() ? "" : " (did you mean '" + near + "'?)", ", expected one of ", listed(names.whole),
+         names.paths.empty() ? "" : " or a key of these sections");
+  }
+  // A file's object with every key in its section.
+  static Json nested(const Leaf& leaf, const Json& tree, const std::string& where) {
+    Json out = Json::object();
     for (const auto& [key, value] : tree.items()) {
-      std::string known;
-      bool found = false;
-      const auto consider = [&](const std::string& name) {
-        found = found || name == key;
-        known += (known.empty() ? "" : ", ") + name;
-      };
-      for (const auto& section : leaf.command->sections_) consider(section.key);
-      for (const auto& given : leaf.given)
-        if (given->option->path.find('.') == std::string::npos) consider(given->option->path);
-      if (!found) fail(ErrorCode::usage, where, ": found the unknown key '", key, "', expected one of ", known);
+      const std::string path = path_of(leaf, key, where);
+      add_once(value, path, where, at_path(out, path, where));
+    }
+    return out;
+  }
+  // Some of a section's keys may have stood alone; none may be there twice.
+  static void add_once(const Json& value, const std::string& path, const std::string& where, Json& into) {
+    if (into.is_object() && value.is_object()) {
+      for (const auto& [key, inner] : value.items()) add_once(inner, path + "." + key, where, into[key]);
+    } else if (into.is_null()) {
+      into = value;
+    } else {
+      fail(ErrorCode::usage, where, ": found ", path, " twice, expected one value");
     }
   }
 

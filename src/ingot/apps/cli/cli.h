@@ -2,6 +2,7 @@
 // The frame all subcommands stand in. A subcommand describes its options once; from that come the command line, the
 // INGOT_* environment, the keys of a --config file and of --set, the help text, and the precedence among them: flag >
 // environment > file > the variable's own default.
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,8 +23,18 @@ struct Option {
   double low = 0, high = 0;          // of integers and numbers
   std::vector<std::string> allowed;  // of texts; empty: any
   bool required = false;
+  double above = -HUGE_VAL;  // of a number that a flag or the environment gives for a section
+  std::string instead_of;    // the path of a number that this one replaces: a flag over a file's other choice
   Option& require() {
     required = true;
+    return *this;
+  }
+  Option& more_than(double least) {
+    above = least;
+    return *this;
+  }
+  Option& replaces(const char* other) {
+    instead_of = other;
     return *this;
   }
 };
@@ -42,8 +53,11 @@ class Command {
   Option& choice(const char* spelling, std::string& into, std::vector<std::string> allowed, const char* help);
   Option& list(const char* spelling, std::vector<std::string>& into, const char* help);
   // A nested object of the configuration, such as "model", that the command interprets itself: `json` receives what
-  // file, environment and flags gave for it ("{}" when nothing).
-  void section(const char* key, std::string& json);
+  // file, environment and flags gave for it ("{}" when nothing). `known` is an object like it with every key: where a
+  // key's name is nowhere else, it may stand alone in a configuration ("layers" for "model.layers").
+  void section(const char* key, std::string& json, const std::string& known);
+  // What a key is called elsewhere: who tries it is told ours.
+  void known_elsewhere(const char* name, const char* ours);
   // A flag that stands for one value inside a section: setting("--steps N", "train.steps", Kind::integer, "...").
   Option& setting(const char* spelling, const char* path, Kind kind, const char* help);
 
@@ -56,11 +70,13 @@ class Command {
   struct Section {
     std::string key;
     std::string* json;
+    std::string known;
   };
   Option& declare(const char* spelling, Kind kind, void* into, const char* help);
   std::string name_, summary_, examples_;
   std::vector<std::unique_ptr<Option>> options_;
   std::vector<Section> sections_;
+  std::vector<std::pair<std::string, std::string>> elsewhere_;
   std::vector<std::unique_ptr<Command>> commands_;
   std::function<void()> body_;
 };

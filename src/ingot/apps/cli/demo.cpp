@@ -240,8 +240,7 @@ void add_demo(Command& root) {
   c.text("--preset NAME", o->preset, "what to train (default: demo)");
   c.text("--prompt TEXT", o->prompt, "what to continue while it learns");
   c.flag("--chat", o->chat, "end at a prompt, on a terminal; --set chat=false does not (default: on)");
-  c.section("model", o->model);
-  c.section("train", o->train);
+  add_sections(c, o->model, o->train);
   c.examples(R"(  ingot demo
   ingot demo --data my-notes/ --seconds 300
   ingot demo --data input.txt --out demo2 --prompt "Once upon a time")");

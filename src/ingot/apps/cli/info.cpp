@@ -144,7 +144,7 @@ void add_info(Command& root) {
   c.text("RUN", o->run, "a run's directory or a checkpoint, also of GPT-OSS, or an archive (default: the preset)");
   c.text("--preset NAME", o->preset,
          "a preset: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
-  c.section("model", o->model);
+  c.section("model", o->model, to_json(GptConfig{}));
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot info --preset golf
   ingot info --preset golf --json

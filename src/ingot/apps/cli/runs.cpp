@@ -1,7 +1,7 @@
 #include "ingot/apps/cli/runs.h"
 
-#include "ingot/apps/cli/cli.h"
 #include "ingot/core/progress.h"
+#include "ingot/io/json.h"
 #include "ingot/models/gpt/presets.h"
 #include "ingot/text/utf8.h"
 
@@ -9,6 +9,31 @@ namespace ingot::cli {
 RunConfig resolve_config(const std::string& preset, const std::string& model, const std::string& train) {
   const std::string given = "{\"model\": " + model + ", \"train\": " + train + "}";
   return run_config_from_json(merge_json(preset_text(preset), given, "configuration"), "configuration");
+}
+
+void add_sections(Command& c, std::string& model, std::string& train) {
+  const Json known = parse_json(to_json(RunConfig{}), "known keys");
+  c.section("model", model, known["model"].dump());
+  c.section("train", train, known["train"].dump());
+  // As nanoGPT calls them, where what they count is the same.
+  for (const auto& [theirs, ours] : {std::pair{"n_layer", "layers"},
+                                     {"n_head", "heads"},
+                                     {"n_embd", "dim"},
+                                     {"block_size", "context"},
+                                     {"vocab_size", "vocab"},
+                                     {"max_iters", "steps"},
+                                     {"batch_size", "batch_tokens"},
+                                     {"gradient_accumulation_steps", "accumulation"},
+                                     {"learning_rate", "matrix_lr"},
+                                     {"weight_decay", "matrix_decay"},
+                                     {"warmup_iters", "warmup_steps"},
+                                     {"grad_clip", "clip"},
+                                     {"eval_interval", "eval_every"},
+                                     {"log_interval", "log_every"},
+                                     {"out_dir", "out"},
+                                     {"dataset", "data"},
+                                     {"dtype", "products"}})
+    c.known_elsewhere(theirs, ours);
 }
 
 SplitOptions split_options(const TrainOptions& o) {

@@ -3,6 +3,7 @@
 #include <functional>
 #include <string>
 
+#include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/interrupt.h"
 #include "ingot/engines/generate/generator.h"
 #include "ingot/engines/train/trainer.h"
@@ -11,6 +12,9 @@ namespace ingot::cli {
 
 // The preset, and over it what file, environment and flags gave for the sections "model" and "train".
 RunConfig resolve_config(const std::string& preset, const std::string& model, const std::string& train);
+
+// The sections "model" and "train" of a command's configuration.
+void add_sections(Command& c, std::string& model, std::string& train);
 
 // How the run chose what to hold out, and the precision of its products.
 SplitOptions split_options(const TrainOptions& o);

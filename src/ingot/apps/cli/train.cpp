@@ -101,8 +101,10 @@ void add_train(Command& root) {
   c.text("--data PATH", o->data, "a text file, a directory of text files, or shards").require();
   c.text("--out DIR", o->out, "the run's directory: configuration, tokenizer, log, checkpoints").require();
   c.text("--tokenizer FILE", o->tokenizer, "a tokenizer (default: what the preset says, usually learnt from the data)");
-  c.setting("--steps N", "train.steps", Kind::integer, "length of the run in optimizer steps");
-  c.setting("--seconds X", "train.seconds", Kind::number, "length of the run in wall-clock time, instead of steps");
+  c.setting("--steps N", "train.steps", Kind::integer, "length of the run in optimizer steps")
+      .replaces("train.seconds");
+  c.setting("--seconds X", "train.seconds", Kind::number, "length of the run in wall-clock time, instead of steps")
+      .more_than(0);
   c.setting("--seed N", "train.seed", Kind::integer, "of initialisation and order of data (default: 1)");
   c.text("--seeds LIST", o->seeds, "several runs, DIR/seed-N each, and their mean and deviation: 1,2,3");
   c.setting("--batch-tokens N", "train.batch_tokens", Kind::integer, "tokens of one forward and backward pass");
@@ -112,13 +114,12 @@ void add_train(Command& root) {
   c.setting("--eval-every N", "train.eval_every", Kind::integer,
             "score held-out text every N steps (0: at the end only)");
   c.setting("--checkpoint-every N", "train.checkpoint_every", Kind::integer, "save every N steps (0: at the end only)");
-  c.section("model", o->model);
-  c.section("train", o->train);
+  add_sections(c, o->model, o->train);
   c.examples(R"(  ingot train --preset nano --data input.txt --out runs/a --seed 1 --steps 2000
   ingot train --data corpus/ --out runs/b --seconds 600 --set model.layers=8 --set train.optimizer.matrix_lr=0.02
   ingot train --config experiment.json --data corpus/ --out runs/c --seeds 1,2,3
-Ctrl-C saves and stops; the same command goes on from there. A configuration file holds {"model": {...}, "train": {...}};
-`ingot info --preset demo --json` shows every key of a model.)");
+Ctrl-C saves and stops; the same command goes on from there. A configuration file holds {"model": {...}, "train": {...}},
+or keys alone: {"preset": "nano", "layers": 8, "steps": 5000, "matrix_lr": 0.01}; the config.json of a run shows every key.)");
   c.run([o] { train(*o); });
 }
 

@@ -77,8 +77,8 @@ void check(const TrainOptions& o) {
   at_least("seconds", o.seconds, 0.0);
   at_least("reserve_seconds", o.reserve_seconds, 0.0);
   if (o.seconds > 0 && o.reserve_seconds >= o.seconds)
-    fail(ErrorCode::usage, "train.reserve_seconds: found ", o.reserve_seconds,
-         ", expected less than seconds = ", o.seconds);
+    fail(ErrorCode::usage, "train.seconds: found ", o.seconds, ", expected more than train.reserve_seconds, ",
+         o.reserve_seconds, ", which are kept for the last save");
   in_range("batch_tokens", o.batch_tokens, 1, int64_t(1) << 30);
   in_range("accumulation", o.accumulation, 1, 1 << 20);
   at_least<int64_t>("held_out_every", o.held_out_every, 2);
