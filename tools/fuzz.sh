@@ -4,6 +4,7 @@
 # Findings are kept in build/fuzz/findings; a fixed one goes into the corpus.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source tools/own_build.sh
 
 known=$(find src -name '*.fuzz.cpp' | sed 's,.*/\(.*\)\.fuzz\.cpp$,\1,' | sort | xargs)
 seconds=60 replay=no targets=()
@@ -27,6 +28,7 @@ if [ $replay = no ] && has_libfuzzer; then
 elif [ $replay = no ]; then
   echo "fuzz: no clang++ with libFuzzer here: mutations of the corpus, without feedback from coverage"
 fi
+drop_foreign $build
 if [ $build = build/fuzz ]; then
   cmake -G Ninja -S . -B $build -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DINGOT_CUDA=OFF \
     -DINGOT_APPS=OFF -DINGOT_TESTS=OFF -DINGOT_FUZZ=ON >/dev/null

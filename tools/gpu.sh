@@ -18,9 +18,11 @@
 # Where OUT is set, reports and logs are copied there.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source tools/own_build.sh
 
 readonly build=build/cuda logs=build/gpu-logs origins=${INGOT_ORIGINS:-.origins}
 export INGOT_COMMAND="./run gpu${*:+ $*}" PYTHONUNBUFFERED=1
+drop_foreign $build
 mkdir -p "$logs"
 touch "$logs/started"
 failures=()

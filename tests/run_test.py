@@ -1,0 +1,65 @@
+"""What ./run does before the compiler: seen with a cmake and a ninja that only write down how they were called."""
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CMAKE = """#!/bin/sh
+echo cmake "$@" >> calls
+mkdir -p build/cpu
+echo "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" > build/cpu/CMakeCache.txt
+for word; do case $word in -D*) echo "${word#-D}" | sed "s/=/:BOOL=/" >> build/cpu/CMakeCache.txt ;; esac; done
+touch build/cpu/build.ninja
+"""
+
+
+class CopiedTree(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.directory = pathlib.Path(holder.name)
+        self.tree = self.directory / "tree"
+        (self.tree / "tools").mkdir(parents=True)
+        shutil.copy(ROOT / "run", self.tree)
+        for script in (ROOT / "tools").glob("*.sh"):
+            shutil.copy(script, self.tree / "tools")
+        programs = self.directory / "bin"
+        programs.mkdir()
+        for name, text in (("cmake", CMAKE), ("ninja", '#!/bin/sh\necho ninja "$@" >> calls\n')):
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        self.environment = os.environ | dict(PATH=f"{programs}:{os.environ['PATH']}", INGOT_BUILD="cpu")
+
+    def build(self, tree):
+        """What was called, and what was said."""
+        (tree / "calls").unlink(missing_ok=True)
+        run = subprocess.run(["bash", tree / "run", "build", "--no-install"], capture_output=True, text=True, env=self.environment)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return [line.split()[0] for line in (tree / "calls").read_text().splitlines()], run.stderr
+
+    def test_a_copy_is_configured_anew_and_the_original_is_not_touched(self):
+        self.assertEqual(self.build(self.tree)[0], ["cmake", "ninja"])
+        (self.tree / "build/cpu/object").touch()
+        self.assertEqual(self.build(self.tree), (["ninja"], ""))
+        copy = self.directory / "copy"
+        shutil.copytree(self.tree, copy)
+        calls, said = self.build(copy)
+        self.assertEqual((calls, said), (["cmake", "ninja"], f"build/cpu was made for {self.tree}: building anew\n"))
+        self.assertFalse((copy / "build/cpu/object").exists())
+        self.assertTrue((self.tree / "build/cpu/object").exists())
+        self.assertEqual(self.build(copy), (["ninja"], ""))
+
+    def test_a_tree_that_was_moved_is_configured_anew_and_one_behind_a_link_is_not(self):
+        self.build(self.tree)
+        link = self.directory / "link"
+        link.symlink_to(self.tree)
+        self.assertEqual(self.build(link)[0], ["ninja"])
+        moved = self.tree.rename(self.directory / "moved")
+        self.assertEqual(self.build(moved)[0], ["cmake", "ninja"])
+
+
+if __name__ == "__main__":
+    unittest.main()
