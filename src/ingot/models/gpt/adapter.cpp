@@ -4,10 +4,9 @@ namespace ingot::detail {
 namespace {
 
 // Calls use(segment, first token, end) for every segment that has tokens.
-template <class Use> void for_each_segment(const Tensor& cu_seqlens, Use&& use) {
-  const int32_t* cu = cu_seqlens.ptr<int32_t>();
-  for (int64_t s = 0; s + 1 < cu_seqlens.numel(); ++s)
-    if (cu[s] < cu[s + 1]) use(s, int64_t(cu[s]), int64_t(cu[s + 1]));
+template <class Use> void for_each_segment(std::span<const int32_t> cu, Use&& use) {
+  for (size_t s = 0; s + 1 < cu.size(); ++s)
+    if (cu[s] < cu[s + 1]) use(int64_t(s), int64_t(cu[s]), int64_t(cu[s + 1]));
 }
 
 Tensor low_rows(const Tensor& scratch, int64_t tokens, int64_t rank) {
@@ -21,11 +20,11 @@ Tensor low_rows(const Tensor& scratch, int64_t tokens, int64_t rank) {
 void adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y) {
   if (c.pair == nullptr || !c.pair->a) return;
   const Tensor low = low_rows(c.low, x.rows(), c.pair->a.size(1));
-  for_each_segment(c.cu_seqlens, [&](int64_t s, int64_t begin, int64_t end) {
+  for_each_segment(c.cu, [&](int64_t s, int64_t begin, int64_t end) {
     const Tensor h = low.slice(0, begin, end);
-    linear({.x = x.slice(0, begin, end), .w = c.pair->a.row(s), .y = h, .products = c.products}, {});
+    linear({.x = x.slice(0, begin, end), .w = c.pair->a.row(s), .y = h, .products = c.products}, c.stream);
     linear({.x = h, .w = c.pair->b.row(s), .y = y.slice(0, begin, end), .accumulate = true, .products = c.products},
-           {});
+           c.stream);
   });
 }
 
@@ -34,17 +33,17 @@ void adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
   const bool learn = c.grad != nullptr && c.grad->a;
   const Tensor low = low_rows(c.low, x.rows(), c.pair->a.size(1));
   const Tensor low_grad = low_rows(c.low_grad, x.rows(), c.pair->a.size(1));
-  for_each_segment(c.cu_seqlens, [&](int64_t s, int64_t begin, int64_t end) {
+  for_each_segment(c.cu, [&](int64_t s, int64_t begin, int64_t end) {
     const Tensor xs = x.slice(0, begin, end), dys = dy.slice(0, begin, end);
     const Tensor h = low.slice(0, begin, end), dh = low_grad.slice(0, begin, end);
-    linear({.x = xs, .w = c.pair->a.row(s), .y = h, .products = c.products}, {});
+    linear({.x = xs, .w = c.pair->a.row(s), .y = h, .products = c.products}, c.stream);
     linear_backward({.dy = dys,
                      .x = h,
                      .w = c.pair->b.row(s),
                      .dx = dh,
                      .dw = learn ? c.grad->b.row(s) : Tensor(),
                      .products = c.products},
-                    {});
+                    c.stream);
     linear_backward({.dy = dh,
                      .x = xs,
                      .w = c.pair->a.row(s),
@@ -52,7 +51,7 @@ void adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
                      .dw = learn ? c.grad->a.row(s) : Tensor(),
                      .accumulate_dx = true,
                      .products = c.products},
-                    {});
+                    c.stream);
   });
 }
 

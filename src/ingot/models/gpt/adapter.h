@@ -9,9 +9,10 @@ namespace ingot::detail {
 struct AdapterCall {
   const AdapterPair* pair = nullptr;  // null or empty: nothing happens
   const AdapterPair* grad = nullptr;  // backward: accumulated; null or empty: frozen
-  Tensor cu_seqlens;                  // (S + 1) i32
+  std::span<const int32_t> cu;        // (S + 1), in host memory
   Tensor low, low_grad;               // scratch (T, >= R)
   Products products = Products::fp32;
+  Stream stream;
 };
 void adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y);
 void adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ingot/kernels/attention/attention.h"
+#include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/residual/residual.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
@@ -33,10 +34,10 @@ class Block {
         mlp_branch();
         write_lanes();
       } else {
-        scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, {});
+        scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, call_.stream);
         norm(mid(), b_.w.mlp_norm, normed(), rstd_mlp());
         mlp_branch();
-        scaled_add({.x = mid(), .branch = mlp_out(), .scale = b_.w.mlp_scale, .y = channels(b_.out0)}, {});
+        scaled_add({.x = mid(), .branch = mlp_out(), .scale = b_.w.mlp_scale, .y = channels(b_.out0)}, call_.stream);
       }
     });
   }
@@ -109,10 +110,11 @@ class Block {
   double softmax_scale() const { return 1 / std::sqrt(double(c_.head_dim)); }
 
   AdapterCall adapter(AdapterPair ApplicationAdapters::*slot) const {
-    AdapterCall call{.cu_seqlens = call_.cu_seqlens,
+    AdapterCall call{.cu = call_.cu,
                      .low = b_.scratch.adapter_low,
                      .low_grad = b_.scratch.adapter_low_grad,
-                     .products = call_.products};
+                     .products = call_.products,
+                     .stream = call_.stream};
     if (call_.adapters != nullptr) call.pair = &(call_.adapters->applications[size_t(b_.index)].*slot);
     if (call_.adapter_grads != nullptr) call.grad = &(call_.adapter_grads->applications[size_t(b_.index)].*slot);
     return call;
@@ -122,11 +124,11 @@ class Block {
   void merge_skip() const {
     if (a_.skip_slot < 0) return;
     skip_merge({.x = lane0(), .skip = channels(b_.skip), .w = b_.skip_w.weight, .gate = b_.skip_w.gate, .y = merged()},
-               {});
+               call_.stream);
   }
   void mix_input() const {
     if (!c_.resid_mix) return;
-    mix({.x = merged(), .x0 = channels(b_.x0), .a = b_.w.mix_a, .b = b_.w.mix_b, .y = mixed()}, {});
+    mix({.x = merged(), .x0 = channels(b_.x0), .a = b_.w.mix_a, .b = b_.w.mix_b, .y = mixed()}, call_.stream);
   }
   // g0 becomes the gradient of what the block read; the gradient of the attention branch's normed rows is in scratch.
   void read_backward(const BlockGradients& g) const {
@@ -135,7 +137,7 @@ class Block {
       const Tensor dread = view(b_.scratch.in_grad, {end_ - begin_, c_.dim});
       norm_backward(mixed(), b_.w.attn_norm, b_.dw.attn_norm, rstd_attn(), Tensor(), dread);
       mix_input_backward(dread, g);
-      axpby({.x = dread, .y = g0}, {});
+      axpby({.x = dread, .y = g0}, call_.stream);
     } else {
       norm_backward(mixed(), b_.w.attn_norm, b_.dw.attn_norm, rstd_attn(), g0, g0);
       mix_input_backward(g0, g);
@@ -150,8 +152,8 @@ class Block {
                            .dskip = channels(g.skip_grad),
                            .dw = b_.skip_dw.weight,
                            .dgate = b_.skip_dw.gate},
-                          {});
-    if (a_.enters_lanes) axpby({.x = channels(g.g1), .y = g0}, {});  // both lanes started as one x
+                          call_.stream);
+    if (a_.enters_lanes) axpby({.x = channels(g.g1), .y = g0}, call_.stream);  // both lanes started as one x
   }
   void mix_input_backward(const Tensor& d, const BlockGradients& g) const {
     if (!c_.resid_mix) return;
@@ -164,10 +166,10 @@ class Block {
                   .dx0 = channels(g.x0_grad),
                   .da = b_.dw.mix_a,
                   .db = b_.dw.mix_b},
-                 {});
+                 call_.stream);
   }
   void norm(const Tensor& x, const Tensor& w, const Tensor& y, const Tensor& rstd) const {
-    rmsnorm({.x = x, .w = w, .y = y, .rstd = rstd, .eps = c_.norm_eps, .scale = layer_scale()}, {});
+    rmsnorm({.x = x, .w = w, .y = y, .rstd = rstd, .eps = c_.norm_eps, .scale = layer_scale()}, call_.stream);
   }
   // dx = dsum + the gradient through the norm of x; the gradient of the normed rows is in scratch.
   void norm_backward(const Tensor& x, const Tensor& w, const Tensor& dw, const Tensor& rstd, const Tensor& dsum,
@@ -182,12 +184,12 @@ class Block {
                       .workspace = b_.scratch.norm_workspace,
                       .eps = c_.norm_eps,
                       .scale = layer_scale()},
-                     {});
+                     call_.stream);
   }
 
   // --- attention branch: normed rows -> attn_out ---
   void project(const Tensor& w, const Tensor& y, AdapterPair ApplicationAdapters::*slot) const {
-    linear({.x = normed(), .w = w, .y = y, .products = call_.products}, {});
+    linear({.x = normed(), .w = w, .y = y, .products = call_.products}, call_.stream);
     adapter_forward(adapter(slot), normed(), y);
   }
   // Rotated q and k from the raw projections; the raw ones themselves where nothing changes them.
@@ -203,11 +205,11 @@ class Block {
                  .normalise = c_.qk_norm,
                  .interleaved = c_.rope_interleaved,
                  .sign = c_.rope_sign};
-    qk_norm_rope(r, {});
+    qk_norm_rope(r, call_.stream);
     r.x = kv_heads(b_.saved.k_raw);
     r.y = kv_heads(b_.scratch.k);
     r.gain = Tensor();
-    qk_norm_rope(r, {});
+    qk_norm_rope(r, call_.stream);
   }
   Tensor q() const { return q_heads(rotates() ? b_.scratch.q : b_.saved.q_raw); }
   Tensor k() const { return kv_heads(rotates() ? b_.scratch.k : b_.saved.k_raw); }
@@ -228,12 +230,12 @@ class Block {
                .lse = lse(),
                .scale = softmax_scale(),
                .window = c_.window},
-              {});
+              call_.stream);
   }
   // With adapters, which are given all tokens at once, the normed rows are still those that were projected.
   void attention_output() const {
-    if (a_.exclude_self) exclude_self({.y = q_heads(b_.saved.y), .v = v(), .z = z()}, {});
-    linear({.x = excluded(), .w = b_.w.o, .y = attn_out(), .products = call_.products}, {});
+    if (a_.exclude_self) exclude_self({.y = q_heads(b_.saved.y), .v = v(), .z = z()}, call_.stream);
+    linear({.x = excluded(), .w = b_.w.o, .y = attn_out(), .products = call_.products}, call_.stream);
     adapter_forward(adapter(&ApplicationAdapters::o), normed(), attn_out());
   }
   // The same bits once more: 2 T C H D operations cost less than T rows in memory from the forward pass to here.
@@ -256,12 +258,12 @@ class Block {
          .dx = a_.exclude_self ? z_grad().reshape({end_ - begin_, c_.heads * c_.head_dim}) : q_rows(s.y_grad),
          .dw = b_.dw.o,
          .products = call_.products},
-        {});
+        call_.stream);
     if (!a_.exclude_self) return;
-    fill_zero(kv_heads(s.v_grad_self));
+    fill({.to = kv_heads(s.v_grad_self)}, call_.stream);
     exclude_self_backward(
         {.y = q_heads(b_.saved.y), .v = v(), .dz = z_grad(), .dy = q_heads(s.y_grad), .dv = kv_heads(s.v_grad_self)},
-        {});
+        call_.stream);
   }
   void attend_backward() const {
     const Scratch& s = b_.scratch;
@@ -277,12 +279,12 @@ class Block {
                         .dv = kv_heads(s.v_grad),
                         .scale = softmax_scale(),
                         .window = c_.window},
-                       {});
+                       call_.stream);
   }
   // The gradients of q, k and v -> the gradient of the normed rows, in scratch.normed_grad.
   void projections_backward() const {
     const Scratch& s = b_.scratch;
-    if (a_.exclude_self) axpby({.x = kv_rows(s.v_grad_self), .y = kv_rows(s.v_grad)}, {});
+    if (a_.exclude_self) axpby({.x = kv_rows(s.v_grad_self), .y = kv_rows(s.v_grad)}, call_.stream);
     rotate_backward();
     norm(mixed(), b_.w.attn_norm, normed(), Tensor());
     project_backward(q_rows(s.q_grad), b_.w.q, b_.dw.q, &ApplicationAdapters::q, false);
@@ -304,27 +306,29 @@ class Block {
                          .eps = c_.norm_eps,
                          .normalise = c_.qk_norm,
                          .interleaved = c_.rope_interleaved,
-                         .sign = c_.rope_sign};
-    qk_norm_rope_backward(r, {});
+                         .sign = c_.rope_sign,
+                         .workspace = s.rope_workspace};
+    qk_norm_rope_backward(r, call_.stream);
     r.x = kv_heads(b_.saved.k_raw);
     r.dy = r.dx = kv_heads(s.k_grad);
-    r.gain = r.dgain = Tensor();
-    qk_norm_rope_backward(r, {});
+    r.gain = r.dgain = r.workspace = Tensor();
+    qk_norm_rope_backward(r, call_.stream);
   }
   void project_backward(const Tensor& dy, const Tensor& w, const Tensor& dw, AdapterPair ApplicationAdapters::*slot,
                         bool accumulate) const {
     const Tensor dn = normed_grad();
     linear_backward(
         {.dy = dy, .x = normed(), .w = w, .dx = dn, .dw = dw, .accumulate_dx = accumulate, .products = call_.products},
-        {});
+        call_.stream);
     adapter_backward(adapter(slot), normed(), dy, dn);
   }
 
   // --- MLP branch: normed rows -> mlp_out ---
   void mlp_branch() const {
     const Tensor h = hidden(b_.scratch.hidden);
-    linear({.x = normed(), .w = b_.w.up, .y = h, .pre = pre(), .act = call_.act, .products = call_.products}, {});
-    linear({.x = h, .w = b_.w.down, .y = mlp_out(), .products = call_.products}, {});
+    linear({.x = normed(), .w = b_.w.up, .y = h, .pre = pre(), .act = call_.act, .products = call_.products},
+           call_.stream);
+    linear({.x = h, .w = b_.w.down, .y = mlp_out(), .products = call_.products}, call_.stream);
     adapter_forward(adapter(&ApplicationAdapters::mlp), normed(), mlp_out());
   }
   // The gradient of mlp_out -> the gradient of the normed rows, in scratch.normed_grad.
@@ -340,19 +344,19 @@ class Block {
                      .act = call_.act,
                      .products = call_.products,
                      .form_x = bool(b_.dw.down)},
-                    {});
+                    call_.stream);
     linear_backward({.dy = dpre, .x = normed(), .w = b_.w.up, .dx = dm, .dw = b_.dw.up, .products = call_.products},
-                    {});
+                    call_.stream);
     adapter_backward(adapter(&ApplicationAdapters::mlp), normed(), dout, dm);
   }
 
   // --- writes of the residual stream: both leave the gradient of attn_out in scratch.branch_grad ---
   void residual_backward(const BlockGradients& g) const {
     const Tensor g0 = channels(g.g0);
-    scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, {});
+    scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, call_.stream);
     scaled_add_backward(
         {.dy = g0, .branch = mlp_out(), .scale = b_.w.mlp_scale, .dbranch = branch_grad(), .dscale = b_.dw.mlp_scale},
-        {});
+        call_.stream);
     mlp_branch_backward(mid(), branch_grad());
     norm_backward(mid(), b_.w.mlp_norm, b_.dw.mlp_norm, rstd_mlp(), g0, g0);
     scaled_add_backward({.dy = g0,
@@ -360,7 +364,7 @@ class Block {
                          .scale = b_.w.attn_scale,
                          .dbranch = branch_grad(),
                          .dscale = b_.dw.attn_scale},
-                        {});
+                        call_.stream);
   }
   void write_lanes() const {
     lane_write({.lane0 = merged(),
@@ -373,7 +377,7 @@ class Block {
                 .p = b_.w.lane_post,
                 .out0 = channels(b_.out0),
                 .out1 = channels(b_.out1)},
-               {});
+               call_.stream);
   }
   void write_lanes_backward(const BlockGradients& g) const {
     const Tensor g0 = channels(g.g0), g1 = channels(g.g1), db = mid();  // a lane block has no mid row
@@ -395,7 +399,7 @@ class Block {
                          .dscale_b = b_.dw.mlp_scale,
                          .dr = b_.dw.lane_resid,
                          .dp = b_.dw.lane_post},
-                        {});
+                        call_.stream);
     mlp_branch_backward(lane1(), db);
     norm_backward(lane1(), b_.w.mlp_norm, b_.dw.mlp_norm, rstd_mlp(), g1, g1);
   }
@@ -410,26 +414,25 @@ class Block {
 
 // Appends this call's keys and values to each sequence's cache and attends to all of it.
 void Block::attend_cached() const {
-  const int32_t* cu = call_.cu_seqlens.ptr<int32_t>();
   const int64_t capacity = call_.cache->capacity();
   const Tensor& k_cache = call_.cache->keys(b_.index);
   const Tensor& v_cache = call_.cache->values(b_.index);
   for (size_t s = 0; s < call_.sequences->size(); ++s) {
-    const int64_t begin = cu[s], end = cu[s + 1], base = (*call_.sequences)[s] * capacity;
+    const int64_t begin = call_.cu[s], end = call_.cu[s + 1], base = (*call_.sequences)[s] * capacity;
     if (begin == end) continue;
     const int64_t length = call_.cache->length((*call_.sequences)[s]), total = length + end - begin;
-    copy(k().slice(0, begin, end), k_cache.slice(0, base + length, base + total));
-    copy(v().slice(0, begin, end), v_cache.slice(0, base + length, base + total));
-    int32_t cu_q[2] = {0, int32_t(end - begin)}, cu_k[2] = {0, int32_t(total)};
+    copy({.from = k().slice(0, begin, end), .to = k_cache.slice(0, base + length, base + total)}, call_.stream);
+    copy({.from = v().slice(0, begin, end), .to = v_cache.slice(0, base + length, base + total)}, call_.stream);
+    const Tensor cu = call_.cached_cu.row(int64_t(s));
     attention({.q = q().slice(0, begin, end),
                .k = k_cache.slice(0, base, base + total),
                .v = v_cache.slice(0, base, base + total),
-               .cu_q = Tensor(cu_q, {2}),
-               .cu_k = Tensor(cu_k, {2}),
+               .cu_q = cu.row(0),
+               .cu_k = cu.row(1),
                .out = q_heads(b_.saved.y).slice(0, begin, end),
                .scale = softmax_scale(),
                .window = c_.window},
-              {});
+              call_.stream);
   }
 }
 

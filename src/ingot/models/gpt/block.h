@@ -20,8 +20,11 @@ struct SkipViews {
 struct CallContext {
   const GptConfig& config;
   int64_t tokens;
-  int64_t block_rows;            // at most so many tokens at a time where each is worked on by itself
-  Tensor positions, cu_seqlens;  // i32
+  int64_t block_rows;  // at most so many tokens at a time where each is worked on by itself
+  Device device;
+  Stream stream;
+  Tensor positions, cu_seqlens;  // i32, on the device
+  std::span<const int32_t> cu;   // cu_seqlens in host memory
   Tensor cos, sin;               // empty without rotation
   Act act;
   Products products;
@@ -30,6 +33,7 @@ struct CallContext {
   // Generation: keys and values of this application live in a cache.
   GptCache* cache = nullptr;
   const std::vector<int64_t>* sequences = nullptr;
+  Tensor cached_cu;  // (S, 2, 2) i32, on the device: of segment s (0, its tokens) and (0, those and what is cached)
 };
 
 struct BlockTensors {

@@ -4,22 +4,27 @@
 
 #include "ingot/core/check.h"
 #include "ingot/core/memory.h"
+#include "ingot/gpu/allocator.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
+#include "ingot/kernels/rope/rope.h"
 
 namespace ingot::detail {
 namespace {
 
 class Planner {
  public:
-  explicit Planner(DType dtype) : dtype_(dtype) {}
-  void add(Tensor& into, Shape shape, int first, int last) { add(into, dtype_, shape, first, last); }
+  explicit Planner(DType activations) : activations_(activations) {}
+  void add(Tensor& into, Shape shape, int first, int last) { add(into, activations_, shape, first, last); }
   void add(Tensor& into, DType dtype, Shape shape, int first, int last) {
     wanted_.push_back({&into, dtype, shape, plan_.add(shape.numel() * size_of(dtype), first, last)});
   }
-  Arena place() {
+  int64_t solve() {
     plan_.solve();
-    Arena arena(plan_.total_bytes());
+    return plan_.total_bytes();
+  }
+  Arena place(Allocator& memory) {  // addresses; on the CPU memory comes as it is written
+    Arena arena(plan_.total_bytes(), memory);
     for (const Wanted& w : wanted_) *w.into = arena.at(plan_.offset(w.buffer), w.dtype, w.shape);
     return arena;
   }
@@ -31,7 +36,7 @@ class Planner {
     Shape shape;
     int buffer;
   };
-  DType dtype_;
+  DType activations_;
   ArenaPlan plan_;
   std::vector<Wanted> wanted_;
 };
@@ -40,7 +45,7 @@ struct Plan {
   const GptConfig& c;
   const LayerProgram& program;
   const GptOptions& options;
-  DType dtype;
+  GptTypes types;
   Planner planner;
   Buffers& b;
   int64_t T;
@@ -54,7 +59,9 @@ struct Plan {
   int kept_until(int i) const { return options.training ? backward_step(i) + 2 : forward_step(i); }
   int64_t q_width() const { return c.heads * c.head_dim; }
   int64_t kv_width() const { return c.kv_heads * c.head_dim; }
-  int64_t norm_workspace() const { return std::max<int64_t>(1, rmsnorm_backward_workspace_bytes(T, c.dim, dtype, {})); }
+  int64_t norm_workspace() const {
+    return std::max<int64_t>(1, rmsnorm_backward_workspace_bytes(T, c.dim, types.activations, options.device));
+  }
 
   void stream() {
     for (int i = 0; i <= A; ++i) {
@@ -72,15 +79,15 @@ struct Plan {
   void application(int i) {
     const int f = forward_step(i), k = kept_until(i);
     Saved& s = b.saved[size_t(i)];
-    planner.add(s.rstd_attn, {T}, f, k);
+    planner.add(s.rstd_attn, types.sums(), {T}, f, k);
     planner.add(s.q_raw, {T, q_width()}, f, k);
     planner.add(s.k_raw, {T, kv_width()}, f, k);
     planner.add(s.v, {T, kv_width()}, f, k);
     planner.add(s.y, {T, q_width()}, f, k);
-    planner.add(s.lse, {T * c.heads}, f, k);
+    planner.add(s.lse, types.sums(), {T * c.heads}, f, k);
     // These are read only before attention's backward; the MLP's output only for the gradients of what scales it.
     const int up = options.training ? backward_step(i) : f;
-    planner.add(s.rstd_mlp, {T}, f, up);
+    planner.add(s.rstd_mlp, types.sums(), {T}, f, up);
     planner.add(s.mlp_out, {T, c.dim}, f, c.branch_scale || program.applications[size_t(i)].lanes ? up : f);
     planner.add(s.pre, {T, c.mlp_hidden}, f, up);
     scratch(i);
@@ -123,6 +130,8 @@ struct Plan {
     block(s.in_grad, c.dim, from, from);
     for (Tensor* t : {&s.adapter_low, &s.adapter_low_grad}) rows(*t, options.max_adapter_rank, to, from);
     planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, to, from);
+    const int64_t rope = c.qk_gain ? qk_norm_rope_backward_workspace_bytes(T, c.heads, options.device) : 0;
+    if (rope > 0) planner.add(s.rope_workspace, DType::u8, {rope}, from, from);
   }
 
   void ends() {
@@ -131,12 +140,12 @@ struct Plan {
     planner.add(b.embedded, {T, c.factorised() ? E : c.dim}, 0, 0);
     if (c.factorised()) planner.add(b.embed_low, {T, E}, 0, 0);
     planner.add(b.final, {T, c.dim}, head, head);
-    planner.add(b.final_rstd, {T}, head, head);
+    planner.add(b.final_rstd, types.sums(), {T}, head, head);
     planner.add(b.head_normed, {T, c.dim}, head, head);
     planner.add(b.head_low, {T, options.max_adapter_rank}, head, head);
     if (c.factorised()) planner.add(b.head_in, {T, E}, head, head);
-    const int64_t head_bytes =
-        linear_cross_entropy_workspace_bytes(T, c.factorised() ? E : c.dim, c.vocab, dtype, options.products, {});
+    const int64_t head_bytes = linear_cross_entropy_workspace_bytes(
+        T, c.factorised() ? E : c.dim, c.vocab, types.activations, options.products, options.device);
     planner.add(b.head_workspace, DType::u8, {std::max<int64_t>(1, head_bytes)}, head, head);
     if (!options.training) return;
     planner.add(b.head_normed_grad, {T, c.dim}, head, head);
@@ -158,7 +167,8 @@ struct Plan {
 
 }  // namespace
 
-Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, DType dtype, const GptOptions& options) {
+Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, const GptTypes& types,
+                     const GptOptions& options) {
   Buffers b;
   const size_t applications = program.applications.size();
   b.in0.resize(applications + 1);
@@ -167,13 +177,15 @@ Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, DType
   b.saved.resize(applications);
   b.forward.resize(applications);
   b.backward.resize(applications);
-  Plan plan{config, program, options, dtype, Planner(dtype), b, options.capacity, int(applications)};
+  Plan plan{config, program, options, types, Planner(types.activations), b, options.capacity, int(applications)};
   plan.stream();
   for (int i = 0; i < int(applications); ++i) plan.application(i);
   plan.ends();
-  b.arena = plan.planner.place();  // addresses; memory comes as it is written
+  Allocator& memory = options.memory != nullptr ? *options.memory : gpu::memory_of(options.device);
+  const int64_t bytes = plan.planner.solve();
   if (options.training)
-    require_memory(b.arena.capacity(), detail::concat("training on ", options.capacity, " tokens at once"));
+    require_memory(bytes, detail::concat("training on ", options.capacity, " tokens at once"), memory);
+  b.arena = plan.planner.place(memory);
   return b;
 }
 

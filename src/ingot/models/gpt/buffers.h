@@ -35,7 +35,7 @@ struct Scratch {
   Tensor hidden;                             // activated
   Tensor branch_grad, normed_grad, in_grad;  // backward only
   Tensor hidden_grad;
-  Tensor norm_workspace, adapter_low, adapter_low_grad;
+  Tensor norm_workspace, rope_workspace, adapter_low, adapter_low_grad;
 };
 
 struct Buffers {
@@ -54,15 +54,16 @@ struct Buffers {
 
 // What is done to each token by itself runs over blocks of so many: what one op writes, the next one finds in cache (a
 // golf step takes some 6 % less CPU time on Zen 3), and scratch memory is that of a block. Weights are packed once per
-// block, which shows only where products run by tiles of bf16: there all tokens are one block. Adapters cut tokens into
-// documents.
+// block, which shows only where products run by tiles of bf16: there all tokens are one block. So they are on a GPU,
+// which would launch every op as often. Adapters cut tokens into documents.
 inline int64_t most_block_rows(int64_t capacity, const GptOptions& options) {
   constexpr int64_t kRows = 1024;
   const bool tiles = options.products == Products::bf16 && cpu_level() >= CpuLevel::avx512_amx;
-  const bool one = tiles || options.max_adapter_rank > 0 || capacity < kRows;
+  const bool one = options.device.kind != Device::cpu || tiles || options.max_adapter_rank > 0 || capacity < kRows;
   return one ? capacity : kRows;
 }
 
-Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, DType dtype, const GptOptions& options);
+Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, const GptTypes& types,
+                     const GptOptions& options);
 
 }  // namespace ingot::detail

@@ -5,13 +5,13 @@
 namespace ingot {
 
 GptCache::GptCache(const GptConfig& config, const LayerProgram& program, int64_t sequences, int64_t capacity,
-                   DType dtype)
+                   DType dtype, Allocator& memory)
     : capacity_(capacity), lengths_(size_t(sequences), 0) {
   INGOT_CHECK(sequences >= 1 && capacity >= 1, "gpt cache: found ", sequences, " sequences of ", capacity,
               " tokens, expected at least 1 of 1");
   const Shape shape{sequences * capacity, config.kv_heads, config.head_dim};
   const int64_t each = Arena::aligned(dtype, shape);
-  arena_ = Arena(2 * each * int64_t(program.applications.size()));
+  arena_ = Arena(2 * each * int64_t(program.applications.size()), memory);
   for (size_t i = 0; i < program.applications.size(); ++i) {
     k_.push_back(arena_.take(dtype, shape));
     v_.push_back(arena_.take(dtype, shape));

@@ -11,9 +11,11 @@ namespace ingot {
 // Keys and values of every application for `sequences` sequences of up to `capacity` tokens.
 class GptCache {
  public:
-  GptCache(const GptConfig& config, const LayerProgram& program, int64_t sequences, int64_t capacity, DType dtype);
+  GptCache(const GptConfig& config, const LayerProgram& program, int64_t sequences, int64_t capacity, DType dtype,
+           Allocator& memory = system_memory());
   int64_t sequences() const { return int64_t(lengths_.size()); }
   int64_t capacity() const { return capacity_; }
+  Device device() const { return arena_.device(); }
   int64_t length(int64_t sequence) const { return lengths_[size_t(sequence)]; }
   void truncate(int64_t sequence, int64_t length);  // forgets tokens beyond `length`
   void advance(int64_t sequence, int64_t tokens);   // after every application has written them

@@ -1,11 +1,34 @@
 #pragma once
 // The model's vocabulary: what a model is made for, and what one call of it is given.
+#include <span>
 #include <vector>
 
+#include "ingot/core/allocator.h"
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 
 namespace ingot {
+
+// Element types of a model. On the CPU all are one, f32 or f64.
+struct GptTypes {
+  GptTypes() = default;
+  GptTypes(DType all) : master(all), compute(all), activations(all) {}
+  GptTypes(DType m, DType c, DType a) : master(m), compute(c), activations(a) {}
+  DType master = DType::f32;       // the weights as trained, and gradients
+  DType compute = DType::f32;      // the weights as matrices are multiplied
+  DType activations = DType::f32;  // and gradients of activations
+  // Losses and statistics of rows.
+  DType sums() const { return activations == DType::f64 ? DType::f64 : DType::f32; }
+};
+// What a model is trained in on a device: f32; on a GPU bf16 activations and bf16 copies of f32 weights.
+GptTypes gpt_types(Device device);
+
+// Flat weights (ParameterLayout). `compute` is the copy that products read where its type is another than master's;
+// vectors and scalars are always read from `master`.
+struct GptWeights {
+  GptWeights(const Tensor& m, const Tensor& c = {}) : master(m), compute(c) {}
+  Tensor master, compute;
+};
 
 // What a model is bound to; fixed at its construction.
 struct GptOptions {
@@ -15,12 +38,23 @@ struct GptOptions {
   Products products = Products::fp32;
   int64_t max_adapter_rank = 0;  // largest rank of the adapters passed later; 0: none
   int64_t max_positions = 0;     // rotary positions that may occur; 0: the config's context
+  Device device;                 // on which weights, batches, losses and logits lie
+  Stream stream;                 // on which all of its work is put
+  Allocator* memory = nullptr;   // of activations; null: that of the device
 };
 
 // Packed documents. All i32. positions count from 0 inside a segment; targets may be left out where no loss is wanted.
 struct TokenBatch {
   Tensor tokens, targets, positions;  // (T)
   Tensor cu_seqlens;                  // (S + 1)
+  // The same numbers in host memory, for what decides on them: which segment, how many tokens, how far a cache reaches.
+  // Left out where the batch itself lies there.
+  Tensor host_positions, host_cu_seqlens;
+
+  const Tensor& positions_on_host() const { return host_positions ? host_positions : positions; }
+  const Tensor& cu_on_host() const { return host_cu_seqlens ? host_cu_seqlens : cu_seqlens; }
+  // Segment s is tokens [cu()[s], cu()[s + 1]).
+  std::span<const int32_t> cu() const { return {cu_on_host().ptr<int32_t>(), size_t(cu_on_host().numel())}; }
 };
 
 // Low-rank adapters, one set per document (segment) and application:  delta(x) = (x A^T) B^T.

@@ -53,7 +53,7 @@ TEST(gpt, losses_and_gradients_are_those_of_the_definition) {
     testing::fill_golden_weights(layout, weights);
     for (int64_t t = 0; t < T; ++t) dloss.tensor().ptr<double>()[t] = number("dloss", t);
     Gpt model(config, DType::f64, {.capacity = T, .looping = golden["looping"], .training = true});
-    model.losses_and_gradients(weights, batch, dloss, loss, grads);
+    model.losses_and_gradients(weights.tensor(), batch, dloss, loss, grads);
     for (int64_t t = 0; t < T; ++t) {
       const double want = golden["losses"][size_t(t)];
       EXPECT_NEAR(loss.tensor().ptr<double>()[t], want, kLimit * std::abs(want)) << name << ", token " << t;

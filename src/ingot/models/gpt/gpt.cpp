@@ -1,12 +1,14 @@
 #include "ingot/models/gpt/gpt.h"
 
-#include <cmath>
-
+#include "ingot/gpu/allocator.h"
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/embedding/embedding.h"
 #include "ingot/kernels/residual/residual.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
+#include "ingot/kernels/softcap/softcap.h"
 #include "ingot/models/gpt/adapter.h"
 #include "ingot/models/gpt/block.h"
 
@@ -16,13 +18,15 @@ using detail::view;
 
 struct Gpt::Impl {
   GptConfig config;
-  DType dtype;
+  GptTypes types;
   GptOptions options;
   LayerProgram program;
   ParameterLayout layout;
   detail::Buffers buffers;
-  std::vector<uint8_t> table_memory;
+  Arena table_memory;
   Tensor cos, sin;
+  std::vector<int32_t> cached_cu;  // of one call, on the host
+  Arena cached_cu_memory;          // on a GPU
   Act act;
 
   // Parameters by role, found once.
@@ -36,19 +40,32 @@ struct Gpt::Impl {
                   *final_norm = nullptr, *skip_weights = nullptr, *skip_gates = nullptr, *lane_post = nullptr,
                   *lane_resid = nullptr;
 
-  Impl(const GptConfig& c, DType t, const GptOptions& o)
+  Impl(const GptConfig& c, const GptTypes& t, const GptOptions& o)
       : config(c),
-        dtype(t),
+        types(t),
         options(o),
         program(layer_program(c, o.looping)),
         layout(c),
         act(activation_named(c.activation)) {
     INGOT_CHECK(o.capacity >= 1, "gpt: found a capacity of ", o.capacity, " tokens, expected at least 1");
-    INGOT_CHECK(t == DType::f32 || t == DType::f64, "gpt: found dtype ", t, ", expected f32 or f64");
+    check_types();
     if (options.max_positions == 0) options.max_positions = config.context;
     find_parameters();
-    buffers = detail::plan_buffers(config, program, dtype, options);
+    buffers = detail::plan_buffers(config, program, types, options);
     make_rope_table();
+  }
+
+  void check_types() const {
+    const DType m = types.master, c = types.compute, a = types.activations;
+    INGOT_CHECK(m == DType::f32 || m == DType::f64, "gpt: found weights of ", m, ", expected f32 or f64");
+    const bool one = c == m && a == m;
+    if (options.device.kind == Device::cpu)
+      INGOT_CHECK(one, "gpt: found weights of ", m, " computed with as ", c, " and activations of ", a, " on ",
+                  options.device, ", expected one type");
+    else
+      INGOT_CHECK(one || (m == DType::f32 && c == a && (a == DType::bf16 || a == DType::f16)), "gpt: found weights of ",
+                  m, " computed with as ", c, " and activations of ", a, " on ", options.device,
+                  ", expected one type, or f32 weights and bf16 or f16 for the other two");
   }
 
   void find_parameters() {
@@ -85,22 +102,34 @@ struct Gpt::Impl {
 
   void make_rope_table() {
     if (config.rotary_dim == 0) return;
+    // Formed on the host, and read where the model runs.
     const Shape shape{options.max_positions, config.rotary_dim / 2};
-    table_memory.resize(size_t(2 * shape.numel() * size_of(dtype)));
-    cos = Tensor(table_memory.data(), dtype, shape);
-    sin = Tensor(table_memory.data() + table_memory.size() / 2, dtype, shape);
+    const auto take_both = [&](Allocator& from) {
+      Arena arena(2 * Arena::aligned(types.sums(), shape), from);
+      cos = arena.take(types.sums(), shape), sin = arena.take(types.sums(), shape);
+      return arena;
+    };
+    table_memory = take_both(system_memory());
     rope_table(rope_frequencies(config.rotary_dim, config.rope_base, config.rope_scaling), cos, sin);
+    if (options.device.kind == Device::cpu) return;
+    const Tensor host_cos = cos, host_sin = sin;
+    Arena there = take_both(gpu::memory_of(options.device));
+    copy({.from = host_cos, .to = cos}, options.stream);
+    copy({.from = host_sin, .to = sin}, options.stream);
+    gpu::synchronize(options.device, options.stream);  // the host's goes
+    table_memory = std::move(there);
   }
 
-  // Views of `flat` (weights or gradients); an empty flat gives empty views.
-  Tensor get(const Tensor& flat, const Parameter* p) const {
-    return flat && p != nullptr ? layout.view(flat, *p) : Tensor();
+  // Views of `flat` (weights or gradients); an empty flat gives empty views. Products read the copy in their type.
+  Tensor get(const GptWeights& flat, const Parameter* p) const {
+    if (!flat.master || p == nullptr) return {};
+    return layout.view(flat.compute && p->kind != ParameterKind::scalar ? flat.compute : flat.master, *p);
   }
-  Tensor get_row(const Tensor& flat, const Parameter* p, int64_t i) const {
+  Tensor get_row(const GptWeights& flat, const Parameter* p, int64_t i) const {
     const Tensor t = get(flat, p);
     return t ? t.row(i) : t;
   }
-  detail::LayerViews layer(const Tensor& flat, int i) const {
+  detail::LayerViews layer(const GptWeights& flat, int i) const {
     const LayerParameters& p = layer_parameters[size_t(i)];
     return {.attn_norm = get(flat, p.attn_norm),
             .mlp_norm = get(flat, p.mlp_norm),
@@ -118,19 +147,23 @@ struct Gpt::Impl {
             .lane_post = get_row(flat, lane_post, i),
             .lane_resid = get_row(flat, lane_resid, i)};
   }
-  detail::SkipViews skip(const Tensor& flat, int slot) const {
+  detail::SkipViews skip(const GptWeights& flat, int slot) const {
     if (slot < 0) return {};
     return {.weight = get_row(flat, skip_weights, slot), .gate = get_row(flat, skip_gates, slot)};
   }
 
-  void check_call(const Tensor& weights, const TokenBatch& batch, bool needs_targets) const;
+  void check_call(const GptWeights& weights, const TokenBatch& batch, bool needs_targets) const;
+  void check_on_host(const TokenBatch& batch) const;
   void check_adapters(const TokenBatch& batch, const GptAdapters* adapters) const;
   detail::CallContext context(const TokenBatch& batch, const GptAdapters* adapters, GptAdapters* grads) const {
     return {.config = config,
             .tokens = batch.tokens.numel(),
             .block_rows = detail::most_block_rows(options.capacity, options),
+            .device = options.device,
+            .stream = options.stream,
             .positions = batch.positions,
             .cu_seqlens = batch.cu_seqlens,
+            .cu = batch.cu(),
             .cos = cos,
             .sin = sin,
             .act = act,
@@ -138,37 +171,57 @@ struct Gpt::Impl {
             .adapters = adapters,
             .adapter_grads = grads};
   }
-  detail::BlockTensors block(int i, const Tensor& weights, const Tensor& grads, bool backward) const;
+  detail::BlockTensors block(int i, const GptWeights& weights, const Tensor& grads, bool backward) const;
 
   int64_t embed_width() const { return embed_proj != nullptr ? config.embed_dim : config.dim; }
-  Tensor look_up(const Tensor& weights, const TokenBatch& batch, const Tensor& raw, const Tensor& into) const;
-  void embed_forward(const Tensor& weights, const TokenBatch& batch);
-  void embed_backward(const Tensor& weights, const TokenBatch& batch, const Tensor& grads);
-  void blocks_forward(const detail::CallContext& call, const Tensor& weights);
-  void blocks_backward(const detail::CallContext& call, const Tensor& weights, const Tensor& grads);
+  Tensor look_up(const GptWeights& weights, const TokenBatch& batch, const Tensor& raw, const Tensor& into) const;
+  void embed_forward(const GptWeights& weights, const TokenBatch& batch);
+  void embed_backward(const GptWeights& weights, const TokenBatch& batch, const Tensor& grads);
+  void blocks_forward(const detail::CallContext& call, const GptWeights& weights);
+  void blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads);
   Tensor stream_out(int64_t tokens);
-  void head_losses(const detail::CallContext& call, const Tensor& weights, const TokenBatch& batch, const Tensor& dloss,
-                   const Tensor& loss, const Tensor& grads, bool backward);
+  void head_losses(const detail::CallContext& call, const GptWeights& weights, const TokenBatch& batch,
+                   const Tensor& dloss, const Tensor& loss, const Tensor& grads, bool backward);
   void losses_per_segment(const LinearCrossEntropy& all, const detail::CallContext& call);
-  void head_backward(const detail::CallContext& call, const Tensor& weights, const Tensor& grads, const Tensor& x);
-  void head_logits(const detail::CallContext& call, const Tensor& weights, const Tensor& rows, const Tensor& logits);
+  void head_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads, const Tensor& x);
+  Tensor cached_offsets(std::span<const int32_t> cu, const std::vector<int64_t>& sequences, const GptCache& cache);
+  void head_logits(const detail::CallContext& call, const GptWeights& weights, const Tensor& rows,
+                   const Tensor& logits);
 };
 
-void Gpt::Impl::check_call(const Tensor& weights, const TokenBatch& batch, bool needs_targets) const {
+void Gpt::Impl::check_call(const GptWeights& weights, const TokenBatch& batch, bool needs_targets) const {
   const int64_t tokens = batch.tokens.numel();
-  INGOT_CHECK_EQ(weights.numel(), layout.padded_count(), "gpt: length of the flat weights");
-  INGOT_CHECK_EQ(weights.dtype, dtype, "gpt: dtype of the weights");
+  INGOT_CHECK_EQ(weights.master.numel(), layout.padded_count(), "gpt: length of the flat weights");
+  INGOT_CHECK_EQ(weights.master.dtype, types.master, "gpt: dtype of the weights");
+  INGOT_CHECK_EQ(bool(weights.compute), types.compute != types.master, "gpt: a copy of the weights in ", types.compute);
+  if (weights.compute) {
+    INGOT_CHECK_EQ(weights.compute.numel(), layout.padded_count(), "gpt: length of the weights' copy");
+    INGOT_CHECK_EQ(weights.compute.dtype, types.compute, "gpt: dtype of the weights' copy");
+  }
   INGOT_CHECK_LE(tokens, options.capacity, "gpt: tokens in the batch");
   INGOT_CHECK_EQ(batch.positions.numel(), tokens, "gpt: positions");
   INGOT_CHECK_GE(batch.cu_seqlens.numel(), int64_t(1), "gpt: cu_seqlens");
   if (needs_targets) INGOT_CHECK_EQ(batch.targets.numel(), tokens, "gpt: targets");
-  const int32_t* cu = batch.cu_seqlens.ptr<int32_t>();
-  const int64_t segments = batch.cu_seqlens.numel() - 1;
-  INGOT_CHECK_EQ(cu[0], 0, "gpt: start of cu_seqlens");
-  for (int64_t s = 0; s < segments; ++s) INGOT_CHECK_LE(cu[s], cu[s + 1], "gpt: cu_seqlens at segment ", s);
-  INGOT_CHECK_EQ(int64_t(cu[segments]), tokens, "gpt: end of cu_seqlens");
+  for (const Tensor* t : {&weights.master, &batch.tokens, &batch.positions, &batch.cu_seqlens})
+    INGOT_CHECK_EQ(t->device, options.device, "gpt: device of the weights and the batch");
+  check_on_host(batch);
+}
+
+// What is decided on: read in host memory, wherever the batch lies.
+void Gpt::Impl::check_on_host(const TokenBatch& batch) const {
+  const int64_t tokens = batch.tokens.numel();
+  for (const auto& [there, here, name] : {std::tuple(&batch.positions, &batch.positions_on_host(), "positions"),
+                                          std::tuple(&batch.cu_seqlens, &batch.cu_on_host(), "cu_seqlens")}) {
+    INGOT_CHECK(here->device.kind == Device::cpu, "gpt: found a batch on ", there->device, " without host_", name,
+                ", expected its ", name, " in host memory too");
+    INGOT_CHECK_EQ(here->numel(), there->numel(), "gpt: length of host_", name);
+  }
+  const std::span<const int32_t> cu = batch.cu();
+  INGOT_CHECK_EQ(cu.front(), 0, "gpt: start of cu_seqlens");
+  for (size_t s = 0; s + 1 < cu.size(); ++s) INGOT_CHECK_LE(cu[s], cu[s + 1], "gpt: cu_seqlens at segment ", s);
+  INGOT_CHECK_EQ(int64_t(cu.back()), tokens, "gpt: end of cu_seqlens");
   const int64_t limit = config.learned_positions ? config.context : options.max_positions;
-  const int32_t* at = batch.positions.ptr<int32_t>();
+  const int32_t* at = batch.positions_on_host().ptr<int32_t>();
   if (config.learned_positions || config.rotary_dim > 0)
     for (int64_t t = 0; t < tokens; ++t)
       INGOT_CHECK(at[t] >= 0 && at[t] < limit, "gpt: found position ", at[t], " at token ", t, ", expected 0 to ",
@@ -200,35 +253,37 @@ void Gpt::Impl::check_adapters(const TokenBatch& batch, const GptAdapters* adapt
 
 // The tokens' rows of the table, normed where the config says so, in `into`; `raw` keeps them as they were before the
 // norm.
-Tensor Gpt::Impl::look_up(const Tensor& weights, const TokenBatch& batch, const Tensor& raw, const Tensor& into) const {
+Tensor Gpt::Impl::look_up(const GptWeights& weights, const TokenBatch& batch, const Tensor& raw,
+                          const Tensor& into) const {
   const Shape shape{batch.tokens.numel(), embed_width()};
   const Tensor x = view(into, shape), rows = config.embed_norm ? view(raw, shape) : x;
-  embedding({.ids = batch.tokens, .table = get(weights, table), .y = rows}, {});
-  if (config.embed_norm) rmsnorm({.x = rows, .y = x, .eps = config.norm_eps}, {});
+  embedding({.ids = batch.tokens, .table = get(weights, table), .y = rows}, options.stream);
+  if (config.embed_norm) rmsnorm({.x = rows, .y = x, .eps = config.norm_eps}, options.stream);
   return x;
 }
 
 // Row, norm, projection, learned position.
-void Gpt::Impl::embed_forward(const Tensor& weights, const TokenBatch& batch) {
+void Gpt::Impl::embed_forward(const GptWeights& weights, const TokenBatch& batch) {
   const Tensor x0 = view(buffers.in0[0], {batch.tokens.numel(), config.dim});
   if (embed_proj == nullptr) {
     look_up(weights, batch, buffers.embedded, x0);
   } else {
     const Tensor low = look_up(weights, batch, buffers.embedded, buffers.embed_low);
-    linear({.x = low, .w = get(weights, embed_proj), .y = x0, .products = options.products}, {});
+    linear({.x = low, .w = get(weights, embed_proj), .y = x0, .products = options.products}, options.stream);
   }
   if (positions != nullptr)
-    embedding({.ids = batch.positions, .table = get(weights, positions), .y = x0, .accumulate = true}, {});
+    embedding({.ids = batch.positions, .table = get(weights, positions), .y = x0, .accumulate = true}, options.stream);
 }
 
 // g0 holds the gradient of what the first application read; x0_grad what reached x0 through the residual mixes.
-void Gpt::Impl::embed_backward(const Tensor& weights, const TokenBatch& batch, const Tensor& grads) {
+void Gpt::Impl::embed_backward(const GptWeights& weights, const TokenBatch& batch, const Tensor& grads) {
   if (!grads) return;
   const int64_t T = batch.tokens.numel();
   const Shape shape{T, embed_width()};
   Tensor g = view(buffers.g0, {T, config.dim});
-  if (config.resid_mix) axpby({.x = view(buffers.x0_grad, {T, config.dim}), .y = g}, {});
-  if (positions != nullptr) embedding_backward({.ids = batch.positions, .dy = g, .dtable = get(grads, positions)}, {});
+  if (config.resid_mix) axpby({.x = view(buffers.x0_grad, {T, config.dim}), .y = g}, options.stream);
+  if (positions != nullptr)
+    embedding_backward({.ids = batch.positions, .dy = g, .dtable = get(grads, positions)}, options.stream);
   if (embed_proj != nullptr) {
     const Tensor low = look_up(weights, batch, buffers.embedded_again, buffers.embed_low_again);
     const Tensor low_grad = view(buffers.embed_low_grad, shape);
@@ -238,20 +293,20 @@ void Gpt::Impl::embed_backward(const Tensor& weights, const TokenBatch& batch, c
                      .dx = low_grad,
                      .dw = get(grads, embed_proj),
                      .products = options.products},
-                    {});
+                    options.stream);
     g = low_grad;
   }
   if (config.embed_norm) {
     const Tensor rows = view(buffers.embedded_again, shape);
-    embedding({.ids = batch.tokens, .table = get(weights, table), .y = rows}, {});
-    rmsnorm_backward({.dy = g, .s = rows, .dx = g, .eps = config.norm_eps}, {});
+    embedding({.ids = batch.tokens, .table = get(weights, table), .y = rows}, options.stream);
+    rmsnorm_backward({.dy = g, .s = rows, .dx = g, .eps = config.norm_eps}, options.stream);
   }
-  embedding_backward({.ids = batch.tokens, .dy = g, .dtable = get(grads, table)}, {});
+  embedding_backward({.ids = batch.tokens, .dy = g, .dtable = get(grads, table)}, options.stream);
 }
 
 // --- blocks
 
-detail::BlockTensors Gpt::Impl::block(int i, const Tensor& weights, const Tensor& grads, bool backward) const {
+detail::BlockTensors Gpt::Impl::block(int i, const GptWeights& weights, const Tensor& grads, bool backward) const {
   const Application& a = program.applications[size_t(i)];
   const size_t n = size_t(i);
   return {.index = i,
@@ -270,22 +325,22 @@ detail::BlockTensors Gpt::Impl::block(int i, const Tensor& weights, const Tensor
           .scratch = backward ? buffers.backward[n] : buffers.forward[n]};
 }
 
-void Gpt::Impl::blocks_forward(const detail::CallContext& call, const Tensor& weights) {
+void Gpt::Impl::blocks_forward(const detail::CallContext& call, const GptWeights& weights) {
   for (int i = 0; i < int(program.applications.size()); ++i) detail::block_forward(call, block(i, weights, {}, false));
 }
 
-void Gpt::Impl::blocks_backward(const detail::CallContext& call, const Tensor& weights, const Tensor& grads) {
+void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads) {
   const Shape shape{call.tokens, config.dim};
-  if (config.resid_mix) fill_zero(view(buffers.x0_grad, shape));
+  if (config.resid_mix) fill({.to = view(buffers.x0_grad, shape)}, options.stream);
   for (int i = int(program.applications.size()) - 1; i >= 0; --i) {
     const Application& a = program.applications[size_t(i)];
     detail::BlockGradients g{.g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = buffers.x0_grad};
     if (a.skip_from >= 0) {
       g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
-      fill_zero(view(g.skip_grad, shape));
+      fill({.to = view(g.skip_grad, shape)}, options.stream);
     }
     if (const Tensor& from_skip = buffers.skip_grad[size_t(i) + 1])
-      axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, {});
+      axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, options.stream);
     detail::block_backward(call, block(i, weights, grads, true), g);
   }
 }
@@ -300,18 +355,18 @@ Tensor Gpt::Impl::stream_out(int64_t tokens) {
   const Tensor lane1 = view(buffers.in1.back(), shape);
   if (config.lane_output == "mlp") return lane1;
   const Tensor x = view(buffers.final, shape);
-  copy(lane0, x);
-  axpby({.x = lane1, .y = x, .alpha = 0.5, .beta = 0.5}, {});
+  copy({.from = lane0, .to = x}, options.stream);
+  axpby({.x = lane1, .y = x, .alpha = 0.5, .beta = 0.5}, options.stream);
   return x;
 }
 
-void Gpt::Impl::head_losses(const detail::CallContext& call, const Tensor& weights, const TokenBatch& batch,
+void Gpt::Impl::head_losses(const detail::CallContext& call, const GptWeights& weights, const TokenBatch& batch,
                             const Tensor& dloss, const Tensor& loss, const Tensor& grads, bool backward) {
   const int64_t T = call.tokens;
   const Tensor x = stream_out(T), f = view(buffers.head_normed, {T, config.dim});
   rmsnorm(
       {.x = x, .w = get(weights, final_norm), .y = f, .rstd = view(buffers.final_rstd, {T}), .eps = config.norm_eps},
-      {});
+      options.stream);
   LinearCrossEntropy ce{.x = f,
                         .w = get(weights, head != nullptr ? head : table),
                         .targets = batch.targets,
@@ -322,7 +377,7 @@ void Gpt::Impl::head_losses(const detail::CallContext& call, const Tensor& weigh
                         .products = options.products};
   if (head_proj != nullptr) {
     ce.x = view(buffers.head_in, {T, config.embed_dim});
-    linear({.x = f, .w = get(weights, head_proj), .y = ce.x, .products = options.products}, {});
+    linear({.x = f, .w = get(weights, head_proj), .y = ce.x, .products = options.products}, options.stream);
   }
   if (backward) {
     ce.dloss = dloss;
@@ -334,7 +389,7 @@ void Gpt::Impl::head_losses(const detail::CallContext& call, const Tensor& weigh
   if (adapted)
     losses_per_segment(ce, call);
   else
-    linear_cross_entropy(ce, {});
+    linear_cross_entropy(ce, options.stream);
   if (backward) head_backward(call, weights, grads, x);
 }
 
@@ -346,12 +401,13 @@ void Gpt::Impl::losses_per_segment(const LinearCrossEntropy& all, const detail::
   const int64_t rank = pair.a.size(1), T = call.tokens;
   const Tensor f = view(buffers.head_normed, {T, config.dim}), df = view(buffers.head_normed_grad, {T, config.dim});
   const Tensor low = view(buffers.head_low, {T, rank}), low_grad = view(buffers.head_low_grad, {T, rank});
-  const int32_t* cu = call.cu_seqlens.ptr<int32_t>();
-  for (int64_t s = 0; s + 1 < call.cu_seqlens.numel(); ++s) {
-    const int64_t begin = cu[s], end = cu[s + 1];
+  const std::span<const int32_t> cu = call.cu;
+  const int64_t segments = int64_t(cu.size()) - 1;
+  for (int64_t s = 0; s < segments; ++s) {
+    const int64_t begin = cu[size_t(s)], end = cu[size_t(s) + 1];
     if (begin == end) continue;
     const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : t; };
-    linear({.x = part(f), .w = pair.a.row(s), .y = part(low), .products = options.products}, {});
+    linear({.x = part(f), .w = pair.a.row(s), .y = part(low), .products = options.products}, options.stream);
     LinearCrossEntropy ce = all;
     for (Tensor* t : {&ce.x, &ce.targets, &ce.loss, &ce.dloss, &ce.dx}) *t = part(*t);
     ce.x2 = part(low);
@@ -360,12 +416,12 @@ void Gpt::Impl::losses_per_segment(const LinearCrossEntropy& all, const detail::
       ce.dx2 = part(low_grad);
       if (grad != nullptr) ce.dw2 = grad->b.row(s);
     }
-    linear_cross_entropy(ce, {});
+    linear_cross_entropy(ce, options.stream);
   }
   if (!all.dloss) return;
-  if (head_proj != nullptr) fill_zero(df);  // head_backward adds the projection's part
-  for (int64_t s = 0; s + 1 < call.cu_seqlens.numel(); ++s) {
-    const int64_t begin = cu[s], end = cu[s + 1];
+  if (head_proj != nullptr) fill({.to = df}, options.stream);  // head_backward adds the projection's part
+  for (int64_t s = 0; s < segments; ++s) {
+    const int64_t begin = cu[size_t(s)], end = cu[size_t(s) + 1];
     if (begin == end) continue;
     linear_backward({.dy = low_grad.slice(0, begin, end),
                      .x = f.slice(0, begin, end),
@@ -374,11 +430,11 @@ void Gpt::Impl::losses_per_segment(const LinearCrossEntropy& all, const detail::
                      .dw = grad != nullptr ? grad->a.row(s) : Tensor(),
                      .accumulate_dx = true,
                      .products = options.products},
-                    {});
+                    options.stream);
   }
 }
 
-void Gpt::Impl::head_backward(const detail::CallContext& call, const Tensor& weights, const Tensor& grads,
+void Gpt::Impl::head_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads,
                               const Tensor& x) {
   const int64_t T = call.tokens;
   const Shape shape{T, config.dim};
@@ -392,7 +448,7 @@ void Gpt::Impl::head_backward(const detail::CallContext& call, const Tensor& wei
                      .dw = get(grads, head_proj),
                      .accumulate_dx = adapted,
                      .products = options.products},
-                    {});
+                    options.stream);
   }
   rmsnorm_backward({.dy = df,
                     .s = x,
@@ -402,30 +458,30 @@ void Gpt::Impl::head_backward(const detail::CallContext& call, const Tensor& wei
                     .dw = get(grads, final_norm),
                     .workspace = buffers.embed_workspace,
                     .eps = config.norm_eps},
-                   {});
+                   options.stream);
   if (!program.applications.back().lanes) return;
   const Tensor g1 = view(buffers.g1, shape);
   if (config.lane_output == "attn") {
-    fill_zero(g1);
+    fill({.to = g1}, options.stream);
   } else if (config.lane_output == "mlp") {
-    copy(g0, g1);
-    fill_zero(g0);
+    copy({.from = g0, .to = g1}, options.stream);
+    fill({.to = g0}, options.stream);
   } else {
-    axpby({.x = g0, .y = g0, .alpha = 0.5, .beta = 0}, {});
-    copy(g0, g1);
+    axpby({.x = g0, .y = g0, .alpha = 0.5, .beta = 0}, options.stream);
+    copy({.from = g0, .to = g1}, options.stream);
   }
 }
 
-void Gpt::Impl::head_logits(const detail::CallContext& call, const Tensor& weights, const Tensor& rows,
+void Gpt::Impl::head_logits(const detail::CallContext& call, const GptWeights& weights, const Tensor& rows,
                             const Tensor& logits) {
   const int64_t N = rows.numel();
   INGOT_CHECK(logits.rows() == N && logits.cols() == config.vocab, "gpt: found logits of shape ", logits.shape,
               ", expected (", N, ", ", config.vocab, ")");
+  INGOT_CHECK(rows.device.kind == Device::cpu, "gpt: found rows on ", rows.device, ", expected them in host memory");
   const Tensor x = stream_out(call.tokens);
   const Tensor f = view(buffers.head_normed, {call.tokens, config.dim});
   const int32_t* row = rows.ptr<int32_t>();
-  const int32_t* cu = call.cu_seqlens.ptr<int32_t>();
-  rmsnorm({.x = x, .w = get(weights, final_norm), .y = f, .eps = config.norm_eps}, {});
+  rmsnorm({.x = x, .w = get(weights, final_norm), .y = f, .eps = config.norm_eps}, options.stream);
   const Tensor w = get(weights, head != nullptr ? head : table);
   for (int64_t i = 0; i < N; ++i) {
     INGOT_CHECK(row[i] >= 0 && row[i] < call.tokens, "gpt: found row ", row[i], ", expected 0 to ", call.tokens - 1);
@@ -433,33 +489,48 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const Tensor& weigh
     Tensor in = fi;
     if (head_proj != nullptr) {
       in = view(buffers.head_in, {1, config.embed_dim});
-      linear({.x = fi, .w = get(weights, head_proj), .y = in, .products = options.products}, {});
+      linear({.x = fi, .w = get(weights, head_proj), .y = in, .products = options.products}, options.stream);
     }
-    linear({.x = in, .w = w, .y = li, .products = options.products}, {});
+    linear({.x = in, .w = w, .y = li, .products = options.products}, options.stream);
     if (call.adapters != nullptr && call.adapters->head.a) {
       int64_t s = 0;
-      while (cu[s + 1] <= row[i]) ++s;
+      while (call.cu[size_t(s) + 1] <= row[i]) ++s;
       const Tensor low = view(buffers.head_low, {1, call.adapters->head.a.size(1)});
-      linear({.x = fi, .w = call.adapters->head.a.row(s), .y = low, .products = options.products}, {});
+      linear({.x = fi, .w = call.adapters->head.a.row(s), .y = low, .products = options.products}, options.stream);
       linear({.x = low, .w = call.adapters->head.b.row(s), .y = li, .accumulate = true, .products = options.products},
-             {});
+             options.stream);
     }
   }
-  if (config.softcap > 0)
-    with_wide_float_type(dtype, "gpt", [&](auto scalar) {
-      using T = decltype(scalar);
-      for (int64_t i = 0; i < N; ++i)
-        for (int64_t v = 0; v < config.vocab; ++v) {
-          T& l = logits.ptr<T>()[i * logits.row_stride() + v];
-          l = T(config.softcap) * std::tanh(l / T(config.softcap));
-        }
-    });
+  if (config.softcap > 0) softcap({.x = logits, .y = logits, .cap = config.softcap}, options.stream);
+}
+
+// How far each segment reaches with what is cached of its sequence, where the attention reads it.
+Tensor Gpt::Impl::cached_offsets(std::span<const int32_t> cu, const std::vector<int64_t>& sequences,
+                                 const GptCache& cache) {
+  cached_cu.clear();
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const int32_t added = cu[s + 1] - cu[s];
+    for (int32_t n : {0, added, 0, int32_t(cache.length(sequences[s])) + added}) cached_cu.push_back(n);
+  }
+  const Shape shape{int64_t(sequences.size()), 2, 2};
+  const Tensor host(cached_cu.data(), shape);
+  if (options.device.kind == Device::cpu) return host;
+  if (cached_cu_memory.capacity() < host.bytes())
+    cached_cu_memory = Arena(2 * host.bytes(), gpu::memory_of(options.device));
+  const Tensor there = cached_cu_memory.at(0, DType::i32, shape);
+  // The host's memory is not pinned, so the call returns when it may be used again.
+  copy({.from = host, .to = there}, options.stream);
+  return there;
 }
 
 // --- the public class
 
-Gpt::Gpt(const GptConfig& config, DType dtype, const GptOptions& options)
-    : impl_(std::make_unique<Impl>(config, dtype, options)) {}
+GptTypes gpt_types(Device device) {
+  return device.kind == Device::cpu ? GptTypes(DType::f32) : GptTypes(DType::f32, DType::bf16, DType::bf16);
+}
+
+Gpt::Gpt(const GptConfig& config, const GptTypes& types, const GptOptions& options)
+    : impl_(std::make_unique<Impl>(config, types, options)) {}
 Gpt::~Gpt() = default;
 Gpt::Gpt(Gpt&&) noexcept = default;
 const GptConfig& Gpt::config() const { return impl_->config; }
@@ -467,7 +538,7 @@ const LayerProgram& Gpt::program() const { return impl_->program; }
 const GptOptions& Gpt::options() const { return impl_->options; }
 int64_t Gpt::arena_bytes() const { return impl_->buffers.arena.capacity(); }
 
-void Gpt::losses(const Tensor& weights, const TokenBatch& batch, const Tensor& loss, const GptAdapters* adapters) {
+void Gpt::losses(const GptWeights& weights, const TokenBatch& batch, const Tensor& loss, const GptAdapters* adapters) {
   Impl& m = *impl_;
   m.check_call(weights, batch, true);
   m.check_adapters(batch, adapters);
@@ -478,8 +549,9 @@ void Gpt::losses(const Tensor& weights, const TokenBatch& batch, const Tensor& l
   m.head_losses(call, weights, batch, {}, loss, {}, false);
 }
 
-void Gpt::losses_and_gradients(const Tensor& weights, const TokenBatch& batch, const Tensor& dloss, const Tensor& loss,
-                               const Tensor& grads, const GptAdapters* adapters, GptAdapters* adapter_grads) {
+void Gpt::losses_and_gradients(const GptWeights& weights, const TokenBatch& batch, const Tensor& dloss,
+                               const Tensor& loss, const Tensor& grads, const GptAdapters* adapters,
+                               GptAdapters* adapter_grads) {
   Impl& m = *impl_;
   INGOT_CHECK(m.options.training, "gpt: gradients were asked for, expected training = true in the options");
   m.check_call(weights, batch, true);
@@ -494,7 +566,7 @@ void Gpt::losses_and_gradients(const Tensor& weights, const TokenBatch& batch, c
   m.embed_backward(weights, batch, grads);
 }
 
-void Gpt::logits(const Tensor& weights, const TokenBatch& batch, const Tensor& rows, const Tensor& logits,
+void Gpt::logits(const GptWeights& weights, const TokenBatch& batch, const Tensor& rows, const Tensor& logits,
                  const GptAdapters* adapters) {
   Impl& m = *impl_;
   m.check_call(weights, batch, false);
@@ -506,12 +578,13 @@ void Gpt::logits(const Tensor& weights, const TokenBatch& batch, const Tensor& r
   m.head_logits(call, weights, rows, logits);
 }
 
-void Gpt::extend(const Tensor& weights, const TokenBatch& batch, const std::vector<int64_t>& sequences, GptCache& cache,
-                 const Tensor& rows, const Tensor& logits, const GptAdapters* adapters) {
+void Gpt::extend(const GptWeights& weights, const TokenBatch& batch, const std::vector<int64_t>& sequences,
+                 GptCache& cache, const Tensor& rows, const Tensor& logits, const GptAdapters* adapters) {
   Impl& m = *impl_;
   m.check_call(weights, batch, false);
   m.check_adapters(batch, adapters);
-  const int32_t* cu = batch.cu_seqlens.ptr<int32_t>();
+  const std::span<const int32_t> cu = batch.cu();
+  INGOT_CHECK_EQ(cache.device(), m.options.device, "gpt: device of the cache");
   INGOT_CHECK_EQ(int64_t(sequences.size()), batch.cu_seqlens.numel() - 1, "gpt: one cached sequence per segment");
   for (size_t s = 0; s < sequences.size(); ++s) {
     INGOT_CHECK(sequences[s] >= 0 && sequences[s] < cache.sequences(), "gpt: found cached sequence ", sequences[s],
@@ -521,13 +594,14 @@ void Gpt::extend(const Tensor& weights, const TokenBatch& batch, const std::vect
     const int64_t length = cache.length(sequences[s]), added = cu[s + 1] - cu[s];
     INGOT_CHECK_LE(length + added, cache.capacity(), "gpt: tokens of cached sequence ", sequences[s]);
     for (int64_t t = 0; t < added; ++t)
-      INGOT_CHECK_EQ(int64_t(batch.positions.ptr<int32_t>()[cu[s] + t]), length + t,
+      INGOT_CHECK_EQ(int64_t(batch.positions_on_host().ptr<int32_t>()[cu[s] + t]), length + t,
                      "gpt: position that continues sequence ", sequences[s]);
   }
   if (batch.tokens.numel() == 0) return;
   detail::CallContext call = m.context(batch, adapters, nullptr);
   call.cache = &cache;
   call.sequences = &sequences;
+  call.cached_cu = m.cached_offsets(cu, sequences, cache);
   m.embed_forward(weights, batch);
   m.blocks_forward(call, weights);
   for (size_t s = 0; s < sequences.size(); ++s) cache.advance(sequences[s], cu[s + 1] - cu[s]);

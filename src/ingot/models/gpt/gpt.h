@@ -13,7 +13,7 @@ namespace ingot {
 // A model bound to a capacity: everything it will need is planned and allocated here, nothing later.
 class Gpt {
  public:
-  Gpt(const GptConfig& config, DType dtype, const GptOptions& options);
+  Gpt(const GptConfig& config, const GptTypes& types, const GptOptions& options);
   ~Gpt();
   Gpt(Gpt&&) noexcept;
 
@@ -23,23 +23,23 @@ class Gpt {
   int64_t arena_bytes() const;
 
   // Loss of each target (T), natural logarithm; 0 where the target is the ignore index -1.
-  void losses(const Tensor& weights, const TokenBatch& batch, const Tensor& loss,
+  void losses(const GptWeights& weights, const TokenBatch& batch, const Tensor& loss,
               const GptAdapters* adapters = nullptr);
 
   // The same, and gradients of sum_t dloss[t] * loss[t]: accumulated into `grads` (flat, as weights; left out: base
   // weights are frozen and their products are skipped) and into `adapter_grads`.
-  void losses_and_gradients(const Tensor& weights, const TokenBatch& batch, const Tensor& dloss, const Tensor& loss,
+  void losses_and_gradients(const GptWeights& weights, const TokenBatch& batch, const Tensor& dloss, const Tensor& loss,
                             const Tensor& grads, const GptAdapters* adapters = nullptr,
                             GptAdapters* adapter_grads = nullptr);
 
-  // Logits after the softcap of the given rows: rows (N) i32 indices into the batch, logits (N, V).
-  void logits(const Tensor& weights, const TokenBatch& batch, const Tensor& rows, const Tensor& logits,
+  // Logits after the softcap of the given rows: rows (N) i32 indices into the batch, in host memory, logits (N, V).
+  void logits(const GptWeights& weights, const TokenBatch& batch, const Tensor& rows, const Tensor& logits,
               const GptAdapters* adapters = nullptr);
 
   // The same for tokens that continue cached sequences: segment s of the batch continues sequence sequences[s].
   // Positions must go on where the cache ends; the new keys are added to it.
-  void extend(const Tensor& weights, const TokenBatch& batch, const std::vector<int64_t>& sequences, GptCache& cache,
-              const Tensor& rows, const Tensor& logits, const GptAdapters* adapters = nullptr);
+  void extend(const GptWeights& weights, const TokenBatch& batch, const std::vector<int64_t>& sequences,
+              GptCache& cache, const Tensor& rows, const Tensor& logits, const GptAdapters* adapters = nullptr);
 
  private:
   struct Impl;
