@@ -38,6 +38,12 @@ DeviceInfo device_info(int device) {
   return info;
 }
 
+int sm_count(int device) {
+  int sms = 0;
+  check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "number of SMs of cuda:", device);
+  return sms;
+}
+
 namespace {
 // Of the current GPU, where a kernel has no code for it.
 std::string generation_text() {
@@ -188,6 +194,7 @@ namespace {
 int device_count() { return 0; }
 int current_device() { return -1; }
 DeviceInfo device_info(int) { no_cuda(); }
+int sm_count(int) { no_cuda(); }
 void check_cuda_status(int, const std::string&) { no_cuda(); }
 DeviceGuard::DeviceGuard(int) { no_cuda(); }
 DeviceGuard::~DeviceGuard() = default;

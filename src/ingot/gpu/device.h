@@ -21,6 +21,7 @@ struct DeviceInfo {
   int driver = 0, runtime = 0;  // as CUDA writes versions: 13000 is 13.0
 };
 DeviceInfo device_info(int device = 0);
+int sm_count(int device);  // asked for at every launch, as the runtime remembers it
 
 // Throws Error(unsupported) unless status is cudaSuccess: the note, the error's name and text.
 void check_cuda_status(int status, const std::string& note);

@@ -138,6 +138,9 @@ __device__ inline void load_shared(uint32_t (&w)[4], uint32_t address) {
                : "r"(address)
                : "memory");
 }
+__device__ inline void store_shared(uint32_t address, const uint32_t (&w)[2]) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(w[0]), "r"(w[1]) : "memory");
+}
 __device__ inline void store_shared(uint32_t address, const uint32_t (&w)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                : "memory");

@@ -7,6 +7,7 @@
 #include "ingot/core/cpu.h"
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/gpu/cublaslt.h"
 #include "ingot/kernels/linear/linear.simd.h"
 #include "ingot/kernels/linear/linear_tiles.h"
 
@@ -312,6 +313,20 @@ void check_matrix(const char* op, const char* name, const Tensor& t, int64_t row
   INGOT_CHECK(t.rows_uniform(), op, ": ", name, ": found rows ", t.shape,
               " that no single stride reaches or whose last stride is not 1, expected row-major with one row stride");
 }
+// A sum of 16-bit products may be kept in f32.
+Tensor sum_like(const Tensor& t, Tensor like) {
+  if (t.dtype == DType::f32 && (like.dtype == DType::bf16 || like.dtype == DType::f16)) like.dtype = DType::f32;
+  return like;
+}
+void check_sums(const char* op, const char* name, const Tensor& t, int64_t rows, int64_t cols, const Tensor& like) {
+  check_matrix(op, name, t, rows, cols, sum_like(t, like));
+}
+void check_workspace(const char* op, const Tensor& t, const Tensor& like) {
+  if (!t) return;
+  INGOT_CHECK(t.device == like.device, op, ": workspace: found it on ", t.device, ", expected ", like.device);
+  INGOT_CHECK(t.dtype == DType::u8 && t.contiguous(), op, ": workspace: found ", t.shape, " of ", t.dtype,
+              ", expected contiguous bytes");
+}
 void check_vector(const char* op, const char* name, const Tensor& t, int64_t n, const Tensor& like) {
   INGOT_CHECK(t.dtype == like.dtype, op, ": ", name, ": found dtype ", t.dtype, ", expected ", like.dtype);
   INGOT_CHECK(t.device == like.device, op, ": ", name, ": found it on ", t.device, ", expected ", like.device);
@@ -499,6 +514,7 @@ void linear(const Linear& a, Stream stream) {
   check_matrix("linear", "x", a.x, rows, k, a.x);
   check_matrix("linear", "w", a.w, n, k, a.x);
   check_matrix("linear", "y", a.y, rows, n, a.x);
+  check_workspace("linear", a.workspace, a.x);
   if (a.b) check_vector("linear", "b", a.b, n, a.x);
   if (a.pre) check_matrix("linear", "pre", a.pre, rows, n, a.x);
   if (a.w_packed) {
@@ -530,9 +546,10 @@ void linear_backward(const LinearBackward& a, Stream stream) {
   if (a.dw) {
     INGOT_CHECK(a.x, "linear_backward: found dw without x, expected x");
     check_matrix("linear_backward", "x", a.x, rows, a.dw.cols(), a.dy);
-    check_matrix("linear_backward", "dw", a.dw, n, a.x.cols(), a.dy);
+    check_sums("linear_backward", "dw", a.dw, n, a.x.cols(), a.dy);
   }
-  if (a.db) check_vector("linear_backward", "db", a.db, n, a.dy);
+  if (a.db) check_vector("linear_backward", "db", a.db, n, sum_like(a.db, a.dy));
+  check_workspace("linear_backward", a.workspace, a.dy);
   if (a.form_x) {
     INGOT_CHECK(a.x && a.pre, "linear_backward: found form_x without x or pre, expected both");
     check_matrix("linear_backward", "x", a.x, rows, a.x.cols(), a.dy);
@@ -548,8 +565,9 @@ void check(const MatMul& m) {
   const int64_t cols = m.transpose_b ? m.b.rows() : m.b.cols();
   check_matrix("matmul", "a", m.a, m.a.rows(), m.a.cols(), m.a);
   check_matrix("matmul", "b", m.b, m.transpose_b ? cols : k, m.transpose_b ? k : cols, m.a);
-  check_matrix("matmul", "c", m.c, rows, cols, m.a);
-  if (m.add) check_matrix("matmul", "add", m.add, rows, cols, m.a);
+  check_sums("matmul", "c", m.c, rows, cols, m.a);
+  if (m.add) check_matrix("matmul", "add", m.add, rows, cols, m.c);
+  check_workspace("matmul", m.workspace, m.a);
   if (m.symmetric) INGOT_CHECK_EQ(rows, cols, "matmul: symmetric");
 }
 }  // namespace
@@ -584,6 +602,7 @@ void linear_pack(const LinearPack& a) {
   cpu::linear_pack(a);
 }
 
+int64_t linear_workspace_bytes(Device device) { return device.kind == Device::cuda ? gpu::kLtWorkspaceBytes : 0; }
 int64_t bytes(const Linear& a) {
   const int64_t outputs = (a.pre ? 2 : 1) + (a.accumulate ? 1 : 0);
   return a.x.bytes() + a.w.bytes() + (a.b ? a.b.bytes() : 0) + outputs * a.y.bytes();

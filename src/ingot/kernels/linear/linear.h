@@ -4,12 +4,17 @@
 // Every matrix is row-major with any row stride; outputs overlap no input. On the CPU, f32 and f64 products use packed
 // micro-kernels, tested against matmul_plain; `products = bf16` rounds both operands of an f32 product to bf16 and sums
 // in fp32 (f64 products ignore it). One row at a time sums in another order than many rows: equal up to rounding.
+// On a GPU: f32, bf16 and f16. Of 16-bit operands sums are fp32, and dw, db and matmul's c may be f32. Products run on
+// our kernels (gpu/gemm) or on cuBLASLt (gpu/cublaslt.h), whichever is faster for the size; f32, and rows that do not
+// begin at multiples of 16 bytes, need the latter. `workspace` is room for cuBLASLt, linear_workspace_bytes(device);
+// without it products with few rows may be slower.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/activation/activation.h"
 
 namespace ingot {
 
-enum class Products { fp32, bf16 };
+// To what f32 operands may be rounded. tf32 (10 bits of mantissa, for the tensor cores) is fp32 on a CPU.
+enum class Products { fp32, bf16, tf32 };
 
 struct Linear {
   Tensor x, w, b;  // (T, K), (N, K), (N) or left out
@@ -19,7 +24,8 @@ struct Linear {
   double alpha = 1;         // y = f(alpha * x W^T + b)
   bool accumulate = false;  // y += x W^T; needs the identity and no bias
   Products products = Products::fp32;
-  Tensor w_packed;  // what linear_pack() made of w for these products, or left out
+  Tensor w_packed;   // what linear_pack() made of w for these products, or left out
+  Tensor workspace;  // u8, or left out
 };
 void linear(const Linear& a, Stream stream);
 
@@ -40,6 +46,7 @@ struct LinearBackward {
   bool accumulate_dx = false;
   Products products = Products::fp32;
   bool form_x = false;  // x = f(pre) is written first instead of read: a caller need keep pre alone
+  Tensor workspace;     // u8, or left out
 };
 void linear_backward(const LinearBackward& a, Stream stream);
 
@@ -49,13 +56,16 @@ struct MatMul {
   bool transpose_a = false, transpose_b = false;
   double alpha = 1, beta = 0;
   Products products = Products::fp32;
-  Tensor add;              // read in place of c: c = alpha * op(a) op(b) + beta * add, or left out; may be c, a or b
-  bool symmetric = false;  // the result is known to be symmetric: half of it is computed, the rest is its mirror image
+  Tensor add;  // read in place of c: c = alpha * op(a) op(b) + beta * add, or left out; may be c, a or b
+  // The result is known to be symmetric: half of it is computed, the rest is its mirror image. (On a GPU all of it.)
+  bool symmetric = false;
+  Tensor workspace;  // u8, or left out
 };
 void matmul(const MatMul& m, Stream stream);
 // The same by a plain loop on the CPU: the oracle. `products` and `symmetric` change nothing here.
 void matmul_plain(const MatMul& m);
 
+int64_t linear_workspace_bytes(Device device);  // 0 on a CPU
 int64_t bytes(const Linear& a);
 int64_t flops(const Linear& a);
 

@@ -1,0 +1,37 @@
+#pragma once
+// Plain matrix products by NVIDIA's cuBLASLt, which is opened at run time: neither its headers nor the library are
+// needed to build. It is looked for where INGOT_CUBLASLT says (a path), among what the process has loaded (PyTorch's),
+// and by the loader (PyPI's nvidia-cublas, or the toolkit's).
+#include <cstdint>
+#include <string>
+
+#include "ingot/core/tensor.h"
+
+namespace ingot::gpu {
+
+// d = alpha op(a) op(b) + beta c + bias       op is the transpose where asked; d (M, N); row-major, rows `ld` elements
+// apart; in each of `batch` products a matrix lies `step` elements after the one before.
+struct LtMatrix {
+  const void* data = nullptr;
+  int64_t ld = 0, step = 0;
+};
+struct LtProduct {
+  int64_t m = 0, n = 0, k = 0, batch = 1;
+  DType type = DType::bf16, out = DType::bf16;  // of a and b; of c, d and bias
+  bool transpose_a = false, transpose_b = false;
+  LtMatrix a, b, c, d;         // c where beta is not 0; it may be d
+  const void* bias = nullptr;  // (N), or none
+  double alpha = 1, beta = 0;
+  enum class Round : uint8_t { none, tf32, bf16 } round = Round::none;  // what f32 operands may be rounded to
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;  // more lets it choose more freely; kLtWorkspaceBytes is enough for all
+};
+constexpr int64_t kLtWorkspaceBytes = int64_t(32) << 20;
+
+// False where the library knows no way for these operands, or is not there.
+bool lt_product(const LtProduct& p, int device, Stream stream);
+bool lt_available();
+// Its version as "13.1.0", or why it is not used.
+std::string lt_version();
+
+}  // namespace ingot::gpu

@@ -1,0 +1,230 @@
+#pragma once
+// The matrix product kernel for Hopper: persistent, warp-specialised. One warp brings tiles of A and B by tensor copies
+// into a ring of stages; two warpgroups multiply them by wgmma into fp32 registers and hand the sums to an epilogue.
+//
+// To make a kernel of it, a room writes a type with these members and launches it:
+//     using Type = bf16;                                             what is multiplied: bf16 or f16
+//     static constexpr gemm::Tile kTile = {.n = 256, ...};           shape.h
+//     using A = gemm::Operand<bf16, Major::k, gemm::kTileM, false>;  where the operands come from: operand.cuh
+//     using B = gemm::Operand<bf16, Major::k, 256, true>;
+//     using Schedule = gemm::Grid;                                   which tiles, in which order: schedule.h
+//     using Epilogue = gemm::Store<bf16>;                            what becomes of the sums: epilogue.cuh
+//     gemm::launch<MyProduct>("my_op", {.a = A::params<2>("my_op: x", x), .b = ..., .schedule = Schedule::of(...),
+//                             .epilogue = ...}, device, stream);
+// Each of the four may be the room's own, if it has the members that those headers name. An A in registers (weights
+// decoded on the way) has `static constexpr bool kInRegisters = true` and
+//     fragments(params, stage_a, step, row_block, k, uint32_t (&a)[4])      what wgmma takes for 16 k (ptx/wgmma.cuh)
+// linear/products.cuh is the plainest user, swiglu/dual.cuh one with two products in a tile.
+//
+// Each sum is formed by one thread in one order, so results repeat bit for bit.
+#include <cstdint>
+
+#include "ingot/gpu/gemm/epilogue.cuh"
+#include "ingot/gpu/gemm/operand.cuh"
+#include "ingot/gpu/gemm/pipeline.cuh"
+#include "ingot/gpu/gemm/schedule.h"
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/cluster.cuh"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/wgmma.cuh"
+#include "ingot/gpu/tile/cluster.cuh"
+#include "ingot/gpu/tile/descriptor.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+
+namespace ingot::gemm {
+
+// What the register file gives each thread: the producer needs few, so the others may have many.
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+
+// What is left of shared memory after the epilogue's part is stages.
+template <class Op> struct Layout {
+  static constexpr int64_t kStageBytes = Op::A::kBytes + Op::B::kBytes, kBarriers = 512;
+  static constexpr int64_t kFree = kSharedBytes - int64_t(sizeof(typename Op::Epilogue::Shared)) - kBarriers;
+  static constexpr int kStages = int(kFree / kStageBytes < 8 ? kFree / kStageBytes : 8);
+  static_assert(kStages >= 3, "two stages are read while others arrive");
+};
+
+template <class Op> struct Memory {
+  static constexpr int kStages = Layout<Op>::kStages;
+  using Pipe = Pipeline<kStages, Op::kTile.cluster, Op::kTile.team>;
+  alignas(1024) char a[kStages][Op::A::kBytes];
+  alignas(1024) char b[kStages][Op::B::kBytes];
+  typename Op::Epilogue::Shared epilogue;
+  typename Pipe::Memory pipe;
+};
+
+template <class Op> struct Arguments {
+  typename Op::A::Params a;
+  typename Op::B::Params b;
+  typename Op::Schedule schedule;
+  typename Op::Epilogue::Params epilogue;
+};
+
+template <class Source> constexpr bool in_registers() {
+  if constexpr (requires { Source::kInRegisters; }) return Source::kInRegisters;
+  return false;
+}
+
+// Where this block stands: tiles go to clusters.
+template <class Op> struct BlockAt {
+  static constexpr int kCluster = Op::kTile.cluster;
+  uint32_t rank = kCluster > 1 ? ptx::cluster_rank() : 0;
+  uint32_t cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
+  __device__ __forceinline__ uint32_t row(const TileAt& t) const { return t.m + rank * kTileM; }
+};
+
+// One thread: every tile's steps, as the ring has room.
+template <class Op> __device__ void produce(const Arguments<Op>& p, Memory<Op>& m, const BlockAt<Op>& block) {
+  using Pipe = typename Memory<Op>::Pipe;
+  constexpr int kCluster = Op::kTile.cluster;
+  auto walk = p.schedule.walk(block.cluster, block.clusters);
+  typename Pipe::Cursor at;
+  for (TileAt t; walk.next(t);)
+    for (uint32_t step = 0; step < t.k_steps; ++step, at.advance()) {
+      uint64_t* const full = Pipe::acquire(m.pipe, at, Op::A::kBytes + Op::B::kBytes);
+      Op::A::template load<kCluster>(p.a, m.a[at.stage], t, block.row(t), step, full, block.rank);
+      Op::B::template load<kCluster>(p.b, m.b[at.stage], t, t.n, step, full, block.rank);
+    }
+}
+
+// A warpgroup's part of a tile: so many blocks of 64 rows, and their sums.
+template <class Op> struct Sums {
+  static constexpr int kBlocks = Op::kTile.team == Team::ping_pong ? 2 : 1;
+  float d[kBlocks][Op::kTile.n / 2];
+};
+
+// d (+)= one stage, issued and not waited for.
+template <class Op>
+__device__ __forceinline__ void multiply(Sums<Op>& sums, const Arguments<Op>& p, uint32_t a, uint32_t b,
+                                         uint32_t row_block, uint32_t step) {
+  using T = typename Op::Type;
+  using tile::Swizzle;
+  constexpr int kN = Op::kTile.n;
+  constexpr Major kA = Op::A::kMajor, kB = Op::B::kMajor;
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK; k += 16)
+#pragma unroll
+    for (int r = 0; r < Sums<Op>::kBlocks; ++r) {
+      const uint64_t of_b = tile::operand<kB, Swizzle::b128>(b, k, kPanelBytes);
+      if constexpr (in_registers<typename Op::A>()) {
+        uint32_t fragment[4];
+        Op::A::fragments(p.a, a, step, row_block + r, k, fragment);
+        ptx::wgmma<T, kN, kB>(sums.d[r], fragment, of_b, step > 0 || k > 0);
+      } else {
+        const uint64_t of_a = tile::operand<kA, Swizzle::b128>(a + (row_block + r) * kPanelBytes, k, kPanelBytes);
+        ptx::wgmma<T, kN, kA, kB>(sums.d[r], of_a, of_b, step > 0 || k > 0);
+      }
+    }
+  ptx::wgmma_commit_group();
+}
+
+// All of a tile's products. A stage is handed back when the next one's products are under way.
+template <class Op>
+__device__ __forceinline__ void multiply_tile(Sums<Op>& sums, const Arguments<Op>& p, Memory<Op>& m, uint32_t steps,
+                                              typename Memory<Op>::Pipe::Cursor& at, uint32_t row_block,
+                                              const Turns<Op::kTile.team>& turns) {
+  using Pipe = typename Memory<Op>::Pipe;
+  turns.take();
+#pragma unroll
+  for (int r = 0; r < Sums<Op>::kBlocks; ++r) ptx::fence_registers(sums.d[r]);
+  uint32_t before = 0;
+  for (uint32_t step = 0; step < steps; ++step, at.advance()) {
+    Pipe::wait(m.pipe, at);
+    multiply<Op>(sums, p, ptx::shared_address(m.a[at.stage]), ptx::shared_address(m.b[at.stage]), row_block, step);
+    ptx::wgmma_wait_group<1>();
+    if (step > 0) Pipe::release(m.pipe, before);
+    before = at.stage;
+  }
+  turns.pass();
+  ptx::wgmma_wait_group<0>();
+#pragma unroll
+  for (int r = 0; r < Sums<Op>::kBlocks; ++r) ptx::fence_registers(sums.d[r]);
+  if (steps > 0) Pipe::release(m.pipe, before);
+}
+
+// Two warpgroups: both in every tile, or each in every other.
+template <class Op>
+__device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, const BlockAt<Op>& block,
+                                        uint32_t warp) {
+  constexpr bool kPingPong = Op::kTile.team == Team::ping_pong;
+  const uint32_t warpgroup = warp / 4, row_block = kPingPong ? 0 : warpgroup;
+  const Turns<Op::kTile.team> turns{warpgroup};
+  typename Op::Epilogue epilogue(p.epilogue, m.epilogue, warp);
+  typename Memory<Op>::Pipe::Cursor at;
+  auto walk = p.schedule.walk(block.cluster, block.clusters);
+  TileAt t;
+  // The other warpgroup's tile: its stages are not this one's.
+  const auto leave_one = [&] {
+    const bool there = walk.next(t);
+    if (there) at.advance(t.k_steps);
+    return there;
+  };
+  bool more = true;
+  if (kPingPong) {
+    turns.start();
+    if (warpgroup == 1) more = leave_one();
+  }
+  bool last_turn = false;  // whoever has the turn when nothing is left takes it, so that none is left over
+  while (more) {
+    if (!walk.next(t)) {
+      last_turn = true;
+      break;
+    }
+    Sums<Op> sums;
+    if (t.k_steps == 0)
+#pragma unroll
+      for (int i = 0; i < Sums<Op>::kBlocks * Op::kTile.n / 2; ++i)
+        sums.d[i / (Op::kTile.n / 2)][i % (Op::kTile.n / 2)] = 0;
+    multiply_tile<Op>(sums, p, m, t.k_steps, at, row_block, turns);
+#pragma unroll
+    for (int r = 0; r < Sums<Op>::kBlocks; ++r)
+      epilogue(sums.d[r], {t.batch, block.row(t) + (row_block + r) * 64 + warp % 4 * kWarpRows, t.m_end, t.n});
+    if (kPingPong) more = leave_one();
+  }
+  if (kPingPong && last_turn) turns.take();
+  epilogue.end();
+}
+
+template <class Op>
+__global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant__ Arguments<Op> p) {
+  auto& m = *tile::dynamic_shared<Memory<Op>>();
+  const BlockAt<Op> block;
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
+  if (threadIdx.x == 0) Memory<Op>::Pipe::init(m.pipe);
+  if (Op::kTile.cluster > 1)
+    tile::sync_cluster();
+  else
+    __syncthreads();
+  ptx::wait_for_earlier_kernels();
+  if (warp < 4) {
+    ptx::decrease_registers<kProducerRegisters>();
+    if (warp == 0 && ptx::elect_one()) produce<Op>(p, m, block);
+    __syncwarp();
+  } else {
+    ptx::increase_registers<kConsumerRegisters>();
+    consume<Op>(p, m, block, warp - 4);
+  }
+  // No block leaves while the other one may still copy to it or arrive at its barriers.
+  if (Op::kTile.cluster > 1) tile::sync_cluster();
+}
+
+// `blocks`: at most so many, 0 for as many as the GPU has SMs.
+template <class Op>
+void launch(const char* name, const Arguments<Op>& p, int device, Stream stream, int64_t tiles, int64_t blocks = 0) {
+  static_assert(sizeof(Memory<Op>) <= kSharedBytes, "shared memory of a block");
+  if (tiles == 0) return;
+  if (blocks == 0) blocks = gpu::sm_count(device);
+  constexpr int64_t kCluster = Op::kTile.cluster;
+  gpu::launch(name, gemm_kernel<Op>,
+              {.grid = std::min(std::max<int64_t>(blocks / kCluster, 1), tiles) * kCluster,
+               .block = kThreads,
+               .smem = int64_t(sizeof(Memory<Op>)),
+               .cluster = int(kCluster),
+               .overlap = true,
+               .device = device},
+              stream, p);
+}
+
+}  // namespace ingot::gemm

@@ -1,0 +1,163 @@
+#pragma once
+// Epilogues: what becomes of the sums. The core makes one object per consumer thread,
+//     Epilogue(const Epilogue::Params&, Epilogue::Shared&, warp)     warp: 0 to 7
+// and calls, by whole warps, whose 16 rows they are:
+//     epilogue(d, at)      the sums of 64 rows x kN columns as wgmma leaves them (ptx/wgmma.cuh)
+//     epilogue.end()       after the last
+// A warp needs no other warp: WarpStore takes its 16 rows through its own panels of shared memory to tensor copies.
+// Columns come in panels of 128 bytes: 64 of 16 bits, 32 of fp32.
+#include <cstdint>
+#include <type_traits>
+
+#include "ingot/core/dtype.h"
+#include "ingot/gpu/gemm/operand.cuh"
+#include "ingot/gpu/ptx/address.cuh"
+#include "ingot/gpu/ptx/convert.cuh"
+#include "ingot/gpu/ptx/fence.cuh"
+#include "ingot/gpu/ptx/memory.cuh"
+#include "ingot/gpu/ptx/stmatrix.cuh"
+#include "ingot/gpu/ptx/tma.cuh"
+#include "ingot/gpu/tile/swizzle.cuh"
+
+namespace ingot::gemm {
+
+// Where the warp's sums belong: fragment element d[4 * j + e] is row `row` + lane / 4 + (e < 2 ? 0 : 8), column
+// `column` + 8 * j + lane % 4 * 2 + e % 2.
+struct WarpAt {
+  uint32_t batch, row, row_end, column;
+};
+
+constexpr int kWarpRows = 16;
+constexpr uint32_t kWarpPanelBytes = kWarpRows * 128;
+constexpr int kConsumerWarps = kConsumerThreads / 32;
+template <int kPanels = 2> struct WarpStaging { alignas(1024) char panel[kPanels][kWarpPanelBytes]; };
+template <int kPanels = 2> struct Staging { WarpStaging<kPanels> of[kConsumerWarps]; };
+
+// The box of a tensor map that WarpStore writes through.
+template <class T>
+constexpr gpu::TmaBox kStoreBox{.rows = kWarpRows, .cols = 128 / int(sizeof(T)), .swizzle = tile::Swizzle::b128};
+template <class T> CUtensorMap store_map(const char* name, const Tensor& t) {
+  return gpu::tensor_map(name, as_bank(t), kStoreBox<T>);
+}
+
+// One warp's panels in turn: while the copy engine reads one, the next is written.
+template <int kPanels = 2> class WarpStore {
+ public:
+  __device__ __forceinline__ explicit WarpStore(WarpStaging<kPanels>& s) : panels_(ptx::shared_address(&s)) {}
+
+  // 64 columns of 16 bits: pairs[2 * j] holds columns 8 * j + 2 * (lane % 4), + 1 of row lane / 4, pairs[2 * j + 1]
+  // those of row lane / 4 + 8: the fragment's order.
+  __device__ __forceinline__ void write(const uint32_t (&pairs)[16]) {
+    begin();
+    const uint32_t to = panel() + tile::swizzled<tile::Swizzle::b128>(lane() % 16, lane() / 16 * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::stmatrix(to ^ (i * 32), {pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]});
+  }
+  // 32 columns of fp32, in the fragment's order.
+  __device__ __forceinline__ void write(const float (&d)[16]) {
+    begin();
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        ptx::store_shared(panel() + tile::swizzled<tile::Swizzle::b128>(lane() / 4 + 8 * half, 32 * j + lane() % 4 * 8),
+                          {__float_as_uint(d[4 * j + 2 * half]), __float_as_uint(d[4 * j + 2 * half + 1])});
+  }
+  // The panel goes to (row, column) of the map's tensor, or is added to what is there; beyond its edges nothing does.
+  __device__ __forceinline__ void send(const CUtensorMap* map, uint32_t column, uint32_t row, uint32_t batch,
+                                       bool add = false) {
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane() == 0) {
+      const void* const from = __cvta_shared_to_generic(panel());
+      if (add)
+        ptx::tensor_add_3d(map, int(column), int(row), int(batch), from);
+      else
+        ptx::tensor_store_3d(map, int(column), int(row), int(batch), from);
+      ptx::bulk_commit_group();
+    }
+    next_ = next_ + 1 == kPanels ? 0 : next_ + 1;
+  }
+  // Shared memory must live until the copies have read it.
+  __device__ __forceinline__ void end() {
+    if (lane() == 0) ptx::bulk_wait_group_read<0>();
+  }
+
+ private:
+  static __device__ __forceinline__ uint32_t lane() { return threadIdx.x % 32; }
+  __device__ __forceinline__ uint32_t panel() const { return panels_ + next_ * kWarpPanelBytes; }
+  __device__ __forceinline__ void begin() {
+    if (lane() == 0) ptx::bulk_wait_group_read<kPanels - 1>();
+    __syncwarp();
+  }
+  uint32_t panels_, next_ = 0;
+};
+
+// 64 columns of a fragment, rounded to T.
+template <class T> __device__ __forceinline__ void pack(const float (&d)[32], uint32_t (&pairs)[16]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) pairs[i] = ptx::pack(T{}, d[2 * i], d[2 * i + 1]);
+}
+
+// The sums as they are.
+struct AsIs {
+  struct Params {};
+  static __device__ __forceinline__ float2 value(const Params&, uint32_t, uint32_t, float2 sums) { return sums; }
+};
+
+// C = f(sums), or C += f(sums), element by element, in T; f is Finish::value(params, row, column, sums of this and the
+// next column), asked for rows and columns beyond C's too. C's rows are whole 16 bytes. Two matrices C, of equal shape:
+// batch 0 is the first's, batch 1 the second's.
+template <class T, class Finish = AsIs, int kMatrices = 1, int kPanels = 2> class Store {
+ public:
+  struct Params {
+    CUtensorMap c[kMatrices];
+    uint32_t columns = 0;  // of C
+    bool add = false;
+    typename Finish::Params finish;
+  };
+  using Shared = Staging<kPanels>;
+
+  static Params params(const char* name, const Tensor& c, bool add = false, typename Finish::Params finish = {},
+                       const Tensor& second = {}) {
+    Params p{.columns = uint32_t(c.cols()), .add = add, .finish = finish};
+    p.c[0] = store_map<T>(name, c);
+    if constexpr (kMatrices == 2) p.c[1] = store_map<T>(name, second);
+    return p;
+  }
+  __device__ __forceinline__ Store(const Params& p, Shared& s, uint32_t warp) : p_(p), out_(s.of[warp]) {}
+
+  template <int kSums> __device__ __forceinline__ void operator()(float (&d)[kSums], const WarpAt& at) {
+    constexpr int kColumns = 128 / int(sizeof(T)), kFloats = kColumns / 2;
+    const uint32_t row = at.row + threadIdx.x % 32 / 4;
+    const CUtensorMap* const c = &p_.c[kMatrices == 2 ? at.batch : 0];
+#pragma unroll
+    for (int panel = 0; panel < kSums * 2 / kColumns; ++panel) {
+      const uint32_t column = at.column + panel * kColumns;
+      if (column >= p_.columns) break;
+      float v[kFloats];
+#pragma unroll
+      for (int i = 0; i < kFloats; i += 2) {
+        const float2 y = Finish::value(p_.finish, row + i % 4 * 4, column + i / 4 * 8 + threadIdx.x % 4 * 2,
+                                       {d[panel * kFloats + i], d[panel * kFloats + i + 1]});
+        v[i] = y.x, v[i + 1] = y.y;
+      }
+      if constexpr (std::is_same_v<T, float>) {
+        out_.write(v);
+      } else {
+        uint32_t pairs[16];
+        pack<T>(v, pairs);
+        out_.write(pairs);
+      }
+      out_.send(c, column, at.row, kMatrices == 2 ? 0 : at.batch, p_.add);
+    }
+  }
+  __device__ __forceinline__ void end() { out_.end(); }
+
+ private:
+  const Params& p_;
+  WarpStore<kPanels> out_;
+};
+
+}  // namespace ingot::gemm

@@ -1,0 +1,115 @@
+#pragma once
+// An operand source: what brings an operand's part of a stage to shared memory. The core asks a source for
+//     kMajor, kBytes               how a stage of it lies there (tile/descriptor.cuh), and how much it is
+//     Params                       what it needs to know, a part of the kernel's argument
+//     load<kCluster>(params, to, tile, row, step, barrier, rank)     by one thread: starts the copies of step `step`
+// and counts kBytes to arrive on `barrier` of every block of the cluster, whoever loads them. Rows of A are the block's
+// own; with a cluster, rows of B are the same for both blocks, and each loads a part of them for both.
+//
+// Operand: 16-bit matrices by tensor copies, zeros beyond their edges. In memory they are
+//     K-major   (rows, K) row-major: X and W of X W^T                    MN-major   (K, rows) row-major: W of dY W,
+// and both of dY^T X, which nobody has to transpose: wgmma reads either. Pairs of matrices without a copy:
+//     stacked    the first half of a tile's rows from one matrix, the second from the other: the sums of both
+//                products stand in the same thread, half of the tile's columns apart
+//     chained    K runs through one matrix, then through the other: C = A1 B1^T + A2 B2^T
+//     by_batch   batch 0 is the first, batch 1 the second
+#include <cuda.h>
+
+#include "ingot/gpu/gemm/schedule.h"
+#include "ingot/gpu/ptx/cluster.cuh"
+#include "ingot/gpu/ptx/tma.cuh"
+#include "ingot/gpu/tile/descriptor.cuh"
+#include "ingot/gpu/tma_map.h"
+
+namespace ingot::gemm {
+
+using ptx::Major;
+enum class Pair : uint8_t { none, stacked, chained, by_batch };
+
+// t as (batch, rows, cols), for maps and coordinates of one kind.
+inline Tensor as_bank(const Tensor& t) {
+  if (t.rank() == 3) return t;
+  Tensor bank = t;
+  bank.shape = {1, t.rows(), t.cols()};
+  bank.stride[0] = std::max<int64_t>(t.rows(), 1) * t.row_stride();
+  bank.stride[1] = t.row_stride();
+  bank.stride[2] = 1;
+  return bank;
+}
+
+// kShared: the blocks of a cluster want the same rows, as they do of B.
+template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::none> struct Operand {
+  static_assert(sizeof(T) == 2, "stages hold 64 elements of K in 128 bytes");
+  static constexpr Major kMajor = kMajorOf;
+  static constexpr uint32_t kBytes = kRows * 128;
+  static constexpr int kMaps = kPair == Pair::none ? 1 : 2;
+  static constexpr int kMapRows = kPair == Pair::stacked ? kRows / 2 : kRows;  // of a stage, from one map
+  static_assert(kMajor == Major::k || kMapRows % 64 == 0, "MN-major panels are 64 rows wide");
+
+  struct Params {
+    CUtensorMap map[kMaps];
+    uint32_t steps = 0;  // chained: of the first matrix
+  };
+
+  // Rows that one copy brings, K-major: the two blocks of a cluster halve what one map gives.
+  template <int kCluster> static constexpr int box_rows() {
+    return kShared && kPair != Pair::stacked ? kMapRows / kCluster : kMapRows;
+  }
+  template <int kCluster> static Params params(const char* name, const Tensor& first, const Tensor& second = {}) {
+    const gpu::TmaBox box{
+        .rows = kMajor == Major::k ? box_rows<kCluster>() : kTileK, .cols = 64, .swizzle = tile::Swizzle::b128};
+    Params p;
+    p.map[0] = gpu::tensor_map(name, as_bank(first), box);
+    if constexpr (kMaps == 2) p.map[1] = gpu::tensor_map(name, as_bank(second), box);
+    if constexpr (kPair == Pair::chained)
+      p.steps = uint32_t(ceil_div(kMajor == Major::k ? first.cols() : first.rows(), kTileK));
+    return p;
+  }
+
+  template <int kCluster>
+  static __device__ __forceinline__ void load(const Params& p, char* to, const TileAt& t, uint32_t row, uint32_t step,
+                                              uint64_t* barrier, uint32_t rank) {
+    if constexpr (kPair == Pair::stacked) {
+      // `row` counts the tile's rows; each matrix gives half of them.
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i)
+        if (kCluster == 1 || !kShared || rank == i)
+          load_rows<kCluster, false>(&p.map[i], to + i * kBytes / 2, row / 2, step, t.batch, barrier, rank);
+    } else if constexpr (kPair == Pair::chained) {
+      const bool second = step >= p.steps;
+      load_rows<kCluster, kShared>(&p.map[second], to, row, second ? step - p.steps : step, t.batch, barrier, rank);
+    } else if constexpr (kPair == Pair::by_batch) {
+      load_rows<kCluster, kShared>(&p.map[t.batch], to, row, step, 0, barrier, rank);
+    } else {
+      load_rows<kCluster, kShared>(&p.map[0], to, row, step, t.batch, barrier, rank);
+    }
+  }
+
+ private:
+  // kDivide: the cluster's blocks divide these rows among them.
+  template <int kCluster, bool kDivide>
+  static __device__ __forceinline__ void load_rows(const CUtensorMap* map, char* to, uint32_t row, uint32_t step,
+                                                   uint32_t batch, uint64_t* barrier, uint32_t rank) {
+    const int k = int(step * kTileK), z = int(batch);
+    if constexpr (kMajor == Major::k) {
+      constexpr uint32_t kBox = uint32_t(box_rows<kCluster>());
+      const uint32_t mine = kDivide && kCluster > 1 ? rank * kBox : 0;
+      copy<kCluster>(to + mine * 128, map, k, int(row + mine), z, barrier);
+    } else {
+#pragma unroll
+      for (uint32_t panel = 0; panel < kMapRows / 64; ++panel)
+        if (!kDivide || panel % kCluster == rank || kCluster == 1)
+          copy<kCluster>(to + panel * kPanelBytes, map, int(row + 64 * panel), k, z, barrier);
+    }
+  }
+  template <int kCluster>
+  static __device__ __forceinline__ void copy(char* to, const CUtensorMap* map, int x, int y, int z,
+                                              uint64_t* barrier) {
+    if constexpr (kShared && kCluster > 1)
+      ptx::tensor_load_3d_multicast(to, map, x, y, z, barrier, ptx::multicast_mask(0, kCluster));
+    else
+      ptx::tensor_load_3d(to, map, x, y, z, barrier);
+  }
+};
+
+}  // namespace ingot::gemm

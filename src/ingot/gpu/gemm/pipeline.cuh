@@ -1,0 +1,68 @@
+#pragma once
+// The ring of stages between the producer and the consumers, and whose turn it is among the latter.
+//     full[s]    one arrival, by the block's own producer, and the bytes of a stage
+//     empty[s]   one arrival per warp that reads the stage, in all blocks of the cluster: what a block loads for both
+//                may come only when both are done with what was there
+#include <cstdint>
+
+#include "ingot/gpu/gemm/shape.h"
+#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/ptx/cluster.cuh"
+#include "ingot/gpu/ptx/mbarrier.cuh"
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/gpu/tile/ring.cuh"
+
+namespace ingot::gemm {
+
+template <int kStages, int kCluster, Team kTeam> struct Pipeline {
+  static constexpr uint32_t kReaders = (kTeam == Team::ping_pong ? 4 : 4 * kWarpgroups) * kCluster;
+  using Cursor = tile::RingCursor<kStages>;
+  struct Memory {
+    uint64_t full[kStages], empty[kStages];
+  };
+
+  // By one thread; the others wait at the block's or cluster's barrier.
+  static __device__ void init(Memory& m) {
+    for (int s = 0; s < kStages; ++s) {
+      ptx::mbarrier_init(&m.full[s], 1);
+      ptx::mbarrier_init(&m.empty[s], kReaders);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  // The producer's: the stage may be overwritten, and so many bytes will come.
+  static __device__ __forceinline__ uint64_t* acquire(Memory& m, const Cursor& at, uint32_t bytes) {
+    tile::wait_or_trap(&m.empty[at.stage], at.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(&m.full[at.stage], bytes);
+    return &m.full[at.stage];
+  }
+  // The consumers', by whole warps.
+  static __device__ __forceinline__ void wait(Memory& m, const Cursor& at) {
+    tile::wait_warp_or_trap(&m.full[at.stage], at.phase);
+  }
+  // Only wgmma has read the stage, and it has ended: no fence is needed.
+  static __device__ __forceinline__ void release(Memory& m, uint32_t stage) {
+    const uint32_t lane = threadIdx.x % 32;
+    if constexpr (kCluster == 1) {
+      if (lane == 0) ptx::mbarrier_arrive(&m.empty[stage]);
+    } else {
+      if (lane < kCluster) ptx::mbarrier_arrive_remote_relaxed(ptx::cluster_address(&m.empty[stage], lane));
+    }
+  }
+};
+
+// Ping-pong: the warpgroups take turns to issue a tile's products.
+template <Team kTeam> struct Turns {
+  static constexpr bool kOn = kTeam == Team::ping_pong;
+  uint32_t warpgroup;
+  __device__ __forceinline__ void take() const {
+    if (kOn) ptx::barrier_sync(1 + warpgroup, kConsumerThreads);
+  }
+  __device__ __forceinline__ void pass() const {
+    if (kOn) ptx::barrier_arrive(2 - warpgroup, kConsumerThreads);
+  }
+  __device__ __forceinline__ void start() const {
+    if (warpgroup == 1) pass();
+  }
+};
+
+}  // namespace ingot::gemm

@@ -1,0 +1,138 @@
+#pragma once
+// Which tiles a cluster computes, in which order. Everybody in a block walks the same list: the producer to know what
+// to load, the consumers where their sums belong. A schedule is made on the host, travels as a kernel argument, and has
+//     Walk walk(first, step) const      the walk of a cluster: tiles first, first + step, ...
+//     bool Walk::next(TileAt& t)        false after the last
+// Grid: all tiles of one product or of a batch of equal ones. Triangle: those of a symmetric result that touch or lie
+// below its diagonal. Grouped: products of different heights that share N and K, whose rows follow each other; where
+// each begins is read on the device.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "ingot/core/hd.h"
+#include "ingot/gpu/gemm/shape.h"
+#include "ingot/gpu/tile/divide.cuh"
+
+namespace ingot::gemm {
+
+// The cluster's tile; block r of the cluster takes the kTileM rows from m + r * kTileM on.
+struct TileAt {
+  uint32_t batch = 0, m = 0, n = 0;  // first row and column
+  uint32_t m_end = 0;                // the first row that is no longer this product's
+  uint32_t k_steps = 0;              // of kTileK each
+};
+
+// Calls S::at(i) for i = first, first + step, ...
+template <class S> struct CountedWalk {
+  const S* schedule;
+  uint32_t i, step;
+  INGOT_HD bool next(TileAt& t) {
+    if (i >= schedule->tiles) return false;
+    t = schedule->at(i);
+    i += step;
+    return true;
+  }
+};
+
+// Blocks of `kHeight` cluster rows are walked column by column, back and forth: the clusters that run at a time read
+// few rows of A and few of B, which stay in L2.
+struct Grid {
+  static constexpr uint32_t kHeight = 8;
+  uint32_t tiles = 0;
+  uint32_t m_tiles = 0, n_tiles = 0, tile_m = 0, tile_n = 0, m = 0, k_steps = 0;
+  tile::Divisor of_batch, of_block, high, last;
+
+  static Grid of(const Problem& s, const Tile& t) {
+    Grid g;
+    g.tile_m = uint32_t(kTileM * t.cluster);
+    g.tile_n = uint32_t(t.n);
+    g.m = uint32_t(s.m);
+    g.m_tiles = uint32_t(ceil_div(s.m, g.tile_m));
+    g.n_tiles = uint32_t(ceil_div(s.n, t.n));
+    g.k_steps = uint32_t(ceil_div(s.k, kTileK));
+    g.tiles = uint32_t(s.batch) * g.m_tiles * g.n_tiles;
+    if (g.tiles == 0) return g;
+    g.of_batch = tile::Divisor(g.m_tiles * g.n_tiles);
+    g.high = tile::Divisor(std::min(kHeight, g.m_tiles));
+    g.of_block = tile::Divisor(g.high.value * g.n_tiles);
+    g.last = tile::Divisor(g.m_tiles % g.high.value == 0 ? g.high.value : g.m_tiles % g.high.value);
+    return g;
+  }
+  INGOT_HD TileAt at(uint32_t i) const {
+    const tile::Division batch = tile::divide(i, of_batch), block = tile::divide(batch.remainder, of_block);
+    const uint32_t first = block.quotient * high.value;
+    const tile::Division in = tile::divide(block.remainder, first + high.value <= m_tiles ? high : last);
+    const uint32_t column = block.quotient % 2 == 0 ? in.quotient : n_tiles - 1 - in.quotient;
+    return {batch.quotient, (first + in.remainder) * tile_m, column * tile_n, m, k_steps};
+  }
+  INGOT_HD CountedWalk<Grid> walk(uint32_t first, uint32_t step) const { return {this, first, step}; }
+};
+
+// For cluster tiles that are square. Row by row: row r has r + 1 tiles.
+struct Triangle {
+  uint32_t tiles = 0, per_batch = 0, side = 0, m = 0, k_steps = 0;
+  tile::Divisor of_batch;
+
+  static constexpr bool fits(const Tile& t) { return kTileM * t.cluster == t.n; }
+  static Triangle of(const Problem& s, const Tile& t) {
+    Triangle g;
+    g.side = uint32_t(t.n);
+    g.m = uint32_t(s.m);
+    g.k_steps = uint32_t(ceil_div(s.k, kTileK));
+    const uint32_t rows = uint32_t(ceil_div(s.m, t.n));
+    g.per_batch = rows * (rows + 1) / 2;
+    g.tiles = uint32_t(s.batch) * g.per_batch;
+    if (g.tiles > 0) g.of_batch = tile::Divisor(g.per_batch);
+    return g;
+  }
+  INGOT_HD TileAt at(uint32_t i) const {
+    const tile::Division in = tile::divide(i, of_batch);
+    uint32_t r = uint32_t((sqrtf(8.f * float(in.remainder) + 1.f) - 1.f) * 0.5f);
+    while (r * (r + 1) / 2 > in.remainder) --r;  // the root is rounded
+    while ((r + 1) * (r + 2) / 2 <= in.remainder) ++r;
+    return {in.quotient, r * side, (in.remainder - r * (r + 1) / 2) * side, m, k_steps};
+  }
+  INGOT_HD CountedWalk<Triangle> walk(uint32_t first, uint32_t step) const { return {this, first, step}; }
+};
+
+// Product g has rows offsets[g] to offsets[g + 1] - 1 of A and C, and B number g. Empty ones cost nothing. Tiles end
+// with their product (TileAt::m_end), so the epilogue must not write beyond: no tensor copies of whole tiles.
+struct Grouped {
+  const int32_t* offsets = nullptr;  // groups + 1, where the walk is: on the device
+  uint32_t groups = 0, n_tiles = 0, tile_m = 0, tile_n = 0, k_steps = 0;
+  tile::Divisor of_row;
+
+  static Grouped of(const int32_t* offsets, int64_t groups, int64_t n, int64_t k, const Tile& t) {
+    Grouped g;
+    g.offsets = offsets;
+    g.groups = uint32_t(groups);
+    g.tile_m = uint32_t(kTileM * t.cluster);
+    g.tile_n = uint32_t(t.n);
+    g.n_tiles = uint32_t(ceil_div(n, t.n));
+    g.k_steps = uint32_t(ceil_div(k, kTileK));
+    g.of_row = tile::Divisor(std::max(g.n_tiles, 1u));
+    return g;
+  }
+  struct Walk {
+    const Grouped* of;
+    uint32_t i, step, group, before;  // `before`: tiles of the products before `group`
+    INGOT_HD bool next(TileAt& t) {
+      for (; group < of->groups; ++group) {
+        const uint32_t begin = uint32_t(of->offsets[group]), end = uint32_t(of->offsets[group + 1]);
+        const uint32_t here = (end - begin + of->tile_m - 1) / of->tile_m * of->n_tiles;
+        if (i < before + here) {
+          const tile::Division in = tile::divide(i - before, of->of_row);
+          t = {group, begin + in.quotient * of->tile_m, in.remainder * of->tile_n, end, of->k_steps};
+          i += step;
+          return true;
+        }
+        before += here;
+      }
+      return false;
+    }
+  };
+  INGOT_HD Walk walk(uint32_t first, uint32_t step) const { return {this, first, step, 0, 0}; }
+};
+
+}  // namespace ingot::gemm

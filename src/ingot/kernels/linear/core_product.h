@@ -1,0 +1,25 @@
+#pragma once
+// Products by the core (gpu/gemm), for matmul() and what is made of it.
+#include "ingot/kernels/linear/linear.h"
+
+namespace ingot::cuda {
+
+// c = alpha op(a) op(b) + beta add + bias: what cuBLASLt computes too. Matrices have rank 2.
+struct PlainProduct {
+  Tensor a, b, c;
+  bool transpose_a = false, transpose_b = false;
+  float alpha = 1, beta = 0;
+  Tensor add, bias;  // add is given where beta is not 0
+};
+// Of what is there already: c += ..., which the copy engine does, or another sum, which the epilogue must read.
+inline bool core_adds(const PlainProduct& p) {
+  return p.beta == 1 && p.add.data == p.c.data && p.add.row_stride() == p.c.row_stride() && !p.bias;
+}
+inline bool core_combines(const PlainProduct& p) { return p.bias || (p.beta != 0 && !core_adds(p)); }
+// Why the core cannot, or nullptr where it can: it takes 16-bit operands of aligned rows.
+const char* core_refuses(const PlainProduct& p);
+void core_product(const PlainProduct& p, int64_t sms, Stream stream);
+
+template <class T> void launch_core_product(const PlainProduct& p, int tile, Stream stream);  // T: bf16, f16
+
+}  // namespace ingot::cuda

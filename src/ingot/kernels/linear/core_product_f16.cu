@@ -1,0 +1,5 @@
+#include "ingot/kernels/linear/core_product.cuh"
+
+namespace ingot::cuda {
+template void launch_core_product<f16>(const PlainProduct&, int, Stream);
+}

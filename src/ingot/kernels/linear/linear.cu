@@ -1,0 +1,219 @@
+// Products on a GPU: by cuBLASLt or by the core, whichever is faster for the size and there for the operands; what
+// stands around them (activation, slopes, sums over rows) by kernels of its own.
+#include <type_traits>
+
+#include "ingot/gpu/cublaslt.h"
+#include "ingot/gpu/device.h"
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/cluster.cuh"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/cluster.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/linear/core_product.h"
+#include "ingot/kernels/linear/linear.h"
+#include "ingot/kernels/linear/linear_config.h"
+
+namespace ingot::cuda {
+namespace {
+
+Tensor as_matrix(const Tensor& t) {
+  if (!t) return t;
+  Tensor m = t;
+  m.shape = {t.rows(), t.cols()};
+  m.stride[0] = t.rows() > 1 ? t.row_stride() : std::max(t.row_stride(), t.cols());
+  m.stride[1] = 1;
+  return m;
+}
+bool is_16_bit(const Tensor& t) { return t.dtype == DType::bf16 || t.dtype == DType::f16; }
+
+template <class Use> void with_gpu_type(DType t, const char* op, Use&& use) {
+  switch (t) {
+    case DType::f32: return use(float{});
+    case DType::bf16: return use(bf16{});
+    case DType::f16: return use(f16{});
+    default: fail(ErrorCode::unsupported, op, ": found dtype ", t, " on a GPU, expected f32, bf16 or f16");
+  }
+}
+
+// --- products
+
+constexpr int kThreads = 256;
+
+// A product over nothing: c = beta * add + bias.
+template <class T>
+__global__ void __launch_bounds__(kThreads) combine_kernel(T* c, int64_t c_stride, const T* add, int64_t add_stride,
+                                                           const T* bias, float beta, int64_t rows, int64_t cols) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x, row = i / cols, column = i % cols;
+  if (row >= rows) return;
+  float v = bias != nullptr ? tile::to_float(bias[column]) : 0;
+  if (beta != 0) v += beta * tile::to_float(add[row * add_stride + column]);
+  c[row * c_stride + column] = tile::from_float<T>(v);
+}
+void combine(const PlainProduct& p, Stream stream) {
+  with_gpu_type(p.c.dtype, "matmul", [&](auto type) {
+    using T = decltype(type);
+    gpu::launch("matmul", combine_kernel<T>,
+                {.grid = (p.c.numel() + kThreads - 1) / kThreads, .block = kThreads, .device = p.c.device.index},
+                stream, p.c.ptr<T>(), p.c.row_stride(), p.beta != 0 ? p.add.ptr<T>() : nullptr,
+                p.beta != 0 ? p.add.row_stride() : 0, p.bias ? p.bias.ptr<T>() : nullptr, p.beta, p.c.rows(),
+                p.c.cols());
+  });
+}
+
+bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspace, Stream stream) {
+  const auto matrix = [](const Tensor& t) { return gpu::LtMatrix{t.data, t.row_stride(), 0}; };
+  using Round = gpu::LtProduct::Round;
+  return gpu::lt_product({.m = p.c.rows(),
+                          .n = p.c.cols(),
+                          .k = p.transpose_a ? p.a.rows() : p.a.cols(),
+                          .type = p.a.dtype,
+                          .out = p.c.dtype,
+                          .transpose_a = p.transpose_a,
+                          .transpose_b = p.transpose_b,
+                          .a = matrix(p.a),
+                          .b = matrix(p.b),
+                          .c = matrix(p.beta != 0 ? p.add : p.c),
+                          .d = matrix(p.c),
+                          .bias = p.bias ? p.bias.data : nullptr,
+                          .alpha = p.alpha,
+                          .beta = p.beta,
+                          .round = products == Products::bf16   ? Round::bf16
+                                   : products == Products::tf32 ? Round::tf32
+                                                                : Round::none,
+                          .workspace = workspace ? workspace.data : nullptr,
+                          .workspace_bytes = workspace ? workspace.numel() : 0},
+                         p.c.device.index, stream);
+}
+
+void product(const char* op, const PlainProduct& p, Products products, const Tensor& workspace, Stream stream) {
+  if (p.c.numel() == 0) return;
+  const int64_t k = p.transpose_a ? p.a.rows() : p.a.cols();
+  if (k == 0) return combine(p, stream);
+  const char* const refused = core_refuses(p);
+  const int64_t sms = gpu::sm_count(p.c.device.index);
+  if (refused == nullptr && core_is_faster({p.c.rows(), p.c.cols(), k}, sms)) return core_product(p, sms, stream);
+  if (by_cublaslt(p, products, workspace, stream)) return;
+  INGOT_CHECK(refused == nullptr, op, ": found ", refused, ", expected 16-bit operands of aligned rows or cuBLASLt (",
+              gpu::lt_version(), ")");
+  core_product(p, sms, stream);
+}
+
+// --- sums over rows: blocks of a cluster take every so many rows of 32 columns and add up in one order
+
+constexpr int kSumBlocks = 8, kSumWarps = kThreads / 32;
+
+template <class T, class Sum>
+__global__ void __launch_bounds__(kThreads)
+    sum_rows_kernel(const T* dy, int64_t stride, int64_t rows, int64_t cols, Sum* db) {
+  __shared__ float of_warp[kSumWarps][32], of_block[kSumBlocks][32];
+  ptx::wait_for_earlier_kernels();
+  const uint32_t rank = ptx::cluster_rank(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t column = int64_t(blockIdx.x / kSumBlocks) * 32 + lane;
+  float sum = 0;
+  if (column < cols)
+#pragma unroll 4
+    for (int64_t r = rank * kSumWarps + warp; r < rows; r += kSumBlocks * kSumWarps)
+      sum += tile::to_float(dy[r * stride + column]);
+  of_warp[warp][lane] = sum;
+  __syncthreads();
+  tile::sync_cluster();  // the first block is there
+  if (warp == 0) {
+    for (int w = 1; w < kSumWarps; ++w) sum += of_warp[w][lane];
+    ptx::cluster_store(&of_block[rank][lane], 0, sum);
+  }
+  tile::sync_cluster();
+  if (rank != 0 || warp != 0 || column >= cols) return;
+  sum = of_block[0][lane];
+  for (int b = 1; b < kSumBlocks; ++b) sum += of_block[b][lane];
+  db[column] = tile::from_float<Sum>(tile::to_float(db[column]) + sum);
+}
+void sum_rows(const Tensor& dy, const Tensor& db, Stream stream) {
+  if (dy.rows() == 0 || dy.cols() == 0) return;
+  with_gpu_type(dy.dtype, "linear_backward", [&](auto type) {
+    using T = decltype(type);
+    const auto launch = [&](auto sum) {
+      using Sum = decltype(sum);
+      gpu::launch("linear_backward", sum_rows_kernel<T, Sum>,
+                  {.grid = (dy.cols() + 31) / 32 * kSumBlocks,
+                   .block = kThreads,
+                   .cluster = kSumBlocks,
+                   .overlap = true,
+                   .device = dy.device.index},
+                  stream, dy.ptr<T>(), dy.row_stride(), dy.rows(), dy.cols(), db.ptr<Sum>());
+    };
+    if (db.dtype == DType::f32)
+      launch(float{});
+    else
+      launch(type);
+  });
+}
+
+}  // namespace
+
+const char* core_refuses(const PlainProduct& p) {
+  const auto aligned = [](const Tensor& t) {
+    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.row_stride() * size_of(t.dtype) % 16 == 0;
+  };
+  if (!is_16_bit(p.a)) return "operands of f32";
+  if (!aligned(p.a) || !aligned(p.b)) return "an operand whose rows do not begin at multiples of 16 bytes";
+  if (!aligned(p.c)) return "a result whose rows do not begin at multiples of 16 bytes";
+  if (p.c.cols() * size_of(p.c.dtype) % 16 != 0) return "a result whose rows are not whole 16 bytes";
+  return nullptr;
+}
+
+void core_product(const PlainProduct& p, int64_t sms, Stream stream) {
+  const gemm::Problem size{p.c.rows(), p.c.cols(), p.transpose_a ? p.a.rows() : p.a.cols()};
+  const int tile = core_combines(p) ? 0 : gemm::pick_tile(size, kLinearTiles, sms);  // the others only write
+  if (p.a.dtype == DType::bf16) return launch_core_product<bf16>(p, tile, stream);
+  launch_core_product<f16>(p, tile, stream);
+}
+
+void matmul(const MatMul& m, Stream stream) {
+  product("matmul",
+          {.a = as_matrix(m.a),
+           .b = as_matrix(m.b),
+           .c = as_matrix(m.c),
+           .transpose_a = m.transpose_a,
+           .transpose_b = m.transpose_b,
+           .alpha = float(m.alpha),
+           .beta = float(m.beta),
+           .add = as_matrix(m.add ? m.add : m.c)},
+          m.products, m.workspace, stream);
+}
+
+void linear(const Linear& a, Stream stream) {
+  const Tensor out = a.pre ? a.pre : a.y;
+  product("linear",
+          {.a = as_matrix(a.x),
+           .b = as_matrix(a.w),
+           .c = as_matrix(out),
+           .transpose_b = true,
+           .alpha = float(a.alpha),
+           .beta = a.accumulate ? 1.f : 0.f,
+           .add = as_matrix(out),
+           .bias = a.b},
+          a.products, a.workspace, stream);
+  if (a.act != Act::identity || a.pre) activate({.act = a.act, .x = out, .y = a.y}, stream);
+}
+
+void linear_backward(const LinearBackward& a, Stream stream) {
+  if (a.dx) {
+    const bool sloped = a.act != Act::identity && a.pre;
+    INGOT_CHECK(!sloped || !a.accumulate_dx, "linear_backward: found accumulate_dx with the slopes of ", name_of(a.act),
+                " on a GPU, expected one of the two");
+    const Tensor dx = as_matrix(a.dx);
+    product("linear_backward",
+            {.a = as_matrix(a.dy), .b = as_matrix(a.w), .c = dx, .beta = a.accumulate_dx ? 1.f : 0.f, .add = dx},
+            a.products, a.workspace, stream);
+    if (sloped) activate_backward({.act = a.act, .dy = a.dx, .x = a.pre, .dx = a.dx}, stream);
+  }
+  if (a.dw) {
+    const Tensor dw = as_matrix(a.dw);
+    product("linear_backward",
+            {.a = as_matrix(a.dy), .b = as_matrix(a.x), .c = dw, .transpose_a = true, .beta = 1, .add = dw}, a.products,
+            a.workspace, stream);
+  }
+  if (a.db) sum_rows(as_matrix(a.dy), a.db, stream);
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,319 @@
+// linear, linear_backward and matmul on a GPU against fp64 on the CPU. What the core cannot multiply is refused by name
+// where cuBLASLt is missing; with INGOT_CUBLASLT naming no library, every other case runs on the core.
+#include "ingot/kernels/linear/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "ingot/gpu/cublaslt.h"
+#include "ingot/testing/device_buffer.h"
+#include "ingot/testing/gpu_test.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::Buffer;
+using testing::DeviceBuffer;
+using testing::roundoff;
+using testing::values;
+
+class LinearCuda : public testing::GpuTest<> {};
+
+struct Case {
+  int64_t m, n, k;
+  DType type = DType::bf16, out = DType::bf16;
+  int64_t gap = 8;  // elements between rows
+  bool transpose_a = false, transpose_b = false;
+  double alpha = 1, beta = 0;
+  bool add = false;  // another matrix than c
+  Products products = Products::fp32;
+};
+std::ostream& operator<<(std::ostream& o, const Case& c) {
+  return o << c.m << " x " << c.n << " x " << c.k << ' ' << c.type << " to " << c.out << " gap " << c.gap
+           << (c.transpose_a ? " a^T" : "") << (c.transpose_b ? " b^T" : "") << " alpha " << c.alpha << " beta "
+           << c.beta << (c.add ? " add" : "") << " products " << int(c.products);
+}
+// Rows of whole 16 bytes, as the core needs them; f32 goes to cuBLASLt.
+bool needs_cublaslt(const Case& c) { return c.type == DType::f32 || c.gap % 8 != 0 || c.n % 8 != 0; }
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+DeviceBuffer matrix(DType t, int64_t rows, int64_t cols, int64_t gap, uint64_t seed) {
+  DeviceBuffer b(t, {rows, cols}, gap % 8 == 0 ? round_up(cols, 8) + gap : cols + gap);
+  testing::fill_normal(b.host(), seed);
+  b.upload();
+  return b;
+}
+
+// alpha op(a) op(b) + beta add + bias in fp64, and the same of absolute values: the size of what is summed.
+struct Oracle {
+  std::vector<double> sum, size;
+};
+std::vector<double> product_of(const Case& c, const std::vector<double>& a, const std::vector<double>& b) {
+  const Buffer x(DType::f64, c.transpose_a ? Shape{c.k, c.m} : Shape{c.m, c.k}),
+      y(DType::f64, c.transpose_b ? Shape{c.n, c.k} : Shape{c.k, c.n}), z(DType::f64, {c.m, c.n});
+  testing::assign(x, a), testing::assign(y, b);
+  matmul({.a = x, .b = y, .c = z, .transpose_a = c.transpose_a, .transpose_b = c.transpose_b}, {});
+  return values(z);
+}
+Oracle oracle(const Case& c, const Tensor& a, const Tensor& b, const std::vector<double>& add,
+              const std::vector<double>& bias = {}) {
+  std::vector<double> x = values(a), y = values(b);
+  Oracle want{product_of(c, x, y), {}};
+  for (std::vector<double>* v : {&x, &y})
+    for (double& e : *v) e = std::fabs(e);
+  want.size = product_of(c, x, y);
+  for (size_t i = 0; i < want.sum.size(); ++i) {
+    const double old = c.beta != 0 ? c.beta * add[i] : 0, b_n = bias.empty() ? 0 : bias[i % size_t(c.n)];
+    want.sum[i] = c.alpha * want.sum[i] + old + b_n;
+    want.size[i] = std::fabs(c.alpha) * want.size[i] + std::fabs(old) + std::fabs(b_n);
+  }
+  return want;
+}
+// K + 4 additions of fp32, of which a tensor core cuts off what it adds (2^-23); operands rounded to 11 or 8 bits where
+// asked for; one or two roundings to the output (what is added to may be rounded in between).
+double allowed(const Case& c, const Oracle& want, size_t i, double extra = 0) {
+  const double operands = c.type != DType::f32           ? 0
+                          : c.products == Products::tf32 ? 0x1p-10
+                          : c.products == Products::bf16 ? 0x1p-7
+                                                         : 0;
+  const double roundings = c.beta != 0 || c.alpha != 1 ? 2.02 : 1.01;
+  return (roundings * roundoff(c.out) + extra) * std::max(std::fabs(want.sum[i]), c.beta != 0 ? want.size[i] : 0) +
+         (double(c.k + 4) * 0x1p-23 + operands) * want.size[i];
+}
+void expect_near(DeviceBuffer& got, const Case& c, const Oracle& want) {
+  got.download();
+  EXPECT_TRUE(got.untouched()) << "written outside of the result";
+  const std::vector<double> have = values(got.host());
+  ASSERT_EQ(have.size(), want.sum.size());
+  int wrong = 0;
+  for (size_t i = 0; i < have.size() && wrong < 4; ++i)
+    if (!(std::fabs(have[i] - want.sum[i]) <= allowed(c, want, i))) {
+      ++wrong;
+      ADD_FAILURE() << "(" << int64_t(i) / c.n << ", " << int64_t(i) % c.n << "): found " << have[i] << ", expected "
+                    << want.sum[i];
+    }
+}
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) { return e.what(); }
+  return "";
+}
+
+void run_matmul(const Case& c, const Tensor& workspace = {}) {
+  SCOPED_TRACE(::testing::Message() << c);
+  DeviceBuffer a = c.transpose_a ? matrix(c.type, c.k, c.m, c.gap, 1) : matrix(c.type, c.m, c.k, c.gap, 1);
+  DeviceBuffer b = c.transpose_b ? matrix(c.type, c.n, c.k, c.gap, 2) : matrix(c.type, c.k, c.n, c.gap, 2);
+  DeviceBuffer out(c.out, {c.m, c.n}, c.gap % 8 == 0 ? round_up(c.n, 8) + c.gap : c.n + c.gap);
+  DeviceBuffer add = matrix(c.out, c.m, c.n, c.gap, 3);
+  if (c.beta != 0 && !c.add) testing::fill_normal(out.host(), 3);
+  out.upload();
+  const auto call = [&] {
+    matmul({.a = a,
+            .b = b,
+            .c = out,
+            .transpose_a = c.transpose_a,
+            .transpose_b = c.transpose_b,
+            .alpha = c.alpha,
+            .beta = c.beta,
+            .products = c.products,
+            .add = c.add ? add.tensor() : Tensor(),
+            .workspace = workspace},
+           {});
+  };
+  if (needs_cublaslt(c) && !gpu::lt_available() && c.m * c.n * c.k > 0) {
+    const std::string m = message_of(call);
+    EXPECT_TRUE(m.find("matmul") != m.npos && m.find("cuBLASLt") != m.npos) << m;
+    return;
+  }
+  const Oracle want = oracle(c, a.host(), b.host(), values(add.host()));
+  call();
+  expect_near(out, c, want);
+}
+
+// Every order of the operands, with and without what is there, for each type.
+TEST_F(LinearCuda, ProductsAgreeWithFp64) {
+  for (DType type : {DType::f32, DType::bf16, DType::f16})
+    for (DType out : {type, DType::f32})
+      for (int order = 0; order < 4; ++order) {
+        Case c{.m = 300, .n = 264, .k = 200, .type = type, .out = out};
+        c.transpose_a = order % 2, c.transpose_b = order / 2;
+        run_matmul(c);
+        c.beta = 1;
+        run_matmul(c);
+        c.alpha = -0.5, c.beta = 0.75;
+        run_matmul(c);
+        c.add = true;
+        run_matmul(c);
+        if (HasFailure() || type == out) break;
+      }
+}
+TEST_F(LinearCuda, EverySizeHasSomebodyWhoMultiplies) {
+  for (DType type : {DType::f32, DType::bf16})
+    for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{1, 1, 1},
+                                                                     {1, 8, 16},
+                                                                     {7, 13, 5},
+                                                                     {33, 31, 65},
+                                                                     {1, 512, 1024},
+                                                                     {129, 136, 1000},
+                                                                     {17, 200, 0},
+                                                                     {0, 64, 64},
+                                                                     {64, 0, 64}})
+      for (int64_t gap : {0, 3, 8}) {
+        run_matmul({.m = m, .n = n, .k = k, .type = type, .out = type, .gap = gap, .transpose_b = true});
+        if (HasFailure()) return;
+      }
+}
+// So many tiles that the core takes them where cuBLASLt is there too, with each of its tiles.
+TEST_F(LinearCuda, LargeProductsAgreeWithFp64) {
+  for (int order = 0; order < 4; ++order)
+    for (double beta : {0., 1.}) {
+      Case c{.m = 1408, .n = 1536, .k = 136};
+      c.transpose_a = order % 2, c.transpose_b = order / 2, c.beta = beta;
+      c.out = beta == 1 ? DType::f32 : DType::bf16;
+      run_matmul(c);
+      c.m = 2816, c.n = 2304;
+      if (order == 2 && beta == 0) run_matmul(c);
+      if (HasFailure()) return;
+    }
+}
+TEST_F(LinearCuda, WithWorkspaceAndRoundedOperands) {
+  const gpu::DeviceMemory memory(linear_workspace_bytes({Device::cuda, 0}));
+  const Tensor workspace(memory.data(), DType::u8, {memory.bytes()}, {Device::cuda, 0});
+  run_matmul({.m = 64, .n = 128, .k = 4096, .transpose_b = true}, workspace);
+  for (Products products : {Products::tf32, Products::bf16})
+    run_matmul({.m = 300, .n = 264, .k = 200, .type = DType::f32, .out = DType::f32, .products = products}, workspace);
+}
+
+TEST_F(LinearCuda, ForwardWithBiasAndActivation) {
+  for (DType type : {DType::f32, DType::bf16, DType::f16})
+    for (Act act : {Act(Act::identity), Act(act_of<GeluTanh>)})
+      for (bool keeps : {false, true})
+        for (int64_t rows : {1, 300, 2816}) {
+          const Case c{
+              .m = rows, .n = 264 + (rows > 2000 ? 504 : 0), .k = 200, .type = type, .out = type, .transpose_b = true};
+          SCOPED_TRACE(::testing::Message() << c << " " << name_of(act) << (keeps ? " keeps pre" : ""));
+          if (needs_cublaslt(c) && !gpu::lt_available()) continue;
+          DeviceBuffer x = matrix(type, c.m, c.k, 8, 1), w = matrix(type, c.n, c.k, 0, 2), b(type, {c.n}),
+                       y(type, {c.m, c.n}), pre(type, {c.m, c.n});
+          testing::fill_normal(b.host(), 3);
+          b.upload(), y.upload(), pre.upload();
+          linear({.x = x, .w = w, .b = b, .y = y, .pre = keeps ? pre.tensor() : Tensor(), .act = act}, {});
+          Oracle want = oracle(c, x.host(), w.host(), {}, values(b.host()));
+          if (keeps) expect_near(pre, c, want);
+          // The slope is below 1.13 everywhere; the sum before the activation is rounded to the type where it is kept.
+          y.download();
+          EXPECT_TRUE(y.untouched());
+          const std::vector<double> got = values(y.host());
+          const Buffer exact(DType::f64, {c.m, c.n}), f(DType::f64, {c.m, c.n});
+          testing::assign(exact, want.sum);
+          activate({.act = act, .x = exact, .y = f}, {});
+          const std::vector<double> value = values(f);
+          for (size_t i = 0; i < got.size(); ++i)
+            ASSERT_LE(std::fabs(got[i] - value[i]),
+                      1.13 * allowed(c, want, i) + 1.02 * roundoff(type) * std::fabs(value[i]) + 1e-6)
+                << i << ": found " << got[i] << ", expected " << value[i];
+        }
+}
+
+TEST_F(LinearCuda, BackwardAgreesWithFp64) {
+  for (DType type : {DType::f32, DType::bf16, DType::f16})
+    for (DType sums : {type, DType::f32})
+      for (int64_t rows : {0, 1, 300, 2000}) {
+        const int64_t n = 264, k = 200;
+        SCOPED_TRACE(::testing::Message() << rows << " rows of " << type << ", sums " << sums);
+        if (type == DType::f32 && !gpu::lt_available()) continue;
+        DeviceBuffer dy = matrix(type, rows, n, 8, 1), x = matrix(type, rows, k, 0, 2), w = matrix(type, n, k, 0, 3),
+                     dx(type, {rows, k}), dw = matrix(sums, n, k, 8, 4), db(sums, {n});
+        testing::fill_normal(db.host(), 5);
+        dx.upload(), db.upload();
+        const std::vector<double> dw_before = values(dw.host()), db_before = values(db.host());
+        linear_backward({.dy = dy, .x = x, .w = w, .dx = dx, .dw = dw, .db = db}, {});
+        const Case of_dx{.m = rows, .n = k, .k = n, .type = type, .out = type};
+        const Case of_dw{.m = n, .n = k, .k = rows, .type = type, .out = sums, .transpose_a = true, .beta = 1};
+        expect_near(dx, of_dx, oracle(of_dx, dy.host(), w.host(), {}));
+        expect_near(dw, of_dw, oracle(of_dw, dy.host(), x.host(), dw_before));
+        db.download();
+        const std::vector<double> got = values(db.host()), d = values(dy.host());
+        for (int64_t j = 0; j < n; ++j) {
+          double sum = db_before[size_t(j)], size = std::fabs(sum);
+          for (int64_t r = 0; r < rows; ++r) sum += d[size_t(r * n + j)], size += std::fabs(d[size_t(r * n + j)]);
+          ASSERT_LE(std::fabs(got[size_t(j)] - sum),
+                    1.01 * roundoff(sums) * std::fabs(sum) + double(rows + 1) * 0x1p-24 * size)
+              << "db " << j;
+        }
+        if (HasFailure()) return;
+      }
+}
+
+TEST_F(LinearCuda, BackwardThroughAnActivation) {
+  const Case c{.m = 300, .n = 200, .k = 264};
+  DeviceBuffer dy = matrix(c.type, c.m, c.k, 8, 1), w = matrix(c.type, c.k, c.n, 0, 3),
+               pre = matrix(c.type, c.m, c.n, 0, 2), dx(c.type, {c.m, c.n});
+  dx.upload();
+  linear_backward({.dy = dy, .w = w, .dx = dx, .pre = pre, .act = act_of<ReluSquared>}, {});
+  const Oracle want = oracle(c, dy.host(), w.host(), {});
+  dx.download();
+  const std::vector<double> got = values(dx.host()), z = values(pre.host());
+  for (size_t i = 0; i < got.size(); ++i) {
+    const double slope = 2 * std::max(z[i], 0.);
+    ASSERT_LE(std::fabs(got[i] - slope * want.sum[i]),
+              slope * allowed(c, want, i) + 1.02 * roundoff(c.type) * std::fabs(slope * want.sum[i]) + 1e-9);
+  }
+  const std::string m = message_of([&] {
+    linear_backward({.dy = dy, .w = w, .dx = dx, .pre = pre, .act = act_of<ReluSquared>, .accumulate_dx = true}, {});
+  });
+  EXPECT_NE(m.find("accumulate_dx"), m.npos) << m;
+}
+
+TEST_F(LinearCuda, RepeatsBitForBitAndWorksInAGraph) {
+  DeviceBuffer x = matrix(DType::bf16, 3000, 520, 0, 1), w = matrix(DType::bf16, 1032, 520, 0, 2),
+               y(DType::bf16, {3000, 1032});
+  y.upload();
+  linear({.x = x, .w = w, .y = y}, {});
+  y.download();
+  const std::vector<double> first = values(y.host());
+  gpu::fill_bytes(y.tensor().data, 0, y.tensor().bytes(), {});
+  const gpu::OwnedStream stream;
+  gpu::synchronize();
+  const gpu::Graph graph(stream, [&] { linear({.x = x, .w = w, .y = y}, stream); });
+  graph.launch(stream);
+  y.download();
+  EXPECT_EQ(values(y.host()), first);
+}
+
+// Rows so far apart that offsets need more than 32 bits.
+TEST_F(LinearCuda, MoreThanTwoToThe31Elements) {
+  if (gpu::device_info().memory_bytes < int64_t(24) << 30) GTEST_SKIP() << "needs 24 GiB of device memory";
+  constexpr int64_t kRows = 5, kStride = (int64_t(1) << 29) + 8;
+  const Case c{.m = kRows, .n = 264, .k = 200, .transpose_b = true};
+  const gpu::DeviceMemory far_x((kRows - 1) * kStride * 2 + 4096), far_y((kRows - 1) * kStride * 2 + 4096);
+  Tensor x(far_x.data(), DType::bf16, {kRows, c.k}, {Device::cuda, 0}),
+      y(far_y.data(), DType::bf16, {kRows, c.n}, {Device::cuda, 0});
+  x.stride[0] = y.stride[0] = kStride;
+  DeviceBuffer near_x = matrix(c.type, kRows, c.k, 0, 1), w = matrix(c.type, c.n, c.k, 0, 2),
+               near_y(c.type, {kRows, c.n});
+  near_y.upload();
+  for (int64_t r = 0; r < kRows; ++r) gpu::copy_on_device(x.row(r).data, near_x.tensor().row(r).data, c.k * 2, {});
+  linear({.x = x, .w = w, .y = y}, {});
+  for (int64_t r = 0; r < kRows; ++r) gpu::copy_on_device(near_y.tensor().row(r).data, y.row(r).data, c.n * 2, {});
+  expect_near(near_y, c, oracle(c, near_x.host(), w.host(), {}));
+}
+
+TEST_F(LinearCuda, RefusesByNameWhatItCannotDo) {
+  DeviceBuffer x(DType::f64, {8, 8}), w(DType::bf16, {8, 8}), y(DType::f32, {8, 8});
+  std::string m = message_of([&] { linear({.x = x, .w = x, .y = x}, {}); });
+  EXPECT_TRUE(m.find("f64") != m.npos) << m;
+  m = message_of([&] { linear({.x = w, .w = w, .y = y}, {}); });
+  EXPECT_TRUE(m.find("linear: y") != m.npos && m.find("f32") != m.npos) << m;
+  m = message_of([&] { linear({.x = w, .w = w, .y = w, .workspace = y}, {}); });
+  EXPECT_TRUE(m.find("workspace") != m.npos) << m;
+}
+
+}  // namespace
+}  // namespace ingot
