@@ -14,7 +14,7 @@
 // Each of the four may be the room's own, if it has the members that those headers name. An A in registers (weights
 // decoded on the way) has `static constexpr bool kInRegisters = true` and
 //     fragments(params, stage_a, step, row_block, k, uint32_t (&a)[4])      what wgmma takes for 16 k (ptx/wgmma.cuh)
-// linear/products.cuh is the plainest user, swiglu/dual.cuh one with two products in a tile.
+// linear/core_product.cuh is the plainest user; swiglu/gated.cuh has two products in a tile, in K and in a batch.
 //
 // Each sum is formed by one thread in one order, so results repeat bit for bit.
 #include <cstdint>
@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     tile::sync_cluster();
   else
     __syncthreads();
+  ptx::let_next_kernel_start();  // its blocks come as these leave: there is no shared memory for both
   ptx::wait_for_earlier_kernels();
   if (warp < 4) {
     ptx::decrease_registers<kProducerRegisters>();

@@ -13,6 +13,7 @@
 //                products stand in the same thread, half of the tile's columns apart
 //     chained    K runs through one matrix, then through the other: C = A1 B1^T + A2 B2^T
 //     by_batch   batch 0 is the first, batch 1 the second
+// and `same` is one matrix for every batch.
 #include <cuda.h>
 
 #include "ingot/gpu/gemm/schedule.h"
@@ -24,7 +25,7 @@
 namespace ingot::gemm {
 
 using ptx::Major;
-enum class Pair : uint8_t { none, stacked, chained, by_batch };
+enum class Pair : uint8_t { none, stacked, chained, by_batch, same };
 
 // t as (batch, rows, cols), for maps and coordinates of one kind.
 inline Tensor as_bank(const Tensor& t) {
@@ -42,7 +43,7 @@ template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::n
   static_assert(sizeof(T) == 2, "stages hold 64 elements of K in 128 bytes");
   static constexpr Major kMajor = kMajorOf;
   static constexpr uint32_t kBytes = kRows * 128;
-  static constexpr int kMaps = kPair == Pair::none ? 1 : 2;
+  static constexpr int kMaps = kPair == Pair::none || kPair == Pair::same ? 1 : 2;
   static constexpr int kMapRows = kPair == Pair::stacked ? kRows / 2 : kRows;  // of a stage, from one map
   static_assert(kMajor == Major::k || kMapRows % 64 == 0, "MN-major panels are 64 rows wide");
 
@@ -81,7 +82,7 @@ template <class T, Major kMajorOf, int kRows, bool kShared, Pair kPair = Pair::n
     } else if constexpr (kPair == Pair::by_batch) {
       load_rows<kCluster, kShared>(&p.map[t.batch], to, row, step, 0, barrier, rank);
     } else {
-      load_rows<kCluster, kShared>(&p.map[0], to, row, step, t.batch, barrier, rank);
+      load_rows<kCluster, kShared>(&p.map[0], to, row, step, kPair == Pair::same ? 0 : t.batch, barrier, rank);
     }
   }
 

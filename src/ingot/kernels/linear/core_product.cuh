@@ -31,7 +31,7 @@ template <class T> struct Combine {
   }
 };
 
-// alpha * sums: what tiles whose sums leave no registers do.
+// alpha * sums: what nearly all products want, and all that tiles of 192 columns have registers for.
 struct Times {
   struct Params {
     float alpha = 1;
@@ -41,10 +41,10 @@ struct Times {
   }
 };
 
-template <class T, class Out, Tile kTileOf, Major kMajorA, Major kMajorB> struct Product {
+template <class T, class Out, CoreForm kForm, Major kMajorA, Major kMajorB> struct Product {
   using Type = T;
-  static constexpr Tile kTile = kTileOf;
-  static constexpr bool kCombines = kTile.n == 128;
+  static constexpr Tile kTile = kForm.tile;
+  static constexpr bool kCombines = kForm.combines;
   using Finish = std::conditional_t<kCombines, Combine<Out>, Times>;
   using A = gemm::Operand<T, kMajorA, gemm::kTileM, false>;
   using B = gemm::Operand<T, kMajorB, kTile.n, true>;
@@ -56,7 +56,7 @@ template <class Op, class Out> typename Op::Finish::Params finish_of(const Plain
   if constexpr (!Op::kCombines) {
     return {p.alpha};
   } else {
-    const bool reads = core_combines(p) && p.beta != 0;
+    const bool reads = p.beta != 0 && !core_adds(p);
     return {.alpha = p.alpha,
             .beta = p.beta,
             .add = reads ? p.add.ptr<Out>() : nullptr,
@@ -67,9 +67,10 @@ template <class Op, class Out> typename Op::Finish::Params finish_of(const Plain
   }
 }
 
-template <class T, class Out, Tile kTile, Major kMajorA, Major kMajorB>
+template <class T, class Out, CoreForm kForm, Major kMajorA, Major kMajorB>
 void launch(const PlainProduct& p, Stream stream) {
-  using Op = Product<T, Out, kTile, kMajorA, kMajorB>;
+  using Op = Product<T, Out, kForm, kMajorA, kMajorB>;
+  constexpr Tile kTile = Op::kTile;
   const gemm::Problem size{p.c.rows(), p.c.cols(), p.transpose_a ? p.a.rows() : p.a.cols()};
   const gemm::Grid schedule = gemm::Grid::of(size, kTile);
   gemm::launch<Op>("matmul",
@@ -80,26 +81,27 @@ void launch(const PlainProduct& p, Stream stream) {
                    p.c.device.index, stream, schedule.tiles);
 }
 
-template <class T, class Out, Tile kTile> void launch_majors(const PlainProduct& p, Stream stream) {
-  if (p.transpose_a && p.transpose_b) return launch<T, Out, kTile, Major::mn, Major::k>(p, stream);
-  if (p.transpose_a) return launch<T, Out, kTile, Major::mn, Major::mn>(p, stream);
-  if (p.transpose_b) return launch<T, Out, kTile, Major::k, Major::k>(p, stream);
-  launch<T, Out, kTile, Major::k, Major::mn>(p, stream);
+template <class T, class Out, CoreForm kForm> void launch_majors(const PlainProduct& p, Stream stream) {
+  if (p.transpose_a && p.transpose_b) return launch<T, Out, kForm, Major::mn, Major::k>(p, stream);
+  if (p.transpose_a) return launch<T, Out, kForm, Major::mn, Major::mn>(p, stream);
+  if (p.transpose_b) return launch<T, Out, kForm, Major::k, Major::k>(p, stream);
+  launch<T, Out, kForm, Major::k, Major::mn>(p, stream);
 }
-template <class T, Tile kTile> void launch_tile(const PlainProduct& p, Stream stream) {
-  if (p.c.dtype == DType::f32) return launch_majors<T, float, kTile>(p, stream);
-  launch_majors<T, T, kTile>(p, stream);
+template <class T, CoreForm kForm> void launch_form(const PlainProduct& p, Stream stream) {
+  if (p.c.dtype == DType::f32) return launch_majors<T, float, kForm>(p, stream);
+  launch_majors<T, T, kForm>(p, stream);
 }
 
 }  // namespace ingot::cuda::core_product_detail
 
 namespace ingot::cuda {
 
-template <class T> void launch_core_product(const PlainProduct& p, int tile, Stream stream) {
+template <class T> void launch_core_product(const PlainProduct& p, int form, Stream stream) {
   using namespace core_product_detail;
-  static_assert(std::size(kLinearTiles) == 2, "one call for each tile");
-  if (tile == 0) return launch_tile<T, kLinearTiles[0]>(p, stream);
-  launch_tile<T, kLinearTiles[1]>(p, stream);
+  static_assert(std::size(kCoreForms) == 3, "one call for each form");
+  if (form == 0) return launch_form<T, kCoreForms[0]>(p, stream);
+  if (form == 1) return launch_form<T, kCoreForms[1]>(p, stream);
+  launch_form<T, kCoreForms[2]>(p, stream);
 }
 
 }  // namespace ingot::cuda

@@ -20,6 +20,6 @@ inline bool core_combines(const PlainProduct& p) { return p.bias || (p.beta != 0
 const char* core_refuses(const PlainProduct& p);
 void core_product(const PlainProduct& p, int64_t sms, Stream stream);
 
-template <class T> void launch_core_product(const PlainProduct& p, int tile, Stream stream);  // T: bf16, f16
+template <class T> void launch_core_product(const PlainProduct& p, int form, Stream stream);  // T: bf16, f16
 
 }  // namespace ingot::cuda

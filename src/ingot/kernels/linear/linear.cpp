@@ -480,6 +480,7 @@ void matmul(const MatMul& m, Stream) {
     g.alpha = T(m.alpha);
     g.beta = T(m.beta);
     g.lower = m.symmetric;
+    g.bias = m.bias ? m.bias.ptr<T>() : nullptr;
     if (m.add) {
       g.add = m.add.ptr<T>();
       g.ld_add = m.add.row_stride();
@@ -568,6 +569,10 @@ void check(const MatMul& m) {
   check_sums("matmul", "c", m.c, rows, cols, m.a);
   if (m.add) check_matrix("matmul", "add", m.add, rows, cols, m.c);
   check_workspace("matmul", m.workspace, m.a);
+  if (m.bias) {
+    check_vector("matmul", "bias", m.bias, cols, m.c);
+    INGOT_CHECK(!m.symmetric, "matmul: found a bias in a symmetric product, expected none");
+  }
   if (m.symmetric) INGOT_CHECK_EQ(rows, cols, "matmul: symmetric");
 }
 }  // namespace
@@ -588,6 +593,7 @@ void matmul_plain(const MatMul& m) {
         T sum = 0;
         for (int64_t p = 0; p < g.k; ++p) sum += g.a[i * g.a_row + p * g.a_col] * g.b[p * g.b_row + j * g.b_col];
         sum *= T(m.alpha);
+        if (m.bias) sum += m.bias.ptr<T>()[j];
         if (m.beta != 0) sum += T(m.beta) * add.ptr<T>()[i * add.row_stride() + j];
         g.c[i * g.ldc + j] = sum;
       }

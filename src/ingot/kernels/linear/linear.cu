@@ -86,12 +86,14 @@ bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspa
 }
 
 void product(const char* op, const PlainProduct& p, Products products, const Tensor& workspace, Stream stream) {
+  with_gpu_type(p.a.dtype, op, [](auto) {});
   if (p.c.numel() == 0) return;
   const int64_t k = p.transpose_a ? p.a.rows() : p.a.cols();
   if (k == 0) return combine(p, stream);
   const char* const refused = core_refuses(p);
   const int64_t sms = gpu::sm_count(p.c.device.index);
-  if (refused == nullptr && core_is_faster({p.c.rows(), p.c.cols(), k}, sms)) return core_product(p, sms, stream);
+  if (refused == nullptr && core_is_faster({p.c.rows(), p.c.cols(), k}, core_combines(p), sms))
+    return core_product(p, sms, stream);
   if (by_cublaslt(p, products, workspace, stream)) return;
   INGOT_CHECK(refused == nullptr, op, ": found ", refused, ", expected 16-bit operands of aligned rows or cuBLASLt (",
               gpu::lt_version(), ")");
@@ -163,9 +165,9 @@ const char* core_refuses(const PlainProduct& p) {
 
 void core_product(const PlainProduct& p, int64_t sms, Stream stream) {
   const gemm::Problem size{p.c.rows(), p.c.cols(), p.transpose_a ? p.a.rows() : p.a.cols()};
-  const int tile = core_combines(p) ? 0 : gemm::pick_tile(size, kLinearTiles, sms);  // the others only write
-  if (p.a.dtype == DType::bf16) return launch_core_product<bf16>(p, tile, stream);
-  launch_core_product<f16>(p, tile, stream);
+  const int form = pick_core_form(size, core_combines(p), sms);
+  if (p.a.dtype == DType::bf16) return launch_core_product<bf16>(p, form, stream);
+  launch_core_product<f16>(p, form, stream);
 }
 
 void matmul(const MatMul& m, Stream stream) {
@@ -177,7 +179,8 @@ void matmul(const MatMul& m, Stream stream) {
            .transpose_b = m.transpose_b,
            .alpha = float(m.alpha),
            .beta = float(m.beta),
-           .add = as_matrix(m.add ? m.add : m.c)},
+           .add = as_matrix(m.add ? m.add : m.c),
+           .bias = m.bias},
           m.products, m.workspace, stream);
 }
 

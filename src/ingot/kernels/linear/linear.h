@@ -60,6 +60,7 @@ struct MatMul {
   // The result is known to be symmetric: half of it is computed, the rest is its mirror image. (On a GPU all of it.)
   bool symmetric = false;
   Tensor workspace;  // u8, or left out
+  Tensor bias;       // (N), added to each row, or left out
 };
 void matmul(const MatMul& m, Stream stream);
 // The same by a plain loop on the CPU: the oracle. `products` and `symmetric` change nothing here.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <initializer_list>
 #include <vector>
@@ -599,6 +600,22 @@ TEST(linear, every_operand_lies_on_one_device) {
   const B back{.dy = y, .x = x, .w = w, .dx = x, .dw = w, .db = b, .pre = x};
   EXPECT_EQ(testing::device_not_checked(back, {&B::dy, &B::x, &B::w, &B::dx, &B::dw, &B::db, &B::pre}, linear_backward),
             "");
+}
+
+TEST(MatMul, ABiasIsAddedToEveryRow) {
+  for (bool transpose_a : {false, true})
+    for (const auto& [m, n, k] : {std::array<int64_t, 3>{3, 5, 7}, {70, 130, 300}, {4, 6, 0}}) {
+      const Buffer a = matrix(DType::f64, transpose_a ? k : m, transpose_a ? m : k, 1, 1),
+                   b = matrix(DType::f64, k, n, 2, 2);
+      const Buffer bias = matrix(DType::f64, 1, n, 0, 3), c = matrix(DType::f64, m, n, 3, 4),
+                   want = matrix(DType::f64, m, n, 0, 4);
+      const Tensor vector(bias.tensor().data, DType::f64, {n});
+      matmul_plain({.a = a, .b = b, .c = want, .transpose_a = transpose_a, .alpha = 2, .beta = 0.5});
+      matmul({.a = a, .b = b, .c = c, .transpose_a = transpose_a, .alpha = 2, .beta = 0.5, .bias = vector}, {});
+      const auto got = values(c), plain = values(want), added = values(bias);
+      for (size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], plain[i] + added[i % size_t(n)], 1e-12 * double(k + 1)) << i;
+    }
 }
 
 }  // namespace

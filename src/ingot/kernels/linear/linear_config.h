@@ -6,11 +6,22 @@ namespace ingot::cuda {
 
 constexpr gemm::Tile kLinearTiles[] = {gemm::kTurns128, gemm::kTurns192};
 
-// Where the core's tiles fill the GPU it is as fast as cuBLASLt or faster; where they do not, as with few rows,
-// cuBLASLt has smaller tiles and divides K (bench/results/h200/linear.json).
-inline bool core_is_faster(const gemm::Problem& p, int64_t sms) {
+// The core's kernels: one for each tile, and one that also reads what it adds.
+struct CoreForm {
+  gemm::Tile tile;
+  bool combines;
+};
+constexpr CoreForm kCoreForms[] = {{kLinearTiles[0], false}, {kLinearTiles[1], false}, {kLinearTiles[0], true}};
+inline int pick_core_form(const gemm::Problem& p, bool combines, int64_t sms) {
+  return combines ? 2 : gemm::pick_tile(p, kLinearTiles, sms);
+}
+
+// Where the core's tiles fill the GPU it is faster than cuBLASLt, or as fast; where they do not, as with few rows,
+// cuBLASLt has smaller tiles and divides K (bench/results/h200/linear.json). What is read to be added stands in its
+// way.
+inline bool core_is_faster(const gemm::Problem& p, bool combines, int64_t sms) {
   const gemm::Tile best = kLinearTiles[gemm::pick_tile(p, kLinearTiles, sms)];
-  return p.k >= 128 && gemm::efficiency(p, best, sms) >= 0.9;
+  return !combines && p.k >= 128 && gemm::efficiency(p, best, sms) >= 0.95;
 }
 
 }  // namespace ingot::cuda

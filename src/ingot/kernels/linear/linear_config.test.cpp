@@ -1,0 +1,23 @@
+#include "ingot/kernels/linear/linear_config.h"
+
+#include <gtest/gtest.h>
+
+namespace ingot::cuda {
+namespace {
+
+TEST(LinearConfig, TheCoreTakesProductsThatFillTheGpu) {
+  EXPECT_TRUE(core_is_faster({98304, 2048, 512}, false, 132));
+  EXPECT_TRUE(core_is_faster({8192, 22016, 4096}, false, 132));
+  EXPECT_FALSE(core_is_faster({64, 4096, 4096}, false, 132));    // one row of tiles
+  EXPECT_FALSE(core_is_faster({512, 512, 98304}, false, 132));   // 16 tiles: K must be divided
+  EXPECT_FALSE(core_is_faster({3072, 768, 16384}, false, 132));  // 144 tiles on 132 multiprocessors
+  EXPECT_FALSE(core_is_faster({98304, 2048, 512}, true, 132));   // a bias is cuBLASLt's
+}
+TEST(LinearConfig, OnlyOneFormAddsWhatItReads) {
+  EXPECT_EQ(pick_core_form({8192, 22016, 4096}, true, 132), 2);
+  EXPECT_EQ(pick_core_form({4096, 4096, 4096}, false, 132), 0);
+  EXPECT_EQ(pick_core_form({8192, 8192, 8192}, false, 132), 1);
+}
+
+}  // namespace
+}  // namespace ingot::cuda
