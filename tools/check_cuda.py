@@ -1,6 +1,6 @@
 """The gates CUDA code must pass on a machine without a GPU. Compiles every .cu as the build does for sm_90a, assembles it for older targets
 whose PTX travels with it, and has the compiler read every .cpp that changes with CUDA. Fails on: an error; registers spilled; local memory;
-ptxas C7508, C7510 or C7511 (a register request ignored, wgmma serialised); another target than sm_90a; a translation unit of more than
+ptxas C7508, C7510, C7511 or C7512 (a register request ignored, wgmma serialised); another target than sm_90a; a translation unit of more than
 a minute of CPU time.
 
     python3 tools/check_cuda.py [--build DIR]     prints one line per file; exit status 77 where there is no nvcc
@@ -27,7 +27,7 @@ BAD = [
     (re.compile(r"([1-9]\d*) bytes spill (stores|loads)"), "registers are spilled"),
     (re.compile(r"Local memory used"), "local memory is used"),
     (re.compile(r"([1-9]\d*) bytes stack frame"), "a stack frame is used"),
-    (re.compile(r"\bC75(08|10|11)\b"), "ptxas ignored a register request or serialised wgmma"),
+    (re.compile(r"\bC75(08|10|11|12)\b"), "ptxas ignored a register request or serialised wgmma"),
     (re.compile(r"wgmma.*serialized|setmaxnreg ignored"), "ptxas ignored a register request or serialised wgmma"),
 ]
 

@@ -78,7 +78,8 @@ template <class Op> void check_common(const char* op, const Op& a) {
   if (a.sinks) {
     INGOT_CHECK(a.sinks.shape == Shape({heads}) && a.sinks.contiguous(), op, ": found sinks of shape ", a.sinks.shape,
                 ", expected ", Shape{heads}, ", contiguous");
-    INGOT_CHECK_EQ(a.sinks.dtype, a.q.dtype, op, ": dtype of sinks");
+    INGOT_CHECK(a.sinks.dtype == a.q.dtype || (a.sinks.dtype == DType::f32 && size_of(a.q.dtype) == 2), op,
+                ": found sinks of dtype ", a.sinks.dtype, ", expected ", a.q.dtype, ", or f32 beside 16-bit types");
     check_device(op, "sinks", a.sinks, a.q);
   }
   if (a.lse) {
@@ -140,9 +141,22 @@ void check_backward(const AttentionBackward& a) {
     INGOT_CHECK(bool(a.sinks), op, ": found dsinks without sinks, expected both");
     INGOT_CHECK(a.dsinks.shape == Shape({heads}) && a.dsinks.contiguous(), op, ": found dsinks of shape ",
                 a.dsinks.shape, ", expected ", Shape{heads}, ", contiguous");
-    INGOT_CHECK_EQ(a.dsinks.dtype, a.q.dtype, op, ": dtype of dsinks");
+    const DType sums = size_of(a.q.dtype) == 2 ? DType::f32 : a.q.dtype;
+    INGOT_CHECK_EQ(a.dsinks.dtype, sums, op, ": dtype of dsinks");
     check_device(op, "dsinks", a.dsinks, a.q);
   }
+}
+
+void check_workspace(const AttentionBackward& a) {
+  const char* op = "attention_backward";
+  const int64_t bytes = attention_backward_workspace_bytes(a);
+  if (bytes == 0) return;
+  const Tensor& t = a.workspace;
+  INGOT_CHECK(t.dtype == DType::u8 && t.contiguous() && t.numel() >= bytes, op, ": workspace: found ", t.numel(),
+              " elements of ", t.dtype, ", expected at least ", bytes, " of u8");
+  check_device(op, "workspace", t, a.q);
+  INGOT_CHECK(reinterpret_cast<uintptr_t>(t.data) % 16 == 0, op,
+              ": workspace: found an address not aligned to 16 bytes, expected an aligned one");
 }
 
 // --- the plain loop ----------------------------------------------------------------------------------------
@@ -258,26 +272,30 @@ void attention_backward(const AttentionBackward& a, Stream) {
 namespace cuda {
 void attention(const Attention& a, Stream stream);
 void attention_backward(const AttentionBackward& a, Stream stream);
+int64_t attention_backward_workspace_bytes(const AttentionBackward& a);
 }  // namespace cuda
+#define INGOT_DISPATCH_ATTENTION INGOT_DISPATCH_WITH_CUDA
+#else
+#define INGOT_DISPATCH_ATTENTION INGOT_DISPATCH_CPU_ONLY
 #endif
 
 void attention(const Attention& a, Stream stream) {
   check_common("attention", a);
   check_keys(a);
+  INGOT_DISPATCH_ATTENTION(a.q.device, attention, a, stream);
+}
+
+int64_t attention_backward_workspace_bytes(const AttentionBackward& a) {
 #ifdef INGOT_HAS_CUDA_ATTENTION
-  INGOT_DISPATCH_WITH_CUDA(a.q.device, attention, a, stream);
-#else
-  INGOT_DISPATCH_CPU_ONLY(a.q.device, attention, a, stream);
+  if (a.q.device.kind == Device::cuda) return cuda::attention_backward_workspace_bytes(a);
 #endif
+  return 0;
 }
 
 void attention_backward(const AttentionBackward& a, Stream stream) {
   check_backward(a);
-#ifdef INGOT_HAS_CUDA_ATTENTION
-  INGOT_DISPATCH_WITH_CUDA(a.q.device, attention_backward, a, stream);
-#else
-  INGOT_DISPATCH_CPU_ONLY(a.q.device, attention_backward, a, stream);
-#endif
+  check_workspace(a);
+  INGOT_DISPATCH_ATTENTION(a.q.device, attention_backward, a, stream);
 }
 
 int64_t flops(const Attention& a) {

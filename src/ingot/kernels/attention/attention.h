@@ -14,7 +14,7 @@ struct Attention {
   Tensor q;           // (Tq, H, D): last stride 1, any token and head stride
   Tensor k, v;        // (Tk, Hkv, D), (Tk, Hkv, Dv)
   Tensor cu_q, cu_k;  // (S + 1) i32: segment s is rows [cu[s], cu[s+1]); cu_k left out: cu_q
-  Tensor sinks;       // (H) or left out
+  Tensor sinks;       // (H) or left out; beside 16-bit types f32 or the same
   Tensor out;         // (Tq, H, Dv)
   Tensor lse;         // (H, Tq) f32 (f64 for f64), or left out
   double scale = 1;
@@ -33,12 +33,14 @@ void attention(const Attention& a, Stream stream);
 struct AttentionBackward {
   Tensor q, k, v, cu_q, cu_k, sinks, out, lse, dout;
   Tensor dq, dk, dv;  // shapes of q, k, v
-  Tensor dsinks;      // (H) or left out
+  Tensor dsinks;      // (H) or left out; f32 beside 16-bit types
   double scale = 1, softcap = 0;
   int64_t window = 0;
   bool causal = true;
+  Tensor workspace;  // u8, attention_backward_workspace_bytes(a); on a CPU none
 };
 void attention_backward(const AttentionBackward& a, Stream stream);
+int64_t attention_backward_workspace_bytes(const AttentionBackward& a);
 
 // Exclusive self attention: z_h = y_h - (y_h . u) u with u = v / max(|v|, 1e-12), v the token's own value of the head's
 // group.

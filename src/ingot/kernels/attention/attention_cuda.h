@@ -1,0 +1,38 @@
+#pragma once
+// What attention's launchers share. Included by .cu files.
+#include "ingot/gpu/tma_map.h"
+#include "ingot/kernels/attention/attention.h"
+#include "ingot/kernels/attention/hopper/tiles.h"
+#include "ingot/kernels/attention/hopper/walk.h"
+
+namespace ingot::cuda {
+
+// What a GPU asks beyond the checks of all devices.
+void check_hopper(const char* op, Device device);
+void check_gpu_operands(const char* op, const Tensor& q, const Tensor& v);
+// Of an operand that is read or written 16 bytes at a time, not through a tensor map, which is checked when it is made.
+void check_gpu_vectors(const char* op, const char* name, const Tensor& t);
+
+// Boxes of `rows` tokens of one head by 64 columns.
+CUtensorMap head_map(const char* name, const Tensor& t, int rows);
+attention_hopper::Strides strides_of(const Tensor& t);
+// Blocks for so many items: one per SM at most.
+int64_t persistent_grid(int64_t items, Device device);
+// Heads whose keys and values of one segment, of medium length, stay in L2 while its tiles are taken.
+int heads_in_set(const Tensor& q, const Tensor& k, int64_t segments);
+
+template <class Op> attention_hopper::Walk walk_of(const Op& a, int rows) {
+  const int64_t segments = a.cu_q.size(0) - 1;
+  return {.cu_q = a.cu_q.template ptr<int32_t>(),
+          .cu_k = (a.cu_k ? a.cu_k : a.cu_q).template ptr<int32_t>(),
+          .segments = int(segments),
+          .heads = int(a.q.size(1)),
+          .group = int(a.q.size(1) / a.k.size(1)),
+          .heads_in_set = heads_in_set(a.q, a.k, segments),
+          .key_rows = a.k.size(0),
+          .window = a.window,
+          .causal = a.causal,
+          .places = detail::tile_places(a.q.size(0), segments, rows)};
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,48 @@
+#pragma once
+// What the launcher hands to the kernels of the backward pass: one walks over queries and gives dQ, one over keys and
+// gives dK and dV; both form P and dS anew. So no sum crosses blocks, and all are in fixed order.
+#include "ingot/kernels/attention/hopper/walk.h"
+
+namespace ingot::cuda::attention_hopper {
+
+// What both need of the scores and of the forward pass. delta: of each query and head, the sum of dO * O.
+struct ScoreParams {
+  const float *lse, *delta;  // (H, Tq), rows lse_stride and delta_stride apart
+  int64_t lse_stride, delta_stride;
+  float scale;            // of a score
+  float scale_log2;       // the same, to powers of two
+  float cap_in, cap_out;  // as in the forward pass
+  int width;
+};
+
+struct QueryGradientParams {
+  Walk walk;
+  ScoreParams scores;
+  void* dq;
+  Strides dq_strides;
+};
+struct QueryGradientKernel {
+  void (*kernel)(const WalkMaps, const QueryGradientParams);
+  int rows, keys, threads;
+  int64_t smem;
+};
+template <class T> QueryGradientKernel query_gradient_kernel(int width, bool capped);
+
+struct KeyGradientParams {
+  Walk walk;  // places: of the keys; heads: key heads
+  ScoreParams scores;
+  int64_t query_rows;  // of q and dout
+  void *dk, *dv;
+  Strides dk_strides, dv_strides;
+};
+struct KeyGradientMaps {
+  CUtensorMap q, dout, k, v;
+};
+struct KeyGradientKernel {
+  void (*kernel)(const KeyGradientMaps, const KeyGradientParams);
+  int keys, queries, threads;
+  int64_t smem;
+};
+template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped);
+
+}  // namespace ingot::cuda::attention_hopper

@@ -1,0 +1,90 @@
+#pragma once
+// What attention does with wgmma's accumulators (ptx/wgmma.cuh): thread 4 g + t of a warp holds of every 8 columns j
+// d[4 j], d[4 j + 1] of row g and d[4 j + 2], d[4 j + 3] of row g + 8, columns 8 j + 2 t and the next.
+#include <cstdint>
+
+#include "ingot/core/dtype.h"
+#include "ingot/gpu/ptx/convert.cuh"
+#include "ingot/gpu/ptx/math.cuh"
+#include "ingot/kernels/attention/hopper/backward.h"
+
+namespace ingot::cuda::attention_hopper {
+
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+constexpr float kLog2E = 1.44269504f;
+
+// out * tanh(in * score), or in * score where there is no cap. The exponential is of a number that is not positive; of
+// large ones tanh is exactly 1.
+__device__ __forceinline__ float capped(float score, float in, float out) {
+  const float x = score * in;
+  if (out == 0) return x;
+  const float e = ptx::exp2_approx(-2 * kLog2E * fabsf(x));
+  return copysignf(out * ((1 - e) * ptx::reciprocal_approx(1 + e)), x);
+}
+
+// P of a score as the products give it, and what the cap does to its gradient. lse in powers of two.
+struct Probability {
+  float value, slope;
+};
+template <bool kCapped>
+__device__ __forceinline__ Probability probability(const ScoreParams& p, float score, float lse) {
+  if constexpr (!kCapped) return {ptx::exp2_approx(score * p.scale_log2 - lse), 1.f};
+  const float x = capped(score, p.cap_in, p.cap_out), part = p.cap_out == 0 ? 0.f : x / p.cap_out;
+  return {ptx::exp2_approx(x - lse), 1 - part * part};
+}
+
+// d, packed, as the register operand of products over its columns, 16 at a time.
+template <class T, int N> __device__ __forceinline__ void pack_operand(uint32_t (&a)[N / 8][4], const float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N / 8; ++i)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) a[i][r] = ptx::pack(T{}, d[8 * i + 2 * r], d[8 * i + 2 * r + 1]);
+}
+
+// The lanes of a quad hold a row of words each: afterwards a column each. Lane t's w[i] becomes lane i's w[t].
+__device__ __forceinline__ void transpose_in_quad(uint32_t (&w)[4], uint32_t t) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const bool upper = t & bit;
+      const uint32_t received = __shfl_xor_sync(~0u, upper ? w[i] : w[i + bit], bit);
+      if (upper)
+        w[i] = received;
+      else
+        w[i + bit] = received;
+    }
+}
+
+// Rows g and g + 8 of an accumulator tile times `scale`, to memory in T, 16 bytes a lane. row[r]: where the row begins,
+// or null. width: how many columns there are, a multiple of 8.
+template <class T, int N>
+__device__ __forceinline__ void store_rows(const float (&d)[N], const float (&scale)[2], T* const (&row)[2], int width,
+                                           uint32_t t) {
+#pragma unroll
+  for (int i = 0; i < N / 16; ++i)  // 32 columns
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      uint32_t w[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = 16 * i + 4 * j + 2 * r;
+        w[j] = ptx::pack(T{}, d[at] * scale[r], d[at + 1] * scale[r]);
+      }
+      transpose_in_quad(w, t);
+      const int column = 32 * i + 8 * int(t);
+      if (row[r] != nullptr && column < width)
+        *reinterpret_cast<uint4*>(row[r] + column) = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+}
+
+}  // namespace ingot::cuda::attention_hopper

@@ -1,0 +1,355 @@
+#pragma once
+// dK and dV. A block takes tiles of keys of one key head in turn; a warp fetches K and V once, then for each query head
+// of the group a step of queries at a time: Q, dO, lse and delta. Products are transposed, keys by queries: P^T and
+// dS^T come as the register operands of dV += P^T dO and dK += dS^T Q, which run under the next step's products. All
+// heads of the group add to the same registers.
+//
+// Up to 128 wide each of two warpgroups has 64 of the keys. Above, registers hold one of the sums only: both have the
+// same 64 keys, one forms dV, the other dK.
+#include "ingot/gpu/ptx/math.cuh"
+#include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/wgmma.cuh"
+#include "ingot/gpu/tile/descriptor.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/kernels/attention/hopper/backward.h"
+#include "ingot/kernels/attention/hopper/fragments.cuh"
+#include "ingot/kernels/attention/hopper/walk.cuh"
+
+namespace ingot::cuda::attention_hopper {
+
+template <class T_, int kWidth_, int kQueries_, bool kApart_, bool kCapped_> struct KeyGradientForm {
+  using T = T_;
+  static constexpr int kWidth = kWidth_, kQueries = kQueries_, kStages = 2, kPanels = kWidth / 64;
+  static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
+  static constexpr int kKeys = kApart ? 64 : 128, kThreads = 384;
+  static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
+};
+
+// What the warp that fetches tells of a tile of keys. steps < 0: there is no further tile.
+struct KeyTile {
+  int kv_head, first;
+  int q_begin, k_begin;
+  int queries, keys;
+  int begin, steps;  // steps of queries, for each head of the group
+};
+
+template <class F> struct KeyMemory {
+  char k[F::kPanels][F::kPanelK], v[F::kPanels][F::kPanelK];
+  char q[F::kStages][F::kPanels][F::kPanelQ], dout[F::kStages][F::kPanels][F::kPanelQ];
+  float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
+  uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
+  uint64_t raw;  // a copy whose last rows must be zeroed
+  KeyTile tile;
+};
+
+// Tiles that most queries see come first: under a causal mask a segment's first keys.
+template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_t place) {
+  const int64_t in_set = w.places * w.heads_in_set;
+  const int64_t set = place / in_set, heads = min(int64_t(w.heads_in_set), w.heads - set * w.heads_in_set);
+  const int64_t rest = place - set * in_set;
+  const detail::TilePlace at = detail::tile_place(w.cu_k, w.segments, F::kKeys, rest / heads);
+  KeyTile t{};
+  t.kv_head = int(set * w.heads_in_set + rest % heads);
+  t.first = int(at.first);
+  t.k_begin = w.cu_k[at.segment];
+  const int keys = w.cu_k[at.segment + 1] - t.k_begin;
+  if (at.first >= keys) return t;
+  t.keys = keys;
+  t.q_begin = w.cu_q[at.segment];
+  t.queries = w.cu_q[at.segment + 1] - t.q_begin;
+  const detail::KeyRange seeing =
+      detail::queries_seeing(t.first, min(t.first + F::kKeys, keys), t.queries, keys, w.causal, w.window);
+  t.begin = int(seeing.begin / F::kQueries);
+  t.steps = seeing.end > seeing.begin ? int((seeing.end + F::kQueries - 1) / F::kQueries) - t.begin : 0;
+  return t;
+}
+
+template <class F> struct QueryFetcher {
+  KeyMemory<F>& memory;
+  const KeyGradientMaps& maps;
+  const KeyGradientParams& p;
+  uint32_t lane;
+  tile::RingCursor<F::kStages> ring = {};
+  uint32_t tiles = 0, raw = 0;
+
+  __device__ void run() {
+    const int64_t all = p.walk.places * p.walk.heads;
+    for (int64_t round = 0; round * gridDim.x < all; ++round) {
+      const int64_t place = dealt(round);
+      if (place >= all) continue;
+      const KeyTile t = find_key_tile<F>(p.walk, place);
+      if (t.keys == 0) continue;
+      publish(t);
+      for (int head = t.kv_head * p.walk.group; head < (t.kv_head + 1) * p.walk.group; ++head)
+        for (int n = t.begin; n < t.begin + t.steps; ++n) fetch_step(t, head, n);
+    }
+    publish({.steps = -1});
+  }
+
+  __device__ void publish(const KeyTile& t) {
+    tile::wait_warp_or_trap(&memory.kv_empty, (tiles & 1) ^ 1);
+    ++tiles;
+    if (lane != 0) return;
+    memory.tile = t;
+    if (t.steps < 0) {
+      ptx::mbarrier_arrive(&memory.kv_full);
+      return;
+    }
+    ptx::mbarrier_arrive_expect_tx(&memory.kv_full, 2 * F::kPanels * F::kPanelK);
+    for (int i = 0; i < F::kPanels; ++i) {
+      ptx::tensor_load_3d(memory.k[i], &maps.k, 64 * i, t.kv_head, t.k_begin + t.first, &memory.kv_full);
+      ptx::tensor_load_3d(memory.v[i], &maps.v, 64 * i, t.kv_head, t.k_begin + t.first, &memory.kv_full);
+    }
+  }
+
+  // Rows behind the segment's end are zero, and P of them: their lse is infinite.
+  __device__ void fetch_step(const KeyTile& t, int head, int n) {
+    const int first = n * F::kQueries, rows = t.queries - first, stage = int(ring.stage);
+    const int64_t token = int64_t(t.q_begin) + first;
+    tile::wait_warp_or_trap(&memory.q_empty[stage], ring.phase ^ 1);
+    const bool others_follow = rows < F::kQueries && t.q_begin + t.queries < p.query_rows;
+    uint64_t* barrier = others_follow ? &memory.raw : &memory.q_full[stage];
+    if (lane == 0) {
+      ptx::mbarrier_expect_tx(barrier, 2 * F::kPanels * F::kPanelQ);  // the arrival follows
+      for (int i = 0; i < F::kPanels; ++i) {
+        ptx::tensor_load_3d(memory.q[stage][i], &maps.q, 64 * i, head, int(token), barrier);
+        ptx::tensor_load_3d(memory.dout[stage][i], &maps.dout, 64 * i, head, int(token), barrier);
+      }
+    }
+    for (int i = int(lane); i < F::kQueries; i += 32) {
+      const bool there = i < rows;
+      memory.lse[stage][i] = there ? p.scores.lse[head * p.scores.lse_stride + token + i] * kLog2E : INFINITY;
+      memory.delta[stage][i] = there ? p.scores.delta[head * p.scores.delta_stride + token + i] : 0.f;
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+    if (others_follow) zero_rest(stage, rows);
+    ring.advance();
+  }
+  __device__ void zero_rest(int stage, int rows) {
+    tile::wait_warp_or_trap(&memory.raw, raw++ & 1);
+    for (int i = 0; i < F::kPanels; ++i) {
+      zero_rows<F::kPanelQ>(memory.q[stage][i], rows, lane);
+      zero_rows<F::kPanelQ>(memory.dout[stage][i], rows, lane);
+    }
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&memory.q_full[stage]);
+  }
+};
+
+// kDv, kDk: which of the sums this warpgroup forms.
+template <class F, bool kDv, bool kDk> struct KeyGradient {
+  using T = typename F::T;
+  static constexpr auto kB128 = tile::Swizzle::b128;
+
+  KeyMemory<F>& memory;
+  const KeyGradientParams& p;
+  uint32_t group, warp, g, t;  // group: which 64 of the keys
+  tile::RingCursor<F::kStages> ring = {};
+  KeyTile tile_ = {};
+  float s[F::kQueries / 2], dp[kDk ? F::kQueries / 2 : 2];
+  float dk[kDk ? F::kWidth / 2 : 4], dv[kDv ? F::kWidth / 2 : 4];
+  uint32_t a[F::kQueries / 16][4], b[F::kQueries / 16][4];  // P^T, dS^T
+  float slope[F::kCapped ? F::kQueries / 2 : 1];
+
+  __device__ __forceinline__ void run() {
+    for (uint32_t tiles = 0;; ++tiles) {
+      tile::wait_warp_or_trap(&memory.kv_full, tiles & 1);
+      tile_ = memory.tile;
+      if (tile_.steps < 0) return;
+      take_tile();
+    }
+  }
+
+  __device__ __forceinline__ int key_of(int r) const {
+    return tile_.first + 64 * int(group) + 16 * int(warp) + int(g) + 8 * r;
+  }
+  __device__ __forceinline__ void release(uint64_t* barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  __device__ __forceinline__ void take_tile() {
+#pragma unroll
+    for (float& x : dk) x = 0;
+#pragma unroll
+    for (float& x : dv) x = 0;
+    const int steps = tile_.steps * p.walk.group;
+    uint32_t before = 0;
+    for (int i = 0, n = tile_.begin; i < steps; ++i) {
+      step(n, i > 0, before);
+      before = ring.stage;
+      ring.advance();
+      if (++n == tile_.begin + tile_.steps) n = tile_.begin;  // the next head
+    }
+    release(&memory.kv_empty);
+    ptx::wgmma_wait_group<0>();
+    if constexpr (kDk) ptx::fence_registers(dk);
+    if constexpr (kDv) ptx::fence_registers(dv);
+    if (steps > 0) release(&memory.q_empty[before]);
+    finish();
+  }
+
+  __device__ __forceinline__ void issue_scores(float (&d)[F::kQueries / 2], uint32_t keys, uint32_t queries) {
+    keys += group * 64 * 128;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < F::kWidth / 16; ++i)
+      ptx::wgmma<T, F::kQueries>(d, tile::operand<ptx::Major::k, kB128>(keys, 16 * i, F::kPanelK),
+                                 tile::operand<ptx::Major::k, kB128>(queries, 16 * i, F::kPanelQ), i > 0);
+    ptx::wgmma_commit_group();
+  }
+  __device__ __forceinline__ void issue_sum(float (&d)[F::kWidth / 2], const uint32_t (&x)[F::kQueries / 16][4],
+                                            uint32_t rows) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < F::kQueries / 16; ++i)
+      ptx::wgmma<T, F::kWidth, ptx::Major::mn>(d, x[i], tile::operand<ptx::Major::mn, kB128>(rows, 16 * i, F::kPanelQ),
+                                               true);
+    ptx::wgmma_commit_group();
+  }
+
+  __device__ __forceinline__ void step(int n, bool has_before, uint32_t before) {
+    const uint32_t stage = ring.stage;
+    const uint32_t q = ptx::shared_address(memory.q[stage]), dout = ptx::shared_address(memory.dout[stage]);
+    tile::wait_warp_or_trap(&memory.q_full[stage], ring.phase);
+    issue_scores(s, ptx::shared_address(memory.k), q);
+    ptx::wgmma_wait_group<1>();  // the sums of the step before: their operands' registers take dP
+    if (has_before) release(&memory.q_empty[before]);
+    if constexpr (kDk) {
+      issue_scores(dp, ptx::shared_address(memory.v), dout);
+      ptx::wgmma_wait_group<1>();
+    } else {
+      ptx::wgmma_wait_group<0>();
+    }
+    ptx::fence_registers(s);
+    probabilities(n);
+    if constexpr (kDk) {
+      ptx::wgmma_wait_group<0>();
+      ptx::fence_registers(dp);
+      score_gradients();
+    }
+    // Packed only now: registers hold the sums and either scores or operands, not both.
+    if constexpr (kDv) {
+      pack_operand<T>(a, s);
+      issue_sum(dv, a, dout);
+    }
+    if constexpr (kDk) {
+      pack_operand<T>(b, dp);
+      issue_sum(dk, b, q);
+    }
+  }
+
+  __device__ __forceinline__ void score_gradients() {
+    const float* delta = memory.delta[ring.stage];
+#pragma unroll
+    for (int j = 0; j < F::kQueries / 8; ++j) {
+      const float2 of = *reinterpret_cast<const float2*>(delta + 8 * j + 2 * t);
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int i = 4 * j + 2 * r + e;
+          dp[i] = s[i] * (dp[i] - (e == 0 ? of.x : of.y));
+          if constexpr (F::kCapped) dp[i] *= slope[i];
+        }
+    }
+  }
+
+  // Rows are keys here, columns queries. Query i sees key j where j - offset <= i < j - offset + window.
+  __device__ __forceinline__ void probabilities(int n) {
+    const float* lse = memory.lse[ring.stage];
+    const int column = n * F::kQueries + 2 * int(t), offset = tile_.keys - tile_.queries;
+    const bool masks = is_masked(n);
+#pragma unroll
+    for (int j = 0; j < F::kQueries / 8; ++j) {
+      const float2 of = *reinterpret_cast<const float2*>(lse + 8 * j + 2 * t);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int64_t low = int64_t(key_of(r)) - offset - column;
+        const int64_t end = p.walk.window > 0 ? low + p.walk.window : int64_t(1) << 40;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int i = 4 * j + 2 * r + e;
+          const Probability x = probability<F::kCapped>(p.scores, s[i], e == 0 ? of.x : of.y);
+          if constexpr (F::kCapped) slope[i] = x.slope;
+          s[i] = masks && (8 * j + e < low || 8 * j + e >= end) ? 0.f : x.value;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ bool is_masked(int n) const {
+    if (!p.walk.causal) return false;
+    const int first = tile_.first + 64 * int(group) - (tile_.keys - tile_.queries), begin = n * F::kQueries;
+    return begin < first + 63 || (p.walk.window > 0 && begin + F::kQueries > first + p.walk.window);
+  }
+
+  __device__ __forceinline__ void finish() {
+    if constexpr (kDk) store(dk, p.dk, p.dk_strides, p.scores.scale);
+    if constexpr (kDv) store(dv, p.dv, p.dv_strides, 1.f);
+  }
+  __device__ __forceinline__ void store(const float (&d)[F::kWidth / 2], void* to, const Strides& strides, float by) {
+    const float scale[2] = {by, by};
+    T* row[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      row[r] = key_of(r) < tile_.keys ? static_cast<T*>(to) + (int64_t(tile_.k_begin) + key_of(r)) * strides.token +
+                                            tile_.kv_head * strides.head
+                                      : nullptr;
+    store_rows<T>(d, scale, row, p.scores.width, t);
+  }
+};
+
+template <class F>
+__global__ void __launch_bounds__(F::kThreads, 1)
+    attention_key_gradient(const __grid_constant__ KeyGradientMaps maps, const __grid_constant__ KeyGradientParams p) {
+  auto& memory = *tile::dynamic_shared<KeyMemory<F>>();
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(&memory.kv_full, 1);
+    ptx::mbarrier_init(&memory.kv_empty, 8);
+    ptx::mbarrier_init(&memory.raw, 1);
+    for (int i = 0; i < F::kStages; ++i) {
+      ptx::mbarrier_init(&memory.q_full[i], 1);
+      ptx::mbarrier_init(&memory.q_empty[i], 8);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (warp < 4) {
+    ptx::decrease_registers<24>();
+    if (warp == 0) QueryFetcher<F>{.memory = memory, .maps = maps, .p = p, .lane = lane}.run();
+  } else {
+    ptx::increase_registers<240>();
+    const uint32_t group = warp / 4 - 1;
+    if constexpr (F::kApart) {
+      if (group == 0)
+        KeyGradient<F, true, false>{
+            .memory = memory, .p = p, .group = 0, .warp = warp % 4, .g = lane / 4, .t = lane % 4}
+            .run();
+      else
+        KeyGradient<F, false, true>{
+            .memory = memory, .p = p, .group = 0, .warp = warp % 4, .g = lane / 4, .t = lane % 4}
+            .run();
+    } else {
+      KeyGradient<F, true, true>{
+          .memory = memory, .p = p, .group = group, .warp = warp % 4, .g = lane / 4, .t = lane % 4}
+          .run();
+    }
+  }
+}
+
+template <class F> KeyGradientKernel key_gradient_kernel_of() {
+  return {attention_key_gradient<F>, F::kKeys, F::kQueries, F::kThreads, int64_t(sizeof(KeyMemory<F>))};
+}
+template <class T, bool kCapped> KeyGradientKernel key_gradient_kernel_for(int width) {
+  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, kCapped ? 64 : 96, false, kCapped>>();
+  if (width <= 128) return key_gradient_kernel_of<KeyGradientForm<T, 128, kCapped ? 32 : 64, false, kCapped>>();
+  return key_gradient_kernel_of<KeyGradientForm<T, 256, kCapped ? 32 : 64, true, kCapped>>();
+}
+template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped) {
+  return capped ? key_gradient_kernel_for<T, true>(width) : key_gradient_kernel_for<T, false>(width);
+}
+
+}  // namespace ingot::cuda::attention_hopper

@@ -1,0 +1,53 @@
+#pragma once
+// How the queries and keys of packed segments are cut into tiles, from cu_seqlens alone: on the host for tests, on the
+// device for kernels. Segment s owns the places [at(s), at(s + 1)) of a list of tiles with at(s) = cu[s] / rows + s, of
+// which at least as many as it has tiles: nobody needs the sum of all segments' tiles, or how long they are. What a
+// segment does not need is empty.
+#include <cstdint>
+
+#include "ingot/core/hd.h"
+
+namespace ingot::detail {
+
+// Places in the list for `tokens` tokens in `segments` segments.
+INGOT_HD constexpr int64_t tile_places(int64_t tokens, int64_t segments, int rows) { return tokens / rows + segments; }
+
+struct TilePlace {
+  int segment;
+  int64_t first;  // of the segment's rows; not below its length: the place is empty
+};
+// cu: (segments + 1) ascending from 0.
+INGOT_HD inline TilePlace tile_place(const int32_t* cu, int segments, int rows, int64_t place) {
+  int low = 0, high = segments - 1;  // the last segment whose places begin at or before `place`
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (int64_t(cu[middle]) / rows + middle <= place)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return {low, (place - (int64_t(cu[low]) / rows + low)) * rows};
+}
+
+// The keys that rows [begin, end) of a segment's queries see between them. Causal masks are aligned at the segment's
+// end; window = 0: none.
+struct KeyRange {
+  int64_t begin, end;
+};
+INGOT_HD inline int64_t clamp_to(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+INGOT_HD inline KeyRange keys_seen(int64_t begin, int64_t end, int64_t queries, int64_t keys, bool causal,
+                                   int64_t window) {
+  if (!causal) return {0, keys};
+  const int64_t offset = keys - queries + 1;
+  const int64_t last = clamp_to(end - 1 + offset, 0, keys);
+  return {window > 0 ? clamp_to(begin + offset - window, 0, keys) : 0, last};
+}
+// And the queries that see some of the keys [begin, end).
+INGOT_HD inline KeyRange queries_seeing(int64_t begin, int64_t end, int64_t queries, int64_t keys, bool causal,
+                                        int64_t window) {
+  if (!causal) return {0, queries};
+  const int64_t offset = keys - queries;  // query i sees key j where j - offset <= i < j - offset + window
+  return {clamp_to(begin - offset, 0, queries), window > 0 ? clamp_to(end - 1 - offset + window, 0, queries) : queries};
+}
+
+}  // namespace ingot::detail

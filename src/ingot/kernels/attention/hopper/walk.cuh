@@ -1,0 +1,160 @@
+#pragma once
+// The walk of a block over tiles of queries, and for each tile over the steps of keys that it sees: the warp that
+// fetches, and what it tells the warpgroups that multiply. Forward and dQ walk like this.
+//
+// Rows of K and V behind a segment's end belong to others. Where a product sums over keys, 0 * NaN would reach the
+// sums: these rows are zeroed before anyone reads them.
+#include "ingot/gpu/ptx/address.cuh"
+#include "ingot/gpu/ptx/fence.cuh"
+#include "ingot/gpu/ptx/mbarrier.cuh"
+#include "ingot/gpu/ptx/tma.cuh"
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/gpu/tile/ring.cuh"
+#include "ingot/kernels/attention/hopper/tiles.h"
+#include "ingot/kernels/attention/hopper/walk.h"
+
+namespace ingot::cuda::attention_hopper {
+
+// What the warp that fetches tells the others of a tile. steps < 0: there is no further tile.
+struct Tile {
+  int head, first;       // of the segment's queries
+  int q_begin, k_begin;  // the segment's first rows
+  int queries, keys;     // of the segment; no queries: an empty place
+  int begin, steps;      // steps of keys: from begin + steps - 1 down to begin
+};
+
+// F: kRows, kKeys, kPanels, kPanelQ, kPanelK, kStages, kGroups; kRowOperands: 1 (Q) or 2 (and dO);
+// kZeroKeys, kZeroValues: which rows behind the end are zeroed.
+template <class F> struct WalkMemory {
+  char rows[F::kRowOperands][F::kPanels][F::kPanelQ];  // panels of 64 columns, swizzled
+  char k[F::kStages][F::kPanels][F::kPanelK];
+  char v[F::kStages][F::kPanels][F::kPanelK];
+  uint64_t q_full, q_empty, k_full[F::kStages], k_empty[F::kStages], v_full[F::kStages], v_empty[F::kStages];
+  uint64_t raw;  // a copy whose last rows must be zeroed
+  Tile tile;
+};
+
+// The tile at `place` of the list of all heads. Heads come in sets whose keys and values stay in L2; in a set all
+// heads' tiles that see most come first.
+template <class F> __device__ inline Tile find_tile(const Walk& p, int64_t place) {
+  const int64_t in_set = p.places * p.heads_in_set;
+  const int64_t set = place / in_set, heads = min(int64_t(p.heads_in_set), p.heads - set * p.heads_in_set);
+  const int64_t rest = place - set * in_set;
+  const detail::TilePlace at = detail::tile_place(p.cu_q, p.segments, F::kRows, p.places - 1 - rest / heads);
+  Tile t{};
+  t.head = int(set * p.heads_in_set + rest % heads);
+  t.first = int(at.first);
+  t.q_begin = p.cu_q[at.segment];
+  const int queries = p.cu_q[at.segment + 1] - t.q_begin;
+  if (at.first >= queries) return t;
+  t.queries = queries;
+  t.k_begin = p.cu_k[at.segment];
+  t.keys = p.cu_k[at.segment + 1] - t.k_begin;
+  const detail::KeyRange seen =
+      detail::keys_seen(t.first, min(t.first + F::kRows, queries), queries, t.keys, p.causal, p.window);
+  t.begin = int(seen.begin / F::kKeys);
+  t.steps = seen.end > seen.begin ? int((seen.end + F::kKeys - 1) / F::kKeys) - t.begin : 0;
+  return t;
+}
+
+// A panel's rows from `rows` on; whole rows, so that the swizzle does not matter. All lanes.
+template <uint32_t kBytes> __device__ inline void zero_rows(char* panel, int rows, uint32_t lane) {
+  for (uint32_t at = uint32_t(rows) * 128 + lane * 16; at < kBytes; at += 512)
+    *reinterpret_cast<uint4*>(panel + at) = make_uint4(0, 0, 0, 0);
+}
+// Every other round backwards: items get shorter within a round, so each block has long and short ones.
+__device__ inline int64_t dealt(int64_t round) {
+  return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+}
+
+template <class F> struct KeyFetcher {
+  WalkMemory<F>& memory;
+  const WalkMaps& maps;
+  const Walk& w;
+  uint32_t lane;
+  tile::RingCursor<F::kStages> ring = {};
+  uint32_t tiles = 0, raw = 0;
+
+  __device__ void run() {
+    const int64_t all = w.places * w.heads;
+    for (int64_t round = 0; round * gridDim.x < all; ++round) {
+      const int64_t place = dealt(round);
+      if (place >= all) continue;
+      if (const Tile t = find_tile<F>(w, place); t.queries > 0) fetch(t);
+    }
+    publish({.steps = -1});
+  }
+
+  // Waits until Q's memory is free: the last tile's products with it are done, and all have read what `tile` said.
+  __device__ void publish(const Tile& t) {
+    tile::wait_warp_or_trap(&memory.q_empty, (tiles & 1) ^ 1);
+    ++tiles;
+    if (lane != 0) return;
+    memory.tile = t;
+    if (t.steps < 0) {
+      ptx::mbarrier_arrive(&memory.q_full);
+      return;
+    }
+    ptx::mbarrier_arrive_expect_tx(&memory.q_full, F::kRowOperands * F::kPanels * F::kPanelQ);
+    for (int o = 0; o < F::kRowOperands; ++o)
+      for (int i = 0; i < F::kPanels; ++i)
+        ptx::tensor_load_3d(memory.rows[o][i], &maps.rows[o], 64 * i, t.head, t.q_begin + t.first, &memory.q_full);
+  }
+
+  // The first step's K does not wait for Q's memory, and while its V comes to be zeroed the next K is asked for.
+  __device__ void fetch(const Tile& t) {
+    const int kv_head = t.head / w.group, last = t.begin + t.steps - 1;
+    uint32_t raw_stage = 0;
+    int raw_rows = 0;
+    for (int n = last; n >= t.begin; --n) {
+      const int token = t.k_begin + n * F::kKeys, rows = t.keys - n * F::kKeys;
+      const bool others_follow = rows < F::kKeys && t.k_begin + t.keys < w.key_rows;  // else the copy brings zeros
+      tile::wait_warp_or_trap(&memory.k_empty[ring.stage], ring.phase ^ 1);
+      if (F::kZeroKeys && others_follow) {
+        copy(memory.k[ring.stage], maps.k, kv_head, token, &memory.raw);
+        zero_rest(memory.k[ring.stage], &memory.k_full[ring.stage], rows);
+      } else {
+        copy(memory.k[ring.stage], maps.k, kv_head, token, &memory.k_full[ring.stage]);
+      }
+      if (n == last) publish(t);
+      if (raw_rows > 0) zero_rest(memory.v[raw_stage], &memory.v_full[raw_stage], raw_rows), raw_rows = 0;
+      tile::wait_warp_or_trap(&memory.v_empty[ring.stage], ring.phase ^ 1);
+      const bool zero = F::kZeroValues && others_follow;
+      if (zero) raw_stage = ring.stage, raw_rows = rows;
+      copy(memory.v[ring.stage], maps.v, kv_head, token, zero ? &memory.raw : &memory.v_full[ring.stage]);
+      ring.advance();
+    }
+    if (raw_rows > 0) zero_rest(memory.v[raw_stage], &memory.v_full[raw_stage], raw_rows);
+    if (t.steps == 0) publish(t);
+  }
+
+  __device__ void copy(char (*to)[F::kPanelK], const CUtensorMap& map, int kv_head, int token, uint64_t* barrier) {
+    if (lane != 0) return;
+    ptx::mbarrier_arrive_expect_tx(barrier, F::kPanels * F::kPanelK);
+    for (int i = 0; i < F::kPanels; ++i) ptx::tensor_load_3d(to[i], &map, 64 * i, kv_head, token, barrier);
+  }
+  __device__ void zero_rest(char (*to)[F::kPanelK], uint64_t* full, int rows) {
+    tile::wait_warp_or_trap(&memory.raw, raw++ & 1);
+    for (int i = 0; i < F::kPanels; ++i) zero_rows<F::kPanelK>(to[i], rows, lane);
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(full);
+  }
+};
+
+template <class F> __device__ inline void prepare_barriers(WalkMemory<F>& memory) {
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(&memory.q_full, 1);
+    ptx::mbarrier_init(&memory.q_empty, 4 * F::kGroups);
+    ptx::mbarrier_init(&memory.raw, 1);
+    for (int i = 0; i < F::kStages; ++i) {
+      ptx::mbarrier_init(&memory.k_full[i], 1);
+      ptx::mbarrier_init(&memory.v_full[i], 1);
+      ptx::mbarrier_init(&memory.k_empty[i], 4 * F::kGroups);
+      ptx::mbarrier_init(&memory.v_empty[i], 4 * F::kGroups);
+    }
+    ptx::fence_mbarrier_init();
+  }
+}
+
+}  // namespace ingot::cuda::attention_hopper

@@ -1,0 +1,28 @@
+#pragma once
+// What a walk over tiles of queries (walk.cuh) needs to know.
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace ingot::cuda::attention_hopper {
+
+// Tokens and heads of an operand lie this many elements apart.
+struct Strides {
+  int64_t token, head;
+};
+
+struct Walk {
+  const int32_t *cu_q, *cu_k;
+  int segments, heads, group;  // group: query heads per key head
+  int heads_in_set;            // whose operands stay in L2 together
+  int64_t key_rows;            // of k and v
+  int64_t window;
+  bool causal;
+  int64_t places;  // tile_places() of the queries
+};
+
+struct WalkMaps {
+  CUtensorMap rows[2], k, v;  // rows: Q, and dO where it is walked with
+};
+
+}  // namespace ingot::cuda::attention_hopper
