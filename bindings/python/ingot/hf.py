@@ -5,7 +5,7 @@
 
 A module counts by its structure: one parameter `weight` of one dimension, an epsilon, no children, one input. Whether it multiplies by
 `weight` or by `1 + weight` is found out by running it; nothing is replaced that does not agree with the kernel on random rows in each
-dtype that is served. Modules keep their class, parameters, hooks and state dict: only `forward` is set on the instance.
+dtype that is served. What only goes by the name (RMSNorm in its class) is named in the report, with what does not fit. Modules keep their class, parameters, hooks and state dict: only `forward` is set on the instance.
 """
 import copy
 import inspect
@@ -26,10 +26,12 @@ _TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**
 
 @dataclass
 class Report:
-    """What `patch` did: (name, form, dtypes, largest relative error) of each replacement, (name, reason) of what only looked alike."""
+    """What `patch` did: (name, form, dtypes, largest relative error) of each replacement, (name, reason) of what only looked alike, and the
+    names of those that were patched already, which the report of that call restores."""
 
     replaced: list = field(default_factory=list)
     skipped: list = field(default_factory=list)
+    already: list = field(default_factory=list)
     _modules: list = field(default_factory=list, repr=False)
 
     def undo(self):
@@ -48,10 +50,14 @@ class Report:
         self.undo()
 
     def __str__(self):
-        lines = [f"{len(self.replaced)} RMSNorms replaced, {len(self.skipped)} similar modules left alone"]
+        if not (self.replaced or self.skipped or self.already):
+            return "found no RMSNorm, nor a module like one"
+        lines = [f"{len(self.replaced)} RMSNorms replaced, {len(self.skipped)} similar modules left alone"
+                 + (f", {len(self.already)} already patched" if self.already else "")]
         lines += [f"  {name}: {form}, {', '.join(str(d)[6:] for d in dtypes)}, error {error:.1e}"
                   for name, form, dtypes, error in self.replaced]
         lines += [f"  {name}: left alone: {reason}" for name, reason in self.skipped]
+        lines += [f"  {name}: already patched" for name in self.already]
         return "\n".join(lines)
 
 
@@ -63,14 +69,25 @@ def _epsilon(module):
     return None
 
 
-def _looks_like_norm(module):
-    own = dict(module.named_parameters())
-    return (
-        list(own) == ["weight"]
-        and own["weight"].dim() == 1
-        and not any(True for _ in module.children())
-        and (_epsilon(module) is not None or isinstance(module, torch.nn.RMSNorm))
-    )
+def _misfit(module):
+    """What keeps a module from being an RMSNorm by its structure, or None."""
+    own = dict(module.named_parameters(recurse=False))
+    children = [name for name, _ in module.named_children()]
+    if children:
+        return f"found modules inside it ({', '.join(children[:3])}), expected none"
+    if list(own) != ["weight"]:
+        return f"found {'parameters ' + ', '.join(own) if own else 'no parameter'}, expected one, weight"
+    if own["weight"].dim() != 1:
+        return f"found a weight of {own['weight'].dim()} dimensions, expected 1"
+    if not own["weight"].is_floating_point():
+        return f"found a weight of {own['weight'].dtype}, expected floating-point numbers"
+    if _epsilon(module) is None and not isinstance(module, torch.nn.RMSNorm):
+        return "found no epsilon (variance_epsilon, eps or epsilon)"
+    return None
+
+
+def _is_called_one(module):
+    return "rmsnorm" in type(module).__name__.lower().replace("_", "")
 
 
 def _takes_one_input(module):
@@ -101,7 +118,10 @@ def _error(found, expected):
 
 def _verify(module):
     """({dtype}, unit_offset, largest error) of the form that agrees, or a reason why none does."""
-    probe, rows = _probe(module)
+    try:
+        probe, rows = _probe(module)
+    except Exception as e:
+        return f"no copy of it could be tried: {e}"
     eps = _epsilon(probe)
     served, form, worst, why = set(), None, 0.0, "no dtype could be tried"
     for dtype in _DTYPES:
@@ -156,10 +176,12 @@ def patch(model):
     report = Report()
     with torch.no_grad():
         for name, module in model.named_modules():
-            if not _looks_like_norm(module):
+            if _is_patched(module):
+                report.already.append(name)
                 continue
-            if _is_patched(module):  # and is restored by the report of that call
-                report.skipped.append((name, "it is replaced already"))
+            if misfit := _misfit(module):
+                if _is_called_one(module):
+                    report.skipped.append((name, misfit))
                 continue
             if not _takes_one_input(module):
                 report.skipped.append((name, "its forward takes more than one input"))

@@ -134,10 +134,46 @@ def test_a_second_patch_leaves_the_first_alone_and_hooks_are_not_called(device):
     m["llama"].register_forward_hook(lambda *a: seen.append(1))
     first, second = hf.patch(m), hf.patch(m)
     assert not seen and len(first.replaced) == 3 and not second.replaced
-    assert {name for name, why in second.skipped if why == "it is replaced already"} == {"llama", "gemma", "torch"}
+    assert sorted(second.already) == ["gemma", "llama", "torch"] and {name for name, _ in second.skipped} == {"centered", "outside", "gated", "optional"}
+    assert "0 RMSNorms replaced, 4 similar modules left alone, 3 already patched" in str(second) and "  llama: already patched" in str(second)
     first.undo()
     second.undo()
     assert all("forward" not in module.__dict__ for module in m.modules())
+
+
+class BiasedRMSNorm(LlamaNorm):
+    def __init__(self, n):
+        super().__init__(n)
+        self.bias = nn.Parameter(torch.zeros(n))
+
+
+class BareRMSNorm(nn.Module):  # epsilon is a constant of its code
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n))
+
+
+class StubbornRMSNorm(LlamaNorm):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("one of a kind")
+
+
+def test_what_is_called_an_rmsnorm_and_cannot_be_patched_is_named_with_the_reason(device):
+    parametrised = nn.utils.parametrizations.weight_norm(nn.RMSNorm(8), dim=None)
+    m = nn.ModuleDict({"biased": BiasedRMSNorm(8), "bare": BareRMSNorm(8), "plain": nn.RMSNorm(8, elementwise_affine=False), "two": nn.RMSNorm((2, 4)),
+                       "parametrised": parametrised, "stubborn": StubbornRMSNorm(8), "layer": nn.LayerNorm(8), "good": LlamaNorm(8)}).to(device)
+    report = hf.patch(m)
+    assert [name for name, *_ in report.replaced] == ["good"]
+    assert dict(report.skipped) == {
+        "biased": "found parameters weight, bias, expected one, weight",
+        "bare": "found no epsilon (variance_epsilon, eps or epsilon)",
+        "plain": "found no parameter, expected one, weight",
+        "two": "found a weight of 2 dimensions, expected 1",
+        "parametrised": "found modules inside it (parametrizations), expected none",
+        "stubborn": "no copy of it could be tried: one of a kind",
+    }
+    assert all(f"  {name}: left alone: {why}" in str(report) for name, why in report.skipped)
+    assert str(hf.patch(nn.Linear(2, 2))) == "found no RMSNorm, nor a module like one"
 
 
 def test_refuses_what_is_no_module():
