@@ -10,10 +10,12 @@ import gc
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from . import _C
+from . import _C, _plain
+from ._again import again, gradients, is_batched, knowing_whether_recorded
 
 ACTIVATIONS = {name: i for i, name in enumerate(_C.activation_names())}
 GATE_ORDERS = {"gate_first": 0, "gate_second": 1, "interleaved": 2}
+_NAMES = list(ACTIVATIONS)
 _SEPARATE = 3
 
 _empty_like = torch.empty_like
@@ -90,8 +92,8 @@ def _transformable(op, setup, backward):
         @staticmethod
         def backward(ctx, *gradients):
             needs = tree_unflatten(ctx.needs_input_grad[1:], ctx.structure)
-            found = tree_leaves(list(backward(_WithNeeds(ctx, needs), *gradients)), is_leaf=lambda g: g is None)
-            return None, *found
+            found = backward(_WithNeeds(ctx, needs), *gradients)
+            return None, *(g for need, gradient in zip(needs, found) for g in _one_for_each(need, gradient))
 
     def call(*arguments):
         if torch._C._are_functorch_transforms_active():
@@ -100,6 +102,13 @@ def _transformable(op, setup, backward):
         return op(*arguments)
 
     return call
+
+
+def _one_for_each(argument, gradient):
+    """The gradients of an argument's leaves; a list may have one None in all."""
+    if not isinstance(argument, (list, tuple)):
+        return [gradient]
+    return [None] * len(argument) if gradient is None else gradient
 
 
 class _WithNeeds:
@@ -153,14 +162,6 @@ def _register(schema, run, fake, backward=None, setup=None):
     if "Tensor[]" in schema:
         torch.library.register_vmap(f"ingot::{name}", _one_by_one(op), lib=_library)
     return _transformable(op, setup, backward) if backward is not None else op
-
-
-def refuse_second_order(op):
-    raise NotImplementedError(f"{op}: found a second derivative asked for, expected first derivatives only")
-
-
-def _no_backward(op):
-    return {"backward": lambda ctx, *gradients: refuse_second_order(op), "setup": lambda ctx, inputs, output: None}
 
 
 # --- rms_norm ---------------------------------------------------------------------------------------------------------
@@ -219,12 +220,18 @@ def _fake_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx
     return dx, s.new_empty(s.shape[-1] if need_dw else 0, dtype=sum_dtype(s.dtype))
 
 
+def _rms_norm_backward_formula(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
+    eps = default_eps(eps, s.dtype)
+    dx, dw = gradients(lambda s, w: _plain.rms_norm(s, w, eps, unit_offset), (s, weight), (need_dx, need_dw), (dy,))
+    return dx if dsum is None or dx is None else dx + dsum, dw
+
+
 rms_norm_backward_op = _register(
-    "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor s, Tensor? weight, Tensor rstd, float? eps, bool unit_offset, bool need_dx, "
+    "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor s, Tensor? weight, Tensor? rstd, float? eps, bool unit_offset, bool need_dx, "
     "bool need_dw) -> (Tensor, Tensor)",
     _op_run_rms_norm_backward,
     _fake_rms_norm_backward,
-    **_no_backward("rms_norm"),
+    **again(_rms_norm_backward_formula),
 )
 
 
@@ -295,56 +302,17 @@ def eager(function):
         return function.apply
 
 
-class _SecondDerivative(torch.autograd.Function):
-    """Passes gradients on, and refuses to be differentiated."""
-
-    @staticmethod
-    def forward(ctx, op, *gradients):
-        ctx.op = op
-        return tuple(g.view_as(g) for g in gradients)
-
-    @staticmethod
-    def backward(ctx, *_):
-        refuse_second_order(ctx.op)
-
-
-def _in_memory(g):
-    """`g`, whose values PyTorch may not have written anywhere yet: as a lazy negative, or as zeros without memory."""
-    if g is None or not (g.is_neg() or g._is_zerotensor()):
-        return g
-    return g.resolve_neg() if g.is_neg() else torch.zeros_like(g)
-
-
-def first_order(op):
-    """Of a backward: where a graph of it is asked for, its results say that they want a gradient and refuse it. Left without a graph, a
-    penalty on gradients would count for nothing."""
-
-    def wrap(backward):
-        def run(ctx, *gradients):
-            gradients = map(_in_memory, gradients)
-            if not torch.is_grad_enabled():
-                return backward(ctx, *gradients)
-            with torch.no_grad():
-                found = backward(ctx, *gradients)
-            there = [g is not None for g in found]
-            kept = iter(_SecondDerivative.apply(op, *(g.detach().requires_grad_() for g in found if g is not None)))
-            return tuple(next(kept) if t else None for t in there)
-
-        return staticmethod(run)
-
-    return wrap
-
-
 class _RmsNorm(torch.autograd.Function):
     forward = staticmethod(_C.rms_norm_forward)  # (ctx, x, weight), for rms_norm_call; sets ctx.options
 
-    @first_order("rms_norm")
-    def backward(ctx, dy):
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dy):
         s, weight, rstd = ctx.saved_tensors
         eps, unit_offset = ctx.options
         need_dx, need_dw = ctx.needs_input_grad
-        dx, dw = run_rms_norm_backward(dy, None, s, weight, rstd, eps, unit_offset, need_dx, need_dw)
-        return dx, None if dw is None else dw.to(weight.dtype)
+        run = rms_norm_backward_op if recorded else run_rms_norm_backward
+        dx, dw = run(dy, None, s, weight, rstd, eps, unit_offset, need_dx, need_dw)
+        return dx if need_dx else None, dw.to(weight.dtype) if need_dw else None
 
 
 class _AddRmsNorm(torch.autograd.Function):
@@ -356,10 +324,11 @@ class _AddRmsNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         return y, total
 
-    @first_order("rms_norm")
-    def backward(ctx, dy, dsum):
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dy, dsum):
         need = ctx.needs_input_grad
-        ds, dw = _rms_norm_gradients(ctx, need[0] or need[1], need[2], dy, dsum, None, run_rms_norm_backward)
+        run = rms_norm_backward_op if recorded else run_rms_norm_backward
+        ds, dw = _rms_norm_gradients(ctx, need[0] or need[1], need[2], dy, dsum, None, run)
         return ds if need[0] else None, ds if need[1] else None, dw, None, None
 
 
@@ -448,12 +417,19 @@ def _fake_mlp_backward(dy, x, parameters, saved, wanted, need_dx, bias, weight_n
     return _fake_rows(x) if need_dx else x.new_empty(0), x.new_empty(total, dtype=sum_dtype(x.dtype))
 
 
+def _mlp_backward_formula(dy, x, parameters, saved, wanted, need_dx, bias, weight_norm, activation, activate_last):
+    dx, *found = gradients(lambda x, *parameters: _plain.mlp(x, parameters, bias, weight_norm, activation, activate_last),
+                           (x, *parameters), (need_dx, *wanted), (dy,))
+    parts = [p.new_zeros(p.numel()) if g is None else g.reshape(-1) for g, p, w in zip(found, parameters, wanted) if w]
+    return dx, torch.cat(parts) if parts else x.new_empty(0)
+
+
 mlp_backward_op = _register(
     "mlp_backward(Tensor dy, Tensor x, Tensor[] parameters, Tensor saved, bool[] wanted, bool need_dx, bool bias, bool weight_norm, "
     "str activation, bool activate_last) -> (Tensor, Tensor)",
     _op_mlp_backward,
     _fake_mlp_backward,
-    **_no_backward("mlp"),
+    **again(_mlp_backward_formula),
 )
 
 
@@ -492,6 +468,18 @@ def _split_options(options):
     return bool(options & _C.BIAS), bool(options & _C.WEIGHT_NORM), options & 0xFF, bool(options & _C.ACTIVATE_LAST)
 
 
+def _mlp_gradients(ctx, recorded, dy, x, saved, parameters, wanted):
+    """(dx, the wanted parameters' gradients one after the other) for a context of an autograd.Function."""
+    need_x = ctx.needs_input_grad[0]
+    bias, weight_norm, act, activate_last = _split_options(ctx.options)
+    if not recorded:
+        return run_mlp_backward(dy, x, parameters, saved, wanted, need_x, bias, weight_norm, act, activate_last)
+    saved = x.new_empty(0) if saved is None else saved
+    run = _mlp_backward_formula if is_batched(dy) else mlp_backward_op  # PyTorch batches no operator that takes lists of tensors
+    dx, flat = run(dy, x, parameters, saved, wanted, need_x, bias, weight_norm, _NAMES[act], activate_last)
+    return dx if need_x else None, flat
+
+
 def _run_mlp_options(x, parameters, options, save):
     return run_mlp(x, parameters, *_split_options(options), save)
 
@@ -499,11 +487,11 @@ def _run_mlp_options(x, parameters, options, save):
 class _Mlp(torch.autograd.Function):
     forward = staticmethod(_C.mlp_forward)  # (ctx, x, *parameters), for mlp_call; sets ctx.options
 
-    @first_order("mlp")
-    def backward(ctx, dy):
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dy):
         x, saved, *parameters = ctx.saved_tensors
-        need_x, *wanted = ctx.needs_input_grad
-        dx, flat = run_mlp_backward(dy, x, parameters, saved, wanted, need_x, *_split_options(ctx.options))
+        _, *wanted = ctx.needs_input_grad
+        dx, flat = _mlp_gradients(ctx, recorded, dy, x, saved, parameters, wanted)
         return (dx, *_split_gradients(flat, parameters, wanted))
 
 
@@ -527,11 +515,11 @@ def _make_edge(*parameters):
 class _MlpAtEdge(torch.autograd.Function):
     forward = staticmethod(_C.mlp_edge_forward)  # (ctx, x, edge); sets ctx.options
 
-    @first_order("mlp")
-    def backward(ctx, dy):
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dy):
         x, saved, *parameters = ctx.saved_tensors
-        need_x, need_parameters = ctx.needs_input_grad
-        dx, flat = run_mlp_backward(dy, x, parameters, saved, [need_parameters] * len(parameters), need_x, *_split_options(ctx.options))
+        need_parameters = ctx.needs_input_grad[1]
+        dx, flat = _mlp_gradients(ctx, recorded, dy, x, saved, parameters, [need_parameters] * len(parameters))
         return dx, flat.to(x.dtype) if need_parameters else None
 
 
@@ -568,6 +556,10 @@ def _fake_swiglu_gate(packed, up, order, limit, alpha, up_offset):
     return _fake_rows(packed) if up is not None else packed.new_empty((*packed.shape[:-1], packed.shape[-1] // 2))
 
 
+def _swiglu_gate_backward_formula(dh, packed, up, order, limit, alpha, up_offset):
+    return gradients(lambda packed, up: _plain.swiglu(packed, up, order, limit, alpha, up_offset), (packed, up), (True, up is not None), (dh,))
+
+
 swiglu_gate_backward_op = _register(
     "swiglu_gate_backward(Tensor dh, Tensor packed, Tensor? up, int order, float limit, float alpha, float up_offset) -> (Tensor, Tensor)",
     run_swiglu_gate_backward,
@@ -575,7 +567,7 @@ swiglu_gate_backward_op = _register(
         _fake_rows(packed),
         packed.new_empty(0) if up is None else _fake_rows(up),
     ),
-    **_no_backward("swiglu_gate"),
+    **again(_swiglu_gate_backward_formula),
 )
 
 
@@ -606,9 +598,9 @@ class _SwigluGate(torch.autograd.Function):
         ctx.options = options
         return run_swiglu_gate(packed, up, *options)
 
-    @first_order("swiglu_gate")
-    def backward(ctx, dh):
-        return _swiglu_gate_gradients(ctx, dh, run_swiglu_gate_backward)
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dh):
+        return _swiglu_gate_gradients(ctx, dh, swiglu_gate_backward_op if recorded else run_swiglu_gate_backward)
 
 
 swiglu_gate_eager = eager(_SwigluGate)
@@ -683,6 +675,11 @@ def run_qk_norm_rope_backward(x, dy, positions, cos, sin, gain, eps, interleaved
     return dx, x.new_empty(0, dtype=sum_dtype(x.dtype)) if dgain is None else dgain
 
 
+def _qk_norm_rope_backward_formula(x, dy, positions, cos, sin, gain, eps, interleaved, sign):
+    return gradients(lambda x, gain: _plain.qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign), (x, gain),
+                     (True, gain is not None), (dy,))
+
+
 qk_norm_rope_backward_op = _register(
     "qk_norm_rope_backward(Tensor x, Tensor dy, Tensor? positions, Tensor? cos, Tensor? sin, Tensor? gain, float eps, "
     "bool interleaved, int sign) -> (Tensor, Tensor)",
@@ -691,7 +688,7 @@ qk_norm_rope_backward_op = _register(
         _fake_rows(x),
         x.new_empty(0 if gain is None else x.shape[-2], dtype=sum_dtype(x.dtype)),
     ),
-    **_no_backward("qk_norm_rope"),
+    **again(_qk_norm_rope_backward_formula),
 )
 
 
@@ -732,11 +729,15 @@ def run_activation_backward(dy, x, name):
     return dx
 
 
+def _activation_backward_formula(dy, x, name):
+    return gradients(lambda x: _plain.activation(x, name), (x,), (True,), (dy,))
+
+
 activation_backward_op = _register(
     "activation_backward(Tensor dy, Tensor x, str name) -> Tensor",
     run_activation_backward,
     lambda dy, x, name: _fake_rows(x),
-    **_no_backward("activation"),
+    **again(_activation_backward_formula),
 )
 
 

@@ -21,7 +21,7 @@ _ACTIVATIONS = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "softplus": lambda x: torch.logaddexp(x, torch.zeros((), dtype=x.dtype, device=x.device)),  # accurate in both tails
+    "softplus": lambda x: -F.logsigmoid(-x),  # accurate in both tails, and so are its derivatives
 }
 
 

@@ -1,4 +1,4 @@
-"""Ingot's operations as functions of tensors. Differentiable once; usable under torch.compile, autocast, CUDA graphs and torch.func.
+"""Ingot's operations as functions of tensors. Differentiable any number of times; usable under torch.compile, autocast, CUDA graphs and torch.func.
 
 Sizes: T rows (all leading dimensions), C columns. Errors are ValueError (a contract is broken) or NotImplementedError (this build or
 machine cannot do it); both name the operation, the argument, what was found and what was expected.
