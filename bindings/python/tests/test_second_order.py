@@ -155,11 +155,13 @@ def test_third_derivatives(device):
     for name, ours, plain, parameters in pairs(device, dtype):
         x = (0.5 * torch.randn(4, 16, device=device, dtype=dtype)).requires_grad_()
 
+        directions = torch.randn(2, 4, 16, device=device, dtype=dtype)
+
         def third(f):
             value = f(x, *parameters).sin().sum()
-            for _ in range(2):
-                (value,) = torch.autograd.grad(value, x, create_graph=True)
-                value = value.sin().sum()
+            for v in directions:
+                (slope,) = torch.autograd.grad(value, x, create_graph=True)
+                value = (v * slope).sum()
             return torch.autograd.grad(value, x)
 
         rtol, atol = (1e-8, 1e-9) if dtype is torch.float64 else (1e-3, 1e-3)
