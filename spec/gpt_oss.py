@@ -47,22 +47,22 @@ class Config:
 def parse_config(c):
     """From config.json as published (rope_theta, rope_scaling), as transformers 5 writes it (rope_parameters), or OpenAI's own."""
     own = "num_local_experts" not in c
-    rope = c.get("rope_parameters") or c.get("rope_scaling")
-    if rope is None and "rope_scaling_factor" in c:
-        rope = dict(rope_type="yarn", factor=c["rope_scaling_factor"], beta_fast=c.get("rope_ntk_beta", 32.0),
-                    beta_slow=c.get("rope_ntk_alpha", 1.0), truncate=False,
-                    original_max_position_embeddings=c.get("initial_context_length", 4096))
-    rope = rope or {}
+    rope = c.get("rope_scaling") or c.get("rope_parameters")
+    if rope is None:  # the architecture's defaults, of which OpenAI's own spelling may change each
+        given = c if own else {}
+        rope = dict(rope_type="yarn", factor=given.get("rope_scaling_factor", 32.0), beta_fast=given.get("rope_ntk_beta", 32.0),
+                    beta_slow=given.get("rope_ntk_alpha", 1.0), truncate=False,
+                    original_max_position_embeddings=given.get("initial_context_length", 4096))
     yarn = None
     if rope.get("rope_type", rope.get("type", "default")) == "yarn":
         yarn = dict(factor=rope["factor"], fast=rope.get("beta_fast", 32.0), slow=rope.get("beta_slow", 1.0),
-                    original=rope.get("original_max_position_embeddings", c.get("initial_context_length")),
+                    original=rope["original_max_position_embeddings"],
                     truncate=rope.get("truncate", True), attention_factor=rope.get("attention_factor"))
     layers = c["num_hidden_layers"]
     types = c.get("layer_types") or ["full_attention" if i % 2 else "sliding_attention" for i in range(layers)]
     return Config(
         vocab=c["vocab_size"], hidden=c["hidden_size"], layers=layers, heads=c["num_attention_heads"],
-        kv_heads=c["num_key_value_heads"], head_dim=c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"],
+        kv_heads=c["num_key_value_heads"], head_dim=c.get("head_dim", 64) or c["hidden_size"] // c["num_attention_heads"],
         experts=c["num_experts" if own else "num_local_experts"],
         experts_per_token=c.get("num_experts_per_tok") or c["experts_per_token"], intermediate=c["intermediate_size"],
         window=c.get("sliding_window", 128), sliding=[t == "sliding_attention" for t in types],

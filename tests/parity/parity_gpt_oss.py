@@ -55,6 +55,8 @@ OTHER = dict(vocab_size=97, hidden_size=96, intermediate_size=32, num_hidden_lay
              rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=16.0, beta_slow=1.0, truncate=True,
                                   original_max_position_embeddings=512))
 
+BARE = PUBLISHED | dict(hidden_size=96, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=2, head_dim=64)
+
 
 def random_model(sizes, seed):
     """Every parameter random, at a scale that gives logits of standard deviation 2 and more, sinks that matter and clamps that clamp."""
@@ -286,6 +288,22 @@ def published_forms(report, program, root):
                    native_limit(distance(narrow, expected)))
 
 
+def left_out(report, program, root):
+    """What a config does not say is what transformers takes for it: rotation, head_dim, window, epsilon, the kinds of layers."""
+    model = random_model(BARE, 6)
+    model.save_pretrained(root / "bare")
+    path = root / "bare" / "config.json"
+    kept = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+            "num_local_experts", "num_experts_per_tok")
+    said = {k: v for k, v in json.loads(path.read_text()).items() if k in kept}
+    for name, more in (("nothing", {}), ("rope_theta alone", dict(rope_theta=9000.0, rope_scaling=None)), ("an empty rope_parameters", dict(rope_parameters={})),
+                       ("both", dict(rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64),
+                                     rope_parameters=dict(rope_type="default", rope_theta=77.0)))):
+        path.write_text(json.dumps(said | more))
+        compare(report, f"a config that says {name} of rotation", program, root / "bare", exactly(load_peer(root / "bare")),
+                load_peer(root / "bare"), [150], 8, 7)
+
+
 def other_shapes(report, program, root):
     model = random_model(OTHER, 2)
     model.save_pretrained(root / "other", max_shard_size="60KB")
@@ -324,6 +342,7 @@ def main():
         root.mkdir(exist_ok=True)
         encoding(report, args.program, root)
         published_forms(report, args.program, root)
+        left_out(report, args.program, root)
         other_shapes(report, args.program, root)
     print(f"{report.passed} passed, {report.failed} failed")
     return 1 if report.failed else 0

@@ -10,7 +10,10 @@
 namespace ingot {
 namespace {
 
-constexpr double kOriginalContext = 4096;  // of OpenAI's own spelling, where it is left out
+constexpr double kOriginalContext = 4096;
+// What the architecture rotates by where a config says nothing of it; of OpenAI's own spelling each part of it.
+const RopeScaling kDefaultScaling = {
+    .kind = RopeScaling::yarn, .factor = 32, .original_context = kOriginalContext, .truncate = false};
 
 template <class T> void in_range(const std::string& where, const char* field, T value, T low, T high) {
   if (!(value >= low && value <= high))
@@ -25,14 +28,24 @@ void must_be(Fields& f, const char* key, const std::string& expected) {
     fail(ErrorCode::unsupported, f.where(), ".", key, ": found \"", found, "\", expected \"", expected, "\"");
 }
 bool is_null(const Json& json, const char* key) { return json.contains(key) && json.at(key).is_null(); }
+bool is_given(const Json& json, const char* key) { return json.contains(key) && !json.at(key).is_null(); }
+
+void refuse_partial_rotation(Fields& f) {
+  double part = 1;
+  if (f.read("partial_rotary_factor", part) && part != 1)
+    fail(ErrorCode::unsupported, f.where(), ".partial_rotary_factor: found ", part, ", expected 1");
+}
 
 // One object of rope_scaling or rope_parameters.
 void read_rope(Fields f, GptOssConfig& c) {
+  for (const char* key : {"full_attention", "sliding_attention"})
+    if (f.has(key))
+      fail(ErrorCode::unsupported, f.where(), ": found settings of their own for ", key,
+           ", expected one for all layers");
   std::string type = "default";
   if (!f.read("rope_type", type)) f.read("type", type);
-  if (type == "default") {
-    c.rope_scaling = {};
-  } else if (type == "yarn") {
+  c.rope_scaling = {};
+  if (type == "yarn") {
     c.rope_scaling.kind = RopeScaling::yarn;
     f.require("factor", c.rope_scaling.factor);
     f.read("original_max_position_embeddings", c.rope_scaling.original_context);
@@ -42,38 +55,33 @@ void read_rope(Fields f, GptOssConfig& c) {
     f.read("attention_factor", c.rope_scaling.attention_factor);
     for (const char* key : {"mscale", "mscale_all_dim"})
       if (f.has(key)) fail(ErrorCode::unsupported, f.where(), ": found ", key, ", which this model does not use");
-  } else {
+    if (c.rope_scaling.original_context == 0)
+      fail(ErrorCode::bad_data, f.where(),
+           ": found yarn without original_max_position_embeddings, expected the context the model was trained with");
+  } else if (type != "default") {
     fail(ErrorCode::unsupported, f.where(), ".rope_type: found \"", type, "\", expected yarn or default");
   }
   f.read("rope_theta", c.rope_base);
-  if (f.has("partial_rotary_factor")) {
-    double part = 1;
-    f.read("partial_rotary_factor", part);
-    if (part != 1) fail(ErrorCode::unsupported, f.where(), ".partial_rotary_factor: found ", part, ", expected 1");
-  }
+  refuse_partial_rotation(f);
 }
 
+// rope_scaling goes before rope_parameters, and neither means the architecture's own: as transformers has it.
 void read_rope_keys(const Json& json, Fields& f, GptOssConfig& c) {
   f.read("rope_theta", c.rope_base);
-  double original = 0;
-  f.read("initial_context_length", original);
-  const char* key = json.contains("rope_parameters") && !is_null(json, "rope_parameters") ? "rope_parameters"
-                    : json.contains("rope_scaling") && !is_null(json, "rope_scaling")     ? "rope_scaling"
-                                                                                          : nullptr;
-  if (key != nullptr) {
-    read_rope(f.object(key), c);
-  } else if (json.contains("rope_scaling_factor")) {  // OpenAI's own
-    c.rope_scaling = {.kind = RopeScaling::yarn, .original_context = kOriginalContext, .truncate = false};
-    f.read("rope_scaling_factor", c.rope_scaling.factor);
-    f.read("rope_ntk_alpha", c.rope_scaling.beta_slow);
-    f.read("rope_ntk_beta", c.rope_scaling.beta_fast);
-  }
-  if (original > 0 && c.rope_scaling.kind == RopeScaling::yarn &&
-      (c.rope_scaling.original_context == 0 || json.contains("rope_scaling_factor")))
-    c.rope_scaling.original_context = original;
-  if (c.rope_scaling.kind == RopeScaling::yarn && c.rope_scaling.original_context == 0)
-    fail(ErrorCode::bad_data, f.where(),
-         ": found yarn without original_max_position_embeddings, expected the context the model was trained with");
+  refuse_partial_rotation(f);
+  for (const char* key : {"rope_scaling", "rope_parameters"})
+    if (is_given(json, key) && !(key == std::string("rope_scaling") && json.at(key).empty()))
+      return read_rope(f.object(key), c);
+  c.rope_scaling = kDefaultScaling;
+}
+
+void read_own_rope_keys(Fields& f, GptOssConfig& c) {
+  c.rope_scaling = kDefaultScaling;
+  f.read("rope_theta", c.rope_base);
+  f.read("rope_scaling_factor", c.rope_scaling.factor);
+  f.read("initial_context_length", c.rope_scaling.original_context);
+  f.read("rope_ntk_alpha", c.rope_scaling.beta_slow);
+  f.read("rope_ntk_beta", c.rope_scaling.beta_fast);
 }
 
 void read_layer_types(Fields& f, GptOssConfig& c) {
@@ -155,7 +163,11 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
   if (!own || json.contains("model_type")) must_be(f, "model_type", "gpt_oss");
   visit_sizes([&](const char* key, int64_t& into) { f.require(key, into); }, c, own);
   if (!f.read("num_experts_per_tok", c.experts_per_token)) f.require("experts_per_token", c.experts_per_token);
-  if (is_null(json, "head_dim") || !f.read("head_dim", c.head_dim)) c.head_dim = c.heads > 0 ? c.hidden / c.heads : 0;
+  c.head_dim = 64;  // the architecture's, not what hidden and heads would make; null asks for that
+  if (is_null(json, "head_dim"))
+    c.head_dim = c.heads > 0 ? c.hidden / c.heads : 0;
+  else
+    f.read("head_dim", c.head_dim);
   f.read("sliding_window", c.window);
   f.read("rms_norm_eps", c.norm_eps);
   f.read("swiglu_limit", c.swiglu_limit);
@@ -163,7 +175,10 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
   f.read("attention_bias", c.attention_bias);
   f.read("tie_word_embeddings", c.tied_embeddings);
   must_be(f, "hidden_act", "silu");
-  read_rope_keys(json, f, c);
+  if (own && !is_given(json, "rope_scaling") && !is_given(json, "rope_parameters"))
+    read_own_rope_keys(f, c);
+  else
+    read_rope_keys(json, f, c);
   if (!f.read("max_position_embeddings", c.context) && c.rope_scaling.kind == RopeScaling::yarn)
     // What is beyond the bounds no integer may hold, and check() refuses it either way.
     c.context = int64_t(std::clamp(c.rope_scaling.original_context * c.rope_scaling.factor, -1.0, 1e15));
@@ -205,7 +220,7 @@ GptOssConfig config_of_iris(const std::string& path) {
   in_range<int64_t>(path, "blocks of a row", down[2], 1, 1 << 15);
   c.intermediate = down[2] * 32;
   c.experts_per_token = std::min<int64_t>(4, c.experts);
-  c.rope_scaling = {.kind = RopeScaling::yarn, .factor = 32, .original_context = kOriginalContext, .truncate = false};
+  c.rope_scaling = kDefaultScaling;
   c.end_tokens = {200002, 199999, 200012};
   in_range<int64_t>(path, "layers", c.layers, 1, 4096);
   for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);

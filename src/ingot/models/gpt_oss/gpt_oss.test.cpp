@@ -71,6 +71,46 @@ TEST(gpt_oss_config, rotations_of_other_values_are_read_too) {
   EXPECT_EQ(scaling.original_context, 2048);
 }
 
+TEST(gpt_oss_config, what_is_left_out_is_what_the_architecture_has) {
+  // Hugging Face's sizes alone, of which head_dim is one that hidden and heads would not make.
+  const std::string sizes =
+      R"({"model_type": "gpt_oss", "vocab_size": 201088, "hidden_size": 2880, "num_hidden_layers": 2,
+    "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32,
+    "num_experts_per_tok": 4)";
+  GptOssConfig published = gpt_oss_config_from_json(kPublished, "config.json");
+  published.end_tokens.clear();
+  for (const char* more : {"", R"(, "rope_scaling": null, "rope_parameters": null)", R"(, "rope_scaling": {})"})
+    EXPECT_EQ(to_json(gpt_oss_config_from_json(sizes + more + "}", "config.json")), to_json(published)) << more;
+  std::string narrow = sizes + R"(, "rope_parameters": {}, "head_dim": null})";
+  narrow.replace(narrow.find("2880"), 4, "2048");
+  const GptOssConfig plain = gpt_oss_config_from_json(narrow, "config.json");
+  EXPECT_EQ(plain.rope_scaling.kind, RopeScaling::none);
+  EXPECT_EQ(plain.head_dim, 2048 / 64);
+  const GptOssConfig own = gpt_oss_config_from_json(
+      R"({"num_hidden_layers": 2, "num_experts": 32, "experts_per_token": 4, "vocab_size": 201088, "hidden_size": 2880,
+          "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8})",
+      "config.json");
+  EXPECT_EQ(to_json(own), to_json(published));
+}
+
+TEST(gpt_oss_config, rotations_that_are_told_in_part_or_for_each_kind_of_layer_are_refused) {
+  const std::vector<std::array<std::string, 2>> cases = {
+      {R"("rope_parameters": {"rope_type": "yarn", "factor": 8})",
+       "found yarn without original_max_position_embeddings"},
+      {R"("rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 8})", "\"factor\" is missing"},
+      {R"("rope_parameters": {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_theta": 1e4}})",
+       "found settings of their own for full_attention"},
+      {R"("partial_rotary_factor": 0.5)", "partial_rotary_factor: found 0.5, expected 1"},
+  };
+  for (const auto& [rope, message] : cases) {
+    std::string text = kPublished;
+    const size_t at = text.find("\"rope_scaling\""), end = text.find('}', at) + 1;
+    const std::string found =
+        error_of([&] { gpt_oss_config_from_json(text.replace(at, end - at, rope), "config.json"); });
+    EXPECT_TRUE(holds(found, message)) << rope << ": " << found;
+  }
+}
+
 TEST(gpt_oss_config, published_frequencies_are_the_specified_ones) {
   const GptOssConfig c = gpt_oss_config_from_json(kPublished, "config.json");
   const RopeFrequencies f = rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling);
