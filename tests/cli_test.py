@@ -212,6 +212,12 @@ class Plot(InDirectory):
         self.assertIn("2.500", out.read_text())
         self.assertNotIn("4.5<", out.read_text().split("2.500")[1])
 
+    def test_what_came_after_the_checkpoint_that_a_run_went_back_to_is_not_drawn(self):
+        run = self.run_of("a", [5.0, 4.0, 3.0, 2.0], tail='{"event": "resume", "step": 1}\n')
+        out = self.directory / "x.svg"
+        self.assertEqual(ingot("plot", run, "--out", out).returncode, 0)
+        self.assertIn("4.000", out.read_text())
+
     def test_bad_logs_are_refused(self):
         self.refuses(4, "nothing", "plot", self.directory / "nothing")
         self.refuses(3, r"x\.jsonl:2: byte 0", "plot", self.file("x.jsonl", '{"step": 1, "loss": 2}\nbroken\n'))
@@ -325,6 +331,58 @@ class Runs(InDirectory):
         self.assertEqual(resumed.returncode, 0, resumed.error)
         hashes = [json.loads(ingot("info", d, "--json").text)["parameter_hash"] for d in (whole, self.run_directory)]
         self.assertEqual(*hashes)
+
+    def test_a_damaged_checkpoint_is_passed_over_or_gone_behind_when_asked(self):
+        command = self.train("--steps", 30, "--checkpoint-every", 10, "--set", "keep_checkpoints=9")
+        self.assertEqual(ingot(*command).returncode, 0)
+        newest = self.run_directory / "step-00000030/model.safetensors"
+        newest.write_bytes(newest.read_bytes()[:-1])
+        offer = r"model.safetensors: found \d+ bytes, expected \d+; \S+/step-00000020 before it is whole: --resume last-good takes it, --from step-N any other"
+        self.refuses(3, offer, *command)
+        for reader in (["eval", self.run_directory, "--data", self.text], ["generate", self.run_directory, "--prompt", "The"], ["info", self.run_directory]):
+            self.refuses(3, "step-00000020 before it is whole\n", *reader)
+        run = ingot(*command, "--resume", "last-good")
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertRegex(run.error, r"passing over a damaged checkpoint: .*\nresuming at step 20 .*\nset aside as \S+aside-step-00000030\n")
+        self.assertEqual(ingot(*command, "--from", "step-10").returncode, 0)
+        self.refuses(4, "found no checkpoint 'step-15', expected one of step-00000010, step-00000020, step-00000030", *command, "--from", "step-15")
+        self.refuses(2, "found --from with --resume last-good", *command, "--from", "10", "--resume", "last-good")
+        more = ingot(*self.train("--steps", 40, "--eval-every", 35))
+        self.assertEqual(more.returncode, 0, more.error)
+        self.refuses(2, "found 40 steps done, expected a run of at least as many, not 30", *command)
+
+    def test_a_run_that_went_back_is_resumed_without_going_back_again(self):
+        self.assertEqual(ingot(*self.train("--steps", 20, "--checkpoint-every", 10)).returncode, 0)
+        process = start(*self.train("--steps", 1000000, "--from", "step-10"))
+        while not (self.run_directory / "aside-step-00000020").exists():
+            self.assertIsNone(process.poll())
+            time.sleep(0.002)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        error = process.communicate(timeout=60)[1].decode()
+        self.assertEqual(process.returncode, 130, error)
+        self.assertRegex(error, "to resume: ingot train .* --steps 1000000\n")
+
+    def test_a_run_is_fine_tuned_from_another_and_its_best_kept(self):
+        first = self.directory / "first"
+        run = ingot(*self.train("--steps", 40, "--eval-every", 10, out=first))
+        self.assertEqual(run.returncode, 0, run.error)
+        best = json.loads((first / "best.json").read_text())
+        self.assertEqual(json.loads(ingot("eval", first / "best", "--data", self.text, "--json").text)["step"], best["step"])
+        self.assertEqual(json.loads(ingot("info", first, "--json").text)["best"], best)
+        tune = ["train", "--data", self.text, "--out", self.run_directory, "--init-from", first / "best", "--steps", 3, "--set", "warmup_steps=1000"]
+        run = ingot(*tune)
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertIn("starting with the weights of ", run.error)
+        loss = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--json").text)["loss"]
+        self.assertAlmostEqual(loss, best["loss"], delta=0.1)  # of 3.3 at the beginning
+        self.assertIn('"init_parameter_hash":"', (self.run_directory / "log.jsonl").read_text())
+        self.assertIn("resuming at step 3", ingot(*tune).error)
+        other = self.directory / "other"
+        tune[4] = other
+        self.refuses(2, "found --preset and --init-from", *tune, "--preset", "nano")
+        self.refuses(2, "init_from: .*: found the tensor .*expected", *tune, "--set", "mlp_hidden=64")
+        self.refuses(4, "nothing: found no such", *tune[:6], self.directory / "nothing")
 
     def test_a_directory_may_have_any_name(self):
         name = self.directory / os.fsdecode("Läufe \"1\" \\ \n ".encode() + b"\xff")

@@ -601,6 +601,7 @@ std::string counted(int64_t n, const char* what) { return with_commas(n) + " " +
 
 namespace {
 std::string the_command_line;
+std::vector<std::string> the_words;
 }  // namespace
 
 std::string quoted(const std::string& word) {
@@ -615,8 +616,18 @@ std::string quoted(const std::string& word) {
 
 const std::string& command_line() { return the_command_line; }
 void set_command_line(int argc, char** argv) {
-  the_command_line = program_name();
-  for (int i = 1; i < argc; ++i) the_command_line += " " + quoted(argv[i]);
+  the_words.assign(argv + std::min(argc, 1), argv + argc);
+  the_command_line = command_line_without("");
+}
+std::string command_line_without(const std::string& option) {
+  std::string line = program_name();
+  for (size_t i = 0; i < the_words.size(); ++i) {
+    if (!option.empty() && the_words[i] == option)
+      ++i;
+    else if (option.empty() || !the_words[i].starts_with(option + "="))
+      line += " " + cli::quoted(the_words[i]);
+  }
+  return line;
 }
 std::string program_name() {
   const char* name = std::getenv("INGOT_PROGRAM");

@@ -97,7 +97,8 @@ std::string counted(int64_t n, const char* what);  // "1 document", "2,000 docum
 // This process's command line as a shell would read it, and the words that start the program (INGOT_PROGRAM, which
 // ./run sets, or "ingot"): for messages that say what to type next.
 const std::string& command_line();
-std::string quoted(const std::string& word);  // as a shell would read it
+std::string command_line_without(const std::string& option);  // and its value
+std::string quoted(const std::string& word);                  // as a shell would read it
 std::string program_name();
 
 // --- the subcommands, one file each

@@ -3,7 +3,9 @@
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/progress.h"
 #include "ingot/engines/generate/decoder.h"
+#include "ingot/engines/train/checkpoint.h"
 #include "ingot/io/archive.h"
+#include "ingot/io/file.h"
 #include "ingot/io/iris.h"
 #include "ingot/io/json.h"
 #include "ingot/io/safetensors_set.h"
@@ -56,6 +58,9 @@ void print(const std::string& what, const OrderedJson& r) {
   if (r.contains("checkpoint")) {
     row("checkpoint", r["checkpoint"].get<std::string>() + ", step " + std::to_string(r["step"].get<int64_t>()));
     row("parameter hash", r["parameter_hash"].get<std::string>());
+    if (r.contains("best"))
+      row("best by held-out loss", "step " + std::to_string(r["best"]["step"].get<int64_t>()) + ", " +
+                                       fixed(r["best"]["loss"].get<double>(), 4));
     row("tokenizer", r["tokenizer"]["kind"].get<std::string>() + ", " +
                          with_commas(r["tokenizer"]["vocab"].get<int64_t>()) + " tokens");
   }
@@ -164,6 +169,9 @@ void add_info(Command& root) {
       report = describe(model.config.model);
       report["checkpoint"] = model.checkpoint;
       report["step"] = model.step;
+      const std::string run = parent_path(model.checkpoint);
+      if (const auto best = best_checkpoint(run))
+        report["best"] = {{"step", best->step}, {"loss", best->loss}, {"bits_per_byte", best->bits_per_byte}};
       report["parameter_hash"] = model.parameter_hash;
       report["tokenizer"] = {{"kind", model.tokenizer->kind()}, {"vocab", model.tokenizer->vocab_size()}};
     }

@@ -25,8 +25,11 @@ Series read_series(const std::string& log, const std::string& path, const std::s
         parse_json(std::string_view(log).substr(begin, end - begin), path + ":" + std::to_string(++number));
     begin = end + 1;
     if (!record.is_object()) continue;
-    if (const auto found = record.find("event"); found != record.end() && *found != event) continue;
-    const auto x = record.find(x_key), y = record.find(y_key);
+    const auto named = record.find("event"), x = record.find(x_key), y = record.find(y_key);
+    // A run that went back to an earlier checkpoint never saw what came after it.
+    if (named != record.end() && *named == "resume" && x != record.end() && x->is_number())
+      while (!series.x.empty() && series.x.back() > x->get<double>()) series.x.pop_back(), series.y.pop_back();
+    if (named != record.end() && *named != event) continue;
     if (x == record.end() || y == record.end() || !x->is_number() || !y->is_number()) continue;
     // A run that was resumed from an earlier checkpoint wrote some steps twice: the later line counts.
     while (!series.x.empty() && series.x.back() >= x->get<double>()) series.x.pop_back(), series.y.pop_back();

@@ -7,19 +7,52 @@
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
+#include "ingot/engines/train/checkpoint.h"
 #include "ingot/io/file.h"
+#include "ingot/io/json.h"
 
 namespace ingot::cli {
 namespace {
 
 struct TrainCommand {
-  std::string preset = "demo", data, out, tokenizer, seeds, model, train;
+  std::string preset, data, out, tokenizer, seeds, model, train, resume = "newest", from;
 };
 
-TrainResult run_one(const TrainCommand& o, const RunConfig& config, const std::string& directory) {
-  RunConfig resolved = config;
-  RunData data = load_run_data(o.data, resolved, o.tokenizer);
-  Trainer trainer(resolved, std::move(data), directory, command_line());
+// The configuration, and where the weights and the tokenizer come from: a preset or another run, and over it what was
+// given.
+struct Start {
+  RunConfig config;
+  std::string tokenizer;
+};
+Start start_of(const TrainCommand& o) {
+  const Json given = parse_json(o.train, "configuration");
+  const auto init = given.find("init_from");
+  if (init == given.end() || !init->is_string() || init->get<std::string>().empty())
+    return {resolve_config(o.preset.empty() ? "demo" : o.preset, o.model, o.train), o.tokenizer};
+  if (!o.preset.empty())
+    fail(ErrorCode::usage, "found --preset and --init-from, expected one of them: the run has a configuration");
+  const TrainedModel other = load_trained(init->get<std::string>());
+  const std::string over = "{\"model\": " + o.model + ", \"train\": " + o.train + "}";
+  return {run_config_from_json(merge_json(to_json(other.config), over, "configuration"), "configuration"),
+          o.tokenizer.empty() ? other.tokenizer_file : o.tokenizer};
+}
+
+// A run goes on from what it did last: the second time the words must not send it back again.
+std::string command_to_resume() { return command_line_without("--from"); }
+
+Trainer open_run(const TrainCommand& o, const RunConfig& config, RunData data, const std::string& directory) {
+  try {
+    return Trainer(config, std::move(data), directory, command_line(),
+                   {.last_good = o.resume == "last-good", .name = o.from});
+  } catch (const DamagedCheckpoint& e) {
+    fail(e.code, e.what(), ": --resume last-good takes it, --from step-N any other");
+  }
+}
+
+TrainResult run_one(const TrainCommand& o, const Start& start, const std::string& directory) {
+  RunConfig resolved = start.config;
+  RunData data = load_run_data(o.data, resolved, start.tokenizer);
+  Trainer trainer = open_run(o, resolved, std::move(data), directory);
   log_info(directory, ": ", with_commas(trainer.parameter_count()), " parameters, ",
            with_commas(trainer.data().train->size()), " training tokens, ",
            with_commas(trainer.data().held_out->size()), " held out, vocabulary ",
@@ -41,11 +74,13 @@ TrainResult run_one(const TrainCommand& o, const RunConfig& config, const std::s
       fail(ErrorCode::interrupted, directory, ": stopped at step ", result.status.step, ", and saving failed");
     if (result.checkpoint.empty()) fail(ErrorCode::interrupted, directory, ": stopped before the first step");
     fail(ErrorCode::interrupted, "stopped at step ", result.status.step, " of ", result.status.steps, ", saved in ",
-         result.checkpoint, "; to resume: ", command_line());
+         result.checkpoint, "; to resume: ", command_to_resume());
   }
   log_info("held out: ", score_line(result.score));
   check_saved(result, directory);
   log_info("saved ", result.checkpoint, " (parameters ", result.parameter_hash.substr(0, 16), ")");
+  if (const auto best = best_checkpoint(directory); best && best->step != result.status.step)
+    log_info("best: ", join_path(directory, "best"), ", step ", best->step, ", held-out loss ", fixed(best->loss, 4));
   return result;
 }
 
@@ -72,17 +107,20 @@ std::string mean_and_deviation(const std::vector<double>& v) {
 }
 
 void train(const TrainCommand& o) {
-  const RunConfig config = resolve_config(o.preset, o.model, o.train);
+  if (!o.from.empty() && (o.resume != "newest" || !o.seeds.empty()))
+    fail(ErrorCode::usage, "found --from with ", o.seeds.empty() ? "--resume last-good" : "--seeds",
+         ", expected one of them");
+  const Start start = start_of(o);
   if (o.seeds.empty()) {
-    run_one(o, config, o.out);
+    run_one(o, start, o.out);
     log_info("try: ", program_name(), " generate ", o.out, " --prompt \"...\"   or   ", program_name(), " plot ",
              o.out);
     return;
   }
   std::vector<double> losses, bits;
   for (int64_t seed : seeds_of(o.seeds)) {
-    RunConfig seeded = config;
-    seeded.train.seed = uint64_t(seed);
+    Start seeded = start;
+    seeded.config.train.seed = uint64_t(seed);
     const TrainResult result = run_one(o, seeded, join_path(o.out, "seed-" + std::to_string(seed)));
     losses.push_back(result.score.loss);
     bits.push_back(result.score.bits_per_byte);
@@ -100,6 +138,12 @@ void add_train(Command& root) {
          "what to start from: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
   c.text("--data PATH", o->data, "a text file, a directory of text files, or shards").require();
   c.text("--out DIR", o->out, "the run's directory: configuration, tokenizer, log, checkpoints").require();
+  c.setting(
+      "--init-from RUN", "train.init_from", Kind::text,
+      "fine-tune: begin with the weights, tokenizer and configuration of a run or a checkpoint, in place of a preset");
+  c.choice("--resume WHICH", o->resume, {"newest", "last-good"},
+           "where a run goes on: its newest checkpoint, or the newest that is whole (default: newest)");
+  c.text("--from STEP", o->from, "go back to this checkpoint of the run, such as step-00001000, and on from there");
   c.text("--tokenizer FILE", o->tokenizer, "a tokenizer (default: what the preset says, usually learnt from the data)");
   c.setting("--steps N", "train.steps", Kind::integer, "length of the run in optimizer steps")
       .replaces("train.seconds");
@@ -118,7 +162,8 @@ void add_train(Command& root) {
   c.examples(R"(  ingot train --preset nano --data input.txt --out runs/a --seed 1 --steps 2000
   ingot train --data corpus/ --out runs/b --seconds 600 --set model.layers=8 --set train.optimizer.matrix_lr=0.02
   ingot train --config experiment.json --data corpus/ --out runs/c --seeds 1,2,3
-Ctrl-C saves and stops; the same command goes on from there. A configuration file holds {"model": {...}, "train": {...}},
+  ingot train --data more.txt --out runs/tuned --init-from runs/a/best --steps 500
+Ctrl-C saves and stops; the same command goes on from there, with a larger --steps also a finished run. A configuration file holds {"model": {...}, "train": {...}},
 or keys alone: {"preset": "nano", "layers": 8, "steps": 5000, "matrix_lr": 0.01}; the config.json of a run shows every key.)");
   c.run([o] { train(*o); });
 }

@@ -20,6 +20,7 @@ constexpr const char* kModel = "model.safetensors";
 constexpr const char* kOptimizer = "optimizer.safetensors";
 constexpr const char* kState = "state.json";
 constexpr const char* kManifest = "manifest.json";
+constexpr const char* kBest = "best.json";
 // Directories with this prefix are unfinished saves or half-removed checkpoints, and free to delete.
 constexpr const char* kTemporary = ".tmp-";
 
@@ -168,8 +169,31 @@ void remove_checkpoint(const std::string& run_directory, int64_t step) {
 
 void prune(const std::string& run_directory, int64_t saved, int keep) {
   const std::vector<int64_t> steps = steps_in(run_directory);
+  const auto best = best_checkpoint(run_directory);
   for (size_t i = 0; i + size_t(keep) < steps.size(); ++i)
-    if (steps[i] != saved) remove_checkpoint(run_directory, steps[i]);
+    if (steps[i] != saved && (!best || steps[i] != best->step)) remove_checkpoint(run_directory, steps[i]);
+}
+
+// The newest checkpoint before `step` that is whole, or nothing; `log`: say what is wrong with others.
+std::optional<Checkpoint> newest_whole_before(const std::string& run_directory, int64_t step, bool log) {
+  const std::vector<int64_t> steps = steps_in(run_directory);
+  for (auto s = steps.rbegin(); s != steps.rend(); ++s)
+    if (*s < step) try {
+        return read_checkpoint(join_path(run_directory, directory_name(*s)));
+      } catch (const Error& e) {
+        if (log) log_warn("passing over a damaged checkpoint: ", e.what());
+      }
+  return std::nullopt;
+}
+
+Checkpoint read_newest(const std::string& run_directory, int64_t step) {
+  try {
+    return read_checkpoint(join_path(run_directory, directory_name(step)));
+  } catch (const Error& e) {
+    const auto whole = newest_whole_before(run_directory, step, false);
+    if (!whole) throw;
+    throw DamagedCheckpoint(e.code, std::string(e.what()) + "; " + whole->path() + " before it is whole");
+  }
 }
 
 }  // namespace
@@ -230,17 +254,71 @@ std::optional<Checkpoint> latest_checkpoint(const std::string& run_directory) {
   remove_leftovers(run_directory);
   const std::vector<int64_t> steps = steps_in(run_directory);
   if (steps.empty()) return std::nullopt;
-  return read_checkpoint(join_path(run_directory, directory_name(steps.back())));
+  return read_newest(run_directory, steps.back());
+}
+
+std::optional<Checkpoint> last_good_checkpoint(const std::string& run_directory) {
+  if (!is_directory(run_directory)) return std::nullopt;
+  remove_leftovers(run_directory);
+  return newest_whole_before(run_directory, INT64_MAX, true);
+}
+
+Checkpoint named_checkpoint(const std::string& run_directory, const std::string& name) {
+  const std::string digits = name.starts_with("step-") ? name.substr(5) : name;
+  std::string all;
+  for (const int64_t step : is_directory(run_directory) ? steps_in(run_directory) : std::vector<int64_t>()) {
+    all += (all.empty() ? "" : ", ") + directory_name(step);
+    if (!digits.empty() && digits.find_first_not_of("0123456789") == std::string::npos && digits.size() < 18 &&
+        std::stoll(digits) == step)
+      return read_checkpoint(join_path(run_directory, directory_name(step)));
+  }
+  fail(ErrorCode::not_found, run_directory, ": found no checkpoint '", name, "', expected ",
+       all.empty() ? "a run that has some" : "one of " + all);
 }
 
 Checkpoint open_checkpoint(const std::string& directory) {
+  if (const std::string run = parent_path(directory); base_name(directory) == "best" && !exists(directory))
+    if (const auto best = best_checkpoint(run)) return read_checkpoint(join_path(run, directory_name(best->step)));
   if (!is_directory(directory))
     fail(ErrorCode::not_found, directory, ": found no such directory, expected a run or a checkpoint");
   if (exists(join_path(directory, kManifest)) || step_of(base_name(directory)) >= 0) return read_checkpoint(directory);
   const std::vector<int64_t> steps = steps_in(directory);
   if (steps.empty())
     fail(ErrorCode::not_found, directory, ": found no checkpoint, expected directories like ", directory_name(1000));
-  return read_checkpoint(join_path(directory, directory_name(steps.back())));
+  return read_newest(directory, steps.back());
+}
+
+void set_aside_after(const std::string& run_directory, int64_t step) {
+  for (const int64_t later : steps_in(run_directory)) {
+    if (later <= step) continue;
+    std::string aside = join_path(run_directory, "aside-" + directory_name(later));
+    for (int again = 2; exists(aside); ++again)
+      aside = join_path(run_directory, "aside-" + directory_name(later) + "-" + std::to_string(again));
+    rename_path(join_path(run_directory, directory_name(later)), aside);
+    log_info("set aside as ", aside);
+  }
+  if (const auto best = best_checkpoint(run_directory); best && best->step > step)
+    remove_file(join_path(run_directory, kBest));
+  sync_directory(run_directory);
+}
+
+std::optional<BestCheckpoint> best_checkpoint(const std::string& run_directory) {
+  const std::string path = join_path(run_directory, kBest);
+  if (!exists(path)) return std::nullopt;
+  const Json json = parse_json(read_file(path, 1 << 16), path);
+  Fields fields(json, path);
+  BestCheckpoint best;
+  fields.require("step", best.step);
+  fields.require("loss", best.loss);
+  fields.require("bits_per_byte", best.bits_per_byte);
+  fields.finish();
+  return best;
+}
+
+void set_best_checkpoint(const std::string& run_directory, const BestCheckpoint& best, int keep) {
+  const OrderedJson json = {{"step", best.step}, {"loss", best.loss}, {"bits_per_byte", best.bits_per_byte}};
+  write_file(join_path(run_directory, kBest), write_json(json, 2) + "\n");
+  prune(run_directory, best.step, keep);
 }
 
 void Checkpoint::load_model(const std::vector<NamedTensor>& into) const {

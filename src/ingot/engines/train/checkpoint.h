@@ -17,8 +17,8 @@ struct CheckpointContent {
   std::string state_json;
 };
 
-// Writes, verifies, then removes the oldest complete checkpoints beyond `keep`. Returns the new one's path. Throws
-// Error{io}; the earlier checkpoints are intact then, and nothing temporary is left.
+// Writes, verifies, then removes the oldest complete checkpoints beyond `keep`, but never the best. Returns the new
+// one's path. Throws Error{io}; the earlier checkpoints are intact then, and nothing temporary is left.
 std::string save_checkpoint(const std::string& run_directory, int64_t step, const CheckpointContent& content, int keep);
 
 class Checkpoint {
@@ -40,11 +40,32 @@ class Checkpoint {
 // Opens one checkpoint directory; every file is checked against the manifest (Error{bad_data} names the file, what was
 // found and what was expected).
 Checkpoint read_checkpoint(const std::string& path);
+
+// The newest checkpoint is damaged, and an earlier one is whole.
+struct DamagedCheckpoint : Error {
+  using Error::Error;
+};
 // The newest checkpoint of a run, or nothing when it has none. What an interrupted save left is removed. A damaged
-// newest checkpoint is an error, never silently passed over.
+// newest checkpoint is an error, never silently passed over; the message names the newest whole one.
 std::optional<Checkpoint> latest_checkpoint(const std::string& run_directory);
-// A run directory (its newest checkpoint) or a checkpoint directory. Removes nothing. Error{not_found} when there is
-// none.
+// The newest whole one, or nothing. What is wrong with newer ones is logged.
+std::optional<Checkpoint> last_good_checkpoint(const std::string& run_directory);
+// One of a run's by its name: "step-00001000", "step-1000" or "1000".
+Checkpoint named_checkpoint(const std::string& run_directory, const std::string& name);
+// A run directory (its newest checkpoint), RUN/best, or a checkpoint directory. Removes nothing. Error{not_found} when
+// there is none.
 Checkpoint open_checkpoint(const std::string& directory);
+// Renames checkpoints after `step` to "aside-step-...", so that they are not taken for the run's newest again, and
+// forgets the best if it is one of them. Nothing removes them.
+void set_aside_after(const std::string& run_directory, int64_t step);
+
+// The checkpoint with the lowest held-out loss, in best.json: it is kept whatever its age.
+struct BestCheckpoint {
+  int64_t step = 0;
+  double loss = 0, bits_per_byte = 0;
+};
+std::optional<BestCheckpoint> best_checkpoint(const std::string& run_directory);
+// `best.step` must be a checkpoint; the one that was the best goes where it is older than the newest `keep`.
+void set_best_checkpoint(const std::string& run_directory, const BestCheckpoint& best, int keep);
 
 }  // namespace ingot

@@ -145,6 +145,75 @@ TEST(checkpoint, a_save_that_runs_out_of_room_leaves_the_earlier_one_and_nothing
   EXPECT_EQ(latest_checkpoint(dir.path())->step(), 1);
 }
 
+void damage(const std::string& checkpoint) {
+  const std::string file = join_path(checkpoint, "model.safetensors"), whole = read_file(file);
+  File::create(file).write(whole.substr(0, whole.size() / 2));
+}
+
+TEST(checkpoint, a_damaged_newest_one_is_an_error_that_names_the_whole_one_before_it) {
+  const TemporaryDirectory dir;
+  for (int64_t step : {10, 20, 30, 40}) save(dir, step, 4);
+  damage(dir / "step-00000030");
+  damage(dir / "step-00000040");
+  for (const auto& open : {std::function<void()>([&] { latest_checkpoint(dir.path()); }),
+                           std::function<void()>([&] { open_checkpoint(dir.path()); })}) {
+    const std::string error = error_of(open);
+    EXPECT_NE(error.find("step-00000040/model.safetensors: found "), std::string::npos) << error;
+    EXPECT_NE(error.find("; " + dir / "step-00000020" + " before it is whole"), std::string::npos) << error;
+  }
+  EXPECT_THROW(latest_checkpoint(dir.path()), DamagedCheckpoint);
+  EXPECT_EQ(last_good_checkpoint(dir.path())->step(), 20);
+  damage(dir / "step-00000010");
+  damage(dir / "step-00000020");
+  EXPECT_EQ(last_good_checkpoint(dir.path()), std::nullopt);
+  EXPECT_EQ(error_of([&] { latest_checkpoint(dir.path()); }).find("whole"), std::string::npos);
+}
+
+TEST(checkpoint, one_may_be_named_in_several_ways) {
+  const TemporaryDirectory dir;
+  save(dir, 10);
+  save(dir, 20);
+  for (const char* name : {"step-00000010", "step-10", "10"})
+    EXPECT_EQ(named_checkpoint(dir.path(), name).step(), 10) << name;
+  for (const char* name : {"11", "x", "", "step-", "-10", "100000000000000000000000"}) {
+    const std::string error = error_of([&] { named_checkpoint(dir.path(), name); });
+    EXPECT_NE(error.find("expected one of step-00000010, step-00000020"), std::string::npos) << error;
+  }
+}
+
+TEST(checkpoint, what_is_set_aside_is_never_the_newest_again_and_never_lost) {
+  const TemporaryDirectory dir;
+  for (int again = 0; again < 2; ++again) {
+    for (int64_t step : {10, 20, 30}) save(dir, step, 3);
+    set_best_checkpoint(dir.path(), {.step = 20, .loss = 1, .bits_per_byte = 2}, 3);
+    set_aside_after(dir.path(), 10);
+    EXPECT_EQ(latest_checkpoint(dir.path())->step(), 10);
+    EXPECT_FALSE(best_checkpoint(dir.path()));
+  }
+  save(dir, 40, 1);
+  EXPECT_EQ(list_directory(dir.path()),
+            (std::vector<std::string>{"aside-step-00000020", "aside-step-00000020-2", "aside-step-00000030",
+                                      "aside-step-00000030-2", "step-00000040"}));
+}
+
+TEST(checkpoint, the_best_is_kept_whatever_its_age_until_there_is_a_better_one) {
+  const TemporaryDirectory dir;
+  save(dir, 10);
+  set_best_checkpoint(dir.path(), {.step = 10, .loss = 1.5, .bits_per_byte = 2.5}, 2);
+  for (int64_t step : {20, 30, 40}) save(dir, step, 2);
+  EXPECT_EQ(list_directory(dir.path()),
+            (std::vector<std::string>{"best.json", "step-00000010", "step-00000030", "step-00000040"}));
+  EXPECT_EQ(best_checkpoint(dir.path())->loss, 1.5);
+  EXPECT_EQ(open_checkpoint(dir / "best").step(), 10);
+  set_best_checkpoint(dir.path(), {.step = 40, .loss = 1.25, .bits_per_byte = 2}, 2);
+  EXPECT_EQ(list_directory(dir.path()), (std::vector<std::string>{"best.json", "step-00000030", "step-00000040"}));
+  EXPECT_EQ(open_checkpoint(dir / "best").step(), 40);
+  write_file(dir / "best.json", "{");  // damaged: an error where it is asked for, no reason to lose a save
+  EXPECT_THROW(open_checkpoint(dir / "best"), Error);
+  save(dir, 50, 2);
+  EXPECT_EQ(latest_checkpoint(dir.path())->step(), 50);
+}
+
 TEST(checkpoint, names_that_only_look_like_checkpoints_are_ignored) {
   const TemporaryDirectory dir;
   save(dir, 1);

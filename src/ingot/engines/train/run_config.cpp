@@ -23,6 +23,8 @@ template <class Options, class Visit> void visit_train(Options& o, Visit&& visit
   visit("checkpoint_every", o.checkpoint_every);
   visit("log_every", o.log_every);
   visit("keep_checkpoints", o.keep_checkpoints);
+  visit("keep_best", o.keep_best);
+  visit("init_from", o.init_from);
   visit("max_bad_steps", o.max_bad_steps);
 }
 template <class Options, class Visit> void visit_schedule(Options& o, Visit&& visit) {

@@ -29,8 +29,10 @@ struct TrainOptions {
   std::string products = "fp32";  // of matrices: fp32, or bf16 (operands rounded, sums in fp32)
   // All in steps; 0: never (checkpoints: at the end only).
   int64_t eval_every = 0, checkpoint_every = 0, log_every = 10;
-  int64_t keep_checkpoints = 2;
-  int64_t max_bad_steps = 5;  // steps in a row with a gradient that is not finite before the run gives up
+  int64_t keep_checkpoints = 2;  // the newest; the best by held-out score is kept besides
+  bool keep_best = true;         // save wherever held-out text scores best so far
+  std::string init_from;         // a run or a checkpoint whose weights are the first ones; empty: random
+  int64_t max_bad_steps = 5;     // steps in a row with a gradient that is not finite before the run gives up
   ScheduleOptions schedule;
   OptimizerOptions optimizer;
 };

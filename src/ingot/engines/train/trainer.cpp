@@ -96,8 +96,10 @@ struct Trainer::Impl {
   int failed_saves = 0, bad_steps = 0;
   std::string last_checkpoint;
   std::vector<float> loss, dloss;
+  bool looped = false;    // the recurrence is on for good: it was when the weights were saved
+  std::string init_hash;  // of the parameters that training began with, where they are another run's
 
-  Impl(const RunConfig& c, RunData d, const std::string& dir, const std::string& cmd)
+  Impl(const RunConfig& c, RunData d, const std::string& dir, const std::string& cmd, const ResumeFrom& from)
       : config(c),
         data(std::move(d)),
         directory(dir),
@@ -116,23 +118,60 @@ struct Trainer::Impl {
                                                               .max_segment = config.model.context,
                                                               .seed = config.train.seed});
     initialise(config.model, layout, weights, config.train.seed);
+    const std::optional<Checkpoint> found = directory.empty() ? std::nullopt : find_run(from);
+    if (!found && !config.train.init_from.empty()) take_weights_of(config.train.init_from);
     optimizer.start_average(weights);
-    if (!directory.empty()) open_directory();
+    if (!directory.empty()) enter_directory(found);
+  }
+
+  // --- from another run ---
+  void take_weights_of(const std::string& path) {
+    const TrainedModel other = load_trained(path);
+    const auto refuse = [&](const auto&... what) { fail(ErrorCode::usage, "train.init_from: ", path, ": ", what...); };
+    if (other.tokenizer->hash() != data.tokenizer->hash())
+      refuse("found a model of another tokenizer, expected this run's; ", other.tokenizer_file, " is the model's");
+    const ParameterLayout theirs(other.config.model);
+    if (theirs.all().size() != layout.all().size())
+      refuse("found a model of ", theirs.all().size(), " tensors, expected ", layout.all().size(),
+             " as this configuration has");
+    for (size_t i = 0; i < layout.all().size(); ++i) {
+      const Parameter &a = theirs.all()[i], &b = layout.all()[i];
+      const Tensor from = theirs.view(other.weights, a), to = layout.view(weights, b);
+      if (a.name != b.name || from.shape != to.shape)
+        refuse("found the tensor ", a.name, " of ", from.shape, ", expected ", b.name, " of ", to.shape,
+               " as this configuration has");
+      std::copy_n(static_cast<const float*>(from.data), from.numel(), static_cast<float*>(to.data));
+    }
+    looped = other.looping;
+    init_hash = other.parameter_hash;
+    log_info("starting with the weights of ", other.checkpoint);
   }
 
   // --- the run directory ---
   std::string path(const char* name) const { return join_path(directory, name); }
-  void open_directory() {
+  // Writes nothing but the lock: what is refused later must not leave a run behind.
+  std::optional<Checkpoint> find_run(const ResumeFrom& from) {
     create_directories(directory);
     lock = Lock(directory);
+    if (exists(path("config.json"))) check_same_run(to_json(config) + "\n");
+    if (!from.name.empty()) return named_checkpoint(directory, from.name);
+    return from.last_good ? last_good_checkpoint(directory) : latest_checkpoint(directory);
+  }
+  void enter_directory(const std::optional<Checkpoint>& found) {
     const std::string text = to_json(config) + "\n";
-    if (exists(path("config.json"))) {
-      check_same_run(text);
-    } else {
+    if (!exists(path("config.json"))) {
       write_file(path(data.tokenizer_name.c_str()), data.tokenizer_file);
       write_file(path("config.json"), text);  // last: its presence says that the directory is a run
     }
-    if (const auto found = latest_checkpoint(directory)) resume(*found);
+    if (found) {
+      resume(*found);
+      if (!by_time() && config.train.steps < step)
+        fail(ErrorCode::usage, directory, ": found ", step, " steps done, expected a run of at least as many, not ",
+             config.train.steps);
+      log_info("resuming at step ", step, " from ", found->path());
+      set_aside_after(directory, step);
+    }
+    if (read_file(path("config.json")) != text) write_file(path("config.json"), text);
     log.open(path("log.jsonl"));
     log_start();
   }
@@ -143,8 +182,8 @@ struct Trainer::Impl {
     Json before = parse_json(to_json(run_config_from_json(read_file(where), where)), where);
     Json now = parse_json(text, "the new configuration");
     for (Json* j : {&before, &now})
-      for (const char* key :
-           {"seconds", "reserve_seconds", "eval_every", "checkpoint_every", "log_every", "keep_checkpoints"})
+      for (const char* key : {"steps", "seconds", "reserve_seconds", "eval_every", "checkpoint_every", "log_every",
+                              "keep_checkpoints", "keep_best"})
         (*j)["train"].erase(key);
     const Json patch = Json::diff(before, now);
     if (!patch.empty())
@@ -167,6 +206,8 @@ struct Trainer::Impl {
     line["threads"] = thread_count();
     line["seed"] = config.train.seed;
     line["step"] = step;
+    line["seconds"] = trained_seconds;
+    if (!init_hash.empty()) line["init_parameter_hash"] = init_hash;
     line["parameters"] = layout.count();
     line["data"] = data.train->name();
     line["data_fingerprint"] = data.train->fingerprint();
@@ -205,6 +246,7 @@ struct Trainer::Impl {
     fields.require("step", step);
     fields.require("trained_seconds", trained_seconds);
     fields.require("data_fingerprint", fingerprint);
+    fields.require("looping", looped);
     fields.require("tokenizer_hash", hash);
     if (fingerprint != data.train->fingerprint())
       fail(ErrorCode::bad_data, where, ": found a run on other data (", fingerprint, "), expected ",
@@ -213,7 +255,24 @@ struct Trainer::Impl {
     found.load_model(c.model);
     found.load_optimizer(c.optimizer);
     last_checkpoint = found.path();
-    log_info("resuming at step ", step, " from ", found.path());
+  }
+  // The checkpoint of this step is there. Trouble is reported and never stops training.
+  void note_best(const Score& score) {
+    if (directory.empty() || !config.train.keep_best) return;
+    try {
+      set_best_checkpoint(directory, {.step = step, .loss = score.loss, .bits_per_byte = score.bits_per_byte},
+                          int(config.train.keep_checkpoints));
+    } catch (const Error& e) { log_warn("the best checkpoint is not noted: ", e.what()); }
+  }
+  bool is_best(const Score& score) const {
+    if (directory.empty() || !config.train.keep_best || !std::isfinite(score.loss)) return false;
+    try {
+      const auto best = best_checkpoint(directory);
+      return !best || score.loss < best->loss;
+    } catch (const Error& e) {
+      log_warn("starting over with the best checkpoint: ", e.what());
+      return true;
+    }
   }
   // A failed save is reported and never stops training.
   bool save() {
@@ -247,7 +306,8 @@ struct Trainer::Impl {
     return p > 0.01 ? int64_t(double(step) / p) : std::max<int64_t>(step + 1, 100);
   }
   bool done() const { return by_time() ? trained_seconds >= budget() : step >= config.train.steps; }
-  bool looping() const { return config.model.has_loop() && progress() >= config.model.loop_from; }
+  // Once on it stays on, also where a longer run is less far.
+  bool looping() const { return config.model.has_loop() && (looped || progress() >= config.model.loop_from); }
 
   // --- one step ---
   Gpt& bound_model(bool loop) {
@@ -336,8 +396,9 @@ struct Trainer::Impl {
   }
 };
 
-Trainer::Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command)
-    : impl_(std::make_unique<Impl>(config, std::move(data), directory, command)) {}
+Trainer::Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command,
+                 const ResumeFrom& from)
+    : impl_(std::make_unique<Impl>(config, std::move(data), directory, command, from)) {}
 Trainer::~Trainer() = default;
 int64_t Trainer::step() const { return impl_->step; }
 const RunConfig& Trainer::config() const { return impl_->config; }
@@ -410,14 +471,17 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
       const Score x = m.score_on_held_out();
       m.log_score(x);
       if (hooks.on_score) hooks.on_score(s, x);
+      if (m.is_best(x) && m.save()) saved_at = s.step, m.note_best(x);
     }
-    if (o.checkpoint_every > 0 && s.step % o.checkpoint_every == 0 && !m.done() && m.save()) saved_at = s.step;
+    const bool due = o.checkpoint_every > 0 && s.step % o.checkpoint_every == 0 && !m.done() && saved_at != s.step;
+    if (due && m.save()) saved_at = s.step;
   }
   m.model.reset();
   if (saved_at != m.step && !(m.step == 0 && result.end == TrainEnd::stopped) && m.save()) saved_at = m.step;
   if (result.end == TrainEnd::finished) {
     result.score = m.score_on_held_out();
     m.log_score(result.score);
+    if (saved_at == m.step && m.is_best(result.score)) m.note_best(result.score);
   }
   if (saved_at == m.step) result.checkpoint = m.last_checkpoint;
   result.failed_saves = m.failed_saves;
@@ -439,6 +503,7 @@ TrainedModel load_trained(const std::string& directory) {
   const std::string model = join_path(run, "tokenizer.model"),
                     tokenizer_file = exists(model) && !exists(json) ? model : json;
   t.tokenizer = load_tokenizer(tokenizer_file);
+  t.tokenizer_file = tokenizer_file;
   const std::string where = found.path() + "/state.json";
   const Json state = parse_json(found.state_json(), where);
   Fields fields(state, where);

@@ -49,12 +49,20 @@ struct TrainResult {
   int failed_saves = 0;
 };
 
+// Where a run that is resumed goes on: at its newest checkpoint, at the newest one that is whole, or at the one named.
+// Checkpoints after that are set aside.
+struct ResumeFrom {
+  bool last_good = false;
+  std::string name;
+};
+
 class Trainer {
  public:
   // Takes the directory's lock; another process on it is Error{busy}. An empty `directory` keeps everything in memory.
   // A directory that already holds a run is resumed when its configuration, data and tokenizer are the same, and
-  // refused otherwise. `command` is kept in the log as provenance.
-  Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command = {});
+  // refused otherwise; the length may be another one. `command` is kept in the log as provenance.
+  Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command = {},
+          const ResumeFrom& from = {});
   ~Trainer();
 
   int64_t step() const;  // steps done; more than 0 after a resume
@@ -86,7 +94,7 @@ struct TrainedModel {
   Tensor weights;  // flat f32, the result weights
   bool looping = false;
   int64_t step = 0;
-  std::string checkpoint, parameter_hash;
+  std::string checkpoint, parameter_hash, tokenizer_file;
 };
 TrainedModel load_trained(const std::string& directory);
 

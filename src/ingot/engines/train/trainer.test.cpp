@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "ingot/core/thread_pool.h"
+#include "ingot/engines/train/checkpoint.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt/presets.h"
 #include "ingot/testing/temporary_directory.h"
@@ -172,6 +173,108 @@ TEST(trainer, a_configuration_written_before_an_option_was_there_is_the_same_one
   }
 }
 
+TEST(trainer, a_run_goes_on_from_an_earlier_checkpoint_to_the_same_end) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  c.train.checkpoint_every = 3;
+  c.train.keep_checkpoints = 9;
+  const std::string run = dir.path() + "/run";
+  const std::string hash = Trainer(c, data_for(c, dir), run).run().parameter_hash;
+  {
+    Trainer back(c, data_for(c, dir), run, "", {.name = "step-6"});
+    EXPECT_EQ(back.step(), 6);
+    EXPECT_EQ(back.run().parameter_hash, hash);
+  }
+  // The newest is damaged: refused, and passed over when asked.
+  const std::string newest = run + "/step-00000012/model.safetensors";
+  write_file(newest, "damaged");
+  const std::string error = expect_error(ErrorCode::bad_data, [&] { Trainer(c, data_for(c, dir), run); });
+  EXPECT_NE(error.find("step-00000009 before it is whole"), std::string::npos) << error;
+  Trainer good(c, data_for(c, dir), run, "", {.last_good = true});
+  EXPECT_EQ(good.step(), 9);
+  EXPECT_EQ(good.run().parameter_hash, hash);
+  EXPECT_EQ(read_file(run + "/aside-step-00000012-2/model.safetensors"), "damaged");
+}
+
+TEST(trainer, a_finished_run_goes_on_with_more_steps_and_not_with_fewer) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  const std::string run = dir.path() + "/run";
+  { Trainer(c, data_for(c, dir), run).run(); }
+  c.train.steps = 40;
+  {
+    Trainer more(c, data_for(c, dir), run);
+    EXPECT_EQ(more.step(), 12);
+    EXPECT_TRUE(more.looping());  // though 12 of 40 is less than loop_from
+    EXPECT_EQ(more.run().status.step, 40);
+  }
+  EXPECT_EQ(load_trained(run).config.train.steps, 40);
+  c.train.steps = 39;
+  const std::string error = expect_error(ErrorCode::usage, [&] { Trainer(c, data_for(c, dir), run); });
+  EXPECT_NE(error.find("found 40 steps done"), std::string::npos) << error;
+}
+
+TEST(trainer, fine_tuning_begins_with_another_run_s_weights) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run(false);
+  c.train.steps = 60;
+  const std::string first = dir.path() + "/first", tuned = dir.path() + "/tuned";
+  const TrainResult before = Trainer(c, data_for(c, dir), first).run();
+  RunConfig t = c;
+  t.train.init_from = first;
+  t.train.steps = 3;
+  t.train.seed = 9;
+  t.train.schedule.warmup_steps = 100;
+  {
+    Trainer trainer(t, data_for(t, dir), tuned);
+    EXPECT_EQ(parameter_hash(ParameterLayout(t.model), trainer.result_weights()), before.parameter_hash);
+    EXPECT_NEAR(trainer.run().score.loss, before.score.loss, 0.1 * before.score.loss);
+  }
+  EXPECT_EQ(Trainer(t, data_for(t, dir), tuned).step(), 3);  // resumed: its own weights
+  // What does not fit is refused and leaves no run behind.
+  RunConfig wide = t;
+  wide.model.mlp_hidden = 64;
+  const std::string other = dir.path() + "/other";
+  std::string error = expect_error(ErrorCode::usage, [&] { Trainer(wide, data_for(wide, dir), other); });
+  EXPECT_NE(error.find("found the tensor blocks.0.mlp."), std::string::npos) << error;
+  EXPECT_FALSE(exists(other + "/config.json"));
+  write_file(dir.path() + "/text2.txt", some_text() + "?");
+  error = expect_error(ErrorCode::usage, [&] {
+    RunConfig u = t;
+    RunData data = load_run_data(dir.path() + "/text2.txt", u);
+    u.model.vocab = t.model.vocab;
+    Trainer(u, std::move(data), other);
+  });
+  EXPECT_NE(error.find("another tokenizer"), std::string::npos) << error;
+}
+
+TEST(trainer, the_best_checkpoint_by_held_out_score_is_kept) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run(false);
+  c.train.steps = 30;
+  c.train.eval_every = 2;
+  c.train.keep_checkpoints = 1;
+  c.train.schedule.ema_horizon = 0;
+  c.train.optimizer.matrix_lr = c.train.optimizer.embed_lr = c.train.optimizer.scalar_lr = 1;
+  c.train.schedule.warmup_steps = 100;  // it learns, and then the rate is too high
+  c.train.schedule.warmdown = 0;
+  const std::string run = dir.path() + "/run";
+  std::vector<std::pair<double, int64_t>> scores;
+  const TrainResult result =
+      Trainer(c, data_for(c, dir), run).run({.on_score = [&](const TrainStatus& s, const Score& x) {
+        scores.emplace_back(x.loss, s.step);
+      }});
+  const auto best = *std::min_element(scores.begin(), scores.end());
+  ASSERT_LT(best.first, result.score.loss) << "the end is the best: this tests nothing";
+  EXPECT_EQ(best_checkpoint(run)->step, best.second);
+  EXPECT_EQ(best_checkpoint(run)->loss, best.first);
+  EXPECT_EQ(load_trained(run + "/best").step, best.second);
+  EXPECT_EQ(load_trained(run).step, 30);
+  int64_t checkpoints = 0;
+  for (const std::string& name : list_directory(run)) checkpoints += name.starts_with("step-");
+  EXPECT_EQ(checkpoints, 2);
+}
+
 TEST(trainer, a_flipped_byte_in_the_newest_checkpoint_is_named) {
   TemporaryDirectory dir;
   RunConfig c = small_run();
@@ -288,7 +391,7 @@ TEST(run_config, every_preset_and_every_option_is_read) {
     EXPECT_EQ(to_json(run_config_from_json(to_json(c), name)), to_json(c)) << name;
   }
   const Json train = parse_json(to_json(RunConfig{}), "defaults")["train"];
-  EXPECT_EQ(train.size(), 19u);  // schedule and optimizer among them
+  EXPECT_EQ(train.size(), 21u);  // schedule and optimizer among them
   EXPECT_EQ(train["schedule"].size(), 8u);
   EXPECT_EQ(train["optimizer"].size(), 16u);
 }
