@@ -218,6 +218,27 @@ class Plot(InDirectory):
         self.assertEqual(ingot("plot", run, "--out", out).returncode, 0)
         self.assertIn("4.000", out.read_text())
 
+    def test_the_legend_stands_above_the_data_and_the_axis_is_named_after_all_of_it(self):
+        import xml.etree.ElementTree as tree
+        logs = [self.directory / f"a-directory-with-quite-a-long-name/and-{i}" for i in range(6)]
+        for log in logs:
+            log.mkdir(parents=True)
+            (log / "log.jsonl").write_text("".join(f'{{"event": "step", "step": {i}, "loss": {9 - i % 3}, "grad_norm": 1.5}}\n' for i in range(30)))
+        out = self.directory / "x.svg"
+        for arguments, label in ((["--y", "loss"], "loss"), (["--y", "loss", "--y", "score.loss"], "loss"), (["--y", "loss", "--y", "grad_norm"], "loss, grad_norm")):
+            run = ingot("plot", *logs, *arguments, "--out", out)
+            self.assertEqual(run.returncode, 0, run.error)
+            svg = tree.parse(out).getroot()
+            width = float(svg.get("viewBox").split()[2])
+            texts = [t for t in svg.iter() if t.tag.endswith("text")]
+            self.assertEqual([t.text for t in texts if t.get("transform")], [label])
+            entries = [t for t in texts if re.search(r"  \d\.\d{3}$", t.text)]
+            lines = [p for p in svg.iter() if p.tag.endswith("polyline")]
+            self.assertEqual((len(entries), len(lines)), (6 * len(set(label.split(", "))), 12 * len(set(label.split(", ")))))  # each raw and smoothed
+            highest = min(float(point.split(",")[1]) for line in lines for point in line.get("points").split())
+            self.assertTrue(all(float(t.get("y")) < highest and float(t.get("x")) + 6.5 * len(t.text) < width for t in entries))
+            self.assertEqual(len({(t.get("x"), t.get("y")) for t in entries}), len(entries))
+
     def test_bad_logs_are_refused(self):
         self.refuses(4, "nothing", "plot", self.directory / "nothing")
         self.refuses(3, r"x\.jsonl:2: byte 0", "plot", self.file("x.jsonl", '{"step": 1, "loss": 2}\nbroken\n'))
@@ -428,6 +449,41 @@ class Runs(InDirectory):
         self.refuses(3, "found the character", "generate", self.run_directory, "--prompt", "日本")
         (self.run_directory / "tokenizer.json").unlink()
         self.refuses(4, "tokenizer.json: cannot open", "generate", self.run_directory, "--prompt", "The")
+
+    def test_the_demo_s_report_serves_wide_and_narrow_pages_and_shows_no_screen_of_nothing(self):
+        import html.parser
+        tiny = [word for word in self.TINY if word != "--batch-tokens"]
+        tiny[tiny.index("128"):tiny.index("128") + 1] = ["--set", "train.batch_tokens=128"]
+        text = self.file("gaps.txt", ("ab" + "\n" * 40 + "cd" + " " * 60) * 200)
+        out = self.directory / "demo"
+        run = ingot("demo", *tiny, "--set", "steps=40", "--data", text, "--out", out, "--seconds", 1, "--prompt", "ab\n\n\n")
+        self.assertEqual(run.returncode, 0, run.error)
+        report, opened, unclosed = (out / "report.html").read_text(), [], []
+        tags = []
+
+        class Reader(html.parser.HTMLParser):
+            def handle_starttag(self, tag, attributes):
+                tags.append((tag, dict(attributes)))
+                if tag not in ("meta", "br"):
+                    opened.append(tag)
+
+            def handle_startendtag(self, tag, attributes):
+                tags.append((tag, dict(attributes)))
+
+            def handle_endtag(self, tag):
+                unclosed.extend([] if opened and opened.pop() == tag else [tag])
+
+        Reader().feed(report)
+        self.assertEqual((opened, unclosed), ([], []))
+        self.assertIn(("meta", dict(name="viewport", content="width=device-width, initial-scale=1")), tags)
+        self.assertIn("@media (prefers-color-scheme: dark)", report)
+        self.assertEqual([a.get("viewbox", "").split()[2] for t, a in tags if t == "svg"], ["820", "400"])
+        self.assertFalse([a for _, a in tags if "src" in a or "href" in a])  # nothing from elsewhere
+        for samples in re.findall(r"<pre><b>ab\n\n\n</b>(.*?)</pre>", report, re.S), re.findall(r"^--- .*?\nab\n\n\n(.*?)(?=^---|^Held-out)", run.error, re.M | re.S):
+            self.assertEqual(len(samples), 5)
+            self.assertTrue(any(re.search(r"\[\d+ empty lines?\]|\[\d+ blanks\]", s) for s in samples), samples)
+            self.assertFalse([s for s in samples if "\n" * 6 in s or " " * 25 in s])
+        self.assertGreater((out / "run/log.jsonl").read_text().count('"step"'), 15)
 
     def test_a_demo_leaves_the_directory_of_one_that_runs_alone(self):
         tiny = [word for word in self.TINY if word != "--batch-tokens"]

@@ -1,5 +1,6 @@
 #pragma once
-// A line chart as an SVG document: axes with round numbers, a grid, one colour per series, a legend with last values.
+// A line chart as an SVG document: axes with round numbers, a grid, one colour per series, a legend with last values
+// above the data. Its colours follow the reader's choice of a light or a dark page.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,7 +17,10 @@ struct Chart {
   std::vector<Series> series;
   int smooth = 1;  // lines show a centred mean over this many points, above the faint raw line
 };
-std::string render_svg(const Chart& chart);
+struct ChartSize {
+  int width = 820, height = 460;  // in units of which a letter is some 7 wide
+};
+std::string render_svg(const Chart& chart, const ChartSize& size = {});
 
 // What to draw of runs' logs: run directories or JSONL files.
 struct ChartChoice {

@@ -108,7 +108,8 @@ class Demo {
       remove_tree(run_directory());
     }
     log_info("Reading ", data_, " and learning its vocabulary ...");
-    RunConfig config = resolve_config(o_.preset, o_.model, o_.train);
+    // Every step, unless told otherwise: the curve is a mean over many.
+    RunConfig config = resolve_config(o_.preset, o_.model, merge_json("{\"log_every\": 1}", o_.train, "configuration"));
     RunData data = load_run_data(data_, config);
     if (data.held_out_texts.empty()) fail(ErrorCode::usage, data_, ": found shards, expected text for the demo");
     texts_ = data.held_out_texts;
@@ -133,7 +134,7 @@ class Demo {
     c.prompt = prompt_;
     c.options = {.tokens = kSampleTokens, .sampling = {.temperature = 0.8, .top_p = 0.95}, .seed = 1};
     samples_.push_back({moment, prompt_, continue_text(generator, *trainer_->data().tokenizer, c)});
-    log_info("\n--- ", moment, "\n", prompt_, samples_.back().text, "\n");
+    log_info("\n--- ", moment, "\n", prompt_, without_gaps(samples_.back().text), "\n");
   }
 
   void train() {
@@ -195,10 +196,12 @@ class Demo {
         {"parameters' hash", result_.parameter_hash},
     };
     report.compression = compression_;
-    report.chart_svg = render_svg(chart_of_runs({run_directory()}, {}));
+    const Chart chart = chart_of_runs({run_directory()}, {});
+    report.wide_chart = render_svg(chart);
+    report.narrow_chart = render_svg(chart, {.width = 400, .height = 320});
     report.samples = samples_;
     report.config_json = write_json(parse_json(to_json(trainer_->config()), "configuration"), 2);
-    write_file(join_path(o_.out, "loss.svg"), report.chart_svg);
+    write_file(join_path(o_.out, "loss.svg"), report.wide_chart);
     write_file(join_path(o_.out, "report.html"), render_html(report));
   }
 

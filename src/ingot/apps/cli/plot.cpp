@@ -1,4 +1,5 @@
 // ingot plot: the curves of one or several runs as an SVG.
+#include <algorithm>
 #include <cmath>
 
 #include "ingot/apps/cli/chart.h"
@@ -39,6 +40,18 @@ Series read_series(const std::string& log, const std::string& path, const std::s
   return series;
 }
 
+// What the axis shows: "loss" of loss and score.loss; of different numbers all.
+std::string label_of(const std::vector<std::string>& keys) {
+  std::vector<std::string> names;
+  for (const std::string& key : keys) {
+    const std::string name = key.substr(key.find('.') + 1);  // all of it where there is no dot
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  std::string label;
+  for (const std::string& name : names) label += (label.empty() ? "" : ", ") + name;
+  return label;
+}
+
 }  // namespace
 
 Chart chart_of_runs(const std::vector<std::string>& runs, const ChartChoice& choice) {
@@ -64,9 +77,13 @@ Chart chart_of_runs(const std::vector<std::string>& runs, const ChartChoice& cho
       fail(ErrorCode::bad_data, path, ": found no record with the numbers '", choice.x, "' and '", keys[0],
            "', expected at least one");
   }
-  chart.y_label = keys[0];
-  if (chart.title.empty()) chart.title = runs.size() == 1 ? runs[0] : keys[0];
-  chart.smooth = choice.smooth > 0 ? int(choice.smooth) : longest >= 40 ? int(longest / 12) : 1;
+  chart.y_label = label_of(keys);
+  if (chart.title.empty()) chart.title = runs.size() == 1 ? runs[0] : chart.y_label;
+  // One batch says little: a twelfth of the run, of short ones more.
+  chart.smooth = choice.smooth > 0 ? int(choice.smooth)
+                                   : int(longest >= 40   ? longest / 12
+                                         : longest >= 12 ? std::max<size_t>(3, longest / 6)
+                                                         : 1);
   return chart;
 }
 

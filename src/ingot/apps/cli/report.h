@@ -14,10 +14,13 @@ struct Report {
   std::string title;
   std::vector<std::pair<std::string, std::string>> facts;   // what was trained on what
   std::vector<std::pair<std::string, double>> compression;  // name, bits per byte; the first is ours
-  std::string chart_svg;
+  std::string wide_chart, narrow_chart;                     // SVG, for wide and narrow pages
   std::vector<ReportSample> samples;
   std::string config_json;
 };
 std::string render_html(const Report& report);
+
+// A text in which long stretches of white space are said instead of shown: an untrained model may write nothing else.
+std::string without_gaps(const std::string& text);
 
 }  // namespace ingot::cli
