@@ -1,5 +1,5 @@
-# INGOT_CUDA=AUTO|ON|OFF. With CUDA, every src/ingot/**/*.cu joins the library, INGOT_CUDA_BUILD is defined, and each room with a
-# <room>.cu gets INGOT_HAS_CUDA_<ROOM>.
+# INGOT_CUDA=AUTO|ON|OFF. With CUDA, every src/ingot/**/*.cu and every instance (IngotRooms.cmake) joins the library, INGOT_CUDA_BUILD is
+# defined, and each room with a <room>.cu gets INGOT_HAS_CUDA_<ROOM>.
 set(INGOT_WITH_CUDA OFF)
 if(NOT INGOT_CUDA STREQUAL "OFF")
   include(CheckLanguage)
@@ -27,6 +27,9 @@ if(INGOT_WITH_CUDA)
   if(layers)
     list(FILTER cuda_sources INCLUDE REGEX "/src/ingot/(${layers})/")
   endif()
+  ingot_filter_rooms(cuda_sources)
+  get_property(instances GLOBAL PROPERTY INGOT_INSTANCES)
+  list(APPEND cuda_sources ${instances})
   target_sources(ingot PRIVATE ${cuda_sources})
   # The target is older than the language; the architecture is in the options below, as 90a needs both halves of -gencode.
   set_target_properties(ingot PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 20)
@@ -39,13 +42,11 @@ if(INGOT_WITH_CUDA)
     list(APPEND ingot_cuda_options $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   endif()
   target_compile_options(ingot PRIVATE ${ingot_cuda_options})
-  # Kernels that also travel as PTX, which the driver compiles on GPUs other than Hopper and, with CUDA_FORCE_PTX_JIT=1, on any: rows
-  # for sm_75 on, matrices without Hopper's instructions for sm_80 on.
+  # Kernels that also travel as PTX, which the driver compiles on GPUs other than Hopper and, with CUDA_FORCE_PTX_JIT=1, on any.
   foreach(source ${cuda_sources})
-    if(source MATCHES "/rmsnorm/")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_75,code=compute_75")
-    elseif(source MATCHES "_portable_[a-z0-9_]+\\.cu$")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_80,code=compute_80")
+    ingot_ptx_of(${source} arch)
+    if(arch)
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-gencode;arch=compute_${arch},code=compute_${arch}")
     endif()
   endforeach()
   foreach(source ${cuda_sources})
@@ -63,7 +64,7 @@ else()
 endif()
 
 # What Python benchmarks load to time the shipped entry points beside PyTorch. Its CUDA runtime stays its own: PyTorch brings another.
-if(INGOT_WITH_CUDA)
+if(INGOT_WITH_CUDA AND NOT rooms_left_out)
   add_library(ingot_bench SHARED EXCLUDE_FROM_ALL ${CMAKE_CURRENT_SOURCE_DIR}/bench/native.cpp)
   target_link_libraries(ingot_bench PRIVATE ingot ingot_flags)
   target_link_options(ingot_bench PRIVATE -Wl,--exclude-libs,ALL)

@@ -1,10 +1,16 @@
-# test_<folder>: all *.test.cpp of one folder. `ctest -R kernels_rmsnorm` runs one room; GPU cases skip without a GPU.
+# test_<folder>: all *.test.cpp of one folder, of a room with its inner ones. `ctest -R kernels_rmsnorm` runs one room; GPU cases skip without a GPU.
 find_package(GTest REQUIRED)
 file(GLOB_RECURSE testing_sources CONFIGURE_DEPENDS src/ingot/testing/*.cpp src/ingot/gpu/emulation/*.cpp)
 list(FILTER testing_sources EXCLUDE REGEX "\\.test\\.cpp$")
+if(layers) # checkpoints need io
+  list(FILTER testing_sources EXCLUDE REGEX "/gpt_oss_checkpoint\\.cpp$")
+endif()
 add_library(ingot_testing STATIC ${testing_sources})
 target_include_directories(ingot_testing PUBLIC src)
-target_link_libraries(ingot_testing PUBLIC ingot ingot_flags GTest::gtest nlohmann_json::nlohmann_json)
+target_link_libraries(ingot_testing PUBLIC ingot ingot_flags GTest::gtest)
+if(NOT layers)
+  target_link_libraries(ingot_testing PUBLIC nlohmann_json::nlohmann_json)
+endif()
 # EXPECT_EQ holds an if of its own; what g++ 12 wrongly says of std::string is no longer hidden in a precompiled header.
 set(ingot_test_options "$<$<COMPILE_LANGUAGE:CXX>:${ingot_driver_options};-Wno-dangling-else;-Wno-array-bounds;-Wno-stringop-overflow>")
 
@@ -21,44 +27,50 @@ if(INGOT_WITH_CUDA) # tests that hold kernels of their own
   file(GLOB_RECURSE cuda_test_sources CONFIGURE_DEPENDS src/ingot/*.test.cu)
   list(APPEND test_sources ${cuda_test_sources})
 endif()
-# <name>.emulated.test.cpp runs the kernels and launchers of <name>.cu and <name>_*.cu on the CPU (docs/gpu-layer.md). A build
-# with CUDA has the real ones, and the GPU to run them.
-file(GLOB_RECURSE emulated_sources CONFIGURE_DEPENDS src/ingot/*.emulated.test.cpp)
+if(layers)
+  list(FILTER test_sources INCLUDE REGEX "/src/ingot/(${layers})/")
+endif()
+ingot_filter_rooms(test_sources)
+# <name>.emulated.test.cpp runs the kernels and launchers of <name>.cu, and those instances of its room that are EMULATED, on the CPU
+# (docs/gpu-layer.md). A build with CUDA has the real ones, and the GPU to run them.
+set(emulated_sources ${test_sources})
+list(FILTER emulated_sources INCLUDE REGEX "\\.emulated\\.test\\.cpp$")
 if(INGOT_WITH_CUDA)
   list(REMOVE_ITEM test_sources ${emulated_sources})
 else()
   foreach(test ${emulated_sources})
     set_source_files_properties(${test} PROPERTIES SKIP_PRECOMPILE_HEADERS ON COMPILE_DEFINITIONS INGOT_EMULATE COMPILE_OPTIONS -Wno-unknown-pragmas)
-    string(REPLACE ".emulated.test.cpp" "" name ${test})
-    file(GLOB kernels CONFIGURE_DEPENDS ${name}.cu ${name}_*.cu)
+    string(REPLACE ".emulated.test.cpp" ".cu" kernels ${test})
+    if(NOT EXISTS ${kernels})
+      set(kernels "")
+    endif()
+    get_filename_component(folder ${test} DIRECTORY)
+    ingot_folder_name(${folder} folder)
+    get_property(instances GLOBAL PROPERTY INGOT_EMULATED_${folder})
+    list(APPEND kernels ${instances})
     if(kernels)
       # Loops hardly optimised are fast enough for small tests, and a room's many instances compile in a third of the time.
       set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX SKIP_PRECOMPILE_HEADERS ON COMPILE_DEFINITIONS INGOT_EMULATE
         COMPILE_OPTIONS "-xc++;${ingot_driver_options};-Wno-unknown-pragmas")
-      list(APPEND test_sources ${kernels})
+      list(APPEND sources_of_${folder} ${kernels})
     endif()
   endforeach()
 endif()
-# With CUDA the MLP's loops in fp64 take minutes of one core: its cases are dealt out to tests that can run side by side. Not those that
-# want tens of gigabytes each: they are one test, one after the other.
-if(INGOT_WITH_CUDA)
-  set(shards_of_kernels_mlp 24)
-endif()
 # Sets tests_of_<folder>: one test, or several which share the cases.
 function(ingot_add_gtest folder)
-  if(NOT shards_of_${folder})
+  get_property(shards GLOBAL PROPERTY INGOT_TEST_SHARDS_${folder})
+  get_property(huge GLOBAL PROPERTY INGOT_HUGE_TESTS_${folder})
+  if(NOT shards OR NOT INGOT_WITH_CUDA)
     add_test(NAME ${folder} COMMAND test_${folder})
     set(tests_of_${folder} ${folder} PARENT_SCOPE)
     return()
   endif()
-  set(huge "*MoreThanTwoToThe31*")
   add_test(NAME ${folder}_huge COMMAND test_${folder} --gtest_filter=${huge})
   set(tests ${folder}_huge)
-  math(EXPR last "${shards_of_${folder}} - 1")
+  math(EXPR last "${shards} - 1")
   foreach(shard RANGE ${last})
     add_test(NAME ${folder}_${shard} COMMAND test_${folder} --gtest_filter=-${huge})
-    set_tests_properties(${folder}_${shard} PROPERTIES COST 100
-      ENVIRONMENT "GTEST_TOTAL_SHARDS=${shards_of_${folder}};GTEST_SHARD_INDEX=${shard}")
+    set_tests_properties(${folder}_${shard} PROPERTIES COST 100 ENVIRONMENT "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard}")
     list(APPEND tests ${folder}_${shard})
   endforeach()
   set(tests_of_${folder} ${tests} PARENT_SCOPE)
@@ -67,9 +79,7 @@ endfunction()
 set(test_folders "")
 foreach(source ${test_sources})
   get_filename_component(folder ${source} DIRECTORY)
-  file(RELATIVE_PATH folder ${CMAKE_CURRENT_SOURCE_DIR} ${folder})
-  string(REGEX REPLACE "^src/ingot/" "" folder ${folder})
-  string(REPLACE "/" "_" folder ${folder})
+  ingot_folder_name(${folder} folder)
   list(APPEND test_folders ${folder})
   list(APPEND sources_of_${folder} ${source})
 endforeach()
@@ -90,16 +100,23 @@ foreach(folder ${test_folders})
   endif()
 endforeach()
 
-# Kernels for GPUs other than Hopper: the same tests over their PTX, which this makes the driver compile. Without those that leave the form
-# to dispatch, which on Hopper asks for kernels that have no PTX.
+# Kernels for GPUs other than Hopper: a room's tests over its PTX, which this makes the driver compile.
 if(INGOT_WITH_CUDA)
-  add_test(NAME kernels_rmsnorm_portable COMMAND test_kernels_rmsnorm --gtest_filter=RmsNorm*Cuda.*)
-  set_tests_properties(kernels_rmsnorm_portable PROPERTIES LABELS gpu COST 200 ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
-  foreach(shard RANGE 6) # a prime, so that the types of a long case do not share one with those of the other
-    add_test(NAME kernels_mlp_portable_${shard}
-      COMMAND test_kernels_mlp "--gtest_filter=*portable*-*TheEntryPoints*:*TakesLeading*:*MoreThanTwoToThe31*")
-    set_tests_properties(kernels_mlp_portable_${shard} PROPERTIES LABELS gpu COST 200
-      ENVIRONMENT "CUDA_FORCE_PTX_JIT=1;GTEST_TOTAL_SHARDS=7;GTEST_SHARD_INDEX=${shard}")
+  get_property(folders GLOBAL PROPERTY INGOT_PTX_TESTS)
+  foreach(folder ${folders})
+    get_property(filter GLOBAL PROPERTY INGOT_PTX_FILTER_${folder})
+    get_property(shards GLOBAL PROPERTY INGOT_PTX_SHARDS_${folder})
+    if(NOT shards)
+      add_test(NAME ${folder}_portable COMMAND test_${folder} --gtest_filter=${filter})
+      set_tests_properties(${folder}_portable PROPERTIES LABELS gpu COST 200 ENVIRONMENT CUDA_FORCE_PTX_JIT=1)
+      continue()
+    endif()
+    math(EXPR last "${shards} - 1")
+    foreach(shard RANGE ${last})
+      add_test(NAME ${folder}_portable_${shard} COMMAND test_${folder} --gtest_filter=${filter})
+      set_tests_properties(${folder}_portable_${shard} PROPERTIES LABELS gpu COST 200
+        ENVIRONMENT "CUDA_FORCE_PTX_JIT=1;GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard}")
+    endforeach()
   endforeach()
 endif()
 
@@ -107,4 +124,6 @@ find_package(Python3 COMPONENTS Interpreter)
 if(Python3_FOUND)
   add_test(NAME layers COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_layers.py ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot)
 endif()
-include(${CMAKE_CURRENT_SOURCE_DIR}/tests/tests.cmake OPTIONAL) # whole-system tests: scripts, the installed package
+if(NOT layers)
+  include(${CMAKE_CURRENT_SOURCE_DIR}/tests/tests.cmake OPTIONAL) # whole-system tests: scripts, the installed package
+endif()

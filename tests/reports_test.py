@@ -72,7 +72,8 @@ class Reports(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for name in ["src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/kernels/rmsnorm/rmsnorm.test.cpp", "src/ingot/kernels/mlp/mlp.cu",
-                         "src/ingot/gpu/launch.h", "src/ingot/core/tensor.h", "CMakeLists.txt", "cmake/IngotCuda.cmake"]:
+                         "src/ingot/gpu/launch.h", "src/ingot/core/tensor.h", "CMakeLists.txt", "cmake/IngotCuda.cmake",
+                         "cmake/IngotRooms.cmake"]:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(name)
             before = reports.tree_hash("rmsnorm", root)

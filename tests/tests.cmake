@@ -14,6 +14,12 @@ if(TARGET ingot_cli)
   set_tests_properties(cli PROPERTIES COST 100)
 endif()
 
+if(Python3_FOUND AND NOT INGOT_SANITIZE)
+  add_test(NAME rooms COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/rooms_test.py ${CMAKE_CURRENT_SOURCE_DIR}
+    $<$<TARGET_EXISTS:ingot_python>:--python>)
+  set_tests_properties(rooms PROPERTIES COST 100)
+endif()
+
 # The model against its definition in spec/gpt.py; skipped where PyTorch is not installed.
 add_executable(parity ${CMAKE_CURRENT_SOURCE_DIR}/tests/parity/parity_main.cpp)
 target_link_libraries(parity PRIVATE ingot ingot_flags nlohmann_json::nlohmann_json)

@@ -71,7 +71,7 @@ def compile_one(entry, folder):
     source = pathlib.Path(entry["file"])
     command, ptx_targets = split(entry["command"])
     output = command.index("-o") + 1
-    command[output] = str(pathlib.Path(folder) / (source.name + ".o"))
+    command[output] = str(pathlib.Path(folder) / command[output].replace("/", "_"))
     if source.suffix == ".cpp":  # its code is not looked at
         command.append("-fsyntax-only")
     status, seconds, log = run(command, entry["directory"])
@@ -118,7 +118,7 @@ def main():
         print(configured.stdout + configured.stderr)
         return 1
     commands = json.loads((build / "compile_commands.json").read_text())
-    # Files that read differently with CUDA: those beside a .cu, and the device layer.
+    # Files that read differently with CUDA: instances, those beside a .cu, and the device layer.
     rooms = {pathlib.Path(c["file"]).parent for c in commands if c["file"].endswith(".cu")}
     wanted = [c for c in commands if pathlib.Path(c["file"]).parent in rooms and ".simd." not in c["file"]]
     wanted.sort(key=lambda c: c["file"].endswith(".cpp"))  # short ones last, so that both threads end together
@@ -126,7 +126,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
         for source, seconds, registers, bad in pool.map(lambda c: compile_one(c, folder), wanted):
             kernels = f", {len(registers)} kernels of at most {max(registers)} registers" if registers else ""
-            print(f"{source.relative_to(ROOT)}: {seconds:.1f} s{kernels}")
+            name = source.relative_to(next(p for p in (build, ROOT) if source.is_relative_to(p)))
+            print(f"{name}: {seconds:.1f} s{kernels}")
             for problem in bad:
                 failed = True
                 print(f"  FAILED {problem}")

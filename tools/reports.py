@@ -11,7 +11,7 @@ ROOMS = {"mlp": ["mlp", "activation"], "gate": ["swiglu", "activation"], "host_c
 # What a suite exercises outside the rooms.
 ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
 # What every suite rests on besides its rooms: src/gpu, src/core and the build flags.
-COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake"]
+COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.cmake", "cmake/IngotRooms.cmake"]
 # Whose origin published kernels: these are measured too.
 WITH_ORIGIN = {"rmsnorm", "mlp"}
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}

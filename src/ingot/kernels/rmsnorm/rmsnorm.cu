@@ -5,6 +5,7 @@
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_forward.h"
+#include "ingot/kernels/rmsnorm/rmsnorm_walk.cuh"
 
 namespace ingot::cuda {
 namespace {
@@ -131,7 +132,7 @@ void launch_large(const RmsNorm& a, const RmsNormConfig& c, const SmLimits& limi
   if (c.walk) {  // two blocks to an SM
     const int64_t clusters = std::min(p.rows, 2 * int64_t(limits.resident(c.cluster)));
     constexpr int64_t kRing = int64_t(kWalkStages) * kWalkThreads * kWalkVecs * 16;
-    gpu::launch("rmsnorm", pick_rmsnorm_walk(),
+    gpu::launch("rmsnorm", rmsnorm_walk,
                 {.grid = clusters * c.cluster,
                  .block = c.threads,
                  .smem = kRing,

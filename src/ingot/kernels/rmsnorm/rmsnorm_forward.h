@@ -38,6 +38,5 @@ struct LargeParams {
 // Kernels for x of type X; y and w of theirs. Errors name a configuration that has none.
 template <class X> auto pick_rmsnorm(DType y, const RmsNormConfig& c, bool residual) -> void (*)(RmsNormParams);
 template <class X> auto pick_rmsnorm_large(DType w, const RmsNormConfig& c, bool residual) -> void (*)(LargeParams);
-auto pick_rmsnorm_walk() -> void (*)(LargeParams);
 
 }  // namespace ingot::cuda

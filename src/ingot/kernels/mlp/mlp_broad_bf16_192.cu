@@ -1,8 +1,0 @@
-#include "ingot/kernels/mlp/mlp_broad.cuh"
-
-namespace ingot::cuda {
-
-extern template void launch_mlp_broad<bf16, 192, true, false>(const Mlp&, Stream);
-template void launch_mlp_broad<bf16, 192, false, false>(const Mlp&, Stream);
-
-}  // namespace ingot::cuda

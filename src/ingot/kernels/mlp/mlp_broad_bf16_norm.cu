@@ -1,7 +1,0 @@
-#include "ingot/kernels/mlp/mlp_broad.cuh"
-
-namespace ingot::cuda {
-
-template void launch_mlp_broad<bf16, 256, true, true>(const Mlp&, Stream);
-
-}  // namespace ingot::cuda

@@ -1,8 +1,0 @@
-#include "ingot/kernels/mlp/mlp_broad.cuh"
-
-namespace ingot::cuda {
-
-extern template void launch_mlp_broad<f16, 160, true, false>(const Mlp&, Stream);
-template void launch_mlp_broad<f16, 160, false, false>(const Mlp&, Stream);
-
-}  // namespace ingot::cuda

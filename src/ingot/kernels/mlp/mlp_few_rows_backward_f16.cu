@@ -1,8 +1,0 @@
-#include "ingot/kernels/mlp/mlp_few_rows_backward.cuh"
-
-namespace ingot::cuda::few_rows_backward {
-
-template void launch_chain<f16>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream);
-template void launch_sums<f16>(const MlpSumMaps&, const Sums&, const SumLaunch&, Stream);
-
-}  // namespace ingot::cuda::few_rows_backward

@@ -1,8 +1,0 @@
-#include "ingot/kernels/mlp/mlp_sm90.cuh"
-
-namespace ingot::cuda {
-
-template void launch_mlp_sm90<bf16, 64, false>(const Mlp&, Stream);
-template void launch_mlp_sm90<bf16, 128, false>(const Mlp&, Stream);
-
-}  // namespace ingot::cuda

@@ -1,8 +1,0 @@
-#include "ingot/kernels/mlp/mlp_wide.cuh"
-
-namespace ingot::cuda {
-
-extern template void launch_mlp_wide<bf16, MlpWideKernel::rare>(const Mlp&, Stream);
-template void launch_mlp_wide<bf16, MlpWideKernel::keeps>(const Mlp&, Stream);
-
-}  // namespace ingot::cuda

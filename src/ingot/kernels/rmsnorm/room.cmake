@@ -1,0 +1,8 @@
+# Row kernels need nothing of Hopper.
+ingot_room(PTX 75)
+ingot_ptx_test(FILTER "RmsNorm*Cuda.*")
+foreach(type bf16 f16 float)
+  ingot_instances(rmsnorm_${type} EMULATED FROM rmsnorm_large.cuh rmsnorm_rows.cuh TEMPLATES
+    "auto pick_rmsnorm<${type}>(DType, const RmsNormConfig&, bool) -> void (*)(RmsNormParams)"
+    "auto pick_rmsnorm_large<${type}>(DType, const RmsNormConfig&, bool) -> void (*)(LargeParams)")
+endforeach()

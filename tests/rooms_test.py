@@ -1,0 +1,63 @@
+"""A build of some rooms (INGOT_ROOMS): it holds these and what they use, its Python module works and refuses the others by name.
+
+    python3 tests/rooms_test.py SOURCE_DIR [--python]     --python: with the module, run where PyTorch is installed
+"""
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+SOURCE = pathlib.Path(sys.argv[1]).resolve()
+USE = """
+import torch, ingot
+x = torch.tensor([[3.0, 4.0]])
+torch.testing.assert_close(ingot.functional.rms_norm(x), x / 12.5**0.5)
+for room, call in (("mlp", lambda: ingot.nn.FusedMLP(8, 8, 8)(torch.ones(1, 8))), ("swiglu", lambda: ingot.functional.swiglu(x))):
+    try:
+        call()
+    except NotImplementedError as e:
+        assert room in str(e), str(e)
+    else:
+        raise AssertionError(f"{room}: found no error, expected NotImplementedError")
+"""
+
+
+def configure(build, rooms, *options):
+    return subprocess.run(["cmake", "-G", "Ninja", "-S", SOURCE, "-B", build, "-DINGOT_CUDA=OFF", f"-DINGOT_ROOMS={rooms}", *options],
+                          capture_output=True, text=True)
+
+
+def built_rooms(build):
+    files = [c["file"] for c in json.loads((build / "compile_commands.json").read_text())]
+    return {m[1] for f in files if (m := re.search(r"/src/ingot/kernels/([^/]+)/", f))}, \
+           {m[1] for f in files if (m := re.search(r"/src/ingot/([^/]+)/", f))}
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        build = pathlib.Path(folder)
+        wrong = configure(build, "rmsnorm;ropes")
+        assert wrong.returncode != 0 and "found ropes, expected some of" in wrong.stderr and "rope," in wrong.stderr, wrong.stderr
+        done = configure(build, "mlp", "-DINGOT_TESTS=OFF")
+        assert done.returncode == 0, done.stdout + done.stderr
+        rooms, _ = built_rooms(build)
+        assert rooms == {"activation", "linear", "mlp"}, rooms  # mlp multiplies by linear's loops on a CPU
+
+        done = configure(build, "rmsnorm;rope", "-DINGOT_TESTS=ON", f"-DINGOT_PYTHON={'ON' if '--python' in sys.argv else 'OFF'}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        rooms, layers = built_rooms(build)
+        assert rooms == {"rmsnorm", "rope"} and layers <= {"core", "gpu", "kernels", "testing"}, (rooms, layers)
+        target = "ingot_python" if "--python" in sys.argv else "ingot"
+        done = subprocess.run(["cmake", "--build", build, "--target", target], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if "--python" in sys.argv and importlib.util.find_spec("torch"):
+            subprocess.run([sys.executable, "-c", USE], check=True, env={**os.environ, "PYTHONPATH": str(build / "python")})
+    print("rooms: ok")
+
+
+if __name__ == "__main__":
+    main()
