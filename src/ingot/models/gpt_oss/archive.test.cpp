@@ -177,7 +177,7 @@ TEST(gpt_oss_archive, what_cannot_be_converted_leaves_no_file) {
   };
   const auto infinite = [](auto& t, auto&) { t.at("lm_head.weight").tensor.template ptr<bf16>()[5] = bf16(INFINITY); };
   EXPECT_TRUE(holds(refused({.damage = infinite}, {.dense = WeightFormat::fp8}),
-                    "\"head\": quantise: found inf in row 0, column 5"));
+                    "tensor \"lm_head.weight\": found infinity at number 5, expected finite numbers"));
   const auto scale = [](auto& t, auto&) {
     t.at("model.layers.1.mlp.experts.down_proj_scales").tensor.template ptr<uint8_t>()[9] = 255;
   };
@@ -188,6 +188,62 @@ TEST(gpt_oss_archive, what_cannot_be_converted_leaves_no_file) {
   GptOssCheckpoint().write(dir / "m");
   convert_gpt_oss(dir / "m", dir / "x");
   EXPECT_TRUE(holds(error_of([&] { convert_gpt_oss(dir / "x", dir / "y"); }), "found an .ingot archive"));
+}
+
+TEST(gpt_oss_archive, no_tensor_may_hold_nan_or_infinity_in_any_form) {
+  const TemporaryDirectory dir;
+  GptOssCheckpoint().write(dir / "m", {.experts = WeightFormat::bf16});
+  std::vector<std::string> names;
+  {
+    const SafetensorsFile file(dir / "m/model.safetensors");
+    for (const SafetensorsEntry& e : file.entries()) names.push_back(e.name);
+  }
+  ASSERT_GT(names.size(), 30u);
+  const float bad[] = {NAN, INFINITY, -INFINITY};
+  std::vector<float> wide(1 << 14);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const bool f32 = i % 2 != 0 && names[i].find("_proj.weight") == names[i].npos;  // q, k and v have one type
+    int64_t at = 0;
+    const auto damage = [&](auto& tensors, auto&) {
+      Tensor& t = tensors.at(names[i]).tensor;
+      at = t.numel() - 1 - int64_t(i % 3);
+      if (!f32) {
+        t.ptr<bf16>()[at] = bf16(bad[i % 3]);
+        return;
+      }
+      for (int64_t k = 0; k < t.numel(); ++k) wide[size_t(k)] = float(t.ptr<bf16>()[k]);
+      wide[size_t(at)] = bad[i % 3];
+      t = Tensor(wide.data(), DType::f32, t.shape);
+    };
+    remove_tree(dir / "m");
+    GptOssCheckpoint().write(dir / "m", {.experts = WeightFormat::bf16, .damage = damage});
+    const std::string expected =
+        detail::concat("tensor \"", names[i], "\": found ", i % 3 == 0 ? "NaN" : "infinity", " at number ");
+    const std::string loaded = error_of([&] { load_gpt_oss(dir / "m", read_gpt_oss_config(dir / "m")); });
+    EXPECT_TRUE(holds(loaded, expected) && loaded.rfind("numeric: ", 0) == 0) << expected << "\n" << loaded;
+    EXPECT_TRUE(holds(loaded, detail::concat(" at number ", at, ","))) << at << "\n" << loaded;
+    for (const GptOssForms& forms : {GptOssForms{}, {WeightFormat::fp8, WeightFormat::bf16}}) {
+      const std::string converted = error_of([&] { convert_gpt_oss(dir / "m", dir / "x", {.forms = forms}); });
+      EXPECT_TRUE(holds(converted, expected)) << expected << "\n" << converted;
+    }
+    EXPECT_EQ(list_directory(dir.path()), std::vector<std::string>{"m"});
+  }
+}
+
+TEST(gpt_oss_archive, a_scale_that_makes_infinities_is_refused) {
+  const TemporaryDirectory dir;
+  for (const int scale : {252, 253, 254, 255}) {
+    const auto damage = [&](auto& t, auto&) {
+      t.at("model.layers.1.mlp.experts.down_proj_scales").tensor.template ptr<uint8_t>()[9] = uint8_t(scale);
+    };
+    remove_tree(dir / "m");
+    GptOssCheckpoint().write(dir / "m", {.damage = damage});
+    const auto load = [&] { load_gpt_oss(dir / "m", read_gpt_oss_config(dir / "m")); };
+    if (scale == 252)
+      EXPECT_NO_THROW(load());
+    else
+      EXPECT_TRUE(holds(error_of(load), detail::concat("found scale ", scale, " at byte 9"))) << error_of(load);
+  }
 }
 
 // An archive like another one but for what `change` does to its blobs and its description.

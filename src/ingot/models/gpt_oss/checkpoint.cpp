@@ -30,7 +30,7 @@ const StoredTensor* Checkpoint::find(const std::string& name) const {
 namespace {
 
 constexpr int64_t kPiece = 8 << 20;  // bytes of one read: disks give their best from some MB on
-constexpr uint8_t kNanScale = 255;
+constexpr uint8_t kMostScale = 252;  // 6 * 2^(253 - 127) is more than fp32 holds
 
 // --- what has to be read -----------------------------------------------------------------------------------------
 
@@ -210,11 +210,32 @@ class Layout : public CheckpointLayout {
 
 // --- reading -----------------------------------------------------------------------------------------------------
 
+// Bytes that were read from `offset` of a tensor on: a number whose exponent is all ones is NaN or infinity.
+template <class Bits> void refuse_not_finite(const StoredTensor& t, const void* read, int64_t offset, int64_t bytes) {
+  constexpr Bits kExponent = sizeof(Bits) == 2 ? 0x7f80 : 0x7f800000, kMantissa = sizeof(Bits) == 2 ? 0x7f : 0x7fffff;
+  const Bits* numbers = static_cast<const Bits*>(read);
+  const int64_t n = bytes / int64_t(sizeof(Bits));
+  bool bad = false;
+  for (int64_t i = 0; i < n; ++i) bad |= (numbers[i] & kExponent) == kExponent;
+  if (!bad) return;
+  int64_t i = 0;
+  while ((numbers[i] & kExponent) != kExponent) ++i;
+  fail(ErrorCode::numeric, t.file->path(), ": tensor \"", t.name, "\": found ",
+       (numbers[i] & kMantissa) != 0 ? "NaN" : "infinity", " at number ", offset / int64_t(sizeof(Bits)) + i,
+       ", expected finite numbers");
+}
+// All reading of numbers goes through here, in pieces: nothing that is not finite gets past it.
+void read_numbers(const StoredTensor& t, int64_t offset, void* to, int64_t bytes) {
+  t.file->read_at(t.begin + offset, to, bytes);
+  if (t.dtype == "BF16") refuse_not_finite<uint16_t>(t, to, offset, bytes);
+  if (t.dtype == "F32") refuse_not_finite<uint32_t>(t, to, offset, bytes);
+}
+
 void widen(const Read& r) {
   float* to = reinterpret_cast<float*>(r.to);
-  if (r.from->dtype == "F32") return r.from->file->read_at(r.from->begin, to, r.from->bytes);
+  if (r.from->dtype == "F32") return read_numbers(*r.from, 0, to, r.from->bytes);
   std::vector<bf16> narrow(static_cast<size_t>(r.from->bytes / 2));
-  r.from->file->read_at(r.from->begin, narrow.data(), r.from->bytes);
+  read_numbers(*r.from, 0, narrow.data(), r.from->bytes);
   std::copy(narrow.begin(), narrow.end(), to);
 }
 
@@ -230,7 +251,7 @@ void turn_expert(const Read& r, int64_t expert) {
   const std::vector<int64_t>& shape = r.from->shape;
   const int64_t bytes = r.from->bytes / shape[0];
   char* memory = static_cast<char*>(thread_scratch(0, bytes));
-  r.from->file->read_at(r.from->begin + expert * bytes, memory, bytes);
+  read_numbers(*r.from, expert * bytes, memory, bytes);
   char* to = r.to + expert * bytes;
   if (r.from->dtype == "F32")
     turn(reinterpret_cast<const float*>(memory), shape[1], shape[2], reinterpret_cast<float*>(to));
@@ -238,11 +259,12 @@ void turn_expert(const Read& r, int64_t expert) {
     turn(reinterpret_cast<const bf16*>(memory), shape[1], shape[2], reinterpret_cast<bf16*>(to));
 }
 
-void refuse_nan_scale(const Read& r, const char* begin, const char* end) {
-  const void* at = std::memchr(begin, kNanScale, size_t(end - begin));
-  if (at != nullptr)
-    fail(ErrorCode::bad_data, r.from->file->path(), ": tensor \"", r.from->name, "\": found scale 255 at byte ",
-         static_cast<const char*>(at) - r.to, ", which stands for NaN; expected at most 254");
+void refuse_large_scales(const Read& r, const char* begin, const char* end) {
+  const char* at = std::find_if(begin, end, [](char c) { return uint8_t(c) > kMostScale; });
+  if (at != end)
+    fail(ErrorCode::numeric, r.from->file->path(), ": tensor \"", r.from->name, "\": found scale ", int(uint8_t(*at)),
+         " at byte ", at - r.to, uint8_t(*at) == 255 ? ", which stands for NaN" : ", which makes infinities",
+         "; expected at most ", int(kMostScale));
 }
 
 // Bytes a read writes.
@@ -283,8 +305,8 @@ void read_range(const std::vector<Read>& reads, const void* begin, int64_t bytes
     const Read& r = *t.read;
     if (r.change == Change::widen) return widen(r);
     if (r.change == Change::turn) return turn_expert(r, t.from);
-    r.from->file->read_at(r.from->begin + t.from, r.to + t.from, t.to - t.from);
-    if (r.change == Change::scales) refuse_nan_scale(r, r.to + t.from, r.to + t.to);
+    read_numbers(*r.from, t.from, r.to + t.from, t.to - t.from);
+    if (r.change == Change::scales) refuse_large_scales(r, r.to + t.from, r.to + t.to);
   });
 }
 

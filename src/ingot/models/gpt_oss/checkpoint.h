@@ -34,7 +34,7 @@ class Checkpoint {
   std::map<std::string, StoredTensor> tensors_;
 };
 
-enum class Change { none, widen, turn, scales };  // to f32; (E, K, N) to (E, N, K); none, but no byte may be 255
+enum class Change { none, widen, turn, scales };  // to f32; (E, K, N) to (E, N, K); none, but of bytes that are scales
 struct Read {
   const StoredTensor* from;
   char* to;
@@ -50,8 +50,8 @@ struct CheckpointLayout {
 };
 CheckpointLayout lay_out(const Checkpoint& checkpoint, const GptOssConfig& config, int64_t layers, Arena* arena);
 
-// Fills the part of the arena at [begin, begin + bytes). What is read in one piece must lie inside or outside: a
-// vector, an expert that has to be turned.
+// Fills the part of the arena at [begin, begin + bytes), and refuses NaN and infinity. What is read in one piece must
+// lie inside or outside: a vector, an expert that has to be turned.
 void read_range(const std::vector<Read>& reads, const void* begin, int64_t bytes);
 
 int64_t layers_of(const GptOssConfig& config, const GptOssLoad& load);
