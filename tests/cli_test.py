@@ -514,6 +514,55 @@ class Runs(InDirectory):
         self.refuses(2, "--temperature: found 'nan', expected a finite number", "generate", self.run_directory, "--temperature", "nan")
 
 
+class Messages(InDirectory):
+    """Bad input is called what it is."""
+
+    def setUp(self):
+        super().setUp()
+        self.text = self.file("text.txt", TEXT)
+
+    def test_what_stands_where_a_model_is_expected(self):
+        llama, run, other = (self.directory / n for n in ("llama", "run", "other"))
+        for directory, config in ((llama, '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}'), (run, '{"model": {}, "train": {}}'), (other, "{}")):
+            directory.mkdir()
+            (directory / "config.json").write_text(config)
+        empty, junk = self.file("empty.ingot", b""), self.file("junk.ingot", "x\n")
+        for reader in (["info"], ["generate", "--prompt", "x"], ["eval", "--data", self.text]):
+            with self.subTest(reader=reader):
+                self.refuses(7, "llama: found a model of the architecture 'llama', expected one of GPT-OSS or a run of", *reader, llama)
+                self.refuses(4, "run: found a run without a checkpoint, expected directories like step-00001000", *reader, run)
+                self.refuses(4, "other: found no checkpoint, expected", *reader, other)
+                self.refuses(3, "empty.ingot: found an empty file, expected a run or a checkpoint, an archive or", *reader, empty)
+                self.refuses(3, "junk.ingot: found a file of 2 bytes that begins as none of ours", *reader, junk)
+
+    def test_what_stands_where_a_tokenizer_is_expected(self):
+        encode = ["tokenizer", "encode", "--file", self.text, "--tokenizer"]
+        for content in ("IQ==\nIg== 1\n", "hello 0\n", "\x01\x02 0\n"):
+            self.refuses(3, 'bad.tiktoken: line 1: found .*, expected "base64 rank"', *encode, self.file("bad.tiktoken", content))
+        self.refuses(3, "text.txt: found text, expected a tokenizer", *encode, self.text)
+
+    def test_a_character_without_a_token_is_told_with_its_file(self):
+        run = self.directory / "run"
+        self.assertEqual(ingot("train", *Runs.TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
+        texts = self.directory / "texts"
+        texts.mkdir()
+        (texts / "a.txt").write_text(TEXT)
+        (texts / "b.txt").write_text("The \u65e5\n")
+        self.refuses(3, 'texts/b.txt: text to encode: byte 4: found the character', "eval", run, "--data", texts, "--split", "all")
+
+    def test_a_batch_that_windows_do_not_fill_is_told_by_the_option(self):
+        words = [w if w != "128" else "1" for w in Runs.TINY]
+        self.refuses(2, "train.batch_tokens: found 1, expected a multiple of model.context, 32", "train", *words, "--data", self.text, "--out", self.directory / "r")
+
+    def test_where_a_vocabulary_goes_is_checked_before_the_work(self):
+        for status, out in ((4, "missing/tok.json"), (5, ".")):
+            run = ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", self.directory / out)
+            self.assertEqual(run.returncode, status)
+            self.assertEqual(run.error.count("\n"), 1, run.error)  # nothing was read
+        self.assertNotEqual(ingot("tokenizer", "train", "--data", self.file("empty", ""), "--out", self.directory / "tok.json").returncode, 0)
+        self.assertEqual(list(self.directory.glob("tok*")), [])
+
+
 class TinyGptOss(InDirectory):
     """A random checkpoint of two small layers, in the published form: MXFP4 experts, everything else bf16, two shards."""
     VOCAB, HIDDEN, HEADS, KV, DIM, EXPERTS, INNER = 37, 32, 4, 2, 8, 3, 64

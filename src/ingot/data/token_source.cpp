@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "ingot/core/thread_pool.h"
 #include "ingot/io/file.h"
 #include "ingot/io/sha256.h"
 
@@ -142,9 +143,13 @@ std::shared_ptr<const TokenSource> tokens_in_memory(std::vector<int32_t> tokens,
 std::shared_ptr<const TokenSource> tokenize_documents(const Tokenizer& tokenizer,
                                                       const std::vector<Document>& documents) {
   INGOT_CHECK(!documents.empty(), "tokenize: found no documents");
-  std::vector<std::string_view> texts;
-  for (const Document& d : documents) texts.push_back(d.text);
-  const std::vector<std::vector<int32_t>> ids = encode_documents(tokenizer, texts);
+  std::vector<std::vector<int32_t>> ids(documents.size());
+  parallel_tasks(int64_t(documents.size()), [&](int64_t i) {
+    const Document& d = documents[size_t(i)];
+    try {
+      ids[size_t(i)] = tokenizer.encode(d.text);
+    } catch (const Error& e) { fail(e.code, d.name, ": ", e.what()); }
+  });
   std::vector<int32_t> tokens;
   std::vector<int64_t> begins;
   for (const std::vector<int32_t>& document : ids) {

@@ -1,5 +1,7 @@
 #include "ingot/text/tokenizer.h"
 
+#include <algorithm>
+
 #include "ingot/core/check.h"
 #include "ingot/core/thread_pool.h"
 #include "ingot/io/file.h"
@@ -38,6 +40,13 @@ bool is_tiktoken(std::string_view content) {
   return true;
 }
 
+// A SentencePiece model has control codes early on: the tags and lengths of its fields.
+bool is_text(std::string_view content) {
+  const std::string_view head = content.substr(0, 256);
+  return std::all_of(head.begin(), head.end(),
+                     [](unsigned char c) { return (c >= ' ' && c != 127) || c == '\n' || c == '\r' || c == '\t'; });
+}
+
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
@@ -47,7 +56,11 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
   if (first == content.npos)
     fail(ErrorCode::bad_data, path,
          ": found an empty file, expected a tokenizer (tokenizer.json, SentencePiece .model, .tiktoken or characters)");
-  if (is_tiktoken(content)) return std::make_unique<ByteBpe>(ByteBpe::parse_tiktoken(content, path));
+  if (path.ends_with(".tiktoken") || is_tiktoken(content))
+    return std::make_unique<ByteBpe>(ByteBpe::parse_tiktoken(content, path));
+  if (content[first] != '{' && is_text(content))
+    fail(ErrorCode::bad_data, path,
+         ": found text, expected a tokenizer (tokenizer.json, SentencePiece .model, .tiktoken or characters)");
   if (content[first] != '{') return std::make_unique<SentencePiece>(SentencePiece::parse(content, path));
   // Our own small file names its format first; a tokenizer.json has no such key.
   if (content.substr(0, 256).find("\"ingot-char\"") != content.npos)

@@ -9,6 +9,7 @@
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/data/documents.h"
+#include "ingot/io/file.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/char_tokenizer.h"
 
@@ -28,6 +29,7 @@ WordPattern pattern_of(const std::string& name) {
 }
 
 void train(const TrainingOptions& o) {
+  AtomicFile file(o.out);  // before the work, whose result might have nowhere to go
   std::vector<Document> documents;
   for (const std::string& path : o.data)
     for (Document& d : read_documents(path)) documents.push_back(std::move(d));
@@ -36,7 +38,8 @@ void train(const TrainingOptions& o) {
     std::string all;
     for (const Document& d : documents) all += d.text;
     const CharTokenizer tokenizer = CharTokenizer::from_text(all);
-    tokenizer.save(o.out);
+    file.write(tokenizer.to_json());
+    file.commit();
     log_info("wrote ", o.out, ": ", tokenizer.vocab_size(), " characters");
     return;
   }
@@ -52,7 +55,8 @@ void train(const TrainingOptions& o) {
     static_cast<Progress*>(context)->update("merge " + std::to_string(merges) + "/" + std::to_string(of));
   };
   const ByteBpe tokenizer = train_bpe(texts, int(o.vocab), options);
-  tokenizer.save(o.out);
+  file.write(tokenizer.to_json());
+  file.commit();
   if (tokenizer.vocab_size() < o.vocab)
     log_warn("the text ran out of repeated pairs: found ", tokenizer.vocab_size(), " tokens, expected ", o.vocab);
   log_info("wrote ", o.out, ": ", tokenizer.vocab_size(), " tokens");

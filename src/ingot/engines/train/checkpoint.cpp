@@ -279,13 +279,41 @@ Checkpoint named_checkpoint(const std::string& run_directory, const std::string&
 Checkpoint open_checkpoint(const std::string& directory) {
   if (const std::string run = parent_path(directory); base_name(directory) == "best" && !exists(directory))
     if (const auto best = best_checkpoint(run)) return read_checkpoint(join_path(run, directory_name(best->step)));
+  if (!exists(directory))
+    fail(ErrorCode::not_found, directory, ": found no such file or directory, expected a run or a checkpoint");
   if (!is_directory(directory))
-    fail(ErrorCode::not_found, directory, ": found no such directory, expected a run or a checkpoint");
+    fail(ErrorCode::bad_data, directory, ": found ", found_instead(directory),
+         ", expected a run or a checkpoint, an archive or an .iris file");
   if (exists(join_path(directory, kManifest)) || step_of(base_name(directory)) >= 0) return read_checkpoint(directory);
   const std::vector<int64_t> steps = steps_in(directory);
-  if (steps.empty())
-    fail(ErrorCode::not_found, directory, ": found no checkpoint, expected directories like ", directory_name(1000));
-  return read_newest(directory, steps.back());
+  if (!steps.empty()) return read_newest(directory, steps.back());
+  const std::string found = found_instead(directory);
+  const bool other = found.starts_with("a model");
+  fail(other ? ErrorCode::unsupported : ErrorCode::not_found, directory, ": found ", found, ", expected ",
+       other ? "one of GPT-OSS or a run of `ingot train`" : "directories like " + directory_name(1000));
+}
+
+std::string found_instead(const std::string& path) {
+  if (!exists(path)) return "no such file or directory";
+  if (!is_directory(path)) {
+    const int64_t bytes = file_size(path);
+    if (bytes == 0) return "an empty file";
+    return detail::concat("a file of ", bytes, " bytes that begins as none of ours");
+  }
+  const std::string config = join_path(path, "config.json");
+  Json json;
+  try {
+    if (exists(config)) json = read_json_file(config);
+  } catch (const Error&) {}  // whatever it is, it is no model
+  if (!json.is_object()) return "no checkpoint";
+  if (json.contains("model") && json.contains("train")) return "a run without a checkpoint";
+  const Json type =
+      json.contains("model_type") ? json["model_type"]
+      : json.contains("architectures") && json["architectures"].is_array() && !json["architectures"].empty()
+          ? json["architectures"][0]
+          : Json();
+  return type.is_string() ? "a model of the architecture '" + type.get<std::string>().substr(0, 60) + "'"
+                          : "no checkpoint";
 }
 
 void set_aside_after(const std::string& run_directory, int64_t step) {

@@ -55,6 +55,8 @@ Checkpoint named_checkpoint(const std::string& run_directory, const std::string&
 // A run directory (its newest checkpoint), RUN/best, or a checkpoint directory. Removes nothing. Error{not_found} when
 // there is none.
 Checkpoint open_checkpoint(const std::string& directory);
+// What stands at a path that is neither a run nor a checkpoint, for messages: "a model of the architecture 'llama'".
+std::string found_instead(const std::string& path);
 // Renames checkpoints after `step` to "aside-step-...", so that they are not taken for the run's newest again, and
 // forgets the best if it is one of them. Nothing removes them.
 void set_aside_after(const std::string& run_directory, int64_t step);

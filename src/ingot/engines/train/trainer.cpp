@@ -110,6 +110,9 @@ struct Trainer::Impl {
         grads(memory.take(DType::f32, {layout.padded_count()})),
         optimizer(layout, DType::f32, c.train.optimizer, c.train.schedule.ema_horizon > 0) {
     check(config.train);
+    if (config.train.order == "windows" && config.train.batch_tokens % config.model.context != 0)
+      fail(ErrorCode::usage, "train.batch_tokens: found ", config.train.batch_tokens,
+           ", expected a multiple of model.context, ", config.model.context, ", as train.order is windows");
     require_memory(memory.capacity() + optimizer.bytes(), detail::concat("training ", layout.count(), " parameters"));
     loss.resize(size_t(config.train.batch_tokens));
     dloss.assign(loss.size(), float(1.0 / double(config.train.batch_tokens * config.train.accumulation)));

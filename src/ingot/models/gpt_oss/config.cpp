@@ -123,6 +123,16 @@ template <class Visit> void visit_sizes(Visit&& visit, GptOssConfig& c, bool own
   visit(own ? "num_experts" : "num_local_experts", c.experts);
 }
 
+// The blocks and scales of MXFP4 are read by their tensors' names; whatever else packs the weights is another model.
+void refuse_other_quantization(const Json& json, const std::string& where) {
+  const auto q = json.find("quantization_config");
+  if (q == json.end() || q->is_null()) return;
+  const Json method = q->is_object() && q->contains("quant_method") ? q->at("quant_method") : Json();
+  if (method != "mxfp4")
+    fail(ErrorCode::unsupported, where, ": quantization_config.quant_method: found ", describe_json(method),
+         ", expected \"mxfp4\" or no quantization");
+}
+
 }  // namespace
 
 void check(const GptOssConfig& c, const std::string& where) {
@@ -175,6 +185,7 @@ GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string
   f.read("attention_bias", c.attention_bias);
   f.read("tie_word_embeddings", c.tied_embeddings);
   must_be(f, "hidden_act", "silu");
+  refuse_other_quantization(json, where);
   if (own && !is_given(json, "rope_scaling") && !is_given(json, "rope_parameters"))
     read_own_rope_keys(f, c);
   else

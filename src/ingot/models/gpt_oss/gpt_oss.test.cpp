@@ -125,6 +125,10 @@ TEST(gpt_oss_config, what_would_be_another_model_is_refused_by_field) {
   const std::vector<std::array<std::string, 3>> cases = {
       {R"("model_type": "gpt_oss")", R"("model_type": "llama")", "model_type: found \"llama\", expected \"gpt_oss\""},
       {R"("hidden_act": "silu")", R"("hidden_act": "gelu")", "hidden_act: found \"gelu\""},
+      {R"("hidden_act": "silu")", R"("hidden_act": "silu", "quantization_config": {"quant_method": "gptq", "bits": 4})",
+       "quantization_config.quant_method: found string \"gptq\", expected \"mxfp4\""},
+      {R"("hidden_act": "silu")", R"("hidden_act": "silu", "quantization_config": {"bits": 4})",
+       "quantization_config.quant_method: found null, expected \"mxfp4\""},
       {R"("num_hidden_layers": 2)", R"("num_hidden_layers": 3)", "layer_types: found 2 entries, expected 3"},
       {R"("num_hidden_layers": 2)", R"("num_hidden_layers": 1000000000)", "num_hidden_layers: found 1000000000"},
       {R"("num_hidden_layers": 2)", R"("num_hidden_layers": -1)", "num_hidden_layers: found -1, expected 1 to 4096"},
