@@ -8,8 +8,9 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _C, _ops, _plain
 from ._C import route
+from ._attention import flash_attn_func, flash_attn_varlen_func
 
-__all__ = ["activation", "fused_mlp", "qk_norm_rope", "rms_norm", "rope", "rope_", "rope_table", "swiglu"]
+__all__ = ["activation", "flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "qk_norm_rope", "rms_norm", "rope", "rope_", "rope_table", "swiglu"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
 

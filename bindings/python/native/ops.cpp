@@ -12,6 +12,7 @@
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/activation/activation.h"
+#include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
@@ -302,6 +303,56 @@ std::vector<std::string> activation_names() {
   return names;
 }
 
+// --- attention -------------------------------------------------------------------------------------------------------
+
+void run_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_q, nb::handle cu_k, nb::handle sinks,
+                   nb::handle out, nb::handle lse, double scale, double softcap, int64_t window, bool causal) {
+  const char* op = "attention";
+  const Attention a{.q = floats(op, "q", heads(op, "q", q)),
+                    .k = heads(op, "k", k),
+                    .v = heads(op, "v", v),
+                    .cu_q = vector(op, "cu_seqlens_q", cu_q),
+                    .cu_k = vector(op, "cu_seqlens_k", cu_k),
+                    .sinks = vector(op, "sinks", sinks),
+                    .out = heads(op, "out", out),
+                    .lse = matrix(op, "lse", lse),
+                    .scale = scale,
+                    .softcap = softcap,
+                    .window = window,
+                    .causal = causal};
+  const Stream stream = stream_of(a.q);
+  run([&] { attention(a, stream); });
+}
+
+void run_attention_backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v, nb::handle cu_q, nb::handle cu_k,
+                            nb::handle sinks, nb::handle out, nb::handle lse, nb::handle dq, nb::handle dk,
+                            nb::handle dv, nb::handle dsinks, double scale, double softcap, int64_t window,
+                            bool causal) {
+  const char* op = "attention_backward";
+  AttentionBackward a{.q = floats(op, "q", heads(op, "q", q)),
+                      .k = heads(op, "k", k),
+                      .v = heads(op, "v", v),
+                      .cu_q = vector(op, "cu_seqlens_q", cu_q),
+                      .cu_k = vector(op, "cu_seqlens_k", cu_k),
+                      .sinks = vector(op, "sinks", sinks),
+                      .out = heads(op, "out", out),
+                      .lse = matrix(op, "lse", lse),
+                      .dout = heads(op, "dout", dout),
+                      .dq = heads(op, "dq", dq),
+                      .dk = heads(op, "dk", dk),
+                      .dv = heads(op, "dv", dv),
+                      .dsinks = vector(op, "dsinks", dsinks),
+                      .scale = scale,
+                      .softcap = softcap,
+                      .window = window,
+                      .causal = causal};
+  nb::object workspace;
+  if (const int64_t bytes = attention_backward_workspace_bytes(a))
+    workspace = empty_vector(q, a.q.device, DType::u8, bytes, a.workspace);
+  const Stream stream = stream_of(a.q);
+  run([&] { attention_backward(a, stream); });
+}
+
 // --- errors ----------------------------------------------------------------------------------------------------------
 
 // A broken contract is a ValueError; what this build or machine cannot do is a NotImplementedError, which is a
@@ -387,6 +438,8 @@ NB_MODULE(_C, m) {
   define(m, "qk_norm_rope", &norm_rotate);
   define(m, "qk_norm_rope_backward", &norm_rotate_backward);
   m.def("rope_table", &fill_rope_table);
+  define(m, "attention", &run_attention);
+  define(m, "attention_backward", &run_attention_backward);
   define(m, "activation", &run_activate);
   define(m, "activation_backward", &run_activate_backward);
   m.def("activation_names", &activation_names);

@@ -1,0 +1,203 @@
+"""Attention as PyTorch sees it: the operator over packed segments, and flash-attention's two functions on top of it."""
+import functools
+
+import torch
+
+from . import _C, _plain
+from ._again import again, gradients
+from ._ops import _register, sum_dtype
+
+_SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal"
+
+
+def _heads(t):
+    """`t` (T, H, D) as the kernels take it: the last dimension dense, on a GPU in whole 16 bytes."""
+    dense = t.stride(-1) == 1 or t.shape[-1] <= 1
+    if t.is_cuda:
+        size = t.element_size()
+        dense = dense and t.data_ptr() % 16 == 0 and all(s * size % 16 == 0 and s > 0 for s in t.stride()[:-1])
+    return t if dense and min(t.stride()) > 0 else t.contiguous().clone() if t.is_contiguous() else t.contiguous()
+
+
+def _narrow_on_cpu(q):
+    """CPUs have no 16-bit attention: operands are widened, results rounded."""
+    return not q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
+
+
+def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal):
+    """out (Tq, H, D), and lse (H, Tq) in fp32 (fp64 of fp64)."""
+    if _narrow_on_cpu(q):
+        _check_dtypes(q, k, v)
+        wide = (q.float(), k.float(), v.float(), cu_q, cu_k, None if sinks is None else sinks.float())
+        out, lse = run_attention(*wide, scale, softcap, window, causal)
+        return out.to(q.dtype), lse
+    q, k, v = _heads(q), _heads(k), _heads(v)
+    out = torch.empty(q.shape[:2] + v.shape[2:], dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[1], q.shape[0], dtype=sum_dtype(q.dtype), device=q.device)
+    _C.attention(q, k, v, cu_q, cu_k, _sinks_for(sinks, q), out, lse, scale, softcap, window, causal)
+    return out, lse
+
+
+def _check_dtypes(q, k, v):
+    for name, t in (("k", k), ("v", v)):
+        if t.dtype is not q.dtype:
+            raise ValueError(f"attention: {name}: found dtype {t.dtype}, expected q's {q.dtype}")
+
+
+def _sinks_for(sinks, q):
+    return None if sinks is None else sinks.to(sum_dtype(q.dtype)).contiguous()
+
+
+def run_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal):
+    """dq, dk, dv, and dsinks in the type of sums (empty without sinks)."""
+    if _narrow_on_cpu(q):
+        wide = [None if t is None else t.float() for t in (dout, q, k, v)]
+        found = run_attention_backward(*wide, cu_q, cu_k, None if sinks is None else sinks.float(), out.float(), lse, scale, softcap,
+                                       window, causal)
+        return tuple(g.to(q.dtype) for g in found[:3]) + found[3:]
+    dout, q, k, v, out = (_heads(t) for t in (dout, q, k, v, out))
+    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    dsinks = torch.zeros(0 if sinks is None else q.shape[1], dtype=sum_dtype(q.dtype), device=q.device)
+    _C.attention_backward(dout, q, k, v, cu_q, cu_k, _sinks_for(sinks, q), out, lse, dq, dk, dv, None if sinks is None else dsinks, scale,
+                          softcap, window, causal)
+    return dq, dk, dv, dsinks
+
+
+def _fake_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal):
+    return q.new_empty(q.shape[:2] + v.shape[2:]), q.new_empty(q.shape[1], q.shape[0], dtype=sum_dtype(q.dtype))
+
+
+def _fake_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal):
+    dsinks = q.new_empty(0 if sinks is None else q.shape[1], dtype=sum_dtype(q.dtype))
+    return *(t.new_empty(t.shape) for t in (q, k, v)), dsinks
+
+
+def _backward_formula(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal):
+    def forward(q, k, v, sinks):
+        return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)[0]
+
+    return gradients(forward, (q, k, v, sinks), (True, True, True, sinks is not None), (dout,))
+
+
+attention_backward_op = _register(
+    f"attention_backward(Tensor dout, {_SCHEMA[:_SCHEMA.index(', float scale')]}, Tensor out, Tensor lse, "
+    f"{_SCHEMA[_SCHEMA.index('float scale'):]}) -> (Tensor, Tensor, Tensor, Tensor)",
+    run_attention_backward,
+    _fake_attention_backward,
+    **again(_backward_formula),
+)
+
+
+def _setup(ctx, inputs, output):
+    q, k, v, cu_q, cu_k, sinks, *ctx.options = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, cu_q, cu_k, sinks, *output)
+
+
+def _gradients(ctx, dout, _):
+    q, k, v, cu_q, cu_k, sinks, out, lse = ctx.saved_tensors
+    if dout is None:
+        return (None,) * 10
+    dq, dk, dv, dsinks = attention_backward_op(dout, q, k, v, cu_q, cu_k, sinks, out, lse, *ctx.options)
+    return dq, dk, dv, None, None, None if sinks is None else dsinks.to(sinks.dtype), None, None, None, None
+
+
+attention_op = _register(f"attention({_SCHEMA}) -> (Tensor, Tensor)", run_attention, _fake_attention, _gradients, _setup)
+
+
+# --- flash-attention's functions --------------------------------------------------------------------------------------
+
+
+def _window(op, window_size, causal):
+    """(window, causal) of flash-attention's pair: how many keys a query sees to its left and right, -1 all."""
+    left, right = window_size
+    if causal:
+        right = 0 if right < 0 else min(right, 0)
+    if left < 0 and right < 0:
+        return 0, False
+    if right != 0:
+        raise NotImplementedError(f"{op}: window_size: found {tuple(window_size)} and causal={causal}, expected (-1, -1), or a window that "
+                                  "ends at the query itself: causal=True or (left, 0)")
+    return (left + 1 if left >= 0 else 0), True
+
+
+def _check(op, q, k, v, dims, dropout_p, alibi_slopes):
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{op}: {name}: found {type(t).__name__}, expected torch.Tensor")
+        if t.dim() != dims:
+            raise ValueError(f"{op}: {name}: found shape {tuple(t.shape)}, expected {dims} dimensions")
+    if dropout_p:
+        raise NotImplementedError(f"{op}: dropout_p: found {dropout_p}, expected 0")
+    if alibi_slopes is not None:
+        raise NotImplementedError(f"{op}: alibi_slopes: found slopes, expected None")
+
+
+def _autocast(q, k, v):
+    device = q.device.type
+    if not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in (q, k, v))
+
+
+def _attention(q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, causal):
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    q, k, v = _autocast(q, k, v)
+    if _plain.needed():
+        return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)
+    return attention_op(q, k, v, cu_q, cu_k, sinks, scale, float(softcap), window, causal)
+
+
+@functools.lru_cache(maxsize=256)
+def _regular_offsets(batch, length, device):
+    return torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=device) if length else torch.zeros(batch + 1, dtype=torch.int32,
+                                                                                                                device=device)
+
+
+def _offsets(batch, length, device):
+    """Of segments of one length. Kept, except where a trace or a graph would keep them as its own."""
+    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return _regular_offsets.__wrapped__(batch, length, device)
+    return _regular_offsets(batch, length, device)
+
+
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
+                    deterministic=False, return_attn_probs=False, *, sinks=None):
+    """softmax(softmax_scale q k^T) v, with flash-attention's arguments.
+
+    q: (B, Sq, H, D); k, v: (B, Sk, Hkv, D), H a multiple of Hkv. On a GPU bfloat16 or float16 and D a multiple of 8 up to 256. A causal mask is
+    aligned at the end: query i sees keys up to i + Sk - Sq. window_size=(left, 0) lets it see `left` keys more than the one it ends at.
+    sinks: (H), a logit that every query of the head sees besides its keys and whose value is zero. Deterministic always. Returns out, or with
+    return_attn_probs (out, lse (B, H, Sq), None).
+    """
+    op = "flash_attn_func"
+    _check(op, q, k, v, 4, dropout_p, alibi_slopes)
+    window, causal = _window(op, window_size, causal)
+    batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
+    if k.shape[0] != batch or v.shape[:2] != k.shape[:2]:
+        raise ValueError(f"{op}: found q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, expected one batch, and keys as many as values")
+    out, lse = _attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), _offsets(batch, queries, q.device), _offsets(batch, keys, q.device),
+                          sinks, softmax_scale, softcap, window, causal)
+    out = out.unflatten(0, (batch, queries))
+    return (out, lse.unflatten(1, (batch, queries)).transpose(0, 1), None) if return_attn_probs else out
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, dropout_p=0.0, softmax_scale=None,
+                           causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+                           block_table=None, *, sinks=None):
+    """The same for sequences packed one after the other: q (Tq, H, D), k and v (Tk, Hkv, D), cu_seqlens (S + 1) int32 on their device, ascending
+    from 0, the last the number of tokens. On a GPU their values are trusted. max_seqlen is not needed. With return_attn_probs (out, lse (H, Tq), None).
+    """
+    op = "flash_attn_varlen_func"
+    _check(op, q, k, v, 3, dropout_p, alibi_slopes)
+    if block_table is not None:
+        raise NotImplementedError(f"{op}: block_table: found a table, expected None")
+    for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if not isinstance(cu, torch.Tensor) or cu.dtype is not torch.int32 or cu.dim() != 1:
+            found = f"{cu.dtype} of shape {tuple(cu.shape)}" if isinstance(cu, torch.Tensor) else type(cu).__name__
+            raise ValueError(f"{op}: {name}: found {found}, expected int32 of one dimension")
+    window, causal = _window(op, window_size, causal)
+    out, lse = _attention(q, k, v, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), sinks, softmax_scale, softcap, window, causal)
+    return (out, lse, None) if return_attn_probs else out

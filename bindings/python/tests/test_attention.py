@@ -1,0 +1,160 @@
+"""flash_attn_func and flash_attn_varlen_func against attention written out in PyTorch."""
+import pytest
+import torch
+
+from ingot import _plain
+from ingot.functional import flash_attn_func, flash_attn_varlen_func
+
+
+def written_out(q, k, v, scale, causal=False, window=None, softcap=0.0, sinks=None):
+    """One sequence (S, H, D) in fp64, a loop over heads; shares nothing with the package."""
+    q, k, v = q.double(), k.double(), v.double()
+    outs = []
+    for h in range(q.shape[1]):
+        g = h // (q.shape[1] // k.shape[1])
+        s = scale * q[:, h] @ k[:, g].T
+        if softcap:
+            s = softcap * torch.tanh(s / softcap)
+        i, j = torch.arange(q.shape[0], device=q.device)[:, None] + k.shape[0] - q.shape[0], torch.arange(k.shape[0], device=q.device)
+        unseen = torch.zeros_like(s, dtype=torch.bool)
+        if causal:
+            unseen |= j > i
+        if window is not None:
+            unseen |= j < i - window
+        s = s.masked_fill(unseen, -torch.inf)
+        if sinks is not None:
+            s = torch.cat([s, sinks[h].double().expand(q.shape[0], 1)], 1)
+        outs.append(torch.softmax(s, 1)[:, : k.shape[0]] @ v[:, g])
+    return torch.stack(outs, 1)
+
+
+OPTIONS = [dict(), dict(causal=True), dict(causal=True, window=5), dict(softcap=8.0), dict(causal=True, softcap=8.0, window=20, sinks=True)]
+
+
+def dtype_of(device):
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def operands(device, *shapes, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=g).to(device=device, dtype=dtype_of(device)).requires_grad_() for s in shapes]
+
+
+def allowed(dtype):
+    """Rounding of P and of the result, each relative to sums that are at most a few units here; then some for sums of sums."""
+    return {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}[dtype]
+
+
+def assert_close(got, want, name):
+    error = (got.double() - want).abs().max().item() / max(1.0, want.abs().max().item())
+    assert error <= allowed(got.dtype), f"{name}: {error}"
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_batches_forward_and_backward(device, options):
+    q, k, v = operands(device, (2, 37, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64))
+    sinks = torch.randn(4, device=device).requires_grad_() if options.get("sinks") else None
+    window = options.get("window")
+    out = flash_attn_func(q, k, v, causal=options.get("causal", False), window_size=(-1 if window is None else window, -1),
+                          softcap=options.get("softcap", 0.0), sinks=sinks)
+    reference = {**options, "sinks": sinks}
+    want = torch.stack([written_out(*(t[b] for t in (q, k, v)), 64**-0.5, **reference) for b in range(2)])
+    assert_close(out, want, "out")
+    upstream = torch.randn_like(out)
+    inputs = [q, k, v] + ([sinks] if sinks is not None else [])
+    found = torch.autograd.grad(out, inputs, upstream)
+    expected = torch.autograd.grad(want, inputs, upstream.double())
+    for name, got, of_it in zip(("dq", "dk", "dv", "dsinks"), found, expected):
+        if name == "dsinks":
+            torch.testing.assert_close(got, of_it, rtol=3e-2, atol=3e-2)
+        else:
+            assert_close(got, of_it.double(), name)
+
+
+def test_packed_sequences_are_each_alone(device):
+    q, k, v = operands(device, (60, 4, 64), (60, 2, 64), (60, 2, 64))
+    cu = torch.tensor([0, 7, 7, 40, 60], dtype=torch.int32, device=device)
+    out, lse, _ = flash_attn_varlen_func(q, k, v, cu, cu, 33, 33, causal=True, return_attn_probs=True)
+    for begin, end in ((0, 7), (7, 40), (40, 60)):
+        alone, alone_lse, _ = flash_attn_func(q[None, begin:end], k[None, begin:end], v[None, begin:end], causal=True, return_attn_probs=True)
+        assert torch.equal(out[begin:end], alone[0]) and torch.equal(lse[:, begin:end], alone_lse[0])
+
+
+def test_strided_operands(device):
+    qkv = operands(device, (2, 30, 3, 2, 64))[0]
+    q, k, v = qkv.unbind(2)
+    out = flash_attn_func(q, k, v, causal=True)
+    assert torch.equal(out, flash_attn_func(q.contiguous(), k.contiguous(), v.contiguous(), causal=True))
+    out.sum().backward()
+    assert qkv.grad is not None and torch.isfinite(qkv.grad).all()
+
+
+def test_compiled_as_one_graph(device):
+    q, k, v = operands(device, (1, 40, 2, 64), (1, 40, 2, 64), (1, 40, 2, 64))
+    run = torch.compile(lambda q, k, v: flash_attn_func(q, k, v, causal=True) * 2, fullgraph=True)
+    assert torch.equal(run(q, k, v), flash_attn_func(q, k, v, causal=True) * 2)
+    run(q, k, v).sum().backward()
+    compiled = q.grad.clone()
+    q.grad = None
+    (flash_attn_func(q, k, v, causal=True) * 2).sum().backward()
+    assert torch.equal(compiled, q.grad)
+
+
+def test_opcheck(device):
+    q, k, v = operands(device, (20, 4, 64), (20, 2, 64), (20, 2, 64))
+    cu = torch.tensor([0, 9, 20], dtype=torch.int32, device=device)
+    sinks = torch.zeros(4, device=device, requires_grad=True)
+    for s in (None, sinks):
+        torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, s, 0.125, 0.0, 6, True))
+
+
+def test_autocast_runs_in_its_dtype(device):
+    q, k, v = (torch.randn(1, 16, 2, 64, device=device) for _ in range(3))
+    with torch.autocast(device.type, torch.bfloat16):
+        assert flash_attn_func(q, k, v).dtype is torch.bfloat16
+
+
+def test_second_derivatives_of_fp64():
+    q, k, v = (torch.randn(7, h, 8, dtype=torch.float64, requires_grad=True) for h in (2, 1, 1))
+    sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    cu = torch.tensor([0, 3, 7], dtype=torch.int32)
+
+    def f(q, k, v, sinks):
+        return flash_attn_varlen_func(q, k, v, cu, cu, causal=True, window_size=(2, -1), softcap=3.0, sinks=sinks)
+
+    assert torch.autograd.gradcheck(f, (q, k, v, sinks))
+    assert torch.autograd.gradgradcheck(f, (q, k, v, sinks))
+
+
+def test_the_plain_form_is_the_kernels(device):
+    q, k, v = operands(torch.device("cpu"), (30, 4, 16), (45, 2, 16), (45, 2, 16))
+    cu_q, cu_k = (torch.tensor(c, dtype=torch.int32) for c in ([0, 20, 30], [0, 11, 45]))
+    for window, causal, sinks in ((0, False, None), (0, True, None), (4, True, None), (4, True, torch.randn(4))):
+        out, lse = torch.ops.ingot.attention(q, k, v, cu_q, cu_k, sinks, 0.3, 0.0, window, causal)
+        plain, plain_lse = _plain.attention(q, k, v, cu_q, cu_k, sinks, 0.3, 0.0, window, causal)
+        torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lse, plain_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("change, said", [
+    (dict(dropout_p=0.1), "dropout_p: found 0.1"),
+    (dict(alibi_slopes=torch.ones(2)), "alibi_slopes"),
+    (dict(window_size=(3, 4)), r"window_size: found \(3, 4\)"),
+])
+def test_refusals(device, change, said):
+    q, k, v = operands(device, (1, 8, 2, 64), (1, 8, 2, 64), (1, 8, 2, 64))
+    with pytest.raises(NotImplementedError, match=said):
+        flash_attn_func(q, k, v, **change)
+
+
+def test_bad_operands_are_named(device):
+    q, k, v = operands(device, (1, 8, 2, 64), (1, 8, 2, 64), (1, 8, 2, 64))
+    with pytest.raises(ValueError, match="q: found shape"):
+        flash_attn_func(q[0], k, v)
+    with pytest.raises(ValueError, match="expected one batch"):
+        flash_attn_func(q, k.repeat(2, 1, 1, 1), v)
+    with pytest.raises(TypeError, match="k: found list"):
+        flash_attn_func(q, [1], v)
+    with pytest.raises(ValueError, match="cu_seqlens_q: found torch.int64"):
+        cu = torch.tensor([0, 8], device=device)
+        flash_attn_varlen_func(q[0], k[0], v[0], cu, cu)
