@@ -19,6 +19,7 @@ class SystemMemory final : public Allocator {
     return memory;
   }
   void give_back(void* memory, int64_t bytes) noexcept override { munmap(memory, size_t(bytes)); }
+  bool gives_zeros() const override { return true; }
   int64_t available() const override { return available_memory(); }
 };
 

@@ -10,9 +10,11 @@ class Allocator {
  public:
   virtual ~Allocator() = default;
   virtual Device device() const = 0;  // on which what it gives may be read and written
-  // At least `bytes` > 0, aligned to 64 bytes or more, with any content. Throws Error, naming what was asked for.
+  // At least `bytes` > 0, aligned to 64 bytes or more; zeros where gives_zeros() says so, else anything. Throws Error,
+  // naming what was asked for.
   virtual void* take(int64_t bytes) = 0;
   virtual void give_back(void* memory, int64_t bytes) noexcept = 0;
+  virtual bool gives_zeros() const { return false; }
   virtual int64_t available() const { return -1; }  // bytes it could still give; -1: unknown
 };
 

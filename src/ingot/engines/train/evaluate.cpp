@@ -3,15 +3,22 @@
 #include <algorithm>
 #include <chrono>
 
+#include "ingot/engines/train/device_batch.h"
+#include "ingot/gpu/allocator.h"
+#include "ingot/kernels/copy/host_copy.h"
+
 namespace ingot {
 
-TokenBatch as_tensors(Batch& b) {
-  const int64_t T = b.size();
-  return {Tensor(b.tokens.data(), {T}), Tensor(b.targets.data(), {T}), Tensor(b.positions.data(), {T}),
-          Tensor(b.cu_seqlens.data(), {int64_t(b.cu_seqlens.size())})};
+namespace {
+
+GptTypes types_of(const GptWeights& w) {
+  const DType compute = w.compute ? w.compute.dtype : w.master.dtype;
+  return {w.master.dtype, compute, compute};
 }
 
-Score score(const GptConfig& config, const Tensor& weights, const Tokenizer& tokenizer,
+}  // namespace
+
+Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
             std::shared_ptr<const TokenSource> source, const ScoreOptions& options,
             std::vector<DocumentScore>* documents) {
   const auto start = std::chrono::steady_clock::now();
@@ -19,20 +26,27 @@ Score score(const GptConfig& config, const Tensor& weights, const Tokenizer& tok
   const int64_t capacity = std::max(options.batch_tokens, context);
   const EvaluationBatches batches(
       std::move(source), {.tokens = capacity, .context = context, .stride = options.stride, .flat = options.flat});
-  Gpt model(config, weights.dtype,
+  const Device device = weights.master.device;
+  const GptTypes types = types_of(weights);
+  Gpt model(config, types,
             {.capacity = capacity,
              .looping = options.looping,
              .products = options.products,
-             .max_positions = std::max(context, config.context)});
+             .max_positions = std::max(context, config.context),
+             .device = device,
+             .stream = options.stream});
   if (documents != nullptr) documents->assign(size_t(batches.documents()), {});
   Score total;
   double sum = 0;
   Batch batch;
-  std::vector<double> memory(static_cast<size_t>(capacity));  // holds f32 or f64 losses
+  const DeviceBatch on_device(device, options.stream, capacity);
+  Arena memory(capacity * size_of(types.sums()), gpu::memory_of(device));
   for (int64_t i = 0; i < batches.count(); ++i) {
     batches.fill(i, batch);
-    const Tensor loss(memory.data(), weights.dtype, {batch.size()});
-    model.losses(weights, as_tensors(batch), loss);
+    const Tensor losses = memory.at(0, types.sums(), {batch.size()});
+    model.losses(weights, on_device.put(batch), losses);
+    const HostCopy here(losses, options.stream);
+    const Tensor& loss = here.tensor();
     for (int64_t s = 0; s < batch.segments(); ++s)
       for (int64_t t = batch.cu_seqlens[size_t(s)]; t < batch.cu_seqlens[size_t(s) + 1]; ++t) {
         const int32_t target = batch.targets[size_t(t)];

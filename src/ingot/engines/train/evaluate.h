@@ -9,9 +9,6 @@
 
 namespace ingot {
 
-// A packed batch's memory as the model reads it.
-TokenBatch as_tensors(Batch& batch);
-
 struct Score {
   double loss = 0;           // mean over targets, natural logarithm
   double bits_per_byte = 0;  // 0 when the targets stand for no bytes
@@ -31,10 +28,11 @@ struct ScoreOptions {
   bool flat = false;    // cut every batch_tokens tokens, also inside documents
   bool looping = false;
   Products products = Products::fp32;
+  Stream stream;  // of the device on which the weights lie
 };
 
 // `documents`, when given, receives one entry per document of the source.
-Score score(const GptConfig& config, const Tensor& weights, const Tokenizer& tokenizer,
+Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
             std::shared_ptr<const TokenSource> source, const ScoreOptions& options,
             std::vector<DocumentScore>* documents = nullptr);
 

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <utility>
 
+#include "ingot/gpu/allocator.h"
 #include "ingot/kernels/adamw/adamw.h"
+#include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/muon/muon.h"
 
 namespace ingot {
@@ -35,8 +37,9 @@ void check(const OptimizerOptions& o) {
     fail(ErrorCode::usage, "train.optimizer.muon_iterations: found ", o.muon_iterations, ", expected 1 to 50");
 }
 
-Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages)
-    : layout_(layout), options_(options) {
+Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages,
+                     const OptimizerPlace& place)
+    : layout_(layout), options_(options), place_(place) {
   check(options);
   const bool muon = options.matrix_optimizer == "muon" && !layout.banks().empty();
   const int64_t all = layout.padded_count(), matrices = muon ? layout.range(ParameterKind::matrix).count : 0;
@@ -44,18 +47,25 @@ Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const Optimizer
   int64_t workspace = 0;
   if (muon)
     for (const MatrixBank& b : layout.banks())
-      workspace = std::max(workspace, muon_workspace_bytes(b.rows, b.cols, dtype, {}));
+      workspace = std::max(workspace, muon_workspace_bytes(b.rows, b.cols, dtype, place.device));
+  const int64_t norm_workspace = sum_of_squares_workspace_bytes(all, place.device);
   const int64_t numbers = matrices + 2 * (all - matrices) + (averages ? all : 0);
-  arena_ = Arena(numbers * size_of(dtype) + workspace + 5 * 64);
+  Allocator& memory = place.memory != nullptr ? *place.memory : gpu::memory_of(place.device);
+  arena_ = Arena(numbers * size_of(dtype) + workspace + norm_workspace + 8 * Arena::kAlign, memory);
   if (matrices > 0) momentum_ = arena_.take(dtype, {matrices});
   m_ = arena_.take(dtype, {all - matrices});
   v_ = arena_.take(dtype, {all - matrices});
   if (averages) average_ = arena_.take(dtype, {all});
   workspace_ = arena_.take(DType::u8, {workspace});
+  norm_workspace_ = arena_.take(DType::u8, {norm_workspace});
+  norm_ = arena_.take(DType::f64, {1});
+  factor_ = arena_.take(DType::f64, {1});
+  if (memory.gives_zeros()) return;
+  for (const NamedState& s : state()) fill({.to = s.tensor}, place.stream);
 }
 
 void Optimizer::start_average(const Tensor& weights) {
-  if (average_) copy(weights, average_);
+  if (average_) copy({.from = weights, .to = average_}, place_.stream);
 }
 
 std::vector<NamedState> Optimizer::state() const {
@@ -68,7 +78,7 @@ std::vector<NamedState> Optimizer::state() const {
 }
 
 void Optimizer::adamw_range(ParameterRange r, double lr, double decay, const Tensor& weights, const Tensor& grads,
-                            const OptimizerStep& at, double grad_scale) {
+                            const OptimizerStep& at) {
   if (r.count == 0) return;
   const auto part = [&](const Tensor& t, int64_t base) {
     return t.slice(0, r.offset - base, r.offset - base + r.count);
@@ -82,15 +92,16 @@ void Optimizer::adamw_range(ParameterRange r, double lr, double decay, const Ten
          .beta2 = options_.beta2,
          .eps = options_.eps,
          .weight_decay = decay,
-         .grad_scale = grad_scale,
+         .factor = factor_,
          .step = at.step},
-        {});
+        place_.stream);
 }
 
-double Optimizer::step(const Tensor& weights, const Tensor& grads, const OptimizerStep& at) {
-  const double norm = std::sqrt(sum_of_squares(grads, {}));
-  if (!std::isfinite(norm)) return norm;  // the caller decides; the weights stay as they were
-  const double scale = options_.clip > 0 && norm > options_.clip ? options_.clip / (norm + 1e-6) : 1;
+void Optimizer::step(const GptWeights& all_weights, const Tensor& grads, const OptimizerStep& at) {
+  const Tensor& weights = all_weights.master;
+  const Stream stream = place_.stream;
+  sum_of_squares({.x = grads, .sum = norm_, .workspace = norm_workspace_}, stream);
+  clip_factor({.sum_of_squares = norm_, .norm = norm_, .factor = factor_, .max_norm = options_.clip}, stream);
   if (momentum_) {
     for (const MatrixBank& b : layout_.banks()) {
       const auto bank = [&](const Tensor& t) {
@@ -103,24 +114,21 @@ double Optimizer::step(const Tensor& weights, const Tensor& grads, const Optimiz
             .lr = options_.matrix_lr * at.lr_factor,
             .mu = at.momentum,
             .weight_decay = options_.matrix_decay,
-            .grad_scale = scale,
+            .factor = factor_,
             .nesterov = options_.muon_nesterov,
             .row_normalise = options_.muon_row_normalise,
             .steps = int(options_.muon_iterations),
             .products = at.products},
-           {});
+           stream);
     }
   } else {
-    adamw_range(layout_.range(ParameterKind::matrix), options_.matrix_lr, options_.matrix_decay, weights, grads, at,
-                scale);
+    adamw_range(layout_.range(ParameterKind::matrix), options_.matrix_lr, options_.matrix_decay, weights, grads, at);
   }
-  adamw_range(layout_.range(ParameterKind::embedding), options_.embed_lr, options_.embed_decay, weights, grads, at,
-              scale);
-  adamw_range(layout_.range(ParameterKind::head), options_.head_lr, options_.head_decay, weights, grads, at, scale);
-  adamw_range(layout_.range(ParameterKind::scalar), options_.scalar_lr, options_.scalar_decay, weights, grads, at,
-              scale);
-  if (average_ && at.ema > 0) ema({.p = weights, .average = average_, .decay = at.ema}, {});
-  return norm;
+  adamw_range(layout_.range(ParameterKind::embedding), options_.embed_lr, options_.embed_decay, weights, grads, at);
+  adamw_range(layout_.range(ParameterKind::head), options_.head_lr, options_.head_decay, weights, grads, at);
+  adamw_range(layout_.range(ParameterKind::scalar), options_.scalar_lr, options_.scalar_decay, weights, grads, at);
+  if (average_ && at.ema > 0) ema({.p = weights, .average = average_, .decay = at.ema, .factor = factor_}, stream);
+  if (all_weights.compute) copy({.from = weights, .to = all_weights.compute}, stream);
 }
 
 }  // namespace ingot

@@ -7,6 +7,7 @@
 
 #include "ingot/core/arena.h"
 #include "ingot/kernels/linear/linear.h"
+#include "ingot/models/gpt/call.h"
 #include "ingot/models/gpt/parameters.h"
 
 namespace ingot {
@@ -31,6 +32,13 @@ struct OptimizerStep {
   Products products = Products::fp32;
 };
 
+// Where the state lies and the work is put.
+struct OptimizerPlace {
+  Device device;
+  Stream stream;
+  Allocator* memory = nullptr;  // null: that of the device
+};
+
 struct NamedState {
   std::string name;
   Tensor tensor;
@@ -38,22 +46,27 @@ struct NamedState {
 
 class Optimizer {
  public:
-  Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages);
-  // Updates weights from grads (flat, as the layout). Returns the gradient norm before clipping.
-  double step(const Tensor& weights, const Tensor& grads, const OptimizerStep& at);
-  void start_average(const Tensor& weights);   // the average begins at these weights
-  Tensor average() const { return average_; }  // empty when there is none
-  std::vector<NamedState> state() const;       // everything a checkpoint must hold
+  Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages,
+            const OptimizerPlace& place = {});
+  // Updates weights from grads (flat, as the layout), and the weights' copy in the products' type where there is one.
+  // A gradient whose norm is not finite changes nothing. Waits for nothing.
+  void step(const GptWeights& weights, const Tensor& grads, const OptimizerStep& at);
+  const Tensor& gradient_norm() const { return norm_; }  // (1) f64 on the device: of the last step, before clipping
+  void start_average(const Tensor& weights);             // the average begins at these weights
+  Tensor average() const { return average_; }            // empty when there is none
+  std::vector<NamedState> state() const;                 // everything a checkpoint must hold
   int64_t bytes() const { return arena_.capacity(); }
 
  private:
   void adamw_range(ParameterRange range, double lr, double decay, const Tensor& weights, const Tensor& grads,
-                   const OptimizerStep& at, double grad_scale);
+                   const OptimizerStep& at);
 
   const ParameterLayout& layout_;
   OptimizerOptions options_;
+  OptimizerPlace place_;
   Arena arena_;
-  Tensor momentum_, m_, v_, average_, workspace_;
+  Tensor momentum_, m_, v_, average_, workspace_, norm_workspace_;
+  Tensor norm_, factor_;     // (1) f64: of the gradient
   int64_t adam_offset_ = 0;  // m and v begin here in the flat layout
 };
 

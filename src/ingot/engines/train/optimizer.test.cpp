@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "ingot/engines/train/run_config.h"
 #include "ingot/engines/train/schedule.h"
 #include "ingot/io/file.h"
 #include "ingot/models/gpt/golden.test.h"
+#include "ingot/testing/poisoned_memory.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -34,7 +37,7 @@ TEST(optimizer, weights_and_their_average_are_those_of_the_definition) {
           layout.view(grads, p).ptr<double>()[i] =
               testing::number("gradient " + std::to_string(k) + " " + p.name, i) * (k % 2 == 1 ? 0.01 : 1);
       const double progress = double(k) / double(steps);
-      optimizer.step(weights, grads,
+      optimizer.step(weights.tensor(), grads,
                      {.step = k + 1,
                       .lr_factor = learning_rate_factor(schedule, progress, k, steps),
                       .momentum = muon_momentum(schedule, progress),
@@ -47,6 +50,37 @@ TEST(optimizer, weights_and_their_average_are_those_of_the_definition) {
                              name + ", average of " + p.name);
     }
   }
+}
+
+// On memory that holds anything, and with a copy of the weights in the products' type.
+TEST(optimizer, its_state_begins_at_zero_and_the_copy_follows_the_weights) {
+  GptConfig c = gpt_preset("nano");
+  c.vocab = 40, c.dim = 16, c.layers = 1, c.heads = c.kv_heads = 2, c.head_dim = 8, c.mlp_hidden = 24;
+  const ParameterLayout layout(c);
+  const Shape flat{layout.padded_count()};
+  Buffer grads(DType::f32, flat), there(DType::f32, flat), here(DType::f32, flat), copied(DType::bf16, flat);
+  testing::fill_normal(grads, 1);
+  initialise(c, layout, there, 2), initialise(c, layout, here, 2);
+  testing::PoisonedMemory poisoned;
+  Optimizer on_poison(layout, DType::f32, {}, true, {.memory = &poisoned}), plain(layout, DType::f32, {}, true);
+  on_poison.start_average(there), plain.start_average(here);
+  for (int64_t step = 1; step <= 2; ++step) {
+    on_poison.step(GptWeights(there, copied), grads, {.step = step, .ema = 0.9});
+    plain.step(here.tensor(), grads, {.step = step, .ema = 0.9});
+  }
+  EXPECT_EQ(testing::values(there), testing::values(here));
+  EXPECT_EQ(testing::values(on_poison.average()), testing::values(plain.average()));
+  auto rounded = testing::values(there);
+  for (double& x : rounded) x = float(bf16(float(x)));
+  EXPECT_EQ(testing::values(copied), rounded);
+  double squares = 0;
+  for (double g : testing::values(grads)) squares += g * g;
+  EXPECT_NEAR(plain.gradient_norm().ptr<double>()[0], std::sqrt(squares), 1e-9 * std::sqrt(squares));
+
+  const auto before = testing::values(here);
+  grads.tensor().ptr<float>()[3] = HUGE_VALF;
+  plain.step(here.tensor(), grads, {.step = 3, .ema = 0.9});
+  EXPECT_EQ(testing::values(here), before) << "a gradient that is not finite changes nothing";
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "ingot/engines/train/optimizer.h"
 #include "ingot/engines/train/run_config.h"
 #include "ingot/engines/train/schedule.h"
+#include "ingot/kernels/copy/copy.h"
 #include "ingot/models/gpt/gpt.h"
 #include "ingot/models/gpt/presets.h"
 #include "ingot/testing/bench.h"
@@ -56,7 +57,7 @@ class Step {
 
   void operator()() {
     const int64_t T = run_.train.batch_tokens;
-    fill_zero(grads_);
+    fill({.to = grads_}, {});
     model_.losses_and_gradients(
         weights_,
         {Tensor(tokens_.data(), {T}), Tensor(targets_.data(), {T}), Tensor(positions_.data(), {T}),

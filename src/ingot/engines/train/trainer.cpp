@@ -13,9 +13,15 @@
 #include "ingot/core/version.h"
 #include "ingot/data/prefetch.h"
 #include "ingot/engines/train/checkpoint.h"
+#include "ingot/engines/train/device_batch.h"
+#include "ingot/gpu/allocator.h"
+#include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
 #include "ingot/io/sha256.h"
 #include "ingot/kernels/adamw/adamw.h"
+#include "ingot/kernels/copy/copy.h"
+#include "ingot/kernels/copy/host_copy.h"
+#include "ingot/kernels/sum/sum.h"
 
 namespace ingot {
 namespace {
@@ -85,8 +91,12 @@ struct Trainer::Impl {
   std::string directory, command;
   Lock lock;
   ParameterLayout layout;
+  Device device;  // of all that a step touches
+  Stream stream;
   Arena memory;
   Tensor weights, grads;
+  Tensor loss, dloss;  // (T) of one pass
+  Tensor loss_sum;     // (1) f64: of a step's passes
   Optimizer optimizer;
   std::unique_ptr<Gpt> model;
   std::shared_ptr<const Packer> packer;
@@ -95,7 +105,6 @@ struct Trainer::Impl {
   double trained_seconds = 0;
   int failed_saves = 0, bad_steps = 0;
   std::string last_checkpoint;
-  std::vector<float> loss, dloss;
   bool looped = false;    // the recurrence is on for good: it was when the weights were saved
   std::string init_hash;  // of the parameters that training began with, where they are another run's
 
@@ -105,22 +114,25 @@ struct Trainer::Impl {
         directory(dir),
         command(cmd),
         layout(c.model),
-        memory(2 * (layout.padded_count() * 4 + 64)),
+        memory(2 * (layout.padded_count() + c.train.batch_tokens) * 4 + 5 * Arena::kAlign, gpu::memory_of(device)),
         weights(memory.take(DType::f32, {layout.padded_count()})),
         grads(memory.take(DType::f32, {layout.padded_count()})),
-        optimizer(layout, DType::f32, c.train.optimizer, c.train.schedule.ema_horizon > 0) {
+        loss(memory.take(DType::f32, {c.train.batch_tokens})),
+        dloss(memory.take(DType::f32, {c.train.batch_tokens})),
+        loss_sum(memory.take(DType::f64, {1})),
+        optimizer(layout, DType::f32, c.train.optimizer, c.train.schedule.ema_horizon > 0, {device, stream}) {
     check(config.train);
     if (config.train.order == "windows" && config.train.batch_tokens % config.model.context != 0)
       fail(ErrorCode::usage, "train.batch_tokens: found ", config.train.batch_tokens,
            ", expected a multiple of model.context, ", config.model.context, ", as train.order is windows");
-    require_memory(memory.capacity() + optimizer.bytes(), detail::concat("training ", layout.count(), " parameters"));
-    loss.resize(size_t(config.train.batch_tokens));
-    dloss.assign(loss.size(), float(1.0 / double(config.train.batch_tokens * config.train.accumulation)));
+    require_memory(memory.capacity() + optimizer.bytes(), detail::concat("training ", layout.count(), " parameters"),
+                   gpu::memory_of(device));
+    fill({.to = dloss, .value = 1.0 / double(config.train.batch_tokens * config.train.accumulation)}, stream);
     packer = std::make_shared<Packer>(data.train, PackOptions{.order = batch_order(config.train.order),
                                                               .tokens = config.train.batch_tokens,
                                                               .max_segment = config.model.context,
                                                               .seed = config.train.seed});
-    initialise(config.model, layout, weights, config.train.seed);
+    initialise_weights();
     const std::optional<Checkpoint> found = directory.empty() ? std::nullopt : find_run(from);
     if (!found && !config.train.init_from.empty()) take_weights_of(config.train.init_from);
     optimizer.start_average(weights);
@@ -137,17 +149,25 @@ struct Trainer::Impl {
     if (theirs.all().size() != layout.all().size())
       refuse("found a model of ", theirs.all().size(), " tensors, expected ", layout.all().size(),
              " as this configuration has");
+    const HostCopy here(weights, stream);
     for (size_t i = 0; i < layout.all().size(); ++i) {
       const Parameter &a = theirs.all()[i], &b = layout.all()[i];
-      const Tensor from = theirs.view(other.weights, a), to = layout.view(weights, b);
+      const Tensor from = theirs.view(other.weights, a), to = layout.view(here.tensor(), b);
       if (a.name != b.name || from.shape != to.shape)
         refuse("found the tensor ", a.name, " of ", from.shape, ", expected ", b.name, " of ", to.shape,
                " as this configuration has");
       std::copy_n(static_cast<const float*>(from.data), from.numel(), static_cast<float*>(to.data));
     }
+    here.write_back();
     looped = other.looping;
     init_hash = other.parameter_hash;
     log_info("starting with the weights of ", other.checkpoint);
+  }
+
+  void initialise_weights() const {
+    const HostCopy here(weights, stream);
+    initialise(config.model, layout, here.tensor(), config.train.seed);
+    here.write_back();
   }
 
   // --- the run directory ---
@@ -221,21 +241,34 @@ struct Trainer::Impl {
     log.write(line);
   }
 
-  CheckpointContent content() {
+  // Everything a checkpoint holds, in host memory.
+  struct HostState {
+    explicit HostState(const Impl& m) : weights(m.weights, m.stream), result(m.result_weights(), m.stream) {
+      for (const NamedState& s : m.optimizer.state())
+        if (s.name != "ema.weights") state.emplace_back(s.name, HostCopy(s.tensor, m.stream));
+    }
+    void write_back() const {
+      weights.write_back(), result.write_back();
+      for (const auto& [name, copy] : state) copy.write_back();
+    }
+    HostCopy weights, result;
+    std::vector<std::pair<std::string, HostCopy>> state;
+  };
+  Tensor result_weights() const { return optimizer.average() ? optimizer.average() : weights; }
+
+  CheckpointContent content(const HostState& here) const {
     CheckpointContent c;
-    const Tensor average = optimizer.average();
-    c.model = by_name(layout, average ? average : weights);
-    if (average)
-      for (NamedTensor& t : by_name(layout, weights, "weights.")) c.optimizer.push_back(std::move(t));
-    for (const NamedState& s : optimizer.state())
-      if (s.name != "ema.weights") c.optimizer.push_back({s.name, s.tensor});
+    c.model = by_name(layout, here.result.tensor());
+    if (optimizer.average())
+      for (NamedTensor& t : by_name(layout, here.weights.tensor(), "weights.")) c.optimizer.push_back(std::move(t));
+    for (const auto& [name, copy] : here.state) c.optimizer.push_back({name, copy.tensor()});
     OrderedJson state;
     state["step"] = step;
     state["trained_seconds"] = trained_seconds;
     state["looping"] = looping();
     state["data_fingerprint"] = data.train->fingerprint();
     state["tokenizer_hash"] = data.tokenizer->hash();
-    state["parameter_hash"] = parameter_hash(layout, average ? average : weights);
+    state["parameter_hash"] = parameter_hash(layout, here.result.tensor());
     state["version"] = version();
     c.state_json = write_json(state, 2) + "\n";
     return c;
@@ -254,9 +287,11 @@ struct Trainer::Impl {
     if (fingerprint != data.train->fingerprint())
       fail(ErrorCode::bad_data, where, ": found a run on other data (", fingerprint, "), expected ",
            data.train->fingerprint(), " of ", data.train->name());
-    CheckpointContent c = content();
+    const HostState here(*this);
+    CheckpointContent c = content(here);
     found.load_model(c.model);
     found.load_optimizer(c.optimizer);
+    here.write_back();
     last_checkpoint = found.path();
   }
   // The checkpoint of this step is there. Trouble is reported and never stops training.
@@ -280,12 +315,13 @@ struct Trainer::Impl {
   // A failed save is reported and never stops training.
   bool save() {
     if (directory.empty()) return true;
-    if (!all_finite(weights, {})) {
-      log_warn("not saving step ", step, ": the weights are not finite");
-      return false;
-    }
     try {
-      last_checkpoint = save_checkpoint(directory, step, content(), int(config.train.keep_checkpoints));
+      const HostState here(*this);
+      if (!all_finite(here.weights.tensor())) {
+        log_warn("not saving step ", step, ": the weights are not finite");
+        return false;
+      }
+      last_checkpoint = save_checkpoint(directory, step, content(here), int(config.train.keep_checkpoints));
       log.write({{"event", "checkpoint"}, {"step", step}, {"path", last_checkpoint}});
       return true;
     } catch (const Error& e) {
@@ -320,22 +356,28 @@ struct Trainer::Impl {
                                     GptOptions{.capacity = config.train.batch_tokens,
                                                .looping = loop,
                                                .training = true,
-                                               .products = products_of(config.train)});
+                                               .products = products_of(config.train),
+                                               .device = device,
+                                               .stream = stream});
     }
     return *model;
   }
-  double forward_backward(Prefetch& batches, bool loop) {
+  // Leaves the gradients in `grads` and the sum of all losses in `loss_sum`.
+  void forward_backward(Prefetch& batches, bool loop) {
     Gpt& gpt = bound_model(loop);
-    fill_zero(grads);
-    double sum = 0;
+    fill({.to = grads}, stream);
+    fill({.to = loss_sum}, stream);
+    const DeviceBatch on_device(device, stream, config.train.batch_tokens);
     Batch batch;
     for (int64_t a = 0; a < config.train.accumulation; ++a) {
       batches.next(batch);
-      const int64_t T = batch.size();
-      gpt.losses_and_gradients(weights, as_tensors(batch), Tensor(dloss.data(), {T}), Tensor(loss.data(), {T}), grads);
-      for (int64_t t = 0; t < T; ++t) sum += loss[size_t(t)];
+      const auto part = [&](const Tensor& t) { return t.slice(0, 0, batch.size()); };
+      gpt.losses_and_gradients(weights, on_device.put(batch), part(dloss), part(loss), grads);
+      sum({.x = part(loss), .total = loss_sum}, stream);
     }
-    return sum / double(config.train.batch_tokens * config.train.accumulation);
+  }
+  double mean_loss() const {
+    return read_number(loss_sum, stream) / double(config.train.batch_tokens * config.train.accumulation);
   }
   TrainStatus train_step(Prefetch& batches) {
     const auto start = Clock::now();
@@ -343,13 +385,15 @@ struct Trainer::Impl {
     const double p = progress();
     s.looping = looping();
     s.lr_factor = learning_rate_factor(config.train.schedule, p, step, expected_steps());
-    s.loss = forward_backward(batches, s.looping);
+    forward_backward(batches, s.looping);
     OptimizerStep at{.step = step + 1,
                      .lr_factor = s.lr_factor,
                      .momentum = muon_momentum(config.train.schedule, p),
                      .products = products_of(config.train)};
     if (optimizer.average()) at.ema = ema_decay(config.train.schedule, double(expected_steps()));
-    s.grad_norm = optimizer.step(weights, grads, at);
+    optimizer.step(weights, grads, at);
+    s.loss = mean_loss();  // the step's only wait
+    s.grad_norm = read_number(optimizer.gradient_norm(), stream);
     note_bad_step(s);
     ++step;
     trained_seconds += seconds_since(start);
@@ -372,10 +416,10 @@ struct Trainer::Impl {
   }
 
   Score score_on_held_out() const {
-    const Tensor average = optimizer.average();
     const Products products = products_of(config.train);
-    return score(config.model, average ? average : weights, *data.tokenizer, data.held_out,
-                 {.batch_tokens = config.train.batch_tokens, .looping = looping(), .products = products});
+    return score(
+        config.model, result_weights(), *data.tokenizer, data.held_out,
+        {.batch_tokens = config.train.batch_tokens, .looping = looping(), .products = products, .stream = stream});
   }
   void log_step(const TrainStatus& s) {
     log.write({{"event", "step"},
@@ -408,10 +452,7 @@ const RunConfig& Trainer::config() const { return impl_->config; }
 const RunData& Trainer::data() const { return impl_->data; }
 bool Trainer::looping() const { return impl_->looping(); }
 Tensor Trainer::weights() const { return impl_->weights; }
-Tensor Trainer::result_weights() const {
-  const Tensor average = impl_->optimizer.average();
-  return average ? average : impl_->weights;
-}
+Tensor Trainer::result_weights() const { return impl_->result_weights(); }
 int64_t Trainer::parameter_count() const { return impl_->layout.count(); }
 
 void Trainer::set_steps(int64_t steps) {
@@ -425,13 +466,19 @@ double Trainer::measure_tokens_per_second(double seconds) {
   // Whole steps, optimizer included; everything they change is put back.
   std::vector<Tensor> changed{m.weights};
   for (const NamedState& s : m.optimizer.state()) changed.push_back(s.tensor);
-  std::vector<std::vector<uint8_t>> before;
-  for (const Tensor& t : changed)
-    before.emplace_back(static_cast<uint8_t*>(t.data), static_cast<uint8_t*>(t.data) + t.bytes());
+  int64_t bytes = 0;
+  for (const Tensor& t : changed) bytes += Arena::aligned(t.bytes());
+  Arena kept(bytes, gpu::memory_of(m.device));
+  std::vector<Tensor> before;
+  for (const Tensor& t : changed) {
+    before.push_back(kept.take(t.dtype, t.shape));
+    copy({.from = t, .to = before.back()}, m.stream);
+  }
   Prefetch batches(m.packer, m.step * m.config.train.accumulation);
   const auto whole_step = [&] {
     m.forward_backward(batches, m.looping());
     m.optimizer.step(m.weights, m.grads, {.step = m.step + 1, .products = products_of(m.config.train)});
+    gpu::synchronize(m.device, m.stream);
   };
   whole_step();  // the first touches memory
   int64_t tokens = 0;
@@ -441,8 +488,8 @@ double Trainer::measure_tokens_per_second(double seconds) {
     tokens += m.config.train.batch_tokens * m.config.train.accumulation;
   } while (seconds_since(start) < seconds);
   const double rate = double(tokens) / seconds_since(start);
-  for (size_t i = 0; i < changed.size(); ++i)
-    std::copy(before[i].begin(), before[i].end(), static_cast<uint8_t*>(changed[i].data));
+  for (size_t i = 0; i < changed.size(); ++i) copy({.from = before[i], .to = changed[i]}, m.stream);
+  gpu::synchronize(m.device, m.stream);
   return rate;
 }
 
@@ -488,7 +535,7 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
   }
   if (saved_at == m.step) result.checkpoint = m.last_checkpoint;
   result.failed_saves = m.failed_saves;
-  result.parameter_hash = parameter_hash(m.layout, result_weights());
+  result.parameter_hash = parameter_hash(m.layout, HostCopy(result_weights(), m.stream).tensor());
   m.log.write({{"event", result.end == TrainEnd::finished ? "end" : "stopped"},
                {"step", m.step},
                {"seconds", m.trained_seconds},

@@ -84,7 +84,7 @@ class Trainer {
 };
 
 // SHA-256 over every parameter's bytes, in the layout's order.
-std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat);
+std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat);  // of host memory
 
 // A trained model read back from a run directory (its newest complete checkpoint) or from one checkpoint directory.
 struct TrainedModel {

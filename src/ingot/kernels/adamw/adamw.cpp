@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "ingot/core/cpu.h"
 #include "ingot/core/dispatch.h"
@@ -24,6 +25,12 @@ void check_flat(const Tensor& t, const Tensor& like, const char* what) {
   INGOT_CHECK_EQ(t.dtype, like.dtype, what, " dtype");
   INGOT_CHECK_EQ(t.device, like.device, what, " device");
   INGOT_CHECK(t.contiguous(), what, ": found a strided tensor of shape ", t.shape, ", expected a contiguous one");
+}
+
+void check_number(const Tensor& t, const Tensor& like, const char* what) {
+  INGOT_CHECK(t.dtype == DType::f64 && t.shape == Shape{1}, what, ": found ", t.dtype, " of shape ", t.shape,
+              ", expected one f64");
+  INGOT_CHECK_EQ(t.device, like.device, what, " device");
 }
 
 }  // namespace
@@ -91,14 +98,22 @@ template <class T> bool all_finite_in(int64_t n, const T* x) {
 
 }  // namespace
 
-void adamw(const AdamW& a, Stream) {
+// The factor of a call; where it is not finite the call does nothing.
+double factor_of(const Tensor& factor) { return factor ? *factor.ptr<double>() : 1; }
+
+void adamw(const AdamW& call, Stream) {
+  AdamW a = call;
+  a.grad_scale *= factor_of(a.factor);
+  if (!std::isfinite(a.grad_scale)) return;
   with_wide_float_type(a.p.dtype, "adamw", [&](auto scalar) { adamw_typed<decltype(scalar)>(a); });
 }
 void ema(const Ema& e, Stream) {
+  if (!std::isfinite(factor_of(e.factor))) return;
   with_wide_float_type(e.p.dtype, "ema", [&](auto scalar) { ema_typed<decltype(scalar)>(e); });
 }
 
-double sum_of_squares(const Tensor& t, Stream) {
+void sum_of_squares(const SumOfSquares& a, Stream) {
+  const Tensor& t = a.x;
   const int64_t n = t.numel(), blocks = (n + kGrain - 1) / kGrain;
   double* partial = static_cast<double*>(thread_scratch(0, std::max<int64_t>(1, blocks) * 8));
   with_float_type(t.dtype, "sum_of_squares", [&](auto scalar) {
@@ -110,10 +125,19 @@ double sum_of_squares(const Tensor& t, Stream) {
   });
   double total = 0;
   for (int64_t b = 0; b < blocks; ++b) total += partial[b];
-  return total;
+  *a.sum.ptr<double>() = total;
 }
 
-bool all_finite(const Tensor& t, Stream) {
+void clip_factor(const ClipFactor& a, Stream) {
+  const double norm = std::sqrt(*a.sum_of_squares.ptr<double>());
+  const bool clips = a.max_norm > 0 && norm > a.max_norm;
+  *a.norm.ptr<double>() = norm;
+  *a.factor.ptr<double>() = !std::isfinite(norm) ? std::numeric_limits<double>::quiet_NaN()
+                            : clips              ? a.max_norm / (norm + 1e-6)
+                                                 : 1;
+}
+
+bool all_finite(const Tensor& t) {
   const int64_t n = t.numel(), blocks = (n + kGrain - 1) / kGrain;
   uint8_t* good = static_cast<uint8_t*>(thread_scratch(0, std::max<int64_t>(1, blocks)));
   with_float_type(t.dtype, "all_finite", [&](auto scalar) {
@@ -131,8 +155,9 @@ bool all_finite(const Tensor& t, Stream) {
 namespace cuda {
 void adamw(const AdamW& a, Stream stream);
 void ema(const Ema& e, Stream stream);
-double sum_of_squares(const Tensor& t, Stream stream);
-bool all_finite(const Tensor& t, Stream stream);
+void sum_of_squares(const SumOfSquares& a, Stream stream);
+void clip_factor(const ClipFactor& a, Stream stream);
+int64_t sum_of_squares_workspace_bytes(int64_t numbers);
 }  // namespace cuda
 #define INGOT_DISPATCH_ADAMW INGOT_DISPATCH_WITH_CUDA
 #else
@@ -144,6 +169,7 @@ void adamw(const AdamW& a, Stream stream) {
   check_flat(a.g, a.p, "adamw: g");
   check_flat(a.m, a.p, "adamw: m");
   check_flat(a.v, a.p, "adamw: v");
+  if (a.factor) check_number(a.factor, a.p, "adamw: factor");
   INGOT_CHECK_GE(a.step, 1, "adamw: step counts from 1");
   INGOT_CHECK(a.beta1 >= 0 && a.beta1 < 1, "adamw: found beta1 ", a.beta1, ", expected it in [0, 1)");
   INGOT_CHECK(a.beta2 >= 0 && a.beta2 < 1, "adamw: found beta2 ", a.beta2, ", expected it in [0, 1)");
@@ -154,18 +180,40 @@ void adamw(const AdamW& a, Stream stream) {
 void ema(const Ema& e, Stream stream) {
   check_flat(e.p, e.p, "ema: p");
   check_flat(e.average, e.p, "ema: average");
+  if (e.factor) check_number(e.factor, e.p, "ema: factor");
   INGOT_CHECK(e.decay >= 0 && e.decay <= 1, "ema: found decay ", e.decay, ", expected it in [0, 1]");
   INGOT_DISPATCH_ADAMW(e.p.device, ema, e, stream);
 }
 
-double sum_of_squares(const Tensor& t, Stream stream) {
-  check_flat(t, t, "sum_of_squares");
-  return INGOT_DISPATCH_ADAMW(t.device, sum_of_squares, t, stream);
+void sum_of_squares(const SumOfSquares& a, Stream stream) {
+  check_flat(a.x, a.x, "sum_of_squares: x");
+  check_number(a.sum, a.x, "sum_of_squares: sum");
+  const int64_t need = sum_of_squares_workspace_bytes(a.x.numel(), a.x.device);
+  INGOT_CHECK_GE(a.workspace ? a.workspace.bytes() : 0, need, "sum_of_squares: bytes of workspace");
+  INGOT_CHECK(need == 0 || a.workspace.device == a.x.device, "sum_of_squares: found workspace on ", a.workspace.device,
+              ", expected ", a.x.device);
+  INGOT_DISPATCH_ADAMW(a.x.device, sum_of_squares, a, stream);
 }
 
-bool all_finite(const Tensor& t, Stream stream) {
+int64_t sum_of_squares_workspace_bytes([[maybe_unused]] int64_t numbers, [[maybe_unused]] Device device) {
+#ifdef INGOT_HAS_CUDA_ADAMW
+  if (device.kind == Device::cuda) return cuda::sum_of_squares_workspace_bytes(numbers);
+#endif
+  return 0;  // a CPU's threads bring their own
+}
+
+void clip_factor(const ClipFactor& a, Stream stream) {
+  check_number(a.sum_of_squares, a.sum_of_squares, "clip_factor: sum_of_squares");
+  check_number(a.norm, a.sum_of_squares, "clip_factor: norm");
+  check_number(a.factor, a.sum_of_squares, "clip_factor: factor");
+  INGOT_CHECK(a.max_norm >= 0, "clip_factor: found max_norm ", a.max_norm, ", expected at least 0");
+  INGOT_DISPATCH_ADAMW(a.factor.device, clip_factor, a, stream);
+}
+
+bool all_finite(const Tensor& t) {
   check_flat(t, t, "all_finite");
-  return INGOT_DISPATCH_ADAMW(t.device, all_finite, t, stream);
+  INGOT_CHECK(t.device.kind == Device::cpu, "all_finite: found a tensor on ", t.device, ", expected it in host memory");
+  return cpu::all_finite(t);
 }
 
 }  // namespace ingot

@@ -10,7 +10,8 @@ namespace ingot {
 struct AdamW {
   Tensor p, g, m, v;
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  double grad_scale = 1;  // g is multiplied by this first (clipping)
+  double grad_scale = 1;  // g is multiplied by this first
+  Tensor factor;          // (1) f64, and by this (clip_factor); not finite: nothing is written. Left out: 1
   int64_t step = 1;       // counts from 1
 };
 void adamw(const AdamW& a, Stream stream);
@@ -19,12 +20,28 @@ void adamw(const AdamW& a, Stream stream);
 struct Ema {
   Tensor p, average;
   double decay = 0.999;
+  Tensor factor;  // (1) f64, of the step that made p: not finite: nothing is written. Left out: 1
 };
 void ema(const Ema& e, Stream stream);
 
-// Sum of squares, added up in fp64 over fixed blocks: the same for any number of threads.
-double sum_of_squares(const Tensor& t, Stream stream);
-// True when every element is finite.
-bool all_finite(const Tensor& t, Stream stream);
+// sum = sum_i x_i^2, added up in fp64 over fixed blocks: the same for any number of threads.
+struct SumOfSquares {
+  Tensor x;          // of any floating type
+  Tensor sum;        // (1) f64
+  Tensor workspace;  // u8, sum_of_squares_workspace_bytes(...)
+};
+void sum_of_squares(const SumOfSquares& a, Stream stream);
+int64_t sum_of_squares_workspace_bytes(int64_t numbers, Device device);
+
+// norm = sqrt(sum_of_squares)     factor = max_norm / (norm + 1e-6) where 0 < max_norm < norm, NaN where the norm is
+// not finite, else 1
+struct ClipFactor {
+  Tensor sum_of_squares, norm, factor;  // (1) f64; norm may alias sum_of_squares
+  double max_norm = 0;                  // 0: no limit
+};
+void clip_factor(const ClipFactor& a, Stream stream);
+
+// Whether every element is finite. Of host memory: copy_to_host() brings what lies elsewhere.
+bool all_finite(const Tensor& t);
 
 }  // namespace ingot

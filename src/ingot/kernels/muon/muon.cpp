@@ -200,7 +200,10 @@ void check_workspace(const char* op, const Tensor& t, int64_t bytes, Device devi
 
 namespace cpu {
 
-void muon(const Muon& m, Stream stream) {
+void muon(const Muon& call, Stream stream) {
+  Muon m = call;
+  if (m.factor) m.grad_scale *= *m.factor.ptr<double>();
+  if (!std::isfinite(m.grad_scale)) return;
   const int64_t count = m.p.size(0), rows = m.p.size(1), cols = m.p.size(2);
   with_wide_float_type(m.p.dtype, "muon", [&](auto type) {
     using T = decltype(type);
@@ -252,6 +255,10 @@ void muon(const Muon& m, Stream stream) {
   check_bank("muon", "p", m.p, m.p);
   check_bank("muon", "g", m.g, m.p);
   check_bank("muon", "momentum", m.momentum, m.p);
+  INGOT_CHECK(
+      !m.factor || (m.factor.dtype == DType::f64 && m.factor.shape == Shape{1} && m.factor.device == m.p.device),
+      "muon: factor: found ", m.factor.dtype, " of shape ", m.factor.shape, " on ", m.factor.device,
+      ", expected one f64 on ", m.p.device);
   INGOT_CHECK_GE(m.steps, 0, "muon: steps");
   if (m.p.numel() == 0) return;
   check_workspace("muon", m.workspace, muon_workspace_bytes(m.p.size(1), m.p.size(2), m.p.dtype, m.p.device),

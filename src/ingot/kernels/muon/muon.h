@@ -15,7 +15,8 @@ struct Muon {
   Tensor p, g, momentum;  // (B, R, C)
   Tensor workspace;       // u8, muon_workspace_bytes(...)
   double lr = 0.02, mu = 0.95, weight_decay = 0;
-  double grad_scale = 1;  // g is multiplied by this first (clipping)
+  double grad_scale = 1;  // g is multiplied by this first
+  Tensor factor;          // (1) f64, and by this (clip_factor); not finite: nothing is written. Left out: 1
   bool nesterov = true, row_normalise = true;
   int steps = 5;
   double a = 3.4445, b = -4.7750, c = 2.0315;

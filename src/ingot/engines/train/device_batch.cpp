@@ -1,0 +1,36 @@
+#include "ingot/engines/train/device_batch.h"
+
+#include "ingot/core/check.h"
+#include "ingot/gpu/allocator.h"
+#include "ingot/kernels/copy/copy.h"
+
+namespace ingot {
+
+DeviceBatch::DeviceBatch(Device device, Stream stream, int64_t most_tokens) : stream_(stream) {
+  if (device.kind == Device::cpu) return;
+  const Shape tokens{most_tokens}, cuts{most_tokens + 1};
+  memory_ = Arena(3 * Arena::aligned(DType::i32, tokens) + Arena::aligned(DType::i32, cuts), gpu::memory_of(device));
+  for (Tensor* t : {&tokens_, &targets_, &positions_}) *t = memory_.take(DType::i32, tokens);
+  cu_seqlens_ = memory_.take(DType::i32, cuts);
+}
+
+TokenBatch DeviceBatch::put(Batch& b) const {
+  const auto here = [](std::vector<int32_t>& v) { return Tensor(v.data(), {int64_t(v.size())}); };
+  const TokenBatch host{here(b.tokens), here(b.targets), here(b.positions), here(b.cu_seqlens)};
+  if (!tokens_) return host;
+  INGOT_CHECK_LE(b.size(), tokens_.numel(), "batch: tokens");
+  // A batch's memory is not pinned: each call returns when it may be used again.
+  const auto there = [&](const Tensor& from, const Tensor& all) {
+    const Tensor to = all.slice(0, 0, from.numel());
+    copy({.from = from, .to = to}, stream_);
+    return to;
+  };
+  return {.tokens = there(host.tokens, tokens_),
+          .targets = there(host.targets, targets_),
+          .positions = there(host.positions, positions_),
+          .cu_seqlens = there(host.cu_seqlens, cu_seqlens_),
+          .host_positions = host.positions,
+          .host_cu_seqlens = host.cu_seqlens};
+}
+
+}  // namespace ingot
