@@ -1,0 +1,308 @@
+#pragma once
+// Attention of the newest T tokens of one sequence with all they see, a part of the keys a block. The block rotates and
+// stores those of the new keys that fall into its part, so that keys never pass through a kernel of their own.
+//   grid: key heads x parts; the last block of a key head to finish adds up its parts.
+// Rows of the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum
+// and sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
+#include "ingot/gpu/ptx/address.cuh"
+#include "ingot/gpu/ptx/atomics.cuh"
+#include "ingot/gpu/ptx/convert.cuh"
+#include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/mma.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/kernels/quant/granule_product.cuh"
+
+namespace ingot::decode_attention {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+constexpr uint32_t kPartKeys = 64;  // a part is a multiple of this
+
+struct Params {
+  const int32_t* position;  // of the first new token
+  const float* qkv;         // (T, (heads + 2 kv_heads) * dim)
+  const float *cos, *sin;   // (positions, dim / 2)
+  const float* sinks;       // (heads)
+  bf16 *keys, *values;
+  char* mixed;                                            // (T) columns of heads * dim
+  float *part_max, *part_sum, *part_out;                  // (T * heads, parts), the same, (T * heads, parts, dim)
+  uint32_t* arrived;                                      // (kv_heads), zero between launches
+  uint32_t T, heads, kv_heads, dim, rows, window, parts;  // window 0: all
+  float scale;
+  WeightFormat columns;  // of the matrix that takes `mixed`
+};
+
+template <int kDim> struct Memory {
+  static constexpr int kPitch = kDim + 8;  // rows start in different banks
+  alignas(16) uint16_t q[16][kPitch];      // bits of bf16
+  union {
+    struct {
+      uint16_t k[kWarps][16][kPitch], v[kWarps][16][kPitch];
+    };
+    alignas(16) float out[kWarps][16][kDim];
+  };
+  float max[kWarps][16], sum[kWarps][16];
+  uint32_t last;
+};
+
+struct Keys {
+  uint32_t begin, end;  // of this part
+  uint32_t first_new;
+};
+__device__ __forceinline__ Keys keys_of_part(const Params& p, uint32_t part) {
+  const uint32_t fresh = uint32_t(__ldcg(p.position)), end = fresh + p.T;
+  const uint32_t low = p.window > 0 && fresh + 1 > p.window ? fresh + 1 - p.window : 0;
+  const uint32_t each = ((end - low + p.parts - 1) / p.parts + kPartKeys - 1) / kPartKeys * kPartKeys;
+  const uint32_t begin = min(low + part * each, end);
+  return {begin, min(begin + each, end), fresh};
+}
+
+__device__ __forceinline__ void rotate(const Params& p, uint32_t position, const float* x, uint32_t i, float& low,
+                                       float& high) {
+  const uint32_t half = p.dim / 2;
+  const float c = p.cos[size_t(position) * half + i], s = p.sin[size_t(position) * half + i];
+  const float a = __ldcg(x + i), b = __ldcg(x + i + half);
+  low = a * c - b * s;
+  high = b * c + a * s;
+}
+
+template <int kDim> __device__ __forceinline__ void store_new_keys(const Params& p, const Keys& part, uint32_t head) {
+  const uint32_t begin = max(part.begin, part.first_new), half = p.dim / 2, width = (p.heads + 2 * p.kv_heads) * p.dim;
+  if (begin >= part.end) return;
+  for (uint32_t i = threadIdx.x; i < (part.end - begin) * half; i += kThreads) {
+    const uint32_t position = begin + i / half, d = i % half;
+    const float* token = p.qkv + size_t(position - part.first_new) * width;
+    const float *k = token + (p.heads + head) * p.dim, *v = k + p.kv_heads * p.dim;
+    const size_t row = (size_t(head) * p.rows + position % p.rows) * kDim;
+    float low, high;
+    rotate(p, position, k, d, low, high);
+    p.keys[row + d] = bf16(low), p.keys[row + d + half] = bf16(high);
+    p.values[row + d] = bf16(__ldcg(v + d)), p.values[row + d + half] = bf16(__ldcg(v + d + half));
+  }
+}
+
+// Rows of query tile `tile`: row r is token (16 tile + r) / group, head head * group + (16 tile + r) % group.
+template <int kDim>
+__device__ __forceinline__ void stage_queries(const Params& p, uint32_t fresh, uint32_t head, uint32_t tile,
+                                              Memory<kDim>& m) {
+  const uint32_t group = p.heads / p.kv_heads, half = p.dim / 2, width = (p.heads + 2 * p.kv_heads) * p.dim;
+  for (uint32_t i = threadIdx.x; i < 16 * kDim / 2; i += kThreads) {
+    const uint32_t r = i / (kDim / 2), d = i % (kDim / 2), row = 16 * tile + r, token = row / group;
+    if (d >= half) continue;
+    float low = 0, high = 0;
+    if (token < p.T)
+      rotate(p, fresh + token, p.qkv + size_t(token) * width + (head * group + row % group) * p.dim, d, low, high);
+    m.q[r][d] = bf16(low).bits, m.q[r][d + half] = bf16(high).bits;
+  }
+  for (uint32_t i = threadIdx.x; i < 16 * (kDim - p.dim); i += kThreads)
+    m.q[i / (kDim - p.dim)][p.dim + i % (kDim - p.dim)] = 0;
+}
+
+// 16 keys and their values on their way to shared memory; keys from `end` on are zeros.
+template <int kDim> struct Tile {
+  static constexpr int kPieces = kDim / 16;  // of 16 bytes a lane
+  uint4 k[kPieces], v[kPieces];
+
+  __device__ __forceinline__ void load(const Params& p, uint32_t head, uint32_t key, uint32_t end) {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint32_t piece = i * 32 + lane, position = key + piece / (kDim / 8);
+      k[i] = v[i] = make_uint4(0, 0, 0, 0);
+      if (position >= end) continue;
+      const size_t at = (size_t(head) * p.rows + position % p.rows) * kDim + piece % (kDim / 8) * 8;
+      k[i] = __ldcg(reinterpret_cast<const uint4*>(p.keys + at));
+      v[i] = __ldcg(reinterpret_cast<const uint4*>(p.values + at));
+    }
+  }
+  __device__ __forceinline__ void store(Memory<kDim>& m, uint32_t warp) const {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint32_t piece = i * 32 + lane, row = piece / (kDim / 8), d = piece % (kDim / 8) * 8;
+      *reinterpret_cast<uint4*>(&m.k[warp][row][d]) = k[i];
+      *reinterpret_cast<uint4*>(&m.v[warp][row][d]) = v[i];
+    }
+  }
+};
+
+// What a warp has seen of one query tile: rows g and g + 8.
+template <int kDim> struct Seen {
+  float out[kDim / 8][4] = {};
+  float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};  // sums are this lane's part of the row's
+
+  __device__ __forceinline__ void scores(const Memory<kDim>& m, uint32_t warp, float (&s)[2][4]) const {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int d = 0; d < kDim; d += 16) {
+      uint32_t a[4], b[4];
+      ptx::ldmatrix(a, ptx::shared_address(&m.q[lane % 16][d + lane / 16 * 8]));
+      ptx::ldmatrix(b, ptx::shared_address(&m.k[warp][lane / 16 * 8 + lane % 8][d + lane / 8 % 2 * 8]));
+      const uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+      ptx::mma_m16n8k16(bf16{}, s[0], a, b0);
+      ptx::mma_m16n8k16(bf16{}, s[1], a, b1);
+    }
+  }
+  // Keys [low[r], high[r]) are visible to row g + 8 r.
+  __device__ __forceinline__ void add(const Memory<kDim>& m, uint32_t warp, uint32_t key, float scale,
+                                      const uint32_t (&low)[2], const uint32_t (&high)[2]) {
+    float s[2][4] = {};
+    scores(m, warp, s);
+    const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+    uint32_t p[2][2];  // of row g + 8 r, keys 8 n + 2 t and the next
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = max[r];
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t at = key + 8 * n + 2 * t + i;
+          float& v = s[n][2 * r + i];
+          v = at >= low[r] && at < high[r] ? v * scale : -INFINITY;
+          top = fmaxf(top, v);
+        }
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float base = top == -INFINITY ? 0 : top, keep = __expf(max[r] - base);
+      max[r] = top;
+      sum[r] *= keep;
+#pragma unroll
+      for (int d = 0; d < kDim / 8; ++d) out[d][2 * r] *= keep, out[d][2 * r + 1] *= keep;
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float e0 = __expf(s[n][2 * r] - base), e1 = __expf(s[n][2 * r + 1] - base);
+        sum[r] += e0 + e1;
+        p[n][r] = ptx::pack(bf16{}, e0, e1);
+      }
+    }
+    const uint32_t a[4] = {p[0][0], p[0][1], p[1][0], p[1][1]};
+#pragma unroll
+    for (int d = 0; d < kDim; d += 16) {
+      uint32_t b[4];
+      ptx::ldmatrix_trans(b, ptx::shared_address(&m.v[warp][lane / 8 % 2 * 8 + lane % 8][d + lane / 16 * 8]));
+      const uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+      ptx::mma_m16n8k16(bf16{}, out[d / 8], a, b0);
+      ptx::mma_m16n8k16(bf16{}, out[d / 8 + 1], a, b1);
+    }
+  }
+  // By all warps of the block.
+  __device__ __forceinline__ void leave(Memory<kDim>& m, uint32_t warp) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+    }
+    __syncthreads();  // keys and values are read: their memory takes the results
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (t == 0) m.max[warp][g + 8 * r] = max[r], m.sum[warp][g + 8 * r] = sum[r];
+#pragma unroll
+      for (int d = 0; d < kDim / 8; ++d)
+        m.out[warp][g + 8 * r][8 * d + 2 * t] = out[d][2 * r],
+                                           m.out[warp][g + 8 * r][8 * d + 2 * t + 1] = out[d][2 * r + 1];
+    }
+    __syncthreads();
+  }
+};
+
+// Adds up `count` partial results: maxima m[i * step], sums l[i * step], outputs o[i * step_out].
+struct Total {
+  float max = -INFINITY, sum = 0, out = 0;
+  __device__ __forceinline__ void add(float m, float l, float o) {
+    const float top = fmaxf(max, m), base = top == -INFINITY ? 0 : top;
+    const float keep = __expf(max - base), take = __expf(m - base);
+    sum = sum * keep + l * take;
+    out = out * keep + o * take;
+    max = top;
+  }
+};
+// A sink is one more score without a value.
+__device__ __forceinline__ float finish(const Total& total, float sink) {
+  const float top = fmaxf(total.max, sink), keep = __expf(total.max - top);
+  return total.out * keep / (total.sum * keep + __expf(sink - top));
+}
+
+__device__ __forceinline__ void put_result(const Params& p, uint32_t token, uint32_t head, uint32_t d,
+                                           const Total& total) {
+  granules::put(p.mixed + token * granules::column_bytes(p.heads * p.dim), p.columns, head * p.dim + d,
+                finish(total, __ldg(p.sinks + head)));
+}
+
+template <int kDim>
+__device__ void attend_tile(const Params& p, const Keys& part, uint32_t head, uint32_t index, uint32_t tile,
+                            Memory<kDim>& m) {
+  const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, group = p.heads / p.kv_heads;
+  stage_queries<kDim>(p, part.first_new, head, tile, m);
+  __syncthreads();
+  uint32_t low[2], high[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t token = (16 * tile + g + 8 * r) / group;
+    high[r] = token < p.T ? min(part.first_new + token + 1, part.end) : 0;
+    low[r] = p.window > 0 && high[r] > 0 && part.first_new + token + 1 > p.window
+                 ? part.first_new + token + 1 - p.window
+                 : 0;
+  }
+  Seen<kDim> seen;
+  Tile<kDim> next;
+  uint32_t key = part.begin + 16 * warp;
+  next.load(p, head, key, part.end);
+  for (; key < part.end; key += 16 * kWarps) {
+    __syncwarp();
+    next.store(m, warp);
+    __syncwarp();
+    next.load(p, head, key + 16 * kWarps, part.end);
+    seen.add(m, warp, key, p.scale, low, high);
+  }
+  seen.leave(m, warp);
+  for (uint32_t i = threadIdx.x; i < 16 * p.dim; i += kThreads) {
+    const uint32_t r = i / p.dim, d = i % p.dim, row = 16 * tile + r, token = row / group,
+                   h = head * group + row % group;
+    if (token >= p.T) continue;
+    Total total;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) total.add(m.max[w][r], m.sum[w][r], m.out[w][r][d]);
+    if (p.parts == 1) {
+      put_result(p, token, h, d, total);
+      continue;
+    }
+    const size_t slot = (size_t(token) * p.heads + h) * p.parts + index;
+    p.part_out[slot * p.dim + d] = total.out;
+    if (d == 0) p.part_max[slot] = total.max, p.part_sum[slot] = total.sum;
+  }
+  __syncthreads();  // the next tile overwrites queries and results
+}
+
+// By the last block of a key head.
+__device__ __forceinline__ void add_parts(const Params& p, uint32_t head) {
+  const uint32_t group = p.heads / p.kv_heads;
+  for (uint32_t i = threadIdx.x; i < p.T * group * p.dim; i += kThreads) {
+    const uint32_t d = i % p.dim, row = i / p.dim, token = row / group, h = head * group + row % group;
+    const size_t first = (size_t(token) * p.heads + h) * p.parts;
+    Total total;
+    for (uint32_t s = 0; s < p.parts; ++s)
+      total.add(__ldcg(p.part_max + first + s), __ldcg(p.part_sum + first + s),
+                __ldcg(p.part_out + (first + s) * p.dim + d));
+    put_result(p, token, h, d, total);
+  }
+}
+
+// Part `index` of key head `head`, by one block.
+template <int kDim> __device__ void attend(const Params& p, uint32_t head, uint32_t index) {
+  auto& m = tile::shared<Memory<kDim>>();
+  const Keys part = keys_of_part(p, index);
+  store_new_keys<kDim>(p, part, head);
+  __syncthreads();  // a block reads the new keys that it wrote
+  const uint32_t rows = p.T * (p.heads / p.kv_heads);
+  for (uint32_t tile = 0; 16 * tile < rows; ++tile) attend_tile<kDim>(p, part, head, index, tile, m);
+  if (p.parts == 1) return;
+  if (threadIdx.x == 0) {
+    m.last = ptx::fetch_add_acq_rel(p.arrived + head, 1) == p.parts - 1;
+    if (m.last) ptx::store_relaxed(p.arrived + head, 0);
+  }
+  __syncthreads();
+  if (m.last) add_parts(p, head);
+}
+
+}  // namespace ingot::decode_attention

@@ -1,0 +1,69 @@
+#pragma once
+// The largest of a row of logits, found by the grid that makes them: equal ones go to the lower id, as in sampling.cpp.
+#include <cstdint>
+
+#include "ingot/gpu/ptx/atomics.cuh"
+
+namespace ingot::sampling {
+
+constexpr uint32_t kNan = 1, kNothing = 2;  // flaws: a logit was NaN; none was above -inf
+
+// A logit and its id as one number that grows with the logit and falls with the id. 0: none; all ones: a NaN.
+struct Best {
+  uint64_t key = 0;
+  __device__ void add(float logit, uint32_t id) {
+    const uint32_t u = __float_as_uint(logit + 0.f);  // -0 is 0
+    const uint32_t ordered = u & 0x80000000u ? ~u : u | 0x80000000u;
+    const uint64_t k = logit != logit ? ~uint64_t(0) : uint64_t(ordered) << 32 | uint32_t(~id);
+    key = k > key ? k : key;
+  }
+};
+struct Drawn {
+  int32_t token = 0;
+  uint32_t flaw = 0;
+};
+__device__ __forceinline__ Drawn drawn_of(uint64_t key) {
+  if (key == ~uint64_t(0)) return {0, kNan};
+  constexpr uint32_t kLowest = ~0xff800000u;  // of -inf
+  return {int32_t(~uint32_t(key)), uint32_t(key >> 32) > kLowest ? 0 : kNothing};
+}
+
+struct BestMemory {
+  uint64_t of_warp[32];
+  uint32_t last;
+};
+__device__ __forceinline__ uint64_t block_best(uint64_t key, BestMemory& m) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const uint64_t other = __shfl_xor_sync(~0u, key, mask);
+    key = other > key ? other : key;
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) m.of_warp[threadIdx.x / 32] = key;
+  __syncthreads();
+  for (uint32_t w = 0; w < blockDim.x / 32; ++w) key = m.of_warp[w] > key ? m.of_warp[w] : key;
+  return key;
+}
+
+// By all threads of the grid, each with the best it has seen. True in the block that comes last, which knows the
+// result. `arrived` is zero between launches; `best` has a place for every block.
+__device__ __forceinline__ bool best_of_grid(const Best& mine, uint64_t* best, uint32_t* arrived, BestMemory& m,
+                                             Drawn& drawn) {
+  const uint64_t key = block_best(mine.key, m);
+  if (threadIdx.x == 0) {
+    best[blockIdx.x] = key;
+    m.last = ptx::fetch_add_acq_rel(arrived, 1) == gridDim.x - 1;
+    if (m.last) ptx::store_relaxed(arrived, 0);
+  }
+  __syncthreads();
+  if (!m.last) return false;
+  uint64_t all = 0;
+  for (uint32_t i = threadIdx.x; i < gridDim.x; i += blockDim.x) {
+    const uint64_t k = __ldcg(best + i);
+    all = k > all ? k : all;
+  }
+  drawn = drawn_of(block_best(all, m));
+  return true;
+}
+
+}  // namespace ingot::sampling

@@ -1,0 +1,41 @@
+#pragma once
+// One step of GPT-OSS on a GPU, phase by phase: a launch each, so that every phase can be tested and timed alone, and
+// all of them be captured in a graph.
+//   embed | qkv = norm(x) Wqkv + b | attention | x += mixed Wo + b | router | gate and up | x += down | head
+// The residual stream is fp32, what products take is bf16, their sums are fp32.
+#include "ingot/models/gpt_oss/decode/state.h"
+
+namespace ingot::gpt_oss_decode {
+
+// Which sizes the kernels take; throws Error(unsupported) with both values.
+void check_supported(const GptOssConfig& config);
+uint32_t cache_dim(const GptOssConfig& config);    // head_dim, filled up to what the kernels are made for
+uint32_t max_columns(const GptOssConfig& config);  // tokens of a step that fit into an SM's memory: 16, 8 or 1
+uint32_t attention_parts(uint32_t T, uint32_t window, uint32_t capacity);
+
+// Places all of `Buffers` one after the other; returns their bytes. Memory begins as zeros.
+int64_t lay_out(const GptOssConfig& config, uint32_t capacity, char* memory, Buffers& buffers);
+
+// For timing a phase alone: the others are left out.
+enum PhaseBit : uint32_t {
+  kEmbed = 1,
+  kQkv = 2,
+  kAttention = 4,
+  kOutput = 8,
+  kRouter = 16,
+  kGateUp = 32,
+  kDown = 64,
+  kHead = 128
+};
+
+struct Step {
+  uint32_t T = 1;          // tokens; at most max_columns
+  uint32_t head_rows = 1;  // logits of the last so many tokens: 0, 1 or T
+  uint32_t vocab = 0;      // ids from here on are not drawn; 0: all are
+  uint32_t capacity = 0;   // of the cache
+  uint32_t phases = ~0u;   // PhaseBit
+};
+// Appends state.tokens[0 .. T), leaves the logits in buffers.logits and the likeliest next token in state.tokens[0].
+void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream);
+
+}  // namespace ingot::gpt_oss_decode

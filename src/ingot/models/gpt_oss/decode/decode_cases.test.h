@@ -1,0 +1,337 @@
+#pragma once
+// Small random models for tests of decoding, what they should give, and what a chain of bf16 roundings does to it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/rope/rope.h"
+#include "ingot/models/gpt_oss/decode/state.h"
+#include "ingot/models/gpt_oss/gpt_oss.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot::testing {
+
+inline GptOssConfig decode_config(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t dim, int64_t intermediate,
+                                  int64_t experts, int64_t per_token, int64_t window, int64_t layers = 3) {
+  GptOssConfig c;
+  c.vocab = 53, c.hidden = hidden, c.layers = layers, c.heads = heads, c.kv_heads = kv_heads, c.head_dim = dim;
+  c.experts = experts, c.experts_per_token = per_token, c.intermediate = intermediate, c.window = window;
+  for (int64_t l = 0; l < layers; ++l) c.sliding.push_back(l % 2 == 0);
+  c.context = 256;
+  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 64;
+  return c;
+}
+
+// Weights in granules at a scale at which every part of the model matters.
+class DecodeModel {
+ public:
+  GptOssConfig config;
+  GptOssWeights weights;
+
+  DecodeModel(const GptOssConfig& c, WeightFormat dense, WeightFormat experts, uint64_t seed)
+      : config(c), seed_(seed * 1000) {
+    const double in = 1 / std::sqrt(double(c.hidden));
+    weights.embed = WeightMatrix(normal(DType::bf16, {c.vocab, c.hidden}, 1));
+    for (int64_t l = 0; l < c.layers; ++l) {
+      GptOssLayer y;
+      y.attn_norm = normal(DType::f32, {c.hidden}, 0.2, 1), y.mlp_norm = normal(DType::f32, {c.hidden}, 0.2, 1);
+      y.qkv = matrix(dense, 0, c.qkv_width(), c.hidden, 1.5 * in);
+      y.b_qkv = c.attention_bias ? normal(DType::f32, {c.qkv_width()}, 0.5) : Tensor();
+      y.sinks = normal(DType::f32, {c.heads}, 1);
+      y.o = matrix(dense, 0, c.hidden, c.q_width(), 1 / std::sqrt(double(c.q_width())));
+      y.b_o = c.attention_bias ? normal(DType::f32, {c.hidden}, 0.3) : Tensor();
+      y.router = matrix(WeightFormat::bf16, 0, c.experts, c.hidden, 4 * in);
+      y.b_router = normal(DType::f32, {c.experts}, 1);
+      y.gate_up = matrix(experts, c.experts, 2 * c.intermediate, c.hidden, 3 * in);  // beyond the clamp at times
+      y.b_gate_up = normal(DType::f32, {c.experts, 2 * c.intermediate}, 0.5);
+      y.down = matrix(experts, c.experts, c.hidden, c.intermediate, 0.3 / std::sqrt(double(c.intermediate)));
+      y.b_down = normal(DType::f32, {c.experts, c.hidden}, 0.3);
+      weights.layers.push_back(y);
+    }
+    weights.norm = normal(DType::f32, {c.hidden}, 0.2, 1);
+    weights.head = matrix(dense, 0, c.vocab, c.hidden, 2 * in);
+  }
+
+ private:
+  void* keep(int64_t bytes) {
+    memory_.push_back(std::make_unique<std::vector<char>>(size_t(bytes) + 64));
+    return reinterpret_cast<void*>((uintptr_t(memory_.back()->data()) + 63) / 64 * 64);
+  }
+  Tensor normal(DType dtype, Shape shape, double scale, double mean = 0) {
+    const Tensor t(keep(shape.numel() * size_of(dtype)), dtype, shape);
+    fill_normal(t, seed_ + next_++, scale, mean);
+    return t;
+  }
+  WeightMatrix matrix(WeightFormat f, int64_t experts, int64_t rows, int64_t cols, double scale) {
+    const int64_t one = granule_bands(rows) * band_bytes(f, cols), n = std::max<int64_t>(1, experts);
+    const WeightMatrix w = granules_at(keep(n * one), f, experts, rows, cols);
+    for (int64_t e = 0; e < n; ++e) {
+      const WeightMatrix to = experts > 0 ? w.at(e) : w;
+      std::vector<float> numbers(size_t(rows * cols));
+      const Tensor x(numbers.data(), {rows, cols});
+      fill_normal(x, seed_ + next_++, scale);
+      std::vector<char> data(size_t(rows * cols * 2)), scales(size_t(rows * std::max<int64_t>(4, cols)));
+      const WeightMatrix stored =
+          f == WeightFormat::bf16 ? WeightMatrix(Tensor(data.data(), DType::bf16, {rows, cols}))
+          : f == WeightFormat::fp8
+              ? WeightMatrix(f, Tensor(data.data(), DType::u8, {rows, cols}), Tensor(scales.data(), DType::f32, {rows}))
+              : WeightMatrix(f, Tensor(data.data(), DType::u8, {rows, cols / kMxBlock, kMxBlock / 2}),
+                             Tensor(scales.data(), DType::u8, {rows, cols / kMxBlock}));
+      if (f == WeightFormat::bf16)
+        assign(stored.data, std::vector<double>(numbers.begin(), numbers.end()));
+      else
+        quantise(x, stored, {});
+      pack_granules(stored, to);
+    }
+    return w;
+  }
+  uint64_t seed_, next_ = 0;
+  std::vector<std::unique_ptr<std::vector<char>>> memory_;
+};
+
+// The model in fp64; with `rounded`, what products take and what the cache holds is rounded to bf16, each number once.
+class DecodeReference {
+ public:
+  DecodeReference(const DecodeModel& m, bool rounded) : c_(m.config), w_(m.weights), rounded_(rounded) {
+    const RopeFrequencies f = rope_frequencies(c_.head_dim, c_.rope_base, c_.rope_scaling);
+    frequencies_ = f;
+    keys_.resize(w_.layers.size()), values_.resize(w_.layers.size());
+  }
+  // Takes these experts, by layer, where rounding may decide between near ties; else its own.
+  using Choices = std::vector<std::vector<int64_t>>;
+  std::vector<double> token(int32_t id, const Choices& choices = {}) {
+    std::vector<double> x = row(w_.embed, id);
+    for (size_t l = 0; l < w_.layers.size(); ++l) {
+      const GptOssLayer& y = w_.layers[l];
+      add(x, times(y.o, 0, attention(l, times(y.qkv, 0, normed(x, y.attn_norm), y.b_qkv)), y.b_o));
+      add(x, experts(y, normed(x, y.mlp_norm), choices.empty() ? nullptr : &choices[l]));
+    }
+    ++position_;
+    return times(w_.head, 0, normed(x, w_.norm), {});
+  }
+  double worst_choice = 0;  // by how much a better expert than one of `choices` was ahead
+
+ private:
+  using Row = std::vector<double>;
+  double r(double v) const { return rounded_ ? double(float(bf16(float(v)))) : v; }
+  static void add(Row& x, const Row& y) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  }
+  Row row(const WeightMatrix& w, int64_t n) {
+    Row out(size_t(w.cols()));
+    dequantise(w.row_range(n, n + 1), Tensor(out.data(), {1, w.cols()}), {});
+    return out;
+  }
+  const Row& wide(const WeightMatrix& w) {
+    Row& numbers = wide_[w.data.data];
+    if (numbers.empty()) {
+      numbers.resize(size_t(w.rows() * w.cols()));
+      dequantise(w, Tensor(numbers.data(), {w.rows(), w.cols()}), {});
+    }
+    return numbers;
+  }
+  Row normed(const Row& x, const Tensor& weight) {
+    double sum = 0;
+    for (double v : x) sum += v * v;
+    const double rstd = 1 / std::sqrt(sum / double(x.size()) + c_.norm_eps);
+    Row y(x.size());
+    for (size_t i = 0; i < x.size(); ++i) y[i] = r(x[i] * double(weight.ptr<float>()[i]) * rstd);
+    return y;
+  }
+  Row times(const WeightMatrix& bank, int64_t expert, const Row& x, const Tensor& bias) {
+    const WeightMatrix w = bank.is_bank() ? bank.at(expert) : bank;
+    const Row& numbers = wide(w);
+    Row y(size_t(w.rows()));
+    for (size_t n = 0; n < y.size(); ++n) {
+      for (size_t k = 0; k < x.size(); ++k) y[n] += numbers[n * x.size() + k] * x[k];
+      if (bias) y[n] += double(bias.ptr<float>()[(bank.is_bank() ? size_t(expert) * y.size() : 0) + n]);
+    }
+    return y;
+  }
+  void rotate(double* v) {
+    const size_t half = size_t(c_.head_dim / 2);
+    for (size_t i = 0; i < half; ++i) {
+      const double angle = double(position_) * frequencies_.theta[i], co = frequencies_.amplitude * std::cos(angle),
+                   si = frequencies_.amplitude * std::sin(angle), a = v[i], b = v[i + half];
+      v[i] = r(a * co - b * si), v[i + half] = r(b * co + a * si);
+    }
+  }
+  Row attention(size_t l, Row qkv) {
+    const int64_t D = c_.head_dim, group = c_.heads / c_.kv_heads;
+    for (int64_t h = 0; h < c_.heads + c_.kv_heads; ++h) rotate(&qkv[size_t(h * D)]);
+    for (int64_t i = 0; i < c_.kv_width(); ++i) {
+      keys_[l].push_back(qkv[size_t(c_.q_width() + i)]);
+      values_[l].push_back(r(qkv[size_t(c_.q_width() + c_.kv_width() + i)]));
+    }
+    const int64_t low = c_.sliding[l] ? std::max<int64_t>(0, position_ + 1 - c_.window) : 0;
+    Row out(size_t(c_.q_width()));
+    for (int64_t h = 0; h < c_.heads; ++h) {
+      const double sink = double(w_.layers[l].sinks.ptr<float>()[h]);
+      Row s;
+      double top = sink, sum = 0;
+      for (int64_t j = low; j <= position_; ++j) {
+        double dot = 0;
+        for (int64_t d = 0; d < D; ++d)
+          dot += qkv[size_t(h * D + d)] * keys_[l][size_t(j * c_.kv_width() + h / group * D + d)];
+        s.push_back(dot / std::sqrt(double(D)));
+        top = std::max(top, s.back());
+      }
+      for (double& v : s) sum += v = std::exp(v - top);
+      sum += std::exp(sink - top);
+      for (int64_t d = 0; d < D; ++d) {
+        double v = 0;
+        for (int64_t j = low; j <= position_; ++j)
+          v += r(s[size_t(j - low)]) * values_[l][size_t(j * c_.kv_width() + h / group * D + d)];
+        out[size_t(h * D + d)] = r(v / sum);
+      }
+    }
+    return out;
+  }
+  Row experts(const GptOssLayer& y, const Row& x, const std::vector<int64_t>* given) {
+    const Row logits = times(y.router, 0, x, y.b_router);
+    std::vector<int64_t> order(size_t(c_.experts));
+    for (size_t e = 0; e < order.size(); ++e) order[e] = int64_t(e);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return logits[size_t(a)] > logits[size_t(b)]; });
+    order.resize(size_t(c_.experts_per_token));
+    if (given != nullptr) {
+      for (int64_t e : *given) worst_choice = std::max(worst_choice, logits[size_t(order.back())] - logits[size_t(e)]);
+      order = *given;
+    }
+    double sum = 0;
+    for (int64_t e : order) sum += std::exp(logits[size_t(e)] - logits[size_t(order[0])]);
+    Row out(x.size());
+    for (int64_t e : order) {
+      const Row z = times(y.gate_up, e, x, y.b_gate_up);
+      Row h(size_t(c_.intermediate));
+      for (size_t j = 0; j < h.size(); ++j) {
+        const double gate = std::min(z[2 * j], c_.swiglu_limit),
+                     up = std::clamp(z[2 * j + 1], -c_.swiglu_limit, c_.swiglu_limit);
+        h[j] = r(gate / (1 + std::exp(-c_.swiglu_alpha * gate)) * (up + 1));
+      }
+      Row d = times(y.down, e, h, y.b_down);
+      for (double& v : d) v *= std::exp(logits[size_t(e)] - logits[size_t(order[0])]) / sum;
+      add(out, d);
+    }
+    return out;
+  }
+
+  const GptOssConfig& c_;
+  const GptOssWeights& w_;
+  bool rounded_;
+  int64_t position_ = 0;
+  RopeFrequencies frequencies_;
+  std::vector<Row> keys_, values_;  // by layer, (positions, kv_width)
+  std::map<const void*, Row> wide_;
+};
+
+// Root mean square and largest difference of two rows of logits.
+struct LogitError {
+  double sum = 0, largest = 0;
+  int64_t count = 0;
+  void add(const std::vector<double>& got, const std::vector<double>& want) {
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double e = got[i] - want[i];
+      if (!(std::abs(e) <= largest)) largest = std::abs(e);  // a NaN stays
+      sum += e * e;
+    }
+    count += int64_t(want.size());
+  }
+  double rms() const { return std::sqrt(sum / double(count)); }
+};
+
+// --- cases
+
+struct DecodeCase {
+  const char* name;
+  GptOssConfig config;
+  WeightFormat dense, experts;
+  int64_t length;                // tokens in all
+  std::vector<int64_t> batches;  // the first ones' sizes; the rest come one by one
+};
+inline std::vector<DecodeCase> decode_cases() {
+  constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
+  const GptOssConfig small = decode_config(96, 8, 2, 16, 96, 6, 2, 5),
+                     formats = decode_config(64, 4, 2, 32, 96, 4, 2, 7, 2);
+  GptOssConfig odd = decode_config(46, 3, 1, 100, 25, 5, 1, 3, 2);
+  odd.attention_bias = false;
+  return {{"one token at a time", small, kBf16, kMx, 9, {}},
+          {"prompts of several sizes", small, kBf16, kMx, 28, {16, 3, 7}},
+          {"fp8, mxfp4", formats, kFp8, kMx, 12, {9}},
+          {"mxfp4, mxfp4", formats, kMx, kMx, 12, {9}},
+          {"mxfp4, fp8", formats, kMx, kFp8, 12, {9}},
+          {"bf16, fp8", formats, kBf16, kFp8, 4, {3}},
+          {"keys in many parts",
+           decode_config(64, 8, 1, 8, 32, 3, 3, 70, 2),
+           kBf16,
+           kMx,
+           150,
+           {16, 16, 16, 16, 16, 16, 16, 16, 16}},
+          {"no bias, odd widths, wide heads", odd, kBf16, kBf16, 14, {8, 2}}};
+}
+
+// Whatever runs the kernels, emulated or on a GPU.
+struct DecodeUnderTest {
+  std::function<std::vector<std::vector<double>>(std::span<const int32_t>)> extend;  // logits of all
+  std::function<DecodeReference::Choices(size_t)> choices;                           // of a token of the last step
+  std::function<gpt_oss_decode::State()> state;
+};
+// The experts that token t of the last step went to, by layer. `b` in memory the host can read.
+inline DecodeReference::Choices choices_of(const gpt_oss_decode::Buffers& b, int64_t layers, size_t t) {
+  DecodeReference::Choices all(static_cast<size_t>(layers));
+  for (size_t l = 0; l < all.size(); ++l) {
+    const routing::Lists lists = b.lists_of(l);
+    for (uint32_t i = 0; i < *lists.count; ++i)
+      if (lists.row[i * routing::kTokens + t] >= 0) all[l].push_back(lists.expert[i]);
+  }
+  return all;
+}
+
+template <class Make> void check_decode(const DecodeCase& t, Make&& make) {
+  SCOPED_TRACE(t.name);
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  std::vector<int32_t> ids(static_cast<size_t>(t.length));
+  fill_ids(Tensor(ids.data(), {t.length}), 3, t.config.vocab);
+  DecodeReference alone(m, false), exact(m, false), chain(m, true);
+  GptOss engine(m.config, m.weights, {.batch = t.length, .positions = t.length});
+  GptOssCache cache(m.config, m.config.layers, t.length, t.length);
+  std::vector<float> engine_logits(size_t(t.length * t.config.vocab));
+  engine.logits(engine.extend(ids, cache), Tensor(engine_logits.data(), {t.length, t.config.vocab}));
+  const DecodeUnderTest gpu = make(m, t.length);
+  LogitError of_engine, of_chain, of_gpu;
+  size_t batch = 0;
+  for (int64_t at = 0; at < t.length;) {
+    const int64_t n = batch < t.batches.size() ? t.batches[batch] : 1;
+    ++batch;
+    const auto got = gpu.extend(std::span(ids).subspan(size_t(at), size_t(n)));
+    for (int64_t i = 0; i < n; ++i, ++at) {
+      const auto chosen = gpu.choices(size_t(i));
+      ASSERT_EQ(int64_t(chosen[0].size()), t.config.experts_per_token);
+      const std::vector<double> want = exact.token(ids[size_t(at)], chosen);
+      const float* row = &engine_logits[size_t(at * t.config.vocab)];
+      of_engine.add(std::vector<double>(row, row + t.config.vocab), alone.token(ids[size_t(at)]));
+      of_chain.add(chain.token(ids[size_t(at)], chosen), want);
+      of_gpu.add(got[size_t(i)], want);
+      ASSERT_TRUE(std::isfinite(of_gpu.largest)) << "position " << at;
+    }
+    const std::vector<double>& last = got.back();
+    const gpt_oss_decode::State state = gpu.state();
+    EXPECT_EQ(state.position, at);
+    EXPECT_EQ(state.tokens[0], std::max_element(last.begin(), last.end()) - last.begin());
+    EXPECT_EQ(state.flaw, 0u);
+  }
+  EXPECT_LT(exact.worst_choice, 0.2);  // logits of deviation 4, from inputs with 8 bits
+  EXPECT_LT(of_engine.largest, 2e-4);  // fp32 beside fp64: the reference is the model
+  EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms())
+      << "largest " << of_gpu.largest << ", of the chain " << of_chain.largest;
+  EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
+}
+
+}  // namespace ingot::testing

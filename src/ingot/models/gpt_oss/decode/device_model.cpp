@@ -1,0 +1,283 @@
+#include "ingot/models/gpt_oss/decode/device_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/core/log.h"
+#include "ingot/core/memory.h"
+#include "ingot/gpu/allocator.h"
+#include "ingot/kernels/quant/granules.h"
+#include "ingot/kernels/rope/rope.h"
+
+namespace ingot::gpt_oss_decode {
+
+GptOssWeights shapes_of(const GptOssConfig& c, WeightFormat dense, WeightFormat experts) {
+  GptOssWeights w;
+  const auto vector = [](Shape shape) { return Tensor(nullptr, DType::f32, shape); };
+  w.embed = WeightMatrix(Tensor(nullptr, DType::bf16, {c.vocab, c.hidden}));
+  for (int64_t l = 0; l < c.layers; ++l) {
+    GptOssLayer y;
+    y.attn_norm = y.mlp_norm = vector({c.hidden});
+    y.qkv = granules_at(nullptr, dense, 0, c.qkv_width(), c.hidden);
+    y.o = granules_at(nullptr, dense, 0, c.hidden, c.q_width());
+    y.router = granules_at(nullptr, WeightFormat::bf16, 0, c.experts, c.hidden);
+    y.gate_up = granules_at(nullptr, experts, c.experts, 2 * c.intermediate, c.hidden);
+    y.down = granules_at(nullptr, experts, c.experts, c.hidden, c.intermediate);
+    y.b_qkv = vector({c.qkv_width()}), y.b_o = vector({c.hidden}), y.b_router = vector({c.experts});
+    y.sinks = vector({c.heads});
+    y.b_gate_up = vector({c.experts, 2 * c.intermediate}), y.b_down = vector({c.experts, c.hidden});
+    w.layers.push_back(y);
+  }
+  w.norm = vector({c.hidden});
+  w.head = granules_at(nullptr, dense, 0, c.vocab, c.hidden);
+  return w;
+}
+
+#ifdef INGOT_HAS_CUDA_DECODE
+namespace {
+
+constexpr int64_t kStepsBack = 2048;  // tokens that a sliding layer's ring keeps beside its window, to go back by
+
+WeightFormat stored_format(const WeightMatrix& w) { return has_granules(w.format) ? w.format : WeightFormat::bf16; }
+
+// Gives every part of a model its place, or only counts, and fills it from the host or with random numbers.
+class Builder {
+ public:
+  int64_t bytes = 0;
+
+  Builder(char* memory, const uint64_t* seed, Stream stream) : memory_(memory), seed_(seed), stream_(stream) {}
+
+  template <class T> void take(T*& p, int64_t n) {
+    p = reinterpret_cast<T*>(memory_ + bytes);
+    bytes += (n * int64_t(sizeof(T)) + 255) / 256 * 256;
+  }
+  void vector(const float*& p, const Tensor& from, double scale, double mean = 0) {
+    float* to;
+    take(to, from.numel());
+    p = to;
+    if (memory_ == nullptr) return;
+    if (seed_ != nullptr) return fill_normal(to, DType::f32, from.numel(), scale, mean, next_seed(), stream_);
+    gpu::copy_to_device(to, from.data, from.bytes());
+  }
+  void embedding(const bf16*& p, const WeightMatrix& from) {
+    bf16* to;
+    take(to, from.rows() * from.cols());
+    p = to;
+    if (memory_ == nullptr) return;
+    if (seed_ != nullptr) return fill_normal(to, DType::bf16, from.rows() * from.cols(), 1, 0, next_seed(), stream_);
+    if (from.format == WeightFormat::bf16) return gpu::copy_to_device(to, from.data.data, from.data.bytes());
+    const int64_t step = std::max<int64_t>(1, (int64_t(8) << 20) / from.cols());
+    for (int64_t r = 0; r < from.rows(); r += step) {
+      const std::vector<bf16> rows = rounded(from.row_range(r, std::min(from.rows(), r + step)));
+      gpu::copy_to_device(to + r * from.cols(), rows.data(), int64_t(rows.size()) * 2);
+    }
+  }
+  void matrix(Matrix& m, const WeightMatrix& from, double scale) {
+    const WeightFormat f = stored_format(from);
+    const int64_t experts = from.is_bank() ? from.data.size(0) : 0;
+    const WeightMatrix shape = granules_at(nullptr, f, experts, from.rows(), from.cols());
+    uint8_t* to;
+    take(to, shape.data.numel());
+    const WeightMatrix device = granules_at(to, f, experts, from.rows(), from.cols());
+    m = matrix_of(device);
+    if (memory_ == nullptr) return;
+    if (seed_ != nullptr) return fill_granules(device, scale, next_seed(), stream_);
+    if (from.in_granules()) return gpu::copy_to_device(to, from.data.data, from.data.bytes());
+    for (int64_t e = 0; e < std::max<int64_t>(1, experts); ++e)
+      upload_rows(experts > 0 ? from.at(e) : from, to + e * m.matrix_bytes, f);
+  }
+
+ private:
+  uint64_t next_seed() { return *seed_ * 65536 + next_++; }
+  static std::vector<bf16> rounded(const WeightMatrix& w) {
+    std::vector<float> wide(size_t(w.rows() * w.cols()));
+    dequantise(w, Tensor(wide.data(), {w.rows(), w.cols()}), {});
+    return {wide.begin(), wide.end()};
+  }
+  void upload_rows(const WeightMatrix& from, uint8_t* to, WeightFormat f) {
+    constexpr int64_t kRows = 1024;  // at a time, a multiple of a band's
+    const int64_t band = band_bytes(f, from.cols());
+    for (int64_t r = 0; r < from.rows(); r += kRows) {
+      const WeightMatrix rows = from.row_range(r, std::min(from.rows(), r + kRows));
+      std::vector<bf16> narrow;
+      WeightMatrix stored = rows;
+      if (rows.format != f) {
+        narrow = rounded(rows);
+        stored = WeightMatrix(Tensor(narrow.data(), DType::bf16, {rows.rows(), rows.cols()}));
+      }
+      packed_.resize(size_t(granule_bands(rows.rows()) * band));
+      pack_granules(stored, granules_at(packed_.data(), f, 0, rows.rows(), rows.cols()));
+      gpu::copy_to_device(to + r / kGranuleRows * band, packed_.data(), int64_t(packed_.size()));
+    }
+  }
+
+  char* memory_;
+  const uint64_t* seed_;
+  Stream stream_;
+  uint64_t next_ = 0;
+  std::vector<char> packed_;
+};
+
+void build_layer(Builder& b, const GptOssConfig& c, const GptOssLayer& w, Layer& y) {
+  const double in = 1 / std::sqrt(double(c.hidden));
+  b.vector(y.attn_norm, w.attn_norm, 0.1, 1);
+  b.vector(y.mlp_norm, w.mlp_norm, 0.1, 1);
+  b.vector(y.b_router, w.b_router, 0.5);
+  b.vector(y.sinks, w.sinks, 1);
+  b.vector(y.b_gate_up, w.b_gate_up, 0.2);
+  b.vector(y.b_down, w.b_down, 0.1);
+  y.b_qkv = y.b_o = nullptr;
+  if (c.attention_bias) b.vector(y.b_qkv, w.b_qkv, 0.2), b.vector(y.b_o, w.b_o, 0.1);
+  b.matrix(y.qkv, w.qkv, in);
+  b.matrix(y.o, w.o, 1 / std::sqrt(double(c.q_width())));
+  b.matrix(y.router, w.router, 2 * in);
+  b.matrix(y.gate_up, w.gate_up, in);
+  b.matrix(y.down, w.down, 1 / std::sqrt(double(c.intermediate)));
+}
+void build_weights(Builder& b, const GptOssConfig& c, const GptOssWeights& w, Model& m) {
+  m.config = c;
+  m.layers.resize(w.layers.size());
+  b.embedding(m.embed, w.embed);
+  for (size_t l = 0; l < w.layers.size(); ++l) build_layer(b, c, w.layers[l], m.layers[l]);
+  b.vector(m.norm, w.norm, 0.1, 1);
+  b.matrix(m.head, w.head, 2 / std::sqrt(double(c.hidden)));
+}
+
+// The cache, the rotation's table and activations: zeros at first.
+struct Working {
+  float *cos, *sin;
+  char* buffers;
+};
+Working build_working(Builder& b, const GptOssConfig& c, Model& m, int64_t context, int64_t ring, Buffers& buffers) {
+  Working w;
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    Layer& y = m.layers[l];
+    y.window = c.sliding[l] ? uint32_t(c.window) : 0;
+    y.cache_rows = uint32_t(c.sliding[l] ? ring : context);
+    b.take(y.keys, int64_t(y.cache_rows) * c.kv_heads * cache_dim(c));
+    b.take(y.values, int64_t(y.cache_rows) * c.kv_heads * cache_dim(c));
+  }
+  b.take(w.cos, context * c.head_dim / 2);
+  b.take(w.sin, context * c.head_dim / 2);
+  m.cos = w.cos, m.sin = w.sin;
+  b.take(w.buffers, lay_out(c, uint32_t(context), nullptr, buffers));
+  return w;
+}
+
+int64_t context_of(const GptOssConfig& c, const DeviceModelOptions& o) {
+  if (o.context < 0 || o.context > c.context)
+    fail(ErrorCode::usage, "context: found ", o.context, ", expected 1 to ", c.context, ", or 0 for the model's");
+  return o.context == 0 ? c.context : o.context;
+}
+int64_t ring_of(const GptOssConfig& c, int64_t context) {
+  return std::min(context, c.window - 1 + kColumns + kStepsBack);
+}
+
+}  // namespace
+
+int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o) {
+  Model m;
+  Buffers buffers;
+  Builder counter(nullptr, nullptr, {});
+  build_weights(counter, c, w, m);
+  build_working(counter, c, m, context_of(c, o), ring_of(c, context_of(c, o)), buffers);
+  return counter.bytes;
+}
+
+DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o)
+    : DeviceModel(c, w, o, nullptr) {}
+DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o, uint64_t seed)
+    : DeviceModel(c, w, o, &seed) {}
+DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o,
+                         const uint64_t* seed)
+    : context_(context_of(c, o)), ring_(ring_of(c, context_)), device_(o.device) {
+  check_supported(c);
+  const gpu::DeviceGuard guard(device_);
+  const int64_t total = bytes(c, w, o);
+  require_memory(total, "GPT-OSS with a context of " + std::to_string(context_) + " tokens",
+                 gpu::device_memory(device_));
+  arena_ = Arena(total, gpu::device_memory(device_));
+  stream_ = std::make_unique<gpu::OwnedStream>();
+  char* const memory = static_cast<char*>(arena_.at(0, DType::u8, {total}).data);
+  Builder builder(memory, seed, *stream_);
+  build_weights(builder, c, w, model_);
+  weight_bytes_ = builder.bytes;
+  const Working working = build_working(builder, c, model_, context_, ring_, buffers_);
+  gpu::fill_bytes(memory + weight_bytes_, 0, total - weight_bytes_, *stream_);
+  stream_->synchronize();
+  lay_out(c, uint32_t(context_), working.buffers, buffers_);
+  std::vector<float> cos(size_t(context_ * c.head_dim / 2)), sin(cos.size());
+  rope_table(rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling), Tensor(cos.data(), {context_, c.head_dim / 2}),
+             Tensor(sin.data(), {context_, c.head_dim / 2}));
+  gpu::copy_to_device(working.cos, cos.data(), int64_t(cos.size()) * 4);
+  gpu::copy_to_device(working.sin, sin.data(), int64_t(sin.size()) * 4);
+}
+
+gpu::Graph& DeviceModel::graph(uint32_t T, uint32_t head_rows) {
+  auto& g = graphs_[{T, head_rows}];
+  if (g == nullptr) {
+    const Step step{.T = T, .head_rows = head_rows, .capacity = uint32_t(context_)};
+    g = std::make_unique<gpu::Graph>(*stream_, [&] { run(model_, buffers_, step, *stream_); });
+  }
+  return *g;
+}
+
+void DeviceModel::grow(int64_t tokens) {
+  if (length_ + tokens > context_)
+    fail(ErrorCode::usage, "found ", length_ + tokens, " tokens, expected at most ", context_, ", the context");
+  length_ += tokens;
+  valid_from_ = std::max(valid_from_, length_ - ring_);
+}
+
+void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows) {
+  const int64_t T = int64_t(ids.size());
+  INGOT_CHECK(1 <= T && T <= batch(), "gpt-oss: found a batch of ", T, " tokens, expected 1 to ", batch());
+  for (int64_t t = 0; t < T; ++t)
+    INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < model_.config.vocab, "gpt-oss: found id ", ids[size_t(t)],
+                " at position ", length_ + t, ", expected 0 to ", model_.config.vocab - 1);
+  const gpu::DeviceGuard guard(device_);
+  grow(T);
+  gpu::copy_rows({.to = buffers_.state->tokens, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
+  graph(uint32_t(T), head_rows).launch(*stream_);
+}
+
+void DeviceModel::continue_greedily(int64_t n) {
+  const gpu::DeviceGuard guard(device_);
+  grow(n);
+  gpu::Graph& g = graph(1, 1);
+  for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
+}
+
+int32_t DeviceModel::likeliest() {
+  const gpu::DeviceGuard guard(device_);
+  stream_->synchronize();
+  State s;
+  gpu::copy_to_host(&s, buffers_.state, sizeof s);
+  if (s.flaw == 0) return s.tokens[0];
+  fail(ErrorCode::numeric, "gpt-oss: found ", s.flaw & 1 ? "a NaN logit" : "only -inf logits", " before position ",
+       s.position, ", expected numbers");
+}
+
+void DeviceModel::logits(uint32_t rows, float* to) {
+  const gpu::DeviceGuard guard(device_);
+  stream_->synchronize();
+  gpu::copy_to_host(to, buffers_.logits, int64_t(rows) * model_.config.vocab * 4);
+}
+
+bool DeviceModel::can_rewind(int64_t length) const {
+  return 0 <= length && length <= length_ &&
+         (length == 0 || std::max<int64_t>(0, length - (model_.config.window - 1)) >= valid_from_);
+}
+void DeviceModel::rewind(int64_t length) {
+  INGOT_CHECK(can_rewind(length), "gpt-oss: found a cache of ", length_, " tokens that cannot go back to ", length);
+  const gpu::DeviceGuard guard(device_);
+  length_ = length;
+  if (length == 0) valid_from_ = 0;
+  const int32_t at[2] = {int32_t(length), 0};  // position, flaw
+  stream_->synchronize();
+  gpu::copy_to_device(&buffers_.state->position, at, sizeof at);
+}
+
+#endif
+
+}  // namespace ingot::gpt_oss_decode

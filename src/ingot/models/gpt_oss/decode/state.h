@@ -1,0 +1,63 @@
+#pragma once
+// What the kernels of a decode step see: where the weights are, where activations go, and what changes from token to
+// token without the host.
+#include "ingot/kernels/moe/route_lists.h"
+#include "ingot/kernels/quant/quant.h"
+#include "ingot/models/gpt_oss/config.h"
+
+namespace ingot::gpt_oss_decode {
+
+constexpr uint32_t kColumns = 16;  // most tokens of a step
+
+// A matrix, or a bank of them, in granules.
+struct Matrix {
+  const uint8_t* data = nullptr;
+  WeightFormat format = WeightFormat::bf16;
+  uint32_t rows = 0, cols = 0, bands = 0, granules = 0;  // of one; granules of a band
+  int64_t band_bytes = 0, matrix_bytes = 0;
+};
+Matrix matrix_of(const WeightMatrix& granules);
+
+struct Layer {
+  const float *attn_norm, *mlp_norm, *b_qkv, *b_o, *b_router, *sinks, *b_gate_up, *b_down;  // b_qkv, b_o may be null
+  Matrix qkv, o, router, gate_up, down;
+  bf16 *keys, *values;          // (kv_heads, cache_rows, cache_dim)
+  uint32_t cache_rows, window;  // window 0: all
+};
+
+// On the device, from launch to launch. A step appends tokens[0 .. T); the step after it begins at `position`.
+struct State {
+  int32_t tokens[kColumns];
+  int32_t position;
+  uint32_t flaw;  // 1: a logit was NaN, 2: all were -inf
+};
+
+struct Buffers {
+  State* state;
+  float *x, *qkv;                         // (16, x_stride), (16, qkv_width)
+  char *mixed, *hidden;                   // columns (granule_product.cuh) of q_width, (16); of intermediate, (16 k)
+  float *part_max, *part_sum, *part_out;  // of attention
+  float *router_part, *router_squares;    // (splits, 16, E), (splits, 16)
+  routing::Lists lists;                   // of the first layer; the others' follow
+  int64_t entries;                        // of a layer's lists
+  float* logits;                          // (16, vocab)
+  uint64_t* best;                         // (blocks of the head)
+  uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
+  int64_t x_stride;
+
+  routing::Lists lists_of(size_t layer) const {
+    const int64_t n = int64_t(layer) * entries;
+    return {lists.count + layer, lists.expert + n, lists.weight + n * routing::kTokens,
+            lists.row + n * routing::kTokens};
+  }
+};
+
+struct Model {
+  GptOssConfig config;
+  const bf16* embed;  // (V, C)
+  const float *norm, *cos, *sin;
+  Matrix head;
+  std::vector<Layer> layers;
+};
+
+}  // namespace ingot::gpt_oss_decode
