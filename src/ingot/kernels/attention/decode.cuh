@@ -1,9 +1,9 @@
 #pragma once
-// Attention of the newest T tokens of one sequence with all they see, a part of the keys a block. The block rotates and
-// stores those of the new keys that fall into its part, so that keys never pass through a kernel of their own.
-//   grid: key heads x parts; the last block of a key head to finish adds up its parts.
-// Rows of the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum
-// and sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
+// Attention of the newest T tokens of one sequence with all they see, by blocks of (key head, tile of 16 queries, part
+// of the keys); the last block of a tile to finish adds up its parts. Where there is one tile, the block rotates and
+// stores those of the new keys that fall into its part; else store_keys() has done so before. Rows of the product are
+// (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum and sums. Keys and
+// values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
@@ -16,6 +16,7 @@ namespace ingot::decode_attention {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr uint32_t kPartKeys = 64;  // a part is a multiple of this
+constexpr uint32_t kMostParts = 16;
 
 struct Params {
   const int32_t* position;  // of the first new token
@@ -25,11 +26,14 @@ struct Params {
   bf16 *keys, *values;
   char* mixed;                                            // (T) columns of heads * dim
   float *part_max, *part_sum, *part_out;                  // (T * heads, parts), the same, (T * heads, parts, dim)
-  uint32_t* arrived;                                      // (kv_heads), zero between launches
+  uint32_t* arrived;                                      // (kv_heads * tiles), zero between launches
   uint32_t T, heads, kv_heads, dim, rows, window, parts;  // window 0: all
+  uint32_t tiles;                                         // tiles_of(...)
   float scale;
   WeightFormat columns;  // of the matrix that takes `mixed`
 };
+
+INGOT_HD constexpr uint32_t tiles_of(uint32_t T, uint32_t group) { return (T * group + 15) / 16; }
 
 template <int kDim> struct Memory {
   static constexpr int kPitch = kDim + 8;  // rows start in different banks
@@ -65,7 +69,7 @@ __device__ __forceinline__ void rotate(const Params& p, uint32_t position, const
   high = b * c + a * s;
 }
 
-template <int kDim> __device__ __forceinline__ void store_new_keys(const Params& p, const Keys& part, uint32_t head) {
+template <int kDim> __device__ __forceinline__ void store_keys(const Params& p, const Keys& part, uint32_t head) {
   const uint32_t begin = max(part.begin, part.first_new), half = p.dim / 2, width = (p.heads + 2 * p.kv_heads) * p.dim;
   if (begin >= part.end) return;
   for (uint32_t i = threadIdx.x; i < (part.end - begin) * half; i += kThreads) {
@@ -233,21 +237,23 @@ template <int kDim>
 __device__ void attend_tile(const Params& p, const Keys& part, uint32_t head, uint32_t index, uint32_t tile,
                             Memory<kDim>& m) {
   const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, group = p.heads / p.kv_heads;
+  uint32_t key = part.begin + 16 * warp;
+  Tile<kDim> next;
+  // Keys that were there before are asked for at once; new ones lie there after the barrier.
+  const bool early = p.tiles > 1 || part.end <= part.first_new;
+  if (early) next.load(p, head, key, part.end);
+  if (!early) store_keys<kDim>(p, part, head);
   stage_queries<kDim>(p, part.first_new, head, tile, m);
   __syncthreads();
+  if (!early) next.load(p, head, key, part.end);
   uint32_t low[2], high[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const uint32_t token = (16 * tile + g + 8 * r) / group;
-    high[r] = token < p.T ? min(part.first_new + token + 1, part.end) : 0;
-    low[r] = p.window > 0 && high[r] > 0 && part.first_new + token + 1 > p.window
-                 ? part.first_new + token + 1 - p.window
-                 : 0;
+    const uint32_t token = (16 * tile + g + 8 * r) / group, seen = part.first_new + token + 1;
+    high[r] = token < p.T ? min(seen, part.end) : 0;
+    low[r] = p.window > 0 && token < p.T && seen > p.window ? seen - p.window : 0;
   }
   Seen<kDim> seen;
-  Tile<kDim> next;
-  uint32_t key = part.begin + 16 * warp;
-  next.load(p, head, key, part.end);
   for (; key < part.end; key += 16 * kWarps) {
     __syncwarp();
     next.store(m, warp);
@@ -271,38 +277,47 @@ __device__ void attend_tile(const Params& p, const Keys& part, uint32_t head, ui
     p.part_out[slot * p.dim + d] = total.out;
     if (d == 0) p.part_max[slot] = total.max, p.part_sum[slot] = total.sum;
   }
-  __syncthreads();  // the next tile overwrites queries and results
 }
 
-// By the last block of a key head.
-__device__ __forceinline__ void add_parts(const Params& p, uint32_t head) {
+// By the last block of a tile. All of a row's parts are asked for at once.
+__device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile) {
   const uint32_t group = p.heads / p.kv_heads;
-  for (uint32_t i = threadIdx.x; i < p.T * group * p.dim; i += kThreads) {
-    const uint32_t d = i % p.dim, row = i / p.dim, token = row / group, h = head * group + row % group;
+  for (uint32_t i = threadIdx.x; i < 16 * p.dim; i += kThreads) {
+    const uint32_t d = i % p.dim, row = 16 * tile + i / p.dim, token = row / group, h = head * group + row % group;
+    if (token >= p.T) continue;
     const size_t first = (size_t(token) * p.heads + h) * p.parts;
+    float max[kMostParts], sum[kMostParts], out[kMostParts];
+#pragma unroll
+    for (uint32_t s = 0; s < kMostParts; ++s) {
+      max[s] = s < p.parts ? __ldcg(p.part_max + first + s) : -INFINITY;
+      sum[s] = s < p.parts ? __ldcg(p.part_sum + first + s) : 0;
+      out[s] = s < p.parts ? __ldcg(p.part_out + (first + s) * p.dim + d) : 0;
+    }
     Total total;
-    for (uint32_t s = 0; s < p.parts; ++s)
-      total.add(__ldcg(p.part_max + first + s), __ldcg(p.part_sum + first + s),
-                __ldcg(p.part_out + (first + s) * p.dim + d));
+#pragma unroll
+    for (uint32_t s = 0; s < kMostParts; ++s) total.max = fmaxf(total.max, max[s]);
+#pragma unroll
+    for (uint32_t s = 0; s < kMostParts; ++s) {
+      const float weight = __expf(max[s] - total.max);
+      total.sum += sum[s] * weight, total.out += out[s] * weight;
+    }
     put_result(p, token, h, d, total);
   }
 }
 
-// Part `index` of key head `head`, by one block.
-template <int kDim> __device__ void attend(const Params& p, uint32_t head, uint32_t index) {
-  auto& m = tile::shared<Memory<kDim>>();
-  const Keys part = keys_of_part(p, index);
-  store_new_keys<kDim>(p, part, head);
-  __syncthreads();  // a block reads the new keys that it wrote
-  const uint32_t rows = p.T * (p.heads / p.kv_heads);
-  for (uint32_t tile = 0; 16 * tile < rows; ++tile) attend_tile<kDim>(p, part, head, index, tile, m);
+// Part `index` of tile `tile` of key head `head`, by one block.
+template <int kDim> __device__ void attend(const Params& p, uint32_t head, uint32_t tile, uint32_t index) {
+  auto& m = ingot::tile::shared<Memory<kDim>>();
+  attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, m);
   if (p.parts == 1) return;
+  __syncthreads();
   if (threadIdx.x == 0) {
-    m.last = ptx::fetch_add_acq_rel(p.arrived + head, 1) == p.parts - 1;
-    if (m.last) ptx::store_relaxed(p.arrived + head, 0);
+    uint32_t* const arrived = p.arrived + head * p.tiles + tile;
+    m.last = ptx::fetch_add_acq_rel(arrived, 1) == p.parts - 1;
+    if (m.last) ptx::store_relaxed(arrived, 0);
   }
   __syncthreads();
-  if (m.last) add_parts(p, head);
+  if (m.last) add_parts(p, head, tile);
 }
 
 }  // namespace ingot::decode_attention

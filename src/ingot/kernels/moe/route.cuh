@@ -53,38 +53,64 @@ __device__ __forceinline__ void choose(float* logits, uint32_t E, uint32_t k, ui
   __syncwarp();
 }
 
-// By all threads of the block, after a barrier. `first` (E + 1) in shared memory.
+// By all threads of the block, after a barrier. `first` (E) in shared memory.
 __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* weights, uint32_t T, uint32_t E,
                                            uint32_t k, uint32_t* first, const Lists& lists) {
-  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) {
-    bool used = false;
-    for (uint32_t s = 0; s < T * k; ++s) used |= chosen[s] == e;
-    first[e] = used;
+  if (T == 1) {  // each choice is an entry
+    for (uint32_t i = threadIdx.x; i < k; i += blockDim.x) {
+      lists.expert[i] = int32_t(chosen[i]);
+      lists.weight[i * kTokens] = weights[i];
+      lists.row[i * kTokens] = int32_t(i);
+    }
+    if (threadIdx.x == 0) *lists.count = k;
+    return;
   }
+  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) first[e] = 0;
   __syncthreads();
-  if (threadIdx.x == 0) {
+  for (uint32_t s = threadIdx.x; s < T * k; s += blockDim.x) first[chosen[s]] = 1;
+  __syncthreads();
+  if (threadIdx.x < 32) {
     uint32_t n = 0;
-    for (uint32_t e = 0; e < E; ++e) {
-      const uint32_t used = first[e];
-      first[e] = used != 0 ? n : 0xffffffffu;
-      n += used;
+    for (uint32_t at = 0; at < E; at += 32) {
+      const uint32_t e = at + threadIdx.x, used = e < E && first[e] != 0;
+      const uint32_t all = __ballot_sync(~0u, int(used));
+      if (e < E) first[e] = used != 0 ? n + uint32_t(__popc(all & ((1u << threadIdx.x) - 1))) : 0xffffffffu;
+      n += uint32_t(__popc(all));
     }
-    *lists.count = n;
+    if (threadIdx.x == 0) *lists.count = n;
   }
   __syncthreads();
-  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) {
-    const uint32_t i = first[e];
+  for (uint32_t at = threadIdx.x; at < E * kTokens; at += blockDim.x) {
+    const uint32_t e = at / kTokens, t = at % kTokens, i = first[e];
     if (i == 0xffffffffu) continue;
-    lists.expert[i] = int32_t(e);
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      float weight = 0;
-      int32_t row = -1;
-      for (uint32_t s = 0; t < T && s < k; ++s)
-        if (chosen[t * k + s] == e) weight = weights[t * k + s], row = int32_t(t * k + s);
-      lists.weight[i * kTokens + t] = weight;
-      lists.row[i * kTokens + t] = row;
-    }
+    float weight = 0;
+    int32_t row = -1;
+    for (uint32_t s = 0; t < T && s < k; ++s)
+      if (chosen[t * k + s] == e) weight = weights[t * k + s], row = int32_t(t * k + s);
+    if (t == 0) lists.expert[i] = int32_t(e);
+    lists.weight[i * kTokens + t] = weight;
+    lists.row[i * kTokens + t] = row;
   }
+}
+
+// A block's own copy of the lists of up to `most` entries, whose loads do not wait for each other. In shared memory.
+struct Copy {
+  int32_t *expert, *row;  // (most), (most, kCols)
+  float* weight;          // (most, kCols)
+};
+inline constexpr int64_t copy_bytes(int64_t most, int64_t columns) { return 4 * most * (1 + 2 * columns); }
+template <int kCols> __device__ __forceinline__ Copy copy_lists(char* memory, const Lists& lists, uint32_t most) {
+  Copy c;
+  c.expert = reinterpret_cast<int32_t*>(memory);
+  c.row = c.expert + most;
+  c.weight = reinterpret_cast<float*>(c.row + most * kCols);
+  for (uint32_t i = threadIdx.x; i < most; i += blockDim.x) c.expert[i] = __ldcg(lists.expert + i);
+  for (uint32_t i = threadIdx.x; i < most * kCols; i += blockDim.x) {
+    const uint32_t at = i / kCols * kTokens + i % kCols;
+    c.row[i] = __ldcg(lists.row + at);
+    c.weight[i] = __ldcg(lists.weight + at);
+  }
+  return c;
 }
 
 }  // namespace ingot::routing

@@ -86,18 +86,28 @@ template <WeightFormat F, int kCols>
 __device__ __forceinline__ void stage_normed(char* columns, uint32_t stride, const float* x, int64_t x_stride,
                                              const float* weight, uint32_t C, uint32_t T, uint32_t first, uint32_t end,
                                              float (&squares)[kWarps][kCols]) {
+  constexpr uint32_t kStep = 4 * kThreads;
+  constexpr int kHeld = 3;  // of each operand on their way at once
   for (uint32_t j = 0; j < T; ++j) {
     float sum = 0;
-    for (uint32_t c = 64 * first + 4 * threadIdx.x; c < 64 * end; c += 4 * kThreads) {
-      float v[4], w[4];
-      load4(x + j * x_stride, c, C, v);
-      load4(weight, c, C, w);
+    for (uint32_t from = 64 * first + 4 * threadIdx.x; from < 64 * end; from += kHeld * kStep) {
+      float v[kHeld][4], w[kHeld][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sum += v[i] * v[i];
-        v[i] *= w[i];
+      for (int u = 0; u < kHeld; ++u) {
+        if (from + u * kStep >= 64 * end) continue;
+        load4(x + j * x_stride, from + u * kStep, C, v[u]);
+        load4(weight, from + u * kStep, C, w[u]);
       }
-      put4<F>(columns + j * stride, c, v);
+#pragma unroll
+      for (int u = 0; u < kHeld; ++u) {
+        if (from + u * kStep >= 64 * end) continue;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sum += v[u][i] * v[u][i];
+          v[u][i] *= w[u][i];
+        }
+        put4<F>(columns + j * stride, from + u * kStep, v[u]);
+      }
     }
     sum = lanes_sum(sum);
     if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32][j] = sum;

@@ -37,7 +37,16 @@ template <int kDim>
 __global__ void __launch_bounds__(decode_attention::kThreads) attention(decode_attention::Params p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  decode_attention::attend<kDim>(p, blockIdx.x / p.parts, blockIdx.x % p.parts);
+  const uint32_t index = blockIdx.x % p.parts, at = blockIdx.x / p.parts;
+  decode_attention::attend<kDim>(p, at / p.tiles, at % p.tiles, index);
+}
+// A block per token and key head.
+template <int kDim>
+__global__ void __launch_bounds__(decode_attention::kThreads) store_keys(decode_attention::Params p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t fresh = uint32_t(__ldcg(p.position)), key = fresh + blockIdx.x / p.kv_heads;
+  decode_attention::store_keys<kDim>(p, {key, key + 1, fresh}, blockIdx.x % p.kv_heads);
 }
 
 // --- router: a block takes some granules of a band; the last one adds up and chooses
@@ -93,7 +102,7 @@ __device__ void choose_experts(const Router& p, const ChoiceMemory& m) {
   routing::make_lists(m.chosen, m.weights, p.T, E, p.k, m.first, p.lists);
 }
 
-template <int kCols> __global__ void __launch_bounds__(kThreads) router(Router p) {
+template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router(Router p) {
   auto& m = tile::shared<RouterMemory<kCols>>();
   char* columns = tile::dynamic_shared<char>();
   const uint32_t band = blockIdx.x / p.splits, split = blockIdx.x % p.splits, E = p.w.rows;
@@ -151,6 +160,9 @@ struct Run {
     call(Phases<WeightFormat::mxfp4>{}, p);
   }
 
+  // Experts that may be chosen.
+  uint32_t most() const { return std::min(step.T * uint32_t(c.experts_per_token), uint32_t(c.experts)); }
+
   void embed_tokens() {
     gpu::launch("decode embedding", embed,
                 {.grid = step.T, .block = kEmbedThreads, .overlap = true, .device = device()}, stream, m.embed, b.state,
@@ -171,6 +183,7 @@ struct Run {
   }
   void attend(const Layer& l) {
     const uint32_t parts = attention_parts(step.T, l.window, step.capacity);
+    const uint32_t tiles = decode_attention::tiles_of(step.T, uint32_t(c.heads / c.kv_heads));
     const decode_attention::Params p{.position = &b.state->position,
                                      .qkv = b.qkv,
                                      .cos = m.cos,
@@ -182,7 +195,7 @@ struct Run {
                                      .part_max = b.part_max,
                                      .part_sum = b.part_sum,
                                      .part_out = b.part_out,
-                                     .arrived = b.arrived,
+                                     .arrived = b.arrived + 2,
                                      .T = step.T,
                                      .heads = uint32_t(c.heads),
                                      .kv_heads = uint32_t(c.kv_heads),
@@ -190,12 +203,23 @@ struct Run {
                                      .rows = l.cache_rows,
                                      .window = l.window,
                                      .parts = parts,
+                                     .tiles = tiles,
                                      .scale = float(1 / std::sqrt(double(c.head_dim))),
                                      .columns = l.o.format};
-    const gpu::Launch at{
-        .grid = int64_t(parts) * c.kv_heads, .block = decode_attention::kThreads, .overlap = true, .device = device()};
-    if (cache_dim(c) == 64) return gpu::launch("decode attention", attention<64>, at, stream, p);
-    gpu::launch("decode attention", attention<128>, at, stream, p);
+    if (cache_dim(c) == 64)
+      launch_attention(attention<64>, store_keys<64>, p);
+    else
+      launch_attention(attention<128>, store_keys<128>, p);
+  }
+  template <class Kernel>
+  void launch_attention(Kernel attention, Kernel store_keys, const decode_attention::Params& p) {
+    gpu::Launch at{.block = decode_attention::kThreads, .overlap = true, .device = device()};
+    if (p.tiles > 1) {
+      at.grid = step.T * c.kv_heads;
+      gpu::launch("decode keys", store_keys, at, stream, p);
+    }
+    at.grid = int64_t(p.parts) * p.tiles * c.kv_heads;
+    gpu::launch("decode attention", attention, at, stream, p);
   }
   void output(const Layer& l) {
     with_format(
@@ -212,7 +236,7 @@ struct Run {
                    .w = l.router,
                    .part = b.router_part,
                    .squares = b.router_squares,
-                   .arrived = b.arrived + c.kv_heads,
+                   .arrived = b.arrived,
                    .lists = b.lists_of(index),
                    .T = step.T,
                    .k = k,
@@ -227,7 +251,6 @@ struct Run {
     gpu::launch("decode router", router<16>, at, stream, p);
   }
   void gate_up(const Layer& l, size_t index) {
-    const uint32_t k = uint32_t(c.experts_per_token);
     with_format(l.gate_up.format,
                 GateUp{.x = b.x,
                        .x_stride = b.x_stride,
@@ -238,7 +261,7 @@ struct Run {
                        .down = l.down.format,
                        .lists = b.lists_of(index),
                        .T = step.T,
-                       .most = std::min(step.T * k, uint32_t(c.experts)),
+                       .most = most(),
                        .eps = float(c.norm_eps),
                        .limit = float(c.swiglu_limit),
                        .alpha = float(c.swiglu_alpha)},
@@ -253,7 +276,8 @@ struct Run {
                      .x_stride = b.x_stride,
                      .lists = b.lists_of(index),
                      .T = step.T,
-                     .k = uint32_t(c.experts_per_token)},
+                     .k = uint32_t(c.experts_per_token),
+                     .most = most()},
                 [&](auto phases, const Down& p) { phases.down(p, stream); });
   }
   void head() {
@@ -269,7 +293,7 @@ struct Run {
                             .T = step.head_rows,
                             .eps = float(c.norm_eps),
                             .best = b.best,
-                            .arrived = b.arrived + c.kv_heads + 1,
+                            .arrived = b.arrived + 1,
                             .state = b.state,
                             .vocab = step.vocab > 0 ? step.vocab : uint32_t(c.vocab),
                             .advance = step.T},
@@ -313,9 +337,9 @@ void check_supported(const GptOssConfig& c) {
 
 // Enough blocks to fill the GPU where there are many keys, and no more than there are pieces of them.
 uint32_t attention_parts(uint32_t T, uint32_t window, uint32_t capacity) {
-  constexpr uint32_t kMost = 16;
   const uint32_t keys = window > 0 ? std::min(window - 1 + T, capacity) : capacity;
-  return std::clamp((keys + decode_attention::kPartKeys - 1) / decode_attention::kPartKeys, 1u, kMost);
+  return std::clamp((keys + decode_attention::kPartKeys - 1) / decode_attention::kPartKeys, 1u,
+                    decode_attention::kMostParts);
 }
 
 int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers& b) {
@@ -344,8 +368,8 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.lists.weight, c.layers * entries * routing::kTokens);
   take(b.lists.row, c.layers * entries * routing::kTokens);
   take(b.logits, T * c.vocab);
-  take(b.best, kBlocksPerSm * kSms);
-  take(b.arrived, c.kv_heads + 2);
+  take(b.best, kMostBlocks);
+  take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
   return at;
 }
 

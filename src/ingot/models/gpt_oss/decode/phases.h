@@ -46,7 +46,7 @@ struct Down {
   float* x;
   int64_t x_stride;
   routing::Lists lists;
-  uint32_t T, k;
+  uint32_t T, k, most;
 };
 
 template <WeightFormat F> struct Phases {
