@@ -143,13 +143,9 @@ void build_weights(Builder& b, const GptOssConfig& c, const GptOssWeights& w, Mo
   b.matrix(m.head, w.head, 2 / std::sqrt(double(c.hidden)));
 }
 
-// The cache, the rotation's table and activations: zeros at first.
-struct Working {
-  float *cos, *sin;
-  char* buffers;
-};
-Working build_working(Builder& b, const GptOssConfig& c, Model& m, int64_t context, int64_t ring, Buffers& buffers) {
-  Working w;
+// A slot's cache and activations: zeros at first. Returns where the activations lie.
+char* build_slot(Builder& b, Model& m, int64_t context, int64_t ring) {
+  const GptOssConfig& c = m.config;
   for (size_t l = 0; l < m.layers.size(); ++l) {
     Layer& y = m.layers[l];
     y.window = c.sliding[l] ? uint32_t(c.window) : 0;
@@ -157,11 +153,15 @@ Working build_working(Builder& b, const GptOssConfig& c, Model& m, int64_t conte
     b.take(y.keys, int64_t(y.cache_rows) * c.kv_heads * cache_dim(c));
     b.take(y.values, int64_t(y.cache_rows) * c.kv_heads * cache_dim(c));
   }
-  b.take(w.cos, context * c.head_dim / 2);
-  b.take(w.sin, context * c.head_dim / 2);
-  m.cos = w.cos, m.sin = w.sin;
-  b.take(w.buffers, lay_out(c, uint32_t(context), nullptr, buffers));
-  return w;
+  Buffers counted;
+  char* memory;
+  b.take(memory, lay_out(c, uint32_t(context), nullptr, counted));
+  return memory;
+}
+// cos and sin of all positions, which slots share.
+void build_table(Builder& b, const GptOssConfig& c, int64_t context, float*& cos, float*& sin) {
+  b.take(cos, context * c.head_dim / 2);
+  b.take(sin, context * c.head_dim / 2);
 }
 
 int64_t context_of(const GptOssConfig& c, const DeviceModelOptions& o) {
@@ -176,11 +176,13 @@ int64_t ring_of(const GptOssConfig& c, int64_t context) {
 }  // namespace
 
 int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o) {
+  const int64_t context = context_of(c, o);
   Model m;
-  Buffers buffers;
+  float *cos, *sin;
   Builder counter(nullptr, nullptr, {});
   build_weights(counter, c, w, m);
-  build_working(counter, c, m, context_of(c, o), ring_of(c, context_of(c, o)), buffers);
+  build_table(counter, c, context, cos, sin);
+  for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context));
   return counter.bytes;
 }
 
@@ -200,82 +202,96 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   stream_ = std::make_unique<gpu::OwnedStream>();
   char* const memory = static_cast<char*>(arena_.at(0, DType::u8, {total}).data);
   Builder builder(memory, seed, *stream_);
-  build_weights(builder, c, w, model_);
+  Model model;
+  float *cos, *sin;
+  build_weights(builder, c, w, model);
   weight_bytes_ = builder.bytes;
-  const Working working = build_working(builder, c, model_, context_, ring_, buffers_);
+  build_table(builder, c, context_, cos, sin);
+  model.cos = cos, model.sin = sin;
   gpu::fill_bytes(memory + weight_bytes_, 0, total - weight_bytes_, *stream_);
   stream_->synchronize();
-  lay_out(c, uint32_t(context_), working.buffers, buffers_);
-  std::vector<float> cos(size_t(context_ * c.head_dim / 2)), sin(cos.size());
-  rope_table(rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling), Tensor(cos.data(), {context_, c.head_dim / 2}),
-             Tensor(sin.data(), {context_, c.head_dim / 2}));
-  gpu::copy_to_device(working.cos, cos.data(), int64_t(cos.size()) * 4);
-  gpu::copy_to_device(working.sin, sin.data(), int64_t(sin.size()) * 4);
+  for (int64_t s = 0; s < o.slots; ++s) {
+    Slot& slot = slots_.emplace_back();
+    slot.model = model;
+    char* const activations = build_slot(builder, slot.model, context_, ring_);
+    lay_out(c, uint32_t(context_), activations, slot.buffers);
+  }
+  std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
+  rope_table(rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling),
+             Tensor(host_cos.data(), {context_, c.head_dim / 2}), Tensor(host_sin.data(), {context_, c.head_dim / 2}));
+  gpu::copy_to_device(cos, host_cos.data(), int64_t(host_cos.size()) * 4);
+  gpu::copy_to_device(sin, host_sin.data(), int64_t(host_sin.size()) * 4);
 }
 
-gpu::Graph& DeviceModel::graph(uint32_t T, uint32_t head_rows) {
-  auto& g = graphs_[{T, head_rows}];
+gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab) {
+  auto& g = slot.graphs[{T, head_rows, vocab}];
   if (g == nullptr) {
-    const Step step{.T = T, .head_rows = head_rows, .capacity = uint32_t(context_)};
-    g = std::make_unique<gpu::Graph>(*stream_, [&] { run(model_, buffers_, step, *stream_); });
+    const Step step{.T = T, .head_rows = head_rows, .vocab = vocab, .capacity = uint32_t(context_)};
+    g = std::make_unique<gpu::Graph>(*stream_, [&] { run(slot.model, slot.buffers, step, *stream_); });
   }
   return *g;
 }
 
-void DeviceModel::grow(int64_t tokens) {
-  if (length_ + tokens > context_)
-    fail(ErrorCode::usage, "found ", length_ + tokens, " tokens, expected at most ", context_, ", the context");
-  length_ += tokens;
-  valid_from_ = std::max(valid_from_, length_ - ring_);
+void DeviceModel::grow(Slot& slot, int64_t tokens) {
+  if (slot.length + tokens > context_)
+    fail(ErrorCode::usage, "found ", slot.length + tokens, " tokens, expected at most ", context_, ", the context");
+  slot.length += tokens;
+  slot.valid_from = std::max(slot.valid_from, slot.length - ring_);
 }
 
-void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows) {
+void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int index, uint32_t vocab) {
+  Slot& slot = slots_[size_t(index)];
   const int64_t T = int64_t(ids.size());
   INGOT_CHECK(1 <= T && T <= batch(), "gpt-oss: found a batch of ", T, " tokens, expected 1 to ", batch());
   for (int64_t t = 0; t < T; ++t)
-    INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < model_.config.vocab, "gpt-oss: found id ", ids[size_t(t)],
-                " at position ", length_ + t, ", expected 0 to ", model_.config.vocab - 1);
+    INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < config().vocab, "gpt-oss: found id ", ids[size_t(t)],
+                " at position ", slot.length + t, ", expected 0 to ", config().vocab - 1);
   const gpu::DeviceGuard guard(device_);
-  grow(T);
-  gpu::copy_rows({.to = buffers_.state->tokens, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
-  graph(uint32_t(T), head_rows).launch(*stream_);
+  grow(slot, T);
+  gpu::copy_rows({.to = slot.buffers.state->tokens, .from = ids.data(), .row_bytes = T * 4, .device = device_},
+                 *stream_);
+  graph(slot, uint32_t(T), head_rows, vocab).launch(*stream_);
 }
 
-void DeviceModel::continue_greedily(int64_t n) {
+void DeviceModel::continue_greedily(int64_t n, int index) {
+  Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);
-  grow(n);
-  gpu::Graph& g = graph(1, 1);
+  grow(slot, n);
+  gpu::Graph& g = graph(slot, 1, 1, 0);
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
 }
 
-int32_t DeviceModel::likeliest() {
+int32_t DeviceModel::likeliest(int slot) {
   const gpu::DeviceGuard guard(device_);
   stream_->synchronize();
   State s;
-  gpu::copy_to_host(&s, buffers_.state, sizeof s);
+  gpu::copy_to_host(&s, buffers(slot).state, sizeof s);
   if (s.flaw == 0) return s.tokens[0];
-  fail(ErrorCode::numeric, "gpt-oss: found ", s.flaw & 1 ? "a NaN logit" : "only -inf logits", " before position ",
-       s.position, ", expected numbers");
+  fail(ErrorCode::numeric, "gpt-oss: found ", (s.flaw & 1) != 0 ? "a NaN logit" : "only -inf logits",
+       " before position ", s.position, ", expected numbers");
 }
 
-void DeviceModel::logits(uint32_t rows, float* to) {
+void DeviceModel::logits(uint32_t rows, float* to, int slot) {
   const gpu::DeviceGuard guard(device_);
   stream_->synchronize();
-  gpu::copy_to_host(to, buffers_.logits, int64_t(rows) * model_.config.vocab * 4);
+  gpu::copy_to_host(to, buffers(slot).logits, int64_t(rows) * config().vocab * 4);
 }
 
-bool DeviceModel::can_rewind(int64_t length) const {
-  return 0 <= length && length <= length_ &&
-         (length == 0 || std::max<int64_t>(0, length - (model_.config.window - 1)) >= valid_from_);
+bool DeviceModel::can_rewind(int64_t length, int index) const {
+  const Slot& slot = slots_[size_t(index)];
+  return 0 <= length && length <= slot.length &&
+         (length == 0 || std::max<int64_t>(0, length - (config().window - 1)) >= slot.valid_from);
 }
-void DeviceModel::rewind(int64_t length) {
-  INGOT_CHECK(can_rewind(length), "gpt-oss: found a cache of ", length_, " tokens that cannot go back to ", length);
+void DeviceModel::rewind(int64_t length, int index) {
+  Slot& slot = slots_[size_t(index)];
+  INGOT_CHECK(can_rewind(length, index), "gpt-oss: found a cache of ", slot.length, " tokens that cannot go back to ",
+              length);
   const gpu::DeviceGuard guard(device_);
-  length_ = length;
-  if (length == 0) valid_from_ = 0;
+  slot.length = length;
+  if (length == 0) slot.valid_from = 0;
   const int32_t at[2] = {int32_t(length), 0};  // position, flaw
   stream_->synchronize();
-  gpu::copy_to_device(&buffers_.state->position, at, sizeof at);
+  gpu::copy_to_device(&slot.buffers.state->position, at, sizeof at);
 }
 
 #endif

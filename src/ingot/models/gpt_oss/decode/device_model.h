@@ -1,5 +1,5 @@
 #pragma once
-// GPT-OSS with its weights, cache and activations in a GPU's memory. One sequence.
+// GPT-OSS with its weights, caches and activations in a GPU's memory.
 #include <map>
 #include <memory>
 #include <span>
@@ -12,7 +12,8 @@
 namespace ingot::gpt_oss_decode {
 
 struct DeviceModelOptions {
-  int64_t context = 0;  // 0: the model's
+  int64_t context = 0;  // of each slot; 0: the model's
+  int64_t slots = 1;    // sequences, each with its own cache
   int device = 0;
 };
 
@@ -30,38 +31,43 @@ class DeviceModel {
   DeviceModel(const GptOssConfig& config, const GptOssWeights& shapes, const DeviceModelOptions& options,
               uint64_t seed);
 
-  const Model& model() const { return model_; }
-  const Buffers& buffers() const { return buffers_; }
-  const GptOssConfig& config() const { return model_.config; }
+  const GptOssConfig& config() const { return slots_[0].model.config; }
   int64_t context() const { return context_; }
-  int64_t batch() const { return max_columns(model_.config); }
-  int64_t length() const { return length_; }
+  int64_t batch() const { return max_columns(config()); }
+  int64_t length(int slot = 0) const { return slots_[size_t(slot)].length; }
   int64_t weight_bytes() const { return weight_bytes_; }
   Stream stream() const { return *stream_; }
+  const Model& model(int slot = 0) const { return slots_[size_t(slot)].model; }
+  const Buffers& buffers(int slot = 0) const { return slots_[size_t(slot)].buffers; }
 
-  // Appends 1 to batch() tokens and starts computing the logits of the last head_rows of them: 0, 1 or all.
-  void extend(std::span<const int32_t> ids, uint32_t head_rows);
+  // Appends 1 to batch() tokens and starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from
+  // `vocab` on are not taken for the likeliest; 0: all may be.
+  void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends what the last step found likeliest, n times.
-  void continue_greedily(int64_t n);
+  void continue_greedily(int64_t n, int slot = 0);
   // Waits. What the last step found; Error(numeric) for logits that are not numbers.
-  int32_t likeliest();
-  void logits(uint32_t rows, float* to);  // (rows, V), host memory
-  bool can_rewind(int64_t length) const;
-  void rewind(int64_t length);
+  int32_t likeliest(int slot = 0);
+  void logits(uint32_t rows, float* to, int slot = 0);  // (rows, V), host memory
+  bool can_rewind(int64_t length, int slot = 0) const;
+  void rewind(int64_t length, int slot = 0);
 
  private:
+  struct Slot {
+    Model model;  // the weights are the same in all
+    Buffers buffers;
+    int64_t length = 0, valid_from = 0;  // rings hold the tokens from here on
+    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::unique_ptr<gpu::Graph>> graphs;
+  };
   DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,
               const uint64_t* seed);
-  gpu::Graph& graph(uint32_t T, uint32_t head_rows);
-  void grow(int64_t tokens);
+  gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab);
+  void grow(Slot& slot, int64_t tokens);
 
-  Model model_;
-  Buffers buffers_;
-  int64_t context_, ring_, length_ = 0, valid_from_ = 0, weight_bytes_ = 0;
+  int64_t context_, ring_, weight_bytes_ = 0;
   int device_;
   Arena arena_;
   std::unique_ptr<gpu::OwnedStream> stream_;
-  std::map<std::pair<uint32_t, uint32_t>, std::unique_ptr<gpu::Graph>> graphs_;
+  std::vector<Slot> slots_;
 };
 
 // Random numbers of deviation `scale` as granules; fp8's row scales too.
