@@ -483,7 +483,7 @@ TEST_F(AttentionCuda, RefusesByNameWhatItCannotDo) {
   DeviceBuffer first(DType::i32, {1});
   EXPECT_TRUE(has(with([&](Attention& a) { a.ring = 20, a.k_first = first; }), "found a ring of 20 keys on a GPU"));
   Gradients b(good);
-  EXPECT_TRUE(has(said([&] { attention_backward(b.op(), {}); }), "workspace: found 0 elements"));
+  EXPECT_TRUE(has(said([&] { attention_backward(b.op(), {}); }), "workspace: found "));
 }
 
 TEST_F(AttentionCuda, NothingToDoIsDone) {

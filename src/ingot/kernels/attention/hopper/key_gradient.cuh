@@ -17,9 +17,10 @@
 
 namespace ingot::cuda::attention_hopper {
 
-template <class T_, int kWidth_, int kQueries_, bool kApart_, bool kCapped_> struct KeyGradientForm {
+template <class T_, int kWidth_, int kQueries_, int kStages_, bool kApart_, bool kCapped_> struct KeyGradientForm {
   using T = T_;
-  static constexpr int kWidth = kWidth_, kQueries = kQueries_, kStages = 2, kPanels = kWidth / 64;
+  static constexpr int kWidth = kWidth_, kQueries = kQueries_, kStages = kStages_, kPanels = kWidth / 64;
+  static_assert(kQueries % 32 == 0, "a lane fetches lse of whole warps of queries");
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
   static constexpr int kKeys = kApart ? 64 : 128, kThreads = 384;
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
@@ -38,7 +39,7 @@ template <class F> struct KeyMemory {
   char q[F::kStages][F::kPanels][F::kPanelQ], dout[F::kStages][F::kPanels][F::kPanelQ];
   float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
   uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
-  uint64_t raw;  // a copy whose last rows must be zeroed
+  uint64_t raw[2];  // copies whose last rows must be zeroed
   KeyTile tile;
 };
 
@@ -69,8 +70,11 @@ template <class F> struct QueryFetcher {
   const KeyGradientMaps& maps;
   const KeyGradientParams& p;
   uint32_t lane;
+  static constexpr int kPerLane = F::kQueries / 32;
   tile::RingCursor<F::kStages> ring = {};
   uint32_t tiles = 0, raw = 0;
+  int pending_stage = 0, pending_rows = 0;  // a step whose rows behind the end are not zeroed yet
+  uint32_t pending_raw = 0;
 
   __device__ void run() {
     const int64_t all = p.walk.places * p.walk.heads;
@@ -87,6 +91,7 @@ template <class F> struct QueryFetcher {
   }
 
   __device__ void publish(const KeyTile& t) {
+    zero_pending();
     tile::wait_warp_or_trap(&memory.kv_empty, (tiles & 1) ^ 1);
     ++tiles;
     if (lane != 0) return;
@@ -102,13 +107,21 @@ template <class F> struct QueryFetcher {
     }
   }
 
-  // Rows behind the segment's end are zero, and P of them: their lse is infinite.
+  // Rows behind the segment's end are zero, and P of them: their lse is infinite. They are zeroed when the next step
+  // has been asked for, which needs nothing of this one.
   __device__ void fetch_step(const KeyTile& t, int head, int n) {
     const int first = n * F::kQueries, rows = t.queries - first, stage = int(ring.stage);
     const int64_t token = int64_t(t.q_begin) + first;
+    float lse[kPerLane], delta[kPerLane];  // asked for before the wait
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int row = int(lane) + 32 * i;
+      lse[i] = row < rows ? p.scores.lse[head * p.scores.lse_stride + token + row] * kLog2E : INFINITY;
+      delta[i] = row < rows ? p.scores.delta[head * p.scores.delta_stride + token + row] : 0.f;
+    }
     tile::wait_warp_or_trap(&memory.q_empty[stage], ring.phase ^ 1);
     const bool others_follow = rows < F::kQueries && t.q_begin + t.queries < p.query_rows;
-    uint64_t* barrier = others_follow ? &memory.raw : &memory.q_full[stage];
+    uint64_t* barrier = others_follow ? &memory.raw[raw % 2] : &memory.q_full[stage];
     if (lane == 0) {
       ptx::mbarrier_expect_tx(barrier, 2 * F::kPanels * F::kPanelQ);  // the arrival follows
       for (int i = 0; i < F::kPanels; ++i) {
@@ -116,25 +129,27 @@ template <class F> struct QueryFetcher {
         ptx::tensor_load_3d(memory.dout[stage][i], &maps.dout, 64 * i, head, int(token), barrier);
       }
     }
-    for (int i = int(lane); i < F::kQueries; i += 32) {
-      const bool there = i < rows;
-      memory.lse[stage][i] = there ? p.scores.lse[head * p.scores.lse_stride + token + i] * kLog2E : INFINITY;
-      memory.delta[stage][i] = there ? p.scores.delta[head * p.scores.delta_stride + token + i] : 0.f;
-    }
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      memory.lse[stage][lane + 32 * i] = lse[i], memory.delta[stage][lane + 32 * i] = delta[i];
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier);
-    if (others_follow) zero_rest(stage, rows);
+    zero_pending();
+    if (others_follow) pending_stage = stage, pending_rows = rows, pending_raw = raw++;
+    if (F::kStages < 3) zero_pending();  // else the next step would wait for room that this one gives
     ring.advance();
   }
-  __device__ void zero_rest(int stage, int rows) {
-    tile::wait_warp_or_trap(&memory.raw, raw++ & 1);
+  __device__ void zero_pending() {
+    if (pending_rows == 0) return;
+    tile::wait_warp_or_trap(&memory.raw[pending_raw % 2], pending_raw / 2 & 1);
     for (int i = 0; i < F::kPanels; ++i) {
-      zero_rows<F::kPanelQ>(memory.q[stage][i], rows, lane);
-      zero_rows<F::kPanelQ>(memory.dout[stage][i], rows, lane);
+      zero_rows<F::kPanelQ>(memory.q[pending_stage][i], pending_rows, lane);
+      zero_rows<F::kPanelQ>(memory.dout[pending_stage][i], pending_rows, lane);
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&memory.q_full[stage]);
+    if (lane == 0) ptx::mbarrier_arrive(&memory.q_full[pending_stage]);
+    pending_rows = 0;
   }
 };
 
@@ -257,26 +272,32 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     }
   }
 
-  // Rows are keys here, columns queries. Query i sees key j where j - offset <= i < j - offset + window.
   __device__ __forceinline__ void probabilities(int n) {
     const float* lse = memory.lse[ring.stage];
-    const int column = n * F::kQueries + 2 * int(t), offset = tile_.keys - tile_.queries;
-    const bool masks = is_masked(n);
 #pragma unroll
     for (int j = 0; j < F::kQueries / 8; ++j) {
       const float2 of = *reinterpret_cast<const float2*>(lse + 8 * j + 2 * t);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int64_t low = int64_t(key_of(r)) - offset - column;
-        const int64_t end = p.walk.window > 0 ? low + p.walk.window : int64_t(1) << 40;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int i = 4 * j + 2 * r + e;
-          const Probability x = probability<F::kCapped>(p.scores, s[i], e == 0 ? of.x : of.y);
-          if constexpr (F::kCapped) slope[i] = x.slope;
-          s[i] = masks && (8 * j + e < low || 8 * j + e >= end) ? 0.f : x.value;
-        }
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        const Probability x = probability<F::kCapped>(p.scores, s[i], i % 2 == 0 ? of.x : of.y);
+        if constexpr (F::kCapped) slope[i] = x.slope;
+        s[i] = x.value;
       }
+    }
+    if (is_masked(n)) mask(n);
+  }
+  // Rows are keys here, columns queries. Query i sees key j where j - offset <= i < j - offset + window.
+  __device__ __forceinline__ void mask(int n) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int low = key_of(r) - (tile_.keys - tile_.queries) - n * F::kQueries - 2 * int(t);
+      const int64_t last = p.walk.window > 0 ? low + p.walk.window : F::kQueries;
+      const int end = int(min(last, int64_t(F::kQueries)));
+#pragma unroll
+      for (int j = 0; j < F::kQueries / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (8 * j + e < low || 8 * j + e >= end) s[4 * j + 2 * r + e] = 0;
     }
   }
   __device__ __forceinline__ bool is_masked(int n) const {
@@ -309,7 +330,7 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&memory.kv_full, 1);
     ptx::mbarrier_init(&memory.kv_empty, 8);
-    ptx::mbarrier_init(&memory.raw, 1);
+    for (uint64_t& raw : memory.raw) ptx::mbarrier_init(&raw, 1);
     for (int i = 0; i < F::kStages; ++i) {
       ptx::mbarrier_init(&memory.q_full[i], 1);
       ptx::mbarrier_init(&memory.q_empty[i], 8);
@@ -344,9 +365,9 @@ template <class F> KeyGradientKernel key_gradient_kernel_of() {
   return {attention_key_gradient<F>, F::kKeys, F::kQueries, F::kThreads, int64_t(sizeof(KeyMemory<F>))};
 }
 template <class T, bool kCapped> KeyGradientKernel key_gradient_kernel_for(int width) {
-  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, kCapped ? 64 : 96, false, kCapped>>();
-  if (width <= 128) return key_gradient_kernel_of<KeyGradientForm<T, 128, kCapped ? 32 : 64, false, kCapped>>();
-  return key_gradient_kernel_of<KeyGradientForm<T, 256, kCapped ? 32 : 64, true, kCapped>>();
+  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, kCapped ? 64 : 96, 4, false, kCapped>>();
+  if (width <= 128) return key_gradient_kernel_of<KeyGradientForm<T, 128, kCapped ? 32 : 64, 3, false, kCapped>>();
+  return key_gradient_kernel_of<KeyGradientForm<T, 256, kCapped ? 32 : 64, 2, true, kCapped>>();
 }
 template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped) {
   return capped ? key_gradient_kernel_for<T, true>(width) : key_gradient_kernel_for<T, false>(width);

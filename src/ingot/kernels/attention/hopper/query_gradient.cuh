@@ -85,16 +85,14 @@ template <class F> struct QueryGradient {
     ptx::wgmma_wait_group<1>();  // the products of the step before are done too
     ptx::fence_registers(s);
     if (F::kStages > 1 && has_before) release(&memory.k_empty[before]);
-    probabilities(n);
+    probabilities();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(dp);
     release(&memory.v_empty[ring.stage]);
 #pragma unroll
-    for (int i = 0; i < F::kKeys / 2; ++i) {
-      const int r = i / 2 % 2;
-      dp[i] = s[i] == 0 ? 0.f : s[i] * (dp[i] - delta[r]);  // of what is masked dP may be anything
-    }
+    for (int i = 0; i < F::kKeys / 2; ++i) dp[i] = s[i] * (dp[i] - delta[i / 2 % 2]);
     if constexpr (F::kCapped) slope_of_cap();
+    if (is_masked(n)) mask(dp, n);
     pack_operand<T>(a, dp);
     ptx::wgmma_fence();
 #pragma unroll
@@ -125,26 +123,27 @@ template <class F> struct QueryGradient {
     for (int i = 0; i < F::kKeys / 2; ++i) dp[i] *= slope[F::kCapped ? i : 0];
   }
 
-  __device__ __forceinline__ void probabilities(int n) {
+  __device__ __forceinline__ void probabilities() {
+#pragma unroll
+    for (int i = 0; i < F::kKeys / 2; ++i) {
+      const Probability x = probability<F::kCapped>(p.scores, s[i], lse[i / 2 % 2]);
+      if constexpr (F::kCapped) slope[i] = x.slope;
+      s[i] = x.value;
+    }
+  }
+  // What a row does not see, in the scores or their gradients: of what is not there both may be anything.
+  __device__ __forceinline__ void mask(float (&d)[F::kKeys / 2], int n) const {
     const int column = n * F::kKeys + 2 * int(t);
-    const bool masks = is_masked(n);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      int low = 0, end = 1 << 30;
-      if (masks) {
-        const detail::KeyRange seen =
-            detail::keys_seen(row_of(r), row_of(r) + 1, tile_.queries, tile_.keys, p.walk.causal, p.walk.window);
-        low = int(seen.begin) - column, end = int(seen.end) - column;
-      }
+      const detail::KeyRange seen =
+          detail::keys_seen(row_of(r), row_of(r) + 1, tile_.queries, tile_.keys, p.walk.causal, p.walk.window);
+      const int low = int(seen.begin) - column, end = int(seen.end) - column;
 #pragma unroll
       for (int j = 0; j < F::kKeys / 8; ++j)
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int i = 4 * j + 2 * r + e;
-          const Probability x = probability<F::kCapped>(p.scores, s[i], lse[r]);
-          if constexpr (F::kCapped) slope[i] = x.slope;
-          s[i] = masks && (8 * j + e < low || 8 * j + e >= end) ? 0.f : x.value;
-        }
+        for (int e = 0; e < 2; ++e)
+          if (8 * j + e < low || 8 * j + e >= end) d[4 * j + 2 * r + e] = 0;
     }
   }
   __device__ __forceinline__ bool is_masked(int n) const {
@@ -189,7 +188,7 @@ template <class F> QueryGradientKernel query_gradient_kernel_of() {
   return {attention_query_gradient<F>, F::kRows, F::kKeys, F::kThreads, int64_t(sizeof(WalkMemory<F>))};
 }
 template <class T, bool kCapped> QueryGradientKernel query_gradient_kernel_for(int width) {
-  if (width <= 64) return query_gradient_kernel_of<QueryGradientForm<T, 64, kCapped ? 96 : 128, 2, kCapped>>();
+  if (width <= 64) return query_gradient_kernel_of<QueryGradientForm<T, 64, kCapped ? 96 : 128, 3, kCapped>>();
   if (width <= 128) return query_gradient_kernel_of<QueryGradientForm<T, 128, kCapped ? 64 : 96, 2, kCapped>>();
   return query_gradient_kernel_of<QueryGradientForm<T, 256, kCapped ? 32 : 64, 1, kCapped>>();
 }

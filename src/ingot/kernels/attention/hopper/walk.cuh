@@ -24,7 +24,7 @@ struct Tile {
 };
 
 // F: kRows, kKeys, kPanels, kPanelQ, kPanelK, kStages, kGroups; kRowOperands: 1 (Q) or 2 (and dO);
-// kZeroKeys, kZeroValues: which rows behind the end are zeroed.
+// kZeroKeys, kZeroValues: which rows behind the end are zeroed, one of them.
 template <class F> struct WalkMemory {
   char rows[F::kRowOperands][F::kPanels][F::kPanelQ];  // panels of 64 columns, swizzled
   char k[F::kStages][F::kPanels][F::kPanelK];
@@ -73,7 +73,8 @@ template <class F> struct KeyFetcher {
   const Walk& w;
   uint32_t lane;
   tile::RingCursor<F::kStages> ring = {};
-  uint32_t tiles = 0, raw = 0;
+  uint32_t tiles = 0, raw = 0, pending_stage = 0;
+  int pending_rows = 0;  // a step whose rows behind the end are not zeroed yet
 
   __device__ void run() {
     const int64_t all = w.places * w.heads;
@@ -101,30 +102,26 @@ template <class F> struct KeyFetcher {
         ptx::tensor_load_3d(memory.rows[o][i], &maps.rows[o], 64 * i, t.head, t.q_begin + t.first, &memory.q_full);
   }
 
-  // The first step's K does not wait for Q's memory, and while its V comes to be zeroed the next K is asked for.
+  // The first step's K does not wait for Q's memory. What must be zeroed is when what comes next has been asked for.
   __device__ void fetch(const Tile& t) {
     const int kv_head = t.head / w.group, last = t.begin + t.steps - 1;
-    uint32_t raw_stage = 0;
-    int raw_rows = 0;
     for (int n = last; n >= t.begin; --n) {
       const int token = t.k_begin + n * F::kKeys, rows = t.keys - n * F::kKeys;
       const bool others_follow = rows < F::kKeys && t.k_begin + t.keys < w.key_rows;  // else the copy brings zeros
-      tile::wait_warp_or_trap(&memory.k_empty[ring.stage], ring.phase ^ 1);
-      if (F::kZeroKeys && others_follow) {
-        copy(memory.k[ring.stage], maps.k, kv_head, token, &memory.raw);
-        zero_rest(memory.k[ring.stage], &memory.k_full[ring.stage], rows);
-      } else {
-        copy(memory.k[ring.stage], maps.k, kv_head, token, &memory.k_full[ring.stage]);
-      }
+      const uint32_t stage = ring.stage;
+      tile::wait_warp_or_trap(&memory.k_empty[stage], ring.phase ^ 1);
+      copy(memory.k[stage], maps.k, kv_head, token,
+           F::kZeroKeys && others_follow ? &memory.raw : &memory.k_full[stage]);
       if (n == last) publish(t);
-      if (raw_rows > 0) zero_rest(memory.v[raw_stage], &memory.v_full[raw_stage], raw_rows), raw_rows = 0;
-      tile::wait_warp_or_trap(&memory.v_empty[ring.stage], ring.phase ^ 1);
-      const bool zero = F::kZeroValues && others_follow;
-      if (zero) raw_stage = ring.stage, raw_rows = rows;
-      copy(memory.v[ring.stage], maps.v, kv_head, token, zero ? &memory.raw : &memory.v_full[ring.stage]);
+      zero_pending();
+      tile::wait_warp_or_trap(&memory.v_empty[stage], ring.phase ^ 1);
+      copy(memory.v[stage], maps.v, kv_head, token,
+           F::kZeroValues && others_follow ? &memory.raw : &memory.v_full[stage]);
+      if (others_follow) pending_stage = stage, pending_rows = rows;
+      if (F::kZeroKeys) zero_pending();  // the next K may wait for this one
       ring.advance();
     }
-    if (raw_rows > 0) zero_rest(memory.v[raw_stage], &memory.v_full[raw_stage], raw_rows);
+    zero_pending();
     if (t.steps == 0) publish(t);
   }
 
@@ -133,12 +130,15 @@ template <class F> struct KeyFetcher {
     ptx::mbarrier_arrive_expect_tx(barrier, F::kPanels * F::kPanelK);
     for (int i = 0; i < F::kPanels; ++i) ptx::tensor_load_3d(to[i], &map, 64 * i, kv_head, token, barrier);
   }
-  __device__ void zero_rest(char (*to)[F::kPanelK], uint64_t* full, int rows) {
+  __device__ void zero_pending() {
+    if (pending_rows == 0) return;
     tile::wait_warp_or_trap(&memory.raw, raw++ & 1);
-    for (int i = 0; i < F::kPanels; ++i) zero_rows<F::kPanelK>(to[i], rows, lane);
+    auto& rows = F::kZeroKeys ? memory.k[pending_stage] : memory.v[pending_stage];
+    for (int i = 0; i < F::kPanels; ++i) zero_rows<F::kPanelK>(rows[i], pending_rows, lane);
     ptx::fence_proxy_async_shared();
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(full);
+    if (lane == 0) ptx::mbarrier_arrive(F::kZeroKeys ? &memory.k_full[pending_stage] : &memory.v_full[pending_stage]);
+    pending_rows = 0;
   }
 };
 

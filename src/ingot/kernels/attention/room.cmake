@@ -1,0 +1,8 @@
+foreach(type bf16 f16)
+  ingot_instances(attention_forward_${type} IN attention_hopper FROM hopper/forward.cuh TEMPLATES
+    "ForwardKernel forward_kernel<${type}>(int, bool)")
+  ingot_instances(attention_query_gradient_${type} IN attention_hopper FROM hopper/query_gradient.cuh TEMPLATES
+    "QueryGradientKernel query_gradient_kernel<${type}>(int, bool)")
+  ingot_instances(attention_key_gradient_${type} IN attention_hopper FROM hopper/key_gradient.cuh TEMPLATES
+    "KeyGradientKernel key_gradient_kernel<${type}>(int, bool)")
+endforeach()
