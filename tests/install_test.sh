@@ -14,3 +14,9 @@ cmake --build "$work/build"
 found=$("$work/build/hello")
 expected="1.20 1.60 0.00 0.00 1.00 1.00 1.00 1.00 "
 [ "$found" = "$expected" ] || { echo "hello printed '$found', expected '$expected'"; exit 1; }
+# A kind of model that the library does not know opens by its path as every other does.
+printf 'abcabcabcd' >"$work/text.pairs"
+found=$("$work/build/own_model" "$work/text.pairs" "a")
+[ "$found" = "bcabcabcabca" ] || { echo "own_model printed '$found', expected 'bcabcabcabca'"; exit 1; }
+if found=$("$work/build/own_model" "$work/absent" "a" 2>&1); then echo "own_model took a path that is not there"; exit 1; fi
+[ "$found" = "not found: $work/absent: found no such file or directory, expected a model" ] || { echo "own_model printed '$found'"; exit 1; }

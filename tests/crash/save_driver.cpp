@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "ingot/core/log.h"
-#include "ingot/engines/train/checkpoint.h"
+#include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/io/sha256.h"

@@ -9,6 +9,7 @@
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/progress.h"
 #include "ingot/io/json.h"
+#include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/models/gpt_oss/forms.h"
 
 namespace ingot::cli {

@@ -12,6 +12,7 @@
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/io/json.h"
+#include "ingot/models/gpt_oss/config.h"
 
 namespace ingot::cli {
 namespace {
@@ -25,7 +26,8 @@ struct ChatCommand {
   std::string model, analysis = "auto";
   ConversationOptions conversation;
   SamplingOptions sampling;
-  int64_t tokens = 0, context = 0, seed = 1, layers = 0;
+  ModelOptions on;
+  int64_t tokens = 0, context = 0, seed = 1;
   std::vector<std::string> stop_ids;
   bool json = false;
 };
@@ -161,9 +163,9 @@ class Conversation {
 void chat(const ChatCommand& o) {
   require_gpt_oss(o.model);
   const GptOssConfig config = read_gpt_oss_config(o.model);
-  const Vocabulary vocabulary = load_vocabulary(o.model, o.conversation.tokenizer, config, true);
+  const Vocabulary vocabulary = load_vocabulary(o.model, o.conversation.tokenizer, true);
   const int64_t context = o.context > 0 ? o.context : std::min(kContext, config.context);
-  OpenedModel model = open_model(o.model, context, o.layers);
+  OpenedModel model = open_model(o.model, context, o.on);
   Conversation(o, model, vocabulary).run();
 }
 
@@ -182,7 +184,7 @@ void add_chat(Command& root) {
   c.list("--stop-id N", o->stop_ids, "an id that also ends an answer; may be repeated");
   c.choice("--analysis WHEN", o->analysis, {"auto", "show", "hide"},
            "whether the model's thoughts are printed; auto: on a terminal (default: auto)");
-  c.integer("--layers N", o->layers, 0, 1 << 20, "run the first N layers; 0: all (default: 0)");
+  add_options(c, o->on);
   c.flag("--json", o->json, "one JSON object an answer: its messages, ids, how it ended, the times");
   c.examples(R"(  ingot chat --model gpt-oss-20b
   ingot chat --model gpt-oss-20b --reasoning high --developer "Answer in French." --temperature 0.7

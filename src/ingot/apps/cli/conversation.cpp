@@ -5,17 +5,10 @@
 #include <algorithm>
 #include <ctime>
 
-#include "ingot/io/file.h"
 #include "ingot/io/json.h"
-#include "ingot/models/gpt_oss/archive.h"
 
 namespace ingot::cli {
 namespace {
-
-bool has_control_tokens(const ByteBpe& bpe) {
-  const auto& specials = bpe.rules().specials;
-  return std::any_of(specials.begin(), specials.end(), [](const SpecialToken& s) { return s.text == "<|message|>"; });
-}
 
 std::string today() {
   const std::time_t now = std::time(nullptr);
@@ -38,41 +31,6 @@ std::string harmless(std::string_view text) {
 }
 
 }  // namespace
-
-Vocabulary load_vocabulary(const std::string& model, const std::string& file, const GptOssConfig& config,
-                           bool harmony) {
-  std::string path = file.empty() ? model : file;
-  std::unique_ptr<Tokenizer> tokenizer;
-  if (file.empty() && !is_directory(model)) {  // an archive carries its tokenizer
-    const auto json = gpt_oss_archived_file(model, "tokenizer.json");
-    const auto ranks = json ? json : gpt_oss_archived_file(model, "o200k_base.tiktoken");
-    if (!ranks)
-      fail(ErrorCode::not_found, model,
-           ": found no tokenizer.json or o200k_base.tiktoken in the archive, expected "
-           "--tokenizer FILE");
-    tokenizer = std::make_unique<ByteBpe>(json ? ByteBpe::parse(*json, path) : ByteBpe::parse_tiktoken(*ranks, path));
-  } else {
-    tokenizer = load_tokenizer(path);
-  }
-  Vocabulary v;
-  v.bpe.reset(dynamic_cast<ByteBpe*>(tokenizer.get()));
-  if (!v.bpe)
-    fail(ErrorCode::bad_data, path, ": found a tokenizer of the kind ", tokenizer->kind(),
-         ", expected byte-level BPE, as GPT-OSS has it");
-  tokenizer.release();
-  if (v.bpe->vocab_size() > config.vocab)
-    fail(ErrorCode::bad_data, path, ": found a tokenizer of ", v.bpe->vocab_size(), " tokens, expected at most ",
-         config.vocab, ", the model's vocabulary");
-  if (!harmony && !has_control_tokens(*v.bpe)) return v;
-  v.harmony.emplace(*v.bpe, path);
-  // The published tokenizer names fewer tokens than the model has; where the answer ends tells whether it is the
-  // model's.
-  const std::vector<int64_t>& ends = config.end_tokens;
-  if (!ends.empty() && std::find(ends.begin(), ends.end(), v.harmony->answer_end) == ends.end())
-    fail(ErrorCode::bad_data, path, ": found <|return|> with id ", v.harmony->answer_end, ", expected ", ends[0],
-         ", where the model's answers end: a tokenizer of another vocabulary");
-  return v;
-}
 
 void add_options(Command& c, ConversationOptions& o) {
   c.text("--tokenizer FILE", o.tokenizer,

@@ -1,20 +1,10 @@
 #pragma once
 // What chat and generate share where a model speaks Harmony.
-#include <optional>
-
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/models.h"
 #include "ingot/engines/generate/harmony_chat.h"
 
 namespace ingot::cli {
-
-// The text of a GPT-OSS model.
-struct Vocabulary {
-  std::unique_ptr<ByteBpe> bpe;
-  std::optional<HarmonyTokens> harmony;  // where it has the control tokens of the format
-};
-// `file`: a tokenizer, or empty for the one beside the model. Refuses one that belongs to another model.
-Vocabulary load_vocabulary(const std::string& model, const std::string& file, const GptOssConfig& config, bool harmony);
 
 struct ConversationOptions {
   std::string tokenizer, reasoning = "medium", system, developer, date;

@@ -9,14 +9,17 @@
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/data/documents.h"
+#include "ingot/engines/generate/sequence_losses.h"
 #include "ingot/io/json.h"
+#include "ingot/models/gpt_oss/config.h"
 
 namespace ingot::cli {
 namespace {
 
 struct EvalCommand {
   std::string run, model, data, ids, split = "held-out";
-  int64_t stride = 0, context = 0, batch_tokens = 4096, layers = 0;
+  int64_t stride = 0, context = 0, batch_tokens = 4096;
+  ModelOptions on;
   bool json = false, flat = false;
 };
 
@@ -31,7 +34,10 @@ std::shared_ptr<const TokenSource> source_of(const EvalCommand& o, const Trained
     return open_shards(shards.held_out, *model.tokenizer);
   }
   std::vector<Document> documents = read_documents(o.data);
-  if (o.split != "all") documents = split_documents(std::move(documents), split_options(model.config.train)).held_out;
+  if (o.split != "all")
+    documents = split_documents(std::move(documents),
+                                split_options(run_config_from_json(model.run_config, model.checkpoint).train))
+                    .held_out;
   return tokenize_documents(*model.tokenizer, documents);
 }
 
@@ -43,7 +49,7 @@ void eval_ids(const EvalCommand& o) {
   size_t longest = 0;
   for (const auto& ids : lists) longest = std::max(longest, ids.size());
   if (longest < 2) fail(ErrorCode::bad_data, o.ids, ": found lists of one id, expected one of at least two");
-  const OpenedModel model = open_model(path, int64_t(longest), o.layers);
+  const OpenedModel model = open_model(path, int64_t(longest), o.on);
   check_ids(lists, model.decoder->vocab(), o.ids);
   Interrupt interrupt;
   const auto start = std::chrono::steady_clock::now();
@@ -65,7 +71,7 @@ void eval_ids(const EvalCommand& o) {
   if (!o.json)
     return write_out(o.ids + " (" + with_commas(int64_t(lists.size())) + " lists): loss " + fixed(loss, 4) +
                      ", perplexity " + fixed(std::exp(loss), 3) + " over " + with_commas(targets) + " tokens\n");
-  const OrderedJson report = {{"model", path},      {"layers", o.layers},    {"lists", lists.size()},
+  const OrderedJson report = {{"model", path},      {"layers", o.on.layers}, {"lists", lists.size()},
                               {"targets", targets}, {"loss", loss},          {"perplexity", std::exp(loss)},
                               {"seconds", seconds}, {"sequences", sequences}};
   write_out(show_json(report) + "\n");
@@ -75,8 +81,10 @@ void eval(const EvalCommand& o) {
   if (!o.ids.empty()) return eval_ids(o);
   const std::string path = chosen_model(o.run, o.model);
   if (o.data.empty()) fail(ErrorCode::usage, "found neither --data nor --ids, expected one of them");
-  if (o.layers > 0) fail(ErrorCode::usage, "found --layers without --ids, expected both");
+  if (o.on.layers > 0) fail(ErrorCode::usage, "found --layers without --ids, expected both");
   if (is_gpt_oss(path)) fail(ErrorCode::unsupported, path, ": found --data for a GPT-OSS model, expected --ids");
+  if (o.on.device == "cuda")
+    fail(ErrorCode::unsupported, "--device cuda: found --data, which is scored on the CPU, expected --ids");
   const TrainedModel model = load_trained(path);
   const auto source = source_of(o, model);
   std::vector<DocumentScore> documents;
@@ -85,8 +93,8 @@ void eval(const EvalCommand& o) {
                              .stride = o.stride,
                              .flat = o.flat,
                              .looping = model.looping,
-                             .products = products_of(model.config.train)};
-  const Score s = score(model.config.model, model.weights, *model.tokenizer, source, options, &documents);
+                             .products = model.products};
+  const Score s = score(model.config, model.weights, *model.tokenizer, source, options, &documents);
   if (!o.json)
     return write_out(o.data + " (" + o.split + ", " + counted(int64_t(documents.size()), "document") +
                      "): " + score_line(s) + "\n");
@@ -101,7 +109,7 @@ void eval(const EvalCommand& o) {
                               {"bytes", s.bytes},
                               {"loss", s.loss},
                               {"bits_per_byte", s.bits_per_byte},
-                              {"context", o.context != 0 ? o.context : model.config.model.context},
+                              {"context", o.context != 0 ? o.context : model.config.context},
                               {"stride", o.stride},
                               {"seconds", s.seconds},
                               {"tokens_per_second", double(s.targets) / s.seconds}};
@@ -118,8 +126,7 @@ void add_eval(Command& root) {
   c.text("--data PATH", o->data, "text or shards");
   c.text("--ids FILE", o->ids,
          "instead of text: one JSON list of token ids a line; --json gives the loss at every position");
-  c.integer("--layers N", o->layers, 0, 1 << 20,
-            "with --ids: run the first N layers of a GPT-OSS model; 0: all (default: 0)");
+  add_options(c, o->on);
   c.choice("--split PART", o->split, {"held-out", "all"},
            "held-out: the part the run would hold out of this data; all (default: held-out)");
   c.integer("--stride N", o->stride, 0, 1 << 30,

@@ -9,13 +9,15 @@
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/io/json.h"
+#include "ingot/models/gpt_oss/config.h"
 
 namespace ingot::cli {
 namespace {
 
 struct GenerateCommand {
   std::string run, model, prompt, file, ids;
-  int64_t tokens = 200, seed = 1, layers = 0;
+  int64_t tokens = 200, seed = 1;
+  ModelOptions on;
   SamplingOptions sampling;
   ConversationOptions conversation;
   bool only_new = false, past_end = false, json = false, raw = false;
@@ -38,7 +40,7 @@ void generate_ids(const GenerateCommand& o) {
   const std::vector<std::vector<int32_t>> prompts = read_ids(o.ids);
   size_t longest = 0;
   for (const auto& p : prompts) longest = std::max(longest, p.size());
-  const OpenedModel model = open_model(path, int64_t(longest) + o.tokens, o.layers);
+  const OpenedModel model = open_model(path, int64_t(longest) + o.tokens, o.on);
   check_ids(prompts, model.decoder->vocab(), o.ids);
   Session session(*model.decoder);
   Interrupt interrupt;
@@ -61,7 +63,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
   std::vector<HarmonyMessage> asked = opening;
   asked.push_back({.role = HarmonyRole::user, .content = prompt});
   const size_t length = encode_harmony(render_harmony_prompt(asked), *v.bpe, *v.harmony).size();
-  const OpenedModel model = open_model(path, int64_t(length) + std::max<int64_t>(1, o.tokens), o.layers);
+  const OpenedModel model = open_model(path, int64_t(length) + std::max<int64_t>(1, o.tokens), o.on);
   HarmonyChat chat(*model.decoder, *v.bpe, *v.harmony, opening);
   Interrupt interrupt;
   AnswerPrinter printer(false);
@@ -82,7 +84,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
 // A prompt as it is, and how the model goes on.
 void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const std::string& prompt) {
   const std::vector<int32_t> ids = v.bpe->encode(prompt);
-  const OpenedModel model = open_model(path, int64_t(ids.size()) + o.tokens, o.layers);
+  const OpenedModel model = open_model(path, int64_t(ids.size()) + o.tokens, o.on);
   Session session(*model.decoder);
   Interrupt interrupt;
   Utf8Stream stream;
@@ -116,12 +118,13 @@ void generate(const GenerateCommand& o) {
   std::string prompt = o.prompt;
   if (!o.file.empty() || (prompt.empty() && isatty(STDIN_FILENO) == 0)) prompt = read_input(o.file);
   if (is_gpt_oss(path)) {
-    const Vocabulary v = load_vocabulary(path, o.conversation.tokenizer, read_gpt_oss_config(path), false);
+    const Vocabulary v = load_vocabulary(path, o.conversation.tokenizer);
     return v.harmony && !o.raw ? answer(o, path, v, prompt) : go_on(o, path, v, prompt);
   }
-  if (o.json || o.layers > 0) fail(ErrorCode::usage, "found --json or --layers without --ids, expected both");
-  const TrainedModel model = load_trained(path);
-  Generator generator(model.config.model, model.weights, model.looping, products_of(model.config.train));
+  if (o.json || o.on.layers > 0) fail(ErrorCode::usage, "found --json or --layers without --ids, expected both");
+  const Vocabulary v = load_vocabulary(path);
+  OpenedModel model = open_model(path, 0, o.on);
+  Generator generator(std::move(model.decoder));
   Interrupt interrupt;
   Continuation c;
   c.prompt = prompt;
@@ -130,7 +133,7 @@ void generate(const GenerateCommand& o) {
   c.show = [](std::string_view piece) { write_out(piece); };
   c.stop = [&] { return interrupt.asked(); };
   c.repeat_prompt = !o.only_new;
-  const std::string text = continue_text(generator, *model.tokenizer, c);
+  const std::string text = continue_text(generator, *v.tokenizer, c);
   if (text.empty() || text.back() != '\n') write_out("\n");
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
 }
@@ -149,7 +152,7 @@ void add_generate(Command& root) {
   add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
-  c.integer("--layers N", o->layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
+  add_options(c, o->on);
   add_options(c, o->conversation);
   c.flag("--raw", o->raw, "continue the prompt of a GPT-OSS model as it is, not as a user's turn in its format");
   c.flag("--json", o->json,

@@ -2,9 +2,8 @@
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/progress.h"
-#include "ingot/engines/generate/decoder.h"
-#include "ingot/engines/train/checkpoint.h"
 #include "ingot/io/archive.h"
+#include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/iris.h"
 #include "ingot/io/json.h"
@@ -12,6 +11,7 @@
 #include "ingot/models/gpt/config.h"
 #include "ingot/models/gpt/parameters.h"
 #include "ingot/models/gpt/program.h"
+#include "ingot/models/gpt_oss/decoder.h"
 
 namespace ingot::cli {
 namespace {
@@ -166,7 +166,7 @@ void add_info(Command& root) {
       report = describe(resolve_config(o->preset, o->model, "{}").model);
     } else {
       const TrainedModel model = load_trained(o->run);
-      report = describe(model.config.model);
+      report = describe(model.config);
       report["checkpoint"] = model.checkpoint;
       report["step"] = model.step;
       const std::string run = parent_path(model.checkpoint);

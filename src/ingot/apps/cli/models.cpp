@@ -1,54 +1,26 @@
 #include "ingot/apps/cli/models.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "ingot/apps/cli/cli.h"
-#include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
+#include "ingot/io/file.h"
 #include "ingot/io/json.h"
+#include "ingot/models/gpt_oss/config.h"
 
 namespace ingot::cli {
-namespace {
 
-constexpr int64_t kBatch = 512;  // tokens of a prompt at a time
-
-OpenedModel open_gpt_oss(const std::string& path, int64_t tokens, int64_t layers) {
-  const GptOssConfig config = read_gpt_oss_config(path);
-  if (layers > config.layers)
-    fail(ErrorCode::usage, "--layers: found ", layers, ", expected at most ", config.layers, ", the model's");
-  if (tokens > config.context)
-    fail(ErrorCode::usage, "found ", tokens, " tokens, expected at most ", config.context, ", the model's context");
-  // A prompt shorter than a batch needs no room for more.
-  const GptOssDecoderOptions options{.context = tokens, .batch = std::min(kBatch, std::max<int64_t>(1, tokens))};
-  OpenedModel m;
-  m.weights = std::make_unique<GptOssWeights>(load_gpt_oss(
-      path, config,
-      {.layers = layers, .other_bytes = decoder_bytes(config, layers > 0 ? layers : config.layers, options)}));
-  m.decoder = make_decoder(config, *m.weights, options);
-  m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
-  return m;
+void add_options(Command& c, ModelOptions& o) {
+  c.integer("--layers N", o.layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
+  c.choice("--device WHERE", o.device, {"auto", "cpu", "cuda"},
+           "where the model runs; auto: on a GPU that it can use, else the CPU (default: auto)");
 }
 
-OpenedModel open_trained(const std::string& path, int64_t layers) {
-  if (layers > 0) fail(ErrorCode::usage, "--layers: found ", layers, ", expected none with a model of `ingot train`");
-  OpenedModel m;
-  m.trained = load_trained(path);
-  m.decoder = make_decoder(m.trained->config.model, m.trained->weights, m.trained->looping,
-                           products_of(m.trained->config.train));
-  if (m.trained->tokenizer->bos() >= 0) m.end_ids.push_back(m.trained->tokenizer->bos());
-  return m;
-}
-
-}  // namespace
-
-OpenedModel open_model(const std::string& path, int64_t tokens, int64_t layers) {
-  const auto start = std::chrono::steady_clock::now();
-  OpenedModel m = is_gpt_oss(path) ? open_gpt_oss(path, tokens, layers) : open_trained(path, layers);
-  m.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (m.weights && m.load_seconds > 1)
-    log_info(path, ": ", format_bytes(double(m.weights->bytes())), " of weights in ", fixed(m.load_seconds, 1), " s");
+OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
+  OpenedModel m = ingot::open_model(path, {.tokens = tokens, .layers = o.layers, .device = device_named(o.device)});
+  if (m.load_seconds > 1)
+    log_info(path, ": ", format_bytes(double(m.weight_bytes)), " of weights in ", fixed(m.load_seconds, 1), " s");
   return m;
 }
 

@@ -1,23 +1,22 @@
 #pragma once
 // A model named on the command line, whatever its kind: a run of `ingot train`, or a GPT-OSS checkpoint.
-#include <optional>
+#include <string>
+#include <vector>
 
-#include "ingot/engines/generate/decoder.h"
-#include "ingot/engines/train/trainer.h"
+#include "ingot/models/registry.h"
 
 namespace ingot::cli {
 
-struct OpenedModel {
-  std::unique_ptr<Decoder> decoder;
-  std::vector<int32_t> end_ids;  // ids that end an answer
-  double load_seconds = 0;
-  // What the decoder reads.
-  std::optional<TrainedModel> trained;
-  std::unique_ptr<GptOssWeights> weights;
+class Command;
+
+// How a command wants its model.
+struct ModelOptions {
+  int64_t layers = 0;  // the first so many, 0 for all; GPT-OSS only
+  std::string device = "auto";
 };
-// `tokens`: the longest sequence that will be needed, for models whose context is longer than anyone wants memory for.
-// `layers`: the first so many, 0 for all; GPT-OSS only.
-OpenedModel open_model(const std::string& path, int64_t tokens, int64_t layers);
+void add_options(Command& c, ModelOptions& o);
+// `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.
+OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o);
 // For commands that serve no other model.
 void require_gpt_oss(const std::string& path);
 // RUN or --model: exactly one of them.

@@ -86,18 +86,17 @@ Accuracy compare_models(Decoder& reference, Decoder& other, const std::vector<st
     for (size_t i = 0; i < ids.size(); ++i)
       if (ids[i] < 0 || ids[i] >= vocab)
         fail(ErrorCode::bad_data, "found id ", ids[i], " at position ", i, ", expected 0 to ", vocab - 1);
-    reference.rewind(0);
-    other.rewind(0);
+    Sequence one(reference), two(other);
     const int64_t n = int64_t(ids.size());
     for (int64_t at = 0; at + 1 < n;) {
       if (cancelled && cancelled()) fail(ErrorCode::interrupted, "stopped by a signal");
       const int64_t count = std::min({reference.batch(), other.batch(), n - at});
       const std::span<const int32_t> batch = std::span(ids).subspan(size_t(at), size_t(count));
       kept.resize(size_t(count * vocab));
-      reference.extend(batch, Decoder::Rows::all, [&](int64_t first, const Tensor& logits) {
+      one.extend(batch, Decoder::Rows::all, [&](int64_t first, const Tensor& logits) {
         std::copy_n(logits.ptr<float>(), logits.numel(), kept.data() + (first - at) * vocab);
       });
-      other.extend(batch, Decoder::Rows::all, [&](int64_t first, const Tensor& logits) {
+      two.extend(batch, Decoder::Rows::all, [&](int64_t first, const Tensor& logits) {
         for (int64_t i = 0; i < logits.size(0) && first + i + 1 < n; ++i)
           meter.add(kept.data() + (first + i - at) * vocab, logits.ptr<float>() + i * vocab, vocab,
                     ids[size_t(first + i + 1)]);

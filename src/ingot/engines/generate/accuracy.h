@@ -1,7 +1,10 @@
 #pragma once
 // How far one model is from another, token by token, both told the same text. p are the reference's probabilities, q
 // the other's; ranks are by logits, the lower id first among equals.
-#include "ingot/engines/generate/decoder.h"
+#include <functional>
+#include <vector>
+
+#include "ingot/models/decoder.h"
 
 namespace ingot {
 
@@ -29,7 +32,7 @@ class AccuracyMeter {
   int64_t confident_same_ = 0;
 };
 
-// Over every token after the first of each list.
+// Over every token after the first of each list. Takes a slot of each for the time of a list.
 Accuracy compare_models(Decoder& reference, Decoder& other, const std::vector<std::vector<int32_t>>& lists,
                         const std::function<bool()>& cancelled = {});
 

@@ -4,7 +4,9 @@
 
 #include <cmath>
 
+#include "ingot/engines/generate/sequence_losses.h"
 #include "ingot/models/gpt_oss/archive.h"
+#include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/models/gpt_oss/forms.h"
 #include "ingot/testing/gpt_oss_checkpoint.h"
 #include "ingot/testing/temporary_directory.h"

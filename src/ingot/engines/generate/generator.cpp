@@ -3,7 +3,8 @@
 namespace ingot {
 
 Generator::Generator(const GptConfig& config, const Tensor& weights, bool looping, Products products)
-    : decoder_(make_decoder(config, weights, looping, products)), session_(*decoder_) {}
+    : Generator(make_decoder(config, weights, looping, products)) {}
+Generator::Generator(std::unique_ptr<Decoder> decoder) : decoder_(std::move(decoder)), session_(*decoder_) {}
 
 std::vector<int32_t> Generator::generate(const Tokenizer& tokenizer, std::span<const int32_t> prompt,
                                          const GenerateOptions& options, const std::function<bool(int32_t)>& on_token) {

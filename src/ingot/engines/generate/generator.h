@@ -1,6 +1,7 @@
 #pragma once
-// Text from a model that `ingot train` made.
+// Text from a model that continues text, as those of `ingot train` do.
 #include "ingot/engines/generate/session.h"
+#include "ingot/models/gpt/decoder.h"
 #include "ingot/text/tokenizer.h"
 
 namespace ingot {
@@ -16,6 +17,7 @@ class Generator {
  public:
   // `weights` must outlive the generator.
   Generator(const GptConfig& config, const Tensor& weights, bool looping, Products products = Products::fp32);
+  explicit Generator(std::unique_ptr<Decoder> decoder);
   // Continues `prompt` (bos is put in front where the tokenizer has one) and returns the new ids. `on_token` receives
   // each as it is drawn and ends the generation by returning false. When the context is full, the newest half of it is
   // kept.

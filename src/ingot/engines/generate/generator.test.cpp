@@ -79,11 +79,12 @@ TEST(generator, the_seed_decides_and_the_context_may_overflow) {
 TEST(decoder, nothing_to_append_and_more_than_a_batch_are_refused) {
   Fixture f;
   const auto decoder = make_decoder(f.config, f.weights, false, Products::fp32);
+  Sequence sequence(*decoder);
   int calls = 0;
   const auto append = [&](size_t n) {
     const std::vector<int32_t> ids(n, 1);
     return testing::error_of(
-        [&] { decoder->extend(ids, Decoder::Rows::last, [&](int64_t, const Tensor&) { ++calls; }); });
+        [&] { sequence.extend(ids, Decoder::Rows::last, [&](int64_t, const Tensor&) { ++calls; }); });
   };
   EXPECT_NE(append(0).find("found 0 tokens to append, expected 1 to 16"), std::string::npos);
   EXPECT_NE(append(17).find("found 17 tokens to append, expected 1 to 16"), std::string::npos);

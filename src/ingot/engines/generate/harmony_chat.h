@@ -1,23 +1,15 @@
 #pragma once
-// A conversation with a model that speaks Harmony: each turn is rendered, and the answer parsed as it comes.
-#include "ingot/engines/generate/session.h"
-#include "ingot/text/harmony.h"
+// A conversation with a model that speaks Harmony, kept from turn to turn.
+#include "ingot/engines/generate/harmony_answer.h"
 
 namespace ingot {
 
-// What the model said in one turn, and how it ended.
-struct HarmonyTurn {
-  std::vector<HarmonyMessage> messages;
-  Answer answer;
-  std::string called;  // the recipient of a call it waits for, or empty
-};
-
 class HarmonyChat {
  public:
-  // New text of an answer: the message it belongs to (its content ends with the text), never half a character.
-  using Show = std::function<void(const HarmonyMessage& message, std::string_view text)>;
+  using Show = ShowHarmony;
 
-  // Decoder, tokenizer and tokens must outlive the chat. `opening`: what stands before the first turn.
+  // Decoder, of which it takes a slot, tokenizer and tokens must outlive the chat. `opening`: what stands before the
+  // first turn.
   HarmonyChat(Decoder& decoder, const ByteBpe& tokenizer, const HarmonyTokens& tokens,
               std::vector<HarmonyMessage> opening);
   // A user's turn and the answer to it. `options` gives limits and sampling; the ids that end an answer are added here.
@@ -30,7 +22,6 @@ class HarmonyChat {
 
  private:
   Session session_;
-  const Decoder& decoder_;
   const ByteBpe& tokenizer_;
   const HarmonyTokens& tokens_;
   std::vector<HarmonyMessage> conversation_;

@@ -5,6 +5,8 @@
 #include <map>
 
 #include "ingot/io/utf8.h"
+#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/host_decoder.h"
 #include "ingot/testing/gpt_oss_checkpoint.h"
 #include "ingot/testing/temporary_directory.h"
 
@@ -48,20 +50,24 @@ const Vocabulary& vocabulary() {
 }
 
 // A model that says one line after another, each to the end, whatever it is told.
-class Speaker final : public Decoder {
+class Speaker final : public HostDecoder {
  public:
-  Speaker(std::vector<std::string> lines, int64_t context = 1000) : context_(context) {
+  Speaker(std::vector<std::string> lines, int64_t context = 1000) : HostDecoder(1), context_(context) {
     for (const std::string& line : lines) lines_.push_back(vocabulary().ids(line));
   }
   int64_t vocab() const override { return vocabulary().bpe.vocab_size(); }
   int64_t context() const override { return context_; }
   int64_t batch() const override { return 1000; }
-  int64_t length() const override { return int64_t(told.size()); }
-  int64_t rewind(int64_t length) override {
+  std::vector<int32_t> told;
+
+ private:
+  void start(int) override { told.clear(); }
+  int64_t held(int) const override { return int64_t(told.size()); }
+  int64_t cut(int, int64_t length) override {
     told.resize(size_t(length));
     return length;
   }
-  void extend(std::span<const int32_t> ids, Rows, const Take& take) override {
+  void extend_slot(int, std::span<const int32_t> ids, Rows, const Take& take) override {
     told.insert(told.end(), ids.begin(), ids.end());
     if (ids.size() > 1) {  // a prompt
       line_ = lines_[std::min(answers_++, lines_.size() - 1)];
@@ -69,11 +75,8 @@ class Speaker final : public Decoder {
     }
     std::vector<float> logits(size_t(vocab()), 0.f);
     logits[size_t(line_[std::min(next_++, line_.size() - 1)])] = 50;
-    take(length() - 1, Tensor(logits.data(), {1, vocab()}));
+    take(held(0) - 1, Tensor(logits.data(), {1, vocab()}));
   }
-  std::vector<int32_t> told;
-
- private:
   int64_t context_;
   std::vector<std::vector<int32_t>> lines_;
   std::vector<int32_t> line_;
@@ -166,16 +169,19 @@ TEST(harmony_chat, a_full_context_ends_the_answer_and_a_turn_too_long_changes_no
 }
 
 // A small GPT-OSS with windows of 6, whose 37 ids stand for those of the vocabulary.
-class Folded final : public Decoder {
+class Folded final : public HostDecoder {
  public:
-  explicit Folded(std::unique_ptr<Decoder> inner) : inner_(std::move(inner)) {}
+  explicit Folded(std::unique_ptr<Decoder> inner) : HostDecoder(1), inner_(std::move(inner)), sequence_(*inner_) {}
   int64_t vocab() const override { return vocabulary().bpe.vocab_size(); }
   int64_t context() const override { return inner_->context(); }
   int64_t batch() const override { return inner_->batch(); }
-  int64_t length() const override { return inner_->length(); }
-  int64_t rewind(int64_t length) override { return inner_->rewind(length); }
-  void mark() override { inner_->mark(); }
-  void extend(std::span<const int32_t> ids, Rows rows, const Take& take) override {
+
+ private:
+  void start(int) override { sequence_.rewind(0); }
+  int64_t held(int) const override { return sequence_.length(); }
+  int64_t cut(int, int64_t length) override { return sequence_.rewind(length); }
+  void keep(int) override { sequence_.mark(); }
+  void extend_slot(int, std::span<const int32_t> ids, Rows rows, const Take& take) override {
     const auto& t = vocabulary().tokens;
     bool answer_begins = false;
     for (const int32_t id : ids) {
@@ -184,7 +190,7 @@ class Folded final : public Decoder {
     }
     std::vector<int32_t> folded(ids.begin(), ids.end());
     for (int32_t& id : folded) id %= int32_t(inner_->vocab());
-    inner_->extend(folded, rows, [&](int64_t at, const Tensor& logits) {
+    sequence_.extend(folded, rows, [&](int64_t at, const Tensor& logits) {
       std::vector<float> all(size_t(vocab()), -100.f);
       for (size_t i = 9; i < all.size(); ++i)  // no control token but <|message|> where an answer begins
         all[i] = logits.ptr<float>()[i % size_t(inner_->vocab())] - 1e-3f * float(i);
@@ -193,8 +199,8 @@ class Folded final : public Decoder {
     });
   }
 
- private:
   std::unique_ptr<Decoder> inner_;
+  Sequence sequence_;
   int32_t last_ = -1;
 };
 

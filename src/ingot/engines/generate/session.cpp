@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 namespace ingot {
 namespace {
@@ -28,25 +27,14 @@ void check(const SessionOptions& o, std::span<const int32_t> prompt, const Decod
 
 }  // namespace
 
-const char* name_of(Finish f) {
-  switch (f) {
-    case Finish::stop: return "stop";
-    case Finish::length: return "length";
-    case Finish::context: return "context";
-    case Finish::cancelled: return "cancelled";
-  }
-  return "?";
-}
-
-// Appends ids in batches; `take` gets the last one's logits. False: cancelled on the way.
-bool Session::tell(std::span<const int32_t> ids, const SessionOptions& o, const Decoder::Take& take) {
-  const size_t batch = size_t(decoder_.batch());
+// Appends ids in batches. False: cancelled on the way.
+bool Session::tell(std::span<const int32_t> ids, const SessionOptions& o) {
+  const size_t batch = size_t(sequence_.decoder().batch());
   for (size_t at = 0; at < ids.size();) {
     if (o.cancelled && o.cancelled()) return false;
     const auto part = ids.subspan(at, std::min(batch, ids.size() - at));
+    if (!sequence_.extend(part)) return false;
     at += part.size();
-    decoder_.extend(
-        part, Decoder::Rows::last, at == ids.size() ? take : [](int64_t, const Tensor&) {});
     told_.insert(told_.end(), part.begin(), part.end());
     if (o.on_prompt && ids.size() > 1) o.on_prompt(int64_t(at), int64_t(ids.size()));
   }
@@ -54,69 +42,61 @@ bool Session::tell(std::span<const int32_t> ids, const SessionOptions& o, const 
 }
 
 void Session::forget() {
-  decoder_.rewind(0);
+  sequence_.rewind(0);
   told_.clear();
 }
 
+// The context is full: its newest half stays, with the token that waits behind it.
+void Session::slide(int32_t next) {
+  const int64_t kept = std::max<int64_t>(1, sequence_.decoder().context() / 2);
+  std::vector<int32_t> half(told_.end() - (kept - 1), told_.end());
+  half.push_back(next);
+  forget();
+  tell(half, {});
+}
+
+// Tokens until something ends the answer; there are logits to begin with.
+void Session::draw(const SessionOptions& o, Answer& answer) {
+  int64_t made = 0;
+  DrawOptions d{.sampling = o.sampling, .seed = o.seed, .vocab = o.vocab, .bias = o.bias, .stop_ids = o.stop_ids};
+  d.logprobs = o.logprobs;
+  d.on_token = [&](int32_t token) {
+    ++made;
+    if (o.on_token && !o.on_token(token)) return false;
+    return made == o.tokens || !o.cancelled || !o.cancelled();
+  };
+  while (true) {
+    d.step = uint32_t(made);
+    const Drawn drawn = sequence_.draw(d, o.tokens - made);
+    answer.tokens.insert(answer.tokens.end(), drawn.tokens.begin(), drawn.tokens.end());
+    answer.logprobs.insert(answer.logprobs.end(), drawn.logprobs.begin(), drawn.logprobs.end());
+    answer.finish = drawn.finish;
+    answer.stop_id = drawn.stop_id;
+    told_.insert(told_.end(), drawn.tokens.begin(), drawn.tokens.end());
+    told_.resize(size_t(sequence_.length()));  // the last token may wait
+    if (drawn.finish != Finish::context || !o.slide) return;
+    slide(answer.tokens.back());
+  }
+}
+
 Answer Session::generate(std::span<const int32_t> prompt, const SessionOptions& o) {
-  check(o, prompt, decoder_);
-  const int64_t context = decoder_.context(), vocab = o.vocab > 0 ? o.vocab : decoder_.vocab();
+  check(o, prompt, sequence_.decoder());
+  const int64_t context = sequence_.decoder().context();
   if (int64_t(prompt.size()) > context) prompt = prompt.last(size_t(context));
   Answer answer{.prompt = int64_t(prompt.size())};
-  std::vector<char> row;  // the last token's logits
-  DType dtype = DType::f32;
-  const Decoder::Take keep = [&](int64_t, const Tensor& logits) {
-    dtype = logits.dtype;
-    row.resize(size_t(logits.bytes()));
-    std::memcpy(row.data(), logits.data, row.size());
-  };
   try {
     auto start = std::chrono::steady_clock::now();
     // The last token is always told anew: its logits are wanted.
     const auto differ = std::mismatch(told_.begin(), told_.end(), prompt.begin(), prompt.end() - 1);
-    answer.reused = decoder_.rewind(differ.first - told_.begin());
+    answer.reused = sequence_.rewind(differ.first - told_.begin());
     told_.resize(size_t(answer.reused));
-    const bool ready = tell(prompt.subspan(size_t(answer.reused)), o, keep);
+    const bool ready = tell(prompt.subspan(size_t(answer.reused)), o);
     answer.prompt_seconds = seconds_since(start);
-    answer.finish = ready ? Finish::length : Finish::cancelled;
-    if (ready) decoder_.mark();
+    if (ready) sequence_.mark();
+    const bool goes_on = ready && !(o.tokens > 0 && o.cancelled && o.cancelled());
+    answer.finish = goes_on ? Finish::length : Finish::cancelled;
     start = std::chrono::steady_clock::now();
-    for (int64_t i = 0; ready && i < o.tokens; ++i) {
-      if (o.cancelled && o.cancelled()) {
-        answer.finish = Finish::cancelled;
-        break;
-      }
-      int32_t token = 0;
-      sample({.logits = Tensor(row.data(), dtype, {1, vocab}),
-              .tokens = Tensor(&token, {1}),
-              .options = o.sampling,
-              .seed = o.seed,
-              .step = uint32_t(i)},
-             {});
-      if (std::find(o.stop_ids.begin(), o.stop_ids.end(), token) != o.stop_ids.end()) {
-        answer.finish = Finish::stop;
-        answer.stop_id = token;
-        break;
-      }
-      answer.tokens.push_back(token);
-      if (o.on_token && !o.on_token(token)) {
-        answer.finish = Finish::cancelled;
-        break;
-      }
-      if (i + 1 == o.tokens) break;
-      std::vector<int32_t> next{token};
-      if (decoder_.length() == context) {
-        if (!o.slide) {
-          answer.finish = Finish::context;
-          break;
-        }
-        const int64_t kept = std::max<int64_t>(1, context / 2);
-        next.assign(told_.end() - (kept - 1), told_.end());
-        next.push_back(token);
-        forget();
-      }
-      tell(next, {}, keep);
-    }
+    if (goes_on && o.tokens > 0) draw(o, answer);
     answer.token_seconds = seconds_since(start);
   } catch (...) {
     forget();

@@ -1,13 +1,9 @@
 #pragma once
-// Generation over a decoder: prompt, then a token at a time until something ends it. What the decoder already holds of
-// the next prompt is used again.
-#include "ingot/engines/generate/decoder.h"
-#include "ingot/kernels/sampling/sampling.h"
+// Generation in one slot of a decoder: prompt, then tokens until something ends it. What the slot already holds of the
+// next prompt is used again.
+#include "ingot/models/decoder.h"
 
 namespace ingot {
-
-enum class Finish { stop, length, context, cancelled };  // a stop id; enough tokens; the context is full; asked to end
-const char* name_of(Finish f);
 
 struct SessionOptions {
   int64_t tokens = 200;  // most new ones
@@ -15,6 +11,8 @@ struct SessionOptions {
   uint64_t seed = 1;
   int64_t vocab = 0;  // ids from here on are never drawn: a tokenizer may have fewer than the model. 0: all may be
   std::vector<int32_t> stop_ids;
+  std::vector<LogitBias> bias;  // models/decoder.h
+  int64_t logprobs = -1;        // models/decoder.h
   // Where the context is full: end, or go on with its newest half (a longer prompt then loses its beginning).
   bool slide = false;
   std::function<bool(int32_t)> on_token;  // each new token as it is drawn, not the stop id; false ends the answer
@@ -22,7 +20,8 @@ struct SessionOptions {
   std::function<void(int64_t, int64_t)> on_prompt;  // tokens of the prompt that are done, and all of them
 };
 struct Answer {
-  std::vector<int32_t> tokens;  // without the stop id
+  std::vector<int32_t> tokens;          // without the stop id
+  std::vector<TokenLogprobs> logprobs;  // one for each, where asked for
   Finish finish = Finish::length;
   int32_t stop_id = -1;                          // the one that ended it
   int64_t prompt = 0, reused = 0;                // tokens of the prompt; those whose keys and values were there already
@@ -31,15 +30,18 @@ struct Answer {
 
 class Session {
  public:
-  explicit Session(Decoder& decoder) : decoder_(decoder) {}
+  explicit Session(Decoder& decoder) : sequence_(decoder) {}
   // An error leaves the session as if everything had been forgotten.
   Answer generate(std::span<const int32_t> prompt, const SessionOptions& options);
-  void forget();                                              // the next prompt is computed whole
-  const std::vector<int32_t>& told() const { return told_; }  // what the decoder holds
+  void forget();  // the next prompt is computed whole
+  const Decoder& decoder() const { return sequence_.decoder(); }
+  const std::vector<int32_t>& told() const { return told_; }  // what the slot holds
 
  private:
-  bool tell(std::span<const int32_t> ids, const SessionOptions& o, const Decoder::Take& take);
-  Decoder& decoder_;
+  bool tell(std::span<const int32_t> ids, const SessionOptions& o);
+  void draw(const SessionOptions& o, Answer& answer);
+  void slide(int32_t next);
+  Sequence sequence_;
   std::vector<int32_t> told_;
 };
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/engines/generate/sequence_losses.h"
+#include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/testing/gpt_oss_checkpoint.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
@@ -26,8 +28,8 @@ struct Fixture {
     config.window = 6;
     weights = load_gpt_oss(dir / "m", config);
   }
-  std::unique_ptr<Decoder> decoder(int64_t context = 200, int64_t batch = 8) const {
-    return make_decoder(config, weights, {.context = context, .batch = batch});
+  std::unique_ptr<Decoder> decoder(int64_t context = 200, int64_t batch = 8, int64_t slots = 1) const {
+    return make_decoder(config, weights, {.context = context, .batch = batch, .slots = slots});
   }
 };
 std::vector<int32_t> ids_of(uint64_t seed, int64_t n) {
@@ -51,10 +53,11 @@ TEST(session, greedy_tokens_are_the_likeliest_after_everything_before) {
   EXPECT_EQ(a.finish, Finish::length);
   for (const int32_t token : a.tokens) {
     const auto fresh = f.decoder();
+    Sequence sequence(*fresh);
     std::vector<double> row;
     for (size_t t = 0; t < all.size(); ++t)
-      fresh->extend(std::span(all).subspan(t, 1), Decoder::Rows::last,
-                    [&](int64_t, const Tensor& logits) { row = testing::values(logits); });
+      sequence.extend(std::span(all).subspan(t, 1), Decoder::Rows::last,
+                      [&](int64_t, const Tensor& logits) { row = testing::values(logits); });
     EXPECT_EQ(token, std::max_element(row.begin(), row.end()) - row.begin());
     all.push_back(token);
   }
@@ -148,7 +151,7 @@ TEST(session, many_turns_keep_a_bounded_number_of_places_and_stay_right) {
 
 TEST(session, ends_at_a_stop_id_at_the_context_and_when_it_is_told_to) {
   const Fixture f;
-  const auto decoder = f.decoder(40);
+  const auto decoder = f.decoder(40, 8, 2);
   Session session(*decoder);
   const std::vector<int32_t> prompt = ids_of(1, 30);
   const std::vector<int32_t> free = session.generate(prompt, kGreedy).tokens;
@@ -211,10 +214,10 @@ TEST(session, losses_are_those_of_each_next_token) {
   const std::vector<int32_t> ids = ids_of(4, 45);
   const std::vector<double> losses = sequence_losses(*decoder, ids);
   ASSERT_EQ(losses.size(), 44u);
-  decoder->rewind(0);
+  Sequence sequence(*decoder);
   for (size_t t = 0; t + 1 < ids.size(); ++t) {
     std::vector<double> row;
-    decoder->extend(std::span(ids).subspan(t, 1), Decoder::Rows::last,
+    sequence.extend(std::span(ids).subspan(t, 1), Decoder::Rows::last,
                     [&](int64_t, const Tensor& logits) { row = testing::values(logits); });
     double sum = 0;
     for (const double l : row) sum += std::exp(l);

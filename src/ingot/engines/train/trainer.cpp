@@ -12,16 +12,16 @@
 #include "ingot/core/thread_pool.h"
 #include "ingot/core/version.h"
 #include "ingot/data/prefetch.h"
-#include "ingot/engines/train/checkpoint.h"
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
+#include "ingot/io/checkpoint.h"
 #include "ingot/io/json.h"
-#include "ingot/io/sha256.h"
 #include "ingot/kernels/adamw/adamw.h"
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/copy/host_copy.h"
 #include "ingot/kernels/sum/sum.h"
+#include "ingot/models/gpt/trained.h"
 
 namespace ingot {
 namespace {
@@ -29,7 +29,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-Products products_of(const TrainOptions& o) { return o.products == "bf16" ? Products::bf16 : Products::fp32; }
+Products products_of(const TrainOptions& o) { return products_named(o.products); }
 
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
@@ -38,13 +38,6 @@ std::string utc_now() {
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
   return text;
-}
-
-// Tensors of a flat tensor under their parameters' names.
-std::vector<NamedTensor> by_name(const ParameterLayout& layout, const Tensor& flat, const std::string& prefix = "") {
-  std::vector<NamedTensor> all;
-  for (const Parameter& p : layout.all()) all.push_back({prefix + p.name, layout.view(flat, p)});
-  return all;
 }
 
 // JSON has no word for a number that is not finite.
@@ -75,15 +68,6 @@ class RunLog {
 };
 
 }  // namespace
-
-std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat) {
-  Sha256 hash;
-  for (const Parameter& p : layout.all()) {
-    const Tensor t = layout.view(flat, p);
-    hash.update({static_cast<const char*>(t.data), size_t(t.bytes())});
-  }
-  return hash.hex();
-}
 
 struct Trainer::Impl {
   RunConfig config;
@@ -145,7 +129,7 @@ struct Trainer::Impl {
     const auto refuse = [&](const auto&... what) { fail(ErrorCode::usage, "train.init_from: ", path, ": ", what...); };
     if (other.tokenizer->hash() != data.tokenizer->hash())
       refuse("found a model of another tokenizer, expected this run's; ", other.tokenizer_file, " is the model's");
-    const ParameterLayout theirs(other.config.model);
+    const ParameterLayout theirs(other.config);
     if (theirs.all().size() != layout.all().size())
       refuse("found a model of ", theirs.all().size(), " tensors, expected ", layout.all().size(),
              " as this configuration has");
@@ -258,9 +242,10 @@ struct Trainer::Impl {
 
   CheckpointContent content(const HostState& here) const {
     CheckpointContent c;
-    c.model = by_name(layout, here.result.tensor());
+    c.model = named_tensors(layout, here.result.tensor());
     if (optimizer.average())
-      for (NamedTensor& t : by_name(layout, here.weights.tensor(), "weights.")) c.optimizer.push_back(std::move(t));
+      for (NamedTensor& t : named_tensors(layout, here.weights.tensor(), "weights."))
+        c.optimizer.push_back(std::move(t));
     for (const auto& [name, copy] : here.state) c.optimizer.push_back({name, copy.tensor()});
     OrderedJson state;
     state["step"] = step;
@@ -541,38 +526,6 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
                {"seconds", m.trained_seconds},
                {"parameter_hash", result.parameter_hash}});
   return result;
-}
-
-TrainedModel load_trained(const std::string& directory) {
-  TrainedModel t;
-  const Checkpoint found = open_checkpoint(directory);
-  const std::string run = found.run_directory();
-  const std::string config_file = join_path(run, "config.json");
-  t.config = run_config_from_json(read_file(config_file), config_file);
-  const std::string json = join_path(run, "tokenizer.json");
-  const std::string model = join_path(run, "tokenizer.model"),
-                    tokenizer_file = exists(model) && !exists(json) ? model : json;
-  t.tokenizer = load_tokenizer(tokenizer_file);
-  t.tokenizer_file = tokenizer_file;
-  const std::string where = found.path() + "/state.json";
-  const Json state = parse_json(found.state_json(), where);
-  Fields fields(state, where);
-  uint32_t hash = 0;
-  fields.require("step", t.step);
-  fields.require("looping", t.looping);
-  fields.require("tokenizer_hash", hash);
-  if (hash != t.tokenizer->hash() || t.tokenizer->vocab_size() != t.config.model.vocab)
-    fail(ErrorCode::bad_data, tokenizer_file, ": found a tokenizer of ", t.tokenizer->vocab_size(),
-         " tokens with hash ", t.tokenizer->hash(), ", expected the model's, ", t.config.model.vocab,
-         " tokens with hash ", hash);
-  const ParameterLayout layout(t.config.model);
-  t.memory = Arena(layout.padded_count() * 4);
-  t.weights = t.memory.take(DType::f32, {layout.padded_count()});
-  std::vector<NamedTensor> tensors = by_name(layout, t.weights);
-  found.load_model(tensors);
-  t.checkpoint = found.path();
-  t.parameter_hash = parameter_hash(layout, t.weights);
-  return t;
 }
 
 }  // namespace ingot

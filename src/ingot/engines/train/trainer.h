@@ -12,6 +12,7 @@
 #include "ingot/engines/train/evaluate.h"
 #include "ingot/engines/train/run_config.h"
 #include "ingot/io/file.h"
+#include "ingot/models/gpt/trained.h"
 
 namespace ingot {
 
@@ -82,20 +83,5 @@ class Trainer {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// SHA-256 over every parameter's bytes, in the layout's order.
-std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat);  // of host memory
-
-// A trained model read back from a run directory (its newest complete checkpoint) or from one checkpoint directory.
-struct TrainedModel {
-  RunConfig config;
-  std::shared_ptr<const Tokenizer> tokenizer;
-  Arena memory;
-  Tensor weights;  // flat f32, the result weights
-  bool looping = false;
-  int64_t step = 0;
-  std::string checkpoint, parameter_hash, tokenizer_file;
-};
-TrainedModel load_trained(const std::string& directory);
 
 }  // namespace ingot

@@ -1,4 +1,4 @@
-#include "ingot/engines/train/checkpoint.h"
+#include "ingot/io/checkpoint.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "ingot/engines/train/checkpoint.h"
+#include "ingot/io/checkpoint.h"
 
 #include <fcntl.h>
 #include <stdio.h>

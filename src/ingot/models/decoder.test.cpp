@@ -1,0 +1,522 @@
+// What models/decoder.h promises, of every engine that runs on the CPU.
+#include "ingot/models/decoder.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <thread>
+
+#include "ingot/models/gpt/decoder.h"
+#include "ingot/models/gpt/parameters.h"
+#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/host_decoder.h"
+#include "ingot/testing/gpt_oss_checkpoint.h"
+#include "ingot/testing/temporary_directory.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+constexpr int64_t kVocab = 37, kContext = 48;
+
+// A small GPT-OSS with a window of 6, so that short sequences leave it.
+struct GptOssModel {
+  testing::TemporaryDirectory dir;
+  GptOssConfig config;
+  GptOssWeights weights;
+  GptOssModel() {
+    testing::GptOssCheckpoint().write(dir / "m");
+    config = read_gpt_oss_config(dir / "m");
+    config.window = 6;
+    weights = load_gpt_oss(dir / "m", config);
+  }
+};
+struct GptModel {
+  GptConfig config = gpt_preset("golf");
+  std::vector<float> memory;
+  Tensor weights;
+  GptModel() {
+    config.vocab = kVocab, config.dim = 24, config.layers = 4, config.heads = 4, config.kv_heads = 2;
+    config.head_dim = 8, config.mlp_hidden = 32, config.context = kContext, config.rotary_dim = 4;
+    config.xsa_layers = 2, config.lane_start = 3, config.loop_first = config.loop_last = 1;
+    const ParameterLayout layout(config);
+    memory.resize(size_t(layout.padded_count()));
+    weights = Tensor(memory.data(), {layout.padded_count()});
+    const Rng rng(4, Purpose::test);
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = float(0.5 * rng.normal(i));
+  }
+};
+
+struct Engine {
+  const char* name;
+  std::function<std::unique_ptr<Decoder>(int64_t slots)> make;
+};
+std::ostream& operator<<(std::ostream& out, const Engine& e) { return out << e.name; }
+const Engine kEngines[] = {
+    {"gpt",
+     [](int64_t slots) {
+       static const GptModel m;
+       return make_decoder(m.config, m.weights, true, Products::fp32, slots);
+     }},
+    {"gpt_oss",
+     [](int64_t slots) {
+       static const GptOssModel m;
+       return make_decoder(m.config, m.weights, {.context = kContext, .batch = 8, .slots = slots});
+     }},
+};
+struct decoder : ::testing::TestWithParam<Engine> {
+  std::unique_ptr<Decoder> make(int64_t slots = 1) const { return GetParam().make(slots); }
+};
+INSTANTIATE_TEST_SUITE_P(engines, decoder, ::testing::ValuesIn(kEngines),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+std::vector<int32_t> ids_of(uint64_t seed, int64_t n) {
+  std::vector<int32_t> ids(static_cast<size_t>(n));
+  testing::fill_ids(Tensor(ids.data(), {n}), seed, kVocab);
+  return ids;
+}
+void tell(Sequence& s, const std::vector<int32_t>& ids) {
+  for (size_t at = 0; at < ids.size(); at += 8)
+    ASSERT_TRUE(s.extend(std::span(ids).subspan(at, std::min<size_t>(8, ids.size() - at))));
+}
+const DrawOptions kHot = {.sampling = {.temperature = 1.5, .top_p = 0.95}, .seed = 7};
+const DrawOptions kGreedy = {.sampling = {.temperature = 0}};
+std::vector<int32_t> alone(Decoder& d, const std::vector<int32_t>& prompt, const DrawOptions& o, int64_t n) {
+  Sequence s(d);
+  tell(s, prompt);
+  return s.draw(o, n).tokens;
+}
+// The logits after `ids`, computed anew.
+std::vector<double> logits_after(Decoder& d, const std::vector<int32_t>& ids) {
+  Sequence s(d);
+  std::vector<double> row;
+  for (size_t at = 0; at < ids.size(); ++at)
+    s.extend(std::span(ids).subspan(at, 1), Decoder::Rows::last,
+             [&](int64_t, const Tensor& logits) { row = testing::values(logits); });
+  return row;
+}
+std::vector<int32_t> join(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+TEST_P(decoder, draws_in_pieces_what_it_draws_at_once_and_the_last_token_waits) {
+  const auto d = make();
+  const std::vector<int32_t> want = alone(*d, ids_of(1, 11), kHot, 12);
+  ASSERT_EQ(want.size(), 12u);
+  Sequence s(*d);
+  tell(s, ids_of(1, 11));
+  std::vector<int32_t> found;
+  DrawOptions o = kHot;
+  for (const int64_t n : {1, 4, 1, 6}) {
+    o.step = uint32_t(found.size());
+    const Drawn drawn = s.draw(o, n);
+    EXPECT_EQ(drawn.finish, Finish::length);
+    EXPECT_EQ(drawn.stop_id, -1);
+    found = join(found, drawn.tokens);
+    EXPECT_EQ(s.length(), 11 + int64_t(found.size()) - 1);
+  }
+  EXPECT_EQ(found, want);
+}
+
+TEST_P(decoder, greedy_tokens_are_the_likeliest_after_everything_before) {
+  const auto d = make(2);
+  std::vector<int32_t> all = ids_of(1, 11);
+  for (const int32_t token : alone(*d, all, kGreedy, 10)) {
+    const std::vector<double> row = logits_after(*d, all);
+    EXPECT_EQ(token, std::max_element(row.begin(), row.end()) - row.begin());
+    all.push_back(token);
+  }
+}
+
+TEST_P(decoder, telling_a_token_that_waits_oneself_changes_nothing) {
+  const auto d = make();
+  const std::vector<int32_t> want = alone(*d, ids_of(1, 11), kHot, 9);
+  Sequence s(*d);
+  tell(s, ids_of(1, 11));
+  DrawOptions o = kHot;
+  for (uint32_t i = 0; i < 9; ++i) {
+    o.step = i;
+    const Drawn drawn = s.draw(o, 1);
+    EXPECT_EQ(drawn.tokens, std::vector<int32_t>{want[i]});
+    if (i % 3 == 1) ASSERT_TRUE(s.extend(drawn.tokens));
+  }
+}
+
+// Bit for bit: logprobs are numbers of the logits.
+TEST_P(decoder, two_slots_in_turn_give_what_each_gives_alone) {
+  DrawOptions o[2] = {kHot, kHot};
+  o[0].logprobs = o[1].logprobs = 3;
+  o[1].seed = 8, o[1].sampling.temperature = 0.7;
+  const std::vector<int32_t> prompts[2] = {ids_of(1, 19), ids_of(2, 9)};
+  Drawn want[2];
+  for (const int i : {0, 1}) {
+    const auto d = make();
+    Sequence s(*d);
+    tell(s, prompts[i]);
+    want[i] = s.draw(o[i], 20);
+  }
+  const auto d = make(3);
+  Sequence idle(*d), a(*d), b(*d);
+  Sequence* both[2] = {&a, &b};
+  tell(idle, ids_of(3, 30));
+  ASSERT_TRUE(a.extend(std::span(prompts[0]).first(8)));
+  tell(b, prompts[1]);
+  ASSERT_TRUE(a.extend(std::span(prompts[0]).subspan(8, 8)));
+  Drawn found[2];
+  const auto draw = [&](int i, int64_t n) {
+    o[i].step = uint32_t(found[i].tokens.size());
+    const Drawn drawn = both[i]->draw(o[i], n);
+    found[i].tokens = join(found[i].tokens, drawn.tokens);
+    found[i].logprobs.insert(found[i].logprobs.end(), drawn.logprobs.begin(), drawn.logprobs.end());
+  };
+  draw(1, 3);
+  ASSERT_TRUE(a.extend(std::span(prompts[0]).subspan(16)));
+  for (int i = 0; i < 12; ++i) {
+    draw(0, 1 + i % 3);
+    draw(1, 1 + (i + 1) % 3);
+  }
+  for (const int i : {0, 1})
+    for (size_t t = 0; t < 20; ++t) {
+      ASSERT_LT(t, found[i].tokens.size());
+      EXPECT_EQ(found[i].tokens[t], want[i].tokens[t]) << i << " " << t;
+      EXPECT_EQ(found[i].logprobs[t].drawn, want[i].logprobs[t].drawn) << i << " " << t;
+      for (size_t k = 0; k < 3; ++k) {
+        EXPECT_EQ(found[i].logprobs[t].top[k].id, want[i].logprobs[t].top[k].id);
+        EXPECT_EQ(found[i].logprobs[t].top[k].logprob, want[i].logprobs[t].top[k].logprob);
+      }
+    }
+}
+
+TEST_P(decoder, several_slots_asked_together_give_the_same_and_one_that_fails_harms_no_other) {
+  const auto d = make(3);
+  Sequence a(*d), b(*d), empty(*d);
+  tell(a, ids_of(1, 9));
+  tell(b, ids_of(2, 14));
+  DrawOptions other = kHot;
+  other.seed = 99;
+  const Decoder::Request requests[] = {
+      {a.slot(), kHot, 6}, {empty.slot(), kHot, 6}, {b.slot(), other, 4}, {a.slot(), kHot, 1}, {17, kHot, 1}};
+  const std::vector<Drawn> all = d->draw(requests);
+  ASSERT_EQ(all.size(), 5u);
+  const auto text = [](const Drawn& x) { return error_of([&] { std::rethrow_exception(x.error); }); };
+  EXPECT_FALSE(all[0].error || all[2].error);
+  EXPECT_NE(text(all[1]).find("without logits or a waiting token"), std::string::npos) << text(all[1]);
+  EXPECT_NE(text(all[3]).find("found slot " + std::to_string(a.slot()) + " twice"), std::string::npos);
+  EXPECT_NE(text(all[4]).find("found slot 17, expected one that is open"), std::string::npos);
+  const auto fresh = make();
+  EXPECT_EQ(all[0].tokens, alone(*fresh, ids_of(1, 9), kHot, 6));
+  EXPECT_EQ(all[2].tokens, alone(*fresh, ids_of(2, 14), other, 4));
+}
+
+TEST_P(decoder, a_slot_is_closed_and_used_again_as_if_it_were_new) {
+  const auto d = make(2);
+  const auto fresh = make();
+  const std::vector<int32_t> want = alone(*fresh, ids_of(5, 20), kHot, 8);
+  const int first = d->open(), second = d->open();
+  EXPECT_NE(first, second);
+  EXPECT_EQ(d->open_slots(), 2);
+  EXPECT_EQ(error_of([&] { d->open(); }), "busy: decoder: found all 2 slots in use, expected one to be free");
+  for (size_t at = 0; at < 40; at += 8) d->extend(first, ids_of(6, 8));
+  d->mark(first);
+  d->draw(first, kHot, 3);
+  d->cancel(first);
+  d->close(first);
+  EXPECT_NE(error_of([&] { d->length(first); }).find("expected one that is open"), std::string::npos);
+  EXPECT_NE(error_of([&] { d->close(first); }).find("expected one that is open"), std::string::npos);
+  EXPECT_EQ(d->open(), first);
+  EXPECT_EQ(d->length(first), 0);
+  EXPECT_NE(error_of([&] { d->draw(first, kHot, 1); }).find("expected extend() before"), std::string::npos);
+  d->close(first);
+  EXPECT_EQ(alone(*d, ids_of(5, 20), kHot, 8), want);
+  EXPECT_EQ(error_of([&] { make(0); }), "invalid argument: decoder: found 0 slots, expected at least 1");
+}
+
+TEST_P(decoder, a_full_context_ends_drawing_and_refuses_more) {
+  const auto d = make();
+  Sequence s(*d);
+  tell(s, ids_of(1, kContext - 3));
+  const Drawn drawn = s.draw(kHot, 100);
+  EXPECT_EQ(drawn.finish, Finish::context);
+  EXPECT_EQ(drawn.tokens.size(), 4u);  // three have room, and the fourth is known without being told
+  EXPECT_EQ(s.length(), kContext);
+  const Drawn nothing = s.draw(kHot, 1);
+  EXPECT_EQ(nothing.finish, Finish::context);
+  EXPECT_TRUE(nothing.tokens.empty());
+  const std::vector<int32_t> one = {1};
+  EXPECT_EQ(error_of([&] { s.extend(one); }), "usage: found 49 tokens, expected at most 48, the context");
+  EXPECT_EQ(s.length(), kContext);
+  // A refusal has changed nothing: what waited is waiting.
+  EXPECT_EQ(s.draw(kHot, 1).finish, Finish::context);
+  EXPECT_EQ(s.rewind(0), 0);
+  tell(s, ids_of(1, kContext - 3));
+  EXPECT_EQ(s.draw(kHot, 4).tokens, drawn.tokens);
+}
+
+TEST_P(decoder, a_prompt_that_is_cancelled_in_its_middle_can_go_on_or_be_given_up) {
+  const auto d = make();
+  const std::vector<int32_t> prompt = ids_of(1, 24);
+  const std::vector<int32_t> want = alone(*d, prompt, kHot, 8);
+  Sequence s(*d);
+  const std::span<const int32_t> all = prompt;
+  ASSERT_TRUE(s.extend(all.first(8)));
+  s.cancel();
+  EXPECT_FALSE(s.extend(all.subspan(8, 8)));
+  EXPECT_EQ(s.length(), 8);
+  EXPECT_NE(error_of([&] { s.draw(kHot, 1); }).find("without logits"), std::string::npos);
+  ASSERT_TRUE(s.extend(all.subspan(8, 8)));  // the wish is used up
+  ASSERT_TRUE(s.extend(all.subspan(16)));
+  EXPECT_EQ(s.draw(kHot, 8).tokens, want);
+  // given up
+  s.rewind(0);
+  ASSERT_TRUE(s.extend(all.first(8)));
+  s.cancel();
+  EXPECT_FALSE(s.extend(all.subspan(8, 8)));
+  s.rewind(0);
+  tell(s, prompt);
+  EXPECT_EQ(s.draw(kHot, 8).tokens, want);
+}
+
+TEST_P(decoder, drawing_is_ended_by_its_listener_or_by_cancel_and_goes_on_where_it_was) {
+  const auto d = make();
+  const std::vector<int32_t> want = alone(*d, ids_of(1, 9), kHot, 10);
+  Sequence s(*d);
+  tell(s, ids_of(1, 9));
+  DrawOptions o = kHot;
+  std::vector<int32_t> heard;
+  o.on_token = [&](int32_t id) {
+    heard.push_back(id);
+    return heard.size() < 3;
+  };
+  Drawn drawn = s.draw(o, 10);
+  EXPECT_EQ(drawn.finish, Finish::cancelled);
+  EXPECT_EQ(drawn.tokens, heard);
+  o.step = 3;
+  o.on_token = [&](int32_t id) {
+    heard.push_back(id);
+    std::thread([&] { s.cancel(); }).join();
+    return true;
+  };
+  drawn = s.draw(o, 7);
+  EXPECT_EQ(drawn.finish, Finish::cancelled);
+  EXPECT_EQ(drawn.tokens.size(), 1u);
+  s.cancel();  // before anything is drawn
+  drawn = s.draw(o, 7);
+  EXPECT_EQ(drawn.finish, Finish::cancelled);
+  EXPECT_TRUE(drawn.tokens.empty());
+  o.step = 4, o.on_token = {};
+  EXPECT_EQ(join(heard, s.draw(o, 6).tokens), want);
+}
+
+TEST_P(decoder, a_stop_id_ends_the_call_and_everything_before_it_is_held) {
+  const auto d = make();
+  const std::vector<int32_t> prompt = ids_of(1, 9), free = alone(*d, prompt, kHot, 20);
+  for (const size_t at : {size_t(0), size_t(6)}) {
+    const size_t first = size_t(std::find(free.begin(), free.end(), free[at]) - free.begin());
+    const int32_t stops[] = {-5, free[at], 1 << 30};  // ids that no model has never come
+    DrawOptions o = kHot;
+    o.stop_ids = stops;
+    o.logprobs = 0;
+    Sequence s(*d);
+    tell(s, prompt);
+    const Drawn drawn = s.draw(o, 20);
+    EXPECT_EQ(drawn.finish, Finish::stop);
+    EXPECT_EQ(drawn.stop_id, free[at]);
+    EXPECT_EQ(drawn.tokens, std::vector<int32_t>(free.begin(), free.begin() + int64_t(first)));
+    EXPECT_EQ(drawn.logprobs.size(), first);
+    EXPECT_EQ(s.length(), 9 + int64_t(first));
+    EXPECT_NE(error_of([&] { s.draw(o, 1); }).find("expected extend() before"), std::string::npos);
+    const std::vector<int32_t> next = {3};
+    EXPECT_TRUE(s.extend(next));
+    EXPECT_EQ(s.draw(kHot, 2).tokens.size(), 2u);
+  }
+}
+
+TEST_P(decoder, only_allowed_tokens_are_drawn_and_none_allowed_is_an_error) {
+  const auto d = make(2);
+  Sequence s(*d);
+  tell(s, ids_of(1, 9));
+  const std::vector<double> row = logits_after(*d, ids_of(1, 9));
+  std::vector<uint32_t> allowed = {1u << 4 | 1u << 30, 1u << 4};  // 4, 30 and 36
+  DrawOptions o = kGreedy;
+  o.allowed = allowed;
+  const int32_t best = row[4] > row[30] ? (row[4] > row[36] ? 4 : 36) : (row[30] > row[36] ? 30 : 36);
+  EXPECT_EQ(s.draw(o, 1).tokens, std::vector<int32_t>{best});
+  o = kHot;
+  o.sampling.temperature = 100;
+  o.allowed = allowed;
+  std::map<int32_t, int> counts;
+  for (const int32_t id : s.draw(o, 30).tokens) ++counts[id];
+  EXPECT_EQ(counts.size(), 3u);
+  EXPECT_TRUE(counts.contains(4) && counts.contains(30) && counts.contains(36));
+  allowed = {0, ~0u << 5};  // beyond the vocabulary alone
+  EXPECT_EQ(error_of([&] { s.draw(o, 1); }),
+            "invalid argument: draw: found no token that is allowed, expected at least one");
+  o.allowed = std::span(allowed).first(1);
+  EXPECT_EQ(error_of([&] { s.draw(o, 1); }), "invalid argument: draw: found 1 words of allowed tokens, expected 2");
+  o.allowed = {};
+  EXPECT_EQ(s.draw(o, 1).tokens.size(), 1u);  // refusals have changed nothing
+}
+
+TEST_P(decoder, biases_are_added_to_the_logits_before_anything_else) {
+  const auto d = make();
+  const std::vector<int32_t> prompt = ids_of(1, 9);
+  const auto draw = [&](std::vector<LogitBias> bias, DrawOptions o, int64_t n) {
+    o.bias = bias;
+    return alone(*d, prompt, o, n);
+  };
+  EXPECT_EQ(draw({{11, 1000}}, kHot, 5), std::vector<int32_t>(5, 11));
+  EXPECT_EQ(draw({{11, 1000}, {12, 600}, {12, 600}}, kHot, 5), std::vector<int32_t>(5, 12));
+  const int32_t likeliest = draw({}, kGreedy, 1)[0];
+  EXPECT_NE(draw({{likeliest, -HUGE_VALF}}, kGreedy, 1)[0], likeliest);
+  for (const int32_t id : draw({{likeliest, -HUGE_VALF}}, kHot, 30)) EXPECT_NE(id, likeliest);
+  // A draw is that of the sampler from the logits with the bias added.
+  std::vector<float> row;
+  Sequence s(*d);
+  ASSERT_TRUE(s.extend(std::span(prompt).first(8)));
+  ASSERT_TRUE(s.extend(std::span(prompt).subspan(8), Decoder::Rows::last,
+                       [&](int64_t, const Tensor& t) { row.assign(t.ptr<float>(), t.ptr<float>() + kVocab); }));
+  row[3] += 2.5f, row[20] -= 1.25f;
+  for (uint32_t step = 0; step < 40; ++step) {
+    int32_t want = -1;
+    sample({.logits = Tensor(row.data(), {1, kVocab}),
+            .tokens = Tensor(&want, {1}),
+            .options = kHot.sampling,
+            .seed = 3,
+            .step = step},
+           {});
+    DrawOptions o = kHot;
+    o.seed = 3, o.step = step;
+    EXPECT_EQ(draw({{3, 2.5f}, {20, -1.25f}}, o, 1)[0], want) << step;
+  }
+  EXPECT_NE(error_of([&] {
+              draw({{37, 1}}, kHot, 1);
+            }).find("found a bias for id 37, expected 0 to 36"),
+            std::string::npos);
+  for (const float bad : {NAN, HUGE_VALF})
+    EXPECT_NE(error_of([&] {
+                draw({{1, bad}}, kHot, 1);
+              }).find("expected a finite number or -infinity"),
+              std::string::npos);
+}
+
+TEST_P(decoder, logprobs_are_those_of_the_logits_whatever_bends_the_draw) {
+  const auto d = make(2);
+  std::vector<int32_t> all = ids_of(1, 9);
+  Sequence s(*d);
+  tell(s, all);
+  DrawOptions o = kHot;
+  const LogitBias bias[] = {{5, 3}};
+  const std::vector<uint32_t> allowed = {0xffff'0ff0, ~0u};
+  o.bias = bias, o.allowed = allowed, o.vocab = 35, o.logprobs = 4;
+  const Drawn drawn = s.draw(o, 12);
+  ASSERT_EQ(drawn.logprobs.size(), 12u);
+  for (size_t i = 0; i < 12; ++i) {
+    const std::vector<double> row = logits_after(*d, all);
+    long double sum = 0;
+    for (int64_t v = 0; v < 35; ++v) sum += std::exp((long double)(row[size_t(v)]));
+    const auto want = [&](int32_t id) { return double(row[size_t(id)] - std::log(sum)); };
+    // The prompt was told in batches here and one by one there: sums in fp32 differ in their order.
+    EXPECT_NEAR(drawn.logprobs[i].drawn, want(drawn.tokens[i]), 2e-5);
+    ASSERT_EQ(drawn.logprobs[i].top.size(), 4u);
+    std::vector<int32_t> order(35);
+    for (int32_t v = 0; v < 35; ++v) order[size_t(v)] = v;
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return row[size_t(a)] > row[size_t(b)]; });
+    for (size_t k = 0; k < 4; ++k) {
+      EXPECT_EQ(drawn.logprobs[i].top[k].id, order[k]);
+      EXPECT_NEAR(drawn.logprobs[i].top[k].logprob, want(order[k]), 2e-5);
+    }
+    all.push_back(drawn.tokens[i]);
+  }
+  EXPECT_NE(error_of([&] { o.logprobs = 36, s.draw(o, 1); }).find("expected -1 (none) to 35"), std::string::npos);
+}
+
+TEST_P(decoder, slots_go_back_each_to_places_of_its_own) {
+  const auto d = make(2);
+  const auto fresh = make();
+  Sequence a(*d), b(*d);
+  const std::vector<int32_t> first = ids_of(1, 16), second = ids_of(2, 16);
+  tell(a, first);
+  a.mark();
+  tell(b, second);
+  b.mark();
+  a.draw(kHot, 20);
+  b.draw(kHot, 20);
+  EXPECT_EQ(a.rewind(16), 16);
+  EXPECT_EQ(b.rewind(16), 16);
+  const std::vector<int32_t> more = ids_of(3, 5);
+  tell(a, more);
+  tell(b, more);
+  EXPECT_EQ(a.draw(kHot, 6).tokens, alone(*fresh, join(first, more), kHot, 6));
+  EXPECT_EQ(b.draw(kHot, 6).tokens, alone(*fresh, join(second, more), kHot, 6));
+  EXPECT_NE(error_of([&] { a.rewind(200); }).find("found a length of 200 to go back to"), std::string::npos);
+}
+
+TEST_P(decoder, bad_requests_are_refused_and_change_nothing) {
+  const auto d = make();
+  const std::vector<int32_t> want = alone(*d, ids_of(1, 9), kHot, 4);
+  Sequence s(*d);
+  tell(s, ids_of(1, 9));
+  const auto refused = [&](const DrawOptions& o, int64_t n) { return error_of([&] { s.draw(o, n); }); };
+  EXPECT_EQ(refused(kHot, 0), "invalid argument: draw: found 0 tokens, expected at least 1");
+  DrawOptions o = kHot;
+  o.vocab = 38;
+  EXPECT_EQ(refused(o, 1), "invalid argument: draw: found a vocabulary of 38, expected at most 37, the model's");
+  o = kHot, o.sampling.top_p = 0;
+  EXPECT_NE(refused(o, 1).find("found top_p 0"), std::string::npos);
+  const std::vector<int32_t> bad = {3, 37}, none;
+  EXPECT_NE(error_of([&] { s.extend(bad); }).find("found id 37 at position 10, expected 0 to 36"), std::string::npos);
+  EXPECT_NE(error_of([&] { s.extend(none); }).find("found 0 tokens to append, expected 1 to"), std::string::npos);
+  EXPECT_EQ(s.draw(kHot, 4).tokens, want);
+}
+
+TEST_P(decoder, ids_beyond_the_vocabulary_asked_for_are_never_drawn) {
+  const auto d = make();
+  DrawOptions o = kHot;
+  o.sampling = {.temperature = 50};
+  o.vocab = 5;
+  for (const int32_t id : alone(*d, ids_of(1, 9), o, 30)) EXPECT_LT(id, 5);
+}
+
+// A model whose logits turn into NaN after so many tokens.
+class Breaks final : public HostDecoder {
+ public:
+  Breaks() : HostDecoder(2) {}
+  int64_t vocab() const override { return 4; }
+  int64_t context() const override { return 100; }
+  int64_t batch() const override { return 8; }
+
+ private:
+  void start(int slot) override { lengths_[slot] = 0; }
+  int64_t held(int slot) const override { return lengths_[slot]; }
+  int64_t cut(int slot, int64_t length) override { return lengths_[slot] = length; }
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows, const Take& take) override {
+    lengths_[slot] += int64_t(ids.size());
+    float row[4] = {0, 1, 2, lengths_[slot] > 5 ? NAN : 3};
+    take(lengths_[slot] - 1, Tensor(row, {1, 4}));
+  }
+  int64_t lengths_[2] = {};
+};
+
+TEST(decoder_errors, numbers_that_break_on_the_way_are_an_error_and_leave_nothing_to_draw_from) {
+  Breaks d;
+  Sequence a(d), b(d);
+  const std::vector<int32_t> prompt = {1, 2};
+  ASSERT_TRUE(a.extend(prompt) && b.extend(prompt));
+  EXPECT_NE(error_of([&] { a.draw(kGreedy, 10); }).find("found a NaN logit in row 0 at token 3"), std::string::npos);
+  EXPECT_NE(error_of([&] { a.draw(kGreedy, 1); }).find("expected extend() before"), std::string::npos);
+  a.rewind(0);
+  ASSERT_TRUE(a.extend(prompt));
+  const Decoder::Request requests[] = {{a.slot(), kGreedy, 10}, {b.slot(), kGreedy, 3}};
+  const std::vector<Drawn> all = d.draw(requests);
+  EXPECT_TRUE(all[0].error);
+  EXPECT_FALSE(all[1].error);
+  EXPECT_EQ(all[1].tokens, std::vector<int32_t>(3, 3));
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,41 @@
+#pragma once
+// A model that `ingot train` made, read back from its run: weights, tokenizer and the configuration they belong to.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ingot/core/arena.h"
+#include "ingot/io/safetensors.h"
+#include "ingot/kernels/linear/linear.h"
+#include "ingot/models/gpt/config.h"
+#include "ingot/models/gpt/parameters.h"
+#include "ingot/text/tokenizer.h"
+
+namespace ingot {
+
+struct TrainedModel {
+  GptConfig config;
+  Products products = Products::fp32;  // as it was trained
+  bool looping = false;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  Arena memory;
+  Tensor weights;  // flat f32, the result weights
+  int64_t step = 0;
+  std::string checkpoint, parameter_hash, tokenizer_file;
+  std::string run_config;  // the run's whole config.json
+};
+// From a run's directory (its newest complete checkpoint), RUN/best, or from one checkpoint's directory.
+TrainedModel load_trained(const std::string& directory);
+// Whether it may be one or the other: any directory, and RUN/best. What is wrong with it, load_trained() says.
+bool is_trained(const std::string& directory);
+std::shared_ptr<const Tokenizer> trained_tokenizer(const std::string& directory);  // its tokenizer alone
+
+Products products_named(const std::string& name);  // fp32 or bf16
+
+// Tensors of a flat tensor under their parameters' names.
+std::vector<NamedTensor> named_tensors(const ParameterLayout& layout, const Tensor& flat,
+                                       const std::string& prefix = "");
+// SHA-256 over every parameter's bytes, in the layout's order.
+std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat);
+
+}  // namespace ingot

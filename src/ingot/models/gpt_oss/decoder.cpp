@@ -1,0 +1,100 @@
+#include "ingot/models/gpt_oss/decoder.h"
+
+#include <algorithm>
+
+#include "ingot/models/host_decoder.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kLogitNumbers = 16 << 20;  // of one block of logit rows: 64 MB
+constexpr size_t kSnapshots = 8;             // places to go back to; each holds the sliding layers' windows
+
+int64_t context_of(const GptOssConfig& c, const GptOssDecoderOptions& o) {
+  if (o.context < 0 || o.context > c.context)
+    fail(ErrorCode::usage, "context: found ", o.context, ", expected 1 to ", c.context, ", or 0 for the model's");
+  return o.context == 0 ? c.context : o.context;
+}
+
+// One slot: the cache, and the places it can go back to.
+struct Kept {
+  GptOssCache cache;
+  std::vector<GptOssCache::Snapshot> snapshots;  // of growing length, all of this sequence
+
+  int64_t rewind(int64_t length) {
+    if (!cache.can_rewind(length))
+      for (const auto& s : snapshots)
+        if (cache.leads_to(s, length)) {
+          cache.restore(s);
+          break;
+        }
+    while (!snapshots.empty() && snapshots.back().length > length) snapshots.pop_back();
+    if (cache.can_rewind(length))
+      cache.rewind(length);
+    else if (!snapshots.empty())
+      cache.restore(snapshots.back());
+    else
+      cache.rewind(0);
+    return cache.length();
+  }
+  void mark() {
+    if (!snapshots.empty() && snapshots.back().length == cache.length()) return;
+    // The oldest but the first goes: the first is often a system prompt that every conversation shares.
+    if (snapshots.size() == kSnapshots) snapshots.erase(snapshots.begin() + 1);
+    snapshots.push_back(cache.snapshot());
+  }
+};
+
+class GptOssDecoder final : public HostDecoder {
+ public:
+  GptOssDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
+      : HostDecoder(o.slots), config_(c), model_(c, weights, {.batch = o.batch, .positions = context_of(c, o)}) {
+    for (int64_t s = 0; s < o.slots; ++s)
+      slots_.push_back({GptOssCache(c, model_.layers(), context_of(c, o), o.batch), {}});
+  }
+
+  int64_t vocab() const override { return config_.vocab; }
+  int64_t context() const override { return slots_[0].cache.capacity(); }
+  int64_t batch() const override { return model_.batch(); }
+
+ private:
+  void start(int slot) override {
+    slots_[size_t(slot)].cache.rewind(0);
+    slots_[size_t(slot)].snapshots.clear();
+  }
+  int64_t held(int slot) const override { return slots_[size_t(slot)].cache.length(); }
+  int64_t cut(int slot, int64_t length) override { return slots_[size_t(slot)].rewind(length); }
+  void keep(int slot) override { slots_[size_t(slot)].mark(); }
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
+    const int64_t n = int64_t(ids.size()), begin = held(slot);
+    const Tensor normed = model_.extend(ids, slots_[size_t(slot)].cache);
+    const int64_t block = std::max<int64_t>(1, kLogitNumbers / config_.vocab);
+    for (int64_t t = rows == Rows::all ? 0 : n - 1; t < n; t += block) {
+      const int64_t count = std::min(block, n - t);
+      logits_.resize(std::max(logits_.size(), size_t(count * config_.vocab)));
+      const Tensor logits(logits_.data(), {count, config_.vocab});
+      model_.logits(normed.slice(0, t, t + count), logits);
+      take(begin + t, logits);
+    }
+  }
+
+  GptOssConfig config_;
+  GptOss model_;
+  std::vector<Kept> slots_;
+  std::vector<float> logits_;
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_decoder(const GptOssConfig& config, const GptOssWeights& weights,
+                                      const GptOssDecoderOptions& options) {
+  return std::make_unique<GptOssDecoder>(config, weights, options);
+}
+
+int64_t decoder_bytes(const GptOssConfig& c, int64_t layers, const GptOssDecoderOptions& o) {
+  const int64_t context = context_of(c, o);
+  return GptOss::workspace_bytes(c, {.batch = o.batch, .positions = context}) +
+         o.slots * GptOssCache::bytes(c, layers, context, o.batch) + std::max(c.vocab, kLogitNumbers) * 4;
+}
+
+}  // namespace ingot

@@ -1,0 +1,78 @@
+// GPT-OSS for the registry: its tokenizer and its decoder.
+#include <algorithm>
+
+#include "ingot/io/file.h"
+#include "ingot/models/gpt_oss/archive.h"
+#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/registry.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kBatch = 512;  // tokens of a prompt at a time
+
+OpenedModel open(const std::string& path, const OpenOptions& o) {
+  const GptOssConfig config = read_gpt_oss_config(path);
+  if (o.layers > config.layers)
+    fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected at most ", config.layers, ", the model's");
+  if (o.tokens > config.context)
+    fail(ErrorCode::usage, "found ", o.tokens, " tokens, expected at most ", config.context, ", the model's context");
+  // A prompt shorter than a batch needs no room for more.
+  const int64_t longest = o.tokens > 0 ? o.tokens : config.context;
+  const GptOssDecoderOptions options{.context = o.tokens, .batch = std::min(kBatch, longest), .slots = o.slots};
+  const int64_t layers = o.layers > 0 ? o.layers : config.layers;
+  auto weights = std::make_shared<GptOssWeights>(
+      load_gpt_oss(path, config, {.layers = o.layers, .other_bytes = decoder_bytes(config, layers, options)}));
+  OpenedModel m;
+  m.decoder = make_decoder(config, *weights, options);
+  m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
+  m.weight_bytes = weights->bytes();
+  m.memory = weights;
+  return m;
+}
+
+bool has_control_tokens(const ByteBpe& bpe) {
+  const auto& specials = bpe.rules().specials;
+  return std::any_of(specials.begin(), specials.end(), [](const SpecialToken& s) { return s.text == "<|message|>"; });
+}
+
+// An archive carries its tokenizer.
+std::unique_ptr<Tokenizer> tokenizer_in(const std::string& archive) {
+  const auto json = gpt_oss_archived_file(archive, "tokenizer.json");
+  const auto ranks = json ? json : gpt_oss_archived_file(archive, "o200k_base.tiktoken");
+  if (!ranks)
+    fail(ErrorCode::not_found, archive,
+         ": found no tokenizer.json or o200k_base.tiktoken in the archive, expected "
+         "--tokenizer FILE");
+  return std::make_unique<ByteBpe>(json ? ByteBpe::parse(*json, archive) : ByteBpe::parse_tiktoken(*ranks, archive));
+}
+
+// Refuses a tokenizer that belongs to another model.
+Vocabulary vocabulary(const std::string& model, const std::string& file, bool harmony) {
+  const GptOssConfig config = read_gpt_oss_config(model);
+  const std::string path = file.empty() ? model : file;
+  Vocabulary v;
+  v.tokenizer = file.empty() && !is_directory(model) ? tokenizer_in(model) : load_tokenizer(path);
+  v.bpe = dynamic_cast<const ByteBpe*>(v.tokenizer.get());
+  if (!v.bpe)
+    fail(ErrorCode::bad_data, path, ": found a tokenizer of the kind ", v.tokenizer->kind(),
+         ", expected byte-level BPE, as GPT-OSS has it");
+  if (v.bpe->vocab_size() > config.vocab)
+    fail(ErrorCode::bad_data, path, ": found a tokenizer of ", v.bpe->vocab_size(), " tokens, expected at most ",
+         config.vocab, ", the model's vocabulary");
+  if (!harmony && !has_control_tokens(*v.bpe)) return v;
+  v.harmony.emplace(*v.bpe, path);
+  // The published tokenizer names fewer tokens than the model has; where the answer ends tells whether it is the
+  // model's.
+  const std::vector<int64_t>& ends = config.end_tokens;
+  if (!ends.empty() && std::find(ends.begin(), ends.end(), v.harmony->answer_end) == ends.end())
+    fail(ErrorCode::bad_data, path, ": found <|return|> with id ", v.harmony->answer_end, ", expected ", ends[0],
+         ", where the model's answers end: a tokenizer of another vocabulary");
+  return v;
+}
+
+}  // namespace
+
+ModelKind gpt_oss_kind() { return {.name = "gpt-oss", .holds = is_gpt_oss, .open = open, .vocabulary = vocabulary}; }
+
+}  // namespace ingot

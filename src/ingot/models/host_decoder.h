@@ -1,0 +1,31 @@
+#pragma once
+// A decoder that brings each token's logits to the host and draws there. An engine gives logits; this does the rest.
+#include "ingot/models/decoder.h"
+
+namespace ingot {
+
+class HostDecoder : public Decoder {
+ public:
+  explicit HostDecoder(int64_t slots) : Decoder(slots), rows_(size_t(slots)) {}
+
+ protected:
+  // Appends 1 to batch() tokens and gives `take` logits of the last one or of all.
+  virtual void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
+
+ private:
+  bool append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) final;
+  Drawn draw_one(int slot, int32_t waiting, const DrawOptions& options, int64_t n) final;
+  void tell(int slot, std::span<const int32_t> ids, Rows rows, const Take& take);
+  struct Row {
+    std::vector<char> bytes;
+    DType dtype = DType::f32;
+  };
+  std::vector<Row> rows_;  // by slot: the last token's logits
+};
+
+// One row of logits as DrawOptions says: what an engine's own sampling is compared with. `row` (V) is left as it is.
+// Nothing allowed is Error{invalid_argument}; NaN is Error{numeric}.
+int32_t draw_from(const Tensor& row, const DrawOptions& options, uint32_t step);
+TokenLogprobs logprobs_of(const Tensor& row, int64_t vocab, int32_t drawn, int64_t top);
+
+}  // namespace ingot

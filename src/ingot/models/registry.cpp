@@ -1,0 +1,77 @@
+#include "ingot/models/registry.h"
+
+#include <chrono>
+#include <deque>
+
+#include "ingot/gpu/device.h"
+#include "ingot/io/file.h"
+
+namespace ingot {
+
+// One line a kind. The last takes any directory, and says what a run would need where it is none.
+#define INGOT_MODEL_KINDS(KIND) \
+  KIND(gpt_oss_kind)            \
+  KIND(gpt_kind)
+
+#define INGOT_DECLARE(kind) ModelKind kind();
+INGOT_MODEL_KINDS(INGOT_DECLARE)
+#undef INGOT_DECLARE
+
+namespace {
+
+std::deque<ModelKind>& kinds() {
+#define INGOT_CALL(kind) kind(),
+  static std::deque<ModelKind> all = {INGOT_MODEL_KINDS(INGOT_CALL)};
+#undef INGOT_CALL
+  return all;
+}
+
+void check_device(const ModelKind& kind, DeviceChoice device) {
+  if (device != DeviceChoice::cuda) return;
+  if (gpu::current_device() < 0)
+    fail(ErrorCode::unsupported, "device cuda: found a build without CUDA, expected one made with INGOT_CUDA=ON");
+  if (gpu::device_count() == 0) fail(ErrorCode::unsupported, "device cuda: found no GPU, expected one and its driver");
+  if (!kind.cuda)
+    fail(ErrorCode::unsupported, "device cuda: found a model of the kind ", kind.name,
+         ", which runs on the CPU only, expected device auto or cpu");
+}
+
+}  // namespace
+
+DeviceChoice device_named(const std::string& name) {
+  if (name == "auto") return DeviceChoice::automatic;
+  if (name == "cpu") return DeviceChoice::cpu;
+  if (name == "cuda") return DeviceChoice::cuda;
+  fail(ErrorCode::usage, "device: found '", name, "', expected auto, cpu or cuda");
+}
+
+void register_model(const ModelKind& kind) {
+  INGOT_CHECK(kind.holds && kind.open && kind.vocabulary, "register_model: found '", kind.name,
+              "' without all of its functions, expected holds, open and vocabulary");
+  kinds().push_front(kind);
+}
+std::vector<ModelKind> model_kinds() { return {kinds().begin(), kinds().end()}; }
+
+const ModelKind& model_kind_of(const std::string& path) {
+  for (const ModelKind& k : kinds())
+    if (k.holds(path)) return k;
+  if (!exists(path)) fail(ErrorCode::not_found, path, ": found no such file or directory, expected a model");
+  std::string names;
+  for (const ModelKind& k : kinds()) names += (names.empty() ? "" : ", ") + std::string(k.name);
+  fail(ErrorCode::bad_data, path, ": found no model, expected one of these kinds: ", names);
+}
+
+OpenedModel open_model(const std::string& path, const OpenOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const ModelKind& kind = model_kind_of(path);
+  check_device(kind, options.device);
+  OpenedModel m = kind.open(path, options);
+  m.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return m;
+}
+
+Vocabulary load_vocabulary(const std::string& path, const std::string& tokenizer, bool harmony) {
+  return model_kind_of(path).vocabulary(path, tokenizer, harmony);
+}
+
+}  // namespace ingot

@@ -1,0 +1,62 @@
+#pragma once
+// The kinds of models, and the one way to open a model whatever its kind: a path in, a decoder out.
+//
+// A new kind is its files in models/<kind>/ and one line in registry.cpp. A program of its own may add kinds at run
+// time instead (register_model), which are asked first.
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ingot/models/decoder.h"
+#include "ingot/text/byte_bpe.h"
+#include "ingot/text/harmony.h"
+
+namespace ingot {
+
+// A model's text.
+struct Vocabulary {
+  std::shared_ptr<const Tokenizer> tokenizer;
+  const ByteBpe* bpe = nullptr;          // the same, where it is byte-level BPE
+  std::optional<HarmonyTokens> harmony;  // where it has the control tokens of that format; bpe is there then
+};
+
+enum class DeviceChoice { automatic, cpu, cuda };    // automatic: a GPU where there is one that the model runs on
+DeviceChoice device_named(const std::string& name);  // auto, cpu or cuda
+
+struct OpenOptions {
+  int64_t tokens = 0;  // longest sequence that will be needed, for models whose context is longer than anyone wants
+                       // memory for; 0: the model's context
+  int64_t layers = 0;  // the first so many; 0: all. Not every kind can
+  int64_t slots = 1;   // sequences at a time
+  DeviceChoice device = DeviceChoice::automatic;
+};
+struct OpenedModel {
+  std::shared_ptr<const void> memory;  // what the decoder reads
+  std::unique_ptr<Decoder> decoder;
+  std::vector<int32_t> end_ids;  // ids that end an answer
+  int64_t weight_bytes = 0;
+  double load_seconds = 0;
+};
+
+struct ModelKind {
+  const char* name = "";
+  // Whether a path holds such a model, told from names and small files. Whether it is whole, open() finds out.
+  bool (*holds)(const std::string& path) = nullptr;
+  OpenedModel (*open)(const std::string& path, const OpenOptions& options) = nullptr;
+  // Its text; `tokenizer`: a file, or empty for the model's own. `harmony`: refuse one that cannot speak Harmony.
+  Vocabulary (*vocabulary)(const std::string& path, const std::string& tokenizer, bool harmony) = nullptr;
+  bool cuda = false;  // open() serves DeviceChoice::cuda
+};
+
+void register_model(const ModelKind& kind);  // before other threads look
+std::vector<ModelKind> model_kinds();        // in the order they are asked
+const ModelKind& model_kind_of(const std::string& path);
+
+// Error{not_found} where there is nothing, Error{bad_data} where there is no model, Error{unsupported} where this
+// build, machine or kind cannot run on the device that was asked for.
+OpenedModel open_model(const std::string& path, const OpenOptions& options = {});
+Vocabulary load_vocabulary(const std::string& path, const std::string& tokenizer = {}, bool harmony = false);
+
+}  // namespace ingot
