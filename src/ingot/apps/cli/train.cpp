@@ -7,7 +7,7 @@
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
-#include "ingot/engines/train/checkpoint.h"
+#include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 

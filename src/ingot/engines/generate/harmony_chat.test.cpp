@@ -168,6 +168,40 @@ TEST(harmony_chat, a_full_context_ends_the_answer_and_a_turn_too_long_changes_no
   EXPECT_EQ(t.chat.say("b", kGreedy).answer.finish, Finish::context);
 }
 
+TEST(harmony_answer, a_conversation_is_the_callers_and_asking_it_again_keeps_nothing) {
+  Speaker speaker({"<|channel|>final<|message|>yes<|return|>"});
+  Session session(speaker);
+  const Vocabulary& v = vocabulary();
+  std::vector<HarmonyMessage> asked = kOpening;
+  asked.push_back({.role = HarmonyRole::user, .content = "a"});
+  int tokens = 0;
+  SessionOptions o = kGreedy;
+  o.on_token = [&](int32_t) { return ++tokens > 0; };
+  const HarmonyTurn one = answer(session, v.bpe, v.tokens, asked, o), two = answer(session, v.bpe, v.tokens, asked, o);
+  EXPECT_EQ(one.messages, std::vector<HarmonyMessage>{says("final", "yes")});
+  EXPECT_EQ(two.messages, one.messages);
+  EXPECT_EQ(two.answer.tokens, one.answer.tokens);
+  EXPECT_EQ(size_t(tokens), one.answer.tokens.size() + two.answer.tokens.size());
+  EXPECT_EQ(two.answer.reused, two.answer.prompt - 1);
+}
+
+TEST(harmony_answer, ids_pushed_one_by_one_become_the_same_messages) {
+  const Vocabulary& v = vocabulary();
+  std::string shown;
+  HarmonyAnswer said(v.bpe, v.tokens, [&](const HarmonyMessage&, std::string_view text) { shown += text; });
+  const std::vector<int32_t> ids = v.ids("<|channel|>final<|message|>one \u2020<|end|><|start|>user<|message|>I say");
+  size_t taken = 0;
+  while (taken < ids.size() && said.push(ids[taken])) ++taken;
+  EXPECT_LT(taken, ids.size());  // somebody else's turn
+  const HarmonyTurn turn = said.finish({.finish = Finish::length});
+  EXPECT_EQ(turn.messages, std::vector<HarmonyMessage>{says("final", "one \u2020")});
+  EXPECT_EQ(shown, "one \u2020");
+  EXPECT_EQ(turn.answer.finish, Finish::stop);
+  const std::vector<int32_t> stops = harmony_stop_ids(v.tokens);
+  EXPECT_EQ(std::count(stops.begin(), stops.end(), v.tokens.end), 0);
+  EXPECT_EQ(std::count(stops.begin(), stops.end(), v.tokens.call), 1);
+}
+
 // A small GPT-OSS with windows of 6, whose 37 ids stand for those of the vocabulary.
 class Folded final : public HostDecoder {
  public:

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "ingot/core/thread_pool.h"
-#include "ingot/engines/train/checkpoint.h"
+#include "ingot/io/checkpoint.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt/presets.h"
 #include "ingot/testing/temporary_directory.h"
@@ -208,7 +208,7 @@ TEST(trainer, a_finished_run_goes_on_with_more_steps_and_not_with_fewer) {
     EXPECT_TRUE(more.looping());  // though 12 of 40 is less than loop_from
     EXPECT_EQ(more.run().status.step, 40);
   }
-  EXPECT_EQ(load_trained(run).config.train.steps, 40);
+  EXPECT_EQ(run_config_from_json(load_trained(run).run_config, run).train.steps, 40);
   c.train.steps = 39;
   const std::string error = expect_error(ErrorCode::usage, [&] { Trainer(c, data_for(c, dir), run); });
   EXPECT_NE(error.find("found 40 steps done"), std::string::npos) << error;
