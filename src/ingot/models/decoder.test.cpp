@@ -363,7 +363,7 @@ TEST_P(decoder, only_allowed_tokens_are_drawn_and_none_allowed_is_an_error) {
 }
 
 TEST_P(decoder, biases_are_added_to_the_logits_before_anything_else) {
-  const auto d = make();
+  const auto d = make(2);
   const std::vector<int32_t> prompt = ids_of(1, 9);
   const auto draw = [&](std::vector<LogitBias> bias, DrawOptions o, int64_t n) {
     o.bias = bias;

@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "ingot/gpu/device.h"
+#include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 
 namespace ingot {
@@ -55,10 +56,8 @@ std::vector<ModelKind> model_kinds() { return {kinds().begin(), kinds().end()}; 
 const ModelKind& model_kind_of(const std::string& path) {
   for (const ModelKind& k : kinds())
     if (k.holds(path)) return k;
-  if (!exists(path)) fail(ErrorCode::not_found, path, ": found no such file or directory, expected a model");
-  std::string names;
-  for (const ModelKind& k : kinds()) names += (names.empty() ? "" : ", ") + std::string(k.name);
-  fail(ErrorCode::bad_data, path, ": found no model, expected one of these kinds: ", names);
+  fail(exists(path) ? ErrorCode::bad_data : ErrorCode::not_found, path, ": found ", found_instead(path),
+       ", expected a run or a checkpoint", exists(path) ? ", an archive or an .iris file" : "");
 }
 
 OpenedModel open_model(const std::string& path, const OpenOptions& options) {

@@ -29,10 +29,12 @@ TEST(registry, a_model_opens_by_its_path_with_slots_and_the_context_asked_for) {
 TEST(registry, what_is_no_model_is_said_by_what_it_is) {
   const testing::TemporaryDirectory dir;
   EXPECT_EQ(error_of([&] { open_model(dir / "absent"); }),
-            "not found: " + (dir / "absent") + ": found no such file or directory, expected a model");
+            "not found: " + (dir / "absent") + ": found no such file or directory, expected a run or a checkpoint");
   write_file(dir / "file", "text");
-  EXPECT_EQ(error_of([&] { open_model(dir / "file"); }),
-            "bad data: " + (dir / "file") + ": found no model, expected one of these kinds: gpt-oss, gpt");
+  EXPECT_EQ(error_of([&] { open_model(dir / "file"); }), "bad data: " + (dir / "file") +
+                                                             ": found a file of 4 bytes that begins as none of ours, "
+                                                             "expected a run or a checkpoint, an archive or an .iris "
+                                                             "file");
   EXPECT_NE(error_of([&] { open_model(dir.path()); }).find("found no checkpoint, expected directories like"),
             std::string::npos);
 }

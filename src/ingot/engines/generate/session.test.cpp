@@ -210,7 +210,7 @@ TEST(session, bad_prompts_are_refused_and_leave_it_usable) {
 
 TEST(session, losses_are_those_of_each_next_token) {
   const Fixture f;
-  const auto decoder = f.decoder(200, 8);
+  const auto decoder = f.decoder(200, 8, 2);
   const std::vector<int32_t> ids = ids_of(4, 45);
   const std::vector<double> losses = sequence_losses(*decoder, ids);
   ASSERT_EQ(losses.size(), 44u);

@@ -36,6 +36,6 @@ Products products_named(const std::string& name);  // fp32 or bf16
 std::vector<NamedTensor> named_tensors(const ParameterLayout& layout, const Tensor& flat,
                                        const std::string& prefix = "");
 // SHA-256 over every parameter's bytes, in the layout's order.
-std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat);
+std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat);  // of host memory
 
 }  // namespace ingot

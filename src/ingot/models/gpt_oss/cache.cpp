@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ingot/kernels/copy/copy.h"
 #include "ingot/models/gpt_oss/gpt_oss.h"
 
 namespace ingot {
@@ -22,8 +23,9 @@ int64_t GptOssCache::bytes(const GptOssConfig& c, int64_t layers, int64_t capaci
   return total;
 }
 
-GptOssCache::GptOssCache(const GptOssConfig& c, int64_t layers, int64_t capacity, int64_t batch)
-    : arena_(bytes(c, layers, capacity, batch)),
+GptOssCache::GptOssCache(const GptOssConfig& c, int64_t layers, int64_t capacity, int64_t batch, Allocator& memory)
+    : allocator_(&memory),
+      arena_(bytes(c, layers, capacity, batch), memory),
       capacity_(capacity),
       batch_(batch),
       window_(c.window),
@@ -53,15 +55,38 @@ void GptOssCache::rewind(int64_t length) {
   if (length == 0) valid_from_ = 0;
 }
 
+// Rows of positions begin to end of a ring, as one or two stretches of it, to or from rows that lie one after another.
+void GptOssCache::copy_windows(const Snapshot& s, bool out) const {
+  for (size_t l = 0, k = 0; l < keys_.size(); ++l) {
+    if (!sliding_[l]) continue;
+    for (const Tensor* ring : {&keys_[l], &values_[l]}) {
+      const int64_t rows = ring->size(0);
+      for (int64_t p = s.begin; p < s.length;) {
+        const int64_t n = std::min(s.length - p, rows - p % rows);
+        const Tensor there = ring->slice(0, p % rows, p % rows + n),
+                     here = s.windows[k].slice(0, p - s.begin, p - s.begin + n);
+        out ? copy({.from = there, .to = here}, {}) : copy({.from = here, .to = there}, {});
+        p += n;
+      }
+      ++k;
+    }
+  }
+}
+
 GptOssCache::Snapshot GptOssCache::snapshot() const {
   Snapshot s{.length = length_, .begin = std::max(valid_from_, length_ - (window_ - 1) - kStepsBack)};
-  for (size_t l = 0; l < keys_.size(); ++l)
-    if (sliding_[l])
-      for (const Tensor* t : {&keys_[l], &values_[l]})
-        for (int64_t p = s.begin; p < length_; ++p) {
-          const float* row = t->ptr<float>() + p % t->size(0) * t->step(0);
-          s.windows.insert(s.windows.end(), row, row + t->step(0));
-        }
+  int64_t bytes = 0;
+  const auto each = [&](const auto& visit) {
+    for (size_t l = 0; l < keys_.size(); ++l)
+      if (sliding_[l])
+        for (const Tensor* ring : {&keys_[l], &values_[l]})
+          visit(ring->dtype, Shape{s.length - s.begin, ring->size(1), ring->size(2)});
+  };
+  each([&](DType t, const Shape& shape) { bytes += Arena::aligned(t, shape); });
+  if (bytes == 0) return s;
+  s.memory = Arena(bytes, *allocator_);
+  each([&](DType t, const Shape& shape) { s.windows.push_back(s.memory.take(t, shape)); });
+  copy_windows(s, true);
   return s;
 }
 
@@ -70,12 +95,7 @@ bool GptOssCache::leads_to(const Snapshot& s, int64_t length) const {
 }
 
 void GptOssCache::restore(const Snapshot& s) {
-  const float* from = s.windows.data();
-  for (size_t l = 0; l < keys_.size(); ++l)
-    if (sliding_[l])
-      for (const Tensor* t : {&keys_[l], &values_[l]})
-        for (int64_t p = s.begin; p < s.length; ++p, from += t->step(0))
-          std::copy_n(from, t->step(0), t->ptr<float>() + p % t->size(0) * t->step(0));
+  copy_windows(s, false);
   length_ = s.length;
   valid_from_ = s.begin;
 }

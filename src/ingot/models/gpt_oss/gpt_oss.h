@@ -16,7 +16,8 @@ namespace ingot {
 class GptOssCache {
  public:
   // Room for `capacity` tokens, added in batches of at most `batch`.
-  GptOssCache(const GptOssConfig& config, int64_t layers, int64_t capacity, int64_t batch);
+  GptOssCache(const GptOssConfig& config, int64_t layers, int64_t capacity, int64_t batch,
+              Allocator& memory = system_memory());
   static int64_t bytes(const GptOssConfig& config, int64_t layers, int64_t capacity, int64_t batch);
   int64_t capacity() const { return capacity_; }
   int64_t batch() const { return batch_; }
@@ -29,7 +30,8 @@ class GptOssCache {
   // in the cache, restore() leads back to them from anywhere, and rewind() from there to as many as leads_to() says.
   struct Snapshot {
     int64_t length = 0, begin = 0;  // tokens begin to length are kept
-    std::vector<float> windows;
+    Arena memory;                   // where the cache itself lies
+    std::vector<Tensor> windows;
   };
   Snapshot snapshot() const;
   bool leads_to(const Snapshot& s, int64_t length) const;
@@ -42,6 +44,8 @@ class GptOssCache {
   void advance(int64_t tokens);
 
  private:
+  void copy_windows(const Snapshot& s, bool out) const;
+  Allocator* allocator_;
   Arena arena_;
   int64_t capacity_, batch_, window_, length_ = 0;
   int64_t valid_from_ = 0;  // rings hold the tokens from here to length_
