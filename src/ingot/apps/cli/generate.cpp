@@ -122,8 +122,8 @@ void generate(const GenerateCommand& o) {
     return v.harmony && !o.raw ? answer(o, path, v, prompt) : go_on(o, path, v, prompt);
   }
   if (o.json || o.on.layers > 0) fail(ErrorCode::usage, "found --json or --layers without --ids, expected both");
-  const Vocabulary v = load_vocabulary(path);
   OpenedModel model = open_model(path, 0, o.on);
+  const Vocabulary v = load_vocabulary(path);
   Generator generator(std::move(model.decoder));
   Interrupt interrupt;
   Continuation c;

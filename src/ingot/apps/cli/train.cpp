@@ -33,7 +33,7 @@ Start start_of(const TrainCommand& o) {
     fail(ErrorCode::usage, "found --preset and --init-from, expected one of them: the run has a configuration");
   const TrainedModel other = load_trained(init->get<std::string>());
   const std::string over = "{\"model\": " + o.model + ", \"train\": " + o.train + "}";
-  return {run_config_from_json(merge_json(to_json(other.config), over, "configuration"), "configuration"),
+  return {run_config_from_json(merge_json(other.run_config, over, "configuration"), "configuration"),
           o.tokenizer.empty() ? other.tokenizer_file : o.tokenizer};
 }
 
