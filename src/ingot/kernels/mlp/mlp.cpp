@@ -5,9 +5,9 @@
 
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
-#include "ingot/kernels/mlp/mlp_operands.h"
+#include "ingot/kernels/mlp/operands.h"
 #ifdef INGOT_HAS_CUDA_MLP
-#include "ingot/kernels/mlp/mlp_cuda.h"
+#include "ingot/kernels/mlp/forms.h"
 #endif
 
 namespace ingot {

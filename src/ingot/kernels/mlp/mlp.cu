@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ingot/gpu/device.h"
-#include "ingot/kernels/mlp/mlp_backward.h"
+#include "ingot/kernels/mlp/parts/backward_plan.h"
 
 namespace ingot::cuda {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 // Up to here the few-rows forms are the faster ones. Saving costs the forward form for many rows more.
 constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192;
 constexpr int64_t kBroadFewRows = 4224;  // 64 to each pair of SMs of an H100 or H200
-// From here on the wide and the broad form take less time than the portable one, or about as much.
+// From here on the forms to 256 and to 512 take less time than the portable one, or about as much.
 constexpr int64_t kWideBackwardRows = 512;
 constexpr int64_t kNarrowBackwardRows = 4096;  // likewise, where no layer is wider than 128
 constexpr int64_t kSlopesBackwardRows = 1536;  // likewise, where slopes are formed of x, without weight norm
@@ -30,7 +30,7 @@ void check_generation(const char* op, int compute_major) {
 }
 
 int64_t fewest_backward_rows(const MlpBackward& m) {
-  if (mlp_widest(m) <= kMlpFastWidth) return kNarrowBackwardRows;
+  if (mlp_widest(m) <= kMlpTo128) return kNarrowBackwardRows;
   const bool forms_slopes = !m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act);
   const bool norms = std::any_of(m.layers.begin(), m.layers.end(), [](const MlpLayer& layer) { return bool(layer.g); });
   return forms_slopes && !norms ? kSlopesBackwardRows : kWideBackwardRows;
@@ -51,21 +51,21 @@ int sm_count(int device) {
 bool mlp_takes(const Mlp& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return true;
-    case MlpForm::few_rows: return mlp_few_rows_takes(m);
-    case MlpForm::sm90: return mlp_sm90_takes(m);
-    case MlpForm::wide: return mlp_wide_takes(m);
-    case MlpForm::broad: return mlp_broad_takes(m);
-    case MlpForm::broad_few_rows: return mlp_broad_few_rows_takes(m);
+    case MlpForm::to_128_few_rows: return mlp_to_128_few_rows_takes(m);
+    case MlpForm::to_128: return mlp_to_128_takes(m);
+    case MlpForm::to_256: return mlp_to_256_takes(m);
+    case MlpForm::to_512: return mlp_to_512_takes(m);
+    case MlpForm::to_512_few_rows: return mlp_to_512_few_rows_takes(m);
     default: return false;
   }
 }
 bool mlp_takes(const MlpBackward& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return true;
-    case MlpForm::few_rows: return mlp_few_rows_backward_takes(m);
-    case MlpForm::sm90: return mlp_backward_sm90_takes(m);
-    case MlpForm::wide: return mlp_wide_backward_takes(m);
-    case MlpForm::broad: return mlp_broad_backward_takes(m);
+    case MlpForm::to_128_few_rows: return mlp_backward_to_128_few_rows_takes(m);
+    case MlpForm::to_128: return mlp_backward_to_128_takes(m);
+    case MlpForm::to_256: return mlp_backward_to_256_takes(m);
+    case MlpForm::to_512: return mlp_backward_to_512_takes(m);
     default: return false;
   }
 }
@@ -74,50 +74,51 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
 MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
   check_generation("mlp", compute_major);
   if (compute_major != 9) return MlpForm::portable;
-  if (m.x.rows() <= (m.saved ? kFewRowsSaved : kFewRows) && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
-  if (mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
-  if (mlp_takes(m, MlpForm::wide)) return MlpForm::wide;
-  if (m.x.rows() <= kBroadFewRows && mlp_takes(m, MlpForm::broad_few_rows)) return MlpForm::broad_few_rows;
-  return mlp_takes(m, MlpForm::broad) ? MlpForm::broad : MlpForm::portable;
+  if (m.x.rows() <= (m.saved ? kFewRowsSaved : kFewRows) && mlp_takes(m, MlpForm::to_128_few_rows))
+    return MlpForm::to_128_few_rows;
+  if (mlp_takes(m, MlpForm::to_128)) return MlpForm::to_128;
+  if (mlp_takes(m, MlpForm::to_256)) return MlpForm::to_256;
+  if (m.x.rows() <= kBroadFewRows && mlp_takes(m, MlpForm::to_512_few_rows)) return MlpForm::to_512_few_rows;
+  return mlp_takes(m, MlpForm::to_512) ? MlpForm::to_512 : MlpForm::portable;
 }
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   check_generation("mlp_backward", compute_major);
   if (compute_major != 9) return MlpForm::portable;
-  if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::few_rows)) return MlpForm::few_rows;
-  if (mlp_takes(m, MlpForm::sm90)) return MlpForm::sm90;
+  if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::to_128_few_rows)) return MlpForm::to_128_few_rows;
+  if (mlp_takes(m, MlpForm::to_128)) return MlpForm::to_128;
   if (m.x.rows() < fewest_backward_rows(m)) return MlpForm::portable;
-  if (mlp_takes(m, MlpForm::wide)) return MlpForm::wide;
-  return mlp_takes(m, MlpForm::broad) ? MlpForm::broad : MlpForm::portable;
+  if (mlp_takes(m, MlpForm::to_256)) return MlpForm::to_256;
+  return mlp_takes(m, MlpForm::to_512) ? MlpForm::to_512 : MlpForm::portable;
 }
 
 void mlp_with(const Mlp& m, MlpForm form, Stream stream) {
   switch (form) {
     case MlpForm::portable: return mlp_portable(m, stream);
-    case MlpForm::few_rows: return mlp_few_rows(m, stream);
-    case MlpForm::sm90: return mlp_sm90(m, stream);
-    case MlpForm::wide: return mlp_wide(m, stream);
-    case MlpForm::broad: return mlp_broad(m, stream);
-    case MlpForm::broad_few_rows: return mlp_broad_few_rows(m, stream);
+    case MlpForm::to_128_few_rows: return mlp_to_128_few_rows(m, stream);
+    case MlpForm::to_128: return mlp_to_128(m, stream);
+    case MlpForm::to_256: return mlp_to_256(m, stream);
+    case MlpForm::to_512: return mlp_to_512(m, stream);
+    case MlpForm::to_512_few_rows: return mlp_to_512_few_rows(m, stream);
     default: no_such_form("mlp", form);
   }
 }
 void mlp_backward_with(const MlpBackward& m, MlpForm form, Stream stream) {
   switch (form) {
     case MlpForm::portable: return mlp_backward_portable(m, stream);
-    case MlpForm::few_rows: return mlp_few_rows_backward(m, stream);
-    case MlpForm::sm90: return mlp_backward_sm90(m, stream);
-    case MlpForm::wide: return mlp_wide_backward(m, stream);
-    case MlpForm::broad: return mlp_broad_backward(m, stream);
+    case MlpForm::to_128_few_rows: return mlp_backward_to_128_few_rows(m, stream);
+    case MlpForm::to_128: return mlp_backward_to_128(m, stream);
+    case MlpForm::to_256: return mlp_backward_to_256(m, stream);
+    case MlpForm::to_512: return mlp_backward_to_512(m, stream);
     default: no_such_form("mlp_backward", form);
   }
 }
 int64_t mlp_backward_workspace_bytes_with(const MlpBackward& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return mlp_backward_portable_workspace_bytes(m);
-    case MlpForm::few_rows: return mlp_few_rows_backward_workspace_bytes(m);
-    case MlpForm::sm90: return mlp_backward_sm90_workspace_bytes(m);
-    case MlpForm::wide: return mlp_wide_backward_workspace_bytes(m);
-    case MlpForm::broad: return mlp_broad_backward_workspace_bytes(m);
+    case MlpForm::to_128_few_rows: return mlp_backward_to_128_few_rows_workspace_bytes(m);
+    case MlpForm::to_128: return mlp_backward_to_128_workspace_bytes(m);
+    case MlpForm::to_256: return mlp_backward_to_256_workspace_bytes(m);
+    case MlpForm::to_512: return mlp_backward_to_512_workspace_bytes(m);
     default: no_such_form("mlp_backward", form);
   }
 }

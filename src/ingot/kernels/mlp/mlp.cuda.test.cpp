@@ -10,8 +10,8 @@
 #endif
 
 #include "ingot/gpu/device.h"
-#include "ingot/kernels/mlp/mlp_broad.h"
-#include "ingot/kernels/mlp/mlp_cuda_chain.test.h"
+#include "ingot/kernels/mlp/cuda_chain.test.h"
+#include "ingot/kernels/mlp/to_512/forward.h"
 #include "ingot/testing/gpu_test.h"
 
 #ifdef INGOT_HAS_CUDA_MLP
@@ -243,9 +243,9 @@ TEST_P(MlpCuda, ARowsResultIsTheSameInABatchOfAnySize) {
     int64_t width = 0, some = 0, copies = 0;
   };
   const std::map<MlpForm, Sizes> of_form = {
-      {MlpForm::portable, {200, 100, 400}}, {MlpForm::few_rows, {128, 100, 40}},
-      {MlpForm::sm90, {128, 2100, 128}},    {MlpForm::wide, {256, 2100, 40}},
-      {MlpForm::broad, {512, 2100, 20}},    {MlpForm::broad_few_rows, {512, 200, 20}}};
+      {MlpForm::portable, {200, 100, 400}}, {MlpForm::to_128_few_rows, {128, 100, 40}},
+      {MlpForm::to_128, {128, 2100, 128}},  {MlpForm::to_256, {256, 2100, 40}},
+      {MlpForm::to_512, {512, 2100, 20}},   {MlpForm::to_512_few_rows, {512, 200, 20}}};
   const auto [width, some, copies] = of_form.at(GetParam().forward);
   const DType t = GetParam().dtype;
   constexpr size_t kDepths[] = {1, 2, 5};
@@ -427,15 +427,15 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
                .layers = {{.w = Tensor(nullptr, t, {width, width}, gpu)}}};
   };
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f32, 100000, 128), 9), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 9), MlpForm::wide);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 136), 9), MlpForm::wide);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 264), 9), MlpForm::broad);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4225, 512), 9), MlpForm::broad);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4224, 512), 9), MlpForm::broad_few_rows);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 9), MlpForm::to_256);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 136), 9), MlpForm::to_256);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 264), 9), MlpForm::to_512);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4225, 512), 9), MlpForm::to_512);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 4224, 512), 9), MlpForm::to_512_few_rows);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 1000, 512), 8), MlpForm::portable);
   EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 100000, 256), 10), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 128), 9), MlpForm::sm90);
-  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 500, 64), 9), MlpForm::few_rows);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::bf16, 100000, 128), 9), MlpForm::to_128);
+  EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 500, 64), 9), MlpForm::to_128_few_rows);
   const auto backward = [&](int64_t rows, int64_t width, DType saved) {
     const Mlp m = problem(DType::bf16, rows, width);
     return MlpBackward{.dy = m.y,
@@ -445,27 +445,27 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
                        .act = act_of<Softplus>,
                        .saved = Tensor(nullptr, saved, {rows * width}, gpu)};
   };
-  EXPECT_EQ(cuda::pick_mlp_form(backward(8192, 128, DType::bf16), 9), MlpForm::few_rows);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(8193, 128, DType::bf16), 9), MlpForm::sm90);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(8192, 128, DType::bf16), 9), MlpForm::to_128_few_rows);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(8193, 128, DType::bf16), 9), MlpForm::to_128);
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 136, DType::bf16), 9), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 136, DType::bf16), 9), MlpForm::wide);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 256, DType::f32), 9), MlpForm::wide);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 136, DType::bf16), 9), MlpForm::to_256);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 256, DType::f32), 9), MlpForm::to_256);
   MlpBackward of_gelu = backward(1535, 256, DType::bf16);
   of_gelu.act = act_of<Gelu>;
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::wide);
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_256);
   of_gelu.saved = {};
   EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::portable);
   of_gelu.layers[1].g = of_gelu.layers[1].w;
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::wide);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::broad);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 512, DType::f32), 9), MlpForm::broad);
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_256);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::to_512);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 512, DType::f32), 9), MlpForm::to_512);
   of_gelu = backward(512, 512, DType::bf16);
   of_gelu.act = act_of<Gelu>;
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::broad);
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512);
   of_gelu.saved = {};
   EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::portable);
   of_gelu.act = act_of<Softplus>;
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::broad);
+  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512);
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), 8), MlpForm::portable);
   for (int major : {8, 10, 12}) EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), major), MlpForm::portable);
   try {
@@ -478,50 +478,50 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
 }
 
 TEST(MlpCudaForms, ABroadPassHasTheFewestColumnsOfWhichTwoAreEnough) {
-  EXPECT_EQ(cuda::mlp_broad_pass(264), 160);
-  EXPECT_EQ(cuda::mlp_broad_pass(320), 160);
-  EXPECT_EQ(cuda::mlp_broad_pass(328), 192);
-  EXPECT_EQ(cuda::mlp_broad_pass(384), 192);
-  EXPECT_EQ(cuda::mlp_broad_pass(392), 224);
-  EXPECT_EQ(cuda::mlp_broad_pass(448), 224);
-  EXPECT_EQ(cuda::mlp_broad_pass(456), 256);
-  EXPECT_EQ(cuda::mlp_broad_pass(512), 256);
+  EXPECT_EQ(cuda::mlp_to_512_pass(264), 160);
+  EXPECT_EQ(cuda::mlp_to_512_pass(320), 160);
+  EXPECT_EQ(cuda::mlp_to_512_pass(328), 192);
+  EXPECT_EQ(cuda::mlp_to_512_pass(384), 192);
+  EXPECT_EQ(cuda::mlp_to_512_pass(392), 224);
+  EXPECT_EQ(cuda::mlp_to_512_pass(448), 224);
+  EXPECT_EQ(cuda::mlp_to_512_pass(456), 256);
+  EXPECT_EQ(cuda::mlp_to_512_pass(512), 256);
 }
 
 TEST(MlpCudaForms, ClustersOfFewBroadRowsAllRunAtOnce) {
-  EXPECT_EQ(cuda::mlp_broad_cluster(1, 132), 8);
-  EXPECT_EQ(cuda::mlp_broad_cluster(256, 132), 8);
-  EXPECT_EQ(cuda::mlp_broad_cluster(257, 132), 4);
-  EXPECT_EQ(cuda::mlp_broad_cluster(1920, 132), 4);
-  EXPECT_EQ(cuda::mlp_broad_cluster(100000, 132), 2);
-  EXPECT_EQ(cuda::mlp_broad_cluster(1921, 132), 2);
-  EXPECT_EQ(cuda::mlp_broad_cluster(256, 114), 4);
+  EXPECT_EQ(cuda::mlp_to_512_cluster(1, 132), 8);
+  EXPECT_EQ(cuda::mlp_to_512_cluster(256, 132), 8);
+  EXPECT_EQ(cuda::mlp_to_512_cluster(257, 132), 4);
+  EXPECT_EQ(cuda::mlp_to_512_cluster(1920, 132), 4);
+  EXPECT_EQ(cuda::mlp_to_512_cluster(100000, 132), 2);
+  EXPECT_EQ(cuda::mlp_to_512_cluster(1921, 132), 2);
+  EXPECT_EQ(cuda::mlp_to_512_cluster(256, 114), 4);
 }
 
-constexpr MlpForm kPortable = MlpForm::portable, kFew = MlpForm::few_rows, kSm90 = MlpForm::sm90, kWide = MlpForm::wide,
-                  kBroad = MlpForm::broad, kBroadFew = MlpForm::broad_few_rows;
+constexpr MlpForm kPortable = MlpForm::portable, kFew = MlpForm::to_128_few_rows, kTo128 = MlpForm::to_128,
+                  kTo256 = MlpForm::to_256, kTo512 = MlpForm::to_512, kTo512Few = MlpForm::to_512_few_rows;
 INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                          ::testing::Values(Forms{"portable_f16", kPortable, kPortable, DType::f16},
                                            Forms{"portable_bf16", kPortable, kPortable, DType::bf16},
                                            Forms{"portable_f32", kPortable, kPortable, DType::f32},
                                            Forms{"few_rows_f16", kFew, kPortable, DType::f16},
                                            Forms{"few_rows_bf16", kFew, kPortable, DType::bf16},
-                                           Forms{"sm90_forward_f16", kSm90, kPortable, DType::f16},
-                                           Forms{"sm90_forward_bf16", kSm90, kPortable, DType::bf16},
-                                           Forms{"wide_forward_f16", kWide, kPortable, DType::f16},
-                                           Forms{"wide_forward_bf16", kWide, kPortable, DType::bf16},
-                                           Forms{"broad_forward_f16", kBroad, kPortable, DType::f16},
-                                           Forms{"broad_forward_bf16", kBroad, kPortable, DType::bf16},
-                                           Forms{"broad_few_rows_f16", kBroadFew, kPortable, DType::f16},
-                                           Forms{"broad_few_rows_bf16", kBroadFew, kPortable, DType::bf16},
+                                           Forms{"to_128_forward_f16", kTo128, kPortable, DType::f16},
+                                           Forms{"to_128_forward_bf16", kTo128, kPortable, DType::bf16},
+                                           Forms{"to_256_forward_f16", kTo256, kPortable, DType::f16},
+                                           Forms{"to_256_forward_bf16", kTo256, kPortable, DType::bf16},
+                                           Forms{"to_512_forward_f16", kTo512, kPortable, DType::f16},
+                                           Forms{"to_512_forward_bf16", kTo512, kPortable, DType::bf16},
+                                           Forms{"to_512_few_rows_f16", kTo512Few, kPortable, DType::f16},
+                                           Forms{"to_512_few_rows_bf16", kTo512Few, kPortable, DType::bf16},
                                            Forms{"few_rows_backward_f16", kPortable, kFew, DType::f16},
                                            Forms{"few_rows_backward_bf16", kPortable, kFew, DType::bf16},
-                                           Forms{"sm90_backward_f16", kPortable, kSm90, DType::f16},
-                                           Forms{"sm90_backward_bf16", kPortable, kSm90, DType::bf16},
-                                           Forms{"wide_backward_f16", kPortable, kWide, DType::f16},
-                                           Forms{"wide_backward_bf16", kPortable, kWide, DType::bf16},
-                                           Forms{"broad_backward_f16", kPortable, kBroad, DType::f16},
-                                           Forms{"broad_backward_bf16", kPortable, kBroad, DType::bf16}),
+                                           Forms{"to_128_backward_f16", kPortable, kTo128, DType::f16},
+                                           Forms{"to_128_backward_bf16", kPortable, kTo128, DType::bf16},
+                                           Forms{"to_256_backward_f16", kPortable, kTo256, DType::f16},
+                                           Forms{"to_256_backward_bf16", kPortable, kTo256, DType::bf16},
+                                           Forms{"to_512_backward_f16", kPortable, kTo512, DType::f16},
+                                           Forms{"to_512_backward_bf16", kPortable, kTo512, DType::bf16}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

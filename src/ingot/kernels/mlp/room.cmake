@@ -7,41 +7,49 @@ ingot_ptx_test(FILTER "*portable*-*TheEntryPoints*:*TakesLeading*:*MoreThanTwoTo
 # Cut so that no unit takes nvcc more than half a minute.
 set(call "(const Mlp&, Stream)")
 foreach(type bf16 f16)
-  ingot_instances(mlp_few_rows_${type} FROM mlp_few_rows.cuh TEMPLATES "void launch_mlp_few_rows<${type}, false>${call}")
-  ingot_instances(mlp_few_rows_${type}_norm FROM mlp_few_rows.cuh TEMPLATES "void launch_mlp_few_rows<${type}, true>${call}")
-  ingot_instances(mlp_few_rows_backward_${type} FROM mlp_few_rows_backward.cuh IN few_rows_backward TEMPLATES
+  # to 128
+  foreach(norms false true)
+    ingot_instances(few_rows_forward_${type}_${norms} FROM to_128/few_rows_forward.cuh TEMPLATES
+      "void launch_mlp_to_128_few_rows<${type}, ${norms}>${call}")
+  endforeach()
+  ingot_instances(few_rows_backward_${type} FROM to_128/few_rows_backward.cuh IN to_128_few_rows_backward TEMPLATES
     "void launch_chain<${type}>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream)"
     "void launch_sums<${type}>(const MlpSumMaps&, const Sums&, const SumLaunch&, Stream)")
-
-  ingot_instances(mlp_sm90_${type} FROM mlp_sm90.cuh TEMPLATES
-    "void launch_mlp_sm90<${type}, 64, false>${call}" "void launch_mlp_sm90<${type}, 128, false>${call}")
-  ingot_instances(mlp_sm90_${type}_training FROM mlp_sm90.cuh TEMPLATES "void launch_mlp_sm90<${type}, 128, true>${call}")
-  ingot_instances(mlp_sm90_${type}_training_64 FROM mlp_sm90.cuh TEMPLATES "void launch_mlp_sm90<${type}, 64, true>${call}")
-  ingot_instances(mlp_sm90_${type}_plain FROM mlp_sm90_plain.cuh TEMPLATES "void launch_mlp_sm90_plain<${type}, false>${call}")
-  ingot_instances(mlp_sm90_${type}_plain_training FROM mlp_sm90_plain.cuh TEMPLATES "void launch_mlp_sm90_plain<${type}, true>${call}")
-  ingot_instances(mlp_sm90_deep_${type} FROM mlp_sm90_deep.cuh TEMPLATES
-    "void launch_mlp_sm90_deep<${type}, false>${call}" "void launch_mlp_sm90_deep<${type}, true>${call}")
-
-  set(rare "void launch_mlp_wide<${type}, MlpWideKernel::rare>${call}")
-  ingot_instances(mlp_wide_${type}_rare FROM mlp_wide.cuh TEMPLATES ${rare})
-  foreach(kernel inference keeps values)
-    ingot_instances(mlp_wide_${type}_${kernel} FROM mlp_wide.cuh ELSEWHERE ${rare} TEMPLATES
-      "void launch_mlp_wide<${type}, MlpWideKernel::${kernel}>${call}")
+  ingot_instances(many_rows_${type} FROM to_128/many_rows.cuh TEMPLATES
+    "void launch_mlp_to_128<${type}, 64, false>${call}" "void launch_mlp_to_128<${type}, 128, false>${call}")
+  foreach(width 64 128)
+    ingot_instances(many_rows_${type}_${width}_saves FROM to_128/many_rows.cuh TEMPLATES
+      "void launch_mlp_to_128<${type}, ${width}, true>${call}")
   endforeach()
-  ingot_instances(mlp_wide_${type}_slopes FROM mlp_wide.cuh TEMPLATES
-    "void launch_mlp_wide_slopes<${type}>(const Mlp&, const Tensor&, Stream)")
-  ingot_instances(mlp_wide_backward_${type} FROM mlp_wide_backward.cuh IN wide_backward TEMPLATES
+  foreach(saves false true)
+    ingot_instances(many_rows_usual_${type}_${saves} FROM to_128/many_rows_usual.cuh TEMPLATES
+      "void launch_mlp_to_128_usual<${type}, ${saves}>${call}")
+  endforeach()
+  ingot_instances(many_rows_streamed_${type} FROM to_128/many_rows_streamed.cuh TEMPLATES
+    "void launch_mlp_to_128_streamed<${type}, false>${call}" "void launch_mlp_to_128_streamed<${type}, true>${call}")
+
+  # to 256
+  set(general "void launch_mlp_to_256<${type}, MlpTo256Kernel::general>${call}")
+  ingot_instances(to_256_${type}_general FROM to_256/forward.cuh TEMPLATES ${general})
+  foreach(kernel inference keeps values)
+    ingot_instances(to_256_${type}_${kernel} FROM to_256/forward.cuh ELSEWHERE ${general} TEMPLATES
+      "void launch_mlp_to_256<${type}, MlpTo256Kernel::${kernel}>${call}")
+  endforeach()
+  ingot_instances(to_256_${type}_slopes FROM to_256/forward.cuh TEMPLATES
+    "void launch_mlp_to_256_slopes<${type}>(const Mlp&, const Tensor&, Stream)")
+  ingot_instances(to_256_backward_${type} FROM to_256/backward.cuh IN to_256_backward TEMPLATES
     "void launch<${type}>(const Maps&, const Arguments&, const LaunchAt&, Stream)")
 
+  # to 512
   foreach(pass 160 192 224 256)
-    set(saves "void launch_mlp_broad<${type}, ${pass}, true, false>${call}")
-    ingot_instances(mlp_broad_${type}_${pass} FROM mlp_broad.cuh ELSEWHERE ${saves} TEMPLATES
-      "void launch_mlp_broad<${type}, ${pass}, false, false>${call}")
-    ingot_instances(mlp_broad_${type}_${pass}_training FROM mlp_broad.cuh TEMPLATES ${saves}
-      "void launch_mlp_broad<${type}, ${pass}, true, true>${call}")
+    set(saves "void launch_mlp_to_512<${type}, ${pass}, true, false>${call}")
+    ingot_instances(to_512_${type}_${pass} FROM to_512/forward.cuh ELSEWHERE ${saves} TEMPLATES
+      "void launch_mlp_to_512<${type}, ${pass}, false, false>${call}")
+    ingot_instances(to_512_${type}_${pass}_saves FROM to_512/forward.cuh TEMPLATES ${saves}
+      "void launch_mlp_to_512<${type}, ${pass}, true, true>${call}")
   endforeach()
-  ingot_instances(mlp_broad_few_rows_${type} FROM mlp_broad_few_rows.cuh TEMPLATES
-    "void launch_mlp_broad_few_rows<${type}>(const Mlp&, int, Stream)")
+  ingot_instances(to_512_few_rows_${type} FROM to_512/few_rows.cuh TEMPLATES
+    "void launch_mlp_to_512_few_rows<${type}>(const Mlp&, int, Stream)")
   set(chains "")
   set(sums "")
   set(both "")
@@ -50,9 +58,8 @@ foreach(type bf16 f16)
     list(APPEND sums "void launch_sums<${type}, ${half}>(const MlpSumMaps&, const Sums&, int, Stream)")
     list(APPEND both "void launch_both<${type}, ${half}>(const BothMaps&, const Both&, const ChainLaunch&, Stream)")
   endforeach()
-  ingot_instances(mlp_broad_backward_${type} FROM mlp_broad_backward_chain.cuh mlp_broad_backward_sums.cuh IN broad_backward
-    TEMPLATES ${chains} ${sums})
-  ingot_instances(mlp_broad_backward_${type}_both FROM mlp_broad_backward_both.cuh IN broad_backward TEMPLATES ${both})
+  ingot_instances(to_512_backward_${type} FROM to_512/chain.cuh to_512/sums.cuh IN to_512_backward TEMPLATES ${chains} ${sums})
+  ingot_instances(to_512_chain_and_sums_${type} FROM to_512/chain_and_sums.cuh IN to_512_backward TEMPLATES ${both})
 endforeach()
 
 # Matrices without Hopper's instructions, for sm_80 on.
@@ -61,7 +68,7 @@ foreach(type bf16 f16 float)
   if(type STREQUAL "bf16") # the same lines as f16
     set(emulated "")
   endif()
-  ingot_instances(mlp_portable_${type} ${emulated} PTX 80 FROM mlp_portable.cuh TEMPLATES
+  ingot_instances(portable_${type} ${emulated} PTX 80 FROM portable/portable.cuh TEMPLATES
     "void launch_portable_forward<${type}>(const PortableRows&, const PortableConfig&, int, Stream)"
     "void launch_portable_chain<${type}>(const PortableRows&, const PortableConfig&, int, Stream)"
     "void launch_portable_grad<${type}>(const PortableGrad&, int, Stream)")

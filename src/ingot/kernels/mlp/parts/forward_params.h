@@ -1,0 +1,27 @@
+#pragma once
+// Hopper's forward forms on the host's side: operands as the kernels take them.
+#include <cstdint>
+
+#include "ingot/kernels/mlp/forms.h"
+
+namespace ingot::cuda {
+
+constexpr int kMlpResidentLayers = 5;  // of 128 x 128 that fit the shared memory beside the rows under way
+
+struct MlpLayerParams {
+  const void *w, *b, *g;  // w (n, k) contiguous; b and g (n) or null; all of the network's type
+  void* saved;            // (rows, n); null for a layer without activation, and in inference
+  uint32_t n, k;
+};
+struct MlpForwardParams {
+  const void* x;
+  void* y;
+  int64_t x_stride_bytes, y_stride_bytes, rows;
+  int layers;
+  bool has_bias, has_gain, activate_last, saves, saved_f32;
+  MlpLayerParams layer[kMlpMaxLayers];
+};
+
+MlpForwardParams mlp_forward_params(const Mlp& m);
+
+}  // namespace ingot::cuda

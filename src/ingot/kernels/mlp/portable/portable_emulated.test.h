@@ -1,0 +1,107 @@
+#pragma once
+// The portable kernels on the CPU, a fiber a thread: what the two emulated tests (f16 on tensor-core fragments, f32)
+// share. Sanitizers see the kernels' own lines; the bounds on errors are those of the GPU suite, without a chain.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <deque>
+
+#include "ingot/kernels/mlp/portable/plan.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot::testing {
+
+struct EmulatedNet {
+  std::vector<int64_t> widths;
+  int64_t rows;
+  Act act = act_of<Softplus>;
+  bool weight_norm = false, activate_last = false, keep = true;
+};
+
+template <class T> struct EmulatedMlp {
+  const EmulatedNet& net;
+  std::deque<Buffer> memory;
+  Mlp f;
+  MlpBackward b;
+
+  // `dtype` f64 gives the reference on the same numbers.
+  EmulatedMlp(const EmulatedNet& n, DType dtype) : net(n) {
+    const DType sums = dtype == DType::f64 ? DType::f64 : DType::f32;
+    const auto make = [&](DType t, Shape s, double scale, double mean = 0) {
+      memory.emplace_back(t, s);
+      Buffer rounded(dtype_of<T>, s);
+      fill_normal(rounded, memory.size(), scale, mean);
+      if (scale > 0) assign(memory.back(), values(rounded));
+      return memory.back().tensor();
+    };
+    const auto zeros = [&](Shape s) {
+      memory.emplace_back(sums, s);
+      fill_zero(memory.back());
+      return memory.back().tensor();
+    };
+    f.x = make(dtype, {n.rows, n.widths.front()}, 1);
+    b.dy = make(dtype, {n.rows, n.widths.back()}, 1);
+    f.y = make(dtype, {n.rows, n.widths.back()}, 0);
+    b.dx = make(dtype, {n.rows, n.widths.front()}, 0);
+    for (size_t l = 0; l + 1 < n.widths.size(); ++l) {
+      const int64_t N = n.widths[l + 1], K = n.widths[l];
+      const Tensor w = make(dtype, {N, K}, 1 / std::sqrt(double(K))), bias = make(dtype, {N}, 1),
+                   g = make(dtype, {N}, 0.3, 1.5);
+      f.layers.push_back({w, bias, n.weight_norm ? g : Tensor()});
+      b.grads.push_back({zeros({N, K}), zeros({N}), n.weight_norm ? zeros({N}) : Tensor()});
+    }
+    f.act = b.act = n.act;
+    f.activate_last = b.activate_last = n.activate_last;
+    b.x = f.x, b.layers = f.layers;
+    if (n.keep) f.saved = b.saved = make(dtype, {mlp_saved_elements(n.rows, f.layers, n.activate_last)}, 0);
+  }
+  void workspace(int64_t bytes) {
+    memory.emplace_back(DType::u8, Shape{bytes});
+    f.workspace = b.workspace = memory.back();
+  }
+  void run_kernels(int rows_of_tile, int64_t grid) {
+    workspace(cuda::PortableBackward(b).bytes);
+    int scales = 0;
+    cuda::PortableRows rows = cuda::portable_rows(f, scales);
+    rows.y = f.y.data, rows.y_stride = f.y.row_stride();
+    const cuda::PortableConfig c{.rows = rows_of_tile,
+                                 .smem = cuda::portable_smem(rows_of_tile, rows.stride, int(sizeof(T)), scales),
+                                 .grid = grid};
+    cuda::launch_portable_forward<T>(rows, c, 0, {});
+    const cuda::PortableBackward back(b);
+    cuda::launch_portable_chain<T>(back.rows, c, 0, {});
+    cuda::launch_portable_grad<T>(back.grad, 0, {});
+  }
+  void run_reference() {
+    workspace(std::max(mlp_workspace_bytes(f), mlp_backward_workspace_bytes(b)));
+    mlp(f, {});
+    mlp_backward(b, {});
+  }
+};
+
+inline void expect_near(const char* what, const Tensor& got, const Tensor& want, double unit) {
+  if (!want) return;
+  const auto g = values(got), w = values(want);
+  double error = 0, size = 0;
+  for (size_t i = 0; i < w.size(); ++i) error += (g[i] - w[i]) * (g[i] - w[i]), size += w[i] * w[i];
+  // Each of up to four layers rounds its result once or twice on the way here.
+  EXPECT_LE(std::sqrt(error), 8 * unit * std::sqrt(size)) << what;
+}
+
+template <class T> void check_emulated(const EmulatedNet& n, int rows_of_tile, int64_t grid) {
+  EmulatedMlp<T> got(n, dtype_of<T>), want(n, DType::f64);
+  got.run_kernels(rows_of_tile, grid);
+  want.run_reference();
+  const double unit = roundoff(dtype_of<T>);
+  expect_near("y", got.f.y, want.f.y, unit);
+  expect_near("dx", got.b.dx, want.b.dx, unit);
+  for (size_t l = 0; l < n.widths.size() - 1; ++l) {
+    SCOPED_TRACE(::testing::Message() << "layer " << l);
+    expect_near("dw", got.b.grads[l].w, want.b.grads[l].w, unit);
+    expect_near("db", got.b.grads[l].b, want.b.grads[l].b, unit);
+    expect_near("dg", got.b.grads[l].g, want.b.grads[l].g, unit);
+  }
+  for (const Buffer& m : got.memory) EXPECT_TRUE(m.guards_intact());
+}
+
+}  // namespace ingot::testing

@@ -1,0 +1,19 @@
+#pragma once
+// The forward form for many rows on the host's side.
+#include "ingot/kernels/mlp/parts/forward_params.h"
+
+namespace ingot::cuda {
+
+constexpr int64_t kMlpFewTileRows = 4096 * 64;
+// Of three and four warpgroups a block, where both fit.
+bool mlp_three_warpgroups_suffice(const MlpForwardParams& p);
+
+// T: f16 or bf16.
+template <class T, int kWidth, bool kSave> void launch_mlp_to_128(const Mlp& m, Stream stream);
+template <class T, bool kSave> void launch_mlp_to_128_streamed(const Mlp& m, Stream stream);
+
+// T: f16 or bf16. Wider than a panel, two layers or more, the last one linear, weight norm on all layers and no bias or
+// on none.
+template <class T, bool kSave> void launch_mlp_to_128_usual(const Mlp& m, Stream stream);
+
+}  // namespace ingot::cuda

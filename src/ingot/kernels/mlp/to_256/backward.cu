@@ -1,0 +1,98 @@
+// The backward form to 256: what it takes, how the work is cut, its launches.
+#include <algorithm>
+#include <iterator>
+
+#include "ingot/kernels/mlp/to_256/backward.h"
+
+namespace ingot::cuda {
+namespace to_256_backward {
+namespace {
+
+// Where the sums' parts and the counters lie in the workspace, behind every layer's dz.
+struct Place {
+  int splits = 1;
+  int64_t part = 0, bias_part = 0, counters = 0, bytes = 0;
+};
+// The rows are cut by their number, the depth and the GPU's size alone, so that frozen layers change no other's sums.
+Place place_sums(const MlpBackward& m) {
+  Place at;
+  const int layers = int(m.layers.size());
+  const int64_t chunks = std::max<int64_t>((m.x.rows() + kChunk - 1) / kChunk, 1);
+  const int wanted = int(std::clamp<int64_t>(sm_count(m.x.device.index) / (kPair * layers), 1, chunks));
+  const int64_t each = (chunks + wanted - 1) / wanted;
+  at.splits = int((chunks + each - 1) / each);
+  mlp_take_room(at.bytes, mlp_dz_bytes(m));
+  const int64_t parts = int64_t(layers) * at.splits * kPair;
+  at.part = mlp_take_room(at.bytes, parts * kPartFloats * int64_t(sizeof(float)));
+  at.bias_part = mlp_take_room(at.bytes, parts * kSquare * int64_t(sizeof(float)));
+  at.counters = mlp_take_room(at.bytes, (1 + int64_t(layers) * kPair) * int64_t(sizeof(uint64_t)));
+  return at;
+}
+
+Arguments make_arguments(const MlpBackward& m, const Place& place, const SlopeFormula& slope) {
+  char* const base = static_cast<char*>(m.workspace.data);
+  Arguments a{.layers = int(m.layers.size()),
+              .lowest = mlp_lowest_product(m),
+              .activate_last = m.activate_last,
+              .chunks = int((m.x.rows() + kChunk - 1) / kChunk),
+              .splits = place.splits,
+              .part = reinterpret_cast<float*>(base + place.part),
+              .bias_part = reinterpret_cast<float*>(base + place.bias_part),
+              .counter = reinterpret_cast<uint64_t*>(base + place.counters)};
+  std::copy(std::begin(slope.number), std::end(slope.number), a.number);
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    a.layer[l] = {mlp_sum_layer(m, l), mlp_keeps_dz(m, l)};
+    a.has_gain = a.has_gain || m.layers[l].g;
+  }
+  if (a.lowest < a.layers || a.activate_last) a.units = int((m.x.rows() + kUnitRows - 1) / kUnitRows);
+  return a;
+}
+
+Maps make_maps(const MlpBackward& m, const Tensor& of_slopes) {
+  MlpBackward chain = m;
+  chain.saved = of_slopes;
+  Maps maps{mlp_chain_maps(chain, mlp_panel_box(kGroupRows), mlp_panel_box(int(kStageRows)))};
+  static_assert(kGroupRows == kChunk, "the chain and the sums read dz through the same maps");
+  for (size_t l = 0; l < m.layers.size(); ++l)
+    maps.input[l] = gpu::tensor_map("mlp_backward: input", l == 0 ? mlp_matrix(m.x) : mlp_layer_part(m, m.saved, l - 1),
+                                    mlp_panel_box(kChunk));
+  return maps;
+}
+
+// `of_slopes`: what they follow from by the formula, as `saved` has the values. `in_one`: there was a launch before.
+void run(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& slope, bool in_one, Stream stream) {
+  const Arguments a = make_arguments(m, place_sums(m), slope);
+  const int device = m.x.device.index, most = std::max(sm_count(device) / kPair, 1);
+  LaunchAt at{{.slope = slope.kind, .clusters = std::clamp(a.units, 1, most), .device = device}};
+  at.has_sums = std::any_of(m.grads.begin(), m.grads.end(), mlp_trained);
+  at.in_one = in_one && at.has_sums;
+  if (at.in_one) at.clusters = std::max(at.clusters, a.layers * a.splits);
+  const Maps maps = make_maps(m, of_slopes);
+  m.x.dtype == DType::f16 ? launch<f16>(maps, a, at, stream) : launch<bf16>(maps, a, at, stream);
+}
+
+}  // namespace
+}  // namespace to_256_backward
+
+using namespace to_256_backward;
+
+bool mlp_backward_to_256_takes(const MlpBackward& m) { return mlp_backward_has_shape(m, kWidth); }
+
+void mlp_backward_to_256(const MlpBackward& m, Stream stream) {
+  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
+  const auto slope = mlp_backward_values(m) == 0 ? SlopeFormula{} : slope_of(m.act);
+  if (!slope) {
+    const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
+    return run(formed.m, formed.slopes, {Slope::quadratic, {0, 1, 0}}, true, stream);  // each is what is read
+  }
+  if (mlp_backward_has_values(m)) return run(m, m.saved, *slope, false, stream);
+  const MlpBackward then = mlp_backward_form_values(m, stream);
+  run(then, then.saved, *slope, true, stream);
+}
+
+int64_t mlp_backward_to_256_workspace_bytes(const MlpBackward& m) {
+  const bool values = !mlp_backward_has_values(m), slopes = mlp_backward_values(m) > 0 && !slope_of(m.act);
+  return (slopes ? 2 : values) * mlp_backward_values_bytes(m) + place_sums(m).bytes;
+}
+
+}  // namespace ingot::cuda

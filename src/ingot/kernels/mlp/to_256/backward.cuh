@@ -1,0 +1,96 @@
+#pragma once
+// The kernels of the backward pass where layers are up to 256 wide: the chain of gradients, which leaves every layer's
+// dz in memory, and the sums of dW and db over all rows. They are two launches, or, after one that forms values, a
+// single one, whose blocks wait for each other in between.
+#include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/kernels/mlp/to_256/chain.cuh"
+#include "ingot/kernels/mlp/to_256/sums.cuh"
+
+namespace ingot::cuda::to_256_backward {
+
+constexpr int kSumThreads = kGroups * 128 + 32;
+constexpr int kMultiplyRegisters = 224, kServeRegisters = 56;
+
+// The neighbour may still fill this block's memory, or say that it has read its own.
+__device__ __forceinline__ void end_together() {
+  ptx::cluster_arrive_relaxed();
+  ptx::cluster_wait();
+}
+
+template <class T, Slope kSlope, bool kNorms, bool kSums>
+__global__ void __launch_bounds__(kThreads, 1)
+    chain_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Memory& s = *reinterpret_cast<Memory*>(memory);
+  ChainBlock<T, kSlope, kNorms> chain{s, maps, a};
+  if (threadIdx.x == 0) {
+    chain.prepare();
+    if (kSums) SumBlock<T>::prepare(s);
+    ptx::fence_mbarrier_init();
+  }
+  __syncwarp();
+  ptx::wait_for_earlier_kernels();
+  tile::sync_cluster();
+  if constexpr (kNorms) chain.find_scales();
+  if (chain.warp < kGroupWarps) {
+    ptx::increase_registers<kMultiplyRegisters>();
+    chain.run();
+    if (kSums) ptx::barrier_sync_unaligned(0, kThreads);
+    if (kSums) SumBlock<T>{s, maps, a}.run();
+  } else {
+    ptx::decrease_registers<kServeRegisters>();
+    chain.serve();
+    if (kSums) ptx::barrier_sync_unaligned(0, kThreads);
+    if (kSums && chain.warp == kGroupWarps) {
+      const SumBlock<T> sums{s, maps, a};
+      sums.wait_for_chain();
+      sums.serve();
+    }
+  }
+  end_together();
+}
+
+template <class T>
+__global__ void __launch_bounds__(kSumThreads, 1)
+    sum_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  const SumBlock<T> block{*reinterpret_cast<Memory*>(memory), maps, a};
+  if (!block.has_work) return;  // both blocks of the pair
+  if (threadIdx.x == 0) {
+    block.prepare(block.s);
+    ptx::fence_mbarrier_init();
+    block.prefetch_maps();
+  }
+  __syncwarp();
+  tile::sync_cluster();
+  if (block.warp < kGroupWarps)
+    block.run();
+  else
+    block.serve();
+  end_together();
+}
+
+// Who waits for all others must run beside them.
+template <class T> void launch(const Maps& maps, const Arguments& a, const LaunchAt& at, Stream stream) {
+  gpu::Launch how{.grid = int64_t(at.clusters) * kPair,
+                  .block = kThreads,
+                  .smem = sizeof(Memory),
+                  .cluster = kPair,
+                  .overlap = true,
+                  .device = at.device,
+                  .cooperative = at.in_one};
+  with_slope_kind(at.slope, [&](auto slope) {
+    const auto with = [&](auto norms) {
+      gpu::launch("mlp_backward",
+                  at.in_one ? chain_kernel<T, slope(), norms(), true> : chain_kernel<T, slope(), norms(), false>, how,
+                  stream, maps, a);
+    };
+    a.has_gain ? with(std::true_type()) : with(std::false_type());
+  });
+  if (at.in_one || !at.has_sums) return;
+  how.grid = int64_t(a.layers) * a.splits * kPair, how.block = kSumThreads;
+  how.overlap = false, how.cooperative = true;
+  gpu::launch("mlp_backward: sums", sum_kernel<T>, how, stream, maps, a);
+}
+
+}  // namespace ingot::cuda::to_256_backward

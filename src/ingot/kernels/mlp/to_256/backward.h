@@ -1,0 +1,47 @@
+#pragma once
+// The backward form to 256 on the host's side: what its kernels are given, and their launchers. to_256/chain.cuh and
+// to_256/sums.cuh tell how they work.
+#include <cstdint>
+
+#include "ingot/kernels/mlp/parts/backward_plan.h"
+
+namespace ingot::cuda::to_256_backward {
+
+using mlp_parts::ChainLaunch;
+using mlp_parts::kPair;
+
+constexpr int kWidth = kMlpTo256, kPanels = kWidth / kMlpPanel;
+constexpr int kGroupRows = 64, kGroups = 2;                 // of a warpgroup; warpgroups of a block that multiply
+constexpr int kUnitRows = kPair * kGroups * kGroupRows;     // rows that a cluster takes through the chain at a time
+constexpr uint32_t kStageRows = 32;                         // of W
+constexpr int kChunk = 64;                                  // rows of a sum at a time
+constexpr int kSquare = 128;                                // rows of a dW that a block sums; the pair has all
+constexpr int64_t kPartFloats = int64_t(kSquare) * kWidth;  // of a block's sums
+
+// Where all blocks find what they work on: boxes of 64 rows and columns, of w kStageRows. `h` is what slopes follow
+// from.
+struct Maps : MlpChainMaps {
+  CUtensorMap input[kMlpMaxLayers];  // what a layer multiplies
+};
+struct Layer : MlpSumLayer {
+  bool keeps_dz = false;  // its dz goes to the workspace
+};
+struct Arguments {
+  Layer layer[kMlpMaxLayers];
+  int layers = 0, lowest = 0;  // products with W of layers - 1, ..., lowest
+  int units = 0;
+  float number[3] = {};
+  bool activate_last = false, has_gain = false;
+  int chunks = 0, splits = 0;                   // of the rows, for the sums
+  float *part = nullptr, *bias_part = nullptr;  // (layer, split, block of the pair): kPartFloats, kSquare
+  // Marked: of blocks whose dz is there, and for each layer and block of the pair of those whose parts are there.
+  uint64_t* counter = nullptr;
+};
+struct LaunchAt : ChainLaunch {
+  bool has_sums = false;  // somebody wants a dW or db
+  bool in_one = false;    // in the same launch
+};
+
+template <class T> void launch(const Maps& maps, const Arguments& a, const LaunchAt& at, Stream stream);
+
+}  // namespace ingot::cuda::to_256_backward

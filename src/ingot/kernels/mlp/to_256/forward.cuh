@@ -1,0 +1,483 @@
+#pragma once
+// The forward form to 256. docs/mlp-wide.md tells it as a whole.
+//
+// A block has two warpgroups that multiply and a warp that copies. A warpgroup takes 64 rows through the whole network
+// as in to_128/many_rows.cuh, activations in registers. W of a layer does not fit beside another: all layers pass
+// through a ring as panels of 64 columns, again for every round of tiles, and both warpgroups read each panel, half a
+// layer apart: one multiplies while the other one activates.
+//
+// Weight norm scales the sums' columns: two warps more sum the squares while the first round's panels pass. The code
+// for it, merely jumped over, costs 2 to 6 %, so the kernels that most networks run come with it and without.
+#include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/tile/ring.cuh"
+#include "ingot/kernels/mlp/parts/row_tile.cuh"
+#include "ingot/kernels/mlp/to_256/forward.h"
+
+namespace ingot::cuda::to_256 {
+
+using namespace mlp_parts;
+
+constexpr int kWidth = kMlpTo256, kGroups = 2, kPanels = kWidth / 64;
+constexpr uint32_t kSlots = 5, kPanelBytes = panel_bytes<kWidth>(), kWarps = 4 * kGroups;
+constexpr int kThreads = 128 * (kGroups + 1);
+constexpr uint32_t kNormWarps = 2;
+constexpr uint32_t kStagedPanel = kWarpRows * 128;  // 64 columns of a warp's rows, on their way to memory
+static_assert(kStagedPanel >= kStagingBytes, "store_block() uses it as well");
+
+struct Maps {
+  CUtensorMap x, w[kMlpMaxLayers];
+  CUtensorMap saved[kMlpMaxLayers];  // where values are stored as the layer above multiplies them
+};
+struct SlopeMaps : Maps {
+  CUtensorMap slopes[kMlpMaxLayers];
+};
+
+// Where things lie in shared memory, in bytes; the ring is the first.
+struct Layout {
+  uint32_t x, staging, factors, barriers, size;
+};
+INGOT_HD constexpr Layout to_256_layout(int layers) {
+  Layout at = {};
+  at.x = kSlots * kPanelBytes;
+  at.staging = at.x + 4 * x_bytes<kWidth>();
+  at.factors = at.staging + kWarps * kStagedPanel;
+  at.barriers = at.factors + uint32_t(layers) * kWidth * uint32_t(sizeof(float2));
+  at.size = at.barriers + (2 * kSlots + kMlpMaxLayers + kWarps) * uint32_t(sizeof(uint64_t));
+  return at;
+}
+static_assert(to_256_layout(kMlpMaxLayers).size <= kMlpSharedBytes, "the deepest network must fit the shared memory");
+
+__device__ __forceinline__ uint32_t panels_of(uint32_t columns) { return (columns + 63) / 64; }
+
+// 16 rows of x, for a warp of each warpgroup in turns: who has taken its own asks for the other one's.
+struct TurningRows {
+  static constexpr uint32_t kPanel = kWarpRows * 128;
+  char* rows;
+  uint64_t *mine, *others;
+
+  __device__ __forceinline__ void load(uint64_t* barrier, const CUtensorMap& x, uint32_t tile, uint32_t panels) const {
+    if (lane() != 0) return;
+    ptx::mbarrier_arrive_expect_tx(barrier, panels * kPanel);
+    for (uint32_t i = 0; i < panels; ++i)
+      ptx::tensor_load(rows + i * kPanel, &x, int(64 * i), int(first_row(tile)), barrier);
+  }
+  __device__ __forceinline__ void take(Rows<kWidth>& a, uint32_t parity, uint32_t panels) const {
+    tile::wait_warp_or_trap(mine, parity);
+    const uint32_t from =
+        ptx::shared_address(rows) + tile::swizzled<tile::Swizzle::b128>(matrix_row(), matrix_chunk() * 16);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel)
+      if (uint32_t(panel) < panels)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) ptx::ldmatrix(a[4 * panel + k], (from ^ k * 32) + panel * kPanel);
+    __syncwarp();  // all lanes have theirs: the next rows may come
+  }
+};
+
+struct PanelRing {
+  char* slots;
+  uint64_t *full, *empty;  // of each slot: its bytes are here; every warp has read it
+
+  __device__ __forceinline__ void init(uint32_t readers) const {
+    for (uint32_t i = 0; i < kSlots; ++i) {
+      ptx::mbarrier_init(full + i, 1);
+      ptx::mbarrier_init(empty + i, readers);
+    }
+  }
+  // All panels of all rounds, by one thread.
+  __device__ __forceinline__ void fill(const Params& p, const Maps& maps, uint32_t rounds) const {
+    tile::RingCursor<kSlots> at;
+    for (uint32_t round = 0; round < rounds; ++round)
+      for (int l = 0; l < p.layers; ++l)
+        for (uint32_t panel = 0; panel < panels_of(p.layer[l].k); ++panel, at.advance()) {
+          tile::wait_or_trap(empty + at.stage, at.phase ^ 1);
+          ptx::mbarrier_arrive_expect_tx(full + at.stage, kPanelBytes);
+          ptx::tensor_load(slots + at.stage * kPanelBytes, &maps.w[l], int(64 * panel), 0, full + at.stage);
+        }
+  }
+  __device__ __forceinline__ void wait_for(const tile::RingCursor<kSlots>& at) const {
+    tile::wait_warp_or_trap(full + at.stage, at.phase);
+  }
+  // What read the slot is done.
+  __device__ __forceinline__ void release(uint32_t slot) const {
+    if (lane() == 0) ptx::mbarrier_arrive(empty + slot);
+  }
+};
+
+// What the sums are multiplied by and what is added to them, two columns at a time: scale, scale, bias, bias.
+struct Factors {
+  float4* of;  // of each layer
+
+  static __device__ __forceinline__ uint32_t place(int l, uint32_t n) { return (l * kWidth + n) / 2 * 4 + n % 2; }
+  template <class T, bool kTimesLog2e> __device__ __forceinline__ void load(const Params& p) const {
+    const uint32_t n = threadIdx.x;
+    for (int l = 0; l < p.layers; ++l) {
+      const LayerParams& layer = p.layer[l];
+      const Domain domain = domain_of<kTimesLog2e>(l, p.layers);
+      float* const to = reinterpret_cast<float*>(of) + place(l, n);
+      to[0] = domain.sums * (layer.g == nullptr ? 1 : tile::to_float(element<T>(layer.g, layer, n)));
+      to[2] = domain.bias * tile::to_float(element<T>(layer.b, layer, n));
+    }
+  }
+  __device__ __forceinline__ void finish_block(Sums<kWidth>& d, int i, int l) const {
+    const float4* const from = of + (l * kWidth + 32 * i) / 2 + threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float4 v = from[4 * j];
+      float* const at = d + 4 * (4 * i + j);
+      at[0] = fmaf(at[0], v.x, v.z), at[1] = fmaf(at[1], v.y, v.w);
+      at[2] = fmaf(at[2], v.x, v.z), at[3] = fmaf(at[3], v.y, v.w);
+    }
+  }
+};
+static_assert(kWidth == 128 * kGroups, "a column of each layer to each thread");
+
+// Weight norm, by warp `number` of those for it: the sums of squares of its rows of each W in the first round.
+template <class T>
+__device__ __forceinline__ void normalise(const Params& p, const PanelRing& ring, const Factors& factors,
+                                          uint64_t* normed, uint32_t number, uint32_t rounds) {
+  constexpr uint32_t kRows = kWidth / kNormWarps, kEach = kRows / 32;
+  tile::RingCursor<kSlots> at;
+  for (uint32_t round = 0; round < rounds; ++round)
+    for (int l = 0; l < p.layers; ++l) {
+      float sum[kEach] = {};
+      for (uint32_t panel = 0; panel < panels_of(p.layer[l].k); ++panel, at.advance()) {
+        ring.wait_for(at);
+        const char* const rows = ring.slots + at.stage * kPanelBytes + (number * kRows + lane()) * 128;
+        if (round == 0 && p.layer[l].g != nullptr)
+#pragma unroll 2
+          for (uint32_t chunk = 0; chunk < 8; ++chunk)
+#pragma unroll
+            for (uint32_t i = 0; i < kEach; ++i)
+              sum[i] +=
+                  squares(*reinterpret_cast<const WeightChunk<T>*>(rows + i * 32 * 128 + (chunk ^ lane() % 8) * 16));
+        __syncwarp();
+        ring.release(at.stage);
+      }
+      if (round > 0) continue;
+      if (p.layer[l].g != nullptr)
+#pragma unroll
+        for (uint32_t i = 0; i < kEach; ++i)
+          reinterpret_cast<float*>(factors.of)[Factors::place(l, number * kRows + i * 32 + lane())] *=
+              inverse_norm(sum[i]);
+      ptx::mbarrier_arrive(normed + l);
+    }
+}
+
+// d = a W^T of a layer as its panels come, the last of them not waited for. While the tensor cores are at a panel,
+// meanwhile(panel) may read a.
+template <class T, class Meanwhile>
+__device__ __forceinline__ void multiply(Sums<kWidth>& d, const Rows<kWidth>& a, const PanelRing& ring, uint32_t panels,
+                                         uint32_t weights, uint32_t upper, tile::RingCursor<kSlots>& at,
+                                         Meanwhile&& meanwhile) {
+  ptx::fence_registers(d);
+  uint32_t before = 0;
+#pragma unroll
+  for (int panel = 0; panel < kPanels; ++panel) {
+    if (uint32_t(panel) >= panels) break;
+    ring.wait_for(at);
+    ptx::wgmma_fence();  // for each panel: the compiler's own would be divergent beside a branch, and serialise
+    const uint32_t slot = weights + at.stage * (kPanelBytes >> 4);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      ptx::wgmma<T, kWidth>(d, a[4 * panel + k], uint64_t(upper) << 32 | (slot + 2 * k), panel + k > 0);
+    ptx::wgmma_commit_group();
+    meanwhile(panel);
+    if (panel > 0) {
+      ptx::wgmma_wait_group<1>();
+      ring.release(before);
+    }
+    before = at.stage;
+    at.advance();
+  }
+}
+
+// 64 columns of a warp's rows on their way to memory through its staging, 16 at a time.
+struct PanelStore {
+  char* staging;
+
+  __device__ __forceinline__ void begin() const {
+    ptx::bulk_wait_group_read<0>();  // what was there before is on its way
+    __syncwarp();
+  }
+  __device__ __forceinline__ void put(int step, const uint32_t (&columns)[4]) const {
+    const uint32_t at =
+        ptx::shared_address(staging) + tile::swizzled<tile::Swizzle::b128>(matrix_row(), matrix_chunk() * 16);
+    ptx::stmatrix(at ^ step * 32, columns);
+  }
+  __device__ __forceinline__ void end(int panel, const CUtensorMap& to, int64_t first) const {
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane() == 0) ptx::tensor_store(&to, 64 * panel, int(first), staging);
+    ptx::bulk_commit_group();
+  }
+};
+__device__ __forceinline__ void store_panel(const Rows<kWidth>& a, int panel, const PanelStore& store,
+                                            const CUtensorMap& to, int64_t first) {
+  store.begin();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) store.put(k, a[4 * panel + k]);
+  store.end(panel, to, first);
+}
+
+// A layer's sums become the next layer's A, or y; what backward needs goes to memory.
+template <class T, class F, Save kSave>
+__device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const Params& p, int l, const Factors& of,
+                                         char* staging, int64_t first) {
+  constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, Finish::scale_and_bias>;
+  const LayerParams& layer = p.layer[l];
+  const Target saved = {static_cast<char*>(layer.saved), layer.n * int64_t(p.saved_f32 ? 4 : 2), layer.n};
+  const auto save = [&](int i) {
+    if (kSave != Save::any_type || !p.saves) return;
+    if (p.saved_f32)
+      store_block_f32<kWidth>(d, i, false, saved, first, p.rows);
+    else
+      store_block<kWidth>(a, i, staging, saved, first, p.rows);
+  };
+#pragma unroll
+  for (int i = 0; i < kWidth / 32; ++i) {
+    of.finish_block(d, i, l);
+    form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, p.saved_f32, save);
+  }
+}
+// The same where slopes, or else the activation's arguments, go to memory in T as values are formed of them. What is
+// left out beyond the layer's columns costs a branch, and that keeps the compiler from weaving the formulas of all
+// columns into each other, for which there are no registers.
+template <class T, class F, bool kSlopes>
+__device__ __forceinline__ void activate_and_store(Sums<kWidth>& d, Rows<kWidth>& a, int l, uint32_t columns,
+                                                   const Factors& of, const PanelStore& store, const CUtensorMap& to,
+                                                   int64_t first) {
+#pragma unroll
+  for (int i = 0; i < kWidth / 32; ++i) {
+    if (uint32_t(32 * i) < columns) {
+      if (i % 2 == 0) store.begin();
+      of.finish_block(d, i, l);
+#pragma unroll
+      for (int k = 2 * i; k < 2 * i + 2; ++k) {
+        uint32_t stored[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float* const z = d + 8 * k + 2 * j;
+          float of_two[4] = {act_value<F, T>(z[0]), act_value<F, T>(z[1]), z[0], z[1]};
+          if constexpr (kSlopes) of_two[2] = act_slope<F, T>(z[0]), of_two[3] = act_slope<F, T>(z[1]);
+          a[k][j] = ptx::pack(T{}, of_two[0], of_two[1]);
+          stored[j] = ptx::pack(T{}, of_two[2], of_two[3]);
+        }
+        store.put(k % 4, stored);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) a[2 * i + j / 4][j % 4] = 0;
+    }
+    if (i % 2 == 1 && uint32_t(32 * (i - 1)) < columns) store.end(i / 2, to, first);
+  }
+}
+template <class T> __device__ __forceinline__ void finish(Sums<kWidth>& d, Rows<kWidth>& a, const Factors& of, int l) {
+#pragma unroll
+  for (int i = 0; i < kWidth / 32; ++i) {
+    of.finish_block(d, i, l);
+    pack_block<T, kWidth>(a, d, i);
+  }
+}
+
+// What the warps that multiply share; x and staging are the warp's own.
+struct Block {
+  PanelRing ring;
+  Factors factors;
+  uint64_t* normed;  // of each layer: the factors are its scales
+  TurningRows x;
+  char* staging;
+};
+
+// The last layer is activated never, or, of values alone, ever, and of values and slopes, or as the network says.
+enum class Last { linear, activated, sloped, any };
+// Values of T are stored while the next layer multiplies them, and arguments before.
+template <class F, Save kSave, Last kLast>
+constexpr bool kStoresMeanwhile = kSave == Save::own_type && (kLast == Last::sloped || has_slope_from_value<F>);
+template <class F, Save kSave> constexpr bool kStoresArguments = kSave == Save::own_type && !has_slope_from_value<F>;
+template <Last kLast> using MapsOf = std::conditional_t<kLast == Last::sloped, SlopeMaps, Maps>;
+
+template <class T, class F, Save kSave, bool kNorms, Last kLast>
+__device__ __forceinline__ void run_rows(const Params& p, const MapsOf<kLast>& maps, const Block& block,
+                                         uint32_t warpgroup, uint32_t tiles, uint32_t rounds) {
+  const bool activates_last = kLast == Last::any ? p.activate_last : kLast != Last::linear;
+  const uint32_t x_panels = panels_of(p.layer[0].k);
+  const PanelRing& ring = block.ring;
+  const uint64_t descriptor =
+      tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(ptx::shared_address(ring.slots));
+  const uint32_t weights = uint32_t(descriptor), upper = uint32_t(descriptor >> 32);
+  Rows<kWidth> a;
+  Sums<kWidth> d;
+  tile::RingCursor<kSlots> at;
+  uint32_t tile = blockIdx.x + gridDim.x * warpgroup;
+  Turns<kGroups> turns{blockIdx.x + gridDim.x < tiles, warpgroup};
+  turns.start();
+  for (uint32_t round = 0; round < rounds; ++round, tile += kGroups * gridDim.x) {
+    // In the last round the second warpgroup may be without rows: it hands the panels back.
+    if (tile >= tiles) {
+      for (int l = 0; l < p.layers; ++l)
+        for (uint32_t panel = 0; panel < panels_of(p.layer[l].k); ++panel, at.advance()) {
+          ring.wait_for(at);
+          ring.release(at.stage);
+        }
+      break;
+    }
+    if (warpgroup == 0) turns.on = tile + gridDim.x < tiles;
+    block.x.take(a, round % 2, x_panels);
+    if (tile + gridDim.x < tiles) block.x.load(block.x.others, maps.x, tile + gridDim.x, x_panels);
+    for (int l = 0; l < p.layers; ++l) {
+      turns.take();
+      multiply<T>(d, a, ring, panels_of(p.layer[l].k), weights, upper, at, [&](int panel) {
+        if constexpr (kStoresMeanwhile<F, kSave, kLast>)
+          if (l > 0) store_panel(a, panel, {block.staging}, maps.saved[l - 1], first_row(tile));
+      });
+      turns.pass();
+      wait<kWidth>(d, a);
+      ring.release(at.stage == 0 ? kSlots - 1 : at.stage - 1);
+      if (kNorms) tile::wait_warp_or_trap(block.normed + l, 0);
+      const auto activate_and_store_to = [&](const CUtensorMap& to) {
+        activate_and_store<T, F, kLast == Last::sloped>(d, a, l, p.layer[l].n, block.factors, {block.staging}, to,
+                                                        first_row(tile));
+      };
+      if constexpr (kLast == Last::sloped)
+        activate_and_store_to(maps.slopes[l]);
+      else if (l + 1 < p.layers || activates_last)
+        if constexpr (kStoresArguments<F, kSave>)
+          activate_and_store_to(maps.saved[l]);
+        else
+          activate<T, F, kSave>(d, a, p, l, block.factors, block.staging, first_row(tile));
+      else
+        finish<T>(d, a, block.factors, l);
+    }
+    if constexpr (kSave == Save::own_type) {
+      ptx::bulk_wait_group_read<0>();
+      __syncwarp();
+    }
+    const Target y = {static_cast<char*>(p.y), p.y_stride_bytes, p.layer[p.layers - 1].n};
+#pragma unroll
+    for (int i = 0; i < kWidth / 32; ++i) store_block<kWidth>(a, i, block.staging, y, first_row(tile), p.rows);
+  }
+}
+
+template <class T, class F, Save kSave, bool kNorms, Last kLast>
+__global__ void __launch_bounds__(kThreads, 1)
+    mlp_to_256_kernel(const __grid_constant__ Params p, const __grid_constant__ MapsOf<kLast> maps) {
+  extern __shared__ __align__(1024) char shared[];
+  const Layout at = to_256_layout(p.layers);
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
+  uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
+  uint64_t* const x_barriers = barriers + 2 * kSlots + kMlpMaxLayers;
+  const Block block{
+      {shared, barriers, barriers + kSlots},
+      {reinterpret_cast<float4*>(shared + at.factors)},
+      barriers + 2 * kSlots,
+      {shared + at.x + warp % 4 * x_bytes<kWidth>(), x_barriers + warp % kWarps, x_barriers + (warp % kWarps ^ 4)},
+      shared + at.staging + warp % kWarps * kStagedPanel};
+  const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
+  const uint32_t rounds = (tiles - blockIdx.x + step - 1) / step;
+
+  if (threadIdx.x == 0) {
+    block.ring.init(kWarps + (kNorms ? kNormWarps : 0));
+    for (int l = 0; kNorms && l < kMlpMaxLayers; ++l) ptx::mbarrier_init(block.normed + l, 32 * kNormWarps);
+  }
+  if (warp < kWarps && lane() == 0) ptx::mbarrier_init(block.x.mine, 1);
+  ptx::fence_mbarrier_init();
+  __syncthreads();
+  ptx::let_next_kernel_start();
+  if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
+  ptx::wait_for_earlier_kernels();
+  if (warp < kWarps) {
+    ptx::increase_registers<kNorms ? 232 : 240>();
+    if (warp < 4) block.x.load(block.x.mine, maps.x, blockIdx.x, panels_of(p.layer[0].k));
+    block.factors.load<T, kInLog2e<F, T, kSave, Finish::scale_and_bias>>(p);
+    ptx::barrier_sync_unaligned(kGroups + 1, 32 * (kWarps + (kNorms ? kNormWarps : 0)));  // the factors are there
+    run_rows<T, F, kSave, kNorms, kLast>(p, maps, block, warp / 4, tiles, rounds);
+  } else {
+    ptx::decrease_registers<kNorms ? 40 : 24>();
+    if (warp == kWarps && lane() == 0) block.ring.fill(p, maps, rounds);
+    if (kNorms && warp > kWarps && warp <= kWarps + kNormWarps) {
+      ptx::barrier_sync_unaligned(kGroups + 1, 32 * (kWarps + kNormWarps));
+      normalise<T>(p, block.ring, block.factors, block.normed, warp - kWarps - 1, rounds);
+    }
+  }
+}
+
+// Whether what is not rare has kernels of its own. In sigmoid and tanh, and beside weight norm in others too, the
+// compiler would weave the formulas of more elements into each other than registers hold, and the branches of the rare
+// kernel keep it from that. What stores arguments has branches of its own, and one kernel, with weight norm and
+// without.
+template <class F, bool kNorms>
+constexpr bool kHasOwn = kNorms ? F::name == Softplus::name : (F::name != Sigmoid::name) && (F::name != Tanh::name);
+
+constexpr gpu::TmaBox kBoxOfWarp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};
+template <bool kStores> Maps wide_maps(const Mlp& m, const Params& p) {
+  Maps maps = {.x = gpu::tensor_map("mlp: x", mlp_matrix(m.x), kBoxOfWarp)};
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    maps.w[l] = gpu::tensor_map("mlp: w", m.layers[l].w, {.rows = kWidth, .cols = 64, .swizzle = tile::Swizzle::b128});
+    if (kStores && p.layer[l].saved != nullptr)
+      maps.saved[l] = gpu::tensor_map(
+          "mlp: saved", Tensor(p.layer[l].saved, m.x.dtype, {p.rows, int64_t(p.layer[l].n)}, m.x.device), kBoxOfWarp);
+  }
+  return maps;
+}
+
+inline SlopeMaps slope_maps(const Mlp& m, const Params& p, const Tensor& slopes) {
+  SlopeMaps maps{wide_maps<true>(m, p)};
+  char* at = static_cast<char*>(slopes.data);
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const Tensor of_layer(at, m.x.dtype, {p.rows, int64_t(p.layer[l].n)}, m.x.device);
+    maps.slopes[l] = gpu::tensor_map("mlp: slopes", of_layer, kBoxOfWarp);
+    at += of_layer.bytes();
+  }
+  return maps;
+}
+
+template <class T, class F, Save kSave, bool kNorms, Last kLast>
+void launch_as(const Mlp& m, const Params& p, const MapsOf<kLast>& maps, Stream stream) {
+  gpu::launch("mlp", mlp_to_256_kernel<T, F, kSave, kNorms, kLast>,
+              {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(m.x.device.index)),
+               .block = kThreads,
+               .smem = to_256_layout(p.layers).size,
+               .overlap = true,
+               .device = m.x.device.index},
+              stream, p, maps);
+}
+
+}  // namespace ingot::cuda::to_256
+
+namespace ingot::cuda {
+
+template <class T, MlpTo256Kernel kKernel> void launch_mlp_to_256(const Mlp& m, Stream stream) {
+  using namespace to_256;
+  const Params p = mlp_forward_params(m);
+  with_activation(m.act, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (kKernel == MlpTo256Kernel::general) {
+      launch_as<T, F, Save::any_type, true, Last::any>(m, p, wide_maps<false>(m, p), stream);
+    } else {
+      constexpr Save kSave = kKernel == MlpTo256Kernel::inference ? Save::nothing : Save::own_type;
+      constexpr Last kLast = kKernel == MlpTo256Kernel::values ? Last::activated : Last::linear;
+      const auto launch = [&](auto norms) {
+        if constexpr (kStoresArguments<F, kSave> && kLast == Last::linear)
+          launch_as<T, F, kSave, true, kLast>(m, p, wide_maps<true>(m, p), stream);
+        else if constexpr (kHasOwn<F, norms()> && !kStoresArguments<F, kSave>)
+          launch_as<T, F, kSave, norms(), kLast>(m, p, wide_maps<kSave == Save::own_type>(m, p), stream);
+        else
+          launch_mlp_to_256<T, MlpTo256Kernel::general>(m, stream);
+      };
+      p.has_gain ? launch(std::true_type()) : launch(std::false_type());
+    }
+  });
+}
+
+template <class T> void launch_mlp_to_256_slopes(const Mlp& m, const Tensor& slopes, Stream stream) {
+  using namespace to_256;
+  const Params p = mlp_forward_params(m);
+  with_activation(m.act, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (!has_slope_from_value<F>)
+      launch_as<T, F, Save::own_type, true, Last::sloped>(m, p, slope_maps(m, p, slopes), stream);
+  });
+}
+
+}  // namespace ingot::cuda

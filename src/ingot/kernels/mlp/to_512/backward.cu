@@ -1,0 +1,164 @@
+// The backward form to 512: what it takes, how the work is cut, its launches.
+#include <algorithm>
+#include <iterator>
+
+#include "ingot/kernels/mlp/to_512/backward.h"
+
+namespace ingot::cuda {
+namespace to_512_backward {
+namespace {
+
+// Where the sums' parts and the counters lie in the workspace, behind every layer's dz.
+struct Place {
+  int teams = 1;
+  int64_t part = 0, bias_part = 0, counter = 0, met = 0, bytes = 0;
+};
+
+int64_t chunks_of(const MlpBackward& m) { return std::max<int64_t>((m.x.rows() + kChunk - 1) / kChunk, 1); }
+// Narrower halves where they suffice.
+template <class Use> auto with_cut(const MlpBackward& m, Use&& use) {
+  const int64_t widest = mlp_widest(m);
+  if (widest <= 2 * Cut<192>::kHalf) return use(Cut<192>{});
+  return widest <= 2 * Cut<224>::kHalf ? use(Cut<224>{}) : use(Cut<256>{});
+}
+template <class Cut> int64_t tiles_of(const MlpLayer& layer) {
+  return int64_t(Cut::squares_of(int(layer.w.rows()))) * Cut::halves_of(int(layer.w.cols()));
+}
+// What all layers' rows cost: what a pair sums and a chunk of rows is one.
+template <class Cut> int64_t cost_of(const MlpBackward& m) {
+  int64_t tiles = 0;
+  for (const MlpLayer& layer : m.layers) tiles += tiles_of<Cut>(layer);
+  return tiles * chunks_of(m);
+}
+// A team has a chunk of rows at least. The rows are cut by sizes and the GPU alone, so that frozen layers change no
+// other's sums.
+template <class Cut> Place place_sums(const MlpBackward& m) {
+  Place at;
+  const int most = std::clamp(sm_count(m.x.device.index) / (Cut::kTeam * kPair), 1, kMaxTeams);
+  at.teams = int(std::clamp<int64_t>(cost_of<Cut>(m) / Cut::kTeam, 1, most));
+  mlp_take_room(at.bytes, mlp_dz_bytes(m));
+  const int64_t parts = int64_t(at.teams + int(m.layers.size()) - 1) * Cut::kTeam * kPair;
+  at.part = mlp_take_room(at.bytes, parts * Cut::kPartFloats * int64_t(sizeof(float)));
+  at.bias_part = mlp_take_room(at.bytes, parts * Cut::kSquare * int64_t(sizeof(float)));
+  at.counter = mlp_take_room(at.bytes, int64_t(sizeof(uint32_t)));
+  at.met = mlp_take_room(at.bytes, int64_t(sizeof(uint64_t)));
+  return at;
+}
+
+Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& slope, int clusters) {
+  Chain a{.layers = int(m.layers.size()),
+          .lowest = mlp_lowest_product(m),
+          .rows = m.x.rows(),
+          .activate_last = m.activate_last};
+  std::copy(std::begin(slope.number), std::end(slope.number), a.number);
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const MlpLayer& layer = m.layers[l];
+    a.layer[l] = {.v = layer.w.data,
+                  .g = layer.g ? layer.g.data : nullptr,
+                  .dz = mlp_keeps_dz(m, l) ? mlp_layer_part(m, m.workspace, l).data : nullptr,
+                  .n = int(layer.w.rows()),
+                  .k = int(layer.w.cols())};
+    a.has_gain = a.has_gain || layer.g;
+  }
+  const auto units = [&](int groups) {
+    const int rows = kPair * groups * kGroupRows;
+    return int((m.x.rows() + rows - 1) / rows);
+  };
+  a.groups = units(1) <= clusters ? 1 : kGroups;  // few rows on as many SMs as there are
+  if (a.lowest < a.layers || a.activate_last) a.units = units(a.groups);
+  a.counter = reinterpret_cast<uint32_t*>(static_cast<char*>(m.workspace.data) + place.counter);
+  return a;
+}
+
+template <class Cut> Sums make_sums(const MlpBackward& m, const Place& place) {
+  char* const base = static_cast<char*>(m.workspace.data);
+  Sums a{.layers = int(m.layers.size()),
+         .teams = place.teams,
+         .chunks = int(chunks_of(m)),
+         .part = reinterpret_cast<float*>(base + place.part),
+         .bias_part = reinterpret_cast<float*>(base + place.bias_part),
+         .counter = reinterpret_cast<uint32_t*>(base + place.counter)};
+  int64_t before = 0;  // the cost of the layers before
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    a.layer[l] = mlp_sum_layer(m, l);
+    const int64_t tiles = tiles_of<Cut>(m.layers[l]);
+    for (int team = 0; team <= a.teams; ++team)
+      a.cut[team][l] = int(std::clamp<int64_t>((cost_of<Cut>(m) * team / a.teams - before) / tiles, 0, a.chunks));
+    before += tiles * a.chunks;
+  }
+  return a;
+}
+
+// Values that the slopes need, and slopes that do not follow from them: whether a launch must form them.
+bool forms_values(const MlpBackward& m) { return !mlp_backward_has_values(m); }
+bool forms_slopes(const MlpBackward& m) { return mlp_backward_values(m) > 0 && !slope_of(m.act); }
+bool in_one(const MlpBackward& m) { return forms_values(m) || forms_slopes(m); }  // chain and sums, after that launch
+template <class Use> auto with_cuts(const MlpBackward& m, Use&& use) {
+  return with_cut(m, [&](auto cut) { return in_one(m) ? use(cut, SumsOfBoth<decltype(cut)>{}) : use(cut, cut); });
+}
+
+// What the launches read: values in x's type, and what slopes follow from by the formula.
+struct Formed {
+  MlpBackward m;
+  Tensor of_slopes;
+  SlopeFormula slope;
+};
+Formed form(const MlpBackward& m, Stream stream) {
+  if (forms_slopes(m)) {
+    const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
+    return {formed.m, formed.slopes, {Slope::quadratic, {0, 1, 0}}};  // each is what is read
+  }
+  const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
+  if (!forms_values(m)) return {m, m.saved, slope};
+  const MlpBackward then = mlp_backward_form_values(m, stream);
+  return {then, then.saved, slope};
+}
+
+template <class T, class Cut, class SumCut> void launch(const Formed& formed, bool in_one, Stream stream) {
+  const MlpBackward& m = formed.m;
+  const Place place = place_sums<SumCut>(m);
+  const int device = m.x.device.index, clusters = std::max(sm_count(device) / kPair, 1);
+  const bool has_sums = std::any_of(m.grads.begin(), m.grads.end(), mlp_trained);
+  const Chain chain = make_chain(m, place, formed.slope, clusters);
+  MlpBackward of_chain = m;
+  of_chain.saved = formed.of_slopes;
+  BothMaps maps{mlp_chain_maps(of_chain, mlp_panel_box(kGroupRows), mlp_panel_box(Cut::fetched_rows(kSlotRows)))};
+  if (has_sums) maps.sums = mlp_sum_maps(m, mlp_panel_box(kChunk), mlp_panel_box(SumCut::fetched_rows(kChunk)));
+  ChainLaunch at{.slope = formed.slope.kind, .clusters = std::clamp(chain.units, 1, clusters), .device = device};
+  if (in_one && has_sums) {
+    at.clusters = std::max(at.clusters, place.teams * SumCut::kTeam);
+    auto* const met = reinterpret_cast<uint64_t*>(static_cast<char*>(m.workspace.data) + place.met);
+    return launch_both<T, Cut::kHalf>(maps, {chain, make_sums<SumCut>(m, place), met}, at, stream);
+  }
+  launch_chain<T, Cut::kHalf>(maps.chain, chain, at, stream);
+  if (has_sums) launch_sums<T, SumCut::kHalf>(maps.sums, make_sums<SumCut>(m, place), device, stream);
+}
+
+}  // namespace
+}  // namespace to_512_backward
+
+using namespace to_512_backward;
+
+// Slopes that do not follow from values are formed of what was kept.
+bool mlp_backward_to_512_takes(const MlpBackward& m) {
+  return mlp_backward_has_shape(m, kWidth) && (!forms_slopes(m) || m.saved);
+}
+
+void mlp_backward_to_512(const MlpBackward& m, Stream stream) {
+  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
+  const Formed formed = form(m, stream);
+  with_cuts(m, [&](auto cut, auto sum_cut) {
+    using Cut = decltype(cut);
+    using SumCut = decltype(sum_cut);
+    m.x.dtype == DType::f16 ? launch<f16, Cut, SumCut>(formed, in_one(m), stream)
+                            : launch<bf16, Cut, SumCut>(formed, in_one(m), stream);
+  });
+}
+
+int64_t mlp_backward_to_512_workspace_bytes(const MlpBackward& m) {
+  const int64_t formed = forms_slopes(m) ? 2 : forms_values(m);
+  return formed * mlp_backward_values_bytes(m) +
+         with_cuts(m, [&](auto, auto sum_cut) { return place_sums<decltype(sum_cut)>(m).bytes; });
+}
+
+}  // namespace ingot::cuda

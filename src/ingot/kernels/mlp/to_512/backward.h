@@ -1,0 +1,79 @@
+#pragma once
+// The backward form to 512 on the host's side: what its kernels are given, and their launchers. to_512/chain.cuh and
+// to_512/sums.cuh tell how they work.
+#include <cstdint>
+
+#include "ingot/kernels/mlp/parts/backward_plan.h"
+
+namespace ingot::cuda::to_512_backward {
+
+using mlp_parts::ChainLaunch;
+using mlp_parts::kPair;
+
+constexpr int kWidth = kMlpTo512;
+constexpr int kGroupRows = 64, kGroups = 2;  // of a warpgroup of the chain; those of a block that multiply
+constexpr int kSlotRows = 32;                // of W
+constexpr int kChunk = 64;                   // rows of a sum at a time
+constexpr int kMaxTeams = 36;
+
+// How layers are cut that are at most two halves wide.
+template <int kColumns> struct Cut {
+  static constexpr int kHalf = kColumns;                                   // columns of a product's sums
+  static constexpr int kHalfPanels = (kHalf + kMlpPanel - 1) / kMlpPanel;  // fetched for them
+  static constexpr int kPanels = 2 * kHalf / kMlpPanel;                    // of the widest layer
+  static constexpr int kSumGroups = kHalf > 192 ? 2 : 3;                   // warpgroups of a block that sums
+  static constexpr int kSquare = kMlpPanel * kSumGroups;                   // rows of dW that it sums
+  static constexpr int64_t kPartFloats = int64_t(kSquare) * kHalf;         // of a block's sums
+  static constexpr int kTeam = kSumGroups == 2 ? 4 : 2;                    // pairs that have all of the widest dW
+  // Of what a pair fetches together, each block takes half of the panels, or half of the rows of each panel.
+  static constexpr bool kSharesPanels = kHalfPanels % kPair == 0;
+  static constexpr int fetched_rows(int rows) { return kSharesPanels ? rows : rows / kPair; }
+
+  static constexpr int halves_of(int width) { return (width + kHalf - 1) / kHalf; }
+  static constexpr int squares_of(int width) { return (width + kPair * kSquare - 1) / (kPair * kSquare); }  // pairs'
+};
+
+struct ChainLayer {
+  const void *v = nullptr, *g = nullptr;  // g: of a weight-normalised layer
+  void* dz = nullptr;                     // in the workspace, of a layer whose dz goes there
+  int n = 0, k = 0;
+};
+struct Chain {
+  ChainLayer layer[kMlpMaxLayers];
+  int layers = 0, lowest = 0;       // products with W of layers - 1, ..., lowest
+  int groups = kGroups, units = 0;  // warpgroups of a block that have rows; of as many rows for each of a pair
+  int64_t rows = 0;
+  float number[3] = {};
+  bool activate_last = false, has_gain = false;
+  uint32_t* counter = nullptr;  // that the sums find at zero
+};
+// A team takes chunks cut[team][l], ..., cut[team + 1][l] - 1 of layer l's sums.
+struct Sums {
+  MlpSumLayer layer[kMlpMaxLayers];
+  int layers = 0, teams = 0, chunks = 0;
+  int cut[kMaxTeams + 1][kMlpMaxLayers] = {};
+  float *part = nullptr, *bias_part = nullptr;  // (team + layer, pair, block): Cut::kPartFloats, Cut::kSquare
+  uint32_t* counter = nullptr;                  // blocks whose parts are there
+};
+
+// Chain and sums as one launch, after another one that forms what they read.
+struct Both {
+  Chain chain;
+  Sums sums;
+  uint64_t* met = nullptr;  // marked: of blocks that are done with the chain
+};
+struct BothMaps {
+  MlpChainMaps chain;
+  MlpSumMaps sums;
+};
+// How its sums are cut: by two warpgroups of a block, which are what multiplies in the chain.
+template <class OfChain> using SumsOfBoth = Cut<(OfChain::kHalf > 224 ? 256 : 224)>;
+
+// kHalf: 192, 224 or 256.
+template <class T, int kHalf>
+void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
+template <class T, int kHalf> void launch_sums(const MlpSumMaps& maps, const Sums& a, int device, Stream stream);
+template <class T, int kHalf>
+void launch_both(const BothMaps& maps, const Both& a, const ChainLaunch& at, Stream stream);
+
+}  // namespace ingot::cuda::to_512_backward

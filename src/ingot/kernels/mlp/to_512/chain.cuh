@@ -1,0 +1,429 @@
+#pragma once
+// The chain of gradients where layers are up to 512 wide:  dz_{l-1} = (dz_l W_l) . f'(z_{l-1})  from the top layer
+// down, and dx. A pair of blocks takes 256 rows through all layers, each warpgroup 64. Its dz of the layer above is
+// wgmma's A and lies in shared memory, 64 KB. Of dz W a warpgroup forms half of the columns, multiplies them with the
+// slopes and keeps them in registers, packed, until the product of the other columns has read the last of A; then both
+// go where A was, and from there to memory. W and h, whose slopes are wanted, pass through one ring in the order of
+// their use. Both blocks read the same W: each fetches half for both.
+#include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/stmatrix.cuh"
+#include "ingot/kernels/mlp/parts/slopes.cuh"
+#include "ingot/kernels/mlp/to_512/halves.cuh"
+#include "ingot/kernels/mlp/to_512/panels.cuh"
+
+namespace ingot::cuda::to_512_backward {
+
+constexpr uint32_t kGroupWarps = 4 * kGroups;
+constexpr uint32_t kPanelBytes = kGroupRows * 128, kSlotPanelBytes = kSlotRows * 128;
+constexpr uint32_t kSlotBytes = kGroups * kPanelBytes;  // a panel of h for every warpgroup; or rows of W
+constexpr int kChainThreads = kGroups * 128 + 128;
+
+template <class Cut, bool kNorms> struct ChainMemory {
+  static constexpr uint32_t kPanels = Cut::kPanels, kTileBytes = kPanels * kPanelBytes;
+  static constexpr uint32_t kScales = kNorms ? 2 * Cut::kHalf : 1, kScaleBytes = kMlpMaxLayers * kScales * 4;
+  static constexpr uint32_t kSlots =
+      (uint32_t(kMlpSharedBytes) - kGroups * kTileBytes - kScaleBytes - 512) / kSlotBytes;
+  static_assert(Cut::kHalfPanels * kSlotPanelBytes <= kSlotBytes, "a slot holds W or h");
+
+  alignas(1024) uint8_t tile[kGroups][kPanels][kPanelBytes];  // dz
+  uint8_t slot[kSlots][kSlotBytes];
+  float scale[kMlpMaxLayers][kScales];  // weight norm: of W's rows, over the layer's factor
+  float factor[kMlpMaxLayers];
+  uint64_t full[kSlots], empty[kSlots];
+  uint64_t tile_full[kGroups][kPanels];                // dy is there
+  uint64_t tile_done[kGroups][2], tile_free[kGroups];  // half of dz is there to be sent; all has been read
+};
+
+__device__ __forceinline__ int panels_of(int width) { return (width + kMlpPanel - 1) / kMlpPanel; }
+__device__ __forceinline__ int slots_of(int width) { return (width + kSlotRows - 1) / kSlotRows; }
+
+// kSums: the sums follow in the same launch.
+template <class T, Slope kSlope, class Cut, bool kNorms, bool kSums = false> struct ChainBlock {
+  using Memory = ChainMemory<Cut, kNorms>;
+  static constexpr int kHalf = Cut::kHalf, kHalfPanels = Cut::kHalfPanels;
+  static constexpr uint32_t kSlots = Memory::kSlots, kPanels = Memory::kPanels;
+  // The sums begin as zeros: nothing of the last product has to be kept until the next one begins, which frees the
+  // registers that weight norm needs where halves have more than 192 columns, and others where less is left to them.
+  static constexpr bool kFromZero = (kNorms || kSums) && kHalf > 192;
+  // Of a thread that multiplies, and of one that serves.
+  static constexpr bool kServesMore = kFromZero || kSums;
+  static constexpr int kMultiplyRegisters = kServesMore ? 224 : 232, kServeRegisters = kServesMore ? 56 : 40;
+  static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
+
+  Memory& s;
+  const MlpChainMaps& maps;
+  const Chain& a;
+  const uint32_t warp = warp_of_block(), lane = threadIdx.x % 32, rank = ptx::cluster_rank();
+  const uint32_t group = warp / 4;
+
+  // Calls each(first row of this block) for every unit of this cluster.
+  template <class Each> __device__ __forceinline__ void each_unit(Each&& each) const {
+    for (int unit = int(ptx::cluster_index()); unit < a.units; unit += int(gridDim.x) / kPair)
+      each((unit * kPair + int(rank)) * groups() * kGroupRows);
+  }
+  __device__ int groups() const { return a.groups; }
+  __device__ int top() const { return a.layers - 1; }
+
+  // One thread.
+  __device__ void prepare() {
+    for (uint32_t i = 0; i < kSlots; ++i) {
+      ptx::mbarrier_init(&s.full[i], 1);
+      ptx::mbarrier_init(&s.empty[i], 4 * uint32_t(groups()) * kPair);
+    }
+    for (int g = 0; g < kGroups; ++g) {
+      for (uint32_t p = 0; p < kPanels; ++p) ptx::mbarrier_init(&s.tile_full[g][p], 1);
+      for (int half = 0; half < 2; ++half) ptx::mbarrier_init(&s.tile_done[g][half], 4);
+      ptx::mbarrier_init(&s.tile_free[g], 1);
+    }
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensor_map(&maps.dy);
+    for (int l = a.lowest; l < a.layers; ++l) ptx::prefetch_tensor_map(&maps.w[l]);
+  }
+
+  // --- one thread each
+
+  tile::RingCursor<kSlots> at = {};
+
+  __device__ __forceinline__ uint64_t* next_slot(uint32_t bytes) {
+    uint64_t* const full = &s.full[at.stage];
+    wait_or_trap(&s.empty[at.stage], at.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(full, bytes);
+    return full;
+  }
+  __device__ void load_values(int l, int column, int row) {
+    uint64_t* const full = next_slot(uint32_t(groups()) * kPanelBytes);
+    for (int g = 0; g < groups(); ++g)
+      ptx::tensor_load(s.slot[at.stage] + g * kPanelBytes, &maps.h[l], column, row + g * kGroupRows, full);
+    at.advance();
+  }
+  __device__ void fill_ring() {
+    each_unit([&](int row) {
+      if (a.activate_last)
+#pragma unroll 1
+        for (int p = 0; p < panels_of(a.layer[top()].n); ++p) load_values(top(), p * kMlpPanel, row);
+      for (int l = top(); l >= a.lowest; --l)
+        for (int half = 0; half < Cut::halves_of(a.layer[l].k); ++half) {
+          for (int i = 0; i < slots_of(a.layer[l].n); ++i) {
+            uint64_t* const full = next_slot(kHalfPanels * kSlotPanelBytes);
+            load_for_pair<Cut, kSlotRows>(s.slot[at.stage], maps.w[l], half * kHalf, i * kSlotRows, full, rank);
+            at.advance();
+          }
+#pragma unroll 1
+          for (int p = 0; p < kHalfPanels && l > 0; ++p) load_values(l - 1, half * kHalf + p * kMlpPanel, row);
+        }
+    });
+  }
+  // Where what stands in the tile goes, if anywhere: dx, or dz of layer l. With weight norm it is not dz that stands
+  // there.
+  __device__ const CUtensorMap* destination(int l) const {
+    if (l < 0) return &maps.dx;
+    return !kNorms && a.layer[l].dz != nullptr ? &maps.dz[l] : nullptr;
+  }
+  __device__ void load_panel(uint32_t g, int p, int row) {
+    ptx::mbarrier_arrive_expect_tx(&s.tile_full[g][p], kPanelBytes);
+    ptx::tensor_load(s.tile[g][p], &maps.dy, p * kMlpPanel, row, &s.tile_full[g][p]);
+  }
+  // dy into a warpgroup's tile, and out of it what each layer makes of it: a panel at a time, as the copies of W would
+  // stand behind all that is asked for at once. The next unit's dy comes where the last panel has gone.
+  __device__ void move_tile(uint32_t g) {
+    const int dy_panels = panels_of(a.layer[top()].n), step = int(gridDim.x) * groups() * kGroupRows,
+              end = a.units * kPair * groups() * kGroupRows;
+    uint32_t lower = 0, upper = 0;  // phases of the halves' barriers
+    const auto send = [&](const CUtensorMap* to, int width, int row, int next_row) {
+#pragma unroll 1
+      for (int p = 0; p < panels_of(width); ++p) {
+        if (p == 0) wait_or_trap(&s.tile_done[g][0], lower), lower ^= 1;
+        if (p == kHalf / kMlpPanel && width > kHalf) wait_or_trap(&s.tile_done[g][1], upper), upper ^= 1;
+        if (to != nullptr) {
+          ptx::tensor_store(to, p * kMlpPanel, row, s.tile[g][p]);
+          ptx::bulk_commit_group();
+          ptx::bulk_wait_group_read<0>();
+        }
+        if (next_row >= 0 && p < dy_panels) load_panel(g, p, next_row);
+      }
+#pragma unroll 1
+      for (int p = panels_of(width); p < dy_panels && next_row >= 0; ++p) load_panel(g, p, next_row);
+      ptx::mbarrier_arrive(&s.tile_free[g]);
+    };
+    bool first = true;
+    each_unit([&](int block_row) {
+      const int row = block_row + int(g) * kGroupRows;
+      if (first)
+#pragma unroll 1
+        for (int p = 0; p < dy_panels; ++p) load_panel(g, p, row);
+      first = false;
+      const int next_row = block_row + step < end ? row + step : -1;
+      if (a.activate_last) send(destination(top()), a.layer[top()].n, row, a.lowest == a.layers ? next_row : -1);
+      for (int l = top(); l >= a.lowest; --l)
+        send(destination(l - 1), a.layer[l].k, row, l == a.lowest ? next_row : -1);
+    });
+    ptx::bulk_wait_group<0>();
+  }
+
+  // --- weight norm: with W = diag(scale) v, dz W = (dz scale) v, so that v is what passes, and dz gets the scales
+  // before it is rounded to become A. To memory it goes without them, from registers. Of a layer the scales are at most
+  // 1, so that nothing overflows that would not without them: what they are divided by, a power of two, multiplies the
+  // sums.
+
+  // Of all rows of all layers, by all warps of both blocks, which have begun.
+  __device__ __forceinline__ void find_scales() {
+    to_512_panels::find_scales<T, kChainThreads>(s.scale, a.lowest, a.layers, [&](int l) {
+      const ChainLayer& of = a.layer[l];
+      return to_512_panels::WeightRows{of.v, of.g, uint32_t(of.n), uint32_t(of.k)};
+    });
+    tile::sync_cluster();
+    for (int l = a.lowest + int(warp); l < a.layers; l += kChainThreads / 32) {
+      float most = 0x1p-60f;
+      for (uint32_t i = lane; i < Memory::kScales; i += 32) most = fmaxf(most, fabsf(s.scale[l][i]));
+      const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(most));
+      const float factor = __uint_as_float((bits & 0x7f800000u) + 0x00800000u);  // the next power of two
+      for (uint32_t i = lane; i < Memory::kScales; i += 32) s.scale[l][i] *= 1 / factor;
+      if (lane == 0) s.factor[l] = factor;
+    }
+    __syncthreads();
+  }
+
+  // --- a warpgroup
+
+  uint32_t units_before = 0, sent = 0;
+
+  __device__ __forceinline__ void sync_group() const { ptx::barrier_sync(1 + group, 128); }
+  // Where this lane's ldmatrix and stmatrix find 16 columns of its warp's 16 rows: step i of a panel. Steps are 32
+  // bytes apart, which the swizzle lets pass through.
+  __device__ __forceinline__ uint32_t place(uint32_t panel, uint32_t i) const {
+    return (panel + tile::swizzled<Swizzle::b128>(warp % 4 * 16 + lane % 16, lane / 16 * 16)) ^ (i * 32);
+  }
+  __device__ __forceinline__ uint32_t tile_panel(int p) const { return ptx::shared_address(s.tile[group][p]); }
+
+  // h of the next panel in the ring.
+  __device__ __forceinline__ void take_values(uint32_t (&h)[4][4]) {
+    wait_warp_or_trap(&s.full[at.stage], at.phase);
+    const uint32_t panel = ptx::shared_address(s.slot[at.stage]) + group * kPanelBytes;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) ptx::ldmatrix(h[i], place(panel, i));
+    ptx::fence_proxy_async_shared();
+    release_to_pair(&s.empty[at.stage], lane);
+    at.advance();
+  }
+  // Columns `column` + 16 i + ... of dz of layer l, as A.
+  __device__ __forceinline__ uint32_t scaled(int l, int column, uint32_t i, int e, const float (&d)[2]) const {
+    const float2 by = *reinterpret_cast<const float2*>(&s.scale[l][column + 16 * i + e / 2 * 8 + lane % 4 * 2]);
+    return ptx::pack(T{}, d[0] * by.x, d[1] * by.y);
+  }
+  // `columns` of dz of layer l, from `column` on, from registers to the workspace.
+  __device__ __forceinline__ void store_panel(const uint32_t (&dz)[4][4], int l, int column, int columns,
+                                              int64_t first) const {
+    using namespace to_512_panels;
+    const ChainLayer& layer = a.layer[l];
+    if (layer.dz == nullptr || column >= layer.n) return;
+    const Target to = columns_from(uint32_t(column), layer.dz, layer.n * 2, uint32_t(layer.n), 2);
+#pragma unroll
+    for (int i = 0; i < columns / 32; ++i) store_columns<kMlpPanel>(dz, i, to, first, a.rows);
+  }
+  // dy becomes dz of the top layer, if that is activated, and A.
+  __device__ __forceinline__ void enter(int64_t first) {
+    const int panels = panels_of(a.layer[top()].n);
+#pragma unroll 1
+    for (int p = 0; p < panels; ++p) {
+      uint32_t h[4][4], out[4][4];
+      wait_warp_or_trap(&s.tile_full[group][p], units_before & 1);
+      if (a.activate_last) take_values(h);
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        uint32_t dz[4];
+        ptx::ldmatrix(dz, place(tile_panel(p), i));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float d[2];
+          ptx::unpack(T{}, dz[e], d[0], d[1]);
+          if (a.activate_last) {
+            float slope[2];
+            slopes_at<T, kSlope>(h[i][e], a.number, slope);
+            d[0] *= slope[0], d[1] *= slope[1];
+          }
+          out[i][e] = ptx::pack(T{}, d[0], d[1]);
+          dz[e] = kNorms ? scaled(top(), p * kMlpPanel, i, e, d) : out[i][e];
+        }
+        ptx::stmatrix(place(tile_panel(p), i), dz);
+      }
+      if (kNorms && a.activate_last) store_panel(out, top(), p * kMlpPanel, kMlpPanel, first);
+    }
+    if (a.activate_last) {
+      hand_over(0);
+      if (a.layer[top()].n > kHalf) hand_over(1);
+      ++sent;
+    } else {
+      ptx::fence_proxy_async_shared();
+    }
+    sync_group();
+  }
+  // sums = dz W of one half of W's columns.
+  __device__ __forceinline__ void multiply(float (&sums)[kHalf / 2], int l) {
+#pragma unroll
+    for (int i = 0; kFromZero && i < kHalf / 2; ++i) sums[i] = 0;
+    const int slots = slots_of(a.layer[l].n);
+    const uint32_t tile = tile_panel(0);
+    uint32_t before = 0;
+#pragma unroll 1
+    for (int i = 0; i < slots; ++i) {
+      if (l == top() && i % 2 == 0) wait_warp_or_trap(&s.tile_full[group][i / 2], units_before & 1);
+      wait_warp_or_trap(&s.full[at.stage], at.phase);
+      const uint32_t w = ptx::shared_address(s.slot[at.stage]);
+      const uint32_t dz = tile + uint32_t(i) / 2 * kPanelBytes + uint32_t(i) % 2 * (kSlotRows * 2);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (uint32_t k = 0; k < kSlotRows; k += 16)
+        ptx::wgmma<T, kHalf, Major::k, Major::mn>(sums, operand<Major::k, Swizzle::b128>(dz, k),
+                                                  operand<Major::mn, Swizzle::b128>(w, k, kSlotPanelBytes),
+                                                  kFromZero || i + k > 0);
+      ptx::wgmma_commit_group();
+      if (i > 0) {
+        ptx::wgmma_wait_group<1>();
+        release_to_pair(&s.empty[before], lane);
+      }
+      before = at.stage;
+      at.advance();
+    }
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(sums);
+    release_to_pair(&s.empty[before], lane);
+  }
+  // How many columns of a half its panel p has.
+  static constexpr int columns_of(int p) { return p < kHalf / kMlpPanel ? kMlpPanel : kHalf % kMlpPanel; }
+  // The sums of a half's panel p times slopes, or dx, packed.
+  template <bool kSlopes>
+  __device__ __forceinline__ void form_panel(const float (&sums)[kHalf / 2], int half, int p, uint32_t (&dz)[4][4],
+                                             int l, int64_t first) {
+    const int column = half * kHalf + p * kMlpPanel;  // of layer l's input
+    uint32_t h[4][4], out[4][4];
+    const float factor = kNorms ? s.factor[l] : 1;
+    if constexpr (kSlopes) take_values(h);
+#pragma unroll
+    for (uint32_t i = 0; i < uint32_t(columns_of(p)) / 16; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float slope[2] = {1, 1};
+        if constexpr (kSlopes) slopes_at<T, kSlope>(h[i][e], a.number, slope);
+        const uint32_t j = 32 * uint32_t(p) + 8 * i + 2 * e;
+        float d[2] = {sums[j], sums[j + 1]};
+        if constexpr (kNorms) d[0] *= factor, d[1] *= factor;
+        d[0] *= slope[0], d[1] *= slope[1];
+        dz[i][e] = ptx::pack(T{}, d[0], d[1]);
+        if constexpr (kNorms && kSlopes) out[i][e] = dz[i][e], dz[i][e] = scaled(l - 1, column, i, e, d);
+      }
+    if constexpr (kNorms && kSlopes) store_panel(out, l - 1, column, columns_of(p), first);
+  }
+  __device__ __forceinline__ void put_panel(int half, int p, const uint32_t (&dz)[4][4]) const {
+#pragma unroll
+    for (int i = 0; i < columns_of(p) / 16; ++i) {
+      const int at = half * kHalf / 16 + 4 * p + i;
+      ptx::stmatrix(place(tile_panel(at / 4), at % 4), dz[i]);
+    }
+  }
+  // The tile may be written: its products have ended, and what was sent from it has been read.
+  __device__ __forceinline__ void claim_tile() const {
+    wait_warp_or_trap(&s.tile_free[group], (sent & 1) ^ 1);
+    sync_group();
+  }
+  // What was written to half of the tile may go to memory.
+  __device__ __forceinline__ void hand_over(uint32_t half) const {
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&s.tile_done[group][half]);
+  }
+  // The tile is what the next product reads.
+  __device__ __forceinline__ void end_tile() {
+    sync_group();
+    ++sent;
+  }
+  template <bool kSlopes> __device__ __forceinline__ void pass_layer(float (&sums)[kHalf / 2], int l, int64_t first) {
+    uint32_t dz[kHalfPanels][4][4];
+    multiply(sums, l);
+#pragma unroll
+    for (int p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, 0, p, dz[p], l, first);
+    const auto put_first_half = [&] {
+      claim_tile();
+#pragma unroll
+      for (int p = 0; p < kHalfPanels; ++p) put_panel(0, p, dz[p]);
+      hand_over(0);
+    };
+    if (a.layer[l].k > kHalf) {
+      multiply(sums, l);
+      put_first_half();
+#pragma unroll
+      for (int p = 0; p < kHalfPanels; ++p) {
+        form_panel<kSlopes>(sums, 1, p, dz[0], l, first);
+        put_panel(1, p, dz[0]);
+      }
+      hand_over(1);
+    } else {
+      put_first_half();
+    }
+    end_tile();
+  }
+  __device__ __forceinline__ void run() {
+    float sums[kHalf / 2];
+    each_unit([&](int row) {
+      const int64_t first = row + int(group * kGroupRows + warp % 4 * 16);
+      if (kNorms || a.activate_last) enter(first);
+#pragma unroll 1
+      for (int l = top(); l >= a.lowest; --l) {
+        if (l > 0)
+          pass_layer<true>(sums, l, first);
+        else
+          pass_layer<false>(sums, l, first);
+      }
+      ++units_before;
+    });
+  }
+};
+
+template <class T, Slope kSlope, class Cut, bool kNorms>
+__global__ void __launch_bounds__(kChainThreads, 1)
+    chain_kernel(const __grid_constant__ MlpChainMaps maps, const __grid_constant__ Chain a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  using Block = ChainBlock<T, kSlope, Cut, kNorms>;
+  Block block{*reinterpret_cast<ChainMemory<Cut, kNorms>*>(memory), maps, a};
+  if (threadIdx.x == 0) block.prepare();
+  __syncwarp();
+  ptx::wait_for_earlier_kernels();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *a.counter = 0;
+  tile::sync_cluster();  // the neighbour's barriers are ready
+  if constexpr (kNorms) block.find_scales();
+  if (block.warp < kGroupWarps) {
+    ptx::increase_registers<Block::kMultiplyRegisters>();
+    if (int(block.group) < block.groups()) block.run();
+  } else {
+    ptx::decrease_registers<Block::kServeRegisters>();
+    if (block.warp == kGroupWarps && block.lane == 0) block.fill_ring();
+    const uint32_t mover = block.warp - kGroupWarps - 1;
+    if (mover < uint32_t(block.groups()) && block.lane == 0) block.move_tile(mover);
+    __syncwarp();
+  }
+  tile::sync_cluster();  // the neighbour may still fill this block's memory, or say that it has read its own
+}
+
+inline gpu::Launch in_pairs(const ChainLaunch& at, int64_t memory, bool cooperative) {
+  return {.grid = int64_t(at.clusters) * kPair,
+          .block = kChainThreads,
+          .smem = memory,
+          .cluster = kPair,
+          .overlap = true,
+          .device = at.device,
+          .cooperative = cooperative};
+}
+
+template <class T, int kHalf>
+void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
+  const auto with = [&](auto kernel, int64_t memory) {
+    gpu::launch("mlp_backward", kernel, in_pairs(at, memory, false), stream, maps, a);
+  };
+  with_slope_kind(at.slope, [&](auto slope) {
+    using Cut = Cut<kHalf>;
+    a.has_gain ? with(chain_kernel<T, slope(), Cut, true>, sizeof(ChainMemory<Cut, true>))
+               : with(chain_kernel<T, slope(), Cut, false>, sizeof(ChainMemory<Cut, false>));
+  });
+}
+
+}  // namespace ingot::cuda::to_512_backward

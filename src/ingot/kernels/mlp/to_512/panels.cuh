@@ -1,0 +1,112 @@
+#pragma once
+// What the kernels to 512 share.
+#include "ingot/gpu/ptx/cluster.cuh"
+#include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/kernels/mlp/parts/row_tile.cuh"
+#include "ingot/kernels/mlp/to_512/forward.h"
+
+namespace ingot::cuda::to_512_panels {
+
+using namespace mlp_parts;
+
+constexpr uint32_t kPanels = kMlpTo512 / kMlpPanel, kPanelBytes = kTileRows * 128;  // of a tile's rows
+
+struct Maps {
+  CUtensorMap x, w[kMlpMaxLayers], saved[kMlpMaxLayers];
+};
+inline Maps maps_of(const Mlp& m, const Params& p, const gpu::TmaBox& weights) {
+  const gpu::TmaBox rows{.rows = int(kTileRows), .cols = kMlpPanel, .swizzle = tile::Swizzle::b128};
+  Maps maps{};
+  maps.x = gpu::tensor_map("mlp: x", mlp_matrix(m.x), rows);
+  for (size_t l = 0; l < m.layers.size(); ++l) {
+    const MlpLayer& layer = m.layers[l];
+    maps.w[l] = gpu::tensor_map("mlp: w", layer.w, weights);
+    if (p.layer[l].saved != nullptr && !p.saved_f32)
+      maps.saved[l] = gpu::tensor_map("mlp: saved",
+                                      Tensor(p.layer[l].saved, m.x.dtype, {p.rows, layer.w.rows()}, m.x.device), rows);
+  }
+  return maps;
+}
+
+// Whether layer l's values are stored from shared memory, where they are what the next layer multiplies.
+template <class F> __device__ __forceinline__ bool stores_panels(const Params& p, int l) {
+  return has_slope_from_value<F> && p.saves && !p.saved_f32 && l + 1 < p.layers;
+}
+
+// Four words a lane of a row's 32 columns, two adjacent columns each, 8 columns apart, become 8 adjacent columns.
+__device__ __forceinline__ void gather_columns(uint32_t (&w)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = threadIdx.x & bit;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j & bit) continue;
+      const uint32_t got = __shfl_xor_sync(~0u, upper ? w[j] : w[j | bit], bit);
+      if (upper)
+        w[j] = got;
+      else
+        w[j | bit] = got;
+    }
+  }
+}
+// Columns 32 i to 32 i + 31 from the layout of A straight to memory, 16 bytes a lane.
+template <int kWidth>
+__device__ __forceinline__ void store_columns(const Rows<kWidth>& a, int i, Target to, int64_t first, int64_t rows) {
+  const uint32_t column = 32 * i + threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t w[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) w[j] = a[2 * i + j / 2][2 * (j % 2) + half];
+    gather_columns(w);
+    const int64_t row = first + lane() / 4 + 8 * half;
+    if (row < rows && column < to.cols) ptx::store_streaming(to.rows + row * to.stride_bytes + column * 2, w);
+  }
+}
+// A matrix of n columns from column `first` on.
+__device__ __forceinline__ Target columns_from(uint32_t first, void* rows, int64_t stride_bytes, uint32_t n,
+                                               uint32_t element) {
+  return {static_cast<char*>(rows) + first * element, stride_bytes, n - first};
+}
+
+struct WeightRows {
+  const void *w, *g;  // (n, k) and (n), or nothing
+  uint32_t n, k;
+};
+// Weight norm's scales of layers first, ..., end - 1, ones where there is no g and zeros beyond n, by all threads of a
+// pair of blocks: each finds half of them, for both. Pairs begin with different rows, as L2 would have all of them wait
+// for the same one.
+template <class T, int kThreads, uint32_t kRows, class Layer>
+__device__ __forceinline__ void find_scales(float (*scales)[kRows], int first, int end, Layer&& layer_of) {
+  constexpr uint32_t kPair = 2, kAtOnce = 8, kChunks = 2, kGroups = kRows / kAtOnce, kStep = kPair * kThreads / 32;
+  static_assert(kRows % kAtOnce == 0 && kRows <= kChunks * 256, "a warp takes a row at once");
+  const uint32_t groups = uint32_t(end - first) * kGroups;
+  for (uint32_t i = threadIdx.x / 32 * kPair + ptx::cluster_rank(); i < groups; i += kStep) {
+    const uint32_t at = (i + ptx::cluster_index() * 7) % groups, row = at % kGroups * kAtOnce;
+    const auto [w, g, n, k] = layer_of(first + int(at / kGroups));
+    const bool there = row < n;  // all of them or none
+    WeightChunk<T> v[kAtOnce][kChunks] = {};
+    float sum[kAtOnce], scale = there;
+    if (g != nullptr && there) {
+      if (lane() < kAtOnce) scale = tile::to_float(static_cast<const T*>(g)[row + lane()]);
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; ++j)
+#pragma unroll
+        for (uint32_t c = 0; c < kChunks; ++c) {
+          const uint32_t column = lane() * 8 + c * 256;
+          if (column < k) tile::load(v[j][c], static_cast<const T*>(w) + int64_t(row + j) * k + column);
+        }
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; ++j) sum[j] = squares<T>(v[j][0]) + squares<T>(v[j][1]);
+      tile::warp_sum(sum, 32);
+#pragma unroll
+      for (uint32_t j = 0; j < kAtOnce; ++j)
+        if (lane() == j) scale *= inverse_norm(sum[j]);
+    }
+    if (lane() < kAtOnce)
+      for (uint32_t to = 0; to < kPair; ++to)
+        ptx::cluster_store(&scales[first + int(at / kGroups)][row + lane()], to, scale);
+  }
+}
+
+}  // namespace ingot::cuda::to_512_panels
