@@ -1,4 +1,4 @@
-// The backward pass to 128 for many rows: what it takes, its launches. docs/mlp-megakernel.md tells how it works.
+// The backward pass to 128 for many rows: what it takes, its launches. docs/mlp-to-128.md tells how it works.
 #include <algorithm>
 #include <atomic>
 
@@ -12,7 +12,7 @@ namespace ingot::cuda {
 namespace layer_pipeline {
 namespace {
 
-// --- sums in a launch of their own
+// --- the sums
 
 struct SummedLayer : LayerShape {
   int parts = 0;
@@ -90,12 +90,10 @@ __global__ void __launch_bounds__(kThreads, kThreads == kSumThreadsWide ? 2 : 3)
 // --- what is taken, and the launches
 
 using LayersKernel = void (*)(Maps, layer_pipeline::Arguments);
-template <bool kAddsUp> LayersKernel layers_kernel(const MlpBackward& m) {
-  using layer_pipeline::layer_pipeline_kernel;
+LayersKernel layers_kernel(const MlpBackward& m) {
   const bool wide = mlp_panels(m) == 2;
-  if (m.x.dtype == DType::f16)
-    return wide ? layer_pipeline_kernel<f16, 2, kAddsUp> : layer_pipeline_kernel<f16, 1, kAddsUp>;
-  return wide ? layer_pipeline_kernel<bf16, 2, kAddsUp> : layer_pipeline_kernel<bf16, 1, kAddsUp>;
+  if (m.x.dtype == DType::f16) return wide ? layer_pipeline_kernel<f16, 2> : layer_pipeline_kernel<f16, 1>;
+  return wide ? layer_pipeline_kernel<bf16, 2> : layer_pipeline_kernel<bf16, 1>;
 }
 int shared_bytes(const MlpBackward& m) {
   return int(mlp_panels(m) == 2 ? sizeof(layer_pipeline::SharedMemory<2>) : sizeof(layer_pipeline::SharedMemory<1>));
@@ -109,7 +107,7 @@ int clusters_at_once(const MlpBackward& m, int size) {
   std::atomic<int>* at = device < 16 ? &known[device][which][size] : nullptr;
   if (at != nullptr && *at > 0) return *at;
   const gpu::DeviceGuard guard(device);
-  const void* kernel = reinterpret_cast<const void*>(layers_kernel<false>(m));
+  const void* kernel = reinterpret_cast<const void*>(layers_kernel(m));
   gpu::allow_smem("mlp_backward", kernel, device, shared_bytes(m));
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -129,7 +127,7 @@ int clusters_at_once(const MlpBackward& m, int size) {
 }
 
 // The cut of the work: a layer a block, units of 64 rows. The workspace has a part of each layer's sums from each
-// cluster, layer after layer, then a counter of each layer.
+// cluster, layer after layer.
 struct Cut {
   int units = 0, clusters = 0, blocks = 0;  // of a cluster
   int parts = 0;
@@ -168,7 +166,6 @@ layer_pipeline::Arguments make_arguments(const MlpBackward& m, const Cut& c) {
   a.cluster = c.blocks;
   a.entry = m.activate_last;
   a.partial = static_cast<float*>(m.workspace.data);
-  a.counter = reinterpret_cast<uint64_t*>(static_cast<char*>(m.workspace.data) + parts_bytes(m, c));
   a.clusters = c.clusters;
   a.units_each = c.units / c.clusters;
   a.units_left = c.units % c.clusters;
@@ -186,17 +183,10 @@ gpu::Launch layers_launch(const MlpBackward& m, const Cut& c) {
           .device = m.x.device.index};
 }
 
-void run_in_one(const MlpBackward& m, Stream stream) {
-  const Cut c = cut_of(m);
-  gpu::Launch at = layers_launch(m, c);
-  at.cooperative = true;
-  gpu::launch("mlp_backward", layers_kernel<true>(m), at, stream, make_maps(m), make_arguments(m, c));
-}
-
-template <class T> void run_in_two(const MlpBackward& m, Stream stream) {
+template <class T> void run(const MlpBackward& m, Stream stream) {
   const Cut c = cut_of(m);
   const layer_pipeline::Arguments a = make_arguments(m, c);
-  gpu::launch("mlp_backward", layers_kernel<false>(m), layers_launch(m, c), stream, make_maps(m), a);
+  gpu::launch("mlp_backward", layers_kernel(m), layers_launch(m, c), stream, make_maps(m), a);
   SumArguments sums{.partial = a.partial};
   int64_t pairs = 0;
   for (int l = 0; l < a.layers; ++l) sums.layer[l] = {a.layer[l], c.clusters}, pairs += row_pairs(a.layer[l].n);
@@ -223,14 +213,13 @@ bool mlp_backward_to_128_takes(const MlpBackward& m) {
 
 void mlp_backward_to_128(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  if (!mlp_backward_has_values(m)) return run_in_one(mlp_backward_form_values(m, stream), stream);
-  m.x.dtype == DType::f16 ? run_in_two<f16>(m, stream) : run_in_two<bf16>(m, stream);
+  const MlpBackward of = mlp_backward_has_values(m) ? m : mlp_backward_form_values(m, stream);
+  m.x.dtype == DType::f16 ? run<f16>(of, stream) : run<bf16>(of, stream);
 }
 
 int64_t mlp_backward_to_128_workspace_bytes(const MlpBackward& m) {
   if (m.x.rows() == 0) return 0;
-  const int64_t counters = int64_t(m.layers.size()) * int64_t(sizeof(uint64_t));
-  return (mlp_backward_has_values(m) ? 0 : mlp_backward_values_bytes(m)) + parts_bytes(m, cut_of(m)) + counters;
+  return (mlp_backward_has_values(m) ? 0 : mlp_backward_values_bytes(m)) + parts_bytes(m, cut_of(m));
 }
 
 }  // namespace ingot::cuda

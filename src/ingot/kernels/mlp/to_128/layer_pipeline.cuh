@@ -13,8 +13,7 @@
 //   - One warpgroup holds dW in its registers.
 //   - In the fourth warpgroup, a thread each loads h, loads dy or tells the block above that there is room, and sends
 //     what each of the chain's warpgroups has formed to the block below, or to dx.
-// Then the clusters' parts of dW are added, in fixed order: by a second kernel, or here (kAddsUp), where a launch forms
-// the values before. A layer's blocks then wait for each other, so the launch is cooperative, and each adds some rows.
+// Then the clusters' parts of dW are added, in fixed order: by a second kernel.
 #include <type_traits>
 
 #include "ingot/core/dtype.h"
@@ -51,7 +50,7 @@ using tile::wait_or_trap;
 constexpr int kThreads = 512;
 constexpr int kHelperRegisters = 24, kChainRegisters = 144, kDwRegisters = 200;
 constexpr uint32_t kDzSlots = 4, kHSlots = 6;
-enum NamedBarrier : uint32_t { kChain = 1, kDw, kPartsThere };
+constexpr uint32_t kChain = 1;  // the named barrier of its warpgroups
 constexpr int kFirstUnits = 2;  // asked for at once; the others when W is there, so that W does not wait for them
 
 struct NoSlope {};  // in the place of an activation: below the lowest layer lies dx
@@ -61,7 +60,6 @@ struct Arguments {
   int layers = 0, cluster = 1;
   bool entry = false;  // the first block of a cluster forms dz_L = dy . f' of an activated last layer
   float* partial = nullptr;
-  uint64_t* counter = nullptr;                       // of each layer, with kAddsUp: blocks whose parts are there
   int clusters = 0, units_each = 0, units_left = 0;  // each takes so many units, the first ones one more
   Act act = Act::identity;
   bool want_dx = false, want_db = false;
@@ -91,7 +89,7 @@ template <int kPanels> struct SharedMemory {
   Plan plan;
 };
 
-template <class T, int kPanels, bool kAddsUp> struct Block {
+template <class T, int kPanels> struct Block {
   using Shared = SharedMemory<kPanels>;
   static constexpr int kWidth = Shared::kWidth;
   static constexpr uint32_t kBytes = kPanels * kPanelBytes;
@@ -216,7 +214,6 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
   // --- dW
 
   __device__ void hold_dw() {
-    if (kAddsUp && threadIdx.x == kThreads - 128 && sums()) mark_counter(a.counter + plan().layer);
     float dw[kPanels][kWidth / 2], db[2] = {};
 #pragma unroll
     for (int m = 0; m < kPanels; ++m)
@@ -253,9 +250,7 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
     }
 #pragma unroll
     for (int m = 0; m < kPanels; ++m) ptx::fence_registers(dw[m]);
-    if (kAddsUp && !sums()) return;
     store_partial(dw, db);
-    if constexpr (kAddsUp) tell_and_wait();
   }
   // As the threads hold them: the sums know where a row lies.
   __device__ __forceinline__ void store_partial(const float (&dw)[kPanels][kWidth / 2], const float (&db)[2]) {
@@ -271,48 +266,6 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
     if (!a.want_db) return;
     *reinterpret_cast<float2*>(out + kWidth * (kWidth + warp / kPanels) + warp % kPanels * kPanel + 2 * lane) =
         make_float2(db[0], db[1]);
-  }
-
-  // --- sums
-
-  // Whether anybody wants this layer's gradients.
-  __device__ bool sums() const {
-    const LayerShape& at = a.layer[plan().layer];
-    return !plan().entry && (at.dw != nullptr || at.db != nullptr || at.dg != nullptr);
-  }
-  // The warpgroup of dW. The first warp tells the chain's when all parts of the layer are there.
-  __device__ void tell_and_wait() {
-    ptx::barrier_sync(kDw, 128);
-    if (threadIdx.x >= kThreads - 128 + 32) return;
-    uint64_t* counter = a.counter + plan().layer;
-    const uint32_t clusters = uint32_t(a.clusters);
-    if (threadIdx.x % 32 == 0) {
-      ptx::add_release(counter, 1);
-      const uint32_t start = tile::coarse_timer();
-      while (uint32_t(ptx::load_acquire(counter) & kCount) < clusters)
-        if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
-    }
-    __syncwarp();
-    ptx::barrier_arrive(kPartsThere, layer_pipeline::kSumThreads + 32);
-    if (threadIdx.x % 32 == 0) leave_counter(counter, 2 * clusters);
-  }
-  // The chain's warpgroups, when they have nothing else to do. The buffers of dz are empty then.
-  template <int kPairs, int kAtOnce> __device__ __forceinline__ void add_up_pairs() {
-    using Sum = layer_pipeline::LayerSum<T, kWidth, kPairs, kAtOnce>;
-    static_assert(sizeof(typename Sum::Shared) <= sizeof(s.dz) + sizeof(s.h));
-    const Sum sum(a.layer[plan().layer], a.partial, s.dz, plan().cluster, a.clusters, threadIdx.x - 128);
-    const auto of = sum.load(plan().cluster);
-    ptx::barrier_sync(kPartsThere, layer_pipeline::kSumThreads + 32);
-    sum.run(of, kChain);
-  }
-  __device__ void add_up() {
-    if (!sums()) return;
-    if (a.clusters <= 24)
-      add_up_pairs<3, 6>();
-    else if (a.clusters <= 40)
-      add_up_pairs<2, 10>();
-    else
-      add_up_pairs<1, 10>();
   }
 
   // --- the chain
@@ -530,13 +483,13 @@ template <class T, int kPanels, bool kAddsUp> struct Block {
   }
 };
 
-template <class T, int kPanels, bool kAddsUp>
+template <class T, int kPanels>
 __global__ void __launch_bounds__(kThreads, 1)
     layer_pipeline_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   uint32_t base = ptx::shared_address(memory);
   ptx::settle(base);  // else the compiler forms the address of the block's window anew at every access
-  Block<T, kPanels, kAddsUp> block{*static_cast<SharedMemory<kPanels>*>(__cvta_shared_to_generic(base)), maps, a};
+  Block<T, kPanels> block{*static_cast<SharedMemory<kPanels>*>(__cvta_shared_to_generic(base)), maps, a};
   if (threadIdx.x == 0) block.initialise();
   __syncthreads();
   ptx::cluster_arrive_relaxed();
@@ -553,7 +506,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else if (warpgroup != 0) {
     ptx::increase_registers<kChainRegisters>();
     if (plan.sends) block.run_chain(warpgroup - 1);
-    if constexpr (kAddsUp) block.add_up();
   } else {
     ptx::decrease_registers<kHelperRegisters>();
     if (threadIdx.x == 0) block.fill_h();

@@ -59,14 +59,12 @@ Maps make_maps(const MlpBackward& m, const Tensor& of_slopes) {
   return maps;
 }
 
-// `of_slopes`: what they follow from by the formula, as `saved` has the values. `in_one`: there was a launch before.
-void run(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& slope, bool in_one, Stream stream) {
+// `of_slopes`: what they follow from by the formula, as `saved` has the values.
+void run(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& slope, Stream stream) {
   const Arguments a = make_arguments(m, place_sums(m), slope);
   const int device = m.x.device.index, most = std::max(sm_count(device) / kPair, 1);
   LaunchAt at{{.slope = slope.kind, .clusters = std::clamp(a.units, 1, most), .device = device}};
   at.has_sums = std::any_of(m.grads.begin(), m.grads.end(), mlp_trained);
-  at.in_one = in_one && at.has_sums;
-  if (at.in_one) at.clusters = std::max(at.clusters, a.layers * a.splits);
   const Maps maps = make_maps(m, of_slopes);
   m.x.dtype == DType::f16 ? launch<f16>(maps, a, at, stream) : launch<bf16>(maps, a, at, stream);
 }
@@ -83,11 +81,11 @@ void mlp_backward_to_256(const MlpBackward& m, Stream stream) {
   const auto slope = mlp_backward_values(m) == 0 ? SlopeFormula{} : slope_of(m.act);
   if (!slope) {
     const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
-    return run(formed.m, formed.slopes, {Slope::quadratic, {0, 1, 0}}, true, stream);  // each is what is read
+    return run(formed.m, formed.slopes, {Slope::quadratic, {0, 1, 0}}, stream);  // each is what is read
   }
-  if (mlp_backward_has_values(m)) return run(m, m.saved, *slope, false, stream);
+  if (mlp_backward_has_values(m)) return run(m, m.saved, *slope, stream);
   const MlpBackward then = mlp_backward_form_values(m, stream);
-  run(then, then.saved, *slope, true, stream);
+  run(then, then.saved, *slope, stream);
 }
 
 int64_t mlp_backward_to_256_workspace_bytes(const MlpBackward& m) {

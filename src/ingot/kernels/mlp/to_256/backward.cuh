@@ -1,7 +1,6 @@
 #pragma once
 // The kernels of the backward pass where layers are up to 256 wide: the chain of gradients, which leaves every layer's
-// dz in memory, and the sums of dW and db over all rows. They are two launches, or, after one that forms values, a
-// single one, whose blocks wait for each other in between.
+// dz in memory, and the sums of dW and db over all rows. They are two launches.
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/kernels/mlp/to_256/chain.cuh"
 #include "ingot/kernels/mlp/to_256/sums.cuh"
@@ -17,7 +16,7 @@ __device__ __forceinline__ void end_together() {
   ptx::cluster_wait();
 }
 
-template <class T, Slope kSlope, bool kNorms, bool kSums>
+template <class T, Slope kSlope, bool kNorms>
 __global__ void __launch_bounds__(kThreads, 1)
     chain_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t memory[];
@@ -25,7 +24,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   ChainBlock<T, kSlope, kNorms> chain{s, maps, a};
   if (threadIdx.x == 0) {
     chain.prepare();
-    if (kSums) SumBlock<T>::prepare(s);
     ptx::fence_mbarrier_init();
   }
   __syncwarp();
@@ -35,17 +33,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (chain.warp < kGroupWarps) {
     ptx::increase_registers<kMultiplyRegisters>();
     chain.run();
-    if (kSums) ptx::barrier_sync_unaligned(0, kThreads);
-    if (kSums) SumBlock<T>{s, maps, a}.run();
   } else {
     ptx::decrease_registers<kServeRegisters>();
     chain.serve();
-    if (kSums) ptx::barrier_sync_unaligned(0, kThreads);
-    if (kSums && chain.warp == kGroupWarps) {
-      const SumBlock<T> sums{s, maps, a};
-      sums.wait_for_chain();
-      sums.serve();
-    }
   }
   end_together();
 }
@@ -70,26 +60,22 @@ __global__ void __launch_bounds__(kSumThreads, 1)
   end_together();
 }
 
-// Who waits for all others must run beside them.
 template <class T> void launch(const Maps& maps, const Arguments& a, const LaunchAt& at, Stream stream) {
   gpu::Launch how{.grid = int64_t(at.clusters) * kPair,
                   .block = kThreads,
                   .smem = sizeof(Memory),
                   .cluster = kPair,
                   .overlap = true,
-                  .device = at.device,
-                  .cooperative = at.in_one};
+                  .device = at.device};
   with_slope_kind(at.slope, [&](auto slope) {
     const auto with = [&](auto norms) {
-      gpu::launch("mlp_backward",
-                  at.in_one ? chain_kernel<T, slope(), norms(), true> : chain_kernel<T, slope(), norms(), false>, how,
-                  stream, maps, a);
+      gpu::launch("mlp_backward", chain_kernel<T, slope(), norms()>, how, stream, maps, a);
     };
     a.has_gain ? with(std::true_type()) : with(std::false_type());
   });
-  if (at.in_one || !at.has_sums) return;
+  if (!at.has_sums) return;
   how.grid = int64_t(a.layers) * a.splits * kPair, how.block = kSumThreads;
-  how.overlap = false, how.cooperative = true;
+  how.overlap = false, how.cooperative = true;  // who waits for all others must run beside them
   gpu::launch("mlp_backward: sums", sum_kernel<T>, how, stream, maps, a);
 }
 

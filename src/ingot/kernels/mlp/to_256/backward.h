@@ -39,7 +39,6 @@ struct Arguments {
 };
 struct LaunchAt : ChainLaunch {
   bool has_sums = false;  // somebody wants a dW or db
-  bool in_one = false;    // in the same launch
 };
 
 template <class T> void launch(const Maps& maps, const Arguments& a, const LaunchAt& at, Stream stream);

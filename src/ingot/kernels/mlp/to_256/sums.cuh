@@ -141,20 +141,9 @@ template <class T> struct SumBlock {
     if (lane == 0 && has_work) load();
     __syncwarp();
   }
-  // Before, in the chain's launch, when the chain is done with this block's memory and all it has sent is there.
-  __device__ void wait_for_chain() const {
-    if (lane == 0) {
-      if (has_work) prefetch_maps();
-      meet_at_counter(a.counter, gridDim.x);
-      ptx::fence_proxy_async();
-    }
-    __syncwarp();
-  }
   // The warps that multiply.
   __device__ __forceinline__ void run() const {
     if (!has_work) return;
-    // Not left to a first product that adds to nothing, as that is known at run time only: the compiler would hold
-    // registers for them from the kernel's start on, beside the chain's.
     float dw[kWidth / 2] = {}, db[2] = {};
     add_rows(dw, db);
     put_part(dw, db);

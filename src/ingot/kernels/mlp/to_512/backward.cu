@@ -11,7 +11,7 @@ namespace {
 // Where the sums' parts and the counters lie in the workspace, behind every layer's dz.
 struct Place {
   int teams = 1;
-  int64_t part = 0, bias_part = 0, counter = 0, met = 0, bytes = 0;
+  int64_t part = 0, bias_part = 0, counter = 0, bytes = 0;
 };
 
 int64_t chunks_of(const MlpBackward& m) { return std::max<int64_t>((m.x.rows() + kChunk - 1) / kChunk, 1); }
@@ -41,7 +41,6 @@ template <class Cut> Place place_sums(const MlpBackward& m) {
   at.part = mlp_take_room(at.bytes, parts * Cut::kPartFloats * int64_t(sizeof(float)));
   at.bias_part = mlp_take_room(at.bytes, parts * Cut::kSquare * int64_t(sizeof(float)));
   at.counter = mlp_take_room(at.bytes, int64_t(sizeof(uint32_t)));
-  at.met = mlp_take_room(at.bytes, int64_t(sizeof(uint64_t)));
   return at;
 }
 
@@ -92,10 +91,6 @@ template <class Cut> Sums make_sums(const MlpBackward& m, const Place& place) {
 // Values that the slopes need, and slopes that do not follow from them: whether a launch must form them.
 bool forms_values(const MlpBackward& m) { return !mlp_backward_has_values(m); }
 bool forms_slopes(const MlpBackward& m) { return mlp_backward_values(m) > 0 && !slope_of(m.act); }
-bool in_one(const MlpBackward& m) { return forms_values(m) || forms_slopes(m); }  // chain and sums, after that launch
-template <class Use> auto with_cuts(const MlpBackward& m, Use&& use) {
-  return with_cut(m, [&](auto cut) { return in_one(m) ? use(cut, SumsOfBoth<decltype(cut)>{}) : use(cut, cut); });
-}
 
 // What the launches read: values in x's type, and what slopes follow from by the formula.
 struct Formed {
@@ -114,24 +109,21 @@ Formed form(const MlpBackward& m, Stream stream) {
   return {then, then.saved, slope};
 }
 
-template <class T, class Cut, class SumCut> void launch(const Formed& formed, bool in_one, Stream stream) {
+template <class T, class Cut> void launch(const Formed& formed, Stream stream) {
   const MlpBackward& m = formed.m;
-  const Place place = place_sums<SumCut>(m);
+  const Place place = place_sums<Cut>(m);
   const int device = m.x.device.index, clusters = std::max(sm_count(device) / kPair, 1);
   const bool has_sums = std::any_of(m.grads.begin(), m.grads.end(), mlp_trained);
   const Chain chain = make_chain(m, place, formed.slope, clusters);
   MlpBackward of_chain = m;
   of_chain.saved = formed.of_slopes;
-  BothMaps maps{mlp_chain_maps(of_chain, mlp_panel_box(kGroupRows), mlp_panel_box(Cut::fetched_rows(kSlotRows)))};
-  if (has_sums) maps.sums = mlp_sum_maps(m, mlp_panel_box(kChunk), mlp_panel_box(SumCut::fetched_rows(kChunk)));
-  ChainLaunch at{.slope = formed.slope.kind, .clusters = std::clamp(chain.units, 1, clusters), .device = device};
-  if (in_one && has_sums) {
-    at.clusters = std::max(at.clusters, place.teams * SumCut::kTeam);
-    auto* const met = reinterpret_cast<uint64_t*>(static_cast<char*>(m.workspace.data) + place.met);
-    return launch_both<T, Cut::kHalf>(maps, {chain, make_sums<SumCut>(m, place), met}, at, stream);
-  }
-  launch_chain<T, Cut::kHalf>(maps.chain, chain, at, stream);
-  if (has_sums) launch_sums<T, SumCut::kHalf>(maps.sums, make_sums<SumCut>(m, place), device, stream);
+  const ChainLaunch at{.slope = formed.slope.kind, .clusters = std::clamp(chain.units, 1, clusters), .device = device};
+  launch_chain<T, Cut::kHalf>(
+      mlp_chain_maps(of_chain, mlp_panel_box(kGroupRows), mlp_panel_box(Cut::fetched_rows(kSlotRows))), chain, at,
+      stream);
+  if (has_sums)
+    launch_sums<T, Cut::kHalf>(mlp_sum_maps(m, mlp_panel_box(kChunk), mlp_panel_box(Cut::fetched_rows(kChunk))),
+                               make_sums<Cut>(m, place), device, stream);
 }
 
 }  // namespace
@@ -147,18 +139,16 @@ bool mlp_backward_to_512_takes(const MlpBackward& m) {
 void mlp_backward_to_512(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
   const Formed formed = form(m, stream);
-  with_cuts(m, [&](auto cut, auto sum_cut) {
+  with_cut(m, [&](auto cut) {
     using Cut = decltype(cut);
-    using SumCut = decltype(sum_cut);
-    m.x.dtype == DType::f16 ? launch<f16, Cut, SumCut>(formed, in_one(m), stream)
-                            : launch<bf16, Cut, SumCut>(formed, in_one(m), stream);
+    m.x.dtype == DType::f16 ? launch<f16, Cut>(formed, stream) : launch<bf16, Cut>(formed, stream);
   });
 }
 
 int64_t mlp_backward_to_512_workspace_bytes(const MlpBackward& m) {
   const int64_t formed = forms_slopes(m) ? 2 : forms_values(m);
   return formed * mlp_backward_values_bytes(m) +
-         with_cuts(m, [&](auto, auto sum_cut) { return place_sums<decltype(sum_cut)>(m).bytes; });
+         with_cut(m, [&](auto cut) { return place_sums<decltype(cut)>(m).bytes; });
 }
 
 }  // namespace ingot::cuda

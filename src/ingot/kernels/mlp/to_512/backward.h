@@ -56,24 +56,9 @@ struct Sums {
   uint32_t* counter = nullptr;                  // blocks whose parts are there
 };
 
-// Chain and sums as one launch, after another one that forms what they read.
-struct Both {
-  Chain chain;
-  Sums sums;
-  uint64_t* met = nullptr;  // marked: of blocks that are done with the chain
-};
-struct BothMaps {
-  MlpChainMaps chain;
-  MlpSumMaps sums;
-};
-// How its sums are cut: by two warpgroups of a block, which are what multiplies in the chain.
-template <class OfChain> using SumsOfBoth = Cut<(OfChain::kHalf > 224 ? 256 : 224)>;
-
 // kHalf: 192, 224 or 256.
 template <class T, int kHalf>
 void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream);
 template <class T, int kHalf> void launch_sums(const MlpSumMaps& maps, const Sums& a, int device, Stream stream);
-template <class T, int kHalf>
-void launch_both(const BothMaps& maps, const Both& a, const ChainLaunch& at, Stream stream);
 
 }  // namespace ingot::cuda::to_512_backward

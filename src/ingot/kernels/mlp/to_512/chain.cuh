@@ -38,17 +38,15 @@ template <class Cut, bool kNorms> struct ChainMemory {
 __device__ __forceinline__ int panels_of(int width) { return (width + kMlpPanel - 1) / kMlpPanel; }
 __device__ __forceinline__ int slots_of(int width) { return (width + kSlotRows - 1) / kSlotRows; }
 
-// kSums: the sums follow in the same launch.
-template <class T, Slope kSlope, class Cut, bool kNorms, bool kSums = false> struct ChainBlock {
+template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
   using Memory = ChainMemory<Cut, kNorms>;
   static constexpr int kHalf = Cut::kHalf, kHalfPanels = Cut::kHalfPanels;
   static constexpr uint32_t kSlots = Memory::kSlots, kPanels = Memory::kPanels;
   // The sums begin as zeros: nothing of the last product has to be kept until the next one begins, which frees the
   // registers that weight norm needs where halves have more than 192 columns, and others where less is left to them.
-  static constexpr bool kFromZero = (kNorms || kSums) && kHalf > 192;
+  static constexpr bool kFromZero = kNorms && kHalf > 192;
   // Of a thread that multiplies, and of one that serves.
-  static constexpr bool kServesMore = kFromZero || kSums;
-  static constexpr int kMultiplyRegisters = kServesMore ? 224 : 232, kServeRegisters = kServesMore ? 56 : 40;
+  static constexpr int kMultiplyRegisters = kFromZero ? 224 : 232, kServeRegisters = kFromZero ? 56 : 40;
   static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
 
   Memory& s;
@@ -404,20 +402,17 @@ __global__ void __launch_bounds__(kChainThreads, 1)
   tile::sync_cluster();  // the neighbour may still fill this block's memory, or say that it has read its own
 }
 
-inline gpu::Launch in_pairs(const ChainLaunch& at, int64_t memory, bool cooperative) {
-  return {.grid = int64_t(at.clusters) * kPair,
-          .block = kChainThreads,
-          .smem = memory,
-          .cluster = kPair,
-          .overlap = true,
-          .device = at.device,
-          .cooperative = cooperative};
-}
-
 template <class T, int kHalf>
 void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
   const auto with = [&](auto kernel, int64_t memory) {
-    gpu::launch("mlp_backward", kernel, in_pairs(at, memory, false), stream, maps, a);
+    gpu::launch("mlp_backward", kernel,
+                {.grid = int64_t(at.clusters) * kPair,
+                 .block = kChainThreads,
+                 .smem = memory,
+                 .cluster = kPair,
+                 .overlap = true,
+                 .device = at.device},
+                stream, maps, a);
   };
   with_slope_kind(at.slope, [&](auto slope) {
     using Cut = Cut<kHalf>;

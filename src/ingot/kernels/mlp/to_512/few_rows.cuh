@@ -1,5 +1,5 @@
 #pragma once
-// The forward form to 512 for few rows. docs/mlp-broad.md tells it as a whole.
+// The forward form to 512 for few rows. docs/mlp-to-512.md tells it as a whole.
 //
 // 64 rows are a cluster's, of 2, 4 or 8 blocks. A layer's columns are cut into panels of 64, of which each block has
 // its warpgroups' worth, so that each SM takes in a part of W only. What a warpgroup makes of its panel goes to the
