@@ -780,6 +780,18 @@ class GptOss(TinyGptOss):
         archive.write_bytes(damaged)
         self.refuses(3, 'blob "embed": found the sum', "convert", archive, "--verify")
         archive.unlink()
+        made = os.path.join(self.directory, "made.ingot")
+        self.assertIn("experts mxfp4", ingot("convert", "--synthetic", "small", made, "--verify").text)
+        ids = os.path.join(self.directory, "made.jsonl")
+        with open(ids, "w", encoding="utf-8") as file:
+            file.write("[1, 2, 3]\n")
+        run = ingot("generate", "--model", made, "--ids", ids, "--tokens", "5", "--only-new", "--device", "cpu")
+        self.assertEqual((run.returncode, len(json.loads(run.text))), (0, 5), run.error)
+        self.refuses(2, "expected --synthetic and OUT", "convert", "--synthetic", "small", self.model, made)
+        if not os.path.exists("/dev/nvidia0"):
+            for command in (["generate", "--model", made, "--ids", ids], ["eval", "--model", made, "--ids", ids]):
+                self.refuses(7, "device cuda: found ", *command, "--device", "cuda")
+        os.remove(made)
         self.refuses(2, "found no OUT", "convert", self.model)
         self.refuses(7, "found no GPT-OSS checkpoint", "convert", self.directory, archive)
         self.refuses(4, "missing: found no such file", "convert", self.directory / "missing", archive)

@@ -11,7 +11,7 @@ namespace ingot::cli {
 namespace {
 
 struct ConvertCommand {
-  std::string from, to, dense = "bf16", experts = "mxfp4";
+  std::string from, to, synthetic, dense = "bf16", experts = "mxfp4";
   bool verify = false;
 };
 
@@ -43,7 +43,24 @@ void verify(const std::string& path) {
             " blobs, " + format_bytes(double(file.file_bytes())) + ": every sum matches\n");
 }
 
+void report(const ConvertCommand& o, const std::string& to, int64_t bytes, double seconds) {
+  write_out(to + ": " + format_bytes(double(bytes)) + ", dense " + o.dense + ", experts " + o.experts + ", in " +
+            format_duration(seconds) + "\n");
+  if (o.verify) verify(to);
+}
+
+// FROM is what is written: there is nothing to read.
+void make_up(const ConvertCommand& o) {
+  if (!o.to.empty()) fail(ErrorCode::usage, "found --synthetic, FROM and OUT, expected --synthetic and OUT");
+  Bar bar("making up");
+  const int64_t bytes = write_synthetic_gpt_oss(synthetic_gpt_oss(o.synthetic), o.from, 1,
+                                                {.forms = {format_of(o.dense), format_of(o.experts)},
+                                                 .progress = [&](int64_t done, int64_t all) { bar.at(done, all); }});
+  report(o, o.from, bytes, bar.seconds());
+}
+
 void convert(const ConvertCommand& o) {
+  if (!o.synthetic.empty()) return make_up(o);
   if (o.to.empty()) {
     if (!o.verify) fail(ErrorCode::usage, "found no OUT, expected the archive's name, or --verify to check FROM");
     return verify(o.from);
@@ -53,9 +70,7 @@ void convert(const ConvertCommand& o) {
   const int64_t bytes = convert_gpt_oss(o.from, o.to,
                                         {.forms = {format_of(o.dense), format_of(o.experts)},
                                          .progress = [&](int64_t done, int64_t all) { bar.at(done, all); }});
-  write_out(o.to + ": " + format_bytes(double(bytes)) + ", dense " + o.dense + ", experts " + o.experts + ", in " +
-            format_duration(bar.seconds()) + "\n");
-  if (o.verify) verify(o.to);
+  report(o, o.to, bytes, bar.seconds());
 }
 
 }  // namespace
@@ -70,10 +85,13 @@ void add_convert(Command& root) {
       "what attention and the head become: bf16, fp8 or mxfp4 (default: bf16); the embedding and the router stay bf16");
   c.choice("--experts FORM", o->experts, {"bf16", "fp8", "mxfp4"},
            "what the experts become: bf16, fp8 or mxfp4 (default: mxfp4)");
+  c.choice("--synthetic SHAPE", o->synthetic, {"20b", "120b", "small"},
+           "no FROM: random weights of a published shape, 20b or 120b, or a small one, for benchmarks and load tests");
   c.flag("--verify", o->verify, "read the archive again and compare every blob with its sum");
   c.examples(R"(  ingot convert gpt-oss-20b gpt-oss-20b.ingot
   ingot convert gpt-oss-20b small.ingot --dense fp8 --verify
   ingot convert --verify gpt-oss-20b.ingot
+  ingot convert --synthetic 20b random-20b.ingot
   ingot generate --model gpt-oss-20b.ingot --ids prompts.jsonl)");
   c.run([o] { convert(*o); });
 }

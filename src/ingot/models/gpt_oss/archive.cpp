@@ -3,10 +3,14 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
+#include <span>
 
 #include "ingot/core/memory.h"
+#include "ingot/core/rng.h"
+#include "ingot/core/thread_pool.h"
 #include "ingot/io/archive.h"
 #include "ingot/io/json.h"
 #include "ingot/kernels/quant/granules.h"
@@ -84,6 +88,39 @@ struct Plan {
   }
 };
 
+// A piece of a matrix as the archive holds it.
+class Pieces {
+ public:
+  std::span<const char> bytes_of(const WeightMatrix& piece, const Part& part) {
+    const WeightMatrix stored = in_format(piece, part.to);
+    if (part.entry.layout == "plain") return {static_cast<const char*>(stored.data.data), size_t(stored.data.bytes())};
+    out_.resize(size_t(granules_bytes(part.to, 0, piece.rows(), piece.cols())));
+    pack_granules(stored, granules_at(out_.data(), part.to, 0, piece.rows(), piece.cols()));
+    return {reinterpret_cast<const char*>(out_.data()), out_.size()};
+  }
+
+ private:
+  WeightMatrix in_format(const WeightMatrix& w, WeightFormat f) {
+    if (w.format == f) return w;
+    const int64_t rows = w.rows(), cols = w.cols();
+    wide_.resize(size_t(rows * cols));
+    narrow_.resize(size_t(rows * cols * 2));
+    scales_.resize(size_t(rows * std::max<int64_t>(4, cols / kMxBlock)));
+    const Tensor wide(wide_.data(), {rows, cols});
+    dequantise(w, wide, {});
+    const WeightMatrix to =
+        f == WeightFormat::bf16 ? WeightMatrix(Tensor(narrow_.data(), DType::bf16, {rows, cols}))
+        : f == WeightFormat::fp8
+            ? WeightMatrix(f, Tensor(narrow_.data(), {rows, cols}), Tensor(scales_.data(), DType::f32, {rows}))
+            : WeightMatrix(f, Tensor(narrow_.data(), {rows, cols / kMxBlock, kMxBlock / 2}),
+                           Tensor(scales_.data(), {rows, cols / kMxBlock}));
+    quantise(wide, to, {});
+    return to;
+  }
+  std::vector<float> wide_;
+  std::vector<uint8_t> narrow_, scales_, out_;
+};
+
 class Converter {
  public:
   Converter(const std::vector<detail::Read>& reads, ArchiveWriter& writer, const ConvertOptions& options)
@@ -129,33 +166,10 @@ class Converter {
     for (int64_t begin = 0; begin < w.rows(); begin += kPieceRows) {
       const WeightMatrix piece = w.row_range(begin, std::min(w.rows(), begin + kPieceRows));
       if (piecewise) bring(piece);
-      const WeightMatrix stored = in_format(piece, part.to);
-      if (part.entry.layout == "plain") {
-        put(stored.data.data, stored.data.bytes());
-      } else {
-        out_.resize(size_t(granules_bytes(part.to, 0, piece.rows(), piece.cols())));
-        pack_granules(stored, granules_at(out_.data(), part.to, 0, piece.rows(), piece.cols()));
-        put(out_.data(), int64_t(out_.size()));
-      }
+      const std::span<const char> bytes = pieces_.bytes_of(piece, part);
+      put(bytes.data(), int64_t(bytes.size()));
       if (piecewise) release(piece);
     }
-  }
-  WeightMatrix in_format(const WeightMatrix& w, WeightFormat f) {
-    if (w.format == f) return w;
-    const int64_t rows = w.rows(), cols = w.cols();
-    wide_.resize(size_t(rows * cols));
-    narrow_.resize(size_t(rows * cols * 2));
-    scales_.resize(size_t(rows * std::max<int64_t>(4, cols / kMxBlock)));
-    const Tensor wide(wide_.data(), {rows, cols});
-    dequantise(w, wide, {});
-    const WeightMatrix to =
-        f == WeightFormat::bf16 ? WeightMatrix(Tensor(narrow_.data(), DType::bf16, {rows, cols}))
-        : f == WeightFormat::fp8
-            ? WeightMatrix(f, Tensor(narrow_.data(), {rows, cols}), Tensor(scales_.data(), DType::f32, {rows}))
-            : WeightMatrix(f, Tensor(narrow_.data(), {rows, cols / kMxBlock, kMxBlock / 2}),
-                           Tensor(scales_.data(), {rows, cols / kMxBlock}));
-    quantise(wide, to, {});
-    return to;
   }
   void put(const void* bytes, int64_t n) {
     writer_.write(bytes, n);
@@ -167,9 +181,14 @@ class Converter {
   ArchiveWriter& writer_;
   const ConvertOptions& options_;
   int64_t done_ = 0;
-  std::vector<float> wide_;
-  std::vector<uint8_t> narrow_, scales_, out_;
+  Pieces pieces_;
 };
+
+std::string about(const GptOssConfig& config, const GptOssForms& forms) {
+  return write_json(OrderedJson{{"model", OrderedJson::parse(to_json(config))},
+                                {"dense", name_of(forms.dense)},
+                                {"experts", name_of(forms.experts)}});
+}
 
 // Files of the checkpoint that a user of the archive needs as well.
 std::vector<std::string> attached_files(const std::string& from) {
@@ -215,13 +234,140 @@ int64_t convert_gpt_oss(const std::string& from, const std::string& to, const Co
     const auto bytes = int64_t(files.back().size());
     entries.push_back({kFiles + name, "bytes", "plain", {bytes}, bytes});
   }
-  const OrderedJson about = {{"model", OrderedJson::parse(to_json(config))},
-                             {"dense", name_of(options.forms.dense)},
-                             {"experts", name_of(options.forms.experts)}};
-  ArchiveWriter writer(to, "gpt_oss", write_json(about), std::move(entries));
+  ArchiveWriter writer(to, "gpt_oss", about(config, options.forms), std::move(entries));
   Converter converter(layout.reads, writer, options);
   for (const Part& p : plan.parts) converter.write(p);
   for (const std::string& bytes : files) converter.write_bytes(bytes);
+  writer.commit();
+  return writer.file_bytes();
+}
+
+// --- made up -----------------------------------------------------------------------------------------------------
+namespace {
+
+// How far a part's numbers spread around their mean, so that logits spread by about 2 and every branch matters.
+struct Spread {
+  double mean = 0, std = 1;
+};
+Spread spread_of(const std::string& name, int64_t cols) {
+  const auto is = [&](const char* end) { return name.ends_with(end); };
+  const double unit = 1 / std::sqrt(double(cols));
+  if (is("norm")) return {1, 0.1};
+  if (is("sinks")) return {0, 1};
+  if (is("embed")) return {0, 1};
+  if (is("head") || is("router")) return {0, 2 * unit};
+  if (name.find(".b_") != std::string::npos) return {0, 0.05};
+  return {0, is(".o") || is(".down") ? 0.5 * unit : unit};
+}
+
+class Inventor {
+ public:
+  Inventor(ArchiveWriter& writer, uint64_t seed, const ConvertOptions& options)
+      : writer_(writer), seed_(seed), options_(options) {}
+
+  void write(const Part& part) {
+    const std::vector<int64_t>& shape = part.entry.shape;
+    const int64_t cols = shape.back();
+    int64_t rows = 1;
+    for (size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+    const bool is_vector = part.entry.format == "f32";
+    // Experts lie one after the other, each from a granule's first row.
+    const int64_t one = shape.size() == 3 ? shape[1] : rows;
+    for (int64_t row = 0; row < rows;) {
+      const int64_t n = std::min({kPieceRows, rows - row, one - row % one});
+      if (is_vector) {
+        normals(part.entry.name, n, cols);
+        put(wide_.data(), n * cols * 4);
+      } else {
+        const auto bytes = pieces_.bytes_of(
+            part.to == WeightFormat::mxfp4 ? codes(part.entry.name, n, cols) : normals(part.entry.name, n, cols), part);
+        put(bytes.data(), int64_t(bytes.size()));
+      }
+      row += n;
+    }
+    ++part_;
+  }
+
+ private:
+  void put(const void* bytes, int64_t n) {
+    writer_.write(bytes, n);
+    done_ += n;
+    if (options_.progress) options_.progress(done_, writer_.file_bytes());
+  }
+  Rng rng() const { return Rng(seed_, Purpose::init, part_); }
+
+  WeightMatrix normals(const std::string& name, int64_t rows, int64_t cols) {
+    const Spread s = spread_of(name, cols);
+    wide_.resize(size_t(rows * cols));
+    parallel_for(rows * cols, 1 << 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) wide_[size_t(i)] = float(s.mean + s.std * rng().normal(uint64_t(at_ + i)));
+    });
+    at_ += rows * cols;
+    return WeightMatrix(Tensor(wide_.data(), {rows, cols}));
+  }
+  // Every code alike, at one of two scales: rounding normals for billions of weights would take minutes.
+  WeightMatrix codes(const std::string& name, int64_t rows, int64_t cols) {
+    constexpr double kCodes = 2.926;  // root of the mean square of e2m1's numbers
+    const int exponent = int(std::lround(std::log2(spread_of(name, cols).std / kCodes)));
+    const int64_t blocks = rows * cols / kMxBlock;
+    codes_.resize(size_t(blocks * 16));
+    scales_.resize(size_t(blocks));
+    parallel_for(blocks, 1 << 12, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b) {
+        const auto words = rng().block(uint64_t(at_ + 2 * b));
+        std::memcpy(&codes_[size_t(b * 16)], words.data(), 16);
+        scales_[size_t(b)] = uint8_t(127 + exponent - int(rng().block(uint64_t(at_ + 2 * b + 1))[0] & 1));
+      }
+    });
+    at_ += 2 * blocks;
+    return WeightMatrix(WeightFormat::mxfp4, Tensor(codes_.data(), {rows, cols / kMxBlock, kMxBlock / 2}),
+                        Tensor(scales_.data(), {rows, cols / kMxBlock}));
+  }
+
+  ArchiveWriter& writer_;
+  uint64_t seed_;
+  const ConvertOptions& options_;
+  uint32_t part_ = 0;
+  int64_t at_ = 0, done_ = 0;
+  std::vector<float> wide_;
+  std::vector<uint8_t> codes_, scales_;
+  Pieces pieces_;
+};
+
+}  // namespace
+
+GptOssConfig synthetic_gpt_oss(const std::string& name) {
+  GptOssConfig c;
+  c.rope_scaling = {.kind = RopeScaling::yarn, .factor = 32, .original_context = 4096, .truncate = false};
+  if (name == "20b" || name == "120b") {
+    c.vocab = 201088, c.hidden = 2880, c.heads = 64, c.kv_heads = 8, c.head_dim = 64, c.intermediate = 2880;
+    c.experts_per_token = 4;
+    c.layers = name == "20b" ? 24 : 36;
+    c.experts = name == "20b" ? 32 : 128;
+    c.end_tokens = {200002, 199999, 200012};
+  } else if (name == "small") {  // for tests: the same kinds of everything
+    c.vocab = 1000, c.hidden = 192, c.heads = 8, c.kv_heads = 2, c.head_dim = 32, c.intermediate = 128;
+    c.layers = 4, c.experts = 8, c.experts_per_token = 4;
+  } else {
+    fail(ErrorCode::usage, "synthetic: found '", name, "', expected 20b, 120b or small");
+  }
+  for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
+  check(c, "synthetic " + name);
+  return c;
+}
+
+int64_t write_synthetic_gpt_oss(const GptOssConfig& config, const std::string& to, uint64_t seed,
+                                const ConvertOptions& options) {
+  check(config, "synthetic");
+  check(options.forms, config, "synthetic");
+  GptOssWeights none;
+  Plan plan{options.forms, {}};
+  visit_parts(none, config, config.layers, plan);
+  std::vector<ArchiveEntry> entries;
+  for (const Part& p : plan.parts) entries.push_back(p.entry);
+  ArchiveWriter writer(to, "gpt_oss", about(config, options.forms), std::move(entries));
+  Inventor inventor(writer, seed, options);
+  for (const Part& p : plan.parts) inventor.write(p);
   writer.commit();
   return writer.file_bytes();
 }

@@ -25,6 +25,13 @@ struct ConvertOptions {
 // already is kept bit for bit. Returns the archive's bytes.
 int64_t convert_gpt_oss(const std::string& from, const std::string& to, const ConvertOptions& options = {});
 
+// The published shapes "20b" and "120b", and "small" for tests.
+GptOssConfig synthetic_gpt_oss(const std::string& name);
+// An archive of random weights at realistic scale, a few MB of it in memory at a time, so that benchmarks and load
+// tests need no download. The same seed, config and forms give the same bytes. It has no tokenizer. Returns its bytes.
+int64_t write_synthetic_gpt_oss(const GptOssConfig& config, const std::string& to, uint64_t seed = 1,
+                                const ConvertOptions& options = {});
+
 // load_gpt_oss() and gpt_oss_weight_bytes() come here. Mapped, and brought into memory once; an archive that another
 // process shortens afterwards ends this one.
 GptOssWeights load_gpt_oss_archive(const std::string& path, const GptOssConfig& config, const GptOssLoad& load);

@@ -399,5 +399,48 @@ TEST(gpt_oss_archive, an_iris_file_is_the_model_its_checkpoint_is) {
       holds(error_of([&] { read_gpt_oss_config(dir / "bad.iris"); }), "found no tensor \"embed\" of 2 dimensions"));
 }
 
+TEST(gpt_oss_archive, a_synthetic_one_is_a_model_of_realistic_scale_and_the_same_every_time) {
+  const TemporaryDirectory dir;
+  const GptOssConfig config = synthetic_gpt_oss("small");
+  const WeightFormat fp8 = WeightFormat::fp8, mx = WeightFormat::mxfp4, bf16 = WeightFormat::bf16;
+  std::vector<std::string> texts;
+  for (const GptOssForms& forms : {GptOssForms{bf16, mx}, {fp8, bf16}, {mx, mx}}) {
+    const std::string path = dir / "x.ingot";
+    const int64_t bytes = write_synthetic_gpt_oss(config, path, 1, {.forms = forms});
+    EXPECT_EQ(bytes, file_size(path));
+    texts.push_back(read_file(path));
+    ArchiveFile(path).verify();
+    EXPECT_EQ(to_json(read_gpt_oss_config(path)), to_json(config));
+    const GptOssWeights w = load_gpt_oss(path, config);
+    GptOss model(config, w, {.batch = 64, .positions = 64});
+    GptOssCache cache(config, config.layers, 64, 64);
+    std::vector<int32_t> ids(64);
+    testing::fill_ids(Tensor(ids.data(), {64}), 1, config.vocab);
+    std::vector<float> logits(size_t(64 * config.vocab));
+    model.logits(model.extend(ids, cache), Tensor(logits.data(), {64, config.vocab}));
+    double sum = 0, squares = 0;
+    for (const float x : logits) sum += x, squares += double(x) * x;
+    const double mean = sum / double(logits.size()), std = std::sqrt(squares / double(logits.size()) - mean * mean);
+    EXPECT_GT(std, 1);
+    EXPECT_LT(std, 4);
+  }
+  write_synthetic_gpt_oss(config, dir / "again", 1);
+  EXPECT_EQ(read_file(dir / "again") == texts[0], true);
+  write_synthetic_gpt_oss(config, dir / "other", 2);
+  EXPECT_EQ(read_file(dir / "other") == texts[0], false);
+}
+
+TEST(gpt_oss_archive, the_published_shapes_have_the_published_numbers_of_parameters) {
+  for (const auto& [name, billions] : {std::pair{"20b", 20.91}, {"120b", 116.83}}) {
+    const GptOssConfig c = synthetic_gpt_oss(name);
+    const double expert = double(3 * c.hidden * c.intermediate + 2 * c.intermediate + c.hidden);
+    const double attention =
+        double(c.hidden * (2 * c.q_width() + 2 * c.kv_width()) + c.qkv_width() + c.hidden + c.heads);
+    const double layer = attention + double(c.experts) * (expert + double(c.hidden) + 1) + double(2 * c.hidden);
+    EXPECT_NEAR((double(c.layers) * layer + double(2 * c.vocab * c.hidden + c.hidden)) / 1e9, billions, 0.01) << name;
+  }
+  EXPECT_EQ(error_of([] { synthetic_gpt_oss("7b"); }), "usage: synthetic: found '7b', expected 20b, 120b or small");
+}
+
 }  // namespace
 }  // namespace ingot
