@@ -25,7 +25,7 @@ struct Params {
   const float* sinks;       // (heads)
   bf16 *keys, *values;
   char* mixed;                                            // (T) columns of heads * dim
-  float *part_max, *part_sum, *part_out;                  // (T * heads, parts), the same, (T * heads, parts, dim)
+  float *part_max, *part_sum, *part_out;                  // (T * heads, parts), the same, (T * heads, parts, kDim)
   uint32_t* arrived;                                      // (kv_heads * tiles), zero between launches
   uint32_t T, heads, kv_heads, dim, rows, window, parts;  // window 0: all
   uint32_t tiles;                                         // tiles_of(...)
@@ -44,7 +44,7 @@ template <int kDim> struct Memory {
     };
     alignas(16) float out[kWarps][16][kDim];
   };
-  float max[kWarps][16], sum[kWarps][16];
+  float max[kWarps][16], sum[kWarps][16], sink[16];
   uint32_t last;
 };
 
@@ -89,6 +89,7 @@ template <int kDim>
 __device__ __forceinline__ void stage_queries(const Params& p, uint32_t fresh, uint32_t head, uint32_t tile,
                                               Memory<kDim>& m) {
   const uint32_t group = p.heads / p.kv_heads, half = p.dim / 2, width = (p.heads + 2 * p.kv_heads) * p.dim;
+#pragma unroll 4
   for (uint32_t i = threadIdx.x; i < 16 * kDim / 2; i += kThreads) {
     const uint32_t r = i / (kDim / 2), d = i % (kDim / 2), row = 16 * tile + r, token = row / group;
     if (d >= half) continue;
@@ -227,10 +228,24 @@ __device__ __forceinline__ float finish(const Total& total, float sink) {
   return total.out * keep / (total.sum * keep + __expf(sink - top));
 }
 
-__device__ __forceinline__ void put_result(const Params& p, uint32_t token, uint32_t head, uint32_t d,
-                                           const Total& total) {
-  granules::put(p.mixed + token * granules::column_bytes(p.heads * p.dim), p.columns, head * p.dim + d,
-                finish(total, __ldg(p.sinks + head)));
+// Which token and head a row of a tile is; rows past the last token are left out.
+struct Query {
+  uint32_t token, head;
+};
+__device__ __forceinline__ Query query_of(const Params& p, uint32_t head, uint32_t tile, uint32_t row) {
+  const uint32_t group = p.heads / p.kv_heads, at = 16 * tile + row;
+  return {at / group, head * group + at % group};
+}
+__device__ __forceinline__ uint32_t rows_of(const Params& p, uint32_t tile) {
+  return min(p.T * (p.heads / p.kv_heads) - 16 * tile, 16u);
+}
+// Numbers d to d + 3 of a row.
+__device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d, const Total (&total)[4], float sink) {
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i)
+    if (d + i < p.dim)
+      granules::put(p.mixed + q.token * granules::column_bytes(p.heads * p.dim), p.columns, q.head * p.dim + d + i,
+                    finish(total[i], sink));
 }
 
 template <int kDim>
@@ -262,52 +277,64 @@ __device__ void attend_tile(const Params& p, const Keys& part, uint32_t head, ui
     seen.add(m, warp, key, p.scale, low, high);
   }
   seen.leave(m, warp);
-  for (uint32_t i = threadIdx.x; i < 16 * p.dim; i += kThreads) {
-    const uint32_t r = i / p.dim, d = i % p.dim, row = 16 * tile + r, token = row / group,
-                   h = head * group + row % group;
-    if (token >= p.T) continue;
-    Total total;
+  for (uint32_t i = threadIdx.x; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
+    const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
+    const Query q = query_of(p, head, tile, row);
+    Total total[4];
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) total.add(m.max[w][r], m.sum[w][r], m.out[w][r][d]);
+    for (int w = 0; w < kWarps; ++w) {
+      const float4 out = *reinterpret_cast<const float4*>(&m.out[w][row][d]);
+      const float each[4] = {out.x, out.y, out.z, out.w};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) total[k].add(m.max[w][row], m.sum[w][row], each[k]);
+    }
     if (p.parts == 1) {
-      put_result(p, token, h, d, total);
+      put_result(p, q, d, total, m.sink[row]);
       continue;
     }
-    const size_t slot = (size_t(token) * p.heads + h) * p.parts + index;
-    p.part_out[slot * p.dim + d] = total.out;
-    if (d == 0) p.part_max[slot] = total.max, p.part_sum[slot] = total.sum;
+    const size_t slot = (size_t(q.token) * p.heads + q.head) * p.parts + index;
+    *reinterpret_cast<float4*>(p.part_out + slot * kDim + d) =
+        make_float4(total[0].out, total[1].out, total[2].out, total[3].out);
+    if (d == 0) p.part_max[slot] = total[0].max, p.part_sum[slot] = total[0].sum;
   }
 }
 
 // By the last block of a tile. All of a row's parts are asked for at once.
-__device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile) {
-  const uint32_t group = p.heads / p.kv_heads;
-  for (uint32_t i = threadIdx.x; i < 16 * p.dim; i += kThreads) {
-    const uint32_t d = i % p.dim, row = 16 * tile + i / p.dim, token = row / group, h = head * group + row % group;
-    if (token >= p.T) continue;
-    const size_t first = (size_t(token) * p.heads + h) * p.parts;
-    float max[kMostParts], sum[kMostParts], out[kMostParts];
+template <int kDim>
+__device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile, const Memory<kDim>& m) {
+  for (uint32_t i = threadIdx.x; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
+    const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
+    const Query q = query_of(p, head, tile, row);
+    const size_t first = (size_t(q.token) * p.heads + q.head) * p.parts;
+    float max[kMostParts], sum[kMostParts];
+    float4 out[kMostParts];
 #pragma unroll
     for (uint32_t s = 0; s < kMostParts; ++s) {
       max[s] = s < p.parts ? __ldcg(p.part_max + first + s) : -INFINITY;
       sum[s] = s < p.parts ? __ldcg(p.part_sum + first + s) : 0;
-      out[s] = s < p.parts ? __ldcg(p.part_out + (first + s) * p.dim + d) : 0;
+      out[s] = s < p.parts ? __ldcg(reinterpret_cast<const float4*>(p.part_out + (first + s) * kDim + d))
+                           : make_float4(0, 0, 0, 0);
     }
-    Total total;
+    Total total[4];
+    float top = -INFINITY;
 #pragma unroll
-    for (uint32_t s = 0; s < kMostParts; ++s) total.max = fmaxf(total.max, max[s]);
+    for (uint32_t s = 0; s < kMostParts; ++s) top = fmaxf(top, max[s]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) total[k].max = top;
 #pragma unroll
     for (uint32_t s = 0; s < kMostParts; ++s) {
-      const float weight = __expf(max[s] - total.max);
-      total.sum += sum[s] * weight, total.out += out[s] * weight;
+      const float weight = __expf(max[s] - top), each[4] = {out[s].x, out[s].y, out[s].z, out[s].w};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) total[k].sum += sum[s] * weight, total[k].out += each[k] * weight;
     }
-    put_result(p, token, h, d, total);
+    put_result(p, q, d, total, m.sink[row]);
   }
 }
 
 // Part `index` of tile `tile` of key head `head`, by one block.
 template <int kDim> __device__ void attend(const Params& p, uint32_t head, uint32_t tile, uint32_t index) {
   auto& m = ingot::tile::shared<Memory<kDim>>();
+  if (threadIdx.x < rows_of(p, tile)) m.sink[threadIdx.x] = p.sinks[query_of(p, head, tile, threadIdx.x).head];
   attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, m);
   if (p.parts == 1) return;
   __syncthreads();
@@ -317,7 +344,7 @@ template <int kDim> __device__ void attend(const Params& p, uint32_t head, uint3
     if (m.last) ptx::store_relaxed(arrived, 0);
   }
   __syncthreads();
-  if (m.last) add_parts(p, head, tile);
+  if (m.last) add_parts<kDim>(p, head, tile, m);
 }
 
 }  // namespace ingot::decode_attention

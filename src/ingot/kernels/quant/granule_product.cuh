@@ -122,11 +122,19 @@ template <int kCols> __device__ __forceinline__ float sum_of(const float (&squar
 // Columns that lie in global memory in their order already.
 __device__ __forceinline__ void stage_columns(char* columns, uint32_t stride, const char* from, uint32_t C,
                                               uint32_t T) {
-  const uint32_t bytes = uint32_t(column_bytes(C));
-  for (uint32_t j = 0; j < T; ++j)
-    for (uint32_t i = 16 * threadIdx.x; i < bytes; i += 16 * kThreads)
-      *reinterpret_cast<uint4*>(columns + j * stride + i) =
-          __ldcg(reinterpret_cast<const uint4*>(from + int64_t(j) * bytes + i));
+  constexpr int kHeld = 6;  // pieces of 16 bytes on their way at once
+  const uint32_t pieces = uint32_t(column_bytes(C)) / 16, all = T * pieces;
+  for (uint32_t first = threadIdx.x; first < all; first += kHeld * kThreads) {
+    uint4 held[kHeld];
+#pragma unroll
+    for (int u = 0; u < kHeld; ++u)
+      if (first + u * kThreads < all) held[u] = __ldcg(reinterpret_cast<const uint4*>(from) + first + u * kThreads);
+#pragma unroll
+    for (int u = 0; u < kHeld; ++u) {
+      const uint32_t i = first + u * kThreads;
+      if (i < all) *reinterpret_cast<uint4*>(columns + i / pieces * stride + i % pieces * 16) = held[u];
+    }
+  }
 }
 
 // --- granules
@@ -216,22 +224,44 @@ __device__ __forceinline__ void lane_columns(const char* columns, int64_t stride
     mine[k] = columns + j * stride + lane % 4 * 16;
   }
 }
-// Granules first, first + step, ... of a band, by one warp.
-template <WeightFormat F, int kBlocks>
-__device__ __forceinline__ void multiply_granules(const uint8_t* band, uint32_t granules, uint32_t first, uint32_t step,
-                                                  const char* const (&columns)[kBlocks], float (&sum)[kBlocks][4]) {
-  constexpr uint32_t kAhead = Form<F>::kAhead;
-  const uint32_t lane = threadIdx.x % 32;
-  for (uint32_t q = first; q < granules; q += kAhead * step) {
-    Stored<F> stored[kAhead];
+// A warp's granules, band after band: while some are multiplied the next are on their way, those of the next band too.
+// Of a band it takes granules first, first + kWarps, ...
+template <WeightFormat F> class Feed {
+ public:
+  struct Band {
+    const uint8_t* data = nullptr;  // null: there is none
+    uint32_t first = 0, end = 0;
+  };
+  __device__ __forceinline__ void ask(Band band) {
+    if (band.data == nullptr) return;
+    const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (uint32_t u = 0; u < kAhead; ++u)
-      if (q + u * step < granules) load<F>(stored[u], band + size_t(q + u * step) * Form<F>::kBytes, lane);
-#pragma unroll
-    for (uint32_t u = 0; u < kAhead; ++u)
-      if (q + u * step < granules) multiply<F>(stored[u], columns, (q + u * step) * kColumnBytes, sum);
+      if (band.first + u * kWarps < band.end)
+        load<F>(next_[u], band.data + size_t(band.first + u * kWarps) * Form<F>::kBytes, lane);
   }
-}
+  // sum += a band that was asked for; asks for the following one.
+  template <int kBlocks>
+  __device__ __forceinline__ void multiply_band(Band band, const Band& following, const char* const (&columns)[kBlocks],
+                                                float (&sum)[kBlocks][4]) {
+    for (bool more = true; more;) {
+      Stored<F> now[kAhead];
+#pragma unroll
+      for (uint32_t u = 0; u < kAhead; ++u) now[u] = next_[u];
+      const uint32_t first = band.first;
+      band.first += kAhead * kWarps;
+      more = band.first < band.end;
+      ask({more ? band.data : following.data, more ? band.first : following.first, more ? band.end : following.end});
+#pragma unroll
+      for (uint32_t u = 0; u < kAhead; ++u)
+        if (first + u * kWarps < band.end) multiply<F>(now[u], columns, (first + u * kWarps) * kColumnBytes, sum);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kAhead = Form<F>::kAhead;
+  Stored<F> next_[kAhead];
+};
 // The scales of a band's rows g and g + 8, which follow its granules.
 __device__ __forceinline__ void load_row_scales(const uint8_t* band, uint32_t granules, float (&scale)[2]) {
   const float* s = reinterpret_cast<const float*>(band + size_t(granules) * Form<WeightFormat::fp8>::kBytes);

@@ -88,12 +88,21 @@ __device__ void choose_experts(const Router& p, const ChoiceMemory& m) {
   const uint32_t E = p.w.rows;
   for (uint32_t i = threadIdx.x; i < p.T * E; i += kThreads) {
     const uint32_t t = i / E, e = i % E;
+    const float bias = p.bias[e];
     float sum = 0, squares = 0;
-    for (uint32_t s = 0; s < p.splits; ++s) {
-      sum += __ldcg(p.part + (s * kColumns + t) * E + e);
-      squares += __ldcg(p.squares + s * kColumns + t);
+    constexpr uint32_t kHeld = 8;  // parts on their way at once
+    for (uint32_t first = 0; first < p.splits; first += kHeld) {
+      float part[kHeld], square[kHeld];
+#pragma unroll
+      for (uint32_t s = 0; s < kHeld; ++s) {
+        const uint32_t at = (first + s) * kColumns + t;
+        part[s] = first + s < p.splits ? __ldcg(p.part + at * E + e) : 0;
+        square[s] = first + s < p.splits ? __ldcg(p.squares + at) : 0;
+      }
+#pragma unroll
+      for (uint32_t s = 0; s < kHeld; ++s) sum += part[s], squares += square[s];
     }
-    m.logits[i] = sum / sqrtf(squares / float(p.w.cols) + p.eps) + p.bias[e];
+    m.logits[i] = sum / sqrtf(squares / float(p.w.cols) + p.eps) + bias;
   }
   __syncthreads();
   for (uint32_t t = threadIdx.x / 32; t < p.T; t += kWarps)
@@ -108,9 +117,10 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router(Route
   const uint32_t band = blockIdx.x / p.splits, split = blockIdx.x % p.splits, E = p.w.rows;
   const uint32_t first = split * kSplitGranules, end = min(first + kSplitGranules, p.w.granules);
   const uint8_t* const data = p.w.data + band * p.w.band_bytes;
-  constexpr uint32_t kBytes = granules::Form<WeightFormat::bf16>::kBytes;
   ptx::let_next_kernel_start();
-  if (threadIdx.x == 0) ptx::prefetch_to_l2(data + first * kBytes, (end - first) * kBytes);
+  granules::Feed<WeightFormat::bf16> feed;
+  const granules::Feed<WeightFormat::bf16>::Band mine_of_band{data, first + threadIdx.x / 32, end};
+  feed.ask(mine_of_band);
   ptx::wait_for_earlier_kernels();
   const uint32_t stride = granules::column_stride(p.w.cols);
   granules::stage_normed<WeightFormat::bf16, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T, first,
@@ -119,7 +129,7 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router(Route
   const char* mine[kBlocks8<kCols>];
   granules::lane_columns(columns, stride, p.T, mine);
   float sum[kBlocks8<kCols>][4] = {};
-  granules::multiply_granules<WeightFormat::bf16>(data, end, first + threadIdx.x / 32, kWarps, mine, sum);
+  feed.multiply_band(mine_of_band, {}, mine, sum);
   granules::put_sums<kCols>(m.sums.part[0], sum);
   __syncthreads();
   const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols, e = 16 * band + row;
@@ -358,7 +368,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.hidden, T * k * granules::column_bytes(uint32_t(c.intermediate)));
   take(b.part_max, T * c.heads * parts);
   take(b.part_sum, T * c.heads * parts);
-  take(b.part_out, T * c.heads * parts * c.head_dim);
+  take(b.part_out, T * c.heads * parts * cache_dim(c));
   const int64_t splits = splits_of(uint32_t(granule_padded_cols(c.hidden) / kGranuleCols));
   take(b.router_part, splits * T * c.experts);
   take(b.router_squares, splits * T);

@@ -13,31 +13,16 @@ namespace ingot::gpt_oss_decode {
 using granules::kThreads;
 using granules::kWarps;
 constexpr int kSms = 132;
-template <int kCols> constexpr int kBlocksPerSm = kCols == 1 ? 3 : 2;  // more columns, more memory and registers
-constexpr int kMostBlocks = kBlocksPerSm<1> * kSms;
+constexpr int kBlocksPerSm = 2;
+constexpr int kMostBlocks = kBlocksPerSm * kSms;
 template <int kCols> constexpr int kBlocks8 = (kCols + 7) / 8;
 
-// Memory is asked for a block's next two units while it still waits for others: for weights, which nobody writes, even
-// while earlier kernels end.
-constexpr uint32_t kAskAhead = 2;
-__device__ __forceinline__ void ask(const uint8_t* from, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 16384)
-    ptx::prefetch_to_l2(from + at, uint32_t(min(bytes - at, int64_t(16384))));
-}
-__device__ __forceinline__ void ask_band(const Matrix& w, int64_t band) {
-  if (threadIdx.x == 32 && band < w.bands) ask(w.data + band * w.band_bytes, w.band_bytes);
+// This warp's part of a matrix's band; nothing where there is no such band.
+template <WeightFormat F>
+__device__ __forceinline__ typename granules::Feed<F>::Band band_of(const Matrix& w, int64_t band) {
+  return {band < w.bands ? w.data + band * w.band_bytes : nullptr, threadIdx.x / 32, w.granules};
 }
 
-// The band's sums, all warps together.
-template <WeightFormat F, int kCols>
-__device__ __forceinline__ void multiply_band(const Matrix& w, const uint8_t* band,
-                                              const char* const (&columns)[kBlocks8<kCols>],
-                                              float (&sums)[kWarps][16][kCols]) {
-  float sum[kBlocks8<kCols>][4] = {};
-  granules::multiply_granules<F>(band, w.granules, threadIdx.x / 32, kWarps, columns, sum);
-  granules::put_sums<kCols>(sums, sum);
-  __syncthreads();
-}
 // What a band's row is multiplied by in the end.
 template <WeightFormat F>
 __device__ __forceinline__ float row_scale(const Matrix& w, const uint8_t* band, uint32_t row) {
@@ -58,12 +43,13 @@ __device__ __forceinline__ float rstd_of(const float (&squares)[kWarps][kCols], 
 }
 
 template <WeightFormat F, int kCols>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) norm_product(NormProduct p) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm) norm_product(NormProduct p) {
   auto& m = tile::shared<ProductMemory<kCols>>();
   auto& best = tile::shared<sampling::BestMemory>();
   char* columns = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
-  for (uint32_t i = 0; i < kAskAhead; ++i) ask_band(p.w, blockIdx.x + int64_t(i) * gridDim.x);
+  granules::Feed<F> feed;
+  feed.ask(band_of<F>(p.w, blockIdx.x));  // weights, which nobody writes, while earlier kernels end
   ptx::wait_for_earlier_kernels();
   const uint32_t stride = granules::column_stride(p.w.cols);
   granules::stage_normed<F, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T, 0, p.w.granules,
@@ -79,10 +65,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) norm_product(No
     const uint8_t* const data = p.w.data + band * p.w.band_bytes;
     const uint32_t n = 16 * band + row;
     const bool mine_to_end = ends && n < p.w.rows;
-    ask_band(p.w, band + int64_t(kAskAhead) * gridDim.x);
     const float scale = mine_to_end ? rstd * row_scale<F>(p.w, data, row) : 0;
     const float bias = mine_to_end && p.bias != nullptr ? p.bias[n] : 0;
-    multiply_band<F, kCols>(p.w, data, mine, m.sums.part[unit & 1]);
+    float sum[kBlocks8<kCols>][4] = {};
+    feed.multiply_band(band_of<F>(p.w, band), band_of<F>(p.w, band + gridDim.x), mine, sum);
+    granules::put_sums<kCols>(m.sums.part[unit & 1], sum);
+    __syncthreads();
     if (!mine_to_end) continue;
     const float y = granules::total<kCols>(m.sums.part[unit & 1], row, j) * scale + bias;
     p.y[int64_t(j) * p.y_stride + n] = y;
@@ -97,11 +85,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) norm_product(No
 }
 
 template <WeightFormat F, int kCols>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) residual_product(ResidualProduct p) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm) residual_product(ResidualProduct p) {
   auto& m = tile::shared<granules::Sums<kCols>>();
   char* columns = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
-  for (uint32_t i = 0; i < kAskAhead; ++i) ask_band(p.w, blockIdx.x + int64_t(i) * gridDim.x);
+  granules::Feed<F> feed;
+  feed.ask(band_of<F>(p.w, blockIdx.x));  // weights, which nobody writes, while earlier kernels end
   ptx::wait_for_earlier_kernels();
   const uint32_t stride = granules::column_stride(p.w.cols);
   granules::stage_columns(columns, stride, p.columns, p.w.cols, p.T);
@@ -114,10 +103,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) residual_produc
     const uint32_t n = 16 * band + row;
     const bool ends = threadIdx.x < 16 * kCols && j < p.T && n < p.w.rows;
     float* const x = p.x + j * p.x_stride + n;
-    ask_band(p.w, band + int64_t(kAskAhead) * gridDim.x);
     const float scale = ends ? row_scale<F>(p.w, data, row) : 0;
     const float old = ends ? __ldcg(x) + (p.bias != nullptr ? p.bias[n] : 0) : 0;
-    multiply_band<F, kCols>(p.w, data, mine, m.part[unit & 1]);
+    float sum[kBlocks8<kCols>][4] = {};
+    feed.multiply_band(band_of<F>(p.w, band), band_of<F>(p.w, band + gridDim.x), mine, sum);
+    granules::put_sums<kCols>(m.part[unit & 1], sum);
+    __syncthreads();
     if (ends) *x = old + granules::total<kCols>(m.part[unit & 1], row, j) * scale;
   }
 }
@@ -139,13 +130,14 @@ struct BankUnit {
     data = w.data + expert * w.matrix_bytes + band * w.band_bytes;
   }
 };
-__device__ __forceinline__ void ask_unit(const Matrix& w, const routing::Copy& lists, int64_t u, uint32_t units) {
-  if (threadIdx.x == 32 && u < units) ask(BankUnit(w, lists, uint32_t(u)).data, w.band_bytes);
+template <WeightFormat F>
+__device__ __forceinline__ typename granules::Feed<F>::Band unit_of(const Matrix& w, const routing::Copy& lists,
+                                                                    uint32_t u, uint32_t units) {
+  return {u < units ? BankUnit(w, lists, u).data : nullptr, threadIdx.x / 32, w.granules};
 }
 
 // Gate and up of 8 channels a unit.
-template <WeightFormat F, int kCols>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) gate_up(GateUp p) {
+template <WeightFormat F, int kCols> __global__ void __launch_bounds__(kThreads, kBlocksPerSm) gate_up(GateUp p) {
   auto& m = tile::shared<ProductMemory<kCols>>();
   char* columns = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
@@ -154,7 +146,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) gate_up(GateUp 
   const uint32_t units = __ldcg(p.lists.count) * p.w.bands;
   const routing::Copy lists = routing::copy_lists<kCols>(columns + p.T * stride, p.lists, p.most);
   __syncthreads();
-  for (uint32_t i = 0; i < kAskAhead; ++i) ask_unit(p.w, lists, blockIdx.x + int64_t(i) * gridDim.x, units);
+  granules::Feed<F> feed;
+  feed.ask(unit_of<F>(p.w, lists, blockIdx.x, units));
   granules::stage_normed<F, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T, 0, p.w.granules,
                                    m.squares);
   __syncthreads();
@@ -165,7 +158,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) gate_up(GateUp 
   const float rstd = in_rows ? rstd_of<kCols>(m.squares, j, p.w.cols, p.eps) : 0;
   for (uint32_t at = blockIdx.x, unit = 0; at < units; at += gridDim.x, ++unit) {
     const BankUnit u(p.w, lists, at);
-    ask_unit(p.w, lists, at + int64_t(kAskAhead) * gridDim.x, units);
     const uint32_t n = 8 * u.band + channel;
     const int32_t row = in_rows && n < width ? lists.row[u.entry * kCols + j] : -1;
     float bias[2] = {}, scale[2] = {};
@@ -176,7 +168,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) gate_up(GateUp 
         scale[i] = rstd * row_scale<F>(p.w, u.data, 2 * channel + i);
       }
     auto& sums = m.sums.part[unit & 1];
-    multiply_band<F, kCols>(p.w, u.data, mine, sums);
+    float sum[kBlocks8<kCols>][4] = {};
+    feed.multiply_band(unit_of<F>(p.w, lists, at, units), unit_of<F>(p.w, lists, at + gridDim.x, units), mine, sum);
+    granules::put_sums<kCols>(sums, sum);
+    __syncthreads();
     if (row < 0) continue;
     const float gate = granules::total<kCols>(sums, 2 * channel, j) * scale[0] + bias[0];
     const float up = granules::total<kCols>(sums, 2 * channel + 1, j) * scale[1] + bias[1];
@@ -202,20 +197,30 @@ __device__ __forceinline__ void hidden_columns(const Down& p, const char* staged
   }
 }
 
-// Of one band, all chosen experts, their granules dealt out to the warps in turn.
+// Entry i of a band; past the last entry the block's next band begins. Warps begin where those of the entry before
+// ended.
+template <WeightFormat F>
+__device__ __forceinline__ typename granules::Feed<F>::Band entry_of(const Matrix& w, const routing::Copy& lists,
+                                                                     uint32_t count, uint32_t band, uint32_t i) {
+  if (i == count) band += gridDim.x, i = 0;
+  if (band >= w.bands || count == 0) return {};
+  const uint32_t first = (threadIdx.x / 32 + i * (kWarps - w.granules % kWarps)) % kWarps;
+  return {w.data + uint32_t(lists.expert[i]) * w.matrix_bytes + band * w.band_bytes, first, w.granules};
+}
+
+// Of one band, all chosen experts.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void multiply_experts(const Down& p, const char* staged, const routing::Copy& lists,
-                                                 uint32_t band, uint32_t count, float (&sums)[kWarps][16][kCols]) {
+                                                 uint32_t band, uint32_t count, granules::Feed<F>& feed,
+                                                 float (&sums)[kWarps][16][kCols]) {
   float all[kBlocks8<kCols>][4] = {};
-  const uint32_t warp = threadIdx.x / 32;
   for (uint32_t i = 0; i < count; ++i) {
-    const uint8_t* const data = p.w.data + uint32_t(lists.expert[i]) * p.w.matrix_bytes + band * p.w.band_bytes;
+    const auto here = entry_of<F>(p.w, lists, count, band, i);
     const char* mine[kBlocks8<kCols>];
     float weight[kBlocks8<kCols>][2], sum[kBlocks8<kCols>][4] = {}, scale[2] = {1, 1};
     hidden_columns<kCols>(p, staged, lists, i, mine, weight);
-    if constexpr (F == WeightFormat::fp8) granules::load_row_scales(data, p.w.granules, scale);
-    granules::multiply_granules<F>(data, p.w.granules, (warp + i * (kWarps - p.w.granules % kWarps)) % kWarps, kWarps,
-                                   mine, sum);
+    if constexpr (F == WeightFormat::fp8) granules::load_row_scales(here.data, p.w.granules, scale);
+    feed.multiply_band(here, entry_of<F>(p.w, lists, count, band, i + 1), mine, sum);
 #pragma unroll
     for (int k = 0; k < kBlocks8<kCols>; ++k)
 #pragma unroll
@@ -226,7 +231,7 @@ __device__ __forceinline__ void multiply_experts(const Down& p, const char* stag
   __syncthreads();
 }
 
-template <WeightFormat F, int kCols> __global__ void __launch_bounds__(kThreads, kBlocksPerSm<kCols>) down(Down p) {
+template <WeightFormat F, int kCols> __global__ void __launch_bounds__(kThreads, kBlocksPerSm) down(Down p) {
   auto& m = tile::shared<granules::Sums<kCols>>();
   char* const memory = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
@@ -235,10 +240,8 @@ template <WeightFormat F, int kCols> __global__ void __launch_bounds__(kThreads,
   const char* const staged = memory;
   const routing::Copy lists = routing::copy_lists<kCols>(memory + (kCols == 1 ? p.k * stride : 0), p.lists, p.most);
   __syncthreads();
-  // Of the first band all experts' weights at once.
-  if (threadIdx.x % 32 == 0 && blockIdx.x < p.w.bands)
-    for (uint32_t i = threadIdx.x / 32; i < count; i += kWarps)
-      ask(p.w.data + uint32_t(lists.expert[i]) * p.w.matrix_bytes + blockIdx.x * p.w.band_bytes, p.w.band_bytes);
+  granules::Feed<F> feed;
+  feed.ask(entry_of<F>(p.w, lists, count, blockIdx.x, 0));
   if constexpr (kCols == 1) {
     granules::stage_columns(memory, stride, p.hidden, p.w.cols, p.k);
     __syncthreads();
@@ -261,7 +264,7 @@ template <WeightFormat F, int kCols> __global__ void __launch_bounds__(kThreads,
         if (weight != 0) y += weight * bias[k];
       }
     }
-    multiply_experts<F, kCols>(p, staged, lists, band, count, m.part[unit & 1]);
+    multiply_experts<F, kCols>(p, staged, lists, band, count, feed, m.part[unit & 1]);
     if (ends) *x = y + granules::total<kCols>(m.part[unit & 1], row, j) * granules::Form<F>::kDrop;
   }
 }
@@ -271,7 +274,7 @@ template <WeightFormat F, int kCols> __global__ void __launch_bounds__(kThreads,
 template <class P, class Kernel>
 void launch_columns(const char* name, Kernel&& kernel_of, const P& p, uint32_t T, int64_t units, int64_t smem,
                     Stream stream) {
-  const int64_t grid = std::min<int64_t>(units, kSms * (T == 1 ? kBlocksPerSm<1> : kBlocksPerSm<8>));
+  const int64_t grid = std::min<int64_t>(units, kMostBlocks);
   const auto go = [&](auto kernel) {
     gpu::launch(name, kernel,
                 {.grid = grid,
