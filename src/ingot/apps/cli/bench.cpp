@@ -60,6 +60,7 @@ void add_bench(Command& root) {
   c.examples(R"(  ingot bench
   ingot bench linear --seconds 1
   ingot bench linear --threads 1 --json)");
+  add_bench_decode(c);
   c.run([o] {
     OrderedJson list = OrderedJson::array();
     bool first = true;

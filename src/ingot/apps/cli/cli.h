@@ -114,6 +114,7 @@ void add_info(Command& root);
 void add_plot(Command& root);
 void add_doctor(Command& root);
 void add_bench(Command& root);
+void add_bench_decode(Command& bench);
 void add_demo(Command& root);
 
 }  // namespace ingot::cli

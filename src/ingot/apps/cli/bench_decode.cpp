@@ -1,0 +1,79 @@
+// ingot bench decode: a token of GPT-OSS on a GPU, with synthetic weights.
+#include "ingot/apps/cli/cli.h"
+#include "ingot/core/version.h"
+#include "ingot/gpu/device.h"
+#include "ingot/io/json.h"
+#include "ingot/models/gpt_oss/decode/measure.h"
+
+namespace ingot::cli {
+namespace {
+
+struct Options {
+  std::string size = "120b", dense = "bf16";
+  DecodeMeasurement measurement;
+  bool json = false;
+};
+
+double achieved_TBps(const DecodeTimes& t) { return double(t.token_bytes) / t.mean_ms * 1e-9; }
+
+void print(const Options& o, const DecodeTimes& t) {
+  const std::string text = "GPT-OSS-" + o.size + " shapes, " + o.dense + " and mxfp4 experts, " +
+                           with_commas(o.measurement.context) + " tokens of context, " +
+                           fixed(double(t.weight_bytes) * 1e-9, 1) + " GB of weights\n";
+  write_out(text);
+  write_out("a token: mean " + fixed(t.mean_ms, 3) + " ms, p50 " + fixed(t.p50_ms, 3) + ", p99 " + fixed(t.p99_ms, 3) +
+            ", best " + fixed(t.best_ms, 3) + "; " + fixed(1e3 / t.mean_ms, 0) + " tokens/s\n");
+  write_out("it reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB: " + fixed(achieved_TBps(t), 2) +
+            " TB/s, of the " + fixed(t.read_TBps, 2) + " that reading alone reaches here " +
+            fixed(100 * achieved_TBps(t) / t.read_TBps, 0) + " %\n");
+  if (t.prompt_ms > 0) write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
+  for (const auto& [name, us] : t.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
+}
+
+OrderedJson as_json(const Options& o, const DecodeTimes& t) {
+  OrderedJson phases = OrderedJson::object();
+  for (const auto& [name, us] : t.phases) phases[name] = us;
+  return {{"version", version()},
+          {"commit", commit()},
+          {"gpu", gpu::device_info().name},
+          {"model", "gpt-oss-" + o.size},
+          {"dense", o.dense},
+          {"context", o.measurement.context},
+          {"tokens", o.measurement.tokens},
+          {"mean_ms", t.mean_ms},
+          {"p50_ms", t.p50_ms},
+          {"p99_ms", t.p99_ms},
+          {"best_ms", t.best_ms},
+          {"prompt_ms_of_16", t.prompt_ms},
+          {"token_bytes", t.token_bytes},
+          {"weight_bytes", t.weight_bytes},
+          {"read_TBps", t.read_TBps},
+          {"phases_us", phases}};
+}
+
+}  // namespace
+
+void add_bench_decode(Command& bench) {
+  Command& c = bench.add("decode", "Times a token of GPT-OSS on a GPU, with random weights of the published shapes");
+  auto o = std::make_shared<Options>();
+  c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "whose shapes (default: 120b)");
+  c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
+           "how attention and head are stored (default: bf16); experts are mxfp4");
+  c.integer("--context N", o->measurement.context, 1, 130000, "tokens before the first that is timed (default: 1024)");
+  c.integer("--tokens N", o->measurement.tokens, 1, 100000, "tokens to time (default: 200)");
+  c.flag("--phases", o->measurement.phases, "time each phase alone, too");
+  c.flag("--json", o->json, "print one JSON object");
+  c.examples(R"(  ingot bench decode
+  ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases)");
+  c.run([o] {
+    o->measurement.size = o->size;
+    o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
+                           : o->dense == "fp8" ? WeightFormat::fp8
+                                               : WeightFormat::mxfp4;
+    const DecodeTimes times = measure_decode(o->measurement);
+    if (o->json) return write_out(show_json(as_json(*o, times)) + "\n");
+    print(*o, times);
+  });
+}
+
+}  // namespace ingot::cli

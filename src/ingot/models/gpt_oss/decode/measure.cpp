@@ -1,0 +1,140 @@
+#include "ingot/models/gpt_oss/decode/measure.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "ingot/gpu/bandwidth.h"
+#include "ingot/models/gpt_oss/decode/device_model.h"
+
+namespace ingot {
+
+GptOssConfig published_gpt_oss(const std::string& size) {
+  INGOT_CHECK(size == "20b" || size == "120b", "gpt-oss: found the size ", size, ", expected 20b or 120b");
+  GptOssConfig c;
+  c.vocab = 201088, c.hidden = c.intermediate = 2880, c.layers = size == "20b" ? 24 : 36;
+  c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
+  c.experts = size == "20b" ? 32 : 128, c.experts_per_token = 4;
+  for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
+  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
+  return c;
+}
+
+#ifndef INGOT_HAS_CUDA_DECODE
+
+DecodeTimes measure_decode(const DecodeMeasurement&) {
+  fail(ErrorCode::unsupported, "decode on a GPU: Ingot was built without CUDA, expected a build with it");
+}
+
+#else
+namespace {
+
+using gpt_oss_decode::DeviceModel;
+
+int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
+  const GptOssConfig& c = m.config();
+  int64_t bytes = m.model().head.matrix_bytes;
+  for (const auto& l : m.model().layers) {
+    bytes += l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes +
+             c.experts_per_token * (l.gate_up.matrix_bytes + l.down.matrix_bytes);
+    const int64_t keys = l.window > 0 ? std::min<int64_t>(l.window, context) : context;
+    bytes += 2 * 2 * keys * c.kv_heads * gpt_oss_decode::cache_dim(c);
+  }
+  return bytes;
+}
+
+double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
+  gpu::DeviceMemory sink(16);
+  gpu::Event begin, end;
+  double best = 1e9;
+  for (int i = 0; i < 4; ++i) {
+    begin.record(m.stream());
+    gpu::read_kernel(m.model().embed, bytes, sink.data(), m.stream());
+    end.record(m.stream());
+    end.synchronize();
+    best = std::min(best, end.seconds_since(begin));
+  }
+  return best;
+}
+
+// Ids far apart, so that tokens go to different experts.
+void tell_prompt(DeviceModel& m, int64_t length, DecodeTimes& times) {
+  std::vector<int32_t> ids(size_t(m.batch()));
+  gpu::Event begin, end;
+  const int64_t batches = std::max<int64_t>(1, length / m.batch());
+  for (int64_t b = 0; b < batches; ++b) {
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t((int64_t(i) * 7919 + b * 31337 + 13) % m.config().vocab);
+    m.extend(ids, b + 1 == batches ? 1 : 0);
+    if (b == 0) begin.record(m.stream());  // the first has made its graph
+  }
+  end.record(m.stream());
+  end.synchronize();
+  times.prompt_ms = batches > 1 ? 1e3 * end.seconds_since(begin) / double(batches - 1) : 0;
+}
+
+void time_tokens(DeviceModel& m, int64_t tokens, DecodeTimes& times) {
+  constexpr int64_t kWarmUp = 10;
+  m.continue_greedily(kWarmUp);
+  std::vector<std::unique_ptr<gpu::Event> > events;
+  for (int64_t i = 0; i <= tokens; ++i) events.push_back(std::make_unique<gpu::Event>());
+  events[0]->record(m.stream());
+  for (int64_t i = 0; i < tokens; ++i) {
+    m.continue_greedily(1);
+    events[size_t(i) + 1]->record(m.stream());
+  }
+  m.likeliest();  // refuses what is not numbers
+  std::vector<double> ms;
+  for (int64_t i = 0; i < tokens; ++i) ms.push_back(1e3 * events[size_t(i) + 1]->seconds_since(*events[size_t(i)]));
+  times.mean_ms = 1e3 * events.back()->seconds_since(*events[0]) / double(tokens);
+  std::sort(ms.begin(), ms.end());
+  times.best_ms = ms[0], times.p50_ms = ms[ms.size() / 2], times.p99_ms = ms[ms.size() * 99 / 100];
+}
+
+void time_phases(const DeviceModel& m, DecodeTimes& times) {
+  using namespace gpt_oss_decode;
+  const std::pair<const char*, uint32_t> phases[] = {
+      {"qkv", kQkv},       {"attention", kAttention}, {"output", kOutput},
+      {"router", kRouter}, {"gate and up", kGateUp},  {"down", kDown},
+      {"head", kHead}};
+  for (const auto& [name, bit] : phases) {
+    const gpu::Graph graph(m.stream(), [&, mask = bit] {
+      run(m.model(), m.buffers(), {.capacity = uint32_t(m.context()), .phases = mask}, m.stream());
+    });
+    constexpr int kRounds = 10;
+    graph.launch(m.stream());
+    gpu::Event begin, end;
+    begin.record(m.stream());
+    for (int i = 0; i < kRounds; ++i) graph.launch(m.stream());
+    end.record(m.stream());
+    end.synchronize();
+    const double launches = double(kRounds) * double(bit == kHead ? 1 : m.config().layers);
+    times.phases.emplace_back(name, 1e6 * end.seconds_since(begin) / launches);
+  }
+}
+
+}  // namespace
+
+DecodeTimes measure_decode(const DecodeMeasurement& o) {
+  if (gpu::device_count() == 0) fail(ErrorCode::unsupported, "decode on a GPU: found no GPU, expected one");
+  const gpu::DeviceInfo gpu = gpu::device_info();
+  if (gpu.major != 9 || gpu.minor != 0)
+    fail(ErrorCode::unsupported, "decode on a GPU: found ", gpu.name, " of compute capability ", gpu.major, ".",
+         gpu.minor, ", expected 9.0");
+  const GptOssConfig c = published_gpt_oss(o.size);
+  const int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
+  if (room > c.context)
+    fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
+  DeviceModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room}, 1);
+  DecodeTimes times;
+  times.weight_bytes = m.weight_bytes();
+  tell_prompt(m, o.context, times);
+  time_tokens(m, o.tokens, times);
+  times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
+  const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
+  times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
+  if (o.phases) time_phases(m, times);
+  return times;
+}
+
+#endif
+
+}  // namespace ingot

@@ -1,0 +1,33 @@
+#pragma once
+// How long a token of GPT-OSS takes on a GPU, with synthetic weights of the published shapes: what `ingot bench decode`
+// prints.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ingot/kernels/quant/quant.h"
+#include "ingot/models/gpt_oss/config.h"
+
+namespace ingot {
+
+GptOssConfig published_gpt_oss(const std::string& size);  // "20b" or "120b"
+
+struct DecodeMeasurement {
+  std::string size = "120b";
+  WeightFormat dense = WeightFormat::bf16;  // qkv, o and head; experts are mxfp4
+  int64_t context = 1024;                   // tokens there are before the first one is timed
+  int64_t tokens = 200;
+  bool phases = false;  // each phase alone, too
+};
+struct DecodeTimes {
+  double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;  // of a token, greedy
+  double prompt_ms = 0;                                     // of 16 tokens of the prompt
+  int64_t token_bytes = 0;                                  // of weights and keys that a token reads
+  int64_t weight_bytes = 0;
+  double read_TBps = 0;                                // what memory gives a kernel that only reads, in the same run
+  std::vector<std::pair<std::string, double>> phases;  // microseconds of a launch, launches back to back
+};
+// Error{unsupported} without a GPU that runs the kernels, or with too little memory, before any is taken.
+DecodeTimes measure_decode(const DecodeMeasurement& m);
+
+}  // namespace ingot
