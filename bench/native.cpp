@@ -3,6 +3,8 @@
 #include <string>
 
 #include "ingot/gpu/bandwidth.h"
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/linear/linear.h"
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
@@ -289,5 +291,81 @@ EXPORT int ingot_bench_activate(const char* dtype, const char* act, void* x, voi
     const auto matrix = [&](void* p) { return Tensor(p, dtype_named(dtype), {rows, cols}, kGpu); };
     if (y != nullptr) return activate({.act = activation_named(act), .x = matrix(x), .y = matrix(y)}, {stream});
     activate_backward({.act = activation_named(act), .dy = matrix(dy), .x = matrix(x), .dx = matrix(dx)}, {stream});
+  });
+}
+
+// c (m, n) = op(a) op(b), or c += in fp32.
+EXPORT int ingot_bench_matmul(void* a, void* b, void* c, int64_t m, int64_t n, int64_t k, int64_t transpose_a,
+                              int64_t transpose_b, int64_t adds, void* workspace, int64_t workspace_bytes,
+                              void* stream) {
+  return guarded([&] {
+    const Device device = kGpu;
+    const Shape of_a = transpose_a ? Shape{k, m} : Shape{m, k}, of_b = transpose_b ? Shape{n, k} : Shape{k, n};
+    matmul({.a = Tensor(a, DType::bf16, of_a, device),
+            .b = Tensor(b, DType::bf16, of_b, device),
+            .c = Tensor(c, adds ? DType::f32 : DType::bf16, {m, n}, device),
+            .transpose_a = transpose_a != 0,
+            .transpose_b = transpose_b != 0,
+            .beta = adds ? 1. : 0.,
+            .workspace = Tensor(workspace, DType::u8, {workspace_bytes}, device)},
+           {stream});
+  });
+}
+
+namespace {
+// Of a gated linear: weights' rows lie `stride` elements apart; `columns`: (C, H) each.
+struct GatedSizes {
+  int64_t rows, channels, hidden, stride, columns;
+};
+Tensor gated_weights(void* data, DType t, const GatedSizes& s, Device device) {
+  if (data == nullptr) return {};
+  Tensor w(data, t, s.columns ? Shape{s.channels, s.hidden} : Shape{s.hidden, s.channels}, device);
+  w.stride[0] = s.stride;
+  return w;
+}
+Tensor optional_matrix(void* data, DType t, int64_t rows, int64_t cols, Device device) {
+  return data == nullptr ? Tensor() : Tensor(data, t, {rows, cols}, device);
+}
+}  // namespace
+
+EXPORT int ingot_bench_gated_linear(const char* dtype, void* x, void* w_gate, void* w_up, void* h, void* gate, void* up,
+                                    int64_t rows, int64_t channels, int64_t hidden, int64_t stride, int64_t columns,
+                                    void* workspace, int64_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    const Device device = kGpu;
+    const DType t = dtype_named(dtype);
+    const GatedSizes s{rows, channels, hidden, stride, columns};
+    gated_linear({.x = Tensor(x, t, {rows, channels}, device),
+                  .w_gate = gated_weights(w_gate, t, s, device),
+                  .w_up = gated_weights(w_up, t, s, device),
+                  .h = Tensor(h, t, {rows, hidden}, device),
+                  .gate = optional_matrix(gate, t, rows, hidden, device),
+                  .up = optional_matrix(up, t, rows, hidden, device),
+                  .workspace = Tensor(workspace, DType::u8, {workspace_bytes}, device),
+                  .transposed = columns != 0},
+                 {stream});
+  });
+}
+EXPORT int ingot_bench_gated_linear_backward(const char* dtype, void* dh, void* x, void* w_gate, void* w_up, void* gate,
+                                             void* up, void* dx, void* dw_gate, void* dw_up, int64_t rows,
+                                             int64_t channels, int64_t hidden, int64_t stride, int64_t columns,
+                                             void* workspace, int64_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    const Device device = kGpu;
+    const DType t = dtype_named(dtype);
+    const GatedSizes s{rows, channels, hidden, stride, columns};
+    gated_linear_backward({.dh = Tensor(dh, t, {rows, hidden}, device),
+                           .x = Tensor(x, t, {rows, channels}, device),
+                           .w_gate = gated_weights(w_gate, t, s, device),
+                           .w_up = gated_weights(w_up, t, s, device),
+                           .gate = optional_matrix(gate, t, rows, hidden, device),
+                           .up = optional_matrix(up, t, rows, hidden, device),
+                           .dx = optional_matrix(dx, t, rows, channels, device),
+                           .dw_gate = gated_weights(dw_gate, t, s, device),
+                           .dw_up = gated_weights(dw_up, t, s, device),
+                           .workspace = Tensor(workspace, DType::u8, {workspace_bytes}, device),
+                           .transposed = columns != 0,
+                           .overwrite = true},
+                          {stream});
   });
 }

@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
 # The rooms a suite exercises, where they are not the one named like the suite.
-ROOMS = {"mlp": ["mlp", "activation"], "gate": ["swiglu", "activation"], "host_cost": ["rmsnorm", "mlp"]}
+ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": ["swiglu", "activation"], "host_cost": ["rmsnorm", "mlp"]}
 # What a suite exercises outside the rooms.
 ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
 # What every suite rests on besides its rooms: src/gpu, src/core and the build flags.

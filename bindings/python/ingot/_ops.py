@@ -606,6 +606,108 @@ class _SwigluGate(torch.autograd.Function):
 swiglu_gate_eager = eager(_SwigluGate)
 
 
+# --- gated linear -----------------------------------------------------------------------------------------------------
+
+
+def run_gated_linear(x, w, bias, order, columns, limit, alpha, up_offset, keep):
+    """(h, gate, up) of x (..., C) and packed weights; gate and up None unless they are to be kept."""
+    x, w = as_rows(x), as_rows(w)
+    h = x.new_empty((*x.shape[:-1], w.shape[1 if columns else 0] // 2))
+    gate, up = (_empty_like(h), _empty_like(h)) if keep else (None, None)
+    _C.gated_linear(x, w, dense(bias), h, gate, up, order, columns, limit, alpha, up_offset)
+    return h, gate, up
+
+
+def run_gated_linear_backward(dh, x, w, bias, gate, up, order, columns, limit, alpha, up_offset, need_dx, need_dw, need_db):
+    """(dx, dw, dbias), None for what is not needed. gate and up without elements are formed again."""
+    dh, x, w = as_rows(dh), as_rows(x), as_rows(w)
+    if gate.numel() == 0:
+        gate = up = None
+    dx = _empty_rows(x) if need_dx else None
+    dw = _empty_rows(w) if need_dw else None
+    db = w.new_empty(w.shape[1 if columns else 0]) if need_db else None
+    _C.gated_linear_backward(dh, x, w, dense(bias), gate, up, dx, dw, db, order, columns, limit, alpha, up_offset)
+    return dx, dw, db
+
+
+def _or_nothing(t, like):
+    return like.new_empty(0) if t is None else t
+
+
+def _op_gated_linear(x, w, bias, order, columns, limit, alpha, up_offset, keep):
+    h, gate, up = run_gated_linear(x, w, bias, order, columns, limit, alpha, up_offset, keep)
+    return h, _or_nothing(gate, x), _or_nothing(up, x)
+
+
+def _fake_gated_linear(x, w, bias, order, columns, limit, alpha, up_offset, keep):
+    h = x.new_empty((*x.shape[:-1], w.shape[1 if columns else 0] // 2))
+    return (h, *(_empty_like(h) if keep else x.new_empty(0) for _ in range(2)))
+
+
+def _op_gated_linear_backward(dh, x, w, *options):
+    return tuple(_or_nothing(t, x) for t in run_gated_linear_backward(dh, x, w, *options))
+
+
+def _fake_gated_linear_backward(dh, x, w, bias, gate, up, order, columns, limit, alpha, up_offset, need_dx, need_dw, need_db):
+    return (_fake_rows(x) if need_dx else x.new_empty(0), _fake_rows(w) if need_dw else x.new_empty(0),
+            x.new_empty(w.shape[1 if columns else 0] if need_db else 0))
+
+
+def _gated_linear_backward_formula(dh, x, w, bias, gate, up, order, columns, limit, alpha, up_offset, *wanted):
+    return gradients(lambda x, w, bias: _plain.gated_linear(x, w, bias, order, columns, limit, alpha, up_offset), (x, w, bias), wanted, (dh,))
+
+
+gated_linear_backward_op = _register(
+    "gated_linear_backward(Tensor dh, Tensor x, Tensor w, Tensor? bias, Tensor gate, Tensor up, int order, bool columns, float limit, "
+    "float alpha, float up_offset, bool need_dx, bool need_dw, bool need_db) -> (Tensor, Tensor, Tensor)",
+    _op_gated_linear_backward,
+    _fake_gated_linear_backward,
+    **again(_gated_linear_backward_formula),
+)
+
+
+def _setup_gated_linear(ctx, inputs, output):
+    x, w, bias, *options, keep = inputs
+    ctx.options, ctx.has_bias = options, bias is not None
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, w, bias, output[1], output[2])
+
+
+def _gated_linear_gradients(ctx, dh, run):
+    """Of all nine arguments."""
+    if dh is None:
+        return (None,) * 9
+    need = ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.has_bias and ctx.needs_input_grad[2]
+    found = run(dh, *ctx.saved_tensors, *ctx.options, *need)
+    return (*(t if wanted else None for t, wanted in zip(found, need)), *(None,) * 6)
+
+
+gated_linear_op = _register(
+    "gated_linear(Tensor x, Tensor w, Tensor? bias, int order, bool columns, float limit, float alpha, float up_offset, bool keep) "
+    "-> (Tensor, Tensor, Tensor)",
+    _op_gated_linear,
+    _fake_gated_linear,
+    lambda ctx, dh, dgate, dup: _gated_linear_gradients(ctx, dh, gated_linear_backward_op),
+    _setup_gated_linear,
+)
+
+
+class _GatedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, bias, *options):
+        h, gate, up = run_gated_linear(x, w, bias, *options, True)
+        ctx.options, ctx.has_bias = options, bias is not None
+        ctx.save_for_backward(x, w, bias, gate, up)
+        return h
+
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dh):
+        return _gated_linear_gradients(ctx, dh, gated_linear_backward_op if recorded else run_gated_linear_backward)[:8]
+
+
+gated_linear_eager = eager(_GatedLinear)
+
+
 # --- rotary embedding -------------------------------------------------------------------------------------------------
 
 

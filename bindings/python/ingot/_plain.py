@@ -78,6 +78,11 @@ def swiglu(packed, up, order, limit, alpha, up_offset):
     return (gate * torch.sigmoid(alpha * gate) * (up + up_offset)).to(packed.dtype)
 
 
+def gated_linear(x, w, bias, order, columns, limit, alpha, up_offset):
+    packed = x @ w if columns else F.linear(x, w)
+    return swiglu(packed if bias is None else packed + bias, None, order, limit, alpha, up_offset)
+
+
 def rope(x, positions, cos, sin, interleaved, sign):
     """positions: one per token, as _positions gives them."""
     return _turn(_wide(x), positions, cos, sin, interleaved, sign).to(x.dtype)

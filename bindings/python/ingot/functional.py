@@ -10,7 +10,8 @@ from . import _C, _ops, _plain
 from ._C import route
 from ._attention import flash_attn_func, flash_attn_varlen_func
 
-__all__ = ["activation", "flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "qk_norm_rope", "rms_norm", "rope", "rope_", "rope_table", "swiglu"]
+__all__ = ["activation", "flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_linear", "qk_norm_rope", "rms_norm", "rope", "rope_",
+           "rope_table", "swiglu"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
 
@@ -135,6 +136,32 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
     if _plain.needed():
         return _plain.swiglu(gate, up, number, limit, alpha, up_offset)
     return _ops.swiglu_gate_op(gate, up, number, limit, alpha, up_offset)
+
+
+def gated_linear(x, w, bias=None, *, order="gate_first", columns=False, limit=0.0, alpha=1.0, up_offset=0.0):
+    """silu(gate) * up, [gate | up] = x w^T + bias: both products and the gate; on Hopper in one kernel, for 16-bit types.
+
+    x: (..., C). w: (2H, C), whose rows are the gate's and up's as `order` says of functional.swiglu; columns=True: (C, 2H). bias: (2H), not
+    beside interleaved rows. All of one dtype: bfloat16 or float16 on a GPU, float32, or float64 on a CPU.
+    """
+    if not isinstance(x, torch.Tensor):
+        return _untensored("gated_linear", "x", gated_linear, x, w, bias, order=order, columns=columns, limit=limit, alpha=alpha,
+                           up_offset=up_offset)
+    number = _ops.GATE_ORDERS.get(order)
+    if number is None:
+        raise ValueError(f"gated_linear: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
+    if x.dim() == 0 or w.dim() != 2 or w.shape[1 if columns else 0] % 2:
+        raise ValueError(f"gated_linear: found x of {tuple(x.shape)} and w of {tuple(w.shape)}, expected (..., C) and "
+                         f"{'(C, 2H)' if columns else '(2H, C)'}")
+    options = (number, columns, limit, alpha, up_offset)
+    way = _DISPATCH if is_dynamo_compiling() else route(x, w, bias)
+    if way == _PLAIN:
+        return _ops.run_gated_linear(x, w, bias, *options, False)[0]
+    if way == _DIFFERENTIATE:
+        return _ops.gated_linear_eager(x, w, bias, *options)
+    if _plain.needed():
+        return _plain.gated_linear(x, w, bias, *options)
+    return _ops.gated_linear_op(x, w, bias, *options, torch.is_grad_enabled())[0]
 
 
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,

@@ -313,8 +313,15 @@ FusedMLP5SoftplusWN = _softplus_alias("FusedMLP5SoftplusWN", 5, True)
 # --- gated MLP --------------------------------------------------------------------------------------------------------
 
 
+def _fuses(x, w, *parameters):
+    """Whether functional.gated_linear is there for these and what PyTorch would compute from them: on Hopper, 16 bits, no autocast."""
+    return (isinstance(x, torch.Tensor) and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+            and all(t.dtype is x.dtype and t.device == x.device for t in (w, *parameters) if t is not None)
+            and not torch.is_autocast_enabled("cuda") and torch.cuda.get_device_capability(x.device)[0] == 9)
+
+
 class SwiGLU(nn.Module):
-    """w3(silu(gate) * up), [gate | up] = w12(x): PyTorch's products around the fused gate.
+    """w3(silu(gate) * up), [gate | up] = w12(x). On Hopper, in 16-bit types, w12 and the gate are one kernel; elsewhere the gate is.
 
     w12: Linear(in_features, 2 hidden_features), w3: Linear(hidden_features, out_features). order: how w12's rows lie, as in
     functional.swiglu.
@@ -330,8 +337,16 @@ class SwiGLU(nn.Module):
         self.w3 = nn.Linear(hidden_features, in_features if out_features is None else out_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x):
-        h = functional.swiglu(self.w12(x), order=self.order, limit=self.limit, alpha=self.alpha, up_offset=self.up_offset)
-        return self.w3(h)
+        options = {"order": self.order, "limit": self.limit, "alpha": self.alpha, "up_offset": self.up_offset}
+        if self._is_plain_linear() and _fuses(x, self.w12.weight, self.w12.bias):
+            return self.w3(functional.gated_linear(x, self.w12.weight, self.w12.bias, **options))
+        return self.w3(functional.swiglu(self.w12(x), **options))
+
+    def _is_plain_linear(self):
+        """w12 has not been replaced, watched or parametrised, and its bias is the halves of gate and up."""
+        w12 = self.w12
+        watched = w12._forward_hooks or w12._forward_pre_hooks or w12._backward_hooks or w12._backward_pre_hooks
+        return type(w12) is nn.Linear and not watched and (w12.bias is None or self.order != "interleaved")
 
     def extra_repr(self):
         return f"order={self.order!r}"
@@ -353,6 +368,8 @@ class FusedSwiGLU(nn.Module):
         self.Wf = nn.Parameter(torch.randn(in_features, 2 * hidden_dim, device=device, dtype=dtype))
 
     def forward(self, x):
+        if _fuses(x, self.Wf):
+            return functional.gated_linear(x, self.Wf, order="gate_second", columns=True)
         return functional.swiglu(x @ self.Wf, order="gate_second")
 
     def extra_repr(self):

@@ -212,6 +212,89 @@ void gate_backward(nb::handle dh, nb::handle packed, nb::handle up, nb::handle d
   run([&] { swiglu_gate_backward(a, stream); });
 }
 
+// --- gated linear: both projections and the gate
+// -----------------------------------------------------------------------
+
+// Gate's and up's rows of packed weights: halves, or even and odd ones; of (C, 2H), halves of the columns.
+GatePair weight_pair(const char* op, const char* name, nb::handle packed, int order, bool columns) {
+  const Tensor t = floats(op, name, matrix(op, name, packed));
+  if (!t) return {};
+  const int64_t both = t.size(columns ? 1 : 0);
+  INGOT_CHECK(order >= kGateFirst && order <= kInterleaved, op, ": order: found ", order, ", expected 0 to 2");
+  INGOT_CHECK(both % 2 == 0, op, ": ", name, ": found ", both, columns ? " columns" : " rows",
+              ", expected an even number");
+  if (order == kInterleaved) {
+    INGOT_CHECK(!columns, op, ": order: found interleaved columns of ", name, ", expected halves");
+    Tensor even(t.data, t.dtype, {both / 2, t.cols()}, t.device);
+    even.stride[0] = 2 * t.row_stride();
+    Tensor odd = even;
+    odd.data = static_cast<char*>(t.data) + t.row_stride() * size_of(t.dtype);
+    return {even, odd};
+  }
+  const Tensor first = t.slice(columns ? 1 : 0, 0, both / 2), second = t.slice(columns ? 1 : 0, both / 2, both);
+  if (order == kGateFirst) return {first, second};
+  return {second, first};
+}
+GatePair bias_pair(const char* op, const char* name, nb::handle packed, int order) {
+  const Tensor t = vector(op, name, packed);
+  if (!t) return {};
+  INGOT_CHECK(order != kInterleaved && t.numel() % 2 == 0, op, ": ", name, ": found ", t.numel(),
+              " elements, expected the halves of gate and up");
+  const Tensor first = t.slice(0, 0, t.numel() / 2), second = t.slice(0, t.numel() / 2, t.numel());
+  if (order == kGateFirst) return {first, second};
+  return {second, first};
+}
+
+void gated(nb::handle x, nb::handle w, nb::handle b, nb::handle h, nb::handle gate, nb::handle up, int order,
+           bool columns, double limit, double alpha, double up_offset) {
+  const char* op = "gated_linear";
+  const GatePair weights = weight_pair(op, "w", w, order, columns), bias = bias_pair(op, "bias", b, order);
+  GatedLinear a{.x = floats(op, "x", matrix(op, "x", x)),
+                .w_gate = weights.gate,
+                .w_up = weights.up,
+                .b_gate = bias.gate,
+                .b_up = bias.up,
+                .h = matrix(op, "h", h),
+                .gate = matrix(op, "gate", gate),
+                .up = matrix(op, "up", up),
+                .options = gate_options(kGateFirst, limit, alpha, up_offset),
+                .transposed = columns};
+  nb::object workspace;
+  if (const int64_t bytes = gated_linear_workspace_bytes(a))
+    workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
+  const Stream stream = stream_of(a.x);
+  run([&] { gated_linear(a, stream); });
+}
+void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle b, nb::handle gate, nb::handle up,
+                    nb::handle dx, nb::handle dw, nb::handle db, int order, bool columns, double limit, double alpha,
+                    double up_offset) {
+  const char* op = "gated_linear_backward";
+  const GatePair weights = weight_pair(op, "w", w, order, columns),
+                 d_weights = weight_pair(op, "dw", dw, order, columns), bias = bias_pair(op, "bias", b, order),
+                 d_bias = bias_pair(op, "db", db, order);
+  GatedLinearBackward a{.dh = matrix(op, "dh", dh),
+                        .x = matrix(op, "x", x),
+                        .w_gate = weights.gate,
+                        .w_up = weights.up,
+                        .gate = matrix(op, "gate", gate),
+                        .up = matrix(op, "up", up),
+                        .b_gate = bias.gate,
+                        .b_up = bias.up,
+                        .dx = matrix(op, "dx", dx),
+                        .dw_gate = d_weights.gate,
+                        .dw_up = d_weights.up,
+                        .db_gate = d_bias.gate,
+                        .db_up = d_bias.up,
+                        .options = gate_options(kGateFirst, limit, alpha, up_offset),
+                        .transposed = columns,
+                        .overwrite = true};
+  nb::object workspace;
+  if (const int64_t bytes = gated_linear_backward_workspace_bytes(a.dh.rows(), a.dh.cols(), a.dh.dtype, a.dh.device))
+    workspace = empty_vector(dh, a.dh.device, DType::u8, bytes, a.workspace);
+  const Stream stream = stream_of(a.dh);
+  run([&] { gated_linear_backward(a, stream); });
+}
+
 // --- rotary embedding ------------------------------------------------------------------------------------------------
 
 void rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb::handle sin, bool interleaved,
@@ -434,6 +517,8 @@ NB_MODULE(_C, m) {
   m.attr("SAVE") = int(kSave);
   define(m, "swiglu_gate", &gate);
   define(m, "swiglu_gate_backward", &gate_backward);
+  define(m, "gated_linear", &gated);
+  define(m, "gated_linear_backward", &gated_backward);
   define(m, "rope", &rotate);
   define(m, "qk_norm_rope", &norm_rotate);
   define(m, "qk_norm_rope_backward", &norm_rotate_backward);

@@ -25,6 +25,7 @@ def samples(device):
     h, h16 = torch.randn(4, 8, device=device), torch.randn(4, 16, device=device)
     ops = torch.ops.ingot
     quiet = [p.detach() for p in parameters]
+    wide = torch.randn(12, 16, device=device, requires_grad=True)
     yield "rms_norm", ops.rms_norm.default, (x, w, 1e-5, False)
     yield "rms_norm without weight", ops.rms_norm.default, (x, None, 1e-5, False)
     yield "add_rms_norm", ops.add_rms_norm.default, (x, x.detach().clone(), w, 1e-5, True)
@@ -42,6 +43,11 @@ def samples(device):
     yield "swiglu_gate", ops.swiglu_gate.default, (x, None, 0, 0.0, 1.0, 0.0)
     yield "swiglu_gate of two", ops.swiglu_gate.default, (x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0)
     yield "swiglu_gate_backward", ops.swiglu_gate_backward.default, (h, x.detach(), None, 2, 7.0, 1.7, 1.0)
+    yield "gated_linear", ops.gated_linear.default, (x, wide, None, 1, False, 0.0, 1.0, 0.0, True)
+    yield "gated_linear, nothing kept", ops.gated_linear.default, (x, wide, torch.randn(wide.shape[0], device=device), 0, False, 7.0, 1.7, 1.0, False)
+    yield "gated_linear_backward", ops.gated_linear_backward.default, (torch.randn(*x.shape[:-1], wide.shape[0] // 2, device=device), x.detach(), wide.detach(), None,
+                                                                       *torch.randn(2, *x.shape[:-1], wide.shape[0] // 2, device=device).unbind(), 0, False, 0.0,
+                                                                       1.0, 0.0, True, True, False)
     yield "rope", ops.rope.default, (heads, positions, cos, sin, False, 1)
     yield "qk_norm_rope", ops.qk_norm_rope.default, (heads, positions, cos, sin, gain, 1e-6, True, 1)
     yield "qk_norm_rope without table and gain", ops.qk_norm_rope.default, (heads, None, None, None, None, 1e-6, False, 1)

@@ -31,8 +31,60 @@ def test_swiglu_of_packed_and_separate_inputs(device, dtype, options):
         assert_near(packed.grad, wide.grad, roundings, f"gradient {order}")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gated_linear(device, dtype, options):
+    if torch.device(device).type == "cpu" and dtype is not torch.float32:
+        pytest.skip("16-bit products are a GPU's")
+    for order in ("gate_first", "gate_second", "interleaved"):
+        for columns in (False, True)[: 1 if order == "interleaved" else 2]:
+            for with_bias in (False, True)[: 1 if order == "interleaved" else 2]:
+                shape = (40, 48) if columns else (48, 40)
+                leaves = [torch.randn(3, 5, 40, device=device), torch.randn(shape, device=device) / 6, torch.randn(48, device=device)]
+                x, w, b = (t.to(dtype).requires_grad_() for t in leaves)
+                wide = reference.wide([x, w, b])
+                h = functional.gated_linear(x, w, b if with_bias else None, order=order, columns=columns, **options)
+                packed = wide[0] @ (wide[1] if columns else wide[1].t()) + (wide[2] if with_bias else 0)
+                oracle = reference.swiglu(*reference.split(packed, order), **options)
+                dh = torch.randn_like(h)
+                h.backward(dh)
+                oracle.backward(dh.double())
+                roundings = 64 if dtype is torch.float32 else 4  # gate and up are kept in the type, and dgate and dup
+                assert_near(h, oracle, roundings, f"h {order} {columns}")
+                for name, got, want in zip("xwb", (x, w, b), wide):
+                    if name != "b" or with_bias:
+                        assert_near(got.grad, want.grad, roundings, f"gradient of {name} {order} {columns}")
+
+
+def test_gated_linear_of_frozen_parts(device):
+    x, w = torch.randn(6, 8, device=device, requires_grad=True), torch.randn(16, 8, device=device)
+    functional.gated_linear(x, w).sum().backward()
+    assert x.grad is not None and w.grad is None
+    y, v = x.detach(), w.clone().requires_grad_()
+    functional.gated_linear(y, v).sum().backward()
+    assert v.grad is not None
+    with torch.no_grad():
+        torch.testing.assert_close(functional.gated_linear(y, v), functional.swiglu(y @ v.t()))
+
+
+def test_the_modules_agree_with_their_parts(device):
+    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    for module in (ingot.nn.SwiGLU(64, 48, bias=True, device=device, dtype=dtype), ingot.nn.SwiGLU(64, 48, order="interleaved", device=device, dtype=dtype)):
+        x = torch.randn(4, 7, 64, device=device, dtype=dtype)
+        want = module.w3(functional.swiglu(module.w12(x), order=module.order))
+        assert_near(module(x), want.double(), 8, module.order)
+        seen = []
+        handle = module.w12.register_forward_hook(lambda *a: seen.append(a))  # whoever watches w12 still sees it
+        module(x)
+        handle.remove()
+        assert len(seen) == 1
+
+
 @on_cpu
 def test_gradcheck_in_fp64():
+    x, w, b = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4), (6, 4), (6,)))
+    assert torch.autograd.gradcheck(lambda *a: functional.gated_linear(*a, limit=1.0, alpha=1.7, up_offset=1.0), (x, w, b))
+    assert torch.autograd.gradcheck(lambda x, w: functional.gated_linear(x, w.t().contiguous(), columns=True), (x, w))
     packed = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
     for order in ("gate_first", "gate_second", "interleaved"):
         assert torch.autograd.gradcheck(lambda p: functional.swiglu(p, order=order), packed)

@@ -39,6 +39,10 @@ def pairs(device, dtype):
     for order in ("gate_first", "gate_second", "interleaved"):
         yield (f"swiglu, {order}", lambda x, order=order: functional.swiglu(x, order=order, limit=0.5, alpha=1.7, up_offset=1.0),
                lambda x, order=order: reference.swiglu(*reference.split(x, order), 0.5, 1.7, 1.0), [])
+    for columns in (False, True):
+        yield (f"gated linear, columns {columns}", lambda x, w, b, columns=columns: functional.gated_linear(x, w, b, columns=columns),
+               lambda x, w, b, columns=columns: reference.swiglu(*reference.split(x @ (w if columns else w.t()) + b, "gate_first")),
+               [tensor(16, 12) if columns else tensor(12, 16), tensor(12)])
     cos, sin = functional.rope_table(4, 6, device=device, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
     positions, gain = torch.arange(4, device=device), torch.rand(2, device=device, dtype=cos.dtype, requires_grad=True)
     for turned in (False, True):

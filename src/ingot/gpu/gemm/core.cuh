@@ -197,7 +197,6 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     tile::sync_cluster();
   else
     __syncthreads();
-  ptx::let_next_kernel_start();  // its blocks come as these leave: there is no shared memory for both
   ptx::wait_for_earlier_kernels();
   if (warp < 4) {
     ptx::decrease_registers<kProducerRegisters>();

@@ -20,7 +20,6 @@ using testing::DeviceBuffer;
 
 constexpr Tile kWide{.n = 256, .team = Team::cooperative, .cluster = 2};
 constexpr Tile kWideAlone{.n = 256, .team = Team::cooperative, .cluster = 1};
-constexpr Tile kPairs128{.n = 128, .team = Team::ping_pong, .cluster = 2};
 
 template <class T, Tile kTileOf, Major kMajorA, Major kMajorB, class Out, class Order = Grid, Pair kPairA = Pair::none,
           Pair kPairB = Pair::none>

@@ -22,23 +22,27 @@ constexpr int64_t kSpan = 256;     // elements converted at a time
 
 // --- one element, in the type sums are kept in
 template <class T> struct Limits {
-  T limit, alpha, up_offset;
+  T limit, alpha, up_offset, cubic;
   explicit Limits(const GateOptions& o)
       : limit(o.limit > 0 ? T(o.limit) : std::numeric_limits<T>::infinity()),
         alpha(T(o.alpha)),
-        up_offset(T(o.up_offset)) {}
+        up_offset(T(o.up_offset)),
+        cubic(T(o.cubic)) {}
   T gate(T g) const { return g > limit ? limit : g; }
+  // What the sigmoid is taken of, and its slope. An infinite g must not meet cubic = 0.
+  T argument(T g) const { return cubic == 0 ? alpha * g : g * (alpha + cubic * g * g); }
+  T argument_slope(T g) const { return cubic == 0 ? alpha : alpha + 3 * cubic * g * g; }
   T up(T u) const { return (u > limit ? limit : u < -limit ? -limit : u) + up_offset; }
 };
 template <class T> void forward_span(int64_t n, const T* gate, const T* up, T* h, const GateOptions& o) {
   if constexpr (std::is_same_v<T, float>) {
     const Limits<T> k(o);
-    INGOT_SIMD_CALL(swiglu_gate_span, n, gate, up, h, {k.limit, k.alpha, k.up_offset});
+    INGOT_SIMD_CALL(swiglu_gate_span, n, gate, up, h, {k.limit, k.alpha, k.up_offset, k.cubic});
   } else {
     const Limits<T> k(o);
     for (int64_t i = 0; i < n; ++i) {
       const T g = k.gate(gate[i]);
-      h[i] = detail::product_or_zero(g, detail::logistic(k.alpha * g)) * k.up(up[i]);
+      h[i] = detail::product_or_zero(g, detail::logistic(k.argument(g))) * k.up(up[i]);
     }
   }
 }
@@ -46,12 +50,12 @@ template <class T>
 void backward_span(int64_t n, const T* gate, const T* up, const T* dh, T* dgate, T* dup, const GateOptions& o) {
   if constexpr (std::is_same_v<T, float>) {
     const Limits<T> k(o);
-    INGOT_SIMD_CALL(swiglu_gate_backward_span, n, gate, up, dh, dgate, dup, {k.limit, k.alpha, k.up_offset});
+    INGOT_SIMD_CALL(swiglu_gate_backward_span, n, gate, up, dh, dgate, dup, {k.limit, k.alpha, k.up_offset, k.cubic});
   } else {
     const Limits<T> k(o);
     for (int64_t i = 0; i < n; ++i) {
-      const T g = k.gate(gate[i]), u = k.up(up[i]), d = dh[i], z = k.alpha * g;
-      const T slope = detail::logistic(z) + detail::product_or_zero(z, detail::logistic_slope(z));
+      const T g = k.gate(gate[i]), u = k.up(up[i]), d = dh[i], z = k.argument(g);
+      const T slope = detail::logistic(z) + detail::product_or_zero(g * k.argument_slope(g), detail::logistic_slope(z));
       const bool gate_moves = !(gate[i] > k.limit), up_moves = !(up[i] > k.limit || up[i] < -k.limit);
       dgate[i] = gate_moves ? d * u * slope : T(0);
       dup[i] = up_moves ? d * detail::product_or_zero(g, detail::logistic(z)) : T(0);
@@ -133,6 +137,7 @@ void check_pair(const char* op, const char* gate_name, const Tensor& gate, const
 }
 void check_options(const char* op, const GateOptions& o) {
   INGOT_CHECK(o.limit >= 0, op, ": limit: found ", o.limit, ", expected 0 (no clamp) or more");
+  INGOT_CHECK(o.cubic >= 0, op, ": cubic: found ", o.cubic, ", expected 0 or more");
 }
 void check_workspace(const char* op, const Tensor& t, int64_t bytes, Device device) {
   INGOT_CHECK(bytes == 0 || t.device == device, op, ": workspace: found it on ", t.device, ", expected ", device);
@@ -200,28 +205,25 @@ void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream) {
   INGOT_SWIGLU_DISPATCH(s.dh.device, swiglu_gate_backward, s, stream);
 }
 
-namespace {
-// The gate has a CUDA kernel before the products do: refused before anything is launched.
-void check_products([[maybe_unused]] const char* op, [[maybe_unused]] Device device) {
-#ifndef INGOT_HAS_CUDA_LINEAR
-  if (device.kind != Device::cpu) detail::no_cuda(op, device);
-#endif
-}
-}  // namespace
-
-// The gated MLP is three products and the gate, on whatever device they are.
+// The gated MLP is a gated linear and the product that follows it, on whatever device they are.
 void swiglu(const Swiglu& s, Stream stream) {
-  check_products("swiglu", s.x.device);
   check_pieces("swiglu", s);
   const Tensor h(s.workspace.data, s.x.dtype, {s.x.rows(), s.w_gate.rows()}, s.x.device);
-  linear({.x = s.x, .w = s.w_gate, .b = s.b_gate, .y = s.gate, .products = s.products}, stream);
-  linear({.x = s.x, .w = s.w_up, .b = s.b_up, .y = s.up, .products = s.products}, stream);
-  swiglu_gate({.gate = s.gate, .up = s.up, .h = h, .options = s.options}, stream);
+  gated_linear({.x = s.x,
+                .w_gate = s.w_gate,
+                .w_up = s.w_up,
+                .b_gate = s.b_gate,
+                .b_up = s.b_up,
+                .h = h,
+                .gate = s.gate,
+                .up = s.up,
+                .options = s.options,
+                .products = s.products},
+               stream);
   linear({.x = h, .w = s.w_down, .b = s.b_down, .y = s.y, .products = s.products}, stream);
 }
 
 void swiglu_backward(const SwigluBackward& s, Stream stream) {
-  check_products("swiglu_backward", s.x.device);
   check_pieces("swiglu_backward", {.x = s.x,
                                    .w_gate = s.w_gate,
                                    .w_up = s.w_up,
@@ -242,20 +244,21 @@ void swiglu_backward(const SwigluBackward& s, Stream stream) {
   }
   linear_backward({.dy = s.dy, .w = s.w_down, .dx = second, .products = s.products}, stream);
   // h is dead, so its memory takes dgate; dup replaces dh element by element.
-  swiglu_gate_backward({.gate = s.gate, .up = s.up, .dh = second, .dgate = first, .dup = second, .options = s.options},
-                       stream);
-  linear_backward(
-      {.dy = first, .x = s.x, .w = s.w_gate, .dx = s.dx, .dw = s.dw_gate, .db = s.db_gate, .products = s.products},
-      stream);
-  linear_backward({.dy = second,
-                   .x = s.x,
-                   .w = s.w_up,
-                   .dx = s.dx,
-                   .dw = s.dw_up,
-                   .db = s.db_up,
-                   .accumulate_dx = true,
-                   .products = s.products},
-                  stream);
+  gated_linear_backward({.dh = second,
+                         .x = s.x,
+                         .w_gate = s.w_gate,
+                         .w_up = s.w_up,
+                         .gate = s.gate,
+                         .up = s.up,
+                         .dx = s.dx,
+                         .dw_gate = s.dw_gate,
+                         .dw_up = s.dw_up,
+                         .db_gate = s.db_gate,
+                         .db_up = s.db_up,
+                         .workspace = s.workspace,
+                         .options = s.options,
+                         .products = s.products},
+                        stream);
 }
 
 int64_t swiglu_workspace_bytes(int64_t rows, int64_t hidden, DType dtype, Device) {

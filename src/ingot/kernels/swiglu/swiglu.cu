@@ -1,72 +1,24 @@
-#include <limits>
 #include <type_traits>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
-#include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/tile/early_reads.cuh"
 #include "ingot/gpu/tile/early_start.h"
 #include "ingot/gpu/tile/keeping.cuh"
 #include "ingot/gpu/tile/row_units.cuh"
+#include "ingot/kernels/swiglu/gate.cuh"
 #include "ingot/kernels/swiglu/swiglu.h"
 #include "ingot/kernels/swiglu/swiglu_config.h"
 
 namespace ingot::cuda {
 namespace {
 
-struct Params {
+struct Params : GateNumbers {
   tile::Rows gate, up, h, dgate, dup;  // h: or dh. Interleaved: gate and dgate hold both, up and dup nothing.
   tile::RowUnits units;
-  float limit, alpha, up_offset;  // limit is infinite where there is no clamp
-  uint32_t early_blocks;          // ask for what they read while earlier kernels end
+  uint32_t early_blocks;  // ask for what they read while earlier kernels end
   bool large, early;
 };
-
-// --- one element -----------------------------------------------------------------------------------------------------
-
-// f32 is computed as the CPU does. 16-bit results come from the hardware's exp2 and reciprocal: below 2^-17 of relative
-// error for |z| <= 80 (the rounding of z log2 e counts z times), where the result is rounded by 2^-12 or more.
-template <class T> constexpr bool is_exact = std::is_same_v<T, float>;
-
-constexpr float kLog2E = 1.44269504f;
-
-// sigmoid(z) and its slope with one exponential of a number that is not positive.
-struct Logistic {
-  float value, slope;
-};
-template <bool kExact> __device__ inline Logistic logistic(float z) {
-  const float e = kExact ? expf(-fabsf(z)) : ptx::exp2_approx(-fabsf(z) * kLog2E);
-  const float r = kExact ? __fdiv_rn(1.f, 1.f + e) : ptx::reciprocal_approx(1.f + e);
-  return {(z < 0 ? e : 1.f) * r, e * r * r};
-}
-// x * s where s = 0 wins over an infinite x.
-__device__ inline float product_or_zero(float x, float s) { return s == 0 ? 0.f : x * s; }
-
-// A NaN passes both: comparisons with it are false.
-__device__ inline float clamped_gate(const Params& p, float gate) { return gate > p.limit ? p.limit : gate; }
-__device__ inline float clamped_up(const Params& p, float up) {
-  return (up > p.limit ? p.limit : up < -p.limit ? -p.limit : up) + p.up_offset;
-}
-
-// kPlain: silu(gate) * up, without limit, alpha and what is added to up. Of gate = -inf the first factor is finite, so
-// that it does not meet 0; of a NaN the second one is a NaN.
-template <bool kExact, bool kPlain> __device__ inline float gated(const Params& p, float gate, float up) {
-  if constexpr (kPlain && !kExact)
-    return fmaxf(gate, -128.f) * ptx::reciprocal_approx(1 + ptx::exp2_approx(gate * -kLog2E)) * up;
-  const float g = clamped_gate(p, gate);
-  return product_or_zero(g, logistic<kExact>(p.alpha * g).value) * clamped_up(p, up);
-}
-
-struct Gradient {
-  float gate, up;
-};
-template <bool kExact> __device__ inline Gradient gradient(const Params& p, float gate, float up, float d) {
-  const float g = clamped_gate(p, gate), z = p.alpha * g;
-  const Logistic l = logistic<kExact>(z);
-  const bool gate_moves = !(gate > p.limit), up_moves = !(up > p.limit || up < -p.limit);
-  const float slope = l.value + product_or_zero(z, l.slope);
-  return {gate_moves ? d * clamped_up(p, up) * slope : 0.f, up_moves ? d * product_or_zero(g, l.value) : 0.f};
-}
 
 // --- vectors: a thread takes K, a block's width apart ----------------------------------------------------------------
 
@@ -227,7 +179,7 @@ using Kernel = void (*)(Params);
 template <class T, int K> Kernel pick_forward(const SwigluGateConfig& c, const GateOptions& o) {
   if (!c.vectors) return gate_elements<T, K>;
   if (o.interleaved) return gate_interleaved<T, K>;
-  const bool plain = !is_exact<T> && o.limit <= 0 && o.alpha == 1 && o.up_offset == 0;
+  const bool plain = !is_exact<T> && is_plain(o);
   return plain ? gate_halves<T, K, !is_exact<T>> : gate_halves<T, K, false>;
 }
 template <class T, int K> Kernel pick_backward(const SwigluGateConfig& c, const GateOptions& o) {
@@ -284,10 +236,7 @@ void launch(const char* op, const Operands& o, const SwigluGateTuning& tuning, S
               ": found vectors asked for, expected operands that whole vectors reach");
   bool one_row = true;
   for (const Tensor* t : {&o.gate, &o.up, &o.h, &o.dgate, &o.dup}) one_row = one_row && tile::without_gaps(*t);
-  const GateOptions& g = o.options;
-  Params p{};
-  p.limit = g.limit > 0 ? float(g.limit) : std::numeric_limits<float>::infinity();
-  p.alpha = float(g.alpha), p.up_offset = float(g.up_offset);
+  Params p{gate_numbers(o.options)};
   p.large = tuning.large < 0 ? swiglu_gate_is_large(s) : tuning.large > 0;
 
   // Elements of gate and of h in a unit.

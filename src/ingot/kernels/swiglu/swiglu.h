@@ -1,8 +1,9 @@
 #pragma once
-// The gated unit h = g(gate) * up, and the gated MLP around it.
+// The gated unit h = g(gate) * up, the two products that feed it, and the gated MLP around it.
 //   plain:   h = silu(gate) * up
 //   clamped (GPT-OSS): gate' = min(gate, limit), up' = clamp(up, -limit, limit),
 //                      h = gate' sigmoid(alpha gate') * (up' + 1)
+//   gelu_gate():       h = gelu_tanh(gate) * up, as gate sigmoid(alpha gate + cubic gate^3) is
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 
@@ -14,7 +15,9 @@ struct GateOptions {
   double up_offset = 0;  // added to up: 1 for GPT-OSS style
   // One (T, 2H) input with gate and up in even and odd columns; else two (T, H) halves or tensors.
   bool interleaved = false;
+  double cubic = 0;  // sigmoid(alpha * gate + cubic * gate^3)
 };
+inline GateOptions gelu_gate() { return {.alpha = 1.5957691216057307, .cubic = 1.5957691216057307 * 0.044715}; }
 struct SwigluGate {
   Tensor gate, up, h;
   GateOptions options;
@@ -25,6 +28,43 @@ struct SwigluGateBackward {
   GateOptions options;
 };  // dgate, dup may alias dh, gate, up
 void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream);
+
+// h = g(x Wg^T + bg) * (x Wu^T + bu). On a GPU in one kernel for 16-bit types (gpu/gemm): gate and up are not in memory
+// unless they are asked for.
+// The weights are any two views with rows of one stride: halves of a packed (2H, C), its even and odd rows, two
+// tensors; or, transposed, (C, H) each: halves of the columns of (C, 2H).
+struct GatedLinear {
+  Tensor x, w_gate, w_up;  // (T, C), (H, C) each
+  Tensor b_gate, b_up;     // (H) each, or left out
+  Tensor h;                // (T, H), or left out where gate and up are what is wanted
+  Tensor gate, up;         // (T, H): kept for the backward pass; both or neither
+  Tensor workspace;        // u8, gated_linear_workspace_bytes(...): 0 where gate and up are kept
+  GateOptions options;
+  bool transposed = false;
+  Products products = Products::fp32;
+};
+void gated_linear(const GatedLinear& g, Stream stream);
+int64_t gated_linear_workspace_bytes(const GatedLinear& g);  // of everything else in it
+int64_t bytes(const GatedLinear& g);
+int64_t flops(const GatedLinear& g);
+
+// dgate, dup from dh and the gate; dx = dgate Wg + dup Wu; dWg += dgate^T x, dWu += dup^T x; db += sums over rows.
+// dx is one kernel, and both dW are. Of 16-bit operands dW and db may be f32.
+struct GatedLinearBackward {
+  Tensor dh, x, w_gate, w_up;             // x for dW and where gate and up are left out
+  Tensor gate, up;                        // as kept; left out they are formed again, which needs b_gate and b_up
+  Tensor b_gate, b_up;                    //
+  Tensor dx;                              // (T, C) written, or left out
+  Tensor dw_gate, dw_up, db_gate, db_up;  // left out where the weights are frozen
+  // u8, gated_linear_backward_workspace_bytes(...). dh may be its second half, and is lost then.
+  Tensor workspace;
+  GateOptions options;
+  bool transposed = false;
+  bool overwrite = false;  // dW and db are written instead of added to
+  Products products = Products::fp32;
+};
+void gated_linear_backward(const GatedLinearBackward& g, Stream stream);
+int64_t gated_linear_backward_workspace_bytes(int64_t rows, int64_t hidden, DType dtype, Device device);
 
 // y = (gate(x Wg^T + bg, x Wu^T + bu)) Wd^T + bd
 struct Swiglu {

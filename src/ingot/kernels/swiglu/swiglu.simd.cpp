@@ -9,7 +9,8 @@ using V = Vec<float>;
 
 struct Parts {
   V gate, up;        // after the clamp, up with its offset
-  V sigmoid, slope;  // of alpha * gate; slope = sigmoid (1 - sigmoid), accurate in both tails
+  V grown;           // gate times the slope of z
+  V sigmoid, slope;  // of z = alpha gate + cubic gate^3; slope = sigmoid (1 - sigmoid), accurate in both tails
 };
 
 INGOT_SIMD_INLINE Parts parts(V gate, V up, const detail::GateConstants& k) {
@@ -18,7 +19,9 @@ INGOT_SIMD_INLINE Parts parts(V gate, V up, const detail::GateConstants& k) {
   // Comparisons with a NaN are false and keep it.
   p.gate = gate > limit ? limit : gate;
   p.up = (up > limit ? limit : up < -limit ? -limit : up) + k.up_offset;
-  const V z = p.gate * k.alpha;
+  // An infinite gate must not meet cubic = 0.
+  const V z = k.cubic == 0 ? p.gate * k.alpha : p.gate * (p.gate * p.gate * k.cubic + k.alpha);
+  p.grown = k.cubic == 0 ? z : p.gate * (p.gate * p.gate * (3 * k.cubic) + k.alpha);
   const V e = exp(z < V{} ? z : -z);
   const V inverse = 1.f / (1.f + e);
   p.sigmoid = (z < V{} ? e : splat(1.f)) * inverse;
@@ -33,7 +36,7 @@ INGOT_SIMD_INLINE V forward(V gate, V up, const detail::GateConstants& k) {
 INGOT_SIMD_INLINE void backward(V gate, V up, V dh, const detail::GateConstants& k, V* dgate, V* dup) {
   const Parts p = parts(gate, up, k);
   const V limit = splat(k.limit);
-  const V dg = dh * p.up * (p.sigmoid + product_or_zero(p.gate * k.alpha, p.slope));
+  const V dg = dh * p.up * (p.sigmoid + product_or_zero(p.grown, p.slope));
   const V du = dh * product_or_zero(p.gate, p.sigmoid);
   *dgate = gate > limit ? V{} : dg;
   *dup = up > limit ? V{} : up < -limit ? V{} : du;

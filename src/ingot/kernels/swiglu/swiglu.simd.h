@@ -5,7 +5,7 @@
 namespace ingot::detail {
 
 struct GateConstants {
-  float limit, alpha, up_offset;  // limit is infinite where there is no clamp
+  float limit, alpha, up_offset, cubic;  // limit is infinite where there is no clamp
 };
 
 }  // namespace ingot::detail

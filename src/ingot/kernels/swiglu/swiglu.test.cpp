@@ -20,14 +20,15 @@ struct Case {
   int64_t rows, hidden, pad = 0;
 };
 const std::vector<Case> kCases = {{0, 5}, {1, 1}, {1, 33, 2}, {2, 300, 1}, {7, 8}, {31, 65, 3}};
-const std::vector<GateOptions> kOptions = {{}, {.limit = 1.5, .alpha = 1.702, .up_offset = 1}, {.alpha = 0.5}};
+const std::vector<GateOptions> kOptions = {
+    {}, {.limit = 1.5, .alpha = 1.702, .up_offset = 1}, {.alpha = 0.5}, gelu_gate()};
 
 double reference(double gate, double up, const GateOptions& o) {
   if (o.limit > 0) {
     gate = std::min(gate, o.limit);
     up = std::max(-o.limit, std::min(up, o.limit));
   }
-  return gate / (1 + std::exp(-o.alpha * gate)) * (up + o.up_offset);
+  return gate / (1 + std::exp(-o.alpha * gate - o.cubic * gate * gate * gate)) * (up + o.up_offset);
 }
 Buffer matrix(DType dtype, int64_t rows, int64_t cols, int64_t pad, uint64_t seed, double scale = 1) {
   Buffer b(dtype, {rows, cols}, cols + pad);
@@ -64,8 +65,10 @@ TEST(swiglu_gate, every_dtype_layout_and_clamp_follows_the_formula) {
           for (size_t i = 0; i < g.size(); ++i) want[i] = reference(g[i], u[i], o);
           // One rounding of the result, and in f32 and below some ten of f32 on the way (the limit itself is rounded
           // too).
-          const double tolerance =
-              testing::roundoff(dtype) + 10 * testing::roundoff(dtype == DType::f64 ? DType::f64 : DType::f32);
+          // An argument of the exponential is rounded as a number of its own size, four times where it is a cubic: of
+          // gates down to -9 it is below 67.
+          const double own = testing::roundoff(dtype == DType::f64 ? DType::f64 : DType::f32);
+          const double tolerance = testing::roundoff(dtype) + (o.cubic > 0 ? 10 + 4 * 67 : 10) * own;
           const auto result = testing::compare(h, want, dtype == DType::f16 ? 0x1p-24 : 1e-30, tolerance);
           EXPECT_TRUE(result.ok) << dtype << " " << result.message;
           EXPECT_TRUE(h.guards_intact());

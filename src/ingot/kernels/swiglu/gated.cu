@@ -1,0 +1,79 @@
+// Which gated products the core takes, and in which kernel.
+#include <algorithm>
+#include <initializer_list>
+
+#include "ingot/gpu/cublaslt.h"
+#include "ingot/gpu/device.h"
+#include "ingot/kernels/swiglu/gated.h"
+
+namespace ingot::cuda {
+namespace {
+
+Tensor as_matrix(const Tensor& t) {
+  if (!t) return t;
+  Tensor m = t;
+  m.shape = {t.rows(), t.cols()};
+  m.stride[0] = t.rows() > 1 ? t.row_stride() : std::max(t.row_stride(), t.cols());
+  m.stride[1] = 1;
+  return m;
+}
+// Tensor copies begin at multiples of 16 bytes, and write whole ones.
+bool is_aligned(std::initializer_list<Tensor> operands) {
+  for (const Tensor& t : operands)
+    if (t && (reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || as_matrix(t).stride[0] * size_of(t.dtype) % 16 != 0))
+      return false;
+  return true;
+}
+bool is_whole(std::initializer_list<Tensor> results) {
+  for (const Tensor& t : results)
+    if (t && t.cols() * size_of(t.dtype) % 16 != 0) return false;
+  return true;
+}
+bool is_16_bit(DType t) { return t == DType::bf16 || t == DType::f16; }
+
+template <class Use> void with_16_bit_type(DType t, Use&& use) {
+  if (t == DType::bf16) return use(bf16{});
+  use(f16{});
+}
+
+}  // namespace
+
+bool gated_linear_is_fused(const GatedLinear& g) {
+  const int64_t rows = g.x.rows(), channels = g.x.cols(), hidden = g.transposed ? g.w_gate.cols() : g.w_gate.rows();
+  if (!is_16_bit(g.x.dtype) || rows * channels * hidden == 0) return false;
+  if (!is_aligned({g.x, g.w_gate, g.w_up, g.h, g.gate, g.up}) || !is_whole({g.h, g.gate})) return false;
+  return !gpu::lt_available() || gated_is_faster(rows, hidden, channels, gpu::sm_count(g.x.device.index));
+}
+
+void gated_linear(const GatedLinear& g, Stream stream) {
+  GatedLinear m = g;
+  for (Tensor* t : {&m.x, &m.w_gate, &m.w_up, &m.h, &m.gate, &m.up}) *t = as_matrix(*t);
+  with_16_bit_type(g.x.dtype, [&](auto type) { launch_gated<decltype(type)>(m, stream); });
+}
+
+namespace {
+bool is_fused(const GatedGradients& g, const gemm::Problem& p) {
+  if (!is_16_bit(g.dgate.dtype) || p.m * p.n * p.k == 0) return false;
+  return !gpu::lt_available() || gemm::efficiency(p, kGatedTile, gpu::sm_count(g.dgate.device.index)) >= 0.7;
+}
+GatedGradients as_matrices(const GatedGradients& g) {
+  GatedGradients m = g;
+  for (Tensor* t : {&m.dgate, &m.dup, &m.x, &m.w_gate, &m.w_up, &m.dx, &m.dw_gate, &m.dw_up}) *t = as_matrix(*t);
+  return m;
+}
+}  // namespace
+
+bool gated_dx(const GatedGradients& g, Stream stream) {
+  const gemm::Problem p{g.dx.rows(), g.dx.cols(), 2 * g.dgate.cols()};
+  if (!is_aligned({g.dgate, g.dup, g.w_gate, g.w_up, g.dx}) || !is_whole({g.dx}) || !is_fused(g, p)) return false;
+  with_16_bit_type(g.dx.dtype, [&](auto type) { launch_gated_dx<decltype(type)>(as_matrices(g), stream); });
+  return true;
+}
+bool gated_dw(const GatedGradients& g, Stream stream) {
+  const gemm::Problem p{g.dw_gate.rows(), g.dw_gate.cols(), g.x.rows(), 2};
+  if (!is_aligned({g.dgate, g.dup, g.x, g.dw_gate, g.dw_up}) || !is_whole({g.dw_gate}) || !is_fused(g, p)) return false;
+  with_16_bit_type(g.x.dtype, [&](auto type) { launch_gated_dw<decltype(type)>(as_matrices(g), stream); });
+  return true;
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,31 @@
+#pragma once
+// The three products of a gated unit on the core (gpu/gemm): one kernel each. All operands have rank 2.
+#include "ingot/gpu/gemm/config.h"
+#include "ingot/kernels/swiglu/swiglu.h"
+
+namespace ingot::cuda {
+
+// Pairs of blocks: in a training step L2 is full of what others wrote, and they ask less of it.
+constexpr gemm::Tile kGatedTile = gemm::kPairs128;
+
+// As a product: a tile's columns are gate and up of half as many columns of h.
+constexpr gemm::Problem gated_problem(int64_t rows, int64_t hidden, int64_t channels) {
+  return {rows, gemm::ceil_div(hidden, kGatedTile.n / 2) * kGatedTile.n, channels};
+}
+// Few tiles leave most of the GPU idle; two products by cuBLASLt, which divides K, and the gate are faster then.
+inline bool gated_is_faster(int64_t rows, int64_t hidden, int64_t channels, int64_t sms) {
+  const gemm::Problem p = gated_problem(rows, hidden, channels);
+  return gemm::efficiency(p, kGatedTile, sms) * double(rows * hidden * 2) / double(p.m * p.n) >= 0.7;
+}
+
+// T: bf16 or f16.
+template <class T> void launch_gated(const GatedLinear& g, Stream stream);
+// dx = dgate Wg + dup Wu; and dWg, dWu (+)= dgate^T x, dup^T x.
+struct GatedGradients {
+  Tensor dgate, dup, x, w_gate, w_up, dx, dw_gate, dw_up;
+  bool transposed = false, overwrite = false;
+};
+template <class T> void launch_gated_dx(const GatedGradients& g, Stream stream);
+template <class T> void launch_gated_dw(const GatedGradients& g, Stream stream);
+
+}  // namespace ingot::cuda
