@@ -231,7 +231,9 @@ __device__ __forceinline__ void multiply_experts(const Down& p, const char* stag
   __syncthreads();
 }
 
-template <WeightFormat F, int kCols> __global__ void __launch_bounds__(kThreads, kBlocksPerSm) down(Down p) {
+// 16 columns' weighted sums need more registers than two blocks leave.
+template <WeightFormat F, int kCols>
+__global__ void __launch_bounds__(kThreads, kCols == 16 ? 1 : kBlocksPerSm) down(Down p) {
   auto& m = tile::shared<granules::Sums<kCols>>();
   char* const memory = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
