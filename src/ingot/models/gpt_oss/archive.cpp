@@ -296,13 +296,23 @@ class Inventor {
   }
   Rng rng() const { return Rng(seed_, Purpose::init, part_); }
 
+  // Four uniform numbers added up and scaled to a variance of 1: a tenth of the time of an exact normal.
+  static double nearly_normal(uint32_t a, uint32_t b) {
+    const uint32_t sum = (a & 0xffff) + (a >> 16) + (b & 0xffff) + (b >> 16);
+    return (double(sum) * 0x1p-16 - 2) * 1.7320508075688772;
+  }
   WeightMatrix normals(const std::string& name, int64_t rows, int64_t cols) {
     const Spread s = spread_of(name, cols);
-    wide_.resize(size_t(rows * cols));
-    parallel_for(rows * cols, 1 << 16, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) wide_[size_t(i)] = float(s.mean + s.std * rng().normal(uint64_t(at_ + i)));
+    const int64_t numbers = rows * cols, pairs = (numbers + 1) / 2;
+    wide_.resize(size_t(2 * pairs));
+    parallel_for(pairs, 1 << 15, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const auto words = rng().block(uint64_t(at_ + i));
+        wide_[size_t(2 * i)] = float(s.mean + s.std * nearly_normal(words[0], words[1]));
+        wide_[size_t(2 * i + 1)] = float(s.mean + s.std * nearly_normal(words[2], words[3]));
+      }
     });
-    at_ += rows * cols;
+    at_ += pairs;
     return WeightMatrix(Tensor(wide_.data(), {rows, cols}));
   }
   // Every code alike, at one of two scales: rounding normals for billions of weights would take minutes.
