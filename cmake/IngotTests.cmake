@@ -2,9 +2,6 @@
 find_package(GTest REQUIRED)
 file(GLOB_RECURSE testing_sources CONFIGURE_DEPENDS src/ingot/testing/*.cpp src/ingot/gpu/emulation/*.cpp)
 list(FILTER testing_sources EXCLUDE REGEX "\\.test\\.cpp$")
-if(layers) # checkpoints need io
-  list(FILTER testing_sources EXCLUDE REGEX "/gpt_oss_checkpoint\\.cpp$")
-endif()
 add_library(ingot_testing STATIC ${testing_sources})
 target_include_directories(ingot_testing PUBLIC src)
 target_link_libraries(ingot_testing PUBLIC ingot ingot_flags GTest::gtest)

@@ -28,6 +28,8 @@ def problems_of(path, root):
             target = parts[1]
             if target == "testing" and layer != "testing" and not is_test and layer != "apps":
                 yield f"{where}: only tests and benches may include testing/"
+            if layer == "testing" and target not in ("core", "gpu", "testing"):
+                yield f"{where}: testing/ may not include {target}/; what tests of {target}/ share stands there, in a .test.h"
             if target in RANK and layer in RANK and RANK[target] > RANK[layer]:
                 yield f"{where}: {layer}/ may not include {target}/"
             if include[1].endswith((".cpp", ".cu")):

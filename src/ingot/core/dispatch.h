@@ -1,6 +1,9 @@
 #pragma once
-// INGOT_DISPATCH(room, device, op, arguments...) calls cpu::op or cuda::op. CMake defines INGOT_HAS_CUDA_<ROOM> to 1
-// where kernels/<room>/<room>.cu is part of the build; elsewhere a CUDA tensor is refused by name.
+// INGOT_DISPATCH(ROOM, device, op, arguments...); calls cpu::op or cuda::op, both declared in the room's .cpp. CMake
+// defines INGOT_HAS_CUDA_<ROOM> where kernels/<room>/<room>.cu is part of the build; elsewhere cuda::op is never
+// referred to, and a CUDA tensor is refused by name. The room's sizes of workspace ask INGOT_HAS_CUDA(ROOM) too:
+//   if constexpr (INGOT_HAS_CUDA(ROOM))
+//     if (device.kind == Device::cuda) return cuda::op_workspace_bytes(...);
 #include "ingot/core/tensor.h"
 
 namespace ingot::detail {
@@ -14,8 +17,25 @@ namespace ingot::detail {
 }
 }  // namespace ingot::detail
 
-#define INGOT_DISPATCH_CPU_ONLY(device, op, ...)                \
-  ((device).kind == ::ingot::Device::cpu ? cpu::op(__VA_ARGS__) \
-                                         : (::ingot::detail::no_cuda(#op, (device)), cpu::op(__VA_ARGS__)))
-#define INGOT_DISPATCH_WITH_CUDA(device, op, ...) \
-  ((device).kind == ::ingot::Device::cpu ? cpu::op(__VA_ARGS__) : cuda::op(__VA_ARGS__))
+// 1 where the room's macro is defined as 1, else 0: a defined one becomes "0," and shifts the arguments.
+#define INGOT_HAS_CUDA(ROOM) INGOT_DETAIL_IS_ONE(INGOT_HAS_CUDA_##ROOM)
+#define INGOT_DETAIL_IS_ONE(value) INGOT_DETAIL_SHIFTED(value)
+#define INGOT_DETAIL_SHIFTED(value) INGOT_DETAIL_SECOND(INGOT_DETAIL_SHIFT_##value 1, 0, 0)
+#define INGOT_DETAIL_SHIFT_1 0,
+#define INGOT_DETAIL_SECOND(first, second, ...) second
+
+#define INGOT_DISPATCH(ROOM, device, op, ...)  \
+  do {                                         \
+    if ((device).kind == ::ingot::Device::cpu) \
+      cpu::op(__VA_ARGS__);                    \
+    else if constexpr (INGOT_HAS_CUDA(ROOM))   \
+      cuda::op(__VA_ARGS__);                   \
+    else                                       \
+      ::ingot::detail::no_cuda(#op, (device)); \
+  } while (0)
+// Of an op that no room has a CUDA form of yet.
+#define INGOT_DISPATCH_CPU_ONLY(device, op, ...)                                        \
+  do {                                                                                  \
+    if ((device).kind != ::ingot::Device::cpu) ::ingot::detail::no_cuda(#op, (device)); \
+    cpu::op(__VA_ARGS__);                                                               \
+  } while (0)

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ingot/testing/byte_tokenizer.h"
 #include "ingot/testing/temporary_directory.h"
+#include "ingot/text/byte_tokenizer.test.h"
 
 namespace ingot {
 namespace {

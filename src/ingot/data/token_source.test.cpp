@@ -6,8 +6,8 @@
 
 #include "ingot/core/rng.h"
 #include "ingot/io/file.h"
-#include "ingot/testing/byte_tokenizer.h"
 #include "ingot/testing/temporary_directory.h"
+#include "ingot/text/byte_tokenizer.test.h"
 
 namespace ingot {
 namespace {

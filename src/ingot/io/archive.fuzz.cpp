@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "ingot/testing/archive_sum.h"
+#include "ingot/io/archive_sum.test.h"
 #include "ingot/testing/fuzz.h"
 
 namespace {

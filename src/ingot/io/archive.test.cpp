@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "ingot/io/file.h"
 #include "ingot/io/iris.h"
 #include "ingot/testing/temporary_directory.h"
 

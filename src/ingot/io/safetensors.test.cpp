@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/testing/temporary_directory.h"
 

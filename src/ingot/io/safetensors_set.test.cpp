@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "ingot/core/memory.h"
+#include "ingot/io/file.h"
 #include "ingot/testing/temporary_directory.h"
 
 namespace ingot {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ingot/io/file.h"
 #include "ingot/testing/temporary_directory.h"
 
 namespace ingot {

@@ -12,8 +12,8 @@
 #include "ingot/models/gpt/decoder.h"
 #include "ingot/models/gpt/parameters.h"
 #include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/host_decoder.h"
-#include "ingot/testing/gpt_oss_checkpoint.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

@@ -4,7 +4,7 @@
 
 #include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
-#include "ingot/testing/gpt_oss_checkpoint.h"
+#include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

@@ -2,9 +2,10 @@
 // A directory of their own for tests that write files.
 #include <stdlib.h>
 
+#include <filesystem>
 #include <string>
 
-#include "ingot/io/file.h"
+#include "ingot/core/check.h"
 
 namespace ingot::testing {
 
@@ -12,19 +13,18 @@ class TemporaryDirectory {
  public:
   TemporaryDirectory() {
     const char* base = ::getenv("TMPDIR");
-    std::string name = join_path(base != nullptr ? base : "/tmp", "ingot-test-XXXXXX");
+    std::string name = std::string(base != nullptr ? base : "/tmp") + "/ingot-test-XXXXXX";
     INGOT_CHECK(::mkdtemp(name.data()) != nullptr, "cannot make a temporary directory ", name);
     path_ = name;
   }
   ~TemporaryDirectory() {
-    try {
-      remove_tree(path_);
-    } catch (const Error&) {}
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
   }
   TemporaryDirectory(const TemporaryDirectory&) = delete;
   TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
   const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return join_path(path_, name); }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
  private:
   std::string path_;

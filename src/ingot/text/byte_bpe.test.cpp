@@ -8,8 +8,9 @@
 
 #include "ingot/core/rng.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/io/file.h"
 #include "ingot/testing/temporary_directory.h"
-#include "ingot/testing/text_golden.h"
+#include "ingot/text/golden.test.h"
 #include "ingot/text/utf8.h"
 #include "ingot/text/words.h"
 

@@ -5,8 +5,9 @@
 #include <cstring>
 
 #include "ingot/core/rng.h"
+#include "ingot/io/file.h"
 #include "ingot/testing/temporary_directory.h"
-#include "ingot/testing/text_golden.h"
+#include "ingot/text/golden.test.h"
 
 namespace ingot {
 namespace {

@@ -3,10 +3,11 @@
 #include <gtest/gtest.h>
 
 #include "ingot/core/thread_pool.h"
+#include "ingot/io/file.h"
 #include "ingot/testing/temporary_directory.h"
-#include "ingot/testing/text_golden.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/char_tokenizer.h"
+#include "ingot/text/golden.test.h"
 #include "ingot/text/utf8.h"
 
 namespace ingot {

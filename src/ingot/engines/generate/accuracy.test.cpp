@@ -8,7 +8,7 @@
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/models/gpt_oss/forms.h"
-#include "ingot/testing/gpt_oss_checkpoint.h"
+#include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

@@ -7,7 +7,7 @@
 
 #include "ingot/engines/generate/sequence_losses.h"
 #include "ingot/models/gpt_oss/decoder.h"
-#include "ingot/testing/gpt_oss_checkpoint.h"
+#include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

@@ -8,6 +8,7 @@
 
 #include "ingot/core/thread_pool.h"
 #include "ingot/io/checkpoint.h"
+#include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt/presets.h"
 #include "ingot/testing/temporary_directory.h"

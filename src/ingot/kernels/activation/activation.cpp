@@ -166,20 +166,15 @@ void activate_backward(const ActivateBackward& a, Stream) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_ACTIVATION
 namespace cuda {
 void activate(const Activate& a, Stream stream);
 void activate_backward(const ActivateBackward& a, Stream stream);
 }  // namespace cuda
-#define INGOT_DISPATCH_ACTIVATION INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_ACTIVATION INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void activate(const Activate& a, Stream stream) {
   check_operand(a.y, a.x, "activate: y");
   check_operand(a.x, a.x, "activate: x");
-  INGOT_DISPATCH_ACTIVATION(a.x.device, activate, a, stream);
+  INGOT_DISPATCH(ACTIVATION, a.x.device, activate, a, stream);
 }
 
 void activate_backward(const ActivateBackward& a, Stream stream) {
@@ -188,7 +183,7 @@ void activate_backward(const ActivateBackward& a, Stream stream) {
   check_operand(a.dx, a.x, "activate_backward: dx");
   if (a.y) check_operand(a.y, a.x, "activate_backward: y");
   if (a.y && a.y.device.kind != Device::cpu) activate({.act = a.act, .x = a.x, .y = a.y}, stream);
-  INGOT_DISPATCH_ACTIVATION(a.x.device, activate_backward, a, stream);
+  INGOT_DISPATCH(ACTIVATION, a.x.device, activate_backward, a, stream);
 }
 
 }  // namespace ingot

@@ -151,7 +151,6 @@ bool all_finite(const Tensor& t) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_ADAMW
 namespace cuda {
 void adamw(const AdamW& a, Stream stream);
 void ema(const Ema& e, Stream stream);
@@ -159,10 +158,6 @@ void sum_of_squares(const SumOfSquares& a, Stream stream);
 void clip_factor(const ClipFactor& a, Stream stream);
 int64_t sum_of_squares_workspace_bytes(int64_t numbers);
 }  // namespace cuda
-#define INGOT_DISPATCH_ADAMW INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_ADAMW INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void adamw(const AdamW& a, Stream stream) {
   check_flat(a.p, a.p, "adamw: p");
@@ -174,7 +169,7 @@ void adamw(const AdamW& a, Stream stream) {
   INGOT_CHECK(a.beta1 >= 0 && a.beta1 < 1, "adamw: found beta1 ", a.beta1, ", expected it in [0, 1)");
   INGOT_CHECK(a.beta2 >= 0 && a.beta2 < 1, "adamw: found beta2 ", a.beta2, ", expected it in [0, 1)");
   INGOT_CHECK(a.eps > 0, "adamw: found eps ", a.eps, ", expected it positive");
-  INGOT_DISPATCH_ADAMW(a.p.device, adamw, a, stream);
+  INGOT_DISPATCH(ADAMW, a.p.device, adamw, a, stream);
 }
 
 void ema(const Ema& e, Stream stream) {
@@ -182,7 +177,7 @@ void ema(const Ema& e, Stream stream) {
   check_flat(e.average, e.p, "ema: average");
   if (e.factor) check_number(e.factor, e.p, "ema: factor");
   INGOT_CHECK(e.decay >= 0 && e.decay <= 1, "ema: found decay ", e.decay, ", expected it in [0, 1]");
-  INGOT_DISPATCH_ADAMW(e.p.device, ema, e, stream);
+  INGOT_DISPATCH(ADAMW, e.p.device, ema, e, stream);
 }
 
 void sum_of_squares(const SumOfSquares& a, Stream stream) {
@@ -192,13 +187,12 @@ void sum_of_squares(const SumOfSquares& a, Stream stream) {
   INGOT_CHECK_GE(a.workspace ? a.workspace.bytes() : 0, need, "sum_of_squares: bytes of workspace");
   INGOT_CHECK(need == 0 || a.workspace.device == a.x.device, "sum_of_squares: found workspace on ", a.workspace.device,
               ", expected ", a.x.device);
-  INGOT_DISPATCH_ADAMW(a.x.device, sum_of_squares, a, stream);
+  INGOT_DISPATCH(ADAMW, a.x.device, sum_of_squares, a, stream);
 }
 
 int64_t sum_of_squares_workspace_bytes([[maybe_unused]] int64_t numbers, [[maybe_unused]] Device device) {
-#ifdef INGOT_HAS_CUDA_ADAMW
-  if (device.kind == Device::cuda) return cuda::sum_of_squares_workspace_bytes(numbers);
-#endif
+  if constexpr (INGOT_HAS_CUDA(ADAMW))
+    if (device.kind == Device::cuda) return cuda::sum_of_squares_workspace_bytes(numbers);
   return 0;  // a CPU's threads bring their own
 }
 
@@ -207,7 +201,7 @@ void clip_factor(const ClipFactor& a, Stream stream) {
   check_number(a.norm, a.sum_of_squares, "clip_factor: norm");
   check_number(a.factor, a.sum_of_squares, "clip_factor: factor");
   INGOT_CHECK(a.max_norm >= 0, "clip_factor: found max_norm ", a.max_norm, ", expected at least 0");
-  INGOT_DISPATCH_ADAMW(a.factor.device, clip_factor, a, stream);
+  INGOT_DISPATCH(ADAMW, a.factor.device, clip_factor, a, stream);
 }
 
 bool all_finite(const Tensor& t) {

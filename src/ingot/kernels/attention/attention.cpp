@@ -268,34 +268,28 @@ void attention_backward(const AttentionBackward& a, Stream) {
 }
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_ATTENTION
 namespace cuda {
 void attention(const Attention& a, Stream stream);
 void attention_backward(const AttentionBackward& a, Stream stream);
 int64_t attention_backward_workspace_bytes(const AttentionBackward& a);
 }  // namespace cuda
-#define INGOT_DISPATCH_ATTENTION INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_ATTENTION INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void attention(const Attention& a, Stream stream) {
   check_common("attention", a);
   check_keys(a);
-  INGOT_DISPATCH_ATTENTION(a.q.device, attention, a, stream);
+  INGOT_DISPATCH(ATTENTION, a.q.device, attention, a, stream);
 }
 
 int64_t attention_backward_workspace_bytes(const AttentionBackward& a) {
-#ifdef INGOT_HAS_CUDA_ATTENTION
-  if (a.q.device.kind == Device::cuda) return cuda::attention_backward_workspace_bytes(a);
-#endif
+  if constexpr (INGOT_HAS_CUDA(ATTENTION))
+    if (a.q.device.kind == Device::cuda) return cuda::attention_backward_workspace_bytes(a);
   return 0;
 }
 
 void attention_backward(const AttentionBackward& a, Stream stream) {
   check_backward(a);
   check_workspace(a);
-  INGOT_DISPATCH_ATTENTION(a.q.device, attention_backward, a, stream);
+  INGOT_DISPATCH(ATTENTION, a.q.device, attention_backward, a, stream);
 }
 
 int64_t flops(const Attention& a) {

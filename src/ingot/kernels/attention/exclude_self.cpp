@@ -96,20 +96,15 @@ void exclude_self_backward(const ExcludeSelfBackward& a, Stream) {
 }
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_ATTENTION
 namespace cuda {
 void exclude_self(const ExcludeSelf& a, Stream stream);
 void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream);
 }  // namespace cuda
-#define INGOT_DISPATCH_ATTENTION INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_ATTENTION INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void exclude_self(const ExcludeSelf& a, Stream stream) {
   check_group("exclude_self", a.y, a.v);
   check_heads("exclude_self", "z", a.z, a.y, a.y.size(1));
-  INGOT_DISPATCH_ATTENTION(a.y.device, exclude_self, a, stream);
+  INGOT_DISPATCH(ATTENTION, a.y.device, exclude_self, a, stream);
 }
 
 void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream) {
@@ -117,7 +112,7 @@ void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream) {
   check_heads("exclude_self_backward", "dz", a.dz, a.y, a.y.size(1));
   check_heads("exclude_self_backward", "dy", a.dy, a.y, a.y.size(1));
   check_heads("exclude_self_backward", "dv", a.dv, a.y, a.v.size(1));
-  INGOT_DISPATCH_ATTENTION(a.y.device, exclude_self_backward, a, stream);
+  INGOT_DISPATCH(ATTENTION, a.y.device, exclude_self_backward, a, stream);
 }
 
 }  // namespace ingot

@@ -108,15 +108,10 @@ void fill(const Fill& f, uint64_t pattern, Stream) {
 }  // namespace
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_COPY
 namespace cuda {
 void copy(const Copy& c, Stream stream);
 void fill(const Fill& f, uint64_t pattern, Stream stream);
 }  // namespace cuda
-#define INGOT_DISPATCH_COPY INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_COPY INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void copy(const Copy& c, Stream stream) {
   check_copy(c);
@@ -124,13 +119,13 @@ void copy(const Copy& c, Stream stream) {
     if (c.to.numel() > 0) transfer(c, stream);
     return;
   }
-  INGOT_DISPATCH_COPY(c.to.device, copy, c, stream);
+  INGOT_DISPATCH(COPY, c.to.device, copy, c, stream);
 }
 
 void fill(const Fill& f, Stream stream) {
   INGOT_CHECK(f.to, "fill: found no tensor, expected one");
   const uint64_t pattern = pattern_of(f.to.dtype, f.value);
-  INGOT_DISPATCH_COPY(f.to.device, fill, f, pattern, stream);
+  INGOT_DISPATCH(COPY, f.to.device, fill, f, pattern, stream);
 }
 
 }  // namespace ingot

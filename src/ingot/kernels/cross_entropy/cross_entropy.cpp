@@ -131,17 +131,12 @@ void cross_entropy(const CrossEntropy& a, Stream) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_CROSS_ENTROPY
 namespace cuda {
 void cross_entropy(const CrossEntropy& a, Stream stream);
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);
 int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,
                                              Products products);
 }  // namespace cuda
-#define INGOT_DISPATCH_CROSS_ENTROPY INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_CROSS_ENTROPY INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void cross_entropy(const CrossEntropy& a, Stream stream) {
   const int64_t T = a.logits.rows();
@@ -154,7 +149,7 @@ void cross_entropy(const CrossEntropy& a, Stream stream) {
   check_rows_or_none(a.dloss, a.logits, {T}, "cross_entropy: dloss");
   if (a.dloss) check_rows(a.dlogits, a.logits, a.logits.shape, "cross_entropy: dlogits");
   check_options(a.softcap, a.z_loss, "cross_entropy");
-  INGOT_DISPATCH_CROSS_ENTROPY(a.logits.device, cross_entropy, a, stream);
+  INGOT_DISPATCH(CROSS_ENTROPY, a.logits.device, cross_entropy, a, stream);
 }
 
 namespace cpu {
@@ -235,10 +230,9 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
 
 int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,
                                              Products products, Device device) {
-#ifdef INGOT_HAS_CUDA_CROSS_ENTROPY
-  if (device.kind == Device::cuda)
-    return cuda::linear_cross_entropy_workspace_bytes(rows, features, vocab, dtype, products);
-#endif
+  if constexpr (INGOT_HAS_CUDA(CROSS_ENTROPY))
+    if (device.kind == Device::cuda)
+      return cuda::linear_cross_entropy_workspace_bytes(rows, features, vocab, dtype, products);
   if (device.kind != Device::cpu) detail::no_cuda("linear_cross_entropy", device);
   return cpu::linear_cross_entropy_workspace_bytes(rows, features, vocab, dtype, products);
 }
@@ -269,7 +263,7 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
   INGOT_CHECK_GE(a.workspace ? a.workspace.bytes() : 0, needed, "linear_cross_entropy: workspace bytes");
   INGOT_CHECK(needed == 0 || a.workspace.device == a.x.device, "linear_cross_entropy: found workspace on ",
               a.workspace.device, ", expected ", a.x.device);
-  INGOT_DISPATCH_CROSS_ENTROPY(a.x.device, linear_cross_entropy, a, stream);
+  INGOT_DISPATCH(CROSS_ENTROPY, a.x.device, linear_cross_entropy, a, stream);
 }
 
 }  // namespace ingot

@@ -78,24 +78,19 @@ void embedding_backward(const EmbeddingBackward& a, Stream) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_EMBEDDING
 namespace cuda {
 void embedding(const Embedding& a, Stream stream);
 void embedding_backward(const EmbeddingBackward& a, Stream stream);
 }  // namespace cuda
-#define INGOT_DISPATCH_EMBEDDING INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_EMBEDDING INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void embedding(const Embedding& a, Stream stream) {
   check_operands(a.ids, a.table, a.y, "embedding");
-  INGOT_DISPATCH_EMBEDDING(a.table.device, embedding, a, stream);
+  INGOT_DISPATCH(EMBEDDING, a.table.device, embedding, a, stream);
 }
 
 void embedding_backward(const EmbeddingBackward& a, Stream stream) {
   check_operands(a.ids, a.dtable, a.dy, "embedding_backward");
-  INGOT_DISPATCH_EMBEDDING(a.dtable.device, embedding_backward, a, stream);
+  INGOT_DISPATCH(EMBEDDING, a.dtable.device, embedding_backward, a, stream);
 }
 
 }  // namespace ingot

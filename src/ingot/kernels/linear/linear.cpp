@@ -499,16 +499,11 @@ void matmul(const MatMul& m, Stream) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_LINEAR
 namespace cuda {
 void linear(const Linear& a, Stream stream);
 void linear_backward(const LinearBackward& a, Stream stream);
 void matmul(const MatMul& m, Stream stream);
 }  // namespace cuda
-#define INGOT_LINEAR_DISPATCH INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_LINEAR_DISPATCH INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void linear(const Linear& a, Stream stream) {
   const int64_t rows = a.x.rows(), n = a.w.rows(), k = a.x.cols();
@@ -530,7 +525,7 @@ void linear(const Linear& a, Stream stream) {
                 : a.pre ? "pre"
                         : "an activation",
                 ", expected the identity, no bias and no pre");
-  INGOT_LINEAR_DISPATCH(a.x.device, linear, a, stream);
+  INGOT_DISPATCH(LINEAR, a.x.device, linear, a, stream);
 }
 
 void linear_backward(const LinearBackward& a, Stream stream) {
@@ -557,7 +552,7 @@ void linear_backward(const LinearBackward& a, Stream stream) {
     check_matrix("linear_backward", "pre", a.pre, rows, a.x.cols(), a.dy);
     if (a.dy.device.kind != Device::cpu) activate({.act = a.act, .x = a.pre, .y = a.x}, stream);
   }
-  INGOT_LINEAR_DISPATCH(a.dy.device, linear_backward, a, stream);
+  INGOT_DISPATCH(LINEAR, a.dy.device, linear_backward, a, stream);
 }
 
 namespace {
@@ -579,7 +574,7 @@ void check(const MatMul& m) {
 
 void matmul(const MatMul& m, Stream stream) {
   check(m);
-  INGOT_LINEAR_DISPATCH(m.a.device, matmul, m, stream);
+  INGOT_DISPATCH(LINEAR, m.a.device, matmul, m, stream);
 }
 
 void matmul_plain(const MatMul& m) {

@@ -5,10 +5,8 @@
 
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
-#include "ingot/kernels/mlp/operands.h"
-#ifdef INGOT_HAS_CUDA_MLP
 #include "ingot/kernels/mlp/forms.h"
-#endif
+#include "ingot/kernels/mlp/operands.h"
 
 namespace ingot {
 namespace {
@@ -335,9 +333,8 @@ namespace {
 
 // Of operands that have passed the checks of their shapes.
 int64_t backward_workspace_bytes(const MlpBackward& m) {
-#ifdef INGOT_HAS_CUDA_MLP
-  if (m.x.device.kind == Device::cuda) return cuda::mlp_backward_workspace_bytes(m);
-#endif
+  if constexpr (INGOT_HAS_CUDA(MLP))
+    if (m.x.device.kind == Device::cuda) return cuda::mlp_backward_workspace_bytes(m);
   Pieces pieces;
   BackwardMemory(pieces, m);
   return pieces.bytes();
@@ -357,11 +354,7 @@ void mlp(const Mlp& m, Stream stream) {
     check_cuda_address(op, "saved", m.saved);
   }
   check_workspace(op, m.workspace, mlp_workspace_bytes(m), m.x);
-#ifdef INGOT_HAS_CUDA_MLP
-  INGOT_DISPATCH_WITH_CUDA(m.x.device, mlp, m, stream);
-#else
-  INGOT_DISPATCH_CPU_ONLY(m.x.device, mlp, m, stream);
-#endif
+  INGOT_DISPATCH(MLP, m.x.device, mlp, m, stream);
 }
 
 void mlp_backward(const MlpBackward& m, Stream stream) {
@@ -385,11 +378,7 @@ void mlp_backward(const MlpBackward& m, Stream stream) {
     }
   }
   check_workspace(op, m.workspace, backward_workspace_bytes(m), m.x);
-#ifdef INGOT_HAS_CUDA_MLP
-  INGOT_DISPATCH_WITH_CUDA(m.x.device, mlp_backward, m, stream);
-#else
-  INGOT_DISPATCH_CPU_ONLY(m.x.device, mlp_backward, m, stream);
-#endif
+  INGOT_DISPATCH(MLP, m.x.device, mlp_backward, m, stream);
 }
 
 int64_t mlp_saved_elements(int64_t rows, const Layers& layers, bool activate_last) {

@@ -240,15 +240,10 @@ void newton_schulz(const NewtonSchulz& n, Stream stream) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_MUON
 namespace cuda {
 void muon(const Muon& m, Stream stream);
 void newton_schulz(const NewtonSchulz& n, Stream stream);
 }  // namespace cuda
-#define INGOT_MUON_DISPATCH INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_MUON_DISPATCH INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void muon(const Muon& m, Stream stream) {
   INGOT_CHECK(m.p.rank() == 3, "muon: p: found ", m.p.shape, ", expected (B, R, C)");
@@ -263,7 +258,7 @@ void muon(const Muon& m, Stream stream) {
   if (m.p.numel() == 0) return;
   check_workspace("muon", m.workspace, muon_workspace_bytes(m.p.size(1), m.p.size(2), m.p.dtype, m.p.device),
                   m.p.device);
-  INGOT_MUON_DISPATCH(m.p.device, muon, m, stream);
+  INGOT_DISPATCH(MUON, m.p.device, muon, m, stream);
 }
 
 void newton_schulz(const NewtonSchulz& n, Stream stream) {
@@ -272,7 +267,7 @@ void newton_schulz(const NewtonSchulz& n, Stream stream) {
   INGOT_CHECK_GE(n.steps, 0, "newton_schulz: steps");
   if (n.x.numel() == 0) return;
   check_workspace("newton_schulz", n.workspace, matrix_bytes(n.x.size(0), n.x.size(1), n.x.dtype).total(), n.x.device);
-  INGOT_MUON_DISPATCH(n.x.device, newton_schulz, n, stream);
+  INGOT_DISPATCH(MUON, n.x.device, newton_schulz, n, stream);
 }
 
 int64_t muon_workspace_bytes(int64_t rows, int64_t cols, DType dtype, Device) {

@@ -1,11 +1,14 @@
-#include "ingot/kernels/residual/residual.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
 
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/axpby/axpby.h"
+#include "ingot/kernels/lane_write/lane_write.h"
+#include "ingot/kernels/mix/mix.h"
+#include "ingot/kernels/scaled_add/scaled_add.h"
+#include "ingot/kernels/skip_merge/skip_merge.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -226,7 +229,7 @@ template <class Use> void for_each_op(Use&& use) {
   for (const BackwardCase& b : kBackward) use(b.op);
 }
 
-// The formulas of residual.h, element by element.
+// The formulas of the headers, element by element.
 TEST(Residual, ForwardsFollowTheirFormulas) {
   const Size s{6, 11, 2};
   const auto each = [&](int op, auto&& formula) {
@@ -338,7 +341,7 @@ TEST(Residual, ThreadsDoNotChangeABit) {
   set_thread_count(before);
 }
 
-// (output, input) pairs that residual.h allows to be one tensor.
+// (output, input) pairs that the headers allow to be one tensor.
 struct AliasCase {
   const OpCase& op;
   std::vector<std::pair<size_t, size_t>> same;

@@ -213,13 +213,11 @@ void rmsnorm_backward(const RmsNormBackward& a, Stream) {
 }
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_RMSNORM
 namespace cuda {
 void rmsnorm(const RmsNorm& a, Stream stream);
 void rmsnorm_backward(const RmsNormBackward& a, Stream stream);
 int64_t rmsnorm_backward_workspace_bytes(int64_t rows, int64_t cols, DType dtype, Device device);
 }  // namespace cuda
-#endif
 
 void rmsnorm(const RmsNorm& a, Stream stream) {
   const char* op = "rmsnorm";
@@ -233,11 +231,7 @@ void rmsnorm(const RmsNorm& a, Stream stream) {
     check_matrix(op, "sum", a.sum, a.x);
   }
   check_rstd(op, a.rstd, a.x);
-#ifdef INGOT_HAS_CUDA_RMSNORM
-  INGOT_DISPATCH_WITH_CUDA(a.x.device, rmsnorm, a, stream);
-#else
-  INGOT_DISPATCH_CPU_ONLY(a.x.device, rmsnorm, a, stream);
-#endif
+  INGOT_DISPATCH(RMSNORM, a.x.device, rmsnorm, a, stream);
 }
 
 void rmsnorm_backward(const RmsNormBackward& a, Stream stream) {
@@ -258,17 +252,12 @@ void rmsnorm_backward(const RmsNormBackward& a, Stream stream) {
     INGOT_CHECK(need == 0 || a.workspace.device == a.s.device, op, ": found workspace on ", a.workspace.device,
                 ", expected ", a.s.device);
   }
-#ifdef INGOT_HAS_CUDA_RMSNORM
-  INGOT_DISPATCH_WITH_CUDA(a.s.device, rmsnorm_backward, a, stream);
-#else
-  INGOT_DISPATCH_CPU_ONLY(a.s.device, rmsnorm_backward, a, stream);
-#endif
+  INGOT_DISPATCH(RMSNORM, a.s.device, rmsnorm_backward, a, stream);
 }
 
 int64_t rmsnorm_backward_workspace_bytes(int64_t rows, int64_t cols, DType dtype, Device device) {
-#ifdef INGOT_HAS_CUDA_RMSNORM
-  if (device.kind == Device::cuda) return cuda::rmsnorm_backward_workspace_bytes(rows, cols, dtype, device);
-#endif
+  if constexpr (INGOT_HAS_CUDA(RMSNORM))
+    if (device.kind == Device::cuda) return cuda::rmsnorm_backward_workspace_bytes(rows, cols, dtype, device);
   return row_blocks(rows) * cols * size_of(sum_dtype(dtype));
 }
 

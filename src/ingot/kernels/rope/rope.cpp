@@ -287,7 +287,6 @@ void qk_norm_rope_backward(const QkNormRopeBackward& a, Stream) {
 }
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_ROPE
 namespace cuda {
 void rope(const Rope& a, Stream stream);
 void rope_backward(const Rope& a, Stream stream);
@@ -295,23 +294,19 @@ void qk_norm_rope(const QkNormRope& a, Stream stream);
 void qk_norm_rope_backward(const QkNormRopeBackward& a, Stream stream);
 int64_t qk_norm_rope_backward_workspace_bytes(int64_t tokens, int64_t heads);
 }  // namespace cuda
-#define INGOT_DISPATCH_ROPE INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_ROPE INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void rope(const Rope& a, Stream stream) {
   check_heads("rope", "x", a.x, a.x);
   check_heads("rope", "y", a.y, a.x);
   check_rotation("rope", a.x, a.positions, a.cos, a.sin, a.sign);
-  INGOT_DISPATCH_ROPE(a.x.device, rope, a, stream);
+  INGOT_DISPATCH(ROPE, a.x.device, rope, a, stream);
 }
 
 void rope_backward(const Rope& a, Stream stream) {
   check_heads("rope_backward", "x", a.x, a.x);
   check_heads("rope_backward", "y", a.y, a.x);
   check_rotation("rope_backward", a.x, a.positions, a.cos, a.sin, a.sign);
-  INGOT_DISPATCH_ROPE(a.x.device, rope_backward, a, stream);
+  INGOT_DISPATCH(ROPE, a.x.device, rope_backward, a, stream);
 }
 
 void qk_norm_rope(const QkNormRope& a, Stream stream) {
@@ -320,7 +315,7 @@ void qk_norm_rope(const QkNormRope& a, Stream stream) {
   check_heads(op, "y", a.y, a.x);
   if (a.cos || a.sin) check_rotation(op, a.x, a.positions, a.cos, a.sin, a.sign);
   if (a.gain) check_gain(op, "gain", a.gain, a.x);
-  INGOT_DISPATCH_ROPE(a.x.device, qk_norm_rope, a, stream);
+  INGOT_DISPATCH(ROPE, a.x.device, qk_norm_rope, a, stream);
 }
 
 void qk_norm_rope_backward(const QkNormRopeBackward& a, Stream stream) {
@@ -339,14 +334,13 @@ void qk_norm_rope_backward(const QkNormRopeBackward& a, Stream stream) {
     INGOT_CHECK(need == 0 || (a.workspace.device == a.x.device && a.workspace.contiguous()), op,
                 ": found a workspace on ", a.workspace.device, ", expected it contiguous on ", a.x.device);
   }
-  INGOT_DISPATCH_ROPE(a.x.device, qk_norm_rope_backward, a, stream);
+  INGOT_DISPATCH(ROPE, a.x.device, qk_norm_rope_backward, a, stream);
 }
 
 int64_t qk_norm_rope_backward_workspace_bytes([[maybe_unused]] int64_t tokens, [[maybe_unused]] int64_t heads,
                                               [[maybe_unused]] Device device) {
-#ifdef INGOT_HAS_CUDA_ROPE
-  if (device.kind == Device::cuda) return cuda::qk_norm_rope_backward_workspace_bytes(tokens, heads);
-#endif
+  if constexpr (INGOT_HAS_CUDA(ROPE))
+    if (device.kind == Device::cuda) return cuda::qk_norm_rope_backward_workspace_bytes(tokens, heads);
   return 0;  // a CPU's threads bring their own
 }
 

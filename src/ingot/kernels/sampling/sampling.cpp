@@ -125,14 +125,9 @@ void sample(const Sample& s, Stream) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_SAMPLING
 namespace cuda {
 void sample(const Sample& s, Stream stream);
-}
-#define INGOT_DISPATCH_SAMPLING INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_SAMPLING INGOT_DISPATCH_CPU_ONLY
-#endif
+}  // namespace cuda
 
 void sample(const Sample& s, Stream stream) {
   check(s.options);
@@ -144,7 +139,7 @@ void sample(const Sample& s, Stream stream) {
   INGOT_CHECK(s.tokens.shape == expected, "sample: found tokens of shape ", s.tokens.shape, ", expected ", expected);
   INGOT_CHECK_EQ(s.tokens.dtype, DType::i32, "sample: tokens dtype");
   INGOT_CHECK_EQ(s.tokens.device, s.logits.device, "sample: tokens device");
-  INGOT_DISPATCH_SAMPLING(s.logits.device, sample, s, stream);
+  INGOT_DISPATCH(SAMPLING, s.logits.device, sample, s, stream);
 }
 
 }  // namespace ingot

@@ -26,14 +26,9 @@ void softcap(const Softcap& a, Stream) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_SOFTCAP
 namespace cuda {
 void softcap(const Softcap& a, Stream stream);
 }  // namespace cuda
-#define INGOT_DISPATCH_SOFTCAP INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_SOFTCAP INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void softcap(const Softcap& a, Stream stream) {
   INGOT_CHECK(a.x.rank() > 0 && a.y.shape == a.x.shape, "softcap: found y of shape ", a.y.shape, ", expected ",
@@ -44,7 +39,7 @@ void softcap(const Softcap& a, Stream stream) {
     INGOT_CHECK(t->rows_uniform() || t->numel() == 0,
                 "softcap: found strides that one row stride cannot express, shape ", t->shape);
   INGOT_CHECK(a.cap > 0, "softcap: found cap ", a.cap, ", expected it above 0");
-  INGOT_DISPATCH_SOFTCAP(a.x.device, softcap, a, stream);
+  INGOT_DISPATCH(SOFTCAP, a.x.device, softcap, a, stream);
 }
 
 }  // namespace ingot

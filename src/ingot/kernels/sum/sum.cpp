@@ -15,21 +15,16 @@ void sum(const Sum& a, Stream) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_SUM
 namespace cuda {
 void sum(const Sum& a, Stream stream);
 }  // namespace cuda
-#define INGOT_DISPATCH_SUM INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_DISPATCH_SUM INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void sum(const Sum& a, Stream stream) {
   INGOT_CHECK(a.x.rank() == 1 && a.x.contiguous(), "sum: found x of shape ", a.x.shape, ", expected it flat");
   INGOT_CHECK(a.total.dtype == DType::f64 && a.total.shape == Shape{1}, "sum: found total of ", a.total.dtype,
               " and shape ", a.total.shape, ", expected one f64");
   INGOT_CHECK_EQ(a.total.device, a.x.device, "sum: device of total");
-  INGOT_DISPATCH_SUM(a.x.device, sum, a, stream);
+  INGOT_DISPATCH(SUM, a.x.device, sum, a, stream);
 }
 
 }  // namespace ingot

@@ -181,28 +181,23 @@ void swiglu_gate_backward(const SwigluGateBackward& s, Stream) {
 
 }  // namespace cpu
 
-#ifdef INGOT_HAS_CUDA_SWIGLU
 namespace cuda {
 void swiglu_gate(const SwigluGate& s, Stream stream);
 void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream);
 }  // namespace cuda
-#define INGOT_SWIGLU_DISPATCH INGOT_DISPATCH_WITH_CUDA
-#else
-#define INGOT_SWIGLU_DISPATCH INGOT_DISPATCH_CPU_ONLY
-#endif
 
 void swiglu_gate(const SwigluGate& s, Stream stream) {
   check_options("swiglu_gate", s.options);
   check_matrix("swiglu_gate", "h", s.h, s.h.rows(), s.h.cols(), s.h);
   check_pair("swiglu_gate", "gate", s.gate, "up", s.up, s.h, s.options.interleaved);
-  INGOT_SWIGLU_DISPATCH(s.h.device, swiglu_gate, s, stream);
+  INGOT_DISPATCH(SWIGLU, s.h.device, swiglu_gate, s, stream);
 }
 void swiglu_gate_backward(const SwigluGateBackward& s, Stream stream) {
   check_options("swiglu_gate_backward", s.options);
   check_matrix("swiglu_gate_backward", "dh", s.dh, s.dh.rows(), s.dh.cols(), s.dh);
   check_pair("swiglu_gate_backward", "gate", s.gate, "up", s.up, s.dh, s.options.interleaved);
   check_pair("swiglu_gate_backward", "dgate", s.dgate, "dup", s.dup, s.dh, s.options.interleaved);
-  INGOT_SWIGLU_DISPATCH(s.dh.device, swiglu_gate_backward, s, stream);
+  INGOT_DISPATCH(SWIGLU, s.dh.device, swiglu_gate_backward, s, stream);
 }
 
 // The gated MLP is a gated linear and the product that follows it, on whatever device they are.

@@ -22,8 +22,15 @@ void adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y) {
   const Tensor low = low_rows(c.low, x.rows(), c.pair->a.size(1));
   for_each_segment(c.cu, [&](int64_t s, int64_t begin, int64_t end) {
     const Tensor h = low.slice(0, begin, end);
-    linear({.x = x.slice(0, begin, end), .w = c.pair->a.row(s), .y = h, .products = c.products}, c.stream);
-    linear({.x = h, .w = c.pair->b.row(s), .y = y.slice(0, begin, end), .accumulate = true, .products = c.products},
+    linear(
+        {.x = x.slice(0, begin, end), .w = c.pair->a.row(s), .y = h, .products = c.products, .workspace = c.workspace},
+        c.stream);
+    linear({.x = h,
+            .w = c.pair->b.row(s),
+            .y = y.slice(0, begin, end),
+            .accumulate = true,
+            .products = c.products,
+            .workspace = c.workspace},
            c.stream);
   });
 }
@@ -36,13 +43,14 @@ void adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
   for_each_segment(c.cu, [&](int64_t s, int64_t begin, int64_t end) {
     const Tensor xs = x.slice(0, begin, end), dys = dy.slice(0, begin, end);
     const Tensor h = low.slice(0, begin, end), dh = low_grad.slice(0, begin, end);
-    linear({.x = xs, .w = c.pair->a.row(s), .y = h, .products = c.products}, c.stream);
+    linear({.x = xs, .w = c.pair->a.row(s), .y = h, .products = c.products, .workspace = c.workspace}, c.stream);
     linear_backward({.dy = dys,
                      .x = h,
                      .w = c.pair->b.row(s),
                      .dx = dh,
                      .dw = learn ? c.grad->b.row(s) : Tensor(),
-                     .products = c.products},
+                     .products = c.products,
+                     .workspace = c.workspace},
                     c.stream);
     linear_backward({.dy = dh,
                      .x = xs,
@@ -50,7 +58,8 @@ void adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
                      .dx = dx.slice(0, begin, end),
                      .dw = learn ? c.grad->a.row(s) : Tensor(),
                      .accumulate_dx = true,
-                     .products = c.products},
+                     .products = c.products,
+                     .workspace = c.workspace},
                     c.stream);
   });
 }

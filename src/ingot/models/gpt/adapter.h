@@ -12,6 +12,7 @@ struct AdapterCall {
   std::span<const int32_t> cu;        // (S + 1), in host memory
   Tensor low, low_grad;               // scratch (T, >= R)
   Products products = Products::fp32;
+  Tensor workspace;  // of the products
   Stream stream;
 };
 void adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y);

@@ -4,10 +4,14 @@
 #include <cmath>
 
 #include "ingot/kernels/attention/attention.h"
+#include "ingot/kernels/axpby/axpby.h"
 #include "ingot/kernels/copy/copy.h"
-#include "ingot/kernels/residual/residual.h"
+#include "ingot/kernels/lane_write/lane_write.h"
+#include "ingot/kernels/mix/mix.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
+#include "ingot/kernels/scaled_add/scaled_add.h"
+#include "ingot/kernels/skip_merge/skip_merge.h"
 #include "ingot/models/gpt/adapter.h"
 
 namespace ingot::detail {
@@ -114,6 +118,7 @@ class Block {
                      .low = b_.scratch.adapter_low,
                      .low_grad = b_.scratch.adapter_low_grad,
                      .products = call_.products,
+                     .workspace = call_.linear_workspace,
                      .stream = call_.stream};
     if (call_.adapters != nullptr) call.pair = &(call_.adapters->applications[size_t(b_.index)].*slot);
     if (call_.adapter_grads != nullptr) call.grad = &(call_.adapter_grads->applications[size_t(b_.index)].*slot);
@@ -189,7 +194,8 @@ class Block {
 
   // --- attention branch: normed rows -> attn_out ---
   void project(const Tensor& w, const Tensor& y, AdapterPair ApplicationAdapters::*slot) const {
-    linear({.x = normed(), .w = w, .y = y, .products = call_.products}, call_.stream);
+    linear({.x = normed(), .w = w, .y = y, .products = call_.products, .workspace = call_.linear_workspace},
+           call_.stream);
     adapter_forward(adapter(slot), normed(), y);
   }
   // Rotated q and k from the raw projections; the raw ones themselves where nothing changes them.
@@ -235,7 +241,12 @@ class Block {
   // With adapters, which are given all tokens at once, the normed rows are still those that were projected.
   void attention_output() const {
     if (a_.exclude_self) exclude_self({.y = q_heads(b_.saved.y), .v = v(), .z = z()}, call_.stream);
-    linear({.x = excluded(), .w = b_.w.o, .y = attn_out(), .products = call_.products}, call_.stream);
+    linear({.x = excluded(),
+            .w = b_.w.o,
+            .y = attn_out(),
+            .products = call_.products,
+            .workspace = call_.linear_workspace},
+           call_.stream);
     adapter_forward(adapter(&ApplicationAdapters::o), normed(), attn_out());
   }
   // The same bits once more: 2 T C H D operations cost less than T rows in memory from the forward pass to here.
@@ -257,7 +268,8 @@ class Block {
          .w = b_.w.o,
          .dx = a_.exclude_self ? z_grad().reshape({end_ - begin_, c_.heads * c_.head_dim}) : q_rows(s.y_grad),
          .dw = b_.dw.o,
-         .products = call_.products},
+         .products = call_.products,
+         .workspace = call_.linear_workspace},
         call_.stream);
     if (!a_.exclude_self) return;
     fill({.to = kv_heads(s.v_grad_self)}, call_.stream);
@@ -278,7 +290,8 @@ class Block {
                         .dk = kv_heads(s.k_grad),
                         .dv = kv_heads(s.v_grad),
                         .scale = softmax_scale(),
-                        .window = c_.window},
+                        .window = c_.window,
+                        .workspace = s.attention_workspace},
                        call_.stream);
   }
   // The gradients of q, k and v -> the gradient of the normed rows, in scratch.normed_grad.
@@ -317,18 +330,31 @@ class Block {
   void project_backward(const Tensor& dy, const Tensor& w, const Tensor& dw, AdapterPair ApplicationAdapters::*slot,
                         bool accumulate) const {
     const Tensor dn = normed_grad();
-    linear_backward(
-        {.dy = dy, .x = normed(), .w = w, .dx = dn, .dw = dw, .accumulate_dx = accumulate, .products = call_.products},
-        call_.stream);
+    linear_backward({.dy = dy,
+                     .x = normed(),
+                     .w = w,
+                     .dx = dn,
+                     .dw = dw,
+                     .accumulate_dx = accumulate,
+                     .products = call_.products,
+                     .workspace = call_.linear_workspace},
+                    call_.stream);
     adapter_backward(adapter(slot), normed(), dy, dn);
   }
 
   // --- MLP branch: normed rows -> mlp_out ---
   void mlp_branch() const {
     const Tensor h = hidden(b_.scratch.hidden);
-    linear({.x = normed(), .w = b_.w.up, .y = h, .pre = pre(), .act = call_.act, .products = call_.products},
+    linear({.x = normed(),
+            .w = b_.w.up,
+            .y = h,
+            .pre = pre(),
+            .act = call_.act,
+            .products = call_.products,
+            .workspace = call_.linear_workspace},
            call_.stream);
-    linear({.x = h, .w = b_.w.down, .y = mlp_out(), .products = call_.products}, call_.stream);
+    linear({.x = h, .w = b_.w.down, .y = mlp_out(), .products = call_.products, .workspace = call_.linear_workspace},
+           call_.stream);
     adapter_forward(adapter(&ApplicationAdapters::mlp), normed(), mlp_out());
   }
   // The gradient of mlp_out -> the gradient of the normed rows, in scratch.normed_grad.
@@ -343,9 +369,16 @@ class Block {
                      .pre = pre(),
                      .act = call_.act,
                      .products = call_.products,
-                     .form_x = bool(b_.dw.down)},
+                     .form_x = bool(b_.dw.down),
+                     .workspace = call_.linear_workspace},
                     call_.stream);
-    linear_backward({.dy = dpre, .x = normed(), .w = b_.w.up, .dx = dm, .dw = b_.dw.up, .products = call_.products},
+    linear_backward({.dy = dpre,
+                     .x = normed(),
+                     .w = b_.w.up,
+                     .dx = dm,
+                     .dw = b_.dw.up,
+                     .products = call_.products,
+                     .workspace = call_.linear_workspace},
                     call_.stream);
     adapter_backward(adapter(&ApplicationAdapters::mlp), normed(), dout, dm);
   }

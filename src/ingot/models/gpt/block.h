@@ -28,6 +28,7 @@ struct CallContext {
   Tensor cos, sin;               // empty without rotation
   Act act;
   Products products;
+  Tensor linear_workspace;  // of whatever product is running
   const GptAdapters* adapters = nullptr;
   GptAdapters* adapter_grads = nullptr;
   // Generation: keys and values of this application live in a cache.

@@ -5,6 +5,7 @@
 #include "ingot/core/check.h"
 #include "ingot/core/memory.h"
 #include "ingot/gpu/allocator.h"
+#include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
@@ -127,6 +128,9 @@ struct Plan {
     rows(s.k, kv_width(), attention, attention);
     rows(s.q_grad, q_width(), attention, from);
     for (Tensor* t : {&s.k_grad, &s.v_grad}) rows(*t, kv_width(), attention, from);
+    const int64_t attending = attention_backward_workspace_bytes(
+        {.q = Tensor(nullptr, types.activations, {T, c.heads, c.head_dim}, options.device)});
+    if (attending > 0) planner.add(s.attention_workspace, DType::u8, {attending}, attention, attention);
     block(s.in_grad, c.dim, from, from);
     for (Tensor* t : {&s.adapter_low, &s.adapter_low_grad}) rows(*t, options.max_adapter_rank, to, from);
     planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, to, from);
@@ -135,6 +139,8 @@ struct Plan {
   }
 
   void ends() {
+    if (const int64_t bytes = linear_workspace_bytes(options.device); bytes > 0)
+      planner.add(b.linear_workspace, DType::u8, {bytes}, 0, last_step());
     const int head = head_step();
     const int64_t E = c.embed_dim;
     planner.add(b.embedded, {T, c.factorised() ? E : c.dim}, 0, 0);

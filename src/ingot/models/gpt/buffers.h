@@ -35,11 +35,12 @@ struct Scratch {
   Tensor hidden;                             // activated
   Tensor branch_grad, normed_grad, in_grad;  // backward only
   Tensor hidden_grad;
-  Tensor norm_workspace, rope_workspace, adapter_low, adapter_low_grad;
+  Tensor norm_workspace, rope_workspace, attention_workspace, adapter_low, adapter_low_grad;
 };
 
 struct Buffers {
   Arena arena;
+  Tensor linear_workspace;       // in every step
   std::vector<Tensor> in0, in1;  // [A + 1] inputs of each application; in0[A] leaves the last one. in1: second lane
   std::vector<Saved> saved;      // [A]
   std::vector<Scratch> forward, backward;  // [A]

@@ -2,10 +2,10 @@
 
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
+#include "ingot/kernels/axpby/axpby.h"
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/embedding/embedding.h"
-#include "ingot/kernels/residual/residual.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/kernels/softcap/softcap.h"
@@ -168,6 +168,7 @@ struct Gpt::Impl {
             .sin = sin,
             .act = act,
             .products = options.products,
+            .linear_workspace = buffers.linear_workspace,
             .adapters = adapters,
             .adapter_grads = grads};
   }
@@ -269,7 +270,12 @@ void Gpt::Impl::embed_forward(const GptWeights& weights, const TokenBatch& batch
     look_up(weights, batch, buffers.embedded, x0);
   } else {
     const Tensor low = look_up(weights, batch, buffers.embedded, buffers.embed_low);
-    linear({.x = low, .w = get(weights, embed_proj), .y = x0, .products = options.products}, options.stream);
+    linear({.x = low,
+            .w = get(weights, embed_proj),
+            .y = x0,
+            .products = options.products,
+            .workspace = buffers.linear_workspace},
+           options.stream);
   }
   if (positions != nullptr)
     embedding({.ids = batch.positions, .table = get(weights, positions), .y = x0, .accumulate = true}, options.stream);
@@ -292,7 +298,8 @@ void Gpt::Impl::embed_backward(const GptWeights& weights, const TokenBatch& batc
                      .w = get(weights, embed_proj),
                      .dx = low_grad,
                      .dw = get(grads, embed_proj),
-                     .products = options.products},
+                     .products = options.products,
+                     .workspace = buffers.linear_workspace},
                     options.stream);
     g = low_grad;
   }
@@ -377,7 +384,12 @@ void Gpt::Impl::head_losses(const detail::CallContext& call, const GptWeights& w
                         .products = options.products};
   if (head_proj != nullptr) {
     ce.x = view(buffers.head_in, {T, config.embed_dim});
-    linear({.x = f, .w = get(weights, head_proj), .y = ce.x, .products = options.products}, options.stream);
+    linear({.x = f,
+            .w = get(weights, head_proj),
+            .y = ce.x,
+            .products = options.products,
+            .workspace = buffers.linear_workspace},
+           options.stream);
   }
   if (backward) {
     ce.dloss = dloss;
@@ -407,7 +419,12 @@ void Gpt::Impl::losses_per_segment(const LinearCrossEntropy& all, const detail::
     const int64_t begin = cu[size_t(s)], end = cu[size_t(s) + 1];
     if (begin == end) continue;
     const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : t; };
-    linear({.x = part(f), .w = pair.a.row(s), .y = part(low), .products = options.products}, options.stream);
+    linear({.x = part(f),
+            .w = pair.a.row(s),
+            .y = part(low),
+            .products = options.products,
+            .workspace = buffers.linear_workspace},
+           options.stream);
     LinearCrossEntropy ce = all;
     for (Tensor* t : {&ce.x, &ce.targets, &ce.loss, &ce.dloss, &ce.dx}) *t = part(*t);
     ce.x2 = part(low);
@@ -429,7 +446,8 @@ void Gpt::Impl::losses_per_segment(const LinearCrossEntropy& all, const detail::
                      .dx = df.slice(0, begin, end),
                      .dw = grad != nullptr ? grad->a.row(s) : Tensor(),
                      .accumulate_dx = true,
-                     .products = options.products},
+                     .products = options.products,
+                     .workspace = buffers.linear_workspace},
                     options.stream);
   }
 }
@@ -447,7 +465,8 @@ void Gpt::Impl::head_backward(const detail::CallContext& call, const GptWeights&
                      .dx = df,
                      .dw = get(grads, head_proj),
                      .accumulate_dx = adapted,
-                     .products = options.products},
+                     .products = options.products,
+                     .workspace = buffers.linear_workspace},
                     options.stream);
   }
   rmsnorm_backward({.dy = df,
@@ -489,15 +508,31 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const GptWeights& w
     Tensor in = fi;
     if (head_proj != nullptr) {
       in = view(buffers.head_in, {1, config.embed_dim});
-      linear({.x = fi, .w = get(weights, head_proj), .y = in, .products = options.products}, options.stream);
+      linear({.x = fi,
+              .w = get(weights, head_proj),
+              .y = in,
+              .products = options.products,
+              .workspace = buffers.linear_workspace},
+             options.stream);
     }
-    linear({.x = in, .w = w, .y = li, .products = options.products}, options.stream);
+    linear({.x = in, .w = w, .y = li, .products = options.products, .workspace = buffers.linear_workspace},
+           options.stream);
     if (call.adapters != nullptr && call.adapters->head.a) {
       int64_t s = 0;
       while (call.cu[size_t(s) + 1] <= row[i]) ++s;
       const Tensor low = view(buffers.head_low, {1, call.adapters->head.a.size(1)});
-      linear({.x = fi, .w = call.adapters->head.a.row(s), .y = low, .products = options.products}, options.stream);
-      linear({.x = low, .w = call.adapters->head.b.row(s), .y = li, .accumulate = true, .products = options.products},
+      linear({.x = fi,
+              .w = call.adapters->head.a.row(s),
+              .y = low,
+              .products = options.products,
+              .workspace = buffers.linear_workspace},
+             options.stream);
+      linear({.x = low,
+              .w = call.adapters->head.b.row(s),
+              .y = li,
+              .accumulate = true,
+              .products = options.products,
+              .workspace = buffers.linear_workspace},
              options.stream);
     }
   }

@@ -7,9 +7,10 @@
 #include <map>
 
 #include "ingot/io/archive.h"
+#include "ingot/io/file.h"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/models/gpt_oss/gpt_oss.h"
-#include "ingot/testing/gpt_oss_checkpoint.h"
+#include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

@@ -8,7 +8,7 @@
 #include <map>
 
 #include "ingot/io/json.h"
-#include "ingot/testing/gpt_oss_checkpoint.h"
+#include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 

@@ -4,8 +4,9 @@
 #include <functional>
 #include <vector>
 
+#include "ingot/io/archive_sum.test.h"
+#include "ingot/io/file.h"
 #include "ingot/models/gpt_oss/archive.h"
-#include "ingot/testing/archive_sum.h"
 #include "ingot/testing/fuzz.h"
 #include "ingot/testing/temporary_directory.h"
 

@@ -1,23 +1,58 @@
-#include "ingot/testing/gpt_oss_checkpoint.h"
-
+#pragma once
+// A small random GPT-OSS checkpoint for tests of loading and generation, under any of its namings.
 #include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
+#include "ingot/io/safetensors.h"
+#include "ingot/kernels/quant/quant.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot::testing {
 
-Tensor GptOssCheckpoint::keep(DType dtype, Shape shape) {
+class GptOssCheckpoint {
+ public:
+  static constexpr int64_t kVocab = 37, kHidden = 32, kIntermediate = 64, kLayers = 2, kHeads = 4, kKvHeads = 2,
+                           kHeadDim = 8, kExperts = 3, kPerToken = 2;
+  explicit GptOssCheckpoint(uint64_t seed = 1) : seed_(seed) {}
+
+  struct Options {
+    bool own_names = false;
+    int shards = 1;
+    WeightFormat experts = WeightFormat::mxfp4;  // or bf16, as transformers writes them
+    // Changes the tensors, by name, or the text of config.json, before they are written.
+    std::function<void(std::map<std::string, NamedTensor>&, std::string&)> damage;
+  };
+  // Makes the directory and fills it.
+  void write(const std::string& directory, const Options& options);
+  void write(const std::string& directory) { write(directory, Options()); }
+
+ private:
+  Tensor random(Shape shape, double scale, double mean = 0);
+  Tensor keep(DType dtype, Shape shape);
+  void add(const std::string& name, const Tensor& t) { tensors_[name] = {name, t}; }
+  void add_experts(const std::string& name, int64_t rows, int64_t cols, const Options& o);
+  void add_layer(int64_t layer, const Options& o);
+  uint64_t seed_, next_ = 0;
+  std::vector<std::unique_ptr<std::vector<char>>> memory_;
+  std::map<std::string, NamedTensor> tensors_;
+};
+
+inline Tensor GptOssCheckpoint::keep(DType dtype, Shape shape) {
   memory_.push_back(std::make_unique<std::vector<char>>(size_t(shape.numel() * size_of(dtype))));
   return Tensor(memory_.back()->data(), dtype, shape);
 }
-Tensor GptOssCheckpoint::random(Shape shape, double scale, double mean) {
+inline Tensor GptOssCheckpoint::random(Shape shape, double scale, double mean) {
   const Tensor t = keep(DType::bf16, shape);
   fill_normal(t, seed_ * 1000 + next_++, scale, mean);
   return t;
 }
 
 // (E, rows, cols) numbers.
-void GptOssCheckpoint::add_experts(const std::string& name, int64_t rows, int64_t cols, const Options& o) {
+inline void GptOssCheckpoint::add_experts(const std::string& name, int64_t rows, int64_t cols, const Options& o) {
   if (o.experts == WeightFormat::bf16) {
     add(name, random({kExperts, cols, rows}, 1.5 / std::sqrt(double(cols))));
     return;
@@ -35,7 +70,7 @@ void GptOssCheckpoint::add_experts(const std::string& name, int64_t rows, int64_
   add(name + dot + "scales", scales);
 }
 
-void GptOssCheckpoint::add_layer(int64_t layer, const Options& o) {
+inline void GptOssCheckpoint::add_layer(int64_t layer, const Options& o) {
   const bool own = o.own_names;
   const std::string n = own ? "block." + std::to_string(layer) + "." : "model.layers." + std::to_string(layer) + ".";
   const auto pick = [&](const char* hf, const char* theirs) { return n + (own ? theirs : hf); };
@@ -87,7 +122,7 @@ std::string config_text(bool own) {
 
 }  // namespace
 
-void GptOssCheckpoint::write(const std::string& directory, const Options& o) {
+inline void GptOssCheckpoint::write(const std::string& directory, const Options& o) {
   tensors_.clear();
   next_ = 0;
   create_directories(directory);

@@ -1,0 +1,22 @@
+#pragma once
+// The residual mix: each block reads the stream and what the stream began with.
+// All tensors (T, C) with any row stride unless stated; vectors (C) hold one factor per channel. Gradients of vectors
+// and scalars accumulate; each is summed over tokens in a fixed order.
+#include "ingot/core/tensor.h"
+
+namespace ingot {
+
+// y = a * x + b * x0                                    (a, b) per channel: the residual mix
+//   dx (+)= a * dy    dx0 += b * dy    da += sum_t x * dy    db += sum_t x0 * dy
+struct Mix {
+  Tensor x, x0, a, b, y;
+};  // y may alias x
+void mix(const Mix& m, Stream stream);
+struct MixBackward {
+  Tensor x, x0, a, b, dy;
+  Tensor dx, dx0;  // dx written (may alias dy); dx0 accumulated
+  Tensor da, db;   // (C) accumulated, or left out
+};
+void mix_backward(const MixBackward& m, Stream stream);
+
+}  // namespace ingot
