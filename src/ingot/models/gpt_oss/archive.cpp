@@ -296,7 +296,7 @@ class Inventor {
   }
   Rng rng() const { return Rng(seed_, Purpose::init, part_); }
 
-  // Four uniform numbers added up and scaled to a variance of 1: a tenth of the time of an exact normal.
+  // Four uniform numbers added up and scaled to a variance of 1: a sixth of the time of an exact normal.
   static double nearly_normal(uint32_t a, uint32_t b) {
     const uint32_t sum = (a & 0xffff) + (a >> 16) + (b & 0xffff) + (b >> 16);
     return (double(sum) * 0x1p-16 - 2) * 1.7320508075688772;
