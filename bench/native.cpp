@@ -1,9 +1,12 @@
 // libingot_bench.so: the shipped entry points over raw pointers and a stream, so that a Python process can time them
-// beside PyTorch. Every function returns 0, or 1 with the reason in ingot_bench_error().
+// beside PyTorch. Every function returns 0, or 1 with the reason in ingot_bench_error(). A build of some rooms
+// (INGOT_ROOMS) has the functions of these.
+#include <cmath>
 #include <string>
 
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/gpu/device.h"
+#include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/linear/linear.h"
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
@@ -35,6 +38,9 @@ DType dtype_named(const std::string& name) {
     if (name_of(t) == name) return t;
   fail(ErrorCode::usage, "bench: found dtype ", name, ", expected f32, bf16 or f16");
 }
+
+const Device kGpu{Device::cuda, 0};
+Tensor raw(void* data, int64_t bytes) { return Tensor(data, DType::u8, {bytes}, kGpu); }
 }  // namespace
 
 EXPORT const char* ingot_bench_error() { return last_error.c_str(); }
@@ -46,6 +52,7 @@ EXPORT int ingot_bench_read(const void* from, int64_t bytes, void* sink, void* s
   return guarded([&] { gpu::read_kernel(from, bytes, sink, {stream}); });
 }
 
+#ifdef INGOT_HAS_CUDA_RMSNORM
 // Operands that are null are left out. config: null for the default, or {vecs_per_thread (0: elements), rows_per_group,
 // group, cluster, threads, overlap, streaming}.
 EXPORT int ingot_bench_rmsnorm(const char* dtype, void* x, const char* w_dtype, void* w, void* residual, void* sum,
@@ -106,10 +113,10 @@ EXPORT int ingot_bench_rmsnorm_backward(const char* dtype, void* s, const char* 
   });
 }
 
+#endif
+#ifdef INGOT_HAS_CUDA_MLP
 // --- whole MLPs: `widths` has depth + 1 entries; g null: no weight norm; saved_dtype "none": nothing is stored
 namespace {
-const Device kGpu{Device::cuda, 0};
-
 std::vector<MlpLayer> mlp_layers(int64_t depth, const int64_t* widths, void* const* w, void* const* g, DType t) {
   std::vector<MlpLayer> layers;
   for (int64_t l = 0; l < depth; ++l) {
@@ -123,7 +130,6 @@ Tensor mlp_saved(void* data, const std::string& dtype, int64_t rows, const std::
   if (dtype == "none") return {};
   return Tensor(data, dtype_named(dtype), {mlp_saved_elements(rows, layers, false)}, kGpu);
 }
-Tensor raw(void* data, int64_t bytes) { return Tensor(data, DType::u8, {bytes}, kGpu); }
 }  // namespace
 
 // bytes[0] for the forward pass, bytes[1] for the backward pass.
@@ -175,6 +181,8 @@ EXPORT int ingot_bench_mlp_backward(const char* dtype, int64_t rows, int64_t dep
   });
 }
 
+#endif
+#ifdef INGOT_HAS_CUDA_ROPE
 // --- rotations: x, y (tokens, heads, d) without gaps, tables (table_rows, half). config: null for the default, or
 // {vectors, lanes, threads, iterations, overlap, evict_first, vectors a lane, early}.
 namespace {
@@ -250,6 +258,8 @@ EXPORT int ingot_bench_qk_norm_rope_backward(const char* dtype, void* x, void* d
   });
 }
 
+#endif
+#ifdef INGOT_HAS_CUDA_SWIGLU
 // --- the gate: layout 0: two tensors; 1: one of 2H columns, gate first (up is left out); 2: the same, up first; 3:
 // interleaved. Forward where dh is null. config: null for the default, or {vectors, units_per_thread, threads, overlap,
 // large, early}.
@@ -293,7 +303,9 @@ EXPORT int ingot_bench_activate(const char* dtype, const char* act, void* x, voi
     activate_backward({.act = activation_named(act), .dy = matrix(dy), .x = matrix(x), .dx = matrix(dx)}, {stream});
   });
 }
+#endif
 
+#ifdef INGOT_HAS_CUDA_LINEAR
 // c (m, n) = op(a) op(b), or c += in fp32.
 EXPORT int ingot_bench_matmul(void* a, void* b, void* c, int64_t m, int64_t n, int64_t k, int64_t transpose_a,
                               int64_t transpose_b, int64_t adds, void* workspace, int64_t workspace_bytes,
@@ -311,7 +323,9 @@ EXPORT int ingot_bench_matmul(void* a, void* b, void* c, int64_t m, int64_t n, i
            {stream});
   });
 }
+#endif
 
+#ifdef INGOT_HAS_CUDA_SWIGLU
 namespace {
 // Of a gated linear: weights' rows lie `stride` elements apart; `columns`: (C, H) each.
 struct GatedSizes {
@@ -369,3 +383,40 @@ EXPORT int ingot_bench_gated_linear_backward(const char* dtype, void* dh, void* 
                           {stream});
   });
 }
+#endif
+
+#ifdef INGOT_HAS_CUDA_ATTENTION
+// --- attention over packed segments: q, out and dout (tokens, heads, width), k and v (tokens, kv_heads, width), the
+// scale 1 / sqrt(width), causal. Backward where dout is not null.
+EXPORT int ingot_bench_attention(void* q, void* k, void* v, void* cu, int64_t segments, void* out, void* lse,
+                                 void* dout, void* dq, void* dk, void* dv, void* workspace, int64_t tokens,
+                                 int64_t heads, int64_t kv_heads, int64_t width, void* stream) {
+  return guarded([&] {
+    const auto of = [&](void* p, int64_t h) { return Tensor(p, DType::bf16, {tokens, h, width}, kGpu); };
+    const Tensor offsets(cu, DType::i32, {segments + 1}, kGpu), sums(lse, DType::f32, {heads, tokens}, kGpu);
+    const double scale = 1 / std::sqrt(double(width));
+    if (dout == nullptr)
+      return attention({.q = of(q, heads),
+                        .k = of(k, kv_heads),
+                        .v = of(v, kv_heads),
+                        .cu_q = offsets,
+                        .out = of(out, heads),
+                        .lse = sums,
+                        .scale = scale},
+                       {stream});
+    AttentionBackward a{.q = of(q, heads),
+                        .k = of(k, kv_heads),
+                        .v = of(v, kv_heads),
+                        .cu_q = offsets,
+                        .out = of(out, heads),
+                        .lse = sums,
+                        .dout = of(dout, heads),
+                        .dq = of(dq, heads),
+                        .dk = of(dk, kv_heads),
+                        .dv = of(dv, kv_heads),
+                        .scale = scale};
+    a.workspace = raw(workspace, attention_backward_workspace_bytes(a));
+    attention_backward(a, {stream});
+  });
+}
+#endif

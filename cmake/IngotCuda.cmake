@@ -63,8 +63,9 @@ else()
   message(STATUS "Ingot: CUDA kernels OFF (INGOT_CUDA=${INGOT_CUDA}, no nvcc in use)")
 endif()
 
-# What Python benchmarks load to time the shipped entry points beside PyTorch. Its CUDA runtime stays its own: PyTorch brings another.
-if(INGOT_WITH_CUDA AND NOT rooms_left_out)
+# What Python benchmarks load to time the shipped entry points of the rooms that are built. Its CUDA runtime stays its own: PyTorch brings
+# another.
+if(INGOT_WITH_CUDA)
   add_library(ingot_bench SHARED EXCLUDE_FROM_ALL ${CMAKE_CURRENT_SOURCE_DIR}/bench/native.cpp)
   target_link_libraries(ingot_bench PRIVATE ingot ingot_flags)
   target_link_options(ingot_bench PRIVATE -Wl,--exclude-libs,ALL)

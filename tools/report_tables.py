@@ -15,7 +15,7 @@ import reports
 
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
-         "cublas": "cuBLAS"}
+         "cublas": "cuBLAS", "cudnn": "cuDNN"}
 
 
 def table(report):

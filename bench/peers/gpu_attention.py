@@ -1,0 +1,213 @@
+"""Causal attention on a GPU, forward and backward: Ingot's shipped entry points beside PyTorch's flash attention (eager; of packed documents
+varlen_attn), cuDNN's through scaled_dot_product_attention, and FlexAttention compiled as one graph. Writes bench/results/<gpu>/attention.json.
+
+    python3 bench/peers/gpu_attention.py --native build/cuda/libingot_bench.so [--only TEXT] [--quick]
+
+Operations are counted of visible pairs only: 4 per pair, head and width forward, 10 backward. Backward passes are timed alone. The limit is
+these operations at the rate of a large matrix product measured in the same run.
+"""
+import argparse
+import dataclasses
+import math
+import random
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
+
+from gpu_common import Native, backward_of, captured, ceilings, gpu_state, interleaved, pointer, relative_error, stream, write_report
+
+SETS = 2  # of inputs; each is larger than L2
+
+
+@dataclasses.dataclass
+class Case:
+    heads: int
+    kv_heads: int
+    width: int
+    lengths: list  # of the segments
+    backward: bool = False
+
+    @property
+    def regular(self):
+        return len(set(self.lengths)) == 1
+
+    @property
+    def name(self):
+        where = "" if self.regular else f", {len(self.lengths)} documents"
+        return f"Attention of {self.width}-wide heads, {self.heads}/{self.kv_heads}{where}" + ", backward" * self.backward
+
+    @property
+    def shape(self):
+        return [len(self.lengths), self.lengths[0]] if self.regular else [sum(self.lengths)]
+
+    @property
+    def flops(self):
+        return sum(n * (n + 1) // 2 for n in self.lengths) * self.heads * self.width * (10 if self.backward else 4)
+
+
+def documents(tokens=98304, count=195, median=390, cap=2048):
+    """Lengths as of the documents that a small GPT is trained on: log-normal, cut at the context."""
+    draw = random.Random(7)
+    lengths = [min(cap, max(1, int(draw.lognormvariate(math.log(median), 0.75)))) for _ in range(count)]
+    short = tokens - sum(lengths)
+    for i in range(count):  # the difference to the wanted sum, a little of it everywhere
+        step = max(-lengths[i] + 1, min(cap - lengths[i], math.ceil(short / (count - i)) if short > 0 else math.floor(short / (count - i))))
+        lengths[i] += step
+        short -= step
+    assert sum(lengths) == tokens
+    return lengths
+
+
+def cases():
+    shapes = [(16, 16, 128, [8192] * 2), (64, 8, 64, [4096] * 4), (8, 4, 64, [2048] * 48), (8, 4, 64, documents()), (8, 4, 128, documents())]
+    return [Case(*s, backward=b) for s in shapes for b in (False, True)]
+
+
+class Buffers:
+    def __init__(self, case):
+        self.case = case
+        tokens = self.tokens = sum(case.lengths)
+        new = lambda h: torch.randn(tokens, h, case.width, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+        self.inputs = [(new(case.heads), new(case.kv_heads), new(case.kv_heads)) for _ in range(SETS)]
+        self.upstream = [new(case.heads) for _ in range(SETS)]
+        self.cu = torch.tensor([0, *torch.tensor(case.lengths).cumsum(0).tolist()], dtype=torch.int32, device="cuda")
+        self.out = [torch.full_like(u, float("nan")) for u in self.upstream]
+        self.lse = [torch.full((case.heads, tokens), float("nan"), device="cuda") for _ in range(SETS)]
+        self.gradients = [tuple(torch.full_like(t, float("nan")) for t in given) for given in self.inputs]
+        self.workspace = torch.empty(tokens * case.heads * 4, dtype=torch.uint8, device="cuda")
+        self.calls = 20 if case.flops < 2e12 else 4
+
+    def ours(self, native):
+        case = self.case
+
+        def run(i, backward):
+            i %= SETS
+            more = [self.upstream[i], *self.gradients[i], self.workspace] if backward else [None] * 5
+            native.attention(*map(pointer, self.inputs[i]), pointer(self.cu), len(case.lengths), pointer(self.out[i]), pointer(self.lse[i]),
+                             *map(pointer, more), self.tokens, case.heads, case.kv_heads, case.width, stream())
+        if case.backward:
+            for i in range(SETS):
+                run(i, False)
+        return lambda i: run(i, case.backward)
+
+    def batched(self, t):  # (B, H, S, D)
+        return t.unflatten(0, (len(self.case.lengths), -1)).transpose(1, 2)
+
+    def sdpa(self, backend):
+        def function(q, k, v):
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(*(self.batched(t) for t in (q, k, v)), is_causal=True, enable_gqa=True)
+        return function
+
+    def varlen(self):
+        from torch.nn.attention.varlen import varlen_attn
+        longest = max(self.case.lengths)
+        group = self.case.heads // self.case.kv_heads
+
+        def function(q, k, v):
+            k, v = (t.repeat_interleave(group, 1) for t in (k, v)) if group > 1 else (k, v)
+            return varlen_attn(q, k, v, self.cu, self.cu, longest, longest, is_causal=True)
+        return function
+
+    def flex(self):
+        if self.case.regular:
+            visible, length = (lambda b, h, i, j: i >= j), self.case.lengths[0]
+        else:
+            of = torch.repeat_interleave(torch.arange(len(self.case.lengths), device="cuda"), self.cu.diff())
+            visible, length = (lambda b, h, i, j: (i >= j) & (of[i] == of[j])), self.tokens
+        mask = flex_attention.create_block_mask(visible, None, None, length, length, device="cuda")
+        compiled = torch.compile(flex_attention.flex_attention, fullgraph=True, dynamic=False)
+
+        def function(q, k, v):
+            q, k, v = (self.batched(t) for t in (q, k, v)) if self.case.regular else (t.transpose(0, 1)[None] for t in (q, k, v))
+            return compiled(q, k, v, block_mask=mask, enable_gqa=self.case.heads != self.case.kv_heads)
+        return function
+
+    def peer(self, function, packed=False):
+        if self.case.backward:
+            like = (lambda u: u) if packed else self.batched if self.case.regular else (lambda u: u.transpose(0, 1)[None])
+            leaves = [tuple(t.detach().requires_grad_() for t in given) for given in self.inputs]
+            return backward_of(function, leaves, [like(u) for u in self.upstream], self.calls)
+        with torch.no_grad():
+            return captured(lambda i: function(*self.inputs[i % SETS]), self.calls)
+
+
+def check(buffers, native):
+    """Of one segment and key head: the relative error of the results against fp64, and 1.5 times that of the same chain in bf16."""
+    case = buffers.case
+    buffers.ours(native)(0)
+    torch.cuda.synchronize()
+    at = min(range(len(case.lengths)), key=lambda s: abs(case.lengths[s] - 2000))
+    begin, end = (int(buffers.cu[i]) for i in (at, at + 1))
+    group = case.heads // case.kv_heads
+    hidden = torch.ones(end - begin, end - begin, dtype=torch.bool, device="cuda").triu(1)
+
+    def chain(dtype):
+        q, k, v = (t[begin:end, :n].to(dtype).requires_grad_() for t, n in zip(buffers.inputs[0], (group, 1, 1)))
+        total = []
+        for h in range(group):
+            s = (q[:, h] @ k[:, 0].T * case.width**-0.5).masked_fill(hidden, -torch.inf)
+            total.append(torch.softmax(s, -1) @ v[:, 0])
+        out = torch.stack(total, 1)
+        if not case.backward:
+            return (out.detach(),)
+        return torch.autograd.grad(out, (q, k, v), buffers.upstream[0][begin:end, :group].to(dtype))
+    got = buffers.gradients[0] if case.backward else (buffers.out[0],)
+    got = [t[begin:end, :n] for t, n in zip(got, (group, 1, 1))]
+    worst = (0.0, 1.0)
+    for g, same, want in zip(got, chain(torch.bfloat16), chain(torch.float64)):
+        worst = max(worst, (relative_error([g], [want]), 1.5 * relative_error([same], [want])), key=lambda r: r[0] / r[1])
+    return worst
+
+
+def measure(case, native, ceiling):
+    buffers = Buffers(case)
+    error, tolerance = check(buffers, native)
+    torch._dynamo.reset()
+    graphs, absent = {"ours": captured(buffers.ours(native), buffers.calls)}, {}
+    makers = {"torch_eager": lambda: buffers.peer(buffers.sdpa(SDPBackend.FLASH_ATTENTION)) if case.regular
+              else buffers.peer(buffers.varlen(), packed=True),
+              "cudnn": lambda: buffers.peer(buffers.sdpa(SDPBackend.CUDNN_ATTENTION)), "torch_compile": lambda: buffers.peer(buffers.flex())}
+    for name, make in makers.items():
+        if name == "cudnn" and not case.regular:
+            absent[name] = "takes batches of one length"
+            continue
+        try:
+            graphs[name] = make()
+        except Exception as e:
+            absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
+    us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls, rounds=9)
+    return {"name": case.name, "shape": case.shape, "dtype": "bf16", "ours_us": us.pop("ours"), "peers": us,
+            "limit_us": case.flops / ceiling["bf16_TFLOPs"] * 1e-6, "tflops": None, "error": error, "tolerance": tolerance, "in_L2": False,
+            "absent": absent, "p20_p80_us": spread}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")
+    parser.add_argument("--quick", action="store_true", help="the first two cases, and no report")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    native = Native(options.native)
+    ceiling = ceilings(native)
+    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
+    label = lambda c: f"{c.name} {' x '.join(map(str, c.shape))}"  # noqa: E731
+    chosen = [c for c in (cases()[:2] if options.quick else cases()) if not options.only or options.only in label(c)]
+    results, before = [], gpu_state()
+    for case in chosen:
+        r = measure(case, native, ceiling)
+        r["tflops"] = case.flops / r["ours_us"] * 1e-6
+        results.append(r)
+        torch.cuda.empty_cache()
+        print(f"{label(case):70} ours {r['ours_us']:8.1f} us {r['tflops']:4.0f} TFLOP/s  "
+              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
+        if not (options.only or options.quick):
+            write_report("attention", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
+                         cases=len(chosen))
+
+
+if __name__ == "__main__":
+    main()
