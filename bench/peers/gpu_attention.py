@@ -8,6 +8,7 @@ these operations at the rate of a large matrix product measured in the same run.
 """
 import argparse
 import dataclasses
+import inspect
 import math
 import random
 
@@ -104,10 +105,11 @@ class Buffers:
         from torch.nn.attention.varlen import varlen_attn
         longest = max(self.case.lengths)
         group = self.case.heads // self.case.kv_heads
+        causal = {"is_causal": True} if "is_causal" in inspect.signature(varlen_attn).parameters else {"window_size": (-1, 0)}
 
         def function(q, k, v):
             k, v = (t.repeat_interleave(group, 1) for t in (k, v)) if group > 1 else (k, v)
-            return varlen_attn(q, k, v, self.cu, self.cu, longest, longest, is_causal=True)
+            return varlen_attn(q, k, v, self.cu, self.cu, longest, longest, **causal)
         return function
 
     def flex(self):
