@@ -1031,7 +1031,20 @@ class Bench(InDirectory):
         report = json.loads(ingot("bench", "linear/narrow", "--seconds", "0.001", "--threads", 1, "--json").text)
         self.assertTrue(report["results"])
         self.assertGreater(min(r["median_us"] for r in report["results"]), 0)
-        self.refuses(2, "no benchmark that contains 'nothing of the kind'", "bench", "nothing of the kind", "--json")
+        self.refuses(2, "no benchmark that contains 'nothing of the kind', expected one of --list", "bench", "nothing of the kind", "--json")
+
+    def test_every_operation_has_a_case_that_runs(self):
+        names = ingot("bench", "--list").text.splitlines()
+        self.assertEqual(names, json.loads(ingot("bench", "--list", "--json").text))
+        self.assertEqual(ingot("bench", "--list", "rmsnorm/backward").text.splitlines(), [n for n in names if "rmsnorm/backward" in n])
+        rooms = {r.name for r in (ROOT / "src/ingot/kernels").iterdir() if (r / f"{r.name}.cpp").exists()}
+        self.assertEqual(rooms - {n.split("/")[0] for n in names}, set())
+        ran = {"linear", "cross_entropy"}  # have large cases
+        for part in ("/4096x1024/", "/256x1024/", "x64/f32", "adamw", "moe", "muon", "sampling/greedy", "product of one row", "mlp/", "narrow"):
+            report = json.loads(ingot("bench", part, "--seconds", "0.001", "--json").text)
+            self.assertEqual(len(report["results"]), len([n for n in names if part in n]), part)
+            ran |= {r["suite"] for r in report["results"]}
+        self.assertEqual(rooms - ran, set())
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ std::vector<BenchMaker>& makers() {
   return all;
 }
 
+std::string full_name(const BenchCase& c) { return c.suite + "/" + c.name + "/" + c.shape + "/" + c.dtype; }
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 BenchResult measure(const BenchCase& c, double seconds) {
@@ -59,12 +61,21 @@ template <class Loop> double fastest(Loop&& loop) {
 
 void register_bench(BenchMaker maker) { makers().push_back(maker); }
 
+std::vector<std::string> bench_names(const std::string& filter) {
+  std::vector<std::string> names;
+  for (BenchMaker maker : makers())
+    for (const BenchCase& c : maker())
+      if (full_name(c).find(filter) != std::string::npos) names.push_back(full_name(c));
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 std::vector<BenchResult> run_benches(const std::string& filter, const std::function<void(const BenchResult&)>& done,
                                      double seconds) {
   std::vector<BenchResult> results;
   for (BenchMaker maker : makers())
     for (const BenchCase& c : maker()) {
-      if ((c.suite + "/" + c.name + "/" + c.shape + "/" + c.dtype).find(filter) == std::string::npos) continue;
+      if (full_name(c).find(filter) == std::string::npos) continue;
       results.push_back(measure(c, seconds));
       if (done) done(results.back());
     }

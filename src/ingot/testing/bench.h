@@ -33,6 +33,9 @@ void register_bench(BenchMaker maker);
 std::vector<BenchResult> run_benches(const std::string& filter,
                                      const std::function<void(const BenchResult&)>& done = {}, double seconds = 0.2);
 
+// "suite/name/shape/dtype" of every case that contains `filter`: what a filter is compared with.
+std::vector<std::string> bench_names(const std::string& filter);
+
 // Operations per second (a multiply-add is two) of independent register-to-register multiply-adds on one thread, at the
 // CPU level in use: what no product can exceed. Measured once.
 double fma_bound_f32();

@@ -49,19 +49,31 @@ void add_bench(Command& root) {
   struct BenchCommand {
     std::string filter;
     double seconds = 0.2;
-    bool json = false;
+    bool json = false, list = false;
   };
   Command& c =
       root.add("bench", "Times operations on this machine: medians, and the share of what its arithmetic could reach");
   auto o = std::make_shared<BenchCommand>();
   c.text("FILTER", o->filter, "only cases whose suite/name/shape/dtype contains this (default: all)");
   c.number("--seconds X", o->seconds, 0.001, 3600, "how long to repeat each case (default: 0.2)");
+  c.flag("--list", o->list, "print the names of the cases and measure nothing");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench
+  ingot bench --list
   ingot bench linear --seconds 1
   ingot bench linear --threads 1 --json)");
   add_bench_decode(c);
   c.run([o] {
+    const auto none = [&] {
+      fail(ErrorCode::usage, "found no benchmark that contains '", o->filter, "', expected one of --list");
+    };
+    if (o->list) {
+      const std::vector<std::string> names = testing::bench_names(o->filter);
+      if (names.empty()) none();
+      if (o->json) return write_out(show_json(OrderedJson(names)) + "\n");
+      for (const std::string& name : names) write_out(name + "\n");
+      return;
+    }
     OrderedJson list = OrderedJson::array();
     bool first = true;
     const auto results = testing::run_benches(
@@ -73,8 +85,7 @@ void add_bench(Command& root) {
           print_row(r);
         },
         o->seconds);
-    if (results.empty())
-      fail(ErrorCode::usage, "found no benchmark that contains '", o->filter, "', expected at least one");
+    if (results.empty()) none();
     if (!o->json) return;
     const OrderedJson report = {{"version", version()},          {"commit", commit()},        {"cpu", cpu_model()},
                                 {"level", name_of(cpu_level())}, {"threads", thread_count()}, {"results", list}};
