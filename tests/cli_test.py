@@ -550,6 +550,20 @@ class Messages(InDirectory):
         (texts / "b.txt").write_text("The \u65e5\n")
         self.refuses(3, 'texts/b.txt: text to encode: byte 4: found the character', "eval", run, "--data", texts, "--split", "all")
 
+    def test_options_that_change_nothing_are_refused(self):
+        run, ids = self.directory / "run", self.file("ids.jsonl", "[1, 2]")
+        self.assertEqual(ingot("train", *Runs.TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
+        generate = ["generate", run, "--prompt", "The"]
+        for option in (["--reasoning", "high"], ["--system", "x"], ["--developer", "x"], ["--date", "none"], ["--tokenizer", "x"], ["--raw"]):
+            self.refuses(2, f"found {option[0]}, which changes nothing with a run of `ingot train`", *generate, *option)
+            self.refuses(2, f"found {option[0]}, which changes nothing with --ids", "generate", run, "--ids", ids, *option)
+        self.refuses(2, "found --reasoning, which changes nothing with --raw", "generate", "--model", self.directory, "--prompt", "x", "--raw", "--reasoning", "low")
+        self.assertEqual(ingot(*generate, "--tokens", 2, env=dict(INGOT_REASONING="high")).returncode, 0)  # said for all commands
+        for option in (["--split", "all"], ["--stride", 3], ["--context", 8], ["--flat"], ["--batch-tokens", 64]):
+            self.refuses(2, f"found {option[0]}, which changes nothing with --ids", "eval", run, "--ids", ids, *option)
+        self.refuses(2, "found --preset, which changes nothing with RUN", "info", run, "--preset", "golf")
+        self.refuses(2, "found RUN and keys of a model", "info", run, "--set", "model.layers=3")
+
     def test_a_batch_that_windows_do_not_fill_is_told_by_the_option(self):
         words = [w if w != "128" else "1" for w in Runs.TINY]
         self.refuses(2, "train.batch_tokens: found 1, expected a multiple of model.context, 32", "train", *words, "--data", self.text, "--out", self.directory / "r")
@@ -895,6 +909,17 @@ class Chat(TinyGptOss):
             self.assertEqual(run.returncode, 0, run.error)  # .text was decoded strictly
             self.assertFalse([s for s in self.SPECIALS if f"<|{s}|>" in run.text])
 
+    def test_a_date_is_one_and_an_unknown_command_is_told(self):
+        for date in ("nonsense", "2026-02-30", "2026-13-01", "31.01.2026", "2026-1-1", "2026-01-01x"):
+            self.refuses(2, f"--date: found '{date}', expected one like 2026-01-31, or none", *self.chat, "--date", date, stdin=b"Hi\n")
+            self.refuses(2, "--date: found", "generate", "--model", self.model, "--prompt", "x", "--date", date)
+        for line in ("/reset", "/effort", "/effort much", "/new 1", "/quit now"):
+            run = ingot(*self.chat, stdin=f"{line}\n".encode(), env=self.env)
+            self.assertEqual(run.returncode, 2, line)
+            self.assertRegex(run.error, "(found the command '" + line + "', expected one of /new, )|(/effort: found 'much')")
+        run = ingot(*self.chat, "--json", stdin=b"/usr/bin is a directory\n /reset\n/etc is one\n/Hi\n", env=self.env)
+        self.assertEqual((run.returncode, run.text.count("\n")), (0, 4), run.error)
+
     def test_what_cannot_be_answered_is_one_line_and_a_status(self):
         self.refuses(2, "found a conversation of [0-9]+ tokens, expected fewer than 300, the context", *self.chat, "--context", 300, stdin=b"x" * 2000, env=self.env)
         self.refuses(3, "standard input: found a line of more than 4.2 MB", *self.chat, stdin=b"x" * 9000000, env=self.env)
@@ -944,7 +969,7 @@ class Chat(TinyGptOss):
         generate = ["generate", "--model", self.model, "--prompt", "Hi.", "--temperature", 0, "--tokens", 20, "--date", "none"]
         asked = json.loads(ingot(*generate, "--json").text)
         self.assertEqual(asked["ids"], json.loads(ingot(*self.chat, "--json", "--temperature", 0, "--tokens", 20, stdin=b"Hi.\n", env=self.env).text)["ids"])
-        raw = json.loads(ingot(*generate, "--raw", "--json").text)
+        raw = json.loads(ingot(*generate[:-2], "--raw", "--json").text)
         self.assertLess(raw["prompt_tokens"], asked["prompt_tokens"])
         ids = self.file("ids.jsonl", json.dumps([int(i) for i in ingot("tokenizer", "encode", "--tokenizer", self.model, stdin=b"Hi.").text.split()]))
         self.assertEqual(raw["ids"], json.loads(ingot(*generate[:3], "--ids", ids, "--temperature", 0, "--tokens", 20, "--json").text)["ids"])
@@ -952,7 +977,7 @@ class Chat(TinyGptOss):
         self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
         inside = ingot("generate", "--model", archive, *generate[3:], "--json")
         self.assertEqual(json.loads(inside.text)["ids"], asked["ids"], inside.error)
-        shown = ingot(*generate, "--raw")
+        shown = ingot(*generate[:-2], "--raw")
         self.assertTrue(shown.text.startswith("Hi.") and shown.text.endswith("\n"), shown)
 
 

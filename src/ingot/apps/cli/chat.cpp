@@ -116,15 +116,29 @@ class Conversation {
     } else if (line.starts_with("/effort ")) {
       const std::string effort = line.substr(8);
       if (effort != "low" && effort != "medium" && effort != "high") {
+        if (!terminal_) fail(ErrorCode::usage, "/effort: found '", effort, "', expected low, medium or high");
         log_error("/effort: found '", effort, "', expected low, medium or high");
         return true;
       }
       settings_.reasoning = effort;
       chat_.set_opening(opening_of(settings_));
+    } else if (looks_like_command(line)) {
+      const std::string message = "found the command '" + line + "', expected one of /new, /effort low|medium|high, " +
+                                  "/quit and /help; a blank in front of it makes it text";
+      if (!terminal_) fail(ErrorCode::usage, message);
+      log_error(message);
     } else {
       return false;
     }
     return true;
+  }
+  // "/word" alone, or one of ours with too many or too few words; "/usr/bin is a directory" is text.
+  static bool looks_like_command(const std::string& line) {
+    const std::string word = line.substr(0, line.find_first_of(" \t"));
+    for (const char* ours : {"/new", "/effort", "/quit", "/exit", "/help"})
+      if (word == ours) return true;
+    return word.size() > 1 && word[0] == '/' && line.find_last_not_of(" \t") < word.size() &&
+           std::all_of(word.begin() + 1, word.end(), [](unsigned char c) { return c >= 'a' && c <= 'z'; });
   }
 
   void answer(const std::string& line) {

@@ -218,6 +218,11 @@ Option& Command::setting(const char* spelling, const char* path, Kind kind, cons
   option.path = path;
   return option;
 }
+void Command::refuse_given(std::initializer_list<std::string_view> names, const std::string& where) const {
+  for (const auto& option : options_)
+    if (option->given && std::find(names.begin(), names.end(), option->name) != names.end())
+      fail(ErrorCode::usage, "found --", option->name, ", which changes nothing with ", where, "; leave it out");
+}
 void Command::examples(const char* text) { examples_ = text; }
 void Command::run(std::function<void()> body) { body_ = std::move(body); }
 Command& Command::add(const char* name, const char* summary) {
@@ -315,7 +320,7 @@ class Program {
     return *found;
   }
   struct Given {
-    const Option* option;
+    Option* option;
     CLI::Option* parsed;
     std::vector<std::string> words;
     std::string set;
@@ -396,7 +401,10 @@ class Program {
       at_path(tree, path_of(leaf, path, "--set"), "--set") = loose_value(set.substr(equals + 1));
     }
     refuse_both(leaf);
-    for (const auto& given : leaf.given) take_words(*given, tree);
+    for (const auto& given : leaf.given) {
+      given->option->given = given->parsed->count() > 0;
+      take_words(*given, tree);
+    }
     for (const auto& given : leaf.given) {
       const Option& option = *given->option;
       const Json* value = find_path(tree, option.path);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,12 +20,12 @@ enum class Kind { flag, integer, number, text, list };
 struct Option {
   std::string name, placeholder, path, help;
   Kind kind = Kind::text;
-  void* into = nullptr;              // bool, int64_t, double, std::string or std::vector<std::string>, by kind
-  double low = 0, high = 0;          // of integers and numbers
-  std::vector<std::string> allowed;  // of texts; empty: any
-  bool required = false;
-  double above = -HUGE_VAL;  // of a number that a flag or the environment gives for a section
-  std::string instead_of;    // the path of a number that this one replaces: a flag over a file's other choice
+  void* into = nullptr;                  // bool, int64_t, double, std::string or std::vector<std::string>, by kind
+  double low = 0, high = 0;              // of integers and numbers
+  std::vector<std::string> allowed;      // of texts; empty: any
+  bool required = false, given = false;  // given: by a flag on the command line
+  double above = -HUGE_VAL;              // of a number that a flag or the environment gives for a section
+  std::string instead_of;  // the path of a number that this one replaces: a flag over a file's other choice
   Option& require() {
     required = true;
     return *this;
@@ -60,6 +61,10 @@ class Command {
   void known_elsewhere(const char* name, const char* ours);
   // A flag that stands for one value inside a section: setting("--steps N", "train.steps", Kind::integer, "...").
   Option& setting(const char* spelling, const char* path, Kind kind, const char* help);
+
+  // Throws where one of these was given: an option that changes nothing is a misunderstanding. `where` says what has
+  // no use for it ("a run of `ingot train`").
+  void refuse_given(std::initializer_list<std::string_view> names, const std::string& where) const;
 
   void examples(const char* text);
   void run(std::function<void()> body);

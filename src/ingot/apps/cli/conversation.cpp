@@ -47,7 +47,17 @@ void add_options(Command& c, SamplingOptions& o) {
   c.number("--min-p X", o.min_p, 0, 0.999999, "drop tokens less than X times as likely as the likeliest (default: 0)");
 }
 
+// "2026-01-31"; the model was trained with no other form.
+void check_date(const std::string& date) {
+  std::tm day{};
+  const char* end = date.size() == 10 ? ::strptime(date.c_str(), "%Y-%m-%d", &day) : nullptr;
+  const std::tm asked = day;
+  if (end == nullptr || *end != 0 || std::mktime(&day) == -1 || day.tm_mday != asked.tm_mday)
+    fail(ErrorCode::usage, "--date: found '", date, "', expected one like 2026-01-31, or none");
+}
+
 std::vector<HarmonyMessage> opening_of(const ConversationOptions& o) {
+  if (!o.date.empty() && o.date != "none") check_date(o.date);
   HarmonySystem system;
   if (!o.system.empty()) system.identity = o.system;
   system.reasoning = o.reasoning;

@@ -139,7 +139,10 @@ void add_eval(Command& root) {
   ingot eval runs/a --data corpus/ --context 2048 --stride 64
   ingot eval runs/a/step-00002000 --data other.txt --split all
   ingot eval --model gpt-oss-20b --ids sequences.jsonl --json)");
-  c.run([o] { eval(*o); });
+  c.run([o, &c] {
+    if (!o->ids.empty()) c.refuse_given({"split", "stride", "context", "batch-tokens", "flat"}, "--ids");
+    eval(*o);
+  });
   add_accuracy(c);
 }
 

@@ -8,6 +8,7 @@
 #include "ingot/apps/cli/models.h"
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
+#include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt_oss/config.h"
 
@@ -163,7 +164,15 @@ void add_generate(Command& root) {
   ingot generate runs/a --prompt "The" --temperature 0
   ingot generate --model gpt-oss-20b --prompt "What is 2 + 2?" --reasoning low
   ingot generate --model gpt-oss-20b --ids prompts.jsonl --tokens 32 --temperature 0 --json)");
-  c.run([o] { generate(*o); });
+  c.run([o, &c] {
+    if (!o->ids.empty())
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "--ids");
+    else if (o->raw)
+      c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
+    if (const std::string path = o->run.empty() ? o->model : o->run; exists(path) && !is_gpt_oss(path))
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "a run of `ingot train`");
+    generate(*o);
+  });
 }
 
 }  // namespace ingot::cli

@@ -156,7 +156,10 @@ void add_info(Command& root) {
   ingot info --preset nano --set model.layers=12
   ingot info runs/a
   ingot info gpt-oss-20b)");
-  c.run([o] {
+  c.run([o, &c] {
+    if (!o->run.empty()) c.refuse_given({"preset"}, "RUN, which has a configuration");
+    if (!o->run.empty() && o->model != "{}")
+      fail(ErrorCode::usage, "found RUN and keys of a model, expected one of them: the run has a configuration");
     OrderedJson report;
     if (!o->run.empty() && is_gpt_oss(o->run)) {
       report = describe_gpt_oss(o->run);
