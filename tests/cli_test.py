@@ -1065,7 +1065,7 @@ class Bench(InDirectory):
         rooms = {r.name for r in (ROOT / "src/ingot/kernels").iterdir() if (r / f"{r.name}.cpp").exists()}
         self.assertEqual(rooms - {n.split("/")[0] for n in names}, set())
         ran = {"linear", "cross_entropy"}  # have large cases
-        for part in ("/4096x1024/", "/256x1024/", "x64/f32", "adamw", "moe", "muon", "sampling/greedy", "product of one row", "mlp/", "narrow"):
+        for part in ("/4096x1024/", "/256x1024/", "x64/f32", "adamw", "moe", "muon", "sum/", "sampling/greedy", "product of one row", "mlp/", "narrow"):
             report = json.loads(ingot("bench", part, "--seconds", "0.001", "--json").text)
             self.assertEqual(len(report["results"]), len([n for n in names if part in n]), part)
             ran |= {r["suite"] for r in report["results"]}
