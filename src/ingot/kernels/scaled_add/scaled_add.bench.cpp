@@ -1,0 +1,26 @@
+#include "ingot/kernels/scaled_add/scaled_add.h"
+
+#include "ingot/testing/bench_operands.h"
+
+namespace ingot {
+namespace {
+
+using testing::Operands;
+using testing::timed;
+
+constexpr int64_t T = 4096, C = 1024;    // rows, columns
+constexpr double kTensor = 4.0 * T * C;  // bytes of one tensor
+
+}  // namespace
+
+INGOT_BENCH(scaled_add) {
+  return {
+      timed({.suite = "scaled_add", .name = "forward", .shape = "4096x1024", .dtype = "f32", .bytes = 3 * kTensor},
+            [](Operands& o) {
+              const ScaledAdd a{o.normal({T, C}), o.normal({T, C}), o.normal({C}), o.zeros({T, C})};
+              return [=] { scaled_add(a, {}); };
+            }),
+  };
+}
+
+}  // namespace ingot
