@@ -1,7 +1,7 @@
 #pragma once
 // Byte-level BPE, as GPT-2 and its successors use it: a pre-tokenizer cuts the text into words, each word's bytes are
 // merged pair by pair, lowest rank first (leftmost on ties). Reads and writes Hugging Face's tokenizer.json, and reads
-// tiktoken's files of ranks.
+// tiktoken's files of ranks and what a GGUF file holds.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -13,6 +13,7 @@
 #include "ingot/text/tokenizer.h"
 
 namespace ingot {
+class GgufFile;
 
 // How text is cut into words, named after the vocabularies that introduced the patterns. Llama 3 uses cl100k's.
 enum class WordPattern { gpt2, cl100k, o200k, qwen2 };
@@ -51,6 +52,8 @@ class ByteBpe final : public Tokenizer {
   // Lines of "base64 rank", as tiktoken keeps them: o200k_base's tokens with the special tokens of o200k_harmony behind
   // them, <|startoftext|> first.
   static ByteBpe parse_tiktoken(std::string_view text, const std::string& origin);
+  // llama.cpp's spelling of the same, in a model's file: tokens with their types, merges, a pre-tokenizer by name.
+  static ByteBpe from_gguf(const GgufFile& file);
   void save(const std::string& path) const;  // as tokenizer.json
   std::string to_json() const;
   const ByteBpeRules& rules() const;

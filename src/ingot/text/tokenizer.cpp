@@ -5,6 +5,7 @@
 #include "ingot/core/check.h"
 #include "ingot/core/thread_pool.h"
 #include "ingot/io/file.h"
+#include "ingot/io/gguf.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/char_tokenizer.h"
 #include "ingot/text/sentencepiece.h"
@@ -51,6 +52,7 @@ bool is_text(std::string_view content) {
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
   if (is_directory(path)) return load_tokenizer(tokenizer_in(path));
+  if (GgufFile::is_one(path)) return std::make_unique<ByteBpe>(ByteBpe::from_gguf(GgufFile(path)));
   const std::string content = read_file(path, int64_t(256) << 20);
   const size_t first = content.find_first_not_of(" \t\r\n");
   if (first == content.npos)

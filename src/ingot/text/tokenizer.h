@@ -33,9 +33,9 @@ class Tokenizer {
   virtual std::string kind() const = 0;  // "byte_bpe", "sentencepiece", "char"
 };
 
-// Reads a Hugging Face tokenizer.json (byte-level BPE), a SentencePiece .model (BPE), tiktoken's ranks of o200k_base or
-// a character vocabulary, told apart by content; of a directory its tokenizer.json or .tiktoken. Every refusal names
-// the file, what was found and what was expected.
+// Reads a Hugging Face tokenizer.json (byte-level BPE), a SentencePiece .model (BPE), tiktoken's ranks of o200k_base, a
+// model's GGUF file (byte-level BPE) or a character vocabulary, told apart by content; of a directory its
+// tokenizer.json or .tiktoken. Every refusal names the file, what was found and what was expected.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
 
 // encode for many documents on all threads; the result does not depend on their number.

@@ -78,7 +78,8 @@ void convert(const ConvertCommand& o) {
 void add_convert(Command& root) {
   Command& c = root.add("convert", "Writes a GPT-OSS checkpoint as one archive that starts in seconds");
   auto o = std::make_shared<ConvertCommand>();
-  c.text("FROM", o->from, "a checkpoint's directory or an .iris file; with --verify alone, an archive").require();
+  c.text("FROM", o->from, "a checkpoint's directory, a GGUF or an .iris file; with --verify alone, an archive")
+      .require();
   c.text("OUT", o->to, "the archive, such as model.ingot");
   c.choice(
       "--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
@@ -90,6 +91,7 @@ void add_convert(Command& root) {
   c.flag("--verify", o->verify, "read the archive again and compare every blob with its sum");
   c.examples(R"(  ingot convert gpt-oss-20b gpt-oss-20b.ingot
   ingot convert gpt-oss-20b small.ingot --dense fp8 --verify
+  ingot convert gpt-oss-20b-mxfp4.gguf gpt-oss-20b.ingot
   ingot convert --verify gpt-oss-20b.ingot
   ingot convert --synthetic 20b random-20b.ingot
   ingot generate --model gpt-oss-20b.ingot --ids prompts.jsonl)");

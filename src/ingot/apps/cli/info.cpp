@@ -5,6 +5,7 @@
 #include "ingot/io/archive.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
+#include "ingot/io/gguf.h"
 #include "ingot/io/iris.h"
 #include "ingot/io/json.h"
 #include "ingot/io/safetensors_set.h"
@@ -77,6 +78,20 @@ int64_t parameters_of(const GptOssConfig& c) {
   const int64_t layer = attention + c.experts * (expert + c.hidden + 1) + 2 * c.hidden;
   return c.layers * layer + (c.tied_embeddings ? 1 : 2) * c.vocab * c.hidden + c.hidden;
 }
+// Of a GGUF file also how many tensors each type has.
+void describe_gguf(const std::string& path, OrderedJson& r) {
+  const GgufSet set(path);
+  int64_t tensors = 0, bytes = 0;
+  std::map<std::string, int64_t> types;
+  for (const auto& file : set.files()) {
+    bytes += file->file().size();
+    for (const SafetensorsEntry& e : file->entries()) ++types[e.dtype], ++tensors;
+  }
+  r["tensors"] = tensors;
+  r["files"] = set.files().size();
+  r["bytes"] = bytes;
+  r["types"] = types;
+}
 // How many tensors of how many bytes; of an archive also its version and the format each kind of matrix has.
 void describe_files(const std::string& path, OrderedJson& r) {
   if (ArchiveFile::is_one(path)) {
@@ -88,6 +103,8 @@ void describe_files(const std::string& path, OrderedJson& r) {
     r["tensors"] = file.entries().size();
     r["files"] = 1;
     r["bytes"] = file.file_bytes();
+  } else if (GgufFile::is_one(path)) {
+    describe_gguf(path, r);
   } else if (IrisFile::is_one(path)) {
     r["tensors"] = IrisFile(path).entries().size();
     r["files"] = 1;
@@ -129,6 +146,12 @@ void print_gpt_oss(const std::string& what, const OrderedJson& r) {
   if (r.contains("archive_version"))
     row("archive", "version " + std::to_string(r["archive_version"].get<int>()) + ", dense " +
                        r["dense"].get<std::string>() + ", experts " + r["experts"].get<std::string>());
+  if (r.contains("types")) {
+    std::string types;
+    for (const auto& [type, count] : r["types"].items())
+      types += (types.empty() ? "" : ", ") + with_commas(count.get<int64_t>()) + " of " + type;
+    row("types", types);
+  }
   row("memory", format_bytes(memory["weights"].get<double>()) + " for weights, " +
                     format_bytes(memory["with_context"].get<double>()) + " with a context of " +
                     with_commas(memory["context"].get<int64_t>()));

@@ -28,7 +28,7 @@ void require_gpt_oss(const std::string& path) {
   if (!is_gpt_oss(path))
     fail(exists(path) ? ErrorCode::unsupported : ErrorCode::not_found, path, ": found no ",
          exists(path) ? "GPT-OSS checkpoint" : "such file or directory",
-         ", expected a GPT-OSS checkpoint: a directory with its config.json, an archive or an .iris file");
+         ", expected a GPT-OSS checkpoint: a directory with its config.json, an archive, a GGUF or an .iris file");
 }
 
 std::string chosen_model(const std::string& run, const std::string& model) {

@@ -15,6 +15,7 @@
 #include "ingot/io/json.h"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/models/gpt_oss/checkpoint.h"
+#include "ingot/text/byte_bpe.h"
 
 namespace ingot {
 namespace {
@@ -190,13 +191,19 @@ std::string about(const GptOssConfig& config, const GptOssForms& forms) {
                                 {"experts", name_of(forms.experts)}});
 }
 
-// Files of the checkpoint that a user of the archive needs as well.
-std::vector<std::string> attached_files(const std::string& from) {
-  std::vector<std::string> names;
-  if (is_directory(from))
+// Files of the checkpoint that a user of the archive needs as well: {name, bytes}. A GGUF file's tokenizer becomes one.
+std::vector<std::pair<std::string, std::string>> attached_files(const std::string& from) {
+  std::vector<std::pair<std::string, std::string>> files;
+  if (is_directory(from)) {
     for (const std::string& name : list_directory(from))
-      if (name == "tokenizer.json" || name.ends_with(".tiktoken")) names.push_back(name);
-  return names;
+      if (name == "tokenizer.json" || name.ends_with(".tiktoken"))
+        files.emplace_back(name, read_file(join_path(from, name), kMaxAttached));
+  } else if (GgufFile::is_one(from)) {
+    const GgufFile file(from);
+    if (file.metadata().count("tokenizer.ggml.tokens") != 0)
+      files.emplace_back("tokenizer.json", ByteBpe::from_gguf(file).to_json());
+  }
+  return files;
 }
 
 }  // namespace
@@ -217,7 +224,8 @@ void check(const GptOssForms& forms, const GptOssConfig& c, const std::string& w
 
 int64_t convert_gpt_oss(const std::string& from, const std::string& to, const ConvertOptions& options) {
   if (ArchiveFile::is_one(from))
-    fail(ErrorCode::usage, from, ": found an .ingot archive, expected a checkpoint's directory or an .iris file");
+    fail(ErrorCode::usage, from,
+         ": found an .ingot archive, expected a checkpoint's directory, an .iris or a GGUF file");
   const GptOssConfig config = read_gpt_oss_config(from);
   check(options.forms, config, from);
   const detail::Checkpoint checkpoint(from);
@@ -228,16 +236,15 @@ int64_t convert_gpt_oss(const std::string& from, const std::string& to, const Co
   visit_parts(layout.weights, config, config.layers, plan);
   std::vector<ArchiveEntry> entries;
   for (const Part& p : plan.parts) entries.push_back(p.entry);
-  std::vector<std::string> files;
-  for (const std::string& name : attached_files(from)) {
-    files.push_back(read_file(join_path(from, name), kMaxAttached));
-    const auto bytes = int64_t(files.back().size());
+  const auto files = attached_files(from);
+  for (const auto& [name, content] : files) {
+    const auto bytes = int64_t(content.size());
     entries.push_back({kFiles + name, "bytes", "plain", {bytes}, bytes});
   }
   ArchiveWriter writer(to, "gpt_oss", about(config, options.forms), std::move(entries));
   Converter converter(layout.reads, writer, options);
   for (const Part& p : plan.parts) converter.write(p);
-  for (const std::string& bytes : files) converter.write_bytes(bytes);
+  for (const auto& [name, content] : files) converter.write_bytes(content);
   writer.commit();
   return writer.file_bytes();
 }

@@ -21,8 +21,8 @@ struct ConvertOptions {
   GptOssForms forms;
   std::function<void(int64_t, int64_t)> progress;  // bytes of the archive that are written, and all of them
 };
-// A checkpoint's directory or an .iris file to an archive, one piece of some ten MB at a time. What is in its form
-// already is kept bit for bit. Returns the archive's bytes.
+// A checkpoint's directory, an .iris or a GGUF file to an archive, one piece of some ten MB at a time. What is in its
+// form already is kept bit for bit. Returns the archive's bytes.
 int64_t convert_gpt_oss(const std::string& from, const std::string& to, const ConvertOptions& options = {});
 
 // The published shapes "20b" and "120b", and "small" for tests.

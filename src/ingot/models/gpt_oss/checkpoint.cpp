@@ -1,6 +1,7 @@
 #include "ingot/models/gpt_oss/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -17,6 +18,12 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
     for (const SafetensorsEntry& e : iris_->entries()) add(iris_->file(), e, 0);
     return;
   }
+  if (GgufFile::is_one(path)) {
+    gguf_ = std::make_unique<GgufSet>(path);
+    for (const auto& file : gguf_->files())
+      for (const SafetensorsEntry& e : file->entries()) add(file->file(), e, 0);
+    return;
+  }
   set_ = std::make_unique<SafetensorsSet>(path);
   for (const auto& [name, place] : set_->tensors())
     add(place.file->file(), *place.entry, place.file->header().data_begin);
@@ -25,6 +32,12 @@ Checkpoint::Checkpoint(const std::string& path) : path_(path) {
 const StoredTensor* Checkpoint::find(const std::string& name) const {
   const auto at = tensors_.find(name);
   return at == tensors_.end() ? nullptr : &at->second;
+}
+
+Naming Checkpoint::naming() const {
+  if (gguf_) return Naming::gguf;
+  if (iris_) return Naming::iris;
+  return find("embedding.weight") != nullptr ? Naming::openai : Naming::hugging_face;
 }
 
 namespace {
@@ -38,53 +51,75 @@ constexpr uint8_t kMostScale = 252;  // 6 * 2^(253 - 127) is more than fp32 hold
 class Layout : public CheckpointLayout {
  public:
   Layout(const Checkpoint& set, const GptOssConfig& config, int64_t layers, Arena* arena)
-      : set_(set), c_(config), arena_(arena), own_(set.find("embedding.weight") != nullptr), iris_(set.is_iris()) {
-    weights.embed = matrix({pick("model.embed_tokens.weight", "embedding.weight", "embed")}, {c_.vocab}, c_.hidden);
+      : set_(set), c_(config), arena_(arena), naming_(set.naming()) {
+    weights.embed = matrix({pick("model.embed_tokens.weight", "embedding.weight", "embed", "token_embd.weight")},
+                           {c_.vocab}, c_.hidden);
     for (int64_t l = 0; l < layers; ++l) weights.layers.push_back(layer(l));
-    weights.norm = vector({pick("model.norm.weight", "norm.scale", "final_norm")}, {c_.hidden});
-    weights.head = c_.tied_embeddings
-                       ? weights.embed
-                       : matrix({pick("lm_head.weight", "unembedding.weight", "lm_head")}, {c_.vocab}, c_.hidden);
+    weights.norm = vector({pick("model.norm.weight", "norm.scale", "final_norm", "output_norm.weight")}, {c_.hidden});
+    weights.head =
+        c_.tied_embeddings
+            ? weights.embed
+            : matrix({pick("lm_head.weight", "unembedding.weight", "lm_head", "output.weight")}, {c_.vocab}, c_.hidden);
     report_missing();
     refuse_others(layers);
   }
 
  private:
   using Names = std::vector<std::string>;
-  // Hugging Face's name, OpenAI's own, that of .iris.
-  std::string pick(const char* hf, const char* own, const char* iris) const { return own_ ? own : iris_ ? iris : hf; }
-  std::string layer_prefix() const { return pick("model.layers.", "block.", "L"); }
+  bool own() const { return naming_ == Naming::openai; }
+  bool gguf() const { return naming_ == Naming::gguf; }
+  // Hugging Face's name, OpenAI's own, that of .iris, llama.cpp's.
+  std::string pick(const char* hf, const char* own, const char* iris, const char* gguf) const {
+    const char* const names[] = {hf, own, iris, gguf};
+    return names[size_t(naming_)];
+  }
+  std::string layer_prefix() const { return pick("model.layers.", "block.", "L", "blk."); }
 
   GptOssLayer layer(int64_t l) {
     const std::string n = layer_prefix() + std::to_string(l) + ".";
-    const auto of_layer = [&](const char* hf, const char* own, const char* iris) { return n + pick(hf, own, iris); };
+    const auto of_layer = [&](auto... names) { return n + pick(names...); };
     const auto qkv_names = [&](const std::string& what) {
-      if (own_) return Names{n + "attn.qkv." + what};
+      if (own()) return Names{n + "attn.qkv." + what};
       Names names;
-      for (const char* part : {"q", "k", "v"})
-        names.push_back(iris_ ? n + what[0] + "_" + part : n + "self_attn." + part + "_proj." + what);
+      for (const std::string part : {"q", "k", "v"})
+        names.push_back(n + (naming_ == Naming::iris ? what[0] + ("_" + part)
+                             : gguf()                ? "attn_" + part + "." + what
+                                                     : "self_attn." + part + "_proj." + what));
       return names;
     };
     const std::vector<int64_t> widths =
-        own_ ? std::vector{c_.qkv_width()} : std::vector{c_.q_width(), c_.kv_width(), c_.kv_width()};
+        own() ? std::vector{c_.qkv_width()} : std::vector{c_.q_width(), c_.kv_width(), c_.kv_width()};
     GptOssLayer w;
-    w.attn_norm = vector({of_layer("input_layernorm.weight", "attn.norm.scale", "norm_attn")}, {c_.hidden});
+    w.attn_norm =
+        vector({of_layer("input_layernorm.weight", "attn.norm.scale", "norm_attn", "attn_norm.weight")}, {c_.hidden});
     w.qkv = matrix(qkv_names("weight"), widths, c_.hidden);
-    w.o = matrix({of_layer("self_attn.o_proj.weight", "attn.out.weight", "w_o")}, {c_.hidden}, c_.q_width());
+    w.o = matrix({of_layer("self_attn.o_proj.weight", "attn.out.weight", "w_o", "attn_output.weight")}, {c_.hidden},
+                 c_.q_width());
     if (c_.attention_bias) {
       w.b_qkv = vector(qkv_names("bias"), widths);
-      w.b_o = vector({of_layer("self_attn.o_proj.bias", "attn.out.bias", "b_o")}, {c_.hidden});
+      w.b_o = vector({of_layer("self_attn.o_proj.bias", "attn.out.bias", "b_o", "attn_output.bias")}, {c_.hidden});
     }
-    w.sinks = vector({of_layer("self_attn.sinks", "attn.sinks", "sinks")}, {c_.heads});
-    w.mlp_norm = vector({of_layer("post_attention_layernorm.weight", "mlp.norm.scale", "norm_moe")}, {c_.hidden});
-    w.router = matrix({of_layer("mlp.router.weight", "mlp.gate.weight", "router_w")}, {c_.experts}, c_.hidden);
-    w.b_router = vector({of_layer("mlp.router.bias", "mlp.gate.bias", "router_b")}, {c_.experts});
-    const std::string gate_up = of_layer("mlp.experts.gate_up_proj", "mlp.mlp1_weight", "gate_up");
-    const std::string down = of_layer("mlp.experts.down_proj", "mlp.mlp2_weight", "down");
+    w.sinks = vector({of_layer("self_attn.sinks", "attn.sinks", "sinks", "attn_sinks.weight")}, {c_.heads});
+    w.mlp_norm = vector(
+        {of_layer("post_attention_layernorm.weight", "mlp.norm.scale", "norm_moe", "post_attention_norm.weight")},
+        {c_.hidden});
+    w.router = matrix({of_layer("mlp.router.weight", "mlp.gate.weight", "router_w", "ffn_gate_inp.weight")},
+                      {c_.experts}, c_.hidden);
+    w.b_router = vector({of_layer("mlp.router.bias", "mlp.gate.bias", "router_b", "ffn_gate_inp.bias")}, {c_.experts});
+    if (gguf()) {
+      w.gate_up = blocks({n + "ffn_gate_exps.weight", n + "ffn_up_exps.weight"}, c_.intermediate, c_.hidden);
+      w.b_gate_up = taking_turns({n + "ffn_gate_exps.bias", n + "ffn_up_exps.bias"}, c_.intermediate);
+      w.down = blocks({n + "ffn_down_exps.weight"}, c_.hidden, c_.intermediate);
+      w.b_down = taking_turns({n + "ffn_down_exps.bias"}, c_.hidden);
+      return w;
+    }
+    const std::string gate_up = of_layer("mlp.experts.gate_up_proj", "mlp.mlp1_weight", "gate_up", "");
+    const std::string down = of_layer("mlp.experts.down_proj", "mlp.mlp2_weight", "down", "");
     w.gate_up = bank(gate_up, 2 * c_.intermediate, c_.hidden);
-    w.b_gate_up = table(of_layer("mlp.experts.gate_up_proj_bias", "mlp.mlp1_bias", "gate_up_b"), 2 * c_.intermediate);
+    w.b_gate_up =
+        table(of_layer("mlp.experts.gate_up_proj_bias", "mlp.mlp1_bias", "gate_up_b", ""), 2 * c_.intermediate);
     w.down = bank(down, c_.hidden, c_.intermediate);
-    w.b_down = table(of_layer("mlp.experts.down_proj_bias", "mlp.mlp2_bias", "down_b"), c_.hidden);
+    w.b_down = table(of_layer("mlp.experts.down_proj_bias", "mlp.mlp2_bias", "down_b", ""), c_.hidden);
     return w;
   }
 
@@ -121,6 +156,68 @@ class Layout : public CheckpointLayout {
     return place != nullptr && place->dtype == "F32" ? DType::f32 : DType::bf16;
   }
 
+  // --- tensors of a GGUF file
+  static constexpr std::initializer_list<const char*> kNumbers = {"F32", "F16", "BF16"};
+  static constexpr std::initializer_list<const char*> kBlocks = {"F32", "F16", "BF16", "Q8_0", "MXFP4"};
+
+  void decode(const StoredTensor* from, const Tensor& to, int64_t offset, Into into, int64_t rows, int64_t cols,
+              int64_t stride) {
+    if (arena_ != nullptr && from != nullptr)
+      reads.push_back({from, static_cast<char*>(to.data) + offset, Change::decode, into, rows, cols, stride});
+  }
+  // A type that holds the numbers of all: what is stored in fewer bits becomes bf16.
+  static DType type_of(const std::vector<const StoredTensor*>& places) {
+    return std::any_of(places.begin(), places.end(), [](auto* p) { return type_of(p) == DType::f32; }) ? DType::f32
+                                                                                                       : DType::bf16;
+  }
+  static Into into(DType dtype) { return dtype == DType::f32 ? Into::f32 : Into::bf16; }
+  WeightMatrix matrix_of_blocks(const Names& names, const std::vector<int64_t>& rows, int64_t cols) {
+    std::vector<const StoredTensor*> places;
+    int64_t all = 0, at = 0;
+    for (size_t i = 0; i < names.size(); all += rows[i++]) places.push_back(find(names[i], {rows[i], cols}, kBlocks));
+    const DType dtype = type_of(places);
+    const Tensor t = take(dtype, {all, cols});
+    const int64_t row = cols * size_of(dtype);
+    for (size_t i = 0; i < names.size(); at += rows[i++])
+      decode(places[i], t, at * row, into(dtype), rows[i], cols, row);
+    return WeightMatrix(t);
+  }
+  // The experts' matrices (E, N, K) of one tensor, or of two whose rows take turns.
+  WeightMatrix blocks(const Names& names, int64_t n, int64_t k) {
+    std::vector<const StoredTensor*> places;
+    for (const std::string& name : names) places.push_back(find(name, {c_.experts, n, k}, kBlocks));
+    const auto turns = int64_t(names.size());
+    const bool mxfp4 =
+        std::all_of(places.begin(), places.end(), [](auto* p) { return p != nullptr && p->dtype == "MXFP4"; });
+    const int64_t rows = c_.experts * n;
+    if (!mxfp4) {
+      const DType dtype = type_of(places);
+      const Tensor t = take(dtype, {c_.experts, turns * n, k});
+      const int64_t row = k * size_of(dtype);
+      for (int64_t i = 0; i < turns; ++i) decode(places[size_t(i)], t, i * row, into(dtype), rows, k, turns * row);
+      return WeightMatrix(t);
+    }
+    const int64_t groups = k / kMxBlock, row = k / 2;
+    const Tensor data = take(DType::u8, {c_.experts, turns * n, groups, kMxBlock / 2});
+    const Tensor scales = take(DType::u8, {c_.experts, turns * n, groups});
+    for (int64_t i = 0; i < turns; ++i) {
+      decode(places[size_t(i)], data, i * row, Into::mx_blocks, rows, k, turns * row);
+      decode(places[size_t(i)], scales, i * groups, Into::mx_scales, rows, k, turns * groups);
+    }
+    return {WeightFormat::mxfp4, data, scales};
+  }
+  // Their biases, (E, N) of one tensor or the numbers of two in turn.
+  Tensor taking_turns(const Names& names, int64_t width) {
+    const auto turns = int64_t(names.size());
+    const Tensor t = take(DType::f32, {c_.experts, turns * width});
+    for (int64_t i = 0; i < turns; ++i)
+      decode(find(names[size_t(i)], {c_.experts, width}, kNumbers), t, i * 4, Into::f32, c_.experts * width, 1,
+             turns * 4);
+    return t;
+  }
+
+  // --- tensors of the others
+
   // One vector out of several, one after the other.
   Tensor vector(const Names& names, const std::vector<int64_t>& widths) {
     int64_t all = 0;
@@ -128,7 +225,10 @@ class Layout : public CheckpointLayout {
     const Tensor t = take(DType::f32, {all});
     int64_t at = 0;
     for (size_t i = 0; i < names.size(); at += widths[i++])
-      add(find(names[i], {widths[i]}, {"BF16", "F32"}), t, at * 4, Change::widen);
+      if (gguf())
+        decode(find(names[i], {widths[i]}, kNumbers), t, at * 4, Into::f32, 1, widths[i], widths[i] * 4);
+      else
+        add(find(names[i], {widths[i]}, {"BF16", "F32"}), t, at * 4, Change::widen);
     return t;
   }
   // A bias of every expert.
@@ -139,6 +239,7 @@ class Layout : public CheckpointLayout {
   }
   // One matrix out of several with the same columns, one below the other.
   WeightMatrix matrix(const Names& names, const std::vector<int64_t>& rows, int64_t cols) {
+    if (gguf()) return matrix_of_blocks(names, rows, cols);
     std::vector<const StoredTensor*> places;
     int64_t all = 0;
     for (size_t i = 0; i < names.size(); ++i) {
@@ -156,7 +257,7 @@ class Layout : public CheckpointLayout {
   }
   // The experts' matrices (E, N, K).
   WeightMatrix bank(const std::string& name, int64_t n, int64_t k) {
-    const std::string dot = own_ ? "." : "_";
+    const std::string dot = own() ? "." : "_";
     if (set_.find(name) == nullptr) {  // the published form; also what a missing tensor is reported as
       if (k % kMxBlock != 0 && set_.find(name + dot + "blocks") != nullptr)
         fail(ErrorCode::unsupported, set_.path(), ": found mxfp4 rows of ", k, " numbers in \"", name,
@@ -168,10 +269,10 @@ class Layout : public CheckpointLayout {
       add(find(name + dot + "scales", {c_.experts, n, blocks}, {"U8"}), scales, 0, Change::scales);
       return {WeightFormat::mxfp4, data, scales};
     }
-    const std::vector<int64_t> shape = own_ ? std::vector{c_.experts, n, k} : std::vector{c_.experts, k, n};
+    const std::vector<int64_t> shape = own() ? std::vector{c_.experts, n, k} : std::vector{c_.experts, k, n};
     const StoredTensor* place = find(name, shape, {"BF16", "F32"});
     const Tensor t = take(type_of(place), {c_.experts, n, k});
-    add(place, t, 0, own_ ? Change::none : Change::turn);
+    add(place, t, 0, own() ? Change::none : Change::turn);
     return WeightMatrix(t);
   }
 
@@ -203,7 +304,7 @@ class Layout : public CheckpointLayout {
   const Checkpoint& set_;
   const GptOssConfig& c_;
   Arena* arena_;
-  bool own_, iris_;  // OpenAI's names, or those of .iris
+  Naming naming_;
   std::set<std::string> used_;
   std::vector<std::string> missing_;
 };
@@ -267,8 +368,93 @@ void refuse_large_scales(const Read& r, const char* begin, const char* end) {
          "; expected at most ", int(kMostScale));
 }
 
+// --- blocks of ggml
+
+float float_at(const uint8_t* p) {
+  float x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+template <class T> float narrow_at(const uint8_t* p) {
+  T x;
+  std::memcpy(&x.bits, p, sizeof x.bits);
+  return float(x);
+}
+// A block of 32 numbers lies 0 with 16, 1 with 17, ...: the first in the low halves.
+int mx_code(const uint8_t* codes, int i) { return i < 16 ? codes[i] & 15 : codes[i - 16] >> 4; }
+
+// A row as floats, all of them finite unless the file says otherwise.
+void to_floats(const std::string& dtype, const uint8_t* p, int64_t cols, float* out) {
+  if (dtype == "F32")
+    for (int64_t k = 0; k < cols; ++k) out[k] = float_at(p + 4 * k);
+  else if (dtype == "F16")
+    for (int64_t k = 0; k < cols; ++k) out[k] = narrow_at<f16>(p + 2 * k);
+  else if (dtype == "BF16")
+    for (int64_t k = 0; k < cols; ++k) out[k] = narrow_at<bf16>(p + 2 * k);
+  else if (dtype == "Q8_0")
+    for (int64_t k = 0; k < cols; k += 32, p += 34)
+      for (int64_t i = 0; i < 32; ++i) out[k + i] = narrow_at<f16>(p) * float(static_cast<int8_t>(p[2 + i]));
+  else
+    for (int64_t k = 0; k < cols; k += 32, p += 17)
+      for (int i = 0; i < 32; ++i) out[k + i] = e2m1_value(mx_code(p + 1, i)) * e8m0_value(p[0]);
+}
+// The blocks of a checkpoint: 0 with 1, 2 with 3, ...
+void to_mx_blocks(const uint8_t* p, int64_t cols, uint8_t* out) {
+  for (int64_t k = 0; k < cols; k += 32, p += 17)
+    for (int i = 0; i < 32; i += 2) *out++ = uint8_t(mx_code(p + 1, i) | mx_code(p + 1, i + 1) << 4);
+}
+void to_mx_scales(const Read& r, const uint8_t* p, int64_t row, int64_t cols, uint8_t* out) {
+  for (int64_t k = 0; k < cols; k += 32, p += 17, ++out) {
+    *out = *p;
+    if (*p > kMostScale)
+      fail(ErrorCode::numeric, r.from->file->path(), ": tensor \"", r.from->name, "\": found scale ", int(*p),
+           " at number ", row* cols + k, *p == 255 ? ", which stands for NaN" : ", which makes infinities",
+           "; expected at most ", int(kMostScale));
+  }
+}
+
+int64_t bytes_of_row(const Read& r) {
+  const GgufBlock block = gguf_block(r.from->dtype);
+  return r.cols / block.numbers * block.bytes;
+}
+// Of a row that is written.
+int64_t bytes_into(const Read& r) {
+  switch (r.into) {
+    case Into::f32: return r.cols * 4;
+    case Into::bf16: return r.cols * 2;
+    case Into::mx_blocks: return r.cols / 2;
+    case Into::mx_scales: return r.cols / kMxBlock;
+  }
+  return 0;
+}
+void decode_row(const Read& r, const uint8_t* from, int64_t row, std::vector<float>& wide) {
+  char* to = r.to + row * r.stride;
+  if (r.into == Into::mx_blocks) return to_mx_blocks(from, r.cols, reinterpret_cast<uint8_t*>(to));
+  if (r.into == Into::mx_scales) return to_mx_scales(r, from, row, r.cols, reinterpret_cast<uint8_t*>(to));
+  to_floats(r.from->dtype, from, r.cols, wide.data());
+  if (r.into == Into::bf16)  // rounding can make an infinity too
+    for (float& x : wide) x = float(bf16(x));
+  for (int64_t k = 0; k < r.cols; ++k)
+    if (!std::isfinite(wide[size_t(k)]))
+      fail(ErrorCode::numeric, r.from->file->path(), ": tensor \"", r.from->name, "\": found ",
+           std::isnan(wide[size_t(k)]) ? "NaN" : "infinity", " at number ", row * r.cols + k,
+           ", expected finite numbers");
+  if (r.into == Into::f32)
+    std::copy(wide.begin(), wide.end(), reinterpret_cast<float*>(to));
+  else
+    std::transform(wide.begin(), wide.end(), reinterpret_cast<bf16*>(to), [](float x) { return bf16(x); });
+}
+void decode_rows(const Read& r, int64_t begin, int64_t end) {
+  const int64_t bytes = bytes_of_row(r);
+  auto* memory = static_cast<uint8_t*>(thread_scratch(0, (end - begin) * bytes));
+  r.from->file->read_at(r.from->begin + begin * bytes, memory, (end - begin) * bytes);
+  std::vector<float> wide(static_cast<size_t>(r.cols));
+  for (int64_t row = begin; row < end; ++row) decode_row(r, memory + (row - begin) * bytes, row, wide);
+}
+
 // Bytes a read writes.
 int64_t written(const Read& r) {
+  if (r.change == Change::decode) return (r.rows - 1) * r.stride + bytes_into(r);
   return r.change == Change::widen && r.from->dtype == "BF16" ? 2 * r.from->bytes : r.from->bytes;
 }
 
@@ -282,7 +468,7 @@ CheckpointLayout lay_out(const Checkpoint& checkpoint, const GptOssConfig& confi
 void read_range(const std::vector<Read>& reads, const void* begin, int64_t bytes) {
   struct Task {
     const Read* read;
-    int64_t from, to;  // bytes of the tensor; an expert's number where it is turned
+    int64_t from, to;  // bytes of the tensor; an expert's number where it is turned; rows that are decoded
   };
   const char *first = static_cast<const char*>(begin), *last = first + bytes;
   std::vector<Task> tasks;
@@ -291,6 +477,12 @@ void read_range(const std::vector<Read>& reads, const void* begin, int64_t bytes
     if (r.to + size <= first || r.to >= last) continue;
     if (r.change == Change::widen) {
       tasks.push_back({&r, 0, size});
+    } else if (r.change == Change::decode) {
+      const int64_t before = std::max<int64_t>(0, first - r.to), behind = last - r.to - bytes_into(r);
+      const int64_t from = (before + r.stride - 1) / r.stride, to = std::min(r.rows, behind / r.stride + 1);
+      const int64_t piece = std::max<int64_t>(1, kPiece / bytes_of_row(r));
+      if (behind < 0) continue;
+      for (int64_t row = from; row < to; row += piece) tasks.push_back({&r, row, std::min(to, row + piece)});
     } else if (r.change == Change::turn) {
       const int64_t experts = r.from->shape[0], expert = size / experts;
       for (int64_t e = 0; e < experts; ++e)
@@ -305,6 +497,7 @@ void read_range(const std::vector<Read>& reads, const void* begin, int64_t bytes
     const Read& r = *t.read;
     if (r.change == Change::widen) return widen(r);
     if (r.change == Change::turn) return turn_expert(r, t.from);
+    if (r.change == Change::decode) return decode_rows(r, t.from, t.to);
     read_numbers(*r.from, t.from, r.to + t.from, t.to - t.from);
     if (r.change == Change::scales) refuse_large_scales(r, r.to + t.from, r.to + t.to);
   });

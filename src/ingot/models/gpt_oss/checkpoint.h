@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 
+#include "ingot/io/gguf.h"
 #include "ingot/io/iris.h"
 #include "ingot/io/safetensors_set.h"
 #include "ingot/models/gpt_oss/weights.h"
@@ -13,32 +14,42 @@ namespace ingot::detail {
 // One tensor of a file.
 struct StoredTensor {
   const File* file = nullptr;
-  std::string name, dtype;  // dtype as safetensors spells it
+  std::string name, dtype;  // dtype as safetensors spells it, or ggml
   std::vector<int64_t> shape;
   int64_t begin = 0, bytes = 0;  // in the file
 };
 
-// The safetensors files of a directory, or one .iris file. Only headers are read.
+enum class Naming { hugging_face, openai, iris, gguf };
+
+// The safetensors files of a directory, one .iris file, or a GGUF file with its further parts. Only headers are read.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::string& path);
   const StoredTensor* find(const std::string& name) const;  // null when absent
   const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
   const std::string& path() const { return path_; }
-  bool is_iris() const { return bool(iris_); }
+  Naming naming() const;
 
  private:
   std::string path_;
   std::unique_ptr<SafetensorsSet> set_;
   std::unique_ptr<IrisFile> iris_;
+  std::unique_ptr<GgufSet> gguf_;
   std::map<std::string, StoredTensor> tensors_;
 };
 
-enum class Change { none, widen, turn, scales };  // to f32; (E, K, N) to (E, N, K); none, but of bytes that are scales
+// widen: to f32; turn: (E, K, N) to (E, N, K); scales: none, but of bytes that are scales; decode: rows of ggml's
+// blocks.
+enum class Change { none, widen, turn, scales, decode };
+// What rows of blocks become; mxfp4 in two reads.
+enum class Into { f32, bf16, mx_blocks, mx_scales };
 struct Read {
   const StoredTensor* from;
   char* to;
   Change change;
+  // Of decode. Rows may lie apart, so that those of two tensors take turns.
+  Into into = Into::f32;
+  int64_t rows = 0, cols = 0, stride = 0;  // stride in bytes
 };
 
 // The model's weights as they will lie in an arena's memory, and the reads that fill it. Without an arena it only

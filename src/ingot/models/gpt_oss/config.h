@@ -33,7 +33,8 @@ void check(const GptOssConfig& c, const std::string& where);  // every size in r
 // change the model into one that this code is not are errors.
 GptOssConfig gpt_oss_config_from_json(const std::string& text, const std::string& where);
 // A directory's config.json, and the end tokens of generation_config.json where there is one; what an .ingot archive
-// says of itself; of an .iris file, which says nothing, what its shapes say and the published values for the rest.
+// says of itself; a GGUF file's metadata; of an .iris file, which says nothing, what its shapes say and the published
+// values for the rest.
 GptOssConfig read_gpt_oss_config(const std::string& path);
 bool is_gpt_oss(const std::string& path);  // a directory whose config.json says so, or an archive
 // In the keys of transformers 5, for `info` and for tests.

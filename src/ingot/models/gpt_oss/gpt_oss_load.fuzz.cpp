@@ -1,5 +1,6 @@
 // Loaders of GPT-OSS models: what is accepted can be widened to its last number. The input is an archive (.ingot as it
-// is and with its sum put right, .iris), or the first line of a config.json and the safetensors file that follows it.
+// is and with its sum put right, .iris, GGUF), or the first line of a config.json and the safetensors file that follows
+// it.
 #include <cmath>
 #include <functional>
 #include <vector>

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ingot/io/file.h"
+#include "ingot/io/gguf.h"
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/models/registry.h"
@@ -36,8 +37,9 @@ bool has_control_tokens(const ByteBpe& bpe) {
   return std::any_of(specials.begin(), specials.end(), [](const SpecialToken& s) { return s.text == "<|message|>"; });
 }
 
-// An archive carries its tokenizer.
+// An archive carries its tokenizer, and so does a GGUF file.
 std::unique_ptr<Tokenizer> tokenizer_in(const std::string& archive) {
+  if (GgufFile::is_one(archive)) return load_tokenizer(archive);
   const auto json = gpt_oss_archived_file(archive, "tokenizer.json");
   const auto ranks = json ? json : gpt_oss_archived_file(archive, "o200k_base.tiktoken");
   if (!ranks)

@@ -34,9 +34,10 @@ struct GptOssLoad {
   int64_t other_bytes = 0;  // memory the caller will want beside the weights, for the check before reading
 };
 // Maps an .ingot archive, or reads a checkpoint in any of its namings: Hugging Face's with mxfp4 blocks and scales,
-// OpenAI's own, an .iris file's, and what transformers writes (experts (E, C, 2I) and (E, I, C), turned here). Every
-// tensor must be there with the config's shape and a type that serves, and none may be left over (but those of layers
-// beyond `layers`). Memory is checked before any of it is taken.
+// OpenAI's own, an .iris file's, a GGUF file's (what has more than 4 and fewer than 32 bits becomes bf16), and what
+// transformers writes (experts (E, C, 2I) and (E, I, C), turned here). Every tensor must be there with the config's
+// shape and a type that serves, and none may be left over (but those of layers beyond `layers`). Memory is checked
+// before any of it is taken.
 GptOssWeights load_gpt_oss(const std::string& path, const GptOssConfig& config, const GptOssLoad& load = {});
 
 // Memory the weights of `load.layers` layers will take, from the headers alone.
