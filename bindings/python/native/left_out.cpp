@@ -2,6 +2,7 @@
 // refuses by name.
 #include "ingot/core/check.h"
 #include "ingot/kernels/activation/activation.h"
+#include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
@@ -17,6 +18,12 @@ namespace {
 #ifdef INGOT_WITHOUT_ACTIVATION
 void activate(const Activate&, Stream) { left_out("activation"); }
 void activate_backward(const ActivateBackward&, Stream) { left_out("activation"); }
+#endif
+
+#ifdef INGOT_WITHOUT_ATTENTION
+void attention(const Attention&, Stream) { left_out("attention"); }
+void attention_backward(const AttentionBackward&, Stream) { left_out("attention"); }
+int64_t attention_backward_workspace_bytes(const AttentionBackward&) { left_out("attention"); }
 #endif
 
 #ifdef INGOT_WITHOUT_MLP
@@ -45,6 +52,10 @@ int64_t qk_norm_rope_backward_workspace_bytes(int64_t, int64_t, Device) { left_o
 #ifdef INGOT_WITHOUT_SWIGLU
 void swiglu_gate(const SwigluGate&, Stream) { left_out("swiglu"); }
 void swiglu_gate_backward(const SwigluGateBackward&, Stream) { left_out("swiglu"); }
+void gated_linear(const GatedLinear&, Stream) { left_out("swiglu"); }
+void gated_linear_backward(const GatedLinearBackward&, Stream) { left_out("swiglu"); }
+int64_t gated_linear_workspace_bytes(const GatedLinear&) { left_out("swiglu"); }
+int64_t gated_linear_backward_workspace_bytes(int64_t, int64_t, DType, Device) { left_out("swiglu"); }
 #endif
 
 }  // namespace ingot
