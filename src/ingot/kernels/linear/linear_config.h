@@ -17,8 +17,7 @@ inline int pick_core_form(const gemm::Problem& p, bool combines, int64_t sms) {
 }
 
 // Where the core's tiles fill the GPU it is faster than cuBLASLt, or as fast; where they do not, as with few rows,
-// cuBLASLt has smaller tiles and divides K (bench/results/h200/linear.json). What is read to be added stands in its
-// way.
+// cuBLASLt has smaller tiles and divides K. What is read to be added stands in its way.
 inline bool core_is_faster(const gemm::Problem& p, bool combines, int64_t sms) {
   const gemm::Tile best = kLinearTiles[gemm::pick_tile(p, kLinearTiles, sms)];
   return !combines && p.k >= 128 && gemm::efficiency(p, best, sms) >= 0.95;
