@@ -133,8 +133,8 @@ SUMMARY = {
             ("MLP, 3 layers, forward + backward", [65536, 512], "f16")],
     "rope": [("QK norm + RoPE + gain, backward", [16384, 40, 128], "bf16")],
     "gate": [("SwiGLU gate", [8192, 11008], "bf16")],
-    "attention": [("Attention of 64-wide heads, 8/4, 195 documents", [98304], "bf16"),
-                  ("Attention of 64-wide heads, 8/4, 195 documents, backward", [98304], "bf16")],
+    "attention": [(f"Attention of {heads}{pass_}", shape, "bf16") for heads, shape in (("128-wide heads, 16/16", [2, 8192]), ("64-wide heads, 64/8", [4, 4096]))
+                  for pass_ in ("", ", backward")],
 }
 
 

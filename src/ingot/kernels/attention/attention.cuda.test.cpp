@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/attention/hopper/tiles.h"
@@ -78,7 +79,8 @@ struct Case {
   double softcap = 0;
   int64_t window = 0;
   bool causal = true, sinks = false;
-  double size = 1.5, scale = 0;  // of q and k; of the scores, 0: 1 / sqrt(d)
+  double size = 1.5;            // of q and k
+  std::optional<double> scale;  // of the scores; left out: 1 / sqrt(d)
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   out << "queries";
@@ -87,7 +89,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   for (int64_t n : c.keys) out << ' ' << n;
   return out << " heads " << c.heads << '/' << c.kv_heads << " d " << c.d << ' ' << c.type << " gap " << c.gap
              << " softcap " << c.softcap << " window " << c.window << " causal " << c.causal << " sinks " << c.sinks
-             << " size " << c.size << " scale " << c.scale;
+             << " size " << c.size << " scale " << c.scale.value_or(0);
 }
 
 std::vector<Case> cases() {
@@ -156,7 +158,7 @@ struct Operands {
     testing::assign(q64, values(q.host())), testing::assign(k64, values(k.host()));
     testing::assign(v64, values(v.host())), testing::assign(sinks64, values(sinks.host()));
   }
-  double scale() const { return c.scale != 0 ? c.scale : 1 / std::sqrt(double(c.d)); }
+  double scale() const { return c.scale ? *c.scale : 1 / std::sqrt(double(c.d)); }
   Attention op() const {
     Attention a{.q = q,
                 .k = k,
