@@ -283,7 +283,7 @@ Checkpoint open_checkpoint(const std::string& directory) {
     fail(ErrorCode::not_found, directory, ": found no such file or directory, expected a run or a checkpoint");
   if (!is_directory(directory))
     fail(ErrorCode::bad_data, directory, ": found ", found_instead(directory),
-         ", expected a run or a checkpoint, an archive or an .iris file");
+         ", expected a run or a checkpoint, an archive, a GGUF or an .iris file");
   if (exists(join_path(directory, kManifest)) || step_of(base_name(directory)) >= 0) return read_checkpoint(directory);
   const std::vector<int64_t> steps = steps_in(directory);
   if (!steps.empty()) return read_newest(directory, steps.back());

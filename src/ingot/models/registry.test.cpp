@@ -33,8 +33,8 @@ TEST(registry, what_is_no_model_is_said_by_what_it_is) {
   write_file(dir / "file", "text");
   EXPECT_EQ(error_of([&] { open_model(dir / "file"); }), "bad data: " + (dir / "file") +
                                                              ": found a file of 4 bytes that begins as none of ours, "
-                                                             "expected a run or a checkpoint, an archive or an .iris "
-                                                             "file");
+                                                             "expected a run or a checkpoint, an archive, a GGUF or an "
+                                                             ".iris file");
   EXPECT_NE(error_of([&] { open_model(dir.path()); }).find("found no checkpoint, expected directories like"),
             std::string::npos);
 }

@@ -45,12 +45,7 @@ CUtensorMap head_map(const char* name, const Tensor& t, int rows) {
 
 Strides strides_of(const Tensor& t) { return {t.stride[0], t.stride[1]}; }
 
-int64_t persistent_grid(int64_t items, Device device) {
-  int sms = 0;
-  gpu::check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device.index), "attention: SMs of ",
-                  device);
-  return std::min<int64_t>(items, sms);
-}
+int64_t persistent_grid(int64_t items, Device device) { return std::min<int64_t>(items, gpu::sm_count(device.index)); }
 
 int heads_in_set(const Tensor& q, const Tensor& k, int64_t segments) {
   const int64_t group = q.size(1) / k.size(1);

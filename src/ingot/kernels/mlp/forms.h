@@ -17,6 +17,7 @@
 // h that the next layer multiplied.
 // With weight norm, W is formed in fp32 and rounded to x's type, as a 16-bit matrix product would see it, or its row's
 // scale multiplies the fp32 sums; which of the two is the form's choice.
+#include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/operands.h"
 
 namespace ingot::cuda {
@@ -84,7 +85,7 @@ bool mlp_backward_to_512_takes(const MlpBackward& m);
 void mlp_backward_to_512(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_512_workspace_bytes(const MlpBackward& m);
 
-int sm_count(int device);  // asked for at every launch, as the runtime remembers it
+using gpu::sm_count;
 
 // Which form runs is a pure function of the operands' shapes, types and options and of the GPU's generation; below 8 it
 // throws.

@@ -42,12 +42,6 @@ int64_t fewest_backward_rows(const MlpBackward& m) {
 
 }  // namespace
 
-int sm_count(int device) {
-  int n = 0;
-  gpu::check_cuda(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device), "mlp: number of SMs");
-  return n;
-}
-
 bool mlp_takes(const Mlp& m, MlpForm form) {
   switch (form) {
     case MlpForm::portable: return true;

@@ -4,16 +4,11 @@
 // ahead into the next tile. Each of two or three warpgroups takes 64 of the tile's queries: S = Q K^T in registers,
 // softmax in place, and P, packed, is the register operand of O += P V. The next step's S multiplies while this step's
 // softmax runs, and the other warpgroups' products run under it too.
-//
-// Rows of K and V behind a segment's end belong to others. Their scores are replaced; V's rows are zeroed before anyone
-// reads them, as 0 * NaN would reach the sums.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
-#include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/mbarrier.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
-#include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/flag.cuh"
