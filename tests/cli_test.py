@@ -532,7 +532,7 @@ class Messages(InDirectory):
                 self.refuses(7, "llama: found a model of the architecture 'llama', expected one of GPT-OSS or a run of", *reader, llama)
                 self.refuses(4, "run: found a run without a checkpoint, expected directories like step-00001000", *reader, run)
                 self.refuses(4, "other: found no checkpoint, expected", *reader, other)
-                self.refuses(3, "empty.ingot: found an empty file, expected a run or a checkpoint, an archive or", *reader, empty)
+                self.refuses(3, "empty.ingot: found an empty file, expected a run or a checkpoint, an archive, a GGUF or", *reader, empty)
                 self.refuses(3, "junk.ingot: found a file of 2 bytes that begins as none of ours", *reader, junk)
 
     def test_what_stands_where_a_tokenizer_is_expected(self):
