@@ -14,6 +14,7 @@
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
+#include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
@@ -64,6 +65,23 @@ template <int kPanels = 2> class WarpStore {
         ptx::store_shared(panel() + tile::swizzled<tile::Swizzle::b128>(lane() / 4 + 8 * half, 32 * j + lane() % 4 * 8),
                           {__float_as_uint(d[4 * j + 2 * half]), __float_as_uint(d[4 * j + 2 * half + 1])});
   }
+  // 64 columns of 16 bits that an epilogue reads, from rows as memory has them (load_panel) to the fragment's order.
+  // The panel is free to be written again.
+  __device__ __forceinline__ void arrange(const uint32_t (&chunks)[4][4], uint32_t (&pairs)[16]) {
+    begin();
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+      ptx::store_shared(panel() + tile::swizzled<tile::Swizzle::b128>(lane() / 8 + 4 * i, lane() % 8 * 16), chunks[i]);
+    __syncwarp();
+    const uint32_t from = panel() + tile::swizzled<tile::Swizzle::b128>(lane() % 16, lane() / 16 * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t of_columns[4];
+      ptx::ldmatrix(of_columns, from ^ (i * 32));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) pairs[4 * i + j] = of_columns[j];
+    }
+  }
   // The panel goes to (row, column) of the map's tensor, or is added to what is there; beyond its edges nothing does.
   __device__ __forceinline__ void send(const CUtensorMap* map, uint32_t column, uint32_t row, uint32_t batch,
                                        bool add = false) {
@@ -93,6 +111,21 @@ template <int kPanels = 2> class WarpStore {
   }
   uint32_t panels_, next_ = 0;
 };
+
+// 16 rows x 64 columns of 16 bits, as WarpStore::arrange() takes them: lane l has 16 bytes of rows l / 8 + 4 i. Zeros
+// beyond `rows` and `columns`; rows begin at multiples of 16 bytes and columns are whole eights.
+template <class T>
+__device__ __forceinline__ void load_panel(const T* from, int64_t stride, uint32_t row, uint32_t column, uint32_t rows,
+                                           uint32_t columns, uint32_t (&chunks)[4][4]) {
+  const uint32_t lane = threadIdx.x % 32, c = column + lane % 8 * 8;
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t r = row + lane / 8 + 4 * i;
+#pragma unroll
+    for (uint32_t& word : chunks[i]) word = 0;
+    if (r < rows && c < columns) ptx::load_streaming(from + int64_t(r) * stride + c, chunks[i]);
+  }
+}
 
 // 64 columns of a fragment, rounded to T.
 template <class T> __device__ __forceinline__ void pack(const float (&d)[32], uint32_t (&pairs)[16]) {

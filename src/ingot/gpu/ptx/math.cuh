@@ -31,6 +31,12 @@ __device__ inline float rsqrt_approx(float x) {
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// sqrt(x), relative error 2^-23.
+__device__ inline float sqrt_approx(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // tanh(x), relative error 2^-11.
 __device__ inline float tanh_approx(float x) {
   float y;

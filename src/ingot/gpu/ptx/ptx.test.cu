@@ -197,13 +197,14 @@ __global__ void special_functions(const float* x, float* y, int n) {
   y[2 * n + i] = ptx::reciprocal_approx(x[i]);
   y[3 * n + i] = ptx::rsqrt_approx(fabsf(x[i]));
   y[4 * n + i] = ptx::tanh_approx(x[i]);
+  y[5 * n + i] = ptx::sqrt_approx(fabsf(x[i]));
 }
 TEST_F(PtxCuda, ApproximatesWithinTheManualsErrors) {
   constexpr int kN = 40000;
   std::vector<float> x(kN);
   for (int i = 0; i < kN; ++i) x[size_t(i)] = float((i - kN / 2) * 0.004 + 0.001);
   const DeviceArray<float> from(x);
-  DeviceArray<float> y(5 * kN);
+  DeviceArray<float> y(6 * kN);
   gpu::launch("special_functions", special_functions, {.grid = (kN + 255) / 256, .block = 256}, {}, from.device(),
               y.device(), kN);
   y.download();
@@ -215,6 +216,7 @@ TEST_F(PtxCuda, ApproximatesWithinTheManualsErrors) {
     ASSERT_NEAR(got(2), 1 / v, 0x1p-23 / a) << v;
     ASSERT_NEAR(got(3), 1 / std::sqrt(a), 0x1p-22 / std::sqrt(a)) << v;
     ASSERT_NEAR(got(4), std::tanh(v), 0x1p-10 * std::abs(std::tanh(v))) << v;
+    ASSERT_NEAR(got(5), std::sqrt(a), 0x1p-22 * std::sqrt(a)) << v;
   }
 }
 

@@ -37,6 +37,11 @@ bool slope_follows_from_value(Act act) {
   with_activation(act, [&](auto f) { follows = has_slope_from_value<decltype(f)>; });
   return follows;
 }
+bool slope_follows_from_value_and_sign(Act act) {
+  bool follows = false;
+  with_activation(act, [&](auto f) { follows = has_slope_from_value_and_sign<decltype(f)>; });
+  return follows;
+}
 VectorAct vector_form_of(Act act) {
   VectorAct form = VectorAct::none;
   with_activation(act, [&](auto f) { form = vector_form<decltype(f)>(); });

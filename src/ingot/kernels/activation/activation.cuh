@@ -28,6 +28,13 @@ INGOT_HD inline float fast_reciprocal(float x) {
   return 1 / x;
 #endif
 }
+INGOT_HD inline float fast_sqrt(float x) {
+#ifdef __CUDA_ARCH__
+  return ptx::sqrt_approx(x);
+#else
+  return std::sqrt(x);
+#endif
+}
 // max(x, 0), and a NaN for a NaN, in one instruction.
 INGOT_HD inline float fast_relu(float x) {
 #ifdef __CUDA_ARCH__
@@ -92,6 +99,7 @@ struct Approximate {
     p = p * h + 0.9999991059303284f;
     return Approximate(fabsf(h) < 0.35f ? -h * p : detail::fast_exp2(a.v * detail::kLog2e) - 1);
   }
+  INGOT_HD friend Approximate sqrt(Approximate a) { return Approximate(detail::fast_sqrt(a.v)); }
   INGOT_HD friend Approximate tanh(Approximate a) { return Approximate(tanhf(a.v)); }
   // e^(-z^2) times a polynomial in 1 / (1 + 0.425 z), relative error 9e-6 in both tails; without erfcf's branches, and
   // with a third of its registers.
@@ -134,6 +142,12 @@ template <class F, class T> INGOT_HD inline float act_slope_from_value(float y) 
     return F::slope_from_value(Approximate(y)).v;
   else
     return F::slope_from_value(y);
+}
+template <class F, class T> INGOT_HD inline float act_slope_from_value_and_sign(float y, bool positive) {
+  if constexpr (sizeof(T) == 2)
+    return F::slope_from_value_and_sign(Approximate(y), positive).v;
+  else
+    return F::slope_from_value_and_sign(y, positive);
 }
 // From what a training forward pass stores of a layer: the value where the slope follows from it, else its argument.
 template <class F, class T> INGOT_HD inline float act_slope_from_saved(float saved) {

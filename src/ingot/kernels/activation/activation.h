@@ -62,12 +62,20 @@ struct LeakyReluSquared {
     return y * y;
   }
   template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(2) * x : T(0.5) * x; }
+  template <class T> INGOT_HD static T slope_from_value_and_sign(T y, bool positive) {
+    using std::sqrt;
+    return positive ? T(2) * sqrt(y) : -sqrt(y);
+  }
 };
 struct ReluSquared {
   static constexpr std::string_view name = "relu_squared";
   static constexpr VectorAct vector = VectorAct::relu_squared;
   template <class T> INGOT_HD static T value(T x) { return x <= 0 ? T(0) : x * x; }
   template <class T> INGOT_HD static T slope(T x) { return x <= 0 ? T(0) : T(2) * x; }
+  template <class T> INGOT_HD static T slope_from_value_and_sign(T y, bool) {
+    using std::sqrt;
+    return T(2) * sqrt(y);
+  }
 };
 // x sigmoid(x)
 struct Silu {
@@ -156,6 +164,11 @@ using Activations = ActivationList<Identity, Relu, LeakyRelu, LeakyReluSquared, 
 // Whether f'(x) follows from f(x) alone: then a layer's output is all its backward pass needs of it.
 template <class F> inline constexpr bool has_slope_from_value = requires { F::slope_from_value(1.0); };
 
+// Whether f'(x) follows from f(x) and whether x > 0: squares lose nothing else.
+template <class F> inline constexpr bool has_slope_from_value_and_sign = requires {
+  F::slope_from_value_and_sign(1.0, true);
+};
+
 // An activation chosen at run time: its place in the list.
 enum class Act : int { identity = 0 };
 Act activation_named(std::string_view name);  // throws for an unknown name, and lists the known ones
@@ -180,6 +193,7 @@ template <class F, class... Fs> constexpr Act act_in(ActivationList<Fs...>) {
 template <class F> inline constexpr Act act_of = act_in<F>(Activations{});
 
 bool slope_follows_from_value(Act act);  // has_slope_from_value of the activation `act`
+bool slope_follows_from_value_and_sign(Act act);
 
 template <class F> constexpr VectorAct vector_form() {
   if constexpr (requires { F::vector; }) return F::vector;

@@ -10,6 +10,7 @@
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/kernels/linear/linear.simd.h"
 #include "ingot/kernels/linear/linear_tiles.h"
+#include "ingot/kernels/linear/sign_bits.h"
 
 INGOT_SIMD_DECLARE(
     detail::GemmTile gemm_tile_f32(); detail::GemmTile gemm_tile_f64(); int64_t gemm_scratch_steps();
@@ -327,6 +328,17 @@ void check_workspace(const char* op, const Tensor& t, const Tensor& like) {
   INGOT_CHECK(t.dtype == DType::u8 && t.contiguous(), op, ": workspace: found ", t.shape, " of ", t.dtype,
               ", expected contiguous bytes");
 }
+void check_signs(const char* op, const Tensor& t, Act act, int64_t rows, int64_t cols, const Tensor& like) {
+  INGOT_CHECK(slope_follows_from_value_and_sign(act), op, ": found signs with ", name_of(act),
+              ", expected leaky_relu_squared or relu_squared");
+  INGOT_CHECK(like.dtype != DType::f16, op, ": found signs with f16, whose squares underflow; expected pre");
+  INGOT_CHECK(t.device == like.device, op, ": signs: found it on ", t.device, ", expected ", like.device);
+  const int64_t expected = linear_sign_bytes(rows, cols, like.device);
+  INGOT_CHECK(t.dtype == DType::u8 && t.contiguous() && t.numel() == expected, op, ": signs: found ", t.shape, " of ",
+              t.dtype, ", expected ", expected, " contiguous bytes");
+  INGOT_CHECK(reinterpret_cast<uintptr_t>(t.data) % 8 == 0, op,
+              ": signs: found an address not aligned to 8 bytes, expected an aligned one");
+}
 void check_vector(const char* op, const char* name, const Tensor& t, int64_t n, const Tensor& like) {
   INGOT_CHECK(t.dtype == like.dtype, op, ": ", name, ": found dtype ", t.dtype, ", expected ", like.dtype);
   INGOT_CHECK(t.device == like.device, op, ": ", name, ": found it on ", t.device, ", expected ", like.device);
@@ -359,6 +371,27 @@ Gemm<T> gemm_of(const Tensor& a, bool transpose_a, const Tensor& b, bool transpo
 
 namespace cpu {
 
+namespace {
+template <class T> void keep_signs(const Tensor& pre, uint8_t* signs, int64_t stride) {
+  for (int64_t r = 0; r < pre.rows(); ++r)
+    for (int64_t c = 0; c < pre.cols(); ++c) signs[r * stride + c] = pre.row(r).ptr<T>()[c] > 0;
+}
+// dx *= f', from f's values and their arguments' signs.
+template <class T>
+void multiply_by_slopes(Act act, const Tensor& dx, const Tensor& y, const uint8_t* signs, int64_t stride) {
+  with_activation(act, [&](auto f) {
+    using F = decltype(f);
+    if constexpr (has_slope_from_value_and_sign<F>)
+      for (int64_t r = 0; r < dx.rows(); ++r) {
+        T* const to = dx.ptr<T>() + r * dx.row_stride();
+        const T* const value = y.ptr<T>() + r * y.row_stride();
+        for (int64_t c = 0; c < dx.cols(); ++c)
+          to[c] *= F::slope_from_value_and_sign(value[c], signs[r * stride + c] != 0);
+      }
+  });
+}
+}  // namespace
+
 void linear(const Linear& a, Stream stream) {
   with_wide_float_type(a.x.dtype, "linear", [&](auto type) {
     using T = decltype(type);
@@ -371,6 +404,7 @@ void linear(const Linear& a, Stream stream) {
     g.packed_b = a.w_packed.data;
     if (a.act == Act::identity && !a.pre) return product(g);
     product(g, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
+      if (a.signs) keep_signs<T>(part(out, r0, r1, c0, c1), a.signs.ptr<uint8_t>() + r0 * g.n + c0, g.n);
       activate({.act = a.act, .x = part(out, r0, r1, c0, c1), .y = part(a.y, r0, r1, c0, c1)}, stream);
     });
   });
@@ -431,7 +465,12 @@ template <class T> void backward(const LinearBackward& a, Stream stream) {
     } else {
       Gemm<T> g = gemm_of<T>(a.dy, false, a.w, false, a.dx, a.products);
       g.beta = T(a.accumulate_dx);
-      if (a.act == Act::identity || !a.pre)
+      if (a.signs)
+        product(g, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
+          multiply_by_slopes<T>(a.act, part(a.dx, r0, r1, c0, c1), part(a.x, r0, r1, c0, c1),
+                                a.signs.ptr<uint8_t>() + r0 * g.n + c0, g.n);
+        });
+      else if (a.act == Act::identity || !a.pre)
         product(g);
       else
         product(g, [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1) {
@@ -513,6 +552,7 @@ void linear(const Linear& a, Stream stream) {
   check_workspace("linear", a.workspace, a.x);
   if (a.b) check_vector("linear", "b", a.b, n, a.x);
   if (a.pre) check_matrix("linear", "pre", a.pre, rows, n, a.x);
+  if (a.signs) check_signs("linear", a.signs, a.act, rows, n, a.x);
   if (a.w_packed) {
     INGOT_CHECK(a.w_packed.device.kind == Device::cpu && a.x.device.kind == Device::cpu,
                 "linear: w_packed: found it on ", a.w_packed.device, " beside x on ", a.x.device,
@@ -536,8 +576,18 @@ void linear_backward(const LinearBackward& a, Stream stream) {
     check_matrix("linear_backward", "w", a.w, n, a.dx.cols(), a.dy);
     check_matrix("linear_backward", "dx", a.dx, rows, a.w.cols(), a.dy);
     if (a.pre) check_matrix("linear_backward", "pre", a.pre, rows, a.w.cols(), a.dy);
-    INGOT_CHECK(a.pre || a.act == Act::identity, "linear_backward: found activation ", name_of(a.act),
-                " without pre, expected pre");
+    INGOT_CHECK(a.pre || a.signs || a.act == Act::identity, "linear_backward: found activation ", name_of(a.act),
+                " without pre, expected pre, or x and signs");
+    if (a.signs) {
+      INGOT_CHECK(a.x && !a.pre && !a.form_x && !a.accumulate_dx, "linear_backward: found signs with ",
+                  !a.x       ? "no x"
+                  : a.pre    ? "pre"
+                  : a.form_x ? "form_x"
+                             : "accumulate_dx",
+                  ", expected x and none of the others");
+      check_matrix("linear_backward", "x", a.x, rows, a.w.cols(), a.dy);
+      check_signs("linear_backward", a.signs, a.act, rows, a.w.cols(), a.dy);
+    }
   }
   if (a.dw) {
     INGOT_CHECK(a.x, "linear_backward: found dw without x, expected x");
@@ -603,6 +653,9 @@ void linear_pack(const LinearPack& a) {
   cpu::linear_pack(a);
 }
 
+int64_t linear_sign_bytes(int64_t rows, int64_t cols, Device device) {
+  return device.kind == Device::cuda ? sign_bits::words(rows, cols) * int64_t(sizeof(uint64_t)) : rows * cols;
+}
 int64_t linear_workspace_bytes(Device device) { return device.kind == Device::cuda ? gpu::kLtWorkspaceBytes : 0; }
 int64_t bytes(const Linear& a) {
   const int64_t outputs = (a.pre ? 2 : 1) + (a.accumulate ? 1 : 0);

@@ -9,9 +9,12 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/cluster.cuh"
 #include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/activation/activation.cuh"
+#include "ingot/kernels/linear/activated.h"
 #include "ingot/kernels/linear/core_product.h"
 #include "ingot/kernels/linear/linear.h"
 #include "ingot/kernels/linear/linear_config.h"
+#include "ingot/kernels/linear/sign_bits.h"
 
 namespace ingot::cuda {
 namespace {
@@ -150,6 +153,67 @@ void sum_rows(const Tensor& dy, const Tensor& db, Stream stream) {
   });
 }
 
+// --- signs where no product of ours writes or reads them: a thread for each word
+
+// use(bit, row, column) for the elements of a word that are there.
+template <class Use> __device__ void each_sign(int64_t word, int64_t rows, int64_t cols, Use&& use) {
+  const int64_t block = word / sign_bits::kLanes, across = sign_bits::column_blocks(cols);
+  const int64_t row0 = block / across * sign_bits::kRows, column0 = block % across * sign_bits::kColumns;
+  for (int bit = 0; bit < 64; ++bit) {
+    const sign_bits::Place at = sign_bits::place(int(word % sign_bits::kLanes), bit);
+    if (row0 + at.row < rows && column0 + at.column < cols) use(bit, row0 + at.row, column0 + at.column);
+  }
+}
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    keep_signs_kernel(const T* pre, int64_t stride, int64_t rows, int64_t cols, uint64_t* signs, int64_t words) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= words) return;
+  uint64_t word = 0;
+  each_sign(i, rows, cols, [&](int bit, int64_t row, int64_t column) {
+    word |= uint64_t(tile::to_float(pre[row * stride + column]) > 0) << bit;
+  });
+  signs[i] = word;
+}
+void keep_signs(const Tensor& pre, const Tensor& signs, Stream stream) {
+  const int64_t words = sign_bits::words(pre.rows(), pre.cols());
+  if (words == 0) return;
+  with_gpu_type(pre.dtype, "linear", [&](auto type) {
+    using T = decltype(type);
+    gpu::launch("linear", keep_signs_kernel<T>,
+                {.grid = (words + kThreads - 1) / kThreads, .block = kThreads, .device = pre.device.index}, stream,
+                pre.ptr<T>(), pre.row_stride(), pre.rows(), pre.cols(), static_cast<uint64_t*>(signs.data), words);
+  });
+}
+template <class T, class F>
+__global__ void __launch_bounds__(kThreads)
+    slopes_kernel(T* dx, int64_t dx_stride, const T* y, int64_t y_stride, int64_t rows, int64_t cols,
+                  const uint64_t* signs, int64_t words) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= words) return;
+  const uint64_t word = signs[i];
+  each_sign(i, rows, cols, [&](int bit, int64_t row, int64_t column) {
+    T* const to = dx + row * dx_stride + column;
+    const float value = tile::to_float(y[row * y_stride + column]);
+    *to = tile::from_float<T>(tile::to_float(*to) * act_slope_from_value_and_sign<F, T>(value, word >> bit & 1));
+  });
+}
+void multiply_by_slopes(Act act, const Tensor& dx, const Tensor& y, const Tensor& signs, Stream stream) {
+  const int64_t words = sign_bits::words(dx.rows(), dx.cols());
+  if (words == 0) return;
+  with_gpu_type(dx.dtype, "linear_backward", [&](auto type) {
+    using T = decltype(type);
+    with_activation(act, [&](auto f) {
+      using F = decltype(f);
+      if constexpr (has_slope_from_value_and_sign<F>)
+        gpu::launch("linear_backward", slopes_kernel<T, F>,
+                    {.grid = (words + kThreads - 1) / kThreads, .block = kThreads, .device = dx.device.index}, stream,
+                    dx.ptr<T>(), dx.row_stride(), y.ptr<T>(), y.row_stride(), dx.rows(), dx.cols(),
+                    static_cast<const uint64_t*>(signs.data), words);
+    });
+  });
+}
+
 }  // namespace
 
 const char* core_refuses(const PlainProduct& p) {
@@ -184,7 +248,27 @@ void matmul(const MatMul& m, Stream stream) {
           m.products, m.workspace, stream);
 }
 
+namespace {
+// Operands that the core takes, and at a size where it should.
+bool is_fused(Act act, const Tensor& a, const Tensor& w, bool transpose_w, const Tensor& c, const Tensor& other) {
+  if (!is_fused_activation(act) || c.numel() == 0 || a.cols() == 0) return false;
+  const PlainProduct p{.a = a, .b = w, .c = c, .transpose_b = transpose_w};
+  const PlainProduct kept{.a = a, .b = w, .c = other ? other : c};
+  if (core_refuses(p) != nullptr || core_refuses(kept) != nullptr) return false;
+  return !gpu::lt_available() || activated_is_faster({c.rows(), c.cols(), a.cols()}, gpu::sm_count(c.device.index));
+}
+template <class Use> void with_16_bit_type(DType t, Use&& use) {
+  if (t == DType::bf16) return use(bf16{});
+  use(f16{});
+}
+}  // namespace
+
 void linear(const Linear& a, Stream stream) {
+  if (is_fused(a.act, as_matrix(a.x), as_matrix(a.w), true, as_matrix(a.y), as_matrix(a.pre))) {
+    Linear m = a;
+    for (Tensor* t : {&m.x, &m.w, &m.y, &m.pre}) *t = as_matrix(*t);
+    return with_16_bit_type(a.x.dtype, [&](auto type) { launch_activated<decltype(type)>(m, stream); });
+  }
   const Tensor out = a.pre ? a.pre : a.y;
   product("linear",
           {.a = as_matrix(a.x),
@@ -196,19 +280,30 @@ void linear(const Linear& a, Stream stream) {
            .add = as_matrix(out),
            .bias = a.b},
           a.products, a.workspace, stream);
+  if (a.signs) keep_signs(as_matrix(out), a.signs, stream);
   if (a.act != Act::identity || a.pre) activate({.act = a.act, .x = out, .y = a.y}, stream);
 }
 
 void linear_backward(const LinearBackward& a, Stream stream) {
   if (a.dx) {
-    const bool sloped = a.act != Act::identity && a.pre;
+    const bool sloped = a.act != Act::identity && (a.pre || a.signs);
     INGOT_CHECK(!sloped || !a.accumulate_dx, "linear_backward: found accumulate_dx with the slopes of ", name_of(a.act),
                 " on a GPU, expected one of the two");
-    const Tensor dx = as_matrix(a.dx);
-    product("linear_backward",
-            {.a = as_matrix(a.dy), .b = as_matrix(a.w), .c = dx, .beta = a.accumulate_dx ? 1.f : 0.f, .add = dx},
-            a.products, a.workspace, stream);
-    if (sloped) activate_backward({.act = a.act, .dy = a.dx, .x = a.pre, .dx = a.dx}, stream);
+    const Tensor dx = as_matrix(a.dx), kept = as_matrix(a.signs ? a.x : a.pre);
+    const bool fused = sloped && is_fused(a.act, as_matrix(a.dy), as_matrix(a.w), false, dx, kept);
+    if (fused) {
+      LinearBackward m = a;
+      for (Tensor* t : {&m.dy, &m.x, &m.w, &m.dx, &m.pre}) *t = as_matrix(*t);
+      with_16_bit_type(a.dy.dtype, [&](auto type) { launch_sloped<decltype(type)>(m, stream); });
+    } else {
+      product("linear_backward",
+              {.a = as_matrix(a.dy), .b = as_matrix(a.w), .c = dx, .beta = a.accumulate_dx ? 1.f : 0.f, .add = dx},
+              a.products, a.workspace, stream);
+      if (sloped && a.signs)
+        multiply_by_slopes(a.act, dx, kept, a.signs, stream);
+      else if (sloped)
+        activate_backward({.act = a.act, .dy = a.dx, .x = a.pre, .dx = a.dx}, stream);
+    }
   }
   if (a.dw) {
     const Tensor dw = as_matrix(a.dw);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ingot/gpu/cublaslt.h"
+#include "ingot/kernels/linear/sign_bits.h"
 #include "ingot/testing/device_buffer.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/testing.h"
@@ -192,34 +193,84 @@ TEST_F(LinearCuda, WithWorkspaceAndRoundedOperands) {
     run_matmul({.m = 300, .n = 264, .k = 200, .type = DType::f32, .out = DType::f32, .products = products}, workspace);
 }
 
+const Act kActs[] = {act_of<Identity>,    act_of<Relu>, act_of<LeakyReluSquared>,
+                     act_of<ReluSquared>, act_of<Gelu>, act_of<GeluTanh>};  // in the product's epilogue, and not
+// f and f' in fp64.
+std::vector<double> value_of(Act act, const std::vector<double>& x) {
+  const Buffer in(DType::f64, {int64_t(x.size())}), out(DType::f64, {int64_t(x.size())});
+  testing::assign(in, x);
+  activate({.act = act, .x = in, .y = out}, {});
+  return values(out);
+}
+std::vector<double> slope_of(Act act, const std::vector<double>& x) {
+  const Buffer in(DType::f64, {int64_t(x.size())}), one(DType::f64, {int64_t(x.size())});
+  testing::assign(in, x), testing::assign(one, std::vector<double>(x.size(), 1));
+  activate_backward({.act = act, .dy = one, .x = in, .dx = one}, {});
+  return values(one);
+}
+// The largest |f'|, and |f''|, within `by` of x: of squares 2 |x| and 2, of the others below 1.13 and 1.2.
+double steepest(Act act, double x, double by) {
+  return slope_follows_from_value_and_sign(act) ? 2 * (std::fabs(x) + by) : 1.13;
+}
+constexpr double kSteepestSlope = 2;
+
+// Whether the bit of each element says what `pre` says; where it is within `error` of 0 either will do.
+void expect_signs(DeviceBuffer& signs, const Case& c, const Oracle& pre) {
+  signs.download();
+  EXPECT_TRUE(signs.untouched());
+  const uint64_t* const words = reinterpret_cast<const uint64_t*>(signs.host().ptr<uint8_t>());
+  int wrong = 0;
+  for (int64_t r = 0; r < c.m; ++r)
+    for (int64_t j = 0; j < c.n && wrong < 3; ++j)
+      for (int lane = 0; lane < 32; ++lane)
+        for (int bit = 0; bit < 64; ++bit) {
+          const sign_bits::Place at = sign_bits::place(lane, bit);
+          if (at.row != r % 16 || at.column != j % 128) continue;
+          const size_t i = size_t(r * c.n + j);
+          const bool positive = words[sign_bits::word_at(r, j, c.n, lane)] >> bit & 1;
+          if (positive != (pre.sum[i] > 0) && std::fabs(pre.sum[i]) > allowed(c, pre, i)) {
+            ++wrong;
+            ADD_FAILURE() << "sign of (" << r << ", " << j << ") is wrong, of " << pre.sum[i];
+          }
+        }
+}
+
 TEST_F(LinearCuda, ForwardWithBiasAndActivation) {
   for (DType type : {DType::f32, DType::bf16, DType::f16})
-    for (Act act : {Act(Act::identity), Act(act_of<GeluTanh>)})
-      for (bool keeps : {false, true})
+    for (Act act : kActs)
+      for (int keeps : {0, 1, 2})  // nothing, pre, signs
         for (int64_t rows : {1, 300, 2816}) {
           const Case c{
               .m = rows, .n = 264 + (rows > 2000 ? 504 : 0), .k = 200, .type = type, .out = type, .transpose_b = true};
-          SCOPED_TRACE(::testing::Message() << c << " " << name_of(act) << (keeps ? " keeps pre" : ""));
+          SCOPED_TRACE(::testing::Message() << c << " " << name_of(act) << " keeps " << keeps);
           if (needs_cublaslt(c) && !gpu::lt_available()) continue;
+          if (keeps == 2 && (!slope_follows_from_value_and_sign(act) || type == DType::f16)) continue;
           DeviceBuffer x = matrix(type, c.m, c.k, 8, 1), w = matrix(type, c.n, c.k, 0, 2), b(type, {c.n}),
-                       y(type, {c.m, c.n}), pre(type, {c.m, c.n});
+                       y(type, {c.m, c.n}), pre(type, {c.m, c.n}),
+                       signs(DType::u8, {linear_sign_bytes(c.m, c.n, {Device::cuda, 0})});
           testing::fill_normal(b.host(), 3);
-          b.upload(), y.upload(), pre.upload();
-          linear({.x = x, .w = w, .b = b, .y = y, .pre = keeps ? pre.tensor() : Tensor(), .act = act}, {});
-          Oracle want = oracle(c, x.host(), w.host(), {}, values(b.host()));
-          if (keeps) expect_near(pre, c, want);
-          // The slope is below 1.13 everywhere; the sum before the activation is rounded to the type where it is kept.
+          for (DeviceBuffer* t : {&b, &y, &pre, &signs}) t->upload();
+          linear({.x = x,
+                  .w = w,
+                  .b = b,
+                  .y = y,
+                  .pre = keeps == 1 ? pre.tensor() : Tensor(),
+                  .signs = keeps == 2 ? signs.tensor() : Tensor(),
+                  .act = act},
+                 {});
+          const Oracle want = oracle(c, x.host(), w.host(), {}, values(b.host()));
+          if (keeps == 1) expect_near(pre, c, want);
+          if (keeps == 2 && rows <= 300) expect_signs(signs, c, want);
+          // The sum before the activation is rounded to the type where it is kept.
           y.download();
           EXPECT_TRUE(y.untouched());
-          const std::vector<double> got = values(y.host());
-          const Buffer exact(DType::f64, {c.m, c.n}), f(DType::f64, {c.m, c.n});
-          testing::assign(exact, want.sum);
-          activate({.act = act, .x = exact, .y = f}, {});
-          const std::vector<double> value = values(f);
-          for (size_t i = 0; i < got.size(); ++i)
+          const std::vector<double> got = values(y.host()), value = value_of(act, want.sum);
+          for (size_t i = 0; i < got.size(); ++i) {
+            const double before = allowed(c, want, i);
             ASSERT_LE(std::fabs(got[i] - value[i]),
-                      1.13 * allowed(c, want, i) + 1.02 * roundoff(type) * std::fabs(value[i]) + 1e-6)
+                      steepest(act, want.sum[i], before) * before + 1.02 * roundoff(type) * std::fabs(value[i]) + 1e-6)
                 << i << ": found " << got[i] << ", expected " << value[i];
+          }
         }
 }
 
@@ -254,23 +305,64 @@ TEST_F(LinearCuda, BackwardAgreesWithFp64) {
 }
 
 TEST_F(LinearCuda, BackwardThroughAnActivation) {
-  const Case c{.m = 300, .n = 200, .k = 264};
-  DeviceBuffer dy = matrix(c.type, c.m, c.k, 8, 1), w = matrix(c.type, c.k, c.n, 0, 3),
-               pre = matrix(c.type, c.m, c.n, 0, 2), dx(c.type, {c.m, c.n});
-  dx.upload();
-  linear_backward({.dy = dy, .w = w, .dx = dx, .pre = pre, .act = act_of<ReluSquared>}, {});
-  const Oracle want = oracle(c, dy.host(), w.host(), {});
-  dx.download();
-  const std::vector<double> got = values(dx.host()), z = values(pre.host());
-  for (size_t i = 0; i < got.size(); ++i) {
-    const double slope = 2 * std::max(z[i], 0.);
-    ASSERT_LE(std::fabs(got[i] - slope * want.sum[i]),
-              slope * allowed(c, want, i) + 1.02 * roundoff(c.type) * std::fabs(slope * want.sum[i]) + 1e-9);
-  }
+  for (DType type : {DType::bf16, DType::f16})
+    for (Act act : kActs)
+      for (bool large : {false, true}) {
+        Case c{.m = 300, .n = 200, .k = 264, .type = type, .out = type};
+        if (large) c.m = 2816, c.n = 768, c.k = 136;
+        SCOPED_TRACE(::testing::Message() << c << ' ' << name_of(act));
+        DeviceBuffer dy = matrix(c.type, c.m, c.k, 8, 1), w = matrix(c.type, c.k, c.n, 0, 3),
+                     pre = matrix(c.type, c.m, c.n, 8, 2), dx(c.type, {c.m, c.n}, c.n + 8);
+        dx.upload();
+        linear_backward({.dy = dy, .w = w, .dx = dx, .pre = pre, .act = act}, {});
+        const Oracle want = oracle(c, dy.host(), w.host(), {});
+        dx.download();
+        EXPECT_TRUE(dx.untouched());
+        const std::vector<double> got = values(dx.host()), slope = slope_of(act, values(pre.host()));
+        for (size_t i = 0; i < got.size(); ++i)
+          ASSERT_LE(std::fabs(got[i] - slope[i] * want.sum[i]),
+                    std::fabs(slope[i]) * allowed(c, want, i) +
+                        1.02 * roundoff(c.type) * std::fabs(slope[i] * want.sum[i]) + 2e-5 * std::fabs(want.sum[i]))
+              << i;
+      }
+  DeviceBuffer dy = matrix(DType::bf16, 8, 16, 0, 1), w = matrix(DType::bf16, 16, 8, 0, 2),
+               pre = matrix(DType::bf16, 8, 8, 0, 3);
   const std::string m = message_of([&] {
-    linear_backward({.dy = dy, .w = w, .dx = dx, .pre = pre, .act = act_of<ReluSquared>, .accumulate_dx = true}, {});
+    linear_backward({.dy = dy, .w = w, .dx = pre, .pre = pre, .act = act_of<ReluSquared>, .accumulate_dx = true}, {});
   });
   EXPECT_NE(m.find("accumulate_dx"), m.npos) << m;
+}
+
+// Through what linear kept beside its result.
+TEST_F(LinearCuda, BackwardFromAValueAndItsSign) {
+  for (DType type : {DType::f32, DType::bf16})
+    for (Act act : {act_of<LeakyReluSquared>, act_of<ReluSquared>})
+      for (bool large : {false, true}) {
+        const int64_t rows = large ? 2816 : 300, hidden = large ? 768 : 264, in = 72, out = 136;
+        SCOPED_TRACE(::testing::Message() << type << ' ' << name_of(act) << ' ' << rows << " rows");
+        if (type == DType::f32 && !gpu::lt_available()) continue;
+        const Case of_h{.m = rows, .n = hidden, .k = in, .type = type, .out = type, .transpose_b = true};
+        const Case of_dx{.m = rows, .n = hidden, .k = out, .type = type, .out = type};
+        DeviceBuffer x = matrix(type, rows, in, 0, 1), w1 = matrix(type, hidden, in, 0, 2),
+                     h(type, {rows, hidden}, hidden + 8), dy = matrix(type, rows, out, 0, 3),
+                     w2 = matrix(type, out, hidden, 8, 4), dx(type, {rows, hidden}),
+                     signs(DType::u8, {linear_sign_bytes(rows, hidden, {Device::cuda, 0})});
+        for (DeviceBuffer* t : {&h, &dx, &signs}) t->upload();
+        linear({.x = x, .w = w1, .y = h, .signs = signs, .act = act}, {});
+        linear_backward({.dy = dy, .x = h, .w = w2, .dx = dx, .signs = signs, .act = act}, {});
+        const Oracle pre = oracle(of_h, x.host(), w1.host(), {}), sums = oracle(of_dx, dy.host(), w2.host(), {});
+        h.download(), dx.download(), signs.download();
+        EXPECT_TRUE(h.untouched() && dx.untouched() && signs.untouched());
+        const std::vector<double> got = values(dx.host()), slope = slope_of(act, pre.sum);
+        for (size_t i = 0; i < got.size(); ++i) {
+          // The root of a square rounded to the type is off by half a rounding, and by what the sum was off.
+          const double off = kSteepestSlope * allowed(of_h, pre, i) + roundoff(type) * std::fabs(slope[i]);
+          ASSERT_LE(std::fabs(got[i] - slope[i] * sums.sum[i]),
+                    (std::fabs(slope[i]) + off) * allowed(of_dx, sums, i) + off * std::fabs(sums.sum[i]) +
+                        1.02 * roundoff(type) * std::fabs(slope[i] * sums.sum[i]))
+              << i << ": found " << got[i] << ", expected " << slope[i] * sums.sum[i];
+        }
+      }
 }
 
 TEST_F(LinearCuda, RepeatsBitForBitAndWorksInAGraph) {

@@ -7,7 +7,12 @@
 // On a GPU: f32, bf16 and f16. Of 16-bit operands sums are fp32, and dw, db and matmul's c may be f32. Products run on
 // our kernels (gpu/gemm) or on cuBLASLt (gpu/cublaslt.h), whichever is faster for the size; f32, and rows that do not
 // begin at multiples of 16 bytes, need the latter. `workspace` is room for cuBLASLt, linear_workspace_bytes(device);
-// without it products with few rows may be slower.
+// without it products with few rows may be slower. On Hopper the activations of a wide network's middle (the squared
+// ReLUs, gelu) and their slopes are part of the products.
+//
+// Of f(x) = max(x, x / 2)^2 and max(x, 0)^2 the slope follows from the value and the sign of x alone (slope 2 sqrt(y)
+// or -sqrt(y)), so a forward pass that keeps `signs`, a bit an element, need not keep pre. Not in f16, whose squares
+// underflow below 2^-12.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/activation/activation.h"
 
@@ -20,6 +25,7 @@ struct Linear {
   Tensor x, w, b;  // (T, K), (N, K), (N) or left out
   Tensor y;        // (T, N)
   Tensor pre;      // (T, N): where the value before the activation is kept, or left out
+  Tensor signs;    // u8, linear_sign_bytes(T, N, device): where its sign is kept, or left out
   Act act = Act::identity;
   double alpha = 1;         // y = f(alpha * x W^T + b)
   bool accumulate = false;  // y += x W^T; needs the identity and no bias
@@ -42,6 +48,7 @@ struct LinearBackward {
   Tensor dx;        // (T, K) or left out
   Tensor dw, db;    // (N, K), (N) accumulated, or left out
   Tensor pre;       // (T, K): where x = f(pre), then dx is multiplied by f'(pre)
+  Tensor signs;     // in place of pre: what linear kept beside x, which is then read
   Act act = Act::identity;
   bool accumulate_dx = false;
   Products products = Products::fp32;
@@ -67,6 +74,7 @@ void matmul(const MatMul& m, Stream stream);
 void matmul_plain(const MatMul& m);
 
 int64_t linear_workspace_bytes(Device device);  // 0 on a CPU
+int64_t linear_sign_bytes(int64_t rows, int64_t cols, Device device);
 int64_t bytes(const Linear& a);
 int64_t flops(const Linear& a);
 

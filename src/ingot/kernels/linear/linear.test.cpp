@@ -456,6 +456,30 @@ TEST(linear, backward_forms_x_where_it_was_not_kept) {
       }
 }
 
+// The signs kept beside x serve as pre does, in every way a product is cut; x is what linear wrote, in the same memory.
+TEST(linear, signs_serve_in_place_of_pre) {
+  for (DType dtype : {DType::f32, DType::f64})
+    for (Act act : {act_of<LeakyReluSquared>, act_of<ReluSquared>})
+      for (const auto& [t, n, k] : {std::array<int64_t, 3>{1, 5, 3}, {7, 64, 33}, {200, 300, 130}, {0, 8, 8}}) {
+        SCOPED_TRACE(::testing::Message() << dtype << ' ' << name_of(act) << ' ' << t << "x" << n << "x" << k);
+        const Buffer x = matrix(dtype, t, k, 2, 1), w1 = matrix(dtype, n, k, 0, 2), w2 = matrix(dtype, k, n, 1, 3),
+                     dy = matrix(dtype, t, k, 0, 4), b = matrix(dtype, 1, n, 0, 5);
+        const Buffer pre(dtype, {t, n}), kept(dtype, {t, n}, n + 3), plain(dtype, {t, n}), dx(dtype, {t, n}, n + 1),
+            want(dtype, {t, n}), signs(DType::u8, {linear_sign_bytes(t, n, {})});
+        const Tensor bias = b.tensor().row(0);
+        linear({.x = x, .w = w1, .b = bias, .y = plain, .pre = pre, .act = act}, {});
+        linear({.x = x, .w = w1, .b = bias, .y = kept, .signs = signs, .act = act}, {});
+        EXPECT_EQ(values(kept), values(plain));
+        linear_backward({.dy = dy, .w = w2, .dx = want, .pre = pre, .act = act}, {});
+        linear_backward({.dy = dy, .x = kept, .w = w2, .dx = dx, .signs = signs, .act = act}, {});
+        EXPECT_TRUE(kept.guards_intact() && dx.guards_intact());
+        // The root of a rounded square, and a product more: 3 roundings in all.
+        const std::vector<double> got = values(dx), expected = values(want);
+        for (size_t i = 0; i < got.size(); ++i)
+          ASSERT_NEAR(got[i], expected[i], 4 * testing::roundoff(dtype) * std::fabs(expected[i])) << i;
+      }
+}
+
 TEST(linear, backward_accumulates_parameters_always_and_dx_when_asked) {
   for (const Layer& s : kLayers)
     for (bool sloped : {false, true}) {
@@ -587,6 +611,23 @@ TEST(linear, errors_name_what_was_found_and_what_was_expected) {
   Tensor gpu = x;
   gpu.device = {Device::cuda, 0};
   EXPECT_NE(message_of([&] { linear({.x = gpu, .w = ok, .y = y}, {}); }).find("expected cuda:0"), std::string::npos);
+}
+
+TEST(linear, signs_are_refused_where_they_tell_nothing) {
+  const Buffer x(DType::f32, {4, 8}), w(DType::f32, {8, 8}), y(DType::f32, {4, 8}), h(DType::f16, {4, 8}),
+      hw(DType::f16, {8, 8}), signs(DType::u8, {32}), few(DType::u8, {31});
+  const Act act = act_of<ReluSquared>;
+  EXPECT_EQ(message_of([&] { linear({.x = x, .w = w, .y = y, .signs = signs, .act = act_of<Gelu>}, {}); }),
+            "linear: found signs with gelu, expected leaky_relu_squared or relu_squared");
+  EXPECT_EQ(message_of([&] { linear({.x = x, .w = w, .y = y, .signs = few, .act = act}, {}); }),
+            "linear: signs: found (31) of u8, expected 32 contiguous bytes");
+  EXPECT_EQ(message_of([&] { linear({.x = h, .w = hw, .y = h, .signs = signs, .act = act}, {}); }),
+            "linear: found signs with f16, whose squares underflow; expected pre");
+  EXPECT_EQ(message_of([&] { linear_backward({.dy = y, .w = w, .dx = x, .signs = signs, .act = act}, {}); }),
+            "linear_backward: found signs with no x, expected x and none of the others");
+  EXPECT_EQ(message_of(
+                [&] { linear_backward({.dy = y, .x = x, .w = w, .dx = x, .pre = x, .signs = signs, .act = act}, {}); }),
+            "linear_backward: found signs with pre, expected x and none of the others");
 }
 
 TEST(linear, every_operand_lies_on_one_device) {

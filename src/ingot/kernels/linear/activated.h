@@ -1,0 +1,28 @@
+#pragma once
+// linear with its activation, and the input gradient with the activation's slopes, in the products' epilogues: what
+// stands before the activation crosses memory only where it is kept.
+#include "ingot/gpu/gemm/config.h"
+#include "ingot/kernels/linear/linear.h"
+
+namespace ingot::cuda {
+
+// Those for which kernels exist; the others are calls of their own.
+using FusedActivations = ActivationList<LeakyReluSquared, ReluSquared, Gelu, GeluTanh>;
+constexpr gemm::Tile kActivatedTile = gemm::kPairs128;
+
+inline bool is_fused_activation(Act act) {
+  bool known = false;
+  for_each_activation([&](auto f) { known |= act_of<decltype(f)> == act; }, FusedActivations{});
+  return known;
+}
+// A whole pass over the result is saved, which pays also where tiles leave a part of the GPU idle.
+inline bool activated_is_faster(const gemm::Problem& p, int64_t sms) {
+  return p.k >= 64 && gemm::efficiency(p, kActivatedTile, sms) >= 0.7;
+}
+
+// T: bf16 or f16. Operands have rank 2, aligned rows and whole eights of columns.
+template <class T> void launch_activated(const Linear& a, Stream stream);
+// dx = (dy W) * f'(...), from pre, or (bf16) from x and signs.
+template <class T> void launch_sloped(const LinearBackward& a, Stream stream);
+
+}  // namespace ingot::cuda
