@@ -47,7 +47,7 @@ Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const Optimizer
   int64_t workspace = 0;
   if (muon)
     for (const MatrixBank& b : layout.banks())
-      workspace = std::max(workspace, muon_workspace_bytes(b.rows, b.cols, dtype, place.device));
+      workspace = std::max(workspace, muon_workspace_bytes(b.count, b.rows, b.cols, dtype, place.device));
   const int64_t norm_workspace = sum_of_squares_workspace_bytes(all, place.device);
   const int64_t numbers = matrices + 2 * (all - matrices) + (averages ? all : 0);
   Allocator& memory = place.memory != nullptr ? *place.memory : gpu::memory_of(place.device);

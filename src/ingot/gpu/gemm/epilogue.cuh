@@ -40,6 +40,8 @@ constexpr gpu::TmaBox kStoreBox{.rows = kWarpRows, .cols = 128 / int(sizeof(T)),
 template <class T> CUtensorMap store_map(const char* name, const Tensor& t) {
   return gpu::tensor_map(name, as_bank(t), kStoreBox<T>);
 }
+// For panels written by write_turned: the mirror image of what a symmetric product's tile holds.
+constexpr gpu::TmaBox kTurnedBox{.rows = 64, .cols = kWarpRows, .swizzle = tile::Swizzle::b32};
 
 // One warp's panels in turn: while the copy engine reads one, the next is written.
 template <int kPanels = 2> class WarpStore {
@@ -64,6 +66,14 @@ template <int kPanels = 2> class WarpStore {
       for (int half = 0; half < 2; ++half)
         ptx::store_shared(panel() + tile::swizzled<tile::Swizzle::b128>(lane() / 4 + 8 * half, 32 * j + lane() % 4 * 8),
                           {__float_as_uint(d[4 * j + 2 * half]), __float_as_uint(d[4 * j + 2 * half + 1])});
+  }
+  // The same turned: a panel of 64 rows x 16 columns, for a map of kTurnedBox.
+  __device__ __forceinline__ void write_turned(const uint32_t (&pairs)[16]) {
+    begin();
+    const uint32_t to = panel() + tile::swizzled<tile::Swizzle::b32>(lane() / 16 * 8 + lane() % 8, lane() / 8 % 2 * 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      ptx::stmatrix_trans(to + i * 512, {pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]});
   }
   // 64 columns of 16 bits that an epilogue reads, from rows as memory has them (load_panel) to the fragment's order.
   // The panel is free to be written again.

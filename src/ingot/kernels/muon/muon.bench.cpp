@@ -21,7 +21,7 @@ INGOT_BENCH(muon) {
              .dtype = "f32",
              .flops = kProducts * 2.0 * B * N * N * N},
             [](Operands& o) {
-              const Tensor workspace = o.workspace(muon_workspace_bytes(N, N, DType::f32, {}));
+              const Tensor workspace = o.workspace(muon_workspace_bytes(B, N, N, DType::f32, {}));
               const Muon a{.p = o.normal({B, N, N}, 0.06),
                            .g = o.normal({B, N, N}),
                            .momentum = o.zeros({B, N, N}),

@@ -196,6 +196,11 @@ void check_workspace(const char* op, const Tensor& t, int64_t bytes, Device devi
               ": workspace: found an address not aligned to 16 bytes, expected an aligned one");
 }
 
+void check_numbers(const char* what, const Tensor& t, int64_t n, Device device) {
+  INGOT_CHECK(!t || (t.dtype == DType::f64 && t.shape == Shape{n} && t.contiguous() && t.device == device), what,
+              ": found ", t.dtype, " of shape ", t.shape, " on ", t.device, ", expected ", n, " of f64 on ", device);
+}
+
 }  // namespace
 
 namespace cpu {
@@ -203,6 +208,8 @@ namespace cpu {
 void muon(const Muon& call, Stream stream) {
   Muon m = call;
   if (m.factor) m.grad_scale *= *m.factor.ptr<double>();
+  if (m.rates)
+    m.lr = m.rates.ptr<double>()[0], m.mu = m.rates.ptr<double>()[1], m.weight_decay = m.rates.ptr<double>()[2];
   if (!std::isfinite(m.grad_scale)) return;
   const int64_t count = m.p.size(0), rows = m.p.size(1), cols = m.p.size(2);
   with_wide_float_type(m.p.dtype, "muon", [&](auto type) {
@@ -243,6 +250,7 @@ void newton_schulz(const NewtonSchulz& n, Stream stream) {
 namespace cuda {
 void muon(const Muon& m, Stream stream);
 void newton_schulz(const NewtonSchulz& n, Stream stream);
+int64_t muon_workspace_bytes(int64_t count, int64_t rows, int64_t cols, DType dtype, Device device);
 }  // namespace cuda
 
 void muon(const Muon& m, Stream stream) {
@@ -250,14 +258,12 @@ void muon(const Muon& m, Stream stream) {
   check_bank("muon", "p", m.p, m.p);
   check_bank("muon", "g", m.g, m.p);
   check_bank("muon", "momentum", m.momentum, m.p);
-  INGOT_CHECK(
-      !m.factor || (m.factor.dtype == DType::f64 && m.factor.shape == Shape{1} && m.factor.device == m.p.device),
-      "muon: factor: found ", m.factor.dtype, " of shape ", m.factor.shape, " on ", m.factor.device,
-      ", expected one f64 on ", m.p.device);
+  check_numbers("muon: factor", m.factor, 1, m.p.device);
+  check_numbers("muon: rates", m.rates, 3, m.p.device);
   INGOT_CHECK_GE(m.steps, 0, "muon: steps");
   if (m.p.numel() == 0) return;
-  check_workspace("muon", m.workspace, muon_workspace_bytes(m.p.size(1), m.p.size(2), m.p.dtype, m.p.device),
-                  m.p.device);
+  check_workspace("muon", m.workspace,
+                  muon_workspace_bytes(m.p.size(0), m.p.size(1), m.p.size(2), m.p.dtype, m.p.device), m.p.device);
   INGOT_DISPATCH(MUON, m.p.device, muon, m, stream);
 }
 
@@ -266,12 +272,15 @@ void newton_schulz(const NewtonSchulz& n, Stream stream) {
   check_bank("newton_schulz", "x", n.x, n.x);
   INGOT_CHECK_GE(n.steps, 0, "newton_schulz: steps");
   if (n.x.numel() == 0) return;
-  check_workspace("newton_schulz", n.workspace, matrix_bytes(n.x.size(0), n.x.size(1), n.x.dtype).total(), n.x.device);
+  check_workspace("newton_schulz", n.workspace,
+                  muon_workspace_bytes(1, n.x.size(0), n.x.size(1), n.x.dtype, n.x.device), n.x.device);
   INGOT_DISPATCH(MUON, n.x.device, newton_schulz, n, stream);
 }
 
-int64_t muon_workspace_bytes(int64_t rows, int64_t cols, DType dtype, Device) {
-  return lanes_of(rows, cols, dtype) * matrix_bytes(rows, cols, dtype).total();
+int64_t muon_workspace_bytes(int64_t count, int64_t rows, int64_t cols, DType dtype, Device device) {
+  if constexpr (INGOT_HAS_CUDA(MUON))
+    if (device.kind == Device::cuda) return cuda::muon_workspace_bytes(count, rows, cols, dtype, device);
+  return std::min(count, lanes_of(rows, cols, dtype)) * matrix_bytes(rows, cols, dtype).total();
 }
 
 }  // namespace ingot

@@ -81,7 +81,7 @@ const std::vector<Bank> kBanks = {{1, 1, 1},  {1, 1, 7},      {2, 7, 1},   {3, 5
 void run(const Bank& s, DType dtype, Muon m, double tolerance) {
   Buffer p(dtype, {s.count, s.rows, s.cols}, s.cols + s.pad), g(dtype, {s.count, s.rows, s.cols}, s.cols + s.pad),
       momentum(dtype, {s.count, s.rows, s.cols});
-  Buffer workspace(DType::u8, {muon_workspace_bytes(s.rows, s.cols, dtype, {})});
+  Buffer workspace(DType::u8, {muon_workspace_bytes(s.count, s.rows, s.cols, dtype, {})});
   fill_normal(p, 1);
   fill_normal(g, 2, 0.01);
   fill_normal(momentum, 3, 0.02);
@@ -130,11 +130,27 @@ TEST(muon, other_coefficients_and_numbers_of_steps_follow_the_formula) {
     for (const Bank& s : kBanks) run(s, DType::f64, {.lr = 1, .steps = steps, .a = 2, .b = -1.5, .c = 0.5}, 1e-11);
 }
 
+TEST(muon, rates_serve_in_place_of_the_numbers) {
+  Buffer g(DType::f64, {2, 5, 7}), rates(DType::f64, {3}),
+      workspace(DType::u8, {muon_workspace_bytes(2, 5, 7, DType::f64, {})});
+  fill_normal(g, 1);
+  assign(rates, {0.1, 0.9, 0.3});
+  Matrix result[2];
+  for (bool given : {false, true}) {
+    Buffer p(DType::f64, {2, 5, 7}), momentum(DType::f64, {2, 5, 7});
+    fill_normal(p, 2), fill_normal(momentum, 3);
+    Muon m{.p = p, .g = g, .momentum = momentum, .workspace = workspace, .lr = 0.1, .mu = 0.9, .weight_decay = 0.3};
+    if (given) m.rates = rates, m.lr = 5, m.mu = 0, m.weight_decay = 1;
+    muon(m, {});
+    result[given] = values(p);
+  }
+  EXPECT_EQ(result[0], result[1]);
+}
 TEST(muon, a_zero_gradient_gives_a_zero_update) {
   for (DType dtype : {DType::f32, DType::f64})
     for (Products products : {Products::fp32, Products::bf16}) {
       Buffer p(dtype, {3, 8, 20}), g(dtype, {3, 8, 20}), momentum(dtype, {3, 8, 20});
-      Buffer workspace(DType::u8, {muon_workspace_bytes(8, 20, dtype, {})});
+      Buffer workspace(DType::u8, {muon_workspace_bytes(3, 8, 20, dtype, {})});
       fill_normal(p, 1);
       fill_zero(g);
       fill_zero(momentum);
@@ -147,7 +163,7 @@ TEST(muon, a_zero_gradient_gives_a_zero_update) {
 TEST(muon, tiny_and_huge_gradients_give_the_update_of_their_direction) {
   const auto update = [](double scale) {
     Buffer p(DType::f32, {1, 12, 20}), g(DType::f32, {1, 12, 20}), momentum(DType::f32, {1, 12, 20});
-    Buffer workspace(DType::u8, {muon_workspace_bytes(12, 20, DType::f32, {})});
+    Buffer workspace(DType::u8, {muon_workspace_bytes(1, 12, 20, DType::f32, {})});
     fill_zero(p);
     fill_zero(momentum);
     fill_normal(g, 2);
@@ -166,7 +182,7 @@ TEST(muon, tiny_and_huge_gradients_give_the_update_of_their_direction) {
 
 TEST(muon, one_zero_row_stays_zero_and_disturbs_no_other) {
   Buffer p(DType::f64, {1, 6, 9}), g(DType::f64, {1, 6, 9}), momentum(DType::f64, {1, 6, 9});
-  Buffer workspace(DType::u8, {muon_workspace_bytes(6, 9, DType::f64, {})});
+  Buffer workspace(DType::u8, {muon_workspace_bytes(1, 6, 9, DType::f64, {})});
   fill_zero(p);
   fill_zero(momentum);
   fill_normal(g, 2);
@@ -184,7 +200,7 @@ TEST(muon, the_number_of_threads_changes_no_bit) {
       set_thread_count(threads);
       Buffer p(DType::f32, {s.count, s.rows, s.cols}), g(DType::f32, {s.count, s.rows, s.cols}),
           momentum(DType::f32, {s.count, s.rows, s.cols});
-      Buffer workspace(DType::u8, {muon_workspace_bytes(s.rows, s.cols, DType::f32, {})});
+      Buffer workspace(DType::u8, {muon_workspace_bytes(s.count, s.rows, s.cols, DType::f32, {})});
       fill_normal(p, 1);
       fill_normal(g, 2);
       fill_zero(momentum);
@@ -213,7 +229,7 @@ TEST(newton_schulz, singular_values_come_out_near_one) {
   for (const Bank& s : {Bank{1, 24, 48}, Bank{1, 48, 24}, Bank{1, 20, 21}})
     for (Products products : {Products::fp32, Products::bf16}) {
       Buffer x(DType::f32, {s.rows, s.cols}, s.cols + 3),
-          workspace(DType::u8, {muon_workspace_bytes(s.rows, s.cols, DType::f32, {})});
+          workspace(DType::u8, {muon_workspace_bytes(s.count, s.rows, s.cols, DType::f32, {})});
       fill_normal(x, 5);
       newton_schulz({.x = x, .workspace = workspace, .steps = 7, .products = products}, {});
       EXPECT_LT(distance_from_orthogonal(values(x), size_t(s.rows), size_t(s.cols)),
@@ -237,7 +253,7 @@ TEST(newton_schulz, singular_values_from_one_to_a_millionth_come_out_near_the_fo
     Matrix start = multiply(values(left), scaled, small, small, large);
     if (tall) start = transposed(start, small, large);
     Buffer x(DType::f32, {s.rows, s.cols}),
-        workspace(DType::u8, {muon_workspace_bytes(s.rows, s.cols, DType::f32, {})});
+        workspace(DType::u8, {muon_workspace_bytes(s.count, s.rows, s.cols, DType::f32, {})});
     assign(x, start);
     const Matrix want = orthogonal_factor(values(x), size_t(s.rows), size_t(s.cols), 5, 3.4445, -4.7750, 2.0315);
     newton_schulz({.x = x, .workspace = workspace}, {});
@@ -248,7 +264,7 @@ TEST(newton_schulz, singular_values_from_one_to_a_millionth_come_out_near_the_fo
 TEST(newton_schulz, converging_coefficients_reach_an_orthogonal_matrix) {
   for (const Bank& s : {Bank{1, 24, 48}, Bank{1, 48, 24}, Bank{1, 16, 16}}) {
     Buffer x(DType::f64, {s.rows, s.cols}),
-        workspace(DType::u8, {muon_workspace_bytes(s.rows, s.cols, DType::f64, {})});
+        workspace(DType::u8, {muon_workspace_bytes(s.count, s.rows, s.cols, DType::f64, {})});
     fill_normal(x, 6);
     newton_schulz({.x = x, .workspace = workspace, .steps = 40, .a = 1.875, .b = -1.25, .c = 0.375}, {});
     EXPECT_LT(distance_from_orthogonal(values(x), size_t(s.rows), size_t(s.cols)), 1e-10);
@@ -268,7 +284,9 @@ TEST(muon, errors_name_what_was_found_and_what_was_expected) {
   EXPECT_NE(
       message({.p = p, .g = ok, .momentum = ok, .workspace = small}).find("found 8 elements of u8, expected at least"),
       std::string::npos);
-  Buffer enough(DType::u8, {muon_workspace_bytes(4, 6, DType::f32, {})});
+  Buffer enough(DType::u8, {muon_workspace_bytes(2, 4, 6, DType::f32, {})});
+  EXPECT_EQ(message({.p = p, .g = ok, .momentum = ok, .workspace = enough, .rates = ok}),
+            "muon: rates: found f32 of shape (2, 4, 6) on cpu, expected 3 of f64 on cpu");
   const Muon m{.p = p, .g = ok, .momentum = ok, .workspace = enough};
   EXPECT_EQ(testing::device_not_checked(m, {&Muon::p, &Muon::g, &Muon::momentum, &Muon::workspace}, muon), "");
 }

@@ -1,0 +1,17 @@
+#pragma once
+// The three products of a Newton-Schulz step on the core (gpu/gemm), for a bank of matrices at once.
+#include "ingot/core/tensor.h"
+
+namespace ingot::cuda {
+
+// x (B, R, C) and its partner of equal shape, square and polynomial (B, S, S), S the shorter side: 16-bit, each row
+// aligned to 16 bytes, last stride 1.
+struct IterationBank {
+  Tensor x, other, square, polynomial;
+  double a, b, c;
+};
+// other = a x + (b A + c A A) x, A = x x^T; of tall matrices the same from the other side. Of the squares only the
+// tiles on and below the diagonal are computed. T: bf16.
+template <class T> void launch_iteration(const IterationBank& n, Stream stream);
+
+}  // namespace ingot::cuda
