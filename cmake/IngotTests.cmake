@@ -2,6 +2,9 @@
 find_package(GTest REQUIRED)
 file(GLOB_RECURSE testing_sources CONFIGURE_DEPENDS src/ingot/testing/*.cpp src/ingot/gpu/emulation/*.cpp)
 list(FILTER testing_sources EXCLUDE REGEX "\\.test\\.cpp$")
+if(INGOT_CUDA STREQUAL "EMULATED") # the library has the emulator
+  list(FILTER testing_sources EXCLUDE REGEX "/gpu/emulation/")
+endif()
 add_library(ingot_testing STATIC ${testing_sources})
 target_include_directories(ingot_testing PUBLIC src)
 target_link_libraries(ingot_testing PUBLIC ingot ingot_flags GTest::gtest)
@@ -29,10 +32,10 @@ if(layers)
 endif()
 ingot_filter_rooms(test_sources)
 # <name>.emulated.test.cpp runs the kernels and launchers of <name>.cu, and those instances of its room that are EMULATED, on the CPU
-# (docs/gpu-layer.md). A build with CUDA has the real ones, and the GPU to run them.
+# (docs/gpu-layer.md). A build with CUDA has the real ones, and the GPU to run them; one whose GPU is the emulator runs *.cuda.test.cpp.
 set(emulated_sources ${test_sources})
 list(FILTER emulated_sources INCLUDE REGEX "\\.emulated\\.test\\.cpp$")
-if(INGOT_WITH_CUDA)
+if(INGOT_WITH_CUDA OR INGOT_CUDA STREQUAL "EMULATED")
   list(REMOVE_ITEM test_sources ${emulated_sources})
 else()
   foreach(test ${emulated_sources})

@@ -1,3 +1,4 @@
+#ifndef INGOT_EMULATED_DEVICE  // gpu/emulation/device.cpp
 #include "ingot/gpu/allocator.h"
 
 #include <array>
@@ -92,3 +93,4 @@ Allocator& pinned_memory() {
 }
 
 }  // namespace ingot::gpu
+#endif

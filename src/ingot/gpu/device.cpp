@@ -1,3 +1,4 @@
+#ifndef INGOT_EMULATED_DEVICE  // gpu/emulation/device.cpp
 #include "ingot/gpu/device.h"
 
 #include <array>
@@ -224,3 +225,4 @@ void synchronize(Device device, Stream) {
 #endif
 
 }  // namespace ingot::gpu
+#endif

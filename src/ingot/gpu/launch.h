@@ -1,6 +1,8 @@
 #pragma once
 // The one kernel launcher: launch(kernel, {.grid = g, .block = b}, stream, arguments...). Included by .cu files.
 #ifdef INGOT_EMULATE
+#include <tuple>
+
 #include "ingot/gpu/emulation/cuda.h"
 #else
 #include <cuda_runtime.h>
@@ -21,12 +23,14 @@ struct Launch {
 };
 
 #ifdef INGOT_EMULATE
-// On the CPU, to its end: the stream is not used.
+// On the CPU, to its end, or into the graph that is being recorded.
 template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), const Launch& at, Stream, A&&... arguments) {
-  emulation::run(
-      name, {.grid = at.grid, .block = at.block, .smem = at.smem, .cluster = at.cluster, .cooperative = at.cooperative},
-      [&] { kernel(P(arguments)...); });
+  const emulation::Shape shape{
+      .grid = at.grid, .block = at.block, .smem = at.smem, .cluster = at.cluster, .cooperative = at.cooperative};
+  emulation::submit([name, kernel, shape, given = std::tuple<P...>(P(arguments)...)] {
+    emulation::run(name, shape, [&] { std::apply(kernel, given); });
+  });
 }
 template <class... P> int64_t resident_blocks(const char*, void (*)(P...), const Launch&) {
   const int64_t limit = emulation::settings().resident_blocks;

@@ -25,6 +25,15 @@ WaitControl::WaitControl(double limit_seconds) : stop_(128) {
   reset({});
 }
 WaitControl::~WaitControl() { (void)cudaFreeHost(host_); }
+#elif defined(INGOT_EMULATED_DEVICE)
+WaitControl::WaitControl(double limit_seconds) : host_(new Shared), stop_(128) {
+  watch_ = {.stop = static_cast<uint32_t*>(stop_.data()),
+            .host_stop = const_cast<const uint32_t*>(&host_->stop),
+            .record = &host_->record,
+            .limit_ns = uint64_t(limit_seconds * 1e9)};
+  reset({});
+}
+WaitControl::~WaitControl() { delete host_; }
 #else
 WaitControl::WaitControl(double) : stop_(128) {}  // fails by name
 WaitControl::~WaitControl() = default;

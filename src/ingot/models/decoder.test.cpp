@@ -1,4 +1,4 @@
-// What models/decoder.h promises, of every engine that runs on the CPU.
+// What models/decoder.h promises, of every engine.
 #include "ingot/models/decoder.h"
 
 #include <gtest/gtest.h>
@@ -9,9 +9,10 @@
 #include <map>
 #include <thread>
 
+#include "ingot/gpu/device.h"
 #include "ingot/models/gpt/decoder.h"
 #include "ingot/models/gpt/parameters.h"
-#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/gpt_oss/decode/decoder.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/host_decoder.h"
 #include "ingot/testing/temporary_directory.h"
@@ -54,6 +55,7 @@ struct GptModel {
 struct Engine {
   const char* name;
   std::function<std::unique_ptr<Decoder>(int64_t slots)> make;
+  bool needs_gpu = false;
 };
 std::ostream& operator<<(std::ostream& out, const Engine& e) { return out << e.name; }
 const Engine kEngines[] = {
@@ -67,8 +69,19 @@ const Engine kEngines[] = {
        static const GptOssModel m;
        return make_decoder(m.config, m.weights, {.context = kContext, .batch = 8, .slots = slots});
      }},
+#ifdef INGOT_HAS_CUDA_DECODE
+    {"gpt_oss_on_a_gpu",
+     [](int64_t slots) {
+       static const GptOssModel m;
+       return make_gpu_decoder(m.config, m.weights, {.context = kContext, .batch = 8, .slots = slots});
+     },
+     true},
+#endif
 };
 struct decoder : ::testing::TestWithParam<Engine> {
+  void SetUp() override {
+    if (GetParam().needs_gpu && gpu::device_count() == 0) GTEST_SKIP() << "no GPU";
+  }
   std::unique_ptr<Decoder> make(int64_t slots = 1) const { return GetParam().make(slots); }
 };
 INSTANTIATE_TEST_SUITE_P(engines, decoder, ::testing::ValuesIn(kEngines),

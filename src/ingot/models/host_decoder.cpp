@@ -88,6 +88,22 @@ void HostDecoder::tell(int slot, std::span<const int32_t> ids, Rows rows, const 
   });
 }
 
+Tensor HostDecoder::row(int slot) {
+  Row& kept = rows_[size_t(slot)];
+  return Tensor(kept.bytes.data(), kept.dtype, {vocab()});
+}
+
+// Tells the token that waits, if one does, and draws the next.
+int32_t HostDecoder::token_after(int slot, int32_t waiting, const DrawOptions& o, uint32_t step) {
+  if (waiting >= 0) {
+    if (o.sampling.temperature == 0 && o.bias.empty() && o.allowed.empty() && o.logprobs < 0)
+      if (const int32_t token = likeliest_after(slot, waiting, o.vocab > 0 ? o.vocab : vocab()); token >= 0)
+        return token;
+    tell(slot, {&waiting, 1}, Rows::last, {});
+  }
+  return draw_from(row(slot), o, step);
+}
+
 Drawn HostDecoder::draw_one(int slot, int32_t waiting, const DrawOptions& o, int64_t n) {
   Drawn d;
   const int64_t drawable = o.vocab > 0 ? o.vocab : vocab();
@@ -101,18 +117,15 @@ Drawn HostDecoder::draw_one(int slot, int32_t waiting, const DrawOptions& o, int
         d.finish = Finish::context;
         break;
       }
-      tell(slot, {&waiting, 1}, Rows::last, {});
     }
-    Row& kept = rows_[size_t(slot)];
-    const Tensor row(kept.bytes.data(), kept.dtype, {vocab()});
-    const int32_t token = draw_from(row, o, o.step + uint32_t(i));
+    const int32_t token = token_after(slot, waiting, o, o.step + uint32_t(i));
     if (std::find(o.stop_ids.begin(), o.stop_ids.end(), token) != o.stop_ids.end()) {
       d.finish = Finish::stop;
       d.stop_id = token;
       break;
     }
     d.tokens.push_back(token);
-    if (o.logprobs >= 0) d.logprobs.push_back(logprobs_of(row, drawable, token, o.logprobs));
+    if (o.logprobs >= 0) d.logprobs.push_back(logprobs_of(row(slot), drawable, token, o.logprobs));
     waiting = token;
     if (o.on_token && !o.on_token(token)) {
       d.finish = Finish::cancelled;

@@ -6,6 +6,13 @@
 
 namespace ingot::testing {
 
+// Whether the GPU is the emulator, which takes 10,000 times as long: tests of full size skip there.
+#ifdef INGOT_EMULATED_DEVICE
+constexpr bool kEmulated = true;
+#else
+constexpr bool kEmulated = false;
+#endif
+
 template <class Base = ::testing::Test> class GpuTest : public Base {
  protected:
   void SetUp() override {

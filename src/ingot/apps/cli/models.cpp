@@ -5,6 +5,7 @@
 #include "ingot/apps/cli/cli.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
+#include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt_oss/config.h"
@@ -19,6 +20,9 @@ void add_options(Command& c, ModelOptions& o) {
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
   OpenedModel m = ingot::open_model(path, {.tokens = tokens, .layers = o.layers, .device = device_named(o.device)});
+  if (!m.note.empty()) log_info(path, ": ", m.note);
+  if (m.decoder->device().kind == Device::cuda)
+    log_info(path, ": on ", gpu::device_info(m.decoder->device().index).name);
   if (m.load_seconds > 1)
     log_info(path, ": ", format_bytes(double(m.weight_bytes)), " of weights in ", fixed(m.load_seconds, 1), " s");
   return m;

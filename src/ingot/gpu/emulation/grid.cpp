@@ -320,6 +320,23 @@ void run(const char* name, const Shape& shape, const std::function<void()>& thre
   for (size_t i = 0; i < order.size(); i += at_once) run_together(order, i, std::min(i + at_once, order.size()));
 }
 
+namespace {
+thread_local std::vector<std::function<void()>>* recording = nullptr;
+}
+void submit(std::function<void()> work) {
+  if (recording != nullptr)
+    recording->push_back(std::move(work));
+  else
+    work();
+}
+void record(const std::function<void()>& work, std::vector<std::function<void()>>& recorded) {
+  struct Ended {
+    ~Ended() { recording = nullptr; }
+  } ended;
+  recording = &recorded;
+  work();
+}
+
 const Place& place() { return self->place; }
 uint32_t lane() { return self->place.thread.x % 32; }
 

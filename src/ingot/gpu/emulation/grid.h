@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <source_location>
+#include <vector>
 
 namespace ingot::emulation {
 
@@ -39,6 +40,10 @@ struct Shape {
 // Runs `thread` for every thread of the grid, to its end. Throws what a thread threw, and Error(invalid_argument) for
 // launches no GPU would take and for threads that wait for ever.
 void run(const char* name, const Shape& shape, const std::function<void()>& thread);
+
+// What a stream is given: done at once or, within record(), kept in `recorded` to be done again and again.
+void submit(std::function<void()> work);
+void record(const std::function<void()>& work, std::vector<std::function<void()>>& recorded);
 
 // --- called by threads
 

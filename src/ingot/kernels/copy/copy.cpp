@@ -56,7 +56,7 @@ void transfer(const Copy& c, Stream stream) {
   INGOT_CHECK(c.from.device.kind == Device::cpu || c.to.device.kind == Device::cpu, "copy: found tensors on ",
               c.from.device, " and ", c.to.device, ", expected one device, or the cpu on one side");
   INGOT_CHECK_EQ(c.from.dtype, c.to.dtype, "copy: dtype between ", c.from.device, " and ", c.to.device);
-#ifdef INGOT_CUDA_BUILD
+#if defined(INGOT_CUDA_BUILD) || defined(INGOT_EMULATED_DEVICE)
   const Device device = c.from.device.kind == Device::cuda ? c.from.device : c.to.device;
   const bool one_row = c.from.contiguous() && c.to.contiguous();
   INGOT_CHECK(one_row || (detail::rows_apart(c.from) && detail::rows_apart(c.to)), "copy: found strides of shape ",

@@ -1,9 +1,11 @@
 // GPT-OSS for the registry: its tokenizer and its decoder.
 #include <algorithm>
 
+#include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
 #include "ingot/io/gguf.h"
 #include "ingot/models/gpt_oss/archive.h"
+#include "ingot/models/gpt_oss/decode/decoder.h"
 #include "ingot/models/gpt_oss/decoder.h"
 #include "ingot/models/registry.h"
 
@@ -25,10 +27,17 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
   auto weights = std::make_shared<GptOssWeights>(
       load_gpt_oss(path, config, {.layers = o.layers, .other_bytes = decoder_bytes(config, layers, options)}));
   OpenedModel m;
-  m.decoder = make_decoder(config, *weights, options);
+  const std::string misfit =
+      o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpt_oss_gpu_misfit(config, *weights, options);
+  if (o.device == DeviceChoice::cuda || misfit.empty())
+    m.decoder = make_gpu_decoder(config, *weights, options);
+  else
+    m.decoder = make_decoder(config, *weights, options);
+  if (o.device == DeviceChoice::automatic && !misfit.empty() && gpu::device_count() > 0)
+    m.note = "on the CPU: " + misfit;
   m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
   m.weight_bytes = weights->bytes();
-  m.memory = weights;
+  if (m.decoder->device().kind == Device::cpu) m.memory = weights;  // a GPU has its own
   return m;
 }
 
@@ -75,6 +84,8 @@ Vocabulary vocabulary(const std::string& model, const std::string& file, bool ha
 
 }  // namespace
 
-ModelKind gpt_oss_kind() { return {.name = "gpt-oss", .holds = is_gpt_oss, .open = open, .vocabulary = vocabulary}; }
+ModelKind gpt_oss_kind() {
+  return {.name = "gpt-oss", .holds = is_gpt_oss, .open = open, .vocabulary = vocabulary, .cuda = true};
+}
 
 }  // namespace ingot

@@ -1,0 +1,124 @@
+// gpu/device.h and gpu/allocator.h in a build whose GPU is the emulator (INGOT_CUDA=EMULATED): device memory is host
+// memory filled with NaNs, and what is put into a stream has happened when the call returns, or is recorded.
+#ifdef INGOT_EMULATED_DEVICE
+#include "ingot/gpu/device.h"
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "ingot/gpu/allocator.h"
+#include "ingot/gpu/emulation/grid.h"
+
+namespace ingot::gpu {
+namespace {
+
+constexpr int kSms = 4;  // few blocks, so that persistent kernels come round
+
+int64_t round_up(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+void* take_memory(int64_t bytes) {
+  void* const memory = std::aligned_alloc(256, size_t(round_up(bytes)));
+  if (memory == nullptr) fail(ErrorCode::unsupported, "emulated GPU: found no ", bytes, " bytes of memory");
+  std::memset(memory, 0xff, size_t(bytes));
+  return memory;
+}
+void check_device(int device) {
+  INGOT_CHECK(device == 0, "emulated GPU: found cuda:", device, ", expected cuda:0, the only one");
+}
+
+using Clock = std::chrono::steady_clock;
+using Recorded = std::vector<std::function<void()>>;
+
+}  // namespace
+
+int device_count() { return 1; }
+int current_device() { return 0; }
+DeviceInfo device_info(int device) {
+  check_device(device);
+  return {.name = "emulated GPU",
+          .sms = kSms,
+          .major = 9,
+          .minor = 0,
+          .l2_bytes = int64_t(1) << 20,
+          .memory_bytes = int64_t(8) << 30};
+}
+int sm_count(int) { return kSms; }
+void check_cuda_status(int status, const std::string& note) {
+  fail(ErrorCode::unsupported, note, ": found status ", status, ", expected 0");
+}
+DeviceGuard::DeviceGuard(int device) { check_device(device); }
+DeviceGuard::~DeviceGuard() = default;
+
+DeviceMemory::DeviceMemory(int64_t bytes) : bytes_(bytes) {
+  if (bytes > 0) data_ = take_memory(bytes);
+}
+DeviceMemory::~DeviceMemory() { std::free(data_); }
+
+OwnedStream::OwnedStream() : handle_(new char) {}
+OwnedStream::~OwnedStream() { delete static_cast<char*>(handle_); }
+void OwnedStream::synchronize() const {}
+
+Event::Event() : handle_(new Clock::time_point) {}
+Event::~Event() { delete static_cast<Clock::time_point*>(handle_); }
+void Event::record(Stream) { *static_cast<Clock::time_point*>(handle_) = Clock::now(); }
+void Event::synchronize() {}
+double Event::seconds_since(const Event& start) const {
+  return std::chrono::duration<double>(*static_cast<Clock::time_point*>(handle_) -
+                                       *static_cast<Clock::time_point*>(start.handle_))
+      .count();
+}
+
+Graph::Graph(Stream, const std::function<void()>& work) {
+  auto recorded = std::make_unique<Recorded>();
+  emulation::record(work, *recorded);
+  handle_ = recorded.release();
+}
+Graph::~Graph() { delete static_cast<Recorded*>(handle_); }
+void Graph::launch(Stream) const {
+  for (const auto& step : *static_cast<Recorded*>(handle_)) emulation::submit(step);
+}
+
+void copy_to_device(void* to, const void* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); }
+void copy_to_host(void* to, const void* from, int64_t bytes) { std::memcpy(to, from, size_t(bytes)); }
+void copy_on_device(void* to, const void* from, int64_t bytes, Stream) {
+  emulation::submit([=] { std::memmove(to, from, size_t(bytes)); });
+}
+void fill_bytes(void* to, uint8_t value, int64_t bytes, Stream) {
+  emulation::submit([=] { std::memset(to, value, size_t(bytes)); });
+}
+void copy_rows(const RowCopy& c, Stream) {
+  check_device(c.device);
+  emulation::submit([c] {
+    for (int64_t r = 0; r < c.rows; ++r)
+      std::memcpy(static_cast<char*>(c.to) + r * c.to_step, static_cast<const char*>(c.from) + r * c.from_step,
+                  size_t(c.row_bytes));
+  });
+}
+void synchronize() {}
+void synchronize(Device, Stream) {}
+
+namespace {
+class OnDevice final : public Allocator {
+ public:
+  Device device() const override { return {Device::cuda, 0}; }
+  void* take(int64_t bytes) override { return take_memory(bytes); }
+  void give_back(void* memory, int64_t) noexcept override { std::free(memory); }
+  int64_t available() const override { return system_memory().available(); }
+};
+}  // namespace
+
+Allocator& device_memory(int index) {
+  check_device(index);
+  static OnDevice memory;
+  return memory;
+}
+Allocator& memory_of(Device device) {
+  return device.kind == Device::cpu ? system_memory() : device_memory(device.index);
+}
+Allocator& pinned_memory() { return system_memory(); }
+
+}  // namespace ingot::gpu
+#endif

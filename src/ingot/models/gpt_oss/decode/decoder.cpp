@@ -1,0 +1,96 @@
+#include "ingot/models/gpt_oss/decode/decoder.h"
+
+#include "ingot/gpu/allocator.h"
+#include "ingot/gpu/device.h"
+#include "ingot/models/gpt_oss/decode/device_model.h"
+#include "ingot/models/host_decoder.h"
+
+namespace ingot {
+
+#ifndef INGOT_HAS_CUDA_DECODE
+
+std::string gpt_oss_gpu_misfit(const GptOssConfig&, const GptOssWeights&, const GptOssDecoderOptions&) {
+  return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
+}
+std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w,
+                                          const GptOssDecoderOptions& o) {
+  fail(ErrorCode::unsupported, "device cuda: ", gpt_oss_gpu_misfit(c, w, o));
+}
+
+#else
+namespace {
+
+using gpt_oss_decode::DeviceModel;
+using gpt_oss_decode::DeviceModelOptions;
+
+DeviceModelOptions device_options(const GptOssDecoderOptions& o) { return {.context = o.context, .slots = o.slots}; }
+
+class GpuDecoder final : public HostDecoder {
+ public:
+  GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
+      : HostDecoder(o.slots), model_(c, weights, device_options(o)), batch_(std::max(o.batch, model_.batch())) {}
+
+  int64_t vocab() const override { return model_.config().vocab; }
+  int64_t context() const override { return model_.context(); }
+  int64_t batch() const override { return batch_; }
+  Device device() const override { return {Device::cuda, 0}; }
+
+ private:
+  void start(int slot) override { model_.rewind(0, slot); }
+  int64_t held(int slot) const override { return model_.length(slot); }
+  int64_t cut(int slot, int64_t length) override {
+    model_.rewind(model_.can_rewind(length, slot) ? length : 0, slot);
+    return model_.length(slot);
+  }
+  void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
+    const size_t most = size_t(model_.batch());
+    for (size_t at = 0; at < ids.size(); at += most) {
+      const auto part = ids.subspan(at, std::min(most, ids.size() - at));
+      const bool last = at + part.size() == ids.size();
+      const size_t wanted = rows == Rows::all ? part.size() : last ? 1 : 0;
+      const int64_t begin = held(slot);
+      model_.extend(part, uint32_t(wanted), slot);
+      if (wanted == 0) continue;
+      logits_.resize(wanted * size_t(vocab()));
+      model_.logits(uint32_t(wanted), logits_.data(), slot);
+      take(begin + int64_t(part.size() - wanted), Tensor(logits_.data(), {int64_t(wanted), vocab()}));
+    }
+  }
+  int32_t likeliest_after(int slot, int32_t token, int64_t vocab) override {
+    model_.extend({&token, 1}, 1, slot, uint32_t(vocab));
+    return model_.likeliest(slot);
+  }
+
+  DeviceModel model_;
+  int64_t batch_;
+  std::vector<float> logits_;
+};
+
+}  // namespace
+
+std::string gpt_oss_gpu_misfit(const GptOssConfig& c, const GptOssWeights& w, const GptOssDecoderOptions& o) {
+  if (gpu::device_count() == 0) return "found no GPU, expected one and its driver";
+  const gpu::DeviceInfo gpu = gpu::device_info();
+  const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
+  if (gpu.major != 9 || gpu.minor != 0)
+    return text("found ", gpu.name, " of compute capability ", gpu.major, ".", gpu.minor, ", expected 9.0");
+  try {
+    gpt_oss_decode::check_supported(c);
+  } catch (const Error& e) { return e.what(); }
+  const int64_t needed = DeviceModel::bytes(c, w, device_options(o)), free = gpu::device_memory(0).available();
+  if (free >= 0 && needed > free)
+    return text("found ", free, " bytes free on ", gpu.name, ", expected ", needed, " for weights and a context of ",
+                o.context > 0 ? o.context : c.context, " tokens");
+  return {};
+}
+
+std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& c, const GptOssWeights& w,
+                                          const GptOssDecoderOptions& o) {
+  if (const std::string misfit = gpt_oss_gpu_misfit(c, w, o); !misfit.empty())
+    fail(ErrorCode::unsupported, "device cuda: ", misfit);
+  return std::make_unique<GpuDecoder>(c, w, o);
+}
+
+#endif
+
+}  // namespace ingot
