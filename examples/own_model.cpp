@@ -63,9 +63,9 @@ int main(int count, char** arguments) try {
   const Vocabulary v = load_vocabulary(arguments[1]);
   OpenedModel model = open_model(arguments[1]);
   Generator generator(std::move(model.decoder));
-  const auto ids = generator.generate(*v.tokenizer, v.tokenizer->encode(arguments[2]),
-                                      {.tokens = 12, .sampling = {.temperature = 0}});
-  std::printf("%s\n", v.tokenizer->decode(ids).c_str());
+  const Answer answer = generator.generate(*v.tokenizer, v.tokenizer->encode(arguments[2]),
+                                           {.tokens = 12, .sampling = {.temperature = 0}});
+  std::printf("%s\n", v.tokenizer->decode(answer.tokens).c_str());
 } catch (const Error& e) {
   std::fprintf(stderr, "%s\n", e.what());
   return exit_status(e.code);

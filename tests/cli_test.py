@@ -272,7 +272,8 @@ class Tokenizer(InDirectory):
 
     def test_bad_input_is_refused(self):
         encode, decode = ["tokenizer", "encode", "--tokenizer", self.tokenizer], ["tokenizer", "decode", "--tokenizer", self.tokenizer]
-        self.refuses(3, "byte 2 ", *encode, stdin=b"ab\xff")
+        self.refuses(3, "standard input: text to encode: byte 2 ", *encode, stdin=b"ab\xff")
+        self.refuses(3, "bad.txt: text to encode: byte 1 ", *encode, "--file", self.file("bad.txt", b"a\xff"))
         self.refuses(3, "standard input: byte 2: found 'x7', expected a token id", *decode, stdin=b"1 x7 3")
         self.refuses(3, "found '99999999999'", *decode, stdin=b"99999999999")
         self.assertNotEqual(ingot(*decode, stdin=b"400").returncode, 0)
@@ -328,6 +329,11 @@ class Runs(InDirectory):
         self.assertTrue(first.text.startswith("The "), first.error)
         self.assertEqual(first.text, ingot(*generate, "--seed", 1, "--threads", 1).text)
         self.assertNotEqual(first.text, ingot(*generate, "--seed", 2).text)
+        report = json.loads(ingot(*generate, "--seed", 1, "--json").text)
+        self.assertEqual("The " + report["text"], first.text.removesuffix("\n"))
+        self.assertEqual((len(report["ids"]), report["finish"], report["prompt_tokens"]), (20, "length", 4))
+        self.refuses(2, "--layers: found 1, expected none with a model of `ingot train`", *generate, "--layers", 1)
+        self.refuses(7, "run: found a run of `ingot train`, expected a GPT-OSS checkpoint; `ingot generate`", "chat", "--model", self.run_directory)
         self.assertEqual(ingot(*generate[:2], "--tokens", 20, "--temperature", "0.8", stdin=b"The ").text, first.text)
         described = json.loads(ingot("info", self.run_directory, "--json").text)
         self.assertEqual((described["step"], described["parameter_hash"]), (30, score["parameter_hash"]))
@@ -446,7 +452,9 @@ class Runs(InDirectory):
 
     def test_a_prompt_is_repeated_once_the_tokenizer_has_taken_it(self):
         self.assertEqual(ingot(*self.train("--steps", 5)).returncode, 0)
-        self.refuses(3, "found the character", "generate", self.run_directory, "--prompt", "日本")
+        self.refuses(3, "--prompt: text to encode: byte 0: found the character", "generate", self.run_directory, "--prompt", "日本")
+        self.refuses(3, "kanji.txt: text to encode: byte 4: found the character", "generate", self.run_directory, "--file", self.file("kanji.txt", "The 日"))
+        self.refuses(3, "standard input: text to encode: byte 0: found", "generate", self.run_directory, stdin="日".encode())
         (self.run_directory / "tokenizer.json").unlink()
         self.refuses(4, "tokenizer.json: cannot open", "generate", self.run_directory, "--prompt", "The")
 
@@ -836,7 +844,11 @@ class GptOss(TinyGptOss):
         self.refuses(2, "found neither RUN nor --model", "generate", "--ids", self.ids)
         self.refuses(2, "--layers: found 3, expected at most 2", *generate, "--layers", 3)
         self.refuses(2, "expected at most 131072, the model's context", *generate, "--tokens", 131072)
-        self.refuses(4, "tokenizer.json: cannot open", "generate", "--model", self.model, "--prompt", "x")
+        for command in (["generate", "--prompt", "x"], ["generate", "--prompt", "x", "--raw"], ["chat"]):
+            self.refuses(4, "gpt-oss-tiny: found a model without a tokenizer, expected a tokenizer.json or o200k_base.tiktoken beside the weights, or --tok",
+                         *command, "--model", self.model)
+        self.refuses(4, "gpt-oss-tiny: found no tokenizer in this directory, expected a tokenizer.json, a .tiktoken or a GGUF",
+                     "tokenizer", "encode", "--tokenizer", self.model, stdin=b"x")
         for status, message, content in (
             (3, "found no line", ""), (3, "line 1: found an empty list", "[]"), (3, "line 2: found number 1, expected a list", "[1]\n1"),
             (3, r"found number -1 in it", "[-1]"), (3, r"found number 1\.5 in it", "[1.5]"), (3, "line 1: byte", "[1"),
@@ -939,7 +951,7 @@ class Chat(TinyGptOss):
             self.refuses(3, message, *self.chat, "--tokenizer", other, stdin=b"Hi\n", env=self.env)
         ingot("tokenizer", "train", "--data", ROOT / "LICENSE", "--vocab", 600, "--out", other)
         self.refuses(3, "found a tokenizer of [0-9]+ tokens, expected at most 340, the model's vocabulary", *self.chat, "--tokenizer", other, stdin=b"Hi\n", env=self.env)
-        self.refuses(7, "found no GPT-OSS checkpoint", "chat", "--model", self.directory, stdin=b"Hi\n")
+        self.refuses(7, "found no GPT-OSS checkpoint, expected a directory with config.json and", "chat", "--model", self.directory, stdin=b"Hi\n")
 
     def test_interrupting_stops_the_answer_and_not_the_chat(self):
         shard = next(p for p in self.model.glob("*.safetensors") if b"lm_head" in p.read_bytes())
@@ -965,12 +977,28 @@ class Chat(TinyGptOss):
         run.stdout.close()
         run.stderr.close()
 
+    def test_a_question_needs_the_control_tokens_and_options_that_change_it(self):
+        other = self.directory / "other.json"
+        self.assertEqual(ingot("tokenizer", "train", "--data", ROOT / "LICENSE", "--vocab", 300, "--pattern", "o200k", "--out", other).returncode, 0)
+        generate = ["generate", "--model", self.model, "--tokens", 3]
+        self.refuses(3, "other.json: found a tokenizer without the control tokens of Harmony .*, or --raw to go on", *generate, "--prompt", "Hi", "--tokenizer", other)
+        run = ingot(*generate, "--prompt", "Hi", "--tokenizer", other, "--raw")
+        self.assertEqual(run.returncode, 0, run.error)
+        for option in ("--only-new", "--past-end"):
+            self.refuses(2, f"found {option}, which changes nothing with a question", *generate, "--prompt", "Hi", option)
+        self.refuses(2, "found --only-new, which changes nothing with --json", *generate, "--prompt", "Hi", "--raw", "--only-new", "--json")
+        bad = self.file("bad.txt", b"a\xff")
+        for more in ([], ["--raw"]):
+            self.refuses(3, "bad.txt: text to encode: byte 1 .* is not valid UTF-8", *generate, "--file", bad, *more)
+            self.refuses(3, "standard input: text to encode: byte 1 .* is not valid UTF-8", *generate, *more, stdin=b"a\xff")
+
     def test_generate_asks_in_harmony_or_as_it_is(self):
         generate = ["generate", "--model", self.model, "--prompt", "Hi.", "--temperature", 0, "--tokens", 20, "--date", "none"]
         asked = json.loads(ingot(*generate, "--json").text)
         self.assertEqual(asked["ids"], json.loads(ingot(*self.chat, "--json", "--temperature", 0, "--tokens", 20, stdin=b"Hi.\n", env=self.env).text)["ids"])
         raw = json.loads(ingot(*generate[:-2], "--raw", "--json").text)
         self.assertLess(raw["prompt_tokens"], asked["prompt_tokens"])
+        self.assertIn(raw["text"], ingot(*generate[:-2], "--raw", "--only-new").text)
         ids = self.file("ids.jsonl", json.dumps([int(i) for i in ingot("tokenizer", "encode", "--tokenizer", self.model, stdin=b"Hi.").text.split()]))
         self.assertEqual(raw["ids"], json.loads(ingot(*generate[:3], "--ids", ids, "--temperature", 0, "--tokens", 20, "--json").text)["ids"])
         archive = self.directory / "m.ingot"

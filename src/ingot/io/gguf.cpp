@@ -329,7 +329,27 @@ std::string part_ending(int64_t i, int64_t count) {
   return text;
 }
 
+// Whether a name says that it is a part, and not the first.
+bool is_later_part(const std::string& name) {
+  const size_t ending = part_ending(0, 1).size();
+  long long part = 1, parts = 1;
+  return name.size() > ending &&
+         std::sscanf(name.c_str() + name.size() - ending, "-%5lld-of-%5lld.gguf", &part, &parts) == 2 && part != 1;
+}
+
 }  // namespace
+
+std::string gguf_in(const std::string& directory) {
+  if (!is_directory(directory)) return "";
+  std::vector<std::string> models, later;
+  for (const std::string& name : list_directory(directory))
+    if (name.ends_with(".gguf")) (is_later_part(name) ? later : models).push_back(join_path(directory, name));
+  if (models.size() > 1)
+    fail(ErrorCode::usage, directory, ": found ", models.size(),
+         " GGUF models, expected one of them by its name, such as ", models[0]);
+  if (models.empty()) models = later;  // opening it says that the first part is missing
+  return models.empty() ? "" : models[0];
+}
 
 GgufSet::GgufSet(const std::string& path) {
   files_.push_back(std::make_unique<GgufFile>(path));

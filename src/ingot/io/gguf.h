@@ -51,6 +51,10 @@ struct GgufBlock {
 };
 GgufBlock gguf_block(const std::string& dtype);
 
+// The model that a directory holds as GGUF: its only .gguf file, or the first part of its only split one. Empty where
+// it is no directory or holds none; several models are an error that names them.
+std::string gguf_in(const std::string& directory);
+
 // All files of a model: one, or name-00001-of-00003.gguf and what follows it, opened by the first.
 class GgufSet {
  public:

@@ -150,5 +150,22 @@ TEST(gguf, parts_of_a_model_belong_together) {
       holds(error_of([&] { GgufSet{dir / "other.gguf"}; }), "expected a name that ends in -00001-of-00003.gguf"));
 }
 
+TEST(gguf, a_directory_with_one_model_stands_for_it) {
+  const TemporaryDirectory dir;
+  EXPECT_EQ(gguf_in(dir.path()), "");
+  EXPECT_EQ(gguf_in(dir / "nothing"), "");
+  write_file(dir / "m-00002-of-00002.gguf", "");
+  EXPECT_EQ(gguf_in(dir.path()), dir / "m-00002-of-00002.gguf");  // whoever opens it is told of the first
+  write_file(dir / "m-00001-of-00002.gguf", "");
+  write_file(dir / "notes.txt", "");
+  EXPECT_EQ(gguf_in(dir.path()), dir / "m-00001-of-00002.gguf");
+  EXPECT_EQ(gguf_in(dir / "notes.txt"), "");
+  write_file(dir / "x-Q8_0.gguf", "");
+  EXPECT_EQ(error_of([&] { gguf_in(dir.path()); }), "usage: " + dir.path() +
+                                                        ": found 2 GGUF models, expected one of them by its name, "
+                                                        "such as " +
+                                                        (dir / "m-00001-of-00002.gguf"));
+}
+
 }  // namespace
 }  // namespace ingot

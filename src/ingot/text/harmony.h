@@ -65,6 +65,9 @@ std::vector<HarmonyPiece> render_harmony_prompt(std::span<const HarmonyMessage> 
 std::string harmony_text(std::span<const HarmonyPiece> pieces);  // to look at; not to encode
 
 // --- ids
+// Those without which there is no conversation.
+inline constexpr const char* kHarmonyControls[] = {"<|start|>",     "<|end|>",    "<|message|>", "<|channel|>",
+                                                   "<|constrain|>", "<|return|>", "<|call|>"};
 // The control tokens of a vocabulary; one that lacks any of them is refused (bad_data), named by `where`.
 struct HarmonyTokens {
   int32_t start, end, message, channel, constrain, answer_end, call;  // answer_end: <|return|>

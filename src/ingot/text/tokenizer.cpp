@@ -12,9 +12,6 @@
 
 namespace ingot {
 
-namespace {
-
-// A directory's tokenizer.json, else its one file of ranks.
 std::string tokenizer_in(const std::string& directory) {
   const std::string json = join_path(directory, "tokenizer.json");
   if (exists(json)) return json;
@@ -23,7 +20,17 @@ std::string tokenizer_in(const std::string& directory) {
     if (name.ends_with(".tiktoken")) ranks.push_back(join_path(directory, name));
   if (ranks.size() > 1)
     fail(ErrorCode::bad_data, directory, ": found ", ranks.size(), " .tiktoken files, expected one or tokenizer.json");
-  return ranks.empty() ? json : ranks[0];
+  return ranks.empty() ? "" : ranks[0];
+}
+
+namespace {
+
+std::string any_tokenizer_in(const std::string& directory) {
+  const std::string path = tokenizer_in(directory), gguf = path.empty() ? gguf_in(directory) : "";
+  if (path.empty() && gguf.empty())
+    fail(ErrorCode::not_found, directory,
+         ": found no tokenizer in this directory, expected a tokenizer.json, a .tiktoken or a GGUF file");
+  return path.empty() ? gguf : path;
 }
 
 // "IQ== 0": printable base64, a space, a number.
@@ -51,7 +58,7 @@ bool is_text(std::string_view content) {
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path) {
-  if (is_directory(path)) return load_tokenizer(tokenizer_in(path));
+  if (is_directory(path)) return load_tokenizer(any_tokenizer_in(path));
   if (GgufFile::is_one(path)) return std::make_unique<ByteBpe>(ByteBpe::from_gguf(GgufFile(path)));
   const std::string content = read_file(path, int64_t(256) << 20);
   const size_t first = content.find_first_not_of(" \t\r\n");

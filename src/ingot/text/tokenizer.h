@@ -35,8 +35,10 @@ class Tokenizer {
 
 // Reads a Hugging Face tokenizer.json (byte-level BPE), a SentencePiece .model (BPE), tiktoken's ranks of o200k_base, a
 // model's GGUF file (byte-level BPE) or a character vocabulary, told apart by content; of a directory its
-// tokenizer.json or .tiktoken. Every refusal names the file, what was found and what was expected.
+// tokenizer.json, .tiktoken or GGUF file. Every refusal names the file, what was found and what was expected.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& path);
+// A directory's tokenizer.json, else its one .tiktoken file; empty where it has neither.
+std::string tokenizer_in(const std::string& directory);
 
 // encode for many documents on all threads; the result does not depend on their number.
 std::vector<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,

@@ -188,7 +188,7 @@ void chat(const ChatCommand& o) {
 void add_chat(Command& root) {
   Command& c = root.add("chat", "Talks with a GPT-OSS model, a turn a line");
   auto o = std::make_shared<ChatCommand>();
-  c.text("--model DIR", o->model, "a GPT-OSS checkpoint with its tokenizer").require();
+  c.text("--model DIR", o->model, "a GPT-OSS checkpoint, archive or GGUF file with its tokenizer").require();
   add_options(c, o->conversation);
   add_options(c, o->sampling);
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed and turns give the same answers (default: 1)");

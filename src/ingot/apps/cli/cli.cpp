@@ -571,6 +571,8 @@ void write_out(std::string_view text) {
   }
 }
 
+std::string input_name(const std::string& path) { return path.empty() || path == "-" ? "standard input" : path; }
+
 std::string read_input(const std::string& path) {
   if (!path.empty() && path != "-") return read_file(path, kMaxInput);
   if (path.empty() && isatty(STDIN_FILENO))

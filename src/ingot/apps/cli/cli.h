@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ingot/core/check.h"
+
 namespace ingot::cli {
 
 enum class Kind { flag, integer, number, text, list };
@@ -94,6 +96,14 @@ int run(Command& root, int argc, char** argv);
 void write_out(std::string_view text);
 // A file's bytes, or standard input's for "-" and "" (refused on a terminal without being asked for by "-").
 std::string read_input(const std::string& path);
+// What read_input() reads, for errors: the file's name, or "standard input".
+std::string input_name(const std::string& path);
+// An Error of `work` is told with what it is about: a file, an option.
+template <class Work> auto about(const std::string& what, Work&& work) {
+  try {
+    return work();
+  } catch (const Error& e) { fail(e.code, what, ": ", e.what()); }
+}
 // What a table's second column looks like: fixed digits, never the locale's comma.
 std::string fixed(double value, int digits);
 std::string with_commas(int64_t n);                // "35,944,602"

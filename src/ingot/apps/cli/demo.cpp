@@ -133,7 +133,7 @@ class Demo {
     Continuation c;
     c.prompt = prompt_;
     c.options = {.tokens = kSampleTokens, .sampling = {.temperature = 0.8, .top_p = 0.95}, .seed = 1};
-    samples_.push_back({moment, prompt_, continue_text(generator, *trainer_->data().tokenizer, c)});
+    samples_.push_back({moment, prompt_, continue_text(generator, *trainer_->data().tokenizer, c).text});
     log_info("\n--- ", moment, "\n", prompt_, without_gaps(samples_.back().text), "\n");
   }
 
@@ -214,11 +214,14 @@ class Demo {
       Interrupt interrupt;
       Continuation c;
       c.prompt = line;
+      c.from = "this line";
       c.options = {.tokens = 120, .sampling = {.temperature = 0.8, .top_p = 0.95}, .seed = seed};
       c.show = [](std::string_view piece) { write_out(piece); };
       c.stop = [&] { return interrupt.asked(); };
       write_out(line);
-      continue_text(generator, *trainer_->data().tokenizer, c);
+      try {
+        continue_text(generator, *trainer_->data().tokenizer, c);
+      } catch (const Error& e) { log_error(e.what()); }  // such as a character the model does not know
       write_out("\n");
     }
   }

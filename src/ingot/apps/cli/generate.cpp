@@ -25,12 +25,31 @@ struct GenerateCommand {
 };
 
 OrderedJson report_of(const Answer& a) {
-  OrderedJson r = {{"ids", a.tokens}, {"finish", name_of(a.finish)}};
+  OrderedJson r;
+  r["ids"] = a.tokens;
+  r["finish"] = name_of(a.finish);
   if (a.finish == Finish::stop) r["stop_id"] = a.stop_id;
   r["prompt_tokens"] = a.prompt;
   r["prompt_seconds"] = a.prompt_seconds;
   r["token_seconds"] = a.token_seconds;
   return r;
+}
+
+// The same with the new text.
+OrderedJson report_of(const std::string& text, const Answer& a) {
+  OrderedJson r = {{"text", text}};
+  r.update(report_of(a));
+  return r;
+}
+
+// The beginning, and where it came from.
+struct Prompt {
+  std::string text, from;
+};
+Prompt prompt_of(const GenerateCommand& o) {
+  if (!o.prompt.empty() && !o.file.empty()) fail(ErrorCode::usage, "found --prompt and --file, expected one of them");
+  if (o.file.empty() && (!o.prompt.empty() || isatty(STDIN_FILENO) == 1)) return {o.prompt, "--prompt"};
+  return {read_input(o.file), input_name(o.file)};
 }
 
 // One list of new ids for each list of the file.
@@ -59,18 +78,24 @@ void generate_ids(const GenerateCommand& o) {
 }
 
 // A prompt as the user's turn of a conversation; prints the answer.
-void answer(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const std::string& prompt) {
+void answer(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
+  if (!v.harmony)
+    fail(ErrorCode::bad_data, o.conversation.tokenizer.empty() ? path : o.conversation.tokenizer,
+         ": found a tokenizer without the control tokens of Harmony (<|start|>, <|message|>, ...), expected one that "
+         "has "
+         "them, or --raw to go on with the prompt as it is");
   const std::vector<HarmonyMessage> opening = opening_of(o.conversation);
   std::vector<HarmonyMessage> asked = opening;
-  asked.push_back({.role = HarmonyRole::user, .content = prompt});
-  const size_t length = encode_harmony(render_harmony_prompt(asked), *v.bpe, *v.harmony).size();
+  asked.push_back({.role = HarmonyRole::user, .content = prompt.text});
+  const size_t length =
+      about(prompt.from, [&] { return encode_harmony(render_harmony_prompt(asked), *v.bpe, *v.harmony).size(); });
   const OpenedModel model = open_model(path, int64_t(length) + std::max<int64_t>(1, o.tokens), o.on);
   HarmonyChat chat(*model.decoder, *v.bpe, *v.harmony, opening);
   Interrupt interrupt;
   AnswerPrinter printer(false);
   SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
   options.cancelled = [&] { return interrupt.asked(); };
-  const HarmonyTurn turn = chat.say(prompt, options, [&](const HarmonyMessage& m, std::string_view text) {
+  const HarmonyTurn turn = chat.say(prompt.text, options, [&](const HarmonyMessage& m, std::string_view text) {
     if (!o.json) printer.show(m, text);
   });
   if (o.json)
@@ -83,8 +108,8 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
 }
 
 // A prompt as it is, and how the model goes on.
-void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const std::string& prompt) {
-  const std::vector<int32_t> ids = v.bpe->encode(prompt);
+void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
+  const std::vector<int32_t> ids = about(prompt.from, [&] { return v.bpe->encode(prompt.text); });
   const OpenedModel model = open_model(path, int64_t(ids.size()) + o.tokens, o.on);
   Session session(*model.decoder);
   Interrupt interrupt;
@@ -92,22 +117,43 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
   SessionOptions options{.tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed)};
   if (!o.past_end) options.stop_ids = model.end_ids;
   options.cancelled = [&] { return interrupt.asked(); };
-  std::string last = prompt;
-  const auto show = [&](const std::string& text) {
-    if (!o.json) write_out(text);
-    if (!text.empty()) last = text;
+  std::string text;
+  const auto show = [&](const std::string& piece) {
+    if (!o.json) write_out(piece);
+    text += piece;
   };
   options.vocab = std::min<int64_t>(model.decoder->vocab(), v.bpe->vocab_size());
   options.on_token = [&](int32_t id) {  // control tokens stand for no text
     show(stream.push(v.bpe->decode({&id, 1})));
     return true;
   };
-  if (!o.only_new) show(prompt);
+  if (!o.only_new && !o.json) write_out(prompt.text);
   const Answer answer = session.generate(ids, options);
   show(stream.finish());
   if (o.json)
-    write_out(show_json(report_of(answer)) + "\n");
-  else if (!last.ends_with('\n'))
+    write_out(show_json(report_of(text, answer)) + "\n");
+  else if (!(text.empty() ? prompt.text : text).ends_with('\n'))
+    write_out("\n");
+  if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+}
+
+// As a run of `ingot train` does it: its start token first, and on beyond its context.
+void go_on_in_documents(const GenerateCommand& o, const std::string& path, const Prompt& prompt) {
+  OpenedModel model = open_model(path, 0, o.on);
+  const Vocabulary v = load_vocabulary(path);
+  Generator generator(std::move(model.decoder));
+  Interrupt interrupt;
+  Continuation c;
+  c.prompt = prompt.text, c.from = prompt.from;
+  c.options = {
+      .tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed), .stop_at_document_end = !o.past_end};
+  if (!o.json) c.show = [](std::string_view piece) { write_out(piece); };
+  c.stop = [&] { return interrupt.asked(); };
+  c.repeat_prompt = !o.only_new;
+  const Continued made = continue_text(generator, *v.tokenizer, c);
+  if (o.json)
+    write_out(show_json(report_of(made.text, made.answer)) + "\n");
+  else if (made.text.empty() || made.text.back() != '\n')
     write_out("\n");
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
 }
@@ -115,28 +161,10 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
 void generate(const GenerateCommand& o) {
   if (!o.ids.empty()) return generate_ids(o);
   const std::string path = chosen_model(o.run, o.model);
-  if (!o.prompt.empty() && !o.file.empty()) fail(ErrorCode::usage, "found --prompt and --file, expected one of them");
-  std::string prompt = o.prompt;
-  if (!o.file.empty() || (prompt.empty() && isatty(STDIN_FILENO) == 0)) prompt = read_input(o.file);
-  if (is_gpt_oss(path)) {
-    const Vocabulary v = load_vocabulary(path, o.conversation.tokenizer);
-    return v.harmony && !o.raw ? answer(o, path, v, prompt) : go_on(o, path, v, prompt);
-  }
-  if (o.json || o.on.layers > 0) fail(ErrorCode::usage, "found --json or --layers without --ids, expected both");
-  OpenedModel model = open_model(path, 0, o.on);
-  const Vocabulary v = load_vocabulary(path);
-  Generator generator(std::move(model.decoder));
-  Interrupt interrupt;
-  Continuation c;
-  c.prompt = prompt;
-  c.options = {
-      .tokens = o.tokens, .sampling = o.sampling, .seed = uint64_t(o.seed), .stop_at_document_end = !o.past_end};
-  c.show = [](std::string_view piece) { write_out(piece); };
-  c.stop = [&] { return interrupt.asked(); };
-  c.repeat_prompt = !o.only_new;
-  const std::string text = continue_text(generator, *v.tokenizer, c);
-  if (text.empty() || text.back() != '\n') write_out("\n");
-  if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+  const Prompt prompt = prompt_of(o);
+  if (!is_gpt_oss(path)) return go_on_in_documents(o, path, prompt);
+  const Vocabulary v = load_vocabulary(path, o.conversation.tokenizer);
+  return o.raw ? go_on(o, path, v, prompt) : answer(o, path, v, prompt);
 }
 
 }  // namespace
@@ -156,8 +184,7 @@ void add_generate(Command& root) {
   add_options(c, o->on);
   add_options(c, o->conversation);
   c.flag("--raw", o->raw, "continue the prompt of a GPT-OSS model as it is, not as a user's turn in its format");
-  c.flag("--json", o->json,
-         "with --ids or a GPT-OSS model: one JSON object a line, with the reason it ended and the times");
+  c.flag("--json", o->json, "one JSON object: the new text and ids, why it ended, the times; with --ids one a line");
   c.flag("--past-end", o->past_end, "go on where the model ends its document");
   c.examples(R"(  ingot generate runs/a --prompt "ROMEO:" --tokens 200 --temperature 0.8 --seed 1
   echo -n "template <class T>" | ingot generate runs/a --top-p 0.9
@@ -169,8 +196,12 @@ void add_generate(Command& root) {
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "--ids");
     else if (o->raw)
       c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
-    if (const std::string path = o->run.empty() ? o->model : o->run; exists(path) && !is_gpt_oss(path))
+    if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
+    const std::string path = o->run.empty() ? o->model : o->run;
+    if (exists(path) && !is_gpt_oss(path))
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "a run of `ingot train`");
+    else if (o->ids.empty() && !o->raw && exists(path))
+      c.refuse_given({"only-new", "past-end"}, "a question to a GPT-OSS model (--raw goes on with a text)");
     generate(*o);
   });
 }

@@ -93,7 +93,8 @@ void describe_gguf(const std::string& path, OrderedJson& r) {
   r["types"] = types;
 }
 // How many tensors of how many bytes; of an archive also its version and the format each kind of matrix has.
-void describe_files(const std::string& path, OrderedJson& r) {
+void describe_files(const std::string& given, OrderedJson& r) {
+  const std::string path = gpt_oss_source(given);
   if (ArchiveFile::is_one(path)) {
     const ArchiveFile file(path);
     r["archive_version"] = kArchiveVersion;

@@ -6,6 +6,7 @@
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/gpu/device.h"
+#include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt_oss/config.h"
@@ -28,11 +29,23 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptio
   return m;
 }
 
+namespace {
+bool is_run(const std::string& path) {
+  try {
+    open_checkpoint(path);
+    return true;
+  } catch (const Error&) { return false; }
+}
+}  // namespace
+
 void require_gpt_oss(const std::string& path) {
-  if (!is_gpt_oss(path))
-    fail(exists(path) ? ErrorCode::unsupported : ErrorCode::not_found, path, ": found no ",
-         exists(path) ? "GPT-OSS checkpoint" : "such file or directory",
-         ", expected a GPT-OSS checkpoint: a directory with its config.json, an archive, a GGUF or an .iris file");
+  if (is_gpt_oss(path)) return;
+  if (is_run(path))
+    fail(ErrorCode::unsupported, path,
+         ": found a run of `ingot train`, expected a GPT-OSS checkpoint; `ingot generate` and `ingot eval` take runs");
+  fail(exists(path) ? ErrorCode::unsupported : ErrorCode::not_found, path, ": found no ",
+       exists(path) ? "GPT-OSS checkpoint" : "such file or directory",
+       ", expected a directory with config.json and safetensors, an archive, a GGUF or an .iris file");
 }
 
 std::string chosen_model(const std::string& run, const std::string& model) {

@@ -57,21 +57,21 @@ std::string score_line(const Score& s) {
   return line + " over " + with_commas(s.targets) + " tokens (" + with_commas(s.bytes) + " bytes)";
 }
 
-std::string continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c) {
-  const std::vector<int32_t> prompt = tokenizer.encode(c.prompt);
+Continued continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c) {
+  const std::vector<int32_t> prompt = about(c.from, [&] { return tokenizer.encode(c.prompt); });
   if (c.repeat_prompt && c.show) c.show(c.prompt);
-  std::string text;
+  Continued done;
   Utf8Stream stream;
   const auto show = [&](const std::string& piece) {
-    text += piece;
+    done.text += piece;
     if (c.show && !piece.empty()) c.show(piece);
   };
-  generator.generate(tokenizer, prompt, c.options, [&](int32_t id) {
+  done.answer = generator.generate(tokenizer, prompt, c.options, [&](int32_t id) {
     if (id != tokenizer.bos()) show(stream.push(tokenizer.token_bytes(id)));
     return !c.stop || !c.stop();
   });
   show(stream.finish());
-  return text;
+  return done;
 }
 
 }  // namespace ingot::cli

@@ -28,14 +28,19 @@ std::string status_line(const TrainStatus& s);
 // "loss 1.2345, 1.1870 bits per byte over 123,456 tokens (456,789 bytes)"
 std::string score_line(const Score& s);
 
-// Prints what a model writes as it is drawn, never half a character. Returns the text.
+// Prints what a model writes as it is drawn, never half a character.
 struct Continuation {
   std::string prompt;
+  std::string from = "prompt";  // what errors call it
   GenerateOptions options;
   std::function<void(std::string_view)> show;  // may be left out
   std::function<bool()> stop;                  // may be left out
   bool repeat_prompt = false;                  // show it first, once the tokenizer has taken it
 };
-std::string continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c);
+struct Continued {
+  std::string text;
+  Answer answer;
+};
+Continued continue_text(Generator& generator, const Tokenizer& tokenizer, const Continuation& c);
 
 }  // namespace ingot::cli

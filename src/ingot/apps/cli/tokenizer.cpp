@@ -70,7 +70,7 @@ struct CodecOptions {
 void encode(const CodecOptions& o) {
   const auto tokenizer = load_tokenizer(o.tokenizer);
   const std::string text = read_input(o.file);
-  std::vector<int32_t> ids = tokenizer->encode(text);
+  std::vector<int32_t> ids = about(input_name(o.file), [&] { return tokenizer->encode(text); });
   if (o.bos && tokenizer->bos() < 0)
     fail(ErrorCode::usage, "--bos: found that ", o.tokenizer, " has no token that starts a document, expected one");
   if (o.bos) ids.insert(ids.begin(), tokenizer->bos());
@@ -108,8 +108,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
 
 void decode(const CodecOptions& o) {
   const auto tokenizer = load_tokenizer(o.tokenizer);
-  write_out(
-      tokenizer->decode(parse_ids(read_input(o.file), o.file.empty() || o.file == "-" ? "standard input" : o.file)));
+  write_out(tokenizer->decode(parse_ids(read_input(o.file), input_name(o.file))));
 }
 
 }  // namespace

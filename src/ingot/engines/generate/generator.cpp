@@ -6,8 +6,8 @@ Generator::Generator(const GptConfig& config, const Tensor& weights, bool loopin
     : Generator(make_decoder(config, weights, looping, products)) {}
 Generator::Generator(std::unique_ptr<Decoder> decoder) : decoder_(std::move(decoder)), session_(*decoder_) {}
 
-std::vector<int32_t> Generator::generate(const Tokenizer& tokenizer, std::span<const int32_t> prompt,
-                                         const GenerateOptions& options, const std::function<bool(int32_t)>& on_token) {
+Answer Generator::generate(const Tokenizer& tokenizer, std::span<const int32_t> prompt, const GenerateOptions& options,
+                           const std::function<bool(int32_t)>& on_token) {
   INGOT_CHECK_EQ(int64_t(tokenizer.vocab_size()), decoder_->vocab(),
                  "generate: vocabulary of the tokenizer and the model");
   std::vector<int32_t> all;  // everything the model has been told, prompt included
@@ -24,7 +24,7 @@ std::vector<int32_t> Generator::generate(const Tokenizer& tokenizer, std::span<c
   o.on_token = on_token;
   if (options.stop_at_document_end && tokenizer.bos() >= 0) o.stop_ids = {tokenizer.bos()};
   session_.forget();  // so that a seed gives one text, to the last rounding, whatever was made before
-  return session_.generate(all, o).tokens;
+  return session_.generate(all, o);
 }
 
 }  // namespace ingot

@@ -18,11 +18,10 @@ class Generator {
   // `weights` must outlive the generator.
   Generator(const GptConfig& config, const Tensor& weights, bool looping, Products products = Products::fp32);
   explicit Generator(std::unique_ptr<Decoder> decoder);
-  // Continues `prompt` (bos is put in front where the tokenizer has one) and returns the new ids. `on_token` receives
-  // each as it is drawn and ends the generation by returning false. When the context is full, the newest half of it is
-  // kept.
-  std::vector<int32_t> generate(const Tokenizer& tokenizer, std::span<const int32_t> prompt,
-                                const GenerateOptions& options, const std::function<bool(int32_t)>& on_token = {});
+  // Continues `prompt` (bos is put in front where the tokenizer has one). `on_token` receives each new id as it is
+  // drawn and ends the generation by returning false. When the context is full, the newest half of it is kept.
+  Answer generate(const Tokenizer& tokenizer, std::span<const int32_t> prompt, const GenerateOptions& options,
+                  const std::function<bool(int32_t)>& on_token = {});
 
  private:
   std::unique_ptr<Decoder> decoder_;

@@ -42,7 +42,7 @@ TEST(generator, greedy_text_is_what_the_full_forward_would_choose) {
   Fixture f;
   Generator generator(f.config, f.weights, true);
   std::vector<int32_t> all{3, 1, 4};
-  const auto made = generator.generate(f.tokenizer, all, {.tokens = 13, .sampling = {.temperature = 0}});
+  const auto made = generator.generate(f.tokenizer, all, {.tokens = 13, .sampling = {.temperature = 0}}).tokens;
   ASSERT_EQ(made.size(), 13u);
   Gpt model(f.config, DType::f32, {.capacity = 16, .looping = true});
   for (int32_t token : made) {
@@ -65,15 +65,15 @@ TEST(generator, the_seed_decides_and_the_context_may_overflow) {
   Generator generator(f.config, f.weights, false);
   const std::vector<int32_t> prompt(40, 2);  // longer than the context
   const GenerateOptions options{.tokens = 50, .seed = 9};
-  const auto first = generator.generate(f.tokenizer, prompt, options),
-             second = generator.generate(f.tokenizer, prompt, options);
+  const auto first = generator.generate(f.tokenizer, prompt, options).tokens,
+             second = generator.generate(f.tokenizer, prompt, options).tokens;
   EXPECT_EQ(first.size(), 50u);
   EXPECT_EQ(first, second);
   GenerateOptions other = options;
   other.seed = 10;
-  EXPECT_NE(generator.generate(f.tokenizer, prompt, other), first);
+  EXPECT_NE(generator.generate(f.tokenizer, prompt, other).tokens, first);
   int count = 0;
-  EXPECT_EQ(generator.generate(f.tokenizer, prompt, options, [&](int32_t) { return ++count < 3; }).size(), 3u);
+  EXPECT_EQ(generator.generate(f.tokenizer, prompt, options, [&](int32_t) { return ++count < 3; }).tokens.size(), 3u);
 }
 
 TEST(decoder, nothing_to_append_and_more_than_a_batch_are_refused) {
@@ -103,7 +103,7 @@ TEST(generator, a_prompt_stands_behind_the_start_token) {
   const auto want = Session(*decoder).generate(told, {.tokens = 8, .sampling = {.temperature = 0}}).tokens;
   Generator generator(f.config, f.weights, false);
   const GenerateOptions options{.tokens = 8, .sampling = {.temperature = 0}, .stop_at_document_end = false};
-  EXPECT_EQ(generator.generate(bpe, prompt, options), want);
+  EXPECT_EQ(generator.generate(bpe, prompt, options).tokens, want);
 }
 
 TEST(generator, an_empty_prompt_needs_a_start_token) {

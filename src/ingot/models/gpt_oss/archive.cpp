@@ -194,15 +194,15 @@ std::string about(const GptOssConfig& config, const GptOssForms& forms) {
 // Files of the checkpoint that a user of the archive needs as well: {name, bytes}. A GGUF file's tokenizer becomes one.
 std::vector<std::pair<std::string, std::string>> attached_files(const std::string& from) {
   std::vector<std::pair<std::string, std::string>> files;
-  if (is_directory(from)) {
-    for (const std::string& name : list_directory(from))
-      if (name == "tokenizer.json" || name.ends_with(".tiktoken"))
-        files.emplace_back(name, read_file(join_path(from, name), kMaxAttached));
-  } else if (GgufFile::is_one(from)) {
-    const GgufFile file(from);
+  if (const std::string path = gpt_oss_source(from); GgufFile::is_one(path)) {
+    const GgufFile file(path);
     if (file.metadata().count("tokenizer.ggml.tokens") != 0)
-      files.emplace_back("tokenizer.json", ByteBpe::from_gguf(file).to_json());
+      return {{"tokenizer.json", ByteBpe::from_gguf(file).to_json()}};
   }
+  if (!is_directory(from)) return files;
+  for (const std::string& name : list_directory(from))
+    if (name == "tokenizer.json" || name.ends_with(".tiktoken"))
+      files.emplace_back(name, read_file(join_path(from, name), kMaxAttached));
   return files;
 }
 
@@ -493,6 +493,15 @@ int64_t gpt_oss_archive_bytes(const std::string& path, const GptOssConfig& confi
   const ArchiveFile file(path);
   GptOssWeights w;
   return find_parts(file, config, load, w).bytes;
+}
+
+std::vector<std::string> gpt_oss_archived_files(const std::string& path) {
+  const std::string prefix = kFiles;
+  std::vector<std::string> names;
+  const ArchiveFile file(path);
+  for (const ArchiveEntry& e : file.entries())
+    if (e.name.starts_with(prefix)) names.push_back(e.name.substr(prefix.size()));
+  return names;
 }
 
 std::optional<std::string> gpt_oss_archived_file(const std::string& path, const std::string& name) {

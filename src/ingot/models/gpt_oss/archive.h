@@ -37,6 +37,7 @@ int64_t write_synthetic_gpt_oss(const GptOssConfig& config, const std::string& t
 GptOssWeights load_gpt_oss_archive(const std::string& path, const GptOssConfig& config, const GptOssLoad& load);
 int64_t gpt_oss_archive_bytes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load);
 // A file that came with the checkpoint, such as tokenizer.json.
+std::vector<std::string> gpt_oss_archived_files(const std::string& path);  // their names
 std::optional<std::string> gpt_oss_archived_file(const std::string& path, const std::string& name);
 
 }  // namespace ingot

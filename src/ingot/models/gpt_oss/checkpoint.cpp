@@ -9,7 +9,8 @@
 
 namespace ingot::detail {
 
-Checkpoint::Checkpoint(const std::string& path) : path_(path) {
+Checkpoint::Checkpoint(const std::string& given) : path_(gpt_oss_source(given)) {
+  const std::string& path = path_;
   const auto add = [&](const File& file, const SafetensorsEntry& e, int64_t data_begin) {
     tensors_[e.name] = {&file, e.name, e.dtype, e.shape, data_begin + e.begin, e.bytes()};
   };

@@ -24,7 +24,7 @@ enum class Naming { hugging_face, openai, iris, gguf };
 // The safetensors files of a directory, one .iris file, or a GGUF file with its further parts. Only headers are read.
 class Checkpoint {
  public:
-  explicit Checkpoint(const std::string& path);
+  explicit Checkpoint(const std::string& path);             // of gpt_oss_source()
   const StoredTensor* find(const std::string& name) const;  // null when absent
   const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
   const std::string& path() const { return path_; }

@@ -10,6 +10,7 @@
 #include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/gpt_oss/weights.h"
+#include "ingot/models/registry.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 #include "ingot/text/byte_bpe.h"
@@ -224,6 +225,32 @@ TEST(gpt_oss_gguf, the_same_numbers_give_the_same_model_bit_for_bit) {
   EXPECT_EQ(load_gpt_oss(path, config, {.layers = 1}).layers.size(), 1u);
 }
 
+TEST(gpt_oss_gguf, a_directory_without_safetensors_stands_for_its_gguf_file) {
+  Source s;
+  create_directories(s.dir / "only");
+  rename_path(s.gguf(), s.dir / "only/m.gguf");
+  const auto same_as_file = [&](const std::string& directory) {
+    ASSERT_TRUE(is_gpt_oss(directory));
+    EXPECT_STREQ(model_kind_of(directory).name, "gpt-oss");
+    EXPECT_EQ(to_json(read_gpt_oss_config(directory)), to_json(s.config));
+    EXPECT_EQ(gpt_oss_weight_bytes(directory, s.config), gpt_oss_weight_bytes(s.dir / "m", s.config));
+    const GptOssWeights want = load_gpt_oss(s.dir / "m", s.config), found = load_gpt_oss(directory, s.config);
+    ASSERT_EQ(found.bytes(), want.bytes());
+    EXPECT_EQ(std::memcmp(found.embed.data.data, want.embed.data.data, size_t(want.bytes())), 0);
+    convert_gpt_oss(s.dir / "m", s.dir / "a");
+    convert_gpt_oss(directory, s.dir / "b");
+    EXPECT_EQ(read_file(s.dir / "a"), read_file(s.dir / "b"));
+  };
+  same_as_file(s.dir / "only");
+  write_file(s.dir / "only/config.json", read_file(s.dir / "m/config.json"));
+  same_as_file(s.dir / "only");  // as repositories of GGUF files have it
+  write_file(s.dir / "only/other.gguf", "");
+  EXPECT_TRUE(holds(error_of([&] { open_model(s.dir / "only"); }), "found 2 GGUF models, expected one of them by its"));
+  EXPECT_EQ(gpt_oss_source(s.dir / "m"), s.dir / "m");
+  write_file(s.dir / "m/other.gguf", "");
+  EXPECT_EQ(gpt_oss_source(s.dir / "m"), s.dir / "m");  // safetensors go first
+}
+
 TEST(gpt_oss_gguf, archives_of_it_are_those_of_the_checkpoint) {
   Source s;
   const std::string path = s.gguf();
@@ -392,8 +419,25 @@ struct Vocabulary {
   }
 };
 
+TEST(gpt_oss_gguf, a_model_without_a_tokenizer_is_called_that) {
+  Source s;
+  const std::string path = s.gguf();
+  const auto said = [&](const std::string& model) { return error_of([&] { ingot::load_vocabulary(model); }); };
+  EXPECT_EQ(said(path), "not found: " + path +
+                            ": found a model without a tokenizer, expected one in the file, or "
+                            "--tokenizer FILE");
+  EXPECT_TRUE(holds(said(s.dir / "m"),
+                    "/m: found a model without a tokenizer, expected a tokenizer.json or o200k_base.tiktoken beside"));
+  convert_gpt_oss(path, s.dir / "x.ingot");
+  EXPECT_TRUE(holds(said(s.dir / "x.ingot"), "x.ingot: found a model without a tokenizer, expected one in the file"));
+}
+
 TEST(gpt_oss_gguf, the_tokenizer_inside_is_that_of_the_same_rules) {
   const TemporaryDirectory dir;
+  EXPECT_NE(error_of([&] { load_tokenizer(dir.path()); }).find("found no tokenizer in this directory, expected a"),
+            std::string::npos);
+  create_directories(dir / "only");
+  EXPECT_EQ(load_tokenizer(parent_path(Vocabulary().write(dir / "only/t.gguf")))->vocab_size(), 260);
   const auto tokenizer = load_tokenizer(Vocabulary().write(dir / "t.gguf"));
   EXPECT_EQ(tokenizer->vocab_size(), 260);
   EXPECT_EQ(tokenizer->encode("abcab <|return|>").size(), 2 + 1 + std::string("<|return|>").size());

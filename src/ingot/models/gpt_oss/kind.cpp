@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ingot/gpu/device.h"
+#include "ingot/io/archive.h"
 #include "ingot/io/file.h"
 #include "ingot/io/gguf.h"
 #include "ingot/models/gpt_oss/archive.h"
@@ -41,21 +42,38 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
   return m;
 }
 
+// All of those without which there is no conversation.
 bool has_control_tokens(const ByteBpe& bpe) {
   const auto& specials = bpe.rules().specials;
-  return std::any_of(specials.begin(), specials.end(), [](const SpecialToken& s) { return s.text == "<|message|>"; });
+  const auto has = [&](const char* name) {
+    return std::any_of(specials.begin(), specials.end(), [&](const SpecialToken& s) { return s.text == name; });
+  };
+  for (const char* name : kHarmonyControls)
+    if (!has(name)) return false;
+  return true;
 }
 
-// An archive carries its tokenizer, and so does a GGUF file.
-std::unique_ptr<Tokenizer> tokenizer_in(const std::string& archive) {
-  if (GgufFile::is_one(archive)) return load_tokenizer(archive);
-  const auto json = gpt_oss_archived_file(archive, "tokenizer.json");
-  const auto ranks = json ? json : gpt_oss_archived_file(archive, "o200k_base.tiktoken");
-  if (!ranks)
-    fail(ErrorCode::not_found, archive,
-         ": found no tokenizer.json or o200k_base.tiktoken in the archive, expected "
-         "--tokenizer FILE");
-  return std::make_unique<ByteBpe>(json ? ByteBpe::parse(*json, archive) : ByteBpe::parse_tiktoken(*ranks, archive));
+std::unique_ptr<Tokenizer> archived_tokenizer(const std::string& archive) {
+  if (const auto json = gpt_oss_archived_file(archive, "tokenizer.json"))
+    return std::make_unique<ByteBpe>(ByteBpe::parse(*json, archive));
+  for (const std::string& name : gpt_oss_archived_files(archive))
+    if (name.ends_with(".tiktoken"))
+      return std::make_unique<ByteBpe>(ByteBpe::parse_tiktoken(*gpt_oss_archived_file(archive, name), archive));
+  return nullptr;
+}
+
+// The one inside an archive or a GGUF file, or beside the weights.
+std::unique_ptr<Tokenizer> tokenizer_of(const std::string& model) {
+  const std::string path = gpt_oss_source(model);
+  if (GgufFile::is_one(path) && GgufFile(path).metadata().count("tokenizer.ggml.tokens") != 0)
+    return load_tokenizer(path);
+  if (ArchiveFile::is_one(path))
+    if (auto inside = archived_tokenizer(path)) return inside;
+  if (is_directory(model))
+    if (const std::string beside = tokenizer_in(model); !beside.empty()) return load_tokenizer(beside);
+  fail(ErrorCode::not_found, model, ": found a model without a tokenizer, expected ",
+       is_directory(model) ? "a tokenizer.json or o200k_base.tiktoken beside the weights" : "one in the file",
+       ", or --tokenizer FILE");
 }
 
 // Refuses a tokenizer that belongs to another model.
@@ -63,7 +81,7 @@ Vocabulary vocabulary(const std::string& model, const std::string& file, bool ha
   const GptOssConfig config = read_gpt_oss_config(model);
   const std::string path = file.empty() ? model : file;
   Vocabulary v;
-  v.tokenizer = file.empty() && !is_directory(model) ? tokenizer_in(model) : load_tokenizer(path);
+  v.tokenizer = file.empty() ? tokenizer_of(model) : load_tokenizer(path);
   v.bpe = dynamic_cast<const ByteBpe*>(v.tokenizer.get());
   if (!v.bpe)
     fail(ErrorCode::bad_data, path, ": found a tokenizer of the kind ", v.tokenizer->kind(),
