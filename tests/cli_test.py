@@ -977,6 +977,49 @@ class Chat(TinyGptOss):
         run.stdout.close()
         run.stderr.close()
 
+    def test_text_is_scored_in_windows_that_slide(self):
+        text = "Assistant and user: \u65e5\u672c, " + TEXT[:900]
+        texts = self.directory / "texts"
+        texts.mkdir()
+        (texts / "a.txt").write_text(text)
+        (texts / "b.txt").write_text("Hi")
+        ids = [[int(i) for i in ingot("tokenizer", "encode", "--tokenizer", self.model, stdin=t.encode()).text.split()] for t in (text, "Hi")]
+        n = len(ids[0])
+        self.assertGreater(n, 300)
+        evaluate = ["eval", "--model", self.model, "--data", texts, "--json"]
+        for context, stride in ((2048, 0), (100, 0), (100, 30)):
+            step = stride or context
+            windows = [(0, min(n, context + 1), 1)]  # begin, end and the first that is scored
+            while windows[-1][1] < n:
+                scored = windows[-1][1]
+                end = min(n, scored + step)
+                windows.append((end - 1 - context if stride else scored - 1, end, scored))
+            lists = self.file("lists.jsonl", "".join(json.dumps(ids[0][b:e]) + "\n" for b, e, _ in windows) + json.dumps(ids[1]) + "\n")
+            losses = [s["losses"] for s in json.loads(ingot("eval", "--model", self.model, "--ids", lists, "--json").text)["sequences"]]
+            wanted = sum((l[f - b - 1:] for l, (b, _, f) in zip(losses, windows)), []) + losses[-1]
+            self.assertEqual(len(wanted), n - 1 + len(ids[1]) - 1)
+            more = [] if context == 2048 else ["--context", context, "--stride", stride]
+            run = ingot(*evaluate, *more)
+            self.assertEqual(run.returncode, 0, run.error)
+            report = json.loads(run.text)
+            self.assertEqual([report[k] for k in ("documents", "windows", "targets", "context", "stride")], [2, len(windows) + 1, len(wanted), context, stride])
+            self.assertAlmostEqual(report["loss"], sum(wanted) / len(wanted), delta=1e-5)  # batches are cut elsewhere
+            self.assertAlmostEqual(report["perplexity"], math.exp(report["loss"]), places=9)
+            self.assertTrue(0 <= len((text + "Hi").encode()) - report["bytes"] <= 8, report)  # but for each first token's
+            self.assertAlmostEqual(report["bits_per_byte"], sum(wanted) / math.log(2) / report["bytes"], delta=1e-4)
+        self.assertRegex(ingot(*evaluate[:-1]).text, r"texts \(2 documents, 2 windows\): perplexity \d+\.\d{3}, loss .* bits per byte over [\d,]+ tokens")
+        for option in (["--split", "all"], ["--batch-tokens", 64], ["--flat"]):
+            self.refuses(2, f"found {option[0]}, which changes nothing with a GPT-OSS model", *evaluate, *option)
+        self.refuses(2, "--stride: found 200, expected at most the context of 100", *evaluate, "--context", 100, "--stride", 200)
+        self.refuses(2, "--context: found 131073, expected at most 131072, the model's", *evaluate, "--context", 131073)
+        (texts / "b.txt").write_bytes(b"a\xff")
+        self.refuses(3, "b.txt: byte 1: found 0xff, expected UTF-8", *evaluate)
+        for name, content in (("a.txt", "H"), ("b.txt", "i")):
+            (texts / name).write_text(content)
+        self.refuses(3, "texts: found no document of two tokens", *evaluate)
+        (self.model / "tokenizer.json").unlink()
+        self.refuses(4, "found a model without a tokenizer", *evaluate)
+
     def test_a_question_needs_the_control_tokens_and_options_that_change_it(self):
         other = self.directory / "other.json"
         self.assertEqual(ingot("tokenizer", "train", "--data", ROOT / "LICENSE", "--vocab", 300, "--pattern", "o200k", "--out", other).returncode, 0)

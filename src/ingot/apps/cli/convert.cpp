@@ -1,9 +1,7 @@
 // ingot convert: a checkpoint as one archive that starts where it lies.
-#include <chrono>
-
+#include "ingot/apps/cli/bar.h"
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/models.h"
-#include "ingot/core/progress.h"
 #include "ingot/io/archive.h"
 #include "ingot/models/gpt_oss/archive.h"
 
@@ -18,21 +16,6 @@ struct ConvertCommand {
 WeightFormat format_of(const std::string& word) {
   return word == "fp8" ? WeightFormat::fp8 : word == "mxfp4" ? WeightFormat::mxfp4 : WeightFormat::bf16;
 }
-
-class Bar {
- public:
-  explicit Bar(std::string what) : what_(std::move(what)) {}
-  void at(int64_t done, int64_t all) {
-    if (seconds() > 1)  // what is over at once needs no line
-      progress_.update(what_ + " " + format_bytes(double(done)) + " of " + format_bytes(double(all)));
-  }
-  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
-
- private:
-  std::string what_;
-  Progress progress_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 void verify(const std::string& path) {
   const ArchiveFile file(path);

@@ -4,12 +4,15 @@
 #include <cmath>
 #include <numeric>
 
+#include "ingot/apps/cli/bar.h"
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/models.h"
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
+#include "ingot/core/thread_pool.h"
 #include "ingot/data/documents.h"
 #include "ingot/engines/generate/sequence_losses.h"
+#include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt_oss/config.h"
 
@@ -17,7 +20,7 @@ namespace ingot::cli {
 namespace {
 
 struct EvalCommand {
-  std::string run, model, data, ids, split = "held-out";
+  std::string run, model, data, ids, tokenizer, split = "held-out";
   int64_t stride = 0, context = 0, batch_tokens = 4096;
   ModelOptions on;
   bool json = false, flat = false;
@@ -49,7 +52,7 @@ void eval_ids(const EvalCommand& o) {
   size_t longest = 0;
   for (const auto& ids : lists) longest = std::max(longest, ids.size());
   if (longest < 2) fail(ErrorCode::bad_data, o.ids, ": found lists of one id, expected one of at least two");
-  const OpenedModel model = open_model(path, int64_t(longest), o.on);
+  const OpenedModel model = open_model(path, int64_t(longest) - 1, o.on);
   check_ids(lists, model.decoder->vocab(), o.ids);
   Interrupt interrupt;
   const auto start = std::chrono::steady_clock::now();
@@ -77,12 +80,94 @@ void eval_ids(const EvalCommand& o) {
   write_out(show_json(report) + "\n");
 }
 
+// --- text under a GPT-OSS model
+
+struct Scored {
+  double loss_sum = 0;
+  int64_t targets = 0, bytes = 0, windows = 0;
+};
+
+std::vector<std::vector<int32_t>> encoded(const std::vector<Document>& documents, const Tokenizer& tokenizer) {
+  std::vector<std::vector<int32_t>> ids(documents.size());
+  parallel_tasks(int64_t(documents.size()), [&](int64_t i) {
+    const Document& d = documents[size_t(i)];
+    ids[size_t(i)] = about(d.name, [&] { return tokenizer.encode(d.text); });
+  });
+  return ids;
+}
+
+// Adds a document's tokens after its first: nothing stands before that one.
+void score_document(const std::vector<int32_t>& ids, const EvalCommand& o, int64_t context, Decoder& decoder,
+                    const Tokenizer& tokenizer, Scored& s, const std::function<void()>& after_window) {
+  for (const Window& w : windows_of(int64_t(ids.size()), context, o.stride)) {
+    const auto tokens = std::span(ids).subspan(size_t(w.begin), size_t(w.end - w.begin));
+    for (const double loss : sequence_losses(decoder, tokens, {}, w.first - w.begin)) s.loss_sum += loss;
+    if (!std::isfinite(s.loss_sum))
+      fail(ErrorCode::numeric, "found a loss of ", s.loss_sum, " in tokens ", w.first, " to ", w.end,
+           ", expected finite numbers");
+    s.targets += w.end - w.first;
+    for (int64_t t = w.first; t < w.end; ++t) s.bytes += tokenizer.bytes(ids[size_t(t - 1)], ids[size_t(t)]);
+    ++s.windows;
+    after_window();
+  }
+}
+
+void eval_text_of_gpt_oss(const EvalCommand& o, const std::string& path) {
+  constexpr int64_t kContext = 2048;
+  const int64_t most = read_gpt_oss_config(path).context,
+                context = o.context > 0 ? o.context : std::min(kContext, most);
+  if (context > most)
+    fail(ErrorCode::usage, "--context: found ", context, ", expected at most ", most, ", the model's");
+  if (o.stride > context)
+    fail(ErrorCode::usage, "--stride: found ", o.stride, ", expected at most the context of ", context);
+  if (holds_shards(o.data))
+    fail(ErrorCode::unsupported, o.data, ": found shards, expected text, which the model's own tokenizer encodes");
+  const Vocabulary v = load_vocabulary(path, o.tokenizer);
+  const std::vector<Document> documents = read_documents(o.data);
+  const auto ids = encoded(documents, *v.tokenizer);
+  int64_t longest = 0, targets = 0;
+  for (const auto& document : ids) {
+    longest = std::max(longest, int64_t(document.size()) - 1);
+    targets += std::max<int64_t>(0, int64_t(document.size()) - 1);
+  }
+  if (targets == 0) fail(ErrorCode::bad_data, o.data, ": found no document of two tokens, expected some to score");
+  const OpenedModel model = open_model(path, std::min(longest, context), o.on);
+  Bar bar("scoring", [](double n) { return format_count(n); });
+  Scored s;
+  for (size_t d = 0; d < ids.size(); ++d)
+    about(documents[d].name, [&] {
+      score_document(ids[d], o, context, *model.decoder, *v.tokenizer, s, [&] { bar.at(s.targets, targets); });
+    });
+  const double loss = s.loss_sum / double(s.targets), seconds = bar.seconds();
+  const double bits = s.bytes > 0 ? bits_per_byte(s.loss_sum, s.bytes) : 0;
+  if (!o.json)
+    return write_out(o.data + " (" + counted(int64_t(ids.size()), "document") + ", " + counted(s.windows, "window") +
+                     "): perplexity " + fixed(std::exp(loss), 3) + ", " +
+                     score_line({.loss = loss, .bits_per_byte = bits, .targets = s.targets, .bytes = s.bytes}) + "\n");
+  const OrderedJson report = {{"model", path},
+                              {"data", o.data},
+                              {"layers", o.on.layers},
+                              {"documents", ids.size()},
+                              {"windows", s.windows},
+                              {"targets", s.targets},
+                              {"bytes", s.bytes},
+                              {"loss", loss},
+                              {"perplexity", std::exp(loss)},
+                              {"bits_per_byte", bits},
+                              {"context", context},
+                              {"stride", o.stride},
+                              {"seconds", seconds},
+                              {"tokens_per_second", double(s.targets) / seconds}};
+  write_out(show_json(report) + "\n");
+}
+
 void eval(const EvalCommand& o) {
   if (!o.ids.empty()) return eval_ids(o);
   const std::string path = chosen_model(o.run, o.model);
   if (o.data.empty()) fail(ErrorCode::usage, "found neither --data nor --ids, expected one of them");
-  if (o.on.layers > 0) fail(ErrorCode::usage, "found --layers without --ids, expected both");
-  if (is_gpt_oss(path)) fail(ErrorCode::unsupported, path, ": found --data for a GPT-OSS model, expected --ids");
+  if (is_gpt_oss(path)) return eval_text_of_gpt_oss(o, path);
+  if (o.on.layers > 0)
+    fail(ErrorCode::usage, "--layers: found ", o.on.layers, ", expected none with a model of `ingot train`");
   if (o.on.device == "cuda")
     fail(ErrorCode::unsupported, "--device cuda: found --data, which is scored on the CPU, expected --ids");
   const TrainedModel model = load_trained(path);
@@ -97,7 +182,7 @@ void eval(const EvalCommand& o) {
   const Score s = score(model.config, model.weights, *model.tokenizer, source, options, &documents);
   if (!o.json)
     return write_out(o.data + " (" + o.split + ", " + counted(int64_t(documents.size()), "document") +
-                     "): " + score_line(s) + "\n");
+                     "): perplexity " + fixed(std::exp(s.loss), 3) + ", " + score_line(s) + "\n");
   const OrderedJson report = {{"run", path},
                               {"checkpoint", model.checkpoint},
                               {"step", model.step},
@@ -108,6 +193,7 @@ void eval(const EvalCommand& o) {
                               {"targets", s.targets},
                               {"bytes", s.bytes},
                               {"loss", s.loss},
+                              {"perplexity", std::exp(s.loss)},
                               {"bits_per_byte", s.bits_per_byte},
                               {"context", o.context != 0 ? o.context : model.config.context},
                               {"stride", o.stride},
@@ -123,24 +209,33 @@ void add_eval(Command& root) {
   auto o = std::make_shared<EvalCommand>();
   c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
   c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
-  c.text("--data PATH", o->data, "text or shards");
+  c.text("--data PATH", o->data, "text or shards; for GPT-OSS text");
   c.text("--ids FILE", o->ids,
          "instead of text: one JSON list of token ids a line; --json gives the loss at every position");
   add_options(c, o->on);
+  c.text("--tokenizer FILE", o->tokenizer, "of GPT-OSS, for --data (default: the one beside the model)");
   c.choice("--split PART", o->split, {"held-out", "all"},
            "held-out: the part the run would hold out of this data; all (default: held-out)");
   c.integer("--stride N", o->stride, 0, 1 << 30,
             "sliding windows that advance by N tokens (default 0: windows side by side)");
-  c.integer("--context N", o->context, 0, 1 << 30, "longest window (default 0: the model's context)");
+  c.integer("--context N", o->context, 0, 1 << 30,
+            "longest window (default 0: the model's context; of GPT-OSS at most 2,048)");
   c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens per forward pass (default: 4096)");
   c.flag("--flat", o->flat, "cut every batch-tokens tokens, also inside documents (the parameter-golf rule)");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot eval runs/a --data input.txt --json
   ingot eval runs/a --data corpus/ --context 2048 --stride 64
   ingot eval runs/a/step-00002000 --data other.txt --split all
+  ingot eval --model gpt-oss-20b --data wiki.test.txt --context 2048 --stride 1024
   ingot eval --model gpt-oss-20b --ids sequences.jsonl --json)");
   c.run([o, &c] {
-    if (!o->ids.empty()) c.refuse_given({"split", "stride", "context", "batch-tokens", "flat"}, "--ids");
+    const std::string path = o->run.empty() ? o->model : o->run;
+    if (!o->ids.empty())
+      c.refuse_given({"split", "stride", "context", "batch-tokens", "flat", "tokenizer"}, "--ids");
+    else if (exists(path) && is_gpt_oss(path))
+      c.refuse_given({"split", "batch-tokens", "flat"}, "a GPT-OSS model, under which all of the text is scored");
+    else if (exists(path))
+      c.refuse_given({"tokenizer"}, "a run of `ingot train`, which has its own");
     eval(*o);
   });
   add_accuracy(c);

@@ -224,6 +224,32 @@ TEST(session, losses_are_those_of_each_next_token) {
     EXPECT_NEAR(losses[t], std::log(sum) - row[size_t(ids[t + 1])], 1e-4) << t;  // batches of 8 sum in another order
   }
   EXPECT_TRUE(sequence_losses(*decoder, std::span(ids).first(1)).empty());
+  EXPECT_TRUE(sequence_losses(*decoder, {}).empty());
+  const std::vector<double> tail = sequence_losses(*decoder, ids, {}, 20);
+  ASSERT_EQ(tail.size(), 25u);
+  for (size_t t = 0; t < tail.size(); ++t) EXPECT_NEAR(tail[t], losses[t + 19], 1e-4) << t;
+  EXPECT_EQ(sequence_losses(*f.decoder(44), ids).size(), 44u);  // the last id needs no room
+}
+
+TEST(session, windows_score_every_token_once_with_as_much_before_it_as_was_asked_for) {
+  EXPECT_EQ(windows_of(8, 3, 0), (std::vector<Window>{{0, 4, 1}, {3, 7, 4}, {6, 8, 7}}));
+  EXPECT_EQ(windows_of(8, 3, 2), (std::vector<Window>{{0, 4, 1}, {2, 6, 4}, {4, 8, 6}}));
+  EXPECT_EQ(windows_of(7, 4, 4), (std::vector<Window>{{0, 5, 1}, {2, 7, 5}}));
+  for (const int64_t n : {0, 1, 2, 9, 10, 11, 100})
+    for (const int64_t context : {1, 2, 9, 64, 200})
+      for (int64_t stride = 0; stride <= context; stride += std::max<int64_t>(1, context / 5)) {
+        int64_t scored = 1;
+        for (const Window& w : windows_of(n, context, stride)) {
+          EXPECT_EQ(w.first, scored);
+          EXPECT_LE(w.end - 1 - w.begin, context);
+          const int64_t before = stride == 0 ? 1 : std::min(w.first, context - stride + 1);
+          EXPECT_GE(w.first - w.begin, before);
+          EXPECT_GE(w.begin, 0);
+          scored = w.end;
+        }
+        EXPECT_EQ(scored, std::max<int64_t>(1, n));
+      }
+  EXPECT_THROW(windows_of(8, 3, 4), Error);
 }
 
 }  // namespace
