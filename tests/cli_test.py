@@ -693,6 +693,16 @@ class Signals(TinyGptOss):
             f.write(struct.pack("<Q", len(text)) + text)
             f.truncate(8 + len(text) + at)
         out, partial = self.directory / "x.ingot", self.directory / "x.ingot.partial"
+        terminal, end = os.openpty()
+        process = subprocess.Popen([BINARY, "convert", model, out, "--dense", "mxfp4", "--threads", "1"], stdout=subprocess.DEVNULL, stderr=end)
+        os.close(end)
+        shown = b""
+        while b"ETA" not in shown:  # the line that stands on a terminal
+            shown += os.read(terminal, 4096)
+        process.terminate()
+        self.assertEqual(process.wait(60), 130)
+        os.close(terminal)
+        self.assertRegex(shown.decode(), r"\r\x1b\[Kconverting [\d.]+ [MG]B of [\d.]+ [MG]B, ETA [\d.]+m?s?")
         for number in (signal.SIGINT, signal.SIGTERM):
             self.stops([number], lambda p: partial.exists() and partial.stat().st_size > 1 << 20, "convert", model, out)
             self.assertEqual(list(self.directory.glob("x.*")), [])
@@ -781,6 +791,17 @@ class GptOss(TinyGptOss):
 
         other = self.directory / "other.ingot"
         self.assertEqual(ingot("convert", self.model, other, "--dense", "fp8", "--experts", "bf16").returncode, 0)
+        again = self.directory / "again.ingot"
+        self.assertIn("dense fp8, experts bf16, in", ingot("convert", archive, again, "--dense", "fp8", "--experts", "bf16", "--verify").text)
+        losses = [json.loads(ingot("eval", "--model", m, "--ids", self.ids, "--json").text)["loss"] for m in (again, other)]
+        self.assertEqual(*losses)
+        self.assertIn("dense fp8, experts bf16, in", ingot("convert", other, again).text)  # as it is
+        self.assertEqual(again.read_bytes(), other.read_bytes())
+        run = ingot("convert", other, again, "--dense", "mxfp4")
+        self.assertRegex(run.error, r"\Athe dense weights are rounded a second time, from fp8 to mxfp4; [^\n]*\n\Z")
+        self.refuses(2, "tiny.ingot: found the checkpoint itself, expected another name", "convert", archive, archive)
+        self.refuses(2, "config.json: found a file that is no archive", "convert", archive, self.model / "config.json")
+        self.refuses(2, "found --dense, which changes nothing with an archive that is only verified", "convert", archive, "--verify", "--dense", "fp8")
         self.assertEqual(json.loads(ingot("info", other, "--json").text)["experts"], "bf16")
         self.assertNotEqual(ingot("eval", "--model", other, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0],
                             ingot("eval", "--model", archive, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0])

@@ -46,6 +46,8 @@ class ArchiveFile {
   void prefetch(const std::vector<const ArchiveEntry*>& wanted) const;
   // Compares every blob with its sum. `done` is told bytes that were read.
   void verify(const std::function<void(int64_t)>& done = {}) const;
+  // The same for a blob whose bytes went into `sum` on the way to somewhere else.
+  void compare(const ArchiveEntry& e, Sha256 sum) const;
 
  private:
   void read_index();

@@ -1,5 +1,7 @@
 #pragma once
 // How far a long command is, and when it will be done.
+#include <unistd.h>
+
 #include <chrono>
 #include <functional>
 
@@ -20,8 +22,7 @@ class Bar {
   explicit Bar(std::string what, std::function<std::string(double)> shown = format_bytes)
       : what_(std::move(what)), shown_(std::move(shown)) {}
   void at(int64_t done, int64_t all) {
-    if (seconds() > 1)  // what is over at once needs no line
-      progress_.update(bar_text(what_, double(done), double(all), seconds(), shown_));
+    if (seconds() > quiet_) progress_.update(bar_text(what_, double(done), double(all), seconds(), shown_));
   }
   double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
 
@@ -29,6 +30,7 @@ class Bar {
   std::string what_;
   std::function<std::string(double)> shown_;
   Progress progress_;
+  double quiet_ = isatty(STDERR_FILENO) == 1 ? 0.3 : 1;  // what is over at once needs no line
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 

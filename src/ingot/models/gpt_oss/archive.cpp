@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <set>
 #include <span>
 
@@ -222,12 +223,26 @@ void check(const GptOssForms& forms, const GptOssConfig& c, const std::string& w
   if (forms.experts == WeightFormat::mxfp4) refuse("expert", c.hidden), refuse("expert", c.intermediate);
 }
 
+namespace {
+
+int64_t convert_archive(const std::string& from, const std::string& to, const ConvertOptions& options);
+
+// A mistyped name must not cost a shard of the checkpoint, or anything else.
+void require_replaceable(const std::string& from, const std::string& to) {
+  std::error_code absent;
+  if (std::filesystem::equivalent(gpt_oss_source(from), to, absent))
+    fail(ErrorCode::usage, to, ": found the checkpoint itself, expected another name for the archive");
+  if (std::filesystem::is_regular_file(to, absent) && file_size(to) > 0 && !ArchiveFile::is_one(to))
+    fail(ErrorCode::usage, to, ": found a file that is no archive, expected a new name or an archive to replace");
+}
+
+}  // namespace
+
 int64_t convert_gpt_oss(const std::string& from, const std::string& to, const ConvertOptions& options) {
-  if (ArchiveFile::is_one(from))
-    fail(ErrorCode::usage, from,
-         ": found an .ingot archive, expected a checkpoint's directory, an .iris or a GGUF file");
   const GptOssConfig config = read_gpt_oss_config(from);
   check(options.forms, config, from);
+  require_replaceable(from, to);
+  if (ArchiveFile::is_one(from)) return convert_archive(from, to, options);
   const detail::Checkpoint checkpoint(from);
   // Room in the address space for all of it; of memory only the piece that is being converted is taken.
   Arena arena(detail::lay_out(checkpoint, config, config.layers, nullptr).bytes);
@@ -476,7 +491,86 @@ Finder find_parts(const ArchiveFile& file, const GptOssConfig& config, const Gpt
   return finder;
 }
 
+// --- from one archive to another
+
+// Blobs that stay as they are are copied, the others converted; both are compared with their sums on the way.
+class Rewriter {
+ public:
+  Rewriter(const ArchiveFile& from, ArchiveWriter& writer, const ConvertOptions& options)
+      : from_(from), writer_(writer), options_(options) {}
+
+  void write(const Part& part) {
+    const ArchiveEntry& e = *from_.find(part.entry.name);
+    if (e.format == part.entry.format) return copy(e);
+    from_.prefetch({&e});
+    sum_ = Sha256();
+    if (!part.matrix.is_bank()) write_rows(part, part.matrix);
+    for (int64_t i = 0; part.matrix.is_bank() && i < part.matrix.data.size(0); ++i) write_rows(part, part.matrix.at(i));
+    from_.compare(e, sum_);
+  }
+  void copy(const ArchiveEntry& e) {
+    constexpr int64_t kPiece = 8 << 20;
+    from_.prefetch({&e});
+    sum_ = Sha256();
+    for (int64_t at = 0; at < e.bytes; at += kPiece) {
+      const int64_t n = std::min(kPiece, e.bytes - at);
+      sum_.update(from_.data(e) + at, n);
+      put(from_.data(e) + at, n);
+    }
+    from_.compare(e, sum_);
+  }
+
+ private:
+  void write_rows(const Part& part, const WeightMatrix& w) {
+    for (int64_t begin = 0; begin < w.rows(); begin += kPieceRows) {
+      const WeightMatrix piece = w.row_range(begin, std::min(w.rows(), begin + kPieceRows));
+      sum_.update(piece.data.data, piece.data.bytes());
+      const std::span<const char> bytes = pieces_.bytes_of(piece, part);
+      put(bytes.data(), int64_t(bytes.size()));
+    }
+  }
+  void put(const void* bytes, int64_t n) {
+    writer_.write(bytes, n);
+    done_ += n;
+    if (options_.progress) options_.progress(done_, writer_.file_bytes());
+  }
+
+  const ArchiveFile& from_;
+  ArchiveWriter& writer_;
+  const ConvertOptions& options_;
+  int64_t done_ = 0;
+  Sha256 sum_;
+  Pieces pieces_;
+};
+
+int64_t convert_archive(const std::string& from, const std::string& to, const ConvertOptions& options) {
+  const GptOssConfig config = read_gpt_oss_config(from);
+  const ArchiveFile file(from);
+  GptOssWeights views;
+  find_parts(file, config, {}, views);
+  Plan plan{options.forms, {}};
+  visit_parts(views, config, config.layers, plan);
+  std::vector<ArchiveEntry> entries, attached;
+  for (const ArchiveEntry& e : file.entries())
+    if (e.name.starts_with(kFiles)) attached.push_back(e);
+  for (const Part& p : plan.parts) entries.push_back(p.entry);
+  entries.insert(entries.end(), attached.begin(), attached.end());
+  ArchiveWriter writer(to, "gpt_oss", about(config, options.forms), std::move(entries));
+  Rewriter rewriter(file, writer, options);
+  for (const Part& p : plan.parts) rewriter.write(p);
+  for (const ArchiveEntry& e : attached) rewriter.copy(e);
+  writer.commit();
+  return writer.file_bytes();
+}
+
 }  // namespace
+
+GptOssForms gpt_oss_archive_forms(const std::string& path) {
+  const ArchiveFile file(path);
+  GptOssWeights views;
+  find_parts(file, read_gpt_oss_config(path), {}, views);
+  return {.dense = views.head.format, .experts = views.layers[0].gate_up.format};
+}
 
 GptOssWeights load_gpt_oss_archive(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
   auto file = std::make_shared<ArchiveFile>(path);

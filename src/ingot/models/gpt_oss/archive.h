@@ -21,8 +21,9 @@ struct ConvertOptions {
   GptOssForms forms;
   std::function<void(int64_t, int64_t)> progress;  // bytes of the archive that are written, and all of them
 };
-// A checkpoint's directory, an .iris or a GGUF file to an archive, one piece of some ten MB at a time. What is in its
-// form already is kept bit for bit. Returns the archive's bytes.
+// A checkpoint's directory, an .iris or a GGUF file, or another archive, to an archive, one piece of some ten MB at a
+// time. What is in its form already is kept bit for bit. Only an archive, or an empty file, is replaced. Returns the
+// archive's bytes.
 int64_t convert_gpt_oss(const std::string& from, const std::string& to, const ConvertOptions& options = {});
 
 // The published shapes "20b" and "120b", and "small" for tests.
@@ -31,6 +32,8 @@ GptOssConfig synthetic_gpt_oss(const std::string& name);
 // tests need no download. The same seed, config and forms give the same bytes. It has no tokenizer. Returns its bytes.
 int64_t write_synthetic_gpt_oss(const GptOssConfig& config, const std::string& to, uint64_t seed = 1,
                                 const ConvertOptions& options = {});
+
+GptOssForms gpt_oss_archive_forms(const std::string& path);  // what an archive has
 
 // load_gpt_oss() and gpt_oss_weight_bytes() come here. Mapped, and brought into memory once; an archive that another
 // process shortens afterwards ends this one.

@@ -186,9 +186,81 @@ TEST(gpt_oss_archive, what_cannot_be_converted_leaves_no_file) {
   EXPECT_TRUE(holds(refused({}, {.dense = WeightFormat::f32}), "dense: found f32, expected bf16, fp8 or mxfp4"));
   EXPECT_TRUE(
       holds(refused({.damage = [](auto& t, auto&) { t.erase("model.norm.weight"); }}), "1 tensors are missing"));
+}
+
+void expect_same_numbers(const std::string& a, const std::string& b) {
+  const GptOssConfig config = read_gpt_oss_config(a);
+  EXPECT_EQ(to_json(config), to_json(read_gpt_oss_config(b)));
+  const GptOssWeights x = load_gpt_oss(a, config), y = load_gpt_oss(b, config);
+  expect_same_vectors(x, y);
+  EXPECT_EQ(numbers(x.embed), numbers(y.embed));
+  EXPECT_EQ(numbers(x.head), numbers(y.head));
+  for (size_t l = 0; l < x.layers.size(); ++l)
+    for (WeightMatrix GptOssLayer::*part :
+         {&GptOssLayer::qkv, &GptOssLayer::o, &GptOssLayer::router, &GptOssLayer::gate_up, &GptOssLayer::down})
+      EXPECT_EQ(numbers(x.layers[l].*part), numbers(y.layers[l].*part)) << l;
+}
+
+TEST(gpt_oss_archive, an_archive_becomes_what_its_checkpoint_would) {
+  const TemporaryDirectory dir;
+  const WeightFormat formats[] = {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4};
+  for (const WeightFormat source : {WeightFormat::bf16, WeightFormat::mxfp4}) {  // both forms hold all of its numbers
+    GptOssCheckpoint().write(dir / "m", {.experts = source});
+    write_file(dir / "m/tokenizer.json", "{}");
+    convert_gpt_oss(dir / "m", dir / "a", {.forms = {WeightFormat::bf16, source}});
+    EXPECT_EQ(gpt_oss_archive_forms(dir / "a").experts, source);
+    for (const WeightFormat dense : formats)
+      for (const WeightFormat experts : formats) {
+        int64_t last = 0, all = 0;
+        convert_gpt_oss(dir / "m", dir / "want", {.forms = {dense, experts}});
+        const int64_t bytes = convert_gpt_oss(dir / "a", dir / "b", {{dense, experts}, [&](int64_t done, int64_t n) {
+                                                                       EXPECT_GT(done, last);
+                                                                       last = done, all = n;
+                                                                     }});
+        if (source == WeightFormat::bf16 || experts == source)
+          EXPECT_EQ(read_file(dir / "b"), read_file(dir / "want")) << dense << " " << experts;
+        expect_same_numbers(dir / "b", dir / "want");  // zeros that were mxfp4 may have another sign
+        EXPECT_TRUE(bytes == file_size(dir / "b") && all == bytes && last <= bytes);
+        const GptOssForms found = gpt_oss_archive_forms(dir / "b");
+        EXPECT_TRUE(found.dense == dense && found.experts == experts);
+        // And back: each number as the narrow form has it, to the nearest of bf16.
+        convert_gpt_oss(dir / "b", dir / "c", {.forms = {WeightFormat::bf16, WeightFormat::bf16}});
+        const GptOssConfig config = read_gpt_oss_config(dir / "c");
+        const GptOssWeights narrow = load_gpt_oss(dir / "b", config), wide = load_gpt_oss(dir / "c", config);
+        expect_same_vectors(narrow, wide);
+        EXPECT_EQ(numbers(wide.layers[1].o), narrowed(narrow.layers[1].o, WeightFormat::bf16));
+        EXPECT_EQ(numbers(wide.layers[0].down), narrowed(narrow.layers[0].down, WeightFormat::bf16));
+      }
+  }
+}
+
+TEST(gpt_oss_archive, a_damaged_archive_is_not_converted_and_nothing_but_an_archive_is_replaced) {
+  const TemporaryDirectory dir;
   GptOssCheckpoint().write(dir / "m");
+  write_file(dir / "m/tokenizer.json", "{}");
   convert_gpt_oss(dir / "m", dir / "x");
-  EXPECT_TRUE(holds(error_of([&] { convert_gpt_oss(dir / "x", dir / "y"); }), "found an .ingot archive"));
+  const std::string whole = read_file(dir / "x");
+  for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8}) {
+    const ArchiveFile file(dir / "x");
+    for (const ArchiveEntry& e : file.entries()) {
+      std::string bytes = whole;
+      bytes[size_t(e.offset + e.bytes / 2)] ^= 1;
+      write_file(dir / "bad", bytes);
+      const std::string found = error_of([&] { convert_gpt_oss(dir / "bad", dir / "y", {.forms = {.dense = dense}}); });
+      EXPECT_TRUE(holds(found, "blob \"" + e.name + "\": found the sum")) << found;
+      EXPECT_FALSE(exists(dir / "y") || exists(dir / "y.partial"));
+    }
+  }
+  const auto said = [&](const std::string& from, const std::string& to) {
+    return error_of([&] { convert_gpt_oss(dir / from, dir / to); });
+  };
+  EXPECT_TRUE(holds(said("x", "x"), "x: found the checkpoint itself, expected another name"));
+  EXPECT_TRUE(
+      holds(said("m", "m/model.safetensors"), "found a file that is no archive, expected a new name or an arch"));
+  EXPECT_TRUE(holds(said("m", "m"), "m: found "));
+  EXPECT_NO_THROW(load_gpt_oss(dir / "m", read_gpt_oss_config(dir / "m")));
+  write_file(dir / "empty", "");
+  EXPECT_EQ(said("x", "empty") + said("m", "empty"), "");
 }
 
 TEST(gpt_oss_archive, no_tensor_may_hold_nan_or_infinity_in_any_form) {
