@@ -2,6 +2,7 @@
 
     from ingot.nn import RMSNorm, FusedMLP, SwiGLU      modules; state dicts load from the modules they replace
     from ingot import functional                        the same as functions
+    ingot.optim.Muon(parameters)                        Muon for matrices, AdamW for the rest
     ingot.hf.patch(model)                               replaces the RMSNorms of a model, reversibly
     python -m ingot                                     what this build has
 """
@@ -14,9 +15,9 @@ from . import _C
 
 _C.attach(torch)
 
-from . import _ops, functional, hf, nn  # noqa: E402  (they register the operations)
+from . import _ops, functional, hf, nn, optim  # noqa: E402  (they register the operations)
 
 __version__ = _C.version
 built_with_cuda = _C.cuda
 
-__all__ = ["functional", "hf", "nn", "built_with_cuda", "__version__"]
+__all__ = ["functional", "hf", "nn", "optim", "built_with_cuda", "__version__"]

@@ -4,6 +4,7 @@
 #include "ingot/kernels/activation/activation.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/mlp/mlp.h"
+#include "ingot/kernels/muon/muon.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/kernels/swiglu/swiglu.h"
@@ -32,6 +33,11 @@ void mlp_backward(const MlpBackward&, Stream) { left_out("mlp"); }
 int64_t mlp_saved_elements(int64_t, const std::vector<MlpLayer>&, bool) { left_out("mlp"); }
 int64_t mlp_workspace_bytes(const Mlp&) { left_out("mlp"); }
 int64_t mlp_backward_workspace_bytes(const MlpBackward&) { left_out("mlp"); }
+#endif
+
+#ifdef INGOT_WITHOUT_MUON
+void muon(const Muon&, Stream) { left_out("muon"); }
+int64_t muon_workspace_bytes(int64_t, int64_t, int64_t, DType, Device) { left_out("muon"); }
 #endif
 
 #ifdef INGOT_WITHOUT_RMSNORM

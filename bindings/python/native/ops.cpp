@@ -18,6 +18,7 @@
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/kernels/swiglu/swiglu.h"
 #include "tensors.h"
+#include "training.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -525,6 +526,7 @@ NB_MODULE(_C, m) {
   m.def("rope_table", &fill_rope_table);
   define(m, "attention", &run_attention);
   define(m, "attention_backward", &run_attention_backward);
+  define(m, "muon", &run_muon);
   define(m, "activation", &run_activate);
   define(m, "activation_backward", &run_activate_backward);
   m.def("activation_names", &activation_names);

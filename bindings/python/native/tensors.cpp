@@ -302,6 +302,16 @@ Tensor heads(const char* op, const char* name, nb::handle h) {
   return tidy(t);
 }
 
+Tensor bank(const char* op, const char* name, nb::handle h) {
+  if (h.is_none()) return {};
+  Described d;
+  describe(op, name, h, d);
+  INGOT_CHECK(d.rank == 3, op, ": ", name, ": found shape ", shape_text(d), ", expected (matrices, rows, columns)");
+  Tensor t = start(d);
+  for (int i = 0; i < 3; ++i) append(d, i, t);
+  return tidy(t);
+}
+
 const Tensor& floats(const char* op, const char* name, const Tensor& t) {
   const bool narrow = t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16;
   INGOT_CHECK(narrow || t.dtype == DType::f64, op, ": ", name, ": found dtype ", t.dtype,

@@ -21,6 +21,8 @@ Tensor view(const char* op, const char* name, nb::handle tensor, int rank);
 inline Tensor matrix(const char* op, const char* name, nb::handle t) { return view(op, name, t, 2); }
 // (T, H, D) of a tensor with at least three dimensions.
 Tensor heads(const char* op, const char* name, nb::handle t);
+// (B, R, C) of a tensor with three dimensions, as they are.
+Tensor bank(const char* op, const char* name, nb::handle t);
 inline Tensor vector(const char* op, const char* name, nb::handle t) { return view(op, name, t, 1); }
 
 // `t` itself, which must be of a type that the operations compute in.
