@@ -324,6 +324,11 @@ class Runs(InDirectory):
         self.assertIn(f"loss {score['loss']:.4f}", run.error)  # what training printed of the same held-out part
         whole = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--split", "all", "--json").text)
         self.assertGreater(whole["bytes"], 5 * score["bytes"])
+        evaluate = ["eval", self.run_directory, "--data", self.text]
+        self.refuses(2, "--context: found 64, expected at most 32, the model's", *evaluate, "--context", 64)  # nano learned 32 positions
+        self.refuses(2, "--stride: found 33, expected at most the context of 32", *evaluate, "--stride", 33)
+        self.refuses(2, "found --flat and --stride, expected one of them", *evaluate, "--stride", 3, "--flat")
+        self.assertAlmostEqual(score["perplexity"], math.exp(score["loss"]), places=9)
         generate = ["generate", self.run_directory, "--prompt", "The ", "--tokens", 20, "--temperature", "0.8"]
         first = ingot(*generate, "--seed", 1)
         self.assertTrue(first.text.startswith("The "), first.error)
@@ -836,6 +841,10 @@ class GptOss(TinyGptOss):
                 self.refuses(7, "device cuda: found ", *command, "--device", "cuda")
         os.remove(made)
         self.refuses(2, "found no OUT", "convert", self.model)
+        self.refuses(2, "found no OUT, expected the archive's name", "convert", "--synthetic", "small")
+        self.refuses(2, "found no FROM", "convert")
+        self.refuses(2, "ids.jsonl: found a file that is no archive", "convert", "--synthetic", "small", self.ids)
+        self.refuses(2, "gpt-oss-tiny: found no archive to verify", "convert", "--verify", self.model)
         self.refuses(7, "found no GPT-OSS checkpoint", "convert", self.directory, archive)
         self.refuses(4, "missing: found no such file", "convert", self.directory / "missing", archive)
         self.refuses(2, "expected one of bf16, fp8, mxfp4", "convert", self.model, archive, "--dense", "int8")

@@ -4,6 +4,7 @@
 #include "ingot/apps/cli/models.h"
 #include "ingot/core/log.h"
 #include "ingot/io/archive.h"
+#include "ingot/io/file.h"
 #include "ingot/models/gpt_oss/archive.h"
 
 namespace ingot::cli {
@@ -19,6 +20,8 @@ WeightFormat format_of(const std::string& word) {
 }
 
 void verify(const std::string& path) {
+  if (exists(path) && !ArchiveFile::is_one(path))
+    fail(ErrorCode::usage, path, ": found no archive to verify, expected one that `ingot convert` made");
   const ArchiveFile file(path);
   Bar bar("verifying");
   int64_t done = 0;
@@ -58,6 +61,9 @@ void make_up(const ConvertCommand& o) {
 }
 
 void convert(const ConvertCommand& o) {
+  if (o.from.empty())
+    fail(ErrorCode::usage, "found no ",
+         o.synthetic.empty() ? "FROM, expected a checkpoint or an archive" : "OUT, expected the archive's name");
   if (!o.synthetic.empty()) return make_up(o);
   if (o.to.empty()) {
     if (!o.verify) fail(ErrorCode::usage, "found no OUT, expected the archive's name, or --verify to check FROM");
@@ -81,8 +87,7 @@ void add_convert(Command& root) {
   Command& c = root.add("convert", "Writes a GPT-OSS checkpoint as one archive that starts in seconds");
   auto o = std::make_shared<ConvertCommand>();
   c.text("FROM", o->from,
-         "a checkpoint's directory, a GGUF or an .iris file, or an archive, to change its form or to --verify it")
-      .require();
+         "a checkpoint's directory, a GGUF or an .iris file, or an archive, to change its form or to --verify it");
   c.text("OUT", o->to, "the archive, such as model.ingot");
   c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
            "what attention and the head become: bf16, fp8 or mxfp4 (default: bf16, of an archive what it has); the "

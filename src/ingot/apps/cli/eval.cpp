@@ -80,6 +80,13 @@ void eval_ids(const EvalCommand& o) {
   write_out(show_json(report) + "\n");
 }
 
+void check_windows(const EvalCommand& o, int64_t context, int64_t most) {
+  if (context > most)
+    fail(ErrorCode::usage, "--context: found ", context, ", expected at most ", most, ", the model's");
+  if (o.stride > context)
+    fail(ErrorCode::usage, "--stride: found ", o.stride, ", expected at most the context of ", context);
+}
+
 // --- text under a GPT-OSS model
 
 struct Scored {
@@ -116,10 +123,7 @@ void eval_text_of_gpt_oss(const EvalCommand& o, const std::string& path) {
   constexpr int64_t kContext = 2048;
   const int64_t most = read_gpt_oss_config(path).context,
                 context = o.context > 0 ? o.context : std::min(kContext, most);
-  if (context > most)
-    fail(ErrorCode::usage, "--context: found ", context, ", expected at most ", most, ", the model's");
-  if (o.stride > context)
-    fail(ErrorCode::usage, "--stride: found ", o.stride, ", expected at most the context of ", context);
+  check_windows(o, context, most);
   if (holds_shards(o.data))
     fail(ErrorCode::unsupported, o.data, ": found shards, expected text, which the model's own tokenizer encodes");
   const Vocabulary v = load_vocabulary(path, o.tokenizer);
@@ -170,7 +174,10 @@ void eval(const EvalCommand& o) {
     fail(ErrorCode::usage, "--layers: found ", o.on.layers, ", expected none with a model of `ingot train`");
   if (o.on.device == "cuda")
     fail(ErrorCode::unsupported, "--device cuda: found --data, which is scored on the CPU, expected --ids");
+  if (o.flat && o.stride > 0) fail(ErrorCode::usage, "found --flat and --stride, expected one of them");
   const TrainedModel model = load_trained(path);
+  check_windows(o, o.context > 0 ? o.context : model.config.context,
+                model.config.learned_positions ? model.config.context : INT64_MAX);
   const auto source = source_of(o, model);
   std::vector<DocumentScore> documents;
   const ScoreOptions options{.batch_tokens = o.batch_tokens,

@@ -230,7 +230,7 @@ int64_t convert_archive(const std::string& from, const std::string& to, const Co
 // A mistyped name must not cost a shard of the checkpoint, or anything else.
 void require_replaceable(const std::string& from, const std::string& to) {
   std::error_code absent;
-  if (std::filesystem::equivalent(gpt_oss_source(from), to, absent))
+  if (!from.empty() && std::filesystem::equivalent(gpt_oss_source(from), to, absent))
     fail(ErrorCode::usage, to, ": found the checkpoint itself, expected another name for the archive");
   if (std::filesystem::is_regular_file(to, absent) && file_size(to) > 0 && !ArchiveFile::is_one(to))
     fail(ErrorCode::usage, to, ": found a file that is no archive, expected a new name or an archive to replace");
@@ -392,6 +392,7 @@ int64_t write_synthetic_gpt_oss(const GptOssConfig& config, const std::string& t
                                 const ConvertOptions& options) {
   check(config, "synthetic");
   check(options.forms, config, "synthetic");
+  require_replaceable("", to);
   GptOssWeights none;
   Plan plan{options.forms, {}};
   visit_parts(none, config, config.layers, plan);
