@@ -9,7 +9,10 @@
 
 INGOT_SIMD_DECLARE(float row_max(const float* logits, int64_t n);
                    double row_exp(const float* logits, float* out, int64_t n, float high, float softcap);
-                   void row_scale(float* x, int64_t n, float factor);)
+                   void row_scale(float* x, int64_t n, float factor);
+                   double row_sum(const float* logits, int64_t n, float softcap);
+                   void row_smoothed(const float* logits, float* out, int64_t n, float high, float softcap, float scale,
+                                     float share);)
 
 namespace ingot {
 namespace {
@@ -42,9 +45,13 @@ void check_target_values(const Tensor& targets, int64_t vocab, int32_t ignore_in
     INGOT_CHECK((target[t] >= 0 && target[t] < vocab) || target[t] == ignore_index, op, ": found target ", target[t],
                 " at position ", t, ", expected 0 to ", vocab - 1, " (a vocabulary of ", vocab, ") or ", ignore_index);
 }
-void check_options(double softcap, double z_loss, const char* op) {
+void check_options(double softcap, double z_loss, double label_smoothing, Device device, const char* op) {
   INGOT_CHECK(softcap >= 0 && std::isfinite(softcap), op, ": found softcap ", softcap, ", expected 0 (none) or more");
   INGOT_CHECK(z_loss >= 0 && std::isfinite(z_loss), op, ": found z_loss ", z_loss, ", expected 0 or more");
+  INGOT_CHECK(label_smoothing >= 0 && label_smoothing <= 1, op, ": found label_smoothing ", label_smoothing,
+              ", expected 0 to 1");
+  if (label_smoothing > 0 && device.kind != Device::cpu)
+    fail(ErrorCode::unsupported, op, ": found label_smoothing ", label_smoothing, " on ", device, ", expected 0");
 }
 
 }  // namespace
@@ -52,18 +59,27 @@ void check_options(double softcap, double z_loss, const char* op) {
 namespace cpu {
 namespace {
 
+// The mean of capped logits under the smoothed target; `total` is their sum. Without smoothing only the target counts,
+// whatever the others are.
+template <class T> T expected_logit(T at_target, T total, int64_t V, T smoothing) {
+  return smoothing > 0 ? (1 - smoothing) * at_target + smoothing * total / T(V) : at_target;
+}
+
 // One row; `out` is null where no gradient is wanted, and may be `logits`.
 template <class T> struct RowLoss { T loss = 0, lse = 0; };
 template <class T>
-RowLoss<T> row_loss(const T* logits, T* out, int64_t V, int64_t target, bool ignored, T dloss, T softcap, T z_loss) {
+RowLoss<T> row_loss(const T* logits, T* out, int64_t V, int64_t target, bool ignored, T dloss, T softcap, T z_loss,
+                    T smoothing) {
   const auto capped = [&](T l) { return softcap > 0 ? softcap * std::tanh(l / softcap) : l; };
   T high = capped(logits[0]);
   for (int64_t v = 1; v < V; ++v) high = std::max(high, capped(logits[v]));
-  T sum = 0;
+  T sum = 0, total = 0;
   for (int64_t v = 0; v < V; ++v) sum += std::exp(capped(logits[v]) - high);
+  for (int64_t v = 0; smoothing > 0 && v < V; ++v) total += capped(logits[v]);
   RowLoss<T> row;
   row.lse = high + std::log(sum);
-  if (!ignored) row.loss = row.lse - capped(logits[target]) + z_loss * row.lse * row.lse;
+  if (!ignored)
+    row.loss = row.lse - expected_logit<T>(capped(logits[target]), total, V, smoothing) + z_loss * row.lse * row.lse;
   if (out == nullptr) return row;
   if (ignored) {
     std::fill(out, out + V, T(0));  // even where the logits are not finite
@@ -72,29 +88,35 @@ RowLoss<T> row_loss(const T* logits, T* out, int64_t V, int64_t target, bool ign
   const T growth = 1 + 2 * z_loss * row.lse;
   for (int64_t v = 0; v < V; ++v) {
     const T c = capped(logits[v]), p = std::exp(c - row.lse), u = softcap > 0 ? c / softcap : T(0);
-    out[v] = dloss * (p * growth - T(v == target)) * (1 - u * u);
+    out[v] = dloss * (p * growth - (1 - smoothing) * T(v == target) - smoothing / T(V)) * (1 - u * u);
   }
   return row;
 }
 
 // The same for fp32 in three passes over a row that stays in the inner caches: the maximum, the exponentials, and a
-// scale.
+// scale. Smoothing needs a sum too, and the exponentials again: what it subtracts is there before the softcap's slope.
 RowLoss<float> row_loss_fast(const float* logits, float* out, int64_t V, int64_t target, bool ignored, float dloss,
-                             double softcap, double z_loss) {
+                             double softcap, double z_loss, double smoothing) {
   const auto capped = [&](double l) { return softcap > 0 ? softcap * std::tanh(l / softcap) : l; };
   const float high = float(capped(INGOT_SIMD_CALL(row_max, logits, V)));
   const double at_target = ignored ? 0 : capped(logits[target]);  // read before `out` may overwrite it
-  const double sum = INGOT_SIMD_CALL(row_exp, logits, ignored ? nullptr : out, V, high, float(softcap));
-  const double lse = double(high) + std::log(sum);
-  const RowLoss<float> row{ignored ? 0.f : float(lse - at_target + z_loss * lse * lse), float(lse)};
+  const bool smooth = smoothing > 0 && !ignored;
+  const double total = smooth ? INGOT_SIMD_CALL(row_sum, logits, V, float(softcap)) : 0;
+  const double sum = INGOT_SIMD_CALL(row_exp, logits, ignored || smooth ? nullptr : out, V, high, float(softcap));
+  const double lse = double(high) + std::log(sum), expected = expected_logit(at_target, total, V, smoothing);
+  const RowLoss<float> row{ignored ? 0.f : float(lse - expected + z_loss * lse * lse), float(lse)};
   if (out == nullptr) return row;
   if (ignored) {
     std::fill(out, out + V, 0.f);
     return row;
   }
-  INGOT_SIMD_CALL(row_scale, out, V, float(dloss * (1 + 2 * z_loss * lse) / sum));
+  const float scale = float(dloss * (1 + 2 * z_loss * lse) / sum);
+  if (smooth)
+    INGOT_SIMD_CALL(row_smoothed, logits, out, V, high, float(softcap), scale, float(dloss * smoothing / double(V)));
+  else
+    INGOT_SIMD_CALL(row_scale, out, V, scale);
   const double u = softcap > 0 ? at_target / softcap : 0;
-  out[target] = float(double(out[target]) - dloss * (1 - u * u));
+  out[target] = float(double(out[target]) - dloss * (1 - smoothing) * (1 - u * u));
   return row;
 }
 
@@ -112,9 +134,9 @@ template <class T> void cross_entropy_typed(const CrossEntropy& a) {
       const bool ignored = targets[t] == a.ignore_index;
       RowLoss<T> row;
       if constexpr (std::is_same_v<T, float>)
-        row = row_loss_fast(l, out, V, targets[t], ignored, d, a.softcap, a.z_loss);
+        row = row_loss_fast(l, out, V, targets[t], ignored, d, a.softcap, a.z_loss, a.label_smoothing);
       else
-        row = row_loss<T>(l, out, V, targets[t], ignored, d, T(a.softcap), T(a.z_loss));
+        row = row_loss<T>(l, out, V, targets[t], ignored, d, T(a.softcap), T(a.z_loss), T(a.label_smoothing));
       loss[t] = row.loss;
       if (lse) lse[t] = row.lse;
     }
@@ -148,7 +170,7 @@ void cross_entropy(const CrossEntropy& a, Stream stream) {
   check_rows_or_none(a.lse, a.logits, {T}, "cross_entropy: lse");
   check_rows_or_none(a.dloss, a.logits, {T}, "cross_entropy: dloss");
   if (a.dloss) check_rows(a.dlogits, a.logits, a.logits.shape, "cross_entropy: dlogits");
-  check_options(a.softcap, a.z_loss, "cross_entropy");
+  check_options(a.softcap, a.z_loss, a.label_smoothing, a.logits.device, "cross_entropy");
   INGOT_DISPATCH(CROSS_ENTROPY, a.logits.device, cross_entropy, a, stream);
 }
 
@@ -218,7 +240,8 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
                           .dlogits = dloss ? logits : Tensor(),
                           .softcap = a.softcap,
                           .z_loss = a.z_loss,
-                          .ignore_index = a.ignore_index},
+                          .ignore_index = a.ignore_index,
+                          .label_smoothing = a.label_smoothing},
                          stream);
     if (!dloss) continue;
     backward(a, logits, x, a.w, rows_of(a.dx, begin, end), a.dw, stream);
@@ -258,7 +281,7 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
   check_rows_or_none(a.dw2, a.x, {V, R}, "linear_cross_entropy: dw2");
   INGOT_CHECK(a.dloss || !(a.dx || a.dw || a.dx2 || a.dw2),
               "linear_cross_entropy: found outputs for gradients without dloss, expected dloss or no gradients");
-  check_options(a.softcap, a.z_loss, "linear_cross_entropy");
+  check_options(a.softcap, a.z_loss, a.label_smoothing, a.x.device, "linear_cross_entropy");
   const int64_t needed = linear_cross_entropy_workspace_bytes(T, C, V, a.x.dtype, a.products, a.x.device);
   INGOT_CHECK_GE(a.workspace ? a.workspace.bytes() : 0, needed, "linear_cross_entropy: workspace bytes");
   INGOT_CHECK(needed == 0 || a.workspace.device == a.x.device, "linear_cross_entropy: found workspace on ",

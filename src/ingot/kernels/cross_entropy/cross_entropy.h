@@ -3,6 +3,7 @@
 //   l = x W^T (+ x2 W2^T)     c = softcap * tanh(l / softcap)  (c = l when softcap = 0)
 //   lse = log sum_v exp(c_v)     loss = lse - c_target + z_loss * lse^2       ignored targets: loss = 0, no gradient
 //   dc = dloss * [ p * (1 + 2 z_loss lse) - onehot ]     dl = dc * (1 - (c / softcap)^2)
+// With label_smoothing s the target is (1 - s) onehot + s / V: (1 - s) c_target + s mean_v(c_v) stands for c_target.
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 
@@ -16,6 +17,7 @@ struct CrossEntropy {
   Tensor dlogits;    // (T, V); may alias logits
   double softcap = 0, z_loss = 0;
   int32_t ignore_index = -1;
+  double label_smoothing = 0;  // 0 to 1; on a CPU
 };
 void cross_entropy(const CrossEntropy& a, Stream stream);
 
@@ -34,6 +36,7 @@ struct LinearCrossEntropy {
   double softcap = 0, z_loss = 0;
   int32_t ignore_index = -1;
   Products products = Products::fp32;
+  double label_smoothing = 0;
 };
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);
 int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,

@@ -80,6 +80,41 @@ double row_exp(const float* logits, float* out, int64_t n, float high, float sof
              : sum_exp<false, false>(logits, out, n, high, softcap);
 }
 
+// The sum of the row's softcapped logits.
+double row_sum(const float* logits, int64_t n, float softcap) {
+  double total = 0;
+  alignas(kVecBytes) float u[kRun];
+  for (int64_t begin = 0; begin < n; begin += kRun) {
+    const int64_t count = n - begin < kRun ? n - begin : kRun;
+    if (softcap > 0) run_tanh(logits + begin, u, count, 1 / softcap);
+    const float* const from = softcap > 0 ? u : logits + begin;
+    Vec<float> sum{};
+    for (int64_t i = 0; i < count; i += L) sum += Lanes{count - i}.read(from + i, 0);
+    total += double(reduce_add<float>(sum));
+  }
+  return softcap > 0 ? total * double(softcap) : total;
+}
+
+// out = (scale * exp(c - high) - share) * (1 - (c / softcap)^2); it may be `logits`.
+void row_smoothed(const float* logits, float* out, int64_t n, float high, float softcap, float scale, float share) {
+  const float factor = softcap > 0 ? softcap : 1;
+  alignas(kVecBytes) float memory[kRun];
+  for (int64_t begin = 0; begin < n; begin += kRun) {
+    const int64_t count = n - begin < kRun ? n - begin : kRun;
+    if (softcap > 0) run_tanh(logits + begin, memory, count, 1 / softcap);
+    const float* const u = softcap > 0 ? memory : logits + begin;
+    for (int64_t i = 0; i < count; i += L) {
+      const Vec<float> v = Lanes{count - i}.read(u + i, 0);
+      Vec<float> d = exp(v * factor - high) * scale - share;
+      if (softcap > 0) d = d * ((1.f - v) * (1.f + v));
+      if (count - i >= L)
+        store<float>(out + begin + i, d);
+      else
+        store_tail<float>(out + begin + i, d, count - i);
+    }
+  }
+}
+
 void row_scale(float* x, int64_t n, float factor) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }

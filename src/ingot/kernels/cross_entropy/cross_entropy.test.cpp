@@ -15,16 +15,17 @@ using testing::values;
 
 struct Case {
   int64_t rows, vocab, gap;
-  double softcap, z_loss, scale;
+  double softcap, z_loss, scale, smoothing = 0;
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.rows << " rows of " << c.vocab << ", softcap " << c.softcap << ", z-loss " << c.z_loss << ", scale "
-             << c.scale;
+             << c.scale << ", smoothing " << c.smoothing;
 }
 // tails of every kind, more than one fp32 run of the sum, logits well beyond the softcap
-const Case kCases[] = {{0, 5, 0, 0, 0, 2},         {1, 1, 0, 0, 0, 2},    {1, 7, 0, 30, 1e-4, 3},
-                       {3, 8, 1, 0, 1e-4, 4},      {5, 65, 3, 30, 0, 40}, {4, 1031, 0, 0, 0, 3},
-                       {3, 2500, 5, 15, 1e-3, 10}, {9, 100, 0, 0, 0, 60}, {40, 997, 0, 30, 1e-4, 3}};
+const Case kCases[] = {
+    {0, 5, 0, 0, 0, 2},        {1, 1, 0, 0, 0, 2},      {1, 7, 0, 30, 1e-4, 3},          {3, 8, 1, 0, 1e-4, 4},
+    {5, 65, 3, 30, 0, 40},     {4, 1031, 0, 0, 0, 3},   {3, 2500, 5, 15, 1e-3, 10},      {9, 100, 0, 0, 0, 60},
+    {40, 997, 0, 30, 1e-4, 3}, {7, 9, 2, 0, 0, 2, 0.1}, {6, 2500, 3, 30, 1e-3, 10, 0.3}, {5, 1031, 0, 0, 1e-4, 3, 1}};
 
 // Targets over the vocabulary, every fifth ignored.
 void fill_targets(const Tensor& t, int64_t vocab) {
@@ -47,7 +48,8 @@ struct Plain {
              .dloss = dloss,
              .dlogits = dlogits,
              .softcap = c.softcap,
-             .z_loss = c.z_loss} {
+             .z_loss = c.z_loss,
+             .label_smoothing = c.smoothing} {
     testing::fill_normal(logits, 1, c.scale);
     testing::fill_normal(dloss, 2);
     fill_targets(targets, c.vocab);
@@ -155,6 +157,25 @@ TEST(CrossEntropy, ANanLogitShowsInTheLoss) {
     }
 }
 
+TEST(CrossEntropy, ASmoothedLossIsTheMeanOverATargetThatIsPartlyEveryLogit) {
+  constexpr int64_t kRows = 4, kVocab = 37;
+  constexpr double kCap = 5, kZ = 1e-3, kSmoothing = 0.2;
+  Plain run({kRows, kVocab, 0, kCap, kZ, 4, kSmoothing}, DType::f64);
+  cross_entropy(run.args, {});
+  const auto logits = values(run.logits);
+  for (int64_t t = 0; t < kRows; ++t) {
+    double sum = 0, expected = 0;
+    const int64_t target = run.targets.tensor().ptr<int32_t>()[t];
+    for (int64_t v = 0; v < kVocab; ++v) {
+      const double c = kCap * std::tanh(logits[size_t(t * kVocab + v)] / kCap);
+      sum += std::exp(c);
+      expected += c * (kSmoothing / double(kVocab) + (v == target ? 1 - kSmoothing : 0));
+    }
+    const double lse = std::log(sum);
+    EXPECT_NEAR(values(run.loss)[size_t(t)], lse - expected + kZ * lse * lse, 1e-12) << t;
+  }
+}
+
 TEST(CrossEntropy, MaskedLogitsOfMinusInfinityHaveNoProbability) {
   for (DType dtype : {DType::f64, DType::f32}) {
     Plain run({1, 9, 0, 0, 0, 1}, dtype);
@@ -171,7 +192,8 @@ TEST(CrossEntropy, MaskedLogitsOfMinusInfinityHaveNoProbability) {
 // --- fused with the linear layer
 
 struct Fused {
-  Fused(DType dtype, int64_t T, int64_t C, int64_t V, int64_t R, double softcap = 30, double z_loss = 1e-4)
+  Fused(DType dtype, int64_t T, int64_t C, int64_t V, int64_t R, double softcap = 30, double z_loss = 1e-4,
+        double smoothing = 0)
       : x(dtype, {T, C}, C + 2),
         w(dtype, {V, C}),
         dx(dtype, {T, C}, C + 1),
@@ -195,7 +217,8 @@ struct Fused {
              .dw = dw,
              .workspace = workspace,
              .softcap = softcap,
-             .z_loss = z_loss} {
+             .z_loss = z_loss,
+             .label_smoothing = smoothing} {
     if (R > 0) args.x2 = x2, args.w2 = w2, args.dx2 = dx2, args.dw2 = dw2;
     testing::fill_normal(x, 1);
     testing::fill_normal(w, 2, 2 / std::sqrt(double(C)));
@@ -257,7 +280,7 @@ TEST(LinearCrossEntropy, EqualsTheProductAndTheLossOneAfterTheOther) {
 TEST(LinearCrossEntropy, GradientsAreTheDerivativesOfLosses) {
   for (const FusedCase& c : kFused) {
     if (c.T == 0) continue;
-    Fused f(DType::f64, c.T, c.C, c.V, c.R);
+    Fused f(DType::f64, c.T, c.C, c.V, c.R, 30, 1e-4, 0.1);
     for (const Tensor& t : {f.dw.tensor(), f.dw2.tensor()}) fill_zero(t);
     linear_cross_entropy(f.args, {});
     auto losses_only = f.args;
@@ -373,6 +396,10 @@ TEST(CrossEntropy, ErrorsNameWhatWasFoundAndWhatWasExpected) {
     EXPECT_NE(target.find(part), std::string::npos) << target;
   run.targets.tensor().ptr<int32_t>()[2] = -2;
   EXPECT_NE(message_of([&] { cross_entropy(run.args, {}); }).find("-2"), std::string::npos);
+  run.args.label_smoothing = 1.5;
+  EXPECT_NE(message_of([&] { cross_entropy(run.args, {}); }).find("found label_smoothing 1.5, expected 0 to 1"),
+            std::string::npos);
+  run.args.label_smoothing = 0;
   run.args.softcap = -1;
   EXPECT_NE(message_of([&] { cross_entropy(run.args, {}); }).find("-1"), std::string::npos);
   Fused f(DType::f32, 20, 6, 30, 0);
