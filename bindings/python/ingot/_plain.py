@@ -131,3 +131,17 @@ def attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal):
     lse = torch.where(none, -torch.inf, torch.logsumexp(safe, -1))
     weights = torch.where(none[:, None], 0.0, torch.softmax(safe, -1))[..., : k.shape[0]]
     return (weights @ wide_v).transpose(0, 1).to(q.dtype), lse
+
+
+def linear_cross_entropy(x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, reduce):
+    """Losses of the rows of x (T, C), or their sum. All logits at once."""
+    logits = F.linear(_wide(x), _wide(weight), _wide(bias))
+    if softcap > 0:
+        logits = softcap * torch.tanh(logits / softcap)
+    lse = torch.logsumexp(logits, -1)
+    counts = target != ignore_index
+    expected = logits.gather(-1, torch.where(counts, target, 0).long().unsqueeze(-1)).squeeze(-1)
+    if label_smoothing > 0:
+        expected = (1 - label_smoothing) * expected + label_smoothing * logits.mean(-1)
+    loss = torch.where(counts, lse - expected + z_loss * lse.square(), 0.0)
+    return loss.sum() if reduce else loss

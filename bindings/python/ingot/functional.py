@@ -6,11 +6,11 @@ machine cannot do it); both name the operation, the argument, what was found and
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import _C, _ops, _plain
+from . import _C, _loss, _ops, _plain
 from ._C import route
 from ._attention import flash_attn_func, flash_attn_varlen_func
 
-__all__ = ["activation", "flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_linear", "qk_norm_rope", "rms_norm", "rope", "rope_",
+__all__ = ["activation", "flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_linear", "linear_cross_entropy", "qk_norm_rope", "rms_norm", "rope", "rope_",
            "rope_table", "swiglu"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
@@ -162,6 +162,58 @@ def gated_linear(x, w, bias=None, *, order="gate_first", columns=False, limit=0.
     if _plain.needed():
         return _plain.gated_linear(x, w, bias, *options)
     return _ops.gated_linear_op(x, w, bias, *options, torch.is_grad_enabled())[0]
+
+
+def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0):
+    """cross_entropy(softcap tanh(l / softcap), target), l = x weight^T + bias, whose logits l are never in memory as a whole.
+
+    x: (..., C). weight: (V, C), as an nn.Linear's. bias: (V) or None. target: integers of x's leading shape, from 0 to V - 1, or ignore_index:
+    no loss, no gradient. On a GPU they are not checked. softcap 0: none. z_loss adds z_loss log(sum exp)^2 to each row's loss.
+    label_smoothing s: the target is 1 - s of its class and s / V of each. reduction: "mean" (over rows that count), "sum", or "none", of
+    target's shape. Losses are float32 (float64 of float64). torch.nn.functional.linear_cross_entropy computes the same, without softcap and
+    z_loss.
+
+    For "mean" and "sum" the gradients are formed with the loss: three products in all. For "none" the backward pass forms the logits once more.
+    """
+    op = "linear_cross_entropy"
+    if not isinstance(x, torch.Tensor):
+        return _untensored(op, "x", linear_cross_entropy, x, weight, target, bias, reduction=reduction, ignore_index=ignore_index,
+                           label_smoothing=label_smoothing, softcap=softcap, z_loss=z_loss)
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"{op}: reduction: found {reduction!r}, expected 'mean', 'sum' or 'none'")
+    if not -(2**31) <= ignore_index < 2**31:
+        raise ValueError(f"{op}: ignore_index: found {ignore_index}, expected an integer of 32 bits")
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        raise ValueError(f"{op}: found x of {tuple(x.shape)}, weight of {tuple(weight.shape)}" + (f" and bias of {tuple(bias.shape)}" if bias is not None else "")
+                         + ", expected (..., C), (V, C)" + (" and (V)" if bias is not None else ""))
+    if not isinstance(target, torch.Tensor) or target.is_floating_point() or target.dtype is torch.bool or target.shape != x.shape[:-1]:
+        found = f"{target.dtype} of {tuple(target.shape)}" if isinstance(target, torch.Tensor) else type(target).__name__
+        raise ValueError(f"{op}: target: found {found}, expected integers of shape {tuple(x.shape[:-1])}")
+    narrow = _autocast_to(x)
+    if narrow is not None:
+        x, weight, bias = (t if t is None else t.to(narrow) for t in (x, weight, bias))
+    rows, classes = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    options = float(softcap), float(z_loss), int(ignore_index), float(label_smoothing)
+    loss = _linear_cross_entropy(rows, weight, bias, classes, options, reduction != "none")
+    if reduction == "none":
+        return loss.view(target.shape)
+    if reduction == "sum":
+        return loss
+    count = (classes != ignore_index).sum()
+    return torch.where(count > 0, loss / count.clamp(min=1), torch.nan)  # whose gradient, of no rows, is 0
+
+
+def _linear_cross_entropy(x, weight, bias, target, options, reduce):
+    """Losses of rows, or their sum."""
+    way = _DISPATCH if is_dynamo_compiling() else route(x, weight, bias)
+    if way == _PLAIN:
+        return _loss.run_linear_cross_entropy(x, weight, bias, target, *options, reduce, False, False, False)[0]
+    if way == _DIFFERENTIATE:
+        return _loss.linear_cross_entropy_eager(x, weight, bias, target, reduce, *options)
+    if _plain.needed():
+        return _plain.linear_cross_entropy(x, weight, bias, target, *options, reduce)
+    needs = (t is not None and torch.is_grad_enabled() and t.requires_grad for t in (x, weight, bias))
+    return _loss.linear_cross_entropy_op(x, weight, bias, target, *options, reduce, *needs)[0]
 
 
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,

@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _C, _ops, functional
 
-__all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "FusedMLPSoftplus", "FusedMLPSoftplusWN", "FusedMLP5Softplus", "FusedMLP5SoftplusWN",
+__all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "LinearCrossEntropy", "FusedMLPSoftplus", "FusedMLPSoftplusWN", "FusedMLP5Softplus", "FusedMLP5SoftplusWN",
            "MegaGemmTriton", "MegaGemmRMSNorm", "FusedSwiGLU"]
 
 
@@ -350,6 +350,29 @@ class SwiGLU(nn.Module):
 
     def extra_repr(self):
         return f"order={self.order!r}"
+
+
+class LinearCrossEntropy(nn.Linear):
+    """The last Linear of a model and its loss: forward(x, target) is functional.linear_cross_entropy of its weight, whose logits are never in
+    memory as a whole. Parameters, state dict and initialisation are nn.Linear's; `logits(x)` is what inference needs of it."""
+
+    def __init__(self, in_features, num_classes, bias=False, device=None, dtype=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0,
+                 softcap=0.0, z_loss=0.0):
+        super().__init__(in_features, num_classes, bias, device, dtype)
+        self.reduction, self.ignore_index, self.label_smoothing = reduction, ignore_index, label_smoothing
+        self.softcap, self.z_loss = softcap, z_loss
+
+    def forward(self, x, target):
+        return functional.linear_cross_entropy(x, self.weight, target, self.bias, reduction=self.reduction, ignore_index=self.ignore_index,
+                                               label_smoothing=self.label_smoothing, softcap=self.softcap, z_loss=self.z_loss)
+
+    def logits(self, x):
+        found = super().forward(x)
+        return self.softcap * torch.tanh(found / self.softcap) if self.softcap else found
+
+    def extra_repr(self):
+        return (f"{super().extra_repr()}, reduction={self.reduction!r}, ignore_index={self.ignore_index}, label_smoothing={self.label_smoothing}, "
+                f"softcap={self.softcap}, z_loss={self.z_loss}")
 
 
 class MegaGemmTriton(SwiGLU):

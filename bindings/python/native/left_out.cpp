@@ -3,6 +3,7 @@
 #include "ingot/core/check.h"
 #include "ingot/kernels/activation/activation.h"
 #include "ingot/kernels/attention/attention.h"
+#include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/muon/muon.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
@@ -25,6 +26,13 @@ void activate_backward(const ActivateBackward&, Stream) { left_out("activation")
 void attention(const Attention&, Stream) { left_out("attention"); }
 void attention_backward(const AttentionBackward&, Stream) { left_out("attention"); }
 int64_t attention_backward_workspace_bytes(const AttentionBackward&) { left_out("attention"); }
+#endif
+
+#ifdef INGOT_WITHOUT_CROSS_ENTROPY
+void linear_cross_entropy(const LinearCrossEntropy&, Stream) { left_out("cross_entropy"); }
+int64_t linear_cross_entropy_workspace_bytes(int64_t, int64_t, int64_t, DType, Products, Device) {
+  left_out("cross_entropy");
+}
 #endif
 
 #ifdef INGOT_WITHOUT_MLP

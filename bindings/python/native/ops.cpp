@@ -527,6 +527,7 @@ NB_MODULE(_C, m) {
   define(m, "attention", &run_attention);
   define(m, "attention_backward", &run_attention_backward);
   define(m, "muon", &run_muon);
+  define(m, "linear_cross_entropy", &run_linear_cross_entropy);
   define(m, "activation", &run_activate);
   define(m, "activation_backward", &run_activate_backward);
   m.def("activation_names", &activation_names);

@@ -1,6 +1,7 @@
 #include "training.h"
 
 #include "ingot/core/check.h"
+#include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/muon/muon.h"
 #include "tensors.h"
 
@@ -42,6 +43,32 @@ void run_muon(nb::handle p, nb::handle g, nb::handle momentum, nb::handle rates,
       workspace = empty_vector(p, m.p.device, DType::u8, bytes, m.workspace);
   const Stream stream = stream_of(m.p);
   run([&] { muon(m, stream); });
+}
+
+void run_linear_cross_entropy(nb::handle x, nb::handle w, nb::handle x2, nb::handle w2, nb::handle targets,
+                              nb::handle loss, nb::handle dloss, nb::handle dx, nb::handle dw, nb::handle dw2,
+                              double softcap, double z_loss, int ignore_index, double label_smoothing) {
+  const char* op = "linear_cross_entropy";
+  LinearCrossEntropy a{.x = floats(op, "x", matrix(op, "x", x)),
+                       .w = matrix(op, "weight", w),
+                       .x2 = matrix(op, "x2", x2),
+                       .w2 = matrix(op, "w2", w2),
+                       .targets = vector(op, "target", targets),
+                       .loss = vector(op, "loss", loss),
+                       .dloss = vector(op, "dloss", dloss),
+                       .dx = matrix(op, "dx", dx),
+                       .dw = matrix(op, "dw", dw),
+                       .dw2 = matrix(op, "dw2", dw2),
+                       .softcap = softcap,
+                       .z_loss = z_loss,
+                       .ignore_index = ignore_index,
+                       .label_smoothing = label_smoothing};
+  nb::object workspace;
+  if (const int64_t bytes =
+          linear_cross_entropy_workspace_bytes(a.x.rows(), a.x.cols(), a.w.rows(), a.x.dtype, a.products, a.x.device))
+    workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
+  const Stream stream = stream_of(a.x);
+  run([&] { linear_cross_entropy(a, stream); });
 }
 
 }  // namespace ingot::python

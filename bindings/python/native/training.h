@@ -12,4 +12,9 @@ void run_muon(nb::handle p, nb::handle g, nb::handle momentum, nb::handle rates,
               double weight_decay, double grad_scale, bool nesterov, bool row_normalise, int steps, double a, double b,
               double c, int products);
 
+// x2 and w2: a second pair whose product is added, or None. dw and dw2 accumulate.
+void run_linear_cross_entropy(nb::handle x, nb::handle w, nb::handle x2, nb::handle w2, nb::handle targets,
+                              nb::handle loss, nb::handle dloss, nb::handle dx, nb::handle dw, nb::handle dw2,
+                              double softcap, double z_loss, int ignore_index, double label_smoothing);
+
 }  // namespace ingot::python

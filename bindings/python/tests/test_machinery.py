@@ -48,6 +48,15 @@ def samples(device):
     yield "gated_linear_backward", ops.gated_linear_backward.default, (torch.randn(*x.shape[:-1], wide.shape[0] // 2, device=device), x.detach(), wide.detach(), None,
                                                                        *torch.randn(2, *x.shape[:-1], wide.shape[0] // 2, device=device).unbind(), 0, False, 0.0,
                                                                        1.0, 0.0, True, True, False)
+    classes = torch.tensor([3, -1, 0, 11], device=device)
+    row = torch.randn(12, device=device, requires_grad=True)
+    yield "linear_cross_entropy", ops.linear_cross_entropy.default, (x, wide, row, classes, 30.0, 1e-3, -1, 0.0, True, True, True, True)
+    yield "linear_cross_entropy of rows", ops.linear_cross_entropy.default, (x, wide, None, classes, 0.0, 0.0, -1, 0.0, False, False, False, False)
+    yield "linear_cross_entropy, no gradients yet", ops.linear_cross_entropy.default, (x, wide, row, classes, 30.0, 1e-3, -1, 0.0, True, False, False, False)
+    yield "linear_cross_entropy_backward", ops.linear_cross_entropy_backward.default, (torch.rand(4, device=device), x.detach(), wide.detach(), row.detach(), classes,
+                                                                                       30.0, 1e-3, -1, 0.0, True, True, False)
+    yield "linear_cross_entropy_backward, derived", ops.linear_cross_entropy_backward.default, (torch.rand(4, device=device, requires_grad=True), x, wide, row, classes,
+                                                                                                30.0, 1e-3, -1, 0.0, True, True, True)
     yield "rope", ops.rope.default, (heads, positions, cos, sin, False, 1)
     yield "qk_norm_rope", ops.qk_norm_rope.default, (heads, positions, cos, sin, gain, 1e-6, True, 1)
     yield "qk_norm_rope without table and gain", ops.qk_norm_rope.default, (heads, None, None, None, None, 1e-6, False, 1)
@@ -101,6 +110,10 @@ def everything(device, dtype=torch.float32):
     yield "swiglu", lambda x: functional.swiglu(x, order="gate_second", limit=0.5, alpha=1.7, up_offset=1.0)
     yield "swiglu, interleaved", lambda x: functional.swiglu(x, order="interleaved")
     yield "swiglu of two", lambda x: functional.swiglu(x, x + 1)
+    head = torch.randn(12, 16, device=device, dtype=dtype) * 0.5
+    classes = torch.tensor([3, -100, 0, 11], device=device)
+    yield "linear_cross_entropy", lambda x: functional.linear_cross_entropy(x, head, classes, softcap=4.0, z_loss=0.1)
+    yield "linear_cross_entropy of rows", lambda x: functional.linear_cross_entropy(x, head, classes, head[:, 0], reduction="none")
     yield "rope", lambda x: functional.rope(x.view(4, 2, 8), *table)
     yield "rope, interleaved", lambda x: functional.rope(x.view(4, 2, 8), *table, sign=-1, interleaved=True)
     yield "qk_norm_rope", lambda x: functional.qk_norm_rope(x.view(4, 2, 8), *table, gain=gain)
@@ -198,7 +211,7 @@ def test_values_that_are_not_written_anywhere_count(device):
                 dy = torch.randn_like(y)
                 want = torch.autograd.grad(y, z, -dy, retain_graph=True)[0]
                 assert torch.equal(torch.autograd.grad(y, z, torch._neg_view(dy), retain_graph=True)[0], want), name
-                nothing = torch._efficientzerotensor(*dy.shape, device=device)
+                nothing = torch._efficientzerotensor(dy.shape, device=device)
                 assert not torch.autograd.grad(y, z, nothing)[0].any(), name
         finally:
             _C.use_ways(True, True)

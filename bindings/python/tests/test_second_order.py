@@ -7,6 +7,7 @@ import ingot
 import reference
 from conftest import on_cpu
 from ingot import functional
+from test_loss import oracle as cross_entropy
 from test_machinery import everything, mlp_with_edge
 
 EPS = 1e-5
@@ -43,6 +44,12 @@ def pairs(device, dtype):
         yield (f"gated linear, columns {columns}", lambda x, w, b, columns=columns: functional.gated_linear(x, w, b, columns=columns),
                lambda x, w, b, columns=columns: reference.swiglu(*reference.split(x @ (w if columns else w.t()) + b, "gate_first")),
                [tensor(16, 12) if columns else tensor(12, 16), tensor(12)])
+    classes = torch.tensor([3, -100, 0, 11], device=device)
+    for reduction in ("mean", "none"):
+        yield (f"linear_cross_entropy, {reduction}",
+               lambda x, w, b, reduction=reduction: functional.linear_cross_entropy(x, w, classes, b, softcap=3.0, z_loss=0.1, reduction=reduction),
+               lambda x, w, b, reduction=reduction: cross_entropy(x, w, classes, b, softcap=3.0, z_loss=0.1, reduction=reduction),
+               [tensor(12, 16), tensor(12)])
     cos, sin = functional.rope_table(4, 6, device=device, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
     positions, gain = torch.arange(4, device=device), torch.rand(2, device=device, dtype=cos.dtype, requires_grad=True)
     for turned in (False, True):

@@ -1,0 +1,177 @@
+"""Linear layer and cross entropy as PyTorch sees them: operators over rows, whose logits exist a chunk at a time."""
+import torch
+
+from . import _C, _plain
+from ._again import again, gradients, knowing_whether_recorded
+from ._ops import _fake_rows, _or_nothing, _register, as_rows, dense, eager, sum_dtype
+
+_I32 = torch.iinfo(torch.int32)
+
+
+def _narrow_on_cpu(x):
+    """CPUs have no 16-bit form: operands are widened, results rounded."""
+    return not x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def _i32(target):
+    """Targets in 32 bits; one that they cannot hold stays one that is refused."""
+    if target.dtype is torch.int64 and not target.is_cuda:
+        target = target.clamp(_I32.min, _I32.max)
+    return target.to(torch.int32).contiguous()
+
+
+def _kept_dtype(parameter):
+    """Of a gradient that waits for its factor: a sum over all rows may be more than fp16 holds."""
+    return torch.float32 if parameter.dtype is torch.float16 else parameter.dtype
+
+
+def _run(x, weight, bias, target, dloss, needs, options):
+    """(losses of the rows, dx, dw, db); None what is not needed, dw and db in the type of sums."""
+    need_dx, need_dw, need_db = needs
+    dx = _or_none(need_dx, lambda: torch.empty_like(x, memory_format=torch.contiguous_format))
+    dw, db = (_or_none(need, lambda: torch.zeros(p.shape, dtype=sum_dtype(x.dtype), device=x.device)) for need, p in
+              ((need_dw, weight), (need_db, bias)))
+    loss = x.new_empty(x.shape[0], dtype=sum_dtype(x.dtype))
+    ones = None if bias is None else x.new_ones(x.shape[0], 1)  # a bias is the weight of one more feature, which is 1
+    column = [None if t is None else t.unsqueeze(1) for t in (dense(bias), db)]
+    _C.linear_cross_entropy(as_rows(x), as_rows(weight), ones, column[0], _i32(target), loss, dloss, dx, dw, column[1], *options)
+    return loss, dx, dw, db
+
+
+def _or_none(wanted, make):
+    return make() if wanted else None
+
+
+def _wide(*tensors):
+    return [None if t is None else t.float() for t in tensors]
+
+
+def _check(x, weight, bias):
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and t.dtype is not x.dtype:
+            raise ValueError(f"linear_cross_entropy: {name}: found dtype {t.dtype}, expected x's {x.dtype} (or autocast)")
+
+
+def run_linear_cross_entropy(x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, reduce, *needs):
+    """(the rows' losses, or their sum; dx, dw and db of the sum, None for what is not needed)."""
+    _check(x, weight, bias)
+    operands = _wide(x, weight, bias) if _narrow_on_cpu(x) else [x, weight, bias]
+    needs = needs if reduce else (False,) * 3
+    dloss = x.new_ones(x.shape[0], dtype=sum_dtype(x.dtype)) if any(needs) else None
+    loss, dx, *of_parameters = _run(*operands, target, dloss, needs, (softcap, z_loss, ignore_index, label_smoothing))
+    found = [t if t is None else t.to(_kept_dtype(p)) for t, p in zip(of_parameters, (weight, bias))]
+    return loss.sum() if reduce else loss, None if dx is None else dx.to(x.dtype), *found
+
+
+def run_linear_cross_entropy_backward(dloss, x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, *needs):
+    """(dx, dw, db) for the gradients of the rows' losses; dw and db in _kept_dtype."""
+    operands = _wide(x, weight, bias) if _narrow_on_cpu(x) else [x, weight, bias]
+    _, *found = _run(*operands, target, dloss.to(sum_dtype(x.dtype)).contiguous(), needs, (softcap, z_loss, ignore_index, label_smoothing))
+    dtypes = x.dtype, _kept_dtype(weight), bias is None or _kept_dtype(bias)
+    return tuple(t if t is None else t.to(dtype) for t, dtype in zip(found, dtypes))
+
+
+def _op(x, weight, *arguments):
+    loss, *found = run_linear_cross_entropy(x, weight, *arguments)
+    return loss, *(_or_nothing(t, x) for t in found)
+
+
+def _fake(x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, reduce, need_dx, need_dw, need_db):
+    loss = x.new_empty(() if reduce else x.shape[:1], dtype=sum_dtype(x.dtype))
+    dx = _fake_rows(x) if need_dx and reduce else x.new_empty(0)
+    return loss, dx, *(p.new_empty(p.shape, dtype=_kept_dtype(p)) if need and reduce else x.new_empty(0) for need, p in
+                       ((need_dw, weight), (need_db, bias)))
+
+
+def _op_backward(dloss, x, *arguments):
+    return tuple(_or_nothing(t, x) for t in run_linear_cross_entropy_backward(dloss, x, *arguments))
+
+
+def _fake_backward(dloss, x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, need_dx, need_dw, need_db):
+    dx = _fake_rows(x) if need_dx else x.new_empty(0)
+    return dx, *(p.new_empty(p.shape, dtype=_kept_dtype(p)) if need else x.new_empty(0) for need, p in ((need_dw, weight), (need_db, bias)))
+
+
+def _backward_formula(dloss, x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, *needs):
+    return gradients(lambda x, weight, bias: _plain.linear_cross_entropy(x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, False),
+                     (x, weight, bias), needs, (dloss,))
+
+
+_OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor target, float softcap, float z_loss, int ignore_index, float label_smoothing"
+_NEEDS = "bool need_dx, bool need_dw, bool need_db"
+
+linear_cross_entropy_backward_op = _register(f"linear_cross_entropy_backward(Tensor dloss, {_OPERANDS}, {_NEEDS}) -> (Tensor, Tensor, Tensor)",
+                                             _op_backward, _fake_backward, **again(_backward_formula))
+
+
+def _needs(ctx):
+    return ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.has_bias and ctx.needs_input_grad[2]
+
+
+def _formed_again(ctx, run, dloss, operands):
+    """The gradients from the operands: the product for the logits once more, and the two of the gradients. Those of a sum are formed without
+    dloss and then multiplied, as the ones that were formed with the sum: the same bits."""
+    x = operands[0]
+    of_rows = x.new_ones(x.shape[0], dtype=sum_dtype(x.dtype)) if ctx.reduce else dloss
+    found = run(of_rows, *operands, *ctx.options, *_needs(ctx))
+    return _times(ctx, found, dloss if ctx.reduce else None, operands)
+
+
+def _times(ctx, found, factor, operands, in_place=False):
+    """The gradients that are needed, multiplied in fp32 (PyTorch rounds a factor of no dimensions to the other's type first)."""
+    result = []
+    for t, p, need in zip(found, operands, _needs(ctx)):
+        if need and factor is not None:
+            t = t.mul_(factor.reshape(1)) if in_place else t * factor.reshape(1)
+        result.append(t.to(p.dtype) if need else None)
+    return result
+
+
+def _setup(ctx, inputs, output):
+    x, weight, bias, target, *ctx.options, ctx.reduce, _, _, _ = inputs
+    ctx.has_bias = bias is not None
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(x, weight, bias, target, *output[1:])
+
+
+def _op_gradients(ctx, dloss, *_):
+    if dloss is None:
+        return (None,) * 12
+    *operands, dx, dw, db = ctx.saved_tensors
+    there = ctx.reduce and all(t.numel() == p.numel() for t, p, need in zip((dx, dw, db), operands, _needs(ctx)) if need)
+    if there and not torch.is_grad_enabled():
+        found = _times(ctx, (dx, dw, db), dloss, operands)
+    else:
+        found = _formed_again(ctx, linear_cross_entropy_backward_op, dloss, operands)
+    return *found, *(None,) * 9
+
+
+linear_cross_entropy_op = _register(f"linear_cross_entropy({_OPERANDS}, bool reduce, {_NEEDS}) -> (Tensor, Tensor, Tensor, Tensor)", _op, _fake,
+                                    _op_gradients, _setup)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """A sum's gradients are formed with it. The first backward pass multiplies them in place and hands them on; one that comes later forms
+    them again."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, target, reduce, *options):
+        ctx.options, ctx.reduce, ctx.has_bias = options, reduce, bias is not None
+        ctx.save_for_backward(x, weight, bias, target)
+        loss, *ctx.found = run_linear_cross_entropy(x, weight, bias, target, *options, reduce, *_needs(ctx))
+        return loss
+
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dloss):
+        operands = ctx.saved_tensors
+        if recorded or not ctx.reduce or ctx.found is None:
+            run = linear_cross_entropy_backward_op if recorded else run_linear_cross_entropy_backward
+            found = _formed_again(ctx, run, dloss, operands)
+        else:
+            found, ctx.found = ctx.found, None
+            found = _times(ctx, found, None if not dloss.is_cuda and dloss == 1 else dloss, operands, in_place=True)
+        return *found, *(None,) * (2 + len(ctx.options))
+
+
+linear_cross_entropy_eager = eager(_LinearCrossEntropy)
