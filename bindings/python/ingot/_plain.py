@@ -60,6 +60,10 @@ def mlp(x, parameters, bias, weight_norm, name, activate_last):
     return x
 
 
+def wide_mlp(x, w1, b1, w2, b2, name):
+    return F.linear(activation(F.linear(x, w1, b1), name), w2, b2)
+
+
 def activation(x, name):
     return _ACTIVATIONS[name](_wide(x)).to(x.dtype)
 

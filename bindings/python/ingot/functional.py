@@ -6,12 +6,12 @@ machine cannot do it); both name the operation, the argument, what was found and
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import _C, _loss, _ops, _plain
+from . import _C, _loss, _ops, _plain, _wide_mlp
 from ._C import route
 from ._attention import flash_attn_func, flash_attn_varlen_func
 
 __all__ = ["activation", "flash_attn_func", "flash_attn_varlen_func", "fused_mlp", "gated_linear", "linear_cross_entropy", "qk_norm_rope", "rms_norm", "rope", "rope_",
-           "rope_table", "swiglu"]
+           "rope_table", "swiglu", "wide_mlp"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
 
@@ -214,6 +214,28 @@ def _linear_cross_entropy(x, weight, bias, target, options, reduce):
         return _plain.linear_cross_entropy(x, weight, bias, target, *options, reduce)
     needs = (t is not None and torch.is_grad_enabled() and t.requires_grad for t in (x, weight, bias))
     return _loss.linear_cross_entropy_op(x, weight, bias, target, *options, reduce, *needs)[0]
+
+
+def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", recompute=False):
+    """f(x w1^T + b1) w2^T + b2, of any width; on Hopper the activation and its slope are part of the products.
+
+    x: (..., C). w1: (H, C), b1: (H), w2: (N, H), b2: (N). activation: a name of `ingot.functional.ACTIVATIONS`. For the backward pass of the squared
+    ReLUs f's values and one bit for each are kept (a byte on a CPU; not of float16, whose squares underflow), of others what f was given;
+    recompute keeps nothing. Under autocast everything runs in autocast's dtype; otherwise all tensors have one dtype.
+    """
+    if not isinstance(x, torch.Tensor):
+        return _untensored("wide_mlp", "x", wide_mlp, x, w1, w2, b1, b2, activation=activation, recompute=recompute)
+    _ops.activation_number("wide_mlp", activation)
+    narrow = _autocast_to(x)
+    if narrow is not None:
+        x, w1, b1, w2, b2 = (t if t is None else t.to(narrow) for t in (x, w1, b1, w2, b2))
+    fits = x.dim() > 0 and w1.dim() == w2.dim() == 2 and x.shape[-1] == w1.shape[1] and w2.shape[1] == w1.shape[0]
+    if not fits or any(b is not None and b.shape != w.shape[:1] for b, w in ((b1, w1), (b2, w2))):
+        found = ", ".join(f"{name} of {tuple(t.shape)}" for name, t in (("x", x), ("w1", w1), ("b1", b1), ("w2", w2), ("b2", b2)) if t is not None)
+        raise ValueError(f"wide_mlp: found {found}, expected (..., C), (H, C), (H), (N, H), (N)")
+    if _plain.needed():
+        return _plain.wide_mlp(x, w1, b1, w2, b2, activation)
+    return _wide_mlp.wide_mlp_op(x, w1, b1, w2, b2, activation, torch.is_grad_enabled() and not recompute)[0]
 
 
 def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, original_context=0.0, beta_fast=32.0, beta_slow=1.0,

@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from . import _C, _ops, functional
 
-__all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "LinearCrossEntropy", "FusedMLPSoftplus", "FusedMLPSoftplusWN", "FusedMLP5Softplus", "FusedMLP5SoftplusWN",
+__all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "WideMLP", "LinearCrossEntropy", "FusedMLPSoftplus", "FusedMLPSoftplusWN", "FusedMLP5Softplus", "FusedMLP5SoftplusWN",
            "MegaGemmTriton", "MegaGemmRMSNorm", "FusedSwiGLU"]
 
 
@@ -350,6 +350,34 @@ class SwiGLU(nn.Module):
 
     def extra_repr(self):
         return f"order={self.order!r}"
+
+
+class WideMLP(nn.Module):
+    """w2(f(w1(x))) of two Linears of any width, forward and backward by functional.wide_mlp; w1: (in, hidden), w2: (hidden, out).
+
+    load_state_dict also takes the state dict of an nn.Sequential of two Linears with an activation between them.
+    """
+
+    def __init__(self, in_features, hidden_features, out_features=None, activation="leaky_relu_squared", bias=False, *, recompute=False, device=None,
+                 dtype=None):
+        super().__init__()
+        _ops.activation_number("WideMLP", activation)
+        self.activation, self.recompute = activation, recompute
+        self.w1 = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
+        self.w2 = nn.Linear(hidden_features, in_features if out_features is None else out_features, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x):
+        return functional.wide_mlp(x, self.w1.weight, self.w2.weight, self.w1.bias, self.w2.bias, activation=self.activation, recompute=self.recompute)
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        for own, other in (("w1.", "0."), ("w2.", "2.")):
+            for name in ("weight", "bias"):
+                if prefix + other + name in state_dict:
+                    state_dict[prefix + own + name] = state_dict.pop(prefix + other + name)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self):
+        return f"activation={self.activation!r}, recompute={self.recompute}"
 
 
 class LinearCrossEntropy(nn.Linear):

@@ -4,6 +4,7 @@
 #include "ingot/kernels/activation/activation.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
+#include "ingot/kernels/linear/linear.h"
 #include "ingot/kernels/mlp/mlp.h"
 #include "ingot/kernels/muon/muon.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
@@ -33,6 +34,12 @@ void linear_cross_entropy(const LinearCrossEntropy&, Stream) { left_out("cross_e
 int64_t linear_cross_entropy_workspace_bytes(int64_t, int64_t, int64_t, DType, Products, Device) {
   left_out("cross_entropy");
 }
+#endif
+
+#ifdef INGOT_WITHOUT_LINEAR
+void linear(const Linear&, Stream) { left_out("linear"); }
+void linear_backward(const LinearBackward&, Stream) { left_out("linear"); }
+int64_t linear_workspace_bytes(Device) { left_out("linear"); }
 #endif
 
 #ifdef INGOT_WITHOUT_MLP

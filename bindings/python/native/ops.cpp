@@ -527,6 +527,8 @@ NB_MODULE(_C, m) {
   define(m, "attention", &run_attention);
   define(m, "attention_backward", &run_attention_backward);
   define(m, "muon", &run_muon);
+  define(m, "wide_mlp", &run_wide_mlp);
+  define(m, "wide_mlp_backward", &run_wide_mlp_backward);
   define(m, "linear_cross_entropy", &run_linear_cross_entropy);
   define(m, "activation", &run_activate);
   define(m, "activation_backward", &run_activate_backward);

@@ -48,8 +48,16 @@ def samples(device):
     yield "gated_linear_backward", ops.gated_linear_backward.default, (torch.randn(*x.shape[:-1], wide.shape[0] // 2, device=device), x.detach(), wide.detach(), None,
                                                                        *torch.randn(2, *x.shape[:-1], wide.shape[0] // 2, device=device).unbind(), 0, False, 0.0,
                                                                        1.0, 0.0, True, True, False)
-    classes = torch.tensor([3, -1, 0, 11], device=device)
+    narrow, of_narrow = torch.randn(6, 12, device=device, requires_grad=True), torch.randn(4, 6, device=device)
     row = torch.randn(12, device=device, requires_grad=True)
+    yield "wide_mlp", ops.wide_mlp.default, (x, wide, row, narrow, None, "leaky_relu_squared", True)
+    yield "wide_mlp, gelu", ops.wide_mlp.default, (x, wide, None, narrow, torch.randn(6, device=device), "gelu", True)
+    yield "wide_mlp, nothing kept", ops.wide_mlp.default, (x, wide, row, narrow, None, "gelu_tanh", False)
+    yield "wide_mlp_backward", ops.wide_mlp_backward.default, (of_narrow, x.detach(), wide.detach(), row.detach(), narrow.detach(), None, h.new_empty(0),
+                                                               torch.randn(4, 12, device=device), "gelu", True, True, True, True, False)
+    yield "wide_mlp_backward, derived", ops.wide_mlp_backward.default, (of_narrow.clone().requires_grad_(), x, wide, row, narrow, None, h.new_empty(0),
+                                                                        h.new_empty(0), "leaky_relu_squared", True, True, True, False, False)
+    classes = torch.tensor([3, -1, 0, 11], device=device)
     yield "linear_cross_entropy", ops.linear_cross_entropy.default, (x, wide, row, classes, 30.0, 1e-3, -1, 0.0, True, True, True, True)
     yield "linear_cross_entropy of rows", ops.linear_cross_entropy.default, (x, wide, None, classes, 0.0, 0.0, -1, 0.0, False, False, False, False)
     yield "linear_cross_entropy, no gradients yet", ops.linear_cross_entropy.default, (x, wide, row, classes, 30.0, 1e-3, -1, 0.0, True, False, False, False)
@@ -110,6 +118,9 @@ def everything(device, dtype=torch.float32):
     yield "swiglu", lambda x: functional.swiglu(x, order="gate_second", limit=0.5, alpha=1.7, up_offset=1.0)
     yield "swiglu, interleaved", lambda x: functional.swiglu(x, order="interleaved")
     yield "swiglu of two", lambda x: functional.swiglu(x, x + 1)
+    w1, w2 = torch.randn(12, 16, device=device, dtype=dtype) * 0.3, torch.randn(8, 12, device=device, dtype=dtype) * 0.3
+    yield "wide_mlp", lambda x: functional.wide_mlp(x, w1, w2)
+    yield "wide_mlp, gelu", lambda x: functional.wide_mlp(x, w1, w2, w1[:, 0], w2[:, 0], activation="gelu", recompute=True)
     head = torch.randn(12, 16, device=device, dtype=dtype) * 0.5
     classes = torch.tensor([3, -100, 0, 11], device=device)
     yield "linear_cross_entropy", lambda x: functional.linear_cross_entropy(x, head, classes, softcap=4.0, z_loss=0.1)

@@ -9,6 +9,7 @@ from conftest import on_cpu
 from ingot import functional
 from test_loss import oracle as cross_entropy
 from test_machinery import everything, mlp_with_edge
+from test_wide_mlp import plain as wide_mlp
 
 EPS = 1e-5
 
@@ -44,6 +45,9 @@ def pairs(device, dtype):
         yield (f"gated linear, columns {columns}", lambda x, w, b, columns=columns: functional.gated_linear(x, w, b, columns=columns),
                lambda x, w, b, columns=columns: reference.swiglu(*reference.split(x @ (w if columns else w.t()) + b, "gate_first")),
                [tensor(16, 12) if columns else tensor(12, 16), tensor(12)])
+    for name in ("leaky_relu_squared", "gelu_tanh"):
+        yield (f"wide_mlp, {name}", lambda x, *p, name=name: functional.wide_mlp(x, *p, activation=name),
+               lambda x, *p, name=name: wide_mlp(x, *p, activation=name), [tensor(12, 16), tensor(6, 12), tensor(12), tensor(6)])
     classes = torch.tensor([3, -100, 0, 11], device=device)
     for reduction in ("mean", "none"):
         yield (f"linear_cross_entropy, {reduction}",
