@@ -68,7 +68,7 @@ def activation(x, name):
     return _ACTIVATIONS[name](_wide(x)).to(x.dtype)
 
 
-def swiglu(packed, up, order, limit, alpha, up_offset):
+def swiglu(packed, up, order, limit, alpha, up_offset, cubic):
     if up is not None:
         gate = packed
     elif order == 2:
@@ -79,12 +79,16 @@ def swiglu(packed, up, order, limit, alpha, up_offset):
     gate, up = _wide(gate), _wide(up)
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (gate * torch.sigmoid(alpha * gate) * (up + up_offset)).to(packed.dtype)
+    z = alpha * gate + cubic * gate.pow(3) if cubic else alpha * gate
+    return (gate * torch.sigmoid(z) * (up + up_offset)).to(packed.dtype)
 
 
-def gated_linear(x, w, bias, order, columns, limit, alpha, up_offset):
-    packed = x @ w if columns else F.linear(x, w)
-    return swiglu(packed if bias is None else packed + bias, None, order, limit, alpha, up_offset)
+def gated_linear(x, w, w_up, bias, up_bias, order, columns, *options):
+    def product(w, bias):
+        y = x @ w if columns else F.linear(x, w)
+        return y if bias is None else y + bias
+
+    return swiglu(product(w, bias), None if w_up is None else product(w_up, up_bias), order, *options)
 
 
 def rope(x, positions, cos, sin, interleaved, sign):

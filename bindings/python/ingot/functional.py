@@ -108,15 +108,27 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
     return _ops.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, save)[0]
 
 
-def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset=0.0):
-    """silu(gate) * up, of two (..., H) tensors or of one packed (..., 2H).
+_GELU_ALPHA = 1.5957691216057307  # gelu_tanh(g) = g sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3))
+
+
+def gate_numbers(op, activation, limit, alpha, up_offset):
+    """(limit, alpha, up_offset, cubic) of a gate whose activation has a name."""
+    if activation == "silu":
+        return limit, alpha, up_offset, 0.0
+    if activation != "gelu_tanh":
+        raise ValueError(f"{op}: activation: found {activation!r}, expected 'silu' or 'gelu_tanh'")
+    return limit, alpha * _GELU_ALPHA, up_offset, alpha**3 * _GELU_ALPHA * 0.044715
+
+
+def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
+    """silu(gate) * up, of two (..., H) tensors or of one packed (..., 2H); activation="gelu_tanh" for that in silu's place.
 
     order (packed): "gate_first" is [gate | up], "gate_second" is [up | gate], "interleaved" alternates gate and up.
     GPT-OSS: limit=7, alpha=1.702, up_offset=1, which is min(gate, limit) sigmoid(alpha gate) (clamp(up, -limit, limit) + 1).
     """
     if not isinstance(gate, torch.Tensor):
         return _untensored("swiglu_gate", "packed" if up is None else "gate", swiglu, gate, up, order=order, limit=limit, alpha=alpha,
-                           up_offset=up_offset)
+                           up_offset=up_offset, activation=activation)
     number = _ops.GATE_ORDERS.get(order)
     if number is None:
         raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
@@ -128,40 +140,49 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
         raise ValueError(f"swiglu_gate: {'packed' if up is None else 'gate'}: found a tensor without dimensions, expected at least one")
     if up is None and gate.shape[-1] % 2:
         raise ValueError(f"swiglu_gate: packed: found {gate.shape[-1]} columns, expected an even number")
+    options = gate_numbers("swiglu_gate", activation, limit, alpha, up_offset)
     way = _DISPATCH if is_dynamo_compiling() else route(gate, up)
     if way == _PLAIN:
-        return _ops.run_swiglu_gate(gate, up, number, limit, alpha, up_offset)
+        return _ops.run_swiglu_gate(gate, up, number, *options)
     if way == _DIFFERENTIATE:
-        return _ops.swiglu_gate_eager(gate, up, number, limit, alpha, up_offset)
+        return _ops.swiglu_gate_eager(gate, up, number, *options)
     if _plain.needed():
-        return _plain.swiglu(gate, up, number, limit, alpha, up_offset)
-    return _ops.swiglu_gate_op(gate, up, number, limit, alpha, up_offset)
+        return _plain.swiglu(gate, up, number, *options)
+    return _ops.swiglu_gate_op(gate, up, number, *options)
 
 
-def gated_linear(x, w, bias=None, *, order="gate_first", columns=False, limit=0.0, alpha=1.0, up_offset=0.0):
+def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", columns=False, limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
     """silu(gate) * up, [gate | up] = x w^T + bias: both products and the gate; on Hopper in one kernel, for 16-bit types.
 
     x: (..., C). w: (2H, C), whose rows are the gate's and up's as `order` says of functional.swiglu; columns=True: (C, 2H). bias: (2H), not
-    beside interleaved rows. All of one dtype: bfloat16 or float16 on a GPU, float32, or float64 on a CPU.
+    beside interleaved rows. Where `up` is given, w and bias are the gate's alone and up (H, C) and up_bias (H) its equals. activation as
+    functional.swiglu has it. All of one dtype: bfloat16 or float16 on a GPU, float32, or float64 on a CPU.
     """
+    op = "gated_linear"
     if not isinstance(x, torch.Tensor):
-        return _untensored("gated_linear", "x", gated_linear, x, w, bias, order=order, columns=columns, limit=limit, alpha=alpha,
-                           up_offset=up_offset)
+        return _untensored(op, "x", gated_linear, x, w, bias, up=up, up_bias=up_bias, order=order, columns=columns, limit=limit, alpha=alpha,
+                           up_offset=up_offset, activation=activation)
     number = _ops.GATE_ORDERS.get(order)
     if number is None:
-        raise ValueError(f"gated_linear: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
-    if x.dim() == 0 or w.dim() != 2 or w.shape[1 if columns else 0] % 2:
-        raise ValueError(f"gated_linear: found x of {tuple(x.shape)} and w of {tuple(w.shape)}, expected (..., C) and "
+        raise ValueError(f"{op}: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
+    if x.dim() == 0 or w.dim() != 2 or (up is None and w.shape[1 if columns else 0] % 2):
+        raise ValueError(f"{op}: found x of {tuple(x.shape)} and w of {tuple(w.shape)}, expected (..., C) and "
                          f"{'(C, 2H)' if columns else '(2H, C)'}")
-    options = (number, columns, limit, alpha, up_offset)
-    way = _DISPATCH if is_dynamo_compiling() else route(x, w, bias)
+    if up is not None and (up.shape != w.shape or (bias is None) != (up_bias is None) or number != 0):
+        raise ValueError(f"{op}: up: found {tuple(up.shape)} beside w of {tuple(w.shape)}, order {order!r} and "
+                         f"{sum(b is not None for b in (bias, up_bias))} biases, expected equal shapes, 'gate_first' and two or none")
+    if up is None and up_bias is not None:
+        raise ValueError(f"{op}: up_bias: found one without up, expected both")
+    options = number, columns, *gate_numbers(op, activation, limit, alpha, up_offset)
+    operands = x, w, up, bias, up_bias
+    way = _DISPATCH if is_dynamo_compiling() else route(*operands)
     if way == _PLAIN:
-        return _ops.run_gated_linear(x, w, bias, *options, False)[0]
+        return _ops.run_gated_linear(*operands, *options, False)[0]
     if way == _DIFFERENTIATE:
-        return _ops.gated_linear_eager(x, w, bias, *options)
+        return _ops.gated_linear_eager(*operands, *options)
     if _plain.needed():
-        return _plain.gated_linear(x, w, bias, *options)
-    return _ops.gated_linear_op(x, w, bias, *options, torch.is_grad_enabled())[0]
+        return _plain.gated_linear(*operands, *options)
+    return _ops.gated_linear_op(*operands, *options, torch.is_grad_enabled())[0]
 
 
 def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0):

@@ -324,20 +324,22 @@ class SwiGLU(nn.Module):
     """w3(silu(gate) * up), [gate | up] = w12(x). On Hopper, in 16-bit types, w12 and the gate are one kernel; elsewhere the gate is.
 
     w12: Linear(in_features, 2 hidden_features), w3: Linear(hidden_features, out_features). order: how w12's rows lie, as in
-    functional.swiglu.
+    functional.swiglu, as are the other options.
     """
 
     def __init__(self, in_features, hidden_features, out_features=None, bias=False, *, order="gate_first", limit=0.0, alpha=1.0,
-                 up_offset=0.0, device=None, dtype=None):
+                 up_offset=0.0, activation="silu", device=None, dtype=None):
         super().__init__()
         if order not in _ops.GATE_ORDERS:
             raise ValueError(f"SwiGLU: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
-        self.order, self.limit, self.alpha, self.up_offset = order, limit, alpha, up_offset
+        functional.gate_numbers("SwiGLU", activation, limit, alpha, up_offset)
+        self.order, self.limit, self.alpha, self.up_offset, self.activation = order, limit, alpha, up_offset, activation
         self.w12 = nn.Linear(in_features, 2 * hidden_features, bias=bias, device=device, dtype=dtype)
         self.w3 = nn.Linear(hidden_features, in_features if out_features is None else out_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x):
-        options = {"order": self.order, "limit": self.limit, "alpha": self.alpha, "up_offset": self.up_offset}
+        options = {"order": self.order, "limit": self.limit, "alpha": self.alpha, "up_offset": self.up_offset,
+                   "activation": self.activation}
         if self._is_plain_linear() and _fuses(x, self.w12.weight, self.w12.bias):
             return self.w3(functional.gated_linear(x, self.w12.weight, self.w12.bias, **options))
         return self.w3(functional.swiglu(self.w12(x), **options))

@@ -193,35 +193,37 @@ GatePair gate_pair(const char* op, const char* name, nb::handle packed, nb::hand
   if (order == kGateFirst) return {first, second};
   return {second, first};
 }
-GateOptions gate_options(int order, double limit, double alpha, double up_offset) {
-  return {.limit = limit, .alpha = alpha, .up_offset = up_offset, .interleaved = order == kInterleaved};
+GateOptions gate_options(int order, double limit, double alpha, double up_offset, double cubic) {
+  return {.limit = limit, .alpha = alpha, .up_offset = up_offset, .interleaved = order == kInterleaved, .cubic = cubic};
 }
 
-void gate(nb::handle packed, nb::handle up, nb::handle h, int order, double limit, double alpha, double up_offset) {
+void gate(nb::handle packed, nb::handle up, nb::handle h, int order, double limit, double alpha, double up_offset,
+          double cubic) {
   const GatePair in = gate_pair("swiglu_gate", order == kSeparate ? "gate" : "packed", packed, up, order);
-  const SwigluGate a{in.gate, in.up, matrix("swiglu_gate", "h", h), gate_options(order, limit, alpha, up_offset)};
+  const SwigluGate a{in.gate, in.up, matrix("swiglu_gate", "h", h),
+                     gate_options(order, limit, alpha, up_offset, cubic)};
   const Stream stream = stream_of(a.h);
   run([&] { swiglu_gate(a, stream); });
 }
 void gate_backward(nb::handle dh, nb::handle packed, nb::handle up, nb::handle dpacked, nb::handle dup, int order,
-                   double limit, double alpha, double up_offset) {
+                   double limit, double alpha, double up_offset, double cubic) {
   const char* op = "swiglu_gate_backward";
   const GatePair in = gate_pair(op, "packed", packed, up, order), out = gate_pair(op, "dpacked", dpacked, dup, order);
   const SwigluGateBackward a{in.gate,  in.up,  matrix(op, "dh", dh),
-                             out.gate, out.up, gate_options(order, limit, alpha, up_offset)};
+                             out.gate, out.up, gate_options(order, limit, alpha, up_offset, cubic)};
   const Stream stream = stream_of(a.dh);
   run([&] { swiglu_gate_backward(a, stream); });
 }
 
-// --- gated linear: both projections and the gate
-// -----------------------------------------------------------------------
+// --- gated linear: both projections and the gate ---------------------------------------------------------------------
 
-// Gate's and up's rows of packed weights: halves, or even and odd ones; of (C, 2H), halves of the columns.
-GatePair weight_pair(const char* op, const char* name, nb::handle packed, int order, bool columns) {
+// Gate's and up's rows of packed weights: halves, or even and odd ones; of (C, 2H), halves of the columns. Or two.
+GatePair weight_pair(const char* op, const char* name, nb::handle packed, nb::handle up, int order, bool columns) {
+  if (packed.is_none()) return {};
   const Tensor t = floats(op, name, matrix(op, name, packed));
-  if (!t) return {};
+  if (order == kSeparate) return {t, matrix(op, "up", up)};
   const int64_t both = t.size(columns ? 1 : 0);
-  INGOT_CHECK(order >= kGateFirst && order <= kInterleaved, op, ": order: found ", order, ", expected 0 to 2");
+  INGOT_CHECK(order >= kGateFirst && order <= kInterleaved, op, ": order: found ", order, ", expected 0 to 3");
   INGOT_CHECK(both % 2 == 0, op, ": ", name, ": found ", both, columns ? " columns" : " rows",
               ", expected an even number");
   if (order == kInterleaved) {
@@ -236,8 +238,9 @@ GatePair weight_pair(const char* op, const char* name, nb::handle packed, int or
   if (order == kGateFirst) return {first, second};
   return {second, first};
 }
-GatePair bias_pair(const char* op, const char* name, nb::handle packed, int order) {
+GatePair bias_pair(const char* op, const char* name, nb::handle packed, nb::handle up, int order) {
   const Tensor t = vector(op, name, packed);
+  if (order == kSeparate) return {t, vector(op, "up_bias", up)};
   if (!t) return {};
   INGOT_CHECK(order != kInterleaved && t.numel() % 2 == 0, op, ": ", name, ": found ", t.numel(),
               " elements, expected the halves of gate and up");
@@ -246,10 +249,10 @@ GatePair bias_pair(const char* op, const char* name, nb::handle packed, int orde
   return {second, first};
 }
 
-void gated(nb::handle x, nb::handle w, nb::handle b, nb::handle h, nb::handle gate, nb::handle up, int order,
-           bool columns, double limit, double alpha, double up_offset) {
+void gated(nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle b_up, nb::handle h, nb::handle gate,
+           nb::handle up, int order, bool columns, double limit, double alpha, double up_offset, double cubic) {
   const char* op = "gated_linear";
-  const GatePair weights = weight_pair(op, "w", w, order, columns), bias = bias_pair(op, "bias", b, order);
+  const GatePair weights = weight_pair(op, "w", w, w_up, order, columns), bias = bias_pair(op, "bias", b, b_up, order);
   GatedLinear a{.x = floats(op, "x", matrix(op, "x", x)),
                 .w_gate = weights.gate,
                 .w_up = weights.up,
@@ -258,7 +261,7 @@ void gated(nb::handle x, nb::handle w, nb::handle b, nb::handle h, nb::handle ga
                 .h = matrix(op, "h", h),
                 .gate = matrix(op, "gate", gate),
                 .up = matrix(op, "up", up),
-                .options = gate_options(kGateFirst, limit, alpha, up_offset),
+                .options = gate_options(kGateFirst, limit, alpha, up_offset, cubic),
                 .transposed = columns};
   nb::object workspace;
   if (const int64_t bytes = gated_linear_workspace_bytes(a))
@@ -266,13 +269,14 @@ void gated(nb::handle x, nb::handle w, nb::handle b, nb::handle h, nb::handle ga
   const Stream stream = stream_of(a.x);
   run([&] { gated_linear(a, stream); });
 }
-void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle b, nb::handle gate, nb::handle up,
-                    nb::handle dx, nb::handle dw, nb::handle db, int order, bool columns, double limit, double alpha,
-                    double up_offset) {
+void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle b_up,
+                    nb::handle gate, nb::handle up, nb::handle dx, nb::handle dw, nb::handle dw_up, nb::handle db,
+                    nb::handle db_up, int order, bool columns, double limit, double alpha, double up_offset,
+                    double cubic) {
   const char* op = "gated_linear_backward";
-  const GatePair weights = weight_pair(op, "w", w, order, columns),
-                 d_weights = weight_pair(op, "dw", dw, order, columns), bias = bias_pair(op, "bias", b, order),
-                 d_bias = bias_pair(op, "db", db, order);
+  const GatePair weights = weight_pair(op, "w", w, w_up, order, columns),
+                 d_weights = weight_pair(op, "dw", dw, dw_up, order, columns),
+                 bias = bias_pair(op, "bias", b, b_up, order), d_bias = bias_pair(op, "db", db, db_up, order);
   GatedLinearBackward a{.dh = matrix(op, "dh", dh),
                         .x = matrix(op, "x", x),
                         .w_gate = weights.gate,
@@ -286,7 +290,7 @@ void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle b, nb:
                         .dw_up = d_weights.up,
                         .db_gate = d_bias.gate,
                         .db_up = d_bias.up,
-                        .options = gate_options(kGateFirst, limit, alpha, up_offset),
+                        .options = gate_options(kGateFirst, limit, alpha, up_offset, cubic),
                         .transposed = columns,
                         .overwrite = true};
   nb::object workspace;

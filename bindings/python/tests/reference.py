@@ -35,7 +35,9 @@ def mlp(x, weights, biases, gains, activation, activate_last=False):
     return x
 
 
-def swiglu(gate, up, limit=0.0, alpha=1.0, up_offset=0.0):
+def swiglu(gate, up, limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
+    if activation == "gelu_tanh":
+        return ACTIVATIONS[activation](gate) * up
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + up_offset)

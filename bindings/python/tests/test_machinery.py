@@ -40,14 +40,17 @@ def samples(device):
                                                      "softplus", False)
     yield "mlp_backward of frozen parts", ops.mlp_backward.default, (torch.randn(4, 8, device=device), x.detach(), quiet, x.new_empty(0).detach(),
                                                                       [True, False] * 3, False, True, False, "silu", True)
-    yield "swiglu_gate", ops.swiglu_gate.default, (x, None, 0, 0.0, 1.0, 0.0)
-    yield "swiglu_gate of two", ops.swiglu_gate.default, (x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0)
-    yield "swiglu_gate_backward", ops.swiglu_gate_backward.default, (h, x.detach(), None, 2, 7.0, 1.7, 1.0)
-    yield "gated_linear", ops.gated_linear.default, (x, wide, None, 1, False, 0.0, 1.0, 0.0, True)
-    yield "gated_linear, nothing kept", ops.gated_linear.default, (x, wide, torch.randn(wide.shape[0], device=device), 0, False, 7.0, 1.7, 1.0, False)
-    yield "gated_linear_backward", ops.gated_linear_backward.default, (torch.randn(*x.shape[:-1], wide.shape[0] // 2, device=device), x.detach(), wide.detach(), None,
+    yield "swiglu_gate", ops.swiglu_gate.default, (x, None, 0, 0.0, 1.0, 0.0, 0.0)
+    yield "swiglu_gate of two", ops.swiglu_gate.default, (x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0, 0.07)
+    yield "swiglu_gate_backward", ops.swiglu_gate_backward.default, (h, x.detach(), None, 2, 7.0, 1.7, 1.0, 0.0)
+    yield "gated_linear", ops.gated_linear.default, (x, wide, None, None, None, 1, False, 0.0, 1.0, 0.0, 0.0, True)
+    yield "gated_linear, nothing kept", ops.gated_linear.default, (x, wide, None, torch.randn(wide.shape[0], device=device), None, 0, False, 7.0, 1.7, 1.0, 0.0,
+                                                                           False)
+    yield "gated_linear of two", ops.gated_linear.default, (x, wide, wide.detach().clone().requires_grad_(), *torch.randn(2, 12, device=device).unbind(), 0, False, 0.0,
+                                                            1.6, 0.0, 0.07, True)
+    yield "gated_linear_backward", ops.gated_linear_backward.default, (torch.randn(*x.shape[:-1], wide.shape[0] // 2, device=device), x.detach(), wide.detach(), None, None, None,
                                                                        *torch.randn(2, *x.shape[:-1], wide.shape[0] // 2, device=device).unbind(), 0, False, 0.0,
-                                                                       1.0, 0.0, True, True, False)
+                                                                       1.0, 0.0, 0.0, True, True, False, False, False)
     narrow, of_narrow = torch.randn(6, 12, device=device, requires_grad=True), torch.randn(4, 6, device=device)
     row = torch.randn(12, device=device, requires_grad=True)
     yield "wide_mlp", ops.wide_mlp.default, (x, wide, row, narrow, None, "leaky_relu_squared", True)
@@ -76,7 +79,7 @@ def samples(device):
     yield "rms_norm_backward, derived", ops.rms_norm_backward.default, (dy, h16, x, w, None, 1e-5, False, True, True)
     yield "mlp_backward, derived", ops.mlp_backward.default, (dy[:, :8].detach().requires_grad_(), x, parameters, x.detach().new_empty(0), [True] * 6, True,
                                                               True, False, "softplus", False)
-    yield "swiglu_gate_backward, derived", ops.swiglu_gate_backward.default, (dy, x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0)
+    yield "swiglu_gate_backward, derived", ops.swiglu_gate_backward.default, (dy, x, x.detach().clone().requires_grad_(), 0, 7.0, 1.7, 1.0, 0.07)
     yield "qk_norm_rope_backward, derived", ops.qk_norm_rope_backward.default, (heads, torch.randn_like(heads).requires_grad_(), positions, cos, sin, gain, 1e-6,
                                                                                False, 1)
     yield "activation_backward, derived", ops.activation_backward.default, (dy, x, "gelu")
@@ -118,6 +121,7 @@ def everything(device, dtype=torch.float32):
     yield "swiglu", lambda x: functional.swiglu(x, order="gate_second", limit=0.5, alpha=1.7, up_offset=1.0)
     yield "swiglu, interleaved", lambda x: functional.swiglu(x, order="interleaved")
     yield "swiglu of two", lambda x: functional.swiglu(x, x + 1)
+    yield "swiglu with gelu", lambda x: functional.swiglu(x, activation="gelu_tanh")
     w1, w2 = torch.randn(12, 16, device=device, dtype=dtype) * 0.3, torch.randn(8, 12, device=device, dtype=dtype) * 0.3
     yield "wide_mlp", lambda x: functional.wide_mlp(x, w1, w2)
     yield "wide_mlp, gelu", lambda x: functional.wide_mlp(x, w1, w2, w1[:, 0], w2[:, 0], activation="gelu", recompute=True)
@@ -830,7 +834,10 @@ def test_a_build_without_cuda_says_so():
         "rms_norm": lambda: _C.rms_norm(x, None, None, None, y, None, 1e-5, False),
         "rms_norm_backward": lambda: _C.rms_norm_backward(y, x, None, None, None, x, None, None, 1e-5, False),
         "mlp": lambda: _C.mlp(x, [w], False, False, 0, False, False),
-        "swiglu_gate": lambda: _C.swiglu_gate(x, y, w, 3, 0.0, 1.0, 0.0),
+        "swiglu_gate": lambda: _C.swiglu_gate(x, y, w, 3, 0.0, 1.0, 0.0, 0.0),
+            "muon": lambda: _C.muon(one, one, one, None, 0.1, 0.9, 0.0, 1.0, True, False, 5, 3.0, -4.0, 2.0, 0),
+            "linear_cross_entropy": lambda: _C.linear_cross_entropy(x, w, None, None, positions, y[0], None, None, None, None, 0.0, 0.0, -100, 0.0),
+            "wide_mlp": lambda: _C.wide_mlp(x, w, None, w, None, y, None, None, y, 0),
         "rope": lambda: _C.rope(one, one, positions, table, table, False, 1),
         "activation": lambda: _C.activation(x, y, 0),
     }

@@ -8,7 +8,7 @@ from conftest import DEVICE, on_cpu
 from ingot import functional
 from reference import assert_near
 
-OPTIONS = [{}, {"limit": 7.0, "alpha": 1.702, "up_offset": 1.0}]
+OPTIONS = [{}, {"limit": 7.0, "alpha": 1.702, "up_offset": 1.0}, {"activation": "gelu_tanh"}]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -56,6 +56,24 @@ def test_gated_linear(device, dtype, options):
                         assert_near(got.grad, want.grad, roundings, f"gradient of {name} {order} {columns}")
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gated_linear_of_two_weights_is_that_of_packed_ones(device, options):
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    x, w, b = (torch.randn(s, device=device).to(dtype).requires_grad_() for s in ((5, 40), (48, 40), (48,)))
+    parts = [t.detach().clone().requires_grad_() for both in (w, b) for t in both.chunk(2)]
+    for bias in (False, True):
+        packed = functional.gated_linear(x, w, b if bias else None, **options)
+        apart = functional.gated_linear(x, parts[0], parts[2] if bias else None, up=parts[1], up_bias=parts[3] if bias else None, **options)
+        assert torch.equal(packed, apart)
+        dh = torch.randn_like(packed)
+        dx, dw, *db = torch.autograd.grad(packed, (x, w, b)[: 2 + bias], dh)
+        found = torch.autograd.grad(apart, (x, *parts[: 2 + 2 * bias]), dh)
+        assert torch.equal(found[0], dx) and torch.equal(torch.cat(found[1:3]), dw) and (not bias or torch.equal(torch.cat(found[3:]), db[0]))
+    only = functional.gated_linear(x.detach(), parts[0].detach(), up=parts[1], **options)
+    only.sum().backward()
+    assert parts[1].grad is not None and parts[0].grad is None
+
+
 def test_gated_linear_of_frozen_parts(device):
     x, w = torch.randn(6, 8, device=device, requires_grad=True), torch.randn(16, 8, device=device)
     functional.gated_linear(x, w).sum().backward()
@@ -85,6 +103,7 @@ def test_gradcheck_in_fp64():
     x, w, b = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 4), (6, 4), (6,)))
     assert torch.autograd.gradcheck(lambda *a: functional.gated_linear(*a, limit=1.0, alpha=1.7, up_offset=1.0), (x, w, b))
     assert torch.autograd.gradcheck(lambda x, w: functional.gated_linear(x, w.t().contiguous(), columns=True), (x, w))
+    assert torch.autograd.gradcheck(lambda x, w, v: functional.gated_linear(x, w, up=v, activation="gelu_tanh"), (x, w, w.detach().sin().requires_grad_()))
     packed = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
     for order in ("gate_first", "gate_second", "interleaved"):
         assert torch.autograd.gradcheck(lambda p: functional.swiglu(p, order=order), packed)
@@ -230,6 +249,9 @@ def test_errors_name_operation_argument_found_and_expected(device):
     cases = [
         (lambda: functional.swiglu(x), "swiglu_gate: packed: found 5 columns"),
         (lambda: functional.swiglu(x, x.half()), "swiglu_gate: up: found"),
+        (lambda: functional.swiglu(x, x, activation="relu"), "swiglu_gate: activation: found 'relu', expected 'silu' or 'gelu_tanh'"),
+        (lambda: functional.gated_linear(x, x, up=x[:1]), r"gated_linear: up: found \(1, 5\) beside w of \(2, 5\), order 'gate_first' and 0 biases"),
+        (lambda: functional.gated_linear(x, x, up_bias=x[0]), "gated_linear: up_bias: found one without up"),
         (lambda: functional.swiglu(x, order="up"), "swiglu_gate: order: found 'up', expected one of gate_first"),
         (lambda: functional.rope(x, cos, sin), "rope: x: found shape"),
         (lambda: functional.rope(torch.randn(2, 3, 8, device=device), cos, sin, torch.zeros(5, device=device)), "rope: positions: found shape"),

@@ -45,6 +45,8 @@ def pairs(device, dtype):
         yield (f"gated linear, columns {columns}", lambda x, w, b, columns=columns: functional.gated_linear(x, w, b, columns=columns),
                lambda x, w, b, columns=columns: reference.swiglu(*reference.split(x @ (w if columns else w.t()) + b, "gate_first")),
                [tensor(16, 12) if columns else tensor(12, 16), tensor(12)])
+    yield ("gated linear of two", lambda x, w, v, b, c: functional.gated_linear(x, w, b, up=v, up_bias=c, activation="gelu_tanh"),
+           lambda x, w, v, b, c: reference.swiglu(x @ w.t() + b, x @ v.t() + c, activation="gelu_tanh"), [tensor(6, 16), tensor(6, 16), tensor(6), tensor(6)])
     for name in ("leaky_relu_squared", "gelu_tanh"):
         yield (f"wide_mlp, {name}", lambda x, *p, name=name: functional.wide_mlp(x, *p, activation=name),
                lambda x, *p, name=name: wide_mlp(x, *p, activation=name), [tensor(12, 16), tensor(6, 12), tensor(12), tensor(6)])
