@@ -1,21 +1,10 @@
 """What the operations compute, in plain differentiable PyTorch; in fp64 it is the oracle."""
 import torch
 import torch.nn.functional as F
+from ingot import _plain
 
-ACTIVATIONS = {
-    "identity": lambda x: x,
-    "relu": F.relu,
-    "leaky_relu": F.leaky_relu,
-    "leaky_relu_squared": lambda x: F.leaky_relu(x, 0.5).square(),
-    "relu_squared": lambda x: F.relu(x).square(),
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "softplus": lambda x: F.softplus(x, threshold=1000),
-}
+# PyTorch's own formulas, of which the package has one for each name; softplus is written otherwise there.
+ACTIVATIONS = _plain._ACTIVATIONS | {"softplus": lambda x: F.softplus(x, threshold=1000)}
 
 
 def rms_norm(x, weight, eps, unit_offset=False):

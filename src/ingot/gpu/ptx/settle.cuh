@@ -9,4 +9,7 @@ template <class T> __device__ __forceinline__ void settle(T*& p) { asm volatile(
 __device__ __forceinline__ void settle(int& v) { asm volatile("" : "+r"(v)); }
 __device__ __forceinline__ void settle(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
+// The same, and in its turn with all others and with whatever touches memory: the compiler weaves no two together.
+__device__ __forceinline__ void settle_in_turn(float& v) { asm volatile("" : "+f"(v)::"memory"); }
+
 }  // namespace ingot::ptx

@@ -23,32 +23,42 @@ struct Params {
   bool evict_first, early;
 };
 
+// 16-bit results: exponentials come from the special function unit, and errors stay below a hundredth of the rounding.
+template <class F> struct Narrow {
+  __device__ static float value(float x) { return F::value(Approximate(x)).v; }
+  __device__ static float slope(float x) { return F::slope(Approximate(x)).v; }
+};
+template <> struct Narrow<Gelu> {
+  __device__ static float value(float x) { return detail::gelu_value(x); }
+  __device__ static float slope(float x) { return detail::gelu_slope(x); }
+};
 // Of x = -inf the first factor is finite, so that it does not meet 0; of a NaN the second one is a NaN.
-__device__ inline float fast_silu(float x) {
-  return fmaxf(x, -128.f) * ptx::reciprocal_approx(1 + ptx::exp2_approx(x * -detail::kLog2e));
-}
+template <> struct Narrow<Silu> {
+  __device__ static float value(float x) {
+    return fmaxf(x, -128.f) * ptx::reciprocal_approx(1 + ptx::exp2_approx(x * -detail::kLog2e));
+  }
+  __device__ static float slope(float x) { return Silu::slope(Approximate(x)).v; }
+};
+// A better logarithm than Approximate's.
+template <> struct Narrow<Softplus> {
+  __device__ static float value(float x) {
+    return detail::fast_relu(x) + detail::log1p_of_unit_8(detail::fast_exp2(fabsf(x) * -detail::kLog2e));
+  }
+  __device__ static float slope(float x) { return Softplus::slope(Approximate(x)).v; }
+};
 
-// f32 is computed as the CPU does. For 16-bit results exponentials come from the special function unit, and errors stay
-// below a hundredth of the rounding: for softplus that takes a better logarithm than Approximate's.
+// f32 is computed as the CPU does.
 template <class F, class T> __device__ inline float value_of(float x) {
   if constexpr (sizeof(T) == 4)
     return F::template value<float>(x);
-  else if constexpr (F::name == Gelu::name)
-    return detail::gelu_value(x);
-  else if constexpr (F::name == Silu::name)
-    return fast_silu(x);
-  else if constexpr (F::name == Softplus::name)
-    return detail::fast_relu(x) + detail::log1p_of_unit_8(detail::fast_exp2(fabsf(x) * -detail::kLog2e));
   else
-    return F::value(Approximate(x)).v;
+    return Narrow<F>::value(x);
 }
 template <class F, class T> __device__ inline float slope_of(float x) {
   if constexpr (sizeof(T) == 4)
     return F::template slope<float>(x);
-  else if constexpr (F::name == Gelu::name)
-    return detail::gelu_slope(x);
   else
-    return F::slope(Approximate(x)).v;
+    return Narrow<F>::slope(x);
 }
 template <class F, class T, bool kBackward> __device__ inline float result(float x, float dy) {
   if constexpr (kBackward)

@@ -119,17 +119,28 @@ struct Approximate {
 // Softplus in fp32 with one special-function result: expf takes one, the logarithm is the polynomial of degree 8.
 INGOT_HD inline float softplus_value(float x) { return (x <= 0 ? 0 : x) + detail::log1p_of_unit_8(expf(-fabsf(x))); }
 
-template <class F, class T> INGOT_HD inline float act_value(float x) {
-  if constexpr (sizeof(T) == 2 && F::name == Softplus::name)  // the ternaries of the formulas cost two instructions
+// How kernels form a value: by the formula, or by what costs less where somebody has written it.
+template <class F> struct KernelForm {
+  INGOT_HD static float value(float x) { return F::value(x); }
+  INGOT_HD static float narrow(float x) { return F::value(Approximate(x)).v; }  // to be rounded to 16 bits
+};
+// The ternaries of the formulas cost two instructions.
+template <> struct KernelForm<Relu> {
+  INGOT_HD static float value(float x) { return Relu::value(x); }
+  INGOT_HD static float narrow(float x) { return detail::fast_relu(x); }
+};
+template <> struct KernelForm<Softplus> {
+  INGOT_HD static float value(float x) { return softplus_value(x); }
+  INGOT_HD static float narrow(float x) {
     return detail::fast_relu(x) + detail::log1p_of_unit_4(detail::fast_exp2(fabsf(x) * -detail::kLog2e));
-  else if constexpr (sizeof(T) == 2 && F::name == Relu::name)
-    return detail::fast_relu(x);
-  else if constexpr (sizeof(T) == 2)
-    return F::value(Approximate(x)).v;
-  else if constexpr (F::name == Softplus::name)
-    return softplus_value(x);
+  }
+};
+
+template <class F, class T> INGOT_HD inline float act_value(float x) {
+  if constexpr (sizeof(T) == 2)
+    return KernelForm<F>::narrow(x);
   else
-    return F::value(x);
+    return KernelForm<F>::value(x);
 }
 template <class F, class T> INGOT_HD inline float act_slope(float x) {
   if constexpr (sizeof(T) == 2)

@@ -3,6 +3,7 @@
 // other languages all iterate or look up `Activations`. value(x) = f(x), slope(x) = f'(x); T is float or double (or, in
 // kernels, the Approximate of activation.cuh). slope_from_value(f(x)) = f'(x) where the value tells the slope.
 #include <cmath>
+#include <iterator>
 #include <string_view>
 
 #include "ingot/core/check.h"
@@ -30,25 +31,50 @@ template <class T> INGOT_HD T logistic_slope(T x) {
 }
 }  // namespace detail
 
-// `vector` names a form in activation.simd.h and may be left out; fp32 then runs value() and slope() themselves.
+// How a slope follows from a value h, for kernels that take numbers in place of a formula: 1 - e^-h;
+// h > 0 ? number[0] : number[1]; number[0] + h (number[1] + h number[2]).
+enum class SlopeKind { exponential, step, quadratic };
+struct SlopeFormula {
+  SlopeKind kind = SlopeKind::step;
+  float number[3] = {};
+};
+
+// How much of a formula the registers of a Hopper kernel hold that has a network's rows in them (kernels/mlp): found by
+// compiling and by measuring. What an activation leaves out is right for most; tools/check_cuda.py shows where not.
+struct KernelFit {
+  // Most warpgroups of a block of 128 columns: results alone, values stored as well, and weights that stream.
+  int warpgroups = 3, warpgroups_storing = 3, warpgroups_streaming = 3;
+  // One element after the other: the compiler would weave their formulas into each other, and no registers be left.
+  bool one_by_one = false;
+  // Whether what is not rare has kernels of its own, to so many columns. Where not, the branches of the general kernel
+  // keep formulas apart.
+  bool own_to_256 = true, own_to_256_with_norm = false, own_to_512 = true;
+};
+
+// An activation has name, value and slope, and may have
+//   slope_from_value    training then keeps values and no arguments
+//   slope_formula       the same in numbers: backward passes for Hopper then need no array of slopes
+//   fit                 a KernelFit
+// Kernels may have a cheaper form of it (KernelForm in activation.cuh), CPU loops one over vectors (vector_act.h);
+// without, both run value() and slope().
 // A NaN comes out as a NaN: comparisons are written so that it takes the branch that keeps x.
 struct Identity {
   static constexpr std::string_view name = "identity";
-  static constexpr VectorAct vector = VectorAct::identity;
+  static constexpr SlopeFormula slope_formula = {SlopeKind::step, {1, 1}};
   template <class T> INGOT_HD static T value(T x) { return x; }
   template <class T> INGOT_HD static T slope(T) { return T(1); }
   template <class T> INGOT_HD static T slope_from_value(T) { return T(1); }
 };
 struct Relu {
   static constexpr std::string_view name = "relu";
-  static constexpr VectorAct vector = VectorAct::relu;
+  static constexpr SlopeFormula slope_formula = {SlopeKind::step, {1, 0}};
   template <class T> INGOT_HD static T value(T x) { return x <= 0 ? T(0) : x; }
   template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(1) : T(0); }
   template <class T> INGOT_HD static T slope_from_value(T y) { return y > 0 ? T(1) : T(0); }
 };
 struct LeakyRelu {
   static constexpr std::string_view name = "leaky_relu";
-  static constexpr VectorAct vector = VectorAct::leaky_relu;
+  static constexpr SlopeFormula slope_formula = {SlopeKind::step, {1, 0.01f}};
   template <class T> INGOT_HD static T value(T x) { return x > 0 ? x : T(0.01) * x; }
   template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(1) : T(0.01); }
   template <class T> INGOT_HD static T slope_from_value(T y) { return y > 0 ? T(1) : T(0.01); }
@@ -56,7 +82,6 @@ struct LeakyRelu {
 // max(x, x / 2)^2
 struct LeakyReluSquared {
   static constexpr std::string_view name = "leaky_relu_squared";
-  static constexpr VectorAct vector = VectorAct::leaky_relu_squared;
   template <class T> INGOT_HD static T value(T x) {
     const T y = x > 0 ? x : T(0.5) * x;
     return y * y;
@@ -69,7 +94,6 @@ struct LeakyReluSquared {
 };
 struct ReluSquared {
   static constexpr std::string_view name = "relu_squared";
-  static constexpr VectorAct vector = VectorAct::relu_squared;
   template <class T> INGOT_HD static T value(T x) { return x <= 0 ? T(0) : x * x; }
   template <class T> INGOT_HD static T slope(T x) { return x <= 0 ? T(0) : T(2) * x; }
   template <class T> INGOT_HD static T slope_from_value_and_sign(T y, bool) {
@@ -80,7 +104,6 @@ struct ReluSquared {
 // x sigmoid(x)
 struct Silu {
   static constexpr std::string_view name = "silu";
-  static constexpr VectorAct vector = VectorAct::silu;
   template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, detail::logistic(x)); }
   template <class T> INGOT_HD static T slope(T x) {
     return detail::logistic(x) + detail::product_or_zero(x, detail::logistic_slope(x));
@@ -89,7 +112,7 @@ struct Silu {
 // x Phi(x), Phi the normal distribution: 0.5 x (1 + erf(x / sqrt 2)), written with erfc to keep the left tail
 struct Gelu {
   static constexpr std::string_view name = "gelu";
-  static constexpr VectorAct vector = VectorAct::gelu;
+  static constexpr KernelFit fit = {.one_by_one = true};
   template <class T> INGOT_HD static T distribution(T x) {
     using std::erfc;
     return T(0.5) * erfc(x * T(-0.70710678118654752440));
@@ -104,7 +127,6 @@ struct Gelu {
 // 0.5 x (1 + tanh u) = x sigmoid(2 u),   u = sqrt(2 / pi) (x + 0.044715 x^3)
 struct GeluTanh {
   static constexpr std::string_view name = "gelu_tanh";
-  static constexpr VectorAct vector = VectorAct::gelu_tanh;
   template <class T> INGOT_HD static T twice_u(T x) {
     return x * (T(1.5957691216057307118) + T(1.5957691216057307118 * 0.044715) * (x * x));
   }
@@ -117,7 +139,7 @@ struct GeluTanh {
 // x sigmoid(1.702 x)
 struct QuickGelu {
   static constexpr std::string_view name = "quick_gelu";
-  static constexpr VectorAct vector = VectorAct::quick_gelu;
+  static constexpr KernelFit fit = {.warpgroups_streaming = 2};
   template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, detail::logistic(T(1.702) * x)); }
   template <class T> INGOT_HD static T slope(T x) {
     return detail::logistic(T(1.702) * x) + detail::product_or_zero(T(1.702) * x, detail::logistic_slope(T(1.702) * x));
@@ -125,7 +147,9 @@ struct QuickGelu {
 };
 struct Tanh {
   static constexpr std::string_view name = "tanh";
-  static constexpr VectorAct vector = VectorAct::tanh;
+  static constexpr SlopeFormula slope_formula = {SlopeKind::quadratic, {1, 0, -1}};
+  static constexpr KernelFit fit = {
+      .warpgroups_storing = 2, .warpgroups_streaming = 2, .one_by_one = true, .own_to_256 = false};
   template <class T> INGOT_HD static T value(T x) {
     using std::tanh;
     return tanh(x);
@@ -135,7 +159,9 @@ struct Tanh {
 };
 struct Sigmoid {
   static constexpr std::string_view name = "sigmoid";
-  static constexpr VectorAct vector = VectorAct::sigmoid;
+  static constexpr SlopeFormula slope_formula = {SlopeKind::quadratic, {0, 1, -1}};
+  static constexpr KernelFit fit = {
+      .warpgroups = 2, .warpgroups_storing = 2, .warpgroups_streaming = 2, .own_to_256 = false, .own_to_512 = false};
   template <class T> INGOT_HD static T value(T x) { return detail::logistic(x); }
   template <class T> INGOT_HD static T slope(T x) { return detail::logistic_slope(x); }
   template <class T> INGOT_HD static T slope_from_value(T y) { return y * (T(1) - y); }
@@ -143,7 +169,8 @@ struct Sigmoid {
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|)
 struct Softplus {
   static constexpr std::string_view name = "softplus";
-  static constexpr VectorAct vector = VectorAct::softplus;
+  static constexpr SlopeFormula slope_formula = {SlopeKind::exponential};
+  static constexpr KernelFit fit = {.warpgroups = 4, .own_to_256_with_norm = true};
   template <class T> INGOT_HD static T value(T x) {
     using std::abs;
     using std::exp;
@@ -168,6 +195,15 @@ template <class F> inline constexpr bool has_slope_from_value = requires { F::sl
 template <class F> inline constexpr bool has_slope_from_value_and_sign = requires {
   F::slope_from_value_and_sign(1.0, true);
 };
+
+template <class F> constexpr KernelFit kernel_fit_of() {
+  if constexpr (requires { F::fit; })
+    return F::fit;
+  else
+    return {};
+}
+template <class F> inline constexpr KernelFit kernel_fit = kernel_fit_of<F>();
+template <class F> inline constexpr bool has_slope_formula = requires { F::slope_formula; };
 
 // An activation chosen at run time: its place in the list.
 enum class Act : int { identity = 0 };
@@ -196,7 +232,8 @@ bool slope_follows_from_value(Act act);  // has_slope_from_value of the activati
 bool slope_follows_from_value_and_sign(Act act);
 
 template <class F> constexpr VectorAct vector_form() {
-  if constexpr (requires { F::vector; }) return F::vector;
+  for (int i = 0; i < int(std::size(kVectorActNames)); ++i)
+    if (kVectorActNames[i] == F::name) return VectorAct(i);
   return VectorAct::none;
 }
 VectorAct vector_form_of(Act act);

@@ -86,18 +86,10 @@ template <> struct VectorForm<VectorAct::softplus> {
 template <class Use> static inline void with_vector_form(VectorAct act, Use use) {
   switch (act) {
     case VectorAct::none: return;
-    case VectorAct::identity: return use(VectorForm<VectorAct::identity>{});
-    case VectorAct::relu: return use(VectorForm<VectorAct::relu>{});
-    case VectorAct::leaky_relu: return use(VectorForm<VectorAct::leaky_relu>{});
-    case VectorAct::leaky_relu_squared: return use(VectorForm<VectorAct::leaky_relu_squared>{});
-    case VectorAct::relu_squared: return use(VectorForm<VectorAct::relu_squared>{});
-    case VectorAct::silu: return use(VectorForm<VectorAct::silu>{});
-    case VectorAct::gelu: return use(VectorForm<VectorAct::gelu>{});
-    case VectorAct::gelu_tanh: return use(VectorForm<VectorAct::gelu_tanh>{});
-    case VectorAct::quick_gelu: return use(VectorForm<VectorAct::quick_gelu>{});
-    case VectorAct::tanh: return use(VectorForm<VectorAct::tanh>{});
-    case VectorAct::sigmoid: return use(VectorForm<VectorAct::sigmoid>{});
-    case VectorAct::softplus: return use(VectorForm<VectorAct::softplus>{});
+#define INGOT_CASE(act) \
+  case VectorAct::act: return use(VectorForm<VectorAct::act>{});
+      INGOT_VECTOR_ACTS(INGOT_CASE)
+#undef INGOT_CASE
   }
 }
 

@@ -1,19 +1,25 @@
 #pragma once
-// The activations that have a vector form (activation.simd.h). Plain, so that vector code may include it.
+// The activations that have a form over vectors in activation.simd.h, by their names. Plain, so that vector code may
+// include it.
+#define INGOT_VECTOR_ACTS(ACT) \
+  ACT(identity)                \
+  ACT(relu)                    \
+  ACT(leaky_relu)              \
+  ACT(leaky_relu_squared)      \
+  ACT(relu_squared)            \
+  ACT(silu)                    \
+  ACT(gelu)                    \
+  ACT(gelu_tanh)               \
+  ACT(quick_gelu)              \
+  ACT(tanh)                    \
+  ACT(sigmoid)                 \
+  ACT(softplus)
+
 namespace ingot {
-enum class VectorAct : int {
-  none = -1,
-  identity,
-  relu,
-  leaky_relu,
-  leaky_relu_squared,
-  relu_squared,
-  silu,
-  gelu,
-  gelu_tanh,
-  quick_gelu,
-  tanh,
-  sigmoid,
-  softplus
-};
+#define INGOT_NUMBER(act) act,
+enum class VectorAct : int { none = -1, INGOT_VECTOR_ACTS(INGOT_NUMBER) };
+#undef INGOT_NUMBER
+#define INGOT_NAME(act) #act,
+inline constexpr const char* kVectorActNames[] = {INGOT_VECTOR_ACTS(INGOT_NAME)};
+#undef INGOT_NAME
 }  // namespace ingot

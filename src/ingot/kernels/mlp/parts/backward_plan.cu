@@ -161,13 +161,11 @@ MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream) {
 }
 
 std::optional<SlopeFormula> slope_of(Act act) {
-  if (act == act_of<Softplus>) return SlopeFormula{Slope::softplus};
-  if (act == act_of<Tanh>) return SlopeFormula{Slope::quadratic, {1, 0, -1}};
-  if (act == act_of<Sigmoid>) return SlopeFormula{Slope::quadratic, {0, 1, -1}};
-  if (act == act_of<Relu>) return SlopeFormula{Slope::step, {1, 0}};
-  if (act == act_of<LeakyRelu>) return SlopeFormula{Slope::step, {1, 0.01f}};
-  if (act == act_of<Identity>) return SlopeFormula{Slope::step, {1, 1}};
-  return std::nullopt;
+  std::optional<SlopeFormula> formula;
+  with_activation(act, [&](auto f) {
+    if constexpr (has_slope_formula<decltype(f)>) formula = f.slope_formula;
+  });
+  return formula;
 }
 
 int mlp_lowest_product(const MlpBackward& m) { return m.dx ? 0 : int(mlp_first_layer(m)) + 1; }

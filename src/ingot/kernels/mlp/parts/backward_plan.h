@@ -35,14 +35,8 @@ struct MlpFormedSlopes {
 };
 MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream);
 
-// How a slope follows from a value h: of softplus by its exponential, of others as h > 0 ? number[0] : number[1] or as
-// number[0] + h (number[1] + h number[2]).
-enum class Slope { softplus, step, quadratic };
-struct SlopeFormula {
-  Slope kind = Slope::step;
-  float number[3] = {};
-};
-// Nothing of an activation that is not known here; the forms that ask then leave it to the portable one.
+using Slope = SlopeKind;
+// Nothing of an activation without a formula of its slope; the forms that ask then leave it to the portable one.
 std::optional<SlopeFormula> slope_of(Act act);
 
 // --- forms of two launches: the chain of gradients, which leaves dz of the layers below the top in the workspace,

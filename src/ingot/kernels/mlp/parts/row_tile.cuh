@@ -15,6 +15,7 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
@@ -150,8 +151,7 @@ template <class T, class F, int kWidth> __device__ __forceinline__ void activate
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
     d[16 * i + j] = act_value<F, T>(d[16 * i + j]);
-    // Without this the compiler weaves the formulas of all elements into each other, and no registers are left.
-    if constexpr (F::name == Gelu::name || F::name == Tanh::name) asm volatile("" : "+f"(d[16 * i + j])::"memory");
+    if constexpr (kernel_fit<F>.one_by_one) ptx::settle_in_turn(d[16 * i + j]);
   }
 }
 template <class T, int kWidth>
@@ -170,7 +170,9 @@ __device__ __forceinline__ void pack_block(Rows<kWidth>& a, const Sums<kWidth>& 
 // adds roundings of e, q and max(x, 0): a hidden value is off by 1.4 times the rounding that it suffers anyway, nearly
 // all of it by that of max(x, 0); y of 3 to 5 layers by 1.25 times what it would be with one rounding a layer. Values
 // that are saved in fp32 are not formed so.
-template <class F, class T> constexpr bool kHasPairs = (F::name == Softplus::name) && std::is_same_v<T, f16>;
+template <class F> constexpr bool kHasPairForm = false;
+template <> inline constexpr bool kHasPairForm<Softplus> = true;
+template <class F, class T> constexpr bool kHasPairs = kHasPairForm<F>&& std::is_same_v<T, f16>;
 template <class F, class T, Save kSave> constexpr bool kInPairs = kHasPairs<F, T>&& kSave != Save::any_type;
 template <class F, class T, Save kSave> constexpr bool kStoresLater = kInPairs<F, T, kSave>&& kSave == Save::own_type;
 template <class F, class T, Save kSave, Finish kFinish>

@@ -24,25 +24,30 @@ __device__ __forceinline__ void with_slope(Act act, Use&& use, ActivationList<Fs
 }
 
 // 1 - e^-h, or h where the difference would cancel: at worst 3e-4 off, less than a rounding to f16.
-__device__ __forceinline__ float softplus_slope(float h) {
+__device__ __forceinline__ float exponential_slope(float h) {
   const float elsewhere = 1 - ptx::exp2_approx(h * -detail::kLog2e);
   return h < 0x1.3p-11f ? h : elsewhere;
 }
+template <class F> constexpr bool exponential_slope_of() {
+  if constexpr (has_slope_formula<F>) return F::slope_formula.kind == Slope::exponential;
+  return false;
+}
+template <class F> constexpr bool kExponentialSlope = exponential_slope_of<F>();
 // f' of two values of h.
 template <class F, class T> __device__ __forceinline__ void slopes_of(uint32_t h, float (&slope)[2]) {
   float at[2];
   ptx::unpack(T{}, h, at[0], at[1]);
 #pragma unroll
   for (int e = 0; e < 2; ++e)
-    if constexpr (F::name == Softplus::name)
-      slope[e] = softplus_slope(at[e]);
+    if constexpr (kExponentialSlope<F>)
+      slope[e] = exponential_slope(at[e]);
     else
       slope[e] = act_slope_from_value<F, T>(at[e]);
 }
 // Calls use(the slope's kind, as a constant of a type).
 template <class Use> void with_slope_kind(Slope slope, Use&& use) {
   switch (slope) {
-    case Slope::softplus: return use(std::integral_constant<Slope, Slope::softplus>());
+    case Slope::exponential: return use(std::integral_constant<Slope, Slope::exponential>());
     case Slope::step: return use(std::integral_constant<Slope, Slope::step>());
     case Slope::quadratic: return use(std::integral_constant<Slope, Slope::quadratic>());
   }
@@ -54,8 +59,8 @@ __device__ __forceinline__ void slopes_at(uint32_t h, const float (&number)[3], 
   ptx::unpack(T{}, h, at[0], at[1]);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    if constexpr (kSlope == Slope::softplus)
-      slope[e] = softplus_slope(at[e]);
+    if constexpr (kSlope == Slope::exponential)
+      slope[e] = exponential_slope(at[e]);
     else if constexpr (kSlope == Slope::step)
       slope[e] = at[e] > 0 ? number[0] : number[1];
     else

@@ -42,9 +42,8 @@ template <int kWidth> constexpr int kMostLayers = kWidth == 64 ? kMlpMaxLayers :
 
 // The most warpgroups whose share of the register file holds a tile; some formulas, and saving, take much of it.
 template <class F, int kWidth, Save kSave> constexpr int most_warpgroups() {
-  constexpr bool kSaves = kSave != Save::nothing;
-  if (kWidth == 128 && (F::name == Sigmoid::name || (F::name == Tanh::name && kSaves))) return 2;
-  return kWidth == 64 || (F::name == Softplus::name && !kSaves) ? 4 : 3;
+  if (kWidth == 64) return 4;
+  return kSave == Save::nothing ? kernel_fit<F>.warpgroups : kernel_fit<F>.warpgroups_storing;
 }
 constexpr int64_t kFewTiles = kMlpFewTileRows / kTileRows;
 
@@ -288,7 +287,7 @@ template <class T, class F, int kWidth, Save kSave> void launch_as(const Operand
   constexpr int kMost = most_warpgroups<F, kWidth, kSave>(), kLeast = std::min(kMost, 3);
   static_assert(layout_of<T, kWidth, kSave>(kMostLayers<kWidth>, kLeast, true, true).size <= kMlpSharedBytes,
                 "the deepest network must fit the shared memory");
-  if constexpr (kMost == 4 && F::name == Softplus::name && kWidth == 128)
+  if constexpr (kMost == 4 && kWidth == 128)
     if (mlp_three_warpgroups_suffice(p) || smem(4) > kMlpSharedBytes) return launch(std::integral_constant<int, 3>());
   launch(std::integral_constant<int, kMost>());
 }

@@ -12,9 +12,7 @@ namespace ingot::cuda::to_128_many_rows {
 constexpr int kDeepWidth = 128, kSlots = 4, kDeepLayers = kMlpMaxLayers;
 constexpr uint32_t kLag = 2;  // how many positions later a slot is filled again, so that nobody waits for the others
 
-template <class F> constexpr int deep_warpgroups() {
-  return F::name == QuickGelu::name ? 2 : most_warpgroups<F, kDeepWidth, Save::any_type>();
-}
+template <class F> constexpr int deep_warpgroups() { return kernel_fit<F>.warpgroups_streaming; }
 
 struct DeepLayout {
   uint32_t x, staging, bias, scale, barriers, size;

@@ -20,7 +20,7 @@ struct UsualMaps {
 // layers, the last warpgroup and four warps more, and these the other layers' while the first are used.
 enum class Norm { none, first, aside };
 constexpr uint32_t kHelpedLayers = 2;  // that the last warpgroup takes part in
-template <class F, Save kSave> constexpr bool kFormsAside = (F::name == Softplus::name) && kSave == Save::nothing;
+template <class F, Save kSave> constexpr bool kFormsAside = most_warpgroups<F, kUsualWidth, kSave>() == 4;
 // Whether the columns of all layers' products are permuted, not only the last one's: that costs nothing where W is
 // formed, and is worth it where values are stored.
 template <Save kSave, Norm kNorm> constexpr bool kTurnsAll = kSave != Save::nothing&& kNorm != Norm::none;

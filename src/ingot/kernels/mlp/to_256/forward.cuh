@@ -402,12 +402,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Whether what is not rare has kernels of its own. In sigmoid and tanh, and beside weight norm in others too, the
-// compiler would weave the formulas of more elements into each other than registers hold, and the branches of the rare
-// kernel keep it from that. What stores arguments has branches of its own, and one kernel, with weight norm and
-// without.
+// Whether what is not rare has kernels of its own. In some formulas, and beside weight norm in most, the compiler would
+// weave more elements into each other than registers hold, and the branches of the rare kernel keep it from that. What
+// stores arguments has branches of its own, and one kernel, with weight norm and without.
 template <class F, bool kNorms>
-constexpr bool kHasOwn = kNorms ? F::name == Softplus::name : (F::name != Sigmoid::name) && (F::name != Tanh::name);
+constexpr bool kHasOwn = kNorms ? kernel_fit<F>.own_to_256_with_norm : kernel_fit<F>.own_to_256;
 
 constexpr gpu::TmaBox kBoxOfWarp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};
 template <bool kStores> Maps wide_maps(const Mlp& m, const Params& p) {

@@ -346,8 +346,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   tile::sync_cluster();
 }
 
-// Whether what is not rare has kernels of its own: in this one the compiler would spill.
-template <class F> constexpr bool kHasOwn = F::name != Sigmoid::name;
+// Whether what is not rare has kernels of its own: in some formulas the compiler would spill.
+template <class F> constexpr bool kHasOwn = kernel_fit<F>.own_to_512;
 
 template <class T, class F, Save kSave, class Memory> void launch_as(const Mlp& m, const Params& p, Stream stream) {
   const int64_t tiles = (p.rows + kTileRows - 1) / kTileRows, most = sm_count(m.x.device.index) / kPair * kPair;
