@@ -1,39 +1,29 @@
 #pragma once
-// Attention of the newest T tokens of one sequence with all they see, by blocks of (key head, tile of 16 queries, part
-// of the keys); the last block of a tile to finish adds up its parts. Where there is one tile, the block rotates and
-// stores those of the new keys that fall into its part; else store_keys() has done so before. Rows of the product are
-// (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum and sums. Keys and
-// values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
+// Attention of the newest T tokens of one sequence with all they see, by teams of 128 threads, each for (key head, tile
+// of 16 queries, part of the keys); the last team of a tile to finish adds up its parts. Where there is one tile, the
+// team rotates and stores those of the new keys that fall into its part; else store_keys() has done so before. Rows of
+// the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum and
+// sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
+#include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
-#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/kernels/attention/decode_params.h"
 #include "ingot/kernels/quant/granule_product.cuh"
 
 namespace ingot::decode_attention {
 
-constexpr int kWarps = 4, kThreads = 32 * kWarps;
-constexpr uint32_t kPartKeys = 64;  // a part is a multiple of this
-constexpr uint32_t kMostParts = 16;
-
-struct Params {
-  const int32_t* position;  // of the first new token
-  const float* qkv;         // (T, (heads + 2 kv_heads) * dim)
-  const float *cos, *sin;   // (positions, dim / 2)
-  const float* sinks;       // (heads)
-  bf16 *keys, *values;
-  char* mixed;                                            // (T) columns of heads * dim
-  float *part_max, *part_sum, *part_out;                  // (T * heads, parts), the same, (T * heads, parts, kDim)
-  uint32_t* arrived;                                      // (kv_heads * tiles), zero between launches
-  uint32_t T, heads, kv_heads, dim, rows, window, parts;  // window 0: all
-  uint32_t tiles;                                         // tiles_of(...)
-  float scale;
-  WeightFormat columns;  // of the matrix that takes `mixed`
+// Who computes a part: kThreads threads, a block's all or, each for itself, its first or second half.
+struct WholeBlock {
+  __device__ __forceinline__ uint32_t thread() const { return threadIdx.x; }
+  __device__ __forceinline__ void sync() const { __syncthreads(); }
 };
-
-INGOT_HD constexpr uint32_t tiles_of(uint32_t T, uint32_t group) { return (T * group + 15) / 16; }
+struct HalfBlock {
+  __device__ __forceinline__ uint32_t thread() const { return threadIdx.x % kThreads; }
+  __device__ __forceinline__ void sync() const { ptx::barrier_sync_unaligned(1 + threadIdx.x / kThreads, kThreads); }
+};
 
 template <int kDim> struct Memory {
   static constexpr int kPitch = kDim + 8;  // rows start in different banks
@@ -69,10 +59,11 @@ __device__ __forceinline__ void rotate(const Params& p, uint32_t position, const
   high = b * c + a * s;
 }
 
-template <int kDim> __device__ __forceinline__ void store_keys(const Params& p, const Keys& part, uint32_t head) {
+template <int kDim>
+__device__ __forceinline__ void store_keys(const Params& p, const Keys& part, uint32_t head, uint32_t thread) {
   const uint32_t begin = max(part.begin, part.first_new), half = p.dim / 2, width = (p.heads + 2 * p.kv_heads) * p.dim;
   if (begin >= part.end) return;
-  for (uint32_t i = threadIdx.x; i < (part.end - begin) * half; i += kThreads) {
+  for (uint32_t i = thread; i < (part.end - begin) * half; i += kThreads) {
     const uint32_t position = begin + i / half, d = i % half;
     const float* token = p.qkv + size_t(position - part.first_new) * width;
     const float *k = token + (p.heads + head) * p.dim, *v = k + p.kv_heads * p.dim;
@@ -87,10 +78,10 @@ template <int kDim> __device__ __forceinline__ void store_keys(const Params& p, 
 // Rows of query tile `tile`: row r is token (16 tile + r) / group, head head * group + (16 tile + r) % group.
 template <int kDim>
 __device__ __forceinline__ void stage_queries(const Params& p, uint32_t fresh, uint32_t head, uint32_t tile,
-                                              Memory<kDim>& m) {
+                                              uint32_t thread, Memory<kDim>& m) {
   const uint32_t group = p.heads / p.kv_heads, half = p.dim / 2, width = (p.heads + 2 * p.kv_heads) * p.dim;
 #pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < 16 * kDim / 2; i += kThreads) {
+  for (uint32_t i = thread; i < 16 * kDim / 2; i += kThreads) {
     const uint32_t r = i / (kDim / 2), d = i % (kDim / 2), row = 16 * tile + r, token = row / group;
     if (d >= half) continue;
     float low = 0, high = 0;
@@ -98,7 +89,7 @@ __device__ __forceinline__ void stage_queries(const Params& p, uint32_t fresh, u
       rotate(p, fresh + token, p.qkv + size_t(token) * width + (head * group + row % group) * p.dim, d, low, high);
     m.q[r][d] = bf16(low).bits, m.q[r][d + half] = bf16(high).bits;
   }
-  for (uint32_t i = threadIdx.x; i < 16 * (kDim - p.dim); i += kThreads)
+  for (uint32_t i = thread; i < 16 * (kDim - p.dim); i += kThreads)
     m.q[i / (kDim - p.dim)][p.dim + i % (kDim - p.dim)] = 0;
 }
 
@@ -190,15 +181,14 @@ template <int kDim> struct Seen {
       ptx::mma_m16n8k16(bf16{}, out[d / 8 + 1], a, b1);
     }
   }
-  // By all warps of the block.
-  __device__ __forceinline__ void leave(Memory<kDim>& m, uint32_t warp) {
+  template <class Team> __device__ __forceinline__ void leave(Memory<kDim>& m, uint32_t warp, Team team) {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
       sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
     }
-    __syncthreads();  // keys and values are read: their memory takes the results
+    team.sync();  // keys and values are read: their memory takes the results
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (t == 0) m.max[warp][g + 8 * r] = max[r], m.sum[warp][g + 8 * r] = sum[r];
@@ -207,7 +197,7 @@ template <int kDim> struct Seen {
         m.out[warp][g + 8 * r][8 * d + 2 * t] = out[d][2 * r],
                                            m.out[warp][g + 8 * r][8 * d + 2 * t + 1] = out[d][2 * r + 1];
     }
-    __syncthreads();
+    team.sync();
   }
 };
 
@@ -248,18 +238,18 @@ __device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d,
                     finish(total[i], sink));
 }
 
-template <int kDim>
-__device__ void attend_tile(const Params& p, const Keys& part, uint32_t head, uint32_t index, uint32_t tile,
-                            Memory<kDim>& m) {
-  const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, group = p.heads / p.kv_heads;
+template <int kDim, class Team>
+__device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, uint32_t head, uint32_t index,
+                                            uint32_t tile, Team team, Memory<kDim>& m) {
+  const uint32_t thread = team.thread(), warp = thread / 32, g = threadIdx.x % 32 / 4, group = p.heads / p.kv_heads;
   uint32_t key = part.begin + 16 * warp;
   Tile<kDim> next;
   // Keys that were there before are asked for at once; new ones lie there after the barrier.
   const bool early = p.tiles > 1 || part.end <= part.first_new;
   if (early) next.load(p, head, key, part.end);
-  if (!early) store_keys<kDim>(p, part, head);
-  stage_queries<kDim>(p, part.first_new, head, tile, m);
-  __syncthreads();
+  if (!early) store_keys<kDim>(p, part, head, thread);
+  stage_queries<kDim>(p, part.first_new, head, tile, thread, m);
+  team.sync();
   if (!early) next.load(p, head, key, part.end);
   uint32_t low[2], high[2];
 #pragma unroll
@@ -276,8 +266,8 @@ __device__ void attend_tile(const Params& p, const Keys& part, uint32_t head, ui
     next.load(p, head, key + 16 * kWarps, part.end);
     seen.add(m, warp, key, p.scale, low, high);
   }
-  seen.leave(m, warp);
-  for (uint32_t i = threadIdx.x; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
+  seen.leave(m, warp, team);
+  for (uint32_t i = thread; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
     const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
     const Query q = query_of(p, head, tile, row);
     Total total[4];
@@ -299,10 +289,11 @@ __device__ void attend_tile(const Params& p, const Keys& part, uint32_t head, ui
   }
 }
 
-// By the last block of a tile. All of a row's parts are asked for at once.
+// By the last team of a tile. All of a row's parts are asked for at once.
 template <int kDim>
-__device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile, const Memory<kDim>& m) {
-  for (uint32_t i = threadIdx.x; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
+__device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile, uint32_t thread,
+                                          const Memory<kDim>& m) {
+  for (uint32_t i = thread; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
     const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
     const Query q = query_of(p, head, tile, row);
     const size_t first = (size_t(q.token) * p.heads + q.head) * p.parts;
@@ -331,20 +322,22 @@ __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32
   }
 }
 
-// Part `index` of tile `tile` of key head `head`, by one block.
-template <int kDim> __device__ void attend(const Params& p, uint32_t head, uint32_t tile, uint32_t index) {
-  auto& m = ingot::tile::shared<Memory<kDim>>();
-  if (threadIdx.x < rows_of(p, tile)) m.sink[threadIdx.x] = p.sinks[query_of(p, head, tile, threadIdx.x).head];
-  attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, m);
+// Unit `unit` of units_of(p): a part of a tile of a key head.
+template <int kDim, class Team>
+__device__ __forceinline__ void attend(const Params& p, uint32_t unit, Team team, Memory<kDim>& m) {
+  const uint32_t index = unit % p.parts, tile = unit / p.parts % p.tiles, head = unit / p.parts / p.tiles;
+  const uint32_t thread = team.thread();
+  if (thread < rows_of(p, tile)) m.sink[thread] = p.sinks[query_of(p, head, tile, thread).head];
+  attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, team, m);
   if (p.parts == 1) return;
-  __syncthreads();
-  if (threadIdx.x == 0) {
+  team.sync();
+  if (thread == 0) {
     uint32_t* const arrived = p.arrived + head * p.tiles + tile;
     m.last = ptx::fetch_add_acq_rel(arrived, 1) == p.parts - 1;
     if (m.last) ptx::store_relaxed(arrived, 0);
   }
-  __syncthreads();
-  if (m.last) add_parts<kDim>(p, head, tile, m);
+  team.sync();
+  if (m.last) add_parts<kDim>(p, head, tile, thread, m);
 }
 
 }  // namespace ingot::decode_attention

@@ -5,7 +5,6 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/attention/decode.cuh"
-#include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/models/gpt_oss/decode/decode.h"
 #include "ingot/models/gpt_oss/decode/phases.cuh"
@@ -18,132 +17,48 @@ extern template struct Phases<WeightFormat::mxfp4>;
 
 namespace {
 
-// --- embedding
+// --- the launches that do not depend on a format
 
-constexpr int kEmbedThreads = 256;
-
-__global__ void __launch_bounds__(kEmbedThreads)
-    embed(const bf16* table, const State* state, float* x, int64_t x_stride, uint32_t C) {
+__global__ void __launch_bounds__(kThreads) embed_kernel(Embedding p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t t = blockIdx.x;
-  const bf16* const row = table + int64_t(__ldcg(&state->tokens[t])) * C;
-  for (uint32_t c = threadIdx.x; c < C; c += kEmbedThreads) x[t * x_stride + c] = float(row[c]);
+  embed(p, whole_grid());
 }
 
-// --- attention
-
 template <int kDim>
-__global__ void __launch_bounds__(decode_attention::kThreads) attention(decode_attention::Params p) {
+__global__ void __launch_bounds__(decode_attention::kThreads) attention_kernel(decode_attention::Params p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t index = blockIdx.x % p.parts, at = blockIdx.x / p.parts;
-  decode_attention::attend<kDim>(p, at / p.tiles, at % p.tiles, index);
+  decode_attention::attend<kDim>(p, blockIdx.x, decode_attention::WholeBlock{},
+                                 tile::shared<decode_attention::Memory<kDim>>());
 }
 // A block per token and key head.
 template <int kDim>
-__global__ void __launch_bounds__(decode_attention::kThreads) store_keys(decode_attention::Params p) {
+__global__ void __launch_bounds__(decode_attention::kThreads) store_keys_kernel(decode_attention::Params p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t fresh = uint32_t(__ldcg(p.position)), key = fresh + blockIdx.x / p.kv_heads;
-  decode_attention::store_keys<kDim>(p, {key, key + 1, fresh}, blockIdx.x % p.kv_heads);
+  decode_attention::store_keys<kDim>(p, {key, key + 1, fresh}, blockIdx.x % p.kv_heads, threadIdx.x);
 }
 
-// --- router: a block takes some granules of a band; the last one adds up and chooses
-
-constexpr uint32_t kSplitGranules = 8;  // one a warp
-
-struct Router {
-  const float* x;
-  int64_t x_stride;
-  const float *weight, *bias;
-  Matrix w;
-  float *part, *squares;  // (splits, 16, E), (splits, 16)
-  uint32_t* arrived;
-  routing::Lists lists;
-  uint32_t T, k, splits;
-  float eps;
-};
-template <int kCols> struct RouterMemory {
-  granules::Sums<kCols> sums;
-  float squares[kWarps][kCols];
-  uint32_t last;
-};
-// In dynamic shared memory, after the columns: logits (T, E), chosen (T, k), weights (T, k), first (E + 1).
-struct ChoiceMemory {
-  float* logits;
-  uint32_t* chosen;
-  float* weights;
-  uint32_t* first;
-  static int64_t bytes(uint32_t T, uint32_t E, uint32_t k) { return 4 * (int64_t(T) * (E + 2 * k) + E + 1); }
-  __device__ ChoiceMemory(char* memory, uint32_t T, uint32_t E, uint32_t k) {
-    logits = reinterpret_cast<float*>(memory);
-    chosen = reinterpret_cast<uint32_t*>(logits + T * E);
-    weights = reinterpret_cast<float*>(chosen + T * k);
-    first = reinterpret_cast<uint32_t*>(weights + T * k);
-  }
-};
-
-__device__ void choose_experts(const Router& p, const ChoiceMemory& m) {
-  const uint32_t E = p.w.rows;
-  for (uint32_t i = threadIdx.x; i < p.T * E; i += kThreads) {
-    const uint32_t t = i / E, e = i % E;
-    const float bias = p.bias[e];
-    float sum = 0, squares = 0;
-    constexpr uint32_t kHeld = 8;  // parts on their way at once
-    for (uint32_t first = 0; first < p.splits; first += kHeld) {
-      float part[kHeld], square[kHeld];
-#pragma unroll
-      for (uint32_t s = 0; s < kHeld; ++s) {
-        const uint32_t at = (first + s) * kColumns + t;
-        part[s] = first + s < p.splits ? __ldcg(p.part + at * E + e) : 0;
-        square[s] = first + s < p.splits ? __ldcg(p.squares + at) : 0;
-      }
-#pragma unroll
-      for (uint32_t s = 0; s < kHeld; ++s) sum += part[s], squares += square[s];
-    }
-    m.logits[i] = sum / sqrtf(squares / float(p.w.cols) + p.eps) + bias;
-  }
-  __syncthreads();
-  for (uint32_t t = threadIdx.x / 32; t < p.T; t += kWarps)
-    routing::choose(m.logits + t * E, E, p.k, m.chosen + t * p.k, m.weights + t * p.k);
-  __syncthreads();
-  routing::make_lists(m.chosen, m.weights, p.T, E, p.k, m.first, p.lists);
-}
-
-template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router(Router p) {
-  auto& m = tile::shared<RouterMemory<kCols>>();
-  char* columns = tile::dynamic_shared<char>();
-  const uint32_t band = blockIdx.x / p.splits, split = blockIdx.x % p.splits, E = p.w.rows;
-  const uint32_t first = split * kSplitGranules, end = min(first + kSplitGranules, p.w.granules);
-  const uint8_t* const data = p.w.data + band * p.w.band_bytes;
+// The last block to come chooses.
+template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kernel(Router p) {
+  auto& last = tile::shared<uint32_t>();
+  char* const columns = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
-  granules::Feed<WeightFormat::bf16> feed;
-  const granules::Feed<WeightFormat::bf16>::Band mine_of_band{data, first + threadIdx.x / 32, end};
-  feed.ask(mine_of_band);
+  RouterFeed feed;
+  feed.ask(split_of(p, blockIdx.x));
   ptx::wait_for_earlier_kernels();
-  const uint32_t stride = granules::column_stride(p.w.cols);
-  granules::stage_normed<WeightFormat::bf16, kCols>(columns, stride, p.x, p.x_stride, p.weight, p.w.cols, p.T, first,
-                                                    end, m.squares);
-  __syncthreads();
-  const char* mine[kBlocks8<kCols>];
-  granules::lane_columns(columns, stride, p.T, mine);
-  float sum[kBlocks8<kCols>][4] = {};
-  feed.multiply_band(mine_of_band, {}, mine, sum);
-  granules::put_sums<kCols>(m.sums.part[0], sum);
-  __syncthreads();
-  const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols, e = 16 * band + row;
-  if (threadIdx.x < 16 * kCols && j < p.T && e < E)
-    p.part[(split * kColumns + j) * E + e] = granules::total<kCols>(m.sums.part[0], row, j);
-  if (band == 0 && threadIdx.x < p.T)
-    p.squares[split * kColumns + threadIdx.x] = granules::sum_of<kCols>(m.squares, threadIdx.x);
-  __syncthreads();
+  route<kCols>(p, whole_grid(), feed, columns);
   if (threadIdx.x == 0) {
-    m.last = ptx::fetch_add_acq_rel(p.arrived, 1) == gridDim.x - 1;
-    if (m.last) ptx::store_relaxed(p.arrived, 0);
+    last = ptx::fetch_add_acq_rel(p.arrived, 1) == gridDim.x - 1;
+    if (last) ptx::store_relaxed(p.arrived, 0);
   }
   __syncthreads();
-  if (m.last) choose_experts(p, ChoiceMemory(columns, p.T, E, p.k));
+  if (last == 0) return;
+  const ChoiceMemory m(columns, p.T, p.w.rows, p.k);
+  choose_experts(p, m);
+  routing::make_lists(m.chosen, m.weights, p.T, p.w.rows, p.k, m.first, p.lists);
 }
 
 __global__ void advance(State* state, uint32_t by) {
@@ -152,164 +67,95 @@ __global__ void advance(State* state, uint32_t by) {
   if (threadIdx.x == 0) state->position += int32_t(by);
 }
 
-uint32_t splits_of(uint32_t granules) { return (granules + kSplitGranules - 1) / kSplitGranules; }
 int device() { return std::max(0, gpu::current_device()); }
 
 // --- one step
 
+// Calls the launches of this format's source file.
+template <class Call> void with_format(WeightFormat f, Call&& call) {
+  if (f == WeightFormat::bf16) return call(Phases<WeightFormat::bf16>{});
+  if (f == WeightFormat::fp8) return call(Phases<WeightFormat::fp8>{});
+  call(Phases<WeightFormat::mxfp4>{});
+}
+
 struct Run {
-  const Model& m;
-  const GptOssConfig& c;
-  const Buffers& b;
-  const Step& step;
+  const Plan& plan;
   Stream stream;
 
-  template <class P, class Call> void with_format(WeightFormat f, const P& p, Call&& call) {
-    if (f == WeightFormat::bf16) return call(Phases<WeightFormat::bf16>{}, p);
-    if (f == WeightFormat::fp8) return call(Phases<WeightFormat::fp8>{}, p);
-    call(Phases<WeightFormat::mxfp4>{}, p);
-  }
-
-  // Experts that may be chosen.
-  uint32_t most() const { return std::min(step.T * uint32_t(c.experts_per_token), uint32_t(c.experts)); }
-
   void embed_tokens() {
-    gpu::launch("decode embedding", embed,
-                {.grid = step.T, .block = kEmbedThreads, .overlap = true, .device = device()}, stream, m.embed, b.state,
-                b.x, b.x_stride, uint32_t(c.hidden));
+    const Embedding p = embedding_of(plan);
+    const int64_t grid = (int64_t(p.T) * p.C + kThreads - 1) / kThreads;
+    gpu::launch("decode embedding", embed_kernel,
+                {.grid = std::min<int64_t>(grid, kMostBlocks), .block = kThreads, .overlap = true, .device = device()},
+                stream, p);
   }
   void qkv(const Layer& l) {
-    with_format(l.qkv.format,
-                NormProduct{.x = b.x,
-                            .x_stride = b.x_stride,
-                            .weight = l.attn_norm,
-                            .bias = l.b_qkv,
-                            .w = l.qkv,
-                            .y = b.qkv,
-                            .y_stride = c.qkv_width(),
-                            .T = step.T,
-                            .eps = float(c.norm_eps)},
-                [&](auto phases, const NormProduct& p) { phases.norm_product(p, stream); });
+    with_format(l.qkv.format, [&](auto phases) { phases.norm_product(qkv_of(plan, l), stream); });
   }
   void attend(const Layer& l) {
-    const uint32_t parts = attention_parts(step.T, l.window, step.capacity);
-    const uint32_t tiles = decode_attention::tiles_of(step.T, uint32_t(c.heads / c.kv_heads));
-    const decode_attention::Params p{.position = &b.state->position,
-                                     .qkv = b.qkv,
-                                     .cos = m.cos,
-                                     .sin = m.sin,
-                                     .sinks = l.sinks,
-                                     .keys = l.keys,
-                                     .values = l.values,
-                                     .mixed = b.mixed,
-                                     .part_max = b.part_max,
-                                     .part_sum = b.part_sum,
-                                     .part_out = b.part_out,
-                                     .arrived = b.arrived + 2,
-                                     .T = step.T,
-                                     .heads = uint32_t(c.heads),
-                                     .kv_heads = uint32_t(c.kv_heads),
-                                     .dim = uint32_t(c.head_dim),
-                                     .rows = l.cache_rows,
-                                     .window = l.window,
-                                     .parts = parts,
-                                     .tiles = tiles,
-                                     .scale = float(1 / std::sqrt(double(c.head_dim))),
-                                     .columns = l.o.format};
-    if (cache_dim(c) == 64)
-      launch_attention(attention<64>, store_keys<64>, p);
+    if (padded_dim(plan.head_dim) == 64)
+      launch_attention(attention_kernel<64>, store_keys_kernel<64>, attention_of(plan, l));
     else
-      launch_attention(attention<128>, store_keys<128>, p);
+      launch_attention(attention_kernel<128>, store_keys_kernel<128>, attention_of(plan, l));
   }
   template <class Kernel>
   void launch_attention(Kernel attention, Kernel store_keys, const decode_attention::Params& p) {
     gpu::Launch at{.block = decode_attention::kThreads, .overlap = true, .device = device()};
     if (p.tiles > 1) {
-      at.grid = step.T * c.kv_heads;
+      at.grid = int64_t(p.T) * p.kv_heads;
       gpu::launch("decode keys", store_keys, at, stream, p);
     }
-    at.grid = int64_t(p.parts) * p.tiles * c.kv_heads;
+    at.grid = decode_attention::units_of(p);
     gpu::launch("decode attention", attention, at, stream, p);
   }
   void output(const Layer& l) {
-    with_format(
-        l.o.format,
-        ResidualProduct{.columns = b.mixed, .bias = l.b_o, .w = l.o, .x = b.x, .x_stride = b.x_stride, .T = step.T},
-        [&](auto phases, const ResidualProduct& p) { phases.residual_product(p, stream); });
+    with_format(l.o.format, [&](auto phases) { phases.residual_product(output_of(plan, l), stream); });
   }
-  void route(const Layer& l, size_t index) {
-    const uint32_t E = uint32_t(c.experts), k = uint32_t(c.experts_per_token), splits = splits_of(l.router.granules);
-    const Router p{.x = b.x,
-                   .x_stride = b.x_stride,
-                   .weight = l.mlp_norm,
-                   .bias = l.b_router,
-                   .w = l.router,
-                   .part = b.router_part,
-                   .squares = b.router_squares,
-                   .arrived = b.arrived,
-                   .lists = b.lists_of(index),
-                   .T = step.T,
-                   .k = k,
-                   .splits = splits,
-                   .eps = float(c.norm_eps)};
+  void route(const Layer& l, uint32_t index) {
+    const Router p = router_of(plan, l, index);
     const int64_t smem =
-        std::max<int64_t>(int64_t(step.T) * granules::column_stride(l.router.cols), ChoiceMemory::bytes(step.T, E, k));
+        std::max<int64_t>(int64_t(p.T) * granules::column_stride(p.w.cols), ChoiceMemory::bytes(p.T, p.w.rows, p.k));
     const gpu::Launch at{
-        .grid = int64_t(l.router.bands) * splits, .block = kThreads, .smem = smem, .overlap = true, .device = device()};
-    if (step.T == 1) return gpu::launch("decode router", router<1>, at, stream, p);
-    if (step.T <= 8) return gpu::launch("decode router", router<8>, at, stream, p);
-    gpu::launch("decode router", router<16>, at, stream, p);
+        .grid = int64_t(p.w.bands) * p.splits, .block = kThreads, .smem = smem, .overlap = true, .device = device()};
+    if (p.T == 1) return gpu::launch("decode router", router_kernel<1>, at, stream, p);
+    if (p.T <= 8) return gpu::launch("decode router", router_kernel<8>, at, stream, p);
+    gpu::launch("decode router", router_kernel<16>, at, stream, p);
   }
-  void gate_up(const Layer& l, size_t index) {
-    with_format(l.gate_up.format,
-                GateUp{.x = b.x,
-                       .x_stride = b.x_stride,
-                       .weight = l.mlp_norm,
-                       .bias = l.b_gate_up,
-                       .w = l.gate_up,
-                       .hidden = b.hidden,
-                       .down = l.down.format,
-                       .lists = b.lists_of(index),
-                       .T = step.T,
-                       .most = most(),
-                       .eps = float(c.norm_eps),
-                       .limit = float(c.swiglu_limit),
-                       .alpha = float(c.swiglu_alpha)},
-                [&](auto phases, const GateUp& p) { phases.gate_up(p, stream); });
+  void gate_up(const Layer& l, uint32_t index) {
+    with_format(l.gate_up.format, [&](auto phases) { phases.gate_up(gate_up_of(plan, l, index), stream); });
   }
-  void down(const Layer& l, size_t index) {
-    with_format(l.down.format,
-                Down{.hidden = b.hidden,
-                     .bias = l.b_down,
-                     .w = l.down,
-                     .x = b.x,
-                     .x_stride = b.x_stride,
-                     .lists = b.lists_of(index),
-                     .T = step.T,
-                     .k = uint32_t(c.experts_per_token),
-                     .most = most()},
-                [&](auto phases, const Down& p) { phases.down(p, stream); });
+  void down(const Layer& l, uint32_t index) {
+    with_format(l.down.format, [&](auto phases) { phases.down(down_of(plan, l, index), stream); });
   }
   void head() {
-    const uint32_t first = step.T - step.head_rows;
-    with_format(m.head.format,
-                NormProduct{.x = b.x + first * b.x_stride,
-                            .x_stride = b.x_stride,
-                            .weight = m.norm,
-                            .bias = nullptr,
-                            .w = m.head,
-                            .y = b.logits,
-                            .y_stride = c.vocab,
-                            .T = step.head_rows,
-                            .eps = float(c.norm_eps),
-                            .best = b.best,
-                            .arrived = b.arrived + 1,
-                            .state = b.state,
-                            .vocab = step.vocab > 0 ? step.vocab : uint32_t(c.vocab),
-                            .advance = step.T},
-                [&](auto phases, const NormProduct& p) { phases.norm_product(p, stream); });
+    with_format(plan.head.format, [&](auto phases) { phases.norm_product(head_of(plan), stream); });
   }
 };
+
+Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
+  const GptOssConfig& c = m.config;
+  return {.b = b,
+          .table = m.embed,
+          .norm = m.norm,
+          .cos = m.cos,
+          .sin = m.sin,
+          .head = m.head,
+          .layers = uint32_t(m.layers.size()),
+          .hidden = uint32_t(c.hidden),
+          .heads = uint32_t(c.heads),
+          .kv_heads = uint32_t(c.kv_heads),
+          .head_dim = uint32_t(c.head_dim),
+          .experts = uint32_t(c.experts),
+          .k = uint32_t(c.experts_per_token),
+          .T = step.T,
+          .head_rows = step.head_rows,
+          .drawn = step.vocab > 0 ? step.vocab : uint32_t(c.vocab),
+          .capacity = step.capacity,
+          .eps = float(c.norm_eps),
+          .limit = float(c.swiglu_limit),
+          .alpha = float(c.swiglu_alpha),
+          .scale = float(1 / std::sqrt(double(c.head_dim)))};
+}
 
 }  // namespace
 
@@ -323,7 +169,7 @@ Matrix matrix_of(const WeightMatrix& w) {
   return m;
 }
 
-uint32_t cache_dim(const GptOssConfig& c) { return c.head_dim <= 64 ? 64 : 128; }
+uint32_t cache_dim(const GptOssConfig& c) { return padded_dim(uint32_t(c.head_dim)); }
 
 uint32_t max_columns(const GptOssConfig& c) {
   const int64_t widest = granules::column_stride(uint32_t(std::max(c.hidden, c.q_width())));
@@ -345,20 +191,13 @@ void check_supported(const GptOssConfig& c) {
   at_most("num_local_experts", c.experts, 2048);
 }
 
-// Enough blocks to fill the GPU where there are many keys, and no more than there are pieces of them.
-uint32_t attention_parts(uint32_t T, uint32_t window, uint32_t capacity) {
-  const uint32_t keys = window > 0 ? std::min(window - 1 + T, capacity) : capacity;
-  return std::clamp((keys + decode_attention::kPartKeys - 1) / decode_attention::kPartKeys, 1u,
-                    decode_attention::kMostParts);
-}
-
 int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers& b) {
   int64_t at = 0;
   const auto take = [&](auto*& p, int64_t n) {
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
     at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
   };
-  const int64_t T = kColumns, k = c.experts_per_token, parts = attention_parts(kColumns, 0, capacity),
+  const int64_t T = kColumns, k = c.experts_per_token, parts = decode_attention::parts_of(kColumns, 0, capacity),
                 entries = std::min(c.experts, T * k);
   b.x_stride = granule_padded_cols(c.hidden);
   take(b.state, 1);
@@ -384,10 +223,11 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
 }
 
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream) {
-  Run r{model, model.config, buffers, step, stream};
+  const Plan plan = plan_of(model, buffers, step);
+  Run r{plan, stream};
   const auto wanted = [&](uint32_t phase) { return (step.phases & phase) != 0; };
   if (wanted(kEmbed)) r.embed_tokens();
-  for (size_t i = 0; i < model.layers.size(); ++i) {
+  for (uint32_t i = 0; i < plan.layers; ++i) {
     const Layer& l = model.layers[i];
     if (wanted(kQkv)) r.qkv(l);
     if (wanted(kAttention)) r.attend(l);

@@ -11,7 +11,6 @@ namespace ingot::gpt_oss_decode {
 void check_supported(const GptOssConfig& config);
 uint32_t cache_dim(const GptOssConfig& config);    // head_dim, filled up to what the kernels are made for
 uint32_t max_columns(const GptOssConfig& config);  // tokens of a step that fit into an SM's memory: 16, 8 or 1
-uint32_t attention_parts(uint32_t T, uint32_t window, uint32_t capacity);
 
 // Places all of `Buffers` one after the other; returns their bytes. Memory begins as zeros.
 int64_t lay_out(const GptOssConfig& config, uint32_t capacity, char* memory, Buffers& buffers);

@@ -1,6 +1,7 @@
 #pragma once
 // What the kernels of a decode step see: where the weights are, where activations go, and what changes from token to
 // token without the host.
+#include "ingot/core/hd.h"
 #include "ingot/kernels/moe/route_lists.h"
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/models/gpt_oss/config.h"
@@ -17,6 +18,8 @@ struct Matrix {
   int64_t band_bytes = 0, matrix_bytes = 0;
 };
 Matrix matrix_of(const WeightMatrix& granules);
+// A cache's row: head_dim, filled up to what the kernels are made for.
+INGOT_HD constexpr uint32_t padded_dim(uint32_t head_dim) { return head_dim <= 64 ? 64 : 128; }
 
 struct Layer {
   const float *attn_norm, *mlp_norm, *b_qkv, *b_o, *b_router, *sinks, *b_gate_up, *b_down;  // b_qkv, b_o may be null
@@ -45,7 +48,7 @@ struct Buffers {
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
   int64_t x_stride;
 
-  routing::Lists lists_of(size_t layer) const {
+  INGOT_HD routing::Lists lists_of(size_t layer) const {
     const int64_t n = int64_t(layer) * entries;
     return {lists.count + layer, lists.expert + n, lists.weight + n * routing::kTokens,
             lists.row + n * routing::kTokens};

@@ -1,0 +1,38 @@
+#pragma once
+// What decode.cuh is told.
+#include "ingot/core/dtype.h"
+#include "ingot/core/hd.h"
+#include "ingot/kernels/quant/quant.h"
+
+namespace ingot::decode_attention {
+
+constexpr int kWarps = 4, kThreads = 32 * kWarps;
+constexpr uint32_t kPartKeys = 64;  // a part is a multiple of this
+constexpr uint32_t kMostParts = 16;
+
+struct Params {
+  const int32_t* position;  // of the first new token
+  const float* qkv;         // (T, (heads + 2 kv_heads) * dim)
+  const float *cos, *sin;   // (positions, dim / 2)
+  const float* sinks;       // (heads)
+  bf16 *keys, *values;
+  char* mixed;                                            // (T) columns of heads * dim
+  float *part_max, *part_sum, *part_out;                  // (T * heads, parts), the same, (T * heads, parts, kDim)
+  uint32_t* arrived;                                      // (kv_heads * tiles), zero between launches
+  uint32_t T, heads, kv_heads, dim, rows, window, parts;  // window 0: all
+  uint32_t tiles;                                         // tiles_of(...)
+  float scale;
+  WeightFormat columns;  // of the matrix that takes `mixed`
+};
+
+INGOT_HD constexpr uint32_t tiles_of(uint32_t T, uint32_t group) { return (T * group + 15) / 16; }
+// Enough of them to fill the GPU where there are many keys, and no more than there are pieces of them. `capacity`: keys
+// there may ever be; window 0: all are seen.
+INGOT_HD constexpr uint32_t parts_of(uint32_t T, uint32_t window, uint32_t capacity) {
+  const uint32_t keys = window > 0 && window - 1 + T < capacity ? window - 1 + T : capacity;
+  const uint32_t parts = (keys + kPartKeys - 1) / kPartKeys;
+  return parts < 1 ? 1 : parts > kMostParts ? kMostParts : parts;
+}
+INGOT_HD constexpr uint32_t units_of(const Params& p) { return p.parts * p.tiles * p.kv_heads; }
+
+}  // namespace ingot::decode_attention
