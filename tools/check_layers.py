@@ -38,9 +38,12 @@ def problems_of(path, root):
             yield f"{where}: torch belongs in bindings/python"
         if layer == "kernels" and MODEL_NAMES.search(line):
             yield f"{where}: {layer}/ may not name a model"
-        # An empty template emits nothing: it only keeps the compiler from removing what is timed.
-        if relative.parts[:2] != ("gpu", "ptx") and re.search(r"\basm\s*(volatile)?\s*\((?!\"\")", line):
+        # On the host an empty template only keeps the compiler from removing what is timed.
+        is_cuda = path.suffix in (".cu", ".cuh")
+        if relative.parts[:2] != ("gpu", "ptx") and re.search(r"\basm\s*(volatile)?\s*\(" + ("" if is_cuda else r"(?!\"\")"), line):
             yield f"{where}: inline assembly belongs in gpu/ptx"
+        if is_cuda and not is_test and re.search(r"::name\s*[!=]=", line):
+            yield f"{where}: a kernel asks for a trait of an activation (activation.h), not for its name"
 
 
 def main():
