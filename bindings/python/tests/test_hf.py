@@ -1,5 +1,6 @@
 """hf.patch on models made by hand, and on small random Hugging Face models where transformers is installed."""
 import copy
+import inspect
 import types
 
 import pytest
@@ -53,9 +54,14 @@ class OptionalResidual(LlamaNorm):  # a call with both must still be served
         return super().forward(hidden_states if residual is None else hidden_states + residual)
 
 
+class NearlyNorm(GemmaNorm):  # which 16 bits cannot tell from one
+    def forward(self, x):
+        return super().forward(x) * 1.0001
+
+
 def model(device):
     m = nn.ModuleDict({"llama": LlamaNorm(48), "gemma": GemmaNorm(48), "torch": nn.RMSNorm(48, eps=1e-5), "centered": CenteredNorm(48),
-                       "outside": EpsilonOutside(48, 1e-2), "gated": GatedNorm(48), "optional": OptionalResidual(48), "layer": nn.LayerNorm(48), "linear": nn.Linear(48, 48)})
+                       "outside": EpsilonOutside(48, 1e-2), "nearly": NearlyNorm(48), "gated": GatedNorm(48), "optional": OptionalResidual(48), "layer": nn.LayerNorm(48), "linear": nn.Linear(48, 48)})
     with torch.no_grad():
         for p in m.parameters():
             p.add_(torch.randn_like(p) * 0.3)
@@ -67,8 +73,8 @@ def test_replaces_what_it_has_verified_and_nothing_else(device):
     with torch.device("meta"):  # where tensors are made by default does not matter
         report = hf.patch(m)
     assert {name: form for name, form, _, _ in report.replaced} == {"llama": "weight", "gemma": "1 + weight", "torch": "weight"}
-    assert {name for name, _ in report.skipped} == {"centered", "outside", "gated", "optional"}
-    assert "3 RMSNorms replaced, 4 similar modules left alone" in str(report)
+    assert {name for name, _ in report.skipped} == {"centered", "outside", "nearly", "gated", "optional"}
+    assert "3 RMSNorms replaced, 5 similar modules left alone" in str(report)
     assert all("forward" in m[k].__dict__ for k in ("llama", "gemma", "torch"))
 
 
@@ -134,8 +140,8 @@ def test_a_second_patch_leaves_the_first_alone_and_hooks_are_not_called(device):
     m["llama"].register_forward_hook(lambda *a: seen.append(1))
     first, second = hf.patch(m), hf.patch(m)
     assert not seen and len(first.replaced) == 3 and not second.replaced
-    assert sorted(second.already) == ["gemma", "llama", "torch"] and {name for name, _ in second.skipped} == {"centered", "outside", "gated", "optional"}
-    assert "0 RMSNorms replaced, 4 similar modules left alone, 3 already patched" in str(second) and "  llama: already patched" in str(second)
+    assert sorted(second.already) == ["gemma", "llama", "torch"] and {name for name, _ in second.skipped} == {"centered", "outside", "nearly", "gated", "optional"}
+    assert "nothing replaced, 5 similar modules left alone, 3 already patched" in str(second) and "  llama: already patched" in str(second)
     first.undo()
     second.undo()
     assert all("forward" not in module.__dict__ for module in m.modules())
@@ -173,7 +179,7 @@ def test_what_is_called_an_rmsnorm_and_cannot_be_patched_is_named_with_the_reaso
         "stubborn": "no copy of it could be tried: one of a kind",
     }
     assert all(f"  {name}: left alone: {why}" in str(report) for name, why in report.skipped)
-    assert str(hf.patch(nn.Linear(2, 2))) == "found no RMSNorm, nor a module like one"
+    assert str(hf.patch(nn.Linear(2, 2))) == "found nothing to replace, nor a module like it"
 
 
 def test_refuses_what_is_no_module():
@@ -181,38 +187,204 @@ def test_refuses_what_is_no_module():
         hf.patch(3)
 
 
+class Gated(nn.Module):
+    def __init__(self, n, hidden, activation, bias=False):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(n, hidden, bias=bias), nn.Linear(n, hidden, bias=bias)
+        self.down_proj, self.act_fn = nn.Linear(hidden, n, bias=bias), activation
+
+    def forward(self, hidden_state):
+        return self.down_proj(self.act_fn(self.gate_proj(hidden_state)) * self.up_proj(hidden_state))
+
+
+class GateOfUp(Gated):
+    def forward(self, x):
+        return self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x)))
+
+
+class Clamped(Gated):  # differs only where gates are large
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)).clamp(max=3) * self.up_proj(x))
+
+
+class TwoInputs(Gated):
+    def forward(self, x, scale):
+        return super().forward(x) * scale
+
+
+def gated_model(device):
+    m = nn.ModuleDict({"silu": Gated(40, 72, nn.SiLU()), "bias": Gated(40, 72, torch.nn.functional.silu, True), "gelu": Gated(40, 72, nn.GELU("tanh")),
+                       "exact": Gated(40, 72, nn.GELU()), "of_up": GateOfUp(40, 72, nn.SiLU()), "clamped": Clamped(40, 72, nn.SiLU()),
+                       "two": TwoInputs(40, 72, nn.SiLU()), "dropout": Gated(40, 72, nn.SiLU()), "uneven": Gated(40, 72, nn.SiLU()),
+                       "wrapped": Gated(40, 72, nn.SiLU()), "own": Gated(40, 72, nn.SiLU())})
+    m["dropout"].add_module("drop", nn.Dropout())
+    m["uneven"].up_proj = nn.Linear(40, 1)
+    m["wrapped"].gate_proj = nn.Sequential(nn.Linear(40, 72))
+    m["own"].scale = nn.Parameter(torch.ones(1))
+    return m.to(device)
+
+
+def test_gated_mlps_are_known_by_running_them(device):
+    m = gated_model(device)
+    buffer = torch.ones(3, device=device)
+    m["silu"].register_buffer("table", buffer)
+    x = torch.randn(3, 40, device=device, requires_grad=True)
+
+    def outcome(name):
+        m.zero_grad()
+        y = m[name](x)
+        return [y.detach(), *torch.autograd.grad(y.sin().sum(), [x, *m[name].parameters()])]
+
+    names = ("silu", "bias", "gelu")
+    expected = [outcome(name) for name in names]
+    with torch.device("meta"):
+        report = hf.patch(m)
+    assert {name: form for name, form, _, _ in report.replaced} == {"silu": "silu gate", "bias": "silu gate", "gelu": "gelu_tanh gate"}
+    reasons = dict(report.skipped)
+    assert set(reasons) == set(m) - set(names) and "3 gated MLPs replaced, 8 similar modules left alone" in str(report)
+    for name, part in {"exact": "from silu and", "of_up": "it differs", "clamped": "it differs", "two": "takes more than one input",
+                       "dropout": "modules inside it besides", "uneven": "differ in shape", "wrapped": "gate_proj of type Sequential",
+                       "own": "parameters of its own"}.items():
+        assert part in reasons[name], (name, reasons[name])
+    for name, want in zip(names, expected):
+        for found, w in zip(outcome(name), want):
+            torch.testing.assert_close(found, w, rtol=1e-4, atol=1e-5)
+    assert m["silu"].table is buffer and m["silu"](hidden_state=x).shape == x.shape
+    assert all(dtype in dtypes for _, _, dtypes, _ in report.replaced for dtype in (torch.float32, torch.bfloat16))
+    report.undo()
+    for name, want in zip(names, expected):
+        assert all(torch.equal(a, b) for a, b in zip(outcome(name), want))
+    assert not hf.patch(m, mlps=False).replaced
+    assert {why for _, why in hf.patch(gated_model(torch.device("meta"))).skipped} >= {"gate_proj is on the meta device"}
+
+
+def test_watched_projections_are_still_called(device):
+    m = gated_model(device)["silu"]
+    seen = []
+    m.up_proj.register_forward_hook(lambda *a: seen.append(1))
+    hf.patch(m)
+    assert not seen
+    m(torch.randn(3, 40, device=device))
+    assert seen == [1]
+    twin = copy.deepcopy(m)
+    with torch.no_grad():
+        twin.down_proj.weight.zero_()
+    assert not twin(torch.randn(3, 40, device=device)).any()
+
+
 def configurations():
+    """(config, norms, gated MLPs)"""
     transformers = pytest.importorskip("transformers")
     small = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
                  max_position_embeddings=64, head_dim=16, pad_token_id=0, bos_token_id=1, eos_token_id=2)
-    yield "llama", transformers.LlamaConfig(**small), 5
-    yield "qwen3", transformers.Qwen3Config(**small), 9  # q and k are normalised per head
-    yield "gemma", transformers.GemmaConfig(**small), 5
+    return {"llama": (transformers.LlamaConfig(**small), 5, 2),
+            "qwen3": (transformers.Qwen3Config(**small), 9, 2),  # q and k are normalised per head
+            "mistral": (transformers.MistralConfig(**small), 5, 2),
+            "gemma": (transformers.GemmaConfig(**small), 5, 2),
+            "gemma2": (transformers.Gemma2Config(**small, final_logit_softcapping=3.0), 9, 2),
+            "gpt_oss": (transformers.GptOssConfig(**small, num_local_experts=4, num_experts_per_tok=2), 5, 0)}
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_hugging_face_models_keep_their_numbers(device, which):
-    name, config, count = list(configurations())[which]
+def causal_model(name, device):
     from transformers import AutoModelForCausalLM
 
-    m = AutoModelForCausalLM.from_config(config).to(device).eval()
+    config, norms, mlps = configurations()[name]
+    torch.manual_seed(4)
+    m = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(device)
     with torch.no_grad():
         for p in m.parameters():
             if p.dim() == 1:
                 p.add_(torch.randn_like(p) * 0.2)
+        m.lm_head.weight.mul_(20)  # logits of a size at which a softcap shows
+    return m, norms, mlps
+
+
+def step(m, ids, **options):
+    m.zero_grad()
+    out = m(input_ids=ids, **options)
+    out.loss.backward()
+    return out, [p.grad.clone() for p in m.parameters() if p.grad is not None]
+
+
+NAMES = ("llama", "qwen3", "mistral", "gemma", "gemma2", "gpt_oss")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hugging_face_models_keep_their_numbers(device, name):
+    m, norms, mlps = causal_model(name, device)
+    m.eval()
     ids = torch.randint(0, 64, (2, 11), device=device)
-
-    def outcome():
-        m.zero_grad()
-        out = m(input_ids=ids, labels=ids)
-        out.loss.backward()
-        return out.logits.detach(), [p.grad.clone() for p in m.parameters() if p.grad is not None]
-
-    logits, grads = outcome()
-    with hf.patch(m) as report:
-        assert len(report.replaced) == count and not report.skipped, str(report)
-        patched, patched_grads = outcome()
-    torch.testing.assert_close(patched, logits, rtol=1e-4, atol=1e-4)
+    out, grads = step(m, ids, labels=ids)
+    with hf.patch(m, loss=True) as report:
+        assert len(report.replaced) == norms + mlps + 1 and not report.skipped, str(report)
+        patched, patched_grads = step(m, ids, labels=ids)  # logits too: it is not in training
+    torch.testing.assert_close(patched.logits, out.logits, rtol=1e-4, atol=1e-4)
     for a, b in zip(patched_grads, grads):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-    assert torch.equal(outcome()[0], logits)
+    assert torch.equal(step(m, ids, labels=ids)[0].logits, out.logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_of_hugging_face_models(device, name):
+    m, _, _ = causal_model(name, device)
+    m.train()
+    ids = torch.randint(0, 64, (2, 11), device=device)
+    labels = ids.clone()
+    labels[:, 3:6] = -100
+    calls = [{}, {"num_items_in_batch": torch.tensor(13, device=device)}, {"num_items_in_batch": 13}, {"shift_labels": labels.roll(-1, 1)}]
+    expected = [step(m, ids, labels=labels, **options) for options in calls]
+    signature = inspect.signature(m.forward)
+    with hf.patch(m, norms=False, mlps=False, loss=True) as report:
+        assert [form.split()[0] for _, form, _, _ in report.replaced] == ["loss"] and "1 loss replaced" in str(report), str(report)
+        assert inspect.signature(m.forward) == signature
+        for options, (want, grads) in zip(calls, expected):
+            found, found_grads = step(m, ids, labels=labels, **options)
+            assert found.logits is None and type(found) is type(want) and (found.past_key_values is None) == (want.past_key_values is None)
+            torch.testing.assert_close(found.loss, want.loss, rtol=1e-5, atol=1e-5)
+            assert len(grads) == len(found_grads)
+            for a, b in zip(found_grads, grads):
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+        by_position = m(ids, None, None, None, None, labels)
+        assert by_position.logits is None and torch.equal(by_position.loss, m(ids, labels=labels).loss)
+        for options in ({"logits_to_keep": 11}, {"return_dict": False}):  # more than a loss is asked for
+            assert m(ids, labels=labels, **options)[1].shape == (2, 11, 64)
+        assert m(ids).logits.shape == (2, 11, 64)
+        if name == "gpt_oss":
+            assert m(ids, labels=labels, output_router_logits=True).aux_loss is not None
+        m.lm_head.register_forward_hook(lambda *a: None)  # whoever watches it sees it
+        assert m(ids, labels=labels).logits is not None
+    assert m(ids, labels=labels).logits is not None
+
+
+def test_a_loss_that_is_another_is_left_alone(device):
+    transformers = pytest.importorskip("transformers")
+    small = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    m = transformers.GraniteForCausalLM(transformers.GraniteConfig(**small, logits_scaling=8.0)).to(device)
+    report = hf.patch(m, loss=True)
+    assert ("GraniteForCausalLM" in dict(report.skipped)) and "differs from the cross entropy" in dict(report.skipped)["GraniteForCausalLM"]
+    m = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small)).to(device)
+    m.loss_function = lambda logits, labels, vocab_size, **_: logits.square().mean()
+    assert "differs from the cross entropy" in dict(hf.patch(m, loss=True).skipped)["LlamaForCausalLM"]
+    m.lm_head = nn.Sequential(m.lm_head)
+    assert "lm_head of type Sequential" in dict(hf.patch(m, loss=True).skipped)["LlamaForCausalLM"]
+    assert not hf.patch(m, norms=False, mlps=False).replaced
+
+
+def test_a_patched_model_compiles_and_runs_under_autocast(device):
+    m, _, _ = causal_model("llama", device)
+    ids = torch.randint(0, 64, (2, 11), device=device)
+    m.train()
+    with torch.autocast(device.type, torch.bfloat16):
+        narrow = step(m, ids, labels=ids)[0].loss
+    want, grads = step(m, ids, labels=ids)
+    hf.patch(m, loss=True)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert abs(step(m, ids, labels=ids)[0].loss - narrow) < 0.05 * narrow  # both are bf16's roundings away from fp32
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda ids: m(input_ids=ids, labels=ids, use_cache=False).loss, backend="aot_eager", fullgraph=True)
+    m.zero_grad()
+    loss = compiled(ids)
+    loss.backward()
+    torch.testing.assert_close(loss, want.loss, rtol=1e-5, atol=1e-5)
+    for p, g in zip((p for p in m.parameters() if p.grad is not None), grads):
+        torch.testing.assert_close(p.grad, g, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,116 @@
+"""What hf.patch knows of gated MLPs: gate_proj, up_proj, down_proj and act_fn, down_proj(act_fn(gate_proj(x)) * up_proj(x)).
+
+Which activation it is, if it is one that the kernels have, is found out by running it with small Linears in place of its own.
+"""
+import copy
+
+import torch
+
+from . import functional
+from ._hf_parts import DTYPES, Replacement, error_of, is_plain_linear, own_forward, small_linear, takes_one_input, with_children
+from .nn import _fuses
+
+_LINEARS = ("gate_proj", "up_proj", "down_proj")
+_ACTIVATIONS = ("silu", "gelu_tanh")
+# Relative to the largest value of a row of what down_proj is given: the original rounds the activation once more.
+_TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+
+
+def replacement(module):
+    """A Replacement, or the reason why there is none, or None where the module is nothing like a gated MLP."""
+    if not all(name in module._modules for name in _LINEARS):
+        return None
+    if misfit := _misfit(module):
+        return misfit
+    verdict = _verify(module)
+    if isinstance(verdict, str):
+        return verdict
+    served, activation, worst = verdict
+    return Replacement("gated MLP", f"{activation} gate", served, worst, _fused(own_forward(module), frozenset(served), activation))
+
+
+def _misfit(module):
+    for name in _LINEARS:
+        child = getattr(module, name)
+        if not isinstance(child, torch.nn.Linear):
+            return f"found {name} of type {type(child).__name__}, expected Linear"
+        if child.weight.is_meta:
+            return f"{name} is on the meta device"
+    others = [name for name in module._modules if name not in (*_LINEARS, "act_fn")]
+    if others:
+        return f"found modules inside it besides gate_proj, up_proj, down_proj and act_fn ({', '.join(others[:3])})"
+    if list(module.named_parameters(recurse=False)):
+        return "found parameters of its own, expected those of its Linears alone"
+    if module.gate_proj.weight.shape != module.up_proj.weight.shape or (module.gate_proj.bias is None) != (module.up_proj.bias is None):
+        return "found gate_proj and up_proj that differ in shape or bias"
+    if not callable(getattr(module, "act_fn", None)):
+        return "found no activation act_fn"
+    return None if takes_one_input(module) else "its forward takes more than one input"
+
+
+def _probe(module):
+    """The module with small Linears, the last of which changes nothing, and rows whose gates go from small to large."""
+    generator = torch.Generator().manual_seed(1)
+    gate, up = (small_linear(24, 16, getattr(module, name), 0.3, generator) for name in ("gate_proj", "up_proj"))
+    down = small_linear(16, 16, module.down_proj, 0.0, generator)
+    down.weight.data.copy_(torch.eye(16, device="cpu"))
+    probe = with_children(module, gate_proj=gate, up_proj=up, down_proj=down)
+    if isinstance(module.act_fn, torch.nn.Module):
+        probe._modules["act_fn"] = copy.deepcopy(module.act_fn)
+    with torch.device("cpu"):
+        rows = torch.randn(6, 24, generator=generator) * torch.tensor([1e-3, 0.1, 1.0, 1.0, 4.0, 12.0]).unsqueeze(1)
+    return probe, rows.to(gate.weight.device)
+
+
+def _verify(module):
+    """({dtype}, activation, largest error) of the activation that agrees, or a reason why none does."""
+    try:
+        probe, rows = _probe(module)
+    except Exception as e:
+        return f"no copy of it could be tried: {e}"
+    original = own_forward(module)
+    served, form, worst, why = set(), None, 0.0, "no dtype could be tried"
+    for dtype in DTYPES:
+        for name in _LINEARS:  # and not the probe, whose buffers are the module's
+            getattr(probe, name).to(dtype)
+        x = rows.to(dtype)
+        try:
+            expected = original(probe, x)
+        except Exception as e:
+            why = f"its own forward failed on {dtype}: {e}"
+            continue
+        if not isinstance(expected, torch.Tensor) or expected.shape != (6, 16) or expected.dtype is not dtype:
+            why = f"its output is not a tensor like down_proj's in {dtype}"
+            continue
+        differences = []
+        for activation in _ACTIVATIONS if form is None else (form,):
+            try:
+                found = _call(probe, x, activation)
+            except Exception as e:
+                return f"the kernel refused it: {e}"
+            error = error_of(found, expected)
+            if error <= _TOLERANCE[dtype]:
+                served.add(dtype)
+                form, worst = activation, max(worst, error)
+                break
+            differences.append(f"{error:.1e} from {activation}")
+        else:
+            why = f"it differs in {dtype} by {' and '.join(differences)}"
+            if dtype is torch.float32:
+                return why  # 16 bits would not tell one activation from another that is near
+    return (served, form, worst) if served else why
+
+
+def _call(module, x, activation):
+    gate, up = module.gate_proj, module.up_proj
+    if is_plain_linear(gate) and is_plain_linear(up) and _fuses(x, gate.weight, up.weight, gate.bias, up.bias):
+        return module.down_proj(functional.gated_linear(x, gate.weight, gate.bias, up=up.weight, up_bias=up.bias, activation=activation))
+    return module.down_proj(functional.swiglu(gate(x), up(x), activation=activation))
+
+
+def _fused(original, served, activation):
+    def forward(self, *inputs, **named):
+        (x,) = inputs or named.values()  # whatever its own forward calls it
+        return _call(self, x, activation) if x.dtype in served else original(self, x)
+
+    return forward

@@ -1,0 +1,180 @@
+"""What hf.patch knows of the losses of causal language models: the decoder, lm_head, and loss_function, which is given whole logits.
+
+The forward that replaces the model's own, in training and with labels, gives the decoder's output to functional.linear_cross_entropy; its
+output has no logits. What the model does between lm_head and its loss is not looked at but tried: the forward runs with a small Linear in
+lm_head's place, and an output that is given in the decoder's.
+"""
+import copy
+import inspect
+
+import torch
+import torch.nn.functional as F
+
+from . import functional
+from ._hf_parts import DTYPES, Replacement, is_plain_linear, own_forward, small_linear, with_children
+
+_FEATURES, _CLASSES = 24, 40
+# Roundings of fp32 as kernels/cross_entropy's tests count them. In 16 bits the original rounds logits (below 60), and what a softcap makes of
+# them: relative to 1, the size of probabilities.
+_TOLERANCE = {torch.float32: 130 * 2.0**-24, torch.bfloat16: 4 * 60 * 2.0**-9, torch.float16: 4 * 60 * 2.0**-12}
+
+
+def replacement(module):
+    """A Replacement, or the reason why there is none, or None where the module has no lm_head, or no labels among its inputs."""
+    if "lm_head" not in module._modules or not hasattr(module, "loss_function"):
+        return None
+    original = own_forward(module)
+    try:
+        names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    except (TypeError, ValueError):
+        return "found a forward without a signature"
+    if "labels" not in names:
+        return None
+    if misfit := _misfit(module):
+        return misfit
+    softcap = float(getattr(module.config, "final_logit_softcapping", None) or 0)
+    verdict = _verify(module, original, names, softcap)
+    if isinstance(verdict, str):
+        return verdict
+    served, worst, fields = verdict
+    form = f"loss of logits with softcap {softcap:g}" if softcap else "loss"
+    return Replacement("loss", form, served, worst, _fused(original, names, frozenset(served), softcap, fields))
+
+
+def _decoder_of(module):
+    return module._modules.get(getattr(module, "base_model_prefix", ""))
+
+
+def _misfit(module):
+    if not is_plain_linear(module.lm_head):
+        return f"found lm_head of type {type(module.lm_head).__name__}, or watched, expected Linear"
+    if module.lm_head.weight.is_meta:
+        return "lm_head is on the meta device"
+    if _decoder_of(module) is None:
+        return "found no decoder under the name of base_model_prefix"
+    return None if hasattr(module, "config") else "found no config"
+
+
+class _Given(torch.nn.Module):
+    """A decoder whose output is given, whatever it is asked."""
+
+    def __init__(self, output):
+        super().__init__()
+        self.output = output
+
+    def forward(self, *arguments, **named):
+        return _Output(self.output)
+
+
+class _Output:
+    """As a ModelOutput that has the last hidden states and nothing else."""
+
+    def __init__(self, last_hidden_state):
+        self.last_hidden_state = last_hidden_state
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+    def __getitem__(self, i):
+        return (self.last_hidden_state,)[i]
+
+
+def _probe(module, dtype):
+    """The module with a small head, what its decoder gives, and labels."""
+    generator = torch.Generator().manual_seed(1)
+    head = small_linear(_FEATURES, _CLASSES, module.lm_head, 1.0, generator).to(dtype).requires_grad_()
+    with torch.device("cpu"):
+        hidden = torch.randn(2, 9, _FEATURES, generator=generator) * 2
+        labels = torch.randint(0, _CLASSES, (2, 9), generator=generator)
+    labels[0, 3:5] = -100
+    device = head.weight.device
+    hidden = hidden.to(device, dtype).requires_grad_()
+    probe = with_children(module, **{module.base_model_prefix: _Given(hidden), "lm_head": head})
+    probe.config = copy.deepcopy(module.config)
+    probe.config.vocab_size = _CLASSES
+    if "vocab_size" in probe.__dict__:
+        probe.vocab_size = _CLASSES
+    probe.training = True
+    return probe, hidden, labels.to(device)
+
+
+def _verify(module, original, names, softcap):
+    """({dtype}, largest error, names of the output's other fields), or a reason."""
+    served, worst, fields, why = set(), 0.0, None, "no dtype could be tried"
+    for dtype in DTYPES:
+        try:
+            probe, hidden, labels = _probe(module, dtype)
+        except Exception as e:
+            return f"no copy of it could be tried: {e}"
+        parameters = [hidden, *probe.lm_head.parameters()]
+        ids, errors = torch.zeros_like(labels), []
+        for options in ({}, {"num_items_in_batch": 11}):
+            try:
+                with torch.enable_grad():
+                    output = original(probe, input_ids=ids, labels=labels, **options)
+                    expected = [output.loss, *torch.autograd.grad(output.loss, parameters)]
+            except Exception as e:
+                why = f"its own forward failed on {dtype}: {e}"
+                break
+            fields = type(output), tuple(name for name in type(output).__dataclass_fields__ if name not in ("loss", "logits"))
+            try:
+                with torch.enable_grad():
+                    ours = _fused(original, names, frozenset((dtype,)), softcap, fields)(probe, input_ids=ids, labels=labels, **options)
+                    found = [ours.loss, *torch.autograd.grad(ours.loss, parameters)]
+            except Exception as e:
+                return f"the kernel refused it: {e}"
+            errors += [_error(a, b) for a, b in zip(found, expected)]
+        else:
+            if max(errors) <= _TOLERANCE[dtype]:
+                served.add(dtype)
+                worst = max(worst, max(errors))
+            else:
+                why = f"its loss or a gradient differs from the cross entropy of lm_head's output by {max(errors):.1e} in {dtype}"
+                if dtype is torch.float32:
+                    return why  # 16 bits would not tell one loss from another that is near
+    return (served, worst, fields) if served else why
+
+
+def _error(found, expected):
+    return ((found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp_min(1e-30)).item()
+
+
+def _loss(hidden, labels, head, softcap, num_items_in_batch=None, ignore_index=-100, shift_labels=None, **_):
+    """As the models' own: token n's output against label n + 1."""
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    target = shift_labels.to(hidden.device).reshape(hidden.shape[:-1])
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = functional.linear_cross_entropy(hidden, head.weight, target, head.bias, reduction=reduction, ignore_index=ignore_index, softcap=softcap)
+    if num_items_in_batch is None:
+        return loss
+    return loss / (num_items_in_batch.to(loss.device) if isinstance(num_items_in_batch, torch.Tensor) else num_items_in_batch)
+
+
+def _wants_more(module, named):
+    """Whether the call asks for more than a loss: some logits, a tuple, or a loss of the router."""
+    config = module.config
+    some = named.get("logits_to_keep", 0)
+    tuple_ = named.get("return_dict") is False or getattr(config, "return_dict", True) is False
+    router = named.get("output_router_logits")
+    return not isinstance(some, int) or some != 0 or tuple_ or (getattr(config, "output_router_logits", False) if router is None else router)
+
+
+def _fused(original, names, served, softcap, fields):
+    output, others = fields
+
+    def forward(self, *arguments, **named):
+        given = {**dict(zip(names, arguments)), **named}
+        labels, head = given.pop("labels", None), self.lm_head
+        if not self.training or labels is None or head.weight.dtype not in served or not is_plain_linear(head) or _wants_more(self, given):
+            return original(self, *arguments, **named)
+        given.pop("logits_to_keep", None)
+        given.pop("return_dict", None)
+        found = _decoder_of(self)(**given)
+        of_loss = {name: value for name, value in given.items() if name not in names}
+        loss = _loss(found.last_hidden_state, labels, head, softcap, **of_loss)
+        return output(loss=loss, logits=None, **{name: getattr(found, name, None) for name in others})
+
+    return forward
