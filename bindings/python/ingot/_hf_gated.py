@@ -25,8 +25,8 @@ def replacement(module):
     verdict = _verify(module)
     if isinstance(verdict, str):
         return verdict
-    served, activation, worst = verdict
-    return Replacement("gated MLP", f"{activation} gate", served, worst, _fused(own_forward(module), frozenset(served), activation))
+    errors, activation = verdict
+    return Replacement("gated MLP", f"{activation} gate", errors, _fused(own_forward(module), frozenset(errors), activation))
 
 
 def _misfit(module):
@@ -63,13 +63,13 @@ def _probe(module):
 
 
 def _verify(module):
-    """({dtype}, activation, largest error) of the activation that agrees, or a reason why none does."""
+    """({dtype: error}, activation) of the activation that agrees, or a reason why none does."""
     try:
         probe, rows = _probe(module)
     except Exception as e:
         return f"no copy of it could be tried: {e}"
     original = own_forward(module)
-    served, form, worst, why = set(), None, 0.0, "no dtype could be tried"
+    errors, form, why = {}, None, "no dtype could be tried"
     for dtype in DTYPES:
         for name in _LINEARS:  # and not the probe, whose buffers are the module's
             getattr(probe, name).to(dtype)
@@ -90,15 +90,14 @@ def _verify(module):
                 return f"the kernel refused it: {e}"
             error = error_of(found, expected)
             if error <= _TOLERANCE[dtype]:
-                served.add(dtype)
-                form, worst = activation, max(worst, error)
+                errors[dtype], form = error, activation
                 break
             differences.append(f"{error:.1e} from {activation}")
         else:
             why = f"it differs in {dtype} by {' and '.join(differences)}"
             if dtype is torch.float32:
                 return why  # 16 bits would not tell one activation from another that is near
-    return (served, form, worst) if served else why
+    return (errors, form) if errors else why
 
 
 def _call(module, x, activation):

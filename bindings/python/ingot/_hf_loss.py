@@ -36,9 +36,9 @@ def replacement(module):
     verdict = _verify(module, original, names, softcap)
     if isinstance(verdict, str):
         return verdict
-    served, worst, fields = verdict
+    errors, fields = verdict
     form = f"loss of logits with softcap {softcap:g}" if softcap else "loss"
-    return Replacement("loss", form, served, worst, _fused(original, names, frozenset(served), softcap, fields))
+    return Replacement("loss", form, errors, _fused(original, names, frozenset(errors), softcap, fields))
 
 
 def _decoder_of(module):
@@ -101,15 +101,15 @@ def _probe(module, dtype):
 
 
 def _verify(module, original, names, softcap):
-    """({dtype}, largest error, names of the output's other fields), or a reason."""
-    served, worst, fields, why = set(), 0.0, None, "no dtype could be tried"
+    """({dtype: error}, the output's type and its other fields' names), or a reason."""
+    errors, fields, why = {}, None, "no dtype could be tried"
     for dtype in DTYPES:
         try:
             probe, hidden, labels = _probe(module, dtype)
         except Exception as e:
             return f"no copy of it could be tried: {e}"
         parameters = [hidden, *probe.lm_head.parameters()]
-        ids, errors = torch.zeros_like(labels), []
+        ids, differences = torch.zeros_like(labels), []
         for options in ({}, {"num_items_in_batch": 11}):
             try:
                 with torch.enable_grad():
@@ -125,16 +125,15 @@ def _verify(module, original, names, softcap):
                     found = [ours.loss, *torch.autograd.grad(ours.loss, parameters)]
             except Exception as e:
                 return f"the kernel refused it: {e}"
-            errors += [_error(a, b) for a, b in zip(found, expected)]
+            differences += [_error(a, b) for a, b in zip(found, expected)]
         else:
-            if max(errors) <= _TOLERANCE[dtype]:
-                served.add(dtype)
-                worst = max(worst, max(errors))
+            if max(differences) <= _TOLERANCE[dtype]:
+                errors[dtype] = max(differences)
             else:
-                why = f"its loss or a gradient differs from the cross entropy of lm_head's output by {max(errors):.1e} in {dtype}"
+                why = f"its loss or a gradient differs from the cross entropy of lm_head's output by {max(differences):.1e} in {dtype}"
                 if dtype is torch.float32:
                     return why  # 16 bits would not tell one loss from another that is near
-    return (served, worst, fields) if served else why
+    return (errors, fields) if errors else why
 
 
 def _error(found, expected):

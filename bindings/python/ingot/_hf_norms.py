@@ -26,9 +26,9 @@ def replacement(module):
     verdict = _verify(module)
     if isinstance(verdict, str):
         return verdict
-    served, unit_offset, worst = verdict
-    return Replacement("RMSNorm", "1 + weight" if unit_offset else "weight", served, worst,
-                       _fused(own_forward(module), frozenset(served), _epsilon(module), unit_offset))
+    errors, unit_offset = verdict
+    return Replacement("RMSNorm", "1 + weight" if unit_offset else "weight", errors,
+                       _fused(own_forward(module), frozenset(errors), _epsilon(module), unit_offset))
 
 
 def _epsilon(module):
@@ -69,13 +69,13 @@ def _probe(module):
 
 
 def _verify(module):
-    """({dtype}, unit_offset, largest error) of the form that agrees, or a reason why none does."""
+    """({dtype: error}, unit_offset) of the form that agrees, or a reason why none does."""
     try:
         probe, rows = _probe(module)
     except Exception as e:
         return f"no copy of it could be tried: {e}"
     eps = _epsilon(probe)
-    served, form, worst, why = set(), None, 0.0, "no dtype could be tried"
+    errors, form, why = {}, None, "no dtype could be tried"
     for dtype in DTYPES:
         x = rows.to(dtype)
         try:
@@ -92,14 +92,13 @@ def _verify(module):
                 return f"the kernel refused it: {e}"
             error = error_of(found, expected)
             if error <= _TOLERANCE[dtype]:
-                served.add(dtype)
-                form, worst = unit_offset, max(worst, error)
+                errors[dtype], form = error, unit_offset
                 break
             why = f"it differs from RMSNorm by {error:.1e} in {dtype}"
         else:
             if dtype is torch.float32:
                 return why  # 16 bits would not tell it from one that is near
-    return (served, form, worst) if served else why
+    return (errors, form) if errors else why
 
 
 def _fused(original, served, eps, unit_offset):

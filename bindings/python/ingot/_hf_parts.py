@@ -16,8 +16,7 @@ class Replacement:
 
     kind: str  # in words, for the report
     form: str
-    dtypes: tuple  # those that are served; the module's own forward does the others
-    error: float
+    errors: dict  # by dtype, of those that are served; the module's own forward does the others
     forward: Callable  # of the module and its inputs
 
 

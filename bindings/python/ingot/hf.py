@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import torch
 
 from . import _hf_gated, _hf_loss, _hf_norms
-from ._hf_parts import DTYPES
 
 __all__ = ["patch", "Report"]
 
@@ -30,6 +29,7 @@ class Report:
     skipped: list = field(default_factory=list)
     already: list = field(default_factory=list)
     _modules: list = field(default_factory=list, repr=False)
+    _errors: list = field(default_factory=list, repr=False)
     _kinds: Counter = field(default_factory=Counter, repr=False)
 
     def undo(self):
@@ -56,8 +56,8 @@ class Report:
             return "found nothing to replace, nor a module like it"
         lines = [f"{self._counted()} replaced, {len(self.skipped)} similar modules left alone"
                  + (f", {len(self.already)} already patched" if self.already else "")]
-        lines += [f"  {name}: {form}, {', '.join(str(d)[6:] for d in dtypes)}, error {error:.1e}"
-                  for name, form, dtypes, error in self.replaced]
+        lines += [f"  {name}: {form}, error {', '.join(f'{error:.1e} in {str(dtype)[6:]}' for dtype, error in errors.items())}"
+                  for (name, form, *_), errors in zip(self.replaced, self._errors)]
         lines += [f"  {name}: left alone: {reason}" for name, reason in self.skipped]
         lines += [f"  {name}: already patched" for name in self.already]
         return "\n".join(lines)
@@ -73,7 +73,8 @@ def _install(report, name, module, found):
     forward.is_ingots = True
     report._modules.append((module, module.__dict__.get("forward")))
     module.forward = types.MethodType(forward, module)
-    report.replaced.append((name, found.form, tuple(d for d in DTYPES if d in found.dtypes), found.error))
+    report.replaced.append((name, found.form, tuple(found.errors), max(found.errors.values())))
+    report._errors.append(found.errors)
     report._kinds[found.kind] += 1
 
 

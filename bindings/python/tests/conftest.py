@@ -25,3 +25,14 @@ def pytest_report_header():
 
 on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="the oracle's types run on CPUs")
 on_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+
+
+def has_loss(device):
+    """Whether this build and machine have linear_cross_entropy on the device."""
+    from ingot import functional
+
+    try:
+        functional.linear_cross_entropy(torch.ones(1, 8, device=device), torch.ones(2, 8, device=device), torch.zeros(1, dtype=torch.int64, device=device))
+    except NotImplementedError:
+        return False
+    return True
