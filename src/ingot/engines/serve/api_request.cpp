@@ -1,0 +1,420 @@
+#include "ingot/engines/serve/api_request.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/core/check.h"
+#include "ingot/io/json.h"
+
+namespace ingot {
+namespace {
+
+template <class... Note> [[noreturn]] void refuse(const std::string& param, const Note&... note) {
+  throw ApiError(400, param + ": " + detail::concat(note...), param);
+}
+[[noreturn]] void refuse_value(const std::string& param, const Json& value, const std::string& expected) {
+  refuse(param, "found ", describe_json(value), ", expected ", expected);
+}
+std::string element(const std::string& param, size_t i) { return param + "[" + std::to_string(i) + "]"; }
+
+// An object's fields; one that nobody asked for is an error. null is as good as absent.
+class Object {
+ public:
+  Object(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
+    if (!json.is_object()) refuse_value(path_.empty() ? "body" : path_, json, "an object");
+  }
+  const Json* find(const char* key) {
+    known_.emplace_back(key);
+    const auto it = json_.find(key);
+    return it == json_.end() || it->is_null() ? nullptr : &*it;
+  }
+  std::string path(const std::string& key) const { return path_.empty() ? key : path_ + "." + key; }
+  const Json& require(const char* key) {
+    const Json* value = find(key);
+    if (value == nullptr) refuse(path(key), "it is missing");
+    return *value;
+  }
+  std::string text(const char* key, const std::string& otherwise = "") {
+    const Json* value = find(key);
+    if (value != nullptr && !value->is_string()) refuse_value(path(key), *value, "a string");
+    return value == nullptr ? otherwise : value->get<std::string>();
+  }
+  std::string require_text(const char* key) {
+    require(key);
+    return text(key);
+  }
+  bool flag(const char* key, bool otherwise = false) {
+    const Json* value = find(key);
+    if (value != nullptr && !value->is_boolean()) refuse_value(path(key), *value, "true or false");
+    return value == nullptr ? otherwise : value->get<bool>();
+  }
+  std::optional<int64_t> integer(const char* key, int64_t low, int64_t high) {
+    const Json* value = find(key);
+    if (value == nullptr) return {};
+    return integer_of(*value, path(key), low, high);
+  }
+  std::optional<double> number(const char* key, double low, double high) {
+    const Json* value = find(key);
+    if (value == nullptr) return {};
+    return number_of(*value, path(key), low, high);
+  }
+  std::string choice(const char* key, const std::vector<std::string>& allowed) {
+    const std::string value = text(key, allowed[0]);
+    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return value;
+    std::string list;
+    for (const std::string& a : allowed)
+      if (!a.empty()) list += (list.empty() ? "" : ", ") + a;
+    refuse(path(key), "found ", describe_json(Json(value)), ", expected one of ", list);
+  }
+  // Accepted and without effect: it changes nothing that a client could see.
+  void ignore(std::initializer_list<const char*> keys) {
+    for (const char* key : keys) find(key);
+  }
+  // What Ingot does not do is refused, unless it is asked for in the way that changes nothing.
+  void unsupported(const char* key, const Json& neutral) {
+    const Json* value = find(key);
+    if (value != nullptr && *value != neutral)
+      throw ApiError(400, path(key) + ": it is not supported, expected none", path(key), "unsupported_parameter");
+  }
+  void finish() const {
+    for (const auto& [key, value] : json_.items())
+      if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
+        const std::string near = nearest_name(key, known_);
+        throw ApiError(400, path(key) + ": an unknown field" + (near.empty() ? "" : " (did you mean " + near + "?)"),
+                       path(key), "unknown_parameter");
+      }
+  }
+  static int64_t integer_of(const Json& value, const std::string& path, int64_t low, int64_t high) {
+    // An unsigned number beyond int64_t would wrap.
+    const bool fits = value.is_number_integer() &&
+                      (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t(INT64_MAX)) &&
+                      value.get<int64_t>() >= low && value.get<int64_t>() <= high;
+    if (!fits) refuse_value(path, value, detail::concat("an integer from ", low, " to ", high));
+    return value.get<int64_t>();
+  }
+  static double number_of(const Json& value, const std::string& path, double low, double high) {
+    if (!value.is_number() || !(value.get<double>() >= low) || !(value.get<double>() <= high))
+      refuse_value(path, value, detail::concat("a number from ", low, " to ", high));
+    return value.get<double>();
+  }
+
+ private:
+  const Json& json_;
+  std::string path_;
+  std::vector<std::string> known_;
+};
+
+std::vector<int32_t> ids_of(const Json& list, const std::string& param) {
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < list.size(); ++i)
+    ids.push_back(int32_t(Object::integer_of(list[i], element(param, i), 0, INT32_MAX)));
+  if (ids.empty()) refuse(param, "found an empty list, expected at least one id");
+  return ids;
+}
+
+// A string, strings, ids, or lists of ids.
+std::vector<ApiPrompt> prompts_of(const Json& prompt, const ApiLimits& limits) {
+  if (prompt.is_string()) return {{.text = prompt.get<std::string>()}};
+  if (!prompt.is_array() || prompt.empty())
+    refuse_value("prompt", prompt, "a string, strings, token ids or lists of token ids");
+  if (prompt[0].is_number()) return {{.ids = ids_of(prompt, "prompt")}};
+  if (int64_t(prompt.size()) > limits.choices)
+    refuse("prompt", "found ", prompt.size(), " prompts, expected at most ", limits.choices);
+  std::vector<ApiPrompt> prompts;
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    const std::string path = element("prompt", i);
+    if (prompt[i].is_string())
+      prompts.push_back({.text = prompt[i].get<std::string>()});
+    else if (prompt[i].is_array())
+      prompts.push_back({.ids = ids_of(prompt[i], path)});
+    else
+      refuse_value(path, prompt[i], "a string or a list of token ids");
+  }
+  return prompts;
+}
+
+// Text, or a list of parts of text.
+std::string content_of(const Json* content, const std::string& path) {
+  if (content == nullptr) return "";
+  if (content->is_string()) return content->get<std::string>();
+  if (!content->is_array()) refuse_value(path, *content, "a string or a list of parts");
+  std::string text;
+  for (size_t i = 0; i < content->size(); ++i) {
+    Object part((*content)[i], element(path, i));
+    const std::string type = part.require_text("type");
+    if (type != "text")
+      refuse(part.path("type"), "found '", type.substr(0, 40), "', expected text: the model has no other input");
+    text += part.require_text("text");
+    part.finish();
+  }
+  return text;
+}
+
+// As functions are named in OpenAI's API, and so that no name can be taken for a part of a header.
+bool is_name(const std::string& name) {
+  return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+  });
+}
+void check_name(const std::string& name, const std::string& path) {
+  if (!is_name(name)) refuse(path, "found '", name.substr(0, 80), "', expected 1 to 64 letters, digits, _ or -");
+}
+
+ApiCall call_of(const Json& json, const std::string& path) {
+  Object call(json, path);
+  ApiCall c{.id = call.text("id")};
+  call.ignore({"index"});
+  if (const std::string type = call.text("type", "function"); type != "function")
+    refuse(call.path("type"), "found '", type.substr(0, 40), "', expected function");
+  Object function(call.require("function"), call.path("function"));
+  c.name = function.require_text("name");
+  check_name(c.name, function.path("name"));
+  c.arguments = function.text("arguments", "{}");
+  function.finish();
+  call.finish();
+  return c;
+}
+
+ApiMessage message_of(const Json& json, const std::string& path) {
+  Object object(json, path);
+  ApiMessage m;
+  object.require("role");
+  m.role = object.choice("role", {"user", "system", "developer", "assistant", "tool"});
+  const Json* content = object.find("content");
+  m.content = content_of(content, object.path("content"));
+  object.ignore({"name", "refusal", "audio", "annotations", "function_call"});
+  const std::string reasoning = object.text("reasoning");
+  m.reasoning = object.text("reasoning_content", reasoning);
+  if (const Json* calls = object.find("tool_calls")) {
+    if (m.role != "assistant" || !calls->is_array())
+      refuse(object.path("tool_calls"), "found it in a message by ", m.role, ", expected a list in one by assistant");
+    for (size_t i = 0; i < calls->size(); ++i)
+      m.calls.push_back(call_of((*calls)[i], element(object.path("tool_calls"), i)));
+  }
+  m.call_id = object.text("tool_call_id");
+  object.finish();
+  if (m.role == "tool" && m.call_id.empty()) refuse(object.path("tool_call_id"), "it is missing");
+  if (content == nullptr && m.role != "assistant") refuse(object.path("content"), "it is missing");
+  if (content == nullptr && m.calls.empty() && m.reasoning.empty())
+    refuse(object.path("content"), "found none, and no tool_calls, expected one of them");
+  return m;
+}
+
+HarmonyFunction tool_of(const Json& json, const std::string& path) {
+  Object tool(json, path);
+  if (const std::string type = tool.require_text("type"); type != "function")
+    refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected function");
+  Object function(tool.require("function"), tool.path("function"));
+  HarmonyFunction f{.name = function.require_text("name"), .description = function.text("description")};
+  check_name(f.name, function.path("name"));
+  if (const Json* parameters = function.find("parameters")) {
+    if (!parameters->is_object()) refuse_value(function.path("parameters"), *parameters, "a JSON schema");
+    f.parameters = write_json(*parameters);
+  }
+  if (function.flag("strict"))
+    throw ApiError(400, function.path("strict") + ": it is not supported, expected false", function.path("strict"),
+                   "unsupported_parameter");
+  function.finish();
+  tool.finish();
+  return f;
+}
+
+void read_chat(Object& body, ApiRequest& r, const ApiLimits& limits) {
+  const Json& messages = body.require("messages");
+  if (!messages.is_array() || messages.empty()) refuse_value("messages", messages, "a list of at least one message");
+  if (int64_t(messages.size()) > limits.messages)
+    refuse("messages", "found ", messages.size(), ", expected at most ", limits.messages);
+  for (size_t i = 0; i < messages.size(); ++i) r.messages.push_back(message_of(messages[i], element("messages", i)));
+  if (const Json* tools = body.find("tools")) {
+    if (!tools->is_array() || int64_t(tools->size()) > limits.tools)
+      refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " functions"));
+    for (size_t i = 0; i < tools->size(); ++i) r.tools.push_back(tool_of((*tools)[i], element("tools", i)));
+  }
+  if (const Json* choice = body.find("tool_choice")) {
+    if (*choice == "none")
+      r.tools.clear();
+    else if (*choice != "auto")
+      refuse_value("tool_choice", *choice, "auto or none: a call cannot be forced");
+  }
+  if (const Json* format = body.find("response_format")) {
+    Object object(*format, "response_format");
+    if (const std::string type = object.require_text("type"); type != "text")
+      throw ApiError(400, "response_format.type: found '" + type.substr(0, 40) + "', expected text",
+                     "response_format.type", "unsupported_parameter");
+    object.finish();
+  }
+  r.reasoning = body.choice("reasoning_effort", {"", "low", "medium", "high"});
+  if (body.flag("logprobs")) r.logprobs = 0;
+  if (const auto top = body.integer("top_logprobs", 0, limits.logprobs)) {
+    if (r.logprobs < 0) refuse("top_logprobs", "found ", *top, " without logprobs, expected logprobs: true");
+    r.logprobs = *top;
+  }
+  const auto newer = body.integer("max_completion_tokens", 1, INT32_MAX);
+  const auto older = body.integer("max_tokens", 1, INT32_MAX);
+  if (newer || older) r.tokens = newer ? *newer : *older;
+  body.unsupported("functions", Json::array());
+  body.unsupported("function_call", "none");
+  body.unsupported("modalities", Json::array({"text"}));
+  body.unsupported("audio", nullptr);
+  body.unsupported("prediction", nullptr);
+  body.unsupported("web_search_options", nullptr);
+  body.ignore({"parallel_tool_calls", "verbosity"});
+}
+
+void read_completion(Object& body, ApiRequest& r, const ApiLimits& limits) {
+  r.prompts = prompts_of(body.require("prompt"), limits);
+  if (const auto logprobs = body.integer("logprobs", 0, limits.logprobs)) r.logprobs = *logprobs;
+  r.tokens = body.integer("max_tokens", 1, INT32_MAX).value_or(16);
+  body.unsupported("echo", false);
+  body.unsupported("suffix", "");
+  if (const auto best = body.integer("best_of", 1, limits.choices); best && *best != 1)
+    throw ApiError(400, "best_of: it is not supported, expected 1", "best_of", "unsupported_parameter");
+}
+
+std::vector<std::string> stops_of(const Json& stop, const ApiLimits& limits) {
+  const Json list = stop.is_string() ? Json::array({stop}) : stop;
+  if (!list.is_array() || int64_t(list.size()) > limits.stops)
+    refuse_value("stop", stop, detail::concat("a string, or at most ", limits.stops));
+  std::vector<std::string> stops;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!list[i].is_string()) refuse_value(element("stop", i), list[i], "a string");
+    const std::string text = list[i].get<std::string>();
+    if (text.empty() || int64_t(text.size()) > limits.stop_bytes)
+      refuse(element("stop", i), "found ", text.size(), " bytes, expected 1 to ", limits.stop_bytes);
+    stops.push_back(text);
+  }
+  return stops;
+}
+
+std::vector<LogitBias> bias_of(const Json& json, const ApiLimits& limits) {
+  if (!json.is_object() || int64_t(json.size()) > limits.bias)
+    refuse_value("logit_bias", json, detail::concat("an object of at most ", limits.bias, " ids"));
+  std::vector<LogitBias> bias;
+  for (const auto& [key, value] : json.items()) {
+    const bool digits = !key.empty() && key.size() <= 9 &&
+                        std::all_of(key.begin(), key.end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (!digits) refuse("logit_bias", "found the key '", key.substr(0, 40), "', expected a token id");
+    bias.push_back(
+        {.id = int32_t(std::stol(key)), .bias = float(Object::number_of(value, "logit_bias." + key, -100, 100))});
+  }
+  return bias;
+}
+
+void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
+  r.model = body.text("model");
+  r.n = body.integer("n", 1, limits.choices).value_or(1);
+  r.sampling.temperature = body.number("temperature", 0, 2).value_or(1);
+  // 0 is written by clients that want the likeliest token, which any p as small leaves.
+  r.sampling.top_p = std::max(body.number("top_p", 0, 1).value_or(1), 1e-9);
+  r.sampling.top_k = body.integer("top_k", 0, INT32_MAX).value_or(0);
+  r.sampling.min_p = body.number("min_p", 0, 0.999999).value_or(0);
+  if (const Json* seed = body.find("seed")) {
+    if (!seed->is_number_integer()) refuse_value("seed", *seed, "an integer of 64 bits");
+    r.seed = seed->is_number_unsigned() ? seed->get<uint64_t>() : uint64_t(seed->get<int64_t>());
+  }
+  if (const Json* stop = body.find("stop")) r.stop = stops_of(*stop, limits);
+  if (const Json* bias = body.find("logit_bias")) r.bias = bias_of(*bias, limits);
+  r.stream = body.flag("stream");
+  if (const Json* options = body.find("stream_options")) {
+    if (!r.stream) refuse("stream_options", "found it without stream, expected stream: true");
+    Object object(*options, "stream_options");
+    r.stream_usage = object.flag("include_usage");
+    object.ignore({"include_obfuscation"});
+    object.finish();
+  }
+  body.unsupported("frequency_penalty", 0);
+  body.unsupported("presence_penalty", 0);
+  body.ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"});
+}
+
+}  // namespace
+
+std::string to_json(const ApiError& e) {
+  const auto or_null = [](const std::string& s) { return s.empty() ? OrderedJson() : OrderedJson(s); };
+  OrderedJson error;
+  error["message"] = e.what();
+  error["type"] = e.type();
+  error["param"] = or_null(e.param);
+  error["code"] = or_null(e.code);
+  return show_json(OrderedJson{{"error", error}});
+}
+
+ApiRequest parse_api_request(std::string_view text, bool chat, const ApiLimits& limits) {
+  Json json;
+  try {
+    json = parse_json(text, "body", {.depth = 64, .bytes = limits.body});
+  } catch (const Error& e) { throw ApiError(400, e.what(), "body", "invalid_json"); }
+  ApiRequest r{.chat = chat};
+  Object body(json, "");
+  read_common(body, r, limits);
+  if (chat)
+    read_chat(body, r, limits);
+  else
+    read_completion(body, r, limits);
+  body.finish();
+  if (int64_t(r.prompts.size()) * r.n > limits.choices)
+    refuse("n", "found ", r.n, " of ", r.prompts.size(), " prompts, expected at most ", limits.choices, " choices");
+  return r;
+}
+
+namespace {
+
+// A turn of the assistant: what it thought, what it said, what it called.
+void append_assistant(const ApiMessage& m, std::vector<HarmonyMessage>& to) {
+  const auto say = [&](const char* channel, const std::string& text) {
+    if (!text.empty()) to.push_back({.role = HarmonyRole::assistant, .channel = channel, .content = text});
+  };
+  say("analysis", m.reasoning);
+  say(m.calls.empty() ? "final" : "commentary", m.content);
+  for (const ApiCall& c : m.calls)
+    to.push_back({.role = HarmonyRole::assistant,
+                  .recipient = "functions." + c.name,
+                  .channel = "commentary",
+                  .content_type = "<|constrain|>json",
+                  .content = c.arguments});
+}
+
+std::string called_function(const ApiRequest& r, size_t answer) {
+  for (size_t i = answer; i-- > 0;)
+    for (const ApiCall& c : r.messages[i].calls)
+      if (c.id == r.messages[answer].call_id) return c.name;
+  refuse(element("messages", answer) + ".tool_call_id", "found no call of that id in the messages before it");
+}
+
+}  // namespace
+
+std::vector<HarmonyMessage> conversation_of(const ApiRequest& r, const std::string& reasoning,
+                                            const std::string& date) {
+  HarmonySystem system;
+  system.reasoning = r.reasoning.empty() ? reasoning : r.reasoning;
+  system.current_date = date;
+  system.calls_functions = !r.tools.empty();
+  std::vector<HarmonyMessage> out = {{.role = HarmonyRole::system, .content = harmony_system_text(system)}};
+  // What stands at the top is the developer's; the model knows one such message, with the functions.
+  size_t i = 0;
+  std::string instructions;
+  const auto is_instruction = [](const ApiMessage& m) { return m.role == "system" || m.role == "developer"; };
+  for (; i < r.messages.size() && is_instruction(r.messages[i]); ++i)
+    instructions += (instructions.empty() ? "" : "\n\n") + r.messages[i].content;
+  if (!instructions.empty() || !r.tools.empty())
+    out.push_back({.role = HarmonyRole::developer, .content = harmony_developer_text(instructions, r.tools)});
+  for (; i < r.messages.size(); ++i) {
+    const ApiMessage& m = r.messages[i];
+    if (is_instruction(m)) {
+      out.push_back({.role = HarmonyRole::developer, .content = harmony_developer_text(m.content, {})});
+    } else if (m.role == "user") {
+      out.push_back({.role = HarmonyRole::user, .content = m.content});
+    } else if (m.role == "assistant") {
+      append_assistant(m, out);
+    } else {
+      out.push_back({.role = HarmonyRole::tool,
+                     .name = "functions." + called_function(r, i),
+                     .recipient = "assistant",
+                     .channel = "commentary",
+                     .content = m.content});
+    }
+  }
+  return out;
+}
+
+}  // namespace ingot

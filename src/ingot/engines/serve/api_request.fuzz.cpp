@@ -1,0 +1,32 @@
+// A body is refused with a client's error that names something, or read within the limits and rendered.
+#include "ingot/engines/serve/api_request.h"
+
+#include "ingot/testing/fuzz.h"
+
+namespace {
+
+void require_limits(const ingot::ApiRequest& r, const ingot::ApiLimits& limits) {
+  FUZZ_REQUIRE(r.n >= 1 && r.n <= limits.choices && int64_t(r.prompts.size()) * r.n <= limits.choices);
+  FUZZ_REQUIRE(r.tokens == -1 || r.tokens >= 1);
+  FUZZ_REQUIRE(r.logprobs >= -1 && r.logprobs <= limits.logprobs);
+  FUZZ_REQUIRE(int64_t(r.stop.size()) <= limits.stops && int64_t(r.bias.size()) <= limits.bias);
+  for (const std::string& s : r.stop) FUZZ_REQUIRE(!s.empty() && int64_t(s.size()) <= limits.stop_bytes);
+  FUZZ_REQUIRE(r.sampling.temperature >= 0 && r.sampling.temperature <= 2);
+  FUZZ_REQUIRE(r.sampling.top_p > 0 && r.sampling.top_p <= 1);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view body(reinterpret_cast<const char*>(data), size);
+  for (const bool chat : {false, true}) try {
+      const ingot::ApiRequest r = ingot::parse_api_request(body, chat);
+      require_limits(r, {});
+      FUZZ_REQUIRE(chat ? !r.messages.empty() : !r.prompts.empty());
+      if (chat) FUZZ_REQUIRE(ingot::conversation_of(r, "low", "").size() > 1);
+    } catch (const ingot::ApiError& e) {
+      FUZZ_REQUIRE(e.status == 400 && !e.param.empty());
+      FUZZ_REQUIRE(ingot::to_json(e).starts_with(R"({"error":{"message":")"));
+    }
+  return 0;
+}

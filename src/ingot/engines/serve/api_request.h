@@ -1,0 +1,61 @@
+#pragma once
+// The body of a request to POST /v1/completions or /v1/chat/completions, as OpenAI's clients write it. Reading is
+// strict: a field that is unknown, of the wrong type or out of range, or that asks for something Ingot does not do, is
+// an ApiError that names it. Nothing here depends on a model.
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ingot/engines/serve/api_error.h"
+#include "ingot/models/decoder.h"
+#include "ingot/text/harmony.h"
+
+namespace ingot {
+
+struct ApiLimits {
+  int64_t body = int64_t(4) << 20;  // bytes
+  int64_t choices = 8;              // n, times the prompts of one request
+  int64_t messages = 1024, tools = 128;
+  int64_t stops = 4, stop_bytes = 256;
+  int64_t logprobs = 20, bias = 1024;
+};
+
+struct ApiCall {
+  std::string id, name, arguments;
+};
+struct ApiMessage {
+  std::string role, content, reasoning;  // role: system, developer, user, assistant, tool
+  std::vector<ApiCall> calls;            // of an assistant
+  std::string call_id;                   // which call a tool answers
+};
+struct ApiPrompt {
+  std::string text;
+  std::vector<int32_t> ids;  // in the text's place
+};
+
+struct ApiRequest {
+  bool chat = false;
+  std::string model;                 // empty: whichever there is
+  std::vector<ApiPrompt> prompts;    // of a completion
+  std::vector<ApiMessage> messages;  // of a chat
+  std::vector<HarmonyFunction> tools;
+  std::string reasoning;  // low, medium, high, or empty: the server's choice
+  int64_t n = 1;
+  int64_t tokens = -1;  // most new ones; -1: as many as fit, of a completion 16
+  SamplingOptions sampling;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+  std::vector<LogitBias> bias;
+  int64_t logprobs = -1;  // DrawOptions
+  bool stream = false, stream_usage = false;
+};
+
+ApiRequest parse_api_request(std::string_view body, bool chat, const ApiLimits& limits = {});
+
+// The conversation as the model was trained to see it, up to where the assistant's answer begins. `date`: today, or
+// empty. A tool message whose call is not in the conversation is an ApiError.
+std::vector<HarmonyMessage> conversation_of(const ApiRequest& request, const std::string& reasoning,
+                                            const std::string& date);
+
+}  // namespace ingot

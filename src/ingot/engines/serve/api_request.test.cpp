@@ -1,0 +1,234 @@
+#include "ingot/engines/serve/api_request.h"
+
+#include <gtest/gtest.h>
+
+#include "ingot/io/json.h"
+
+namespace ingot {
+namespace {
+
+std::string chat_with(const std::string& more) {
+  return R"({"messages": [{"role": "user", "content": "Hi"}])" + (more.empty() ? "" : ", " + more) + "}";
+}
+std::string completion_with(const std::string& more) { return R"({"prompt": "Hi", )" + more + "}"; }
+
+// "<param>|<code>|<message>" of the refusal, or "accepted".
+std::string refusal(const std::string& body, bool chat, const ApiLimits& limits = {}) {
+  try {
+    parse_api_request(body, chat, limits);
+  } catch (const ApiError& e) {
+    EXPECT_EQ(e.status, 400);
+    return e.param + "|" + e.code + "|" + e.what();
+  }
+  return "accepted";
+}
+void expect_refusal(const std::string& body, bool chat, const std::string& expected) {
+  EXPECT_EQ(refusal(body, chat).substr(0, expected.size()), expected) << body;
+}
+
+TEST(api_request, a_completion_has_the_defaults_of_openai) {
+  const ApiRequest r = parse_api_request(R"({"prompt": "Once"})", false);
+  ASSERT_EQ(r.prompts.size(), 1u);
+  EXPECT_EQ(r.prompts[0].text, "Once");
+  EXPECT_EQ(r.tokens, 16);
+  EXPECT_EQ(r.n, 1);
+  EXPECT_EQ(r.logprobs, -1);
+  EXPECT_FALSE(r.seed.has_value() || r.stream || r.stream_usage);
+  EXPECT_EQ(r.sampling.temperature, 1);
+  EXPECT_EQ(parse_api_request(chat_with(""), true).tokens, -1);
+}
+
+TEST(api_request, every_field_is_read) {
+  const ApiRequest r = parse_api_request(
+      completion_with(
+          R"("model": "m", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "n": 2,
+        "seed": -1, "stop": ["a", "b"], "logprobs": 3, "logit_bias": {"5": -100}, "stream": true, "user": "u",
+        "stream_options": {"include_usage": true}, "presence_penalty": 0, "echo": false, "suffix": null)"),
+      false);
+  EXPECT_EQ(r.model, "m");
+  EXPECT_EQ(r.tokens, 5);
+  EXPECT_EQ(r.sampling.temperature, 0.5);
+  EXPECT_EQ(r.sampling.top_p, 0.9);
+  EXPECT_EQ(r.sampling.top_k, 3);
+  EXPECT_EQ(r.sampling.min_p, 0.1);
+  EXPECT_EQ(r.n, 2);
+  EXPECT_EQ(r.seed, UINT64_MAX);
+  EXPECT_EQ(r.stop, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(r.logprobs, 3);
+  ASSERT_EQ(r.bias.size(), 1u);
+  EXPECT_EQ(r.bias[0].id, 5);
+  EXPECT_EQ(r.bias[0].bias, -100);
+  EXPECT_TRUE(r.stream && r.stream_usage);
+}
+
+TEST(api_request, prompts_are_text_or_ids_one_or_several) {
+  const auto prompts = [](const std::string& p) { return parse_api_request("{\"prompt\": " + p + "}", false).prompts; };
+  EXPECT_EQ(prompts(R"(["a", "b"])")[1].text, "b");
+  EXPECT_EQ(prompts("[1, 2]")[0].ids, (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(prompts("[[1, 2], [3]]")[1].ids, (std::vector<int32_t>{3}));
+}
+
+TEST(api_request, top_p_of_zero_leaves_the_likeliest_token) {
+  const double p = parse_api_request(completion_with(R"("top_p": 0)"), false).sampling.top_p;
+  EXPECT_GT(p, 0);
+  EXPECT_LT(p, 1e-6);
+}
+
+TEST(api_request, the_newer_name_of_the_limit_wins) {
+  EXPECT_EQ(parse_api_request(chat_with(R"("max_completion_tokens": 3, "max_tokens": 9)"), true).tokens, 3);
+  EXPECT_EQ(parse_api_request(chat_with(R"("max_tokens": 9)"), true).tokens, 9);
+}
+
+TEST(api_request, bad_bodies_are_refused_by_the_field_s_name) {
+  for (const auto& [body, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"", "body|invalid_json|body: byte 0"},
+           {"{", "body|invalid_json|body: byte 1"},
+           {"{\"prompt\": \"\xff\"}", "body|invalid_json|body: byte"},
+           {R"({"prompt": "a", "prompt": "b"})", "body|invalid_json|body: byte"},
+           {"[]", "body||body: found array, expected an object"},
+           {"{}", "prompt||prompt: it is missing"},
+           {R"({"prompt": null})", "prompt||prompt: it is missing"},
+           {R"({"prompt": []})", "prompt||prompt: found array, expected a string, strings, token ids"},
+           {R"({"prompt": [[]]})", "prompt[0]||prompt[0]: found an empty list, expected at least one id"},
+           {R"({"prompt": [1, "a"]})", "prompt[1]||prompt[1]: found string \"a\", expected an integer from 0"},
+           {R"({"prompt": ["a", 1]})", "prompt[1]||prompt[1]: found number 1, expected a string or a list"},
+           {R"({"prompt": [2147483648]})", "prompt[0]||prompt[0]: found number 2147483648, expected an integer"},
+           {R"({"prompt": [-1]})", "prompt[0]||"},
+           {completion_with(R"("max_tokens": 0)"),
+            "max_tokens||max_tokens: found number 0, expected an integer from 1"},
+           {completion_with(R"("max_tokens": -1)"), "max_tokens||"},
+           {completion_with(R"("max_tokens": 9223372036854775808)"), "max_tokens||"},
+           {completion_with(R"("max_tokens": 1e3)"), "max_tokens||"},
+           {completion_with(R"("max_tokens": "5")"), "max_tokens||max_tokens: found string \"5\", expected an integer"},
+           {completion_with(R"("n": 1000000)"), "n||n: found number 1000000, expected an integer from 1 to 8"},
+           {completion_with(R"("n": 0)"), "n||"},
+           {R"({"prompt": ["a", "b", "c"], "n": 3})", "n||n: found 3 of 3 prompts, expected at most 8 choices"},
+           {completion_with(R"("temperature": 2.1)"),
+            "temperature||temperature: found number 2.1, expected a number from 0"},
+           {completion_with(R"("temperature": true)"), "temperature||"},
+           {completion_with(R"("logprobs": 21)"), "logprobs||"},
+           {completion_with(R"("logprobs": true)"), "logprobs||"},
+           {completion_with(R"("seed": 1.5)"), "seed||"},
+           {completion_with(R"("stop": ["a", "b", "c", "d", "e"])"), "stop||"},
+           {completion_with(R"("stop": "")"), "stop[0]||stop[0]: found 0 bytes, expected 1 to 256"},
+           {completion_with(R"("stop": [1])"), "stop[0]||stop[0]: found number 1, expected a string"},
+           {completion_with(R"("stop": ")" + std::string(257, 'x') + "\""), "stop[0]||"},
+           {completion_with(R"("logit_bias": {"x": 1})"),
+            "logit_bias||logit_bias: found the key 'x', expected a token id"},
+           {completion_with(R"("logit_bias": {"5": 101})"), "logit_bias.5||"},
+           {completion_with(R"("logit_bias": {"99999999999999999999": 1})"), "logit_bias||"},
+           {completion_with(R"("stream": 1)"), "stream||stream: found number 1, expected true or false"},
+           {completion_with(R"("stream_options": {})"), "stream_options||stream_options: found it without stream"},
+           {completion_with(R"("echo": true)"), "echo|unsupported_parameter|echo: it is not supported"},
+           {completion_with(R"("best_of": 2)"), "best_of|unsupported_parameter|"},
+           {completion_with(R"("frequency_penalty": 0.5)"), "frequency_penalty|unsupported_parameter|"},
+           {completion_with(R"("max_token": 5)"),
+            "max_token|unknown_parameter|max_token: an unknown field (did you mean max_tokens?)"},
+           {completion_with(R"("messages": [])"), "messages|unknown_parameter|"},
+       })
+    expect_refusal(body, false, expected);
+}
+
+TEST(api_request, bad_chats_are_refused_by_the_field_s_name) {
+  const auto message = [](const std::string& m) { return "{\"messages\": [" + m + "]}"; };
+  const auto tool = [](const std::string& f) {
+    return chat_with(R"("tools": [{"type": "function", "function": )" + f + "}]");
+  };
+  for (const auto& [body, expected] : std::vector<std::pair<std::string, std::string>>{
+           {"{}", "messages||messages: it is missing"},
+           {message(""), "messages||messages: found array, expected a list of at least one message"},
+           {message("1"), "messages[0]||messages[0]: found number 1, expected an object"},
+           {message(R"({"content": "a"})"), "messages[0].role||messages[0].role: it is missing"},
+           {message(R"({"role": "king", "content": "a"})"),
+            "messages[0].role||messages[0].role: found string \"king\""},
+           {message(R"({"role": "user"})"), "messages[0].content||messages[0].content: it is missing"},
+           {message(R"({"role": "user", "content": 1})"), "messages[0].content||"},
+           {message(R"({"role": "user", "content": [{"type": "image_url", "image_url": {}}]})"),
+            "messages[0].content[0].type||messages[0].content[0].type: found 'image_url', expected text"},
+           {message(R"({"role": "assistant"})"),
+            "messages[0].content||messages[0].content: found none, and no tool_calls"},
+           {message(R"({"role": "tool", "content": "3"})"), "messages[0].tool_call_id||"},
+           {message(R"({"role": "user", "content": "a", "tool_calls": []})"), "messages[0].tool_calls||"},
+           {message(R"({"role": "user", "content": "a", "x": 1})"), "messages[0].x|unknown_parameter|"},
+           {chat_with(R"("top_logprobs": 2)"), "top_logprobs||top_logprobs: found 2 without logprobs"},
+           {chat_with(R"("logprobs": 2)"), "logprobs||logprobs: found number 2, expected true or false"},
+           {chat_with(R"("reasoning_effort": "huge")"),
+            "reasoning_effort||reasoning_effort: found string \"huge\", expected one of low, medium, high"},
+           {chat_with(R"("tool_choice": "required")"), "tool_choice||"},
+           {chat_with(R"("response_format": {"type": "json_object"})"), "response_format.type|unsupported_parameter|"},
+           {chat_with(R"("modalities": ["audio"])"), "modalities|unsupported_parameter|"},
+           {tool(R"({"name": "a b"})"),
+            "tools[0].function.name||tools[0].function.name: found 'a b', expected 1 to 64"},
+           {tool(R"({"name": "<|end|>"})"), "tools[0].function.name||"},
+           {tool(R"({"name": "a", "parameters": 1})"), "tools[0].function.parameters||"},
+           {tool(R"({"name": "a", "strict": true})"), "tools[0].function.strict|unsupported_parameter|"},
+           {chat_with(R"("tools": [{"type": "browser"}])"), "tools[0].type||"},
+       })
+    expect_refusal(body, true, expected);
+}
+
+TEST(api_request, sizes_are_bounded) {
+  EXPECT_EQ(
+      refusal(completion_with(R"("user": ")" + std::string(2000, 'x') + "\""), false, {.body = 1000}).substr(0, 18),
+      "body|invalid_json|");
+  std::string many = "{\"messages\": [";
+  for (int i = 0; i < 5; ++i) many += std::string(i ? "," : "") + R"({"role": "user", "content": "a"})";
+  EXPECT_EQ(refusal(many + "]}", true, {.messages = 4}), "messages||messages: found 5, expected at most 4");
+  EXPECT_EQ(
+      refusal(completion_with("\"metadata\": " + std::string(100, '[') + std::string(100, ']')), false).substr(0, 18),
+      "body|invalid_json|");
+}
+
+TEST(api_request, a_chat_becomes_the_conversation_that_the_model_knows) {
+  const ApiRequest r = parse_api_request(R"({"messages": [
+      {"role": "system", "content": "Be brief."}, {"role": "developer", "content": "In French."},
+      {"role": "user", "content": [{"type": "text", "text": "Weather "}, {"type": "text", "text": "in Paris?"}]},
+      {"role": "assistant", "content": "Let me see.", "reasoning_content": "Ask.",
+       "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": 1}"}}]},
+      {"role": "tool", "tool_call_id": "c1", "content": "Rain"},
+      {"role": "assistant", "content": "Il pleut."}, {"role": "user", "content": "Merci"}],
+    "tools": [{"type": "function", "function": {"name": "weather", "description": "Says it.",
+      "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]})",
+                                         true);
+  const std::vector<HarmonyMessage> c = conversation_of(r, "low", "2026-01-31");
+  ASSERT_EQ(c.size(), 9u);
+  EXPECT_EQ(c[0].role, HarmonyRole::system);
+  for (const char* line : {"Current date: 2026-01-31", "Reasoning: low", "must go to the commentary channel"})
+    EXPECT_NE(c[0].content.find(line), std::string::npos) << line;
+  EXPECT_EQ(c[1].role, HarmonyRole::developer);
+  for (const char* line : {"# Instructions\n\nBe brief.\n\nIn French.", "type weather = (_: {\ncity: string,"})
+    EXPECT_NE(c[1].content.find(line), std::string::npos) << c[1].content;
+  EXPECT_EQ(c[2].content, "Weather in Paris?");
+  EXPECT_EQ(c[3].channel, "analysis");
+  EXPECT_EQ(c[4], (HarmonyMessage{.role = HarmonyRole::assistant, .channel = "commentary", .content = "Let me see."}));
+  EXPECT_EQ(c[5].recipient, "functions.weather");
+  EXPECT_EQ(c[5].content, "{\"city\": 1}");
+  EXPECT_EQ(c[6], (HarmonyMessage{.role = HarmonyRole::tool,
+                                  .name = "functions.weather",
+                                  .recipient = "assistant",
+                                  .channel = "commentary",
+                                  .content = "Rain"}));
+  EXPECT_EQ(c[7].channel, "final");
+  EXPECT_EQ(c[8].role, HarmonyRole::user);
+}
+
+TEST(api_request, a_result_without_its_call_is_refused) {
+  const ApiRequest r =
+      parse_api_request(R"({"messages": [{"role": "tool", "tool_call_id": "c9", "content": "x"}]})", true);
+  try {
+    conversation_of(r, "low", "");
+    FAIL();
+  } catch (const ApiError& e) { EXPECT_EQ(e.param, "messages[0].tool_call_id"); }
+}
+
+TEST(api_request, errors_are_openai_s_object) {
+  EXPECT_EQ(to_json(ApiError(400, "a \"b\"", "n", "c")),
+            R"({"error":{"message":"a \"b\"","type":"invalid_request_error","param":"n","code":"c"}})");
+  EXPECT_EQ(to_json(ApiError(429, "full")),
+            R"({"error":{"message":"full","type":"rate_limit_error","param":null,"code":null}})");
+  EXPECT_STREQ(ApiError(401, "").type(), "authentication_error");
+  EXPECT_STREQ(ApiError(503, "").type(), "server_error");
+}
+
+}  // namespace
+}  // namespace ingot

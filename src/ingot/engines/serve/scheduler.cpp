@@ -1,0 +1,352 @@
+#include "ingot/engines/serve/scheduler.h"
+
+#include <algorithm>
+
+namespace ingot {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+}
+double seconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+class Scheduler::Job {
+ public:
+  ServeRequest request;
+  std::atomic<bool> cancelled = false;
+  Clock::time_point arrived = Clock::now(), started, first, latest;
+  int slot = -1;    // index into slots_, or none yet
+  size_t told = 0;  // tokens of the prompt that the slot holds
+  ServeOutcome outcome;
+  bool telling() const { return told < request.prompt.size(); }
+};
+
+// A slot stays open between requests, so that its client's next prompt may go on from what it holds.
+struct Scheduler::Slot {
+  int number = -1;            // the decoder's
+  std::vector<int32_t> held;  // the tokens in it
+  std::string client;
+  Clock::time_point used;
+  bool busy = false;
+};
+
+Scheduler::Scheduler(Decoder& decoder, const ServeOptions& options) : decoder_(decoder), options_(options) {
+  INGOT_CHECK_GE(options.waiting, int64_t(0), "serve: waiting requests");
+  INGOT_CHECK_GE(options.chunk, int64_t(1), "serve: tokens of a chunk");
+  for (int64_t i = decoder.open_slots(); i < decoder.slots(); ++i) slots_.push_back({.number = decoder.open()});
+  INGOT_CHECK(!slots_.empty(), "serve: found a decoder without a free slot, expected at least one");
+  thread_ = std::thread([this] { run(); });
+}
+
+Scheduler::~Scheduler() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = draining_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  for (const Slot& s : slots_) decoder_.close(s.number);
+}
+
+// Everything that could make the decoder refuse later, when others would have to wait for it.
+void Scheduler::check(const ServeRequest& r) const {
+  const int64_t vocab = decoder_.vocab();
+  ingot::check(r.sampling);
+  if (r.prompt.empty()) fail(ErrorCode::usage, "found an empty prompt, expected at least one token");
+  for (const int32_t id : r.prompt)
+    if (id < 0 || id >= vocab) fail(ErrorCode::usage, "found id ", id, " in the prompt, expected 0 to ", vocab - 1);
+  if (int64_t(r.prompt.size()) >= decoder_.context())
+    fail(ErrorCode::usage, "found a prompt of ", r.prompt.size(), " tokens, expected fewer than ", decoder_.context(),
+         ", the context");
+  if (r.tokens < 1) fail(ErrorCode::usage, "found a limit of ", r.tokens, " tokens, expected at least 1");
+  const int64_t drawable = r.vocab > 0 ? r.vocab : vocab;
+  INGOT_CHECK_LE(drawable, vocab, "serve: ids that may be drawn");
+  if (r.logprobs > drawable)
+    fail(ErrorCode::usage, "found ", r.logprobs, " logprobs, expected at most ", drawable, ", the vocabulary");
+  for (const LogitBias& b : r.bias)
+    if (b.id < 0 || b.id >= vocab) fail(ErrorCode::usage, "found id ", b.id, " with a bias, expected 0 to ", vocab - 1);
+  INGOT_CHECK(r.on_token && r.on_end, "serve: found a request without on_token or on_end, expected both");
+}
+
+Scheduler::Handle Scheduler::submit(ServeRequest request) {
+  check(request);
+  auto job = std::make_shared<Job>();
+  job->outcome.prompt = int64_t(request.prompt.size());
+  job->request = std::move(request);
+  {
+    const std::lock_guard lock(mutex_);
+    if (draining_) fail(ErrorCode::busy, "the server is closing");
+    // Free slots count: a burst that fits into them waits for nobody.
+    if (counts_.waiting + counts_.running >= options_.waiting + int64_t(slots_.size())) {
+      ++counts_.refused;
+      fail(ErrorCode::busy, "found ", counts_.waiting, " requests waiting, expected at most ", options_.waiting);
+    }
+    ++counts_.waiting;
+    waiting_.push_back(job);
+  }
+  changed_.notify_all();
+  return job;
+}
+
+void Scheduler::cancel(const Handle& job) {
+  job->cancelled = true;
+  // Under the lock, or the thread could miss it between its look and its sleep.
+  const std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
+
+bool Scheduler::drain(double seconds) {
+  std::unique_lock lock(mutex_);
+  draining_ = true;
+  return idle_.wait_for(lock, std::chrono::duration<double>(seconds),
+                        [&] { return counts_.running + counts_.waiting == 0; });
+}
+
+ServeCounts Scheduler::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+void Scheduler::run() {
+  while (step()) {}
+}
+
+// One round: who gave up goes, who waits gets a slot, one chunk, one token for each. False: the end.
+bool Scheduler::step() {
+  std::vector<Handle> ended;
+  {
+    std::unique_lock lock(mutex_);
+    const auto to_do = [&] { return closing_ || !waiting_.empty() || !running_.empty(); };
+    changed_.wait(lock, to_do);
+    if (closing_) {
+      for (const Handle& job : waiting_) job->cancelled = true;
+      for (const Handle& job : running_) job->cancelled = true;
+    }
+    sweep(ended);
+    if (closing_ && running_.empty() && waiting_.empty() && ended.empty()) return false;
+  }
+  for (const Handle& job : ended) finish(job, Finish::cancelled, job->outcome.error);
+  admit();
+  tell_chunk();
+  draw_all();
+  return true;
+}
+
+// Those who gave up, waiting or running, and those who waited too long. Under the lock.
+void Scheduler::sweep(std::vector<Handle>& ended) {
+  const auto now = Clock::now();
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    Job& job = **it;
+    const bool late = seconds_between(job.arrived, now) > options_.wait_seconds;
+    if (late && !job.cancelled)
+      job.outcome.error = std::make_exception_ptr(Error(
+          ErrorCode::busy, detail::concat("waited ", options_.wait_seconds, " s for a free slot, which did not come")));
+    if (!late && !job.cancelled) {
+      ++it;
+      continue;
+    }
+    ended.push_back(*it);
+    it = waiting_.erase(it);
+  }
+  for (const Handle& job : running_)
+    if (job->cancelled) ended.push_back(job);
+}
+
+// The oldest request of the client whose last turn is longest ago. Under the lock; there is one.
+Scheduler::Handle Scheduler::next_waiting() {
+  // A client that is not in the list had no turn lately: it comes first.
+  const auto rank = [&](const Handle& job) {
+    const auto turn = std::find(turns_.begin(), turns_.end(), job->request.client);
+    return turn == turns_.end() ? int64_t(-1) : turn - turns_.begin();
+  };
+  auto best = waiting_.begin();
+  for (auto it = waiting_.begin(); it != waiting_.end(); ++it)
+    if (rank(*it) < rank(*best)) best = it;
+  Handle job = *best;
+  waiting_.erase(best);
+  std::erase(turns_, job->request.client);
+  turns_.push_back(job->request.client);
+  constexpr size_t kClients = 256;
+  if (turns_.size() > kClients) turns_.erase(turns_.begin());
+  return job;
+}
+
+void Scheduler::admit() {
+  while (true) {
+    Handle job;
+    {
+      const std::lock_guard lock(mutex_);
+      const bool room = std::any_of(slots_.begin(), slots_.end(), [](const Slot& s) { return !s.busy; });
+      if (waiting_.empty() || !room) return;
+      job = next_waiting();
+      --counts_.waiting;
+      ++counts_.running;
+      running_.push_back(job);
+    }
+    try {
+      start(*job, slot_for(*job));
+    } catch (...) { finish(job, Finish::cancelled, std::current_exception()); }
+  }
+}
+
+// The client's own free slot that holds most of the prompt, else the free one that was used longest ago.
+size_t Scheduler::slot_for(const Job& job) const {
+  size_t best = slots_.size(), most = 0;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& s = slots_[i];
+    if (s.busy) continue;
+    const size_t known = s.client == job.request.client ? common_prefix(s.held, job.request.prompt) : 0;
+    if (best == slots_.size() || known > most || (known == most && s.used < slots_[best].used)) best = i, most = known;
+  }
+  return best;
+}
+
+void Scheduler::start(Job& job, size_t index) {
+  Slot& s = slots_[index];
+  job.slot = int(index);
+  job.started = Clock::now();
+  job.outcome.queue_seconds = seconds_between(job.arrived, job.started);
+  s.busy = true;
+  const auto& prompt = job.request.prompt;
+  size_t known = s.client == job.request.client ? common_prefix(s.held, prompt) : 0;
+  known = std::min(known, prompt.size() - 1);  // the last token is told anew: its logits are wanted
+  if (s.client != job.request.client) {        // nothing of another client's stays
+    decoder_.close(s.number);
+    s.number = decoder_.open();
+    s.held.clear();
+  }
+  s.client = job.request.client;
+  job.told = size_t(decoder_.rewind(s.number, int64_t(known)));
+  s.held.assign(prompt.begin(), prompt.begin() + int64_t(job.told));
+  job.outcome.reused = int64_t(job.told);
+  const std::lock_guard lock(mutex_);
+  counts_.prompt_tokens += job.outcome.prompt;
+  counts_.reused_tokens += job.outcome.reused;
+}
+
+// A chunk of one prompt; of several prompts each has its turn.
+void Scheduler::tell_chunk() {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const Handle job = running_[(turn_ + i) % running_.size()];
+    if (!job->telling() || job->cancelled) continue;
+    turn_ = (turn_ + i + 1) % running_.size();
+    Slot& s = slots_[size_t(job->slot)];
+    const std::span<const int32_t> prompt = job->request.prompt;
+    const size_t most = size_t(std::min(options_.chunk, decoder_.batch()));
+    const auto part = prompt.subspan(job->told, std::min(most, prompt.size() - job->told));
+    try {
+      if (!decoder_.extend(s.number, part)) return finish(job, Finish::cancelled);
+      job->told += part.size();
+      s.held.insert(s.held.end(), part.begin(), part.end());
+      if (!job->telling()) decoder_.mark(s.number);
+    } catch (...) { finish(job, Finish::cancelled, std::current_exception()); }
+    return;
+  }
+}
+
+// What several slots give together. Should the call as a whole be refused, each is asked alone, so that one cannot end
+// the others.
+std::vector<Drawn> Scheduler::draw(const std::vector<Decoder::Request>& requests) {
+  try {
+    return decoder_.draw(requests);
+  } catch (...) {
+    std::vector<Drawn> drawn(requests.size());
+    for (size_t i = 0; i < requests.size(); ++i) try {
+        drawn[i] = decoder_.draw(requests[i].slot, requests[i].options, requests[i].n);
+      } catch (...) { drawn[i].error = std::current_exception(); }
+    return drawn;
+  }
+}
+
+void Scheduler::draw_all() {
+  std::vector<Handle> jobs;
+  std::vector<Decoder::Request> requests;
+  for (const Handle& job : running_) {
+    if (job->telling() || job->cancelled) continue;
+    const ServeRequest& r = job->request;
+    DrawOptions o{.sampling = r.sampling,
+                  .seed = r.seed,
+                  .step = uint32_t(job->outcome.tokens),
+                  .vocab = r.vocab,
+                  .bias = r.bias,
+                  .stop_ids = r.stop_ids,
+                  .logprobs = r.logprobs};
+    requests.push_back({.slot = slots_[size_t(job->slot)].number, .options = o, .n = 1});
+    jobs.push_back(job);
+  }
+  if (requests.empty()) return;
+  const std::vector<Drawn> drawn = draw(requests);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    Job& job = *jobs[i];
+    // An error on the way leaves the slot with nothing beyond its tokens: it cannot go on.
+    if (drawn[i].error) {
+      finish(jobs[i], Finish::cancelled, drawn[i].error);
+      continue;
+    }
+    bool goes_on = true;
+    try {
+      take(job, drawn[i]);
+      for (size_t t = 0; t < drawn[i].tokens.size() && goes_on; ++t)
+        goes_on = job.request.on_token(drawn[i].tokens[t], job.request.logprobs < 0 ? nullptr : &drawn[i].logprobs[t]);
+    } catch (...) {
+      finish(jobs[i], Finish::cancelled, std::current_exception());
+      continue;
+    }
+    if (!goes_on)
+      finish(jobs[i], Finish::stop);
+    else if (drawn[i].finish != Finish::length)
+      finish(jobs[i], drawn[i].finish);
+    else if (job.outcome.tokens >= job.request.tokens)
+      finish(jobs[i], Finish::length);
+  }
+}
+
+// Counts, and what the slot holds now: the token that waits comes into it with the next draw.
+void Scheduler::take(Job& job, const Drawn& drawn) {
+  Slot& s = slots_[size_t(job.slot)];
+  job.latest = Clock::now();
+  if (job.outcome.tokens == 0) {
+    job.first = job.latest;
+    job.outcome.prompt_seconds = seconds_between(job.started, job.first);
+  }
+  job.outcome.token_seconds = seconds_between(job.first, job.latest);
+  job.outcome.tokens += int64_t(drawn.tokens.size());
+  job.outcome.stop_id = drawn.stop_id;
+  s.held.insert(s.held.end(), drawn.tokens.begin(), drawn.tokens.end());
+  const std::lock_guard lock(mutex_);
+  counts_.tokens += int64_t(drawn.tokens.size());
+}
+
+void Scheduler::finish(const Handle& job, Finish finish, std::exception_ptr error) {
+  job->outcome.finish = finish;
+  job->outcome.error = error;
+  if (job->slot >= 0) {
+    Slot& s = slots_[size_t(job->slot)];
+    s.busy = false;
+    s.used = Clock::now();
+    // The last token may wait outside, and after an error the length alone says what is there.
+    s.held.resize(std::min(s.held.size(), size_t(decoder_.length(s.number))));
+  }
+  std::erase(running_, job);
+  {
+    const std::lock_guard lock(mutex_);
+    ++(error                         ? counts_.failed
+       : finish == Finish::cancelled ? counts_.cancelled
+       : finish == Finish::stop      ? counts_.stopped
+                                     : counts_.full);
+  }
+  try {
+    job->request.on_end(job->outcome);
+  } catch (...) {}  // whoever asked is gone; the others are not concerned
+  const std::lock_guard lock(mutex_);
+  --(job->slot >= 0 ? counts_.running : counts_.waiting);
+  if (counts_.running + counts_.waiting == 0) idle_.notify_all();
+}
+
+}  // namespace ingot

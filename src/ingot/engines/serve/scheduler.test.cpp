@@ -1,0 +1,316 @@
+#include "ingot/engines/serve/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "ingot/engines/generate/session.h"
+#include "ingot/models/gpt_oss/decoder.h"
+#include "ingot/models/gpt_oss/random_checkpoint.test.h"
+#include "ingot/testing/temporary_directory.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+
+struct Model {
+  testing::TemporaryDirectory dir;
+  GptOssConfig config;
+  GptOssWeights weights;
+  Model() {
+    testing::GptOssCheckpoint checkpoint;
+    checkpoint.write(dir / "m");
+    config = read_gpt_oss_config(dir / "m");
+    config.window = 6;
+    weights = load_gpt_oss(dir / "m", config);
+  }
+  std::unique_ptr<Decoder> decoder(int64_t slots = 1, int64_t context = 200) const {
+    return make_decoder(config, weights, {.context = context, .batch = 8, .slots = slots});
+  }
+};
+std::vector<int32_t> ids_of(uint64_t seed, int64_t n) {
+  std::vector<int32_t> ids(static_cast<size_t>(n));
+  testing::fill_ids(Tensor(ids.data(), {n}), seed, 37);
+  return ids;
+}
+
+// A request, and what came of it.
+struct Asked {
+  std::vector<int32_t> tokens;
+  std::vector<TokenLogprobs> logprobs;
+  std::promise<ServeOutcome> end;
+  std::future<ServeOutcome> ended = end.get_future();
+  Scheduler::Handle job;
+  ServeRequest request(std::vector<int32_t> prompt, int64_t n, std::string client = "") {
+    ServeRequest r{.prompt = std::move(prompt), .tokens = n, .sampling = {.temperature = 0}, .client = client};
+    r.on_token = [this](int32_t id, const TokenLogprobs* p) {
+      tokens.push_back(id);
+      if (p != nullptr) logprobs.push_back(*p);
+      return true;
+    };
+    r.on_end = [this](const ServeOutcome& o) { end.set_value(o); };
+    return r;
+  }
+  // Hands over the outcome, or throws what ended it.
+  ServeOutcome wait() {
+    if (ended.wait_for(std::chrono::seconds(60)) != std::future_status::ready)
+      fail(ErrorCode::busy, "the request has not ended");
+    ServeOutcome o = ended.get();
+    if (o.error) std::rethrow_exception(o.error);
+    return o;
+  }
+};
+Answer alone(const Model& m, const ServeRequest& r) {
+  const auto decoder = m.decoder();
+  SessionOptions o{.tokens = r.tokens, .sampling = r.sampling, .seed = r.seed, .stop_ids = r.stop_ids, .bias = r.bias};
+  o.logprobs = r.logprobs;
+  return Session(*decoder).generate(r.prompt, o);
+}
+
+TEST(scheduler, requests_that_share_the_slots_get_what_each_gets_alone) {
+  const Model m;
+  const auto decoder = m.decoder(3);
+  Scheduler scheduler(*decoder, {.chunk = 5});
+  std::vector<Asked> asked(12);
+  std::vector<Answer> expected;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    ServeRequest r = asked[i].request(ids_of(i, 1 + int64_t(i) * 7), 3 + int64_t(i) % 5, std::to_string(i % 3));
+    r.sampling.temperature = i % 2 == 0 ? 0 : 1;
+    r.seed = i;
+    r.bias = {{.id = int32_t(i), .bias = 1}};
+    r.logprobs = 2;
+    expected.push_back(alone(m, r));
+    scheduler.submit(std::move(r));
+  }
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const ServeOutcome o = asked[i].wait();
+    EXPECT_EQ(asked[i].tokens, expected[i].tokens) << i;
+    EXPECT_EQ(o.finish, expected[i].finish) << i;
+    EXPECT_EQ(o.tokens, int64_t(expected[i].tokens.size())) << i;
+    ASSERT_EQ(asked[i].logprobs.size(), expected[i].logprobs.size());
+    for (size_t t = 0; t < expected[i].logprobs.size(); ++t)
+      EXPECT_NEAR(asked[i].logprobs[t].drawn, expected[i].logprobs[t].drawn, 1e-6);
+  }
+  EXPECT_TRUE(scheduler.drain(10));
+  const ServeCounts c = scheduler.counts();
+  EXPECT_EQ(c.full, 12);
+  EXPECT_EQ(c.running + c.waiting, 0);
+}
+
+TEST(scheduler, a_client_s_next_turn_uses_what_its_slot_holds_and_another_s_does_not) {
+  const Model m;
+  const auto decoder = m.decoder(2);
+  Scheduler scheduler(*decoder);
+  const std::vector<int32_t> prompt = ids_of(1, 20);
+  Asked first, again, other;
+  scheduler.submit(first.request(prompt, 4, "a"));
+  EXPECT_EQ(first.wait().reused, 0);
+  std::vector<int32_t> longer = prompt;
+  longer.insert(longer.end(), first.tokens.begin(), first.tokens.end());
+  longer.push_back(5);
+  ServeRequest r = again.request(longer, 6, "a");
+  const Answer expected = alone(m, r);
+  scheduler.submit(std::move(r));
+  EXPECT_GT(again.wait().reused, 0);
+  EXPECT_EQ(again.tokens, expected.tokens);
+  scheduler.submit(other.request(longer, 6, "b"));
+  EXPECT_EQ(other.wait().reused, 0);
+  EXPECT_EQ(other.tokens, expected.tokens);
+}
+
+// Holds the scheduler's thread in on_token until it is let go.
+struct Gate {
+  std::promise<void> open, reached;
+  std::shared_future<void> opened = open.get_future().share();
+  bool first = true;
+  void hold(ServeRequest& r) {
+    r.on_token = [this, also = r.on_token](int32_t id, const TokenLogprobs* p) {
+      if (std::exchange(first, false)) {
+        reached.set_value();
+        opened.wait();
+      }
+      return also(id, p);
+    };
+  }
+};
+
+TEST(scheduler, clients_take_turns_and_too_many_waiting_are_refused) {
+  const Model m;
+  const auto decoder = m.decoder();
+  Scheduler scheduler(*decoder, {.waiting = 4});
+  Gate gate;
+  std::vector<int> order;
+  std::vector<Asked> asked(6);
+  const char* clients[] = {"busy", "busy", "busy", "busy", "quiet"};
+  for (int i = 0; i < 5; ++i) {
+    ServeRequest r = asked[size_t(i)].request(ids_of(1, 3), 2, clients[i]);
+    if (i == 0) gate.hold(r);
+    r.on_end = [&order, i, also = r.on_end](const ServeOutcome& o) {
+      order.push_back(i);
+      also(o);
+    };
+    scheduler.submit(std::move(r));
+    if (i == 0) gate.reached.get_future().wait();
+  }
+  EXPECT_EQ(error_of([&] { scheduler.submit(asked[5].request(ids_of(1, 3), 2, "late")); }),
+            "busy: found 4 requests waiting, expected at most 4");
+  gate.open.set_value();
+  for (int i = 0; i < 5; ++i) asked[size_t(i)].wait();
+  EXPECT_EQ(order, (std::vector<int>{0, 4, 1, 2, 3}));
+  EXPECT_EQ(scheduler.counts().refused, 1);
+}
+
+TEST(scheduler, cancelled_requests_end_once_waiting_or_answering) {
+  const Model m;
+  const auto decoder = m.decoder();
+  Scheduler scheduler(*decoder);
+  Gate gate;
+  Asked running, waiting, after;
+  ServeRequest r = running.request(ids_of(1, 3), 150);
+  gate.hold(r);
+  const auto job = scheduler.submit(std::move(r));
+  gate.reached.get_future().wait();
+  const auto queued = scheduler.submit(waiting.request(ids_of(2, 3), 5));
+  scheduler.submit(after.request(ids_of(3, 3), 5));
+  scheduler.cancel(queued);
+  scheduler.cancel(job);
+  scheduler.cancel(job);
+  gate.open.set_value();
+  EXPECT_EQ(running.wait().finish, Finish::cancelled);
+  EXPECT_EQ(waiting.wait().finish, Finish::cancelled);
+  EXPECT_TRUE(waiting.tokens.empty());
+  EXPECT_EQ(running.tokens.size(), 1u);
+  EXPECT_EQ(after.wait().finish, Finish::length);
+  EXPECT_EQ(after.tokens.size(), 5u);
+  scheduler.cancel(job);
+  EXPECT_EQ(scheduler.counts().cancelled, 2);
+}
+
+TEST(scheduler, a_long_prompt_does_not_hold_up_an_answer_for_longer_than_a_chunk) {
+  const Model m;
+  const auto decoder = m.decoder(2);
+  Scheduler scheduler(*decoder, {.chunk = 4});
+  Gate gate;
+  Asked answering, asking;
+  int64_t when_first = -1;
+  ServeRequest r = answering.request(ids_of(1, 3), 100);
+  gate.hold(r);
+  scheduler.submit(std::move(r));
+  gate.reached.get_future().wait();
+  ServeRequest late = asking.request(ids_of(2, 80), 1);
+  late.on_token = [&](int32_t, const TokenLogprobs*) {
+    when_first = int64_t(answering.tokens.size());
+    return true;
+  };
+  scheduler.submit(std::move(late));
+  gate.open.set_value();
+  answering.wait();
+  asking.wait();
+  EXPECT_GE(when_first, 80 / 4 - 1);  // a token of the one after each chunk of the other
+}
+
+TEST(scheduler, an_answer_ends_at_a_stop_id_at_false_and_where_the_context_is_full) {
+  const Model m;
+  const auto decoder = m.decoder(1, 24);
+  Scheduler scheduler(*decoder);
+  Asked plain, stopped, ended, full;
+  scheduler.submit(plain.request(ids_of(1, 4), 6));
+  plain.wait();
+  ServeRequest r = stopped.request(ids_of(1, 4), 6);
+  r.stop_ids = {plain.tokens[0]};
+  scheduler.submit(std::move(r));
+  EXPECT_EQ(stopped.wait().stop_id, plain.tokens[0]);
+  EXPECT_TRUE(stopped.tokens.empty());
+  r = ended.request(ids_of(1, 4), 6);
+  r.on_token = [&](int32_t id, const TokenLogprobs*) { return ended.tokens.push_back(id), ended.tokens.size() < 2; };
+  scheduler.submit(std::move(r));
+  EXPECT_EQ(ended.wait().finish, Finish::stop);
+  EXPECT_EQ(ended.tokens.size(), 2u);
+  scheduler.submit(full.request(ids_of(1, 4), 100));
+  EXPECT_EQ(full.wait().finish, Finish::context);
+  EXPECT_EQ(full.tokens.size(), 21u);  // the last one is known without being told
+}
+
+TEST(scheduler, one_that_fails_leaves_the_others_alone) {
+  const Model m;
+  const auto decoder = m.decoder(2);
+  Scheduler scheduler(*decoder);
+  Asked good, bad, thrown;
+  ServeRequest nothing = bad.request(ids_of(2, 5), 9);
+  for (int32_t id = 0; id < 37; ++id) nothing.bias.push_back({.id = id, .bias = -HUGE_VALF});
+  ServeRequest throws = thrown.request(ids_of(3, 5), 9);
+  throws.on_token = [](int32_t, const TokenLogprobs*) -> bool { fail(ErrorCode::io, "no"); };
+  ServeRequest r = good.request(ids_of(1, 5), 40);
+  const Answer expected = alone(m, r);
+  scheduler.submit(std::move(r));
+  scheduler.submit(std::move(nothing));
+  scheduler.submit(std::move(throws));
+  EXPECT_NE(error_of([&] { bad.wait(); }), "");
+  EXPECT_EQ(error_of([&] { thrown.wait(); }), "input/output: no");
+  good.wait();
+  EXPECT_EQ(good.tokens, expected.tokens);
+  EXPECT_EQ(scheduler.counts().failed, 2);
+}
+
+TEST(scheduler, what_the_model_cannot_do_is_refused_before_it_waits) {
+  const Model m;
+  const auto decoder = m.decoder(1, 24);
+  Scheduler scheduler(*decoder);
+  Asked a;
+  const auto refusal = [&](auto change) {
+    ServeRequest r = a.request(ids_of(1, 4), 5);
+    change(r);
+    return error_of([&] { scheduler.submit(std::move(r)); });
+  };
+  EXPECT_EQ(refusal([](auto& r) { r.prompt = {}; }), "usage: found an empty prompt, expected at least one token");
+  EXPECT_EQ(refusal([](auto& r) { r.prompt = {1, 37}; }), "usage: found id 37 in the prompt, expected 0 to 36");
+  EXPECT_EQ(refusal([](auto& r) { r.prompt.resize(24); }),
+            "usage: found a prompt of 24 tokens, expected fewer than 24, the context");
+  EXPECT_EQ(refusal([](auto& r) { r.tokens = 0; }), "usage: found a limit of 0 tokens, expected at least 1");
+  EXPECT_EQ(refusal([](auto& r) { r.logprobs = 38; }), "usage: found 38 logprobs, expected at most 37, the vocabulary");
+  EXPECT_EQ(refusal([](auto& r) { r.bias = {{.id = -1}}; }), "usage: found id -1 with a bias, expected 0 to 36");
+  EXPECT_NE(refusal([](auto& r) { r.sampling.top_p = 2; }), "");
+  EXPECT_TRUE(scheduler.drain(1));
+  EXPECT_EQ(refusal([](auto&) {}), "busy: the server is closing");
+}
+
+TEST(scheduler, its_end_ends_every_request_once) {
+  const Model m;
+  const auto decoder = m.decoder(2);
+  std::vector<Asked> asked(8);
+  {
+    Scheduler scheduler(*decoder);
+    for (size_t i = 0; i < asked.size(); ++i) scheduler.submit(asked[i].request(ids_of(i, 30), 160));
+  }
+  for (Asked& a : asked) a.wait();
+  EXPECT_EQ(decoder->open_slots(), 0);
+}
+
+TEST(scheduler, many_threads_ask_and_cancel) {
+  const Model m;
+  const auto decoder = m.decoder(4);
+  Scheduler scheduler(*decoder, {.waiting = 1000, .chunk = 3});
+  std::vector<Asked> asked(64);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 8; ++t)
+    threads.emplace_back([&, t] {
+      for (size_t i = t; i < asked.size(); i += 8) {
+        asked[i].job = scheduler.submit(asked[i].request(ids_of(i % 5, 12), 6, std::to_string(t)));
+        if (i % 3 == 0) scheduler.cancel(asked[i].job);
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  std::vector<int32_t> known[5];
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const ServeOutcome o = asked[i].wait();
+    if (o.finish == Finish::cancelled) continue;
+    std::vector<int32_t>& same = known[i % 5];
+    if (same.empty()) same = asked[i].tokens;
+    EXPECT_EQ(asked[i].tokens, same) << i;
+  }
+}
+
+}  // namespace
+}  // namespace ingot
