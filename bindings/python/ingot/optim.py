@@ -10,6 +10,7 @@ from ._muon import PRODUCTS, muon_op
 __all__ = ["Muon"]
 
 _EPS = 1e-7  # the kernel's own
+_CALL_BYTES = 256 << 20  # of matrices in a call, whose copies and workspace take several times as much
 _WIDE = (torch.float32, torch.float64)
 
 
@@ -22,7 +23,7 @@ class Muon(torch.optim.Optimizer):
     Of a matrix's gradient g: B = momentum B + (1 - momentum) g; u = (1 - momentum) g + momentum B (nesterov) or B; X = the orthogonal factor of u
     by ns_steps steps of Newton-Schulz; p = p (1 - lr weight_decay) - lr f X, where f is sqrt(max(1, rows / columns)), and with
     adjust_lr_fn="match_rms_adamw" 0.2 sqrt(max(rows, columns)). Arguments, defaults and state are torch.optim.Muon's, whose state dicts load
-    and which loads these. A parameter of three dimensions is a bank of matrices. All of one shape are one call of the kernel, wherever they are.
+    and which loads these. A parameter of three dimensions is a bank of matrices. All of one shape, up to 256 MB, are one call of the kernel, wherever they are.
 
     Every option may differ from group to group:
     use_muon=False: AdamW (torch's own) of any parameters, with lr, betas, adam_eps and weight_decay; its state is torch.optim.AdamW's.
@@ -61,13 +62,13 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            given = [p for p in group["params"] if p.grad is not None]
-            for p in given:
-                if p.grad.is_sparse:
-                    raise ValueError(f"Muon: found a sparse gradient of a parameter of {tuple(p.shape)}, expected a dense one")
-            if given:
-                self._muon_step(group, given) if group["use_muon"] else self._adamw_step(group, given)
+        given = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        for p in (p for parameters in given for p in parameters if p.grad.is_sparse):
+            raise ValueError(f"Muon: found a sparse gradient of a parameter of {tuple(p.shape)}, expected a dense one")
+        for group, parameters in zip(self.param_groups, given):
+            step = self._muon_step if group["use_muon"] else self._adamw_step
+            if parameters:
+                step(group, parameters)
         return loss
 
     def _muon_step(self, group, parameters):
@@ -78,14 +79,14 @@ class Muon(torch.optim.Optimizer):
         for (shape, dtype, device), members in banks.items():
             self._momenta(members)
             wide = dtype if dtype in _WIDE or (dtype is torch.bfloat16 and device.type == "cuda") else torch.float32
-            matrices = [_matrices(p) for p in members]
-            p = _Bank(matrices, wide)
-            momentum = _Bank([_matrices(self.state[m]["momentum_buffer"]) for m in members], wide)
-            g = _Bank([_matrices(m.grad) for m in members], wide)
-            muon_op(p.all, g.all, momentum.all, *_rates(group, shape, device), bool(group["nesterov"]), bool(group["row_normalise"]),
-                    group["ns_steps"], list(group["ns_coefficients"]), _products(group, device))
-            p.write_back()
-            momentum.write_back()
+            matrices = [_matrices(tensors) for tensors in (members, [p.grad for p in members], [self.state[p]["momentum_buffer"] for p in members])]
+            numbers = *_rates(group, shape, device), bool(group["nesterov"]), bool(group["row_normalise"]), group["ns_steps"]
+            at_once = max(1, _CALL_BYTES // (shape.numel() * wide.itemsize))
+            for begin in range(0, len(matrices[0]), at_once):
+                p, g, momentum = (_Bank(parts[begin : begin + at_once], wide) for parts in matrices)
+                muon_op(p.all, g.all, momentum.all, *numbers, list(group["ns_coefficients"]), _products(group, device))
+                p.write_back()
+                momentum.write_back()
 
     def _momenta(self, members):
         """Momentum of those that have none: one bank, which its parts go on lying in."""
@@ -113,7 +114,7 @@ class _Bank:
     """Matrices of one shape as one tensor (B, R, C): where they lie evenly in one memory that very memory, else a copy."""
 
     def __init__(self, matrices, dtype):
-        self._parts = [m for each in matrices for m in each.unbind(0)]
+        self._parts = matrices
         self.all = _where_they_lie(self._parts) if self._parts[0].dtype is dtype else None
         self._copied = self.all is None
         if self._copied:
@@ -139,10 +140,9 @@ def _where_they_lie(parts):
     return first.as_strided((len(parts), rows, columns), (apart, row, 1))
 
 
-def _matrices(t):
-    """(B, R, C) of a matrix or a bank."""
-    t = t.detach()
-    return t.unsqueeze(0) if t.dim() == 2 else t
+def _matrices(tensors):
+    """The matrices of matrices and banks, one by one."""
+    return [m for t in tensors for m in (t.detach().unbind(0) if t.dim() == 3 else (t.detach(),))]
 
 
 def _number(lr):

@@ -143,8 +143,8 @@ def test_where_matrices_lie_changes_no_bit(device):
     for i, p in enumerate(apart):
         assert torch.equal(p, together[i]) and torch.equal(p, turned[i]) and torch.equal(p, as_bank[0][i])
     assert not memory[:, 8].any()
-    assert optim._Bank([p.detach()[None] for p in together], torch.float32).all.data_ptr() == memory.data_ptr()  # and no copy was made
-    lone = optim._Bank([together[1].detach()[None], together[0].detach()[None]], torch.float32)  # the other way round
+    assert optim._Bank([p.detach() for p in together], torch.float32).all.data_ptr() == memory.data_ptr()  # and no copy was made
+    lone = optim._Bank([together[1].detach(), together[0].detach()], torch.float32)  # the other way round
     assert lone.all.data_ptr() not in (memory.data_ptr(), together[1].data_ptr())
 
 
@@ -157,6 +157,17 @@ def test_one_call_for_a_shape(device, monkeypatch):
     assert sorted(seen) == [(1, 1, 7), (1, 24, 8), (1, 40, 24), (2, 16, 16), (5, 8, 24)]
     buffers = [optimizer.state[p]["momentum_buffer"] for p in parameters if p.shape[-2:] == (8, 24)]
     assert len({b.untyped_storage().data_ptr() for b in buffers}) == 1
+
+
+def test_banks_of_more_than_a_call_are_several(device, monkeypatch):
+    whole, cut = matrices(device), matrices(device)
+    train(optim.Muon(whole, lr=0.1), whole, 2)
+    monkeypatch.setattr(optim, "_CALL_BYTES", 2 * 8 * 24 * 4)
+    seen, op = [], optim.muon_op
+    monkeypatch.setattr(optim, "muon_op", lambda p, *a: (seen.append(tuple(p.shape)), op(p, *a)))
+    train(optim.Muon(cut, lr=0.1), cut, 2)
+    assert [n for n, *shape in seen if shape == [8, 24]] == [2, 2, 1] * 2 and (1, 40, 24) in seen
+    assert all(torch.equal(a, b) for a, b in zip(whole, cut))
 
 
 def test_parameters_without_a_gradient_wait(device):
@@ -301,6 +312,11 @@ def test_errors_name_what_was_found(device):
     w.grad = torch.sparse_coo_tensor(torch.tensor([[0], [0]], device=device), torch.ones(1, device=device), (4, 8), check_invariants=True)
     with pytest.raises(ValueError, match=r"Muon: found a sparse gradient of a parameter of \(4, 8\), expected a dense one"):
         optimizer.step()
+    other = torch.ones(4, 4, device=device, requires_grad=True)
+    other.grad = torch.ones_like(other)
+    with pytest.raises(ValueError, match="Muon: found a sparse gradient"):
+        optim.Muon([{"params": [other]}, {"params": [w], "use_muon": False}]).step()
+    assert (other == 1).all()  # nothing has been stepped
     if DEVICE == "cpu":
         with pytest.raises(ValueError, match=r"muon: g: found \(1, 8, 4\), expected \(1, 4, 8\)"):
             torch.ops.ingot.muon_(torch.zeros(1, 4, 8), torch.zeros(1, 8, 4), torch.zeros(1, 4, 8), None, 0.1, 0.9, 0.0, 1.0, True, False, 5, COEFFICIENTS, 0)
