@@ -667,9 +667,19 @@ class Signals(TinyGptOss):
         self.assertRegex(error.decode(), rf"\A{said}ingot {arguments[0]}[a-z ]*: stopped by a signal\n\Z")
 
     @staticmethod
-    def busy(process):
-        """It has computed for a while."""
-        return sum(map(int, pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1].split()[11:13])) >= 5
+    def ticks(process):
+        return sum(map(int, pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1].split()[11:13]))
+
+    def busy(self, process, ready=lambda: True):
+        """It has computed for a while since it was ready, which is not before it catches signals (a sanitizer starts slowly)."""
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", pathlib.Path(f"/proc/{process.pid}/status").read_text(), re.M)
+        if process.pid not in self.began and caught and int(caught[1], 16) >> (signal.SIGINT - 1) & 1 and ready():
+            self.began[process.pid] = self.ticks(process)
+        return process.pid in self.began and self.ticks(process) >= self.began[process.pid] + 5
+
+    def setUp(self):
+        super().setUp()
+        self.began = {}
 
     def test_convert_leaves_no_file(self):
         config = self.config | dict(vocab_size=200000, hidden_size=1024)
@@ -726,7 +736,7 @@ class Signals(TinyGptOss):
 
     def test_a_second_signal_does_not_wait(self):
         run = self.directory / "run"
-        trains = lambda process: (run / "log.jsonl").exists() and self.busy(process)
+        trains = lambda process: self.busy(process, lambda: (run / "log.jsonl").exists())
         self.stops([signal.SIGINT] * 10, trains, "train", *Runs.TINY, "--accumulation", 100000, "--data", self.file("text.txt", TEXT), "--out", run,
                    "--steps", 5, said=f"({run}: [^\n]+\n)?")  # what it trains may not be said yet
 
