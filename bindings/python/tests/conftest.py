@@ -27,12 +27,13 @@ on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="the oracle's types run on C
 on_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
 
 
-def has_loss(device):
-    """Whether this build and machine have linear_cross_entropy on the device."""
+def has_loss(device, **options):
+    """Whether this build and machine have linear_cross_entropy, with these options, on the device."""
     from ingot import functional
 
     try:
-        functional.linear_cross_entropy(torch.ones(1, 8, device=device), torch.ones(2, 8, device=device), torch.zeros(1, dtype=torch.int64, device=device))
+        target = torch.zeros(1, dtype=torch.int64, device=device)
+        functional.linear_cross_entropy(torch.ones(1, 8, device=device), torch.ones(2, 8, device=device), target, **options)
     except NotImplementedError:
         return False
     return True
