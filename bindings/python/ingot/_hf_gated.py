@@ -18,6 +18,8 @@ _TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**
 
 def replacement(module):
     """A Replacement, or the reason why there is none, or None where the module is nothing like a gated MLP."""
+    if "gate_up_proj" in module._modules or "gate_up_proj" in module._parameters:  # packed weights, of experts or not
+        return "found gate_up_proj, expected gate_proj and up_proj"
     if not all(name in module._modules for name in _LINEARS):
         return None
     if misfit := _misfit(module):

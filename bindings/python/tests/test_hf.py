@@ -320,7 +320,8 @@ def test_hugging_face_models_keep_their_numbers(device, name):
     ids = torch.randint(0, 64, (2, 11), device=device)
     out, grads = step(m, ids, labels=ids)
     with hf.patch(m, loss=has_loss(device)) as report:
-        assert len(report.replaced) == norms + mlps + has_loss(device) and not report.skipped, str(report)
+        assert len(report.replaced) == norms + mlps + has_loss(device), str(report)
+        assert [why for _, why in report.skipped] == ["found gate_up_proj, expected gate_proj and up_proj"] * 2 * (name == "gpt_oss"), str(report)
         patched, patched_grads = step(m, ids, labels=ids)  # logits too: it is not in training
     torch.testing.assert_close(patched.logits, out.logits, rtol=1e-4, atol=1e-4)
     for a, b in zip(patched_grads, grads):
