@@ -54,7 +54,7 @@ class Report:
     def __str__(self):
         if not (self.replaced or self.skipped or self.already):
             return "found nothing to replace, nor a module like it"
-        lines = [f"{self._counted()} replaced, {len(self.skipped)} similar modules left alone"
+        lines = [f"{self._counted()} replaced, {len(self.skipped)} similar module{'' if len(self.skipped) == 1 else 's'} left alone"
                  + (f", {len(self.already)} already patched" if self.already else "")]
         lines += [f"  {name}: {form}, error {', '.join(f'{error:.1e} in {str(dtype)[6:]}' for dtype, error in errors.items())}"
                   for (name, form, *_), errors in zip(self.replaced, self._errors)]
