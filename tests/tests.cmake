@@ -12,6 +12,8 @@ add_test(NAME run COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/test
 if(TARGET ingot_cli)
   add_test(NAME cli COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli_test.py $<TARGET_FILE:ingot_cli>)
   set_tests_properties(cli PROPERTIES COST 100)
+  add_test(NAME serve COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_test.py $<TARGET_FILE:ingot_cli>)
+  set_tests_properties(serve PROPERTIES COST 60)
 endif()
 
 if(Python3_FOUND AND NOT INGOT_SANITIZE)

@@ -13,6 +13,7 @@ Every subcommand has its own --help.)");
   add_eval(root);
   add_generate(root);
   add_chat(root);
+  add_serve(root);
   add_convert(root);
   add_tokenizer(root);
   add_data(root);

@@ -12,6 +12,7 @@ class Command;
 // How a command wants its model.
 struct ModelOptions {
   int64_t layers = 0;  // the first so many, 0 for all; GPT-OSS only
+  int64_t slots = 1;   // sequences at a time
   std::string device = "auto";
 };
 void add_options(Command& c, ModelOptions& o);

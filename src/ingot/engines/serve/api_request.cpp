@@ -80,8 +80,9 @@ class Object {
     for (const auto& [key, value] : json_.items())
       if (std::find(known_.begin(), known_.end(), key) == known_.end()) {
         const std::string near = nearest_name(key, known_);
-        throw ApiError(400, path(key) + ": an unknown field" + (near.empty() ? "" : " (did you mean " + near + "?)"),
-                       path(key), "unknown_parameter");
+        const std::string name = key.empty() ? path("''") : path(key);
+        throw ApiError(400, name + ": an unknown field" + (near.empty() ? "" : " (did you mean " + near + "?)"), name,
+                       "unknown_parameter");
       }
   }
   static int64_t integer_of(const Json& value, const std::string& path, int64_t low, int64_t high) {

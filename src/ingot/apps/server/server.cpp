@@ -1,0 +1,498 @@
+#include "ingot/apps/server/server.h"
+
+#include <arpa/inet.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <poll.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <set>
+
+#include "ingot/core/log.h"
+#include "ingot/io/sha256.h"
+
+namespace ingot::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+// A connection between two requests, or with a request on its way.
+struct Connection {
+  int descriptor = -1;
+  bool busy = false;
+  Clock::time_point since = Clock::now();
+};
+
+// An answer on its way from the scheduler's thread to a connection, which sleeps while there is nothing to send.
+struct Delivery {
+  std::mutex mutex;
+  MHD_Connection* connection = nullptr;  // null once the request is over
+  bool streams = false, asleep = false, ended = false;
+  int status = 200;
+  std::string waiting;  // bytes to send
+  Clock::time_point latest = Clock::now();
+
+  // Under the mutex.
+  void wake() {
+    if (asleep && connection != nullptr) {
+      asleep = false;
+      MHD_resume_connection(connection);
+    }
+  }
+  void sleep() {
+    asleep = true;
+    MHD_suspend_connection(connection);
+  }
+  void push(const std::string& bytes) {
+    const std::lock_guard lock(mutex);
+    waiting += bytes;
+    latest = Clock::now();
+    wake();
+  }
+  void end(int code, const std::string& body) {
+    const std::lock_guard lock(mutex);
+    status = code;
+    waiting += body;
+    ended = true;
+    wake();
+  }
+};
+
+struct Exchange {
+  Connection* connection = nullptr;
+  MHD_Connection* http = nullptr;
+  bool begun = false, body_done = false;
+  bool post = false, chat = false;
+  std::string client, origin, body;
+  size_t received = 0;
+  Clock::time_point started = Clock::now();
+  std::shared_ptr<Delivery> delivery;
+  std::shared_ptr<Service::Ticket> ticket;
+};
+
+struct Reply {
+  int status = 200;
+  std::string body, type = "application/json";
+  std::vector<std::pair<std::string, std::string>> headers;
+  bool close = false;
+};
+Reply error_reply(const ApiError& e, bool close = false) {
+  return {.status = e.status, .body = to_json(e) + "\n", .close = close};
+}
+
+const char* header(MHD_Connection* c, const char* name) {
+  return MHD_lookup_connection_value(c, MHD_HEADER_KIND, name);
+}
+
+std::vector<std::string> headers(MHD_Connection* c, const char* name) {
+  struct Found {
+    const char* name;
+    std::vector<std::string> values;
+  } found{name, {}};
+  MHD_get_connection_values(
+      c, MHD_HEADER_KIND,
+      [](void* into, MHD_ValueKind, const char* key, const char* value) {
+        auto& f = *static_cast<Found*>(into);
+        if (strcasecmp(key, f.name) == 0) f.values.emplace_back(value == nullptr ? "" : value);
+        return MHD_YES;
+      },
+      &found);
+  return found.values;
+}
+
+std::string lower(std::string s) {
+  std::transform(s.begin(), s.end(), s.begin(),
+                 [](unsigned char c) { return char(c >= 'A' && c <= 'Z' ? c + 32 : c); });
+  return s;
+}
+// "[::1]:8080" is ::1.
+std::string without_port(const std::string& host) {
+  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
+  return host.substr(0, host.rfind(':'));
+}
+
+// In a time that says nothing of either.
+bool same(const std::string& a, const std::string& b) {
+  unsigned differ = a.size() != b.size();
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) differ |= unsigned(a[i] ^ b[i]);
+  return differ == 0;
+}
+
+}  // namespace
+
+struct Server::Impl {
+  const ServerOptions options;
+  std::vector<std::string> key_hashes;
+  MHD_Daemon* daemon = nullptr;
+  int listener = -1;  // the daemon's, which closes it
+  std::atomic<Service*> service = nullptr;
+  std::atomic<bool> stopping = false, watching = true;
+  std::mutex mutex;
+  std::set<Connection*> connections;
+  std::set<Exchange*> exchanges;
+  std::thread watcher;
+
+  explicit Impl(const ServerOptions& o) : options(o) {
+    for (const std::string& key : o.keys) key_hashes.push_back(sha256(key));
+  }
+
+  // --- who may ask what
+  // Nothing that two servers could read in two ways. The connection closes, whatever else it carries.
+  static void check_framing(MHD_Connection* c) {
+    const auto lengths = headers(c, "Content-Length"), codings = headers(c, "Transfer-Encoding");
+    const bool number = lengths.empty() || (!lengths[0].empty() && lengths[0].size() <= 18 &&
+                                            std::all_of(lengths[0].begin(), lengths[0].end(),
+                                                        [](char d) { return d >= '0' && d <= '9'; }));
+    if (lengths.size() > 1 || codings.size() > 1 || (!lengths.empty() && !codings.empty()) || !number ||
+        (!codings.empty() && lower(codings[0]) != "chunked") || headers(c, "Host").size() != 1)
+      throw ApiError(400, "found headers that do not say clearly where the request ends or whom it is for");
+  }
+  void check_host(MHD_Connection* c) const {
+    const std::string host = lower(without_port(header(c, "Host")));
+    if (!options.hosts.empty() && std::find(options.hosts.begin(), options.hosts.end(), host) == options.hosts.end())
+      throw ApiError(403, "found a host that this server is not known by; --allow-host adds one", "",
+                     "host_not_allowed");
+  }
+  // A page of another origin may ask where it was allowed to. Returns the origin to name in the answer, or "".
+  std::string check_origin(MHD_Connection* c) const {
+    const char* origin = header(c, "Origin");
+    if (origin == nullptr) return "";
+    const std::string host = header(c, "Host");
+    if (origin == "http://" + host || origin == "https://" + host) return "";
+    if (std::find(options.origins.begin(), options.origins.end(), origin) == options.origins.end())
+      throw ApiError(403, "found an origin that may not ask here; --cors-origin adds one", "", "origin_not_allowed");
+    return origin;
+  }
+  std::string check_key(MHD_Connection* c) const {
+    if (key_hashes.empty()) return "";
+    const auto given = headers(c, "Authorization");
+    std::string key;
+    if (given.size() == 1 && lower(given[0].substr(0, 7)) == "bearer ") key = given[0].substr(7);
+    const std::string hash = sha256(key);
+    bool known = false;
+    for (const std::string& h : key_hashes) known |= same(h, hash);
+    if (!known || given.size() != 1) throw ApiError(401, "found no API key that is known here", "", "invalid_api_key");
+    return hash;
+  }
+
+  // --- answering
+  static MHD_Result send(Exchange& x, const Reply& r) {
+    MHD_Response* response =
+        MHD_create_response_from_buffer(r.body.size(), const_cast<char*>(r.body.data()), MHD_RESPMEM_MUST_COPY);
+    return queue(x, response, r);
+  }
+  static MHD_Result queue(Exchange& x, MHD_Response* response, const Reply& r) {
+    if (response == nullptr) return MHD_NO;
+    MHD_add_response_header(response, "Content-Type", r.type.c_str());
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    for (const auto& [name, value] : r.headers) MHD_add_response_header(response, name.c_str(), value.c_str());
+    if (!x.origin.empty()) {
+      MHD_add_response_header(response, "Access-Control-Allow-Origin", x.origin.c_str());
+      MHD_add_response_header(response, "Vary", "Origin");
+    }
+    if (r.status == 401) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+    if (r.status == 429 || r.status == 503) MHD_add_response_header(response, "Retry-After", "1");
+    if (r.close) MHD_add_response_header(response, "Connection", "close");
+    const MHD_Result result = MHD_queue_response(x.http, unsigned(r.status), response);
+    MHD_destroy_response(response);
+    return result;
+  }
+  static ssize_t read_stream(void* of, uint64_t, char* into, size_t most) {
+    Delivery& d = **static_cast<std::shared_ptr<Delivery>*>(of);
+    const std::lock_guard lock(d.mutex);
+    if (d.waiting.empty() && d.ended) return MHD_CONTENT_READER_END_OF_STREAM;
+    if (d.waiting.empty()) {
+      d.sleep();
+      return 0;
+    }
+    const size_t n = std::min(most, d.waiting.size());
+    std::memcpy(into, d.waiting.data(), n);
+    d.waiting.erase(0, n);
+    return ssize_t(n);
+  }
+  static MHD_Result send_stream(Exchange& x) {
+    MHD_Response* response = MHD_create_response_from_callback(
+        MHD_SIZE_UNKNOWN, 16384, &read_stream, new std::shared_ptr<Delivery>(x.delivery),
+        [](void* of) { delete static_cast<std::shared_ptr<Delivery>*>(of); });
+    return queue(
+        x, response,
+        {.type = "text/event-stream", .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}});
+  }
+
+  // A request that needs no body, or nothing where it is a question to the model.
+  std::optional<Reply> route(Exchange& x, const std::string& url, const std::string& method) {
+    const bool get = method == "GET" || method == "HEAD";
+    Service* s = service;
+    const auto method_must_be = [&](bool right, const char* allowed) {
+      if (!right) throw ApiError(405, "found " + method.substr(0, 20) + ", expected " + allowed);
+    };
+    if (url == "/health") {
+      method_must_be(get, "GET");
+      const bool ready = s != nullptr && !stopping;
+      return Reply{.status = ready ? 200 : 503,
+                   .body = ready      ? "{\"status\":\"ok\"}\n"
+                           : stopping ? "{\"status\":\"closing\"}\n"
+                                      : "{\"status\":\"loading\"}\n"};
+    }
+    x.client = check_key(x.http);
+    x.chat = url == "/v1/chat/completions";
+    x.post = x.chat || url == "/v1/completions";
+    if (!x.post && url != "/v1/models" && url != "/metrics")
+      throw ApiError(404, "found no such address", "", "not_found");
+    method_must_be(x.post ? method == "POST" : get, x.post ? "POST" : "GET");
+    if (s == nullptr || stopping) throw ApiError(503, s == nullptr ? "the model is loading" : "the server is closing");
+    if (url == "/metrics") return Reply{.body = s->metrics_text(), .type = "text/plain; version=0.0.4; charset=utf-8"};
+    if (url == "/v1/models") return Reply{.body = s->models_json() + "\n"};
+    check_body_headers(x);
+    return {};
+  }
+  void check_body_headers(Exchange& x) const {
+    const char* type = header(x.http, "Content-Type");
+    const std::string kind = type == nullptr ? "" : lower(std::string(type).substr(0, std::string(type).find(';')));
+    if (kind.substr(0, kind.find_last_not_of(' ') + 1) != "application/json")
+      throw ApiError(415, "found another Content-Type, expected application/json");
+    if (const char* coding = header(x.http, "Content-Encoding"); coding != nullptr && lower(coding) != "identity")
+      throw ApiError(415, "found a Content-Encoding, expected none");
+    const char* length = header(x.http, "Content-Length");
+    if (length != nullptr && std::stoull(length) > uint64_t(options.limits.body)) throw too_large();
+  }
+  ApiError too_large() const {
+    return ApiError(413,
+                    detail::concat("found a body of more than ", options.limits.body, " bytes, expected at most that"));
+  }
+  static Reply preflight() {
+    return {.status = 204,
+            .headers = {{"Access-Control-Allow-Methods", "GET, POST"},
+                        {"Access-Control-Allow-Headers", "Authorization, Content-Type"},
+                        {"Access-Control-Max-Age", "600"}}};
+  }
+
+  MHD_Result begin(Exchange& x, const char* url, const std::string& method) {
+    try {
+      check_framing(x.http);
+    } catch (const ApiError& e) { return send(x, error_reply(e, true)); }
+    try {
+      check_host(x.http);
+      x.origin = check_origin(x.http);
+      if (method == "OPTIONS" && !x.origin.empty()) return send(x, preflight());
+      if (auto reply = route(x, url, method)) return send(x, *reply);
+      return MHD_YES;  // the body follows
+    } catch (const ApiError& e) { return send(x, error_reply(e, method != "GET")); }
+  }
+
+  MHD_Result ask(Exchange& x) {
+    x.body_done = true;
+    try {
+      if (x.received > size_t(options.limits.body)) throw too_large();
+      const ApiRequest request = parse_api_request(x.body, x.chat, options.limits);
+      x.body = {};
+      auto d = std::make_shared<Delivery>();
+      d->connection = x.http;
+      d->streams = request.stream;
+      Service* s = service;
+      const auto ticket = s->ask(request, x.client,
+                                 {.event = [d](std::string e) { d->push(e); },
+                                  .end = [d](int status, const std::string& body) { d->end(status, body); }});
+      {
+        const std::lock_guard lock(mutex);  // the watcher looks at both
+        x.delivery = d;
+        x.ticket = ticket;
+      }
+    } catch (const ApiError& e) { return send(x, error_reply(e)); } catch (const std::exception& e) {
+      log_error("request failed: ", e.what());
+      return send(x, error_reply(ApiError(500, "the request failed; the server's log says why")));
+    }
+    return x.delivery->streams ? send_stream(x) : deliver(x);
+  }
+  // The whole answer, or sleep until there is one.
+  static MHD_Result deliver(Exchange& x) {
+    Delivery& d = *x.delivery;
+    const std::lock_guard lock(d.mutex);
+    if (!d.ended) {
+      d.sleep();
+      return MHD_YES;
+    }
+    return send(x, {.status = d.status, .body = std::exchange(d.waiting, {}) + "\n"});
+  }
+
+  // --- what libmicrohttpd calls
+  static MHD_Result handle(void* self, MHD_Connection* c, const char* url, const char* method, const char*,
+                           const char* data, size_t* size, void** of) {
+    Impl& impl = *static_cast<Impl*>(self);
+    try {
+      auto* x = static_cast<Exchange*>(*of);
+      if (x == nullptr) {
+        *of = x = new Exchange;
+        x->http = c;
+        x->connection =
+            static_cast<Connection*>(MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context);
+        {
+          const std::lock_guard lock(impl.mutex);
+          x->connection->busy = true;
+          impl.exchanges.insert(x);
+        }
+        return impl.begin(*x, url, method);
+      }
+      if (x->delivery) return deliver(*x);
+      if (*size > 0) {
+        x->received += *size;
+        // Beyond the limit it is read and dropped, for as long as a body may take, so that the client sees the answer.
+        if (x->received <= size_t(impl.options.limits.body)) x->body.append(data, *size);
+        *size = 0;
+        return MHD_YES;
+      }
+      return impl.ask(*x);
+    } catch (...) { return MHD_NO; }
+  }
+  static void completed(void* self, MHD_Connection*, void** of, MHD_RequestTerminationCode) {
+    Impl& impl = *static_cast<Impl*>(self);
+    auto* x = static_cast<Exchange*>(*of);
+    if (x == nullptr) return;
+    *of = nullptr;
+    std::shared_ptr<Service::Ticket> ticket;
+    {
+      const std::lock_guard lock(impl.mutex);
+      impl.exchanges.erase(x);
+      x->connection->busy = false;
+      x->connection->since = Clock::now();
+    }
+    if (x->delivery) {
+      const std::lock_guard lock(x->delivery->mutex);
+      x->delivery->connection = nullptr;
+      if (!x->delivery->ended) ticket = x->ticket;
+    }
+    if (ticket) impl.service.load()->cancel(ticket);  // the client went away
+    delete x;
+  }
+  static void connected(void* self, MHD_Connection* c, void** of, MHD_ConnectionNotificationCode what) {
+    Impl& impl = *static_cast<Impl*>(self);
+    const std::lock_guard lock(impl.mutex);
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+      auto* connection =
+          new Connection{.descriptor = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd};
+      impl.connections.insert(connection);
+      *of = connection;
+    } else if (auto* connection = static_cast<Connection*>(*of)) {
+      impl.connections.erase(connection);
+      delete connection;
+      *of = nullptr;
+    }
+  }
+
+  // --- clients that go away, or take too long
+  void watch() {
+    while (watching) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::vector<std::shared_ptr<Service::Ticket>> gone;
+      {
+        const std::lock_guard lock(mutex);
+        for (Connection* c : connections)
+          if (!c->busy && seconds_since(c->since) > options.header_seconds) ::shutdown(c->descriptor, SHUT_RDWR);
+        for (Exchange* x : exchanges) look_at(*x, gone);
+      }
+      for (const auto& ticket : gone) service.load()->cancel(ticket);
+    }
+  }
+  // A connection that sleeps is not polled by the library.
+  void look_at(Exchange& x, std::vector<std::shared_ptr<Service::Ticket>>& gone) const {
+    if (!x.delivery) {
+      if (x.post && seconds_since(x.started) > options.body_seconds) ::shutdown(x.connection->descriptor, SHUT_RDWR);
+      return;
+    }
+    pollfd p{.fd = x.connection->descriptor, .events = POLLRDHUP};
+    ::poll(&p, 1, 0);
+    Delivery& d = *x.delivery;
+    const std::lock_guard lock(d.mutex);
+    if (d.ended) return;
+    const bool broken = (p.revents & (POLLERR | POLLHUP)) != 0;
+    const bool closed = (p.revents & POLLRDHUP) != 0;
+    if (broken || (closed && !d.streams)) {
+      gone.push_back(x.ticket);
+    } else if (d.streams && d.asleep && seconds_since(d.latest) > (closed ? 0.1 : 10)) {
+      // Whoever closed only one direction reads this; whoever went away makes the next look end it. A prompt that takes
+      // long does not look like a dead server.
+      d.waiting += ": waiting\n\n";
+      d.latest = Clock::now();
+      d.wake();
+    }
+  }
+
+  void listen() {
+    addrinfo hints{.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM}, *found = nullptr;
+    const std::string service_name = std::to_string(options.port);
+    if (const int e = getaddrinfo(options.host.c_str(), service_name.c_str(), &hints, &found); e != 0)
+      fail(ErrorCode::usage, "--host: found '", options.host,
+           "', expected a name or address of this machine: ", gai_strerror(e));
+    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> holder(found, freeaddrinfo);
+    const int s = ::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int on = 1;
+    ::setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (s < 0 || ::bind(s, found->ai_addr, found->ai_addrlen) != 0 || ::listen(s, 256) != 0) {
+      const int why = errno;
+      if (s >= 0) ::close(s);
+      fail(why == EADDRINUSE ? ErrorCode::busy : ErrorCode::io, options.host, ":", options.port, ": ",
+           std::strerror(why));
+    }
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+    daemon = MHD_start_daemon(flags, 0, nullptr, nullptr, &handle, this, MHD_OPTION_LISTEN_SOCKET, s,
+                              MHD_OPTION_THREAD_POOL_SIZE, 4u, MHD_OPTION_NOTIFY_COMPLETED, &completed, this,
+                              MHD_OPTION_NOTIFY_CONNECTION, &connected, this, MHD_OPTION_CONNECTION_LIMIT,
+                              unsigned(options.connections), MHD_OPTION_CONNECTION_MEMORY_LIMIT, size_t(32768),
+                              MHD_OPTION_CONNECTION_TIMEOUT, unsigned(options.stall_seconds),
+                              MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+    if (daemon == nullptr) {
+      ::close(s);
+      fail(ErrorCode::io, options.host, ":", options.port, ": libmicrohttpd could not start");
+    }
+    listener = s;
+    watcher = std::thread([this] { watch(); });
+  }
+  int port() const {
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
+    return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                                               : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+  }
+  bool stop(double seconds) {
+    if (daemon == nullptr) return true;
+    stopping = true;
+    Service* s = service;
+    const bool drained = s == nullptr || s->drain(seconds);
+    if (!drained) {
+      std::vector<std::shared_ptr<Service::Ticket>> left;
+      {
+        const std::lock_guard lock(mutex);
+        for (Exchange* x : exchanges)
+          if (x->ticket) left.push_back(x->ticket);
+      }
+      for (const auto& ticket : left) s->cancel(ticket);
+      s->drain(10);
+    }
+    // What has been said is still to be sent.
+    for (const auto start = Clock::now(); seconds_since(start) < 5;
+         std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
+      const std::lock_guard lock(mutex);
+      if (exchanges.empty()) break;
+    }
+    watching = false;
+    watcher.join();
+    MHD_stop_daemon(daemon);
+    daemon = nullptr;
+    return drained;
+  }
+};
+
+Server::Server(const ServerOptions& options) : impl_(std::make_unique<Impl>(options)) { impl_->listen(); }
+Server::~Server() { impl_->stop(0); }
+void Server::serve(Service& service) { impl_->service = &service; }
+int Server::port() const { return impl_->port(); }
+bool Server::stop(double seconds) { return impl_->stop(seconds); }
+
+}  // namespace ingot::server

@@ -1,0 +1,197 @@
+#include "ingot/engines/serve/answer_text.h"
+
+#include <gtest/gtest.h>
+
+#include "ingot/core/rng.h"
+#include "ingot/text/byte_tokenizer.test.h"
+
+namespace ingot {
+namespace {
+
+// The definition, a character at a time: as soon as the text ends with one of them, it is cut before the longest such.
+std::string cut(const std::string& text, const std::vector<std::string>& stops) {
+  for (size_t n = 1; n <= text.size(); ++n) {
+    size_t longest = 0;
+    for (const std::string& s : stops)
+      if (text.substr(0, n).ends_with(s)) longest = std::max(longest, s.size());
+    if (longest > 0) return text.substr(0, n - longest);
+  }
+  return text;
+}
+
+TEST(stop_strings, text_in_any_pieces_is_cut_where_the_whole_text_would_be) {
+  const std::vector<std::vector<std::string>> lists = {{},      {"a"}, {"ab"}, {"aab"}, {"aba", "bb"}, {"abab", "ba"},
+                                                       {"bbbb"}};
+  int found = 0;
+  for (uint32_t seed = 0; seed < 2000; ++seed) {
+    const Rng rng(seed, Purpose::test);
+    std::string text, out;
+    for (uint64_t i = 0; i < rng.bits(0) % 12; ++i) text += rng.bits(i + 1) % 3 == 0 ? 'b' : 'a';
+    const auto& stops = lists[seed % lists.size()];
+    StopStrings s(stops);
+    for (size_t at = 0; at < text.size() && !s.found();) {
+      const size_t n = 1 + rng.bits(100 + at) % 3;
+      const std::string piece = s.push(std::string_view(text).substr(at, n));
+      out += piece;
+      EXPECT_TRUE(text.starts_with(out));
+      at += n;
+    }
+    out += s.finish();
+    EXPECT_EQ(out, cut(text, stops)) << text;
+    found += s.found();
+  }
+  EXPECT_GT(found, 500);
+}
+
+struct Answer {
+  AnswerPiece all;
+  std::vector<size_t> sizes;
+};
+Vocabulary bytes() { return {.tokenizer = std::make_shared<testing::ByteTokenizer>()}; }
+
+AnswerPiece read(AnswerText& a, const std::string& text, bool logprobs = false) {
+  AnswerPiece all;
+  const auto add = [&](const AnswerPiece& p) {
+    all.text += p.text;
+    all.tokens.insert(all.tokens.end(), p.tokens.begin(), p.tokens.end());
+  };
+  for (const char c : text) {
+    const TokenLogprobs l{.drawn = -1};
+    if (!a.ended()) add(a.push(int32_t(uint8_t(c)), logprobs ? &l : nullptr));
+  }
+  add(a.finish(-1));
+  return all;
+}
+
+TEST(answer_text, characters_are_whole_and_what_never_completes_is_replaced) {
+  const Vocabulary v = bytes();
+  AnswerText a(v, {});
+  EXPECT_TRUE(a.push(0xe6, nullptr).empty());
+  EXPECT_TRUE(a.push(0x97, nullptr).empty());
+  EXPECT_EQ(a.push(0xa5, nullptr).text, "\u65e5");
+  EXPECT_TRUE(a.push(0xe6, nullptr).empty());
+  EXPECT_EQ(a.finish(-1).text, "\ufffd");
+}
+
+TEST(answer_text, a_stop_string_ends_the_text_and_its_logprobs) {
+  const Vocabulary v = bytes();
+  AnswerText a(v, {.stop = {"END"}});
+  const AnswerPiece p = read(a, "An EN, the END of it", true);
+  EXPECT_EQ(p.text, "An EN, the ");
+  EXPECT_EQ(p.tokens.size(), p.text.size());
+  EXPECT_TRUE(a.ended());
+  AnswerText half(v, {.stop = {"END"}});
+  EXPECT_EQ(read(half, "the EN", true).text, "the EN");
+  AnswerText again(v, {.stop = {"END"}});
+  EXPECT_EQ(read(again, "the EN", true).tokens.size(), 6u);
+}
+
+// Harmony's control tokens above the bytes.
+struct Harmony {
+  static constexpr const char* kNames[] = {"<|startoftext|>", "<|endoftext|>", "<|return|>",
+                                           "<|constrain|>",   "<|channel|>",   "<|start|>",
+                                           "<|end|>",         "<|message|>",   "<|call|>"};
+  std::shared_ptr<const ByteBpe> bpe;
+  Vocabulary vocabulary;
+  Harmony() {
+    ByteBpeRules rules{.pattern = WordPattern::o200k};
+    for (int b = 0; b < 256; ++b) rules.tokens.push_back(std::string(1, char(b)));
+    for (const char* name : kNames) rules.specials.push_back({256 + int32_t(rules.specials.size()), name});
+    bpe = std::make_shared<ByteBpe>(std::move(rules));
+    vocabulary = {.tokenizer = bpe, .bpe = bpe.get(), .harmony = HarmonyTokens(*bpe, "test")};
+  }
+  // "[channel]" and the like are control tokens here.
+  std::vector<int32_t> ids(const std::string& text) const {
+    std::vector<int32_t> out;
+    for (size_t at = 0; at < text.size(); ++at) {
+      const size_t end = text[at] == '[' ? text.find(']', at) : std::string::npos;
+      if (end == std::string::npos) {
+        out.push_back(int32_t(uint8_t(text[at])));
+        continue;
+      }
+      const std::string name = "<|" + text.substr(at + 1, end - at - 1) + "|>";
+      for (int32_t i = 0; i < 9; ++i)
+        if (name == kNames[i]) out.push_back(256 + i);
+      at = end;
+    }
+    return out;
+  }
+  struct Read {
+    std::string text, reasoning, tokens;
+    std::vector<std::pair<std::string, std::string>> calls;
+    bool called, ended;
+  };
+  Read read(const std::string& said, AnswerText::Options o = {}, int32_t stop_id = -1) const {
+    o.harmony = true;
+    AnswerText a(vocabulary, o);
+    Read r;
+    const auto add = [&](const AnswerPiece& p) {
+      r.text += p.text;
+      r.reasoning += p.reasoning;
+      for (const TokenInfo& t : p.tokens) r.tokens += bpe->token_bytes(t.id);
+      for (const CallPiece& c : p.calls) {
+        if (c.index >= r.calls.size()) r.calls.resize(c.index + 1);
+        r.calls[c.index].first += c.name;
+        r.calls[c.index].second += c.arguments;
+      }
+    };
+    const TokenLogprobs l{};
+    for (const int32_t id : ids(said)) add(a.push(id, &l));
+    add(a.finish(stop_id));
+    r.called = a.called(), r.ended = a.ended();
+    return r;
+  }
+};
+
+TEST(answer_text, thoughts_and_text_are_apart_and_logprobs_are_of_the_text) {
+  const Harmony h;
+  const auto r = h.read("[channel]analysis[message]Hm.[end][start]assistant[channel]final[message]Yes.", {}, 258);
+  EXPECT_EQ(r.reasoning, "Hm.");
+  EXPECT_EQ(r.text, "Yes.");
+  EXPECT_EQ(r.tokens, "Yes.");
+  EXPECT_FALSE(r.called);
+}
+
+TEST(answer_text, a_stop_string_counts_in_the_text_and_not_in_thoughts) {
+  const Harmony h;
+  const auto r = h.read("[channel]analysis[message]a STOP b[end][start]assistant[channel]final[message]c STOP d",
+                        {.stop = {"STOP"}});
+  EXPECT_EQ(r.reasoning, "a STOP b");
+  EXPECT_EQ(r.text, "c ");
+  EXPECT_TRUE(r.ended);
+}
+
+TEST(answer_text, calls_of_known_functions_are_calls_and_others_are_thoughts) {
+  const Harmony h;
+  const std::string said =
+      "[channel]commentary to=functions.f [constrain]json[message]{\"a\": 1}[call][start]assistant "
+      "to=functions.f[channel]commentary"
+      "[message][call][start]assistant to=functions.g[channel]commentary[message]no";
+  const auto r = h.read(said, {.functions = {"f"}});
+  ASSERT_EQ(r.calls.size(), 2u);
+  EXPECT_EQ(r.calls[0], (std::pair<std::string, std::string>{"f", "{\"a\": 1}"}));
+  EXPECT_EQ(r.calls[1], (std::pair<std::string, std::string>{"f", ""}));
+  EXPECT_EQ(r.reasoning, "no");
+  EXPECT_EQ(r.text, "");
+  EXPECT_TRUE(r.called);
+  EXPECT_FALSE(h.read(said).called);
+}
+
+TEST(answer_text, any_ids_are_read_and_none_of_them_shows_a_control_token) {
+  const Harmony h;
+  for (uint32_t seed = 0; seed < 500; ++seed) {
+    const Rng rng(seed, Purpose::test);
+    std::string said;
+    for (uint64_t i = 0; i < 40; ++i) {
+      const uint32_t k = rng.bits(i) % 14;
+      const char* const words[] = {"final", "analysis", "user", " to=functions.f", "x"};
+      said += k < 9 ? "[" + std::string(Harmony::kNames[k]).substr(2, std::string(Harmony::kNames[k]).size() - 4) + "]"
+                    : words[k - 9];
+    }
+    const auto r = h.read(said, {.functions = {"f"}});
+    for (const std::string& text : {r.text, r.reasoning}) EXPECT_EQ(text.find("<|"), std::string::npos) << said;
+  }
+}
+
+}  // namespace
+}  // namespace ingot

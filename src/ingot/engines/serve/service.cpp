@@ -1,0 +1,454 @@
+#include "ingot/engines/serve/service.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <random>
+
+#include "ingot/core/log.h"
+#include "ingot/engines/generate/harmony_answer.h"
+#include "ingot/engines/serve/answer_text.h"
+#include "ingot/io/json.h"
+
+namespace ingot {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string random_word() {
+  static thread_local std::random_device device;
+  char text[33];
+  std::snprintf(text, sizeof text, "%08x%08x%08x", device(), device(), device());
+  return text;
+}
+uint64_t random_seed() {
+  static thread_local std::random_device device;
+  return uint64_t(device()) << 32 | device();
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm day{};
+  localtime_r(&now, &day);
+  char text[16];
+  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d", &day));
+}
+
+// What the client is told of an error that ended its request. Of one that it did not cause it learns only where to
+// look.
+ApiError api_error_of(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const ApiError& e) { return e; } catch (const Error& e) {
+    if (e.code == ErrorCode::busy) return ApiError(429, e.what(), "", "server_busy");
+    if (e.code == ErrorCode::usage) return ApiError(400, e.what());
+    const std::string id = random_word();
+    log_error("request failed (", id, "): ", e.what());
+    return ApiError(500, "the request failed; the server's log says why under " + id);
+  } catch (const std::exception& e) {
+    const std::string id = random_word();
+    log_error("request failed (", id, "): ", e.what());
+    return ApiError(500, "the request failed; the server's log says why under " + id);
+  }
+}
+
+const char* reason_of(Finish finish, bool called) {
+  return finish == Finish::length || finish == Finish::context ? "length" : called ? "tool_calls" : "stop";
+}
+
+// JSON has no infinity; OpenAI writes this.
+double finite(double logprob) { return std::max(logprob, -9999.0); }
+
+OrderedJson token_json(const Tokenizer& tokenizer, int32_t id, double logprob) {
+  const std::string bytes = tokenizer.token_bytes(id);
+  OrderedJson list = OrderedJson::array();
+  for (const char c : bytes) list.push_back(int(uint8_t(c)));
+  return {{"token", bytes}, {"logprob", finite(logprob)}, {"bytes", list}};
+}
+OrderedJson chat_logprobs(const Tokenizer& tokenizer, const std::vector<TokenInfo>& tokens) {
+  OrderedJson content = OrderedJson::array();
+  for (const TokenInfo& t : tokens) {
+    OrderedJson entry = token_json(tokenizer, t.id, t.logprobs.drawn);
+    entry["top_logprobs"] = OrderedJson::array();
+    for (const TokenLogprob& top : t.logprobs.top)
+      entry["top_logprobs"].push_back(token_json(tokenizer, top.id, top.logprob));
+    content.push_back(entry);
+  }
+  return {{"content", content}, {"refusal", nullptr}};
+}
+OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<TokenInfo>& tokens) {
+  OrderedJson r = {{"tokens", OrderedJson::array()},
+                   {"token_logprobs", OrderedJson::array()},
+                   {"top_logprobs", OrderedJson::array()},
+                   {"text_offset", OrderedJson::array()}};
+  for (const TokenInfo& t : tokens) {
+    r["tokens"].push_back(tokenizer.token_bytes(t.id));
+    r["token_logprobs"].push_back(finite(t.logprobs.drawn));
+    OrderedJson top = OrderedJson::object();
+    // Two tokens may have the same text once broken bytes are shown: the likelier one stays.
+    for (const TokenLogprob& p : t.logprobs.top) top.emplace(tokenizer.token_bytes(p.id), finite(p.logprob));
+    r["top_logprobs"].push_back(top);
+    r["text_offset"].push_back(t.offset);
+  }
+  return r;
+}
+
+std::string event_of(const OrderedJson& json) { return "data: " + show_json(json) + "\n\n"; }
+
+}  // namespace
+
+void Histogram::add(double seconds) {
+  ++counts_[size_t(std::lower_bound(kBounds.begin(), kBounds.end(), seconds) - kBounds.begin())];
+  sum_ += seconds;
+}
+
+std::string Histogram::text(const std::string& name, const std::string& help) const {
+  std::string out = "# HELP " + name + " " + help + "\n# TYPE " + name + " histogram\n";
+  int64_t total = 0;
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    total += counts_[i];
+    const std::string bound = i < kBounds.size() ? detail::concat(kBounds[i]) : "+Inf";
+    out += detail::concat(name, "_bucket{le=\"", bound, "\"} ", total, "\n");
+  }
+  return out + detail::concat(name, "_sum ", sum_, "\n", name, "_count ", total, "\n");
+}
+
+// One request: its choices, as far as they are.
+class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
+ public:
+  struct Choice {
+    AnswerText text;
+    AnswerPiece all;  // what a whole answer collects
+    std::vector<CallPiece> calls;
+    ServeOutcome outcome;
+    Clock::time_point latest = {};
+    bool begun = false;
+  };
+
+  Ticket(Service& service, const ApiRequest& request, ApiAnswer answer)
+      : service_(service), request_(request), answer_(std::move(answer)) {}
+
+  void add_choice() {
+    AnswerText::Options o{.harmony = request_.chat, .stop = request_.stop};
+    for (const HarmonyFunction& f : request_.tools) o.functions.push_back(f.name);
+    choices_.push_back({.text = AnswerText(service_.vocabulary_, o)});
+    ++left_;
+  }
+  void hook(ServeRequest& r, size_t index) {
+    r.on_token = [self = shared_from_this(), index](int32_t id, const TokenLogprobs* p) {
+      return self->token(index, id, p);
+    };
+    r.on_end = [self = shared_from_this(), index](const ServeOutcome& o) { self->ended(index, o); };
+  }
+  void add(const Scheduler::Handle& job) { jobs_.push_back(job); }
+  void cancel() {
+    for (const auto& weak : jobs_)
+      if (const auto job = weak.lock()) service_.scheduler_->cancel(job);
+  }
+  // Nobody listens: the request was refused after some of it had been taken.
+  void abandon() {
+    abandoned_ = true;
+    cancel();
+  }
+
+ private:
+  // --- on the scheduler's thread
+  bool token(size_t index, int32_t id, const TokenLogprobs* logprobs) {
+    Choice& c = choices_[index];
+    time_token(c);
+    show(index, c.text.push(id, logprobs));
+    return !c.text.ended();
+  }
+  void time_token(Choice& c) {
+    const auto now = Clock::now();
+    const std::lock_guard lock(service_.mutex_);
+    if (c.latest == Clock::time_point())
+      service_.first_token_.add(std::chrono::duration<double>(now - arrived_).count());
+    else
+      service_.between_tokens_.add(std::chrono::duration<double>(now - c.latest).count());
+    c.latest = now;
+  }
+
+  OrderedJson head(const char* chat_object) const {
+    return {{"id", id_},
+            {"object", request_.chat ? chat_object : "text_completion"},
+            {"created", created_},
+            {"model", service_.options_.name},
+            {"system_fingerprint", "ingot-" + service_.options_.version}};
+  }
+  OrderedJson logprobs_json(const std::vector<TokenInfo>& tokens) const {
+    if (request_.logprobs < 0) return nullptr;
+    const Tokenizer& tokenizer = *service_.vocabulary_.tokenizer;
+    return request_.chat ? chat_logprobs(tokenizer, tokens) : completion_logprobs(tokenizer, tokens);
+  }
+  static OrderedJson calls_json(const std::vector<CallPiece>& calls, bool indexed) {
+    OrderedJson list = OrderedJson::array();
+    for (const CallPiece& call : calls) {
+      OrderedJson json = OrderedJson::object();
+      if (indexed) json["index"] = call.index;
+      if (!call.name.empty()) json["id"] = "call_" + random_word(), json["type"] = "function";
+      json["function"] = OrderedJson::object();
+      if (!call.name.empty()) json["function"]["name"] = call.name;
+      json["function"]["arguments"] = call.arguments;
+      list.push_back(json);
+    }
+    return list;
+  }
+  void send(size_t index, const OrderedJson& delta_or_text, const OrderedJson& logprobs, const char* reason) {
+    OrderedJson chunk = head("chat.completion.chunk");
+    OrderedJson choice = {{"index", index}};
+    choice[request_.chat ? "delta" : "text"] = delta_or_text;
+    choice["logprobs"] = logprobs;
+    choice["finish_reason"] = reason == nullptr ? OrderedJson() : OrderedJson(reason);
+    chunk["choices"] = OrderedJson::array({choice});
+    if (request_.stream_usage) chunk["usage"] = nullptr;
+    answer_.event(event_of(chunk));
+  }
+  void begin(size_t index) {
+    if (std::exchange(choices_[index].begun, true) || !request_.chat) return;
+    send(index, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr);
+  }
+  void show(size_t index, AnswerPiece piece) {
+    if (piece.empty() || abandoned_) return;
+    if (!request_.stream) return collect(choices_[index], std::move(piece));
+    begin(index);
+    const OrderedJson logprobs = piece.tokens.empty() ? OrderedJson() : logprobs_json(piece.tokens);
+    if (!request_.chat) return send(index, piece.text, logprobs, nullptr);
+    OrderedJson delta = OrderedJson::object();
+    if (!piece.reasoning.empty()) delta["reasoning_content"] = piece.reasoning;
+    if (!piece.text.empty()) delta["content"] = piece.text;
+    if (!piece.calls.empty()) delta["tool_calls"] = calls_json(piece.calls, true);
+    send(index, delta, logprobs, nullptr);
+  }
+  static void collect(Choice& c, AnswerPiece piece) {
+    c.all.text += piece.text;
+    c.all.reasoning += piece.reasoning;
+    std::move(piece.tokens.begin(), piece.tokens.end(), std::back_inserter(c.all.tokens));
+    for (CallPiece& call : piece.calls) {
+      if (call.index >= c.calls.size()) c.calls.resize(call.index + 1);
+      if (!call.name.empty()) c.calls[call.index].name = call.name;
+      c.calls[call.index].arguments += call.arguments;
+    }
+  }
+
+  void ended(size_t index, const ServeOutcome& o) {
+    service_.count(o);
+    Choice& c = choices_[index];
+    c.outcome = o;
+    if (!error_ && (o.error || o.finish == Finish::cancelled)) {
+      error_ =
+          o.error ? o.error : std::make_exception_ptr(ApiError(503, "the answer was cut off: the server is closing"));
+      cancel();  // the other choices: the request as a whole has failed
+    }
+    if (!error_ && !abandoned_) {
+      show(index, c.text.finish(o.stop_id));
+      if (request_.stream) {
+        begin(index);
+        send(index, request_.chat ? OrderedJson(OrderedJson::object()) : OrderedJson(""), nullptr,
+             reason_of(o.finish, c.text.called()));
+      }
+    }
+    if (--left_ == 0 && !abandoned_) end();
+  }
+  void end() {
+    {
+      const std::lock_guard lock(service_.mutex_);
+      service_.whole_.add(seconds_since(arrived_));
+    }
+    if (error_) {
+      const ApiError e = api_error_of(error_);
+      if (!request_.stream) return answer_.end(e.status, to_json(e));
+      answer_.event("data: " + to_json(e) + "\n\n");
+      return answer_.end(200, "");
+    }
+    if (!request_.stream) return answer_.end(200, show_json(whole()));
+    if (request_.stream_usage) {
+      OrderedJson chunk = head("chat.completion.chunk");
+      chunk["choices"] = OrderedJson::array();
+      chunk.update(usage());
+      answer_.event(event_of(chunk));
+    }
+    answer_.event("data: [DONE]\n\n");
+    answer_.end(200, "");
+  }
+  // Of all choices; a prompt counts once for its n.
+  OrderedJson usage() const {
+    int64_t prompt = 0, cached = 0, tokens = 0;
+    double prompt_seconds = 0, token_seconds = 0;
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      const ServeOutcome& o = choices_[i].outcome;
+      if (int64_t(i) % request_.n == 0) prompt += o.prompt, cached += o.reused;
+      tokens += o.tokens;
+      prompt_seconds = std::max(prompt_seconds, o.prompt_seconds);
+      token_seconds = std::max(token_seconds, o.token_seconds);
+    }
+    const int64_t later = tokens - int64_t(choices_.size());  // the first comes with the prompt
+    return {{"usage",
+             {{"prompt_tokens", prompt},
+              {"completion_tokens", tokens},
+              {"total_tokens", prompt + tokens},
+              {"prompt_tokens_details", {{"cached_tokens", cached}}}}},
+            {"timings",
+             {{"prompt_n", prompt - cached},
+              {"cache_n", cached},
+              {"prompt_ms", prompt_seconds * 1e3},
+              {"predicted_n", tokens},
+              {"predicted_ms", token_seconds * 1e3},
+              {"predicted_per_second", later > 0 && token_seconds > 0 ? double(later) / token_seconds : 0}}}};
+  }
+  OrderedJson whole() const {
+    OrderedJson r = head("chat.completion");
+    r["choices"] = OrderedJson::array();
+    for (size_t i = 0; i < choices_.size(); ++i) {
+      const Choice& c = choices_[i];
+      OrderedJson choice = {{"index", i}};
+      if (request_.chat) {
+        OrderedJson m = {{"role", "assistant"}, {"content", c.all.text}, {"refusal", nullptr}};
+        if (c.all.text.empty() && !c.calls.empty()) m["content"] = nullptr;
+        if (!c.all.reasoning.empty()) m["reasoning_content"] = c.all.reasoning;
+        if (!c.calls.empty()) m["tool_calls"] = calls_json(c.calls, false);
+        choice["message"] = m;
+      } else {
+        choice["text"] = c.all.text;
+      }
+      choice["logprobs"] = logprobs_json(c.all.tokens);
+      choice["finish_reason"] = reason_of(c.outcome.finish, c.text.called());
+      r["choices"].push_back(choice);
+    }
+    r.update(usage());
+    return r;
+  }
+
+  Service& service_;
+  const ApiRequest request_;
+  const ApiAnswer answer_;
+  const std::string id_ = (request_.chat ? "chatcmpl-" : "cmpl-") + random_word();
+  const int64_t created_ = std::time(nullptr);
+  const Clock::time_point arrived_ = Clock::now();
+  std::vector<std::weak_ptr<Scheduler::Job>> jobs_;
+  std::vector<Choice> choices_;
+  size_t left_ = 0;
+  std::exception_ptr error_;
+  std::atomic<bool> abandoned_ = false;
+};
+
+Service::Service(OpenedModel model, Vocabulary vocabulary, const ServiceOptions& options)
+    : options_(options), model_(std::move(model)), vocabulary_(std::move(vocabulary)), created_(std::time(nullptr)) {
+  scheduler_ = std::make_unique<Scheduler>(*model_.decoder, options_.scheduling);
+}
+Service::~Service() = default;
+
+std::vector<std::vector<int32_t>> Service::prompts_of(const ApiRequest& r) const {
+  std::vector<std::vector<int32_t>> prompts;
+  if (r.chat) {
+    if (!vocabulary_.harmony)
+      throw ApiError(400, "found a chat, but " + options_.name + " has no chat format: expected POST /v1/completions",
+                     "messages", "unsupported_model");
+    const std::string reasoning = options_.reasoning;
+    const auto conversation = conversation_of(r, reasoning, options_.date == "today" ? today() : options_.date);
+    prompts.push_back(encode_harmony(render_harmony_prompt(conversation), *vocabulary_.bpe, *vocabulary_.harmony));
+  }
+  for (const ApiPrompt& p : r.prompts) {
+    std::vector<int32_t> ids = p.ids;
+    if (ids.empty()) {
+      // A model of documents was trained with a token that begins each; one that chats was not.
+      const Tokenizer& t = *vocabulary_.tokenizer;
+      if (!vocabulary_.harmony && t.bos() >= 0) ids.push_back(t.bos());
+      const std::vector<int32_t> text = t.encode(p.text);
+      ids.insert(ids.end(), text.begin(), text.end());
+    }
+    prompts.push_back(std::move(ids));
+  }
+  const int64_t context = model_.decoder->context();
+  for (const auto& p : prompts)
+    if (int64_t(p.size()) >= context)
+      throw ApiError(400,
+                     detail::concat("found ", p.size(), " tokens, expected fewer than ", context,
+                                    ", the context: an answer needs room for at least one"),
+                     r.chat ? "messages" : "prompt", "context_length_exceeded");
+  return prompts;
+}
+
+ServeRequest Service::request_of(const ApiRequest& r, std::vector<int32_t> prompt, uint64_t seed,
+                                 const std::string& client) const {
+  const Decoder& d = *model_.decoder;
+  ServeRequest s{.prompt = std::move(prompt),
+                 .tokens = r.tokens < 0 ? d.context() : r.tokens,
+                 .sampling = r.sampling,
+                 .seed = seed,
+                 .vocab = std::min<int64_t>(d.vocab(), vocabulary_.tokenizer->vocab_size()),
+                 .bias = r.bias,
+                 .stop_ids = r.chat ? harmony_stop_ids(*vocabulary_.harmony) : model_.end_ids,
+                 .client = client};
+  s.logprobs = r.logprobs;
+  return s;
+}
+
+std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::string& client, ApiAnswer answer) {
+  if (!r.model.empty() && r.model != options_.name)
+    throw ApiError(404, "model: found '" + r.model.substr(0, 100) + "', expected " + options_.name, "model",
+                   "model_not_found");
+  auto ticket = std::make_shared<Ticket>(*this, r, std::move(answer));
+  try {
+    const auto prompts = prompts_of(r);
+    for (size_t i = 0; i < prompts.size() * size_t(r.n); ++i) ticket->add_choice();
+    uint64_t seed = r.seed.value_or(random_seed());
+    size_t index = 0;
+    for (const auto& prompt : prompts)
+      for (int64_t i = 0; i < r.n; ++i, seed += 0x9e3779b97f4a7c15u) {  // each choice draws its own numbers
+        ServeRequest s = request_of(r, prompt, seed, client);
+        ticket->hook(s, index++);
+        ticket->add(scheduler_->submit(std::move(s)));
+      }
+  } catch (...) {
+    ticket->abandon();
+    throw api_error_of(std::current_exception());
+  }
+  return ticket;
+}
+
+void Service::cancel(const std::shared_ptr<Ticket>& ticket) { ticket->cancel(); }
+
+void Service::count(const ServeOutcome& o) {
+  const std::lock_guard lock(mutex_);
+  queue_.add(o.queue_seconds);
+}
+
+std::string Service::models_json() const {
+  OrderedJson model = {{"id", options_.name},
+                       {"object", "model"},
+                       {"created", created_},
+                       {"owned_by", "ingot"},
+                       {"max_model_len", model_.decoder->context()},
+                       {"chat", chats()}};
+  return show_json({{"object", "list"}, {"data", OrderedJson::array({model})}});
+}
+
+std::string Service::metrics_text() const {
+  const ServeCounts c = scheduler_->counts();
+  std::string out;
+  const auto value = [&](const std::string& name, const char* type, const std::string& help, int64_t n) {
+    out += detail::concat("# HELP ingot:", name, " ", help, "\n# TYPE ingot:", name, " ", type, "\ningot:", name, " ",
+                          n, "\n");
+  };
+  value("num_requests_running", "gauge", "Requests that have a slot.", c.running);
+  value("num_requests_waiting", "gauge", "Requests that wait for one.", c.waiting);
+  value("prompt_tokens_total", "counter", "Tokens of prompts.", c.prompt_tokens);
+  value("prefix_cache_hits_total", "counter", "Tokens of prompts that a slot still held.", c.reused_tokens);
+  value("generation_tokens_total", "counter", "New tokens.", c.tokens);
+  value("request_refused_total", "counter", "Requests refused because too many waited.", c.refused);
+  out +=
+      "# HELP ingot:request_success_total Requests that ended, by how.\n# TYPE ingot:request_success_total counter\n";
+  for (const auto& [reason, n] :
+       {std::pair("stop", c.stopped), {"length", c.full}, {"abort", c.cancelled}, {"error", c.failed}})
+    out += detail::concat("ingot:request_success_total{finished_reason=\"", reason, "\"} ", n, "\n");
+  const std::lock_guard lock(mutex_);
+  return out + queue_.text("ingot:request_queue_time_seconds", "From arrival to a slot.") +
+         first_token_.text("ingot:time_to_first_token_seconds", "From arrival to the first token.") +
+         between_tokens_.text("ingot:inter_token_latency_seconds", "From one token to the next.") +
+         whole_.text("ingot:e2e_request_latency_seconds", "From arrival to the end.");
+}
+
+}  // namespace ingot

@@ -1,0 +1,76 @@
+#pragma once
+// A model that answers OpenAI's requests, whatever carries them: a parsed request goes in, JSON comes out, whole or as
+// server-sent events. Metrics count what happened.
+#include <array>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "ingot/engines/serve/api_request.h"
+#include "ingot/engines/serve/scheduler.h"
+#include "ingot/models/registry.h"
+
+namespace ingot {
+
+struct ServiceOptions {
+  std::string name;                  // what clients call the model
+  std::string reasoning = "medium";  // where a request says nothing
+  std::string date;                  // the date the model is told; empty: none, "today": the day of the request
+  std::string version;
+  ServeOptions scheduling;
+};
+
+// Where an answer goes: one of the two, from the scheduler's thread, `end` exactly once and last.
+struct ApiAnswer {
+  std::function<void(std::string)> event;            // of a stream: complete events
+  std::function<void(int status, std::string)> end;  // the body; of a stream: empty
+};
+
+// Counts of values up to each bound, as Prometheus wants them.
+class Histogram {
+ public:
+  void add(double seconds);
+  std::string text(const std::string& name, const std::string& help) const;
+
+ private:
+  static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                                     0.25,  0.5,    1,     2.5,  10,    60,   600};
+  std::array<int64_t, kBounds.size() + 1> counts_{};
+  double sum_ = 0;
+};
+
+class Service {
+ public:
+  class Ticket;  // a request on its way
+
+  Service(OpenedModel model, Vocabulary vocabulary, const ServiceOptions& options);
+  ~Service();
+
+  // Throws ApiError; afterwards `answer` says everything. `client` shares no cache and no turns with others.
+  std::shared_ptr<Ticket> ask(const ApiRequest& request, const std::string& client, ApiAnswer answer);
+  void cancel(const std::shared_ptr<Ticket>& ticket);
+  bool drain(double seconds) { return scheduler_->drain(seconds); }
+
+  std::string models_json() const;
+  std::string metrics_text() const;
+  const std::string& name() const { return options_.name; }
+  bool chats() const { return vocabulary_.harmony.has_value(); }
+
+ private:
+  friend class Ticket;
+  std::vector<std::vector<int32_t>> prompts_of(const ApiRequest& r) const;
+  ServeRequest request_of(const ApiRequest& r, std::vector<int32_t> prompt, uint64_t seed,
+                          const std::string& client) const;
+  void count(const ServeOutcome& o);
+
+  const ServiceOptions options_;
+  OpenedModel model_;
+  const Vocabulary vocabulary_;
+  const int64_t created_;
+  mutable std::mutex mutex_;
+  Histogram queue_, first_token_, between_tokens_, whole_;
+  std::unique_ptr<Scheduler> scheduler_;  // last: its thread uses the others
+};
+
+}  // namespace ingot

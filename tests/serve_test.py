@@ -1,0 +1,487 @@
+"""Runs `ingot serve` as its users would: OpenAI's own client, curl, and sockets that mean no good.
+
+    python3 tests/serve_test.py BINARY [unittest options]
+"""
+import concurrent.futures
+import http.client
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import cli_test  # takes BINARY from the command line
+from cli_test import ingot
+
+try:
+    import openai
+except ImportError:
+    openai = None
+
+ENDLESS = {"1": -100, "2": -100, "5": -100, "8": -100}  # neither the end of an answer nor another turn is drawn
+GREEDY = dict(temperature=0)
+
+
+def setUpModule():
+    global MODEL, WITHOUT
+    run = ingot("serve", "none", "--port", 0)
+    WITHOUT = "without libmicrohttpd" in run.error
+    MODEL = cli_test.Chat("test_piped_turns_are_answered_and_known_tokens_are_used_again")
+    MODEL.setUp()
+
+
+def tearDownModule():
+    MODEL.doCleanups()
+
+
+class Server:
+    """`ingot serve` on a port of its own."""
+
+    def __init__(self, *options, model=None):
+        self.process = cli_test.start("serve", "--model", model or MODEL.model, "--port", 0, "--date", "none", "--name", "tiny", *options)
+        self.log, self.port = "", None
+        while self.port is None:
+            line = self.process.stderr.readline().decode()
+            assert line, f"it ended: {self.log}"
+            self.log += line
+            found = re.search(r"serving tiny at http://[^ ]*:(\d+) ", line)
+            self.port = int(found[1]) if found else None
+        self.rest = threading.Thread(target=self.read_rest)
+        self.rest.start()
+
+    def read_rest(self):
+        self.log += self.process.stderr.read().decode()
+
+    def request(self, method, path, body=None, headers={}, host=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if isinstance(body, dict):
+            body = json.dumps(body)
+        more = {"Content-Type": "application/json"} if body is not None else {}
+        connection.request(method, path, body, more | ({"Host": host} if host else {}) | headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        return response.status, text, response.headers
+
+    def metric(self, name):
+        found = re.search(rf"^ingot:{re.escape(name)} (\S+)$", self.request("GET", "/metrics")[1], re.M)
+        return float(found[1])
+
+    def until(self, name, value, seconds=20):
+        deadline = time.monotonic() + seconds
+        while self.metric(name) != value:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, expected {value}"
+            time.sleep(0.01)
+
+    def raw(self, data, end=False):
+        """What comes back until the server closes, or says no more for a while."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=3) as s:
+            back = b""
+            try:
+                s.sendall(data)
+                if end:
+                    s.shutdown(socket.SHUT_WR)
+                while part := s.recv(65536):
+                    back += part
+            except OSError:
+                pass
+            return back
+
+    def stream(self, body, path="/v1/completions"):
+        """A connection whose answer has begun."""
+        s = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        text = json.dumps(body | dict(stream=True))
+        s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        first = s.recv(4096)
+        assert first.startswith(b"HTTP/1.1 200 "), first
+        return s
+
+    def stop(self, signals=1):
+        for _ in range(signals):
+            self.process.terminate()
+        self.process.wait(60)
+        self.rest.join()
+        self.process.stderr.close()
+        return self.process.returncode
+
+
+class WithServer(unittest.TestCase):
+    OPTIONS = ()
+
+    @classmethod
+    def setUpClass(cls):
+        if WITHOUT:
+            raise unittest.SkipTest("built without libmicrohttpd")
+        cls.server = Server(*cls.OPTIONS)
+        cls.addClassCleanup(cls.end)
+
+    @classmethod
+    def end(cls):
+        assert cls.server.stop() == 0, cls.server.log
+
+    def setUp(self):
+        self.assertIsNone(self.server.process.poll(), self.server.log)
+
+
+@unittest.skipIf(openai is None, "no Python package openai")
+class Client(WithServer):
+    def setUp(self):
+        super().setUp()
+        self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.server.port}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def complete(self, **more):
+        return self.client.completions.create(**(dict(model="tiny", prompt="assistant ", max_tokens=20, logit_bias=ENDLESS) | more))
+
+    def chat(self, **more):
+        return self.client.chat.completions.create(**(dict(model="tiny", messages=[dict(role="user", content="Hi \u65e5")], max_completion_tokens=60) | more))
+
+    def test_models_are_listed(self):
+        self.assertEqual([m.id for m in self.client.models.list()], ["tiny"])
+
+    def test_a_completion_is_that_of_generate(self):
+        mine = self.complete(prompt="assistant user", max_tokens=30, logit_bias=None, **GREEDY)
+        run = ingot("generate", "--model", MODEL.model, "--raw", "--prompt", "assistant user", "--tokens", 30, "--temperature", 0, "--json")
+        expected = json.loads(run.text)
+        self.assertEqual(mine.choices[0].text, expected["text"])
+        self.assertEqual(mine.choices[0].finish_reason, expected["finish"])
+        self.assertEqual((mine.usage.prompt_tokens, mine.usage.completion_tokens), (expected["prompt_tokens"], len(expected["ids"])))
+
+    def test_seeds_repeat_and_choices_differ(self):
+        a, b = self.complete(seed=5, n=3), self.complete(seed=5, n=3)
+        self.assertEqual([c.text for c in a.choices], [c.text for c in b.choices])
+        self.assertEqual([c.index for c in a.choices], [0, 1, 2])
+        self.assertEqual(len({c.text for c in a.choices}), 3)
+        self.assertEqual(a.usage.completion_tokens, 60)
+        self.assertNotEqual(self.complete().choices[0].text, self.complete().choices[0].text)  # without a seed
+
+    def test_prompts_may_be_several_and_ids(self):
+        several = self.complete(prompt=["user", "final"], **GREEDY)
+        self.assertEqual([c.text for c in several.choices], [self.complete(prompt=p, **GREEDY).choices[0].text for p in ("user", "final")])
+        self.assertEqual(self.complete(prompt=[10, 11, 12], **GREEDY).usage.prompt_tokens, 3)
+
+    def test_a_stream_says_what_a_whole_answer_does(self):
+        for seed in range(6):
+            options = dict(seed=seed, n=2, max_tokens=40, stop=["a", "e "] if seed % 2 else None)
+            whole = self.complete(**options)
+            texts, reasons, usage = ["", ""], [None, None], []
+            for chunk in self.complete(stream=True, stream_options=dict(include_usage=True), **options):
+                for c in chunk.choices:
+                    texts[c.index] += c.text
+                    reasons[c.index] = c.finish_reason or reasons[c.index]
+                usage.append(chunk.usage)
+            self.assertEqual([(c.text, c.finish_reason) for c in whole.choices], list(zip(texts, reasons)))
+            self.assertEqual(usage[:-1], [None] * (len(usage) - 1))
+            self.assertEqual(usage[-1].completion_tokens, whole.usage.completion_tokens)
+
+    def test_a_stop_string_ends_the_text_before_it(self):
+        whole = self.complete(seed=3, max_tokens=60).choices[0].text
+        for stop in (whole[7:9], whole[20], whole[11:16]):
+            short = self.complete(seed=3, max_tokens=60, stop=stop).choices[0]
+            self.assertEqual((short.text, short.finish_reason), (whole[: whole.index(stop)], "stop"))
+
+    def test_logprobs_are_of_the_text_s_tokens(self):
+        c = self.complete(logprobs=3, seed=1).choices[0].logprobs
+        self.assertEqual((len(c.tokens), len(c.token_logprobs), len(c.top_logprobs), c.text_offset[0]), (20, 20, 20, 0))
+        self.assertTrue(all(p <= 0 for p in c.token_logprobs))
+        self.assertTrue(all(len(top) <= 3 for top in c.top_logprobs))
+        greedy = self.complete(logprobs=1, logit_bias=None, temperature=0).choices[0].logprobs
+        self.assertEqual(greedy.token_logprobs, [max(top.values()) for top in greedy.top_logprobs])
+
+    def test_logit_bias_forbids_and_forces(self):
+        self.assertEqual(self.complete(logit_bias={"100": 100}, max_tokens=5, logprobs=0, **GREEDY).choices[0].logprobs.tokens[1:],
+                         self.complete(logit_bias={"100": 100}, max_tokens=5, logprobs=0, **GREEDY).choices[0].logprobs.tokens[:-1])
+
+    def test_a_chat_has_text_and_thoughts_and_its_stream_the_same(self):
+        kinds = set()
+        for seed in range(12):
+            options = dict(seed=seed, reasoning_effort="low")
+            message = self.chat(**options).choices[0].message
+            text = reasoning = ""
+            for chunk in self.chat(stream=True, **options):
+                for c in chunk.choices:
+                    text += c.delta.content or ""
+                    reasoning += getattr(c.delta, "reasoning_content", None) or ""
+            self.assertEqual((message.content or "", getattr(message, "reasoning_content", "")), (text, reasoning))
+            self.assertNotRegex(text + reasoning, r"<\|")
+            kinds |= {bool(text), bool(reasoning)}
+        self.assertIn(True, kinds)
+
+    def test_a_second_turn_uses_the_first_one_s_tokens(self):
+        messages = [dict(role="user", content="Tell me " + "more " * 30)]
+        self.chat(messages=messages, **GREEDY)
+        messages += [dict(role="assistant", content="No."), dict(role="user", content="Please")]
+        again = self.chat(messages=messages, **GREEDY)
+        self.assertGreater(again.usage.prompt_tokens_details.cached_tokens, 30)
+        self.assertEqual(again.model_extra["timings"]["cache_n"], again.usage.prompt_tokens_details.cached_tokens)
+
+    def test_functions_are_described_and_their_results_read(self):
+        function = dict(name="weather", description="Says it.", parameters=dict(type="object", properties=dict(city=dict(type="string"))))
+        tools = [dict(type="function", function=function)]
+        call = dict(id="c1", type="function", function=dict(name="weather", arguments='{"city": "Paris"}'))
+        messages = [dict(role="user", content="?"), dict(role="assistant", tool_calls=[call]), dict(role="tool", tool_call_id="c1", content="Rain")]
+        self.assertGreater(self.chat(messages=messages, tools=tools).usage.prompt_tokens, self.chat(messages=messages).usage.prompt_tokens + 10)
+        with self.assertRaisesRegex(openai.BadRequestError, "no call of that id"):
+            self.chat(messages=messages[::2], tools=tools)
+
+    def test_errors_name_the_field(self):
+        for field, more in (("n", dict(n=9)), ("temperature", dict(temperature=3)), ("max_tokens", dict(max_tokens=0)), ("stop", dict(stop=["a"] * 5)),
+                            ("echo", dict(echo=True)), ("extra", dict(extra_body=dict(extra=1)))):
+            with self.assertRaises(openai.BadRequestError) as e:
+                self.complete(**more)
+            self.assertEqual(e.exception.param, field)
+        with self.assertRaises(openai.NotFoundError) as e:
+            self.complete(model="other")
+        self.assertEqual(e.exception.code, "model_not_found")
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.complete(prompt="x " * 9000)
+        self.assertEqual(e.exception.code, "context_length_exceeded")
+        with self.assertRaisesRegex(openai.BadRequestError, "id 340"):
+            self.complete(prompt=[340])
+        with self.assertRaisesRegex(openai.BadRequestError, "id 340"):
+            self.complete(logit_bias={"340": 1})
+
+    def test_many_at_once_get_what_each_gets_alone(self):
+        alone = [self.complete(prompt=f"user {i}", max_tokens=40, **GREEDY).choices[0].text for i in range(8)]
+        noise = random.Random(1)
+
+        def one(i):
+            if noise.random() < 0.3:  # goes away in the middle
+                s = self.server.stream(dict(prompt=f"user {i}", max_tokens=4000, logit_bias=ENDLESS))
+                s.close()
+                return
+            self.assertEqual(self.complete(prompt=f"user {i % 8}", max_tokens=40, **GREEDY).choices[0].text, alone[i % 8])
+
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            list(pool.map(one, range(64)))
+        self.server.until("num_requests_running", 0)
+
+
+class Protocol(WithServer):
+    OPTIONS = ("--cors-origin", "https://friend.example", "--allow-host", "model.example", "--context", "60000")
+
+    def test_health_and_metrics(self):
+        self.assertEqual(self.server.request("GET", "/health")[:2], (200, '{"status":"ok"}\n'))
+        status, text, headers = self.server.request("GET", "/metrics")
+        self.assertEqual(status, 200)
+        self.assertIn("text/plain", headers["Content-Type"])
+        for line in text.splitlines():
+            self.assertRegex(line, r"\A(# (HELP|TYPE) ingot:\w+ .+|ingot:\w+(\{\w+=\"[^\"]+\"\})? [\d.e+-]+)\Z")
+
+    def test_addresses_and_methods(self):
+        for status, method, path, body in ((404, "GET", "/v1/none", None), (404, "GET", "//v1/models", None), (405, "GET", "/v1/completions", None), (405, "POST", "/health", "{}"),
+                                           (404, "GET", "/v1/../health", None), (400, "POST", "/v1/completions", ""), (400, "POST", "/v1/completions", "[]"), (200, "GET", "/v1/models", None)):
+            with self.subTest(path=path):
+                got = self.server.request(method, path, body)
+                self.assertEqual(got[0], status, got[1])
+                if status != 200:
+                    self.assertEqual(set(json.loads(got[1])["error"]), {"message", "type", "param", "code"})
+
+    def test_bodies_are_json_and_bounded(self):
+        for status, headers in ((415, {"Content-Type": "text/plain"}), (415, {"Content-Encoding": "gzip"}), (200, {"Content-Type": "application/json; charset=utf-8"})):
+            self.assertEqual(self.server.request("POST", "/v1/completions", '{"prompt": "a", "max_tokens": 1}', headers)[0], status)
+        large = b'{"prompt": "' + b"x" * (5 << 20) + b'"}'
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        self.assertIn(b" 413 ", self.server.raw(head + b"Content-Length: %d\r\n\r\n" % len(large))[:20])
+        chunks = b"".join(b"10000\r\n" + large[i : i + 65536].ljust(65536) + b"\r\n" for i in range(0, len(large), 65536)) + b"0\r\n\r\n"
+        self.assertIn(b" 413 ", self.server.raw(head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunks)[:20])
+        self.assertEqual(self.server.request("GET", "/health")[0], 200)
+
+    def test_requests_that_two_servers_could_read_in_two_ways_are_refused_and_the_connection_closes(self):
+        body = b'{"prompt": "a", "max_tokens": 1}'
+        n = len(body)
+        for bad in (b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n" % n, b"Content-Length: %d\r\nContent-Length: 1\r\n" % n, b"Content-Length: +%d\r\n" % n,
+                    b"Content-Length: %d, %d\r\n" % (n, n), b"Transfer-Encoding: chunked, identity\r\n", b"Transfer-Encoding: gzip\r\n", b"Host: other\r\nContent-Length: %d\r\n" % n,
+                    b"Content-Length: -1\r\n", b"Content-Length: 0x10\r\n"):
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            started = time.monotonic()
+            back = self.server.raw(head + bad + b"\r\n" + body)
+            self.assertLess(time.monotonic() - started, 2.5, bad)  # closed, not left open
+            self.assertEqual(set(re.findall(rb"HTTP/1.1 (\d+)", back)), {b"400"}, bad)
+        self.assertIn(b" 400 ", self.server.raw(b"GET /health HTTP/1.1\r\n\r\n")[:20])
+
+    def test_garbage_and_floods_of_headers_end_the_connection(self):
+        for data in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", os.urandom(4096) + b"\r\n\r\n", b"GET /" + b"a" * 70000,
+                     b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 70000, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 10000):
+            self.assertNotIn(b" 200 ", self.server.raw(data, end=True)[:40], data[:20])
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        for chunk in (b"-2\r\nab\r\n", b"0x2\r\nab\r\n", b"+2\r\nab\r\n", b"1" * 17 + b"\r\nab\r\n", b"zz\r\nab\r\n", b"\r\n"):
+            self.assertNotIn(b" 200 ", self.server.raw(head + chunk, end=True)[:20], chunk)
+        self.assertEqual(self.server.request("GET", "/health")[0], 200)
+
+    def test_a_host_that_is_not_ours_is_refused(self):
+        for status, host in ((200, "localhost:1"), (200, "127.0.0.1"), (200, "[::1]:80"), (200, "model.example"), (200, "MODEL.example:99"), (403, "evil.example"), (403, "localhost.evil.example")):
+            self.assertEqual(self.server.request("GET", "/v1/models", host=host)[0], status, host)
+
+    def test_pages_of_other_origins_ask_only_where_they_may(self):
+        for status, origin, named in ((200, "https://friend.example", "https://friend.example"), (403, "https://evil.example", None), (403, "null", None), (200, "http://localhost:9", None)):
+            got = self.server.request("GET", "/v1/models", headers={"Origin": origin}, host="localhost:9")
+            self.assertEqual((got[0], got[2]["Access-Control-Allow-Origin"]), (status, named))
+        status, _, headers = self.server.request("OPTIONS", "/v1/chat/completions", headers={"Origin": "https://friend.example"})
+        self.assertEqual((status, headers["Access-Control-Allow-Headers"]), (204, "Authorization, Content-Type"))
+
+    def test_an_answer_that_nobody_reads_any_more_ends(self):
+        aborted = self.server.metric('request_success_total{finished_reason="abort"}')
+        long = dict(prompt="a", max_tokens=59000, logit_bias=ENDLESS)
+        s = self.server.stream(long)
+        self.server.until("num_requests_running", 1)
+        s.close()
+        self.server.until("num_requests_running", 0, 3)
+        text = json.dumps(long)
+        s = socket.create_connection(("127.0.0.1", self.server.port))
+        s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+        self.server.until("num_requests_running", 1)
+        s.close()
+        self.server.until("num_requests_running", 0, 3)
+        self.assertEqual(self.server.metric('request_success_total{finished_reason="abort"}'), aborted + 2)
+
+    def test_whoever_closes_only_one_direction_gets_the_stream(self):
+        s = self.server.stream(dict(prompt="a", max_tokens=300, logit_bias=ENDLESS))
+        s.shutdown(socket.SHUT_WR)
+        back = b""
+        while b"[DONE]" not in back:
+            part = s.recv(65536)
+            self.assertTrue(part, back[-200:])
+            back += part
+        s.close()
+
+    @unittest.skipUnless(shutil.which("curl"), "no curl")
+    def test_curl_reads_events(self):
+        url = f"http://127.0.0.1:{self.server.port}/v1/completions"
+        body = json.dumps(dict(prompt="a", max_tokens=5, stream=True, logit_bias=ENDLESS))
+        run = subprocess.run(["curl", "-sN", url, "-H", "Content-Type: application/json", "-d", body], capture_output=True, timeout=60)
+        events = run.stdout.decode().split("\n\n")
+        self.assertEqual(events[-2:], ["data: [DONE]", ""])
+        for event in events[:-2]:
+            self.assertEqual(json.loads(event.removeprefix("data: "))["object"], "text_completion")
+
+
+class Keys(WithServer):
+    @classmethod
+    def setUpClass(cls):
+        holder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(holder.cleanup)
+        keys = pathlib.Path(holder.name, "keys")
+        keys.write_text("# ours\nsecret-one\r\n\nsecret-two\n")
+        cls.OPTIONS = ("--api-key-file", keys, "--host", "0.0.0.0")
+        super().setUpClass()
+
+    def test_one_of_the_keys_opens_and_nothing_else(self):
+        for status, key in ((200, "Bearer secret-one"), (200, "bearer secret-two"), (401, None), (401, ""), (401, "Bearer "), (401, "Bearer secret-on"), (401, "Bearer secret-one2"),
+                            (401, "Basic secret-one"), (401, "secret-one"), (401, "Bearer # ours")):
+            headers = {} if key is None else {"Authorization": key}
+            for method, path, body in (("GET", "/v1/models", None), ("GET", "/metrics", None), ("POST", "/v1/completions", '{"prompt": "a", "max_tokens": 1}')):
+                self.assertEqual(self.server.request(method, path, body, headers)[0], status, (key, path))
+        for path in ("/v1/none", "//v1/models", "/v1/%2e/models"):
+            self.assertEqual(self.server.request("GET", path)[0], 401)
+        twice = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer secret-one\r\nAuthorization: Bearer secret-one\r\nConnection: close\r\n\r\n"
+        self.assertIn(b" 401 ", self.server.raw(twice)[:20])
+        self.assertEqual(self.server.request("GET", "/health")[0], 200)
+
+    def test_what_one_key_asked_is_not_reused_for_another(self):
+        cached = []
+        for key in ("one", "one", "two"):
+            text = self.server.request("POST", "/v1/completions", dict(prompt="user assistant final " * 5, max_tokens=1), {"Authorization": f"Bearer secret-{key}"})[1]
+            cached.append(json.loads(text)["usage"]["prompt_tokens_details"]["cached_tokens"])
+        self.assertEqual((cached[0], cached[1] > 0, cached[2]), (0, True, 0))
+
+
+class Queue(WithServer):
+    OPTIONS = ("--slots", 1, "--queue", 1, "--context", "60000")
+
+    def test_too_many_are_told_to_come_back(self):
+        long = dict(prompt="a", max_tokens=59000, logit_bias=ENDLESS)
+        first = self.server.stream(long)
+        self.server.until("num_requests_running", 1)
+        second = threading.Thread(target=lambda: self.server.request("POST", "/v1/completions", dict(prompt="b", max_tokens=1)))
+        second.start()
+        self.server.until("num_requests_waiting", 1)
+        status, text, headers = self.server.request("POST", "/v1/completions", dict(prompt="c"))
+        self.assertEqual((status, headers["Retry-After"], json.loads(text)["error"]["type"]), (429, "1", "rate_limit_error"))
+        first.close()
+        second.join()
+        self.assertEqual(self.server.request("POST", "/v1/completions", dict(prompt="c"))[0], 200)
+        self.assertEqual(self.server.metric("request_refused_total"), 1)
+
+
+class Process(unittest.TestCase):
+    """How it begins and ends."""
+
+    def setUp(self):
+        if WITHOUT:
+            self.skipTest("built without libmicrohttpd")
+
+    def refuses(self, status, message, *arguments):
+        run = ingot("serve", "--model", MODEL.model, *arguments)
+        self.assertEqual((run.returncode, run.text), (status, ""), run.error)
+        self.assertRegex(run.error, message)
+
+    def test_what_would_be_open_to_everybody_is_refused(self):
+        self.refuses(2, "--host: found 0.0.0.0 without --api-key-file", "--host", "0.0.0.0", "--port", 0)
+        with tempfile.NamedTemporaryFile() as empty:
+            self.refuses(3, "found no key", "--api-key-file", empty.name, "--port", 0)
+        server = Server("--host", "0.0.0.0", "--insecure")
+        self.assertEqual(server.request("GET", "/v1/models")[0], 200)
+        self.assertEqual(server.stop(), 0)
+
+    def test_a_port_that_is_taken_costs_nothing(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.refuses(6, "127.0.0.1:[0-9]+: Address already in use", "--port", taken.getsockname()[1])
+
+    def test_a_signal_lets_answers_finish(self):
+        server = Server("--context", "60000")
+        s = server.stream(dict(prompt="a", max_tokens=3000, logit_bias=ENDLESS))
+        server.process.terminate()
+        back = b""
+        while part := s.recv(65536):
+            back += part
+            if b"[DONE]" in back:
+                break
+        self.assertIn(b"data: [DONE]", back)
+        s.close()
+        self.assertEqual(server.stop(signals=0), 0, server.log)  # a second signal would not wait
+
+    def test_an_answer_that_takes_too_long_is_cut_off_at_the_end(self):
+        server = Server("--context", "130000", "--drain", 0.2)
+        s = server.stream(dict(prompt="a", max_tokens=129000, logit_bias=ENDLESS))
+        said = []
+
+        def read():
+            while part := s.recv(65536):
+                said.append(part)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        started = time.monotonic()
+        self.assertEqual(server.stop(), 0, server.log)
+        self.assertLess(time.monotonic() - started, 10)
+        self.assertIn("some answers were cut off", server.log)
+        reader.join()
+        self.assertIn(b'{"error":{"message":"the answer was cut off', b"".join(said)[-400:])
+        s.close()
+
+    def test_a_model_of_documents_completes_and_has_no_chat(self):
+        with tempfile.TemporaryDirectory() as directory:
+            run, text = pathlib.Path(directory, "run"), pathlib.Path(directory, "text.txt")
+            text.write_text(cli_test.TEXT)
+            trained = ingot("train", *cli_test.Runs.TINY, "--steps", 2, "--data", text, "--out", run)
+            self.assertEqual(trained.returncode, 0, trained.error)
+            server = Server(model=run)
+            status, answer, _ = server.request("POST", "/v1/completions", dict(prompt="The", max_tokens=8, temperature=0))
+            self.assertEqual((status, json.loads(answer)["usage"]["completion_tokens"] <= 8), (200, True), answer)
+            status, answer, _ = server.request("POST", "/v1/chat/completions", dict(messages=[dict(role="user", content="a")]))
+            self.assertEqual((status, json.loads(answer)["error"]["code"]), (400, "unsupported_model"))
+            self.assertEqual(server.stop(), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
