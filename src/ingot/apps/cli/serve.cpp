@@ -84,7 +84,8 @@ void serve(const ServeCommand& o) {
                    .scheduling = {.waiting = o.waiting}});
   server.serve(service);
   const std::string address = o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]";
-  log_info("serving ", name, " at http://", address, ":", server.port(), " (OpenAI's base URL: /v1); Ctrl-C ends it");
+  log_info("serving ", name, " at http://", address, ":", server.port(),
+           " (a page to chat on; OpenAI's base URL ends in /v1); Ctrl-C ends it");
   while (!interrupt.asked()) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   log_info("finishing the answers under way, for at most ", fixed(o.drain, 0), " s");
   if (!server.stop(o.drain)) log_warn("some answers were cut off");

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <random>
 #include <set>
 
 #include "ingot/core/log.h"
@@ -21,6 +22,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+// The page, with @NONCE@ where its own script and style are let through.
+const std::string kPage =
+#include <ingot_page.inc>
+    ;
 
 // A connection between two requests, or with a request on its way.
 struct Connection {
@@ -122,6 +128,25 @@ bool same(const std::string& a, const std::string& b) {
   unsigned differ = a.size() != b.size();
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) differ |= unsigned(a[i] ^ b[i]);
   return differ == 0;
+}
+
+std::string nonce() {
+  std::random_device device;
+  char text[33];
+  std::snprintf(text, sizeof text, "%08x%08x%08x%08x", device(), device(), device(), device());
+  return text;
+}
+Reply page_reply() {
+  const std::string word = nonce();
+  std::string page = kPage;
+  for (size_t at; (at = page.find("@NONCE@")) != std::string::npos;) page.replace(at, 7, word);
+  const std::string policy =
+      "default-src 'none'; script-src 'nonce-" + word + "'; style-src 'nonce-" + word +
+      "'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+  return {.body = page,
+          .type = "text/html; charset=utf-8",
+          .headers = {
+              {"Content-Security-Policy", policy}, {"Referrer-Policy", "no-referrer"}, {"Cache-Control", "no-store"}}};
 }
 
 }  // namespace
@@ -232,8 +257,9 @@ struct Server::Impl {
     const auto method_must_be = [&](bool right, const char* allowed) {
       if (!right) throw ApiError(405, "found " + method.substr(0, 20) + ", expected " + allowed);
     };
-    if (url == "/health") {
+    if (url == "/health" || url == "/") {
       method_must_be(get, "GET");
+      if (url == "/") return page_reply();
       const bool ready = s != nullptr && !stopping;
       return Reply{.status = ready ? 200 : 503,
                    .body = ready      ? "{\"status\":\"ok\"}\n"
