@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 
-ORDER = ["core", "io", "text", "data", "gpu", "kernels", "models", "engines", "apps"]
+ORDER = ["core", "io", "text", "data", "gpu", "kernels", "megakernel", "models", "engines", "apps"]
 RANK = {name: i for i, name in enumerate(ORDER)}
 MODEL_NAMES = re.compile(r"\b(gpt_oss|gpt2|GptOss|golf|nano)\b")
 
@@ -36,7 +36,7 @@ def problems_of(path, root):
                 yield f"{where}: a source file is included; include its header"
         if re.match(r"\s*#include <(torch|ATen|c10)/", line):
             yield f"{where}: torch belongs in bindings/python"
-        if layer == "kernels" and MODEL_NAMES.search(line):
+        if layer in ("kernels", "megakernel") and MODEL_NAMES.search(line):
             yield f"{where}: {layer}/ may not name a model"
         # On the host an empty template only keeps the compiler from removing what is timed.
         is_cuda = path.suffix in (".cu", ".cuh")

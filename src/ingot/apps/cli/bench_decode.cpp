@@ -11,26 +11,32 @@ namespace {
 struct Options {
   std::string size = "120b", dense = "bf16";
   DecodeMeasurement measurement;
+  bool phased = false, megakernel = false;  // only this one
   bool json = false;
 };
 
-double achieved_TBps(const DecodeTimes& t) { return double(t.token_bytes) / t.mean_ms * 1e-9; }
+double achieved_TBps(const DecodeTimes& t, const TokenTimes& of) { return double(t.token_bytes) / of.mean_ms * 1e-9; }
 
 void print(const Options& o, const DecodeTimes& t) {
   const std::string text = "GPT-OSS-" + o.size + " shapes, " + o.dense + " and mxfp4 experts, " +
                            with_commas(o.measurement.context) + " tokens of context, " +
                            fixed(double(t.weight_bytes) * 1e-9, 1) + " GB of weights\n";
   write_out(text);
-  write_out("a token: mean " + fixed(t.mean_ms, 3) + " ms, p50 " + fixed(t.p50_ms, 3) + ", p99 " + fixed(t.p99_ms, 3) +
-            ", best " + fixed(t.best_ms, 3) + "; " + fixed(1e3 / t.mean_ms, 0) + " tokens/s\n");
-  write_out("it reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB: " + fixed(achieved_TBps(t), 2) +
-            " TB/s, of the " + fixed(t.read_TBps, 2) + " that reading alone reaches here " +
-            fixed(100 * achieved_TBps(t) / t.read_TBps, 0) + " %\n");
+  write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB; reading alone reaches " +
+            fixed(t.read_TBps, 2) + " TB/s here\n");
+  for (const auto& [path, of] : t.token)
+    write_out(path + ": mean " + fixed(of.mean_ms, 3) + " ms a token, p50 " + fixed(of.p50_ms, 3) + ", p99 " +
+              fixed(of.p99_ms, 3) + ", best " + fixed(of.best_ms, 3) + "; " + fixed(1e3 / of.mean_ms, 0) +
+              " tokens/s, " + fixed(achieved_TBps(t, of), 2) + " TB/s, " +
+              fixed(100 * achieved_TBps(t, of) / t.read_TBps, 0) + " % of reading alone\n");
   if (t.prompt_ms > 0) write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
   for (const auto& [name, us] : t.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
 }
 
 OrderedJson as_json(const Options& o, const DecodeTimes& t) {
+  OrderedJson token = OrderedJson::object();
+  for (const auto& [path, of] : t.token)
+    token[path] = {{"mean_ms", of.mean_ms}, {"p50_ms", of.p50_ms}, {"p99_ms", of.p99_ms}, {"best_ms", of.best_ms}};
   OrderedJson phases = OrderedJson::object();
   for (const auto& [name, us] : t.phases) phases[name] = us;
   return {{"version", version()},
@@ -40,10 +46,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
           {"dense", o.dense},
           {"context", o.measurement.context},
           {"tokens", o.measurement.tokens},
-          {"mean_ms", t.mean_ms},
-          {"p50_ms", t.p50_ms},
-          {"p99_ms", t.p99_ms},
-          {"best_ms", t.best_ms},
+          {"token", token},
           {"prompt_ms_of_16", t.prompt_ms},
           {"token_bytes", t.token_bytes},
           {"weight_bytes", t.weight_bytes},
@@ -61,6 +64,8 @@ void add_bench_decode(Command& bench) {
            "how attention and head are stored (default: bf16); experts are mxfp4");
   c.integer("--context N", o->measurement.context, 1, 130000, "tokens before the first that is timed (default: 1024)");
   c.integer("--tokens N", o->measurement.tokens, 1, 100000, "tokens to time (default: 200)");
+  c.flag("--phased", o->phased, "time the phased path alone, a launch a phase (default: both paths)");
+  c.flag("--megakernel", o->megakernel, "time the megakernel alone, one launch a token");
   c.flag("--phases", o->measurement.phases, "time each phase alone, too");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench decode
@@ -70,6 +75,7 @@ void add_bench_decode(Command& bench) {
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
                            : o->dense == "fp8" ? WeightFormat::fp8
                                                : WeightFormat::mxfp4;
+    if (o->phased != o->megakernel) o->measurement.phased = o->phased, o->measurement.megakernel = o->megakernel;
     const DecodeTimes times = measure_decode(o->measurement);
     if (o->json) return write_out(show_json(as_json(*o, times)) + "\n");
     print(*o, times);

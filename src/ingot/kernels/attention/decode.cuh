@@ -9,6 +9,7 @@
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/ldmatrix.cuh"
+#include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
 #include "ingot/kernels/attention/decode_params.h"
 #include "ingot/kernels/quant/granule_product.cuh"
@@ -16,11 +17,14 @@
 namespace ingot::decode_attention {
 
 // Who computes a part: kThreads threads, a block's all or, each for itself, its first or second half.
+// kEarly: the first keys wait in registers for the queries; where registers are few, prefetch_keys() brings them near.
 struct WholeBlock {
+  static constexpr bool kEarly = true;
   __device__ __forceinline__ uint32_t thread() const { return threadIdx.x; }
   __device__ __forceinline__ void sync() const { __syncthreads(); }
 };
 struct HalfBlock {
+  static constexpr bool kEarly = false;
   __device__ __forceinline__ uint32_t thread() const { return threadIdx.x % kThreads; }
   __device__ __forceinline__ void sync() const { ptx::barrier_sync_unaligned(1 + threadIdx.x / kThreads, kThreads); }
 };
@@ -99,13 +103,15 @@ template <int kDim> struct Tile {
   uint4 k[kPieces], v[kPieces];
 
   __device__ __forceinline__ void load(const Params& p, uint32_t head, uint32_t key, uint32_t end) {
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32, first = key % p.rows;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const uint32_t piece = i * 32 + lane, position = key + piece / (kDim / 8);
+      const uint32_t piece = i * 32 + lane, ahead = piece / (kDim / 8);
       k[i] = v[i] = make_uint4(0, 0, 0, 0);
-      if (position >= end) continue;
-      const size_t at = (size_t(head) * p.rows + position % p.rows) * kDim + piece % (kDim / 8) * 8;
+      if (key + ahead >= end) continue;
+      // A ring has more rows than a tile; where there are fewer nothing wraps.
+      const uint32_t row = first + ahead < p.rows ? first + ahead : first + ahead - p.rows;
+      const size_t at = (size_t(head) * p.rows + row) * kDim + piece % (kDim / 8) * 8;
       k[i] = __ldcg(reinterpret_cast<const uint4*>(p.keys + at));
       v[i] = __ldcg(reinterpret_cast<const uint4*>(p.values + at));
     }
@@ -245,9 +251,9 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
   uint32_t key = part.begin + 16 * warp;
   Tile<kDim> next;
   // Keys that were there before are asked for at once; new ones lie there after the barrier.
-  const bool early = p.tiles > 1 || part.end <= part.first_new;
+  const bool early = Team::kEarly && (p.tiles > 1 || part.end <= part.first_new);
   if (early) next.load(p, head, key, part.end);
-  if (!early) store_keys<kDim>(p, part, head, thread);
+  if (p.tiles == 1 && part.end > part.first_new) store_keys<kDim>(p, part, head, thread);
   stage_queries<kDim>(p, part.first_new, head, tile, thread, m);
   team.sync();
   if (!early) next.load(p, head, key, part.end);
@@ -289,7 +295,7 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
   }
 }
 
-// By the last team of a tile. All of a row's parts are asked for at once.
+// By the last team of a tile. Eight of a row's parts are asked for at once.
 template <int kDim>
 __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile, uint32_t thread,
                                           const Memory<kDim>& m) {
@@ -297,29 +303,49 @@ __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32
     const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
     const Query q = query_of(p, head, tile, row);
     const size_t first = (size_t(q.token) * p.heads + q.head) * p.parts;
-    float max[kMostParts], sum[kMostParts];
-    float4 out[kMostParts];
+    float max[kMostParts], top = -INFINITY;
 #pragma unroll
     for (uint32_t s = 0; s < kMostParts; ++s) {
       max[s] = s < p.parts ? __ldcg(p.part_max + first + s) : -INFINITY;
-      sum[s] = s < p.parts ? __ldcg(p.part_sum + first + s) : 0;
-      out[s] = s < p.parts ? __ldcg(reinterpret_cast<const float4*>(p.part_out + (first + s) * kDim + d))
-                           : make_float4(0, 0, 0, 0);
+      top = fmaxf(top, max[s]);
     }
     Total total[4];
-    float top = -INFINITY;
-#pragma unroll
-    for (uint32_t s = 0; s < kMostParts; ++s) top = fmaxf(top, max[s]);
 #pragma unroll
     for (int k = 0; k < 4; ++k) total[k].max = top;
+    constexpr uint32_t kHeld = 8;  // on their way at once
 #pragma unroll
-    for (uint32_t s = 0; s < kMostParts; ++s) {
-      const float weight = __expf(max[s] - top), each[4] = {out[s].x, out[s].y, out[s].z, out[s].w};
+    for (uint32_t from = 0; from < kMostParts; from += kHeld) {
+      if (from >= p.parts) break;
+      float sum[kHeld];
+      float4 out[kHeld];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) total[k].sum += sum[s] * weight, total[k].out += each[k] * weight;
+      for (uint32_t s = 0; s < kHeld; ++s) {
+        const bool there = from + s < p.parts;
+        sum[s] = there ? __ldcg(p.part_sum + first + from + s) : 0;
+        out[s] = there ? __ldcg(reinterpret_cast<const float4*>(p.part_out + (first + from + s) * kDim + d))
+                       : make_float4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (uint32_t s = 0; s < kHeld; ++s) {
+        const float weight = __expf(max[from + s] - top), each[4] = {out[s].x, out[s].y, out[s].z, out[s].w};
+#pragma unroll
+        for (int k = 0; k < 4; ++k) total[k].sum += sum[s] * weight, total[k].out += each[k] * weight;
+      }
     }
     put_result(p, q, d, total, m.sink[row]);
   }
+}
+
+// Asks L2 for the first keys of a unit and their values, which lie there since earlier tokens. By one thread.
+template <int kDim> __device__ __forceinline__ void prefetch_keys(const Params& p, uint32_t unit) {
+  constexpr uint32_t kMost = 128, kRowBytes = kDim * 2;
+  const uint32_t head = unit / p.parts / p.tiles;
+  const Keys part = keys_of_part(p, unit % p.parts);
+  const uint32_t row = part.begin % p.rows, rows = min(min(part.end - part.begin, kMost), p.rows - row);
+  if (rows == 0) return;
+  const size_t at = (size_t(head) * p.rows + row) * kDim;
+  ptx::prefetch_to_l2(p.keys + at, rows * kRowBytes);
+  ptx::prefetch_to_l2(p.values + at, rows * kRowBytes);
 }
 
 // Unit `unit` of units_of(p): a part of a tile of a key head.

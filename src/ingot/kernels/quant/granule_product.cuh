@@ -91,7 +91,7 @@ __device__ __forceinline__ void stage_normed(char* columns, uint32_t stride, con
   for (uint32_t j = 0; j < T; ++j) {
     float sum = 0;
     for (uint32_t from = 64 * first + 4 * threadIdx.x; from < 64 * end; from += kHeld * kStep) {
-      float v[kHeld][4], w[kHeld][4];
+      float v[kHeld][4] = {}, w[kHeld][4] = {};
 #pragma unroll
       for (int u = 0; u < kHeld; ++u) {
         if (from + u * kStep >= 64 * end) continue;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void stage_columns(char* columns, uint32_t stride, co
   constexpr int kHeld = 6;  // pieces of 16 bytes on their way at once
   const uint32_t pieces = uint32_t(column_bytes(C)) / 16, all = T * pieces;
   for (uint32_t first = threadIdx.x; first < all; first += kHeld * kThreads) {
-    uint4 held[kHeld];
+    uint4 held[kHeld] = {};  // what is not loaded must not stay from before, in registers
 #pragma unroll
     for (int u = 0; u < kHeld; ++u)
       if (first + u * kThreads < all) held[u] = __ldcg(reinterpret_cast<const uint4*>(from) + first + u * kThreads);

@@ -7,6 +7,7 @@
 #include "ingot/kernels/attention/decode.cuh"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/models/gpt_oss/decode/decode.h"
+#include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/phases.cuh"
 
 namespace ingot::gpt_oss_decode {
@@ -14,6 +15,9 @@ namespace ingot::gpt_oss_decode {
 extern template struct Phases<WeightFormat::bf16>;
 extern template struct Phases<WeightFormat::fp8>;
 extern template struct Phases<WeightFormat::mxfp4>;
+extern template struct Megakernel<WeightFormat::bf16>;
+extern template struct Megakernel<WeightFormat::fp8>;
+extern template struct Megakernel<WeightFormat::mxfp4>;
 
 namespace {
 
@@ -218,7 +222,10 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.lists.row, c.layers * entries * routing::kTokens);
   take(b.logits, T * c.vocab);
   take(b.best, kMostBlocks);
+  const int64_t counters = at;
+  take(b.handoff, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
+  b.counter_bytes = at - counters;
   return at;
 }
 
@@ -240,6 +247,62 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   if (step.head_rows > 0) return r.head();
   gpu::launch("decode position", advance, {.grid = 1, .block = 32, .overlap = true, .device = device()}, stream,
               buffers.state, step.T);
+}
+
+bool megakernel_takes(const Model& m) {
+  return std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
+    return l.qkv.format == m.head.format && l.o.format == m.head.format &&
+           l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
+  });
+}
+
+void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
+  INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
+  INGOT_CHECK(megakernel_takes(m),
+              "decode token: found matrices of several formats, expected attention's and the "
+              "head's of one, the experts' of one");
+  const Plan plan = plan_of(m, b, step);
+  const Token token{.embedding = embedding_of(plan),
+                    .head = head_of(plan),
+                    .layers = how.layers,
+                    .count = plan.layers,
+                    .head_rows = plan.head_rows,
+                    .experts = plan.experts,
+                    .k = plan.k,
+                    .grid = {.counter = b.handoff, .watch = how.watch, .missing = how.missing}};
+  const LayerStages layer = stages_of(plan, m.layers[0], 0);
+  if (m.head.format == WeightFormat::bf16)
+    return Megakernel<WeightFormat::bf16>::launch(token, layer, how.blocks, stream);
+  if (m.head.format == WeightFormat::fp8)
+    return Megakernel<WeightFormat::fp8>::launch(token, layer, how.blocks, stream);
+  Megakernel<WeightFormat::mxfp4>::launch(token, layer, how.blocks, stream);
+}
+
+std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t capacity) {
+  const Plan plan = plan_of(m, b, {.capacity = capacity});
+  std::vector<LayerStages> all;
+  for (size_t i = 0; i < m.layers.size(); ++i) all.push_back(stages_of(plan, m.layers[i], uint32_t(i)));
+  return all;
+}
+
+namespace {
+std::string name_of_handoff(uint32_t number) {
+  if (number == 0) return "the embedding";
+  static constexpr const char* kStages[] = {
+      "queries, keys and values", "attention", "the output", "the router", "gate and up", "down"};
+  static_assert(std::size(kStages) == kHandoffsOfLayer, "a name for each stage");
+  return std::string(kStages[(number - 1) % kHandoffsOfLayer]) + " of layer " +
+         std::to_string((number - 1) / kHandoffsOfLayer);
+}
+}  // namespace
+
+std::string handoff_report(const gpu::WaitControl& waits) {
+  std::string text = waits.report();
+  constexpr std::string_view kNumbered = " for wait ";
+  const size_t at = text.find(kNumbered);
+  if (at == std::string::npos) return text;
+  const size_t from = at + 5, end = text.find(':', from);
+  return text.replace(from, end - from, name_of_handoff(uint32_t(std::stoul(text.substr(at + kNumbered.size())))));
 }
 
 }  // namespace ingot::gpt_oss_decode

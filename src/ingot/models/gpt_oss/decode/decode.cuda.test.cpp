@@ -35,11 +35,12 @@ testing::DecodeReference::Choices choices_of(const DeviceModel& m, size_t t) {
   return testing::choices_of(b, layers, t);
 }
 
-TEST_F(GptOssDecodeCuda, EveryCaseIsTheModel) {
+void check_cases(bool megakernel) {
   for (const DecodeCase& t : testing::decode_cases()) {
     std::unique_ptr<DeviceModel> gpu;
     testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
-      gpu = std::make_unique<DeviceModel>(m.config, m.weights, gpt_oss_decode::DeviceModelOptions{.context = room});
+      gpu = std::make_unique<DeviceModel>(
+          m.config, m.weights, gpt_oss_decode::DeviceModelOptions{.context = room, .megakernel = megakernel});
       return testing::DecodeUnderTest{.extend =
                                           [&, vocab = size_t(m.config.vocab)](std::span<const int32_t> ids) {
                                             gpu->extend(ids, uint32_t(ids.size()));
@@ -54,6 +55,90 @@ TEST_F(GptOssDecodeCuda, EveryCaseIsTheModel) {
                                       .state = [&] { return download(gpu->buffers().state, 1)[0]; }};
     });
   }
+}
+
+TEST_F(GptOssDecodeCuda, EveryCaseIsTheModel) { check_cases(false); }
+TEST_F(GptOssDecodeCuda, EveryCaseIsTheModelThroughTheMegakernel) { check_cases(true); }
+
+// One token after the other through the megakernel; prompts, which it does not take, phase by phase.
+TEST_F(GptOssDecodeCuda, TheMegakernelIsThePhasedPathBitForBit) {
+  for (const DecodeCase& t : testing::decode_cases()) {
+    SCOPED_TRACE(t.name);
+    const DecodeModel m(t.config, t.dense, t.experts, 7);
+    const size_t vocab = size_t(t.config.vocab), tokens = size_t(std::min<int64_t>(t.length, 12));
+    DeviceModel phased(m.config, m.weights, {.context = t.length});
+    DeviceModel one(m.config, m.weights, {.context = t.length, .megakernel = true});
+    for (size_t at = 0; at < tokens; ++at) {
+      const int32_t id = int32_t((at * 31 + 7) % vocab);
+      std::vector<float> want(vocab), got(vocab, NAN);
+      phased.extend({&id, 1}, 1);
+      one.extend({&id, 1}, 1);
+      phased.logits(1, want.data());
+      one.logits(1, got.data());
+      ASSERT_EQ(std::memcmp(got.data(), want.data(), vocab * 4), 0) << "position " << at;
+      ASSERT_EQ(one.likeliest(), phased.likeliest());
+      EXPECT_EQ(choices_of(one, 0), choices_of(phased, 0));
+    }
+    EXPECT_EQ(download(one.buffers().state, 1)[0].position, int32_t(tokens));
+  }
+}
+
+// A model with its own watch, whose launches may be given a grid and a fault.
+struct OneKernel {
+  DeviceModel model;
+  gpu::WaitControl waits{0.05};
+
+  OneKernel(const DecodeModel& m, int64_t room) : model(m.config, m.weights, {.context = room}) {}
+  std::vector<float> token(int32_t id, int64_t blocks, uint32_t missing = ~0u) {
+    gpu::copy_to_device(model.buffers().state->tokens, &id, sizeof id);
+    run_megakernel(model.model(), model.buffers(), {.capacity = uint32_t(model.context())},
+                   {.layers = model.stages(), .watch = waits.watch(), .blocks = blocks, .missing = missing},
+                   model.stream());
+    gpu::synchronize();
+    std::vector<float> logits(size_t(model.config().vocab));
+    gpu::copy_to_host(logits.data(), model.buffers().logits, int64_t(logits.size()) * 4);
+    return logits;
+  }
+};
+
+TEST_F(GptOssDecodeCuda, TheMegakernelGivesTheSameAtEveryGridSize) {
+  const DecodeCase t = testing::decode_cases()[0];
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  std::vector<std::vector<float>> want;
+  for (int64_t blocks : {1, 2, 3, 7, 0}) {
+    OneKernel one(m, t.length);
+    for (size_t at = 0; at < 3; ++at) {
+      const std::vector<float> got = one.token(int32_t(at * 5 + 1), blocks);
+      if (blocks == 1)
+        want.push_back(got);
+      else
+        ASSERT_EQ(std::memcmp(got.data(), want[at].data(), got.size() * 4), 0) << blocks << " blocks, token " << at;
+    }
+  }
+}
+
+TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
+  const DecodeCase t = testing::decode_cases()[0];
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  OneKernel sound(m, t.length), one(m, t.length);
+  const std::vector<float> want = sound.token(5, 4);
+  for (const auto& [number, name] : {std::pair{0u, "the embedding"},
+                                     {2u, "attention of layer 0"},
+                                     {4u, "the router of layer 0"},
+                                     {11u, "gate and up of layer 1"},
+                                     {18u, "down of layer 2"}}) {
+    one.token(5, 4, number);
+    EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
+    const std::string found = gpt_oss_decode::handoff_report(one.waits);
+    EXPECT_NE(found.find(std::string(" for ") + name + ": found 3, expected 4 (timed out)"), std::string::npos)
+        << found << ", planted " << name;
+    const gpt_oss_decode::Buffers& b = one.model.buffers();
+    one.waits.reset(one.model.stream());
+    gpu::fill_bytes(b.handoff, 0, b.counter_bytes, one.model.stream());
+  }
+  const std::vector<float> got = one.token(5, 4);
+  EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * 4), 0);
+  EXPECT_EQ(one.waits.report(), "");
 }
 
 GptOssConfig published(int64_t layers, int64_t experts, int64_t vocab) {
@@ -162,6 +247,28 @@ TEST_F(GptOssDecodeCuda, RunsAreBitIdenticalAndRewindingGivesTheSame) {
     ASSERT_EQ(std::memcmp(row.data(), first.data(), row.size() * 4), 0) << "run " << run;
   }
   gpu.likeliest();
+}
+
+TEST_F(GptOssDecodeCuda, TheMegakernelOfThePublishedShapesIsThePhasedPathAndRepeatsItself) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  const GptOssConfig c = published(4, 8, 2000);
+  for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
+    DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
+    std::vector<int32_t> ids(16);
+    testing::fill_ids(Tensor(ids.data(), {16}), 4, c.vocab);
+    std::vector<float> first;
+    for (int run = 0; run < 300; ++run) {
+      gpu.use_megakernel(run > 0);
+      gpu.rewind(0);
+      gpu.extend(ids, 1);
+      gpu.continue_greedily(3);
+      std::vector<float> row(size_t(c.vocab));
+      gpu.logits(1, row.data());
+      if (run == 0) first = row;
+      ASSERT_EQ(std::memcmp(row.data(), first.data(), row.size() * 4), 0) << name_of(dense) << ", run " << run;
+    }
+    gpu.likeliest();
+  }
 }
 
 }  // namespace

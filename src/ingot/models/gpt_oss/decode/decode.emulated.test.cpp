@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <numeric>
 
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
+#include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/gpt_oss.h"
 
 namespace ingot {
@@ -24,6 +26,10 @@ struct Emulated {
   std::vector<float> cos, sin;
   gpt_oss_decode::Model model;
   gpt_oss_decode::Buffers buffers;
+  bool megakernel = false;  // for single tokens
+  std::vector<gpt_oss_decode::LayerStages> stages;
+  uint32_t stop = gpu::kRunning, host_stop = 0;
+  gpu::WaitRecord record;
 
   Emulated(const DecodeModel& m, uint32_t room) : c(m.config), capacity(room) {
     using namespace gpt_oss_decode;
@@ -60,16 +66,27 @@ struct Emulated {
       std::fill(reinterpret_cast<char*>(y.keys), at, cache_dim(c) > c.head_dim ? char(0) : char(0xff));
       model.layers.push_back(y);
     }
+    stages = stages_of(model, buffers, capacity);
   }
   static char* aligned(std::vector<char>& v) {
     return reinterpret_cast<char*>((uintptr_t(v.data()) + 255) / 256 * 256);
+  }
+
+  void run_one_kernel(const gpt_oss_decode::Step& step, uint32_t missing = ~0u) {
+    const gpu::Watch watch{.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = 50'000'000};
+    run_megakernel(model, buffers, step, {.layers = stages.data(), .watch = watch, .blocks = 3, .missing = missing},
+                   {});
   }
 
   // The logits of the last `rows` tokens.
   std::vector<std::vector<double>> extend(std::span<const int32_t> ids, uint32_t rows) {
     std::copy(ids.begin(), ids.end(), buffers.state->tokens);
     std::fill_n(buffers.logits, rows * c.vocab, NAN);
-    gpt_oss_decode::run(model, buffers, {.T = uint32_t(ids.size()), .head_rows = rows, .capacity = capacity}, {});
+    const gpt_oss_decode::Step step{.T = uint32_t(ids.size()), .head_rows = rows, .capacity = capacity};
+    if (megakernel && ids.size() == 1)
+      run_one_kernel(step);
+    else
+      gpt_oss_decode::run(model, buffers, step, {});
     std::vector<std::vector<double>> all;
     for (uint32_t j = 0; j < rows; ++j)
       all.emplace_back(buffers.logits + j * c.vocab, buffers.logits + (j + 1) * c.vocab);
@@ -77,10 +94,11 @@ struct Emulated {
   }
 };
 
-void check_case(const DecodeCase& t) {
+void check_case(const DecodeCase& t, bool megakernel) {
   std::unique_ptr<Emulated> gpu;
   testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
     gpu = std::make_unique<Emulated>(m, uint32_t(room));
+    gpu->megakernel = megakernel;
     return testing::DecodeUnderTest{
         .extend = [&](std::span<const int32_t> ids) { return gpu->extend(ids, uint32_t(ids.size())); },
         .choices = [&](size_t i) { return testing::choices_of(gpu->buffers, gpu->c.layers, i); },
@@ -89,7 +107,31 @@ void check_case(const DecodeCase& t) {
 }
 
 TEST(GptOssDecodeEmulated, EveryCaseIsTheModel) {
-  for (const DecodeCase& t : testing::decode_cases()) check_case(t);
+  for (const DecodeCase& t : testing::decode_cases()) check_case(t, false);
+}
+TEST(GptOssDecodeEmulated, EveryCaseIsTheModelThroughTheMegakernel) {
+  for (const DecodeCase& t : testing::decode_cases()) check_case(t, true);
+}
+
+TEST(GptOssDecodeEmulated, AMissingHandOffEndsTheMegakernelAndAppendsNothing) {
+  const DecodeCase t = testing::decode_cases()[0];
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  Emulated gpu(m, 9), sound(m, 9);
+  const int32_t id = 5;
+  sound.megakernel = true;
+  const std::vector<std::vector<double>> want = sound.extend({&id, 1}, 1);
+  gpu.buffers.state->tokens[0] = id;
+  gpu.run_one_kernel({.capacity = 9}, 3);
+  EXPECT_EQ(gpu.record.state, gpu::kTimedOut);
+  EXPECT_EQ(gpu.record.what, 3u);
+  EXPECT_EQ(gpu.record.seen, 2u);
+  EXPECT_EQ(gpu.record.expected, 3u);
+  EXPECT_EQ(gpu.buffers.state->position, 0);
+  gpu.stop = gpu::kRunning, gpu.record = {};
+  std::memset(gpu.buffers.handoff, 0, size_t(gpu.buffers.counter_bytes));
+  gpu.megakernel = true;
+  EXPECT_EQ(gpu.extend({&id, 1}, 1), want);
+  EXPECT_EQ(gpu.buffers.state->position, 1);
 }
 
 }  // namespace

@@ -1,8 +1,12 @@
 #pragma once
-// One step of GPT-OSS on a GPU, phase by phase: a launch each, so that every phase can be tested and timed alone, and
-// all of them be captured in a graph.
+// One step of GPT-OSS on a GPU: phase by phase, a launch each, so that every phase can be tested and timed alone, and
+// all of them be captured in a graph; or, one token, as one persistent kernel.
 //   embed | qkv = norm(x) Wqkv + b | attention | x += mixed Wo + b | router | gate and up | x += down | head
 // The residual stream is fp32, what products take is bf16, their sums are fp32.
+#include <string>
+#include <vector>
+
+#include "ingot/megakernel/handoff.h"
 #include "ingot/models/gpt_oss/decode/state.h"
 
 namespace ingot::gpt_oss_decode {
@@ -36,5 +40,20 @@ struct Step {
 };
 // Appends state.tokens[0 .. T), leaves the logits in buffers.logits and the likeliest next token in state.tokens[0].
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream);
+
+// The same of one token (step.T is 1), the same bit for bit, by the megakernel. Where a wait gave up nothing was
+// appended; the counters (Buffers::counter_bytes) and the watch must be reset before the next launch.
+struct LayerStages;  // megakernel.h: what a layer's stages are told
+struct Persistent {
+  const LayerStages* layers;  // on the device; stages_of(...) of the same model, buffers and capacity
+  gpu::Watch watch;
+  int64_t blocks = 0;      // of the grid; 0: as many as run at once
+  uint32_t missing = ~0u;  // for tests: megakernel::Grid
+};
+std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
+bool megakernel_takes(const Model& model);  // attention and head of one format, the experts' matrices of one
+void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
+// Who waited for what ("... for the output of layer 3: found 131, ..."); empty where no wait gave up.
+std::string handoff_report(const gpu::WaitControl& waits);
 
 }  // namespace ingot::gpt_oss_decode

@@ -8,6 +8,7 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/kernels/rope/rope.h"
+#include "ingot/models/gpt_oss/decode/megakernel.h"
 
 namespace ingot::gpt_oss_decode {
 
@@ -144,7 +145,7 @@ void build_weights(Builder& b, const GptOssConfig& c, const GptOssWeights& w, Mo
 }
 
 // A slot's cache and activations: zeros at first. Returns where the activations lie.
-char* build_slot(Builder& b, Model& m, int64_t context, int64_t ring) {
+char* build_slot(Builder& b, Model& m, int64_t context, int64_t ring, LayerStages*& stages) {
   const GptOssConfig& c = m.config;
   for (size_t l = 0; l < m.layers.size(); ++l) {
     Layer& y = m.layers[l];
@@ -153,6 +154,7 @@ char* build_slot(Builder& b, Model& m, int64_t context, int64_t ring) {
     b.take(y.keys, int64_t(y.cache_rows) * c.kv_heads * cache_dim(c));
     b.take(y.values, int64_t(y.cache_rows) * c.kv_heads * cache_dim(c));
   }
+  b.take(stages, int64_t(m.layers.size()));
   Buffers counted;
   char* memory;
   b.take(memory, lay_out(c, uint32_t(context), nullptr, counted));
@@ -182,7 +184,8 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   Builder counter(nullptr, nullptr, {});
   build_weights(counter, c, w, m);
   build_table(counter, c, context, cos, sin);
-  for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context));
+  LayerStages* stages;
+  for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), stages);
   return counter.bytes;
 }
 
@@ -213,9 +216,13 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   for (int64_t s = 0; s < o.slots; ++s) {
     Slot& slot = slots_.emplace_back();
     slot.model = model;
-    char* const activations = build_slot(builder, slot.model, context_, ring_);
+    char* const activations = build_slot(builder, slot.model, context_, ring_, slot.stages);
     lay_out(c, uint32_t(context_), activations, slot.buffers);
+    const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
+    gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
+  waits_ = std::make_unique<gpu::WaitControl>(o.wait_limit);
+  use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
   rope_table(rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling),
              Tensor(host_cos.data(), {context_, c.head_dim / 2}), Tensor(host_sin.data(), {context_, c.head_dim / 2}));
@@ -223,13 +230,36 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   gpu::copy_to_device(sin, host_sin.data(), int64_t(host_sin.size()) * 4);
 }
 
+bool DeviceModel::use_megakernel(bool wanted) {
+  const bool takes = megakernel_takes(slots_[0].model);
+  if (takes) megakernel_ = wanted;
+  return takes;
+}
+
 gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab) {
-  auto& g = slot.graphs[{T, head_rows, vocab}];
-  if (g == nullptr) {
-    const Step step{.T = T, .head_rows = head_rows, .vocab = vocab, .capacity = uint32_t(context_)};
-    g = std::make_unique<gpu::Graph>(*stream_, [&] { run(slot.model, slot.buffers, step, *stream_); });
-  }
+  const bool persistent = megakernel_ && T == 1;
+  auto& g = slot.graphs[{T, head_rows, vocab, persistent}];
+  if (g != nullptr) return *g;
+  const Step step{.T = T, .head_rows = head_rows, .vocab = vocab, .capacity = uint32_t(context_)};
+  g = std::make_unique<gpu::Graph>(*stream_, [&] {
+    if (!persistent) return run(slot.model, slot.buffers, step, *stream_);
+    run_megakernel(slot.model, slot.buffers, step, {.layers = slot.stages, .watch = waits_->watch()}, *stream_);
+  });
   return *g;
+}
+
+void DeviceModel::synchronize() {
+  stream_->synchronize();
+  const std::string found = handoff_report(*waits_);
+  if (found.empty()) return;
+  for (Slot& slot : slots_) {
+    State s;
+    gpu::copy_to_host(&s, slot.buffers.state, sizeof s);
+    slot.length = s.position;
+    gpu::fill_bytes(slot.buffers.handoff, 0, slot.buffers.counter_bytes, *stream_);
+  }
+  waits_->reset(*stream_);
+  fail(ErrorCode::interrupted, "gpt-oss: the GPU gave up after position ", slots_[0].length, ": ", found);
 }
 
 void DeviceModel::grow(Slot& slot, int64_t tokens) {
@@ -263,7 +293,7 @@ void DeviceModel::continue_greedily(int64_t n, int index) {
 
 int32_t DeviceModel::likeliest(int slot) {
   const gpu::DeviceGuard guard(device_);
-  stream_->synchronize();
+  synchronize();
   State s;
   gpu::copy_to_host(&s, buffers(slot).state, sizeof s);
   if (s.flaw == 0) return s.tokens[0];
@@ -273,7 +303,7 @@ int32_t DeviceModel::likeliest(int slot) {
 
 void DeviceModel::logits(uint32_t rows, float* to, int slot) {
   const gpu::DeviceGuard guard(device_);
-  stream_->synchronize();
+  synchronize();
   gpu::copy_to_host(to, buffers(slot).logits, int64_t(rows) * config().vocab * 4);
 }
 
@@ -287,10 +317,10 @@ void DeviceModel::rewind(int64_t length, int index) {
   INGOT_CHECK(can_rewind(length, index), "gpt-oss: found a cache of ", slot.length, " tokens that cannot go back to ",
               length);
   const gpu::DeviceGuard guard(device_);
+  synchronize();
   slot.length = length;
   if (length == 0) slot.valid_from = 0;
   const int32_t at[2] = {int32_t(length), 0};  // position, flaw
-  stream_->synchronize();
   gpu::copy_to_device(&slot.buffers.state->position, at, sizeof at);
 }
 

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/watch.h"
 #include "ingot/models/gpt_oss/decode/decode.h"
 #include "ingot/models/gpt_oss/weights.h"
 
@@ -15,6 +16,8 @@ struct DeviceModelOptions {
   int64_t context = 0;  // of each slot; 0: the model's
   int64_t slots = 1;    // sequences, each with its own cache
   int device = 0;
+  bool megakernel = false;  // single tokens by the persistent kernel, where it takes the model's formats
+  double wait_limit = 2;    // seconds that a block of it waits for others
 };
 
 // Weights of the config's shapes without memory: what a synthetic model is made of.
@@ -39,13 +42,17 @@ class DeviceModel {
   Stream stream() const { return *stream_; }
   const Model& model(int slot = 0) const { return slots_[size_t(slot)].model; }
   const Buffers& buffers(int slot = 0) const { return slots_[size_t(slot)].buffers; }
+  const LayerStages* stages(int slot = 0) const { return slots_[size_t(slot)].stages; }
+  // From the next step on. False where the megakernel does not take the model's formats: nothing changes.
+  bool use_megakernel(bool wanted);
 
   // Appends 1 to batch() tokens and starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from
   // `vocab` on are not taken for the likeliest; 0: all may be.
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends what the last step found likeliest, n times.
   void continue_greedily(int64_t n, int slot = 0);
-  // Waits. What the last step found; Error(numeric) for logits that are not numbers.
+  // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
+  // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.
   int32_t likeliest(int slot = 0);
   void logits(uint32_t rows, float* to, int slot = 0);  // (rows, V), host memory
   bool can_rewind(int64_t length, int slot = 0) const;
@@ -55,18 +62,22 @@ class DeviceModel {
   struct Slot {
     Model model;  // the weights are the same in all
     Buffers buffers;
+    LayerStages* stages = nullptr;       // on the device
     int64_t length = 0, valid_from = 0;  // rings hold the tokens from here on
-    std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::unique_ptr<gpu::Graph>> graphs;
+    std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool>, std::unique_ptr<gpu::Graph>> graphs;
   };
   DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,
               const uint64_t* seed);
   gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab);
   void grow(Slot& slot, int64_t tokens);
+  void synchronize();  // and says which hand-off never came
 
   int64_t context_, ring_, weight_bytes_ = 0;
   int device_;
   Arena arena_;
   std::unique_ptr<gpu::OwnedStream> stream_;
+  std::unique_ptr<gpu::WaitControl> waits_;
+  bool megakernel_ = false;
   std::vector<Slot> slots_;
 };
 

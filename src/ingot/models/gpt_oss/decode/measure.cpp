@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <tuple>
 
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/models/gpt_oss/decode/device_model.h"
@@ -71,8 +72,9 @@ void tell_prompt(DeviceModel& m, int64_t length, DecodeTimes& times) {
   times.prompt_ms = batches > 1 ? 1e3 * end.seconds_since(begin) / double(batches - 1) : 0;
 }
 
-void time_tokens(DeviceModel& m, int64_t tokens, DecodeTimes& times) {
+TokenTimes time_tokens(DeviceModel& m, int64_t tokens) {
   constexpr int64_t kWarmUp = 10;
+  TokenTimes times;
   m.continue_greedily(kWarmUp);
   std::vector<std::unique_ptr<gpu::Event> > events;
   for (int64_t i = 0; i <= tokens; ++i) events.push_back(std::make_unique<gpu::Event>());
@@ -87,6 +89,17 @@ void time_tokens(DeviceModel& m, int64_t tokens, DecodeTimes& times) {
   times.mean_ms = 1e3 * events.back()->seconds_since(*events[0]) / double(tokens);
   std::sort(ms.begin(), ms.end());
   times.best_ms = ms[0], times.p50_ms = ms[ms.size() / 2], times.p99_ms = ms[ms.size() * 99 / 100];
+  return times;
+}
+// Each path from the same place in the text.
+void time_paths(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times) {
+  const int64_t from = m.length();
+  for (const auto& [name, wanted, persistent] :
+       {std::tuple{"phased", o.phased, false}, {"megakernel", o.megakernel, true}}) {
+    if (!wanted) continue;
+    m.rewind(from);
+    if (m.use_megakernel(persistent)) times.token.emplace_back(name, time_tokens(m, o.tokens));
+  }
 }
 
 void time_phases(const DeviceModel& m, DecodeTimes& times) {
@@ -127,7 +140,7 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   DecodeTimes times;
   times.weight_bytes = m.weight_bytes();
   tell_prompt(m, o.context, times);
-  time_tokens(m, o.tokens, times);
+  time_paths(m, o, times);
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;

@@ -17,12 +17,16 @@ struct DecodeMeasurement {
   WeightFormat dense = WeightFormat::bf16;  // qkv, o and head; experts are mxfp4
   int64_t context = 1024;                   // tokens there are before the first one is timed
   int64_t tokens = 200;
-  bool phases = false;  // each phase alone, too
+  bool phased = true, megakernel = true;  // a launch a phase; one kernel for the whole token
+  bool phases = false;                    // each phase alone, too
+};
+struct TokenTimes {  // greedy
+  double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
 };
 struct DecodeTimes {
-  double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;  // of a token, greedy
-  double prompt_ms = 0;                                     // of 16 tokens of the prompt
-  int64_t token_bytes = 0;                                  // of weights and keys that a token reads
+  std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel"
+  double prompt_ms = 0;                                   // of 16 tokens of the prompt
+  int64_t token_bytes = 0;                                // of weights and keys that a token reads
   int64_t weight_bytes = 0;
   double read_TBps = 0;                                // what memory gives a kernel that only reads, in the same run
   std::vector<std::pair<std::string, double>> phases;  // microseconds of a launch, launches back to back

@@ -1,7 +1,8 @@
 #pragma once
-// The stages of a decode step, each by `blocks` blocks of kThreads of which this is number `block`: the phased path
-// gives each a launch of its own (phases.cuh). A stage is given a Feed that has been asked for its block's first
-// weights (first_...), which nobody writes: they can be on their way before what the stage waits for is there.
+// The stages of a decode step, by `blocks` blocks of kThreads of which this is number `block`. The phased path gives
+// each a launch of its own (phases.cuh), the megakernel runs them in turn (megakernel.cuh). A stage takes a Feed that
+// has been asked for its block's first weights: nobody writes them, so they can be on their way before what the stage
+// waits for is there.
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/moe/route.cuh"
@@ -286,7 +287,7 @@ struct ChoiceMemory {
   uint32_t* chosen;
   float* weights;
   uint32_t* first;
-  static int64_t bytes(uint32_t T, uint32_t E, uint32_t k) { return 4 * (int64_t(T) * (E + 2 * k) + E + 1); }
+  INGOT_HD static int64_t bytes(uint32_t T, uint32_t E, uint32_t k) { return 4 * (int64_t(T) * (E + 2 * k) + E + 1); }
   __device__ ChoiceMemory(char* memory, uint32_t T, uint32_t E, uint32_t k) {
     logits = reinterpret_cast<float*>(memory);
     chosen = reinterpret_cast<uint32_t*>(logits + T * E);

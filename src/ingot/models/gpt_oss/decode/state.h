@@ -46,6 +46,8 @@ struct Buffers {
   float* logits;                          // (16, vocab)
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
+  uint32_t* handoff;                      // the megakernel's; with `arrived` zero between launches, or nearly
+  int64_t counter_bytes;                  // of both, from `handoff` on: to be zeroed after a launch that gave up
   int64_t x_stride;
 
   INGOT_HD routing::Lists lists_of(size_t layer) const {

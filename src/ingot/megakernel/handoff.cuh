@@ -1,0 +1,59 @@
+#pragma once
+// Hand-offs between the stages of a persistent kernel, whose blocks are all under way at once (launched `cooperative`).
+// A hand-off has two halves: after the first this block's results are on their way to the others, after the second
+// everybody's are here. In between a block asks for what its next stage reads and nobody writes.
+//     const megakernel::Handoffs handoffs(grid, memory);
+//     handoffs.begin();
+//     stage_one(...);
+//     handoffs.arrive();
+//     ... ask for weights ...
+//     handoffs.wait();
+//     stage_two(...);
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/megakernel/handoff.h"
+
+namespace ingot::megakernel {
+
+// A counter that is zero before its first use serves any number of hand-offs, launches and grid sizes: block 0 adds
+// what makes the top bit flip when all have come.
+class Handoffs {
+ public:
+  struct Memory {  // shared, of the block's first thread
+    uint32_t phase, number;
+  };
+  __device__ __forceinline__ Handoffs(const Grid& grid, Memory& memory) : grid_(grid), m_(memory) {}
+
+  // Once, by all threads. The counter's phase cannot change before this block has arrived.
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) m_ = {ptx::load_relaxed(grid_.counter) & kTop, 0};
+  }
+  // Each is a block barrier.
+  __device__ __forceinline__ void arrive() const {
+    __syncthreads();
+    if (threadIdx.x != 0 || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
+    ptx::add_release(grid_.counter, blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1);
+  }
+  // Returns early, like all later ones, where a wait of the grid gave up.
+  __device__ __forceinline__ void wait() const {
+    if (threadIdx.x == 0) {
+      tile::wait_until([&] { return (ptx::load_acquire(grid_.counter) & kTop) != m_.phase; },
+                       [&] { return blocks_that_came(); }, gridDim.x, grid_.watch, m_.number);
+      m_ = {m_.phase ^ kTop, m_.number + 1};
+    }
+    __syncthreads();
+  }
+  // False where what was computed may be nonsense.
+  __device__ __forceinline__ bool all_came() const { return !tile::stopped(grid_.watch); }
+
+ private:
+  static constexpr uint32_t kTop = 0x80000000u;
+  __device__ __forceinline__ uint32_t blocks_that_came() const {
+    const uint32_t seen = ptx::load_relaxed(grid_.counter) & ~kTop;
+    return seen < gridDim.x ? seen : seen - (kTop - gridDim.x);
+  }
+
+  const Grid& grid_;
+  Memory& m_;
+};
+
+}  // namespace ingot::megakernel
