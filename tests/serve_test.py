@@ -413,6 +413,53 @@ class Queue(WithServer):
         self.assertEqual(self.server.metric("request_refused_total"), 1)
 
 
+class Patience(WithServer):
+    OPTIONS = ("--patience", 1, "--connections", 40)
+
+    def test_slow_headers_and_bodies_are_ended_and_the_others_served(self):
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
+        slow = [socket.create_connection(("127.0.0.1", self.server.port), timeout=10) for _ in range(30)]
+        ended, started = {}, time.monotonic()
+        for i, s in enumerate(slow):
+            s.sendall(head + b"\r\n" if i % 3 == 0 else head if i % 3 == 1 else b"")
+        while len(ended) < len(slow):
+            self.assertLess(time.monotonic() - started, 8)
+            for i, s in enumerate(slow):
+                if i in ended:
+                    continue
+                try:
+                    if i % 3 != 2:
+                        s.send(b"a" if i % 3 == 0 else b"X-%d: y\r\n" % i)
+                    s.setblocking(False)
+                    if s.recv(1000) == b"":
+                        ended[i] = time.monotonic() - started
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    ended[i] = time.monotonic() - started
+                s.setblocking(True)
+            before = time.monotonic()
+            self.assertEqual(self.server.request("GET", "/health")[0], 200)
+            self.assertLess(time.monotonic() - before, 1)
+            time.sleep(0.1)
+        self.assertGreater(min(ended.values()), 0.8)
+        for s in slow:
+            s.close()
+
+    def test_more_connections_than_allowed_are_turned_away_and_room_comes_back(self):
+        many = [socket.create_connection(("127.0.0.1", self.server.port), timeout=5) for _ in range(60)]
+        for s in many:
+            s.close()
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                if self.server.request("GET", "/health")[0] == 200:
+                    return
+            except (OSError, http.client.HTTPException):
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.05)
+
+
 class Process(unittest.TestCase):
     """How it begins and ends."""
 

@@ -87,7 +87,8 @@ class Demo {
     const std::string run = cli::quoted(run_directory()), data = cli::quoted(data_);
     log_info("Try next:\n  ", program_name(), " generate ", run, " --prompt ",
              o_.data.empty() ? "\"#include <\"" : cli::quoted(last_line(prompt_)), " --temperature 0.8\n  ",
-             program_name(), " eval ", run, " --data ", data, " --json\n  ", program_name(), " train --data ", data,
+             program_name(), " serve ", run, "   # a page in the browser\n  ", program_name(), " eval ", run,
+             " --data ", data, " --json\n  ", program_name(), " train --data ", data,
              " --out runs/longer --seconds 900");
     if (o_.chat && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) chat();
   }

@@ -73,8 +73,8 @@ struct Delivery {
 struct Exchange {
   Connection* connection = nullptr;
   MHD_Connection* http = nullptr;
-  bool begun = false, body_done = false;
-  bool post = false, chat = false;
+  std::atomic<bool> post = false;  // it has a body; the watcher looks at it
+  bool chat = false;
   std::string client, origin, body;
   size_t received = 0;
   Clock::time_point started = Clock::now();
@@ -313,7 +313,6 @@ struct Server::Impl {
   }
 
   MHD_Result ask(Exchange& x) {
-    x.body_done = true;
     try {
       if (x.received > size_t(options.limits.body)) throw too_large();
       const ApiRequest request = parse_api_request(x.body, x.chat, options.limits);

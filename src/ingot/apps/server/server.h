@@ -16,7 +16,7 @@ struct ServerOptions {
   std::vector<std::string> origins;  // pages of other origins that may ask, as browsers spell them
   ApiLimits limits;
   int connections = 256;
-  double header_seconds = 60;  // for a request's whole header, from the connection or the last answer
+  double header_seconds = 30;  // for a request's whole header, from the connection or the last answer
   double body_seconds = 30;
   double stall_seconds = 30;  // without a byte moving
 };
