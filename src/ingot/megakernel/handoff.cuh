@@ -30,6 +30,7 @@ class Handoffs {
   // Each is a block barrier.
   __device__ __forceinline__ void arrive() const {
     __syncthreads();
+    keep_time(0);
     if (threadIdx.x != 0 || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
     ptx::add_release(grid_.counter, blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1);
   }
@@ -38,6 +39,7 @@ class Handoffs {
     if (threadIdx.x == 0) {
       tile::wait_until([&] { return (ptx::load_acquire(grid_.counter) & kTop) != m_.phase; },
                        [&] { return blocks_that_came(); }, gridDim.x, grid_.watch, m_.number);
+      keep_time(1);
       m_ = {m_.phase ^ kTop, m_.number + 1};
     }
     __syncthreads();
@@ -50,6 +52,11 @@ class Handoffs {
   __device__ __forceinline__ uint32_t blocks_that_came() const {
     const uint32_t seen = ptx::load_relaxed(grid_.counter) & ~kTop;
     return seen < gridDim.x ? seen : seen - (kTop - gridDim.x);
+  }
+
+  __device__ __forceinline__ void keep_time(uint32_t which) const {
+    if (grid_.times != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
+      grid_.times[2 * m_.number + which] = ptx::global_timer();
   }
 
   const Grid& grid_;

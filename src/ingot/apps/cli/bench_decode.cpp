@@ -31,9 +31,14 @@ void print(const Options& o, const DecodeTimes& t) {
               fixed(100 * achieved_TBps(t, of) / t.read_TBps, 0) + " % of reading alone\n");
   if (t.prompt_ms > 0) write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
   for (const auto& [name, us] : t.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
+  for (const StageTimes& s : t.stages)
+    write_out("  megakernel, " + s.name + ": " + fixed(s.work_us, 2) + " us of work, " + fixed(s.wait_us, 2) +
+              " of waiting\n");
 }
 
 OrderedJson as_json(const Options& o, const DecodeTimes& t) {
+  OrderedJson stages = OrderedJson::object();
+  for (const StageTimes& s : t.stages) stages[s.name] = {{"work_us", s.work_us}, {"wait_us", s.wait_us}};
   OrderedJson token = OrderedJson::object();
   for (const auto& [path, of] : t.token)
     token[path] = {{"mean_ms", of.mean_ms}, {"p50_ms", of.p50_ms}, {"p99_ms", of.p99_ms}, {"best_ms", of.best_ms}};
@@ -51,7 +56,8 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
           {"token_bytes", t.token_bytes},
           {"weight_bytes", t.weight_bytes},
           {"read_TBps", t.read_TBps},
-          {"phases_us", phases}};
+          {"phases_us", phases},
+          {"stages", stages}};
 }
 
 }  // namespace
@@ -66,7 +72,7 @@ void add_bench_decode(Command& bench) {
   c.integer("--tokens N", o->measurement.tokens, 1, 100000, "tokens to time (default: 200)");
   c.flag("--phased", o->phased, "time the phased path alone, a launch a phase (default: both paths)");
   c.flag("--megakernel", o->megakernel, "time the megakernel alone, one launch a token");
-  c.flag("--phases", o->measurement.phases, "time each phase alone, too");
+  c.flag("--phases", o->measurement.phases, "time each phase alone, too, and the megakernel's stages");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench decode
   ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases)");

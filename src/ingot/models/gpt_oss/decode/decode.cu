@@ -249,6 +249,8 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
               buffers.state, step.T);
 }
 
+uint32_t handoffs_of(const Model& m) { return 1 + kHandoffsOfLayer * uint32_t(m.layers.size()); }
+
 bool megakernel_takes(const Model& m) {
   return std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
     return l.qkv.format == m.head.format && l.o.format == m.head.format &&
@@ -269,7 +271,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
                     .head_rows = plan.head_rows,
                     .experts = plan.experts,
                     .k = plan.k,
-                    .grid = {.counter = b.handoff, .watch = how.watch, .missing = how.missing}};
+                    .grid = {.counter = b.handoff, .watch = how.watch, .times = how.times, .missing = how.missing}};
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
   if (m.head.format == WeightFormat::bf16)
     return Megakernel<WeightFormat::bf16>::launch(token, layer, how.blocks, stream);

@@ -117,6 +117,23 @@ TEST_F(GptOssDecodeCuda, TheMegakernelGivesTheSameAtEveryGridSize) {
   }
 }
 
+TEST_F(GptOssDecodeCuda, TheMegakernelKeepsTheTimesOfItsHandOffsWhereAsked) {
+  const DecodeCase t = testing::decode_cases()[0];
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  OneKernel one(m, t.length);
+  const int64_t numbers = 2 * int64_t(handoffs_of(one.model.model()));
+  const gpu::DeviceMemory memory(numbers * 8);
+  run_megakernel(
+      one.model.model(), one.model.buffers(), {.capacity = uint32_t(t.length)},
+      {.layers = one.model.stages(), .watch = one.waits.watch(), .times = static_cast<uint64_t*>(memory.data())},
+      one.model.stream());
+  gpu::synchronize();
+  const auto times = download(static_cast<uint64_t*>(memory.data()), numbers);
+  EXPECT_EQ(numbers, 2 * (1 + 6 * t.config.layers));
+  EXPECT_TRUE(std::is_sorted(times.begin(), times.end()));
+  EXPECT_LT(times.back() - times.front(), uint64_t(60'000'000'000)) << "each was written";
+}
+
 TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
   const DecodeCase t = testing::decode_cases()[0];
   const DecodeModel m(t.config, t.dense, t.experts, 7);

@@ -47,10 +47,12 @@ struct LayerStages;  // megakernel.h: what a layer's stages are told
 struct Persistent {
   const LayerStages* layers;  // on the device; stages_of(...) of the same model, buffers and capacity
   gpu::Watch watch;
-  int64_t blocks = 0;      // of the grid; 0: as many as run at once
-  uint32_t missing = ~0u;  // for tests: megakernel::Grid
+  int64_t blocks = 0;         // of the grid; 0: as many as run at once
+  uint64_t* times = nullptr;  // megakernel::Grid, for handoffs_of(model)
+  uint32_t missing = ~0u;     // for tests: megakernel::Grid
 };
 std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
+uint32_t handoffs_of(const Model& model);
 bool megakernel_takes(const Model& model);  // attention and head of one format, the experts' matrices of one
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
 // Who waited for what ("... for the output of layer 3: found 131, ..."); empty where no wait gave up.

@@ -6,6 +6,7 @@
 
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/models/gpt_oss/decode/device_model.h"
+#include "ingot/models/gpt_oss/decode/megakernel.h"
 
 namespace ingot {
 
@@ -124,6 +125,32 @@ void time_phases(const DeviceModel& m, DecodeTimes& times) {
   }
 }
 
+// Mean of all layers and of some tokens.
+void time_stages(DeviceModel& m, DecodeTimes& times) {
+  using namespace gpt_oss_decode;
+  constexpr const char* kNames[kHandoffsOfLayer] = {"qkv", "attention", "output", "router", "gate and up", "down"};
+  constexpr int kTokens = 10;
+  const int64_t layers = m.config().layers, numbers = 2 * int64_t(handoffs_of(m.model()));
+  const gpu::DeviceMemory memory(numbers * 8);
+  const gpu::WaitControl waits;
+  for (const char* name : kNames) times.stages.push_back({name});
+  for (int token = 0; token < kTokens; ++token) {
+    run_megakernel(m.model(), m.buffers(), {.capacity = uint32_t(m.context())},
+                   {.layers = m.stages(), .watch = waits.watch(), .times = static_cast<uint64_t*>(memory.data())},
+                   m.stream());
+    gpu::synchronize();
+    waits.check("decode stages");
+    std::vector<uint64_t> ns(static_cast<size_t>(numbers));
+    gpu::copy_to_host(ns.data(), memory.data(), numbers * 8);
+    for (size_t n = 1; n < ns.size() / 2; ++n) {
+      StageTimes& stage = times.stages[(n - 1) % kHandoffsOfLayer];
+      const double share = 1e-3 / double(kTokens * layers);
+      stage.work_us += double(ns[2 * n] - ns[2 * n - 1]) * share;
+      stage.wait_us += double(ns[2 * n + 1] - ns[2 * n]) * share;
+    }
+  }
+}
+
 }  // namespace
 
 DecodeTimes measure_decode(const DecodeMeasurement& o) {
@@ -140,11 +167,15 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   DecodeTimes times;
   times.weight_bytes = m.weight_bytes();
   tell_prompt(m, o.context, times);
+  const int64_t prompt = m.length();
   time_paths(m, o, times);
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
-  if (o.phases) time_phases(m, times);
+  if (!o.phases) return times;
+  if (o.phased) time_phases(m, times);
+  m.rewind(prompt);
+  if (o.megakernel && gpt_oss_decode::megakernel_takes(m.model())) time_stages(m, times);
   return times;
 }
 

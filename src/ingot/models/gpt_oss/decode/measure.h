@@ -23,6 +23,11 @@ struct DecodeMeasurement {
 struct TokenTimes {  // greedy
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
 };
+// Of a stage of the megakernel, as its first block sees it.
+struct StageTimes {
+  std::string name;
+  double work_us = 0, wait_us = 0;  // until it is done itself; until all others are, with the hand-off
+};
 struct DecodeTimes {
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel"
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
@@ -30,6 +35,7 @@ struct DecodeTimes {
   int64_t weight_bytes = 0;
   double read_TBps = 0;                                // what memory gives a kernel that only reads, in the same run
   std::vector<std::pair<std::string, double>> phases;  // microseconds of a launch, launches back to back
+  std::vector<StageTimes> stages;
 };
 // Error{unsupported} without a GPU that runs the kernels, or with too little memory, before any is taken.
 DecodeTimes measure_decode(const DecodeMeasurement& m);
