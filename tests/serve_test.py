@@ -233,6 +233,26 @@ class Client(WithServer):
         with self.assertRaisesRegex(openai.BadRequestError, "no call of that id"):
             self.chat(messages=messages[::2], tools=tools)
 
+    def test_a_response_is_the_chat_in_another_form_and_its_stream_the_same(self):
+        finished = set()
+        for seed in range(8):
+            more = dict(model="tiny", input="Hi \u65e5", max_output_tokens=40, reasoning=dict(effort="low"), extra_body=dict(seed=seed))
+            whole = self.client.responses.create(**more)
+            message = self.chat(seed=seed, reasoning_effort="low", max_completion_tokens=40).choices[0].message
+            self.assertEqual(whole.output_text, message.content or "")
+            thoughts = "".join(part.text for item in whole.output if item.type == "reasoning" for part in item.content)
+            self.assertEqual(thoughts, getattr(message, "reasoning_content", ""))
+            events = list(self.client.responses.create(stream=True, **more))
+            self.assertEqual([e.sequence_number for e in events], list(range(len(events))))
+            self.assertEqual("".join(e.delta for e in events if e.type == "response.output_text.delta"), whole.output_text)
+            self.assertEqual(events[-1].response.output_text, whole.output_text)
+            self.assertEqual((events[-1].type, events[-1].response.usage.output_tokens), (f"response.{whole.status}", whole.usage.output_tokens))
+            finished.add(whole.status)
+        self.assertLessEqual(finished, {"completed", "incomplete"})
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.client.responses.create(model="tiny", input="Hi", previous_response_id="resp_1")
+        self.assertEqual(e.exception.param, "previous_response_id")
+
     def test_errors_name_the_field(self):
         for field, more in (("n", dict(n=9)), ("temperature", dict(temperature=3)), ("max_tokens", dict(max_tokens=0)), ("stop", dict(stop=["a"] * 5)),
                             ("echo", dict(echo=True)), ("extra", dict(extra_body=dict(extra=1)))):

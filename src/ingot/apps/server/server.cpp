@@ -74,7 +74,7 @@ struct Exchange {
   Connection* connection = nullptr;
   MHD_Connection* http = nullptr;
   std::atomic<bool> post = false;  // it has a body; the watcher looks at it
-  bool chat = false;
+  bool chat = false, responses = false;
   std::string client, origin, body;
   size_t received = 0;
   Clock::time_point started = Clock::now();
@@ -268,7 +268,8 @@ struct Server::Impl {
     }
     x.client = check_key(x.http);
     x.chat = url == "/v1/chat/completions";
-    x.post = x.chat || url == "/v1/completions";
+    x.responses = url == "/v1/responses";
+    x.post = x.chat || x.responses || url == "/v1/completions";
     if (!x.post && url != "/v1/models" && url != "/metrics")
       throw ApiError(404, "found no such address", "", "not_found");
     method_must_be(x.post ? method == "POST" : get, x.post ? "POST" : "GET");
@@ -315,7 +316,8 @@ struct Server::Impl {
   MHD_Result ask(Exchange& x) {
     try {
       if (x.received > size_t(options.limits.body)) throw too_large();
-      const ApiRequest request = parse_api_request(x.body, x.chat, options.limits);
+      const ApiRequest request = x.responses ? parse_responses_request(x.body, options.limits)
+                                             : parse_api_request(x.body, x.chat, options.limits);
       x.body = {};
       auto d = std::make_shared<Delivery>();
       d->connection = x.http;

@@ -143,9 +143,10 @@ std::string content_of(const Json* content, const std::string& path) {
   for (size_t i = 0; i < content->size(); ++i) {
     Object part((*content)[i], element(path, i));
     const std::string type = part.require_text("type");
-    if (type != "text")
+    if (type != "text" && type != "input_text" && type != "output_text" && type != "reasoning_text")
       refuse(part.path("type"), "found '", type.substr(0, 40), "', expected text: the model has no other input");
     text += part.require_text("text");
+    part.ignore({"annotations", "logprobs"});
     part.finish();
   }
   return text;
@@ -201,11 +202,8 @@ ApiMessage message_of(const Json& json, const std::string& path) {
   return m;
 }
 
-HarmonyFunction tool_of(const Json& json, const std::string& path) {
-  Object tool(json, path);
-  if (const std::string type = tool.require_text("type"); type != "function")
-    refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected function");
-  Object function(tool.require("function"), tool.path("function"));
+// Name, description and parameters; all of the object's fields are read.
+HarmonyFunction function_of(Object& function) {
   HarmonyFunction f{.name = function.require_text("name"), .description = function.text("description")};
   check_name(f.name, function.path("name"));
   if (const Json* parameters = function.find("parameters")) {
@@ -216,8 +214,24 @@ HarmonyFunction tool_of(const Json& json, const std::string& path) {
     throw ApiError(400, function.path("strict") + ": it is not supported, expected false", function.path("strict"),
                    "unsupported_parameter");
   function.finish();
+  return f;
+}
+
+HarmonyFunction tool_of(const Json& json, const std::string& path) {
+  Object tool(json, path);
+  if (const std::string type = tool.require_text("type"); type != "function")
+    refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected function");
+  Object function(tool.require("function"), tool.path("function"));
+  HarmonyFunction f = function_of(function);
   tool.finish();
   return f;
+}
+
+void read_tool_choice(Object& body, ApiRequest& r) {
+  const Json* choice = body.find("tool_choice");
+  if (choice == nullptr || *choice == "auto") return;
+  if (*choice != "none") refuse_value("tool_choice", *choice, "auto or none: a call cannot be forced");
+  r.tools.clear();
 }
 
 void read_chat(Object& body, ApiRequest& r, const ApiLimits& limits) {
@@ -231,12 +245,7 @@ void read_chat(Object& body, ApiRequest& r, const ApiLimits& limits) {
       refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " functions"));
     for (size_t i = 0; i < tools->size(); ++i) r.tools.push_back(tool_of((*tools)[i], element("tools", i)));
   }
-  if (const Json* choice = body.find("tool_choice")) {
-    if (*choice == "none")
-      r.tools.clear();
-    else if (*choice != "auto")
-      refuse_value("tool_choice", *choice, "auto or none: a call cannot be forced");
-  }
+  read_tool_choice(body, r);
   if (const Json* format = body.find("response_format")) {
     Object object(*format, "response_format");
     if (const std::string type = object.require_text("type"); type != "text")
@@ -340,11 +349,107 @@ std::string to_json(const ApiError& e) {
   return show_json(OrderedJson{{"error", error}});
 }
 
-ApiRequest parse_api_request(std::string_view text, bool chat, const ApiLimits& limits) {
-  Json json;
+namespace {
+
+Json parse_body(std::string_view text, const ApiLimits& limits) {
   try {
-    json = parse_json(text, "body", {.depth = 64, .bytes = limits.body});
+    return parse_json(text, "body", {.depth = 64, .bytes = limits.body});
   } catch (const Error& e) { throw ApiError(400, e.what(), "body", "invalid_json"); }
+}
+
+// One item of a conversation. Thoughts and calls stand alone here; the model sees them as a turn of the assistant.
+ApiMessage item_of(const Json& json, const std::string& path) {
+  Object item(json, path);
+  const std::string type = item.text("type", "message");
+  item.ignore({"id", "status"});
+  ApiMessage m{.role = "assistant"};
+  if (type == "message") {
+    item.require("role");
+    m.role = item.choice("role", {"user", "system", "developer", "assistant"});
+    m.content = content_of(&item.require("content"), item.path("content"));
+  } else if (type == "reasoning") {
+    item.ignore({"summary", "encrypted_content"});
+    m.reasoning = content_of(item.find("content"), item.path("content"));
+  } else if (type == "function_call") {
+    m.calls.push_back({.id = item.require_text("call_id"),
+                       .name = item.require_text("name"),
+                       .arguments = item.require_text("arguments")});
+    check_name(m.calls[0].name, item.path("name"));
+  } else if (type == "function_call_output") {
+    m.role = "tool";
+    m.call_id = item.require_text("call_id");
+    m.content = content_of(&item.require("output"), item.path("output"));
+  } else {
+    refuse(item.path("type"), "found '", type.substr(0, 40),
+           "', expected message, reasoning, function_call or function_call_output");
+  }
+  item.finish();
+  return m;
+}
+
+void read_input(Object& body, ApiRequest& r, const ApiLimits& limits) {
+  if (const std::string text = body.text("instructions"); !text.empty())
+    r.messages.push_back({.role = "system", .content = text});
+  const Json& input = body.require("input");
+  if (input.is_string()) {
+    r.messages.push_back({.role = "user", .content = input.get<std::string>()});
+    return;
+  }
+  if (!input.is_array() || input.empty()) refuse_value("input", input, "a string or a list of items");
+  if (int64_t(input.size()) > limits.messages)
+    refuse("input", "found ", input.size(), ", expected at most ", limits.messages);
+  for (size_t i = 0; i < input.size(); ++i) r.messages.push_back(item_of(input[i], element("input", i)));
+}
+
+void read_responses(Object& body, ApiRequest& r, const ApiLimits& limits) {
+  read_input(body, r, limits);
+  if (r.n != 1) refuse("n", "found ", r.n, ", expected 1");
+  if (const auto tokens = body.integer("max_output_tokens", 1, INT32_MAX)) r.tokens = *tokens;
+  if (const Json* reasoning = body.find("reasoning")) {
+    Object object(*reasoning, "reasoning");
+    r.reasoning = object.choice("effort", {"", "low", "medium", "high"});
+    object.ignore({"summary", "generate_summary"});
+    object.finish();
+  }
+  if (const Json* text = body.find("text")) {
+    Object object(*text, "text");
+    object.unsupported("format", Json{{"type", "text"}});
+    object.ignore({"verbosity"});
+    object.finish();
+  }
+  if (const Json* tools = body.find("tools")) {
+    if (!tools->is_array() || int64_t(tools->size()) > limits.tools)
+      refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " functions"));
+    for (size_t i = 0; i < tools->size(); ++i) {
+      // The same without the inner object.
+      Object tool((*tools)[i], element("tools", i));
+      if (const std::string type = tool.require_text("type"); type != "function")
+        refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected function");
+      r.tools.push_back(function_of(tool));
+    }
+  }
+  read_tool_choice(body, r);
+  body.unsupported("previous_response_id", nullptr);
+  body.unsupported("conversation", nullptr);
+  body.unsupported("background", false);
+  body.unsupported("truncation", "disabled");
+  body.ignore({"parallel_tool_calls", "include"});
+}
+
+}  // namespace
+
+ApiRequest parse_responses_request(std::string_view text, const ApiLimits& limits) {
+  const Json json = parse_body(text, limits);
+  ApiRequest r{.chat = true, .responses = true};
+  Object body(json, "");
+  read_common(body, r, limits);
+  read_responses(body, r, limits);
+  body.finish();
+  return r;
+}
+
+ApiRequest parse_api_request(std::string_view text, bool chat, const ApiLimits& limits) {
+  const Json json = parse_body(text, limits);
   ApiRequest r{.chat = chat};
   Object body(json, "");
   read_common(body, r, limits);

@@ -19,11 +19,12 @@ void require_limits(const ingot::ApiRequest& r, const ingot::ApiLimits& limits) 
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view body(reinterpret_cast<const char*>(data), size);
-  for (const bool chat : {false, true}) try {
-      const ingot::ApiRequest r = ingot::parse_api_request(body, chat);
+  for (const int kind : {0, 1, 2}) try {
+      const ingot::ApiRequest r =
+          kind == 2 ? ingot::parse_responses_request(body) : ingot::parse_api_request(body, kind == 1);
       require_limits(r, {});
-      FUZZ_REQUIRE(chat ? !r.messages.empty() : !r.prompts.empty());
-      if (chat) FUZZ_REQUIRE(ingot::conversation_of(r, "low", "").size() > 1);
+      FUZZ_REQUIRE(kind > 0 ? !r.messages.empty() : !r.prompts.empty());
+      if (kind > 0) FUZZ_REQUIRE(ingot::conversation_of(r, "low", "").size() > 1);
     } catch (const ingot::ApiError& e) {
       FUZZ_REQUIRE(e.status == 400 && !e.param.empty());
       FUZZ_REQUIRE(ingot::to_json(e).starts_with(R"({"error":{"message":")"));

@@ -36,6 +36,7 @@ struct ApiPrompt {
 
 struct ApiRequest {
   bool chat = false;
+  bool responses = false;            // a chat in the form of /v1/responses
   std::string model;                 // empty: whichever there is
   std::vector<ApiPrompt> prompts;    // of a completion
   std::vector<ApiMessage> messages;  // of a chat
@@ -52,6 +53,9 @@ struct ApiRequest {
 };
 
 ApiRequest parse_api_request(std::string_view body, bool chat, const ApiLimits& limits = {});
+
+// POST /v1/responses: the same conversation as a list of items. Nothing is stored, so previous_response_id is refused.
+ApiRequest parse_responses_request(std::string_view body, const ApiLimits& limits = {});
 
 // The conversation as the model was trained to see it, up to where the assistant's answer begins. `date`: today, or
 // empty. A tool message whose call is not in the conversation is an ApiError.

@@ -212,6 +212,48 @@ TEST(api_request, a_chat_becomes_the_conversation_that_the_model_knows) {
   EXPECT_EQ(c[8].role, HarmonyRole::user);
 }
 
+TEST(api_request, items_of_a_response_are_the_same_conversation) {
+  const ApiRequest r =
+      parse_responses_request(R"({"instructions": "Be brief.", "max_output_tokens": 9, "reasoning": {"effort": "low"},
+      "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"},
+        {"type": "message", "role": "assistant", "id": "m", "content": [{"type": "output_text", "text": "It is 3.", "annotations": []}]}],
+      "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]})");
+  EXPECT_TRUE(r.chat && r.responses);
+  EXPECT_EQ(r.tokens, 9);
+  EXPECT_EQ(r.reasoning, "low");
+  const std::vector<HarmonyMessage> c = conversation_of(r, "high", "");
+  ASSERT_EQ(c.size(), 7u);
+  EXPECT_NE(c[1].content.find("Be brief."), std::string::npos);
+  EXPECT_EQ(c[2].content, "Hi");
+  EXPECT_EQ(c[3].channel, "analysis");
+  EXPECT_EQ(c[4].recipient, "functions.f");
+  EXPECT_EQ(c[5].name, "functions.f");
+  EXPECT_EQ(c[6].content, "It is 3.");
+  EXPECT_EQ(parse_responses_request(R"({"input": "Hi"})").messages[0].content, "Hi");
+}
+
+TEST(api_request, bad_items_are_refused_by_the_field_s_name) {
+  for (const auto& [body, param] : std::vector<std::pair<std::string, std::string>>{
+           {"{}", "input"},
+           {R"({"input": []})", "input"},
+           {R"({"input": [{"type": "web_search_call"}]})", "input[0].type"},
+           {R"({"input": [{"type": "function_call", "call_id": "c", "name": "a b", "arguments": ""}]})",
+            "input[0].name"},
+           {R"({"input": [{"role": "user", "content": [{"type": "input_image"}]}]})", "input[0].content[0].type"},
+           {R"({"input": "a", "previous_response_id": "r"})", "previous_response_id"},
+           {R"({"input": "a", "text": {"format": {"type": "json_object"}}})", "text.format"},
+           {R"({"input": "a", "n": 2})", "n"},
+           {R"({"input": "a", "messages": []})", "messages"}}) {
+    try {
+      parse_responses_request(body);
+      ADD_FAILURE() << body;
+    } catch (const ApiError& e) { EXPECT_EQ(e.param, param) << body; }
+  }
+}
+
 TEST(api_request, a_result_without_its_call_is_refused) {
   const ApiRequest r =
       parse_api_request(R"({"messages": [{"role": "tool", "tool_call_id": "c9", "content": "x"}]})", true);

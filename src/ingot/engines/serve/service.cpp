@@ -8,6 +8,7 @@
 #include "ingot/core/log.h"
 #include "ingot/engines/generate/harmony_answer.h"
 #include "ingot/engines/serve/answer_text.h"
+#include "ingot/engines/serve/responses.h"
 #include "ingot/io/json.h"
 
 namespace ingot {
@@ -128,7 +129,10 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   };
 
   Ticket(Service& service, const ApiRequest& request, ApiAnswer answer)
-      : service_(service), request_(request), answer_(std::move(answer)) {}
+      : service_(service), request_(request), answer_(std::move(answer)) {
+    if (request.responses) writer_.emplace(id_, service.options_.name, created_);
+    if (writer_) start_ = writer_->begin();
+  }
 
   void add_choice() {
     AnswerText::Options o{.harmony = request_.chat, .stop = request_.stop};
@@ -212,6 +216,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   }
   void show(size_t index, AnswerPiece piece) {
     if (piece.empty() || abandoned_) return;
+    if (writer_) return write(writer_->add(piece));
     if (!request_.stream) return collect(choices_[index], std::move(piece));
     begin(index);
     const OrderedJson logprobs = piece.tokens.empty() ? OrderedJson() : logprobs_json(piece.tokens);
@@ -221,6 +226,11 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     if (!piece.text.empty()) delta["content"] = piece.text;
     if (!piece.calls.empty()) delta["tool_calls"] = calls_json(piece.calls, true);
     send(index, delta, logprobs, nullptr);
+  }
+  // Events of /v1/responses.
+  void write(const std::string& events) {
+    if (!request_.stream) return;
+    answer_.event(std::exchange(begun_, true) ? events : start_ + events);
   }
   static void collect(Choice& c, AnswerPiece piece) {
     c.all.text += piece.text;
@@ -244,7 +254,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     }
     if (!error_ && !abandoned_) {
       show(index, c.text.finish(o.stop_id));
-      if (request_.stream) {
+      if (request_.stream && !writer_) {
         begin(index);
         send(index, request_.chat ? OrderedJson(OrderedJson::object()) : OrderedJson(""), nullptr,
              reason_of(o.finish, c.text.called()));
@@ -260,8 +270,17 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     if (error_) {
       const ApiError e = api_error_of(error_);
       if (!request_.stream) return answer_.end(e.status, to_json(e));
-      answer_.event("data: " + to_json(e) + "\n\n");
+      if (writer_)
+        write(writer_->fail(e.what()));
+      else
+        answer_.event("data: " + to_json(e) + "\n\n");
       return answer_.end(200, "");
+    }
+    if (writer_) {
+      const ServeOutcome& o = choices_[0].outcome;
+      const bool cut = o.finish == Finish::length || o.finish == Finish::context;
+      write(writer_->end(cut, {.prompt = o.prompt, .cached = o.reused, .tokens = o.tokens}));
+      return answer_.end(200, request_.stream ? "" : writer_->whole());
     }
     if (!request_.stream) return answer_.end(200, show_json(whole()));
     if (request_.stream_usage) {
@@ -324,9 +343,12 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   Service& service_;
   const ApiRequest request_;
   const ApiAnswer answer_;
-  const std::string id_ = (request_.chat ? "chatcmpl-" : "cmpl-") + random_word();
+  const std::string id_ = (request_.responses ? "resp_" : request_.chat ? "chatcmpl-" : "cmpl-") + random_word();
   const int64_t created_ = std::time(nullptr);
   const Clock::time_point arrived_ = Clock::now();
+  std::optional<ResponseWriter> writer_;
+  std::string start_;  // its first events, which go out with the first that say something
+  bool begun_ = false;
   std::vector<std::weak_ptr<Scheduler::Job>> jobs_;
   std::vector<Choice> choices_;
   size_t left_ = 0;

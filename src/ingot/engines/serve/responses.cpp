@@ -1,0 +1,146 @@
+#include "ingot/engines/serve/responses.h"
+
+#include "ingot/io/json.h"
+
+namespace ingot {
+
+struct ResponseWriter::Json {
+  ResponseWriter& w;
+  static OrderedJson part(const Item& item) {
+    if (item.kind == Kind::reasoning) return {{"type", "reasoning_text"}, {"text", item.text}};
+    return {{"type", "output_text"}, {"text", item.text}, {"annotations", OrderedJson::array()}};
+  }
+  static OrderedJson of(const Item& item, bool done) {
+    const char* status = done ? "completed" : "in_progress";
+    if (item.kind == Kind::call)
+      return {{"id", item.id},           {"type", "function_call"}, {"status", status},
+              {"call_id", item.call_id}, {"name", item.name},       {"arguments", item.text}};
+    const OrderedJson content = item.text.empty() && !done ? OrderedJson::array() : OrderedJson::array({part(item)});
+    if (item.kind == Kind::reasoning)
+      return {{"id", item.id},
+              {"type", "reasoning"},
+              {"status", status},
+              {"summary", OrderedJson::array()},
+              {"content", content}};
+    return {{"id", item.id}, {"type", "message"}, {"status", status}, {"role", "assistant"}, {"content", content}};
+  }
+  static OrderedJson response(const ResponseWriter& w) {
+    OrderedJson r = {
+        {"id", w.id_}, {"object", "response"}, {"created_at", w.created_}, {"status", w.status_}, {"model", w.model_}};
+    r["error"] = w.error_.empty() ? OrderedJson() : OrderedJson{{"code", "server_error"}, {"message", w.error_}};
+    r["incomplete_details"] = w.status_ == "incomplete" ? OrderedJson{{"reason", "max_output_tokens"}} : OrderedJson();
+    r["output"] = OrderedJson::array();
+    for (const Item& item : w.items_) r["output"].push_back(of(item, !(w.open_ && &item == &w.items_.back())));
+    r["parallel_tool_calls"] = true;
+    r["tool_choice"] = "auto";
+    r["tools"] = OrderedJson::array();
+    r["usage"] = nullptr;
+    if (w.status_ != "in_progress" && w.status_ != "failed")
+      r["usage"] = {{"input_tokens", w.usage_.prompt},
+                    {"input_tokens_details", {{"cached_tokens", w.usage_.cached}}},
+                    {"output_tokens", w.usage_.tokens},
+                    {"total_tokens", w.usage_.prompt + w.usage_.tokens}};
+    return r;
+  }
+  std::string event(const std::string& type, const OrderedJson& more) {
+    OrderedJson e = {{"type", type}, {"sequence_number", w.sequence_++}};
+    e.update(more);
+    return "event: " + type + "\ndata: " + show_json(e) + "\n\n";
+  }
+  std::string event_with_response(const std::string& type) { return event(type, {{"response", response(w)}}); }
+  // About the last item.
+  std::string item_event(const std::string& type, OrderedJson more) {
+    OrderedJson e = {{"output_index", w.items_.size() - 1}};
+    if (!more.contains("item")) {
+      e["item_id"] = w.items_.back().id;
+      if (w.items_.back().kind != Kind::call) e["content_index"] = 0;
+    }
+    e.update(more);
+    return event(type, e);
+  }
+};
+
+namespace {
+const char* name_of_delta(bool call, bool reasoning) {
+  return call ? "response.function_call_arguments" : reasoning ? "response.reasoning_text" : "response.output_text";
+}
+}  // namespace
+
+ResponseWriter::ResponseWriter(std::string id, std::string model, int64_t created)
+    : id_(std::move(id)), model_(std::move(model)), created_(created) {}
+
+std::string ResponseWriter::begin() {
+  Json json{*this};
+  std::string out = json.event_with_response("response.created");
+  return out + json.event_with_response("response.in_progress");
+}
+
+std::string ResponseWriter::open(Kind kind, const std::string& name) {
+  Json json{*this};
+  std::string out = close();
+  const std::string number = id_.substr(id_.find('_') + 1) + "_" + std::to_string(items_.size());
+  Item item{.kind = kind, .name = name};
+  item.id = (kind == Kind::reasoning ? "rs_" : kind == Kind::message ? "msg_" : "fc_") + number;
+  if (kind == Kind::call) item.call_id = "call_" + number;
+  items_.push_back(item);
+  open_ = true;
+  out += json.item_event("response.output_item.added", {{"item", Json::of(item, false)}});
+  if (kind != Kind::call) out += json.item_event("response.content_part.added", {{"part", Json::part(item)}});
+  return out;
+}
+
+std::string ResponseWriter::grow(Kind kind, const std::string& text) {
+  std::string out;
+  if (!open_ || items_.back().kind != kind) out = open(kind);
+  items_.back().text += text;
+  const std::string type = name_of_delta(kind == Kind::call, kind == Kind::reasoning);
+  OrderedJson more = {{"delta", text}};
+  if (kind == Kind::message) more["logprobs"] = OrderedJson::array();
+  return out + Json{*this}.item_event(type + ".delta", more);
+}
+
+std::string ResponseWriter::close() {
+  if (!std::exchange(open_, false)) return "";
+  Json json{*this};
+  const Item& item = items_.back();
+  const std::string type = name_of_delta(item.kind == Kind::call, item.kind == Kind::reasoning);
+  std::string out;
+  if (item.kind == Kind::call) {
+    out = json.item_event(type + ".done", {{"name", item.name}, {"arguments", item.text}});
+  } else {
+    OrderedJson more = {{"text", item.text}};
+    if (item.kind == Kind::message) more["logprobs"] = OrderedJson::array();
+    out = json.item_event(type + ".done", more);
+    out += json.item_event("response.content_part.done", {{"part", Json::part(item)}});
+  }
+  return out + json.item_event("response.output_item.done", {{"item", Json::of(item, true)}});
+}
+
+std::string ResponseWriter::add(const AnswerPiece& piece) {
+  std::string out;
+  if (!piece.reasoning.empty()) out += grow(Kind::reasoning, piece.reasoning);
+  if (!piece.text.empty()) out += grow(Kind::message, piece.text);
+  for (const CallPiece& call : piece.calls) {
+    if (!call.name.empty()) out += open(Kind::call, call.name);
+    out += grow(Kind::call, call.arguments);
+  }
+  return out;
+}
+
+std::string ResponseWriter::end(bool cut, const ResponseUsage& usage) {
+  std::string out = close();
+  usage_ = usage;
+  status_ = cut ? "incomplete" : "completed";
+  return out + Json{*this}.event_with_response("response." + status_);
+}
+
+std::string ResponseWriter::fail(const std::string& message) {
+  std::string out = close();
+  status_ = "failed";
+  error_ = message;
+  return out + Json{*this}.event_with_response("response.failed");
+}
+
+std::string ResponseWriter::whole() const { return show_json(Json::response(*this)); }
+
+}  // namespace ingot

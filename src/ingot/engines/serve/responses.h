@@ -1,0 +1,46 @@
+#pragma once
+// An answer in the form of OpenAI's POST /v1/responses: a list of items (thoughts, messages, calls of functions) and,
+// of a stream, the events that build it. One writer makes both, so that the last event holds what the whole answer
+// would be.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ingot/engines/serve/answer_text.h"
+
+namespace ingot {
+
+struct ResponseUsage {
+  int64_t prompt = 0, cached = 0, tokens = 0;
+};
+
+class ResponseWriter {
+ public:
+  ResponseWriter(std::string id, std::string model, int64_t created);
+  // Each gives its events.
+  std::string begin();
+  std::string add(const AnswerPiece& piece);
+  std::string end(bool cut, const ResponseUsage& usage);
+  std::string fail(const std::string& message);
+  std::string whole() const;  // after end()
+
+ private:
+  enum class Kind { reasoning, message, call };
+  struct Item {
+    Kind kind;
+    std::string id, text, name, call_id;
+  };
+  std::string open(Kind kind, const std::string& name = "");
+  std::string grow(Kind kind, const std::string& text);
+  std::string close();
+  struct Json;  // keeps the JSON library out of this header
+  const std::string id_, model_;
+  const int64_t created_;
+  std::string status_ = "in_progress", error_;
+  ResponseUsage usage_;
+  std::vector<Item> items_;
+  bool open_ = false;
+  int64_t sequence_ = 0;
+};
+
+}  // namespace ingot

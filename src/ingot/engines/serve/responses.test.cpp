@@ -1,0 +1,76 @@
+#include "ingot/engines/serve/responses.h"
+
+#include <gtest/gtest.h>
+
+#include "ingot/io/json.h"
+
+namespace ingot {
+namespace {
+
+std::vector<Json> events_of(const std::string& text) {
+  std::vector<Json> events;
+  for (size_t at = 0; at < text.size();) {
+    const size_t data = text.find("\ndata: ", at), end = text.find("\n\n", at);
+    events.push_back(parse_json(text.substr(data + 7, end - data - 7), "event"));
+    EXPECT_EQ(text.substr(at, data - at), "event: " + events.back()["type"].get<std::string>());
+    at = end + 2;
+  }
+  return events;
+}
+
+TEST(responses, events_build_what_the_last_one_holds) {
+  ResponseWriter w("resp_x", "m", 5);
+  std::string text = w.begin();
+  text += w.add({.reasoning = "H"});
+  text += w.add({.reasoning = "m"});
+  text += w.add({.text = "Ye"});
+  text += w.add({.text = "s"});
+  text += w.add({.calls = {{.index = 0, .name = "f", .arguments = "{"}}});
+  text += w.add({.calls = {{.index = 0, .arguments = "}"}}});
+  text += w.add({.calls = {{.index = 1, .name = "g", .arguments = ""}}});
+  text += w.end(false, {.prompt = 7, .cached = 2, .tokens = 3});
+  const std::vector<Json> events = events_of(text);
+  std::vector<std::string> grown(4);
+  int64_t added = 0, done = 0;
+  for (size_t i = 0; i < events.size(); ++i) {
+    EXPECT_EQ(events[i]["sequence_number"], i);
+    const std::string type = events[i]["type"];
+    if (type.ends_with(".delta"))
+      grown[events[i]["output_index"].get<size_t>()] += events[i]["delta"].get<std::string>();
+    if (type.ends_with("_text.done")) EXPECT_EQ(events[i]["text"], grown[events[i]["output_index"].get<size_t>()]);
+    if (type.ends_with("arguments.done"))
+      EXPECT_EQ(events[i]["arguments"], grown[events[i]["output_index"].get<size_t>()]);
+    added += type == "response.output_item.added";
+    done += type == "response.output_item.done";
+  }
+  EXPECT_EQ(grown, (std::vector<std::string>{"Hm", "Yes", "{}", ""}));
+  EXPECT_EQ(added, 4);
+  EXPECT_EQ(done, 4);
+  EXPECT_EQ(events.front()["type"], "response.created");
+  EXPECT_EQ(events.back()["type"], "response.completed");
+  const Json r = events.back()["response"];
+  EXPECT_EQ(r, parse_json(w.whole(), "whole"));
+  EXPECT_EQ(r["status"], "completed");
+  EXPECT_EQ(r["output"][0]["content"][0]["text"], "Hm");
+  EXPECT_EQ(r["output"][1]["content"][0]["text"], "Yes");
+  EXPECT_EQ(r["output"][2]["arguments"], "{}");
+  EXPECT_EQ(r["output"][3]["name"], "g");
+  EXPECT_EQ(r["usage"]["total_tokens"], 10);
+  EXPECT_EQ(r["usage"]["input_tokens_details"]["cached_tokens"], 2);
+}
+
+TEST(responses, one_that_is_cut_or_fails_says_so) {
+  ResponseWriter cut("resp_x", "m", 5), failed("resp_y", "m", 5);
+  cut.begin();
+  cut.add({.text = "a"});
+  const Json last = events_of(cut.end(true, {})).back();
+  EXPECT_EQ(last["type"], "response.incomplete");
+  EXPECT_EQ(last["response"]["incomplete_details"]["reason"], "max_output_tokens");
+  failed.begin();
+  const Json end = events_of(failed.fail("no")).back();
+  EXPECT_EQ(end["type"], "response.failed");
+  EXPECT_EQ(end["response"]["error"]["message"], "no");
+}
+
+}  // namespace
+}  // namespace ingot
