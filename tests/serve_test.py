@@ -85,7 +85,7 @@ class Server:
 
     def raw(self, data, end=False):
         """What comes back until the server closes, or says no more for a while."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=3) as s:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as s:
             back = b""
             try:
                 s.sendall(data)
@@ -325,7 +325,7 @@ class Protocol(WithServer):
             head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             started = time.monotonic()
             back = self.server.raw(head + bad + b"\r\n" + body)
-            self.assertLess(time.monotonic() - started, 2.5, bad)  # closed, not left open
+            self.assertLess(time.monotonic() - started, 8, bad)  # closed, not left open
             self.assertEqual(set(re.findall(rb"HTTP/1.1 (\d+)", back)), {b"400"}, bad)
         self.assertIn(b" 400 ", self.server.raw(b"GET /health HTTP/1.1\r\n\r\n")[:20])
 
@@ -355,13 +355,13 @@ class Protocol(WithServer):
         s = self.server.stream(long)
         self.server.until("num_requests_running", 1)
         s.close()
-        self.server.until("num_requests_running", 0, 3)
+        self.server.until("num_requests_running", 0, 10)
         text = json.dumps(long)
         s = socket.create_connection(("127.0.0.1", self.server.port))
         s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
         self.server.until("num_requests_running", 1)
         s.close()
-        self.server.until("num_requests_running", 0, 3)
+        self.server.until("num_requests_running", 0, 10)
         self.assertEqual(self.server.metric('request_success_total{finished_reason="abort"}'), aborted + 2)
 
     def test_whoever_closes_only_one_direction_gets_the_stream(self):
@@ -443,7 +443,7 @@ class Patience(WithServer):
         for i, s in enumerate(slow):
             s.sendall(head + b"\r\n" if i % 3 == 0 else head if i % 3 == 1 else b"")
         while len(ended) < len(slow):
-            self.assertLess(time.monotonic() - started, 8)
+            self.assertLess(time.monotonic() - started, 20)
             for i, s in enumerate(slow):
                 if i in ended:
                     continue
@@ -460,7 +460,7 @@ class Patience(WithServer):
                 s.setblocking(True)
             before = time.monotonic()
             self.assertEqual(self.server.request("GET", "/health")[0], 200)
-            self.assertLess(time.monotonic() - before, 1)
+            self.assertLess(time.monotonic() - before, 3)
             time.sleep(0.1)
         self.assertGreater(min(ended.values()), 0.8)
         for s in slow:
@@ -530,7 +530,7 @@ class Process(unittest.TestCase):
         reader.start()
         started = time.monotonic()
         self.assertEqual(server.stop(), 0, server.log)
-        self.assertLess(time.monotonic() - started, 10)
+        self.assertLess(time.monotonic() - started, 20)
         self.assertIn("some answers were cut off", server.log)
         reader.join()
         self.assertIn(b'{"error":{"message":"the answer was cut off', b"".join(said)[-400:])
