@@ -65,9 +65,11 @@ __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* 
     if (threadIdx.x == 0) *lists.count = k;
     return;
   }
-  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) first[e] = 0;
-  __syncthreads();
-  for (uint32_t s = threadIdx.x; s < T * k; s += blockDim.x) first[chosen[s]] = 1;
+  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) {
+    uint32_t used = 0;
+    for (uint32_t s = 0; s < T * k; ++s) used |= chosen[s] == e ? 1 : 0;
+    first[e] = used;
+  }
   __syncthreads();
   if (threadIdx.x < 32) {
     uint32_t n = 0;
