@@ -98,7 +98,12 @@ void time_paths(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times) 
   for (const auto& [name, wanted, persistent] :
        {std::tuple{"phased", o.phased, false}, {"megakernel", o.megakernel, true}}) {
     if (!wanted) continue;
-    m.rewind(from);
+    if (m.can_rewind(from)) {
+      m.rewind(from);
+    } else {  // more tokens were timed than a ring keeps
+      m.rewind(0);
+      tell_prompt(m, o.context, times);
+    }
     if (m.use_megakernel(persistent)) times.token.emplace_back(name, time_tokens(m, o.tokens));
   }
 }
