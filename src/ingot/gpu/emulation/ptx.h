@@ -43,6 +43,7 @@ inline float log2_approx(float x) { return std::log2(x); }
 inline float reciprocal_approx(float x) { return 1 / x; }
 inline float rsqrt_approx(float x) { return __frsqrt_rn(x); }
 inline float tanh_approx(float x) { return std::tanh(x); }
+inline float max_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : std::max(x, y); }
 
 // --- grid.cuh, cluster.cuh, barrier.cuh, thread.cuh, fence.cuh
 

@@ -28,6 +28,12 @@ void check_rows(const Tensor& t, const Tensor& like, Shape shape, const char* wh
   INGOT_CHECK(t.rows_uniform() || t.numel() == 0, what, ": found strides that one row stride cannot express, shape ",
               t.shape);
 }
+// Losses and statistics of rows are f32 (f64 of f64), whatever the logits' or operands' type.
+Tensor sums_like(const Tensor& t) {
+  Tensor like = t;
+  like.dtype = t.dtype == DType::f64 ? DType::f64 : DType::f32;
+  return like;
+}
 void check_rows_or_none(const Tensor& t, const Tensor& like, Shape shape, const char* what) {
   if (t) check_rows(t, like, shape, what);
 }
@@ -45,13 +51,11 @@ void check_target_values(const Tensor& targets, int64_t vocab, int32_t ignore_in
     INGOT_CHECK((target[t] >= 0 && target[t] < vocab) || target[t] == ignore_index, op, ": found target ", target[t],
                 " at position ", t, ", expected 0 to ", vocab - 1, " (a vocabulary of ", vocab, ") or ", ignore_index);
 }
-void check_options(double softcap, double z_loss, double label_smoothing, Device device, const char* op) {
+void check_options(double softcap, double z_loss, double label_smoothing, const char* op) {
   INGOT_CHECK(softcap >= 0 && std::isfinite(softcap), op, ": found softcap ", softcap, ", expected 0 (none) or more");
   INGOT_CHECK(z_loss >= 0 && std::isfinite(z_loss), op, ": found z_loss ", z_loss, ", expected 0 or more");
   INGOT_CHECK(label_smoothing >= 0 && label_smoothing <= 1, op, ": found label_smoothing ", label_smoothing,
               ", expected 0 to 1");
-  if (label_smoothing > 0 && device.kind != Device::cpu)
-    fail(ErrorCode::unsupported, op, ": found label_smoothing ", label_smoothing, " on ", device, ", expected 0");
 }
 
 }  // namespace
@@ -157,7 +161,7 @@ namespace cuda {
 void cross_entropy(const CrossEntropy& a, Stream stream);
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);
 int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,
-                                             Products products);
+                                             Products products, Device device);
 }  // namespace cuda
 
 void cross_entropy(const CrossEntropy& a, Stream stream) {
@@ -166,11 +170,15 @@ void cross_entropy(const CrossEntropy& a, Stream stream) {
               ", expected (T, V) with V > 0");
   check_rows(a.logits, a.logits, a.logits.shape, "cross_entropy: logits");
   check_targets(a.targets, T, a.logits, "cross_entropy");
-  check_rows(a.loss, a.logits, {T}, "cross_entropy: loss");
-  check_rows_or_none(a.lse, a.logits, {T}, "cross_entropy: lse");
-  check_rows_or_none(a.dloss, a.logits, {T}, "cross_entropy: dloss");
-  if (a.dloss) check_rows(a.dlogits, a.logits, a.logits.shape, "cross_entropy: dlogits");
-  check_options(a.softcap, a.z_loss, a.label_smoothing, a.logits.device, "cross_entropy");
+  const Tensor sums = sums_like(a.logits);
+  check_rows(a.loss, sums, {T}, "cross_entropy: loss");
+  check_rows_or_none(a.lse, sums, {T}, "cross_entropy: lse");
+  check_rows_or_none(a.dloss, sums, {T}, "cross_entropy: dloss");
+  const bool narrow = a.logits.device.kind != Device::cpu && a.logits.dtype == DType::f32 &&
+                      (a.dlogits.dtype == DType::bf16 || a.dlogits.dtype == DType::f16);
+  if (a.dloss) check_rows(a.dlogits, narrow ? a.dlogits : a.logits, a.logits.shape, "cross_entropy: dlogits");
+  if (a.dloss) INGOT_CHECK_EQ(a.dlogits.device, a.logits.device, "cross_entropy: dlogits device");
+  check_options(a.softcap, a.z_loss, a.label_smoothing, "cross_entropy");
   INGOT_DISPATCH(CROSS_ENTROPY, a.logits.device, cross_entropy, a, stream);
 }
 
@@ -255,7 +263,7 @@ int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int
                                              Products products, Device device) {
   if constexpr (INGOT_HAS_CUDA(CROSS_ENTROPY))
     if (device.kind == Device::cuda)
-      return cuda::linear_cross_entropy_workspace_bytes(rows, features, vocab, dtype, products);
+      return cuda::linear_cross_entropy_workspace_bytes(rows, features, vocab, dtype, products, device);
   if (device.kind != Device::cpu) detail::no_cuda("linear_cross_entropy", device);
   return cpu::linear_cross_entropy_workspace_bytes(rows, features, vocab, dtype, products);
 }
@@ -272,16 +280,18 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
   check_rows_or_none(a.x2, a.x, {T, R}, "linear_cross_entropy: x2");
   check_rows_or_none(a.w2, a.x, {V, R}, "linear_cross_entropy: w2");
   check_targets(a.targets, T, a.x, "linear_cross_entropy");
-  check_rows(a.loss, a.x, {T}, "linear_cross_entropy: loss");
-  check_rows_or_none(a.lse, a.x, {T}, "linear_cross_entropy: lse");
-  check_rows_or_none(a.dloss, a.x, {T}, "linear_cross_entropy: dloss");
+  const Tensor sums = sums_like(a.x);
+  check_rows(a.loss, sums, {T}, "linear_cross_entropy: loss");
+  check_rows_or_none(a.lse, sums, {T}, "linear_cross_entropy: lse");
+  check_rows_or_none(a.dloss, sums, {T}, "linear_cross_entropy: dloss");
   check_rows_or_none(a.dx, a.x, {T, C}, "linear_cross_entropy: dx");
-  check_rows_or_none(a.dw, a.x, {V, C}, "linear_cross_entropy: dw");
+  const auto weight_gradient_like = [&](const Tensor& dw) { return dw && dw.dtype == sums.dtype ? sums : a.x; };
+  check_rows_or_none(a.dw, weight_gradient_like(a.dw), {V, C}, "linear_cross_entropy: dw");
   check_rows_or_none(a.dx2, a.x, {T, R}, "linear_cross_entropy: dx2");
-  check_rows_or_none(a.dw2, a.x, {V, R}, "linear_cross_entropy: dw2");
+  check_rows_or_none(a.dw2, weight_gradient_like(a.dw2), {V, R}, "linear_cross_entropy: dw2");
   INGOT_CHECK(a.dloss || !(a.dx || a.dw || a.dx2 || a.dw2),
               "linear_cross_entropy: found outputs for gradients without dloss, expected dloss or no gradients");
-  check_options(a.softcap, a.z_loss, a.label_smoothing, a.x.device, "linear_cross_entropy");
+  check_options(a.softcap, a.z_loss, a.label_smoothing, "linear_cross_entropy");
   const int64_t needed = linear_cross_entropy_workspace_bytes(T, C, V, a.x.dtype, a.products, a.x.device);
   INGOT_CHECK_GE(a.workspace ? a.workspace.bytes() : 0, needed, "linear_cross_entropy: workspace bytes");
   INGOT_CHECK(needed == 0 || a.workspace.device == a.x.device, "linear_cross_entropy: found workspace on ",

@@ -11,13 +11,13 @@ namespace ingot {
 
 struct CrossEntropy {
   Tensor logits;     // (T, V), before the softcap
-  Tensor targets;    // (T) i32 in [0, V) or ignore_index; checked, the first one outside is named
+  Tensor targets;    // (T) i32 in [0, V) or ignore_index; the first one outside is named; on a GPU its loss is a NaN
   Tensor loss, lse;  // (T) f32 (f64 for f64); lse may be left out
   Tensor dloss;      // (T) the gradient of each row's loss, or left out: no dlogits
-  Tensor dlogits;    // (T, V); may alias logits
+  Tensor dlogits;    // (T, V); may alias logits; on a GPU bf16 or f16 beside f32 logits, too
   double softcap = 0, z_loss = 0;
   int32_t ignore_index = -1;
-  double label_smoothing = 0;  // 0 to 1; on a CPU
+  double label_smoothing = 0;  // 0 to 1
 };
 void cross_entropy(const CrossEntropy& a, Stream stream);
 
@@ -31,7 +31,7 @@ struct LinearCrossEntropy {
   Tensor loss, lse;  // (T); lse may be left out
   Tensor dloss;      // (T) or left out: losses only
   Tensor dx, dx2;    // (T, C), (T, R) written, or left out
-  Tensor dw, dw2;    // (V, C), (V, R) accumulated, or left out (frozen)
+  Tensor dw, dw2;    // (V, C), (V, R) accumulated, or left out (frozen); f32 of 16-bit operands, too
   Tensor workspace;  // u8, linear_cross_entropy_workspace_bytes(...) of as many rows or more
   double softcap = 0, z_loss = 0;
   int32_t ignore_index = -1;

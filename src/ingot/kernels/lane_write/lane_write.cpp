@@ -131,6 +131,7 @@ void lane_write_backward(const LaneWriteBackward& w, Stream stream) {
   check_vector(w.p, x, {2, 2}, "lane_write_backward: p");
   if (w.dr) check_vector(w.dr, x, {2}, "lane_write_backward: dr");
   if (w.dp) check_vector(w.dp, x, {2, 2}, "lane_write_backward: dp");
+  check_workspace(w.workspace, x, "lane_write_backward");
   INGOT_DISPATCH(LANE_WRITE, w.lane0.device, lane_write_backward, w, stream);
 }
 

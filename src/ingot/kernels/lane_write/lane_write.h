@@ -1,8 +1,10 @@
 #pragma once
 // What a block of two lanes leaves in either.
 // All tensors (T, C) with any row stride unless stated; vectors (C) hold one factor per channel. Gradients of vectors
-// and scalars accumulate; each is summed over tokens in a fixed order.
+// and scalars accumulate; each is summed over tokens in a fixed order. On a GPU matrices may be bf16 or f16, beside f32
+// vectors and scalars.
 #include "ingot/core/tensor.h"
+#include "ingot/kernels/residual/workspace.h"
 
 namespace ingot {
 
@@ -20,6 +22,7 @@ struct LaneWriteBackward {
   Tensor dlane0, dlane1;              // written; may alias dout0, dout1
   Tensor da, db;                      // written: gradients of the unscaled branches
   Tensor dscale_a, dscale_b, dr, dp;  // accumulated, or left out
+  Tensor workspace;                   // u8, residual_workspace_bytes(T, C, device)
 };
 void lane_write_backward(const LaneWriteBackward& w, Stream stream);
 

@@ -4,6 +4,7 @@
 
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -29,15 +30,6 @@ Tensor as_matrix(const Tensor& t) {
 }
 bool is_16_bit(const Tensor& t) { return t.dtype == DType::bf16 || t.dtype == DType::f16; }
 
-template <class Use> void with_gpu_type(DType t, const char* op, Use&& use) {
-  switch (t) {
-    case DType::f32: return use(float{});
-    case DType::bf16: return use(bf16{});
-    case DType::f16: return use(f16{});
-    default: fail(ErrorCode::unsupported, op, ": found dtype ", t, " on a GPU, expected f32, bf16 or f16");
-  }
-}
-
 // --- products
 
 constexpr int kThreads = 256;
@@ -53,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(T* c, int64_t c_strid
   c[row * c_stride + column] = tile::from_float<T>(v);
 }
 void combine(const PlainProduct& p, Stream stream) {
-  with_gpu_type(p.c.dtype, "matmul", [&](auto type) {
+  with_gpu_float_type(p.c.dtype, "matmul", [&](auto type) {
     using T = decltype(type);
     gpu::launch("matmul", combine_kernel<T>,
                 {.grid = (p.c.numel() + kThreads - 1) / kThreads, .block = kThreads, .device = p.c.device.index},
@@ -89,7 +81,7 @@ bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspa
 }
 
 void product(const char* op, const PlainProduct& p, Products products, const Tensor& workspace, Stream stream) {
-  with_gpu_type(p.a.dtype, op, [](auto) {});
+  with_gpu_float_type(p.a.dtype, op, [](auto) {});
   if (p.c.numel() == 0) return;
   const int64_t k = p.transpose_a ? p.a.rows() : p.a.cols();
   if (k == 0) return combine(p, stream);
@@ -134,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 void sum_rows(const Tensor& dy, const Tensor& db, Stream stream) {
   if (dy.rows() == 0 || dy.cols() == 0) return;
-  with_gpu_type(dy.dtype, "linear_backward", [&](auto type) {
+  with_gpu_float_type(dy.dtype, "linear_backward", [&](auto type) {
     using T = decltype(type);
     const auto launch = [&](auto sum) {
       using Sum = decltype(sum);
@@ -178,7 +170,7 @@ __global__ void __launch_bounds__(kThreads)
 void keep_signs(const Tensor& pre, const Tensor& signs, Stream stream) {
   const int64_t words = sign_bits::words(pre.rows(), pre.cols());
   if (words == 0) return;
-  with_gpu_type(pre.dtype, "linear", [&](auto type) {
+  with_gpu_float_type(pre.dtype, "linear", [&](auto type) {
     using T = decltype(type);
     gpu::launch("linear", keep_signs_kernel<T>,
                 {.grid = (words + kThreads - 1) / kThreads, .block = kThreads, .device = pre.device.index}, stream,
@@ -201,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
 void multiply_by_slopes(Act act, const Tensor& dx, const Tensor& y, const Tensor& signs, Stream stream) {
   const int64_t words = sign_bits::words(dx.rows(), dx.cols());
   if (words == 0) return;
-  with_gpu_type(dx.dtype, "linear_backward", [&](auto type) {
+  with_gpu_float_type(dx.dtype, "linear_backward", [&](auto type) {
     using T = decltype(type);
     with_activation(act, [&](auto f) {
       using F = decltype(f);

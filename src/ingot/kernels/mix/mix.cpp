@@ -86,6 +86,7 @@ void mix_backward(const MixBackward& m, Stream stream) {
   check_channels(m.b, m.x, "mix_backward: b");
   check_channels_or_none(m.da, m.x, "mix_backward: da");
   check_channels_or_none(m.db, m.x, "mix_backward: db");
+  check_workspace(m.workspace, m.x, "mix_backward");
   INGOT_DISPATCH(MIX, m.x.device, mix_backward, m, stream);
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 // The residual mix: each block reads the stream and what the stream began with.
 // All tensors (T, C) with any row stride unless stated; vectors (C) hold one factor per channel. Gradients of vectors
-// and scalars accumulate; each is summed over tokens in a fixed order.
+// and scalars accumulate; each is summed over tokens in a fixed order. On a GPU matrices may be bf16 or f16, beside f32
+// vectors and scalars.
 #include "ingot/core/tensor.h"
+#include "ingot/kernels/residual/workspace.h"
 
 namespace ingot {
 
@@ -14,8 +16,9 @@ struct Mix {
 void mix(const Mix& m, Stream stream);
 struct MixBackward {
   Tensor x, x0, a, b, dy;
-  Tensor dx, dx0;  // dx written (may alias dy); dx0 accumulated
-  Tensor da, db;   // (C) accumulated, or left out
+  Tensor dx, dx0;    // dx written (may alias dy); dx0 accumulated
+  Tensor da, db;     // (C) accumulated, or left out
+  Tensor workspace;  // u8, residual_workspace_bytes(T, C, device)
 };
 void mix_backward(const MixBackward& m, Stream stream);
 

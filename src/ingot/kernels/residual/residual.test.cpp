@@ -1,15 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 
 #include "ingot/core/thread_pool.h"
-#include "ingot/kernels/axpby/axpby.h"
-#include "ingot/kernels/lane_write/lane_write.h"
-#include "ingot/kernels/mix/mix.h"
-#include "ingot/kernels/scaled_add/scaled_add.h"
-#include "ingot/kernels/skip_merge/skip_merge.h"
-#include "ingot/testing/testing.h"
+#include "ingot/kernels/residual/residual_cases.test.h"
 
 namespace ingot {
 namespace {
@@ -17,11 +11,7 @@ namespace {
 using testing::Buffer;
 using testing::values;
 
-struct Size {
-  int64_t rows, cols, gap;
-};
-// tails, rows apart, several blocks of rows, more than one chunk of columns
-const Size kSizes[] = {{0, 5, 0}, {1, 1, 0}, {1, 7, 2}, {5, 8, 0}, {3, 67, 1}, {300, 130, 3}, {2100, 9, 0}};
+using namespace residual_cases;
 
 // The tensors of one call in the order the op's case names them.
 struct Operands {
@@ -29,19 +19,10 @@ struct Operands {
   std::vector<Buffer> sums;     // accumulated
   std::vector<Buffer> outputs;  // written
 };
-struct Views {
-  std::vector<Tensor> inputs, sums, outputs;
-};
 Views views_of(const Operands& o) {
-  return {{o.inputs.begin(), o.inputs.end()}, {o.sums.begin(), o.sums.end()}, {o.outputs.begin(), o.outputs.end()}};
+  return {{o.inputs.begin(), o.inputs.end()}, {o.sums.begin(), o.sums.end()}, {o.outputs.begin(), o.outputs.end()}, {}};
 }
-struct OpCase {
-  const char* name;
-  std::string inputs, sums, outputs;  // one letter per operand: m matrix, c channels, 2 a pair, 4 two by two
-  std::function<void(const Views&)> call;
-  void run(const Views& v) const { call(v); }
-  void run(const Operands& o) const { call(views_of(o)); }
-};
+void run(const OpCase& c, const Operands& o) { c.call(views_of(o)); }
 
 Buffer make(char kind, DType dtype, const Size& s, int64_t extra) {
   switch (kind) {
@@ -60,169 +41,8 @@ Operands make(const OpCase& c, DType dtype, const Size& s) {
   return o;
 }
 
-const OpCase kForward[] = {
-    {"mix", "mmcc", "", "m",
-     [](const Views& o) {
-       mix({.x = o.inputs[0], .x0 = o.inputs[1], .a = o.inputs[2], .b = o.inputs[3], .y = o.outputs[0]}, {});
-     }},
-    {"scaled_add", "mmc", "", "m",
-     [](const Views& o) {
-       scaled_add({.x = o.inputs[0], .branch = o.inputs[1], .scale = o.inputs[2], .y = o.outputs[0]}, {});
-     }},
-    {"scaled_add without a scale", "mm", "", "m",
-     [](const Views& o) { scaled_add({.x = o.inputs[0], .branch = o.inputs[1], .y = o.outputs[0]}, {}); }},
-    {"skip_merge", "mmcc", "", "m",
-     [](const Views& o) {
-       skip_merge({.x = o.inputs[0], .skip = o.inputs[1], .w = o.inputs[2], .gate = o.inputs[3], .y = o.outputs[0]},
-                  {});
-     }},
-    {"skip_merge without a gate", "mmc", "", "m",
-     [](const Views& o) {
-       skip_merge({.x = o.inputs[0], .skip = o.inputs[1], .w = o.inputs[2], .y = o.outputs[0]}, {});
-     }},
-    {"lane_write", "mmmmcc24", "", "mm",
-     [](const Views& o) {
-       lane_write({.lane0 = o.inputs[0],
-                   .lane1 = o.inputs[1],
-                   .a = o.inputs[2],
-                   .b = o.inputs[3],
-                   .scale_a = o.inputs[4],
-                   .scale_b = o.inputs[5],
-                   .r = o.inputs[6],
-                   .p = o.inputs[7],
-                   .out0 = o.outputs[0],
-                   .out1 = o.outputs[1]},
-                  {});
-     }},
-    {"lane_write without scales", "mmmm24", "", "mm",
-     [](const Views& o) {
-       lane_write({.lane0 = o.inputs[0],
-                   .lane1 = o.inputs[1],
-                   .a = o.inputs[2],
-                   .b = o.inputs[3],
-                   .r = o.inputs[4],
-                   .p = o.inputs[5],
-                   .out0 = o.outputs[0],
-                   .out1 = o.outputs[1]},
-                  {});
-     }},
-    {"axpby", "m", "m", "",
-     [](const Views& o) { axpby({.x = o.inputs[0], .y = o.sums[0], .alpha = 0.3, .beta = -2}, {}); }},
-};
-
-// The inputs are the forward's, then the gradients of its outputs. Where `sums` and `outputs` hold each input's
-// gradient.
-struct BackwardCase {
-  OpCase op;
-  int forward;                             // in kForward
-  std::vector<std::pair<int, int>> grads;  // (input, gradient): gradient i of sums, then of outputs
-};
-const BackwardCase kBackward[] = {
-    {{"mix_backward", "mmccm", "mcc", "m",
-      [](const Views& o) {
-        mix_backward({.x = o.inputs[0],
-                      .x0 = o.inputs[1],
-                      .a = o.inputs[2],
-                      .b = o.inputs[3],
-                      .dy = o.inputs[4],
-                      .dx = o.outputs[0],
-                      .dx0 = o.sums[0],
-                      .da = o.sums[1],
-                      .db = o.sums[2]},
-                     {});
-      }},
-     0,
-     {{0, 3}, {1, 0}, {2, 1}, {3, 2}}},
-    {{"scaled_add_backward", "mmcm", "c", "m",
-      [](const Views& o) {
-        scaled_add_backward({.dy = o.inputs[3],
-                             .branch = o.inputs[1],
-                             .scale = o.inputs[2],
-                             .dbranch = o.outputs[0],
-                             .dscale = o.sums[0]},
-                            {});
-      }},
-     1,
-     {{1, 1}, {2, 0}}},
-    {{"scaled_add_backward without a scale", "mmm", "", "m",
-      [](const Views& o) {
-        scaled_add_backward({.dy = o.inputs[2], .branch = o.inputs[1], .dbranch = o.outputs[0]}, {});
-      }},
-     2,
-     {{1, 0}}},
-    {{"skip_merge_backward", "mmccm", "mcc", "m",
-      [](const Views& o) {
-        skip_merge_backward({.x = o.inputs[0],
-                             .skip = o.inputs[1],
-                             .w = o.inputs[2],
-                             .gate = o.inputs[3],
-                             .dy = o.inputs[4],
-                             .dx = o.outputs[0],
-                             .dskip = o.sums[0],
-                             .dw = o.sums[1],
-                             .dgate = o.sums[2]},
-                            {});
-      }},
-     3,
-     {{0, 3}, {1, 0}, {2, 1}, {3, 2}}},
-    {{"skip_merge_backward without a gate", "mmcm", "mc", "m",
-      [](const Views& o) {
-        skip_merge_backward({.x = o.inputs[0],
-                             .skip = o.inputs[1],
-                             .w = o.inputs[2],
-                             .dy = o.inputs[3],
-                             .dx = o.outputs[0],
-                             .dskip = o.sums[0],
-                             .dw = o.sums[1]},
-                            {});
-      }},
-     4,
-     {{0, 2}, {1, 0}, {2, 1}}},
-    {{"lane_write_backward", "mmmmcc24mm", "cc24", "mmmm",
-      [](const Views& o) {
-        lane_write_backward({.lane0 = o.inputs[0],
-                             .lane1 = o.inputs[1],
-                             .a = o.inputs[2],
-                             .b = o.inputs[3],
-                             .scale_a = o.inputs[4],
-                             .scale_b = o.inputs[5],
-                             .r = o.inputs[6],
-                             .p = o.inputs[7],
-                             .dout0 = o.inputs[8],
-                             .dout1 = o.inputs[9],
-                             .dlane0 = o.outputs[0],
-                             .dlane1 = o.outputs[1],
-                             .da = o.outputs[2],
-                             .db = o.outputs[3],
-                             .dscale_a = o.sums[0],
-                             .dscale_b = o.sums[1],
-                             .dr = o.sums[2],
-                             .dp = o.sums[3]},
-                            {});
-      }},
-     5,
-     {{0, 4}, {1, 5}, {2, 6}, {3, 7}, {4, 0}, {5, 1}, {6, 2}, {7, 3}}},
-    {{"lane_write_backward without scales", "mmmm24mm", "24", "mmmm",
-      [](const Views& o) {
-        lane_write_backward({.lane0 = o.inputs[0],
-                             .lane1 = o.inputs[1],
-                             .a = o.inputs[2],
-                             .b = o.inputs[3],
-                             .r = o.inputs[4],
-                             .p = o.inputs[5],
-                             .dout0 = o.inputs[6],
-                             .dout1 = o.inputs[7],
-                             .dlane0 = o.outputs[0],
-                             .dlane1 = o.outputs[1],
-                             .da = o.outputs[2],
-                             .db = o.outputs[3],
-                             .dr = o.sums[0],
-                             .dp = o.sums[1]},
-                            {});
-      }},
-     6,
-     {{0, 2}, {1, 3}, {2, 4}, {3, 5}, {4, 0}, {5, 1}}},
-};
+const std::vector<OpCase> kForward = forward_cases();
+const std::vector<BackwardCase> kBackward = backward_cases();
 
 template <class Use> void for_each_op(Use&& use) {
   for (const OpCase& c : kForward) use(c);
@@ -236,7 +56,7 @@ TEST(Residual, ForwardsFollowTheirFormulas) {
     const Operands o = make(kForward[op], DType::f64, s);
     std::vector<std::vector<double>> in;
     for (const Buffer& b : o.inputs) in.push_back(values(b));
-    kForward[op].run(o);
+    run(kForward[op], o);
     std::vector<std::vector<double>> want(o.outputs.size());
     for (size_t i = 0; i < size_t(s.rows * s.cols); ++i) {
       const auto y = formula(in, i, i % size_t(s.cols));
@@ -275,14 +95,14 @@ TEST(Residual, GradientsAreTheDerivativesOfForwards) {
       const OpCase& forward = kForward[b.forward];
       Operands o = make(b.op, DType::f64, s);
       for (const Buffer& sum : o.sums) fill_zero(sum);
-      b.op.run(o);
+      run(b.op, o);
       for (auto [input, grad] : b.grads) {
         const Buffer& gradient =
             grad < int(o.sums.size()) ? o.sums[size_t(grad)] : o.outputs[size_t(grad) - o.sums.size()];
         const Operands moved = make(forward, DType::f64, s);
         for (size_t i = 0; i < forward.inputs.size(); ++i) testing::assign(moved.inputs[i], values(o.inputs[i]));
         const auto f = [&] {
-          forward.run(moved);
+          run(forward, moved);
           double sum = 0;
           for (size_t k = 0; k < moved.outputs.size(); ++k)
             sum += testing::dot(moved.outputs[k], o.inputs[forward.inputs.size() + k]);
@@ -300,8 +120,8 @@ TEST(Residual, Fp32IsAsCloseToFp64AsItsRoundingsAllowAndStaysInsideItsOutputs) {
       const Operands fast = make(c, DType::f32, s), exact = make(c, DType::f64, s);
       for (size_t i = 0; i < fast.inputs.size(); ++i) testing::assign(exact.inputs[i], values(fast.inputs[i]));
       for (size_t i = 0; i < fast.sums.size(); ++i) testing::assign(exact.sums[i], values(fast.sums[i]));
-      c.run(fast);
-      c.run(exact);
+      run(c, fast);
+      run(c, exact);
       const double unit = testing::roundoff(DType::f32);
       for (size_t i = 0; i < fast.outputs.size(); ++i) {  // three products of three factors below 5
         const auto r = testing::compare(fast.outputs[i], values(exact.outputs[i]), 200 * unit, 4 * unit);
@@ -329,7 +149,7 @@ TEST(Residual, ThreadsDoNotChangeABit) {
       for (int threads : {1, 2, 3}) {
         set_thread_count(threads);
         const Operands o = make(c, DType::f32, s);
-        c.run(o);
+        run(c, o);
         std::vector<std::vector<double>> all;
         for (const auto* group : {&o.sums, &o.outputs})
           for (const Buffer& b : *group) all.push_back(values(b));
@@ -356,10 +176,10 @@ TEST(Residual, OutputsMayBeInputsWhereTheHeaderSaysSo) {
   for (DType dtype : {DType::f64, DType::f32})
     for (const AliasCase& c : cases) {
       const Operands apart = make(c.op, dtype, s), together = make(c.op, dtype, s);
-      c.op.run(apart);
+      run(c.op, apart);
       Views views = views_of(together);
       for (auto [output, input] : c.same) views.outputs[output] = views.inputs[input];
-      c.op.run(views);
+      c.op.call(views);
       for (size_t i = 0; i < apart.outputs.size(); ++i)
         EXPECT_EQ(values(views.outputs[i]), values(apart.outputs[i])) << c.op.name;
       for (size_t i = 0; i < apart.sums.size(); ++i)
@@ -384,7 +204,7 @@ TEST(SkipMerge, ASaturatedGatePassesOneSideOnly) {
   for (DType dtype : {DType::f64, DType::f32}) {
     const Operands o = make(kForward[3], dtype, {4, 3, 0});
     testing::assign(o.inputs[3], {1000, -1000, 0});
-    kForward[3].run(o);
+    run(kForward[3], o);
     const auto x = values(o.inputs[0]), skip = values(o.inputs[1]), w = values(o.inputs[2]), y = values(o.outputs[0]);
     for (size_t t = 0; t < 4; ++t) {
       EXPECT_EQ(y[3 * t], x[3 * t]);

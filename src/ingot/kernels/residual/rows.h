@@ -5,6 +5,7 @@
 
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/residual/workspace.h"
 
 // These loops read each operand once and do a few operations per element, so they run at the speed of memory. Outputs
 // may be inputs, at the same index only: ivdep tells the compiler so, which else falls back to scalar code for y = x.
@@ -83,7 +84,7 @@ inline void check_matrix(const Tensor& t, const Tensor& like, const char* what) 
 }
 inline void check_vector(const Tensor& t, const Tensor& like, Shape shape, const char* what) {
   INGOT_CHECK(t.shape == shape, what, ": found shape ", t.shape, ", expected ", shape);
-  INGOT_CHECK_EQ(t.dtype, like.dtype, what, " dtype");
+  INGOT_CHECK_EQ(t.dtype, like.dtype == DType::f64 ? DType::f64 : DType::f32, what, " dtype");
   INGOT_CHECK_EQ(t.device, like.device, what, " device");
   INGOT_CHECK(t.contiguous(), what, ": found a strided vector, expected a contiguous one");
 }
@@ -92,6 +93,14 @@ inline void check_channels(const Tensor& t, const Tensor& like, const char* what
 }
 inline void check_channels_or_none(const Tensor& t, const Tensor& like, const char* what) {
   if (t) check_channels(t, like, what);
+}
+
+inline void check_workspace(const Tensor& workspace, const Tensor& like, const char* op) {
+  const int64_t need = residual_workspace_bytes(like.rows(), like.cols(), like.device);
+  if (need == 0) return;
+  INGOT_CHECK_GE(workspace ? workspace.bytes() : 0, need, op, ": bytes of workspace");
+  INGOT_CHECK(workspace.device == like.device && workspace.contiguous(), op, ": found a workspace on ",
+              workspace.device, ", expected it contiguous on ", like.device);
 }
 
 }  // namespace ingot::residual

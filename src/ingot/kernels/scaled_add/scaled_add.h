@@ -1,8 +1,10 @@
 #pragma once
 // A branch added to the residual stream.
 // All tensors (T, C) with any row stride unless stated; vectors (C) hold one factor per channel. Gradients of vectors
-// and scalars accumulate; each is summed over tokens in a fixed order.
+// and scalars accumulate; each is summed over tokens in a fixed order. On a GPU matrices may be bf16 or f16, beside f32
+// vectors and scalars.
 #include "ingot/core/tensor.h"
+#include "ingot/kernels/residual/workspace.h"
 
 namespace ingot {
 
@@ -14,8 +16,9 @@ struct ScaledAdd {
 void scaled_add(const ScaledAdd& s, Stream stream);
 struct ScaledAddBackward {
   Tensor dy, branch, scale;
-  Tensor dbranch;  // written; may alias dy
-  Tensor dscale;   // (C) accumulated, or left out
+  Tensor dbranch;    // written; may alias dy
+  Tensor dscale;     // (C) accumulated, or left out
+  Tensor workspace;  // u8, residual_workspace_bytes(T, C, device)
 };
 void scaled_add_backward(const ScaledAddBackward& s, Stream stream);
 

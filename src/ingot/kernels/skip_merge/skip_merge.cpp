@@ -103,6 +103,7 @@ void skip_merge_backward(const SkipMergeBackward& s, Stream stream) {
   check_channels_or_none(s.dw, s.x, "skip_merge_backward: dw");
   check_channels_or_none(s.dgate, s.x, "skip_merge_backward: dgate");
   INGOT_CHECK(!s.dgate || s.gate, "skip_merge_backward: found dgate without a gate, expected both or neither");
+  check_workspace(s.workspace, s.x, "skip_merge_backward");
   INGOT_DISPATCH(SKIP_MERGE, s.x.device, skip_merge_backward, s, stream);
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 // An earlier output merged into the residual stream, gated or not.
 // All tensors (T, C) with any row stride unless stated; vectors (C) hold one factor per channel. Gradients of vectors
-// and scalars accumulate; each is summed over tokens in a fixed order.
+// and scalars accumulate; each is summed over tokens in a fixed order. On a GPU matrices may be bf16 or f16, beside f32
+// vectors and scalars.
 #include "ingot/core/tensor.h"
+#include "ingot/kernels/residual/workspace.h"
 
 namespace ingot {
 
@@ -16,6 +18,7 @@ struct SkipMergeBackward {
   Tensor x, skip, w, gate, dy;
   Tensor dx, dskip;  // dx written (may alias dy); dskip accumulated
   Tensor dw, dgate;  // (C) accumulated, or left out
+  Tensor workspace;  // u8, residual_workspace_bytes(T, C, device)
 };
 void skip_merge_backward(const SkipMergeBackward& s, Stream stream);
 

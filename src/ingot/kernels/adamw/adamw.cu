@@ -1,0 +1,200 @@
+#include <cmath>
+
+#include "ingot/gpu/float_types.h"
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/tile/block_sum.cuh"
+#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/kernels/adamw/adamw.h"
+#include "ingot/kernels/adamw/adamw_step.h"
+
+namespace ingot::cuda {
+namespace {
+
+constexpr int kThreads = 256, kVector = 4;
+constexpr int64_t kMostBlocks = 1024;  // of a sum: a function of nothing else, so that a sum has one order
+
+__device__ inline bool finite(double x) { return fabs(x) <= 1.7976931348623157e308; }
+
+// What runs over flat f32 tensors: vectors of four where all begin aligned, then what is left one by one.
+struct Span {
+  int64_t vectors, count;
+};
+Span span_of(int64_t count, std::initializer_list<const Tensor*> tensors) {
+  bool aligned = true;
+  for (const Tensor* t : tensors) aligned = aligned && reinterpret_cast<uintptr_t>(t->data) % 16 == 0;
+  return {aligned ? count / kVector : 0, count};
+}
+int64_t threads_of(const Span& s) { return s.vectors + (s.count - s.vectors * kVector); }
+// Calls work(first element, Count<N>).
+template <int N> struct Count { static constexpr int value = N; };
+template <class Work> __device__ inline void for_my_elements(const Span& s, Work&& work) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < s.vectors)
+    work(i * kVector, Count<kVector>{});
+  else if (const int64_t rest = s.vectors * kVector + (i - s.vectors); rest < s.count)
+    work(rest, Count<1>{});
+}
+template <int N> __device__ inline void load(const float* from, float (&x)[N]) {
+  if constexpr (N == 1) {
+    x[0] = *from;
+  } else {
+    tile::Vec<float, N> v;
+    tile::load(v, from);
+    tile::to_float(v, x);
+  }
+}
+template <int N> __device__ inline void store(float* to, const float (&x)[N]) {
+  if constexpr (N == 1)
+    *to = x[0];
+  else
+    tile::store(to, tile::from_float<float>(x), false);
+}
+
+struct AdamWParams {
+  detail::AdamWStep<float> step;
+  double grad_scale;
+  float *p, *m, *v;
+  const float* g;
+  const double* factor;  // or null
+  Span span;
+};
+__global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWParams a) {
+  const double scale = a.grad_scale * (a.factor != nullptr ? *a.factor : 1);
+  if (!finite(scale)) return;
+  const detail::AdamWStep<float>& s = a.step;
+  for_my_elements(a.span, [&](int64_t i, auto count) {
+    constexpr int N = decltype(count)::value;
+    float p[N], g[N], m[N], v[N];
+    load(a.p + i, p), load(a.g + i, g), load(a.m + i, m), load(a.v + i, v);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      const float grad = g[n] * float(scale);
+      m[n] = s.beta1 * m[n] + s.rest1 * grad;
+      v[n] = s.beta2 * v[n] + s.rest2 * (grad * grad);
+      p[n] -= s.decay * p[n] + s.step * m[n] / (sqrtf(v[n]) * s.root + s.eps);
+    }
+    store(a.p + i, p), store(a.m + i, m), store(a.v + i, v);
+  });
+}
+
+struct EmaParams {
+  const float* p;
+  float* average;
+  float rest;
+  const double* factor;  // or null
+  Span span;
+};
+__global__ void __launch_bounds__(kThreads) ema_kernel(const __grid_constant__ EmaParams e) {
+  if (e.factor != nullptr && !finite(*e.factor)) return;
+  for_my_elements(e.span, [&](int64_t i, auto count) {
+    constexpr int N = decltype(count)::value;
+    float p[N], average[N];
+    load(e.p + i, p), load(e.average + i, average);
+#pragma unroll
+    for (int n = 0; n < N; ++n) average[n] += e.rest * (p[n] - average[n]);
+    store(e.average + i, average);
+  });
+}
+
+using SumMemory = tile::BlockSumMemory<double, kThreads>;
+
+// Each block's part of the squares; the same elements to a block whatever the alignment.
+template <class T>
+__global__ void __launch_bounds__(kThreads) square_parts(const T* __restrict__ x, int64_t count, double* parts) {
+  double sum = 0;
+  constexpr int kTogether = 4;  // loads under way
+  const int64_t step = int64_t(gridDim.x) * kThreads;
+  int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  for (; i + (kTogether - 1) * step < count; i += kTogether * step) {
+    float v[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) v[k] = tile::to_float(x[i + k * step]);
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) sum += double(v[k]) * double(v[k]);
+  }
+  for (; i < count; i += step) {
+    const double v = double(tile::to_float(x[i]));
+    sum += v * v;
+  }
+  sum = tile::block_sum(sum, tile::shared<SumMemory>());
+  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+__global__ void __launch_bounds__(kThreads) add_parts(const double* parts, int count, double* total) {
+  double sum = 0;
+  for (int i = int(threadIdx.x); i < count; i += kThreads) sum += parts[i];
+  sum = tile::block_sum(sum, tile::shared<SumMemory>());
+  if (threadIdx.x == 0) *total = sum;
+}
+
+__global__ void clip_kernel(const double* sum_of_squares, double* norm_out, double* factor, double max_norm) {
+  const double norm = sqrt(*sum_of_squares);
+  *norm_out = norm;
+  *factor = !finite(norm) ? norm - norm : max_norm > 0 && norm > max_norm ? max_norm / (norm + 1e-6) : 1;
+}
+
+void check_f32(const char* op, const Tensor& t) {
+  if (t.dtype != DType::f32) fail(ErrorCode::unsupported, op, ": found dtype ", t.dtype, " on a GPU, expected f32");
+}
+gpu::Launch grid_of(int64_t threads, Device device) {
+  return {.grid = (threads + kThreads - 1) / kThreads, .block = kThreads, .device = device.index};
+}
+const double* number(const Tensor& t) { return t ? t.ptr<double>() : nullptr; }
+int64_t sum_blocks(int64_t numbers) { return std::clamp<int64_t>((numbers + kThreads - 1) / kThreads, 1, kMostBlocks); }
+
+}  // namespace
+
+void adamw(const AdamW& a, Stream stream) {
+  check_f32("adamw", a.p);
+  const double correction1 = 1 - std::pow(a.beta1, double(a.step)), correction2 = 1 - std::pow(a.beta2, double(a.step));
+  const AdamWParams p{.step = {.grad_scale = 1,  // of the kernel's own
+                               .beta1 = float(a.beta1),
+                               .rest1 = float(1 - a.beta1),
+                               .beta2 = float(a.beta2),
+                               .rest2 = float(1 - a.beta2),
+                               .step = float(a.lr / correction1),
+                               .root = float(1 / std::sqrt(correction2)),
+                               .eps = float(a.eps),
+                               .decay = float(a.lr * a.weight_decay)},
+                      .grad_scale = a.grad_scale,
+                      .p = a.p.ptr<float>(),
+                      .m = a.m.ptr<float>(),
+                      .v = a.v.ptr<float>(),
+                      .g = a.g.ptr<float>(),
+                      .factor = number(a.factor),
+                      .span = span_of(a.p.numel(), {&a.p, &a.g, &a.m, &a.v})};
+  if (p.span.count == 0) return;
+  gpu::launch("adamw", adamw_kernel, grid_of(threads_of(p.span), a.p.device), stream, p);
+}
+
+void ema(const Ema& e, Stream stream) {
+  check_f32("ema", e.p);
+  const EmaParams p{.p = e.p.ptr<float>(),
+                    .average = e.average.ptr<float>(),
+                    .rest = float(1 - e.decay),
+                    .factor = number(e.factor),
+                    .span = span_of(e.p.numel(), {&e.p, &e.average})};
+  if (p.span.count == 0) return;
+  gpu::launch("ema", ema_kernel, grid_of(threads_of(p.span), e.p.device), stream, p);
+}
+
+int64_t sum_of_squares_workspace_bytes(int64_t numbers) { return 8 * sum_blocks(numbers); }
+
+void sum_of_squares(const SumOfSquares& a, Stream stream) {
+  const int64_t blocks = sum_blocks(a.x.numel());
+  double* parts = reinterpret_cast<double*>(a.workspace.data);
+  const gpu::Launch grid{.grid = blocks, .block = kThreads, .device = a.x.device.index};
+  with_gpu_float_type(a.x.dtype, "sum_of_squares", [&](auto scalar) {
+    using T = decltype(scalar);
+    gpu::launch("sum_of_squares", square_parts<T>, grid, stream, a.x.ptr<T>(), a.x.numel(), parts);
+  });
+  gpu::launch("sum_of_squares", add_parts, {.block = kThreads, .device = a.x.device.index}, stream,
+              static_cast<const double*>(parts), int(blocks), a.sum.ptr<double>());
+}
+
+void clip_factor(const ClipFactor& a, Stream stream) {
+  gpu::launch("clip_factor", clip_kernel, {.device = a.factor.device.index}, stream,
+              static_cast<const double*>(a.sum_of_squares.ptr<double>()), a.norm.ptr<double>(), a.factor.ptr<double>(),
+              a.max_norm);
+}
+
+}  // namespace ingot::cuda

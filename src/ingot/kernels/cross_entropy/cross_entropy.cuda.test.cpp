@@ -1,0 +1,88 @@
+#include "ingot/kernels/cross_entropy/cross_entropy_cases.test.h"
+#include "ingot/testing/device_buffer.h"
+#include "ingot/testing/gpu_test.h"
+
+namespace ingot {
+namespace {
+
+using testing::Buffer;
+using testing::DeviceBuffer;
+using testing::values;
+
+class CrossEntropyCuda : public testing::GpuTest<> {};
+
+TEST_F(CrossEntropyCuda, AgreesWithTheCpuInFp64Small) {
+  const auto call = [](const CrossEntropy& a) { cross_entropy(a, {}); };
+  cross_entropy_cases::agrees_with_fp64<DeviceBuffer>(call);
+  cross_entropy_cases::a_target_outside_gives_a_nan<DeviceBuffer>(call);
+}
+
+#ifdef INGOT_HAS_CUDA_LINEAR
+// Several chunks of rows, a vocabulary that is no multiple of a vector, a second pair.
+TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
+  struct Case {
+    int64_t rows, features, vocab, rank;
+  };
+  for (DType type : {DType::bf16, DType::f16, DType::f32})
+    for (const Case& c : {Case{9, 16, 40, 0}, {1200, 64, 70000, 0}, {300, 64, 1001, 8}, {0, 8, 8, 0}}) {
+      SCOPED_TRACE(::testing::Message() << type << ' ' << c.rows << ' ' << c.vocab);
+      const double weight = 1 / std::sqrt(double(c.features));
+      DeviceBuffer x = testing::normal<DeviceBuffer>(type, {c.rows, c.features}, 1),
+                   w = testing::normal<DeviceBuffer>(type, {c.vocab, c.features}, 2, weight),
+                   x2 = testing::normal<DeviceBuffer>(type, {c.rows, c.rank}, 3),
+                   w2 = testing::normal<DeviceBuffer>(type, {c.vocab, c.rank}, 4, weight),
+                   dloss = testing::normal<DeviceBuffer>(DType::f32, {c.rows}, 5),
+                   loss = testing::poisoned<DeviceBuffer>(DType::f32, {c.rows}),
+                   dx = testing::poisoned<DeviceBuffer>(type, {c.rows, c.features}),
+                   dw = testing::normal<DeviceBuffer>(DType::f32, {c.vocab, c.features}, 6);
+      DeviceBuffer targets = cross_entropy_cases::targets_for<DeviceBuffer>(c.rows, c.vocab);
+      Buffer x64 = exact(x), w64 = exact(w), x264 = exact(x2), w264 = exact(w2), dloss64 = exact(dloss),
+             loss64(DType::f64, {c.rows}), dx64(DType::f64, {c.rows, c.features}), dw64 = exact(dw),
+             targets64(DType::i32, {c.rows});
+      cross_entropy_cases::assign_ids(targets64, targets.host());
+      const auto call = [&](LinearCrossEntropy a) {
+        const int64_t bytes =
+            linear_cross_entropy_workspace_bytes(c.rows, c.features, c.vocab, a.x.dtype, a.products, a.x.device);
+        a.softcap = 20, a.z_loss = 1e-4;
+        if (a.x.device.kind == Device::cpu) {
+          Buffer room(DType::u8, {bytes});
+          a.workspace = room;
+          linear_cross_entropy(a, {});
+        } else {
+          DeviceBuffer room(DType::u8, {bytes});
+          a.workspace = room;
+          linear_cross_entropy(a, {});
+          gpu::synchronize();
+        }
+      };
+      const bool second = c.rank > 0;
+      call({.x = x,
+            .w = w,
+            .x2 = second ? x2 : Tensor(),
+            .w2 = second ? w2 : Tensor(),
+            .targets = targets,
+            .loss = loss,
+            .dloss = dloss,
+            .dx = dx,
+            .dw = dw});
+      call({.x = x64,
+            .w = w64,
+            .x2 = second ? x264 : Tensor(),
+            .w2 = second ? w264 : Tensor(),
+            .targets = targets64,
+            .loss = loss64,
+            .dloss = dloss64,
+            .dx = dx64,
+            .dw = dw64});
+      // Logits are fp32 sums of exact products (f32 operands: to fp32 roundings); what the gradients' products read is
+      // rounded to the type once, relative to entries of size dloss: dx sums vocab of them against weights, dw rows.
+      const double u = testing::roundoff(type), sums = (double(c.features) + 100) * testing::roundoff(DType::f32);
+      testing::expect_close(loss, values(loss64), 40 * sums, 1e-6);
+      testing::expect_close(dx, values(dx64), 8 * (u + sums) * weight * 3, 2 * u);
+      testing::expect_close(dw, values(dw64), 8 * (u + 4 * sums) * std::sqrt(double(c.rows) + 1), 1e-5);
+    }
+}
+#endif
+
+}  // namespace
+}  // namespace ingot

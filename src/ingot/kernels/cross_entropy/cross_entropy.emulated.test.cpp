@@ -1,0 +1,17 @@
+// The CUDA kernel of cross entropy on the CPU: what a sanitizer can see of it.
+#include "ingot/kernels/cross_entropy/cross_entropy_cases.test.h"
+
+namespace ingot {
+namespace cuda {
+void cross_entropy(const CrossEntropy& a, Stream stream);
+}
+namespace {
+
+TEST(CrossEntropyEmulated, AgreesWithTheCpuInFp64) {
+  const auto call = [](const CrossEntropy& a) { cuda::cross_entropy(a, {}); };
+  cross_entropy_cases::agrees_with_fp64<testing::Buffer>(call);
+  cross_entropy_cases::a_target_outside_gives_a_nan<testing::Buffer>(call);
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,99 @@
+#pragma once
+// Losses and gradients on another backend beside the CPU's in fp64.
+#include <gtest/gtest.h>
+
+#include "ingot/kernels/cross_entropy/cross_entropy.h"
+#include "ingot/testing/any_buffer.h"
+
+namespace ingot::cross_entropy_cases {
+
+using testing::Buffer;
+
+struct DeviceCase {
+  int64_t rows, vocab, gap;
+  double softcap, z_loss, scale, smoothing = 0;
+};
+// Vectors and no vectors, rows that stay in registers and longer ones, empty.
+constexpr DeviceCase kDeviceCases[] = {{0, 5, 0, 0, 0, 1},     {3, 1, 0, 0, 0, 1},          {7, 13, 2, 30, 1e-4, 1},
+                                       {5, 16, 4, 15, 0, 20},  {3, 2052, 0, 30, 1e-4, 10},  {2, 8192, 0, 0, 0, 3},
+                                       {2, 9000, 0, 30, 0, 3}, {3, 2052, 0, 30, 0, 3, 0.1}, {2, 13, 0, 0, 0, 1, 1}};
+
+template <class B> B targets_for(int64_t rows, int64_t vocab) {
+  B targets(DType::i32, {rows});
+  testing::fill_ids(testing::host_of(targets), 9, vocab);
+  if (rows > 1) testing::host_of(targets).template ptr<int32_t>()[1] = -1;  // ignored
+  testing::send(targets);
+  return targets;
+}
+inline void assign_ids(const Tensor& to, const Tensor& from) {
+  for (int64_t i = 0; i < to.numel(); ++i) to.ptr<int32_t>()[i] = from.ptr<int32_t>()[i];
+}
+
+template <class B, class Call> void agrees_with_fp64(Call&& call) {
+  using testing::values;
+  const std::pair<DType, DType> types[] = {{DType::f32, DType::f32},
+                                           {DType::f32, DType::bf16},
+                                           {DType::f32, DType::f16},
+                                           {DType::bf16, DType::bf16},
+                                           {DType::f16, DType::f16}};
+  for (auto [from, to] : types)
+    for (const DeviceCase& c : kDeviceCases)
+      for (bool in_place : {false, true}) {
+        if (in_place && from != to) continue;
+        SCOPED_TRACE(::testing::Message() << from << " to " << to << ' ' << c.rows << " x " << c.vocab);
+        B logits(from, {c.rows, c.vocab}, c.vocab + c.gap), dlogits(to, {c.rows, c.vocab}, c.vocab + 2 * c.gap);
+        testing::fill_normal(testing::host_of(logits), 1, c.scale);
+        testing::send(logits), testing::send(dlogits);
+        B targets = targets_for<B>(c.rows, c.vocab);
+        B loss = testing::poisoned<B>(DType::f32, {c.rows}), lse = testing::poisoned<B>(DType::f32, {c.rows});
+        B dloss = testing::normal<B>(DType::f32, {c.rows}, 3);
+        Buffer logits64 = testing::exact(logits), dloss64 = testing::exact(dloss), loss64(DType::f64, {c.rows}),
+               lse64(DType::f64, {c.rows}), targets64(DType::i32, {c.rows});
+        assign_ids(targets64, testing::host_of(targets));
+        CrossEntropy a{.logits = logits,
+                       .targets = targets,
+                       .loss = loss,
+                       .lse = lse,
+                       .dloss = dloss,
+                       .dlogits = in_place ? logits : dlogits,
+                       .softcap = c.softcap,
+                       .z_loss = c.z_loss,
+                       .label_smoothing = c.smoothing};
+        call(a);
+        cross_entropy({.logits = logits64,
+                       .targets = targets64,
+                       .loss = loss64,
+                       .lse = lse64,
+                       .dloss = dloss64,
+                       .dlogits = logits64,
+                       .softcap = c.softcap,
+                       .z_loss = c.z_loss,
+                       .label_smoothing = c.smoothing},
+                      {});
+        // A logit of size s carries s roundings into the exponent, two approximate functions 2^-21 of the cap; p has
+        // them as relative errors. Then the result's type.
+        const double u = testing::roundoff(DType::f32), size = c.softcap > 0 ? c.softcap : 5 * c.scale;
+        const double off = (8 + 4 * size) * u + c.softcap * 1e-6;
+        testing::expect_close(lse, values(lse64), off, 2 * u);
+        testing::expect_close(loss, values(loss64), 3 * off, 2 * u);
+        const double subnormal = to == DType::f16 ? 6e-8 : 0;
+        testing::expect_close(in_place ? logits : dlogits, values(logits64), 9 * off + subnormal,
+                              3 * off + 1.01 * testing::roundoff(to));
+      }
+}
+
+// On a GPU nobody reads the targets before the kernel does.
+template <class B, class Call> void a_target_outside_gives_a_nan(Call&& call) {
+  B logits = testing::normal<B>(DType::f32, {2, 8}, 1), loss = testing::poisoned<B>(DType::f32, {2});
+  B targets(DType::i32, {2});
+  testing::host_of(targets).template ptr<int32_t>()[0] = 8;
+  testing::host_of(targets).template ptr<int32_t>()[1] = 7;
+  testing::send(targets);
+  call(CrossEntropy{.logits = logits, .targets = targets, .loss = loss});
+  testing::fetch(loss);
+  const auto got = testing::values(testing::host_of(loss));
+  EXPECT_TRUE(std::isnan(got[0]));
+  EXPECT_TRUE(std::isfinite(got[1]));
+}
+
+}  // namespace ingot::cross_entropy_cases

@@ -1,0 +1,22 @@
+#pragma once
+// Memory that the backward passes of residual ops need on a GPU, where sums over tokens are first those of blocks of
+// rows.
+#include <algorithm>
+
+#include "ingot/core/tensor.h"
+
+namespace ingot {
+
+namespace residual {
+constexpr int kMostSums = 6;              // sums over tokens of one op
+constexpr int64_t kMostRowBlocks = 1024;  // four per SM of a large GPU, and a function of nothing else
+}  // namespace residual
+
+// u8, for (rows, cols); 0 on a CPU, whose threads bring their own.
+inline int64_t residual_workspace_bytes(int64_t rows, int64_t cols, Device device) {
+  if (device.kind == Device::cpu) return 0;
+  const int64_t blocks = std::min(std::max<int64_t>(1, rows), residual::kMostRowBlocks);
+  return residual::kMostSums * cols * (blocks * 4 + 8);  // partial sums in fp32, totals in fp64
+}
+
+}  // namespace ingot

@@ -1,0 +1,15 @@
+// The CUDA kernel on the CPU: what a sanitizer can see of it.
+#include "ingot/kernels/sum/sum_cases.test.h"
+
+namespace ingot {
+namespace cuda {
+void sum(const Sum& a, Stream stream);
+}
+namespace {
+
+TEST(SumEmulated, AddsToTheTotalInFp64) {
+  sum_cases::adds_to_the_total<testing::Buffer>([](const Sum& a) { cuda::sum(a, {}); });
+}
+
+}  // namespace
+}  // namespace ingot
