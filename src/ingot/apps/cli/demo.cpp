@@ -18,6 +18,7 @@
 #include "ingot/io/compress.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
+#include "ingot/kernels/copy/host_copy.h"
 
 namespace ingot::cli {
 namespace {
@@ -27,7 +28,7 @@ constexpr int64_t kSampleTokens = 80;
 const char* const kHeaderPrompt = "  template<typename _Tp>\n    class ";
 
 struct DemoCommand {
-  std::string data, out = "demo", preset = "demo", prompt, model, train;
+  std::string data, out = "demo", preset = "demo", prompt, model, train, device = "auto";
   double seconds = 110;  // with reading, measuring, sampling and scoring: two minutes and some
   bool chat = true;
 };
@@ -115,7 +116,8 @@ class Demo {
     if (data.held_out_texts.empty()) fail(ErrorCode::usage, data_, ": found shards, expected text for the demo");
     texts_ = data.held_out_texts;
     prompt_ = !o_.prompt.empty() ? o_.prompt : o_.data.empty() ? kHeaderPrompt : prompt_from(texts_.front());
-    trainer_ = std::make_unique<Trainer>(config, std::move(data), run_directory(), command_line());
+    trainer_ = std::make_unique<Trainer>(config, std::move(data), run_directory(), command_line(), ResumeFrom{},
+                                         training_device(config.model, o_.device));
     const RunData& d = trainer_->data();
     log_info("  ", format_bytes(double(d.train_bytes)), " to learn from, ", format_bytes(double(d.held_out_bytes)),
              " in ", counted(int64_t(texts_.size()), "document"), " held out; ", with_commas(d.train->size()),
@@ -142,14 +144,15 @@ class Demo {
     const int64_t steps = trainer_->config().train.steps;
     std::vector<int64_t> moments;  // early ones close together: that is when most happens
     for (double share : {0.03, 0.12, 0.4}) moments.push_back(std::max<int64_t>(1, int64_t(share * double(steps))));
-    sample("before training", trainer_->weights());
+    sample("before training", HostCopy(trainer_->weights(), Stream{}).tensor());
     Interrupt interrupt;
     Progress progress;
     TrainHooks hooks;
     hooks.on_step = [&](const TrainStatus& s) {
       progress.update(status_line(s));
       if (std::find(moments.begin(), moments.end(), s.step) != moments.end())
-        sample("step " + std::to_string(s.step) + " of " + std::to_string(s.steps), trainer_->weights());
+        sample("step " + std::to_string(s.step) + " of " + std::to_string(s.steps),
+               HostCopy(trainer_->weights(), Stream{}).tensor());
     };
     hooks.should_stop = [&] { return interrupt.asked(); };
     result_ = trainer_->run(hooks);
@@ -158,7 +161,8 @@ class Demo {
       fail(ErrorCode::interrupted, "stopped at step ", result_.status.step, "; the run is in ", run_directory(), ": ",
            program_name(), " generate ", run_directory());
     check_saved(result_, run_directory());
-    sample("step " + std::to_string(steps) + " of " + std::to_string(steps), trainer_->result_weights());
+    sample("step " + std::to_string(steps) + " of " + std::to_string(steps),
+           HostCopy(trainer_->result_weights(), Stream{}).tensor());
   }
 
   void compare() {
@@ -208,7 +212,8 @@ class Demo {
 
   void chat() {
     const RunConfig& config = trainer_->config();
-    Generator generator(config.model, trainer_->result_weights(), trainer_->looping(), products_of(config.train));
+    const HostCopy weights(trainer_->result_weights(), Stream{});
+    Generator generator(config.model, weights.tensor(), trainer_->looping(), products_of(config.train));
     write_out("\nType a line, it continues. An empty line or Ctrl-D ends.\n");
     uint64_t seed = 1;
     for (std::string line; write_out("\n> "), std::getline(std::cin, line) && !line.empty(); ++seed) {
@@ -247,6 +252,7 @@ void add_demo(Command& root) {
   c.text("--preset NAME", o->preset, "what to train (default: demo)");
   c.text("--prompt TEXT", o->prompt, "what to continue while it learns");
   c.flag("--chat", o->chat, "end at a prompt, on a terminal; --set chat=false does not (default: on)");
+  add_device(c, o->device);
   add_sections(c, o->model, o->train);
   c.examples(R"(  ingot demo
   ingot demo --data my-notes/ --seconds 300

@@ -14,6 +14,7 @@
 #include "ingot/engines/generate/sequence_losses.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
+#include "ingot/models/gpt/device_weights.h"
 #include "ingot/models/gpt_oss/config.h"
 
 namespace ingot::cli {
@@ -172,8 +173,6 @@ void eval(const EvalCommand& o) {
   if (is_gpt_oss(path)) return eval_text_of_gpt_oss(o, path);
   if (o.on.layers > 0)
     fail(ErrorCode::usage, "--layers: found ", o.on.layers, ", expected none with a model of `ingot train`");
-  if (o.on.device == "cuda")
-    fail(ErrorCode::unsupported, "--device cuda: found --data, which is scored on the CPU, expected --ids");
   if (o.flat && o.stride > 0) fail(ErrorCode::usage, "found --flat and --stride, expected one of them");
   const TrainedModel model = load_trained(path);
   check_windows(o, o.context > 0 ? o.context : model.config.context,
@@ -186,7 +185,8 @@ void eval(const EvalCommand& o) {
                              .flat = o.flat,
                              .looping = model.looping,
                              .products = model.products};
-  const Score s = score(model.config, model.weights, *model.tokenizer, source, options, &documents);
+  const DeviceWeights there(model.weights, training_device(model.config, o.on.device), options.stream);
+  const Score s = score(model.config, there.weights(), *model.tokenizer, source, options, &documents);
   if (!o.json)
     return write_out(o.data + " (" + o.split + ", " + counted(int64_t(documents.size()), "document") +
                      "): perplexity " + fixed(std::exp(s.loss), 3) + ", " + score_line(s) + "\n");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/gpu/device.h"
@@ -15,8 +16,7 @@ namespace ingot::cli {
 
 void add_options(Command& c, ModelOptions& o) {
   c.integer("--layers N", o.layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
-  c.choice("--device WHERE", o.device, {"auto", "cpu", "cuda"},
-           "where the model runs; auto: on a GPU that it can use, else the CPU (default: auto)");
+  add_device(c, o.device);
 }
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {

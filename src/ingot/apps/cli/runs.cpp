@@ -1,6 +1,8 @@
 #include "ingot/apps/cli/runs.h"
 
+#include "ingot/core/log.h"
 #include "ingot/core/progress.h"
+#include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt/presets.h"
 #include "ingot/text/utf8.h"
@@ -34,6 +36,17 @@ void add_sections(Command& c, std::string& model, std::string& train) {
                                      {"dataset", "data"},
                                      {"dtype", "products"}})
     c.known_elsewhere(theirs, ours);
+}
+
+void add_device(Command& c, std::string& device) {
+  c.choice("--device WHERE", device, {"auto", "cpu", "cuda"},
+           "where the model runs; auto: on a GPU that it can use, else the CPU (default: auto)");
+}
+Device training_device(const GptConfig& config, const std::string& device) {
+  const GptPlace place = place_of_gpt(config, device_named(device));
+  if (!place.note.empty()) log_info(place.note);
+  if (place.device.kind == Device::cuda) log_info("on ", gpu::device_info(place.device.index).name);
+  return place.device;
 }
 
 SplitOptions split_options(const TrainOptions& o) {

@@ -7,6 +7,7 @@
 #include "ingot/apps/cli/interrupt.h"
 #include "ingot/engines/generate/generator.h"
 #include "ingot/engines/train/trainer.h"
+#include "ingot/models/gpt/place.h"
 
 namespace ingot::cli {
 
@@ -15,6 +16,10 @@ RunConfig resolve_config(const std::string& preset, const std::string& model, co
 
 // The sections "model" and "train" of a command's configuration.
 void add_sections(Command& c, std::string& model, std::string& train);
+
+// --device auto|cpu|cuda, and what it comes to for a model that is trained or scored; says which GPU it is.
+void add_device(Command& c, std::string& device);
+Device training_device(const GptConfig& config, const std::string& device);
 
 // How the run chose what to hold out, and the precision of its products.
 SplitOptions split_options(const TrainOptions& o);

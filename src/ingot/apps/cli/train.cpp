@@ -15,7 +15,7 @@ namespace ingot::cli {
 namespace {
 
 struct TrainCommand {
-  std::string preset, data, out, tokenizer, seeds, model, train, resume = "newest", from;
+  std::string preset, data, out, tokenizer, seeds, model, train, resume = "newest", from, device = "auto";
 };
 
 // The configuration, and where the weights and the tokenizer come from: a preset or another run, and over it what was
@@ -43,7 +43,7 @@ std::string command_to_resume() { return command_line_without("--from"); }
 Trainer open_run(const TrainCommand& o, const RunConfig& config, RunData data, const std::string& directory) {
   try {
     return Trainer(config, std::move(data), directory, command_line(),
-                   {.last_good = o.resume == "last-good", .name = o.from});
+                   {.last_good = o.resume == "last-good", .name = o.from}, training_device(config.model, o.device));
   } catch (const DamagedCheckpoint& e) {
     fail(e.code, e.what(), ": --resume last-good takes it, --from step-N any other");
   }
@@ -145,6 +145,7 @@ void add_train(Command& root) {
            "where a run goes on: its newest checkpoint, or the newest that is whole (default: newest)");
   c.text("--from STEP", o->from, "go back to this checkpoint of the run, such as step-00001000, and on from there");
   c.text("--tokenizer FILE", o->tokenizer, "a tokenizer (default: what the preset says, usually learnt from the data)");
+  add_device(c, o->device);
   c.setting("--steps N", "train.steps", Kind::integer, "length of the run in optimizer steps")
       .replaces("train.seconds");
   c.setting("--seconds X", "train.seconds", Kind::number, "length of the run in wall-clock time, instead of steps")

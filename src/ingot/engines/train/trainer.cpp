@@ -77,8 +77,10 @@ struct Trainer::Impl {
   ParameterLayout layout;
   Device device;  // of all that a step touches
   Stream stream;
+  GptTypes types;
   Arena memory;
   Tensor weights, grads;
+  Tensor compute;      // the weights as they are multiplied, where that is another type
   Tensor loss, dloss;  // (T) of one pass
   Tensor loss_sum;     // (1) f64: of a step's passes
   Optimizer optimizer;
@@ -92,15 +94,20 @@ struct Trainer::Impl {
   bool looped = false;    // the recurrence is on for good: it was when the weights were saved
   std::string init_hash;  // of the parameters that training began with, where they are another run's
 
-  Impl(const RunConfig& c, RunData d, const std::string& dir, const std::string& cmd, const ResumeFrom& from)
+  Impl(const RunConfig& c, RunData d, const std::string& dir, const std::string& cmd, const ResumeFrom& from,
+       Device where)
       : config(c),
         data(std::move(d)),
         directory(dir),
         command(cmd),
         layout(c.model),
-        memory(2 * (layout.padded_count() + c.train.batch_tokens) * 4 + 5 * Arena::kAlign, gpu::memory_of(device)),
+        device(where),
+        types(gpt_types(where)),
+        memory(2 * (layout.padded_count() + c.train.batch_tokens) * 4 + compute_bytes() + 6 * Arena::kAlign,
+               gpu::memory_of(device)),
         weights(memory.take(DType::f32, {layout.padded_count()})),
         grads(memory.take(DType::f32, {layout.padded_count()})),
+        compute(compute_bytes() > 0 ? memory.take(types.compute, {layout.padded_count()}) : Tensor()),
         loss(memory.take(DType::f32, {c.train.batch_tokens})),
         dloss(memory.take(DType::f32, {c.train.batch_tokens})),
         loss_sum(memory.take(DType::f64, {1})),
@@ -121,7 +128,15 @@ struct Trainer::Impl {
     if (!found && !config.train.init_from.empty()) take_weights_of(config.train.init_from);
     optimizer.start_average(weights);
     if (!directory.empty()) enter_directory(found);
+    if (compute) copy({.from = weights, .to = compute}, stream);
   }
+
+  int64_t compute_bytes() const {
+    return types.compute == types.master ? 0 : layout.padded_count() * size_of(types.compute);
+  }
+  GptWeights all_weights() const { return {weights, compute}; }
+  // Matrices' updates are iterated in bf16 on a GPU: that is what the method is known for.
+  Products optimizer_products() const { return compute ? Products::bf16 : products_of(config.train); }
 
   // --- from another run ---
   void take_weights_of(const std::string& path) {
@@ -211,6 +226,7 @@ struct Trainer::Impl {
     line["cpu"] = cpu_model();
     line["cpu_level"] = name_of(cpu_level());
     line["threads"] = thread_count();
+    if (device.kind == Device::cuda) line["gpu"] = gpu::device_info(device.index).name;
     line["seed"] = config.train.seed;
     line["step"] = step;
     line["seconds"] = trained_seconds;
@@ -337,7 +353,7 @@ struct Trainer::Impl {
   Gpt& bound_model(bool loop) {
     if (!model || model->options().looping != loop) {
       model.reset();  // its memory first
-      model = std::make_unique<Gpt>(config.model, DType::f32,
+      model = std::make_unique<Gpt>(config.model, types,
                                     GptOptions{.capacity = config.train.batch_tokens,
                                                .looping = loop,
                                                .training = true,
@@ -357,7 +373,7 @@ struct Trainer::Impl {
     for (int64_t a = 0; a < config.train.accumulation; ++a) {
       batches.next(batch);
       const auto part = [&](const Tensor& t) { return t.slice(0, 0, batch.size()); };
-      gpt.losses_and_gradients(weights, on_device.put(batch), part(dloss), part(loss), grads);
+      gpt.losses_and_gradients(all_weights(), on_device.put(batch), part(dloss), part(loss), grads);
       sum({.x = part(loss), .total = loss_sum}, stream);
     }
   }
@@ -374,9 +390,9 @@ struct Trainer::Impl {
     OptimizerStep at{.step = step + 1,
                      .lr_factor = s.lr_factor,
                      .momentum = muon_momentum(config.train.schedule, p),
-                     .products = products_of(config.train)};
+                     .products = optimizer_products()};
     if (optimizer.average()) at.ema = ema_decay(config.train.schedule, double(expected_steps()));
-    optimizer.step(weights, grads, at);
+    optimizer.step(all_weights(), grads, at);
     s.loss = mean_loss();  // the step's only wait
     s.grad_norm = read_number(optimizer.gradient_norm(), stream);
     note_bad_step(s);
@@ -402,9 +418,15 @@ struct Trainer::Impl {
 
   Score score_on_held_out() const {
     const Products products = products_of(config.train);
-    return score(
-        config.model, result_weights(), *data.tokenizer, data.held_out,
+    // The average has no copy in the products' type; that of the weights is theirs again after this.
+    const Tensor result = result_weights();
+    const bool other = compute && result.data != weights.data;
+    if (other) copy({.from = result, .to = compute}, stream);
+    const Score s = score(
+        config.model, {result, compute}, *data.tokenizer, data.held_out,
         {.batch_tokens = config.train.batch_tokens, .looping = looping(), .products = products, .stream = stream});
+    if (other) copy({.from = weights, .to = compute}, stream);
+    return s;
   }
   void log_step(const TrainStatus& s) {
     log.write({{"event", "step"},
@@ -429,13 +451,14 @@ struct Trainer::Impl {
 };
 
 Trainer::Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command,
-                 const ResumeFrom& from)
-    : impl_(std::make_unique<Impl>(config, std::move(data), directory, command, from)) {}
+                 const ResumeFrom& from, Device device)
+    : impl_(std::make_unique<Impl>(config, std::move(data), directory, command, from, device)) {}
 Trainer::~Trainer() = default;
 int64_t Trainer::step() const { return impl_->step; }
 const RunConfig& Trainer::config() const { return impl_->config; }
 const RunData& Trainer::data() const { return impl_->data; }
 bool Trainer::looping() const { return impl_->looping(); }
+Device Trainer::device() const { return impl_->device; }
 Tensor Trainer::weights() const { return impl_->weights; }
 Tensor Trainer::result_weights() const { return impl_->result_weights(); }
 int64_t Trainer::parameter_count() const { return impl_->layout.count(); }
@@ -449,7 +472,7 @@ void Trainer::set_steps(int64_t steps) {
 double Trainer::measure_tokens_per_second(double seconds) {
   Impl& m = *impl_;
   // Whole steps, optimizer included; everything they change is put back.
-  std::vector<Tensor> changed{m.weights};
+  std::vector<Tensor> changed{m.weights};  // its copy follows from it
   for (const NamedState& s : m.optimizer.state()) changed.push_back(s.tensor);
   int64_t bytes = 0;
   for (const Tensor& t : changed) bytes += Arena::aligned(t.bytes());
@@ -462,7 +485,7 @@ double Trainer::measure_tokens_per_second(double seconds) {
   Prefetch batches(m.packer, m.step * m.config.train.accumulation);
   const auto whole_step = [&] {
     m.forward_backward(batches, m.looping());
-    m.optimizer.step(m.weights, m.grads, {.step = m.step + 1, .products = products_of(m.config.train)});
+    m.optimizer.step(m.all_weights(), m.grads, {.step = m.step + 1, .products = m.optimizer_products()});
     gpu::synchronize(m.device, m.stream);
   };
   whole_step();  // the first touches memory
@@ -474,6 +497,7 @@ double Trainer::measure_tokens_per_second(double seconds) {
   } while (seconds_since(start) < seconds);
   const double rate = double(tokens) / seconds_since(start);
   for (size_t i = 0; i < changed.size(); ++i) copy({.from = before[i], .to = changed[i]}, m.stream);
+  if (m.compute) copy({.from = m.weights, .to = m.compute}, m.stream);
   gpu::synchronize(m.device, m.stream);
   return rate;
 }

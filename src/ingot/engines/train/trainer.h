@@ -61,15 +61,17 @@ class Trainer {
  public:
   // Takes the directory's lock; another process on it is Error{busy}. An empty `directory` keeps everything in memory.
   // A directory that already holds a run is resumed when its configuration, data and tokenizer are the same, and
-  // refused otherwise; the length may be another one. `command` is kept in the log as provenance.
+  // refused otherwise; the length may be another one. `command` is kept in the log as provenance. All of a step's
+  // numbers lie on `device`; a run may go on on another one, not bit for bit.
   Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command = {},
-          const ResumeFrom& from = {});
+          const ResumeFrom& from = {}, Device device = {});
   ~Trainer();
 
   int64_t step() const;  // steps done; more than 0 after a resume
   const RunConfig& config() const;
   const RunData& data() const;
   bool looping() const;
+  Device device() const;
   Tensor weights() const;         // as trained
   Tensor result_weights() const;  // the average where there is one
   int64_t parameter_count() const;

@@ -156,7 +156,8 @@ class Block {
                            .dx = g0,
                            .dskip = channels(g.skip_grad),
                            .dw = b_.skip_dw.weight,
-                           .dgate = b_.skip_dw.gate},
+                           .dgate = b_.skip_dw.gate,
+                           .workspace = b_.scratch.residual_workspace},
                           call_.stream);
     if (a_.enters_lanes) axpby({.x = channels(g.g1), .y = g0}, call_.stream);  // both lanes started as one x
   }
@@ -170,7 +171,8 @@ class Block {
                   .dx = d,
                   .dx0 = channels(g.x0_grad),
                   .da = b_.dw.mix_a,
-                  .db = b_.dw.mix_b},
+                  .db = b_.dw.mix_b,
+                  .workspace = b_.scratch.residual_workspace},
                  call_.stream);
   }
   void norm(const Tensor& x, const Tensor& w, const Tensor& y, const Tensor& rstd) const {
@@ -387,16 +389,21 @@ class Block {
   void residual_backward(const BlockGradients& g) const {
     const Tensor g0 = channels(g.g0);
     scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, call_.stream);
-    scaled_add_backward(
-        {.dy = g0, .branch = mlp_out(), .scale = b_.w.mlp_scale, .dbranch = branch_grad(), .dscale = b_.dw.mlp_scale},
-        call_.stream);
+    scaled_add_backward({.dy = g0,
+                         .branch = mlp_out(),
+                         .scale = b_.w.mlp_scale,
+                         .dbranch = branch_grad(),
+                         .dscale = b_.dw.mlp_scale,
+                         .workspace = b_.scratch.residual_workspace},
+                        call_.stream);
     mlp_branch_backward(mid(), branch_grad());
     norm_backward(mid(), b_.w.mlp_norm, b_.dw.mlp_norm, rstd_mlp(), g0, g0);
     scaled_add_backward({.dy = g0,
                          .branch = attn_out(),
                          .scale = b_.w.attn_scale,
                          .dbranch = branch_grad(),
-                         .dscale = b_.dw.attn_scale},
+                         .dscale = b_.dw.attn_scale,
+                         .workspace = b_.scratch.residual_workspace},
                         call_.stream);
   }
   void write_lanes() const {
@@ -431,7 +438,8 @@ class Block {
                          .dscale_a = b_.dw.attn_scale,
                          .dscale_b = b_.dw.mlp_scale,
                          .dr = b_.dw.lane_resid,
-                         .dp = b_.dw.lane_post},
+                         .dp = b_.dw.lane_post,
+                         .workspace = b_.scratch.residual_workspace},
                         call_.stream);
     mlp_branch_backward(lane1(), db);
     norm_backward(lane1(), b_.w.mlp_norm, b_.dw.mlp_norm, rstd_mlp(), g1, g1);

@@ -7,6 +7,7 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
+#include "ingot/kernels/residual/workspace.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
 
@@ -134,6 +135,8 @@ struct Plan {
     block(s.in_grad, c.dim, from, from);
     for (Tensor* t : {&s.adapter_low, &s.adapter_low_grad}) rows(*t, options.max_adapter_rank, to, from);
     planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, to, from);
+    if (const int64_t sums = residual_workspace_bytes(T, c.dim, options.device); sums > 0)
+      planner.add(s.residual_workspace, DType::u8, {sums}, to, from);
     const int64_t rope = c.qk_gain ? qk_norm_rope_backward_workspace_bytes(T, c.heads, options.device) : 0;
     if (rope > 0) planner.add(s.rope_workspace, DType::u8, {rope}, from, from);
   }

@@ -35,7 +35,7 @@ struct Scratch {
   Tensor hidden;                             // activated
   Tensor branch_grad, normed_grad, in_grad;  // backward only
   Tensor hidden_grad;
-  Tensor norm_workspace, rope_workspace, attention_workspace, adapter_low, adapter_low_grad;
+  Tensor norm_workspace, rope_workspace, attention_workspace, residual_workspace, adapter_low, adapter_low_grad;
 };
 
 struct Buffers {

@@ -1,0 +1,85 @@
+// Training on a GPU: it learns as on the CPU, repeats bit for bit, and goes on where it was.
+#include <gtest/gtest.h>
+
+#include "ingot/engines/train/small_run.test.h"
+#include "ingot/kernels/copy/host_copy.h"
+#include "ingot/testing/gpu_test.h"
+
+namespace ingot {
+namespace {
+
+using testing::data_for;
+using testing::small_run;
+using testing::TemporaryDirectory;
+
+const Device kGpu{Device::cuda, 0};
+
+class TrainerCuda : public testing::GpuTest<> {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (testing::kEmulated) GTEST_SKIP() << "the emulator has no tensor cores of Hopper";
+  }
+};
+
+struct Curve {
+  std::vector<double> loss, grad_norm;
+  TrainResult result;
+};
+Curve train(RunConfig c, const std::string& directory, const TemporaryDirectory& dir, Device device, int64_t stop = 0) {
+  Curve curve;
+  Trainer trainer(c, data_for(c, dir), directory, {}, {}, device);
+  int64_t done = trainer.step();
+  curve.result = trainer.run({.on_step =
+                                  [&](const TrainStatus& s) {
+                                    curve.loss.push_back(s.loss), curve.grad_norm.push_back(s.grad_norm);
+                                    done = s.step;
+                                  },
+                              .should_stop = [&] { return stop > 0 && done >= stop; }});
+  return curve;
+}
+
+TEST_F(TrainerCuda, LearnsAsOnTheCpu) {
+  for (bool golf : {true, false}) {
+    TemporaryDirectory dir;
+    RunConfig c = small_run(golf);
+    c.train.steps = 60;
+    c.train.accumulation = 2;
+    const Curve cpu = train(c, "", dir, {}), gpu = train(c, "", dir, kGpu);
+    // The first step sees the same weights up to a rounding to bf16; later ones drift as other seeds would.
+    EXPECT_NEAR(gpu.loss[0], cpu.loss[0], 0.02 * cpu.loss[0]);
+    EXPECT_NEAR(gpu.grad_norm[0], cpu.grad_norm[0], 0.05 * cpu.grad_norm[0]);
+    EXPECT_LT(gpu.result.status.loss, 0.75 * gpu.loss[0]);
+    EXPECT_NEAR(gpu.result.score.loss, cpu.result.score.loss, 0.1 * cpu.result.score.loss);
+    std::printf("%s: first loss %.4f (CPU %.4f), held out %.4f (CPU %.4f)\n", golf ? "golf" : "nano", gpu.loss[0],
+                cpu.loss[0], gpu.result.score.loss, cpu.result.score.loss);
+  }
+}
+
+TEST_F(TrainerCuda, AResumedRunEndsWithTheSameBits) {
+  std::string hashes[2];
+  for (bool interrupted : {false, true}) {
+    TemporaryDirectory dir;
+    const RunConfig c = small_run();
+    const std::string run = dir.path() + "/run";
+    if (interrupted)
+      for (int64_t stop : {5, 9}) EXPECT_EQ(int(train(c, run, dir, kGpu, stop).result.end), int(TrainEnd::stopped));
+    hashes[interrupted] = train(c, run, dir, kGpu).result.parameter_hash;
+  }
+  EXPECT_EQ(hashes[0], hashes[1]);
+}
+
+TEST_F(TrainerCuda, ARunGoesOnOnTheOtherDevice) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  const std::string run = dir.path() + "/run";
+  train(c, run, dir, {}, 5);
+  const Curve on_gpu = train(c, run, dir, kGpu, 9);
+  EXPECT_EQ(on_gpu.loss.size(), 4u);
+  const Curve back = train(c, run, dir, {});
+  EXPECT_EQ(int(back.result.end), int(TrainEnd::finished));
+  EXPECT_EQ(back.loss.size(), 3u);
+}
+
+}  // namespace
+}  // namespace ingot
