@@ -103,7 +103,10 @@ def check(buffers, native):
         want = a[rows].double() @ b.double()
         chain = torch.mm(a[rows], b, out_dtype=torch.float32) if case.adds else a[rows] @ b
         error, allowed = relative_error([c[rows]], [want]), 1.5 * relative_error([chain], [want])
-        worst = max(worst, (error, max(allowed, a.shape[1] * 2.0**-31)), key=lambda r: r[0] / r[1])  # tensor cores cut off what they add
+        # Tensor cores cut off what they add: 16 products at a time, half an ulp on average, of a sum that grows as a root. PyTorch may cut
+        # long sums of few rows into parts, which lose less.
+        truncation = 2 / 3 * a.shape[1] / 16 * 2.0**-24 if case.adds else 0
+        worst = max(worst, (error, max(allowed, truncation)), key=lambda r: r[0] / r[1])
     c.zero_()
     return worst
 
