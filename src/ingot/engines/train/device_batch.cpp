@@ -1,6 +1,7 @@
 #include "ingot/engines/train/device_batch.h"
 
 #include "ingot/core/check.h"
+#include "ingot/engines/train/pass_graphs.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/copy/copy.h"
 
@@ -14,10 +15,13 @@ DeviceBatch::DeviceBatch(Device device, Stream stream, int64_t most_tokens) : st
   cu_seqlens_ = memory_.take(DType::i32, cuts);
 }
 
-TokenBatch DeviceBatch::put(Batch& b) const {
+TokenBatch DeviceBatch::put(Batch& b) {
   const auto here = [](std::vector<int32_t>& v) { return Tensor(v.data(), {int64_t(v.size())}); };
-  const TokenBatch host{here(b.tokens), here(b.targets), here(b.positions), here(b.cu_seqlens)};
+  TokenBatch host{here(b.tokens), here(b.targets), here(b.positions), here(b.cu_seqlens)};
   if (!tokens_) return host;
+  cuts_ = b.cu_seqlens;
+  cuts_.resize(size_t(segment_bucket(int64_t(cuts_.size()) - 1, b.size()) + 1), cuts_.back());
+  host.cu_seqlens = here(cuts_);
   INGOT_CHECK_LE(b.size(), tokens_.numel(), "batch: tokens");
   // A batch's memory is not pinned: each call returns when it may be used again.
   const auto there = [&](const Tensor& from, const Tensor& all) {

@@ -1,4 +1,6 @@
 #pragma once
+#include <vector>
+
 #include "ingot/core/arena.h"
 #include "ingot/data/packer.h"
 #include "ingot/models/gpt/call.h"
@@ -9,12 +11,15 @@ namespace ingot {
 class DeviceBatch {
  public:
   DeviceBatch(Device device, Stream stream, int64_t most_tokens);
-  // Views of the batch itself on the CPU; else copies, valid until the next call, with the batch as the host's twins.
-  TokenBatch put(Batch& b) const;
+  // Views of the batch itself on the CPU; else copies at the same addresses in every call, valid until the next, with
+  // the batch as the host's twins. Empty segments are added on a GPU, so that few numbers of segments occur
+  // (segment_bucket): they change no result.
+  TokenBatch put(Batch& b);
 
  private:
   Stream stream_;
   Arena memory_;
+  std::vector<int32_t> cuts_;                         // of the latest batch, in host memory
   Tensor tokens_, targets_, positions_, cu_seqlens_;  // of the most that fits; empty on the CPU
 };
 

@@ -39,7 +39,7 @@ Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer&
   Score total;
   double sum = 0;
   Batch batch;
-  const DeviceBatch on_device(device, options.stream, capacity);
+  DeviceBatch on_device(device, options.stream, capacity);
   Arena memory(capacity * size_of(types.sums()), gpu::memory_of(device));
   for (int64_t i = 0; i < batches.count(); ++i) {
     batches.fill(i, batch);

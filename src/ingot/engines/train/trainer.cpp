@@ -13,6 +13,7 @@
 #include "ingot/core/version.h"
 #include "ingot/data/prefetch.h"
 #include "ingot/engines/train/device_batch.h"
+#include "ingot/engines/train/pass_graphs.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/checkpoint.h"
@@ -75,7 +76,8 @@ struct Trainer::Impl {
   std::string directory, command;
   Lock lock;
   ParameterLayout layout;
-  Device device;  // of all that a step touches
+  Device device;                                 // of all that a step touches
+  std::unique_ptr<gpu::OwnedStream> own_stream;  // a GPU's: the default stream cannot be recorded
   Stream stream;
   GptTypes types;
   Arena memory;
@@ -84,7 +86,9 @@ struct Trainer::Impl {
   Tensor loss, dloss;  // (T) of one pass
   Tensor loss_sum;     // (1) f64: of a step's passes
   Optimizer optimizer;
+  DeviceBatch on_device;
   std::unique_ptr<Gpt> model;
+  PassGraphs graphs;  // of the model
   std::shared_ptr<const Packer> packer;
   RunLog log;
   int64_t step = 0;
@@ -102,6 +106,8 @@ struct Trainer::Impl {
         command(cmd),
         layout(c.model),
         device(where),
+        own_stream(stream_on(where)),
+        stream(own_stream ? Stream(*own_stream) : Stream()),
         types(gpt_types(where)),
         memory(2 * (layout.padded_count() + c.train.batch_tokens) * 4 + compute_bytes() + 6 * Arena::kAlign,
                gpu::memory_of(device)),
@@ -111,7 +117,9 @@ struct Trainer::Impl {
         loss(memory.take(DType::f32, {c.train.batch_tokens})),
         dloss(memory.take(DType::f32, {c.train.batch_tokens})),
         loss_sum(memory.take(DType::f64, {1})),
-        optimizer(layout, DType::f32, c.train.optimizer, c.train.schedule.ema_horizon > 0, {device, stream}) {
+        optimizer(layout, DType::f32, c.train.optimizer, c.train.schedule.ema_horizon > 0, {device, stream}),
+        on_device(device, stream, c.train.batch_tokens),
+        graphs(stream, device.kind == Device::cuda && c.train.cuda_graphs) {
     check(config.train);
     if (config.train.order == "windows" && config.train.batch_tokens % config.model.context != 0)
       fail(ErrorCode::usage, "train.batch_tokens: found ", config.train.batch_tokens,
@@ -131,6 +139,11 @@ struct Trainer::Impl {
     if (compute) copy({.from = weights, .to = compute}, stream);
   }
 
+  static std::unique_ptr<gpu::OwnedStream> stream_on(Device device) {
+    if (device.kind == Device::cpu) return nullptr;
+    const gpu::DeviceGuard guard(device.index);
+    return std::make_unique<gpu::OwnedStream>();
+  }
   int64_t compute_bytes() const {
     return types.compute == types.master ? 0 : layout.padded_count() * size_of(types.compute);
   }
@@ -205,7 +218,7 @@ struct Trainer::Impl {
     Json now = parse_json(text, "the new configuration");
     for (Json* j : {&before, &now})
       for (const char* key : {"steps", "seconds", "reserve_seconds", "eval_every", "checkpoint_every", "log_every",
-                              "keep_checkpoints", "keep_best"})
+                              "keep_checkpoints", "keep_best", "cuda_graphs"})
         (*j)["train"].erase(key);
     const Json patch = Json::diff(before, now);
     if (!patch.empty())
@@ -350,9 +363,13 @@ struct Trainer::Impl {
   bool looping() const { return config.model.has_loop() && (looped || progress() >= config.model.loop_from); }
 
   // --- one step ---
+  void forget_model() {
+    graphs.clear();  // they read its memory
+    model.reset();
+  }
   Gpt& bound_model(bool loop) {
     if (!model || model->options().looping != loop) {
-      model.reset();  // its memory first
+      forget_model();  // its memory first
       model = std::make_unique<Gpt>(config.model, types,
                                     GptOptions{.capacity = config.train.batch_tokens,
                                                .looping = loop,
@@ -368,13 +385,15 @@ struct Trainer::Impl {
     Gpt& gpt = bound_model(loop);
     fill({.to = grads}, stream);
     fill({.to = loss_sum}, stream);
-    const DeviceBatch on_device(device, stream, config.train.batch_tokens);
     Batch batch;
     for (int64_t a = 0; a < config.train.accumulation; ++a) {
       batches.next(batch);
       const auto part = [&](const Tensor& t) { return t.slice(0, 0, batch.size()); };
-      gpt.losses_and_gradients(all_weights(), on_device.put(batch), part(dloss), part(loss), grads);
-      sum({.x = part(loss), .total = loss_sum}, stream);
+      const TokenBatch there = on_device.put(batch);
+      graphs.run({batch.size(), there.cu_seqlens.numel() - 1}, [&] {
+        gpt.losses_and_gradients(all_weights(), there, part(dloss), part(loss), grads);
+        sum({.x = part(loss), .total = loss_sum}, stream);
+      });
     }
   }
   double mean_loss() const {
@@ -459,6 +478,7 @@ const RunConfig& Trainer::config() const { return impl_->config; }
 const RunData& Trainer::data() const { return impl_->data; }
 bool Trainer::looping() const { return impl_->looping(); }
 Device Trainer::device() const { return impl_->device; }
+int64_t Trainer::replayed_passes() const { return impl_->graphs.replays(); }
 Tensor Trainer::weights() const { return impl_->weights; }
 Tensor Trainer::result_weights() const { return impl_->result_weights(); }
 int64_t Trainer::parameter_count() const { return impl_->layout.count(); }
@@ -535,7 +555,7 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
     const bool due = o.checkpoint_every > 0 && s.step % o.checkpoint_every == 0 && !m.done() && saved_at != s.step;
     if (due && m.save()) saved_at = s.step;
   }
-  m.model.reset();
+  m.forget_model();
   if (saved_at != m.step && !(m.step == 0 && result.end == TrainEnd::stopped) && m.save()) saved_at = m.step;
   if (result.end == TrainEnd::finished) {
     result.score = m.score_on_held_out();

@@ -72,8 +72,9 @@ class Trainer {
   const RunData& data() const;
   bool looping() const;
   Device device() const;
-  Tensor weights() const;         // as trained
-  Tensor result_weights() const;  // the average where there is one
+  int64_t replayed_passes() const;  // that ran as CUDA graphs
+  Tensor weights() const;           // as trained
+  Tensor result_weights() const;    // the average where there is one
   int64_t parameter_count() const;
   // Runs a few steps' worth of work without changing anything; tokens per second of training at the present layer
   // program.

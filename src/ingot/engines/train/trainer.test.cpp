@@ -343,6 +343,9 @@ TEST(run_config, survives_json_and_merges_key_by_key) {
   const std::string merged = merge_json(to_json(c), R"({"train": {"optimizer": {"matrix_lr": 0.5}}})", "test");
   EXPECT_EQ(run_config_from_json(merged, "test").train.optimizer.matrix_lr, 0.5);
   EXPECT_EQ(run_config_from_json(merged, "test").train.optimizer.embed_lr, c.train.optimizer.embed_lr);
+  EXPECT_TRUE(run_config_from_json(merged, "test").train.cuda_graphs);
+  const std::string off = merge_json(to_json(c), R"({"train": {"cuda_graphs": false}})", "test");
+  EXPECT_FALSE(run_config_from_json(off, "test").train.cuda_graphs);
   const std::string wrong = merge_json(to_json(c), R"({"train": {"stepz": 3}})", "test");
   EXPECT_NE(expect_error(ErrorCode::usage, [&] { run_config_from_json(wrong, "test"); }).find("stepz"),
             std::string::npos);
@@ -355,7 +358,7 @@ TEST(run_config, every_preset_and_every_option_is_read) {
     EXPECT_EQ(to_json(run_config_from_json(to_json(c), name)), to_json(c)) << name;
   }
   const Json train = parse_json(to_json(RunConfig{}), "defaults")["train"];
-  EXPECT_EQ(train.size(), 21u);  // schedule and optimizer among them
+  EXPECT_EQ(train.size(), 22u);  // schedule and optimizer among them
   EXPECT_EQ(train["schedule"].size(), 8u);
   EXPECT_EQ(train["optimizer"].size(), 16u);
 }
