@@ -14,22 +14,24 @@
 
 namespace ingot::megakernel {
 
+struct HandoffMemory {  // shared, of the block's first thread
+  uint32_t phase, number;
+};
 // A counter that is zero before its first use serves any number of hand-offs, launches and grid sizes: block 0 adds
 // what makes the top bit flip when all have come.
-class Handoffs {
+// `Team`: the threads of a block that take part, its first among them: a sync() of theirs.
+template <class Team> class Handoffs {
  public:
-  struct Memory {  // shared, of the block's first thread
-    uint32_t phase, number;
-  };
+  using Memory = HandoffMemory;
   __device__ __forceinline__ Handoffs(const Grid& grid, Memory& memory) : grid_(grid), m_(memory) {}
 
   // Once, by all threads. The counter's phase cannot change before this block has arrived.
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) m_ = {ptx::load_relaxed(grid_.counter) & kTop, 0};
   }
-  // Each is a block barrier.
+  // Each is a barrier of the team.
   __device__ __forceinline__ void arrive() const {
-    __syncthreads();
+    Team::sync();
     keep_time(0);
     if (threadIdx.x != 0 || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
     ptx::add_release(grid_.counter, blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1);
@@ -42,7 +44,7 @@ class Handoffs {
       keep_time(1);
       m_ = {m_.phase ^ kTop, m_.number + 1};
     }
-    __syncthreads();
+    Team::sync();
   }
   // False where what was computed may be nonsense.
   __device__ __forceinline__ bool all_came() const { return !tile::stopped(grid_.watch); }

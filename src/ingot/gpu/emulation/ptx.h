@@ -1,7 +1,8 @@
 #pragma once
-// gpu/ptx for code compiled for the CPU: the functions that row kernels and other bodies without wgmma, the copy engine
-// and mbarriers use.
+// gpu/ptx for code compiled for the CPU: the functions that row kernels and other bodies without wgmma and tensor
+// copies use.
 #include <array>
+#include <bit>
 #include <stdexcept>
 
 #include "ingot/core/dtype.h"
@@ -157,6 +158,49 @@ template <int kBytes> void cp_async(uint32_t to, const void* from, uint32_t vali
 inline void cp_async_keeping(uint32_t to, const void* from) { cp_async<16>(to, from); }
 inline void cp_async_commit_group() {}
 template <int N> void cp_async_wait_group() {}
+
+// --- mbarrier.cuh, tma.cuh's linear loads: done at once
+
+struct Mbarrier {
+  uint16_t expected, pending;  // arrivals of a phase, and how many are missing
+  int32_t bytes : 31;          // that copies still owe
+  uint32_t phase : 1;
+};
+static_assert(sizeof(Mbarrier) == 8, "what an mbarrier takes");
+// Atomic for the sanitizers' sake: threads change over nowhere in here.
+template <class Change> void change_mbarrier(uint64_t* barrier, Change&& change) {
+  Mbarrier b = std::bit_cast<Mbarrier>(__atomic_load_n(barrier, __ATOMIC_ACQUIRE));
+  change(b);
+  if (b.pending == 0 && b.bytes == 0) {
+    b.phase = b.phase ^ 1;
+    b.pending = b.expected;
+  }
+  __atomic_store_n(barrier, std::bit_cast<uint64_t>(b), __ATOMIC_RELEASE);
+}
+inline void mbarrier_init(uint64_t* barrier, uint32_t arrivals) {
+  *barrier = std::bit_cast<uint64_t>(Mbarrier{uint16_t(arrivals), uint16_t(arrivals), 0, 0});
+}
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
+  emulation::maybe_yield();
+  change_mbarrier(barrier, [&](Mbarrier& b) {
+    if (b.pending == 0) __trap();
+    b.bytes = int32_t(b.bytes + int32_t(bytes));
+    --b.pending;
+  });
+}
+inline void mbarrier_arrive(uint64_t* barrier) { mbarrier_arrive_expect_tx(barrier, 0); }
+inline bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  emulation::yield();
+  return std::bit_cast<Mbarrier>(__atomic_load_n(barrier, __ATOMIC_ACQUIRE)).phase != parity;
+}
+inline void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  emulation::check_aligned(to, 16);
+  emulation::check_aligned(from, 16);
+  emulation::check_aligned(reinterpret_cast<const void*>(uintptr_t(bytes)), 16);
+  std::memcpy(to, from, bytes);
+  change_mbarrier(barrier, [&](Mbarrier& b) { b.bytes = int32_t(b.bytes - int32_t(bytes)); });
+}
 
 // --- ldmatrix.cuh, stmatrix.cuh, mma.cuh
 

@@ -54,11 +54,14 @@ __device__ __forceinline__ Keys keys_of_part(const Params& p, uint32_t part) {
   return {begin, min(begin + each, end), fresh};
 }
 
+__device__ __forceinline__ float projected(const Params& p, const float* x) {
+  return p.addend == 0 ? __ldcg(x) : __ldcg(x) + __ldcg(x + p.addend);
+}
 __device__ __forceinline__ void rotate(const Params& p, uint32_t position, const float* x, uint32_t i, float& low,
                                        float& high) {
   const uint32_t half = p.dim / 2;
   const float c = p.cos[size_t(position) * half + i], s = p.sin[size_t(position) * half + i];
-  const float a = __ldcg(x + i), b = __ldcg(x + i + half);
+  const float a = projected(p, x + i), b = projected(p, x + i + half);
   low = a * c - b * s;
   high = b * c + a * s;
 }
@@ -75,7 +78,7 @@ __device__ __forceinline__ void store_keys(const Params& p, const Keys& part, ui
     float low, high;
     rotate(p, position, k, d, low, high);
     p.keys[row + d] = bf16(low), p.keys[row + d + half] = bf16(high);
-    p.values[row + d] = bf16(__ldcg(v + d)), p.values[row + d + half] = bf16(__ldcg(v + d + half));
+    p.values[row + d] = bf16(projected(p, v + d)), p.values[row + d + half] = bf16(projected(p, v + d + half));
   }
 }
 
@@ -93,6 +96,7 @@ __device__ __forceinline__ void stage_queries(const Params& p, uint32_t fresh, u
       rotate(p, fresh + token, p.qkv + size_t(token) * width + (head * group + row % group) * p.dim, d, low, high);
     m.q[r][d] = bf16(low).bits, m.q[r][d + half] = bf16(high).bits;
   }
+#pragma unroll 1
   for (uint32_t i = thread; i < 16 * (kDim - p.dim); i += kThreads)
     m.q[i / (kDim - p.dim)][p.dim + i % (kDim - p.dim)] = 0;
 }
@@ -265,6 +269,7 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
     low[r] = p.window > 0 && token < p.T && seen > p.window ? seen - p.window : 0;
   }
   Seen<kDim> seen;
+#pragma unroll 1
   for (; key < part.end; key += 16 * kWarps) {
     __syncwarp();
     next.store(m, warp);
@@ -273,6 +278,7 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
     seen.add(m, warp, key, p.scale, low, high);
   }
   seen.leave(m, warp, team);
+#pragma unroll 1
   for (uint32_t i = thread; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
     const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
     const Query q = query_of(p, head, tile, row);
@@ -299,6 +305,7 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
 template <int kDim>
 __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile, uint32_t thread,
                                           const Memory<kDim>& m) {
+#pragma unroll 1
   for (uint32_t i = thread; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
     const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
     const Query q = query_of(p, head, tile, row);

@@ -28,21 +28,34 @@ __device__ __forceinline__ Choice best_of_lanes(Choice c) {
   return c;
 }
 
-// The choice of one token, by a warp. `logits` (E) are used up; what is chosen is left in chosen[0 .. k) and, with its
-// share, weights[0 .. k), both in shared memory.
-__device__ __forceinline__ void choose(float* logits, uint32_t E, uint32_t k, uint32_t* chosen, float* weights) {
+// The choice of one token, by a warp. What is chosen of `logits` (E) is left in chosen[0 .. k) and, with its share,
+// weights[0 .. k), all in shared memory.
+__device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t k, uint32_t* chosen, float* weights) {
+  constexpr uint32_t kHeld = 4;  // of a lane's logits in registers; more are read again for every choice
   const uint32_t lane = threadIdx.x % 32;
+  const auto number = [&](uint32_t e) { return e < E && logits[e] == logits[e] ? logits[e] : -INFINITY; };
+  float held[kHeld];
+#pragma unroll
+  for (uint32_t u = 0; u < kHeld; ++u) held[u] = number(lane + 32 * u);
+  uint32_t taken = 0;  // of those held
   float top = 0, sum = 0;
+#pragma unroll 1
   for (uint32_t i = 0; i < k; ++i) {
     Choice best{-INFINITY, 0xffffffffu};
-    for (uint32_t e = lane; e < E; e += 32) {
-      bool taken = false;
-      for (uint32_t j = 0; j < i; ++j) taken |= chosen[j] == e;
-      const float v = logits[e] == logits[e] ? logits[e] : -INFINITY;
-      if (!taken && better({v, e}, best)) best = {v, e};
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u) {
+      const Choice c{held[u], lane + 32 * u};
+      if (c.expert < E && (taken >> u & 1) == 0 && better(c, best)) best = c;
+    }
+#pragma unroll 1
+    for (uint32_t e = lane + 32 * kHeld; e < E; e += 32) {
+      bool before = false;
+      for (uint32_t j = 0; j < i; ++j) before |= chosen[j] == e;
+      if (!before && better({number(e), e}, best)) best = {number(e), e};
     }
     best = best_of_lanes(best);
-    const float value = logits[best.expert];
+    if (best.expert % 32 == lane && best.expert < 32 * kHeld) taken |= 1u << best.expert / 32;
+    const float value = logits[best.expert];  // a NaN is seen in the weights
     if (i == 0) top = value;
     const float share = expf(value - top);
     sum += share;

@@ -249,24 +249,28 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
               buffers.state, step.T);
 }
 
-uint32_t handoffs_of(const Model& m) { return 1 + kHandoffsOfLayer * uint32_t(m.layers.size()); }
+uint32_t handoffs_of(const Model& m) { return kHandoffsOfLayer * uint32_t(m.layers.size()); }
 
 bool megakernel_takes(const Model& m) {
-  return std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
-    return l.qkv.format == m.head.format && l.o.format == m.head.format &&
-           l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
-  });
+  return padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
+         std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
+           return l.qkv.format == m.head.format && l.o.format == m.head.format &&
+                  l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
+         });
 }
 
 void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
   INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
-  INGOT_CHECK(megakernel_takes(m),
-              "decode token: found matrices of several formats, expected attention's and the "
-              "head's of one, the experts' of one");
+  INGOT_CHECK(megakernel_takes(m), "decode token: found heads of ", m.config.head_dim,
+              " numbers or matrices of several formats, expected at "
+              "most ",
+              kTokenHeadDim, ", attention's and the head's matrices of one format, the experts' of one");
   const Plan plan = plan_of(m, b, step);
   const Token token{.embedding = embedding_of(plan),
                     .head = head_of(plan),
                     .layers = how.layers,
+                    .parts = b.x,
+                    .x_stride = uint32_t(b.x_stride),
                     .count = plan.layers,
                     .head_rows = plan.head_rows,
                     .experts = plan.experts,
@@ -289,12 +293,10 @@ std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t ca
 
 namespace {
 std::string name_of_handoff(uint32_t number) {
-  if (number == 0) return "the embedding";
   static constexpr const char* kStages[] = {
       "queries, keys and values", "attention", "the output", "the router", "gate and up", "down"};
   static_assert(std::size(kStages) == kHandoffsOfLayer, "a name for each stage");
-  return std::string(kStages[(number - 1) % kHandoffsOfLayer]) + " of layer " +
-         std::to_string((number - 1) / kHandoffsOfLayer);
+  return std::string(kStages[number % kHandoffsOfLayer]) + " of layer " + std::to_string(number / kHandoffsOfLayer);
 }
 }  // namespace
 

@@ -83,7 +83,7 @@ struct Emulated {
     std::copy(ids.begin(), ids.end(), buffers.state->tokens);
     std::fill_n(buffers.logits, rows * c.vocab, NAN);
     const gpt_oss_decode::Step step{.T = uint32_t(ids.size()), .head_rows = rows, .capacity = capacity};
-    if (megakernel && ids.size() == 1)
+    if (megakernel && ids.size() == 1 && megakernel_takes(model))  // not heads of more than 64
       run_one_kernel(step);
     else
       gpt_oss_decode::run(model, buffers, step, {});

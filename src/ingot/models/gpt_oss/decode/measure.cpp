@@ -147,8 +147,8 @@ void time_stages(DeviceModel& m, DecodeTimes& times) {
     waits.check("decode stages");
     std::vector<uint64_t> ns(static_cast<size_t>(numbers));
     gpu::copy_to_host(ns.data(), memory.data(), numbers * 8);
-    for (size_t n = 1; n < ns.size() / 2; ++n) {
-      StageTimes& stage = times.stages[(n - 1) % kHandoffsOfLayer];
+    for (size_t n = 1; n < ns.size() / 2; ++n) {  // the first stage's beginning is not known
+      StageTimes& stage = times.stages[n % kHandoffsOfLayer];
       const double share = 1e-3 / double(kTokens * layers);
       stage.work_us += double(ns[2 * n] - ns[2 * n - 1]) * share;
       stage.wait_us += double(ns[2 * n + 1] - ns[2 * n]) * share;

@@ -1,188 +1,570 @@
 #pragma once
-// A whole token by one persistent kernel: the stages of stages.cuh in order, a hand-off after each. Before a block
-// waits it asks for the first weights of its next stage, wherever those are known.
-//   embed | qkv | attention | output | router | gate and up | down | ... | head
-// Every block adds up the router's parts and chooses by itself, which saves a hand-off.
+// A whole token by one persistent kernel, a block an SM: one thread copies the block's share of the weights into a ring
+// (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come. A hand-off
+// after each stage:
+//   qkv | attention | output | router | gate and up | down | ... | head
+// Every block keeps the residual stream to itself and adds to it what the others publish; every block chooses the
+// experts by itself.
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/attention/decode.cuh"
+#include "ingot/kernels/moe/route.cuh"
+#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/kernels/sampling/best.cuh"
 #include "ingot/megakernel/handoff.cuh"
+#include "ingot/megakernel/weight_stream.cuh"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
+#include "ingot/models/gpt_oss/decode/sections.h"
 #include "ingot/models/gpt_oss/decode/stages.cuh"
 
 namespace ingot::gpt_oss_decode {
 
-template <int kDim> constexpr int kTokenBlocksPerSm = kDim == 64 ? kBlocksPerSm : 1;
-constexpr uint32_t kTeams = kThreads / decode_attention::kThreads;
+// That compute; one warp more copies, and sixteen in all leave 128 registers a thread.
+constexpr uint32_t kTokenWarps = 15, kTokenThreads = 32 * kTokenWarps;
+constexpr uint32_t kAttentionTeams = 2;
+constexpr int kDim = kTokenHeadDim;
+constexpr uint32_t kHeldBands = 12;  // whose sums have room at once
 
-// In dynamic shared memory, where everything that stages are told lies: held in registers across the layers it would
-// leave too few for the weights. After it come the router's choice and what stages use in turn.
+enum class Product { qkv, output, router, gate_up, down, head };
+
+struct TokenTeam {
+  __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(3, kTokenThreads); }
+};
+using TokenHandoffs = megakernel::Handoffs<TokenTeam>;
+
+// In dynamic shared memory: what the stages are told, then the places of `Token`.
 struct TokenMemory {
   Token token;
   LayerStages layers[2];  // this one and the next
-  megakernel::Handoffs::Memory handoffs;
+  megakernel::HandoffMemory handoffs;
+  megakernel::WeightStreamMemory stream;
+  Section sections[6];  // of Product
+  uint64_t chosen;      // completes once a layer: its experts are known
+  float squares[kTokenWarps];
+  float sums[kHeldBands][kTokenWarps][16];  // zeros between products
 };
-template <int kDim> void place(Token& t, const LayerStages& l) {
-  t.choice = (uint32_t(sizeof(TokenMemory)) + 15) / 16 * 16;
-  t.stage = (t.choice + uint32_t(ChoiceMemory::bytes(1, t.experts, t.k)) + 127) / 128 * 128;
-  t.bytes = t.stage +
-            std::max({kTeams * uint32_t(sizeof(decode_attention::Memory<kDim>)), granules::column_stride(l.qkv.w.cols),
-                      granules::column_stride(l.output.w.cols), t.k * granules::column_stride(l.down.w.cols)});
+
+inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
+  const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
+  t.choice = up(sizeof(TokenMemory), 16);
+  t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
+  t.stage = up(t.x + int64_t(granules::padded(l.qkv.w.cols)) * 4, 128);
+  t.ring = up(t.stage + std::max({int64_t(kAttentionTeams * sizeof(decode_attention::Memory<kDim>)),
+                                  int64_t(granules::column_stride(l.qkv.w.cols)),
+                                  int64_t(granules::column_stride(l.output.w.cols)),
+                                  int64_t(t.k) * granules::column_stride(l.down.w.cols)}),
+              128);
+  const int64_t slots = (most_bytes - t.ring) / megakernel::kSlotBytes;
+  t.stream.slots = uint32_t(std::clamp<int64_t>(slots, 0, megakernel::kMostSlots));
+  const uint32_t teams = kTokenWarps / t.stream.team_warps;
+  t.stream.ahead = std::min(t.stream.ahead, t.stream.slots > teams ? t.stream.slots - teams : 0);
+  t.bytes = t.ring + t.stream.slots * megakernel::kSlotBytes;
 }
 
-template <WeightFormat D, WeightFormat E, int kDim> class TokenProgram {
+template <WeightFormat F> constexpr uint32_t kMostOfPiece = megakernel::kSlotBytes / granules::Form<F>::kBytes;
+
+template <WeightFormat D, WeightFormat E> class TokenProgram {
  public:
   __device__ __forceinline__ TokenProgram()
-      : m_(*tile::dynamic_shared<TokenMemory>()), handoffs_(m_.token.grid, m_.handoffs) {}
+      : memory_(tile::dynamic_shared<char>()),
+        m_(*reinterpret_cast<TokenMemory*>(memory_)),
+        handoffs_(m_.token.grid, m_.handoffs) {}
 
   __device__ __forceinline__ void run(const Token& token) {
     copy_words(m_.token, token);
     copy_words(m_.layers[0], token.layers[0]);
+    for (uint32_t i = threadIdx.x; i < sizeof(m_.sums) / 4; i += blockDim.x) (&m_.sums[0][0][0])[i] = 0;
+    if (threadIdx.x == 0) {
+      m_.stream.begin(token.stream);
+      ptx::mbarrier_init(&m_.chosen, 1);
+      ptx::fence_mbarrier_init();
+    }
     __syncthreads();
-    handoffs_.begin();
-    Dense feed{};
-    feed.ask(band_of<D>(m_.layers[0].qkv.w, at().block));
-    embed(m_.token.embedding, at());
-    handoffs_.arrive();
-    handoffs_.wait();
-#pragma unroll 1
-    for (uint32_t i = 0; i < m_.token.count; ++i) feed = run_layer(i, feed);
-    if (m_.token.head_rows > 0)
-      head(feed);
-    else if (at().block == 0 && threadIdx.x == 0 && handoffs_.all_came())
-      m_.token.head.state->position += 1;
+    if (threadIdx.x <= uint32_t(Product::head)) m_.sections[threadIdx.x] = section_of(Product(threadIdx.x), layer(0));
+    __syncthreads();
+    sampling::Best top;
+    if (threadIdx.x < kTokenThreads)
+      compute(top);
+    else if (threadIdx.x == kTokenThreads)
+      copy_weights();
+    __syncthreads();
+    if (m_.token.head_rows == 0) {
+      if (blockIdx.x == 0 && threadIdx.x == 0 && handoffs_.all_came()) m_.token.head.state->position += 1;
+      return;
+    }
+    sampling::Drawn drawn;
+    if (likeliest_of_grid(m_.token.head, top, drawn) && handoffs_.all_came()) append(m_.token.head, drawn);
   }
 
  private:
-  using Dense = granules::Feed<D>;
+  // --- what is where
 
   template <class T> __device__ __forceinline__ static void copy_words(T& to, const T& from) {
     static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>, "copied by words of 8 bytes");
-    for (uint32_t w = threadIdx.x; w < sizeof(T) / 8; w += kThreads)
+    for (uint32_t w = threadIdx.x; w < sizeof(T) / 8; w += kTokenThreads)
       reinterpret_cast<uint64_t*>(&to)[w] = reinterpret_cast<const uint64_t*>(&from)[w];
   }
-  __device__ __forceinline__ static At at() { return {blockIdx.x, gridDim.x}; }
   __device__ __forceinline__ const LayerStages& layer(uint32_t i) const { return m_.layers[i % 2]; }
-  __device__ __forceinline__ char* stage() const { return reinterpret_cast<char*>(&m_) + m_.token.stage; }
+  __device__ __forceinline__ char* stage() const { return memory_ + m_.token.stage; }
+  __device__ __forceinline__ float* x() const { return reinterpret_cast<float*>(memory_ + m_.token.x); }
   __device__ __forceinline__ ChoiceMemory choice() const {
-    return {reinterpret_cast<char*>(&m_) + m_.token.choice, 1, m_.token.experts, m_.token.k};
+    return {memory_ + m_.token.choice, 1, m_.token.experts, m_.token.k};
+  }
+  __device__ __forceinline__ const int32_t* chosen() const { return reinterpret_cast<const int32_t*>(choice().chosen); }
+
+  // --- this block's part of each product
+
+  __device__ __forceinline__ const Matrix& matrix(Product product, const LayerStages& l) const {
+    switch (product) {
+      case Product::qkv: return l.qkv.w;
+      case Product::output: return l.output.w;
+      case Product::router: return l.router.w;
+      case Product::gate_up: return l.gate_up.w;
+      case Product::down: return l.down.w;
+      case Product::head: break;
+    }
+    return m_.token.head.w;
+  }
+  template <WeightFormat F>
+  __device__ __forceinline__ Section section(const Matrix& w, uint32_t share, bool bank = false,
+                                             bool by_band = false) const {
+    const uint32_t entries = bank ? m_.token.k : 1;
+    return {.granule_bytes = granules::Form<F>::kBytes,
+            .band_bytes = w.band_bytes,
+            .matrix_bytes = w.matrix_bytes,
+            .expert = bank ? chosen() : nullptr,
+            .granules = w.granules,
+            .bands = w.bands,
+            .entries = entries,
+            .by_band = by_band,
+            .piece = piece_of(w.granules, kMostOfPiece<F>),
+            .column_stride = granules::column_stride(w.cols),
+            .range = range_of(w.granules * w.bands * entries, share, blockIdx.x)};
+  }
+  // The same in all layers.
+  __device__ __forceinline__ Section section_of(Product product, const LayerStages& l) const {
+    const Shares& share = m_.token.shares;
+    const Matrix& w = matrix(product, l);
+    Section s = product == Product::qkv       ? section<D>(w, share.qkv)
+                : product == Product::output  ? section<D>(w, share.output)
+                : product == Product::gate_up ? section<E>(w, share.gate_up, true)
+                : product == Product::down    ? section<E>(w, share.down, true, true)
+                : product == Product::head    ? section<D>(w, share.head)
+                                              : section<WeightFormat::bf16>(w, share.router);
+    if (product == Product::router && share.splits > 1) {
+      const uint32_t band = blockIdx.x / share.splits, first = blockIdx.x % share.splits * share.router;
+      s.range = {w.granules * w.bands, w.granules * w.bands};
+      if (band < w.bands)
+        s.range = {band * w.granules + first, band * w.granules + min(first + share.router, w.granules)};
+    }
+    s.begin();
+    return s;
   }
 
-  // A Feed for each product: one that is asked for nothing must not keep what an earlier one held.
-  __device__ __forceinline__ Dense run_layer(uint32_t i, Dense& qkv) {
-    if (i + 1 < m_.token.count) copy_words(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);  // several barriers ahead
-    const LayerStages& l = layer(i);
-    norm_product<D, 1>(l.qkv, at(), qkv, stage());
-    handoffs_.arrive();
-    prefetch_keys(l.attention);
-    handoffs_.wait();
+  // --- the thread that copies
 
-    attend(l.attention);
-    handoffs_.arrive();
-    Dense output{};
-    output.ask(band_of<D>(l.output.w, at().block));
-    handoffs_.wait();
-
-    residual_product<D, 1>(l.output, at(), output, stage());
-    handoffs_.arrive();
-    RouterFeed splits{};
-    splits.ask(split_of(l.router, at().block));
-    handoffs_.wait();
-
-    experts(l, splits);
-    handoffs_.arrive();
-    Dense next{};
-    next.ask(band_of<D>(i + 1 < m_.token.count ? layer(i + 1).qkv.w : m_.token.head.w, at().block));
-    handoffs_.wait();
-    return next;
+  __device__ __forceinline__ void copy_weights() {
+    megakernel::WeightWriter to(m_.token.stream, m_.stream, memory_ + m_.token.ring);
+#pragma unroll 1
+    for (uint32_t i = 0; i < m_.token.count; ++i) {
+      const LayerStages& l = layer(i);
+#pragma unroll 1
+      for (int product = 0; product <= int(Product::down); ++product) {
+        if (Product(product) == Product::gate_up) megakernel::wait_for_slot(&m_.chosen, i % 2);
+        put(to, Product(product), l);
+      }
+    }
+    if (m_.token.head_rows > 0) put(to, Product::head, layer(0));
   }
-  __device__ __forceinline__ void experts(const LayerStages& l, RouterFeed& splits) {
-    route<1>(l.router, at(), splits, stage());
-    handoffs_.arrive();
-    stage_gate_up<E, 1>(l.gate_up, stage());
-    handoffs_.wait();
-
-    const routing::Copy lists = choose(l.router);
-    const uint32_t k = m_.token.k, units = k * l.gate_up.w.bands;
-    granules::Feed<E> bands{};
-    bands.ask(unit_of<E>(l.gate_up.w, lists, at().block, units));
-    gate_up<E, 1>(l.gate_up, at(), lists, units, bands, stage());
-    handoffs_.arrive();
-    granules::Feed<E> entries{};
-    entries.ask(entry_of<E>(l.down.w, lists, k, at().block, 0, at().blocks));
-    handoffs_.wait();
-
-    down<E, 1>(l.down, at(), lists, k, entries, stage());
+  __device__ __forceinline__ void put(megakernel::WeightWriter& to, Product product, const LayerStages& l) const {
+    const Section& s = m_.sections[int(product)];
+    Pieces pieces(s, matrix(product, l).data);
+    Piece p;
+#pragma unroll 1
+    while (pieces.next(s.range.end, p)) to.put(p.data, p.count * uint32_t(s.granule_bytes));
   }
 
-  // Half a block a unit of attention.
+  // --- the warps that multiply
+
+  __device__ __forceinline__ void compute(sampling::Best& top) {
+    handoffs_.begin();
+    megakernel::WeightReader from(m_.token.stream, m_.stream, memory_ + m_.token.ring,
+                                  threadIdx.x / 32 / m_.token.stream.team_warps,
+                                  kTokenWarps / m_.token.stream.team_warps);
+    embed_token();
+    uint32_t i = 0;
+    // One code for all products: a program that does not fit into the instruction cache waits for itself.
+#pragma unroll 1
+    for (Product product = Product::qkv;;) {
+      const LayerStages& l = layer(i);
+      multiply(product, l, i > 0, top, from);
+      if (product == Product::head) return;
+      handoffs_.arrive();
+      if (product == Product::qkv) {
+        prefetch_keys(l.attention);
+        if (i + 1 < m_.token.count) copy_words(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
+        handoffs_.wait();
+        attend(l.attention);
+        handoffs_.arrive();
+      } else if (product == Product::output) {
+        prefetch_norm(l.router.weight, l.router.w);
+      } else if (product == Product::router) {
+        stage_normed<E>(l.gate_up.weight, l.gate_up.w, nullptr);
+      } else if (product == Product::down) {
+        const NormProduct& next = ++i < m_.token.count ? layer(i).qkv : m_.token.head;
+        prefetch_norm(next.weight, next.w);
+      }
+      handoffs_.wait();
+      if (product == Product::router) choose(l.router);
+      product = product != Product::down ? Product(int(product) + 1)
+                : i < m_.token.count     ? Product::qkv
+                                         : Product::head;
+      if (product == Product::head && m_.token.head_rows == 0) return;
+    }
+  }
+
+  __device__ __forceinline__ void embed_token() const {
+    const Embedding& e = m_.token.embedding;
+    const bf16* const row = e.table + int64_t(__ldcg(&e.state->tokens[0])) * e.C;
+    for (uint32_t c = threadIdx.x; c < granules::padded(e.C); c += kTokenThreads) x()[c] = c < e.C ? float(row[c]) : 0;
+    TokenTeam::sync();
+  }
+  // Brings a norm's weight near, by one thread of the grid.
+  __device__ __forceinline__ static void prefetch_norm(const float* weight, const Matrix& w) {
+    if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 32) ptx::prefetch_to_l2(weight, w.cols * 4 / 16 * 16);
+  }
+  // x += what the blocks that hold its rows published, in two parts; x times the norm's weight becomes the column.
+  template <WeightFormat F>
+  __device__ __forceinline__ void stage_normed(const float* weight, const Matrix& w, const float* parts) const {
+    float sum = 0;
+#pragma unroll 2
+    for (uint32_t c = 4 * threadIdx.x; c < 64 * w.granules; c += 4 * kTokenThreads) {
+      float4 v = *reinterpret_cast<const float4*>(x() + c);
+      float scale[4];
+      granules::load4(weight, c, w.cols, scale);
+      if (parts != nullptr) {
+        const float4 a = __ldcg(reinterpret_cast<const float4*>(parts + c)),
+                     b = __ldcg(reinterpret_cast<const float4*>(parts + m_.token.x_stride + c));
+        v = make_float4(v.x + (a.x + b.x), v.y + (a.y + b.y), v.z + (a.z + b.z), v.w + (a.w + b.w));
+        *reinterpret_cast<float4*>(x() + c) = v;
+      }
+      sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+      const float normed[4] = {v.x * scale[0], v.y * scale[1], v.z * scale[2], v.w * scale[3]};
+      granules::put4<F>(stage(), c, normed);
+    }
+    sum = granules::lanes_sum(sum);
+    if (threadIdx.x % 32 == 0) m_.squares[threadIdx.x / 32] = sum;
+  }
+  // After a barrier.
+  __device__ __forceinline__ float rstd(uint32_t C, float eps) const {
+    float sum = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < kTokenWarps; ++w) sum += m_.squares[w];
+    return 1 / sqrtf(sum / float(C) + eps);
+  }
+  __device__ __forceinline__ void stage_columns(const char* from, uint32_t C, uint32_t count) const {
+    const uint32_t pieces = uint32_t(granules::column_bytes(C)) / 16, stride = granules::column_stride(C);
+    constexpr uint32_t kHeld = 4;  // columns on their way at once
+#pragma unroll 1
+    for (uint32_t first = 0; first < count; first += kHeld)
+#pragma unroll 1
+      for (uint32_t i = threadIdx.x; i < pieces; i += kTokenThreads) {
+        uint4 held[kHeld];
+#pragma unroll
+        for (uint32_t u = 0; u < kHeld; ++u)
+          held[u] = first + u < count ? __ldcg(reinterpret_cast<const uint4*>(from) + (first + u) * pieces + i)
+                                      : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32_t u = 0; u < kHeld; ++u)
+          if (first + u < count) *reinterpret_cast<uint4*>(stage() + (first + u) * stride + i * 16) = held[u];
+      }
+  }
+
+  // What the block's threads need to end a product's rows.
+  struct Ending {
+    Product product;
+    const Matrix& w;
+    const float* bias;  // may be null; of a bank (entries, rows)
+    float scale;
+  };
+  // The block's part of a product, in rounds of as many bands as have room for their sums.
+  template <WeightFormat F>
+  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l,
+                                           sampling::Best& top, megakernel::WeightReader& from) {
+    const uint32_t of_sums = s.of_sums(), slot = threadIdx.x / 16, row = threadIdx.x % 16;
+    Pieces pieces(s, ending.w.data);
+    uint32_t band = s.first_sums(), until = s.range.begin;
+#pragma unroll 1
+    for (; until < s.range.end; band += kHeldBands) {
+      until = min(s.range.end, (band + kHeldBands) * of_sums);
+      const bool ends = slot < kHeldBands && (band + slot) * of_sums < until;
+      const float bias = ends ? bias_of(ending, s, band + slot, row) : 0;
+      multiply_round<F>(s, pieces, until, band, from);
+      TokenTeam::sync();
+      if (slot < kHeldBands) {
+        float sum = 0;
+        if (ends)
+#pragma unroll
+          for (uint32_t w = 0; w < kTokenWarps; ++w) {
+            sum += m_.sums[slot][w][row];
+            m_.sums[slot][w][row] = 0;
+          }
+        end(ending, s, l, ends, band + slot, row, sum * granules::Form<F>::kDrop, bias, top);
+      }
+      if (until < s.range.end) TokenTeam::sync();
+    }
+  }
+  template <WeightFormat F>
+  __device__ __forceinline__ void multiply_round(const Section& s, Pieces& pieces, uint32_t until, uint32_t band,
+                                                 megakernel::WeightReader& from) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = m_.token.stream.team_warps;
+    const uint32_t stride = s.by_band ? s.column_stride : 0;
+    const char* const column = stage() + lane % 4 * 16;
+    float sum[1][4] = {}, other[1][4] = {};
+    Piece last{};
+    bool any = false;
+    // A band's rows g and g + 8 are in every lane of the four that share g.
+    const auto leave = [&] {
+      float scale[2] = {1, 1};
+      if (s.by_band) scale[0] = scale[1] = choice().weights[last.entry];
+      if constexpr (F == WeightFormat::fp8) {
+        const uint8_t* const at = last.data - last.first * granules::Form<F>::kBytes;
+        float of_row[2];
+        granules::load_row_scales(at, s.granules, of_row);
+        scale[0] *= of_row[0], scale[1] *= of_row[1];
+      }
+      float(&to)[16] = m_.sums[last.band + (s.by_band || s.entries == 1 ? 0 : last.entry * s.bands) - band][warp];
+      if (lane % 4 == 0) {
+        to[lane / 4] += scale[0] * (sum[0][0] + other[0][0]);
+        to[lane / 4 + 8] += scale[1] * (sum[0][2] + other[0][2]);
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) sum[0][c] = other[0][c] = 0;
+    };
+    Piece p;
+#pragma unroll 1
+    while (pieces.next(until, p)) {
+      if (!from.mine()) continue;
+      if (any && (p.band != last.band || p.entry != last.entry)) leave();
+      any = true;
+      last = p;
+      const char* const granule = from.wait();
+      const char* const mine[1] = {column + p.entry * stride + p.first * granules::kColumnBytes};
+      uint32_t g = warp % team;
+      for (; g + team < p.count; g += 2 * team) {  // two at once: each alone is a chain that leaves the SM waiting
+        granules::Stored<F> w[2];
+        load_staged(w[0], granule + g * granules::Form<F>::kBytes, lane);
+        load_staged(w[1], granule + (g + team) * granules::Form<F>::kBytes, lane);
+        granules::multiply<F, 1>(w[0], mine, g * granules::kColumnBytes, sum);
+        granules::multiply<F, 1>(w[1], mine, (g + team) * granules::kColumnBytes, other);
+      }
+      if (g < p.count) {
+        granules::Stored<F> w;
+        load_staged(w, granule + g * granules::Form<F>::kBytes, lane);
+        granules::multiply<F, 1>(w, mine, g * granules::kColumnBytes, sum);
+      }
+      from.done();
+    }
+    if (any) leave();
+  }
+  template <WeightFormat F>
+  __device__ __forceinline__ static void load_staged(granules::Stored<F>& s, const char* granule, uint32_t lane) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(s.word) / 16); ++i) {
+      const uint4 w = *reinterpret_cast<const uint4*>(granule + i * 512 + lane * 16);
+      s.word[i][0] = w.x, s.word[i][1] = w.y, s.word[i][2] = w.z, s.word[i][3] = w.w;
+    }
+    if constexpr (F == WeightFormat::mxfp4) s.scales = *reinterpret_cast<const uint32_t*>(granule + 512 + lane / 4 * 4);
+  }
+  // Rows of a product whose bands may be shared by two blocks: whoever has a band's begin writes the first part, with
+  // the bias; whoever has its end the second.
+  __device__ __forceinline__ static void publish(const Section& s, uint32_t band, uint32_t n, float value, float bias,
+                                                 float* first, int64_t second) {
+    const bool begins = s.range.begin <= band * s.of_sums(), ends = s.range.end >= (band + 1) * s.of_sums();
+    if (!begins) return void(first[second + n] = value);
+    first[n] = value + bias;
+    if (ends) first[second + n] = 0;
+  }
+
+  // --- stages
+
+  __device__ __forceinline__ float* output_parts() const { return m_.token.parts; }
+  __device__ __forceinline__ float* down_parts() const { return m_.token.parts + 2 * m_.token.x_stride; }
+
+  // Half of half a block's threads each a unit of attention.
   __device__ __forceinline__ static uint32_t first_unit() {
-    return at().block + threadIdx.x / decode_attention::kThreads * at().blocks;
+    return blockIdx.x + threadIdx.x / decode_attention::kThreads * gridDim.x;
   }
   __device__ __forceinline__ static void prefetch_keys(const decode_attention::Params& p) {
-    if (threadIdx.x % decode_attention::kThreads == 32 && first_unit() < decode_attention::units_of(p))
+    if (threadIdx.x < kAttentionTeams * decode_attention::kThreads && threadIdx.x % decode_attention::kThreads == 32 &&
+        first_unit() < decode_attention::units_of(p))
       decode_attention::prefetch_keys<kDim>(p, first_unit());
   }
   __device__ __forceinline__ void attend(const decode_attention::Params& p) {
+    if (threadIdx.x >= kAttentionTeams * decode_attention::kThreads) return;
     const decode_attention::HalfBlock team;
     auto& m = reinterpret_cast<decode_attention::Memory<kDim>*>(stage())[threadIdx.x / decode_attention::kThreads];
     const uint32_t units = decode_attention::units_of(p);
-    for (uint32_t unit = first_unit(); unit < units; unit += kTeams * at().blocks) {
+#pragma unroll 1
+    for (uint32_t unit = first_unit(); unit < units; unit += kAttentionTeams * gridDim.x) {
       decode_attention::attend<kDim>(p, unit, team, m);
       team.sync();
     }
   }
 
-  __device__ __forceinline__ routing::Copy choose(const Router& r) {
+  // By every block for itself; block 0 leaves the lists for who asks afterwards.
+  __device__ __forceinline__ void choose(const Router& p) {
     const ChoiceMemory m = choice();
-    choose_experts(r, m);
-    if (at().block == 0) routing::make_lists(m.chosen, m.weights, 1, r.w.rows, r.k, m.first, r.lists);
-    for (uint32_t i = threadIdx.x; i < r.k; i += kThreads) m.first[i] = i;
-    __syncthreads();
-    return {reinterpret_cast<int32_t*>(m.chosen), reinterpret_cast<int32_t*>(m.first), m.weights};
+    const float scale = rstd(p.w.cols, p.eps);
+#pragma unroll 1
+    for (uint32_t e = threadIdx.x; e < p.w.rows; e += kTokenThreads) {
+      const float bias = p.bias[e];
+      float sum = 0;
+      constexpr uint32_t kHeld = 16;  // parts on their way at once
+#pragma unroll 1
+      for (uint32_t first = 0; first < m_.token.shares.splits; first += kHeld) {
+        float part[kHeld];
+#pragma unroll
+        for (uint32_t s = 0; s < kHeld; ++s)
+          part[s] = first + s < m_.token.shares.splits ? __ldcg(p.part + (first + s) * p.w.rows + e) : 0;
+#pragma unroll
+        for (uint32_t s = 0; s < kHeld; ++s) sum += part[s];
+      }
+      m.logits[e] = sum * scale + bias;
+    }
+    TokenTeam::sync();
+    if (threadIdx.x < 32) routing::choose(m.logits, p.w.rows, p.k, m.chosen, m.weights);
+    TokenTeam::sync();
+    if (threadIdx.x == 0) ptx::mbarrier_arrive(&m_.chosen);
+    if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, 1, p.w.rows, p.k, m.first, p.lists);
   }
 
-  __device__ __forceinline__ void head(Dense& feed) {
-    const sampling::Best top = norm_product<D, 1>(m_.token.head, at(), feed, stage());
-    sampling::Drawn drawn;
-    if (likeliest_of_grid(m_.token.head, top, drawn) && handoffs_.all_came()) append(m_.token.head, drawn);
+  // From the columns to what the block publishes.
+  __device__ __forceinline__ void multiply(Product product, const LayerStages& l, bool later, sampling::Best& top,
+                                           megakernel::WeightReader& from) {
+    const Matrix& w = matrix(product, l);
+    float eps = 0;
+    if (product == Product::qkv || product == Product::head) {
+      const NormProduct& p = product == Product::qkv ? l.qkv : m_.token.head;
+      stage_normed<D>(p.weight, w, later || product == Product::head ? down_parts() : nullptr);
+      eps = p.eps;
+    } else if (product == Product::router) {
+      stage_normed<WeightFormat::bf16>(l.router.weight, w, output_parts());
+    } else if (product == Product::output) {
+      stage_columns(l.output.columns, w.cols, 1);
+    } else if (product == Product::down) {
+      stage_columns(l.down.hidden, w.cols, m_.token.k);
+    } else {
+      eps = l.gate_up.eps;  // staged while the router's choice was on its way
+    }
+    TokenTeam::sync();
+    const Ending ending{.product = product,
+                        .w = w,
+                        .bias = product == Product::qkv       ? l.qkv.bias
+                                : product == Product::output  ? l.output.bias
+                                : product == Product::gate_up ? l.gate_up.bias
+                                : product == Product::down    ? l.down.bias
+                                                              : nullptr,
+                        .scale = eps > 0 ? rstd(w.cols, eps) : 1};
+    const Section& s = m_.sections[int(product)];
+    if (product == Product::gate_up || product == Product::down)
+      multiply<E>(s, ending, l, top, from);
+    else if (D == WeightFormat::bf16 || product != Product::router)
+      multiply<D>(s, ending, l, top, from);
+    else
+      multiply<WeightFormat::bf16>(s, ending, l, top, from);
+  }
+  __device__ __forceinline__ float bias_of(const Ending& e, const Section& s, uint32_t v, uint32_t row) const {
+    const uint32_t band = e.product == Product::gate_up ? v % s.bands : v, n = 16 * band + row;
+    if (e.bias == nullptr || n >= e.w.rows) return 0;
+    if (e.product == Product::gate_up) return e.bias[int64_t(chosen()[v / s.bands]) * e.w.rows + n];
+    if (e.product != Product::down) return e.bias[n];
+    float bias = 0;
+#pragma unroll 4
+    for (uint32_t i = 0; i < s.entries; ++i) bias += choice().weights[i] * e.bias[int64_t(chosen()[i]) * e.w.rows + n];
+    return bias;
+  }
+  // By whole warps.
+  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, bool ends, uint32_t v,
+                                      uint32_t row, float sum, float bias, sampling::Best& top) const {
+    if (e.product == Product::gate_up) {
+      const float y = sum * e.scale + bias, up = __shfl_xor_sync(~0u, y, 1);
+      const uint32_t n = 8 * (v % s.bands) + row / 2, width = e.w.rows / 2;
+      if (ends && row % 2 == 0 && n < width)
+        granules::put(l.gate_up.hidden + v / s.bands * granules::column_bytes(width), l.gate_up.down, n,
+                      gated(y, up, l.gate_up.limit, l.gate_up.alpha));
+      return;
+    }
+    const uint32_t n = 16 * v + row;
+    if (!ends || n >= e.w.rows) return;
+    const float y = sum * e.scale;
+    if (e.product == Product::head) {
+      m_.token.head.y[n] = y;
+      if (n < m_.token.head.vocab) top.add(y, n);
+    } else if (e.product == Product::router) {
+      const uint32_t splits = m_.token.shares.splits, split = splits == 1 ? 0 : blockIdx.x % splits;
+      l.router.part[split * e.w.rows + n] = y;
+    } else if (e.product == Product::qkv) {
+      publish(s, v, n, y, bias, l.qkv.y, l.qkv.y_stride);
+    } else {
+      publish(s, v, n, y, bias, e.product == Product::output ? output_parts() : down_parts(), m_.token.x_stride);
+    }
   }
 
+  char* const memory_;
   TokenMemory& m_;
-  const megakernel::Handoffs handoffs_;
+  const TokenHandoffs handoffs_;
 };
 
-template <WeightFormat D, WeightFormat E, int kDim>
-__global__ void __launch_bounds__(kThreads, kTokenBlocksPerSm<kDim>) token_kernel(const __grid_constant__ Token token) {
-  TokenProgram<D, E, kDim>().run(token);
+template <WeightFormat D, WeightFormat E>
+__global__ void __launch_bounds__(kTokenThreads + 32, 1) token_kernel(const __grid_constant__ Token token) {
+  TokenProgram<D, E>().run(token);
 }
 
 // --- launcher
 
-template <WeightFormat D, WeightFormat E, int kDim>
+inline Shares shares_of(const Token& t, const LayerStages& l, uint32_t blocks) {
+  const auto granules = [&](const Matrix& w, uint32_t entries) {
+    return share_of_granules(uint64_t(w.bands) * entries, w.granules, blocks);
+  };
+  Shares s{.qkv = granules(l.qkv.w, 1),
+           .output = granules(l.output.w, 1),
+           .gate_up = share_of_bands(uint64_t(l.gate_up.w.bands) * t.k, l.gate_up.w.granules, blocks),
+           .down = std::max(granules(l.down.w, t.k), l.down.w.granules * t.k),
+           .head = share_of_bands(t.head.w.bands, t.head.w.granules, blocks)};
+  const Matrix& r = l.router.w;
+  const uint32_t of_band = std::max<uint32_t>(1, blocks / r.bands);  // blocks that may share one
+  s.router = (r.granules + of_band - 1) / of_band;
+  s.splits = (r.granules + s.router - 1) / s.router;
+  if (s.splits == 1) s.router = share_of_bands(r.bands, r.granules, blocks);
+  return s;
+}
+
+template <WeightFormat D, WeightFormat E>
 void launch_token(Token token, const LayerStages& layer, int64_t blocks, Stream stream) {
-  place<kDim>(token, layer);
-  const auto kernel = token_kernel<D, E, kDim>;
-  gpu::Launch at{.block = kThreads,
+  constexpr int64_t kMostShared = 226 * 1024;  // what a block can have, less what is declared beside it
+  place(token, layer, kMostShared);
+  INGOT_CHECK(token.stream.ahead > 0, "decode token: found room for ", token.stream.slots,
+              " pieces of weights in an SM's memory beside a token's activations, expected ",
+              kTokenWarps / token.stream.team_warps + 1);
+  const auto kernel = token_kernel<D, E>;
+  gpu::Launch at{.block = kTokenThreads + 32,
                  .smem = token.bytes,
                  .device = gpu::current_device() < 0 ? 0 : gpu::current_device(),
                  .cooperative = true};
   at.grid = std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
   if (blocks > 0) at.grid = blocks;
+  token.shares = shares_of(token, layer, uint32_t(at.grid));
   gpu::launch("decode token", kernel, at, stream, token);
 }
 
 template <WeightFormat D>
 void Megakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
-  const auto go = [&]<WeightFormat E>() {
-    if (padded_dim(layer.attention.dim) == 64)
-      launch_token<D, E, 64>(token, layer, blocks, stream);
-    else
-      launch_token<D, E, 128>(token, layer, blocks, stream);
-  };
   const WeightFormat experts = layer.down.w.format;
-  if (experts == WeightFormat::mxfp4) return go.template operator()<WeightFormat::mxfp4>();
-  if (experts == WeightFormat::fp8) return go.template operator()<WeightFormat::fp8>();
-  go.template operator()<WeightFormat::bf16>();
+  if (experts == WeightFormat::mxfp4) return launch_token<D, WeightFormat::mxfp4>(token, layer, blocks, stream);
+  if (experts == WeightFormat::fp8) return launch_token<D, WeightFormat::fp8>(token, layer, blocks, stream);
+  launch_token<D, WeightFormat::bf16>(token, layer, blocks, stream);
 }
 
 }  // namespace ingot::gpt_oss_decode

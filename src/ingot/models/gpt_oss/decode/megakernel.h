@@ -1,6 +1,7 @@
 #pragma once
 // A token by one persistent kernel: one source file per format of the dense matrices (megakernel_*.cu).
 #include "ingot/megakernel/handoff.h"
+#include "ingot/megakernel/weight_stream.h"
 #include "ingot/models/gpt_oss/decode/stages.h"
 
 namespace ingot::gpt_oss_decode {
@@ -15,21 +16,34 @@ struct LayerStages {
   Down down;
 };
 inline LayerStages stages_of(const Plan& s, const Layer& l, uint32_t index) {
-  return {qkv_of(s, l),           attention_of(s, l),      output_of(s, l),
-          router_of(s, l, index), gate_up_of(s, l, index), down_of(s, l, index)};
+  LayerStages all{qkv_of(s, l),           attention_of(s, l),      output_of(s, l),
+                  router_of(s, l, index), gate_up_of(s, l, index), down_of(s, l, index)};
+  all.attention.addend = uint32_t(all.qkv.y_stride);
+  return all;
 }
 
+// What a block takes of each product, in granules. Of the router a band's split where there is more than one, else
+// whole bands.
+struct Shares {
+  uint32_t qkv, output, router, gate_up, down, head, splits;
+};
 struct Token {
   Embedding embedding;
   NormProduct head;
   const LayerStages* layers;  // on the device
+  float* parts;               // (4, x_stride): what is added to x, by output in two parts, by down in two
+  uint32_t x_stride;
   uint32_t count, head_rows;
   uint32_t experts, k;
-  uint32_t choice, stage, bytes;  // places in dynamic shared memory, and all of it
+  uint32_t choice, x, stage, ring, bytes;  // places in dynamic shared memory, and all of it
+  megakernel::WeightRing stream;
+  Shares shares;
   megakernel::Grid grid;
 };
 
-// Hand-offs of a token, in order: the embedding's, then of each layer one after each stage.
+constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
+
+// Hand-offs of a token, in order: of each layer one after each stage.
 constexpr uint32_t kHandoffsOfLayer = 6;
 
 template <WeightFormat Dense> struct Megakernel {

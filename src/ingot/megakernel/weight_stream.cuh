@@ -1,0 +1,108 @@
+#pragma once
+// Weights on their way to a persistent kernel's block: one thread copies them, piece by piece in the order of their
+// use, into a ring of slots; teams of warps take the slots in turn. The ring runs on across hand-offs, for nobody
+// writes weights. How many pieces are under way at once is bounded: what waits in the memory system delays the
+// hand-offs, what waits in the ring does not.
+#include <cstdint>
+
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/megakernel/weight_stream.h"
+#ifdef INGOT_EMULATE
+#include "ingot/gpu/emulation/ptx.h"
+#else
+#include "ingot/gpu/ptx/mbarrier.cuh"
+#include "ingot/gpu/ptx/tma.cuh"
+#endif
+
+namespace ingot::megakernel {
+
+struct WeightStreamMemory {
+  uint64_t full[kMostSlots], empty[kMostSlots];
+
+  // By one thread, before a barrier of the block.
+  __device__ __forceinline__ void begin(const WeightRing& ring) {
+    for (uint32_t i = 0; i < kMostSlots; ++i) {
+      ptx::mbarrier_init(&full[i], 1);
+      ptx::mbarrier_init(&empty[i], ring.team_warps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+};
+
+// Which fill of the ring: its slot, and the parity of the phase it completes.
+struct RingPlace {
+  uint32_t slot = 0, phase = 0;
+  __device__ __forceinline__ void advance(uint32_t slots) {
+    if (++slot == slots) slot = 0, phase ^= 1;
+  }
+};
+// Only a bug can keep these from completing: whoever arrives on them waits for nothing without a limit.
+__device__ __forceinline__ void wait_for_slot(uint64_t* barrier, uint32_t parity) {
+#ifdef INGOT_EMULATE
+  while (!ptx::mbarrier_try_wait(barrier, parity)) {}
+#else
+  tile::wait_or_trap(barrier, parity);
+#endif
+}
+
+class WeightWriter {
+ public:
+  __device__ __forceinline__ WeightWriter(const WeightRing& ring, WeightStreamMemory& m, char* slots)
+      : ring_(ring), m_(m), slots_(slots) {}
+  // `bytes`: at most kSlotBytes, a multiple of 16.
+  __device__ __forceinline__ void put(const uint8_t* from, uint32_t bytes) {
+    wait_for_slot(&m_.empty[at_.slot], at_.phase ^ 1);
+    if (under_way_ == ring_.ahead) {
+      wait_for_slot(&m_.full[oldest_.slot], oldest_.phase);
+      oldest_.advance(ring_.slots);
+    } else {
+      ++under_way_;
+    }
+    ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
+    ptx::bulk_load(slots_ + at_.slot * kSlotBytes, from, bytes, &m_.full[at_.slot]);
+    at_.advance(ring_.slots);
+  }
+
+ private:
+  const WeightRing ring_;
+  WeightStreamMemory& m_;
+  char* const slots_;
+  RingPlace at_, oldest_;
+  uint32_t under_way_ = 0;
+};
+
+// A warp's view: team `team` of `teams` takes every teams-th piece.
+class WeightReader {
+ public:
+  __device__ __forceinline__ WeightReader(const WeightRing& ring, WeightStreamMemory& m, const char* slots,
+                                          uint32_t team, uint32_t teams)
+      : ring_(ring), m_(m), slots_(slots), turn_(team), teams_(teams) {}
+  // Whether the next piece is this team's; if not it is passed over.
+  __device__ __forceinline__ bool mine() {
+    if (turn_ == 0) return true;
+    --turn_;
+    at_.advance(ring_.slots);
+    return false;
+  }
+  __device__ __forceinline__ const char* wait() const {
+    wait_for_slot(&m_.full[at_.slot], at_.phase);
+    return slots_ + at_.slot * kSlotBytes;
+  }
+  // By all lanes of the warp.
+  __device__ __forceinline__ void done() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.empty[at_.slot]);
+    at_.advance(ring_.slots);
+    turn_ = teams_ - 1;
+  }
+
+ private:
+  const WeightRing ring_;
+  WeightStreamMemory& m_;
+  const char* const slots_;
+  RingPlace at_;
+  uint32_t turn_;
+  const uint32_t teams_;
+};
+
+}  // namespace ingot::megakernel

@@ -1,0 +1,19 @@
+#pragma once
+// How a persistent kernel's weights travel (weight_stream.cuh).
+#include <cstdint>
+
+namespace ingot::megakernel {
+
+constexpr uint32_t kSlotBytes = 16384, kMostSlots = 12;
+
+// A reader waits for a slot's fill by its parity alone, so the fill before must have come when it begins to: it has
+// where
+//     ahead + teams <= slots
+// for a team begins to wait for fill i when it has read i - teams, which was asked for when i - teams - ahead had come.
+struct WeightRing {
+  uint32_t slots = 0;       // of kSlotBytes each
+  uint32_t ahead = 3;       // pieces that may be under way at once
+  uint32_t team_warps = 3;  // that share a piece
+};
+
+}  // namespace ingot::megakernel
