@@ -28,28 +28,29 @@ struct Params {
   int kv_heads, group, width;
 };
 
-// A lane's elements of a head: lane, lane + 32, ...
-struct Lane {
-  float x[kMost];
+// A lane's elements of a head: lane, lane + 32, ... Room for few makes narrow heads cheap: what is not there is zero,
+// so the room changes no bit.
+template <int kRoom> struct Lane {
+  float x[kRoom];
   template <class T> __device__ void load(const T* from, int width) {
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
+    for (int i = 0; i < kRoom; ++i) {
       const int c = int(threadIdx.x % 32) + 32 * i;
       x[i] = c < width ? tile::to_float(from[c]) : 0.f;
     }
   }
   template <class T> __device__ void store(T* to, int width) const {
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
+    for (int i = 0; i < kRoom; ++i) {
       const int c = int(threadIdx.x % 32) + 32 * i;
       if (c < width) to[c] = tile::from_float<T>(x[i]);
     }
   }
 };
-__device__ inline float warp_dot(const Lane& a, const Lane& b) {
+template <int kRoom> __device__ inline float warp_dot(const Lane<kRoom>& a, const Lane<kRoom>& b) {
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) sum += a.x[i] * b.x[i];
+  for (int i = 0; i < kRoom; ++i) sum += a.x[i] * b.x[i];
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   return sum;
 }
@@ -64,25 +65,27 @@ __device__ inline Item item_of(const Params& p) {
   return {i / p.kv_heads, int(i % p.kv_heads), i < p.items};
 }
 
-template <class T> __global__ void __launch_bounds__(kThreads) exclude_self_forward(const __grid_constant__ Params p) {
+template <class T, int kRoom>
+__global__ void __launch_bounds__(kThreads) exclude_self_forward(const __grid_constant__ Params p) {
   const Item item = item_of(p);
   if (!item.there) return;
-  Lane v, y;
+  Lane<kRoom> v, y;
   v.load(at<const T>(p.v, item.token, item.kv_head), p.width);
   const float length = fmaxf(sqrtf(warp_dot(v, v)), kTiny);
   for (int h = item.kv_head * p.group; h < (item.kv_head + 1) * p.group; ++h) {
     y.load(at<const T>(p.y, item.token, h), p.width);
     const float along = warp_dot(y, v) / length / length;
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) y.x[i] -= along * v.x[i];
+    for (int i = 0; i < kRoom; ++i) y.x[i] -= along * v.x[i];
     y.store(at<T>(p.z, item.token, h), p.width);
   }
 }
 
-template <class T> __global__ void __launch_bounds__(kThreads) exclude_self_back(const __grid_constant__ Params p) {
+template <class T, int kRoom>
+__global__ void __launch_bounds__(kThreads) exclude_self_back(const __grid_constant__ Params p) {
   const Item item = item_of(p);
   if (!item.there) return;
-  Lane v, y, dz, du = {};
+  Lane<kRoom> v, y, dz, du = {};
   v.load(at<const T>(p.v, item.token, item.kv_head), p.width);
   const float norm = sqrtf(warp_dot(v, v)), inverse = 1 / fmaxf(norm, kTiny);
   for (int h = item.kv_head * p.group; h < (item.kv_head + 1) * p.group; ++h) {
@@ -90,7 +93,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) exclude_self_back
     dz.load(at<const T>(p.dz, item.token, h), p.width);
     const float along_y = warp_dot(y, v) * inverse, along_dz = warp_dot(dz, v) * inverse;
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
+    for (int i = 0; i < kRoom; ++i) {
       du.x[i] -= along_dz * y.x[i] + along_y * dz.x[i];
       dz.x[i] -= along_dz * inverse * v.x[i];
     }
@@ -100,7 +103,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) exclude_self_back
   const float along_du = norm > kTiny ? warp_dot(du, v) * inverse * inverse : 0.f;
   y.load(at<const T>(p.dv, item.token, item.kv_head), p.width);
 #pragma unroll
-  for (int i = 0; i < kMost; ++i) y.x[i] += (du.x[i] - along_du * v.x[i]) * inverse;
+  for (int i = 0; i < kRoom; ++i) y.x[i] += (du.x[i] - along_du * v.x[i]) * inverse;
   y.store(at<T>(p.dv, item.token, item.kv_head), p.width);
 }
 
@@ -120,6 +123,21 @@ void launch(const char* op, void (*kernel)(Params), const Params& p, int device,
   gpu::launch(op, kernel, {.grid = (p.items + kWarps - 1) / kWarps, .block = kThreads, .device = device}, stream, p);
 }
 
+template <class T> void forward(const char* op, const Params& p, int device, Stream stream) {
+  launch(op,
+         p.width <= 64    ? exclude_self_forward<T, 2>
+         : p.width <= 128 ? exclude_self_forward<T, 4>
+                          : exclude_self_forward<T, kMost>,
+         p, device, stream);
+}
+template <class T> void backward(const char* op, const Params& p, int device, Stream stream) {
+  launch(op,
+         p.width <= 64    ? exclude_self_back<T, 2>
+         : p.width <= 128 ? exclude_self_back<T, 4>
+                          : exclude_self_back<T, kMost>,
+         p, device, stream);
+}
+
 }  // namespace
 
 void exclude_self(const ExcludeSelf& a, Stream stream) {
@@ -127,9 +145,9 @@ void exclude_self(const ExcludeSelf& a, Stream stream) {
   Params p = params_of(op, a.y, a.v);
   p.z = heads_of(a.z);
   switch (a.y.dtype) {
-    case DType::f32: return launch(op, exclude_self_forward<float>, p, a.y.device.index, stream);
-    case DType::bf16: return launch(op, exclude_self_forward<bf16>, p, a.y.device.index, stream);
-    case DType::f16: return launch(op, exclude_self_forward<f16>, p, a.y.device.index, stream);
+    case DType::f32: return forward<float>(op, p, a.y.device.index, stream);
+    case DType::bf16: return forward<bf16>(op, p, a.y.device.index, stream);
+    case DType::f16: return forward<f16>(op, p, a.y.device.index, stream);
     default: fail(ErrorCode::unsupported, op, ": found dtype ", a.y.dtype, " on a GPU, expected f32, bf16 or f16");
   }
 }
@@ -139,9 +157,9 @@ void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream) {
   Params p = params_of(op, a.y, a.v);
   p.dz = heads_of(a.dz), p.dy = heads_of(a.dy), p.dv = heads_of(a.dv);
   switch (a.y.dtype) {
-    case DType::f32: return launch(op, exclude_self_back<float>, p, a.y.device.index, stream);
-    case DType::bf16: return launch(op, exclude_self_back<bf16>, p, a.y.device.index, stream);
-    case DType::f16: return launch(op, exclude_self_back<f16>, p, a.y.device.index, stream);
+    case DType::f32: return backward<float>(op, p, a.y.device.index, stream);
+    case DType::bf16: return backward<bf16>(op, p, a.y.device.index, stream);
+    case DType::f16: return backward<f16>(op, p, a.y.device.index, stream);
     default: fail(ErrorCode::unsupported, op, ": found dtype ", a.y.dtype, " on a GPU, expected f32, bf16 or f16");
   }
 }

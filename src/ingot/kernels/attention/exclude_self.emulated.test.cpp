@@ -29,7 +29,14 @@ Buffer exact(const Tensor& t) {
 // A result is rounded to the type once; before that there are a few dozen roundings of fp32, relative to the terms.
 TEST(ExcludeSelfEmulated, AgreesWithTheFp64Loop) {
   for (DType type : {DType::f32, DType::bf16, DType::f16})
-    for (const Case& c : {Case{9, 4, 2, 64}, {3, 3, 3, 40}, {5, 6, 1, 17}, {0, 2, 1, 8}, {2, 1, 1, 512}}) {
+    for (const Case& c : {Case{9, 4, 2, 64},
+                          {3, 3, 3, 40},
+                          {5, 6, 1, 17},
+                          {0, 2, 1, 8},
+                          {4, 4, 1, 65},
+                          {3, 2, 2, 128},
+                          {2, 2, 1, 129},
+                          {2, 1, 1, 512}}) {
       SCOPED_TRACE(::testing::Message() << type << ' ' << c.tokens << ' ' << c.heads << ' ' << c.width);
       const Shape many{c.tokens, c.heads, c.width}, few{c.tokens, c.kv_heads, c.width};
       Buffer y(type, many, c.width + 3), v(type, few), z(type, many), dz(type, many), dy(type, many), dv(type, few);
