@@ -1,4 +1,6 @@
-// Exclusive self attention: a warp takes a token's heads of one key head, v in registers.
+// Exclusive self attention: some lanes of a warp take a token's heads of one key head, v in registers. Heads of 64 and
+// 128 numbers, aligned to 16 bytes, go by 16-byte vectors, a few lanes each; others by a whole warp, number by number.
+#include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/attention/attention.h"
@@ -6,8 +8,8 @@
 namespace ingot::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kMost = 16;  // elements of a head to a lane: heads of 512
+constexpr int kThreads = 256;
+constexpr int kMost = 16;  // elements of a head to a lane of a warp: heads of 512
 constexpr float kTiny = 1e-12f;
 
 struct Heads {
@@ -28,83 +30,100 @@ struct Params {
   int kv_heads, group, width;
 };
 
-// A lane's elements of a head: lane, lane + 32, ... Room for few makes narrow heads cheap: what is not there is zero,
-// so the room changes no bit.
-template <int kRoom> struct Lane {
-  float x[kRoom];
-  template <class T> __device__ void load(const T* from, int width) {
+// A lane's elements of a head, of which kLanes lanes hold all. One of these forms:
+template <class T> struct ByNumber {
+  using Type = T;
+  static constexpr int kLanes = 32, kCount = kMost;
+  static __device__ void load(float (&x)[kCount], const T* from, int width) {
 #pragma unroll
-    for (int i = 0; i < kRoom; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int c = int(threadIdx.x % 32) + 32 * i;
       x[i] = c < width ? tile::to_float(from[c]) : 0.f;
     }
   }
-  template <class T> __device__ void store(T* to, int width) const {
+  static __device__ void store(T* to, const float (&x)[kCount], int width) {
 #pragma unroll
-    for (int i = 0; i < kRoom; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int c = int(threadIdx.x % 32) + 32 * i;
       if (c < width) to[c] = tile::from_float<T>(x[i]);
     }
   }
 };
-template <int kRoom> __device__ inline float warp_dot(const Lane<kRoom>& a, const Lane<kRoom>& b) {
+template <class T, int kWidth> struct ByVector {
+  using Type = T;
+  static constexpr int kCount = 16 / int(sizeof(T)), kLanes = kWidth / kCount;
+  static __device__ void load(float (&x)[kCount], const T* from, int) {
+    tile::Vec<T, kCount> v;
+    tile::load_streaming(v, from + threadIdx.x % kLanes * kCount);
+    tile::to_float(v, x);
+  }
+  static __device__ void store(T* to, const float (&x)[kCount], int) {
+    tile::store(to + threadIdx.x % kLanes * kCount, tile::from_float<T, kCount>(x), false);
+  }
+};
+
+template <class Form> __device__ inline float dot(const float (&a)[Form::kCount], const float (&b)[Form::kCount]) {
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kRoom; ++i) sum += a.x[i] * b.x[i];
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  for (int i = 0; i < Form::kCount; ++i) sum += a[i] * b[i];
+#pragma unroll
+  for (int step = Form::kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   return sum;
 }
 
+// Past the last item lanes compute the last once more and store nothing: the others of their warp need them.
 struct Item {
   int64_t token;
   int kv_head;
   bool there;
 };
-__device__ inline Item item_of(const Params& p) {
-  const int64_t i = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
-  return {i / p.kv_heads, int(i % p.kv_heads), i < p.items};
+template <class Form> __device__ inline Item item_of(const Params& p) {
+  const int64_t i = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / Form::kLanes, here = i < p.items ? i : p.items - 1;
+  return {here / p.kv_heads, int(here % p.kv_heads), i < p.items};
 }
 
-template <class T, int kRoom>
+template <class Form>
 __global__ void __launch_bounds__(kThreads) exclude_self_forward(const __grid_constant__ Params p) {
-  const Item item = item_of(p);
-  if (!item.there) return;
-  Lane<kRoom> v, y;
-  v.load(at<const T>(p.v, item.token, item.kv_head), p.width);
-  const float length = fmaxf(sqrtf(warp_dot(v, v)), kTiny);
+  using T = typename Form::Type;
+  constexpr int kCount = Form::kCount;
+  const Item item = item_of<Form>(p);
+  float v[kCount], y[kCount];
+  Form::load(v, at<const T>(p.v, item.token, item.kv_head), p.width);
+  const float length = fmaxf(sqrtf(dot<Form>(v, v)), kTiny);
   for (int h = item.kv_head * p.group; h < (item.kv_head + 1) * p.group; ++h) {
-    y.load(at<const T>(p.y, item.token, h), p.width);
-    const float along = warp_dot(y, v) / length / length;
+    Form::load(y, at<const T>(p.y, item.token, h), p.width);
+    const float along = dot<Form>(y, v) / length / length;
 #pragma unroll
-    for (int i = 0; i < kRoom; ++i) y.x[i] -= along * v.x[i];
-    y.store(at<T>(p.z, item.token, h), p.width);
+    for (int i = 0; i < kCount; ++i) y[i] -= along * v[i];
+    if (item.there) Form::store(at<T>(p.z, item.token, h), y, p.width);
   }
 }
 
-template <class T, int kRoom>
-__global__ void __launch_bounds__(kThreads) exclude_self_back(const __grid_constant__ Params p) {
-  const Item item = item_of(p);
-  if (!item.there) return;
-  Lane<kRoom> v, y, dz, du = {};
-  v.load(at<const T>(p.v, item.token, item.kv_head), p.width);
-  const float norm = sqrtf(warp_dot(v, v)), inverse = 1 / fmaxf(norm, kTiny);
+template <class Form> __global__ void __launch_bounds__(kThreads) exclude_self_back(const __grid_constant__ Params p) {
+  using T = typename Form::Type;
+  constexpr int kCount = Form::kCount;
+  const Item item = item_of<Form>(p);
+  float v[kCount], y[kCount], dz[kCount], du[kCount] = {};
+  Form::load(v, at<const T>(p.v, item.token, item.kv_head), p.width);
+  const float norm = sqrtf(dot<Form>(v, v)), inverse = 1 / fmaxf(norm, kTiny);
   for (int h = item.kv_head * p.group; h < (item.kv_head + 1) * p.group; ++h) {
-    y.load(at<const T>(p.y, item.token, h), p.width);
-    dz.load(at<const T>(p.dz, item.token, h), p.width);
-    const float along_y = warp_dot(y, v) * inverse, along_dz = warp_dot(dz, v) * inverse;
+    Form::load(y, at<const T>(p.y, item.token, h), p.width);
+    Form::load(dz, at<const T>(p.dz, item.token, h), p.width);
+    const float along_y = dot<Form>(y, v) * inverse, along_dz = dot<Form>(dz, v) * inverse;
 #pragma unroll
-    for (int i = 0; i < kRoom; ++i) {
-      du.x[i] -= along_dz * y.x[i] + along_y * dz.x[i];
-      dz.x[i] -= along_dz * inverse * v.x[i];
+    for (int i = 0; i < kCount; ++i) {
+      du[i] -= along_dz * y[i] + along_y * dz[i];
+      dz[i] -= along_dz * inverse * v[i];
     }
-    dz.store(at<T>(p.dy, item.token, h), p.width);
+    if (item.there) Form::store(at<T>(p.dy, item.token, h), dz, p.width);
   }
   // Where |v| is below the floor, u = v / floor is linear in v and has no projection term.
-  const float along_du = norm > kTiny ? warp_dot(du, v) * inverse * inverse : 0.f;
-  y.load(at<const T>(p.dv, item.token, item.kv_head), p.width);
+  const float along_du = norm > kTiny ? dot<Form>(du, v) * inverse * inverse : 0.f;
+  T* const dv = at<T>(p.dv, item.token, item.kv_head);
+  Form::load(y, dv, p.width);
 #pragma unroll
-  for (int i = 0; i < kRoom; ++i) y.x[i] += (du.x[i] - along_du * v.x[i]) * inverse;
-  y.store(at<T>(p.dv, item.token, item.kv_head), p.width);
+  for (int i = 0; i < kCount; ++i) y[i] += (du[i] - along_du * v[i]) * inverse;
+  if (item.there) Form::store(dv, y, p.width);
 }
 
 Params params_of(const char* op, const Tensor& y, const Tensor& v) {
@@ -118,24 +137,21 @@ Params params_of(const char* op, const Tensor& y, const Tensor& v) {
           .group = int(kv_heads > 0 ? y.size(1) / kv_heads : 0),
           .width = int(y.size(2))};
 }
-void launch(const char* op, void (*kernel)(Params), const Params& p, int device, Stream stream) {
+bool in_vectors(const Heads& h) {
+  return h.data == nullptr || (reinterpret_cast<uintptr_t>(h.data) % 16 == 0 && h.token % 16 == 0 && h.head % 16 == 0);
+}
+template <class Form> void launch(const char* op, void (*kernel)(Params), const Params& p, int device, Stream stream) {
+  constexpr int kItems = kThreads / Form::kLanes;
+  gpu::launch(op, kernel, {.grid = (p.items + kItems - 1) / kItems, .block = kThreads, .device = device}, stream, p);
+}
+// go.operator()<Form>() with the form that takes these heads.
+template <class T, class Go> void with_form(const Params& p, Go&& go) {
   if (p.items == 0) return;
-  gpu::launch(op, kernel, {.grid = (p.items + kWarps - 1) / kWarps, .block = kThreads, .device = device}, stream, p);
-}
-
-template <class T> void forward(const char* op, const Params& p, int device, Stream stream) {
-  launch(op,
-         p.width <= 64    ? exclude_self_forward<T, 2>
-         : p.width <= 128 ? exclude_self_forward<T, 4>
-                          : exclude_self_forward<T, kMost>,
-         p, device, stream);
-}
-template <class T> void backward(const char* op, const Params& p, int device, Stream stream) {
-  launch(op,
-         p.width <= 64    ? exclude_self_back<T, 2>
-         : p.width <= 128 ? exclude_self_back<T, 4>
-                          : exclude_self_back<T, kMost>,
-         p, device, stream);
+  const bool vectors =
+      in_vectors(p.y) && in_vectors(p.v) && in_vectors(p.z) && in_vectors(p.dz) && in_vectors(p.dy) && in_vectors(p.dv);
+  if (vectors && p.width == 64) return go.template operator()<ByVector<T, 64>>();
+  if (vectors && p.width == 128) return go.template operator()<ByVector<T, 128>>();
+  go.template operator()<ByNumber<T>>();
 }
 
 }  // namespace
@@ -144,24 +160,18 @@ void exclude_self(const ExcludeSelf& a, Stream stream) {
   const char* op = "exclude_self";
   Params p = params_of(op, a.y, a.v);
   p.z = heads_of(a.z);
-  switch (a.y.dtype) {
-    case DType::f32: return forward<float>(op, p, a.y.device.index, stream);
-    case DType::bf16: return forward<bf16>(op, p, a.y.device.index, stream);
-    case DType::f16: return forward<f16>(op, p, a.y.device.index, stream);
-    default: fail(ErrorCode::unsupported, op, ": found dtype ", a.y.dtype, " on a GPU, expected f32, bf16 or f16");
-  }
+  with_gpu_float_type(a.y.dtype, op, [&]<class T>(T) {
+    with_form<T>(p, [&]<class Form>() { launch<Form>(op, exclude_self_forward<Form>, p, a.y.device.index, stream); });
+  });
 }
 
 void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream) {
   const char* op = "exclude_self_backward";
   Params p = params_of(op, a.y, a.v);
   p.dz = heads_of(a.dz), p.dy = heads_of(a.dy), p.dv = heads_of(a.dv);
-  switch (a.y.dtype) {
-    case DType::f32: return backward<float>(op, p, a.y.device.index, stream);
-    case DType::bf16: return backward<bf16>(op, p, a.y.device.index, stream);
-    case DType::f16: return backward<f16>(op, p, a.y.device.index, stream);
-    default: fail(ErrorCode::unsupported, op, ": found dtype ", a.y.dtype, " on a GPU, expected f32, bf16 or f16");
-  }
+  with_gpu_float_type(a.y.dtype, op, [&]<class T>(T) {
+    with_form<T>(p, [&]<class Form>() { launch<Form>(op, exclude_self_back<Form>, p, a.y.device.index, stream); });
+  });
 }
 
 }  // namespace ingot::cuda
