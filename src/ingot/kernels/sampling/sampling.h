@@ -1,6 +1,7 @@
 #pragma once
 // Draws a token from a row of logits: temperature, then top-k, top-p and min-p, each on what the one before left.
-// Greedy at temperature 0. NaN logits are an error of code numeric; rows of -inf too.
+// Greedy at temperature 0. NaN logits are an error of code numeric; rows of -inf too. A GPU draws the CPU's tokens, but
+// where a sum of weights lies within its rounding from a boundary, and gives such rows the token -1.
 #include "ingot/core/rng.h"
 #include "ingot/core/tensor.h"
 
@@ -15,7 +16,7 @@ struct SamplingOptions {
 void check(const SamplingOptions& o);  // throws, naming the option, what was found and what is allowed
 
 struct Sample {
-  Tensor logits;  // (B, V) f32 or f64; not modified
+  Tensor logits;  // (B, V) of a floating type, on a GPU not f64; not modified
   Tensor tokens;  // (B) i32
   SamplingOptions options;
   uint64_t seed = 0;

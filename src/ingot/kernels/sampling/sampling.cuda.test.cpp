@@ -1,0 +1,18 @@
+#include "ingot/kernels/sampling/sampling_cases.test.h"
+#include "ingot/testing/device_buffer.h"
+#include "ingot/testing/gpu_test.h"
+
+namespace ingot {
+namespace {
+
+class SamplingCuda : public testing::GpuTest<> {};
+const auto on_gpu = [](const Sample& s) { sample(s, {}); };
+
+TEST_F(SamplingCuda, DrawsAreTheCpusSmall) { sampling_cases::draws_are_the_cpus<testing::DeviceBuffer>(2, on_gpu); }
+TEST_F(SamplingCuda, RowsWithoutADistributionGiveMinusOneSmall) {
+  sampling_cases::rows_without_a_distribution_give_minus_one<testing::DeviceBuffer>(on_gpu);
+}
+TEST_F(SamplingCuda, DrawsAreTheCpus) { sampling_cases::draws_are_the_cpus<testing::DeviceBuffer>(100, on_gpu); }
+
+}  // namespace
+}  // namespace ingot
