@@ -42,25 +42,26 @@ struct Cap {
 struct Exponentials {
   float high, sum, total;
 };
-__device__ inline Exponentials together(Exponentials a, Exponentials b) {
-  const float high = ptx::max_nan(a.high, b.high);
-  const auto part = [&](const Exponentials& e) {
-    return e.sum == 0 ? 0.f : e.sum * ptx::exp2_approx((e.high - high) * kLog2e);
-  };
-  return {high, part(a) + part(b), a.total + b.total};
+// Of kLanes lanes in every one of them: the largest exponent first, so that each sum is scaled once.
+template <int kLanes> __device__ inline Exponentials together(Exponentials e) {
+  float high = e.high;
+  for (int step = kLanes / 2; step > 0; step /= 2) high = ptx::max_nan(high, __shfl_xor_sync(~0u, high, step));
+  float sum = e.sum == 0 ? 0.f : e.sum * ptx::exp2_approx((e.high - high) * kLog2e), total = e.total;
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, step);
+    total += __shfl_xor_sync(~0u, total, step);
+  }
+  return {high, sum, total};
 }
 struct RowMemory {
   Exponentials of_warps[kThreads / 32];
 };
 __device__ inline Exponentials of_block(Exponentials e, RowMemory& memory) {
-  for (int step = 16; step > 0; step /= 2)
-    e = together(e, {__shfl_xor_sync(~0u, e.high, step), __shfl_xor_sync(~0u, e.sum, step),
-                     __shfl_xor_sync(~0u, e.total, step)});
+  constexpr int kWarps = kThreads / 32;
+  e = together<32>(e);
   if (threadIdx.x % 32 == 0) memory.of_warps[threadIdx.x / 32] = e;
   __syncthreads();
-  e = memory.of_warps[0];
-  for (int i = 1; i < kThreads / 32; ++i) e = together(e, memory.of_warps[i]);
-  return e;
+  return together<kWarps>(memory.of_warps[threadIdx.x % kWarps]);
 }
 
 // Vectors of N logits a thread at a time. The first kHeld vectors of a thread stay in registers between the two passes;
