@@ -146,6 +146,19 @@ TEST_P(decoder, greedy_tokens_are_the_likeliest_after_everything_before) {
   }
 }
 
+// An engine may sample by itself where nobody asks for logprobs, which are made from logits on the host.
+TEST_P(decoder, the_same_tokens_are_drawn_with_logprobs_and_without) {
+  const auto d = make();
+  for (const SamplingOptions& sampling : {SamplingOptions{.temperature = 1.5, .top_p = 0.95},
+                                          {.temperature = 0},
+                                          {.temperature = 3, .top_k = 9, .min_p = 0.05}}) {
+    DrawOptions o{.sampling = sampling, .seed = 21, .step = 4, .vocab = 30};
+    const std::vector<int32_t> found = alone(*d, ids_of(1, 11), o, 10);
+    o.logprobs = 0;
+    EXPECT_EQ(found, alone(*d, ids_of(1, 11), o, 10)) << "temperature " << sampling.temperature;
+  }
+}
+
 TEST_P(decoder, telling_a_token_that_waits_oneself_changes_nothing) {
   const auto d = make();
   const std::vector<int32_t> want = alone(*d, ids_of(1, 11), kHot, 9);

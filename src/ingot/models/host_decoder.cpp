@@ -96,8 +96,9 @@ Tensor HostDecoder::row(int slot) {
 // Tells the token that waits, if one does, and draws the next.
 int32_t HostDecoder::token_after(int slot, int32_t waiting, const DrawOptions& o, uint32_t step) {
   if (waiting >= 0) {
-    if (o.sampling.temperature == 0 && o.bias.empty() && o.allowed.empty() && o.logprobs < 0)
-      if (const int32_t token = likeliest_after(slot, waiting, o.vocab > 0 ? o.vocab : vocab()); token >= 0)
+    const int64_t drawable = o.vocab > 0 ? o.vocab : vocab();
+    if (o.bias.empty() && o.allowed.empty() && o.logprobs < 0)
+      if (const int32_t token = drawn_after(slot, waiting, drawable, o.sampling, o.seed, step); token >= 0)
         return token;
     tell(slot, {&waiting, 1}, Rows::last, {});
   }

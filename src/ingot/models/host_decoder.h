@@ -1,6 +1,6 @@
 #pragma once
 // A decoder that brings each token's logits to the host and draws there. An engine gives logits; this does the rest. An
-// engine that finds the likeliest token itself leaves them where they are while nothing but that is asked for.
+// engine that samples itself leaves them where they are while nothing else is asked for.
 #include "ingot/models/decoder.h"
 
 namespace ingot {
@@ -12,9 +12,13 @@ class HostDecoder : public Decoder {
  protected:
   // Appends 1 to batch() tokens and gives `take` logits of the last one or of all.
   virtual void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) = 0;
-  // Appends a token and gives the likeliest one after it, of ids below `vocab` and of equal ones the lowest. -1, with
-  // nothing appended: the engine cannot. Logits that are not numbers are Error{numeric}, as sample() has it.
-  virtual int32_t likeliest_after(int slot, int32_t token, int64_t vocab) { return -1; }
+  // Appends a token and draws the one after it from ids below `vocab`, as sample() would with this seed and step: where
+  // there is no bias, no `allowed` and no wish for logprobs. -1, with nothing appended: the engine cannot. Logits that
+  // are not numbers are Error{numeric}, as sample() has it.
+  virtual int32_t drawn_after(int slot, int32_t token, int64_t vocab, const SamplingOptions& o, uint64_t seed,
+                              uint32_t step) {
+    return -1;
+  }
 
  private:
   bool append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) final;

@@ -56,9 +56,10 @@ class GpuDecoder final : public HostDecoder {
       take(begin + int64_t(part.size() - wanted), Tensor(logits_.data(), {int64_t(wanted), vocab()}));
     }
   }
-  int32_t likeliest_after(int slot, int32_t token, int64_t vocab) override {
+  int32_t drawn_after(int slot, int32_t token, int64_t vocab, const SamplingOptions& o, uint64_t seed,
+                      uint32_t step) override {
     model_.extend({&token, 1}, 1, slot, uint32_t(vocab));
-    return model_.likeliest(slot);
+    return o.temperature == 0 ? model_.likeliest(slot) : model_.sample(vocab, o, seed, step, slot);
   }
 
   DeviceModel model_;

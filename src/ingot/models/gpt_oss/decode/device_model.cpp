@@ -301,6 +301,18 @@ int32_t DeviceModel::likeliest(int slot) {
        " before position ", s.position, ", expected numbers");
 }
 
+// A step that found no numbers says so in `flaw`, which a draw leaves alone.
+int32_t DeviceModel::sample(int64_t vocab, const SamplingOptions& options, uint64_t seed, uint32_t step, int slot) {
+  const Device device{Device::cuda, device_};
+  ingot::sample({.logits = Tensor(buffers(slot).logits, DType::f32, {1, vocab}, device),
+                 .tokens = Tensor(buffers(slot).state->tokens, DType::i32, {1}, device),
+                 .options = options,
+                 .seed = seed,
+                 .step = step},
+                *stream_);
+  return likeliest(slot);
+}
+
 void DeviceModel::logits(uint32_t rows, float* to, int slot) {
   const gpu::DeviceGuard guard(device_);
   synchronize();

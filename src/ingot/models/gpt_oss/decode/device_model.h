@@ -7,6 +7,7 @@
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/watch.h"
+#include "ingot/kernels/sampling/sampling.h"
 #include "ingot/models/gpt_oss/decode/decode.h"
 #include "ingot/models/gpt_oss/weights.h"
 
@@ -54,6 +55,9 @@ class DeviceModel {
   // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
   // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.
   int32_t likeliest(int slot = 0);
+  // Waits. Draws from the last step's first row of logits, of ids below `vocab`, on the GPU; it counts as what the step
+  // found, and errors are the same.
+  int32_t sample(int64_t vocab, const SamplingOptions& options, uint64_t seed, uint32_t step, int slot = 0);
   void logits(uint32_t rows, float* to, int slot = 0);  // (rows, V), host memory
   bool can_rewind(int64_t length, int slot = 0) const;
   void rewind(int64_t length, int slot = 0);
