@@ -10,6 +10,9 @@ namespace {
 const auto emulated = [](const Sample& s) { cuda::sample(s, {}); };
 
 TEST(SamplingEmulated, DrawsAreTheCpus) { sampling_cases::draws_are_the_cpus<testing::Buffer>(1, emulated); }
+TEST(SamplingEmulated, DrawsOfAFullVocabularyAreTheCpus) {
+  sampling_cases::draws_of_a_full_vocabulary_are_the_cpus<testing::Buffer>(1, emulated);
+}
 TEST(SamplingEmulated, RowsWithoutADistributionGiveMinusOne) {
   sampling_cases::rows_without_a_distribution_give_minus_one<testing::Buffer>(emulated);
 }

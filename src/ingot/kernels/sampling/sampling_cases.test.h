@@ -64,6 +64,22 @@ template <class B, class Call> void draws_are_the_cpus(int64_t rows, Call&& call
     }
 }
 
+// The vocabulary of GPT-OSS, several draws of each kind.
+template <class B, class Call> void draws_of_a_full_vocabulary_are_the_cpus(int64_t rows, Call&& call) {
+  constexpr int64_t V = 201088;
+  B logits(DType::f32, {rows, V}), tokens(DType::i32, {rows});
+  testing::fill_normal(testing::host_of(logits), 6, 3);
+  testing::send(logits);
+  for (const SamplingOptions& o : {SamplingOptions{}, {.top_p = 0.95}, {.temperature = 2, .top_k = 50}})
+    for (uint32_t step = 0; step < 2; ++step) {
+      testing::send(tokens);
+      call(Sample{.logits = logits, .tokens = tokens, .options = o, .seed = 3, .step = step});
+      testing::Buffer want(DType::i32, {rows});
+      sample({.logits = testing::host_of(logits), .tokens = want, .options = o, .seed = 3, .step = step}, {});
+      testing::expect_close(tokens, testing::values(want), 0, 0);
+    }
+}
+
 // What the CPU reports as an error is token -1 of that row, and of that row alone.
 template <class B, class Call> void rows_without_a_distribution_give_minus_one(Call&& call) {
   for (double temperature : {0., 1.}) {
