@@ -16,8 +16,13 @@
 
 namespace ingot::megakernel {
 
+// What the writer tells the readers of a piece.
+struct alignas(16) WeightNote {
+  uint32_t word[4];
+};
 struct WeightStreamMemory {
   uint64_t full[kMostSlots], empty[kMostSlots];
+  WeightNote note[kMostSlots];
 
   // By one thread, before a barrier of the block.
   __device__ __forceinline__ void begin(const WeightRing& ring) {
@@ -50,7 +55,7 @@ class WeightWriter {
   __device__ __forceinline__ WeightWriter(const WeightRing& ring, WeightStreamMemory& m, char* slots)
       : ring_(ring), m_(m), slots_(slots) {}
   // `bytes`: at most kSlotBytes, a multiple of 16.
-  __device__ __forceinline__ void put(const uint8_t* from, uint32_t bytes) {
+  __device__ __forceinline__ void put(const uint8_t* from, uint32_t bytes, const WeightNote& note) {
     wait_for_slot(&m_.empty[at_.slot], at_.phase ^ 1);
     if (under_way_ == ring_.ahead) {
       wait_for_slot(&m_.full[oldest_.slot], oldest_.phase);
@@ -58,6 +63,7 @@ class WeightWriter {
     } else {
       ++under_way_;
     }
+    m_.note[at_.slot] = note;
     ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
     ptx::bulk_load(slots_ + at_.slot * kSlotBytes, from, bytes, &m_.full[at_.slot]);
     at_.advance(ring_.slots);
@@ -71,38 +77,34 @@ class WeightWriter {
   uint32_t under_way_ = 0;
 };
 
-// A warp's view: team `team` of `teams` takes every teams-th piece.
+// A warp's view: team `team` of `teams` takes every teams-th piece, whatever it belongs to.
 class WeightReader {
  public:
   __device__ __forceinline__ WeightReader(const WeightRing& ring, WeightStreamMemory& m, const char* slots,
                                           uint32_t team, uint32_t teams)
-      : ring_(ring), m_(m), slots_(slots), turn_(team), teams_(teams) {}
-  // Whether the next piece is this team's; if not it is passed over.
-  __device__ __forceinline__ bool mine() {
-    if (turn_ == 0) return true;
-    --turn_;
-    at_.advance(ring_.slots);
-    return false;
+      : m_(m), slots_(slots), ring_slots_(ring.slots), teams_(teams), turn_(team) {
+    at_.slot = team;
   }
-  __device__ __forceinline__ const char* wait() const {
-    wait_for_slot(&m_.full[at_.slot], at_.phase);
-    return slots_ + at_.slot * kSlotBytes;
-  }
-  // By all lanes of the warp.
-  __device__ __forceinline__ void done() {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.empty[at_.slot]);
-    at_.advance(ring_.slots);
-    turn_ = teams_ - 1;
+  // Calls use(weights, note) with this team's pieces of the next `count`.
+  template <class Use> __device__ __forceinline__ void read(uint32_t count, Use&& use) {
+#pragma unroll 1
+    for (; turn_ < count; turn_ += teams_) {
+      wait_for_slot(&m_.full[at_.slot], at_.phase);
+      use(slots_ + at_.slot * kSlotBytes, m_.note[at_.slot]);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.empty[at_.slot]);
+      at_.slot += teams_;
+      if (at_.slot >= ring_slots_) at_.slot -= ring_slots_, at_.phase ^= 1;
+    }
+    turn_ -= count;
   }
 
  private:
-  const WeightRing ring_;
   WeightStreamMemory& m_;
   const char* const slots_;
+  const uint32_t ring_slots_, teams_;
   RingPlace at_;
-  uint32_t turn_;
-  const uint32_t teams_;
+  uint32_t turn_;  // pieces of others before the next of this team
 };
 
 }  // namespace ingot::megakernel

@@ -251,20 +251,28 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
 
 uint32_t handoffs_of(const Model& m) { return kHandoffsOfLayer * uint32_t(m.layers.size()); }
 
+namespace {
+// Calls use(...) with the megakernels of this format's source file.
+template <class Use> auto with_megakernel(WeightFormat f, Use&& use) {
+  if (f == WeightFormat::bf16) return use(Megakernel<WeightFormat::bf16>{});
+  if (f == WeightFormat::fp8) return use(Megakernel<WeightFormat::fp8>{});
+  return use(Megakernel<WeightFormat::mxfp4>{});
+}
+}  // namespace
+
 bool megakernel_takes(const Model& m) {
-  return padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
-         std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
-           return l.qkv.format == m.head.format && l.o.format == m.head.format &&
-                  l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
-         });
+  const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
+    return l.qkv.format == m.head.format && l.o.format == m.head.format &&
+           l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
+  });
+  return formats && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
+         with_megakernel(m.head.format, [&](auto kernels) { return kernels.fits(m); });
 }
 
 void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
   INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
-  INGOT_CHECK(megakernel_takes(m), "decode token: found heads of ", m.config.head_dim,
-              " numbers or matrices of several formats, expected at "
-              "most ",
-              kTokenHeadDim, ", attention's and the head's matrices of one format, the experts' of one");
+  INGOT_CHECK(megakernel_takes(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
+              " numbers, of several formats, or too wide for an SM's memory, expected one that megakernel_takes()");
   const Plan plan = plan_of(m, b, step);
   const Token token{.embedding = embedding_of(plan),
                     .head = head_of(plan),
@@ -277,11 +285,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
                     .k = plan.k,
                     .grid = {.counter = b.handoff, .watch = how.watch, .times = how.times, .missing = how.missing}};
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
-  if (m.head.format == WeightFormat::bf16)
-    return Megakernel<WeightFormat::bf16>::launch(token, layer, how.blocks, stream);
-  if (m.head.format == WeightFormat::fp8)
-    return Megakernel<WeightFormat::fp8>::launch(token, layer, how.blocks, stream);
-  Megakernel<WeightFormat::mxfp4>::launch(token, layer, how.blocks, stream);
+  with_megakernel(m.head.format, [&](auto kernels) { kernels.launch(token, layer, how.blocks, stream); });
 }
 
 std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t capacity) {

@@ -53,7 +53,8 @@ struct Persistent {
 };
 std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
 uint32_t handoffs_of(const Model& model);
-// Heads of up to 64 numbers, attention and head of one format, the experts' matrices of one.
+// Heads of up to 64 numbers, attention and head of one format, the experts' matrices of one, and room in an SM's memory
+// for a token's activations beside a ring of weights.
 bool megakernel_takes(const Model& model);
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
 // Who waited for what ("... for the output of layer 3: found 131, ..."); empty where no wait gave up.

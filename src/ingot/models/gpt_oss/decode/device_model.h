@@ -17,8 +17,8 @@ struct DeviceModelOptions {
   int64_t context = 0;  // of each slot; 0: the model's
   int64_t slots = 1;    // sequences, each with its own cache
   int device = 0;
-  bool megakernel = false;  // single tokens by the persistent kernel, where it takes the model's formats
-  double wait_limit = 2;    // seconds that a block of it waits for others
+  bool megakernel = true;  // single tokens by the persistent kernel, where it takes the model
+  double wait_limit = 2;   // seconds that a block of it waits for others
 };
 
 // Weights of the config's shapes without memory: what a synthetic model is made of.

@@ -64,6 +64,14 @@ inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
 
 template <WeightFormat F> constexpr uint32_t kMostOfPiece = megakernel::kSlotBytes / granules::Form<F>::kBytes;
 
+// What the readers of a piece need to know of it.
+__device__ __forceinline__ megakernel::WeightNote note_of(const Piece& p) {
+  return {p.entry, p.band, p.first, p.count};
+}
+__device__ __forceinline__ Piece piece_of(const megakernel::WeightNote& n) {
+  return {nullptr, n.word[0], n.word[1], n.word[2], n.word[3]};
+}
+
 template <WeightFormat D, WeightFormat E> class TokenProgram {
  public:
   __device__ __forceinline__ TokenProgram()
@@ -77,7 +85,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     for (uint32_t i = threadIdx.x; i < sizeof(m_.sums) / 4; i += blockDim.x) (&m_.sums[0][0][0])[i] = 0;
     if (threadIdx.x == 0) {
       m_.stream.begin(token.stream);
-      ptx::mbarrier_init(&m_.chosen, 1);
+      ptx::mbarrier_init(&m_.chosen, kTokenThreads);
       ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -182,7 +190,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     Pieces pieces(s, matrix(product, l).data);
     Piece p;
 #pragma unroll 1
-    while (pieces.next(s.range.end, p)) to.put(p.data, p.count * uint32_t(s.granule_bytes));
+    while (pieces.next(p)) to.put(p.data, p.count * uint32_t(s.granule_bytes), note_of(p));
   }
 
   // --- the warps that multiply
@@ -293,14 +301,15 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
   __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l,
                                            sampling::Best& top, megakernel::WeightReader& from) {
     const uint32_t of_sums = s.of_sums(), slot = threadIdx.x / 16, row = threadIdx.x % 16;
-    Pieces pieces(s, ending.w.data);
-    uint32_t band = s.first_sums(), until = s.range.begin;
+    uint32_t band = s.first_sums(), until = s.range.begin, piece = s.first_piece;
 #pragma unroll 1
     for (; until < s.range.end; band += kHeldBands) {
       until = min(s.range.end, (band + kHeldBands) * of_sums);
       const bool ends = slot < kHeldBands && (band + slot) * of_sums < until;
       const float bias = ends ? bias_of(ending, s, band + slot, row) : 0;
-      multiply_round<F>(s, pieces, until, band, from);
+      const uint32_t end_piece = until == s.range.end ? s.end_piece : s.piece_of_sums(band + kHeldBands);
+      multiply_round<F>(s, ending.w.data, end_piece - piece, band, from);
+      piece = end_piece;
       TokenTeam::sync();
       if (slot < kHeldBands) {
         float sum = 0;
@@ -316,25 +325,24 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     }
   }
   template <WeightFormat F>
-  __device__ __forceinline__ void multiply_round(const Section& s, Pieces& pieces, uint32_t until, uint32_t band,
+  __device__ __forceinline__ void multiply_round(const Section& s, const uint8_t* data, uint32_t pieces, uint32_t band,
                                                  megakernel::WeightReader& from) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = m_.token.stream.team_warps;
     const uint32_t stride = s.by_band ? s.column_stride : 0;
     const char* const column = stage() + lane % 4 * 16;
     float sum[1][4] = {}, other[1][4] = {};
-    Piece last{};
-    bool any = false;
+    uint32_t entry = 0, of_band = ~0u;  // what `sum` is of: a band of an entry; ~0: nothing yet
     // A band's rows g and g + 8 are in every lane of the four that share g.
     const auto leave = [&] {
       float scale[2] = {1, 1};
-      if (s.by_band) scale[0] = scale[1] = choice().weights[last.entry];
+      if (s.by_band) scale[0] = scale[1] = choice().weights[entry];
       if constexpr (F == WeightFormat::fp8) {
-        const uint8_t* const at = last.data - last.first * granules::Form<F>::kBytes;
+        const uint8_t* const matrix = s.expert == nullptr ? data : data + s.expert[entry] * s.matrix_bytes;
         float of_row[2];
-        granules::load_row_scales(at, s.granules, of_row);
+        granules::load_row_scales(matrix + of_band * s.band_bytes, s.granules, of_row);
         scale[0] *= of_row[0], scale[1] *= of_row[1];
       }
-      float(&to)[16] = m_.sums[last.band + (s.by_band || s.entries == 1 ? 0 : last.entry * s.bands) - band][warp];
+      float(&to)[16] = m_.sums[of_band + (s.by_band ? 0 : entry * s.bands) - band][warp];
       if (lane % 4 == 0) {
         to[lane / 4] += scale[0] * (sum[0][0] + other[0][0]);
         to[lane / 4 + 8] += scale[1] * (sum[0][2] + other[0][2]);
@@ -342,16 +350,13 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[0][c] = other[0][c] = 0;
     };
-    Piece p;
-#pragma unroll 1
-    while (pieces.next(until, p)) {
-      if (!from.mine()) continue;
-      if (any && (p.band != last.band || p.entry != last.entry)) leave();
-      any = true;
-      last = p;
-      const char* const granule = from.wait();
+    const uint32_t first = warp % team;
+    from.read(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
+      const Piece p = piece_of(note);
+      if (of_band != ~0u && (p.band != of_band || p.entry != entry)) leave();
+      entry = p.entry, of_band = p.band;
       const char* const mine[1] = {column + p.entry * stride + p.first * granules::kColumnBytes};
-      uint32_t g = warp % team;
+      uint32_t g = first;
       for (; g + team < p.count; g += 2 * team) {  // two at once: each alone is a chain that leaves the SM waiting
         granules::Stored<F> w[2];
         load_staged(w[0], granule + g * granules::Form<F>::kBytes, lane);
@@ -364,9 +369,8 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
         load_staged(w, granule + g * granules::Form<F>::kBytes, lane);
         granules::multiply<F, 1>(w, mine, g * granules::kColumnBytes, sum);
       }
-      from.done();
-    }
-    if (any) leave();
+    });
+    if (of_band != ~0u) leave();
   }
   template <WeightFormat F>
   __device__ __forceinline__ static void load_staged(granules::Stored<F>& s, const char* granule, uint32_t lane) {
@@ -436,7 +440,8 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     TokenTeam::sync();
     if (threadIdx.x < 32) routing::choose(m.logits, p.w.rows, p.k, m.chosen, m.weights);
     TokenTeam::sync();
-    if (threadIdx.x == 0) ptx::mbarrier_arrive(&m_.chosen);
+    ptx::mbarrier_arrive(
+        &m_.chosen);  // by all: what each wrote, the next layer's stages too, is the copying thread's to read
     if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, 1, p.w.rows, p.k, m.first, p.lists);
   }
 
@@ -541,13 +546,19 @@ inline Shares shares_of(const Token& t, const LayerStages& l, uint32_t blocks) {
   return s;
 }
 
+constexpr int64_t kMostShared = 226 * 1024;  // what a block can have, less what is declared beside it
+
+template <WeightFormat D> bool Megakernel<D>::fits(const Model& m) {
+  Token token{.experts = uint32_t(m.config.experts), .k = uint32_t(m.config.experts_per_token)};
+  LayerStages layer{};
+  layer.qkv.w = m.layers[0].qkv, layer.output.w = m.layers[0].o, layer.down.w = m.layers[0].down;
+  place(token, layer, kMostShared);
+  return token.stream.ahead > 0;
+}
+
 template <WeightFormat D, WeightFormat E>
 void launch_token(Token token, const LayerStages& layer, int64_t blocks, Stream stream) {
-  constexpr int64_t kMostShared = 226 * 1024;  // what a block can have, less what is declared beside it
   place(token, layer, kMostShared);
-  INGOT_CHECK(token.stream.ahead > 0, "decode token: found room for ", token.stream.slots,
-              " pieces of weights in an SM's memory beside a token's activations, expected ",
-              kTokenWarps / token.stream.team_warps + 1);
   const auto kernel = token_kernel<D, E>;
   gpu::Launch at{.block = kTokenThreads + 32,
                  .smem = token.bytes,

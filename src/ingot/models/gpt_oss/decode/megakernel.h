@@ -47,6 +47,8 @@ constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too 
 constexpr uint32_t kHandoffsOfLayer = 6;
 
 template <WeightFormat Dense> struct Megakernel {
+  // Whether a block's memory has room for a token's activations and a ring of weights.
+  static bool fits(const Model& m);
   // `layer`: any of the layers, for its sizes and formats.
   static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
 };

@@ -39,6 +39,8 @@ struct Section {
   GranuleRange range;
   uint32_t first_entry, first_band;  // where the range begins
   uint32_t first, until;             // its first granule in its band; where the piece it is in ends
+  uint32_t of_band;                  // pieces of a band
+  uint32_t first_piece, end_piece;   // the range's, numbered over all
 
   INGOT_HD void begin() {
     const uint32_t v = range.begin / granules;
@@ -46,7 +48,13 @@ struct Section {
     until = (first / piece + 1) * piece;
     first_entry = by_band ? v % entries : v / bands;
     first_band = by_band ? v / entries : v % bands;
+    of_band = (granules + piece - 1) / piece;
+    first_piece = v * of_band + first / piece;
+    end_piece = range.end / granules * of_band + (range.end % granules + piece - 1) / piece;
+    if (range.begin == range.end) end_piece = first_piece;
   }
+  // The number of the first piece of sums `band`.
+  INGOT_HD uint32_t piece_of_sums(uint32_t band) const { return (by_band ? band * entries : band) * of_band; }
   // The first of the bands whose sums the range takes part in, counted over all entries where each has its own.
   INGOT_HD uint32_t first_sums() const { return by_band ? first_band : first_entry * bands + first_band; }
   // Granules that share 16 sums.
@@ -72,9 +80,8 @@ class Pieces {
         until_(s.until),
         entry_(s.first_entry),
         band_(s.first_band) {}
-  // The next piece of those that begin before granule `end` of all.
-  INGOT_HD bool next(uint32_t end, Piece& p) {
-    if (at_ >= end) return false;
+  INGOT_HD bool next(Piece& p) {
+    if (at_ >= s_.range.end) return false;
     const uint32_t stop = until_ < s_.granules ? until_ : s_.granules, left = s_.range.end - at_,
                    count = stop - first_ < left ? stop - first_ : left;
     const uint8_t* const matrix = s_.expert == nullptr ? data_ : data_ + s_.expert[entry_] * s_.matrix_bytes;
