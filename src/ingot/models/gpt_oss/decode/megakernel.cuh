@@ -96,6 +96,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
       compute(top);
     else if (threadIdx.x == kTokenThreads)
       copy_weights();
+    __syncwarp();  // the block's barrier wants a warp's threads at once
     __syncthreads();
     if (m_.token.head_rows == 0) {
       if (blockIdx.x == 0 && threadIdx.x == 0 && handoffs_.all_came()) m_.token.head.state->position += 1;
