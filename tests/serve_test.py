@@ -28,6 +28,42 @@ try:
 except ImportError:
     openai = None
 
+# A schema with everything in it that is read, and functions to call.
+SCHEMA = {
+    "type": "object", "additionalProperties": False, "required": ["zeta", "kind", "list", "deep"],
+    "properties": {
+        "zeta": {"type": "string", "maxLength": 8}, "kind": {"enum": ["a", "b", None, 7]},
+        "list": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+        "often": {"type": ["boolean", "null"]}, "deep": {"$ref": "#/$defs/deep"}},
+    "$defs": {"deep": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"deep": {"$ref": "#/$defs/deep"}}, "required": ["deep"], "additionalProperties": False}]}}}
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 5}, "days": {"type": "integer"}}, "required": ["city"], "additionalProperties": False}
+TOOLS = [dict(type="function", function=dict(name="weather", parameters=CITY)), dict(type="function", function=dict(name="now"))]
+
+
+def valid(schema, value, root=None):
+    """What JSON Schema says of the keywords above."""
+    root = root or schema
+    if "$ref" in schema:
+        at = root
+        for key in schema["$ref"].split("/")[1:]:
+            at = at[key]
+        return valid(at, value, root)
+    if "anyOf" in schema:
+        return any(valid(s, value, root) for s in schema["anyOf"])
+    if "enum" in schema:
+        return any(value == v and type(value) is type(v) for v in schema["enum"])
+    types = dict(object=dict, array=list, string=str, integer=int, boolean=bool, null=type(None))
+    wanted = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if type(value) not in [types[t] for t in wanted]:
+        return False
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        return set(schema.get("required", [])) <= set(value) <= set(known) and all(valid(known[k], v, root) for k, v in value.items())
+    if isinstance(value, list):
+        return schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", 1 << 30) and all(valid(schema["items"], v, root) for v in value)
+    return not isinstance(value, str) or len(value) <= schema.get("maxLength", 1 << 30)
+
+
 ENDLESS = {"1": -100, "2": -100, "5": -100, "8": -100}  # neither the end of an answer nor another turn is drawn
 GREEDY = dict(temperature=0)
 
@@ -252,6 +288,97 @@ class Client(WithServer):
         with self.assertRaises(openai.BadRequestError) as e:
             self.client.responses.create(model="tiny", input="Hi", previous_response_id="resp_1")
         self.assertEqual(e.exception.param, "previous_response_id")
+
+    # A random model says what its masks let through: a document that is cut off by the limit alone may be incomplete.
+    def documents(self, n=12, **more):
+        whole = 0
+        for seed in range(n):
+            choice = self.chat(seed=seed, max_completion_tokens=600, logit_bias=self.CLOSING, **more).choices[0]
+            if choice.finish_reason == "length":
+                continue
+            whole += 1
+            yield choice
+        self.assertGreater(whole, n // 3)
+
+    CLOSING = {str(9 + b - 33): 8 for b in b'"}]'} | {str(9 + b - 33): -8 for b in b"[{"} | {"2": 8, "5": 8, "8": 8}  # so that it comes to an end
+
+    def test_json_mode_gives_an_object(self):
+        for choice in self.documents(response_format=dict(type="json_object")):
+            self.assertIsInstance(json.loads(choice.message.content), dict)
+            self.assertEqual(choice.finish_reason, "stop")
+
+    def test_a_schema_s_answer_is_valid_under_it_and_keeps_its_order(self):
+        wanted = dict(type="json_schema", json_schema=dict(name="thing", strict=True, schema=SCHEMA))
+        for choice in self.documents(response_format=wanted):
+            value = json.loads(choice.message.content)
+            self.assertTrue(valid(SCHEMA, value), value)
+            self.assertEqual(list(value), [k for k in SCHEMA["properties"] if k in value])
+
+    def test_a_schema_s_stream_and_its_response_are_the_same(self):
+        wanted = dict(type="json_schema", json_schema=dict(name="thing", strict=True, schema=SCHEMA))
+        for seed in range(4):
+            options = dict(seed=seed, max_completion_tokens=600, logit_bias=self.CLOSING)
+            whole = self.chat(response_format=wanted, **options).choices[0].message.content
+            stream = self.chat(response_format=wanted, stream=True, **options)
+            self.assertEqual("".join(c.delta.content or "" for chunk in stream for c in chunk.choices), whole or "")
+            text = dict(format=dict(type="json_schema", name="thing", strict=True, schema=SCHEMA))
+            response = self.client.responses.create(model="tiny", input="Hi \u65e5", max_output_tokens=600, text=text,
+                                                    extra_body=dict(seed=seed, logit_bias=self.CLOSING))
+            self.assertEqual(response.output_text, whole or "")
+
+    def test_a_call_can_be_forced_and_its_arguments_are_valid(self):
+        names = set()
+        for choice in self.documents(tools=TOOLS, tool_choice="required"):
+            call = choice.message.tool_calls[0].function
+            names.add(call.name)
+            self.assertTrue(valid(CITY if call.name == "weather" else dict(type="object"), json.loads(call.arguments)), call)
+            self.assertEqual((choice.finish_reason, choice.message.content), ("tool_calls", None))
+        self.assertLessEqual(names, {"weather", "now"})
+        for choice in self.documents(4, tools=TOOLS, tool_choice=dict(type="function", function=dict(name="weather"))):
+            self.assertEqual(choice.message.tool_calls[0].function.name, "weather")
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.chat(tools=TOOLS, tool_choice=dict(type="function", function=dict(name="none")))
+        self.assertEqual(e.exception.param, "tool_choice")
+
+    def test_schemas_that_are_not_read_are_refused_by_name(self):
+        for schema, param in ((dict(type="string", pattern="a"), "response_format.json_schema.schema.pattern"),
+                              (dict(type="object", properties=dict(a=dict(oneOf=[]))), "response_format.json_schema.schema.properties.a.oneOf"),
+                              (7, "response_format.json_schema.schema")):
+            with self.assertRaises(openai.BadRequestError) as e:
+                self.chat(response_format=dict(type="json_schema", json_schema=dict(name="a", schema=schema)))
+            self.assertEqual(e.exception.param, param)
+        for format in (dict(type="xml"), dict(), dict(type="json_schema"), dict(type="json_schema", json_schema=dict(name="a b", schema={}))):
+            with self.assertRaises(openai.BadRequestError) as e:
+                self.chat(response_format=format)
+            self.assertTrue(e.exception.param.startswith("response_format"))
+
+    def test_penalties_keep_tokens_from_coming_again(self):
+        force = {"100": 1, "101": 1} | {str(i): -100 for i in range(100)} | {str(i): -100 for i in range(102, 340)}
+        def ids(**more):
+            return self.complete(logit_bias=force, max_tokens=12, logprobs=0, **GREEDY, **more).choices[0].logprobs.tokens
+        plain, punished = ids(), ids(frequency_penalty=2)
+        self.assertLess(abs(punished.count(punished[0]) - 6), 5)
+        self.assertEqual(len(set(punished)), 2, punished)  # each time makes one less likely, so the other has its turn
+        self.assertEqual(len(set(ids(presence_penalty=2, frequency_penalty=0))), 2)
+        self.assertEqual(len(plain), 12)
+        with self.assertRaises(openai.BadRequestError) as e:
+            self.complete(frequency_penalty=2.5)
+        self.assertEqual(e.exception.param, "frequency_penalty")
+
+    def test_a_chat_s_logprobs_are_of_its_text(self):
+        options = dict(seed=1, logprobs=True, top_logprobs=3, max_completion_tokens=600, logit_bias=self.CLOSING,
+                       response_format=dict(type="json_schema", json_schema=dict(name="a", schema=dict(enum=["yes", "no"]))))
+        choice = self.chat(**options).choices[0]
+        content = choice.logprobs.content
+        self.assertEqual(b"".join(bytes(t.bytes) for t in content).decode(), choice.message.content)
+        for token in content:
+            self.assertLessEqual(token.logprob, 0)
+            self.assertEqual(len(token.top_logprobs), 3)
+            self.assertEqual(sorted((t.logprob for t in token.top_logprobs), reverse=True), [t.logprob for t in token.top_logprobs])
+            self.assertLessEqual(token.logprob, token.top_logprobs[0].logprob)
+            self.assertEqual(bytes(token.bytes).decode(errors="replace"), token.token)
+        streamed = [t for chunk in self.chat(stream=True, **options) for c in chunk.choices if c.logprobs for t in c.logprobs.content]
+        self.assertEqual([(t.bytes, t.logprob) for t in streamed], [(t.bytes, t.logprob) for t in content])
 
     def test_errors_name_the_field(self):
         for field, more in (("n", dict(n=9)), ("temperature", dict(temperature=3)), ("max_tokens", dict(max_tokens=0)), ("stop", dict(stop=["a"] * 5)),

@@ -202,39 +202,111 @@ ApiMessage message_of(const Json& json, const std::string& path) {
   return m;
 }
 
-// Name, description and parameters; all of the object's fields are read.
-HarmonyFunction function_of(Object& function) {
+// The body once more with its keys in their order, which a schema's properties keep; read only where one is looked up.
+class Source {
+ public:
+  explicit Source(std::string_view text) : text_(text) {}
+  std::string at(const std::vector<std::string>& keys) const {
+    if (!body_) body_ = OrderedJson::parse(text_);  // it has been read strictly before
+    const OrderedJson* value = &*body_;
+    for (const std::string& key : keys) value = value->is_array() ? &(*value)[std::stoul(key)] : &(*value)[key];
+    return write_json(*value);
+  }
+
+ private:
+  const std::string_view text_;
+  mutable std::optional<OrderedJson> body_;
+};
+
+// Name, description and parameters; all of the object's fields are read. `at`: the keys that lead to it.
+void read_function(Object& function, const Source& source, std::vector<std::string> at, ApiRequest& r) {
   HarmonyFunction f{.name = function.require_text("name"), .description = function.text("description")};
   check_name(f.name, function.path("name"));
   if (const Json* parameters = function.find("parameters")) {
     if (!parameters->is_object()) refuse_value(function.path("parameters"), *parameters, "a JSON schema");
-    f.parameters = write_json(*parameters);
+    at.push_back("parameters");
+    f.parameters = source.at(at);
   }
-  if (function.flag("strict"))
-    throw ApiError(400, function.path("strict") + ": it is not supported, expected false", function.path("strict"),
-                   "unsupported_parameter");
+  if (function.flag("strict")) r.strict.push_back(f.name);
   function.finish();
-  return f;
+  r.tools.push_back(std::move(f));
 }
 
-HarmonyFunction tool_of(const Json& json, const std::string& path) {
-  Object tool(json, path);
+void read_tool(const Json& json, size_t i, const Source& source, ApiRequest& r) {
+  Object tool(json, element("tools", i));
   if (const std::string type = tool.require_text("type"); type != "function")
     refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected function");
   Object function(tool.require("function"), tool.path("function"));
-  HarmonyFunction f = function_of(function);
+  read_function(function, source, {"tools", std::to_string(i), "function"}, r);
   tool.finish();
-  return f;
 }
 
+// none, auto, required, or one function by its name.
 void read_tool_choice(Object& body, ApiRequest& r) {
   const Json* choice = body.find("tool_choice");
   if (choice == nullptr || *choice == "auto") return;
-  if (*choice != "none") refuse_value("tool_choice", *choice, "auto or none: a call cannot be forced");
-  r.tools.clear();
+  if (*choice == "none") {
+    r.tools.clear();
+    r.strict.clear();
+    return;
+  }
+  if (*choice == "required") {
+    r.forced = kAnyFunction;
+  } else {
+    if (!choice->is_object()) refuse_value("tool_choice", *choice, "auto, none, required or a function");
+    Object object(*choice, "tool_choice");
+    if (const std::string type = object.require_text("type"); type != "function")
+      refuse("tool_choice.type", "found '", type.substr(0, 40), "', expected function");
+    if (r.responses) {
+      r.forced = object.require_text("name");
+    } else {
+      Object function(object.require("function"), "tool_choice.function");
+      r.forced = function.require_text("name");
+      function.finish();
+    }
+    object.finish();
+    if (std::none_of(r.tools.begin(), r.tools.end(), [&](const HarmonyFunction& f) { return f.name == r.forced; }))
+      refuse("tool_choice", "found '", r.forced.substr(0, 80), "', expected a function in tools");
+  }
+  if (r.tools.empty()) refuse("tool_choice", "found it without tools, expected at least one function");
 }
 
-void read_chat(Object& body, ApiRequest& r, const ApiLimits& limits) {
+// text, json_object or json_schema; `schema` holds the fields of the latter.
+void read_format(Object& format, Object* schema, const Source& source, std::vector<std::string> at, ApiRequest& r) {
+  if (schema == nullptr) {
+    format.require("type");
+    const std::string kind = format.choice("type", {"text", "json_object"});
+    r.format.kind = kind == "text" ? ApiFormat::Kind::text : ApiFormat::Kind::object;
+    return;
+  }
+  r.format.kind = ApiFormat::Kind::schema;
+  r.format.name = schema->require_text("name");
+  check_name(r.format.name, schema->path("name"));
+  r.format.description = schema->text("description");
+  schema->flag("strict");  // an answer is held to its schema either way
+  schema->require("schema");
+  at.push_back("schema");
+  r.format.schema = source.at(at);
+  r.format.path = schema->path("schema");
+  schema->finish();
+}
+bool is_schema_format(const Json& format) {
+  return format.is_object() && format.contains("type") && format["type"] == "json_schema";
+}
+void read_response_format(Object& body, const Source& source, ApiRequest& r) {
+  const Json* json = body.find("response_format");
+  if (json == nullptr) return;
+  Object format(*json, "response_format");
+  std::optional<Object> schema;
+  if (is_schema_format(*json)) {
+    format.find("type");
+    schema.emplace(format.require("json_schema"), "response_format.json_schema");
+  }
+  read_format(format, schema ? &*schema : nullptr, source, {"response_format", "json_schema"}, r);
+  format.finish();
+}
+
+void read_chat(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
   const Json& messages = body.require("messages");
   if (!messages.is_array() || messages.empty()) refuse_value("messages", messages, "a list of at least one message");
   if (int64_t(messages.size()) > limits.messages)
@@ -243,16 +315,10 @@ void read_chat(Object& body, ApiRequest& r, const ApiLimits& limits) {
   if (const Json* tools = body.find("tools")) {
     if (!tools->is_array() || int64_t(tools->size()) > limits.tools)
       refuse_value("tools", *tools, detail::concat("a list of at most ", limits.tools, " functions"));
-    for (size_t i = 0; i < tools->size(); ++i) r.tools.push_back(tool_of((*tools)[i], element("tools", i)));
+    for (size_t i = 0; i < tools->size(); ++i) read_tool((*tools)[i], i, source, r);
   }
   read_tool_choice(body, r);
-  if (const Json* format = body.find("response_format")) {
-    Object object(*format, "response_format");
-    if (const std::string type = object.require_text("type"); type != "text")
-      throw ApiError(400, "response_format.type: found '" + type.substr(0, 40) + "', expected text",
-                     "response_format.type", "unsupported_parameter");
-    object.finish();
-  }
+  read_response_format(body, source, r);
   r.reasoning = body.choice("reasoning_effort", {"", "low", "medium", "high"});
   if (body.flag("logprobs")) r.logprobs = 0;
   if (const auto top = body.integer("top_logprobs", 0, limits.logprobs)) {
@@ -332,8 +398,8 @@ void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
     object.ignore({"include_obfuscation"});
     object.finish();
   }
-  body.unsupported("frequency_penalty", 0);
-  body.unsupported("presence_penalty", 0);
+  r.frequency_penalty = body.number("frequency_penalty", -2, 2).value_or(0);
+  r.presence_penalty = body.number("presence_penalty", -2, 2).value_or(0);
   body.ignore({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"});
 }
 
@@ -401,7 +467,7 @@ void read_input(Object& body, ApiRequest& r, const ApiLimits& limits) {
   for (size_t i = 0; i < input.size(); ++i) r.messages.push_back(item_of(input[i], element("input", i)));
 }
 
-void read_responses(Object& body, ApiRequest& r, const ApiLimits& limits) {
+void read_responses(Object& body, const Source& source, ApiRequest& r, const ApiLimits& limits) {
   read_input(body, r, limits);
   if (r.n != 1) refuse("n", "found ", r.n, ", expected 1");
   if (const auto tokens = body.integer("max_output_tokens", 1, INT32_MAX)) r.tokens = *tokens;
@@ -413,7 +479,13 @@ void read_responses(Object& body, ApiRequest& r, const ApiLimits& limits) {
   }
   if (const Json* text = body.find("text")) {
     Object object(*text, "text");
-    object.unsupported("format", Json{{"type", "text"}});
+    if (const Json* json = object.find("format")) {
+      Object format(*json, "text.format");
+      const bool schema = is_schema_format(*json);
+      if (schema) format.find("type");
+      read_format(format, schema ? &format : nullptr, source, {"text", "format"}, r);
+      format.finish();
+    }
     object.ignore({"verbosity"});
     object.finish();
   }
@@ -425,7 +497,7 @@ void read_responses(Object& body, ApiRequest& r, const ApiLimits& limits) {
       Object tool((*tools)[i], element("tools", i));
       if (const std::string type = tool.require_text("type"); type != "function")
         refuse(tool.path("type"), "found '", type.substr(0, 40), "', expected function");
-      r.tools.push_back(function_of(tool));
+      read_function(tool, source, {"tools", std::to_string(i)}, r);
     }
   }
   read_tool_choice(body, r);
@@ -443,7 +515,7 @@ ApiRequest parse_responses_request(std::string_view text, const ApiLimits& limit
   ApiRequest r{.chat = true, .responses = true};
   Object body(json, "");
   read_common(body, r, limits);
-  read_responses(body, r, limits);
+  read_responses(body, Source(text), r, limits);
   body.finish();
   return r;
 }
@@ -454,7 +526,7 @@ ApiRequest parse_api_request(std::string_view text, bool chat, const ApiLimits& 
   Object body(json, "");
   read_common(body, r, limits);
   if (chat)
-    read_chat(body, r, limits);
+    read_chat(body, Source(text), r, limits);
   else
     read_completion(body, r, limits);
   body.finish();
@@ -480,6 +552,12 @@ void append_assistant(const ApiMessage& m, std::vector<HarmonyMessage>& to) {
                   .content = c.arguments});
 }
 
+// How a model of Harmony is told of the form its answer must have.
+std::string format_text(const ApiFormat& f) {
+  return "# Response Formats\n\n## " + f.name + "\n\n" + (f.description.empty() ? "" : "// " + f.description + "\n") +
+         f.schema;
+}
+
 std::string called_function(const ApiRequest& r, size_t answer) {
   for (size_t i = answer; i-- > 0;)
     for (const ApiCall& c : r.messages[i].calls)
@@ -502,8 +580,9 @@ std::vector<HarmonyMessage> conversation_of(const ApiRequest& r, const std::stri
   const auto is_instruction = [](const ApiMessage& m) { return m.role == "system" || m.role == "developer"; };
   for (; i < r.messages.size() && is_instruction(r.messages[i]); ++i)
     instructions += (instructions.empty() ? "" : "\n\n") + r.messages[i].content;
-  if (!instructions.empty() || !r.tools.empty())
-    out.push_back({.role = HarmonyRole::developer, .content = harmony_developer_text(instructions, r.tools)});
+  std::string developer = harmony_developer_text(instructions, r.tools);
+  if (r.format.kind == ApiFormat::Kind::schema) developer += (developer.empty() ? "" : "\n\n") + format_text(r.format);
+  if (!developer.empty()) out.push_back({.role = HarmonyRole::developer, .content = developer});
   for (; i < r.messages.size(); ++i) {
     const ApiMessage& m = r.messages[i];
     if (is_instruction(m)) {

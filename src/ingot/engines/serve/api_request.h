@@ -34,6 +34,15 @@ struct ApiPrompt {
   std::vector<int32_t> ids;  // in the text's place
 };
 
+// What the text of an answer must be.
+struct ApiFormat {
+  enum class Kind { text, object, schema };
+  Kind kind = Kind::text;
+  std::string name, description, schema;  // JSON text
+  std::string path;                       // the field that holds the schema
+};
+inline constexpr const char* kAnyFunction = "*";
+
 struct ApiRequest {
   bool chat = false;
   bool responses = false;            // a chat in the form of /v1/responses
@@ -41,6 +50,9 @@ struct ApiRequest {
   std::vector<ApiPrompt> prompts;    // of a completion
   std::vector<ApiMessage> messages;  // of a chat
   std::vector<HarmonyFunction> tools;
+  std::vector<std::string> strict;  // names of those whose arguments must be valid under their schema
+  std::string forced;               // the function that must be called, kAnyFunction, or empty
+  ApiFormat format;
   std::string reasoning;  // low, medium, high, or empty: the server's choice
   int64_t n = 1;
   int64_t tokens = -1;  // most new ones; -1: as many as fit, of a completion 16
@@ -48,6 +60,7 @@ struct ApiRequest {
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;
   std::vector<LogitBias> bias;
+  double frequency_penalty = 0, presence_penalty = 0;
   int64_t logprobs = -1;  // DrawOptions
   bool stream = false, stream_usage = false;
 };

@@ -121,7 +121,8 @@ TEST(api_request, bad_bodies_are_refused_by_the_field_s_name) {
            {completion_with(R"("stream_options": {})"), "stream_options||stream_options: found it without stream"},
            {completion_with(R"("echo": true)"), "echo|unsupported_parameter|echo: it is not supported"},
            {completion_with(R"("best_of": 2)"), "best_of|unsupported_parameter|"},
-           {completion_with(R"("frequency_penalty": 0.5)"), "frequency_penalty|unsupported_parameter|"},
+           {completion_with(R"("frequency_penalty": 2.5)"), "frequency_penalty||"},
+           {completion_with(R"("presence_penalty": "1")"), "presence_penalty||"},
            {completion_with(R"("max_token": 5)"),
             "max_token|unknown_parameter|max_token: an unknown field (did you mean max_tokens?)"},
            {completion_with(R"("messages": [])"), "messages|unknown_parameter|"},
@@ -155,13 +156,21 @@ TEST(api_request, bad_chats_are_refused_by_the_field_s_name) {
            {chat_with(R"("reasoning_effort": "huge")"),
             "reasoning_effort||reasoning_effort: found string \"huge\", expected one of low, medium, high"},
            {chat_with(R"("tool_choice": "required")"), "tool_choice||"},
-           {chat_with(R"("response_format": {"type": "json_object"})"), "response_format.type|unsupported_parameter|"},
+           {chat_with(R"("tool_choice": {"type": "function", "function": {"name": "f"}})"), "tool_choice||"},
+           {chat_with(R"("tool_choice": "any")"), "tool_choice||"},
+           {chat_with(R"("response_format": {"type": "xml"})"), "response_format.type||"},
+           {chat_with(R"("response_format": {})"), "response_format.type||"},
+           {chat_with(R"("response_format": {"type": "json_schema"})"), "response_format.json_schema||"},
+           {chat_with(R"("response_format": {"type": "json_schema", "json_schema": {"name": "a"}})"),
+            "response_format.json_schema.schema||"},
+           {chat_with(R"("response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}})"),
+            "response_format.json_schema.name||"},
            {chat_with(R"("modalities": ["audio"])"), "modalities|unsupported_parameter|"},
            {tool(R"({"name": "a b"})"),
             "tools[0].function.name||tools[0].function.name: found 'a b', expected 1 to 64"},
            {tool(R"({"name": "<|end|>"})"), "tools[0].function.name||"},
            {tool(R"({"name": "a", "parameters": 1})"), "tools[0].function.parameters||"},
-           {tool(R"({"name": "a", "strict": true})"), "tools[0].function.strict|unsupported_parameter|"},
+           {tool(R"({"name": "a", "strict": 1})"), "tools[0].function.strict||"},
            {chat_with(R"("tools": [{"type": "browser"}])"), "tools[0].type||"},
        })
     expect_refusal(body, true, expected);
@@ -244,7 +253,8 @@ TEST(api_request, bad_items_are_refused_by_the_field_s_name) {
             "input[0].name"},
            {R"({"input": [{"role": "user", "content": [{"type": "input_image"}]}]})", "input[0].content[0].type"},
            {R"({"input": "a", "previous_response_id": "r"})", "previous_response_id"},
-           {R"({"input": "a", "text": {"format": {"type": "json_object"}}})", "text.format"},
+           {R"({"input": "a", "text": {"format": {"type": "xml"}}})", "text.format.type"},
+           {R"({"input": "a", "text": {"format": {"type": "json_schema", "name": "a"}}})", "text.format.schema"},
            {R"({"input": "a", "n": 2})", "n"},
            {R"({"input": "a", "messages": []})", "messages"}}) {
     try {
@@ -252,6 +262,31 @@ TEST(api_request, bad_items_are_refused_by_the_field_s_name) {
       ADD_FAILURE() << body;
     } catch (const ApiError& e) { EXPECT_EQ(e.param, param) << body; }
   }
+}
+
+TEST(api_request, a_schema_keeps_the_order_of_its_properties_and_the_model_is_told_of_it) {
+  const std::string schema = R"({"type":"object","properties":{"z":{"type":"null"},"a":{"type":"null"}}})";
+  const ApiRequest chat = parse_api_request(
+      chat_with(
+          R"("response_format": {"type": "json_schema", "json_schema": {"name": "thing", "description": "A thing", "schema": )" +
+          schema + "}}"),
+      true);
+  EXPECT_EQ(chat.format.schema, schema);
+  EXPECT_EQ(chat.format.path, "response_format.json_schema.schema");
+  const auto conversation = conversation_of(chat, "low", "");
+  ASSERT_EQ(conversation.size(), 3u);
+  EXPECT_EQ(conversation[1].content, "# Response Formats\n\n## thing\n\n// A thing\n" + schema);
+  const ApiRequest response = parse_responses_request(
+      R"({"input": "a", "text": {"format": {"type": "json_schema", "name": "thing", "strict": true, "schema": )" +
+      schema + "}}}");
+  EXPECT_EQ(response.format.schema, schema);
+  EXPECT_EQ(response.format.path, "text.format.schema");
+  const ApiRequest tools = parse_responses_request(
+      R"({"input": "a", "tool_choice": {"type": "function", "name": "f"}, "tools": [{"type": "function", "name": "f", "strict": true, "parameters": )" +
+      schema + "}]}");
+  EXPECT_EQ(tools.tools[0].parameters, schema);
+  EXPECT_EQ(tools.forced, "f");
+  EXPECT_EQ(tools.strict, std::vector<std::string>{"f"});
 }
 
 TEST(api_request, a_result_without_its_call_is_refused) {

@@ -1,6 +1,7 @@
 #include "ingot/engines/serve/scheduler.h"
 
 #include <algorithm>
+#include <map>
 
 namespace ingot {
 namespace {
@@ -24,6 +25,9 @@ class Scheduler::Job {
   int slot = -1;    // index into slots_, or none yet
   size_t told = 0;  // tokens of the prompt that the slot holds
   ServeOutcome outcome;
+  std::map<int32_t, int64_t> drawn;  // how often, where penalties ask
+  std::vector<LogitBias> bias;       // of the next draw
+  std::shared_ptr<const std::vector<uint32_t>> allowed;
   bool telling() const { return told < request.prompt.size(); }
 };
 
@@ -71,6 +75,8 @@ void Scheduler::check(const ServeRequest& r) const {
     fail(ErrorCode::usage, "found ", r.logprobs, " logprobs, expected at most ", drawable, ", the vocabulary");
   for (const LogitBias& b : r.bias)
     if (b.id < 0 || b.id >= vocab) fail(ErrorCode::usage, "found id ", b.id, " with a bias, expected 0 to ", vocab - 1);
+  for (const double penalty : {r.frequency_penalty, r.presence_penalty})
+    INGOT_CHECK(penalty >= -2 && penalty <= 2, "serve: found a penalty of ", penalty, ", expected -2 to 2");
   INGOT_CHECK(r.on_token && r.on_end, "serve: found a request without on_token or on_end, expected both");
 }
 
@@ -264,19 +270,35 @@ std::vector<Drawn> Scheduler::draw(const std::vector<Decoder::Request>& requests
   }
 }
 
+// What the next draw depends on beyond the slot: penalties, and what may come.
+void Scheduler::prepare(Job& job) {
+  const ServeRequest& r = job.request;
+  job.bias = r.bias;
+  for (const auto& [id, times] : job.drawn)
+    job.bias.push_back({.id = id, .bias = -float(double(times) * r.frequency_penalty + r.presence_penalty)});
+  if (r.allowed) job.allowed = r.allowed();
+}
+
 void Scheduler::draw_all() {
   std::vector<Handle> jobs;
   std::vector<Decoder::Request> requests;
-  for (const Handle& job : running_) {
+  for (const Handle& job : std::vector<Handle>(running_)) {
     if (job->telling() || job->cancelled) continue;
     const ServeRequest& r = job->request;
+    try {
+      prepare(*job);
+    } catch (...) {
+      finish(job, Finish::cancelled, std::current_exception());
+      continue;
+    }
     DrawOptions o{.sampling = r.sampling,
                   .seed = r.seed,
                   .step = uint32_t(job->outcome.tokens),
                   .vocab = r.vocab,
-                  .bias = r.bias,
+                  .bias = job->bias,
                   .stop_ids = r.stop_ids,
                   .logprobs = r.logprobs};
+    if (job->allowed) o.allowed = *job->allowed;
     requests.push_back({.slot = slots_[size_t(job->slot)].number, .options = o, .n = 1});
     jobs.push_back(job);
   }
@@ -319,6 +341,8 @@ void Scheduler::take(Job& job, const Drawn& drawn) {
   job.outcome.tokens += int64_t(drawn.tokens.size());
   job.outcome.stop_id = drawn.stop_id;
   s.held.insert(s.held.end(), drawn.tokens.begin(), drawn.tokens.end());
+  if (job.request.frequency_penalty != 0 || job.request.presence_penalty != 0)
+    for (const int32_t id : drawn.tokens) ++job.drawn[id];
   const std::lock_guard lock(mutex_);
   counts_.tokens += int64_t(drawn.tokens.size());
 }

@@ -44,9 +44,13 @@ struct ServeRequest {
   std::vector<LogitBias> bias;
   std::vector<int32_t> stop_ids;
   int64_t logprobs = -1;
+  // Of a token that was drawn: so much less likely for each time, and once.
+  double frequency_penalty = 0, presence_penalty = 0;
+  // Which tokens may come next, as DrawOptions::allowed has it; asked before each draw. Empty: all.
+  std::function<std::shared_ptr<const std::vector<uint32_t>>()> allowed;
   std::string client;  // whose turn it is, and who may use what a slot still holds: only its own
-  // Both on the scheduler's thread, and short. False ends the answer with this token, as stop. on_end comes exactly
-  // once for a request that was taken, and last.
+  // On the scheduler's thread, as `allowed` is, and short. False ends the answer with this token, as stop. on_end comes
+  // exactly once for a request that was taken, and last.
   std::function<bool(int32_t, const TokenLogprobs*)> on_token;
   std::function<void(const ServeOutcome&)> on_end;
 };
@@ -89,6 +93,7 @@ class Scheduler {
   void start(Job& job, size_t slot);
   void tell_chunk();
   void draw_all();
+  void prepare(Job& job);
   std::vector<Drawn> draw(const std::vector<Decoder::Request>& requests);
   void take(Job& job, const Drawn& drawn);
   void finish(const Handle& job, Finish finish, std::exception_ptr error = {});

@@ -276,6 +276,66 @@ TEST(scheduler, what_the_model_cannot_do_is_refused_before_it_waits) {
   EXPECT_EQ(refusal([](auto&) {}), "busy: the server is closing");
 }
 
+TEST(scheduler, only_what_is_allowed_before_a_token_is_drawn_and_an_error_there_ends_the_one_request) {
+  const Model m;
+  const auto decoder = m.decoder(2);
+  Scheduler scheduler(*decoder);
+  Asked held, bad, good;
+  ServeRequest r = held.request(ids_of(1, 5), 12);
+  r.sampling.temperature = 1;
+  r.allowed = [&] {  // the id that follows the number of tokens so far
+    auto mask = std::make_shared<std::vector<uint32_t>>(2);
+    (*mask)[held.tokens.size() / 32] = 1u << (held.tokens.size() % 32);
+    return mask;
+  };
+  ServeRequest throws = bad.request(ids_of(2, 5), 9);
+  throws.allowed = [&]() -> std::shared_ptr<std::vector<uint32_t>> { fail(ErrorCode::usage, "no more"); };
+  ServeRequest plain = good.request(ids_of(3, 5), 20);
+  const Answer expected = alone(m, plain);
+  scheduler.submit(std::move(r));
+  scheduler.submit(std::move(throws));
+  scheduler.submit(std::move(plain));
+  held.wait();
+  EXPECT_EQ(held.tokens, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(error_of([&] { bad.wait(); }), "usage: no more");
+  good.wait();
+  EXPECT_EQ(good.tokens, expected.tokens);
+}
+
+// Against logits that are computed token by token: less for each time, and once more where it came at all.
+TEST(scheduler, penalties_are_taken_off_the_logits_of_tokens_that_came_before) {
+  const Model m;
+  const auto decoder = m.decoder();
+  Scheduler scheduler(*decoder);
+  for (const auto& [frequency, presence] : {std::pair(0.75, 0.0), {0.0, 1.5}, {-0.5, 0.25}}) {
+    Asked a;
+    ServeRequest r = a.request(ids_of(1, 5), 30);
+    r.frequency_penalty = frequency;
+    r.presence_penalty = presence;
+    scheduler.submit(std::move(r));
+    a.wait();
+    const auto reference = m.decoder();
+    Sequence sequence(*reference);
+    std::vector<int32_t> ids = ids_of(1, 5), drawn;
+    std::vector<double> times(37);
+    for (int i = 0; i < 30; ++i) {
+      std::vector<float> logits;
+      const auto take = [&](int64_t, const Tensor& t) {
+        const Tensor row = t.row(t.size(0) - 1);
+        logits.assign(row.ptr<float>(), row.ptr<float>() + 37);
+      };
+      sequence.extend(ids, Decoder::Rows::last, take);
+      for (size_t v = 0; v < 37; ++v)
+        if (times[v] > 0) logits[v] -= float(times[v] * frequency + presence);
+      const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+      drawn.push_back(int32_t(best));
+      ids = {int32_t(best)};
+      times[size_t(best)] += 1;
+    }
+    EXPECT_EQ(a.tokens, drawn) << frequency << " " << presence;
+  }
+}
+
 TEST(scheduler, its_end_ends_every_request_once) {
   const Model m;
   const auto decoder = m.decoder(2);

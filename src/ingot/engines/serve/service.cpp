@@ -7,6 +7,7 @@
 
 #include "ingot/core/log.h"
 #include "ingot/engines/generate/harmony_answer.h"
+#include "ingot/engines/serve/answer_grammar.h"
 #include "ingot/engines/serve/answer_text.h"
 #include "ingot/engines/serve/responses.h"
 #include "ingot/io/json.h"
@@ -126,6 +127,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     ServeOutcome outcome;
     Clock::time_point latest = {};
     bool begun = false;
+    int32_t grammar_state = 0;
   };
 
   Ticket(Service& service, const ApiRequest& request, ApiAnswer answer)
@@ -140,7 +142,12 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     choices_.push_back({.text = AnswerText(service_.vocabulary_, o)});
     ++left_;
   }
+  void set_grammar(std::shared_ptr<TokenGrammar> grammar) { grammar_ = std::move(grammar); }
   void hook(ServeRequest& r, size_t index) {
+    if (grammar_)
+      r.allowed = [self = shared_from_this(), index] {
+        return self->grammar_->allowed(self->choices_[index].grammar_state);
+      };
     r.on_token = [self = shared_from_this(), index](int32_t id, const TokenLogprobs* p) {
       return self->token(index, id, p);
     };
@@ -162,6 +169,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   bool token(size_t index, int32_t id, const TokenLogprobs* logprobs) {
     Choice& c = choices_[index];
     time_token(c);
+    if (grammar_) c.grammar_state = grammar_->next(c.grammar_state, id);
     show(index, c.text.push(id, logprobs));
     return !c.text.ended();
   }
@@ -351,6 +359,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   bool begun_ = false;
   std::vector<std::weak_ptr<Scheduler::Job>> jobs_;
   std::vector<Choice> choices_;
+  std::shared_ptr<TokenGrammar> grammar_;  // of every choice; none: they are free
   size_t left_ = 0;
   std::exception_ptr error_;
   std::atomic<bool> abandoned_ = false;
@@ -400,12 +409,44 @@ ServeRequest Service::request_of(const ApiRequest& r, std::vector<int32_t> promp
                  .tokens = r.tokens < 0 ? d.context() : r.tokens,
                  .sampling = r.sampling,
                  .seed = seed,
-                 .vocab = std::min<int64_t>(d.vocab(), vocabulary_.tokenizer->vocab_size()),
+                 .vocab = drawable(),
                  .bias = r.bias,
                  .stop_ids = r.chat ? harmony_stop_ids(*vocabulary_.harmony) : model_.end_ids,
+                 .frequency_penalty = r.frequency_penalty,
+                 .presence_penalty = r.presence_penalty,
                  .client = client};
   s.logprobs = r.logprobs;
   return s;
+}
+
+// Kept for the next request of the same client that asks for the same.
+std::shared_ptr<TokenGrammar> Service::grammar_of(const ApiRequest& r, const std::string& client) {
+  constexpr size_t kKept = 8;
+  const std::string key = client + '\0' + grammar_key(r);
+  const std::lock_guard lock(grammar_mutex_);
+  const auto at = std::find_if(grammars_.begin(), grammars_.end(), [&](const auto& g) { return g.first == key; });
+  std::shared_ptr<TokenGrammar> grammar = at == grammars_.end() ? nullptr : at->second;
+  if (at != grammars_.end()) grammars_.erase(at);
+  if (!grammar) {
+    Grammar rules;
+    const Grammar::Rule start = answer_grammar(rules, r);
+    if (!tree_) tree_ = token_tree();
+    grammar = std::make_shared<TokenGrammar>(tree_, std::move(rules), start);
+  }
+  grammars_.emplace_front(key, grammar);
+  if (grammars_.size() > kKept) grammars_.pop_back();
+  return grammar;
+}
+
+std::shared_ptr<const TokenTree> Service::token_tree() const {
+  const HarmonyTokens& harmony = *vocabulary_.harmony;
+  std::vector<std::string> tokens(static_cast<size_t>(drawable()));
+  for (size_t id = 0; id < tokens.size(); ++id)
+    if (!harmony.is_special(int32_t(id))) tokens[id] = vocabulary_.tokenizer->token_bytes(int32_t(id));
+  return std::make_shared<const TokenTree>(tokens, grammar_controls(harmony));
+}
+int64_t Service::drawable() const {
+  return std::min<int64_t>(model_.decoder->vocab(), vocabulary_.tokenizer->vocab_size());
 }
 
 std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::string& client, ApiAnswer answer) {
@@ -415,6 +456,7 @@ std::shared_ptr<Service::Ticket> Service::ask(const ApiRequest& r, const std::st
   auto ticket = std::make_shared<Ticket>(*this, r, std::move(answer));
   try {
     const auto prompts = prompts_of(r);
+    if (has_grammar(r)) ticket->set_grammar(grammar_of(r, client));
     for (size_t i = 0; i < prompts.size() * size_t(r.n); ++i) ticket->add_choice();
     uint64_t seed = r.seed.value_or(random_seed());
     size_t index = 0;

@@ -2,6 +2,7 @@
 // A model that answers OpenAI's requests, whatever carries them: a parsed request goes in, JSON comes out, whole or as
 // server-sent events. Metrics count what happened.
 #include <array>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include "ingot/engines/serve/api_request.h"
 #include "ingot/engines/serve/scheduler.h"
 #include "ingot/models/registry.h"
+#include "ingot/text/token_masks.h"
 
 namespace ingot {
 
@@ -62,6 +64,9 @@ class Service {
   std::vector<std::vector<int32_t>> prompts_of(const ApiRequest& r) const;
   ServeRequest request_of(const ApiRequest& r, std::vector<int32_t> prompt, uint64_t seed,
                           const std::string& client) const;
+  std::shared_ptr<TokenGrammar> grammar_of(const ApiRequest& r, const std::string& client);
+  std::shared_ptr<const TokenTree> token_tree() const;
+  int64_t drawable() const;  // ids that have a text
   void count(const ServeOutcome& o);
 
   const ServiceOptions options_;
@@ -69,6 +74,9 @@ class Service {
   const Vocabulary vocabulary_;
   const int64_t created_;
   mutable std::mutex mutex_;
+  std::mutex grammar_mutex_;
+  std::shared_ptr<const TokenTree> tree_;  // made with the first request that needs it
+  std::deque<std::pair<std::string, std::shared_ptr<TokenGrammar>>> grammars_;  // the latest first
   Histogram queue_, first_token_, between_tokens_, whole_;
   std::unique_ptr<Scheduler> scheduler_;  // last: its thread uses the others
 };
