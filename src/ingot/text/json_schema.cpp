@@ -367,8 +367,7 @@ class Compiler {
                                                       "$schema",     "$id",         "$comment", "$defs",
                                                       "definitions", "deprecated",  "readOnly", "writeOnly"};
     for (const auto& [key, value] : s.items())
-      if (annotations.count(key) == 0 &&
-          std::none_of(allowed.begin(), allowed.end(), [&](const char* a) { return key == a; }))
+      if (annotations.count(key) == 0 && std::find(allowed.begin(), allowed.end(), key) == allowed.end())
         refuse(path + "." + key.substr(0, 40), "it is not supported here");
   }
 
