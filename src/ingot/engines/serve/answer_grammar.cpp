@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ingot/core/check.h"
-#include "ingot/text/json_schema.h"
+#include "ingot/text/grammar/json_schema.h"
 
 namespace ingot {
 namespace {

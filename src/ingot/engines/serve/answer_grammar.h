@@ -2,7 +2,7 @@
 // What an answer to a chat must be, where the request says more than that it is text: JSON, JSON of a schema, calls of
 // functions. It is said of the whole answer in Harmony, control tokens included; thoughts stay free.
 #include "ingot/engines/serve/api_request.h"
-#include "ingot/text/grammar.h"
+#include "ingot/text/grammar/grammar.h"
 
 namespace ingot {
 

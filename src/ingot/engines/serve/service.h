@@ -11,7 +11,7 @@
 #include "ingot/engines/serve/api_request.h"
 #include "ingot/engines/serve/scheduler.h"
 #include "ingot/models/registry.h"
-#include "ingot/text/token_masks.h"
+#include "ingot/text/grammar/token_masks.h"
 
 namespace ingot {
 

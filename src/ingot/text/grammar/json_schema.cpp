@@ -1,4 +1,4 @@
-#include "ingot/text/json_schema.h"
+#include "ingot/text/grammar/json_schema.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "ingot/text/grammar.h"
+#include "ingot/text/grammar/grammar.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "ingot/text/token_masks.h"
+#include "ingot/text/grammar/token_masks.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "ingot/text/token_masks.h"
+#include "ingot/text/grammar/token_masks.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 
 #include "ingot/core/rng.h"
 #include "ingot/testing/temporary_directory.h"
-#include "ingot/text/json_schema.h"
+#include "ingot/text/grammar/json_schema.h"
 
 namespace ingot {
 namespace {

@@ -9,7 +9,7 @@
 // Anything else is refused by its name.
 #include <string>
 
-#include "ingot/text/grammar.h"
+#include "ingot/text/grammar/grammar.h"
 
 namespace ingot {
 

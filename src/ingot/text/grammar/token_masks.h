@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ingot/text/grammar.h"
+#include "ingot/text/grammar/grammar.h"
 
 namespace ingot {
 
