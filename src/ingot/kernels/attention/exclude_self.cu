@@ -31,9 +31,10 @@ struct Params {
 };
 
 // A lane's elements of a head, of which kLanes lanes hold all. One of these forms:
-template <class T> struct ByNumber {
+// kRoom: numbers to a lane; what is beyond the width is zero, so the room changes no bit.
+template <class T, int kRoom> struct ByNumber {
   using Type = T;
-  static constexpr int kLanes = 32, kCount = kMost;
+  static constexpr int kLanes = 32, kCount = kRoom;
   static __device__ void load(float (&x)[kCount], const T* from, int width) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -151,7 +152,8 @@ template <class T, class Go> void with_form(const Params& p, Go&& go) {
       in_vectors(p.y) && in_vectors(p.v) && in_vectors(p.z) && in_vectors(p.dz) && in_vectors(p.dy) && in_vectors(p.dv);
   if (vectors && p.width == 64) return go.template operator()<ByVector<T, 64>>();
   if (vectors && p.width == 128) return go.template operator()<ByVector<T, 128>>();
-  go.template operator()<ByNumber<T>>();
+  if (p.width <= 32 * 4) return go.template operator()<ByNumber<T, 4>>();
+  go.template operator()<ByNumber<T, kMost>>();
 }
 
 }  // namespace
