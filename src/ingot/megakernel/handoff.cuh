@@ -2,7 +2,7 @@
 // Hand-offs between the stages of a persistent kernel, whose blocks are all under way at once (launched `cooperative`).
 // A hand-off has two halves: after the first this block's results are on their way to the others, after the second
 // everybody's are here. In between a block asks for what its next stage reads and nobody writes.
-//     const megakernel::Handoffs handoffs(grid, memory);
+//     const megakernel::Handoffs<Team> handoffs(grid, memory);
 //     handoffs.begin();
 //     stage_one(...);
 //     handoffs.arrive();

@@ -6,7 +6,8 @@
 //     AddressSanitizer     accesses beyond a buffer, beyond shared memory (each block's is fresh, filled with NaNs)
 //     ThreadSanitizer      two threads on one address without a barrier between them; fibers count as threads
 //     the scheduler        threads that wait for each other for ever, or meet at different barriers
-// It shows nothing about wgmma, the copy engine, mbarriers, proxies, the real memory model, fast arithmetic or speed.
+// mbarriers and linear bulk loads work, the loads at once. It shows nothing about wgmma, tensor copies, copies that
+// land late or out of order, proxies, the real memory model, fast arithmetic or speed.
 #include <cstddef>
 #include <cstdint>
 #include <functional>

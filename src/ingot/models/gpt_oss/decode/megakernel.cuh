@@ -68,7 +68,7 @@ template <WeightFormat F> constexpr uint32_t kMostOfPiece = megakernel::kSlotByt
 __device__ __forceinline__ megakernel::WeightNote note_of(const Piece& p) {
   return {p.entry, p.band, p.first, p.count};
 }
-__device__ __forceinline__ Piece piece_of(const megakernel::WeightNote& n) {
+__device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
   return {nullptr, n.word[0], n.word[1], n.word[2], n.word[3]};
 }
 
@@ -353,7 +353,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     };
     const uint32_t first = warp % team;
     from.read(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
-      const Piece p = piece_of(note);
+      const Piece p = noted(note);
       if (of_band != ~0u && (p.band != of_band || p.entry != entry)) leave();
       entry = p.entry, of_band = p.band;
       const char* const mine[1] = {column + p.entry * stride + p.first * granules::kColumnBytes};
@@ -397,7 +397,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
   __device__ __forceinline__ float* output_parts() const { return m_.token.parts; }
   __device__ __forceinline__ float* down_parts() const { return m_.token.parts + 2 * m_.token.x_stride; }
 
-  // Half of half a block's threads each a unit of attention.
+  // Two teams of the block take a unit of attention each.
   __device__ __forceinline__ static uint32_t first_unit() {
     return blockIdx.x + threadIdx.x / decode_attention::kThreads * gridDim.x;
   }
@@ -441,8 +441,8 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     TokenTeam::sync();
     if (threadIdx.x < 32) routing::choose(m.logits, p.w.rows, p.k, m.chosen, m.weights);
     TokenTeam::sync();
-    ptx::mbarrier_arrive(
-        &m_.chosen);  // by all: what each wrote, the next layer's stages too, is the copying thread's to read
+    // By all: what each wrote, the next layer's stages too, is the copying thread's to read.
+    ptx::mbarrier_arrive(&m_.chosen);
     if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, 1, p.w.rows, p.k, m.first, p.lists);
   }
 

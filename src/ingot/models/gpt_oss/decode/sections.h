@@ -1,6 +1,6 @@
 #pragma once
-// What one block of the megakernel takes of a product, piece by piece: the thread that copies weights and the warps
-// that multiply them walk the same list.
+// What one block of the megakernel takes of a product, piece by piece: the thread that copies weights walks the list,
+// the warps that multiply know how long it is.
 //
 // Granules are numbered along the bands, bands along the matrix, and of a bank's chosen experts either expert by expert
 // (gate and up) or band by band, all experts of each (down, which adds them up). A block takes a range of the numbers.
