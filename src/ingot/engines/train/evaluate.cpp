@@ -36,26 +36,34 @@ Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer&
              .device = device,
              .stream = options.stream});
   if (documents != nullptr) documents->assign(size_t(batches.documents()), {});
-  Score total;
-  double sum = 0;
+  // Of one batch. Batches are added in their order, whoever scored them.
+  struct Sums {
+    double loss = 0;
+    int64_t targets = 0, bytes = 0;
+  };
+  std::vector<Sums> sums(size_t(batches.count()));
+  const int64_t rank = options.ranks != nullptr ? options.ranks->rank() : 0;
+  const int64_t world = options.ranks != nullptr ? options.ranks->world() : 1;
+  INGOT_CHECK(world == 1 || documents == nullptr, "score: found documents and ", world, " ranks, expected one of them");
   Batch batch;
   DeviceBatch on_device(device, options.stream, capacity);
   Arena memory(capacity * size_of(types.sums()), gpu::memory_of(device));
-  for (int64_t i = 0; i < batches.count(); ++i) {
+  for (int64_t i = rank; i < batches.count(); i += world) {
     batches.fill(i, batch);
     const Tensor losses = memory.at(0, types.sums(), {batch.size()});
     model.losses(weights, on_device.put(batch), losses);
     const HostCopy here(losses, options.stream);
     const Tensor& loss = here.tensor();
+    Sums& of_batch = sums[size_t(i)];
     for (int64_t s = 0; s < batch.segments(); ++s)
       for (int64_t t = batch.cu_seqlens[size_t(s)]; t < batch.cu_seqlens[size_t(s) + 1]; ++t) {
         const int32_t target = batch.targets[size_t(t)];
         if (target < 0) continue;
         const double nll = loss.dtype == DType::f64 ? loss.ptr<double>()[t] : double(loss.ptr<float>()[t]);
         const int64_t bytes = tokenizer.bytes(batch.tokens[size_t(t)], target);
-        sum += nll;
-        total.targets += 1;
-        total.bytes += bytes;
+        of_batch.loss += nll;
+        of_batch.targets += 1;
+        of_batch.bytes += bytes;
         if (documents != nullptr) {
           DocumentScore& d = documents->at(size_t(batch.documents.at(size_t(s))));
           d.loss_sum += nll;
@@ -63,6 +71,18 @@ Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer&
           d.bytes += bytes;
         }
       }
+  }
+  if (world > 1) {
+    std::vector<Sums> all(sums.size() * size_t(world));
+    options.ranks->gather_bytes(sums.data(), int64_t(sums.size() * sizeof(Sums)), all.data());
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] = all[i % size_t(world) * sums.size() + i];
+  }
+  Score total;
+  double sum = 0;
+  for (const Sums& s : sums) {
+    sum += s.loss;
+    total.targets += s.targets;
+    total.bytes += s.bytes;
   }
   total.loss = total.targets > 0 ? sum / double(total.targets) : 0;
   total.bits_per_byte = total.bytes > 0 ? bits_per_byte(sum, total.bytes) : 0;

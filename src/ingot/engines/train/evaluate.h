@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "ingot/core/communicator.h"
 #include "ingot/data/evaluation.h"
 #include "ingot/models/gpt/gpt.h"
 #include "ingot/text/tokenizer.h"
@@ -28,7 +29,8 @@ struct ScoreOptions {
   bool flat = false;    // cut every batch_tokens tokens, also inside documents
   bool looping = false;
   Products products = Products::fp32;
-  Stream stream;  // of the device on which the weights lie
+  Stream stream;                  // of the device on which the weights lie
+  Communicator* ranks = nullptr;  // that score a share each, all for the same result; without `documents`
 };
 
 // `documents`, when given, receives one entry per document of the source.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "ingot/engines/train/shards.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/adamw/adamw.h"
 #include "ingot/kernels/copy/copy.h"
@@ -44,6 +45,7 @@ Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const Optimizer
   const bool muon = options.matrix_optimizer == "muon" && !layout.banks().empty();
   const int64_t all = layout.padded_count(), matrices = muon ? layout.range(ParameterKind::matrix).count : 0;
   adam_offset_ = matrices;  // matrices come first in the layout
+  if (muon) dealt_ = deal_matrices(layout.banks(), place.ranks != nullptr ? place.ranks->world() : 1);
   int64_t workspace = 0;
   if (muon)
     for (const MatrixBank& b : layout.banks())
@@ -77,6 +79,41 @@ std::vector<NamedState> Optimizer::state() const {
   return all;
 }
 
+namespace {
+Tensor bank_of(const Tensor& flat, const MatrixBank& b) {
+  return flat.slice(0, b.offset, b.offset + b.count * b.rows * b.cols);
+}
+}  // namespace
+
+void Optimizer::gather_state() {
+  if (place_.ranks == nullptr || !momentum_) return;
+  for (size_t i = 0; i < dealt_.size(); ++i) {
+    const MatrixBank& b = layout_.banks()[i];
+    place_.ranks->all_gather(bank_of(momentum_, b), in_numbers(dealt_[i], b), place_.stream);
+  }
+}
+
+void Optimizer::sum_over_ranks(const Tensor& grads) {
+  Communicator& ranks = *place_.ranks;
+  const auto rank = size_t(ranks.rank());
+  for (size_t i = 0; i < dealt_.size(); ++i) {
+    const MatrixBank& b = layout_.banks()[i];
+    const Tensor bank = bank_of(grads, b);
+    const Parts parts = in_numbers(dealt_[i], b);
+    ranks.reduce_scatter(bank, parts, place_.stream);
+    // Matrices of others are theirs to count in the norm.
+    if (parts[rank] > 0) fill({.to = bank.slice(0, 0, parts[rank])}, place_.stream);
+    if (parts[rank + 1] < parts.back()) fill({.to = bank.slice(0, parts[rank + 1], parts.back())}, place_.stream);
+  }
+  ranks.all_reduce(grads.slice(0, adam_offset_, grads.numel()), place_.stream);  // all else, in one go
+  // What every rank has, the first one counts.
+  const bool counts_all = dealt_.empty() || rank == 0;
+  sum_of_squares(
+      {.x = counts_all ? grads : grads.slice(0, 0, adam_offset_), .sum = norm_, .workspace = norm_workspace_},
+      place_.stream);
+  if (!dealt_.empty()) ranks.all_reduce(norm_, place_.stream);
+}
+
 void Optimizer::adamw_range(ParameterRange r, double lr, double decay, const Tensor& weights, const Tensor& grads,
                             const OptimizerStep& at) {
   if (r.count == 0) return;
@@ -100,26 +137,33 @@ void Optimizer::adamw_range(ParameterRange r, double lr, double decay, const Ten
 void Optimizer::step(const GptWeights& all_weights, const Tensor& grads, const OptimizerStep& at) {
   const Tensor& weights = all_weights.master;
   const Stream stream = place_.stream;
-  sum_of_squares({.x = grads, .sum = norm_, .workspace = norm_workspace_}, stream);
+  if (place_.ranks != nullptr)
+    sum_over_ranks(grads);
+  else
+    sum_of_squares({.x = grads, .sum = norm_, .workspace = norm_workspace_}, stream);
   clip_factor({.sum_of_squares = norm_, .norm = norm_, .factor = factor_, .max_norm = options_.clip}, stream);
   if (momentum_) {
-    for (const MatrixBank& b : layout_.banks()) {
+    const size_t rank = place_.ranks != nullptr ? size_t(place_.ranks->rank()) : 0;
+    for (size_t i = 0; i < dealt_.size(); ++i) {
+      const MatrixBank& b = layout_.banks()[i];
       const auto bank = [&](const Tensor& t) {
-        return t.slice(0, b.offset, b.offset + b.count * b.rows * b.cols).reshape({b.count, b.rows, b.cols});
+        return bank_of(t, b).reshape({b.count, b.rows, b.cols}).slice(0, dealt_[i][rank], dealt_[i][rank + 1]);
       };
-      muon({.p = bank(weights),
-            .g = bank(grads),
-            .momentum = bank(momentum_),
-            .workspace = workspace_,
-            .lr = options_.matrix_lr * at.lr_factor,
-            .mu = at.momentum,
-            .weight_decay = options_.matrix_decay,
-            .factor = factor_,
-            .nesterov = options_.muon_nesterov,
-            .row_normalise = options_.muon_row_normalise,
-            .steps = int(options_.muon_iterations),
-            .products = at.products},
-           stream);
+      if (bank(weights).size(0) > 0)
+        muon({.p = bank(weights),
+              .g = bank(grads),
+              .momentum = bank(momentum_),
+              .workspace = workspace_,
+              .lr = options_.matrix_lr * at.lr_factor,
+              .mu = at.momentum,
+              .weight_decay = options_.matrix_decay,
+              .factor = factor_,
+              .nesterov = options_.muon_nesterov,
+              .row_normalise = options_.muon_row_normalise,
+              .steps = int(options_.muon_iterations),
+              .products = at.products},
+             stream);
+      if (place_.ranks != nullptr) place_.ranks->all_gather(bank_of(weights, b), in_numbers(dealt_[i], b), stream);
     }
   } else {
     adamw_range(layout_.range(ParameterKind::matrix), options_.matrix_lr, options_.matrix_decay, weights, grads, at);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ingot/core/arena.h"
+#include "ingot/core/communicator.h"
 #include "ingot/kernels/linear/linear.h"
 #include "ingot/models/gpt/call.h"
 #include "ingot/models/gpt/parameters.h"
@@ -36,7 +37,8 @@ struct OptimizerStep {
 struct OptimizerPlace {
   Device device;
   Stream stream;
-  Allocator* memory = nullptr;  // null: that of the device
+  Allocator* memory = nullptr;    // null: that of the device
+  Communicator* ranks = nullptr;  // that share the step; null: this process alone
 };
 
 struct NamedState {
@@ -49,15 +51,20 @@ class Optimizer {
   Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages,
             const OptimizerPlace& place = {});
   // Updates weights from grads (flat, as the layout), and the weights' copy in the products' type where there is one.
-  // A gradient whose norm is not finite changes nothing. Waits for nothing.
+  // A gradient whose norm is not finite changes nothing. Waits for nothing but other ranks: with them grads are this
+  // rank's part of a sum and are used up, each rank updates its matrices, and all have all weights afterwards.
   void step(const GptWeights& weights, const Tensor& grads, const OptimizerStep& at);
   const Tensor& gradient_norm() const { return norm_; }  // (1) f64 on the device: of the last step, before clipping
   void start_average(const Tensor& weights);             // the average begins at these weights
   Tensor average() const { return average_; }            // empty when there is none
   std::vector<NamedState> state() const;                 // everything a checkpoint must hold
+  // Ranks hold the momentum of their own matrices: after this all of it is in state(), on each.
+  void gather_state();
   int64_t bytes() const { return arena_.capacity(); }
 
  private:
+  // The sum of gradients over ranks, where this one uses it, and its norm.
+  void sum_over_ranks(const Tensor& grads);
   void adamw_range(ParameterRange range, double lr, double decay, const Tensor& weights, const Tensor& grads,
                    const OptimizerStep& at);
 
@@ -66,8 +73,9 @@ class Optimizer {
   OptimizerPlace place_;
   Arena arena_;
   Tensor momentum_, m_, v_, average_, workspace_, norm_workspace_;
-  Tensor norm_, factor_;     // (1) f64: of the gradient
-  int64_t adam_offset_ = 0;  // m and v begin here in the flat layout
+  Tensor norm_, factor_;      // (1) f64: of the gradient
+  int64_t adam_offset_ = 0;   // m and v begin here in the flat layout
+  std::vector<Parts> dealt_;  // matrices of each bank, by rank
 };
 
 }  // namespace ingot

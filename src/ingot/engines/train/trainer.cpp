@@ -14,11 +14,13 @@
 #include "ingot/data/prefetch.h"
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/engines/train/pass_graphs.h"
+#include "ingot/engines/train/shards.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/json.h"
 #include "ingot/kernels/adamw/adamw.h"
+#include "ingot/kernels/axpby/axpby.h"
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/copy/host_copy.h"
 #include "ingot/kernels/sum/sum.h"
@@ -29,6 +31,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+constexpr double kLoadSeconds = 1800;   // that ranks may differ in reading their data, and that a save may take
+constexpr int64_t kCompareEvery = 100;  // steps after which ranks compare their weights
 
 Products products_of(const TrainOptions& o) { return products_named(o.products); }
 
@@ -74,6 +79,7 @@ struct Trainer::Impl {
   RunConfig config;
   RunData data;
   std::string directory, command;
+  Communicator* ranks;  // null: this process alone
   Lock lock;
   ParameterLayout layout;
   Device device;                                 // of all that a step touches
@@ -84,7 +90,9 @@ struct Trainer::Impl {
   Tensor weights, grads;
   Tensor compute;      // the weights as they are multiplied, where that is another type
   Tensor loss, dloss;  // (T) of one pass
-  Tensor loss_sum;     // (1) f64: of a step's passes
+  Tensor loss_sum;     // (1) f64: of one pass
+  Tensor pass_losses;  // (passes of this rank) f64
+  Tensor total;        // gradients of the passes so far, where there are several: each pass begins at zero
   Optimizer optimizer;
   DeviceBatch on_device;
   std::unique_ptr<Gpt> model;
@@ -95,21 +103,24 @@ struct Trainer::Impl {
   double trained_seconds = 0;
   int failed_saves = 0, bad_steps = 0;
   std::string last_checkpoint;
+  bool resumed = false;
   bool looped = false;    // the recurrence is on for good: it was when the weights were saved
   std::string init_hash;  // of the parameters that training began with, where they are another run's
 
   Impl(const RunConfig& c, RunData d, const std::string& dir, const std::string& cmd, const ResumeFrom& from,
-       Device where)
+       Device where, Communicator* others)
       : config(c),
         data(std::move(d)),
-        directory(dir),
+        directory(others == nullptr || others->rank() == 0 ? dir : ""),
         command(cmd),
+        ranks(others != nullptr && others->world() > 1 ? others : nullptr),
         layout(c.model),
         device(where),
         own_stream(stream_on(where)),
         stream(own_stream ? Stream(*own_stream) : Stream()),
         types(gpt_types(where)),
-        memory(2 * (layout.padded_count() + c.train.batch_tokens) * 4 + compute_bytes() + 6 * Arena::kAlign,
+        memory(2 * (layout.padded_count() + c.train.batch_tokens) * 4 + total_bytes() + passes() * 8 + compute_bytes() +
+                   8 * Arena::kAlign,
                gpu::memory_of(device)),
         weights(memory.take(DType::f32, {layout.padded_count()})),
         grads(memory.take(DType::f32, {layout.padded_count()})),
@@ -117,10 +128,14 @@ struct Trainer::Impl {
         loss(memory.take(DType::f32, {c.train.batch_tokens})),
         dloss(memory.take(DType::f32, {c.train.batch_tokens})),
         loss_sum(memory.take(DType::f64, {1})),
-        optimizer(layout, DType::f32, c.train.optimizer, c.train.schedule.ema_horizon > 0, {device, stream}),
+        pass_losses(memory.take(DType::f64, {passes()})),
+        total(total_bytes() > 0 ? memory.take(DType::f32, {layout.padded_count()}) : Tensor()),
+        optimizer(layout, DType::f32, c.train.optimizer, c.train.schedule.ema_horizon > 0,
+                  {.device = device, .stream = stream, .ranks = ranks}),
         on_device(device, stream, c.train.batch_tokens),
         graphs(stream, device.kind == Device::cuda && c.train.cuda_graphs) {
     check(config.train);
+    if (ranks != nullptr) meet_ranks();
     if (config.train.order == "windows" && config.train.batch_tokens % config.model.context != 0)
       fail(ErrorCode::usage, "train.batch_tokens: found ", config.train.batch_tokens,
            ", expected a multiple of model.context, ", config.model.context, ", as train.order is windows");
@@ -133,9 +148,10 @@ struct Trainer::Impl {
                                                               .seed = config.train.seed});
     initialise_weights();
     const std::optional<Checkpoint> found = directory.empty() ? std::nullopt : find_run(from);
-    if (!found && !config.train.init_from.empty()) take_weights_of(config.train.init_from);
+    if (!found && !config.train.init_from.empty() && rank() == 0) take_weights_of(config.train.init_from);
     optimizer.start_average(weights);
     if (!directory.empty()) enter_directory(found);
+    if (ranks != nullptr) share_state();
     if (compute) copy({.from = weights, .to = compute}, stream);
   }
 
@@ -147,9 +163,77 @@ struct Trainer::Impl {
   int64_t compute_bytes() const {
     return types.compute == types.master ? 0 : layout.padded_count() * size_of(types.compute);
   }
+  int64_t world() const { return ranks != nullptr ? ranks->world() : 1; }
+  int64_t rank() const { return ranks != nullptr ? ranks->rank() : 0; }
+  // Of a step, by this rank. A step's passes are dealt in blocks, so that sums in the order of ranks are in theirs.
+  int64_t passes() const { return config.train.accumulation / world(); }
+  int64_t total_bytes() const { return passes() > 1 ? layout.padded_count() * 4 : 0; }
   GptWeights all_weights() const { return {weights, compute}; }
   // Matrices' updates are iterated in bf16 on a GPU: that is what the method is known for.
   Products optimizer_products() const { return compute ? Products::bf16 : products_of(config.train); }
+
+  // --- ranks ---
+  // Before anything is written: all are in the same run of the same program.
+  void meet_ranks() {
+    if (config.train.accumulation % world() != 0)
+      fail(ErrorCode::usage, "train.accumulation: found ", config.train.accumulation,
+           " passes per step, expected a multiple of ", world(), ", the number of ranks that share them");
+    const std::pair<const char*, std::string> same[] = {{"configuration", to_json(config)},
+                                                        {"training data", data.train->fingerprint()},
+                                                        {"held-out data", data.held_out->fingerprint()},
+                                                        {"tokenizer", std::to_string(data.tokenizer->hash())},
+                                                        {"version", std::string(version()) + " " + commit()},
+                                                        {"device", device.kind == Device::cuda ? "gpu" : "cpu"},
+                                                        {"CPU level", name_of(cpu_level())}};
+    ranks->barrier(kLoadSeconds);
+    for (const auto& [what, text] : same) {
+      std::string bytes = text;
+      const uint64_t mine = hash_of_bits(Tensor(bytes.data(), DType::u8, {int64_t(bytes.size())}));
+      check_same(mine, [&](int64_t r) {
+        fail(ErrorCode::usage, "rank ", r, ": found another ", what, " than rank 0's, expected the same on every rank");
+      });
+    }
+  }
+  // Calls refuse(rank) for the first rank that differs from rank 0.
+  template <class Refuse> void check_same(uint64_t mine, Refuse&& refuse) const {
+    std::vector<uint64_t> all(static_cast<size_t>(world()));
+    ranks->gather_bytes(&mine, sizeof mine, all.data());
+    for (size_t r = 1; r < all.size(); ++r)
+      if (all[r] != all[0]) refuse(int64_t(r));
+  }
+  // Rank 0 has what a checkpoint or another run gave.
+  void share_state() {
+    struct {
+      int64_t step;
+      double trained_seconds;
+      int64_t looped, resumed;
+    } at{step, trained_seconds, looped, resumed};
+    ranks->barrier(kLoadSeconds);
+    ranks->broadcast_bytes(&at, sizeof at, 0);
+    step = at.step, trained_seconds = at.trained_seconds, looped = at.looped != 0, resumed = at.resumed != 0;
+    ranks->broadcast(weights, 0, stream);
+    for (const NamedState& s : optimizer.state()) ranks->broadcast(s.tensor, 0, stream);
+    ranks->wait(stream);
+  }
+  void compare_weights() const {
+    if (ranks == nullptr) return;
+    check_same(hash_of_bits(HostCopy(weights, stream).tensor()), [&](int64_t r) {
+      fail(ErrorCode::numeric, "rank ", r, ": found weights that are not rank 0's after step ", step,
+           ", expected the same bits on every rank. The last checkpoint is ",
+           last_checkpoint.empty() ? "rank 0's" : last_checkpoint);
+    });
+  }
+  bool anyone(bool mine) const {
+    if (ranks == nullptr) return mine;
+    std::vector<char> all(static_cast<size_t>(world()));
+    const char word = mine;
+    ranks->gather_bytes(&word, 1, all.data());
+    return std::any_of(all.begin(), all.end(), [](char c) { return c != 0; });
+  }
+  template <class T> T as_rank_0(T mine) const {
+    if (ranks != nullptr) ranks->broadcast_bytes(&mine, sizeof mine, 0);
+    return mine;
+  }
 
   // --- from another run ---
   void take_weights_of(const std::string& path) {
@@ -239,6 +323,7 @@ struct Trainer::Impl {
     line["cpu"] = cpu_model();
     line["cpu_level"] = name_of(cpu_level());
     line["threads"] = thread_count();
+    if (ranks != nullptr) line["ranks"] = world();
     if (device.kind == Device::cuda) line["gpu"] = gpu::device_info(device.index).name;
     line["seed"] = config.train.seed;
     line["step"] = step;
@@ -307,6 +392,7 @@ struct Trainer::Impl {
     found.load_optimizer(c.optimizer);
     here.write_back();
     last_checkpoint = found.path();
+    resumed = true;
   }
   // The checkpoint of this step is there. Trouble is reported and never stops training.
   void note_best(const Score& score) {
@@ -326,8 +412,17 @@ struct Trainer::Impl {
       return true;
     }
   }
+  bool is_best_of_all(const Score& score) const { return as_rank_0(is_best(score)); }
   // A failed save is reported and never stops training.
   bool save() {
+    if (ranks == nullptr) return write_checkpoint();
+    optimizer.gather_state();
+    compare_weights();
+    const bool saved = write_checkpoint();
+    ranks->barrier(kLoadSeconds);
+    return as_rank_0(saved);
+  }
+  bool write_checkpoint() {
     if (directory.empty()) return true;
     try {
       const HostState here(*this);
@@ -380,13 +475,20 @@ struct Trainer::Impl {
     }
     return *model;
   }
-  // Leaves the gradients in `grads` and the sum of all losses in `loss_sum`.
+  // This rank's passes of steps from the next one on.
+  Prefetch batches_ahead() const {
+    const int64_t here = passes(), all = config.train.accumulation, first = rank() * here;
+    return Prefetch(
+        [p = packer, here, all, first](int64_t i, Batch& into) { p->fill(i / here * all + first + i % here, into); },
+        step * here);
+  }
+  // Leaves this rank's gradients in step_grads() and the sums of losses in `pass_losses`.
   void forward_backward(Prefetch& batches, bool loop) {
     Gpt& gpt = bound_model(loop);
-    fill({.to = grads}, stream);
-    fill({.to = loss_sum}, stream);
     Batch batch;
-    for (int64_t a = 0; a < config.train.accumulation; ++a) {
+    for (int64_t a = 0; a < passes(); ++a) {
+      fill({.to = grads}, stream);
+      fill({.to = loss_sum}, stream);
       batches.next(batch);
       const auto part = [&](const Tensor& t) { return t.slice(0, 0, batch.size()); };
       const TokenBatch there = on_device.put(batch);
@@ -394,10 +496,23 @@ struct Trainer::Impl {
         gpt.losses_and_gradients(all_weights(), there, part(dloss), part(loss), grads);
         sum({.x = part(loss), .total = loss_sum}, stream);
       });
+      copy({.from = loss_sum, .to = pass_losses.slice(0, a, a + 1)}, stream);
+      if (total && a == 0) copy({.from = grads, .to = total}, stream);
+      if (total && a > 0) axpby({.x = grads, .y = total}, stream);
     }
   }
+  const Tensor& step_grads() const { return total ? total : grads; }
+  // Over all ranks, added in the order of passes.
   double mean_loss() const {
-    return read_number(loss_sum, stream) / double(config.train.batch_tokens * config.train.accumulation);
+    const HostCopy mine(pass_losses, stream);
+    std::vector<double> all(size_t(config.train.accumulation));
+    if (ranks != nullptr)
+      ranks->gather_bytes(mine.tensor().data, mine.tensor().bytes(), all.data());
+    else
+      std::copy_n(mine.tensor().ptr<double>(), all.size(), all.data());
+    double sum = 0;
+    for (const double x : all) sum += x;
+    return sum / double(config.train.batch_tokens * config.train.accumulation);
   }
   TrainStatus train_step(Prefetch& batches) {
     const auto start = Clock::now();
@@ -411,12 +526,14 @@ struct Trainer::Impl {
                      .momentum = muon_momentum(config.train.schedule, p),
                      .products = optimizer_products()};
     if (optimizer.average()) at.ema = ema_decay(config.train.schedule, double(expected_steps()));
-    optimizer.step(all_weights(), grads, at);
+    optimizer.step(all_weights(), step_grads(), at);
+    if (ranks != nullptr) ranks->wait(stream);
     s.loss = mean_loss();  // the step's only wait
     s.grad_norm = read_number(optimizer.gradient_norm(), stream);
     note_bad_step(s);
     ++step;
-    trained_seconds += seconds_since(start);
+    trained_seconds = as_rank_0(trained_seconds + seconds_since(start));
+    if (step % kCompareEvery == 0) compare_weights();
     s.step = step;
     s.steps = expected_steps();
     s.progress = progress();
@@ -441,9 +558,12 @@ struct Trainer::Impl {
     const Tensor result = result_weights();
     const bool other = compute && result.data != weights.data;
     if (other) copy({.from = result, .to = compute}, stream);
-    const Score s = score(
-        config.model, {result, compute}, *data.tokenizer, data.held_out,
-        {.batch_tokens = config.train.batch_tokens, .looping = looping(), .products = products, .stream = stream});
+    const Score s = score(config.model, {result, compute}, *data.tokenizer, data.held_out,
+                          {.batch_tokens = config.train.batch_tokens,
+                           .looping = looping(),
+                           .products = products,
+                           .stream = stream,
+                           .ranks = ranks});
     if (other) copy({.from = weights, .to = compute}, stream);
     return s;
   }
@@ -470,8 +590,8 @@ struct Trainer::Impl {
 };
 
 Trainer::Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command,
-                 const ResumeFrom& from, Device device)
-    : impl_(std::make_unique<Impl>(config, std::move(data), directory, command, from, device)) {}
+                 const ResumeFrom& from, Device device, Communicator* ranks)
+    : impl_(std::make_unique<Impl>(config, std::move(data), directory, command, from, device, ranks)) {}
 Trainer::~Trainer() = default;
 int64_t Trainer::step() const { return impl_->step; }
 const RunConfig& Trainer::config() const { return impl_->config; }
@@ -502,10 +622,10 @@ double Trainer::measure_tokens_per_second(double seconds) {
     before.push_back(kept.take(t.dtype, t.shape));
     copy({.from = t, .to = before.back()}, m.stream);
   }
-  Prefetch batches(m.packer, m.step * m.config.train.accumulation);
+  Prefetch batches = m.batches_ahead();
   const auto whole_step = [&] {
     m.forward_backward(batches, m.looping());
-    m.optimizer.step(m.all_weights(), m.grads, {.step = m.step + 1, .products = m.optimizer_products()});
+    m.optimizer.step(m.all_weights(), m.step_grads(), {.step = m.step + 1, .products = m.optimizer_products()});
     gpu::synchronize(m.device, m.stream);
   };
   whole_step();  // the first touches memory
@@ -526,13 +646,13 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
   Impl& m = *impl_;
   const TrainOptions& o = m.config.train;
   TrainResult result;
-  Prefetch batches(m.packer, m.step * o.accumulation);
+  Prefetch batches = m.batches_ahead();
   const double tokens_per_step = double(o.batch_tokens * o.accumulation);
   double rate = 0;  // smoothed
-  int64_t saved_at = m.last_checkpoint.empty() ? -1 : m.step;
+  int64_t saved_at = m.resumed ? m.step : -1;
   result.status = {.step = m.step, .steps = m.expected_steps(), .progress = m.progress(), .seconds = m.trained_seconds};
   while (!m.done()) {
-    if (hooks.should_stop && hooks.should_stop()) {
+    if (m.anyone(hooks.should_stop && hooks.should_stop())) {
       result.end = TrainEnd::stopped;
       break;
     }
@@ -550,7 +670,7 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
       const Score x = m.score_on_held_out();
       m.log_score(x);
       if (hooks.on_score) hooks.on_score(s, x);
-      if (m.is_best(x) && m.save()) saved_at = s.step, m.note_best(x);
+      if (m.is_best_of_all(x) && m.save()) saved_at = s.step, m.note_best(x);
     }
     const bool due = o.checkpoint_every > 0 && s.step % o.checkpoint_every == 0 && !m.done() && saved_at != s.step;
     if (due && m.save()) saved_at = s.step;
@@ -563,6 +683,7 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
     if (saved_at == m.step && m.is_best(result.score)) m.note_best(result.score);
   }
   if (saved_at == m.step) result.checkpoint = m.last_checkpoint;
+  m.compare_weights();
   result.failed_saves = m.failed_saves;
   result.parameter_hash = parameter_hash(m.layout, HostCopy(result_weights(), m.stream).tensor());
   m.log.write({{"event", result.end == TrainEnd::finished ? "end" : "stopped"},

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "ingot/core/arena.h"
+#include "ingot/core/communicator.h"
 #include "ingot/engines/train/evaluate.h"
 #include "ingot/engines/train/run_config.h"
 #include "ingot/io/file.h"
@@ -63,8 +64,12 @@ class Trainer {
   // A directory that already holds a run is resumed when its configuration, data and tokenizer are the same, and
   // refused otherwise; the length may be another one. `command` is kept in the log as provenance. All of a step's
   // numbers lie on `device`; a run may go on on another one, not bit for bit.
+  //
+  // With `ranks` each takes its share of a step's passes, and all hold the same weights, bit for bit. The first one has
+  // the directory; `directory` of others is not looked at. A run may go on with another number of ranks: its steps are
+  // the same, but for the order in which passes' gradients are added.
   Trainer(const RunConfig& config, RunData data, const std::string& directory, const std::string& command = {},
-          const ResumeFrom& from = {}, Device device = {});
+          const ResumeFrom& from = {}, Device device = {}, Communicator* ranks = nullptr);
   ~Trainer();
 
   int64_t step() const;  // steps done; more than 0 after a resume

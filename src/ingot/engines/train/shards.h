@@ -1,0 +1,20 @@
+#pragma once
+// How the work of an optimizer step is dealt to the ranks of a run.
+#include <cstdint>
+#include <vector>
+
+#include "ingot/core/communicator.h"
+#include "ingot/models/gpt/parameters.h"
+
+namespace ingot {
+
+// Which matrices of each bank a rank updates, as parts of the bank in matrices. Every rank gets as many of a bank as
+// any other, or one less; what does not divide goes to those with the least work so far.
+std::vector<Parts> deal_matrices(const std::vector<MatrixBank>& banks, int world);
+// In numbers of the bank.
+Parts in_numbers(const Parts& matrices, const MatrixBank& bank);
+
+// Of a tensor in host memory: equal for the same bits, of any number of threads.
+uint64_t hash_of_bits(const Tensor& t);
+
+}  // namespace ingot
