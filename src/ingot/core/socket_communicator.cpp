@@ -101,14 +101,17 @@ struct SocketCommunicator::Impl {
          detail::concat("rank ", f.t.peer, " went away: found ", found, " at call ", calls, ", ", name_of(f.out.call),
                         ", expected all ", world, " ranks of the run"));
   }
-  [[noreturn]] void lose_silent(const std::vector<Flow>& flows, double seconds) {
+  static double grace_of(double seconds) { return std::clamp(seconds / 4, 0.25, 10.0); }
+  static std::vector<int> silent_of(const std::vector<Flow>& flows, double seconds) {
     std::vector<int> silent;
-    std::string names;
     for (const Flow& f : flows)
-      if ((f.sends() || f.receives()) && seconds_since(f.heard) > 0.9 * seconds) {
-        silent.push_back(f.t.peer);
-        names += (names.empty() ? "" : ", ") + std::to_string(f.t.peer);
-      }
+      if ((f.sends() || f.receives()) && seconds_since(f.heard) > 0.9 * seconds) silent.push_back(f.t.peer);
+    return silent;
+  }
+  [[noreturn]] void lose_silent(const std::vector<Flow>& flows, double seconds) {
+    const std::vector<int> silent = silent_of(flows, seconds);
+    std::string names;
+    for (const int r : silent) names += (names.empty() ? "" : ", ") + std::to_string(r);
     lose(silent, flows,
          detail::concat(silent.size() == 1 ? "rank " : "ranks ", names,
                         silent.size() == 1 ? " does not answer" : " do not answer", ": found no byte for ", seconds,
@@ -178,8 +181,11 @@ struct SocketCommunicator::Impl {
         waited = std::max(waited, seconds_since(f.heard));
       }
       if (open.empty()) return;
-      if (waited > seconds) lose_silent(flows, seconds);
-      const int patience = int(std::clamp((seconds - waited) * 1000 + 1, 1.0, 1000.0));
+      // One that another rank waits for may keep a third from coming here: of several silent ones, those that live know
+      // better and say so, as they came to their deadline too.
+      if (waited > seconds && (silent_of(flows, seconds).size() == 1 || waited > seconds + grace_of(seconds)))
+        lose_silent(flows, seconds);
+      const int patience = int(std::clamp((seconds - waited) * 1000 + 1, 10.0, 1000.0));
       if (::poll(polls.data(), nfds_t(polls.size()), patience) < 0 && errno != EINTR)
         fail(ErrorCode::io, "ranks: ", std::strerror(errno));
       for (size_t i = 0; i < open.size(); ++i) {

@@ -134,6 +134,26 @@ TEST(socket_communicator, a_rank_that_does_not_answer_is_named_within_the_deadli
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10);
 }
 
+// Rank 2 is there for one of the others, and then for nobody: the other is kept from coming, and is not to blame.
+TEST(socket_communicator, who_is_kept_waiting_is_not_named) {
+  std::atomic<int> ended{0};
+  const std::vector<std::string> errors = run_ranks(3, 0.5, [&](SocketCommunicator& ranks) {
+    struct Count {
+      std::atomic<int>& n;
+      ~Count() { ++n; }
+    } const count{ended};
+    int64_t number = ranks.rank(), all[3] = {};
+    if (ranks.rank() == 1) ranks.broadcast_bytes(&number, sizeof number, 2);  // it never comes
+    if (ranks.rank() == 0) ranks.broadcast_bytes(&number, sizeof number, 0);
+    if (ranks.rank() == 2)
+      while (ended < 2) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    else
+      ranks.gather_bytes(&number, sizeof number, all);
+  });
+  for (const int r : {0, 1})
+    EXPECT_NE(errors[size_t(r)].find("rank 2 does not answer"), std::string::npos) << errors[size_t(r)];
+}
+
 TEST(socket_communicator, ranks_that_make_different_calls_are_told) {
   const std::vector<std::string> errors = run_ranks(2, kDeadline, [](SocketCommunicator& ranks) {
     std::vector<float> x(size_t(10 + ranks.rank()), 1);

@@ -4,9 +4,11 @@
 #include <sstream>
 
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/ranks.h"
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
+#include "ingot/core/socket_communicator.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
@@ -16,6 +18,10 @@ namespace {
 
 struct TrainCommand {
   std::string preset, data, out, tokenizer, seeds, model, train, resume = "newest", from, device = "auto";
+  int64_t ranks = 1, gpus = 0;
+  double rank_timeout = 120;
+  Communicator* others = nullptr;  // where this process is one of several
+  bool is_first() const { return others == nullptr || others->rank() == 0; }
 };
 
 // The configuration, and where the weights and the tokenizer come from: a preset or another run, and over it what was
@@ -40,10 +46,21 @@ Start start_of(const TrainCommand& o) {
 // A run goes on from what it did last: the second time the words must not send it back again.
 std::string command_to_resume() { return command_line_without("--from"); }
 
+// What a rank does is one pass of a step at least. Where nobody chose, it is one.
+void deal_passes(const TrainCommand& o, RunConfig& config) {
+  const Json given = parse_json(o.train, "configuration");
+  if (o.others == nullptr || config.train.accumulation != 1 || given.contains("accumulation")) return;
+  config.train.accumulation = o.others->world();
+  if (o.is_first())
+    log_info(o.others->world(), " ranks: ", o.others->world(), " passes of ", with_commas(config.train.batch_tokens),
+             " tokens a step");
+}
+
 Trainer open_run(const TrainCommand& o, const RunConfig& config, RunData data, const std::string& directory) {
   try {
     return Trainer(config, std::move(data), directory, command_line(),
-                   {.last_good = o.resume == "last-good", .name = o.from}, training_device(config.model, o.device));
+                   {.last_good = o.resume == "last-good", .name = o.from}, training_device(config.model, o.device),
+                   o.others);
   } catch (const DamagedCheckpoint& e) {
     fail(e.code, e.what(), ": --resume last-good takes it, --from step-N any other");
   }
@@ -51,23 +68,32 @@ Trainer open_run(const TrainCommand& o, const RunConfig& config, RunData data, c
 
 TrainResult run_one(const TrainCommand& o, const Start& start, const std::string& directory) {
   RunConfig resolved = start.config;
+  deal_passes(o, resolved);
   RunData data = load_run_data(o.data, resolved, start.tokenizer);
   Trainer trainer = open_run(o, resolved, std::move(data), directory);
-  log_info(directory, ": ", with_commas(trainer.parameter_count()), " parameters, ",
-           with_commas(trainer.data().train->size()), " training tokens, ",
-           with_commas(trainer.data().held_out->size()), " held out, vocabulary ",
-           trainer.data().tokenizer->vocab_size());
+  if (o.is_first())
+    log_info(directory, ": ", with_commas(trainer.parameter_count()), " parameters, ",
+             with_commas(trainer.data().train->size()), " training tokens, ",
+             with_commas(trainer.data().held_out->size()), " held out, vocabulary ",
+             trainer.data().tokenizer->vocab_size());
   const int64_t first = trainer.step();
 
   Interrupt interrupt;
   Progress progress;
   TrainHooks hooks;
-  hooks.on_step = [&](const TrainStatus& s) { progress.update(status_line(s)); };
-  hooks.on_score = [&](const TrainStatus& s, const Score& score) {
-    progress.finish("step " + std::to_string(s.step) + "  held out: " + score_line(score));
-  };
-  hooks.should_stop = [&] { return interrupt.asked(); };
+  if (o.is_first()) {
+    hooks.on_step = [&](const TrainStatus& s) { progress.update(status_line(s)); };
+    hooks.on_score = [&](const TrainStatus& s, const Score& score) {
+      progress.finish("step " + std::to_string(s.step) + "  held out: " + score_line(score));
+    };
+  }
+  hooks.should_stop = [&] { return interrupt.asked() || asked_to_stop(); };
+  tell_training();
   const TrainResult result = trainer.run(hooks);
+  if (!o.is_first()) {  // the first one says all of it
+    if (result.end == TrainEnd::stopped) fail(ErrorCode::interrupted, "stopped at step ", result.status.step);
+    return result;
+  }
   if (result.status.step > first) progress.finish(status_line(result.status));
   if (result.end == TrainEnd::stopped) {
     if (result.checkpoint.empty() && result.status.step > 0)
@@ -106,13 +132,24 @@ std::string mean_and_deviation(const std::vector<double>& v) {
   return fixed(mean, 4) + " +- " + fixed(v.size() > 1 ? std::sqrt(squares / double(v.size() - 1)) : 0, 4);
 }
 
-void train(const TrainCommand& o) {
+// What a run whose rank was lost can go on from.
+std::string advice_of(const TrainCommand& o) {
+  if (!o.seeds.empty()) return "the same command goes on";
+  try {
+    const std::optional<Checkpoint> last = latest_checkpoint(o.out);
+    return last ? "the last checkpoint is " + last->path() + ", from which the same command goes on"
+                : "there is no checkpoint yet";
+  } catch (const Error&) { return ""; }
+}
+
+void train_runs(const TrainCommand& o) {
   if (!o.from.empty() && (o.resume != "newest" || !o.seeds.empty()))
     fail(ErrorCode::usage, "found --from with ", o.seeds.empty() ? "--resume last-good" : "--seeds",
          ", expected one of them");
   const Start start = start_of(o);
   if (o.seeds.empty()) {
     run_one(o, start, o.out);
+    if (!o.is_first()) return;
     log_info("try: ", program_name(), " generate ", o.out, " --prompt \"...\"   or   ", program_name(), " plot ",
              o.out);
     return;
@@ -125,8 +162,42 @@ void train(const TrainCommand& o) {
     losses.push_back(result.score.loss);
     bits.push_back(result.score.bits_per_byte);
   }
+  if (!o.is_first()) return;
   log_info(losses.size(), " seeds: held-out loss ", mean_and_deviation(losses), ", bits per byte ",
            mean_and_deviation(bits));
+}
+
+// One of several processes: of `ingot train --ranks`, or of torchrun and its like.
+void train_as_rank(TrainCommand o, RankPlace place) {
+  place.listener = inherited_listener();
+  try {
+    SocketCommunicator ranks(place, o.rank_timeout);
+    o.others = &ranks;
+    train_runs(o);
+  } catch (const LostRank& e) {
+    hand_over(e, true);
+    const std::string advice = place.rank == 0 ? advice_of(o) : "";
+    fail(e.code, e.what(), advice.empty() ? "" : "; ", advice);
+  } catch (const Error& e) {
+    hand_over(e, false);
+    throw;
+  }
+}
+
+void train(TrainCommand o) {
+  if (o.gpus > 0) {
+    if (o.ranks > 1 && o.ranks != o.gpus)
+      fail(ErrorCode::usage, "found --gpus ", o.gpus, " and --ranks ", o.ranks, ", expected one of them");
+    o.ranks = o.gpus;
+    o.device = "cuda";
+  }
+  const RankPlace place = rank_place_from_environment();
+  if (place.world > 1 && o.ranks > 1 && o.ranks != place.world)
+    fail(ErrorCode::usage, "found ", o.gpus > 0 ? "--gpus " : "--ranks ", o.ranks, " and WORLD_SIZE=", place.world,
+         ", expected one of them, or the same");
+  if (place.world > 1) return train_as_rank(std::move(o), place);
+  if (o.ranks > 1) return start_ranks(int(o.ranks), [&] { return advice_of(o); });
+  train_runs(o);
 }
 
 }  // namespace
@@ -153,7 +224,12 @@ void add_train(Command& root) {
   c.setting("--seed N", "train.seed", Kind::integer, "of initialisation and order of data (default: 1)");
   c.text("--seeds LIST", o->seeds, "several runs, DIR/seed-N each, and their mean and deviation: 1,2,3");
   c.setting("--batch-tokens N", "train.batch_tokens", Kind::integer, "tokens of one forward and backward pass");
-  c.setting("--accumulation N", "train.accumulation", Kind::integer, "passes per optimizer step");
+  c.setting("--accumulation N", "train.accumulation", Kind::integer,
+            "passes per optimizer step, over all ranks (default: the preset's, or one a rank)");
+  c.integer("--ranks N", o->ranks, 1, 256, "train in N processes that share each step's passes (default: 1)");
+  c.integer("--gpus N", o->gpus, 1, 256, "the same on N GPUs of this machine");
+  c.number("--rank-timeout X", o->rank_timeout, 0.1, 86400,
+           "seconds without an answer after which a rank is given up, and the run ends (default: 120)");
   c.setting("--context N", "model.context", Kind::integer, "longest segment the model sees");
   c.setting("--products TYPE", "train.products", Kind::text, "matrix products in fp32 or bf16");
   c.setting("--eval-every N", "train.eval_every", Kind::integer,

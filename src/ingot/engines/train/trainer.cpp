@@ -545,7 +545,7 @@ struct Trainer::Impl {
       bad_steps = 0;
       return;
     }
-    log_warn("step ", step, ": the gradient's norm is ", s.grad_norm, "; the step is skipped");
+    if (rank() == 0) log_warn("step ", step, ": the gradient's norm is ", s.grad_norm, "; the step is skipped");
     if (++bad_steps >= config.train.max_bad_steps)
       fail(ErrorCode::numeric, "training stopped at step ", step, ": found ", bad_steps,
            " steps in a row whose gradient is not finite; expected finite numbers. The last checkpoint is ",
