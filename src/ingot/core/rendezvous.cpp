@@ -296,6 +296,9 @@ RankPlace rank_place_from_environment() {
   p.rank = number_in_environment("RANK", 0, p.world - 1);
   if (p.world == 1) return p;
   p.local_rank = number_in_environment("LOCAL_RANK", 0, p.world - 1);
+  p.local_world = text_in_environment("LOCAL_WORLD_SIZE").empty()
+                      ? p.world
+                      : number_in_environment("LOCAL_WORLD_SIZE", p.local_rank + 1, p.world);
   p.port = number_in_environment("MASTER_PORT", 1, 65535 - kPorts);
   p.address = text_in_environment("MASTER_ADDR");
   if (p.address.empty()) fail(ErrorCode::usage, "MASTER_ADDR: found nothing, expected the host of rank 0");

@@ -347,12 +347,15 @@ void SocketCommunicator::barrier(double seconds) {
 
 void SocketCommunicator::check_alive() {
   for (const int r : impl_->others()) {
-    pollfd p{impl_->sockets[size_t(r)], POLLIN, 0};
-    char byte;
-    if (::poll(&p, 1, 0) <= 0) continue;
-    const ssize_t n = ::recv(p.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    // What it said before it went, if anything, is read where it is expected.
-    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) continue;
+    pollfd p{impl_->sockets[size_t(r)], POLLRDHUP, 0};
+    Frame head;
+    const ssize_t n = ::recv(p.fd, &head, sizeof head, MSG_PEEK | MSG_DONTWAIT);
+    if (n == ssize_t(sizeof head) && head.call == Call::goodbye) {
+      Flow f({.peer = r}, Call::roll, impl_->calls);
+      [[maybe_unused]] const ssize_t taken = ::recv(p.fd, &f.in, sizeof f.in, MSG_DONTWAIT);
+      impl_->take_leave(f);
+    }
+    if (n != 0 && (::poll(&p, 1, 0) <= 0 || (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0)) continue;
     impl_->lose({r}, {},
                 detail::concat("rank ", r, " went away: found its connection closed, expected all ", impl_->world,
                                " ranks of the run"));

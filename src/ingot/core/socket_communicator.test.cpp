@@ -134,6 +134,34 @@ TEST(socket_communicator, a_rank_that_does_not_answer_is_named_within_the_deadli
   EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10);
 }
 
+// Where all numbers are on GPUs, a rank looks after the others while it waits for its own.
+TEST(socket_communicator, who_looks_after_the_others_sees_one_go_and_hears_why) {
+  const std::vector<std::string> errors = run_ranks(3, kDeadline, [](SocketCommunicator& ranks) {
+    ranks.check_alive();
+    ranks.barrier(kDeadline);
+    if (ranks.rank() == 2) return;
+    const auto start = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - start < std::chrono::seconds(20)) {
+      // Its last words come first: rank 0 waits for nobody, and learns it from rank 1 or from the connection.
+      if (ranks.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      ranks.check_alive();
+    }
+  });
+  EXPECT_EQ(errors[2], "");
+  for (const int r : {0, 1})
+    EXPECT_NE(errors[size_t(r)].find("rank 2 went away"), std::string::npos) << errors[size_t(r)];
+}
+TEST(socket_communicator, a_roll_call_names_who_is_not_there_and_else_says_what_is_wrong) {
+  for (const std::string& e :
+       run_ranks(3, kDeadline, [](SocketCommunicator& ranks) { ranks.fail_by_roll_call("stuck"); }))
+    EXPECT_EQ(e, "stuck");
+  const std::vector<std::string> errors = run_ranks(3, kDeadline, [](SocketCommunicator& ranks) {
+    if (ranks.rank() != 1) ranks.fail_by_roll_call("stuck");
+  });
+  for (const int r : {0, 2})
+    EXPECT_NE(errors[size_t(r)].find("rank 1 went away"), std::string::npos) << errors[size_t(r)];
+}
+
 // Rank 2 is there for one of the others, and then for nobody: the other is kept from coming, and is not to blame.
 TEST(socket_communicator, who_is_kept_waiting_is_not_named) {
   std::atomic<int> ended{0};

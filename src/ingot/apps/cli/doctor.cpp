@@ -12,6 +12,7 @@
 #include "ingot/core/progress.h"
 #include "ingot/core/thread_pool.h"
 #include "ingot/core/version.h"
+#include "ingot/gpu/nccl.h"
 #include "ingot/io/json.h"
 
 namespace ingot::cli {
@@ -100,6 +101,8 @@ std::vector<Need> needs() {
   return {
       {"nvcc", find_program("nvcc"), "CUDA kernels cannot be built here"},
       {"NVIDIA driver", find_library({"libcuda.so.1"}), "no GPU can be used"},
+      {"NCCL", gpu::nccl_available() ? gpu::nccl_version() : "",
+       "no training on several GPUs: pip install nvidia-nccl-cu13"},
       {"gzip", find_program("gzip"), "the demo cannot compare with gzip -9"},
       {"xz", find_program("xz"), "the demo cannot compare with xz -9e"},
   };

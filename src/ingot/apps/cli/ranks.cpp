@@ -93,6 +93,7 @@ std::vector<std::string> environment_of(int rank, int count, const LocalListener
   const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
   std::vector<std::string> all{"RANK=" + std::to_string(rank),
                                "LOCAL_RANK=" + std::to_string(rank),
+                               "LOCAL_WORLD_SIZE=" + std::to_string(count),
                                "WORLD_SIZE=" + std::to_string(count),
                                "MASTER_ADDR=127.0.0.1",
                                "MASTER_PORT=" + std::to_string(meet.port),

@@ -1,6 +1,7 @@
 // ingot train: one run, or one per seed.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <sstream>
 
 #include "ingot/apps/cli/cli.h"
@@ -9,6 +10,8 @@
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/core/socket_communicator.h"
+#include "ingot/gpu/device.h"
+#include "ingot/gpu/nccl.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
@@ -16,12 +19,32 @@
 namespace ingot::cli {
 namespace {
 
+// The other processes of a run, and the GPU of this one.
+struct OtherRanks {
+  OtherRanks(const RankPlace& where, double deadline) : place(where), sockets(where, deadline) {}
+  RankPlace place;
+  SocketCommunicator sockets;
+  std::optional<gpu::DeviceGuard> gpu;
+  std::unique_ptr<gpu::NcclCommunicator> nccl;
+
+  // Of ranks whose model is on this device.
+  Communicator& on(Device device) {
+    if (device.kind == Device::cpu) return sockets;
+    if (!nccl) {
+      gpu.emplace(device.index);
+      nccl = std::make_unique<gpu::NcclCommunicator>(sockets, device.index);
+      if (sockets.rank() == 0) log_info(sockets.world(), " ranks talk by NCCL ", gpu::nccl_version());
+    }
+    return *nccl;
+  }
+};
+
 struct TrainCommand {
   std::string preset, data, out, tokenizer, seeds, model, train, resume = "newest", from, device = "auto";
   int64_t ranks = 1, gpus = 0;
   double rank_timeout = 120;
-  Communicator* others = nullptr;  // where this process is one of several
-  bool is_first() const { return others == nullptr || others->rank() == 0; }
+  std::shared_ptr<OtherRanks> others;  // where this process is one of several
+  bool is_first() const { return others == nullptr || others->sockets.rank() == 0; }
 };
 
 // The configuration, and where the weights and the tokenizer come from: a preset or another run, and over it what was
@@ -50,17 +73,32 @@ std::string command_to_resume() { return command_line_without("--from"); }
 void deal_passes(const TrainCommand& o, RunConfig& config) {
   const Json given = parse_json(o.train, "configuration");
   if (o.others == nullptr || config.train.accumulation != 1 || given.contains("accumulation")) return;
-  config.train.accumulation = o.others->world();
+  const int ranks = o.others->sockets.world();
+  config.train.accumulation = ranks;
   if (o.is_first())
-    log_info(o.others->world(), " ranks: ", o.others->world(), " passes of ", with_commas(config.train.batch_tokens),
-             " tokens a step");
+    log_info(ranks, " ranks: ", ranks, " passes of ", with_commas(config.train.batch_tokens), " tokens a step");
+}
+
+// Each rank of a host has a GPU of its own.
+Device device_of(const TrainCommand& o, const GptConfig& model) {
+  if (o.others == nullptr) return training_device(model, o.device);
+  const int ranks = o.others->place.local_world, gpus = gpu::device_count();
+  if (gpus < ranks && o.device == "cuda")
+    fail(ErrorCode::unsupported, "found ", gpus, gpus == 1 ? " GPU" : " GPUs", ", expected one for each of ", ranks,
+         " ranks");
+  if (gpus < ranks && gpus > 0 && o.device == "auto" && o.is_first())
+    log_info("on the CPU: found ", gpus, gpus == 1 ? " GPU" : " GPUs", ", expected one for each of ", ranks, " ranks");
+  Device device = training_device(model, gpus < ranks ? "cpu" : o.device);
+  if (device.kind == Device::cuda) device.index = o.others->place.local_rank;
+  return device;
 }
 
 Trainer open_run(const TrainCommand& o, const RunConfig& config, RunData data, const std::string& directory) {
+  const Device device = device_of(o, config.model);
   try {
     return Trainer(config, std::move(data), directory, command_line(),
-                   {.last_good = o.resume == "last-good", .name = o.from}, training_device(config.model, o.device),
-                   o.others);
+                   {.last_good = o.resume == "last-good", .name = o.from}, device,
+                   o.others ? &o.others->on(device) : nullptr);
   } catch (const DamagedCheckpoint& e) {
     fail(e.code, e.what(), ": --resume last-good takes it, --from step-N any other");
   }
@@ -171,8 +209,7 @@ void train_runs(const TrainCommand& o) {
 void train_as_rank(TrainCommand o, RankPlace place) {
   place.listener = inherited_listener();
   try {
-    SocketCommunicator ranks(place, o.rank_timeout);
-    o.others = &ranks;
+    o.others = std::make_shared<OtherRanks>(place, o.rank_timeout);
     train_runs(o);
   } catch (const LostRank& e) {
     hand_over(e, true);

@@ -417,6 +417,7 @@ struct Trainer::Impl {
   bool save() {
     if (ranks == nullptr) return write_checkpoint();
     optimizer.gather_state();
+    ranks->wait(stream);
     compare_weights();
     const bool saved = write_checkpoint();
     ranks->barrier(kLoadSeconds);
