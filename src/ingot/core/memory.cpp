@@ -37,6 +37,11 @@ int64_t available_memory() {
   return available;
 }
 
+int64_t resident_memory() {
+  const int64_t kilobytes = number_after("/proc/self/status", "VmRSS:");
+  return kilobytes < 0 ? -1 : kilobytes * 1024;
+}
+
 void require_memory(int64_t bytes, const std::string& what, const Allocator& from) {
   const int64_t available = from.available();
   const Device device = from.device();

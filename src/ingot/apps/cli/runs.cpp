@@ -61,8 +61,31 @@ void check_saved(const TrainResult& result, const std::string& directory) {
 }
 
 std::string status_line(const TrainStatus& s) {
-  return "step " + std::to_string(s.step) + "/" + std::to_string(s.steps) + "  loss " + fixed(s.loss, 3) + "  " +
-         format_count(s.tokens_per_second) + " tok/s  ETA " + format_duration(s.seconds_left);
+  const double ms = 1000 * s.step_seconds;
+  std::string line = "step " + std::to_string(s.step) + "/" + std::to_string(s.steps) + "  loss " + fixed(s.loss, 3);
+  line += "  " + fixed(ms, ms < 100 ? 1 : 0) + " ms  " + format_count(s.tokens_per_second) + " tok/s";
+  if (s.utilisation > 0)
+    line += "  " + fixed(100 * s.utilisation, 1) + "% MFU";
+  else
+    line += "  " + fixed(s.flops_per_second / 1e9, 1) + " GFLOP/s";
+  if (s.memory_bytes > 0) line += "  " + format_bytes(double(s.memory_bytes));
+  return line + "  ETA " + format_duration(s.seconds_left);
+}
+std::vector<std::pair<std::string, double>> numbers_of(const TrainStatus& s) {
+  std::vector<std::pair<std::string, double>> all{{"train/loss", s.loss},
+                                                  {"train/grad_norm", s.grad_norm},
+                                                  {"train/lr_factor", s.lr_factor},
+                                                  {"speed/tokens_per_second", s.tokens_per_second},
+                                                  {"speed/step_seconds", s.step_seconds},
+                                                  {"speed/flops_per_second", s.flops_per_second},
+                                                  {"memory/bytes", double(s.memory_bytes)}};
+  if (s.utilisation > 0) all.emplace_back("speed/utilisation", s.utilisation);
+  return all;
+}
+std::vector<std::pair<std::string, double>> numbers_of(const Score& s) {
+  std::vector<std::pair<std::string, double>> all{{"held_out/loss", s.loss}};
+  if (s.bytes > 0) all.emplace_back("held_out/bits_per_byte", s.bits_per_byte);
+  return all;
 }
 std::string score_line(const Score& s) {
   std::string line = "loss " + fixed(s.loss, 4);

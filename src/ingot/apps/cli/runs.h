@@ -28,8 +28,12 @@ Products products_of(const TrainOptions& o);
 // Throws where the weights of a finished run could not be saved.
 void check_saved(const TrainResult& result, const std::string& directory);
 
-// "step 120/2000  loss 4.312  18.2k tok/s  ETA 1m 05s"
+// "step 120/2000  loss 4.312  74.1 ms  1.33M tok/s  34.1% MFU  14.2 GB  ETA 1m 05s"; in place of the share of what the
+// device promises, where that is not known, "85.3 GFLOP/s".
 std::string status_line(const TrainStatus& s);
+// What a dashboard shows of a step, and of a score.
+std::vector<std::pair<std::string, double>> numbers_of(const TrainStatus& s);
+std::vector<std::pair<std::string, double>> numbers_of(const Score& s);
 // "loss 1.2345, 1.1870 bits per byte over 123,456 tokens (456,789 bytes)"
 std::string score_line(const Score& s);
 

@@ -15,6 +15,7 @@
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
+#include "ingot/io/tensorboard.h"
 
 namespace ingot::cli {
 namespace {
@@ -40,10 +41,15 @@ struct OtherRanks {
 };
 
 struct TrainCommand {
-  std::string preset, data, out, tokenizer, seeds, model, train, resume = "newest", from, device = "auto";
+  std::string preset, data, out, tokenizer, seeds, model, train, resume = "newest", from, device = "auto", tensorboard;
   int64_t ranks = 1, gpus = 0;
   double rank_timeout = 120;
   std::shared_ptr<OtherRanks> others;  // where this process is one of several
+  // "a" of runs/a, and of one of several seeds "a/seed-1".
+  std::string name_of(const std::string& directory) const {
+    const std::string name = base_name(directory);
+    return seeds.empty() ? name : join_path(base_name(parent_path(directory)), name);
+  }
   bool is_first() const { return others == nullptr || others->sockets.rank() == 0; }
 };
 
@@ -104,6 +110,26 @@ Trainer open_run(const TrainCommand& o, const RunConfig& config, RunData data, c
   }
 }
 
+// A full disk under a dashboard must not stop training: the first failure is said, and the rest stays silent.
+class Dashboard {
+ public:
+  Dashboard(const std::string& directory, int64_t step) {
+    if (!directory.empty()) board_ = TensorBoard(directory, step);
+  }
+  template <class What> void show(int64_t step, const What& what) {
+    if (!board_) return;
+    try {
+      board_.write(step, numbers_of(what));
+    } catch (const Error& e) {
+      log_warn("TensorBoard's file is incomplete from here on: ", e.what());
+      board_ = TensorBoard();
+    }
+  }
+
+ private:
+  TensorBoard board_;
+};
+
 TrainResult run_one(const TrainCommand& o, const Start& start, const std::string& directory) {
   RunConfig resolved = start.config;
   deal_passes(o, resolved);
@@ -118,10 +144,16 @@ TrainResult run_one(const TrainCommand& o, const Start& start, const std::string
 
   Interrupt interrupt;
   Progress progress;
+  Dashboard dashboard(o.is_first() && !o.tensorboard.empty() ? join_path(o.tensorboard, o.name_of(directory)) : "",
+                      first);
   TrainHooks hooks;
   if (o.is_first()) {
-    hooks.on_step = [&](const TrainStatus& s) { progress.update(status_line(s)); };
+    hooks.on_step = [&](const TrainStatus& s) {
+      progress.update(status_line(s));
+      if (s.step % resolved.train.log_every == 0 || s.step == s.steps) dashboard.show(s.step, s);
+    };
     hooks.on_score = [&](const TrainStatus& s, const Score& score) {
+      dashboard.show(s.step, score);
       progress.finish("step " + std::to_string(s.step) + "  held out: " + score_line(score));
     };
   }
@@ -140,6 +172,7 @@ TrainResult run_one(const TrainCommand& o, const Start& start, const std::string
     fail(ErrorCode::interrupted, "stopped at step ", result.status.step, " of ", result.status.steps, ", saved in ",
          result.checkpoint, "; to resume: ", command_to_resume());
   }
+  dashboard.show(result.status.step, result.score);
   log_info("held out: ", score_line(result.score));
   check_saved(result, directory);
   log_info("saved ", result.checkpoint, " (parameters ", result.parameter_hash.substr(0, 16), ")");
@@ -272,6 +305,7 @@ void add_train(Command& root) {
   c.setting("--eval-every N", "train.eval_every", Kind::integer,
             "score held-out text every N steps (0: at the end only)");
   c.setting("--checkpoint-every N", "train.checkpoint_every", Kind::integer, "save every N steps (0: at the end only)");
+  c.text("--tensorboard DIR", o->tensorboard, "also write what TensorBoard shows, to DIR/<the run's name>");
   add_sections(c, o->model, o->train);
   c.examples(R"(  ingot train --preset nano --data input.txt --out runs/a --seed 1 --steps 2000
   ingot train --data corpus/ --out runs/b --seconds 600 --set model.layers=8 --set train.optimizer.matrix_lr=0.02

@@ -17,6 +17,7 @@
 #include "ingot/engines/train/shards.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/promised.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/json.h"
 #include "ingot/kernels/adamw/adamw.h"
@@ -24,6 +25,7 @@
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/copy/host_copy.h"
 #include "ingot/kernels/sum/sum.h"
+#include "ingot/models/gpt/flops.h"
 #include "ingot/models/gpt/trained.h"
 
 namespace ingot {
@@ -36,6 +38,16 @@ constexpr double kLoadSeconds = 1800;   // that ranks may differ in reading thei
 constexpr int64_t kCompareEvery = 100;  // steps after which ranks compare their weights
 
 Products products_of(const TrainOptions& o) { return products_named(o.products); }
+
+// Of bf16 products in a second, without sparsity. 0: not known, as of every CPU.
+double promised_flops(Device device) {
+  if (device.kind == Device::cpu) return 0;
+  return gpu::promised_bf16_flops(gpu::device_info(device.index).name);
+}
+// `whole` is the GPU's.
+int64_t used_memory(Device device, int64_t whole) {
+  return device.kind == Device::cpu ? resident_memory() : whole - gpu::memory_of(device).available();
+}
 
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);
@@ -94,6 +106,8 @@ struct Trainer::Impl {
   Tensor pass_losses;  // (passes of this rank) f64
   Tensor total;        // gradients of the passes so far, where there are several: each pass begins at zero
   Optimizer optimizer;
+  GptFlops flops;         // of the model's program
+  double step_flops = 0;  // of this rank's passes of the latest step
   DeviceBatch on_device;
   std::unique_ptr<Gpt> model;
   PassGraphs graphs;  // of the model
@@ -466,6 +480,7 @@ struct Trainer::Impl {
   Gpt& bound_model(bool loop) {
     if (!model || model->options().looping != loop) {
       forget_model();  // its memory first
+      flops = forward_flops(config.model, loop);
       model = std::make_unique<Gpt>(config.model, types,
                                     GptOptions{.capacity = config.train.batch_tokens,
                                                .looping = loop,
@@ -486,11 +501,14 @@ struct Trainer::Impl {
   // Leaves this rank's gradients in step_grads() and the sums of losses in `pass_losses`.
   void forward_backward(Prefetch& batches, bool loop) {
     Gpt& gpt = bound_model(loop);
+    step_flops = 0;
     Batch batch;
     for (int64_t a = 0; a < passes(); ++a) {
       fill({.to = grads}, stream);
       fill({.to = loss_sum}, stream);
       batches.next(batch);
+      step_flops += 3 * (flops.per_token * double(batch.size()) +
+                         flops.per_pair * attended_pairs(batch.cu_seqlens, config.model.window));
       const auto part = [&](const Tensor& t) { return t.slice(0, 0, batch.size()); };
       const TokenBatch there = on_device.put(batch);
       graphs.run({batch.size(), there.cu_seqlens.numel() - 1}, [&] {
@@ -576,6 +594,10 @@ struct Trainer::Impl {
                {"lr_factor", s.lr_factor},
                {"looping", s.looping},
                {"tokens_per_second", s.tokens_per_second},
+               {"step_seconds", s.step_seconds},
+               {"flops_per_second", s.flops_per_second},
+               {"utilisation", s.utilisation > 0 ? OrderedJson(s.utilisation) : OrderedJson(nullptr)},
+               {"memory_bytes", s.memory_bytes},
                {"seconds", s.seconds}});
   }
   void log_score(const Score& x) {
@@ -649,7 +671,9 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
   TrainResult result;
   Prefetch batches = m.batches_ahead();
   const double tokens_per_step = double(o.batch_tokens * o.accumulation);
-  double rate = 0;  // smoothed
+  double rate = 0, flops_rate = 0;  // smoothed
+  const double promised = promised_flops(m.device);
+  const int64_t whole_memory = m.device.kind == Device::cpu ? 0 : gpu::device_info(m.device.index).memory_bytes;
   int64_t saved_at = m.resumed ? m.step : -1;
   result.status = {.step = m.step, .steps = m.expected_steps(), .progress = m.progress(), .seconds = m.trained_seconds};
   while (!m.done()) {
@@ -659,9 +683,16 @@ TrainResult Trainer::run(const TrainHooks& hooks) {
     }
     const double before = m.trained_seconds;
     TrainStatus s = m.train_step(batches);
-    const double now = tokens_per_step / std::max(1e-9, m.trained_seconds - before);
-    rate = rate == 0 ? now : 0.9 * rate + 0.1 * now;
+    s.step_seconds = std::max(1e-9, m.trained_seconds - before);
+    const auto smooth = [](double old, double now) { return old == 0 ? now : 0.9 * old + 0.1 * now; };
+    rate = smooth(rate, tokens_per_step / s.step_seconds);
+    flops_rate = smooth(flops_rate, m.step_flops / s.step_seconds);
     s.tokens_per_second = rate;
+    s.flops_per_second = flops_rate;
+    if (promised > 0) s.utilisation = flops_rate / promised;
+    // Asking takes time, and the answer hardly changes.
+    const bool asked = s.step % o.log_every == 0 || m.done() || result.status.memory_bytes == 0;
+    s.memory_bytes = asked ? used_memory(m.device, whole_memory) : result.status.memory_bytes;
     s.seconds_left =
         m.by_time() ? std::max(0.0, m.budget() - s.seconds) : double(s.steps - s.step) * tokens_per_step / rate;
     if (s.step % o.log_every == 0 || m.done()) m.log_step(s);
