@@ -1,5 +1,5 @@
 #pragma once
-// Weights on their way to a persistent kernel's block: one thread copies them, piece by piece in the order of their
+// Weights on their way to a persistent kernel's block: one warp copies them, piece by piece in the order of their
 // use, into a ring of slots; teams of warps take the slots in turn. The ring runs on across hand-offs, for nobody
 // writes weights. How many pieces are under way at once is bounded: what waits in the memory system delays the
 // hand-offs, what waits in the ring does not.
@@ -54,8 +54,8 @@ class WeightWriter {
  public:
   __device__ __forceinline__ WeightWriter(const WeightRing& ring, WeightStreamMemory& m, char* slots)
       : ring_(ring), m_(m), slots_(slots) {}
-  // `bytes`: at most kSlotBytes, a multiple of 16.
-  __device__ __forceinline__ void put(const uint8_t* from, uint32_t bytes, const WeightNote& note) {
+  // By all lanes of a warp, of which lane `lane` tells what: `bytes`, at most kSlotBytes, a multiple of 16.
+  __device__ __forceinline__ void put(uint32_t lane, const uint8_t* from, uint32_t bytes, const WeightNote& note) {
     wait_for_slot(&m_.empty[at_.slot], at_.phase ^ 1);
     if (under_way_ == ring_.ahead) {
       wait_for_slot(&m_.full[oldest_.slot], oldest_.phase);
@@ -63,9 +63,12 @@ class WeightWriter {
     } else {
       ++under_way_;
     }
-    m_.note[at_.slot] = note;
-    ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
-    ptx::bulk_load(slots_ + at_.slot * kSlotBytes, from, bytes, &m_.full[at_.slot]);
+    if (threadIdx.x % 32 == lane) {
+      m_.note[at_.slot] = note;
+      ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
+      ptx::bulk_load(slots_ + at_.slot * kSlotBytes, from, bytes, &m_.full[at_.slot]);
+    }
+    __syncwarp();
     at_.advance(ring_.slots);
   }
 

@@ -4,7 +4,8 @@
 
 namespace ingot::megakernel {
 
-constexpr uint32_t kSlotBytes = 16384, kMostSlots = 12;
+// Three under way are the 37 KB an SM that memory needs to be busy; more delay the hand-offs.
+constexpr uint32_t kSlotBytes = 12544, kMostSlots = 16;
 
 // A reader waits for a slot's fill by its parity alone, so the fill before must have come when it begins to: it has
 // where

@@ -18,13 +18,14 @@ namespace ingot::decode_attention {
 
 // Who computes a part: kThreads threads, a block's all or, each for itself, its first or second half.
 // kEarly: the first keys wait in registers for the queries; where registers are few, prefetch_keys() brings them near.
+// kOneToken: T is 1 and dim a multiple of 4, which saves a persistent kernel instructions to keep near.
 struct WholeBlock {
-  static constexpr bool kEarly = true;
+  static constexpr bool kEarly = true, kOneToken = false;
   __device__ __forceinline__ uint32_t thread() const { return threadIdx.x; }
   __device__ __forceinline__ void sync() const { __syncthreads(); }
 };
 struct HalfBlock {
-  static constexpr bool kEarly = false;
+  static constexpr bool kEarly = false, kOneToken = true;
   __device__ __forceinline__ uint32_t thread() const { return threadIdx.x % kThreads; }
   __device__ __forceinline__ void sync() const { ptx::barrier_sync_unaligned(1 + threadIdx.x / kThreads, kThreads); }
 };
@@ -82,18 +83,34 @@ __device__ __forceinline__ void store_keys(const Params& p, const Keys& part, ui
   }
 }
 
+// Which token and head a row of a tile is; rows past the last token are left out.
+struct Query {
+  uint32_t token, head;
+};
+template <class Team>
+__device__ __forceinline__ Query query_of(const Params& p, uint32_t head, uint32_t tile, uint32_t row) {
+  const uint32_t at = 16 * tile + row;
+  if (Team::kOneToken) return {0, head * p.group + at};
+  return {at / p.group, head * p.group + at % p.group};
+}
+__device__ __forceinline__ uint32_t rows_of(const Params& p, uint32_t tile) {
+  return min(p.T * p.group - 16 * tile, 16u);
+}
 // Rows of query tile `tile`: row r is token (16 tile + r) / group, head head * group + (16 tile + r) % group.
-template <int kDim>
+template <int kDim, class Team>
 __device__ __forceinline__ void stage_queries(const Params& p, uint32_t fresh, uint32_t head, uint32_t tile,
                                               uint32_t thread, Memory<kDim>& m) {
-  const uint32_t group = p.heads / p.kv_heads, half = p.dim / 2, width = (p.heads + 2 * p.kv_heads) * p.dim;
-#pragma unroll 4
-  for (uint32_t i = thread; i < 16 * kDim / 2; i += kThreads) {
-    const uint32_t r = i / (kDim / 2), d = i % (kDim / 2), row = 16 * tile + r, token = row / group;
+  const uint32_t half = p.dim / 2, width = (p.heads + 2 * p.kv_heads) * p.dim;
+  // Rows past the last query are never looked at: each row's numbers are its own.
+  const uint32_t rows = Team::kOneToken ? rows_of(p, tile) : 16;
+#pragma unroll(Team::kOneToken ? 2 : 4)
+  for (uint32_t i = thread; i < rows * (kDim / 2); i += kThreads) {
+    const uint32_t r = i / (kDim / 2), d = i % (kDim / 2);
     if (d >= half) continue;
+    const Query query = query_of<Team>(p, head, tile, r);
     float low = 0, high = 0;
-    if (token < p.T)
-      rotate(p, fresh + token, p.qkv + size_t(token) * width + (head * group + row % group) * p.dim, d, low, high);
+    if (query.token < p.T)
+      rotate(p, fresh + query.token, p.qkv + size_t(query.token) * width + query.head * p.dim, d, low, high);
     m.q[r][d] = bf16(low).bits, m.q[r][d + half] = bf16(high).bits;
   }
 #pragma unroll 1
@@ -211,60 +228,63 @@ template <int kDim> struct Seen {
   }
 };
 
-// Adds up `count` partial results: maxima m[i * step], sums l[i * step], outputs o[i * step_out].
+// What several teams or warps have seen of four numbers of a row, added up.
 struct Total {
-  float max = -INFINITY, sum = 0, out = 0;
-  __device__ __forceinline__ void add(float m, float l, float o) {
-    const float top = fmaxf(max, m), base = top == -INFINITY ? 0 : top;
-    const float keep = __expf(max - base), take = __expf(m - base);
-    sum = sum * keep + l * take;
-    out = out * keep + o * take;
+  float max = -INFINITY, sum = 0, out[4] = {0, 0, 0, 0};
+  // Makes room for numbers up to `top`.
+  __device__ __forceinline__ void lift(float top) {
+    top = fmaxf(max, top);
+    const float keep = __expf(max - (top == -INFINITY ? 0 : top));
+    sum *= keep;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[i] *= keep;
     max = top;
   }
-};
-// A sink is one more score without a value.
-__device__ __forceinline__ float finish(const Total& total, float sink) {
-  const float top = fmaxf(total.max, sink), keep = __expf(total.max - top);
-  return total.out * keep / (total.sum * keep + __expf(sink - top));
-}
-
-// Which token and head a row of a tile is; rows past the last token are left out.
-struct Query {
-  uint32_t token, head;
-};
-__device__ __forceinline__ Query query_of(const Params& p, uint32_t head, uint32_t tile, uint32_t row) {
-  const uint32_t group = p.heads / p.kv_heads, at = 16 * tile + row;
-  return {at / group, head * group + at % group};
-}
-__device__ __forceinline__ uint32_t rows_of(const Params& p, uint32_t tile) {
-  return min(p.T * (p.heads / p.kv_heads) - 16 * tile, 16u);
-}
-// Numbers d to d + 3 of a row.
-__device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d, const Total (&total)[4], float sink) {
+  // Of a maximum that there is room for.
+  __device__ __forceinline__ void add(float m, float l, const float4& o) {
+    const float take = __expf(m - (max == -INFINITY ? 0 : max));
+    sum += l * take;
+    out[0] += o.x * take, out[1] += o.y * take, out[2] += o.z * take, out[3] += o.w * take;
+  }
+  // A sink is one more score without a value.
+  __device__ __forceinline__ void finish(float sink) {
+    lift(sink);
+    const float share = 1 / (sum + __expf(sink - max));
 #pragma unroll
-  for (uint32_t i = 0; i < 4; ++i)
-    if (d + i < p.dim)
-      granules::put(p.mixed + q.token * granules::column_bytes(p.heads * p.dim), p.columns, q.head * p.dim + d + i,
-                    finish(total[i], sink));
+    for (int i = 0; i < 4; ++i) out[i] *= share;
+  }
+};
+// Numbers d to d + 3 of a row.
+template <class Team>
+__device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d, Total& total, float sink) {
+  total.finish(sink);
+  char* const column = p.mixed + q.token * granules::column_bytes(p.heads * p.dim);
+  if constexpr (Team::kOneToken) {
+    if (d < p.dim) granules::put4(column, p.columns, q.head * p.dim + d, total.out);
+  } else {
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i)
+      if (d + i < p.dim) granules::put(column, p.columns, q.head * p.dim + d + i, total.out[i]);
+  }
 }
 
 template <int kDim, class Team>
 __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, uint32_t head, uint32_t index,
                                             uint32_t tile, Team team, Memory<kDim>& m) {
-  const uint32_t thread = team.thread(), warp = thread / 32, g = threadIdx.x % 32 / 4, group = p.heads / p.kv_heads;
+  const uint32_t thread = team.thread(), warp = thread / 32, g = threadIdx.x % 32 / 4;
   uint32_t key = part.begin + 16 * warp;
   Tile<kDim> next;
   // Keys that were there before are asked for at once; new ones lie there after the barrier.
   const bool early = Team::kEarly && (p.tiles > 1 || part.end <= part.first_new);
   if (early) next.load(p, head, key, part.end);
   if (p.tiles == 1 && part.end > part.first_new) store_keys<kDim>(p, part, head, thread);
-  stage_queries<kDim>(p, part.first_new, head, tile, thread, m);
+  stage_queries<kDim, Team>(p, part.first_new, head, tile, thread, m);
   team.sync();
   if (!early) next.load(p, head, key, part.end);
   uint32_t low[2], high[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const uint32_t token = (16 * tile + g + 8 * r) / group, seen = part.first_new + token + 1;
+    const uint32_t token = query_of<Team>(p, head, tile, g + 8 * r).token, seen = part.first_new + token + 1;
     high[r] = token < p.T ? min(seen, part.end) : 0;
     low[r] = p.window > 0 && token < p.T && seen > p.window ? seen - p.window : 0;
   }
@@ -281,65 +301,54 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
 #pragma unroll 1
   for (uint32_t i = thread; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
     const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
-    const Query q = query_of(p, head, tile, row);
-    Total total[4];
+    const Query q = query_of<Team>(p, head, tile, row);
+    Total total;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float4 out = *reinterpret_cast<const float4*>(&m.out[w][row][d]);
-      const float each[4] = {out.x, out.y, out.z, out.w};
+    for (int w = 0; w < kWarps; ++w) total.max = fmaxf(total.max, m.max[w][row]);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) total[k].add(m.max[w][row], m.sum[w][row], each[k]);
-    }
-    if (p.parts == 1) {
-      put_result(p, q, d, total, m.sink[row]);
+    for (int w = 0; w < kWarps; ++w)
+      total.add(m.max[w][row], m.sum[w][row], *reinterpret_cast<const float4*>(&m.out[w][row][d]));
+    if (!Team::kOneToken && p.parts == 1) {
+      put_result<Team>(p, q, d, total, m.sink[row]);
       continue;
     }
     const size_t slot = (size_t(q.token) * p.heads + q.head) * p.parts + index;
     *reinterpret_cast<float4*>(p.part_out + slot * kDim + d) =
-        make_float4(total[0].out, total[1].out, total[2].out, total[3].out);
-    if (d == 0) p.part_max[slot] = total[0].max, p.part_sum[slot] = total[0].sum;
+        make_float4(total.out[0], total.out[1], total.out[2], total.out[3]);
+    if (d == 0) p.part_max[slot] = total.max, p.part_sum[slot] = total.sum;
   }
 }
 
-// By the last team of a tile. Eight of a row's parts are asked for at once.
-template <int kDim>
+// By the last team of a tile.
+template <int kDim, class Team>
 __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile, uint32_t thread,
                                           const Memory<kDim>& m) {
 #pragma unroll 1
   for (uint32_t i = thread; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
     const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
-    const Query q = query_of(p, head, tile, row);
+    const Query q = query_of<Team>(p, head, tile, row);
     const size_t first = (size_t(q.token) * p.heads + q.head) * p.parts;
-    float max[kMostParts], top = -INFINITY;
-#pragma unroll
-    for (uint32_t s = 0; s < kMostParts; ++s) {
-      max[s] = s < p.parts ? __ldcg(p.part_max + first + s) : -INFINITY;
-      top = fmaxf(top, max[s]);
-    }
-    Total total[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) total[k].max = top;
+    Total total;
     constexpr uint32_t kHeld = 8;  // on their way at once
-#pragma unroll
-    for (uint32_t from = 0; from < kMostParts; from += kHeld) {
-      if (from >= p.parts) break;
-      float sum[kHeld];
+#pragma unroll 1
+    for (size_t from = first; from < first + p.parts; from += kHeld) {
+      float max[kHeld], sum[kHeld], top = -INFINITY;
       float4 out[kHeld];
 #pragma unroll
       for (uint32_t s = 0; s < kHeld; ++s) {
-        const bool there = from + s < p.parts;
-        sum[s] = there ? __ldcg(p.part_sum + first + from + s) : 0;
-        out[s] = there ? __ldcg(reinterpret_cast<const float4*>(p.part_out + (first + from + s) * kDim + d))
+        const bool there = from + s < first + p.parts;
+        max[s] = there ? __ldcg(p.part_max + from + s) : -INFINITY;
+        sum[s] = there ? __ldcg(p.part_sum + from + s) : 0;
+        out[s] = there ? __ldcg(reinterpret_cast<const float4*>(p.part_out + (from + s) * kDim + d))
                        : make_float4(0, 0, 0, 0);
       }
 #pragma unroll
-      for (uint32_t s = 0; s < kHeld; ++s) {
-        const float weight = __expf(max[from + s] - top), each[4] = {out[s].x, out[s].y, out[s].z, out[s].w};
+      for (uint32_t s = 0; s < kHeld; ++s) top = fmaxf(top, max[s]);
+      total.lift(top);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) total[k].sum += sum[s] * weight, total[k].out += each[k] * weight;
-      }
+      for (uint32_t s = 0; s < kHeld; ++s) total.add(max[s], sum[s], out[s]);
     }
-    put_result(p, q, d, total, m.sink[row]);
+    put_result<Team>(p, q, d, total, m.sink[row]);
   }
 }
 
@@ -360,9 +369,9 @@ template <int kDim, class Team>
 __device__ __forceinline__ void attend(const Params& p, uint32_t unit, Team team, Memory<kDim>& m) {
   const uint32_t index = unit % p.parts, tile = unit / p.parts % p.tiles, head = unit / p.parts / p.tiles;
   const uint32_t thread = team.thread();
-  if (thread < rows_of(p, tile)) m.sink[thread] = p.sinks[query_of(p, head, tile, thread).head];
+  if (thread < rows_of(p, tile)) m.sink[thread] = p.sinks[query_of<Team>(p, head, tile, thread).head];
   attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, team, m);
-  if (p.parts == 1) return;
+  if (!Team::kOneToken && p.parts == 1) return;
   team.sync();
   if (thread == 0) {
     uint32_t* const arrived = p.arrived + head * p.tiles + tile;
@@ -370,7 +379,7 @@ __device__ __forceinline__ void attend(const Params& p, uint32_t unit, Team team
     if (m.last) ptx::store_relaxed(arrived, 0);
   }
   team.sync();
-  if (m.last) add_parts<kDim>(p, head, tile, thread, m);
+  if (m.last) add_parts<kDim, Team>(p, head, tile, thread, m);
 }
 
 }  // namespace ingot::decode_attention

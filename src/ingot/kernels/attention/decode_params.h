@@ -20,7 +20,7 @@ struct Params {
   float *part_max, *part_sum, *part_out;                  // (T * heads, parts), the same, (T * heads, parts, kDim)
   uint32_t* arrived;                                      // (kv_heads * tiles), zero between launches
   uint32_t T, heads, kv_heads, dim, rows, window, parts;  // window 0: all
-  uint32_t tiles;                                         // tiles_of(...)
+  uint32_t tiles, group;                                  // tiles_of(...); heads / kv_heads
   float scale;
   WeightFormat columns;  // of the matrix that takes `mixed`
   uint32_t addend = 0;   // qkv is the sum of two, of which the second lies so many numbers further; 0: it is one

@@ -18,14 +18,15 @@ struct Choice {
 __device__ __forceinline__ bool better(Choice a, Choice b) {
   return a.value != b.value ? a.value > b.value : a.expert < b.expert;
 }
+// Whole numbers in the order of floats.
+__device__ __forceinline__ uint32_t ordered(float v) {
+  const uint32_t bits = __float_as_uint(v);
+  return bits ^ (int32_t(bits) < 0 ? 0xffffffffu : 0x80000000u);
+}
 // The best of a warp's lanes, in every lane. NaN never wins against a number; the result is an expert all the same.
-__device__ __forceinline__ Choice best_of_lanes(Choice c) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const Choice other{__shfl_xor_sync(~0u, c.value, mask), __shfl_xor_sync(~0u, c.expert, mask)};
-    if (better(other, c)) c = other;
-  }
-  return c;
+__device__ __forceinline__ uint32_t best_of_lanes(Choice c) {
+  const uint32_t key = ordered(c.value == 0 ? 0 : c.value), top = __reduce_max_sync(~0u, key);
+  return ~__reduce_max_sync(~0u, key == top ? ~c.expert : 0);
 }
 
 // The choice of one token, by a warp. What is chosen of `logits` (E) is left in chosen[0 .. k) and, with its share,
@@ -53,13 +54,13 @@ __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t
       for (uint32_t j = 0; j < i; ++j) before |= chosen[j] == e;
       if (!before && better({number(e), e}, best)) best = {number(e), e};
     }
-    best = best_of_lanes(best);
-    if (best.expert % 32 == lane && best.expert < 32 * kHeld) taken |= 1u << best.expert / 32;
-    const float value = logits[best.expert];  // a NaN is seen in the weights
+    const uint32_t expert = best_of_lanes(best);
+    if (expert % 32 == lane && expert < 32 * kHeld) taken |= 1u << expert / 32;
+    const float value = logits[expert];  // a NaN is seen in the weights
     if (i == 0) top = value;
     const float share = expf(value - top);
     sum += share;
-    if (lane == 0) chosen[i] = best.expert, weights[i] = share;
+    if (lane == 0) chosen[i] = expert, weights[i] = share;
     __syncwarp();
   }
   for (uint32_t i = lane; i < k; i += 32) weights[i] /= sum;

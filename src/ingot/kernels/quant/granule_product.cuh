@@ -62,6 +62,15 @@ INGOT_HD constexpr float lift_of(WeightFormat f) { return f == WeightFormat::bf1
 __device__ __forceinline__ void put(char* column, WeightFormat f, uint32_t c, float v) {
   *reinterpret_cast<bf16*>(column + 2 * place(f == WeightFormat::fp8, c)) = bf16(v * lift_of(f));
 }
+// The same of four from c on, c a multiple of 4.
+__device__ __forceinline__ void put4(char* column, WeightFormat f, uint32_t c, const float (&v)[4]) {
+  const bool fp8 = f == WeightFormat::fp8;
+  const float lift = lift_of(f);
+  const uint32_t a = ptx::pack(bf16{}, v[0] * lift, (fp8 ? v[2] : v[1]) * lift),
+                 b = ptx::pack(bf16{}, (fp8 ? v[1] : v[2]) * lift, v[3] * lift);
+  *reinterpret_cast<uint32_t*>(column + 2 * place(fp8, c)) = a;
+  *reinterpret_cast<uint32_t*>(column + 2 * place(fp8, c + (fp8 ? 1 : 2))) = b;
+}
 
 // Columns from C on are read as zero. x is fp32, read past L1, as an earlier kernel wrote it.
 __device__ __forceinline__ void load4(const float* x, uint32_t c, uint32_t C, float (&v)[4]) {

@@ -265,7 +265,7 @@ bool megakernel_takes(const Model& m) {
     return l.qkv.format == m.head.format && l.o.format == m.head.format &&
            l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
   });
-  return formats && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
+  return formats && m.config.head_dim % 4 == 0 && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
          with_megakernel(m.head.format, [&](auto kernels) { return kernels.fits(m); });
 }
 

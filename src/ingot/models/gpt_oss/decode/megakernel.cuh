@@ -1,5 +1,5 @@
 #pragma once
-// A whole token by one persistent kernel, a block an SM: one thread copies the block's share of the weights into a ring
+// A whole token by one persistent kernel, a block an SM: one warp copies the block's share of the weights into a ring
 // (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come. A hand-off
 // after each stage:
 //   qkv | attention | output | router | gate and up | down | ... | head
@@ -94,9 +94,8 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     sampling::Best top;
     if (threadIdx.x < kTokenThreads)
       compute(top);
-    else if (threadIdx.x == kTokenThreads)
+    else
       copy_weights();
-    __syncwarp();  // the block's barrier wants a warp's threads at once
     __syncthreads();
     if (m_.token.head_rows == 0) {
       if (blockIdx.x == 0 && threadIdx.x == 0 && handoffs_.all_came()) m_.token.head.state->position += 1;
@@ -171,7 +170,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     return s;
   }
 
-  // --- the thread that copies
+  // --- the warp that copies
 
   __device__ __forceinline__ void copy_weights() {
     megakernel::WeightWriter to(m_.token.stream, m_.stream, memory_ + m_.token.ring);
@@ -188,10 +187,15 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
   }
   __device__ __forceinline__ void put(megakernel::WeightWriter& to, Product product, const LayerStages& l) const {
     const Section& s = m_.sections[int(product)];
-    Pieces pieces(s, matrix(product, l).data);
-    Piece p;
+    const uint8_t* const data = matrix(product, l).data;
+    const uint32_t end = s.end_piece;
 #pragma unroll 1
-    while (pieces.next(p)) to.put(p.data, p.count * uint32_t(s.granule_bytes), note_of(p));
+    for (uint32_t first = s.first_piece; first < end; first += 32) {  // a lane finds a piece: one by one takes too long
+      const Piece p = s.piece_at(min(first + threadIdx.x % 32, end - 1), data);
+      const uint32_t bytes = p.count * uint32_t(s.granule_bytes), count = min(end - first, 32u);
+#pragma unroll 1
+      for (uint32_t lane = 0; lane < count; ++lane) to.put(lane, p.data, bytes, note_of(p));
+    }
   }
 
   // --- the warps that multiply
@@ -295,12 +299,12 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     Product product;
     const Matrix& w;
     const float* bias;  // may be null; of a bank (entries, rows)
-    float scale;
+    float scale, drop;
   };
   // The block's part of a product, in rounds of as many bands as have room for their sums.
-  template <WeightFormat F>
   __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l,
                                            sampling::Best& top, megakernel::WeightReader& from) {
+    const bool experts = ending.product == Product::gate_up || ending.product == Product::down;
     const uint32_t of_sums = s.of_sums(), slot = threadIdx.x / 16, row = threadIdx.x % 16;
     uint32_t band = s.first_sums(), until = s.range.begin, piece = s.first_piece;
 #pragma unroll 1
@@ -309,7 +313,12 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
       const bool ends = slot < kHeldBands && (band + slot) * of_sums < until;
       const float bias = ends ? bias_of(ending, s, band + slot, row) : 0;
       const uint32_t end_piece = until == s.range.end ? s.end_piece : s.piece_of_sums(band + kHeldBands);
-      multiply_round<F>(s, ending.w.data, end_piece - piece, band, from);
+      if (experts)
+        multiply_round<E>(s, ending.w.data, end_piece - piece, band, from);
+      else if (D == WeightFormat::bf16 || ending.product != Product::router)
+        multiply_round<D>(s, ending.w.data, end_piece - piece, band, from);
+      else
+        multiply_round<WeightFormat::bf16>(s, ending.w.data, end_piece - piece, band, from);
       piece = end_piece;
       TokenTeam::sync();
       if (slot < kHeldBands) {
@@ -320,7 +329,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
             sum += m_.sums[slot][w][row];
             m_.sums[slot][w][row] = 0;
           }
-        end(ending, s, l, ends, band + slot, row, sum * granules::Form<F>::kDrop, bias, top);
+        end(ending, s, l, ends, band + slot, row, sum * ending.drop, bias, top);
       }
       if (until < s.range.end) TokenTeam::sync();
     }
@@ -331,9 +340,8 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = m_.token.stream.team_warps;
     const uint32_t stride = s.by_band ? s.column_stride : 0;
     const char* const column = stage() + lane % 4 * 16;
-    float sum[1][4] = {}, other[1][4] = {};
+    float sum[1][4] = {};
     uint32_t entry = 0, of_band = ~0u;  // what `sum` is of: a band of an entry; ~0: nothing yet
-    // A band's rows g and g + 8 are in every lane of the four that share g.
     const auto leave = [&] {
       float scale[2] = {1, 1};
       if (s.by_band) scale[0] = scale[1] = choice().weights[entry];
@@ -343,13 +351,11 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
         granules::load_row_scales(matrix + of_band * s.band_bytes, s.granules, of_row);
         scale[0] *= of_row[0], scale[1] *= of_row[1];
       }
+      // A band's rows g and g + 8 are in every lane of the four that share g.
       float(&to)[16] = m_.sums[of_band + (s.by_band ? 0 : entry * s.bands) - band][warp];
-      if (lane % 4 == 0) {
-        to[lane / 4] += scale[0] * (sum[0][0] + other[0][0]);
-        to[lane / 4 + 8] += scale[1] * (sum[0][2] + other[0][2]);
-      }
+      if (lane % 4 == 0) to[lane / 4] += scale[0] * sum[0][0], to[lane / 4 + 8] += scale[1] * sum[0][2];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) sum[0][c] = other[0][c] = 0;
+      for (int c = 0; c < 4; ++c) sum[0][c] = 0;
     };
     const uint32_t first = warp % team;
     from.read(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
@@ -357,15 +363,8 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
       if (of_band != ~0u && (p.band != of_band || p.entry != entry)) leave();
       entry = p.entry, of_band = p.band;
       const char* const mine[1] = {column + p.entry * stride + p.first * granules::kColumnBytes};
-      uint32_t g = first;
-      for (; g + team < p.count; g += 2 * team) {  // two at once: each alone is a chain that leaves the SM waiting
-        granules::Stored<F> w[2];
-        load_staged(w[0], granule + g * granules::Form<F>::kBytes, lane);
-        load_staged(w[1], granule + (g + team) * granules::Form<F>::kBytes, lane);
-        granules::multiply<F, 1>(w[0], mine, g * granules::kColumnBytes, sum);
-        granules::multiply<F, 1>(w[1], mine, (g + team) * granules::kColumnBytes, other);
-      }
-      if (g < p.count) {
+#pragma unroll 1
+      for (uint32_t g = first; g < p.count; g += team) {
         granules::Stored<F> w;
         load_staged(w, granule + g * granules::Form<F>::kBytes, lane);
         granules::multiply<F, 1>(w, mine, g * granules::kColumnBytes, sum);
@@ -441,7 +440,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     TokenTeam::sync();
     if (threadIdx.x < 32) routing::choose(m.logits, p.w.rows, p.k, m.chosen, m.weights);
     TokenTeam::sync();
-    // By all: what each wrote, the next layer's stages too, is the copying thread's to read.
+    // By all: what each wrote, the next layer's stages too, is the copying warp's to read.
     ptx::mbarrier_arrive(&m_.chosen);
     if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, 1, p.w.rows, p.k, m.first, p.lists);
   }
@@ -472,14 +471,11 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
                                 : product == Product::gate_up ? l.gate_up.bias
                                 : product == Product::down    ? l.down.bias
                                                               : nullptr,
-                        .scale = eps > 0 ? rstd(w.cols, eps) : 1};
-    const Section& s = m_.sections[int(product)];
-    if (product == Product::gate_up || product == Product::down)
-      multiply<E>(s, ending, l, top, from);
-    else if (D == WeightFormat::bf16 || product != Product::router)
-      multiply<D>(s, ending, l, top, from);
-    else
-      multiply<WeightFormat::bf16>(s, ending, l, top, from);
+                        .scale = eps > 0 ? rstd(w.cols, eps) : 1,
+                        .drop = product == Product::gate_up || product == Product::down ? granules::Form<E>::kDrop
+                                : product == Product::router                            ? 1
+                                                                                        : granules::Form<D>::kDrop};
+    multiply(m_.sections[int(product)], ending, l, top, from);
   }
   __device__ __forceinline__ float bias_of(const Ending& e, const Section& s, uint32_t v, uint32_t row) const {
     const uint32_t band = e.product == Product::gate_up ? v % s.bands : v, n = 16 * band + row;

@@ -123,6 +123,7 @@ INGOT_HD inline decode_attention::Params attention_of(const Plan& s, const Layer
           .window = l.window,
           .parts = decode_attention::parts_of(s.T, l.window, s.capacity),
           .tiles = decode_attention::tiles_of(s.T, s.heads / s.kv_heads),
+          .group = s.heads / s.kv_heads,
           .scale = s.scale,
           .columns = l.o.format};
 }
