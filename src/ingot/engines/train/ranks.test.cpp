@@ -223,6 +223,22 @@ TEST(ranks, weights_that_come_apart_are_found) {
   EXPECT_FALSE(latest_checkpoint(dir.path() + "/run").has_value());  // none of weights that are in doubt
 }
 
+TEST(ranks, leave_out_a_step_whose_gradient_is_not_finite_and_give_up_together) {
+  TemporaryDirectory dir;
+  RunConfig config = run_of(true, 2);
+  config.train.optimizer.embed_lr = config.train.optimizer.scalar_lr = 1e38;
+  config.train.max_bad_steps = 2;
+  data_for(config, dir);
+  for (const std::string& e : run_ranks(2, kDeadline, [&](SocketCommunicator& ranks) {
+         RunConfig mine = config;
+         RunData data = data_for(mine, dir);
+         Trainer trainer(mine, std::move(data), "", "", {}, {}, &ranks);
+         trainer.run();
+       }))
+    EXPECT_NE(e.find("found 2 steps in a row whose gradient is not finite, the last time in the "), std::string::npos)
+        << e;
+}
+
 TEST(ranks, a_rank_that_dies_ends_the_others_and_its_checkpoint_goes_on) {
   TemporaryDirectory dir, other;
   RunConfig config = run_of(true, 3);
@@ -270,6 +286,17 @@ TEST(shards, every_matrix_is_dealt_once_and_evenly) {
     EXPECT_LE(*most - *least, largest) << world;
   }
   EXPECT_EQ(in_numbers({0, 2, 3}, {0, 3, 4, 5}), (Parts{0, 40, 60}));
+}
+
+TEST(shards, the_most_tokens_that_fit_are_found) {
+  const auto bytes = [](int64_t tokens) { return 1000 + 7 * tokens; };
+  for (const int64_t available : {0, 1000, 1223, 1224, 1225, 50000, 1 << 30}) {
+    const int64_t fit = tokens_that_fit(4096, 32, available, bytes);
+    EXPECT_EQ(fit % 32, 0);
+    EXPECT_LE(fit, 4096);
+    if (fit > 0) { EXPECT_LE(bytes(fit), available); }
+    if (fit < 4096) { EXPECT_GT(bytes(fit + 32), available); }
+  }
 }
 
 TEST(shards, a_hash_sees_every_bit_and_no_number_of_threads) {

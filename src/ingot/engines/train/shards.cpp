@@ -37,6 +37,15 @@ Parts in_numbers(const Parts& matrices, const MatrixBank& bank) {
   return numbers;
 }
 
+int64_t tokens_that_fit(int64_t wanted, int64_t unit, int64_t available, const std::function<int64_t(int64_t)>& bytes) {
+  int64_t fit = 0, over = wanted / unit + 1;  // in units
+  while (over - fit > 1) {
+    const int64_t middle = fit + (over - fit) / 2;
+    (bytes(middle * unit) <= available ? fit : over) = middle;
+  }
+  return fit * unit;
+}
+
 uint64_t hash_of_bits(const Tensor& t) {
   constexpr int64_t kBlock = 1 << 20;
   const int64_t bytes = t.bytes();

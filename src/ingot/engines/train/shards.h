@@ -1,6 +1,7 @@
 #pragma once
 // How the work of an optimizer step is dealt to the ranks of a run.
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "ingot/core/communicator.h"
@@ -13,6 +14,10 @@ namespace ingot {
 std::vector<Parts> deal_matrices(const std::vector<MatrixBank>& banks, int world);
 // In numbers of the bank.
 Parts in_numbers(const Parts& matrices, const MatrixBank& bank);
+
+// The most tokens, a multiple of `unit` and at most `wanted`, whose passes take at most `available` bytes; `bytes`
+// grows with them. 0: not even one unit.
+int64_t tokens_that_fit(int64_t wanted, int64_t unit, int64_t available, const std::function<int64_t(int64_t)>& bytes);
 
 // Of a tensor in host memory: equal for the same bits, of any number of threads.
 uint64_t hash_of_bits(const Tensor& t);

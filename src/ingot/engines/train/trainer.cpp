@@ -155,6 +155,7 @@ struct Trainer::Impl {
            ", expected a multiple of model.context, ", config.model.context, ", as train.order is windows");
     require_memory(memory.capacity() + optimizer.bytes(), detail::concat("training ", layout.count(), " parameters"),
                    gpu::memory_of(device));
+    require_room_for_passes();
     fill({.to = dloss, .value = 1.0 / double(config.train.batch_tokens * config.train.accumulation)}, stream);
     packer = std::make_shared<Packer>(data.train, PackOptions{.order = batch_order(config.train.order),
                                                               .tokens = config.train.batch_tokens,
@@ -185,6 +186,33 @@ struct Trainer::Impl {
   GptWeights all_weights() const { return {weights, compute}; }
   // Matrices' updates are iterated in bf16 on a GPU: that is what the method is known for.
   Products optimizer_products() const { return compute ? Products::bf16 : products_of(config.train); }
+
+  GptOptions options_of(bool loop, int64_t tokens) const {
+    return {.capacity = tokens,
+            .looping = loop,
+            .training = true,
+            .products = products_of(config.train),
+            .device = device,
+            .stream = stream};
+  }
+  // Of all layer programs, before the first step: what does not fit is not found out in the middle of the run.
+  void require_room_for_passes() const {
+    const auto bytes = [&](int64_t tokens) {
+      int64_t most = Gpt::planned_bytes(config.model, types, options_of(false, tokens));
+      if (config.model.has_loop())
+        most = std::max(most, Gpt::planned_bytes(config.model, types, options_of(true, tokens)));
+      return most;
+    };
+    const int64_t tokens = config.train.batch_tokens, needed = bytes(tokens);
+    const int64_t available = gpu::memory_of(device).available();
+    if (available < 0 || needed <= available) return;
+    const int64_t unit = config.train.order == "windows" ? config.model.context : 64;
+    const int64_t fit = tokens_that_fit(tokens, unit, available, bytes);
+    const std::string where = device.kind == Device::cpu ? "" : detail::concat(" on ", device);
+    fail(ErrorCode::unsupported, "training on ", tokens, " tokens at once needs ", format_bytes(double(needed)),
+         " of memory", where, ", found ", format_bytes(double(available)), " available, expected ",
+         fit > 0 ? detail::concat("train.batch_tokens of at most ", fit) : "a smaller model");
+  }
 
   // --- ranks ---
   // Before anything is written: all are in the same run of the same program.
@@ -481,13 +509,7 @@ struct Trainer::Impl {
     if (!model || model->options().looping != loop) {
       forget_model();  // its memory first
       flops = forward_flops(config.model, loop);
-      model = std::make_unique<Gpt>(config.model, types,
-                                    GptOptions{.capacity = config.train.batch_tokens,
-                                               .looping = loop,
-                                               .training = true,
-                                               .products = products_of(config.train),
-                                               .device = device,
-                                               .stream = stream});
+      model = std::make_unique<Gpt>(config.model, types, options_of(loop, config.train.batch_tokens));
     }
     return *model;
   }
@@ -559,16 +581,31 @@ struct Trainer::Impl {
     s.seconds = trained_seconds;
     return s;
   }
+  // The first parameter, over all ranks, whose gradient is not finite.
+  std::string broken_tensor() const {
+    const HostCopy here(step_grads(), stream);
+    const auto& all = layout.all();
+    const auto broken = std::find_if(all.begin(), all.end(),
+                                     [&](const Parameter& p) { return !all_finite(layout.view(here.tensor(), p)); });
+    int64_t first = broken - all.begin();
+    std::vector<int64_t> firsts(static_cast<size_t>(world()), first);
+    if (ranks != nullptr) ranks->gather_bytes(&first, sizeof first, firsts.data());
+    first = *std::min_element(firsts.begin(), firsts.end());
+    return first < int64_t(all.size()) ? all[size_t(first)].name : "a sum of finite numbers";
+  }
   void note_bad_step(const TrainStatus& s) {
     if (std::isfinite(s.grad_norm)) {
       bad_steps = 0;
       return;
     }
-    if (rank() == 0) log_warn("step ", step, ": the gradient's norm is ", s.grad_norm, "; the step is skipped");
+    const std::string where = std::isfinite(s.loss) ? "the gradient of " + broken_tensor() : "the loss";
+    if (rank() == 0)
+      log_warn("step ", step, ": the gradient's norm is ", s.grad_norm, ", found first in ", where,
+               "; the step is skipped");
     if (++bad_steps >= config.train.max_bad_steps)
       fail(ErrorCode::numeric, "training stopped at step ", step, ": found ", bad_steps,
-           " steps in a row whose gradient is not finite; expected finite numbers. The last checkpoint is ",
-           last_checkpoint.empty() ? "none" : last_checkpoint);
+           " steps in a row whose gradient is not finite, the last time in ", where,
+           "; expected finite numbers. The last checkpoint is ", last_checkpoint.empty() ? "none" : last_checkpoint);
   }
 
   Score score_on_held_out() const {

@@ -287,6 +287,33 @@ TEST(trainer, numbers_that_blow_up_end_the_run_and_leave_the_last_checkpoint) {
   Trainer trainer(c, data_for(c, dir), dir.path() + "/run");
   const std::string message = expect_error(ErrorCode::numeric, [&] { trainer.run(); });
   EXPECT_NE(message.find("not finite"), std::string::npos) << message;
+  EXPECT_NE(message.find("the last time in the "), std::string::npos) << message;
+}
+
+// What the layer's second matrix multiplies is huge, and so is what its product is multiplied with; the matrix itself
+// is zero. So nothing of it reaches the loss, and only its own gradient overflows.
+TEST(trainer, a_tensor_whose_gradient_is_not_finite_is_named) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  c.train.max_bad_steps = 1;
+  Trainer trainer(c, data_for(c, dir), dir.path() + "/run");
+  const std::string message = expect_error(ErrorCode::numeric, [&] {
+    trainer.run({.on_step = [&](const TrainStatus& s) {
+      EXPECT_TRUE(std::isfinite(s.loss));
+      if (s.step != 2) return;
+      const auto each = [&](const std::string& name, auto&& change) {
+        const Tensor t = ParameterLayout(trainer.config().model).view(trainer.weights(), "blocks.0." + name);
+        for (int64_t i = 0; i < t.numel(); ++i) t.ptr<float>()[i] = change(t.ptr<float>()[i]);
+      };
+      each("mlp.up.weight", [](float w) { return 1e18f * w; });
+      each("mlp.down.weight", [](float) { return 0.0f; });
+      each("mlp_scale", [](float) { return 1e10f; });
+    }});
+  });
+  EXPECT_NE(message.find("found 1 steps in a row whose gradient is not finite, the last time in the gradient of "
+                         "blocks.0.mlp.down.weight; expected"),
+            std::string::npos)
+      << message;
 }
 
 TEST(trainer, the_log_goes_on_after_a_loss_that_is_not_finite) {
@@ -308,6 +335,23 @@ TEST(trainer, the_log_goes_on_after_a_loss_that_is_not_finite) {
     ASSERT_NE(at, std::string::npos) << line << log;
     EXPECT_EQ(log.compare(at + line.size(), 5, "null,") == 0, !std::isfinite(s.loss)) << log.substr(at, 60);
   }
+}
+
+TEST(trainer, a_batch_that_does_not_fit_is_told_with_one_that_does) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  RunData data = data_for(c, dir);
+  c.train.batch_tokens = int64_t(1) << 27;
+  const std::string message =
+      expect_error(ErrorCode::unsupported, [&] { Trainer trainer(c, data, dir.path() + "/run"); });
+  EXPECT_EQ(message.find("training on 134217728 tokens at once needs "), 0u) << message;
+  const size_t at = message.find("expected train.batch_tokens of at most ");
+  ASSERT_NE(at, std::string::npos) << message;
+  const int64_t fit = std::stoll(message.substr(at + std::string("expected train.batch_tokens of at most ").size()));
+  EXPECT_EQ(fit % c.model.context, 0);
+  EXPECT_GT(fit, 1 << 16);
+  EXPECT_LT(fit, c.train.batch_tokens);
+  EXPECT_FALSE(exists(dir.path() + "/run"));
 }
 
 TEST(trainer, too_little_memory_is_said_before_it_is_taken) {

@@ -174,11 +174,8 @@ struct Plan {
   }
 };
 
-}  // namespace
-
-Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, const GptTypes& types,
-                     const GptOptions& options) {
-  Buffers b;
+Plan plan_for(Buffers& b, const GptConfig& config, const LayerProgram& program, const GptTypes& types,
+              const GptOptions& options) {
   const size_t applications = program.applications.size();
   b.in0.resize(applications + 1);
   b.in1.resize(applications + 1);
@@ -190,6 +187,21 @@ Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, const
   plan.stream();
   for (int i = 0; i < int(applications); ++i) plan.application(i);
   plan.ends();
+  return plan;
+}
+
+}  // namespace
+
+int64_t planned_bytes(const GptConfig& config, const LayerProgram& program, const GptTypes& types,
+                      const GptOptions& options) {
+  Buffers b;
+  return plan_for(b, config, program, types, options).planner.solve();
+}
+
+Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, const GptTypes& types,
+                     const GptOptions& options) {
+  Buffers b;
+  Plan plan = plan_for(b, config, program, types, options);
   Allocator& memory = options.memory != nullptr ? *options.memory : gpu::memory_of(options.device);
   const int64_t bytes = plan.planner.solve();
   if (options.training)

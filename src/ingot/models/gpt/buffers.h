@@ -64,6 +64,9 @@ inline int64_t most_block_rows(int64_t capacity, const GptOptions& options) {
   return one ? capacity : kRows;
 }
 
+// What plan_buffers takes of memory.
+int64_t planned_bytes(const GptConfig& config, const LayerProgram& program, const GptTypes& types,
+                      const GptOptions& options);
 Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, const GptTypes& types,
                      const GptOptions& options);
 

@@ -564,6 +564,9 @@ GptTypes gpt_types(Device device) {
   return device.kind == Device::cpu ? GptTypes(DType::f32) : GptTypes(DType::f32, DType::bf16, DType::bf16);
 }
 
+int64_t Gpt::planned_bytes(const GptConfig& config, const GptTypes& types, const GptOptions& options) {
+  return detail::planned_bytes(config, layer_program(config, options.looping), types, options);
+}
 Gpt::Gpt(const GptConfig& config, const GptTypes& types, const GptOptions& options)
     : impl_(std::make_unique<Impl>(config, types, options)) {}
 Gpt::~Gpt() = default;

@@ -13,6 +13,9 @@ namespace ingot {
 // A model bound to a capacity: everything it will need is planned and allocated here, nothing later.
 class Gpt {
  public:
+  // What a model takes of memory, without taking any.
+  static int64_t planned_bytes(const GptConfig& config, const GptTypes& types, const GptOptions& options);
+
   Gpt(const GptConfig& config, const GptTypes& types, const GptOptions& options);
   ~Gpt();
   Gpt(Gpt&&) noexcept;
