@@ -171,7 +171,7 @@ void Optimizer::step(const GptWeights& all_weights, const Tensor& grads, const O
   adamw_range(layout_.range(ParameterKind::embedding), options_.embed_lr, options_.embed_decay, weights, grads, at);
   adamw_range(layout_.range(ParameterKind::head), options_.head_lr, options_.head_decay, weights, grads, at);
   adamw_range(layout_.range(ParameterKind::scalar), options_.scalar_lr, options_.scalar_decay, weights, grads, at);
-  if (average_ && at.ema > 0) ema({.p = weights, .average = average_, .decay = at.ema, .factor = factor_}, stream);
+  if (average_ && at.ema >= 0) ema({.p = weights, .average = average_, .decay = at.ema, .factor = factor_}, stream);
   if (all_weights.compute) copy({.from = weights, .to = all_weights.compute}, stream);
 }
 

@@ -29,7 +29,7 @@ void check(const OptimizerOptions& o);
 struct OptimizerStep {
   int64_t step = 1;  // counts from 1
   double lr_factor = 1, momentum = 0.95;
-  double ema = 0;  // decay of the average; 0 leaves it alone
+  double ema = -1;  // decay of the average: at 0 it becomes the weights; below, it stays what it was
   Products products = Products::fp32;
 };
 

@@ -85,6 +85,23 @@ TEST(trainer, a_resumed_run_ends_with_the_same_bits_for_any_number_of_threads) {
   EXPECT_EQ(hashes[0], hashes[2]);
 }
 
+// Its average's memory is less than a step, and so it is the weights themselves.
+TEST(trainer, a_short_run_has_its_weights_as_the_result) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  ASSERT_LT(c.train.schedule.ema_horizon * double(c.train.steps), 1);
+  RunData data = data_for(c, dir);
+  Trainer trainer(c, std::move(data), "");
+  ASSERT_NE(trainer.result_weights().data, trainer.weights().data);
+  const TrainResult r = trainer.run();
+  const float *average = trainer.result_weights().ptr<float>(), *w = trainer.weights().ptr<float>();
+  float most = 0;
+  for (int64_t i = 0; i < trainer.weights().numel(); ++i) most = std::max(most, std::abs(w[i]));
+  // a + (w - a): two roundings of numbers of at most twice the largest weight.
+  for (int64_t i = 0; i < trainer.weights().numel(); ++i) ASSERT_NEAR(average[i], w[i], 4 * 0x1p-24f * most) << i;
+  EXPECT_NEAR(r.score.loss, r.status.loss, 0.5);
+}
+
 TEST(trainer, measuring_its_speed_changes_nothing) {
   std::string hashes[2];
   for (const bool measured : {false, true}) {
