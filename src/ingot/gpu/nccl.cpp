@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <thread>
 
@@ -243,7 +244,12 @@ NcclCommunicator::NcclCommunicator(SocketCommunicator& control, int device)
   });
 }
 NcclCommunicator::~NcclCommunicator() {
-  if (impl_->comm != nullptr) library().destroy(impl_->comm);
+  if (impl_->comm == nullptr) return;
+  // At a good end all come here; a rank that fails alone must not wait for the others.
+  if (std::uncaught_exceptions() > 0)
+    library().abort(impl_->comm);
+  else
+    library().destroy(impl_->comm);
 }
 
 void NcclCommunicator::all_reduce(const Tensor& x, Stream stream) {
