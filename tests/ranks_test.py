@@ -80,6 +80,15 @@ class Ranks(unittest.TestCase):
         self.assertEqual(error.count("\nsaved "), 1)  # one of them speaks
         self.assertEqual(self.hash_of(self.out), self.undisturbed("--steps", 30, "--accumulation", 3))
 
+    def test_a_run_goes_on_with_other_ranks_and_the_passes_it_had(self):
+        for ranks, steps in ((4, 10), (2, 20), (1, 30)):
+            error = self.train("--steps", steps, *(["--ranks", ranks] if ranks > 1 else []))
+            self.assertIn(" passes of 128 tokens a step\n", error)
+            self.assertIn(f"\nsaved {self.out}/step-{steps:08}", error)
+        self.assertEqual(json.loads((self.out / "config.json").read_text())["train"]["accumulation"], 4)
+        error = self.train("--steps", 40, "--ranks", 3, status=2)
+        self.assertTrue(error.endswith("train.accumulation: found 4 passes per step, expected a multiple of 3, the number of ranks that share them\n"), error)
+
     def test_a_rank_that_is_killed_ends_all_and_is_named_and_the_run_goes_on(self):
         steps = ["--steps", 600, "--accumulation", 3, "--checkpoint-every", 10]
         for victim in (1, 0):

@@ -75,14 +75,20 @@ Start start_of(const TrainCommand& o) {
 // A run goes on from what it did last: the second time the words must not send it back again.
 std::string command_to_resume() { return command_line_without("--from"); }
 
-// What a rank does is one pass of a step at least. Where nobody chose, it is one.
-void deal_passes(const TrainCommand& o, RunConfig& config) {
+// Where nobody chose how many passes a step has: as many as the run has had so far, else one a rank. Rank 0 has the
+// run's directory.
+void deal_passes(const TrainCommand& o, const std::string& directory, RunConfig& config) {
   const Json given = parse_json(o.train, "configuration");
-  if (o.others == nullptr || config.train.accumulation != 1 || given.contains("accumulation")) return;
-  const int ranks = o.others->sockets.world();
-  config.train.accumulation = ranks;
-  if (o.is_first())
-    log_info(ranks, " ranks: ", ranks, " passes of ", with_commas(config.train.batch_tokens), " tokens a step");
+  if (config.train.accumulation != 1 || given.contains("accumulation")) return;
+  const int ranks = o.others ? o.others->sockets.world() : 1;
+  const std::string before = join_path(directory, "config.json");
+  int64_t passes = ranks;
+  if (o.is_first() && exists(before)) passes = run_config_from_json(read_file(before), before).train.accumulation;
+  if (o.others) o.others->sockets.broadcast_bytes(&passes, sizeof passes, 0);
+  config.train.accumulation = passes;
+  if (o.is_first() && passes > 1)
+    log_info(ranks == 1 ? "" : std::to_string(ranks) + " ranks: ", passes, " passes of ",
+             with_commas(config.train.batch_tokens), " tokens a step");
 }
 
 // Each rank of a host has a GPU of its own.
@@ -132,7 +138,7 @@ class Dashboard {
 
 TrainResult run_one(const TrainCommand& o, const Start& start, const std::string& directory) {
   RunConfig resolved = start.config;
-  deal_passes(o, resolved);
+  deal_passes(o, directory, resolved);
   RunData data = load_run_data(o.data, resolved, start.tokenizer);
   Trainer trainer = open_run(o, resolved, std::move(data), directory);
   if (o.is_first())
