@@ -227,6 +227,108 @@ TEST_F(GptOssDecodeCuda, TwoLayersOfThePublishedShapesAreTheCpuEngine) {
   }
 }
 
+// The experts that token t of a prompt of T tokens went to, by layer.
+testing::DecodeReference::Choices choices_of_prompt(const DeviceModel& m, int64_t T, int64_t t) {
+  const int64_t layers = m.config().layers, k = m.config().experts_per_token;
+  const auto chosen = download(m.prompt_buffers().chosen, layers * T * k);
+  testing::DecodeReference::Choices all(static_cast<size_t>(layers));
+  for (int64_t l = 0; l < layers; ++l)
+    for (int64_t i = 0; i < k; ++i) all[size_t(l)].push_back(chosen[size_t((l * T + t) * k + i)]);
+  return all;
+}
+
+// Prompts of several lengths one after the other, over windows' ends, and single tokens between them.
+void check_prompts(const GptOssConfig& config, WeightFormat dense, WeightFormat experts) {
+  SCOPED_TRACE(::testing::Message() << "dense " << name_of(dense) << ", experts " << name_of(experts) << ", heads of "
+                                    << config.head_dim << ", window " << config.window);
+  const std::vector<int64_t> parts = {20, 1, 33, 70, 1, 1, 17, 64, 1, 40};
+  int64_t length = 0;
+  for (int64_t n : parts) length += n;
+  const DecodeModel m(config, dense, experts, 7);
+  DeviceModel gpu(m.config, m.weights, {.context = length, .prompts = true});
+  ASSERT_GT(gpu.prompt_batch(), 70);
+  std::vector<int32_t> ids(static_cast<size_t>(length));
+  testing::fill_ids(Tensor(ids.data(), {length}), 3, config.vocab);
+  testing::DecodeReference exact(m, false), chain(m, true);
+  testing::LogitError of_chain, of_gpu;
+  int64_t at = 0;
+  for (int64_t n : parts) {
+    gpu.extend(std::span(ids).subspan(size_t(at), size_t(n)), 1);
+    std::vector<float> got(static_cast<size_t>(config.vocab));
+    gpu.logits(1, got.data());
+    std::vector<double> want, rounded;
+    for (int64_t i = 0; i < n; ++i, ++at) {
+      const auto chosen = n > 1 ? choices_of_prompt(gpu, n, i) : choices_of(gpu, 0);
+      want = exact.token(ids[size_t(at)], chosen), rounded = chain.token(ids[size_t(at)], chosen);
+    }
+    of_chain.add(rounded, want);
+    of_gpu.add({got.begin(), got.end()}, want);
+    ASSERT_TRUE(std::isfinite(of_gpu.largest)) << "position " << at;
+    EXPECT_EQ(gpu.likeliest(), std::max_element(got.begin(), got.end()) - got.begin());
+    EXPECT_EQ(download(gpu.buffers().state, 1)[0].position, at);
+  }
+  std::printf("prompts: error %.4f, of the chain %.4f; largest %.4f, %.4f; worst choice %.3f\n", of_gpu.rms(),
+              of_chain.rms(), of_gpu.largest, of_chain.largest, exact.worst_choice);
+  EXPECT_LT(exact.worst_choice, 0.2);
+  EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms());
+  EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
+}
+
+TEST_F(GptOssDecodeCuda, PromptsAreTheModel) {
+  if (testing::kEmulated) GTEST_SKIP() << "the emulator has no matrix kernels";
+  constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
+  check_prompts(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), kBf16, kMx);
+  check_prompts(testing::decode_config(64, 8, 1, 8, 32, 3, 3, 70, 2), kBf16, kMx);
+  const GptOssConfig formats = testing::decode_config(64, 4, 2, 64, 96, 4, 2, 37, 2);
+  check_prompts(formats, kFp8, kMx);
+  check_prompts(formats, kMx, kMx);
+  check_prompts(formats, kMx, kFp8);
+  check_prompts(formats, kBf16, kBf16);
+}
+
+// As TwoLayersOfThePublishedShapesAreTheCpuEngine, whose words on tolerances hold: prompts, and a token after each.
+TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThemselves) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
+    const GptOssConfig c = published(2, 8, 2000);
+    DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512, .prompts = true}, 5);
+    const OnHost host(gpu);
+    constexpr int64_t kTokens = 330;
+    std::vector<int32_t> ids(kTokens);
+    testing::fill_ids(Tensor(ids.data(), {kTokens}), 4, c.vocab);
+    GptOss engine(c, host.weights, {.batch = kTokens, .positions = kTokens});
+    GptOssCache cache(c, c.layers, kTokens, kTokens);
+    std::vector<float> want(size_t(kTokens * c.vocab));
+    engine.logits(engine.extend(ids, cache), Tensor(want.data(), {kTokens, c.vocab}));
+    std::vector<double> errors;
+    std::vector<float> first;
+    for (int run = 0; run < 3; ++run) {
+      gpu.rewind(0);
+      std::vector<float> rows;
+      int64_t at = 0;
+      for (int64_t n : {17, 1, 40, 1, 101, 1, 30, 1, 20, 1, 36, 1, 19, 1, 59, 1}) {
+        gpu.extend(std::span(ids).subspan(size_t(at), size_t(n)), 1);
+        at += n;
+        std::vector<float> got(size_t(c.vocab));
+        gpu.logits(1, got.data());
+        rows.insert(rows.end(), got.begin(), got.end());
+        double error = 0, size = 0;
+        for (int64_t v = 0; v < c.vocab; ++v) {
+          const double w = want[size_t((at - 1) * c.vocab + v)], e = got[size_t(v)] - w;
+          error += e * e, size += w * w;
+        }
+        if (run == 0) errors.push_back(std::sqrt(error / size));
+      }
+      if (run == 0) first = rows;
+      ASSERT_EQ(std::memcmp(rows.data(), first.data(), rows.size() * 4), 0) << "run " << run;
+    }
+    std::sort(errors.begin(), errors.end());
+    std::printf("prompts, dense %s: relative error of the median token %.4f, worst %.4f\n", name_of(dense),
+                errors[errors.size() / 2], errors.back());
+    EXPECT_LT(errors[errors.size() / 2], 0.02);
+  }
+}
+
 TEST_F(GptOssDecodeCuda, RunsAreBitIdenticalAndRewindingGivesTheSame) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   const GptOssConfig c = published(4, 8, 2000);

@@ -28,7 +28,7 @@ DeviceModelOptions device_options(const GptOssDecoderOptions& o) { return {.cont
 class GpuDecoder final : public HostDecoder {
  public:
   GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
-      : HostDecoder(o.slots), model_(c, weights, device_options(o)), batch_(std::max(o.batch, model_.batch())) {}
+      : HostDecoder(o.slots), model_(c, weights, device_options(o)), batch_(std::max(o.batch, model_.prompt_batch())) {}
 
   int64_t vocab() const override { return model_.config().vocab; }
   int64_t context() const override { return model_.context(); }
@@ -43,7 +43,7 @@ class GpuDecoder final : public HostDecoder {
     return model_.length(slot);
   }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
-    const size_t most = size_t(model_.batch());
+    const size_t most = size_t(rows == Rows::all ? model_.batch() : model_.prompt_batch());
     for (size_t at = 0; at < ids.size(); at += most) {
       const auto part = ids.subspan(at, std::min(most, ids.size() - at));
       const bool last = at + part.size() == ids.size();

@@ -174,6 +174,18 @@ int64_t context_of(const GptOssConfig& c, const DeviceModelOptions& o) {
 int64_t ring_of(const GptOssConfig& c, int64_t context) {
   return std::min(context, c.window - 1 + kColumns + kStepsBack);
 }
+static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
+// Tokens that extend() takes at most.
+int64_t prompt_tokens_of(const GptOssConfig& c, int64_t context, bool prompts) {
+  return prompts && prompts_take(c) ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
+                                    : max_columns(c);
+}
+void build_prompt(Builder& b, const GptOssConfig& c, int64_t tokens, PromptBuffers& prompt) {
+  if (tokens <= max_columns(c)) return;
+  char* memory;
+  b.take(memory, lay_out(c, tokens, nullptr, prompt));
+  lay_out(c, tokens, memory, prompt);
+}
 
 }  // namespace
 
@@ -186,6 +198,8 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   build_table(counter, c, context, cos, sin);
   LayerStages* stages;
   for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), stages);
+  PromptBuffers prompt;
+  build_prompt(counter, c, prompt_tokens_of(c, context, o.prompts), prompt);
   return counter.bytes;
 }
 
@@ -195,7 +209,10 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
     : DeviceModel(c, w, o, &seed) {}
 DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o,
                          const uint64_t* seed)
-    : context_(context_of(c, o)), ring_(ring_of(c, context_)), device_(o.device) {
+    : context_(context_of(c, o)),
+      ring_(ring_of(c, context_)),
+      prompt_tokens_(prompt_tokens_of(c, context_, o.prompts)),
+      device_(o.device) {
   check_supported(c);
   const gpu::DeviceGuard guard(device_);
   const int64_t total = bytes(c, w, o);
@@ -221,6 +238,7 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
     const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
+  build_prompt(builder, c, prompt_tokens_, prompt_);
   waits_ = std::make_unique<gpu::WaitControl>(o.wait_limit);
   use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
@@ -272,12 +290,24 @@ void DeviceModel::grow(Slot& slot, int64_t tokens) {
 void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int index, uint32_t vocab) {
   Slot& slot = slots_[size_t(index)];
   const int64_t T = int64_t(ids.size());
-  INGOT_CHECK(1 <= T && T <= batch(), "gpt-oss: found a batch of ", T, " tokens, expected 1 to ", batch());
+  const int64_t most = head_rows <= 1 ? prompt_batch() : batch();
+  INGOT_CHECK(1 <= T && T <= most, "gpt-oss: found a batch of ", T, " tokens, expected 1 to ", most);
   for (int64_t t = 0; t < T; ++t)
     INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < config().vocab, "gpt-oss: found id ", ids[size_t(t)],
                 " at position ", slot.length + t, ", expected 0 to ", config().vocab - 1);
   const gpu::DeviceGuard guard(device_);
   grow(slot, T);
+  if (T > batch()) {
+    gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
+    return run_prompt(slot.model, slot.buffers, prompt_,
+                      {.T = T,
+                       .position = slot.length - T,
+                       .head_rows = head_rows,
+                       .vocab = vocab,
+                       .capacity = uint32_t(context_),
+                       .device = device_},
+                      *stream_);
+  }
   gpu::copy_rows({.to = slot.buffers.state->tokens, .from = ids.data(), .row_bytes = T * 4, .device = device_},
                  *stream_);
   graph(slot, uint32_t(T), head_rows, vocab).launch(*stream_);

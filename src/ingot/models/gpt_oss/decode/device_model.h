@@ -9,6 +9,7 @@
 #include "ingot/gpu/watch.h"
 #include "ingot/kernels/sampling/sampling.h"
 #include "ingot/models/gpt_oss/decode/decode.h"
+#include "ingot/models/gpt_oss/decode/prompt.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::gpt_oss_decode {
@@ -18,6 +19,7 @@ struct DeviceModelOptions {
   int64_t slots = 1;    // sequences, each with its own cache
   int device = 0;
   bool megakernel = true;  // single tokens by the persistent kernel, where it takes the model
+  bool prompts = false;    // more tokens than a step's by matrix kernels, where they take the model
   double wait_limit = 2;   // seconds that a block of it waits for others
 };
 
@@ -38,17 +40,19 @@ class DeviceModel {
   const GptOssConfig& config() const { return slots_[0].model.config; }
   int64_t context() const { return context_; }
   int64_t batch() const { return max_columns(config()); }
+  int64_t prompt_batch() const { return prompt_tokens_; }  // what extend() takes where no logits but the last are asked
   int64_t length(int slot = 0) const { return slots_[size_t(slot)].length; }
   int64_t weight_bytes() const { return weight_bytes_; }
   Stream stream() const { return *stream_; }
   const Model& model(int slot = 0) const { return slots_[size_t(slot)].model; }
   const Buffers& buffers(int slot = 0) const { return slots_[size_t(slot)].buffers; }
+  const PromptBuffers& prompt_buffers() const { return prompt_; }
   const LayerStages* stages(int slot = 0) const { return slots_[size_t(slot)].stages; }
   // From the next step on. False where the megakernel does not take the model's formats: nothing changes.
   bool use_megakernel(bool wanted);
 
-  // Appends 1 to batch() tokens and starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from
-  // `vocab` on are not taken for the likeliest; 0: all may be.
+  // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), and starts computing the logits
+  // of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not taken for the likeliest; 0: all may be.
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends what the last step found likeliest, n times.
   void continue_greedily(int64_t n, int slot = 0);
@@ -76,7 +80,8 @@ class DeviceModel {
   void grow(Slot& slot, int64_t tokens);
   void synchronize();  // and says which hand-off never came
 
-  int64_t context_, ring_, weight_bytes_ = 0;
+  int64_t context_, ring_, prompt_tokens_, weight_bytes_ = 0;
+  PromptBuffers prompt_{};
   int device_;
   Arena arena_;
   std::unique_ptr<gpu::OwnedStream> stream_;

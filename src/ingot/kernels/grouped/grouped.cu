@@ -1,0 +1,43 @@
+#include "ingot/gpu/device.h"
+#include "ingot/gpu/tile/swizzle.cuh"
+#include "ingot/gpu/tma_map.h"
+#include "ingot/kernels/grouped/grouped_kernel.h"
+#include "ingot/kernels/grouped/schedule.h"
+#include "ingot/kernels/quant/granules.h"
+
+namespace ingot {
+
+void grouped_linear(const GroupedLinear& a, Stream stream) {
+  using namespace grouped;
+  const char* const op = "grouped_linear";
+  const bool gated = a.y.dtype == DType::bf16;
+  INGOT_CHECK(a.x.dtype == DType::bf16, op, ": found x of ", a.x.dtype, ", expected bf16");
+  INGOT_CHECK(gated || a.y.dtype == DType::f32, op, ": found y of ", a.y.dtype, ", expected f32, or bf16 for a gate");
+  INGOT_CHECK(has_granules(a.format), op, ": found weights of ", a.format, ", expected bf16, fp8 or mxfp4");
+  INGOT_CHECK_EQ(a.y.rows(), a.x.rows(), op, ": rows of y");
+  INGOT_CHECK_EQ(a.y.cols() * (gated ? 2 : 1), a.n, op, ": columns of y");
+  INGOT_CHECK(!gated || !a.add, op, ": found add beside a gate, expected one of the two");
+  if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
+  const int rows = pick_tile_rows(a.x.rows(), a.groups), device = a.x.device.index;
+  Params p{.x = gpu::tensor_map("grouped_linear: x", a.x, {.rows = rows, .cols = 64, .swizzle = tile::Swizzle::b128}),
+           .w = a.w,
+           .bias = a.bias,
+           .offsets = a.offsets,
+           .y = a.y.data,
+           .y_stride = a.y.row_stride(),
+           .groups = uint32_t(a.groups),
+           .bands = uint32_t(granule_bands(a.n)),
+           .granules = uint32_t(granule_padded_cols(a.x.cols()) / kGranuleCols),
+           .n = uint32_t(a.n),
+           .add = a.add,
+           .limit = a.limit,
+           .alpha = a.alpha};
+  p.band_bytes = band_bytes(a.format, a.x.cols());
+  p.matrix_bytes = p.bands * p.band_bytes;
+  const int64_t blocks = gpu::sm_count(device);
+  if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, rows, gated, blocks, device, stream);
+  if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, rows, gated, blocks, device, stream);
+  launch<WeightFormat::mxfp4>(p, rows, gated, blocks, device, stream);
+}
+
+}  // namespace ingot

@@ -1,0 +1,258 @@
+#pragma once
+// The kernel: blocks stay for the whole product. A warp brings a stage at a time, 64 columns of 256 rows of weights as
+// granules (bulk copies) and of the tile's rows of x (a tensor copy); two warpgroups turn granules into wgmma's A
+// operand in registers, which is what granules are ordered for, and multiply: rows of weights down, rows of x across.
+// While products of one stage run, the next one's granules are decoded into other registers.
+//
+// Codes of 4 and 8 bits become bf16 by moving bits, which leaves them smaller by 2^126 and 2^120; one multiplication
+// brings in the block's scale and most of that. What is left, kDrop, keeps large scales in bf16's range.
+#include "ingot/gpu/gemm/pipeline.cuh"
+#include "ingot/gpu/launch.h"
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/ptx/multiply.cuh"
+#include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/tma.cuh"
+#include "ingot/gpu/tile/descriptor.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/kernels/grouped/grouped_kernel.h"
+#include "ingot/kernels/grouped/schedule.h"
+#include "ingot/kernels/quant/granule_product.cuh"
+
+namespace ingot::grouped {
+
+constexpr int kBlocks = 2;  // of 64 rows, a warpgroup's part of a tile
+static_assert(kBands == 4 * kBlocks * gemm::kWarpgroups, "bands of a tile are dealt out to warps");
+
+template <WeightFormat F> constexpr float kDrop = 1;
+template <> constexpr float kDrop<WeightFormat::fp8> = 0x1p60f;
+template <> constexpr float kDrop<WeightFormat::mxfp4> = 0x1p64f;
+
+template <WeightFormat F, int kRows> struct Memory {
+  static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kA = kBands * kGranule, kB = kRows * 128;
+  static constexpr uint32_t kFit = (220 * 1024) / (kA + kB);
+  static constexpr int kStages = kFit < 8 ? kFit : 8;
+  using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative>;
+  alignas(1024) char b[kStages][kB];
+  alignas(128) char a[kStages][kA];
+  typename Pipe::Memory pipe;
+};
+
+__device__ __forceinline__ Walk walk_of(const Params& p, int rows) {
+  return {p.offsets, p.groups, (p.bands + kBands - 1) / kBands, uint32_t(rows), blockIdx.x, gridDim.x};
+}
+
+// One warp: every tile's stages, as the ring has room.
+template <WeightFormat F, int kRows> __device__ void produce(const Params& p, Memory<F, kRows>& m) {
+  using M = Memory<F, kRows>;
+  const uint32_t lane = threadIdx.x % 32;
+  typename M::Pipe::Cursor at;
+  Walk walk = walk_of(p, kRows);
+  for (Tile t; walk.next(t);) {
+    const uint32_t bands = min(kBands, p.bands - t.band);
+    const uint8_t* const mine = p.w + t.group * p.matrix_bytes + (t.band + min(lane, bands - 1)) * p.band_bytes;
+    for (uint32_t step = 0; step < p.granules; ++step, at.advance()) {
+      if (lane == 0) M::Pipe::acquire(m.pipe, at, bands * M::kGranule + M::kB);
+      __syncwarp();
+      uint64_t* const full = &m.pipe.full[at.stage];
+      if (lane < bands)
+        ptx::bulk_load(m.a[at.stage] + lane * M::kGranule, mine + size_t(step) * M::kGranule, M::kGranule, full);
+      if (lane == kBands) ptx::tensor_load(m.b[at.stage], &p.x, int(step * 64), int(t.row), full);
+    }
+  }
+}
+
+// 2^(s - 65) of byte i, twice; infinity where that is beyond bf16.
+__device__ __forceinline__ uint32_t scale_pair(uint32_t scales, int i) {
+  const uint32_t exponent = min((scales >> (8 * i) & 0xff) + 62, 255u) << 7;
+  return exponent | exponent << 16;
+}
+
+// A granule in shared memory as the A operand of four steps of 16 columns.
+template <WeightFormat F> __device__ __forceinline__ void decode(uint32_t granule, uint32_t (&a)[4][4]) {
+  const uint32_t lane = threadIdx.x % 32;
+  if constexpr (F == WeightFormat::bf16) {
+#pragma unroll
+    for (int s = 0; s < 4; ++s) ptx::load_shared(a[s], granule + s * 512 + lane * 16);
+  } else if constexpr (F == WeightFormat::mxfp4) {
+    uint32_t codes[4], scales[1];
+    ptx::load_shared(codes, granule + lane * 16);
+    ptx::load_shared(scales, granule + 512 + lane / 4 * 4);
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        a[s][i] = ptx::multiply_bf16x2(granules::two_of_mxfp4(codes[s], i), scale_pair(scales[0], s / 2 * 2 + (i & 1)));
+  } else {
+    // Granules hold four columns a lane, as products of 8 bits take them; those of 16 want two, and two 8 further.
+    constexpr uint32_t kUp = 0x5d805d80;  // 2^60
+    const uint32_t g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t holder = 4 * g + i / 2 * 2 + t / 2, word = s % 2 * 2 + (i & 1);
+        uint32_t w[1];
+        ptx::load_shared(w, granule + s / 2 * 512 + holder * 16 + word * 4);
+        const uint32_t two = w[0] >> (t % 2 * 16);
+        a[s][i] = ptx::multiply_bf16x2(granules::even_of_fp8((two & 0xff) | (two & 0xff00) << 8), kUp);
+      }
+  }
+}
+using Fragments = uint32_t[kBlocks][4][4];
+
+template <WeightFormat F, int kRows> class Consumer {
+ public:
+  using M = Memory<F, kRows>;
+  __device__ __forceinline__ Consumer(const Params& p, M& m, uint32_t warp) : p_(p), m_(m) {
+#pragma unroll
+    for (uint32_t r = 0; r < kBlocks; ++r) band_[r] = (warp / 4 * kBlocks + r) * 4 + warp % 4;
+  }
+  // All products of a tile.
+  __device__ __forceinline__ void multiply(float (&d)[kBlocks][kRows / 2]) {
+    Fragments even, odd;
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
+    fetch(even);
+    for (uint32_t step = 0;;) {
+      if (!stage(d, even, odd, step)) break;
+      if (!stage(d, odd, even, step)) break;
+    }
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
+  }
+  uint32_t band_[kBlocks];  // of the tile, this warp's
+
+ private:
+  __device__ __forceinline__ void fetch(Fragments& a) {
+    M::Pipe::wait(m_.pipe, at_);
+    const uint32_t from = ptx::shared_address(m_.a[at_.stage]);
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r) decode<F>(from + band_[r] * M::kGranule, a[r]);
+  }
+  // A stage's products, the next one's decoding under them. False after the last.
+  __device__ __forceinline__ bool stage(float (&d)[kBlocks][kRows / 2], Fragments& now, Fragments& next,
+                                        uint32_t& step) {
+    const uint32_t b = ptx::shared_address(m_.b[at_.stage]), here = at_.stage;
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r)
+#pragma unroll
+      for (int s = 0; s < 4; ++s) ptx::fence_registers(now[r][s]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+#pragma unroll
+      for (int r = 0; r < kBlocks; ++r)
+        ptx::wgmma<bf16, kRows>(d[r], now[r][s], tile::operand<ptx::Major::k, tile::Swizzle::b128>(b, uint32_t(16 * s)),
+                                step > 0 || s > 0);
+    ptx::wgmma_commit_group();
+    const bool more = ++step < p_.granules;
+    at_.advance();
+    if (more) fetch(next);
+    ptx::wgmma_wait_group<0>();
+    M::Pipe::release(m_.pipe, here);
+    return more;
+  }
+  const Params& p_;
+  M& m_;
+  typename M::Pipe::Cursor at_;
+};
+
+__device__ __forceinline__ float gate(float gate, float up, float limit, float alpha) {
+  if (limit > 0) {
+    gate = fminf(gate, limit);
+    up = fminf(fmaxf(up, -limit), limit);
+  }
+  return gate / (1 + __expf(-alpha * gate)) * (up + 1);
+}
+
+// A band's sums: thread (g, t) has rows g and g + 8 of the weights, of every 8 rows of x the two from 2 t on.
+template <WeightFormat F, int kRows, bool kGated>
+__device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t band, const float (&d)[kRows / 2]) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
+  float scale[2], bias[2];
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half) {
+    const uint32_t n = 16 * band + g + 8 * half;
+    scale[half] = kDrop<F>;
+    if constexpr (F == WeightFormat::fp8)
+      scale[half] *= reinterpret_cast<const float*>(p.w + t.group * p.matrix_bytes + band * p.band_bytes +
+                                                    size_t(p.granules) * granules::Form<F>::kBytes)[g + 8 * half];
+    bias[half] = p.bias != nullptr && n < p.n ? p.bias[size_t(t.group) * p.n + n] : 0;
+  }
+#pragma unroll
+  for (int j = 0; j < kRows / 8; ++j) {
+    const uint32_t row = t.row + 8 * j + lane % 4 * 2;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      const float v[2] = {d[4 * j + 2 * half] * scale[half] + bias[half],
+                          d[4 * j + 2 * half + 1] * scale[half] + bias[half]};
+      const uint32_t n = 16 * band + 8 * half + g;
+      if constexpr (kGated) {
+        // Gate and up are neighbours' rows: of the two rows of x, each of them takes one.
+        const bool second = g % 2 == 1;
+        const float other = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
+        const uint32_t r = row + second;
+        if (r < t.row_end && n < p.n)
+          static_cast<bf16*>(p.y)[size_t(r) * p.y_stride + n / 2] =
+              bf16(gate(second ? other : v[0], second ? v[1] : other, p.limit, p.alpha));
+      } else {
+#pragma unroll
+        for (uint32_t c = 0; c < 2; ++c) {
+          const bool there = row + c < t.row_end && n < p.n;
+          float* const y = static_cast<float*>(p.y) + size_t(row + c) * p.y_stride + n;
+          const float old = there && p.add ? *y : 0;
+          if (there) *y = old + v[c];
+        }
+      }
+    }
+  }
+}
+
+template <WeightFormat F, int kRows, bool kGated>
+__global__ void __launch_bounds__(gemm::kThreads, 1) grouped_kernel(const __grid_constant__ Params p) {
+  using M = Memory<F, kRows>;
+  auto& m = *tile::dynamic_shared<M>();
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) M::Pipe::init(m.pipe);
+  __syncthreads();
+  ptx::wait_for_earlier_kernels();
+  if (warp < 4) {
+    ptx::decrease_registers<40>();
+    if (warp == 0) produce<F, kRows>(p, m);
+    __syncwarp();
+  } else {
+    ptx::increase_registers<232>();
+    Consumer<F, kRows> consumer(p, m, warp - 4);
+    Walk walk = walk_of(p, kRows);
+    for (Tile t; walk.next(t);) {
+      float d[kBlocks][kRows / 2];
+      consumer.multiply(d);
+      const auto end = [&](uint32_t band, const auto& sums) {
+        if (band < p.bands) finish<F, kRows, kGated>(p, t, band, sums);
+      };
+      // Not a loop: it would not be unrolled, being long, and sums that are indexed lie in memory.
+      static_assert(kBlocks == 2);
+      end(t.band + consumer.band_[0], d[0]);
+      end(t.band + consumer.band_[1], d[1]);
+    }
+  }
+}
+
+template <WeightFormat F, int kRows>
+void launch_tile(const Params& p, bool gated, int64_t blocks, int device, Stream stream) {
+  const gpu::Launch at{.grid = blocks,
+                       .block = gemm::kThreads,
+                       .smem = int64_t(sizeof(Memory<F, kRows>)),
+                       .overlap = true,
+                       .device = device};
+  if (gated) return gpu::launch("grouped_linear", grouped_kernel<F, kRows, true>, at, stream, p);
+  gpu::launch("grouped_linear", grouped_kernel<F, kRows, false>, at, stream, p);
+}
+template <WeightFormat F>
+void launch(const Params& p, int rows, bool gated, int64_t blocks, int device, Stream stream) {
+  if (rows == 16) return launch_tile<F, 16>(p, gated, blocks, device, stream);
+  if (rows == 64) return launch_tile<F, 64>(p, gated, blocks, device, stream);
+  launch_tile<F, 128>(p, gated, blocks, device, stream);
+}
+
+}  // namespace ingot::grouped

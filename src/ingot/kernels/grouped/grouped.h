@@ -1,0 +1,25 @@
+#pragma once
+// Many rows times weights in granules (kernels/quant/granules.h), each group of rows with a matrix of its own: a
+// mixture of experts' products, or, of one group, any product.
+//   y[r] (+)= x[r] w[g]^T + bias[g]        offsets[g] <= r < offsets[g + 1]
+//   h[r]    = gate of the same, whose numbers 2 j and 2 j + 1 are gate and up of channel j (kernels/swiglu)
+// On Hopper alone. Each sum is formed by one thread in one order: results repeat bit for bit.
+#include "ingot/core/tensor.h"
+#include "ingot/kernels/quant/quant.h"
+
+namespace ingot {
+
+struct GroupedLinear {
+  Tensor x;                // (R, K) bf16, rows 16-byte aligned
+  const uint8_t* w;        // on the device: `groups` matrices of N rows in granules, one after the other
+  WeightFormat format;     // bf16, fp8 or mxfp4
+  int64_t groups, n;       // n = N
+  const float* bias;       // (groups, N) or null
+  const int32_t* offsets;  // (groups + 1), read on the device
+  Tensor y;                // (R, N) f32, or (R, N / 2) bf16: then it is gated
+  bool add = false;        // y += ...; not where it is gated
+  float limit = 7, alpha = 1.702f;
+};
+void grouped_linear(const GroupedLinear& a, Stream stream);
+
+}  // namespace ingot

@@ -1,0 +1,23 @@
+#pragma once
+// What the kernels are told; one translation unit per format makes them.
+#include <cuda.h>
+
+#include "ingot/kernels/grouped/grouped.h"
+
+namespace ingot::grouped {
+
+struct Params {
+  CUtensorMap x;
+  const uint8_t* w;
+  const float* bias;
+  const int32_t* offsets;
+  void* y;
+  int64_t y_stride, band_bytes, matrix_bytes;
+  uint32_t groups, bands, granules, n;
+  bool add;
+  float limit, alpha;
+};
+// rows: kTileRows
+template <WeightFormat F> void launch(const Params& p, int rows, bool gated, int64_t blocks, int device, Stream stream);
+
+}  // namespace ingot::grouped

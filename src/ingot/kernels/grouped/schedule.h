@@ -1,0 +1,43 @@
+#pragma once
+// Which tiles of a grouped product a block computes: 256 rows of a matrix by so many rows of x, group after group; of a
+// group those that share weights follow each other. Host code too, so that it is tested without a GPU.
+#include <cstdint>
+
+#include "ingot/core/hd.h"
+
+namespace ingot::grouped {
+
+constexpr uint32_t kBands = 16;  // of a tile: 256 rows
+
+struct Tile {
+  uint32_t group = 0, band = 0, row = 0, row_end = 0;  // rows of x; the first that is no longer the group's
+};
+struct Walk {
+  const int32_t* offsets;
+  uint32_t groups, band_tiles, tile_rows;
+  uint32_t next_tile, step;
+  uint32_t group = 0, before = 0;  // `before`: tiles of the groups before `group`
+  INGOT_HD bool next(Tile& t) {
+    for (; group < groups; ++group) {
+      const uint32_t begin = uint32_t(offsets[group]), end = uint32_t(offsets[group + 1]);
+      const uint32_t across = (end - begin + tile_rows - 1) / tile_rows, here = across * band_tiles;
+      if (next_tile < before + here) {
+        const uint32_t in = next_tile - before;
+        t = {group, in / across * kBands, begin + in % across * tile_rows, end};
+        next_tile += step;
+        return true;
+      }
+      before += here;
+    }
+    return false;
+  }
+};
+
+// Rows of x in a tile: the fewest that take nearly every group whole.
+constexpr int kTileRows[] = {16, 64, 128};
+inline int pick_tile_rows(int64_t rows, int64_t groups) {
+  const double mean = double(rows) / double(groups > 0 ? groups : 1);
+  return mean <= 8 ? 16 : mean <= 48 ? 64 : 128;
+}
+
+}  // namespace ingot::grouped

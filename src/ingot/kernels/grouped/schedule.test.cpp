@@ -1,0 +1,41 @@
+#include "ingot/kernels/grouped/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <tuple>
+#include <vector>
+
+namespace ingot::grouped {
+namespace {
+
+TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
+  const std::vector<int32_t> offsets = {0, 0, 5, 21, 21, 150, 151, 151};
+  for (uint32_t blocks : {1u, 3u, 132u})
+    for (uint32_t rows : {16u, 64u}) {
+      std::map<std::tuple<uint32_t, uint32_t, uint32_t>, int> seen;  // group, band, row
+      for (uint32_t b = 0; b < blocks; ++b) {
+        Walk walk{offsets.data(), 7, 3, rows, b, blocks};
+        for (Tile t; walk.next(t);)
+          for (uint32_t r = t.row; r < t.row + rows && r < t.row_end; ++r) ++seen[{t.group, t.band, r}];
+      }
+      size_t expected = 0;
+      for (uint32_t g = 0; g < 7; ++g)
+        for (int32_t r = offsets[g]; r < offsets[g + 1]; ++r)
+          for (uint32_t band : {0u, 16u, 32u}) {
+            ++expected;
+            EXPECT_EQ((seen[{g, band, uint32_t(r)}]), 1) << g << " " << band << " " << r;
+          }
+      EXPECT_EQ(seen.size(), expected);
+    }
+}
+
+TEST(GroupedSchedule, TilesTakeTheUsualGroupWhole) {
+  EXPECT_EQ(pick_tile_rows(400, 128), 16);
+  EXPECT_EQ(pick_tile_rows(4096, 128), 64);
+  EXPECT_EQ(pick_tile_rows(8192, 128), 128);
+  EXPECT_EQ(pick_tile_rows(100, 1), 128);
+}
+
+}  // namespace
+}  // namespace ingot::grouped

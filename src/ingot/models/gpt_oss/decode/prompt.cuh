@@ -1,0 +1,183 @@
+#pragma once
+// What stands between the products of a prompt: norms, rotation, who goes to which expert.
+#include "ingot/gpu/ptx/grid.cuh"
+#include "ingot/gpu/tile/shared.cuh"
+#include "ingot/kernels/moe/route.cuh"
+#include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/models/gpt_oss/decode/prompt.h"
+
+namespace ingot::gpt_oss_decode::prompts {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+// The sum of all threads' numbers, in all threads, in one order.
+__device__ __forceinline__ float block_sum(float v) {
+  auto& of_warp = tile::shared<float[kWarps]>();
+  v = granules::lanes_sum(v);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = v;
+  __syncthreads();
+  float sum = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) sum += of_warp[w];
+  return sum;
+}
+
+// x (+)= what there is to add; y = norm(x). A block a token.
+struct Norm {
+  float* x;
+  bf16* y;
+  int64_t stride;
+  const float* weight;  // null: only x
+  uint32_t C;
+  float eps;
+  const bf16* table = nullptr;  // x = table[ids[t]]
+  const int32_t* ids = nullptr;
+  const float* down = nullptr;  // x += sum of k rows of `down`, weighted, in the order of choice
+  const int32_t* place = nullptr;
+  const float* weights = nullptr;
+  uint32_t k = 0;
+};
+__global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const int64_t t = blockIdx.x;
+  float* const x = p.x + t * p.stride;
+  float squares = 0;
+  for (uint32_t c = threadIdx.x; c < p.C; c += kThreads) {
+    float v = p.table != nullptr ? float(p.table[int64_t(p.ids[t]) * p.C + c]) : x[c];
+    for (uint32_t i = 0; i < p.k; ++i) v += p.weights[t * p.k + i] * p.down[int64_t(p.place[t * p.k + i]) * p.C + c];
+    if (p.table != nullptr || p.k > 0) x[c] = v;
+    squares += v * v;
+  }
+  if (p.weight == nullptr) return;
+  const float rstd = 1 / sqrtf(block_sum(squares) / float(p.C) + p.eps);
+  for (uint32_t c = threadIdx.x; c < p.C; c += kThreads) p.y[t * p.stride + c] = bf16(x[c] * p.weight[c] * rstd);
+}
+
+// Queries are rotated; keys too, and stored with the values: in the cache, and of sliding layers also in order, behind
+// the window before them. A block a token, those of the window before first.
+struct Rotate {
+  const float *qkv, *cos, *sin;
+  bf16 *q, *keys, *values;      // the layer's cache
+  bf16 *in_order, *v_in_order;  // null: the cache is in order
+  uint32_t heads, kv_heads, dim, cache_dim, rows;
+  uint32_t position, before;  // tokens of the window before this prompt
+};
+__device__ __forceinline__ int64_t cache_at(const Rotate& p, uint32_t position, uint32_t head) {
+  return (int64_t(head) * p.rows + position % p.rows) * p.cache_dim;
+}
+__global__ void __launch_bounds__(kThreads) rotate_kernel(Rotate p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t width = p.kv_heads * p.dim;
+  if (blockIdx.x < p.before) {
+    const uint32_t position = p.position - p.before + blockIdx.x;
+    for (uint32_t i = threadIdx.x; i < width; i += kThreads) {
+      const int64_t from = cache_at(p, position, i / p.dim) + i % p.dim, to = int64_t(blockIdx.x) * width + i;
+      p.in_order[to] = p.keys[from];
+      p.v_in_order[to] = p.values[from];
+    }
+    return;
+  }
+  const uint32_t t = blockIdx.x - p.before, position = p.position + t, half = p.dim / 2;
+  const float* const row = p.qkv + int64_t(t) * (p.heads + 2 * p.kv_heads) * p.dim;
+  for (uint32_t i = threadIdx.x; i < (p.heads + p.kv_heads) * half; i += kThreads) {
+    const uint32_t h = i / half, d = i % half, kv = h - p.heads;
+    const float co = p.cos[int64_t(position) * half + d], si = p.sin[int64_t(position) * half + d];
+    const float a = row[h * p.dim + d], b = row[h * p.dim + d + half];
+    const bf16 low = bf16(a * co - b * si), high = bf16(b * co + a * si);
+    if (h < p.heads) {
+      bf16* const q = p.q + (int64_t(t) * p.heads + h) * p.dim + d;
+      q[0] = low, q[half] = high;
+      continue;
+    }
+    bf16* const key = p.keys + cache_at(p, position, kv) + d;
+    key[0] = low, key[half] = high;
+    if (p.in_order == nullptr) continue;
+    bf16* const again = p.in_order + int64_t(p.before + t) * width + kv * p.dim + d;
+    again[0] = low, again[half] = high;
+  }
+  for (uint32_t i = threadIdx.x; i < width; i += kThreads) {
+    const bf16 v = bf16(row[(p.heads + p.kv_heads) * p.dim + i]);
+    p.values[cache_at(p, position, i / p.dim) + i % p.dim] = v;
+    if (p.v_in_order != nullptr) p.v_in_order[int64_t(p.before + t) * width + i] = v;
+  }
+}
+
+// What attention reads on the device, and where a product of one group begins and ends.
+__global__ void lengths_kernel(int32_t* whole, int32_t* keys, int32_t* sliding, int32_t T, int32_t n, int32_t m) {
+  ptx::wait_for_earlier_kernels();
+  if (threadIdx.x > 0) return;
+  whole[0] = keys[0] = sliding[0] = 0;
+  whole[1] = T, keys[1] = n, sliding[1] = m;
+}
+
+// A warp a token.
+struct Choose {
+  const float* logits;  // (T, E)
+  uint32_t* chosen;
+  float* weights;
+  uint32_t T, E, k;
+};
+__global__ void __launch_bounds__(kThreads) choose_kernel(Choose p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t t = blockIdx.x * kWarps + threadIdx.x / 32;
+  if (t < p.T) routing::choose(p.logits + int64_t(t) * p.E, p.E, p.k, p.chosen + t * p.k, p.weights + t * p.k);
+}
+
+// A block an expert: its rows follow those of the experts before it, in the order of tokens. offsets[e] is where they
+// begin, place[s] where choice s has its row.
+struct Places {
+  const uint32_t* chosen;  // (S)
+  int32_t *place, *offsets;
+  uint32_t S, E;
+};
+__global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
+  auto& of_warp = tile::shared<uint32_t[2][kWarps]>();
+  auto& begin = tile::shared<uint32_t, 1>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float less = 0;  // exact: far below 2^24
+  for (uint32_t s = threadIdx.x; s < p.S; s += kThreads) less += p.chosen[s] < e ? 1.f : 0.f;
+  const float total = block_sum(less);
+  if (threadIdx.x == 0) begin = uint32_t(total), p.offsets[e] = int32_t(total);
+  if (e == 0 && threadIdx.x == 0) p.offsets[p.E] = int32_t(p.S);
+  __syncthreads();
+  uint32_t at = begin;
+  for (uint32_t first = 0, turn = 0; first < p.S; first += kThreads, turn ^= 1) {
+    const uint32_t s = first + threadIdx.x;
+    const bool mine = s < p.S && p.chosen[s] == e;
+    const uint32_t all = __ballot_sync(~0u, int(mine));
+    if (lane == 0) of_warp[turn][warp] = uint32_t(__popc(all));
+    __syncthreads();
+    uint32_t before = 0, here = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < kWarps; ++w) {
+      before += w < warp ? of_warp[turn][w] : 0;
+      here += of_warp[turn][w];
+    }
+    if (mine) p.place[s] = int32_t(at + before + uint32_t(__popc(all & ((1u << lane) - 1))));
+    at += here;
+  }
+}
+
+// Rows of x to where their choices have their places. A block a choice.
+struct Gather {
+  const bf16* from;
+  bf16* to;
+  const int32_t* place;
+  int64_t stride;  // of both, a multiple of 8
+  uint32_t k;
+};
+__global__ void __launch_bounds__(kThreads) gather_kernel(Gather p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t s = blockIdx.x;
+  const uint4* const from = reinterpret_cast<const uint4*>(p.from + int64_t(s / p.k) * p.stride);
+  uint4* const to = reinterpret_cast<uint4*>(p.to + int64_t(p.place[s]) * p.stride);
+  for (uint32_t i = threadIdx.x; i < p.stride / 8; i += kThreads) to[i] = from[i];
+}
+
+}  // namespace ingot::gpt_oss_decode::prompts

@@ -1,0 +1,41 @@
+#pragma once
+// Prompts on a GPU: up to kPromptTokens tokens of one sequence at a time through matrix kernels (kernels/grouped,
+// kernels/attention), in place of steps of 16 columns.
+#include "ingot/models/gpt_oss/decode/decode.h"
+
+namespace ingot::gpt_oss_decode {
+
+constexpr int64_t kPromptTokens = 2048;
+
+// Shared by a model's slots. T: most tokens, S = T k.
+struct PromptBuffers {
+  int32_t* ids;                     // (T)
+  int32_t *whole, *keys, *sliding;  // {0, T}, {0, keys of a full layer}, {0, those of a sliding one}
+  float* x;                         // (T, x_stride)
+  bf16* normed;                     // (T, x_stride)
+  float* qkv;                       // (T, qkv_width)
+  bf16 *q, *mixed;                  // (T, q_width)
+  bf16 *ring_keys, *ring_values;    // (window - 1 + T, kv_width): a sliding layer's, in order
+  float* router;                    // (T, E)
+  uint32_t* chosen;                 // (layers, S), of each token best first
+  float* weights;                   // (S)
+  int32_t *place, *offsets;         // (S): where a choice's row lies; (E + 1): where an expert's begin
+  bf16 *gathered, *hidden;          // (S, x_stride), (S, intermediate filled up)
+  float* down;                      // (S, C)
+};
+int64_t lay_out(const GptOssConfig& config, int64_t tokens, char* memory, PromptBuffers& buffers);
+
+// The build has the kernels, and attention takes the heads: multiples of 8 numbers.
+bool prompts_take(const GptOssConfig& config);
+
+// Appends p.ids[0 .. T) after `position`, then goes on as run(): the logits of the last token where head_rows is 1, the
+// likeliest next one; nothing where it is 0.
+struct Prompt {
+  int64_t T, position;
+  uint32_t head_rows, vocab, capacity;
+  int device;
+};
+void run_prompt(const Model& model, const Buffers& buffers, const PromptBuffers& p, const Prompt& prompt,
+                Stream stream);
+
+}  // namespace ingot::gpt_oss_decode
