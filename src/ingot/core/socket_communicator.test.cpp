@@ -117,7 +117,7 @@ TEST(socket_communicator, a_rank_that_goes_away_is_named_by_all_others) {
 TEST(socket_communicator, a_rank_that_does_not_answer_is_named_within_the_deadline) {
   const auto start = std::chrono::steady_clock::now();
   std::atomic<int> ended{0};
-  const std::vector<std::string> errors = run_ranks(3, 0.5, [&](SocketCommunicator& ranks) {
+  const std::vector<std::string> errors = run_ranks(3, 1, [&](SocketCommunicator& ranks) {
     struct Count {
       std::atomic<int>& n;
       ~Count() { ++n; }
@@ -165,7 +165,7 @@ TEST(socket_communicator, a_roll_call_names_who_is_not_there_and_else_says_what_
 // Rank 2 is there for one of the others, and then for nobody: the other is kept from coming, and is not to blame.
 TEST(socket_communicator, who_is_kept_waiting_is_not_named) {
   std::atomic<int> ended{0};
-  const std::vector<std::string> errors = run_ranks(3, 0.5, [&](SocketCommunicator& ranks) {
+  const std::vector<std::string> errors = run_ranks(3, 1, [&](SocketCommunicator& ranks) {
     struct Count {
       std::atomic<int>& n;
       ~Count() { ++n; }
