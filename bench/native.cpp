@@ -1,14 +1,19 @@
 // libingot_bench.so: the shipped entry points over raw pointers and a stream, so that a Python process can time them
 // beside PyTorch. Every function returns 0, or 1 with the reason in ingot_bench_error(). A build of some rooms
 // (INGOT_ROOMS) has the functions of these.
+#include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/attention/attention.h"
+#include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/linear/linear.h"
 #include "ingot/kernels/mlp/mlp.h"
+#include "ingot/kernels/muon/muon.h"
+#include "ingot/kernels/muon/newton_schulz.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rmsnorm/rmsnorm_config.h"
 #include "ingot/kernels/rope/rope.h"
@@ -417,6 +422,72 @@ EXPORT int ingot_bench_attention(void* q, void* k, void* v, void* cu, int64_t se
                         .scale = scale};
     a.workspace = raw(workspace, attention_backward_workspace_bytes(a));
     attention_backward(a, {stream});
+  });
+}
+#endif
+
+#ifdef INGOT_HAS_CUDA_CROSS_ENTROPY
+// --- linear + softcap + cross entropy: losses, and gradients of their mean, of which dw is added to
+EXPORT int ingot_bench_linear_cross_entropy_workspace(int64_t rows, int64_t features, int64_t vocab, int64_t* bytes) {
+  return guarded(
+      [&] { *bytes = linear_cross_entropy_workspace_bytes(rows, features, vocab, DType::bf16, Products::bf16, kGpu); });
+}
+EXPORT int ingot_bench_linear_cross_entropy(void* x, void* w, void* targets, void* loss, void* dloss, void* dx,
+                                            void* dw, int64_t rows, int64_t features, int64_t vocab, double softcap,
+                                            void* workspace, int64_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    linear_cross_entropy({.x = Tensor(x, DType::bf16, {rows, features}, kGpu),
+                          .w = Tensor(w, DType::bf16, {vocab, features}, kGpu),
+                          .targets = Tensor(targets, DType::i32, {rows}, kGpu),
+                          .loss = Tensor(loss, DType::f32, {rows}, kGpu),
+                          .dloss = Tensor(dloss, DType::f32, {rows}, kGpu),
+                          .dx = Tensor(dx, DType::bf16, {rows, features}, kGpu),
+                          .dw = Tensor(dw, DType::f32, {vocab, features}, kGpu),
+                          .workspace = raw(workspace, workspace_bytes),
+                          .softcap = softcap,
+                          .products = Products::bf16},
+                         {stream});
+  });
+}
+#endif
+
+#ifdef INGOT_HAS_CUDA_MUON
+// --- Muon on a bank of f32 parameters, bf16 products
+EXPORT int ingot_bench_muon_workspace(int64_t count, int64_t rows, int64_t cols, int64_t* bytes) {
+  return guarded([&] { *bytes = muon_workspace_bytes(count, rows, cols, DType::f32, kGpu); });
+}
+EXPORT int ingot_bench_muon(void* p, void* g, void* momentum, int64_t count, int64_t rows, int64_t cols, double lr,
+                            double mu, int64_t steps, void* workspace, int64_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    const auto of = [&](void* at) { return Tensor(at, DType::f32, {count, rows, cols}, kGpu); };
+    muon({.p = of(p),
+          .g = of(g),
+          .momentum = of(momentum),
+          .workspace = raw(workspace, workspace_bytes),
+          .lr = lr,
+          .mu = mu,
+          .steps = int(steps),
+          .products = Products::bf16},
+         {stream});
+  });
+}
+// Newton-Schulz alone on a bank of bf16; the result is in x where `steps` is even, else in other.
+EXPORT int ingot_bench_newton_schulz(void* x, void* other, void* square, void* polynomial, int64_t count, int64_t rows,
+                                     int64_t cols, int64_t steps, void* stream) {
+  return guarded([&] {
+    const int64_t side = std::min(rows, cols);
+    const auto of = [&](void* p, int64_t r, int64_t c) { return Tensor(p, DType::bf16, {count, r, c}, kGpu); };
+    cuda::IterationBank bank{.x = of(x, rows, cols),
+                             .other = of(other, rows, cols),
+                             .square = of(square, side, side),
+                             .polynomial = of(polynomial, side, side),
+                             .a = 3.4445,
+                             .b = -4.7750,
+                             .c = 2.0315};
+    for (int64_t step = 0; step < steps; ++step) {
+      cuda::launch_iteration<bf16>(bank, {stream});
+      std::swap(bank.x, bank.other);
+    }
   });
 }
 #endif

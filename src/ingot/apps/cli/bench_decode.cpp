@@ -29,7 +29,8 @@ void print(const Options& o, const DecodeTimes& t) {
               fixed(of.p99_ms, 3) + ", best " + fixed(of.best_ms, 3) + "; " + fixed(1e3 / of.mean_ms, 0) +
               " tokens/s, " + fixed(achieved_TBps(t, of), 2) + " TB/s, " +
               fixed(100 * achieved_TBps(t, of) / t.read_TBps, 0) + " % of reading alone\n");
-  if (t.prompt_ms > 0) write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
+  write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
+  if (o.measurement.prompt) write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
   for (const auto& [name, us] : t.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
   for (const StageTimes& s : t.stages)
     write_out("  megakernel, " + s.name + ": " + fixed(s.work_us, 2) + " us of work, " + fixed(s.wait_us, 2) +
@@ -53,6 +54,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
           {"tokens", o.measurement.tokens},
           {"token", token},
           {"prompt_ms_of_16", t.prompt_ms},
+          {"first_token_ms", t.first_token_ms},
           {"token_bytes", t.token_bytes},
           {"weight_bytes", t.weight_bytes},
           {"read_TBps", t.read_TBps},
@@ -73,6 +75,8 @@ void add_bench_decode(Command& bench) {
   c.flag("--phased", o->phased, "time the phased path alone, a launch a phase (default: both paths)");
   c.flag("--megakernel", o->megakernel, "time the megakernel alone, one launch a token");
   c.flag("--phases", o->measurement.phases, "time each phase alone, too, and the megakernel's stages");
+  c.flag("--prompt", o->measurement.prompt,
+         "tell the whole context, for the time to the first token (default: keys and values are random)");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench decode
   ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases)");

@@ -187,12 +187,16 @@ void cross_entropy(const CrossEntropy& a, Stream stream) {
 
 namespace {
 
-// Products of few rows waste tiles, and the gradient of the weights is read and written once a chunk; many rows cost
-// memory and leave L2.
-constexpr int64_t kChunkLogits = int64_t(1) << 25, kMostChunkRows = 8192, kLeastChunkRows = 512;
+// Products of few rows waste tiles, and the gradient of the weights is read and written once a chunk: as many rows as
+// take so much memory, and no more than the longest products need. A chunk's logits are beyond L2 either way.
+constexpr int64_t kChunkBytes = 1'400'000'000, kMostChunkRows = 8192, kLeastChunkRows = 128;
 
-int64_t chunk_rows(int64_t vocab) {
-  return std::clamp(kChunkLogits / std::max<int64_t>(1, vocab) / 128 * 128, kLeastChunkRows, kMostChunkRows);
+// Equal chunks, but for the last, of rows in whole tiles.
+int64_t chunk_rows(int64_t rows, int64_t vocab, DType type) {
+  const int64_t row = std::max<int64_t>(1, vocab) * (4 + (type == DType::f32 ? 0 : size_of(type))),
+                most = std::clamp(kChunkBytes / row / 128 * 128, kLeastChunkRows, kMostChunkRows),
+                chunks = std::max<int64_t>(1, (rows + most - 1) / most);
+  return std::min(most, ((rows + chunks - 1) / chunks + 127) / 128 * 128);
 }
 // Room for a chunk of logits, for their gradients where those have another type, and for the products.
 struct Room {
@@ -200,7 +204,7 @@ struct Room {
   int64_t bytes() const { return logits + dlogits + product; }
 };
 Room room_of(int64_t rows, int64_t vocab, DType type, Device device) {
-  const int64_t n = std::min(rows, chunk_rows(vocab)), padded = (vocab + 7) / 8 * 8;
+  const int64_t n = std::min(rows, chunk_rows(rows, vocab, type)), padded = (vocab + 7) / 8 * 8;
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   return {aligned(n * padded * 4), type == DType::f32 ? 0 : aligned(n * padded * size_of(type)),
           linear_workspace_bytes(device)};
@@ -214,7 +218,7 @@ int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t, int64_t voca
 }
 
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
-  const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(V), padded = (V + 7) / 8 * 8;
+  const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(T, V, a.x.dtype), padded = (V + 7) / 8 * 8;
   const Room room = room_of(T, V, a.x.dtype, a.x.device);
   char* const memory = static_cast<char*>(a.workspace.data);
   const Tensor product(memory + room.logits + room.dlogits, DType::u8, {room.product}, a.x.device);

@@ -366,6 +366,22 @@ void DeviceModel::rewind(int64_t length, int index) {
   gpu::copy_to_device(&slot.buffers.state->position, at, sizeof at);
 }
 
+void DeviceModel::pretend(int64_t length, int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  rewind(0, index);
+  grow(slot, length);
+  const GptOssConfig& c = config();
+  uint64_t seed = 1;
+  for (const Layer& l : slot.model.layers)
+    for (bf16* rows : {l.keys, l.values})
+      if (!slot.pretends)
+        fill_normal(rows, DType::bf16, c.kv_heads * int64_t(l.cache_rows) * cache_dim(c), 1, 0, ++seed, *stream_);
+  slot.pretends = true;
+  const State state{.tokens = {}, .position = int32_t(length), .flaw = 0};
+  gpu::copy_to_device(slot.buffers.state, &state, sizeof state);
+}
+
 #endif
 
 }  // namespace ingot::gpt_oss_decode

@@ -65,6 +65,9 @@ class DeviceModel {
   void logits(uint32_t rows, float* to, int slot = 0);  // (rows, V), host memory
   bool can_rewind(int64_t length, int slot = 0) const;
   void rewind(int64_t length, int slot = 0);
+  // For measurements: as if `length` tokens had been told, with random keys and values, of which the first call makes
+  // those of the whole cache.
+  void pretend(int64_t length, int slot = 0);
 
  private:
   struct Slot {
@@ -72,6 +75,7 @@ class DeviceModel {
     Buffers buffers;
     LayerStages* stages = nullptr;       // on the device
     int64_t length = 0, valid_from = 0;  // rings hold the tokens from here on
+    bool pretends = false;               // its cache is random
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool>, std::unique_ptr<gpu::Graph>> graphs;
   };
   DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,

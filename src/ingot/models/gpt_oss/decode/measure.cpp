@@ -58,19 +58,26 @@ double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
   return best;
 }
 
-// Ids far apart, so that tokens go to different experts.
-void tell_prompt(DeviceModel& m, int64_t length, DecodeTimes& times) {
-  std::vector<int32_t> ids(size_t(m.batch()));
-  gpu::Event begin, end;
-  const int64_t batches = std::max<int64_t>(1, length / m.batch());
-  for (int64_t b = 0; b < batches; ++b) {
-    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t((int64_t(i) * 7919 + b * 31337 + 13) % m.config().vocab);
-    m.extend(ids, b + 1 == batches ? 1 : 0);
-    if (b == 0) begin.record(m.stream());  // the first has made its graph
+// Ids far apart, so that tokens go to different experts. The last batch may be shorter.
+void tell_prompt(DeviceModel& m, int64_t length) {
+  std::vector<int32_t> ids;
+  for (int64_t at = 0; at < length; at += int64_t(ids.size())) {
+    ids.resize(size_t(std::min(m.batch(), length - at)));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t((int64_t(i) * 7919 + at * 1959 + 13) % m.config().vocab);
+    m.extend(ids, at + int64_t(ids.size()) == length ? 1 : 0);
   }
-  end.record(m.stream());
+}
+// Milliseconds of a prompt of `length` tokens, the second time: the first makes the graphs.
+double time_prompt(DeviceModel& m, int64_t length) {
+  gpu::Event begin, end;
+  for (int round = 0; round < 2; ++round) {
+    m.rewind(0);
+    begin.record(m.stream());
+    tell_prompt(m, length);
+    end.record(m.stream());
+  }
   end.synchronize();
-  times.prompt_ms = batches > 1 ? 1e3 * end.seconds_since(begin) / double(batches - 1) : 0;
+  return 1e3 * end.seconds_since(begin);
 }
 
 TokenTimes time_tokens(DeviceModel& m, int64_t tokens) {
@@ -92,19 +99,13 @@ TokenTimes time_tokens(DeviceModel& m, int64_t tokens) {
   times.best_ms = ms[0], times.p50_ms = ms[ms.size() / 2], times.p99_ms = ms[ms.size() * 99 / 100];
   return times;
 }
-// Each path from the same place in the text.
+// Each path from the same place.
 void time_paths(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times) {
-  const int64_t from = m.length();
   for (const auto& [name, wanted, persistent] :
        {std::tuple{"phased", o.phased, false}, {"megakernel", o.megakernel, true}}) {
-    if (!wanted) continue;
-    if (m.can_rewind(from)) {
-      m.rewind(from);
-    } else {  // more tokens were timed than a ring keeps
-      m.rewind(0);
-      tell_prompt(m, o.context, times);
-    }
-    if (m.use_megakernel(persistent)) times.token.emplace_back(name, time_tokens(m, o.tokens));
+    if (!wanted || !m.use_megakernel(persistent)) continue;
+    m.pretend(o.context);
+    times.token.emplace_back(name, time_tokens(m, o.tokens));
   }
 }
 
@@ -171,15 +172,16 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   DeviceModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room}, 1);
   DecodeTimes times;
   times.weight_bytes = m.weight_bytes();
-  tell_prompt(m, o.context, times);
-  const int64_t prompt = m.length();
+  constexpr int64_t kSome = 10;  // batches
+  times.prompt_ms = time_prompt(m, kSome * m.batch()) / double(kSome);
+  if (o.prompt) times.first_token_ms = time_prompt(m, o.context);
   time_paths(m, o, times);
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
   if (!o.phases) return times;
   if (o.phased) time_phases(m, times);
-  m.rewind(prompt);
+  m.pretend(o.context);
   if (o.megakernel && gpt_oss_decode::megakernel_takes(m.model())) time_stages(m, times);
   return times;
 }

@@ -19,6 +19,7 @@ struct DecodeMeasurement {
   int64_t tokens = 200;
   bool phased = true, megakernel = true;  // a launch a phase; one kernel for the whole token
   bool phases = false;                    // each phase alone, too
+  bool prompt = false;  // tell all of the context's tokens, for the time to the first token; else some
 };
 struct TokenTimes {  // greedy
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
@@ -31,6 +32,7 @@ struct StageTimes {
 struct DecodeTimes {
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel"
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
+  double first_token_ms = 0;                              // of all of it, where it was told, to the token after it
   int64_t token_bytes = 0;                                // of weights and keys that a token reads
   int64_t weight_bytes = 0;
   double read_TBps = 0;                                // what memory gives a kernel that only reads, in the same run

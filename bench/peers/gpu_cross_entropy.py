@@ -1,0 +1,164 @@
+"""Linear + softcap + cross entropy on a GPU: losses and both gradients, beside PyTorch, torch.compile and the three bare products of
+the same sizes. Writes bench/results/<gpu>/cross_entropy.json, with the memory that each takes beside operands and gradients.
+
+    python3 bench/peers/gpu_cross_entropy.py --native build/cuda/libingot_bench.so [--only TEXT] [--quick]
+
+One case is the mean loss of all rows, dx and dw, in one graph. Ours adds to dw in f32, as a training step with several passes does; the
+peers write it in bf16.
+"""
+import argparse
+import ctypes
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch._inductor import select_algorithm
+
+from gpu_common import Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, stream, write_report
+
+SOFTCAP = 30.0
+
+
+@dataclasses.dataclass
+class Case:
+    rows: int
+    features: int
+    vocab: int
+
+    @property
+    def flops(self):
+        return 6 * self.rows * self.features * self.vocab
+
+
+def cases():
+    return [Case(8192, 4096, 128256), Case(98304, 512, 8192), Case(8192, 2880, 201088), Case(16384, 768, 50304)]
+
+
+def loss_of(x, w, targets):
+    logits = SOFTCAP * torch.tanh(F.linear(x, w).float() / SOFTCAP)
+    return F.cross_entropy(logits, targets)
+
+
+class Buffers:
+    def __init__(self, case):
+        self.case = case
+        new = lambda *s: torch.randn(*s, device="cuda", dtype=torch.bfloat16)  # noqa: E731
+        self.x, self.w = new(case.rows, case.features), new(case.vocab, case.features) * (2 * case.features**-0.5)
+        self.targets = torch.randint(0, case.vocab, (case.rows,), device="cuda")
+        self.targets32 = self.targets.int()
+        self.loss = torch.full((case.rows,), float("nan"), device="cuda")
+        self.dloss = torch.full((case.rows,), 1 / case.rows, device="cuda")
+        self.dx, self.dw = torch.full_like(self.x, float("nan")), torch.zeros_like(self.w, dtype=torch.float32)
+
+    def ours(self, native):
+        case, bytes_ = self.case, ctypes.c_int64()
+        native.linear_cross_entropy_workspace(case.rows, case.features, case.vocab, ctypes.byref(bytes_))
+        self.workspace = torch.empty(bytes_.value, dtype=torch.uint8, device="cuda")
+
+        def call(_):
+            native.linear_cross_entropy(pointer(self.x), pointer(self.w), pointer(self.targets32), pointer(self.loss), pointer(self.dloss),
+                                        pointer(self.dx), pointer(self.dw), case.rows, case.features, case.vocab, ctypes.c_double(SOFTCAP),
+                                        pointer(self.workspace), self.workspace.numel(), stream())
+        return call
+
+    def peer(self, function):
+        leaves = self.x.detach().requires_grad_(), self.w.detach().requires_grad_()
+        return lambda _: torch.autograd.grad(function(*leaves, self.targets), leaves)
+
+    def bare(self):
+        logits = torch.empty(self.case.rows, self.case.vocab, device="cuda", dtype=torch.bfloat16)
+        dw = torch.empty_like(self.w)
+
+        def call(_):
+            torch.mm(self.x, self.w.t(), out=logits)
+            torch.mm(logits, self.w, out=self.dx)
+            torch.mm(logits.t(), self.x, out=dw)
+        return call
+
+
+def check(buffers, native):
+    """The worst relative error of losses, dx and dw against PyTorch in fp32 by chunks of rows, and what bf16 allows: two roundings to 8 bits,
+    of the gradient of the logits and of what is written, each at most 2^-9 of a number."""
+    case, chunk = buffers.case, 1024
+    buffers.dw.zero_()
+    buffers.ours(native)(0)
+    torch.cuda.synchronize()
+    w = buffers.w.float()
+    dw, dx, losses = torch.zeros_like(w), torch.empty_like(buffers.x, dtype=torch.float32), torch.empty_like(buffers.loss)
+    for at in range(0, case.rows, chunk):
+        rows = slice(at, min(at + chunk, case.rows))
+        x = buffers.x[rows].float()
+        t = torch.tanh(F.linear(x, w) / SOFTCAP)
+        logits = SOFTCAP * t
+        losses[rows] = F.cross_entropy(logits, buffers.targets[rows], reduction="none")
+        d = torch.softmax(logits, -1)
+        d[torch.arange(d.size(0), device="cuda"), buffers.targets[rows]] -= 1
+        d *= (1 - t * t) / case.rows
+        dx[rows] = d @ w
+        dw += d.t() @ x
+    worst = max(relative_error([buffers.dx], [dx]), relative_error([buffers.dw], [dw]))
+    assert relative_error([buffers.loss], [losses]) < 1e-4, "losses are wrong"
+    return worst, 2 * 2.0**-9
+
+
+def peak_beside(call, before):
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated()
+    kept = call(0)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - start
+    del kept
+    return peak - before
+
+
+def measure(case, native, ceiling):
+    buffers = Buffers(case)
+    error, tolerance = check(buffers, native)
+    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+    compiled = torch.compile(loss_of, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
+    gradients = 2 * (buffers.x.numel() + buffers.w.numel())
+    memory, graphs, calls = {"ours": buffers.workspace.numel()}, {"ours": captured(buffers.ours(native), 2)}, 2
+    for name, function in (("torch_eager", loss_of), ("torch_compile", compiled)):
+        call = buffers.peer(function)
+        call(0)
+        memory[name] = peak_beside(call, gradients)
+        graphs[name] = captured(call, 1, on=torch.cuda.Stream())
+    with torch.no_grad():
+        graphs["bare_products"] = captured(buffers.bare(), 1)
+    us, spread = interleaved({name: g[0] for name, g in graphs.items()}, 1, rounds=9)
+    us["ours"] /= calls
+    return {"name": "linear + softcap + cross entropy, with gradients", "shape": [case.rows, case.features, case.vocab], "dtype": "bf16",
+            "ours_us": us.pop("ours"), "peers": us, "limit_us": case.flops / ceiling["bf16_TFLOPs"] * 1e-6, "error": error,
+            "tolerance": tolerance, "memory_bytes": memory, "p20_p80_us": spread}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--only", help="only cases whose shape holds this, and no report")
+    parser.add_argument("--quick", action="store_true", help="the second case, and no report")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    select_algorithm.PRINT_AUTOTUNE = False
+    native = Native(options.native)
+    ceiling = ceilings(native)
+    chosen = [c for c in (cases()[1:2] if options.quick else cases())
+              if not options.only or options.only in f"{c.rows} x {c.features} x {c.vocab}"]
+    results, before = [], gpu_state()
+    for case in chosen:
+        r = measure(case, native, ceiling)
+        results.append(r)
+        torch.cuda.empty_cache()
+        print(f"{case.rows} x {case.features} x {case.vocab}: ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
+              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
+              + "  memory " + ", ".join(f"{p} {b / 1e9:.2f} GB" for p, b in r["memory_bytes"].items())
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
+        if not (options.only or options.quick):
+            write_report("cross_entropy", results, ceiling,
+                         {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(chosen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Muon on a GPU: the five steps of Newton-Schulz on banks of matrices, alone, and the whole update, beside the same in PyTorch
+(batched products), eager and compiled. Writes bench/results/<gpu>/muon.json.
+
+    python3 bench/peers/gpu_muon.py --native build/cuda/libingot_bench.so [--only TEXT] [--quick]
+
+The whole update is of f32 parameters, gradients and momentum with products in bf16: momentum, Nesterov, rows normalised, Newton-Schulz,
+decay and step. Operations are counted as plain products, twice the size of what the symmetric ones need.
+"""
+import argparse
+import ctypes
+import dataclasses
+
+import torch
+from torch._inductor import select_algorithm
+
+from gpu_common import Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, stream, write_report
+
+STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)
+LR, MU = 0.02, 0.95
+GOLF = ((22, 512, 512), (22, 256, 512), (11, 2048, 512), (11, 512, 2048))  # queries and outputs, keys and values, up, down
+
+
+@dataclasses.dataclass
+class Case:
+    label: str
+    banks: tuple
+    whole: bool
+
+    @property
+    def name(self):
+        return f"{self.label}, {'the whole update' if self.whole else 'Newton-Schulz alone'}"
+
+    @property
+    def flops(self):
+        def of(count, rows, cols):
+            small, large = sorted((rows, cols))
+            return STEPS * count * (4 * small * small * large + 2 * small**3)
+        return sum(of(*bank) for bank in self.banks)
+
+    @property
+    def shape(self):
+        return [sum(bank[0] for bank in self.banks), *self.banks[-1][1:]]
+
+
+def cases():
+    out = [Case("all banks of golf", GOLF, whole) for whole in (False, True)]
+    return out + [Case("a bank", ((count, rows, cols),), False) for count, rows, cols in ((8, 1024, 1024), (8, 1024, 4096), (2, 4096, 4096))]
+
+
+def newton_schulz(x):
+    a, b, c = COEFFICIENTS
+    tall = x.size(-2) > x.size(-1)
+    x = x.mT if tall else x
+    for _ in range(STEPS):
+        square = x @ x.mT
+        polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x.mT if tall else x
+
+
+def update(p, g, momentum):
+    """As kernels/muon/muon.h has it. Returns parameters and momentum."""
+    momentum = MU * momentum + g
+    u = g + MU * momentum
+    u = u / u.norm(dim=-1, keepdim=True).clamp_min(1e-7)
+    x = newton_schulz((u / (u.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(torch.bfloat16 if p.dtype == torch.float32 else p.dtype))
+    return p - LR * max(1, p.size(-2) / p.size(-1)) ** 0.5 * x.to(p.dtype), momentum
+
+
+class Banks:
+    def __init__(self, case):
+        self.case = case
+        self.start = [torch.randn(bank, device="cuda") for bank in case.banks]
+        if case.whole:
+            self.p, self.momentum = ([torch.randn_like(t) * 0.02 for t in self.start] for _ in range(2))
+        else:
+            self.start = [(t / t.norm(dim=(-2, -1), keepdim=True)).bfloat16() for t in self.start]
+            self.x = [t.clone() for t in self.start]
+            self.other = [torch.full_like(t, float("nan")) for t in self.start]
+            side = [min(bank[1:]) for bank in case.banks]
+            self.squares = [[torch.full((bank[0], n, n), float("nan"), device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+                            for bank, n in zip(case.banks, side)]
+        self.workspace = []
+
+    def ours(self, native):
+        if not self.case.whole:
+            def iterate(_):
+                for x, other, (square, polynomial), start in zip(self.x, self.other, self.squares, self.start):
+                    native.newton_schulz(pointer(x), pointer(other), pointer(square), pointer(polynomial), *start.shape, STEPS, stream())
+            return iterate
+        for bank in self.case.banks:
+            bytes_ = ctypes.c_int64()
+            native.muon_workspace(*bank, ctypes.byref(bytes_))
+            self.workspace.append(torch.empty(bytes_.value, dtype=torch.uint8, device="cuda"))
+
+        def step(_):
+            for p, g, momentum, space in zip(self.p, self.start, self.momentum, self.workspace):
+                native.muon(pointer(p), pointer(g), pointer(momentum), *g.shape, ctypes.c_double(LR), ctypes.c_double(MU), STEPS,
+                            pointer(space), space.numel(), stream())
+        return step
+
+    def peer(self, function):
+        """Without gradients; of the update what PyTorch gives is new, as its foreach forms would write it in place."""
+        def call(_):
+            with torch.no_grad():
+                if self.case.whole:
+                    return function(self.p, self.start, self.momentum)
+                return function(self.start)
+        return call
+
+
+def of_all(whole):
+    if whole:
+        return lambda p, g, momentum: [update(*bank) for bank in zip(p, g, momentum)]
+    return lambda starts: [newton_schulz(x) for x in starts]
+
+
+def check(banks, native):
+    """The worst bank's relative error against fp64, and 1.5 times what PyTorch's chain in the same types loses."""
+    worst = (0.0, 1.0)
+    if banks.case.whole:
+        before = [(p.clone(), m.clone()) for p, m in zip(banks.p, banks.momentum)]
+        banks.ours(native)(0)
+        torch.cuda.synchronize()
+        for p, g, (old, momentum) in zip(banks.p, banks.start, before):
+            want = update(old.double(), g.double(), momentum.double())[0] - old.double()
+            chain = update(old, g, momentum)[0].double() - old.double()
+            error = relative_error([p.double() - old.double()], [want])
+            worst = max(worst, (error, 1.5 * relative_error([chain], [want])), key=lambda r: r[0] / r[1])
+        return worst
+    banks.ours(native)(0)
+    torch.cuda.synchronize()
+    for got, start in zip(banks.other, banks.start):  # five steps end there
+        want = newton_schulz(start.double())
+        worst = max(worst, (relative_error([got], [want]), 1.5 * relative_error([newton_schulz(start)], [want])), key=lambda r: r[0] / r[1])
+    for x, start in zip(banks.x, banks.start):
+        x.copy_(start)
+    return worst
+
+
+def measure(case, native, ceiling):
+    banks = Banks(case)
+    error, tolerance = check(banks, native)
+    torch._dynamo.reset()
+    function = of_all(case.whole)
+    compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
+    calls = 2
+    with torch.no_grad():
+        graphs = {"ours": captured(banks.ours(native), calls), "torch_eager": captured(banks.peer(function), calls),
+                  "torch_compile": captured(banks.peer(compiled), calls)}
+    us, spread = interleaved({name: g[0] for name, g in graphs.items()}, calls)
+    return {"name": case.name, "shape": case.shape, "dtype": "f32" if case.whole else "bf16", "ours_us": us.pop("ours"), "peers": us,
+            "limit_us": case.flops / 2 / ceiling["bf16_TFLOPs"] * 1e-6, "error": error, "tolerance": tolerance, "p20_p80_us": spread}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--only", help="only cases whose name holds this, and no report")
+    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    select_algorithm.PRINT_AUTOTUNE = False
+    native = Native(options.native)
+    ceiling = ceilings(native)
+    chosen = [c for c in (cases()[:1] if options.quick else cases()) if not options.only or options.only in c.name]
+    results, before = [], gpu_state()
+    for case in chosen:
+        r = measure(case, native, ceiling)
+        results.append(r)
+        torch.cuda.empty_cache()
+        print(f"{case.name:48} {case.shape} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s as plain products  "
+              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
+        if not (options.only or options.quick):
+            write_report("muon", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
+                         cases=len(chosen))
+
+
+if __name__ == "__main__":
+    main()
