@@ -1,0 +1,47 @@
+#pragma once
+// GPTQ (Frantar et al., ICLR 2023): weights W [rows, cols] of y = x W^T become integers q and a scale s per row, so
+// that the error where it matters, sum over rows of (w - s q) H (w - s q)^T with H = sum of x^T x over calibration
+// text, is small. Columns are taken by falling diagonal of H; each is rounded after the errors of those before it are
+// made up for.
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ingot/core/dtype.h"
+
+namespace ingot {
+
+struct GptqOptions {
+  int bits = 6;                // 4 to 8: integers from -qmax to qmax = 2^(bits-1) - 1
+  double clip_sigmas = 12.85;  // qmax stands for this many standard deviations of the row
+  double damping = 0.01;       // added to H's diagonal, as a share of its mean
+};
+void check(const GptqOptions& o, const std::string& name);
+
+struct QuantizedMatrix {
+  int64_t rows = 0, cols = 0;
+  int bits = 0;
+  std::vector<int8_t> values;  // [rows, cols]
+  std::vector<f16> scales;     // [rows]
+};
+
+// A matrix and the sum of x^T x of what it is multiplied with; `name` is for errors.
+struct GptqMatrix {
+  std::string name;
+  int64_t rows = 0, cols = 0;
+  std::span<const float> weights;   // [rows, cols]
+  std::span<const double> hessian;  // [cols, cols], symmetric; read on and below the diagonal
+};
+
+// A column that calibration never saw (H's diagonal is 0) is rounded alone. Errors: numeric for weights or a Hessian
+// that are not finite, for scales beyond fp16, and for a Hessian that is singular in spite of the damping.
+QuantizedMatrix quantize_gptq(const GptqMatrix& m, const GptqOptions& o);
+// The same scales, each weight rounded by itself.
+QuantizedMatrix quantize_to_nearest(const GptqMatrix& m, const GptqOptions& o);
+
+std::vector<float> dequantize(const QuantizedMatrix& q);
+// Sum over rows of (w - s q) H (w - s q)^T, in fp64.
+double weighted_error(const GptqMatrix& m, const QuantizedMatrix& q);
+
+}  // namespace ingot
