@@ -19,8 +19,9 @@ struct DeviceModelOptions {
   int64_t slots = 1;    // sequences, each with its own cache
   int device = 0;
   bool megakernel = true;  // single tokens by the persistent kernel, where it takes the model
-  bool prompts = false;    // more tokens than a step's by matrix kernels, where they take the model
-  double wait_limit = 2;   // seconds that a block of it waits for others
+  // More tokens than a step's by matrix kernels, where they take the model. Off until their tests have run on a GPU.
+  bool prompts = false;
+  double wait_limit = 2;  // seconds that a block of it waits for others
 };
 
 // Weights of the config's shapes without memory: what a synthetic model is made of.
