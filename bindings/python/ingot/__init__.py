@@ -4,6 +4,7 @@
     from ingot import functional                        the same as functions
     ingot.optim.Muon(parameters)                        Muon for matrices, AdamW for the rest
     ingot.hf.patch(model)                               replaces the RMSNorms of a model, reversibly
+    ingot.engine.GptOss(path).generate(prompt)          GPT-OSS checkpoints and archives, answered here
     python -m ingot                                     what this build has
 """
 try:
@@ -16,6 +17,9 @@ from . import _C
 _C.attach(torch)
 
 from . import _ops, functional, hf, nn, optim  # noqa: E402  (they register the operations)
+
+if hasattr(_C, "Engine"):  # not in a build of some rooms
+    from . import engine  # noqa: E402, F401
 
 __version__ = _C.version
 built_with_cuda = _C.cuda

@@ -8,6 +8,7 @@
 
 #include "calls.h"
 #include "edge.h"
+#include "engine.h"
 #include "ingot/core/check.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
@@ -537,4 +538,7 @@ NB_MODULE(_C, m) {
   define(m, "activation", &run_activate);
   define(m, "activation_backward", &run_activate_backward);
   m.def("activation_names", &activation_names);
+#ifndef INGOT_WITHOUT_ENGINE
+  define_engine(m);
+#endif
 }

@@ -1,0 +1,219 @@
+#include "engine.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <exception>
+#include <mutex>
+#include <tuple>
+
+#include "ingot/core/check.h"
+#include "ingot/engines/generate/harmony_answer.h"
+#include "ingot/models/registry.h"
+#include "ingot/text/utf8.h"
+
+namespace ingot::python {
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+// A caller's function, called with the interpreter's lock; what it raises ends the answer and is raised there. So does
+// a signal that Python has a handler for.
+class Listener {
+ public:
+  explicit Listener(nb::object function) : function_(std::move(function)) {}
+  void hear(const std::string& channel, std::string_view text) {
+    if (function_.is_none() || text.empty()) return;
+    guarded([&] {
+      const nb::object go_on = function_(channel, std::string(text));
+      if (go_on.ptr() == Py_False) stopped_ = true;
+    });
+  }
+  bool asked() {
+    guarded([] {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    });
+    return stopped_;
+  }
+  // With the lock.
+  void raise_what_was_raised() {
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  template <class Call> void guarded(Call&& call) {
+    const nb::gil_scoped_acquire locked;
+    try {
+      call();
+    } catch (...) {
+      if (!error_) error_ = std::current_exception();
+      stopped_ = true;
+    }
+  }
+  const nb::object function_;
+  bool stopped_ = false;
+  std::exception_ptr error_;
+};
+
+SessionOptions options_of(int64_t tokens, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed,
+                          int64_t logprobs, Listener& listener) {
+  SessionOptions o{.tokens = tokens,
+                   .sampling = {.temperature = temperature, .top_k = top_k, .top_p = top_p, .min_p = min_p},
+                   .seed = seed,
+                   .logprobs = logprobs};
+  o.cancelled = [&listener] { return listener.asked(); };
+  return o;
+}
+
+nb::dict report_of(const Answer& a) {
+  nb::list logprobs;
+  for (const TokenLogprobs& t : a.logprobs) {
+    nb::list top;
+    for (const TokenLogprob& l : t.top) top.append(nb::make_tuple(l.id, l.logprob));
+    logprobs.append(nb::make_tuple(t.drawn, top));
+  }
+  nb::dict d;
+  d["ids"] = a.tokens;
+  d["finish"] = name_of(a.finish);
+  d["stop_id"] = a.stop_id;
+  d["prompt_tokens"] = a.prompt;
+  d["reused_tokens"] = a.reused;
+  d["prompt_seconds"] = a.prompt_seconds;
+  d["token_seconds"] = a.token_seconds;
+  d["logprobs"] = logprobs;
+  return d;
+}
+
+HarmonyRole role_named(const std::string& name) {
+  for (HarmonyRole r : {HarmonyRole::system, HarmonyRole::developer, HarmonyRole::user, HarmonyRole::assistant})
+    if (name == name_of(r)) return r;
+  fail(ErrorCode::invalid_argument, "engine: role: found ", name, ", expected system, developer, user or assistant");
+}
+
+// One model, one sequence: what it holds of the next prompt is used again.
+class Engine {
+  // Without the interpreter's lock, and one at a time.
+  template <class Work> auto unlocked(Work&& work) {
+    nb::gil_scoped_release released;
+    const std::unique_lock<std::mutex> alone(busy_, std::try_to_lock);
+    if (!alone.owns_lock())
+      fail(ErrorCode::busy, "engine: found an answer under way in another thread, expected one at a time");
+    return work();
+  }
+
+ public:
+  Engine(const std::string& path, const std::string& tokenizer, const std::string& device, int64_t context)
+      : vocabulary_(load_vocabulary(path, tokenizer)),
+        model_(open_model(path, {.tokens = context, .device = device_named(device)})),
+        session_(*model_.decoder) {
+    if (vocabulary_.bpe == nullptr)
+      fail(ErrorCode::unsupported, path, ": found a tokenizer of characters, expected one of bytes");
+  }
+
+  std::vector<int32_t> encode(const std::string& text) const { return vocabulary_.bpe->encode(text); }
+  nb::bytes decode(const std::vector<int32_t>& ids) const {
+    const std::string bytes = vocabulary_.bpe->decode(ids);
+    return nb::bytes(bytes.data(), bytes.size());
+  }
+  nb::dict about() const {
+    const Decoder& d = *model_.decoder;
+    nb::dict out;
+    out["device"] = d.device().kind == Device::cuda ? "cuda" : "cpu";
+    out["context"] = d.context();
+    out["vocab"] = d.vocab();
+    out["weight_bytes"] = model_.weight_bytes;
+    out["load_seconds"] = model_.load_seconds;
+    out["harmony"] = vocabulary_.harmony.has_value();
+    out["note"] = model_.note;
+    return out;
+  }
+
+  // Goes on with `prompt` as it is. on_text("", text) may return False to end it.
+  nb::dict go_on(const std::vector<int32_t>& prompt, int64_t tokens, double temperature, int64_t top_k, double top_p,
+                 double min_p, uint64_t seed, int64_t logprobs, bool past_end, nb::object on_text) {
+    Listener listener(std::move(on_text));
+    SessionOptions o = options_of(tokens, temperature, top_k, top_p, min_p, seed, logprobs, listener);
+    if (!past_end) o.stop_ids = model_.end_ids;
+    o.vocab = std::min<int64_t>(model_.decoder->vocab(), vocabulary_.bpe->vocab_size());
+    Utf8Stream stream;
+    std::string text;
+    const auto say = [&](const std::string& piece) {
+      text += piece;
+      listener.hear("", piece);
+    };
+    o.on_token = [&](int32_t id) {  // control tokens stand for no text
+      say(stream.push(vocabulary_.bpe->decode({&id, 1})));
+      return true;
+    };
+    const Answer answer = unlocked([&] {
+      for (size_t i = 0; i < prompt.size(); ++i)
+        if (prompt[i] < 0 || prompt[i] >= model_.decoder->vocab())
+          fail(ErrorCode::invalid_argument, "engine: prompt: found id ", prompt[i], " at place ", i, ", expected 0 to ",
+               model_.decoder->vocab() - 1);
+      Answer a = session_.generate(prompt, o);
+      say(stream.finish());
+      return a;
+    });
+    listener.raise_what_was_raised();
+    nb::dict d = report_of(answer);
+    d["text"] = text;
+    return d;
+  }
+
+  // The answer to a conversation of (role, content). on_text(channel, text) as above.
+  nb::dict answer(const std::vector<std::tuple<std::string, std::string>>& conversation, const std::string& identity,
+                  const std::string& reasoning, const std::string& date, int64_t tokens, double temperature,
+                  int64_t top_k, double top_p, double min_p, uint64_t seed, int64_t logprobs, nb::object on_text) {
+    if (!vocabulary_.harmony)
+      fail(ErrorCode::unsupported,
+           "engine: found a tokenizer without the control tokens of Harmony (<|start|>, <|message|>, ...), expected "
+           "one that has them, or raw=True");
+    HarmonySystem system{.current_date = date, .reasoning = reasoning};
+    if (!identity.empty()) system.identity = identity;
+    std::vector<HarmonyMessage> messages = {{.role = HarmonyRole::system, .content = harmony_system_text(system)}};
+    for (const auto& [name, content] : conversation) {
+      HarmonyMessage m{.role = role_named(name), .content = content};
+      if (m.role == HarmonyRole::system) m.role = HarmonyRole::developer;  // whose words a client's system prompt is
+      if (m.role == HarmonyRole::developer) m.content = harmony_developer_text(content, {});
+      if (m.role == HarmonyRole::assistant) m.channel = "final";
+      messages.push_back(std::move(m));
+    }
+    Listener listener(std::move(on_text));
+    const SessionOptions o = options_of(tokens, temperature, top_k, top_p, min_p, seed, logprobs, listener);
+    const HarmonyTurn turn = unlocked([&] {
+      return ingot::answer(session_, *vocabulary_.bpe, *vocabulary_.harmony, messages, o,
+                           [&](const HarmonyMessage& m, std::string_view text) { listener.hear(m.channel, text); });
+    });
+    listener.raise_what_was_raised();
+    nb::dict d = report_of(turn.answer);
+    nb::list said;
+    for (const HarmonyMessage& m : turn.messages) said.append(nb::make_tuple(m.channel, m.recipient, m.content));
+    d["messages"] = said;
+    return d;
+  }
+
+ private:
+  const Vocabulary vocabulary_;
+  OpenedModel model_;
+  Session session_;
+  std::mutex busy_;
+};
+
+}  // namespace
+
+void define_engine(nb::module_& m) {
+  nb::class_<Engine>(m, "Engine")
+      .def(nb::init<const std::string&, const std::string&, const std::string&, int64_t>(), "path"_a, "tokenizer"_a,
+           "device"_a, "context"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("encode", &Engine::encode)
+      .def("decode", &Engine::decode)
+      .def("about", &Engine::about)
+      .def("go_on", &Engine::go_on, "prompt"_a, "tokens"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a,
+           "logprobs"_a, "past_end"_a, "on_text"_a.none())
+      .def("answer", &Engine::answer, "conversation"_a, "identity"_a, "reasoning"_a, "date"_a, "tokens"_a,
+           "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "logprobs"_a, "on_text"_a.none());
+}
+
+}  // namespace ingot::python

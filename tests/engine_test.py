@@ -1,0 +1,124 @@
+"""ingot.engine against the program, on a random GPT-OSS with a Harmony vocabulary. engine_test.py PROGRAM; status 77 where PyTorch or the
+package is missing."""
+import importlib.util
+import json
+import sys
+import threading
+import unittest
+
+if any(importlib.util.find_spec(name) is None for name in ("torch", "ingot")):
+    print(f"skipped: {sys.executable} has no torch, or no ingot")
+    sys.exit(77)
+
+import cli_test
+from cli_test import ingot as program
+
+import ingot.engine
+
+GREEDY = dict(temperature=0, max_tokens=30, date="")
+
+
+def setUpModule():
+    global MODEL, gpt_oss
+    MODEL = cli_test.Chat("test_piped_turns_are_answered_and_known_tokens_are_used_again")
+    MODEL.setUp()
+    gpt_oss = ingot.engine.GptOss(MODEL.model, device="cpu")
+
+
+def tearDownModule():
+    MODEL.doCleanups()
+
+
+def of_program(*more):
+    run = program("generate", "--model", MODEL.model, "--json", "--device", "cpu", *more, *([] if "--raw" in more else ["--date", "none"]))
+    assert run.returncode == 0, run.error
+    return json.loads(run.text)
+
+
+class Engine(unittest.TestCase):
+    def test_an_answer_is_that_of_generate(self):
+        for seed, more in ((1, {}), (5, dict(top_k=20, min_p=0.01, temperature=0.8)), (6, dict(top_p=0.9, temperature=1.3))):
+            options = [word for key, value in more.items() for word in ("--" + key.replace("_", "-"), value)]
+            want = of_program("--prompt", "Hi \u65e5.", "--tokens", 40, "--seed", seed, *options)
+            got = gpt_oss.generate("Hi \u65e5.", max_tokens=40, seed=seed, date="", **more)
+            self.assertEqual((got.ids, got.prompt_tokens), (want["ids"], want["prompt_tokens"]))
+            self.assertEqual(got.text, "".join(m["content"] for m in want["messages"] if m.get("channel") == "final"))
+            self.assertEqual(got.thoughts, "".join(m["content"] for m in want["messages"] if m.get("channel") == "analysis"))
+
+    def test_raw_text_and_ids_are_gone_on_with(self):
+        want = of_program("--raw", "--prompt", "assistant user", "--tokens", 30, "--temperature", 0)
+        got = gpt_oss.generate("assistant user", raw=True, **GREEDY)
+        self.assertEqual((got.ids, got.text, got.finish), (want["ids"], want["text"], want["finish"]))
+        self.assertEqual(gpt_oss.generate(gpt_oss.encode("assistant user"), raw=True, **GREEDY).ids, got.ids)
+        self.assertEqual(gpt_oss.decode(gpt_oss.encode("a \u65e5 <|end|>")), "a \u65e5 <|end|>")
+
+    def test_a_conversation_has_turns_and_uses_what_it_knows(self):
+        first = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
+        self.assertEqual(gpt_oss.generate(first, **GREEDY).ids, of_program("--prompt", "Hi.", "--developer", "Be brief.", "--tokens", 30, "--temperature", 0)["ids"])
+        more = first + [{"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Bye."}]
+        self.assertGreater(gpt_oss.generate(more, **GREEDY).reused_tokens, 10)
+
+    def test_a_stream_says_what_generate_does_and_ends_when_it_is_left(self):
+        whole = gpt_oss.generate("Hi.", max_tokens=60, seed=3, date="")
+        pieces = list(gpt_oss.stream("Hi.", thoughts=True, max_tokens=60, seed=3, date=""))
+        self.assertEqual("".join(t for c, t in pieces if c == "final"), whole.text)
+        self.assertEqual("".join(t for c, t in pieces if c == "analysis"), whole.thoughts)
+        raw = gpt_oss.generate("user", raw=True, past_end=True, max_tokens=400, seed=2)
+        stream = gpt_oss.stream("user", raw=True, past_end=True, max_tokens=100_000, seed=2)
+        self.assertTrue(raw.text.startswith(next(stream)))
+        stream.close()  # and the model is free
+        self.assertEqual(gpt_oss.generate("user", raw=True, past_end=True, max_tokens=400, seed=2).ids, raw.ids)
+
+    def test_a_stop_string_ends_the_text_before_it(self):
+        whole = gpt_oss.generate("user", raw=True, past_end=True, max_tokens=100, seed=2)
+        for at, length in ((20, 3), (35, 1), (10, 7)):
+            stop, heard = whole.text[at:at + length], []
+            got = gpt_oss.generate("user", raw=True, past_end=True, max_tokens=100, seed=2, stop=["never there", stop], on_text=lambda _, text: heard.append(text))
+            self.assertEqual((got.text, got.finish), (whole.text[:whole.text.find(stop)], "stop"))
+            self.assertEqual("".join(heard), got.text)
+            self.assertLess(len(got.ids), len(whole.ids))
+
+    def test_what_a_listener_returns_or_raises_ends_the_answer(self):
+        options = dict(raw=True, past_end=True, max_tokens=100_000, seed=2)
+        got = gpt_oss.generate("user", on_text=lambda *_: False, **options)
+        self.assertEqual(got.finish, "cancelled")
+        self.assertLess(len(got.ids), 10)
+        with self.assertRaisesRegex(KeyError, "mine"):
+            gpt_oss.generate("user", on_text=lambda *_: {}["mine"], **options)
+        with self.assertRaisesRegex(RuntimeError, "an answer under way in another thread"):
+            gpt_oss.generate("user", on_text=lambda *_: gpt_oss.generate("user", **options), **options)
+        self.assertEqual(len(gpt_oss.generate("user", raw=True, **GREEDY).logprobs), 0)
+
+    def test_logprobs_are_of_the_tokens(self):
+        got = gpt_oss.generate("user", raw=True, logprobs=2, **GREEDY)
+        self.assertEqual(len(got.logprobs), len(got.ids))
+        for id_, (drawn, top) in zip(got.ids, got.logprobs):
+            self.assertEqual((top[0][0], top[0][1]), (id_, drawn))  # greedy
+            self.assertGreaterEqual(top[0][1], top[1][1])
+
+    def test_another_thread_may_answer_while_python_goes_on(self):
+        result = []
+        thread = threading.Thread(target=lambda: result.append(gpt_oss.generate("Hi.", **GREEDY)))
+        thread.start()
+        thread.join()
+        self.assertEqual(result[0].ids, gpt_oss.generate("Hi.", **GREEDY).ids)
+
+    def test_wrong_arguments_are_refused_in_one_line_and_lose_nothing(self):
+        want = gpt_oss.generate("Hi.", **GREEDY).ids
+        for error, message, call in (
+                (ValueError, "role: found robot, expected system, developer, user or assistant", dict(prompt=[{"role": "robot", "content": ""}])),
+                (ValueError, "found temperature -1", dict(prompt="Hi.", temperature=-1)),
+                (ValueError, "prompt: found id 100000 at place 1, expected 0 to 339", dict(prompt=[1, 100000], raw=True)),
+                (RuntimeError, r"tokens", dict(prompt="Hi. " * 200_000))):
+            with self.assertRaisesRegex(error, message) as raised:
+                gpt_oss.generate(**(GREEDY | call))
+            self.assertNotIn("\n", str(raised.exception))
+        self.assertEqual(gpt_oss.generate("Hi.", **GREEDY).ids, want)
+        with self.assertRaisesRegex(RuntimeError, "no such"):
+            ingot.engine.GptOss(MODEL.directory / "nothing")
+        with self.assertRaisesRegex(Exception, "expected auto, cpu or cuda"):
+            ingot.engine.GptOss(MODEL.model, device="tpu")
+
+
+if __name__ == "__main__":
+    unittest.main()
