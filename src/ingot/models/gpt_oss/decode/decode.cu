@@ -65,10 +65,10 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kerne
   routing::make_lists(m.chosen, m.weights, p.T, p.w.rows, p.k, m.first, p.lists);
 }
 
-__global__ void advance(State* state, uint32_t by) {
+__global__ void advance(State* state, uint32_t by, const uint32_t* stop) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  if (threadIdx.x == 0) state->position += int32_t(by);
+  if (threadIdx.x == 0 && !is_stopped(stop)) state->position += int32_t(by);
 }
 
 int device() { return std::max(0, gpu::current_device()); }
@@ -246,7 +246,7 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   if (!wanted(kHead)) return;
   if (step.head_rows > 0) return r.head();
   gpu::launch("decode position", advance, {.grid = 1, .block = 32, .overlap = true, .device = device()}, stream,
-              buffers.state, step.T);
+              buffers.state, step.T, buffers.stop);
 }
 
 uint32_t handoffs_of(const Model& m) { return kHandoffsOfLayer * uint32_t(m.layers.size()); }

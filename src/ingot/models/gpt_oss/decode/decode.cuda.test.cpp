@@ -129,7 +129,14 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
     const std::string found = gpt_oss_decode::handoff_report(one.waits);
     EXPECT_NE(found.find(std::string(" for ") + name + ": found 3, expected 4 (timed out)"), std::string::npos)
         << found << ", planted " << name;
-    const gpt_oss_decode::Buffers& b = one.model.buffers();
+    gpt_oss_decode::Buffers b = one.model.buffers();
+    b.stop = one.waits.watch().stop;  // this test's, not the model's
+    for (const auto& [T, head_rows] : {std::pair{3u, 1u}, {2u, 0u}}) {
+      run(one.model.model(), b, {.T = T, .head_rows = head_rows, .capacity = uint32_t(one.model.context())},
+          one.model.stream());
+      gpu::synchronize();
+      EXPECT_EQ(download(b.state, 1)[0].position, 0) << "queued after it, " << T << " tokens";
+    }
     one.waits.reset(one.model.stream());
     gpu::fill_bytes(b.handoff, 0, b.counter_bytes, one.model.stream());
   }

@@ -230,16 +230,17 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   model.cos = cos, model.sin = sin;
   gpu::fill_bytes(memory + weight_bytes_, 0, total - weight_bytes_, *stream_);
   stream_->synchronize();
+  waits_ = std::make_unique<gpu::WaitControl>(o.wait_limit);
   for (int64_t s = 0; s < o.slots; ++s) {
     Slot& slot = slots_.emplace_back();
     slot.model = model;
     char* const activations = build_slot(builder, slot.model, context_, ring_, slot.stages);
     lay_out(c, uint32_t(context_), activations, slot.buffers);
+    slot.buffers.stop = waits_->watch().stop;
     const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
   build_prompt(builder, c, prompt_tokens_, prompt_);
-  waits_ = std::make_unique<gpu::WaitControl>(o.wait_limit);
   use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
   rope_table(rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling),

@@ -5,6 +5,7 @@
 // waits for is there.
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/tile/shared.cuh"
+#include "ingot/gpu/watch.h"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/granule_product.cuh"
 #include "ingot/kernels/sampling/best.cuh"
@@ -97,7 +98,12 @@ __device__ __forceinline__ bool likeliest_of_grid(const NormProduct& p, const sa
   auto& m = tile::shared<sampling::BestMemory>();
   return sampling::best_of_grid(top, p.best, p.arrived, m, drawn) && threadIdx.x == 0;
 }
+// What was queued after a step whose waits gave up computes from nonsense: it changes nothing.
+__device__ __forceinline__ bool is_stopped(const uint32_t* stop) {
+  return stop != nullptr && ptx::load_relaxed(stop) != gpu::kRunning;
+}
 __device__ __forceinline__ void append(const NormProduct& p, const sampling::Drawn& drawn) {
+  if (is_stopped(p.stop)) return;
   p.state->tokens[0] = drawn.token;
   p.state->flaw |= drawn.flaw;
   p.state->position += int32_t(p.advance);

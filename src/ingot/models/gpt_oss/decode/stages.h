@@ -28,6 +28,7 @@ struct NormProduct {
   uint32_t* arrived = nullptr;
   State* state = nullptr;
   uint32_t vocab = 0, advance = 0;  // ids that may win; what the position grows by
+  const uint32_t* stop = nullptr;   // of Buffers
 };
 // x += columns W^T + b
 struct ResidualProduct {
@@ -185,7 +186,8 @@ INGOT_HD inline NormProduct head_of(const Plan& s) {
           .arrived = s.b.arrived + 1,
           .state = s.b.state,
           .vocab = s.drawn,
-          .advance = s.T};
+          .advance = s.T,
+          .stop = s.b.stop};
 }
 
 }  // namespace ingot::gpt_oss_decode

@@ -49,6 +49,7 @@ struct Buffers {
   uint32_t* handoff;                      // the megakernel's; with `arrived` zero between launches, or nearly
   int64_t counter_bytes;                  // of both, from `handoff` on: to be zeroed after a launch that gave up
   int64_t x_stride;
+  const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended
 
   INGOT_HD routing::Lists lists_of(size_t layer) const {
     const int64_t n = int64_t(layer) * entries;
