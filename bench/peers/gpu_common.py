@@ -4,6 +4,7 @@ import argparse
 import ctypes
 import datetime
 import json
+import math
 import os
 import pathlib
 import re
@@ -94,8 +95,12 @@ def import_liger(wheel):
 
 
 def relative_error(got, want):
-    """Of two tuples of tensors, in fp64: the largest relative error of one of them."""
-    return max(((g.double() - w.double()).norm() / w.double().norm()).item() for g, w in zip(got, want))
+    """Of two tuples of tensors, in fp64: the largest relative error of one of them. Raises where one is no number: max() passes over NaN,
+    and what was never written is NaN."""
+    errors = [((g.double() - w.double()).norm() / w.double().norm()).item() for g, w in zip(got, want)]
+    if not all(math.isfinite(e) for e in errors):
+        raise ValueError(f"found relative errors {errors}, expected numbers: an output is not finite or was not written")
+    return max(errors)
 
 
 def median(values):
