@@ -30,11 +30,11 @@ message(STATUS "Ingot: Python module ON (${Python_EXECUTABLE}, nanobind ${nanobi
 
 set(python_dir ${CMAKE_CURRENT_SOURCE_DIR}/bindings/python)
 file(GLOB python_sources CONFIGURE_DEPENDS ${python_dir}/native/*.cpp)
-if(rooms_left_out) # no models then
+if(layers) # no models then
   list(FILTER python_sources EXCLUDE REGEX "/engine\\.cpp$")
 endif()
 nanobind_add_module(ingot_python NB_STATIC NOMINSIZE ${python_sources})
-if(rooms_left_out)
+if(layers)
   target_compile_definitions(ingot_python PRIVATE INGOT_WITHOUT_ENGINE)
 endif()
 foreach(room ${rooms_left_out})

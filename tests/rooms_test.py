@@ -1,4 +1,5 @@
-"""A build of some rooms (INGOT_ROOMS): it holds these and what they use, its Python module works and refuses the others by name.
+"""A build of some rooms (INGOT_ROOMS): it holds these and what they use, its Python module works and refuses the others by name. And a Python
+module where zlib is missing: all rooms, no models.
 
     python3 tests/rooms_test.py SOURCE_DIR [--python]     --python: with the module, run where PyTorch is installed
 """
@@ -56,6 +57,14 @@ def main():
         assert done.returncode == 0, done.stdout + done.stderr
         if "--python" in sys.argv and importlib.util.find_spec("torch"):
             subprocess.run([sys.executable, "-c", USE], check=True, env={**os.environ, "PYTHONPATH": str(build / "python")})
+    if "--python" in sys.argv:
+        with tempfile.TemporaryDirectory() as folder:
+            module = ("-DINGOT_TESTS=OFF", "-DINGOT_APPS=OFF", "-DINGOT_PYTHON=ON")
+            for missing, expected in (("ON", {"core", "gpu", "kernels"}), ("OFF", {"models", "engines", "text"})):
+                done = configure(pathlib.Path(folder) / missing, "", *module, f"-DCMAKE_DISABLE_FIND_PACKAGE_ZLIB={missing}")
+                assert done.returncode == 0, done.stdout + done.stderr
+                _, layers = built_rooms(pathlib.Path(folder) / missing)
+                assert expected <= layers and (missing == "OFF" or layers == expected), layers
     print("rooms: ok")
 
 
