@@ -194,6 +194,10 @@ class Block {
                      call_.stream);
   }
 
+  void show(MatrixInput which, const Tensor& x) const {
+    if (call_.inputs != nullptr) call_.inputs->seen(which, a_.layer, x);
+  }
+
   // --- attention branch: normed rows -> attn_out ---
   void project(const Tensor& w, const Tensor& y, AdapterPair ApplicationAdapters::*slot) const {
     linear({.x = normed(), .w = w, .y = y, .products = call_.products, .workspace = call_.linear_workspace},
@@ -224,6 +228,7 @@ class Block {
   Tensor v() const { return kv_heads(b_.saved.v); }
 
   void project_all() const {
+    show(MatrixInput::attention, normed());
     project(b_.w.q, q_rows(b_.saved.q_raw), &ApplicationAdapters::q);
     project(b_.w.k, kv_rows(b_.saved.k_raw), &ApplicationAdapters::k);
     project(b_.w.v, kv_rows(b_.saved.v), &ApplicationAdapters::v);
@@ -243,6 +248,7 @@ class Block {
   // With adapters, which are given all tokens at once, the normed rows are still those that were projected.
   void attention_output() const {
     if (a_.exclude_self) exclude_self({.y = q_heads(b_.saved.y), .v = v(), .z = z()}, call_.stream);
+    show(MatrixInput::attention_output, excluded());
     linear({.x = excluded(),
             .w = b_.w.o,
             .y = attn_out(),
@@ -347,6 +353,7 @@ class Block {
   // --- MLP branch: normed rows -> mlp_out ---
   void mlp_branch() const {
     const Tensor h = hidden(b_.scratch.hidden);
+    show(MatrixInput::mlp_up, normed());
     linear({.x = normed(),
             .w = b_.w.up,
             .y = h,
@@ -355,6 +362,7 @@ class Block {
             .products = call_.products,
             .workspace = call_.linear_workspace},
            call_.stream);
+    show(MatrixInput::mlp_down, h);
     linear({.x = h, .w = b_.w.down, .y = mlp_out(), .products = call_.products, .workspace = call_.linear_workspace},
            call_.stream);
     adapter_forward(adapter(&ApplicationAdapters::mlp), normed(), mlp_out());

@@ -31,6 +31,7 @@ struct CallContext {
   Tensor linear_workspace;  // of whatever product is running
   const GptAdapters* adapters = nullptr;
   GptAdapters* adapter_grads = nullptr;
+  MatrixInputs* inputs = nullptr;  // of a forward pass alone
   // Generation: keys and values of this application live in a cache.
   GptCache* cache = nullptr;
   const std::vector<int64_t>* sequences = nullptr;

@@ -57,6 +57,17 @@ struct TokenBatch {
   std::span<const int32_t> cu() const { return {cu_on_host().ptr<int32_t>(), size_t(cu_on_host().numel())}; }
 };
 
+// Which rows a forward pass multiplies with matrices. q, k and v share theirs; a tied embedding is the head.
+enum class MatrixInput { embed_proj, attention, attention_output, mlp_up, mlp_down, head_proj, head };
+// Is shown them as they are multiplied: once or several times an application, all tokens in all.
+class MatrixInputs {
+ public:
+  virtual ~MatrixInputs() = default;
+  // x (N, K) on the model's device, to be read by work on its stream before the call returns. `layer`: of the four
+  // kinds that blocks have, else 0.
+  virtual void seen(MatrixInput which, int layer, const Tensor& x) = 0;
+};
+
 // Low-rank adapters, one set per document (segment) and application:  delta(x) = (x A^T) B^T.
 struct AdapterPair {
   Tensor a, b;

@@ -176,7 +176,7 @@ struct Gpt::Impl {
 
   int64_t embed_width() const { return embed_proj != nullptr ? config.embed_dim : config.dim; }
   Tensor look_up(const GptWeights& weights, const TokenBatch& batch, const Tensor& raw, const Tensor& into) const;
-  void embed_forward(const GptWeights& weights, const TokenBatch& batch);
+  void embed_forward(const GptWeights& weights, const TokenBatch& batch, MatrixInputs* inputs = nullptr);
   void embed_backward(const GptWeights& weights, const TokenBatch& batch, const Tensor& grads);
   void blocks_forward(const detail::CallContext& call, const GptWeights& weights);
   void blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads);
@@ -264,12 +264,13 @@ Tensor Gpt::Impl::look_up(const GptWeights& weights, const TokenBatch& batch, co
 }
 
 // Row, norm, projection, learned position.
-void Gpt::Impl::embed_forward(const GptWeights& weights, const TokenBatch& batch) {
+void Gpt::Impl::embed_forward(const GptWeights& weights, const TokenBatch& batch, MatrixInputs* inputs) {
   const Tensor x0 = view(buffers.in0[0], {batch.tokens.numel(), config.dim});
   if (embed_proj == nullptr) {
     look_up(weights, batch, buffers.embedded, x0);
   } else {
     const Tensor low = look_up(weights, batch, buffers.embedded, buffers.embed_low);
+    if (inputs != nullptr) inputs->seen(MatrixInput::embed_proj, 0, low);
     linear({.x = low,
             .w = get(weights, embed_proj),
             .y = x0,
@@ -383,6 +384,7 @@ void Gpt::Impl::head_losses(const detail::CallContext& call, const GptWeights& w
                         .z_loss = config.z_loss,
                         .products = options.products};
   if (head_proj != nullptr) {
+    if (call.inputs != nullptr) call.inputs->seen(MatrixInput::head_proj, 0, f);
     ce.x = view(buffers.head_in, {T, config.embed_dim});
     linear({.x = f,
             .w = get(weights, head_proj),
@@ -391,6 +393,7 @@ void Gpt::Impl::head_losses(const detail::CallContext& call, const GptWeights& w
             .workspace = buffers.linear_workspace},
            options.stream);
   }
+  if (call.inputs != nullptr) call.inputs->seen(MatrixInput::head, 0, ce.x);
   if (backward) {
     ce.dloss = dloss;
     ce.dx = head_proj != nullptr ? view(buffers.head_in_grad, {T, config.embed_dim})
@@ -576,13 +579,15 @@ const LayerProgram& Gpt::program() const { return impl_->program; }
 const GptOptions& Gpt::options() const { return impl_->options; }
 int64_t Gpt::arena_bytes() const { return impl_->buffers.arena.capacity(); }
 
-void Gpt::losses(const GptWeights& weights, const TokenBatch& batch, const Tensor& loss, const GptAdapters* adapters) {
+void Gpt::losses(const GptWeights& weights, const TokenBatch& batch, const Tensor& loss, const GptAdapters* adapters,
+                 MatrixInputs* inputs) {
   Impl& m = *impl_;
   m.check_call(weights, batch, true);
   m.check_adapters(batch, adapters);
   if (batch.tokens.numel() == 0) return;
-  const detail::CallContext call = m.context(batch, adapters, nullptr);
-  m.embed_forward(weights, batch);
+  detail::CallContext call = m.context(batch, adapters, nullptr);
+  call.inputs = inputs;
+  m.embed_forward(weights, batch, inputs);
   m.blocks_forward(call, weights);
   m.head_losses(call, weights, batch, {}, loss, {}, false);
 }

@@ -25,9 +25,10 @@ class Gpt {
   const GptOptions& options() const;
   int64_t arena_bytes() const;
 
-  // Loss of each target (T), natural logarithm; 0 where the target is the ignore index -1.
+  // Loss of each target (T), natural logarithm; 0 where the target is the ignore index -1. `inputs` is shown what
+  // matrices are multiplied with.
   void losses(const GptWeights& weights, const TokenBatch& batch, const Tensor& loss,
-              const GptAdapters* adapters = nullptr);
+              const GptAdapters* adapters = nullptr, MatrixInputs* inputs = nullptr);
 
   // The same, and gradients of sum_t dloss[t] * loss[t]: accumulated into `grads` (flat, as weights; left out: base
   // weights are frozen and their products are skipped) and into `adapter_grads`.

@@ -1,0 +1,50 @@
+#pragma once
+// What a model's matrices are multiplied with on text: H = sum over tokens of x^T x for every matrix y = x W^T, the
+// applications of a looped layer summed. GPTQ (gptq.h) quantises with it.
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ingot/core/arena.h"
+#include "ingot/data/token_source.h"
+#include "ingot/models/gpt/gpt.h"
+
+namespace ingot {
+
+// Products on the model's device, summed there over one batch and in fp64 on the host over batches.
+class Hessians : public MatrixInputs {
+ public:
+  Hessians(const GptConfig& config, const GptTypes& types, Device device, Stream stream);
+  void seen(MatrixInput which, int layer, const Tensor& x) override;
+  void end_batch();  // adds what the batch's sums hold; waits for the stream
+
+  // Of a parameter's name: [cols, cols], symmetric, on and below the diagonal; empty for a parameter that nothing is
+  // multiplied with, such as an embedding that is not the head's.
+  std::span<const double> of(const std::string& parameter) const;
+
+ private:
+  struct Sum {
+    Tensor batch;  // (K, K)
+    std::vector<double> total;
+  };
+  Stream stream_;
+  Arena memory_;
+  std::map<std::pair<MatrixInput, int>, Sum> sums_;
+  std::map<std::string, std::pair<MatrixInput, int>> of_parameter_;
+};
+
+struct CalibrationOptions {
+  int64_t batches = 64, batch_tokens = 4096;
+  uint64_t seed = 1;  // of the order in which documents are drawn
+  bool looping = false;
+  Products products = Products::fp32;
+  Stream stream;
+};
+// Runs batches of documents, packed as for training, through the model. Errors: bad_data for text with fewer tokens
+// than asked for.
+Hessians capture_hessians(const GptConfig& config, const GptWeights& weights, std::shared_ptr<const TokenSource> text,
+                          const CalibrationOptions& options);
+
+}  // namespace ingot
