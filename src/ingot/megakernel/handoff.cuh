@@ -20,7 +20,8 @@ struct HandoffMemory {  // shared, of the block's first thread
 // A counter that is zero before its first use serves any number of hand-offs, launches and grid sizes: block 0 adds
 // what makes the top bit flip when all have come.
 // `Team`: the threads of a block that take part, its first among them: a sync() of theirs.
-template <class Team> class Handoffs {
+// `kTraced`: keeps the times of Grid::trace.
+template <class Team, bool kTraced = false> class Handoffs {
  public:
   using Memory = HandoffMemory;
   __device__ __forceinline__ Handoffs(const Grid& grid, Memory& memory) : grid_(grid), m_(memory) {}
@@ -28,11 +29,17 @@ template <class Team> class Handoffs {
   // Once, by all threads. The counter's phase cannot change before this block has arrived.
   __device__ __forceinline__ void begin() const {
     if (threadIdx.x == 0) m_ = {ptx::load_relaxed(grid_.counter) & kTop, 0};
+    stamp([&] { return 0u; });
+  }
+  // Once, by all threads, after the last hand-off's stage.
+  __device__ __forceinline__ void end() const {
+    if constexpr (kTraced) Team::sync();
+    stamp([&] { return grid_.trace.stamps() - 1; });
   }
   // Each is a barrier of the team.
   __device__ __forceinline__ void arrive() const {
     Team::sync();
-    keep_time(0);
+    stamp([&] { return 1 + 2 * m_.number; });
     if (threadIdx.x != 0 || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
     ptx::add_release(grid_.counter, blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1);
   }
@@ -41,7 +48,7 @@ template <class Team> class Handoffs {
     if (threadIdx.x == 0) {
       tile::wait_until([&] { return (ptx::load_acquire(grid_.counter) & kTop) != m_.phase; },
                        [&] { return blocks_that_came(); }, gridDim.x, grid_.watch, m_.number);
-      keep_time(1);
+      stamp([&] { return 2 + 2 * m_.number; });
       m_ = {m_.phase ^ kTop, m_.number + 1};
     }
     Team::sync();
@@ -56,9 +63,13 @@ template <class Team> class Handoffs {
     return seen < gridDim.x ? seen : seen - (kTop - gridDim.x);
   }
 
-  __device__ __forceinline__ void keep_time(uint32_t which) const {
-    if (grid_.times != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
-      grid_.times[2 * m_.number + which] = ptx::global_timer();
+  // The present time as the word `at()` of this block's row.
+  template <class At> __device__ __forceinline__ void stamp(At&& at) const {
+    if constexpr (kTraced) {
+      const Trace& t = grid_.trace;
+      if (threadIdx.x == 0 && blockIdx.x < t.blocks && at() < t.stamps())
+        t.words[int64_t(blockIdx.x) * t.words_of_block() + at()] = ptx::global_timer();
+    }
   }
 
   const Grid& grid_;

@@ -75,11 +75,14 @@ void add_bench_decode(Command& bench) {
   c.flag("--phased", o->phased, "time the phased path alone, a launch a phase (default: both paths)");
   c.flag("--megakernel", o->megakernel, "time the megakernel alone, one launch a token");
   c.flag("--phases", o->measurement.phases, "time each phase alone, too, and the megakernel's stages");
+  c.text("--trace FILE", o->measurement.trace,
+         "write a token of the megakernel, each stage on each SM, for ui.perfetto.dev");
   c.flag("--prompt", o->measurement.prompt,
          "tell the whole context, for the time to the first token (default: keys and values are random)");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench decode
-  ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases)");
+  ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases
+  ingot bench decode --trace token.json)");
   c.run([o] {
     o->measurement.size = o->size;
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16

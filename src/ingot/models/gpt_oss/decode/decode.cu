@@ -18,6 +18,9 @@ extern template struct Phases<WeightFormat::mxfp4>;
 extern template struct Megakernel<WeightFormat::bf16>;
 extern template struct Megakernel<WeightFormat::fp8>;
 extern template struct Megakernel<WeightFormat::mxfp4>;
+extern template struct TracedMegakernel<WeightFormat::bf16>;
+extern template struct TracedMegakernel<WeightFormat::fp8>;
+extern template struct TracedMegakernel<WeightFormat::mxfp4>;
 
 namespace {
 
@@ -75,11 +78,11 @@ int device() { return std::max(0, gpu::current_device()); }
 
 // --- one step
 
-// Calls the launches of this format's source file.
-template <class Call> void with_format(WeightFormat f, Call&& call) {
-  if (f == WeightFormat::bf16) return call(Phases<WeightFormat::bf16>{});
-  if (f == WeightFormat::fp8) return call(Phases<WeightFormat::fp8>{});
-  call(Phases<WeightFormat::mxfp4>{});
+// Calls with the launches of this format.
+template <template <WeightFormat> class Kernels, class Call> auto with_format(WeightFormat f, Call&& call) {
+  if (f == WeightFormat::bf16) return call(Kernels<WeightFormat::bf16>{});
+  if (f == WeightFormat::fp8) return call(Kernels<WeightFormat::fp8>{});
+  return call(Kernels<WeightFormat::mxfp4>{});
 }
 
 struct Run {
@@ -94,7 +97,7 @@ struct Run {
                 stream, p);
   }
   void qkv(const Layer& l) {
-    with_format(l.qkv.format, [&](auto phases) { phases.norm_product(qkv_of(plan, l), stream); });
+    with_format<Phases>(l.qkv.format, [&](auto phases) { phases.norm_product(qkv_of(plan, l), stream); });
   }
   void attend(const Layer& l) {
     if (padded_dim(plan.head_dim) == 64)
@@ -113,7 +116,7 @@ struct Run {
     gpu::launch("decode attention", attention, at, stream, p);
   }
   void output(const Layer& l) {
-    with_format(l.o.format, [&](auto phases) { phases.residual_product(output_of(plan, l), stream); });
+    with_format<Phases>(l.o.format, [&](auto phases) { phases.residual_product(output_of(plan, l), stream); });
   }
   void route(const Layer& l, uint32_t index) {
     const Router p = router_of(plan, l, index);
@@ -126,13 +129,13 @@ struct Run {
     gpu::launch("decode router", router_kernel<16>, at, stream, p);
   }
   void gate_up(const Layer& l, uint32_t index) {
-    with_format(l.gate_up.format, [&](auto phases) { phases.gate_up(gate_up_of(plan, l, index), stream); });
+    with_format<Phases>(l.gate_up.format, [&](auto phases) { phases.gate_up(gate_up_of(plan, l, index), stream); });
   }
   void down(const Layer& l, uint32_t index) {
-    with_format(l.down.format, [&](auto phases) { phases.down(down_of(plan, l, index), stream); });
+    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(down_of(plan, l, index), stream); });
   }
   void head() {
-    with_format(plan.head.format, [&](auto phases) { phases.norm_product(head_of(plan), stream); });
+    with_format<Phases>(plan.head.format, [&](auto phases) { phases.norm_product(head_of(plan), stream); });
   }
 };
 
@@ -250,15 +253,9 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
 }
 
 uint32_t handoffs_of(const Model& m) { return kHandoffsOfLayer * uint32_t(m.layers.size()); }
-
-namespace {
-// Calls use(...) with the megakernels of this format's source file.
-template <class Use> auto with_megakernel(WeightFormat f, Use&& use) {
-  if (f == WeightFormat::bf16) return use(Megakernel<WeightFormat::bf16>{});
-  if (f == WeightFormat::fp8) return use(Megakernel<WeightFormat::fp8>{});
-  return use(Megakernel<WeightFormat::mxfp4>{});
+megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
+  return {.words = words, .blocks = blocks, .handoffs = handoffs_of(m), .extra = kTracedProducts};
 }
-}  // namespace
 
 bool megakernel_takes(const Model& m) {
   const bool formats = std::all_of(m.layers.begin(), m.layers.end(), [&](const Layer& l) {
@@ -266,7 +263,7 @@ bool megakernel_takes(const Model& m) {
            l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
   });
   return formats && m.config.head_dim % 4 == 0 && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
-         with_megakernel(m.head.format, [&](auto kernels) { return kernels.fits(m); });
+         with_format<Megakernel>(m.head.format, [&](auto kernels) { return kernels.fits(m); });
 }
 
 void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
@@ -283,9 +280,15 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
                     .head_rows = plan.head_rows,
                     .experts = plan.experts,
                     .k = plan.k,
-                    .grid = {.counter = b.handoff, .watch = how.watch, .times = how.times, .missing = how.missing}};
+                    .grid = {.counter = b.handoff, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
-  with_megakernel(m.head.format, [&](auto kernels) { kernels.launch(token, layer, how.blocks, stream); });
+  if (how.trace.words == nullptr)
+    return with_format<Megakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
+  INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4, "decode trace: found experts in ", layer.down.w.format,
+              ", expected mxfp4");
+  INGOT_CHECK(how.trace.handoffs == handoffs_of(m) && how.trace.extra == kTracedProducts,
+              "decode trace: found room for ", how.trace.handoffs, " hand-offs, expected ", handoffs_of(m));
+  with_format<TracedMegakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
 }
 
 std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t capacity) {

@@ -7,6 +7,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
 #include "ingot/models/gpt_oss/decode/device_model.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 #include "ingot/testing/gpu_test.h"
 
 namespace ingot {
@@ -66,11 +67,12 @@ struct OneKernel {
   gpu::WaitControl waits{0.05};
 
   OneKernel(const DecodeModel& m, int64_t room) : model(m.config, m.weights, {.context = room}) {}
-  std::vector<float> token(int32_t id, int64_t blocks, uint32_t missing = ~0u) {
+  std::vector<float> token(int32_t id, int64_t blocks, uint32_t missing = ~0u, const megakernel::Trace& trace = {}) {
     gpu::copy_to_device(model.buffers().state->tokens, &id, sizeof id);
-    run_megakernel(model.model(), model.buffers(), {.capacity = uint32_t(model.context())},
-                   {.layers = model.stages(), .watch = waits.watch(), .blocks = blocks, .missing = missing},
-                   model.stream());
+    run_megakernel(
+        model.model(), model.buffers(), {.capacity = uint32_t(model.context())},
+        {.layers = model.stages(), .watch = waits.watch(), .blocks = blocks, .trace = trace, .missing = missing},
+        model.stream());
     gpu::synchronize();
     std::vector<float> logits(size_t(model.config().vocab));
     gpu::copy_to_host(logits.data(), model.buffers().logits, int64_t(logits.size()) * 4);
@@ -97,21 +99,19 @@ TEST_F(GptOssDecodeCuda, TheMegakernelIsTheModelAtEveryGridSize) {
   }
 }
 
-TEST_F(GptOssDecodeCuda, TheMegakernelKeepsTheTimesOfItsHandOffsWhereAsked) {
+TEST_F(GptOssDecodeCuda, ATracedTokenIsTheSameAndKeepsEveryBlocksTimes) {
   const DecodeCase t = testing::decode_cases()[0];
-  const DecodeModel m(t.config, t.dense, t.experts, 7);
-  OneKernel one(m, t.length);
-  const int64_t numbers = 2 * int64_t(handoffs_of(one.model.model()));
+  const DecodeModel m(t.config, t.dense, WeightFormat::mxfp4, 7);
+  OneKernel one(m, t.length), plain(m, t.length);
+  const std::vector<float> want = plain.token(5, 4);
+  megakernel::Trace trace = trace_of(one.model.model(), 4, nullptr);
+  const int64_t numbers = int64_t(trace.blocks) * trace.words_of_block();
   const gpu::DeviceMemory memory(numbers * 8);
-  run_megakernel(
-      one.model.model(), one.model.buffers(), {.capacity = uint32_t(t.length)},
-      {.layers = one.model.stages(), .watch = one.waits.watch(), .times = static_cast<uint64_t*>(memory.data())},
-      one.model.stream());
-  gpu::synchronize();
-  const auto times = download(static_cast<uint64_t*>(memory.data()), numbers);
-  EXPECT_EQ(numbers, 2 * 6 * t.config.layers);
-  EXPECT_TRUE(std::is_sorted(times.begin(), times.end()));
-  EXPECT_LT(times.back() - times.front(), uint64_t(60'000'000'000)) << "each was written";
+  trace.words = static_cast<uint64_t*>(memory.data());
+  EXPECT_EQ(one.token(5, 4, ~0u, trace), want);
+  const auto spans = gpt_oss_decode::spans_of(trace, download(trace.words, numbers));
+  EXPECT_EQ(spans.size(), size_t(4 * (6 * t.config.layers + 1)));
+  EXPECT_LT(spans.back().on_ns - spans.front().begin_ns, uint64_t(60'000'000'000)) << "each was written";
 }
 
 TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {

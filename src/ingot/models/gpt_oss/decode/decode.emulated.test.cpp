@@ -10,6 +10,7 @@
 
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 #include "ingot/models/gpt_oss/gpt_oss.h"
 
 namespace ingot {
@@ -72,10 +73,10 @@ struct Emulated {
     return reinterpret_cast<char*>((uintptr_t(v.data()) + 255) / 256 * 256);
   }
 
-  void run_one_kernel(const gpt_oss_decode::Step& step, uint32_t missing = ~0u) {
+  void run_one_kernel(const gpt_oss_decode::Step& step, uint32_t missing = ~0u, const megakernel::Trace& trace = {}) {
     const gpu::Watch watch{.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = 50'000'000};
-    run_megakernel(model, buffers, step, {.layers = stages.data(), .watch = watch, .blocks = 3, .missing = missing},
-                   {});
+    run_megakernel(model, buffers, step,
+                   {.layers = stages.data(), .watch = watch, .blocks = 3, .trace = trace, .missing = missing}, {});
   }
 
   // The logits of the last `rows` tokens.
@@ -111,6 +112,52 @@ TEST(GptOssDecodeEmulated, EveryCaseIsTheModel) {
 }
 TEST(GptOssDecodeEmulated, EveryCaseIsTheModelThroughTheMegakernel) {
   for (const DecodeCase& t : testing::decode_cases()) check_case(t, true);
+}
+
+// In every format of the dense matrices; what the blocks read adds up to the matrices.
+TEST(GptOssDecodeEmulated, ATracedTokenIsTheSameAndKeepsTimesAndBytes) {
+  const DecodeCase t = testing::decode_cases()[0];
+  for (WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
+    SCOPED_TRACE(::testing::Message() << dense);
+    const DecodeModel m(t.config, dense, WeightFormat::mxfp4, 7);
+    Emulated gpu(m, 9), plain(m, 9);
+    const int32_t id = 5;
+    plain.megakernel = true;
+    const std::vector<std::vector<double>> want = plain.extend({&id, 1}, 1);
+    constexpr uint32_t kBlocks = 2;  // of three: the last one writes nothing
+    megakernel::Trace trace = trace_of(gpu.model, kBlocks, nullptr);
+    std::vector<uint64_t> words(size_t((kBlocks + 1) * trace.words_of_block()));
+    trace.words = words.data();
+    gpu.buffers.state->tokens[0] = id;
+    gpu.run_one_kernel({.capacity = 9}, ~0u, trace);
+    const std::vector<double> row(gpu.buffers.logits, gpu.buffers.logits + t.config.vocab);
+    EXPECT_EQ(row, want[0]);
+    const size_t kept = kBlocks * trace.words_of_block();
+    EXPECT_TRUE(std::all_of(words.begin() + int64_t(kept), words.end(), [](uint64_t w) { return w == 0; }));
+    const auto spans = gpt_oss_decode::spans_of(trace, std::span(words).first(kept));
+    ASSERT_EQ(spans.size(), size_t(kBlocks * (6 * t.config.layers + 1)));
+
+    words.assign(words.size(), 0);
+    trace = trace_of(gpu.model, kBlocks + 1, words.data());
+    gpu.run_one_kernel({.capacity = 9}, ~0u, trace);
+    uint64_t qkv = 0, router = 0, head = 0, experts = 0;
+    for (const auto& s : gpt_oss_decode::spans_of(trace, words)) {
+      const std::string name = gpt_oss_decode::stage_name(s.stage);
+      if (name == "head") head += s.bytes;
+      if (s.layer != 0) continue;
+      if (name == "qkv") qkv += s.bytes;
+      if (name == "router") router += s.bytes;
+      if (name == "gate and up" || name == "down") experts += s.bytes;
+    }
+    const auto granules = [](const gpt_oss_decode::Matrix& w) {  // without what a band of fp8 ends in
+      return uint64_t(w.bands) * w.granules * uint64_t(granule_bytes(w.format));
+    };
+    const gpt_oss_decode::Layer& l = gpu.model.layers[0];
+    EXPECT_EQ(qkv, granules(l.qkv));
+    EXPECT_EQ(router, granules(l.router));
+    EXPECT_EQ(head, granules(gpu.model.head));
+    EXPECT_EQ(experts, uint64_t(t.config.experts_per_token) * (granules(l.gate_up) + granules(l.down)));
+  }
 }
 
 TEST(GptOssDecodeEmulated, AMissingHandOffEndsTheMegakernelAndAppendsNothing) {

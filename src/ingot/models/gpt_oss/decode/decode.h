@@ -47,12 +47,14 @@ struct LayerStages;  // megakernel.h: what a layer's stages are told
 struct Persistent {
   const LayerStages* layers;  // on the device; stages_of(...) of the same model, buffers and capacity
   gpu::Watch watch;
-  int64_t blocks = 0;         // of the grid; 0: as many as run at once
-  uint64_t* times = nullptr;  // megakernel::Grid, for handoffs_of(model)
-  uint32_t missing = ~0u;     // for tests: megakernel::Grid
+  int64_t blocks = 0;       // of the grid; 0: as many as run at once
+  megakernel::Trace trace;  // of trace_of(...), where MXFP4 is the experts' format; no words: none is kept
+  uint32_t missing = ~0u;   // for tests: megakernel::Grid
 };
 std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
 uint32_t handoffs_of(const Model& model);
+// Of the first `blocks` blocks; `words` on the device.
+megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words);
 // Heads of up to 64 numbers, attention and head of one format, the experts' matrices of one, and room in an SM's memory
 // for a token's activations beside a ring of weights.
 bool megakernel_takes(const Model& model);

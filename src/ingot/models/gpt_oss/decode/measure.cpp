@@ -5,8 +5,10 @@
 #include <tuple>
 
 #include "ingot/gpu/bandwidth.h"
+#include "ingot/io/file.h"
 #include "ingot/models/gpt_oss/decode/device_model.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 
 namespace ingot {
 
@@ -131,30 +133,39 @@ void time_phases(const DeviceModel& m, DecodeTimes& times) {
   }
 }
 
-// Mean of all layers and of some tokens.
-void time_stages(DeviceModel& m, DecodeTimes& times) {
+// The spans of a token, of the first `blocks` blocks.
+std::vector<gpt_oss_decode::StageSpan> trace_token(DeviceModel& m, uint32_t blocks) {
   using namespace gpt_oss_decode;
-  constexpr const char* kNames[kHandoffsOfLayer] = {"qkv", "attention", "output", "router", "gate and up", "down"};
-  constexpr int kTokens = 10;
-  const int64_t layers = m.config().layers, numbers = 2 * int64_t(handoffs_of(m.model()));
-  const gpu::DeviceMemory memory(numbers * 8);
+  megakernel::Trace trace = trace_of(m.model(), blocks, nullptr);
+  std::vector<uint64_t> words(size_t(trace.blocks) * trace.words_of_block());
+  const gpu::DeviceMemory memory(int64_t(words.size()) * 8);
+  trace.words = static_cast<uint64_t*>(memory.data());
   const gpu::WaitControl waits;
-  for (const char* name : kNames) times.stages.push_back({name});
-  for (int token = 0; token < kTokens; ++token) {
-    run_megakernel(m.model(), m.buffers(), {.capacity = uint32_t(m.context())},
-                   {.layers = m.stages(), .watch = waits.watch(), .times = static_cast<uint64_t*>(memory.data())},
-                   m.stream());
-    gpu::synchronize();
-    waits.check("decode stages");
-    std::vector<uint64_t> ns(static_cast<size_t>(numbers));
-    gpu::copy_to_host(ns.data(), memory.data(), numbers * 8);
-    for (size_t n = 1; n < ns.size() / 2; ++n) {  // the first stage's beginning is not known
-      StageTimes& stage = times.stages[n % kHandoffsOfLayer];
-      const double share = 1e-3 / double(kTokens * layers);
-      stage.work_us += double(ns[2 * n] - ns[2 * n - 1]) * share;
-      stage.wait_us += double(ns[2 * n + 1] - ns[2 * n]) * share;
+  run_megakernel(m.model(), m.buffers(), {.capacity = uint32_t(m.context())},
+                 {.layers = m.stages(), .watch = waits.watch(), .trace = trace}, m.stream());
+  gpu::synchronize();
+  waits.check("decode stages");
+  gpu::copy_to_host(words.data(), memory.data(), int64_t(words.size()) * 8);
+  return spans_of(trace, words);
+}
+// As block 0 sees them: mean of all layers and of some tokens.
+void time_stages(DeviceModel& m, DecodeTimes& times) {
+  constexpr int kTokens = 10;
+  for (uint32_t i = 0; i < gpt_oss_decode::kHandoffsOfLayer; ++i)
+    times.stages.push_back({gpt_oss_decode::stage_name(i)});
+  const double share = 1e-3 / double(kTokens * m.config().layers);
+  for (int token = 0; token < kTokens; ++token)
+    for (const auto& s : trace_token(m, 1)) {
+      if (s.stage >= times.stages.size()) continue;  // the head
+      times.stages[s.stage].work_us += double(s.done_ns - s.begin_ns) * share;
+      times.stages[s.stage].wait_us += double(s.on_ns - s.done_ns) * share;
     }
-  }
+}
+// The second token's: the first one's launch loads the code.
+void write_trace(DeviceModel& m, const DecodeMeasurement& o) {
+  const uint32_t blocks = uint32_t(gpu::device_info().sms);
+  trace_token(m, blocks);
+  write_file(o.trace, perfetto_json(trace_token(m, blocks), "GPT-OSS-" + o.size + " shapes, a token"));
 }
 
 }  // namespace
@@ -165,6 +176,8 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   if (gpu.major != 9 || gpu.minor != 0)
     fail(ErrorCode::unsupported, "decode on a GPU: found ", gpu.name, " of compute capability ", gpu.major, ".",
          gpu.minor, ", expected 9.0");
+  if (!o.trace.empty() && !o.megakernel)
+    fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
   const GptOssConfig c = published_gpt_oss(o.size);
   const int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
   if (room > c.context)
@@ -179,10 +192,11 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
-  if (!o.phases) return times;
-  if (o.phased) time_phases(m, times);
+  if (o.phases && o.phased) time_phases(m, times);
   m.pretend(o.context);
-  if (o.megakernel && gpt_oss_decode::megakernel_takes(m.model())) time_stages(m, times);
+  const bool one_kernel = o.megakernel && gpt_oss_decode::megakernel_takes(m.model());
+  if (o.phases && one_kernel) time_stages(m, times);
+  if (!o.trace.empty() && one_kernel) write_trace(m, o);
   return times;
 }
 

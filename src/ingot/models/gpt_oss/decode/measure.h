@@ -19,6 +19,7 @@ struct DecodeMeasurement {
   int64_t tokens = 200;
   bool phased = true, megakernel = true;  // a launch a phase; one kernel for the whole token
   bool phases = false;                    // each phase alone, too
+  std::string trace;  // a file for the times of a token of the megakernel, all stages on all SMs (trace.h); empty: none
   bool prompt = false;  // tell all of the context's tokens, for the time to the first token; else some
 };
 struct TokenTimes {  // greedy

@@ -31,8 +31,6 @@ enum class Product { qkv, output, router, gate_up, down, head };
 struct TokenTeam {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(3, kTokenThreads); }
 };
-using TokenHandoffs = megakernel::Handoffs<TokenTeam>;
-
 // In dynamic shared memory: what the stages are told, then the places of `Token`.
 struct TokenMemory {
   Token token;
@@ -72,7 +70,7 @@ __device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
   return {nullptr, n.word[0], n.word[1], n.word[2], n.word[3]};
 }
 
-template <WeightFormat D, WeightFormat E> class TokenProgram {
+template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
  public:
   __device__ __forceinline__ TokenProgram()
       : memory_(tile::dynamic_shared<char>()),
@@ -91,6 +89,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     __syncthreads();
     if (threadIdx.x <= uint32_t(Product::head)) m_.sections[threadIdx.x] = section_of(Product(threadIdx.x), layer(0));
     __syncthreads();
+    if constexpr (kTraced) keep_bytes();
     sampling::Best top;
     if (threadIdx.x < kTokenThreads)
       compute(top);
@@ -106,6 +105,15 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
   }
 
  private:
+  // What this block reads of each product, behind its times.
+  __device__ __forceinline__ void keep_bytes() const {
+    const megakernel::Trace& t = m_.token.grid.trace;
+    if (blockIdx.x >= t.blocks || threadIdx.x >= t.extra) return;
+    const Section& s = m_.sections[threadIdx.x];
+    t.words[int64_t(blockIdx.x) * t.words_of_block() + t.stamps() + threadIdx.x] =
+        uint64_t(s.range.end - s.range.begin) * uint64_t(s.granule_bytes);
+  }
+
   // --- what is where
 
   template <class T> __device__ __forceinline__ static void copy_words(T& to, const T& from) {
@@ -212,7 +220,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
     for (Product product = Product::qkv;;) {
       const LayerStages& l = layer(i);
       multiply(product, l, i > 0, top, from);
-      if (product == Product::head) return;
+      if (product == Product::head) return handoffs_.end();
       handoffs_.arrive();
       if (product == Product::qkv) {
         prefetch_keys(l.attention);
@@ -233,7 +241,7 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
       product = product != Product::down ? Product(int(product) + 1)
                 : i < m_.token.count     ? Product::qkv
                                          : Product::head;
-      if (product == Product::head && m_.token.head_rows == 0) return;
+      if (product == Product::head && m_.token.head_rows == 0) return handoffs_.end();
     }
   }
 
@@ -516,12 +524,12 @@ template <WeightFormat D, WeightFormat E> class TokenProgram {
 
   char* const memory_;
   TokenMemory& m_;
-  const TokenHandoffs handoffs_;
+  const megakernel::Handoffs<TokenTeam, kTraced> handoffs_;
 };
 
-template <WeightFormat D, WeightFormat E>
+template <WeightFormat D, WeightFormat E, bool kTraced>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1) token_kernel(const __grid_constant__ Token token) {
-  TokenProgram<D, E>().run(token);
+  TokenProgram<D, E, kTraced>().run(token);
 }
 
 // --- launcher
@@ -553,10 +561,10 @@ template <WeightFormat D> bool Megakernel<D>::fits(const Model& m) {
   return token.stream.ahead > 0;
 }
 
-template <WeightFormat D, WeightFormat E>
+template <WeightFormat D, WeightFormat E, bool kTraced = false>
 void launch_token(Token token, const LayerStages& layer, int64_t blocks, Stream stream) {
   place(token, layer, kMostShared);
-  const auto kernel = token_kernel<D, E>;
+  const auto kernel = token_kernel<D, E, kTraced>;
   gpu::Launch at{.block = kTokenThreads + 32,
                  .smem = token.bytes,
                  .device = gpu::current_device() < 0 ? 0 : gpu::current_device(),
@@ -573,6 +581,11 @@ void Megakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t
   if (experts == WeightFormat::mxfp4) return launch_token<D, WeightFormat::mxfp4>(token, layer, blocks, stream);
   if (experts == WeightFormat::fp8) return launch_token<D, WeightFormat::fp8>(token, layer, blocks, stream);
   launch_token<D, WeightFormat::bf16>(token, layer, blocks, stream);
+}
+
+template <WeightFormat D>
+void TracedMegakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
+  launch_token<D, WeightFormat::mxfp4, true>(token, layer, blocks, stream);
 }
 
 }  // namespace ingot::gpt_oss_decode

@@ -45,11 +45,19 @@ constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too 
 
 // Hand-offs of a token, in order: of each layer one after each stage.
 constexpr uint32_t kHandoffsOfLayer = 6;
+// Behind a block's times: the bytes it reads of qkv, output, router, gate and up, down (a layer) and head.
+constexpr uint32_t kTracedProducts = 6;
 
 template <WeightFormat Dense> struct Megakernel {
   // Whether a block's memory has room for a token's activations and a ring of weights.
   static bool fits(const Model& m);
   // `layer`: any of the layers, for its sizes and formats.
+  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+};
+
+// The same with Grid::trace, of MXFP4 experts, in a source file of its own (megakernel_traced.cu): code that is not run
+// costs the other instances room in the instruction cache.
+template <WeightFormat Dense> struct TracedMegakernel {
   static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
 };
 
