@@ -121,6 +121,7 @@ void add_train(Command& root);
 void add_eval(Command& root);
 void add_accuracy(Command& eval);
 void add_convert(Command& root);
+void add_export(Command& root);
 void add_generate(Command& root);
 void add_chat(Command& root);
 void add_serve(Command& root);

@@ -214,7 +214,7 @@ void eval(const EvalCommand& o) {
 void add_eval(Command& root) {
   Command& c = root.add("eval", "Scores text or token ids under a model: loss and bits per byte");
   auto o = std::make_shared<EvalCommand>();
-  c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
+  c.text("RUN", o->run, "a run's directory, one of its checkpoints, or what `ingot export` wrote");
   c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
   c.text("--data PATH", o->data, "text or shards; for GPT-OSS text");
   c.text("--ids FILE", o->ids,

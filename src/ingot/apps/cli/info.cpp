@@ -9,6 +9,7 @@
 #include "ingot/io/iris.h"
 #include "ingot/io/json.h"
 #include "ingot/io/safetensors_set.h"
+#include "ingot/models/gpt/artifact.h"
 #include "ingot/models/gpt/config.h"
 #include "ingot/models/gpt/parameters.h"
 #include "ingot/models/gpt/program.h"
@@ -58,6 +59,9 @@ void print(const std::string& what, const OrderedJson& r) {
                   format_bytes(r["weight_bytes"]["bf16"].get<double>()) + " in bf16");
   if (r.contains("checkpoint")) {
     row("checkpoint", r["checkpoint"].get<std::string>() + ", step " + std::to_string(r["step"].get<int64_t>()));
+    if (r.contains("artifact"))
+      row("artifact", "version " + std::to_string(r["artifact"]["version"].get<int>()) + ", " +
+                          with_commas(r["artifact"]["bytes"].get<int64_t>()) + " bytes");
     row("parameter hash", r["parameter_hash"].get<std::string>());
     if (r.contains("best"))
       row("best by held-out loss", "step " + std::to_string(r["best"]["step"].get<int64_t>()) + ", " +
@@ -170,7 +174,8 @@ void add_info(Command& root) {
   };
   Command& c = root.add("info", "Says what a model is made of: sizes, parameters, configuration");
   auto o = std::make_shared<InfoOptions>();
-  c.text("RUN", o->run, "a run's directory or a checkpoint, also of GPT-OSS, or an archive (default: the preset)");
+  c.text("RUN", o->run,
+         "a run's directory, a checkpoint or an artifact, also of GPT-OSS, or an archive (default: the preset)");
   c.text("--preset NAME", o->preset,
          "a preset: demo, nano, nano-golf, nano-golf-loop, golf-small, golf (default: demo)");
   c.section("model", o->model, to_json(GptConfig{}));
@@ -197,7 +202,9 @@ void add_info(Command& root) {
       report["checkpoint"] = model.checkpoint;
       report["step"] = model.step;
       const std::string run = parent_path(model.checkpoint);
-      if (const auto best = best_checkpoint(run))
+      if (is_artifact(o->run))
+        report["artifact"] = {{"version", kArtifactVersion}, {"bytes", file_size(o->run)}};
+      else if (const auto best = best_checkpoint(run))
         report["best"] = {{"step", best->step}, {"loss", best->loss}, {"bits_per_byte", best->bits_per_byte}};
       report["parameter_hash"] = model.parameter_hash;
       report["tokenizer"] = {{"kind", model.tokenizer->kind()}, {"vocab", model.tokenizer->vocab_size()}};

@@ -15,6 +15,7 @@ Every subcommand has its own --help.)");
   add_chat(root);
   add_serve(root);
   add_convert(root);
+  add_export(root);
   add_tokenizer(root);
   add_data(root);
   add_info(root);

@@ -4,6 +4,7 @@
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/io/sha256.h"
+#include "ingot/models/gpt/artifact.h"
 
 namespace ingot {
 namespace {
@@ -21,6 +22,32 @@ void read_config(const std::string& text, const std::string& where, TrainedModel
 std::string tokenizer_of(const std::string& run) {
   const std::string json = join_path(run, "tokenizer.json"), model = join_path(run, "tokenizer.model");
   return exists(model) && !exists(json) ? model : json;
+}
+
+void check_tokenizer(const TrainedModel& t, uint32_t hash) {
+  if (hash != t.tokenizer->hash() || t.tokenizer->vocab_size() != t.config.vocab)
+    fail(ErrorCode::bad_data, t.tokenizer_file, ": found a tokenizer of ", t.tokenizer->vocab_size(),
+         " tokens with hash ", t.tokenizer->hash(), ", expected the model's, ", t.config.vocab, " tokens with hash ",
+         hash);
+}
+
+TrainedModel load_artifact(const std::string& path) {
+  const Artifact a = parse_artifact(read_file(path), path);
+  TrainedModel t;
+  t.run_config = a.run_config;
+  read_config(a.run_config, path, t);
+  t.looping = a.looping;
+  t.step = a.step;
+  t.checkpoint = path;
+  t.tokenizer_file = artifact_tokenizer(path);
+  t.tokenizer = load_tokenizer(t.tokenizer_file);
+  check_tokenizer(t, a.tokenizer_hash);
+  const ParameterLayout layout(t.config);
+  t.memory = Arena(layout.padded_count() * 4);
+  t.weights = t.memory.take(DType::f32, {layout.padded_count()});
+  dequantize(a, layout, t.weights);
+  t.parameter_hash = parameter_hash(layout, t.weights);
+  return t;
 }
 
 }  // namespace
@@ -47,15 +74,18 @@ std::string parameter_hash(const ParameterLayout& layout, const Tensor& flat) {
 }
 
 bool is_trained(const std::string& directory) {
-  return is_directory(directory) || (base_name(directory) == "best" && is_directory(parent_path(directory)));
+  return is_directory(directory) || is_artifact(directory) ||
+         (base_name(directory) == "best" && is_directory(parent_path(directory)));
 }
 
 std::shared_ptr<const Tokenizer> trained_tokenizer(const std::string& directory) {
+  if (is_artifact(directory)) return load_tokenizer(artifact_tokenizer(directory));
   const bool is_run = exists(join_path(directory, "config.json"));
   return load_tokenizer(tokenizer_of(is_run ? directory : parent_path(directory)));
 }
 
 TrainedModel load_trained(const std::string& directory) {
+  if (is_artifact(directory)) return load_artifact(directory);
   TrainedModel t;
   const Checkpoint found = open_checkpoint(directory);
   const std::string run = found.run_directory(), config_file = join_path(run, "config.json");
@@ -70,10 +100,7 @@ TrainedModel load_trained(const std::string& directory) {
   fields.require("step", t.step);
   fields.require("looping", t.looping);
   fields.require("tokenizer_hash", hash);
-  if (hash != t.tokenizer->hash() || t.tokenizer->vocab_size() != t.config.vocab)
-    fail(ErrorCode::bad_data, t.tokenizer_file, ": found a tokenizer of ", t.tokenizer->vocab_size(),
-         " tokens with hash ", t.tokenizer->hash(), ", expected the model's, ", t.config.vocab, " tokens with hash ",
-         hash);
+  check_tokenizer(t, hash);
   const ParameterLayout layout(t.config);
   t.memory = Arena(layout.padded_count() * 4);
   t.weights = t.memory.take(DType::f32, {layout.padded_count()});

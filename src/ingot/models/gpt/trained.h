@@ -1,5 +1,6 @@
 #pragma once
-// A model that `ingot train` made, read back from its run: weights, tokenizer and the configuration they belong to.
+// A model that `ingot train` made, read back from its run or from what `ingot export` wrote (artifact.h): weights,
+// tokenizer and the configuration they belong to.
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,9 +25,10 @@ struct TrainedModel {
   std::string checkpoint, parameter_hash, tokenizer_file;
   std::string run_config;  // the run's whole config.json
 };
-// From a run's directory (its newest complete checkpoint), RUN/best, or from one checkpoint's directory.
+// From a run's directory (its newest complete checkpoint), RUN/best, one checkpoint's directory, or an artifact.
 TrainedModel load_trained(const std::string& directory);
-// Whether it may be one or the other: any directory, and RUN/best. What is wrong with it, load_trained() says.
+// Whether it may be one of these: any directory, RUN/best, and a file that begins as an artifact. What is wrong with
+// it, load_trained() says.
 bool is_trained(const std::string& directory);
 std::shared_ptr<const Tokenizer> trained_tokenizer(const std::string& directory);  // its tokenizer alone
 

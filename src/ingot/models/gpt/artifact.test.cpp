@@ -1,0 +1,102 @@
+#include "ingot/models/gpt/artifact.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "ingot/core/rng.h"
+#include "ingot/io/crc32c.h"
+#include "ingot/models/gpt/gpt_variants.test.h"
+#include "ingot/testing/temporary_directory.h"
+#include "ingot/testing/testing.h"
+
+namespace ingot {
+namespace {
+
+using testing::error_of;
+
+Artifact random_artifact(const GptConfig& config) {
+  Artifact a{.run_config = "{\"model\": " + to_json(config) + ", \"train\": {\"products\": \"bf16\"}}",
+             .config = config,
+             .looping = true,
+             .step = 12,
+             .tokenizer_hash = 77};
+  const Rng rng(5, Purpose::test);
+  uint64_t at = 0;
+  const ParameterLayout layout(config);
+  for (const Parameter& p : layout.all()) {
+    ArtifactTensor t;
+    if (p.kind != ParameterKind::scalar) t.bits = 4 + int(rng.below(at++, 5));
+    const int64_t qmax = (1 << (t.bits - 1)) - 1, numbers = t.bits == 16 ? p.shape.numel() : p.shape[0];
+    for (int64_t i = 0; i < numbers; ++i) t.numbers.push_back(f16(float(rng.below(at++, 1000)) / 256 - 1));
+    if (t.bits != 16)
+      for (int64_t i = 0; i < p.shape.numel(); ++i)
+        t.values.push_back(int8_t(int64_t(rng.below(at++, uint64_t(2 * qmax + 1))) - qmax));
+    a.tensors.push_back(t);
+  }
+  return a;
+}
+
+TEST(artifact, what_is_written_is_read_and_dequantised) {
+  for (const testing::Variant& v : testing::variants()) {
+    const Artifact a = random_artifact(v.config);
+    const Artifact b = parse_artifact(artifact_bytes(a), "a");
+    EXPECT_EQ(to_json(b.config), to_json(a.config));
+    EXPECT_EQ(std::tuple(b.looping, b.step, b.tokenizer_hash), std::tuple(a.looping, a.step, a.tokenizer_hash));
+    EXPECT_NE(b.run_config.find("\"products\":\"bf16\""), std::string::npos) << b.run_config;
+    ASSERT_EQ(b.tensors.size(), a.tensors.size());
+    const ParameterLayout layout(v.config);
+    std::vector<float> flat(size_t(layout.padded_count()), NAN);
+    const Tensor weights(flat.data(), {layout.padded_count()});
+    dequantize(b, layout, weights);
+    for (size_t i = 0; i < a.tensors.size(); ++i) {
+      const Parameter& p = layout.all()[i];
+      const ArtifactTensor& t = a.tensors[i];
+      EXPECT_EQ(b.tensors[i].values, t.values) << p.name;
+      for (int64_t n = 0; n < p.shape.numel(); ++n) {
+        const int64_t row = t.bits == 16 ? n : n / p.shape[-1];
+        const float expected = float(t.numbers[size_t(row)]) * (t.bits == 16 ? 1 : float(t.values[size_t(n)]));
+        ASSERT_EQ(layout.view(weights, p).ptr<float>()[n], expected) << p.name << " " << n;
+      }
+    }
+  }
+}
+
+TEST(artifact, cut_lengthened_or_altered_anywhere_it_is_refused) {
+  GptConfig config = testing::small_nano();
+  config.layers = 1;
+  const std::string whole = artifact_bytes(random_artifact(config));
+  const auto refused = [](const std::string& bytes) {
+    const std::string error = error_of([&] { parse_artifact(bytes, "a.ingot"); });
+    return error.find("a.ingot: ") != std::string::npos && error.find('\n') == std::string::npos;
+  };
+  EXPECT_FALSE(refused(whole));
+  EXPECT_TRUE(refused(whole + "x"));
+  for (size_t n = 0; n < whole.size(); n += n < 2000 ? 1 : 37) EXPECT_TRUE(refused(whole.substr(0, n))) << n;
+  for (size_t n = 0; n < whole.size(); n += n < 2000 ? 1 : 37)
+    for (const int bit : {1, 128}) {
+      std::string altered = whole;
+      altered[n] = char(altered[n] ^ bit);
+      EXPECT_TRUE(refused(altered)) << n;
+    }
+}
+
+TEST(artifact, a_model_far_larger_than_the_file_is_refused_before_it_takes_memory) {
+  const std::string whole = artifact_bytes(random_artifact(testing::small_nano()));
+  uint32_t length = 0;
+  std::memcpy(&length, &whole[12], 4);
+  std::string text = whole.substr(20, length);
+  const size_t at = text.find("\"vocab\":37");
+  ASSERT_NE(at, std::string::npos);
+  text.replace(at, 10, "\"vocab\":16000000");
+  const uint32_t longer = uint32_t(text.size()), sum = crc32c(text);
+  std::string bytes = whole.substr(0, 12) + std::string(8, 0) + text + whole.substr(20 + length);
+  std::memcpy(&bytes[12], &longer, 4);
+  std::memcpy(&bytes[16], &sum, 4);
+  EXPECT_NE(error_of([&] { parse_artifact(bytes, "a"); }).find(" for 384000000 numbers of "), std::string::npos)
+      << error_of([&] { parse_artifact(bytes, "a"); });
+}
+
+}  // namespace
+}  // namespace ingot

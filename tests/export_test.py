@@ -1,0 +1,153 @@
+"""ingot export as a user runs it: a small trained model becomes an artifact, which is read back, scored and refused.
+
+    python3 tests/export_test.py BINARY [unittest options]
+"""
+import hashlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BINARY = os.path.abspath(sys.argv.pop(1))
+CALIBRATION = ("--batches", 8, "--batch-tokens", 512, "--fp16-below", 0)
+
+
+def ingot(*arguments):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("INGOT_")}
+    run = subprocess.run([BINARY, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=120)
+    run.text, run.error = run.stdout.decode(), run.stderr.decode()
+    return run
+
+
+def prose(seed, words=5000):
+    rng = random.Random(seed)
+    names = ["river", "stone", "lantern", "orchard", "signal", "harbour", "winter", "copper"]
+    return " ".join(f"the {rng.choice(names)} of {rng.choice(names)}," for _ in range(words)) + "\n"
+
+
+class Export(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        holder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(holder.cleanup)
+        cls.directory = pathlib.Path(holder.name)
+        cls.text = cls.directory / "text.txt"
+        cls.text.write_text(prose(1))
+        cls.run_directory = cls.directory / "run"
+        done = ingot("train", "--preset", "nano", "--data", cls.text, "--out", cls.run_directory, "--steps", 60,
+                     "--set", "model.layers=2", "--set", "model.dim=64", "--set", "model.heads=4", "--set", "model.kv_heads=4",
+                     "--set", "model.head_dim=16", "--set", "model.mlp_hidden=128", "--set", "model.context=64",
+                     "--set", "train.batch_tokens=512", "--set", "train.tokenizer=char")
+        assert done.returncode == 0, done.error
+
+    def export(self, out, *options):
+        run = ingot("export", self.run_directory, out, "--data", self.text, *CALIBRATION, "--json", *options)
+        self.assertEqual(run.returncode, 0, run.error)
+        return json.loads(run.text)
+
+    def refuses(self, status, message, *arguments):
+        run = ingot(*arguments)
+        self.assertEqual((run.returncode, run.text), (status, ""), run.error)
+        self.assertRegex(run.error, r"\Aingot( [a-z]+)*: [^\n]+\n\Z")
+        self.assertRegex(run.error, message)
+
+    def untouched(self, name):
+        self.assertEqual([p.name for p in self.directory.iterdir() if p.name.startswith(name)], [])
+
+    def test_an_artifact_is_scored_run_and_described(self):
+        out = self.directory / "a.ingot"
+        report = self.export(out)
+        self.assertEqual(report["model_bytes"], out.stat().st_size)
+        self.assertLess(report["model_bytes"], report["f32_bytes"] / 4)
+        self.assertLess(abs(report["bits_per_byte_after"] - report["bits_per_byte_before"]), 0.02)
+        scored = ingot("eval", out, "--data", self.text, "--json")
+        self.assertEqual(scored.returncode, 0, scored.error)
+        self.assertEqual(json.loads(scored.text)["bits_per_byte"], report["bits_per_byte_after"])
+        of_run = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--json").text)
+        self.assertEqual(of_run["bits_per_byte"], report["bits_per_byte_before"])
+        written = ingot("generate", out, "--prompt", "the river", "--tokens", 20)
+        self.assertEqual((written.returncode, written.text[:9]), (0, "the river"), written.error)
+        described = ingot("info", out, "--json")
+        self.assertEqual(json.loads(described.text)["artifact"], {"version": 1, "bytes": out.stat().st_size})
+        self.assertIn("artifact", ingot("info", out).text)
+
+    def test_the_same_run_gives_the_same_bytes(self):
+        first, second = self.directory / "b1.ingot", self.directory / "b2.ingot"
+        self.export(first), self.export(second)
+        self.assertEqual(first.read_bytes(), second.read_bytes())
+
+    def test_gptq_loses_less_than_plain_rounding_and_fewer_bits_take_fewer_bytes(self):
+        forms = ("--matrices", "int4", "--embedding", "int4")
+        sigmas = ("--matrix-sigmas", 5, "--embedding-sigmas", 5)
+        gptq = self.export(self.directory / "c1.ingot", *forms, *sigmas)
+        plain = ingot("export", self.run_directory, self.directory / "c2.ingot", "--data", self.text, "--rounding", "nearest",
+                      "--fp16-below", 0, "--batch-tokens", 512, "--json", *forms, *sigmas)
+        plain = json.loads(plain.text)
+        self.assertGreater(plain["loss_after"], gptq["loss_after"])
+        self.assertLess(gptq["model_bytes"], self.export(self.directory / "c3.ingot")["model_bytes"])
+
+    def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(self):
+        out = self.directory / "bad.ingot"
+        whole = ("export", self.run_directory, out, "--data", self.text)
+        self.refuses(2, r"found a model of [\d,]+ bytes, expected at most 1,000 \(--limit\); nothing was written", *whole,
+                     *CALIBRATION, "--limit", 1000)
+        self.refuses(3, "tokens for calibration, expected 64 batches of 1000000", *whole, "--batch-tokens", 1000000)
+        self.refuses(2, "--rounding nearest", *whole, "--rounding", "nearest", "--batches", 3)
+        self.refuses(2, "int3", *whole, "--matrices", "int3")
+        self.refuses(4, "absent", "export", self.run_directory, out, "--data", self.directory / "absent")
+        self.refuses(4, "nowhere/a.ingot: found no directory .*nowhere, expected one to write to", "export", self.run_directory,
+                     self.directory / "nowhere" / "a.ingot", "--data", self.text)
+        self.untouched("bad.ingot")
+
+    def test_weights_that_are_not_numbers_are_named(self):
+        run = self.directory / "nan"
+        shutil.copytree(self.run_directory, run)
+        checkpoint = next(p for p in sorted(run.iterdir()) if p.name.startswith("step-"))
+        file = checkpoint / "model.safetensors"
+        bytes_ = bytearray(file.read_bytes())
+        begin = 8 + struct.unpack("<Q", bytes_[:8])[0]
+        header = json.loads(bytes_[8:begin])
+        at = begin + header["blocks.1.mlp.up.weight"]["data_offsets"][0]
+        bytes_[at:at + 4] = struct.pack("<f", float("nan"))
+        file.write_bytes(bytes_)
+        manifest = checkpoint / "manifest.json"
+        said = json.loads(manifest.read_text())
+        said["files"]["model.safetensors"]["sha256"] = hashlib.sha256(bytes_).hexdigest()
+        del said["manifest_sha256"]
+        said["manifest_sha256"] = hashlib.sha256(json.dumps(said, separators=(",", ":")).encode()).hexdigest()
+        manifest.write_text(json.dumps(said, indent=2) + "\n")
+        self.refuses(8, "blocks.1.mlp.up.weight: found nan at number 0, expected finite weights", "export", run,
+                     self.directory / "nan.ingot", "--data", self.text)
+        self.untouched("nan.ingot")
+
+    def test_a_cut_altered_or_orphaned_artifact_is_refused(self):
+        out = self.directory / "d.ingot"
+        self.export(out)
+        whole, tokenizer = out.read_bytes(), pathlib.Path(f"{out}.tokenizer")
+        score = ("eval", out, "--data", self.text)
+        out.write_bytes(whole[:-1])
+        self.refuses(3, "d.ingot: found [0-9]+ bytes of tensors, expected", *score)
+        out.write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+        self.refuses(3, "was altered: the sum does not match", *score)
+        out.write_bytes(whole[:8] + struct.pack("<I", 9) + whole[12:])
+        self.refuses(7, "found version 9, expected 1", *score)
+        out.write_bytes(whole)
+        other = self.directory / "other.json"
+        self.assertEqual(ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", other).returncode, 0)
+        kept = tokenizer.read_bytes()
+        tokenizer.write_bytes(other.read_bytes())
+        self.refuses(3, "d.ingot.tokenizer: found a tokenizer of 300 tokens with hash", *score)
+        tokenizer.unlink()
+        self.refuses(4, "d.ingot.tokenizer", *score)
+        tokenizer.write_bytes(kept)
+        self.refuses(2, "found an artifact, expected a run", "export", out, self.directory / "e.ingot", "--data", self.text)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v", *sys.argv[1:]])
