@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 
 #include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
@@ -112,6 +113,33 @@ TEST_F(GptOssDecodeCuda, ATracedTokenIsTheSameAndKeepsEveryBlocksTimes) {
   const auto spans = gpt_oss_decode::spans_of(trace, download(trace.words, numbers));
   EXPECT_EQ(spans.size(), size_t(4 * (6 * t.config.layers + 1)));
   EXPECT_LT(spans.back().on_ns - spans.front().begin_ns, uint64_t(60'000'000'000)) << "each was written";
+}
+
+// Counters that carry their phase from launch to launch, at grids of changing size.
+TEST_F(GptOssDecodeCuda, TenThousandLaunchesAndReplaysGiveTheSameWithoutAHang) {
+  constexpr int kRuns = testing::kEmulated ? 6 : 10000, kTokens = 4;
+  const DecodeCase t = testing::decode_cases()[0];
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  OneKernel one(m, t.length);
+  std::map<int64_t, std::vector<float>> first;  // by grid: who adds what depends on it
+  for (int run = 0; run < kRuns; ++run) {
+    const int64_t blocks = 1 + run % 3;
+    one.model.rewind(0);
+    const std::vector<float> row = one.token(5, blocks);
+    ASSERT_EQ(one.waits.report(), "") << "launch " << run;
+    ASSERT_EQ(first.emplace(blocks, row).first->second, row) << "launch " << run;
+  }
+  std::vector<float> last, row(size_t(t.config.vocab));
+  const int32_t id = 5;
+  for (int run = 0; run < kRuns; run += kTokens) {
+    one.model.rewind(0);
+    one.model.extend({&id, 1}, 1);
+    one.model.continue_greedily(kTokens - 1);
+    one.model.likeliest();  // says so where a wait gave up
+    one.model.logits(1, row.data());
+    if (run == 0) last = row;
+    ASSERT_EQ(last, row) << "replay " << run;
+  }
 }
 
 TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
