@@ -15,6 +15,7 @@ import tempfile
 import unittest
 
 BINARY = os.path.abspath(sys.argv.pop(1))
+EXPERIMENT = pathlib.Path(__file__).resolve().parent.parent / "tools" / "experiment.py"
 CALIBRATION = ("--batches", 8, "--batch-tokens", 512, "--fp16-below", 0)
 
 
@@ -147,6 +148,34 @@ class Export(unittest.TestCase):
         self.refuses(4, "d.ingot.tokenizer", *score)
         tokenizer.write_bytes(kept)
         self.refuses(2, "found an artifact, expected a run", "export", out, self.directory / "e.ingot", "--data", self.text)
+
+    def test_the_chain_over_seeds_gives_a_table_and_one_json(self):
+        out = self.directory / "chain"
+        train = "--preset nano --steps 20 --set train.tokenizer=char --set train.batch_tokens=256 --set model.layers=1 " \
+                "--set model.dim=32 --set model.heads=2 --set model.kv_heads=2 --set model.head_dim=16 --set model.mlp_hidden=64 " \
+                "--set model.context=64"
+        command = [sys.executable, EXPERIMENT, BINARY, self.text, out, "--seeds", "1", "2", "--train", train,
+                   "--export", "--batches 2 --batch-tokens 256 --fp16-below 0 --limit 20000"]
+        first = subprocess.run(command, capture_output=True, timeout=120)
+        self.assertEqual(first.returncode, 0, first.stderr.decode())
+        said = json.loads((out / "experiment.json").read_text())
+        one, two = said["seeds"]
+        self.assertNotEqual(one["bits_per_byte_before"], two["bits_per_byte_before"])
+        for key in ("bits_per_byte_before", "bits_per_byte_after", "total_bytes"):
+            self.assertAlmostEqual(said["summary"][key]["mean"], (one[key] + two[key]) / 2)
+            self.assertAlmostEqual(said["summary"][key]["deviation"], abs(one[key] - two[key]) / 2 ** 0.5)
+        self.assertEqual(one["total_bytes"], (out / "seed-1.ingot").stat().st_size)
+        self.assertEqual([line.split()[0] for line in first.stdout.decode().splitlines()], ["seed", "1", "2", "mean", "deviation"])
+        trained = (out / "seed-1" / "log.jsonl").read_bytes()
+        again = subprocess.run(command, capture_output=True, timeout=120)  # nothing is done twice
+        self.assertEqual((again.stdout, (out / "seed-1" / "log.jsonl").read_bytes()), (first.stdout, trained))
+        other = subprocess.run([*command[:-1], "--batches 3 --batch-tokens 256"], capture_output=True, timeout=120)
+        self.assertEqual((other.returncode, other.stdout), (1, b""))
+        self.assertRegex(other.stderr.decode(), r"\A[^\n]*seed-1.json: found a result of other options[^\n]*\n\Z")
+        shorter = subprocess.run([*command[:4], self.directory / "chain2", "--seeds", "1", "--train", train, "--export",
+                                  "--batches 2 --batch-tokens 256 --limit 10"],
+                                 capture_output=True, timeout=120)
+        self.assertEqual(shorter.returncode, 2, shorter.stderr.decode())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""The whole chain on any text, for several seeds: train by wall clock, average, score, quantise, code, read back, score.
+
+    tools/experiment.py build/cpu/ingot corpus/ out --seeds 1 2 3 --seconds 60 --train "--preset golf-small" --export "--matrices int6"
+
+Each seed leaves OUT/seed-N (the run) and OUT/seed-N.ingot; OUT/experiment.json holds every number, with mean and deviation over seeds. A seed
+that is there is not trained again, and `ingot train` resumes one that was interrupted. Scores of all seeds are of the same held-out text.
+"""
+import argparse
+import json
+import pathlib
+import shlex
+import statistics
+import subprocess
+import sys
+
+COLUMNS = (("bits_per_byte_before", "as trained"), ("bits_per_byte_after", "read back"), ("total_bytes", "bytes"))
+
+
+def run(command):
+    done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE)
+    if done.returncode != 0:  # it said why on standard error
+        sys.exit(done.returncode)
+    return done.stdout
+
+
+def one_seed(o, seed):
+    directory, artifact, report = (o.out / f"seed-{seed}{end}" for end in ("", ".ingot", ".json"))
+    options = {"data": str(o.data), "seconds": o.seconds, "train": o.train, "export": o.export}
+    if not report.exists():
+        length = ["--set", f"train.seconds={o.seconds}"] if o.seconds else []
+        run([o.ingot, "train", "--data", o.data, "--out", directory, "--set", f"train.seed={seed}", *length, *shlex.split(o.train)])
+        exported = run([o.ingot, "export", directory, artifact, "--data", o.data, "--json", *shlex.split(o.export)])
+        partial = report.with_suffix(".partial")
+        partial.write_text(json.dumps({"options": options, **json.loads(exported)}))
+        partial.replace(report)
+    result = json.loads(report.read_text())
+    if result.pop("options") != options:
+        sys.exit(f"experiment: {report}: found a result of other options, expected the same, or another OUT")
+    return {"seed": seed, **result}
+
+
+def summary(seeds):
+    """Mean over seeds, and the deviation of one seed (n - 1); none of a single seed."""
+    values = {key: [s[key] for s in seeds] for key, _ in COLUMNS}
+    values["cost"] = [s["bits_per_byte_after"] - s["bits_per_byte_before"] for s in seeds]
+    return {key: {"mean": statistics.mean(v), "deviation": statistics.stdev(v) if len(v) > 1 else None} for key, v in values.items()}
+
+
+def show(key, value):
+    return "-" if value is None else f"{value:,.0f}" if key == "total_bytes" else f"{value:.4f}"
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("ingot", type=pathlib.Path, help="the binary")
+    p.add_argument("data", type=pathlib.Path)
+    p.add_argument("out", type=pathlib.Path)
+    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    p.add_argument("--seconds", type=float, default=0, help="of training, each seed; 0: as many steps as the options of --train say")
+    p.add_argument("--train", default="", help="options of `ingot train`, as one word")
+    p.add_argument("--export", default="", help="options of `ingot export`, as one word")
+    o = p.parse_args()
+    if len(set(o.seeds)) < len(o.seeds):
+        p.error(f"--seeds: found {o.seeds}, expected each once")
+    o.out.mkdir(parents=True, exist_ok=True)
+    seeds = [one_seed(o, seed) for seed in o.seeds]
+    of_all = summary(seeds)
+    said = {"data": str(o.data), "seconds": o.seconds, "train": o.train, "export": o.export, "seeds": seeds, "summary": of_all}
+    (o.out / "experiment.json").write_text(json.dumps(said, indent=2) + "\n")
+    rows = [["seed", *(title for _, title in COLUMNS)]]
+    rows += [[str(s["seed"]), *(show(key, s[key]) for key, _ in COLUMNS)] for s in seeds]
+    rows += [[name, *(show(key, of_all[key][name]) for key, _ in COLUMNS)] for name in ("mean", "deviation")]
+    for row in rows:
+        print("  ".join(cell.rjust(12) for cell in row))
+
+
+if __name__ == "__main__":
+    main()
