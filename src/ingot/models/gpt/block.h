@@ -18,14 +18,17 @@ struct SkipViews {
 
 // What all blocks of one call share.
 struct CallContext {
+  int64_t scored() const { return scored_cu.empty() ? 0 : scored_cu.back(); }
+
   const GptConfig& config;
   int64_t tokens;
   int64_t block_rows;  // at most so many tokens at a time where each is worked on by itself
   Device device;
   Stream stream;
-  Tensor positions, cu_seqlens;  // i32, on the device
-  std::span<const int32_t> cu;   // cu_seqlens in host memory
-  Tensor cos, sin;               // empty without rotation
+  Tensor positions, cu_seqlens;        // i32, on the device
+  std::span<const int32_t> cu;         // cu_seqlens in host memory
+  std::span<const int32_t> scored_cu;  // the same of the tokens that are scored; cu where all are
+  Tensor cos, sin;                     // empty without rotation
   Act act;
   Products products;
   Tensor linear_workspace;  // of whatever product is running

@@ -148,18 +148,21 @@ struct Plan {
     const int64_t E = c.embed_dim;
     planner.add(b.embedded, {T, c.factorised() ? E : c.dim}, 0, 0);
     if (c.factorised()) planner.add(b.embed_low, {T, E}, 0, 0);
+    const int64_t N = options.most_scored > 0 ? std::min(options.most_scored, T) : T;
     planner.add(b.final, {T, c.dim}, head, head);
-    planner.add(b.final_rstd, types.sums(), {T}, head, head);
-    planner.add(b.head_normed, {T, c.dim}, head, head);
-    planner.add(b.head_low, {T, options.max_adapter_rank}, head, head);
-    if (c.factorised()) planner.add(b.head_in, {T, E}, head, head);
+    planner.add(b.final_rstd, types.sums(), {N}, head, head);
+    planner.add(b.head_normed, {N, c.dim}, head, head);
+    planner.add(b.head_low, {N, options.max_adapter_rank}, head, head);
+    if (c.factorised()) planner.add(b.head_in, {N, E}, head, head);
+    if (options.most_scored > 0)
+      for (Tensor* t : {&b.scored, &b.scored_grad}) planner.add(*t, {N, c.dim}, head, head);
     const int64_t head_bytes = linear_cross_entropy_workspace_bytes(
-        T, c.factorised() ? E : c.dim, c.vocab, types.activations, options.products, options.device);
+        N, c.factorised() ? E : c.dim, c.vocab, types.activations, options.products, options.device);
     planner.add(b.head_workspace, DType::u8, {std::max<int64_t>(1, head_bytes)}, head, head);
     if (!options.training) return;
-    planner.add(b.head_normed_grad, {T, c.dim}, head, head);
-    planner.add(b.head_low_grad, {T, options.max_adapter_rank}, head, head);
-    if (c.factorised()) planner.add(b.head_in_grad, {T, E}, head, head);
+    planner.add(b.head_normed_grad, {N, c.dim}, head, head);
+    planner.add(b.head_low_grad, {N, options.max_adapter_rank}, head, head);
+    if (c.factorised()) planner.add(b.head_in_grad, {N, E}, head, head);
     planner.add(b.g0, {T, c.dim}, head, last_step());
     if (c.lane_start >= 0) planner.add(b.g1, {T, c.dim}, head, last_step());
     if (c.resid_mix) planner.add(b.x0_grad, {T, c.dim}, head, last_step());

@@ -48,6 +48,7 @@ struct Buffers {
   // Embedding and head.
   Tensor embedded, embed_low;                      // before embed_norm; factorised: (T, E)
   Tensor final, final_rstd, head_in, head_normed;  // combined lanes; norm; factorised: (T, E)
+  Tensor scored, scored_grad;                      // rows that are scored, where not all are
   Tensor head_in_grad, head_normed_grad, head_workspace, head_low, head_low_grad, loss_rows;
   Tensor g0, g1, x0_grad;  // gradients of the two lanes and of x0
   Tensor embedded_again, embed_low_again, embed_low_grad, embed_workspace;

@@ -1,5 +1,6 @@
 #pragma once
 // The model's vocabulary: what a model is made for, and what one call of it is given.
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -37,10 +38,12 @@ struct GptOptions {
   bool training = false;  // keeps what the backward pass needs
   Products products = Products::fp32;
   int64_t max_adapter_rank = 0;  // largest rank of the adapters passed later; 0: none
-  int64_t max_positions = 0;     // rotary positions that may occur; 0: the config's context
-  Device device;                 // on which weights, batches, losses and logits lie
-  Stream stream;                 // on which all of its work is put
-  Allocator* memory = nullptr;   // of activations; null: that of the device
+  int64_t most_scored =
+      0;  // most tokens of one call that are scored; 0: the capacity, and TokenBatch::last is not used
+  int64_t max_positions = 0;    // rotary positions that may occur; 0: the config's context
+  Device device;                // on which weights, batches, losses and logits lie
+  Stream stream;                // on which all of its work is put
+  Allocator* memory = nullptr;  // of activations; null: that of the device
 };
 
 // Packed documents. All i32. positions count from 0 inside a segment; targets may be left out where no loss is wanted.
@@ -50,11 +53,17 @@ struct TokenBatch {
   // The same numbers in host memory, for what decides on them: which segment, how many tokens, how far a cache reaches.
   // Left out where the batch itself lies there.
   Tensor host_positions, host_cu_seqlens;
+  // How many of each segment's last tokens are scored (S, in host memory); left out: all are. Then targets, losses and
+  // their gradients are those of these tokens alone, one segment after the other, and the head sees no others.
+  std::span<const int32_t> last;
 
   const Tensor& positions_on_host() const { return host_positions ? host_positions : positions; }
   const Tensor& cu_on_host() const { return host_cu_seqlens ? host_cu_seqlens : cu_seqlens; }
   // Segment s is tokens [cu()[s], cu()[s + 1]).
   std::span<const int32_t> cu() const { return {cu_on_host().ptr<int32_t>(), size_t(cu_on_host().numel())}; }
+  int64_t scored() const {
+    return last.empty() ? tokens.numel() : std::accumulate(last.begin(), last.end(), int64_t(0));
+  }
 };
 
 // Which rows a forward pass multiplies with matrices. q, k and v share theirs; a tied embedding is the head.

@@ -11,6 +11,7 @@
 #include "ingot/kernels/softcap/softcap.h"
 #include "ingot/models/gpt/adapter.h"
 #include "ingot/models/gpt/block.h"
+#include "ingot/models/gpt/segments.h"
 
 namespace ingot {
 
@@ -25,6 +26,7 @@ struct Gpt::Impl {
   detail::Buffers buffers;
   Arena table_memory;
   Tensor cos, sin;
+  std::vector<int32_t> scored_cu;  // of one call
   std::vector<int32_t> cached_cu;  // of one call, on the host
   Arena cached_cu_memory;          // on a GPU
   Act act;
@@ -155,7 +157,9 @@ struct Gpt::Impl {
   void check_call(const GptWeights& weights, const TokenBatch& batch, bool needs_targets) const;
   void check_on_host(const TokenBatch& batch) const;
   void check_adapters(const TokenBatch& batch, const GptAdapters* adapters) const;
-  detail::CallContext context(const TokenBatch& batch, const GptAdapters* adapters, GptAdapters* grads) const {
+  detail::CallContext context(const TokenBatch& batch, const GptAdapters* adapters, GptAdapters* grads) {
+    scored_cu.assign(1, 0);
+    for (const int32_t n : batch.last) scored_cu.push_back(scored_cu.back() + n);
     return {.config = config,
             .tokens = batch.tokens.numel(),
             .block_rows = detail::most_block_rows(options.capacity, options),
@@ -164,6 +168,7 @@ struct Gpt::Impl {
             .positions = batch.positions,
             .cu_seqlens = batch.cu_seqlens,
             .cu = batch.cu(),
+            .scored_cu = batch.last.empty() ? batch.cu() : std::span<const int32_t>(scored_cu),
             .cos = cos,
             .sin = sin,
             .act = act,
@@ -181,6 +186,7 @@ struct Gpt::Impl {
   void blocks_forward(const detail::CallContext& call, const GptWeights& weights);
   void blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads);
   Tensor stream_out(int64_t tokens);
+  Tensor scored_rows(const detail::CallContext& call);
   void head_losses(const detail::CallContext& call, const GptWeights& weights, const TokenBatch& batch,
                    const Tensor& dloss, const Tensor& loss, const Tensor& grads, bool backward);
   void losses_per_segment(const LinearCrossEntropy& all, const detail::CallContext& call);
@@ -202,7 +208,7 @@ void Gpt::Impl::check_call(const GptWeights& weights, const TokenBatch& batch, b
   INGOT_CHECK_LE(tokens, options.capacity, "gpt: tokens in the batch");
   INGOT_CHECK_EQ(batch.positions.numel(), tokens, "gpt: positions");
   INGOT_CHECK_GE(batch.cu_seqlens.numel(), int64_t(1), "gpt: cu_seqlens");
-  if (needs_targets) INGOT_CHECK_EQ(batch.targets.numel(), tokens, "gpt: targets");
+  if (needs_targets) INGOT_CHECK_EQ(batch.targets.numel(), batch.scored(), "gpt: targets");
   for (const Tensor* t : {&weights.master, &batch.tokens, &batch.positions, &batch.cu_seqlens})
     INGOT_CHECK_EQ(t->device, options.device, "gpt: device of the weights and the batch");
   check_on_host(batch);
@@ -221,6 +227,14 @@ void Gpt::Impl::check_on_host(const TokenBatch& batch) const {
   INGOT_CHECK_EQ(cu.front(), 0, "gpt: start of cu_seqlens");
   for (size_t s = 0; s + 1 < cu.size(); ++s) INGOT_CHECK_LE(cu[s], cu[s + 1], "gpt: cu_seqlens at segment ", s);
   INGOT_CHECK_EQ(int64_t(cu.back()), tokens, "gpt: end of cu_seqlens");
+  if (!batch.last.empty()) {
+    INGOT_CHECK_GT(options.most_scored, 0, "gpt: numbers of scored tokens need most_scored in the options");
+    INGOT_CHECK_EQ(batch.last.size(), cu.size() - 1, "gpt: numbers of scored tokens, one per segment");
+  }
+  for (size_t s = 0; s < batch.last.size(); ++s)
+    INGOT_CHECK(batch.last[s] >= 0 && batch.last[s] <= cu[s + 1] - cu[s], "gpt: found ", batch.last[s],
+                " scored tokens of segment ", s, ", expected 0 to its ", cu[s + 1] - cu[s]);
+  if (options.most_scored > 0) INGOT_CHECK_LE(batch.scored(), options.most_scored, "gpt: scored tokens of the batch");
   const int64_t limit = config.learned_positions ? config.context : options.max_positions;
   const int32_t* at = batch.positions_on_host().ptr<int32_t>();
   if (config.learned_positions || config.rotary_dim > 0)
@@ -368,10 +382,21 @@ Tensor Gpt::Impl::stream_out(int64_t tokens) {
   return x;
 }
 
+// The rows of it that are scored.
+Tensor Gpt::Impl::scored_rows(const detail::CallContext& call) {
+  const Tensor x = stream_out(call.tokens);
+  if (call.scored() == call.tokens) return x;
+  const Tensor rows = view(buffers.scored, {call.scored(), config.dim});
+  detail::for_each_run(call.cu, call.scored_cu, [&](const detail::SegmentRun& run) {
+    if (run.scored > 0) copy({.from = run.last_of(x), .to = run.packed_of(rows)}, options.stream);
+  });
+  return rows;
+}
+
 void Gpt::Impl::head_losses(const detail::CallContext& call, const GptWeights& weights, const TokenBatch& batch,
                             const Tensor& dloss, const Tensor& loss, const Tensor& grads, bool backward) {
-  const int64_t T = call.tokens;
-  const Tensor x = stream_out(T), f = view(buffers.head_normed, {T, config.dim});
+  const int64_t T = call.scored();
+  const Tensor x = scored_rows(call), f = view(buffers.head_normed, {T, config.dim});
   rmsnorm(
       {.x = x, .w = get(weights, final_norm), .y = f, .rstd = view(buffers.final_rstd, {T}), .eps = config.norm_eps},
       options.stream);
@@ -413,10 +438,10 @@ void Gpt::Impl::losses_per_segment(const LinearCrossEntropy& all, const detail::
   const AdapterPair& pair = call.adapters->head;
   const AdapterPair* grad =
       call.adapter_grads != nullptr && call.adapter_grads->head.a ? &call.adapter_grads->head : nullptr;
-  const int64_t rank = pair.a.size(1), T = call.tokens;
+  const int64_t rank = pair.a.size(1), T = call.scored();
   const Tensor f = view(buffers.head_normed, {T, config.dim}), df = view(buffers.head_normed_grad, {T, config.dim});
   const Tensor low = view(buffers.head_low, {T, rank}), low_grad = view(buffers.head_low_grad, {T, rank});
-  const std::span<const int32_t> cu = call.cu;
+  const std::span<const int32_t> cu = call.scored_cu;
   const int64_t segments = int64_t(cu.size()) - 1;
   for (int64_t s = 0; s < segments; ++s) {
     const int64_t begin = cu[size_t(s)], end = cu[size_t(s) + 1];
@@ -457,9 +482,10 @@ void Gpt::Impl::losses_per_segment(const LinearCrossEntropy& all, const detail::
 
 void Gpt::Impl::head_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads,
                               const Tensor& x) {
-  const int64_t T = call.tokens;
-  const Shape shape{T, config.dim};
-  const Tensor df = view(buffers.head_normed_grad, shape), g0 = view(buffers.g0, shape);
+  const int64_t T = call.scored();
+  const Shape shape{T, config.dim}, all{call.tokens, config.dim};
+  const Tensor df = view(buffers.head_normed_grad, shape), g0 = view(buffers.g0, all);
+  const Tensor dx = T == call.tokens ? g0 : view(buffers.scored_grad, shape);
   if (head_proj != nullptr) {
     const bool adapted = call.adapters != nullptr && call.adapters->head.a;
     linear_backward({.dy = view(buffers.head_in_grad, {T, config.embed_dim}),
@@ -476,13 +502,19 @@ void Gpt::Impl::head_backward(const detail::CallContext& call, const GptWeights&
                     .s = x,
                     .w = get(weights, final_norm),
                     .rstd = view(buffers.final_rstd, {T}),
-                    .dx = g0,
+                    .dx = dx,
                     .dw = get(grads, final_norm),
                     .workspace = buffers.embed_workspace,
                     .eps = config.norm_eps},
                    options.stream);
+  if (T < call.tokens) {
+    fill({.to = g0}, options.stream);
+    detail::for_each_run(call.cu, call.scored_cu, [&](const detail::SegmentRun& run) {
+      if (run.scored > 0) copy({.from = run.packed_of(dx), .to = run.last_of(g0)}, options.stream);
+    });
+  }
   if (!program.applications.back().lanes) return;
-  const Tensor g1 = view(buffers.g1, shape);
+  const Tensor g1 = view(buffers.g1, all);
   if (config.lane_output == "attn") {
     fill({.to = g1}, options.stream);
   } else if (config.lane_output == "mlp") {

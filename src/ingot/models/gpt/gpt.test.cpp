@@ -268,6 +268,57 @@ TEST(gpt, adapter_gradients_match_finite_differences_with_the_base_frozen) {
   }
 }
 
+// With only some of each segment's last tokens scored, what those give is the same as when all are.
+TEST(gpt, scoring_the_last_tokens_alone_is_scoring_all_with_weights_of_zero) {
+  for (const Variant& v : variants())
+    for (const bool adapted : {false, true}) {
+      const std::vector<int> lengths = {4, 4, 6, 3, 0, 5};
+      const std::vector<int32_t> last = {2, 2, 1, 3, 0, 0};
+      Case k(v.config, lengths, v.looping, true);
+      Adapters adapters(k.config, k.model->program(), 6, 2), all(k.config, k.model->program(), 6, 2),
+          some(k.config, k.model->program(), 6, 2);
+      uint64_t seed = 40;
+      for (const AdapterPair& p : adapters.pairs()) {
+        testing::fill_normal(p.a, ++seed, 0.3);
+        testing::fill_normal(p.b, ++seed, 0.3);
+      }
+      const auto gradients = [&](Gpt& model, const TokenBatch& batch, std::vector<double>& dloss, GptAdapters& grads) {
+        std::vector<double> loss(dloss.size(), NAN);
+        std::fill(k.grads.begin(), k.grads.end(), 0);
+        const int64_t n = int64_t(dloss.size());
+        model.losses_and_gradients(k.flat(), batch, Tensor(dloss.data(), {n}), Tensor(loss.data(), {n}), k.grad(),
+                                   adapted ? &adapters.set : nullptr, adapted ? &grads : nullptr);
+        return loss;
+      };
+      std::vector<double> weights(size_t(k.T), 0), packed_weights;
+      std::vector<int32_t> packed_targets;
+      for (size_t s = 0; s < last.size(); ++s)
+        for (int32_t t = k.cu[s + 1] - last[s]; t < k.cu[s + 1]; ++t) {
+          weights[size_t(t)] = k.dloss[size_t(t)];
+          packed_weights.push_back(weights[size_t(t)]);
+          packed_targets.push_back(k.targets[size_t(t)]);
+        }
+      const std::vector<double> loss = gradients(*k.model, k.batch(), weights, all.set);
+      const std::vector<double> expected = testing::values(k.grad());
+      Gpt model(k.config, DType::f64,
+                {.capacity = k.T, .looping = v.looping, .training = true, .max_adapter_rank = 2, .most_scored = 8});
+      TokenBatch batch = k.batch();
+      batch.last = last;
+      batch.targets = Tensor(packed_targets.data(), {8});
+      const std::vector<double> packed_loss = gradients(model, batch, packed_weights, some.set);
+      size_t i = 0;
+      for (size_t s = 0; s < last.size(); ++s)
+        for (int32_t t = k.cu[s + 1] - last[s]; t < k.cu[s + 1]; ++t, ++i)
+          EXPECT_NEAR(packed_loss[i], loss[size_t(t)], 1e-12) << v.name << ", token " << t;
+      EXPECT_TRUE(testing::compare(k.grad(), expected, 1e-11, 1e-11).ok) << v.name;
+      if (!adapted) continue;
+      for (size_t p = 0; p < all.pairs().size(); ++p)
+        for (const auto& [a, b] :
+             {std::pair{all.pairs()[p].a, some.pairs()[p].a}, {all.pairs()[p].b, some.pairs()[p].b}})
+          EXPECT_TRUE(testing::compare(b, testing::values(a), 1e-11, 1e-11).ok) << v.name << ", adapter " << p;
+    }
+}
+
 TEST(gpt, results_do_not_depend_on_the_number_of_threads) {
   const int before = thread_count();
   std::vector<std::vector<double>> runs;
