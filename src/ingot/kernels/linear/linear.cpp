@@ -369,6 +369,14 @@ Gemm<T> gemm_of(const Tensor& a, bool transpose_a, const Tensor& b, bool transpo
 
 }  // namespace
 
+namespace {
+MatMul each(const MatMul& m, int64_t i) {
+  MatMul one = m;
+  for (Tensor* t : {&one.a, &one.b, &one.c}) *t = t->row(i);
+  return one;
+}
+}  // namespace
+
 namespace cpu {
 
 namespace {
@@ -536,12 +544,17 @@ void matmul(const MatMul& m, Stream) {
   });
 }
 
+void matmul_each(const MatMul& m, Stream stream) {
+  for (int64_t i = 0; i < m.a.size(0); ++i) cpu::matmul(each(m, i), stream);
+}
+
 }  // namespace cpu
 
 namespace cuda {
 void linear(const Linear& a, Stream stream);
 void linear_backward(const LinearBackward& a, Stream stream);
 void matmul(const MatMul& m, Stream stream);
+void matmul_each(const MatMul& m, Stream stream);
 }  // namespace cuda
 
 void linear(const Linear& a, Stream stream) {
@@ -625,6 +638,20 @@ void check(const MatMul& m) {
 void matmul(const MatMul& m, Stream stream) {
   check(m);
   INGOT_DISPATCH(LINEAR, m.a.device, matmul, m, stream);
+}
+
+void matmul_each(const MatMul& m, Stream stream) {
+  for (const auto& [name, t] : {std::pair{"a", &m.a}, {"b", &m.b}, {"c", &m.c}})
+    INGOT_CHECK(t->rank() == 3 && t->size(0) == m.a.size(0), "matmul_each: ", name, ": found shape ", t->shape,
+                ", expected rank 3 and as many matrices as a of shape ", m.a.shape);
+  INGOT_CHECK(!m.add && !m.bias && !m.symmetric, "matmul_each: found ",
+              m.add    ? "add"
+              : m.bias ? "a bias"
+                       : "symmetric",
+              ", expected none");
+  if (m.a.size(0) == 0) return;
+  check(each(m, 0));
+  INGOT_DISPATCH(LINEAR, m.a.device, matmul_each, m, stream);
 }
 
 void matmul_plain(const MatMul& m) {

@@ -55,20 +55,26 @@ void combine(const PlainProduct& p, Stream stream) {
   });
 }
 
-bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspace, Stream stream) {
-  const auto matrix = [](const Tensor& t) { return gpu::LtMatrix{t.data, t.row_stride(), 0}; };
+// How often, and how far from one to the next.
+struct Batch {
+  int64_t count = 1, a = 0, b = 0, c = 0;
+};
+bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspace, Stream stream,
+                 const Batch& batch = {}) {
+  const auto matrix = [](const Tensor& t, int64_t step) { return gpu::LtMatrix{t.data, t.row_stride(), step}; };
   using Round = gpu::LtProduct::Round;
   return gpu::lt_product({.m = p.c.rows(),
                           .n = p.c.cols(),
                           .k = p.transpose_a ? p.a.rows() : p.a.cols(),
+                          .batch = batch.count,
                           .type = p.a.dtype,
                           .out = p.c.dtype,
                           .transpose_a = p.transpose_a,
                           .transpose_b = p.transpose_b,
-                          .a = matrix(p.a),
-                          .b = matrix(p.b),
-                          .c = matrix(p.beta != 0 ? p.add : p.c),
-                          .d = matrix(p.c),
+                          .a = matrix(p.a, batch.a),
+                          .b = matrix(p.b, batch.b),
+                          .c = matrix(p.beta != 0 ? p.add : p.c, batch.c),
+                          .d = matrix(p.c, batch.c),
                           .bias = p.bias ? p.bias.data : nullptr,
                           .alpha = p.alpha,
                           .beta = p.beta,
@@ -226,18 +232,33 @@ void core_product(const PlainProduct& p, int64_t sms, Stream stream) {
   launch_core_product<f16>(p, form, stream);
 }
 
-void matmul(const MatMul& m, Stream stream) {
-  product("matmul",
-          {.a = as_matrix(m.a),
-           .b = as_matrix(m.b),
-           .c = as_matrix(m.c),
-           .transpose_a = m.transpose_a,
-           .transpose_b = m.transpose_b,
-           .alpha = float(m.alpha),
-           .beta = float(m.beta),
-           .add = as_matrix(m.add ? m.add : m.c),
-           .bias = m.bias},
-          m.products, m.workspace, stream);
+namespace {
+PlainProduct plain(const MatMul& m) {
+  return {.a = as_matrix(m.a),
+          .b = as_matrix(m.b),
+          .c = as_matrix(m.c),
+          .transpose_a = m.transpose_a,
+          .transpose_b = m.transpose_b,
+          .alpha = float(m.alpha),
+          .beta = float(m.beta),
+          .add = as_matrix(m.add ? m.add : m.c),
+          .bias = m.bias};
+}
+}  // namespace
+
+void matmul(const MatMul& m, Stream stream) { product("matmul", plain(m), m.products, m.workspace, stream); }
+
+void matmul_each(const MatMul& m, Stream stream) {
+  const auto at = [&](int64_t i) {
+    MatMul one = m;
+    for (Tensor* t : {&one.a, &one.b, &one.c}) *t = t->row(i);
+    return plain(one);
+  };
+  const PlainProduct first = at(0);
+  const Batch batch{m.a.size(0), m.a.step(0), m.b.step(0), m.c.step(0)};
+  const int64_t k = first.transpose_a ? first.a.rows() : first.a.cols();
+  if (first.c.numel() > 0 && k > 0 && by_cublaslt(first, m.products, m.workspace, stream, batch)) return;
+  for (int64_t i = 0; i < batch.count; ++i) product("matmul_each", at(i), m.products, m.workspace, stream);
 }
 
 namespace {

@@ -139,6 +139,49 @@ void run_matmul(const Case& c, const Tensor& workspace = {}) {
   expect_near(out, c, want);
 }
 
+// As many products in one call, with and without what is there: those of matmul one after the other, within the bound
+// of each.
+TEST_F(LinearCuda, EachOfABatchAgreesWithFp64) {
+  constexpr int64_t kCount = 5;
+  for (DType type : {DType::f32, DType::bf16, DType::f16})
+    for (int order = 0; order < 4; ++order) {
+      Case c{.m = 200, .n = 96, .k = 136, .type = type, .out = DType::f32};
+      c.transpose_a = order % 2, c.transpose_b = order / 2;
+      c.beta = order == 0 ? 0 : 1;
+      if (needs_cublaslt(c) && !gpu::lt_available()) continue;
+      const int64_t rows_a = c.transpose_a ? c.k : c.m, cols_a = c.transpose_a ? c.m : c.k;
+      const int64_t rows_b = c.transpose_b ? c.n : c.k, cols_b = c.transpose_b ? c.k : c.n;
+      DeviceBuffer a = matrix(c.type, kCount * rows_a, cols_a, 0, 1), b = matrix(c.type, kCount * rows_b, cols_b, 0, 2);
+      DeviceBuffer out(c.out, {kCount * c.m, c.n});
+      if (c.beta != 0) testing::fill_normal(out.host(), 3);
+      out.upload();
+      const auto each = [](const Tensor& t) {
+        Tensor v = t;
+        v.shape = {kCount, t.rows() / kCount, t.cols()};
+        v.stride[2] = 1, v.stride[1] = t.row_stride(), v.stride[0] = v.size(1) * t.row_stride();
+        return v;
+      };
+      std::vector<Oracle> want;
+      for (int64_t i = 0; i < kCount; ++i)
+        want.push_back(oracle(c, each(a.host()).row(i), each(b.host()).row(i), values(each(out.host()).row(i))));
+      matmul_each({.a = each(a),
+                   .b = each(b),
+                   .c = each(out),
+                   .transpose_a = c.transpose_a,
+                   .transpose_b = c.transpose_b,
+                   .beta = c.beta},
+                  {});
+      out.download();
+      EXPECT_TRUE(out.untouched());
+      const std::vector<double> got = values(out.host());
+      for (int64_t i = 0; i < kCount; ++i)
+        for (int64_t j = 0; j < c.m * c.n; ++j)
+          ASSERT_LE(std::fabs(got[size_t(i * c.m * c.n + j)] - want[size_t(i)].sum[size_t(j)]),
+                    allowed(c, want[size_t(i)], size_t(j)))
+              << c << ", product " << i << ", element " << j;
+    }
+}
+
 // Every order of the operands, with and without what is there, for each type.
 TEST_F(LinearCuda, ProductsAgreeWithFp64) {
   for (DType type : {DType::f32, DType::bf16, DType::f16})

@@ -305,6 +305,46 @@ TEST(matmul, by_tiles_a_symmetric_result_has_the_bits_of_the_whole_one) {
   });
 }
 
+// In memory where a matrix's rows lie between those of others, as heads and tokens of segments do.
+TEST(matmul, each_of_a_batch_has_the_bits_of_its_own_product) {
+  for (const DType dtype : {DType::f32, DType::f64})
+    for (const bool transposed : {false, true}) {
+      const int64_t count = 3, m = 21, n = 34, k = 13;
+      const Buffer a = matrix(dtype, count * (transposed ? k : m), transposed ? m : k, 2, 1);
+      const Buffer b = matrix(dtype, transposed ? n : k, count * (transposed ? k : n), 0, 2);
+      Buffer together(dtype, {count * m, n}, n + 5), alone(dtype, {count * m, n}, n + 5);
+      testing::fill_normal(together, 3);
+      testing::fill_normal(alone, 3);
+      const auto stacked = [&](const Tensor& t) {
+        Tensor v = t;
+        v.shape = {count, t.rows() / count, t.cols()};
+        v.stride[2] = 1, v.stride[1] = t.row_stride(), v.stride[0] = v.size(1) * t.row_stride();
+        return v;
+      };
+      const auto side_by_side = [&](const Tensor& t) {
+        Tensor v = t;
+        v.shape = {count, t.rows(), t.cols() / count};
+        v.stride[2] = 1, v.stride[1] = t.row_stride(), v.stride[0] = v.size(2);
+        return v;
+      };
+      MatMul all{.a = stacked(a),
+                 .b = side_by_side(b),
+                 .c = stacked(together),
+                 .transpose_a = transposed,
+                 .transpose_b = transposed,
+                 .alpha = 0.5,
+                 .beta = 1};
+      matmul_each(all, {});
+      for (int64_t i = 0; i < count; ++i) {
+        MatMul one = all;
+        one.a = all.a.row(i), one.b = all.b.row(i), one.c = stacked(alone).row(i);
+        matmul(one, {});
+      }
+      EXPECT_EQ(values(together), values(alone));
+      EXPECT_TRUE(together.guards_intact());
+    }
+}
+
 TEST(matmul, add_is_read_in_place_of_c_and_may_be_an_operand) {
   const Buffer a = matrix(DType::f64, 40, 40, 0, 1), b = matrix(DType::f64, 40, 40, 0, 2);
   Buffer y(DType::f64, {40, 40}), want(DType::f64, {40, 40});
@@ -601,6 +641,8 @@ TEST(linear, errors_name_what_was_found_and_what_was_expected) {
                ok = matrix(DType::f32, 5, 8, 0, 2);
   Buffer y(DType::f32, {4, 5}), wide(DType::f64, {4, 5});
   EXPECT_EQ(message_of([&] { linear({.x = x, .w = w, .y = y}, {}); }), "linear: w: found (5, 9), expected 5 rows of 8");
+  EXPECT_EQ(message_of([&] { matmul_each({.a = x, .b = w, .c = y}, {}); }),
+            "matmul_each: a: found shape (4, 8), expected rank 3 and as many matrices as a of shape (4, 8)");
   EXPECT_EQ(message_of([&] { linear({.x = x, .w = ok, .y = wide}, {}); }), "linear: y: found dtype f64, expected f32");
   EXPECT_NE(message_of([&] {
               linear({.x = x, .w = ok, .y = y, .act = activation_named("relu"), .accumulate = true}, {});

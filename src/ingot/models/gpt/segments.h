@@ -18,6 +18,8 @@ struct SegmentRun {
   // Scored tokens of a (T, C) tensor as (count, scored, C), and of one that holds no others.
   Tensor last_of(const Tensor& t) const { return each(t, begin, length).slice(1, length - scored, length); }
   Tensor packed_of(const Tensor& t) const { return each(t, packed, scored); }
+  // What a tensor (S, ...) has of each.
+  Tensor each_of(const Tensor& t) const { return t.slice(0, first, first + count); }
 
  private:
   Tensor each(const Tensor& t, int64_t at, int64_t tokens) const {
