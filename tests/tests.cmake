@@ -15,6 +15,7 @@ if(TARGET ingot_cli)
   add_test(NAME serve COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME serve_page COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/page_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME train_ranks COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks_test.py $<TARGET_FILE:ingot_cli>)
+  add_test(NAME adaptation COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/adaptation_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME export COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/export_test.py $<TARGET_FILE:ingot_cli>)
   # TensorBoard reads what training writes; skipped where it is not installed.
   add_test(NAME tensorboard COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/tensorboard_test.py $<TARGET_FILE:ingot_cli>)

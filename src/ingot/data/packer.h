@@ -22,6 +22,7 @@ struct Batch {
   std::vector<int32_t> tokens, targets, positions;  // T; targets of -1 are not scored
   std::vector<int32_t> cu_seqlens;                  // segments + 1
   std::vector<int32_t> documents;                   // per segment; only evaluation fills it
+  std::vector<int32_t> last;                        // per segment, of which targets are; only adaptation fills it
   int64_t size() const { return int64_t(tokens.size()); }
   int64_t segments() const { return int64_t(cu_seqlens.size()) - 1; }
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "ingot/apps/cli/adaptation.h"
 #include "ingot/apps/cli/bar.h"
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/models.h"
@@ -24,6 +25,7 @@ struct EvalCommand {
   std::string run, model, data, ids, tokenizer, split = "held-out";
   int64_t stride = 0, context = 0, batch_tokens = 4096;
   ModelOptions on;
+  AdaptationCommand ttt;
   bool json = false, flat = false;
 };
 
@@ -185,27 +187,43 @@ void eval(const EvalCommand& o) {
                              .flat = o.flat,
                              .looping = model.looping,
                              .products = model.products};
-  const DeviceWeights there(model.weights, training_device(model.config, o.on.device), options.stream);
-  const Score s = score(model.config, there.weights(), *model.tokenizer, source, options, &documents);
+  AdaptedScore s;
+  if (o.ttt.on) {
+    s = score_adapted(o.ttt, model, o.on.device, source, &documents);
+  } else {
+    const DeviceWeights there(model.weights, training_device(model.config, o.on.device), options.stream);
+    static_cast<Score&>(s) = score(model.config, there.weights(), *model.tokenizer, source, options, &documents);
+  }
   if (!o.json)
     return write_out(o.data + " (" + o.split + ", " + counted(int64_t(documents.size()), "document") +
                      "): perplexity " + fixed(std::exp(s.loss), 3) + ", " + score_line(s) + "\n");
-  const OrderedJson report = {{"run", path},
-                              {"checkpoint", model.checkpoint},
-                              {"step", model.step},
-                              {"parameter_hash", model.parameter_hash},
-                              {"data", o.data},
-                              {"split", o.split},
-                              {"documents", documents.size()},
-                              {"targets", s.targets},
-                              {"bytes", s.bytes},
-                              {"loss", s.loss},
-                              {"perplexity", std::exp(s.loss)},
-                              {"bits_per_byte", s.bits_per_byte},
-                              {"context", o.context != 0 ? o.context : model.config.context},
-                              {"stride", o.stride},
-                              {"seconds", s.seconds},
-                              {"tokens_per_second", double(s.targets) / s.seconds}};
+  OrderedJson report = {{"run", path},
+                        {"checkpoint", model.checkpoint},
+                        {"step", model.step},
+                        {"parameter_hash", model.parameter_hash},
+                        {"data", o.data},
+                        {"split", o.split},
+                        {"documents", documents.size()},
+                        {"targets", s.targets},
+                        {"bytes", s.bytes},
+                        {"loss", s.loss},
+                        {"perplexity", std::exp(s.loss)},
+                        {"bits_per_byte", s.bits_per_byte},
+                        {"context", o.context != 0 ? o.context : model.config.context},
+                        {"stride", o.stride},
+                        {"seconds", s.seconds},
+                        {"tokens_per_second", double(s.targets) / s.seconds}};
+  if (o.ttt.on) {
+    report.erase("context"), report.erase("stride");
+    report["ttt"] = {{"chunk", o.ttt.options.chunk},
+                     {"window", o.ttt.options.window},
+                     {"rank", o.ttt.options.adapters.rank},
+                     {"lr", o.ttt.options.adapters.lr},
+                     {"decay", o.ttt.options.adapters.weight_decay},
+                     {"updates", s.updates},
+                     {"window_tokens", s.window_tokens},
+                     {"window_tokens_per_second", double(s.window_tokens) / s.seconds}};
+  }
   write_out(show_json(report) + "\n");
 }
 
@@ -229,10 +247,12 @@ void add_eval(Command& root) {
             "longest window (default 0: the model's context; of GPT-OSS at most 2,048)");
   c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens per forward pass (default: 4096)");
   c.flag("--flat", o->flat, "cut every batch-tokens tokens, also inside documents (the parameter-golf rule)");
+  add_options(c, o->ttt);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot eval runs/a --data input.txt --json
   ingot eval runs/a --data corpus/ --context 2048 --stride 64
   ingot eval runs/a/step-00002000 --data other.txt --split all
+  ingot eval runs/a --data input.txt --ttt --ttt-log scores.jsonl
   ingot eval --model gpt-oss-20b --data wiki.test.txt --context 2048 --stride 1024
   ingot eval --model gpt-oss-20b --ids sequences.jsonl --json)");
   c.run([o, &c] {
@@ -243,6 +263,12 @@ void add_eval(Command& root) {
       c.refuse_given({"split", "batch-tokens", "flat"}, "a GPT-OSS model, under which all of the text is scored");
     else if (exists(path))
       c.refuse_given({"tokenizer"}, "a run of `ingot train`, which has its own");
+    if (!o->ttt.on)
+      refuse_without_ttt(c);
+    else if (!o->ids.empty() || (exists(path) && is_gpt_oss(path)))
+      c.refuse_given({"ttt"}, o->ids.empty() ? "a GPT-OSS model" : "--ids");
+    else
+      c.refuse_given({"context", "stride", "batch-tokens", "flat"}, "--ttt, which has windows of its own");
     eval(*o);
   });
   add_accuracy(c);

@@ -18,10 +18,12 @@ DeviceBatch::DeviceBatch(Device device, Stream stream, int64_t most_tokens) : st
 TokenBatch DeviceBatch::put(Batch& b) {
   const auto here = [](std::vector<int32_t>& v) { return Tensor(v.data(), {int64_t(v.size())}); };
   TokenBatch host{here(b.tokens), here(b.targets), here(b.positions), here(b.cu_seqlens)};
+  host.last = b.last;
   if (!tokens_) return host;
-  cuts_ = b.cu_seqlens;
+  cuts_ = b.cu_seqlens, last_ = b.last;
   cuts_.resize(size_t(segment_bucket(int64_t(cuts_.size()) - 1, b.size()) + 1), cuts_.back());
   host.cu_seqlens = here(cuts_);
+  if (!last_.empty()) last_.resize(cuts_.size() - 1, 0);
   INGOT_CHECK_LE(b.size(), tokens_.numel(), "batch: tokens");
   // A batch's memory is not pinned: each call returns when it may be used again.
   const auto there = [&](const Tensor& from, const Tensor& all) {
@@ -34,7 +36,8 @@ TokenBatch DeviceBatch::put(Batch& b) {
           .positions = there(host.positions, positions_),
           .cu_seqlens = there(host.cu_seqlens, cu_seqlens_),
           .host_positions = host.positions,
-          .host_cu_seqlens = host.cu_seqlens};
+          .host_cu_seqlens = host.cu_seqlens,
+          .last = last_};
 }
 
 }  // namespace ingot

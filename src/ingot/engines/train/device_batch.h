@@ -19,7 +19,7 @@ class DeviceBatch {
  private:
   Stream stream_;
   Arena memory_;
-  std::vector<int32_t> cuts_;                         // of the latest batch, in host memory
+  std::vector<int32_t> cuts_, last_;                  // of the latest batch, in host memory
   Tensor tokens_, targets_, positions_, cu_seqlens_;  // of the most that fits; empty on the CPU
 };
 

@@ -44,15 +44,16 @@ template <class T> void adamw_span(const detail::AdamWStep<T>& s, int64_t n, con
   } else {
     for (int64_t i = 0; i < n; ++i) {
       const T grad = g[i] * s.grad_scale;
-      m[i] = s.beta1 * m[i] + s.rest1 * grad;
+      const T mean = m != nullptr ? s.beta1 * m[i] + s.rest1 * grad : grad;
+      if (m != nullptr) m[i] = mean;
       v[i] = s.beta2 * v[i] + s.rest2 * (grad * grad);
-      p[i] -= s.decay * p[i] + s.step * m[i] / (std::sqrt(v[i]) * s.root + s.eps);
+      p[i] -= s.decay * p[i] + s.step * mean / (std::sqrt(v[i]) * s.root + s.eps);
     }
   }
 }
 
 template <class T> void adamw_typed(const AdamW& a) {
-  T *p = a.p.ptr<T>(), *m = a.m.ptr<T>(), *v = a.v.ptr<T>();
+  T *p = a.p.ptr<T>(), *m = a.m ? a.m.ptr<T>() : nullptr, *v = a.v.ptr<T>();
   const T* g = a.g.ptr<T>();
   const double correction1 = 1 - std::pow(a.beta1, double(a.step)), correction2 = 1 - std::pow(a.beta2, double(a.step));
   const detail::AdamWStep<T> s{.grad_scale = T(a.grad_scale),
@@ -65,7 +66,7 @@ template <class T> void adamw_typed(const AdamW& a) {
                                .eps = T(a.eps),
                                .decay = T(a.lr * a.weight_decay)};
   parallel_for(a.p.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    adamw_span<T>(s, end - begin, g + begin, p + begin, m + begin, v + begin);
+    adamw_span<T>(s, end - begin, g + begin, p + begin, m != nullptr ? m + begin : nullptr, v + begin);
   });
 }
 
@@ -162,11 +163,12 @@ int64_t sum_of_squares_workspace_bytes(int64_t numbers);
 void adamw(const AdamW& a, Stream stream) {
   check_flat(a.p, a.p, "adamw: p");
   check_flat(a.g, a.p, "adamw: g");
-  check_flat(a.m, a.p, "adamw: m");
+  if (a.m) check_flat(a.m, a.p, "adamw: m");
   check_flat(a.v, a.p, "adamw: v");
   if (a.factor) check_number(a.factor, a.p, "adamw: factor");
   INGOT_CHECK_GE(a.step, 1, "adamw: step counts from 1");
   INGOT_CHECK(a.beta1 >= 0 && a.beta1 < 1, "adamw: found beta1 ", a.beta1, ", expected it in [0, 1)");
+  INGOT_CHECK(a.m || a.beta1 == 0, "adamw: found beta1 ", a.beta1, " without m, expected m, or a beta1 of 0");
   INGOT_CHECK(a.beta2 >= 0 && a.beta2 < 1, "adamw: found beta2 ", a.beta2, ", expected it in [0, 1)");
   INGOT_CHECK(a.eps > 0, "adamw: found eps ", a.eps, ", expected it positive");
   INGOT_DISPATCH(ADAMW, a.p.device, adamw, a, stream);

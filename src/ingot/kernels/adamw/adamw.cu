@@ -65,15 +65,17 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
   for_my_elements(a.span, [&](int64_t i, auto count) {
     constexpr int N = decltype(count)::value;
     float p[N], g[N], m[N], v[N];
-    load(a.p + i, p), load(a.g + i, g), load(a.m + i, m), load(a.v + i, v);
+    load(a.p + i, p), load(a.g + i, g), load(a.v + i, v);
+    if (a.m != nullptr) load(a.m + i, m);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const float grad = g[n] * float(scale);
-      m[n] = s.beta1 * m[n] + s.rest1 * grad;
+      m[n] = a.m != nullptr ? s.beta1 * m[n] + s.rest1 * grad : grad;
       v[n] = s.beta2 * v[n] + s.rest2 * (grad * grad);
       p[n] -= s.decay * p[n] + s.step * m[n] / (sqrtf(v[n]) * s.root + s.eps);
     }
-    store(a.p + i, p), store(a.m + i, m), store(a.v + i, v);
+    store(a.p + i, p), store(a.v + i, v);
+    if (a.m != nullptr) store(a.m + i, m);
   });
 }
 
@@ -157,11 +159,11 @@ void adamw(const AdamW& a, Stream stream) {
                                .decay = float(a.lr * a.weight_decay)},
                       .grad_scale = a.grad_scale,
                       .p = a.p.ptr<float>(),
-                      .m = a.m.ptr<float>(),
+                      .m = a.m ? a.m.ptr<float>() : nullptr,
                       .v = a.v.ptr<float>(),
                       .g = a.g.ptr<float>(),
                       .factor = number(a.factor),
-                      .span = span_of(a.p.numel(), {&a.p, &a.g, &a.m, &a.v})};
+                      .span = span_of(a.p.numel(), {&a.p, &a.g, a.m ? &a.m : &a.p, &a.v})};
   if (p.span.count == 0) return;
   gpu::launch("adamw", adamw_kernel, grid_of(threads_of(p.span), a.p.device), stream, p);
 }

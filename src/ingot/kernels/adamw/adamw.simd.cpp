@@ -5,6 +5,15 @@ namespace ingot::INGOT_SIMD {
 
 void adamw_span(const detail::AdamWStep<float>& given, int64_t n, const float* g, float* p, float* m, float* v) {
   const detail::AdamWStep<float> s = given;
+  if (m == nullptr) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+      const float grad = g[i] * s.grad_scale, square = s.beta2 * v[i] + s.rest2 * (grad * grad);
+      v[i] = square;
+      p[i] -= s.decay * p[i] + s.step * grad / (__builtin_sqrtf(square) * s.root + s.eps);
+    }
+    return;
+  }
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     const float grad = g[i] * s.grad_scale;

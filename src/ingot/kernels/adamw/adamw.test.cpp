@@ -230,6 +230,26 @@ template <class Call> std::string message_of(Call&& call) {
   return "no error";
 }
 
+TEST(AdamW, WithoutAMeanItIsThatOfTheGradientAlone) {
+  for (const DType type : {DType::f32, DType::f64}) {
+    State with(type, 77), without(type, 77);
+    for (int64_t step = 1; step <= 3; ++step) {
+      for (State* s : {&with, &without}) {
+        testing::fill_normal(s->g, uint64_t(step), 1e-2);
+        AdamW a = step_of(*s, step);
+        a.beta1 = 0;
+        if (s == &without) a.m = Tensor();
+        adamw(a, {});
+      }
+      EXPECT_EQ(values(with.p), values(without.p));
+      EXPECT_EQ(values(with.v), values(without.v));
+    }
+    AdamW a = step_of(with, 1);
+    a.m = Tensor();
+    EXPECT_EQ(message_of([&] { adamw(a, {}); }), "adamw: found beta1 0.9 without m, expected m, or a beta1 of 0");
+  }
+}
+
 TEST(AdamW, ErrorsNameWhatWasFoundAndWhatWasExpected) {
   State s(DType::f32, 5), other(DType::f32, 6);
   AdamW a = step_of(s, 0);

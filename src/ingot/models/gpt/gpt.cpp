@@ -247,7 +247,9 @@ void Gpt::Impl::check_adapters(const TokenBatch& batch, const GptAdapters* adapt
   if (adapters == nullptr) return;
   INGOT_CHECK_EQ(adapters->applications.size(), program.applications.size(), "gpt: adapters, one set per application");
   INGOT_CHECK_GT(options.max_adapter_rank, 0, "gpt: adapters need max_adapter_rank in the options");
-  const auto segments = batch.cu_seqlens.numel() - 1;
+  const std::span<const int32_t> cu = batch.cu();
+  int64_t segments = int64_t(cu.size()) - 1;
+  while (segments > 0 && cu[size_t(segments) - 1] == cu[size_t(segments)]) --segments;  // empty ones read none
   const auto fits = [&](const AdapterPair& p, const char* name) {
     if (!p.a) return;
     INGOT_CHECK_GE(p.a.size(0), segments, "gpt: ", name, " adapters, one per segment");

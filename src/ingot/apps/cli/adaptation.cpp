@@ -1,0 +1,69 @@
+#include "ingot/apps/cli/adaptation.h"
+
+#include "ingot/apps/cli/bar.h"
+#include "ingot/io/file.h"
+#include "ingot/io/json.h"
+#include "ingot/models/gpt/device_weights.h"
+
+namespace ingot::cli {
+namespace {
+
+std::string line_of(const AdaptationEvent& e) {
+  OrderedJson line = {{"event", e.kind == AdaptationEvent::score ? "score" : "update"},
+                      {"document", e.document},
+                      {"chunk", e.chunk},
+                      {"first", e.first},
+                      {"end", e.end},
+                      {"updates", e.updates}};
+  if (e.kind == AdaptationEvent::score) line["loss_sum"] = e.loss_sum;
+  return line.dump() + "\n";
+}
+
+}  // namespace
+
+void add_options(Command& c, AdaptationCommand& o) {
+  c.flag("--ttt", o.on, "test-time training: adapters of each document learn from what has been scored of it");
+  c.integer("--ttt-chunk N", o.options.chunk, 1, 1 << 20,
+            "tokens scored, and then learnt from, at a time (default: 32)");
+  c.integer("--ttt-window N", o.options.window, 1, 1 << 20,
+            "tokens that run through the model each time (default: 2048)");
+  c.integer("--ttt-rank N", o.options.adapters.rank, 1, 1 << 12, "rank of the adapters (default: 96)");
+  c.number("--ttt-lr X", o.options.adapters.lr, 0, 1, "their learning rate (default: 1e-4)").more_than(0);
+  c.number("--ttt-decay X", o.options.adapters.weight_decay, 0, 1e6, "their weight decay (default: 0.5)");
+  c.integer("--ttt-documents N", o.documents, 0, 1 << 16,
+            "documents adapted side by side; no score depends on it (default 0: 64 on a GPU, 4 on a CPU)");
+  c.text("--ttt-adapters FILE", o.adapters, "adapters that every document begins with");
+  c.text("--ttt-log FILE", o.log, "one JSON object a line: each score and each update, in their order");
+}
+
+void refuse_without_ttt(const Command& c) {
+  c.refuse_given(
+      {"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-decay", "ttt-documents", "ttt-adapters", "ttt-log"},
+      "a score without --ttt");
+}
+
+AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, const std::string& device,
+                           std::shared_ptr<const TokenSource> source, std::vector<DocumentScore>* documents) {
+  const Device on = training_device(model.config, device);
+  AdaptationOptions options = o.options;
+  options.documents = o.documents > 0 ? o.documents : on.kind == Device::cpu ? 4 : 64;
+  options.looping = model.looping, options.products = model.products;
+  check(options, model.config);
+  std::unique_ptr<SafetensorsFile> adapters;
+  if (!o.adapters.empty()) adapters = std::make_unique<SafetensorsFile>(o.adapters);
+  options.begin_from = adapters.get();
+  std::unique_ptr<AtomicFile> log;
+  if (!o.log.empty()) log = std::make_unique<AtomicFile>(o.log);
+  if (log) options.listener = [&](const AdaptationEvent& e) { log->write(line_of(e)); };
+  Bar bar("scoring", [](double n) { return format_count(n); });
+  options.progress = [&](int64_t done, int64_t all) { bar.at(done, all); };
+  Interrupt interrupt;
+  options.cancelled = [&] { return interrupt.asked(); };
+  const DeviceWeights there(model.weights, on, options.stream);
+  const AdaptedScore score =
+      ingot::score_adapted(model.config, there.weights(), *model.tokenizer, std::move(source), options, documents);
+  if (log) log->commit();
+  return score;
+}
+
+}  // namespace ingot::cli

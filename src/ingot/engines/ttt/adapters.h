@@ -1,0 +1,66 @@
+#pragma once
+// Low-rank adapters of several documents, and their optimizer: all begin alike, and learn each from its own document.
+#include <string>
+#include <vector>
+
+#include "ingot/core/arena.h"
+#include "ingot/io/safetensors.h"
+#include "ingot/models/gpt/call.h"
+#include "ingot/models/gpt/config.h"
+#include "ingot/models/gpt/program.h"
+
+namespace ingot {
+
+struct AdapterOptions {
+  int64_t rank = 96;
+  uint64_t seed = 1;                                                 // A is uniform in +-1 / sqrt(in), B zero
+  double lr = 1e-4, beta2 = 0.999, eps = 1e-10, weight_decay = 0.5;  // AdamW with a beta1 of 0
+};
+void check(const AdapterOptions& o);
+
+class DocumentAdapters {
+ public:
+  DocumentAdapters(const GptConfig& config, const LayerProgram& program, const AdapterOptions& options, GptTypes types,
+                   int64_t documents, Device device, Stream stream);
+  static int64_t bytes(const GptConfig& config, const LayerProgram& program, const AdapterOptions& options,
+                       GptTypes types, int64_t documents);
+
+  // All documents' adapters as they begin.
+  void reset();
+  // Those of documents [first, first + count), as a model takes them: segment s reads document first + s.
+  GptAdapters values(int64_t first, int64_t count) const;
+  GptAdapters gradients(int64_t count) const;  // of the first documents
+  void zero_gradients(int64_t count);
+  // One step of the first documents, which have all made as many.
+  void step(int64_t count);
+  int64_t updates() const { return updates_; }  // since reset()
+
+  int64_t numbers() const { return numbers_; }  // of one document
+  // One document's, under names as "applications.3.q.a", in host memory that lives as long as the result.
+  struct Saved {
+    std::vector<float> memory;
+    std::vector<NamedTensor> tensors;
+  };
+  Saved saved(int64_t document) const;
+  // Where every document begins from now on; `tensors` as saved() gives them, or a file of them.
+  void begin_from(const SafetensorsFile& file);
+
+ private:
+  struct Piece {
+    std::string name;
+    int64_t offset, rows, cols;
+  };
+  GptAdapters views(const Tensor& flat, int64_t first, int64_t count) const;
+
+  AdapterOptions options_;
+  GptTypes types_;
+  Stream stream_;
+  size_t applications_;
+  std::vector<Piece> pieces_;  // a and b of q, k, v, o, mlp of each application, and of the head
+  int64_t numbers_ = 0, documents_, updates_ = 0;
+  Arena host_memory_, memory_;
+  Tensor begin_;                                   // (numbers), in host memory
+  Tensor values_, compute_, gradients_, squares_;  // (documents, numbers); compute_ where products read another type
+};
+
+}  // namespace ingot

@@ -1,0 +1,49 @@
+#pragma once
+// Test-time training (parameter-golf's rule): each document has low-rank adapters of its own, which learn from what has
+// been scored of it. Documents go by chunks of tokens; a chunk is scored with adapters that have seen only the chunks
+// before it, and then learnt from, with one step of AdamW on the mean of its losses. Each time the whole window that
+// ends with the chunk runs through the model as it is then. The base weights never change, a document's last chunk is
+// never learnt from, and no document's score depends on another, or on which were batched together.
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ingot/engines/train/evaluate.h"
+#include "ingot/engines/ttt/adapters.h"
+
+namespace ingot {
+
+// What happened, in its order: a chunk's score, and the step it caused.
+struct AdaptationEvent {
+  enum Kind : uint8_t { score, update } kind = score;
+  int64_t document = 0, chunk = 0;
+  int64_t first = 0, end = 0;  // the chunk's targets, counted in the source
+  int64_t updates = 0;         // that the document's adapters had made when it was scored; after an update
+  double loss_sum = 0;         // of a score
+};
+
+struct AdaptationOptions {
+  AdapterOptions adapters;
+  int64_t chunk = 32, window = 2048;
+  int64_t documents = 64;  // adapted side by side
+  bool looping = false;
+  Products products = Products::fp32;
+  Stream stream;
+  const SafetensorsFile* begin_from = nullptr;  // adapters that every document begins with
+  std::function<void(const AdaptationEvent&)> listener;
+  std::function<void(int64_t done, int64_t all)> progress;  // targets
+  std::function<bool()> cancelled;
+};
+void check(const AdaptationOptions& o, const GptConfig& config);
+
+struct AdaptedScore : Score {
+  int64_t window_tokens = 0;  // that ran through the model
+  int64_t updates = 0;
+};
+
+// `documents`, when given, receives one entry per document of the source.
+AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
+                           std::shared_ptr<const TokenSource> source, const AdaptationOptions& options,
+                           std::vector<DocumentScore>* documents = nullptr);
+
+}  // namespace ingot

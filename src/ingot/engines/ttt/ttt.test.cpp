@@ -1,0 +1,258 @@
+#include "ingot/engines/ttt/ttt.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "ingot/core/rng.h"
+#include "ingot/core/thread_pool.h"
+#include "ingot/kernels/adamw/adamw.h"
+#include "ingot/models/gpt/gpt_variants.test.h"
+#include "ingot/testing/temporary_directory.h"
+#include "ingot/testing/testing.h"
+#include "ingot/text/tokenizer.h"
+
+namespace ingot {
+namespace {
+
+using testing::small_golf;
+using testing::small_nano;
+
+// Documents of the given lengths in tokens, each beginning with bos (0), and a model with random weights.
+struct Case {
+  Case(const GptConfig& c, std::vector<int64_t> lengths, DType type = DType::f64)
+      : config(c), layout(c), lengths(std::move(lengths)) {
+    const Rng rng(7, Purpose::test);
+    for (const int64_t n : this->lengths) {
+      begins.push_back(int64_t(tokens.size()));
+      tokens.push_back(0);
+      for (int64_t t = 1; t < n; ++t)
+        tokens.push_back(1 + int32_t(rng.below(uint64_t(tokens.size()), uint64_t(c.vocab - 1))));
+    }
+    memory.resize(size_t(layout.padded_count()));
+    flat = Tensor(memory.data(), type, {layout.padded_count()});
+    initialise(config, layout, flat, 3);
+    for (const Parameter& p : layout.all())
+      if (p.kind != ParameterKind::scalar)
+        testing::fill_normal(layout.view(flat, p), uint64_t(p.offset), 0.5 / std::sqrt(double(p.shape[-1]) / 24));
+  }
+  std::shared_ptr<const TokenSource> source() const { return tokens_in_memory(tokens, begins, 0, config.vocab); }
+  AdaptationOptions options() const {
+    AdaptationOptions o;
+    o.adapters = {.rank = 3, .lr = 1e-2};
+    o.chunk = 4, o.window = 12, o.documents = 2;
+    return o;
+  }
+  // A byte each, but for bos.
+  struct ByteTokens : Tokenizer {
+    explicit ByteTokens(int64_t vocab) : vocab(int(vocab)) {}
+    int vocab_size() const override { return vocab; }
+    int32_t bos() const override { return 0; }
+    uint32_t hash() const override { return 0; }
+    std::string kind() const override { return "char"; }
+    std::vector<int32_t> encode(std::string_view) const override { return {}; }
+    std::string decode(std::span<const int32_t>) const override { return {}; }
+    std::string token_bytes(int32_t id) const override { return id == 0 ? "" : "x"; }
+    int64_t bytes(int32_t, int32_t id) const override { return id == 0 ? 0 : 1; }
+    int vocab;
+  };
+
+  GptConfig config;
+  ParameterLayout layout;
+  std::vector<int64_t> lengths, begins;
+  std::vector<int32_t> tokens;
+  std::vector<double> memory;
+  Tensor flat;
+};
+
+// Chunk losses by document, in its order.
+using Found = std::map<int64_t, std::vector<double>>;
+Found by_document(const Case& k, AdaptationOptions o) {
+  Found found;
+  o.listener = [&](const AdaptationEvent& e) {
+    if (e.kind == AdaptationEvent::score) found[e.document].push_back(e.loss_sum);
+  };
+  score_adapted(k.config, k.flat, Case::ByteTokens(k.config.vocab), k.source(), o);
+  return found;
+}
+
+// The rule as it is written, for one document: everything recomputed at each step, all tokens of the window scored,
+// and AdamW by its formula.
+std::vector<double> by_definition(const Case& k, int64_t document, const AdaptationOptions& o) {
+  const int64_t begin = k.begins[size_t(document)];
+  const int64_t targets = std::min(int64_t(k.tokens.size()) - 1, begin + k.lengths[size_t(document)]) - begin;
+  Gpt model(k.config, DType::f64,
+            {.capacity = o.window, .training = true, .max_adapter_rank = o.adapters.rank, .max_positions = o.window});
+  DocumentAdapters adapters(k.config, model.program(), o.adapters, DType::f64, 1, {}, {});
+  std::vector<double> square(size_t(adapters.numbers()), 0), chunks;
+  GptAdapters values = adapters.values(0, 1), gradients = adapters.gradients(1);
+  double* const p = static_cast<double*>(values.applications[0].q.a.data);  // of all, one after the other
+  const double* const g = static_cast<const double*>(gradients.applications[0].q.a.data);
+  const int64_t count = (targets + o.chunk - 1) / o.chunk;
+  for (int64_t c = 0; c < count; ++c) {
+    const int64_t end = std::min(targets, (c + 1) * o.chunk), first = std::max<int64_t>(0, end - o.window);
+    std::vector<int32_t> x(k.tokens.begin() + begin + first, k.tokens.begin() + begin + end),
+        y(k.tokens.begin() + begin + first + 1, k.tokens.begin() + begin + end + 1), positions(x.size());
+    for (size_t i = 0; i < x.size(); ++i) positions[i] = int32_t(i);
+    std::vector<int32_t> cu = {0, int32_t(x.size())};
+    std::vector<double> loss(x.size(), NAN), dloss(x.size(), 0);
+    for (int64_t t = c * o.chunk; t < end; ++t) dloss[size_t(t - first)] = 1 / double(o.chunk);
+    adapters.zero_gradients(1);
+    const int64_t n = int64_t(x.size());
+    model.losses_and_gradients(
+        k.flat, {Tensor(x.data(), {n}), Tensor(y.data(), {n}), Tensor(positions.data(), {n}), Tensor(cu.data(), {2})},
+        Tensor(dloss.data(), {n}), Tensor(loss.data(), {n}), {}, &values, &gradients);
+    double sum = 0;
+    for (int64_t t = c * o.chunk; t < end; ++t) sum += loss[size_t(t - first)];
+    chunks.push_back(sum);
+    for (size_t i = 0; i < square.size(); ++i) {
+      square[i] = o.adapters.beta2 * square[i] + (1 - o.adapters.beta2) * g[i] * g[i];
+      const double corrected = square[i] / (1 - std::pow(o.adapters.beta2, double(c + 1)));
+      p[i] -= o.adapters.lr * (o.adapters.weight_decay * p[i] + g[i] / (std::sqrt(corrected) + o.adapters.eps));
+    }
+  }
+  return chunks;
+}
+
+TEST(ttt, scores_are_those_of_the_rule) {
+  for (const bool golf : {false, true}) {
+    const Case k(golf ? small_golf() : small_nano(), {27, 9, 1, 14, 4, 5});
+    const Found found = by_document(k, k.options());
+    ASSERT_EQ(found.size(), 6u);
+    for (const auto& [document, chunks] : found) {
+      const std::vector<double> want = by_definition(k, document, k.options());
+      ASSERT_EQ(chunks.size(), want.size()) << document;
+      for (size_t c = 0; c < want.size(); ++c)  // sign(g) makes a first step's rounding matter where g is all but 0
+        EXPECT_NEAR(chunks[c], want[c], 1e-8) << "document " << document << ", chunk " << c;
+    }
+  }
+}
+
+TEST(ttt, no_score_sees_a_token_after_it) {
+  const Case k(small_golf(), {33, 21});
+  const Found before = by_document(k, k.options());
+  for (const int64_t t : {5, 13, 16, 29}) {
+    Case changed = k;
+    changed.flat.data = changed.memory.data();
+    for (int64_t i = t + 1; i < 33; ++i) changed.tokens[size_t(i)] = 1 + (k.tokens[size_t(i)] + 3) % 5;
+    const Found after = by_document(changed, k.options());
+    EXPECT_EQ(after.at(1), before.at(1)) << "another document's";
+    size_t same = 0;
+    for (int64_t c = 0; c < 9; ++c) {
+      const int64_t end = std::min<int64_t>(33, (c + 1) * 4);  // its last target is token `end`
+      if (end <= t)
+        EXPECT_EQ(after.at(0)[size_t(c)], before.at(0)[size_t(c)]) << "chunk " << c << " of tokens up to " << t;
+      else
+        EXPECT_NE(after.at(0)[size_t(c)], before.at(0)[size_t(c)]) << "chunk " << c << ": the test changed nothing";
+      same += end <= t;
+    }
+    EXPECT_GT(same, 0u);
+  }
+}
+
+TEST(ttt, documents_do_not_depend_on_each_other_or_on_their_order) {
+  for (const DType type : {DType::f64, DType::f32}) {
+    const Case k(small_golf(), {27, 9, 16, 14, 4, 30}, type);
+    const Found together = by_document(k, k.options());
+    for (const int64_t documents : {1, 3, 6, 64}) {
+      AdaptationOptions o = k.options();
+      o.documents = documents;
+      EXPECT_EQ(by_document(k, o), together) << documents << " side by side";
+    }
+    Case turned = k;  // each document's tokens stay, their order turns
+    turned.flat.data = turned.memory.data();
+    turned.tokens.clear(), turned.begins.clear();
+    for (size_t d = 6; d-- > 0;) {
+      turned.begins.push_back(int64_t(turned.tokens.size()));
+      turned.tokens.insert(turned.tokens.end(), k.tokens.begin() + k.begins[d],
+                           k.tokens.begin() + k.begins[d] + k.lengths[d]);
+    }
+    std::reverse(turned.lengths.begin(), turned.lengths.end());
+    const Found there = by_document(turned, k.options());
+    for (int64_t d = 1; d < 5; ++d) EXPECT_EQ(there.at(5 - d), together.at(d)) << "document " << d;
+    // The source's last token is no input: what was last has gained a target, and what is now last lost one.
+    EXPECT_EQ(std::vector(there.at(0).begin(), there.at(0).begin() + 7),
+              std::vector(together.at(5).begin(), together.at(5).begin() + 7));
+  }
+}
+
+TEST(ttt, a_chunk_is_scored_before_it_is_learnt_from_and_the_last_never_is) {
+  const Case k(small_nano(), {27, 9, 4});
+  AdaptationOptions o = k.options();
+  std::map<int64_t, int64_t> scored, learnt;
+  int64_t targets = 0;
+  o.listener = [&](const AdaptationEvent& e) {
+    if (e.kind == AdaptationEvent::score) {
+      EXPECT_EQ(e.chunk, scored[e.document]++);
+      EXPECT_EQ(e.updates, learnt[e.document]);
+      EXPECT_EQ(e.updates, e.chunk);
+      EXPECT_EQ(e.first, k.begins[size_t(e.document)] + 4 * e.chunk + 1);
+      targets += e.end - e.first;
+    } else {
+      EXPECT_EQ(e.chunk, learnt[e.document]++);
+      EXPECT_EQ(e.chunk + 1, scored[e.document]) << "learnt before it was scored";
+    }
+  };
+  std::vector<DocumentScore> documents;
+  const AdaptedScore s = score_adapted(k.config, k.flat, Case::ByteTokens(k.config.vocab), k.source(), o, &documents);
+  EXPECT_EQ(targets, 39);
+  EXPECT_EQ(s.targets, 39);
+  EXPECT_EQ(s.bytes, 39 - 2);  // two of them are the next document's bos
+  EXPECT_EQ(scored, (std::map<int64_t, int64_t>{{0, 7}, {1, 3}, {2, 1}}));
+  EXPECT_EQ(learnt, (std::map<int64_t, int64_t>{{0, 6}, {1, 2}, {2, 0}}));
+  EXPECT_EQ(s.updates, 8);
+  double sum = 0;
+  for (const DocumentScore& d : documents) sum += d.loss_sum;
+  EXPECT_DOUBLE_EQ(sum / 39, s.loss);
+}
+
+TEST(ttt, learns_a_text_that_repeats_itself) {
+  Case k(small_nano(), {120});
+  for (size_t t = 1; t < k.tokens.size(); ++t) k.tokens[t] = 1 + int32_t(t % 4);
+  const std::vector<double> chunks = by_document(k, k.options()).at(0);
+  EXPECT_LT(chunks[25], 0.5 * chunks[0]);
+}
+
+TEST(ttt, adapters_saved_are_those_that_begin) {
+  const Case k(small_golf(), {40});
+  const testing::TemporaryDirectory dir;
+  const LayerProgram program = layer_program(k.config, false);
+  const AdapterOptions o{.rank = 3};
+  DocumentAdapters some(k.config, program, o, DType::f64, 2, {}, {});
+  testing::fill_normal(some.gradients(2).head.b, 5);
+  some.step(2);
+  const DocumentAdapters::Saved saved = some.saved(1);
+  save_safetensors(dir.path() + "/a.safetensors", saved.tensors);
+  DocumentAdapters other(k.config, program, o, DType::f64, 3, {}, {});
+  other.begin_from(SafetensorsFile(dir.path() + "/a.safetensors"));
+  for (int64_t d = 0; d < 3; ++d) EXPECT_EQ(other.saved(d).memory, saved.memory);
+  DocumentAdapters narrow(k.config, program, {.rank = 2}, DType::f64, 1, {}, {});
+  try {
+    narrow.begin_from(SafetensorsFile(dir.path() + "/a.safetensors"));
+    ADD_FAILURE() << "adapters of another rank were taken";
+  } catch (const Error& e) { EXPECT_NE(std::string(e.what()).find("(3, "), std::string::npos) << e.what(); }
+}
+
+TEST(ttt, bad_options_are_named) {
+  const Case k(small_nano(), {20});
+  const auto message = [&](const std::function<void(AdaptationOptions&)>& change) {
+    AdaptationOptions o = k.options();
+    change(o);
+    try {
+      score_adapted(k.config, k.flat, Case::ByteTokens(k.config.vocab), k.source(), o);
+    } catch (const Error& e) { return std::string(e.what()); }
+    return std::string();
+  };
+  EXPECT_EQ(message([](auto& o) { o.chunk = 0; }), "adaptation: found a chunk of 0, expected at least 1");
+  EXPECT_EQ(message([](auto& o) { o.window = 3; }),
+            "adaptation: found a window of 3, expected at least the chunk of 4");
+  EXPECT_EQ(message([](auto& o) { o.documents = 0; }), "adaptation: found 0 documents, expected at least 1");
+  EXPECT_EQ(message([](auto& o) { o.adapters.rank = 0; }), "adapters: found rank 0, expected it positive");
+  EXPECT_EQ(message([](auto& o) { o.adapters.lr = NAN; }), "adapters: found lr nan, expected it positive");
+  EXPECT_EQ(message([](auto& o) { o.adapters.beta2 = 1; }), "adapters: found beta2 1, expected it in [0, 1)");
+  EXPECT_EQ(message([](auto& o) { o.cancelled = [] { return true; }; }), "stopped by a signal");
+}
+
+}  // namespace
+}  // namespace ingot

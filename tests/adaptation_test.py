@@ -1,0 +1,112 @@
+"""ingot eval --ttt as a user runs it, and the checker of its log.
+
+    python3 tests/adaptation_test.py BINARY [unittest options]
+"""
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BINARY = os.path.abspath(sys.argv.pop(1))
+TOOLS = pathlib.Path(__file__).resolve().parent.parent / "tools"
+sys.path.insert(0, str(TOOLS))
+import check_adaptation  # noqa: E402
+
+TTT = ("--ttt", "--ttt-chunk", 8, "--ttt-window", 48, "--ttt-rank", 4, "--ttt-lr", 3e-3)
+
+
+def ingot(*arguments):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("INGOT_")}
+    run = subprocess.run([BINARY, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=120)
+    run.text, run.error = run.stdout.decode(), run.stderr.decode()
+    return run
+
+
+class Adaptation(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        holder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(holder.cleanup)
+        cls.directory = pathlib.Path(holder.name)
+        rng = random.Random(1)
+        words = ["river", "stone", "lantern", "orchard", "signal", "harbour", "winter", "copper"]
+        cls.data = cls.directory / "text"
+        cls.data.mkdir()
+        for i in range(12):  # each has a word of its own, which its adapters can learn
+            own = "".join(rng.choice("abcdefgh") for _ in range(9))
+            (cls.data / f"{i}.txt").write_text(" ".join(f"the {rng.choice(words)} of {own}," for _ in range(12 + i)) + "\n")
+        cls.run_directory = cls.directory / "run"
+        done = ingot("train", "--preset", "nano", "--data", cls.data, "--out", cls.run_directory, "--steps", 80,
+                     "--set", "model.layers=2", "--set", "model.dim=64", "--set", "model.heads=4", "--set", "model.kv_heads=4",
+                     "--set", "model.head_dim=16", "--set", "model.mlp_hidden=128", "--set", "model.context=64",
+                     "--set", "train.batch_tokens=512", "--set", "train.tokenizer=char")
+        assert done.returncode == 0, done.error
+
+    def score(self, *options):
+        run = ingot("eval", self.run_directory, "--data", self.data, "--split", "all", "--device", "cpu", "--json", *options)
+        self.assertEqual(run.returncode, 0, run.error)
+        return json.loads(run.text)
+
+    def refuses(self, message, *options):
+        run = ingot("eval", self.run_directory, "--data", self.data, "--device", "cpu", *options)
+        self.assertNotEqual(run.returncode, 0)
+        self.assertEqual(run.text, "")
+        self.assertRegex(run.error, r"\Aingot( [a-z]+)*: [^\n]+\n\Z")
+        self.assertRegex(run.error, message)
+
+    def test_it_learns_its_log_is_honest_and_batches_change_nothing(self):
+        log = self.directory / "log.jsonl"
+        plain, adapted = self.score("--context", 48, "--stride", 8), self.score(*TTT, "--ttt-log", log)
+        self.assertEqual(adapted["targets"], plain["targets"])
+        self.assertEqual(adapted["bytes"], plain["bytes"])
+        self.assertLess(adapted["bits_per_byte"], 0.99 * plain["bits_per_byte"])
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        documents, chunks, targets, _ = check_adaptation.check(events, adapted)
+        self.assertEqual((documents, targets), (adapted["documents"], adapted["targets"]))
+        self.assertEqual(adapted["ttt"]["updates"], chunks - documents)
+        again = self.directory / "again.jsonl"
+        one = self.score(*TTT, "--ttt-documents", 1, "--ttt-log", again)
+        self.assertEqual(one["loss"], adapted["loss"])
+        self.assertEqual(sorted(again.read_text().splitlines()), sorted(log.read_text().splitlines()))
+        run = subprocess.run([sys.executable, TOOLS / "check_adaptation.py", log], capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stderr), (0, ""))
+        self.assertIn(f"{documents} documents, {chunks} chunks", run.stdout)
+
+    def test_the_checker_finds_what_is_not_honest(self):
+        log = self.directory / "honest.jsonl"
+        report = self.score(*TTT, "--ttt-log", log)
+        honest = [json.loads(line) for line in log.read_text().splitlines()]
+        check_adaptation.check(honest, report)
+
+        def altered(change):
+            events = [dict(e) for e in honest]
+            change(events)
+            with self.assertRaises(ValueError):
+                check_adaptation.check(events, report)
+
+        update = next(i for i, e in enumerate(honest) if e["event"] == "update")
+        score = max(i for i, e in enumerate(honest[:update])
+                    if e["event"] == "score" and e["document"] == honest[update]["document"])
+        altered(lambda e: e.insert(score, e.pop(update)))                  # learnt from before it was scored
+        altered(lambda e: e.pop(score))                                    # never scored
+        altered(lambda e: e.append(dict(honest[score])))                   # scored twice
+        altered(lambda e: e[-1].update(updates=e[-1]["updates"] + 1))      # with more updates than chunks before
+        altered(lambda e: e[score].update(loss_sum=0))                     # another score than was reported
+        altered(lambda e: e[score].update(end=e[score]["end"] + 1))        # a target of two chunks
+
+    def test_what_cannot_be_is_one_line(self):
+        self.refuses("--ttt-rank.*without --ttt", "--ttt-rank", 4)
+        self.refuses("--stride.*windows of its own", "--ttt", "--stride", 8)
+        self.refuses("a window of 16, expected at least the chunk of 32", "--ttt", "--ttt-window", 16)
+        self.refuses("nowhere", *TTT, "--ttt-adapters", self.directory / "nowhere")
+        log = self.directory / "none.jsonl"
+        self.refuses("at most 64|context", "--ttt", "--ttt-window", 100, "--ttt-log", log)
+        self.assertEqual([p for p in self.directory.iterdir() if p.name.startswith("none")], [])
+
+
+if __name__ == "__main__":
+    unittest.main()

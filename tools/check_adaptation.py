@@ -1,0 +1,61 @@
+"""Whether a log of `ingot eval --ttt --ttt-log` is that of an honest score.
+
+    python3 tools/check_adaptation.py LOG [REPORT.json]     REPORT: what the same command printed with --json
+
+Of each document: its chunks are scored in order, each once and next to the one before; each with adapters that had made exactly as
+many updates as chunks had been scored before it; an update follows its chunk's score; the last chunk causes none. With REPORT: the
+targets and the loss are the log's.
+"""
+import json
+import math
+import sys
+
+
+def check(events, report=None):
+    """Returns (documents, chunks, targets, sum of losses); raises ValueError with the line that is wrong."""
+    state, total, targets, chunks = {}, {}, 0, 0
+    for number, event in enumerate(events, 1):
+        def require(holds, what):
+            if not holds:
+                raise ValueError(f"line {number}: {what}: {json.dumps(event)}")
+        document, chunk = event["document"], event["chunk"]
+        of = state.setdefault(document, {"scored": 0, "learnt": 0, "end": event["first"]})
+        if event["event"] == "score":
+            require(chunk == of["scored"], f"found chunk {chunk}, expected {of['scored']}")
+            require(of["learnt"] == of["scored"], f"the chunk before was not learnt from, so it was the document's last")
+            require(event["updates"] == chunk, f"scored after {event['updates']} updates, expected {chunk}")
+            require(event["first"] == of["end"] < event["end"], f"found targets from {event['first']}, expected {of['end']}")
+            require(math.isfinite(event["loss_sum"]), "found a loss that is not finite")
+            of["scored"], of["end"] = chunk + 1, event["end"]
+            total.setdefault(document, []).append(event["loss_sum"])
+            targets, chunks = targets + event["end"] - event["first"], chunks + 1
+        else:
+            require(event["event"] == "update", "found neither a score nor an update")
+            require(chunk == of["learnt"] and of["scored"] == chunk + 1, f"learnt from chunk {chunk} before its score, or twice")
+            require(event["updates"] == chunk + 1, f"found {event['updates']} updates, expected {chunk + 1}")
+            of["learnt"] = chunk + 1
+    for document, of in state.items():
+        if of["learnt"] != of["scored"] - 1:
+            raise ValueError(f"document {document}: found {of['learnt']} updates for {of['scored']} chunks, expected one less")
+    loss = math.fsum(x for sums in total.values() for x in sums)
+    if report is not None:
+        if report["targets"] != targets or report["documents"] < len(state):
+            raise ValueError(f"found {targets} targets of {len(state)} documents, expected {report['targets']} of {report['documents']}")
+        if abs(loss / targets - report["loss"]) > 1e-9 * abs(report["loss"]):
+            raise ValueError(f"found a mean loss of {loss / targets}, expected {report['loss']}")
+    return len(state), chunks, targets, loss
+
+
+def main():
+    try:
+        with open(sys.argv[1]) as file:
+            events = [json.loads(line) for line in file]
+        documents, chunks, targets, loss = check(events, json.load(open(sys.argv[2])) if len(sys.argv) > 2 else None)
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"{sys.argv[1]}: {error}")
+    print(f"{sys.argv[1]}: {documents} documents, {chunks} chunks, {targets} targets, mean loss {loss / max(targets, 1):.6f}: "
+          "each scored before it was learnt from")
+
+
+if __name__ == "__main__":
+    main()
