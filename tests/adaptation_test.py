@@ -98,6 +98,63 @@ class Adaptation(unittest.TestCase):
         altered(lambda e: e[score].update(loss_sum=0))                     # another score than was reported
         altered(lambda e: e[score].update(end=e[score]["end"] + 1))        # a target of two chunks
 
+    def learn(self, out, *options):
+        text = self.directory / "learnt.txt"
+        text.write_text("the copper of abcdefgh, " * 20)
+        run = ingot("ttt", self.run_directory, "--file", text, "--out", out, *TTT[1:], "--json", *options)
+        self.assertEqual(run.returncode, 0, run.error)
+        return text, json.loads(run.text)
+
+    def test_adapters_are_learnt_saved_and_used(self):
+        adapters = self.directory / "adapters.safetensors"
+        text, report = self.learn(adapters)
+        self.assertEqual(report["updates"], -(-report["targets"] // 8))
+        prompt = ("--file", text, "--temperature", 0, "--tokens", 30, "--json")
+
+        def go_on(*options):
+            run = ingot("generate", self.run_directory, *prompt, *options)
+            self.assertEqual(run.returncode, 0, run.error)
+            return json.loads(run.text)["ids"]
+
+        learnt = go_on("--adapters", adapters)
+        self.assertEqual(go_on(*TTT), learnt)
+        self.assertNotEqual(go_on(), learnt)
+        thrice = self.directory / "thrice.safetensors"
+        self.assertEqual(self.learn(thrice, "--passes", 3)[1]["updates"], 3 * report["updates"])
+        self.assertLess(self.learn(self.directory / "on.safetensors", "--ttt-adapters", thrice)[1]["loss"], 0.9 * report["loss"])
+        again = self.directory / "again.safetensors"
+        self.learn(again)
+        self.assertEqual(again.read_bytes(), adapters.read_bytes())
+
+    def test_adapters_that_do_not_fit_are_refused(self):
+        adapters = self.directory / "fit.safetensors"
+        self.learn(adapters)
+        self.refuses(r"\(4, 64\).*\(3, 64\)|\(3, 64\).*\(4, 64\)", *TTT[:5], "--ttt-rank", 3, "--ttt-adapters", adapters)
+        weights = next(self.run_directory.glob("step-*/model.safetensors"))
+        for wrong, message in ((weights, "no head.a"), (self.directory / "nowhere", "nowhere")):
+            run = ingot("generate", self.run_directory, "--prompt", "the", "--adapters", wrong)
+            self.assertRegex(run.error, message)
+            self.assertEqual(run.text, "")
+        other = self.directory / "other.safetensors"
+        made_with = self.score()["parameter_hash"].encode()
+        other.write_bytes(adapters.read_bytes().replace(made_with, b"0" * len(made_with)))
+        run = ingot("generate", self.run_directory, "--prompt", "the", "--adapters", other)
+        self.assertRegex(run.error, "found adapters of a model with parameter hash 000000000000, expected")
+        self.refuses("found adapters of a model with parameter hash", *TTT, "--ttt-adapters", other)
+        damaged = bytearray(adapters.read_bytes())
+        damaged[-4:] = b"\x00\x00\xc0\x7f"
+        nan = self.directory / "nan.safetensors"
+        nan.write_bytes(damaged)
+        run = ingot("generate", self.run_directory, "--prompt", "the", "--adapters", nan)
+        self.assertRegex(run.error, "nan in an adapter, expected finite numbers")
+        out = self.directory / "short.safetensors"
+        empty = self.directory / "empty.txt"
+        empty.write_text("t")
+        run = ingot("ttt", self.run_directory, "--file", empty, "--out", out, *TTT[1:])
+        self.assertNotEqual(run.returncode, 0)
+        self.assertRegex(run.error, "expected at least 2 to learn from")
+        self.assertFalse(out.exists())
+
     def test_what_cannot_be_is_one_line(self):
         self.refuses("--ttt-rank.*without --ttt", "--ttt-rank", 4)
         self.refuses("--stride.*windows of its own", "--ttt", "--stride", 8)

@@ -31,6 +31,7 @@ struct OpenOptions {
   int64_t layers = 0;  // the first so many; 0: all. Not every kind can
   int64_t slots = 1;   // sequences at a time
   DeviceChoice device = DeviceChoice::automatic;
+  std::string adapters;  // a file of `ingot ttt`, for models of `ingot train`
 };
 struct OpenedModel {
   std::shared_ptr<const void> memory;  // what the decoder reads

@@ -19,10 +19,16 @@ std::string line_of(const AdaptationEvent& e) {
   return line.dump() + "\n";
 }
 
+std::unique_ptr<SafetensorsFile> opened_adapters(const AdaptationCommand& o, const TrainedModel& model) {
+  if (o.adapters.empty()) return nullptr;
+  auto file = std::make_unique<SafetensorsFile>(o.adapters);
+  require_adapters_of(model, *file);
+  return file;
+}
+
 }  // namespace
 
-void add_options(Command& c, AdaptationCommand& o) {
-  c.flag("--ttt", o.on, "test-time training: adapters of each document learn from what has been scored of it");
+void add_constants(Command& c, AdaptationCommand& o) {
   c.integer("--ttt-chunk N", o.options.chunk, 1, 1 << 20,
             "tokens scored, and then learnt from, at a time (default: 32)");
   c.integer("--ttt-window N", o.options.window, 1, 1 << 20,
@@ -30,6 +36,10 @@ void add_options(Command& c, AdaptationCommand& o) {
   c.integer("--ttt-rank N", o.options.adapters.rank, 1, 1 << 12, "rank of the adapters (default: 96)");
   c.number("--ttt-lr X", o.options.adapters.lr, 0, 1, "their learning rate (default: 1e-4)").more_than(0);
   c.number("--ttt-decay X", o.options.adapters.weight_decay, 0, 1e6, "their weight decay (default: 0.5)");
+}
+void add_options(Command& c, AdaptationCommand& o) {
+  c.flag("--ttt", o.on, "test-time training: adapters of each document learn from what has been scored of it");
+  add_constants(c, o);
   c.integer("--ttt-documents N", o.documents, 0, 1 << 16,
             "documents adapted side by side; no score depends on it (default 0: 64 on a GPU, 4 on a CPU)");
   c.text("--ttt-adapters FILE", o.adapters, "adapters that every document begins with");
@@ -42,6 +52,25 @@ void refuse_without_ttt(const Command& c) {
       "a score without --ttt");
 }
 
+Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, const std::string& text, const std::string& from,
+              int64_t passes) {
+  AdaptationOptions options = o.options;
+  options.looping = model.looping, options.products = model.products;
+  if (model.config.learned_positions) options.window = std::min(options.window, model.config.context);
+  check(options, model.config);
+  Bar bar("learning", [](double n) { return format_count(n); });
+  options.progress = [&](int64_t done, int64_t all) { bar.at(done, all); };
+  Interrupt interrupt;
+  options.cancelled = [&] { return interrupt.asked(); };
+  const std::unique_ptr<SafetensorsFile> adapters = opened_adapters(o, model);
+  options.begin_from = adapters.get();
+  return about(from, [&] {
+    std::vector<int32_t> tokens = model.tokenizer->encode(text);
+    if (model.tokenizer->bos() >= 0) tokens.insert(tokens.begin(), model.tokenizer->bos());
+    return ingot::adapt(model.config, model.weights, tokens, options, passes);
+  });
+}
+
 AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, const std::string& device,
                            std::shared_ptr<const TokenSource> source, std::vector<DocumentScore>* documents) {
   const Device on = training_device(model.config, device);
@@ -49,8 +78,7 @@ AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model
   options.documents = o.documents > 0 ? o.documents : on.kind == Device::cpu ? 4 : 64;
   options.looping = model.looping, options.products = model.products;
   check(options, model.config);
-  std::unique_ptr<SafetensorsFile> adapters;
-  if (!o.adapters.empty()) adapters = std::make_unique<SafetensorsFile>(o.adapters);
+  const std::unique_ptr<SafetensorsFile> adapters = opened_adapters(o, model);
   options.begin_from = adapters.get();
   std::unique_ptr<AtomicFile> log;
   if (!o.log.empty()) log = std::make_unique<AtomicFile>(o.log);

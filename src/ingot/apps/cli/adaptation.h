@@ -12,9 +12,14 @@ struct AdaptationCommand {
   int64_t documents = 0;  // 0: by the device
   std::string log, adapters;
 };
-// --ttt and its constants.
+void add_constants(Command& c, AdaptationCommand& o);
+// --ttt, its constants, and what scores have besides.
 void add_options(Command& c, AdaptationCommand& o);
 void refuse_without_ttt(const Command& c);
+
+// Of a text's tokens, on the CPU: bos is put in front where the tokenizer has one.
+Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, const std::string& text, const std::string& from,
+              int64_t passes = 1);
 
 AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, const std::string& device,
                            std::shared_ptr<const TokenSource> source, std::vector<DocumentScore>* documents);

@@ -123,6 +123,7 @@ void add_accuracy(Command& eval);
 void add_convert(Command& root);
 void add_export(Command& root);
 void add_generate(Command& root);
+void add_ttt(Command& root);
 void add_chat(Command& root);
 void add_serve(Command& root);
 void add_tokenizer(Command& root);

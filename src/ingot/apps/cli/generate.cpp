@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ingot/apps/cli/adaptation.h"
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/conversation.h"
 #include "ingot/apps/cli/models.h"
@@ -21,6 +22,7 @@ struct GenerateCommand {
   ModelOptions on;
   SamplingOptions sampling;
   ConversationOptions conversation;
+  AdaptationCommand ttt;
   bool only_new = false, past_end = false, json = false, raw = false;
 };
 
@@ -139,7 +141,18 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
 
 // As a run of `ingot train` does it: its start token first, and on beyond its context.
 void go_on_in_documents(const GenerateCommand& o, const std::string& path, const Prompt& prompt) {
-  OpenedModel model = open_model(path, 0, o.on);
+  // Adapted to the prompt, or as it is: what the decoder reads outlives it.
+  std::unique_ptr<TrainedModel> trained;
+  Adapted adapted;
+  OpenedModel model;
+  if (o.ttt.on) {
+    trained = std::make_unique<TrainedModel>(load_trained(path));
+    adapted = adapt(o.ttt, *trained, prompt.text, prompt.from);
+    const GptAdapters adapters = adapted.adapters->values(0, 1);
+    model.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, 1, &adapters);
+  } else {
+    model = open_model(path, 0, o.on);
+  }
   const Vocabulary v = load_vocabulary(path);
   Generator generator(std::move(model.decoder));
   Interrupt interrupt;
@@ -182,6 +195,9 @@ void add_generate(Command& root) {
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
   add_options(c, o->on);
+  c.text("--adapters FILE", o->on.adapters, "of a run of `ingot train`: adapters that `ingot ttt` made");
+  c.flag("--ttt", o->ttt.on, "learn the prompt into adapters first (a run of `ingot train`)");
+  add_constants(c, o->ttt);
   add_options(c, o->conversation);
   c.flag("--raw", o->raw, "continue the prompt of a GPT-OSS model as it is, not as a user's turn in its format");
   c.flag("--json", o->json, "one JSON object: the new text and ids, why it ended, the times; with --ids one a line");
@@ -202,6 +218,11 @@ void add_generate(Command& root) {
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "a run of `ingot train`");
     else if (o->ids.empty() && !o->raw && exists(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a GPT-OSS model (--raw goes on with a text)");
+    if (!o->ttt.on)
+      c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-decay"}, "an answer without --ttt");
+    if (!o->ids.empty() && o->ttt.on) c.refuse_given({"ttt"}, "--ids");
+    if (exists(path) && is_gpt_oss(path)) c.refuse_given({"adapters", "ttt"}, "a GPT-OSS model");
+    o->ttt.adapters = o->on.adapters;
     generate(*o);
   });
 }

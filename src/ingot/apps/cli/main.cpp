@@ -12,6 +12,7 @@ Every subcommand has its own --help.)");
   add_train(root);
   add_eval(root);
   add_generate(root);
+  add_ttt(root);
   add_chat(root);
   add_serve(root);
   add_convert(root);

@@ -20,8 +20,11 @@ void add_options(Command& c, ModelOptions& o) {
 }
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
-  OpenedModel m = ingot::open_model(
-      path, {.tokens = tokens, .layers = o.layers, .slots = o.slots, .device = device_named(o.device)});
+  OpenedModel m = ingot::open_model(path, {.tokens = tokens,
+                                           .layers = o.layers,
+                                           .slots = o.slots,
+                                           .device = device_named(o.device),
+                                           .adapters = o.adapters});
   if (!m.note.empty()) log_info(path, ": ", m.note);
   if (m.decoder->device().kind == Device::cuda)
     log_info(path, ": on ", gpu::device_info(m.decoder->device().index).name);

@@ -14,6 +14,7 @@ struct ModelOptions {
   int64_t layers = 0;  // the first so many, 0 for all; GPT-OSS only
   int64_t slots = 1;   // sequences at a time
   std::string device = "auto";
+  std::string adapters;  // a file of them, for a model of `ingot train`
 };
 void add_options(Command& c, ModelOptions& o);
 // `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.

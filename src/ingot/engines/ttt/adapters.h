@@ -1,13 +1,9 @@
 #pragma once
 // Low-rank adapters of several documents, and their optimizer: all begin alike, and learn each from its own document.
-#include <string>
 #include <vector>
 
 #include "ingot/core/arena.h"
-#include "ingot/io/safetensors.h"
-#include "ingot/models/gpt/call.h"
-#include "ingot/models/gpt/config.h"
-#include "ingot/models/gpt/program.h"
+#include "ingot/models/gpt/adapters.h"
 
 namespace ingot {
 
@@ -35,29 +31,22 @@ class DocumentAdapters {
   void step(int64_t count);
   int64_t updates() const { return updates_; }  // since reset()
 
-  int64_t numbers() const { return numbers_; }  // of one document
-  // One document's, under names as "applications.3.q.a", in host memory that lives as long as the result.
+  int64_t numbers() const { return layout_.numbers(); }  // of one document
+  // One document's, in host memory that lives as long as the result.
   struct Saved {
     std::vector<float> memory;
     std::vector<NamedTensor> tensors;
   };
   Saved saved(int64_t document) const;
-  // Where every document begins from now on; `tensors` as saved() gives them, or a file of them.
+  // Where every document begins from now on: a file of what saved() gives.
   void begin_from(const SafetensorsFile& file);
 
  private:
-  struct Piece {
-    std::string name;
-    int64_t offset, rows, cols;
-  };
-  GptAdapters views(const Tensor& flat, int64_t first, int64_t count) const;
-
   AdapterOptions options_;
   GptTypes types_;
   Stream stream_;
-  size_t applications_;
-  std::vector<Piece> pieces_;  // a and b of q, k, v, o, mlp of each application, and of the head
-  int64_t numbers_ = 0, documents_, updates_ = 0;
+  AdapterLayout layout_;
+  int64_t documents_, updates_ = 0;
   Arena host_memory_, memory_;
   Tensor begin_;                                   // (numbers), in host memory
   Tensor values_, compute_, gradients_, squares_;  // (documents, numbers); compute_ where products read another type

@@ -241,4 +241,33 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   return total;
 }
 
+Adapted adapt(const GptConfig& config, const GptWeights& weights, std::span<const int32_t> tokens,
+              const AdaptationOptions& o, int64_t passes) {
+  check(o, config);
+  if (tokens.size() < 2)
+    fail(ErrorCode::bad_data, "found ", tokens.size(), " tokens, expected at least 2 to learn from");
+  INGOT_CHECK_GE(passes, 1, "adapt: passes");
+  const auto source = tokens_in_memory({tokens.begin(), tokens.end()}, {0}, -1, config.vocab);
+  const Work work{0, 0, source->size() - 1};
+  Adaptation adaptation(config, weights, o, 1, work.targets);
+  Adapted done{.adapters = std::make_unique<DocumentAdapters>(make_adapters(adaptation, config, o, 1))};
+  const int64_t chunks = (work.targets + o.chunk - 1) / o.chunk;
+  double sum = 0;
+  for (int64_t pass = 0; pass < passes; ++pass)
+    for (int64_t ci = 0; ci < chunks; ++ci) {
+      stop_if_asked(o);
+      for (const double loss : adaptation.chunk(ci, {&work, 1}, *source, *done.adapters, 0, true)) {
+        if (!std::isfinite(loss))
+          fail(ErrorCode::numeric, "found a loss of ", loss, " in chunk ", ci, ", expected finite numbers");
+        if (pass == 0) sum += loss;
+      }
+      done.adapters->step(1);
+      if (o.progress)
+        o.progress(pass * work.targets + std::min(work.targets, (ci + 1) * o.chunk), passes * work.targets);
+    }
+  done.loss = sum / double(work.targets);
+  done.targets = work.targets, done.updates = done.adapters->updates();
+  return done;
+}
+
 }  // namespace ingot

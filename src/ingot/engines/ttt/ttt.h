@@ -46,4 +46,14 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
                            std::shared_ptr<const TokenSource> source, const AdaptationOptions& options,
                            std::vector<DocumentScore>* documents = nullptr);
 
+// Adapters that have learnt a text, all of it, to go on with: `tokens`, bos included where there is one, chunk by chunk
+// and `passes` times.
+struct Adapted {
+  std::unique_ptr<DocumentAdapters> adapters;  // of one document
+  double loss = 0;                             // mean of the first pass, each chunk scored before it was learnt from
+  int64_t targets = 0, updates = 0;
+};
+Adapted adapt(const GptConfig& config, const GptWeights& weights, std::span<const int32_t> tokens,
+              const AdaptationOptions& options, int64_t passes = 1);
+
 }  // namespace ingot

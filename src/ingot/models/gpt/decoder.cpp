@@ -10,11 +10,17 @@ namespace {
 
 class GptDecoder final : public HostDecoder {
  public:
-  GptDecoder(const GptConfig& c, const Tensor& weights, bool looping, Products products, int64_t slots)
+  GptDecoder(const GptConfig& c, const Tensor& weights, bool looping, Products products, int64_t slots,
+             const GptAdapters* adapters)
       : HostDecoder(slots),
         config_(c),
         weights_(weights),
-        model_(c, weights.dtype, {.capacity = c.context, .looping = looping, .products = products}),
+        adapters_(adapters != nullptr ? *adapters : GptAdapters()),
+        model_(c, weights.dtype,
+               {.capacity = c.context,
+                .looping = looping,
+                .products = products,
+                .max_adapter_rank = adapters != nullptr ? adapters->head.a.size(1) : 0}),
         cache_(c, model_.program(), slots, c.context, weights.dtype) {}
 
   int64_t vocab() const override { return config_.vocab; }
@@ -40,12 +46,13 @@ class GptDecoder final : public HostDecoder {
     model_.extend(
         weights_,
         {.tokens = Tensor(ids.data(), {n}), .positions = Tensor(positions.data(), {n}), .cu_seqlens = Tensor(cu, {2})},
-        {slot}, cache_, Tensor(wanted.data(), {count}), logits);
+        {slot}, cache_, Tensor(wanted.data(), {count}), logits, adapters_.applications.empty() ? nullptr : &adapters_);
     take(begin + n - count, logits);
   }
 
   GptConfig config_;
   Tensor weights_;
+  GptAdapters adapters_;
   Gpt model_;
   GptCache cache_;
   std::vector<double> logits_;  // f32 or f64
@@ -54,8 +61,8 @@ class GptDecoder final : public HostDecoder {
 }  // namespace
 
 std::unique_ptr<Decoder> make_decoder(const GptConfig& config, const Tensor& weights, bool looping, Products products,
-                                      int64_t slots) {
-  return std::make_unique<GptDecoder>(config, weights, looping, products, slots);
+                                      int64_t slots, const GptAdapters* adapters) {
+  return std::make_unique<GptDecoder>(config, weights, looping, products, slots, adapters);
 }
 
 }  // namespace ingot

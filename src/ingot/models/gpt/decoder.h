@@ -5,8 +5,9 @@
 
 namespace ingot {
 
-// The weights must outlive the decoder.
+// The weights, and what the adapters view, must outlive the decoder. Adapters are one document's: every slot reads
+// them.
 std::unique_ptr<Decoder> make_decoder(const GptConfig& config, const Tensor& weights, bool looping, Products products,
-                                      int64_t slots = 1);
+                                      int64_t slots = 1, const GptAdapters* adapters = nullptr);
 
 }  // namespace ingot

@@ -1,5 +1,6 @@
 // Models of `ingot train`, for the registry.
 #include "ingot/io/file.h"
+#include "ingot/models/gpt/adapters.h"
 #include "ingot/models/gpt/decoder.h"
 #include "ingot/models/gpt/trained.h"
 #include "ingot/models/registry.h"
@@ -10,9 +11,24 @@ namespace {
 OpenedModel open(const std::string& path, const OpenOptions& o) {
   if (o.layers > 0)
     fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected none with a model of `ingot train`");
-  auto trained = std::make_shared<TrainedModel>(load_trained(path));
+  struct Held : TrainedModel {
+    std::vector<float> adapters;
+  };
+  auto trained = std::make_shared<Held>();
+  static_cast<TrainedModel&>(*trained) = load_trained(path);
+  GptAdapters adapters;
+  if (!o.adapters.empty()) {
+    const SafetensorsFile file(o.adapters);
+    require_adapters_of(*trained, file);
+    const AdapterLayout layout(trained->config, layer_program(trained->config, trained->looping), adapter_rank(file));
+    trained->adapters.resize(size_t(layout.numbers()));
+    const Tensor flat(trained->adapters.data(), {layout.numbers()});
+    read_adapters(file, layout, flat);
+    adapters = layout.views(flat.reshape({1, layout.numbers()}));
+  }
   OpenedModel m;
-  m.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, o.slots);
+  m.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, o.slots,
+                           o.adapters.empty() ? nullptr : &adapters);
   if (trained->tokenizer->bos() >= 0) m.end_ids.push_back(trained->tokenizer->bos());
   m.weight_bytes = trained->weights.bytes();
   m.memory = trained;

@@ -58,6 +58,14 @@ Products products_named(const std::string& name) {
   return name == "bf16" ? Products::bf16 : Products::fp32;
 }
 
+void require_adapters_of(const TrainedModel& model, const SafetensorsFile& adapters) {
+  const auto& metadata = adapters.header().metadata;
+  const auto made = metadata.find("parameter_hash");
+  if (made != metadata.end() && made->second != model.parameter_hash)
+    fail(ErrorCode::bad_data, adapters.path(), ": found adapters of a model with parameter hash ",
+         made->second.substr(0, 12), ", expected ", model.parameter_hash.substr(0, 12), ", that of ", model.checkpoint);
+}
+
 std::vector<NamedTensor> named_tensors(const ParameterLayout& layout, const Tensor& flat, const std::string& prefix) {
   std::vector<NamedTensor> all;
   for (const Parameter& p : layout.all()) all.push_back({prefix + p.name, layout.view(flat, p)});

@@ -32,6 +32,9 @@ TrainedModel load_trained(const std::string& directory);
 bool is_trained(const std::string& directory);
 std::shared_ptr<const Tokenizer> trained_tokenizer(const std::string& directory);  // its tokenizer alone
 
+// Throws where a file of adapters was made with other weights than the model's.
+void require_adapters_of(const TrainedModel& model, const SafetensorsFile& adapters);
+
 Products products_named(const std::string& name);  // fp32 or bf16
 
 // Tensors of a flat tensor under their parameters' names.
