@@ -155,10 +155,15 @@ class Adaptation(unittest.TestCase):
         self.assertRegex(run.error, "expected at least 2 to learn from")
         self.assertFalse(out.exists())
 
+    def test_a_window_that_nobody_chose_is_one_that_the_model_takes(self):
+        self.assertEqual(self.score("--ttt", "--ttt-rank", 2)["ttt"]["window"], 64)  # the context: positions are learned
+
     def test_what_cannot_be_is_one_line(self):
         self.refuses("--ttt-rank.*without --ttt", "--ttt-rank", 4)
         self.refuses("--stride.*windows of its own", "--ttt", "--stride", 8)
         self.refuses("a window of 16, expected at least the chunk of 32", "--ttt", "--ttt-window", 16)
+        run = ingot("ttt", self.run_directory, "--file", self.data / "1.txt", "--out", self.directory / "no" / "a.safetensors")
+        self.assertRegex(run.error, "found no directory .*/no, expected one to write to")
         self.refuses("nowhere", *TTT, "--ttt-adapters", self.directory / "nowhere")
         log = self.directory / "none.jsonl"
         self.refuses("at most 64|context", "--ttt", "--ttt-window", 100, "--ttt-log", log)

@@ -22,7 +22,7 @@ def check(events, report=None):
         of = state.setdefault(document, {"scored": 0, "learnt": 0, "end": event["first"]})
         if event["event"] == "score":
             require(chunk == of["scored"], f"found chunk {chunk}, expected {of['scored']}")
-            require(of["learnt"] == of["scored"], f"the chunk before was not learnt from, so it was the document's last")
+            require(of["learnt"] == of["scored"], "the chunk before was not learnt from, so it was the document's last")
             require(event["updates"] == chunk, f"scored after {event['updates']} updates, expected {chunk}")
             require(event["first"] == of["end"] < event["end"], f"found targets from {event['first']}, expected {of['end']}")
             require(math.isfinite(event["loss_sum"]), "found a loss that is not finite")

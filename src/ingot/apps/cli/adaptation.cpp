@@ -31,8 +31,9 @@ std::unique_ptr<SafetensorsFile> opened_adapters(const AdaptationCommand& o, con
 void add_constants(Command& c, AdaptationCommand& o) {
   c.integer("--ttt-chunk N", o.options.chunk, 1, 1 << 20,
             "tokens scored, and then learnt from, at a time (default: 32)");
-  c.integer("--ttt-window N", o.options.window, 1, 1 << 20,
-            "tokens that run through the model each time (default: 2048)");
+  c.integer(
+      "--ttt-window N", o.window, 0, 1 << 20,
+      "tokens that run through the model each time (default 0: 2048, at most the context with learned positions)");
   c.integer("--ttt-rank N", o.options.adapters.rank, 1, 1 << 12, "rank of the adapters (default: 96)");
   c.number("--ttt-lr X", o.options.adapters.lr, 0, 1, "their learning rate (default: 1e-4)").more_than(0);
   c.number("--ttt-decay X", o.options.adapters.weight_decay, 0, 1e6, "their weight decay (default: 0.5)");
@@ -52,12 +53,20 @@ void refuse_without_ttt(const Command& c) {
       "a score without --ttt");
 }
 
+AdaptationOptions options_for(const AdaptationCommand& o, const TrainedModel& model) {
+  AdaptationOptions options = o.options;
+  if (o.window > 0)
+    options.window = o.window;
+  else if (model.config.learned_positions)
+    options.window = std::min(options.window, model.config.context);
+  options.looping = model.looping, options.products = model.products;
+  check(options, model.config);
+  return options;
+}
+
 Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, const std::string& text, const std::string& from,
               int64_t passes) {
-  AdaptationOptions options = o.options;
-  options.looping = model.looping, options.products = model.products;
-  if (model.config.learned_positions) options.window = std::min(options.window, model.config.context);
-  check(options, model.config);
+  AdaptationOptions options = options_for(o, model);
   Bar bar("learning", [](double n) { return format_count(n); });
   options.progress = [&](int64_t done, int64_t all) { bar.at(done, all); };
   Interrupt interrupt;
@@ -74,10 +83,8 @@ Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, const std::
 AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, const std::string& device,
                            std::shared_ptr<const TokenSource> source, std::vector<DocumentScore>* documents) {
   const Device on = training_device(model.config, device);
-  AdaptationOptions options = o.options;
+  AdaptationOptions options = options_for(o, model);
   options.documents = o.documents > 0 ? o.documents : on.kind == Device::cpu ? 4 : 64;
-  options.looping = model.looping, options.products = model.products;
-  check(options, model.config);
   const std::unique_ptr<SafetensorsFile> adapters = opened_adapters(o, model);
   options.begin_from = adapters.get();
   std::unique_ptr<AtomicFile> log;

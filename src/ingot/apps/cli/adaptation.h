@@ -9,13 +9,16 @@ namespace ingot::cli {
 struct AdaptationCommand {
   bool on = false;
   AdaptationOptions options;
-  int64_t documents = 0;  // 0: by the device
+  int64_t documents = 0, window = 0;  // 0: by the device, by the model
   std::string log, adapters;
 };
 void add_constants(Command& c, AdaptationCommand& o);
 // --ttt, its constants, and what scores have besides.
 void add_options(Command& c, AdaptationCommand& o);
 void refuse_without_ttt(const Command& c);
+
+// Its options for a model, checked.
+AdaptationOptions options_for(const AdaptationCommand& o, const TrainedModel& model);
 
 // Of a text's tokens, on the CPU: bos is put in front where the tokenizer has one.
 Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, const std::string& text, const std::string& from,

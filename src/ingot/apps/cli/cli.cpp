@@ -571,6 +571,10 @@ void write_out(std::string_view text) {
   }
 }
 
+void require_directory_of(const std::string& out) {
+  if (!is_directory(parent_path(out)))
+    fail(ErrorCode::not_found, out, ": found no directory ", parent_path(out), ", expected one to write to");
+}
 std::string input_name(const std::string& path) { return path.empty() || path == "-" ? "standard input" : path; }
 
 std::string read_input(const std::string& path) {

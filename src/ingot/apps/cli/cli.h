@@ -96,6 +96,8 @@ int run(Command& root, int argc, char** argv);
 void write_out(std::string_view text);
 // A file's bytes, or standard input's for "-" and "" (refused on a terminal without being asked for by "-").
 std::string read_input(const std::string& path);
+// Throws where a file could not be written for want of its directory: ask before minutes of work.
+void require_directory_of(const std::string& out);
 // What read_input() reads, for errors: the file's name, or "standard input".
 std::string input_name(const std::string& path);
 // An Error of `work` is told with what it is about: a file, an option.

@@ -216,7 +216,7 @@ void eval(const EvalCommand& o) {
   if (o.ttt.on) {
     report.erase("context"), report.erase("stride");
     report["ttt"] = {{"chunk", o.ttt.options.chunk},
-                     {"window", o.ttt.options.window},
+                     {"window", options_for(o.ttt, model).window},
                      {"rank", o.ttt.options.adapters.rank},
                      {"lr", o.ttt.options.adapters.lr},
                      {"decay", o.ttt.options.adapters.weight_decay},

@@ -104,8 +104,7 @@ void export_run(const ExportCommand& o) {
   const double started = now_seconds();
   const TrainedModel model = load_trained(o.run);
   if (is_artifact(o.run)) fail(ErrorCode::usage, o.run, ": found an artifact, expected a run or a checkpoint");
-  if (!is_directory(parent_path(o.out)))  // before minutes of work
-    fail(ErrorCode::not_found, o.out, ": found no directory ", parent_path(o.out), ", expected one to write to");
+  require_directory_of(o.out);
   const ParameterLayout layout(model.config);
   check_finite(model, layout);
   const Text text = text_of(o.data, model);

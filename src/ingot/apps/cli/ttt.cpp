@@ -1,6 +1,5 @@
 // ingot ttt: adapters that have learnt a text.
 #include "ingot/apps/cli/adaptation.h"
-#include "ingot/core/log.h"
 #include "ingot/io/json.h"
 
 namespace ingot::cli {
@@ -14,7 +13,7 @@ struct TttCommand {
 };
 
 void learn(const TttCommand& o) {
-  if (o.out.empty()) fail(ErrorCode::usage, "found no --out, expected the file to write");
+  require_directory_of(o.out);
   const TrainedModel model = load_trained(o.run);
   const Adapted done = adapt(o.ttt, model, read_input(o.file), input_name(o.file), o.passes);
   const DocumentAdapters::Saved saved = done.adapters->saved(0);
@@ -38,7 +37,7 @@ void add_ttt(Command& root) {
   auto o = std::make_shared<TttCommand>();
   c.text("RUN", o->run, "a run's directory, one of its checkpoints, or an artifact").require();
   c.text("--file FILE", o->file, "the text (default: standard input)");
-  c.text("--out FILE", o->out, "where the adapters go (safetensors)");
+  c.text("--out FILE", o->out, "where the adapters go (safetensors)").require();
   c.integer("--passes N", o->passes, 1, 1 << 20, "how often the text is learnt (default: 1)");
   add_constants(c, o->ttt);
   c.text("--ttt-adapters FILE", o->ttt.adapters, "adapters to begin with");

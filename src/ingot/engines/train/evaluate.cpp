@@ -9,15 +9,6 @@
 
 namespace ingot {
 
-namespace {
-
-GptTypes types_of(const GptWeights& w) {
-  const DType compute = w.compute ? w.compute.dtype : w.master.dtype;
-  return {w.master.dtype, compute, compute};
-}
-
-}  // namespace
-
 Score score(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
             std::shared_ptr<const TokenSource> source, const ScoreOptions& options,
             std::vector<DocumentScore>* documents) {

@@ -13,11 +13,6 @@
 namespace ingot {
 namespace {
 
-GptTypes types_of(const GptWeights& w) {
-  const DType compute = w.compute ? w.compute.dtype : w.master.dtype;
-  return {w.master.dtype, compute, compute};
-}
-
 // Tokens [begin, begin + targets] of the source, of which all but the first are targets.
 struct Work {
   int64_t document, begin, targets;

@@ -31,6 +31,12 @@ struct GptWeights {
   Tensor master, compute;
 };
 
+// Those of a model that reads such weights.
+inline GptTypes types_of(const GptWeights& w) {
+  const DType compute = w.compute ? w.compute.dtype : w.master.dtype;
+  return {w.master.dtype, compute, compute};
+}
+
 // What a model is bound to; fixed at its construction.
 struct GptOptions {
   int64_t capacity = 0;   // most tokens of one call
@@ -38,12 +44,11 @@ struct GptOptions {
   bool training = false;  // keeps what the backward pass needs
   Products products = Products::fp32;
   int64_t max_adapter_rank = 0;  // largest rank of the adapters passed later; 0: none
-  int64_t most_scored =
-      0;  // most tokens of one call that are scored; 0: the capacity, and TokenBatch::last is not used
-  int64_t max_positions = 0;    // rotary positions that may occur; 0: the config's context
-  Device device;                // on which weights, batches, losses and logits lie
-  Stream stream;                // on which all of its work is put
-  Allocator* memory = nullptr;  // of activations; null: that of the device
+  int64_t most_scored = 0;       // most tokens of one call that are scored; 0: the capacity, without TokenBatch::last
+  int64_t max_positions = 0;     // rotary positions that may occur; 0: the config's context
+  Device device;                 // on which weights, batches, losses and logits lie
+  Stream stream;                 // on which all of its work is put
+  Allocator* memory = nullptr;   // of activations; null: that of the device
 };
 
 // Packed documents. All i32. positions count from 0 inside a segment; targets may be left out where no loss is wanted.
