@@ -90,6 +90,16 @@ class Reports(unittest.TestCase):
         rows = list(report_tables.table(GOOD))
         self.assertEqual(rows[-1], "| RMSNorm | 4,096 x 4,096 | bf16 | 16.0 | 94 % | 24.0 | 20.0 | 44.0 | 1.25x |")
 
+    def test_a_training_step_stands_beside_the_compiled_model_and_is_stale_with_the_trainer(self):
+        result = {k: v for k, v in GOOD["results"][0].items() if k not in ("error", "tolerance")}
+        report = {**GOOD, "suite": "train", "results": [{**result, "peers": {"compile_rows": 24.0, "compile_packed": 20.0}}]}
+        self.assertEqual(reports.problems_of(report), [])
+        rows = list(report_tables.table(report))
+        self.assertIn("torch.compile, dense rows | torch.compile, FlexAttention", rows[2])
+        self.assertTrue(rows[-1].endswith("| 24.0 | 20.0 | 1.25x |"), rows[-1])
+        files = {path.relative_to(ROOT).as_posix() for path in reports.files_of("train")}
+        self.assertLessEqual({"src/ingot/engines/train/optimizer.cpp", "src/ingot/models/gpt/block.cpp", "src/ingot/kernels/muon/muon.cu"}, files)
+
     def test_the_headline_names_the_best_peer_of_its_case_and_nothing_else(self):
         case = {**report_tables.HEADLINE, "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
         steps = {"cpu": "CPU", "level": "AVX2", "threads": 2, "results": [

@@ -15,10 +15,14 @@ import optimizer as spec_optimizer  # noqa: E402
 
 
 class TorchGpt(nn.Module):
-    """Parameters of all layers stand in banks (L, ...); `load` takes the tensors of spec/gpt.py, `named` gives them back."""
+    """Parameters of all layers stand in banks (L, ...); `load` takes the tensors of spec/gpt.py, `named` gives them back.
 
-    def __init__(self, config, weights, length):
+    activations: the type of activations and of the weights' copies that they meet, each bank cast once a pass; None: the weights' own,
+    or autocast's. packing, where forward() is given one: positions (T) inside documents, and the mask that attend() takes."""
+
+    def __init__(self, config, weights, length, activations=None):
         super().__init__()
+        self.activations = activations
         c = self.c = config
         assert not c.window and not c.factorised and c.rope_scaling.kind == "none" and not c.rope_interleaved
         self.q, self.kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -64,24 +68,30 @@ class TorchGpt(nn.Module):
             out[name] = t if i is None else t[i][rows]
         return out
 
-    def rope(self, x):  # (B, T, H, D)
+    def cast(self, w):
+        return w if self.activations is None else w.to(self.activations)
+
+    def rope(self, x, positions):  # (B, T, H, D)
         h = self.c.rotary_dim // 2
         x1, x2, rest = x.split([h, h, x.shape[-1] - 2 * h], -1)
-        cos, sin = (t[:x.shape[1]].to(x.dtype) for t in (self.cos, self.sin))
+        cos, sin = ((t[:x.shape[1]] if positions is None else t[positions]).to(x.dtype) for t in (self.cos, self.sin))
         return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest], -1)
 
-    def attention(self, n, p, layer):
+    def attend(self, q, k, v, mask):  # (B, H, T, D)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+    def attention(self, n, p, layer, packing):
         c, (b, t, _) = self.c, n.shape
+        positions, mask = packing or (None, None)
         q, k, v = F.linear(n, p["qkv"][layer]).split([self.q, self.kv, self.kv], -1)
         q, k, v = q.view(b, t, c.heads, -1), k.view(b, t, c.kv_heads, -1), v.view(b, t, c.kv_heads, -1)
         if c.qk_norm:
             q, k = F.rms_norm(q, (c.head_dim,), eps=c.norm_eps), F.rms_norm(k, (c.head_dim,), eps=c.norm_eps)
         if c.rotary_dim:
-            q, k = self.rope(q), self.rope(k)
+            q, k = self.rope(q, positions), self.rope(k, positions)
         if c.qk_gain:
             q = q * p["attn_q_gain"][layer][:, None].to(q.dtype)
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True,
-                                           enable_gqa=c.heads != c.kv_heads).transpose(1, 2)
+        y = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask).transpose(1, 2)
         if layer >= c.layers - c.xsa_layers:
             g = y.reshape(b, t, c.kv_heads, -1, c.head_dim)
             u = F.normalize(v, dim=-1).unsqueeze(-2)
@@ -93,31 +103,31 @@ class TorchGpt(nn.Module):
         y = F.rms_norm(x, (x.shape[-1],), w, self.c.norm_eps)
         return y * (1 / math.sqrt(layer + 1)) if self.c.layer_scale and layer else y
 
-    def branches(self, p, layer):
+    def branches(self, p, layer, packing):
         c = self.c
-        attn = lambda x: self.attention(self.norm(x, p, "attn_norm", layer), p, layer)
+        attn = lambda x: self.attention(self.norm(x, p, "attn_norm", layer), p, layer, packing)
         mlp = lambda x: F.linear(self.activation(F.linear(self.norm(x, p, "mlp_norm", layer), p["mlp_up"][layer])), p["mlp_down"][layer])
         if not c.branch_scale:
             return attn, mlp
         return (lambda x: p["attn_scale"][layer] * attn(x)), (lambda x: p["mlp_scale"][layer] * mlp(x))
 
     def merge(self, x, skip, slot):
-        a = self.skip_weights[slot] * skip
-        return torch.lerp(a, x, torch.sigmoid(self.skip_gates[slot]).expand_as(x)) if self.c.skip_gates else x + a
+        a = self.cast(self.skip_weights)[slot] * skip
+        return torch.lerp(a, x, torch.sigmoid(self.cast(self.skip_gates)[slot]).expand_as(x)) if self.c.skip_gates else x + a
 
-    def hidden(self, tokens, looping):
+    def hidden(self, tokens, looping, packing):
         c = self.c
         per_layer = {a for a, i, _ in self.places.values() if i is not None}
-        p = {a: getattr(self, a).unbind(0) for a in per_layer}  # its backward is one stack per bank
-        x = self.tok_emb[tokens]
+        p = {a: self.cast(getattr(self, a)).unbind(0) for a in per_layer}  # its backward is one stack per bank
+        x = self.cast(self.tok_emb[tokens])
         if c.embed_norm:
             x = F.rms_norm(x, (x.shape[-1],), eps=c.norm_eps)
         if c.learned_positions:
-            x = x + self.pos_emb[:x.shape[1]]
+            x = x + self.cast(self.pos_emb[:x.shape[1]])
         x0, outputs, lanes = x, [], None
         for a in self.looping_program if looping else self.program:  # a list indexed by a bool would break a compiled graph
             i = a.layer
-            attn, mlp = self.branches(p, i)
+            attn, mlp = self.branches(p, i, packing)
             read = (lambda x: p["resid_mix"][i][0] * x + p["resid_mix"][i][1] * x0) if c.resid_mix else (lambda x: x)
             if a.lanes and lanes is None:
                 lanes = (x, x)
@@ -132,15 +142,15 @@ class TorchGpt(nn.Module):
                 if a.skip_slot >= 0:
                     lane0 = self.merge(lane0, outputs[a.skip_from], a.skip_slot)
                 ya, yb = attn(read(lane0)), mlp(lane1)
-                r, l = self.parallel_resid_lambdas[i], self.parallel_post_lambdas[i]
+                r, l = self.cast(self.parallel_resid_lambdas)[i], self.cast(self.parallel_post_lambdas)[i]
                 lanes = (r[0] * lane0 + l[0, 0] * ya + l[1, 0] * yb, r[1] * lane1 + l[0, 1] * ya + l[1, 1] * yb)
             outputs.append(x)
         if lanes is not None:
             x = {"mean": 0.5 * (lanes[0] + lanes[1]), "attn": lanes[0], "mlp": lanes[1]}[c.lane_output]
-        return F.rms_norm(x, (c.dim,), self.final_norm if c.norm_weight else None, c.norm_eps)
+        return F.rms_norm(x, (c.dim,), self.cast(self.final_norm) if c.norm_weight else None, c.norm_eps)
 
-    def forward(self, tokens, targets, looping=False):
-        l = F.linear(self.hidden(tokens, looping), self.tok_emb if self.c.tied_embeddings else self.lm_head)
+    def forward(self, tokens, targets, looping=False, packing=None):
+        l = F.linear(self.hidden(tokens, looping, packing), self.cast(self.tok_emb if self.c.tied_embeddings else self.lm_head))
         if self.c.softcap:
             l = self.c.softcap * torch.tanh(l / self.c.softcap)
         return F.cross_entropy(l.flatten(0, 1).float(), targets.flatten())

@@ -1,0 +1,285 @@
+"""A training step of the preset golf on a GPU, 98,304 tokens of packed documents, 11 and 17 applications: `ingot train` beside PyTorch's
+torch.compile of the same model (torch_gpt.py) as one graph. Writes bench/results/<gpu>/train.json, with the memory of each.
+
+    python3 bench/peers/gpu_train.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only rows|packed]
+
+Ours: whole steps of the program itself, batches and log included, from its log; a pass alone is what a step of five passes takes more
+than one of one pass, by the pass. PyTorch: bf16 activations and banks cast once a pass, fp32 weights, fused AdamW, Muon by batched
+products, as `rows` (48 rows of 2,048 tokens, scaled_dot_product_attention, which does not keep documents apart) and `packed`
+(FlexAttention, its mask made before the clock starts). Each runs in a process of its own with its own time limit, ours before and after
+every peer. What a step computes is tested (models/gpt, engines/train); these are times alone, of random tokens.
+"""
+import argparse
+import json
+import math
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from gpu_common import ROOT, Native, ceilings, gpu_state, median, write_report  # noqa: E402
+from torch_gpt import TorchGpt, TorchOptimizer, spec  # noqa: E402
+from optimizer import Recipe  # noqa: E402
+
+PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
+TOKENS, PROGRAMS = 98304, (11, 17)
+PASSES = 5  # of the longer step, whose difference to one pass gives a pass
+BLOCK = 128  # rows and columns of FlexAttention's mask
+
+
+def document_lengths(tokens, longest, seed):
+    """Lengths with a median of 475 tokens, as web text has, 195 documents in 98,304 tokens; the last one is cut."""
+    draw, lengths = random.Random(seed), []
+    while sum(lengths) < tokens:
+        lengths.append(max(2, min(longest, round(draw.lognormvariate(math.log(475), 0.344)))))
+    lengths[-1] -= sum(lengths) - tokens
+    return lengths
+
+
+# --- Ingot ---
+def write_shard(path, tokens, vocab, seed):
+    """Documents of random tokens, each behind the token 0, which starts a document in the tokenizer of write_data."""
+    ids = torch.randint(1, vocab, (tokens,), generator=torch.Generator().manual_seed(seed)).to(torch.int16)
+    at = 0
+    for length in document_lengths(tokens, PRESET["model"]["context"], seed):
+        ids[at] = 0
+        at += length
+    path.write_bytes(struct.pack("<256i", 20240520, 1, tokens, *[0] * 253) + bytes(ids.untyped_storage()))
+
+
+def write_data(ingot, folder, vocab, tokens):
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 9))) for _ in range(2 * vocab)]
+    (folder / "words.txt").write_text(" ".join(draw.choices(words, k=25 * vocab)), encoding="utf-8")
+    subprocess.run([ingot, "tokenizer", "train", "--data", folder / "words.txt", "--vocab", str(vocab), "--out", folder / "tokenizer.json"],
+                   check=True, capture_output=True, timeout=60)
+    (folder / "shards").mkdir()
+    write_shard(folder / "shards" / "random_train_000000.bin", 12 * tokens, vocab, 1)
+    write_shard(folder / "shards" / "random_val_000000.bin", tokens // 4, vocab, 2)
+
+
+def measure_ours(options, folder, applications, passes, steps, warm=4):
+    """The median step of a run: milliseconds, its floating-point operations, and the memory of the GPU in use."""
+    with tempfile.TemporaryDirectory() as run:
+        out = pathlib.Path(run) / "run"
+        line = [options.ingot, "train", "--preset", "golf", "--data", folder / "shards", "--tokenizer", folder / "tokenizer.json", "--out", out,
+                "--steps", str(warm + steps), "--accumulation", str(passes), "--device", options.device, "--batch-tokens", str(options.tokens),
+                "--set", f"model.loop_from={0 if applications == 17 else 1}", "--set", "train.log_every=1", *options.shrink]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=options.limit)
+        if done.returncode != 0:
+            raise RuntimeError(f"ingot train: {done.stderr.strip()[-400:]}")
+        log = [json.loads(text) for text in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    logged = [entry for entry in log if entry["event"] == "step"]
+    assert len(logged) == warm + steps and all(entry["looping"] == (applications == 17) for entry in logged), "the run was another one"
+    measured = sorted(logged[warm:], key=lambda entry: entry["step_seconds"])
+    middle = measured[len(measured) // 2]
+    return {"ms": 1e3 * middle["step_seconds"], "flops": middle["flops_per_second"] * middle["step_seconds"],
+            "memory_bytes": max(entry["memory_bytes"] for entry in logged)}
+
+
+def ours_round(options, folder, applications):
+    one, several = (measure_ours(options, folder, applications, passes, options.steps) for passes in (1, PASSES))
+    return {"step": one["ms"], "pass": (several["ms"] - one["ms"]) / (PASSES - 1), f"step_of_{PASSES}_passes": several["ms"],
+            "flops": one["flops"], "memory_bytes": one["memory_bytes"]}
+
+
+# --- PyTorch ---
+class PackedGpt(TorchGpt):
+    """Attention inside documents, by FlexAttention."""
+
+    def attend(self, q, k, v, mask):
+        from torch.nn.attention.flex_attention import flex_attention
+        return flex_attention(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def packing_of(lengths, device):
+    """Positions inside documents, and FlexAttention's mask from blocks alone: one of all pairs of tokens does not fit."""
+    from torch.nn.attention.flex_attention import BlockMask
+    lengths = torch.tensor(lengths, device=device)
+    document = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
+    begins = (lengths.cumsum(0) - lengths)[document]
+    first, last = document[::BLOCK], document[BLOCK - 1::BLOCK]
+    at = torch.arange(len(first), device=device)
+    some = (at[:, None] >= at) & (first[:, None] <= last) & (last[:, None] >= first)
+    whole = (at[:, None] > at) & (first[:, None] == last) & (last[:, None] == first)
+
+    def listed(blocks):
+        counts = blocks.sum(-1, dtype=torch.int32)
+        return counts[None, None].contiguous(), blocks.int().argsort(dim=-1, descending=True, stable=True).int()[None, None].contiguous()
+
+    def inside(b, h, q, k):
+        return (q >= k) & (document[q] == document[k])
+    mask = BlockMask.from_kv_blocks(*listed(some & ~whole), *listed(whole), BLOCK_SIZE=BLOCK, mask_mod=inside)
+    return torch.arange(document.numel(), device=device) - begins, mask
+
+
+def recipe():
+    known = Recipe.__dataclass_fields__
+    train = PRESET["train"]
+    return Recipe(**{k: v for k, v in {**train["schedule"], **train["optimizer"]}.items() if k in known})
+
+
+def synchronize(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure_torch(options, applications):
+    """Milliseconds of a pass, forward and backward, and of a whole step with its optimizer; medians."""
+    device, packed = options.device, options.child == "packed"
+    torch.set_float32_matmul_precision("high")
+    config = spec.GptConfig.from_dict({**PRESET["model"], **dict(options.model)})
+    with torch.device("cpu"):
+        weights = spec.initialise(config, 1, torch.float32)
+    model = (PackedGpt if packed else TorchGpt)(config, weights, config.context, torch.bfloat16).to(device)
+    optimizer = TorchOptimizer(model, recipe(), 2000, torch.bfloat16)
+    shape = (1, options.tokens) if packed else (options.tokens // config.context, config.context)
+    tokens, targets = (torch.randint(config.vocab, shape, device=device) for _ in range(2))
+    more = (packing_of(document_lengths(options.tokens, config.context, 1), device),) if packed else ()
+    forward = model if options.eager else torch.compile(model, fullgraph=True, dynamic=False)
+    looping = applications == 17
+    started = time.perf_counter()
+
+    def one_pass():
+        loss = forward(tokens, targets, looping, *more)
+        loss.backward()
+        return loss
+
+    def clear():
+        for p in optimizer.parameters:
+            p.grad = None
+
+    def timed(call, times):
+        seen = []
+        for _ in range(times):
+            synchronize(device)
+            begin = time.perf_counter()
+            call()
+            synchronize(device)
+            seen.append(1e3 * (time.perf_counter() - begin))
+        return median(seen)
+    loss = one_pass().item()
+    clear()
+    first = time.perf_counter() - started
+    assert math.isfinite(loss), loss
+    if not options.eager:
+        from torch._dynamo.utils import counters
+        assert not counters["graph_break"], dict(counters["graph_break"])
+        assert counters["stats"]["unique_graphs"] == 1, dict(counters["stats"])
+    found = {"loss": loss, "first_pass_s": first}
+    timed(lambda: (one_pass(), clear()), 3)
+    found["pass"] = timed(lambda: (one_pass(), clear()), options.steps)
+    timed(lambda: (one_pass(), optimizer.step()), 3)
+    found["step"] = timed(lambda: (one_pass(), optimizer.step()), options.steps)
+    if device == "cuda":
+        free, whole = torch.cuda.mem_get_info()
+        found |= {"memory_bytes": whole - free, "allocated_bytes": torch.cuda.max_memory_allocated()}
+    return found
+
+
+def child(options):
+    """A peer's process: a line of JSON for each program as soon as it is known."""
+    for applications in options.programs:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        print(json.dumps({"applications": applications, **measure_torch(options, applications)}), flush=True)
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+
+def run_child(peer, options):
+    """What a peer found of each program before its time was up, and why it ended where it found less."""
+    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = process.communicate(timeout=options.limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        err += f"\nran past {options.limit} s"
+    found = [json.loads(text) for text in out.splitlines() if text.startswith("{")]
+    missing = len(found) < len(options.programs)
+    return {f.pop("applications"): f for f in found}, (err.strip().splitlines() or ["no word"])[-1][:300] if missing else None
+
+
+def results_of(ours, peers, ceiling, baseline):
+    """Rows of the report: of each program its whole step and its pass, where a peer was measured."""
+    for applications in PROGRAMS:
+        rounds = ours.get(applications, [])
+        beside = {f"compile_{peer}": found[applications] for peer, found in peers.items() if applications in found}
+        if not rounds or not beside:
+            continue
+        memory = {"ours": max(r["memory_bytes"] for r in rounds) - baseline, **{p: f["memory_bytes"] - baseline for p, f in beside.items()}}
+        for what, name in (("step", "whole step"), ("pass", "forward and backward")):
+            us = 1e3 * median([r[what] for r in rounds])
+            yield {"name": f"golf, {applications} applications, {name}", "shape": [TOKENS], "dtype": "bf16", "ours_us": us,
+                   "peers": {p: 1e3 * f[what] for p, f in beside.items()}, "limit_us": rounds[0]["flops"] / ceiling["bf16_TFLOPs"] * 1e-6,
+                   "tokens_per_second": {"ours": TOKENS / us * 1e6, **{p: TOKENS / f[what] * 1e3 for p, f in beside.items()}},
+                   "memory_bytes": memory, "allocated_bytes": {p: f["allocated_bytes"] for p, f in beside.items()},
+                   "rounds_ms": [r[what] for r in rounds], f"step_of_{PASSES}_passes_ms": [r[f"step_of_{PASSES}_passes"] for r in rounds]}
+
+
+def parsed():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser.add_argument("--only", choices=["rows", "packed"], help="one peer alone, and no report")
+    parser.add_argument("--limit", type=float, default=130, help="seconds that a process may take (default: 130)")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps of each (default: 12)")
+    parser.add_argument("--child", choices=["rows", "packed"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    options.device, options.tokens, options.programs, options.eager, options.model, options.shrink = "cuda", TOKENS, PROGRAMS, False, (), ()
+    return options
+
+
+def main():
+    options = parsed()
+    if options.child:
+        return child(options)
+    ceiling = ceilings(Native(options.native))
+    torch.cuda.empty_cache()
+    free, whole = torch.cuda.mem_get_info()
+    baseline, before = whole - free, gpu_state()  # with this process's own
+    ours, peers, absent = {}, {}, {}
+    names = [options.only] if options.only else ["rows", "packed"]
+
+    def go_round(folder):
+        for applications in PROGRAMS:
+            found = ours_round(options, folder, applications)
+            ours.setdefault(applications, []).append(found)
+            print(f"ours, {applications} applications: " + ", ".join(f"{k} {v:.2f} ms" for k, v in found.items() if "step" in k or k == "pass")
+                  + f", {TOKENS / found['step'] * 1e-3:.3f} M tokens/s, {(found['memory_bytes'] - baseline) / 2**30:.1f} GiB", flush=True)
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        write_data(options.ingot, folder, PRESET["model"]["vocab"], TOKENS)
+        go_round(folder)
+        for peer in names:
+            peers[peer], reason = run_child(peer, options)
+            if reason:
+                absent[f"compile_{peer}"] = reason
+                print(f"{peer}: {reason}", flush=True)
+            for applications, found in peers[peer].items():
+                print(f"torch.compile, {peer}, {applications} applications: pass {found['pass']:.2f} ms, step {found['step']:.2f} ms, "
+                      f"{TOKENS / found['step'] * 1e-3:.3f} M tokens/s, {(found['memory_bytes'] - baseline) / 2**30:.1f} GiB "
+                      f"({found['allocated_bytes'] / 2**30:.1f} allocated), first pass {found['first_pass_s']:.0f} s, loss {found['loss']:.3f}",
+                      flush=True)
+            go_round(folder)
+            results = list(results_of(ours, peers, ceiling, baseline))
+            if results and not options.only:
+                write_report("train", results, ceiling, {"absent": absent, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before,
+                                                                                      "after": gpu_state()}}, cases=2 * len(PROGRAMS))
+    if absent:
+        sys.exit(f"train: not measured: {', '.join(absent)}")
+
+
+if __name__ == "__main__":
+    main()
