@@ -27,13 +27,19 @@ void check_flat(const Tensor& t, const Tensor& like, const char* what) {
   INGOT_CHECK(t.contiguous(), what, ": found a strided tensor of shape ", t.shape, ", expected a contiguous one");
 }
 
-void check_number(const Tensor& t, const Tensor& like, const char* what) {
-  INGOT_CHECK(t.dtype == DType::f64 && t.shape == Shape{1}, what, ": found ", t.dtype, " of shape ", t.shape,
-              ", expected one f64");
+void check_numbers(const Tensor& t, int64_t n, const Tensor& like, const char* what) {
+  INGOT_CHECK(t.dtype == DType::f64 && t.shape == Shape{n} && t.contiguous(), what, ": found ", t.dtype, " of shape ",
+              t.shape, ", expected ", n, " of f64");
   INGOT_CHECK_EQ(t.device, like.device, what, " device");
 }
+void check_number(const Tensor& t, const Tensor& like, const char* what) { check_numbers(t, 1, like, what); }
 
 }  // namespace
+
+std::array<double, 3> adamw_rates(const AdamW& a) {
+  const double correction1 = 1 - std::pow(a.beta1, double(a.step)), correction2 = 1 - std::pow(a.beta2, double(a.step));
+  return {a.lr / correction1, 1 / std::sqrt(correction2), a.lr * a.weight_decay};
+}
 
 namespace cpu {
 namespace {
@@ -55,16 +61,17 @@ template <class T> void adamw_span(const detail::AdamWStep<T>& s, int64_t n, con
 template <class T> void adamw_typed(const AdamW& a) {
   T *p = a.p.ptr<T>(), *m = a.m ? a.m.ptr<T>() : nullptr, *v = a.v.ptr<T>();
   const T* g = a.g.ptr<T>();
-  const double correction1 = 1 - std::pow(a.beta1, double(a.step)), correction2 = 1 - std::pow(a.beta2, double(a.step));
+  const double* given = a.rates ? a.rates.ptr<double>() : nullptr;
+  const std::array<double, 3> rates = given != nullptr ? std::array{given[0], given[1], given[2]} : adamw_rates(a);
   const detail::AdamWStep<T> s{.grad_scale = T(a.grad_scale),
                                .beta1 = T(a.beta1),
                                .rest1 = T(1 - a.beta1),
                                .beta2 = T(a.beta2),
                                .rest2 = T(1 - a.beta2),
-                               .step = T(a.lr / correction1),
-                               .root = T(1 / std::sqrt(correction2)),
+                               .step = T(rates[0]),
+                               .root = T(rates[1]),
                                .eps = T(a.eps),
-                               .decay = T(a.lr * a.weight_decay)};
+                               .decay = T(rates[2])};
   parallel_for(a.p.numel(), kGrain, [&](int64_t begin, int64_t end) {
     adamw_span<T>(s, end - begin, g + begin, p + begin, m != nullptr ? m + begin : nullptr, v + begin);
   });
@@ -73,7 +80,7 @@ template <class T> void adamw_typed(const AdamW& a) {
 template <class T> void ema_typed(const Ema& e) {
   const T* p = e.p.ptr<T>();
   T* average = e.average.ptr<T>();
-  const T rest = T(1 - e.decay);
+  const T rest = T(1 - (e.rate ? *e.rate.ptr<double>() : e.decay));
   parallel_for(e.p.numel(), kGrain, [&](int64_t begin, int64_t end) {
     if constexpr (std::is_same_v<T, float>)
       INGOT_SIMD_CALL(ema_span, rest, end - begin, p + begin, average + begin);
@@ -166,6 +173,7 @@ void adamw(const AdamW& a, Stream stream) {
   if (a.m) check_flat(a.m, a.p, "adamw: m");
   check_flat(a.v, a.p, "adamw: v");
   if (a.factor) check_number(a.factor, a.p, "adamw: factor");
+  if (a.rates) check_numbers(a.rates, 3, a.p, "adamw: rates");
   INGOT_CHECK_GE(a.step, 1, "adamw: step counts from 1");
   INGOT_CHECK(a.beta1 >= 0 && a.beta1 < 1, "adamw: found beta1 ", a.beta1, ", expected it in [0, 1)");
   INGOT_CHECK(a.m || a.beta1 == 0, "adamw: found beta1 ", a.beta1, " without m, expected m, or a beta1 of 0");
@@ -178,6 +186,7 @@ void ema(const Ema& e, Stream stream) {
   check_flat(e.p, e.p, "ema: p");
   check_flat(e.average, e.p, "ema: average");
   if (e.factor) check_number(e.factor, e.p, "ema: factor");
+  if (e.rate) check_number(e.rate, e.p, "ema: rate");
   INGOT_CHECK(e.decay >= 0 && e.decay <= 1, "ema: found decay ", e.decay, ", expected it in [0, 1]");
   INGOT_DISPATCH(ADAMW, e.p.device, ema, e, stream);
 }

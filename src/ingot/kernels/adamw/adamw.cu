@@ -1,5 +1,3 @@
-#include <cmath>
-
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/block_sum.cuh"
@@ -56,12 +54,14 @@ struct AdamWParams {
   float *p, *m, *v;
   const float* g;
   const double* factor;  // or null
+  const double* rates;   // or null: those in step
   Span span;
 };
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWParams a) {
   const double scale = a.grad_scale * (a.factor != nullptr ? *a.factor : 1);
   if (!finite(scale)) return;
-  const detail::AdamWStep<float>& s = a.step;
+  detail::AdamWStep<float> s = a.step;
+  if (a.rates != nullptr) s.step = float(a.rates[0]), s.root = float(a.rates[1]), s.decay = float(a.rates[2]);
   for_my_elements(a.span, [&](int64_t i, auto count) {
     constexpr int N = decltype(count)::value;
     float p[N], g[N], m[N], v[N];
@@ -84,16 +84,18 @@ struct EmaParams {
   float* average;
   float rest;
   const double* factor;  // or null
+  const double* rate;    // or null: that in rest
   Span span;
 };
 __global__ void __launch_bounds__(kThreads) ema_kernel(const __grid_constant__ EmaParams e) {
   if (e.factor != nullptr && !finite(*e.factor)) return;
+  const float rest = e.rate != nullptr ? float(1 - *e.rate) : e.rest;
   for_my_elements(e.span, [&](int64_t i, auto count) {
     constexpr int N = decltype(count)::value;
     float p[N], average[N];
     load(e.p + i, p), load(e.average + i, average);
 #pragma unroll
-    for (int n = 0; n < N; ++n) average[n] += e.rest * (p[n] - average[n]);
+    for (int n = 0; n < N; ++n) average[n] += rest * (p[n] - average[n]);
     store(e.average + i, average);
   });
 }
@@ -147,22 +149,23 @@ int64_t sum_blocks(int64_t numbers) { return std::clamp<int64_t>((numbers + kThr
 
 void adamw(const AdamW& a, Stream stream) {
   check_f32("adamw", a.p);
-  const double correction1 = 1 - std::pow(a.beta1, double(a.step)), correction2 = 1 - std::pow(a.beta2, double(a.step));
+  const std::array<double, 3> rates = adamw_rates(a);
   const AdamWParams p{.step = {.grad_scale = 1,  // of the kernel's own
                                .beta1 = float(a.beta1),
                                .rest1 = float(1 - a.beta1),
                                .beta2 = float(a.beta2),
                                .rest2 = float(1 - a.beta2),
-                               .step = float(a.lr / correction1),
-                               .root = float(1 / std::sqrt(correction2)),
+                               .step = float(rates[0]),
+                               .root = float(rates[1]),
                                .eps = float(a.eps),
-                               .decay = float(a.lr * a.weight_decay)},
+                               .decay = float(rates[2])},
                       .grad_scale = a.grad_scale,
                       .p = a.p.ptr<float>(),
                       .m = a.m ? a.m.ptr<float>() : nullptr,
                       .v = a.v.ptr<float>(),
                       .g = a.g.ptr<float>(),
                       .factor = number(a.factor),
+                      .rates = number(a.rates),
                       .span = span_of(a.p.numel(), {&a.p, &a.g, a.m ? &a.m : &a.p, &a.v})};
   if (p.span.count == 0) return;
   gpu::launch("adamw", adamw_kernel, grid_of(threads_of(p.span), a.p.device), stream, p);
@@ -174,6 +177,7 @@ void ema(const Ema& e, Stream stream) {
                     .average = e.average.ptr<float>(),
                     .rest = float(1 - e.decay),
                     .factor = number(e.factor),
+                    .rate = number(e.rate),
                     .span = span_of(e.p.numel(), {&e.p, &e.average})};
   if (p.span.count == 0) return;
   gpu::launch("ema", ema_kernel, grid_of(threads_of(p.span), e.p.device), stream, p);

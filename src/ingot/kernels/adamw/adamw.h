@@ -3,6 +3,8 @@
 // f64).
 //   m = b1 m + (1-b1) g     v = b2 v + (1-b2) g^2
 //   p = p (1 - lr wd) - lr (m / (1-b1^step)) / (sqrt(v / (1-b2^step)) + eps)
+#include <array>
+
 #include "ingot/core/tensor.h"
 
 namespace ingot {
@@ -13,14 +15,20 @@ struct AdamW {
   double grad_scale = 1;  // g is multiplied by this first
   Tensor factor;          // (1) f64, and by this (clip_factor); not finite: nothing is written. Left out: 1
   int64_t step = 1;       // counts from 1
+  Tensor
+      rates;  // (3) f64: adamw_rates() in place of lr, weight_decay and step, so that a graph's replays may change them
 };
 void adamw(const AdamW& a, Stream stream);
+// What changes from step to step: lr / (1-b1^step), 1 / sqrt(1-b2^step), lr wd. The bits of a step are the same by
+// either way.
+std::array<double, 3> adamw_rates(const AdamW& a);
 
 // average = decay * average + (1 - decay) * p
 struct Ema {
   Tensor p, average;
   double decay = 0.999;
   Tensor factor;  // (1) f64, of the step that made p: not finite: nothing is written. Left out: 1
+  Tensor rate;    // (1) f64: decay in place of the one above, as AdamW's rates
 };
 void ema(const Ema& e, Stream stream);
 

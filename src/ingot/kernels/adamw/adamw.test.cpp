@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/adamw/adamw_cases.test.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -168,6 +169,12 @@ TEST(ClipFactor, MultipliesTheGradientAsGradScaleDoes) {
   EXPECT_EQ(values(a.p), values(b.p));
 }
 
+struct CpuOps {
+  static void adamw(const AdamW& a) { ingot::adamw(a, {}); }
+  static void ema(const Ema& e) { ingot::ema(e, {}); }
+};
+TEST(AdamW, RatesServeInPlaceOfTheNumbers) { adamw_cases::rates_serve_in_place_of_the_numbers<CpuOps, Buffer>(); }
+
 TEST(SumOfSquares, IsTheSumInFp64) {
   for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (int64_t n : kSizes) {
@@ -258,7 +265,9 @@ TEST(AdamW, ErrorsNameWhatWasFoundAndWhatWasExpected) {
   const std::string shape = message_of([&] { adamw(a, {}); });
   EXPECT_NE(shape.find("(6)"), std::string::npos) << shape;
   EXPECT_NE(shape.find("(5)"), std::string::npos) << shape;
-  a.g = s.g, a.beta2 = 1;
+  a.g = s.g, a.rates = s.g;
+  EXPECT_EQ(message_of([&] { adamw(a, {}); }), "adamw: rates: found f32 of shape (5), expected 3 of f64");
+  a.rates = Tensor(), a.beta2 = 1;
   EXPECT_NE(message_of([&] { adamw(a, {}); }).find("beta2 1"), std::string::npos);
   EXPECT_NE(message_of([&] { ema({.p = s.p, .average = other.p}, {}); }).find("(6)"), std::string::npos);
 }

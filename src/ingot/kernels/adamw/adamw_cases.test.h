@@ -67,6 +67,30 @@ template <class Ops, class B> void ema_follows_its_formula() {
   }
 }
 
+template <class Ops, class B> void rates_serve_in_place_of_the_numbers() {
+  B g = normal<B>(DType::f32, {1001}, 2, 0.1), rates = poisoned<B>(DType::f64, {3}),
+    rate = holding<B>(DType::f64, {1}, {0.97});
+  std::vector<double> result[2], averages[2];
+  for (bool given : {false, true}) {
+    B p = normal<B>(DType::f32, {1001}, 1), m = normal<B>(DType::f32, {1001}, 3, 0.01),
+      v = holding<B>(DType::f32, {1001}, std::vector<double>(1001, 0.5)), average = normal<B>(DType::f32, {1001}, 4);
+    AdamW a{.p = p, .g = g, .m = m, .v = v, .lr = 0.01, .beta2 = 0.95, .weight_decay = 0.1, .step = 7};
+    Ema e{.p = p, .average = average, .decay = 0.97};
+    if (given) {
+      const auto now = adamw_rates(a);
+      rates = holding<B>(DType::f64, {3}, {now.begin(), now.end()});
+      a.rates = rates, a.lr = 5, a.weight_decay = 1, a.step = 1;
+      e.rate = rate, e.decay = 0;
+    }
+    Ops::adamw(a);
+    Ops::ema(e);
+    testing::fetch(p), testing::fetch(average);
+    result[given] = values(testing::host_of(p)), averages[given] = values(testing::host_of(average));
+  }
+  EXPECT_EQ(result[0], result[1]);
+  EXPECT_EQ(averages[0], averages[1]);
+}
+
 template <class Ops, class B> void a_factor_that_is_not_finite_writes_nothing() {
   for (double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     B p = normal<B>(DType::f32, {100}, 1), g = normal<B>(DType::f32, {100}, 2), m = normal<B>(DType::f32, {100}, 3),
@@ -113,6 +137,7 @@ template <class Ops, class B> void clipping_is_by_the_norm() {
 template <class Ops, class B> void everything_holds() {
   adamw_follows_its_formula<Ops, B>();
   ema_follows_its_formula<Ops, B>();
+  rates_serve_in_place_of_the_numbers<Ops, B>();
   a_factor_that_is_not_finite_writes_nothing<Ops, B>();
   sums_of_squares_are_those_of_fp64<Ops, B>();
   clipping_is_by_the_norm<Ops, B>();
