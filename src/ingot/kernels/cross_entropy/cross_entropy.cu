@@ -1,16 +1,14 @@
-#include <algorithm>
-
 #include "ingot/gpu/launch.h"
-#include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/tile/block_sum.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
+#include "ingot/kernels/cross_entropy/exponentials.h"
+#include "ingot/kernels/cross_entropy/softcap.cuh"
 
 namespace ingot::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr float kLog2e = 1.44269504088896f;
 
 struct Params {
   const void* logits;
@@ -23,27 +21,12 @@ struct Params {
   int32_t ignore_index;
 };
 
-// softcap * tanh(l / softcap) by two special functions, 2^-21 of the cap at most; l itself without a cap.
-struct Cap {
-  float cap, rate;  // rate: 2 log2(e) / cap
-  __device__ explicit Cap(float softcap) : cap(softcap), rate(softcap > 0 ? 2 * kLog2e / softcap : 0) {}
-  __device__ float operator()(float l) const {
-    if (cap == 0) return l;
-    return cap - 2 * cap * ptx::reciprocal_approx(1 + ptx::exp2_approx(l * rate));
-  }
-  __device__ float slope(float capped) const {
-    if (cap == 0) return 1;
-    const float u = capped / cap;
-    return 1 - u * u;
-  }
-};
-
 // A sum of exponentials beside the largest exponent among them, and the sum of the exponents.
-struct Exponentials {
+struct RowSum {
   float high, sum, total;
 };
 // Of kLanes lanes in every one of them: the largest exponent first, so that each sum is scaled once.
-template <int kLanes> __device__ inline Exponentials together(Exponentials e) {
+template <int kLanes> __device__ inline RowSum together(RowSum e) {
   float high = e.high;
   for (int step = kLanes / 2; step > 0; step /= 2) high = ptx::max_nan(high, __shfl_xor_sync(~0u, high, step));
   float sum = e.sum == 0 ? 0.f : e.sum * ptx::exp2_approx((e.high - high) * kLog2e), total = e.total;
@@ -53,11 +36,9 @@ template <int kLanes> __device__ inline Exponentials together(Exponentials e) {
   }
   return {high, sum, total};
 }
-struct RowMemory {
-  Exponentials of_warps[kThreads / 32];
-};
-__device__ inline Exponentials of_block(Exponentials e, RowMemory& memory) {
-  constexpr int kWarps = kThreads / 32;
+template <int kThreadsOf = kThreads> struct RowMemory { RowSum of_warps[kThreadsOf / 32]; };
+template <int kThreadsOf> __device__ inline RowSum of_block(RowSum e, RowMemory<kThreadsOf>& memory) {
+  constexpr int kWarps = kThreadsOf / 32;
   e = together<32>(e);
   if (threadIdx.x % 32 == 0) memory.of_warps[threadIdx.x / 32] = e;
   __syncthreads();
@@ -85,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ P
     }
   };
   float held[kHeld > 0 ? kHeld : 1][N];
-  Exponentials mine{-__int_as_float(0x7f800000), 0, 0};
+  RowSum mine{-__int_as_float(0x7f800000), 0, 0};
   const auto take = [&](const float(&x)[N]) {
     float high = mine.high, total = mine.total;
 #pragma unroll
@@ -107,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) row_kernel(const __grid_constant__ P
   }
   // Read before dlogits may overwrite it: of_block has a barrier.
   const float at_target = known ? cap(tile::to_float(logits[target])) : __int_as_float(0x7fffffff);
-  const Exponentials all = of_block(mine, tile::shared<RowMemory>());
+  const RowSum all = of_block(mine, tile::shared<RowMemory<>>());
   const float lse = all.high + logf(all.sum);
   if (threadIdx.x == 0) {
     const float mean = all.total / float(p.vocab);
@@ -185,86 +166,112 @@ void cross_entropy(const CrossEntropy& a, Stream stream) {
   launch_rows<float, float>(a, stream);
 }
 
+// --- from exponentials (exponentials.h)
+
 namespace {
 
-// Products of few rows waste tiles, and the gradient of the weights is read and written once a chunk: as many rows as
-// take so much memory, and no more than the longest products need. A chunk's logits are beyond L2 either way.
-constexpr int64_t kChunkBytes = 1'400'000'000, kMostChunkRows = 8192, kLeastChunkRows = 128;
-
-// Equal chunks, but for the last, of rows in whole tiles.
-int64_t chunk_rows(int64_t rows, int64_t vocab, DType type) {
-  const int64_t row = std::max<int64_t>(1, vocab) * (4 + (type == DType::f32 ? 0 : size_of(type))),
-                most = std::clamp(kChunkBytes / row / 128 * 128, kLeastChunkRows, kMostChunkRows),
-                chunks = std::max<int64_t>(1, (rows + most - 1) / most);
-  return std::min(most, ((rows + chunks - 1) / chunks + 127) / 128 * 128);
-}
-// Room for a chunk of logits, for their gradients where those have another type, and for the products.
-struct Room {
-  int64_t logits, dlogits, product;
-  int64_t bytes() const { return logits + dlogits + product; }
+struct TiledParams {
+  void* e;              // becomes the gradient
+  const float2* parts;  // (rows, tiles): high, sum
+  const float* at_target;
+  int64_t stride;
+  uint32_t vocab, tiles;
+  const int32_t* targets;
+  float *loss, *lse;   // lse: or null
+  const float* dloss;  // or null: no gradient
+  float softcap, z_loss;
+  int32_t ignore_index;
 };
-Room room_of(int64_t rows, int64_t vocab, DType type, Device device) {
-  const int64_t n = std::min(rows, chunk_rows(rows, vocab, type)), padded = (vocab + 7) / 8 * 8;
-  const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
-  return {aligned(n * padded * 4), type == DType::f32 ? 0 : aligned(n * padded * size_of(type)),
-          linear_workspace_bytes(device)};
+
+constexpr uint32_t kEights = 4, kTileEights = kExponentialColumns / 8;  // vectors of a thread on their way at once
+
+// A block a row; of few columns blocks are small, so that one's sums run under others' copies.
+template <class T, int kThreadsOf>
+__global__ void __launch_bounds__(kThreadsOf) tiled_row_kernel(const __grid_constant__ TiledParams p) {
+  const int64_t row = blockIdx.x;
+  const float2* const parts = p.parts + row * p.tiles;
+  T* const e = static_cast<T*>(p.e) + row * p.stride;
+  const uint32_t eights = p.dloss == nullptr ? 0 : p.vocab / 8;
+  tile::Vec<T, 8> v[kEights];
+  const auto load = [&](uint32_t first) {
+#pragma unroll
+    for (uint32_t k = 0; k < kEights; ++k)
+      if (first + k * kThreadsOf < eights) tile::load(v[k], e + int64_t(first + k * kThreadsOf) * 8);
+  };
+  load(threadIdx.x);
+  const int32_t target = p.targets[row];
+  const bool ignored = target == p.ignore_index, known = target >= 0 && uint32_t(target) < p.vocab;
+  const float at_target = known ? p.at_target[row] : __int_as_float(0x7fffffff);
+  RowSum mine{-__int_as_float(0x7f800000), 0, 0};
+  for (uint32_t t = threadIdx.x; t < p.tiles; t += kThreadsOf) {
+    const float2 part = parts[t];
+    const float high = ptx::max_nan(mine.high, part.x);
+    const auto scaled = [&](float sum, float from) {
+      return sum == 0 ? 0.f : sum * ptx::exp2_approx((from - high) * kLog2e);
+    };
+    mine = {high, scaled(mine.sum, mine.high) + scaled(part.y, part.x), 0};
+  }
+  const RowSum all = of_block(mine, tile::shared<RowMemory<kThreadsOf>>());
+  const float lse = all.high + logf(all.sum);
+  if (threadIdx.x == 0) {
+    p.loss[row] = ignored ? 0.f : (lse - at_target) + p.z_loss * lse * lse;
+    if (p.lse != nullptr) p.lse[row] = lse;
+  }
+  if (p.dloss == nullptr) return;
+
+  const Cap cap(p.softcap);
+  const float dloss = ignored ? 0.f : p.dloss[row];
+  const float scale = dloss * (1 + 2 * p.z_loss * lse) / all.sum;
+  const auto exponential = [&](float c) { return ptx::exp2_approx((c - all.high) * kLog2e); };
+  const float of_target = (scale * exponential(at_target) - dloss) * cap.slope(at_target);
+  for (uint32_t first = threadIdx.x; first < eights;) {
+#pragma unroll
+    for (uint32_t k = 0; k < kEights; ++k) {
+      const uint32_t i = first + k * kThreadsOf;
+      if (i >= eights) break;
+      const float high = parts[i / kTileEights].x, factor = scale * exponential(high);
+      float x[8], d[8];
+      tile::to_float(v[k], x);
+#pragma unroll
+      for (uint32_t n = 0; n < 8; ++n) {
+        // What has no digits left is as far down as the cap allows.
+        const float c = p.softcap > 0 ? fmaxf(high + ptx::log2_approx(x[n]) * (1 / kLog2e), -p.softcap) : 0.f;
+        const float g = int32_t(i * 8 + n) == target ? of_target : factor * x[n] * cap.slope(c);
+        d[n] = ignored ? 0.f : g;  // even where the logits are not finite
+      }
+      tile::store(e + int64_t(i) * 8, tile::from_float<T>(d), false);
+    }
+    first += kEights * kThreadsOf;
+    load(first);
+  }
+}
+
+template <class T> void launch_tiled_rows(const TiledParams& p, int64_t rows, int device, Stream stream) {
+  const bool few = p.vocab <= 16384;
+  gpu::launch("cross_entropy", few ? tiled_row_kernel<T, 128> : tiled_row_kernel<T, kThreads>,
+              {.grid = rows, .block = few ? 128 : kThreads, .device = device}, stream, p);
 }
 
 }  // namespace
 
-int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t, int64_t vocab, DType dtype, Products,
-                                             Device device) {
-  return room_of(rows, vocab, dtype, device).bytes();
-}
-
-void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
-  const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(T, V, a.x.dtype), padded = (V + 7) / 8 * 8;
-  const Room room = room_of(T, V, a.x.dtype, a.x.device);
-  char* const memory = static_cast<char*>(a.workspace.data);
-  const Tensor product(memory + room.logits + room.dlogits, DType::u8, {room.product}, a.x.device);
-  for (int64_t begin = 0; begin < T; begin += step) {
-    const int64_t end = std::min(T, begin + step);
-    const auto rows = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
-    const auto chunk = [&](char* at, DType type) {
-      Tensor t(at, type, {end - begin, V}, a.x.device);
-      t.stride[0] = padded;
-      return t;
-    };
-    // Logits in fp32 also where the operands have 16 bits: their rounding would be the loss's.
-    const Tensor logits = chunk(memory, DType::f32);
-    const auto multiply = [&](const Tensor& x, const Tensor& w, double beta) {
-      matmul({.a = x,
-              .b = w,
-              .c = logits,
-              .transpose_b = true,
-              .beta = beta,
-              .products = a.products,
-              .workspace = product},
-             stream);
-    };
-    multiply(rows(a.x), a.w, 0);
-    if (a.x2) multiply(rows(a.x2), a.w2, 1);
-    const Tensor dlogits = !a.dloss ? Tensor() : room.dlogits == 0 ? logits : chunk(memory + room.logits, a.x.dtype);
-    ingot::cross_entropy({.logits = logits,
-                          .targets = rows(a.targets),
-                          .loss = rows(a.loss),
-                          .lse = rows(a.lse),
-                          .dloss = rows(a.dloss),
-                          .dlogits = dlogits,
-                          .softcap = a.softcap,
-                          .z_loss = a.z_loss,
-                          .ignore_index = a.ignore_index,
-                          .label_smoothing = a.label_smoothing},
-                         stream);
-    if (!a.dloss) continue;
-    const auto backward = [&](const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw) {
-      if (!dx && !dw) return;
-      linear_backward({.dy = dlogits, .x = x, .w = w, .dx = dx, .dw = dw, .products = a.products, .workspace = product},
-                      stream);
-    };
-    backward(rows(a.x), a.w, rows(a.dx), a.dw);
-    if (a.x2) backward(rows(a.x2), a.w2, rows(a.dx2), a.dw2);
-  }
+void cross_entropy_of(const Exponentials& in, const CrossEntropy& a, Stream stream) {
+  const int64_t rows = in.parts.size(0);
+  if (rows == 0) return;
+  const TiledParams p{.e = in.e.data,
+                      .parts = static_cast<const float2*>(in.parts.data),
+                      .at_target = in.at_target.ptr<float>(),
+                      .stride = in.e ? in.e.row_stride() : 0,
+                      .vocab = uint32_t(in.vocab),
+                      .tiles = uint32_t(in.parts.size(1)),
+                      .targets = a.targets.ptr<int32_t>(),
+                      .loss = a.loss.ptr<float>(),
+                      .lse = a.lse ? a.lse.ptr<float>() : nullptr,
+                      .dloss = a.dloss ? a.dloss.ptr<float>() : nullptr,
+                      .softcap = float(a.softcap),
+                      .z_loss = float(a.z_loss),
+                      .ignore_index = a.ignore_index};
+  if (in.e && in.e.dtype == DType::f16) return launch_tiled_rows<f16>(p, rows, in.parts.device.index, stream);
+  launch_tiled_rows<bf16>(p, rows, in.parts.device.index, stream);
 }
 
 }  // namespace ingot::cuda

@@ -15,17 +15,25 @@ TEST_F(CrossEntropyCuda, AgreesWithTheCpuInFp64Small) {
   const auto call = [](const CrossEntropy& a) { cross_entropy(a, {}); };
   cross_entropy_cases::agrees_with_fp64<DeviceBuffer>(call);
   cross_entropy_cases::a_target_outside_gives_a_nan<DeviceBuffer>(call);
+  cross_entropy_cases::exponentials_agree_with_fp64<DeviceBuffer>(
+      [](const cuda::Exponentials& e, const CrossEntropy& a) { cuda::cross_entropy_of(e, a, {}); });
 }
 
 #ifdef INGOT_HAS_CUDA_LINEAR
-// Several chunks of rows, a vocabulary that is no multiple of a vector, a second pair.
+// Several chunks of rows, a vocabulary that is no multiple of a vector, a second pair: as logits and as exponentials.
 TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
   struct Case {
     int64_t rows, features, vocab, rank;
+    double softcap = 20;
   };
   for (DType type : {DType::bf16, DType::f16, DType::f32})
-    for (const Case& c :
-         {Case{9, 16, 40, 0}, {200, 64, 70000, 0}, {8300, 16, 41, 8}, {300, 64, 1001, 8}, {0, 8, 8, 0}}) {
+    for (const Case& c : {Case{9, 16, 40, 0},
+                          {200, 64, 70000, 0},
+                          {8300, 16, 41, 8},
+                          {300, 64, 1001, 8},
+                          {0, 8, 8, 0},
+                          {300, 96, 1000, 0, 0},
+                          {16600, 16, 136, 0}}) {
       SCOPED_TRACE(::testing::Message() << type << ' ' << c.rows << ' ' << c.vocab);
       const double weight = 1 / std::sqrt(double(c.features));
       DeviceBuffer x = testing::normal<DeviceBuffer>(type, {c.rows, c.features}, 1),
@@ -44,7 +52,7 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
       const auto call = [&](LinearCrossEntropy a) {
         const int64_t bytes =
             linear_cross_entropy_workspace_bytes(c.rows, c.features, c.vocab, a.x.dtype, a.products, a.x.device);
-        a.softcap = 20, a.z_loss = 1e-4;
+        a.softcap = c.softcap, a.z_loss = 1e-4;
         if (a.x.device.kind == Device::cpu) {
           Buffer room(DType::u8, {bytes});
           a.workspace = room;
@@ -81,6 +89,15 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
       testing::expect_close(loss, values(loss64), 40 * sums, 1e-6);
       testing::expect_close(dx, values(dx64), 8 * (u + sums) * weight * 3, 2 * u);
       testing::expect_close(dw, values(dw64), 8 * (u + 4 * sums) * std::sqrt(double(c.rows) + 1), 1e-5);
+      // Losses alone are the same.
+      DeviceBuffer alone = testing::poisoned<DeviceBuffer>(DType::f32, {c.rows});
+      call({.x = x,
+            .w = w,
+            .x2 = second ? x2 : Tensor(),
+            .w2 = second ? w2 : Tensor(),
+            .targets = targets,
+            .loss = alone});
+      testing::expect_close(alone, values(loss64), 40 * sums, 1e-6);
     }
 }
 #endif

@@ -12,6 +12,10 @@ TEST(CrossEntropyEmulated, AgreesWithTheCpuInFp64) {
   cross_entropy_cases::agrees_with_fp64<testing::Buffer>(call);
   cross_entropy_cases::a_target_outside_gives_a_nan<testing::Buffer>(call);
 }
+TEST(CrossEntropyEmulated, FromExponentialsAgreesWithTheCpuInFp64) {
+  cross_entropy_cases::exponentials_agree_with_fp64<testing::Buffer>(
+      [](const cuda::Exponentials& e, const CrossEntropy& a) { cuda::cross_entropy_of(e, a, {}); });
+}
 
 }  // namespace
 }  // namespace ingot

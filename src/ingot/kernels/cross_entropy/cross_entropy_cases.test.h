@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
+#include "ingot/kernels/cross_entropy/exponentials.h"
 #include "ingot/testing/any_buffer.h"
 
 namespace ingot::cross_entropy_cases {
@@ -79,6 +80,82 @@ template <class B, class Call> void agrees_with_fp64(Call&& call) {
         const double subnormal = to == DType::f16 ? 6e-8 : 0;
         testing::expect_close(in_place ? logits : dlogits, values(logits64), 9 * off + subnormal,
                               3 * off + 1.01 * testing::roundoff(to));
+      }
+}
+
+// From a product's exponentials, here made of given logits in fp64: tiles that are whole or not, several vectors a
+// thread, an ignored row, f16's few exponents.
+template <class B, class Call> void exponentials_agree_with_fp64(Call&& call) {
+  using testing::values;
+  struct Case {
+    int64_t rows, vocab, gap;
+    double softcap, z_loss, scale;
+  };
+  constexpr int64_t kColumns = cuda::kExponentialColumns;
+  for (DType type : {DType::bf16, DType::f16})
+    for (const Case& c :
+         {Case{3, 8, 0, 0, 0, 1}, {5, 136, 8, 15, 1e-4, 10}, {4, 20488, 0, 30, 0, 4}, {4, 1024, 0, 0, 1e-4, 4}})
+      for (bool gradient : {true, false}) {
+        SCOPED_TRACE(::testing::Message() << type << ' ' << c.rows << " x " << c.vocab);
+        Buffer logits64(DType::f64, {c.rows, c.vocab}), loss64(DType::f64, {c.rows}), lse64(DType::f64, {c.rows});
+        testing::fill_normal(logits64, 1, c.scale);
+        const int64_t tiles = (c.vocab + kColumns - 1) / kColumns;
+        B e(type, {c.rows, c.vocab}, c.vocab + c.gap), parts(DType::f32, {c.rows, tiles, 2}),
+            at_target = testing::poisoned<B>(DType::f32, {c.rows});
+        B targets = targets_for<B>(c.rows, c.vocab);
+        Buffer targets64(DType::i32, {c.rows});
+        assign_ids(targets64, testing::host_of(targets));
+        std::vector<double> logits = values(logits64), exponentials(logits.size());
+        const auto capped = [&](int64_t r, int64_t v) {
+          const double l = logits[r * c.vocab + v];
+          return c.softcap > 0 ? c.softcap * std::tanh(l / c.softcap) : l;
+        };
+        for (int64_t r = 0; r < c.rows; ++r) {
+          for (int64_t t = 0; t < tiles; ++t) {
+            float* const part = testing::host_of(parts).template ptr<float>() + (r * tiles + t) * 2;
+            const int64_t begin = t * kColumns, end = std::min(c.vocab, begin + kColumns);
+            double high = capped(r, begin), sum = 0;
+            for (int64_t v = begin; v < end; ++v) high = std::max(high, capped(r, v));
+            for (int64_t v = begin; v < end; ++v) sum += exponentials[r * c.vocab + v] = std::exp(capped(r, v) - high);
+            part[0] = float(high), part[1] = float(sum);
+          }
+          const int32_t target = Tensor(targets64).ptr<int32_t>()[r];
+          if (target >= 0) testing::host_of(at_target).template ptr<float>()[r] = float(capped(r, target));
+        }
+        testing::assign(testing::host_of(e), exponentials);
+        testing::send(e), testing::send(parts), testing::send(at_target);
+        B loss = testing::poisoned<B>(DType::f32, {c.rows}), lse = testing::poisoned<B>(DType::f32, {c.rows});
+        B dloss = testing::normal<B>(DType::f32, {c.rows}, 3);
+        Buffer dloss64 = testing::exact(dloss);
+        call(
+            cuda::Exponentials{
+                .e = gradient ? Tensor(e) : Tensor(), .parts = parts, .at_target = at_target, .vocab = c.vocab},
+            CrossEntropy{.targets = targets,
+                         .loss = loss,
+                         .lse = lse,
+                         .dloss = gradient ? Tensor(dloss) : Tensor(),
+                         .softcap = c.softcap,
+                         .z_loss = c.z_loss});
+        cross_entropy({.logits = logits64,
+                       .targets = targets64,
+                       .loss = loss64,
+                       .lse = lse64,
+                       .dloss = dloss64,
+                       .dlogits = logits64,
+                       .softcap = c.softcap,
+                       .z_loss = c.z_loss},
+                      {});
+        // As above, of the two numbers that a tile has in fp32; the gradient has the exponential's rounding and its
+        // own, and the slope's of a logit that is known to a rounding of its exponential, 2 / cap of it at most.
+        const double u = testing::roundoff(DType::f32), size = c.softcap > 0 ? c.softcap : 5 * c.scale;
+        const double off = (8 + 4 * size) * u;
+        testing::expect_close(lse, values(lse64), off, 2 * u);
+        testing::expect_close(loss, values(loss64), 3 * off, 2 * u);
+        if (!gradient) continue;
+        const double of_slope = c.softcap > 0 ? 2 / c.softcap * testing::roundoff(type) : 0;
+        const double subnormal = type == DType::f16 ? 6e-8 : 0;
+        testing::expect_close(e, values(logits64), 9 * off + 3 * (of_slope + subnormal),
+                              3 * off + 2.02 * testing::roundoff(type));
       }
 }
 

@@ -1,0 +1,6 @@
+#include "ingot/kernels/cross_entropy/exponentials.cuh"
+
+namespace ingot::cuda {
+template void launch_exponentials<f16>(const Tensor&, const Tensor&, const Tensor&, double, const Exponentials&,
+                                       Stream);
+}  // namespace ingot::cuda

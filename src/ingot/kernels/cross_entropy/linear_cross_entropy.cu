@@ -1,0 +1,166 @@
+// Losses and gradients of a linear layer's logits, by chunks of rows.
+#include <algorithm>
+
+#include "ingot/kernels/cross_entropy/exponentials.h"
+#include "ingot/kernels/linear/core_product.h"
+
+namespace ingot::cuda {
+namespace {
+
+// Products of few rows waste tiles, and the gradient of the weights is read and written once a chunk: as many rows as
+// take so much memory, and no more than the longest products need. A chunk's logits are beyond L2 either way.
+constexpr int64_t kChunkBytes = 1'400'000'000, kLeastChunkRows = 128;
+
+// Equal chunks, but for the last, of rows in whole tiles.
+int64_t equal_chunks(int64_t rows, int64_t row_bytes, int64_t most_rows) {
+  const int64_t most = std::clamp(kChunkBytes / row_bytes / 128 * 128, kLeastChunkRows, most_rows),
+                chunks = std::max<int64_t>(1, (rows + most - 1) / most);
+  return std::min(most, ((rows + chunks - 1) / chunks + 127) / 128 * 128);
+}
+int64_t chunk_rows(int64_t rows, int64_t vocab, DType type) {
+  return equal_chunks(rows, std::max<int64_t>(1, vocab) * (4 + (type == DType::f32 ? 0 : size_of(type))), 8192);
+}
+// Room for a chunk of logits, for their gradients where those have another type, and for the products.
+struct Room {
+  int64_t logits, dlogits, product;
+  int64_t bytes() const { return logits + dlogits + product; }
+};
+Room room_of(int64_t rows, int64_t vocab, DType type, Device device) {
+  const int64_t n = std::min(rows, chunk_rows(rows, vocab, type)), padded = (vocab + 7) / 8 * 8;
+  const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  return {aligned(n * padded * 4), type == DType::f32 ? 0 : aligned(n * padded * size_of(type)),
+          linear_workspace_bytes(device)};
+}
+
+#ifdef INGOT_HAS_CUDA_LINEAR  // not where the linear layer's kernels are emulated
+
+// --- where the core multiplies, logits are never in memory: their exponentials are (exponentials.h)
+
+int64_t tiles_of(int64_t vocab) { return (vocab + kExponentialColumns - 1) / kExponentialColumns; }
+int64_t exponential_rows(int64_t rows, int64_t vocab) {
+  return equal_chunks(rows, 2 * vocab + tiles_of(vocab) * 8 + 4, 16384);
+}
+struct ExponentialRoom {
+  int64_t e, parts, at_target, product;
+  int64_t bytes() const { return e + parts + at_target + product; }
+};
+ExponentialRoom exponential_room(int64_t rows, int64_t vocab, Device device) {
+  const int64_t n = std::min(rows, exponential_rows(rows, vocab));
+  const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  return {aligned(n * vocab * 2), aligned(n * tiles_of(vocab) * 8), aligned(n * 4), linear_workspace_bytes(device)};
+}
+// What the room would hold is the same whatever else the call has: enough for either way.
+bool may_take_exponentials(int64_t rows, int64_t vocab, DType type) {
+  return (type == DType::bf16 || type == DType::f16) && vocab % 8 == 0 && rows >= 128;
+}
+bool takes_exponentials(const LinearCrossEntropy& a) {
+  return may_take_exponentials(a.x.size(0), a.w.size(0), a.x.dtype) && !a.x2 && a.label_smoothing == 0 &&
+         a.x.size(1) > 0 &&
+         core_refuses({.a = a.x, .b = a.w, .c = Tensor(a.workspace.data, a.x.dtype, {8, 8})}) == nullptr;
+}
+
+void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
+  const int64_t T = a.x.size(0), V = a.w.size(0), step = exponential_rows(T, V);
+  const ExponentialRoom room = exponential_room(T, V, a.x.device);
+  char* const memory = static_cast<char*>(a.workspace.data);
+  const Tensor product(memory + room.bytes() - room.product, DType::u8, {room.product}, a.x.device);
+  for (int64_t begin = 0; begin < T; begin += step) {
+    const int64_t end = std::min(T, begin + step), n = end - begin;
+    const auto rows = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
+    const auto at = [&](int64_t offset, DType type, Shape shape) {
+      return Tensor(memory + offset, type, shape, a.x.device);
+    };
+    const Exponentials chunk{
+        .e = a.dloss ? at(0, a.x.dtype, {n, V}) : Tensor(),
+        .parts = at(room.e, DType::f32, {n, tiles_of(V), 2}),
+        .at_target = at(room.e + room.parts, DType::f32, {n}),
+        .vocab = V,
+    };
+    const Tensor targets = rows(a.targets), x = rows(a.x);
+    if (a.x.dtype == DType::bf16)
+      launch_exponentials<bf16>(x, a.w, targets, a.softcap, chunk, stream);
+    else
+      launch_exponentials<f16>(x, a.w, targets, a.softcap, chunk, stream);
+    cross_entropy_of(chunk,
+                     {.targets = targets,
+                      .loss = rows(a.loss),
+                      .lse = rows(a.lse),
+                      .dloss = rows(a.dloss),
+                      .softcap = a.softcap,
+                      .z_loss = a.z_loss,
+                      .ignore_index = a.ignore_index},
+                     stream);
+    if (a.dx || a.dw)
+      linear_backward(
+          {.dy = chunk.e, .x = x, .w = a.w, .dx = rows(a.dx), .dw = a.dw, .products = a.products, .workspace = product},
+          stream);
+  }
+}
+
+#endif
+
+}  // namespace
+
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t, int64_t vocab, DType dtype, Products,
+                                             Device device) {
+  const int64_t bytes = room_of(rows, vocab, dtype, device).bytes();
+#ifdef INGOT_HAS_CUDA_LINEAR
+  if (may_take_exponentials(rows, vocab, dtype)) return std::max(bytes, exponential_room(rows, vocab, device).bytes());
+#endif
+  return bytes;
+}
+
+void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
+#ifdef INGOT_HAS_CUDA_LINEAR
+  if (takes_exponentials(a)) return by_exponentials(a, stream);
+#endif
+  const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(T, V, a.x.dtype), padded = (V + 7) / 8 * 8;
+  const Room room = room_of(T, V, a.x.dtype, a.x.device);
+  char* const memory = static_cast<char*>(a.workspace.data);
+  const Tensor product(memory + room.logits + room.dlogits, DType::u8, {room.product}, a.x.device);
+  for (int64_t begin = 0; begin < T; begin += step) {
+    const int64_t end = std::min(T, begin + step);
+    const auto rows = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
+    const auto chunk = [&](char* at, DType type) {
+      Tensor t(at, type, {end - begin, V}, a.x.device);
+      t.stride[0] = padded;
+      return t;
+    };
+    // Logits in fp32 also where the operands have 16 bits: their rounding would be the loss's.
+    const Tensor logits = chunk(memory, DType::f32);
+    const auto multiply = [&](const Tensor& x, const Tensor& w, double beta) {
+      matmul({.a = x,
+              .b = w,
+              .c = logits,
+              .transpose_b = true,
+              .beta = beta,
+              .products = a.products,
+              .workspace = product},
+             stream);
+    };
+    multiply(rows(a.x), a.w, 0);
+    if (a.x2) multiply(rows(a.x2), a.w2, 1);
+    const Tensor dlogits = !a.dloss ? Tensor() : room.dlogits == 0 ? logits : chunk(memory + room.logits, a.x.dtype);
+    ingot::cross_entropy({.logits = logits,
+                          .targets = rows(a.targets),
+                          .loss = rows(a.loss),
+                          .lse = rows(a.lse),
+                          .dloss = rows(a.dloss),
+                          .dlogits = dlogits,
+                          .softcap = a.softcap,
+                          .z_loss = a.z_loss,
+                          .ignore_index = a.ignore_index,
+                          .label_smoothing = a.label_smoothing},
+                         stream);
+    if (!a.dloss) continue;
+    const auto backward = [&](const Tensor& x, const Tensor& w, const Tensor& dx, const Tensor& dw) {
+      if (!dx && !dw) return;
+      linear_backward({.dy = dlogits, .x = x, .w = w, .dx = dx, .dw = dw, .products = a.products, .workspace = product},
+                      stream);
+    };
+    backward(rows(a.x), a.w, rows(a.dx), a.dw);
+    if (a.x2) backward(rows(a.x2), a.w2, rows(a.dx2), a.dw2);
+  }
+}
+
+}  // namespace ingot::cuda
