@@ -148,6 +148,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
       r.allowed = [self = shared_from_this(), index] {
         return self->grammar_->allowed(self->choices_[index].grammar_state);
       };
+    r.ready = answer_.ready;
     r.on_token = [self = shared_from_this(), index](int32_t id, const TokenLogprobs* p) {
       return self->token(index, id, p);
     };
