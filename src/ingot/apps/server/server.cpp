@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <poll.h>
 #include <strings.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -32,8 +33,15 @@ const std::string kPage =
 // A connection between two requests, or with a request on its way.
 struct Connection {
   int descriptor = -1;
-  bool busy = false;
+  bool busy = false, abrupt = false;
   Clock::time_point since = Clock::now();
+
+  // Whether closing it drops what its client has not read, which the system would else keep for minutes.
+  void set_abrupt(bool yes) {
+    if (yes == std::exchange(abrupt, yes)) return;
+    const linger none{.l_onoff = yes, .l_linger = 0};
+    ::setsockopt(descriptor, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+  }
 };
 
 // An answer on its way from the scheduler's thread to a connection, which sleeps while there is nothing to send. A
@@ -554,7 +562,9 @@ struct Server::Impl {
     ::poll(&p, 1, 0);
     Delivery& d = *x.delivery;
     const std::lock_guard lock(d.mutex);
-    if (d.behind && seconds_since(d.behind_since) > d.patience) ::shutdown(x.connection->descriptor, SHUT_RDWR);
+    const bool late = d.behind && seconds_since(d.behind_since) > d.patience;
+    x.connection->set_abrupt(late || (d.behind && !d.ended));
+    if (late) ::shutdown(x.connection->descriptor, SHUT_RDWR);
     if (d.ended) return;
     const bool broken = (p.revents & (POLLERR | POLLHUP)) != 0;
     const bool closed = (p.revents & POLLRDHUP) != 0;
@@ -569,7 +579,21 @@ struct Server::Impl {
     }
   }
 
+  // A descriptor for each connection, before any comes: libmicrohttpd without one tries again and again.
+  void take_descriptors() const {
+    constexpr rlim_t kOthers = 64;
+    const rlim_t needed = rlim_t(options.connections) + kOthers;
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur >= needed) return;
+    if (limit.rlim_max < needed)
+      fail(ErrorCode::usage, "--connections: found ", options.connections, ", but this process may open no more than ",
+           limit.rlim_max, " files, of which it keeps ", kOthers);
+    limit.rlim_cur = needed;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
   void listen() {
+    take_descriptors();
     addrinfo hints{.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM}, *found = nullptr;
     const std::string service_name = std::to_string(options.port);
     if (const int e = getaddrinfo(options.host.c_str(), service_name.c_str(), &hints, &found); e != 0)
@@ -596,7 +620,7 @@ struct Server::Impl {
 #if MHD_VERSION >= 0x00097701
                          MHD_OPTION_CLIENT_DISCIPLINE_LVL, 2,
 #else
-                          MHD_OPTION_STRICT_FOR_CLIENT, 1,
+                         MHD_OPTION_STRICT_FOR_CLIENT, 1,
 #endif
                          MHD_OPTION_END);
     if (daemon == nullptr) {
