@@ -87,7 +87,7 @@ def events_of(stream):
 
 class EveryRow(unittest.TestCase):
     def test_each_row_has_a_test(self):
-        names = [name for case in (Slow, Framing, Bodies, Connections, Gone, Requests, Keyed, Ending) for name in dir(case)]
+        names = [name for case in (Slow, Framing, Bodies, Connections, Gone, Requests, Many, Keyed, Ending) for name in dir(case)]
         for row in (f"S{i:02}" for i in range(1, 25)):
             here = [n for n in names if n.startswith(f"test_{row.lower()}_")]
             self.assertTrue(here or ELSEWHERE.get(row), row)
@@ -487,6 +487,10 @@ class Requests(WithServer):
         self.server.request("GET", "/SECRET")
         self.assertNotIn("SECRET", self.server.log)
 
+
+class Many(WithServer):
+    OPTIONS = ("--slots", 8, "--queue", 1000)
+
     def test_s24_many_streams_with_cancels_get_what_each_gets_alone(self):
         streams, rounds = int(os.environ.get("INGOT_STREAMS", 16)), int(os.environ.get("INGOT_ROUNDS", 2))
         mixes = [dict(temperature=0), dict(temperature=0, stop=["e", "zz"]), dict(temperature=0, logprobs=2), dict(temperature=0, frequency_penalty=1), dict(temperature=1, seed=5), dict(temperature=0.7, top_p=0.9, seed=6, n=2),
@@ -504,7 +508,7 @@ class Requests(WithServer):
                     time.sleep(noise.random() * 0.05)
                     return s.recv(noise.randrange(1, 5000)) and 0
             text = json.dumps(body | dict(stream=True)).encode()
-            events = events_of(self.server.raw(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(text) + text))
+            events = events_of(self.server.raw(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(text) + text, seconds=300))
             self.assertEqual((events[-1], events.count(b"[DONE]")), (b"[DONE]", 1))
             said, ends = [""] * len(alone[i % 16]), [0] * len(alone[i % 16])
             for event in events[:-1]:

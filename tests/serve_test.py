@@ -119,9 +119,9 @@ class Server:
             assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, expected {value}"
             time.sleep(0.01)
 
-    def raw(self, data, end=False):
+    def raw(self, data, end=False, seconds=10):
         """What comes back until the server closes, or says no more for a while."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as s:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as s:
             back = b""
             try:
                 s.sendall(data)
@@ -135,7 +135,7 @@ class Server:
 
     def stream(self, body, path="/v1/completions"):
         """A connection whose answer has begun."""
-        s = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        s = socket.create_connection(("127.0.0.1", self.port), timeout=120)
         text = json.dumps(body | dict(stream=True))
         s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
         first = s.recv(4096)
