@@ -18,6 +18,8 @@ if(TARGET ingot_cli)
   add_test(NAME serve_load COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_load.py $<TARGET_FILE:ingot_cli>
     --seconds 4 --health-ms 1000 --growth-mb $<IF:$<BOOL:${INGOT_SANITIZE}>,1000,16>)
   set_tests_properties(serve_load PROPERTIES SKIP_RETURN_CODE 77)
+  add_test(NAME serve_proxy COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/proxy_test.py $<TARGET_FILE:ingot_cli>)
+  set_tests_properties(serve_proxy PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME serve_page COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/page_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME train_ranks COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME adaptation COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/adaptation_test.py $<TARGET_FILE:ingot_cli>)
