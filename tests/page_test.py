@@ -171,9 +171,32 @@ class Page(serve_test.WithServer):
         self.assertIsNone(self.browser.js("window.broken"))
         self.assertEqual(self.browser.js("[...document.querySelectorAll('main script, main img, main b, main iframe')].length"), 0)
         self.assertEqual(self.browser.js("[...document.querySelectorAll('main a')].map(a => a.href)"), ["https://a.example/x?y", "https://a.example/p.png"])
-        self.assertEqual(self.browser.js("[...document.querySelectorAll('.assistant .text > *')].map(e => e.localName)"), ["p", "h3", "ul", "pre", "ol"])
+        self.assertEqual(self.browser.js("[...document.querySelectorAll('.assistant .text > *')].map(e => e.localName)"), ["p", "h3", "ul", "div", "ol"])
         self.assertEqual(self.browser.js("document.querySelector('main pre').textContent"), "<script>window.broken = 1</script>")
         self.assertIn("<script>window.broken = 1</script><img", self.browser.js("document.querySelector('.assistant .text').textContent"))
+
+    def test_lists_tables_code_and_quotations_have_their_form(self):
+        text = "1. one\n   - deep **bold `code`**\n   - deep too\n\n     more of it\n2. two\n   ```py\n   x = 1\n     y\n   ```\n\n| a | b |\n|---|--:|\n| `1` | 2 |\n| [x](javascript:1) | \\| |\n\n> said\n> twice\n\n---\nSee https://a.example/b."
+        self.browser.js(FAKE.replace("TEXT", json.dumps(text)).replace("ENDS", "true"))
+        self.send("x")
+        self.idle()
+        self.browser.until("document.querySelector('.assistant hr')")
+        of = lambda selector, what="textContent": self.browser.js(f"[...document.querySelectorAll('.assistant .text {selector}')].map(e => e.{what})")
+        self.assertEqual(of("> *", "localName"), ["ol", "div", "blockquote", "hr", "p"])
+        self.assertEqual(of("> ol > li", "childElementCount"), [1, 1])
+        self.assertEqual(of("ol ul > li"), ["deep bold code", "deep toomore of it"])
+        self.assertEqual((of("li pre"), of("td"), of("td.right"), of("blockquote")), (["x = 1\n  y"], ["1", "2", "x", "|"], ["2", "|"], ["said\ntwice"]))
+        self.assertEqual(of("a", "href"), ["https://a.example/b"])
+
+    def test_a_text_that_is_made_to_cost_time_costs_none(self):
+        for part in ("[", "[a](", "*", "**a", "`", "| ", "- ", "> ", "  - a\n" + " ", "https://a", "|-|\n", "~~~\n", "1. "):
+            took = self.browser.js(f"(() => {{ const start = performance.now(); markdown({json.dumps(part)}.repeat(60000 / {len(part)})); return performance.now() - start; }})()")
+            self.assertLess(took, 3000, part)
+
+    def test_settings_but_not_the_key_survive_a_reload(self):
+        self.browser.js("$('seed').value = 7; $('key').value = 'secret'; $('theme').value = 'dark'; $('settings').dispatchEvent(new Event('change')); 0")
+        self.load()
+        self.assertEqual(self.browser.js("[$('seed').value, $('key').value, document.documentElement.dataset.theme, JSON.stringify(sessionStorage).includes('secret')]"), ["7", "", "dark", False])
 
     def test_an_answer_is_stopped_edited_and_asked_again(self):
         self.browser.js(FAKE.replace("TEXT", '"it begins"').replace("ENDS", "false"))
@@ -181,7 +204,7 @@ class Page(serve_test.WithServer):
         self.browser.until("turns[1] && turns[1].content === 'it begins'")
         self.assertEqual(self.browser.js("$('send').textContent"), "Stop")
         self.browser.js("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'})); 0")
-        self.browser.until("window.aborted && turns[1].error === 'Stopped.' && $('send').textContent === 'Send'")
+        self.browser.until("window.aborted && turns[1].note === 'Stopped.' && $('send').textContent === 'Send'")
         self.browser.js(FAKE.replace("TEXT", '"done"').replace("ENDS", "true"))
         self.send("second")
         self.idle()

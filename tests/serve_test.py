@@ -119,9 +119,9 @@ class Server:
             assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, expected {value}"
             time.sleep(0.01)
 
-    def raw(self, data, end=False):
+    def raw(self, data, end=False, seconds=10):
         """What comes back until the server closes, or says no more for a while."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as s:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as s:
             back = b""
             try:
                 s.sendall(data)
@@ -135,7 +135,7 @@ class Server:
 
     def stream(self, body, path="/v1/completions"):
         """A connection whose answer has begun."""
-        s = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        s = socket.create_connection(("127.0.0.1", self.port), timeout=120)
         text = json.dumps(body | dict(stream=True))
         s.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
         first = s.recv(4096)
@@ -675,6 +675,59 @@ class Process(unittest.TestCase):
             status, answer, _ = server.request("POST", "/v1/chat/completions", dict(messages=[dict(role="user", content="a")]))
             self.assertEqual((status, json.loads(answer)["error"]["code"]), (400, "unsupported_model"))
             self.assertEqual(server.stop(), 0)
+            self.exported(run, text, directory)
+
+    # The file is served as the run is, with the tokenizer that lies beside it, and says what `generate` does.
+    def exported(self, run, text, directory):
+        file = pathlib.Path(directory, "small.ingot")
+        done = ingot("export", run, file, "--data", text, "--batches", 4, "--batch-tokens", 128)
+        self.assertEqual(done.returncode, 0, done.error)
+        server = Server(model=file)
+        options = dict(prompt="The", max_tokens=12, temperature=0)
+        status, answer, _ = server.request("POST", "/v1/completions", options)
+        self.assertEqual(status, 200, answer)
+        expected = ingot("generate", file, "--prompt", "The", "--tokens", 12, "--temperature", 0, "--json")
+        self.assertEqual(json.loads(answer)["choices"][0]["text"], json.loads(expected.text)["text"])
+        self.assertFalse(json.loads(server.request("GET", "/v1/models")[1])["data"][0]["chat"])
+        self.assertEqual(server.stop(), 0)
+        # In RUN's place, and refused where the tokenizer beside it is another.
+        server = cli_test.start("serve", file, "--port", 0)
+        line = server.stderr.readline().decode()
+        server.terminate()
+        self.assertEqual((server.wait(60), "serving small.ingot at http://127.0.0.1:" in line), (0, True), line)
+        server.stderr.close()
+        shutil.copy(MODEL.model / "tokenizer.json", f"{file}.tokenizer")
+        refused = ingot("serve", file, "--port", 0)
+        self.assertEqual((refused.returncode, "tokenizer" in refused.error), (3, True), refused.error)
+
+    def test_the_demo_s_prompt_opens_the_page_on_the_model_just_trained(self):
+        with tempfile.TemporaryDirectory() as directory:
+            text, out = pathlib.Path(directory, "text.txt"), pathlib.Path(directory, "demo")
+            text.write_text(cli_test.TEXT)
+            tiny = [word for word in cli_test.Runs.TINY if word != "--batch-tokens"]
+            tiny[tiny.index("128") : tiny.index("128") + 1] = ["--set", "train.batch_tokens=128"]
+            terminal, end = os.openpty()
+            demo = cli_test.start("demo", *tiny, "--data", text, "--out", out, "--seconds", 1, "--prompt", "The", stdin=end, stdout=end)
+            os.close(end)
+            shown = b""
+            while b"> " not in shown:
+                shown += os.read(terminal, 1000)
+            self.assertIn(b"/serve opens a page", shown)
+            os.write(terminal, b"/serve\n")
+            log = ""
+            while "serving run at" not in log:
+                line = demo.stderr.readline().decode()
+                self.assertTrue(line, log)
+                log += line
+            port = int(re.search(r"http://127.0.0.1:(\d+) ", log)[1])
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            connection.request("GET", "/")
+            self.assertIn(b"<title>Ingot</title>", connection.getresponse().read())
+            connection.close()
+            demo.terminate()
+            self.assertEqual(demo.wait(60), 0)
+            demo.stderr.close()
+            os.close(terminal)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,13 @@ if(TARGET ingot_cli)
   add_test(NAME cli COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/cli_test.py $<TARGET_FILE:ingot_cli>)
   set_tests_properties(cli PROPERTIES COST 100)
   add_test(NAME serve COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_test.py $<TARGET_FILE:ingot_cli>)
+  add_test(NAME serve_hostile COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_hostile_test.py $<TARGET_FILE:ingot_cli>)
+  # What a few seconds of it show; ten minutes by hand. Sanitizers keep what was freed.
+  add_test(NAME serve_load COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/serve_load.py $<TARGET_FILE:ingot_cli>
+    --seconds 4 --health-ms 1000 --growth-mb $<IF:$<BOOL:${INGOT_SANITIZE}>,1000,16>)
+  set_tests_properties(serve_load PROPERTIES SKIP_RETURN_CODE 77)
+  add_test(NAME serve_proxy COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/proxy_test.py $<TARGET_FILE:ingot_cli>)
+  set_tests_properties(serve_proxy PROPERTIES SKIP_RETURN_CODE 77)
   add_test(NAME serve_page COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/page_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME train_ranks COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/ranks_test.py $<TARGET_FILE:ingot_cli>)
   add_test(NAME adaptation COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/adaptation_test.py $<TARGET_FILE:ingot_cli>)
@@ -20,7 +27,7 @@ if(TARGET ingot_cli)
   # TensorBoard reads what training writes; skipped where it is not installed.
   add_test(NAME tensorboard COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/tensorboard_test.py $<TARGET_FILE:ingot_cli>)
   set_tests_properties(tensorboard PROPERTIES SKIP_RETURN_CODE 77)
-  set_tests_properties(serve PROPERTIES COST 60)
+  set_tests_properties(serve serve_hostile PROPERTIES COST 60)
   set_tests_properties(serve_page PROPERTIES COST 60 SKIP_RETURN_CODE 77)
 endif()
 

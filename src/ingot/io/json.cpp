@@ -73,6 +73,8 @@ class Builder : public nlohmann::json_sax<Json> {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing value - ..."
     std::string text = e.what();
     if (const size_t colon = text.find(": "); colon != std::string::npos) text = text.substr(colon + 2);
+    constexpr size_t kShown = 200;  // it ends with what was read last, which may be most of the text
+    if (text.size() > kShown) text = text.substr(0, kShown) + "...";
     fail(ErrorCode::bad_data, where_, ": byte ", position > 0 ? position - 1 : 0, ": ", text);
   }
   Json result;
@@ -287,6 +289,7 @@ void Fields::wrong(const char* key, const std::string& expected) const {
 }
 
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names) {
+  if (word.size() > 100) return "";  // no name is so long, and each is compared in time that grows with both
   std::string near;
   size_t best = std::max<size_t>(2, word.size() / 3) + 1;
   for (const std::string& name : names)

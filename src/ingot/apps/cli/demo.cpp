@@ -214,9 +214,10 @@ class Demo {
     const RunConfig& config = trainer_->config();
     const HostCopy weights(trainer_->result_weights(), Stream{});
     Generator generator(config.model, weights.tensor(), trainer_->looping(), products_of(config.train));
-    write_out("\nType a line, it continues. An empty line or Ctrl-D ends.\n");
+    write_out("\nType a line, it continues. /serve opens a page for the browser. An empty line or Ctrl-D ends.\n");
     uint64_t seed = 1;
     for (std::string line; write_out("\n> "), std::getline(std::cin, line) && !line.empty(); ++seed) {
+      if (line == "/serve") return serve();
       Interrupt interrupt;
       Continuation c;
       c.prompt = line;
@@ -230,6 +231,13 @@ class Demo {
       } catch (const Error& e) { log_error(e.what()); }  // such as a character the model does not know
       write_out("\n");
     }
+  }
+
+  // In this process' place, which gives back what training took. Any free port: another server may have the usual one.
+  void serve() {
+    const std::string run = run_directory();
+    ::execl("/proc/self/exe", "ingot", "serve", run.c_str(), "--port", "0", static_cast<char*>(nullptr));
+    fail(ErrorCode::io, "cannot start `serve`: ", std::strerror(errno));
   }
 
   DemoCommand o_;

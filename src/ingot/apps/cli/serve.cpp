@@ -25,7 +25,7 @@ struct ServeCommand {
   std::string host = "127.0.0.1";
   std::vector<std::string> hosts, origins;
   ModelOptions on;
-  int64_t port = 8080, context = 0, slots = 4, waiting = 64, connections = 256;
+  int64_t port = 8080, context = 0, slots = 4, waiting = 64, connections = 256, connections_of_one = 0;
   double drain = 30, patience = 30;
   bool insecure = false;
 };
@@ -53,7 +53,8 @@ server::ServerOptions server_options(const ServeCommand& o) {
   server::ServerOptions s{
       .host = o.host, .port = int(o.port), .keys = read_keys(o.key_file), .hosts = o.hosts, .origins = o.origins};
   s.connections = int(o.connections);
-  s.header_seconds = s.body_seconds = o.patience;
+  s.connections_of_one = int(o.connections_of_one);
+  s.header_seconds = s.body_seconds = s.stall_seconds = o.patience;
   if (!is_loopback(o.host)) {
     if (s.keys.empty() && !o.insecure)
       fail(ErrorCode::usage, "--host: found ", o.host,
@@ -118,8 +119,10 @@ void add_serve(Command& root) {
   c.integer("--context N", o->context, 0, 1 << 30,
             "tokens of a request and its answer; 0: 8192, or the model's if that is less (default: 0)");
   c.integer("--connections N", o->connections, 1, 1 << 16, "most at a time (default: 256)");
+  c.integer("--connections-of-one N", o->connections_of_one, 0, 1 << 16,
+            "most at a time from one address; 0: as many as from all (default: 0)");
   c.number("--patience SECONDS", o->patience, 0.1, 3600,
-           "for a request's whole header, and for its body (default: 30)");
+           "for a request's whole header, for its body, and for a client that takes nothing (default: 30)");
   c.number("--drain SECONDS", o->drain, 0, 3600, "how long a signal to end waits for answers under way (default: 30)");
   c.text("--tokenizer FILE", o->tokenizer,
          "a tokenizer.json or .tiktoken of the model's vocabulary (default: the one beside the model)");

@@ -5,10 +5,12 @@
 #include <netdb.h>
 #include <poll.h>
 #include <strings.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <random>
@@ -31,18 +33,33 @@ const std::string kPage =
 // A connection between two requests, or with a request on its way.
 struct Connection {
   int descriptor = -1;
-  bool busy = false;
+  bool busy = false, abrupt = false;
   Clock::time_point since = Clock::now();
+
+  // Whether closing it drops what its client has not read, which the system would else keep for minutes.
+  void set_abrupt(bool yes) {
+    if (yes == std::exchange(abrupt, yes)) return;
+    const linger none{.l_onoff = yes, .l_linger = 0};
+    ::setsockopt(descriptor, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+  }
 };
 
-// An answer on its way from the scheduler's thread to a connection, which sleeps while there is nothing to send.
+// An answer on its way from the scheduler's thread to a connection, which sleeps while there is nothing to send. A
+// client that reads more slowly than tokens come gets no more of them until it has read half of what waits.
 struct Delivery {
+  static constexpr size_t kMostWaiting = 256 << 10;
+  static constexpr double kSlowest = 4096;  // bytes a second, of an answer that has ended
+
   std::mutex mutex;
   MHD_Connection* connection = nullptr;  // null once the request is over
   bool streams = false, asleep = false, ended = false;
   int status = 200;
   std::string waiting;  // bytes to send
+  double stall_seconds = 0;
   Clock::time_point latest = Clock::now();
+  bool behind = false;
+  Clock::time_point behind_since;
+  double patience = 0;  // seconds, from where it is behind
 
   // Under the mutex.
   void wake() {
@@ -55,19 +72,42 @@ struct Delivery {
     asleep = true;
     MHD_suspend_connection(connection);
   }
+  void fall_behind(double seconds) {
+    if (!behind) behind_since = Clock::now();
+    behind = true;
+    patience = seconds;
+  }
   void push(const std::string& bytes) {
     const std::lock_guard lock(mutex);
     waiting += bytes;
     latest = Clock::now();
+    if (waiting.size() > kMostWaiting) fall_behind(stall_seconds);
     wake();
+  }
+  void took(size_t n) {
+    waiting.erase(0, n);
+    if (!ended && waiting.size() < kMostWaiting / 2) behind = false;
+  }
+  bool ready() {
+    const std::lock_guard lock(mutex);
+    return !behind;
   }
   void end(int code, const std::string& body) {
     const std::lock_guard lock(mutex);
     status = code;
     waiting += body;
     ended = true;
+    behind = false;
+    fall_behind(stall_seconds + double(waiting.size()) / kSlowest);  // what is left
     wake();
   }
+};
+
+struct Reply {
+  int status = 200;
+  std::string body, type = "application/json";
+  std::vector<std::pair<std::string, std::string>> headers;
+  bool close = false;
 };
 
 struct Exchange {
@@ -78,16 +118,12 @@ struct Exchange {
   std::string client, origin, body;
   size_t received = 0;
   Clock::time_point started = Clock::now();
+  int64_t pieces = 0;  // in which the body came
+  std::optional<Reply> reply;
   std::shared_ptr<Delivery> delivery;
   std::shared_ptr<Service::Ticket> ticket;
 };
 
-struct Reply {
-  int status = 200;
-  std::string body, type = "application/json";
-  std::vector<std::pair<std::string, std::string>> headers;
-  bool close = false;
-};
 Reply error_reply(const ApiError& e, bool close = false) {
   return {.status = e.status, .body = to_json(e) + "\n", .close = close};
 }
@@ -110,6 +146,61 @@ std::vector<std::string> headers(MHD_Connection* c, const char* name) {
       },
       &found);
   return found.values;
+}
+
+using Entry = std::pair<const char*, const char*>;  // where they lie; the value may be null
+std::vector<Entry> entries(MHD_Connection* c, MHD_ValueKind kind) {
+  std::vector<Entry> found;
+  MHD_get_connection_values(
+      c, kind,
+      [](void* into, MHD_ValueKind, const char* name, const char* value) {
+        static_cast<std::vector<Entry>*>(into)->emplace_back(name, value);
+        return MHD_YES;
+      },
+      &found);
+  return found;
+}
+size_t length_of(const char* text) { return text == nullptr ? 0 : std::strlen(text); }
+
+// Versions of libmicrohttpd before 1.0 let pass, and misread, a line that goes on in the next one, a zero byte, and a
+// line feed alone. They cut up the header where it lies, putting zeros in place of separators: what they found, one
+// after another, must then be the whole header, each line ended by two zeros.
+bool lies_whole(MHD_Connection* c, const char* url, const char* method, const char* version) {
+  const auto* size = MHD_get_connection_info(c, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+  if (size == nullptr) return false;
+  const char* const end = method + size->header_size;
+  const char* at = version;
+  const auto line_ends = [&] {
+    at += std::strlen(at);
+    if (end - at < 4 || at[0] != 0 || at[1] != 0) return false;
+    at += 2;
+    return true;
+  };
+  if (url != method + std::strlen(method) + 1 || at < url || at >= end || !line_ends()) return false;
+  for (const auto& [name, value] : entries(c, MHD_HEADER_KIND)) {
+    if (name != at || value == nullptr) return false;
+    at += std::strlen(at) + 1;
+    while (at < end && (*at == ' ' || *at == '\t')) ++at;
+    if (value != at || !line_ends()) return false;
+  }
+  return end - at == 2 && at[0] == 0 && at[1] == 0;
+}
+
+// Names are tokens, values have no control codes, and nothing stands between the lines.
+bool is_plain(MHD_Connection* c, const char* url, const char* method, const char* version) {
+  static const std::string kMarks = "!#$%&'*+-.^_`|~";
+  for (const auto& [name, value] : entries(c, MHD_HEADER_KIND)) {
+    if (*name == 0) return false;
+    for (const char* p = name; *p != 0; ++p)
+      if (!(*p >= '0' && *p <= '9') && !(*p >= 'A' && *p <= 'Z') && !(*p >= 'a' && *p <= 'z') &&
+          kMarks.find(*p) == std::string::npos)
+        return false;
+    for (const char* p = value; p != nullptr && *p != 0; ++p)
+      if ((uint8_t(*p) < 32 && *p != '\t') || *p == 127) return false;
+  }
+  static const bool old = std::strncmp(MHD_get_version(), "0.", 2) == 0;
+  return (std::strcmp(version, "HTTP/1.1") == 0 || std::strcmp(version, "HTTP/1.0") == 0) &&
+         (!old || lies_whole(c, url, method, version));
 }
 
 std::string lower(std::string s) {
@@ -168,14 +259,28 @@ struct Server::Impl {
   }
 
   // --- who may ask what
+  // A header that is larger than any client's, though it fits into the memory of a connection.
+  static void check_size(MHD_Connection* c, const char* url) {
+    constexpr size_t kAddress = 8192, kLine = 8192, kLines = 100;
+    size_t address = std::strlen(url), line = 0;
+    const auto found = entries(c, MHD_HEADER_KIND);
+    for (const auto& [name, value] : entries(c, MHD_GET_ARGUMENT_KIND))
+      address += length_of(name) + length_of(value) + 2;
+    for (const auto& [name, value] : found) line = std::max(line, length_of(name) + length_of(value) + 2);
+    if (address > kAddress) throw ApiError(414, detail::concat("found an address of more than ", kAddress, " bytes"));
+    if (line > kLine || found.size() > kLines)
+      throw ApiError(431, detail::concat("found a header of more than ", kLines, " lines, or a line of more than ",
+                                         kLine, " bytes"));
+  }
   // Nothing that two servers could read in two ways. The connection closes, whatever else it carries.
-  static void check_framing(MHD_Connection* c) {
+  static void check_framing(MHD_Connection* c, const char* url, const char* method, const char* version) {
     const auto lengths = headers(c, "Content-Length"), codings = headers(c, "Transfer-Encoding");
     const bool number = lengths.empty() || (!lengths[0].empty() && lengths[0].size() <= 18 &&
                                             std::all_of(lengths[0].begin(), lengths[0].end(),
                                                         [](char d) { return d >= '0' && d <= '9'; }));
     if (lengths.size() > 1 || codings.size() > 1 || (!lengths.empty() && !codings.empty()) || !number ||
-        (!codings.empty() && lower(codings[0]) != "chunked") || headers(c, "Host").size() != 1)
+        (!codings.empty() && (lower(codings[0]) != "chunked" || std::strcmp(version, "HTTP/1.1") != 0)) ||
+        headers(c, "Host").size() != 1 || url[0] != '/' || !is_plain(c, url, method, version))
       throw ApiError(400, "found headers that do not say clearly where the request ends or whom it is for");
   }
   void check_host(MHD_Connection* c) const {
@@ -238,7 +343,7 @@ struct Server::Impl {
     }
     const size_t n = std::min(most, d.waiting.size());
     std::memcpy(into, d.waiting.data(), n);
-    d.waiting.erase(0, n);
+    d.took(n);
     return ssize_t(n);
   }
   static MHD_Result send_stream(Exchange& x) {
@@ -300,17 +405,27 @@ struct Server::Impl {
                         {"Access-Control-Max-Age", "600"}}};
   }
 
-  MHD_Result begin(Exchange& x, const char* url, const std::string& method) {
+  MHD_Result begin(Exchange& x, const char* url, const char* method_text, const char* version) {
+    const std::string method = method_text;
     try {
-      check_framing(x.http);
+      check_framing(x.http, url, method_text, version);
+      check_size(x.http, url);
     } catch (const ApiError& e) { return send(x, error_reply(e, true)); }
     try {
       check_host(x.http);
       x.origin = check_origin(x.http);
-      if (method == "OPTIONS" && !x.origin.empty()) return send(x, preflight());
-      if (auto reply = route(x, url, method)) return send(x, *reply);
-      return MHD_YES;  // the body follows
-    } catch (const ApiError& e) { return send(x, error_reply(e, method != "GET")); }
+      auto reply = method == "OPTIONS" && !x.origin.empty() ? preflight() : route(x, url, method);
+      return reply ? send_soon(x, std::move(*reply)) : MHD_YES;  // the body follows
+    } catch (const ApiError& e) {
+      return method == "GET" ? send_soon(x, error_reply(e)) : send(x, error_reply(e, true));
+    }
+  }
+  // Before the body, if there is one, and the connection is closed; else where the library keeps it open.
+  static MHD_Result send_soon(Exchange& x, Reply reply) {
+    if (header(x.http, "Content-Length") != nullptr || header(x.http, "Transfer-Encoding") != nullptr)
+      return send(x, reply);
+    x.reply = std::move(reply);
+    return MHD_YES;
   }
 
   MHD_Result ask(Exchange& x) {
@@ -322,10 +437,12 @@ struct Server::Impl {
       auto d = std::make_shared<Delivery>();
       d->connection = x.http;
       d->streams = request.stream;
+      d->stall_seconds = options.stall_seconds;
       Service* s = service;
       const auto ticket = s->ask(request, x.client,
                                  {.event = [d](std::string e) { d->push(e); },
-                                  .end = [d](int status, const std::string& body) { d->end(status, body); }});
+                                  .end = [d](int status, const std::string& body) { d->end(status, body); },
+                                  .ready = [d] { return d->ready(); }});
       {
         const std::lock_guard lock(mutex);  // the watcher looks at both
         x.delivery = d;
@@ -349,7 +466,7 @@ struct Server::Impl {
   }
 
   // --- what libmicrohttpd calls
-  static MHD_Result handle(void* self, MHD_Connection* c, const char* url, const char* method, const char*,
+  static MHD_Result handle(void* self, MHD_Connection* c, const char* url, const char* method, const char* version,
                            const char* data, size_t* size, void** of) {
     Impl& impl = *static_cast<Impl*>(self);
     try {
@@ -364,10 +481,14 @@ struct Server::Impl {
           x->connection->busy = true;
           impl.exchanges.insert(x);
         }
-        return impl.begin(*x, url, method);
+        return impl.begin(*x, url, method, version);
       }
       if (x->delivery) return deliver(*x);
+      if (x->reply) return send(*x, *x->reply);
       if (*size > 0) {
+        // No client sends so many pieces; their lengths cost more than what is in them.
+        constexpr int64_t kPieces = 1 << 16;
+        if (++x->pieces > kPieces) return MHD_NO;
         x->received += *size;
         // Beyond the limit it is read and dropped, for as long as a body may take, so that the client sees the answer.
         if (x->received <= size_t(impl.options.limits.body)) x->body.append(data, *size);
@@ -377,6 +498,8 @@ struct Server::Impl {
       return impl.ask(*x);
     } catch (...) { return MHD_NO; }
   }
+  // No address here has an escape, so none is read.
+  static size_t as_it_is(void*, MHD_Connection*, char* text) { return std::strlen(text); }
   static void completed(void* self, MHD_Connection*, void** of, MHD_RequestTerminationCode) {
     Impl& impl = *static_cast<Impl*>(self);
     auto* x = static_cast<Exchange*>(*of);
@@ -403,6 +526,9 @@ struct Server::Impl {
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
       auto* connection =
           new Connection{.descriptor = MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd};
+      // Else the system keeps megabytes for a client that does not read.
+      const int buffer = 256 << 10;
+      ::setsockopt(connection->descriptor, SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
       impl.connections.insert(connection);
       *of = connection;
     } else if (auto* connection = static_cast<Connection*>(*of)) {
@@ -436,6 +562,9 @@ struct Server::Impl {
     ::poll(&p, 1, 0);
     Delivery& d = *x.delivery;
     const std::lock_guard lock(d.mutex);
+    const bool late = d.behind && seconds_since(d.behind_since) > d.patience;
+    x.connection->set_abrupt(late || (d.behind && !d.ended));
+    if (late) ::shutdown(x.connection->descriptor, SHUT_RDWR);
     if (d.ended) return;
     const bool broken = (p.revents & (POLLERR | POLLHUP)) != 0;
     const bool closed = (p.revents & POLLRDHUP) != 0;
@@ -450,7 +579,21 @@ struct Server::Impl {
     }
   }
 
+  // A descriptor for each connection, before any comes: libmicrohttpd without one tries again and again.
+  void take_descriptors() const {
+    constexpr rlim_t kOthers = 64;
+    const rlim_t needed = rlim_t(options.connections) + kOthers;
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur >= needed) return;
+    if (limit.rlim_max < needed)
+      fail(ErrorCode::usage, "--connections: found ", options.connections, ", but this process may open no more than ",
+           limit.rlim_max, " files, of which it keeps ", kOthers);
+    limit.rlim_cur = needed;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
   void listen() {
+    take_descriptors();
     addrinfo hints{.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM}, *found = nullptr;
     const std::string service_name = std::to_string(options.port);
     if (const int e = getaddrinfo(options.host.c_str(), service_name.c_str(), &hints, &found); e != 0)
@@ -467,12 +610,19 @@ struct Server::Impl {
            std::strerror(why));
     }
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
-    daemon = MHD_start_daemon(flags, 0, nullptr, nullptr, &handle, this, MHD_OPTION_LISTEN_SOCKET, s,
-                              MHD_OPTION_THREAD_POOL_SIZE, 4u, MHD_OPTION_NOTIFY_COMPLETED, &completed, this,
-                              MHD_OPTION_NOTIFY_CONNECTION, &connected, this, MHD_OPTION_CONNECTION_LIMIT,
-                              unsigned(options.connections), MHD_OPTION_CONNECTION_MEMORY_LIMIT, size_t(32768),
-                              MHD_OPTION_CONNECTION_TIMEOUT, unsigned(options.stall_seconds),
-                              MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+    daemon =
+        MHD_start_daemon(flags, 0, nullptr, nullptr, &handle, this, MHD_OPTION_LISTEN_SOCKET, s,
+                         MHD_OPTION_THREAD_POOL_SIZE, 4u, MHD_OPTION_UNESCAPE_CALLBACK, &as_it_is, nullptr,
+                         MHD_OPTION_NOTIFY_COMPLETED, &completed, this, MHD_OPTION_NOTIFY_CONNECTION, &connected, this,
+                         MHD_OPTION_CONNECTION_LIMIT, unsigned(options.connections), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                         size_t(32768), MHD_OPTION_CONNECTION_TIMEOUT, unsigned(std::ceil(options.stall_seconds)),
+                         MHD_OPTION_PER_IP_CONNECTION_LIMIT, unsigned(options.connections_of_one),
+#if MHD_VERSION >= 0x00097701
+                         MHD_OPTION_CLIENT_DISCIPLINE_LVL, 2,
+#else
+                         MHD_OPTION_STRICT_FOR_CLIENT, 1,
+#endif
+                         MHD_OPTION_END);
     if (daemon == nullptr) {
       ::close(s);
       fail(ErrorCode::io, options.host, ":", options.port, ": libmicrohttpd could not start");

@@ -16,9 +16,10 @@ struct ServerOptions {
   std::vector<std::string> origins;  // pages of other origins that may ask, as browsers spell them
   ApiLimits limits;
   int connections = 256;
+  int connections_of_one = 0;  // from one address; 0: no limit
   double header_seconds = 30;  // for a request's whole header, from the connection or the last answer
   double body_seconds = 30;
-  double stall_seconds = 30;  // without a byte moving
+  double stall_seconds = 30;  // without a byte moving, or for a reader to catch up
 };
 
 class Server {

@@ -407,10 +407,12 @@ void read_common(Object& body, ApiRequest& r, const ApiLimits& limits) {
 
 std::string to_json(const ApiError& e) {
   const auto or_null = [](const std::string& s) { return s.empty() ? OrderedJson() : OrderedJson(s); };
+  // Names in it may be a client's, and as long as its request.
+  const auto most = [](const std::string& s, size_t n) { return s.size() > n ? s.substr(0, n) + "..." : s; };
   OrderedJson error;
-  error["message"] = e.what();
+  error["message"] = most(e.what(), 800);
   error["type"] = e.type();
-  error["param"] = or_null(e.param);
+  error["param"] = or_null(most(e.param, 200));
   error["code"] = or_null(e.code);
   return show_json(OrderedJson{{"error", error}});
 }

@@ -7,6 +7,7 @@ namespace ingot {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kNobodyReady(5);
 
 size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   return size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -139,8 +140,11 @@ bool Scheduler::step() {
   }
   for (const Handle& job : ended) finish(job, Finish::cancelled, job->outcome.error);
   admit();
-  tell_chunk();
-  draw_all();
+  const bool told = tell_chunk(), drew = draw_all();
+  if (!told && !drew) {  // nobody's client takes more: look again soon, or when something new comes
+    std::unique_lock lock(mutex_);
+    if (!running_.empty()) changed_.wait_for(lock, kNobodyReady);
+  }
   return true;
 }
 
@@ -236,8 +240,8 @@ void Scheduler::start(Job& job, size_t index) {
   counts_.reused_tokens += job.outcome.reused;
 }
 
-// A chunk of one prompt; of several prompts each has its turn.
-void Scheduler::tell_chunk() {
+// A chunk of one prompt; of several prompts each has its turn. False: there was none to tell.
+bool Scheduler::tell_chunk() {
   for (size_t i = 0; i < running_.size(); ++i) {
     const Handle job = running_[(turn_ + i) % running_.size()];
     if (!job->telling() || job->cancelled) continue;
@@ -247,13 +251,17 @@ void Scheduler::tell_chunk() {
     const size_t most = size_t(std::min(options_.chunk, decoder_.batch()));
     const auto part = prompt.subspan(job->told, std::min(most, prompt.size() - job->told));
     try {
-      if (!decoder_.extend(s.number, part)) return finish(job, Finish::cancelled);
+      if (!decoder_.extend(s.number, part)) {
+        finish(job, Finish::cancelled);
+        return true;
+      }
       job->told += part.size();
       s.held.insert(s.held.end(), part.begin(), part.end());
       if (!job->telling()) decoder_.mark(s.number);
     } catch (...) { finish(job, Finish::cancelled, std::current_exception()); }
-    return;
+    return true;
   }
+  return false;
 }
 
 // What several slots give together. Should the call as a whole be refused, each is asked alone, so that one cannot end
@@ -279,16 +287,20 @@ void Scheduler::prepare(Job& job) {
   if (r.allowed) job.allowed = r.allowed();
 }
 
-void Scheduler::draw_all() {
+// One token for everybody who takes one. False: for nobody.
+bool Scheduler::draw_all() {
   std::vector<Handle> jobs;
   std::vector<Decoder::Request> requests;
+  bool ended = false;
   for (const Handle& job : std::vector<Handle>(running_)) {
     if (job->telling() || job->cancelled) continue;
     const ServeRequest& r = job->request;
     try {
+      if (r.ready && !r.ready()) continue;
       prepare(*job);
     } catch (...) {
       finish(job, Finish::cancelled, std::current_exception());
+      ended = true;
       continue;
     }
     DrawOptions o{.sampling = r.sampling,
@@ -302,7 +314,7 @@ void Scheduler::draw_all() {
     requests.push_back({.slot = slots_[size_t(job->slot)].number, .options = o, .n = 1});
     jobs.push_back(job);
   }
-  if (requests.empty()) return;
+  if (requests.empty()) return ended;
   const std::vector<Drawn> drawn = draw(requests);
   for (size_t i = 0; i < jobs.size(); ++i) {
     Job& job = *jobs[i];
@@ -327,6 +339,7 @@ void Scheduler::draw_all() {
     else if (job.outcome.tokens >= job.request.tokens)
       finish(jobs[i], Finish::length);
   }
+  return true;
 }
 
 // Counts, and what the slot holds now: the token that waits comes into it with the next draw.

@@ -48,6 +48,8 @@ struct ServeRequest {
   double frequency_penalty = 0, presence_penalty = 0;
   // Which tokens may come next, as DrawOptions::allowed has it; asked before each draw. Empty: all.
   std::function<std::shared_ptr<const std::vector<uint32_t>>()> allowed;
+  // Asked before each draw; while it says false the request keeps its slot and gets no token. Empty: always.
+  std::function<bool()> ready;
   std::string client;  // whose turn it is, and who may use what a slot still holds: only its own
   // On the scheduler's thread, as `allowed` is, and short. False ends the answer with this token, as stop. on_end comes
   // exactly once for a request that was taken, and last.
@@ -91,8 +93,8 @@ class Scheduler {
   void admit();
   size_t slot_for(const Job& job) const;
   void start(Job& job, size_t slot);
-  void tell_chunk();
-  void draw_all();
+  bool tell_chunk();
+  bool draw_all();
   void prepare(Job& job);
   std::vector<Drawn> draw(const std::vector<Decoder::Request>& requests);
   void take(Job& job, const Drawn& drawn);

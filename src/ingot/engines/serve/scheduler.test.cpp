@@ -162,6 +162,47 @@ TEST(scheduler, clients_take_turns_and_too_many_waiting_are_refused) {
   EXPECT_EQ(scheduler.counts().refused, 1);
 }
 
+TEST(scheduler, who_waits_too_long_for_a_slot_is_told_so) {
+  const Model m;
+  const auto decoder = m.decoder();
+  Scheduler scheduler(*decoder, {.wait_seconds = 0.05});
+  Gate gate;
+  Asked running, waiting;
+  ServeRequest r = running.request(ids_of(1, 3), 4);
+  gate.hold(r);
+  scheduler.submit(std::move(r));
+  gate.reached.get_future().wait();
+  scheduler.submit(waiting.request(ids_of(2, 3), 5));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  gate.open.set_value();
+  EXPECT_EQ(error_of([&] { waiting.wait(); }), "busy: waited 0.05 s for a free slot, which did not come");
+  EXPECT_TRUE(waiting.tokens.empty());
+  EXPECT_EQ(running.wait().tokens, 4);
+}
+
+TEST(scheduler, whose_client_is_not_ready_keeps_its_slot_and_gets_no_token) {
+  const Model m;
+  const auto decoder = m.decoder(2);
+  Scheduler scheduler(*decoder);
+  Asked slow, other;
+  std::atomic<bool> ready = true, paused = false;
+  ServeRequest r = slow.request(ids_of(1, 3), 60);
+  const Answer expected = alone(m, r);
+  r.on_token = [&, also = r.on_token](int32_t id, const TokenLogprobs* p) {
+    if (slow.tokens.size() == 9) ready = false;
+    return also(id, p);
+  };
+  r.ready = [&] { return ready || (paused = true, false); };
+  scheduler.submit(std::move(r));
+  while (!paused) std::this_thread::yield();
+  scheduler.submit(other.request(ids_of(2, 3), 40));
+  EXPECT_EQ(other.wait().tokens, 40);
+  EXPECT_EQ(slow.tokens.size(), 10u);
+  ready = true;
+  EXPECT_EQ(slow.wait().tokens, 60);
+  EXPECT_EQ(slow.tokens, expected.tokens);
+}
+
 TEST(scheduler, cancelled_requests_end_once_waiting_or_answering) {
   const Model m;
   const auto decoder = m.decoder();

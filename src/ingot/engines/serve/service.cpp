@@ -38,6 +38,12 @@ std::string today() {
   return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d", &day));
 }
 
+ApiError logged(const std::string& what) {
+  const std::string id = random_word();
+  log_error("request failed (", id, "): ", what);
+  return ApiError(500, "the request failed; the server's log says why under " + id);
+}
+
 // What the client is told of an error that ended its request. Of one that it did not cause it learns only where to
 // look.
 ApiError api_error_of(std::exception_ptr error) {
@@ -46,13 +52,9 @@ ApiError api_error_of(std::exception_ptr error) {
   } catch (const ApiError& e) { return e; } catch (const Error& e) {
     if (e.code == ErrorCode::busy) return ApiError(429, e.what(), "", "server_busy");
     if (e.code == ErrorCode::usage) return ApiError(400, e.what());
-    const std::string id = random_word();
-    log_error("request failed (", id, "): ", e.what());
-    return ApiError(500, "the request failed; the server's log says why under " + id);
-  } catch (const std::exception& e) {
-    const std::string id = random_word();
-    log_error("request failed (", id, "): ", e.what());
-    return ApiError(500, "the request failed; the server's log says why under " + id);
+    return logged(e.what());
+  } catch (const std::exception& e) { return logged(e.what()); } catch (...) {
+    return logged("something that is no exception");
   }
 }
 
@@ -148,6 +150,7 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
       r.allowed = [self = shared_from_this(), index] {
         return self->grammar_->allowed(self->choices_[index].grammar_state);
       };
+    r.ready = answer_.ready;
     r.on_token = [self = shared_from_this(), index](int32_t id, const TokenLogprobs* p) {
       return self->token(index, id, p);
     };

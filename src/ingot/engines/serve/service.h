@@ -27,6 +27,7 @@ struct ServiceOptions {
 struct ApiAnswer {
   std::function<void(std::string)> event;            // of a stream: complete events
   std::function<void(int status, std::string)> end;  // the body; of a stream: empty
+  std::function<bool()> ready;                       // whether it takes more events now; empty: always
 };
 
 // Counts of values up to each bound, as Prometheus wants them.
