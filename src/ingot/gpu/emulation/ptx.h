@@ -111,6 +111,10 @@ template <class T> T load_relaxed(const T* p) {
   emulation::yield();
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
+inline void load_relaxed(const uint64_t* p, uint64_t (&v)[2]) {
+  emulation::check_aligned(p, 16);
+  v[0] = load_relaxed(p), v[1] = load_relaxed(p + 1);
+}
 template <class T> T load_acquire(const T* p) {
   emulation::yield();
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
@@ -138,6 +142,10 @@ inline uint32_t fetch_add_acq_rel(uint32_t* p, uint32_t v) {
   return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
 }
 inline void add_relaxed(uint32_t* p, uint32_t v) { (void)fetch_add_relaxed(p, v); }
+inline void add_relaxed(uint64_t* p, uint64_t v) {
+  emulation::maybe_yield();
+  __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
 inline void add_release(uint32_t* p, uint32_t v) { (void)fetch_add_release(p, v); }
 inline uint32_t compare_exchange_acq_rel(uint32_t* p, uint32_t expected, uint32_t desired) {
   emulation::maybe_yield();

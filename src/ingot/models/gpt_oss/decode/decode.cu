@@ -36,8 +36,7 @@ template <int kDim>
 __global__ void __launch_bounds__(decode_attention::kThreads) attention_kernel(decode_attention::Params p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  decode_attention::attend<kDim>(p, blockIdx.x, decode_attention::WholeBlock{},
-                                 tile::shared<decode_attention::Memory<kDim>>());
+  decode_attention::attend<kDim>(p, blockIdx.x, tile::shared<decode_attention::Memory<kDim>>());
 }
 // A block per token and key head.
 template <int kDim>
@@ -227,6 +226,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.best, kMostBlocks);
   const int64_t counters = at;
   take(b.handoff, 1);
+  take(b.sums, TokenSums::words(c.qkv_width(), b.x_stride, c.experts));
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
   b.counter_bytes = at - counters;
   return at;
@@ -254,7 +254,7 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
 
 uint32_t handoffs_of(const Model& m) { return kHandoffsOfLayer * uint32_t(m.layers.size()); }
 megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
-  return {.words = words, .blocks = blocks, .handoffs = handoffs_of(m), .extra = kTracedProducts};
+  return {.words = words, .blocks = blocks, .handoffs = handoffs_of(m), .extra = kTracedBytes};
 }
 
 bool megakernel_takes(const Model& m) {
@@ -274,8 +274,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   const Token token{.embedding = embedding_of(plan),
                     .head = head_of(plan),
                     .layers = how.layers,
-                    .parts = b.x,
-                    .x_stride = uint32_t(b.x_stride),
+                    .sums = TokenSums::at(b.sums, m.config.qkv_width(), b.x_stride),
                     .count = plan.layers,
                     .head_rows = plan.head_rows,
                     .experts = plan.experts,
@@ -286,7 +285,7 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
     return with_format<Megakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
   INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4, "decode trace: found experts in ", layer.down.w.format,
               ", expected mxfp4");
-  INGOT_CHECK(how.trace.handoffs == handoffs_of(m) && how.trace.extra == kTracedProducts,
+  INGOT_CHECK(how.trace.handoffs == handoffs_of(m) && how.trace.extra == kTracedBytes,
               "decode trace: found room for ", how.trace.handoffs, " hand-offs, expected ", handoffs_of(m));
   with_format<TracedMegakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
 }
@@ -301,7 +300,7 @@ std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t ca
 namespace {
 std::string name_of_handoff(uint32_t number) {
   static constexpr const char* kStages[] = {
-      "queries, keys and values", "attention", "the output", "the router", "gate and up", "down"};
+      "queries, keys and values", "attention", "the output", "gate and up", "down"};
   static_assert(std::size(kStages) == kHandoffsOfLayer, "a name for each stage");
   return std::string(kStages[number % kHandoffsOfLayer]) + " of layer " + std::to_string(number / kHandoffsOfLayer);
 }

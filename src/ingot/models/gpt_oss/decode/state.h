@@ -46,8 +46,9 @@ struct Buffers {
   float* logits;                          // (16, vocab)
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
-  uint32_t* handoff;                      // the megakernel's; with `arrived` zero between launches, or nearly
-  int64_t counter_bytes;                  // of both, from `handoff` on: to be zeroed after a launch that gave up
+  uint32_t* handoff;                      // the megakernel's; with what follows zero between launches, or nearly
+  uint64_t* sums;                         // the megakernel's (TokenSums)
+  int64_t counter_bytes;                  // from `handoff` to `arrived`: to be zeroed after a launch that gave up
   int64_t x_stride;
   const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended
 
