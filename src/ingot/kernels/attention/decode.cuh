@@ -1,9 +1,9 @@
 #pragma once
-// Attention of the newest T tokens of one sequence with all they see, by blocks of 128 threads, each for (key head, tile
-// of 16 queries, part of the keys); the last block of a tile to finish adds up its parts. Where there is one tile, the
-// block rotates and stores those of the new keys that fall into its part; else store_keys() has done so before. Rows of
-// the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum and
-// sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
+// Attention of the newest T tokens of one sequence with all they see, by blocks of 128 threads, each for (key head,
+// tile of 16 queries, part of the keys); the last block of a tile to finish adds up its parts. Where there is one tile,
+// the block rotates and stores those of the new keys that fall into its part; else store_keys() has done so before.
+// Rows of the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum
+// and sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -321,8 +321,8 @@ __device__ __forceinline__ Total total_of_parts(const Params& p, Query q, uint32
       const bool there = from + s < first + count;
       max[s] = there ? __ldcg(p.part_max + from + s) : -INFINITY;
       sum[s] = there ? __ldcg(p.part_sum + from + s) : 0;
-      out[s] = there ? __ldcg(reinterpret_cast<const float4*>(p.part_out + (from + s) * kDim + d))
-                     : make_float4(0, 0, 0, 0);
+      out[s] =
+          there ? __ldcg(reinterpret_cast<const float4*>(p.part_out + (from + s) * kDim + d)) : make_float4(0, 0, 0, 0);
     }
 #pragma unroll
     for (uint32_t s = 0; s < kHeld; ++s) top = fmaxf(top, max[s]);

@@ -10,8 +10,8 @@ namespace ingot::token_attention {
 
 using decode_attention::Params;
 
-constexpr uint32_t kWarps = 8;             // that multiply
-constexpr uint32_t kRound = 16 * kWarps;   // keys at once; a part is a multiple of it
+constexpr uint32_t kWarps = 8;            // that multiply
+constexpr uint32_t kRound = 16 * kWarps;  // keys at once; a part is a multiple of it
 template <int kDim> using Memory = decode_attention::Memory<kDim, kWarps>;
 
 // Of all a token sees, and of a part: which the position decides.
@@ -49,8 +49,7 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     const Unit u = unit_of(unit);
     const uint32_t warp = threadIdx.x / 32, rows = decode_attention::rows_of(p_, u.tile);
     if (threadIdx.x >= kThreads - rows)
-      m_.sink[kThreads - 1 - threadIdx.x] =
-          p_.sinks[u.head * p_.group + 16 * u.tile + kThreads - 1 - threadIdx.x];
+      m_.sink[kThreads - 1 - threadIdx.x] = p_.sinks[u.head * p_.group + 16 * u.tile + kThreads - 1 - threadIdx.x];
     stage(u, rows, projected);
     ptx::cp_async_wait_group<0>();
     Team::sync();

@@ -285,8 +285,8 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
     return with_format<Megakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
   INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4, "decode trace: found experts in ", layer.down.w.format,
               ", expected mxfp4");
-  INGOT_CHECK(how.trace.handoffs == handoffs_of(m) && how.trace.extra == kTracedBytes,
-              "decode trace: found room for ", how.trace.handoffs, " hand-offs, expected ", handoffs_of(m));
+  INGOT_CHECK(how.trace.handoffs == handoffs_of(m) && how.trace.extra == kTracedBytes, "decode trace: found room for ",
+              how.trace.handoffs, " hand-offs, expected ", handoffs_of(m));
   with_format<TracedMegakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
 }
 
@@ -299,8 +299,8 @@ std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t ca
 
 namespace {
 std::string name_of_handoff(uint32_t number) {
-  static constexpr const char* kStages[] = {
-      "queries, keys and values", "attention", "the output", "gate and up", "down"};
+  static constexpr const char* kStages[] = {"queries, keys and values", "attention", "the output", "gate and up",
+                                            "down"};
   static_assert(std::size(kStages) == kHandoffsOfLayer, "a name for each stage");
   return std::string(kStages[number % kHandoffsOfLayer]) + " of layer " + std::to_string(number / kHandoffsOfLayer);
 }

@@ -45,7 +45,7 @@ struct TokenMemory {
   uint64_t routed;      // completes once a layer: what its experts are chosen by is there
   int64_t position;     // of the token
   float squares[kTokenWarps];
-  float sums[kHeldBands][kTokenWarps][16];    // zeros between products
+  float sums[kHeldBands][kTokenWarps][16];        // zeros between products
   alignas(4) uint16_t normed[2][kHeldBands][16];  // what the router takes of the output's rows: two bf16 a number
 };
 
@@ -176,7 +176,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
                 : stage == Stage::output  ? section<D>(w, share.output)
                 : stage == Stage::gate_up ? section<E>(w, share.gate_up, true)
                 : stage == Stage::down    ? section<E>(w, share.down, true, true)
-                                              : section<D>(w, stage == Stage::head ? share.head : 0);
+                                          : section<D>(w, stage == Stage::head ? share.head : 0);
     s.begin();
     return s;
   }
@@ -219,8 +219,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     embed_token();
     uint32_t i = 0;
     token_attention::Keys keys;
-    // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits for
-    // itself.
+    // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
+    // for itself.
 #pragma unroll 1
     for (Stage stage = Stage::qkv;; stage = Stage(int(stage) + 1)) {
       if (stage == Stage::head && i < m_.token.count) stage = Stage::qkv;
@@ -486,9 +486,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       float sum[4] = {};
 #pragma unroll 1
       for (uint32_t i = 0; i < held; ++i) {
-        const uint4 step = asked != nullptr
-                               ? *reinterpret_cast<const uint4*>(asked + (i * w.bands + r) * kStepBytes)
-                               : *reinterpret_cast<const uint4*>(router_step(w, r, band + i));
+        const uint4 step = asked != nullptr ? *reinterpret_cast<const uint4*>(asked + (i * w.bands + r) * kStepBytes)
+                                            : *reinterpret_cast<const uint4*>(router_step(w, r, band + i));
         const uint32_t a[4] = {step.x, step.y, step.z, step.w};
         uint32_t b[2] = {};  // two of the eight columns: a number's first eight bits, and what they leave
         if (g < 2) {
@@ -504,8 +503,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       }
     }
   }
-  // After the output's hand-off: its sums become the column of gate and up, the logits are laid before the copying warp,
-  // who chooses. Block 0 leaves the lists for who asks afterwards.
+  // After the output's hand-off: its sums become the column of gate and up, the logits are laid before the copying
+  // warp, who chooses. Block 0 leaves the lists for who asks afterwards.
   __device__ __forceinline__ void route(const LayerStages& l) const {
     const Router& p = l.router;
     const ChoiceMemory m = choice();
@@ -588,16 +587,16 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       eps = l.gate_up.eps;  // staged by route()
     }
     TokenTeam::sync();
-    const Ending ending{.stage = stage,
-                        .w = w,
-                        .bias = stage == Stage::qkv       ? l.qkv.bias
-                                : stage == Stage::output  ? l.output.bias
-                                : stage == Stage::gate_up ? l.gate_up.bias
-                                : stage == Stage::down    ? l.down.bias
-                                                              : nullptr,
-                        .scale = eps > 0 ? rstd(w.cols, eps) : 1,
-                        .drop = stage == Stage::gate_up || stage == Stage::down ? granules::Form<E>::kDrop
-                                                                                        : granules::Form<D>::kDrop};
+    const Ending ending{
+        .stage = stage,
+        .w = w,
+        .bias = stage == Stage::qkv       ? l.qkv.bias
+                : stage == Stage::output  ? l.output.bias
+                : stage == Stage::gate_up ? l.gate_up.bias
+                : stage == Stage::down    ? l.down.bias
+                                          : nullptr,
+        .scale = eps > 0 ? rstd(w.cols, eps) : 1,
+        .drop = stage == Stage::gate_up || stage == Stage::down ? granules::Form<E>::kDrop : granules::Form<D>::kDrop};
     multiply(m_.sections[int(stage)], ending, l, top, from);
   }
   __device__ __forceinline__ float bias_of(const Ending& e, const Section& s, uint32_t v, uint32_t row) const {
@@ -633,9 +632,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     const bool routes = e.stage == Stage::output;
     float part = 0;
     if (mine)
-      part = gain * publish(s, v, n, y, bias, routes ? m_.token.sums.output
-                                              : e.stage == Stage::qkv ? m_.token.sums.qkv
-                                                                          : m_.token.sums.down,
+      part = gain * publish(s, v, n, y, bias,
+                            routes                  ? m_.token.sums.output
+                            : e.stage == Stage::qkv ? m_.token.sums.qkv
+                                                    : m_.token.sums.down,
                             routes ? x()[n] : 0);
     if (!routes || !ends) return;
     const bf16 high(part), low(part - float(high));

@@ -54,8 +54,7 @@ void add_stage(Events& events, const StageSpan& s) {
 }  // namespace
 
 const char* stage_name(uint32_t stage) {
-  static constexpr const char* kNames[kStages + 1] = {"qkv",         "attention", "output",
-                                                      "gate and up", "down",      "head"};
+  static constexpr const char* kNames[kStages + 1] = {"qkv", "attention", "output", "gate and up", "down", "head"};
   return kNames[stage];
 }
 

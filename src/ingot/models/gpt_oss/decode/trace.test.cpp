@@ -80,9 +80,9 @@ TEST(DecodeTrace, TheFileIsJsonWhoseEventsNest) {
       EXPECT_DOUBLE_EQ(e.at("args").at("wait_us"), 1);
     }
   }
-  const std::map<std::string, int> want = {{"token", 2},  {"layer 0", 2},   {"layer 1", 2}, {"qkv", 4},
-                                           {"output", 4}, {"attention", 4}, {"gate and up", 4},
-                                           {"down", 4},   {"head", 2},      {"waiting", 10}};
+  const std::map<std::string, int> want = {{"token", 2},  {"layer 0", 2},   {"layer 1", 2},     {"qkv", 4},
+                                           {"output", 4}, {"attention", 4}, {"gate and up", 4}, {"down", 4},
+                                           {"head", 2},   {"waiting", 10}};
   EXPECT_EQ(count, want);
 }
 
