@@ -120,10 +120,16 @@ template <class T> T load_acquire(const T* p) {
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 template <class T> T load_acquire_system(const T* p) { return load_acquire(p); }
+// Of what kernels on other threads write: they get time too.
+template <class T> T load_relaxed_system(const T* p) {
+  emulation::yield_to_others();
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
 template <class T, class V> void store_relaxed(T* p, V v) {
   emulation::maybe_yield();
   __atomic_store_n(p, T(v), __ATOMIC_RELAXED);
 }
+template <class T, class V> void store_relaxed_system(T* p, V v) { store_relaxed(p, v); }
 template <class T, class V> void store_release(T* p, V v) {
   emulation::maybe_yield();
   __atomic_store_n(p, T(v), __ATOMIC_RELEASE);

@@ -1,5 +1,6 @@
 #pragma once
-// Words that threads of different blocks pass to each other, in global memory (or, _system, in mapped host memory).
+// Words that threads of different blocks pass to each other, in global memory (or, _system, in mapped host memory and
+// that of other GPUs).
 // Relaxed: only the word itself. Acquire and release: also what was written before the release.
 #ifdef INGOT_EMULATE
 #include "ingot/gpu/emulation/ptx.h"
@@ -32,6 +33,12 @@ __device__ inline uint32_t load_acquire_system(const uint32_t* p) {
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+// Of memory that other GPUs write to.
+__device__ inline uint64_t load_relaxed_system(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
 __device__ inline uint64_t load_acquire(const uint64_t* p) {
   uint64_t v;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -49,6 +56,12 @@ __device__ inline void store_release(uint32_t* p, uint32_t v) {
 }
 __device__ inline void store_release(uint64_t* p, uint64_t v) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ inline void store_relaxed_system(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ inline void store_relaxed_system(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 __device__ inline void store_release_system(uint32_t* p, uint32_t v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");

@@ -12,6 +12,7 @@
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/granule_product.cuh"
 #include "ingot/kernels/sampling/best.cuh"
+#include "ingot/megakernel/exchange.cuh"
 #include "ingot/megakernel/handoff.cuh"
 #include "ingot/megakernel/sums.cuh"
 #include "ingot/megakernel/weight_stream.cuh"
@@ -49,9 +50,15 @@ struct TokenMemory {
   alignas(4) uint16_t normed[2][kHeldBands][16];  // what the router takes of the output's rows: two bf16 a number
 };
 
+// Behind it where several GPUs make the token.
+struct RankMemory {
+  Ranks ranks;
+  uint32_t epoch, unused;  // of the last exchange before this token
+};
+
 inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
-  t.choice = up(sizeof(TokenMemory), 16);
+  t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
   t.stage = up(t.x + int64_t(granules::padded(l.qkv.w.cols)) * 4, 128);
   t.ring = up(t.stage + std::max({int64_t(sizeof(token_attention::Memory<kDim>)),
@@ -66,6 +73,11 @@ inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   t.bytes = t.ring + t.stream.slots * megakernel::kSlotBytes;
 }
 
+// Of C rows, whose bands all blocks share: what each has at most, where several GPUs' parts are added.
+INGOT_HD constexpr uint32_t bands_of_block(uint32_t C, uint32_t blocks) {
+  return ((C + 15) / 16 + blocks - 1) / blocks;
+}
+
 template <WeightFormat F> constexpr uint32_t kMostOfPiece = megakernel::kSlotBytes / granules::Form<F>::kBytes;
 
 // What the readers of a piece need to know of it.
@@ -76,7 +88,8 @@ __device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
   return {nullptr, n.word[0], n.word[1], n.word[2], n.word[3]};
 }
 
-template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
+// kRanks: several GPUs make the token; what output and down add to x is the sum of their parts.
+template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class TokenProgram {
  public:
   __device__ __forceinline__ TokenProgram()
       : memory_(tile::dynamic_shared<char>()),
@@ -86,6 +99,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
   __device__ __forceinline__ void run(const Token& token) {
     copy_words(m_.token, token);
     copy_words(m_.layers[0], token.layers[0]);
+    if constexpr (kRanks) {
+      copy_words(rank_memory().ranks, *token.ranks);
+      if (threadIdx.x == 0) rank_memory().epoch = ptx::load_relaxed(token.ranks->exchange.epoch);
+    }
     for (uint32_t i = threadIdx.x; i < sizeof(m_.sums) / 4; i += blockDim.x) (&m_.sums[0][0][0])[i] = 0;
     if (threadIdx.x == 0) {
       m_.stream.begin(token.stream);
@@ -105,10 +122,14 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     __syncthreads();
     if (m_.token.head_rows == 0) {
       if (blockIdx.x == 0 && threadIdx.x == 0 && handoffs_.all_came()) m_.token.head.state->position += 1;
+      if constexpr (kRanks) leave_ranks(blockIdx.x == 0 && threadIdx.x == 0);
       return;
     }
-    sampling::Drawn drawn;
-    if (likeliest_of_grid(m_.token.head, top, drawn) && handoffs_.all_came()) append(m_.token.head, drawn);
+    uint64_t key;
+    const bool last = likeliest_of_grid(m_.token.head, top, key);
+    if constexpr (kRanks) key = last ? likeliest_of_ranks(key) : 0;
+    if (last && handoffs_.all_came()) append(m_.token.head, key);
+    if constexpr (kRanks) leave_ranks(last);
   }
 
  private:
@@ -122,6 +143,66 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
         (threadIdx.x == uint32_t(Stage::output) && s.range.begin < s.range.end
              ? uint64_t((s.range.end - 1) / s.granules - s.range.begin / s.granules + 1) * layer(0).router.w.bands * 512
              : 0);
+  }
+
+  // --- several GPUs
+
+  __device__ __forceinline__ RankMemory& rank_memory() const {
+    return *reinterpret_cast<RankMemory*>(memory_ + sizeof(TokenMemory));
+  }
+  // Of layer i: the output's sums, then down's.
+  __device__ __forceinline__ uint32_t epoch_of(uint32_t i, Stage stage) const {
+    return rank_memory().epoch + 2 * i + (stage == Stage::output ? 1 : 2);
+  }
+  // This block's part of a sum, to all ranks: as publish() does.
+  __device__ __forceinline__ void send_part(const Section& s, uint32_t i, Stage stage, uint32_t band, uint32_t n,
+                                            float value, float bias) const {
+    const bool begins = s.range.begin <= band * s.of_sums(), ends = s.range.end >= (band + 1) * s.of_sums();
+    const megakernel::Exchange& x = rank_memory().ranks.exchange;
+    const uint32_t epoch = epoch_of(i, stage), second = granules::padded(m_.token.embedding.C) + n;
+    megakernel::send(x, epoch, begins ? n : second, value + (begins ? bias : 0));
+    if (begins && ends) megakernel::send(x, epoch, second, 0);
+  }
+  // Each block adds the ranks' parts of some bands and publishes them as one GPU's blocks do; the output's with what
+  // the router makes of them.
+  __device__ __forceinline__ void add_ranks(uint32_t i, Stage stage, const LayerStages& l) const {
+    const Ranks& r = rank_memory().ranks;
+    const bool routes = stage == Stage::output;
+    const uint32_t C = m_.token.embedding.C, each = bands_of_block(C, gridDim.x), slot = threadIdx.x / 16,
+                   row = threadIdx.x % 16, epoch = epoch_of(i, stage), from = routes ? r.heads : r.channels,
+                   what = kHandoffsOfLayer * i + uint32_t(stage), end = min((blockIdx.x + 1) * each, (C + 15) / 16);
+    uint64_t* const sums = routes ? m_.token.sums.output : m_.token.sums.down;
+#pragma unroll 1
+    for (uint32_t band = blockIdx.x * each; band < end; band += kHeldBands) {
+      const uint32_t held = min(end - band, kHeldBands), n = 16 * (band + slot) + row;
+      if (routes) ask_router(l, band, held);
+      if (slot < held) {
+        float part = 0;
+        if (n < C) {
+          const float gain = routes ? l.router.weight[n] : 0;
+          const float sum = megakernel::sum_of_ranks<2>(r.exchange, from, epoch, n, granules::padded(C), r.watch, what);
+          RowSum::add(sums + n, sum, 2);
+          part = gain * (x()[n] + sum);
+        }
+        put_normed(slot, row, part);
+      }
+      if (!routes) continue;
+      TokenTeam::sync();
+      add_logits(l, band, held, band + held == end ? 1 : 0);
+      if (band + held < end) TokenTeam::sync();
+    }
+  }
+  // By one thread of the grid, which knows the best of this GPU's ids.
+  __device__ __forceinline__ uint64_t likeliest_of_ranks(uint64_t key) const {
+    const Ranks& r = rank_memory().ranks;
+    return megakernel::largest_of_ranks(r.exchange, r.ids, rank_memory().epoch + 2 * m_.token.count, key, r.watch,
+                                        kHandoffsOfLayer * m_.token.count);
+  }
+  // `last`: in one thread of the grid, when all have begun.
+  __device__ __forceinline__ void leave_ranks(bool last) const {
+    const Ranks& r = rank_memory().ranks;
+    if (last) ptx::store_relaxed(r.exchange.epoch, rank_memory().epoch + 2 * m_.token.count);
+    if (threadIdx.x == 0) megakernel::pass_on_stop(r.exchange, r.watch);
   }
 
   // --- what is where
@@ -230,7 +311,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       if (stage == Stage::attention)
         attend({l.attention, keys, attention_memory});
       else
-        multiply(stage, l, i > 0, top, from);
+        multiply(stage, l, i, top, from);
+      if constexpr (kRanks)
+        if (stage == Stage::output || stage == Stage::down) add_ranks(i, stage, l);
       if (stage == Stage::head) return handoffs_.end();
       handoffs_.arrive(stage == Stage::attention || stage == Stage::gate_up);  // sums need no fence
       // What does not depend on the others' part of this stage:
@@ -351,7 +434,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     float scale, drop;
   };
   // The block's part of a product, in rounds of as many bands as have room for their sums.
-  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l,
+  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l, uint32_t layer,
                                            sampling::Best& top, megakernel::WeightReader& from) {
     const bool experts = ending.stage == Stage::gate_up || ending.stage == Stage::down;
     const uint32_t of_sums = s.of_sums(), slot = threadIdx.x / 16, row = threadIdx.x % 16;
@@ -363,7 +446,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       const float bias = ends ? bias_of(ending, s, band + slot, row) : 0;
       const uint32_t held = min((s.range.end + of_sums - 1) / of_sums - band, kHeldBands);  // bands of this round
       const uint32_t n = 16 * (band + slot) + row;
-      const bool routes = ending.stage == Stage::output;
+      const bool routes = !kRanks && ending.stage == Stage::output;
       float gain = 0;
       if (routes) {
         if (ends && n < ending.w.rows) gain = l.router.weight[n];
@@ -384,7 +467,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
             sum += m_.sums[slot][w][row];
             m_.sums[slot][w][row] = 0;
           }
-        end(ending, s, l, ends, band + slot, row, sum * ending.drop, bias, gain, top);
+        end(ending, s, l, layer, ends, band + slot, row, sum * ending.drop, bias, gain, top);
       }
       if (routes) {
         TokenTeam::sync();
@@ -571,13 +654,13 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
   }
 
   // From the columns to what the block publishes.
-  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, bool later, sampling::Best& top,
+  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t layer, sampling::Best& top,
                                            megakernel::WeightReader& from) {
     const Matrix& w = matrix(stage, l);
     float eps = 0;
     if (stage == Stage::qkv || stage == Stage::head) {
       const NormProduct& p = stage == Stage::qkv ? l.qkv : m_.token.head;
-      stage_normed<D>(p.weight, w, later || stage == Stage::head ? m_.token.sums.down : nullptr);
+      stage_normed<D>(p.weight, w, layer > 0 || stage == Stage::head ? m_.token.sums.down : nullptr);
       eps = p.eps;
     } else if (stage == Stage::output) {
       stage_columns(l.output.columns, w.cols, 1);
@@ -597,7 +680,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
                                           : nullptr,
         .scale = eps > 0 ? rstd(w.cols, eps) : 1,
         .drop = stage == Stage::gate_up || stage == Stage::down ? granules::Form<E>::kDrop : granules::Form<D>::kDrop};
-    multiply(m_.sections[int(stage)], ending, l, top, from);
+    multiply(m_.sections[int(stage)], ending, l, layer, top, from);
   }
   __device__ __forceinline__ float bias_of(const Ending& e, const Section& s, uint32_t v, uint32_t row) const {
     const uint32_t band = e.stage == Stage::gate_up ? v % s.bands : v, n = 16 * band + row;
@@ -610,8 +693,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     return bias;
   }
   // By whole warps.
-  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, bool ends, uint32_t v,
-                                      uint32_t row, float sum, float bias, float gain, sampling::Best& top) const {
+  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, uint32_t layer,
+                                      bool ends, uint32_t v, uint32_t row, float sum, float bias, float gain,
+                                      sampling::Best& top) const {
     if (e.stage == Stage::gate_up) {
       const float y = sum * e.scale + bias, up = __shfl_xor_sync(~0u, y, 1);
       const uint32_t n = 8 * (v % s.bands) + row / 2, width = e.w.rows / 2;
@@ -626,9 +710,15 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     if (e.stage == Stage::head) {
       if (!mine) return;
       m_.token.head.y[n] = y;
-      if (n < m_.token.head.vocab) top.add(y, n);
+      const uint32_t id = (kRanks ? m_.token.head.first_id : 0) + n;
+      if (id < m_.token.head.vocab) top.add(y, id);
       return;
     }
+    if constexpr (kRanks)
+      if (e.stage != Stage::qkv) {
+        if (mine) send_part(s, layer, e.stage, v, n, y, bias);
+        return;
+      }
     const bool routes = e.stage == Stage::output;
     float part = 0;
     if (mine)
@@ -638,8 +728,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
                                                     : m_.token.sums.down,
                             routes ? x()[n] : 0);
     if (!routes || !ends) return;
-    const bf16 high(part), low(part - float(high));
-    m_.normed[0][threadIdx.x / 16][row] = high.bits, m_.normed[1][threadIdx.x / 16][row] = low.bits;
+    put_normed(threadIdx.x / 16, row, part);
+  }
+  __device__ __forceinline__ void put_normed(uint32_t slot, uint32_t row, float value) const {
+    const bf16 high(value), low(value - float(high));
+    m_.normed[0][slot][row] = high.bits, m_.normed[1][slot][row] = low.bits;
   }
 
   char* const memory_;
@@ -647,9 +740,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
   const megakernel::Handoffs<TokenTeam, kTraced> handoffs_;
 };
 
-template <WeightFormat D, WeightFormat E, bool kTraced>
+template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1) token_kernel(const __grid_constant__ Token token) {
-  TokenProgram<D, E, kTraced>().run(token);
+  TokenProgram<D, E, kTraced, kRanks>().run(token);
 }
 
 // --- launcher
@@ -665,6 +758,10 @@ inline Shares shares_of(const Token& t, const LayerStages& l, uint32_t blocks) {
            .head = share_of_bands(t.head.w.bands, t.head.w.granules, blocks)};
   const uint32_t of_output = l.output.w.bands * l.output.w.granules;
   s.routers = (of_output + s.output - 1) / s.output;
+  if (t.ranks != nullptr) {
+    const uint32_t each = bands_of_block(t.embedding.C, blocks);
+    s.routers = ((t.embedding.C + 15) / 16 + each - 1) / each;
+  }
   return s;
 }
 
@@ -678,10 +775,10 @@ template <WeightFormat D> bool Megakernel<D>::fits(const Model& m) {
   return token.stream.ahead > 0;
 }
 
-template <WeightFormat D, WeightFormat E, bool kTraced = false>
+template <WeightFormat D, WeightFormat E, bool kTraced = false, bool kRanks = false>
 void launch_token(Token token, const LayerStages& layer, int64_t blocks, Stream stream) {
   place(token, layer, kMostShared);
-  const auto kernel = token_kernel<D, E, kTraced>;
+  const auto kernel = token_kernel<D, E, kTraced, kRanks>;
   gpu::Launch at{.block = kTokenThreads + 32,
                  .smem = token.bytes,
                  .device = gpu::current_device() < 0 ? 0 : gpu::current_device(),
@@ -698,6 +795,11 @@ void Megakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t
   if (experts == WeightFormat::mxfp4) return launch_token<D, WeightFormat::mxfp4>(token, layer, blocks, stream);
   if (experts == WeightFormat::fp8) return launch_token<D, WeightFormat::fp8>(token, layer, blocks, stream);
   launch_token<D, WeightFormat::bf16>(token, layer, blocks, stream);
+}
+
+template <WeightFormat D>
+void RankMegakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
+  launch_token<D, WeightFormat::mxfp4, false, true>(token, layer, blocks, stream);
 }
 
 template <WeightFormat D>

@@ -40,6 +40,7 @@ struct Token {
   Embedding embedding;
   NormProduct head;
   const LayerStages* layers;  // on the device
+  const Ranks* ranks;         // on the device, where several GPUs make the token; else null
   TokenSums sums;
   uint32_t count, head_rows;
   uint32_t experts, k;
@@ -66,6 +67,10 @@ template <WeightFormat Dense> struct Megakernel {
 // The same with Grid::trace, of MXFP4 experts, in a source file of its own (megakernel_traced.cu): code that is not run
 // costs the other instances room in the instruction cache.
 template <WeightFormat Dense> struct TracedMegakernel {
+  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+};
+// Instances of their own too: one GPU of several (Token::ranks). Experts in MXFP4.
+template <WeightFormat Dense> struct RankMegakernel {
   static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
 };
 
