@@ -39,6 +39,20 @@ DeviceInfo device_info(int device) {
   return info;
 }
 
+bool can_access_peer(int device, int peer) {
+  int can = 0;
+  check_cuda(cudaDeviceCanAccessPeer(&can, device, peer), "peer access from cuda:", device, " to cuda:", peer);
+  return can != 0;
+}
+void enable_peer_access(int device, int peer) {
+  const DeviceGuard guard(device);
+  const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled)
+    (void)cudaGetLastError();
+  else
+    check_cuda(status, "enabling peer access from cuda:", device, " to cuda:", peer);
+}
+
 int sm_count(int device) {
   int sms = 0;
   check_cuda(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "number of SMs of cuda:", device);
@@ -196,6 +210,8 @@ int device_count() { return 0; }
 int current_device() { return -1; }
 DeviceInfo device_info(int) { no_cuda(); }
 int sm_count(int) { no_cuda(); }
+bool can_access_peer(int, int) { no_cuda(); }
+void enable_peer_access(int, int) { no_cuda(); }
 void check_cuda_status(int, const std::string&) { no_cuda(); }
 DeviceGuard::DeviceGuard(int) { no_cuda(); }
 DeviceGuard::~DeviceGuard() = default;

@@ -21,6 +21,9 @@ struct DeviceInfo {
   int driver = 0, runtime = 0;  // as CUDA writes versions: 13000 is 13.0
 };
 DeviceInfo device_info(int device = 0);
+// Whether kernels on `device` may read and write the memory of `peer`; lets them.
+bool can_access_peer(int device, int peer);
+void enable_peer_access(int device, int peer);
 int sm_count(int device);  // asked for at every launch, as the runtime remembers it
 
 // Throws Error(unsupported) unless status is cudaSuccess: the note, the error's name and text.

@@ -14,7 +14,8 @@
 
 namespace ingot::gpu {
 
-enum : uint32_t { kRunning = 0, kTimedOut = 1, kStoppedByHost = 2 };  // what the stop word says
+// What the stop word says. Who was stopped by another GPU leaves no record: that one has it.
+enum : uint32_t { kRunning = 0, kTimedOut = 1, kStoppedByHost = 2, kStoppedByPeer = 3 };
 
 // What the first wait that gave up was waiting for. In mapped host memory.
 struct WaitRecord {

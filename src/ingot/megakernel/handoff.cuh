@@ -36,12 +36,17 @@ template <class Team, bool kTraced = false> class Handoffs {
     if constexpr (kTraced) Team::sync();
     stamp([&] { return grid_.trace.stamps() - 1; });
   }
-  // Each is a barrier of the team.
-  __device__ __forceinline__ void arrive() const {
+  // Each is a barrier of the team. With `fence` false what the block has stored may come later than its arrival: for
+  // words that say by themselves whether they are complete (sums.cuh).
+  __device__ __forceinline__ void arrive(bool fence = true) const {
     Team::sync();
     stamp([&] { return 1 + 2 * m_.number; });
     if (threadIdx.x != 0 || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
-    ptx::add_release(grid_.counter, blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1);
+    const uint32_t one = blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1;
+    if (fence)
+      ptx::add_release(grid_.counter, one);
+    else
+      ptx::add_relaxed(grid_.counter, one);
   }
   // Returns early, like all later ones, where a wait of the grid gave up.
   __device__ __forceinline__ void wait() const {

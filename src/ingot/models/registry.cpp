@@ -37,6 +37,15 @@ void check_device(const ModelKind& kind, DeviceChoice device) {
          ", which runs on the CPU only, expected device auto or cpu");
 }
 
+void check_gpus(const ModelKind& kind, const OpenOptions& o) {
+  if (o.gpus == 1) return;
+  if (o.device == DeviceChoice::cpu)
+    fail(ErrorCode::usage, "--gpus: found ", o.gpus, " with device cpu, expected device auto or cuda");
+  if (!kind.gpus)
+    fail(ErrorCode::unsupported, "--gpus: found ", o.gpus, " for a model of the kind ", kind.name,
+         ", which runs on one device, expected 1");
+}
+
 }  // namespace
 
 DeviceChoice device_named(const std::string& name) {
@@ -64,6 +73,7 @@ OpenedModel open_model(const std::string& path, const OpenOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const ModelKind& kind = model_kind_of(path);
   check_device(kind, options.device);
+  check_gpus(kind, options);
   OpenedModel m = kind.open(path, options);
   m.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return m;

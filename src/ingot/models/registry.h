@@ -31,7 +31,9 @@ struct OpenOptions {
   int64_t layers = 0;  // the first so many; 0: all. Not every kind can
   int64_t slots = 1;   // sequences at a time
   DeviceChoice device = DeviceChoice::automatic;
-  std::string adapters;  // a file of `ingot ttt`, for models of `ingot train`
+  int64_t gpus = 1;              // that share the model; more than one are insisted on
+  std::string split = "tensor";  // how they do: "tensor" or "attention-experts"
+  std::string adapters;          // a file of `ingot ttt`, for models of `ingot train`
 };
 struct OpenedModel {
   std::shared_ptr<const void> memory;  // what the decoder reads
@@ -50,6 +52,7 @@ struct ModelKind {
   // Its text; `tokenizer`: a file, or empty for the model's own. `harmony`: refuse one that cannot speak Harmony.
   Vocabulary (*vocabulary)(const std::string& path, const std::string& tokenizer, bool harmony) = nullptr;
   bool cuda = false;  // open() serves DeviceChoice::cuda
+  bool gpus = false;  // and several of them
 };
 
 void register_model(const ModelKind& kind);  // before other threads look

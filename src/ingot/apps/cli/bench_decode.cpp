@@ -1,5 +1,8 @@
 // ingot bench decode: a token of GPT-OSS on a GPU, with synthetic weights.
+#include <algorithm>
+
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/models.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
@@ -13,7 +16,29 @@ struct Options {
   DecodeMeasurement measurement;
   bool phased = false, megakernel = false;  // only this one
   bool json = false;
+  int64_t gpus = 1;
 };
+
+void print_path(const std::string& path, const TokenTimes& of, const std::string& more) {
+  write_out(path + ": mean " + fixed(of.mean_ms, 3) + " ms a token, p50 " + fixed(of.p50_ms, 3) + ", p99 " +
+            fixed(of.p99_ms, 3) + ", best " + fixed(of.best_ms, 3) + "; " + fixed(1e3 / of.mean_ms, 0) + " tokens/s" +
+            more + "\n");
+}
+void print_shared(const Options& o, const DecodeTimes& t) {
+  const SharedTimes& s = t.shared;
+  write_out(std::to_string(o.gpus) + " GPUs, " + o.measurement.split + ": a token reads at most " +
+            fixed(double(s.token_bytes) * 1e-9, 3) + " GB on one of them\n");
+  for (const auto& [path, of] : s.token) {
+    const auto alone = std::find_if(t.token.begin(), t.token.end(), [&](const auto& one) { return one.first == path; });
+    print_path(
+        path + ", " + std::to_string(o.gpus) + " GPUs", of,
+        alone == t.token.end() ? "" : "; " + fixed(of.mean_ms / alone->second.mean_ms, 3) + " of one GPU's time");
+  }
+  write_out("16 tokens of a prompt: " + fixed(s.prompt_ms, 2) + " ms\n");
+  for (const auto& [name, of] : {std::pair{"idle", s.idle}, {"under load", s.loaded}})
+    write_out(std::string("an exchange, ") + name + ": store to poll " + fixed(of.one_way, 2) +
+              " us; a hand-off with one " + fixed(of.exchange, 2) + " us, within a GPU " + fixed(of.local, 2) + "\n");
+}
 
 double achieved_TBps(const DecodeTimes& t, const TokenTimes& of) { return double(t.token_bytes) / of.mean_ms * 1e-9; }
 
@@ -22,44 +47,61 @@ void print(const Options& o, const DecodeTimes& t) {
                            with_commas(o.measurement.context) + " tokens of context, " +
                            fixed(double(t.weight_bytes) * 1e-9, 1) + " GB of weights\n";
   write_out(text);
+  if (t.token.empty() && o.gpus > 1) return print_shared(o, t);  // one has no room for it
   write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB; reading alone reaches " +
             fixed(t.read_TBps, 2) + " TB/s here\n");
   for (const auto& [path, of] : t.token)
-    write_out(path + ": mean " + fixed(of.mean_ms, 3) + " ms a token, p50 " + fixed(of.p50_ms, 3) + ", p99 " +
-              fixed(of.p99_ms, 3) + ", best " + fixed(of.best_ms, 3) + "; " + fixed(1e3 / of.mean_ms, 0) +
-              " tokens/s, " + fixed(achieved_TBps(t, of), 2) + " TB/s, " +
-              fixed(100 * achieved_TBps(t, of) / t.read_TBps, 0) + " % of reading alone\n");
+    print_path(path, of,
+               ", " + fixed(achieved_TBps(t, of), 2) + " TB/s, " + fixed(100 * achieved_TBps(t, of) / t.read_TBps, 0) +
+                   " % of reading alone");
   write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
   if (o.measurement.prompt) write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
   for (const auto& [name, us] : t.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
   for (const StageTimes& s : t.stages)
     write_out("  megakernel, " + s.name + ": " + fixed(s.work_us, 2) + " us of work, " + fixed(s.wait_us, 2) +
               " of waiting\n");
+  if (o.gpus > 1) print_shared(o, t);
+}
+
+OrderedJson as_json(const std::vector<std::pair<std::string, TokenTimes>>& paths) {
+  OrderedJson token = OrderedJson::object();
+  for (const auto& [path, of] : paths)
+    token[path] = {{"mean_ms", of.mean_ms}, {"p50_ms", of.p50_ms}, {"p99_ms", of.p99_ms}, {"best_ms", of.best_ms}};
+  return token;
+}
+OrderedJson as_json(const megakernel::ExchangeTimes& e) {
+  return {{"one_way_us", e.one_way}, {"handoff_us", e.local}, {"exchange_us", e.exchange}};
 }
 
 OrderedJson as_json(const Options& o, const DecodeTimes& t) {
   OrderedJson stages = OrderedJson::object();
   for (const StageTimes& s : t.stages) stages[s.name] = {{"work_us", s.work_us}, {"wait_us", s.wait_us}};
-  OrderedJson token = OrderedJson::object();
-  for (const auto& [path, of] : t.token)
-    token[path] = {{"mean_ms", of.mean_ms}, {"p50_ms", of.p50_ms}, {"p99_ms", of.p99_ms}, {"best_ms", of.best_ms}};
   OrderedJson phases = OrderedJson::object();
   for (const auto& [name, us] : t.phases) phases[name] = us;
-  return {{"version", version()},
-          {"commit", commit()},
-          {"gpu", gpu::device_info().name},
-          {"model", "gpt-oss-" + o.size},
-          {"dense", o.dense},
-          {"context", o.measurement.context},
-          {"tokens", o.measurement.tokens},
-          {"token", token},
-          {"prompt_ms_of_16", t.prompt_ms},
-          {"first_token_ms", t.first_token_ms},
-          {"token_bytes", t.token_bytes},
-          {"weight_bytes", t.weight_bytes},
-          {"read_TBps", t.read_TBps},
-          {"phases_us", phases},
-          {"stages", stages}};
+  OrderedJson json{{"version", version()},
+                   {"commit", commit()},
+                   {"gpu", gpu::device_info().name},
+                   {"model", "gpt-oss-" + o.size},
+                   {"dense", o.dense},
+                   {"context", o.measurement.context},
+                   {"tokens", o.measurement.tokens},
+                   {"token", as_json(t.token)},
+                   {"prompt_ms_of_16", t.prompt_ms},
+                   {"first_token_ms", t.first_token_ms},
+                   {"token_bytes", t.token_bytes},
+                   {"weight_bytes", t.weight_bytes},
+                   {"read_TBps", t.read_TBps},
+                   {"phases_us", phases},
+                   {"stages", stages}};
+  if (o.gpus > 1)
+    json["shared"] = {{"gpus", o.gpus},
+                      {"split", o.measurement.split},
+                      {"token", as_json(t.shared.token)},
+                      {"prompt_ms_of_16", t.shared.prompt_ms},
+                      {"token_bytes", t.shared.token_bytes},
+                      {"exchange_idle", as_json(t.shared.idle)},
+                      {"exchange_loaded", as_json(t.shared.loaded)}};
+  return json;
 }
 
 }  // namespace
@@ -79,12 +121,15 @@ void add_bench_decode(Command& bench) {
          "write a token of the megakernel, each stage on each SM, for ui.perfetto.dev");
   c.flag("--prompt", o->measurement.prompt,
          "tell the whole context, for the time to the first token (default: keys and values are random)");
+  add_gpus(c, o->gpus, o->measurement.split);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench decode
   ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases
+  ingot bench decode --gpus 2
   ingot bench decode --trace token.json)");
   c.run([o] {
     o->measurement.size = o->size;
+    o->measurement.gpus = int(o->gpus);
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
                            : o->dense == "fp8" ? WeightFormat::fp8
                                                : WeightFormat::mxfp4;

@@ -17,6 +17,14 @@ namespace ingot::cli {
 void add_options(Command& c, ModelOptions& o) {
   c.integer("--layers N", o.layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
   add_device(c, o.device);
+  add_gpus(c, o.gpus, o.split);
+}
+
+void add_gpus(Command& c, int64_t& gpus, std::string& split) {
+  c.integer("--gpus N", gpus, 1, 8, "share a GPT-OSS model among the first N GPUs (default: 1)");
+  c.choice("--split HOW", split, {"tensor", "attention-experts"},
+           "how they share it: each a part of every layer, or the first attention and the others the experts "
+           "(default: tensor)");
 }
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
@@ -24,10 +32,13 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptio
                                            .layers = o.layers,
                                            .slots = o.slots,
                                            .device = device_named(o.device),
+                                           .gpus = o.gpus,
+                                           .split = o.split,
                                            .adapters = o.adapters});
   if (!m.note.empty()) log_info(path, ": ", m.note);
   if (m.decoder->device().kind == Device::cuda)
-    log_info(path, ": on ", gpu::device_info(m.decoder->device().index).name);
+    log_info(path, ": on ", o.gpus > 1 ? std::to_string(o.gpus) + " of " : "",
+             gpu::device_info(m.decoder->device().index).name);
   if (m.load_seconds > 1)
     log_info(path, ": ", format_bytes(double(m.weight_bytes)), " of weights in ", fixed(m.load_seconds, 1), " s");
   return m;

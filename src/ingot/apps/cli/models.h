@@ -14,9 +14,12 @@ struct ModelOptions {
   int64_t layers = 0;  // the first so many, 0 for all; GPT-OSS only
   int64_t slots = 1;   // sequences at a time
   std::string device = "auto";
+  int64_t gpus = 1;  // that share a GPT-OSS model
+  std::string split = "tensor";
   std::string adapters;  // a file of them, for a model of `ingot train`
 };
 void add_options(Command& c, ModelOptions& o);
+void add_gpus(Command& c, int64_t& gpus, std::string& split);
 // `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o);
 // For commands that serve no other model.

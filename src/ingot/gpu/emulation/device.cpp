@@ -4,6 +4,7 @@
 #include "ingot/gpu/device.h"
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -25,8 +26,11 @@ void* take_memory(int64_t bytes) {
   std::memset(memory, 0xff, size_t(bytes));
   return memory;
 }
+std::atomic<int> devices = 1;
+thread_local int current = 0;
 void check_device(int device) {
-  INGOT_CHECK(device == 0, "emulated GPU: found cuda:", device, ", expected cuda:0, the only one");
+  INGOT_CHECK(0 <= device && device < devices, "emulated GPU: found cuda:", device,
+              ", expected cuda:0 to cuda:", devices - 1);
 }
 
 using Clock = std::chrono::steady_clock;
@@ -34,8 +38,10 @@ using Recorded = std::vector<std::function<void()>>;
 
 }  // namespace
 
-int device_count() { return 1; }
-int current_device() { return 0; }
+int device_count() { return devices; }
+int current_device() { return current; }
+bool can_access_peer(int device, int peer) { return device != peer; }
+void enable_peer_access(int device, int peer) { check_device(device), check_device(peer); }
 DeviceInfo device_info(int device) {
   check_device(device);
   return {.name = "emulated GPU",
@@ -49,8 +55,11 @@ int sm_count(int) { return kSms; }
 void check_cuda_status(int status, const std::string& note) {
   fail(ErrorCode::unsupported, note, ": found status ", status, ", expected 0");
 }
-DeviceGuard::DeviceGuard(int device) { check_device(device); }
-DeviceGuard::~DeviceGuard() = default;
+DeviceGuard::DeviceGuard(int device) : previous_(current) {
+  check_device(device);
+  current = device;
+}
+DeviceGuard::~DeviceGuard() { current = previous_; }
 
 DeviceMemory::DeviceMemory(int64_t bytes) : bytes_(bytes) {
   if (bytes > 0) data_ = take_memory(bytes);
@@ -103,17 +112,23 @@ void synchronize(Device, Stream) {}
 namespace {
 class OnDevice final : public Allocator {
  public:
-  Device device() const override { return {Device::cuda, 0}; }
+  Device device() const override { return {Device::cuda, index}; }
   void* take(int64_t bytes) override { return take_memory(bytes); }
   void give_back(void* memory, int64_t) noexcept override { std::free(memory); }
   int64_t available() const override { return system_memory().available(); }
+  int index = 0;
 };
+constexpr int kMostDevices = 8;
 }  // namespace
 
 Allocator& device_memory(int index) {
   check_device(index);
-  static OnDevice memory;
-  return memory;
+  static auto all = [] {
+    std::array<OnDevice, kMostDevices> made;
+    for (int i = 0; i < kMostDevices; ++i) made[size_t(i)].index = i;
+    return made;
+  }();
+  return all[size_t(index)];
 }
 Allocator& memory_of(Device device) {
   return device.kind == Device::cpu ? system_memory() : device_memory(device.index);
@@ -121,4 +136,12 @@ Allocator& memory_of(Device device) {
 Allocator& pinned_memory() { return system_memory(); }
 
 }  // namespace ingot::gpu
+
+namespace ingot::emulation {
+void pretend_devices(int count) {
+  INGOT_CHECK(1 <= count && count <= gpu::kMostDevices, "emulated GPU: found ", count, " GPUs, expected 1 to ",
+              gpu::kMostDevices);
+  gpu::devices = count;
+}
+}  // namespace ingot::emulation
 #endif

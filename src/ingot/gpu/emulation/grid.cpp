@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "ingot/core/check.h"
@@ -351,6 +353,12 @@ void yield() {
 void maybe_yield() {
   const Silence silence;
   if (draw(4) == 0) yield();
+}
+void yield_to_others() {
+  yield();
+  const Silence silence;
+  // What another thread has to do takes it longer than a change-over here: virtual time must not run ahead.
+  if (grid->idle % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 uint64_t clock_ns(uint64_t passing) {
   const Silence silence;

@@ -33,6 +33,10 @@ struct Settings {
 };
 Settings& settings();
 
+// GPUs that a build with the emulator for its GPU has, 1 at first. Launches of one do not wait for another's: who wants
+// them under way at once makes them on threads of their own.
+void pretend_devices(int count);
+
 struct Shape {
   int64_t grid = 1, block = 1, smem = 0;
   int cluster = 1;
@@ -50,6 +54,7 @@ void record(const std::function<void()>& work, std::vector<std::function<void()>
 
 void yield();                             // others may run
 void maybe_yield();                       // now and then
+void yield_to_others();                   // so may kernels on other threads of the process, which stand for other GPUs
 uint64_t clock_ns(uint64_t passing = 0);  // virtual time: grows with every switch and by what is slept
 
 // A barrier of all threads of the block; the number of them for which `vote` was true.

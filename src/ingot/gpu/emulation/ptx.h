@@ -111,15 +111,25 @@ template <class T> T load_relaxed(const T* p) {
   emulation::yield();
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
+inline void load_relaxed(const uint64_t* p, uint64_t (&v)[2]) {
+  emulation::check_aligned(p, 16);
+  v[0] = load_relaxed(p), v[1] = load_relaxed(p + 1);
+}
 template <class T> T load_acquire(const T* p) {
   emulation::yield();
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 template <class T> T load_acquire_system(const T* p) { return load_acquire(p); }
+// Of what kernels on other threads write: they get time too.
+template <class T> T load_relaxed_system(const T* p) {
+  emulation::yield_to_others();
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
 template <class T, class V> void store_relaxed(T* p, V v) {
   emulation::maybe_yield();
   __atomic_store_n(p, T(v), __ATOMIC_RELAXED);
 }
+template <class T, class V> void store_relaxed_system(T* p, V v) { store_relaxed(p, v); }
 template <class T, class V> void store_release(T* p, V v) {
   emulation::maybe_yield();
   __atomic_store_n(p, T(v), __ATOMIC_RELEASE);
@@ -138,6 +148,10 @@ inline uint32_t fetch_add_acq_rel(uint32_t* p, uint32_t v) {
   return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
 }
 inline void add_relaxed(uint32_t* p, uint32_t v) { (void)fetch_add_relaxed(p, v); }
+inline void add_relaxed(uint64_t* p, uint64_t v) {
+  emulation::maybe_yield();
+  __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
 inline void add_release(uint32_t* p, uint32_t v) { (void)fetch_add_release(p, v); }
 inline uint32_t compare_exchange_acq_rel(uint32_t* p, uint32_t expected, uint32_t desired) {
   emulation::maybe_yield();

@@ -1,9 +1,9 @@
 #pragma once
-// Attention of the newest T tokens of one sequence with all they see, by teams of 128 threads, each for (key head, tile
-// of 16 queries, part of the keys); the last team of a tile to finish adds up its parts. Where there is one tile, the
-// team rotates and stores those of the new keys that fall into its part; else store_keys() has done so before. Rows of
-// the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum and
-// sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
+// Attention of the newest T tokens of one sequence with all they see, by blocks of 128 threads, each for (key head,
+// tile of 16 queries, part of the keys); the last block of a tile to finish adds up its parts. Where there is one tile,
+// the block rotates and stores those of the new keys that fall into its part; else store_keys() has done so before.
+// Rows of the product are (token, query head of the group); each warp takes 16 keys at a time, keeping its own maximum
+// and sums. Keys and values lie as (key heads, rows, kDim) bf16, a token at row position % rows.
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
@@ -16,30 +16,17 @@
 
 namespace ingot::decode_attention {
 
-// Who computes a part: kThreads threads, a block's all or, each for itself, its first or second half.
-// kEarly: the first keys wait in registers for the queries; where registers are few, prefetch_keys() brings them near.
-// kOneToken: T is 1 and dim a multiple of 4, which saves a persistent kernel instructions to keep near.
-struct WholeBlock {
-  static constexpr bool kEarly = true, kOneToken = false;
-  __device__ __forceinline__ uint32_t thread() const { return threadIdx.x; }
-  __device__ __forceinline__ void sync() const { __syncthreads(); }
-};
-struct HalfBlock {
-  static constexpr bool kEarly = false, kOneToken = true;
-  __device__ __forceinline__ uint32_t thread() const { return threadIdx.x % kThreads; }
-  __device__ __forceinline__ void sync() const { ptx::barrier_sync_unaligned(1 + threadIdx.x / kThreads, kThreads); }
-};
-
-template <int kDim> struct Memory {
+// Of so many warps that multiply.
+template <int kDim, int kTeam = kWarps> struct Memory {
   static constexpr int kPitch = kDim + 8;  // rows start in different banks
   alignas(16) uint16_t q[16][kPitch];      // bits of bf16
   union {
     struct {
-      uint16_t k[kWarps][16][kPitch], v[kWarps][16][kPitch];
+      uint16_t k[kTeam][16][kPitch], v[kTeam][16][kPitch];
     };
-    alignas(16) float out[kWarps][16][kDim];
+    alignas(16) float out[kTeam][16][kDim];
   };
-  float max[kWarps][16], sum[kWarps][16], sink[16];
+  float max[kTeam][16], sum[kTeam][16], sink[16];
   uint32_t last;
 };
 
@@ -55,14 +42,11 @@ __device__ __forceinline__ Keys keys_of_part(const Params& p, uint32_t part) {
   return {begin, min(begin + each, end), fresh};
 }
 
-__device__ __forceinline__ float projected(const Params& p, const float* x) {
-  return p.addend == 0 ? __ldcg(x) : __ldcg(x) + __ldcg(x + p.addend);
-}
 __device__ __forceinline__ void rotate(const Params& p, uint32_t position, const float* x, uint32_t i, float& low,
                                        float& high) {
   const uint32_t half = p.dim / 2;
   const float c = p.cos[size_t(position) * half + i], s = p.sin[size_t(position) * half + i];
-  const float a = projected(p, x + i), b = projected(p, x + i + half);
+  const float a = __ldcg(x + i), b = __ldcg(x + i + half);
   low = a * c - b * s;
   high = b * c + a * s;
 }
@@ -79,7 +63,7 @@ __device__ __forceinline__ void store_keys(const Params& p, const Keys& part, ui
     float low, high;
     rotate(p, position, k, d, low, high);
     p.keys[row + d] = bf16(low), p.keys[row + d + half] = bf16(high);
-    p.values[row + d] = bf16(projected(p, v + d)), p.values[row + d + half] = bf16(projected(p, v + d + half));
+    p.values[row + d] = bf16(__ldcg(v + d)), p.values[row + d + half] = bf16(__ldcg(v + d + half));
   }
 }
 
@@ -87,27 +71,23 @@ __device__ __forceinline__ void store_keys(const Params& p, const Keys& part, ui
 struct Query {
   uint32_t token, head;
 };
-template <class Team>
 __device__ __forceinline__ Query query_of(const Params& p, uint32_t head, uint32_t tile, uint32_t row) {
   const uint32_t at = 16 * tile + row;
-  if (Team::kOneToken) return {0, head * p.group + at};
   return {at / p.group, head * p.group + at % p.group};
 }
 __device__ __forceinline__ uint32_t rows_of(const Params& p, uint32_t tile) {
   return min(p.T * p.group - 16 * tile, 16u);
 }
 // Rows of query tile `tile`: row r is token (16 tile + r) / group, head head * group + (16 tile + r) % group.
-template <int kDim, class Team>
+template <int kDim>
 __device__ __forceinline__ void stage_queries(const Params& p, uint32_t fresh, uint32_t head, uint32_t tile,
                                               uint32_t thread, Memory<kDim>& m) {
   const uint32_t half = p.dim / 2, width = (p.heads + 2 * p.kv_heads) * p.dim;
-  // Rows past the last query are never looked at: each row's numbers are its own.
-  const uint32_t rows = Team::kOneToken ? rows_of(p, tile) : 16;
-#pragma unroll(Team::kOneToken ? 2 : 4)
-  for (uint32_t i = thread; i < rows * (kDim / 2); i += kThreads) {
+#pragma unroll 4
+  for (uint32_t i = thread; i < 16 * (kDim / 2); i += kThreads) {
     const uint32_t r = i / (kDim / 2), d = i % (kDim / 2);
     if (d >= half) continue;
-    const Query query = query_of<Team>(p, head, tile, r);
+    const Query query = query_of(p, head, tile, r);
     float low = 0, high = 0;
     if (query.token < p.T)
       rotate(p, fresh + query.token, p.qkv + size_t(query.token) * width + query.head * p.dim, d, low, high);
@@ -137,7 +117,7 @@ template <int kDim> struct Tile {
       v[i] = __ldcg(reinterpret_cast<const uint4*>(p.values + at));
     }
   }
-  __device__ __forceinline__ void store(Memory<kDim>& m, uint32_t warp) const {
+  template <int kTeam> __device__ __forceinline__ void store(Memory<kDim, kTeam>& m, uint32_t warp) const {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
@@ -153,7 +133,8 @@ template <int kDim> struct Seen {
   float out[kDim / 8][4] = {};
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};  // sums are this lane's part of the row's
 
-  __device__ __forceinline__ void scores(const Memory<kDim>& m, uint32_t warp, float (&s)[2][4]) const {
+  template <int kTeam>
+  __device__ __forceinline__ void scores(const Memory<kDim, kTeam>& m, uint32_t warp, float (&s)[2][4]) const {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int d = 0; d < kDim; d += 16) {
@@ -166,7 +147,8 @@ template <int kDim> struct Seen {
     }
   }
   // Keys [low[r], high[r]) are visible to row g + 8 r.
-  __device__ __forceinline__ void add(const Memory<kDim>& m, uint32_t warp, uint32_t key, float scale,
+  template <int kTeam>
+  __device__ __forceinline__ void add(const Memory<kDim, kTeam>& m, uint32_t warp, uint32_t key, float scale,
                                       const uint32_t (&low)[2], const uint32_t (&high)[2]) {
     float s[2][4] = {};
     scores(m, warp, s);
@@ -208,14 +190,17 @@ template <int kDim> struct Seen {
       ptx::mma_m16n8k16(bf16{}, out[d / 8 + 1], a, b1);
     }
   }
-  template <class Team> __device__ __forceinline__ void leave(Memory<kDim>& m, uint32_t warp, Team team) {
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // Once: of the lanes of a row, its sum.
+  __device__ __forceinline__ void add_lanes() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
       sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
     }
-    team.sync();  // keys and values are read: their memory takes the results
+  }
+  // After a barrier: keys and values are read, their memory takes the results.
+  template <int kTeam> __device__ __forceinline__ void put(Memory<kDim, kTeam>& m, uint32_t warp) const {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (t == 0) m.max[warp][g + 8 * r] = max[r], m.sum[warp][g + 8 * r] = sum[r];
@@ -224,7 +209,6 @@ template <int kDim> struct Seen {
         m.out[warp][g + 8 * r][8 * d + 2 * t] = out[d][2 * r],
                                            m.out[warp][g + 8 * r][8 * d + 2 * t + 1] = out[d][2 * r + 1];
     }
-    team.sync();
   }
 };
 
@@ -255,11 +239,11 @@ struct Total {
   }
 };
 // Numbers d to d + 3 of a row.
-template <class Team>
+template <bool kOneToken = false>
 __device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d, Total& total, float sink) {
   total.finish(sink);
   char* const column = p.mixed + q.token * granules::column_bytes(p.heads * p.dim);
-  if constexpr (Team::kOneToken) {
+  if constexpr (kOneToken) {  // dim is a multiple of 4
     if (d < p.dim) granules::put4(column, p.columns, q.head * p.dim + d, total.out);
   } else {
 #pragma unroll
@@ -268,23 +252,23 @@ __device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d,
   }
 }
 
-template <int kDim, class Team>
+template <int kDim>
 __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, uint32_t head, uint32_t index,
-                                            uint32_t tile, Team team, Memory<kDim>& m) {
-  const uint32_t thread = team.thread(), warp = thread / 32, g = threadIdx.x % 32 / 4;
+                                            uint32_t tile, Memory<kDim>& m) {
+  const uint32_t thread = threadIdx.x, warp = thread / 32, g = threadIdx.x % 32 / 4;
   uint32_t key = part.begin + 16 * warp;
   Tile<kDim> next;
   // Keys that were there before are asked for at once; new ones lie there after the barrier.
-  const bool early = Team::kEarly && (p.tiles > 1 || part.end <= part.first_new);
+  const bool early = p.tiles > 1 || part.end <= part.first_new;
   if (early) next.load(p, head, key, part.end);
   if (p.tiles == 1 && part.end > part.first_new) store_keys<kDim>(p, part, head, thread);
-  stage_queries<kDim, Team>(p, part.first_new, head, tile, thread, m);
-  team.sync();
+  stage_queries<kDim>(p, part.first_new, head, tile, thread, m);
+  __syncthreads();
   if (!early) next.load(p, head, key, part.end);
   uint32_t low[2], high[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const uint32_t token = query_of<Team>(p, head, tile, g + 8 * r).token, seen = part.first_new + token + 1;
+    const uint32_t token = query_of(p, head, tile, g + 8 * r).token, seen = part.first_new + token + 1;
     high[r] = token < p.T ? min(seen, part.end) : 0;
     low[r] = p.window > 0 && token < p.T && seen > p.window ? seen - p.window : 0;
   }
@@ -297,19 +281,22 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
     next.load(p, head, key + 16 * kWarps, part.end);
     seen.add(m, warp, key, p.scale, low, high);
   }
-  seen.leave(m, warp, team);
+  seen.add_lanes();
+  __syncthreads();
+  seen.put(m, warp);
+  __syncthreads();
 #pragma unroll 1
   for (uint32_t i = thread; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
     const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
-    const Query q = query_of<Team>(p, head, tile, row);
+    const Query q = query_of(p, head, tile, row);
     Total total;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) total.max = fmaxf(total.max, m.max[w][row]);
 #pragma unroll
     for (int w = 0; w < kWarps; ++w)
       total.add(m.max[w][row], m.sum[w][row], *reinterpret_cast<const float4*>(&m.out[w][row][d]));
-    if (!Team::kOneToken && p.parts == 1) {
-      put_result<Team>(p, q, d, total, m.sink[row]);
+    if (p.parts == 1) {
+      put_result(p, q, d, total, m.sink[row]);
       continue;
     }
     const size_t slot = (size_t(q.token) * p.heads + q.head) * p.parts + index;
@@ -319,67 +306,60 @@ __device__ __forceinline__ void attend_tile(const Params& p, const Keys& part, u
   }
 }
 
-// By the last team of a tile.
-template <int kDim, class Team>
+// Numbers d to d + 3 of the first `count` parts of a row.
+template <int kDim>
+__device__ __forceinline__ Total total_of_parts(const Params& p, Query q, uint32_t d, uint32_t count) {
+  const size_t first = (size_t(q.token) * p.heads + q.head) * p.parts;
+  Total total;
+  constexpr uint32_t kHeld = 8;  // on their way at once
+#pragma unroll 1
+  for (size_t from = first; from < first + count; from += kHeld) {
+    float max[kHeld], sum[kHeld], top = -INFINITY;
+    float4 out[kHeld];
+#pragma unroll
+    for (uint32_t s = 0; s < kHeld; ++s) {
+      const bool there = from + s < first + count;
+      max[s] = there ? __ldcg(p.part_max + from + s) : -INFINITY;
+      sum[s] = there ? __ldcg(p.part_sum + from + s) : 0;
+      out[s] =
+          there ? __ldcg(reinterpret_cast<const float4*>(p.part_out + (from + s) * kDim + d)) : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (uint32_t s = 0; s < kHeld; ++s) top = fmaxf(top, max[s]);
+    total.lift(top);
+#pragma unroll
+    for (uint32_t s = 0; s < kHeld; ++s) total.add(max[s], sum[s], out[s]);
+  }
+  return total;
+}
+// By the last block of a tile.
+template <int kDim>
 __device__ __forceinline__ void add_parts(const Params& p, uint32_t head, uint32_t tile, uint32_t thread,
                                           const Memory<kDim>& m) {
 #pragma unroll 1
   for (uint32_t i = thread; i < rows_of(p, tile) * (kDim / 4); i += kThreads) {
     const uint32_t row = i / (kDim / 4), d = i % (kDim / 4) * 4;
-    const Query q = query_of<Team>(p, head, tile, row);
-    const size_t first = (size_t(q.token) * p.heads + q.head) * p.parts;
-    Total total;
-    constexpr uint32_t kHeld = 8;  // on their way at once
-#pragma unroll 1
-    for (size_t from = first; from < first + p.parts; from += kHeld) {
-      float max[kHeld], sum[kHeld], top = -INFINITY;
-      float4 out[kHeld];
-#pragma unroll
-      for (uint32_t s = 0; s < kHeld; ++s) {
-        const bool there = from + s < first + p.parts;
-        max[s] = there ? __ldcg(p.part_max + from + s) : -INFINITY;
-        sum[s] = there ? __ldcg(p.part_sum + from + s) : 0;
-        out[s] = there ? __ldcg(reinterpret_cast<const float4*>(p.part_out + (from + s) * kDim + d))
-                       : make_float4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (uint32_t s = 0; s < kHeld; ++s) top = fmaxf(top, max[s]);
-      total.lift(top);
-#pragma unroll
-      for (uint32_t s = 0; s < kHeld; ++s) total.add(max[s], sum[s], out[s]);
-    }
-    put_result<Team>(p, q, d, total, m.sink[row]);
+    const Query q = query_of(p, head, tile, row);
+    Total total = total_of_parts<kDim>(p, q, d, p.parts);
+    put_result(p, q, d, total, m.sink[row]);
   }
 }
 
-// Asks L2 for the first keys of a unit and their values, which lie there since earlier tokens. By one thread.
-template <int kDim> __device__ __forceinline__ void prefetch_keys(const Params& p, uint32_t unit) {
-  constexpr uint32_t kMost = 128, kRowBytes = kDim * 2;
-  const uint32_t head = unit / p.parts / p.tiles;
-  const Keys part = keys_of_part(p, unit % p.parts);
-  const uint32_t row = part.begin % p.rows, rows = min(min(part.end - part.begin, kMost), p.rows - row);
-  if (rows == 0) return;
-  const size_t at = (size_t(head) * p.rows + row) * kDim;
-  ptx::prefetch_to_l2(p.keys + at, rows * kRowBytes);
-  ptx::prefetch_to_l2(p.values + at, rows * kRowBytes);
-}
-
 // Unit `unit` of units_of(p): a part of a tile of a key head.
-template <int kDim, class Team>
-__device__ __forceinline__ void attend(const Params& p, uint32_t unit, Team team, Memory<kDim>& m) {
+template <int kDim> __device__ __forceinline__ void attend(const Params& p, uint32_t unit, Memory<kDim>& m) {
   const uint32_t index = unit % p.parts, tile = unit / p.parts % p.tiles, head = unit / p.parts / p.tiles;
-  const uint32_t thread = team.thread();
-  if (thread < rows_of(p, tile)) m.sink[thread] = p.sinks[query_of<Team>(p, head, tile, thread).head];
-  attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, team, m);
-  if (!Team::kOneToken && p.parts == 1) return;
-  team.sync();
+  const uint32_t thread = threadIdx.x;
+  if (thread < rows_of(p, tile)) m.sink[thread] = p.sinks[query_of(p, head, tile, thread).head];
+  attend_tile<kDim>(p, keys_of_part(p, index), head, index, tile, m);
+  if (p.parts == 1) return;
+  __syncthreads();
   if (thread == 0) {
     uint32_t* const arrived = p.arrived + head * p.tiles + tile;
     m.last = ptx::fetch_add_acq_rel(arrived, 1) == p.parts - 1;
     if (m.last) ptx::store_relaxed(arrived, 0);
   }
-  team.sync();
-  if (m.last) add_parts<kDim, Team>(p, head, tile, thread, m);
+  __syncthreads();
+  if (m.last) add_parts<kDim>(p, head, tile, thread, m);
 }
 
 }  // namespace ingot::decode_attention

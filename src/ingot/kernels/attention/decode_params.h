@@ -23,7 +23,6 @@ struct Params {
   uint32_t tiles, group;                                  // tiles_of(...); heads / kv_heads
   float scale;
   WeightFormat columns;  // of the matrix that takes `mixed`
-  uint32_t addend = 0;   // qkv is the sum of two, of which the second lies so many numbers further; 0: it is one
 };
 
 INGOT_HD constexpr uint32_t tiles_of(uint32_t T, uint32_t group) { return (T * group + 15) / 16; }

@@ -46,9 +46,9 @@ __device__ __forceinline__ uint64_t block_best(uint64_t key, BestMemory& m) {
 }
 
 // By all threads of the grid, each with the best it has seen. True in the block that comes last, which knows the
-// result. `arrived` is zero between launches; `best` has a place for every block.
-__device__ __forceinline__ bool best_of_grid(const Best& mine, uint64_t* best, uint32_t* arrived, BestMemory& m,
-                                             Drawn& drawn) {
+// largest key. `arrived` is zero between launches; `best` has a place for every block.
+__device__ __forceinline__ bool best_key_of_grid(const Best& mine, uint64_t* best, uint32_t* arrived, BestMemory& m,
+                                                 uint64_t& largest) {
   const uint64_t key = block_best(mine.key, m);
   if (threadIdx.x == 0) {
     best[blockIdx.x] = key;
@@ -62,7 +62,7 @@ __device__ __forceinline__ bool best_of_grid(const Best& mine, uint64_t* best, u
     const uint64_t k = __ldcg(best + i);
     all = k > all ? k : all;
   }
-  drawn = drawn_of(block_best(all, m));
+  largest = block_best(all, m);
   return true;
 }
 

@@ -9,6 +9,8 @@ struct GptOssDecoderOptions {
   int64_t context = 0;  // of each slot; 0: the model's
   int64_t batch = 512;  // tokens of a prompt at a time
   int64_t slots = 1;
+  int64_t gpus = 1;              // cuda:0 to cuda:(gpus - 1) share the model
+  std::string split = "tensor";  // how: gpt_oss_decode::split_named()
 };
 // The weights must outlive the decoder.
 std::unique_ptr<Decoder> make_decoder(const GptOssConfig& config, const GptOssWeights& weights,

@@ -23,14 +23,18 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
     fail(ErrorCode::usage, "found ", o.tokens, " tokens, expected at most ", config.context, ", the model's context");
   // A prompt shorter than a batch needs no room for more.
   const int64_t longest = o.tokens > 0 ? o.tokens : config.context;
-  const GptOssDecoderOptions options{.context = o.tokens, .batch = std::min(kBatch, longest), .slots = o.slots};
+  const GptOssDecoderOptions options{
+      .context = o.tokens, .batch = std::min(kBatch, longest), .slots = o.slots, .gpus = o.gpus, .split = o.split};
+  if (o.gpus > 1)
+    if (const std::string misfit = gpt_oss_gpus_misfit(config, options); !misfit.empty())
+      fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", misfit);
   const int64_t layers = o.layers > 0 ? o.layers : config.layers;
   auto weights = std::make_shared<GptOssWeights>(
       load_gpt_oss(path, config, {.layers = o.layers, .other_bytes = decoder_bytes(config, layers, options)}));
   OpenedModel m;
   const std::string misfit =
       o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpt_oss_gpu_misfit(config, *weights, options);
-  if (o.device == DeviceChoice::cuda || misfit.empty())
+  if (o.device == DeviceChoice::cuda || o.gpus > 1 || misfit.empty())
     m.decoder = make_gpu_decoder(config, *weights, options);
   else
     m.decoder = make_decoder(config, *weights, options);
@@ -103,7 +107,7 @@ Vocabulary vocabulary(const std::string& model, const std::string& file, bool ha
 }  // namespace
 
 ModelKind gpt_oss_kind() {
-  return {.name = "gpt-oss", .holds = is_gpt_oss, .open = open, .vocabulary = vocabulary, .cuda = true};
+  return {.name = "gpt-oss", .holds = is_gpt_oss, .open = open, .vocabulary = vocabulary, .cuda = true, .gpus = true};
 }
 
 }  // namespace ingot

@@ -9,6 +9,7 @@
 #include "ingot/models/gpt_oss/decode/decode.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/phases.cuh"
+#include "ingot/models/gpt_oss/decode/ranks.h"
 
 namespace ingot::gpt_oss_decode {
 
@@ -21,6 +22,9 @@ extern template struct Megakernel<WeightFormat::mxfp4>;
 extern template struct TracedMegakernel<WeightFormat::bf16>;
 extern template struct TracedMegakernel<WeightFormat::fp8>;
 extern template struct TracedMegakernel<WeightFormat::mxfp4>;
+extern template struct RankMegakernel<WeightFormat::bf16>;
+extern template struct RankMegakernel<WeightFormat::fp8>;
+extern template struct RankMegakernel<WeightFormat::mxfp4>;
 
 namespace {
 
@@ -36,8 +40,7 @@ template <int kDim>
 __global__ void __launch_bounds__(decode_attention::kThreads) attention_kernel(decode_attention::Params p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  decode_attention::attend<kDim>(p, blockIdx.x, decode_attention::WholeBlock{},
-                                 tile::shared<decode_attention::Memory<kDim>>());
+  decode_attention::attend<kDim>(p, blockIdx.x, tile::shared<decode_attention::Memory<kDim>>());
 }
 // A block per token and key head.
 template <int kDim>
@@ -141,6 +144,7 @@ struct Run {
 
 Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
   const GptOssConfig& c = m.config;
+  const uint32_t kv_heads = uint32_t(m.kv_heads < 0 ? c.kv_heads : m.kv_heads), group = uint32_t(c.heads / c.kv_heads);
   return {.b = b,
           .table = m.embed,
           .norm = m.norm,
@@ -149,11 +153,13 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
           .head = m.head,
           .layers = uint32_t(m.layers.size()),
           .hidden = uint32_t(c.hidden),
-          .heads = uint32_t(c.heads),
-          .kv_heads = uint32_t(c.kv_heads),
+          .heads = kv_heads * group,
+          .kv_heads = kv_heads,
+          .group = group,
           .head_dim = uint32_t(c.head_dim),
           .experts = uint32_t(c.experts),
           .k = uint32_t(c.experts_per_token),
+          .vocab = uint32_t(c.vocab),
           .T = step.T,
           .head_rows = step.head_rows,
           .drawn = step.vocab > 0 ? step.vocab : uint32_t(c.vocab),
@@ -169,8 +175,8 @@ Plan plan_of(const Model& m, const Buffers& b, const Step& step) {
 Matrix matrix_of(const WeightMatrix& w) {
   INGOT_CHECK(w.in_granules(), "decode: found ", w.format, " in rows, expected granules");
   Matrix m{.data = w.data.ptr<uint8_t>(), .format = w.format, .rows = uint32_t(w.rows()), .cols = uint32_t(w.cols())};
-  m.bands = uint32_t(granule_bands(w.rows()));
-  m.granules = uint32_t(granule_padded_cols(w.cols()) / kGranuleCols);
+  m.bands = w.cols() > 0 ? uint32_t(granule_bands(w.rows())) : 0;  // another GPU may have all columns
+  m.granules = std::max<uint32_t>(1, uint32_t(granule_padded_cols(w.cols()) / kGranuleCols));
   m.band_bytes = band_bytes(w.format, w.cols());
   m.matrix_bytes = m.bands * m.band_bytes;
   return m;
@@ -225,8 +231,11 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.lists.row, c.layers * entries * routing::kTokens);
   take(b.logits, T * c.vocab);
   take(b.best, kMostBlocks);
+  if (b.ranks.several()) take(b.ranks.added, T * b.x_stride), take(b.ranks.key, 1);
   const int64_t counters = at;
   take(b.handoff, 1);
+  take(b.sums, TokenSums::words(c.qkv_width(), b.x_stride, c.experts));
+  if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
   b.counter_bytes = at - counters;
   return at;
@@ -235,26 +244,34 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream) {
   const Plan plan = plan_of(model, buffers, step);
   Run r{plan, stream};
-  const auto wanted = [&](uint32_t phase) { return (step.phases & phase) != 0; };
+  const Ranks& ranks = buffers.ranks;
+  const bool heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels), ids = ranks.of(ranks.ids);
+  const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
   if (wanted(kEmbed)) r.embed_tokens();
   for (uint32_t i = 0; i < plan.layers; ++i) {
     const Layer& l = model.layers[i];
-    if (wanted(kQkv)) r.qkv(l);
-    if (wanted(kAttention)) r.attend(l);
-    if (wanted(kOutput)) r.output(l);
+    if (wanted(kQkv, heads)) r.qkv(l);
+    if (wanted(kAttention, heads)) r.attend(l);
+    if (wanted(kOutput, heads)) r.output(l);
+    if (ranks.several()) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
     if (wanted(kRouter)) r.route(l, i);
-    if (wanted(kGateUp)) r.gate_up(l, i);
-    if (wanted(kDown)) r.down(l, i);
+    if (wanted(kGateUp, channels)) r.gate_up(l, i);
+    if (wanted(kDown, channels)) r.down(l, i);
+    if (ranks.several()) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
   }
   if (!wanted(kHead)) return;
-  if (step.head_rows > 0) return r.head();
+  if (step.head_rows > 0) {
+    if (ids) r.head();
+    if (ranks.several()) draw_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);
+    return;
+  }
   gpu::launch("decode position", advance, {.grid = 1, .block = 32, .overlap = true, .device = device()}, stream,
               buffers.state, step.T, buffers.stop);
 }
 
 uint32_t handoffs_of(const Model& m) { return kHandoffsOfLayer * uint32_t(m.layers.size()); }
 megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
-  return {.words = words, .blocks = blocks, .handoffs = handoffs_of(m), .extra = kTracedProducts};
+  return {.words = words, .blocks = blocks, .handoffs = handoffs_of(m), .extra = kTracedBytes};
 }
 
 bool megakernel_takes(const Model& m) {
@@ -262,7 +279,8 @@ bool megakernel_takes(const Model& m) {
     return l.qkv.format == m.head.format && l.o.format == m.head.format &&
            l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
   });
-  return formats && m.config.head_dim % 4 == 0 && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
+  return formats && (m.kv_heads < 0 || m.layers[0].down.format == WeightFormat::mxfp4) && m.config.head_dim % 4 == 0 &&
+         padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
          with_format<Megakernel>(m.head.format, [&](auto kernels) { return kernels.fits(m); });
 }
 
@@ -271,23 +289,30 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   INGOT_CHECK(megakernel_takes(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
               " numbers, of several formats, or too wide for an SM's memory, expected one that megakernel_takes()");
   const Plan plan = plan_of(m, b, step);
-  const Token token{.embedding = embedding_of(plan),
-                    .head = head_of(plan),
-                    .layers = how.layers,
-                    .parts = b.x,
-                    .x_stride = uint32_t(b.x_stride),
-                    .count = plan.layers,
-                    .head_rows = plan.head_rows,
-                    .experts = plan.experts,
-                    .k = plan.k,
-                    .grid = {.counter = b.handoff, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
+  Token token{.embedding = embedding_of(plan),
+              .head = head_of(plan),
+              .layers = how.layers,
+              .ranks = b.ranks.several() ? how.ranks : nullptr,
+              .sums = TokenSums::at(b.sums, m.config.qkv_width(), b.x_stride),
+              .count = plan.layers,
+              .head_rows = plan.head_rows,
+              .experts = plan.experts,
+              .k = plan.k,
+              .grid = {.counter = b.handoff, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
+  if (b.ranks.several()) {
+    INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 && how.ranks != nullptr && how.trace.words == nullptr,
+                "decode token over several GPUs: found experts in ", layer.down.w.format,
+                ", expected mxfp4, and no trace");
+    token.head.key = nullptr;  // the kernel appends
+    return with_format<RankMegakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
+  }
   if (how.trace.words == nullptr)
     return with_format<Megakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
   INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4, "decode trace: found experts in ", layer.down.w.format,
               ", expected mxfp4");
-  INGOT_CHECK(how.trace.handoffs == handoffs_of(m) && how.trace.extra == kTracedProducts,
-              "decode trace: found room for ", how.trace.handoffs, " hand-offs, expected ", handoffs_of(m));
+  INGOT_CHECK(how.trace.handoffs == handoffs_of(m) && how.trace.extra == kTracedBytes, "decode trace: found room for ",
+              how.trace.handoffs, " hand-offs, expected ", handoffs_of(m));
   with_format<TracedMegakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
 }
 
@@ -300,20 +325,27 @@ std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t ca
 
 namespace {
 std::string name_of_handoff(uint32_t number) {
-  static constexpr const char* kStages[] = {
-      "queries, keys and values", "attention", "the output", "the router", "gate and up", "down"};
+  static constexpr const char* kStages[] = {"queries, keys and values", "attention", "the output", "gate and up",
+                                            "down"};
   static_assert(std::size(kStages) == kHandoffsOfLayer, "a name for each stage");
   return std::string(kStages[number % kHandoffsOfLayer]) + " of layer " + std::to_string(number / kHandoffsOfLayer);
 }
+// A number of RankWait's, or of a hand-off within this GPU.
+std::string name_of_wait(uint32_t number, uint32_t layers) {
+  const uint32_t rank = number >> megakernel::kRankShift, handoff = number & ((1u << megakernel::kRankShift) - 1);
+  if (rank == 0) return name_of_handoff(handoff);
+  const std::string what = handoff == layers * kHandoffsOfLayer ? "its likeliest id" : name_of_handoff(handoff);
+  return "GPU " + std::to_string(rank - 1) + " and its part of " + what;
+}
 }  // namespace
 
-std::string handoff_report(const gpu::WaitControl& waits) {
+std::string handoff_report(const gpu::WaitControl& waits, uint32_t layers) {
   std::string text = waits.report();
   constexpr std::string_view kNumbered = " for wait ";
   const size_t at = text.find(kNumbered);
   if (at == std::string::npos) return text;
   const size_t from = at + 5, end = text.find(':', from);
-  return text.replace(from, end - from, name_of_handoff(uint32_t(std::stoul(text.substr(at + kNumbered.size())))));
+  return text.replace(from, end - from, name_of_wait(uint32_t(std::stoul(text.substr(at + kNumbered.size()))), layers));
 }
 
 }  // namespace ingot::gpt_oss_decode

@@ -111,7 +111,7 @@ TEST_F(GptOssDecodeCuda, ATracedTokenIsTheSameAndKeepsEveryBlocksTimes) {
   trace.words = static_cast<uint64_t*>(memory.data());
   EXPECT_EQ(one.token(5, 4, ~0u, trace), want);
   const auto spans = gpt_oss_decode::spans_of(trace, download(trace.words, numbers));
-  EXPECT_EQ(spans.size(), size_t(4 * (6 * t.config.layers + 1)));
+  EXPECT_EQ(spans.size(), size_t(4 * (5 * t.config.layers + 1)));
   EXPECT_LT(spans.back().on_ns - spans.front().begin_ns, uint64_t(60'000'000'000)) << "each was written";
 }
 

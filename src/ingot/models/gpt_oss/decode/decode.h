@@ -16,7 +16,8 @@ void check_supported(const GptOssConfig& config);
 uint32_t cache_dim(const GptOssConfig& config);    // head_dim, filled up to what the kernels are made for
 uint32_t max_columns(const GptOssConfig& config);  // tokens of a step that fit into an SM's memory: 16, 8 or 1
 
-// Places all of `Buffers` one after the other; returns their bytes. Memory begins as zeros.
+// Places all of `Buffers` one after the other, whose `ranks` say how many GPUs there are; returns their bytes. Memory
+// begins as zeros.
 int64_t lay_out(const GptOssConfig& config, uint32_t capacity, char* memory, Buffers& buffers);
 
 // For timing a phase alone: the others are left out.
@@ -47,9 +48,10 @@ struct LayerStages;  // megakernel.h: what a layer's stages are told
 struct Persistent {
   const LayerStages* layers;  // on the device; stages_of(...) of the same model, buffers and capacity
   gpu::Watch watch;
-  int64_t blocks = 0;       // of the grid; 0: as many as run at once
-  megakernel::Trace trace;  // of trace_of(...), where MXFP4 is the experts' format; no words: none is kept
-  uint32_t missing = ~0u;   // for tests: megakernel::Grid
+  const Ranks* ranks = nullptr;  // the buffers', on the device, where there are several
+  int64_t blocks = 0;            // of the grid; 0: as many as run at once
+  megakernel::Trace trace;       // of trace_of(...), where MXFP4 is the experts' format; no words: none is kept
+  uint32_t missing = ~0u;        // for tests: megakernel::Grid
 };
 std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
 uint32_t handoffs_of(const Model& model);
@@ -60,6 +62,6 @@ megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words)
 bool megakernel_takes(const Model& model);
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
 // Who waited for what ("... for the output of layer 3: found 131, ..."); empty where no wait gave up.
-std::string handoff_report(const gpu::WaitControl& waits);
+std::string handoff_report(const gpu::WaitControl& waits, uint32_t layers = 0);
 
 }  // namespace ingot::gpt_oss_decode

@@ -2,13 +2,16 @@
 
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
-#include "ingot/models/gpt_oss/decode/device_model.h"
+#include "ingot/models/gpt_oss/decode/ranked_model.h"
 #include "ingot/models/host_decoder.h"
 
 namespace ingot {
 
 #ifndef INGOT_HAS_CUDA_DECODE
 
+std::string gpt_oss_gpus_misfit(const GptOssConfig&, const GptOssDecoderOptions&) {
+  return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
+}
 std::string gpt_oss_gpu_misfit(const GptOssConfig&, const GptOssWeights&, const GptOssDecoderOptions&) {
   return "found a build without CUDA, expected one made with INGOT_CUDA=ON";
 }
@@ -22,8 +25,16 @@ namespace {
 
 using gpt_oss_decode::DeviceModel;
 using gpt_oss_decode::DeviceModelOptions;
+using gpt_oss_decode::RankedModel;
 
-DeviceModelOptions device_options(const GptOssDecoderOptions& o) { return {.context = o.context, .slots = o.slots}; }
+DeviceModelOptions device_options(const GptOssDecoderOptions& o, int rank = 0) {
+  return {.context = o.context,
+          .slots = o.slots,
+          .device = rank,
+          .rank = rank,
+          .ranks = int(o.gpus),
+          .split = gpt_oss_decode::split_named(o.split)};
+}
 
 class GpuDecoder final : public HostDecoder {
  public:
@@ -62,26 +73,31 @@ class GpuDecoder final : public HostDecoder {
     return o.temperature == 0 ? model_.likeliest(slot) : model_.sample(vocab, o, seed, step, slot);
   }
 
-  DeviceModel model_;
+  RankedModel model_;
   int64_t batch_;
   std::vector<float> logits_;
 };
 
 }  // namespace
 
-std::string gpt_oss_gpu_misfit(const GptOssConfig& c, const GptOssWeights& w, const GptOssDecoderOptions& o) {
-  if (gpu::device_count() == 0) return "found no GPU, expected one and its driver";
-  const gpu::DeviceInfo gpu = gpu::device_info();
-  const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
-  if (gpu.major != 9 || gpu.minor != 0)
-    return text("found ", gpu.name, " of compute capability ", gpu.major, ".", gpu.minor, ", expected 9.0");
+std::string gpt_oss_gpus_misfit(const GptOssConfig& c, const GptOssDecoderOptions& o) {
+  if (std::string misfit = gpt_oss_decode::ranks_misfit(int(o.gpus)); !misfit.empty()) return misfit;
   try {
     gpt_oss_decode::check_supported(c);
+    (void)gpt_oss_decode::slices_of(c, int(o.gpus), gpt_oss_decode::split_named(o.split));
   } catch (const Error& e) { return e.what(); }
-  const int64_t needed = DeviceModel::bytes(c, w, device_options(o)), free = gpu::device_memory(0).available();
-  if (free >= 0 && needed > free)
-    return text("found ", free, " bytes free on ", gpu.name, ", expected ", needed, " for weights and a context of ",
-                o.context > 0 ? o.context : c.context, " tokens");
+  return {};
+}
+std::string gpt_oss_gpu_misfit(const GptOssConfig& c, const GptOssWeights& w, const GptOssDecoderOptions& o) {
+  if (std::string misfit = gpt_oss_gpus_misfit(c, o); !misfit.empty()) return misfit;
+  for (int r = 0; r < int(o.gpus); ++r) {
+    const int64_t needed = DeviceModel::bytes(c, w, device_options(o, r)), free = gpu::device_memory(r).available();
+    if (free >= 0 && needed > free)
+      return ingot::detail::concat("found ", free, " bytes free on ", gpu::device_info(r).name,
+                                   o.gpus > 1 ? ingot::detail::concat(", cuda:", r) : std::string(), ", expected ",
+                                   needed, " for weights and a context of ", o.context > 0 ? o.context : c.context,
+                                   " tokens");
+  }
   return {};
 }
 

@@ -6,8 +6,10 @@
 
 namespace ingot {
 
-// What keeps the model from running on cuda:0 with these options, in a line; empty where nothing does: no GPU, one that
-// is not Hopper, sizes the kernels do not take, too little of its memory free (with both figures).
+// What keeps a model from running on the GPUs that the options name, in a line; empty where nothing does: too few GPUs,
+// others than Hopper, no peer access between two of them, sizes the kernels do not take or that cannot be shared.
+std::string gpt_oss_gpus_misfit(const GptOssConfig& config, const GptOssDecoderOptions& options);
+// The same, and too little memory free on one of them (with both figures).
 std::string gpt_oss_gpu_misfit(const GptOssConfig& config, const GptOssWeights& weights,
                                const GptOssDecoderOptions& options);
 // The weights are copied and may be gone afterwards. Slots take turns. Cut back further than the sliding layers' rings

@@ -9,6 +9,7 @@
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
+#include "ingot/models/gpt_oss/decode/ranks.h"
 
 namespace ingot::gpt_oss_decode {
 
@@ -52,13 +53,17 @@ class Builder {
     p = reinterpret_cast<T*>(memory_ + bytes);
     bytes += (n * int64_t(sizeof(T)) + 255) / 256 * 256;
   }
-  void vector(const float*& p, const Tensor& from, double scale, double mean = 0) {
+  // `cut`: of the vector only what belongs to its rows.
+  void vector(const float*& p, const Tensor& from, double scale, double mean = 0, const Cut* cut = nullptr) {
     float* to;
-    take(to, from.numel());
+    const int64_t n = cut == nullptr ? from.numel() : from.numel() / from.size(-1) * cut->row_count();
+    take(to, n);
     p = to;
     if (memory_ == nullptr) return;
-    if (seed_ != nullptr) return fill_normal(to, DType::f32, from.numel(), scale, mean, next_seed(), stream_);
-    gpu::copy_to_device(to, from.data, from.bytes());
+    if (seed_ != nullptr) return fill_normal(to, DType::f32, n, scale, mean, next_seed(), stream_);
+    if (cut == nullptr) return gpu::copy_to_device(to, from.data, from.bytes());
+    const std::vector<float> part = cut_vector(from, *cut);
+    gpu::copy_to_device(to, part.data(), int64_t(part.size()) * 4);
   }
   void embedding(const bf16*& p, const WeightMatrix& from) {
     bf16* to;
@@ -74,18 +79,31 @@ class Builder {
     }
   }
   void matrix(Matrix& m, const WeightMatrix& from, double scale) {
+    matrix(m, from, scale, {.rows = {{0, from.rows()}}, .cols = {0, from.cols()}});
+  }
+  void matrix(Matrix& m, const WeightMatrix& from, double scale, const Cut& cut) {
     const WeightFormat f = stored_format(from);
-    const int64_t experts = from.is_bank() ? from.data.size(0) : 0;
-    const WeightMatrix shape = granules_at(nullptr, f, experts, from.rows(), from.cols());
+    const int64_t experts = from.is_bank() ? from.data.size(0) : 0, N = cut.row_count(), K = cut.cols.size();
     uint8_t* to;
-    take(to, shape.data.numel());
-    const WeightMatrix device = granules_at(to, f, experts, from.rows(), from.cols());
+    take(to, std::max<int64_t>(1, experts) * cut_bytes(f, cut));
+    const WeightMatrix device = granules_at(to, f, experts, N, K);
     m = matrix_of(device);
     if (memory_ == nullptr) return;
-    if (seed_ != nullptr) return fill_granules(device, scale, next_seed(), stream_);
-    if (from.in_granules()) return gpu::copy_to_device(to, from.data.data, from.data.bytes());
-    for (int64_t e = 0; e < std::max<int64_t>(1, experts); ++e)
-      upload_rows(experts > 0 ? from.at(e) : from, to + e * m.matrix_bytes, f);
+    if (seed_ != nullptr) {
+      const uint64_t seed = next_seed();  // taken by every rank, so that what all have is the same
+      if (m.bands > 0) fill_granules(device, scale, seed, stream_);
+      return;
+    }
+    const bool all = N == from.rows() && K == from.cols();
+    if (all && from.in_granules()) return gpu::copy_to_device(to, from.data.data, from.data.bytes());
+    if (m.bands == 0) return;
+    for (int64_t e = 0; e < std::max<int64_t>(1, experts); ++e) {
+      const WeightMatrix one = experts > 0 ? from.at(e) : from;
+      if (one.in_granules())
+        upload_cut(one, cut, to + e * m.matrix_bytes);
+      else
+        upload_rows(one, cut, to + e * m.matrix_bytes, f);
+    }
   }
 
  private:
@@ -95,21 +113,29 @@ class Builder {
     dequantise(w, Tensor(wide.data(), {w.rows(), w.cols()}), {});
     return {wide.begin(), wide.end()};
   }
-  void upload_rows(const WeightMatrix& from, uint8_t* to, WeightFormat f) {
+  void upload_cut(const WeightMatrix& from, const Cut& cut, uint8_t* to) {
+    cut_.resize(size_t(cut_bytes(from.format, cut)));
+    cut_granules(from, cut, cut_.data());
+    gpu::copy_to_device(to, cut_.data(), int64_t(cut_.size()));
+  }
+  void upload_rows(const WeightMatrix& from, const Cut& cut, uint8_t* to, WeightFormat f) {
     constexpr int64_t kRows = 1024;  // at a time, a multiple of a band's
-    const int64_t band = band_bytes(f, from.cols());
-    for (int64_t r = 0; r < from.rows(); r += kRows) {
-      const WeightMatrix rows = from.row_range(r, std::min(from.rows(), r + kRows));
-      std::vector<bf16> narrow;
-      WeightMatrix stored = rows;
-      if (rows.format != f) {
-        narrow = rounded(rows);
-        stored = WeightMatrix(Tensor(narrow.data(), DType::bf16, {rows.rows(), rows.cols()}));
+    const int64_t band = band_bytes(f, from.cols()), cut_band = band_bytes(f, cut.cols.size());
+    for (const SliceRange& range : cut.rows)
+      for (int64_t r = range.begin; r < range.end; r += kRows) {
+        const WeightMatrix rows = from.row_range(r, std::min(range.end, r + kRows));
+        std::vector<bf16> narrow;
+        WeightMatrix stored = rows;
+        if (rows.format != f) {
+          narrow = rounded(rows);
+          stored = WeightMatrix(Tensor(narrow.data(), DType::bf16, {rows.rows(), rows.cols()}));
+        }
+        packed_.resize(size_t(granule_bands(rows.rows()) * band));
+        const WeightMatrix packed = granules_at(packed_.data(), f, 0, rows.rows(), rows.cols());
+        pack_granules(stored, packed);
+        upload_cut(packed, {.rows = {{0, rows.rows()}}, .cols = cut.cols}, to);
+        to += granule_bands(rows.rows()) * cut_band;
       }
-      packed_.resize(size_t(granule_bands(rows.rows()) * band));
-      pack_granules(stored, granules_at(packed_.data(), f, 0, rows.rows(), rows.cols()));
-      gpu::copy_to_device(to + r / kGranuleRows * band, packed_.data(), int64_t(packed_.size()));
-    }
   }
 
   char* memory_;
@@ -117,48 +143,66 @@ class Builder {
   Stream stream_;
   uint64_t next_ = 0;
   std::vector<char> packed_;
+  std::vector<uint8_t> cut_;
 };
 
-void build_layer(Builder& b, const GptOssConfig& c, const GptOssLayer& w, Layer& y) {
+void build_layer(Builder& b, const GptOssConfig& c, const GptOssLayer& w, const Slice& s, Layer& y) {
+  const int64_t group = c.heads / c.kv_heads;
+  const Cut qkv = qkv_cut(c, s), gate_up = gate_up_cut(c, s),
+            heads{.rows = {{s.kv_heads.begin * group, s.kv_heads.end * group}}, .cols = {0, 1}};
   const double in = 1 / std::sqrt(double(c.hidden));
   b.vector(y.attn_norm, w.attn_norm, 0.1, 1);
   b.vector(y.mlp_norm, w.mlp_norm, 0.1, 1);
   b.vector(y.b_router, w.b_router, 0.5);
-  b.vector(y.sinks, w.sinks, 1);
-  b.vector(y.b_gate_up, w.b_gate_up, 0.2);
+  b.vector(y.sinks, w.sinks, 1, 0, &heads);
+  b.vector(y.b_gate_up, w.b_gate_up, 0.2, 0, &gate_up);
   b.vector(y.b_down, w.b_down, 0.1);
   y.b_qkv = y.b_o = nullptr;
-  if (c.attention_bias) b.vector(y.b_qkv, w.b_qkv, 0.2), b.vector(y.b_o, w.b_o, 0.1);
-  b.matrix(y.qkv, w.qkv, in);
-  b.matrix(y.o, w.o, 1 / std::sqrt(double(c.q_width())));
+  if (c.attention_bias) b.vector(y.b_qkv, w.b_qkv, 0.2, 0, &qkv), b.vector(y.b_o, w.b_o, 0.1);
+  // Of sums that ranks share, one adds the bias.
+  if (s.kv_heads.begin > 0 || s.kv_heads.size() == 0) y.b_o = nullptr;
+  if (s.channels.begin > 0 || s.channels.size() == 0) y.b_down = nullptr;
+  b.matrix(y.qkv, w.qkv, in, qkv);
+  b.matrix(y.o, w.o, 1 / std::sqrt(double(c.q_width())), output_cut(c, s));
   b.matrix(y.router, w.router, 2 * in);
-  b.matrix(y.gate_up, w.gate_up, in);
-  b.matrix(y.down, w.down, 1 / std::sqrt(double(c.intermediate)));
+  b.matrix(y.gate_up, w.gate_up, in, gate_up);
+  b.matrix(y.down, w.down, 1 / std::sqrt(double(c.intermediate)), down_cut(c, s));
 }
-void build_weights(Builder& b, const GptOssConfig& c, const GptOssWeights& w, Model& m) {
+void build_weights(Builder& b, const GptOssConfig& c, const GptOssWeights& w, const Slice& s, Model& m) {
   m.config = c;
+  if (s != whole(c)) m.kv_heads = s.kv_heads.size();
   m.layers.resize(w.layers.size());
   b.embedding(m.embed, w.embed);
-  for (size_t l = 0; l < w.layers.size(); ++l) build_layer(b, c, w.layers[l], m.layers[l]);
+  for (size_t l = 0; l < w.layers.size(); ++l) build_layer(b, c, w.layers[l], s, m.layers[l]);
   b.vector(m.norm, w.norm, 0.1, 1);
-  b.matrix(m.head, w.head, 2 / std::sqrt(double(c.hidden)));
+  b.matrix(m.head, w.head, 2 / std::sqrt(double(c.hidden)), head_cut(c, s));
 }
 
 // A slot's cache and activations: zeros at first. Returns where the activations lie.
-char* build_slot(Builder& b, Model& m, int64_t context, int64_t ring, LayerStages*& stages) {
+char* build_slot(Builder& b, Model& m, int64_t context, int64_t ring, int ranks, LayerStages*& stages,
+                 Ranks*& of_ranks) {
   const GptOssConfig& c = m.config;
+  const int64_t kv_heads = m.kv_heads < 0 ? c.kv_heads : m.kv_heads;
   for (size_t l = 0; l < m.layers.size(); ++l) {
     Layer& y = m.layers[l];
     y.window = c.sliding[l] ? uint32_t(c.window) : 0;
     y.cache_rows = uint32_t(c.sliding[l] ? ring : context);
-    b.take(y.keys, int64_t(y.cache_rows) * c.kv_heads * cache_dim(c));
-    b.take(y.values, int64_t(y.cache_rows) * c.kv_heads * cache_dim(c));
+    b.take(y.keys, int64_t(y.cache_rows) * kv_heads * cache_dim(c));
+    b.take(y.values, int64_t(y.cache_rows) * kv_heads * cache_dim(c));
   }
   b.take(stages, int64_t(m.layers.size()));
+  if (ranks > 1) b.take(of_ranks, 1);
   Buffers counted;
+  counted.ranks.exchange.ranks = uint32_t(ranks);
   char* memory;
   b.take(memory, lay_out(c, uint32_t(context), nullptr, counted));
   return memory;
+}
+// What other ranks write to.
+void build_inbox(Builder& b, const GptOssConfig& c, int ranks, uint64_t*& inbox, uint32_t*& epoch) {
+  if (ranks == 1) return;
+  b.take(inbox, inbox_bytes(c, uint32_t(ranks)) / 8);
+  b.take(epoch, 1);
 }
 // cos and sin of all positions, which slots share.
 void build_table(Builder& b, const GptOssConfig& c, int64_t context, float*& cos, float*& sin) {
@@ -176,9 +220,10 @@ int64_t ring_of(const GptOssConfig& c, int64_t context) {
 }
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
 // Tokens that extend() takes at most.
-int64_t prompt_tokens_of(const GptOssConfig& c, int64_t context, bool prompts) {
-  return prompts && prompts_take(c) ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
-                                    : max_columns(c);
+int64_t prompt_tokens_of(const GptOssConfig& c, int64_t context, const DeviceModelOptions& o) {
+  return o.prompts && o.ranks == 1 && prompts_take(c)
+             ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
+             : max_columns(c);
 }
 void build_prompt(Builder& b, const GptOssConfig& c, int64_t tokens, PromptBuffers& prompt) {
   if (tokens <= max_columns(c)) return;
@@ -194,12 +239,16 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   Model m;
   float *cos, *sin;
   Builder counter(nullptr, nullptr, {});
-  build_weights(counter, c, w, m);
+  build_weights(counter, c, w, slices_of(c, o.ranks, o.split)[size_t(o.rank)], m);
   build_table(counter, c, context, cos, sin);
+  uint64_t* inbox;
+  uint32_t* epoch;
+  build_inbox(counter, c, o.ranks, inbox, epoch);
   LayerStages* stages;
-  for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), stages);
+  Ranks* ranks;
+  for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), o.ranks, stages, ranks);
   PromptBuffers prompt;
-  build_prompt(counter, c, prompt_tokens_of(c, context, o.prompts), prompt);
+  build_prompt(counter, c, prompt_tokens_of(c, context, o), prompt);
   return counter.bytes;
 }
 
@@ -211,7 +260,8 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
                          const uint64_t* seed)
     : context_(context_of(c, o)),
       ring_(ring_of(c, context_)),
-      prompt_tokens_(prompt_tokens_of(c, context_, o.prompts)),
+      prompt_tokens_(prompt_tokens_of(c, context_, o)),
+      slice_(slices_of(c, o.ranks, o.split)[size_t(o.rank)]),
       device_(o.device) {
   check_supported(c);
   const gpu::DeviceGuard guard(device_);
@@ -224,9 +274,10 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   Builder builder(memory, seed, *stream_);
   Model model;
   float *cos, *sin;
-  build_weights(builder, c, w, model);
+  build_weights(builder, c, w, slice_, model);
   weight_bytes_ = builder.bytes;
   build_table(builder, c, context_, cos, sin);
+  build_inbox(builder, c, o.ranks, inbox_, epoch_);
   model.cos = cos, model.sin = sin;
   gpu::fill_bytes(memory + weight_bytes_, 0, total - weight_bytes_, *stream_);
   stream_->synchronize();
@@ -234,7 +285,8 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   for (int64_t s = 0; s < o.slots; ++s) {
     Slot& slot = slots_.emplace_back();
     slot.model = model;
-    char* const activations = build_slot(builder, slot.model, context_, ring_, slot.stages);
+    char* const activations = build_slot(builder, slot.model, context_, ring_, o.ranks, slot.stages, slot.ranks);
+    slot.buffers.ranks.exchange.rank = uint32_t(o.rank), slot.buffers.ranks.exchange.ranks = uint32_t(o.ranks);
     lay_out(c, uint32_t(context_), activations, slot.buffers);
     slot.buffers.stop = waits_->watch().stop;
     const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
@@ -262,22 +314,60 @@ gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint3
   const Step step{.T = T, .head_rows = head_rows, .vocab = vocab, .capacity = uint32_t(context_)};
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
     if (!persistent) return run(slot.model, slot.buffers, step, *stream_);
-    run_megakernel(slot.model, slot.buffers, step, {.layers = slot.stages, .watch = waits_->watch()}, *stream_);
+    run_megakernel(slot.model, slot.buffers, step,
+                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks}, *stream_);
   });
   return *g;
 }
 
-void DeviceModel::synchronize() {
+void DeviceModel::connect(std::span<const std::unique_ptr<DeviceModel>> all) {
+  const gpu::DeviceGuard guard(device_);
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    Slot& slot = slots_[s];
+    Ranks& r = slot.buffers.ranks;
+    r.exchange.words = inbox_words(config()), r.exchange.epoch = epoch_;
+    r.heads = r.channels = r.ids = 0;
+    for (size_t q = 0; q < all.size(); ++q) {
+      const DeviceModel& other = *all[q];
+      r.exchange.inbox[q] = other.inbox_;
+      r.exchange.stop[q] = other.waits_->watch().stop;
+      if (other.slice_.kv_heads.size() > 0) r.heads |= 1u << q;
+      if (other.slice_.channels.size() > 0) r.channels |= 1u << q;
+      if (other.slice_.ids.size() > 0) r.ids |= 1u << q;
+    }
+    r.first_id = uint32_t(slice_.ids.begin);
+    r.watch = waits_->watch();
+    slot.buffers.logits = all[0]->slots_[s].buffers.logits + r.first_id;
+    gpu::copy_to_device(slot.ranks, &r, sizeof r);
+  }
+}
+
+std::string DeviceModel::wait() {
+  const gpu::DeviceGuard guard(device_);
   stream_->synchronize();
-  const std::string found = handoff_report(*waits_);
-  if (found.empty()) return;
+  return handoff_report(*waits_, uint32_t(config().layers));
+}
+
+void DeviceModel::reset() {
+  const gpu::DeviceGuard guard(device_);
   for (Slot& slot : slots_) {
     State s;
     gpu::copy_to_host(&s, slot.buffers.state, sizeof s);
     slot.length = s.position;
     gpu::fill_bytes(slot.buffers.handoff, 0, slot.buffers.counter_bytes, *stream_);
   }
+  if (inbox_ != nullptr) {
+    gpu::fill_bytes(inbox_, 0, inbox_bytes(config(), slots_[0].buffers.ranks.exchange.ranks), *stream_);
+    gpu::fill_bytes(epoch_, 0, 4, *stream_);
+  }
   waits_->reset(*stream_);
+  stream_->synchronize();
+}
+
+void DeviceModel::synchronize() {
+  const std::string found = wait();
+  if (found.empty()) return;
+  reset();
   fail(ErrorCode::interrupted, "gpt-oss: the GPU gave up after position ", slots_[0].length, ": ", found);
 }
 
@@ -374,10 +464,11 @@ void DeviceModel::pretend(int64_t length, int index) {
   grow(slot, length);
   const GptOssConfig& c = config();
   uint64_t seed = 1;
+  const int64_t kv_heads = slice_.kv_heads.size();
   for (const Layer& l : slot.model.layers)
     for (bf16* rows : {l.keys, l.values})
-      if (!slot.pretends)
-        fill_normal(rows, DType::bf16, c.kv_heads * int64_t(l.cache_rows) * cache_dim(c), 1, 0, ++seed, *stream_);
+      if (!slot.pretends && kv_heads > 0)
+        fill_normal(rows, DType::bf16, kv_heads * int64_t(l.cache_rows) * cache_dim(c), 1, 0, ++seed, *stream_);
   slot.pretends = true;
   const State state{.tokens = {}, .position = int32_t(length), .flaw = 0};
   gpu::copy_to_device(slot.buffers.state, &state, sizeof state);

@@ -10,6 +10,7 @@
 #include "ingot/kernels/sampling/sampling.h"
 #include "ingot/models/gpt_oss/decode/decode.h"
 #include "ingot/models/gpt_oss/decode/prompt.h"
+#include "ingot/models/gpt_oss/decode/slices.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::gpt_oss_decode {
@@ -22,6 +23,9 @@ struct DeviceModelOptions {
   // More tokens than a step's by matrix kernels, where they take the model. Off until their tests have run on a GPU.
   bool prompts = false;
   double wait_limit = 2;  // seconds that a block of it waits for others
+  // One of several GPUs that share the model: it has a slice (ranked_model.h, which makes all of them).
+  int rank = 0, ranks = 1;
+  Split split = Split::tensor;
 };
 
 // Weights of the config's shapes without memory: what a synthetic model is made of.
@@ -49,6 +53,17 @@ class DeviceModel {
   const Buffers& buffers(int slot = 0) const { return slots_[size_t(slot)].buffers; }
   const PromptBuffers& prompt_buffers() const { return prompt_; }
   const LayerStages* stages(int slot = 0) const { return slots_[size_t(slot)].stages; }
+  // Of several ranks each must be told of all, in order, before its first step.
+  void connect(std::span<const std::unique_ptr<DeviceModel>> all);
+  // Ready for the next step after one whose waits gave up, here or on another rank, as if it had not been: the token
+  // that hung is not among the slots'. Waits.
+  void reset();
+  // Waits for what was started. Who waited for what, where a wait of this GPU was the first to give up; else empty.
+  std::string wait();
+  // Ends what is under way, as another rank cannot do its part.
+  void request_stop() { waits_->request_stop(); }
+  int device() const { return device_; }
+
   // From the next step on. False where the megakernel does not take the model's formats: nothing changes.
   bool use_megakernel(bool wanted);
 
@@ -75,6 +90,7 @@ class DeviceModel {
     Model model;  // the weights are the same in all
     Buffers buffers;
     LayerStages* stages = nullptr;       // on the device
+    Ranks* ranks = nullptr;              // buffers.ranks on the device, where there are several
     int64_t length = 0, valid_from = 0;  // rings hold the tokens from here on
     bool pretends = false;               // its cache is random
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool>, std::unique_ptr<gpu::Graph>> graphs;
@@ -86,6 +102,9 @@ class DeviceModel {
   void synchronize();  // and says which hand-off never came
 
   int64_t context_, ring_, prompt_tokens_, weight_bytes_ = 0;
+  Slice slice_;
+  uint64_t* inbox_ = nullptr;  // of several ranks
+  uint32_t* epoch_ = nullptr;
   PromptBuffers prompt_{};
   int device_;
   Arena arena_;

@@ -4,10 +4,11 @@
 #include <memory>
 #include <tuple>
 
+#include "ingot/gpu/allocator.h"
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/io/file.h"
-#include "ingot/models/gpt_oss/decode/device_model.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
+#include "ingot/models/gpt_oss/decode/ranked_model.h"
 #include "ingot/models/gpt_oss/decode/trace.h"
 
 namespace ingot {
@@ -33,6 +34,10 @@ DecodeTimes measure_decode(const DecodeMeasurement&) {
 namespace {
 
 using gpt_oss_decode::DeviceModel;
+using gpt_oss_decode::RankedModel;
+
+Stream stream_of(const DeviceModel& m) { return m.stream(); }
+Stream stream_of(const RankedModel& m) { return m.rank(0).stream(); }
 
 int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
   const GptOssConfig& c = m.config();
@@ -41,7 +46,7 @@ int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
     bytes += l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes +
              c.experts_per_token * (l.gate_up.matrix_bytes + l.down.matrix_bytes);
     const int64_t keys = l.window > 0 ? std::min<int64_t>(l.window, context) : context;
-    bytes += 2 * 2 * keys * c.kv_heads * gpt_oss_decode::cache_dim(c);
+    bytes += 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) * gpt_oss_decode::cache_dim(c);
   }
   return bytes;
 }
@@ -61,7 +66,7 @@ double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
 }
 
 // Ids far apart, so that tokens go to different experts. The last batch may be shorter.
-void tell_prompt(DeviceModel& m, int64_t length) {
+template <class Model> void tell_prompt(Model& m, int64_t length) {
   std::vector<int32_t> ids;
   for (int64_t at = 0; at < length; at += int64_t(ids.size())) {
     ids.resize(size_t(std::min(m.batch(), length - at)));
@@ -70,28 +75,28 @@ void tell_prompt(DeviceModel& m, int64_t length) {
   }
 }
 // Milliseconds of a prompt of `length` tokens, the second time: the first makes the graphs.
-double time_prompt(DeviceModel& m, int64_t length) {
+template <class Model> double time_prompt(Model& m, int64_t length) {
   gpu::Event begin, end;
   for (int round = 0; round < 2; ++round) {
     m.rewind(0);
-    begin.record(m.stream());
+    begin.record(stream_of(m));
     tell_prompt(m, length);
-    end.record(m.stream());
+    end.record(stream_of(m));
   }
   end.synchronize();
   return 1e3 * end.seconds_since(begin);
 }
 
-TokenTimes time_tokens(DeviceModel& m, int64_t tokens) {
+template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens) {
   constexpr int64_t kWarmUp = 10;
   TokenTimes times;
   m.continue_greedily(kWarmUp);
   std::vector<std::unique_ptr<gpu::Event> > events;
   for (int64_t i = 0; i <= tokens; ++i) events.push_back(std::make_unique<gpu::Event>());
-  events[0]->record(m.stream());
+  events[0]->record(stream_of(m));
   for (int64_t i = 0; i < tokens; ++i) {
     m.continue_greedily(1);
-    events[size_t(i) + 1]->record(m.stream());
+    events[size_t(i) + 1]->record(stream_of(m));
   }
   m.likeliest();  // refuses what is not numbers
   std::vector<double> ms;
@@ -102,7 +107,7 @@ TokenTimes time_tokens(DeviceModel& m, int64_t tokens) {
   return times;
 }
 // Each path from the same place.
-void time_paths(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times) {
+template <class Model, class Times> void time_paths(Model& m, const DecodeMeasurement& o, Times& times) {
   for (const auto& [name, wanted, persistent] :
        {std::tuple{"phased", o.phased, false}, {"megakernel", o.megakernel, true}}) {
     if (!wanted || !m.use_megakernel(persistent)) continue;
@@ -168,22 +173,8 @@ void write_trace(DeviceModel& m, const DecodeMeasurement& o) {
   write_file(o.trace, perfetto_json(trace_token(m, blocks), "GPT-OSS-" + o.size + " shapes, a token"));
 }
 
-}  // namespace
-
-DecodeTimes measure_decode(const DecodeMeasurement& o) {
-  if (gpu::device_count() == 0) fail(ErrorCode::unsupported, "decode on a GPU: found no GPU, expected one");
-  const gpu::DeviceInfo gpu = gpu::device_info();
-  if (gpu.major != 9 || gpu.minor != 0)
-    fail(ErrorCode::unsupported, "decode on a GPU: found ", gpu.name, " of compute capability ", gpu.major, ".",
-         gpu.minor, ", expected 9.0");
-  if (!o.trace.empty() && !o.megakernel)
-    fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
-  const GptOssConfig c = published_gpt_oss(o.size);
-  const int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
-  if (room > c.context)
-    fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
+void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
   DeviceModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room}, 1);
-  DecodeTimes times;
   times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
   times.prompt_ms = time_prompt(m, kSome * m.batch()) / double(kSome);
@@ -197,6 +188,40 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   const bool one_kernel = o.megakernel && gpt_oss_decode::megakernel_takes(m.model());
   if (o.phases && one_kernel) time_stages(m, times);
   if (!o.trace.empty() && one_kernel) write_trace(m, o);
+}
+void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOptions& options,
+                     const DecodeMeasurement& o, DecodeTimes& times) {
+  SharedTimes& shared = times.shared;
+  shared.idle = megakernel::measure_exchange(o.gpus, uint32_t(c.hidden), false);
+  shared.loaded = megakernel::measure_exchange(o.gpus, uint32_t(c.hidden), true);
+  RankedModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), options, 1);
+  if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
+  constexpr int64_t kSome = 10;  // batches
+  shared.prompt_ms = time_prompt(m, kSome * m.batch()) / double(kSome);
+  time_paths(m, o, shared);
+  for (int r = 0; r < m.ranks(); ++r)
+    shared.token_bytes = std::max(shared.token_bytes, bytes_of_token(m.rank(r), o.context + o.tokens / 2));
+}
+
+}  // namespace
+
+DecodeTimes measure_decode(const DecodeMeasurement& o) {
+  if (const std::string misfit = gpt_oss_decode::ranks_misfit(o.gpus); !misfit.empty())
+    fail(ErrorCode::unsupported, "decode on ", o.gpus > 1 ? std::to_string(o.gpus) + " GPUs" : "a GPU", ": ", misfit);
+  if (!o.trace.empty() && !o.megakernel)
+    fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
+  const GptOssConfig c = published_gpt_oss(o.size);
+  const int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
+  if (room > c.context)
+    fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
+  const gpt_oss_decode::DeviceModelOptions several{
+      .context = room, .ranks = o.gpus, .split = gpt_oss_decode::split_named(o.split)};
+  if (o.gpus > 1) (void)gpt_oss_decode::slices_of(c, o.gpus, several.split);
+  const int64_t alone =
+      DeviceModel::bytes(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room});
+  DecodeTimes times;
+  if (o.gpus == 1 || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
+  if (o.gpus > 1) measure_several(c, several, o, times);
   return times;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ingot/kernels/quant/quant.h"
+#include "ingot/megakernel/exchange_times.h"
 #include "ingot/models/gpt_oss/config.h"
 
 namespace ingot {
@@ -21,6 +22,8 @@ struct DecodeMeasurement {
   bool phases = false;                    // each phase alone, too
   std::string trace;  // a file for the times of a token of the megakernel, all stages on all SMs (trace.h); empty: none
   bool prompt = false;  // tell all of the context's tokens, for the time to the first token; else some
+  int gpus = 1;         // more: a token over so many, after one over one GPU where it has room for the model
+  std::string split = "tensor";
 };
 struct TokenTimes {  // greedy
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
@@ -29,6 +32,13 @@ struct TokenTimes {  // greedy
 struct StageTimes {
   std::string name;
   double work_us = 0, wait_us = 0;  // until it is done itself; until all others are, with the hand-off
+};
+// Over several GPUs.
+struct SharedTimes {
+  std::vector<std::pair<std::string, TokenTimes>> token;  // by path
+  double prompt_ms = 0;                                   // of 16 tokens of the prompt
+  int64_t token_bytes = 0;                                // of weights and keys that the busiest GPU reads
+  megakernel::ExchangeTimes idle, loaded;                 // of an exchange of the residual stream's width
 };
 struct DecodeTimes {
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel"
@@ -39,6 +49,7 @@ struct DecodeTimes {
   double read_TBps = 0;                                // what memory gives a kernel that only reads, in the same run
   std::vector<std::pair<std::string, double>> phases;  // microseconds of a launch, launches back to back
   std::vector<StageTimes> stages;
+  SharedTimes shared;
 };
 // Error{unsupported} without a GPU that runs the kernels, or with too little memory, before any is taken.
 DecodeTimes measure_decode(const DecodeMeasurement& m);

@@ -2,17 +2,19 @@
 // A whole token by one persistent kernel, a block an SM: one warp copies the block's share of the weights into a ring
 // (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come. A hand-off
 // after each stage:
-//   qkv | attention | output | router | gate and up | down | ... | head
-// Every block keeps the residual stream to itself and adds to it what the others publish; every block chooses the
-// experts by itself.
+//   qkv | attention | output, with the router's logits | gate and up | down | ... | head
+// What products give is added up in words that say when they are complete (megakernel/sums.cuh). Every block keeps the
+// residual stream to itself and adds to it what all have added up; its copying warp chooses the experts.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/tile/shared.cuh"
-#include "ingot/kernels/attention/decode.cuh"
+#include "ingot/kernels/attention/decode_token.cuh"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/granule_product.cuh"
 #include "ingot/kernels/sampling/best.cuh"
+#include "ingot/megakernel/exchange.cuh"
 #include "ingot/megakernel/handoff.cuh"
+#include "ingot/megakernel/sums.cuh"
 #include "ingot/megakernel/weight_stream.cuh"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/sections.h"
@@ -22,11 +24,14 @@ namespace ingot::gpt_oss_decode {
 
 // That compute; one warp more copies, and sixteen in all leave 128 registers a thread.
 constexpr uint32_t kTokenWarps = 15, kTokenThreads = 32 * kTokenWarps;
-constexpr uint32_t kAttentionTeams = 2;
 constexpr int kDim = kTokenHeadDim;
 constexpr uint32_t kHeldBands = 12;  // whose sums have room at once
 
-enum class Product { qkv, output, router, gate_up, down, head };
+constexpr uint32_t kChosenBarrier = 1;
+using RowSum = megakernel::FixedSum<28>;    // of the two blocks that may share a row
+using LogitSum = megakernel::FixedSum<20>;  // of all blocks
+
+enum class Stage { qkv, attention, output, gate_up, down, head };
 
 struct TokenTeam {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(3, kTokenThreads); }
@@ -37,18 +42,26 @@ struct TokenMemory {
   LayerStages layers[2];  // this one and the next
   megakernel::HandoffMemory handoffs;
   megakernel::WeightStreamMemory stream;
-  Section sections[6];  // of Product
-  uint64_t chosen;      // completes once a layer: its experts are known
+  Section sections[6];  // of Stage; attention reads no weights
+  uint64_t routed;      // completes once a layer: what its experts are chosen by is there
+  int64_t position;     // of the token
   float squares[kTokenWarps];
-  float sums[kHeldBands][kTokenWarps][16];  // zeros between products
+  float sums[kHeldBands][kTokenWarps][16];        // zeros between products
+  alignas(4) uint16_t normed[2][kHeldBands][16];  // what the router takes of the output's rows: two bf16 a number
+};
+
+// Behind it where several GPUs make the token.
+struct RankMemory {
+  Ranks ranks;
+  uint32_t epoch, unused;  // of the last exchange before this token
 };
 
 inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
-  t.choice = up(sizeof(TokenMemory), 16);
+  t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
   t.stage = up(t.x + int64_t(granules::padded(l.qkv.w.cols)) * 4, 128);
-  t.ring = up(t.stage + std::max({int64_t(kAttentionTeams * sizeof(decode_attention::Memory<kDim>)),
+  t.ring = up(t.stage + std::max({int64_t(sizeof(token_attention::Memory<kDim>)),
                                   int64_t(granules::column_stride(l.qkv.w.cols)),
                                   int64_t(granules::column_stride(l.output.w.cols)),
                                   int64_t(t.k) * granules::column_stride(l.down.w.cols)}),
@@ -58,6 +71,11 @@ inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   const uint32_t teams = kTokenWarps / t.stream.team_warps;
   t.stream.ahead = std::min(t.stream.ahead, t.stream.slots > teams ? t.stream.slots - teams : 0);
   t.bytes = t.ring + t.stream.slots * megakernel::kSlotBytes;
+}
+
+// Of C rows, whose bands all blocks share: what each has at most, where several GPUs' parts are added.
+INGOT_HD constexpr uint32_t bands_of_block(uint32_t C, uint32_t blocks) {
+  return ((C + 15) / 16 + blocks - 1) / blocks;
 }
 
 template <WeightFormat F> constexpr uint32_t kMostOfPiece = megakernel::kSlotBytes / granules::Form<F>::kBytes;
@@ -70,7 +88,8 @@ __device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
   return {nullptr, n.word[0], n.word[1], n.word[2], n.word[3]};
 }
 
-template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
+// kRanks: several GPUs make the token; what output and down add to x is the sum of their parts.
+template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class TokenProgram {
  public:
   __device__ __forceinline__ TokenProgram()
       : memory_(tile::dynamic_shared<char>()),
@@ -80,14 +99,19 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
   __device__ __forceinline__ void run(const Token& token) {
     copy_words(m_.token, token);
     copy_words(m_.layers[0], token.layers[0]);
+    if constexpr (kRanks) {
+      copy_words(rank_memory().ranks, *token.ranks);
+      if (threadIdx.x == 0) rank_memory().epoch = ptx::load_relaxed(token.ranks->exchange.epoch);
+    }
     for (uint32_t i = threadIdx.x; i < sizeof(m_.sums) / 4; i += blockDim.x) (&m_.sums[0][0][0])[i] = 0;
     if (threadIdx.x == 0) {
       m_.stream.begin(token.stream);
-      ptx::mbarrier_init(&m_.chosen, kTokenThreads);
+      ptx::mbarrier_init(&m_.routed, kTokenThreads);
       ptx::fence_mbarrier_init();
+      m_.position = __ldcg(&token.embedding.state->position);
     }
     __syncthreads();
-    if (threadIdx.x <= uint32_t(Product::head)) m_.sections[threadIdx.x] = section_of(Product(threadIdx.x), layer(0));
+    if (threadIdx.x <= uint32_t(Stage::head)) m_.sections[threadIdx.x] = section_of(Stage(threadIdx.x), layer(0));
     __syncthreads();
     if constexpr (kTraced) keep_bytes();
     sampling::Best top;
@@ -98,10 +122,14 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     __syncthreads();
     if (m_.token.head_rows == 0) {
       if (blockIdx.x == 0 && threadIdx.x == 0 && handoffs_.all_came()) m_.token.head.state->position += 1;
+      if constexpr (kRanks) leave_ranks(blockIdx.x == 0 && threadIdx.x == 0);
       return;
     }
-    sampling::Drawn drawn;
-    if (likeliest_of_grid(m_.token.head, top, drawn) && handoffs_.all_came()) append(m_.token.head, drawn);
+    uint64_t key;
+    const bool last = likeliest_of_grid(m_.token.head, top, key);
+    if constexpr (kRanks) key = last ? likeliest_of_ranks(key) : 0;
+    if (last && handoffs_.all_came()) append(m_.token.head, key);
+    if constexpr (kRanks) leave_ranks(last);
   }
 
  private:
@@ -111,7 +139,70 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     if (blockIdx.x >= t.blocks || threadIdx.x >= t.extra) return;
     const Section& s = m_.sections[threadIdx.x];
     t.words[int64_t(blockIdx.x) * t.words_of_block() + t.stamps() + threadIdx.x] =
-        uint64_t(s.range.end - s.range.begin) * uint64_t(s.granule_bytes);
+        uint64_t(s.range.end - s.range.begin) * uint64_t(s.granule_bytes) +
+        (threadIdx.x == uint32_t(Stage::output) && s.range.begin < s.range.end
+             ? uint64_t((s.range.end - 1) / s.granules - s.range.begin / s.granules + 1) * layer(0).router.w.bands * 512
+             : 0);
+  }
+
+  // --- several GPUs
+
+  __device__ __forceinline__ RankMemory& rank_memory() const {
+    return *reinterpret_cast<RankMemory*>(memory_ + sizeof(TokenMemory));
+  }
+  // Of layer i: the output's sums, then down's.
+  __device__ __forceinline__ uint32_t epoch_of(uint32_t i, Stage stage) const {
+    return rank_memory().epoch + 2 * i + (stage == Stage::output ? 1 : 2);
+  }
+  // This block's part of a sum, to all ranks: as publish() does.
+  __device__ __forceinline__ void send_part(const Section& s, uint32_t i, Stage stage, uint32_t band, uint32_t n,
+                                            float value, float bias) const {
+    const bool begins = s.range.begin <= band * s.of_sums(), ends = s.range.end >= (band + 1) * s.of_sums();
+    const megakernel::Exchange& x = rank_memory().ranks.exchange;
+    const uint32_t epoch = epoch_of(i, stage), second = granules::padded(m_.token.embedding.C) + n;
+    megakernel::send(x, epoch, begins ? n : second, value + (begins ? bias : 0));
+    if (begins && ends) megakernel::send(x, epoch, second, 0);
+  }
+  // Each block adds the ranks' parts of some bands and publishes them as one GPU's blocks do; the output's with what
+  // the router makes of them.
+  __device__ __forceinline__ void add_ranks(uint32_t i, Stage stage, const LayerStages& l) const {
+    const Ranks& r = rank_memory().ranks;
+    const bool routes = stage == Stage::output;
+    const uint32_t C = m_.token.embedding.C, each = bands_of_block(C, gridDim.x), slot = threadIdx.x / 16,
+                   row = threadIdx.x % 16, epoch = epoch_of(i, stage), from = routes ? r.heads : r.channels,
+                   what = kHandoffsOfLayer * i + uint32_t(stage), end = min((blockIdx.x + 1) * each, (C + 15) / 16);
+    uint64_t* const sums = routes ? m_.token.sums.output : m_.token.sums.down;
+#pragma unroll 1
+    for (uint32_t band = blockIdx.x * each; band < end; band += kHeldBands) {
+      const uint32_t held = min(end - band, kHeldBands), n = 16 * (band + slot) + row;
+      if (routes) ask_router(l, band, held);
+      if (slot < held) {
+        float part = 0;
+        if (n < C) {
+          const float gain = routes ? l.router.weight[n] : 0;
+          const float sum = megakernel::sum_of_ranks<2>(r.exchange, from, epoch, n, granules::padded(C), r.watch, what);
+          RowSum::add(sums + n, sum, 2);
+          part = gain * (x()[n] + sum);
+        }
+        put_normed(slot, row, part);
+      }
+      if (!routes) continue;
+      TokenTeam::sync();
+      add_logits(l, band, held, band + held == end ? 1 : 0);
+      if (band + held < end) TokenTeam::sync();
+    }
+  }
+  // By one thread of the grid, which knows the best of this GPU's ids.
+  __device__ __forceinline__ uint64_t likeliest_of_ranks(uint64_t key) const {
+    const Ranks& r = rank_memory().ranks;
+    return megakernel::largest_of_ranks(r.exchange, r.ids, rank_memory().epoch + 2 * m_.token.count, key, r.watch,
+                                        kHandoffsOfLayer * m_.token.count);
+  }
+  // `last`: in one thread of the grid, when all have begun.
+  __device__ __forceinline__ void leave_ranks(bool last) const {
+    const Ranks& r = rank_memory().ranks;
+    if (last) ptx::store_relaxed(r.exchange.epoch, rank_memory().epoch + 2 * m_.token.count);
+    if (threadIdx.x == 0) megakernel::pass_on_stop(r.exchange, r.watch);
   }
 
   // --- what is where
@@ -131,14 +222,14 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
 
   // --- this block's part of each product
 
-  __device__ __forceinline__ const Matrix& matrix(Product product, const LayerStages& l) const {
-    switch (product) {
-      case Product::qkv: return l.qkv.w;
-      case Product::output: return l.output.w;
-      case Product::router: return l.router.w;
-      case Product::gate_up: return l.gate_up.w;
-      case Product::down: return l.down.w;
-      case Product::head: break;
+  __device__ __forceinline__ const Matrix& matrix(Stage stage, const LayerStages& l) const {
+    switch (stage) {
+      case Stage::qkv: return l.qkv.w;
+      case Stage::output: return l.output.w;
+      case Stage::gate_up: return l.gate_up.w;
+      case Stage::down: return l.down.w;
+      case Stage::attention:
+      case Stage::head: break;
     }
     return m_.token.head.w;
   }
@@ -159,21 +250,14 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
             .range = range_of(w.granules * w.bands * entries, share, blockIdx.x)};
   }
   // The same in all layers.
-  __device__ __forceinline__ Section section_of(Product product, const LayerStages& l) const {
+  __device__ __forceinline__ Section section_of(Stage stage, const LayerStages& l) const {
     const Shares& share = m_.token.shares;
-    const Matrix& w = matrix(product, l);
-    Section s = product == Product::qkv       ? section<D>(w, share.qkv)
-                : product == Product::output  ? section<D>(w, share.output)
-                : product == Product::gate_up ? section<E>(w, share.gate_up, true)
-                : product == Product::down    ? section<E>(w, share.down, true, true)
-                : product == Product::head    ? section<D>(w, share.head)
-                                              : section<WeightFormat::bf16>(w, share.router);
-    if (product == Product::router && share.splits > 1) {
-      const uint32_t band = blockIdx.x / share.splits, first = blockIdx.x % share.splits * share.router;
-      s.range = {w.granules * w.bands, w.granules * w.bands};
-      if (band < w.bands)
-        s.range = {band * w.granules + first, band * w.granules + min(first + share.router, w.granules)};
-    }
+    const Matrix& w = matrix(stage, l);
+    Section s = stage == Stage::qkv       ? section<D>(w, share.qkv)
+                : stage == Stage::output  ? section<D>(w, share.output)
+                : stage == Stage::gate_up ? section<E>(w, share.gate_up, true)
+                : stage == Stage::down    ? section<E>(w, share.down, true, true)
+                                          : section<D>(w, stage == Stage::head ? share.head : 0);
     s.begin();
     return s;
   }
@@ -186,16 +270,16 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     for (uint32_t i = 0; i < m_.token.count; ++i) {
       const LayerStages& l = layer(i);
 #pragma unroll 1
-      for (int product = 0; product <= int(Product::down); ++product) {
-        if (Product(product) == Product::gate_up) megakernel::wait_for_slot(&m_.chosen, i % 2);
-        put(to, Product(product), l);
+      for (int stage = 0; stage <= int(Stage::down); ++stage) {
+        if (Stage(stage) == Stage::gate_up) choose(l.router, i % 2);
+        put(to, Stage(stage), l);
       }
     }
-    if (m_.token.head_rows > 0) put(to, Product::head, layer(0));
+    if (m_.token.head_rows > 0) put(to, Stage::head, layer(0));
   }
-  __device__ __forceinline__ void put(megakernel::WeightWriter& to, Product product, const LayerStages& l) const {
-    const Section& s = m_.sections[int(product)];
-    const uint8_t* const data = matrix(product, l).data;
+  __device__ __forceinline__ void put(megakernel::WeightWriter& to, Stage stage, const LayerStages& l) const {
+    const Section& s = m_.sections[int(stage)];
+    const uint8_t* const data = matrix(stage, l).data;
     const uint32_t end = s.end_piece;
 #pragma unroll 1
     for (uint32_t first = s.first_piece; first < end; first += 32) {  // a lane finds a piece: one by one takes too long
@@ -215,33 +299,40 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
                                   kTokenWarps / m_.token.stream.team_warps);
     embed_token();
     uint32_t i = 0;
-    // One code for all products: a program that does not fit into the instruction cache waits for itself.
+    token_attention::Keys keys;
+    // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
+    // for itself.
 #pragma unroll 1
-    for (Product product = Product::qkv;;) {
+    for (Stage stage = Stage::qkv;; stage = Stage(int(stage) + 1)) {
+      if (stage == Stage::head && i < m_.token.count) stage = Stage::qkv;
+      if (stage == Stage::head && m_.token.head_rows == 0) return handoffs_.end();
       const LayerStages& l = layer(i);
-      multiply(product, l, i > 0, top, from);
-      if (product == Product::head) return handoffs_.end();
-      handoffs_.arrive();
-      if (product == Product::qkv) {
-        prefetch_keys(l.attention);
+      auto& attention_memory = *reinterpret_cast<token_attention::Memory<kDim>*>(memory_ + m_.token.stage);
+      if (stage == Stage::attention)
+        attend({l.attention, keys, attention_memory});
+      else
+        multiply(stage, l, i, top, from);
+      if constexpr (kRanks)
+        if (stage == Stage::output || stage == Stage::down) add_ranks(i, stage, l);
+      if (stage == Stage::head) return handoffs_.end();
+      handoffs_.arrive(stage == Stage::attention || stage == Stage::gate_up);  // sums need no fence
+      // What does not depend on the others' part of this stage:
+      if (stage == Stage::qkv) {
+        keys = {l.attention, uint32_t(m_.position)};
+        const Attention attention(l.attention, keys, attention_memory);
+        if (blockIdx.x < attention.units()) attention.ask(blockIdx.x);
         if (i + 1 < m_.token.count) copy_words(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
-        handoffs_.wait();
-        attend(l.attention);
-        handoffs_.arrive();
-      } else if (product == Product::output) {
-        prefetch_norm(l.router.weight, l.router.w);
-      } else if (product == Product::router) {
-        stage_normed<E>(l.gate_up.weight, l.gate_up.w, nullptr);
-      } else if (product == Product::down) {
+      } else if (stage == Stage::output) {
+        prefetch_norm(l.gate_up.weight, l.gate_up.w);
+      } else if (stage == Stage::down) {
         const NormProduct& next = ++i < m_.token.count ? layer(i).qkv : m_.token.head;
         prefetch_norm(next.weight, next.w);
       }
       handoffs_.wait();
-      if (product == Product::router) choose(l.router);
-      product = product != Product::down ? Product(int(product) + 1)
-                : i < m_.token.count     ? Product::qkv
-                                         : Product::head;
-      if (product == Product::head && m_.token.head_rows == 0) return handoffs_.end();
+      // Sums that all blocks have read become zeros again, a hand-off with a fence before their next use.
+      if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output);
+      if (stage == Stage::gate_up) zero(m_.token.sums.output, m_.token.sums.logits + m_.token.experts);
+      if (stage == Stage::output) route(l);
     }
   }
 
@@ -255,24 +346,57 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
   __device__ __forceinline__ static void prefetch_norm(const float* weight, const Matrix& w) {
     if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 32) ptx::prefetch_to_l2(weight, w.cols * 4 / 16 * 16);
   }
-  // x += what the blocks that hold its rows published, in two parts; x times the norm's weight becomes the column.
+  __device__ __forceinline__ static void zero(uint64_t* from, const uint64_t* to) {
+    for (uint64_t* p = from + blockIdx.x * kTokenThreads + threadIdx.x; p < to; p += gridDim.x * kTokenThreads)
+      ptx::store_relaxed(p, uint64_t(0));
+  }
+  template <class Load, class Complete>
+  __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
+    megakernel::read_again(load, complete, m_.token.grid.watch);
+  }
+  // x += sums, where there are any; x times the norm's weight becomes the column.
   template <WeightFormat F>
-  __device__ __forceinline__ void stage_normed(const float* weight, const Matrix& w, const float* parts) const {
+  __device__ __forceinline__ void stage_normed(const float* weight, const Matrix& w, const uint64_t* sums) const {
+    constexpr uint32_t kHeld = 2, kStep = 4 * kTokenThreads;  // on their way at once
     float sum = 0;
-#pragma unroll 2
-    for (uint32_t c = 4 * threadIdx.x; c < 64 * w.granules; c += 4 * kTokenThreads) {
-      float4 v = *reinterpret_cast<const float4*>(x() + c);
-      float scale[4];
-      granules::load4(weight, c, w.cols, scale);
-      if (parts != nullptr) {
-        const float4 a = __ldcg(reinterpret_cast<const float4*>(parts + c)),
-                     b = __ldcg(reinterpret_cast<const float4*>(parts + m_.token.x_stride + c));
-        v = make_float4(v.x + (a.x + b.x), v.y + (a.y + b.y), v.z + (a.z + b.z), v.w + (a.w + b.w));
-        *reinterpret_cast<float4*>(x() + c) = v;
+#pragma unroll 1
+    for (uint32_t first = 4 * threadIdx.x; first < 64 * w.granules; first += kHeld * kStep) {
+      uint64_t word[kHeld][2][2] = {};
+      const auto load = [&] {
+#pragma unroll
+        for (uint32_t u = 0; u < kHeld; ++u)
+#pragma unroll
+          for (uint32_t h = 0; h < 2; ++h)
+            if (first + u * kStep + 2 * h < w.cols) ptx::load_relaxed(sums + first + u * kStep + 2 * h, word[u][h]);
+      };
+      float scale[kHeld][4];
+      if (sums != nullptr) load();
+#pragma unroll
+      for (uint32_t u = 0; u < kHeld; ++u) granules::load4(weight, first + u * kStep, w.cols, scale[u]);
+      if (sums != nullptr)
+        read_again(load, [&] {
+          bool all = true;
+#pragma unroll
+          for (uint32_t i = 0; i < 4 * kHeld; ++i)
+            all &= RowSum::count(word[i / 4][i / 2 % 2][i % 2]) == 2 || first + i / 4 * kStep + i % 4 >= w.cols;
+          return all;
+        });
+#pragma unroll
+      for (uint32_t u = 0; u < kHeld; ++u) {
+        const uint32_t c = first + u * kStep;
+        if (c >= 64 * w.granules) continue;
+        const float4 old = *reinterpret_cast<const float4*>(x() + c);
+        float v[4] = {old.x, old.y, old.z, old.w};
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+          if (c + i < w.cols) v[i] += RowSum::value(word[u][i / 2][i % 2]);
+          sum += v[i] * v[i];
+        }
+        if (sums != nullptr) *reinterpret_cast<float4*>(x() + c) = make_float4(v[0], v[1], v[2], v[3]);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) v[i] *= scale[u][i];
+        granules::put4<F>(stage(), c, v);
       }
-      sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-      const float normed[4] = {v.x * scale[0], v.y * scale[1], v.z * scale[2], v.w * scale[3]};
-      granules::put4<F>(stage(), c, normed);
     }
     sum = granules::lanes_sum(sum);
     if (threadIdx.x % 32 == 0) m_.squares[threadIdx.x / 32] = sum;
@@ -304,15 +428,15 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
 
   // What the block's threads need to end a product's rows.
   struct Ending {
-    Product product;
+    Stage stage;
     const Matrix& w;
     const float* bias;  // may be null; of a bank (entries, rows)
     float scale, drop;
   };
   // The block's part of a product, in rounds of as many bands as have room for their sums.
-  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l,
+  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l, uint32_t layer,
                                            sampling::Best& top, megakernel::WeightReader& from) {
-    const bool experts = ending.product == Product::gate_up || ending.product == Product::down;
+    const bool experts = ending.stage == Stage::gate_up || ending.stage == Stage::down;
     const uint32_t of_sums = s.of_sums(), slot = threadIdx.x / 16, row = threadIdx.x % 16;
     uint32_t band = s.first_sums(), until = s.range.begin, piece = s.first_piece;
 #pragma unroll 1
@@ -320,13 +444,19 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       until = min(s.range.end, (band + kHeldBands) * of_sums);
       const bool ends = slot < kHeldBands && (band + slot) * of_sums < until;
       const float bias = ends ? bias_of(ending, s, band + slot, row) : 0;
+      const uint32_t held = min((s.range.end + of_sums - 1) / of_sums - band, kHeldBands);  // bands of this round
+      const uint32_t n = 16 * (band + slot) + row;
+      const bool routes = !kRanks && ending.stage == Stage::output;
+      float gain = 0;
+      if (routes) {
+        if (ends && n < ending.w.rows) gain = l.router.weight[n];
+        ask_router(l, band, held);
+      }
       const uint32_t end_piece = until == s.range.end ? s.end_piece : s.piece_of_sums(band + kHeldBands);
       if (experts)
         multiply_round<E>(s, ending.w.data, end_piece - piece, band, from);
-      else if (D == WeightFormat::bf16 || ending.product != Product::router)
-        multiply_round<D>(s, ending.w.data, end_piece - piece, band, from);
       else
-        multiply_round<WeightFormat::bf16>(s, ending.w.data, end_piece - piece, band, from);
+        multiply_round<D>(s, ending.w.data, end_piece - piece, band, from);
       piece = end_piece;
       TokenTeam::sync();
       if (slot < kHeldBands) {
@@ -337,7 +467,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
             sum += m_.sums[slot][w][row];
             m_.sums[slot][w][row] = 0;
           }
-        end(ending, s, l, ends, band + slot, row, sum * ending.drop, bias, top);
+        end(ending, s, l, layer, ends, band + slot, row, sum * ending.drop, bias, gain, top);
+      }
+      if (routes) {
+        TokenTeam::sync();
+        add_logits(l, band, held, until == s.range.end ? 1 : 0);
       }
       if (until < s.range.end) TokenTeam::sync();
     }
@@ -389,116 +523,180 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     }
     if constexpr (F == WeightFormat::mxfp4) s.scales = *reinterpret_cast<const uint32_t*>(granule + 512 + lane / 4 * 4);
   }
-  // Rows of a product whose bands may be shared by two blocks: whoever has a band's begin writes the first part, with
-  // the bias; whoever has its end the second.
-  __device__ __forceinline__ static void publish(const Section& s, uint32_t band, uint32_t n, float value, float bias,
-                                                 float* first, int64_t second) {
+  // Rows of a product whose bands may be shared by two blocks: whoever has a band's begin adds the bias too. Returns
+  // this block's part of the sum of that and `old`.
+  __device__ __forceinline__ static float publish(const Section& s, uint32_t band, uint32_t n, float value, float bias,
+                                                  uint64_t* sums, float old = 0) {
     const bool begins = s.range.begin <= band * s.of_sums(), ends = s.range.end >= (band + 1) * s.of_sums();
-    if (!begins) return void(first[second + n] = value);
-    first[n] = value + bias;
-    if (ends) first[second + n] = 0;
+    if (begins) value += bias;
+    RowSum::add(sums + n, value, (begins ? 1 : 0) + (ends ? 1 : 0));
+    return begins ? old + value : value;
+  }
+
+  // --- the router: each block multiplies the part of the residual stream whose sums it has by the router's columns
+
+  // A band's 16 rows are the columns of one step of the router's granules.
+  static constexpr uint32_t kStepBytes = 512;
+  __device__ __forceinline__ static const uint8_t* router_step(const Matrix& w, uint32_t router_band, uint32_t band) {
+    return w.data + router_band * w.band_bytes + band / 4 * granules::Form<WeightFormat::bf16>::kBytes +
+           band % 4 * kStepBytes + threadIdx.x % 32 * 16;
+  }
+  // This lane's part of the steps that were asked for, behind the output's column; null where they have no room there.
+  __device__ __forceinline__ char* asked_steps(const LayerStages& l, uint32_t held) const {
+    const uint32_t column = (granules::column_stride(l.output.w.cols) + 127) / 128 * 128;
+    if (m_.token.stage + column + held * l.router.w.bands * kStepBytes > m_.token.ring) return nullptr;
+    return stage() + column + threadIdx.x % 32 * 16;
+  }
+  __device__ __forceinline__ void ask_router(const LayerStages& l, uint32_t band, uint32_t held) const {
+    char* const to = asked_steps(l, held);
+    if (to == nullptr) return;
+    const Matrix& w = l.router.w;
+#pragma unroll 1
+    for (uint32_t r = threadIdx.x / 32; r < w.bands; r += kTokenWarps)
+#pragma unroll 1
+      for (uint32_t i = 0; i < held; ++i)
+        ptx::cp_async<16>(ptx::shared_address(to + (i * w.bands + r) * kStepBytes), router_step(w, r, band + i));
+    ptx::cp_async_commit_group();
+  }
+  // Of m_.normed, to all logits. Each lane reads what it has asked for itself.
+  __device__ __forceinline__ void add_logits(const LayerStages& l, uint32_t band, uint32_t held, uint32_t count) const {
+    const Matrix& w = l.router.w;
+    const char* const asked = asked_steps(l, held);
+    const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    ptx::cp_async_wait_group<0>();
+#pragma unroll 1
+    for (uint32_t r = threadIdx.x / 32; r < w.bands; r += kTokenWarps) {
+      float sum[4] = {};
+#pragma unroll 1
+      for (uint32_t i = 0; i < held; ++i) {
+        const uint4 step = asked != nullptr ? *reinterpret_cast<const uint4*>(asked + (i * w.bands + r) * kStepBytes)
+                                            : *reinterpret_cast<const uint4*>(router_step(w, r, band + i));
+        const uint32_t a[4] = {step.x, step.y, step.z, step.w};
+        uint32_t b[2] = {};  // two of the eight columns: a number's first eight bits, and what they leave
+        if (g < 2) {
+          b[0] = *reinterpret_cast<const uint32_t*>(&m_.normed[g][i][2 * t]);
+          b[1] = *reinterpret_cast<const uint32_t*>(&m_.normed[g][i][2 * t + 8]);
+        }
+        ptx::mma_m16n8k16(bf16{}, sum, a, b);
+      }
+#pragma unroll
+      for (uint32_t h = 0; h < 2; ++h) {
+        const uint32_t e = 16 * r + g + 8 * h;
+        if (t == 0 && e < w.rows) LogitSum::add(m_.token.sums.logits + e, sum[2 * h] + sum[2 * h + 1], count);
+      }
+    }
+  }
+  // After the output's hand-off: its sums become the column of gate and up, the logits are laid before the copying
+  // warp, who chooses. Block 0 leaves the lists for who asks afterwards.
+  __device__ __forceinline__ void route(const LayerStages& l) const {
+    const Router& p = l.router;
+    const ChoiceMemory m = choice();
+    uint64_t word = 0;
+    uint32_t e = threadIdx.x;
+    const auto load = [&] {
+      if (e < p.w.rows) word = ptx::load_relaxed(m_.token.sums.logits + e);
+    };
+    load();
+    stage_normed<E>(l.gate_up.weight, l.gate_up.w, m_.token.sums.output);
+#pragma unroll 1
+    while (e < p.w.rows) {
+      read_again(load, [&] { return LogitSum::count(word) == m_.token.shares.routers; });
+      m.logits[e] = LogitSum::value(word);
+      e += kTokenThreads;
+      load();
+    }
+    // By all: what each wrote, the next layer's stages too, is the copying warp's to read.
+    ptx::mbarrier_arrive(&m_.routed);
+    ptx::barrier_sync_unaligned(kChosenBarrier, kTokenThreads + 32);
+    if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, 1, p.w.rows, p.k, m.first, p.lists);
+  }
+  // By the copying warp, as soon as there is what it needs.
+  __device__ __forceinline__ void choose(const Router& p, uint32_t parity) const {
+    const ChoiceMemory m = choice();
+    const uint32_t lane = threadIdx.x % 32;
+    constexpr uint32_t kHeld = 4;  // biases that are there before
+    float bias[kHeld];
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u) bias[u] = lane + 32 * u < p.w.rows ? p.bias[lane + 32 * u] : 0;
+    megakernel::wait_for_slot(&m_.routed, parity);
+    const float scale = rstd(p.w.cols, p.eps);
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u)
+      if (lane + 32 * u < p.w.rows) m.logits[lane + 32 * u] = m.logits[lane + 32 * u] * scale + bias[u];
+#pragma unroll 1
+    for (uint32_t e = lane + 32 * kHeld; e < p.w.rows; e += 32) m.logits[e] = m.logits[e] * scale + p.bias[e];
+    __syncwarp();
+    routing::choose(m.logits, p.w.rows, p.k, m.chosen, m.weights);
+    ptx::barrier_arrive(kChosenBarrier, kTokenThreads + 32);
   }
 
   // --- stages
 
-  __device__ __forceinline__ float* output_parts() const { return m_.token.parts; }
-  __device__ __forceinline__ float* down_parts() const { return m_.token.parts + 2 * m_.token.x_stride; }
-
-  // Two teams of the block take a unit of attention each.
-  __device__ __forceinline__ static uint32_t first_unit() {
-    return blockIdx.x + threadIdx.x / decode_attention::kThreads * gridDim.x;
-  }
-  __device__ __forceinline__ static void prefetch_keys(const decode_attention::Params& p) {
-    if (threadIdx.x < kAttentionTeams * decode_attention::kThreads && threadIdx.x % decode_attention::kThreads == 32 &&
-        first_unit() < decode_attention::units_of(p))
-      decode_attention::prefetch_keys<kDim>(p, first_unit());
-  }
-  __device__ __forceinline__ void attend(const decode_attention::Params& p) {
-    if (threadIdx.x >= kAttentionTeams * decode_attention::kThreads) return;
-    const decode_attention::HalfBlock team;
-    auto& m = reinterpret_cast<decode_attention::Memory<kDim>*>(stage())[threadIdx.x / decode_attention::kThreads];
-    const uint32_t units = decode_attention::units_of(p);
+  using Attention = token_attention::Attention<kDim, kTokenThreads, TokenTeam>;
+  __device__ __forceinline__ void attend(const Attention& attention) const {
+    const uint64_t* const sums = m_.token.sums.qkv;
+    const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
+      uint64_t word[2];
+      const auto load = [&] { word[0] = ptx::load_relaxed(sums + i), word[1] = ptx::load_relaxed(sums + j); };
+      load();
+      read_again(load, [&] { return RowSum::count(word[0]) == 2 && RowSum::count(word[1]) == 2; });
+      a = RowSum::value(word[0]), b = RowSum::value(word[1]);
+    };
+    const uint32_t units = attention.units();
 #pragma unroll 1
-    for (uint32_t unit = first_unit(); unit < units; unit += kAttentionTeams * gridDim.x) {
-      decode_attention::attend<kDim>(p, unit, team, m);
-      team.sync();
-    }
-  }
-
-  // By every block for itself; block 0 leaves the lists for who asks afterwards.
-  __device__ __forceinline__ void choose(const Router& p) {
-    const ChoiceMemory m = choice();
-    const float scale = rstd(p.w.cols, p.eps);
-#pragma unroll 1
-    for (uint32_t e = threadIdx.x; e < p.w.rows; e += kTokenThreads) {
-      const float bias = p.bias[e];
-      float sum = 0;
-      constexpr uint32_t kHeld = 16;  // parts on their way at once
-#pragma unroll 1
-      for (uint32_t first = 0; first < m_.token.shares.splits; first += kHeld) {
-        float part[kHeld];
-#pragma unroll
-        for (uint32_t s = 0; s < kHeld; ++s)
-          part[s] = first + s < m_.token.shares.splits ? __ldcg(p.part + (first + s) * p.w.rows + e) : 0;
-#pragma unroll
-        for (uint32_t s = 0; s < kHeld; ++s) sum += part[s];
+    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+      if (unit != blockIdx.x) {
+        TokenTeam::sync();
+        attention.ask(unit);
       }
-      m.logits[e] = sum * scale + bias;
+      attention.attend(unit, projected);
     }
-    TokenTeam::sync();
-    if (threadIdx.x < 32) routing::choose(m.logits, p.w.rows, p.k, m.chosen, m.weights);
-    TokenTeam::sync();
-    // By all: what each wrote, the next layer's stages too, is the copying warp's to read.
-    ptx::mbarrier_arrive(&m_.chosen);
-    if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, 1, p.w.rows, p.k, m.first, p.lists);
   }
 
   // From the columns to what the block publishes.
-  __device__ __forceinline__ void multiply(Product product, const LayerStages& l, bool later, sampling::Best& top,
+  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t layer, sampling::Best& top,
                                            megakernel::WeightReader& from) {
-    const Matrix& w = matrix(product, l);
+    const Matrix& w = matrix(stage, l);
     float eps = 0;
-    if (product == Product::qkv || product == Product::head) {
-      const NormProduct& p = product == Product::qkv ? l.qkv : m_.token.head;
-      stage_normed<D>(p.weight, w, later || product == Product::head ? down_parts() : nullptr);
+    if (stage == Stage::qkv || stage == Stage::head) {
+      const NormProduct& p = stage == Stage::qkv ? l.qkv : m_.token.head;
+      stage_normed<D>(p.weight, w, layer > 0 || stage == Stage::head ? m_.token.sums.down : nullptr);
       eps = p.eps;
-    } else if (product == Product::router) {
-      stage_normed<WeightFormat::bf16>(l.router.weight, w, output_parts());
-    } else if (product == Product::output) {
+    } else if (stage == Stage::output) {
       stage_columns(l.output.columns, w.cols, 1);
-    } else if (product == Product::down) {
+    } else if (stage == Stage::down) {
       stage_columns(l.down.hidden, w.cols, m_.token.k);
     } else {
-      eps = l.gate_up.eps;  // staged while the router's choice was on its way
+      eps = l.gate_up.eps;  // staged by route()
     }
     TokenTeam::sync();
-    const Ending ending{.product = product,
-                        .w = w,
-                        .bias = product == Product::qkv       ? l.qkv.bias
-                                : product == Product::output  ? l.output.bias
-                                : product == Product::gate_up ? l.gate_up.bias
-                                : product == Product::down    ? l.down.bias
-                                                              : nullptr,
-                        .scale = eps > 0 ? rstd(w.cols, eps) : 1,
-                        .drop = product == Product::gate_up || product == Product::down ? granules::Form<E>::kDrop
-                                : product == Product::router                            ? 1
-                                                                                        : granules::Form<D>::kDrop};
-    multiply(m_.sections[int(product)], ending, l, top, from);
+    const Ending ending{
+        .stage = stage,
+        .w = w,
+        .bias = stage == Stage::qkv       ? l.qkv.bias
+                : stage == Stage::output  ? l.output.bias
+                : stage == Stage::gate_up ? l.gate_up.bias
+                : stage == Stage::down    ? l.down.bias
+                                          : nullptr,
+        .scale = eps > 0 ? rstd(w.cols, eps) : 1,
+        .drop = stage == Stage::gate_up || stage == Stage::down ? granules::Form<E>::kDrop : granules::Form<D>::kDrop};
+    multiply(m_.sections[int(stage)], ending, l, layer, top, from);
   }
   __device__ __forceinline__ float bias_of(const Ending& e, const Section& s, uint32_t v, uint32_t row) const {
-    const uint32_t band = e.product == Product::gate_up ? v % s.bands : v, n = 16 * band + row;
+    const uint32_t band = e.stage == Stage::gate_up ? v % s.bands : v, n = 16 * band + row;
     if (e.bias == nullptr || n >= e.w.rows) return 0;
-    if (e.product == Product::gate_up) return e.bias[int64_t(chosen()[v / s.bands]) * e.w.rows + n];
-    if (e.product != Product::down) return e.bias[n];
+    if (e.stage == Stage::gate_up) return e.bias[int64_t(chosen()[v / s.bands]) * e.w.rows + n];
+    if (e.stage != Stage::down) return e.bias[n];
     float bias = 0;
 #pragma unroll 4
     for (uint32_t i = 0; i < s.entries; ++i) bias += choice().weights[i] * e.bias[int64_t(chosen()[i]) * e.w.rows + n];
     return bias;
   }
   // By whole warps.
-  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, bool ends, uint32_t v,
-                                      uint32_t row, float sum, float bias, sampling::Best& top) const {
-    if (e.product == Product::gate_up) {
+  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, uint32_t layer,
+                                      bool ends, uint32_t v, uint32_t row, float sum, float bias, float gain,
+                                      sampling::Best& top) const {
+    if (e.stage == Stage::gate_up) {
       const float y = sum * e.scale + bias, up = __shfl_xor_sync(~0u, y, 1);
       const uint32_t n = 8 * (v % s.bands) + row / 2, width = e.w.rows / 2;
       if (ends && row % 2 == 0 && n < width)
@@ -507,19 +705,34 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       return;
     }
     const uint32_t n = 16 * v + row;
-    if (!ends || n >= e.w.rows) return;
+    const bool mine = ends && n < e.w.rows;
     const float y = sum * e.scale;
-    if (e.product == Product::head) {
+    if (e.stage == Stage::head) {
+      if (!mine) return;
       m_.token.head.y[n] = y;
-      if (n < m_.token.head.vocab) top.add(y, n);
-    } else if (e.product == Product::router) {
-      const uint32_t splits = m_.token.shares.splits, split = splits == 1 ? 0 : blockIdx.x % splits;
-      l.router.part[split * e.w.rows + n] = y;
-    } else if (e.product == Product::qkv) {
-      publish(s, v, n, y, bias, l.qkv.y, l.qkv.y_stride);
-    } else {
-      publish(s, v, n, y, bias, e.product == Product::output ? output_parts() : down_parts(), m_.token.x_stride);
+      const uint32_t id = (kRanks ? m_.token.head.first_id : 0) + n;
+      if (id < m_.token.head.vocab) top.add(y, id);
+      return;
     }
+    if constexpr (kRanks)
+      if (e.stage != Stage::qkv) {
+        if (mine) send_part(s, layer, e.stage, v, n, y, bias);
+        return;
+      }
+    const bool routes = e.stage == Stage::output;
+    float part = 0;
+    if (mine)
+      part = gain * publish(s, v, n, y, bias,
+                            routes                  ? m_.token.sums.output
+                            : e.stage == Stage::qkv ? m_.token.sums.qkv
+                                                    : m_.token.sums.down,
+                            routes ? x()[n] : 0);
+    if (!routes || !ends) return;
+    put_normed(threadIdx.x / 16, row, part);
+  }
+  __device__ __forceinline__ void put_normed(uint32_t slot, uint32_t row, float value) const {
+    const bf16 high(value), low(value - float(high));
+    m_.normed[0][slot][row] = high.bits, m_.normed[1][slot][row] = low.bits;
   }
 
   char* const memory_;
@@ -527,9 +740,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
   const megakernel::Handoffs<TokenTeam, kTraced> handoffs_;
 };
 
-template <WeightFormat D, WeightFormat E, bool kTraced>
+template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1) token_kernel(const __grid_constant__ Token token) {
-  TokenProgram<D, E, kTraced>().run(token);
+  TokenProgram<D, E, kTraced, kRanks>().run(token);
 }
 
 // --- launcher
@@ -543,11 +756,12 @@ inline Shares shares_of(const Token& t, const LayerStages& l, uint32_t blocks) {
            .gate_up = share_of_bands(uint64_t(l.gate_up.w.bands) * t.k, l.gate_up.w.granules, blocks),
            .down = std::max(granules(l.down.w, t.k), l.down.w.granules * t.k),
            .head = share_of_bands(t.head.w.bands, t.head.w.granules, blocks)};
-  const Matrix& r = l.router.w;
-  const uint32_t of_band = std::max<uint32_t>(1, blocks / r.bands);  // blocks that may share one
-  s.router = (r.granules + of_band - 1) / of_band;
-  s.splits = (r.granules + s.router - 1) / s.router;
-  if (s.splits == 1) s.router = share_of_bands(r.bands, r.granules, blocks);
+  const uint32_t of_output = l.output.w.bands * l.output.w.granules;
+  s.routers = (of_output + s.output - 1) / s.output;
+  if (t.ranks != nullptr) {
+    const uint32_t each = bands_of_block(t.embedding.C, blocks);
+    s.routers = ((t.embedding.C + 15) / 16 + each - 1) / each;
+  }
   return s;
 }
 
@@ -561,10 +775,10 @@ template <WeightFormat D> bool Megakernel<D>::fits(const Model& m) {
   return token.stream.ahead > 0;
 }
 
-template <WeightFormat D, WeightFormat E, bool kTraced = false>
+template <WeightFormat D, WeightFormat E, bool kTraced = false, bool kRanks = false>
 void launch_token(Token token, const LayerStages& layer, int64_t blocks, Stream stream) {
   place(token, layer, kMostShared);
-  const auto kernel = token_kernel<D, E, kTraced>;
+  const auto kernel = token_kernel<D, E, kTraced, kRanks>;
   gpu::Launch at{.block = kTokenThreads + 32,
                  .smem = token.bytes,
                  .device = gpu::current_device() < 0 ? 0 : gpu::current_device(),
@@ -581,6 +795,11 @@ void Megakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t
   if (experts == WeightFormat::mxfp4) return launch_token<D, WeightFormat::mxfp4>(token, layer, blocks, stream);
   if (experts == WeightFormat::fp8) return launch_token<D, WeightFormat::fp8>(token, layer, blocks, stream);
   launch_token<D, WeightFormat::bf16>(token, layer, blocks, stream);
+}
+
+template <WeightFormat D>
+void RankMegakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
+  launch_token<D, WeightFormat::mxfp4, false, true>(token, layer, blocks, stream);
 }
 
 template <WeightFormat D>

@@ -16,23 +16,32 @@ struct LayerStages {
   Down down;
 };
 inline LayerStages stages_of(const Plan& s, const Layer& l, uint32_t index) {
-  LayerStages all{qkv_of(s, l),           attention_of(s, l),      output_of(s, l),
-                  router_of(s, l, index), gate_up_of(s, l, index), down_of(s, l, index)};
-  all.attention.addend = uint32_t(all.qkv.y_stride);
-  return all;
+  return {qkv_of(s, l),           attention_of(s, l),      output_of(s, l),
+          router_of(s, l, index), gate_up_of(s, l, index), down_of(s, l, index)};
 }
 
-// What a block takes of each product, in granules. Of the router a band's split where there is more than one, else
-// whole bands.
+// What a block takes of each product, in granules.
 struct Shares {
-  uint32_t qkv, output, router, gate_up, down, head, splits;
+  uint32_t qkv, output, gate_up, down, head;
+  uint32_t routers;  // blocks that have a part of the output's rows, and so of the router's logits
+};
+// What blocks add up (megakernel/sums.cuh), one after the other, zeros between their uses.
+struct TokenSums {
+  uint64_t *qkv, *down, *output, *logits;  // (qkv_width, filled up to even), (x_stride), (x_stride), (experts)
+  static int64_t words(int64_t qkv_width, int64_t x_stride, int64_t experts) {
+    return (qkv_width + 1) / 2 * 2 + 2 * x_stride + experts;
+  }
+  static TokenSums at(uint64_t* words, int64_t qkv_width, int64_t x_stride) {
+    uint64_t* const down = words + (qkv_width + 1) / 2 * 2;
+    return {words, down, down + x_stride, down + 2 * x_stride};
+  }
 };
 struct Token {
   Embedding embedding;
   NormProduct head;
   const LayerStages* layers;  // on the device
-  float* parts;               // (4, x_stride): what is added to x, by output in two parts, by down in two
-  uint32_t x_stride;
+  const Ranks* ranks;         // on the device, where several GPUs make the token; else null
+  TokenSums sums;
   uint32_t count, head_rows;
   uint32_t experts, k;
   uint32_t choice, x, stage, ring, bytes;  // places in dynamic shared memory, and all of it
@@ -44,9 +53,9 @@ struct Token {
 constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
 
 // Hand-offs of a token, in order: of each layer one after each stage.
-constexpr uint32_t kHandoffsOfLayer = 6;
-// Behind a block's times: the bytes it reads of qkv, output, router, gate and up, down (a layer) and head.
-constexpr uint32_t kTracedProducts = 6;
+constexpr uint32_t kHandoffsOfLayer = 5;
+// Behind a block's times: the bytes of weights it reads in each stage of a layer, and for the head.
+constexpr uint32_t kTracedBytes = kHandoffsOfLayer + 1;
 
 template <WeightFormat Dense> struct Megakernel {
   // Whether a block's memory has room for a token's activations and a ring of weights.
@@ -58,6 +67,10 @@ template <WeightFormat Dense> struct Megakernel {
 // The same with Grid::trace, of MXFP4 experts, in a source file of its own (megakernel_traced.cu): code that is not run
 // costs the other instances room in the instruction cache.
 template <WeightFormat Dense> struct TracedMegakernel {
+  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+};
+// Instances of their own too: one GPU of several (Token::ranks). Experts in MXFP4.
+template <WeightFormat Dense> struct RankMegakernel {
   static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
 };
 

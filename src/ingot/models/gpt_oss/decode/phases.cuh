@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) norm_product_kernel(No
   feed.ask(band_of<F>(p.w, blockIdx.x));
   ptx::wait_for_earlier_kernels();
   const sampling::Best top = norm_product<F, kCols>(p, whole_grid(), feed, tile::dynamic_shared<char>());
-  sampling::Drawn drawn;
-  if (p.best != nullptr && likeliest_of_grid(p, top, drawn)) append(p, drawn);
+  uint64_t key;
+  if (p.best != nullptr && likeliest_of_grid(p, top, key)) append(p, key);
 }
 
 template <WeightFormat F, int kCols>

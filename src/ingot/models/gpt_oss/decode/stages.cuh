@@ -88,22 +88,23 @@ __device__ __forceinline__ sampling::Best norm_product(const NormProduct& p, At 
     if (!mine_to_end) continue;
     const float y = granules::total<kCols>(m.sums.part[unit & 1], row, j) * scale + bias;
     p.y[int64_t(j) * p.y_stride + n] = y;
-    if (j == p.T - 1 && n < p.vocab) top.add(y, n);
+    if (j == p.T - 1 && p.first_id + n < p.vocab) top.add(y, p.first_id + n);
   }
   return top;
 }
-// True in one thread of the grid, which knows the likeliest id of all.
-__device__ __forceinline__ bool likeliest_of_grid(const NormProduct& p, const sampling::Best& top,
-                                                  sampling::Drawn& drawn) {
+// True in one thread of the grid, which knows the likeliest of all ids of this GPU.
+__device__ __forceinline__ bool likeliest_of_grid(const NormProduct& p, const sampling::Best& top, uint64_t& key) {
   auto& m = tile::shared<sampling::BestMemory>();
-  return sampling::best_of_grid(top, p.best, p.arrived, m, drawn) && threadIdx.x == 0;
+  return sampling::best_key_of_grid(top, p.best, p.arrived, m, key) && threadIdx.x == 0;
 }
 // What was queued after a step whose waits gave up computes from nonsense: it changes nothing.
 __device__ __forceinline__ bool is_stopped(const uint32_t* stop) {
   return stop != nullptr && ptx::load_relaxed(stop) != gpu::kRunning;
 }
-__device__ __forceinline__ void append(const NormProduct& p, const sampling::Drawn& drawn) {
+__device__ __forceinline__ void append(const NormProduct& p, uint64_t key) {
+  if (p.key != nullptr) return void(*p.key = key);
   if (is_stopped(p.stop)) return;
+  const sampling::Drawn drawn = sampling::drawn_of(key);
   p.state->tokens[0] = drawn.token;
   p.state->flaw |= drawn.flaw;
   p.state->position += int32_t(p.advance);
@@ -125,7 +126,7 @@ __device__ __forceinline__ void residual_product(const ResidualProduct& p, At at
     const bool ends = threadIdx.x < 16 * kCols && j < p.T && n < p.w.rows;
     float* const x = p.x + j * p.x_stride + n;
     const float scale = ends ? row_scale<F>(p.w, data, row) : 0;
-    const float old = ends ? __ldcg(x) + (p.bias != nullptr ? p.bias[n] : 0) : 0;
+    const float old = ends ? (p.first_part ? 0 : __ldcg(x)) + (p.bias != nullptr ? p.bias[n] : 0) : 0;
     float sum[kBlocks8<kCols>][4] = {};
     feed.multiply_band(band_of<F>(p.w, band), band_of<F>(p.w, band + at.blocks), mine, sum);
     granules::put_sums<kCols>(m.part[unit & 1], sum);
@@ -263,9 +264,9 @@ __device__ __forceinline__ void down(const Down& p, At at, const routing::Copy& 
     const uint32_t n = 16 * band + row;
     const bool ends = threadIdx.x < 16 * kCols && j < p.T && n < p.w.rows;
     float* const x = p.x + j * p.x_stride + n;
-    float y = ends ? __ldcg(x) : 0;
+    float y = ends && !p.first_part ? __ldcg(x) : 0;
     constexpr uint32_t kHeld = 4;  // biases on their way at once
-    for (uint32_t i = 0; ends && i < count; i += kHeld) {
+    for (uint32_t i = 0; ends && p.bias != nullptr && i < count; i += kHeld) {
       float bias[kHeld];
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k)

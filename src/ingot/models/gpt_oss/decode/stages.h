@@ -28,9 +28,11 @@ struct NormProduct {
   uint32_t* arrived = nullptr;
   State* state = nullptr;
   uint32_t vocab = 0, advance = 0;  // ids that may win; what the position grows by
+  uint32_t first_id = 0;            // of the rows
+  uint64_t* key = nullptr;          // where other GPUs have more ids: the likeliest goes here, nothing is appended
   const uint32_t* stop = nullptr;   // of Buffers
 };
-// x += columns W^T + b
+// x += columns W^T + b; with `first_part` x begins as zeros, for a GPU's part of a sum.
 struct ResidualProduct {
   const char* columns;
   const float* bias;
@@ -38,6 +40,7 @@ struct ResidualProduct {
   float* x;
   int64_t x_stride;
   uint32_t T;
+  bool first_part = false;
 };
 struct GateUp {
   const float* x;
@@ -52,12 +55,13 @@ struct GateUp {
 };
 struct Down {
   const char* hidden;
-  const float* bias;  // (E, C)
+  const float* bias;  // (E, C), may be null
   Matrix w;
   float* x;
   int64_t x_stride;
   routing::Lists lists;
   uint32_t T, k, most;
+  bool first_part = false;  // as ResidualProduct's
 };
 // Logits in parts: of a token all experts, of the columns a split.
 struct Router {
@@ -78,12 +82,15 @@ struct Plan {
   const bf16* table;
   const float *norm, *cos, *sin;
   Matrix head;
-  uint32_t layers, hidden, heads, kv_heads, head_dim, experts, k;
+  uint32_t layers, hidden, heads, kv_heads, group, head_dim, experts, k;  // heads: of this GPU
+  uint32_t vocab;                                                         // of the model
   uint32_t T, head_rows, drawn, capacity;  // drawn: ids that may win; capacity: of the cache
   float eps, limit, alpha, scale;
 
   // Experts that may be chosen.
   INGOT_HD uint32_t most() const { return T * k < experts ? T * k : experts; }
+  // What output and down add to: the residual stream, or this GPU's part of what all add to it.
+  INGOT_HD float* added() const { return b.ranks.several() ? b.ranks.added : b.x; }
 };
 
 constexpr uint32_t kSplitGranules = 8;  // of the router: one a warp
@@ -123,13 +130,19 @@ INGOT_HD inline decode_attention::Params attention_of(const Plan& s, const Layer
           .rows = l.cache_rows,
           .window = l.window,
           .parts = decode_attention::parts_of(s.T, l.window, s.capacity),
-          .tiles = decode_attention::tiles_of(s.T, s.heads / s.kv_heads),
-          .group = s.heads / s.kv_heads,
+          .tiles = decode_attention::tiles_of(s.T, s.group),
+          .group = s.group,
           .scale = s.scale,
           .columns = l.o.format};
 }
 INGOT_HD inline ResidualProduct output_of(const Plan& s, const Layer& l) {
-  return {.columns = s.b.mixed, .bias = l.b_o, .w = l.o, .x = s.b.x, .x_stride = s.b.x_stride, .T = s.T};
+  return {.columns = s.b.mixed,
+          .bias = l.b_o,
+          .w = l.o,
+          .x = s.added(),
+          .x_stride = s.b.x_stride,
+          .T = s.T,
+          .first_part = s.b.ranks.several()};
 }
 INGOT_HD inline Router router_of(const Plan& s, const Layer& l, uint32_t index) {
   return {.x = s.b.x,
@@ -165,12 +178,13 @@ INGOT_HD inline Down down_of(const Plan& s, const Layer& l, uint32_t index) {
   return {.hidden = s.b.hidden,
           .bias = l.b_down,
           .w = l.down,
-          .x = s.b.x,
+          .x = s.added(),
           .x_stride = s.b.x_stride,
           .lists = s.b.lists_of(index),
           .T = s.T,
           .k = s.k,
-          .most = s.most()};
+          .most = s.most(),
+          .first_part = s.b.ranks.several()};
 }
 INGOT_HD inline NormProduct head_of(const Plan& s) {
   return {.x = s.b.x + (s.T - s.head_rows) * s.b.x_stride,
@@ -179,7 +193,7 @@ INGOT_HD inline NormProduct head_of(const Plan& s) {
           .bias = nullptr,
           .w = s.head,
           .y = s.b.logits,
-          .y_stride = int64_t(s.head.rows),
+          .y_stride = int64_t(s.vocab),
           .T = s.head_rows,
           .eps = s.eps,
           .best = s.b.best,
@@ -187,6 +201,8 @@ INGOT_HD inline NormProduct head_of(const Plan& s) {
           .state = s.b.state,
           .vocab = s.drawn,
           .advance = s.T,
+          .first_id = s.b.ranks.first_id,
+          .key = s.b.ranks.key,
           .stop = s.b.stop};
 }
 

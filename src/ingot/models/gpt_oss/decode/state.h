@@ -2,8 +2,10 @@
 // What the kernels of a decode step see: where the weights are, where activations go, and what changes from token to
 // token without the host.
 #include "ingot/core/hd.h"
+#include "ingot/gpu/watch.h"
 #include "ingot/kernels/moe/route_lists.h"
 #include "ingot/kernels/quant/quant.h"
+#include "ingot/megakernel/exchange.h"
 #include "ingot/models/gpt_oss/config.h"
 
 namespace ingot::gpt_oss_decode {
@@ -35,6 +37,20 @@ struct State {
   uint32_t flaw;  // 1: a logit was NaN, 2: all were -inf
 };
 
+// This GPU's part where several share a model's work (slices.h).
+struct Ranks {
+  megakernel::Exchange exchange;
+  gpu::Watch watch;
+  uint32_t heads = 1, channels = 1, ids = 1;  // which ranks have some, a bit each
+  uint32_t first_id = 0;                      // of this rank's
+  uint32_t* arrived = nullptr;                // of the exchanges of the phased path, zero between them
+  uint64_t* key = nullptr;                    // this rank's likeliest id (kernels/sampling/best.cuh)
+  float* added = nullptr;                     // (16, x_stride): this rank's part of what is added to x
+
+  INGOT_HD bool several() const { return exchange.ranks > 1; }
+  INGOT_HD bool of(uint32_t some) const { return (some >> exchange.rank & 1) != 0; }
+};
+
 struct Buffers {
   State* state;
   float *x, *qkv;                         // (16, x_stride), (16, qkv_width)
@@ -46,10 +62,12 @@ struct Buffers {
   float* logits;                          // (16, vocab)
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
-  uint32_t* handoff;                      // the megakernel's; with `arrived` zero between launches, or nearly
-  int64_t counter_bytes;                  // of both, from `handoff` on: to be zeroed after a launch that gave up
+  uint32_t* handoff;                      // the megakernel's; with what follows zero between launches, or nearly
+  uint64_t* sums;                         // the megakernel's (TokenSums)
+  int64_t counter_bytes;                  // from `handoff` to `arrived`: to be zeroed after a launch that gave up
   int64_t x_stride;
   const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended
+  Ranks ranks;                     // with several, `logits` are the first rank's, from this one's first id on
 
   INGOT_HD routing::Lists lists_of(size_t layer) const {
     const int64_t n = int64_t(layer) * entries;
@@ -59,8 +77,9 @@ struct Buffers {
 };
 
 struct Model {
-  GptOssConfig config;
-  const bf16* embed;  // (V, C)
+  GptOssConfig config;    // of the whole model
+  int64_t kv_heads = -1;  // that this GPU has; -1: all
+  const bf16* embed;      // (V, C)
   const float *norm, *cos, *sin;
   Matrix head;
   std::vector<Layer> layers;

@@ -8,9 +8,7 @@
 namespace ingot::gpt_oss_decode {
 namespace {
 
-constexpr uint32_t kStages = 6, kHead = kStages;  // of a layer
-constexpr uint32_t kNothing = ~0u;
-constexpr uint32_t kProduct[kStages + 1] = {0, kNothing, 1, 2, 3, 4, 5};  // whose bytes a stage reads
+constexpr uint32_t kStages = 5, kHead = kStages;  // of a layer
 
 // The events of one file, a line each.
 class Events {
@@ -56,8 +54,7 @@ void add_stage(Events& events, const StageSpan& s) {
 }  // namespace
 
 const char* stage_name(uint32_t stage) {
-  static constexpr const char* kNames[kStages + 1] = {"qkv",         "attention", "output", "router",
-                                                      "gate and up", "down",      "head"};
+  static constexpr const char* kNames[kStages + 1] = {"qkv", "attention", "output", "gate and up", "down", "head"};
   return kNames[stage];
 }
 
@@ -72,14 +69,14 @@ std::vector<StageSpan> spans_of(const megakernel::Trace& t, std::span<const uint
                 ": found times that are missing or run backwards, expected growing ones");
     for (uint32_t n = 0; n <= t.handoffs; ++n) {
       const bool head = n == t.handoffs;
-      const uint32_t stage = head ? kHead : n % kStages, product = kProduct[stage];
+      const uint32_t stage = head ? kHead : n % kStages;
       spans.push_back({.block = b,
                        .layer = n / kStages,
                        .stage = stage,
                        .begin_ns = stamps[2 * n],
                        .done_ns = stamps[2 * n + 1],
                        .on_ns = stamps[2 * n + (head ? 1 : 2)],
-                       .bytes = product < bytes.size() ? bytes[product] : 0});
+                       .bytes = bytes[stage]});
     }
   }
   return spans;

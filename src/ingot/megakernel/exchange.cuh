@@ -1,0 +1,98 @@
+#pragma once
+// Sums over several GPUs: each rank writes its part into the memory of all, itself included, every number with the
+// exchange's epoch in one word, so that nothing else tells that it has come; whoever reads waits for the words and adds
+// in the order of ranks, so that all ranks get the same bits.
+//     send(x, epoch, i, value);                                        // number i of this rank's part
+//     const float sum = sum_of_ranks<1>(x, from, epoch, i, 0, watch, what);
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/megakernel/exchange.h"
+
+namespace ingot::megakernel {
+
+__device__ __forceinline__ uint64_t word_of(uint32_t bits, uint32_t epoch) { return uint64_t(epoch) << 32 | bits; }
+
+__device__ __forceinline__ void send(const Exchange& x, uint32_t epoch, uint32_t i, float value) {
+  const uint64_t word = word_of(__float_as_uint(value), epoch);
+  const int64_t at = x.place(epoch, x.rank) + i;
+#pragma unroll 1
+  for (uint32_t r = 0; r < x.ranks; ++r) ptx::store_relaxed_system(x.inbox[r] + at, word);
+}
+
+// The sum of number i of the ranks in `from` (a bit each), each of kParts parts, `stride` numbers apart. What it waits
+// for, to `what` of the watch's record, is a rank. Nonsense where a wait gave up.
+template <uint32_t kParts>
+__device__ __forceinline__ float sum_of_ranks(const Exchange& x, uint32_t from, uint32_t epoch, uint32_t i,
+                                              uint32_t stride, const gpu::Watch& watch, uint32_t what) {
+  constexpr uint32_t kHeld = 2;  // ranks whose words are on their way at once
+  const uint64_t* const inbox = x.inbox[x.rank] + i;
+  float sum = 0;
+#pragma unroll 1
+  for (uint32_t first = 0; first < x.ranks; first += kHeld) {
+    uint64_t word[kHeld][kParts];
+    uint32_t missing = 0, seen = 0;
+    tile::wait_until(
+        [&] {
+          bool all = true;
+#pragma unroll
+          for (uint32_t u = 0; u < kHeld; ++u)
+#pragma unroll
+            for (uint32_t p = 0; p < kParts; ++p)
+              word[u][p] = from >> (first + u) & 1
+                               ? ptx::load_relaxed_system(inbox + x.place(epoch, first + u) + p * stride)
+                               : word_of(0, epoch);
+#pragma unroll
+          for (uint32_t u = 0; u < kHeld; ++u)
+#pragma unroll
+            for (uint32_t p = 0; p < kParts; ++p)
+              if (uint32_t(word[u][p] >> 32) != epoch)
+                all = false, missing = wait_for_rank(what, first + u), seen = uint32_t(word[u][p] >> 32);
+          return all;
+        },
+        [&] { return seen; }, epoch, watch, missing);
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u) {
+      float of_rank = __uint_as_float(uint32_t(word[u][0]));
+#pragma unroll
+      for (uint32_t p = 1; p < kParts; ++p) of_rank += __uint_as_float(uint32_t(word[u][p]));
+      sum += of_rank;
+    }
+  }
+  return sum;
+}
+
+// The largest of the keys of the ranks in `from`, of which this one's may be one: by one thread of each rank.
+__device__ __forceinline__ uint64_t largest_of_ranks(const Exchange& x, uint32_t from, uint32_t epoch, uint64_t mine,
+                                                     const gpu::Watch& watch, uint32_t what) {
+  if (from >> x.rank & 1)
+#pragma unroll 1
+    for (uint32_t r = 0; r < x.ranks; ++r) {
+      uint64_t* const to = x.inbox[r] + x.likeliest_place(x.rank);
+      ptx::store_relaxed_system(to, word_of(uint32_t(mine), epoch));
+      ptx::store_relaxed_system(to + 1, word_of(uint32_t(mine >> 32), epoch));
+    }
+  uint64_t largest = 0;
+#pragma unroll 1
+  for (uint32_t r = 0; r < x.ranks; ++r) {
+    if ((from >> r & 1) == 0) continue;
+    const uint64_t* const at = x.inbox[x.rank] + x.likeliest_place(r);
+    uint64_t low = 0, high = 0;
+    tile::wait_until(
+        [&] {
+          low = ptx::load_relaxed_system(at), high = ptx::load_relaxed_system(at + 1);
+          return uint32_t(low >> 32) == epoch && uint32_t(high >> 32) == epoch;
+        },
+        [&] { return uint32_t(low >> 32); }, epoch, watch, wait_for_rank(what, r));
+    const uint64_t key = uint64_t(uint32_t(high)) << 32 | uint32_t(low);
+    largest = key > largest ? key : largest;
+  }
+  return largest;
+}
+
+// Before the end of a kernel, by one thread of a block: where a wait gave up here, those of all ranks do.
+__device__ __forceinline__ void pass_on_stop(const Exchange& x, const gpu::Watch& watch) {
+  if (!tile::stopped(watch)) return;
+  for (uint32_t r = 0; r < x.ranks; ++r)
+    if (r != x.rank) ptx::store_relaxed_system(x.stop[r], uint32_t(gpu::kStoppedByPeer));
+}
+
+}  // namespace ingot::megakernel

@@ -1,0 +1,154 @@
+#include "ingot/models/gpt_oss/decode/ranked_model.h"
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "ingot/core/check.h"
+
+namespace ingot::gpt_oss_decode {
+
+#ifdef INGOT_HAS_CUDA_DECODE
+
+std::string ranks_misfit(int ranks) {
+  const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
+  if (ranks < 1 || ranks > int(megakernel::kMostRanks))
+    return text("found ", ranks, " GPUs, expected 1 to ", megakernel::kMostRanks);
+  const int count = gpu::device_count();
+  if (count == 0) return "found no GPU, expected one and its driver";
+  if (ranks > count) return text("found ", count, count == 1 ? " GPU" : " GPUs", ", expected ", ranks);
+  for (int r = 0; r < ranks; ++r) {
+    const gpu::DeviceInfo gpu = gpu::device_info(r);
+    if (gpu.major != 9 || gpu.minor != 0)
+      return text("found ", gpu.name, " of compute capability ", gpu.major, ".", gpu.minor, ", expected 9.0");
+    for (int q = 0; q < ranks; ++q)
+      if (q != r && !gpu::can_access_peer(r, q))
+        return text("found no peer access from cuda:", r, " to cuda:", q,
+                    ", expected GPUs that reach each other's memory (NVLink, or PCIe without isolation)");
+  }
+  return {};
+}
+
+RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o)
+    : RankedModel(c, w, o, nullptr) {}
+RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o, uint64_t seed)
+    : RankedModel(c, w, o, &seed) {}
+RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o,
+                         const uint64_t* seed)
+    : drawn_by_first_(size_t(o.slots)) {
+  if (const std::string misfit = ranks_misfit(o.ranks); !misfit.empty())
+    fail(ErrorCode::unsupported, "decode on GPUs: ", misfit);
+  (void)slices_of(c, o.ranks, o.split);
+  for (int r = 0; r < o.ranks; ++r) {
+    DeviceModelOptions own = o;
+    if (o.ranks > 1) own.rank = own.device = r;
+    ranks_.push_back(seed == nullptr ? std::make_unique<DeviceModel>(c, w, own)
+                                     : std::make_unique<DeviceModel>(c, w, own, *seed));
+  }
+  if (o.ranks == 1) return;
+  for (int r = 0; r < o.ranks; ++r)
+    for (int q = 0; q < o.ranks; ++q)
+      if (q != r) gpu::enable_peer_access(r, q);
+  for (const auto& rank : ranks_) rank->connect(ranks_);
+}
+
+int64_t RankedModel::weight_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& rank : ranks_) bytes += rank->weight_bytes();
+  return bytes;
+}
+
+// Starts on every rank what `call` puts into its stream. One that cannot ends the others' waits.
+template <class Call> void RankedModel::on_each(Call&& call) {
+  if (ranks() == 1) return call(*ranks_[0]);
+  std::vector<std::exception_ptr> failed(ranks_.size());
+  const auto start = [&](size_t r) {
+    try {
+      call(*ranks_[r]);
+    } catch (...) {
+      failed[r] = std::current_exception();
+      for (const auto& rank : ranks_) rank->request_stop();
+    }
+  };
+#ifdef INGOT_EMULATED_DEVICE
+  // There a launch returns when it is done, and the ranks wait for each other.
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < ranks_.size(); ++r) threads.emplace_back(start, r);
+  for (std::thread& t : threads) t.join();
+#else
+  for (size_t r = 0; r < ranks_.size(); ++r) start(r);
+#endif
+  const auto first = std::find_if(failed.begin(), failed.end(), [](const auto& e) { return e != nullptr; });
+  if (first == failed.end()) return;
+  for (const auto& rank : ranks_) (void)rank->wait();
+  for (const auto& rank : ranks_) rank->reset();
+  std::rethrow_exception(*first);
+}
+
+void RankedModel::synchronize() {
+  if (ranks() == 1) return;  // its own calls do
+  std::string found;
+  for (size_t r = 0; r < ranks_.size(); ++r)
+    if (const std::string of_rank = ranks_[r]->wait(); !of_rank.empty())
+      found += ingot::detail::concat(found.empty() ? "" : "; ", "GPU ", r, ": ", of_rank);
+  if (found.empty()) return;
+  for (const auto& rank : ranks_) rank->reset();
+  // One rank may have appended what another had not: the token is made again.
+  const int64_t slots = int64_t(drawn_by_first_.size());
+  for (int s = 0; s < slots; ++s) {
+    int64_t length = ranks_[0]->length(s);
+    for (const auto& rank : ranks_) length = std::min(length, rank->length(s));
+    for (const auto& rank : ranks_)
+      if (rank->length(s) != length) rank->rewind(length, s);
+  }
+  fail(ErrorCode::interrupted, "gpt-oss: the GPUs gave up after position ", ranks_[0]->length(0), ": ", found);
+}
+
+bool RankedModel::use_megakernel(bool wanted) {
+  bool takes = true;
+  for (const auto& rank : ranks_) takes &= rank->use_megakernel(wanted);
+  return takes;
+}
+
+void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab) {
+  on_each([&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab); });
+  drawn_by_first_[size_t(slot)] = false;
+}
+
+void RankedModel::continue_greedily(int64_t n, int slot) {
+  if (drawn_by_first_[size_t(slot)]) {
+    const int32_t token = ranks_[0]->likeliest(slot);
+    for (const auto& rank : ranks_) {
+      const gpu::DeviceGuard guard(rank->device());
+      gpu::copy_to_device(rank->buffers(slot).state->tokens, &token, sizeof token);
+    }
+    drawn_by_first_[size_t(slot)] = false;
+  }
+  on_each([&](DeviceModel& m) { m.continue_greedily(n, slot); });
+}
+
+int32_t RankedModel::likeliest(int slot) {
+  synchronize();
+  return ranks_[0]->likeliest(slot);
+}
+int32_t RankedModel::sample(int64_t vocab, const SamplingOptions& options, uint64_t seed, uint32_t step, int slot) {
+  synchronize();
+  drawn_by_first_[size_t(slot)] = ranks() > 1;
+  return ranks_[0]->sample(vocab, options, seed, step, slot);
+}
+void RankedModel::logits(uint32_t rows, float* to, int slot) {
+  synchronize();
+  ranks_[0]->logits(rows, to, slot);
+}
+void RankedModel::rewind(int64_t length, int slot) {
+  synchronize();
+  for (const auto& rank : ranks_) rank->rewind(length, slot);
+}
+void RankedModel::pretend(int64_t length, int slot) {
+  synchronize();
+  for (const auto& rank : ranks_) rank->pretend(length, slot);
+}
+
+#endif
+
+}  // namespace ingot::gpt_oss_decode

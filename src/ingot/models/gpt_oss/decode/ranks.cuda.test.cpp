@@ -1,0 +1,235 @@
+// GPT-OSS over several GPUs, in a build whose GPUs are the emulator's too.
+#ifdef INGOT_HAS_CUDA_DECODE
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "ingot/gpu/device.h"
+#include "ingot/models/gpt_oss/decode/decode_cases.test.h"
+#include "ingot/models/gpt_oss/decode/decoder.h"
+#include "ingot/models/gpt_oss/decode/ranked_model.h"
+#include "ingot/testing/gpu_test.h"
+#include "ingot/testing/temporary_directory.h"
+#ifdef INGOT_EMULATED_DEVICE
+#include "ingot/gpu/emulation/grid.h"
+#endif
+
+namespace ingot {
+namespace {
+
+using gpt_oss_decode::DeviceModelOptions;
+using gpt_oss_decode::RankedModel;
+using gpt_oss_decode::Split;
+using testing::DecodeCase;
+using testing::DecodeModel;
+
+class GptOssRanksCuda : public testing::GpuTest<> {
+ protected:
+  void SetUp() override {
+#ifdef INGOT_EMULATED_DEVICE
+    emulation::pretend_devices(2);
+#endif
+    testing::GpuTest<>::SetUp();
+    if (const std::string misfit = gpt_oss_decode::ranks_misfit(2); !misfit.empty()) GTEST_SKIP() << misfit;
+  }
+#ifdef INGOT_EMULATED_DEVICE
+  void TearDown() override { emulation::pretend_devices(1); }
+#endif
+};
+
+template <class T> std::vector<T> download(const T* from, int64_t n) {
+  std::vector<T> host(static_cast<size_t>(n));
+  gpu::copy_to_host(host.data(), from, n * int64_t(sizeof(T)));
+  return host;
+}
+testing::DecodeReference::Choices choices_of(const gpt_oss_decode::DeviceModel& m, size_t t) {
+  gpt_oss_decode::Buffers b = m.buffers();
+  const int64_t layers = m.config().layers, n = layers * b.entries;
+  auto count = download(b.lists.count, layers);
+  auto expert = download(b.lists.expert, n), row = download(b.lists.row, n * routing::kTokens);
+  b.lists = {count.data(), expert.data(), nullptr, row.data()};
+  return testing::choices_of(b, layers, t);
+}
+// Seconds of waiting: threads that stand for GPUs may have to wait for a core.
+constexpr double kPatience = testing::kEmulated ? 1000 : 2;
+
+void check_case(const DecodeCase& t, Split split, bool megakernel) {
+  SCOPED_TRACE(::testing::Message() << (megakernel ? "megakernel" : "phase by phase"));
+  std::unique_ptr<RankedModel> gpus;
+  testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
+    gpus = std::make_unique<RankedModel>(
+        m.config, m.weights,
+        DeviceModelOptions{
+            .context = room, .megakernel = megakernel, .wait_limit = kPatience, .ranks = 2, .split = split});
+    return testing::DecodeUnderTest{.extend =
+                                        [&, vocab = size_t(m.config.vocab)](std::span<const int32_t> ids) {
+                                          gpus->extend(ids, uint32_t(ids.size()));
+                                          std::vector<float> all(ids.size() * vocab);
+                                          gpus->logits(uint32_t(ids.size()), all.data());
+                                          std::vector<std::vector<double>> rows;
+                                          for (size_t i = 0; i < ids.size(); ++i)
+                                            rows.emplace_back(&all[i * vocab], &all[i * vocab] + vocab);
+                                          return rows;
+                                        },
+                                    .choices =
+                                        [&](size_t i) {
+                                          const auto chosen = choices_of(gpus->rank(0), i);
+                                          EXPECT_EQ(choices_of(gpus->rank(1), i), chosen);
+                                          return chosen;
+                                        },
+                                    .state = [&] { return download(gpus->rank(1).buffers().state, 1)[0]; }};
+  });
+}
+std::vector<DecodeCase> cases() {
+  const GptOssConfig two = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2);
+  std::vector<DecodeCase> all;
+  for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+    if (!testing::kEmulated || dense == WeightFormat::bf16)  // ranks.emulated.test.cpp has the others
+      all.push_back({name_of(dense), two, dense, WeightFormat::mxfp4, 12, {9}});
+  return all;
+}
+
+TEST_F(GptOssRanksCuda, TwoGpusAreTheModelPhaseByPhase) {
+  for (const DecodeCase& t : cases()) check_case(t, Split::tensor, false);
+}
+TEST_F(GptOssRanksCuda, TwoGpusAreTheModelThroughTheMegakernel) {
+  for (const DecodeCase& t : cases()) check_case(t, Split::tensor, true);
+}
+TEST_F(GptOssRanksCuda, AttentionAndExpertsOnAGpuEachAreTheModel) {
+  for (const bool megakernel : {true, false}) check_case(cases()[0], Split::attention_experts, megakernel);
+}
+
+struct Small {
+  DecodeCase t = cases()[0];
+  DecodeModel m{t.config, t.dense, t.experts, 7};
+  RankedModel make(double patience = kPatience) const {
+    return {m.config, m.weights, DeviceModelOptions{.context = 64, .wait_limit = patience, .ranks = 2}};
+  }
+};
+std::vector<float> row_of(RankedModel& m) {
+  std::vector<float> row(size_t(m.config().vocab));
+  m.logits(1, row.data());
+  return row;
+}
+
+TEST_F(GptOssRanksCuda, RunsAreBitIdenticalAndBothGpusHaveTheSameState) {
+  const Small small;
+  RankedModel gpus = small.make();
+  const std::vector<int32_t> ids = {5, 6, 7, 8};
+  std::vector<float> first;
+  for (int run = 0; run < (testing::kEmulated ? 2 : 300); ++run) {
+    gpus.rewind(0);
+    gpus.extend(ids, 1);
+    gpus.continue_greedily(3);
+    const std::vector<float> row = row_of(gpus);
+    if (run == 0) first = row;
+    ASSERT_EQ(std::memcmp(row.data(), first.data(), row.size() * 4), 0) << "run " << run;
+    const auto one = download(gpus.rank(0).buffers().state, 1)[0], other = download(gpus.rank(1).buffers().state, 1)[0];
+    ASSERT_EQ(std::memcmp(&one, &other, sizeof one), 0) << "run " << run;
+  }
+}
+
+// What one GPU's decoder draws, greedily and by chance, so do two.
+TEST_F(GptOssRanksCuda, TheDecoderDrawsWhatOneGpuDraws) {
+  const Small small;
+  const auto drawn = [&](int64_t gpus, double temperature) {
+    const auto d = make_gpu_decoder(small.m.config, small.m.weights, {.context = 64, .gpus = gpus});
+    Sequence s(*d);
+    const std::vector<int32_t> prompt = {5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22};
+    for (size_t at = 0; at < prompt.size(); at += size_t(d->batch()))
+      s.extend(std::span(prompt).subspan(at, std::min(size_t(d->batch()), prompt.size() - at)));
+    return s.draw({.sampling = {.temperature = float(temperature)}, .seed = 3}, testing::kEmulated ? 3 : 12).tokens;
+  };
+  if (!testing::kEmulated) EXPECT_EQ(drawn(2, 0), drawn(1, 0));
+  EXPECT_EQ(drawn(2, 0.7), drawn(1, 0.7));
+}
+
+TEST_F(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
+  const Small small;
+  RankedModel gpus = small.make(0.05);
+  const int32_t id = 5;
+  if (testing::kEmulated) GTEST_SKIP() << "ranks.emulated.test.cpp has it, with the emulator's clock";
+  gpus.extend({&id, 1}, 1);
+  const std::vector<float> want = row_of(gpus);
+  for (const bool megakernel : {true, false}) {
+    gpus.use_megakernel(megakernel);
+    gpus.rewind(0);
+    gpus.extend({&id, 1}, 1);
+    const std::vector<float> sound = row_of(gpus);
+    gpus.rewind(0);
+    const auto start = std::chrono::steady_clock::now();
+    gpus.rank(0).extend({&id, 1}, 1);  // and nobody tells the other
+    const std::string found = testing::error_of([&] { gpus.likeliest(); });
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+    EXPECT_NE(found.find("for GPU 1 and its part of the output of layer 0"), std::string::npos) << found;
+    EXPECT_EQ(gpus.length(), 0);
+    gpus.extend({&id, 1}, 1);
+    EXPECT_EQ(row_of(gpus), sound);
+  }
+  gpus.use_megakernel(true);
+  gpus.rewind(0);
+  gpus.extend({&id, 1}, 1);
+  EXPECT_EQ(row_of(gpus), want);
+}
+
+TEST_F(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
+  const Small small;
+  EXPECT_NE(gpt_oss_decode::ranks_misfit(9).find("expected 1 to 8"), std::string::npos);
+  const int more = gpu::device_count() + 1;
+  if (more <= 8)
+    EXPECT_NE(gpt_oss_decode::ranks_misfit(more).find("expected " + std::to_string(more)), std::string::npos);
+  GptOssConfig one_head = small.m.config;
+  one_head.kv_heads = 1;
+  EXPECT_NE(gpt_oss_gpus_misfit(one_head, {.gpus = 2}).find("found 2 GPUs, expected at most 1"), std::string::npos);
+  const int32_t id = -1;
+  RankedModel gpus = small.make();
+  EXPECT_NE(testing::error_of([&] { gpus.extend({&id, 1}, 1); }).find("found id -1"), std::string::npos);
+  const int32_t good = 3;
+  gpus.extend({&good, 1}, 1);
+  EXPECT_GE(gpus.likeliest(), 0);
+}
+
+// Layers of the published shapes: as one GPU, to the rounding of sums in another order.
+TEST_F(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThemselves) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  GptOssConfig c;
+  c.vocab = 2000, c.hidden = c.intermediate = 2880, c.layers = 4, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
+  c.experts = 8, c.experts_per_token = 4;
+  for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
+  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
+  for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
+    SCOPED_TRACE(name_of(dense));
+    const DecodeModel m(c, dense, WeightFormat::mxfp4, 5);
+    std::vector<int32_t> ids(19);
+    testing::fill_ids(Tensor(ids.data(), {19}), 4, c.vocab);
+    const auto tell = [&](RankedModel& gpus) {
+      gpus.rewind(0);
+      gpus.extend(std::span(ids).first(16), 1);
+      for (size_t i = 16; i < 19; ++i) gpus.extend(std::span(ids).subspan(i, 1), 1);
+      return row_of(gpus);
+    };
+    std::vector<float> want;
+    {
+      RankedModel one(c, m.weights, {.context = 512});
+      want = tell(one);
+    }
+    for (const Split split : {Split::tensor, Split::attention_experts}) {
+      RankedModel two(c, m.weights, {.context = 512, .ranks = 2, .split = split});
+      const std::vector<float> first = tell(two);
+      double error = 0, size = 0;
+      for (size_t v = 0; v < want.size(); ++v)
+        error += std::pow(double(first[v]) - double(want[v]), 2), size += std::pow(double(want[v]), 2);
+      std::printf("%s, %s: relative difference from one GPU %.4f\n", name_of(dense),
+                  split == Split::tensor ? "tensor" : "attention-experts", std::sqrt(error / size));
+      EXPECT_LT(std::sqrt(error / size), 0.02);
+      for (int run = 0; run < (split == Split::tensor ? 300 : 20); ++run) ASSERT_EQ(tell(two), first) << "run " << run;
+      two.likeliest();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ingot
+#endif
