@@ -17,8 +17,11 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   INGOT_CHECK_EQ(a.y.rows(), a.x.rows(), op, ": rows of y");
   INGOT_CHECK_EQ(a.y.cols() * (gated ? 2 : 1), a.n, op, ": columns of y");
   INGOT_CHECK(!gated || !a.add, op, ": found add beside a gate, expected one of the two");
+  INGOT_CHECK_LE(a.groups, int64_t(kMostGroups), op, ": groups");
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
-  const int rows = pick_tile_rows(a.x.rows(), a.groups), device = a.x.device.index;
+  const int device = a.x.device.index;
+  const int64_t blocks = gpu::sm_count(device);
+  const int rows = pick_tile_rows(a.x.rows(), a.groups, granule_bands(a.n), blocks);
   Params p{.x = gpu::tensor_map("grouped_linear: x", a.x, {.rows = rows, .cols = 64, .swizzle = tile::Swizzle::b128}),
            .w = a.w,
            .bias = a.bias,
@@ -34,7 +37,6 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
            .alpha = a.alpha};
   p.band_bytes = band_bytes(a.format, a.x.cols());
   p.matrix_bytes = p.bands * p.band_bytes;
-  const int64_t blocks = gpu::sm_count(device);
   if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, rows, gated, blocks, device, stream);
   if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, rows, gated, blocks, device, stream);
   launch<WeightFormat::mxfp4>(p, rows, gated, blocks, device, stream);

@@ -114,14 +114,16 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
 }
 
 TEST_F(GroupedCuda, EveryFormatTileAndForm) {
-  const std::vector<int32_t> few = {0, 0, 5, 22, 22, 30}, some = {0, 3, 70, 70, 199, 200},
+  const std::vector<int32_t> few = {0, 0, 5, 22, 22, 30}, fair = {0, 20, 43, 43, 90}, some = {0, 3, 70, 70, 199, 200},
                              many = {0, 129, 140, 400, 400, 600};
   for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
     for (Form form : {Form::plain, Form::adds, Form::gated}) {
       check(f, few, 40, 96, form);
+      check(f, fair, 264, 64, form);
       check(f, some, 528, 160, form);
       check(f, many, 272, 32, form);
       check(f, {0, 130}, 600, 704, form);  // the ring comes round
+      check(f, {0, 600}, 4128, 32, form);  // tiles for every multiprocessor
       if (::testing::Test::HasFailure()) return;
     }
   check(WeightFormat::bf16, few, 6, 46, Form::plain);

@@ -29,16 +29,17 @@ template <> constexpr float kDrop<WeightFormat::mxfp4> = 0x1p64f;
 
 template <WeightFormat F, int kRows> struct Memory {
   static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kA = kBands * kGranule, kB = kRows * 128;
-  static constexpr uint32_t kFit = (220 * 1024) / (kA + kB);
+  static constexpr uint32_t kFit = (216 * 1024) / (kA + kB);
   static constexpr int kStages = kFit < 8 ? kFit : 8;
   using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative>;
   alignas(1024) char b[kStages][kB];
   alignas(128) char a[kStages][kA];
   typename Pipe::Memory pipe;
+  int32_t offsets[kMostGroups + 1];
 };
 
-__device__ __forceinline__ Walk walk_of(const Params& p, int rows) {
-  return {p.offsets, p.groups, (p.bands + kBands - 1) / kBands, uint32_t(rows), blockIdx.x, gridDim.x};
+__device__ __forceinline__ Walk walk_of(const Params& p, const int32_t* offsets, int rows) {
+  return {offsets, p.groups, (p.bands + kBands - 1) / kBands, uint32_t(rows), blockIdx.x, gridDim.x};
 }
 
 // One warp: every tile's stages, as the ring has room.
@@ -46,7 +47,7 @@ template <WeightFormat F, int kRows> __device__ void produce(const Params& p, Me
   using M = Memory<F, kRows>;
   const uint32_t lane = threadIdx.x % 32;
   typename M::Pipe::Cursor at;
-  Walk walk = walk_of(p, kRows);
+  Walk walk = walk_of(p, m.offsets, kRows);
   for (Tile t; walk.next(t);) {
     const uint32_t bands = min(kBands, p.bands - t.band);
     const uint8_t* const mine = p.w + t.group * p.matrix_bytes + (t.band + min(lane, bands - 1)) * p.band_bytes;
@@ -214,8 +215,10 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) grouped_kernel(const __grid
   auto& m = *tile::dynamic_shared<M>();
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) M::Pipe::init(m.pipe);
-  __syncthreads();
+  ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
+  for (uint32_t g = threadIdx.x; g <= p.groups; g += gemm::kThreads) m.offsets[g] = p.offsets[g];
+  __syncthreads();
   if (warp < 4) {
     ptx::decrease_registers<40>();
     if (warp == 0) produce<F, kRows>(p, m);
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) grouped_kernel(const __grid
   } else {
     ptx::increase_registers<232>();
     Consumer<F, kRows> consumer(p, m, warp - 4);
-    Walk walk = walk_of(p, kRows);
+    Walk walk = walk_of(p, m.offsets, kRows);
     for (Tile t; walk.next(t);) {
       float d[kBlocks][kRows / 2];
       consumer.multiply(d);
@@ -251,6 +254,7 @@ void launch_tile(const Params& p, bool gated, int64_t blocks, int device, Stream
 template <WeightFormat F>
 void launch(const Params& p, int rows, bool gated, int64_t blocks, int device, Stream stream) {
   if (rows == 16) return launch_tile<F, 16>(p, gated, blocks, device, stream);
+  if (rows == 32) return launch_tile<F, 32>(p, gated, blocks, device, stream);
   if (rows == 64) return launch_tile<F, 64>(p, gated, blocks, device, stream);
   launch_tile<F, 128>(p, gated, blocks, device, stream);
 }

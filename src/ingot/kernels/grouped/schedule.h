@@ -7,7 +7,8 @@
 
 namespace ingot::grouped {
 
-constexpr uint32_t kBands = 16;  // of a tile: 256 rows
+constexpr uint32_t kBands = 16;         // of a tile: 256 rows
+constexpr uint32_t kMostGroups = 2048;  // a block keeps where they begin in shared memory
 
 struct Tile {
   uint32_t group = 0, band = 0, row = 0, row_end = 0;  // rows of x; the first that is no longer the group's
@@ -33,11 +34,18 @@ struct Walk {
   }
 };
 
-// Rows of x in a tile: the fewest that take nearly every group whole.
-constexpr int kTileRows[] = {16, 64, 128};
-inline int pick_tile_rows(int64_t rows, int64_t groups) {
-  const double mean = double(rows) / double(groups > 0 ? groups : 1);
-  return mean <= 8 ? 16 : mean <= 48 ? 64 : 128;
+// Rows of x in a tile: of groups, those with which a group costs least where its rows are spread as chance has it; of
+// one matrix, fewer where multiprocessors would idle.
+constexpr int kTileRows[] = {16, 32, 64, 128};
+inline int pick_tile_rows(int64_t rows, int64_t groups, int64_t bands, int64_t sms) {
+  if (groups <= 1) {
+    const int64_t tiles_down = (bands + kBands - 1) / kBands;
+    int tile = 128;
+    while (tile > 32 && tiles_down * ((rows + tile - 1) / tile) * 2 <= sms) tile /= 2;
+    return tile;
+  }
+  const double mean = double(rows) / double(groups);
+  return mean <= 8 ? 16 : mean <= 22 ? 32 : mean <= 100 ? 64 : 128;
 }
 
 }  // namespace ingot::grouped

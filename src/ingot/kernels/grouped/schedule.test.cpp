@@ -31,10 +31,16 @@ TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
 }
 
 TEST(GroupedSchedule, TilesTakeTheUsualGroupWhole) {
-  EXPECT_EQ(pick_tile_rows(400, 128), 16);
-  EXPECT_EQ(pick_tile_rows(4096, 128), 64);
-  EXPECT_EQ(pick_tile_rows(8192, 128), 128);
-  EXPECT_EQ(pick_tile_rows(100, 1), 128);
+  EXPECT_EQ(pick_tile_rows(400, 128, 360, 132), 16);
+  EXPECT_EQ(pick_tile_rows(2048, 128, 360, 132), 32);
+  EXPECT_EQ(pick_tile_rows(4096, 128, 360, 132), 64);
+  EXPECT_EQ(pick_tile_rows(16384, 128, 360, 132), 128);
+}
+
+TEST(GroupedSchedule, TilesOfOneMatrixAreSmallerWhereMultiprocessorsWouldIdle) {
+  EXPECT_EQ(pick_tile_rows(2048, 1, 320, 132), 128);
+  EXPECT_EQ(pick_tile_rows(100, 1, 320, 132), 32);
+  EXPECT_EQ(pick_tile_rows(2048, 1, 8, 132), 32);
 }
 
 }  // namespace
