@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
 # The rooms a suite exercises, where they are not the one named like the suite.
-ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": ["swiglu", "activation"], "cross_entropy": ["cross_entropy", "linear"],
+ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": ["swiglu", "activation"], "wide_mlp": ["linear", "activation"], "cross_entropy": ["cross_entropy", "linear"],
          "host_cost": ["rmsnorm", "mlp"]}
 # What a suite exercises outside the rooms.
 ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
