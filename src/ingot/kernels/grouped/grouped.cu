@@ -21,8 +21,9 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
   const int device = a.x.device.index;
   const int64_t blocks = gpu::sm_count(device);
-  const int rows = pick_tile_rows(a.x.rows(), a.groups, granule_bands(a.n), blocks);
-  Params p{.x = gpu::tensor_map("grouped_linear: x", a.x, {.rows = rows, .cols = 64, .swizzle = tile::Swizzle::b128}),
+  const TileRows tile = pick_tile_rows(a.x.rows(), a.groups, granule_bands(a.n), blocks);
+  Params p{.x = gpu::tensor_map("grouped_linear: x", a.x,
+                                {.rows = box_rows(tile), .cols = 64, .swizzle = tile::Swizzle::b128}),
            .w = a.w,
            .bias = a.bias,
            .offsets = a.offsets,
@@ -32,14 +33,15 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
            .bands = uint32_t(granule_bands(a.n)),
            .granules = uint32_t(granule_padded_cols(a.x.cols()) / kGranuleCols),
            .n = uint32_t(a.n),
+           .tile_rows = uint32_t(tile.rows),
            .add = a.add,
            .limit = a.limit,
            .alpha = a.alpha};
   p.band_bytes = band_bytes(a.format, a.x.cols());
   p.matrix_bytes = p.bands * p.band_bytes;
-  if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, rows, gated, blocks, device, stream);
-  if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, rows, gated, blocks, device, stream);
-  launch<WeightFormat::mxfp4>(p, rows, gated, blocks, device, stream);
+  if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, tile.kernel, gated, blocks, device, stream);
+  if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, tile.kernel, gated, blocks, device, stream);
+  launch<WeightFormat::mxfp4>(p, tile.kernel, gated, blocks, device, stream);
 }
 
 }  // namespace ingot
