@@ -28,8 +28,14 @@ int64_t length_of(const std::string& text) {
 
 OrderedJson as_json(const Options& o, const PromptMeasured& found) {
   OrderedJson prompts = OrderedJson::array();
-  for (const PromptTimes& t : found.times)
-    prompts.push_back({{"tokens", t.tokens}, {"p50_ms", t.p50_ms}, {"best_ms", t.best_ms}});
+  for (const PromptTimes& t : found.times) {
+    prompts.push_back({{"tokens", t.tokens},
+                       {"p50_ms", t.p50_ms},
+                       {"best_ms", t.best_ms},
+                       {"flops", t.flops},
+                       {"weight_bytes", t.bytes}});
+    if (o.measurement.steps) prompts.back()["steps_ms"] = t.steps_ms;
+  }
   return {{"version", version()},
           {"commit", commit()},
           {"gpu", gpu::device_info().name},
@@ -51,6 +57,7 @@ void add_bench_prompt(Command& bench) {
   c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
            "how attention and head are stored (default: bf16); experts are mxfp4");
   c.integer("--rounds N", o->measurement.rounds, 1, 1000, "times that each length is told (default: 5)");
+  c.flag("--steps", o->measurement.steps, "once more in steps of 16 tokens by the decode kernels, to compare");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench prompt
   ingot bench prompt --synthetic 20b 512 8192)");
@@ -68,7 +75,8 @@ void add_bench_prompt(Command& bench) {
               " tokens at a time\n");
     for (const PromptTimes& t : found.times)
       write_out(with_commas(t.tokens) + " tokens: first token after " + fixed(t.p50_ms, 1) + " ms, best " +
-                fixed(t.best_ms, 1) + "; " + fixed(1e3 * double(t.tokens) / t.p50_ms, 0) + " tokens/s\n");
+                fixed(t.best_ms, 1) + "; " + fixed(1e3 * double(t.tokens) / t.p50_ms, 0) + " tokens/s" +
+                (o->measurement.steps ? "; in steps of 16: " + fixed(t.steps_ms, 1) + " ms" : "") + "\n");
   });
 }
 

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tma_map.h"
@@ -17,7 +19,11 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   INGOT_CHECK_EQ(a.y.rows(), a.x.rows(), op, ": rows of y");
   INGOT_CHECK_EQ(a.y.cols() * (gated ? 2 : 1), a.n, op, ": columns of y");
   INGOT_CHECK(!gated || !a.add, op, ": found add beside a gate, expected one of the two");
-  INGOT_CHECK_LE(a.groups, int64_t(kMostGroups), op, ": groups");
+  INGOT_CHECK(0 <= a.groups && a.groups <= int64_t(kMostGroups), op, ": found ", a.groups, " groups, expected 0 to ",
+              kMostGroups);
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  INGOT_CHECK(a.x.rows() <= kMost && a.n <= kMost && a.x.cols() <= kMost, op, ": found ", a.x.rows(), " rows of ",
+              a.x.cols(), " columns and ", a.n, " rows of weights, expected at most ", kMost, " of each");
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
   const int device = a.x.device.index;
   const int64_t blocks = gpu::sm_count(device);
