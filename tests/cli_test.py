@@ -146,6 +146,10 @@ class Frame(InDirectory):
                 self.refuses(4, "nothing: found no such file", *before, nothing, *after)
                 self.refuses(7, "text: found no GPT-OSS checkpoint", *before, text, *after)
 
+    def test_a_prompt_of_no_length_is_refused_before_a_gpu_is_sought(self):
+        for bad in ("0", "-1", "many", "1k"):
+            self.refuses(2, f"LENGTH: found '{bad}', expected a number of tokens from 1 on", "bench", "prompt", "--", bad)
+
     def test_a_filter_that_finds_no_benchmark_is_one_line(self):
         self.refuses(2, "found no benchmark that contains 'nothing'", "bench", "nothing")
 

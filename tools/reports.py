@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
 # The rooms a suite exercises, where they are not the one named like the suite.
-ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": ["swiglu", "activation"], "cross_entropy": ["cross_entropy", "linear"],
+ROOMS = {"mlp": ["mlp", "activation"], "swiglu": ["swiglu", "linear"], "gate": ["swiglu", "activation"], "wide_mlp": ["linear", "activation"], "cross_entropy": ["cross_entropy", "linear"],
          "host_cost": ["rmsnorm", "mlp"]}
 # What a suite exercises outside the rooms.
 ELSEWHERE = {"host_cost": ["bindings/python/native", "bindings/python/ingot"]}
@@ -16,12 +16,13 @@ COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.
 # What the room of attention, of the router and of quantised weights, and the model's own folders are to a token.
 ROOMS["decode"] = ["attention", "moe", "quant", "sampling"]
 ELSEWHERE["decode"] = ["src/ingot/megakernel", "src/ingot/models/gpt_oss"]
+ROOMS["prompt"], ELSEWHERE["prompt"] = [*ROOMS["decode"], "grouped"], ELSEWHERE["decode"]
 # What a training step of the preset golf runs.
 ROOMS["train"] = ["activation", "adamw", "attention", "axpby", "copy", "cross_entropy", "embedding", "lane_write", "linear", "mix", "muon",
                   "residual", "rmsnorm", "rope", "scaled_add", "skip_merge", "sum"]
 ELSEWHERE["train"] = ["src/ingot/engines/train", "src/ingot/models/gpt"]
 # Whose results are times alone: what they compute is for tests to say.
-TIMES_ALONE = {"decode", "train"}
+TIMES_ALONE = {"decode", "prompt", "train"}
 # Whose origin published kernels: these are measured too.
 WITH_ORIGIN = {"rmsnorm", "mlp"}
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}

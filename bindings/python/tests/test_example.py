@@ -1,5 +1,6 @@
-"""examples/neural_image.py at a size that takes a second, and its PNG reader on every row filter."""
+"""The examples at sizes that take a second, and the PNG reader on every row filter."""
 import importlib.util
+import json
 import pathlib
 import struct
 import sys
@@ -8,15 +9,19 @@ import zlib
 import pytest
 import torch
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[3] / "examples" / "neural_image.py"
+EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def example():
-    spec = importlib.util.spec_from_file_location("neural_image", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("neural_image")
 
 
 def test_fits_a_made_image_and_writes_picture_and_plot(example, device, tmp_path, monkeypatch, capsys):
@@ -78,3 +83,20 @@ def test_options_are_checked_before_anything_is_fitted(example, tmp_path, monkey
     with pytest.raises(SystemExit):
         example.main()
     assert f"{arguments[0]}: found {arguments[1]}, expected" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this PyTorch has no Muon of its own")
+def test_a_llama_learns_the_same_from_both_parts(device, tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text"
+    text.write_text("one two three four five six seven eight nine ten " * 400, encoding="utf-8")
+    sizes = {"steps": 12, "batch": 2, "context": 32, "width": 32, "layers": 2, "heads": 2, "hidden": 64, "vocab": 64}
+    arguments = [word for name, n in sizes.items() for word in (f"--{name}", str(n))]
+    monkeypatch.setattr(sys, "argv", ["llama.py", "--device", device.type, "--text", str(text), "--out", str(tmp_path), "--no-compile", *arguments])
+    loaded("llama").main()
+    result = json.loads((tmp_path / "llama.json").read_text(encoding="utf-8"))
+    assert [run["name"] for run in result["runs"]] == ["PyTorch", "Ingot"]
+    assert all(run["losses"][-1] < run["losses"][0] - 0.3 for run in result["runs"])
+    # bf16 on a GPU; on a CPU torch's Muon iterates in bf16 and Ingot's in fp32: the matrices that come of it differ by 2^-8
+    assert result["most_apart"] < 0.05
+    assert "<polyline" in (tmp_path / "llama.svg").read_text(encoding="utf-8")
+    assert "tokens/s" in capsys.readouterr().out

@@ -240,15 +240,18 @@ void Scheduler::start(Job& job, size_t index) {
   counts_.reused_tokens += job.outcome.reused;
 }
 
-// A chunk of one prompt; of several prompts each has its turn. False: there was none to tell.
+// A chunk of one prompt; of several prompts each has its turn. Where nobody waits for a token, a GPU takes as much as it
+// takes at once: each pass over a prompt reads all weights. False: there was none to tell.
 bool Scheduler::tell_chunk() {
+  const bool awaited = std::any_of(running_.begin(), running_.end(), [](const Handle& job) { return !job->telling(); });
+  const bool alone = !awaited && decoder_.device().kind == Device::cuda;
   for (size_t i = 0; i < running_.size(); ++i) {
     const Handle job = running_[(turn_ + i) % running_.size()];
     if (!job->telling() || job->cancelled) continue;
     turn_ = (turn_ + i + 1) % running_.size();
     Slot& s = slots_[size_t(job->slot)];
     const std::span<const int32_t> prompt = job->request.prompt;
-    const size_t most = size_t(std::min(options_.chunk, decoder_.batch()));
+    const size_t most = size_t(alone ? decoder_.batch() : std::min(options_.chunk, decoder_.batch()));
     const auto part = prompt.subspan(job->told, std::min(most, prompt.size() - job->told));
     try {
       if (!decoder_.extend(s.number, part)) {

@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/tile/swizzle.cuh"
 #include "ingot/gpu/tma_map.h"
@@ -17,9 +19,17 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   INGOT_CHECK_EQ(a.y.rows(), a.x.rows(), op, ": rows of y");
   INGOT_CHECK_EQ(a.y.cols() * (gated ? 2 : 1), a.n, op, ": columns of y");
   INGOT_CHECK(!gated || !a.add, op, ": found add beside a gate, expected one of the two");
+  INGOT_CHECK(0 <= a.groups && a.groups <= int64_t(kMostGroups), op, ": found ", a.groups, " groups, expected 0 to ",
+              kMostGroups);
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  INGOT_CHECK(a.x.rows() <= kMost && a.n <= kMost && a.x.cols() <= kMost, op, ": found ", a.x.rows(), " rows of ",
+              a.x.cols(), " columns and ", a.n, " rows of weights, expected at most ", kMost, " of each");
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
-  const int rows = pick_tile_rows(a.x.rows(), a.groups), device = a.x.device.index;
-  Params p{.x = gpu::tensor_map("grouped_linear: x", a.x, {.rows = rows, .cols = 64, .swizzle = tile::Swizzle::b128}),
+  const int device = a.x.device.index;
+  const int64_t blocks = gpu::sm_count(device);
+  const TileRows tile = pick_tile_rows(a.x.rows(), a.groups, granule_bands(a.n), blocks);
+  Params p{.x = gpu::tensor_map("grouped_linear: x", a.x,
+                                {.rows = box_rows(tile), .cols = 64, .swizzle = tile::Swizzle::b128}),
            .w = a.w,
            .bias = a.bias,
            .offsets = a.offsets,
@@ -29,15 +39,15 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
            .bands = uint32_t(granule_bands(a.n)),
            .granules = uint32_t(granule_padded_cols(a.x.cols()) / kGranuleCols),
            .n = uint32_t(a.n),
+           .tile_rows = uint32_t(tile.rows),
            .add = a.add,
            .limit = a.limit,
            .alpha = a.alpha};
   p.band_bytes = band_bytes(a.format, a.x.cols());
   p.matrix_bytes = p.bands * p.band_bytes;
-  const int64_t blocks = gpu::sm_count(device);
-  if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, rows, gated, blocks, device, stream);
-  if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, rows, gated, blocks, device, stream);
-  launch<WeightFormat::mxfp4>(p, rows, gated, blocks, device, stream);
+  if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, tile.kernel, gated, blocks, device, stream);
+  if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, tile.kernel, gated, blocks, device, stream);
+  launch<WeightFormat::mxfp4>(p, tile.kernel, gated, blocks, device, stream);
 }
 
 }  // namespace ingot

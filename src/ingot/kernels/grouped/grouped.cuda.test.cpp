@@ -114,22 +114,72 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
 }
 
 TEST_F(GroupedCuda, EveryFormatTileAndForm) {
-  const std::vector<int32_t> few = {0, 0, 5, 22, 22, 30}, some = {0, 3, 70, 70, 199, 200},
+  const std::vector<int32_t> few = {0, 0, 5, 22, 22, 30}, fair = {0, 20, 43, 43, 90}, some = {0, 3, 70, 70, 199, 200},
                              many = {0, 129, 140, 400, 400, 600};
   for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
     for (Form form : {Form::plain, Form::adds, Form::gated}) {
       check(f, few, 40, 96, form);
+      check(f, fair, 264, 64, form);
       check(f, some, 528, 160, form);
       check(f, many, 272, 32, form);
       check(f, {0, 130}, 600, 704, form);  // the ring comes round
+      check(f, {0, 600}, 4128, 32, form);  // tiles for every multiprocessor
       if (::testing::Test::HasFailure()) return;
     }
   check(WeightFormat::bf16, few, 6, 46, Form::plain);
 }
 
-TEST_F(GroupedCuda, WrongOperandsAreNamed) {
-  const DeviceBuffer x(DType::f32, {4, 64}), y(DType::f32, {4, 16});
-  EXPECT_THROW(grouped_linear({.x = x, .format = WeightFormat::bf16, .groups = 1, .n = 16, .y = y}, {}), Error);
+TEST_F(GroupedCuda, NoRowsAndNoGroupsWriteNothing) {
+  check(WeightFormat::mxfp4, {0, 0, 0}, 32, 64, Form::gated);
+  DeviceBuffer x(DType::bf16, {0, 64}), y(DType::f32, {0, 16});
+  grouped_linear({.x = x, .format = WeightFormat::bf16, .groups = 0, .n = 16, .y = y}, {});
+}
+
+// What is refused is refused before the GPU is asked for anything.
+TEST(Grouped, RefusesByNameWhatItCannotDo) {
+  const Device gpu{Device::cuda, 0};
+  const auto of = [&](DType t, int64_t rows, int64_t cols) {
+    return Tensor(reinterpret_cast<void*>(uintptr_t(4096)), t, {rows, cols}, gpu);
+  };
+  const auto error = [&](GroupedLinear a) -> std::string {
+    try {
+      grouped_linear(a, {});
+    } catch (const Error& e) { return e.what(); }
+    return "nothing was refused";
+  };
+  const GroupedLinear right{
+      .x = of(DType::bf16, 4, 64), .format = WeightFormat::bf16, .groups = 1, .n = 16, .y = of(DType::f32, 4, 16)};
+  const auto with = [&](auto&& change) {
+    GroupedLinear a = right;
+    change(a);
+    return error(a);
+  };
+  using G = GroupedLinear;
+  const std::pair<std::string, const char*> cases[] = {
+      {with([&](G& a) { a.x = of(DType::f32, 4, 64); }), "found x of f32, expected bf16"},
+      {with([&](G& a) { a.y = of(DType::f16, 4, 16); }), "found y of f16, expected f32, or bf16 for a gate"},
+      {with([&](G& a) { a.format = WeightFormat::f32; }), "found weights of f32, expected bf16, fp8 or mxfp4"},
+      {with([&](G& a) { a.y = of(DType::f32, 5, 16); }), "rows of y"},
+      {with([&](G& a) { a.y = of(DType::f32, 4, 17); }), "columns of y"},
+      {with([&](G& a) { a.y = of(DType::bf16, 4, 8), a.add = true; }), "found add beside a gate"},
+      {with([&](G& a) { a.groups = 4096; }), "found 4096 groups, expected 0 to 2048"},
+      {with([&](G& a) { a.x = of(DType::bf16, int64_t(1) << 32, 64), a.y = of(DType::f32, int64_t(1) << 32, 16); }),
+       "found 4294967296 rows of 64 columns"}};
+  for (const auto& [found, expected] : cases) {
+    EXPECT_EQ(found.rfind("grouped_linear: ", 0), 0u) << found;
+    EXPECT_NE(found.find(expected), std::string::npos) << found << ", expected " << expected;
+  }
+}
+
+// Rows that do not begin at multiples of 16 bytes are no business of tensor copies.
+TEST_F(GroupedCuda, RowsThatAreNotAlignedAreNamed) {
+  const DeviceBuffer x(DType::bf16, {4, 60}, 61), y(DType::f32, {4, 16});
+  try {
+    grouped_linear({.x = x, .format = WeightFormat::bf16, .groups = 1, .n = 16, .y = y}, {});
+    FAIL() << "nothing was refused";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("grouped_linear: x"), std::string::npos) << e.what();
+  }
 }
 
 }  // namespace

@@ -27,36 +27,43 @@ template <WeightFormat F> constexpr float kDrop = 1;
 template <> constexpr float kDrop<WeightFormat::fp8> = 0x1p60f;
 template <> constexpr float kDrop<WeightFormat::mxfp4> = 0x1p64f;
 
+// Tiles of 64 rows of x that are at most half full are multiplied as 32: an expert's last ones are.
+template <int kRows> constexpr int kNarrow = kRows == 64 ? 32 : kRows;
+
 template <WeightFormat F, int kRows> struct Memory {
   static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kA = kBands * kGranule, kB = kRows * 128;
-  static constexpr uint32_t kFit = (220 * 1024) / (kA + kB);
+  static constexpr uint32_t kFit = (216 * 1024) / (kA + kB);
   static constexpr int kStages = kFit < 8 ? kFit : 8;
   using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative>;
   alignas(1024) char b[kStages][kB];
   alignas(128) char a[kStages][kA];
   typename Pipe::Memory pipe;
+  int32_t offsets[kMostGroups + 1];
 };
 
-__device__ __forceinline__ Walk walk_of(const Params& p, int rows) {
-  return {p.offsets, p.groups, (p.bands + kBands - 1) / kBands, uint32_t(rows), blockIdx.x, gridDim.x};
+__device__ __forceinline__ Walk walk_of(const Params& p, const int32_t* offsets) {
+  return {offsets, p.groups, (p.bands + kBands - 1) / kBands, p.tile_rows, blockIdx.x, gridDim.x};
 }
 
 // One warp: every tile's stages, as the ring has room.
 template <WeightFormat F, int kRows> __device__ void produce(const Params& p, Memory<F, kRows>& m) {
   using M = Memory<F, kRows>;
-  const uint32_t lane = threadIdx.x % 32;
+  constexpr uint32_t kBox = kNarrow<kRows> * 128;
+  const uint32_t lane = threadIdx.x % 32, box = lane - kBands;
   typename M::Pipe::Cursor at;
-  Walk walk = walk_of(p, kRows);
+  Walk walk = walk_of(p, m.offsets);
   for (Tile t; walk.next(t);) {
-    const uint32_t bands = min(kBands, p.bands - t.band);
+    const uint32_t bands = min(kBands, p.bands - t.band),
+                   boxes = t.rows() <= kNarrow<kRows> ? 1 : kRows / kNarrow<kRows>;
     const uint8_t* const mine = p.w + t.group * p.matrix_bytes + (t.band + min(lane, bands - 1)) * p.band_bytes;
     for (uint32_t step = 0; step < p.granules; ++step, at.advance()) {
-      if (lane == 0) M::Pipe::acquire(m.pipe, at, bands * M::kGranule + M::kB);
+      if (lane == 0) M::Pipe::acquire(m.pipe, at, bands * M::kGranule + boxes * kBox);
       __syncwarp();
       uint64_t* const full = &m.pipe.full[at.stage];
       if (lane < bands)
         ptx::bulk_load(m.a[at.stage] + lane * M::kGranule, mine + size_t(step) * M::kGranule, M::kGranule, full);
-      if (lane == kBands) ptx::tensor_load(m.b[at.stage], &p.x, int(step * 64), int(t.row), full);
+      if (box < boxes)
+        ptx::tensor_load(m.b[at.stage] + box * kBox, &p.x, int(step * 64), int(t.row + box * kNarrow<kRows>), full);
     }
   }
 }
@@ -107,15 +114,15 @@ template <WeightFormat F, int kRows> class Consumer {
 #pragma unroll
     for (uint32_t r = 0; r < kBlocks; ++r) band_[r] = (warp / 4 * kBlocks + r) * 4 + warp % 4;
   }
-  // All products of a tile.
-  __device__ __forceinline__ void multiply(float (&d)[kBlocks][kRows / 2]) {
+  // All products of a tile of so many rows of x.
+  template <int kWidth> __device__ __forceinline__ void multiply(float (&d)[kBlocks][kWidth / 2]) {
     Fragments even, odd;
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
     fetch(even);
     for (uint32_t step = 0;;) {
-      if (!stage(d, even, odd, step)) break;
-      if (!stage(d, odd, even, step)) break;
+      if (!stage<kWidth>(d, even, odd, step)) break;
+      if (!stage<kWidth>(d, odd, even, step)) break;
     }
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
@@ -130,7 +137,8 @@ template <WeightFormat F, int kRows> class Consumer {
     for (int r = 0; r < kBlocks; ++r) decode<F>(from + band_[r] * M::kGranule, a[r]);
   }
   // A stage's products, the next one's decoding under them. False after the last.
-  __device__ __forceinline__ bool stage(float (&d)[kBlocks][kRows / 2], Fragments& now, Fragments& next,
+  template <int kWidth>
+  __device__ __forceinline__ bool stage(float (&d)[kBlocks][kWidth / 2], Fragments& now, Fragments& next,
                                         uint32_t& step) {
     const uint32_t b = ptx::shared_address(m_.b[at_.stage]), here = at_.stage;
 #pragma unroll
@@ -142,8 +150,8 @@ template <WeightFormat F, int kRows> class Consumer {
     for (int s = 0; s < 4; ++s)
 #pragma unroll
       for (int r = 0; r < kBlocks; ++r)
-        ptx::wgmma<bf16, kRows>(d[r], now[r][s], tile::operand<ptx::Major::k, tile::Swizzle::b128>(b, uint32_t(16 * s)),
-                                step > 0 || s > 0);
+        ptx::wgmma<bf16, kWidth>(
+            d[r], now[r][s], tile::operand<ptx::Major::k, tile::Swizzle::b128>(b, uint32_t(16 * s)), step > 0 || s > 0);
     ptx::wgmma_commit_group();
     const bool more = ++step < p_.granules;
     at_.advance();
@@ -208,14 +216,29 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
   }
 }
 
+template <WeightFormat F, int kRows, bool kGated, int kWidth>
+__device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows>& consumer, const Tile& t) {
+  float d[kBlocks][kWidth / 2];
+  consumer.template multiply<kWidth>(d);
+  const auto end = [&](uint32_t band, const auto& sums) {
+    if (band < p.bands) finish<F, kWidth, kGated>(p, t, band, sums);
+  };
+  // Not a loop: it would not be unrolled, being long, and sums that are indexed lie in memory.
+  static_assert(kBlocks == 2);
+  end(t.band + consumer.band_[0], d[0]);
+  end(t.band + consumer.band_[1], d[1]);
+}
+
 template <WeightFormat F, int kRows, bool kGated>
 __global__ void __launch_bounds__(gemm::kThreads, 1) grouped_kernel(const __grid_constant__ Params p) {
   using M = Memory<F, kRows>;
   auto& m = *tile::dynamic_shared<M>();
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) M::Pipe::init(m.pipe);
-  __syncthreads();
+  ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
+  for (uint32_t g = threadIdx.x; g <= p.groups; g += gemm::kThreads) m.offsets[g] = p.offsets[g];
+  __syncthreads();
   if (warp < 4) {
     ptx::decrease_registers<40>();
     if (warp == 0) produce<F, kRows>(p, m);
@@ -223,17 +246,12 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) grouped_kernel(const __grid
   } else {
     ptx::increase_registers<232>();
     Consumer<F, kRows> consumer(p, m, warp - 4);
-    Walk walk = walk_of(p, kRows);
+    Walk walk = walk_of(p, m.offsets);
     for (Tile t; walk.next(t);) {
-      float d[kBlocks][kRows / 2];
-      consumer.multiply(d);
-      const auto end = [&](uint32_t band, const auto& sums) {
-        if (band < p.bands) finish<F, kRows, kGated>(p, t, band, sums);
-      };
-      // Not a loop: it would not be unrolled, being long, and sums that are indexed lie in memory.
-      static_assert(kBlocks == 2);
-      end(t.band + consumer.band_[0], d[0]);
-      end(t.band + consumer.band_[1], d[1]);
+      if (kNarrow<kRows> < kRows && t.rows() <= kNarrow<kRows>)
+        compute<F, kRows, kGated, kNarrow<kRows>>(p, consumer, t);
+      else
+        compute<F, kRows, kGated, kRows>(p, consumer, t);
     }
   }
 }

@@ -13,11 +13,11 @@ struct Params {
   const int32_t* offsets;
   void* y;
   int64_t y_stride, band_bytes, matrix_bytes;
-  uint32_t groups, bands, granules, n;
+  uint32_t groups, bands, granules, n, tile_rows;
   bool add;
   float limit, alpha;
 };
-// rows: kTileRows
+// rows: of the tile that the kernel is made for, 16, 64 or 128
 template <WeightFormat F> void launch(const Params& p, int rows, bool gated, int64_t blocks, int device, Stream stream);
 
 }  // namespace ingot::grouped

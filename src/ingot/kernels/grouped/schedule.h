@@ -7,10 +7,12 @@
 
 namespace ingot::grouped {
 
-constexpr uint32_t kBands = 16;  // of a tile: 256 rows
+constexpr uint32_t kBands = 16;         // of a tile: 256 rows
+constexpr uint32_t kMostGroups = 2048;  // a block keeps where they begin in shared memory
 
 struct Tile {
-  uint32_t group = 0, band = 0, row = 0, row_end = 0;  // rows of x; the first that is no longer the group's
+  uint32_t group = 0, band = 0, row = 0, row_end = 0;  // rows of x; the first that is no longer the tile's
+  INGOT_HD uint32_t rows() const { return row_end - row; }
 };
 struct Walk {
   const int32_t* offsets;
@@ -22,8 +24,8 @@ struct Walk {
       const uint32_t begin = uint32_t(offsets[group]), end = uint32_t(offsets[group + 1]);
       const uint32_t across = (end - begin + tile_rows - 1) / tile_rows, here = across * band_tiles;
       if (next_tile < before + here) {
-        const uint32_t in = next_tile - before;
-        t = {group, in / across * kBands, begin + in % across * tile_rows, end};
+        const uint32_t in = next_tile - before, row = begin + in % across * tile_rows;
+        t = {group, in / across * kBands, row, row + tile_rows < end ? row + tile_rows : end};
         next_tile += step;
         return true;
       }
@@ -33,11 +35,23 @@ struct Walk {
   }
 };
 
-// Rows of x in a tile: the fewest that take nearly every group whole.
-constexpr int kTileRows[] = {16, 64, 128};
-inline int pick_tile_rows(int64_t rows, int64_t groups) {
-  const double mean = double(rows) / double(groups > 0 ? groups : 1);
-  return mean <= 8 ? 16 : mean <= 48 ? 64 : 128;
+// Rows of x in a tile, and in the tile of the kernel that takes it. Of groups: few where memory is what takes time,
+// then those that leave the least of a tile empty. Of one matrix: fewer where multiprocessors would idle.
+struct TileRows {
+  int rows, kernel;
+};
+inline TileRows pick_tile_rows(int64_t rows, int64_t groups, int64_t bands, int64_t sms) {
+  if (groups <= 1) {
+    const int64_t tiles_down = (bands + kBands - 1) / kBands;
+    int tile = 128;
+    while (tile > 32 && tiles_down * ((rows + tile - 1) / tile) * 2 <= sms) tile /= 2;
+    return {tile, tile > 64 ? 128 : 64};
+  }
+  const double mean = double(rows) / double(groups);
+  const int tile = mean <= 8 ? 16 : mean <= 160 ? 64 : 128;
+  return {tile, tile};
 }
+// Rows of x that one load brings (grouped.cuh: kNarrow).
+inline int box_rows(TileRows t) { return t.kernel == 64 ? 32 : t.kernel; }
 
 }  // namespace ingot::grouped

@@ -30,11 +30,18 @@ TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
     }
 }
 
-TEST(GroupedSchedule, TilesTakeTheUsualGroupWhole) {
-  EXPECT_EQ(pick_tile_rows(400, 128), 16);
-  EXPECT_EQ(pick_tile_rows(4096, 128), 64);
-  EXPECT_EQ(pick_tile_rows(8192, 128), 128);
-  EXPECT_EQ(pick_tile_rows(100, 1), 128);
+TEST(GroupedSchedule, TilesAreWideEnoughForTheUsualGroup) {
+  EXPECT_EQ(pick_tile_rows(400, 128, 360, 132).rows, 16);
+  EXPECT_EQ(pick_tile_rows(4096, 128, 360, 132).rows, 64);
+  EXPECT_EQ(pick_tile_rows(8192, 128, 360, 132).rows, 64);
+  EXPECT_EQ(pick_tile_rows(8192, 32, 360, 132).rows, 128);
+}
+
+TEST(GroupedSchedule, TilesOfOneMatrixAreSmallerWhereMultiprocessorsWouldIdle) {
+  EXPECT_EQ(pick_tile_rows(2048, 1, 320, 132).rows, 128);
+  EXPECT_EQ(pick_tile_rows(100, 1, 320, 132).rows, 32);
+  EXPECT_EQ(pick_tile_rows(2048, 1, 8, 132).rows, 32);
+  EXPECT_EQ(pick_tile_rows(100, 1, 320, 132).kernel, 64);
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ class GpuDecoder final : public HostDecoder {
     return model_.length(slot);
   }
   void extend_slot(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) override {
-    const size_t most = size_t(rows == Rows::all ? model_.batch() : model_.prompt_batch());
+    const size_t most = size_t(rows == Rows::all ? model_.rows_batch() : model_.prompt_batch());
     for (size_t at = 0; at < ids.size(); at += most) {
       const auto part = ids.subspan(at, std::min(most, ids.size() - at));
       const bool last = at + part.size() == ids.size();

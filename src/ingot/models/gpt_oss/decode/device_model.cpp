@@ -381,7 +381,7 @@ void DeviceModel::grow(Slot& slot, int64_t tokens) {
 void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int index, uint32_t vocab) {
   Slot& slot = slots_[size_t(index)];
   const int64_t T = int64_t(ids.size());
-  const int64_t most = head_rows <= 1 ? prompt_batch() : batch();
+  const int64_t most = head_rows <= 1 ? prompt_batch() : head_rows == T ? rows_batch() : batch();
   INGOT_CHECK(1 <= T && T <= most, "gpt-oss: found a batch of ", T, " tokens, expected 1 to ", most);
   for (int64_t t = 0; t < T; ++t)
     INGOT_CHECK(ids[size_t(t)] >= 0 && ids[size_t(t)] < config().vocab, "gpt-oss: found id ", ids[size_t(t)],
@@ -437,7 +437,8 @@ int32_t DeviceModel::sample(int64_t vocab, const SamplingOptions& options, uint6
 void DeviceModel::logits(uint32_t rows, float* to, int slot) {
   const gpu::DeviceGuard guard(device_);
   synchronize();
-  gpu::copy_to_host(to, buffers(slot).logits, int64_t(rows) * config().vocab * 4);
+  const float* const from = int64_t(rows) > batch() ? prompt_.logits : buffers(slot).logits;
+  gpu::copy_to_host(to, from, int64_t(rows) * config().vocab * 4);
 }
 
 bool DeviceModel::can_rewind(int64_t length, int index) const {

@@ -1,5 +1,6 @@
 #pragma once
 // GPT-OSS with its weights, caches and activations in a GPU's memory.
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <span>
@@ -20,9 +21,8 @@ struct DeviceModelOptions {
   int64_t slots = 1;    // sequences, each with its own cache
   int device = 0;
   bool megakernel = true;  // single tokens by the persistent kernel, where it takes the model
-  // More tokens than a step's by matrix kernels, where they take the model. Off until their tests have run on a GPU.
-  bool prompts = false;
-  double wait_limit = 2;  // seconds that a block of it waits for others
+  bool prompts = true;     // more tokens than a step's by matrix kernels, where these take the model
+  double wait_limit = 2;   // seconds that a block of it waits for others
   // One of several GPUs that share the model: it has a slice (ranked_model.h, which makes all of them).
   int rank = 0, ranks = 1;
   Split split = Split::tensor;
@@ -46,6 +46,7 @@ class DeviceModel {
   int64_t context() const { return context_; }
   int64_t batch() const { return max_columns(config()); }
   int64_t prompt_batch() const { return prompt_tokens_; }  // what extend() takes where no logits but the last are asked
+  int64_t rows_batch() const { return std::max(batch(), std::min(prompt_batch(), kPromptRows)); }  // where all are
   int64_t length(int slot = 0) const { return slots_[size_t(slot)].length; }
   int64_t weight_bytes() const { return weight_bytes_; }
   Stream stream() const { return *stream_; }
@@ -67,8 +68,9 @@ class DeviceModel {
   // From the next step on. False where the megakernel does not take the model's formats: nothing changes.
   bool use_megakernel(bool wanted);
 
-  // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), and starts computing the logits
-  // of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not taken for the likeliest; 0: all may be.
+  // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), with all up to rows_batch(), and
+  // starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not taken for the
+  // likeliest; 0: all may be.
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends what the last step found likeliest, n times.
   void continue_greedily(int64_t n, int slot = 0);
@@ -78,7 +80,8 @@ class DeviceModel {
   // Waits. Draws from the last step's first row of logits, of ids below `vocab`, on the GPU; it counts as what the step
   // found, and errors are the same.
   int32_t sample(int64_t vocab, const SamplingOptions& options, uint64_t seed, uint32_t step, int slot = 0);
-  void logits(uint32_t rows, float* to, int slot = 0);  // (rows, V), host memory
+  // (rows, V), host memory. More than batch() of them before any slot goes on.
+  void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const;
   void rewind(int64_t length, int slot = 0);
   // For measurements: as if `length` tokens had been told, with random keys and values, of which the first call makes

@@ -66,21 +66,21 @@ double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
 }
 
 // Ids far apart, so that tokens go to different experts. The last batch may be shorter.
-template <class Model> void tell_prompt(Model& m, int64_t length) {
+template <class Model> void tell_prompt(Model& m, int64_t length, int64_t batch) {
   std::vector<int32_t> ids;
   for (int64_t at = 0; at < length; at += int64_t(ids.size())) {
-    ids.resize(size_t(std::min(m.batch(), length - at)));
+    ids.resize(size_t(std::min(batch, length - at)));
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t((int64_t(i) * 7919 + at * 1959 + 13) % m.config().vocab);
     m.extend(ids, at + int64_t(ids.size()) == length ? 1 : 0);
   }
 }
 // Milliseconds of a prompt of `length` tokens, the second time: the first makes the graphs.
-template <class Model> double time_prompt(Model& m, int64_t length) {
+template <class Model> double time_prompt(Model& m, int64_t length, int64_t batch) {
   gpu::Event begin, end;
   for (int round = 0; round < 2; ++round) {
     m.rewind(0);
     begin.record(stream_of(m));
-    tell_prompt(m, length);
+    tell_prompt(m, length, batch);
     end.record(stream_of(m));
   }
   end.synchronize();
@@ -177,8 +177,8 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   DeviceModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room}, 1);
   times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
-  times.prompt_ms = time_prompt(m, kSome * m.batch()) / double(kSome);
-  if (o.prompt) times.first_token_ms = time_prompt(m, o.context);
+  times.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
+  if (o.prompt) times.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
   time_paths(m, o, times);
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
@@ -197,7 +197,7 @@ void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOpt
   RankedModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), options, 1);
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
-  shared.prompt_ms = time_prompt(m, kSome * m.batch()) / double(kSome);
+  shared.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
   time_paths(m, o, shared);
   for (int r = 0; r < m.ranks(); ++r)
     shared.token_bytes = std::max(shared.token_bytes, bytes_of_token(m.rank(r), o.context + o.tokens / 2));

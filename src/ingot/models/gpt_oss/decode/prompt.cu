@@ -36,6 +36,7 @@ int64_t lay_out(const GptOssConfig& c, int64_t T, char* memory, PromptBuffers& b
   take(b.gathered, S * row);
   take(b.hidden, S * granule_padded_cols(c.intermediate));
   take(b.down, S * c.hidden);
+  take(b.logits, std::min(T, kPromptRows) * c.vocab);
   return at;
 }
 
@@ -188,11 +189,17 @@ void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, 
     r.route(l, b.chosen + int64_t(i) * r.S);
     r.experts(l);
   }
-  r.norm(r.with_experts(r.norm_of(nullptr)));
+  const bool all_rows = p.head_rows > 1;
+  r.norm(r.with_experts(r.norm_of(all_rows ? m.norm : nullptr)));
+  if (all_rows) r.product(m.head, nullptr, r.normed(), r.matrix(b.logits, DType::f32, p.T, m.head.rows, m.head.rows));
   Buffers head = buffers;
   head.x = b.x, head.x_stride = r.stride;
   run(m, head,
-      {.T = uint32_t(p.T), .head_rows = p.head_rows, .vocab = p.vocab, .capacity = p.capacity, .phases = kHead},
+      {.T = uint32_t(p.T),
+       .head_rows = std::min(p.head_rows, 1u),
+       .vocab = p.vocab,
+       .capacity = p.capacity,
+       .phases = kHead},
       stream);
 }
 

@@ -5,7 +5,7 @@
 
 namespace ingot::gpt_oss_decode {
 
-constexpr int64_t kPromptTokens = 2048;
+constexpr int64_t kPromptTokens = 2048, kPromptRows = 256;  // at a time; of them with logits of each
 
 // Shared by a model's slots. T: most tokens, S = T k.
 struct PromptBuffers {
@@ -22,6 +22,7 @@ struct PromptBuffers {
   int32_t *place, *offsets;         // (S): where a choice's row lies; (E + 1): where an expert's begin
   bf16 *gathered, *hidden;          // (S, x_stride), (S, intermediate filled up)
   float* down;                      // (S, C)
+  float* logits;                    // (min(T, kPromptRows), V)
 };
 int64_t lay_out(const GptOssConfig& config, int64_t tokens, char* memory, PromptBuffers& buffers);
 
@@ -29,7 +30,7 @@ int64_t lay_out(const GptOssConfig& config, int64_t tokens, char* memory, Prompt
 bool prompts_take(const GptOssConfig& config);
 
 // Appends p.ids[0 .. T) after `position`, then goes on as run(): the logits of the last token where head_rows is 1, the
-// likeliest next one; nothing where it is 0.
+// likeliest next one; nothing where it is 0. Where it is T, at most kPromptRows, p.logits are those of all, too.
 struct Prompt {
   int64_t T, position;
   uint32_t head_rows, vocab, capacity;

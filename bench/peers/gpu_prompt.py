@@ -1,0 +1,59 @@
+"""Prompts of GPT-OSS on a GPU to their first token, with random weights of the published shapes: `ingot bench prompt` for every format, beside the
+same prompts in steps of 16 tokens by the decode kernels. Writes bench/results/<gpu>/prompt.json.
+
+    python3 bench/peers/gpu_prompt.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
+
+The limit is the larger of two times: of reading all weights that chance would choose once a chunk, at what memory gives a kernel that only
+reads, and of all products, at that of a plain product, both measured in this run. What a prompt computes is tested
+(models/gpt_oss/decode/decode.cuda.test.cpp).
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+
+import torch
+
+from gpu_common import Native, ceilings, gpu_state, write_report
+
+MODELS = (("120b", "bf16"), ("120b", "mxfp4"), ("20b", "bf16"))
+LENGTHS = (100, 1024, 2048, 4096, 16384)
+
+
+def measure(size, dense, ingot, ceiling):
+    line = [str(ingot), "bench", "prompt", "--synthetic", size, "--dense", dense, "--steps", "--json", *map(str, LENGTHS)]
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"gpt-oss-{size}, {dense} dense: {done.stderr.strip()}")
+    found = json.loads(done.stdout)
+    for p in found["prompts"]:
+        limit = max(p["weight_bytes"] / ceiling["read_TBps"], p["flops"] / ceiling["bf16_TFLOPs"]) * 1e-6
+        yield {"name": f"gpt-oss-{size}, {dense} dense, to the first token", "shape": [p["tokens"]], "dtype": f"{dense}, mxfp4",
+               "ours_us": 1e3 * p["p50_ms"], "peers": {"steps": 1e3 * p["steps_ms"]}, "limit_us": limit, "best_us": 1e3 * p["best_ms"],
+               "chunk": found["chunk"]}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser.add_argument("--only", help="only models whose name holds this, and no report")
+    parser.add_argument("--quick", action="store_true", help="the first model, and no report")
+    options = parser.parse_args()
+    ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    ceiling = ceilings(Native(options.native))
+    torch.cuda.empty_cache()
+    chosen = [m for m in (MODELS[:1] if options.quick else MODELS) if not options.only or options.only in f"gpt-oss-{m[0]}, {m[1]} dense"]
+    results, before = [], gpu_state()
+    for size, dense in chosen:
+        for r in measure(size, dense, ingot, ceiling):
+            results.append(r)
+            print(f"{r['name']:48} {r['shape'][0]:7} tokens: {r['ours_us'] / 1e3:8.1f} ms, {100 * r['limit_us'] / r['ours_us']:.0f} % of the limit, "
+                  f"in steps of 16 {r['peers']['steps'] / 1e3:.0f} ms", flush=True)
+        if not (options.only or options.quick):
+            write_report("prompt", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
+                         cases=len(chosen) * len(LENGTHS))
+
+
+if __name__ == "__main__":
+    main()
