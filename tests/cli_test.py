@@ -343,6 +343,7 @@ class Runs(InDirectory):
         self.assertEqual((len(report["ids"]), report["finish"], report["prompt_tokens"]), (20, "length", 4))
         self.refuses(2, "--layers: found 1, expected none with a model of `ingot train`", *generate, "--layers", 1)
         self.refuses(7, "run: found a run of `ingot train`, expected a GPT-OSS checkpoint; `ingot generate`", "chat", "--model", self.run_directory)
+        self.refuses(7, "--gpus: found 2 for a model of the kind gpt, ", *generate, "--gpus", "2")
         self.assertEqual(ingot(*generate[:2], "--tokens", 20, "--temperature", "0.8", stdin=b"The ").text, first.text)
         described = json.loads(ingot("info", self.run_directory, "--json").text)
         self.assertEqual((described["step"], described["parameter_hash"]), (30, score["parameter_hash"]))
@@ -853,6 +854,8 @@ class GptOss(TinyGptOss):
         if not os.path.exists("/dev/nvidia0"):
             for command in (["generate", "--model", made, "--ids", ids], ["eval", "--model", made, "--ids", ids]):
                 self.refuses(7, "device cuda: found ", *command, "--device", "cuda")
+            self.refuses(7, "--gpus 2: found ", "generate", "--model", made, "--ids", ids, "--gpus", "2")
+        self.refuses(2, "--gpus: found 2 with device cpu", "generate", "--model", made, "--ids", ids, "--gpus", "2", "--device", "cpu")
         os.remove(made)
         self.refuses(2, "found no OUT", "convert", self.model)
         self.refuses(2, "found no OUT, expected the archive's name", "convert", "--synthetic", "small")

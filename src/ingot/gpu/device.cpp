@@ -160,6 +160,8 @@ Graph::Graph(Stream stream, const std::function<void()>& work) {
   const cudaError_t status = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(&handle_), graph, 0);
   (void)cudaGraphDestroy(graph);
   check_cuda(status, "instantiating a graph");
+  // Its first launch then allocates nothing: GPUs whose kernels wait for each other must not wait for that.
+  check_cuda(cudaGraphUpload(static_cast<cudaGraphExec_t>(handle_), s), "uploading a graph");
 }
 Graph::~Graph() { (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(handle_)); }
 void Graph::launch(Stream stream) const {

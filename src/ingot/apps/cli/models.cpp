@@ -17,7 +17,6 @@ namespace ingot::cli {
 void add_options(Command& c, ModelOptions& o) {
   c.integer("--layers N", o.layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
   add_device(c, o.device);
-  add_gpus(c, o.gpus, o.split);
 }
 
 void add_gpus(Command& c, int64_t& gpus, std::string& split) {

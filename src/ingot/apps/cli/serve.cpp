@@ -130,6 +130,7 @@ void add_serve(Command& root) {
            "where a request says nothing (default: medium)");
   c.text("--date DATE", o->date, "the date the model is told, or none (default: today)");
   add_options(c, o->on);
+  add_gpus(c, o->on.gpus, o->on.split);
   c.examples(R"(  ingot serve --model gpt-oss-20b
   ingot serve runs/a --port 9000
   ingot serve --model gpt-oss-20b --host 0.0.0.0 --api-key-file keys.txt --allow-host chat.example

@@ -65,8 +65,8 @@ __device__ inline void give_up(const gpu::Watch& watch, uint32_t why, uint32_t w
 
 // Polls until done(), which may change `what` as it finds out. seen() is asked for the record only.
 template <class Done, class Seen>
-__device__ inline bool wait_until(Done&& done, Seen&& seen, uint32_t expected, const gpu::Watch& watch,
-                                  const uint32_t& what) {
+__device__ __forceinline__ bool wait_until(Done&& done, Seen&& seen, uint32_t expected, const gpu::Watch& watch,
+                                           const uint32_t& what) {
   uint64_t start = 0;
   for (uint32_t polls = 1; !done(); ++polls) {
     if (polls % 32 != 0) continue;  // the first polls are the ones that must answer at once

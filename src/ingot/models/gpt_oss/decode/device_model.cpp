@@ -404,6 +404,11 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   graph(slot, uint32_t(T), head_rows, vocab).launch(*stream_);
 }
 
+void DeviceModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab) {
+  const gpu::DeviceGuard guard(device_);
+  if (1 <= tokens && tokens <= batch()) graph(slots_[size_t(slot)], uint32_t(tokens), head_rows, vocab);
+}
+
 void DeviceModel::continue_greedily(int64_t n, int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);

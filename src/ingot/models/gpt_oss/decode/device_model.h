@@ -68,6 +68,8 @@ class DeviceModel {
   // From the next step on. False where the megakernel does not take the model's formats: nothing changes.
   bool use_megakernel(bool wanted);
 
+  // Makes what extend() of so many tokens launches. It may allocate, and so wait for other GPUs' kernels.
+  void prepare(int64_t tokens, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), with all up to rows_batch(), and
   // starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not taken for the
   // likeliest; 0: all may be.

@@ -110,7 +110,12 @@ bool RankedModel::use_megakernel(bool wanted) {
   return takes;
 }
 
+void RankedModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab) {
+  if (ranks() > 1)
+    for (const auto& rank : ranks_) rank->prepare(tokens, head_rows, slot, vocab);
+}
 void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab) {
+  prepare(int64_t(ids.size()), head_rows, slot, vocab);
   on_each([&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab); });
   drawn_by_first_[size_t(slot)] = false;
 }
@@ -124,6 +129,7 @@ void RankedModel::continue_greedily(int64_t n, int slot) {
     }
     drawn_by_first_[size_t(slot)] = false;
   }
+  prepare(1, 1, slot, 0);
   on_each([&](DeviceModel& m) { m.continue_greedily(n, slot); });
 }
 

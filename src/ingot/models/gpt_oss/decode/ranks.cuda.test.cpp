@@ -9,6 +9,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
 #include "ingot/models/gpt_oss/decode/decoder.h"
+#include "ingot/models/gpt_oss/decode/on_host.test.h"
 #include "ingot/models/gpt_oss/decode/ranked_model.h"
 #include "ingot/testing/gpu_test.h"
 #include "ingot/testing/temporary_directory.h"
@@ -201,7 +202,6 @@ TEST_F(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
   c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     SCOPED_TRACE(name_of(dense));
-    const DecodeModel m(c, dense, WeightFormat::mxfp4, 5);
     std::vector<int32_t> ids(19);
     testing::fill_ids(Tensor(ids.data(), {19}), 4, c.vocab);
     const auto tell = [&](RankedModel& gpus) {
@@ -210,13 +210,11 @@ TEST_F(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
       for (size_t i = 16; i < 19; ++i) gpus.extend(std::span(ids).subspan(i, 1), 1);
       return row_of(gpus);
     };
-    std::vector<float> want;
-    {
-      RankedModel one(c, m.weights, {.context = 512});
-      want = tell(one);
-    }
+    RankedModel one(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
+    const testing::OnHost host(one.rank(0));
+    const std::vector<float> want = tell(one);
     for (const Split split : {Split::tensor, Split::attention_experts}) {
-      RankedModel two(c, m.weights, {.context = 512, .ranks = 2, .split = split});
+      RankedModel two(c, host.weights, {.context = 512, .ranks = 2, .split = split});
       const std::vector<float> first = tell(two);
       double error = 0, size = 0;
       for (size_t v = 0; v < want.size(); ++v)
