@@ -1,0 +1,68 @@
+"""A token of GPT-OSS over several GPUs, beside one GPU in the same process, with random weights of the published shapes: `ingot bench decode
+--gpus N`. Writes bench/results/<gpu>/decode_gpus.json; where there is one GPU it says so and leaves the report as it is.
+
+    python3 bench/peers/gpu_decode_gpus.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
+
+The limit is the bytes of weights and keys that the busiest GPU reads for a token, at what memory gives a kernel that only reads. What a token
+computes is tested (models/gpt_oss/decode/ranks.cuda.test.cpp).
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+
+import torch
+
+from gpu_common import Native, ceilings, gpu_state, write_report
+
+CASES = [dict(size=size, dense=dense, split=split) for size, dense, split in
+         (("120b", "bf16", "tensor"), ("120b", "fp8", "tensor"), ("120b", "mxfp4", "tensor"), ("20b", "bf16", "tensor"),
+          ("120b", "bf16", "attention-experts"))]
+CONTEXT = 1024
+
+
+def label(case, gpus):
+    return f"gpt-oss-{case['size']}, {case['dense']} dense, {gpus} GPUs, {case['split']}"
+
+
+def measure(case, gpus, ingot):
+    line = [str(ingot), "bench", "decode", "--synthetic", case["size"], "--dense", case["dense"], "--context", str(CONTEXT), "--gpus", str(gpus),
+            "--split", case["split"], "--json"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{label(case, gpus)}: {done.stderr.strip()}")
+    found = json.loads(done.stdout)
+    shared = found["shared"]
+    return {"name": label(case, gpus), "shape": [CONTEXT], "dtype": f"{case['dense']}, mxfp4", "ours_us": 1e3 * shared["token"]["megakernel"]["mean_ms"],
+            "peers": {"one GPU": 1e3 * found["token"]["megakernel"]["mean_ms"], "phased": 1e3 * shared["token"]["phased"]["mean_ms"]},
+            "limit_us": shared["token_bytes"] / found["read_TBps"] * 1e-6, "read_TBps": found["read_TBps"], "one": found["token"], **shared}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--only", help="only cases whose name holds this, and no report")
+    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
+    options = parser.parse_args()
+    if torch.cuda.device_count() < options.gpus:
+        return print(f"decode_gpus: found {torch.cuda.device_count()} GPU, expected {options.gpus}: nothing measured")
+    ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    ceiling = ceilings(Native(options.native))
+    torch.cuda.empty_cache()
+    chosen = [c for c in (CASES[:1] if options.quick else CASES) if not options.only or options.only in label(c, options.gpus)]
+    results, before = [], gpu_state()
+    for case in chosen:
+        r = measure(case, options.gpus, ingot)
+        results.append(r)
+        print(f"{r['name']:52} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}; "
+              f"an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['handoff_us']:.2f} us more than a hand-off, under load "
+              f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['handoff_us']:.2f}", flush=True)
+        if not (options.only or options.quick):
+            write_report("decode_gpus", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
+                         cases=len(chosen))
+
+
+if __name__ == "__main__":
+    main()
