@@ -163,10 +163,11 @@ template <WeightFormat F> __device__ __forceinline__ void load(Stored<F>& s, con
   }
 }
 
-// Codes i and i + 4 of a word, times 2^-126.
+// Codes i and i + 4 of a word, times 2^-126. One product moves both a code's sign and its other bits to their places,
+// with a copy of each that is masked away: the multiplier is idle otherwise, shifts and masks are what is scarce.
 __device__ __forceinline__ uint32_t two_of_mxfp4(uint32_t w, int i) {
-  const uint32_t c = w >> (4 * i);
-  return ((c << 12) & 0x80008000u) | ((c << 6) & 0x01c001c0u);
+  const uint32_t c = i < 2 ? w : w >> 8;
+  return (i % 2 == 0 ? (c & 0x000f000fu) * 0x1040 : (c & 0x00f000f0u) * 0x104) & 0x81c081c0u;
 }
 // Bytes 0 and 2 of a word, and bytes 1 and 3, times 2^-120.
 __device__ __forceinline__ uint32_t even_of_fp8(uint32_t w) {
