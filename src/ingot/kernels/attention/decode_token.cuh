@@ -1,9 +1,11 @@
 #pragma once
 // Attention of one new token with all it sees, by the blocks of a persistent kernel, all `kThreads` of each for (key
 // head, tile of 16 query heads, part of the keys). What earlier tokens left is asked for before the token's own numbers
-// are there: from those to the result is one trip to L2, where a head has several parts three more. The head's last
-// block to finish adds them up; as many parts as there are keys for, which the position decides.
+// are there: from those to the result is one trip to L2. Where a head has several parts, as many as there are keys for,
+// which the position decides, each of their blocks adds up some of its rows: one trip more, for what parts have seen
+// travels with a stamp (tile/stamped.cuh).
 #include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/tile/stamped.cuh"
 #include "ingot/kernels/attention/decode.cuh"
 
 namespace ingot::token_attention {
@@ -28,9 +30,21 @@ struct Keys {
 
 // `Team`: a sync() of the block's kThreads threads. dim is a multiple of 4.
 template <int kDim, uint32_t kThreads, class Team> class Attention {
+  struct Unit {
+    uint32_t part, tile, head, begin, end;
+  };
+
  public:
-  __device__ __forceinline__ Attention(const Params& p, const Keys& keys, Memory<kDim>& m)
-      : p_(p), m_(m), fresh_(keys.fresh), low_(keys.low), each_(keys.each), parts_(keys.parts) {}
+  __device__ __forceinline__ Attention(const Params& p, const Keys& keys, const Published& at, uint32_t stamp,
+                                       Memory<kDim>& m)
+      : p_(p),
+        at_(at),
+        m_(m),
+        fresh_(keys.fresh),
+        low_(keys.low),
+        each_(keys.each),
+        parts_(keys.parts),
+        stamp_(stamp) {}
   __device__ __forceinline__ uint32_t units() const { return parts_ * p_.tiles * p_.kv_heads; }
 
   // Asks for the unit's first keys and their values. The memory is the unit's from here on.
@@ -44,7 +58,8 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
       for (uint32_t round = 1; round < kAhead; ++round) prefetch(u, u.begin + round * kRound);
     }
   }
-  // projected(i, j, a, b): numbers i and j of the token's queries, keys and values.
+  // projected(i, j, a, b): numbers i and j of the token's queries, keys and values. Where there are several parts
+  // add_parts() has to follow, when this was called for all of the block's units.
   template <class Projected> __device__ __forceinline__ void attend(uint32_t unit, Projected&& projected) const {
     const Unit u = unit_of(unit);
     const uint32_t warp = threadIdx.x / 32, rows = decode_attention::rows_of(p_, u.tile);
@@ -73,16 +88,67 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
       for (uint32_t w = 0; w < kWarps; ++w)
         total.add(m_.max[w][row], m_.sum[w][row], *reinterpret_cast<const float4*>(&m_.out[w][row][d]));
     }
-    if (parts_ > 1 && !total_of_grid(u, query, d, ends, total)) return;
-    if (ends) decode_attention::put_result<true>(p_, {0, query}, d, total, m_.sink[row]);
+    if (!ends) return;
+    if (parts_ == 1) return put_result(query, d, total, m_.sink[row]);
+    Stamped* const to = part(u, query, d, u.part);
+    Stamped{{bits(total.out[0]), bits(total.out[1]), bits(total.out[2])}, stamp_}.store(to);
+    Stamped{{bits(total.out[3]), bits(total.max), bits(total.sum)}, stamp_}.store(to + 1);
+  }
+  __device__ __forceinline__ bool has_parts() const { return parts_ > 1; }
+  // wait_for(load, complete): until what load() brings is complete(), or a wait gave up.
+  template <class WaitFor> __device__ __forceinline__ void add_parts(uint32_t unit, WaitFor&& wait_for) const {
+    const Unit u = unit_of(unit);
+    // Fours of numbers part, part + parts, ... of the tile; a thread for each part of a four.
+    const uint32_t fours = decode_attention::rows_of(p_, u.tile) * (kDim / 4);
+    const uint32_t mine = (fours - u.part + parts_ - 1) / parts_, k = threadIdx.x / parts_;
+    const uint32_t four = k * parts_ + u.part, d = four % (kDim / 4) * 4;
+    const uint32_t query = u.head * p_.group + 16 * u.tile + four / (kDim / 4);
+    auto* const seen = reinterpret_cast<float(*)[8]>(&m_.out[0][0][0]);
+    static_assert(sizeof(m_.out) >= kThreads * 32, "room for a part of every thread");
+    float sink = 0;
+    if (threadIdx.x < mine)
+      sink = p_.sinks[u.head * p_.group + 16 * u.tile + (threadIdx.x * parts_ + u.part) / (kDim / 4)];
+    Team::sync();  // what the memory held is read
+    if (k < mine) {
+      const Stamped* const from = part(u, query, d, threadIdx.x % parts_);
+      Stamped a, b;
+      const auto load = [&] { a = Stamped::load(from), b = Stamped::load(from + 1); };
+      load();
+      wait_for(load, [&] { return a.stamp == stamp_ && b.stamp == stamp_; });
+      float(&to)[8] = seen[threadIdx.x];
+      for (int i = 0; i < 3; ++i) to[i] = __uint_as_float(a.word[i]), to[3 + i] = __uint_as_float(b.word[i]);
+    }
+    Team::sync();
+    if (threadIdx.x >= mine) return;
+    decode_attention::Total total;
+#pragma unroll 1
+    for (uint32_t s = 0; s < parts_; ++s) total.max = fmaxf(total.max, seen[threadIdx.x * parts_ + s][4]);
+#pragma unroll 1
+    for (uint32_t s = 0; s < parts_; ++s) {
+      const float(&from)[8] = seen[threadIdx.x * parts_ + s];
+      total.add(from[4], from[5], make_float4(from[0], from[1], from[2], from[3]));
+    }
+    const uint32_t last = threadIdx.x * parts_ + u.part;
+    put_result(u.head * p_.group + 16 * u.tile + last / (kDim / 4), last % (kDim / 4) * 4, total, sink);
   }
 
  private:
+  using Stamped = tile::Stamped;
+  __device__ __forceinline__ static uint32_t bits(float v) { return __float_as_uint(v); }
+  __device__ __forceinline__ Stamped* part(const Unit& u, uint32_t query, uint32_t d, uint32_t index) const {
+    return at_.parts + ((size_t(query) * p_.parts + index) * (kDim / 4) + d / 4) * 2;
+  }
+  __device__ __forceinline__ void put_result(uint32_t query, uint32_t d, decode_attention::Total& total,
+                                             float sink) const {
+    total.finish(sink);
+    if (d >= p_.dim) return;
+    Stamped s;
+    granules::words4(p_.columns, total.out, s.word[0], s.word[1]);
+    s.stamp = stamp_;
+    s.store(at_.mixed + (query * p_.dim + d) / 4);
+  }
   static constexpr uint32_t kAhead = 4;  // rounds whose keys L2 is asked for before they are needed
 
-  struct Unit {
-    uint32_t part, tile, head, begin, end;
-  };
   __device__ __forceinline__ Unit unit_of(uint32_t unit) const {
     Unit u;
     u.part = unit % parts_;
@@ -160,30 +226,11 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
       seen.add(m_, warp, key, p_.scale, low, high);
     }
   }
-  // True in the block that has what all of the head's parts have seen.
-  __device__ __forceinline__ bool total_of_grid(const Unit& u, uint32_t query, uint32_t d, bool ends,
-                                                decode_attention::Total& total) const {
-    if (ends) {
-      const size_t slot = size_t(query) * p_.parts + u.part;
-      *reinterpret_cast<float4*>(p_.part_out + slot * kDim + d) =
-          make_float4(total.out[0], total.out[1], total.out[2], total.out[3]);
-      if (d == 0) p_.part_max[slot] = total.max, p_.part_sum[slot] = total.sum;
-    }
-    Team::sync();
-    if (threadIdx.x == 0) {
-      uint32_t* const arrived = p_.arrived + u.head * p_.tiles + u.tile;
-      m_.last = ptx::fetch_add_acq_rel(arrived, 1) == parts_ - 1;
-      if (m_.last) ptx::store_relaxed(arrived, 0);
-    }
-    Team::sync();
-    if (m_.last == 0) return false;
-    if (ends) total = decode_attention::total_of_parts<kDim>(p_, {0, query}, d, parts_);
-    return true;
-  }
 
   const Params& p_;
+  const Published& at_;
   Memory<kDim>& m_;
-  const uint32_t fresh_, low_, each_, parts_;
+  const uint32_t fresh_, low_, each_, parts_, stamp_;
 };
 
 }  // namespace ingot::token_attention

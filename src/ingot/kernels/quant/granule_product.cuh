@@ -62,12 +62,15 @@ INGOT_HD constexpr float lift_of(WeightFormat f) { return f == WeightFormat::bf1
 __device__ __forceinline__ void put(char* column, WeightFormat f, uint32_t c, float v) {
   *reinterpret_cast<bf16*>(column + 2 * place(f == WeightFormat::fp8, c)) = bf16(v * lift_of(f));
 }
-// The same of four from c on, c a multiple of 4.
-__device__ __forceinline__ void put4(char* column, WeightFormat f, uint32_t c, const float (&v)[4]) {
+// The same of four from c on, c a multiple of 4: their two words, and where those lie.
+__device__ __forceinline__ void words4(WeightFormat f, const float (&v)[4], uint32_t& a, uint32_t& b) {
   const bool fp8 = f == WeightFormat::fp8;
   const float lift = lift_of(f);
-  const uint32_t a = ptx::pack(bf16{}, v[0] * lift, (fp8 ? v[2] : v[1]) * lift),
-                 b = ptx::pack(bf16{}, (fp8 ? v[1] : v[2]) * lift, v[3] * lift);
+  a = ptx::pack(bf16{}, v[0] * lift, (fp8 ? v[2] : v[1]) * lift);
+  b = ptx::pack(bf16{}, (fp8 ? v[1] : v[2]) * lift, v[3] * lift);
+}
+__device__ __forceinline__ void put_words4(char* column, WeightFormat f, uint32_t c, uint32_t a, uint32_t b) {
+  const bool fp8 = f == WeightFormat::fp8;
   *reinterpret_cast<uint32_t*>(column + 2 * place(fp8, c)) = a;
   *reinterpret_cast<uint32_t*>(column + 2 * place(fp8, c + (fp8 ? 1 : 2))) = b;
 }

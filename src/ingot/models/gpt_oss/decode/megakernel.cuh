@@ -43,7 +43,8 @@ struct TokenMemory {
   megakernel::WeightStreamMemory stream;
   Section sections[6];  // of Stage; attention reads no weights
   uint64_t routed;      // completes once a layer: what its experts are chosen by is there
-  int64_t position;     // of the token
+  uint32_t position;    // of the token
+  uint32_t stamp;       // of its first layer
   float squares[kTokenWarps];
   float sums[kHeldBands][kTokenWarps][16];        // zeros between products
   alignas(4) uint16_t normed[2][kHeldBands][16];  // what the router takes of the output's rows: two bf16 a number
@@ -91,7 +92,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       m_.stream.begin(token.stream);
       ptx::mbarrier_init(&m_.routed, kTokenThreads);
       ptx::fence_mbarrier_init();
-      m_.position = __ldcg(&token.embedding.state->position);
+      m_.position = uint32_t(__ldcg(&token.embedding.state->position));
+      m_.stamp = ptx::load_relaxed(token.stamps) + 1;  // memory begins as zeros
     }
     __syncthreads();
     if (threadIdx.x <= uint32_t(Stage::head)) m_.sections[threadIdx.x] = section_of(Stage(threadIdx.x), layer(0));
@@ -228,15 +230,15 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       const LayerStages& l = layer(i);
       auto& attention_memory = *reinterpret_cast<token_attention::Memory<kDim>*>(memory_ + m_.token.stage);
       if (stage == Stage::attention)
-        attend({l.attention, keys, attention_memory});
+        attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory});
       else
-        multiply(stage, l, i > 0, top, from);
+        multiply(stage, l, i, top, from);
       if (stage == Stage::head) return handoffs_.end();
-      handoffs_.arrive(stage == Stage::attention || stage == Stage::gate_up);  // sums need no fence
+      handoffs_.arrive(stage == Stage::gate_up);  // elsewhere what is handed over says by itself that it is there
       // What does not depend on the others' part of this stage:
       if (stage == Stage::qkv) {
-        keys = {l.attention, uint32_t(m_.position)};
-        const Attention attention(l.attention, keys, attention_memory);
+        keys = {l.attention, m_.position};
+        const Attention attention(l.attention, keys, m_.token.attention, 0, attention_memory);
         if (blockIdx.x < attention.units()) attention.ask(blockIdx.x);
         if (i + 1 < m_.token.count) copy_words(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
       } else if (stage == Stage::output) {
@@ -246,10 +248,12 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
         prefetch_norm(next.weight, next.w);
       }
       handoffs_.wait();
-      // Sums that all blocks have read become zeros again, a hand-off with a fence before their next use.
-      if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output);
-      if (stage == Stage::gate_up) zero(m_.token.sums.output, m_.token.sums.logits + m_.token.experts);
-      if (stage == Stage::output) route(l);
+      // Sums that all blocks have read become zeros again, the hand-off with a fence before their next use.
+      if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output[0]);
+      if (stage == Stage::gate_up) zero(output_sums(i), output_sums(i) + m_.token.sums.output_words);
+      if (stage == Stage::output) route(l, i);
+      if (stage == Stage::qkv && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
+        ptx::store_relaxed(m_.token.stamps, m_.stamp - 1 + m_.token.count);
     }
   }
 
@@ -262,6 +266,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
   // Brings a norm's weight near, by one thread of the grid.
   __device__ __forceinline__ static void prefetch_norm(const float* weight, const Matrix& w) {
     if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 32) ptx::prefetch_to_l2(weight, w.cols * 4 / 16 * 16);
+  }
+  __device__ __forceinline__ uint64_t* output_sums(uint32_t layer) const { return m_.token.sums.output[layer % 2]; }
+  __device__ __forceinline__ uint64_t* logit_sums(uint32_t layer) const {
+    return output_sums(layer) + m_.token.head.x_stride;
   }
   __device__ __forceinline__ static void zero(uint64_t* from, const uint64_t* to) {
     for (uint64_t* p = from + blockIdx.x * kTokenThreads + threadIdx.x; p < to; p += gridDim.x * kTokenThreads)
@@ -325,6 +333,32 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     for (uint32_t w = 0; w < kTokenWarps; ++w) sum += m_.squares[w];
     return 1 / sqrtf(sum / float(C) + eps);
   }
+  // What attention has published of this layer.
+  __device__ __forceinline__ void stage_mixed(uint32_t C, uint32_t stamp) const {
+    constexpr uint32_t kHeld = 3;  // on their way at once
+    const tile::Stamped* const from = m_.token.attention.mixed;
+#pragma unroll 1
+    for (uint32_t first = threadIdx.x; first < granules::padded(C) / 4; first += kHeld * kTokenThreads) {
+      tile::Stamped held[kHeld];
+      const auto is_there = [&](uint32_t u) { return 4 * (first + u * kTokenThreads) < C; };
+      const auto load = [&] {
+#pragma unroll
+        for (uint32_t u = 0; u < kHeld; ++u)
+          if (is_there(u)) held[u] = tile::Stamped::load(from + first + u * kTokenThreads);
+      };
+      load();
+      read_again(load, [&] {
+        bool all = true;
+#pragma unroll
+        for (uint32_t u = 0; u < kHeld; ++u) all &= held[u].stamp == stamp || !is_there(u);
+        return all;
+      });
+#pragma unroll
+      for (uint32_t u = 0; u < kHeld; ++u)
+        if (4 * (first + u * kTokenThreads) < granules::padded(C))
+          granules::put_words4(stage(), D, 4 * (first + u * kTokenThreads), held[u].word[0], held[u].word[1]);
+    }
+  }
   __device__ __forceinline__ void stage_columns(const char* from, uint32_t C, uint32_t count) const {
     const uint32_t pieces = uint32_t(granules::column_bytes(C)) / 16, stride = granules::column_stride(C);
     constexpr uint32_t kHeld = 4;  // columns on their way at once
@@ -351,7 +385,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     float scale, drop;
   };
   // The block's part of a product, in rounds of as many bands as have room for their sums.
-  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l,
+  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l, uint32_t i,
                                            sampling::Best& top, megakernel::WeightReader& from) {
     const bool experts = ending.stage == Stage::gate_up || ending.stage == Stage::down;
     const uint32_t of_sums = s.of_sums(), slot = threadIdx.x / 16, row = threadIdx.x % 16;
@@ -384,11 +418,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
             sum += m_.sums[slot][w][row];
             m_.sums[slot][w][row] = 0;
           }
-        end(ending, s, l, ends, band + slot, row, sum * ending.drop, bias, gain, top);
+        end(ending, s, l, i, ends, band + slot, row, sum * ending.drop, bias, gain, top);
       }
       if (routes) {
         TokenTeam::sync();
-        add_logits(l, band, held, until == s.range.end ? 1 : 0);
+        add_logits(l, i, band, held, until == s.range.end ? 1 : 0);
       }
       if (until < s.range.end) TokenTeam::sync();
     }
@@ -476,7 +510,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     ptx::cp_async_commit_group();
   }
   // Of m_.normed, to all logits. Each lane reads what it has asked for itself.
-  __device__ __forceinline__ void add_logits(const LayerStages& l, uint32_t band, uint32_t held, uint32_t count) const {
+  __device__ __forceinline__ void add_logits(const LayerStages& l, uint32_t layer, uint32_t band, uint32_t held,
+                                             uint32_t count) const {
     const Matrix& w = l.router.w;
     const char* const asked = asked_steps(l, held);
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -499,22 +534,22 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
 #pragma unroll
       for (uint32_t h = 0; h < 2; ++h) {
         const uint32_t e = 16 * r + g + 8 * h;
-        if (t == 0 && e < w.rows) LogitSum::add(m_.token.sums.logits + e, sum[2 * h] + sum[2 * h + 1], count);
+        if (t == 0 && e < w.rows) LogitSum::add(logit_sums(layer) + e, sum[2 * h] + sum[2 * h + 1], count);
       }
     }
   }
   // After the output's hand-off: its sums become the column of gate and up, the logits are laid before the copying
   // warp, who chooses. Block 0 leaves the lists for who asks afterwards.
-  __device__ __forceinline__ void route(const LayerStages& l) const {
+  __device__ __forceinline__ void route(const LayerStages& l, uint32_t i) const {
     const Router& p = l.router;
     const ChoiceMemory m = choice();
     uint64_t word = 0;
     uint32_t e = threadIdx.x;
     const auto load = [&] {
-      if (e < p.w.rows) word = ptx::load_relaxed(m_.token.sums.logits + e);
+      if (e < p.w.rows) word = ptx::load_relaxed(logit_sums(i) + e);
     };
     load();
-    stage_normed<E>(l.gate_up.weight, l.gate_up.w, m_.token.sums.output);
+    stage_normed<E>(l.gate_up.weight, l.gate_up.w, output_sums(i));
 #pragma unroll 1
     while (e < p.w.rows) {
       read_again(load, [&] { return LogitSum::count(word) == m_.token.shares.routers; });
@@ -568,19 +603,31 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       }
       attention.attend(unit, projected);
     }
+    if (!attention.has_parts()) return;
+#pragma unroll 1
+    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x)
+      attention.add_parts(unit, [&](auto&& load, auto&& complete) {
+        tile::wait_until(
+            [&] {
+              if (complete()) return true;
+              load();
+              return false;
+            },
+            [] { return 0u; }, 1, m_.token.grid.watch, m_.handoffs.number);
+      });
   }
 
   // From the columns to what the block publishes.
-  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, bool later, sampling::Best& top,
+  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, sampling::Best& top,
                                            megakernel::WeightReader& from) {
     const Matrix& w = matrix(stage, l);
     float eps = 0;
     if (stage == Stage::qkv || stage == Stage::head) {
       const NormProduct& p = stage == Stage::qkv ? l.qkv : m_.token.head;
-      stage_normed<D>(p.weight, w, later || stage == Stage::head ? m_.token.sums.down : nullptr);
+      stage_normed<D>(p.weight, w, i > 0 ? m_.token.sums.down : nullptr);
       eps = p.eps;
     } else if (stage == Stage::output) {
-      stage_columns(l.output.columns, w.cols, 1);
+      stage_mixed(w.cols, m_.stamp + i);
     } else if (stage == Stage::down) {
       stage_columns(l.down.hidden, w.cols, m_.token.k);
     } else {
@@ -597,7 +644,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
                                           : nullptr,
         .scale = eps > 0 ? rstd(w.cols, eps) : 1,
         .drop = stage == Stage::gate_up || stage == Stage::down ? granules::Form<E>::kDrop : granules::Form<D>::kDrop};
-    multiply(m_.sections[int(stage)], ending, l, top, from);
+    multiply(m_.sections[int(stage)], ending, l, i, top, from);
   }
   __device__ __forceinline__ float bias_of(const Ending& e, const Section& s, uint32_t v, uint32_t row) const {
     const uint32_t band = e.stage == Stage::gate_up ? v % s.bands : v, n = 16 * band + row;
@@ -610,8 +657,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     return bias;
   }
   // By whole warps.
-  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, bool ends, uint32_t v,
-                                      uint32_t row, float sum, float bias, float gain, sampling::Best& top) const {
+  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, uint32_t i, bool ends,
+                                      uint32_t v, uint32_t row, float sum, float bias, float gain,
+                                      sampling::Best& top) const {
     if (e.stage == Stage::gate_up) {
       const float y = sum * e.scale + bias, up = __shfl_xor_sync(~0u, y, 1);
       const uint32_t n = 8 * (v % s.bands) + row / 2, width = e.w.rows / 2;
@@ -633,7 +681,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     float part = 0;
     if (mine)
       part = gain * publish(s, v, n, y, bias,
-                            routes                  ? m_.token.sums.output
+                            routes                  ? output_sums(i)
                             : e.stage == Stage::qkv ? m_.token.sums.qkv
                                                     : m_.token.sums.down,
                             routes ? x()[n] : 0);
