@@ -45,6 +45,7 @@ struct TokenMemory {
   uint64_t routed;      // completes once a layer: what its experts are chosen by is there
   uint32_t position;    // of the token
   uint32_t stamp;       // of its first layer
+  float cos[kDim / 2], sin[kDim / 2];  // of its position
   float squares[kTokenWarps];
   float sums[kHeldBands][kTokenWarps][16];        // zeros between products
   alignas(4) uint16_t normed[2][kHeldBands][16];  // what the router takes of the output's rows: two bf16 a number
@@ -90,12 +91,17 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     for (uint32_t i = threadIdx.x; i < sizeof(m_.sums) / 4; i += blockDim.x) (&m_.sums[0][0][0])[i] = 0;
     if (threadIdx.x == 0) {
       m_.stream.begin(token.stream);
-      ptx::mbarrier_init(&m_.routed, kTokenThreads);
+      ptx::mbarrier_init(&m_.routed, kTokenWarps);
       ptx::fence_mbarrier_init();
       m_.position = uint32_t(__ldcg(&token.embedding.state->position));
       m_.stamp = ptx::load_relaxed(token.stamps) + 1;  // memory begins as zeros
     }
     __syncthreads();
+    const auto& rotation = m_.layers[0].attention;
+    if (threadIdx.x < rotation.dim / 2) {
+      m_.cos[threadIdx.x] = rotation.cos[size_t(m_.position) * (rotation.dim / 2) + threadIdx.x];
+      m_.sin[threadIdx.x] = rotation.sin[size_t(m_.position) * (rotation.dim / 2) + threadIdx.x];
+    }
     if (threadIdx.x <= uint32_t(Stage::head)) m_.sections[threadIdx.x] = section_of(Stage(threadIdx.x), layer(0));
     __syncthreads();
     if constexpr (kTraced) keep_bytes();
@@ -192,19 +198,25 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       const LayerStages& l = layer(i);
 #pragma unroll 1
       for (int stage = 0; stage <= int(Stage::down); ++stage) {
-        if (Stage(stage) == Stage::gate_up) choose(l.router, i % 2);
-        put(to, Stage(stage), l);
+        put(to, Stage(stage), l, i);
       }
     }
-    if (m_.token.head_rows > 0) put(to, Stage::head, layer(0));
+    if (m_.token.head_rows > 0) put(to, Stage::head, layer(0), 0);
   }
-  __device__ __forceinline__ void put(megakernel::WeightWriter& to, Stage stage, const LayerStages& l) const {
+  __device__ __forceinline__ void put(megakernel::WeightWriter& to, Stage stage, const LayerStages& l,
+                                      uint32_t i) const {
     const Section& s = m_.sections[int(stage)];
     const uint8_t* const data = matrix(stage, l).data;
     const uint32_t end = s.end_piece;
+    bool chooses = stage == Stage::gate_up;
 #pragma unroll 1
-    for (uint32_t first = s.first_piece; first < end; first += 32) {  // a lane finds a piece: one by one takes too long
-      const Piece p = s.piece_at(min(first + threadIdx.x % 32, end - 1), data);
+    for (uint32_t first = s.first_piece; first < end || chooses; first += 32) {
+      // A lane finds a piece: one by one takes too long. And it does before its expert is known.
+      Piece p = s.piece_at(min(first + threadIdx.x % 32, end - 1), data);
+      if (chooses) choose(l.router, i % 2);
+      chooses = false;
+      if (first >= end) return;
+      s.add_expert(p);
       const uint32_t bytes = p.count * uint32_t(s.granule_bytes), count = min(end - first, 32u);
 #pragma unroll 1
       for (uint32_t lane = 0; lane < count; ++lane) to.put(lane, p.data, bytes, note_of(p));
@@ -221,6 +233,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     embed_token();
     uint32_t i = 0;
     token_attention::Keys keys;
+    token_attention::HeldKeys<kDim> held;
     // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
     // for itself.
 #pragma unroll 1
@@ -230,7 +243,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       const LayerStages& l = layer(i);
       auto& attention_memory = *reinterpret_cast<token_attention::Memory<kDim>*>(memory_ + m_.token.stage);
       if (stage == Stage::attention)
-        attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory});
+        attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory}, held);
       else
         multiply(stage, l, i, top, from);
       if (stage == Stage::head) return handoffs_.end();
@@ -239,7 +252,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       if (stage == Stage::qkv) {
         keys = {l.attention, m_.position};
         const Attention attention(l.attention, keys, m_.token.attention, 0, attention_memory);
-        if (blockIdx.x < attention.units()) attention.ask(blockIdx.x);
+        if (blockIdx.x < attention.units()) attention.ask(blockIdx.x, held);
         if (i + 1 < m_.token.count) copy_words(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
       } else if (stage == Stage::output) {
         prefetch_norm(l.gate_up.weight, l.gate_up.w);
@@ -331,7 +344,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     float sum = 0;
 #pragma unroll
     for (uint32_t w = 0; w < kTokenWarps; ++w) sum += m_.squares[w];
-    return 1 / sqrtf(sum / float(C) + eps);
+    return rsqrtf(sum / float(C) + eps);
   }
   // What attention has published of this layer.
   __device__ __forceinline__ void stage_mixed(uint32_t C, uint32_t stamp) const {
@@ -557,8 +570,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
       e += kTokenThreads;
       load();
     }
-    // By all: what each wrote, the next layer's stages too, is the copying warp's to read.
-    ptx::mbarrier_arrive(&m_.routed);
+    // By all warps: what each wrote, the next layer's stages too, is the copying warp's to read.
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.routed);
     ptx::barrier_sync_unaligned(kChosenBarrier, kTokenThreads + 32);
     if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, 1, p.w.rows, p.k, m.first, p.lists);
   }
@@ -585,7 +599,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
   // --- stages
 
   using Attention = token_attention::Attention<kDim, kTokenThreads, TokenTeam>;
-  __device__ __forceinline__ void attend(const Attention& attention) const {
+  __device__ __forceinline__ void attend(const Attention& attention, token_attention::HeldKeys<kDim>& held) const {
     const uint64_t* const sums = m_.token.sums.qkv;
     const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
       uint64_t word[2];
@@ -599,9 +613,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced> class TokenProgram {
     for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
       if (unit != blockIdx.x) {
         TokenTeam::sync();
-        attention.ask(unit);
+        attention.ask(unit, held);
       }
-      attention.attend(unit, projected);
+      attention.attend(unit, m_.cos, m_.sin, held, projected);
     }
     if (!attention.has_parts()) return;
 #pragma unroll 1
