@@ -115,6 +115,18 @@ inline void load_relaxed(const uint64_t* p, uint64_t (&v)[2]) {
   emulation::check_aligned(p, 16);
   v[0] = load_relaxed(p), v[1] = load_relaxed(p + 1);
 }
+inline void load_relaxed_16(const void* p, uint64_t& low, uint64_t& high) {
+  emulation::check_aligned(p, 16);
+  emulation::yield();  // nobody comes between the two halves
+  low = __atomic_load_n(static_cast<const uint64_t*>(p), __ATOMIC_RELAXED);
+  high = __atomic_load_n(static_cast<const uint64_t*>(p) + 1, __ATOMIC_RELAXED);
+}
+inline void store_relaxed_16(void* p, uint64_t low, uint64_t high) {
+  emulation::check_aligned(p, 16);
+  emulation::maybe_yield();
+  __atomic_store_n(static_cast<uint64_t*>(p), low, __ATOMIC_RELAXED);
+  __atomic_store_n(static_cast<uint64_t*>(p) + 1, high, __ATOMIC_RELAXED);
+}
 template <class T> T load_acquire(const T* p) {
   emulation::yield();
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);

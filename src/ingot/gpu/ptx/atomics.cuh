@@ -28,6 +28,17 @@ __device__ inline uint64_t load_relaxed(const uint64_t* p) {
 __device__ inline void load_relaxed(const uint64_t* p, uint64_t (&v)[2]) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v[0]), "=l"(v[1]) : "l"(p) : "memory");
 }
+// Sixteen bytes by one access. p is a multiple of 16.
+__device__ inline void load_relaxed_16(const void* p, uint64_t& low, uint64_t& high) {
+  asm volatile("{.reg .b128 v; ld.relaxed.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}"
+               : "=l"(low), "=l"(high)
+               : "l"(p)
+               : "memory");
+}
+__device__ inline void store_relaxed_16(void* p, uint64_t low, uint64_t high) {
+  asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.gpu.global.b128 [%0], v;}" ::"l"(p), "l"(low), "l"(high)
+               : "memory");
+}
 __device__ inline uint32_t load_acquire_system(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

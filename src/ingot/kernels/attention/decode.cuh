@@ -239,17 +239,12 @@ struct Total {
   }
 };
 // Numbers d to d + 3 of a row.
-template <bool kOneToken = false>
 __device__ __forceinline__ void put_result(const Params& p, Query q, uint32_t d, Total& total, float sink) {
   total.finish(sink);
   char* const column = p.mixed + q.token * granules::column_bytes(p.heads * p.dim);
-  if constexpr (kOneToken) {  // dim is a multiple of 4
-    if (d < p.dim) granules::put4(column, p.columns, q.head * p.dim + d, total.out);
-  } else {
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i)
-      if (d + i < p.dim) granules::put(column, p.columns, q.head * p.dim + d + i, total.out[i]);
-  }
+  for (uint32_t i = 0; i < 4; ++i)
+    if (d + i < p.dim) granules::put(column, p.columns, q.head * p.dim + d + i, total.out[i]);
 }
 
 template <int kDim>

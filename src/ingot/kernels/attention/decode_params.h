@@ -36,3 +36,20 @@ INGOT_HD constexpr uint32_t parts_of(uint32_t T, uint32_t window, uint32_t capac
 INGOT_HD constexpr uint32_t units_of(const Params& p) { return p.parts * p.tiles * p.kv_heads; }
 
 }  // namespace ingot::decode_attention
+
+namespace ingot::tile {
+struct Stamped;
+}
+namespace ingot::token_attention {
+
+// Where the results of decode_token.cuh go, stamped: numbers 4 i to 4 i + 3 of the mixed values, as two words of a
+// column (granule_product.cuh), are mixed[i].
+struct Published {
+  tile::Stamped *parts, *mixed;  // (heads, parts, kDim / 4, 2), (heads * dim / 4)
+  static constexpr int64_t parts_bytes(int64_t heads, int64_t parts, int64_t cache_dim) {
+    return heads * parts * cache_dim * 8;
+  }
+  static constexpr int64_t mixed_bytes(int64_t heads, int64_t dim) { return heads * dim * 4; }
+};
+
+}  // namespace ingot::token_attention

@@ -62,12 +62,15 @@ INGOT_HD constexpr float lift_of(WeightFormat f) { return f == WeightFormat::bf1
 __device__ __forceinline__ void put(char* column, WeightFormat f, uint32_t c, float v) {
   *reinterpret_cast<bf16*>(column + 2 * place(f == WeightFormat::fp8, c)) = bf16(v * lift_of(f));
 }
-// The same of four from c on, c a multiple of 4.
-__device__ __forceinline__ void put4(char* column, WeightFormat f, uint32_t c, const float (&v)[4]) {
+// The same of four from c on, c a multiple of 4: their two words, and where those lie.
+__device__ __forceinline__ void words4(WeightFormat f, const float (&v)[4], uint32_t& a, uint32_t& b) {
   const bool fp8 = f == WeightFormat::fp8;
   const float lift = lift_of(f);
-  const uint32_t a = ptx::pack(bf16{}, v[0] * lift, (fp8 ? v[2] : v[1]) * lift),
-                 b = ptx::pack(bf16{}, (fp8 ? v[1] : v[2]) * lift, v[3] * lift);
+  a = ptx::pack(bf16{}, v[0] * lift, (fp8 ? v[2] : v[1]) * lift);
+  b = ptx::pack(bf16{}, (fp8 ? v[1] : v[2]) * lift, v[3] * lift);
+}
+__device__ __forceinline__ void put_words4(char* column, WeightFormat f, uint32_t c, uint32_t a, uint32_t b) {
+  const bool fp8 = f == WeightFormat::fp8;
   *reinterpret_cast<uint32_t*>(column + 2 * place(fp8, c)) = a;
   *reinterpret_cast<uint32_t*>(column + 2 * place(fp8, c + (fp8 ? 1 : 2))) = b;
 }
@@ -163,10 +166,11 @@ template <WeightFormat F> __device__ __forceinline__ void load(Stored<F>& s, con
   }
 }
 
-// Codes i and i + 4 of a word, times 2^-126.
+// Codes i and i + 4 of a word, times 2^-126. One product moves both a code's sign and its other bits to their places,
+// with a copy of each that is masked away: the multiplier is idle otherwise, shifts and masks are what is scarce.
 __device__ __forceinline__ uint32_t two_of_mxfp4(uint32_t w, int i) {
-  const uint32_t c = w >> (4 * i);
-  return ((c << 12) & 0x80008000u) | ((c << 6) & 0x01c001c0u);
+  const uint32_t c = i < 2 ? w : w >> 8;
+  return (i % 2 == 0 ? (c & 0x000f000fu) * 0x1040 : (c & 0x00f000f0u) * 0x104) & 0x81c081c0u;
 }
 // Bytes 0 and 2 of a word, and bytes 1 and 3, times 2^-120.
 __device__ __forceinline__ uint32_t even_of_fp8(uint32_t w) {

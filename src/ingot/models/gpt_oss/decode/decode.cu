@@ -232,6 +232,14 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.logits, T * c.vocab);
   take(b.best, kMostBlocks);
   if (b.ranks.several()) take(b.ranks.added, T * b.x_stride), take(b.ranks.key, 1);
+  const auto take_bytes = [&](auto*& p, int64_t bytes) {
+    char* place;
+    take(place, bytes);
+    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(place);
+  };
+  take_bytes(b.attention.parts, token_attention::Published::parts_bytes(c.heads, parts, cache_dim(c)));
+  take_bytes(b.attention.mixed, token_attention::Published::mixed_bytes(c.heads, c.head_dim));
+  take(b.stamps, 1);
   const int64_t counters = at;
   take(b.handoff, 1);
   take(b.sums, TokenSums::words(c.qkv_width(), b.x_stride, c.experts));
@@ -293,7 +301,9 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
               .head = head_of(plan),
               .layers = how.layers,
               .ranks = b.ranks.several() ? how.ranks : nullptr,
-              .sums = TokenSums::at(b.sums, m.config.qkv_width(), b.x_stride),
+              .attention = b.attention,
+              .stamps = b.stamps,
+              .sums = TokenSums::at(b.sums, m.config.qkv_width(), b.x_stride, m.config.experts),
               .count = plan.layers,
               .head_rows = plan.head_rows,
               .experts = plan.experts,

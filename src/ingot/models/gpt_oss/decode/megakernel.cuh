@@ -42,9 +42,11 @@ struct TokenMemory {
   LayerStages layers[2];  // this one and the next
   megakernel::HandoffMemory handoffs;
   megakernel::WeightStreamMemory stream;
-  Section sections[6];  // of Stage; attention reads no weights
-  uint64_t routed;      // completes once a layer: what its experts are chosen by is there
-  int64_t position;     // of the token
+  Section sections[6];                 // of Stage; attention reads no weights
+  uint64_t routed;                     // completes once a layer: what its experts are chosen by is there
+  uint32_t position;                   // of the token
+  uint32_t stamp;                      // of its first layer
+  float cos[kDim / 2], sin[kDim / 2];  // of its position
   float squares[kTokenWarps];
   float sums[kHeldBands][kTokenWarps][16];        // zeros between products
   alignas(4) uint16_t normed[2][kHeldBands][16];  // what the router takes of the output's rows: two bf16 a number
@@ -106,11 +108,17 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     for (uint32_t i = threadIdx.x; i < sizeof(m_.sums) / 4; i += blockDim.x) (&m_.sums[0][0][0])[i] = 0;
     if (threadIdx.x == 0) {
       m_.stream.begin(token.stream);
-      ptx::mbarrier_init(&m_.routed, kTokenThreads);
+      ptx::mbarrier_init(&m_.routed, kTokenWarps);
       ptx::fence_mbarrier_init();
-      m_.position = __ldcg(&token.embedding.state->position);
+      m_.position = uint32_t(__ldcg(&token.embedding.state->position));
+      m_.stamp = ptx::load_relaxed(token.stamps) + 1;  // memory begins as zeros
     }
     __syncthreads();
+    const auto& rotation = m_.layers[0].attention;
+    if (threadIdx.x < rotation.dim / 2) {
+      m_.cos[threadIdx.x] = rotation.cos[size_t(m_.position) * (rotation.dim / 2) + threadIdx.x];
+      m_.sin[threadIdx.x] = rotation.sin[size_t(m_.position) * (rotation.dim / 2) + threadIdx.x];
+    }
     if (threadIdx.x <= uint32_t(Stage::head)) m_.sections[threadIdx.x] = section_of(Stage(threadIdx.x), layer(0));
     __syncthreads();
     if constexpr (kTraced) keep_bytes();
@@ -171,7 +179,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     const uint32_t C = m_.token.embedding.C, each = bands_of_block(C, gridDim.x), slot = threadIdx.x / 16,
                    row = threadIdx.x % 16, epoch = epoch_of(i, stage), from = routes ? r.heads : r.channels,
                    what = kHandoffsOfLayer * i + uint32_t(stage), end = min((blockIdx.x + 1) * each, (C + 15) / 16);
-    uint64_t* const sums = routes ? m_.token.sums.output : m_.token.sums.down;
+    uint64_t* const sums = routes ? output_sums(i) : m_.token.sums.down;
 #pragma unroll 1
     for (uint32_t band = blockIdx.x * each; band < end; band += kHeldBands) {
       const uint32_t held = min(end - band, kHeldBands), n = 16 * (band + slot) + row;
@@ -188,7 +196,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       }
       if (!routes) continue;
       TokenTeam::sync();
-      add_logits(l, band, held, band + held == end ? 1 : 0);
+      add_logits(l, i, band, held, band + held == end ? 1 : 0);
       if (band + held < end) TokenTeam::sync();
     }
   }
@@ -242,7 +250,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
             .matrix_bytes = w.matrix_bytes,
             .expert = bank ? chosen() : nullptr,
             .granules = w.granules,
-            .bands = w.bands,
+            .bands = max(w.bands, 1u),  // there are none where another GPU has them
             .entries = entries,
             .by_band = by_band,
             .piece = piece_of(w.granules, kMostOfPiece<F>),
@@ -270,20 +278,24 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     for (uint32_t i = 0; i < m_.token.count; ++i) {
       const LayerStages& l = layer(i);
 #pragma unroll 1
-      for (int stage = 0; stage <= int(Stage::down); ++stage) {
-        if (Stage(stage) == Stage::gate_up) choose(l.router, i % 2);
-        put(to, Stage(stage), l);
-      }
+      for (int stage = 0; stage <= int(Stage::down); ++stage) { put(to, Stage(stage), l, i); }
     }
-    if (m_.token.head_rows > 0) put(to, Stage::head, layer(0));
+    if (m_.token.head_rows > 0) put(to, Stage::head, layer(0), 0);
   }
-  __device__ __forceinline__ void put(megakernel::WeightWriter& to, Stage stage, const LayerStages& l) const {
+  __device__ __forceinline__ void put(megakernel::WeightWriter& to, Stage stage, const LayerStages& l,
+                                      uint32_t i) const {
     const Section& s = m_.sections[int(stage)];
     const uint8_t* const data = matrix(stage, l).data;
     const uint32_t end = s.end_piece;
+    bool chooses = stage == Stage::gate_up;
 #pragma unroll 1
-    for (uint32_t first = s.first_piece; first < end; first += 32) {  // a lane finds a piece: one by one takes too long
-      const Piece p = s.piece_at(min(first + threadIdx.x % 32, end - 1), data);
+    for (uint32_t first = s.first_piece; first < end || chooses; first += 32) {
+      // A lane finds a piece: one by one takes too long. And it does before its expert is known.
+      Piece p = s.piece_at(min(first + threadIdx.x % 32, end - 1), data);
+      if (chooses) choose(l.router, i % 2);
+      chooses = false;
+      if (first >= end) return;
+      s.add_expert(p);
       const uint32_t bytes = p.count * uint32_t(s.granule_bytes), count = min(end - first, 32u);
 #pragma unroll 1
       for (uint32_t lane = 0; lane < count; ++lane) to.put(lane, p.data, bytes, note_of(p));
@@ -300,6 +312,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     embed_token();
     uint32_t i = 0;
     token_attention::Keys keys;
+    token_attention::HeldKeys<kDim> held;
     // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
     // for itself.
 #pragma unroll 1
@@ -309,18 +322,18 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       const LayerStages& l = layer(i);
       auto& attention_memory = *reinterpret_cast<token_attention::Memory<kDim>*>(memory_ + m_.token.stage);
       if (stage == Stage::attention)
-        attend({l.attention, keys, attention_memory});
+        attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory}, held);
       else
         multiply(stage, l, i, top, from);
       if constexpr (kRanks)
         if (stage == Stage::output || stage == Stage::down) add_ranks(i, stage, l);
       if (stage == Stage::head) return handoffs_.end();
-      handoffs_.arrive(stage == Stage::attention || stage == Stage::gate_up);  // sums need no fence
+      handoffs_.arrive(stage == Stage::gate_up);  // elsewhere what is handed over says by itself that it is there
       // What does not depend on the others' part of this stage:
       if (stage == Stage::qkv) {
-        keys = {l.attention, uint32_t(m_.position)};
-        const Attention attention(l.attention, keys, attention_memory);
-        if (blockIdx.x < attention.units()) attention.ask(blockIdx.x);
+        keys = {l.attention, m_.position};
+        const Attention attention(l.attention, keys, m_.token.attention, 0, attention_memory);
+        if (blockIdx.x < attention.units()) attention.ask(blockIdx.x, held);
         if (i + 1 < m_.token.count) copy_words(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
       } else if (stage == Stage::output) {
         prefetch_norm(l.gate_up.weight, l.gate_up.w);
@@ -329,10 +342,12 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         prefetch_norm(next.weight, next.w);
       }
       handoffs_.wait();
-      // Sums that all blocks have read become zeros again, a hand-off with a fence before their next use.
-      if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output);
-      if (stage == Stage::gate_up) zero(m_.token.sums.output, m_.token.sums.logits + m_.token.experts);
-      if (stage == Stage::output) route(l);
+      // Sums that all blocks have read become zeros again, the hand-off with a fence before their next use.
+      if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output[0]);
+      if (stage == Stage::gate_up) zero(output_sums(i), output_sums(i) + m_.token.sums.output_words);
+      if (stage == Stage::output) route(l, i);
+      if (stage == Stage::qkv && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
+        ptx::store_relaxed(m_.token.stamps, m_.stamp - 1 + m_.token.count);
     }
   }
 
@@ -345,6 +360,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   // Brings a norm's weight near, by one thread of the grid.
   __device__ __forceinline__ static void prefetch_norm(const float* weight, const Matrix& w) {
     if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 32) ptx::prefetch_to_l2(weight, w.cols * 4 / 16 * 16);
+  }
+  __device__ __forceinline__ uint64_t* output_sums(uint32_t layer) const { return m_.token.sums.output[layer % 2]; }
+  __device__ __forceinline__ uint64_t* logit_sums(uint32_t layer) const {
+    return output_sums(layer) + m_.token.head.x_stride;
   }
   __device__ __forceinline__ static void zero(uint64_t* from, const uint64_t* to) {
     for (uint64_t* p = from + blockIdx.x * kTokenThreads + threadIdx.x; p < to; p += gridDim.x * kTokenThreads)
@@ -406,7 +425,33 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     float sum = 0;
 #pragma unroll
     for (uint32_t w = 0; w < kTokenWarps; ++w) sum += m_.squares[w];
-    return 1 / sqrtf(sum / float(C) + eps);
+    return rsqrtf(sum / float(C) + eps);
+  }
+  // What attention has published of this layer.
+  __device__ __forceinline__ void stage_mixed(uint32_t C, uint32_t stamp) const {
+    constexpr uint32_t kHeld = 3;  // on their way at once
+    const tile::Stamped* const from = m_.token.attention.mixed;
+#pragma unroll 1
+    for (uint32_t first = threadIdx.x; first < granules::padded(C) / 4; first += kHeld * kTokenThreads) {
+      tile::Stamped held[kHeld];
+      const auto is_there = [&](uint32_t u) { return 4 * (first + u * kTokenThreads) < C; };
+      const auto load = [&] {
+#pragma unroll
+        for (uint32_t u = 0; u < kHeld; ++u)
+          if (is_there(u)) held[u] = tile::Stamped::load(from + first + u * kTokenThreads);
+      };
+      load();
+      read_again(load, [&] {
+        bool all = true;
+#pragma unroll
+        for (uint32_t u = 0; u < kHeld; ++u) all &= held[u].stamp == stamp || !is_there(u);
+        return all;
+      });
+#pragma unroll
+      for (uint32_t u = 0; u < kHeld; ++u)
+        if (4 * (first + u * kTokenThreads) < granules::padded(C))
+          granules::put_words4(stage(), D, 4 * (first + u * kTokenThreads), held[u].word[0], held[u].word[1]);
+    }
   }
   __device__ __forceinline__ void stage_columns(const char* from, uint32_t C, uint32_t count) const {
     const uint32_t pieces = uint32_t(granules::column_bytes(C)) / 16, stride = granules::column_stride(C);
@@ -434,7 +479,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     float scale, drop;
   };
   // The block's part of a product, in rounds of as many bands as have room for their sums.
-  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l, uint32_t layer,
+  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l, uint32_t i,
                                            sampling::Best& top, megakernel::WeightReader& from) {
     const bool experts = ending.stage == Stage::gate_up || ending.stage == Stage::down;
     const uint32_t of_sums = s.of_sums(), slot = threadIdx.x / 16, row = threadIdx.x % 16;
@@ -467,11 +512,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
             sum += m_.sums[slot][w][row];
             m_.sums[slot][w][row] = 0;
           }
-        end(ending, s, l, layer, ends, band + slot, row, sum * ending.drop, bias, gain, top);
+        end(ending, s, l, i, ends, band + slot, row, sum * ending.drop, bias, gain, top);
       }
       if (routes) {
         TokenTeam::sync();
-        add_logits(l, band, held, until == s.range.end ? 1 : 0);
+        add_logits(l, i, band, held, until == s.range.end ? 1 : 0);
       }
       if (until < s.range.end) TokenTeam::sync();
     }
@@ -559,7 +604,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     ptx::cp_async_commit_group();
   }
   // Of m_.normed, to all logits. Each lane reads what it has asked for itself.
-  __device__ __forceinline__ void add_logits(const LayerStages& l, uint32_t band, uint32_t held, uint32_t count) const {
+  __device__ __forceinline__ void add_logits(const LayerStages& l, uint32_t layer, uint32_t band, uint32_t held,
+                                             uint32_t count) const {
     const Matrix& w = l.router.w;
     const char* const asked = asked_steps(l, held);
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -582,22 +628,22 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 #pragma unroll
       for (uint32_t h = 0; h < 2; ++h) {
         const uint32_t e = 16 * r + g + 8 * h;
-        if (t == 0 && e < w.rows) LogitSum::add(m_.token.sums.logits + e, sum[2 * h] + sum[2 * h + 1], count);
+        if (t == 0 && e < w.rows) LogitSum::add(logit_sums(layer) + e, sum[2 * h] + sum[2 * h + 1], count);
       }
     }
   }
   // After the output's hand-off: its sums become the column of gate and up, the logits are laid before the copying
   // warp, who chooses. Block 0 leaves the lists for who asks afterwards.
-  __device__ __forceinline__ void route(const LayerStages& l) const {
+  __device__ __forceinline__ void route(const LayerStages& l, uint32_t i) const {
     const Router& p = l.router;
     const ChoiceMemory m = choice();
     uint64_t word = 0;
     uint32_t e = threadIdx.x;
     const auto load = [&] {
-      if (e < p.w.rows) word = ptx::load_relaxed(m_.token.sums.logits + e);
+      if (e < p.w.rows) word = ptx::load_relaxed(logit_sums(i) + e);
     };
     load();
-    stage_normed<E>(l.gate_up.weight, l.gate_up.w, m_.token.sums.output);
+    stage_normed<E>(l.gate_up.weight, l.gate_up.w, output_sums(i));
 #pragma unroll 1
     while (e < p.w.rows) {
       read_again(load, [&] { return LogitSum::count(word) == m_.token.shares.routers; });
@@ -605,8 +651,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       e += kTokenThreads;
       load();
     }
-    // By all: what each wrote, the next layer's stages too, is the copying warp's to read.
-    ptx::mbarrier_arrive(&m_.routed);
+    // By all warps: what each wrote, the next layer's stages too, is the copying warp's to read.
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.routed);
     ptx::barrier_sync_unaligned(kChosenBarrier, kTokenThreads + 32);
     if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, 1, p.w.rows, p.k, m.first, p.lists);
   }
@@ -633,7 +680,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   // --- stages
 
   using Attention = token_attention::Attention<kDim, kTokenThreads, TokenTeam>;
-  __device__ __forceinline__ void attend(const Attention& attention) const {
+  __device__ __forceinline__ void attend(const Attention& attention, token_attention::HeldKeys<kDim>& held) const {
     const uint64_t* const sums = m_.token.sums.qkv;
     const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
       uint64_t word[2];
@@ -647,23 +694,35 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
       if (unit != blockIdx.x) {
         TokenTeam::sync();
-        attention.ask(unit);
+        attention.ask(unit, held);
       }
-      attention.attend(unit, projected);
+      attention.attend(unit, m_.cos, m_.sin, held, projected);
     }
+    if (!attention.has_parts()) return;
+#pragma unroll 1
+    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x)
+      attention.add_parts(unit, [&](auto&& load, auto&& complete) {
+        tile::wait_until(
+            [&] {
+              if (complete()) return true;
+              load();
+              return false;
+            },
+            [] { return 0u; }, 1, m_.token.grid.watch, m_.handoffs.number);
+      });
   }
 
   // From the columns to what the block publishes.
-  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t layer, sampling::Best& top,
+  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, sampling::Best& top,
                                            megakernel::WeightReader& from) {
     const Matrix& w = matrix(stage, l);
     float eps = 0;
     if (stage == Stage::qkv || stage == Stage::head) {
       const NormProduct& p = stage == Stage::qkv ? l.qkv : m_.token.head;
-      stage_normed<D>(p.weight, w, layer > 0 || stage == Stage::head ? m_.token.sums.down : nullptr);
+      stage_normed<D>(p.weight, w, i > 0 ? m_.token.sums.down : nullptr);
       eps = p.eps;
     } else if (stage == Stage::output) {
-      stage_columns(l.output.columns, w.cols, 1);
+      stage_mixed(w.cols, m_.stamp + i);
     } else if (stage == Stage::down) {
       stage_columns(l.down.hidden, w.cols, m_.token.k);
     } else {
@@ -680,7 +739,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                                           : nullptr,
         .scale = eps > 0 ? rstd(w.cols, eps) : 1,
         .drop = stage == Stage::gate_up || stage == Stage::down ? granules::Form<E>::kDrop : granules::Form<D>::kDrop};
-    multiply(m_.sections[int(stage)], ending, l, layer, top, from);
+    multiply(m_.sections[int(stage)], ending, l, i, top, from);
   }
   __device__ __forceinline__ float bias_of(const Ending& e, const Section& s, uint32_t v, uint32_t row) const {
     const uint32_t band = e.stage == Stage::gate_up ? v % s.bands : v, n = 16 * band + row;
@@ -693,8 +752,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     return bias;
   }
   // By whole warps.
-  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, uint32_t layer,
-                                      bool ends, uint32_t v, uint32_t row, float sum, float bias, float gain,
+  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, uint32_t i, bool ends,
+                                      uint32_t v, uint32_t row, float sum, float bias, float gain,
                                       sampling::Best& top) const {
     if (e.stage == Stage::gate_up) {
       const float y = sum * e.scale + bias, up = __shfl_xor_sync(~0u, y, 1);
@@ -716,14 +775,14 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     }
     if constexpr (kRanks)
       if (e.stage != Stage::qkv) {
-        if (mine) send_part(s, layer, e.stage, v, n, y, bias);
+        if (mine) send_part(s, i, e.stage, v, n, y, bias);
         return;
       }
     const bool routes = e.stage == Stage::output;
     float part = 0;
     if (mine)
       part = gain * publish(s, v, n, y, bias,
-                            routes                  ? m_.token.sums.output
+                            routes                  ? output_sums(i)
                             : e.stage == Stage::qkv ? m_.token.sums.qkv
                                                     : m_.token.sums.down,
                             routes ? x()[n] : 0);

@@ -27,20 +27,26 @@ struct Shares {
 };
 // What blocks add up (megakernel/sums.cuh), one after the other, zeros between their uses.
 struct TokenSums {
-  uint64_t *qkv, *down, *output, *logits;  // (qkv_width, filled up to even), (x_stride), (x_stride), (experts)
+  uint64_t *qkv, *down;  // (qkv_width, filled up to even), (x_stride)
+  uint64_t* output[2];   // of layers in turn, with the router's logits behind them: (x_stride), (experts)
+  int64_t output_words;  // of both
   static int64_t words(int64_t qkv_width, int64_t x_stride, int64_t experts) {
-    return (qkv_width + 1) / 2 * 2 + 2 * x_stride + experts;
+    return even(qkv_width) + x_stride + 2 * (x_stride + even(experts));
   }
-  static TokenSums at(uint64_t* words, int64_t qkv_width, int64_t x_stride) {
-    uint64_t* const down = words + (qkv_width + 1) / 2 * 2;
-    return {words, down, down + x_stride, down + 2 * x_stride};
+  static TokenSums at(uint64_t* words, int64_t qkv_width, int64_t x_stride, int64_t experts) {
+    uint64_t* const down = words + even(qkv_width);
+    const int64_t each = x_stride + even(experts);
+    return {words, down, {down + x_stride, down + x_stride + each}, each};
   }
+  static int64_t even(int64_t n) { return (n + 1) / 2 * 2; }
 };
 struct Token {
   Embedding embedding;
   NormProduct head;
   const LayerStages* layers;  // on the device
   const Ranks* ranks;         // on the device, where several GPUs make the token; else null
+  token_attention::Published attention;
+  uint32_t* stamps;  // that earlier launches have used; one a layer
   TokenSums sums;
   uint32_t count, head_rows;
   uint32_t experts, k;

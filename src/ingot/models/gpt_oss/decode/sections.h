@@ -50,15 +50,18 @@ struct Section {
     end_piece = range.end / granules * of_band + (range.end % granules + piece - 1) / piece;
     if (range.begin == range.end) end_piece = first_piece;
   }
-  // Piece `number` of first_piece to end_piece - 1. No piece is of two bands.
+  // Piece `number` of first_piece to end_piece - 1, as if of the first matrix. No piece is of two bands.
   INGOT_HD Piece piece_at(uint32_t number, const uint8_t* data) const {
     const uint32_t v = number / of_band, place = number % of_band * piece, begin = v * granules;
     const uint32_t first = begin + place < range.begin ? range.begin - begin : place,
                    most = place + piece < granules ? place + piece : granules,
                    end = range.end - begin < most ? range.end - begin : most;
     const uint32_t entry = by_band ? v % entries : v / bands, band = by_band ? v / entries : v % bands;
-    const uint8_t* const matrix = expert == nullptr ? data : data + expert[entry] * matrix_bytes;
-    return {matrix + band * band_bytes + first * granule_bytes, entry, band, first, end - first};
+    return {data + band * band_bytes + first * granule_bytes, entry, band, first, end - first};
+  }
+  // Of its own matrix.
+  INGOT_HD void add_expert(Piece& p) const {
+    if (expert != nullptr) p.data += expert[p.entry] * matrix_bytes;
   }
   // The number of the first piece of sums `band`.
   INGOT_HD uint32_t piece_of_sums(uint32_t band) const { return (by_band ? band * entries : band) * of_band; }

@@ -2,7 +2,6 @@
 // What the stages of a decode step are told (stages.cuh has the stages), and where that comes from: one place for the
 // phased path's launches and for the megakernel.
 #include "ingot/core/hd.h"
-#include "ingot/kernels/attention/decode_params.h"
 #include "ingot/models/gpt_oss/decode/state.h"
 
 namespace ingot::gpt_oss_decode {

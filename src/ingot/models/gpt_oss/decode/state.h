@@ -3,6 +3,7 @@
 // token without the host.
 #include "ingot/core/hd.h"
 #include "ingot/gpu/watch.h"
+#include "ingot/kernels/attention/decode_params.h"
 #include "ingot/kernels/moe/route_lists.h"
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/megakernel/exchange.h"
@@ -62,6 +63,8 @@ struct Buffers {
   float* logits;                          // (16, vocab)
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
+  token_attention::Published attention;   // the megakernel's
+  uint32_t* stamps;                       // the megakernel's: how many it has used
   uint32_t* handoff;                      // the megakernel's; with what follows zero between launches, or nearly
   uint64_t* sums;                         // the megakernel's (TokenSums)
   int64_t counter_bytes;                  // from `handoff` to `arrived`: to be zeroed after a launch that gave up

@@ -1,0 +1,26 @@
+#pragma once
+// Twelve bytes and a stamp in one access of 16: who reads the stamp it waits for has the bytes, without a fence on
+// either side. Stamps of one place never repeat while an old one may lie there.
+#include <cstdint>
+
+#include "ingot/gpu/ptx/atomics.cuh"
+
+namespace ingot::tile {
+
+struct alignas(16) Stamped {
+  uint32_t word[3] = {}, stamp = 0;
+
+  __device__ __forceinline__ static Stamped load(const Stamped* p) {
+    Stamped s;
+    uint64_t low, high;
+    ptx::load_relaxed_16(p, low, high);
+    s.word[0] = uint32_t(low), s.word[1] = uint32_t(low >> 32), s.word[2] = uint32_t(high);
+    s.stamp = uint32_t(high >> 32);
+    return s;
+  }
+  __device__ __forceinline__ void store(Stamped* p) const {
+    ptx::store_relaxed_16(p, word[0] | uint64_t(word[1]) << 32, word[2] | uint64_t(stamp) << 32);
+  }
+};
+
+}  // namespace ingot::tile
