@@ -32,6 +32,7 @@ class RankedModel {
   int64_t context() const { return rank(0).context(); }
   int64_t batch() const { return rank(0).batch(); }
   int64_t prompt_batch() const { return rank(0).prompt_batch(); }
+  int64_t rows_batch() const { return rank(0).rows_batch(); }
   int64_t length(int slot = 0) const { return rank(0).length(slot); }
   int64_t weight_bytes() const;  // of all ranks
 
