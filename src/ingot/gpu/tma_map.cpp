@@ -32,7 +32,8 @@ CUtensorMapDataType type_of(const char* name, DType t) {
     case DType::f16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     case DType::bf16: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     case DType::f32: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-    default: fail(ErrorCode::unsupported, name, ": tensor map: found dtype ", t, ", expected f16, bf16 or f32");
+    case DType::f64: return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
+    default: fail(ErrorCode::unsupported, name, ": tensor map: found dtype ", t, ", expected f16, bf16, f32 or f64");
   }
 }
 

@@ -21,8 +21,8 @@ struct TmaBox {
   int outer = 1;  // boxes of 3-D maps may span several outer indices
 };
 
-// `t` is f16, bf16 or f32 on a GPU, rank 2 or 3, 16-byte aligned, its last stride 1 and the others multiples of 16
-// bytes. `name` is for the error. Out of bounds is read as zero and not written.
+// `t` is f16, bf16, f32 or f64 (8 bytes of anything) on a GPU, rank 2 or 3, 16-byte aligned, its last stride 1 and the
+// others multiples of 16 bytes. `name` is for the error. Out of bounds is read as zero and not written.
 CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box);
 
 }  // namespace ingot::gpu

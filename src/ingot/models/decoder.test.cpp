@@ -136,6 +136,42 @@ TEST_P(decoder, draws_in_pieces_what_it_draws_at_once_and_the_last_token_waits) 
   EXPECT_EQ(found, want);
 }
 
+// A prompt as long as the decoder takes at once, which other kernels than a token's may compute: of all rows, of the
+// last one, and token by token.
+TEST_P(decoder, a_long_prompt_gives_the_logits_of_its_tokens_in_order) {
+  const auto d = make();
+  const std::vector<int32_t> ids = ids_of(6, std::min<int64_t>(d->batch(), 40));
+  std::vector<std::vector<double>> rows;
+  const auto keep = [&](int64_t position, const Tensor& logits) {
+    ASSERT_EQ(position, int64_t(rows.size()));
+    const std::vector<double> all = testing::values(logits);
+    for (size_t at = 0; at < all.size(); at += size_t(kVocab))
+      rows.emplace_back(all.begin() + int64_t(at), all.begin() + int64_t(at) + kVocab);
+  };
+  Sequence all(*d);
+  ASSERT_TRUE(all.extend(ids, Decoder::Rows::all, keep));
+  ASSERT_EQ(rows.size(), ids.size());
+  std::vector<double> last;
+  {
+    const auto other = make();
+    Sequence s(*other);
+    s.extend(ids, Decoder::Rows::last, [&](int64_t position, const Tensor& logits) {
+      EXPECT_EQ(position, int64_t(ids.size()) - 1);
+      last = testing::values(logits);
+    });
+  }
+  const auto apart = [](const std::vector<double>& a, const std::vector<double>& b) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < a.size(); ++i) error += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
+    return std::sqrt(error / size);
+  };
+  // On a GPU activations are rounded to bf16, and different kernels add up in another order.
+  const double most = d->device().kind == Device::cuda ? 0.02 : 1e-5;
+  const auto fresh = make();
+  EXPECT_LE(apart(rows.back(), last), most);
+  EXPECT_LE(apart(rows.back(), logits_after(*fresh, ids)), 2 * most);
+}
+
 TEST_P(decoder, greedy_tokens_are_the_likeliest_after_everything_before) {
   const auto d = make(2);
   std::vector<int32_t> all = ids_of(1, 11);

@@ -44,6 +44,10 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
            .limit = a.limit,
            .alpha = a.alpha};
   p.band_bytes = band_bytes(a.format, a.x.cols());
+  p.weights =
+      gpu::tensor_map("grouped_linear: w",
+                      Tensor(const_cast<uint8_t*>(a.w), DType::f64, {a.groups * p.bands, p.band_bytes / 8}, a.x.device),
+                      {.rows = int(kBands), .cols = int(granule_bytes(a.format) / 8)});
   p.matrix_bytes = p.bands * p.band_bytes;
   if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, tile.kernel, gated, blocks, device, stream);
   if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, tile.kernel, gated, blocks, device, stream);

@@ -129,6 +129,14 @@ TEST_F(GroupedCuda, EveryFormatTileAndForm) {
   check(WeightFormat::bf16, few, 6, 46, Form::plain);
 }
 
+TEST_F(GroupedCuda, EveryFormatAndTileSmall) {
+  for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+    for (Form form : {Form::adds, Form::gated}) {
+      check(f, {0, 0, 5, 22, 22, 30}, 40, 96, form);
+      check(f, {0, 20, 43, 43, 120}, 264, 64, form);
+    }
+}
+
 TEST_F(GroupedCuda, NoRowsAndNoGroupsWriteNothing) {
   check(WeightFormat::mxfp4, {0, 0, 0}, 32, 64, Form::gated);
   DeviceBuffer x(DType::bf16, {0, 64}), y(DType::f32, {0, 16});

@@ -11,6 +11,7 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/ptx/multiply.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
+#include "ingot/gpu/ptx/thread.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
 #include "ingot/gpu/tile/descriptor.cuh"
 #include "ingot/gpu/tile/shared.cuh"
@@ -45,25 +46,21 @@ __device__ __forceinline__ Walk walk_of(const Params& p, const int32_t* offsets)
   return {offsets, p.groups, (p.bands + kBands - 1) / kBands, p.tile_rows, blockIdx.x, gridDim.x};
 }
 
-// One warp: every tile's stages, as the ring has room.
+// One thread: every tile's stages, as the ring has room. A stage's bands are one copy: seventeen small ones took longer
+// to ask for than the products of a stage to compute. Bands beyond a matrix are the next one's, or zeros; nobody reads
+// them.
 template <WeightFormat F, int kRows> __device__ void produce(const Params& p, Memory<F, kRows>& m) {
   using M = Memory<F, kRows>;
-  constexpr uint32_t kBox = kNarrow<kRows> * 128;
-  const uint32_t lane = threadIdx.x % 32, box = lane - kBands;
+  constexpr uint32_t kBoxRows = kNarrow<kRows>, kBox = kBoxRows * 128;
   typename M::Pipe::Cursor at;
   Walk walk = walk_of(p, m.offsets);
   for (Tile t; walk.next(t);) {
-    const uint32_t bands = min(kBands, p.bands - t.band),
-                   boxes = t.rows() <= kNarrow<kRows> ? 1 : kRows / kNarrow<kRows>;
-    const uint8_t* const mine = p.w + t.group * p.matrix_bytes + (t.band + min(lane, bands - 1)) * p.band_bytes;
+    const uint32_t boxes = t.rows() <= kBoxRows ? 1 : kRows / kBoxRows, band = t.group * p.bands + t.band;
     for (uint32_t step = 0; step < p.granules; ++step, at.advance()) {
-      if (lane == 0) M::Pipe::acquire(m.pipe, at, bands * M::kGranule + boxes * kBox);
-      __syncwarp();
-      uint64_t* const full = &m.pipe.full[at.stage];
-      if (lane < bands)
-        ptx::bulk_load(m.a[at.stage] + lane * M::kGranule, mine + size_t(step) * M::kGranule, M::kGranule, full);
-      if (box < boxes)
-        ptx::tensor_load(m.b[at.stage] + box * kBox, &p.x, int(step * 64), int(t.row + box * kNarrow<kRows>), full);
+      uint64_t* const full = M::Pipe::acquire(m.pipe, at, M::kA + boxes * kBox);
+      ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (M::kGranule / 8)), int(band), full);
+      for (uint32_t box = 0; box < boxes; ++box)
+        ptx::tensor_load(m.b[at.stage] + box * kBox, &p.x, int(step * 64), int(t.row + box * kBoxRows), full);
     }
   }
 }
@@ -187,31 +184,37 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
                                                     size_t(p.granules) * granules::Form<F>::kBytes)[g + 8 * half];
     bias[half] = p.bias != nullptr && n < p.n ? p.bias[size_t(t.group) * p.n + n] : 0;
   }
+  if constexpr (kGated) {
 #pragma unroll
-  for (int j = 0; j < kRows / 8; ++j) {
-    const uint32_t row = t.row + 8 * j + lane % 4 * 2;
+    for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-      const float v[2] = {d[4 * j + 2 * half] * scale[half] + bias[half],
-                          d[4 * j + 2 * half + 1] * scale[half] + bias[half]};
-      const uint32_t n = 16 * band + 8 * half + g;
-      if constexpr (kGated) {
+      for (uint32_t half = 0; half < 2; ++half) {
+        const float v[2] = {d[4 * j + 2 * half] * scale[half] + bias[half],
+                            d[4 * j + 2 * half + 1] * scale[half] + bias[half]};
         // Gate and up are neighbours' rows: of the two rows of x, each of them takes one.
         const bool second = g % 2 == 1;
         const float other = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
-        const uint32_t r = row + second;
+        const uint32_t n = 16 * band + 8 * half + g, r = t.row + 8 * j + lane % 4 * 2 + second;
         if (r < t.row_end && n < p.n)
           static_cast<bf16*>(p.y)[size_t(r) * p.y_stride + n / 2] =
               bf16(gate(second ? other : v[0], second ? v[1] : other, p.limit, p.alpha));
-      } else {
-#pragma unroll
-        for (uint32_t c = 0; c < 2; ++c) {
-          const bool there = row + c < t.row_end && n < p.n;
-          float* const y = static_cast<float*>(p.y) + size_t(row + c) * p.y_stride + n;
-          const float old = there && p.add ? *y : 0;
-          if (there) *y = old + v[c];
-        }
       }
+  } else {
+    // What is added to is asked for together: one load after the other took as long as the products.
+    constexpr int kTogether = kRows / 8 < 4 ? kRows / 8 : 4;
+#pragma unroll
+    for (int first = 0; first < kRows / 8; first += kTogether) {
+      float old[4 * kTogether] = {};
+      const auto each = [&](auto&& use) {
+#pragma unroll
+        for (int i = 0; i < 4 * kTogether; ++i) {  // as in d: two columns of each half
+          const uint32_t half = i / 2 % 2, row = t.row + 8 * (first + i / 4) + lane % 4 * 2 + i % 2;
+          const uint32_t n = 16 * band + 8 * half + g;
+          if (row < t.row_end && n < p.n) use(i, half, static_cast<float*>(p.y) + size_t(row) * p.y_stride + n);
+        }
+      };
+      if (p.add) each([&](int i, uint32_t, const float* y) { old[i] = *y; });
+      each([&](int i, uint32_t half, float* y) { *y = old[i] + (d[4 * first + i] * scale[half] + bias[half]); });
     }
   }
 }
@@ -241,7 +244,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) grouped_kernel(const __grid
   __syncthreads();
   if (warp < 4) {
     ptx::decrease_registers<40>();
-    if (warp == 0) produce<F, kRows>(p, m);
+    if (warp == 0 && ptx::elect_one()) produce<F, kRows>(p, m);
     __syncwarp();
   } else {
     ptx::increase_registers<232>();

@@ -7,7 +7,7 @@
 namespace ingot::grouped {
 
 struct Params {
-  CUtensorMap x;
+  CUtensorMap x, weights;  // weights: (groups bands, bytes of a band) in elements of 8 bytes
   const uint8_t* w;
   const float* bias;
   const int32_t* offsets;

@@ -291,6 +291,11 @@ TEST_F(GptOssDecodeCuda, PromptsAreTheModel) {
   check_prompts(formats, kBf16, kBf16);
 }
 
+TEST_F(GptOssDecodeCuda, PromptsAreTheModelSmall) {
+  if (testing::kEmulated) GTEST_SKIP() << "the emulator has no matrix kernels";
+  check_prompts(testing::decode_config(64, 4, 2, 16, 64, 4, 2, 37, 2), WeightFormat::bf16, WeightFormat::mxfp4);
+}
+
 // As TwoLayersOfThePublishedShapesAreTheCpuEngine, whose words on tolerances hold: prompts, and a token after each.
 TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";

@@ -4,6 +4,7 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/grouped/grouped.h"
+#include "ingot/kernels/grouped/schedule.h"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/models/gpt_oss/decode/prompt.cuh"
 #include "ingot/models/gpt_oss/decode/prompt.h"
@@ -47,7 +48,10 @@ void run_prompt(const Model&, const Buffers&, const PromptBuffers&, const Prompt
 }
 #else
 
-bool prompts_take(const GptOssConfig& c) { return c.head_dim % 8 == 0; }
+bool prompts_take(const GptOssConfig& c) {
+  return c.head_dim % 8 == 0 && c.experts_per_token <= int64_t(prompts::kMostChoices) &&
+         c.experts <= int64_t(grouped::kMostGroups);
+}
 
 namespace {
 

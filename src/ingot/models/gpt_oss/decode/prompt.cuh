@@ -1,5 +1,7 @@
 #pragma once
 // What stands between the products of a prompt: norms, rotation, who goes to which expert.
+#include <type_traits>
+
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/moe/route.cuh"
@@ -37,21 +39,82 @@ struct Norm {
   const float* weights = nullptr;
   uint32_t k = 0;
 };
-__global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
-  ptx::let_next_kernel_start();
-  ptx::wait_for_earlier_kernels();
-  const int64_t t = blockIdx.x;
+constexpr uint32_t kMostChoices = 64;  // k
+struct Choices {
+  const float* row[kMostChoices];
+  float weight[kMostChoices];
+};
+// Numbers c to c + kWide - 1 of a token: what there is to add is added and kept.
+template <int kWide>
+__device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64_t t, uint32_t c, float (&v)[kWide]) {
+  using Wide = std::conditional_t<kWide == 4, float4, float>;
+  using Narrow = std::conditional_t<kWide == 4, uint2, uint16_t>;
   float* const x = p.x + t * p.stride;
+  if (p.table != nullptr) {
+    const Narrow from = *reinterpret_cast<const Narrow*>(p.table + int64_t(p.ids[t]) * p.C + c);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) v[i] = float(reinterpret_cast<const bf16*>(&from)[i]);
+  } else {
+    *reinterpret_cast<Wide*>(v) = *reinterpret_cast<const Wide*>(x + c);
+  }
+  for (uint32_t k = 0; k < p.k; ++k) {
+    alignas(16) float down[kWide];
+    *reinterpret_cast<Wide*>(down) = *reinterpret_cast<const Wide*>(m.row[k] + c);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) v[i] += m.weight[k] * down[i];
+  }
+  if (p.table != nullptr || p.k > 0) *reinterpret_cast<Wide*>(x + c) = *reinterpret_cast<const Wide*>(v);
+}
+template <int kWide> __device__ __forceinline__ void norm(const Norm& p, const Choices& m, int64_t t) {
+  using Narrow = std::conditional_t<kWide == 4, uint2, uint16_t>;
+  constexpr int kHeld = 3;  // of the first vectors of a thread, in registers
+  constexpr uint32_t kStep = kWide * kThreads;
+  alignas(16) float held[kHeld][kWide] = {};
   float squares = 0;
-  for (uint32_t c = threadIdx.x; c < p.C; c += kThreads) {
-    float v = p.table != nullptr ? float(p.table[int64_t(p.ids[t]) * p.C + c]) : x[c];
-    for (uint32_t i = 0; i < p.k; ++i) v += p.weights[t * p.k + i] * p.down[int64_t(p.place[t * p.k + i]) * p.C + c];
-    if (p.table != nullptr || p.k > 0) x[c] = v;
-    squares += v * v;
+  const auto add = [&](const float(&v)[kWide]) {
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) squares += v[i] * v[i];
+  };
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const uint32_t c = kWide * threadIdx.x + h * kStep; c < p.C)
+      gather_up<kWide>(p, m, t, c, held[h]), add(held[h]);
+  for (uint32_t c = kWide * threadIdx.x + kHeld * kStep; c < p.C; c += kStep) {
+    alignas(16) float v[kWide];
+    gather_up<kWide>(p, m, t, c, v), add(v);
   }
   if (p.weight == nullptr) return;
   const float rstd = 1 / sqrtf(block_sum(squares) / float(p.C) + p.eps);
-  for (uint32_t c = threadIdx.x; c < p.C; c += kThreads) p.y[t * p.stride + c] = bf16(x[c] * p.weight[c] * rstd);
+  const auto put = [&](uint32_t c, const float(&v)[kWide]) {
+    Narrow y;
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) reinterpret_cast<bf16*>(&y)[i] = bf16(v[i] * p.weight[c + i] * rstd);
+    *reinterpret_cast<Narrow*>(p.y + t * p.stride + c) = y;
+  };
+#pragma unroll
+  for (int h = 0; h < kHeld; ++h)
+    if (const uint32_t c = kWide * threadIdx.x + h * kStep; c < p.C) put(c, held[h]);
+  for (uint32_t c = kWide * threadIdx.x + kHeld * kStep; c < p.C; c += kStep) {
+    float v[kWide];
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) v[i] = p.x[t * p.stride + c + i];
+    put(c, v);
+  }
+}
+__global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
+  auto& m = tile::shared<Choices>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const int64_t t = blockIdx.x;
+  if (threadIdx.x < p.k) {
+    m.row[threadIdx.x] = p.down + int64_t(p.place[t * p.k + threadIdx.x]) * p.C;
+    m.weight[threadIdx.x] = p.weights[t * p.k + threadIdx.x];
+  }
+  __syncthreads();
+  if (p.C % 4 == 0)
+    norm<4>(p, m, t);
+  else
+    norm<1>(p, m, t);
 }
 
 // Queries are rotated; keys too, and stored with the values: in the cache, and of sliding layers also in order, behind
