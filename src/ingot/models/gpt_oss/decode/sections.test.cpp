@@ -51,7 +51,8 @@ TEST(DecodeSections, EveryGranuleIsTakenOnceWhateverTheGrid) {
                                        entries > 1 ? expert.data() : nullptr);
           uint32_t taken = 0;
           for (uint32_t number = s.first_piece; number < s.end_piece; ++number) {
-            const Piece p = s.piece_at(number, base);
+            Piece p = s.piece_at(number, base);
+            s.add_expert(p);
             ASSERT_GE(p.count, 1u);
             ASSERT_LE(p.count, s.piece);
             ASSERT_LE(p.first + p.count, granules);
