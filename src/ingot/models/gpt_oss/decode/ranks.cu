@@ -19,7 +19,7 @@ struct RankSums {
   int64_t x_stride;
   uint32_t T, C, from, what;
 };
-__global__ void __launch_bounds__(kRankThreads) add_ranks_kernel(const __grid_constant__ RankSums p) {
+__global__ void __launch_bounds__(kRankThreads, 1) add_ranks_kernel(const __grid_constant__ RankSums p) {
   const megakernel::Exchange& x = p.ranks.exchange;
   const uint32_t epoch = ptx::load_relaxed(x.epoch) + 1, first = blockIdx.x * kRankThreads + threadIdx.x,
                  step = gridDim.x * kRankThreads, all = p.T * p.C;
