@@ -519,7 +519,7 @@ class Keys(WithServer):
         cls.addClassCleanup(holder.cleanup)
         keys = pathlib.Path(holder.name, "keys")
         keys.write_text("# ours\nsecret-one\r\n\nsecret-two\n")
-        cls.OPTIONS = ("--api-key-file", keys, "--host", "0.0.0.0")
+        cls.OPTIONS = ("--api-key-file", keys, "--host", "0.0.0.0", "--slots", 1)  # one slot, so that what it holds is there to be taken
         super().setUpClass()
 
     def test_one_of_the_keys_opens_and_nothing_else(self):
