@@ -130,7 +130,7 @@ template <class T> __global__ void __launch_bounds__(kThreads, 4) scatter_add(co
   const T* dy = static_cast<const T*>(p.dy.data);
   for (int64_t chunk = 0; chunk < p.tokens; chunk += kChunk) {
     const int listed = list_own(p, chunk, first_id, memory);
-    constexpr int kAhead = 4;  // rows under way
+    constexpr int kAhead = 16;  // rows under way: a frequent id has thousands, added one after another
     for (int j = 0; j < listed; j += kAhead) {
       float x[kAhead][kPerThread];
 #pragma unroll

@@ -19,6 +19,10 @@ namespace ingot::residual {
 
 constexpr int kThreads = 256;
 
+// What several kernels form and must form alike, to the last bit.
+__device__ inline float added(float x, float scale, float branch) { return fmaf(scale, branch, x); }
+__device__ inline float mixed(float a, float x, float b, float x0) { return fmaf(a, x, b * x0); }
+
 // (T, C) with any row stride; null where it was left out.
 template <class T> struct Matrix {
   Matrix(const Tensor& t) : data(t ? static_cast<T*>(t.data) : nullptr), stride(t ? t.row_stride() : 0) {}
@@ -116,6 +120,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int s = 0; s < kSums; ++s) {
     double sum = 0;
     if (c < w.cols)
+#pragma unroll 8
       for (int b = warp; b < w.row_blocks; b += kWarps) sum += double(w.partial[(int64_t(b) * kSums + s) * w.cols + c]);
     memory.of_warps[warp][s][lane] = sum;
   }

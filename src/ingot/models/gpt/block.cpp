@@ -8,6 +8,7 @@
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/lane_write/lane_write.h"
 #include "ingot/kernels/mix/mix.h"
+#include "ingot/kernels/residual_norm/residual_norm.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
 #include "ingot/kernels/rope/rope.h"
 #include "ingot/kernels/scaled_add/scaled_add.h"
@@ -25,8 +26,7 @@ class Block {
   void forward() {
     each_block([&] {
       merge_skip();
-      mix_input();
-      norm(mixed(), b_.w.attn_norm, normed(), rstd_attn());
+      read_input();
       project_all();
       rotate();
     });
@@ -34,12 +34,20 @@ class Block {
     each_block([&] {
       attention_output();
       if (a_.lanes) {
-        norm(lane1(), b_.w.mlp_norm, normed(), rstd_mlp());
+        norm(lane1(), b_.w.mlp_norm, normed_mlp(), rstd_mlp());
         mlp_branch();
         write_lanes();
       } else {
-        scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, call_.stream);
-        norm(mid(), b_.w.mlp_norm, normed(), rstd_mlp());
+        residual_norm({.x = mixed(),
+                       .branch = attn_out(),
+                       .scale = b_.w.attn_scale,
+                       .sum = mid(),
+                       .w = b_.w.mlp_norm,
+                       .y = normed_mlp(),
+                       .rstd = rstd_mlp(),
+                       .eps = c_.norm_eps,
+                       .norm_scale = layer_scale()},
+                      call_.stream);
         mlp_branch();
         scaled_add({.x = mid(), .branch = mlp_out(), .scale = b_.w.mlp_scale, .y = channels(b_.out0)}, call_.stream);
       }
@@ -49,30 +57,35 @@ class Block {
   void backward(const BlockGradients& g) {
     of_block_ = true;
     each_block([&] {
-      merge_skip();
-      mix_input();
-      attention_output_again();
+      if (!kept()) {
+        merge_skip();
+        mix_input();
+        attention_output_again();
+      }
       if (a_.lanes)
         write_lanes_backward(g);
       else
         residual_backward(g);
       attention_output_backward();
     });
-    rotate();
+    if (!kept()) rotate();
     attend_backward();
     each_block([&] {
-      merge_skip();
-      mix_input();
+      if (blocks() > 1) {  // else they are those from before attention
+        merge_skip();
+        mix_input();
+      }
       projections_backward();
       read_backward(g);
     });
   }
 
  private:
+  bool kept() const { return b_.scratch.kept; }
+  int64_t blocks() const { return std::max<int64_t>(1, (call_.tokens + call_.block_rows - 1) / call_.block_rows); }
   // Calls body() with the views below showing one block of tokens after the other; otherwise they show all.
   template <class Body> void each_block(Body&& body) {
-    const int64_t blocks = std::max<int64_t>(1, (call_.tokens + call_.block_rows - 1) / call_.block_rows);
-    const int64_t rows = (call_.tokens + blocks - 1) / blocks;
+    const int64_t rows = (call_.tokens + blocks() - 1) / blocks();
     for (begin_ = 0; begin_ < call_.tokens; begin_ = end_) {
       end_ = std::min(call_.tokens, begin_ + rows);
       body();
@@ -85,9 +98,9 @@ class Block {
   Tensor shown(const Tensor& t, Shape all) const { return view(t, all).slice(0, begin_, end_); }
   Tensor channels(const Tensor& t) const { return t ? shown(t, {call_.tokens, c_.dim}) : Tensor(); }
   Tensor q_rows(const Tensor& t) const { return shown(t, {call_.tokens, c_.heads * c_.head_dim}); }
-  Tensor kv_rows(const Tensor& t) const { return shown(t, {call_.tokens, c_.kv_heads * c_.head_dim}); }
+  Tensor kv_rows(const Tensor& t) const { return t.slice(0, begin_, end_); }  // half of a wider one on a GPU
   Tensor q_heads(const Tensor& t) const { return shown(t, {call_.tokens, c_.heads, c_.head_dim}); }
-  Tensor kv_heads(const Tensor& t) const { return shown(t, {call_.tokens, c_.kv_heads, c_.head_dim}); }
+  Tensor kv_heads(const Tensor& t) const { return kv_rows(t).split_last(c_.kv_heads); }
   Tensor lane0() const { return channels(b_.in0); }
   Tensor lane1() const { return channels(a_.enters_lanes ? b_.in0 : b_.in1); }
   // The backward pass forms these anew before attention and after it, block by block, and the forward pass once.
@@ -95,13 +108,21 @@ class Block {
   Tensor merged() const { return a_.skip_slot < 0 ? lane0() : read(b_.scratch.merged); }
   Tensor mixed() const { return c_.resid_mix ? read(b_.scratch.mixed) : merged(); }
   Tensor mlp_out() const { return channels(b_.saved.mlp_out); }
-  Tensor pre() const { return shown(b_.saved.pre, {call_.tokens, c_.mlp_hidden}); }
+  Tensor pre() const { return b_.saved.pre ? shown(b_.saved.pre, {call_.tokens, c_.mlp_hidden}) : Tensor(); }
+  Tensor signs() const {  // where they are kept all tokens are one block
+    if (!b_.saved.signs) return {};
+    return view(b_.saved.signs, {linear_sign_bytes(call_.tokens, c_.mlp_hidden, call_.device)});
+  }
+  Tensor activated() const {
+    return b_.saved.hidden ? shown(b_.saved.hidden, {call_.tokens, c_.mlp_hidden}) : hidden(b_.scratch.hidden);
+  }
   Tensor rstd_attn() const { return shown(b_.saved.rstd_attn, {call_.tokens}); }
   Tensor rstd_mlp() const { return shown(b_.saved.rstd_mlp, {call_.tokens}); }
   Tensor positions() const { return call_.positions.slice(0, begin_, end_); }
   Tensor lse() const { return view(b_.saved.lse, {c_.heads, call_.tokens}); }
   // Memory of one block.
   Tensor normed() const { return view(b_.scratch.normed, {end_ - begin_, c_.dim}); }
+  Tensor normed_mlp() const { return view(b_.scratch.normed_mlp, {end_ - begin_, c_.dim}); }
   Tensor mid() const { return view(b_.scratch.mid, {end_ - begin_, c_.dim}); }
   Tensor attn_out() const { return view(b_.scratch.attn_out, {end_ - begin_, c_.dim}); }
   Tensor branch_grad() const { return view(b_.scratch.branch_grad, {end_ - begin_, c_.dim}); }
@@ -135,6 +156,20 @@ class Block {
     if (!c_.resid_mix) return;
     mix({.x = merged(), .x0 = channels(b_.x0), .a = b_.w.mix_a, .b = b_.w.mix_b, .y = mixed()}, call_.stream);
   }
+  void read_input() const {
+    if (!c_.resid_mix) return norm(merged(), b_.w.attn_norm, normed(), rstd_attn());
+    residual_norm({.x = merged(),
+                   .x0 = channels(b_.x0),
+                   .a = b_.w.mix_a,
+                   .b = b_.w.mix_b,
+                   .mixed = mixed(),
+                   .w = b_.w.attn_norm,
+                   .y = normed(),
+                   .rstd = rstd_attn(),
+                   .eps = c_.norm_eps,
+                   .norm_scale = layer_scale()},
+                  call_.stream);
+  }
   // g0 becomes the gradient of what the block read; the gradient of the attention branch's normed rows is in scratch.
   void read_backward(const BlockGradients& g) const {
     const Tensor g0 = channels(g.g0);
@@ -144,8 +179,12 @@ class Block {
       mix_input_backward(dread, g);
       axpby({.x = dread, .y = g0}, call_.stream);
     } else {
-      norm_backward(mixed(), b_.w.attn_norm, b_.dw.attn_norm, rstd_attn(), g0, g0);
-      mix_input_backward(g0, g);
+      ResidualNormBackward r = norm_gradient(mixed(), b_.w.attn_norm, b_.dw.attn_norm, rstd_attn(), g0);
+      if (c_.resid_mix) {
+        r.x = merged(), r.x0 = channels(b_.x0), r.a = b_.w.mix_a, r.b = b_.w.mix_b;
+        r.dx0 = channels(g.x0_grad), r.da = b_.dw.mix_a, r.db = b_.dw.mix_b;
+      }
+      residual_norm_backward(r, call_.stream);
     }
     if (a_.skip_slot >= 0)
       skip_merge_backward({.x = lane0(),
@@ -157,7 +196,8 @@ class Block {
                            .dskip = channels(g.skip_grad),
                            .dw = b_.skip_dw.weight,
                            .dgate = b_.skip_dw.gate,
-                           .workspace = b_.scratch.residual_workspace},
+                           .workspace = b_.scratch.residual_workspace,
+                           .write_dskip = true},
                           call_.stream);
     if (a_.enters_lanes) axpby({.x = channels(g.g1), .y = g0}, call_.stream);  // both lanes started as one x
   }
@@ -176,7 +216,23 @@ class Block {
                  call_.stream);
   }
   void norm(const Tensor& x, const Tensor& w, const Tensor& y, const Tensor& rstd) const {
-    rmsnorm({.x = x, .w = w, .y = y, .rstd = rstd, .eps = c_.norm_eps, .scale = layer_scale()}, call_.stream);
+    residual_norm({.x = x, .w = w, .y = y, .rstd = rstd, .eps = c_.norm_eps, .norm_scale = layer_scale()},
+                  call_.stream);
+  }
+  // Through the norm of m to what it was made of, added to g, which becomes that.
+  ResidualNormBackward norm_gradient(const Tensor& m, const Tensor& w, const Tensor& dw, const Tensor& rstd,
+                                     const Tensor& g) const {
+    return {.dy = normed_grad(),
+            .m = m,
+            .rstd = rstd,
+            .dsum = g,
+            .w = w,
+            .dw = dw,
+            .dx = g,
+            .workspace = b_.scratch.residual_workspace,
+            .norm_workspace = b_.scratch.norm_workspace,
+            .eps = c_.norm_eps,
+            .norm_scale = layer_scale()};
   }
   // dx = dsum + the gradient through the norm of x; the gradient of the normed rows is in scratch.
   void norm_backward(const Tensor& x, const Tensor& w, const Tensor& dw, const Tensor& rstd, const Tensor& dsum,
@@ -230,6 +286,17 @@ class Block {
   void project_all() const {
     show(MatrixInput::attention, normed());
     project(b_.w.q, q_rows(b_.saved.q_raw), &ApplicationAdapters::q);
+    if (b_.saved.kv && b_.w.kv) {
+      linear({.x = normed(),
+              .w = b_.w.kv,
+              .y = kv_rows(b_.saved.kv),
+              .products = call_.products,
+              .workspace = call_.linear_workspace},
+             call_.stream);
+      adapter_forward(adapter(&ApplicationAdapters::k), normed(), kv_rows(b_.saved.k_raw));
+      adapter_forward(adapter(&ApplicationAdapters::v), normed(), kv_rows(b_.saved.v));
+      return;
+    }
     project(b_.w.k, kv_rows(b_.saved.k_raw), &ApplicationAdapters::k);
     project(b_.w.v, kv_rows(b_.saved.v), &ApplicationAdapters::v);
   }
@@ -280,10 +347,21 @@ class Block {
          .workspace = call_.linear_workspace},
         call_.stream);
     if (!a_.exclude_self) return;
-    fill({.to = kv_heads(s.v_grad_self)}, call_.stream);
-    exclude_self_backward(
-        {.y = q_heads(b_.saved.y), .v = v(), .dz = z_grad(), .dy = q_heads(s.y_grad), .dv = kv_heads(s.v_grad_self)},
-        call_.stream);
+    exclude_self_backward({.y = q_heads(b_.saved.y),
+                           .v = v(),
+                           .dz = z_grad(),
+                           .dy = q_heads(s.y_grad),
+                           .dv = kv_heads(adds_to_v() ? s.v_grad : s.v_grad_self),
+                           .write_dv = true,
+                           .delta = delta()},
+                          call_.stream);
+  }
+  // Attention adds its part of V's gradient to what the self exclusion left.
+  bool adds_to_v() const { return a_.exclude_self && call_.device.kind == Device::cuda; }
+  // So it does with the rows' sums of y * dy, which are formed where both are at hand.
+  Tensor delta() const {
+    if (!adds_to_v()) return {};
+    return Tensor(b_.scratch.attention_workspace.data, DType::f32, {c_.heads, call_.tokens}, call_.device);
   }
   void attend_backward() const {
     const Scratch& s = b_.scratch;
@@ -297,6 +375,8 @@ class Block {
                         .dq = q_heads(s.q_grad),
                         .dk = kv_heads(s.k_grad),
                         .dv = kv_heads(s.v_grad),
+                        .add_dv = adds_to_v(),
+                        .has_delta = bool(delta()),
                         .scale = softmax_scale(),
                         .window = c_.window,
                         .workspace = s.attention_workspace},
@@ -305,12 +385,26 @@ class Block {
   // The gradients of q, k and v -> the gradient of the normed rows, in scratch.normed_grad.
   void projections_backward() const {
     const Scratch& s = b_.scratch;
-    if (a_.exclude_self) axpby({.x = kv_rows(s.v_grad_self), .y = kv_rows(s.v_grad)}, call_.stream);
+    if (a_.exclude_self && !adds_to_v()) axpby({.x = kv_rows(s.v_grad_self), .y = kv_rows(s.v_grad)}, call_.stream);
     rotate_backward();
-    norm(mixed(), b_.w.attn_norm, normed(), Tensor());
+    if (!kept()) norm(mixed(), b_.w.attn_norm, normed(), Tensor());
     project_backward(q_rows(s.q_grad), b_.w.q, b_.dw.q, &ApplicationAdapters::q, false);
-    project_backward(kv_rows(s.k_grad), b_.w.k, b_.dw.k, &ApplicationAdapters::k, true);
-    project_backward(kv_rows(s.v_grad), b_.w.v, b_.dw.v, &ApplicationAdapters::v, true);
+    if (s.kv_grad && b_.w.kv) {
+      linear_backward({.dy = kv_rows(s.kv_grad),
+                       .x = normed(),
+                       .w = b_.w.kv,
+                       .dx = normed_grad(),
+                       .dw = b_.dw.kv,
+                       .accumulate_dx = true,
+                       .products = call_.products,
+                       .workspace = call_.linear_workspace},
+                      call_.stream);
+      adapter_backward(adapter(&ApplicationAdapters::k), normed(), kv_rows(s.k_grad), normed_grad());
+      adapter_backward(adapter(&ApplicationAdapters::v), normed(), kv_rows(s.v_grad), normed_grad());
+    } else {
+      project_backward(kv_rows(s.k_grad), b_.w.k, b_.dw.k, &ApplicationAdapters::k, true);
+      project_backward(kv_rows(s.v_grad), b_.w.v, b_.dw.v, &ApplicationAdapters::v, true);
+    }
     adapter_backward(adapter(&ApplicationAdapters::o), normed(), branch_grad(), normed_grad());
   }
   void rotate_backward() const {
@@ -352,12 +446,13 @@ class Block {
 
   // --- MLP branch: normed rows -> mlp_out ---
   void mlp_branch() const {
-    const Tensor h = hidden(b_.scratch.hidden);
-    show(MatrixInput::mlp_up, normed());
-    linear({.x = normed(),
+    const Tensor h = activated();
+    show(MatrixInput::mlp_up, normed_mlp());
+    linear({.x = normed_mlp(),
             .w = b_.w.up,
             .y = h,
             .pre = pre(),
+            .signs = signs(),
             .act = call_.act,
             .products = call_.products,
             .workspace = call_.linear_workspace},
@@ -365,38 +460,39 @@ class Block {
     show(MatrixInput::mlp_down, h);
     linear({.x = h, .w = b_.w.down, .y = mlp_out(), .products = call_.products, .workspace = call_.linear_workspace},
            call_.stream);
-    adapter_forward(adapter(&ApplicationAdapters::mlp), normed(), mlp_out());
+    adapter_forward(adapter(&ApplicationAdapters::mlp), normed_mlp(), mlp_out());
   }
   // The gradient of mlp_out -> the gradient of the normed rows, in scratch.normed_grad.
   void mlp_branch_backward(const Tensor& x, const Tensor& dout) const {
     const Tensor dpre = hidden(b_.scratch.hidden_grad), dm = normed_grad();
-    norm(x, b_.w.mlp_norm, normed(), Tensor());
+    if (!kept()) norm(x, b_.w.mlp_norm, normed_mlp(), Tensor());
     linear_backward({.dy = dout,
-                     .x = hidden(b_.scratch.hidden),
+                     .x = activated(),
                      .w = b_.w.down,
                      .dx = dpre,
                      .dw = b_.dw.down,
                      .pre = pre(),
+                     .signs = signs(),
                      .act = call_.act,
                      .products = call_.products,
-                     .form_x = bool(b_.dw.down),
+                     .form_x = b_.dw.down && !b_.saved.hidden,
                      .workspace = call_.linear_workspace},
                     call_.stream);
     linear_backward({.dy = dpre,
-                     .x = normed(),
+                     .x = normed_mlp(),
                      .w = b_.w.up,
                      .dx = dm,
                      .dw = b_.dw.up,
                      .products = call_.products,
                      .workspace = call_.linear_workspace},
                     call_.stream);
-    adapter_backward(adapter(&ApplicationAdapters::mlp), normed(), dout, dm);
+    adapter_backward(adapter(&ApplicationAdapters::mlp), normed_mlp(), dout, dm);
   }
 
   // --- writes of the residual stream: both leave the gradient of attn_out in scratch.branch_grad ---
   void residual_backward(const BlockGradients& g) const {
     const Tensor g0 = channels(g.g0);
-    scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, call_.stream);
+    if (!kept()) scaled_add({.x = mixed(), .branch = attn_out(), .scale = b_.w.attn_scale, .y = mid()}, call_.stream);
     scaled_add_backward({.dy = g0,
                          .branch = mlp_out(),
                          .scale = b_.w.mlp_scale,
@@ -405,14 +501,10 @@ class Block {
                          .workspace = b_.scratch.residual_workspace},
                         call_.stream);
     mlp_branch_backward(mid(), branch_grad());
-    norm_backward(mid(), b_.w.mlp_norm, b_.dw.mlp_norm, rstd_mlp(), g0, g0);
-    scaled_add_backward({.dy = g0,
-                         .branch = attn_out(),
-                         .scale = b_.w.attn_scale,
-                         .dbranch = branch_grad(),
-                         .dscale = b_.dw.attn_scale,
-                         .workspace = b_.scratch.residual_workspace},
-                        call_.stream);
+    ResidualNormBackward r = norm_gradient(mid(), b_.w.mlp_norm, b_.dw.mlp_norm, rstd_mlp(), g0);
+    r.branch = attn_out(), r.scale = b_.w.attn_scale;
+    r.dbranch = branch_grad(), r.dscale = b_.dw.attn_scale;
+    residual_norm_backward(r, call_.stream);
   }
   void write_lanes() const {
     lane_write({.lane0 = merged(),
@@ -466,6 +558,22 @@ void Block::attend_cached() const {
   const int64_t capacity = call_.cache->capacity();
   const Tensor& k_cache = call_.cache->keys(b_.index);
   const Tensor& v_cache = call_.cache->values(b_.index);
+  if (call_.cache_at) {
+    const int64_t base = (*call_.sequences)[0] * capacity;
+    const Tensor all_k = k_cache.slice(0, base, base + capacity), all_v = v_cache.slice(0, base, base + capacity);
+    copy_at({.from = k(), .to = all_k, .at = call_.cache_at}, call_.stream);
+    copy_at({.from = v(), .to = all_v, .at = call_.cache_at}, call_.stream);
+    attention({.q = q(),
+               .k = all_k,
+               .v = all_v,
+               .cu_q = call_.cached_cu.row(0).row(0),
+               .cu_k = call_.cached_cu.row(0).row(1),
+               .out = q_heads(b_.saved.y),
+               .scale = softmax_scale(),
+               .window = c_.window},
+              call_.stream);
+    return;
+  }
   for (size_t s = 0; s < call_.sequences->size(); ++s) {
     const int64_t begin = call_.cu[s], end = call_.cu[s + 1], base = (*call_.sequences)[s] * capacity;
     if (begin == end) continue;

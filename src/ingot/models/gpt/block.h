@@ -10,6 +10,7 @@ namespace ingot::detail {
 // A layer's parameters as views into a flat tensor; all empty when the flat tensor is (frozen gradients).
 struct LayerViews {
   Tensor attn_norm, mlp_norm, q, k, v, o, up, down, q_gain, attn_scale, mlp_scale, mix_a, mix_b;
+  Tensor kv;                     // k and v as one matrix, where they lie together
   Tensor lane_post, lane_resid;  // (2, 2), (2)
 };
 struct SkipViews {
@@ -38,6 +39,7 @@ struct CallContext {
   // Generation: keys and values of this application live in a cache.
   GptCache* cache = nullptr;
   const std::vector<int64_t>* sequences = nullptr;
+  Tensor cache_at;   // (1) i32, on the device: where the only sequence goes on, where that is not known to the host
   Tensor cached_cu;  // (S, 2, 2) i32, on the device: of segment s (0, its tokens) and (0, those and what is cached)
 };
 
@@ -54,7 +56,8 @@ struct BlockTensors {
 
 void block_forward(const CallContext& call, const BlockTensors& b);
 
-// g0, g1: gradients of the outputs in, of the inputs out (in place). x0_grad and skip_grad are accumulated.
+// g0, g1: gradients of the outputs in, of the inputs out (in place). x0_grad is accumulated, skip_grad written: an
+// output is merged once.
 struct BlockGradients {
   Tensor g0, g1, x0_grad, skip_grad;
 };

@@ -42,6 +42,8 @@ struct GptOptions {
   int64_t capacity = 0;   // most tokens of one call
   bool looping = false;   // which of the two layer programs
   bool training = false;  // keeps what the backward pass needs
+  // Training on a GPU: the backward pass forms no rows anew that the forward pass had; more memory, the same bits.
+  bool keep_rows = false;
   Products products = Products::fp32;
   int64_t max_adapter_rank = 0;  // largest rank of the adapters passed later; 0: none
   int64_t most_scored = 0;       // most tokens of one call that are scored; 0: the capacity, without TokenBatch::last

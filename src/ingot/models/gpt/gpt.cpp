@@ -127,6 +127,12 @@ struct Gpt::Impl {
     if (!flat.master || p == nullptr) return {};
     return layout.view(flat.compute && p->kind != ParameterKind::scalar ? flat.compute : flat.master, *p);
   }
+  // Two parameters of one width as one, where the second follows the first.
+  Tensor get_both(const GptWeights& flat, const Parameter* a, const Parameter* b) const {
+    const Tensor first = get(flat, a);
+    if (!first || b->offset != a->offset + a->shape.numel() || a->shape[1] != b->shape[1]) return {};
+    return Tensor(first.data, first.dtype, {a->shape[0] + b->shape[0], a->shape[1]}, first.device);
+  }
   Tensor get_row(const GptWeights& flat, const Parameter* p, int64_t i) const {
     const Tensor t = get(flat, p);
     return t ? t.row(i) : t;
@@ -146,6 +152,7 @@ struct Gpt::Impl {
             .mlp_scale = get(flat, p.mlp_scale),
             .mix_a = get_row(flat, p.mix, 0),
             .mix_b = get_row(flat, p.mix, 1),
+            .kv = get_both(flat, p.k, p.v),
             .lane_post = get_row(flat, lane_post, i),
             .lane_resid = get_row(flat, lane_resid, i)};
   }
@@ -359,10 +366,7 @@ void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeight
   for (int i = int(program.applications.size()) - 1; i >= 0; --i) {
     const Application& a = program.applications[size_t(i)];
     detail::BlockGradients g{.g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = buffers.x0_grad};
-    if (a.skip_from >= 0) {
-      g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
-      fill({.to = view(g.skip_grad, shape)}, options.stream);
-    }
+    if (a.skip_from >= 0) g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
     if (const Tensor& from_skip = buffers.skip_grad[size_t(i) + 1])
       axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, options.stream);
     detail::block_backward(call, block(i, weights, grads, true), g);
@@ -552,8 +556,11 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const GptWeights& w
               .workspace = buffers.linear_workspace},
              options.stream);
     }
-    linear({.x = in, .w = w, .y = li, .products = options.products, .workspace = buffers.linear_workspace},
-           options.stream);
+    if (li.dtype == in.dtype)
+      linear({.x = in, .w = w, .y = li, .products = options.products, .workspace = buffers.linear_workspace},
+             options.stream);
+    else
+      matmul({.a = in, .b = w, .c = li, .transpose_b = true, .workspace = buffers.linear_workspace}, options.stream);
     if (call.adapters != nullptr && call.adapters->head.a) {
       int64_t s = 0;
       while (call.cu[size_t(s) + 1] <= row[i]) ++s;
@@ -683,6 +690,21 @@ void Gpt::extend(const GptWeights& weights, const TokenBatch& batch, const std::
   m.blocks_forward(call, weights);
   for (size_t s = 0; s < sequences.size(); ++s) cache.advance(sequences[s], cu[s + 1] - cu[s]);
   if (rows.numel() > 0) m.head_logits(call, weights, rows, logits);
+}
+
+void Gpt::next(const GptWeights& weights, const TokenBatch& batch, int64_t sequence, GptCache& cache,
+               const Tensor& cached_cu, const Tensor& logits) {
+  Impl& m = *impl_;
+  const std::vector<int64_t> sequences{sequence};
+  detail::CallContext call = m.context(batch, nullptr, nullptr);
+  call.cache = &cache;
+  call.sequences = &sequences;
+  call.cached_cu = cached_cu;
+  call.cache_at = batch.positions;
+  m.embed_forward(weights, batch);
+  m.blocks_forward(call, weights);
+  int32_t row = 0;
+  m.head_logits(call, weights, Tensor(&row, {1}), logits);
 }
 
 }  // namespace ingot

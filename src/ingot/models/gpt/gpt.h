@@ -45,6 +45,12 @@ class Gpt {
   void extend(const GptWeights& weights, const TokenBatch& batch, const std::vector<int64_t>& sequences,
               GptCache& cache, const Tensor& rows, const Tensor& logits, const GptAdapters* adapters = nullptr);
 
+  // One token of one sequence on a GPU, all that changes from token to token read there when the stream comes to it, so
+  // that a graph of this call may be replayed: the batch's token and position, cached_cu (1, 2, 2) {{0, 1}, {0, n + 1}}
+  // of the n tokens so far. Nothing is checked, and the cache is not told. logits (1, V), f32 too.
+  void next(const GptWeights& weights, const TokenBatch& batch, int64_t sequence, GptCache& cache,
+            const Tensor& cached_cu, const Tensor& logits);
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
