@@ -133,6 +133,11 @@ struct Plan {
     add(s.z, block_rows(), q_width(), 1);
     if (!keeps_signs()) add(s.hidden, block_rows(), c.mlp_hidden, 0);
     add(s.adapter_low, T, options.max_adapter_rank, 0);
+    add_folded(s.folded, now);
+  }
+  void add_folded(Tensor& t, int step) {
+    if (options.most_folded > 0)
+      planner.add(t, {options.most_folded, std::max(q_width(), 2 * kv_width()), c.dim}, step, step);
   }
   // What two steps know by one name.
   void share() {
@@ -180,14 +185,30 @@ struct Plan {
       for (Tensor* t : {&s.k_grad, &s.v_grad}) rows(*t, kv_width(), attention, from);
     const int64_t attending = attention_backward_workspace_bytes(
         {.q = Tensor(nullptr, types.activations, {T, c.heads, c.head_dim}, options.device)});
+    if (options.most_keys > 0)
+      for (Tensor* t : {&s.all_k_grad, &s.all_v_grad})
+        planner.add(*t, {options.most_keys, kv_width()}, attention, attention);
     if (attending > 0) planner.add(s.attention_workspace, DType::u8, {attending}, to, attention);
     block(s.in_grad, c.dim, from, from);
     for (Tensor* t : {&s.adapter_low, &s.adapter_low_grad}) rows(*t, options.max_adapter_rank, to, from);
+    add_folded(s.folded, from);
     planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, to, from);
     if (const int64_t sums = residual_workspace_bytes(T, c.dim, options.device); sums > 0)
       planner.add(s.residual_workspace, DType::u8, {sums}, to, from);
     const int64_t rope = c.qk_gain ? qk_norm_rope_backward_workspace_bytes(T, c.heads, options.device) : 0;
     if (rope > 0) planner.add(s.rope_workspace, DType::u8, {rope}, from, from);
+  }
+
+  void scored_rows() {
+    if (!keeps_rows() || !options.cut_last || options.most_scored == 0) return;
+    ScoredRows& r = b.scored_rows;
+    const int64_t N = std::min(options.most_scored, T);
+    const int from = forward_step(A - 1), backward = backward_step(A - 1), to = backward + 2;
+    for (Tensor* t : {&r.merged, &r.mixed, &r.lane1, &r.normed}) planner.add(*t, {N, c.dim}, from, to);
+    planner.add(r.v, {N, kv_width()}, from, to);
+    planner.add(r.v_grad, {N, kv_width()}, backward, to);
+    planner.add(r.normed_grad, {N, c.dim}, backward, to);
+    planner.add(r.spare, {N, std::max(c.dim, kv_width())}, backward, to);
   }
 
   void ends() {
@@ -238,6 +259,7 @@ Plan plan_for(Buffers& b, const GptConfig& config, const LayerProgram& program, 
   Plan plan{config, program, options, types, Planner(types.activations), b, options.capacity, int(applications)};
   plan.stream();
   for (int i = 0; i < int(applications); ++i) plan.application(i);
+  plan.scored_rows();
   plan.ends();
   return plan;
 }

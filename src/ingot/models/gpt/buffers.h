@@ -31,7 +31,8 @@ struct Scratch {
   Tensor merged, mixed;  // (T, C) after the skip, after the mix; backward: of one block
   Tensor q, k;           // (T, H D), (T, Hkv D) rotated
   Tensor q_grad, k_grad, v_grad, v_grad_self, y_grad;
-  Tensor kv_grad;  // of which k_grad and v_grad are halves on a GPU
+  Tensor kv_grad;                 // of which k_grad and v_grad are halves on a GPU
+  Tensor all_k_grad, all_v_grad;  // of one segment's keys, cached ones included
   // Of one block of tokens.
   Tensor normed, normed_mlp, mid;            // norm(...) of the two branches, x + attention branch
   Tensor z, z_grad;                          // attention after XSA
@@ -39,8 +40,15 @@ struct Scratch {
   Tensor hidden;                             // activated
   Tensor branch_grad, normed_grad, in_grad;  // backward only
   Tensor hidden_grad;
-  Tensor norm_workspace, rope_workspace, attention_workspace, residual_workspace, adapter_low, adapter_low_grad;
+  Tensor norm_workspace, rope_workspace, attention_workspace, residual_workspace, adapter_low, adapter_low_grad, folded;
   bool kept = false;  // of a backward pass: the rows that the forward pass formed are still there
+};
+
+// Of the last application, rows of the tokens that are scored: what it read, attention's values, and gradients.
+struct ScoredRows {
+  Tensor merged, mixed, lane1, normed;  // (N, C)
+  Tensor v, v_grad;                     // (N, Hkv D)
+  Tensor normed_grad, spare;            // (N, C), (N, max(C, Hkv D))
 };
 
 struct Buffers {
@@ -53,6 +61,7 @@ struct Buffers {
   // Embedding and head.
   Tensor embedded, embed_low;                      // before embed_norm; factorised: (T, E)
   Tensor final, final_rstd, head_in, head_normed;  // combined lanes; norm; factorised: (T, E)
+  ScoredRows scored_rows;                          // empty where the last application is not cut
   Tensor scored, scored_grad;                      // rows that are scored, where not all are
   Tensor head_in_grad, head_normed_grad, head_workspace, head_low, head_low_grad, loss_rows;
   Tensor g0, g1, x0_grad;  // gradients of the two lanes and of x0
