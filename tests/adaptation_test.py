@@ -76,6 +76,18 @@ class Adaptation(unittest.TestCase):
         self.assertEqual((run.returncode, run.stderr), (0, ""))
         self.assertIn(f"{documents} documents, {chunks} chunks", run.stdout)
 
+    def test_ranks_share_the_documents_and_change_nothing(self):
+        alone, shared = self.directory / "alone.jsonl", self.directory / "shared.jsonl"
+        one, three = self.score(*TTT, "--ttt-log", alone), self.score(*TTT, "--ranks", 3, "--ttt-log", shared)
+        for key in ("loss", "bits_per_byte", "targets", "bytes", "documents"):
+            self.assertEqual(three[key], one[key], key)
+        for key in ("updates", "window_tokens"):
+            self.assertEqual(three["ttt"][key], one["ttt"][key], key)
+        self.assertEqual(sorted(shared.read_text().splitlines()), sorted(alone.read_text().splitlines()))
+        check_adaptation.check([json.loads(line) for line in shared.read_text().splitlines()], three)
+        self.refuses(r"--ranks", "--ranks", 2)
+        self.refuses(r"no/such/log.jsonl", *TTT, "--ranks", 2, "--ttt-log", self.directory / "no/such/log.jsonl")
+
     def test_the_checker_finds_what_is_not_honest(self):
         log = self.directory / "honest.jsonl"
         report = self.score(*TTT, "--ttt-log", log)
