@@ -17,7 +17,7 @@ constexpr uint32_t kRound = 16 * kWarps;  // keys at once; a part is a multiple 
 constexpr uint32_t kRows = 8;             // query heads of a tile
 
 template <int kDim> struct Memory {
-  static constexpr int kPitch = kDim + 8;           // rows start in different banks
+  static constexpr int kPitch = kDim + 8;            // rows start in different banks
   alignas(16) uint16_t q[kRows][kPitch], k[kPitch];  // bits of bf16; k: the new key
   union {
     uint16_t v[kWarps][16][kPitch];
@@ -62,7 +62,7 @@ template <int kDim> struct HeldKeys {
 
 // What a warp has seen: of row g, in lane 4 g + t.
 template <int kDim> struct Seen {
-  float out[kDim / 8][4] = {};      // numbers 8 i + 2 t and the next; two are of the rows of zeros
+  float out[kDim / 8][4] = {};     // numbers 8 i + 2 t and the next; two are of the rows of zeros
   float max = -INFINITY, sum = 0;  // the sum is this lane's part of the row's
 
   // Keys from `end` on are not seen.
@@ -133,8 +133,14 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
  public:
   __device__ __forceinline__ Attention(const Params& p, const Keys& keys, const Published& at, uint32_t stamp,
                                        Memory<kDim>& m)
-      : p_(p), at_(at), m_(m), fresh_(keys.fresh), low_(keys.low), each_(keys.each), parts_(keys.parts), stamp_(stamp) {
-  }
+      : p_(p),
+        at_(at),
+        m_(m),
+        fresh_(keys.fresh),
+        low_(keys.low),
+        each_(keys.each),
+        parts_(keys.parts),
+        stamp_(stamp) {}
   __device__ __forceinline__ uint32_t units() const { return parts_ * tiles() * p_.kv_heads; }
   __device__ __forceinline__ bool has_parts() const { return parts_ > 1; }
 
@@ -261,8 +267,8 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     for (uint32_t i = lane; i < 16 * kPieces; i += 32) {
       const uint32_t row = i / kPieces, d = i % kPieces * 8;
       if (key + row == but) continue;
-      ptx::cp_async<16>(ptx::shared_address(&m_.v[warp][row][d]),
-                        p_.values + (head + row_of(first, row)) * kDim + d, key + row < u.end ? 16 : 0);
+      ptx::cp_async<16>(ptx::shared_address(&m_.v[warp][row][d]), p_.values + (head + row_of(first, row)) * kDim + d,
+                        key + row < u.end ? 16 : 0);
     }
     ptx::cp_async_commit_group();
   }
