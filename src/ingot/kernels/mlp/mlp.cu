@@ -4,6 +4,7 @@
 
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/parts/backward_plan.h"
+#include "ingot/kernels/mlp/parts/formed_weights.h"
 
 namespace ingot::cuda {
 namespace {
@@ -32,8 +33,7 @@ void check_generation(const char* op, int compute_major) {
 int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_widest(m) <= kMlpTo128) return kNarrowBackwardRows;
   const bool forms_slopes = !m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act);
-  const bool norms = std::any_of(m.layers.begin(), m.layers.end(), [](const MlpLayer& layer) { return bool(layer.g); });
-  return forms_slopes && !norms ? kSlopesBackwardRows : kWideBackwardRows;
+  return forms_slopes && !mlp_has_norms(m.layers) ? kSlopesBackwardRows : kWideBackwardRows;
 }
 
 [[noreturn]] void no_such_form(const char* op, MlpForm form) {
@@ -122,6 +122,10 @@ void mlp(const Mlp& m, Stream stream) {
 }
 void mlp_backward(const MlpBackward& m, Stream stream) {
   if (m.x.rows() > 0) mlp_backward_with(m, pick_mlp_form(m, compute_major(m.x.device)), stream);
+}
+int64_t mlp_workspace_bytes(const Mlp& m) {
+  const bool is_portable = m.x.dtype == DType::f32 || mlp_widest(m) <= kMlpTo128;  // or holds W of a norm in blocks
+  return is_portable ? 0 : mlp_formed_weights_bytes(m.layers);
 }
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m) {
   return mlp_backward_workspace_bytes_with(m, pick_mlp_form(m, compute_major(m.x.device)));
