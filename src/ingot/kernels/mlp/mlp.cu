@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/parts/backward_plan.h"
@@ -30,10 +31,19 @@ void check_generation(const char* op, int compute_major) {
          ".x, expected 8.0 or later");
 }
 
+// Of networks that have the widest halves of the form to 512 (beyond 448 columns), with as many layers: the portable
+// one takes twice as long for each further layer.
+int64_t fewest_rows_of_the_widest(size_t layers) {
+  constexpr int64_t kOfLayers[] = {kWideBackwardRows, 384, 128};
+  return layers <= std::size(kOfLayers) ? kOfLayers[layers - 1] : 1;
+}
 int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_widest(m) <= kMlpTo128) return kNarrowBackwardRows;
-  const bool forms_slopes = !m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act);
-  return forms_slopes && !mlp_has_norms(m.layers) ? kSlopesBackwardRows : kWideBackwardRows;
+  const bool has_values = mlp_backward_values(m) > 0, follow = slope_follows_from_value(m.act);
+  if (mlp_has_norms(m.layers)) return kWideBackwardRows;
+  if (has_values && !follow) return m.saved ? kWideBackwardRows : kSlopesBackwardRows;
+  const bool rounds = has_values && !mlp_backward_has_values(m);  // or forms them again: another launch
+  return mlp_widest(m) > 448 && !rounds ? fewest_rows_of_the_widest(m.layers.size()) : kWideBackwardRows;
 }
 
 [[noreturn]] void no_such_form(const char* op, MlpForm form) {

@@ -462,6 +462,19 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_256);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::to_512);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 512, DType::f32), 9), MlpForm::to_512);
+  MlpBackward wide = backward(383, 512, DType::bf16);
+  EXPECT_EQ(cuda::pick_mlp_form(wide, 9), MlpForm::portable);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(384, 512, DType::bf16), 9), MlpForm::to_512);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(384, 512, DType::f32), 9), MlpForm::portable);  // values are rounded first
+  EXPECT_EQ(cuda::pick_mlp_form(backward(384, 448, DType::bf16), 9), MlpForm::portable);
+  for (int64_t rows : {127, 128}) {
+    wide = backward(rows, 512, DType::bf16);
+    wide.layers.push_back(wide.layers[0]), wide.grads.emplace_back();
+    EXPECT_EQ(cuda::pick_mlp_form(wide, 9), rows < 128 ? MlpForm::portable : MlpForm::to_512);
+  }
+  wide = backward(1, 512, DType::bf16);
+  wide.layers.resize(4, wide.layers[0]), wide.grads.resize(4);
+  EXPECT_EQ(cuda::pick_mlp_form(wide, 9), MlpForm::to_512);
   of_gelu = backward(512, 512, DType::bf16);
   of_gelu.act = act_of<Gelu>;
   EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512);
