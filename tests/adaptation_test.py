@@ -3,7 +3,6 @@
     python3 tests/adaptation_test.py BINARY [unittest options]
 """
 import json
-import os
 import pathlib
 import random
 import subprocess
@@ -11,19 +10,13 @@ import sys
 import tempfile
 import unittest
 
-BINARY = os.path.abspath(sys.argv.pop(1))
+from program import ingot, train_small
+
 TOOLS = pathlib.Path(__file__).resolve().parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
 import check_adaptation  # noqa: E402
 
 TTT = ("--ttt", "--ttt-chunk", 8, "--ttt-window", 48, "--ttt-rank", 4, "--ttt-lr", 3e-3)
-
-
-def ingot(*arguments):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("INGOT_")}
-    run = subprocess.run([BINARY, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=120)
-    run.text, run.error = run.stdout.decode(), run.stderr.decode()
-    return run
 
 
 class Adaptation(unittest.TestCase):
@@ -40,11 +33,7 @@ class Adaptation(unittest.TestCase):
             own = "".join(rng.choice("abcdefgh") for _ in range(9))
             (cls.data / f"{i}.txt").write_text(" ".join(f"the {rng.choice(words)} of {own}," for _ in range(12 + i)) + "\n")
         cls.run_directory = cls.directory / "run"
-        done = ingot("train", "--preset", "nano", "--data", cls.data, "--out", cls.run_directory, "--steps", 80,
-                     "--set", "model.layers=2", "--set", "model.dim=64", "--set", "model.heads=4", "--set", "model.kv_heads=4",
-                     "--set", "model.head_dim=16", "--set", "model.mlp_hidden=128", "--set", "model.context=64",
-                     "--set", "train.batch_tokens=512", "--set", "train.tokenizer=char")
-        assert done.returncode == 0, done.error
+        train_small(cls.data, cls.run_directory, 80)
 
     def score(self, *options):
         run = ingot("eval", self.run_directory, "--data", self.data, "--split", "all", "--device", "cpu", "--json", *options)

@@ -14,16 +14,10 @@ import sys
 import tempfile
 import unittest
 
-BINARY = os.path.abspath(sys.argv.pop(1))
+from program import BINARY, ingot, train_small
+
 EXPERIMENT = pathlib.Path(__file__).resolve().parent.parent / "tools" / "experiment.py"
 CALIBRATION = ("--batches", 8, "--batch-tokens", 512, "--fp16-below", 0)
-
-
-def ingot(*arguments):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("INGOT_")}
-    run = subprocess.run([BINARY, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=120)
-    run.text, run.error = run.stdout.decode(), run.stderr.decode()
-    return run
 
 
 def prose(seed, words=5000):
@@ -41,11 +35,7 @@ class Export(unittest.TestCase):
         cls.text = cls.directory / "text.txt"
         cls.text.write_text(prose(1))
         cls.run_directory = cls.directory / "run"
-        done = ingot("train", "--preset", "nano", "--data", cls.text, "--out", cls.run_directory, "--steps", 60,
-                     "--set", "model.layers=2", "--set", "model.dim=64", "--set", "model.heads=4", "--set", "model.kv_heads=4",
-                     "--set", "model.head_dim=16", "--set", "model.mlp_hidden=128", "--set", "model.context=64",
-                     "--set", "train.batch_tokens=512", "--set", "train.tokenizer=char")
-        assert done.returncode == 0, done.error
+        train_small(cls.text, cls.run_directory, 60)
 
     def export(self, out, *options):
         run = ingot("export", self.run_directory, out, "--data", self.text, *CALIBRATION, "--json", *options)

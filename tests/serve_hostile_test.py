@@ -21,8 +21,9 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import cli_test
+import cli_gpt_oss_test
 import serve_test
+from program import BINARY
 from serve_test import ENDLESS, Server, WithServer
 
 SOURCE = pathlib.Path(__file__).parent.parent
@@ -51,7 +52,7 @@ LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 LONG = dict(prompt="a", max_tokens=100000, logit_bias=ENDLESS)
 
-SANITIZED = b"__asan_init" in pathlib.Path(cli_test.BINARY).read_bytes()
+SANITIZED = b"__asan_init" in pathlib.Path(BINARY).read_bytes()
 
 setUpModule, tearDownModule = serve_test.setUpModule, serve_test.tearDownModule
 
@@ -334,7 +335,7 @@ class Connections(unittest.TestCase):
         while descriptors() > used + 2:
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.05)
-        run = subprocess.run(["bash", "-c", 'ulimit -n 200; exec "$0" serve --model "$1" --port 0', cli_test.BINARY, serve_test.MODEL.model], capture_output=True, timeout=60)
+        run = subprocess.run(["bash", "-c", 'ulimit -n 200; exec "$0" serve --model "$1" --port 0', BINARY, serve_test.MODEL.model], capture_output=True, timeout=60)
         self.assertEqual((run.returncode, run.stderr.split()), (2, b"ingot serve: --connections: found 256, but this process may open no more than 200 files, of which it keeps 64".split()))
 
 
@@ -443,7 +444,7 @@ class Requests(WithServer):
         self.assertIn(status, (200, 400), text)
 
     def test_s15_control_tokens_spelled_out_are_text_wherever_they_stand(self):
-        spelled = "".join(f"<|{name}|>" for name in cli_test.Chat.SPECIALS) * 3  # 27 of them, each of several ordinary tokens
+        spelled = "".join(f"<|{name}|>" for name in cli_gpt_oss_test.Chat.SPECIALS) * 3  # 27 of them, each of several ordinary tokens
         call = dict(id="c", type="function", function=dict(name="f", arguments="{}"))
         function = lambda d: [dict(type="function", function=dict(name="f", description=d, parameters=dict(type="object", properties={"a": dict(type="string", description=d)})))]
         user = dict(role="user", content="a")
@@ -590,7 +591,7 @@ class Ending(unittest.TestCase):
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with open("/dev/full", "w") as full:
-            process = subprocess.Popen([cli_test.BINARY, "serve", "--model", serve_test.MODEL.model, "--port", str(port), "--date", "none"], stderr=full)
+            process = subprocess.Popen([BINARY, "serve", "--model", serve_test.MODEL.model, "--port", str(port), "--date", "none"], stderr=full)
         deadline = time.monotonic() + 30
         while True:
             try:

@@ -10,9 +10,9 @@
 //   void finish(int64_t c, const double* total) const;              where kSums > 0
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/tile/elements.cuh"
 #include "ingot/gpu/tile/row_units.cuh"
 #include "ingot/gpu/tile/shared.cuh"
-#include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/residual/workspace.h"
 
 namespace ingot::residual {
@@ -29,21 +29,10 @@ template <class T> struct Matrix {
   T* data;
   int64_t stride;
   template <int N> __device__ void load(int64_t row, int64_t c, float (&x)[N]) const {
-    const T* from = data + row * stride + c;
-    if constexpr (N == 1) {
-      x[0] = tile::to_float(*from);
-    } else {
-      tile::Vec<T, N> v;
-      tile::load(v, from);
-      tile::to_float(v, x);
-    }
+    tile::load_elements(x, data + row * stride + c);
   }
   template <int N> __device__ void store(int64_t row, int64_t c, const float (&x)[N]) const {
-    T* to = data + row * stride + c;
-    if constexpr (N == 1)
-      *to = tile::from_float<T>(x[0]);
-    else
-      tile::store(to, tile::from_float<T>(x), false);
+    tile::store_elements(data + row * stride + c, x);
   }
 };
 
