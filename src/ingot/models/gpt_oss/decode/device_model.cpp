@@ -336,7 +336,9 @@ void DeviceModel::connect(std::span<const std::unique_ptr<DeviceModel>> all) {
       if (other.slice_.ids.size() > 0) r.ids |= 1u << q;
     }
     r.first_id = uint32_t(slice_.ids.begin);
+    // A wait for another GPU gives up before those for the blocks that do: its record says which GPU it was.
     r.watch = waits_->watch();
+    r.watch.limit_ns = r.watch.limit_ns / 4 * 3;
     slot.buffers.logits = all[0]->slots_[s].buffers.logits + r.first_id;
     gpu::copy_to_device(slot.ranks, &r, sizeof r);
   }

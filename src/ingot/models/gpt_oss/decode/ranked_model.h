@@ -36,7 +36,7 @@ class RankedModel {
   int64_t length(int slot = 0) const { return rank(0).length(slot); }
   int64_t weight_bytes() const;  // of all ranks
 
-  // As DeviceModel's. Errors of waits name the GPU: "GPU 0: block 3 thread 5 waited 2000 ms for GPU 1 and its part of
+  // As DeviceModel's. Errors of waits name the GPU: "GPU 0: block 3 thread 5 waited 1500 ms for GPU 1 and its part of
   // ..."; all slots are then as before the token that hung, and the GPUs usable.
   bool use_megakernel(bool wanted);
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);

@@ -67,7 +67,7 @@ struct EmulatedRanks {
     }
   }
   void set_limit(uint64_t ns) {
-    for (auto& e : ranks) e->limit_ns = e->buffers.ranks.watch.limit_ns = ns;
+    for (auto& e : ranks) e->limit_ns = ns, e->buffers.ranks.watch.limit_ns = ns / 4 * 3;
   }
   // As after a launch that gave up.
   void reset() {
