@@ -3,7 +3,6 @@
     python3 tests/adaptation_test.py BINARY [unittest options]
 """
 import json
-import os
 import pathlib
 import random
 import subprocess
@@ -11,19 +10,13 @@ import sys
 import tempfile
 import unittest
 
-BINARY = os.path.abspath(sys.argv.pop(1))
+from program import ingot, train_small
+
 TOOLS = pathlib.Path(__file__).resolve().parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
 import check_adaptation  # noqa: E402
 
 TTT = ("--ttt", "--ttt-chunk", 8, "--ttt-window", 48, "--ttt-rank", 4, "--ttt-lr", 3e-3)
-
-
-def ingot(*arguments):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("INGOT_")}
-    run = subprocess.run([BINARY, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=120)
-    run.text, run.error = run.stdout.decode(), run.stderr.decode()
-    return run
 
 
 class Adaptation(unittest.TestCase):
@@ -40,11 +33,7 @@ class Adaptation(unittest.TestCase):
             own = "".join(rng.choice("abcdefgh") for _ in range(9))
             (cls.data / f"{i}.txt").write_text(" ".join(f"the {rng.choice(words)} of {own}," for _ in range(12 + i)) + "\n")
         cls.run_directory = cls.directory / "run"
-        done = ingot("train", "--preset", "nano", "--data", cls.data, "--out", cls.run_directory, "--steps", 80,
-                     "--set", "model.layers=2", "--set", "model.dim=64", "--set", "model.heads=4", "--set", "model.kv_heads=4",
-                     "--set", "model.head_dim=16", "--set", "model.mlp_hidden=128", "--set", "model.context=64",
-                     "--set", "train.batch_tokens=512", "--set", "train.tokenizer=char")
-        assert done.returncode == 0, done.error
+        train_small(cls.data, cls.run_directory, 80)
 
     def score(self, *options):
         run = ingot("eval", self.run_directory, "--data", self.data, "--split", "all", "--device", "cpu", "--json", *options)
@@ -75,6 +64,18 @@ class Adaptation(unittest.TestCase):
         run = subprocess.run([sys.executable, TOOLS / "check_adaptation.py", log], capture_output=True, text=True)
         self.assertEqual((run.returncode, run.stderr), (0, ""))
         self.assertIn(f"{documents} documents, {chunks} chunks", run.stdout)
+
+    def test_ranks_share_the_documents_and_change_nothing(self):
+        alone, shared = self.directory / "alone.jsonl", self.directory / "shared.jsonl"
+        one, three = self.score(*TTT, "--ttt-log", alone), self.score(*TTT, "--ranks", 3, "--ttt-log", shared)
+        for key in ("loss", "bits_per_byte", "targets", "bytes", "documents"):
+            self.assertEqual(three[key], one[key], key)
+        for key in ("updates", "window_tokens"):
+            self.assertEqual(three["ttt"][key], one["ttt"][key], key)
+        self.assertEqual(sorted(shared.read_text().splitlines()), sorted(alone.read_text().splitlines()))
+        check_adaptation.check([json.loads(line) for line in shared.read_text().splitlines()], three)
+        self.refuses(r"--ranks", "--ranks", 2)
+        self.refuses(r"no/such/log.jsonl", *TTT, "--ranks", 2, "--ttt-log", self.directory / "no/such/log.jsonl")
 
     def test_the_checker_finds_what_is_not_honest(self):
         log = self.directory / "honest.jsonl"

@@ -10,8 +10,8 @@ if any(importlib.util.find_spec(name) is None for name in ("torch", "ingot")):
     print(f"skipped: {sys.executable} has no torch, or no ingot")
     sys.exit(77)
 
-import cli_test
-from cli_test import ingot as program
+import cli_gpt_oss_test
+from program import ingot as program
 
 import ingot.engine
 
@@ -20,7 +20,7 @@ GREEDY = dict(temperature=0, max_tokens=30, date="")
 
 def setUpModule():
     global MODEL, gpt_oss
-    MODEL = cli_test.Chat("test_piped_turns_are_answered_and_known_tokens_are_used_again")
+    MODEL = cli_gpt_oss_test.Chat("test_piped_turns_are_answered_and_known_tokens_are_used_again")
     MODEL.setUp()
     gpt_oss = ingot.engine.GptOss(MODEL.model, device="cpu")
 

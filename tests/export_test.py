@@ -14,16 +14,10 @@ import sys
 import tempfile
 import unittest
 
-BINARY = os.path.abspath(sys.argv.pop(1))
+from program import BINARY, ingot, train_small
+
 EXPERIMENT = pathlib.Path(__file__).resolve().parent.parent / "tools" / "experiment.py"
 CALIBRATION = ("--batches", 8, "--batch-tokens", 512, "--fp16-below", 0)
-
-
-def ingot(*arguments):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("INGOT_")}
-    run = subprocess.run([BINARY, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=120)
-    run.text, run.error = run.stdout.decode(), run.stderr.decode()
-    return run
 
 
 def prose(seed, words=5000):
@@ -41,11 +35,7 @@ class Export(unittest.TestCase):
         cls.text = cls.directory / "text.txt"
         cls.text.write_text(prose(1))
         cls.run_directory = cls.directory / "run"
-        done = ingot("train", "--preset", "nano", "--data", cls.text, "--out", cls.run_directory, "--steps", 60,
-                     "--set", "model.layers=2", "--set", "model.dim=64", "--set", "model.heads=4", "--set", "model.kv_heads=4",
-                     "--set", "model.head_dim=16", "--set", "model.mlp_hidden=128", "--set", "model.context=64",
-                     "--set", "train.batch_tokens=512", "--set", "train.tokenizer=char")
-        assert done.returncode == 0, done.error
+        train_small(cls.text, cls.run_directory, 60)
 
     def export(self, out, *options):
         run = ingot("export", self.run_directory, out, "--data", self.text, *CALIBRATION, "--json", *options)
@@ -75,8 +65,24 @@ class Export(unittest.TestCase):
         written = ingot("generate", out, "--prompt", "the river", "--tokens", 20)
         self.assertEqual((written.returncode, written.text[:9]), (0, "the river"), written.error)
         described = ingot("info", out, "--json")
-        self.assertEqual(json.loads(described.text)["artifact"], {"version": 1, "bytes": out.stat().st_size})
+        self.assertEqual(json.loads(described.text)["artifact"], {"version": 2, "coder": "range", "bytes": out.stat().st_size})
         self.assertIn("artifact", ingot("info", out).text)
+
+    def test_coders_give_the_same_model(self):
+        usual = self.export(self.directory / "range.ingot")
+        for coder in ("brotli", "lzma"):
+            out = self.directory / f"{coder}.ingot"
+            run = ingot("export", self.run_directory, out, "--data", self.text, *CALIBRATION, "--json", "--coder", coder)
+            if "built without its library" in run.error:
+                self.assertEqual((run.returncode, run.text), (7, ""))
+                self.untouched(out.name)
+                continue
+            self.assertEqual(run.returncode, 0, run.error)
+            report = json.loads(run.text)
+            self.assertEqual((report["coder"], report["total_bytes"]), (coder, out.stat().st_size))
+            self.assertEqual(report["loss_after"], usual["loss_after"])
+            self.assertLess(abs(report["total_bytes"] - usual["total_bytes"]), 0.2 * usual["total_bytes"])
+            self.assertEqual(json.loads(ingot("info", out, "--json").text)["artifact"]["coder"], coder)
 
     def test_the_same_run_gives_the_same_bytes(self):
         first, second = self.directory / "b1.ingot", self.directory / "b2.ingot"
@@ -155,13 +161,16 @@ class Export(unittest.TestCase):
                 "--set model.dim=32 --set model.heads=2 --set model.kv_heads=2 --set model.head_dim=16 --set model.mlp_hidden=64 " \
                 "--set model.context=64"
         command = [sys.executable, EXPERIMENT, BINARY, self.text, out, "--seeds", "1", "2", "--train", train,
+                   "--stride", "16", "--adapt", "--ttt-rank 2 --ttt-window 32 --ttt-chunk 16 --ttt-lr 1e-3",
                    "--export", "--batches 2 --batch-tokens 256 --fp16-below 0 --limit 20000"]
         first = subprocess.run(command, capture_output=True, timeout=120)
         self.assertEqual(first.returncode, 0, first.stderr.decode())
         said = json.loads((out / "experiment.json").read_text())
         one, two = said["seeds"]
         self.assertNotEqual(one["bits_per_byte_before"], two["bits_per_byte_before"])
-        for key in ("bits_per_byte_before", "bits_per_byte_after", "total_bytes"):
+        self.assertLess(one["bits_per_byte_adapted"], one["bits_per_byte_after"])
+        self.assertAlmostEqual(said["summary"]["gain"]["mean"], sum(s["bits_per_byte_after"] - s["bits_per_byte_adapted"] for s in (one, two)) / 2)
+        for key in ("bits_per_byte_before", "bits_per_byte_after", "bits_per_byte_sliding", "bits_per_byte_adapted", "total_bytes"):
             self.assertAlmostEqual(said["summary"][key]["mean"], (one[key] + two[key]) / 2)
             self.assertAlmostEqual(said["summary"][key]["deviation"], abs(one[key] - two[key]) / 2 ** 0.5)
         self.assertEqual(one["total_bytes"], (out / "seed-1.ingot").stat().st_size)
@@ -169,6 +178,8 @@ class Export(unittest.TestCase):
         trained = (out / "seed-1" / "log.jsonl").read_bytes()
         again = subprocess.run(command, capture_output=True, timeout=120)  # nothing is done twice
         self.assertEqual((again.stdout, (out / "seed-1" / "log.jsonl").read_bytes()), (first.stdout, trained))
+        self.assertEqual(first.stdout.decode().splitlines()[0].split(),
+                         ["seed", "as", "trained", "read", "back", "sliding", "adapted", "bytes"])
         other = subprocess.run([*command[:-1], "--batches 3 --batch-tokens 256"], capture_output=True, timeout=120)
         self.assertEqual((other.returncode, other.stdout), (1, b""))
         self.assertRegex(other.stderr.decode(), r"\A[^\n]*seed-1.json: found a result of other options[^\n]*\n\Z")

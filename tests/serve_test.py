@@ -20,8 +20,8 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import cli_test  # takes BINARY from the command line
-from cli_test import ingot
+import cli_gpt_oss_test
+from program import TEXT, TINY, ingot, start
 
 try:
     import openai
@@ -72,7 +72,7 @@ def setUpModule():
     global MODEL, WITHOUT
     run = ingot("serve", "none", "--port", 0)
     WITHOUT = "without libmicrohttpd" in run.error
-    MODEL = cli_test.Chat("test_piped_turns_are_answered_and_known_tokens_are_used_again")
+    MODEL = cli_gpt_oss_test.Chat("test_piped_turns_are_answered_and_known_tokens_are_used_again")
     MODEL.setUp()
 
 
@@ -84,7 +84,7 @@ class Server:
     """`ingot serve` on a port of its own."""
 
     def __init__(self, *options, model=None):
-        self.process = cli_test.start("serve", "--model", model or MODEL.model, "--port", 0, "--date", "none", "--name", "tiny", *options)
+        self.process = start("serve", "--model", model or MODEL.model, "--port", 0, "--date", "none", "--name", "tiny", *options)
         self.log, self.port = "", None
         while self.port is None:
             line = self.process.stderr.readline().decode()
@@ -519,7 +519,7 @@ class Keys(WithServer):
         cls.addClassCleanup(holder.cleanup)
         keys = pathlib.Path(holder.name, "keys")
         keys.write_text("# ours\nsecret-one\r\n\nsecret-two\n")
-        cls.OPTIONS = ("--api-key-file", keys, "--host", "0.0.0.0")
+        cls.OPTIONS = ("--api-key-file", keys, "--host", "0.0.0.0", "--slots", 1)  # one slot, so that what it holds is there to be taken
         super().setUpClass()
 
     def test_one_of_the_keys_opens_and_nothing_else(self):
@@ -666,8 +666,8 @@ class Process(unittest.TestCase):
     def test_a_model_of_documents_completes_and_has_no_chat(self):
         with tempfile.TemporaryDirectory() as directory:
             run, text = pathlib.Path(directory, "run"), pathlib.Path(directory, "text.txt")
-            text.write_text(cli_test.TEXT)
-            trained = ingot("train", *cli_test.Runs.TINY, "--steps", 2, "--data", text, "--out", run)
+            text.write_text(TEXT)
+            trained = ingot("train", *TINY, "--steps", 2, "--data", text, "--out", run)
             self.assertEqual(trained.returncode, 0, trained.error)
             server = Server(model=run)
             status, answer, _ = server.request("POST", "/v1/completions", dict(prompt="The", max_tokens=8, temperature=0))
@@ -691,7 +691,7 @@ class Process(unittest.TestCase):
         self.assertFalse(json.loads(server.request("GET", "/v1/models")[1])["data"][0]["chat"])
         self.assertEqual(server.stop(), 0)
         # In RUN's place, and refused where the tokenizer beside it is another.
-        server = cli_test.start("serve", file, "--port", 0)
+        server = start("serve", file, "--port", 0)
         line = server.stderr.readline().decode()
         server.terminate()
         self.assertEqual((server.wait(60), "serving small.ingot at http://127.0.0.1:" in line), (0, True), line)
@@ -703,11 +703,11 @@ class Process(unittest.TestCase):
     def test_the_demo_s_prompt_opens_the_page_on_the_model_just_trained(self):
         with tempfile.TemporaryDirectory() as directory:
             text, out = pathlib.Path(directory, "text.txt"), pathlib.Path(directory, "demo")
-            text.write_text(cli_test.TEXT)
-            tiny = [word for word in cli_test.Runs.TINY if word != "--batch-tokens"]
+            text.write_text(TEXT)
+            tiny = [word for word in TINY if word != "--batch-tokens"]
             tiny[tiny.index("128") : tiny.index("128") + 1] = ["--set", "train.batch_tokens=128"]
             terminal, end = os.openpty()
-            demo = cli_test.start("demo", *tiny, "--data", text, "--out", out, "--seconds", 1, "--prompt", "The", stdin=end, stdout=end)
+            demo = start("demo", *tiny, "--data", text, "--out", out, "--seconds", 1, "--prompt", "The", stdin=end, stdout=end)
             os.close(end)
             shown = b""
             while b"> " not in shown:

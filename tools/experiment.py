@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
-"""The whole chain on any text, for several seeds: train by wall clock, average, score, quantise, code, read back, score.
+"""The whole chain on any text, for several seeds: train by wall clock, average, score, quantise, code, read back, score, adapt, score.
 
-    tools/experiment.py build/cpu/ingot corpus/ out --seeds 1 2 3 --seconds 60 --train "--preset golf-small" --export "--matrices int6"
+    tools/experiment.py build/cpu/ingot corpus/ out --seeds 1 2 3 --seconds 60 --train "--preset golf-small" --export "--matrices int6" \
+        --stride 64 --adapt "--ttt-lr 1e-4"
+
+What was read back is scored as it is, with --stride N by sliding windows too, and with --adapt by test-time training (`ingot eval --ttt`).
 
 Each seed leaves OUT/seed-N (the run) and OUT/seed-N.ingot; OUT/experiment.json holds every number, with mean and deviation over seeds. A seed
 that is there is not trained again, and `ingot train` resumes one that was interrupted. Scores of all seeds are of the same held-out text.
@@ -14,7 +17,8 @@ import statistics
 import subprocess
 import sys
 
-COLUMNS = (("bits_per_byte_before", "as trained"), ("bits_per_byte_after", "read back"), ("total_bytes", "bytes"))
+COLUMNS = (("bits_per_byte_before", "as trained"), ("bits_per_byte_after", "read back"), ("bits_per_byte_sliding", "sliding"),
+           ("bits_per_byte_adapted", "adapted"), ("total_bytes", "bytes"))
 
 
 def run(command):
@@ -24,15 +28,37 @@ def run(command):
     return done.stdout
 
 
+def options_of(o):
+    return {"data": str(o.data), "seconds": o.seconds, "train": o.train, "export": o.export, "stride": o.stride, "adapt": o.adapt}
+
+
+def read_back(o, artifact):
+    """Scores of the artifact beyond the plain one, which `ingot export` gave."""
+    def score(*options):
+        return json.loads(run([o.ingot, "eval", artifact, "--data", o.data, "--json", *options]))
+    found = {}
+    if o.stride:
+        sliding = score("--stride", o.stride)
+        found |= {"bits_per_byte_sliding": sliding["bits_per_byte"], "sliding_seconds": sliding["seconds"]}
+    if o.adapt is not None:
+        adapted = score("--ttt", *shlex.split(o.adapt))
+        found |= {"bits_per_byte_adapted": adapted["bits_per_byte"], "adapted": {**adapted["ttt"], "seconds": adapted["seconds"]}}
+    return found
+
+
+def columns(seeds):
+    return [(key, title) for key, title in COLUMNS if key in seeds[0]]
+
+
 def one_seed(o, seed):
     directory, artifact, report = (o.out / f"seed-{seed}{end}" for end in ("", ".ingot", ".json"))
-    options = {"data": str(o.data), "seconds": o.seconds, "train": o.train, "export": o.export}
+    options = options_of(o)
     if not report.exists():
         length = ["--set", f"train.seconds={o.seconds}"] if o.seconds else []
         run([o.ingot, "train", "--data", o.data, "--out", directory, "--set", f"train.seed={seed}", *length, *shlex.split(o.train)])
         exported = run([o.ingot, "export", directory, artifact, "--data", o.data, "--json", *shlex.split(o.export)])
         partial = report.with_suffix(".partial")
-        partial.write_text(json.dumps({"options": options, **json.loads(exported)}))
+        partial.write_text(json.dumps({"options": options, **json.loads(exported), **read_back(o, artifact)}))
         partial.replace(report)
     result = json.loads(report.read_text())
     if result.pop("options") != options:
@@ -42,8 +68,10 @@ def one_seed(o, seed):
 
 def summary(seeds):
     """Mean over seeds, and the deviation of one seed (n - 1); none of a single seed."""
-    values = {key: [s[key] for s in seeds] for key, _ in COLUMNS}
+    values = {key: [s[key] for s in seeds] for key, _ in columns(seeds)}
     values["cost"] = [s["bits_per_byte_after"] - s["bits_per_byte_before"] for s in seeds]
+    if "bits_per_byte_adapted" in values:
+        values["gain"] = [s["bits_per_byte_after"] - s["bits_per_byte_adapted"] for s in seeds]
     return {key: {"mean": statistics.mean(v), "deviation": statistics.stdev(v) if len(v) > 1 else None} for key, v in values.items()}
 
 
@@ -60,17 +88,19 @@ def main():
     p.add_argument("--seconds", type=float, default=0, help="of training, each seed; 0: as many steps as the options of --train say")
     p.add_argument("--train", default="", help="options of `ingot train`, as one word")
     p.add_argument("--export", default="", help="options of `ingot export`, as one word")
+    p.add_argument("--stride", type=int, default=0, help="score what was read back by sliding windows of this stride too")
+    p.add_argument("--adapt", help="score it by test-time training too: options of `ingot eval --ttt`, as one word")
     o = p.parse_args()
     if len(set(o.seeds)) < len(o.seeds):
         p.error(f"--seeds: found {o.seeds}, expected each once")
     o.out.mkdir(parents=True, exist_ok=True)
     seeds = [one_seed(o, seed) for seed in o.seeds]
     of_all = summary(seeds)
-    said = {"data": str(o.data), "seconds": o.seconds, "train": o.train, "export": o.export, "seeds": seeds, "summary": of_all}
+    said = {**options_of(o), "seeds": seeds, "summary": of_all}
     (o.out / "experiment.json").write_text(json.dumps(said, indent=2) + "\n")
-    rows = [["seed", *(title for _, title in COLUMNS)]]
-    rows += [[str(s["seed"]), *(show(key, s[key]) for key, _ in COLUMNS)] for s in seeds]
-    rows += [[name, *(show(key, of_all[key][name]) for key, _ in COLUMNS)] for name in ("mean", "deviation")]
+    rows = [["seed", *(title for _, title in columns(seeds))]]
+    rows += [[str(s["seed"]), *(show(key, s[key]) for key, _ in columns(seeds))] for s in seeds]
+    rows += [[name, *(show(key, of_all[key][name]) for key, _ in columns(seeds))] for name in ("mean", "deviation")]
     for row in rows:
         print("  ".join(cell.rjust(12) for cell in row))
 

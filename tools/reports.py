@@ -22,8 +22,10 @@ ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["decode"], ELSEWHERE["dec
 ROOMS["train"] = ["activation", "adamw", "attention", "axpby", "copy", "cross_entropy", "embedding", "lane_write", "linear", "mix", "muon",
                   "residual", "rmsnorm", "rope", "scaled_add", "skip_merge", "sum"]
 ELSEWHERE["train"] = ["src/ingot/engines/train", "src/ingot/models/gpt"]
+ROOMS["ttt"] = [room for room in ROOMS["train"] if room not in ("muon", "sum")]
+ELSEWHERE["ttt"] = ["src/ingot/engines/ttt", "src/ingot/models/gpt"]
 # Whose results are times alone: what they compute is for tests to say.
-TIMES_ALONE = {"decode", "decode_gpus", "prompt", "train"}
+TIMES_ALONE = {"decode", "decode_gpus", "prompt", "train", "ttt"}
 # Whose origin published kernels: these are measured too.
 WITH_ORIGIN = {"rmsnorm", "mlp"}
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}

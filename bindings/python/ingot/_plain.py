@@ -60,6 +60,20 @@ def mlp(x, parameters, bias, weight_norm, name, activate_last):
     return x
 
 
+_COMPILED_PRODUCTS = ("cuda",)  # devices
+
+
+def compiled_mlp_is_faster(x, parameters, weight_norm, recompute):
+    """Of a training step that torch.compile traces: below 512 rows its own products of layers 264 to 512 wide take less time than the kernels
+    (docs/mlp-to-512.md)."""
+    if x.device.type not in _COMPILED_PRODUCTS or x.dtype not in (torch.bfloat16, torch.float16) or weight_norm or recompute or x.dim() == 0:
+        return False
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in (x, *parameters)):
+        return False
+    widths = [x.shape[-1], *(p.shape[0] for p in parameters)]
+    return 256 < max(widths) <= 512 and all(n % 8 == 0 for n in widths) and x.numel() < 512 * x.shape[-1]
+
+
 def wide_mlp(x, w1, b1, w2, b2, name):
     return F.linear(activation(F.linear(x, w1, b1), name), w2, b2)
 

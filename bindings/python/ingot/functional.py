@@ -102,7 +102,7 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
         y = _C.mlp_call(x, parameters, _ops.mlp_options(bias, weight_norm, act, activate_last, recompute))
         if y is not None:
             return y
-    if _plain.needed():
+    if _plain.needed() or (is_dynamo_compiling() and _plain.compiled_mlp_is_faster(x, parameters, weight_norm, recompute)):
         return _plain.mlp(x, parameters, bias, weight_norm, activation, activate_last)
     save = not recompute and torch.is_grad_enabled() and not torch.jit.is_tracing()  # which traces again without gradients, and compares
     return _ops.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, save)[0]

@@ -6,7 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ingot
 import reference
 from conftest import on_cpu, on_gpu
-from ingot import functional
+from ingot import _plain, functional
 from reference import assert_near
 
 
@@ -351,3 +351,40 @@ def test_errors_name_operation_argument_found_and_expected(device):
     for call, kind, message in cases:
         with pytest.raises(kind, match=message):
             call()
+
+
+def test_compiled_training_steps_of_few_wide_rows_are_pytorchs_own_products(monkeypatch):
+    monkeypatch.setattr(_plain, "_COMPILED_PRODUCTS", ("cpu",))
+    calls = []
+
+    def backend(graph, _):
+        calls.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    def graph_of(module, x):
+        torch._dynamo.reset()
+        calls.clear()
+        y = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(x)
+        return y, any("ingot" in name for name in calls[0])
+
+    torch.manual_seed(3)
+    FusedMLP = ingot.nn.FusedMLP
+    module = FusedMLP(264, 512, 8, dtype=torch.bfloat16)
+    x = torch.randn(7, 73, 264, dtype=torch.bfloat16)
+    y, has_kernel = graph_of(module, x)
+    assert not has_kernel
+    gradients = torch.autograd.grad(y.float().square().sum(), list(module.parameters()))
+    wide = [p.detach().double().requires_grad_() for p in module.parameters()]
+    want = _plain.mlp(x.double(), wide, True, False, "softplus", False)
+    torch.testing.assert_close(y.double(), want, rtol=0, atol=0.02 * want.detach().abs().max().item())
+    for got, reference in zip(gradients, torch.autograd.grad(want.square().sum(), wide)):
+        assert (got.double() - reference).norm() < 0.02 * reference.norm()
+    few, many = torch.randn(511, 264, dtype=torch.bfloat16), torch.randn(512, 264, dtype=torch.bfloat16)
+    assert not graph_of(module, few)[1]
+    assert graph_of(module, many)[1]
+    with torch.no_grad():
+        assert graph_of(module, few)[1]  # inference
+    assert graph_of(FusedMLP(264, 512, 8, recompute=True, dtype=torch.bfloat16), few)[1]
+    assert graph_of(FusedMLP(264, 512, 8, weight_norm=True, dtype=torch.bfloat16), few)[1]
+    assert graph_of(FusedMLP(264, 512, 8), few.float())[1]
+    assert graph_of(FusedMLP(256, 128, 8, dtype=torch.bfloat16), few[:, :256])[1]

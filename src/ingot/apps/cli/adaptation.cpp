@@ -1,6 +1,12 @@
 #include "ingot/apps/cli/adaptation.h"
 
+#include <algorithm>
+#include <optional>
+
 #include "ingot/apps/cli/bar.h"
+#include "ingot/apps/cli/ranks.h"
+#include "ingot/core/shared_counter.h"
+#include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt/device_weights.h"
@@ -17,6 +23,20 @@ std::string line_of(const AdaptationEvent& e) {
                       {"updates", e.updates}};
   if (e.kind == AdaptationEvent::score) line["loss_sum"] = e.loss_sum;
   return line.dump() + "\n";
+}
+
+// What each rank has, by rank, on each of them.
+std::string of_all_ranks(const std::string& mine, Communicator& ranks) {
+  const size_t world = size_t(ranks.world());
+  const int64_t size = int64_t(mine.size());
+  std::vector<int64_t> sizes(world);
+  ranks.gather_bytes(&size, sizeof size, sizes.data());
+  const size_t most = size_t(*std::max_element(sizes.begin(), sizes.end()));
+  std::string padded = mine, all(most * world, 0), joined;
+  padded.resize(most);
+  ranks.gather_bytes(padded.data(), int64_t(most), all.data());
+  for (size_t r = 0; r < world; ++r) joined.append(all, r * most, size_t(sizes[r]));
+  return joined;
 }
 
 std::unique_ptr<SafetensorsFile> opened_adapters(const AdaptationCommand& o, const TrainedModel& model) {
@@ -43,14 +63,20 @@ void add_options(Command& c, AdaptationCommand& o) {
   add_constants(c, o);
   c.integer("--ttt-documents N", o.documents, 0, 1 << 16,
             "documents adapted side by side; no score depends on it (default 0: 64 on a GPU, 4 on a CPU)");
+  c.integer("--ranks N", o.ranks, 1, 256,
+            "adapt in N processes that share the documents; no score depends on it (default: 1)");
+  c.choice(
+      "--ttt-inexact WAY", o.inexact, {"none", "stale-keys", "chunk-gradients"},
+      "run fewer tokens than the rule, for other scores: keep keys and values of earlier chunks, or let gradients end "
+      "at the chunk (default: none)");
   c.text("--ttt-adapters FILE", o.adapters, "adapters that every document begins with");
   c.text("--ttt-log FILE", o.log, "one JSON object a line: each score and each update, in their order");
 }
 
 void refuse_without_ttt(const Command& c) {
-  c.refuse_given(
-      {"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-decay", "ttt-documents", "ttt-adapters", "ttt-log"},
-      "a score without --ttt");
+  c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-decay", "ttt-documents", "ttt-adapters",
+                  "ttt-log", "ttt-inexact", "ranks"},
+                 "a score without --ttt");
 }
 
 AdaptationOptions options_for(const AdaptationCommand& o, const TrainedModel& model) {
@@ -59,6 +85,9 @@ AdaptationOptions options_for(const AdaptationCommand& o, const TrainedModel& mo
     options.window = o.window;
   else if (model.config.learned_positions)
     options.window = std::min(options.window, model.config.context);
+  options.inexact = o.inexact == "stale-keys"        ? Inexact::stale_keys
+                    : o.inexact == "chunk-gradients" ? Inexact::chunk_gradients
+                                                     : Inexact::none;
   options.looping = model.looping, options.products = model.products;
   check(options, model.config);
   return options;
@@ -82,14 +111,26 @@ Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, const std::
 
 AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, const std::string& device,
                            std::shared_ptr<const TokenSource> source, std::vector<DocumentScore>* documents) {
-  const Device on = training_device(model.config, device);
+  const Device on = device_of_rank(model.config, device, o.others ? &o.place : nullptr);
+  std::optional<gpu::DeviceGuard> gpu;
+  if (on.kind == Device::cuda) gpu.emplace(on.index);
   AdaptationOptions options = options_for(o, model);
   options.documents = o.documents > 0 ? o.documents : on.kind == Device::cpu ? 4 : 64;
   const std::unique_ptr<SafetensorsFile> adapters = opened_adapters(o, model);
   options.begin_from = adapters.get();
+  std::unique_ptr<SharedCounter> counter;
+  options.ranks = o.others.get();
+  if (o.others && inherited_counter() >= 0) {
+    counter = std::make_unique<SharedCounter>(inherited_counter());
+    options.claim = [&] { return counter->next(); };
+  }
   std::unique_ptr<AtomicFile> log;
-  if (!o.log.empty()) log = std::make_unique<AtomicFile>(o.log);
-  if (log) options.listener = [&](const AdaptationEvent& e) { log->write(line_of(e)); };
+  std::string own_log;  // of one of several ranks
+  if (!o.log.empty() && o.is_first()) log = std::make_unique<AtomicFile>(o.log);
+  if (!o.log.empty() && o.others)
+    options.listener = [&](const AdaptationEvent& e) { own_log += line_of(e); };
+  else if (log)
+    options.listener = [&](const AdaptationEvent& e) { log->write(line_of(e)); };
   Bar bar("scoring", [](double n) { return format_count(n); });
   options.progress = [&](int64_t done, int64_t all) { bar.at(done, all); };
   Interrupt interrupt;
@@ -97,6 +138,10 @@ AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model
   const DeviceWeights there(model.weights, on, options.stream);
   const AdaptedScore score =
       ingot::score_adapted(model.config, there.weights(), *model.tokenizer, std::move(source), options, documents);
+  if (!o.log.empty() && o.others) {
+    const std::string all = of_all_ranks(own_log, *o.others);
+    if (log) log->write(all);
+  }
   if (log) log->commit();
   return score;
 }

@@ -2,6 +2,7 @@
 // What the commands that adapt a model to a text share.
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/runs.h"
+#include "ingot/core/socket_communicator.h"
 #include "ingot/engines/ttt/ttt.h"
 
 namespace ingot::cli {
@@ -10,7 +11,11 @@ struct AdaptationCommand {
   bool on = false;
   AdaptationOptions options;
   int64_t documents = 0, window = 0;  // 0: by the device, by the model
-  std::string log, adapters;
+  std::string log, adapters, inexact = "none";
+  int64_t ranks = 1;
+  RankPlace place;
+  std::shared_ptr<SocketCommunicator> others;  // where this process is one of several
+  bool is_first() const { return others == nullptr || others->rank() == 0; }
 };
 void add_constants(Command& c, AdaptationCommand& o);
 // --ttt, its constants, and what scores have besides.

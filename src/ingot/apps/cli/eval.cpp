@@ -8,6 +8,7 @@
 #include "ingot/apps/cli/bar.h"
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/models.h"
+#include "ingot/apps/cli/ranks.h"
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/core/thread_pool.h"
@@ -194,6 +195,7 @@ void eval(const EvalCommand& o) {
     const DeviceWeights there(model.weights, training_device(model.config, o.on.device), options.stream);
     static_cast<Score&>(s) = score(model.config, there.weights(), *model.tokenizer, source, options, &documents);
   }
+  if (!o.ttt.is_first()) return;
   if (!o.json)
     return write_out(o.data + " (" + o.split + ", " + counted(int64_t(documents.size()), "document") +
                      "): perplexity " + fixed(std::exp(s.loss), 3) + ", " + score_line(s) + "\n");
@@ -220,11 +222,34 @@ void eval(const EvalCommand& o) {
                      {"rank", o.ttt.options.adapters.rank},
                      {"lr", o.ttt.options.adapters.lr},
                      {"decay", o.ttt.options.adapters.weight_decay},
+                     {"inexact", o.ttt.inexact},
                      {"updates", s.updates},
                      {"window_tokens", s.window_tokens},
                      {"window_tokens_per_second", double(s.window_tokens) / s.seconds}};
   }
   write_out(show_json(report) + "\n");
+}
+
+// Alone, or as one of several processes: of --ranks, or of torchrun and its like.
+void eval_with_ranks(EvalCommand o) {
+  const RankPlace place = o.ttt.on ? rank_place_from_environment() : RankPlace();
+  if (place.world == 1) return o.ttt.ranks > 1 ? start_ranks(int(o.ttt.ranks), {}) : eval(o);
+  if (o.ttt.ranks > 1 && o.ttt.ranks != place.world)
+    fail(ErrorCode::usage, "found --ranks ", o.ttt.ranks, " and WORLD_SIZE=", place.world,
+         ", expected one of them, or the same");
+  constexpr double kDeadline = 120;
+  o.ttt.place = place;
+  o.ttt.place.listener = inherited_listener();
+  try {
+    o.ttt.others = std::make_shared<SocketCommunicator>(o.ttt.place, kDeadline);
+    eval(o);
+  } catch (const LostRank& e) {
+    hand_over(e, true);
+    throw;
+  } catch (const Error& e) {
+    hand_over(e, false);
+    throw;
+  }
 }
 
 }  // namespace
@@ -269,7 +294,7 @@ void add_eval(Command& root) {
       c.refuse_given({"ttt"}, o->ids.empty() ? "a GPT-OSS model" : "--ids");
     else
       c.refuse_given({"context", "stride", "batch-tokens", "flat"}, "--ttt, which has windows of its own");
-    eval(*o);
+    eval_with_ranks(*o);
   });
   add_accuracy(c);
 }

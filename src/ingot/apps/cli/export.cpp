@@ -19,7 +19,8 @@ namespace ingot::cli {
 namespace {
 
 struct ExportCommand {
-  std::string run, out, data, matrices = "int6", embedding = "int8", rounding = "gptq";
+  std::string run, out, data, matrices = "int6", embedding = "int8", rounding = "gptq", coder = "range",
+                              device = "auto";
   double matrix_sigmas = 12.85, embedding_sigmas = 20, damping = 0.01;
   int64_t batches = 64, batch_tokens = 4096, fp16_below = 65536, limit = 16'000'000, seed = 1;
   bool json = false;
@@ -86,7 +87,7 @@ std::string kept_config(const TrainedModel& model) {
                            {"split_seed", t.split_seed}}}});
 }
 
-Score score_of(const TrainedModel& model, const Tensor& weights, const Text& text, int64_t batch_tokens) {
+Score score_of(const TrainedModel& model, const GptWeights& weights, const Text& text, int64_t batch_tokens) {
   return score(model.config, weights, *model.tokenizer, text.held_out,
                {.batch_tokens = batch_tokens, .looping = model.looping, .products = model.products});
 }
@@ -105,21 +106,26 @@ void export_run(const ExportCommand& o) {
   const TrainedModel model = load_trained(o.run);
   if (is_artifact(o.run)) fail(ErrorCode::usage, o.run, ": found an artifact, expected a run or a checkpoint");
   require_directory_of(o.out);
+  const ArtifactCoder coder = artifact_coder_named(o.coder);
   const ParameterLayout layout(model.config);
   check_finite(model, layout);
   const Text text = text_of(o.data, model);
+  const Device device = training_device(model.config, o.device);
+  const DeviceWeights there(model.weights, device, {});
+  const double opened = now_seconds();
   const bool calibrates = o.rounding == "gptq";
   std::optional<Hessians> hessians;
   if (calibrates)
     hessians.emplace(capture_hessians(
-        model.config, model.weights, text.train,
+        model.config, there.weights(), text.train,
         {.batches = o.batches, .batch_tokens = o.batch_tokens, .seed = uint64_t(o.seed), .looping = model.looping}));
   const double captured = now_seconds();
   Artifact a{.run_config = kept_config(model),
              .config = model.config,
              .looping = model.looping,
              .step = model.step,
-             .tokenizer_hash = model.tokenizer->hash()};
+             .tokenizer_hash = model.tokenizer->hash(),
+             .coder = coder};
   for (const Parameter& p : layout.all())
     a.tensors.push_back(quantized(o, p, {layout.view(model.weights, p).ptr<float>(), size_t(p.shape.numel())},
                                   hessians ? hessians->of(p.name) : std::span<const double>()));
@@ -132,31 +138,37 @@ void export_run(const ExportCommand& o) {
   // The tokenizer first: an artifact that is there can be read.
   write_file(artifact_tokenizer(o.out), read_file(model.tokenizer_file));
   write_file(o.out, bytes);
+  const double written = now_seconds();
 
-  const Score before = score_of(model, model.weights, text, o.batch_tokens);
+  const Score before = score_of(model, there.weights(), text, o.batch_tokens);
   const TrainedModel again = load_trained(o.out);
-  const Score after = score_of(again, again.weights, text, o.batch_tokens);
+  const DeviceWeights again_there(again.weights, device, {});
+  const Score after = score_of(again, again_there.weights(), text, o.batch_tokens);
   const int64_t f32 = 4 * layout.count();
   if (o.json)
-    return write_out(
-        show_json(OrderedJson{
-            {"artifact", o.out},
-            {"model_bytes", bytes.size()},
-            {"code_bytes", 0},
-            {"total_bytes", bytes.size()},
-            {"limit", o.limit},
-            {"f32_bytes", f32},
-            {"matrices", o.matrices},
-            {"embedding", o.embedding},
-            {"rounding", o.rounding},
-            {"coder", "range"},
-            {"bits_per_byte_before", before.bits_per_byte},
-            {"bits_per_byte_after", after.bits_per_byte},
-            {"loss_before", before.loss},
-            {"loss_after", after.loss},
-            {"seconds",
-             {{"calibrate", captured - started}, {"round", rounded - captured}, {"code", coded - rounded}}}}) +
-        "\n");
+    return write_out(show_json(OrderedJson{{"artifact", o.out},
+                                           {"model_bytes", bytes.size()},
+                                           {"code_bytes", 0},
+                                           {"total_bytes", bytes.size()},
+                                           {"limit", o.limit},
+                                           {"f32_bytes", f32},
+                                           {"matrices", o.matrices},
+                                           {"embedding", o.embedding},
+                                           {"rounding", o.rounding},
+                                           {"coder", o.coder},
+                                           {"device", device.kind == Device::cpu ? "cpu" : "cuda"},
+                                           {"bits_per_byte_before", before.bits_per_byte},
+                                           {"bits_per_byte_after", after.bits_per_byte},
+                                           {"loss_before", before.loss},
+                                           {"loss_after", after.loss},
+                                           {"seconds",
+                                            {{"read", opened - started},
+                                             {"calibrate", captured - opened},
+                                             {"round", rounded - captured},
+                                             {"code", coded - rounded},
+                                             {"write", written - coded},
+                                             {"score", now_seconds() - written}}}}) +
+                     "\n");
   write_out(o.out + "\n  model      " + with_commas(int64_t(bytes.size())) + " bytes (" + with_commas(f32) +
             " in fp32)\n  code       none\n  total      " + with_commas(int64_t(bytes.size())) + " of " +
             with_commas(o.limit) + "\n  as trained " + score_line(before) + "\n  read back  " + score_line(after) +
@@ -175,6 +187,7 @@ void add_export(Command& root) {
       .require();
   c.choice("--matrices FORM", o->matrices, forms, "int4 to int8 (default: int6)");
   c.choice("--embedding FORM", o->embedding, forms, "of embeddings and the head, int4 to int8 (default: int8)");
+  add_device(c, o->device);
   c.choice("--rounding HOW", o->rounding, {"gptq", "nearest"},
            "gptq: weights make up for the error of others; nearest: each alone, without calibration (default: gptq)");
   c.number("--matrix-sigmas X", o->matrix_sigmas, 0.1, 1000,
@@ -185,6 +198,8 @@ void add_export(Command& root) {
   c.integer("--batch-tokens N", o->batch_tokens, 1, 1 << 30, "tokens of each (default: 4096)");
   c.integer("--seed N", o->seed, 0, INT64_C(1) << 53, "of the order of that text (default: 1)");
   c.integer("--fp16-below N", o->fp16_below, 0, 1 << 30, "matrices of fewer numbers stay fp16 (default: 65536)");
+  c.choice("--coder HOW", o->coder, {"range", "brotli", "lzma"},
+           "range: our own; brotli, lzma: the general compressors at their usual strength (default: range)");
   c.integer("--limit BYTES", o->limit, 1, INT64_C(1) << 53, "a larger artifact is an error (default: 16000000)");
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot export runs/a a.ingot --data corpus/

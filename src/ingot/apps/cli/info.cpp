@@ -60,7 +60,8 @@ void print(const std::string& what, const OrderedJson& r) {
   if (r.contains("checkpoint")) {
     row("checkpoint", r["checkpoint"].get<std::string>() + ", step " + std::to_string(r["step"].get<int64_t>()));
     if (r.contains("artifact"))
-      row("artifact", "version " + std::to_string(r["artifact"]["version"].get<int>()) + ", " +
+      row("artifact", "version " + std::to_string(r["artifact"]["version"].get<int>()) + ", coder " +
+                          r["artifact"]["coder"].get<std::string>() + ", " +
                           with_commas(r["artifact"]["bytes"].get<int64_t>()) + " bytes");
     row("parameter hash", r["parameter_hash"].get<std::string>());
     if (r.contains("best"))
@@ -202,10 +203,12 @@ void add_info(Command& root) {
       report["checkpoint"] = model.checkpoint;
       report["step"] = model.step;
       const std::string run = parent_path(model.checkpoint);
-      if (is_artifact(o->run))
-        report["artifact"] = {{"version", kArtifactVersion}, {"bytes", file_size(o->run)}};
-      else if (const auto best = best_checkpoint(run))
+      if (is_artifact(o->run)) {
+        const ArtifactForm form = artifact_form(read_file(o->run), o->run);
+        report["artifact"] = {{"version", form.version}, {"coder", name_of(form.coder)}, {"bytes", file_size(o->run)}};
+      } else if (const auto best = best_checkpoint(run)) {
         report["best"] = {{"step", best->step}, {"loss", best->loss}, {"bits_per_byte", best->bits_per_byte}};
+      }
       report["parameter_hash"] = model.parameter_hash;
       report["tokenizer"] = {{"kind", model.tokenizer->kind()}, {"vocab", model.tokenizer->vocab_size()}};
     }

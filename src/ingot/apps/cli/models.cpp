@@ -57,9 +57,8 @@ void require_gpt_oss(const std::string& path) {
   if (is_run(path))
     fail(ErrorCode::unsupported, path,
          ": found a run of `ingot train`, expected a GPT-OSS checkpoint; `ingot generate` and `ingot eval` take runs");
-  fail(exists(path) ? ErrorCode::unsupported : ErrorCode::not_found, path, ": found no ",
-       exists(path) ? "GPT-OSS checkpoint" : "such file or directory",
-       ", expected a directory with config.json and safetensors, an archive, a GGUF or an .iris file");
+  fail(exists(path) ? ErrorCode::unsupported : ErrorCode::not_found, path, ": found ", found_instead(path),
+       ", expected GPT-OSS: a directory with config.json and safetensors, an archive, a GGUF or an .iris file");
 }
 
 std::string chosen_model(const std::string& run, const std::string& model) {

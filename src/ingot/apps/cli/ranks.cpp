@@ -17,7 +17,11 @@
 
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/interrupt.h"
+#include "ingot/apps/cli/runs.h"
+#include "ingot/core/log.h"
+#include "ingot/core/shared_counter.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
 
 extern char** environ;
@@ -27,7 +31,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr double kGrace = 5;  // seconds that the others have to say why they end, once one has ended
-constexpr const char *kListener = "INGOT_RANK_LISTENER", *kReport = "INGOT_RANK_REPORT", *kStop = "INGOT_RANK_STOP";
+constexpr const char *kListener = "INGOT_RANK_LISTENER", *kReport = "INGOT_RANK_REPORT", *kStop = "INGOT_RANK_STOP",
+                     *kCounter = "INGOT_RANK_COUNTER";
 
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
@@ -89,7 +94,8 @@ struct Rank {
   }
 };
 
-std::vector<std::string> environment_of(int rank, int count, const LocalListener& meet, const Rank& r) {
+std::vector<std::string> environment_of(int rank, int count, const LocalListener& meet, const SharedCounter& counter,
+                                        const Rank& r) {
   const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
   std::vector<std::string> all{"RANK=" + std::to_string(rank),
                                "LOCAL_RANK=" + std::to_string(rank),
@@ -98,7 +104,8 @@ std::vector<std::string> environment_of(int rank, int count, const LocalListener
                                "MASTER_ADDR=127.0.0.1",
                                "MASTER_PORT=" + std::to_string(meet.port),
                                std::string(kReport) + "=" + std::to_string(r.reports.in()),
-                               std::string(kStop) + "=" + std::to_string(r.stop.out())};
+                               std::string(kStop) + "=" + std::to_string(r.stop.out()),
+                               std::string(kCounter) + "=" + std::to_string(counter.descriptor())};
   if (rank == 0) all.push_back(std::string(kListener) + "=" + std::to_string(meet.descriptor));
   // The CPUs are for all of them; what each would say, the first one says.
   if (!is_set("INGOT_THREADS")) all.push_back("INGOT_THREADS=" + std::to_string(std::max(1, thread_count() / count)));
@@ -131,8 +138,8 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
   return all;
 }
 
-void start(Rank& r, int rank, int count, const LocalListener& meet) {
-  std::vector<std::string> words = own_words(), variables = environment_of(rank, count, meet, r);
+void start(Rank& r, int rank, int count, const LocalListener& meet, const SharedCounter& counter) {
+  std::vector<std::string> words = own_words(), variables = environment_of(rank, count, meet, counter, r);
   const std::vector<char*> arguments = pointers_to(words), environment = pointers_to(variables);
   r.process = ::fork();
   if (r.process < 0) fail(ErrorCode::io, "ranks: rank ", rank, " cannot be started: ", std::strerror(errno));
@@ -140,6 +147,7 @@ void start(Rank& r, int rank, int count, const LocalListener& meet) {
     // Only what a handler may call, until exec. Signals are for the one that starts: a terminal sends them to all.
     ::signal(SIGINT, SIG_IGN), ::signal(SIGTERM, SIG_IGN);
     ::fcntl(r.reports.in(), F_SETFD, 0), ::fcntl(r.stop.out(), F_SETFD, 0);
+    ::fcntl(counter.descriptor(), F_SETFD, 0);
     if (rank == 0) ::fcntl(meet.descriptor, F_SETFD, 0);
     ::execve("/proc/self/exe", arguments.data(), environment.data());
     ::_exit(127);
@@ -186,7 +194,7 @@ void judge(const Ranks& ranks, bool interrupted, const std::function<std::string
     if (ranks[r]->was_killed()) {
       const int signal = WTERMSIG(ranks[r]->status);
       fail_with_advice(detail::concat("rank ", r, " of ", ranks.size(), " was ended by signal ", signal, " (",
-                                      strsignal(signal), "), expected it to train to the end"),
+                                      strsignal(signal), "), expected it to come to the end"),
                        advice);
     }
   for (size_t r = 0; r < ranks.size(); ++r)
@@ -195,7 +203,7 @@ void judge(const Ranks& ranks, bool interrupted, const std::function<std::string
   for (const auto& r : ranks)
     if (r->told) fail_with_advice(r->told->message, advice);
   if (interrupted && std::any_of(ranks.begin(), ranks.end(), [](const auto& r) { return r->ended_by_us; }))
-    fail(ErrorCode::interrupted, "stopped by a signal before the first step");
+    fail(ErrorCode::interrupted, "stopped by a signal");
   for (size_t r = 0; r < ranks.size(); ++r)
     if (ranks[r]->failed())
       fail(ErrorCode::io, "rank ", r, " of ", ranks.size(), ": found status ", WEXITSTATUS(ranks[r]->status),
@@ -215,12 +223,13 @@ void report(const std::string& line) {
 
 void start_ranks(int count, const std::function<std::string()>& advice) {
   const LocalListener meet = listen_locally();
+  const SharedCounter counter;
   Ranks ranks;
   const Interrupt interrupt;
   try {
     for (int r = 0; r < count; ++r) {
       ranks.push_back(std::make_unique<Rank>());
-      start(*ranks.back(), r, count, meet);
+      start(*ranks.back(), r, count, meet, counter);
     }
   } catch (const Error&) {
     for (const auto& r : ranks)
@@ -234,6 +243,7 @@ void start_ranks(int count, const std::function<std::string()>& advice) {
 
 bool was_started() { return descriptor_in_environment(kReport) >= 0; }
 int inherited_listener() { return descriptor_in_environment(kListener); }
+int inherited_counter() { return descriptor_in_environment(kCounter); }
 void tell_training() {
   if (was_started()) report("training");
 }
@@ -241,6 +251,18 @@ bool asked_to_stop() {
   // The other end closes: asked to, or because who started this process is no more.
   pollfd p{descriptor_in_environment(kStop), POLLIN, 0};
   return p.fd >= 0 && ::poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLIN)) != 0;
+}
+Device device_of_rank(const GptConfig& config, const std::string& device, const RankPlace* place) {
+  if (place == nullptr) return training_device(config, device);
+  const int ranks = place->local_world, gpus = gpu::device_count();
+  if (gpus < ranks && device == "cuda")
+    fail(ErrorCode::unsupported, "found ", gpus, gpus == 1 ? " GPU" : " GPUs", ", expected one for each of ", ranks,
+         " ranks");
+  if (gpus < ranks && gpus > 0 && device == "auto" && place->rank == 0)
+    log_info("on the CPU: found ", gpus, gpus == 1 ? " GPU" : " GPUs", ", expected one for each of ", ranks, " ranks");
+  Device chosen = training_device(config, gpus < ranks ? "cpu" : device);
+  if (chosen.kind == Device::cuda) chosen.index = place->local_rank;
+  return chosen;
 }
 void hand_over(const Error& e, bool lost) {
   if (!was_started()) return;

@@ -91,22 +91,8 @@ void deal_passes(const TrainCommand& o, const std::string& directory, RunConfig&
              with_commas(config.train.batch_tokens), " tokens a step");
 }
 
-// Each rank of a host has a GPU of its own.
-Device device_of(const TrainCommand& o, const GptConfig& model) {
-  if (o.others == nullptr) return training_device(model, o.device);
-  const int ranks = o.others->place.local_world, gpus = gpu::device_count();
-  if (gpus < ranks && o.device == "cuda")
-    fail(ErrorCode::unsupported, "found ", gpus, gpus == 1 ? " GPU" : " GPUs", ", expected one for each of ", ranks,
-         " ranks");
-  if (gpus < ranks && gpus > 0 && o.device == "auto" && o.is_first())
-    log_info("on the CPU: found ", gpus, gpus == 1 ? " GPU" : " GPUs", ", expected one for each of ", ranks, " ranks");
-  Device device = training_device(model, gpus < ranks ? "cpu" : o.device);
-  if (device.kind == Device::cuda) device.index = o.others->place.local_rank;
-  return device;
-}
-
 Trainer open_run(const TrainCommand& o, const RunConfig& config, RunData data, const std::string& directory) {
-  const Device device = device_of(o, config.model);
+  const Device device = device_of_rank(config.model, o.device, o.others ? &o.others->place : nullptr);
   try {
     return Trainer(config, std::move(data), directory, command_line(),
                    {.last_good = o.resume == "last-good", .name = o.from}, device,

@@ -618,7 +618,7 @@ struct Server::Impl {
                          size_t(32768), MHD_OPTION_CONNECTION_TIMEOUT, unsigned(std::ceil(options.stall_seconds)),
                          MHD_OPTION_PER_IP_CONNECTION_LIMIT, unsigned(options.connections_of_one),
 #if MHD_VERSION >= 0x00097701
-                         MHD_OPTION_CLIENT_DISCIPLINE_LVL, 2,
+                         MHD_OPTION_CLIENT_DISCIPLINE_LVL, 1,
 #else
                          MHD_OPTION_STRICT_FOR_CLIENT, 1,
 #endif

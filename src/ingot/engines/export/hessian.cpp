@@ -1,6 +1,7 @@
 #include "ingot/engines/export/hessian.h"
 
 #include "ingot/core/check.h"
+#include "ingot/core/thread_pool.h"
 #include "ingot/data/packer.h"
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/gpu/allocator.h"
@@ -32,7 +33,7 @@ std::map<std::string, std::pair<MatrixInput, int>> inputs_of(const GptConfig& c)
 }  // namespace
 
 Hessians::Hessians(const GptConfig& config, const GptTypes& types, Device device, Stream stream)
-    : stream_(stream), of_parameter_(inputs_of(config)) {
+    : stream_(stream), on_gpu_(device.kind == Device::cuda), of_parameter_(inputs_of(config)) {
   const ParameterLayout layout(config);
   std::map<std::pair<MatrixInput, int>, int64_t> widths;
   for (const auto& [name, input] : of_parameter_) widths[input] = layout.find(name).shape[-1];
@@ -55,11 +56,20 @@ void Hessians::seen(MatrixInput which, int layer, const Tensor& x) {
 }
 
 void Hessians::end_batch() {
+  constexpr int64_t kBatches = 16;  // of golf's sums, 218 MB, come to the host after so many
+  if (++batches_ >= (on_gpu_ ? kBatches : 1)) end();
+}
+void Hessians::end() {
+  if (batches_ == 0) return;
+  batches_ = 0;
   for (auto& [input, s] : sums_) {
     const HostCopy here(s.batch, stream_);
     const Tensor& sum = here.tensor();
-    for (size_t i = 0; i < s.total.size(); ++i)
-      s.total[i] += sum.dtype == DType::f64 ? sum.ptr<double>()[i] : double(sum.ptr<float>()[i]);
+    double* const total = s.total.data();
+    parallel_for(int64_t(s.total.size()), 1 << 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        total[i] += sum.dtype == DType::f64 ? sum.ptr<double>()[i] : double(sum.ptr<float>()[i]);
+    });
     fill({.to = s.batch}, stream_);
   }
 }
@@ -96,6 +106,7 @@ Hessians capture_hessians(const GptConfig& config, const GptWeights& weights, st
     model.losses(weights, on_device.put(batch), losses, nullptr, &hessians);
     hessians.end_batch();
   }
+  hessians.end();
   return hessians;
 }
 

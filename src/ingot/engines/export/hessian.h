@@ -13,12 +13,15 @@
 
 namespace ingot {
 
-// Products on the model's device, summed there over one batch and in fp64 on the host over batches.
+// Products on the model's device, summed there over a few batches and in fp64 on the host over all.
 class Hessians : public MatrixInputs {
  public:
   Hessians(const GptConfig& config, const GptTypes& types, Device device, Stream stream);
   void seen(MatrixInput which, int layer, const Tensor& x) override;
-  void end_batch();  // adds what the batch's sums hold; waits for the stream
+  // After each batch, and after the last one: on a GPU sums of 16 batches are brought to the host together, which waits
+  // for the stream.
+  void end_batch();
+  void end();
 
   // Of a parameter's name: [cols, cols], symmetric, on and below the diagonal; empty for a parameter that nothing is
   // multiplied with, such as an embedding that is not the head's.
@@ -30,6 +33,8 @@ class Hessians : public MatrixInputs {
     std::vector<double> total;
   };
   Stream stream_;
+  bool on_gpu_;
+  int64_t batches_ = 0;  // in the device's sums
   Arena memory_;
   std::map<std::pair<MatrixInput, int>, Sum> sums_;
   std::map<std::string, std::pair<MatrixInput, int>> of_parameter_;

@@ -101,23 +101,43 @@ TEST(scheduler, requests_that_share_the_slots_get_what_each_gets_alone) {
 
 TEST(scheduler, a_client_s_next_turn_uses_what_its_slot_holds_and_another_s_does_not) {
   const Model m;
-  const auto decoder = m.decoder(2);
+  for (const int64_t slots : {1, 2}) {
+    const auto decoder = m.decoder(slots);
+    Scheduler scheduler(*decoder);
+    const std::vector<int32_t> prompt = ids_of(1, 20);
+    Asked first, again, other;
+    scheduler.submit(first.request(prompt, 4, "a"));
+    EXPECT_EQ(first.wait().reused, 0);
+    std::vector<int32_t> longer = prompt;
+    longer.insert(longer.end(), first.tokens.begin(), first.tokens.end());
+    longer.push_back(5);
+    ServeRequest r = again.request(longer, 6, "a");
+    const Answer expected = alone(m, r);
+    scheduler.submit(std::move(r));
+    EXPECT_GT(again.wait().reused, 0);
+    EXPECT_EQ(again.tokens, expected.tokens);
+    scheduler.submit(other.request(longer, 6, "b"));
+    EXPECT_EQ(other.wait().reused, 0);
+    EXPECT_EQ(other.tokens, expected.tokens);
+  }
+}
+
+// As a chat does that leaves out what was thought: the answer is longer than the window, so without the place marked at
+// the prompt's end its keys would be gone.
+TEST(scheduler, a_next_turn_without_the_last_answer_goes_on_from_the_end_of_its_prompt) {
+  const Model m;
+  const auto decoder = m.decoder(1);
   Scheduler scheduler(*decoder);
-  const std::vector<int32_t> prompt = ids_of(1, 20);
-  Asked first, again, other;
-  scheduler.submit(first.request(prompt, 4, "a"));
-  EXPECT_EQ(first.wait().reused, 0);
-  std::vector<int32_t> longer = prompt;
-  longer.insert(longer.end(), first.tokens.begin(), first.tokens.end());
-  longer.push_back(5);
-  ServeRequest r = again.request(longer, 6, "a");
+  std::vector<int32_t> prompt = ids_of(1, 20);
+  Asked first, again;
+  scheduler.submit(first.request(prompt, 40, "a"));
+  first.wait();
+  prompt.insert(prompt.end(), {first.tokens[0] == 7 ? 8 : 7, 9, 11});
+  ServeRequest r = again.request(prompt, 6, "a");
   const Answer expected = alone(m, r);
   scheduler.submit(std::move(r));
-  EXPECT_GT(again.wait().reused, 0);
+  EXPECT_EQ(again.wait().reused, 20);
   EXPECT_EQ(again.tokens, expected.tokens);
-  scheduler.submit(other.request(longer, 6, "b"));
-  EXPECT_EQ(other.wait().reused, 0);
-  EXPECT_EQ(other.tokens, expected.tokens);
 }
 
 // Holds the scheduler's thread in on_token until it is let go.

@@ -1,5 +1,7 @@
 #include "ingot/engines/train/device_batch.h"
 
+#include <algorithm>
+
 #include "ingot/core/check.h"
 #include "ingot/engines/train/pass_graphs.h"
 #include "ingot/gpu/allocator.h"
@@ -10,9 +12,11 @@ namespace ingot {
 DeviceBatch::DeviceBatch(Device device, Stream stream, int64_t most_tokens) : stream_(stream) {
   if (device.kind == Device::cpu) return;
   const Shape tokens{most_tokens}, cuts{most_tokens + 1};
-  memory_ = Arena(3 * Arena::aligned(DType::i32, tokens) + Arena::aligned(DType::i32, cuts), gpu::memory_of(device));
+  const int64_t bytes = 3 * Arena::aligned(DType::i32, tokens) + Arena::aligned(DType::i32, cuts);
+  memory_ = Arena(bytes, gpu::memory_of(device));
   for (Tensor* t : {&tokens_, &targets_, &positions_}) *t = memory_.take(DType::i32, tokens);
   cu_seqlens_ = memory_.take(DType::i32, cuts);
+  staged_ = Staged(bytes);
 }
 
 TokenBatch DeviceBatch::put(Batch& b) {
@@ -25,19 +29,22 @@ TokenBatch DeviceBatch::put(Batch& b) {
   host.cu_seqlens = here(cuts_);
   if (!last_.empty()) last_.resize(cuts_.size() - 1, 0);
   INGOT_CHECK_LE(b.size(), tokens_.numel(), "batch: tokens");
-  // A batch's memory is not pinned: each call returns when it may be used again.
+  staged_.begin();
   const auto there = [&](const Tensor& from, const Tensor& all) {
-    const Tensor to = all.slice(0, 0, from.numel());
-    copy({.from = from, .to = to}, stream_);
+    const Tensor by = staged_.take(DType::i32, from.shape), to = all.slice(0, 0, from.numel());
+    std::copy_n(from.ptr<int32_t>(), from.numel(), by.ptr<int32_t>());
+    copy({.from = by, .to = to}, stream_);
     return to;
   };
-  return {.tokens = there(host.tokens, tokens_),
-          .targets = there(host.targets, targets_),
-          .positions = there(host.positions, positions_),
-          .cu_seqlens = there(host.cu_seqlens, cu_seqlens_),
-          .host_positions = host.positions,
-          .host_cu_seqlens = host.cu_seqlens,
-          .last = last_};
+  const TokenBatch batch{.tokens = there(host.tokens, tokens_),
+                         .targets = there(host.targets, targets_),
+                         .positions = there(host.positions, positions_),
+                         .cu_seqlens = there(host.cu_seqlens, cu_seqlens_),
+                         .host_positions = host.positions,
+                         .host_cu_seqlens = host.cu_seqlens,
+                         .last = last_};
+  staged_.end(stream_);
+  return batch;
 }
 
 }  // namespace ingot

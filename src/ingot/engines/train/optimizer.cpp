@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "ingot/engines/train/shards.h"
@@ -40,7 +42,10 @@ void check(const OptimizerOptions& o) {
 
 Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const OptimizerOptions& options, bool averages,
                      const OptimizerPlace& place)
-    : layout_(layout), options_(options), place_(place) {
+    : layout_(layout),
+      options_(options),
+      place_(place),
+      graphs_(place.stream, place.graphs && place.device.kind == Device::cuda && place.ranks == nullptr) {
   check(options);
   const bool muon = options.matrix_optimizer == "muon" && !layout.banks().empty();
   const int64_t all = layout.padded_count(), matrices = muon ? layout.range(ParameterKind::matrix).count : 0;
@@ -53,7 +58,8 @@ Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const Optimizer
   const int64_t norm_workspace = sum_of_squares_workspace_bytes(all, place.device);
   const int64_t numbers = matrices + 2 * (all - matrices) + (averages ? all : 0);
   Allocator& memory = place.memory != nullptr ? *place.memory : gpu::memory_of(place.device);
-  arena_ = Arena(numbers * size_of(dtype) + workspace + norm_workspace + 8 * Arena::kAlign, memory);
+  arena_ = Arena(numbers * size_of(dtype) + workspace + norm_workspace + int64_t(sizeof(Rates)) + 10 * Arena::kAlign,
+                 memory);
   if (matrices > 0) momentum_ = arena_.take(dtype, {matrices});
   m_ = arena_.take(dtype, {all - matrices});
   v_ = arena_.take(dtype, {all - matrices});
@@ -62,6 +68,10 @@ Optimizer::Optimizer(const ParameterLayout& layout, DType dtype, const Optimizer
   norm_workspace_ = arena_.take(DType::u8, {norm_workspace});
   norm_ = arena_.take(DType::f64, {1});
   factor_ = arena_.take(DType::f64, {1});
+  if (graphs_.on()) {
+    rates_ = arena_.take(DType::f64, {int64_t(sizeof(Rates) / sizeof(double))});
+    staged_ = Staged(rates_.bytes());
+  }
   if (memory.gives_zeros()) return;
   for (const NamedState& s : state()) fill({.to = s.tensor}, place.stream);
 }
@@ -114,27 +124,58 @@ void Optimizer::sum_over_ranks(const Tensor& grads) {
   if (!dealt_.empty()) ranks.all_reduce(norm_, place_.stream);
 }
 
-void Optimizer::adamw_range(ParameterRange r, double lr, double decay, const Tensor& weights, const Tensor& grads,
-                            const OptimizerStep& at) {
+AdamW Optimizer::adamw_of(double lr, double decay, const OptimizerStep& at) const {
+  return {.lr = lr * at.lr_factor,
+          .beta1 = options_.beta1,
+          .beta2 = options_.beta2,
+          .eps = options_.eps,
+          .weight_decay = decay,
+          .factor = factor_,
+          .step = at.step};
+}
+
+Optimizer::Rates Optimizer::rates_of(const OptimizerStep& at) const {
+  const OptimizerOptions& o = options_;
+  const auto of = [&](double lr, double decay) { return adamw_rates(adamw_of(lr, decay, at)); };
+  return {.muon = {o.matrix_lr * at.lr_factor, at.momentum, o.matrix_decay},
+          .matrix = of(o.matrix_lr, o.matrix_decay),
+          .embedding = of(o.embed_lr, o.embed_decay),
+          .head = of(o.head_lr, o.head_decay),
+          .scalar = of(o.scalar_lr, o.scalar_decay),
+          .ema = at.ema};
+}
+
+Tensor Optimizer::rates(size_t first, int64_t count) const {
+  if (!rates_) return {};
+  const int64_t begin = int64_t(first / sizeof(double));
+  return rates_.slice(0, begin, begin + count);
+}
+
+void Optimizer::adamw_range(ParameterRange r, AdamW a, const Tensor& rates, const Tensor& weights,
+                            const Tensor& grads) {
   if (r.count == 0) return;
   const auto part = [&](const Tensor& t, int64_t base) {
     return t.slice(0, r.offset - base, r.offset - base + r.count);
   };
-  adamw({.p = part(weights, 0),
-         .g = part(grads, 0),
-         .m = part(m_, adam_offset_),
-         .v = part(v_, adam_offset_),
-         .lr = lr * at.lr_factor,
-         .beta1 = options_.beta1,
-         .beta2 = options_.beta2,
-         .eps = options_.eps,
-         .weight_decay = decay,
-         .factor = factor_,
-         .step = at.step},
-        place_.stream);
+  a.p = part(weights, 0), a.g = part(grads, 0);
+  a.m = part(m_, adam_offset_), a.v = part(v_, adam_offset_);
+  a.rates = rates;
+  adamw(a, place_.stream);
 }
 
-void Optimizer::step(const GptWeights& all_weights, const Tensor& grads, const OptimizerStep& at) {
+void Optimizer::step(const GptWeights& weights, const Tensor& grads, const OptimizerStep& at) {
+  if (!rates_) return launch(weights, grads, at);
+  const Rates now = rates_of(at);
+  staged_.begin();
+  const Tensor by = staged_.take(DType::f64, rates_.shape);
+  std::memcpy(by.data, &now, sizeof now);
+  copy({.from = by, .to = rates_}, place_.stream);
+  staged_.end(place_.stream);
+  // Whether there is an average is all that the launches depend on: tensors are the same in every step.
+  graphs_.run({.tokens = at.ema >= 0}, [&] { launch(weights, grads, at); });
+}
+
+void Optimizer::launch(const GptWeights& all_weights, const Tensor& grads, const OptimizerStep& at) {
   const Tensor& weights = all_weights.master;
   const Stream stream = place_.stream;
   if (place_.ranks != nullptr)
@@ -158,6 +199,7 @@ void Optimizer::step(const GptWeights& all_weights, const Tensor& grads, const O
               .mu = at.momentum,
               .weight_decay = options_.matrix_decay,
               .factor = factor_,
+              .rates = rates(offsetof(Rates, muon), 3),
               .nesterov = options_.muon_nesterov,
               .row_normalise = options_.muon_row_normalise,
               .steps = int(options_.muon_iterations),
@@ -166,12 +208,18 @@ void Optimizer::step(const GptWeights& all_weights, const Tensor& grads, const O
       if (place_.ranks != nullptr) place_.ranks->all_gather(bank_of(weights, b), in_numbers(dealt_[i], b), stream);
     }
   } else {
-    adamw_range(layout_.range(ParameterKind::matrix), options_.matrix_lr, options_.matrix_decay, weights, grads, at);
+    adamw_range(layout_.range(ParameterKind::matrix), adamw_of(options_.matrix_lr, options_.matrix_decay, at),
+                rates(offsetof(Rates, matrix), 3), weights, grads);
   }
-  adamw_range(layout_.range(ParameterKind::embedding), options_.embed_lr, options_.embed_decay, weights, grads, at);
-  adamw_range(layout_.range(ParameterKind::head), options_.head_lr, options_.head_decay, weights, grads, at);
-  adamw_range(layout_.range(ParameterKind::scalar), options_.scalar_lr, options_.scalar_decay, weights, grads, at);
-  if (average_ && at.ema >= 0) ema({.p = weights, .average = average_, .decay = at.ema, .factor = factor_}, stream);
+  adamw_range(layout_.range(ParameterKind::embedding), adamw_of(options_.embed_lr, options_.embed_decay, at),
+              rates(offsetof(Rates, embedding), 3), weights, grads);
+  adamw_range(layout_.range(ParameterKind::head), adamw_of(options_.head_lr, options_.head_decay, at),
+              rates(offsetof(Rates, head), 3), weights, grads);
+  adamw_range(layout_.range(ParameterKind::scalar), adamw_of(options_.scalar_lr, options_.scalar_decay, at),
+              rates(offsetof(Rates, scalar), 3), weights, grads);
+  if (average_ && at.ema >= 0)
+    ema({.p = weights, .average = average_, .decay = at.ema, .factor = factor_, .rate = rates(offsetof(Rates, ema), 1)},
+        stream);
   if (all_weights.compute) copy({.from = weights, .to = all_weights.compute}, stream);
 }
 

@@ -1,12 +1,16 @@
 #pragma once
 // The optimizer of a model: Muon on the banks of matrices (or AdamW), AdamW on everything else, global clipping, and an
 // exponential average of the weights. All state is flat and named, so that checkpoints hold it.
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ingot/core/arena.h"
 #include "ingot/core/communicator.h"
+#include "ingot/engines/train/pass_graphs.h"
+#include "ingot/engines/train/staged.h"
+#include "ingot/kernels/adamw/adamw.h"
 #include "ingot/kernels/linear/linear.h"
 #include "ingot/models/gpt/call.h"
 #include "ingot/models/gpt/parameters.h"
@@ -39,6 +43,7 @@ struct OptimizerPlace {
   Stream stream;
   Allocator* memory = nullptr;    // null: that of the device
   Communicator* ranks = nullptr;  // that share the step; null: this process alone
+  bool graphs = false;            // a GPU's steps of a process alone are recorded once and replayed
 };
 
 struct NamedState {
@@ -63,17 +68,28 @@ class Optimizer {
   int64_t bytes() const { return arena_.capacity(); }
 
  private:
+  // Of a step, as they lie together on a GPU.
+  struct Rates {
+    std::array<double, 3> muon, matrix, embedding, head, scalar;
+    double ema = 0;
+  };
+  Rates rates_of(const OptimizerStep& at) const;
+  void launch(const GptWeights& weights, const Tensor& grads, const OptimizerStep& at);
   // The sum of gradients over ranks, where this one uses it, and its norm.
   void sum_over_ranks(const Tensor& grads);
-  void adamw_range(ParameterRange range, double lr, double decay, const Tensor& weights, const Tensor& grads,
-                   const OptimizerStep& at);
+  AdamW adamw_of(double lr, double decay, const OptimizerStep& at) const;
+  void adamw_range(ParameterRange range, AdamW a, const Tensor& rates, const Tensor& weights, const Tensor& grads);
+  Tensor rates(size_t first, int64_t count) const;  // of rates_; empty where they are given with each launch
 
   const ParameterLayout& layout_;
   OptimizerOptions options_;
   OptimizerPlace place_;
   Arena arena_;
   Tensor momentum_, m_, v_, average_, workspace_, norm_workspace_;
-  Tensor norm_, factor_;      // (1) f64: of the gradient
+  Tensor norm_, factor_;  // (1) f64: of the gradient
+  Tensor rates_;          // on a GPU, where graphs read them
+  Staged staged_;
+  PassGraphs graphs_;
   int64_t adam_offset_ = 0;   // m and v begin here in the flat layout
   std::vector<Parts> dealt_;  // matrices of each bank, by rank
 };

@@ -24,6 +24,7 @@ class PassGraphs {
   void run(const PassKey& key, const std::function<void()>& pass);
   void clear() { graphs_.clear(); }
   int64_t replays() const { return replays_; }
+  bool on() const { return on_; }
 
  private:
   bool record(std::unique_ptr<gpu::Graph>& into, const std::function<void()>& pass);

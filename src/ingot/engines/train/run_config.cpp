@@ -26,6 +26,7 @@ template <class Options, class Visit> void visit_train(Options& o, Visit&& visit
   visit("keep_best", o.keep_best);
   visit("init_from", o.init_from);
   visit("max_bad_steps", o.max_bad_steps);
+  visit("keep_activations", o.keep_activations);
   visit("cuda_graphs", o.cuda_graphs);
 }
 template <class Options, class Visit> void visit_schedule(Options& o, Visit&& visit) {

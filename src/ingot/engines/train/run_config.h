@@ -33,7 +33,10 @@ struct TrainOptions {
   bool keep_best = true;         // save wherever held-out text scores best so far
   std::string init_from;         // a run or a checkpoint whose weights are the first ones; empty: random
   int64_t max_bad_steps = 5;     // steps in a row with a gradient that is not finite before the run gives up
-  bool cuda_graphs = true;       // a GPU's passes are recorded once and replayed; the numbers are the same without
+  // A GPU forms no activations anew in the backward pass where it has memory for them; the numbers are the same
+  // without.
+  bool keep_activations = true;
+  bool cuda_graphs = true;  // a GPU's passes are recorded once and replayed; the numbers are the same without
   ScheduleOptions schedule;
   OptimizerOptions optimizer;
 };

@@ -98,6 +98,7 @@ struct Trainer::Impl {
   std::unique_ptr<gpu::OwnedStream> own_stream;  // a GPU's: the default stream cannot be recorded
   Stream stream;
   GptTypes types;
+  bool keep_rows = false;  // GptOptions
   Arena memory;
   Tensor weights, grads;
   Tensor compute;      // the weights as they are multiplied, where that is another type
@@ -145,7 +146,7 @@ struct Trainer::Impl {
         pass_losses(memory.take(DType::f64, {passes()})),
         total(total_bytes() > 0 ? memory.take(DType::f32, {layout.padded_count()}) : Tensor()),
         optimizer(layout, DType::f32, c.train.optimizer, c.train.schedule.ema_horizon > 0,
-                  {.device = device, .stream = stream, .ranks = ranks}),
+                  {.device = device, .stream = stream, .ranks = ranks, .graphs = c.train.cuda_graphs}),
         on_device(device, stream, c.train.batch_tokens),
         graphs(stream, device.kind == Device::cuda && c.train.cuda_graphs) {
     check(config.train);
@@ -155,6 +156,7 @@ struct Trainer::Impl {
            ", expected a multiple of model.context, ", config.model.context, ", as train.order is windows");
     require_memory(memory.capacity() + optimizer.bytes(), detail::concat("training ", layout.count(), " parameters"),
                    gpu::memory_of(device));
+    keep_rows_if_they_fit();
     require_room_for_passes();
     fill({.to = dloss, .value = 1.0 / double(config.train.batch_tokens * config.train.accumulation)}, stream);
     packer = std::make_shared<Packer>(data.train, PackOptions{.order = batch_order(config.train.order),
@@ -191,18 +193,29 @@ struct Trainer::Impl {
     return {.capacity = tokens,
             .looping = loop,
             .training = true,
+            .keep_rows = keep_rows,
             .products = products_of(config.train),
             .device = device,
             .stream = stream};
   }
-  // Of all layer programs, before the first step: what does not fit is not found out in the middle of the run.
+  // Of all layer programs.
+  int64_t planned_bytes(int64_t tokens) const {
+    int64_t most = Gpt::planned_bytes(config.model, types, options_of(false, tokens));
+    if (config.model.has_loop())
+      most = std::max(most, Gpt::planned_bytes(config.model, types, options_of(true, tokens)));
+    return most;
+  }
+  // Some memory stays free for libraries, graphs, and whoever else is on the GPU.
+  void keep_rows_if_they_fit() {
+    constexpr int64_t kFree = int64_t(2) << 30;
+    if (device.kind == Device::cpu || !config.train.keep_activations) return;
+    const int64_t available = gpu::memory_of(device).available();
+    keep_rows = true;
+    keep_rows = planned_bytes(config.train.batch_tokens) + kFree <= available;
+  }
+  // Before the first step: what does not fit is not found out in the middle of the run.
   void require_room_for_passes() const {
-    const auto bytes = [&](int64_t tokens) {
-      int64_t most = Gpt::planned_bytes(config.model, types, options_of(false, tokens));
-      if (config.model.has_loop())
-        most = std::max(most, Gpt::planned_bytes(config.model, types, options_of(true, tokens)));
-      return most;
-    };
+    const auto bytes = [&](int64_t tokens) { return planned_bytes(tokens); };
     const int64_t tokens = config.train.batch_tokens, needed = bytes(tokens);
     const int64_t available = gpu::memory_of(device).available();
     if (available < 0 || needed <= available) return;
@@ -344,7 +357,7 @@ struct Trainer::Impl {
     Json now = parse_json(text, "the new configuration");
     for (Json* j : {&before, &now})
       for (const char* key : {"steps", "seconds", "reserve_seconds", "eval_every", "checkpoint_every", "log_every",
-                              "keep_checkpoints", "keep_best", "cuda_graphs"})
+                              "keep_checkpoints", "keep_best", "keep_activations", "cuda_graphs"})
         (*j)["train"].erase(key);
     const Json patch = Json::diff(before, now);
     if (!patch.empty())

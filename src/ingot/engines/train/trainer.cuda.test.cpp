@@ -72,7 +72,7 @@ TEST_F(TrainerCuda, AResumedRunEndsWithTheSameBits) {
 }
 
 // With several buckets of segments, several passes a step, and the recurrence that sets in halfway.
-TEST_F(TrainerCuda, GraphsChangeNoBit) {
+TEST_F(TrainerCuda, GraphsAndKeptActivationsChangeNoBit) {
   for (bool golf : {true, false}) {
     TemporaryDirectory dir;
     RunConfig c = small_run(golf);
@@ -82,11 +82,30 @@ TEST_F(TrainerCuda, GraphsChangeNoBit) {
     Curve with = train(c, "", dir, kGpu);
     c.train.cuda_graphs = false;
     const Curve without = train(c, "", dir, kGpu);
-    EXPECT_EQ(with.loss, without.loss);
-    EXPECT_EQ(with.grad_norm, without.grad_norm);
-    EXPECT_EQ(with.result.parameter_hash, without.result.parameter_hash);
+    c.train.keep_activations = false;
+    const Curve formed_again = train(c, "", dir, kGpu);
+    for (const Curve* other : {&without, &formed_again}) {
+      EXPECT_EQ(with.loss, other->loss);
+      EXPECT_EQ(with.grad_norm, other->grad_norm);
+      EXPECT_EQ(with.result.parameter_hash, other->result.parameter_hash);
+    }
     EXPECT_GE(with.replays, 24);  // of 48 passes
     EXPECT_EQ(without.replays, 0);
+  }
+}
+
+TEST_F(TrainerCuda, ABatchThatDoesNotFitIsRefusedWithOneThatDoes) {
+  TemporaryDirectory dir;
+  RunConfig c = small_run();
+  c.train.batch_tokens = int64_t(1) << 27;
+  try {
+    train(c, "", dir, kGpu);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    const std::string said = e.what();
+    EXPECT_EQ(said.find("training on 134217728 tokens at once needs "), 0u) << said;
+    EXPECT_NE(said.find(" of memory on cuda:0, found "), std::string::npos) << said;
+    EXPECT_NE(said.find(" available, expected train.batch_tokens of at most "), std::string::npos) << said;
   }
 }
 

@@ -419,7 +419,7 @@ TEST(run_config, every_preset_and_every_option_is_read) {
     EXPECT_EQ(to_json(run_config_from_json(to_json(c), name)), to_json(c)) << name;
   }
   const Json train = parse_json(to_json(RunConfig{}), "defaults")["train"];
-  EXPECT_EQ(train.size(), 22u);  // schedule and optimizer among them
+  EXPECT_EQ(train.size(), 23u);  // schedule and optimizer among them
   EXPECT_EQ(train["schedule"].size(), 8u);
   EXPECT_EQ(train["optimizer"].size(), 16u);
 }

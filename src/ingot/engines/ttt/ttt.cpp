@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "ingot/core/memory.h"
 #include "ingot/engines/train/device_batch.h"
@@ -36,6 +38,45 @@ std::vector<Work> documents_of(const TokenSource& source) {
 // gets beside others: then tokens of no document follow.
 constexpr int64_t kFewestTokens = 9;
 
+// Windows of documents as a model takes them, and their sequences in a cache.
+struct Windows {
+  Batch batch;
+  std::vector<int64_t> sequences;
+
+  void clear() {
+    for (auto* v : {&batch.tokens, &batch.targets, &batch.positions, &batch.last}) v->clear();
+    batch.cu_seqlens.assign(1, 0);
+    sequences.clear();
+  }
+  // Tokens [begin, end) of a document, at positions from `position` on, of which the last `scored` have their targets
+  // scored.
+  void add(const TokenSource& source, const Work& w, int64_t begin, int64_t end, int64_t position, int64_t scored,
+           int64_t sequence) {
+    row_.resize(size_t(end - begin + 1));
+    source.read(w.begin + begin, row_);
+    batch.tokens.insert(batch.tokens.end(), row_.begin(), row_.end() - 1);
+    for (int64_t t = begin; t < end; ++t) batch.positions.push_back(int32_t(position + t - begin));
+    batch.cu_seqlens.push_back(int32_t(batch.tokens.size()));
+    batch.last.push_back(int32_t(scored));
+    batch.targets.insert(batch.targets.end(), row_.end() - scored, row_.end());
+    sequences.push_back(sequence);
+  }
+  // Tokens of no document, where there are too few: of a sequence that is spare.
+  void pad(int64_t spare) {
+    if (batch.size() >= kFewestTokens) return;
+    for (int32_t t = 0; batch.size() < kFewestTokens; ++t) {
+      batch.tokens.push_back(0);
+      batch.positions.push_back(t);
+    }
+    batch.cu_seqlens.push_back(int32_t(batch.size()));
+    batch.last.push_back(0);
+    sequences.push_back(spare);
+  }
+
+ private:
+  std::vector<int32_t> row_;
+};
+
 // A model, and as many documents' adapters as are adapted side by side.
 class Adaptation {
  public:
@@ -44,20 +85,22 @@ class Adaptation {
       : weights_(weights),
         o_(options),
         types_(types_of(weights)),
-        model_(config, types_,
-               {.capacity = std::max(kFewestTokens, documents * std::min(options.window, longest)),
-                .looping = options.looping,
-                .training = true,
-                .products = options.products,
-                .max_adapter_rank = options.adapters.rank,
-                .most_scored = documents * options.chunk,
-                .max_positions = std::max(options.window, config.context),
-                .device = weights.master.device,
-                .stream = options.stream}),
-        on_device_(weights.master.device, options.stream, model_.options().capacity),
+        spare_(documents),
+        model_(config, types_, model_options(config, documents, longest)),
+        on_device_(device(), options.stream, model_.options().capacity),
         memory_(2 * Arena::aligned(types_.sums(), {model_.options().most_scored}), gpu::memory_of(device())) {
     loss_ = memory_.take(types_.sums(), {model_.options().most_scored});
     dloss_ = memory_.take(types_.sums(), {model_.options().most_scored});
+    if (o_.inexact == Inexact::none) return;
+    const int64_t capacity = std::max(kFewestTokens, o_.inexact == Inexact::stale_keys ? longest : window(longest));
+    cache_ = std::make_unique<GptCache>(config, model_.program(), documents + 1, capacity, types_.activations,
+                                        gpu::memory_of(device()));
+    if (o_.inexact == Inexact::stale_keys) return;
+    GptOptions prefix = model_options(config, documents, longest);
+    prefix.training = false;
+    prefix.capacity = std::max(kFewestTokens, documents * window(longest));
+    prefix_ = std::make_unique<Gpt>(config, types_, prefix);
+    prefix_on_device_ = std::make_unique<DeviceBatch>(device(), options.stream, prefix.capacity);
   }
   Device device() const { return weights_.master.device; }
   const LayerProgram& program() const { return model_.program(); }
@@ -68,21 +111,24 @@ class Adaptation {
   // the losses of its targets, one document after the other. With `learn` their gradients are added up too.
   std::vector<double> chunk(int64_t ci, std::span<const Work> works, const TokenSource& source,
                             DocumentAdapters& adapters, int64_t first, bool learn) {
-    fill_batch(ci, works, source);
-    const TokenBatch batch = on_device_.put(batch_);
-    const int64_t scored = int64_t(batch_.targets.size());
+    fill_windows(ci, works, source, adapters, first);
+    const TokenBatch batch = on_device_.put(windows_.batch);
+    const int64_t scored = int64_t(windows_.batch.targets.size());
     const Tensor loss = loss_.slice(0, 0, scored), dloss = dloss_.slice(0, 0, scored);
-    const int64_t count = int64_t(works.size()), segments = batch_.segments();
+    const int64_t count = int64_t(works.size()), segments = windows_.batch.segments();
     const GptAdapters values = adapters.values(first, segments);
+    const std::optional<CachedSegments> cached =
+        cache_ ? std::optional<CachedSegments>({*cache_, windows_.sequences, o_.window}) : std::nullopt;
+    const CachedSegments* const in_cache = cached ? &*cached : nullptr;
     if (!learn) {
-      model_.losses(weights_, batch, loss, &values);
+      model_.losses(weights_, batch, loss, &values, nullptr, in_cache);
     } else {
       GptAdapters gradients = adapters.gradients(segments);
       adapters.zero_gradients(count);
-      ingot::fill({.to = dloss, .value = 1 / double(batch_.last.front())}, o_.stream);
-      model_.losses_and_gradients(weights_, batch, dloss, loss, {}, &values, &gradients);
+      ingot::fill({.to = dloss, .value = 1 / double(windows_.batch.last.front())}, o_.stream);
+      model_.losses_and_gradients(weights_, batch, dloss, loss, {}, &values, &gradients, in_cache);
     }
-    window_tokens_ += batch_.size();
+    window_tokens_ += windows_.batch.cu_seqlens[works.size()];
     const HostCopy here(loss, o_.stream);
     std::vector<double> losses(static_cast<size_t>(scored));
     for (int64_t t = 0; t < scored; ++t)
@@ -92,38 +138,86 @@ class Adaptation {
   }
 
  private:
-  // The windows that end with the chunk; positions begin at 0 in each.
-  void fill_batch(int64_t ci, std::span<const Work> works, const TokenSource& source) {
-    for (auto* v : {&batch_.tokens, &batch_.targets, &batch_.positions, &batch_.last}) v->clear();
-    batch_.cu_seqlens.assign(1, 0);
-    for (const Work& w : works) {
-      const int64_t end = std::min(w.targets, (ci + 1) * o_.chunk), begin = std::max<int64_t>(0, end - o_.window);
-      row_.resize(size_t(end - begin + 1));
-      source.read(w.begin + begin, row_);
-      batch_.tokens.insert(batch_.tokens.end(), row_.begin(), row_.end() - 1);
-      for (int64_t t = begin; t < end; ++t) batch_.positions.push_back(int32_t(t - begin));
-      batch_.cu_seqlens.push_back(int32_t(batch_.tokens.size()));
-      batch_.last.push_back(int32_t(end - ci * o_.chunk));
-      batch_.targets.insert(batch_.targets.end(), row_.end() - batch_.last.back(), row_.end());
+  int64_t window(int64_t longest) const { return std::min(o_.window, longest); }
+  GptOptions model_options(const GptConfig& config, int64_t documents, int64_t longest) const {
+    const bool exact = o_.inexact == Inexact::none;
+    GptOptions options{
+        .capacity = std::max(kFewestTokens, documents * (exact ? window(longest) : std::min(o_.chunk, longest))),
+        .looping = o_.looping,
+        .training = true,
+        .products = o_.products,
+        .max_adapter_rank = o_.adapters.rank,
+        .most_folded = device().kind == Device::cuda ? documents : 0,
+        .most_scored = std::max(kFewestTokens, documents * o_.chunk),
+        .most_keys = exact ? 0 : std::max(kFewestTokens, window(longest)),
+        .max_positions =
+            std::max({o_.inexact == Inexact::stale_keys ? longest : o_.window, config.context, kFewestTokens}),
+        .device = device(),
+        .stream = o_.stream};
+    if (device().kind == Device::cuda && exact) {  // rows that the backward pass need not form anew, where they fit
+      constexpr int64_t kFree = int64_t(2) << 30;
+      const int64_t adapters =
+          DocumentAdapters::bytes(config, layer_program(config, o_.looping), o_.adapters, types_, documents + 1);
+      options.keep_rows = options.cut_last = true;
+      options.keep_rows =
+          Gpt::planned_bytes(config, types_, options) + adapters + kFree <= gpu::memory_of(device()).available();
     }
-    if (batch_.size() >= kFewestTokens) return;
-    while (batch_.size() < kFewestTokens) {
-      batch_.tokens.push_back(0);
-      batch_.positions.push_back(0);
+    return options;
+  }
+
+  // The windows that end with the chunk, positions from 0 in each. With a cache the chunk alone, and before it, where
+  // keys are to be those of now, the rest of the window as it is then.
+  void fill_windows(int64_t ci, std::span<const Work> works, const TokenSource& source,
+                    const DocumentAdapters& adapters, int64_t first) {
+    const auto of_each = [&](Windows& windows, auto&& add) {
+      windows.clear();
+      int64_t sequence = first;
+      for (const Work& w : works) {
+        const int64_t end = std::min(w.targets, (ci + 1) * o_.chunk);
+        add(w, std::max<int64_t>(0, end - o_.window), ci * o_.chunk, end, sequence++);
+      }
+      windows.pad(spare_);
+    };
+    const auto forget = [&](int64_t sequence) { cache_->truncate(sequence, 0); };
+    if (o_.inexact == Inexact::none)
+      return of_each(windows_, [&](const Work& w, int64_t begin, int64_t chunk, int64_t end, int64_t sequence) {
+        windows_.add(source, w, begin, end, 0, end - chunk, sequence);
+      });
+    forget(spare_);
+    if (o_.inexact == Inexact::stale_keys)
+      return of_each(windows_, [&](const Work& w, int64_t, int64_t chunk, int64_t end, int64_t sequence) {
+        if (ci == 0) forget(sequence);
+        windows_.add(source, w, chunk, end, chunk, end - chunk, sequence);
+      });
+    of_each(prefixes_, [&](const Work& w, int64_t begin, int64_t chunk, int64_t, int64_t sequence) {
+      forget(sequence);
+      prefixes_.add(source, w, begin, chunk, 0, 0, sequence);
+    });
+    if (ci > 0) {
+      const GptAdapters values = adapters.values(first, prefixes_.batch.segments());
+      prefix_->extend(weights_, prefix_on_device_->put(prefixes_.batch), prefixes_.sequences, *cache_,
+                      Tensor(nullptr, DType::i32, {0}), {}, &values);
+      window_tokens_ += prefixes_.batch.cu_seqlens[works.size()];
+      forget(spare_);
     }
-    batch_.cu_seqlens.push_back(int32_t(batch_.size()));
-    batch_.last.push_back(0);
+    of_each(windows_, [&](const Work& w, int64_t begin, int64_t chunk, int64_t end, int64_t sequence) {
+      windows_.add(source, w, chunk, end, chunk - begin, end - chunk, sequence);
+    });
   }
 
   const GptWeights& weights_;
   const AdaptationOptions& o_;
   GptTypes types_;
+  int64_t spare_;  // sequence of the cache
   Gpt model_;
   DeviceBatch on_device_;
   Arena memory_;
   Tensor loss_, dloss_;
-  Batch batch_;
-  std::vector<int32_t> row_;
+  Windows windows_, prefixes_;
+  // Of what is inexact.
+  std::unique_ptr<GptCache> cache_;
+  std::unique_ptr<Gpt> prefix_;
+  std::unique_ptr<DeviceBatch> prefix_on_device_;
   int64_t window_tokens_ = 0;
 };
 
@@ -135,6 +229,26 @@ DocumentAdapters make_adapters(const Adaptation& a, const GptConfig& config, con
   DocumentAdapters adapters(config, a.program(), o.adapters, a.types(), documents, a.device(), o.stream);
   if (o.begin_from != nullptr) adapters.begin_from(*o.begin_from);
   return adapters;
+}
+
+constexpr double kLongestWait = 1e6;  // seconds: other ranks may have a long document to go
+
+// Adds up what each rank did: a document is scored by one of them, and a sum with zeros has the same bits.
+void add_ranks(std::vector<DocumentScore>& scores, AdaptedScore& total, Communicator& ranks) {
+  const size_t world = size_t(ranks.world());
+  ranks.barrier(kLongestWait);
+  std::vector<DocumentScore> all(scores.size() * world);
+  ranks.gather_bytes(scores.data(), int64_t(scores.size() * sizeof(DocumentScore)), all.data());
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i / scores.size() == size_t(ranks.rank())) continue;
+    DocumentScore& d = scores[i % scores.size()];
+    d.loss_sum += all[i].loss_sum, d.targets += all[i].targets, d.bytes += all[i].bytes;
+  }
+  const int64_t mine[2] = {total.window_tokens, total.updates};
+  std::vector<int64_t> counts(2 * world);
+  ranks.gather_bytes(mine, sizeof mine, counts.data());
+  total.window_tokens = total.updates = 0;
+  for (size_t r = 0; r < world; ++r) total.window_tokens += counts[2 * r], total.updates += counts[2 * r + 1];
 }
 
 void stop_if_asked(const AdaptationOptions& o) {
@@ -151,6 +265,8 @@ void check(const AdaptationOptions& o, const GptConfig& config) {
   if (config.learned_positions && o.window > config.context)
     fail(ErrorCode::usage, "adaptation: found a window of ", o.window, ", expected at most ", config.context,
          ", the model's context");
+  if (o.inexact != Inexact::none && config.learned_positions)
+    fail(ErrorCode::unsupported, "adaptation: found learned positions, expected rotary ones for what is inexact");
   if (o.documents < 1) fail(ErrorCode::usage, "adaptation: found ", o.documents, " documents, expected at least 1");
   if (o.documents * o.window >= INT32_MAX)
     fail(ErrorCode::usage, "adaptation: found ", o.documents, " windows of ", o.window, ", expected fewer tokens than ",
@@ -165,12 +281,14 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   if (source->size() < 2)
     fail(ErrorCode::bad_data, source->name(), ": found ", source->size(), " tokens, expected at least 2 to score");
   const std::vector<Work> works = documents_of(*source);
-  const int64_t together = std::min(o.documents, int64_t(works.size()));
+  const int64_t world = o.ranks != nullptr ? o.ranks->world() : 1;
+  const int64_t together = std::min(o.documents, (int64_t(works.size()) + world - 1) / world);
   Adaptation adaptation(config, weights, o, together, works.front().targets);
   DocumentAdapters adapters = make_adapters(adaptation, config, o, together);
   std::vector<DocumentScore> scores(source->document_begins().size());
   AdaptedScore total;
-  int64_t done = 0;
+  int64_t done = 0, turn = o.ranks != nullptr ? o.ranks->rank() : 0;
+  const std::function<int64_t()> claim = o.claim ? o.claim : [&] { return std::exchange(turn, turn + world); };
   const auto chunks = [&](const Work& w) { return (w.targets + o.chunk - 1) / o.chunk; };
   // Adds what a chunk's targets lost.
   const auto take = [&](int64_t ci, std::span<const Work> some, const std::vector<double>& losses) {
@@ -197,9 +315,13 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
                     .loss_sum = sum});
     }
   };
-  for (size_t first = 0; first < works.size(); first += size_t(together)) {
+  for (size_t first; (first = size_t(claim() * together)) < works.size();) {
     const std::span<const Work> batch =
         std::span(works).subspan(first, std::min(size_t(together), works.size() - first));
+    if (world > 1) {  // of what stands before, some is other ranks' and may still be under way
+      done = 0;
+      for (const Work& w : std::span(works).first(first)) done += w.targets;
+    }
     adapters.reset();
     for (int64_t ci = 0; ci < chunks(batch.front()); ++ci) {
       stop_if_asked(o);
@@ -226,11 +348,12 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
       if (o.progress) o.progress(done, source->size() - 1);
     }
   }
+  total.window_tokens = adaptation.window_tokens();
+  if (world > 1) add_ranks(scores, total, *o.ranks);
   double sum = 0;  // in the documents' order, whatever was batched with what
   for (const DocumentScore& d : scores) sum += d.loss_sum, total.targets += d.targets, total.bytes += d.bytes;
   total.loss = total.targets > 0 ? sum / double(total.targets) : 0;
   total.bits_per_byte = total.bytes > 0 ? bits_per_byte(sum, total.bytes) : 0;
-  total.window_tokens = adaptation.window_tokens();
   total.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (documents != nullptr) *documents = std::move(scores);
   return total;

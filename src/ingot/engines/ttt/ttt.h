@@ -22,8 +22,14 @@ struct AdaptationEvent {
   double loss_sum = 0;         // of a score
 };
 
+// Ways to run far fewer tokens, which give other scores than the rule's: none unless asked for. Both learn from the
+// chunk's own rows alone, gradients through the keys and values of earlier ones left out. stale_keys keeps these as
+// they were when their chunk was scored; chunk_gradients forms them with the adapters as they are now.
+enum class Inexact : uint8_t { none, stale_keys, chunk_gradients };
+
 struct AdaptationOptions {
   AdapterOptions adapters;
+  Inexact inexact = Inexact::none;
   int64_t chunk = 32, window = 2048;
   int64_t documents = 64;  // adapted side by side
   bool looping = false;
@@ -33,6 +39,10 @@ struct AdaptationOptions {
   std::function<void(const AdaptationEvent&)> listener;
   std::function<void(int64_t done, int64_t all)> progress;  // targets
   std::function<bool()> cancelled;
+  // Processes that share the documents, all for the same result. A batch of documents is claimed where this rank has
+  // done its last one: `claim` gives each number to one rank, from 0; left out, batches are dealt out in turn.
+  Communicator* ranks = nullptr;
+  std::function<int64_t()> claim;
 };
 void check(const AdaptationOptions& o, const GptConfig& config);
 
@@ -41,7 +51,8 @@ struct AdaptedScore : Score {
   int64_t updates = 0;
 };
 
-// `documents`, when given, receives one entry per document of the source.
+// `documents`, when given, receives one entry per document of the source. Of several ranks each returns all of it;
+// its listener hears of what it adapted itself.
 AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
                            std::shared_ptr<const TokenSource> source, const AdaptationOptions& options,
                            std::vector<DocumentScore>* documents = nullptr);

@@ -2,16 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
-#include <map>
 
-#include "ingot/core/rng.h"
-#include "ingot/core/thread_pool.h"
-#include "ingot/kernels/adamw/adamw.h"
-#include "ingot/models/gpt/gpt_variants.test.h"
+#include "ingot/core/ranks.test.h"
+#include "ingot/core/shared_counter.h"
+#include "ingot/engines/ttt/adaptation_case.test.h"
 #include "ingot/testing/temporary_directory.h"
-#include "ingot/testing/testing.h"
-#include "ingot/text/tokenizer.h"
 
 namespace ingot {
 namespace {
@@ -19,63 +16,9 @@ namespace {
 using testing::small_golf;
 using testing::small_nano;
 
-// Documents of the given lengths in tokens, each beginning with bos (0), and a model with random weights.
-struct Case {
-  Case(const GptConfig& c, std::vector<int64_t> lengths, DType type = DType::f64)
-      : config(c), layout(c), lengths(std::move(lengths)) {
-    const Rng rng(7, Purpose::test);
-    for (const int64_t n : this->lengths) {
-      begins.push_back(int64_t(tokens.size()));
-      tokens.push_back(0);
-      for (int64_t t = 1; t < n; ++t)
-        tokens.push_back(1 + int32_t(rng.below(uint64_t(tokens.size()), uint64_t(c.vocab - 1))));
-    }
-    memory.resize(size_t(layout.padded_count()));
-    flat = Tensor(memory.data(), type, {layout.padded_count()});
-    initialise(config, layout, flat, 3);
-    for (const Parameter& p : layout.all())
-      if (p.kind != ParameterKind::scalar)
-        testing::fill_normal(layout.view(flat, p), uint64_t(p.offset), 0.5 / std::sqrt(double(p.shape[-1]) / 24));
-  }
-  std::shared_ptr<const TokenSource> source() const { return tokens_in_memory(tokens, begins, 0, config.vocab); }
-  AdaptationOptions options() const {
-    AdaptationOptions o;
-    o.adapters = {.rank = 3, .lr = 1e-2};
-    o.chunk = 4, o.window = 12, o.documents = 2;
-    return o;
-  }
-  // A byte each, but for bos.
-  struct ByteTokens : Tokenizer {
-    explicit ByteTokens(int64_t vocab) : vocab(int(vocab)) {}
-    int vocab_size() const override { return vocab; }
-    int32_t bos() const override { return 0; }
-    uint32_t hash() const override { return 0; }
-    std::string kind() const override { return "char"; }
-    std::vector<int32_t> encode(std::string_view) const override { return {}; }
-    std::string decode(std::span<const int32_t>) const override { return {}; }
-    std::string token_bytes(int32_t id) const override { return id == 0 ? "" : "x"; }
-    int64_t bytes(int32_t, int32_t id) const override { return id == 0 ? 0 : 1; }
-    int vocab;
-  };
-
-  GptConfig config;
-  ParameterLayout layout;
-  std::vector<int64_t> lengths, begins;
-  std::vector<int32_t> tokens;
-  std::vector<double> memory;
-  Tensor flat;
-};
-
-// Chunk losses by document, in its order.
-using Found = std::map<int64_t, std::vector<double>>;
-Found by_document(const Case& k, AdaptationOptions o) {
-  Found found;
-  o.listener = [&](const AdaptationEvent& e) {
-    if (e.kind == AdaptationEvent::score) found[e.document].push_back(e.loss_sum);
-  };
-  score_adapted(k.config, k.flat, Case::ByteTokens(k.config.vocab), k.source(), o);
-  return found;
-}
+using Case = testing::AdaptationCase;
+using Found = testing::ChunkLosses;
+Found by_document(const Case& k, const AdaptationOptions& o) { return testing::chunk_losses(k, k.flat, o); }
 
 // The rule as it is written, for one document: everything recomputed at each step, all tokens of the window scored,
 // and AdamW by its formula.
@@ -177,6 +120,40 @@ TEST(ttt, documents_do_not_depend_on_each_other_or_on_their_order) {
   }
 }
 
+// Gradients that end at the chunk are those of the rule in a document's first chunk, and scores those of the rule until
+// the second has been learnt from; of keys that stay as they were the first chunk's score alone.
+TEST(ttt, what_is_inexact_gives_other_scores_honest_ones_that_depend_on_no_other_document) {
+  for (const DType type : {DType::f64, DType::f32}) {
+    const Case k(small_golf(), {33, 9, 16, 14, 4, 30}, type);
+    const Found exact = by_document(k, k.options());
+    for (const Inexact way : {Inexact::stale_keys, Inexact::chunk_gradients}) {
+      AdaptationOptions o = k.options();
+      o.inexact = way;
+      const Found found = by_document(k, o);
+      const size_t same = way == Inexact::stale_keys ? 1 : 2;
+      for (const auto& [document, chunks] : exact) {
+        ASSERT_EQ(found.at(document).size(), chunks.size());
+        for (size_t c = 0; c < chunks.size(); ++c)
+          if (c < same)
+            EXPECT_NEAR(found.at(document)[c], chunks[c], type == DType::f64 ? 1e-9 : 1e-3) << document << ' ' << c;
+          else
+            EXPECT_GT(std::abs(found.at(document)[c] - chunks[c]), 1e-9) << document << ' ' << c;
+      }
+      for (const int64_t documents : {1, 6}) {
+        o.documents = documents;
+        EXPECT_EQ(by_document(k, o), found) << documents << " side by side";
+      }
+      o.documents = 2;
+      Case changed = k;
+      changed.flat.data = changed.memory.data();
+      for (int64_t i = 14; i < 33; ++i) changed.tokens[size_t(i)] = 1 + (k.tokens[size_t(i)] + 3) % 5;
+      const Found after = by_document(changed, o);
+      for (size_t c = 0; c < found.at(0).size(); ++c)
+        EXPECT_EQ(after.at(0)[c] == found.at(0)[c], c < 3) << "chunk " << c;
+    }
+  }
+}
+
 TEST(ttt, a_chunk_is_scored_before_it_is_learnt_from_and_the_last_never_is) {
   const Case k(small_nano(), {27, 9, 4});
   AdaptationOptions o = k.options();
@@ -234,6 +211,42 @@ TEST(ttt, adapters_saved_are_those_that_begin) {
   } catch (const Error& e) { EXPECT_NE(std::string(e.what()).find("(3, "), std::string::npos) << e.what(); }
 }
 
+TEST(ttt, ranks_share_the_documents_and_score_the_same_bits) {
+  const Case k(small_golf(), {27, 9, 16, 14, 4, 30, 8}, DType::f32);
+  AdaptationOptions o = k.options();
+  o.documents = 3;
+  const Case::ByteTokens tokenizer(k.config.vocab);
+  std::vector<DocumentScore> alone;
+  const AdaptedScore one = score_adapted(k.config, k.flat, tokenizer, k.source(), o, &alone);
+  for (const bool claims : {false, true})
+    for (const int world : {2, 3, 9}) {  // of nine some have none
+      SharedCounter counter;
+      std::vector<AdaptedScore> totals(static_cast<size_t>(world));
+      std::atomic<int64_t> scored = 0;
+      const auto errors = testing::run_ranks(world, 60, [&](SocketCommunicator& ranks) {
+        AdaptationOptions shared = o;
+        shared.ranks = &ranks;
+        if (claims) shared.claim = [&] { return counter.next(); };
+        shared.listener = [&](const AdaptationEvent& e) { scored += e.kind == AdaptationEvent::score; };
+        std::vector<DocumentScore> documents;
+        totals[size_t(ranks.rank())] = score_adapted(k.config, k.flat, tokenizer, k.source(), shared, &documents);
+        ASSERT_EQ(documents.size(), alone.size());
+        for (size_t d = 0; d < alone.size(); ++d) {
+          EXPECT_EQ(documents[d].loss_sum, alone[d].loss_sum) << "document " << d << " of " << world << " ranks";
+          EXPECT_EQ(documents[d].targets, alone[d].targets);
+        }
+      });
+      for (const std::string& e : errors) EXPECT_EQ(e, "");
+      for (const AdaptedScore& total : totals) {
+        EXPECT_EQ(total.loss, one.loss);
+        EXPECT_EQ(total.bytes, one.bytes);
+        EXPECT_EQ(total.updates, one.updates);
+        EXPECT_EQ(total.window_tokens, one.window_tokens);
+      }
+      EXPECT_EQ(scored, one.updates + int64_t(alone.size())) << "a chunk was scored twice, or never";
+    }
+}
+
 TEST(ttt, bad_options_are_named) {
   const Case k(small_nano(), {20});
   const auto message = [&](const std::function<void(AdaptationOptions&)>& change) {
@@ -247,6 +260,8 @@ TEST(ttt, bad_options_are_named) {
   EXPECT_EQ(message([](auto& o) { o.chunk = 0; }), "adaptation: found a chunk of 0, expected at least 1");
   EXPECT_EQ(message([](auto& o) { o.window = 3; }),
             "adaptation: found a window of 3, expected at least the chunk of 4");
+  EXPECT_EQ(message([](auto& o) { o.inexact = Inexact::stale_keys; }),
+            "adaptation: found learned positions, expected rotary ones for what is inexact");
   EXPECT_EQ(message([](auto& o) { o.documents = 0; }), "adaptation: found 0 documents, expected at least 1");
   EXPECT_EQ(message([](auto& o) { o.adapters.rank = 0; }), "adapters: found rank 0, expected it positive");
   EXPECT_EQ(message([](auto& o) { o.adapters.lr = NAN; }), "adapters: found lr nan, expected it positive");

@@ -42,6 +42,11 @@ bool slope_follows_from_value_and_sign(Act act) {
   with_activation(act, [&](auto f) { follows = has_slope_from_value_and_sign<decltype(f)>; });
   return follows;
 }
+float number_of(Act act) {
+  float number = 0;
+  with_activation(act, [&](auto f) { number = number_of(f); });
+  return number;
+}
 VectorAct vector_form_of(Act act) {
   VectorAct form = VectorAct::none;
   with_activation(act, [&](auto f) { form = vector_form<decltype(f)>(); });

@@ -3,6 +3,7 @@
 // log1p is a polynomial: F::value(Approximate(x)) is the formula of activation.h with an error far below the rounding
 // to 16 bits, and softplus costs one special-function result (16 a cycle and SM) instead of two.
 //   act_value<F, T>(x), act_slope<F, T>(x), act_slope_from_value<F, T>(y)     T: the type the result is rounded to
+// Of a formula that takes a number (activation.h), the first two take it as well.
 // The host branches let g++ compile and test the same text.
 #include <cmath>
 
@@ -136,14 +137,22 @@ template <> struct KernelForm<Softplus> {
   }
 };
 
-template <class F, class T> INGOT_HD inline float act_value(float x) {
-  if constexpr (sizeof(T) == 2)
+template <class F, class T> INGOT_HD inline float act_value(float x, float number = 0) {
+  if constexpr (takes_number<F> && sizeof(T) == 2)
+    return F::value(Approximate(x), Approximate(number)).v;
+  else if constexpr (takes_number<F>)
+    return F::value(x, number);
+  else if constexpr (sizeof(T) == 2)
     return KernelForm<F>::narrow(x);
   else
     return KernelForm<F>::value(x);
 }
-template <class F, class T> INGOT_HD inline float act_slope(float x) {
-  if constexpr (sizeof(T) == 2)
+template <class F, class T> INGOT_HD inline float act_slope(float x, float number = 0) {
+  if constexpr (takes_number<F> && sizeof(T) == 2)
+    return F::slope(Approximate(x), Approximate(number)).v;
+  else if constexpr (takes_number<F>)
+    return F::slope(x, number);
+  else if constexpr (sizeof(T) == 2)
     return F::slope(Approximate(x)).v;
   else
     return F::slope(x);
@@ -167,11 +176,11 @@ template <class F, class T> INGOT_HD inline float act_slope_from_saved(float sav
   else
     return act_slope<F, T>(saved);
 }
-template <class F, class T> INGOT_HD inline float act_value_from_saved(float saved) {
+template <class F, class T> INGOT_HD inline float act_value_from_saved(float saved, float number = 0) {
   if constexpr (has_slope_from_value<F>)
     return saved;
   else
-    return act_value<F, T>(saved);
+    return act_value<F, T>(saved, number);
 }
 
 }  // namespace ingot

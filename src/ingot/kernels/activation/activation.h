@@ -48,18 +48,47 @@ struct KernelFit {
   bool one_by_one = false;
   // Whether what is not rare has kernels of its own, to so many columns. Where not, the branches of the general kernel
   // keep formulas apart.
-  bool own_to_256 = true, own_to_256_with_norm = false, own_to_512 = true;
+  bool own_to_256 = true, own_to_512 = true;
 };
 
 // An activation has name, value and slope, and may have
 //   slope_from_value    training then keeps values and no arguments
 //   slope_formula       the same in numbers: backward passes for Hopper then need no array of slopes
 //   fit                 a KernelFit
+//   Formula, number     those that differ by a number: value(x, c) and slope(x, c) of all of them, and c; kernels that
+//                       are compiled for each activation (kernels/mlp) then are for the formula. Its fit is theirs
 // Kernels may have a cheaper form of it (KernelForm in activation.cuh), CPU loops one over vectors (vector_act.h);
 // without, both run value() and slope().
 // A NaN comes out as a NaN: comparisons are written so that it takes the branch that keeps x.
+// x > 0 ? x : c x
+struct LeakyFormula {
+  template <class T> INGOT_HD static T value(T x, T c) { return x > 0 ? x : c * x; }
+  template <class T> INGOT_HD static T slope(T x, T c) { return x > 0 ? T(1) : c; }
+  template <class T> INGOT_HD static T slope_from_value(T y, T c) { return y > 0 ? T(1) : c; }
+};
+// max(x, c x)^2
+struct SquareFormula {
+  template <class T> INGOT_HD static T value(T x, T c) {
+    const T y = x <= 0 ? detail::product_or_zero(x, c) : x;
+    return y * y;
+  }
+  template <class T> INGOT_HD static T slope(T x, T c) {
+    return x <= 0 ? detail::product_or_zero(x, T(2) * c * c) : T(2) * x;
+  }
+};
+// x sigmoid(c x)
+struct SwishFormula {
+  static constexpr KernelFit fit = {.warpgroups_streaming = 2};
+  template <class T> INGOT_HD static T value(T x, T c) { return detail::product_or_zero(x, detail::logistic(c * x)); }
+  template <class T> INGOT_HD static T slope(T x, T c) {
+    return detail::logistic(c * x) + detail::product_or_zero(c * x, detail::logistic_slope(c * x));
+  }
+};
+
 struct Identity {
   static constexpr std::string_view name = "identity";
+  using Formula = LeakyFormula;
+  static constexpr float number = 1;
   static constexpr SlopeFormula slope_formula = {SlopeKind::step, {1, 1}};
   template <class T> INGOT_HD static T value(T x) { return x; }
   template <class T> INGOT_HD static T slope(T) { return T(1); }
@@ -74,14 +103,18 @@ struct Relu {
 };
 struct LeakyRelu {
   static constexpr std::string_view name = "leaky_relu";
-  static constexpr SlopeFormula slope_formula = {SlopeKind::step, {1, 0.01f}};
-  template <class T> INGOT_HD static T value(T x) { return x > 0 ? x : T(0.01) * x; }
-  template <class T> INGOT_HD static T slope(T x) { return x > 0 ? T(1) : T(0.01); }
-  template <class T> INGOT_HD static T slope_from_value(T y) { return y > 0 ? T(1) : T(0.01); }
+  using Formula = LeakyFormula;
+  static constexpr float number = 0.01f;
+  static constexpr SlopeFormula slope_formula = {SlopeKind::step, {1, number}};
+  template <class T> INGOT_HD static T value(T x) { return Formula::value(x, T(0.01)); }
+  template <class T> INGOT_HD static T slope(T x) { return Formula::slope(x, T(0.01)); }
+  template <class T> INGOT_HD static T slope_from_value(T y) { return Formula::slope_from_value(y, T(0.01)); }
 };
 // max(x, x / 2)^2
 struct LeakyReluSquared {
   static constexpr std::string_view name = "leaky_relu_squared";
+  using Formula = SquareFormula;
+  static constexpr float number = 0.5f;
   template <class T> INGOT_HD static T value(T x) {
     const T y = x > 0 ? x : T(0.5) * x;
     return y * y;
@@ -94,6 +127,8 @@ struct LeakyReluSquared {
 };
 struct ReluSquared {
   static constexpr std::string_view name = "relu_squared";
+  using Formula = SquareFormula;
+  static constexpr float number = 0;
   template <class T> INGOT_HD static T value(T x) { return x <= 0 ? T(0) : x * x; }
   template <class T> INGOT_HD static T slope(T x) { return x <= 0 ? T(0) : T(2) * x; }
   template <class T> INGOT_HD static T slope_from_value_and_sign(T y, bool) {
@@ -104,6 +139,8 @@ struct ReluSquared {
 // x sigmoid(x)
 struct Silu {
   static constexpr std::string_view name = "silu";
+  using Formula = SwishFormula;
+  static constexpr float number = 1;
   template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, detail::logistic(x)); }
   template <class T> INGOT_HD static T slope(T x) {
     return detail::logistic(x) + detail::product_or_zero(x, detail::logistic_slope(x));
@@ -139,11 +176,10 @@ struct GeluTanh {
 // x sigmoid(1.702 x)
 struct QuickGelu {
   static constexpr std::string_view name = "quick_gelu";
-  static constexpr KernelFit fit = {.warpgroups_streaming = 2};
-  template <class T> INGOT_HD static T value(T x) { return detail::product_or_zero(x, detail::logistic(T(1.702) * x)); }
-  template <class T> INGOT_HD static T slope(T x) {
-    return detail::logistic(T(1.702) * x) + detail::product_or_zero(T(1.702) * x, detail::logistic_slope(T(1.702) * x));
-  }
+  using Formula = SwishFormula;
+  static constexpr float number = 1.702f;
+  template <class T> INGOT_HD static T value(T x) { return Formula::value(x, T(1.702)); }
+  template <class T> INGOT_HD static T slope(T x) { return Formula::slope(x, T(1.702)); }
 };
 struct Tanh {
   static constexpr std::string_view name = "tanh";
@@ -170,7 +206,7 @@ struct Sigmoid {
 struct Softplus {
   static constexpr std::string_view name = "softplus";
   static constexpr SlopeFormula slope_formula = {SlopeKind::exponential};
-  static constexpr KernelFit fit = {.warpgroups = 4, .own_to_256_with_norm = true};
+  static constexpr KernelFit fit = {.warpgroups = 4};
   template <class T> INGOT_HD static T value(T x) {
     using std::abs;
     using std::exp;
@@ -189,7 +225,8 @@ using Activations = ActivationList<Identity, Relu, LeakyRelu, LeakyReluSquared, 
                                    QuickGelu, Tanh, Sigmoid, Softplus>;
 
 // Whether f'(x) follows from f(x) alone: then a layer's output is all its backward pass needs of it.
-template <class F> inline constexpr bool has_slope_from_value = requires { F::slope_from_value(1.0); };
+template <class F> inline constexpr bool has_slope_from_value = requires { F::slope_from_value(1.0); }
+|| requires { F::slope_from_value(1.0, 1.0); };
 
 // Whether f'(x) follows from f(x) and whether x > 0: squares lose nothing else.
 template <class F> inline constexpr bool has_slope_from_value_and_sign = requires {
@@ -205,6 +242,22 @@ template <class F> constexpr KernelFit kernel_fit_of() {
 template <class F> inline constexpr KernelFit kernel_fit = kernel_fit_of<F>();
 template <class F> inline constexpr bool has_slope_formula = requires { F::slope_formula; };
 
+// The formula of an activation: its own, or the one that it shares, which takes a number.
+template <class F> inline constexpr bool takes_number = requires { F::value(1.0, 1.0); };
+template <class F> inline constexpr bool shares_formula = requires { typename F::Formula; };
+template <class F> constexpr auto formula_of(F f) {
+  if constexpr (shares_formula<F>)
+    return typename F::Formula{};
+  else
+    return f;
+}
+template <class F> constexpr float number_of(F) {
+  if constexpr (shares_formula<F>)
+    return F::number;
+  else
+    return 0;
+}
+
 // An activation chosen at run time: its place in the list.
 enum class Act : int { identity = 0 };
 Act activation_named(std::string_view name);  // throws for an unknown name, and lists the known ones
@@ -217,6 +270,10 @@ template <class Use, class... Fs> void with_activation(Act act, Use&& use, Activ
   INGOT_CHECK(known, "activation: found number ", int(act), ", expected less than ", sizeof...(Fs));
 }
 template <class Use> void with_activation(Act act, Use&& use) { with_activation(act, use, Activations{}); }
+// Calls use(its formula), of which there are fewer than activations; the number is number_of(act).
+template <class Use> void with_formula(Act act, Use&& use) {
+  with_activation(act, [&](auto f) { use(formula_of(f)); });
+}
 template <class Use, class... Fs> void for_each_activation(Use&& use, ActivationList<Fs...>) { (use(Fs{}), ...); }
 template <class Use> void for_each_activation(Use&& use) { for_each_activation(use, Activations{}); }
 
@@ -237,6 +294,7 @@ template <class F> constexpr VectorAct vector_form() {
   return VectorAct::none;
 }
 VectorAct vector_form_of(Act act);
+float number_of(Act act);  // 0 where the formula takes none
 
 // y = f(x)             x, y (T, C) of one floating type, any row stride; y may alias x
 struct Activate {

@@ -50,6 +50,37 @@ TEST(Activation, SlopesAreTheDerivativesOfValues) {
   });
 }
 
+TEST(Activation, SharedFormulasAreTheActivationsWithTheirNumbers) {
+  int sharing = 0;
+  for_each_act([&](auto f, Act act) {
+    using F = decltype(f);
+    EXPECT_EQ(number_of(act), number_of(f)) << f.name;
+    if constexpr (shares_formula<F>) {
+      ++sharing;
+      using Formula = decltype(formula_of(f));
+      EXPECT_EQ(has_slope_from_value<Formula>, has_slope_from_value<F>) << f.name;
+      const auto compare = [&](double x, float got, float want, const char* what) {
+        // The number is rounded to fp32 once, and multiplies; exponentials of it are off by that times their argument.
+        const double allowed = (8 + std::abs(x)) * testing::roundoff(DType::f32) * std::abs(want) + 1e-36;
+        if (std::isfinite(want) && std::isfinite(x))
+          EXPECT_NEAR(got, want, allowed) << f.name << " " << what << " at " << x;
+        else
+          EXPECT_TRUE(std::isnan(want) ? std::isnan(got) : got == want) << f.name << " " << what << " at " << x;
+      };
+      std::vector<double> inputs = interesting_inputs();
+      for (double special : {kInf, -kInf, kNan}) inputs.push_back(special);
+      for (double v : inputs) {
+        const float x = float(v);
+        compare(v, act_value<Formula, float>(x, F::number), F::value(x), "value");
+        compare(v, act_value<Formula, bf16>(x, F::number), act_value<F, bf16>(x), "narrow value");
+        compare(v, act_slope<Formula, float>(x, F::number), F::slope(x), "slope");
+        compare(v, act_slope<Formula, bf16>(x, F::number), act_slope<F, bf16>(x), "narrow slope");
+      }
+    }
+  });
+  EXPECT_EQ(sharing, 6);
+}
+
 TEST(Activation, SlopesFromValuesAreTheDerivatives) {
   int have = 0;
   for_each_act([&](auto f, Act act) {

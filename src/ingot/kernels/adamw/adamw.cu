@@ -1,7 +1,7 @@
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/block_sum.cuh"
-#include "ingot/gpu/tile/vec.cuh"
+#include "ingot/gpu/tile/elements.cuh"
 #include "ingot/kernels/adamw/adamw.h"
 #include "ingot/kernels/adamw/adamw_step.h"
 
@@ -32,21 +32,6 @@ template <class Work> __device__ inline void for_my_elements(const Span& s, Work
   else if (const int64_t rest = s.vectors * kVector + (i - s.vectors); rest < s.count)
     work(rest, Count<1>{});
 }
-template <int N> __device__ inline void load(const float* from, float (&x)[N]) {
-  if constexpr (N == 1) {
-    x[0] = *from;
-  } else {
-    tile::Vec<float, N> v;
-    tile::load(v, from);
-    tile::to_float(v, x);
-  }
-}
-template <int N> __device__ inline void store(float* to, const float (&x)[N]) {
-  if constexpr (N == 1)
-    *to = x[0];
-  else
-    tile::store(to, tile::from_float<float>(x), false);
-}
 
 struct AdamWParams {
   detail::AdamWStep<float> step;
@@ -65,8 +50,8 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
   for_my_elements(a.span, [&](int64_t i, auto count) {
     constexpr int N = decltype(count)::value;
     float p[N], g[N], m[N], v[N];
-    load(a.p + i, p), load(a.g + i, g), load(a.v + i, v);
-    if (a.m != nullptr) load(a.m + i, m);
+    tile::load_elements(p, a.p + i), tile::load_elements(g, a.g + i), tile::load_elements(v, a.v + i);
+    if (a.m != nullptr) tile::load_elements(m, a.m + i);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       const float grad = g[n] * float(scale);
@@ -74,8 +59,8 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
       v[n] = s.beta2 * v[n] + s.rest2 * (grad * grad);
       p[n] -= s.decay * p[n] + s.step * m[n] / (sqrtf(v[n]) * s.root + s.eps);
     }
-    store(a.p + i, p), store(a.v + i, v);
-    if (a.m != nullptr) store(a.m + i, m);
+    tile::store_elements(a.p + i, p), tile::store_elements(a.v + i, v);
+    if (a.m != nullptr) tile::store_elements(a.m + i, m);
   });
 }
 
@@ -93,10 +78,10 @@ __global__ void __launch_bounds__(kThreads) ema_kernel(const __grid_constant__ E
   for_my_elements(e.span, [&](int64_t i, auto count) {
     constexpr int N = decltype(count)::value;
     float p[N], average[N];
-    load(e.p + i, p), load(e.average + i, average);
+    tile::load_elements(p, e.p + i), tile::load_elements(average, e.average + i);
 #pragma unroll
     for (int n = 0; n < N; ++n) average[n] += rest * (p[n] - average[n]);
-    store(e.average + i, average);
+    tile::store_elements(e.average + i, average);
   });
 }
 

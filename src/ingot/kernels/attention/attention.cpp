@@ -289,6 +289,8 @@ int64_t attention_backward_workspace_bytes(const AttentionBackward& a) {
 void attention_backward(const AttentionBackward& a, Stream stream) {
   check_backward(a);
   check_workspace(a);
+  INGOT_CHECK(!(a.add_dv || a.has_delta) || a.q.device.kind == Device::cuda,
+              "attention_backward: found add_dv or has_delta on ", a.q.device, ", expected a GPU");
   INGOT_DISPATCH(ATTENTION, a.q.device, attention_backward, a, stream);
 }
 

@@ -415,6 +415,33 @@ TEST_F(AttentionCuda, GradientsMatchFp64) {
             << " of what is allowed\n";
 }
 
+// What was there and what would have been written, both rounded, added up and rounded again; each element once.
+TEST_F(AttentionCuda, AddsToTheValuesGradientWhereAsked) {
+  for (int64_t d : {64, 128, 256}) {
+    Operands a({.queries = {300, 7, 0, 130}, .keys = {300, 7, 0, 130}, .heads = 4, .kv_heads = 2, .d = d, .gap = 8});
+    attention(a.op(), {});
+    Gradients b(a);
+    b.run();
+    const auto alone = values(b.dv.host());
+    testing::fill_normal(b.dv.host(), 9);
+    const auto there = values(b.dv.host());
+    b.dv.upload();
+    AttentionBackward op = b.op();
+    op.add_dv = true;
+    op.workspace = b.workspace;
+    attention_backward(op, {});
+    b.dv.download();
+    const auto got = values(b.dv.host());
+    op.add_dv = false, op.has_delta = true;  // the last call left the sums in the workspace
+    attention_backward(op, {});
+    b.dv.download();
+    EXPECT_EQ(values(b.dv.host()), alone);
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_EQ(got[i], double(float(bf16(float(there[i]) + float(alone[i]))))) << d << ", element " << i;
+    EXPECT_TRUE(b.dv.untouched());
+  }
+}
+
 TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
   for (int64_t d : {64, 128}) {
     Operands alone({.queries = {300}, .keys = {300}, .heads = 4, .kv_heads = 2, .d = d});
@@ -505,7 +532,7 @@ TEST_F(AttentionCuda, NothingToDoIsDone) {
 
 TEST_F(AttentionCuda, ExcludesSelfAsTheCpuDoes) {
   for (DType type : {DType::f32, DType::bf16, DType::f16})
-    for (int64_t d : {64, 128}) {
+    for (auto [d, writes] : {std::pair<int64_t, bool>{64, false}, {64, true}, {128, false}, {40, true}}) {
       const Shape many{333, 8, d}, few{333, 4, d};
       DeviceBuffer y(type, many), v(type, few), z(type, many), dz(type, many), dy(type, many), dv(type, few);
       Buffer y64(DType::f64, many), v64(DType::f64, few), z64(DType::f64, many), dz64(DType::f64, many),
@@ -516,10 +543,12 @@ TEST_F(AttentionCuda, ExcludesSelfAsTheCpuDoes) {
         testing::assign(*cpu, values(gpu->host()));
         gpu->upload();
       }
-      z.upload(), dy.upload();
+      DeviceBuffer delta(DType::f32, {8, 333});
+      z.upload(), dy.upload(), delta.upload();
       exclude_self({.y = y, .v = v, .z = z}, {});
-      exclude_self_backward({.y = y, .v = v, .dz = dz, .dy = dy, .dv = dv}, {});
+      exclude_self_backward({.y = y, .v = v, .dz = dz, .dy = dy, .dv = dv, .write_dv = writes, .delta = delta}, {});
       exclude_self({.y = y64, .v = v64, .z = z64}, {});
+      if (writes) fill_zero(dv64);
       exclude_self_backward({.y = y64, .v = v64, .dz = dz64, .dy = dy64, .dv = dv64}, {});
       const double u = roundoff(type), sums = 64 * roundoff(DType::f32);
       for (auto [gpu, cpu] : {std::pair{&z, &z64}, {&dy, &dy64}, {&dv, &dv64}}) {
@@ -528,6 +557,16 @@ TEST_F(AttentionCuda, ExcludesSelfAsTheCpuDoes) {
         EXPECT_TRUE(seen.ok) << seen.message;
         EXPECT_TRUE(gpu->untouched());
       }
+      // Of dy as it was stored: sums of d products of two numbers of size 1.
+      delta.download();
+      const auto a = values(dy.host()), b = values(y.host()), got = values(delta.host());
+      for (int64_t t = 0; t < 333; ++t)
+        for (int64_t h = 0; h < 8; ++h) {
+          double sum = 0;
+          for (int64_t c = 0; c < d; ++c) sum += a[size_t((t * 8 + h) * d + c)] * b[size_t((t * 8 + h) * d + c)];
+          EXPECT_NEAR(got[size_t(h * 333 + t)], sum, double(d) * roundoff(DType::f32) * 8);
+        }
+      EXPECT_TRUE(delta.untouched());
     }
 }
 

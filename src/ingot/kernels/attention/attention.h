@@ -32,8 +32,10 @@ void attention(const Attention& a, Stream stream);
 // Gradients are written (dq, dk, dv) or accumulated (dsinks). Needs out and lse of the forward pass; no ring.
 struct AttentionBackward {
   Tensor q, k, v, cu_q, cu_k, sinks, out, lse, dout;
-  Tensor dq, dk, dv;  // shapes of q, k, v
-  Tensor dsinks;      // (H) or left out; f32 beside 16-bit types
+  Tensor dq, dk, dv;       // shapes of q, k, v
+  Tensor dsinks;           // (H) or left out; f32 beside 16-bit types
+  bool add_dv = false;     // dv is added to what is there; on a GPU
+  bool has_delta = false;  // workspace begins with the sums of dout * out, (H, Tq) f32; on a GPU
   double scale = 1, softcap = 0;
   int64_t window = 0;
   bool causal = true;
@@ -50,8 +52,10 @@ struct ExcludeSelf {
 };
 void exclude_self(const ExcludeSelf& a, Stream stream);
 struct ExcludeSelfBackward {
-  Tensor y, v, dz, dy;  // dy may alias dz
-  Tensor dv;            // (T, Hkv, D) accumulated
+  Tensor y, v, dz, dy;    // dy may alias dz
+  Tensor dv;              // (T, Hkv, D) accumulated
+  bool write_dv = false;  // written instead
+  Tensor delta;           // (H, T) f32: sums of dy * y, as attention_backward wants them, or left out; on a GPU
 };
 void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream);
 

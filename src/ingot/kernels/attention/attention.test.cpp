@@ -458,6 +458,15 @@ struct Exclusive {
   }
 };
 
+TEST(ExcludeSelf, WritesTheValuesGradientWhereAsked) {
+  Exclusive added(5, 4, 2, 8, DType::f64), written(5, 4, 2, 8, DType::f64);
+  fill_zero(added.dv);
+  added.run();
+  exclude_self_backward(
+      {.y = written.y, .v = written.v, .dz = written.dz, .dy = written.dy, .dv = written.dv, .write_dv = true}, {});
+  EXPECT_EQ(values(added.dv), values(written.dv));
+}
+
 TEST(ExcludeSelf, Fp32MatchesFp64AndLeavesNothingAlongTheValue) {
   for (auto [tokens, heads, kv_heads, d, gap] : {std::array<int64_t, 5>{0, 2, 1, 8, 0},
                                                  {1, 1, 1, 1, 0},

@@ -81,9 +81,10 @@ template <class T> void launch_rows(const AttentionBackward& a, float* delta, in
                       .lanes = lanes};
   const int64_t rows = a.q.size(0) * a.q.size(1), rows_per_block = kDeltaThreads / lanes;
   const int device = a.q.device.index;
-  gpu::launch("attention_backward: delta", attention_delta<T>,
-              {.grid = (rows + rows_per_block - 1) / rows_per_block, .block = kDeltaThreads, .device = device}, stream,
-              p);
+  if (!a.has_delta)
+    gpu::launch("attention_backward: delta", attention_delta<T>,
+                {.grid = (rows + rows_per_block - 1) / rows_per_block, .block = kDeltaThreads, .device = device},
+                stream, p);
   if (!a.dsinks) return;
   const auto sinks = [&](auto type) {
     using S = decltype(type);
@@ -141,7 +142,8 @@ template <class T> void launch_key_gradient(const AttentionBackward& a, const Sc
                       .dk = a.dk.data,
                       .dv = a.dv.data,
                       .dk_strides = strides_of(a.dk),
-                      .dv_strides = strides_of(a.dv)};
+                      .dv_strides = strides_of(a.dv),
+                      .add_dv = a.add_dv};
   p.walk.heads /= p.walk.group;
   p.walk.heads_in_set = std::max(1, p.walk.heads_in_set / p.walk.group);
   p.walk.places = detail::tile_places(a.k.size(0), p.walk.segments, kernel.keys);

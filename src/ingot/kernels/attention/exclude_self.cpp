@@ -73,7 +73,7 @@ template <class T> void backward_group(const ExcludeSelfBackward& a, int64_t t, 
   // Where |v| is below the floor, u = v / floor is linear in v and has no projection term.
   const T along_du = norm > T(kTiny) ? dot(du, v, d) * inverse * inverse : T(0);
   T* dv = head_row<T>(a.dv, t, kv_head);
-  for (int64_t c = 0; c < d; ++c) dv[c] += (du[c] - along_du * v[c]) * inverse;
+  for (int64_t c = 0; c < d; ++c) dv[c] = (a.write_dv ? T(0) : dv[c]) + (du[c] - along_du * v[c]) * inverse;
 }
 
 template <class T> void backward(const ExcludeSelfBackward& a) {
@@ -112,6 +112,11 @@ void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream) {
   check_heads("exclude_self_backward", "dz", a.dz, a.y, a.y.size(1));
   check_heads("exclude_self_backward", "dy", a.dy, a.y, a.y.size(1));
   check_heads("exclude_self_backward", "dv", a.dv, a.y, a.v.size(1));
+  const Shape sums{a.y.size(1), a.y.size(0)};
+  INGOT_CHECK(!a.delta || (a.y.device.kind == Device::cuda && a.delta.device == a.y.device && a.delta.shape == sums &&
+                           a.delta.dtype == DType::f32 && a.delta.contiguous()),
+              "exclude_self_backward: delta: found ", a.delta.shape, " of ", a.delta.dtype, " on ", a.delta.device,
+              ", expected ", sums, " of f32, contiguous, on a GPU");
   INGOT_DISPATCH(ATTENTION, a.y.device, exclude_self_backward, a, stream);
 }
 

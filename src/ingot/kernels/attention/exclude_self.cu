@@ -28,6 +28,9 @@ struct Params {
   Heads y, v, z, dz, dy, dv;  // forward: y, v, z; backward: all but z
   int64_t items;              // tokens times key heads
   int kv_heads, group, width;
+  bool write_dv = false;
+  float* delta = nullptr;  // (heads, tokens), or not wanted
+  int64_t tokens = 0;
 };
 
 // A lane's elements of a head, of which kLanes lanes hold all. One of these forms:
@@ -117,11 +120,22 @@ template <class Form> __global__ void __launch_bounds__(kThreads) exclude_self_b
       dz[i] -= along_dz * inverse * v[i];
     }
     if (item.there) Form::store(at<T>(p.dy, item.token, h), dz, p.width);
+    if (p.delta == nullptr) continue;
+      // Of dy as it is stored.
+#pragma unroll
+    for (float& x : dz) x = tile::to_float(tile::from_float<T>(x));
+    const float delta = dot<Form>(dz, y);
+    if (item.there && threadIdx.x % Form::kLanes == 0) p.delta[h * p.tokens + item.token] = delta;
   }
   // Where |v| is below the floor, u = v / floor is linear in v and has no projection term.
   const float along_du = norm > kTiny ? dot<Form>(du, v) * inverse * inverse : 0.f;
   T* const dv = at<T>(p.dv, item.token, item.kv_head);
-  Form::load(y, dv, p.width);
+  if (p.write_dv) {
+#pragma unroll
+    for (float& x : y) x = 0;
+  } else {
+    Form::load(y, dv, p.width);
+  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) y[i] += (du[i] - along_du * v[i]) * inverse;
   if (item.there) Form::store(dv, y, p.width);
@@ -171,6 +185,9 @@ void exclude_self_backward(const ExcludeSelfBackward& a, Stream stream) {
   const char* op = "exclude_self_backward";
   Params p = params_of(op, a.y, a.v);
   p.dz = heads_of(a.dz), p.dy = heads_of(a.dy), p.dv = heads_of(a.dv);
+  p.write_dv = a.write_dv;
+  p.delta = a.delta ? a.delta.ptr<float>() : nullptr;
+  p.tokens = a.y.size(0);
   with_gpu_float_type(a.y.dtype, op, [&]<class T>(T) {
     with_form<T>(p, [&]<class Form>() { launch<Form>(op, exclude_self_back<Form>, p, a.y.device.index, stream); });
   });

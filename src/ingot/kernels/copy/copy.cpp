@@ -1,5 +1,6 @@
 #include "ingot/kernels/copy/copy.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -95,6 +96,11 @@ template <class T> void fill_with(const Tensor& t, uint64_t pattern) {
         for (int64_t l = 0; l < s.dim[3]; ++l) row[l * s.to[3]] = v;
       }
 }
+void copy_at(const CopyAt& c, Stream) {
+  const int64_t at = *c.at.ptr<int32_t>();
+  const int64_t begin = std::max<int64_t>(0, -at), end = std::min(c.from.size(0), c.to.size(0) - at);
+  if (begin < end) ingot::copy(c.from.slice(0, begin, end), c.to.slice(0, at + begin, at + end));
+}
 void fill(const Fill& f, uint64_t pattern, Stream) {
   if (pattern == 0) return fill_zero(f.to);
   switch (size_of(f.to.dtype)) {
@@ -110,6 +116,7 @@ void fill(const Fill& f, uint64_t pattern, Stream) {
 
 namespace cuda {
 void copy(const Copy& c, Stream stream);
+void copy_at(const CopyAt& c, Stream stream);
 void fill(const Fill& f, uint64_t pattern, Stream stream);
 }  // namespace cuda
 
@@ -120,6 +127,21 @@ void copy(const Copy& c, Stream stream) {
     return;
   }
   INGOT_DISPATCH(COPY, c.to.device, copy, c, stream);
+}
+
+void copy_at(const CopyAt& c, Stream stream) {
+  const auto row_of = [](const Tensor& t) { return t.rank() > 0 && t.size(0) > 0 ? t.row(0) : Tensor(); };
+  INGOT_CHECK(c.from.rank() >= 2 && c.from.rank() == c.to.rank(), "copy_at: found from of shape ", c.from.shape,
+              " and to of shape ", c.to.shape, ", expected rows of one shape");
+  INGOT_CHECK(c.from.dtype == c.to.dtype && c.from.device == c.to.device && c.at.device == c.to.device,
+              "copy_at: found ", c.from.dtype, " on ", c.from.device, ", expected ", c.to.dtype, " on ", c.to.device);
+  INGOT_CHECK(c.at.dtype == DType::i32 && c.at.numel() == 1, "copy_at: found at of shape ", c.at.shape, " and dtype ",
+              c.at.dtype, ", expected (1) of i32");
+  if (c.from.size(0) == 0 || c.to.size(0) == 0) return;
+  const Tensor a = row_of(c.from), b = row_of(c.to);
+  INGOT_CHECK(a.shape == b.shape && a.contiguous() && b.contiguous(), "copy_at: found rows of shapes ", a.shape,
+              " and ", b.shape, ", expected one shape without gaps");
+  INGOT_DISPATCH(COPY, c.to.device, copy_at, c, stream);
 }
 
 void fill(const Fill& f, Stream stream) {

@@ -171,7 +171,37 @@ template <class S, class D> void copy_converted(const Copy& c, Stream stream) {
   }
 }
 
+struct CopyAtParams {
+  const void* from;
+  void* to;
+  const int32_t* at;
+  int64_t from_stride, to_stride, cols, rows, room;  // in elements
+};
+template <class T> __global__ void __launch_bounds__(kThreads) copy_rows_at(const __grid_constant__ CopyAtParams p) {
+  const int64_t i = thread_number(), row = i / p.cols, column = i % p.cols, to = row + *p.at;
+  if (row >= p.rows || to < 0 || to >= p.room) return;
+  static_cast<T*>(p.to)[to * p.to_stride + column] = static_cast<const T*>(p.from)[row * p.from_stride + column];
+}
+
 }  // namespace
+
+void copy_at(const CopyAt& c, Stream stream) {
+  const int64_t cols = c.from.numel() / c.from.size(0);
+  const CopyAtParams p{.from = c.from.data,
+                       .to = c.to.data,
+                       .at = c.at.ptr<int32_t>(),
+                       .from_stride = c.from.step(0),
+                       .to_stride = c.to.step(0),
+                       .cols = cols,
+                       .rows = c.from.size(0),
+                       .room = c.to.size(0)};
+  if (c.from.numel() == 0) return;
+  with_width(size_of(c.to.dtype), [&](auto word) {
+    gpu::launch("copy_at", copy_rows_at<decltype(word)>,
+                {.grid = (c.from.numel() + kThreads - 1) / kThreads, .block = kThreads, .device = c.to.device.index},
+                stream, p);
+  });
+}
 
 void copy(const Copy& c, Stream stream) {
   if (c.to.numel() == 0) return;

@@ -141,6 +141,8 @@ TEST_F(CopyCuda, AnArenaServesDeviceMemoryPoisonedOnDemand) {
   EXPECT_EQ(poisoned.taken(), 0);
 }
 
+TEST_F(CopyCuda, RowsGoWhereANumberSays) { copies_rows_at_a_place<DeviceBuffer>(); }
+
 TEST_F(CopyCuda, MoreDeviceMemoryThanThereIsIsRefusedWithBothFigures) {
   try {
     Arena arena(int64_t(1) << 50, gpu::device_memory(0));

@@ -15,6 +15,14 @@ struct Copy {
 };
 void copy(const Copy& c, Stream stream);
 
+// to[at + i] = from[i] for each row i, where `at` is read when the stream comes to it: so a graph's replays may put
+// rows in other places. Of one type; rows without gaps. Rows that would lie outside of `to` are left out.
+struct CopyAt {
+  Tensor from, to;  // (N, ...), (M, ...)
+  Tensor at;        // (1) i32
+};
+void copy_at(const CopyAt& c, Stream stream);
+
 struct Fill {
   Tensor to;
   double value = 0;  // of an integer type: one that it can hold

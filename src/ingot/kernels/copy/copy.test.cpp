@@ -37,6 +37,16 @@ TEST(Copy, ConvertsBetweenFloatingTypesAndWritesNothingElse) {
       }
 }
 
+TEST(Copy, RowsGoWhereANumberSays) {
+  copies_rows_at_a_place<Buffer>();
+  Buffer rows(DType::f32, {2, 3}), other(DType::f32, {2, 4}), place(DType::i32, {1});
+  EXPECT_NE(
+      error_of([&] { copy_at({.from = rows, .to = other, .at = place}, {}); }).find("copy_at: found rows of shapes"),
+      std::string::npos);
+  EXPECT_NE(error_of([&] { copy_at({.from = rows, .to = rows, .at = rows}, {}); }).find("copy_at: found at of shape"),
+            std::string::npos);
+}
+
 TEST(Copy, FillsAnyTypeWithWhatItCanHold) {
   for (DType t :
        {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i64, DType::i32, DType::u32, DType::u16, DType::u8})

@@ -1,7 +1,8 @@
 #pragma once
 // Shapes, gaps and alignments that reach every path of the kernels: vectors in one row and in many, elements one by
 // one.
-#include "ingot/testing/testing.h"
+#include "ingot/kernels/copy/copy.h"
+#include "ingot/testing/any_buffer.h"
 
 namespace ingot {
 
@@ -21,6 +22,24 @@ inline double rounded(double x, DType t) {
     case DType::f16: return float(f16(float(x)));
     default: return float(x);
   }
+}
+
+// Rows that begin where a number says; what would lie outside is left out, and nothing else is written.
+template <class B> void copies_rows_at_a_place() {
+  for (DType type : {DType::bf16, DType::f32, DType::i32})
+    for (const int at : {0, 3, 5, -1, 7, 100}) {
+      B from(type, {3, 2, 5}), to(type, {7, 2, 5}), place(DType::i32, {1});
+      std::vector<double> x(30), y(70, -1), want = y;
+      for (size_t i = 0; i < x.size(); ++i) x[i] = double(i);
+      testing::assign(testing::host_of(from), x), testing::assign(testing::host_of(to), y);
+      testing::assign(testing::host_of(place), std::vector<double>{double(at)});
+      testing::send(from), testing::send(to), testing::send(place);
+      copy_at({.from = from, .to = to, .at = place}, {});
+      for (int row = 0; row < 3; ++row)
+        for (int c = 0; c < 10 && row + at >= 0 && row + at < 7; ++c)
+          want[size_t(10 * (row + at) + c)] = x[size_t(10 * row + c)];
+      testing::expect_close(to, want, 0, 0);
+    }
 }
 
 }  // namespace ingot

@@ -38,6 +38,21 @@ void check_rows_or_none(const Tensor& t, const Tensor& like, Shape shape, const 
   if (t) check_rows(t, like, shape, what);
 }
 
+// A second pair's matrix: one, or one of each segment.
+void check_pair(const Tensor& t, const Tensor& like, Shape shape, const char* what) {
+  if (!t || shape.rank == 2) return check_rows_or_none(t, like, shape, what);
+  INGOT_CHECK(t.shape == shape && t.step(-1) == 1, what, ": found shape ", t.shape, ", expected ", shape,
+              " of contiguous rows");
+  check_rows_or_none(t.size(0) > 0 ? t.row(0) : Tensor(), like, {shape[1], shape[2]}, what);
+}
+void check_segments(std::span<const int32_t> cu, int64_t rows, bool second) {
+  if (cu.empty()) return;
+  INGOT_CHECK(second, "linear_cross_entropy: found cu2 without x2, expected both");
+  INGOT_CHECK(cu.front() == 0 && int64_t(cu.back()) == rows, "linear_cross_entropy: found cu2 from ", cu.front(),
+              " to ", cu.back(), ", expected 0 to ", rows);
+  for (size_t s = 0; s + 1 < cu.size(); ++s) INGOT_CHECK_LE(cu[s], cu[s + 1], "linear_cross_entropy: cu2");
+}
+
 void check_targets(const Tensor& targets, int64_t rows, const Tensor& like, const char* op) {
   INGOT_CHECK(targets.shape == Shape{rows} && targets.contiguous(), op, ": found targets of shape ", targets.shape,
               ", expected contiguous ", Shape{rows});
@@ -183,6 +198,7 @@ void cross_entropy(const CrossEntropy& a, Stream stream) {
 }
 
 namespace cpu {
+void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);
 namespace {
 
 // Rows of logits that a chunk has room for: a multiple of 16 for the products.
@@ -214,6 +230,19 @@ void backward(const LinearCrossEntropy& a, const Tensor& dlogits, const Tensor& 
   if (dx || dw) linear_backward({.dy = dlogits, .x = x, .w = w, .dx = dx, .dw = dw, .products = a.products}, stream);
 }
 
+// One after the other, so that no segment's bits depend on another.
+void of_each_segment(const LinearCrossEntropy& a, Stream stream) {
+  for (size_t s = 0; s + 1 < a.cu2.size(); ++s) {
+    LinearCrossEntropy one = a;
+    one.cu2 = {};
+    for (Tensor* t : {&one.x, &one.x2, &one.targets, &one.loss, &one.lse, &one.dloss, &one.dx, &one.dx2})
+      *t = rows_of(*t, a.cu2[s], a.cu2[s + 1]);
+    one.w2 = a.w2.row(int64_t(s));
+    if (a.dw2) one.dw2 = a.dw2.row(int64_t(s));
+    cpu::linear_cross_entropy(one, stream);
+  }
+}
+
 }  // namespace
 
 int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,
@@ -224,6 +253,7 @@ int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int
 }
 
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
+  if (!a.cu2.empty()) return of_each_segment(a, stream);
   const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(T, V, a.x.dtype);
   check_target_values(a.targets, V, a.ignore_index, "linear_cross_entropy");
   Tensor packed;
@@ -278,7 +308,10 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
               ", expected both or neither");
   const int64_t R = a.x2 ? a.x2.cols() : 0;
   check_rows_or_none(a.x2, a.x, {T, R}, "linear_cross_entropy: x2");
-  check_rows_or_none(a.w2, a.x, {V, R}, "linear_cross_entropy: w2");
+  check_segments(a.cu2, T, bool(a.x2));
+  const int64_t S = int64_t(a.cu2.size()) - 1;
+  const Shape second = a.cu2.empty() ? Shape{V, R} : Shape{S, V, R};
+  check_pair(a.w2, a.x, second, "linear_cross_entropy: w2");
   check_targets(a.targets, T, a.x, "linear_cross_entropy");
   const Tensor sums = sums_like(a.x);
   check_rows(a.loss, sums, {T}, "linear_cross_entropy: loss");
@@ -288,7 +321,7 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
   const auto weight_gradient_like = [&](const Tensor& dw) { return dw && dw.dtype == sums.dtype ? sums : a.x; };
   check_rows_or_none(a.dw, weight_gradient_like(a.dw), {V, C}, "linear_cross_entropy: dw");
   check_rows_or_none(a.dx2, a.x, {T, R}, "linear_cross_entropy: dx2");
-  check_rows_or_none(a.dw2, weight_gradient_like(a.dw2), {V, R}, "linear_cross_entropy: dw2");
+  check_pair(a.dw2, weight_gradient_like(a.dw2), second, "linear_cross_entropy: dw2");
   INGOT_CHECK(a.dloss || !(a.dx || a.dw || a.dx2 || a.dw2),
               "linear_cross_entropy: found outputs for gradients without dloss, expected dloss or no gradients");
   check_options(a.softcap, a.z_loss, a.label_smoothing, "linear_cross_entropy");

@@ -25,6 +25,7 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
   struct Case {
     int64_t rows, features, vocab, rank;
     double softcap = 20;
+    std::vector<int32_t> cu2{};
   };
   for (DType type : {DType::bf16, DType::f16, DType::f32})
     for (const Case& c : {Case{9, 16, 40, 0},
@@ -33,21 +34,26 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
                           {300, 64, 1001, 8},
                           {0, 8, 8, 0},
                           {300, 96, 1000, 0, 0},
-                          {16600, 16, 136, 0}}) {
-      SCOPED_TRACE(::testing::Message() << type << ' ' << c.rows << ' ' << c.vocab);
+                          {16600, 16, 136, 0},
+                          {300, 64, 1001, 8, 20, {0, 32, 64, 96, 96, 196, 300}},
+                          {17000, 16, 41, 8, 20, {0, 100, 5000, 8292, 17000}}}) {
+      const int64_t pairs = std::max<int64_t>(1, int64_t(c.cu2.size()) - 1);
+      SCOPED_TRACE(::testing::Message() << type << ' ' << c.rows << ' ' << c.vocab << ' ' << pairs);
       const double weight = 1 / std::sqrt(double(c.features));
       DeviceBuffer x = testing::normal<DeviceBuffer>(type, {c.rows, c.features}, 1),
                    w = testing::normal<DeviceBuffer>(type, {c.vocab, c.features}, 2, weight),
                    x2 = testing::normal<DeviceBuffer>(type, {c.rows, c.rank}, 3),
-                   w2 = testing::normal<DeviceBuffer>(type, {c.vocab, c.rank}, 4, weight),
+                   w2 = testing::normal<DeviceBuffer>(type, {pairs * c.vocab, c.rank}, 4, weight),
                    dloss = testing::normal<DeviceBuffer>(DType::f32, {c.rows}, 5),
                    loss = testing::poisoned<DeviceBuffer>(DType::f32, {c.rows}),
                    dx = testing::poisoned<DeviceBuffer>(type, {c.rows, c.features}),
-                   dw = testing::normal<DeviceBuffer>(DType::f32, {c.vocab, c.features}, 6);
+                   dw = testing::normal<DeviceBuffer>(DType::f32, {c.vocab, c.features}, 6),
+                   dx2 = testing::poisoned<DeviceBuffer>(type, {c.rows, c.rank}),
+                   dw2 = testing::normal<DeviceBuffer>(DType::f32, {pairs * c.vocab, c.rank}, 7);
       DeviceBuffer targets = cross_entropy_cases::targets_for<DeviceBuffer>(c.rows, c.vocab);
       Buffer x64 = exact(x), w64 = exact(w), x264 = exact(x2), w264 = exact(w2), dloss64 = exact(dloss),
              loss64(DType::f64, {c.rows}), dx64(DType::f64, {c.rows, c.features}), dw64 = exact(dw),
-             targets64(DType::i32, {c.rows});
+             dx264(DType::f64, {c.rows, c.rank}), dw264 = exact(dw2), targets64(DType::i32, {c.rows});
       cross_entropy_cases::assign_ids(targets64, targets.host());
       const auto call = [&](LinearCrossEntropy a) {
         const int64_t bytes =
@@ -65,24 +71,34 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
         }
       };
       const bool second = c.rank > 0;
+      const auto of_pairs = [&](const Tensor& t) {
+        if (!second) return Tensor();
+        return c.cu2.empty() ? t : t.reshape({pairs, c.vocab, c.rank});
+      };
       call({.x = x,
             .w = w,
             .x2 = second ? x2 : Tensor(),
-            .w2 = second ? w2 : Tensor(),
+            .w2 = of_pairs(w2),
             .targets = targets,
             .loss = loss,
             .dloss = dloss,
             .dx = dx,
-            .dw = dw});
+            .dx2 = second ? dx2 : Tensor(),
+            .dw = dw,
+            .dw2 = of_pairs(dw2),
+            .cu2 = c.cu2});
       call({.x = x64,
             .w = w64,
             .x2 = second ? x264 : Tensor(),
-            .w2 = second ? w264 : Tensor(),
+            .w2 = of_pairs(w264),
             .targets = targets64,
             .loss = loss64,
             .dloss = dloss64,
             .dx = dx64,
-            .dw = dw64});
+            .dx2 = second ? dx264 : Tensor(),
+            .dw = dw64,
+            .dw2 = of_pairs(dw264),
+            .cu2 = c.cu2});
       // Logits are fp32 sums of exact products (f32 operands: to fp32 roundings); what the gradients' products read is
       // rounded to the type once, relative to entries of size dloss: dx sums vocab of them against weights, dw rows.
       const double u = testing::roundoff(type), sums = (double(c.features) + 100) * testing::roundoff(DType::f32);
@@ -94,10 +110,14 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
       call({.x = x,
             .w = w,
             .x2 = second ? x2 : Tensor(),
-            .w2 = second ? w2 : Tensor(),
+            .w2 = of_pairs(w2),
             .targets = targets,
-            .loss = alone});
+            .loss = alone,
+            .cu2 = c.cu2});
       testing::expect_close(alone, values(loss64), 40 * sums, 1e-6);
+      if (!second) continue;
+      testing::expect_close(dx2, values(dx264), 8 * (u + sums) * weight * 3, 2 * u);
+      testing::expect_close(dw2, values(dw264), 8 * (u + 4 * sums) * std::sqrt(double(c.rows) + 1), 1e-5);
     }
 }
 #endif

@@ -4,6 +4,8 @@
 //   lse = log sum_v exp(c_v)     loss = lse - c_target + z_loss * lse^2       ignored targets: loss = 0, no gradient
 //   dc = dloss * [ p * (1 + 2 z_loss lse) - onehot ]     dl = dc * (1 - (c / softcap)^2)
 // With label_smoothing s the target is (1 - s) onehot + s / V: (1 - s) c_target + s mean_v(c_v) stands for c_target.
+#include <span>
+
 #include "ingot/core/tensor.h"
 #include "ingot/kernels/linear/linear.h"
 
@@ -37,6 +39,8 @@ struct LinearCrossEntropy {
   int32_t ignore_index = -1;
   Products products = Products::fp32;
   double label_smoothing = 0;
+  // (S + 1), in host memory: rows [cu2[s], cu2[s + 1]) have a pair of their own, w2[s] and dw2[s] of (S, V, R).
+  std::span<const int32_t> cu2;
 };
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream);
 int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype,

@@ -99,6 +99,33 @@ void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
 
 #endif
 
+// Where a chunk that begins at a row ends: after `step` rows, with pairs of segments at the last end of one within
+// them.
+int64_t chunk_end(const LinearCrossEntropy& a, int64_t begin, int64_t step) {
+  const int64_t most = std::min(a.x.size(0), begin + step);
+  const auto after = std::upper_bound(a.cu2.begin(), a.cu2.end(), most);
+  return after != a.cu2.begin() && *(after - 1) > begin ? *(after - 1) : most;
+}
+// Neighbouring segments that have as many rows of a chunk.
+struct Run {
+  int64_t first, count, begin, length;
+  Tensor of(const Tensor& t) const {
+    Tensor rows = t.slice(0, begin, begin + count * length);
+    rows.shape = {count, length, t.cols()};
+    rows.stride[2] = 1, rows.stride[1] = t.row_stride(), rows.stride[0] = length * t.row_stride();
+    return rows;
+  }
+};
+template <class Use> void for_each_run(std::span<const int32_t> cu, int64_t begin, int64_t end, Use&& use) {
+  const auto length = [&](size_t s) { return std::min<int64_t>(cu[s + 1], end) - std::max<int64_t>(cu[s], begin); };
+  for (size_t s = 0, next; s + 1 < cu.size() && cu[s] < end; s = next) {
+    next = s + 1;
+    if (length(s) <= 0) continue;
+    while (next + 1 < cu.size() && length(next) == length(s)) ++next;
+    use(Run{int64_t(s), int64_t(next - s), std::max<int64_t>(cu[s], begin), length(s)});
+  }
+}
+
 }  // namespace
 
 int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t, int64_t vocab, DType dtype, Products,
@@ -118,8 +145,8 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
   const Room room = room_of(T, V, a.x.dtype, a.x.device);
   char* const memory = static_cast<char*>(a.workspace.data);
   const Tensor product(memory + room.logits + room.dlogits, DType::u8, {room.product}, a.x.device);
-  for (int64_t begin = 0; begin < T; begin += step) {
-    const int64_t end = std::min(T, begin + step);
+  for (int64_t begin = 0, end; begin < T; begin = end) {
+    end = chunk_end(a, begin, step);
     const auto rows = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
     const auto chunk = [&](char* at, DType type) {
       Tensor t(at, type, {end - begin, V}, a.x.device);
@@ -138,8 +165,31 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
               .workspace = product},
              stream);
     };
+    // Each segment's own pair: use(which, their rows of a tensor of the chunk).
+    const auto each_pair = [&](const Tensor& of_chunk, auto&& use) {
+      for_each_run(a.cu2, begin, end, [&](const Run& run) {
+        use(run, Run{0, run.count, run.begin - begin, run.length}.of(of_chunk));
+      });
+    };
+    const auto pair_of = [](const Tensor& t, const Run& run) { return t.slice(0, run.first, run.first + run.count); };
+    const auto multiply_each = [&](const Tensor& x, bool tx, const Tensor& w, bool tw, const Tensor& y, double beta) {
+      matmul_each({.a = x,
+                   .b = w,
+                   .c = y,
+                   .transpose_a = tx,
+                   .transpose_b = tw,
+                   .beta = beta,
+                   .products = a.products,
+                   .workspace = product},
+                  stream);
+    };
     multiply(rows(a.x), a.w, 0);
-    if (a.x2) multiply(rows(a.x2), a.w2, 1);
+    if (!a.cu2.empty())
+      each_pair(logits, [&](const Run& run, const Tensor& of_logits) {
+        multiply_each(run.of(a.x2), false, pair_of(a.w2, run), true, of_logits, 1);
+      });
+    else if (a.x2)
+      multiply(rows(a.x2), a.w2, 1);
     const Tensor dlogits = !a.dloss ? Tensor() : room.dlogits == 0 ? logits : chunk(memory + room.logits, a.x.dtype);
     ingot::cross_entropy({.logits = logits,
                           .targets = rows(a.targets),
@@ -159,7 +209,13 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
                       stream);
     };
     backward(rows(a.x), a.w, rows(a.dx), a.dw);
-    if (a.x2) backward(rows(a.x2), a.w2, rows(a.dx2), a.dw2);
+    if (!a.cu2.empty())
+      each_pair(dlogits, [&](const Run& run, const Tensor& of_logits) {
+        if (a.dx2) multiply_each(of_logits, false, pair_of(a.w2, run), false, run.of(a.dx2), 0);
+        if (a.dw2) multiply_each(of_logits, true, run.of(a.x2), false, pair_of(a.dw2, run), 1);
+      });
+    else if (a.x2)
+      backward(rows(a.x2), a.w2, rows(a.dx2), a.dw2);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/tile/elements.cuh"
 #include "ingot/gpu/tile/row_units.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/gpu/tile/vec.cuh"
@@ -21,15 +22,6 @@ struct GatherParams {
   int units;  // of a row
   bool accumulate;
 };
-template <class T, int N> __device__ inline void load(const T* from, float (&x)[N]) {
-  if constexpr (N == 1) {
-    x[0] = tile::to_float(*from);
-  } else {
-    tile::Vec<T, N> v;
-    tile::load(v, from);
-    tile::to_float(v, x);
-  }
-}
 // An id outside of the table gives a row of NaNs: a kernel has no way to say it.
 template <class T, int N> __global__ void __launch_bounds__(kThreads) gather(const __grid_constant__ GatherParams p) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x, token = i / p.units;
@@ -39,14 +31,12 @@ template <class T, int N> __global__ void __launch_bounds__(kThreads) gather(con
   float x[N], y[N] = {};
 #pragma unroll
   for (int n = 0; n < N; ++n) x[n] = __int_as_float(0x7fffffff);
-  if (id >= 0 && id < p.vocab) load<T, N>(static_cast<const T*>(p.table.data) + id * p.table.stride + unit * N, x);
-  if (p.accumulate) load<T, N>(to, y);
+  if (id >= 0 && id < p.vocab)
+    tile::load_elements(x, static_cast<const T*>(p.table.data) + id * p.table.stride + unit * N);
+  if (p.accumulate) tile::load_elements(y, to);
 #pragma unroll
   for (int n = 0; n < N; ++n) x[n] += y[n];
-  if constexpr (N == 1)
-    *to = tile::from_float<T>(x[0]);
-  else
-    tile::store(to, tile::from_float<T>(x), false);
+  tile::store_elements(to, x);
 }
 
 template <class T> void gather_typed(const Embedding& a, Stream stream) {
@@ -130,7 +120,7 @@ template <class T> __global__ void __launch_bounds__(kThreads, 4) scatter_add(co
   const T* dy = static_cast<const T*>(p.dy.data);
   for (int64_t chunk = 0; chunk < p.tokens; chunk += kChunk) {
     const int listed = list_own(p, chunk, first_id, memory);
-    constexpr int kAhead = 4;  // rows under way
+    constexpr int kAhead = 16;  // rows under way: a frequent id has thousands, added one after another
     for (int j = 0; j < listed; j += kAhead) {
       float x[kAhead][kPerThread];
 #pragma unroll

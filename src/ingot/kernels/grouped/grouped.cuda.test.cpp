@@ -114,7 +114,7 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
 }
 
 TEST_F(GroupedCuda, EveryFormatTileAndForm) {
-  const std::vector<int32_t> few = {0, 0, 5, 22, 22, 30}, fair = {0, 20, 43, 43, 90}, some = {0, 3, 70, 70, 199, 200},
+  const std::vector<int32_t> few = {0, 0, 5, 22, 22, 30}, fair = {0, 40, 81, 81, 202}, some = {0, 3, 70, 70, 199, 200},
                              many = {0, 129, 140, 400, 400, 600};
   for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
     for (Form form : {Form::plain, Form::adds, Form::gated}) {

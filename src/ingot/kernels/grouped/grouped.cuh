@@ -28,8 +28,8 @@ template <WeightFormat F> constexpr float kDrop = 1;
 template <> constexpr float kDrop<WeightFormat::fp8> = 0x1p60f;
 template <> constexpr float kDrop<WeightFormat::mxfp4> = 0x1p64f;
 
-// Tiles of 64 rows of x that are at most half full are multiplied as 32: an expert's last ones are.
-template <int kRows> constexpr int kNarrow = kRows == 64 ? 32 : kRows;
+// Tiles of 80 rows of x that are at most half full are multiplied as 40. Wider ones, or a third width, spill.
+template <int kRows> constexpr int kNarrow = kRows == 80 ? 40 : kRows;
 
 template <WeightFormat F, int kRows> struct Memory {
   static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kA = kBands * kGranule, kB = kRows * 128;
@@ -272,7 +272,7 @@ void launch_tile(const Params& p, bool gated, int64_t blocks, int device, Stream
 template <WeightFormat F>
 void launch(const Params& p, int rows, bool gated, int64_t blocks, int device, Stream stream) {
   if (rows == 16) return launch_tile<F, 16>(p, gated, blocks, device, stream);
-  if (rows == 64) return launch_tile<F, 64>(p, gated, blocks, device, stream);
+  if (rows == 80) return launch_tile<F, 80>(p, gated, blocks, device, stream);
   launch_tile<F, 128>(p, gated, blocks, device, stream);
 }
 

@@ -17,7 +17,7 @@ struct Params {
   bool add;
   float limit, alpha;
 };
-// rows: of the tile that the kernel is made for, 16, 64 or 128
+// rows: of the tile that the kernel is made for, 16, 80 or 128
 template <WeightFormat F> void launch(const Params& p, int rows, bool gated, int64_t blocks, int device, Stream stream);
 
 }  // namespace ingot::grouped

@@ -35,23 +35,24 @@ struct Walk {
   }
 };
 
-// Rows of x in a tile, and in the tile of the kernel that takes it. Of groups: few where memory is what takes time,
-// then those that leave the least of a tile empty. Of one matrix: fewer where multiprocessors would idle.
+// Rows of x in a tile, and in the tile of the kernel that takes it: 16, 80, which also multiplies 40, or 128. Of
+// groups: few where memory is what takes time, then so many that nearly every group of 64 rows, as 2,048 tokens give
+// each of 128 experts, is one tile. Of one matrix: fewer where multiprocessors would idle.
 struct TileRows {
   int rows, kernel;
 };
 inline TileRows pick_tile_rows(int64_t rows, int64_t groups, int64_t bands, int64_t sms) {
   if (groups <= 1) {
     const int64_t tiles_down = (bands + kBands - 1) / kBands;
-    int tile = 128;
-    while (tile > 32 && tiles_down * ((rows + tile - 1) / tile) * 2 <= sms) tile /= 2;
-    return {tile, tile > 64 ? 128 : 64};
+    const auto idles = [&](int tile) { return tiles_down * ((rows + tile - 1) / tile) * 2 <= sms; };
+    if (!idles(128)) return {128, 128};
+    return {idles(80) ? 40 : 80, 80};
   }
   const double mean = double(rows) / double(groups);
-  const int tile = mean <= 8 ? 16 : mean <= 160 ? 64 : 128;
+  const int tile = mean <= 8 ? 16 : mean <= 160 ? 80 : 128;
   return {tile, tile};
 }
 // Rows of x that one load brings (grouped.cuh: kNarrow).
-inline int box_rows(TileRows t) { return t.kernel == 64 ? 32 : t.kernel; }
+inline int box_rows(TileRows t) { return t.kernel == 80 ? 40 : t.kernel; }
 
 }  // namespace ingot::grouped

@@ -12,7 +12,7 @@ namespace {
 TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
   const std::vector<int32_t> offsets = {0, 0, 5, 21, 21, 150, 151, 151};
   for (uint32_t blocks : {1u, 3u, 132u})
-    for (uint32_t rows : {16u, 64u}) {
+    for (uint32_t rows : {16u, 80u}) {
       std::map<std::tuple<uint32_t, uint32_t, uint32_t>, int> seen;  // group, band, row
       for (uint32_t b = 0; b < blocks; ++b) {
         Walk walk{offsets.data(), 7, 3, rows, b, blocks};
@@ -32,16 +32,17 @@ TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
 
 TEST(GroupedSchedule, TilesAreWideEnoughForTheUsualGroup) {
   EXPECT_EQ(pick_tile_rows(400, 128, 360, 132).rows, 16);
-  EXPECT_EQ(pick_tile_rows(4096, 128, 360, 132).rows, 64);
-  EXPECT_EQ(pick_tile_rows(8192, 128, 360, 132).rows, 64);
+  EXPECT_EQ(pick_tile_rows(4096, 128, 360, 132).rows, 80);
+  EXPECT_EQ(pick_tile_rows(8192, 128, 360, 132).rows, 80);
   EXPECT_EQ(pick_tile_rows(8192, 32, 360, 132).rows, 128);
 }
 
 TEST(GroupedSchedule, TilesOfOneMatrixAreSmallerWhereMultiprocessorsWouldIdle) {
   EXPECT_EQ(pick_tile_rows(2048, 1, 320, 132).rows, 128);
-  EXPECT_EQ(pick_tile_rows(100, 1, 320, 132).rows, 32);
-  EXPECT_EQ(pick_tile_rows(2048, 1, 8, 132).rows, 32);
-  EXPECT_EQ(pick_tile_rows(100, 1, 320, 132).kernel, 64);
+  EXPECT_EQ(pick_tile_rows(300, 1, 320, 132).rows, 80);
+  EXPECT_EQ(pick_tile_rows(100, 1, 320, 132).rows, 40);
+  EXPECT_EQ(pick_tile_rows(2048, 1, 8, 132).rows, 40);
+  EXPECT_EQ(pick_tile_rows(100, 1, 320, 132).kernel, 80);
 }
 
 }  // namespace

@@ -644,11 +644,9 @@ void matmul_each(const MatMul& m, Stream stream) {
   for (const auto& [name, t] : {std::pair{"a", &m.a}, {"b", &m.b}, {"c", &m.c}})
     INGOT_CHECK(t->rank() == 3 && t->size(0) == m.a.size(0), "matmul_each: ", name, ": found shape ", t->shape,
                 ", expected rank 3 and as many matrices as a of shape ", m.a.shape);
-  INGOT_CHECK(!m.add && !m.bias && !m.symmetric, "matmul_each: found ",
-              m.add    ? "add"
-              : m.bias ? "a bias"
-                       : "symmetric",
-              ", expected none");
+  INGOT_CHECK(!m.bias && !m.symmetric, "matmul_each: found ", m.bias ? "a bias" : "symmetric", ", expected none");
+  INGOT_CHECK(!m.add || m.add.rank() == 2, "matmul_each: found add of shape ", m.add.shape,
+              ", expected one matrix for all");
   if (m.a.size(0) == 0) return;
   check(each(m, 0));
   INGOT_DISPATCH(LINEAR, m.a.device, matmul_each, m, stream);

@@ -57,7 +57,7 @@ void combine(const PlainProduct& p, Stream stream) {
 
 // How often, and how far from one to the next.
 struct Batch {
-  int64_t count = 1, a = 0, b = 0, c = 0;
+  int64_t count = 1, a = 0, b = 0, c = 0, add = 0;
 };
 bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspace, Stream stream,
                  const Batch& batch = {}) {
@@ -73,7 +73,7 @@ bool by_cublaslt(const PlainProduct& p, Products products, const Tensor& workspa
                           .transpose_b = p.transpose_b,
                           .a = matrix(p.a, batch.a),
                           .b = matrix(p.b, batch.b),
-                          .c = matrix(p.beta != 0 ? p.add : p.c, batch.c),
+                          .c = p.beta != 0 ? matrix(p.add, batch.add) : matrix(p.c, batch.c),
                           .d = matrix(p.c, batch.c),
                           .bias = p.bias ? p.bias.data : nullptr,
                           .alpha = p.alpha,
@@ -93,7 +93,8 @@ void product(const char* op, const PlainProduct& p, Products products, const Ten
   if (k == 0) return combine(p, stream);
   const char* const refused = core_refuses(p);
   const int64_t sms = gpu::sm_count(p.c.device.index);
-  if (refused == nullptr && core_is_faster({p.c.rows(), p.c.cols(), k}, core_combines(p), sms))
+  const int64_t added = core_adds(p) ? p.c.numel() * size_of(p.c.dtype) : 0;
+  if (refused == nullptr && core_is_faster({p.c.rows(), p.c.cols(), k}, core_combines(p), added, sms))
     return core_product(p, sms, stream);
   if (by_cublaslt(p, products, workspace, stream)) return;
   INGOT_CHECK(refused == nullptr, op, ": found ", refused, ", expected 16-bit operands of aligned rows or cuBLASLt (",
@@ -255,7 +256,7 @@ void matmul_each(const MatMul& m, Stream stream) {
     return plain(one);
   };
   const PlainProduct first = at(0);
-  const Batch batch{m.a.size(0), m.a.step(0), m.b.step(0), m.c.step(0)};
+  const Batch batch{m.a.size(0), m.a.step(0), m.b.step(0), m.c.step(0), m.add ? 0 : m.c.step(0)};
   const int64_t k = first.transpose_a ? first.a.rows() : first.a.cols();
   if (first.c.numel() > 0 && k > 0 && by_cublaslt(first, m.products, m.workspace, stream, batch)) return;
   for (int64_t i = 0; i < batch.count; ++i) product("matmul_each", at(i), m.products, m.workspace, stream);

@@ -70,9 +70,9 @@ struct MatMul {
   Tensor bias;       // (N), added to each row, or left out
 };
 void matmul(const MatMul& m, Stream stream);
-// For each i: c[i] = alpha * op(a[i]) op(b[i]) + beta * c[i]      of rank 3, with any strides but the last; without
-// add, bias and symmetric. On the CPU the bits of each are matmul's; on a GPU it is one product of cuBLASLt where that
-// is there.
+// For each i: c[i] = alpha * op(a[i]) op(b[i]) + beta * c[i]      of rank 3, with any strides but the last; `add` is
+// one matrix for all; without bias and symmetric. On the CPU the bits of each are matmul's; on a GPU it is one product
+// of cuBLASLt where that is there.
 void matmul_each(const MatMul& m, Stream stream);
 // The same by a plain loop on the CPU: the oracle. `products` and `symmetric` change nothing here.
 void matmul_plain(const MatMul& m);

@@ -342,6 +342,20 @@ TEST(matmul, each_of_a_batch_has_the_bits_of_its_own_product) {
       }
       EXPECT_EQ(values(together), values(alone));
       EXPECT_TRUE(together.guards_intact());
+      // One matrix that is added to each.
+      all.add = stacked(alone).row(0);
+      all.c = stacked(together);
+      std::vector<double> expected;
+      Buffer result(dtype, all.add.shape);
+      for (int64_t i = 0; i < count; ++i) {
+        MatMul one = all;
+        one.a = all.a.row(i), one.b = all.b.row(i), one.c = result;
+        matmul(one, {});
+        const auto some = values(result);
+        expected.insert(expected.end(), some.begin(), some.end());
+      }
+      matmul_each(all, {});
+      EXPECT_EQ(values(together), expected);
     }
 }
 

@@ -6,12 +6,14 @@ namespace ingot::cuda {
 namespace {
 
 TEST(LinearConfig, TheCoreTakesProductsThatFillTheGpu) {
-  EXPECT_TRUE(core_is_faster({98304, 2048, 512}, false, 132));
-  EXPECT_TRUE(core_is_faster({8192, 22016, 4096}, false, 132));
-  EXPECT_FALSE(core_is_faster({64, 4096, 4096}, false, 132));    // one row of tiles
-  EXPECT_FALSE(core_is_faster({512, 512, 98304}, false, 132));   // 16 tiles: K must be divided
-  EXPECT_FALSE(core_is_faster({3072, 768, 16384}, false, 132));  // 144 tiles on 132 multiprocessors
-  EXPECT_FALSE(core_is_faster({98304, 2048, 512}, true, 132));   // a bias is cuBLASLt's
+  EXPECT_TRUE(core_is_faster({98304, 2048, 512}, false, 0, 132));
+  EXPECT_TRUE(core_is_faster({8192, 22016, 4096}, false, 0, 132));
+  EXPECT_FALSE(core_is_faster({64, 4096, 4096}, false, 0, 132));    // one row of tiles
+  EXPECT_FALSE(core_is_faster({512, 512, 98304}, false, 0, 132));   // 16 tiles: K must be divided
+  EXPECT_FALSE(core_is_faster({3072, 768, 16384}, false, 0, 132));  // 144 tiles on 132 multiprocessors
+  EXPECT_FALSE(core_is_faster({98304, 2048, 512}, true, 0, 132));   // a bias is cuBLASLt's
+  EXPECT_TRUE(core_is_faster({128256, 4096, 4096}, false, 0, 132));
+  EXPECT_FALSE(core_is_faster({128256, 4096, 4096}, false, int64_t(128256) * 4096 * 4, 132));  // sums beyond L2
 }
 TEST(LinearConfig, OnlyOneFormAddsWhatItReads) {
   EXPECT_EQ(pick_core_form({8192, 22016, 4096}, true, 132), 2);

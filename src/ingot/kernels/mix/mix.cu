@@ -19,7 +19,7 @@ template <class T> struct MixBody {
     float vx[N], v0[N];
     x.load(row, c, vx), x0.load(row, c, v0);
 #pragma unroll
-    for (int n = 0; n < N; ++n) vx[n] = k.a[n] * vx[n] + k.b[n] * v0[n];
+    for (int n = 0; n < N; ++n) vx[n] = residual::mixed(k.a[n], vx[n], k.b[n], v0[n]);
     y.store(row, c, vx);
   }
 };

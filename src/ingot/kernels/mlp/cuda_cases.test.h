@@ -248,7 +248,7 @@ inline std::vector<Case> cases() {
 struct Problem {
   Case c;
   DType dtype;
-  DeviceBuffer x, y, dy, dx, saved, workspace;
+  DeviceBuffer x, y, dy, dx, saved, ahead, workspace;  // ahead: the forward pass' workspace
   std::deque<DeviceBuffer> w, b, g, dw, db, dg;
   bool need_dx = true;
   std::vector<bool> frozen;  // per layer
@@ -261,6 +261,7 @@ struct Problem {
         dy(t, {c.rows, c.widths.back()}, c.widths.back() + c.gap),
         dx(t, {c.rows, c.widths.front()}, c.widths.front() + c.gap),
         saved(c.keep == Keep::f32 ? DType::f32 : t, {0}),
+        ahead(DType::u8, {0}),
         workspace(DType::u8, {0}),
         frozen(c.depth(), false) {
     for (size_t l = 0; l < c.depth(); ++l) {
@@ -273,6 +274,7 @@ struct Problem {
       dg.emplace_back(DType::f32, Shape{n});
     }
     saved = DeviceBuffer(saved.tensor().dtype, {mlp_saved_elements(c.rows, layers(), c.activate_last)});
+    ahead = DeviceBuffer(DType::u8, {cuda::mlp_workspace_bytes(forward())});
     workspace = DeviceBuffer(DType::u8, {cuda::mlp_backward_workspace_bytes_with(backward(), backward_form)});
   }
 
@@ -296,7 +298,8 @@ struct Problem {
             .layers = layers(),
             .act = c.act,
             .activate_last = c.activate_last,
-            .saved = c.keep == Keep::nothing ? Tensor() : saved.tensor()};
+            .saved = c.keep == Keep::nothing ? Tensor() : saved.tensor(),
+            .workspace = ahead};
   }
   MlpBackward backward() const {
     return {.dy = dy,
@@ -310,7 +313,7 @@ struct Problem {
             .workspace = workspace};
   }
   template <class Use> void each(Use&& use) {
-    for (DeviceBuffer* t : {&x, &y, &dy, &dx, &saved, &workspace}) use(*t);
+    for (DeviceBuffer* t : {&x, &y, &dy, &dx, &saved, &ahead, &workspace}) use(*t);
     for (auto* group : {&w, &b, &g, &dw, &db, &dg})
       for (DeviceBuffer& t : *group) use(t);
   }

@@ -226,7 +226,8 @@ inline void expect_only_outputs_written(Problem& p) {
         << "written beside a gradient of layer " << l;
   }
   EXPECT_TRUE(p.y.untouched() && p.dx.untouched(!p.need_dx)) << "written beside an output";
-  EXPECT_TRUE(p.saved.untouched(p.c.keep == Keep::nothing) && p.workspace.untouched()) << "written beside a buffer";
+  EXPECT_TRUE(p.saved.untouched(p.c.keep == Keep::nothing) && p.ahead.untouched() && p.workspace.untouched())
+      << "written beside a buffer";
 }
 
 }  // namespace ingot::mlp_cuda_test

@@ -16,7 +16,8 @@
 // value z before it. All forms write and read the same, so that any forward may precede any backward. A 16-bit h is the
 // h that the next layer multiplied.
 // With weight norm, W is formed in fp32 and rounded to x's type, as a 16-bit matrix product would see it, or its row's
-// scale multiplies the fp32 sums; which of the two is the form's choice.
+// scale multiplies the fp32 sums; which of the two is the form's choice. Where blocks pass all weights through shared
+// memory, W is formed ahead, by a launch of its own, in the workspace (parts/formed_weights.h).
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/operands.h"
 
@@ -96,6 +97,7 @@ bool mlp_takes(const Mlp& m, MlpForm form);
 bool mlp_takes(const MlpBackward& m, MlpForm form);
 
 void mlp(const Mlp& m, Stream stream);
+int64_t mlp_workspace_bytes(const Mlp& m);  // of whichever form
 void mlp_backward(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m);
 

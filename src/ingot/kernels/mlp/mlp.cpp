@@ -388,6 +388,8 @@ int64_t mlp_saved_elements(int64_t rows, const Layers& layers, bool activate_las
   return n;
 }
 int64_t mlp_workspace_bytes(const Mlp& m) {
+  if constexpr (INGOT_HAS_CUDA(MLP))
+    if (m.x.device.kind == Device::cuda) return cuda::mlp_workspace_bytes(m);
   if (m.x.device.kind == Device::cuda) return 0;
   Pieces pieces;
   ForwardMemory(pieces, m.layers, m.activate_last, m.x, m.saved);

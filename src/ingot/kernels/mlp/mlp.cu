@@ -1,9 +1,11 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/parts/backward_plan.h"
+#include "ingot/kernels/mlp/parts/formed_weights.h"
 
 namespace ingot::cuda {
 namespace {
@@ -29,11 +31,19 @@ void check_generation(const char* op, int compute_major) {
          ".x, expected 8.0 or later");
 }
 
+// Of networks that have the widest halves of the form to 512 (beyond 448 columns), with as many layers: the portable
+// one takes twice as long for each further layer.
+int64_t fewest_rows_of_the_widest(size_t layers) {
+  constexpr int64_t kOfLayers[] = {kWideBackwardRows, 384, 128};
+  return layers <= std::size(kOfLayers) ? kOfLayers[layers - 1] : 1;
+}
 int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_widest(m) <= kMlpTo128) return kNarrowBackwardRows;
-  const bool forms_slopes = !m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act);
-  const bool norms = std::any_of(m.layers.begin(), m.layers.end(), [](const MlpLayer& layer) { return bool(layer.g); });
-  return forms_slopes && !norms ? kSlopesBackwardRows : kWideBackwardRows;
+  const bool has_values = mlp_backward_values(m) > 0, follow = slope_follows_from_value(m.act);
+  if (mlp_has_norms(m.layers)) return kWideBackwardRows;
+  if (has_values && !follow) return m.saved ? kWideBackwardRows : kSlopesBackwardRows;
+  const bool rounds = has_values && !mlp_backward_has_values(m);  // or forms them again: another launch
+  return mlp_widest(m) > 448 && !rounds ? fewest_rows_of_the_widest(m.layers.size()) : kWideBackwardRows;
 }
 
 [[noreturn]] void no_such_form(const char* op, MlpForm form) {
@@ -122,6 +132,10 @@ void mlp(const Mlp& m, Stream stream) {
 }
 void mlp_backward(const MlpBackward& m, Stream stream) {
   if (m.x.rows() > 0) mlp_backward_with(m, pick_mlp_form(m, compute_major(m.x.device)), stream);
+}
+int64_t mlp_workspace_bytes(const Mlp& m) {
+  const bool is_portable = m.x.dtype == DType::f32 || mlp_widest(m) <= kMlpTo128;  // or holds W of a norm in blocks
+  return is_portable ? 0 : mlp_formed_weights_bytes(m.layers);
 }
 int64_t mlp_backward_workspace_bytes(const MlpBackward& m) {
   return mlp_backward_workspace_bytes_with(m, pick_mlp_form(m, compute_major(m.x.device)));

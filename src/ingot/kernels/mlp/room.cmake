@@ -42,11 +42,8 @@ foreach(type bf16 f16)
 
   # to 512
   foreach(pass 160 192 224 256)
-    set(saves "void launch_mlp_to_512<${type}, ${pass}, true, false>${call}")
-    ingot_instances(to_512_${type}_${pass} FROM to_512/forward.cuh ELSEWHERE ${saves} TEMPLATES
-      "void launch_mlp_to_512<${type}, ${pass}, false, false>${call}")
-    ingot_instances(to_512_${type}_${pass}_saves FROM to_512/forward.cuh TEMPLATES ${saves}
-      "void launch_mlp_to_512<${type}, ${pass}, true, true>${call}")
+    ingot_instances(to_512_${type}_${pass} FROM to_512/forward.cuh TEMPLATES
+      "void launch_mlp_to_512<${type}, ${pass}, false>${call}" "void launch_mlp_to_512<${type}, ${pass}, true>${call}")
   endforeach()
   ingot_instances(to_512_few_rows_${type} FROM to_512/few_rows.cuh TEMPLATES
     "void launch_mlp_to_512_few_rows<${type}>(const Mlp&, int, Stream)")

@@ -10,14 +10,18 @@
 //   void finish(int64_t c, const double* total) const;              where kSums > 0
 #include "ingot/gpu/float_types.h"
 #include "ingot/gpu/launch.h"
+#include "ingot/gpu/tile/elements.cuh"
 #include "ingot/gpu/tile/row_units.cuh"
 #include "ingot/gpu/tile/shared.cuh"
-#include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/residual/workspace.h"
 
 namespace ingot::residual {
 
 constexpr int kThreads = 256;
+
+// What several kernels form and must form alike, to the last bit.
+__device__ inline float added(float x, float scale, float branch) { return fmaf(scale, branch, x); }
+__device__ inline float mixed(float a, float x, float b, float x0) { return fmaf(a, x, b * x0); }
 
 // (T, C) with any row stride; null where it was left out.
 template <class T> struct Matrix {
@@ -25,21 +29,10 @@ template <class T> struct Matrix {
   T* data;
   int64_t stride;
   template <int N> __device__ void load(int64_t row, int64_t c, float (&x)[N]) const {
-    const T* from = data + row * stride + c;
-    if constexpr (N == 1) {
-      x[0] = tile::to_float(*from);
-    } else {
-      tile::Vec<T, N> v;
-      tile::load(v, from);
-      tile::to_float(v, x);
-    }
+    tile::load_elements(x, data + row * stride + c);
   }
   template <int N> __device__ void store(int64_t row, int64_t c, const float (&x)[N]) const {
-    T* to = data + row * stride + c;
-    if constexpr (N == 1)
-      *to = tile::from_float<T>(x[0]);
-    else
-      tile::store(to, tile::from_float<T>(x), false);
+    tile::store_elements(data + row * stride + c, x);
   }
 };
 
@@ -116,6 +109,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int s = 0; s < kSums; ++s) {
     double sum = 0;
     if (c < w.cols)
+#pragma unroll 8
       for (int b = warp; b < w.row_blocks; b += kWarps) sum += double(w.partial[(int64_t(b) * kSums + s) * w.cols + c]);
     memory.of_warps[warp][s][lane] = sum;
   }

@@ -216,6 +216,23 @@ template <class Ops = PublicOps> std::vector<BackwardCase> backward_cases() {
         }},
        6,
        {{0, 2}, {1, 3}, {2, 4}, {3, 5}, {4, 0}, {5, 1}}},
+      {{"skip_merge_backward that writes", "mmccm", "cc", "mm",
+        [](const Views& o) {
+          Ops::skip_merge_backward({.x = o.inputs[0],
+                                    .skip = o.inputs[1],
+                                    .w = o.inputs[2],
+                                    .gate = o.inputs[3],
+                                    .dy = o.inputs[4],
+                                    .dx = o.outputs[0],
+                                    .dskip = o.outputs[1],
+                                    .dw = o.sums[0],
+                                    .dgate = o.sums[1],
+                                    .workspace = o.workspace,
+                                    .write_dskip = true},
+                                   {});
+        }},
+       3,
+       {{0, 2}, {1, 3}, {2, 0}, {3, 1}}},
   };
 }
 

@@ -106,7 +106,8 @@ template <class T> int32_t sample_row(const T* logits, int64_t V, int64_t row, c
   Row<T> r{logits, V, order, weight, V};
   r.keep_top_k(s.options.top_k);
   r.keep_top_p(s.options.top_p);
-  return r.draw(Rng(s.seed, Purpose::sampling, s.step).uniform(uint64_t(row)), s.options.min_p);
+  const uint32_t step = s.step + (s.step_there ? uint32_t(*s.step_there.ptr<int32_t>()) : 0);
+  return r.draw(Rng(s.seed, Purpose::sampling, step).uniform(uint64_t(row)), s.options.min_p);
 }
 
 }  // namespace
@@ -139,6 +140,9 @@ void sample(const Sample& s, Stream stream) {
   INGOT_CHECK(s.tokens.shape == expected, "sample: found tokens of shape ", s.tokens.shape, ", expected ", expected);
   INGOT_CHECK_EQ(s.tokens.dtype, DType::i32, "sample: tokens dtype");
   INGOT_CHECK_EQ(s.tokens.device, s.logits.device, "sample: tokens device");
+  INGOT_CHECK(!s.step_there || (s.step_there.numel() == 1 && s.step_there.device == s.logits.device),
+              "sample: found step_there of shape ", s.step_there.shape, " on ", s.step_there.device,
+              ", expected (1) on ", s.logits.device);
   INGOT_DISPATCH(SAMPLING, s.logits.device, sample, s, stream);
 }
 

@@ -25,6 +25,7 @@ struct SampleParams {
   SamplingOptions options;
   uint64_t seed;
   uint32_t step;
+  const int32_t* step_there;  // added, or null
 };
 struct SampleMemory {
   sampling::BestMemory best;
@@ -162,7 +163,8 @@ template <class T> __global__ void __launch_bounds__(kThreads) sample_rows(const
   int32_t token = best.flaw != 0 ? -1 : best.token;
   if (token >= 0 && p.options.temperature > 0) {
     const Row<T> row{logits, double(tile::to_float(logits[token])), p.options.temperature};
-    const auto bits = Rng(p.seed, Purpose::sampling, p.step).block(blockIdx.x);  // as Rng::uniform has it
+    const uint32_t step = p.step + (p.step_there != nullptr ? uint32_t(*p.step_there) : 0);
+    const auto bits = Rng(p.seed, Purpose::sampling, step).block(blockIdx.x);  // as Rng::uniform has it
     const double uniform = (double((uint64_t(bits[0]) << 21) ^ (bits[1] >> 11)) + 0.5) * 0x1p-53;
     token = draw(row, p, token, uniform, memory);
   }
@@ -180,7 +182,8 @@ void sample(const Sample& s, Stream stream) {
                        .V = int32_t(s.logits.cols()),
                        .options = s.options,
                        .seed = s.seed,
-                       .step = s.step};
+                       .step = s.step,
+                       .step_there = s.step_there ? s.step_there.ptr<int32_t>() : nullptr};
   with_gpu_float_type(s.logits.dtype, "sample", [&](auto scalar) {
     gpu::launch("sample", sample_rows<decltype(scalar)>,
                 {.grid = s.logits.size(0), .block = kThreads, .device = s.logits.device.index}, stream, p);

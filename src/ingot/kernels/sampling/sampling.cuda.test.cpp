@@ -12,6 +12,7 @@ TEST_F(SamplingCuda, DrawsAreTheCpusSmall) { sampling_cases::draws_are_the_cpus<
 TEST_F(SamplingCuda, RowsWithoutADistributionGiveMinusOneSmall) {
   sampling_cases::rows_without_a_distribution_give_minus_one<testing::DeviceBuffer>(on_gpu);
 }
+TEST_F(SamplingCuda, StepsAddUpSmall) { sampling_cases::steps_add_up<testing::DeviceBuffer>(on_gpu); }
 TEST_F(SamplingCuda, DrawsAreTheCpus) { sampling_cases::draws_are_the_cpus<testing::DeviceBuffer>(100, on_gpu); }
 TEST_F(SamplingCuda, DrawsOfAFullVocabularyAreTheCpus) {
   sampling_cases::draws_of_a_full_vocabulary_are_the_cpus<testing::DeviceBuffer>(8, on_gpu);

@@ -21,6 +21,7 @@ struct Sample {
   SamplingOptions options;
   uint64_t seed = 0;
   uint32_t step = 0;  // the draw for row b is Rng(seed, sampling, step).uniform(b)
+  Tensor step_there;  // (1) i32 on the logits' device: added to step when the stream comes to it, or left out
 };
 void sample(const Sample& s, Stream stream);
 

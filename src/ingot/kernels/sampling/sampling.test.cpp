@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/sampling/sampling_cases.test.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -186,6 +187,10 @@ TEST(Sampling, RowsWithoutADistributionAreNumericErrorsThatNameTheRow) {
         EXPECT_NE(std::string(e.what()).find(bad.expected), std::string::npos) << e.what();
       }
     }
+}
+
+TEST(Sampling, StepsAddUp) {
+  sampling_cases::steps_add_up<testing::Buffer>([](const Sample& s) { sample(s, {}); });
 }
 
 struct BadOption {

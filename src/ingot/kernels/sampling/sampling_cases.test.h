@@ -96,4 +96,16 @@ template <class B, class Call> void rows_without_a_distribution_give_minus_one(C
   call(Sample{.logits = none, .tokens = nothing});
 }
 
+// A step that lies beside the logits is added to the one that is given.
+template <class B, class Call> void steps_add_up(Call&& call) {
+  B logits(DType::f32, {3, 50}), there(DType::i32, {1}), tokens(DType::i32, {3});
+  testing::fill_normal(testing::host_of(logits), 4);
+  testing::assign(testing::host_of(there), std::vector<double>{4});
+  testing::send(logits), testing::send(there), testing::send(tokens);
+  call(Sample{.logits = logits, .tokens = tokens, .seed = 5, .step = 3, .step_there = there});
+  testing::Buffer want(DType::i32, {3});
+  sample({.logits = testing::host_of(logits), .tokens = want, .seed = 5, .step = 7}, {});
+  testing::expect_close(tokens, testing::values(want), 0, 0);
+}
+
 }  // namespace ingot::sampling_cases

@@ -19,7 +19,7 @@ template <class T> struct ScaledAddBody {
     float vx[N], vb[N];
     x.load(row, c, vx), branch.load(row, c, vb);
 #pragma unroll
-    for (int n = 0; n < N; ++n) vx[n] += k.scale[n] * vb[n];
+    for (int n = 0; n < N; ++n) vx[n] = residual::added(vx[n], k.scale[n], vb[n]);
     y.store(row, c, vx);
   }
 };

@@ -50,6 +50,7 @@ template <class T> void skip_merge_backward_typed(const SkipMergeBackward& s) {
         for (int64_t t = begin; t < end; ++t) {
           const T *x = X[t], *skip = S[t], *dy = DY[t];
           T *dx = DX[t], *dskip = DS[t];
+          if (s.write_dskip) std::fill(dskip, dskip + C, T(0));
           INGOT_POINTWISE
           for (int64_t c = 0; c < C; ++c) {
             const T g = dy[c];

@@ -44,10 +44,12 @@ template <class T> struct SkipMergeBackwardBody {
   static constexpr int kSums = 2;
   residual::Matrix<T> x, skip, dy, dx, dskip;
   residual::Channels w, gate, dw, dgate;
+  bool write_dskip;
   template <int N> __device__ SkipColumns<N> columns(int64_t c) const { return skip_columns<N>(w, gate, c); }
   template <int N> __device__ void row(const SkipColumns<N>& k, int64_t row, int64_t c, float (&sums)[2][N]) const {
-    float vx[N], vs[N], g[N], ds[N];
-    x.load(row, c, vx), skip.load(row, c, vs), dy.load(row, c, g), dskip.load(row, c, ds);
+    float vx[N], vs[N], g[N], ds[N] = {};
+    x.load(row, c, vx), skip.load(row, c, vs), dy.load(row, c, g);
+    if (!write_dskip) dskip.load(row, c, ds);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       sums[0][n] += vs[n] * g[n];
@@ -77,7 +79,7 @@ void skip_merge(const SkipMerge& s, Stream stream) {
 void skip_merge_backward(const SkipMergeBackward& s, Stream stream) {
   with_gpu_float_type(s.x.dtype, "skip_merge_backward", [&](auto scalar) {
     using T = decltype(scalar);
-    const SkipMergeBackwardBody<T> body{s.x, s.skip, s.dy, s.dx, s.dskip, s.w, s.gate, s.dw, s.dgate};
+    const SkipMergeBackwardBody<T> body{s.x, s.skip, s.dy, s.dx, s.dskip, s.w, s.gate, s.dw, s.dgate, s.write_dskip};
     residual::run<T>("skip_merge_backward", body, {s.x, s.skip, s.dy, s.dx, s.dskip}, s.workspace, stream);
   });
 }

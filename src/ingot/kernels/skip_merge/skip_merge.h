@@ -16,9 +16,10 @@ struct SkipMerge {
 void skip_merge(const SkipMerge& s, Stream stream);
 struct SkipMergeBackward {
   Tensor x, skip, w, gate, dy;
-  Tensor dx, dskip;  // dx written (may alias dy); dskip accumulated
-  Tensor dw, dgate;  // (C) accumulated, or left out
-  Tensor workspace;  // u8, residual_workspace_bytes(T, C, device)
+  Tensor dx, dskip;          // dx written (may alias dy); dskip accumulated
+  Tensor dw, dgate;          // (C) accumulated, or left out
+  Tensor workspace;          // u8, residual_workspace_bytes(T, C, device)
+  bool write_dskip = false;  // dskip is written instead
 };
 void skip_merge_backward(const SkipMergeBackward& s, Stream stream);
 

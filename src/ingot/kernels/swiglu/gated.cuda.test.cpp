@@ -286,5 +286,34 @@ TEST_F(GatedLinearCuda, WorksInAGraph) {
   EXPECT_EQ(values(h.host()), first);
 }
 
+// Rows so far apart that their offsets are beyond 2^31: what the same rows give side by side.
+TEST_F(GatedLinearCuda, MoreThanTwoToThe31Elements) {
+  if (gpu::device_info().memory_bytes < int64_t(24) << 30) GTEST_SKIP() << "needs 24 GiB of device memory";
+  constexpr int64_t kStride = (int64_t(1) << 21) + 8;
+  const GatedCase c{.rows = 1536, .channels = 136, .hidden = 712, .type = DType::bf16};
+  const Device device{Device::cuda, 0};
+  const gpu::DeviceMemory far_x(c.rows * kStride * 2), far_h(c.rows * kStride * 2);
+  Tensor x(far_x.data(), c.type, {c.rows, c.channels}, device), h(far_h.data(), c.type, {c.rows, c.hidden}, device);
+  x.stride[0] = h.stride[0] = kStride;
+  DeviceBuffer near_x(c.type, {c.rows, c.channels}), near_h(c.type, {c.rows, c.hidden}),
+      got(c.type, {c.rows, c.hidden});
+  Weights w(c, c.type);
+  testing::fill_normal(near_x.host(), 1), testing::fill_normal(w.memory.host(), 2);
+  for (DeviceBuffer* b : {&near_x, &near_h, &got, &w.memory}) b->upload();
+  const auto run = [&](const Tensor& from, const Tensor& to) {
+    GatedLinear g{.x = from, .w_gate = w.gate(), .w_up = w.up(), .h = to};
+    const DeviceBuffer room(DType::u8, {gated_linear_workspace_bytes(g)});
+    g.workspace = room;
+    gated_linear(g, {});
+    gpu::synchronize();
+  };
+  for (int64_t r = 0; r < c.rows; ++r)
+    gpu::copy_on_device(x.row(r).data, near_x.tensor().row(r).data, c.channels * 2, {});
+  run(near_x, near_h), run(x, h);
+  for (int64_t r = 0; r < c.rows; ++r) gpu::copy_on_device(got.tensor().row(r).data, h.row(r).data, c.hidden * 2, {});
+  near_h.download(), got.download();
+  EXPECT_EQ(values(got.host()), values(near_h.host()));
+}
+
 }  // namespace
 }  // namespace ingot

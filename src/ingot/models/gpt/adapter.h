@@ -11,11 +11,21 @@ struct AdapterCall {
   const AdapterPair* grad = nullptr;  // backward: accumulated; null or empty: frozen
   std::span<const int32_t> cu;        // (S + 1), in host memory
   Tensor low, low_grad;               // scratch (T, >= R)
+  Tensor folded;                      // scratch for documents' own weights, or left out
   Products products = Products::fp32;
   Tensor workspace;  // of the products
   Stream stream;
 };
 void adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y);
 void adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx);
+
+// y[s] = x[s] (W + B_s A_s)^T, w (N, K), of adapters whose rows of W and columns of y stand one after the other; they
+// share the rest of their calls. With room in `folded`, documents long enough and W frozen, W + B_s A_s is formed and
+// rounded as weights are: a product a document in place of three an adapter, and of its gradient G = dy^T x two small
+// ones an adapter:
+//   dB += G A^T,  dA += B^T G
+void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& y);
+void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& dw,
+                             const Tensor& dy, const Tensor& dx, bool accumulate_dx);
 
 }  // namespace ingot::detail

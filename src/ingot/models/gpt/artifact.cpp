@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "ingot/core/check.h"
+#include "ingot/core/thread_pool.h"
+#include "ingot/io/byte_coder.h"
 #include "ingot/io/crc32c.h"
 #include "ingot/io/file.h"
 #include "ingot/io/integer_coder.h"
@@ -32,6 +34,7 @@ class Reader {
     at_ += n;
     return bytes_.substr(at_ - n, n);
   }
+  uint8_t u8(const char* what) { return uint8_t(take(1, what)[0]); }
   uint32_t u32(const char* what) {
     uint32_t n = 0;
     const std::string_view four = take(4, what);
@@ -76,19 +79,37 @@ void read_description(std::string_view text, const std::string& name, Artifact& 
   all.finish();
 }
 
-std::string payload(const ArtifactTensor& t) {
+std::string payload(const ArtifactTensor& t, ArtifactCoder coder) {
   std::string out;
   put_f16(out, t.numbers);
-  return t.bits == 16 ? out : out + encode_integers(t.values, t.bits);
+  if (t.bits == 16) return out;
+  if (coder == ArtifactCoder::range) return out + encode_integers(t.values, t.bits);
+  return out.append(reinterpret_cast<const char*>(t.values.data()), t.values.size());
 }
+std::vector<int8_t> integers(std::string_view bytes, const Parameter& p, int bits, ArtifactCoder coder,
+                             const std::string& name) {
+  if (coder == ArtifactCoder::range) return decode_integers(bytes, p.shape.numel(), bits, name);
+  const int qmax = (1 << (bits - 1)) - 1;
+  std::vector<int8_t> values(bytes.begin(), bytes.end());
+  for (const int8_t v : values)
+    if (v < -qmax || v > qmax)
+      fail(ErrorCode::bad_data, name, ": found ", int(v), ", expected an integer of ", bits, " bits");
+  return values;
+}
+ByteCoder byte_coder(ArtifactCoder c) { return c == ArtifactCoder::brotli ? ByteCoder::brotli : ByteCoder::lzma; }
+
+// A stream stands for no more than so many bytes each of its own, so that a small file takes little memory.
+constexpr int64_t kMostBytesOfAByte = 1000;
+bool too_dense(int64_t coded, int64_t bytes) { return bytes > coded * kMostBytesOfAByte + 4096; }
 
 // The coder spends at least 1/710 of a bit on each bit of an integer, so that what bytes can hold is bounded.
-void check_size(const Parameter& p, int bits, int64_t bytes, const std::string& name) {
+void check_size(const Parameter& p, int bits, int64_t bytes, ArtifactCoder coder, const std::string& name) {
   const int64_t count = p.shape.numel(), rows = count / std::max<int64_t>(1, p.shape[-1]);
   if (bits != 16 && (bits < 4 || bits > 8 || p.shape.rank != 2))
     fail(ErrorCode::bad_data, name, ": ", p.name, ": found ", bits, " bits, expected 4 to 8 of a matrix, or 16");
   const int64_t fixed = 2 * (bits == 16 ? count : rows), coded = bytes - fixed;
-  if (bits == 16 ? coded != 0 : coded < 4 || count > (coded * 710 * 8 + 4096) / bits)
+  const bool by_range = coder == ArtifactCoder::range && bits != 16;
+  if (by_range ? coded < 4 || count > (coded * 710 * 8 + 4096) / bits : coded != (bits == 16 ? 0 : count))
     fail(ErrorCode::bad_data, name, ": ", p.name, ": found ", bytes, " bytes for ", count, " numbers of ", bits,
          " bits");
 }
@@ -97,23 +118,67 @@ struct Entry {
   int bits;
   uint32_t bytes, sum;
 };
-std::vector<Entry> read_table(Reader& in, const ParameterLayout& layout, const std::string& name) {
-  std::vector<Entry> table;
-  size_t total = 0;
+struct Table {
+  std::vector<Entry> entries;
+  int64_t bytes = 0;       // of all tensors
+  uint32_t coded_sum = 0;  // of what they are together, with brotli and lzma
+};
+Table read_table(Reader& in, const ParameterLayout& layout, ArtifactCoder coder, const std::string& name) {
+  Table table;
   for (const Parameter& p : layout.all()) {
-    const int bits = uint8_t(in.take(1, "table")[0]);
+    const int bits = in.u8("table");
     const uint32_t bytes = in.u32("table"), sum = in.u32("table");
-    check_size(p, bits, bytes, name);
-    table.push_back({bits, bytes, sum});
-    total += bytes;
+    check_size(p, bits, bytes, coder, name);
+    table.entries.push_back({bits, bytes, sum});
+    table.bytes += bytes;
   }
+  int64_t coded = table.bytes;
+  if (coder != ArtifactCoder::range) coded = in.u32("table"), table.coded_sum = in.u32("table");
   const uint32_t here = crc32c(in.so_far()), said = in.u32("sum");
   if (here != said) fail(ErrorCode::bad_data, name, ": its table was altered: the sum does not match");
-  if (in.left() != total) fail(ErrorCode::bad_data, name, ": found ", in.left(), " bytes of tensors, expected ", total);
+  if (int64_t(in.left()) != coded)
+    fail(ErrorCode::bad_data, name, ": found ", in.left(), " bytes of tensors, expected ", coded);
+  if (too_dense(coded, table.bytes))
+    fail(ErrorCode::bad_data, name, ": found ", coded, " bytes that stand for ", table.bytes, ", expected at most ",
+         kMostBytesOfAByte, " times as many");
   return table;
 }
 
+// All up to the table.
+struct Beginning {
+  ArtifactForm form;
+  std::string_view description;
+};
+Beginning read_beginning(Reader& in, const std::string& name) {
+  if (in.take(kMagic.size(), "first words") != kMagic)
+    fail(ErrorCode::bad_data, name, ": found another beginning, expected \"", kMagic, "\"");
+  Beginning b{{.version = in.u32("version")}, {}};
+  if (b.form.version < 1 || b.form.version > kArtifactVersion)
+    fail(ErrorCode::unsupported, name, ": found version ", b.form.version, ", expected 1 to ", kArtifactVersion);
+  const uint32_t length = in.u32("description"), sum = in.u32("description");
+  b.description = in.take(length, "description");
+  if (crc32c(b.description) != sum)
+    fail(ErrorCode::bad_data, name, ": its description was altered: the sum does not match");
+  if (b.form.version == 1) return b;
+  const uint8_t coder = in.u8("coder");
+  if (coder > uint8_t(ArtifactCoder::lzma))
+    fail(ErrorCode::unsupported, name, ": found coder ", int(coder), ", expected 0 to 2 (range, brotli, lzma)");
+  b.form.coder = ArtifactCoder(coder);
+  return b;
+}
+
 }  // namespace
+
+const char* name_of(ArtifactCoder c) { return c == ArtifactCoder::range ? "range" : name_of(byte_coder(c)); }
+ArtifactCoder artifact_coder_named(const std::string& name) {
+  for (const ArtifactCoder c : {ArtifactCoder::range, ArtifactCoder::brotli, ArtifactCoder::lzma})
+    if (name == name_of(c)) {
+      if (c != ArtifactCoder::range && !has_byte_coder(byte_coder(c)))
+        fail(ErrorCode::unsupported, "coder ", name, ": this was built without its library, expected another coder");
+      return c;
+    }
+  fail(ErrorCode::usage, "found coder ", name, ", expected range, brotli or lzma");
+}
 
 std::string artifact_bytes(const Artifact& a) {
   const ParameterLayout layout(a.config);
@@ -124,12 +189,24 @@ std::string artifact_bytes(const Artifact& a) {
   put_u32(out, uint32_t(text.size()));
   put_u32(out, crc32c(text));
   out += text;
-  for (const ArtifactTensor& t : a.tensors) {
-    const std::string bytes = payload(t);
-    out.push_back(char(t.bits));
+  out.push_back(char(a.coder));
+  std::vector<std::string> payloads(a.tensors.size());
+  parallel_tasks(int64_t(payloads.size()),
+                 [&](int64_t i) { payloads[size_t(i)] = payload(a.tensors[size_t(i)], a.coder); });
+  for (size_t i = 0; i < payloads.size(); ++i) {
+    const std::string& bytes = payloads[i];
+    out.push_back(char(a.tensors[i].bits));
     put_u32(out, uint32_t(bytes.size()));
     put_u32(out, crc32c(bytes));
     tensors += bytes;
+  }
+  if (a.coder != ArtifactCoder::range) {
+    const int64_t before = int64_t(tensors.size());
+    tensors = encode_bytes(byte_coder(a.coder), tensors);
+    if (too_dense(int64_t(tensors.size()), before))
+      fail(ErrorCode::unsupported, "artifact: found weights that are all alike, expected coder range for them");
+    put_u32(out, uint32_t(tensors.size()));
+    put_u32(out, crc32c(tensors));
   }
   put_u32(out, crc32c(out));
   return out + tensors;
@@ -137,35 +214,44 @@ std::string artifact_bytes(const Artifact& a) {
 
 Artifact parse_artifact(std::string_view bytes, const std::string& name) {
   Reader in(bytes, name);
-  if (in.take(kMagic.size(), "first words") != kMagic)
-    fail(ErrorCode::bad_data, name, ": found another beginning, expected \"", kMagic, "\"");
-  const uint32_t version = in.u32("version");
-  if (version != kArtifactVersion)
-    fail(ErrorCode::unsupported, name, ": found version ", version, ", expected ", kArtifactVersion);
-  Artifact a;
-  const uint32_t length = in.u32("description"), sum = in.u32("description");
-  const std::string_view text = in.take(length, "description");
-  if (crc32c(text) != sum) fail(ErrorCode::bad_data, name, ": its description was altered: the sum does not match");
-  read_description(text, name, a);
+  const Beginning begins = read_beginning(in, name);
+  Artifact a{.coder = begins.form.coder};
+  read_description(begins.description, name, a);
   // Every layer has tensors in the table, so a model of more than the file can list is refused before it is laid out.
   if (a.config.layers > int64_t(bytes.size()))
     fail(ErrorCode::bad_data, name, ": found ", a.config.layers, " layers in ", bytes.size(), " bytes");
   const ParameterLayout layout(a.config);
-  const std::vector<Entry> table = read_table(in, layout, name);
-  for (size_t i = 0; i < table.size(); ++i) {
+  const Table table = read_table(in, layout, a.coder, name);
+  std::string decoded;
+  if (a.coder != ArtifactCoder::range) {
+    const std::string_view coded = in.take(in.left(), "tensors");
+    if (crc32c(coded) != table.coded_sum) fail(ErrorCode::bad_data, name, ": was altered: the sum does not match");
+    decoded = decode_bytes(byte_coder(a.coder), coded, table.bytes, name);
+  }
+  Reader tensors(decoded, name);
+  Reader& from = a.coder == ArtifactCoder::range ? in : tensors;
+  std::vector<std::string_view> payloads;
+  for (const Entry& e : table.entries) payloads.push_back(from.take(e.bytes, "tensors"));
+  a.tensors.resize(payloads.size());
+  parallel_tasks(int64_t(payloads.size()), [&](int64_t n) {
+    const size_t i = size_t(n);
     const Parameter& p = layout.all()[i];
-    const Entry& e = table[i];
+    const Entry& e = table.entries[i];
     const std::string where = name + ": " + p.name;
-    const std::string_view coded = in.take(e.bytes, "tensors");
+    const std::string_view coded = payloads[i];
     if (crc32c(coded) != e.sum) fail(ErrorCode::bad_data, where, ": was altered: the sum does not match");
     const size_t numbers = size_t(2 * (e.bits == 16 ? p.shape.numel() : p.shape[0]));
     ArtifactTensor t{.bits = e.bits, .numbers = f16_of(coded.substr(0, numbers), where)};
-    if (e.bits != 16) t.values = decode_integers(coded.substr(numbers), p.shape.numel(), e.bits, where);
-    a.tensors.push_back(std::move(t));
-  }
+    if (e.bits != 16) t.values = integers(coded.substr(numbers), p, e.bits, a.coder, where);
+    a.tensors[i] = std::move(t);
+  });
   return a;
 }
 
+ArtifactForm artifact_form(std::string_view bytes, const std::string& name) {
+  Reader in(bytes, name);
+  return read_beginning(in, name).form;
+}
 bool is_artifact(const std::string& path) { return !is_directory(path) && begins_with(path, kMagic); }
 
 void dequantize(const Artifact& a, const ParameterLayout& layout, const Tensor& flat) {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "ingot/core/rng.h"
+#include "ingot/io/byte_coder.h"
 #include "ingot/io/crc32c.h"
 #include "ingot/models/gpt/gpt_variants.test.h"
 #include "ingot/testing/temporary_directory.h"
@@ -16,12 +17,13 @@ namespace {
 
 using testing::error_of;
 
-Artifact random_artifact(const GptConfig& config) {
+Artifact random_artifact(const GptConfig& config, ArtifactCoder coder = ArtifactCoder::range) {
   Artifact a{.run_config = "{\"model\": " + to_json(config) + ", \"train\": {\"products\": \"bf16\"}}",
              .config = config,
              .looping = true,
              .step = 12,
-             .tokenizer_hash = 77};
+             .tokenizer_hash = 77,
+             .coder = coder};
   const Rng rng(5, Purpose::test);
   uint64_t at = 0;
   const ParameterLayout layout(config);
@@ -38,10 +40,19 @@ Artifact random_artifact(const GptConfig& config) {
   return a;
 }
 
+bool has(ArtifactCoder c) {
+  return c == ArtifactCoder::range || has_byte_coder(c == ArtifactCoder::brotli ? ByteCoder::brotli : ByteCoder::lzma);
+}
+constexpr ArtifactCoder kCoders[] = {ArtifactCoder::range, ArtifactCoder::brotli, ArtifactCoder::lzma};
+
 TEST(artifact, what_is_written_is_read_and_dequantised) {
+  size_t turn = 0;
   for (const testing::Variant& v : testing::variants()) {
-    const Artifact a = random_artifact(v.config);
+    const ArtifactCoder coder = kCoders[turn++ % std::size(kCoders)];
+    if (!has(coder)) continue;
+    const Artifact a = random_artifact(v.config, coder);
     const Artifact b = parse_artifact(artifact_bytes(a), "a");
+    EXPECT_EQ(b.coder, coder);
     EXPECT_EQ(to_json(b.config), to_json(a.config));
     EXPECT_EQ(std::tuple(b.looping, b.step, b.tokenizer_hash), std::tuple(a.looping, a.step, a.tokenizer_hash));
     EXPECT_NE(b.run_config.find("\"products\":\"bf16\""), std::string::npos) << b.run_config;
@@ -66,20 +77,57 @@ TEST(artifact, what_is_written_is_read_and_dequantised) {
 TEST(artifact, cut_lengthened_or_altered_anywhere_it_is_refused) {
   GptConfig config = testing::small_nano();
   config.layers = 1;
-  const std::string whole = artifact_bytes(random_artifact(config));
-  const auto refused = [](const std::string& bytes) {
-    const std::string error = error_of([&] { parse_artifact(bytes, "a.ingot"); });
-    return error.find("a.ingot: ") != std::string::npos && error.find('\n') == std::string::npos;
-  };
-  EXPECT_FALSE(refused(whole));
-  EXPECT_TRUE(refused(whole + "x"));
-  for (size_t n = 0; n < whole.size(); n += n < 2000 ? 1 : 37) EXPECT_TRUE(refused(whole.substr(0, n))) << n;
-  for (size_t n = 0; n < whole.size(); n += n < 2000 ? 1 : 37)
-    for (const int bit : {1, 128}) {
-      std::string altered = whole;
-      altered[n] = char(altered[n] ^ bit);
-      EXPECT_TRUE(refused(altered)) << n;
+  for (const ArtifactCoder coder : kCoders) {
+    if (!has(coder)) continue;
+    const std::string whole = artifact_bytes(random_artifact(config, coder));
+    const auto refused = [](const std::string& bytes) {
+      const std::string error = error_of([&] { parse_artifact(bytes, "a.ingot"); });
+      return error.find("a.ingot: ") != std::string::npos && error.find('\n') == std::string::npos;
+    };
+    EXPECT_FALSE(refused(whole));
+    EXPECT_TRUE(refused(whole + "x"));
+    for (size_t n = 0; n < whole.size(); n += n < 2000 ? 1 : 37) EXPECT_TRUE(refused(whole.substr(0, n))) << n;
+    for (size_t n = 0; n < whole.size(); n += n < 2000 ? 1 : 37)
+      for (const int bit : {1, 128}) {
+        std::string altered = whole;
+        altered[n] = char(altered[n] ^ bit);
+        EXPECT_TRUE(refused(altered)) << name_of(coder) << ' ' << n;
+      }
+  }
+}
+
+// Version 1 had no coder's byte.
+TEST(artifact, the_version_before_is_read) {
+  const Artifact a = random_artifact(testing::small_nano());
+  std::string bytes = artifact_bytes(a);
+  uint32_t length = 0;
+  std::memcpy(&length, &bytes[12], 4);
+  const ParameterLayout layout(a.config);
+  const size_t coder = 20 + length, table = 9 * layout.all().size();
+  bytes.erase(coder, 1);
+  bytes[8] = 1;
+  const uint32_t sum = crc32c(std::string_view(bytes).substr(0, coder + table));
+  std::memcpy(&bytes[coder + table], &sum, 4);
+  const Artifact b = parse_artifact(bytes, "a");
+  EXPECT_EQ(b.coder, ArtifactCoder::range);
+  for (size_t i = 0; i < a.tensors.size(); ++i) EXPECT_EQ(b.tensors[i].values, a.tensors[i].values);
+}
+
+TEST(artifact, a_stream_that_stands_for_far_more_than_itself_is_refused) {
+  for (const ArtifactCoder coder : {ArtifactCoder::brotli, ArtifactCoder::lzma}) {
+    if (!has(coder)) continue;
+    GptConfig config = testing::small_nano();
+    config.vocab = 40000;
+    Artifact a = random_artifact(config, coder);
+    for (ArtifactTensor& t : a.tensors) {
+      std::fill(t.values.begin(), t.values.end(), int8_t(0));
+      std::fill(t.numbers.begin(), t.numbers.end(), f16(1.f));
     }
+    EXPECT_NE(error_of([&] {
+                artifact_bytes(a);
+              }).find("artifact: found weights that are all alike, expected coder range for them"),
+              std::string::npos);
+  }
 }
 
 TEST(artifact, a_model_far_larger_than_the_file_is_refused_before_it_takes_memory) {

@@ -83,33 +83,78 @@ struct Plan {
     Saved& s = b.saved[size_t(i)];
     planner.add(s.rstd_attn, types.sums(), {T}, f, k);
     planner.add(s.q_raw, {T, q_width()}, f, k);
-    planner.add(s.k_raw, {T, kv_width()}, f, k);
-    planner.add(s.v, {T, kv_width()}, f, k);
+    if (on_gpu()) {
+      planner.add(s.kv, {T, 2 * kv_width()}, f, k);
+    } else {
+      planner.add(s.k_raw, {T, kv_width()}, f, k);
+      planner.add(s.v, {T, kv_width()}, f, k);
+    }
     planner.add(s.y, {T, q_width()}, f, k);
     planner.add(s.lse, types.sums(), {T * c.heads}, f, k);
     // These are read only before attention's backward; the MLP's output only for the gradients of what scales it.
     const int up = options.training ? backward_step(i) : f;
     planner.add(s.rstd_mlp, types.sums(), {T}, f, up);
     planner.add(s.mlp_out, {T, c.dim}, f, c.branch_scale || program.applications[size_t(i)].lanes ? up : f);
-    planner.add(s.pre, {T, c.mlp_hidden}, f, up);
+    if (keeps_signs()) {
+      planner.add(s.hidden, {T, c.mlp_hidden}, f, up);
+      planner.add(s.signs, DType::u8, {linear_sign_bytes(T, c.mlp_hidden, options.device)}, f, up);
+    } else if (options.training) {
+      planner.add(s.pre, {T, c.mlp_hidden}, f, up);
+    }
     scratch(i);
     if (options.training) scratch_backward(i);
   }
 
   int64_t block_rows() const { return most_block_rows(T, options); }
+  // There one product is faster than two of half the width.
+  bool on_gpu() const { return options.device.kind == Device::cuda; }
+  bool keeps_rows() const { return options.training && options.keep_rows && block_rows() == T; }
+  bool keeps_signs() const {
+    return options.training && on_gpu() && types.activations == DType::bf16 &&
+           slope_follows_from_value_and_sign(activation_named(c.activation));
+  }
+  bool in_lanes(int i) const { return program.applications[size_t(i)].lanes; }
 
   void scratch(int i) {
     Scratch& s = b.forward[size_t(i)];
-    const auto add = [&](Tensor& t, int64_t rows, int64_t width) {
-      planner.add(t, {rows, width}, forward_step(i), forward_step(i));
+    const int now = forward_step(i);
+    // Rows that the backward pass reads up to its first, second or third step.
+    const auto add = [&](Tensor& t, int64_t rows, int64_t width, int backward) {
+      planner.add(t, {rows, width}, now, keeps_rows() && backward > 0 ? backward_step(i) + backward - 1 : now);
     };
-    for (Tensor* t : {&s.merged, &s.mixed}) add(*t, T, c.dim);
-    add(s.q, T, q_width());
-    add(s.k, T, kv_width());
-    for (Tensor* t : {&s.normed, &s.mid, &s.attn_out}) add(*t, block_rows(), c.dim);
-    add(s.z, block_rows(), q_width());
-    add(s.hidden, block_rows(), c.mlp_hidden);
-    add(s.adapter_low, T, options.max_adapter_rank);
+    if (program.applications[size_t(i)].skip_slot >= 0) add(s.merged, T, c.dim, 3);
+    if (c.resid_mix) add(s.mixed, T, c.dim, 3);
+    add(s.q, T, q_width(), 2);
+    add(s.k, T, kv_width(), 2);
+    add(s.normed, block_rows(), c.dim, 3);
+    if (keeps_rows()) add(s.normed_mlp, T, c.dim, 1);
+    if (!in_lanes(i)) add(s.mid, block_rows(), c.dim, 1);
+    add(s.attn_out, block_rows(), c.dim, 1);
+    add(s.z, block_rows(), q_width(), 1);
+    if (!keeps_signs()) add(s.hidden, block_rows(), c.mlp_hidden, 0);
+    add(s.adapter_low, T, options.max_adapter_rank, 0);
+    add_folded(s.folded, now);
+  }
+  void add_folded(Tensor& t, int step) {
+    if (options.most_folded > 0)
+      planner.add(t, {options.most_folded, std::max(q_width(), 2 * kv_width()), c.dim}, step, step);
+  }
+  // What two steps know by one name.
+  void share() {
+    for (int i = 0; i < A; ++i) {
+      Scratch &f = b.forward[size_t(i)], &s = b.backward[size_t(i)];
+      const auto halve = [&](const Tensor& both, Tensor& k, Tensor& v) {
+        if (both) k = both.slice(1, 0, kv_width()), v = both.slice(1, kv_width(), 2 * kv_width());
+      };
+      halve(b.saved[size_t(i)].kv, b.saved[size_t(i)].k_raw, b.saved[size_t(i)].v);
+      halve(s.kv_grad, s.k_grad, s.v_grad);
+      if (!keeps_rows()) f.normed_mlp = f.normed, s.normed_mlp = s.normed;
+      if (!keeps_rows()) continue;
+      s.kept = true;
+      s.merged = f.merged, s.mixed = f.mixed, s.q = f.q, s.k = f.k, s.normed = f.normed, s.normed_mlp = f.normed_mlp;
+      s.attn_out = f.attn_out, s.z = f.z;
+      if (!in_lanes(i)) s.mid = f.mid;
+    }
   }
 
   void scratch_backward(int i) {
@@ -119,26 +164,51 @@ struct Plan {
     const auto block = [&](Tensor& t, int64_t width, int first, int last) {
       planner.add(t, {block_rows(), width}, first, last);
     };
-    for (Tensor* t : {&s.merged, &s.mixed, &s.normed, &s.normed_grad, &s.branch_grad}) block(*t, c.dim, to, from);
-    for (Tensor* t : {&s.mid, &s.attn_out}) block(*t, c.dim, to, to);
-    for (Tensor* t : {&s.z, &s.z_grad}) block(*t, q_width(), to, to);
-    for (Tensor* t : {&s.hidden, &s.hidden_grad}) block(*t, c.mlp_hidden, to, to);
+    for (Tensor* t : {&s.normed_grad, &s.branch_grad}) block(*t, c.dim, to, from);
+    if (!keeps_rows()) {
+      for (Tensor* t : {&s.merged, &s.mixed, &s.normed}) block(*t, c.dim, to, from);
+      block(s.attn_out, c.dim, to, to);
+      block(s.z, q_width(), to, to);
+      rows(s.q, q_width(), attention, attention);
+      rows(s.k, kv_width(), attention, attention);
+    }
+    if (!keeps_rows() || in_lanes(i)) block(s.mid, c.dim, to, to);
+    block(s.z_grad, q_width(), to, to);
+    if (!keeps_signs()) block(s.hidden, c.mlp_hidden, to, to);
+    block(s.hidden_grad, c.mlp_hidden, to, to);
     rows(s.y_grad, q_width(), to, attention);
-    rows(s.v_grad_self, kv_width(), to, from);
-    rows(s.q, q_width(), attention, attention);
-    rows(s.k, kv_width(), attention, attention);
+    if (!on_gpu()) rows(s.v_grad_self, kv_width(), to, from);
     rows(s.q_grad, q_width(), attention, from);
-    for (Tensor* t : {&s.k_grad, &s.v_grad}) rows(*t, kv_width(), attention, from);
+    if (on_gpu())
+      rows(s.kv_grad, 2 * kv_width(), to, from);
+    else
+      for (Tensor* t : {&s.k_grad, &s.v_grad}) rows(*t, kv_width(), attention, from);
     const int64_t attending = attention_backward_workspace_bytes(
         {.q = Tensor(nullptr, types.activations, {T, c.heads, c.head_dim}, options.device)});
-    if (attending > 0) planner.add(s.attention_workspace, DType::u8, {attending}, attention, attention);
+    if (options.most_keys > 0)
+      for (Tensor* t : {&s.all_k_grad, &s.all_v_grad})
+        planner.add(*t, {options.most_keys, kv_width()}, attention, attention);
+    if (attending > 0) planner.add(s.attention_workspace, DType::u8, {attending}, to, attention);
     block(s.in_grad, c.dim, from, from);
     for (Tensor* t : {&s.adapter_low, &s.adapter_low_grad}) rows(*t, options.max_adapter_rank, to, from);
+    add_folded(s.folded, from);
     planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, to, from);
     if (const int64_t sums = residual_workspace_bytes(T, c.dim, options.device); sums > 0)
       planner.add(s.residual_workspace, DType::u8, {sums}, to, from);
     const int64_t rope = c.qk_gain ? qk_norm_rope_backward_workspace_bytes(T, c.heads, options.device) : 0;
     if (rope > 0) planner.add(s.rope_workspace, DType::u8, {rope}, from, from);
+  }
+
+  void scored_rows() {
+    if (!keeps_rows() || !options.cut_last || options.most_scored == 0) return;
+    ScoredRows& r = b.scored_rows;
+    const int64_t N = std::min(options.most_scored, T);
+    const int from = forward_step(A - 1), backward = backward_step(A - 1), to = backward + 2;
+    for (Tensor* t : {&r.merged, &r.mixed, &r.lane1, &r.normed}) planner.add(*t, {N, c.dim}, from, to);
+    planner.add(r.v, {N, kv_width()}, from, to);
+    planner.add(r.v_grad, {N, kv_width()}, backward, to);
+    planner.add(r.normed_grad, {N, c.dim}, backward, to);
+    planner.add(r.spare, {N, std::max(c.dim, kv_width())}, backward, to);
   }
 
   void ends() {
@@ -189,6 +259,7 @@ Plan plan_for(Buffers& b, const GptConfig& config, const LayerProgram& program, 
   Plan plan{config, program, options, types, Planner(types.activations), b, options.capacity, int(applications)};
   plan.stream();
   for (int i = 0; i < int(applications); ++i) plan.application(i);
+  plan.scored_rows();
   plan.ends();
   return plan;
 }
@@ -210,6 +281,7 @@ Buffers plan_buffers(const GptConfig& config, const LayerProgram& program, const
   if (options.training)
     require_memory(bytes, detail::concat("training on ", options.capacity, " tokens at once"), memory);
   b.arena = plan.planner.place(memory);
+  plan.share();
   return b;
 }
 

@@ -15,27 +15,40 @@ namespace ingot::detail {
 
 // Kept from the forward of an application to its backward. Everything that is a cheap function of these (the mixed
 // read, the normed inputs, rotated q and k, attention's output projection, the activated hidden layer) is computed
-// again instead of stored.
+// again instead of stored, but for GptOptions::keep_rows. Where the slope of the activation follows from its value and
+// a sign, a GPU keeps these instead of what was activated.
 struct Saved {
   Tensor rstd_attn, rstd_mlp;  // (T)
   Tensor q_raw, k_raw, v;      // (T, H D), (T, Hkv D), before norm, rotation and gain
+  Tensor kv;                   // (T, 2 Hkv D), of which k_raw and v are halves on a GPU
   Tensor y, lse;               // (T, H D) attention before XSA, (H, T)
   Tensor mlp_out;              // (T, C) the branch before its scale
   Tensor pre;                  // (T, hidden) before the activation
+  Tensor hidden, signs;        // or after it, and whether it was positive before
 };
 
 struct Scratch {
   Tensor merged, mixed;  // (T, C) after the skip, after the mix; backward: of one block
   Tensor q, k;           // (T, H D), (T, Hkv D) rotated
   Tensor q_grad, k_grad, v_grad, v_grad_self, y_grad;
+  Tensor kv_grad;                 // of which k_grad and v_grad are halves on a GPU
+  Tensor all_k_grad, all_v_grad;  // of one segment's keys, cached ones included
   // Of one block of tokens.
-  Tensor normed, mid;                        // norm(...), x + attention branch
+  Tensor normed, normed_mlp, mid;            // norm(...) of the two branches, x + attention branch
   Tensor z, z_grad;                          // attention after XSA
   Tensor attn_out;                           // the branch before its scale
   Tensor hidden;                             // activated
   Tensor branch_grad, normed_grad, in_grad;  // backward only
   Tensor hidden_grad;
-  Tensor norm_workspace, rope_workspace, attention_workspace, residual_workspace, adapter_low, adapter_low_grad;
+  Tensor norm_workspace, rope_workspace, attention_workspace, residual_workspace, adapter_low, adapter_low_grad, folded;
+  bool kept = false;  // of a backward pass: the rows that the forward pass formed are still there
+};
+
+// Of the last application, rows of the tokens that are scored: what it read, attention's values, and gradients.
+struct ScoredRows {
+  Tensor merged, mixed, lane1, normed;  // (N, C)
+  Tensor v, v_grad;                     // (N, Hkv D)
+  Tensor normed_grad, spare;            // (N, C), (N, max(C, Hkv D))
 };
 
 struct Buffers {
@@ -48,6 +61,7 @@ struct Buffers {
   // Embedding and head.
   Tensor embedded, embed_low;                      // before embed_norm; factorised: (T, E)
   Tensor final, final_rstd, head_in, head_normed;  // combined lanes; norm; factorised: (T, E)
+  ScoredRows scored_rows;                          // empty where the last application is not cut
   Tensor scored, scored_grad;                      // rows that are scored, where not all are
   Tensor head_in_grad, head_normed_grad, head_workspace, head_low, head_low_grad, loss_rows;
   Tensor g0, g1, x0_grad;  // gradients of the two lanes and of x0

@@ -29,4 +29,11 @@ class GptCache {
   std::vector<int64_t> lengths_;
 };
 
+// A call's segments go on where sequences of a cache end: segment s continues sequence sequences[s].
+struct CachedSegments {
+  GptCache& cache;
+  const std::vector<int64_t>& sequences;
+  int64_t window = 0;  // keys that a token may see at most, the call's own included; 0: all
+};
+
 }  // namespace ingot

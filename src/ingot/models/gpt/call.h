@@ -42,13 +42,22 @@ struct GptOptions {
   int64_t capacity = 0;   // most tokens of one call
   bool looping = false;   // which of the two layer programs
   bool training = false;  // keeps what the backward pass needs
+  // Training on a GPU: the backward pass forms no rows anew that the forward pass had; more memory, the same bits.
+  bool keep_rows = false;
   Products products = Products::fp32;
   int64_t max_adapter_rank = 0;  // largest rank of the adapters passed later; 0: none
-  int64_t most_scored = 0;       // most tokens of one call that are scored; 0: the capacity, without TokenBatch::last
-  int64_t max_positions = 0;     // rotary positions that may occur; 0: the config's context
-  Device device;                 // on which weights, batches, losses and logits lie
-  Stream stream;                 // on which all of its work is put
-  Allocator* memory = nullptr;   // of activations; null: that of the device
+  // Documents of one call whose adapters of q, k and v may become weights of their own, W + B A in the products' type,
+  // where that is less work; 0: none.
+  int64_t most_folded = 0;
+  int64_t most_scored = 0;  // most tokens of one call that are scored; 0: the capacity, without TokenBatch::last
+  // With keep_rows and base weights that get no gradient: what the last application does to tokens that are not scored
+  // ends at their keys and values.
+  bool cut_last = false;
+  int64_t most_keys = 0;        // most keys of one segment in training, cached ones included; 0: nothing is cached
+  int64_t max_positions = 0;    // rotary positions that may occur; 0: the config's context
+  Device device;                // on which weights, batches, losses and logits lie
+  Stream stream;                // on which all of its work is put
+  Allocator* memory = nullptr;  // of activations; null: that of the device
 };
 
 // Packed documents. All i32. positions count from 0 inside a segment; targets may be left out where no loss is wanted.

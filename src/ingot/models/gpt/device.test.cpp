@@ -34,14 +34,14 @@ struct Numbers {
   std::vector<double> loss, grads;
   bool operator==(const Numbers&) const = default;
 };
-Numbers losses_and_gradients(const GptConfig& c, Allocator* memory, const TokenBatch& batch) {
+Numbers losses_and_gradients(const GptConfig& c, Allocator* memory, const TokenBatch& batch, bool keep_rows = false) {
   const ParameterLayout layout(c);
   Buffer weights(DType::f32, {layout.padded_count()}), grads(DType::f32, {layout.padded_count()});
   Buffer loss(DType::f32, {8}), dloss(DType::f32, {8});
   initialise(c, layout, weights, 3);
   testing::fill_normal(dloss, 5);
   fill_zero(grads);
-  Gpt model(c, DType::f32, {.capacity = 8, .training = true, .memory = memory});
+  Gpt model(c, DType::f32, {.capacity = 9, .training = true, .keep_rows = keep_rows, .memory = memory});
   model.losses_and_gradients(weights.tensor(), batch, dloss, loss, grads);
   return {testing::values(loss), testing::values(grads)};
 }
@@ -54,6 +54,17 @@ TEST(gpt_device, every_activation_is_written_before_it_is_read) {
               losses_and_gradients(small(preset), nullptr, d.batch()))
         << preset;
     EXPECT_EQ(poisoned.taken(), 0);
+  }
+}
+
+// And the backward pass finds all rows that were kept for it.
+TEST(gpt_device, kept_rows_change_no_bit) {
+  for (const char* preset : {"nano", "golf"}) {
+    Documents d;
+    testing::PoisonedMemory poisoned;
+    EXPECT_EQ(losses_and_gradients(small(preset), &poisoned, d.batch(), true),
+              losses_and_gradients(small(preset), nullptr, d.batch()))
+        << preset;
   }
 }
 

@@ -29,6 +29,8 @@ struct Gpt::Impl {
   std::vector<int32_t> scored_cu;  // of one call
   std::vector<int32_t> cached_cu;  // of one call, on the host
   Arena cached_cu_memory;          // on a GPU
+  std::vector<int32_t> scored_at;  // of one call: the scored tokens' positions, and their cu_seqlens
+  Arena scored_at_memory;          // on a GPU
   Act act;
 
   // Parameters by role, found once.
@@ -127,6 +129,12 @@ struct Gpt::Impl {
     if (!flat.master || p == nullptr) return {};
     return layout.view(flat.compute && p->kind != ParameterKind::scalar ? flat.compute : flat.master, *p);
   }
+  // Two parameters of one width as one, where the second follows the first.
+  Tensor get_both(const GptWeights& flat, const Parameter* a, const Parameter* b) const {
+    const Tensor first = get(flat, a);
+    if (!first || b->offset != a->offset + a->shape.numel() || a->shape[1] != b->shape[1]) return {};
+    return Tensor(first.data, first.dtype, {a->shape[0] + b->shape[0], a->shape[1]}, first.device);
+  }
   Tensor get_row(const GptWeights& flat, const Parameter* p, int64_t i) const {
     const Tensor t = get(flat, p);
     return t ? t.row(i) : t;
@@ -146,6 +154,7 @@ struct Gpt::Impl {
             .mlp_scale = get(flat, p.mlp_scale),
             .mix_a = get_row(flat, p.mix, 0),
             .mix_b = get_row(flat, p.mix, 1),
+            .kv = get_both(flat, p.k, p.v),
             .lane_post = get_row(flat, lane_post, i),
             .lane_resid = get_row(flat, lane_resid, i)};
   }
@@ -189,9 +198,13 @@ struct Gpt::Impl {
   Tensor scored_rows(const detail::CallContext& call);
   void head_losses(const detail::CallContext& call, const GptWeights& weights, const TokenBatch& batch,
                    const Tensor& dloss, const Tensor& loss, const Tensor& grads, bool backward);
-  void losses_per_segment(const LinearCrossEntropy& all, const detail::CallContext& call);
+  void losses_per_segment(LinearCrossEntropy ce, const detail::CallContext& call);
   void head_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads, const Tensor& x);
-  Tensor cached_offsets(std::span<const int32_t> cu, const std::vector<int64_t>& sequences, const GptCache& cache);
+  void cut(detail::CallContext& call, const TokenBatch& batch);
+  void check_cached(const TokenBatch& batch, const CachedSegments& cached) const;
+  Tensor cached_offsets(std::span<const int32_t> cu, const CachedSegments& cached);
+  void go_on(detail::CallContext& call, const CachedSegments* cached);
+  void advance(const detail::CallContext& call);
   void head_logits(const detail::CallContext& call, const GptWeights& weights, const Tensor& rows,
                    const Tensor& logits);
 };
@@ -350,7 +363,11 @@ detail::BlockTensors Gpt::Impl::block(int i, const GptWeights& weights, const Te
 }
 
 void Gpt::Impl::blocks_forward(const detail::CallContext& call, const GptWeights& weights) {
-  for (int i = 0; i < int(program.applications.size()); ++i) detail::block_forward(call, block(i, weights, {}, false));
+  for (int i = 0; i < int(program.applications.size()); ++i) {
+    detail::BlockTensors b = block(i, weights, {}, false);
+    if (call.cut && i + 1 == int(program.applications.size())) b.scored = &buffers.scored_rows;
+    detail::block_forward(call, b);
+  }
 }
 
 void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads) {
@@ -359,13 +376,12 @@ void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeight
   for (int i = int(program.applications.size()) - 1; i >= 0; --i) {
     const Application& a = program.applications[size_t(i)];
     detail::BlockGradients g{.g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = buffers.x0_grad};
-    if (a.skip_from >= 0) {
-      g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
-      fill({.to = view(g.skip_grad, shape)}, options.stream);
-    }
+    if (a.skip_from >= 0) g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
     if (const Tensor& from_skip = buffers.skip_grad[size_t(i) + 1])
       axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, options.stream);
-    detail::block_backward(call, block(i, weights, grads, true), g);
+    detail::BlockTensors b = block(i, weights, grads, true);
+    if (call.cut && i + 1 == int(program.applications.size())) b.scored = &buffers.scored_rows;
+    detail::block_backward(call, b, g);
   }
 }
 
@@ -386,8 +402,8 @@ Tensor Gpt::Impl::stream_out(int64_t tokens) {
 
 // The rows of it that are scored.
 Tensor Gpt::Impl::scored_rows(const detail::CallContext& call) {
-  const Tensor x = stream_out(call.tokens);
-  if (call.scored() == call.tokens) return x;
+  const Tensor x = stream_out(call.rows_out());
+  if (call.scored() == call.rows_out()) return x;
   const Tensor rows = view(buffers.scored, {call.scored(), config.dim});
   detail::for_each_run(call.cu, call.scored_cu, [&](const detail::SegmentRun& run) {
     if (run.scored > 0) copy({.from = run.last_of(x), .to = run.packed_of(rows)}, options.stream);
@@ -436,58 +452,49 @@ void Gpt::Impl::head_losses(const detail::CallContext& call, const GptWeights& w
 }
 
 // With head adapters every document has logits of its own: x W^T + (f A_s^T) B_s^T.
-void Gpt::Impl::losses_per_segment(const LinearCrossEntropy& all, const detail::CallContext& call) {
+void Gpt::Impl::losses_per_segment(LinearCrossEntropy ce, const detail::CallContext& call) {
   const AdapterPair& pair = call.adapters->head;
   const AdapterPair* grad =
       call.adapter_grads != nullptr && call.adapter_grads->head.a ? &call.adapter_grads->head : nullptr;
   const int64_t rank = pair.a.size(1), T = call.scored();
   const Tensor f = view(buffers.head_normed, {T, config.dim}), df = view(buffers.head_normed_grad, {T, config.dim});
   const Tensor low = view(buffers.head_low, {T, rank}), low_grad = view(buffers.head_low_grad, {T, rank});
-  const std::span<const int32_t> cu = call.scored_cu;
-  const int64_t segments = int64_t(cu.size()) - 1;
-  for (int64_t s = 0; s < segments; ++s) {
-    const int64_t begin = cu[size_t(s)], end = cu[size_t(s) + 1];
-    if (begin == end) continue;
-    const auto part = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : t; };
-    linear({.x = part(f),
-            .w = pair.a.row(s),
-            .y = part(low),
-            .products = options.products,
-            .workspace = buffers.linear_workspace},
-           options.stream);
-    LinearCrossEntropy ce = all;
-    for (Tensor* t : {&ce.x, &ce.targets, &ce.loss, &ce.dloss, &ce.dx}) *t = part(*t);
-    ce.x2 = part(low);
-    ce.w2 = pair.b.row(s);
-    if (all.dloss) {
-      ce.dx2 = part(low_grad);
-      if (grad != nullptr) ce.dw2 = grad->b.row(s);
-    }
-    linear_cross_entropy(ce, options.stream);
-  }
-  if (!all.dloss) return;
+  std::span<const int32_t> cu = call.scored_cu;
+  while (cu.size() > 2 && cu[cu.size() - 2] == cu.back())
+    cu = cu.first(cu.size() - 1);  // there are no adapters of them
+  const auto product = [&](const Tensor& a, bool ta, const Tensor& b, bool tb, const Tensor& into, double beta) {
+    matmul_each({.a = a,
+                 .b = b,
+                 .c = into,
+                 .transpose_a = ta,
+                 .transpose_b = tb,
+                 .beta = beta,
+                 .products = options.products,
+                 .workspace = buffers.linear_workspace},
+                options.stream);
+  };
+  detail::for_each_run(cu, cu, [&](const detail::SegmentRun& run) {
+    product(run.of(f), false, run.each_of(pair.a), true, run.of(low), 0);
+  });
+  const auto of_each = [&](const Tensor& t) { return t.slice(0, 0, int64_t(cu.size()) - 1); };
+  ce.x2 = low, ce.w2 = of_each(pair.b), ce.cu2 = cu;
+  if (ce.dloss) ce.dx2 = low_grad;
+  if (ce.dloss && grad != nullptr) ce.dw2 = of_each(grad->b);
+  linear_cross_entropy(ce, options.stream);
+  if (!ce.dloss) return;
   if (head_proj != nullptr) fill({.to = df}, options.stream);  // head_backward adds the projection's part
-  for (int64_t s = 0; s < segments; ++s) {
-    const int64_t begin = cu[size_t(s)], end = cu[size_t(s) + 1];
-    if (begin == end) continue;
-    linear_backward({.dy = low_grad.slice(0, begin, end),
-                     .x = f.slice(0, begin, end),
-                     .w = pair.a.row(s),
-                     .dx = df.slice(0, begin, end),
-                     .dw = grad != nullptr ? grad->a.row(s) : Tensor(),
-                     .accumulate_dx = true,
-                     .products = options.products,
-                     .workspace = buffers.linear_workspace},
-                    options.stream);
-  }
+  detail::for_each_run(cu, cu, [&](const detail::SegmentRun& run) {
+    product(run.of(low_grad), false, run.each_of(pair.a), false, run.of(df), 1);
+    if (grad != nullptr) product(run.of(low_grad), true, run.of(f), false, run.each_of(grad->a), 1);
+  });
 }
 
 void Gpt::Impl::head_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads,
                               const Tensor& x) {
   const int64_t T = call.scored();
-  const Shape shape{T, config.dim}, all{call.tokens, config.dim};
+  const Shape shape{T, config.dim}, all{call.rows_out(), config.dim};
   const Tensor df = view(buffers.head_normed_grad, shape), g0 = view(buffers.g0, all);
-  const Tensor dx = T == call.tokens ? g0 : view(buffers.scored_grad, shape);
+  const Tensor dx = T == call.rows_out() ? g0 : view(buffers.scored_grad, shape);
   if (head_proj != nullptr) {
     const bool adapted = call.adapters != nullptr && call.adapters->head.a;
     linear_backward({.dy = view(buffers.head_in_grad, {T, config.embed_dim}),
@@ -509,7 +516,7 @@ void Gpt::Impl::head_backward(const detail::CallContext& call, const GptWeights&
                     .workspace = buffers.embed_workspace,
                     .eps = config.norm_eps},
                    options.stream);
-  if (T < call.tokens) {
+  if (T < call.rows_out()) {
     fill({.to = g0}, options.stream);
     detail::for_each_run(call.cu, call.scored_cu, [&](const detail::SegmentRun& run) {
       if (run.scored > 0) copy({.from = run.packed_of(dx), .to = run.last_of(g0)}, options.stream);
@@ -552,8 +559,11 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const GptWeights& w
               .workspace = buffers.linear_workspace},
              options.stream);
     }
-    linear({.x = in, .w = w, .y = li, .products = options.products, .workspace = buffers.linear_workspace},
-           options.stream);
+    if (li.dtype == in.dtype)
+      linear({.x = in, .w = w, .y = li, .products = options.products, .workspace = buffers.linear_workspace},
+             options.stream);
+    else
+      matmul({.a = in, .b = w, .c = li, .transpose_b = true, .workspace = buffers.linear_workspace}, options.stream);
     if (call.adapters != nullptr && call.adapters->head.a) {
       int64_t s = 0;
       while (call.cu[size_t(s) + 1] <= row[i]) ++s;
@@ -576,15 +586,73 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const GptWeights& w
   if (config.softcap > 0) softcap({.x = logits, .y = logits, .cap = config.softcap}, options.stream);
 }
 
-// How far each segment reaches with what is cached of its sequence, where the attention reads it.
-Tensor Gpt::Impl::cached_offsets(std::span<const int32_t> cu, const std::vector<int64_t>& sequences,
-                                 const GptCache& cache) {
-  cached_cu.clear();
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    const int32_t added = cu[s + 1] - cu[s];
-    for (int32_t n : {0, added, 0, int32_t(cache.length(sequences[s])) + added}) cached_cu.push_back(n);
+// The last application need not go on with tokens that are not scored.
+void Gpt::Impl::cut(detail::CallContext& call, const TokenBatch& batch) {
+  const int64_t N = call.scored();
+  if (!buffers.scored_rows.merged || N == 0 || N == call.tokens) return;
+  scored_at.clear();
+  const int32_t* const at = batch.positions_on_host().ptr<int32_t>();
+  for (size_t s = 0; s + 1 < call.cu.size(); ++s) {
+    const int32_t end = call.cu[s + 1];
+    scored_at.insert(scored_at.end(), at + end - (call.scored_cu[s + 1] - call.scored_cu[s]), at + end);
   }
-  const Shape shape{int64_t(sequences.size()), 2, 2};
+  scored_at.insert(scored_at.end(), call.scored_cu.begin(), call.scored_cu.end());
+  const int64_t all = int64_t(scored_at.size());
+  Tensor there(scored_at.data(), {all});
+  if (options.device.kind == Device::cuda) {
+    const Tensor host = there;
+    if (scored_at_memory.capacity() < host.bytes())
+      scored_at_memory = Arena(2 * host.bytes(), gpu::memory_of(options.device));
+    there = scored_at_memory.at(0, DType::i32, {all});
+    copy({.from = host, .to = there}, options.stream);
+  }
+  call.cut = true;
+  call.scored_positions = there.slice(0, 0, N), call.scored_cu_seqlens = there.slice(0, N, all);
+}
+
+void Gpt::Impl::check_cached(const TokenBatch& batch, const CachedSegments& cached) const {
+  const std::span<const int32_t> cu = batch.cu();
+  const std::vector<int64_t>& sequences = cached.sequences;
+  INGOT_CHECK_EQ(cached.cache.device(), options.device, "gpt: device of the cache");
+  INGOT_CHECK(sequences.size() < cu.size(), "gpt: found ", sequences.size(), " cached sequences for ", cu.size() - 1,
+              " segments");
+  INGOT_CHECK_EQ(cu[sequences.size()], cu.back(), "gpt: one cached sequence per segment");  // but for empty ones
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    INGOT_CHECK(sequences[s] >= 0 && sequences[s] < cached.cache.sequences(), "gpt: found cached sequence ",
+                sequences[s], ", expected 0 to ", cached.cache.sequences() - 1);
+    for (size_t r = 0; r < s; ++r)
+      INGOT_CHECK(sequences[r] != sequences[s], "gpt: cached sequence ", sequences[s], " appears twice");
+    const int64_t length = cached.cache.length(sequences[s]), added = cu[s + 1] - cu[s];
+    INGOT_CHECK_LE(length + added, cached.cache.capacity(), "gpt: tokens of cached sequence ", sequences[s]);
+    if (options.training)
+      INGOT_CHECK_LE(detail::cached_keys(cached, s, added), options.most_keys, "gpt: keys of cached sequence ",
+                     sequences[s], ", expected at most the most_keys of the options");
+    for (int64_t t = 0; t < added; ++t)
+      INGOT_CHECK_EQ(int64_t(batch.positions_on_host().ptr<int32_t>()[cu[s] + t]), length + t,
+                     "gpt: position that continues sequence ", sequences[s]);
+  }
+}
+
+// What a call that goes on in a cache knows besides; and, after it, the cache's new lengths.
+void Gpt::Impl::go_on(detail::CallContext& call, const CachedSegments* cached) {
+  if (cached == nullptr) return;
+  call.cached = cached;
+  call.cached_cu = cached_offsets(call.cu, *cached);
+}
+void Gpt::Impl::advance(const detail::CallContext& call) {
+  if (call.cached == nullptr) return;
+  for (size_t s = 0; s < call.cached->sequences.size(); ++s)
+    call.cached->cache.advance(call.cached->sequences[s], call.cu[s + 1] - call.cu[s]);
+}
+
+// How far each segment reaches with what is cached of its sequence, where the attention reads it.
+Tensor Gpt::Impl::cached_offsets(std::span<const int32_t> cu, const CachedSegments& cached) {
+  cached_cu.clear();
+  for (size_t s = 0; s < cached.sequences.size(); ++s) {
+    const int32_t added = cu[s + 1] - cu[s];
+    for (int32_t n : {0, added, 0, int32_t(detail::cached_keys(cached, s, added))}) cached_cu.push_back(n);
+  }
+  const Shape shape{int64_t(cached.sequences.size()), 2, 2};
   const Tensor host(cached_cu.data(), shape);
   if (options.device.kind == Device::cpu) return host;
   if (cached_cu_memory.capacity() < host.bytes())
@@ -614,33 +682,41 @@ const GptOptions& Gpt::options() const { return impl_->options; }
 int64_t Gpt::arena_bytes() const { return impl_->buffers.arena.capacity(); }
 
 void Gpt::losses(const GptWeights& weights, const TokenBatch& batch, const Tensor& loss, const GptAdapters* adapters,
-                 MatrixInputs* inputs) {
+                 MatrixInputs* inputs, const CachedSegments* cached) {
   Impl& m = *impl_;
   m.check_call(weights, batch, true);
   m.check_adapters(batch, adapters);
+  if (cached != nullptr) m.check_cached(batch, *cached);
   if (batch.tokens.numel() == 0) return;
   detail::CallContext call = m.context(batch, adapters, nullptr);
   call.inputs = inputs;
+  if (inputs == nullptr && cached == nullptr) m.cut(call, batch);
+  m.go_on(call, cached);
   m.embed_forward(weights, batch, inputs);
   m.blocks_forward(call, weights);
   m.head_losses(call, weights, batch, {}, loss, {}, false);
+  m.advance(call);
 }
 
 void Gpt::losses_and_gradients(const GptWeights& weights, const TokenBatch& batch, const Tensor& dloss,
                                const Tensor& loss, const Tensor& grads, const GptAdapters* adapters,
-                               GptAdapters* adapter_grads) {
+                               GptAdapters* adapter_grads, const CachedSegments* cached) {
   Impl& m = *impl_;
   INGOT_CHECK(m.options.training, "gpt: gradients were asked for, expected training = true in the options");
   m.check_call(weights, batch, true);
   m.check_adapters(batch, adapters);
   if (grads) INGOT_CHECK_EQ(grads.numel(), m.layout.padded_count(), "gpt: length of the flat gradients");
+  if (cached != nullptr) m.check_cached(batch, *cached);
   if (batch.tokens.numel() == 0) return;
-  const detail::CallContext call = m.context(batch, adapters, adapter_grads);
+  detail::CallContext call = m.context(batch, adapters, adapter_grads);
+  if (!grads && cached == nullptr) m.cut(call, batch);
+  m.go_on(call, cached);
   m.embed_forward(weights, batch);
   m.blocks_forward(call, weights);
   m.head_losses(call, weights, batch, dloss, loss, grads, true);
   m.blocks_backward(call, weights, grads);
   m.embed_backward(weights, batch, grads);
+  m.advance(call);
 }
 
 void Gpt::logits(const GptWeights& weights, const TokenBatch& batch, const Tensor& rows, const Tensor& logits,
@@ -660,29 +736,30 @@ void Gpt::extend(const GptWeights& weights, const TokenBatch& batch, const std::
   Impl& m = *impl_;
   m.check_call(weights, batch, false);
   m.check_adapters(batch, adapters);
-  const std::span<const int32_t> cu = batch.cu();
-  INGOT_CHECK_EQ(cache.device(), m.options.device, "gpt: device of the cache");
-  INGOT_CHECK_EQ(int64_t(sequences.size()), batch.cu_seqlens.numel() - 1, "gpt: one cached sequence per segment");
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    INGOT_CHECK(sequences[s] >= 0 && sequences[s] < cache.sequences(), "gpt: found cached sequence ", sequences[s],
-                ", expected 0 to ", cache.sequences() - 1);
-    for (size_t r = 0; r < s; ++r)
-      INGOT_CHECK(sequences[r] != sequences[s], "gpt: cached sequence ", sequences[s], " appears twice");
-    const int64_t length = cache.length(sequences[s]), added = cu[s + 1] - cu[s];
-    INGOT_CHECK_LE(length + added, cache.capacity(), "gpt: tokens of cached sequence ", sequences[s]);
-    for (int64_t t = 0; t < added; ++t)
-      INGOT_CHECK_EQ(int64_t(batch.positions_on_host().ptr<int32_t>()[cu[s] + t]), length + t,
-                     "gpt: position that continues sequence ", sequences[s]);
-  }
+  const CachedSegments cached{cache, sequences};
+  m.check_cached(batch, cached);
   if (batch.tokens.numel() == 0) return;
   detail::CallContext call = m.context(batch, adapters, nullptr);
-  call.cache = &cache;
-  call.sequences = &sequences;
-  call.cached_cu = m.cached_offsets(cu, sequences, cache);
+  m.go_on(call, &cached);
   m.embed_forward(weights, batch);
   m.blocks_forward(call, weights);
-  for (size_t s = 0; s < sequences.size(); ++s) cache.advance(sequences[s], cu[s + 1] - cu[s]);
+  m.advance(call);
   if (rows.numel() > 0) m.head_logits(call, weights, rows, logits);
+}
+
+void Gpt::next(const GptWeights& weights, const TokenBatch& batch, int64_t sequence, GptCache& cache,
+               const Tensor& cached_cu, const Tensor& logits) {
+  Impl& m = *impl_;
+  const std::vector<int64_t> sequences{sequence};
+  detail::CallContext call = m.context(batch, nullptr, nullptr);
+  const CachedSegments cached{cache, sequences};
+  call.cached = &cached;
+  call.cached_cu = cached_cu;
+  call.cache_at = batch.positions;
+  m.embed_forward(weights, batch);
+  m.blocks_forward(call, weights);
+  int32_t row = 0;
+  m.head_logits(call, weights, Tensor(&row, {1}), logits);
 }
 
 }  // namespace ingot

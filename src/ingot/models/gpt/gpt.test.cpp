@@ -268,6 +268,147 @@ TEST(gpt, adapter_gradients_match_finite_differences_with_the_base_frozen) {
   }
 }
 
+// Of documents that are long enough: neither of the second case's is for q, and one of the third's is not for k and v.
+TEST(gpt, adapters_folded_into_weights_of_each_document_give_the_same_losses_and_gradients) {
+  const Variant cases[] = {
+      {"golf", small_golf(), true}, {"factorised", factorised(), true}, {"nano", small_nano(), false}};
+  for (const Variant& v : cases)
+    for (const std::vector<int>& lengths : {std::vector<int>{20, 20, 18}, {11, 12}, {30, 6}, {25}}) {
+      Case k(v.config, lengths, v.looping, true);
+      const int64_t documents = int64_t(lengths.size());
+      Adapters adapters(k.config, k.model->program(), documents, 2);
+      uint64_t seed = 40;
+      for (const AdapterPair& p : adapters.pairs()) {
+        testing::fill_normal(p.a, ++seed, 0.3);
+        testing::fill_normal(p.b, ++seed, 0.3);
+      }
+      std::vector<double> losses[2];
+      std::vector<std::vector<double>> gradients[2];
+      for (const bool folded : {false, true}) {
+        Gpt model(k.config, DType::f64,
+                  {.capacity = k.T,
+                   .looping = v.looping,
+                   .training = true,
+                   .max_adapter_rank = 2,
+                   .most_folded = folded ? documents : 0});
+        Adapters grads(k.config, k.model->program(), documents, 2);
+        for (const AdapterPair& p : grads.pairs()) fill_zero(p.a), fill_zero(p.b);
+        model.losses_and_gradients(k.flat(), k.batch(), Tensor(k.dloss.data(), {k.T}), Tensor(k.loss.data(), {k.T}),
+                                   Tensor(), &adapters.set, &grads.set);
+        losses[folded] = k.loss;
+        gradients[folded] = grads.memory;
+      }
+      const auto close = [](const std::vector<double>& a, const std::vector<double>& b) {
+        Buffer got(DType::f64, {int64_t(a.size())});
+        testing::assign(got, a);
+        return testing::compare(got, b, 1e-11, 1e-11).ok;
+      };
+      EXPECT_TRUE(close(losses[1], losses[0])) << v.name;
+      for (size_t i = 0; i < gradients[0].size(); ++i)
+        EXPECT_TRUE(close(gradients[1][i], gradients[0][i])) << v.name << ", adapter " << i / 2;
+    }
+}
+
+TEST(gpt, cutting_the_last_application_changes_nothing) {
+  for (const Variant& v : variants())
+    for (const bool looping : {false, true}) {
+      const std::vector<int> lengths = {4, 4, 6, 3, 0, 5};
+      const std::vector<int32_t> last = {2, 2, 1, 3, 0, 0};
+      Case k(v.config, lengths, looping, true);
+      Adapters adapters(k.config, k.model->program(), 6, 2);
+      uint64_t seed = 40;
+      for (const AdapterPair& p : adapters.pairs()) {
+        testing::fill_normal(p.a, ++seed, 0.3);
+        testing::fill_normal(p.b, ++seed, 0.3);
+      }
+      TokenBatch batch = k.batch();
+      std::vector<int32_t> targets;
+      for (size_t s = 0; s < last.size(); ++s)
+        targets.insert(targets.end(), k.targets.begin() + k.cu[s + 1] - last[s], k.targets.begin() + k.cu[s + 1]);
+      batch.last = last;
+      batch.targets = Tensor(targets.data(), {8});
+      std::vector<double> losses[3], dloss(k.dloss.begin(), k.dloss.begin() + 8);
+      std::vector<std::vector<double>> gradients[2];
+      for (const bool cut : {false, true}) {
+        Gpt model(k.config, DType::f64,
+                  {.capacity = k.T + 2,
+                   .looping = looping,
+                   .training = true,
+                   .keep_rows = true,
+                   .max_adapter_rank = 2,
+                   .most_scored = 9,
+                   .cut_last = cut});
+        Adapters grads(k.config, k.model->program(), 6, 2);
+        for (const AdapterPair& p : grads.pairs()) fill_zero(p.a), fill_zero(p.b);
+        losses[cut].assign(8, NAN), losses[2].assign(8, NAN);
+        model.losses_and_gradients(k.flat(), batch, Tensor(dloss.data(), {8}), Tensor(losses[cut].data(), {8}), {},
+                                   &adapters.set, &grads.set);
+        gradients[cut] = grads.memory;
+        model.losses(k.flat(), batch, Tensor(losses[2].data(), {8}), &adapters.set);
+        EXPECT_EQ(losses[2], losses[cut]);
+      }
+      for (size_t t = 0; t < 8; ++t) EXPECT_NEAR(losses[1][t], losses[0][t], 1e-12) << v.name << ", token " << t;
+      double largest = 0;
+      for (size_t i = 0; i < gradients[0].size(); ++i)
+        for (size_t n = 0; n < gradients[0][i].size(); ++n) {
+          largest = std::max(largest, std::abs(gradients[0][i][n]));
+          ASSERT_NEAR(gradients[1][i][n], gradients[0][i][n], 1e-11) << v.name << ", adapter " << i / 2;
+        }
+      EXPECT_GT(largest, 0.01);
+    }
+}
+
+// What is cached counts as constant: gradients are those of what comes after it.
+TEST(gpt, gradients_of_segments_that_go_on_in_a_cache_match_finite_differences) {
+  for (const int64_t window : {0, 7}) {
+    const std::vector<int> before = {5, 3}, after = {3, 4};
+    Case prefix(small_golf(), before, true, false), k(small_golf(), after, true, true);
+    for (size_t t = 0; t < k.positions.size(); ++t) k.positions[t] += before[t < 3 ? 0 : 1];
+    Gpt model(k.config, DType::f64,
+              {.capacity = k.T, .looping = true, .training = true, .max_adapter_rank = 2, .most_keys = 8});
+    GptCache cache(k.config, model.program(), 3, 9, DType::f64);
+    const std::vector<int64_t> sequences = {2, 0};
+    const CachedSegments cached{cache, sequences, window};
+    Adapters adapters(k.config, model.program(), 2, 2), grads(k.config, model.program(), 2, 2);
+    uint64_t seed = 40;
+    for (const AdapterPair& p : adapters.pairs()) {
+      testing::fill_normal(p.a, ++seed, 0.3);
+      testing::fill_normal(p.b, ++seed, 0.3);
+    }
+    prefix.model->extend(prefix.flat(), prefix.batch(), sequences, cache, Tensor(nullptr, DType::i32, {0}), {});
+    const Tensor loss(k.loss.data(), {k.T}), dloss(k.dloss.data(), {k.T});
+    const auto forget = [&] { cache.truncate(2, 5), cache.truncate(0, 3); };
+    for (const AdapterPair& p : grads.pairs()) fill_zero(p.a), fill_zero(p.b);
+    model.losses_and_gradients(k.flat(), k.batch(), dloss, loss, {}, &adapters.set, &grads.set, &cached);
+    EXPECT_EQ(cache.length(2), 8);
+    EXPECT_EQ(cache.length(0), 7);
+    const auto f = [&] {
+      forget();
+      model.losses(k.flat(), k.batch(), loss, &adapters.set, nullptr, &cached);
+      return std::inner_product(k.loss.begin(), k.loss.end(), k.dloss.begin(), 0.0);
+    };
+    const auto values = adapters.pairs(), slopes = grads.pairs();
+    for (size_t i = 0; i < values.size(); i += 3) {
+      EXPECT_LT(testing::gradient_error(f, values[i].a, slopes[i].a, i + 1, 1), 1e-6) << "A of adapter " << i;
+      EXPECT_LT(testing::gradient_error(f, values[i].b, slopes[i].b, i + 1, 1), 1e-6) << "B of adapter " << i;
+    }
+    if (window > 0) continue;
+    // All in one, without a cache, the losses are the same.
+    Case whole(small_golf(), {8, 7}, true, false);
+    whole.targets.assign(whole.targets.size(), -1);
+    const auto is_cached = [](size_t t) { return t < 8 ? t < 5 : t < 11; };
+    for (size_t t = 0, p = 0, a = 0; t < whole.tokens.size(); ++t) {
+      if (!is_cached(t)) whole.targets[t] = k.targets[a];
+      whole.tokens[t] = is_cached(t) ? prefix.tokens[p++] : k.tokens[a++];
+    }
+    forget();
+    model.losses(k.flat(), k.batch(), loss, nullptr, nullptr, &cached);
+    whole.weighted_loss();
+    for (size_t t = 0, a = 0; t < whole.tokens.size(); ++t)
+      if (!is_cached(t)) EXPECT_NEAR(whole.loss[t], k.loss[a++], 1e-12) << "token " << t;
+  }
+}
+
 // With only some of each segment's last tokens scored, what those give is the same as when all are.
 TEST(gpt, scoring_the_last_tokens_alone_is_scoring_all_with_weights_of_zero) {
   for (const Variant& v : variants())

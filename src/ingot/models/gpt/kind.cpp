@@ -2,6 +2,7 @@
 #include "ingot/io/file.h"
 #include "ingot/models/gpt/adapters.h"
 #include "ingot/models/gpt/decoder.h"
+#include "ingot/models/gpt/place.h"
 #include "ingot/models/gpt/trained.h"
 #include "ingot/models/registry.h"
 
@@ -27,8 +28,16 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
     adapters = layout.views(flat.reshape({1, layout.numbers()}));
   }
   OpenedModel m;
-  m.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, o.slots,
-                           o.adapters.empty() ? nullptr : &adapters);
+  const GptPlace place = place_of_gpt(trained->config, o.adapters.empty() ? o.device : DeviceChoice::cpu);
+  if (!o.adapters.empty() && o.device == DeviceChoice::cuda)
+    fail(ErrorCode::unsupported,
+         "device cuda: found --adapters, which run on the CPU only, expected device auto or cpu");
+  m.note = place.note;
+  if (place.device.kind == Device::cuda)
+    m.decoder = make_device_decoder(trained->config, trained->weights, trained->looping, place.device, o.slots);
+  else
+    m.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, o.slots,
+                             o.adapters.empty() ? nullptr : &adapters);
   if (trained->tokenizer->bos() >= 0) m.end_ids.push_back(trained->tokenizer->bos());
   m.weight_bytes = trained->weights.bytes();
   m.memory = trained;
@@ -45,6 +54,8 @@ Vocabulary vocabulary(const std::string& path, const std::string& tokenizer, boo
 
 }  // namespace
 
-ModelKind gpt_kind() { return {.name = "gpt", .holds = is_trained, .open = open, .vocabulary = vocabulary}; }
+ModelKind gpt_kind() {
+  return {.name = "gpt", .holds = is_trained, .open = open, .vocabulary = vocabulary, .cuda = true};
+}
 
 }  // namespace ingot

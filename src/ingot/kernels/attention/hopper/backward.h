@@ -34,6 +34,7 @@ struct KeyGradientParams {
   int64_t query_rows;  // of q and dout
   void *dk, *dv;
   Strides dk_strides, dv_strides;
+  bool add_dv;  // to what is there, which was rounded too
 };
 struct KeyGradientMaps {
   CUtensorMap q, dout, k, v;

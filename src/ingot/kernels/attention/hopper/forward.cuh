@@ -277,7 +277,7 @@ template <class F> ForwardKernel forward_kernel_of() {
 }
 template <class T, bool kCapped> ForwardKernel forward_kernel_for(int width) {
   if (width <= 64) return forward_kernel_of<ForwardForm<T, 64, 3, 128, 3, kCapped, true>>();
-  if (width <= 128) return forward_kernel_of<ForwardForm<T, 128, 2, 128, 2, kCapped, false>>();
+  if (width <= 128) return forward_kernel_of<ForwardForm<T, 128, 3, 80, 2, kCapped, true>>();
   return forward_kernel_of<ForwardForm<T, 256, 2, 64, 2, kCapped, false>>();
 }
 template <class T> ForwardKernel forward_kernel(int width, bool capped) {

@@ -66,10 +66,10 @@ __device__ __forceinline__ void transpose_in_quad(uint32_t (&w)[4], uint32_t t) 
 }
 
 // Rows g and g + 8 of an accumulator tile times `scale`, to memory in T, 16 bytes a lane. row[r]: where the row begins,
-// or null. width: how many columns there are, a multiple of 8.
+// or null. width: how many columns there are, a multiple of 8. adds: to what is there.
 template <class T, int N>
 __device__ __forceinline__ void store_rows(const float (&d)[N], const float (&scale)[2], T* const (&row)[2], int width,
-                                           uint32_t t) {
+                                           uint32_t t, bool adds = false) {
 #pragma unroll
   for (int i = 0; i < N / 16; ++i)  // 32 columns
 #pragma unroll
@@ -82,8 +82,20 @@ __device__ __forceinline__ void store_rows(const float (&d)[N], const float (&sc
       }
       transpose_in_quad(w, t);
       const int column = 32 * i + 8 * int(t);
-      if (row[r] != nullptr && column < width)
-        *reinterpret_cast<uint4*>(row[r] + column) = make_uint4(w[0], w[1], w[2], w[3]);
+      if (row[r] == nullptr || column >= width) continue;
+      uint4* const to = reinterpret_cast<uint4*>(row[r] + column);
+      if (adds) {
+        const uint4 there = *to;
+        const uint32_t old[4] = {there.x, there.y, there.z, there.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float a, b, x, y;
+          ptx::unpack(T{}, old[j], a, b);
+          ptx::unpack(T{}, w[j], x, y);
+          w[j] = ptx::pack(T{}, a + x, b + y);
+        }
+      }
+      *to = make_uint4(w[0], w[1], w[2], w[3]);
     }
 }
 

@@ -6,6 +6,7 @@
 //
 // Up to 128 wide each of two warpgroups has 64 of the keys. Above, registers hold one of the sums only: both have the
 // same 64 keys, one forms dV, the other dK.
+#include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
@@ -17,12 +18,17 @@
 
 namespace ingot::cuda::attention_hopper {
 
-template <class T_, int kWidth_, int kQueries_, int kStages_, bool kApart_, bool kCapped_> struct KeyGradientForm {
+template <class T_, int kWidth_, int kGroups_, int kQueries_, int kStages_, bool kApart_, bool kCapped_, bool kTurns_>
+struct KeyGradientForm {
   using T = T_;
-  static constexpr int kWidth = kWidth_, kQueries = kQueries_, kStages = kStages_, kPanels = kWidth / 64;
-  static_assert(kQueries % 32 == 0, "a lane fetches lse of whole warps of queries");
+  static constexpr int kWidth = kWidth_, kGroups = kGroups_, kQueries = kQueries_, kStages = kStages_;
+  static constexpr int kPanels = kWidth / 64;
+  static_assert(kQueries % 16 == 0, "products sum over 16 queries at a time");
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
-  static constexpr int kKeys = kApart ? 64 : 128, kThreads = 384;
+  static_assert(!kApart || kGroups == 2);
+  static constexpr bool kTurns = kTurns_;
+  static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
+  static constexpr int kFetcherRegisters = kGroups == 2 ? 24 : 32, kMultiplierRegisters = kGroups == 2 ? 240 : 160;
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
 };
 
@@ -70,7 +76,7 @@ template <class F> struct QueryFetcher {
   const KeyGradientMaps& maps;
   const KeyGradientParams& p;
   uint32_t lane;
-  static constexpr int kPerLane = F::kQueries / 32;
+  static constexpr int kPerLane = (F::kQueries + 31) / 32;
   tile::RingCursor<F::kStages> ring = {};
   uint32_t tiles = 0, raw = 0;
   int pending_stage = 0, pending_rows = 0;  // a step whose rows behind the end are not zeroed yet
@@ -131,7 +137,8 @@ template <class F> struct QueryFetcher {
     }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
-      memory.lse[stage][lane + 32 * i] = lse[i], memory.delta[stage][lane + 32 * i] = delta[i];
+      if (F::kQueries % 32 == 0 || int(lane) + 32 * i < F::kQueries)
+        memory.lse[stage][lane + 32 * i] = lse[i], memory.delta[stage][lane + 32 * i] = delta[i];
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barrier);
     zero_pending();
@@ -169,12 +176,15 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   float slope[F::kCapped ? F::kQueries / 2 : 1];
 
   __device__ __forceinline__ void run() {
+    const Turn<F> turn{group};
+    turn.begin();
     for (uint32_t tiles = 0;; ++tiles) {
       tile::wait_warp_or_trap(&memory.kv_full, tiles & 1);
       tile_ = memory.tile;
-      if (tile_.steps < 0) return;
-      take_tile();
+      if (tile_.steps < 0) break;
+      take_tile(turn);
     }
+    turn.end();
   }
 
   __device__ __forceinline__ int key_of(int r) const {
@@ -185,24 +195,49 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  __device__ __forceinline__ void take_tile() {
+  // A step of queries that see none of these 64 keys.
+  __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
+    turn.await();
+    turn.pass();
+    tile::wait_warp_or_trap(&memory.q_full[ring.stage], ring.phase);
+    release(&memory.q_empty[ring.stage]);
+    ring.advance();
+  }
+  __device__ __forceinline__ void end_sums() {
+    ptx::wgmma_wait_group<0>();
+    if constexpr (kDk) ptx::fence_registers(dk);
+    if constexpr (kDv) ptx::fence_registers(dv);
+  }
+
+  __device__ __forceinline__ void take_tile(const Turn<F>& turn) {
 #pragma unroll
     for (float& x : dk) x = 0;
 #pragma unroll
     for (float& x : dv) x = 0;
-    const int steps = tile_.steps * p.walk.group;
+    const int end = tile_.begin + tile_.steps;
+    const detail::StepRange seeing = detail::steps_seeing(tile_.first + 64 * int(group), tile_.queries, tile_.keys,
+                                                          p.walk.causal, p.walk.window, F::kQueries, tile_.begin, end);
     uint32_t before = 0;
-    for (int i = 0, n = tile_.begin; i < steps; ++i) {
-      step(n, i > 0, before);
-      before = ring.stage;
-      ring.advance();
-      if (++n == tile_.begin + tile_.steps) n = tile_.begin;  // the next head
-    }
+    bool has_before = false;
+    for (int head = 0; head < p.walk.group; ++head)
+      for (int n = tile_.begin; n < end; ++n) {
+        if (n >= seeing.begin && n < seeing.end) {
+          step(turn, n, has_before, before);
+          before = ring.stage;
+          has_before = true;
+          ring.advance();
+          continue;
+        }
+        if (has_before) {  // not held while others pass: the ring would be full
+          end_sums();
+          release(&memory.q_empty[before]);
+          has_before = false;
+        }
+        pass_over(turn);
+      }
     release(&memory.kv_empty);
-    ptx::wgmma_wait_group<0>();
-    if constexpr (kDk) ptx::fence_registers(dk);
-    if constexpr (kDv) ptx::fence_registers(dv);
-    if (steps > 0) release(&memory.q_empty[before]);
+    end_sums();
+    if (has_before) release(&memory.q_empty[before]);
     finish();
   }
 
@@ -225,17 +260,20 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void step(int n, bool has_before, uint32_t before) {
+  __device__ __forceinline__ void step(const Turn<F>& turn, int n, bool has_before, uint32_t before) {
     const uint32_t stage = ring.stage;
     const uint32_t q = ptx::shared_address(memory.q[stage]), dout = ptx::shared_address(memory.dout[stage]);
     tile::wait_warp_or_trap(&memory.q_full[stage], ring.phase);
+    turn.await();
     issue_scores(s, ptx::shared_address(memory.k), q);
     ptx::wgmma_wait_group<1>();  // the sums of the step before: their operands' registers take dP
     if (has_before) release(&memory.q_empty[before]);
     if constexpr (kDk) {
       issue_scores(dp, ptx::shared_address(memory.v), dout);
+      turn.pass();
       ptx::wgmma_wait_group<1>();
     } else {
+      turn.pass();
       ptx::wgmma_wait_group<0>();
     }
     ptx::fence_registers(s);
@@ -307,10 +345,11 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   }
 
   __device__ __forceinline__ void finish() {
-    if constexpr (kDk) store(dk, p.dk, p.dk_strides, p.scores.scale);
-    if constexpr (kDv) store(dv, p.dv, p.dv_strides, 1.f);
+    if constexpr (kDk) store(dk, p.dk, p.dk_strides, p.scores.scale, false);
+    if constexpr (kDv) store(dv, p.dv, p.dv_strides, 1.f, p.add_dv);
   }
-  __device__ __forceinline__ void store(const float (&d)[F::kWidth / 2], void* to, const Strides& strides, float by) {
+  __device__ __forceinline__ void store(const float (&d)[F::kWidth / 2], void* to, const Strides& strides, float by,
+                                        bool adds) {
     const float scale[2] = {by, by};
     T* row[2];
 #pragma unroll
@@ -318,7 +357,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       row[r] = key_of(r) < tile_.keys ? static_cast<T*>(to) + (int64_t(tile_.k_begin) + key_of(r)) * strides.token +
                                             tile_.kv_head * strides.head
                                       : nullptr;
-    store_rows<T>(d, scale, row, p.scores.width, t);
+    store_rows<T>(d, scale, row, p.scores.width, t, adds);
   }
 };
 
@@ -329,20 +368,20 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&memory.kv_full, 1);
-    ptx::mbarrier_init(&memory.kv_empty, 8);
+    ptx::mbarrier_init(&memory.kv_empty, 4 * F::kGroups);
     for (uint64_t& raw : memory.raw) ptx::mbarrier_init(&raw, 1);
     for (int i = 0; i < F::kStages; ++i) {
       ptx::mbarrier_init(&memory.q_full[i], 1);
-      ptx::mbarrier_init(&memory.q_empty[i], 8);
+      ptx::mbarrier_init(&memory.q_empty[i], 4 * F::kGroups);
     }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
   if (warp < 4) {
-    ptx::decrease_registers<24>();
+    ptx::decrease_registers<F::kFetcherRegisters>();
     if (warp == 0) QueryFetcher<F>{.memory = memory, .maps = maps, .p = p, .lane = lane}.run();
   } else {
-    ptx::increase_registers<240>();
+    ptx::increase_registers<F::kMultiplierRegisters>();
     const uint32_t group = warp / 4 - 1;
     if constexpr (F::kApart) {
       if (group == 0)
@@ -365,9 +404,11 @@ template <class F> KeyGradientKernel key_gradient_kernel_of() {
   return {attention_key_gradient<F>, F::kKeys, F::kQueries, F::kThreads, int64_t(sizeof(KeyMemory<F>))};
 }
 template <class T, bool kCapped> KeyGradientKernel key_gradient_kernel_for(int width) {
-  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, kCapped ? 64 : 96, 4, false, kCapped>>();
-  if (width <= 128) return key_gradient_kernel_of<KeyGradientForm<T, 128, kCapped ? 32 : 64, 3, false, kCapped>>();
-  return key_gradient_kernel_of<KeyGradientForm<T, 256, kCapped ? 32 : 64, 2, true, kCapped>>();
+  if (width <= 64)
+    return key_gradient_kernel_of<KeyGradientForm<T, 64, 2, kCapped ? 64 : 96, 4, false, kCapped, false>>();
+  if (width <= 128)
+    return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, kCapped ? 32 : 64, 3, false, kCapped, false>>();
+  return key_gradient_kernel_of<KeyGradientForm<T, 256, 2, kCapped ? 32 : 64, 2, true, kCapped, false>>();
 }
 template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped) {
   return capped ? key_gradient_kernel_for<T, true>(width) : key_gradient_kernel_for<T, false>(width);

@@ -1,6 +1,7 @@
 #pragma once
 // dQ: the walk of the forward kernel, with dO beside Q. S = Q K^T and dP = dO V^T multiply together; dS = P (dP -
 // delta) in registers is the operand of dQ += dS K, which runs under the next step's products.
+#include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/math.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/ptx/wgmma.cuh"
@@ -12,14 +13,16 @@
 
 namespace ingot::cuda::attention_hopper {
 
-template <class T_, int kWidth_, int kKeys_, int kStages_, bool kCapped_> struct QueryGradientForm {
+template <class T_, int kWidth_, int kGroups_, int kKeys_, int kStages_, bool kCapped_, bool kTurns_>
+struct QueryGradientForm {
   using T = T_;
-  static constexpr int kWidth = kWidth_, kGroups = 2, kKeys = kKeys_, kStages = kStages_;
-  static constexpr bool kCapped = kCapped_;
+  static constexpr int kWidth = kWidth_, kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_;
+  static constexpr bool kCapped = kCapped_, kTurns = kTurns_;
   static constexpr int kRows = 64 * kGroups, kThreads = 128 * (kGroups + 1), kPanels = kWidth / 64;
   static constexpr uint32_t kPanelQ = kRows * 128, kPanelK = kKeys * 128;
   static constexpr int kRowOperands = 2;  // Q and dO
   static constexpr bool kZeroKeys = true, kZeroValues = false;
+  static constexpr int kFetcherRegisters = kGroups == 2 ? 24 : 32, kMultiplierRegisters = kGroups == 2 ? 240 : 160;
 };
 
 template <class F> struct QueryGradient {
@@ -36,12 +39,15 @@ template <class F> struct QueryGradient {
   float lse[2], delta[2];        // of the thread's rows; lse in powers of two
 
   __device__ __forceinline__ void run() {
+    const Turn<F> turn{group};
+    turn.begin();
     for (uint32_t tiles = 0;; ++tiles) {
       tile::wait_warp_or_trap(&memory.q_full, tiles & 1);
       tile_ = memory.tile;
-      if (tile_.steps < 0) return;
-      take_tile();
+      if (tile_.steps < 0) break;
+      take_tile(turn);
     }
+    turn.end();
   }
 
   __device__ __forceinline__ int row_of(int r) const {
@@ -52,7 +58,18 @@ template <class F> struct QueryGradient {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  __device__ __forceinline__ void take_tile() {
+  // A step that none of these 64 queries sees.
+  __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
+    turn.await();
+    turn.pass();
+    tile::wait_warp_or_trap(&memory.k_full[ring.stage], ring.phase);
+    release(&memory.k_empty[ring.stage]);
+    tile::wait_warp_or_trap(&memory.v_full[ring.stage], ring.phase);
+    release(&memory.v_empty[ring.stage]);
+    ring.advance();
+  }
+
+  __device__ __forceinline__ void take_tile(const Turn<F>& turn) {
 #pragma unroll
     for (float& x : dq) x = 0;
 #pragma unroll
@@ -62,26 +79,34 @@ template <class F> struct QueryGradient {
       lse[r] = there ? p.scores.lse[tile_.head * p.scores.lse_stride + token] * kLog2E : INFINITY;
       delta[r] = there ? p.scores.delta[tile_.head * p.scores.delta_stride + token] : 0;
     }
-    // Of the block's steps all take part in all; what a row does not see is masked.
+    // Of the block's steps those that these 64 queries see; what a row does not see is masked.
+    const detail::StepRange seen =
+        detail::steps_seen(tile_.first + 64 * int(group), tile_.queries, tile_.keys, p.walk.causal, p.walk.window,
+                           F::kKeys, tile_.begin, tile_.begin + tile_.steps);
     uint32_t before = 0;
-    for (int n = tile_.begin + tile_.steps - 1; n >= tile_.begin; --n) {
-      step(n, n != tile_.begin + tile_.steps - 1, before);
+    int n = tile_.begin + tile_.steps - 1;
+    for (; n >= seen.end; --n) pass_over(turn);
+    for (; n >= seen.begin; --n) {
+      step(turn, n, n != seen.end - 1, before);
       before = ring.stage;
       ring.advance();
     }
     release(&memory.q_empty);
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(dq);
-    if (F::kStages > 1 && tile_.steps > 0) release(&memory.k_empty[before]);
+    if (F::kStages > 1 && seen.end > seen.begin) release(&memory.k_empty[before]);
+    for (; n >= tile_.begin; --n) pass_over(turn);
     finish();
   }
 
-  __device__ __forceinline__ void step(int n, bool has_before, uint32_t before) {
+  __device__ __forceinline__ void step(const Turn<F>& turn, int n, bool has_before, uint32_t before) {
     tile::wait_warp_or_trap(&memory.k_full[ring.stage], ring.phase);
+    turn.await();
     const uint32_t k = ptx::shared_address(memory.k[ring.stage]), v = ptx::shared_address(memory.v[ring.stage]);
     issue(s, ptx::shared_address(memory.rows[0]), k);
     tile::wait_warp_or_trap(&memory.v_full[ring.stage], ring.phase);
     issue(dp, ptx::shared_address(memory.rows[1]), v);
+    turn.pass();
     ptx::wgmma_wait_group<1>();  // the products of the step before are done too
     ptx::fence_registers(s);
     if (F::kStages > 1 && has_before) release(&memory.k_empty[before]);
@@ -175,10 +200,10 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   prepare_barriers<F>(memory);
   __syncthreads();
   if (warp < 4) {
-    ptx::decrease_registers<24>();
+    ptx::decrease_registers<F::kFetcherRegisters>();
     if (warp == 0) KeyFetcher<F>{.memory = memory, .maps = maps, .w = p.walk, .lane = lane}.run();
   } else {
-    ptx::increase_registers<240>();
+    ptx::increase_registers<F::kMultiplierRegisters>();
     QueryGradient<F>{.memory = memory, .p = p, .group = warp / 4 - 1, .warp = warp % 4, .g = lane / 4, .t = lane % 4}
         .run();
   }
@@ -188,9 +213,10 @@ template <class F> QueryGradientKernel query_gradient_kernel_of() {
   return {attention_query_gradient<F>, F::kRows, F::kKeys, F::kThreads, int64_t(sizeof(WalkMemory<F>))};
 }
 template <class T, bool kCapped> QueryGradientKernel query_gradient_kernel_for(int width) {
-  if (width <= 64) return query_gradient_kernel_of<QueryGradientForm<T, 64, kCapped ? 96 : 128, 3, kCapped>>();
-  if (width <= 128) return query_gradient_kernel_of<QueryGradientForm<T, 128, kCapped ? 64 : 96, 2, kCapped>>();
-  return query_gradient_kernel_of<QueryGradientForm<T, 256, kCapped ? 32 : 64, 1, kCapped>>();
+  if (width <= 64) return query_gradient_kernel_of<QueryGradientForm<T, 64, 3, 64, 4, kCapped, false>>();
+  if (width <= 128)
+    return query_gradient_kernel_of<QueryGradientForm<T, 128, 2, kCapped ? 64 : 96, 2, kCapped, true>>();
+  return query_gradient_kernel_of<QueryGradientForm<T, 256, 2, kCapped ? 32 : 64, 1, kCapped, false>>();
 }
 template <class T> QueryGradientKernel query_gradient_kernel(int width, bool capped) {
   return capped ? query_gradient_kernel_for<T, true>(width) : query_gradient_kernel_for<T, false>(width);

@@ -50,4 +50,25 @@ INGOT_HD inline KeyRange queries_seeing(int64_t begin, int64_t end, int64_t quer
   return {clamp_to(begin - offset, 0, queries), window > 0 ? clamp_to(end - 1 - offset + window, 0, queries) : queries};
 }
 
+// Of the steps [begin, end) of `size` keys each those that some of the 64 queries from `first` on see, or none.
+struct StepRange {
+  int begin, end;
+};
+INGOT_HD inline StepRange within(const KeyRange& rows, bool any, int size, int begin, int end) {
+  if (!any || rows.end <= rows.begin) return {begin, begin};
+  const int64_t last = (rows.end + size - 1) / size;
+  return {int(clamp_to(rows.begin / size, begin, end)), int(clamp_to(last, begin, end))};
+}
+INGOT_HD inline StepRange steps_seen(int64_t first, int64_t queries, int64_t keys, bool causal, int64_t window,
+                                     int size, int begin, int end) {
+  const int64_t last = first + 64 < queries ? first + 64 : queries;
+  return within(keys_seen(first, last, queries, keys, causal, window), first < queries, size, begin, end);
+}
+// And those of queries that see some of the 64 keys from `first` on.
+INGOT_HD inline StepRange steps_seeing(int64_t first, int64_t queries, int64_t keys, bool causal, int64_t window,
+                                       int size, int begin, int end) {
+  const int64_t last = first + 64 < keys ? first + 64 : keys;
+  return within(queries_seeing(first, last, queries, keys, causal, window), first < keys, size, begin, end);
+}
+
 }  // namespace ingot::detail

@@ -5,6 +5,7 @@
 // Rows of K and V behind a segment's end belong to others. Where a product sums over keys, 0 * NaN would reach the
 // sums: these rows are zeroed before anyone reads them.
 #include "ingot/gpu/ptx/address.cuh"
+#include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/mbarrier.cuh"
 #include "ingot/gpu/ptx/tma.cuh"
@@ -21,6 +22,24 @@ struct Tile {
   int q_begin, k_begin;  // the segment's first rows
   int queries, keys;     // of the segment; no queries: an empty place
   int begin, steps;      // steps of keys: from begin + steps - 1 down to begin
+};
+
+// Warpgroups that issue their products in turns, so that one's exponentials run under the others' products. Each takes
+// a turn for every step of a tile, seen or not.
+template <class F> struct Turn {
+  uint32_t group;
+  __device__ __forceinline__ void await() const {
+    if constexpr (F::kTurns) ptx::barrier_sync_unaligned(1 + group, 256);
+  }
+  __device__ __forceinline__ void pass() const {
+    if constexpr (F::kTurns) ptx::barrier_arrive(1 + (group + 1) % F::kGroups, 256);
+  }
+  __device__ __forceinline__ void begin() const {
+    if (group == F::kGroups - 1) pass();  // to the first
+  }
+  __device__ __forceinline__ void end() const {
+    if (group == 0) await();  // nobody leaves while another arrives
+  }
 };
 
 // F: kRows, kKeys, kPanels, kPanelQ, kPanelK, kStages, kGroups; kRowOperands: 1 (Q) or 2 (and dO);

@@ -3,6 +3,7 @@
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/mlp/parts/backward_plan.h"
+#include "ingot/kernels/mlp/parts/formed_weights.h"
 
 namespace ingot::cuda {
 namespace {
@@ -26,6 +27,7 @@ struct FormArguments {
     uint4 *value, *slope;
     int64_t eights;
   } layer[kMlpMaxLayers];
+  float number;  // of the formula
 };
 __host__ __device__ constexpr int64_t form_blocks(int64_t eights) { return (eights + kFormBlock - 1) / kFormBlock; }
 
@@ -44,7 +46,7 @@ template <class T, class Of> __device__ __forceinline__ uint4 packed(const float
                     ptx::pack(T{}, of(v[4]), of(v[5])), ptx::pack(T{}, of(v[6]), of(v[7])));
 }
 
-// The last rows first: those the forward pass has stored last, and L2 may still have them. F: the activation where what
+// The last rows first: those the forward pass has stored last, and L2 may still have them. F: the formula where what
 // was kept is its argument; otherwise values are rounded, and there are no slopes.
 template <class From, class T, class F> __global__ void __launch_bounds__(kFormThreads) form_kernel(FormArguments a) {
   ptx::wait_for_earlier_kernels();
@@ -65,15 +67,15 @@ template <class From, class T, class F> __global__ void __launch_bounds__(kFormT
   for (int i = 0; i < kFormAtOnce; ++i) {
     const int64_t eight = first + i * kFormThreads;
     if (eight >= at.eights) continue;
-    at.value[eight] = packed<T>(v[i], [](float z) { return act_value_from_saved<F, T>(z); });
+    at.value[eight] = packed<T>(v[i], [&](float z) { return act_value_from_saved<F, T>(z, a.number); });
     if constexpr (!has_slope_from_value<F>)
-      at.slope[eight] = packed<T>(v[i], [](float z) { return act_slope<F, T>(z); });
+      at.slope[eight] = packed<T>(v[i], [&](float z) { return act_slope<F, T>(z, a.number); });
   }
 }
 
 template <class From, class T, class F>
 void form_of_kept(const MlpBackward& m, const MlpBackward& then, const Tensor& slopes, Stream stream) {
-  FormArguments a{};
+  FormArguments a{.number = number_of(m.act)};
   int64_t blocks = 0;
   const From* kept = static_cast<const From*>(m.saved.data);
   for (int l = 0; l < mlp_backward_values(m); ++l) {
@@ -92,7 +94,7 @@ void round_values(const MlpBackward& m, const MlpBackward& then, Stream stream) 
 }
 template <class T>
 void form_slopes(const MlpBackward& m, const MlpBackward& then, const Tensor& slopes, Stream stream) {
-  with_activation(m.act, [&](auto f) {
+  with_formula(m.act, [&](auto f) {
     using F = decltype(f);
     if constexpr (!has_slope_from_value<F>)
       m.saved.dtype == DType::f32 ? form_of_kept<float, T, F>(m, then, slopes, stream)
@@ -141,6 +143,12 @@ bool mlp_backward_has_values(const MlpBackward& m) {
 int64_t mlp_backward_values_bytes(const MlpBackward& m) {
   const int64_t values = mlp_saved_elements(m.x.rows(), m.layers, m.activate_last);
   return (values * size_of(m.x.dtype) + 255) / 256 * 256;
+}
+MlpBackward mlp_backward_form_weights(const MlpBackward& m, Stream stream) {
+  MlpBackward then = m;
+  const int64_t bytes = mlp_formed_weights_bytes(m.layers);
+  if (bytes > 0) then.layers = mlp_form_weights(m.layers, take_ahead(then, bytes).data, stream);
+  return then;
 }
 MlpBackward mlp_backward_form_values(const MlpBackward& m, Stream stream) {
   MlpBackward then = m;
@@ -197,9 +205,8 @@ MlpSumMaps mlp_sum_maps(const MlpBackward& m, const gpu::TmaBox& dz, const gpu::
   }
   return maps;
 }
-MlpSumLayer mlp_sum_layer(const MlpBackward& m, size_t l) {
+MlpSumLayer mlp_sum_layer(const MlpLayer& layer, const MlpLayer& grad) {
   const auto at = [](const Tensor& t) { return t ? static_cast<float*>(t.data) : nullptr; };
-  const MlpLayer &layer = m.layers[l], &grad = m.grads[l];
   return {.v = layer.w.data,
           .g = layer.g ? layer.g.data : nullptr,
           .dw = at(grad.w),

@@ -35,6 +35,10 @@ struct MlpFormedSlopes {
 };
 MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream);
 
+// Of weight-normalised layers W in place of v and no gain, as the chain of gradients multiplies it, formed at the start
+// of the workspace by one launch; and the rest of the workspace.
+MlpBackward mlp_backward_form_weights(const MlpBackward& m, Stream stream);
+
 using Slope = SlopeKind;
 // Nothing of an activation without a formula of its slope; the forms that ask then leave it to the portable one.
 std::optional<SlopeFormula> slope_of(Act act);
@@ -76,7 +80,7 @@ struct MlpSumLayer {
   float *dw = nullptr, *db = nullptr, *dg = nullptr;
   int n = 0, k = 0;
 };
-MlpSumLayer mlp_sum_layer(const MlpBackward& m, size_t l);
+MlpSumLayer mlp_sum_layer(const MlpLayer& layer, const MlpLayer& grad);
 
 namespace mlp_parts {
 

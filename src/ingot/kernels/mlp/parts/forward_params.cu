@@ -11,7 +11,8 @@ MlpForwardParams mlp_forward_params(const Mlp& m) {
                         .layers = int(m.layers.size()),
                         .activate_last = m.activate_last,
                         .saves = bool(m.saved),
-                        .saved_f32 = m.saved && m.saved.dtype == DType::f32};
+                        .saved_f32 = m.saved && m.saved.dtype == DType::f32,
+                        .number = number_of(m.act)};
   char* saved = static_cast<char*>(m.saved.data);
   for (int l = 0; l < p.layers; ++l) {
     const MlpLayer& layer = m.layers[size_t(l)];

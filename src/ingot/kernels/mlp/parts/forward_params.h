@@ -19,6 +19,7 @@ struct MlpForwardParams {
   int64_t x_stride_bytes, y_stride_bytes, rows;
   int layers;
   bool has_bias, has_gain, activate_last, saves, saved_f32;
+  float number;  // of a formula that takes one (activation.h)
   MlpLayerParams layer[kMlpMaxLayers];
 };
 

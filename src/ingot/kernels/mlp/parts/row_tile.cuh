@@ -147,10 +147,11 @@ template <int kWidth> __device__ __forceinline__ void wait(Sums<kWidth>& d, Rows
 }
 
 // Columns 32 i to 32 i + 31 of the sums: activated; and to 16 bits, in the layout of A.
-template <class T, class F, int kWidth> __device__ __forceinline__ void activate_block(Sums<kWidth>& d, int i) {
+template <class T, class F, int kWidth>
+__device__ __forceinline__ void activate_block(Sums<kWidth>& d, int i, float number) {
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
-    d[16 * i + j] = act_value<F, T>(d[16 * i + j]);
+    d[16 * i + j] = act_value<F, T>(d[16 * i + j], number);
     if constexpr (kernel_fit<F>.one_by_one) ptx::settle_in_turn(d[16 * i + j]);
   }
 }
@@ -290,7 +291,8 @@ __device__ __forceinline__ void store_block_f32(const Sums<kWidth>& d, int i, bo
 // Columns 32 i to 32 i + 31 of a hidden layer, from finished sums to the next layer's A. save(i) is called when what
 // backward needs is there: in `d`, or for all but fp32 in `a`.
 template <class T, class F, int kWidth, Save kSave, bool kTimesLog2e, class SaveBlock>
-__device__ __forceinline__ void form_block(Sums<kWidth>& d, Rows<kWidth>& a, int i, bool f32, SaveBlock&& save) {
+__device__ __forceinline__ void form_block(Sums<kWidth>& d, Rows<kWidth>& a, int i, bool f32, float number,
+                                           SaveBlock&& save) {
   constexpr bool kSaves = kSave != Save::nothing;
   if constexpr (kSaves && !has_slope_from_value<F>) {
     if (!f32) pack_block<T, kWidth>(a, d, i);
@@ -299,7 +301,7 @@ __device__ __forceinline__ void form_block(Sums<kWidth>& d, Rows<kWidth>& a, int
   if constexpr (kInPairs<F, T, kSave>) {
     softplus_block<kWidth, kTimesLog2e>(a, d, i);
   } else {
-    activate_block<T, F, kWidth>(d, i);
+    activate_block<T, F, kWidth>(d, i, number);
     pack_block<T, kWidth>(a, d, i);
   }
   if constexpr (kSaves && has_slope_from_value<F> && !kStoresLater<F, T, kSave>) save(i);
@@ -324,7 +326,7 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i) {
     finish_block<kWidth, kFinish>(d, i, of, l, domain_of<kTimesLog2e>(l, p.layers).sums);
-    form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, f32, save);
+    form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, f32, p.number, save);
   }
 }
 // What of A must be stored, while the next layer's products run.
@@ -361,7 +363,7 @@ __device__ __forceinline__ void finish(Sums<kWidth>& d, const Params& p, const V
   if (p.activate_last) {
     if constexpr (kSaves && !has_slope_from_value<F>) save();
 #pragma unroll
-    for (int i = 0; i < kWidth / 32; ++i) activate_block<T, F, kWidth>(d, i);
+    for (int i = 0; i < kWidth / 32; ++i) activate_block<T, F, kWidth>(d, i, p.number);
     if constexpr (kSaves && has_slope_from_value<F>) save();
     if (kSaves && p.y == layer.saved) return;  // whoever forms values again wants the last ones once
   }
@@ -393,7 +395,7 @@ template <int kGroups> struct Turns {
   }
 };
 
-// What launchers have in common: use(F{}, operands), and a launch.
+// What launchers have in common: use(the activation's formula, operands), and a launch.
 struct Operands {
   Params p;
   CUtensorMap x_map;
@@ -403,7 +405,7 @@ template <class Use> void with_operands(const Mlp& m, Use&& use) {
   if (m.x.rows() == 0) return;
   const gpu::TmaBox of_warp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};
   const Operands o{mlp_forward_params(m), gpu::tensor_map("mlp: x", mlp_matrix(m.x), of_warp), m.x.device.index};
-  with_activation(m.act, [&](auto f) { use(f, o); });
+  with_formula(m.act, [&](auto f) { use(f, o); });
 }
 // use(std::integral_constant<Save, ...>): what is stored is part of the type where a formula depends on it.
 template <class T, class F, bool kSave, class Use> void with_save(const Params& p, Use&& use) {

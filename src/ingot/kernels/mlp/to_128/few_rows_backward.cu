@@ -52,7 +52,7 @@ Sums make_sums(const MlpBackward& m, const Config& c, bool after_chain) {
   a.stages = std::min({c.sum_stages, kMaxSumStages, (a.chunks + kBlocks - 1) / kBlocks});
   for (size_t l = 0; l < m.layers.size(); ++l) {
     const MlpLayer& grad = m.grads[l];
-    a.layer[l] = {mlp_sum_layer(m, l)};
+    a.layer[l] = {mlp_sum_layer(m.layers[l], m.grads[l])};
     if (mlp_trained(grad)) a.layer[l].tiles = int((m.layers[l].w.rows() + c.tile - 1) / c.tile);
     a.layer[l].dz_is_late = mlp_keeps_dz(m, l);
     a.want_db = a.want_db || grad.b;

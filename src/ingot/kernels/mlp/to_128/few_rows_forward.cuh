@@ -174,7 +174,7 @@ template <class T, class F, int kPanels, int kRows, bool kNorm> struct Block {
       if constexpr (kSavesArgument)
         if (saves) p.saved_f32 ? save_f32(sums, l) : put(sums, ptx::shared_address(s.z[l & 1]));
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) sums[i] = act_value<F, T>(sums[i]);
+      for (int i = 0; i < kSums; ++i) sums[i] = act_value<F, T>(sums[i], p.number);
       if constexpr (!kSavesArgument)
         if (saves && p.saved_f32) save_f32(sums, l);
     }
@@ -246,7 +246,7 @@ namespace ingot::cuda {
 
 template <class T, bool kNorm> void launch_mlp_to_128_few_rows(const Mlp& m, Stream stream) {
   if (m.x.rows() == 0) return;
-  with_activation(m.act, [&](auto f) {
+  with_formula(m.act, [&](auto f) {
     using F = decltype(f);
     const auto launch = [&](auto panels) {
       constexpr int kPanels = decltype(panels)::value;

@@ -159,7 +159,7 @@ Maps make_maps(const MlpBackward& m) {
 layer_pipeline::Arguments make_arguments(const MlpBackward& m, const Cut& c) {
   layer_pipeline::Arguments a;
   for (size_t l = 0; l < m.layers.size(); ++l) {
-    a.layer[l] = {mlp_sum_layer(m, l), int(l) * c.clusters};
+    a.layer[l] = {mlp_sum_layer(m.layers[l], m.grads[l]), int(l) * c.clusters};
     a.want_db = a.want_db || a.layer[l].db != nullptr;
   }
   a.layers = int(m.layers.size());

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "ingot/kernels/mlp/parts/formed_weights.h"
 #include "ingot/kernels/mlp/to_256/backward.h"
 
 namespace ingot::cuda {
@@ -29,7 +30,9 @@ Place place_sums(const MlpBackward& m) {
   return at;
 }
 
-Arguments make_arguments(const MlpBackward& m, const Place& place, const SlopeFormula& slope) {
+// `layers`: as they are given, with their norms, which the sums know of.
+Arguments make_arguments(const MlpBackward& m, const std::vector<MlpLayer>& layers, const Place& place,
+                         const SlopeFormula& slope) {
   char* const base = static_cast<char*>(m.workspace.data);
   Arguments a{.layers = int(m.layers.size()),
               .lowest = mlp_lowest_product(m),
@@ -41,8 +44,7 @@ Arguments make_arguments(const MlpBackward& m, const Place& place, const SlopeFo
               .counter = reinterpret_cast<uint64_t*>(base + place.counters)};
   std::copy(std::begin(slope.number), std::end(slope.number), a.number);
   for (size_t l = 0; l < m.layers.size(); ++l) {
-    a.layer[l] = {mlp_sum_layer(m, l), mlp_keeps_dz(m, l)};
-    a.has_gain = a.has_gain || m.layers[l].g;
+    a.layer[l] = {mlp_sum_layer(layers[l], m.grads[l]), mlp_keeps_dz(m, l)};
   }
   if (a.lowest < a.layers || a.activate_last) a.units = int((m.x.rows() + kUnitRows - 1) / kUnitRows);
   return a;
@@ -60,8 +62,9 @@ Maps make_maps(const MlpBackward& m, const Tensor& of_slopes) {
 }
 
 // `of_slopes`: what they follow from by the formula, as `saved` has the values.
-void run(const MlpBackward& m, const Tensor& of_slopes, const SlopeFormula& slope, Stream stream) {
-  const Arguments a = make_arguments(m, place_sums(m), slope);
+void run(const MlpBackward& m, const std::vector<MlpLayer>& layers, const Tensor& of_slopes, const SlopeFormula& slope,
+         Stream stream) {
+  const Arguments a = make_arguments(m, layers, place_sums(m), slope);
   const int device = m.x.device.index, most = std::max(sm_count(device) / kPair, 1);
   LaunchAt at{{.slope = slope.kind, .clusters = std::clamp(a.units, 1, most), .device = device}};
   at.has_sums = std::any_of(m.grads.begin(), m.grads.end(), mlp_trained);
@@ -76,21 +79,23 @@ using namespace to_256_backward;
 
 bool mlp_backward_to_256_takes(const MlpBackward& m) { return mlp_backward_has_shape(m, kWidth); }
 
-void mlp_backward_to_256(const MlpBackward& m, Stream stream) {
-  if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
+void mlp_backward_to_256(const MlpBackward& given, Stream stream) {
+  if (given.x.rows() == 0 || mlp_first_layer(given) == given.layers.size()) return;
+  const MlpBackward m = mlp_backward_form_weights(given, stream);
   const auto slope = mlp_backward_values(m) == 0 ? SlopeFormula{} : slope_of(m.act);
   if (!slope) {
     const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
-    return run(formed.m, formed.slopes, {Slope::quadratic, {0, 1, 0}}, stream);  // each is what is read
+    return run(formed.m, given.layers, formed.slopes, {Slope::quadratic, {0, 1, 0}}, stream);  // each is what is read
   }
-  if (mlp_backward_has_values(m)) return run(m, m.saved, *slope, stream);
+  if (mlp_backward_has_values(m)) return run(m, given.layers, m.saved, *slope, stream);
   const MlpBackward then = mlp_backward_form_values(m, stream);
-  run(then, then.saved, *slope, stream);
+  run(then, given.layers, then.saved, *slope, stream);
 }
 
 int64_t mlp_backward_to_256_workspace_bytes(const MlpBackward& m) {
   const bool values = !mlp_backward_has_values(m), slopes = mlp_backward_values(m) > 0 && !slope_of(m.act);
-  return (slopes ? 2 : values) * mlp_backward_values_bytes(m) + place_sums(m).bytes;
+  return mlp_formed_weights_bytes(m.layers) + (slopes ? 2 : values) * mlp_backward_values_bytes(m) +
+         place_sums(m).bytes;
 }
 
 }  // namespace ingot::cuda

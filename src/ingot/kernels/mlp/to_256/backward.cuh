@@ -16,12 +16,12 @@ __device__ __forceinline__ void end_together() {
   ptx::cluster_wait();
 }
 
-template <class T, Slope kSlope, bool kNorms>
+template <class T, Slope kSlope>
 __global__ void __launch_bounds__(kThreads, 1)
     chain_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Memory& s = *reinterpret_cast<Memory*>(memory);
-  ChainBlock<T, kSlope, kNorms> chain{s, maps, a};
+  ChainBlock<T, kSlope> chain{s, maps, a};
   if (threadIdx.x == 0) {
     chain.prepare();
     ptx::fence_mbarrier_init();
@@ -29,7 +29,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();
   ptx::wait_for_earlier_kernels();
   tile::sync_cluster();
-  if constexpr (kNorms) chain.find_scales();
   if (chain.warp < kGroupWarps) {
     ptx::increase_registers<kMultiplyRegisters>();
     chain.run();
@@ -67,12 +66,8 @@ template <class T> void launch(const Maps& maps, const Arguments& a, const Launc
                   .cluster = kPair,
                   .overlap = true,
                   .device = at.device};
-  with_slope_kind(at.slope, [&](auto slope) {
-    const auto with = [&](auto norms) {
-      gpu::launch("mlp_backward", chain_kernel<T, slope(), norms()>, how, stream, maps, a);
-    };
-    a.has_gain ? with(std::true_type()) : with(std::false_type());
-  });
+  with_slope_kind(at.slope,
+                  [&](auto slope) { gpu::launch("mlp_backward", chain_kernel<T, slope()>, how, stream, maps, a); });
   if (!at.has_sums) return;
   how.grid = int64_t(a.layers) * a.splits * kPair, how.block = kSumThreads;
   how.overlap = false, how.cooperative = true;  // who waits for all others must run beside them

@@ -31,7 +31,7 @@ struct Arguments {
   int layers = 0, lowest = 0;  // products with W of layers - 1, ..., lowest
   int units = 0;
   float number[3] = {};
-  bool activate_last = false, has_gain = false;
+  bool activate_last = false;
   int chunks = 0, splits = 0;                   // of the rows, for the sums
   float *part = nullptr, *bias_part = nullptr;  // (layer, split, block of the pair): kPartFloats, kSquare
   // Marked: of blocks whose dz is there, and for each layer and block of the pair of those whose parts are there.

@@ -9,7 +9,6 @@
 #include "ingot/gpu/ptx/ldmatrix.cuh"
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
-#include "ingot/gpu/tile/reduce.cuh"
 #include "ingot/kernels/mlp/parts/slopes.cuh"
 #include "ingot/kernels/mlp/to_256/memory.cuh"
 
@@ -23,7 +22,7 @@ struct Use {
   const CUtensorMap *from = nullptr, *to = nullptr;
 };
 
-template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
+template <class T, Slope kSlope> struct ChainBlock {
   Memory& s;
   const Maps& maps;
   const Arguments& a;
@@ -120,58 +119,6 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
     ptx::fence_proxy_async();  // other blocks are told of what these copies wrote
   }
 
-  // --- weight norm: with W = diag(scale) v, dz W = (dz scale) v, so that v is what passes and dz gets the scales
-  // before it is rounded. Of a layer they are at most 1, so that nothing overflows that would not without them: what
-  // they are divided by, a power of two, multiplies the sums.
-
-  // Of all rows of all layers, by all warps of the pair: each block finds half of them, for both.
-  __device__ void find_scales() {
-    constexpr int kAtOnce = 16, kWarps = kThreads / 32;
-    for (int first = a.lowest * kWidth + int(warp * kPair + rank) * kAtOnce; first < a.layers * kWidth;
-         first += kWarps * kPair * kAtOnce) {
-      const int l = first / kWidth, row = first % kWidth, column = int(lane) * 8;
-      const Layer& layer = a.layer[l];
-      // A lane has eight columns of all these rows, and then one of the rows.
-      const int own = row + int(lane);
-      const bool has_row = lane < uint32_t(kAtOnce) && own < layer.n;
-      float scale = has_row ? 1 : 0;
-      if (has_row && layer.g != nullptr) scale = tile::to_float(static_cast<const T*>(layer.g)[own]);
-      WeightChunk<T> v[kAtOnce] = {};
-      float sum[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (layer.g != nullptr && row + i < layer.n && column < layer.k)
-          tile::load(v[i], static_cast<const T*>(layer.v) + int64_t(row + i) * layer.k + column);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) sum[i] = squares<T>(v[i]);
-      tile::warp_sum(sum, 32);
-      if (layer.g != nullptr)
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
-          if (int(lane) == i) scale *= inverse_norm(sum[i]);
-      if (lane < uint32_t(kAtOnce))
-        for (uint32_t block = 0; block < kPair; ++block) ptx::cluster_store(&s.scale[l][own], block, scale);
-    }
-    tile::sync_cluster();
-    for (int l = a.lowest + int(warp); l < a.layers; l += kWarps) {
-      float scale[kWidth / 32], most = 0x1p-60f;
-#pragma unroll
-      for (int i = 0; i < kWidth / 32; ++i)
-        scale[i] = s.scale[l][i * 32 + int(lane)], most = fmaxf(most, fabsf(scale[i]));
-      const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(most));
-      const float factor = __uint_as_float((bits & 0x7f800000u) + 0x00800000u);  // the next power of two
-#pragma unroll
-      for (int i = 0; i < kWidth / 32; ++i) s.scale[l][i * 32 + int(lane)] = scale[i] * (1 / factor);
-      if (lane == 0) s.factor[l] = factor;
-    }
-    __syncthreads();
-  }
-  // Two columns of A of layer l, step i, register e.
-  __device__ __forceinline__ uint32_t scaled(int l, uint32_t i, int e, const float (&d)[2]) const {
-    const float2 by = *reinterpret_cast<const float2*>(&s.scale[l][16 * i + e / 2 * 8 + lane % 4 * 2]);
-    return ptx::pack(T{}, d[0] * by.x, d[1] * by.y);
-  }
-
   // --- the products, by a warpgroup
 
   tile::RingCursor<kStages> w_at = {};
@@ -212,32 +159,18 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
       finish_half(half);
     }
     ++use;
-    const int top = a.layers - 1;
-    if (!a.activate_last) {
-      if constexpr (kNorms)
-#pragma unroll
-        for (uint32_t i = 0; i < kSteps; ++i)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            float d[2];
-            ptx::unpack(T{}, dz[i][e], d[0], d[1]);
-            dz[i][e] = scaled(top, i, e, d);
-          }
-      return;
-    }
+    if (!a.activate_last) return;
     each_step([&](uint32_t i) {
-      uint32_t h[4], out[4];
+      uint32_t h[4];
       ptx::ldmatrix(h, place(i));
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float slope[2], d[2];
         slopes_at<T, kSlope>(h[e], a.number, slope);
         ptx::unpack(T{}, dz[i][e], d[0], d[1]);
-        d[0] *= slope[0], d[1] *= slope[1];
-        out[e] = ptx::pack(T{}, d[0], d[1]);
-        dz[i][e] = kNorms ? scaled(top, i, e, d) : out[e];
+        dz[i][e] = ptx::pack(T{}, d[0] * slope[0], d[1] * slope[1]);
       }
-      ptx::stmatrix(place(i), out);
+      ptx::stmatrix(place(i), dz[i]);
     });
   }
   // One warpgroup's products run under the other's slopes.
@@ -270,19 +203,16 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
   }
   // The next A and what goes to memory: sums of the product with W of layer l times slopes, or dx.
   template <bool kSlopes>
-  __device__ __forceinline__ void finish(const float (&sums)[kWidth / 2], uint32_t (&dz)[kSteps][4], int l) {
-    const float factor = kNorms ? s.factor[l] : 1;
+  __device__ __forceinline__ void finish(const float (&sums)[kWidth / 2], uint32_t (&dz)[kSteps][4]) {
     each_step([&](uint32_t i) {
       uint32_t h[4], out[4];
       if constexpr (kSlopes) ptx::ldmatrix(h, place(i));
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        float slope[2] = {1, 1}, d[2] = {sums[8 * i + 2 * e], sums[8 * i + 2 * e + 1]};
+        float slope[2] = {1, 1};
         if constexpr (kSlopes) slopes_at<T, kSlope>(h[e], a.number, slope);
-        if constexpr (kNorms) d[0] *= factor, d[1] *= factor;
-        d[0] *= slope[0], d[1] *= slope[1];
-        out[e] = ptx::pack(T{}, d[0], d[1]);
-        if constexpr (kSlopes) dz[i][e] = kNorms ? scaled(l - 1, i, e, d) : out[e];
+        out[e] = ptx::pack(T{}, sums[8 * i + 2 * e] * slope[0], sums[8 * i + 2 * e + 1] * slope[1]);
+        if constexpr (kSlopes) dz[i][e] = out[e];
       }
       ptx::stmatrix(place(i), out);
     });
@@ -297,9 +227,9 @@ template <class T, Slope kSlope, bool kNorms> struct ChainBlock {
       for (int l = a.layers - 1; l >= a.lowest; --l) {
         multiply(sums, dz);
         if (l > 0)
-          finish<true>(sums, dz, l);
+          finish<true>(sums, dz);
         else
-          finish<false>(sums, dz, l);
+          finish<false>(sums, dz);
       }
     });
     if (group == 0) ptx::barrier_sync(1, 128 * kGroups);  // the last turn it was given

@@ -1,5 +1,6 @@
 #include <cstdint>
 
+#include "ingot/kernels/mlp/parts/formed_weights.h"
 #include "ingot/kernels/mlp/to_256/forward.h"
 
 namespace ingot::cuda {
@@ -32,7 +33,8 @@ bool mlp_to_256_takes(const Mlp& m) {
   return (m.x.dtype == DType::f16 || m.x.dtype == DType::bf16) && width > kMlpTo128 && width <= kMlpTo256 &&
          m.layers.size() <= kMlpMaxLayers && m.x.rows() <= INT32_MAX;
 }
-void mlp_to_256(const Mlp& m, Stream stream) {
+void mlp_to_256(const Mlp& given, Stream stream) {
+  const Mlp m = mlp_with_formed_weights(given, stream);
   m.x.dtype == DType::f16 ? launch<f16>(m, stream) : launch<bf16>(m, stream);
 }
 

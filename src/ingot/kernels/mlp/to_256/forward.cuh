@@ -6,8 +6,7 @@
 // through a ring as panels of 64 columns, again for every round of tiles, and both warpgroups read each panel, half a
 // layer apart: one multiplies while the other one activates.
 //
-// Weight norm scales the sums' columns: two warps more sum the squares while the first round's panels pass. The code
-// for it, merely jumped over, costs 2 to 6 %, so the kernels that most networks run come with it and without.
+// Weight norm is no business of these kernels: W comes formed (parts/formed_weights.h).
 #include "ingot/gpu/ptx/registers.cuh"
 #include "ingot/gpu/tile/ring.cuh"
 #include "ingot/kernels/mlp/parts/row_tile.cuh"
@@ -20,7 +19,6 @@ using namespace mlp_parts;
 constexpr int kWidth = kMlpTo256, kGroups = 2, kPanels = kWidth / 64;
 constexpr uint32_t kSlots = 5, kPanelBytes = panel_bytes<kWidth>(), kWarps = 4 * kGroups;
 constexpr int kThreads = 128 * (kGroups + 1);
-constexpr uint32_t kNormWarps = 2;
 constexpr uint32_t kStagedPanel = kWarpRows * 128;  // 64 columns of a warp's rows, on their way to memory
 static_assert(kStagedPanel >= kStagingBytes, "store_block() uses it as well");
 
@@ -42,7 +40,7 @@ INGOT_HD constexpr Layout to_256_layout(int layers) {
   at.staging = at.x + 4 * x_bytes<kWidth>();
   at.factors = at.staging + kWarps * kStagedPanel;
   at.barriers = at.factors + uint32_t(layers) * kWidth * uint32_t(sizeof(float2));
-  at.size = at.barriers + (2 * kSlots + kMlpMaxLayers + kWarps) * uint32_t(sizeof(uint64_t));
+  at.size = at.barriers + (2 * kSlots + kWarps) * uint32_t(sizeof(uint64_t));
   return at;
 }
 static_assert(to_256_layout(kMlpMaxLayers).size <= kMlpSharedBytes, "the deepest network must fit the shared memory");
@@ -115,7 +113,7 @@ struct Factors {
       const LayerParams& layer = p.layer[l];
       const Domain domain = domain_of<kTimesLog2e>(l, p.layers);
       float* const to = reinterpret_cast<float*>(of) + place(l, n);
-      to[0] = domain.sums * (layer.g == nullptr ? 1 : tile::to_float(element<T>(layer.g, layer, n)));
+      to[0] = domain.sums;
       to[2] = domain.bias * tile::to_float(element<T>(layer.b, layer, n));
     }
   }
@@ -131,38 +129,6 @@ struct Factors {
   }
 };
 static_assert(kWidth == 128 * kGroups, "a column of each layer to each thread");
-
-// Weight norm, by warp `number` of those for it: the sums of squares of its rows of each W in the first round.
-template <class T>
-__device__ __forceinline__ void normalise(const Params& p, const PanelRing& ring, const Factors& factors,
-                                          uint64_t* normed, uint32_t number, uint32_t rounds) {
-  constexpr uint32_t kRows = kWidth / kNormWarps, kEach = kRows / 32;
-  tile::RingCursor<kSlots> at;
-  for (uint32_t round = 0; round < rounds; ++round)
-    for (int l = 0; l < p.layers; ++l) {
-      float sum[kEach] = {};
-      for (uint32_t panel = 0; panel < panels_of(p.layer[l].k); ++panel, at.advance()) {
-        ring.wait_for(at);
-        const char* const rows = ring.slots + at.stage * kPanelBytes + (number * kRows + lane()) * 128;
-        if (round == 0 && p.layer[l].g != nullptr)
-#pragma unroll 2
-          for (uint32_t chunk = 0; chunk < 8; ++chunk)
-#pragma unroll
-            for (uint32_t i = 0; i < kEach; ++i)
-              sum[i] +=
-                  squares(*reinterpret_cast<const WeightChunk<T>*>(rows + i * 32 * 128 + (chunk ^ lane() % 8) * 16));
-        __syncwarp();
-        ring.release(at.stage);
-      }
-      if (round > 0) continue;
-      if (p.layer[l].g != nullptr)
-#pragma unroll
-        for (uint32_t i = 0; i < kEach; ++i)
-          reinterpret_cast<float*>(factors.of)[Factors::place(l, number * kRows + i * 32 + lane())] *=
-              inverse_norm(sum[i]);
-      ptx::mbarrier_arrive(normed + l);
-    }
-}
 
 // d = a W^T of a layer as its panels come, the last of them not waited for. While the tensor cores are at a panel,
 // meanwhile(panel) may read a.
@@ -237,7 +203,7 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i) {
     of.finish_block(d, i, l);
-    form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, p.saved_f32, save);
+    form_block<T, F, kWidth, kSave, kTimesLog2e>(d, a, i, p.saved_f32, p.number, save);
   }
 }
 // The same where slopes, or else the activation's arguments, go to memory in T as values are formed of them. What is
@@ -245,8 +211,8 @@ __device__ __forceinline__ void activate(Sums<kWidth>& d, Rows<kWidth>& a, const
 // columns into each other, for which there are no registers.
 template <class T, class F, bool kSlopes>
 __device__ __forceinline__ void activate_and_store(Sums<kWidth>& d, Rows<kWidth>& a, int l, uint32_t columns,
-                                                   const Factors& of, const PanelStore& store, const CUtensorMap& to,
-                                                   int64_t first) {
+                                                   float number, const Factors& of, const PanelStore& store,
+                                                   const CUtensorMap& to, int64_t first) {
 #pragma unroll
   for (int i = 0; i < kWidth / 32; ++i) {
     if (uint32_t(32 * i) < columns) {
@@ -258,8 +224,8 @@ __device__ __forceinline__ void activate_and_store(Sums<kWidth>& d, Rows<kWidth>
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const float* const z = d + 8 * k + 2 * j;
-          float of_two[4] = {act_value<F, T>(z[0]), act_value<F, T>(z[1]), z[0], z[1]};
-          if constexpr (kSlopes) of_two[2] = act_slope<F, T>(z[0]), of_two[3] = act_slope<F, T>(z[1]);
+          float of_two[4] = {act_value<F, T>(z[0], number), act_value<F, T>(z[1], number), z[0], z[1]};
+          if constexpr (kSlopes) of_two[2] = act_slope<F, T>(z[0], number), of_two[3] = act_slope<F, T>(z[1], number);
           a[k][j] = ptx::pack(T{}, of_two[0], of_two[1]);
           stored[j] = ptx::pack(T{}, of_two[2], of_two[3]);
         }
@@ -284,7 +250,6 @@ template <class T> __device__ __forceinline__ void finish(Sums<kWidth>& d, Rows<
 struct Block {
   PanelRing ring;
   Factors factors;
-  uint64_t* normed;  // of each layer: the factors are its scales
   TurningRows x;
   char* staging;
 };
@@ -297,7 +262,7 @@ constexpr bool kStoresMeanwhile = kSave == Save::own_type && (kLast == Last::slo
 template <class F, Save kSave> constexpr bool kStoresArguments = kSave == Save::own_type && !has_slope_from_value<F>;
 template <Last kLast> using MapsOf = std::conditional_t<kLast == Last::sloped, SlopeMaps, Maps>;
 
-template <class T, class F, Save kSave, bool kNorms, Last kLast>
+template <class T, class F, Save kSave, Last kLast>
 __device__ __forceinline__ void run_rows(const Params& p, const MapsOf<kLast>& maps, const Block& block,
                                          uint32_t warpgroup, uint32_t tiles, uint32_t rounds) {
   const bool activates_last = kLast == Last::any ? p.activate_last : kLast != Last::linear;
@@ -334,10 +299,9 @@ __device__ __forceinline__ void run_rows(const Params& p, const MapsOf<kLast>& m
       turns.pass();
       wait<kWidth>(d, a);
       ring.release(at.stage == 0 ? kSlots - 1 : at.stage - 1);
-      if (kNorms) tile::wait_warp_or_trap(block.normed + l, 0);
       const auto activate_and_store_to = [&](const CUtensorMap& to) {
-        activate_and_store<T, F, kLast == Last::sloped>(d, a, l, p.layer[l].n, block.factors, {block.staging}, to,
-                                                        first_row(tile));
+        activate_and_store<T, F, kLast == Last::sloped>(d, a, l, p.layer[l].n, p.number, block.factors, {block.staging},
+                                                        to, first_row(tile));
       };
       if constexpr (kLast == Last::sloped)
         activate_and_store_to(maps.slopes[l]);
@@ -359,27 +323,23 @@ __device__ __forceinline__ void run_rows(const Params& p, const MapsOf<kLast>& m
   }
 }
 
-template <class T, class F, Save kSave, bool kNorms, Last kLast>
+template <class T, class F, Save kSave, Last kLast>
 __global__ void __launch_bounds__(kThreads, 1)
     mlp_to_256_kernel(const __grid_constant__ Params p, const __grid_constant__ MapsOf<kLast> maps) {
   extern __shared__ __align__(1024) char shared[];
   const Layout at = to_256_layout(p.layers);
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // known to be the same in all lanes
   uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + at.barriers);
-  uint64_t* const x_barriers = barriers + 2 * kSlots + kMlpMaxLayers;
+  uint64_t* const x_barriers = barriers + 2 * kSlots;
   const Block block{
       {shared, barriers, barriers + kSlots},
       {reinterpret_cast<float4*>(shared + at.factors)},
-      barriers + 2 * kSlots,
       {shared + at.x + warp % 4 * x_bytes<kWidth>(), x_barriers + warp % kWarps, x_barriers + (warp % kWarps ^ 4)},
       shared + at.staging + warp % kWarps * kStagedPanel};
   const uint32_t tiles = uint32_t((p.rows + kTileRows - 1) / kTileRows), step = gridDim.x * kGroups;
   const uint32_t rounds = (tiles - blockIdx.x + step - 1) / step;
 
-  if (threadIdx.x == 0) {
-    block.ring.init(kWarps + (kNorms ? kNormWarps : 0));
-    for (int l = 0; kNorms && l < kMlpMaxLayers; ++l) ptx::mbarrier_init(block.normed + l, 32 * kNormWarps);
-  }
+  if (threadIdx.x == 0) block.ring.init(kWarps);
   if (warp < kWarps && lane() == 0) ptx::mbarrier_init(block.x.mine, 1);
   ptx::fence_mbarrier_init();
   __syncthreads();
@@ -387,26 +347,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
   ptx::wait_for_earlier_kernels();
   if (warp < kWarps) {
-    ptx::increase_registers<kNorms ? 232 : 240>();
+    ptx::increase_registers<240>();
     if (warp < 4) block.x.load(block.x.mine, maps.x, blockIdx.x, panels_of(p.layer[0].k));
     block.factors.load<T, kInLog2e<F, T, kSave, Finish::scale_and_bias>>(p);
-    ptx::barrier_sync_unaligned(kGroups + 1, 32 * (kWarps + (kNorms ? kNormWarps : 0)));  // the factors are there
-    run_rows<T, F, kSave, kNorms, kLast>(p, maps, block, warp / 4, tiles, rounds);
+    ptx::barrier_sync_unaligned(kGroups + 1, 32 * kWarps);  // the factors are there
+    run_rows<T, F, kSave, kLast>(p, maps, block, warp / 4, tiles, rounds);
   } else {
-    ptx::decrease_registers<kNorms ? 40 : 24>();
+    ptx::decrease_registers<24>();
     if (warp == kWarps && lane() == 0) block.ring.fill(p, maps, rounds);
-    if (kNorms && warp > kWarps && warp <= kWarps + kNormWarps) {
-      ptx::barrier_sync_unaligned(kGroups + 1, 32 * (kWarps + kNormWarps));
-      normalise<T>(p, block.ring, block.factors, block.normed, warp - kWarps - 1, rounds);
-    }
   }
 }
 
-// Whether what is not rare has kernels of its own. In some formulas, and beside weight norm in most, the compiler would
-// weave more elements into each other than registers hold, and the branches of the rare kernel keep it from that. What
-// stores arguments has branches of its own, and one kernel, with weight norm and without.
-template <class F, bool kNorms>
-constexpr bool kHasOwn = kNorms ? kernel_fit<F>.own_to_256_with_norm : kernel_fit<F>.own_to_256;
+// Whether what is not rare has kernels of its own. In some formulas the compiler would weave more elements into each
+// other than registers hold, and the branches of the rare kernel keep it from that. What stores arguments has branches
+// of its own.
+template <class F> constexpr bool kHasOwn = kernel_fit<F>.own_to_256;
 
 constexpr gpu::TmaBox kBoxOfWarp{.rows = kWarpRows, .cols = 64, .swizzle = tile::Swizzle::b128};
 template <bool kStores> Maps wide_maps(const Mlp& m, const Params& p) {
@@ -431,9 +386,9 @@ inline SlopeMaps slope_maps(const Mlp& m, const Params& p, const Tensor& slopes)
   return maps;
 }
 
-template <class T, class F, Save kSave, bool kNorms, Last kLast>
+template <class T, class F, Save kSave, Last kLast>
 void launch_as(const Mlp& m, const Params& p, const MapsOf<kLast>& maps, Stream stream) {
-  gpu::launch("mlp", mlp_to_256_kernel<T, F, kSave, kNorms, kLast>,
+  gpu::launch("mlp", mlp_to_256_kernel<T, F, kSave, kLast>,
               {.grid = std::min<int64_t>((p.rows + kTileRows - 1) / kTileRows, sm_count(m.x.device.index)),
                .block = kThreads,
                .smem = to_256_layout(p.layers).size,
@@ -449,22 +404,17 @@ namespace ingot::cuda {
 template <class T, MlpTo256Kernel kKernel> void launch_mlp_to_256(const Mlp& m, Stream stream) {
   using namespace to_256;
   const Params p = mlp_forward_params(m);
-  with_activation(m.act, [&](auto f) {
+  with_formula(m.act, [&](auto f) {
     using F = decltype(f);
     if constexpr (kKernel == MlpTo256Kernel::general) {
-      launch_as<T, F, Save::any_type, true, Last::any>(m, p, wide_maps<false>(m, p), stream);
+      launch_as<T, F, Save::any_type, Last::any>(m, p, wide_maps<false>(m, p), stream);
     } else {
       constexpr Save kSave = kKernel == MlpTo256Kernel::inference ? Save::nothing : Save::own_type;
       constexpr Last kLast = kKernel == MlpTo256Kernel::values ? Last::activated : Last::linear;
-      const auto launch = [&](auto norms) {
-        if constexpr (kStoresArguments<F, kSave> && kLast == Last::linear)
-          launch_as<T, F, kSave, true, kLast>(m, p, wide_maps<true>(m, p), stream);
-        else if constexpr (kHasOwn<F, norms()> && !kStoresArguments<F, kSave>)
-          launch_as<T, F, kSave, norms(), kLast>(m, p, wide_maps<kSave == Save::own_type>(m, p), stream);
-        else
-          launch_mlp_to_256<T, MlpTo256Kernel::general>(m, stream);
-      };
-      p.has_gain ? launch(std::true_type()) : launch(std::false_type());
+      if constexpr (kStoresArguments<F, kSave> ? kLast == Last::linear : kHasOwn<F>)
+        launch_as<T, F, kSave, kLast>(m, p, wide_maps<kSave == Save::own_type>(m, p), stream);
+      else
+        launch_mlp_to_256<T, MlpTo256Kernel::general>(m, stream);
     }
   });
 }
@@ -472,10 +422,10 @@ template <class T, MlpTo256Kernel kKernel> void launch_mlp_to_256(const Mlp& m, 
 template <class T> void launch_mlp_to_256_slopes(const Mlp& m, const Tensor& slopes, Stream stream) {
   using namespace to_256;
   const Params p = mlp_forward_params(m);
-  with_activation(m.act, [&](auto f) {
+  with_formula(m.act, [&](auto f) {
     using F = decltype(f);
     if constexpr (!has_slope_from_value<F>)
-      launch_as<T, F, Save::own_type, true, Last::sloped>(m, p, slope_maps(m, p, slopes), stream);
+      launch_as<T, F, Save::own_type, Last::sloped>(m, p, slope_maps(m, p, slopes), stream);
   });
 }
 

@@ -5,8 +5,7 @@
 namespace ingot::cuda {
 
 // Of networks whose last layer is linear: nothing is kept, or values, or arguments, of their type. Of those of which
-// backward wants no more than that, the last layer activated and kept as y. Each with weight norm and without. And one
-// for all else.
+// backward wants no more than that, the last layer activated and kept as y. And one for all else.
 enum class MlpTo256Kernel { inference, keeps, values, general };
 // T: f16 or bf16.
 template <class T, MlpTo256Kernel kKernel> void launch_mlp_to_256(const Mlp& m, Stream stream);

@@ -22,8 +22,6 @@ struct Memory {
     alignas(1024) ChainBuffers chain;
     SumStage sums[kSumStages];
   };
-  float scale[kMlpMaxLayers][kWidth];  // weight norm: of W's rows, over the layer's factor
-  float factor[kMlpMaxLayers];
   float db[kGroups][4][kMlpPanel];  // of each warp
   uint64_t w_full[kStages], w_empty[kStages];
   uint64_t tile_full[kGroups][kHalves], tile_done[kGroups][kHalves];

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "ingot/kernels/mlp/parts/formed_weights.h"
 #include "ingot/kernels/mlp/to_512/backward.h"
 
 namespace ingot::cuda {
@@ -45,19 +46,11 @@ template <class Cut> Place place_sums(const MlpBackward& m) {
 }
 
 Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& slope, int clusters) {
-  Chain a{.layers = int(m.layers.size()),
-          .lowest = mlp_lowest_product(m),
-          .rows = m.x.rows(),
-          .activate_last = m.activate_last};
+  Chain a{.layers = int(m.layers.size()), .lowest = mlp_lowest_product(m), .activate_last = m.activate_last};
   std::copy(std::begin(slope.number), std::end(slope.number), a.number);
   for (size_t l = 0; l < m.layers.size(); ++l) {
-    const MlpLayer& layer = m.layers[l];
-    a.layer[l] = {.v = layer.w.data,
-                  .g = layer.g ? layer.g.data : nullptr,
-                  .dz = mlp_keeps_dz(m, l) ? mlp_layer_part(m, m.workspace, l).data : nullptr,
-                  .n = int(layer.w.rows()),
-                  .k = int(layer.w.cols())};
-    a.has_gain = a.has_gain || layer.g;
+    const Tensor& w = m.layers[l].w;
+    a.layer[l] = {.n = int(w.rows()), .k = int(w.cols()), .keeps_dz = mlp_keeps_dz(m, l)};
   }
   const auto units = [&](int groups) {
     const int rows = kPair * groups * kGroupRows;
@@ -69,7 +62,8 @@ Chain make_chain(const MlpBackward& m, const Place& place, const SlopeFormula& s
   return a;
 }
 
-template <class Cut> Sums make_sums(const MlpBackward& m, const Place& place) {
+// `layers`: as they are given, with their norms.
+template <class Cut> Sums make_sums(const MlpBackward& m, const std::vector<MlpLayer>& layers, const Place& place) {
   char* const base = static_cast<char*>(m.workspace.data);
   Sums a{.layers = int(m.layers.size()),
          .teams = place.teams,
@@ -79,7 +73,7 @@ template <class Cut> Sums make_sums(const MlpBackward& m, const Place& place) {
          .counter = reinterpret_cast<uint32_t*>(base + place.counter)};
   int64_t before = 0;  // the cost of the layers before
   for (size_t l = 0; l < m.layers.size(); ++l) {
-    a.layer[l] = mlp_sum_layer(m, l);
+    a.layer[l] = mlp_sum_layer(layers[l], m.grads[l]);
     const int64_t tiles = tiles_of<Cut>(m.layers[l]);
     for (int team = 0; team <= a.teams; ++team)
       a.cut[team][l] = int(std::clamp<int64_t>((cost_of<Cut>(m) * team / a.teams - before) / tiles, 0, a.chunks));
@@ -109,7 +103,7 @@ Formed form(const MlpBackward& m, Stream stream) {
   return {then, then.saved, slope};
 }
 
-template <class T, class Cut> void launch(const Formed& formed, Stream stream) {
+template <class T, class Cut> void launch(const Formed& formed, const std::vector<MlpLayer>& layers, Stream stream) {
   const MlpBackward& m = formed.m;
   const Place place = place_sums<Cut>(m);
   const int device = m.x.device.index, clusters = std::max(sm_count(device) / kPair, 1);
@@ -123,7 +117,7 @@ template <class T, class Cut> void launch(const Formed& formed, Stream stream) {
       stream);
   if (has_sums)
     launch_sums<T, Cut::kHalf>(mlp_sum_maps(m, mlp_panel_box(kChunk), mlp_panel_box(Cut::fetched_rows(kChunk))),
-                               make_sums<Cut>(m, place), device, stream);
+                               make_sums<Cut>(m, layers, place), device, stream);
 }
 
 }  // namespace
@@ -138,16 +132,16 @@ bool mlp_backward_to_512_takes(const MlpBackward& m) {
 
 void mlp_backward_to_512(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  const Formed formed = form(m, stream);
+  const Formed formed = form(mlp_backward_form_weights(m, stream), stream);
   with_cut(m, [&](auto cut) {
     using Cut = decltype(cut);
-    m.x.dtype == DType::f16 ? launch<f16, Cut>(formed, stream) : launch<bf16, Cut>(formed, stream);
+    m.x.dtype == DType::f16 ? launch<f16, Cut>(formed, m.layers, stream) : launch<bf16, Cut>(formed, m.layers, stream);
   });
 }
 
 int64_t mlp_backward_to_512_workspace_bytes(const MlpBackward& m) {
   const int64_t formed = forms_slopes(m) ? 2 : forms_values(m);
-  return formed * mlp_backward_values_bytes(m) +
+  return mlp_formed_weights_bytes(m.layers) + formed * mlp_backward_values_bytes(m) +
          with_cut(m, [&](auto cut) { return place_sums<decltype(cut)>(m).bytes; });
 }
 

@@ -34,17 +34,15 @@ template <int kColumns> struct Cut {
 };
 
 struct ChainLayer {
-  const void *v = nullptr, *g = nullptr;  // g: of a weight-normalised layer
-  void* dz = nullptr;                     // in the workspace, of a layer whose dz goes there
   int n = 0, k = 0;
+  bool keeps_dz = false;  // its dz goes to the workspace
 };
 struct Chain {
   ChainLayer layer[kMlpMaxLayers];
   int layers = 0, lowest = 0;       // products with W of layers - 1, ..., lowest
   int groups = kGroups, units = 0;  // warpgroups of a block that have rows; of as many rows for each of a pair
-  int64_t rows = 0;
   float number[3] = {};
-  bool activate_last = false, has_gain = false;
+  bool activate_last = false;
   uint32_t* counter = nullptr;  // that the sums find at zero
 };
 // A team takes chunks cut[team][l], ..., cut[team + 1][l] - 1 of layer l's sums.

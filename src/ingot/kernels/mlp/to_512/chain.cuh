@@ -19,17 +19,13 @@ constexpr uint32_t kPanelBytes = kGroupRows * 128, kSlotPanelBytes = kSlotRows *
 constexpr uint32_t kSlotBytes = kGroups * kPanelBytes;  // a panel of h for every warpgroup; or rows of W
 constexpr int kChainThreads = kGroups * 128 + 128;
 
-template <class Cut, bool kNorms> struct ChainMemory {
+template <class Cut> struct ChainMemory {
   static constexpr uint32_t kPanels = Cut::kPanels, kTileBytes = kPanels * kPanelBytes;
-  static constexpr uint32_t kScales = kNorms ? 2 * Cut::kHalf : 1, kScaleBytes = kMlpMaxLayers * kScales * 4;
-  static constexpr uint32_t kSlots =
-      (uint32_t(kMlpSharedBytes) - kGroups * kTileBytes - kScaleBytes - 512) / kSlotBytes;
+  static constexpr uint32_t kSlots = (uint32_t(kMlpSharedBytes) - kGroups * kTileBytes - 512) / kSlotBytes;
   static_assert(Cut::kHalfPanels * kSlotPanelBytes <= kSlotBytes, "a slot holds W or h");
 
   alignas(1024) uint8_t tile[kGroups][kPanels][kPanelBytes];  // dz
   uint8_t slot[kSlots][kSlotBytes];
-  float scale[kMlpMaxLayers][kScales];  // weight norm: of W's rows, over the layer's factor
-  float factor[kMlpMaxLayers];
   uint64_t full[kSlots], empty[kSlots];
   uint64_t tile_full[kGroups][kPanels];                // dy is there
   uint64_t tile_done[kGroups][2], tile_free[kGroups];  // half of dz is there to be sent; all has been read
@@ -38,15 +34,11 @@ template <class Cut, bool kNorms> struct ChainMemory {
 __device__ __forceinline__ int panels_of(int width) { return (width + kMlpPanel - 1) / kMlpPanel; }
 __device__ __forceinline__ int slots_of(int width) { return (width + kSlotRows - 1) / kSlotRows; }
 
-template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
-  using Memory = ChainMemory<Cut, kNorms>;
+template <class T, Slope kSlope, class Cut> struct ChainBlock {
+  using Memory = ChainMemory<Cut>;
   static constexpr int kHalf = Cut::kHalf, kHalfPanels = Cut::kHalfPanels;
   static constexpr uint32_t kSlots = Memory::kSlots, kPanels = Memory::kPanels;
-  // The sums begin as zeros: nothing of the last product has to be kept until the next one begins, which frees the
-  // registers that weight norm needs where halves have more than 192 columns, and others where less is left to them.
-  static constexpr bool kFromZero = kNorms && kHalf > 192;
-  // Of a thread that multiplies, and of one that serves.
-  static constexpr int kMultiplyRegisters = kFromZero ? 224 : 232, kServeRegisters = kFromZero ? 56 : 40;
+  static constexpr int kMultiplyRegisters = 232, kServeRegisters = 40;  // of a thread
   static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "the chain must fit the shared memory");
 
   Memory& s;
@@ -112,11 +104,10 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
         }
     });
   }
-  // Where what stands in the tile goes, if anywhere: dx, or dz of layer l. With weight norm it is not dz that stands
-  // there.
+  // Where what stands in the tile goes, if anywhere: dx, or dz of layer l.
   __device__ const CUtensorMap* destination(int l) const {
     if (l < 0) return &maps.dx;
-    return !kNorms && a.layer[l].dz != nullptr ? &maps.dz[l] : nullptr;
+    return a.layer[l].keeps_dz ? &maps.dz[l] : nullptr;
   }
   __device__ void load_panel(uint32_t g, int p, int row) {
     ptx::mbarrier_arrive_expect_tx(&s.tile_full[g][p], kPanelBytes);
@@ -159,29 +150,6 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
     ptx::bulk_wait_group<0>();
   }
 
-  // --- weight norm: with W = diag(scale) v, dz W = (dz scale) v, so that v is what passes, and dz gets the scales
-  // before it is rounded to become A. To memory it goes without them, from registers. Of a layer the scales are at most
-  // 1, so that nothing overflows that would not without them: what they are divided by, a power of two, multiplies the
-  // sums.
-
-  // Of all rows of all layers, by all warps of both blocks, which have begun.
-  __device__ __forceinline__ void find_scales() {
-    to_512_panels::find_scales<T, kChainThreads>(s.scale, a.lowest, a.layers, [&](int l) {
-      const ChainLayer& of = a.layer[l];
-      return to_512_panels::WeightRows{of.v, of.g, uint32_t(of.n), uint32_t(of.k)};
-    });
-    tile::sync_cluster();
-    for (int l = a.lowest + int(warp); l < a.layers; l += kChainThreads / 32) {
-      float most = 0x1p-60f;
-      for (uint32_t i = lane; i < Memory::kScales; i += 32) most = fmaxf(most, fabsf(s.scale[l][i]));
-      const uint32_t bits = __reduce_max_sync(~0u, __float_as_uint(most));
-      const float factor = __uint_as_float((bits & 0x7f800000u) + 0x00800000u);  // the next power of two
-      for (uint32_t i = lane; i < Memory::kScales; i += 32) s.scale[l][i] *= 1 / factor;
-      if (lane == 0) s.factor[l] = factor;
-    }
-    __syncthreads();
-  }
-
   // --- a warpgroup
 
   uint32_t units_before = 0, sent = 0;
@@ -204,62 +172,35 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
     release_to_pair(&s.empty[at.stage], lane);
     at.advance();
   }
-  // Columns `column` + 16 i + ... of dz of layer l, as A.
-  __device__ __forceinline__ uint32_t scaled(int l, int column, uint32_t i, int e, const float (&d)[2]) const {
-    const float2 by = *reinterpret_cast<const float2*>(&s.scale[l][column + 16 * i + e / 2 * 8 + lane % 4 * 2]);
-    return ptx::pack(T{}, d[0] * by.x, d[1] * by.y);
-  }
-  // `columns` of dz of layer l, from `column` on, from registers to the workspace.
-  __device__ __forceinline__ void store_panel(const uint32_t (&dz)[4][4], int l, int column, int columns,
-                                              int64_t first) const {
-    using namespace to_512_panels;
-    const ChainLayer& layer = a.layer[l];
-    if (layer.dz == nullptr || column >= layer.n) return;
-    const Target to = columns_from(uint32_t(column), layer.dz, layer.n * 2, uint32_t(layer.n), 2);
-#pragma unroll
-    for (int i = 0; i < columns / 32; ++i) store_columns<kMlpPanel>(dz, i, to, first, a.rows);
-  }
-  // dy becomes dz of the top layer, if that is activated, and A.
-  __device__ __forceinline__ void enter(int64_t first) {
+  // dy becomes dz of the top layer, which is activated, and A.
+  __device__ __forceinline__ void enter() {
     const int panels = panels_of(a.layer[top()].n);
 #pragma unroll 1
     for (int p = 0; p < panels; ++p) {
-      uint32_t h[4][4], out[4][4];
+      uint32_t h[4][4];
       wait_warp_or_trap(&s.tile_full[group][p], units_before & 1);
-      if (a.activate_last) take_values(h);
+      take_values(h);
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
         uint32_t dz[4];
         ptx::ldmatrix(dz, place(tile_panel(p), i));
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          float d[2];
+          float d[2], slope[2];
           ptx::unpack(T{}, dz[e], d[0], d[1]);
-          if (a.activate_last) {
-            float slope[2];
-            slopes_at<T, kSlope>(h[i][e], a.number, slope);
-            d[0] *= slope[0], d[1] *= slope[1];
-          }
-          out[i][e] = ptx::pack(T{}, d[0], d[1]);
-          dz[e] = kNorms ? scaled(top(), p * kMlpPanel, i, e, d) : out[i][e];
+          slopes_at<T, kSlope>(h[i][e], a.number, slope);
+          dz[e] = ptx::pack(T{}, d[0] * slope[0], d[1] * slope[1]);
         }
         ptx::stmatrix(place(tile_panel(p), i), dz);
       }
-      if (kNorms && a.activate_last) store_panel(out, top(), p * kMlpPanel, kMlpPanel, first);
     }
-    if (a.activate_last) {
-      hand_over(0);
-      if (a.layer[top()].n > kHalf) hand_over(1);
-      ++sent;
-    } else {
-      ptx::fence_proxy_async_shared();
-    }
+    hand_over(0);
+    if (a.layer[top()].n > kHalf) hand_over(1);
+    ++sent;
     sync_group();
   }
   // sums = dz W of one half of W's columns.
   __device__ __forceinline__ void multiply(float (&sums)[kHalf / 2], int l) {
-#pragma unroll
-    for (int i = 0; kFromZero && i < kHalf / 2; ++i) sums[i] = 0;
     const int slots = slots_of(a.layer[l].n);
     const uint32_t tile = tile_panel(0);
     uint32_t before = 0;
@@ -273,8 +214,7 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
 #pragma unroll
       for (uint32_t k = 0; k < kSlotRows; k += 16)
         ptx::wgmma<T, kHalf, Major::k, Major::mn>(sums, operand<Major::k, Swizzle::b128>(dz, k),
-                                                  operand<Major::mn, Swizzle::b128>(w, k, kSlotPanelBytes),
-                                                  kFromZero || i + k > 0);
+                                                  operand<Major::mn, Swizzle::b128>(w, k, kSlotPanelBytes), i + k > 0);
       ptx::wgmma_commit_group();
       if (i > 0) {
         ptx::wgmma_wait_group<1>();
@@ -291,11 +231,8 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
   static constexpr int columns_of(int p) { return p < kHalf / kMlpPanel ? kMlpPanel : kHalf % kMlpPanel; }
   // The sums of a half's panel p times slopes, or dx, packed.
   template <bool kSlopes>
-  __device__ __forceinline__ void form_panel(const float (&sums)[kHalf / 2], int half, int p, uint32_t (&dz)[4][4],
-                                             int l, int64_t first) {
-    const int column = half * kHalf + p * kMlpPanel;  // of layer l's input
-    uint32_t h[4][4], out[4][4];
-    const float factor = kNorms ? s.factor[l] : 1;
+  __device__ __forceinline__ void form_panel(const float (&sums)[kHalf / 2], int p, uint32_t (&dz)[4][4]) {
+    uint32_t h[4][4];
     if constexpr (kSlopes) take_values(h);
 #pragma unroll
     for (uint32_t i = 0; i < uint32_t(columns_of(p)) / 16; ++i)
@@ -304,13 +241,8 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
         float slope[2] = {1, 1};
         if constexpr (kSlopes) slopes_at<T, kSlope>(h[i][e], a.number, slope);
         const uint32_t j = 32 * uint32_t(p) + 8 * i + 2 * e;
-        float d[2] = {sums[j], sums[j + 1]};
-        if constexpr (kNorms) d[0] *= factor, d[1] *= factor;
-        d[0] *= slope[0], d[1] *= slope[1];
-        dz[i][e] = ptx::pack(T{}, d[0], d[1]);
-        if constexpr (kNorms && kSlopes) out[i][e] = dz[i][e], dz[i][e] = scaled(l - 1, column, i, e, d);
+        dz[i][e] = ptx::pack(T{}, sums[j] * slope[0], sums[j + 1] * slope[1]);
       }
-    if constexpr (kNorms && kSlopes) store_panel(out, l - 1, column, columns_of(p), first);
   }
   __device__ __forceinline__ void put_panel(int half, int p, const uint32_t (&dz)[4][4]) const {
 #pragma unroll
@@ -335,11 +267,11 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
     sync_group();
     ++sent;
   }
-  template <bool kSlopes> __device__ __forceinline__ void pass_layer(float (&sums)[kHalf / 2], int l, int64_t first) {
+  template <bool kSlopes> __device__ __forceinline__ void pass_layer(float (&sums)[kHalf / 2], int l) {
     uint32_t dz[kHalfPanels][4][4];
     multiply(sums, l);
 #pragma unroll
-    for (int p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, 0, p, dz[p], l, first);
+    for (int p = 0; p < kHalfPanels; ++p) form_panel<kSlopes>(sums, p, dz[p]);
     const auto put_first_half = [&] {
       claim_tile();
 #pragma unroll
@@ -351,7 +283,7 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
       put_first_half();
 #pragma unroll
       for (int p = 0; p < kHalfPanels; ++p) {
-        form_panel<kSlopes>(sums, 1, p, dz[0], l, first);
+        form_panel<kSlopes>(sums, p, dz[0]);
         put_panel(1, p, dz[0]);
       }
       hand_over(1);
@@ -362,33 +294,31 @@ template <class T, Slope kSlope, class Cut, bool kNorms> struct ChainBlock {
   }
   __device__ __forceinline__ void run() {
     float sums[kHalf / 2];
-    each_unit([&](int row) {
-      const int64_t first = row + int(group * kGroupRows + warp % 4 * 16);
-      if (kNorms || a.activate_last) enter(first);
+    each_unit([&](int) {
+      if (a.activate_last) enter();
 #pragma unroll 1
       for (int l = top(); l >= a.lowest; --l) {
         if (l > 0)
-          pass_layer<true>(sums, l, first);
+          pass_layer<true>(sums, l);
         else
-          pass_layer<false>(sums, l, first);
+          pass_layer<false>(sums, l);
       }
       ++units_before;
     });
   }
 };
 
-template <class T, Slope kSlope, class Cut, bool kNorms>
+template <class T, Slope kSlope, class Cut>
 __global__ void __launch_bounds__(kChainThreads, 1)
     chain_kernel(const __grid_constant__ MlpChainMaps maps, const __grid_constant__ Chain a) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  using Block = ChainBlock<T, kSlope, Cut, kNorms>;
-  Block block{*reinterpret_cast<ChainMemory<Cut, kNorms>*>(memory), maps, a};
+  using Block = ChainBlock<T, kSlope, Cut>;
+  Block block{*reinterpret_cast<ChainMemory<Cut>*>(memory), maps, a};
   if (threadIdx.x == 0) block.prepare();
   __syncwarp();
   ptx::wait_for_earlier_kernels();
   if (blockIdx.x == 0 && threadIdx.x == 0) *a.counter = 0;
   tile::sync_cluster();  // the neighbour's barriers are ready
-  if constexpr (kNorms) block.find_scales();
   if (block.warp < kGroupWarps) {
     ptx::increase_registers<Block::kMultiplyRegisters>();
     if (int(block.group) < block.groups()) block.run();
@@ -404,20 +334,15 @@ __global__ void __launch_bounds__(kChainThreads, 1)
 
 template <class T, int kHalf>
 void launch_chain(const MlpChainMaps& maps, const Chain& a, const ChainLaunch& at, Stream stream) {
-  const auto with = [&](auto kernel, int64_t memory) {
-    gpu::launch("mlp_backward", kernel,
+  with_slope_kind(at.slope, [&](auto slope) {
+    gpu::launch("mlp_backward", chain_kernel<T, slope(), Cut<kHalf>>,
                 {.grid = int64_t(at.clusters) * kPair,
                  .block = kChainThreads,
-                 .smem = memory,
+                 .smem = sizeof(ChainMemory<Cut<kHalf>>),
                  .cluster = kPair,
                  .overlap = true,
                  .device = at.device},
                 stream, maps, a);
-  };
-  with_slope_kind(at.slope, [&](auto slope) {
-    using Cut = Cut<kHalf>;
-    a.has_gain ? with(chain_kernel<T, slope(), Cut, true>, sizeof(ChainMemory<Cut, true>))
-               : with(chain_kernel<T, slope(), Cut, false>, sizeof(ChainMemory<Cut, false>));
   });
 }
 

@@ -176,7 +176,7 @@ template <class T, class F> struct Multiplier {
     };
 #pragma unroll
     for (int i = 0; i < kColumns / 32; ++i)
-      form_block<T, F, kColumns, Save::any_type, false>(d, a, i, p.saved_f32, save);
+      form_block<T, F, kColumns, Save::any_type, false>(d, a, i, p.saved_f32, p.number, save);
   }
   // Every block hears of every panel of every layer, also of one that has no columns: nobody is a layer ahead of those
   // who still wait for that layer's input, as then a barrier could be two phases ahead of them.
@@ -289,7 +289,7 @@ namespace ingot::cuda {
 template <class T> void launch_mlp_to_512_few_rows(const Mlp& m, int cluster, Stream stream) {
   using namespace to_512_few_rows;
   const Params p = mlp_forward_params(m);
-  with_activation(m.act, [&](auto f) {
+  with_formula(m.act, [&](auto f) {
     gpu::launch("mlp", mlp_to_512_few_rows_kernel<T, decltype(f)>,
                 {.grid = (p.rows + kTileRows - 1) / kTileRows * cluster,
                  .block = 128 * (int(kPanels) / cluster + 1),

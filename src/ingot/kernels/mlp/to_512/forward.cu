@@ -1,5 +1,4 @@
-#include <algorithm>
-
+#include "ingot/kernels/mlp/parts/formed_weights.h"
 #include "ingot/kernels/mlp/to_512/forward.h"
 
 namespace ingot::cuda {
@@ -7,10 +6,8 @@ namespace ingot::cuda {
 namespace {
 
 template <class T, int kPass> void launch_with(const Mlp& m, Stream stream) {
-  const auto normed = [](const MlpLayer& layer) { return bool(layer.g); };
-  if (std::any_of(m.layers.begin(), m.layers.end(), normed)) return launch_mlp_to_512<T, kPass, true, true>(m, stream);
-  m.saved || m.activate_last ? launch_mlp_to_512<T, kPass, true, false>(m, stream)
-                             : launch_mlp_to_512<T, kPass, false, false>(m, stream);
+  m.saved || m.activate_last ? launch_mlp_to_512<T, kPass, true>(m, stream)
+                             : launch_mlp_to_512<T, kPass, false>(m, stream);
 }
 template <class T> void launch(const Mlp& m, Stream stream) {
   switch (mlp_to_512_pass(mlp_widest(m))) {
@@ -43,7 +40,8 @@ bool mlp_to_512_takes(const Mlp& m) {
   return (m.x.dtype == DType::f16 || m.x.dtype == DType::bf16) && width > kMlpTo256 && width <= kMlpTo512 &&
          m.layers.size() <= kMlpMaxLayers && m.x.rows() <= INT32_MAX;
 }
-void mlp_to_512(const Mlp& m, Stream stream) {
+void mlp_to_512(const Mlp& given, Stream stream) {
+  const Mlp m = mlp_with_formed_weights(given, stream);
   m.x.dtype == DType::f16 ? launch<f16>(m, stream) : launch<bf16>(m, stream);
 }
 

@@ -23,20 +23,18 @@ constexpr tile::Swizzle kOfSlice = tile::Swizzle::b64;
 
 // Of a block whose passes have kColumns columns. Layers have twice as many at most, and the narrower they are, the more
 // slices of W there is room for.
-template <int kColumns, bool kNorms> struct Memory {
+template <int kColumns> struct Memory {
   static constexpr int kPass = kColumns;
-  static constexpr bool kHasNorms = kNorms;
   static constexpr uint32_t kPanels = 2 * kPass / kMlpPanel, kSliceBytes = kPass * kDepth * 2;
-  static constexpr uint32_t kRowBytes = kGroups * kPanels * kPanelBytes, kScales = kNorms ? 2 * kPass : 1;
-  static constexpr uint32_t kVectorBytes = (2 * kPass + kMlpMaxLayers * kScales) * sizeof(float) + 512;
+  static constexpr uint32_t kRowBytes = kGroups * kPanels * kPanelBytes;
+  static constexpr uint32_t kVectorBytes = (2 * kPass + kMlpMaxLayers) * sizeof(float) + 512;
   static constexpr uint32_t kSlots = (uint32_t(kMlpSharedBytes) - kRowBytes - kVectorBytes) / kSliceBytes;
   static constexpr uint32_t kLead = kSlots / 2;  // slices that the second warpgroup is behind the first
   static_assert(kPass % 32 == 0 && kPass <= 256, "values are formed 32 columns at a time");
 
   alignas(1024) char rows[kGroups][kPanels][kPanelBytes];  // x, then each layer's values; A of the products
   char w[kSlots][kSliceBytes];
-  float bias[kGroups][kPass];                        // of a pass
-  float scale[kNorms ? kMlpMaxLayers : 1][kScales];  // of each layer's sums
+  float bias[kGroups][kPass];  // of a pass
   uint64_t w_full[kSlots], w_empty[kSlots];
   uint64_t x_full[kGroups][kPanels], x_empty[kGroups];
 };
@@ -99,11 +97,9 @@ __device__ __forceinline__ void load_rows(const Params& p, const Maps& maps, Mem
 
 template <class T, class F, Save kSave, class Memory> struct Multiplier {
   static constexpr int kPass = Memory::kPass;
-  static constexpr bool kNorms = Memory::kHasNorms;
   static constexpr uint32_t kSlots = Memory::kSlots, kLead = Memory::kLead;
   static constexpr bool kSaves = kSave != Save::nothing;
   static constexpr bool kTimesLog2e = kInLog2e<F, T, kSave, Finish::scale_and_bias>;
-  static_assert(!kNorms || !kTimesLog2e, "a norm's scale takes the place of the factor that log2 e would need");
 
   const Params& p;
   const Maps& maps;
@@ -177,16 +173,14 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
   }
 
   // Columns 32 i to 32 i + 31 of the sums: scaled, and the bias added.
-  __device__ __forceinline__ void finish_block(Sums<kPass>& d, int i, const float* scale, float factor) const {
+  __device__ __forceinline__ void finish_block(Sums<kPass>& d, int i, float factor) const {
     const uint32_t from = 32 * i + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float2 b = *reinterpret_cast<const float2*>(s.bias[group] + from + 8 * j);
-      float2 f = {factor, factor};
-      if constexpr (kNorms) f = *reinterpret_cast<const float2*>(scale + from + 8 * j);
       float* const v = d + 4 * (4 * i + j);
-      v[0] = fmaf(v[0], f.x, b.x), v[1] = fmaf(v[1], f.y, b.y);
-      v[2] = fmaf(v[2], f.x, b.x), v[3] = fmaf(v[3], f.y, b.y);
+      v[0] = fmaf(v[0], factor, b.x), v[1] = fmaf(v[1], factor, b.y);
+      v[2] = fmaf(v[2], factor, b.x), v[3] = fmaf(v[3], factor, b.y);
     }
   }
   // A pass' sums become values in the layout of A. What backward needs goes to memory, but for values of hidden layers
@@ -197,7 +191,6 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
     const bool saves = kSaves && p.saves && (f32 || last || !has_slope_from_value<F>);
     const uint32_t element = f32 ? 4 : 2;
     const Target saved = columns_from(pass * kPass, layer.saved, layer.n * int64_t(element), layer.n, element);
-    const float* const scale = kNorms ? s.scale[l] + pass * kPass : nullptr;
     const float factor = domain_of<kTimesLog2e>(l, p.layers).sums;
     const auto save = [&](int i) {
       if (!saves) return;
@@ -208,16 +201,15 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
     };
 #pragma unroll
     for (int i = 0; i < kPass / 32; ++i) {
-      finish_block(d, i, scale, factor);
-      form_block<T, F, kPass, kSave, kTimesLog2e>(d, a, i, f32, save);
+      finish_block(d, i, factor);
+      form_block<T, F, kPass, kSave, kTimesLog2e>(d, a, i, f32, p.number, save);
       if constexpr (kStoresLater<F, T, kSave>) save(i);  // of the last layer
     }
   }
-  __device__ __forceinline__ void finish(Sums<kPass>& d, Rows<kPass>& a, int l, uint32_t pass) {
-    const float* const scale = kNorms ? s.scale[l] + pass * kPass : nullptr;
+  __device__ __forceinline__ void finish(Sums<kPass>& d, Rows<kPass>& a, int l) {
 #pragma unroll
     for (int i = 0; i < kPass / 32; ++i) {
-      finish_block(d, i, scale, domain_of<kTimesLog2e>(l, p.layers).sums);
+      finish_block(d, i, domain_of<kTimesLog2e>(l, p.layers).sums);
       pack_block<T, kPass>(a, d, i);
     }
   }
@@ -268,7 +260,7 @@ template <class T, class F, Save kSave, class Memory> struct Multiplier {
         if (!last || (kSaves && p.activate_last))
           activate(d, a, l, pass, first);
         else
-          finish(d, a, l, pass);
+          finish(d, a, l);
         if (last) {
           const Target y = columns_from(pass * kPass, p.y, p.y_stride_bytes, layer.n, 2);
 #pragma unroll
@@ -325,13 +317,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::let_next_kernel_start();
   if (threadIdx.x < uint32_t(p.layers)) prefetch_weights(p, threadIdx.x);
   ptx::wait_for_earlier_kernels();
-  if constexpr (Memory::kHasNorms) {
-    find_scales<T, kThreads>(s.scale, 0, p.layers, [&](int l) {
-      const LayerParams& of = p.layer[l];
-      return WeightRows{of.w, of.g, of.n, of.k};
-    });
-    tile::sync_cluster();
-  }
   if (warp < kWarps) {
     ptx::increase_registers<kRegisters>();
     Own{p, maps, s, warp / 4, ptx::cluster_address(s.w_empty, lane() % kPair)}.run(tiles);
@@ -365,13 +350,13 @@ template <class T, class F, Save kSave, class Memory> void launch_as(const Mlp& 
 
 namespace ingot::cuda {
 
-template <class T, int kPass, bool kSaves, bool kNorms> void launch_mlp_to_512(const Mlp& m, Stream stream) {
+template <class T, int kPass, bool kSaves> void launch_mlp_to_512(const Mlp& m, Stream stream) {
   using namespace to_512;
-  using Memory = Memory<kPass, kNorms>;
+  using Memory = Memory<kPass>;
   const Params p = mlp_forward_params(m);
-  with_activation(m.act, [&](auto f) {
+  with_formula(m.act, [&](auto f) {
     using F = decltype(f);
-    if constexpr (!kSaves && !kHasOwn<F>) return launch_mlp_to_512<T, kPass, true, kNorms>(m, stream);
+    if constexpr (!kSaves && !kHasOwn<F>) return launch_mlp_to_512<T, kPass, true>(m, stream);
     if constexpr (!kSaves && kHasOwn<F>) return launch_as<T, F, Save::nothing, Memory>(m, p, stream);
     if constexpr (kSaves && kHasPairs<F, T>)
       if (!p.saved_f32 && p.layers <= kMlpResidentLayers) return launch_as<T, F, Save::own_type, Memory>(m, p, stream);

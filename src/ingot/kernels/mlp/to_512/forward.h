@@ -4,9 +4,8 @@
 
 namespace ingot::cuda {
 
-// T: f16 or bf16. kPass: what mlp_to_512_pass gives. kSaves: values are saved, or the last layer is activated; kNorms:
-// weights are normalised, and kSaves.
-template <class T, int kPass, bool kSaves, bool kNorms> void launch_mlp_to_512(const Mlp& m, Stream stream);
+// T: f16 or bf16. kPass: what mlp_to_512_pass gives. kSaves: values are saved, or the last layer is activated.
+template <class T, int kPass, bool kSaves> void launch_mlp_to_512(const Mlp& m, Stream stream);
 template <class T> void launch_mlp_to_512_few_rows(const Mlp& m, int cluster, Stream stream);
 
 // How many columns of a layer are summed at a time, in one pass or two: the fewest of 160, 192, 224 and 256.

@@ -69,44 +69,4 @@ __device__ __forceinline__ Target columns_from(uint32_t first, void* rows, int64
   return {static_cast<char*>(rows) + first * element, stride_bytes, n - first};
 }
 
-struct WeightRows {
-  const void *w, *g;  // (n, k) and (n), or nothing
-  uint32_t n, k;
-};
-// Weight norm's scales of layers first, ..., end - 1, ones where there is no g and zeros beyond n, by all threads of a
-// pair of blocks: each finds half of them, for both. Pairs begin with different rows, as L2 would have all of them wait
-// for the same one.
-template <class T, int kThreads, uint32_t kRows, class Layer>
-__device__ __forceinline__ void find_scales(float (*scales)[kRows], int first, int end, Layer&& layer_of) {
-  constexpr uint32_t kPair = 2, kAtOnce = 8, kChunks = 2, kGroups = kRows / kAtOnce, kStep = kPair * kThreads / 32;
-  static_assert(kRows % kAtOnce == 0 && kRows <= kChunks * 256, "a warp takes a row at once");
-  const uint32_t groups = uint32_t(end - first) * kGroups;
-  for (uint32_t i = threadIdx.x / 32 * kPair + ptx::cluster_rank(); i < groups; i += kStep) {
-    const uint32_t at = (i + ptx::cluster_index() * 7) % groups, row = at % kGroups * kAtOnce;
-    const auto [w, g, n, k] = layer_of(first + int(at / kGroups));
-    const bool there = row < n;  // all of them or none
-    WeightChunk<T> v[kAtOnce][kChunks] = {};
-    float sum[kAtOnce], scale = there;
-    if (g != nullptr && there) {
-      if (lane() < kAtOnce) scale = tile::to_float(static_cast<const T*>(g)[row + lane()]);
-#pragma unroll
-      for (uint32_t j = 0; j < kAtOnce; ++j)
-#pragma unroll
-        for (uint32_t c = 0; c < kChunks; ++c) {
-          const uint32_t column = lane() * 8 + c * 256;
-          if (column < k) tile::load(v[j][c], static_cast<const T*>(w) + int64_t(row + j) * k + column);
-        }
-#pragma unroll
-      for (uint32_t j = 0; j < kAtOnce; ++j) sum[j] = squares<T>(v[j][0]) + squares<T>(v[j][1]);
-      tile::warp_sum(sum, 32);
-#pragma unroll
-      for (uint32_t j = 0; j < kAtOnce; ++j)
-        if (lane() == j) scale *= inverse_norm(sum[j]);
-    }
-    if (lane() < kAtOnce)
-      for (uint32_t to = 0; to < kPair; ++to)
-        ptx::cluster_store(&scales[first + int(at / kGroups)][row + lane()], to, scale);
-  }
-}
-
 }  // namespace ingot::cuda::to_512_panels

@@ -7,22 +7,12 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/bandwidth.h"
 #include "ingot/io/file.h"
+#include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/ranked_model.h"
 #include "ingot/models/gpt_oss/decode/trace.h"
 
 namespace ingot {
-
-GptOssConfig published_gpt_oss(const std::string& size) {
-  INGOT_CHECK(size == "20b" || size == "120b", "gpt-oss: found the size ", size, ", expected 20b or 120b");
-  GptOssConfig c;
-  c.vocab = 201088, c.hidden = c.intermediate = 2880, c.layers = size == "20b" ? 24 : 36;
-  c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
-  c.experts = size == "20b" ? 32 : 128, c.experts_per_token = 4;
-  for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
-  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
-  return c;
-}
 
 #ifndef INGOT_HAS_CUDA_DECODE
 
@@ -210,7 +200,7 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     fail(ErrorCode::unsupported, "decode on ", o.gpus > 1 ? std::to_string(o.gpus) + " GPUs" : "a GPU", ": ", misfit);
   if (!o.trace.empty() && !o.megakernel)
     fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
-  const GptOssConfig c = published_gpt_oss(o.size);
+  const GptOssConfig c = synthetic_gpt_oss(o.size);
   const int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
   if (room > c.context)
     fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");

@@ -11,10 +11,8 @@
 
 namespace ingot {
 
-GptOssConfig published_gpt_oss(const std::string& size);  // "20b" or "120b"
-
 struct DecodeMeasurement {
-  std::string size = "120b";
+  std::string size = "120b";                // of synthetic_gpt_oss()
   WeightFormat dense = WeightFormat::bf16;  // qkv, o and head; experts are mxfp4
   int64_t context = 1024;                   // tokens there are before the first one is timed
   int64_t tokens = 200;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/decode/device_model.h"
 #include "ingot/models/gpt_oss/decode/measure.h"
 
@@ -66,7 +67,7 @@ PromptMeasured measure_prompts(const PromptMeasurement& o) {
   if (gpu.major != 9 || gpu.minor != 0)
     fail(ErrorCode::unsupported, "prompts on a GPU: found ", gpu.name, " of compute capability ", gpu.major, ".",
          gpu.minor, ", expected 9.0");
-  const GptOssConfig c = published_gpt_oss(o.size);
+  const GptOssConfig c = synthetic_gpt_oss(o.size);
   INGOT_CHECK(!o.lengths.empty() && o.rounds > 0, "prompts: found ", o.lengths.size(), " lengths and ", o.rounds,
               " rounds, expected some of both");
   for (int64_t n : o.lengths)

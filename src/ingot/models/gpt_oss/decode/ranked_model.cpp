@@ -93,13 +93,18 @@ void RankedModel::synchronize() {
       found += ingot::detail::concat(found.empty() ? "" : "; ", "GPU ", r, ": ", of_rank);
   if (found.empty()) return;
   for (const auto& rank : ranks_) rank->reset();
-  // One rank may have appended what another had not: the token is made again.
-  const int64_t slots = int64_t(drawn_by_first_.size());
-  for (int s = 0; s < slots; ++s) {
-    int64_t length = ranks_[0]->length(s);
-    for (const auto& rank : ranks_) length = std::min(length, rank->length(s));
-    for (const auto& rank : ranks_)
-      if (rank->length(s) != length) rank->rewind(length, s);
+  // One rank may have appended what another had not: all go on from where the last one is.
+  for (int s = 0; s < int(drawn_by_first_.size()); ++s) {
+    const auto& last = **std::min_element(ranks_.begin(), ranks_.end(),
+                                          [&](const auto& a, const auto& b) { return a->length(s) < b->length(s); });
+    State state;
+    gpu::copy_to_host(&state, last.buffers(s).state, sizeof state);
+    for (const auto& rank : ranks_) {
+      if (rank->length(s) == last.length(s)) continue;
+      rank->rewind(last.length(s), s);
+      const gpu::DeviceGuard guard(rank->device());
+      gpu::copy_to_device(rank->buffers(s).state->tokens, state.tokens, sizeof state.tokens);
+    }
   }
   fail(ErrorCode::interrupted, "gpt-oss: the GPUs gave up after position ", ranks_[0]->length(0), ": ", found);
 }

@@ -1,0 +1,256 @@
+"""Test-time training of the preset golf on a GPU: `ingot eval --ttt` beside parameter-golf's algorithm in PyTorch, 17 applications, 64
+documents side by side, rank 96, chunks of 32, windows of 2,048, random tokens. Writes bench/results/<gpu>/ttt.json.
+
+    python3 bench/peers/gpu_ttt.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only origin|chunk_head]
+
+Ours: the program itself, its own clock. `step` is a chunk of 64 documents with whole windows: what documents of 12 chunks more take longer,
+by 12. `run` is all of the longer documents, windows that grow from 32 tokens included, and what is allocated before.
+PyTorch: torch.compile of one step as a whole graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused
+AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
+counted. What a step computes is tested (engines/ttt); these are times alone.
+"""
+import argparse
+import json
+import math
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from gpu_common import ROOT, Native, ceilings, gpu_state, median, write_report  # noqa: E402
+from torch_gpt import TorchGpt, spec  # noqa: E402
+
+PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
+DOCUMENTS, CHUNK, WINDOW, RANK, MORE = 64, 32, 2048, 96, 12
+PEERS = ("origin", "chunk_head")
+
+
+# --- Ingot ---
+def write_documents(folder, length, vocab):
+    """Shards to score: documents of so many targets each, of random tokens behind the token 0, which starts a document."""
+    folder.mkdir()
+    ids = torch.randint(1, vocab, (DOCUMENTS, length), generator=torch.Generator().manual_seed(length)).to(torch.int16)
+    ids[:, 0] = 0
+    ids = torch.cat([ids.flatten(), torch.zeros(1, dtype=torch.int16)])  # the next document's start is the last one's last target
+    (folder / "random_val_000000.bin").write_bytes(struct.pack("<256i", 20240520, 1, ids.numel(), *[0] * 253) + bytes(ids.untyped_storage()))
+
+
+def make_run(options, folder):
+    """A run of one step of golf, whose tokenizer starts documents with the token 0."""
+    vocab, draw = PRESET["model"]["vocab"], random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 9))) for _ in range(2 * vocab)]
+    (folder / "words.txt").write_text(" ".join(draw.choices(words, k=25 * vocab)), encoding="utf-8")
+    shards = folder / "shards"
+    write_documents(shards, 512, vocab)
+    (shards / "random_val_000000.bin").replace(shards / "random_train_000000.bin")
+    (shards / "random_val_000000.bin").write_bytes((shards / "random_train_000000.bin").read_bytes())
+    for line in (["tokenizer", "train", "--data", folder / "words.txt", "--vocab", str(vocab), "--out", folder / "tokenizer.json"],
+                 ["train", "--preset", "golf", "--data", shards, "--tokenizer", folder / "tokenizer.json", "--out", folder / "run", "--steps", "1",
+                  "--accumulation", "1", "--batch-tokens", "8192", "--device", options.device, "--set", "model.loop_from=0", *options.shrink]):
+        subprocess.run([options.ingot, *line], check=True, capture_output=True, timeout=options.limit)
+    return folder / "run"
+
+
+def score(options, run, data):
+    line = [options.ingot, "eval", run, "--data", data, "--ttt", "--ttt-documents", str(DOCUMENTS), "--ttt-chunk", str(CHUNK), "--ttt-window",
+            str(options.window), "--ttt-rank", str(options.rank), "--device", options.device, "--json"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=options.limit)
+    if done.returncode != 0:
+        raise RuntimeError(f"ingot eval: {done.stderr.strip()[-400:]}")
+    return json.loads(done.stdout)
+
+
+def ours_round(options, run, folder):
+    """Seconds of a step with whole windows and of all of it, and the tokens that ran through the model."""
+    short, long = (score(options, run, folder / name) for name in ("short", "long"))
+    more = long["ttt"]["window_tokens"] - short["ttt"]["window_tokens"]
+    assert more == MORE * DOCUMENTS * options.window, more
+    return {"step": (long["seconds"] - short["seconds"]) / MORE, "run": long["seconds"], "run_tokens": long["ttt"]["window_tokens"],
+            "loss": long["loss"]}
+
+
+# --- PyTorch ---
+class AdaptedGpt(TorchGpt):
+    """Documents as rows of the batch, each with adapters of its own in every application: x (B, T, C), a (B, R, C), b (B, N, R)."""
+
+    def adapters(self, documents, rank, looping, device):
+        c, kv = self.c, self.kv
+        widths = {"q": self.q, "k": kv, "v": kv, "o": c.dim, "mlp": c.dim}
+        draw = torch.Generator(device=device).manual_seed(1)
+
+        def pair(out):
+            a = (2 * torch.rand(rank, c.dim, generator=draw, device=device) - 1) / math.sqrt(c.dim)
+            return [torch.nn.Parameter(a.expand(documents, -1, -1).clone()), torch.nn.Parameter(torch.zeros(documents, out, rank, device=device))]
+        program = self.looping_program if looping else self.program
+        return [{name: pair(out) for name, out in widths.items()} for _ in program], pair(c.vocab)
+
+    @staticmethod
+    def low(x, pair):
+        a, b = (t.to(x.dtype) for t in pair)
+        return torch.bmm(torch.bmm(x, a.mT), b.mT)
+
+    def adapted_attention(self, n, p, layer, slot):
+        c, (b, t, _) = self.c, n.shape
+        q, k, v = F.linear(n, p["qkv"][layer]).split([self.q, self.kv, self.kv], -1)
+        q, k, v = q + self.low(n, slot["q"]), k + self.low(n, slot["k"]), v + self.low(n, slot["v"])
+        q, k, v = q.view(b, t, c.heads, -1), k.view(b, t, c.kv_heads, -1), v.view(b, t, c.kv_heads, -1)
+        q, k = F.rms_norm(q, (c.head_dim,), eps=c.norm_eps), F.rms_norm(k, (c.head_dim,), eps=c.norm_eps)
+        q, k = self.rope(q, None), self.rope(k, None)
+        q = q * p["attn_q_gain"][layer][:, None].to(q.dtype)
+        y = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None).transpose(1, 2)
+        g = y.reshape(b, t, c.kv_heads, -1, c.head_dim)
+        u = F.normalize(v, dim=-1).unsqueeze(-2)
+        y = g - (g * u).sum(-1, keepdim=True) * u
+        return F.linear(y.reshape(b, t, -1), p["attn_o"][layer]) + self.low(n, slot["o"])
+
+    def branches(self, p, layer, slots):
+        slot = slots.pop(0)
+
+        def attn(x):
+            return p["attn_scale"][layer] * self.adapted_attention(self.norm(x, p, "attn_norm", layer), p, layer, slot)
+
+        def mlp(x):
+            n = self.norm(x, p, "mlp_norm", layer)
+            return p["mlp_scale"][layer] * (F.linear(self.activation(F.linear(n, p["mlp_up"][layer])), p["mlp_down"][layer]) + self.low(n, slot["mlp"]))
+        return attn, mlp
+
+    def forward(self, tokens, targets, chunk, slots, head, chunk_head):
+        """The losses of the last `chunk` tokens of each row (B, chunk)."""
+        f = self.hidden(tokens, True, list(slots))
+        if chunk_head:
+            f, targets = f[:, -chunk:], targets[:, -chunk:]
+        l = F.linear(f, self.tok_emb) + self.low(f, head)
+        l = self.c.softcap * torch.tanh(l / self.c.softcap)
+        return F.cross_entropy(l.flatten(0, 1).float(), targets.flatten(), reduction="none").view(targets.shape)[:, -chunk:]
+
+
+def synchronize(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure_torch(options):
+    """Seconds of a step, forward, backward and AdamW, at whole windows."""
+    device = options.device
+    torch.manual_seed(0)
+    config = spec.GptConfig.from_dict({**PRESET["model"], **dict(options.model)})
+    model = AdaptedGpt(config, spec.initialise(config, 1, torch.float32), options.window).to(device=device, dtype=torch.bfloat16).requires_grad_(False)
+    slots, head = model.adapters(DOCUMENTS, options.rank, True, device)
+    parameters = [t for slot in slots for pair in slot.values() for t in pair] + head
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.0, 0.999), eps=1e-10, weight_decay=0.5, fused=device == "cuda")
+    tokens, targets = (torch.randint(config.vocab, (DOCUMENTS, options.window), device=device) for _ in range(2))
+    forward = model if options.eager else torch.compile(model, fullgraph=True, dynamic=False)
+    started = time.perf_counter()
+
+    def step():
+        losses = forward(tokens, targets, CHUNK, slots, head, options.child == "chunk_head")
+        scored = losses.detach().sum().item()
+        losses.mean(1).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return scored
+    first = step()
+    synchronize(device)
+    found = {"first_step_s": time.perf_counter() - started, "loss": first / (DOCUMENTS * CHUNK)}
+    seen = []
+    for _ in range(options.steps + 2):
+        begin = time.perf_counter()
+        assert math.isfinite(step())
+        synchronize(device)
+        seen.append(time.perf_counter() - begin)
+    found["step"] = median(seen[2:])
+    if device == "cuda":
+        found["allocated_bytes"] = torch.cuda.max_memory_allocated()
+    return found
+
+
+def run_child(peer, options):
+    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps)]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=options.limit)
+    except subprocess.TimeoutExpired:
+        return None, f"ran past {options.limit} s"
+    found = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    return (found[0], None) if found else (None, (done.stderr.strip().splitlines() or ["no word"])[-1][:300])
+
+
+def flops_of_a_token(config):
+    """Of a window's token, forward and backward without base gradients, in a whole window: base products, half of attention's square,
+    adapters with their gradients. What one could not leave out, so without the head, of which a 64th remains."""
+    c = config
+    q, kv = c["heads"] * c["head_dim"], c["kv_heads"] * c["head_dim"]
+    base = c["dim"] * (q + 2 * kv) + q * c["dim"] + 2 * c["dim"] * c["mlp_hidden"]
+    adapters = RANK * (5 * c["dim"] + q + 2 * kv + 2 * c["dim"])
+    return 17 * (4 * base + 6 * adapters + 3.5 * 4 * q * WINDOW / 2)
+
+
+def parsed():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser.add_argument("--only", choices=PEERS, help="one peer alone, and no report")
+    parser.add_argument("--ours-alone", action="store_true", help="no peer, and no report")
+    parser.add_argument("--limit", type=float, default=150, help="seconds that a process may take (default: 150)")
+    parser.add_argument("--steps", type=int, default=8, help="timed steps of each peer (default: 8)")
+    parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    options.device, options.eager, options.model, options.shrink, options.window, options.rank = "cuda", False, (), (), WINDOW, RANK
+    return options
+
+
+def main():
+    options = parsed()
+    if options.child:
+        print(json.dumps(measure_torch(options)), flush=True)
+        return
+    ceiling = {} if options.ours_alone else ceilings(Native(options.native))
+    torch.cuda.empty_cache()
+    before, tokens = gpu_state(), DOCUMENTS * WINDOW
+    ours, peers, absent = [], {}, {}
+
+    def go_round(folder):
+        found = ours_round(options, folder / "run", folder)
+        ours.append(found)
+        print(f"ours: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s; all of it {found['run']:.2f} s, "
+              f"{found['run_tokens'] / found['run'] * 1e-6:.3f} M/s, loss {found['loss']:.4f}", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        make_run(options, folder)
+        for name, chunks in (("short", 1), ("long", 1 + MORE)):
+            write_documents(folder / name, WINDOW + CHUNK * chunks, PRESET["model"]["vocab"])
+        go_round(folder)
+        for peer in () if options.ours_alone else [options.only] if options.only else PEERS:
+            found, reason = run_child(peer, options)
+            if reason:
+                absent[f"compile_{peer}"] = reason
+                print(f"{peer}: {reason}", flush=True)
+            else:
+                peers[f"compile_{peer}"] = found
+                print(f"PyTorch, {peer}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, first step "
+                      f"{found['first_step_s']:.0f} s, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
+            go_round(folder)
+    if options.only or options.ours_alone or not peers:
+        return
+    us = 1e6 * median([r["step"] for r in ours])
+    run = sorted(ours, key=lambda r: r["run"])[len(ours) // 2]
+    write_report("ttt", [{"name": "golf, 17 applications, a step of 64 whole windows", "shape": [DOCUMENTS, WINDOW], "dtype": "bf16", "ours_us": us,
+                          "peers": {p: 1e6 * f["step"] for p, f in peers.items()},
+                          "limit_us": tokens * flops_of_a_token(PRESET["model"]) / ceiling["bf16_TFLOPs"] * 1e-6,
+                          "window_tokens_per_second": {"ours": tokens / us * 1e6, **{p: tokens / f["step"] for p, f in peers.items()}},
+                          "run": {"window_tokens": run["run_tokens"], "seconds": run["run"],
+                                  "window_tokens_per_second": run["run_tokens"] / run["run"]},
+                          "first_step_seconds": {p: f["first_step_s"] for p, f in peers.items()},
+                          "allocated_bytes": {p: f["allocated_bytes"] for p, f in peers.items()}, "rounds_ms": [1e3 * r["step"] for r in ours]}],
+                 ceiling, {"absent": absent, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+#pragma once
+// Pinned host memory in turns: what a GPU reads when its stream comes to it, while the host writes what comes next.
+#include <array>
+#include <memory>
+
+#include "ingot/core/arena.h"
+#include "ingot/gpu/allocator.h"
+#include "ingot/gpu/device.h"
+
+namespace ingot {
+
+class Staged {
+ public:
+  static constexpr size_t kTurns = 4;
+
+  Staged() = default;
+  explicit Staged(int64_t bytes)
+      : step_(Arena::aligned(bytes)), memory_(int64_t(kTurns) * step_, gpu::pinned_memory()) {}
+  // Memory for a turn. Waits where the GPU has not read what was there kTurns before.
+  void begin() {
+    turn_ = (turn_ + 1) % kTurns, used_ = 0;
+    if (read_[turn_])
+      read_[turn_]->synchronize();
+    else
+      read_[turn_] = std::make_unique<gpu::Event>();
+  }
+  Tensor take(DType dtype, Shape shape) {
+    const Tensor t = memory_.at(int64_t(turn_) * step_ + used_, dtype, shape);
+    used_ += Arena::aligned(dtype, shape);
+    return t;
+  }
+  // All copies from it are in the stream.
+  void end(Stream stream) { read_[turn_]->record(stream); }
+
+ private:
+  int64_t step_ = 0, used_ = 0;
+  Arena memory_;
+  std::array<std::unique_ptr<gpu::Event>, kTurns> read_;  // null: never used
+  size_t turn_ = 0;
+};
+
+}  // namespace ingot

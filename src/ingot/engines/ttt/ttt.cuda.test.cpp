@@ -1,0 +1,163 @@
+// Adaptation on a GPU beside the CPU in fp64, which has the same rounded matrices.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "ingot/engines/ttt/adaptation_case.test.h"
+#include "ingot/models/gpt/device_weights.h"
+#include "ingot/testing/gpu_test.h"
+
+namespace ingot {
+namespace {
+
+using testing::ChunkLosses;
+using Case = testing::AdaptationCase;
+
+const Device kGpu{Device::cuda, 0};
+
+class TttCuda : public testing::GpuTest<> {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (testing::kEmulated) GTEST_SKIP() << "the emulator has no tensor cores of Hopper";
+  }
+};
+
+// Documents that repeat themselves with a period of their own, under a model whose matrices hold numbers of bf16.
+struct Text : Case {
+  Text(const GptConfig& c, std::vector<int64_t> lengths) : Case(c, std::move(lengths)) {
+    for (size_t d = 0; d < begins.size(); ++d)
+      for (int64_t t = 1; t < this->lengths[d]; ++t)
+        tokens[size_t(begins[d] + t)] = 1 + int32_t((t * t) % (5 + int64_t(d)) + 3 * int64_t(d));
+    host.resize(memory.size());
+    for (const Parameter& p : layout.all()) {
+      const bool matrix = p.kind != ParameterKind::scalar;
+      for (int64_t i = p.offset; i < p.offset + p.shape.numel(); ++i) {
+        const float x = float(memory[size_t(i)]);
+        memory[size_t(i)] = host[size_t(i)] = matrix ? float(bf16(x)) : x;
+      }
+    }
+  }
+  AdaptationOptions usual() const {
+    AdaptationOptions o;
+    o.adapters = {.rank = 8, .lr = 1e-2};
+    o.chunk = 4, o.window = 16, o.documents = 3;
+    return o;
+  }
+  ChunkLosses on_cpu(const AdaptationOptions& o) const {
+    return testing::chunk_losses(*this, Tensor(const_cast<double*>(memory.data()), flat.shape), o);
+  }
+  ChunkLosses on_gpu(const AdaptationOptions& o) const {
+    const DeviceWeights there(Tensor(const_cast<float*>(host.data()), flat.shape), kGpu, o.stream);
+    return testing::chunk_losses(*this, there.weights(), o);
+  }
+  std::vector<float> host;
+};
+
+const std::vector<int64_t> kLengths = {45, 13, 30, 21, 6, 38};
+
+double sum(const ChunkLosses& of) {
+  double all = 0;
+  for (const auto& [document, chunks] : of)
+    for (double x : chunks) all += x;
+  return all;
+}
+// Root of the mean square of what two scores of a chunk differ by.
+double apart(const ChunkLosses& a, const ChunkLosses& b) {
+  double squares = 0;
+  int64_t count = 0;
+  for (const auto& [document, chunks] : a)
+    for (size_t c = 0; c < chunks.size(); ++c, ++count) squares += std::pow(chunks[c] - b.at(document)[c], 2);
+  return std::sqrt(squares / double(count));
+}
+
+// What bf16 alone makes of a chunk's score, as in GptCuda: each application rounds some 60 rows at random, logits are
+// of size 5, and a chunk adds up four losses, which share some of their errors.
+double of_rounding(const Text& k, bool looping) {
+  const double applications = double(layer_program(k.config, looping).applications.size());
+  return 4 * 5 * testing::roundoff(DType::bf16) * std::sqrt(60 * applications);
+}
+
+TEST_F(TttCuda, ScoresAreThoseOfTheCpuInFp64) {
+  for (const auto& [name, config, looping] : testing::variants()) {
+    SCOPED_TRACE(name);
+    GptConfig c = config;
+    if (c.factorised()) c.embed_dim = 16;
+    const Text k(c, kLengths);
+    AdaptationOptions o = k.usual();
+    o.looping = looping;
+    AdaptationOptions still = o;
+    still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
+    const ChunkLosses want = k.on_cpu(o), got = k.on_gpu(o), unadapted = k.on_cpu(still);
+    const double rounding = of_rounding(k, looping), learnt = apart(want, unadapted);
+    // The first chunks know no adapters.
+    for (const auto& [document, chunks] : want) {
+      ASSERT_EQ(got.at(document).size(), chunks.size());
+      EXPECT_NEAR(got.at(document)[0], chunks[0], rounding) << "document " << document;
+    }
+    // Later ones do, and AdamW without a first moment goes by the gradients' signs: those of gradients that are all
+    // but zero are rounding's. What adaptation changes has to come out but for a fraction of it.
+    EXPECT_LT(sum(want), 0.9 * sum(unadapted)) << "the test's documents are not learnt";
+    EXPECT_LT(apart(got, want), rounding + 0.15 * learnt);
+    EXPECT_NEAR(sum(got), sum(want), 0.05 * (sum(unadapted) - sum(want)));
+    std::printf("%s: apart %.4f, rounding %.4f, learnt %.4f; sums %.3f, %.3f, unadapted %.3f\n", name, apart(got, want),
+                rounding, learnt, sum(got), sum(want), sum(unadapted));
+  }
+}
+
+TEST_F(TttCuda, NoScoreSeesATokenAfterIt) {
+  const Text k(testing::small_golf(), kLengths);
+  const ChunkLosses before = k.on_gpu(k.usual());
+  for (const int64_t t : {5, 17, 40}) {
+    Text changed = k;
+    for (int64_t i = t + 1; i < kLengths[0]; ++i) changed.tokens[size_t(i)] = 1 + (k.tokens[size_t(i)] + 3) % 5;
+    const ChunkLosses after = changed.on_gpu(k.usual());
+    for (const auto& [document, chunks] : before)
+      for (size_t c = 0; c < chunks.size(); ++c) {
+        const int64_t end = std::min<int64_t>(kLengths[size_t(document)], int64_t(c + 1) * 4);
+        if (document != 0 || end <= t)
+          EXPECT_EQ(after.at(document)[c], chunks[c]) << "document " << document << ", chunk " << c;
+        else
+          EXPECT_NE(after.at(document)[c], chunks[c]) << "chunk " << c << ": the test changed nothing";
+      }
+  }
+}
+
+// The library chooses products by their number, so sums may run in another order: bits differ, and no more than that.
+TEST_F(TttCuda, ScoresDependOnTheGroupingByRoundingAlone) {
+  const Text k(testing::small_golf(), kLengths);
+  const ChunkLosses together = k.on_gpu(k.usual());
+  AdaptationOptions still = k.usual();
+  still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
+  const double learnt = apart(together, k.on_gpu(still));
+  for (const int64_t documents : {1, 2, 6}) {
+    AdaptationOptions o = k.usual();
+    o.documents = documents;
+    const ChunkLosses other = k.on_gpu(o);
+    EXPECT_LT(apart(other, together), of_rounding(k, false) + 0.15 * learnt) << documents << " side by side";
+    std::printf("%d side by side: apart %.5f\n", int(documents), apart(other, together));
+  }
+}
+
+TEST_F(TttCuda, RepeatsBitForBit) {
+  const Text k(testing::small_golf(), kLengths);
+  AdaptationOptions o = k.usual();
+  o.looping = true;
+  const ChunkLosses first = k.on_gpu(o);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(k.on_gpu(o), first);
+}
+
+// Rows of adapters that begin at no multiple of 16 bytes.
+TEST_F(TttCuda, TakesAnyRank) {
+  const Text k(testing::small_golf(), {30, 13});
+  for (const int64_t rank : {1, 3, 20}) {
+    AdaptationOptions o = k.usual(), still = o;
+    o.adapters.rank = rank;
+    still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
+    const ChunkLosses want = k.on_cpu(o), got = k.on_gpu(o);
+    EXPECT_LT(apart(got, want), of_rounding(k, false) + 0.2 * apart(want, k.on_cpu(still))) << "rank " << rank;
+  }
+}
+
+}  // namespace
+}  // namespace ingot

@@ -1,0 +1,39 @@
+#pragma once
+// What stands between two branches of a residual stream, in one pass over its rows: a branch is added, the first rows
+// are mixed in, and the rows are normed for the next branch. As three ops one after another (scaled_add, mix, rmsnorm),
+// each of which rounds to the rows' type. On a GPU one kernel does it for rows of 16 bits, up to 1,024 wide, without w
+// and with a branch or x0 but not both; all else is those ops. All matrices (T, C) with any row stride; vectors (C),
+// f32 beside 16-bit types.
+#include "ingot/core/tensor.h"
+#include "ingot/kernels/residual/workspace.h"
+
+namespace ingot {
+
+// s = x + scale * branch       m = a * s + b * x0       y = m * rstd * norm_scale * w
+// Without a branch s is x, without x0 m is s.
+struct ResidualNorm {
+  Tensor x;
+  Tensor branch, scale, sum;  // sum: s, written; scale left out: 1
+  Tensor x0, a, b, mixed;     // mixed: m, written
+  Tensor w;                   // (C) or left out
+  Tensor y, rstd;             // rstd (T), or left out
+  double eps = 1e-5, norm_scale = 1;
+};
+void residual_norm(const ResidualNorm& r, Stream stream);
+
+// d = the gradient of m through the norm + dsum
+// with x0: dx = a * d, dx0 += b * d, da += sum_t x * d, db += sum_t x0 * d; without: dx = d
+// with a branch: dbranch = scale * dx, dscale += sum_t branch * dx
+// The branch is the one whose sum `m` is (or x, where rows were mixed).
+struct ResidualNormBackward {
+  Tensor dy, m, rstd, dsum;
+  Tensor w, dw;                     // dw accumulated
+  Tensor x, x0, a, b, dx0, da, db;  // da, db left out where frozen
+  Tensor dx;                        // written; may alias dsum
+  Tensor branch, scale, dbranch, dscale;
+  Tensor workspace, norm_workspace;  // residual_workspace_bytes, rmsnorm_backward_workspace_bytes
+  double eps = 1e-5, norm_scale = 1;
+};
+void residual_norm_backward(const ResidualNormBackward& r, Stream stream);
+
+}  // namespace ingot

@@ -1,0 +1,528 @@
+"""GPT-OSS from the command line: convert, info, eval, generate and chat with a tiny model; signals to any command.
+
+    python3 tests/cli_gpt_oss_test.py BINARY [unittest options]
+"""
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+import unittest
+
+from program import BINARY, TEXT, TINY, InDirectory, ingot, start
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class TinyGptOss(InDirectory):
+    """A random checkpoint of two small layers, in the published form: MXFP4 experts, everything else bf16, two shards."""
+    VOCAB, HIDDEN, HEADS, KV, DIM, EXPERTS, INNER = 37, 32, 4, 2, 8, 3, 64
+    DEFINITION_IDS = [(11 * t * t + 5 * t + 3) % 37 for t in range(200)]  # more than the window
+
+    def setUp(self):
+        super().setUp()
+        self.model = self.directory / "gpt-oss-tiny"
+        self.model.mkdir()
+        self.config = dict(
+            model_type="gpt_oss", vocab_size=self.VOCAB, hidden_size=self.HIDDEN, intermediate_size=self.INNER, num_hidden_layers=2,
+            num_attention_heads=self.HEADS, num_key_value_heads=self.KV, head_dim=self.DIM, num_local_experts=self.EXPERTS,
+            num_experts_per_tok=2, sliding_window=128, max_position_embeddings=131072, rope_theta=150000, eos_token_id=2,
+            rope_scaling=dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                              original_max_position_embeddings=4096))
+        (self.model / "config.json").write_text(json.dumps(self.config))
+        tensors, noise = {}, random.Random(1)
+        C, E, I, q, kv = self.HIDDEN, self.EXPERTS, self.INNER, self.HEADS * self.DIM, self.KV * self.DIM
+
+        def add(name, *shape):
+            words = [struct.unpack("<I", struct.pack("<f", noise.gauss(0, 0.3)))[0] >> 16 for _ in range(math.prod(shape))]
+            tensors[name] = ("BF16", shape, struct.pack(f"<{len(words)}H", *words))
+
+        def add_experts(name, rows, cols):
+            tensors[name + "_blocks"] = ("U8", (E, rows, cols // 32, 16), noise.randbytes(E * rows * cols // 2))
+            tensors[name + "_scales"] = ("U8", (E, rows, cols // 32), bytes(noise.choice(range(121, 125)) for _ in range(E * rows * cols // 32)))
+
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            add(name, self.VOCAB, C)
+        add("model.norm.weight", C)
+        for layer in range(2):
+            n = f"model.layers.{layer}."
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                add(n + name + ".weight", C)
+            for name, rows, cols in (("q", q, C), ("k", kv, C), ("v", kv, C), ("o", C, q)):
+                add(f"{n}self_attn.{name}_proj.weight", rows, cols)
+                add(f"{n}self_attn.{name}_proj.bias", rows)
+            add(n + "self_attn.sinks", self.HEADS)
+            add(n + "mlp.router.weight", E, C)
+            add(n + "mlp.router.bias", E)
+            add_experts(n + "mlp.experts.gate_up_proj", 2 * I, C)
+            add_experts(n + "mlp.experts.down_proj", C, I)
+            add(n + "mlp.experts.gate_up_proj_bias", E, 2 * I)
+            add(n + "mlp.experts.down_proj_bias", E, C)
+        shards = [dict(list(tensors.items())[0::2]), dict(list(tensors.items())[1::2])]
+        index = {}
+        for i, shard in enumerate(shards):
+            file = f"model-0000{i}-of-00001.safetensors"
+            header, at = {}, 0
+            for name, (dtype, shape, data) in shard.items():
+                header[name] = dict(dtype=dtype, shape=shape, data_offsets=[at, at + len(data)])
+                at += len(data)
+            text = json.dumps(header).encode()
+            (self.model / file).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(d for _, _, d in shard.values()))
+            index |= dict.fromkeys(shard, file)
+        self.index = dict(metadata=dict(total_size=sum(len(d) for _, _, d in tensors.values())), weight_map=index)
+        (self.model / "model.safetensors.index.json").write_text(json.dumps(self.index))
+
+
+class Signals(TinyGptOss):
+    """One way to end for every command: status 130, one line, nothing left over."""
+
+    def stops(self, signals, until, *arguments, said=""):
+        process = start(*arguments, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not until(process):
+            self.assertLess(time.monotonic(), deadline)
+            self.assertIsNone(process.poll(), "it ended before the signal")
+            time.sleep(0.002)
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.02)  # two of them that wait are one
+        error = process.communicate(timeout=60)[1]
+        self.assertEqual(process.returncode, 130, error)
+        self.assertRegex(error.decode(), rf"\A{said}ingot {arguments[0]}[a-z ]*: stopped by a signal\n\Z")
+
+    @staticmethod
+    def ticks(process):
+        return sum(map(int, pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1].split()[11:13]))
+
+    def busy(self, process, ready=lambda: True):
+        """It has computed for a while since it was ready, which is not before it catches signals (a sanitizer starts slowly)."""
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", pathlib.Path(f"/proc/{process.pid}/status").read_text(), re.M)
+        if process.pid not in self.began and caught and int(caught[1], 16) >> (signal.SIGINT - 1) & 1 and ready():
+            self.began[process.pid] = self.ticks(process)
+        return process.pid in self.began and self.ticks(process) >= self.began[process.pid] + 5
+
+    def setUp(self):
+        super().setUp()
+        self.began = {}
+
+    def test_convert_leaves_no_file(self):
+        config = self.config | dict(vocab_size=200000, hidden_size=1024)
+        model = self.directory / "large"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config))
+        shapes, at, header = {}, 0, {}
+        C, E, I, q, kv = 1024, self.EXPERTS, self.INNER, self.HEADS * self.DIM, self.KV * self.DIM
+        shapes["model.embed_tokens.weight"] = shapes["lm_head.weight"] = (200000, C)
+        shapes["model.norm.weight"] = (C,)
+        for layer in range(2):
+            n = f"model.layers.{layer}."
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                shapes[n + name + ".weight"] = (C,)
+            for name, rows, cols in (("q", q, C), ("k", kv, C), ("v", kv, C), ("o", C, q)):
+                shapes[f"{n}self_attn.{name}_proj.weight"], shapes[f"{n}self_attn.{name}_proj.bias"] = (rows, cols), (rows,)
+            shapes[n + "self_attn.sinks"] = (self.HEADS,)
+            shapes[n + "mlp.router.weight"], shapes[n + "mlp.router.bias"] = (E, C), (E,)
+            shapes[n + "mlp.experts.gate_up_proj"], shapes[n + "mlp.experts.gate_up_proj_bias"] = (E, C, 2 * I), (E, 2 * I)
+            shapes[n + "mlp.experts.down_proj"], shapes[n + "mlp.experts.down_proj_bias"] = (E, I, C), (E, C)
+        for name, shape in shapes.items():
+            header[name] = dict(dtype="BF16", shape=shape, data_offsets=[at, at + 2 * math.prod(shape)])
+            at += 2 * math.prod(shape)
+        text = json.dumps(header).encode()
+        with open(model / "model.safetensors", "wb") as f:  # 820 MB of holes
+            f.write(struct.pack("<Q", len(text)) + text)
+            f.truncate(8 + len(text) + at)
+        out, partial = self.directory / "x.ingot", self.directory / "x.ingot.partial"
+        terminal, end = os.openpty()
+        process = subprocess.Popen([BINARY, "convert", model, out, "--dense", "mxfp4", "--threads", "1"], stdout=subprocess.DEVNULL, stderr=end)
+        os.close(end)
+        shown = b""
+        while b"ETA" not in shown:  # the line that stands on a terminal
+            shown += os.read(terminal, 4096)
+        process.terminate()
+        self.assertEqual(process.wait(60), 130)
+        os.close(terminal)
+        self.assertRegex(shown.decode(), r"\r\x1b\[Kconverting [\d.]+ [MG]B of [\d.]+ [MG]B, ETA [\d.]+m?s?")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.stops([number], lambda p: partial.exists() and partial.stat().st_size > 1 << 20, "convert", model, out)
+            self.assertEqual(list(self.directory.glob("x.*")), [])
+
+    def test_commands_without_anything_to_save_end_at_once(self):
+        self.stops([signal.SIGINT], self.busy, "bench", "--seconds", 100)
+        noise = random.Random(1)
+        text = self.file("long.txt", "".join(f"{noise.getrandbits(64):x} line\n" for _ in range(200000)))
+        self.stops([signal.SIGTERM], self.busy, "tokenizer", "train", "--data", text, "--vocab", 60000, "--out", self.directory / "t.json",
+                   said="(read [^\n]+\n)?")
+        self.assertEqual(list(self.directory.glob("t.*")), [])
+        run = self.directory / "run"
+        trained = ingot("train", *TINY, "--steps", 2, "--data", self.file("text.txt", TEXT), "--out", run)
+        self.assertEqual(trained.returncode, 0, trained.error)
+        self.stops([signal.SIGINT], self.busy, "eval", run, "--data", self.file("much.txt", TEXT * 400), "--split", "all", "--stride", 1)
+
+    def test_a_second_signal_does_not_wait(self):
+        run = self.directory / "run"
+        trains = lambda process: self.busy(process, lambda: (run / "log.jsonl").exists())
+        self.stops([signal.SIGINT] * 10, trains, "train", *TINY, "--accumulation", 100000, "--data", self.file("text.txt", TEXT), "--out", run,
+                   "--steps", 5, said=f"({run}: [^\n]+\n)?")  # what it trains may not be said yet
+
+    def test_a_signal_that_was_ignored_stays_ignored(self):
+        ignore = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+        process = subprocess.Popen([BINARY, "tokenizer", "decode", "--tokenizer", "none"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=ignore)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        self.assertIn(b"none", process.communicate(b"1", timeout=60)[1])
+        self.assertEqual(process.returncode, 4)
+
+
+class GptOss(TinyGptOss):
+    def setUp(self):
+        super().setUp()
+        self.ids = self.file("ids.jsonl", "[1, 2, 3]\n\n[4, 5, 6, 7, 36]\n")
+
+    def test_ids_are_continued_and_scored_and_the_checkpoint_is_described(self):
+        generate = ["generate", "--model", self.model, "--ids", self.ids, "--tokens", 6, "--temperature", 0]
+        run = ingot(*generate, "--past-end")
+        lists = [json.loads(line) for line in run.text.splitlines()]
+        self.assertEqual([(x[:n], len(x)) for x, n in zip(lists, (3, 5), strict=True)], [([1, 2, 3], 9), ([4, 5, 6, 7, 36], 11)], run.error)
+        self.assertEqual(ingot(*generate, "--past-end", "--threads", 1).text, run.text)
+        answers = [json.loads(line) for line in ingot(*generate, "--past-end", "--json").text.splitlines()]
+        self.assertEqual([(a["ids"], a["finish"]) for a in answers], [(lists[0][3:], "length"), (lists[1][5:], "length")])
+        self.assertNotEqual(ingot(*generate, "--layers", 1).text, run.text)
+
+        report = json.loads(ingot("eval", "--model", self.model, "--ids", self.file("all.jsonl", run.text), "--json").text)
+        losses = [s["losses"] for s in report["sequences"]]
+        self.assertEqual([len(x) for x in losses], [8, 10])
+        self.assertAlmostEqual(report["loss"], sum(map(sum, losses)) / 18, places=12)
+        # Every greedy token was the likeliest, so its loss is at most that of a uniform guess.
+        self.assertTrue(all(x <= math.log(self.VOCAB) for x in losses[0][2:] + losses[1][4:]))
+
+        described = json.loads(ingot("info", self.model, "--json").text)
+        self.assertEqual((described["tensors"], described["files"], described["bytes"]), (41, 2, self.index["metadata"]["total_size"]))
+        self.assertEqual(described["config"]["num_local_experts"], 3)
+        self.assertIn("parameters", ingot("info", self.model).text)
+
+    def test_losses_are_those_of_the_definition(self):
+        """Of spec/gpt_oss.py in fp64, by tools/make_model_goldens.py: wherever PyTorch is, parity compares much more."""
+        ids = self.file("long.jsonl", json.dumps(self.DEFINITION_IDS))
+        found = json.loads(ingot("eval", "--model", self.model, "--ids", ids, "--json").text)["sequences"][0]["losses"]
+        # fp32 is off by some 1e-5 of the logits, which are numbers up to 5
+        self.assertAlmostEqual(sum(found), 746.990087, delta=1e-3)
+        for t, loss in {0: 3.374043, 1: 4.463516, 7: 4.287657, 126: 3.801101, 127: 3.824987, 128: 3.608284, 129: 3.513763,
+                        198: 4.086431}.items():
+            self.assertAlmostEqual(found[t], loss, delta=1e-4, msg=t)
+
+    def test_a_checkpoint_becomes_an_archive_that_runs_in_its_place(self):
+        archive = self.directory / "tiny.ingot"
+        run = ingot("convert", self.model, archive, "--verify")
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertRegex(run.text, r"dense bf16, experts mxfp4, in .*\n.*version 1, 29 blobs, .*: every sum matches\n\Z")
+        self.assertIn("every sum matches", ingot("convert", archive, "--verify").text)
+        self.assertEqual(sorted(p.name for p in self.directory.glob("*.ingot*")), ["tiny.ingot"])
+        generate = ["generate", "--ids", self.ids, "--tokens", 6, "--temperature", 0, "--past-end", "--model"]
+        self.assertEqual(ingot(*generate, archive).text, ingot(*generate, self.model).text)
+        self.assertEqual(ingot(*generate, archive, "--layers", 1).text, ingot(*generate, self.model, "--layers", 1).text)
+        losses = [json.loads(ingot("eval", "--model", m, "--ids", self.ids, "--json").text)["loss"] for m in (archive, self.model)]
+        self.assertAlmostEqual(*losses, places=5)
+        described = json.loads(ingot("info", archive, "--json").text)
+        self.assertEqual((described["archive_version"], described["dense"], described["experts"], described["bytes"]),
+                         (1, "bf16", "mxfp4", archive.stat().st_size))
+        self.assertEqual(described["config"], json.loads(ingot("info", self.model, "--json").text)["config"])
+        self.assertIn("version 1, dense bf16, experts mxfp4", ingot("info", archive).text)
+
+        other = self.directory / "other.ingot"
+        self.assertEqual(ingot("convert", self.model, other, "--dense", "fp8", "--experts", "bf16").returncode, 0)
+        again = self.directory / "again.ingot"
+        self.assertIn("dense fp8, experts bf16, in", ingot("convert", archive, again, "--dense", "fp8", "--experts", "bf16", "--verify").text)
+        losses = [json.loads(ingot("eval", "--model", m, "--ids", self.ids, "--json").text)["loss"] for m in (again, other)]
+        self.assertEqual(*losses)
+        self.assertIn("dense fp8, experts bf16, in", ingot("convert", other, again).text)  # as it is
+        self.assertEqual(again.read_bytes(), other.read_bytes())
+        run = ingot("convert", other, again, "--dense", "mxfp4")
+        self.assertRegex(run.error, r"\Athe dense weights are rounded a second time, from fp8 to mxfp4; [^\n]*\n\Z")
+        self.refuses(2, "tiny.ingot: found the checkpoint itself, expected another name", "convert", archive, archive)
+        self.refuses(2, "config.json: found a file that is no archive", "convert", archive, self.model / "config.json")
+        self.refuses(2, "found --dense, which changes nothing with an archive that is only verified", "convert", archive, "--verify", "--dense", "fp8")
+        self.assertEqual(json.loads(ingot("info", other, "--json").text)["experts"], "bf16")
+        self.assertNotEqual(ingot("eval", "--model", other, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0],
+                            ingot("eval", "--model", archive, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0])
+
+    def test_bad_archives_and_conversions_are_refused_in_one_line(self):
+        archive = self.directory / "tiny.ingot"
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        generate = ["generate", "--ids", self.ids, "--model", archive]
+        whole = archive.read_bytes()
+        for status, message, content in (
+            (3, "cut short, or changed", whole[:-1]), (3, "cut short, or changed", whole[:5000]), (7, "found version 2", whole[:8] + b"\2" + whole[9:]),
+            (3, "the file is damaged", whole[:-2] + bytes([whole[-2] ^ 1, whole[-1]])), (4, "tiny.ingot", None),
+        ):
+            with self.subTest(message=message):
+                archive.write_bytes(content) if content else archive.unlink()
+                self.refuses(status, message, *generate)
+        damaged = bytearray(whole)
+        damaged[5000] ^= 1
+        archive.write_bytes(damaged)
+        self.refuses(3, 'blob "embed": found the sum', "convert", archive, "--verify")
+        archive.unlink()
+        made = os.path.join(self.directory, "made.ingot")
+        self.assertIn("experts mxfp4", ingot("convert", "--synthetic", "small", made, "--verify").text)
+        ids = os.path.join(self.directory, "made.jsonl")
+        with open(ids, "w", encoding="utf-8") as file:
+            file.write("[1, 2, 3]\n")
+        run = ingot("generate", "--model", made, "--ids", ids, "--tokens", "5", "--only-new", "--device", "cpu")
+        self.assertEqual((run.returncode, len(json.loads(run.text))), (0, 5), run.error)
+        self.refuses(2, "expected --synthetic and OUT", "convert", "--synthetic", "small", self.model, made)
+        if not os.path.exists("/dev/nvidia0"):
+            for command in (["generate", "--model", made, "--ids", ids], ["eval", "--model", made, "--ids", ids]):
+                self.refuses(7, "device cuda: found ", *command, "--device", "cuda")
+            self.refuses(7, "--gpus 2: found ", "generate", "--model", made, "--ids", ids, "--gpus", "2")
+        self.refuses(2, "--gpus: found 2 with device cpu", "generate", "--model", made, "--ids", ids, "--gpus", "2", "--device", "cpu")
+        os.remove(made)
+        self.refuses(2, "found no OUT", "convert", self.model)
+        self.refuses(2, "found no OUT, expected the archive's name", "convert", "--synthetic", "small")
+        self.refuses(2, "found no FROM", "convert")
+        self.refuses(2, "ids.jsonl: found a file that is no archive", "convert", "--synthetic", "small", self.ids)
+        self.refuses(2, "gpt-oss-tiny: found no archive to verify", "convert", "--verify", self.model)
+        self.refuses(7, "found no checkpoint, expected GPT-OSS", "convert", self.directory, archive)
+        self.refuses(4, "missing: found no such file", "convert", self.directory / "missing", archive)
+        self.refuses(2, "expected one of bf16, fp8, mxfp4", "convert", self.model, archive, "--dense", "int8")
+        self.refuses(4, "cannot create", "convert", self.model, self.directory / "missing" / "x.ingot")
+        (self.model / "model-00001-of-00001.safetensors").unlink()
+        self.refuses(4, "names the shard", "convert", self.model, archive)
+        self.assertEqual(list(self.directory.glob("*.ingot*")), [])
+
+    def test_accuracy_names_every_form_and_component(self):
+        report = json.loads(ingot("eval", "accuracy", "--model", self.model, "--ids", self.ids, "--json").text)
+        self.assertEqual([(r["form"], r["component"]) for r in report["results"]],
+                         [(f"dense {f}", c) for f in ("fp8", "mxfp4") for c in ("qkv", "o", "head", "qkv, o, head")])
+        self.assertEqual(report["tokens"], 6)
+        plain = json.loads(ingot("eval", "--model", self.model, "--ids", self.ids, "--json").text)
+        self.assertAlmostEqual(report["loss"], plain["loss"], places=6)
+        for r in report["results"]:
+            self.assertTrue(0 <= r["top1"] <= 1 and 0 <= r["top5_overlap"] <= 1 and r["kl"] >= 0 and r["cosine"] <= 1 and r["mean_rank"] >= 1, r)
+        archive = self.directory / "x.ingot"
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        text = ingot("eval", "accuracy", "--model", self.model, "--ids", self.ids, "--archive", archive).text
+        self.assertRegex(text, r"x\.ingot +archive .* 100\.00 %")
+        self.refuses(7, "found no checkpoint, expected GPT-OSS", "eval", "accuracy", "--model", self.directory, "--ids", self.ids)
+        self.refuses(2, "--ids", "eval", "accuracy", "--model", self.model)
+
+    def test_bad_requests_and_checkpoints_are_refused_in_one_line(self):
+        generate = ["generate", "--model", self.model, "--ids", self.ids]
+        self.refuses(2, "found neither RUN nor --model", "generate", "--ids", self.ids)
+        self.refuses(2, "--layers: found 3, expected at most 2", *generate, "--layers", 3)
+        self.refuses(2, "expected at most 131072, the model's context", *generate, "--tokens", 131072)
+        for command in (["generate", "--prompt", "x"], ["generate", "--prompt", "x", "--raw"], ["chat"]):
+            self.refuses(4, "gpt-oss-tiny: found a model without a tokenizer, expected a tokenizer.json or o200k_base.tiktoken beside the weights, or --tok",
+                         *command, "--model", self.model)
+        self.refuses(4, "gpt-oss-tiny: found no tokenizer in this directory, expected a tokenizer.json, a .tiktoken or a GGUF",
+                     "tokenizer", "encode", "--tokenizer", self.model, stdin=b"x")
+        for status, message, content in (
+            (3, "found no line", ""), (3, "line 1: found an empty list", "[]"), (3, "line 2: found number 1, expected a list", "[1]\n1"),
+            (3, r"found number -1 in it", "[-1]"), (3, r"found number 1\.5 in it", "[1.5]"), (3, "line 1: byte", "[1"),
+            (3, "found id 37 in list 2, expected 0 to 36, the model's vocabulary", "[1]\n[1, 37]"),
+        ):
+            with self.subTest(content=content):
+                self.refuses(status, message, *generate[:3], "--ids", self.file("bad.jsonl", content))
+        self.refuses(3, "found lists of one id", "eval", "--model", self.model, "--ids", self.file("one.jsonl", "[1]"))
+        shard = self.model / "model-00001-of-00001.safetensors"
+        whole = shard.read_bytes()
+        for status, message, content in ((3, "outside the buffer", whole[:-1]), (3, "cut short, or not a safetensors file", whole[:100]),
+                                         (3, "but the buffer has", whole + b"x"), (4, "names the shard", None)):
+            with self.subTest(message=message):
+                shard.write_bytes(content) if content else shard.unlink()
+                self.refuses(status, message, *generate)
+                self.refuses(status, message, "info", self.model)
+        shard.write_bytes(whole)
+        (self.model / "config.json").write_text(json.dumps(self.config | dict(vocab_size=38)))
+        self.refuses(3, r"embed_tokens.weight\": found shape \(37, 32\), expected \(38, 32\)", *generate)
+
+
+class Chat(TinyGptOss):
+    """The same with a vocabulary of the Harmony format: what a random model says has every fault that a header can have."""
+    SPECIALS = ["startoftext", "endoftext", "return", "constrain", "channel", "start", "end", "message", "call"]
+    VOCAB = 340
+
+    def setUp(self):
+        super().setUp()
+        specials = [word for name in self.SPECIALS for word in ("--special", f"<|{name}|>")]
+        text = self.file("words.txt", "assistant analysis final commentary user system\n" * 3)
+        run = ingot("tokenizer", "train", "--data", text, "--vocab", self.VOCAB, "--pattern", "o200k", "--out", self.model / "tokenizer.json", *specials)
+        self.assertEqual(run.returncode, 0, run.error)
+        (self.model / "config.json").write_text(json.dumps(self.config | dict(eos_token_id=[2, 1, 8])))
+        self.chat = ["chat", "--model", self.model]
+        self.env = dict(INGOT_DATE="none", INGOT_TOKENS="30")  # flags go over them
+
+    def test_piped_turns_are_answered_and_known_tokens_are_used_again(self):
+        turns = "Hi.\n\nAnd \u65e5\u672c? <|end|>\r\nBye.\n".encode()
+        run = ingot(*self.chat, "--json", "--temperature", 0, stdin=turns, env=self.env)
+        self.assertEqual(run.returncode, 0, run.error)
+        answers = [json.loads(line) for line in run.text.splitlines()]
+        self.assertEqual(len(answers), 3)
+        self.assertEqual(answers[0]["known_tokens"], 0)
+        for answer in answers[1:]:
+            self.assertGreater(answer["known_tokens"], 0)
+        self.assertTrue(all(a["finish"] in ("stop", "length", "call") and len(a["ids"]) <= 30 for a in answers))
+        self.assertEqual(len(re.findall(r"^\[\d+ tokens.*; prompt [\d,]+ tokens.*\]$", run.error, re.M)), 3, run.error)
+        self.assertEqual(json.loads(ingot(*self.chat, "--json", "--temperature", 0, stdin=b"Hi.\n", env=self.env).text)["ids"], answers[0]["ids"])
+
+    def test_settings_change_what_is_said(self):
+        def ids(*more, turns=b"Hi.\n"):
+            run = ingot(*self.chat, "--json", *more, stdin=turns, env=self.env)
+            self.assertEqual(run.returncode, 0, run.error)
+            return [(a["prompt_tokens"], a["ids"]) for a in map(json.loads, run.text.splitlines())]
+        plain = ids()
+        self.assertEqual(plain, ids("--seed", 1))
+        self.assertNotEqual(plain[0][1], ids("--seed", 2)[0][1])
+        self.assertNotEqual(plain[0][0], ids("--developer", "Be brief.")[0][0])
+        self.assertNotEqual(plain[0][0], ids("--system", "You are a teapot.")[0][0])
+        self.assertNotEqual(plain[0][0], ids("--date", "2026-01-02")[0][0])
+        self.assertEqual(ids("--reasoning", "high"), ids(turns=b"/effort high\nHi.\n"))
+        first, second = ids("--temperature", 0, turns=b"Hi.\n/new\nHi.\n")
+        self.assertEqual(first, second)
+        stop = first[1][0]
+        self.assertEqual(ids("--temperature", 0, "--stop-id", stop)[0][1], [])
+
+    def test_text_is_whole_characters_and_holds_no_control_token(self):
+        for seed in range(4):
+            run = ingot(*self.chat, "--tokens", 200, "--analysis", "show", "--seed", seed, stdin="\u65e5\n<|start|>\n".encode(), env=self.env)
+            self.assertEqual(run.returncode, 0, run.error)  # .text was decoded strictly
+            self.assertFalse([s for s in self.SPECIALS if f"<|{s}|>" in run.text])
+
+    def test_a_date_is_one_and_an_unknown_command_is_told(self):
+        for date in ("nonsense", "2026-02-30", "2026-13-01", "31.01.2026", "2026-1-1", "2026-01-01x"):
+            self.refuses(2, f"--date: found '{date}', expected one like 2026-01-31, or none", *self.chat, "--date", date, stdin=b"Hi\n")
+            self.refuses(2, "--date: found", "generate", "--model", self.model, "--prompt", "x", "--date", date)
+        for line in ("/reset", "/effort", "/effort much", "/new 1", "/quit now"):
+            run = ingot(*self.chat, stdin=f"{line}\n".encode(), env=self.env)
+            self.assertEqual(run.returncode, 2, line)
+            self.assertRegex(run.error, "(found the command '" + line + "', expected one of /new, )|(/effort: found 'much')")
+        run = ingot(*self.chat, "--json", stdin=b"/usr/bin is a directory\n /reset\n/etc is one\n/Hi\n", env=self.env)
+        self.assertEqual((run.returncode, run.text.count("\n")), (0, 4), run.error)
+
+    def test_what_cannot_be_answered_is_one_line_and_a_status(self):
+        self.refuses(2, "found a conversation of [0-9]+ tokens, expected fewer than 300, the context", *self.chat, "--context", 300, stdin=b"x" * 2000, env=self.env)
+        self.refuses(3, "standard input: found a line of more than 4.2 MB", *self.chat, stdin=b"x" * 9000000, env=self.env)
+        self.refuses(3, "is not valid UTF-8", *self.chat, stdin=b"\xff\n", env=self.env)
+        self.refuses(2, "--stop-id: found '340', expected an id from 0 to 339", *self.chat, "--stop-id", 340, stdin=b"Hi\n", env=self.env)
+        self.refuses(2, "reasoning: found", *self.chat, "--reasoning", "some", stdin=b"Hi\n", env=self.env)
+        self.refuses(2, "--model is missing", "chat")
+        run = ingot(*self.chat, "--context", 300, "--tokens", 0, "--temperature", 0, stdin=b"Hi.\n", env=self.env)
+        self.assertEqual(run.returncode, 0, run.error)
+        # Another model's vocabulary, of each kind.
+        other = self.directory / "other.json"
+        for message, vocab, specials in ((r"found no control token <\|start\|>", 300, ["<|message|>"]),
+                                         ("found no control token <|start|>".replace("|", r"\|"), 300, ["<|bos|>"]),
+                                         (r"found <\|return\|> with id 0, expected 2", 300, ["<|return|>", *(f"<|{s}|>" for s in self.SPECIALS if s != "return")])):
+            words = [w for s in specials for w in ("--special", s)]
+            ingot("tokenizer", "train", "--data", self.file("t.txt", "aa bb " * 9), "--vocab", vocab, "--out", other, "--pattern", "o200k", *words)
+            self.refuses(3, message, *self.chat, "--tokenizer", other, stdin=b"Hi\n", env=self.env)
+        ingot("tokenizer", "train", "--data", ROOT / "LICENSE", "--vocab", 600, "--out", other)
+        self.refuses(3, "found a tokenizer of [0-9]+ tokens, expected at most 340, the model's vocabulary", *self.chat, "--tokenizer", other, stdin=b"Hi\n", env=self.env)
+        self.refuses(7, "found no checkpoint, expected GPT-OSS: a directory with config.json and", "chat", "--model", self.directory, stdin=b"Hi\n")
+
+    def test_interrupting_stops_the_answer_and_not_the_chat(self):
+        shard = next(p for p in self.model.glob("*.safetensors") if b"lm_head" in p.read_bytes())
+        data = bytearray(shard.read_bytes())
+        begin = 8 + struct.unpack_from("<Q", data)[0]
+        begin += json.loads(data[8:begin])["lm_head.weight"]["data_offsets"][0]
+        data[begin : begin + 2 * self.HIDDEN * len(self.SPECIALS)] = bytes(2 * self.HIDDEN * len(self.SPECIALS))  # it never ends
+        shard.write_bytes(data)
+        command = [BINARY, *map(str, self.chat), "--context", "60000", "--tokens", "50000", "--json", "--temperature", "0"]
+        run = start(*command[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        answers = []
+        for turn in (b"/help\nHi.\n", b"/help\nMore.\n"):  # the help stands on standard error just before the answer begins
+            run.stdin.write(turn)
+            run.stdin.flush()
+            run.stderr.readline()  # until it answers, SIGINT ends it
+            time.sleep(0.3)
+            run.send_signal(signal.SIGINT)
+            answers.append(json.loads(run.stdout.readline()))
+            run.stderr.readline()  # its times
+        run.stdin.close()
+        self.assertEqual((run.wait(60), [a["finish"] for a in answers]), (0, ["cancelled"] * 2), run.stderr.read())
+        self.assertTrue(answers[0]["ids"])
+        run.stdout.close()
+        run.stderr.close()
+
+    def test_text_is_scored_in_windows_that_slide(self):
+        text = "Assistant and user: \u65e5\u672c, " + TEXT[:900]
+        texts = self.directory / "texts"
+        texts.mkdir()
+        (texts / "a.txt").write_text(text)
+        (texts / "b.txt").write_text("Hi")
+        ids = [[int(i) for i in ingot("tokenizer", "encode", "--tokenizer", self.model, stdin=t.encode()).text.split()] for t in (text, "Hi")]
+        n = len(ids[0])
+        self.assertGreater(n, 300)
+        evaluate = ["eval", "--model", self.model, "--data", texts, "--json"]
+        for context, stride in ((2048, 0), (100, 0), (100, 30)):
+            step = stride or context
+            windows = [(0, min(n, context + 1), 1)]  # begin, end and the first that is scored
+            while windows[-1][1] < n:
+                scored = windows[-1][1]
+                end = min(n, scored + step)
+                windows.append((end - 1 - context if stride else scored - 1, end, scored))
+            lists = self.file("lists.jsonl", "".join(json.dumps(ids[0][b:e]) + "\n" for b, e, _ in windows) + json.dumps(ids[1]) + "\n")
+            losses = [s["losses"] for s in json.loads(ingot("eval", "--model", self.model, "--ids", lists, "--json").text)["sequences"]]
+            wanted = sum((l[f - b - 1:] for l, (b, _, f) in zip(losses, windows)), []) + losses[-1]
+            self.assertEqual(len(wanted), n - 1 + len(ids[1]) - 1)
+            more = [] if context == 2048 else ["--context", context, "--stride", stride]
+            run = ingot(*evaluate, *more)
+            self.assertEqual(run.returncode, 0, run.error)
+            report = json.loads(run.text)
+            self.assertEqual([report[k] for k in ("documents", "windows", "targets", "context", "stride")], [2, len(windows) + 1, len(wanted), context, stride])
+            self.assertAlmostEqual(report["loss"], sum(wanted) / len(wanted), delta=1e-5)  # batches are cut elsewhere
+            self.assertAlmostEqual(report["perplexity"], math.exp(report["loss"]), places=9)
+            self.assertTrue(0 <= len((text + "Hi").encode()) - report["bytes"] <= 8, report)  # but for each first token's
+            self.assertAlmostEqual(report["bits_per_byte"], sum(wanted) / math.log(2) / report["bytes"], delta=1e-4)
+        self.assertRegex(ingot(*evaluate[:-1]).text, r"texts \(2 documents, 2 windows\): perplexity \d+\.\d{3}, loss .* bits per byte over [\d,]+ tokens")
+        for option in (["--split", "all"], ["--batch-tokens", 64], ["--flat"]):
+            self.refuses(2, f"found {option[0]}, which changes nothing with a GPT-OSS model", *evaluate, *option)
+        self.refuses(2, "--stride: found 200, expected at most the context of 100", *evaluate, "--context", 100, "--stride", 200)
+        self.refuses(2, "--context: found 131073, expected at most 131072, the model's", *evaluate, "--context", 131073)
+        (texts / "b.txt").write_bytes(b"a\xff")
+        self.refuses(3, "b.txt: byte 1: found 0xff, expected UTF-8", *evaluate)
+        for name, content in (("a.txt", "H"), ("b.txt", "i")):
+            (texts / name).write_text(content)
+        self.refuses(3, "texts: found no document of two tokens", *evaluate)
+        (self.model / "tokenizer.json").unlink()
+        self.refuses(4, "found a model without a tokenizer", *evaluate)
+
+    def test_a_question_needs_the_control_tokens_and_options_that_change_it(self):
+        other = self.directory / "other.json"
+        self.assertEqual(ingot("tokenizer", "train", "--data", ROOT / "LICENSE", "--vocab", 300, "--pattern", "o200k", "--out", other).returncode, 0)
+        generate = ["generate", "--model", self.model, "--tokens", 3]
+        self.refuses(3, "other.json: found a tokenizer without the control tokens of Harmony .*, or --raw to go on", *generate, "--prompt", "Hi", "--tokenizer", other)
+        run = ingot(*generate, "--prompt", "Hi", "--tokenizer", other, "--raw")
+        self.assertEqual(run.returncode, 0, run.error)
+        for option in ("--only-new", "--past-end"):
+            self.refuses(2, f"found {option}, which changes nothing with a question", *generate, "--prompt", "Hi", option)
+        self.refuses(2, "found --only-new, which changes nothing with --json", *generate, "--prompt", "Hi", "--raw", "--only-new", "--json")
+        bad = self.file("bad.txt", b"a\xff")
+        for more in ([], ["--raw"]):
+            self.refuses(3, "bad.txt: text to encode: byte 1 .* is not valid UTF-8", *generate, "--file", bad, *more)
+            self.refuses(3, "standard input: text to encode: byte 1 .* is not valid UTF-8", *generate, *more, stdin=b"a\xff")
+
+    def test_generate_asks_in_harmony_or_as_it_is(self):
+        generate = ["generate", "--model", self.model, "--prompt", "Hi.", "--temperature", 0, "--tokens", 20, "--date", "none"]
+        asked = json.loads(ingot(*generate, "--json").text)
+        self.assertEqual(asked["ids"], json.loads(ingot(*self.chat, "--json", "--temperature", 0, "--tokens", 20, stdin=b"Hi.\n", env=self.env).text)["ids"])
+        raw = json.loads(ingot(*generate[:-2], "--raw", "--json").text)
+        self.assertLess(raw["prompt_tokens"], asked["prompt_tokens"])
+        self.assertIn(raw["text"], ingot(*generate[:-2], "--raw", "--only-new").text)
+        ids = self.file("ids.jsonl", json.dumps([int(i) for i in ingot("tokenizer", "encode", "--tokenizer", self.model, stdin=b"Hi.").text.split()]))
+        self.assertEqual(raw["ids"], json.loads(ingot(*generate[:3], "--ids", ids, "--temperature", 0, "--tokens", 20, "--json").text)["ids"])
+        archive = self.directory / "m.ingot"
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        inside = ingot("generate", "--model", archive, *generate[3:], "--json")
+        self.assertEqual(json.loads(inside.text)["ids"], asked["ids"], inside.error)
+        shown = ingot(*generate[:-2], "--raw")
+        self.assertTrue(shown.text.startswith("Hi.") and shown.text.endswith("\n"), shown)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv)

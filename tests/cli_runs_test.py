@@ -1,0 +1,430 @@
+"""Training from the command line: runs, their logs and plots, messages, the precedence of option sources.
+
+    python3 tests/cli_runs_test.py BINARY [unittest options]
+"""
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from program import BINARY, TEXT, TINY, InDirectory, ingot, start
+
+
+class Plot(InDirectory):
+    def run_of(self, name, losses, tail=""):
+        directory = self.directory / name
+        directory.mkdir()
+        lines = ['{"event": "start", "seed": 1}\n'] + [f'{{"step": {i}, "loss": {v}}}\n' for i, v in enumerate(losses)]
+        (directory / "log.jsonl").write_text("".join(lines) + tail)
+        return directory
+
+    def test_a_device_is_not_replaced_by_a_picture(self):
+        log = self.file("log.jsonl", '{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n')
+        os.mkfifo(self.directory / "pipe")
+        self.refuses(5, "pipe: found a special file", "plot", log, "--out", self.directory / "pipe")
+
+    def test_several_runs_become_one_svg_whose_scale_is_round(self):
+        out = self.directory / "x.svg"
+        a, b = self.run_of("a", [5.0, 4.0, 3.1]), self.run_of("b<&>", [4.9, 4.2, 3.5], tail='{"step": 3, "lo')
+        run = ingot("plot", a, b, "--out", out, env={"LC_ALL": "de_DE.UTF-8", "LC_NUMERIC": "de_DE.UTF-8"})
+        self.assertEqual(run.returncode, 0, run.error)
+        import xml.etree.ElementTree as tree
+        words = ["".join(t.itertext()) for t in tree.parse(out).iter() if t.tag.endswith("text")]
+        self.assertIn("4.0", words)
+        self.assertTrue(any(w.endswith("loss  3.100") for w in words), words)
+        self.assertTrue(any("b<&>" in w for w in words), words)
+
+    def test_a_repeated_step_counts_once_the_later_line(self):
+        run = self.run_of("a", [5.0, 4.0], tail='{"step": 1, "loss": 2.5}\n')
+        out = self.directory / "x.svg"
+        self.assertEqual(ingot("plot", run, "--out", out).returncode, 0)
+        self.assertIn("2.500", out.read_text())
+        self.assertNotIn("4.5<", out.read_text().split("2.500")[1])
+
+    def test_what_came_after_the_checkpoint_that_a_run_went_back_to_is_not_drawn(self):
+        run = self.run_of("a", [5.0, 4.0, 3.0, 2.0], tail='{"event": "resume", "step": 1}\n')
+        out = self.directory / "x.svg"
+        self.assertEqual(ingot("plot", run, "--out", out).returncode, 0)
+        self.assertIn("4.000", out.read_text())
+
+    def test_the_legend_stands_above_the_data_and_the_axis_is_named_after_all_of_it(self):
+        import xml.etree.ElementTree as tree
+        logs = [self.directory / f"a-directory-with-quite-a-long-name/and-{i}" for i in range(6)]
+        for log in logs:
+            log.mkdir(parents=True)
+            (log / "log.jsonl").write_text("".join(f'{{"event": "step", "step": {i}, "loss": {9 - i % 3}, "grad_norm": 1.5}}\n' for i in range(30)))
+        out = self.directory / "x.svg"
+        for arguments, label in ((["--y", "loss"], "loss"), (["--y", "loss", "--y", "score.loss"], "loss"), (["--y", "loss", "--y", "grad_norm"], "loss, grad_norm")):
+            run = ingot("plot", *logs, *arguments, "--out", out)
+            self.assertEqual(run.returncode, 0, run.error)
+            svg = tree.parse(out).getroot()
+            width = float(svg.get("viewBox").split()[2])
+            texts = [t for t in svg.iter() if t.tag.endswith("text")]
+            self.assertEqual([t.text for t in texts if t.get("transform")], [label])
+            entries = [t for t in texts if re.search(r"  \d\.\d{3}$", t.text)]
+            lines = [p for p in svg.iter() if p.tag.endswith("polyline")]
+            self.assertEqual((len(entries), len(lines)), (6 * len(set(label.split(", "))), 12 * len(set(label.split(", ")))))  # each raw and smoothed
+            highest = min(float(point.split(",")[1]) for line in lines for point in line.get("points").split())
+            self.assertTrue(all(float(t.get("y")) < highest and float(t.get("x")) + 6.5 * len(t.text) < width for t in entries))
+            self.assertEqual(len({(t.get("x"), t.get("y")) for t in entries}), len(entries))
+
+    def test_bad_logs_are_refused(self):
+        self.refuses(4, "nothing", "plot", self.directory / "nothing")
+        self.refuses(3, r"x\.jsonl:2: byte 0", "plot", self.file("x.jsonl", '{"step": 1, "loss": 2}\nbroken\n'))
+        self.refuses(3, "found no record with the numbers 'step' and 'loss'", "plot", self.file("y.jsonl", '{"a": 1}\n'))
+
+
+class Runs(InDirectory):
+    def setUp(self):
+        super().setUp()
+        self.text, self.run_directory = self.file("text.txt", TEXT), self.directory / "run"
+
+    def train(self, *arguments, out=None):
+        return ["train", *TINY, "--data", self.text, "--out", out or self.run_directory, *arguments]
+
+    def test_a_run_is_trained_scored_sampled_described_and_drawn(self):
+        run = ingot(*self.train("--steps", 30))
+        self.assertEqual((run.returncode, run.text), (0, ""), run.error)
+        score = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--json").text)
+        self.assertEqual(score["step"], 30)
+        self.assertIn(f"loss {score['loss']:.4f}", run.error)  # what training printed of the same held-out part
+        whole = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--split", "all", "--json").text)
+        self.assertGreater(whole["bytes"], 5 * score["bytes"])
+        evaluate = ["eval", self.run_directory, "--data", self.text]
+        self.refuses(2, "--context: found 64, expected at most 32, the model's", *evaluate, "--context", 64)  # nano learned 32 positions
+        self.refuses(2, "--stride: found 33, expected at most the context of 32", *evaluate, "--stride", 33)
+        self.refuses(2, "found --flat and --stride, expected one of them", *evaluate, "--stride", 3, "--flat")
+        self.assertAlmostEqual(score["perplexity"], math.exp(score["loss"]), places=9)
+        generate = ["generate", self.run_directory, "--prompt", "The ", "--tokens", 20, "--temperature", "0.8"]
+        first = ingot(*generate, "--seed", 1)
+        self.assertTrue(first.text.startswith("The "), first.error)
+        self.assertEqual(first.text, ingot(*generate, "--seed", 1, "--threads", 1).text)
+        self.assertNotEqual(first.text, ingot(*generate, "--seed", 2).text)
+        report = json.loads(ingot(*generate, "--seed", 1, "--json").text)
+        self.assertEqual("The " + report["text"], first.text.removesuffix("\n"))
+        self.assertEqual((len(report["ids"]), report["finish"], report["prompt_tokens"]), (20, "length", 4))
+        self.refuses(2, "--layers: found 1, expected none with a model of `ingot train`", *generate, "--layers", 1)
+        self.refuses(7, "run: found a run of `ingot train`, expected a GPT-OSS checkpoint; `ingot generate`", "chat", "--model", self.run_directory)
+        self.refuses(7, "--gpus: found 2 for a model of the kind gpt, ", *generate, "--gpus", "2")
+        self.assertEqual(ingot(*generate[:2], "--tokens", 20, "--temperature", "0.8", stdin=b"The ").text, first.text)
+        described = json.loads(ingot("info", self.run_directory, "--json").text)
+        self.assertEqual((described["step"], described["parameter_hash"]), (30, score["parameter_hash"]))
+        svg = self.directory / "x.svg"
+        self.assertEqual(ingot("plot", self.run_directory, "--out", svg).returncode, 0)
+        self.assertIn("held-out loss", svg.read_text())
+
+    def test_an_interrupted_run_says_how_to_resume_and_ends_with_the_same_parameters(self):
+        whole = self.directory / "whole"
+        self.assertEqual(ingot(*self.train("--steps", 400, out=whole)).returncode, 0)
+        command = self.train("--steps", 400)
+        process = start(*command)
+        log = self.run_directory / "log.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (log.exists() and '"step":10' in log.read_text()):
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=60)[1].decode()
+        self.assertEqual(process.returncode, 130, error)
+        self.assertRegex(error, r"stopped at step \d+ of 400, saved in \S+; to resume: ingot train ")
+        resumed = ingot(*command)
+        self.assertEqual(resumed.returncode, 0, resumed.error)
+        hashes = [json.loads(ingot("info", d, "--json").text)["parameter_hash"] for d in (whole, self.run_directory)]
+        self.assertEqual(*hashes)
+
+    def test_a_damaged_checkpoint_is_passed_over_or_gone_behind_when_asked(self):
+        command = self.train("--steps", 30, "--checkpoint-every", 10, "--set", "keep_checkpoints=9")
+        self.assertEqual(ingot(*command).returncode, 0)
+        newest = self.run_directory / "step-00000030/model.safetensors"
+        newest.write_bytes(newest.read_bytes()[:-1])
+        offer = r"model.safetensors: found \d+ bytes, expected \d+; \S+/step-00000020 before it is whole: --resume last-good takes it, --from step-N any other"
+        self.refuses(3, offer, *command)
+        for reader in (["eval", self.run_directory, "--data", self.text], ["generate", self.run_directory, "--prompt", "The"], ["info", self.run_directory]):
+            self.refuses(3, "step-00000020 before it is whole\n", *reader)
+        run = ingot(*command, "--resume", "last-good")
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertRegex(run.error, r"passing over a damaged checkpoint: .*\nresuming at step 20 .*\nset aside as \S+aside-step-00000030\n")
+        self.assertEqual(ingot(*command, "--from", "step-10").returncode, 0)
+        self.refuses(4, "found no checkpoint 'step-15', expected one of step-00000010, step-00000020, step-00000030", *command, "--from", "step-15")
+        self.refuses(2, "found --from with --resume last-good", *command, "--from", "10", "--resume", "last-good")
+        more = ingot(*self.train("--steps", 40, "--eval-every", 35))
+        self.assertEqual(more.returncode, 0, more.error)
+        self.refuses(2, "found 40 steps done, expected a run of at least as many, not 30", *command)
+
+    def test_a_run_that_went_back_is_resumed_without_going_back_again(self):
+        self.assertEqual(ingot(*self.train("--steps", 20, "--checkpoint-every", 10)).returncode, 0)
+        process = start(*self.train("--steps", 1000000, "--from", "step-10"))
+        said = b""
+        while b"\nstep " not in said:  # it trains
+            more = os.read(process.stderr.fileno(), 4096)
+            self.assertTrue(more, said)
+            said += more
+        self.assertTrue((self.run_directory / "aside-step-00000020").exists())
+        process.send_signal(signal.SIGTERM)
+        error = process.communicate(timeout=60)[1].decode()
+        self.assertEqual(process.returncode, 130, error)
+        self.assertRegex(error, "to resume: ingot train .* --steps 1000000\n")
+
+    def test_a_run_is_fine_tuned_from_another_and_its_best_kept(self):
+        first = self.directory / "first"
+        run = ingot(*self.train("--steps", 40, "--eval-every", 10, out=first))
+        self.assertEqual(run.returncode, 0, run.error)
+        best = json.loads((first / "best.json").read_text())
+        self.assertEqual(json.loads(ingot("eval", first / "best", "--data", self.text, "--json").text)["step"], best["step"])
+        self.assertEqual(json.loads(ingot("info", first, "--json").text)["best"], best)
+        tune = ["train", "--data", self.text, "--out", self.run_directory, "--init-from", first / "best", "--steps", 3, "--set", "warmup_steps=1000"]
+        run = ingot(*tune)
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertIn("starting with the weights of ", run.error)
+        loss = json.loads(ingot("eval", self.run_directory, "--data", self.text, "--json").text)["loss"]
+        self.assertAlmostEqual(loss, best["loss"], delta=0.1)  # of 3.3 at the beginning
+        self.assertIn('"init_parameter_hash":"', (self.run_directory / "log.jsonl").read_text())
+        self.assertIn("resuming at step 3", ingot(*tune).error)
+        other = self.directory / "other"
+        tune[4] = other
+        self.refuses(2, "found --preset and --init-from", *tune, "--preset", "nano")
+        self.refuses(2, "init_from: .*: found the tensor .*expected", *tune, "--set", "mlp_hidden=64")
+        self.refuses(4, "nothing: found no such", *tune[:6], self.directory / "nothing")
+
+    def test_a_directory_may_have_any_name(self):
+        name = self.directory / os.fsdecode("Läufe \"1\" \\ \n ".encode() + b"\xff")
+        run = ingot(*self.train("--steps", 30, out=name))
+        self.assertEqual(run.returncode, 0, run.error)
+        report = json.loads(ingot("eval", name, "--data", self.text, "--json").text)
+        self.assertTrue(report["run"].endswith("Läufe \"1\" \\ \n \ufffd"), report["run"])
+        self.assertEqual(ingot("plot", name, "--out", name / "x.svg").returncode, 0)
+
+    def test_several_seeds_give_mean_and_deviation(self):
+        run = ingot(*self.train("--steps", 5, "--seeds", "1,2"))
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertRegex(run.error, r"2 seeds: held-out loss \d+\.\d{4} \+- \d+\.\d{4}")
+
+    def test_a_finished_run_is_scored_again_and_no_step_reported(self):
+        command = self.train("--steps", 5)
+        self.assertIn("step 5/5", ingot(*command).error)
+        again = ingot(*command)
+        self.assertEqual(again.returncode, 0, again.error)
+        self.assertNotIn("step 0", again.error)
+        self.assertEqual(again.error.count("resum"), 1, again.error)
+
+    def test_a_model_that_could_not_be_saved_is_an_error(self):
+        # A limit of the file size takes every checkpoint and leaves the small files of a run.
+        limited = subprocess.run(["bash", "-c", 'ulimit -f 8; exec "$0" "$@"', BINARY, *map(str, self.train("--steps", 5))],
+                                 capture_output=True, text=True)
+        self.assertEqual((limited.returncode, limited.stdout), (5, ""), limited.stderr)
+        self.assertRegex(limited.stderr, r"run: the model of step 5 was not saved, as the warnings above say\n\Z")
+        self.assertNotIn("\nsaved ", limited.stderr)
+        self.assertNotIn("goes on", limited.stderr)
+
+    def test_a_log_that_was_cut_is_whole_again_when_the_run_goes_on(self):
+        self.assertEqual(ingot(*self.train("--steps", 5)).returncode, 0)
+        log = self.run_directory / "log.jsonl"
+        lines = log.read_text()
+        log.write_text(lines + '{"event": "st')
+        self.assertEqual(ingot(*self.train("--steps", 5)).returncode, 0)
+        self.assertTrue(log.read_text().startswith(lines + '{"event":"resume"'))
+        self.assertEqual(ingot("plot", self.run_directory, "--out", self.directory / "x.svg").returncode, 0)
+
+    def test_a_prompt_is_repeated_once_the_tokenizer_has_taken_it(self):
+        self.assertEqual(ingot(*self.train("--steps", 5)).returncode, 0)
+        self.refuses(3, "--prompt: text to encode: byte 0: found the character", "generate", self.run_directory, "--prompt", "日本")
+        self.refuses(3, "kanji.txt: text to encode: byte 4: found the character", "generate", self.run_directory, "--file", self.file("kanji.txt", "The 日"))
+        self.refuses(3, "standard input: text to encode: byte 0: found", "generate", self.run_directory, stdin="日".encode())
+        (self.run_directory / "tokenizer.json").unlink()
+        self.refuses(4, "tokenizer.json: cannot open", "generate", self.run_directory, "--prompt", "The")
+
+    def test_the_demo_s_report_serves_wide_and_narrow_pages_and_shows_no_screen_of_nothing(self):
+        import html.parser
+        tiny = [word for word in TINY if word != "--batch-tokens"]
+        tiny[tiny.index("128"):tiny.index("128") + 1] = ["--set", "train.batch_tokens=128"]
+        text = self.file("gaps.txt", ("ab" + "\n" * 40 + "cd" + " " * 60) * 200)
+        out = self.directory / "demo"
+        run = ingot("demo", *tiny, "--set", "steps=40", "--data", text, "--out", out, "--seconds", 1, "--prompt", "ab\n\n\n")
+        self.assertEqual(run.returncode, 0, run.error)
+        report, opened, unclosed = (out / "report.html").read_text(), [], []
+        tags = []
+
+        class Reader(html.parser.HTMLParser):
+            def handle_starttag(self, tag, attributes):
+                tags.append((tag, dict(attributes)))
+                if tag not in ("meta", "br"):
+                    opened.append(tag)
+
+            def handle_startendtag(self, tag, attributes):
+                tags.append((tag, dict(attributes)))
+
+            def handle_endtag(self, tag):
+                unclosed.extend([] if opened and opened.pop() == tag else [tag])
+
+        Reader().feed(report)
+        self.assertEqual((opened, unclosed), ([], []))
+        self.assertIn(("meta", dict(name="viewport", content="width=device-width, initial-scale=1")), tags)
+        self.assertIn("@media (prefers-color-scheme: dark)", report)
+        self.assertEqual([a.get("viewbox", "").split()[2] for t, a in tags if t == "svg"], ["820", "400"])
+        self.assertFalse([a for _, a in tags if "src" in a or "href" in a])  # nothing from elsewhere
+        for samples in re.findall(r"<pre><b>ab\n\n\n</b>(.*?)</pre>", report, re.S), re.findall(r"^--- .*?\nab\n\n\n(.*?)(?=^---|^Held-out)", run.error, re.M | re.S):
+            self.assertEqual(len(samples), 5)
+            self.assertTrue(any(re.search(r"\[\d+ empty lines?\]|\[\d+ blanks\]", s) for s in samples), samples)
+            self.assertFalse([s for s in samples if "\n" * 6 in s or " " * 25 in s])
+        self.assertGreater((out / "run/log.jsonl").read_text().count('"step"'), 15)
+
+    def test_a_demo_leaves_the_directory_of_one_that_runs_alone(self):
+        tiny = [word for word in TINY if word != "--batch-tokens"]
+        tiny[tiny.index("128"):tiny.index("128") + 1] = ["--set", "train.batch_tokens=128"]
+        demo = ["demo", *tiny, "--data", self.text, "--out", self.directory / "demo", "--seconds"]
+        first = subprocess.Popen([BINARY, *map(str, demo), "60"], stderr=subprocess.PIPE, text=True)
+        log = self.directory / "demo/run/log.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not log.exists():
+            time.sleep(0.005)
+        self.refuses(6, f"in use by process {first.pid}", *demo, "1")
+        self.assertTrue(log.exists())
+        first.kill()
+        first.communicate(timeout=60)
+
+    def test_bad_requests_are_refused(self):
+        self.refuses(2, "preset: found 'nanoo', expected one of", "train", "--preset", "nanoo", "--data", self.text, "--out", self.run_directory)
+        self.refuses(2, "layerss", *self.train("--set", "model.layerss=3"))
+        self.refuses(2, "layers", *self.train("--set", 'model.layers="three"'))
+        self.refuses(2, "seeds: found 'x'", *self.train("--seeds", "1,x"))
+        self.refuses(2, "seeds: found 1 twice", *self.train("--seeds", "1,2,1"))
+        self.refuses(4, "missing.txt", "train", "--data", self.directory / "missing.txt", "--out", self.run_directory)
+        self.assertEqual(ingot("train", "--data", self.file("empty.txt", ""), "--out", self.run_directory).returncode, 3)
+        self.assertEqual(ingot("train", "--data", self.file("latin.txt", b"caf\xe9 " * 100), "--out", self.run_directory).returncode, 3)
+        self.refuses(4, "nothing", "eval", self.directory / "nothing", "--data", self.text)
+        self.refuses(4, "nothing", "generate", self.directory / "nothing", "--prompt", "x")
+        self.refuses(2, "temperature: found number -1", "generate", self.run_directory, "--temperature", "-1")
+        self.refuses(2, "--temperature: found 'nan', expected a finite number", "generate", self.run_directory, "--temperature", "nan")
+
+
+class Messages(InDirectory):
+    """Bad input is called what it is."""
+
+    def setUp(self):
+        super().setUp()
+        self.text = self.file("text.txt", TEXT)
+
+    def test_what_stands_where_a_model_is_expected(self):
+        llama, run, other = (self.directory / n for n in ("llama", "run", "other"))
+        for directory, config in ((llama, '{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}'), (run, '{"model": {}, "train": {}}'), (other, "{}")):
+            directory.mkdir()
+            (directory / "config.json").write_text(config)
+        empty, junk = self.file("empty.ingot", b""), self.file("junk.ingot", "x\n")
+        for reader in (["info"], ["generate", "--prompt", "x"], ["eval", "--data", self.text]):
+            with self.subTest(reader=reader):
+                self.refuses(7, "llama: found a model of the architecture 'llama', expected one of GPT-OSS or a run of", *reader, llama)
+                self.refuses(4, "run: found a run without a checkpoint, expected directories like step-00001000", *reader, run)
+                self.refuses(4, "other: found no checkpoint, expected", *reader, other)
+                self.refuses(3, "empty.ingot: found an empty file, expected a run or a checkpoint, an archive, a GGUF or", *reader, empty)
+                self.refuses(3, "junk.ingot: found a file of 2 bytes that begins as none of ours", *reader, junk)
+        for reader in (["chat", "--model", llama], ["convert", llama, "x.ingot"]):  # which read GPT-OSS alone
+            self.refuses(7, "llama: found a model of the architecture 'llama', expected GPT-OSS: a directory with", *reader)
+
+    def test_what_stands_where_a_tokenizer_is_expected(self):
+        encode = ["tokenizer", "encode", "--file", self.text, "--tokenizer"]
+        for content in ("IQ==\nIg== 1\n", "hello 0\n", "\x01\x02 0\n"):
+            self.refuses(3, 'bad.tiktoken: line 1: found .*, expected "base64 rank"', *encode, self.file("bad.tiktoken", content))
+        self.refuses(3, "text.txt: found text, expected a tokenizer", *encode, self.text)
+
+    def test_a_character_without_a_token_is_told_with_its_file(self):
+        run = self.directory / "run"
+        self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
+        texts = self.directory / "texts"
+        texts.mkdir()
+        (texts / "a.txt").write_text(TEXT)
+        (texts / "b.txt").write_text("The \u65e5\n")
+        self.refuses(3, 'texts/b.txt: text to encode: byte 4: found the character', "eval", run, "--data", texts, "--split", "all")
+
+    def test_options_that_change_nothing_are_refused(self):
+        run, ids = self.directory / "run", self.file("ids.jsonl", "[1, 2]")
+        self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
+        generate = ["generate", run, "--prompt", "The"]
+        for option in (["--reasoning", "high"], ["--system", "x"], ["--developer", "x"], ["--date", "none"], ["--tokenizer", "x"], ["--raw"]):
+            self.refuses(2, f"found {option[0]}, which changes nothing with a run of `ingot train`", *generate, *option)
+            self.refuses(2, f"found {option[0]}, which changes nothing with --ids", "generate", run, "--ids", ids, *option)
+        self.refuses(2, "found --reasoning, which changes nothing with --raw", "generate", "--model", self.directory, "--prompt", "x", "--raw", "--reasoning", "low")
+        self.assertEqual(ingot(*generate, "--tokens", 2, env=dict(INGOT_REASONING="high")).returncode, 0)  # said for all commands
+        for option in (["--split", "all"], ["--stride", 3], ["--context", 8], ["--flat"], ["--batch-tokens", 64]):
+            self.refuses(2, f"found {option[0]}, which changes nothing with --ids", "eval", run, "--ids", ids, *option)
+        self.refuses(2, "found --preset, which changes nothing with RUN", "info", run, "--preset", "golf")
+        self.refuses(2, "found RUN and keys of a model", "info", run, "--set", "model.layers=3")
+
+    def test_a_batch_that_windows_do_not_fill_is_told_by_the_option(self):
+        words = [w if w != "128" else "1" for w in TINY]
+        self.refuses(2, "train.batch_tokens: found 1, expected a multiple of model.context, 32", "train", *words, "--data", self.text, "--out", self.directory / "r")
+
+    def test_where_a_vocabulary_goes_is_checked_before_the_work(self):
+        for status, out in ((4, "missing/tok.json"), (5, ".")):
+            run = ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", self.directory / out)
+            self.assertEqual(run.returncode, status)
+            self.assertEqual(run.error.count("\n"), 1, run.error)  # nothing was read
+        self.assertNotEqual(ingot("tokenizer", "train", "--data", self.file("empty", ""), "--out", self.directory / "tok.json").returncode, 0)
+        self.assertEqual(list(self.directory.glob("tok*")), [])
+
+
+class Configuration(InDirectory):
+    """Keys of the sections may stand alone, as options do."""
+    BASE = ["train", "--preset", "nano", "--threads", 1]
+
+    def setUp(self):
+        super().setUp()
+        self.out = self.directory / "run"
+        self.base = [*self.BASE, "--data", self.file("text.txt", TEXT), "--out", self.out]
+        self.small = dict(dim=16, heads=2, kv_heads=2, head_dim=8, mlp_hidden=32, layers=2, context=32, batch_tokens=128)
+
+    def trained_with(self, *arguments, env=None, **keys):
+        shutil.rmtree(self.out, ignore_errors=True)
+        run = ingot(*self.base, *arguments, "--config", self.file("c.json", json.dumps(self.small | keys)), env=env)
+        self.assertEqual(run.returncode, 0, run.error)
+        return json.loads((self.out / "config.json").read_text())
+
+    def test_keys_that_stand_alone_are_those_of_their_section(self):
+        config = self.trained_with(steps=3, matrix_lr=0.02, decay="linear", optimizer=dict(clip=2.0), train=dict(schedule=dict(min_lr=0.2)), model=dict(z_loss=0.5))
+        self.assertEqual((config["model"]["layers"], config["model"]["z_loss"], config["train"]["steps"], config["train"]["batch_tokens"]), (2, 0.5, 3, 128))
+        self.assertEqual([config["train"]["optimizer"][k] for k in ("matrix_lr", "clip", "embed_lr")], [0.02, 2.0, 0.001])
+        self.assertEqual([config["train"]["schedule"][k] for k in ("decay", "min_lr", "warmup_steps")], ["linear", 0.2, 100])
+        self.assertEqual(self.trained_with("--set", "steps=4", steps=3)["train"]["steps"], 4)
+        self.assertEqual(self.trained_with("--steps", 5, "--set", "steps=4", steps=3, env=dict(INGOT_STEPS="2"))["train"]["steps"], 5)
+        self.assertEqual(self.trained_with(steps=3, env=dict(INGOT_STEPS="2"))["train"]["steps"], 2)
+        shutil.rmtree(self.out)
+        file = self.file("c.json", json.dumps(self.small | dict(preset="nano", steps=2, data=str(self.directory / "text.txt"), out=str(self.out), threads=1)))
+        self.assertEqual(ingot("train", "--config", file).returncode, 0)
+
+    def test_a_run_s_own_configuration_serves_as_one(self):
+        before = self.trained_with(steps=2)
+        other = self.directory / "other"
+        self.assertEqual(ingot(*self.base[:-1], other, "--config", self.out / "config.json").returncode, 0)
+        self.assertEqual(json.loads((other / "config.json").read_text()), before)
+
+    def test_unknown_and_doubled_keys_are_refused_with_the_nearest(self):
+        for message, keys in ((r"found the unknown key 'stpes' \(did you mean 'steps'\?\), expected one of model, train, .*data", dict(stpes=3)),
+                              (r"found the unknown key 'max_iters' \(did you mean 'steps'\?\)", dict(max_iters=3)),
+                              (r"found the unknown key 'optimiser' \(did you mean 'optimizer'\?\)", dict(optimiser={})),
+                              (r"unknown key \"matrix_rl\" \(did you mean \"matrix_lr\"\?\)", dict(optimizer=dict(matrix_rl=1))),
+                              (r"found the unknown key 'xyzzy', expected", dict(xyzzy=3)),
+                              ("found train.steps twice", dict(steps=3, train=dict(steps=3))),
+                              ("found train.optimizer.matrix_lr twice", dict(matrix_lr=3, optimizer=dict(matrix_lr=3))),
+                              ("steps", dict(steps="many"))):
+            with self.subTest(keys=keys):
+                self.refuses(2, message, *self.base, "--config", self.file("c.json", json.dumps(keys)))
+        self.refuses(2, r"--set: found the unknown key 'layer' \(did you mean 'layers'\?\)", *self.base, "--set", "layer=3")
+        self.refuses(2, r"unknown option '--stpes' \(did you mean --steps\?\)", *self.base, "--stpes", 3)
+        self.refuses(2, r"unknown option '--layers=3' \(did you mean --set model.layers=...\?\)", *self.base, "--layers=3")
+        self.refuses(2, r"unknown option '--jsn' \(did you mean --json\?\)", "doctor", "--jsn")
+
+    def test_a_run_has_one_length(self):
+        self.refuses(2, "--seconds: found 0, expected more than 0", *self.base, "--seconds", 0)
+        self.refuses(2, "--seconds: found -1, expected more than 0", *self.base, "--seconds", -1)
+        self.refuses(2, "INGOT_SECONDS: found 0, expected more than 0", *self.base, env=dict(INGOT_SECONDS="0"))
+        self.refuses(2, "train.seconds: found 0.5, expected more than train.reserve_seconds, 1", *self.base, "--seconds", 0.5)
+        self.refuses(2, "found --steps and --seconds, expected one of them", *self.base, "--seconds", 5, "--steps", 5)
+        self.assertEqual(self.trained_with("--steps", 3, seconds=600)["train"]["seconds"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv)

@@ -1,0 +1,56 @@
+"""The program under test, as the first argument names it, for the tests that run it as a user does."""
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BINARY = os.path.abspath(sys.argv.pop(1))
+TEXT = "".join(f"The {i}th line says that {i * i % 97} times {i % 13} is äöü {i * i % 97 * (i % 13)}.\n" for i in range(900))
+# Options of a run that takes no time.
+TINY = ["--preset", "nano", "--set", "model.dim=16", "--set", "model.heads=2", "--set", "model.kv_heads=2", "--set", "model.head_dim=8",
+        "--set", "model.mlp_hidden=32", "--set", "model.layers=2", "--set", "model.context=32", "--batch-tokens", "128", "--threads", "1"]
+
+
+def ingot(*arguments, stdin=b"", env=None, cwd=None):
+    """What it answered: returncode, text and error."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("INGOT_")} | (env or {})
+    run = subprocess.run([BINARY, *map(str, arguments)], input=stdin, capture_output=True, env=environment, cwd=cwd, timeout=120)
+    run.text, run.error = run.stdout.decode(), run.stderr.decode(errors="surrogateescape")  # an error may name any file
+    return run
+
+
+def start(*arguments, **more):
+    """A process that a signal will reach, also where these tests run as a job in the background."""
+    default = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen([BINARY, *map(str, arguments)], stderr=subprocess.PIPE, preexec_fn=default, **more)
+
+
+def train_small(data, out, steps):
+    """A model of two layers over characters, in seconds."""
+    done = ingot("train", "--preset", "nano", "--data", data, "--out", out, "--steps", steps,
+                 "--set", "model.layers=2", "--set", "model.dim=64", "--set", "model.heads=4", "--set", "model.kv_heads=4",
+                 "--set", "model.head_dim=16", "--set", "model.mlp_hidden=128", "--set", "model.context=64",
+                 "--set", "train.batch_tokens=512", "--set", "train.tokenizer=char")
+    assert done.returncode == 0, done.error
+
+
+class InDirectory(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.directory = pathlib.Path(holder.name)
+
+    def file(self, name, content):
+        path = self.directory / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def refuses(self, status, message, *arguments, **more):
+        """One line on stderr that begins with the command, nothing on stdout, the documented status."""
+        run = ingot(*arguments, **more)
+        self.assertEqual((run.returncode, run.text), (status, ""), run.error)
+        self.assertRegex(run.error, r"\Aingot( [a-z]+)*: [^\n]+\n\Z")
+        self.assertRegex(run.error, message)
