@@ -28,7 +28,7 @@ struct WeightStreamMemory {
   __device__ __forceinline__ void begin(const WeightRing& ring) {
     for (uint32_t i = 0; i < kMostSlots; ++i) {
       ptx::mbarrier_init(&full[i], 1);
-      ptx::mbarrier_init(&empty[i], kMostShares * ring.team_warps);
+      ptx::mbarrier_init(&empty[i], ring.team_warps);
     }
     ptx::fence_mbarrier_init();
   }
@@ -80,45 +80,34 @@ class WeightWriter {
   uint32_t under_way_ = 0;
 };
 
-// A warp's view: team `team` of `teams` takes every teams-th piece, or every teams-th share of one, whatever it belongs
-// to.
+// A warp's view: team `team` of `teams` takes every teams-th piece, whatever it belongs to.
 class WeightReader {
  public:
   __device__ __forceinline__ WeightReader(const WeightRing& ring, WeightStreamMemory& m, const char* slots,
                                           uint32_t team, uint32_t teams)
-      : m_(m), slots_(slots), ring_slots_(ring.slots), teams_(teams), turn_(team) {}
-  // Calls use(weights, note, share) with this team's shares of the next `count` pieces, of which each has kShares.
-  template <uint32_t kShares, class Use> __device__ __forceinline__ void read(uint32_t count, Use&& use) {
-    static_assert(kMostShares % kShares == 0, "all who read a slot arrive kMostShares times");
-    uint32_t unit = turn_;
-    move(unit / kShares);
+      : m_(m), slots_(slots), ring_slots_(ring.slots), teams_(teams), turn_(team) {
+    at_.slot = team;
+  }
+  // Calls use(weights, note) with this team's pieces of the next `count`.
+  template <class Use> __device__ __forceinline__ void read(uint32_t count, Use&& use) {
 #pragma unroll 1
-    while (unit < kShares * count) {
+    for (; turn_ < count; turn_ += teams_) {
       wait_for_slot(&m_.full[at_.slot], at_.phase);
-      use(slots_ + at_.slot * kSlotBytes, m_.note[at_.slot], unit % kShares);
+      use(slots_ + at_.slot * kSlotBytes, m_.note[at_.slot]);
       __syncwarp();
-      if (threadIdx.x % 32 < kMostShares / kShares) ptx::mbarrier_arrive(&m_.empty[at_.slot]);
-      const uint32_t here = unit / kShares;
-      unit += teams_;
-      move(unit / kShares - here);
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.empty[at_.slot]);
+      at_.slot += teams_;
+      if (at_.slot >= ring_slots_) at_.slot -= ring_slots_, at_.phase ^= 1;
     }
-    move(ring_slots_ + count - unit / kShares);  // back to where the next pieces begin
-    at_.phase ^= 1;
-    turn_ = unit - kShares * count;
+    turn_ -= count;
   }
 
  private:
-  // By less than the ring's length, or all of it.
-  __device__ __forceinline__ void move(uint32_t by) {
-    at_.slot += by;
-    if (at_.slot >= ring_slots_) at_.slot -= ring_slots_, at_.phase ^= 1;
-  }
-
   WeightStreamMemory& m_;
   const char* const slots_;
   const uint32_t ring_slots_, teams_;
-  RingPlace at_;   // of the next piece
-  uint32_t turn_;  // shares of others before the next of this team
+  RingPlace at_;
+  uint32_t turn_;  // pieces of others before the next of this team
 };
 
 }  // namespace ingot::megakernel

@@ -6,7 +6,6 @@ namespace ingot::megakernel {
 
 // Three under way are the 37 KB an SM that memory needs to be busy; more delay the hand-offs.
 constexpr uint32_t kSlotBytes = 12544, kMostSlots = 16;
-constexpr uint32_t kMostShares = 2;  // of a piece, for teams in turn
 
 // A reader waits for a slot's fill by its parity alone, so the fill before must have come when it begins to: it has
 // where

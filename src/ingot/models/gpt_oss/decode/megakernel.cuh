@@ -545,15 +545,13 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       for (int c = 0; c < 4; ++c) sum[0][c] = 0;
     };
     const uint32_t first = warp % team;
-    // What takes long to multiply is shared by two teams: they end closer to each other.
-    constexpr uint32_t kShares = F == WeightFormat::mxfp4 ? megakernel::kMostShares : 1;
-    from.read<kShares>(pieces, [&](const char* granule, const megakernel::WeightNote& note, uint32_t share) {
+    from.read(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
       const Piece p = noted(note);
       if (of_band != ~0u && (p.band != of_band || p.entry != entry)) leave();
       entry = p.entry, of_band = p.band;
       const char* const mine[1] = {column + p.entry * stride + p.first * granules::kColumnBytes};
 #pragma unroll 1
-      for (uint32_t g = p.count * share / kShares + first; g < p.count * (share + 1) / kShares; g += team) {
+      for (uint32_t g = first; g < p.count; g += team) {
         granules::Stored<F> w;
         load_staged(w, granule + g * granules::Form<F>::kBytes, lane);
         granules::multiply<F, 1>(w, mine, g * granules::kColumnBytes, sum);
