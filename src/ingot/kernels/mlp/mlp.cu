@@ -34,16 +34,15 @@ void check_generation(const char* op, int compute_major) {
 // Of networks that have the widest halves of the form to 512 (beyond 448 columns), with as many layers: the portable
 // one takes twice as long for each further layer.
 int64_t fewest_rows_of_the_widest(size_t layers) {
-  constexpr int64_t kOfLayers[] = {kWideBackwardRows, 384, 128};
+  constexpr int64_t kOfLayers[] = {kWideBackwardRows, 256, 128};
   return layers <= std::size(kOfLayers) ? kOfLayers[layers - 1] : 1;
 }
 int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_widest(m) <= kMlpTo128) return kNarrowBackwardRows;
-  const bool has_values = mlp_backward_values(m) > 0, follow = slope_follows_from_value(m.act);
-  if (mlp_has_norms(m.layers)) return kWideBackwardRows;
-  if (has_values && !follow) return m.saved ? kWideBackwardRows : kSlopesBackwardRows;
-  const bool rounds = has_values && !mlp_backward_has_values(m);  // or forms them again: another launch
-  return mlp_widest(m) > 448 && !rounds ? fewest_rows_of_the_widest(m.layers.size()) : kWideBackwardRows;
+  if (mlp_has_norms(m.layers)) return 1;  // in the portable form every block finds them for itself
+  if (!m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act)) return kSlopesBackwardRows;
+  const bool is_widest = mlp_widest(m) > 448 && mlp_backward_has_values(m);
+  return is_widest ? fewest_rows_of_the_widest(m.layers.size()) : kWideBackwardRows;
 }
 
 [[noreturn]] void no_such_form(const char* op, MlpForm form) {

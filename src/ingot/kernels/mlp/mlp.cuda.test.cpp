@@ -462,10 +462,12 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_256);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::to_512);
   EXPECT_EQ(cuda::pick_mlp_form(backward(512, 512, DType::f32), 9), MlpForm::to_512);
-  MlpBackward wide = backward(383, 512, DType::bf16);
+  MlpBackward wide = backward(255, 512, DType::bf16);
   EXPECT_EQ(cuda::pick_mlp_form(wide, 9), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(384, 512, DType::bf16), 9), MlpForm::to_512);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(384, 512, DType::f32), 9), MlpForm::portable);  // values are rounded first
+  wide.layers[0].g = wide.layers[0].w;
+  EXPECT_EQ(cuda::pick_mlp_form(wide, 9), MlpForm::to_512);  // weight norm
+  EXPECT_EQ(cuda::pick_mlp_form(backward(256, 512, DType::bf16), 9), MlpForm::to_512);
+  EXPECT_EQ(cuda::pick_mlp_form(backward(256, 512, DType::f32), 9), MlpForm::portable);  // values are rounded first
   EXPECT_EQ(cuda::pick_mlp_form(backward(384, 448, DType::bf16), 9), MlpForm::portable);
   for (int64_t rows : {127, 128}) {
     wide = backward(rows, 512, DType::bf16);
