@@ -482,15 +482,20 @@ TEST_P(decoder, logprobs_are_those_of_the_logits_whatever_bends_the_draw) {
     long double sum = 0;
     for (int64_t v = 0; v < 35; ++v) sum += std::exp((long double)(row[size_t(v)]));
     const auto want = [&](int32_t id) { return double(row[size_t(id)] - std::log(sum)); };
-    // The prompt was told in batches here and one by one there: sums in fp32 differ in their order.
-    EXPECT_NEAR(drawn.logprobs[i].drawn, want(drawn.tokens[i]), 2e-5);
+    // The prompt was told in batches here and one by one there: sums in fp32 differ in their order. On a GPU other
+    // kernels do the one and the other, and what they keep in bf16 differs by a rounding here and there: 2^-8 of logits
+    // of size 5.
+    const double near = d->device().kind == Device::cuda ? 5.0 / 256 : 2e-5;
+    EXPECT_NEAR(drawn.logprobs[i].drawn, want(drawn.tokens[i]), near);
     ASSERT_EQ(drawn.logprobs[i].top.size(), 4u);
     std::vector<int32_t> order(35);
     for (int32_t v = 0; v < 35; ++v) order[size_t(v)] = v;
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return row[size_t(a)] > row[size_t(b)]; });
     for (size_t k = 0; k < 4; ++k) {
-      EXPECT_EQ(drawn.logprobs[i].top[k].id, order[k]);
-      EXPECT_NEAR(drawn.logprobs[i].top[k].logprob, want(order[k]), 2e-5);
+      const auto& top = drawn.logprobs[i].top[k];
+      EXPECT_TRUE(top.id == order[k] || std::abs(want(top.id) - want(order[k])) <= 2 * near)
+          << top.id << ' ' << order[k];
+      EXPECT_NEAR(top.logprob, want(top.id), near);
     }
     all.push_back(drawn.tokens[i]);
   }
