@@ -172,12 +172,6 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
       last_turn = true;
       break;
     }
-    const auto at_block = [&](int r) -> WarpAt {
-      return {t.batch, block.row(t) + (row_block + r) * 64 + warp % 4 * kWarpRows, t.m_end, t.n};
-    };
-    if constexpr (requires { epilogue.prepare(WarpAt{}); })
-#pragma unroll
-      for (int r = 0; r < Sums<Op>::kBlocks; ++r) epilogue.prepare(at_block(r));
     Sums<Op> sums;
     if (t.k_steps == 0)
 #pragma unroll
@@ -185,7 +179,8 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
         sums.d[i / (Op::kTile.n / 2)][i % (Op::kTile.n / 2)] = 0;
     multiply_tile<Op>(sums, p, m, t.k_steps, at, row_block, turns);
 #pragma unroll
-    for (int r = 0; r < Sums<Op>::kBlocks; ++r) epilogue(sums.d[r], at_block(r));
+    for (int r = 0; r < Sums<Op>::kBlocks; ++r)
+      epilogue(sums.d[r], {t.batch, block.row(t) + (row_block + r) * 64 + warp % 4 * kWarpRows, t.m_end, t.n});
     if (kPingPong) more = leave_one();
   }
   if (kPingPong && last_turn) turns.take();

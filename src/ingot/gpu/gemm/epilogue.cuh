@@ -4,8 +4,6 @@
 // and calls, by whole warps, whose 16 rows they are:
 //     epilogue(d, at)      the sums of 64 rows x kN columns as wgmma leaves them (ptx/wgmma.cuh)
 //     epilogue.end()       after the last
-// and, where it has one, before a tile's products are formed, for each 64 rows of it,
-//     epilogue.prepare(at) what it will read may be asked for
 // A warp needs no other warp: WarpStore takes its 16 rows through its own panels of shared memory to tensor copies.
 // Columns come in panels of 128 bytes: 64 of 16 bits, 32 of fp32.
 #include <cstdint>

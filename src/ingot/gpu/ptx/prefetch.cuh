@@ -20,9 +20,5 @@ __device__ inline void prefetch_to_l2_keeping(const void* p, uint32_t bytes) {
 #endif
 }
 
-// The line of 128 bytes that holds p, each lane its own: for lines apart from each other, which bulk copies would be
-// asked for one by one.
-__device__ inline void prefetch_line_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 }  // namespace ingot::ptx
 #endif

@@ -1,7 +1,6 @@
 #pragma once
 // The two products of activated.h on the core.
 #include "ingot/gpu/gemm/core.cuh"
-#include "ingot/gpu/ptx/prefetch.cuh"
 #include "ingot/gpu/tile/vec.cuh"
 #include "ingot/kernels/activation/activation.cuh"
 #include "ingot/kernels/linear/activated.h"
@@ -87,12 +86,6 @@ template <class T, class F, bool kFromValue> class Sloped {
   using Shared = gemm::Staging<2>;
 
   __device__ __forceinline__ Sloped(const Params& p, Shared& s, uint32_t warp) : p_(p), out_(s.of[warp]) {}
-
-  // What was kept comes from memory to L2 under the products: a line of 64 numbers a lane.
-  __device__ __forceinline__ void prepare(const gemm::WarpAt& at) {
-    const uint32_t row = at.row + threadIdx.x % 16, column = at.column + threadIdx.x % 32 / 16 * 64;
-    if (row < p_.rows && column < p_.columns) ptx::prefetch_line_to_l2(p_.kept + int64_t(row) * p_.stride + column);
-  }
 
   __device__ __forceinline__ void operator()(float (&d)[kSums], const gemm::WarpAt& at) {
     // Both panels' loads are under way before the first is needed.
