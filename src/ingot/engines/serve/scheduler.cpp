@@ -240,8 +240,8 @@ void Scheduler::start(Job& job, size_t index) {
   counts_.reused_tokens += job.outcome.reused;
 }
 
-// A chunk of one prompt; of several prompts each has its turn. Where nobody waits for a token, a GPU takes as much as it
-// takes at once: each pass over a prompt reads all weights. False: there was none to tell.
+// A chunk of one prompt; of several prompts each has its turn. Where nobody waits for a token, a GPU takes as much as
+// it takes at once: each pass over a prompt reads all weights. False: there was none to tell.
 bool Scheduler::tell_chunk() {
   const bool awaited = std::any_of(running_.begin(), running_.end(), [](const Handle& job) { return !job->telling(); });
   const bool alone = !awaited && decoder_.device().kind == Device::cuda;
