@@ -76,7 +76,7 @@ struct Emulated {
   const float* part(const Tensor& t, const gpt_oss_decode::Cut& at) {
     const std::vector<float> numbers = gpt_oss_decode::cut_vector(t, at);
     char* const to = keep(int64_t(numbers.size()) * 4);
-    std::memcpy(to, numbers.data(), numbers.size() * 4);
+    std::copy(numbers.begin(), numbers.end(), reinterpret_cast<float*>(to));  // of none, too
     return reinterpret_cast<const float*>(to);
   }
   gpt_oss_decode::Matrix part(const WeightMatrix& w, const gpt_oss_decode::Cut& at) {
