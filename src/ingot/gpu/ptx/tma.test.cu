@@ -299,7 +299,7 @@ TEST_F(TmaCuda, RefusesMapsByName) {
   EXPECT_EQ(refusal(t, box), "");
   EXPECT_NE(refusal(Tensor(memory.device(), DType::bf16, {16, 63}, gpu), box).find("stride of 63 elements"),
             std::string::npos);
-  EXPECT_NE(refusal(Tensor(memory.device(), DType::f64, {16, 64}, gpu), box).find("f64"), std::string::npos);
+  EXPECT_NE(refusal(Tensor(memory.device(), DType::i64, {16, 64}, gpu), box).find("i64"), std::string::npos);
   EXPECT_NE(refusal(Tensor(static_cast<void*>(memory.host.data()), DType::bf16, {16, 64}), box).find("on cpu"),
             std::string::npos);
   EXPECT_NE(refusal(t, {.rows = 8, .cols = 128, .swizzle = Swizzle::b128}).find("at most the swizzle's 128"),
