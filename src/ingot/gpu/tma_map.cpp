@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
+#include <cstring>
 #include <memory>
 
 #include "ingot/gpu/device.h"
@@ -117,13 +118,16 @@ class Known {
 
 }  // namespace
 
-CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box) {
+void write_tensor_map(void* out, const char* name, const Tensor& t, const TmaBox& box) {
   thread_local const std::unique_ptr<Known> known = std::make_unique<Known>();
   const CUtensorMapDataType type = type_of(name, t.dtype);
   // What a key does not tell apart is not looked up.
   const bool keyed = (t.rank() == 2 || t.rank() == 3) && t.step(-1) == 1 && t.device.kind == Device::cuda;
   const Key key = keyed ? key_of(t, box) : Key();
-  if (const CUtensorMap* map = keyed ? known->find(key) : nullptr) return *map;
+  if (const CUtensorMap* map = keyed ? known->find(key) : nullptr) {
+    std::memcpy(out, map, sizeof *map);
+    return;
+  }
   check_operand(name, t, box);
   static const Encode encode = find_encode();
   constexpr CUtensorMapSwizzle kSwizzle[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,
@@ -137,7 +141,7 @@ CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box) {
     fail(ErrorCode::unsupported, name, ": tensor map: found status ", int(status), " for shape ", t.shape, " of ",
          t.dtype, " in boxes of ", box.outer, " x ", box.rows, " x ", box.cols, ", expected 0");
   known->add(key, map);
-  return map;
+  std::memcpy(out, &map, sizeof map);
 }
 
 }  // namespace ingot::gpu

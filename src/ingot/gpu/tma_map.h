@@ -23,6 +23,16 @@ struct TmaBox {
 
 // `t` is f16, bf16, f32 or f64 (8 bytes of anything) on a GPU, rank 2 or 3, 16-byte aligned, its last stride 1 and the
 // others multiples of 16 bytes. `name` is for the error. Out of bounds is read as zero and not written.
-CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box);
+inline CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box);
+
+// Writes the map to 128 bytes at `map`, which need not be aligned: g++ 13 gives a returned map a slot of 16 bytes'
+// alignment in code that nvcc hands to it, where the function that fills the slot may count on the type's 64.
+void write_tensor_map(void* map, const char* name, const Tensor& t, const TmaBox& box);
+
+inline CUtensorMap tensor_map(const char* name, const Tensor& t, const TmaBox& box) {
+  CUtensorMap map;
+  write_tensor_map(&map, name, t, box);
+  return map;
+}
 
 }  // namespace ingot::gpu
