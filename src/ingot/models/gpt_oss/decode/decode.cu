@@ -253,7 +253,8 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   const Plan plan = plan_of(model, buffers, step);
   Run r{plan, stream};
   const Ranks& ranks = buffers.ranks;
-  const bool heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels), ids = ranks.of(ranks.ids);
+  const bool several = ranks.several(), heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels),
+             ids = ranks.of(ranks.ids);
   const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
   if (wanted(kEmbed)) r.embed_tokens();
   for (uint32_t i = 0; i < plan.layers; ++i) {
@@ -261,16 +262,17 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (wanted(kQkv, heads)) r.qkv(l);
     if (wanted(kAttention, heads)) r.attend(l);
     if (wanted(kOutput, heads)) r.output(l);
-    if (ranks.several()) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
+    if (wanted(kOutput, several)) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
     if (wanted(kRouter)) r.route(l, i);
     if (wanted(kGateUp, channels)) r.gate_up(l, i);
     if (wanted(kDown, channels)) r.down(l, i);
-    if (ranks.several()) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
+    if (wanted(kDown, several))
+      add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
   }
   if (!wanted(kHead)) return;
   if (step.head_rows > 0) {
     if (ids) r.head();
-    if (ranks.several()) draw_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);
+    if (several) draw_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);
     return;
   }
   gpu::launch("decode position", advance, {.grid = 1, .block = 32, .overlap = true, .device = device()}, stream,

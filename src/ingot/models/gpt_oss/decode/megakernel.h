@@ -60,6 +60,8 @@ constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too 
 
 // Hand-offs of a token, in order: of each layer one after each stage.
 constexpr uint32_t kHandoffsOfLayer = 5;
+// After the output's, or down's.
+INGOT_HD constexpr uint32_t handoff_of(uint32_t layer, bool down) { return kHandoffsOfLayer * layer + (down ? 4 : 2); }
 // Behind a block's times: the bytes of weights it reads in each stage of a layer, and for the head.
 constexpr uint32_t kTracedBytes = kHandoffsOfLayer + 1;
 

@@ -53,7 +53,7 @@ class RankedModel {
               const uint64_t* seed);
   // Before any rank's kernels run: making a graph may wait for them.
   void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab);
-  template <class Call> void on_each(Call&& call);
+  template <class Call> void on_each(bool side_by_side, Call&& call);
   void synchronize();
 
   std::vector<std::unique_ptr<DeviceModel>> ranks_;
