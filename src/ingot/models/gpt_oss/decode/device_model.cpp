@@ -422,6 +422,21 @@ void DeviceModel::continue_greedily(int64_t n, int index) {
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
 }
 
+void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  slot.traced = std::make_unique<gpu::Graph>(*stream_, [&] {
+    run_megakernel(slot.model, slot.buffers, {.capacity = uint32_t(context_)},
+                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .trace = trace}, *stream_);
+  });
+}
+void DeviceModel::continue_traced(int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  grow(slot, 1);
+  slot.traced->launch(*stream_);
+}
+
 int32_t DeviceModel::likeliest(int slot) {
   const gpu::DeviceGuard guard(device_);
   synchronize();

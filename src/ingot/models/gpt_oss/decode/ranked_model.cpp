@@ -128,17 +128,43 @@ void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int s
   drawn_by_first_[size_t(slot)] = false;
 }
 
-void RankedModel::continue_greedily(int64_t n, int slot) {
-  if (drawn_by_first_[size_t(slot)]) {
-    const int32_t token = ranks_[0]->likeliest(slot);
-    for (const auto& rank : ranks_) {
-      const gpu::DeviceGuard guard(rank->device());
-      gpu::copy_to_device(rank->buffers(slot).state->tokens, &token, sizeof token);
-    }
-    drawn_by_first_[size_t(slot)] = false;
+void RankedModel::share_drawn(int slot) {
+  if (!drawn_by_first_[size_t(slot)]) return;
+  const int32_t token = ranks_[0]->likeliest(slot);
+  for (const auto& rank : ranks_) {
+    const gpu::DeviceGuard guard(rank->device());
+    gpu::copy_to_device(rank->buffers(slot).state->tokens, &token, sizeof token);
   }
+  drawn_by_first_[size_t(slot)] = false;
+}
+void RankedModel::continue_greedily(int64_t n, int slot) {
+  share_drawn(slot);
   prepare(1, 1, slot, 0);
   on_each(false, [&](DeviceModel& m) { m.continue_greedily(n, slot); });
+}
+
+std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {
+  share_drawn(slot);
+  std::vector<megakernel::Trace> traces;
+  std::vector<std::unique_ptr<gpu::DeviceMemory>> memory;
+  for (const auto& rank : ranks_) {
+    const gpu::DeviceGuard guard(rank->device());
+    megakernel::Trace t = trace_of(rank->model(slot), blocks, nullptr);
+    memory.push_back(std::make_unique<gpu::DeviceMemory>(8 * int64_t(t.blocks) * t.words_of_block()));
+    t.words = static_cast<uint64_t*>(memory.back()->data());
+    traces.push_back(t);
+    rank->prepare_trace(t, slot);
+  }
+  on_each(false, [&](DeviceModel& m) { m.continue_traced(slot); });
+  likeliest(slot);  // waits, and says what went wrong
+  std::vector<std::vector<StageSpan>> found;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    const gpu::DeviceGuard guard(ranks_[r]->device());
+    std::vector<uint64_t> words(size_t(traces[r].blocks) * traces[r].words_of_block());
+    gpu::copy_to_host(words.data(), traces[r].words, int64_t(words.size()) * 8);
+    found.push_back(spans_of(traces[r], words));
+  }
+  return of_one_clock(std::move(found));
 }
 
 int32_t RankedModel::likeliest(int slot) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ingot/models/gpt_oss/decode/emulated_ranks.test.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 
 namespace ingot {
 namespace {
@@ -76,6 +77,33 @@ TEST(GptOssRanksEmulated, OneGpuForAttentionAndOthersForTheExpertsAreTheModel) {
   check_case(four_heads(), 2, Split::attention_experts, true);
   check_case(four_heads(), 5, Split::attention_experts, true);
   check_case(four_heads(), 3, Split::attention_experts, false);
+}
+
+TEST(GptOssRanksEmulated, TracedTokensAreTheTokensAndShowEveryExchange) {
+  const DecodeCase t = rank_cases()[0];
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  const int32_t id = 5;
+  EmulatedRanks plain(m, 9, 2, Split::tensor), traced(m, 9, 2, Split::tensor);
+  plain.use_megakernel(true);
+  const std::vector<std::vector<double>> want = plain.extend({&id, 1}, 1);
+  std::vector<std::vector<uint64_t>> words(2);
+  std::vector<megakernel::Trace> traces;
+  for (size_t r = 0; r < 2; ++r) {
+    megakernel::Trace trace = trace_of(traced.ranks[r]->model, uint32_t(traced.ranks[r]->blocks), nullptr);
+    words[r].resize(size_t(trace.blocks) * trace.words_of_block());
+    trace.words = words[r].data();
+    traces.push_back(trace);
+  }
+  on_threads(2, [&](size_t r) {
+    traced.ranks[r]->buffers.state->tokens[0] = id;
+    traced.ranks[r]->run_one_kernel({.capacity = 9}, ~0u, traces[r]);
+  });
+  EXPECT_EQ(traced.ranks[0]->rows_of_logits(1), want);
+  for (size_t r = 0; r < 2; ++r) {
+    const auto spans = gpt_oss_decode::spans_of(traces[r], words[r]);
+    EXPECT_EQ(int64_t(spans.size()), traced.ranks[r]->blocks * (5 * t.config.layers + 1));
+    for (const auto& s : spans) EXPECT_EQ(s.sent_ns > 0, s.stage == 2 || s.stage == 4);
+  }
 }
 
 TEST(GptOssRanksEmulated, AGpuWhoseBlockStaysAwayEndsAllAndTheNextTokenIsRight) {
