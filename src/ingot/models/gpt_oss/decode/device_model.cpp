@@ -221,15 +221,14 @@ int64_t ring_of(const GptOssConfig& c, int64_t context) {
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
 // Tokens that extend() takes at most.
 int64_t prompt_tokens_of(const GptOssConfig& c, int64_t context, const DeviceModelOptions& o) {
-  return o.prompts && o.ranks == 1 && prompts_take(c)
-             ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
-             : max_columns(c);
+  return o.prompts && prompts_take(c) ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
+                                      : max_columns(c);
 }
-void build_prompt(Builder& b, const GptOssConfig& c, int64_t tokens, PromptBuffers& prompt) {
+void build_prompt(Builder& b, const GptOssConfig& c, int64_t tokens, int ranks, PromptBuffers& prompt) {
   if (tokens <= max_columns(c)) return;
   char* memory;
-  b.take(memory, lay_out(c, tokens, nullptr, prompt));
-  lay_out(c, tokens, memory, prompt);
+  b.take(memory, lay_out(c, tokens, ranks > 1, nullptr, prompt));
+  lay_out(c, tokens, ranks > 1, memory, prompt);
 }
 
 }  // namespace
@@ -248,7 +247,7 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   Ranks* ranks;
   for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), o.ranks, stages, ranks);
   PromptBuffers prompt;
-  build_prompt(counter, c, prompt_tokens_of(c, context, o), prompt);
+  build_prompt(counter, c, prompt_tokens_of(c, context, o), o.ranks, prompt);
   return counter.bytes;
 }
 
@@ -292,7 +291,7 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
     const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
-  build_prompt(builder, c, prompt_tokens_, prompt_);
+  build_prompt(builder, c, prompt_tokens_, o.ranks, prompt_);
   use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
   rope_table(rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling),
@@ -342,6 +341,10 @@ void DeviceModel::connect(std::span<const std::unique_ptr<DeviceModel>> all) {
     slot.buffers.logits = all[0]->slots_[s].buffers.logits + r.first_id;
     gpu::copy_to_device(slot.ranks, &r, sizeof r);
   }
+  if (prompt_.ids == nullptr) return;
+  prompt_.logits = all[0]->prompt_.logits + slice_.ids.begin;
+  for (size_t q = 0; q < all.size(); ++q)
+    for (int sums = 0; sums < 2; ++sums) prompt_.parts[sums][q] = all[q]->prompt_.part[sums];
 }
 
 std::string DeviceModel::wait() {
@@ -417,6 +420,21 @@ void DeviceModel::continue_greedily(int64_t n, int index) {
   grow(slot, n);
   gpu::Graph& g = graph(slot, 1, 1, 0);
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
+}
+
+void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  slot.traced = std::make_unique<gpu::Graph>(*stream_, [&] {
+    run_megakernel(slot.model, slot.buffers, {.capacity = uint32_t(context_)},
+                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .trace = trace}, *stream_);
+  });
+}
+void DeviceModel::continue_traced(int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  grow(slot, 1);
+  slot.traced->launch(*stream_);
 }
 
 int32_t DeviceModel::likeliest(int slot) {

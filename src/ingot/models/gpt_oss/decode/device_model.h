@@ -76,6 +76,10 @@ class DeviceModel {
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends what the last step found likeliest, n times.
   void continue_greedily(int64_t n, int slot = 0);
+  // The same once, by the megakernel, keeping its times in `trace`, of trace_of(...): prepared first, as it may wait
+  // for other GPUs' kernels.
+  void prepare_trace(const megakernel::Trace& trace, int slot = 0);
+  void continue_traced(int slot = 0);
   // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
   // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.
   int32_t likeliest(int slot = 0);
@@ -99,6 +103,7 @@ class DeviceModel {
     int64_t length = 0, valid_from = 0;  // rings hold the tokens from here on
     bool pretends = false;               // its cache is random
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool>, std::unique_ptr<gpu::Graph>> graphs;
+    std::unique_ptr<gpu::Graph> traced;
   };
   DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,
               const uint64_t* seed);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ingot/models/gpt_oss/decode/device_model.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 
 namespace ingot::gpt_oss_decode {
 
@@ -41,6 +42,8 @@ class RankedModel {
   bool use_megakernel(bool wanted);
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   void continue_greedily(int64_t n, int slot = 0);
+  // The same once, by the megakernel: its stages on the first `blocks` blocks of every GPU, by the first one's clock.
+  std::vector<StageSpan> trace_token(uint32_t blocks, int slot = 0);
   int32_t likeliest(int slot = 0);
   int32_t sample(int64_t vocab, const SamplingOptions& options, uint64_t seed, uint32_t step, int slot = 0);
   void logits(uint32_t rows, float* to, int slot = 0);
@@ -53,8 +56,9 @@ class RankedModel {
               const uint64_t* seed);
   // Before any rank's kernels run: making a graph may wait for them.
   void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab);
-  template <class Call> void on_each(Call&& call);
+  template <class Call> void on_each(bool side_by_side, Call&& call);
   void synchronize();
+  void share_drawn(int slot);  // where drawn_by_first_
 
   std::vector<std::unique_ptr<DeviceModel>> ranks_;
   std::vector<bool> drawn_by_first_;  // by slot: the other ranks do not know the last id
