@@ -147,6 +147,7 @@ class Export(unittest.TestCase):
         out.write_bytes(whole)
         other = self.directory / "other.json"
         self.assertEqual(ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", other).returncode, 0)
+        self.refuses(3, "other.json: found a tokenizer of 300 tokens with hash [0-9]+, expected the model's, ", "serve", out, "--port", 0, "--tokenizer", other)
         kept = tokenizer.read_bytes()
         tokenizer.write_bytes(other.read_bytes())
         self.refuses(3, "d.ingot.tokenizer: found a tokenizer of 300 tokens with hash", *score)

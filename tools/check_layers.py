@@ -32,6 +32,9 @@ def problems_of(path, root):
                 yield f"{where}: testing/ may not include {target}/; what tests of {target}/ share stands there, in a .test.h"
             if target in RANK and layer in RANK and RANK[target] > RANK[layer]:
                 yield f"{where}: {layer}/ may not include {target}/"
+            place, goal = relative.parts[:-1], tuple(parts[1:-1])
+            if layer == "kernels" and len(place) == len(goal) == 3 and place[:2] == goal[:2] and goal[2] not in ("parts", place[2]):
+                yield f"{where}: one form of a room may not include another's; what they share belongs in parts/"
             if include[1].endswith((".cpp", ".cu")):
                 yield f"{where}: a source file is included; include its header"
         if re.match(r"\s*#include <(torch|ATen|c10)/", line):

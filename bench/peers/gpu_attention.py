@@ -6,7 +6,6 @@ varlen_attn), cuDNN's through scaled_dot_product_attention, and FlexAttention co
 Operations are counted of visible pairs only: 4 per pair, head and width forward, 10 backward. Backward passes are timed alone. The limit is
 these operations at the rate of a large matrix product measured in the same run.
 """
-import argparse
 import dataclasses
 import inspect
 import math
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
-from gpu_common import Native, backward_of, captured, ceilings, gpu_state, interleaved, pointer, relative_error, stream, write_report
+from gpu_common import backward_of, captured, interleaved, pointer, relative_error, run_products, stream
 
 SETS = 2  # of inputs; each is larger than L2
 
@@ -185,31 +184,10 @@ def measure(case, native, ceiling):
             "absent": absent, "p20_p80_us": spread}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first two cases, and no report")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    native = Native(options.native)
-    ceiling = ceilings(native)
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
-    label = lambda c: f"{c.name} {' x '.join(map(str, c.shape))}"  # noqa: E731
-    chosen = [c for c in (cases()[:2] if options.quick else cases()) if not options.only or options.only in label(c)]
-    results, before = [], gpu_state()
-    for case in chosen:
-        r = measure(case, native, ceiling)
-        r["tflops"] = case.flops / r["ours_us"] * 1e-6
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{label(case):70} ours {r['ours_us']:8.1f} us {r['tflops']:4.0f} TFLOP/s  "
-              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r['absent'] or ''}", flush=True)
-        if not (options.only or options.quick):
-            write_report("attention", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(chosen))
+def timed(case, native, ceiling):
+    r = measure(case, native, ceiling)
+    return r | {"tflops": case.flops / r["ours_us"] * 1e-6}
 
 
 if __name__ == "__main__":
-    main()
+    run_products("attention", cases(), 2, timed, lambda c: f"{c.name} {' x '.join(map(str, c.shape))}")

@@ -271,3 +271,36 @@ def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
             write_report(suite, results, ceiling,
                          {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}, "notes": notes},
                          cases=len(chosen))
+
+
+def l2_bytes():
+    return torch.cuda.get_device_properties(0).L2_cache_size
+
+
+def run_products(suite, cases, quick, measure, label):
+    """The command line of a suite whose bound is the tensor cores: measures every case and writes the report.
+
+    quick: how many cases --quick takes. measure(case, native, ceilings) gives a case's result, label(case) what --only looks at; a case's
+    `flops` are what it asks for.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")
+    parser.add_argument("--quick", action="store_true", help=f"the first of the cases, {quick} in number, and no report")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    native = Native(options.native)
+    ceiling = ceilings(native)
+    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
+    chosen = [c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in label(c)]
+    width, results, before = max(len(label(c)) for c in cases), [], gpu_state()
+    for case in chosen:
+        r = measure(case, native, ceiling)
+        results.append(r)
+        torch.cuda.empty_cache()
+        print(f"{label(case):{width}} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
+              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r.get('absent') or ''}", flush=True)
+        if not (options.only or options.quick):
+            write_report(suite, results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
+                         cases=len(chosen))

@@ -5,13 +5,12 @@ torch.compile (max-autotune, which also tries Triton's). Writes bench/results/<g
 
 Forward is X W^T, dX is dY W, dW is dY^T X; "f32 +=" adds to gradients in fp32, which PyTorch does in two steps.
 """
-import argparse
 import dataclasses
 
 import torch
 from torch._inductor import select_algorithm
 
-from gpu_common import Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, rotation, stream, write_report
+from gpu_common import captured, interleaved, l2_bytes, pointer, relative_error, rotation, run_products, stream
 
 
 @dataclasses.dataclass
@@ -124,31 +123,7 @@ def measure(case, native, l2_bytes, ceiling):
             "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "p20_p80_us": spread}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first four cases, and no report")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    select_algorithm.PRINT_AUTOTUNE = False
-    native = Native(options.native)
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    ceiling = ceilings(native)
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
-    chosen = [c for c in (cases()[:4] if options.quick else cases()) if not options.only or options.only in f"{c.name} {c.sizes}"]
-    results, before = [], gpu_state()
-    for case in chosen:
-        r = measure(case, native, l2_bytes, ceiling)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{case.name:18} {' x '.join(map(str, case.sizes)):22} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
-              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
-        if not (options.only or options.quick):
-            write_report("linear", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(chosen))
-
-
 if __name__ == "__main__":
-    main()
+    select_algorithm.PRINT_AUTOTUNE = False
+    run_products("linear", cases(), 4, lambda case, native, ceiling: measure(case, native, l2_bytes(), ceiling),
+                 lambda c: f"{c.name} {' x '.join(map(str, c.sizes))}")

@@ -6,14 +6,13 @@ torch.compile and the bare cuBLAS product of the same size. Writes bench/results
 Forward is inference. Forward + backward keeps gate and up, and gives dx, dWg and dWu for a given dh, in one graph. Counted are the
 products: 4 M d H operations forward, 12 M d H with backward; the bare product of a training step is three of the forward's size.
 """
-import argparse
 import dataclasses
 
 import torch
 import torch.nn.functional as F
 from torch._inductor import select_algorithm
 
-from gpu_common import DTYPES, Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, rotation, stream, write_report
+from gpu_common import DTYPES, captured, interleaved, l2_bytes, pointer, relative_error, rotation, run_products, stream
 
 
 @dataclasses.dataclass
@@ -166,32 +165,7 @@ def measure(case, native, l2_bytes, ceiling):
             "limit_us": limit, "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "p20_p80_us": spread}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first two cases, and no report")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    select_algorithm.PRINT_AUTOTUNE = False
-    native = Native(options.native)
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    ceiling = ceilings(native)
-    print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
-    label = lambda c: f"{c.name} {c.rows} x {c.channels} x {c.hidden} {c.dtype}"  # noqa: E731
-    chosen = [c for c in (cases()[:2] if options.quick else cases()) if not options.only or options.only in label(c)]
-    results, before = [], gpu_state()
-    for case in chosen:
-        r = measure(case, native, l2_bytes, ceiling)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{label(case):58} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
-              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
-        if not (options.only or options.quick):
-            write_report("swiglu", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(chosen))
-
-
 if __name__ == "__main__":
-    main()
+    select_algorithm.PRINT_AUTOTUNE = False
+    run_products("swiglu", cases(), 2, lambda case, native, ceiling: measure(case, native, l2_bytes(), ceiling),
+                 lambda c: f"{c.name} {c.rows} x {c.channels} x {c.hidden} {c.dtype}")

@@ -7,7 +7,6 @@ Ours keeps one 16-bit tensor and a bit an element, and adds weight gradients in 
 write them in bf16. An error is the worst relative one of the outputs against fp32 by chunks of rows; what bf16 allows is three roundings, of
 the hidden values, of their gradients and of what is written, each at most 2^-9 of a number, squared and halved on the way: 6 x 2^-9.
 """
-import argparse
 import ctypes
 import dataclasses
 
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._inductor import select_algorithm
 
-from gpu_common import Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, stream, write_report
+from gpu_common import captured, interleaved, pointer, relative_error, run_products, stream
 
 ACT = ctypes.c_char_p(b"leaky_relu_squared")
 
@@ -128,30 +127,6 @@ def measure(case, native, ceiling):
             "limit_us": case.flops / ceiling["bf16_TFLOPs"] * 1e-6, "error": error, "tolerance": tolerance, "p20_p80_us": spread}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    select_algorithm.PRINT_AUTOTUNE = False
-    native = Native(options.native)
-    ceiling = ceilings(native)
-    chosen = [c for c in (cases()[:1] if options.quick else cases())
-              if not options.only or options.only in f"{c.name} {c.rows} x {c.width} x {c.hidden}"]
-    results, before = [], gpu_state()
-    for case in chosen:
-        r = measure(case, native, ceiling)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{r['name']:36} {r['shape']} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
-              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
-        if not (options.only or options.quick):
-            write_report("wide_mlp", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(chosen))
-
-
 if __name__ == "__main__":
-    main()
+    select_algorithm.PRINT_AUTOTUNE = False
+    run_products("wide_mlp", cases(), 1, measure, lambda c: f"{c.name} {c.rows} x {c.width} x {c.hidden}")

@@ -1,7 +1,9 @@
+#include "ingot/engines/train/run_data.h"
+
 #include <algorithm>
 
 #include "ingot/core/log.h"
-#include "ingot/engines/train/trainer.h"
+#include "ingot/io/file.h"
 #include "ingot/text/byte_bpe.h"
 #include "ingot/text/char_tokenizer.h"
 

@@ -11,35 +11,14 @@
 #include "ingot/core/arena.h"
 #include "ingot/core/communicator.h"
 #include "ingot/engines/train/evaluate.h"
-#include "ingot/engines/train/run_config.h"
+#include "ingot/engines/train/run_data.h"
+#include "ingot/engines/train/run_directory.h"
+#include "ingot/engines/train/run_events.h"
 #include "ingot/io/file.h"
 #include "ingot/models/gpt/trained.h"
 
 namespace ingot {
 
-// What a run reads: made from a path and the run's options (tokenizer, split).
-struct RunData {
-  std::shared_ptr<const Tokenizer> tokenizer;
-  std::shared_ptr<const TokenSource> train, held_out;
-  std::vector<std::string> held_out_texts;  // where the data is text
-  std::string tokenizer_file;               // the tokenizer as a file's content
-  std::string tokenizer_name;               // tokenizer.json or tokenizer.model
-  int64_t train_bytes = 0, held_out_bytes = 0;
-};
-// Reads text (tokenizing it) or shards. Sets config.model.vocab from the tokenizer. `tokenizer_path` wins over the
-// config.
-RunData load_run_data(const std::string& path, RunConfig& config, const std::string& tokenizer_path = {});
-
-struct TrainStatus {
-  int64_t step = 0, steps = 0;  // done, and in all (expected, when the run goes by time)
-  double progress = 0, loss = 0, grad_norm = 0, lr_factor = 1;
-  double seconds = 0, tokens_per_second = 0, seconds_left = 0;
-  double step_seconds = 0;      // of the last one; tokens_per_second is smoothed over some ten
-  double flops_per_second = 0;  // of a rank: what the model's definition asks for (models/gpt/flops.h), smoothed too
-  double utilisation = 0;    // of that in what the device's data sheet promises for bf16; 0: not known of this device
-  int64_t memory_bytes = 0;  // in use: of the GPU as a whole, or by this process
-  bool looping = false;
-};
 struct TrainHooks {
   std::function<void(const TrainStatus&)> on_step;  // after every step
   std::function<void(const TrainStatus&, const Score&)> on_score;
@@ -53,13 +32,6 @@ struct TrainResult {
   std::string checkpoint;  // of the last step; empty when saving it failed
   std::string parameter_hash;
   int failed_saves = 0;
-};
-
-// Where a run that is resumed goes on: at its newest checkpoint, at the newest one that is whole, or at the one named.
-// Checkpoints after that are set aside.
-struct ResumeFrom {
-  bool last_good = false;
-  std::string name;
 };
 
 class Trainer {

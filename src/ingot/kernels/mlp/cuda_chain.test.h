@@ -3,6 +3,7 @@
 // the measure, and the comparison.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -178,12 +179,13 @@ inline Errors errors(const Vector& got, const Vector& want) {
 // At most 1.5 times the chain's error, and no single value further off than twice the chain's furthest. A few values
 // say little about a root mean square, so small results get more room: up to a rounding of a value of usual size. The
 // furthest of a few rows' values says little too: a dW of one row is a vector's errors times another's values, and the
-// worst of a hundred sums' errors is 3 to 6 times their root mean square (fp32, 64 products, 200 seeds).
+// worst of a hundred sums' errors is 3 to 6 times their root mean square (fp32, 64 products, 200 seeds). independent:
+// how many errors the result's were made of.
 inline void expect_as_good_as(const char* what, const Vector& got, const Vector& want, const Vector& chain,
-                              int64_t rows, double unit) {
+                              int64_t rows, double unit, size_t independent = SIZE_MAX) {
   ASSERT_EQ(got.size(), want.size()) << what;
   const Errors ours = errors(got, want), theirs = errors(chain, want);
-  const bool few = want.size() < 1024;
+  const bool few = std::min(want.size(), independent) < 1024;
   const double floor = unit * ours.size;
   const double rms = few ? 2 * theirs.rms + floor : 1.5 * theirs.rms + 0.1 * floor;
   const double worst = few || rows < 16 ? 3 * theirs.worst + 2 * floor : 2 * theirs.worst + floor;
@@ -209,7 +211,8 @@ inline void compare_all(const Problem& p, const Chain& want, const Chain& chain,
     const auto gradient = [&](const char* name, const DeviceBuffer& got, const Vector& exact, const Vector& rounded) {
       const std::string what = name + std::to_string(l);
       expect_as_good_as(what.c_str(), difference(values(got.host()), before.at(what)), exact, rounded, p.c.rows,
-                        p.dtype == DType::f32 ? 4 * unit : unit);  // f32: what it adds to rounds as well
+                        p.dtype == DType::f32 ? 4 * unit : unit,        // f32: what it adds to rounds as well
+                        size_t(p.c.rows) * size_t(p.c.widths[l + 1]));  // those of dz
     };
     gradient("dw", p.dw[l], want.dw[l], chain.dw[l]);
     if (p.c.bias) gradient("db", p.db[l], want.db[l], chain.db[l]);

@@ -47,7 +47,15 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
 Vocabulary vocabulary(const std::string& path, const std::string& tokenizer, bool harmony) {
   if (harmony) fail(ErrorCode::unsupported, path, ": found a model of `ingot train`, expected one that speaks Harmony");
   Vocabulary v;
-  v.tokenizer = tokenizer.empty() ? trained_tokenizer(path) : std::shared_ptr(load_tokenizer(tokenizer));
+  v.tokenizer = trained_tokenizer(path);
+  if (!tokenizer.empty()) {  // open() holds the model's own to the hash that the model has
+    const std::shared_ptr<const Tokenizer> given = load_tokenizer(tokenizer);
+    if (given->hash() != v.tokenizer->hash())
+      fail(ErrorCode::bad_data, tokenizer, ": found a tokenizer of ", given->vocab_size(), " tokens with hash ",
+           given->hash(), ", expected the model's, ", v.tokenizer->vocab_size(), " tokens with hash ",
+           v.tokenizer->hash());
+    v.tokenizer = given;
+  }
   v.bpe = dynamic_cast<const ByteBpe*>(v.tokenizer.get());
   return v;
 }

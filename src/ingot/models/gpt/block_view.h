@@ -1,0 +1,113 @@
+#pragma once
+// What the parts of a block see: its tensors as rows of one block of tokens after the other, or of all.
+#include <algorithm>
+#include <cmath>
+
+#include "ingot/models/gpt/adapter.h"
+#include "ingot/models/gpt/block.h"
+
+namespace ingot::detail {
+
+struct BlockView {
+  BlockView(const CallContext& c, const BlockTensors& tensors)
+      : call(c), config(c.config), b(tensors), application(*tensors.application), end(c.tokens) {}
+
+  bool kept() const { return b.scratch.kept; }
+  int64_t blocks() const { return std::max<int64_t>(1, (call.tokens + call.block_rows - 1) / call.block_rows); }
+  // Calls body() with the views below showing one block of tokens after the other; otherwise they show all.
+  template <class Body> void each_block(Body&& body) {
+    const int64_t rows = (call.tokens + blocks() - 1) / blocks();
+    for (begin = 0; begin < call.tokens; begin = end) {
+      end = std::min(call.tokens, begin + rows);
+      body();
+    }
+    begin = 0;
+    end = call.tokens;
+  }
+
+  // --- views of this block's tokens ---
+  Tensor shown(const Tensor& t, Shape all) const { return view(t, all).slice(0, begin, end); }
+  Tensor channels(const Tensor& t) const { return t ? shown(t, {call.tokens, config.dim}) : Tensor(); }
+  Tensor q_rows(const Tensor& t) const { return shown(t, {call.tokens, config.heads * config.head_dim}); }
+  Tensor kv_rows(const Tensor& t) const { return t.slice(0, begin, end); }  // half of a wider one on a GPU
+  Tensor q_heads(const Tensor& t) const { return shown(t, {call.tokens, config.heads, config.head_dim}); }
+  Tensor kv_heads(const Tensor& t) const { return kv_rows(t).split_last(config.kv_heads); }
+  Tensor lane0() const { return channels(b.in0); }
+  Tensor lane1() const { return channels(application.enters_lanes ? b.in0 : b.in1); }
+  // The backward pass forms these anew before attention and after it, block by block, and the forward pass once.
+  Tensor read(const Tensor& t) const { return of_block ? view(t, {end - begin, config.dim}) : channels(t); }
+  Tensor merged() const { return application.skip_slot < 0 ? lane0() : read(b.scratch.merged); }
+  Tensor mixed() const { return config.resid_mix ? read(b.scratch.mixed) : merged(); }
+  Tensor mlp_out() const { return channels(b.saved.mlp_out); }
+  Tensor pre() const { return b.saved.pre ? shown(b.saved.pre, {call.tokens, config.mlp_hidden}) : Tensor(); }
+  Tensor signs() const {  // where they are kept all tokens are one block
+    if (!b.saved.signs) return {};
+    return view(b.saved.signs, {linear_sign_bytes(call.tokens, config.mlp_hidden, call.device)});
+  }
+  Tensor activated() const {
+    return b.saved.hidden ? shown(b.saved.hidden, {call.tokens, config.mlp_hidden}) : hidden(b.scratch.hidden);
+  }
+  Tensor rstd_attn() const { return shown(b.saved.rstd_attn, {call.tokens}); }
+  Tensor rstd_mlp() const { return shown(b.saved.rstd_mlp, {call.tokens}); }
+  Tensor positions() const { return call.positions.slice(0, begin, end); }
+  Tensor lse() const { return view(b.saved.lse, {config.heads, call.tokens}); }
+  Tensor cached_lse(int64_t begin, int64_t end) const {  // one segment's after the other
+    return view(b.saved.lse, {call.tokens * config.heads})
+        .slice(0, begin * config.heads, end * config.heads)
+        .reshape({config.heads, end - begin});
+  }
+  // Memory of one block.
+  Tensor normed() const { return view(b.scratch.normed, {end - begin, config.dim}); }
+  Tensor normed_mlp() const { return view(b.scratch.normed_mlp, {end - begin, config.dim}); }
+  Tensor mid() const { return view(b.scratch.mid, {end - begin, config.dim}); }
+  Tensor attn_out() const { return view(b.scratch.attn_out, {end - begin, config.dim}); }
+  Tensor branch_grad() const { return view(b.scratch.branch_grad, {end - begin, config.dim}); }
+  Tensor normed_grad() const { return view(b.scratch.normed_grad, {end - begin, config.dim}); }
+  Tensor hidden(const Tensor& t) const { return view(t, {end - begin, config.mlp_hidden}); }
+  Tensor z() const { return view(b.scratch.z, {end - begin, config.heads, config.head_dim}); }
+  Tensor z_grad() const { return view(b.scratch.z_grad, {end - begin, config.heads, config.head_dim}); }
+  bool rotates() const { return config.qk_norm || config.qk_gain || config.rotary_dim > 0; }
+  double layer_scale() const { return config.layer_scale ? 1 / std::sqrt(double(application.layer + 1)) : 1; }
+  double softmax_scale() const { return 1 / std::sqrt(double(config.head_dim)); }
+
+  // Rotated, or as they were projected where nothing changes them.
+  Tensor q() const { return q_heads(rotates() ? b.scratch.q : b.saved.q_raw); }
+  Tensor k() const { return kv_heads(rotates() ? b.scratch.k : b.saved.k_raw); }
+  Tensor v() const { return kv_heads(b.saved.v); }
+  // What the output projection reads.
+  Tensor excluded() const {
+    return application.exclude_self ? z().reshape({end - begin, config.heads * config.head_dim}) : q_rows(b.saved.y);
+  }
+  // Attention adds its part of V's gradient to what the self exclusion left.
+  bool adds_to_v() const { return application.exclude_self && call.device.kind == Device::cuda; }
+  // So it does with the rows' sums of y * dy, which are formed where both are at hand.
+  Tensor delta() const {
+    if (!adds_to_v()) return {};
+    return Tensor(b.scratch.attention_workspace.data, DType::f32, {config.heads, call.tokens}, call.device);
+  }
+
+  AdapterCall adapter(AdapterPair ApplicationAdapters::*slot) const {
+    AdapterCall a{.cu = call.cu,
+                  .low = b.scratch.adapter_low,
+                  .low_grad = b.scratch.adapter_low_grad,
+                  .folded = b.scratch.folded,
+                  .products = call.products,
+                  .workspace = call.linear_workspace,
+                  .stream = call.stream};
+    if (call.adapters != nullptr) a.pair = &(call.adapters->applications[size_t(b.index)].*slot);
+    if (call.adapter_grads != nullptr) a.grad = &(call.adapter_grads->applications[size_t(b.index)].*slot);
+    return a;
+  }
+  void show(MatrixInput which, const Tensor& x) const {
+    if (call.inputs != nullptr) call.inputs->seen(which, application.layer, x);
+  }
+
+  const CallContext& call;
+  const GptConfig& config;
+  const BlockTensors& b;
+  const Application& application;
+  int64_t begin = 0, end;  // the tokens that views show
+  bool of_block = false;   // merged and mixed rows are those of one block
+};
+
+}  // namespace ingot::detail
