@@ -1,4 +1,4 @@
-"""Two builds of Ingot in turn in one process, on cases of the suites mlp, rmsnorm, rope and gate: what a change that should have moved code
+"""Two builds of Ingot in turn in one process, on cases of the suites rmsnorm, rope, gate and mlp: what a change that should have moved code
 alone has done to times. Writes bench/results/<gpu>/two_builds.json; a result's only peer is the earlier build.
 
     python3 bench/peers/gpu_two_builds.py --native NEW/libingot_bench.so --before OLD/libingot_bench.so --commit OLD [--only TEXT] [--seconds N]
@@ -26,7 +26,7 @@ class Mlp(gpu_mlp.Case):
 
 
 def mlp_cases():
-    for width in (64, 128, 256, 512):
+    for width in (512, 256, 64, 128):
         for rows in (1024, 65536) if width < 256 else (300, 1024, 65536):
             for training in (False, True):
                 yield Mlp(rows, 3, training, width=width)
@@ -50,14 +50,14 @@ def rmsnorm_cases():
 
 def every_case():
     """(suite, case, what makes its buffers, what checks them)."""
-    for case in mlp_cases():
-        yield "mlp", case, lambda case, native, l2: gpu_mlp.Buffers(case, l2), gpu_mlp.check
     for case in rmsnorm_cases():
         yield "rmsnorm", case, gpu_rmsnorm.Buffers, gpu_rmsnorm.check
     for case in gpu_rope.cases():
         yield "rope", case, lambda case, native, l2: gpu_rope.Buffers(case, l2), gpu_rope.check
     for case in gpu_gate.cases():
         yield "gate", case, lambda case, native, l2: gpu_gate.Buffers(case, l2), gpu_gate.check
+    for case in mlp_cases():
+        yield "mlp", case, lambda case, native, l2: gpu_mlp.Buffers(case, l2), gpu_mlp.check
 
 
 def graph_of(buffers, native):
