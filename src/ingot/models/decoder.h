@@ -62,6 +62,11 @@ struct TokenLogprobs {
   double drawn = 0;
   std::vector<TokenLogprob> top;  // likeliest first, of equal ones the lower id; may hold the token that was drawn
 };
+// A draw of one token.
+struct DrawnToken {
+  int32_t token = -1;
+  TokenLogprobs logprobs;  // where asked for
+};
 // The slot holds what it held, the token that waited, and the tokens given here: all of them where a stop id ended the
 // call, else all but the last, which waits. Where no token was drawn, what there was is there still.
 struct Drawn {

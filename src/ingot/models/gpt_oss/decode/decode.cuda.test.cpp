@@ -10,7 +10,9 @@
 #include "ingot/models/gpt_oss/decode/device_model.h"
 #include "ingot/models/gpt_oss/decode/on_host.test.h"
 #include "ingot/models/gpt_oss/decode/trace.h"
+#include "ingot/models/host_decoder.h"
 #include "ingot/testing/gpu_test.h"
+#include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
 namespace {
@@ -173,6 +175,53 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
   const std::vector<float> got = one.token(5, 4);
   EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * 4), 0);
   EXPECT_EQ(one.waits.report(), "");
+}
+
+// Whatever is asked for: the CPU's token from the same logits and seed, and its logprobs, whose sums of exponentials
+// are of doubles in another order.
+TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
+  const DecodeCase t = testing::decode_cases()[0];
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  DeviceModel gpu(m.config, m.weights, {.context = 40});
+  const int64_t V = t.config.vocab;
+  const std::vector<LogitBias> bias = {{40, 1.5f}, {3, -2}, {40, 0.25f}, {11, -INFINITY}, {52, 9}};
+  const std::vector<uint32_t> allowed = {0x5a5a'0ff7, 0xffff'ff31};
+  std::vector<int32_t> ids = {5, 9, 1};  // a prompt, then what is drawn
+  std::vector<float> row(static_cast<size_t>(V));
+  uint32_t step = 0;
+  for (const int64_t vocab : {int64_t(0), int64_t(50)})
+    for (const SamplingOptions& sampling : {SamplingOptions{.temperature = 0},
+                                            {.temperature = 1.5, .top_p = 0.9},
+                                            {.temperature = 3, .top_k = 9, .min_p = 0.02}})
+      for (int what = 0; what < 8; ++what, ++step) {
+        if (testing::kEmulated && step % 5 != 2) continue;
+        SCOPED_TRACE(::testing::Message() << "step " << step);
+        DrawOptions o{.sampling = sampling, .seed = 4, .vocab = vocab};
+        if ((what & 1) != 0) o.bias = bias;
+        if ((what & 2) != 0) o.allowed = std::span(allowed).first(size_t((V - 1) / 32 + 1));
+        o.logprobs = (what & 4) != 0 ? what : -1;
+        if (step % 7 == 0) gpu.rewind(0);
+        gpu.extend(ids, 1, 0, step % 2 == 0 ? 0 : uint32_t(vocab));
+        gpu.logits(1, row.data());
+        const DrawnToken drawn = gpu.draw(o, step);
+        const Tensor logits(row.data(), {V});
+        EXPECT_EQ(drawn.token, draw_from(logits, o, step));
+        ids = {drawn.token};
+        if (o.logprobs < 0) continue;
+        const TokenLogprobs want = logprobs_of(logits, vocab > 0 ? vocab : V, drawn.token, o.logprobs);
+        EXPECT_NEAR(drawn.logprobs.drawn, want.drawn, 1e-12);
+        ASSERT_EQ(drawn.logprobs.top.size(), want.top.size());
+        for (size_t i = 0; i < want.top.size(); ++i) {
+          EXPECT_EQ(drawn.logprobs.top[i].id, want.top[i].id);
+          EXPECT_NEAR(drawn.logprobs.top[i].logprob, want.top[i].logprob, 1e-12);
+        }
+      }
+  const std::vector<LogitBias> nothing = {{40, -INFINITY}};
+  const std::vector<uint32_t> only = {0, 1u << 8};
+  EXPECT_NE(testing::error_of([&] { gpu.draw({.bias = nothing, .allowed = only}, 0); }).find("only -inf logits"),
+            std::string::npos);
+  const std::vector<LogitBias> many(size_t(gpt_oss_decode::kMostBiases + 1));
+  EXPECT_NE(testing::error_of([&] { gpu.draw({.bias = many}, 0); }).find("expected at most 1024"), std::string::npos);
 }
 
 GptOssConfig published(int64_t layers, int64_t experts, int64_t vocab) {

@@ -67,10 +67,23 @@ class GpuDecoder final : public HostDecoder {
       take(begin + int64_t(part.size() - wanted), Tensor(logits_.data(), {int64_t(wanted), vocab()}));
     }
   }
-  int32_t drawn_after(int slot, int32_t token, int64_t vocab, const SamplingOptions& o, uint64_t seed,
-                      uint32_t step) override {
-    model_.extend({&token, 1}, 1, slot, uint32_t(vocab));
-    return o.temperature == 0 ? model_.likeliest(slot) : model_.sample(vocab, o, seed, step, slot);
+  bool extend_there(int slot, std::span<const int32_t> ids, int64_t vocab) override {
+    const size_t most = size_t(model_.prompt_batch());
+    for (size_t at = 0; at < ids.size(); at += most) {
+      const auto part = ids.subspan(at, std::min(most, ids.size() - at));
+      model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, uint32_t(vocab));
+    }
+    if (vocab == 0) model_.synchronize();  // a prompt's errors are its own, and its time
+    return true;
+  }
+  std::optional<DrawnToken> draw_there(int slot, const DrawOptions& o, uint32_t step) override {
+    if (!DeviceModel::can_draw(o)) return {};
+    return model_.draw(o, step, slot);
+  }
+  void bring_there(int slot, const Take& take) override {
+    logits_.resize(size_t(vocab()));
+    model_.logits(1, logits_.data(), slot);
+    take(held(slot) - 1, Tensor(logits_.data(), {1, vocab()}));
   }
 
   RankedModel model_;
