@@ -86,56 +86,115 @@ Tensor HostDecoder::row(int slot) {
   return Tensor(kept.bytes.data(), kept.dtype, {vocab()});
 }
 
-// Tells the token that waits, if one does, and draws the next.
-DrawnToken HostDecoder::token_after(int slot, int32_t waiting, const DrawOptions& o, uint32_t step) {
+DrawnToken HostDecoder::token_from(int slot, const DrawOptions& o, uint32_t step) {
   Row& kept = rows_[size_t(slot)];
-  const int64_t drawable = o.vocab > 0 ? o.vocab : vocab();
-  if (waiting >= 0) {
-    if (o.bias.empty() && o.allowed.empty() && o.logprobs < 0)
-      if (const int32_t token = drawn_after(slot, waiting, drawable, o.sampling, o.seed, step); token >= 0)
-        return {.token = token};
-    kept.is_there = extend_there(slot, {&waiting, 1}, drawable);
-    if (!kept.is_there) tell(slot, {&waiting, 1}, Rows::last, {});
-  }
   if (kept.is_there) {
-    if (const std::optional<DrawnToken> drawn = draw_there(slot, o, step)) return *drawn;
+    if (std::optional<DrawnToken> drawn = draw_there(slot, o, step)) return *std::move(drawn);
     bring_there(slot, [&](int64_t, const Tensor& logits) { keep_last(slot, logits); });
     kept.is_there = false;
   }
   DrawnToken drawn{.token = draw_from(row(slot), o, step)};
-  if (o.logprobs >= 0) drawn.logprobs = logprobs_of(row(slot), drawable, drawn.token, o.logprobs);
+  if (o.logprobs >= 0) drawn.logprobs = logprobs_of(row(slot), drawable(o), drawn.token, o.logprobs);
   return drawn;
 }
 
+bool HostDecoder::goes_on(Progress& p) {
+  if (p.ended || int64_t(p.drawn.tokens.size()) == p.n) return false;
+  if (cancelled(p.slot))
+    p.drawn.finish = Finish::cancelled;
+  else if (p.waiting >= 0 && held(p.slot) == context())
+    p.drawn.finish = Finish::context;
+  else
+    return true;
+  return !(p.ended = true);
+}
+
+void HostDecoder::tell_waiting(Progress& p) {
+  if (p.waiting < 0) return;
+  Row& kept = rows_[size_t(p.slot)];
+  kept.is_there = extend_there(p.slot, {&p.waiting, 1}, drawable(p.options));
+  if (!kept.is_there) tell(p.slot, {&p.waiting, 1}, Rows::last, {});
+}
+
+// Takes what comes of a token: p ends, or the token waits.
+void HostDecoder::draw_next(Progress& p) {
+  const DrawOptions& o = p.options;
+  const uint32_t step = o.step + uint32_t(p.drawn.tokens.size());
+  DrawnToken drawn;
+  if (p.waiting >= 0 && !p.told && o.bias.empty() && o.allowed.empty() && o.logprobs < 0)
+    drawn.token = drawn_after(p.slot, p.waiting, drawable(o), o.sampling, o.seed, step);
+  if (drawn.token < 0) {
+    if (!p.told) tell_waiting(p);
+    drawn = token_from(p.slot, o, step);
+  }
+  p.told = false;
+  if (std::find(o.stop_ids.begin(), o.stop_ids.end(), drawn.token) != o.stop_ids.end()) {
+    p.drawn.finish = Finish::stop;
+    p.drawn.stop_id = drawn.token;
+    p.ended = true;
+    return;
+  }
+  p.drawn.tokens.push_back(drawn.token);
+  if (o.logprobs >= 0) p.drawn.logprobs.push_back(std::move(drawn.logprobs));
+  p.waiting = drawn.token;
+  if (o.on_token && !o.on_token(drawn.token)) {
+    p.drawn.finish = Finish::cancelled;
+    p.ended = true;
+  }
+}
+
 Drawn HostDecoder::draw_one(int slot, int32_t waiting, const DrawOptions& o, int64_t n) {
-  Drawn d;
-  for (int64_t i = 0; i < n; ++i) {
-    if (cancelled(slot)) {
-      d.finish = Finish::cancelled;
-      break;
+  Progress p{.slot = slot, .options = o, .n = n, .waiting = waiting};
+  while (goes_on(p)) draw_next(p);
+  return std::move(p.drawn);
+}
+
+void HostDecoder::tell_together(std::span<Progress*> of) {
+  std::vector<int> slots;
+  std::vector<int32_t> ids;
+  for (const Progress* p : of) slots.push_back(p->slot), ids.push_back(p->waiting);
+  if (!extend_together(slots, ids, drawable(of[0]->options))) return;
+  for (Progress* p : of) p->told = rows_[size_t(p->slot)].is_there = true;
+}
+
+// A token of each at a time, those that wait told together.
+std::vector<Drawn> HostDecoder::draw_all(std::span<const Request> requests, std::span<const int32_t> waiting) {
+  if (columns() == 1 || requests.size() == 1) return Decoder::draw_all(requests, waiting);
+  std::vector<Progress> all;
+  for (size_t i = 0; i < requests.size(); ++i)
+    all.push_back(
+        {.slot = requests[i].slot, .options = requests[i].options, .n = requests[i].n, .waiting = waiting[i]});
+  const auto attempt = [](Progress& p, auto&& call) {
+    try {
+      call();
+    } catch (...) {
+      p.drawn.error = std::current_exception();
+      p.ended = true;
     }
-    if (waiting >= 0) {
-      if (held(slot) == context()) {
-        d.finish = Finish::context;
-        break;
+  };
+  for (bool any = true; any;) {
+    std::vector<Progress*> on, told;
+    for (Progress& p : all)
+      if (goes_on(p)) on.push_back(&p);
+    any = !on.empty();
+    for (Progress* p : on)
+      if (p->waiting >= 0) told.push_back(p);
+    const size_t most = size_t(columns());
+    for (size_t at = 0; at < told.size(); at += most) {
+      const auto part = std::span(told).subspan(at, std::min(most, told.size() - at));
+      if (part.size() == 1) continue;
+      try {
+        tell_together(part);
+      } catch (...) {
+        for (Progress* p : part) p->drawn.error = std::current_exception(), p->ended = true;
       }
     }
-    DrawnToken drawn = token_after(slot, waiting, o, o.step + uint32_t(i));
-    const int32_t token = drawn.token;
-    if (std::find(o.stop_ids.begin(), o.stop_ids.end(), token) != o.stop_ids.end()) {
-      d.finish = Finish::stop;
-      d.stop_id = token;
-      break;
-    }
-    d.tokens.push_back(token);
-    if (o.logprobs >= 0) d.logprobs.push_back(std::move(drawn.logprobs));
-    waiting = token;
-    if (o.on_token && !o.on_token(token)) {
-      d.finish = Finish::cancelled;
-      break;
-    }
+    for (Progress* p : on)
+      if (!p->ended) attempt(*p, [&] { draw_next(*p); });
   }
-  return d;
+  std::vector<Drawn> drawn;
+  for (Progress& p : all) drawn.push_back(std::move(p.drawn));
+  return drawn;
 }
 
 }  // namespace ingot

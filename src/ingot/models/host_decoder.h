@@ -25,6 +25,10 @@ class HostDecoder : public Decoder {
   // Appends tokens. False, with nothing appended: it cannot. `vocab`: the ids of the draw to come, 0 where that is not
   // known yet.
   virtual bool extend_there(int slot, std::span<const int32_t> ids, int64_t vocab) { return false; }
+  // A token to each of 2 to columns() slots, as extend_there().
+  virtual bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) {
+    return false;
+  }
   // As draw_from() and logprobs_of(), from what extend_there() left. Nothing: it cannot with these options, and
   // bring_there() gives the logits to the host.
   virtual std::optional<DrawnToken> draw_there(int slot, const DrawOptions& o, uint32_t step) { return {}; }
@@ -33,10 +37,25 @@ class HostDecoder : public Decoder {
  private:
   bool append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) final;
   Drawn draw_one(int slot, int32_t waiting, const DrawOptions& options, int64_t n) final;
+  std::vector<Drawn> draw_all(std::span<const Request> requests, std::span<const int32_t> waiting) final;
+  // A draw of several tokens, one at a time.
+  struct Progress {
+    int slot;
+    const DrawOptions& options;
+    int64_t n;
+    int32_t waiting;
+    Drawn drawn;
+    bool ended = false, told = false;  // told: the token that waits was, and there are logits
+  };
+  bool goes_on(Progress& p);  // else it has ended
+  void tell_waiting(Progress& p);
+  void draw_next(Progress& p);
+  void tell_together(std::span<Progress*> of);
   void tell(int slot, std::span<const int32_t> ids, Rows rows, const Take& take);
   Tensor row(int slot);  // (V): the last token's logits
   void keep_last(int slot, const Tensor& logits);
-  DrawnToken token_after(int slot, int32_t waiting, const DrawOptions& o, uint32_t step);
+  DrawnToken token_from(int slot, const DrawOptions& o, uint32_t step);
+  int64_t drawable(const DrawOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }
   struct Row {
     std::vector<char> bytes;
     DType dtype = DType::f32;

@@ -1,5 +1,6 @@
 // ingot bench decode: a token of GPT-OSS on a GPU, with synthetic weights.
 #include <algorithm>
+#include <charconv>
 
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/models.h"
@@ -17,7 +18,22 @@ struct Options {
   bool phased = false, megakernel = false;  // only this one
   bool json = false;
   int64_t gpus = 1;
+  std::string streams;
 };
+
+std::vector<int64_t> numbers_of(const std::string& list) {
+  std::vector<int64_t> all;
+  for (size_t at = 0; at < list.size();) {
+    const size_t end = std::min(list.find(',', at), list.size());
+    int64_t n = 0;
+    const auto [last, error] = std::from_chars(list.data() + at, list.data() + end, n);
+    if (error != std::errc() || last != list.data() + end)
+      fail(ErrorCode::usage, "--streams: found '", list, "', expected numbers like 1,2,4,8");
+    all.push_back(n);
+    at = end + 1;
+  }
+  return all;
+}
 
 void print_path(const std::string& path, const TokenTimes& of, const std::string& more) {
   write_out(path + ": mean " + fixed(of.mean_ms, 3) + " ms a token, p50 " + fixed(of.p50_ms, 3) + ", p99 " +
@@ -56,6 +72,19 @@ void print(const Options& o, const DecodeTimes& t) {
                    " % of reading alone");
   write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
   if (o.measurement.prompt) write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
+  for (const StreamTimes& s : t.streams) {
+    const double TBps = double(s.step_bytes) / s.step.mean_ms * 1e-9;
+    write_out(std::to_string(s.streams) + (s.streams == 1 ? " stream: " : " streams: ") + fixed(s.step.mean_ms, 3) +
+              " ms a step, p50 " + fixed(s.step.p50_ms, 3) + ", p99 " + fixed(s.step.p99_ms, 3) + "; " +
+              fixed(1e3 * double(s.streams) / s.step.mean_ms, 0) + " tokens/s; " + fixed(s.experts, 1) +
+              " experts a layer, " + fixed(double(s.step_bytes) * 1e-9, 3) + " GB, " +
+              fixed(100 * TBps / t.read_TBps, 0) + " % of reading alone\n");
+  }
+  if (o.measurement.handoffs)
+    for (const auto& [name, of] : {std::pair{"idle", t.idle}, {"under load", t.loaded}})
+      write_out(std::string("a hand-off, ") + name + ": a barrier alone " + fixed(of.barrier, 2) +
+                " us, with a fence " + fixed(of.fenced, 2) + ", stamped words " + fixed(of.stamped, 2) +
+                ", the same without a barrier " + fixed(of.polled, 2) + "\n");
   for (const auto& [name, us] : t.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
   for (const StageTimes& s : t.stages)
     write_out("  megakernel, " + s.name + ": " + fixed(s.work_us, 2) + " us of work, " + fixed(s.wait_us, 2) +
@@ -71,6 +100,10 @@ OrderedJson as_json(const std::vector<std::pair<std::string, TokenTimes>>& paths
 }
 OrderedJson as_json(const megakernel::ExchangeTimes& e) {
   return {{"one_way_us", e.one_way}, {"handoff_us", e.local}, {"exchange_us", e.exchange}};
+}
+
+OrderedJson as_json(const megakernel::HandoffTimes& h) {
+  return {{"barrier_us", h.barrier}, {"fenced_us", h.fenced}, {"stamped_us", h.stamped}, {"polled_us", h.polled}};
 }
 
 OrderedJson as_json(const Options& o, const DecodeTimes& t) {
@@ -93,6 +126,19 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                    {"read_TBps", t.read_TBps},
                    {"phases_us", phases},
                    {"stages", stages}};
+  if (o.measurement.handoffs) json["handoffs"] = {{"idle", as_json(t.idle)}, {"loaded", as_json(t.loaded)}};
+  if (!t.streams.empty()) {
+    OrderedJson streams = OrderedJson::array();
+    for (const StreamTimes& s : t.streams)
+      streams.push_back({{"streams", s.streams},
+                         {"mean_ms", s.step.mean_ms},
+                         {"p50_ms", s.step.p50_ms},
+                         {"p99_ms", s.step.p99_ms},
+                         {"best_ms", s.step.best_ms},
+                         {"experts_a_layer", s.experts},
+                         {"step_bytes", s.step_bytes}});
+    json["streams"] = streams;
+  }
   if (o.gpus > 1)
     json["shared"] = {{"gpus", o.gpus},
                       {"split", o.measurement.split},
@@ -121,11 +167,14 @@ void add_bench_decode(Command& bench) {
          "write a token of the megakernel, each stage on each SM, for ui.perfetto.dev");
   c.flag("--prompt", o->measurement.prompt,
          "tell the whole context, for the time to the first token (default: keys and values are random)");
+  c.flag("--handoffs", o->measurement.handoffs, "time hand-offs between all SMs by themselves, too");
+  c.text("--streams LIST", o->streams, "time steps of so many sequences at once, too, like 1,2,4,8");
   add_gpus(c, o->gpus, o->measurement.split);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench decode
   ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases
   ingot bench decode --gpus 2
+  ingot bench decode --streams 1,2,4,8
   ingot bench decode --trace token.json)");
   c.run([o] {
     o->measurement.size = o->size;
@@ -134,6 +183,7 @@ void add_bench_decode(Command& bench) {
                            : o->dense == "fp8" ? WeightFormat::fp8
                                                : WeightFormat::mxfp4;
     if (o->phased != o->megakernel) o->measurement.phased = o->phased, o->measurement.megakernel = o->megakernel;
+    o->measurement.streams = numbers_of(o->streams);
     const DecodeTimes times = measure_decode(o->measurement);
     if (o->json) return write_out(show_json(as_json(*o, times)) + "\n");
     print(*o, times);

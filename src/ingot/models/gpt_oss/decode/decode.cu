@@ -10,6 +10,7 @@
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/phases.cuh"
 #include "ingot/models/gpt_oss/decode/ranks.h"
+#include "ingot/models/gpt_oss/decode/streams.cuh"
 
 namespace ingot::gpt_oss_decode {
 
@@ -118,6 +119,29 @@ struct Run {
     at.grid = decode_attention::units_of(p);
     gpu::launch("decode attention", attention, at, stream, p);
   }
+  void attend(const Layer& l, const Streams& s) {
+    Plan one = plan;
+    one.T = 1;
+    const decode_attention::Params p = attention_of(one, l);
+    const gpu::Launch at{.grid = int64_t(plan.T) * decode_attention::units_of(p),
+                         .block = decode_attention::kThreads,
+                         .overlap = true,
+                         .device = device()};
+    const auto kernel = padded_dim(plan.head_dim) == 64 ? stream_attention_kernel<64> : stream_attention_kernel<128>;
+    gpu::launch("decode attention of sequences", kernel, at, stream, s, p);
+  }
+  void gather(const Streams& s) {
+    gpu::launch("decode tokens", gather_tokens_kernel, {.grid = 1, .block = 32, .overlap = true, .device = device()},
+                stream, s, plan.b.state, plan.T);
+  }
+  void scatter(const Streams& s) {
+    gpu::launch("decode logits", scatter_logits_kernel,
+                {.grid = int64_t(plan.T) * Streams::kBestParts, .block = kThreads, .overlap = true, .device = device()},
+                stream, s, plan.b.logits, plan.vocab, plan.drawn);
+    gpu::launch("decode ids", append_tokens_kernel,
+                {.grid = 1, .block = 32 * int64_t(plan.T), .overlap = true, .device = device()}, stream, s,
+                plan.b.stop);
+  }
   void output(const Layer& l) {
     with_format<Phases>(l.o.format, [&](auto phases) { phases.residual_product(output_of(plan, l), stream); });
   }
@@ -137,8 +161,10 @@ struct Run {
   void down(const Layer& l, uint32_t index) {
     with_format<Phases>(l.down.format, [&](auto phases) { phases.down(down_of(plan, l, index), stream); });
   }
-  void head() {
-    with_format<Phases>(plan.head.format, [&](auto phases) { phases.norm_product(head_of(plan), stream); });
+  void head(bool appends = true) {
+    NormProduct p = head_of(plan);
+    if (!appends) p.best = nullptr;
+    with_format<Phases>(plan.head.format, [&](auto phases) { phases.norm_product(p, stream); });
   }
 };
 
@@ -249,17 +275,35 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   return at;
 }
 
+int64_t lay_out(const GptOssConfig& c, char* memory, StreamsInput*& input, Streams& s) {
+  int64_t at = 0;
+  const auto take = [&](auto*& p, int64_t n) {
+    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
+    at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
+  };
+  take(input, 1);
+  s.input = input;
+  take(s.arrived, kMostStreams * c.kv_heads * decode_attention::tiles_of(1, uint32_t(c.heads / c.kv_heads)));
+  take(s.best, kMostStreams * Streams::kBestParts);
+  return at;
+}
+
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream) {
   const Plan plan = plan_of(model, buffers, step);
   Run r{plan, stream};
   const Ranks& ranks = buffers.ranks;
   const bool heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels), ids = ranks.of(ranks.ids);
   const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
+  if (step.streams != nullptr) {
+    INGOT_CHECK(step.T <= kMostStreams && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
+                " sequences, expected at most ", kMostStreams, ", with the logits of all, on one GPU");
+    r.gather(*step.streams);
+  }
   if (wanted(kEmbed)) r.embed_tokens();
   for (uint32_t i = 0; i < plan.layers; ++i) {
     const Layer& l = model.layers[i];
     if (wanted(kQkv, heads)) r.qkv(l);
-    if (wanted(kAttention, heads)) r.attend(l);
+    if (wanted(kAttention, heads)) step.streams != nullptr ? r.attend(l, *step.streams) : r.attend(l);
     if (wanted(kOutput, heads)) r.output(l);
     if (ranks.several()) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
     if (wanted(kRouter)) r.route(l, i);
@@ -268,6 +312,10 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (ranks.several()) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
   }
   if (!wanted(kHead)) return;
+  if (step.streams != nullptr) {
+    r.head(false);
+    return r.scatter(*step.streams);
+  }
   if (step.head_rows > 0) {
     if (ids) r.head();
     if (ranks.several()) draw_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);

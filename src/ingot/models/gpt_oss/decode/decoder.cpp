@@ -44,7 +44,9 @@ class GpuDecoder final : public HostDecoder {
   int64_t vocab() const override { return model_.config().vocab; }
   int64_t context() const override { return model_.context(); }
   int64_t batch() const override { return batch_; }
+  int64_t columns() const override { return model_.most_streams(); }
   Device device() const override { return {Device::cuda, 0}; }
+  bool traces() const override { return model_.ranks() == 1 && model_.rank(0).takes_trace(); }
 
  private:
   void start(int slot) override { model_.rewind(0, slot); }
@@ -76,6 +78,10 @@ class GpuDecoder final : public HostDecoder {
     if (vocab == 0) model_.synchronize();  // a prompt's errors are its own, and its time
     return true;
   }
+  bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) override {
+    model_.extend_streams(slots, ids, uint32_t(vocab));
+    return true;
+  }
   std::optional<DrawnToken> draw_there(int slot, const DrawOptions& o, uint32_t step) override {
     if (!DeviceModel::can_draw(o)) return {};
     return model_.draw(o, step, slot);
@@ -84,6 +90,14 @@ class GpuDecoder final : public HostDecoder {
     logits_.resize(size_t(vocab()));
     model_.logits(1, logits_.data(), slot);
     take(held(slot) - 1, Tensor(logits_.data(), {1, vocab()}));
+  }
+
+  // The second token's times: the first one's launch loads the code.
+  std::string trace_of(int slot) override {
+    const uint32_t blocks = uint32_t(gpu::device_info().sms);
+    model_.rank(0).trace(blocks, slot);
+    return gpt_oss_decode::perfetto_json(model_.rank(0).trace(blocks, slot),
+                                         ingot::detail::concat("GPT-OSS, a token after ", held(slot), " of context"));
   }
 
   RankedModel model_;

@@ -223,6 +223,16 @@ void build_draw(Builder& b, const GptOssConfig& c, DrawBuffers& draw) {
   b.take(draw.workspace, logprobs_workspace_bytes(c.vocab, kMostLogprobs, {Device::cuda, 0}));
 }
 
+void build_streams(Builder& b, const GptOssConfig& c, int64_t context, int64_t slots, int ranks, Streams& streams,
+                   StreamsInput*& input, Buffers& buffers) {
+  if (slots == 1 || ranks > 1) return;
+  char* memory;
+  b.take(memory, lay_out(c, uint32_t(context), nullptr, buffers));
+  lay_out(c, uint32_t(context), memory, buffers);
+  b.take(memory, lay_out(c, nullptr, input, streams));
+  lay_out(c, memory, input, streams);
+}
+
 int64_t context_of(const GptOssConfig& c, const DeviceModelOptions& o) {
   if (o.context < 0 || o.context > c.context)
     fail(ErrorCode::usage, "context: found ", o.context, ", expected 1 to ", c.context, ", or 0 for the model's");
@@ -264,6 +274,10 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   build_prompt(counter, c, prompt_tokens_of(c, context, o), prompt);
   DrawBuffers draw;
   build_draw(counter, c, draw);
+  Streams streams;
+  StreamsInput* input;
+  Buffers buffers;
+  build_streams(counter, c, context, o.slots, o.ranks, streams, input, buffers);
   return counter.bytes;
 }
 
@@ -309,6 +323,15 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   }
   build_prompt(builder, c, prompt_tokens_, prompt_);
   build_draw(builder, c, draw_);
+  build_streams(builder, c, context_, o.slots, o.ranks, streams_, streams_input_, streams_buffers_);
+  if (most_streams() > 1) {
+    const auto address = [&](int64_t s) { return reinterpret_cast<const char*>(buffers(int(s)).state); };
+    streams_.slot_bytes = address(1) - address(0);
+    for (int64_t s = 2; s < o.slots; ++s)
+      INGOT_CHECK(address(s) - address(s - 1) == streams_.slot_bytes, "gpt-oss: slots lie at uneven distances");
+    streams_.state = buffers().state, streams_.logits = buffers().logits;
+    streams_buffers_.stop = buffers().stop;
+  }
   use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
   rope_table(rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling),
@@ -437,6 +460,44 @@ void DeviceModel::continue_greedily(int64_t n, int index) {
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
 }
 
+void DeviceModel::start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab) {
+  const int64_t T = int64_t(slots.size());
+  INGOT_CHECK(1 <= T && T <= most_streams(), "gpt-oss: found ", T, " slots of one step, expected 1 to ",
+              most_streams());
+  const gpu::DeviceGuard guard(device_);
+  for (const int slot : slots)
+    if (length(slot) + n > context_)
+      fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context_, ", the context");
+  StreamsInput input{};
+  for (size_t j = 0; j < slots.size(); ++j) {
+    input.slot[j] = uint32_t(slots[j]);
+    input.token[j] = ids.empty() ? -1 : ids[j];
+    Slot& slot = slots_[size_t(slots[j])];
+    grow(slot, n);
+    slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
+  }
+  gpu::copy_rows({.to = streams_input_, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
+                 *stream_);
+  auto& g = streams_graphs_[{uint32_t(T), vocab}];
+  if (g == nullptr) {
+    const Step step{.T = uint32_t(T),
+                    .head_rows = uint32_t(T),
+                    .vocab = vocab,
+                    .capacity = uint32_t(context_),
+                    .streams = &streams_};
+    g = std::make_unique<gpu::Graph>(*stream_, [&] { run(slots_[0].model, streams_buffers_, step, *stream_); });
+  }
+  for (int64_t i = 0; i < n; ++i) g->launch(*stream_);
+}
+void DeviceModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
+  INGOT_CHECK_EQ(ids.size(), slots.size(), "gpt-oss: ids of a step of several slots");
+  for (size_t j = 0; j < ids.size(); ++j)
+    INGOT_CHECK(ids[j] >= 0 && ids[j] < config().vocab, "gpt-oss: found id ", ids[j], " for slot ", slots[j],
+                ", expected 0 to ", config().vocab - 1);
+  start_streams(slots, ids, 1, vocab);
+}
+void DeviceModel::continue_streams(std::span<const int> slots, int64_t n) { start_streams(slots, {}, n, 0); }
+
 int32_t DeviceModel::likeliest(int slot) {
   const gpu::DeviceGuard guard(device_);
   synchronize();
@@ -539,6 +600,30 @@ void DeviceModel::rewind(int64_t length, int index) {
   if (length == 0) slot.valid_from = 0;
   const int32_t at[2] = {int32_t(length), 0};  // position, flaw
   gpu::copy_to_device(&slot.buffers.state->position, at, sizeof at);
+}
+
+bool DeviceModel::takes_trace() const {
+  return !ranked() && megakernel_takes(model()) && model().layers[0].down.format == WeightFormat::mxfp4;
+}
+std::vector<StageSpan> DeviceModel::trace(uint32_t blocks, int index) {
+  INGOT_CHECK(takes_trace(), "gpt-oss: found a model that the traced kernel does not take");
+  const gpu::DeviceGuard guard(device_);
+  if (length(index) == context_)
+    fail(ErrorCode::usage, "found ", context_, " tokens, expected room for one more in the context");
+  synchronize();
+  const Slot& slot = slots_[size_t(index)];
+  State before;
+  gpu::copy_to_host(&before, slot.buffers.state, sizeof before);
+  megakernel::Trace kept = trace_of(slot.model, blocks, nullptr);
+  std::vector<uint64_t> words(size_t(kept.blocks) * kept.words_of_block());
+  const gpu::DeviceMemory memory(int64_t(words.size()) * 8);
+  kept.words = static_cast<uint64_t*>(memory.data());
+  run_megakernel(slot.model, slot.buffers, {.capacity = uint32_t(context_)},
+                 {.layers = slot.stages, .watch = waits_->watch(), .trace = kept}, *stream_);
+  synchronize();
+  gpu::copy_to_host(words.data(), memory.data(), int64_t(words.size()) * 8);
+  gpu::copy_to_device(slot.buffers.state, &before, sizeof before);
+  return spans_of(kept, words);
 }
 
 void DeviceModel::pretend(int64_t length, int index) {

@@ -12,6 +12,8 @@
 #include "ingot/models/gpt_oss/decode/decode.h"
 #include "ingot/models/gpt_oss/decode/prompt.h"
 #include "ingot/models/gpt_oss/decode/slices.h"
+#include "ingot/models/gpt_oss/decode/streams.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::gpt_oss_decode {
@@ -90,6 +92,15 @@ class DeviceModel {
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends what the last step found likeliest, n times.
   void continue_greedily(int64_t n, int slot = 0);
+  // One token to each of several slots, by one pass over the weights; every slot then has its logits and what it found
+  // likeliest. One sequence's numbers are those of the phased path, not bit for bit the megakernel's.
+  int64_t most_streams() const {
+    return slots_.size() > 1 && !ranked() ? std::min<int64_t>({kMostStreams, int64_t(slots_.size()), batch()}) : 1;
+  }
+  void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
+  // The same n times, of what each found likeliest.
+  void continue_streams(std::span<const int> slots, int64_t n);
+  const Buffers& stream_buffers() const { return streams_buffers_; }
   // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
   // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.
   int32_t likeliest(int slot = 0);
@@ -101,6 +112,10 @@ class DeviceModel {
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const;
   void rewind(int64_t length, int slot = 0);
+  // The times of the token after the last one as the megakernel's first `blocks` blocks keep them (trace.h); nothing is
+  // appended. Where takes_trace(): the megakernel takes the model, its experts are in MXFP4, and it is on one GPU.
+  bool takes_trace() const;
+  std::vector<StageSpan> trace(uint32_t blocks, int slot = 0);
   // For measurements: as if `length` tokens had been told, with random keys and values, of which the first call makes
   // those of the whole cache.
   void pretend(int64_t length, int slot = 0);
@@ -120,6 +135,8 @@ class DeviceModel {
               const uint64_t* seed);
   gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab);
   void grow(Slot& slot, int64_t tokens);
+  bool ranked() const { return slots_[0].buffers.ranks.several(); }
+  void start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
   void send_adjustments(const DrawOptions& options);
 
   int64_t context_, ring_, prompt_tokens_, weight_bytes_ = 0;
@@ -128,6 +145,10 @@ class DeviceModel {
   uint32_t* epoch_ = nullptr;
   PromptBuffers prompt_{};
   DrawBuffers draw_{};
+  Streams streams_;  // of several slots
+  StreamsInput* streams_input_ = nullptr;
+  Buffers streams_buffers_{};
+  std::map<std::tuple<uint32_t, uint32_t>, std::unique_ptr<gpu::Graph>> streams_graphs_;
   // What lies there: it is sent again only where it has changed.
   std::vector<LogitBias> bias_sent_;
   std::vector<uint32_t> allowed_sent_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <tuple>
 
 #include "ingot/gpu/allocator.h"
@@ -29,16 +30,20 @@ using gpt_oss_decode::RankedModel;
 Stream stream_of(const DeviceModel& m) { return m.stream(); }
 Stream stream_of(const RankedModel& m) { return m.rank(0).stream(); }
 
-int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
+int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t streams, double experts) {
   const GptOssConfig& c = m.config();
   int64_t bytes = m.model().head.matrix_bytes;
   for (const auto& l : m.model().layers) {
     bytes += l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes +
-             c.experts_per_token * (l.gate_up.matrix_bytes + l.down.matrix_bytes);
+             int64_t(experts * double(l.gate_up.matrix_bytes + l.down.matrix_bytes));
     const int64_t keys = l.window > 0 ? std::min<int64_t>(l.window, context) : context;
-    bytes += 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) * gpt_oss_decode::cache_dim(c);
+    bytes += streams * 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) *
+             gpt_oss_decode::cache_dim(c);
   }
   return bytes;
+}
+int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
+  return bytes_of_step(m, context, 1, double(m.config().experts_per_token));
 }
 
 double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
@@ -77,23 +82,28 @@ template <class Model> double time_prompt(Model& m, int64_t length, int64_t batc
   return 1e3 * end.seconds_since(begin);
 }
 
-template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens) {
+// Of `count` calls of next(), after some more.
+template <class Next> TokenTimes time_steps(Stream stream, int64_t count, Next&& next) {
   constexpr int64_t kWarmUp = 10;
-  TokenTimes times;
-  m.continue_greedily(kWarmUp);
+  for (int64_t i = 0; i < kWarmUp; ++i) next();
   std::vector<std::unique_ptr<gpu::Event> > events;
-  for (int64_t i = 0; i <= tokens; ++i) events.push_back(std::make_unique<gpu::Event>());
-  events[0]->record(stream_of(m));
-  for (int64_t i = 0; i < tokens; ++i) {
-    m.continue_greedily(1);
-    events[size_t(i) + 1]->record(stream_of(m));
+  for (int64_t i = 0; i <= count; ++i) events.push_back(std::make_unique<gpu::Event>());
+  events[0]->record(stream);
+  for (int64_t i = 0; i < count; ++i) {
+    next();
+    events[size_t(i) + 1]->record(stream);
   }
-  m.likeliest();  // refuses what is not numbers
+  events.back()->synchronize();
   std::vector<double> ms;
-  for (int64_t i = 0; i < tokens; ++i) ms.push_back(1e3 * events[size_t(i) + 1]->seconds_since(*events[size_t(i)]));
-  times.mean_ms = 1e3 * events.back()->seconds_since(*events[0]) / double(tokens);
+  for (int64_t i = 0; i < count; ++i) ms.push_back(1e3 * events[size_t(i) + 1]->seconds_since(*events[size_t(i)]));
+  TokenTimes times{.mean_ms = 1e3 * events.back()->seconds_since(*events[0]) / double(count)};
   std::sort(ms.begin(), ms.end());
   times.best_ms = ms[0], times.p50_ms = ms[ms.size() / 2], times.p99_ms = ms[ms.size() * 99 / 100];
+  return times;
+}
+template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens) {
+  const TokenTimes times = time_steps(stream_of(m), tokens, [&] { m.continue_greedily(1); });
+  m.likeliest();  // refuses what is not numbers
   return times;
 }
 // Each path from the same place.
@@ -128,21 +138,42 @@ void time_phases(const DeviceModel& m, DecodeTimes& times) {
   }
 }
 
-// The spans of a token, of the first `blocks` blocks.
-std::vector<gpt_oss_decode::StageSpan> trace_token(DeviceModel& m, uint32_t blocks) {
-  using namespace gpt_oss_decode;
-  megakernel::Trace trace = trace_of(m.model(), blocks, nullptr);
-  std::vector<uint64_t> words(size_t(trace.blocks) * trace.words_of_block());
-  const gpu::DeviceMemory memory(int64_t(words.size()) * 8);
-  trace.words = static_cast<uint64_t*>(memory.data());
-  const gpu::WaitControl waits;
-  run_megakernel(m.model(), m.buffers(), {.capacity = uint32_t(m.context())},
-                 {.layers = m.stages(), .watch = waits.watch(), .trace = trace}, m.stream());
-  gpu::synchronize();
-  waits.check("decode stages");
-  gpu::copy_to_host(words.data(), memory.data(), int64_t(words.size()) * 8);
-  return spans_of(trace, words);
+double experts_of_a_layer(const DeviceModel& m) {
+  std::vector<uint32_t> counts(size_t(m.config().layers));
+  gpu::copy_to_host(counts.data(), m.stream_buffers().lists.count, int64_t(counts.size()) * 4);
+  return double(std::accumulate(counts.begin(), counts.end(), 0u)) / double(counts.size());
 }
+// Sequences begin with ids of their own, so that they go to experts of their own.
+void time_streams(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times) {
+  for (const int64_t n : o.streams) {
+    StreamTimes t{.streams = n};
+    std::vector<int> slots;
+    std::vector<int32_t> ids;
+    for (int s = 0; s < int(n); ++s) {
+      m.pretend(o.context, s);
+      slots.push_back(s);
+      ids.push_back(int32_t((int64_t(s) * 7919 + 13) % m.config().vocab));
+    }
+    if (n == 1) {
+      m.extend(ids, 1, 0);
+      t.step = time_tokens(m, o.tokens);
+      t.experts = double(m.config().experts_per_token);
+    } else {
+      m.extend_streams(slots, ids);
+      constexpr int kSome = 8;
+      for (int i = 0; i < kSome; ++i) {
+        m.continue_streams(slots, 1);
+        m.synchronize();
+        t.experts += experts_of_a_layer(m) / kSome;
+      }
+      t.step = time_steps(m.stream(), o.tokens, [&] { m.continue_streams(slots, 1); });
+      for (const int s : slots) m.likeliest(s);  // refuses what is not numbers
+    }
+    t.step_bytes = bytes_of_step(m, o.context + o.tokens / 2, n, t.experts);
+    times.streams.push_back(t);
+  }
+}
+
 // As block 0 sees them: mean of all layers and of some tokens.
 void time_stages(DeviceModel& m, DecodeTimes& times) {
   constexpr int kTokens = 10;
@@ -150,7 +181,7 @@ void time_stages(DeviceModel& m, DecodeTimes& times) {
     times.stages.push_back({gpt_oss_decode::stage_name(i)});
   const double share = 1e-3 / double(kTokens * m.config().layers);
   for (int token = 0; token < kTokens; ++token)
-    for (const auto& s : trace_token(m, 1)) {
+    for (const auto& s : m.trace(1)) {
       if (s.stage >= times.stages.size()) continue;  // the head
       times.stages[s.stage].work_us += double(s.done_ns - s.begin_ns) * share;
       times.stages[s.stage].wait_us += double(s.on_ns - s.done_ns) * share;
@@ -159,12 +190,16 @@ void time_stages(DeviceModel& m, DecodeTimes& times) {
 // The second token's: the first one's launch loads the code.
 void write_trace(DeviceModel& m, const DecodeMeasurement& o) {
   const uint32_t blocks = uint32_t(gpu::device_info().sms);
-  trace_token(m, blocks);
-  write_file(o.trace, perfetto_json(trace_token(m, blocks), "GPT-OSS-" + o.size + " shapes, a token"));
+  m.trace(blocks);
+  write_file(o.trace, perfetto_json(m.trace(blocks), "GPT-OSS-" + o.size + " shapes, a token"));
 }
 
+int64_t slots_for(const DecodeMeasurement& o) {
+  return o.streams.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.streams.begin(), o.streams.end()));
+}
 void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
-  DeviceModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room}, 1);
+  DeviceModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room, .slots = slots_for(o)},
+                1);
   times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
   times.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
@@ -173,9 +208,14 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
+  time_streams(m, o, times);
+  if (o.handoffs) {
+    const uint32_t width = uint32_t(c.hidden) / 4 * 4;
+    times.idle = megakernel::measure_handoffs(width, false), times.loaded = megakernel::measure_handoffs(width, true);
+  }
   if (o.phases && o.phased) time_phases(m, times);
   m.pretend(o.context);
-  const bool one_kernel = o.megakernel && gpt_oss_decode::megakernel_takes(m.model());
+  const bool one_kernel = o.megakernel && m.takes_trace();
   if (o.phases && one_kernel) time_stages(m, times);
   if (!o.trace.empty() && one_kernel) write_trace(m, o);
 }
@@ -200,6 +240,10 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     fail(ErrorCode::unsupported, "decode on ", o.gpus > 1 ? std::to_string(o.gpus) + " GPUs" : "a GPU", ": ", misfit);
   if (!o.trace.empty() && !o.megakernel)
     fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
+  for (const int64_t n : o.streams)
+    if (n < 1 || n > gpt_oss_decode::kMostStreams)
+      fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", gpt_oss_decode::kMostStreams);
+  if (!o.streams.empty() && o.gpus > 1) fail(ErrorCode::usage, "streams: found ", o.gpus, " GPUs, expected one");
   const GptOssConfig c = synthetic_gpt_oss(o.size);
   const int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
   if (room > c.context)
@@ -207,8 +251,8 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   const gpt_oss_decode::DeviceModelOptions several{
       .context = room, .ranks = o.gpus, .split = gpt_oss_decode::split_named(o.split)};
   if (o.gpus > 1) (void)gpt_oss_decode::slices_of(c, o.gpus, several.split);
-  const int64_t alone =
-      DeviceModel::bytes(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room});
+  const int64_t alone = DeviceModel::bytes(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
+                                           {.context = room, .slots = slots_for(o)});
   DecodeTimes times;
   if (o.gpus == 1 || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
   if (o.gpus > 1) measure_several(c, several, o, times);

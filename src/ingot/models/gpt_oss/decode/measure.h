@@ -7,6 +7,7 @@
 
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/megakernel/exchange_times.h"
+#include "ingot/megakernel/handoff_times.h"
 #include "ingot/models/gpt_oss/config.h"
 
 namespace ingot {
@@ -22,6 +23,8 @@ struct DecodeMeasurement {
   bool prompt = false;  // tell all of the context's tokens, for the time to the first token; else some
   int gpus = 1;         // more: a token over so many, after one over one GPU where it has room for the model
   std::string split = "tensor";
+  bool handoffs = false;         // what hand-offs between blocks cost, by themselves
+  std::vector<int64_t> streams;  // sequences of a step, each of these numbers
 };
 struct TokenTimes {  // greedy
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
@@ -38,6 +41,13 @@ struct SharedTimes {
   int64_t token_bytes = 0;                                // of weights and keys that the busiest GPU reads
   megakernel::ExchangeTimes idle, loaded;                 // of an exchange of the residual stream's width
 };
+// A token of each of several sequences.
+struct StreamTimes {
+  int64_t streams = 1;
+  TokenTimes step;
+  double experts = 0;      // that a layer's tokens chose, mean of the layers and of some steps
+  int64_t step_bytes = 0;  // of weights, of so many experts, and keys
+};
 struct DecodeTimes {
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel"
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
@@ -47,6 +57,8 @@ struct DecodeTimes {
   double read_TBps = 0;                                // what memory gives a kernel that only reads, in the same run
   std::vector<std::pair<std::string, double>> phases;  // microseconds of a launch, launches back to back
   std::vector<StageTimes> stages;
+  std::vector<StreamTimes> streams;
+  megakernel::HandoffTimes idle, loaded;  // of the residual stream's width
   SharedTimes shared;
 };
 // Error{unsupported} without a GPU that runs the kernels, or with too little memory, before any is taken.

@@ -138,6 +138,9 @@ void RankedModel::continue_greedily(int64_t n, int slot) {
   on_each([&](DeviceModel& m) { m.continue_greedily(n, slot); });
 }
 
+void RankedModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
+  ranks_[0]->extend_streams(slots, ids, vocab);
+}
 int32_t RankedModel::likeliest(int slot) {
   if (ranks() > 1) synchronize();
   return ranks_[0]->likeliest(slot);

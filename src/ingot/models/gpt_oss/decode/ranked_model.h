@@ -42,6 +42,8 @@ class RankedModel {
   bool use_megakernel(bool wanted);
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   void continue_greedily(int64_t n, int slot = 0);
+  int64_t most_streams() const { return rank(0).most_streams(); }  // 1 with several ranks
+  void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   int32_t likeliest(int slot = 0);
   DrawnToken draw(const DrawOptions& options, uint32_t step, int slot = 0);
   void logits(uint32_t rows, float* to, int slot = 0);
