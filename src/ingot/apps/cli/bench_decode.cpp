@@ -79,6 +79,7 @@ void print(const Options& o, const DecodeTimes& t) {
               fixed(1e3 * double(s.streams) / s.step.mean_ms, 0) + " tokens/s; " + fixed(s.experts, 1) +
               " experts a layer, " + fixed(double(s.step_bytes) * 1e-9, 3) + " GB, " +
               fixed(100 * TBps / t.read_TBps, 0) + " % of reading alone\n");
+    for (const auto& [name, us] : s.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
   }
   if (o.measurement.handoffs)
     for (const auto& [name, of] : {std::pair{"idle", t.idle}, {"under load", t.loaded}})

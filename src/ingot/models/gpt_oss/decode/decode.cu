@@ -297,7 +297,7 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   if (step.streams != nullptr) {
     INGOT_CHECK(step.T <= kMostStreams && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
                 " sequences, expected at most ", kMostStreams, ", with the logits of all, on one GPU");
-    r.gather(*step.streams);
+    if (wanted(kEmbed)) r.gather(*step.streams);
   }
   if (wanted(kEmbed)) r.embed_tokens();
   for (uint32_t i = 0; i < plan.layers; ++i) {

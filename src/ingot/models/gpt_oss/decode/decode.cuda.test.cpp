@@ -9,6 +9,7 @@
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
 #include "ingot/models/gpt_oss/decode/device_model.h"
 #include "ingot/models/gpt_oss/decode/on_host.test.h"
+#include "ingot/models/gpt_oss/decode/stages.h"
 #include "ingot/models/gpt_oss/decode/trace.h"
 #include "ingot/models/host_decoder.h"
 #include "ingot/testing/gpu_test.h"
@@ -154,9 +155,9 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
   const std::vector<float> want = sound.token(5, 4);
   for (const auto& [number, name] : {std::pair{0u, "queries, keys and values of layer 0"},
                                      {1u, "attention of layer 0"},
-                                     {3u, "the router of layer 0"},
-                                     {10u, "gate and up of layer 1"},
-                                     {17u, "down of layer 2"}}) {
+                                     {2u, "the output of layer 0"},
+                                     {8u, "gate and up of layer 1"},
+                                     {14u, "down of layer 2"}}) {
     one.token(5, 4, number);
     EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
     const std::string found = gpt_oss_decode::handoff_report(one.waits);

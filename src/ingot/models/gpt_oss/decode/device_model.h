@@ -100,6 +100,7 @@ class DeviceModel {
   void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   // The same n times, of what each found likeliest.
   void continue_streams(std::span<const int> slots, int64_t n);
+  const Streams& streams() const { return streams_; }
   const Buffers& stream_buffers() const { return streams_buffers_; }
   // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
   // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.

@@ -116,15 +116,25 @@ template <class Model, class Times> void time_paths(Model& m, const DecodeMeasur
   }
 }
 
-void time_phases(const DeviceModel& m, DecodeTimes& times) {
+using PhaseTimes = std::vector<std::pair<std::string, double> >;
+// Of the step that these sequences have made last, or a token's.
+PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
   using namespace gpt_oss_decode;
+  PhaseTimes times;
+  const Buffers& buffers = streams > 1 ? m.stream_buffers() : m.buffers();
   const std::pair<const char*, uint32_t> phases[] = {
       {"qkv", kQkv},       {"attention", kAttention}, {"output", kOutput},
       {"router", kRouter}, {"gate and up", kGateUp},  {"down", kDown},
       {"head", kHead}};
   for (const auto& [name, bit] : phases) {
     const gpu::Graph graph(m.stream(), [&, mask = bit] {
-      run(m.model(), m.buffers(), {.capacity = uint32_t(m.context()), .phases = mask}, m.stream());
+      run(m.model(), buffers,
+          {.T = streams,
+           .head_rows = streams,
+           .capacity = uint32_t(m.context()),
+           .phases = mask,
+           .streams = streams > 1 ? &m.streams() : nullptr},
+          m.stream());
     });
     constexpr int kRounds = 10;
     graph.launch(m.stream());
@@ -134,8 +144,9 @@ void time_phases(const DeviceModel& m, DecodeTimes& times) {
     end.record(m.stream());
     end.synchronize();
     const double launches = double(kRounds) * double(bit == kHead ? 1 : m.config().layers);
-    times.phases.emplace_back(name, 1e6 * end.seconds_since(begin) / launches);
+    times.emplace_back(name, 1e6 * end.seconds_since(begin) / launches);
   }
+  return times;
 }
 
 double experts_of_a_layer(const DeviceModel& m) {
@@ -168,6 +179,7 @@ void time_streams(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times
       }
       t.step = time_steps(m.stream(), o.tokens, [&] { m.continue_streams(slots, 1); });
       for (const int s : slots) m.likeliest(s);  // refuses what is not numbers
+      if (o.phases) t.phases = time_phases(m, uint32_t(n));
     }
     t.step_bytes = bytes_of_step(m, o.context + o.tokens / 2, n, t.experts);
     times.streams.push_back(t);
@@ -213,7 +225,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
     const uint32_t width = uint32_t(c.hidden) / 4 * 4;
     times.idle = megakernel::measure_handoffs(width, false), times.loaded = megakernel::measure_handoffs(width, true);
   }
-  if (o.phases && o.phased) time_phases(m, times);
+  if (o.phases && o.phased) times.phases = time_phases(m, 1);
   m.pretend(o.context);
   const bool one_kernel = o.megakernel && m.takes_trace();
   if (o.phases && one_kernel) time_stages(m, times);

@@ -47,6 +47,7 @@ struct StreamTimes {
   TokenTimes step;
   double experts = 0;      // that a layer's tokens chose, mean of the layers and of some steps
   int64_t step_bytes = 0;  // of weights, of so many experts, and keys
+  std::vector<std::pair<std::string, double>> phases;  // as DecodeTimes'
 };
 struct DecodeTimes {
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel"
