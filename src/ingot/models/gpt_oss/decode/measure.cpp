@@ -107,11 +107,12 @@ template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens) {
   return times;
 }
 // Each path from the same place.
-template <class Model, class Times> void time_paths(Model& m, const DecodeMeasurement& o, Times& times) {
+template <class Model, class Times>
+void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& times) {
   for (const auto& [name, wanted, persistent] :
        {std::tuple{"phased", o.phased, false}, {"megakernel", o.megakernel, true}}) {
     if (!wanted || !m.use_megakernel(persistent)) continue;
-    m.pretend(o.context);
+    m.pretend(context);
     times.token.emplace_back(name, time_tokens(m, o.tokens));
   }
 }
@@ -147,6 +148,23 @@ PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
     times.emplace_back(name, 1e6 * end.seconds_since(begin) / launches);
   }
   return times;
+}
+
+AnswerTimes time_answer(DeviceModel& m, int64_t prompt, int64_t tokens) {
+  gpu::Event begin, first, end;
+  for (const int64_t n : {int64_t(1), tokens}) {  // the first time makes the graphs
+    m.rewind(0);
+    begin.record(m.stream());
+    tell_prompt(m, prompt, m.prompt_batch());
+    first.record(m.stream());
+    m.continue_greedily(n - 1);
+    end.record(m.stream());
+    m.likeliest();  // refuses what is not numbers
+  }
+  return {.prompt = prompt,
+          .tokens = tokens,
+          .first_token_ms = 1e3 * first.seconds_since(begin),
+          .whole_ms = 1e3 * end.seconds_since(begin)};
 }
 
 double experts_of_a_layer(const DeviceModel& m) {
@@ -216,10 +234,18 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   constexpr int64_t kSome = 10;  // batches
   times.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
   if (o.prompt) times.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
-  time_paths(m, o, times);
+  time_paths(m, o, o.context, times);
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
+  for (const int64_t context : o.contexts) {
+    ContextTimes& t = times.contexts.emplace_back();
+    t.context = context;
+    time_paths(m, o, context, t);
+    t.token_bytes = bytes_of_token(m, context + o.tokens / 2);
+  }
+  m.use_megakernel(o.megakernel);
+  for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
   time_streams(m, o, times);
   if (o.handoffs) {
     const uint32_t width = uint32_t(c.hidden) / 4 * 4;
@@ -240,7 +266,7 @@ void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOpt
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
   shared.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
-  time_paths(m, o, shared);
+  time_paths(m, o, o.context, shared);
   for (int r = 0; r < m.ranks(); ++r)
     shared.token_bytes = std::max(shared.token_bytes, bytes_of_token(m.rank(r), o.context + o.tokens / 2));
 }
@@ -252,12 +278,22 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     fail(ErrorCode::unsupported, "decode on ", o.gpus > 1 ? std::to_string(o.gpus) + " GPUs" : "a GPU", ": ", misfit);
   if (!o.trace.empty() && !o.megakernel)
     fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
+  for (const int64_t context : o.contexts)
+    if (context < 1) fail(ErrorCode::usage, "contexts: found ", context, ", expected at least 1");
   for (const int64_t n : o.streams)
     if (n < 1 || n > gpt_oss_decode::kMostStreams)
       fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", gpt_oss_decode::kMostStreams);
   if (!o.streams.empty() && o.gpus > 1) fail(ErrorCode::usage, "streams: found ", o.gpus, " GPUs, expected one");
   const GptOssConfig c = synthetic_gpt_oss(o.size);
-  const int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
+  int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
+  for (const int64_t context : o.contexts) room = std::max(room, context + o.tokens + 64);
+  for (const auto& [prompt, tokens] : o.answers) {
+    if (prompt < 1 || tokens < 1)
+      fail(ErrorCode::usage, "answers: found ", prompt, ":", tokens, ", expected at least 1:1");
+    room = std::max(room, prompt + tokens);
+  }
+  if (o.gpus > 1 && !(o.contexts.empty() && o.answers.empty() && !o.handoffs))
+    fail(ErrorCode::usage, "found ", o.gpus, " GPUs, expected one for contexts, answers and hand-offs");
   if (room > c.context)
     fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
   const gpt_oss_decode::DeviceModelOptions several{

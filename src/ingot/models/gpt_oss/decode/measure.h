@@ -23,8 +23,10 @@ struct DecodeMeasurement {
   bool prompt = false;  // tell all of the context's tokens, for the time to the first token; else some
   int gpus = 1;         // more: a token over so many, after one over one GPU where it has room for the model
   std::string split = "tensor";
-  bool handoffs = false;         // what hand-offs between blocks cost, by themselves
-  std::vector<int64_t> streams;  // sequences of a step, each of these numbers
+  bool handoffs = false;                             // what hand-offs between blocks cost, by themselves
+  std::vector<int64_t> contexts;                     // with the same model, after `context`
+  std::vector<std::pair<int64_t, int64_t>> answers;  // tokens of a prompt and of what follows, from end to end
+  std::vector<int64_t> streams;                      // sequences of a step, each of these numbers
 };
 struct TokenTimes {  // greedy
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
@@ -40,6 +42,17 @@ struct SharedTimes {
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
   int64_t token_bytes = 0;                                // of weights and keys that the busiest GPU reads
   megakernel::ExchangeTimes idle, loaded;                 // of an exchange of the residual stream's width
+};
+struct ContextTimes {
+  int64_t context = 0;
+  std::vector<std::pair<std::string, TokenTimes>> token;  // by path
+  int64_t token_bytes = 0;
+};
+// A prompt and its answer, greedy, by the megakernel where it is timed.
+struct AnswerTimes {
+  int64_t prompt = 0, tokens = 0;
+  double first_token_ms = 0, whole_ms = 0;  // from the prompt's first token to the answer's first, and last
+  double token_ms() const { return tokens > 1 ? (whole_ms - first_token_ms) / double(tokens - 1) : 0; }
 };
 // A token of each of several sequences.
 struct StreamTimes {
@@ -58,6 +71,8 @@ struct DecodeTimes {
   double read_TBps = 0;                                // what memory gives a kernel that only reads, in the same run
   std::vector<std::pair<std::string, double>> phases;  // microseconds of a launch, launches back to back
   std::vector<StageTimes> stages;
+  std::vector<ContextTimes> contexts;
+  std::vector<AnswerTimes> answers;
   std::vector<StreamTimes> streams;
   megakernel::HandoffTimes idle, loaded;  // of the residual stream's width
   SharedTimes shared;
