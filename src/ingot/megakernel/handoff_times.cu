@@ -11,6 +11,7 @@ namespace ingot::megakernel {
 namespace {
 
 constexpr uint32_t kTeam = 128, kThreads = 512, kWarmUp = 50, kRounds = 1000;
+constexpr uint32_t kHeld = 12;  // pairs of words on their way at once
 struct Team {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(1, kTeam); }
 };
@@ -62,15 +63,24 @@ __device__ void hand_over(const Timed& p, TimedMemory& m) {
         read += v.x + v.y + v.z + v.w;
       }
     else if (p.way != Way::barrier)
-      for (uint32_t n = 2 * threadIdx.x; n < p.numbers; n += 2 * kTeam) {
-        uint64_t w[2];
+#pragma unroll 1
+      for (uint32_t from = 2 * threadIdx.x; from < p.numbers; from += kHeld * 2 * kTeam) {
+        uint64_t w[kHeld][2];
         const auto complete = [&] {
-          ptx::load_relaxed(words + n, w);
-          return uint32_t(w[0] >> 32) == i && uint32_t(w[1] >> 32) == i;
+          bool all = true;
+#pragma unroll
+          for (uint32_t u = 0; u < kHeld; ++u)
+            if (from + u * 2 * kTeam < p.numbers) ptx::load_relaxed(words + from + u * 2 * kTeam, w[u]);
+#pragma unroll
+          for (uint32_t u = 0; u < kHeld; ++u)
+            all &= from + u * 2 * kTeam >= p.numbers || (uint32_t(w[u][0] >> 32) == i && uint32_t(w[u][1] >> 32) == i);
+          return all;
         };
-        tile::wait_until(
-            complete, [] { return 0u; }, 1, p.grid.watch, i);
-        read += __uint_as_float(uint32_t(w[0])) + __uint_as_float(uint32_t(w[1]));
+        tile::wait_until(complete, [] { return 0u; }, 1, p.grid.watch, i);
+#pragma unroll
+        for (uint32_t u = 0; u < kHeld; ++u)
+          if (from + u * 2 * kTeam < p.numbers)
+            read += __uint_as_float(uint32_t(w[u][0])) + __uint_as_float(uint32_t(w[u][1]));
       }
     // Nobody overwrites what a thread of another block has still to read: whoever publishes round i + 2 has seen all of
     // round i + 1, which its threads publish after this.

@@ -82,9 +82,9 @@ template <class Model> double time_prompt(Model& m, int64_t length, int64_t batc
   return 1e3 * end.seconds_since(begin);
 }
 
+constexpr int64_t kWarmUp = 10;
 // Of `count` calls of next(), after some more.
 template <class Next> TokenTimes time_steps(Stream stream, int64_t count, Next&& next) {
-  constexpr int64_t kWarmUp = 10;
   for (int64_t i = 0; i < kWarmUp; ++i) next();
   std::vector<std::unique_ptr<gpu::Event> > events;
   for (int64_t i = 0; i <= count; ++i) events.push_back(std::make_unique<gpu::Event>());
@@ -179,23 +179,26 @@ void time_streams(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times
     std::vector<int> slots;
     std::vector<int32_t> ids;
     for (int s = 0; s < int(n); ++s) {
-      m.pretend(o.context, s);
       slots.push_back(s);
       ids.push_back(int32_t((int64_t(s) * 7919 + 13) % m.config().vocab));
     }
+    const auto begin = [&] {
+      for (const int s : slots) m.pretend(o.context, s);
+      n == 1 ? m.extend(ids, 1, 0) : m.extend_streams(slots, ids);
+    };
+    begin();
     if (n == 1) {
-      m.extend(ids, 1, 0);
       t.step = time_tokens(m, o.tokens);
       t.experts = double(m.config().experts_per_token);
     } else {
-      m.extend_streams(slots, ids);
-      constexpr int kSome = 8;
-      for (int i = 0; i < kSome; ++i) {
+      t.step = time_steps(m.stream(), o.tokens, [&] { m.continue_streams(slots, 1); });
+      begin();  // the same steps once more, whose experts are counted
+      m.continue_streams(slots, kWarmUp);
+      for (int64_t i = 0; i < o.tokens; ++i) {
         m.continue_streams(slots, 1);
         m.synchronize();
-        t.experts += experts_of_a_layer(m) / kSome;
+        t.experts += experts_of_a_layer(m) / double(o.tokens);
       }
-      t.step = time_steps(m.stream(), o.tokens, [&] { m.continue_streams(slots, 1); });
       for (const int s : slots) m.likeliest(s);  // refuses what is not numbers
       if (o.phases) t.phases = time_phases(m, uint32_t(n));
     }

@@ -10,6 +10,8 @@
 
 namespace ingot::gpt_oss_decode {
 
+// What changes from step to step is read past L1: kernels that start while earlier ones run may find old lines there.
+__device__ __forceinline__ uint32_t slot_of(const Streams& s, uint32_t j) { return __ldcg(&s.input->slot[j]); }
 template <class T> __device__ __forceinline__ T* of_slot(T* first, const Streams& s, uint32_t slot) {
   return reinterpret_cast<T*>(uintptr_t(first) + uintptr_t(slot) * uintptr_t(s.slot_bytes));
 }
@@ -19,8 +21,8 @@ __global__ void gather_tokens_kernel(const __grid_constant__ Streams s, State* b
   ptx::wait_for_earlier_kernels();
   const uint32_t j = threadIdx.x;
   if (j >= T) return;
-  const int32_t given = s.input->token[j];
-  batch->tokens[j] = given >= 0 ? given : of_slot(s.state, s, s.input->slot[j])->tokens[0];
+  const int32_t given = __ldcg(&s.input->token[j]);
+  batch->tokens[j] = given >= 0 ? given : __ldcg(&of_slot(s.state, s, slot_of(s, j))->tokens[0]);
 }
 
 template <int kDim>
@@ -28,7 +30,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads)
     stream_attention_kernel(const __grid_constant__ Streams s, decode_attention::Params p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units, slot = s.input->slot[j];
+  const uint32_t units = decode_attention::units_of(p), j = blockIdx.x / units, slot = slot_of(s, j);
   p.position = &of_slot(s.state, s, slot)->position;
   p.keys = of_slot(p.keys, s, slot), p.values = of_slot(p.values, s, slot);
   p.qkv += size_t(j) * (p.heads + 2 * p.kv_heads) * p.dim;
@@ -46,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
   ptx::wait_for_earlier_kernels();
   auto& m = tile::shared<sampling::BestMemory>();
   const uint32_t j = blockIdx.x / Streams::kBestParts, part = blockIdx.x % Streams::kBestParts;
-  float* const to = of_slot(s.logits, s, s.input->slot[j]);
+  float* const to = of_slot(s.logits, s, slot_of(s, j));
   sampling::Best top;
   for (uint32_t v = part * kThreads + threadIdx.x; v < V; v += Streams::kBestParts * kThreads) {
     const float logit = __ldcg(rows + size_t(j) * V + v);
@@ -68,7 +70,7 @@ __global__ void append_tokens_kernel(const __grid_constant__ Streams s, const ui
     key = other > key ? other : key;
   }
   if (threadIdx.x % 32 != 0 || is_stopped(stop)) return;
-  State& state = *of_slot(s.state, s, s.input->slot[threadIdx.x / 32]);
+  State& state = *of_slot(s.state, s, slot_of(s, threadIdx.x / 32));
   const sampling::Drawn drawn = sampling::drawn_of(key);
   state.tokens[0] = drawn.token;
   state.flaw |= drawn.flaw;
