@@ -76,7 +76,8 @@ __device__ void hand_over(const Timed& p, TimedMemory& m) {
             all &= from + u * 2 * kTeam >= p.numbers || (uint32_t(w[u][0] >> 32) == i && uint32_t(w[u][1] >> 32) == i);
           return all;
         };
-        tile::wait_until(complete, [] { return 0u; }, 1, p.grid.watch, i);
+        tile::wait_until(
+            complete, [] { return 0u; }, 1, p.grid.watch, i);
 #pragma unroll
         for (uint32_t u = 0; u < kHeld; ++u)
           if (from + u * 2 * kTeam < p.numbers)

@@ -29,6 +29,8 @@ extern template struct RankMegakernel<WeightFormat::mxfp4>;
 
 namespace {
 
+constexpr uint32_t kMostDownParts = 4;
+
 // --- the launches that do not depend on a format
 
 __global__ void __launch_bounds__(kThreads) embed_kernel(Embedding p) {
@@ -87,6 +89,18 @@ template <template <WeightFormat> class Kernels, class Call> auto with_format(We
   if (f == WeightFormat::bf16) return call(Kernels<WeightFormat::bf16>{});
   if (f == WeightFormat::fp8) return call(Kernels<WeightFormat::fp8>{});
   return call(Kernels<WeightFormat::mxfp4>{});
+}
+
+// So that all SMs have about the same number of units, and no unit too little to do.
+uint32_t down_parts(uint32_t bands, uint32_t T) {
+  if (T == 1) return 1;
+  uint32_t best = 1;
+  double most_busy = 0;
+  for (uint32_t parts = 1; parts <= kMostDownParts; ++parts) {
+    const double rounds = double(bands) * parts / kMostBlocks, busy = rounds / std::ceil(rounds);
+    if (busy > most_busy + 0.05) best = parts, most_busy = busy;
+  }
+  return best;
 }
 
 struct Run {
@@ -159,7 +173,13 @@ struct Run {
     with_format<Phases>(l.gate_up.format, [&](auto phases) { phases.gate_up(gate_up_of(plan, l, index), stream); });
   }
   void down(const Layer& l, uint32_t index) {
-    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(down_of(plan, l, index), stream); });
+    const Down p = down_of(plan, l, index);
+    // Memory that is nobody's while this runs: attention's parts, and words of the megakernel's that are zeros between
+    // launches.
+    const DownParts parts{.most = down_parts(p.w.bands, p.T),
+                          .sums = plan.b.part_out,
+                          .arrived = reinterpret_cast<uint32_t*>(plan.b.sums)};
+    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, parts, stream); });
   }
   void head(bool appends = true) {
     NormProduct p = head_of(plan);
@@ -246,7 +266,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.hidden, T * k * granules::column_bytes(uint32_t(c.intermediate)));
   take(b.part_max, T * c.heads * parts);
   take(b.part_sum, T * c.heads * parts);
-  take(b.part_out, T * c.heads * parts * cache_dim(c));
+  take(b.part_out, std::max(T * c.heads * parts * cache_dim(c), kMostDownParts * T * (c.hidden + 15) / 16 * 16));
   const int64_t splits = splits_of(uint32_t(granule_padded_cols(c.hidden) / kGranuleCols));
   take(b.router_part, splits * T * c.experts);
   take(b.router_squares, splits * T);
