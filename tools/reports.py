@@ -17,7 +17,7 @@ COMMON = ["src/ingot/gpu", "src/ingot/core", "CMakeLists.txt", "cmake/IngotCuda.
 ROOMS["decode"] = ["attention", "moe", "quant", "sampling"]
 ELSEWHERE["decode"] = ["src/ingot/megakernel", "src/ingot/models/gpt_oss"]
 ROOMS["prompt"], ELSEWHERE["prompt"] = [*ROOMS["decode"], "grouped"], ELSEWHERE["decode"]
-ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["decode"], ELSEWHERE["decode"]  # where there are several
+ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["prompt"], ELSEWHERE["decode"]  # where there are several
 # What a training step of the preset golf runs.
 ROOMS["train"] = ["activation", "adamw", "attention", "axpby", "copy", "cross_entropy", "embedding", "lane_write", "linear", "mix", "muon",
                   "residual", "rmsnorm", "rope", "scaled_add", "skip_merge", "sum"]

@@ -2,20 +2,25 @@
 for every context and format, whole answers from prompt to end, several sequences a step, and hand-offs by themselves. Writes
 bench/results/<gpu>/decode.json.
 
-    python3 bench/peers/gpu_decode.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
+    python3 bench/peers/gpu_decode.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--llama-bench PATH] [--only TEXT] [--quick]
 
 The limit is the bytes of weights and keys that a token reads, at what memory gives a kernel that only reads, in the same process; that of
 several sequences counts the experts that they chose, that of a hand-off is the barrier alone.
 What a token computes is tested (models/gpt_oss/decode/decode.cuda.test.cpp): through all layers of random weights a rounding decides
 which experts are taken, and two right answers differ.
+
+llama.cpp is a peer at 20B shapes where its `llama-bench`, built with CUDA, is given by path: on a GGUF with random weights (synthetic_gguf.py)
+whose dense matrices are bf16, or Q8_0, its nearest to fp8; both have the same bytes of experts.
 """
 import argparse
 import json
 import pathlib
 import subprocess
+import tempfile
 
 import torch
 
+import synthetic_gguf
 from gpu_common import Native, ceilings, gpu_state, write_report
 
 # Of each model what one process times: contexts, whole answers (tokens of the prompt and of what follows), sequences of a step, hand-offs.
@@ -90,17 +95,50 @@ def said(r):
     if "token" in r:
         m = r["token"]["megakernel"]
         text += f", p50 {m['p50_ms']:.4f}, p99 {m['p99_ms']:.4f}, best {m['best_ms']:.4f}, {1e3 / m['mean_ms']:.0f} tokens/s"
-    return text
+    return text + "".join(f", {p} absent: {why}" for p, why in r.get("absent", {}).items())
 
 
 def count(model):
     return len(model.get("contexts", ())) + len(model.get("answers", ())) + sum(n > 1 for n in model.get("streams", ())) + (2 if model.get("handoffs") else 0)
 
 
+RIVAL = "llama.cpp"
+RIVAL_FORMS = {"bf16": "bf16", "fp8": "q8_0"}
+
+
+def measure_rival(bench, case, folder):
+    """Microseconds a token of llama-bench behind a context of the case's length, and what it says of itself."""
+    file = pathlib.Path(folder) / f"{case['dense']}.gguf"
+    try:
+        synthetic_gguf.write(case["size"], RIVAL_FORMS[case["dense"]], file)
+        done = subprocess.run([str(bench), "-m", str(file), "-ngl", "99", "-fa", "1", "-p", "0", "-n", "128", "-d", str(case["context"]), "-r", "3",
+                               "-o", "json"], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr.strip().splitlines()[-1])
+        found = json.loads(done.stdout)[-1]
+    finally:
+        file.unlink(missing_ok=True)
+    return found["avg_ns"] / found["n_gen"] * 1e-3, {k: found[k] for k in ("build_commit", "build_number", "model_size", "stddev_ns", "n_gen", "n_depth")}
+
+
+def add_rival(result, case, bench, folder):
+    if case["size"] != "20b" or case["context"] != 1024 or case["dense"] not in RIVAL_FORMS:
+        return
+    if bench is None:
+        result["absent"] = {RIVAL: "not given by path"}
+        return
+    try:
+        result["peers"][RIVAL], result[RIVAL] = measure_rival(bench, case, folder)
+    except (ImportError, OSError, RuntimeError) as e:
+        result["absent"] = {RIVAL: f"{type(e).__name__}: {str(e)[:200]}"}
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
     parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser.add_argument("--llama-bench", type=pathlib.Path, help="llama.cpp's program, built with CUDA: a peer at 20B shapes")
+    parser.add_argument("--folder", default="/dev/shm", help="where its GGUFs of 14 GB are written (default: /dev/shm)")
     parser.add_argument("--only", help="only models whose name holds this, and no report")
     parser.add_argument("--quick", action="store_true", help="the first model, and no report")
     options = parser.parse_args()
@@ -111,6 +149,9 @@ def main():
     results, before = [], gpu_state()
     for model in chosen:
         for r in rows(model, ask(model, ingot)):
+            if "token" in r:
+                with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+                    add_rival(r, {**model, "context": r["shape"][0]}, options.llama_bench, folder)
             results.append(r)
             print(said(r), flush=True)
         if not (options.only or options.quick):

@@ -1,10 +1,13 @@
-"""A token of GPT-OSS over several GPUs, beside one GPU in the same process, with random weights of the published shapes: `ingot bench decode
---gpus N`. Writes bench/results/<gpu>/decode_gpus.json; where there is one GPU it says so and leaves the report as it is.
+"""A token of GPT-OSS over several GPUs, and prompts to their first token, beside one GPU in the same process, with random weights of the
+published shapes: `ingot bench decode --gpus N` and `ingot bench prompt --gpus N`. Writes bench/results/<gpu>/decode_gpus.json; where there is
+one GPU it says so and leaves the report as it is.
 
     python3 bench/peers/gpu_decode_gpus.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
 
-The limit is the bytes of weights and keys that the busiest GPU reads for a token, at what memory gives a kernel that only reads. What a token
-computes is tested (models/gpt_oss/decode/ranks.cuda.test.cpp).
+The limit of a token is the bytes of weights and keys that the busiest GPU reads, at what memory gives a kernel that only reads; a prompt's is
+that of gpu_prompt.py, of the busiest GPU. `stages` are a token's by GPU: what a stage took, of it the exchange from this GPU's having sent its
+part until all parts were there (`last_exchange_us`: on the GPU that was last, who waited for nobody), then the wait for the GPU's own blocks.
+What they compute is tested (models/gpt_oss/decode/ranks.cuda.test.cpp).
 """
 import argparse
 import json
@@ -18,7 +21,8 @@ from gpu_common import Native, ceilings, gpu_state, write_report
 CASES = [dict(size=size, dense=dense, split=split) for size, dense, split in
          (("120b", "bf16", "tensor"), ("120b", "fp8", "tensor"), ("120b", "mxfp4", "tensor"), ("20b", "bf16", "tensor"),
           ("120b", "bf16", "attention-experts"))]
-CONTEXT = 1024
+PROMPTS = [dict(size="120b", dense="bf16", split="tensor")]
+CONTEXT, LENGTHS = 1024, (100, 1024, 2048, 4096)
 
 
 def label(case, gpus):
@@ -28,14 +32,27 @@ def label(case, gpus):
 def measure(case, gpus, ingot):
     line = [str(ingot), "bench", "decode", "--synthetic", case["size"], "--dense", case["dense"], "--context", str(CONTEXT), "--gpus", str(gpus),
             "--split", case["split"], "--json"]
-    done = subprocess.run(line, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{label(case, gpus)}: {done.stderr.strip()}")
-    found = json.loads(done.stdout)
+    found = run(line, case, gpus)
     shared = found["shared"]
     return {"name": label(case, gpus), "shape": [CONTEXT], "dtype": f"{case['dense']}, mxfp4", "ours_us": 1e3 * shared["token"]["megakernel"]["mean_ms"],
             "peers": {"one GPU": 1e3 * found["token"]["megakernel"]["mean_ms"], "phased": 1e3 * shared["token"]["phased"]["mean_ms"]},
             "limit_us": shared["token_bytes"] / found["read_TBps"] * 1e-6, "read_TBps": found["read_TBps"], "one": found["token"], **shared}
+
+
+def run(line, case, gpus):
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{label(case, gpus)}: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def measure_prompts(case, gpus, ingot, ceiling):
+    found = run([str(ingot), "bench", "prompt", "--synthetic", case["size"], "--dense", case["dense"], "--gpus", str(gpus), "--split", case["split"],
+                 "--json", *map(str, LENGTHS)], case, gpus)
+    for p in found["prompts"]:
+        limit = max(p["weight_bytes"] / ceiling["read_TBps"], p["flops"] / ceiling["bf16_TFLOPs"]) * 1e-6
+        yield {"name": label(case, gpus) + ", to the first token", "shape": [p["tokens"]], "dtype": f"{case['dense']}, mxfp4",
+               "ours_us": 1e3 * p["p50_ms"], "peers": {"one GPU": 1e3 * p["one_gpu_ms"]}, "limit_us": limit, "best_us": 1e3 * p["best_ms"]}
 
 
 def main():
@@ -51,17 +68,28 @@ def main():
     ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
     ceiling = ceilings(Native(options.native))
     torch.cuda.empty_cache()
-    chosen = [c for c in (CASES[:1] if options.quick else CASES) if not options.only or options.only in label(c, options.gpus)]
+    def chosen_of(cases):
+        return [c for c in (cases[:1] if options.quick else cases) if not options.only or options.only in label(c, options.gpus)]
+
+    def keep(results):
+        if not (options.only or options.quick):
+            write_report("decode_gpus", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
+                         cases=len(CASES) + len(PROMPTS) * len(LENGTHS))
+
     results, before = [], gpu_state()
-    for case in chosen:
+    for case in chosen_of(CASES):
         r = measure(case, options.gpus, ingot)
         results.append(r)
         print(f"{r['name']:52} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}; "
               f"an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['handoff_us']:.2f} us more than a hand-off, under load "
               f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['handoff_us']:.2f}", flush=True)
-        if not (options.only or options.quick):
-            write_report("decode_gpus", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(chosen))
+        keep(results)
+    for case in chosen_of(PROMPTS):
+        for r in measure_prompts(case, options.gpus, ingot, ceiling):
+            results.append(r)
+            print(f"{r['name']:70} {r['shape'][0]:6} tokens: {r['ours_us'] / 1e3:.1f} ms, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's "
+                  f"{r['peers']['one GPU'] / 1e3:.1f}", flush=True)
+        keep(results)
 
 
 if __name__ == "__main__":

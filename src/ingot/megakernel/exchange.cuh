@@ -4,6 +4,10 @@
 // in the order of ranks, so that all ranks get the same bits.
 //     send(x, epoch, i, value);                                        // number i of this rank's part
 //     const float sum = sum_of_ranks<1>(x, from, epoch, i, 0, watch, what);
+// Or, of many numbers, each rank leaves its part where it has made it, and the others read it there:
+//     say_ready(x, epoch);                                             // one thread, after the kernel that made it
+//     wait_for_ready(x, epoch, rank, watch, what);                     // one thread, before the block reads rank's
+// A part's memory may be written again two exchanges later: who says that one is ready has read the one before.
 #include "ingot/gpu/tile/flag.cuh"
 #include "ingot/megakernel/exchange.h"
 
@@ -86,6 +90,20 @@ __device__ __forceinline__ uint64_t largest_of_ranks(const Exchange& x, uint32_t
     largest = key > largest ? key : largest;
   }
   return largest;
+}
+
+// Earlier kernels of the stream have written this rank's part of exchange `epoch`.
+__device__ __forceinline__ void say_ready(const Exchange& x, uint32_t epoch) {
+#pragma unroll 1
+  for (uint32_t r = 0; r < x.ranks; ++r) ptx::store_release_system(x.ready(r, x.rank), epoch);
+}
+// A rank may be an exchange ahead.
+__device__ __forceinline__ void wait_for_ready(const Exchange& x, uint32_t epoch, uint32_t rank,
+                                               const gpu::Watch& watch, uint32_t what) {
+  const uint32_t* const word = x.ready(x.rank, rank);
+  uint32_t seen = 0;
+  tile::wait_until([&] { return tile::reached(seen = ptx::load_acquire_system(word), epoch); }, [&] { return seen; },
+                   epoch, watch, wait_for_rank(what, rank));
 }
 
 // Before the end of a kernel, by one thread of a block: where a wait gave up here, those of all ranks do.

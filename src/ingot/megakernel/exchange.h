@@ -10,7 +10,8 @@ constexpr uint32_t kMostRanks = 8;
 
 // The ranks of one process, a GPU each, that write into each other's memory. Every rank has an inbox of words
 // {number's bits, epoch} that begin as zeros: kTurns times (ranks, words), then two words of each rank for its
-// likeliest id. Exchanges are numbered from 1; that of number `epoch` takes turn epoch % kTurns.
+// likeliest id, then one of each for the last exchange whose part lies ready in that rank's own memory. Exchanges are
+// numbered from 1; that of number `epoch` takes turn epoch % kTurns.
 struct Exchange {
   // A rank may be a whole layer's two exchanges ahead of one that it gets no sums from and that has not read what it
   // sent two exchanges ago.
@@ -26,8 +27,12 @@ struct Exchange {
     return (int64_t(number % kTurns) * ranks + from) * words;
   }
   INGOT_HD int64_t likeliest_place(uint32_t from) const { return int64_t(kTurns) * ranks * words + 2 * from; }
+  // In `inbox` of any rank: what `from` says of its parts.
+  INGOT_HD uint32_t* ready(uint32_t at, uint32_t from) const {
+    return reinterpret_cast<uint32_t*>(inbox[at] + likeliest_place(ranks) + from);
+  }
   INGOT_HD static int64_t inbox_words(uint32_t ranks, uint32_t words) {
-    return int64_t(kTurns) * ranks * words + 2 * ranks;
+    return int64_t(kTurns) * ranks * words + 3 * ranks;
   }
 };
 

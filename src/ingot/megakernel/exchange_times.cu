@@ -13,18 +13,19 @@
 namespace ingot::megakernel {
 namespace {
 
+constexpr int64_t kTraffic = int64_t(512) << 20;  // beyond any L2
 constexpr uint32_t kTeam = 128, kThreads = 512, kWarmUp = 50, kRounds = 1000;
 struct Team {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(1, kTeam); }
 };
-enum class Way { one_way, local, exchange };
+enum class Way { one_way, both_ways, local, exchange };
 struct Timed {
   Exchange exchange;
   Grid grid;
   Way way;
   uint32_t numbers;
   float *sums, *sink;
-  uint64_t* ns;            // of kRounds rounds
+  uint64_t* ns;            // of kRounds rounds; of both_ways those of either GPU's words
   const uint8_t* traffic;  // memory to read meanwhile; null: none
   int64_t traffic_bytes;
 };
@@ -33,11 +34,11 @@ struct TimedMemory {
   uint32_t done;
 };
 
-// Ranks 0 and 1 in turn: half a round is one way.
-__device__ void ping(const Timed& p) {
-  const uint32_t other = 1 - p.exchange.rank;
-  uint64_t* const to = p.exchange.inbox[other];
-  const uint64_t* const here = p.exchange.inbox[p.exchange.rank];
+// Ranks 0 and 1 in turn, `first` begins: half a round is one way.
+__device__ void ping(const Timed& p, uint32_t first) {
+  const uint32_t other = 1 - p.exchange.rank, word = 16 * first;
+  uint64_t* const to = p.exchange.inbox[other] + word;
+  const uint64_t* const here = p.exchange.inbox[p.exchange.rank] + word;
   uint64_t start = 0;
   for (uint32_t i = 1; i <= kWarmUp + kRounds; ++i) {
     if (i == kWarmUp + 1) start = ptx::global_timer();
@@ -45,11 +46,11 @@ __device__ void ping(const Timed& p) {
       tile::wait_until([&] { return ptx::load_relaxed_system(here) == i; }, [&] { return i - 1; }, i, p.grid.watch,
                        wait_for_rank(0, other));
     };
-    if (p.exchange.rank == 1) wait();
+    if (p.exchange.rank != first) wait();
     ptx::store_relaxed_system(to, uint64_t(i));
-    if (p.exchange.rank == 0) wait();
+    if (p.exchange.rank == first) wait();
   }
-  *p.ns = ptx::global_timer() - start;
+  p.ns[first] = ptx::global_timer() - start;
 }
 
 __device__ void hand_over(const Timed& p, TimedMemory& m) {
@@ -85,14 +86,16 @@ __global__ void __launch_bounds__(kThreads, 1) exchange_times_kernel(const __gri
   if (threadIdx.x == 0) m.done = 0;
   __syncthreads();
   if (threadIdx.x < kTeam) {
-    if (p.way != Way::one_way)
+    const uint32_t pings = p.way == Way::one_way ? 1 : p.way == Way::both_ways ? 2 : 0;
+    if (pings == 0)
       hand_over(p, m);
-    else if (blockIdx.x == 0 && threadIdx.x == 0)
-      ping(p);
-    // Of one way the other blocks go on reading until the first has done.
-    if (p.way == Way::one_way && threadIdx.x == 0) {
-      if (blockIdx.x == 0) ptx::store_relaxed(p.grid.counter, 1u);
-      tile::wait_until([&] { return ptx::load_relaxed(p.grid.counter) == 1; }, [&] { return 0u; }, 1, p.grid.watch, 1);
+    else if (blockIdx.x < pings && threadIdx.x == 0)
+      ping(p, blockIdx.x);
+    // The other blocks go on reading until these have done.
+    if (pings > 0 && threadIdx.x == 0) {
+      if (blockIdx.x < pings) ptx::add_relaxed(p.grid.counter, 1u);
+      tile::wait_until([&] { return ptx::load_relaxed(p.grid.counter) == pings; }, [&] { return 0u; }, pings,
+                       p.grid.watch, 1);
     }
     if (threadIdx.x == 0) {
       pass_on_stop(p.exchange, p.grid.watch);
@@ -121,10 +124,12 @@ struct RankMemory {
   std::unique_ptr<gpu::WaitControl> waits;
   std::unique_ptr<gpu::OwnedStream> stream;
   int64_t blocks = 0;
+  const uint8_t* to_read = nullptr;
 };
 
 double measure(std::vector<RankMemory>& ranks, Way way, uint32_t numbers) {
-  const uint32_t n = way == Way::one_way ? 2 : uint32_t(ranks.size());
+  const bool pings = way == Way::one_way || way == Way::both_ways;
+  const uint32_t n = pings ? 2 : uint32_t(ranks.size());
   for (uint32_t r = 0; r < n; ++r) {
     const gpu::DeviceGuard guard{int(r)};
     gpu::fill_bytes(ranks[r].inbox->data(), 0, ranks[r].inbox->bytes(), *ranks[r].stream);
@@ -140,8 +145,8 @@ double measure(std::vector<RankMemory>& ranks, Way way, uint32_t numbers) {
             .sums = static_cast<float*>(m.sums->data()),
             .sink = static_cast<float*>(m.sink->data()),
             .ns = static_cast<uint64_t*>(m.ns->data()),
-            .traffic = m.traffic ? static_cast<const uint8_t*>(m.traffic->data()) : nullptr,
-            .traffic_bytes = m.traffic ? m.traffic->bytes() : 0};
+            .traffic = m.to_read,
+            .traffic_bytes = kTraffic};
     p.exchange.rank = r, p.exchange.ranks = n, p.exchange.words = numbers;
     for (uint32_t q = 0; q < n; ++q) {
       p.exchange.inbox[q] = static_cast<uint64_t*>(ranks[q].inbox->data());
@@ -155,17 +160,16 @@ double measure(std::vector<RankMemory>& ranks, Way way, uint32_t numbers) {
     const gpu::DeviceGuard guard{int(r)};
     ranks[r].stream->synchronize();
     ranks[r].waits->check("exchange times");
-    uint64_t ns = 0;
-    gpu::copy_to_host(&ns, ranks[r].ns->data(), sizeof ns);
-    longest = std::max(longest, ns);
+    uint64_t ns[2] = {};
+    gpu::copy_to_host(ns, ranks[r].ns->data(), sizeof ns);
+    longest = std::max({longest, ns[0], way == Way::both_ways ? ns[1] : 0});
   }
   return double(longest) * 1e-3 / kRounds;
 }
 
 }  // namespace
 
-ExchangeTimes measure_exchange(int count, uint32_t numbers, bool loaded) {
-  constexpr int64_t kTraffic = int64_t(512) << 20;  // beyond any L2
+ExchangeTimes measure_exchange(int count, uint32_t numbers, ExchangeLoad load) {
   std::vector<RankMemory> ranks(static_cast<size_t>(count));
   for (int r = 0; r < count; ++r) {
     for (int q = 0; q < count; ++q)
@@ -176,13 +180,17 @@ ExchangeTimes measure_exchange(int count, uint32_t numbers, bool loaded) {
     m.blocks = gpu::sm_count(r);
     m.inbox = memory(8 * Exchange::inbox_words(uint32_t(count), numbers));
     m.counter = memory(256), m.sums = memory(8 * int64_t(numbers)), m.sink = memory(4 * kTeam * m.blocks),
-    m.ns = memory(8);
-    if (loaded) m.traffic = memory(kTraffic);
+    m.ns = memory(16);
+    if (load != ExchangeLoad::none) m.traffic = memory(kTraffic);
     m.waits = std::make_unique<gpu::WaitControl>();
     m.stream = std::make_unique<gpu::OwnedStream>();
-    if (loaded) gpu::fill_bytes(m.traffic->data(), 1, kTraffic, *m.stream);
+    if (m.traffic) gpu::fill_bytes(m.traffic->data(), 1, kTraffic, *m.stream);
   }
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (const RankMemory& from = ranks[load == ExchangeLoad::link ? (r + 1) % ranks.size() : r]; from.traffic)
+      ranks[r].to_read = static_cast<const uint8_t*>(from.traffic->data());
   return {.one_way = measure(ranks, Way::one_way, numbers) / 2,
+          .both_ways = measure(ranks, Way::both_ways, numbers) / 2,
           .local = measure(ranks, Way::local, numbers),
           .exchange = measure(ranks, Way::exchange, numbers)};
 }

@@ -81,11 +81,12 @@ void Decoder::mark(int slot) {
 }
 
 std::string Decoder::trace(int slot) {
-  state(slot);
+  State& s = state(slot);
   if (!traces())
     fail(ErrorCode::unsupported, "trace: found an engine on ", device(), " that keeps no times of a token");
   if (held(slot) >= context())
     fail(ErrorCode::usage, "trace: found ", held(slot), " tokens, a full context, expected room for one more");
+  if (s.beyond == Beyond::logits) s.beyond = Beyond::nothing;  // they are computed over
   return trace_of(slot);
 }
 

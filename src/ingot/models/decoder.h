@@ -127,7 +127,7 @@ class Decoder {
   std::vector<Drawn> draw(std::span<const Request> requests);
 
   // Where the time of a token after the slot's goes, for ui.perfetto.dev: of an engine that traces(). It is computed,
-  // twice, and not appended. A full context is Error{usage}.
+  // twice, and not appended; logits of extend() are gone. A full context is Error{usage}.
   virtual bool traces() const { return false; }
   std::string trace(int slot);
 

@@ -55,9 +55,19 @@ void print_shared(const Options& o, const DecodeTimes& t) {
         alone == t.token.end() ? "" : "; " + fixed(of.mean_ms / alone->second.mean_ms, 3) + " of one GPU's time");
   }
   write_out("16 tokens of a prompt: " + fixed(s.prompt_ms, 2) + " ms\n");
-  for (const auto& [name, of] : {std::pair{"idle", s.idle}, {"under load", s.loaded}})
+  if (o.measurement.prompt) write_out("time to first token: " + fixed(s.first_token_ms, 1) + " ms\n");
+  for (size_t g = 0; g < s.stages.size(); ++g)
+    for (const StageTimes& of : s.stages[g])
+      write_out("  GPU " + std::to_string(g) + ", " + of.name + ": " + fixed(of.work_us, 2) + " us of work, " +
+                (of.exchange_us > 0 ? "of it " + fixed(of.exchange_us, 2) + " until all parts were there (" +
+                                          fixed(of.last_exchange_us, 2) + " on the GPU that was last), "
+                                    : "") +
+                fixed(of.wait_us, 2) + " of waiting\n");
+  for (const auto& [name, of] :
+       {std::pair{"idle", s.idle}, {"while memory is read", s.loaded}, {"while the other's memory is read", s.link}})
     write_out(std::string("an exchange, ") + name + ": store to poll " + fixed(of.one_way, 2) +
-              " us; a hand-off with one " + fixed(of.exchange, 2) + " us, within a GPU " + fixed(of.local, 2) + "\n");
+              " us, both ways at once " + fixed(of.both_ways, 2) + "; a hand-off with one " + fixed(of.exchange, 2) +
+              " us, within a GPU " + fixed(of.local, 2) + "\n");
 }
 
 void print_paths(const std::vector<std::pair<std::string, TokenTimes>>& paths, int64_t bytes, double read_TBps) {
@@ -114,7 +124,8 @@ OrderedJson as_json(const std::vector<std::pair<std::string, TokenTimes>>& paths
   return token;
 }
 OrderedJson as_json(const megakernel::ExchangeTimes& e) {
-  return {{"one_way_us", e.one_way}, {"handoff_us", e.local}, {"exchange_us", e.exchange}};
+  return {
+      {"one_way_us", e.one_way}, {"both_ways_us", e.both_ways}, {"handoff_us", e.local}, {"exchange_us", e.exchange}};
 }
 
 OrderedJson as_json(const megakernel::HandoffTimes& h) {
@@ -163,14 +174,27 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                          {"step_bytes", s.step_bytes}});
     json["streams"] = streams;
   }
-  if (o.gpus > 1)
+  if (o.gpus > 1) {
+    OrderedJson by_gpu = OrderedJson::array();
+    for (const auto& of_gpu : t.shared.stages) {
+      by_gpu.push_back(OrderedJson::object());
+      for (const StageTimes& s : of_gpu) {
+        by_gpu.back()[s.name] = {{"work_us", s.work_us}, {"wait_us", s.wait_us}};
+        if (s.exchange_us > 0)
+          by_gpu.back()[s.name].update({{"exchange_us", s.exchange_us}, {"last_exchange_us", s.last_exchange_us}});
+      }
+    }
     json["shared"] = {{"gpus", o.gpus},
                       {"split", o.measurement.split},
                       {"token", as_json(t.shared.token)},
                       {"prompt_ms_of_16", t.shared.prompt_ms},
                       {"token_bytes", t.shared.token_bytes},
+                      {"first_token_ms", t.shared.first_token_ms},
+                      {"stages", by_gpu},
                       {"exchange_idle", as_json(t.shared.idle)},
-                      {"exchange_loaded", as_json(t.shared.loaded)}};
+                      {"exchange_loaded", as_json(t.shared.loaded)},
+                      {"exchange_link", as_json(t.shared.link)}};
+  }
   return json;
 }
 

@@ -1,5 +1,6 @@
 // ingot bench prompt: the time to the first token of GPT-OSS on a GPU, with synthetic weights.
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/models.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
@@ -13,6 +14,7 @@ struct Options {
   std::vector<std::string> lengths;
   PromptMeasurement measurement;
   bool json = false;
+  int64_t gpus = 1;
 };
 
 int64_t length_of(const std::string& text) {
@@ -35,12 +37,15 @@ OrderedJson as_json(const Options& o, const PromptMeasured& found) {
                        {"flops", t.flops},
                        {"weight_bytes", t.bytes}});
     if (o.measurement.steps) prompts.back()["steps_ms"] = t.steps_ms;
+    if (t.one_ms > 0) prompts.back()["one_gpu_ms"] = t.one_ms;
   }
   return {{"version", version()},
           {"commit", commit()},
           {"gpu", gpu::device_info().name},
           {"model", "gpt-oss-" + o.size},
           {"dense", o.dense},
+          {"gpus", o.gpus},
+          {"split", o.measurement.split},
           {"chunk", found.chunk},
           {"weight_bytes", found.weight_bytes},
           {"prompts", prompts}};
@@ -58,11 +63,14 @@ void add_bench_prompt(Command& bench) {
            "how attention and head are stored (default: bf16); experts are mxfp4");
   c.integer("--rounds N", o->measurement.rounds, 1, 1000, "times that each length is told (default: 5)");
   c.flag("--steps", o->measurement.steps, "once more in steps of 16 tokens by the decode kernels, to compare");
+  add_gpus(c, o->gpus, o->measurement.split);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench prompt
+  ingot bench prompt --gpus 2
   ingot bench prompt --synthetic 20b 512 8192)");
   c.run([o] {
     o->measurement.size = o->size;
+    o->measurement.gpus = int(o->gpus);
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
                            : o->dense == "fp8" ? WeightFormat::fp8
                                                : WeightFormat::mxfp4;
@@ -72,11 +80,14 @@ void add_bench_prompt(Command& bench) {
     if (o->json) return write_out(show_json(as_json(*o, found)) + "\n");
     write_out("GPT-OSS-" + o->size + " shapes, " + o->dense + " and mxfp4 experts, " +
               fixed(double(found.weight_bytes) * 1e-9, 1) + " GB of weights, " + with_commas(found.chunk) +
-              " tokens at a time\n");
+              " tokens at a time" +
+              (o->gpus > 1 ? ", " + std::to_string(o->gpus) + " GPUs, " + o->measurement.split : "") + "\n");
     for (const PromptTimes& t : found.times)
-      write_out(with_commas(t.tokens) + " tokens: first token after " + fixed(t.p50_ms, 1) + " ms, best " +
-                fixed(t.best_ms, 1) + "; " + fixed(1e3 * double(t.tokens) / t.p50_ms, 0) + " tokens/s" +
-                (o->measurement.steps ? "; in steps of 16: " + fixed(t.steps_ms, 1) + " ms" : "") + "\n");
+      write_out(
+          with_commas(t.tokens) + " tokens: first token after " + fixed(t.p50_ms, 1) + " ms, best " +
+          fixed(t.best_ms, 1) + "; " + fixed(1e3 * double(t.tokens) / t.p50_ms, 0) + " tokens/s" +
+          (t.one_ms > 0 ? "; " + fixed(t.p50_ms / t.one_ms, 3) + " of one GPU's " + fixed(t.one_ms, 1) + " ms" : "") +
+          (o->measurement.steps ? "; in steps of 16: " + fixed(t.steps_ms, 1) + " ms" : "") + "\n");
   });
 }
 

@@ -60,7 +60,7 @@ OpenedModel open_for(const GenerateCommand& o, const std::string& path, int64_t 
   OpenedModel model = open_model(path, context + (o.trace.empty() ? 0 : 1), o.on);
   if (!o.trace.empty() && !model.decoder->traces())
     fail(ErrorCode::unsupported, "--trace: found a model on ", model.decoder->device(),
-         " whose tokens keep no times, expected GPT-OSS with experts in mxfp4 on one Hopper GPU");
+         " whose tokens keep no times, expected GPT-OSS with experts in mxfp4 on Hopper GPUs");
   return model;
 }
 void write_trace(const GenerateCommand& o, Decoder& decoder) {

@@ -27,6 +27,7 @@ void* take_memory(int64_t bytes) {
   return memory;
 }
 std::atomic<int> devices = 1;
+std::atomic<bool> reach_each_other = true;
 thread_local int current = 0;
 void check_device(int device) {
   INGOT_CHECK(0 <= device && device < devices, "emulated GPU: found cuda:", device,
@@ -40,7 +41,7 @@ using Recorded = std::vector<std::function<void()>>;
 
 int device_count() { return devices; }
 int current_device() { return current; }
-bool can_access_peer(int device, int peer) { return device != peer; }
+bool can_access_peer(int device, int peer) { return device != peer && reach_each_other; }
 void enable_peer_access(int device, int peer) { check_device(device), check_device(peer); }
 DeviceInfo device_info(int device) {
   check_device(device);
@@ -138,10 +139,11 @@ Allocator& pinned_memory() { return system_memory(); }
 }  // namespace ingot::gpu
 
 namespace ingot::emulation {
-void pretend_devices(int count) {
+void pretend_devices(int count, bool peers) {
   INGOT_CHECK(1 <= count && count <= gpu::kMostDevices, "emulated GPU: found ", count, " GPUs, expected 1 to ",
               gpu::kMostDevices);
   gpu::devices = count;
+  gpu::reach_each_other = peers;
 }
 }  // namespace ingot::emulation
 #endif

@@ -34,8 +34,8 @@ struct Settings {
 Settings& settings();
 
 // GPUs that a build with the emulator for its GPU has, 1 at first. Launches of one do not wait for another's: who wants
-// them under way at once makes them on threads of their own.
-void pretend_devices(int count);
+// them under way at once makes them on threads of their own. `peers`: they say that they reach each other's memory.
+void pretend_devices(int count, bool peers = true);
 
 struct Shape {
   int64_t grid = 1, block = 1, smem = 0;

@@ -131,8 +131,11 @@ template <class T> T load_acquire(const T* p) {
   emulation::yield();
   return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
-template <class T> T load_acquire_system(const T* p) { return load_acquire(p); }
 // Of what kernels on other threads write: they get time too.
+template <class T> T load_acquire_system(const T* p) {
+  emulation::yield_to_others();
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
 template <class T> T load_relaxed_system(const T* p) {
   emulation::yield_to_others();
   return __atomic_load_n(p, __ATOMIC_RELAXED);

@@ -26,6 +26,9 @@ extern template struct TracedMegakernel<WeightFormat::mxfp4>;
 extern template struct RankMegakernel<WeightFormat::bf16>;
 extern template struct RankMegakernel<WeightFormat::fp8>;
 extern template struct RankMegakernel<WeightFormat::mxfp4>;
+extern template struct TracedRankMegakernel<WeightFormat::bf16>;
+extern template struct TracedRankMegakernel<WeightFormat::fp8>;
+extern template struct TracedRankMegakernel<WeightFormat::mxfp4>;
 
 namespace {
 
@@ -312,7 +315,8 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   const Plan plan = plan_of(model, buffers, step);
   Run r{plan, stream};
   const Ranks& ranks = buffers.ranks;
-  const bool heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels), ids = ranks.of(ranks.ids);
+  const bool several = ranks.several(), heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels),
+             ids = ranks.of(ranks.ids);
   const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
   if (step.streams != nullptr) {
     INGOT_CHECK(step.T <= kMostStreams && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
@@ -325,11 +329,12 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (wanted(kQkv, heads)) r.qkv(l);
     if (wanted(kAttention, heads)) step.streams != nullptr ? r.attend(l, *step.streams) : r.attend(l);
     if (wanted(kOutput, heads)) r.output(l);
-    if (ranks.several()) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
+    if (wanted(kOutput, several)) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
     if (wanted(kRouter)) r.route(l, i);
     if (wanted(kGateUp, channels)) r.gate_up(l, i);
     if (wanted(kDown, channels)) r.down(l, i);
-    if (ranks.several()) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
+    if (wanted(kDown, several))
+      add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
   }
   if (!wanted(kHead)) return;
   if (step.streams != nullptr) {
@@ -338,7 +343,7 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   }
   if (step.head_rows > 0) {
     if (ids) r.head();
-    if (ranks.several()) draw_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);
+    if (several) draw_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);
     return;
   }
   gpu::launch("decode position", advance, {.grid = 1, .block = 32, .overlap = true, .device = device()}, stream,
@@ -347,7 +352,8 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
 
 uint32_t handoffs_of(const Model& m) { return kHandoffsOfLayer * uint32_t(m.layers.size()); }
 megakernel::Trace trace_of(const Model& m, uint32_t blocks, uint64_t* words) {
-  return {.words = words, .blocks = blocks, .handoffs = handoffs_of(m), .extra = kTracedBytes};
+  const uint32_t exchanges = m.kv_heads < 0 ? 0 : kExchangeStamps * uint32_t(m.layers.size());
+  return {.words = words, .blocks = blocks, .handoffs = handoffs_of(m), .extra = kTracedBytes + exchanges};
 }
 
 bool megakernel_takes(const Model& m) {
@@ -378,20 +384,20 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
               .k = plan.k,
               .grid = {.counter = b.handoff, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
-  if (b.ranks.several()) {
-    INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 && how.ranks != nullptr && how.trace.words == nullptr,
-                "decode token over several GPUs: found experts in ", layer.down.w.format,
-                ", expected mxfp4, and no trace");
+  const bool traced = how.trace.words != nullptr, several = b.ranks.several();
+  INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 || !(traced || several), "decode token: found experts in ",
+              layer.down.w.format, ", expected mxfp4 ", traced ? "for a trace" : "over several GPUs");
+  INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
+              "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
+              trace_of(m, 0, nullptr).words_of_block());
+  const auto go = [&](auto kernels) { kernels.launch(token, layer, how.blocks, stream); };
+  if (several) {
+    INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
     token.head.key = nullptr;  // the kernel appends
-    return with_format<RankMegakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
+    return traced ? with_format<TracedRankMegakernel>(m.head.format, go)
+                  : with_format<RankMegakernel>(m.head.format, go);
   }
-  if (how.trace.words == nullptr)
-    return with_format<Megakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
-  INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4, "decode trace: found experts in ", layer.down.w.format,
-              ", expected mxfp4");
-  INGOT_CHECK(how.trace.handoffs == handoffs_of(m) && how.trace.extra == kTracedBytes, "decode trace: found room for ",
-              how.trace.handoffs, " hand-offs, expected ", handoffs_of(m));
-  with_format<TracedMegakernel>(m.head.format, [&](auto k) { k.launch(token, layer, how.blocks, stream); });
+  traced ? with_format<TracedMegakernel>(m.head.format, go) : with_format<Megakernel>(m.head.format, go);
 }
 
 std::vector<LayerStages> stages_of(const Model& m, const Buffers& b, uint32_t capacity) {

@@ -3,6 +3,7 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/ranked_model.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 #include "ingot/models/host_decoder.h"
 
 namespace ingot {
@@ -46,7 +47,7 @@ class GpuDecoder final : public HostDecoder {
   int64_t batch() const override { return batch_; }
   int64_t columns() const override { return model_.most_streams(); }
   Device device() const override { return {Device::cuda, 0}; }
-  bool traces() const override { return model_.ranks() == 1 && model_.rank(0).takes_trace(); }
+  bool traces() const override { return model_.rank(0).takes_trace(); }
 
  private:
   void start(int slot) override { model_.rewind(0, slot); }
@@ -92,12 +93,17 @@ class GpuDecoder final : public HostDecoder {
     take(held(slot) - 1, Tensor(logits_.data(), {1, vocab()}));
   }
 
-  // The second token's times: the first one's launch loads the code.
+  // The second time's: the first launch loads the code. The token is forgotten.
   std::string trace_of(int slot) override {
     const uint32_t blocks = uint32_t(gpu::device_info().sms);
-    model_.rank(0).trace(blocks, slot);
-    return gpt_oss_decode::perfetto_json(model_.rank(0).trace(blocks, slot),
-                                         ingot::detail::concat("GPT-OSS, a token after ", held(slot), " of context"));
+    const int64_t length = held(slot);
+    std::vector<gpt_oss_decode::StageSpan> spans;
+    for (int round = 0; round < 2; ++round) {
+      spans = model_.trace_token(blocks, slot);
+      model_.rewind(length, slot);
+    }
+    return gpt_oss_decode::perfetto_json(spans,
+                                         ingot::detail::concat("GPT-OSS, a token after ", length, " of context"));
   }
 
   RankedModel model_;

@@ -244,15 +244,14 @@ int64_t ring_of(const GptOssConfig& c, int64_t context) {
 static_assert(kPromptTokens <= kStepsBack, "a prompt's keys fit into a ring");
 // Tokens that extend() takes at most.
 int64_t prompt_tokens_of(const GptOssConfig& c, int64_t context, const DeviceModelOptions& o) {
-  return o.prompts && o.ranks == 1 && prompts_take(c)
-             ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
-             : max_columns(c);
+  return o.prompts && prompts_take(c) ? std::max<int64_t>(max_columns(c), std::min(context, kPromptTokens))
+                                      : max_columns(c);
 }
-void build_prompt(Builder& b, const GptOssConfig& c, int64_t tokens, PromptBuffers& prompt) {
+void build_prompt(Builder& b, const GptOssConfig& c, int64_t tokens, int ranks, PromptBuffers& prompt) {
   if (tokens <= max_columns(c)) return;
   char* memory;
-  b.take(memory, lay_out(c, tokens, nullptr, prompt));
-  lay_out(c, tokens, memory, prompt);
+  b.take(memory, lay_out(c, tokens, ranks > 1, nullptr, prompt));
+  lay_out(c, tokens, ranks > 1, memory, prompt);
 }
 
 }  // namespace
@@ -271,7 +270,7 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   Ranks* ranks;
   for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), o.ranks, stages, ranks);
   PromptBuffers prompt;
-  build_prompt(counter, c, prompt_tokens_of(c, context, o), prompt);
+  build_prompt(counter, c, prompt_tokens_of(c, context, o), o.ranks, prompt);
   DrawBuffers draw;
   build_draw(counter, c, draw);
   Streams streams;
@@ -321,7 +320,7 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
     const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
-  build_prompt(builder, c, prompt_tokens_, prompt_);
+  build_prompt(builder, c, prompt_tokens_, o.ranks, prompt_);
   build_draw(builder, c, draw_);
   build_streams(builder, c, context_, o.slots, o.ranks, streams_, streams_input_, streams_buffers_);
   if (most_streams() > 1) {
@@ -381,6 +380,10 @@ void DeviceModel::connect(std::span<const std::unique_ptr<DeviceModel>> all) {
     slot.buffers.logits = all[0]->slots_[s].buffers.logits + r.first_id;
     gpu::copy_to_device(slot.ranks, &r, sizeof r);
   }
+  if (prompt_.ids == nullptr) return;
+  prompt_.logits = all[0]->prompt_.logits + slice_.ids.begin;
+  for (size_t q = 0; q < all.size(); ++q)
+    for (int sums = 0; sums < 2; ++sums) prompt_.parts[sums][q] = all[q]->prompt_.part[sums];
 }
 
 std::string DeviceModel::wait() {
@@ -497,6 +500,20 @@ void DeviceModel::extend_streams(std::span<const int> slots, std::span<const int
   start_streams(slots, ids, 1, vocab);
 }
 void DeviceModel::continue_streams(std::span<const int> slots, int64_t n) { start_streams(slots, {}, n, 0); }
+void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  slot.traced = std::make_unique<gpu::Graph>(*stream_, [&] {
+    run_megakernel(slot.model, slot.buffers, {.capacity = uint32_t(context_)},
+                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .trace = trace}, *stream_);
+  });
+}
+void DeviceModel::continue_traced(int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  grow(slot, 1);
+  slot.traced->launch(*stream_);
+}
 
 int32_t DeviceModel::likeliest(int slot) {
   const gpu::DeviceGuard guard(device_);
@@ -603,27 +620,7 @@ void DeviceModel::rewind(int64_t length, int index) {
 }
 
 bool DeviceModel::takes_trace() const {
-  return !ranked() && megakernel_takes(model()) && model().layers[0].down.format == WeightFormat::mxfp4;
-}
-std::vector<StageSpan> DeviceModel::trace(uint32_t blocks, int index) {
-  INGOT_CHECK(takes_trace(), "gpt-oss: found a model that the traced kernel does not take");
-  const gpu::DeviceGuard guard(device_);
-  if (length(index) == context_)
-    fail(ErrorCode::usage, "found ", context_, " tokens, expected room for one more in the context");
-  synchronize();
-  const Slot& slot = slots_[size_t(index)];
-  State before;
-  gpu::copy_to_host(&before, slot.buffers.state, sizeof before);
-  megakernel::Trace kept = trace_of(slot.model, blocks, nullptr);
-  std::vector<uint64_t> words(size_t(kept.blocks) * kept.words_of_block());
-  const gpu::DeviceMemory memory(int64_t(words.size()) * 8);
-  kept.words = static_cast<uint64_t*>(memory.data());
-  run_megakernel(slot.model, slot.buffers, {.capacity = uint32_t(context_)},
-                 {.layers = slot.stages, .watch = waits_->watch(), .trace = kept}, *stream_);
-  synchronize();
-  gpu::copy_to_host(words.data(), memory.data(), int64_t(words.size()) * 8);
-  gpu::copy_to_device(slot.buffers.state, &before, sizeof before);
-  return spans_of(kept, words);
+  return megakernel_takes(model()) && model().layers[0].down.format == WeightFormat::mxfp4;
 }
 
 void DeviceModel::pretend(int64_t length, int index) {

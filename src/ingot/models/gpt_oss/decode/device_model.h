@@ -13,7 +13,6 @@
 #include "ingot/models/gpt_oss/decode/prompt.h"
 #include "ingot/models/gpt_oss/decode/slices.h"
 #include "ingot/models/gpt_oss/decode/streams.h"
-#include "ingot/models/gpt_oss/decode/trace.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::gpt_oss_decode {
@@ -102,6 +101,10 @@ class DeviceModel {
   void continue_streams(std::span<const int> slots, int64_t n);
   const Streams& streams() const { return streams_; }
   const Buffers& stream_buffers() const { return streams_buffers_; }
+  // The same once, by the megakernel, keeping its times in `trace`, of trace_of(...): prepared first, as it may wait
+  // for other GPUs' kernels.
+  void prepare_trace(const megakernel::Trace& trace, int slot = 0);
+  void continue_traced(int slot = 0);
   // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
   // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.
   int32_t likeliest(int slot = 0);
@@ -113,10 +116,8 @@ class DeviceModel {
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const;
   void rewind(int64_t length, int slot = 0);
-  // The times of the token after the last one as the megakernel's first `blocks` blocks keep them (trace.h); nothing is
-  // appended. Where takes_trace(): the megakernel takes the model, its experts are in MXFP4, and it is on one GPU.
+  // Whether a step can be traced: the megakernel takes the model, and its experts are in MXFP4.
   bool takes_trace() const;
-  std::vector<StageSpan> trace(uint32_t blocks, int slot = 0);
   // For measurements: as if `length` tokens had been told, with random keys and values, of which the first call makes
   // those of the whole cache.
   void pretend(int64_t length, int slot = 0);
@@ -131,6 +132,7 @@ class DeviceModel {
     bool pretends = false;               // its cache is random
     uint32_t vocab = 0;                  // of the last step: the ids of which it found the likeliest
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool>, std::unique_ptr<gpu::Graph>> graphs;
+    std::unique_ptr<gpu::Graph> traced;
   };
   DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,
               const uint64_t* seed);

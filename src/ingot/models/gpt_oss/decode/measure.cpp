@@ -1,6 +1,7 @@
 #include "ingot/models/gpt_oss/decode/measure.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <tuple>
@@ -207,32 +208,44 @@ void time_streams(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times
   }
 }
 
-// As block 0 sees them: mean of all layers and of some tokens.
-void time_stages(DeviceModel& m, DecodeTimes& times) {
+// As block 0 of each GPU sees them: mean of all layers and of some tokens.
+std::vector<std::vector<StageTimes> > time_stages(RankedModel& m) {
   constexpr int kTokens = 10;
-  for (uint32_t i = 0; i < gpt_oss_decode::kHandoffsOfLayer; ++i)
-    times.stages.push_back({gpt_oss_decode::stage_name(i)});
+  std::vector<std::vector<StageTimes> > times(static_cast<size_t>(m.ranks()));
+  for (auto& of_gpu : times)
+    for (uint32_t i = 0; i < gpt_oss_decode::kHandoffsOfLayer; ++i) of_gpu.push_back({gpt_oss_decode::stage_name(i)});
   const double share = 1e-3 / double(kTokens * m.config().layers);
-  for (int token = 0; token < kTokens; ++token)
-    for (const auto& s : m.trace(1)) {
-      if (s.stage >= times.stages.size()) continue;  // the head
-      times.stages[s.stage].work_us += double(s.done_ns - s.begin_ns) * share;
-      times.stages[s.stage].wait_us += double(s.on_ns - s.done_ns) * share;
+  m.trace_token(1);  // loads the code
+  for (int token = 0; token < kTokens; ++token) {
+    std::map<std::pair<uint32_t, uint32_t>, uint64_t> shortest;  // by layer and stage
+    for (const auto& s : m.trace_token(1)) {
+      if (s.stage >= gpt_oss_decode::kHandoffsOfLayer) continue;  // the head
+      StageTimes& t = times[s.gpu][s.stage];
+      t.work_us += double(s.done_ns - s.begin_ns) * share;
+      t.wait_us += double(s.on_ns - s.done_ns) * share;
+      t.exchange_us += double(s.came_ns - s.sent_ns) * share;
+      uint64_t& least = shortest.try_emplace({s.layer, s.stage}, ~uint64_t(0)).first->second;
+      least = std::min(least, s.came_ns - s.sent_ns);
     }
+    for (const auto& [at, ns] : shortest)
+      for (auto& of_gpu : times) of_gpu[at.second].last_exchange_us += double(ns) * share;
+  }
+  return times;
 }
 // The second token's: the first one's launch loads the code.
-void write_trace(DeviceModel& m, const DecodeMeasurement& o) {
+void write_trace(RankedModel& m, const DecodeMeasurement& o) {
   const uint32_t blocks = uint32_t(gpu::device_info().sms);
-  m.trace(blocks);
-  write_file(o.trace, perfetto_json(m.trace(blocks), "GPT-OSS-" + o.size + " shapes, a token"));
+  m.trace_token(blocks);
+  write_file(o.trace, perfetto_json(m.trace_token(blocks), "GPT-OSS-" + o.size + " shapes, a token"));
 }
 
 int64_t slots_for(const DecodeMeasurement& o) {
   return o.streams.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.streams.begin(), o.streams.end()));
 }
 void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
-  DeviceModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room, .slots = slots_for(o)},
-                1);
+  RankedModel one(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
+                  {.context = room, .slots = slots_for(o)}, 1);
+  DeviceModel& m = one.rank(0);
   times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
   times.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
@@ -257,21 +270,28 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   if (o.phases && o.phased) times.phases = time_phases(m, 1);
   m.pretend(o.context);
   const bool one_kernel = o.megakernel && m.takes_trace();
-  if (o.phases && one_kernel) time_stages(m, times);
-  if (!o.trace.empty() && one_kernel) write_trace(m, o);
+  if (o.phases && one_kernel) times.stages = time_stages(one)[0];
+  if (!o.trace.empty() && one_kernel && o.gpus == 1) write_trace(one, o);
 }
 void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOptions& options,
                      const DecodeMeasurement& o, DecodeTimes& times) {
   SharedTimes& shared = times.shared;
-  shared.idle = megakernel::measure_exchange(o.gpus, uint32_t(c.hidden), false);
-  shared.loaded = megakernel::measure_exchange(o.gpus, uint32_t(c.hidden), true);
+  for (const auto& [to, load] : {std::pair{&shared.idle, megakernel::ExchangeLoad::none},
+                                 {&shared.loaded, megakernel::ExchangeLoad::memory},
+                                 {&shared.link, megakernel::ExchangeLoad::link}})
+    *to = megakernel::measure_exchange(o.gpus, uint32_t(c.hidden), load);
   RankedModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), options, 1);
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
   shared.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
+  if (o.prompt) shared.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
   time_paths(m, o, o.context, shared);
   for (int r = 0; r < m.ranks(); ++r)
     shared.token_bytes = std::max(shared.token_bytes, bytes_of_token(m.rank(r), o.context + o.tokens / 2));
+  if (!o.megakernel || !m.use_megakernel(true)) return;
+  m.pretend(o.context);
+  shared.stages = time_stages(m);
+  if (!o.trace.empty()) write_trace(m, o);
 }
 
 }  // namespace

@@ -35,13 +35,18 @@ struct TokenTimes {  // greedy
 struct StageTimes {
   std::string name;
   double work_us = 0, wait_us = 0;  // until it is done itself; until all others are, with the hand-off
+  // Over several GPUs, of the work: from its having sent its part until all have come, of this GPU and of whichever GPU
+  // came last, who waits for nobody.
+  double exchange_us = 0, last_exchange_us = 0;
 };
 // Over several GPUs.
 struct SharedTimes {
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
   int64_t token_bytes = 0;                                // of weights and keys that the busiest GPU reads
-  megakernel::ExchangeTimes idle, loaded;                 // of an exchange of the residual stream's width
+  double first_token_ms = 0;                              // as DecodeTimes's
+  megakernel::ExchangeTimes idle, loaded, link;           // of an exchange of the residual stream's width
+  std::vector<std::vector<StageTimes>> stages;            // by GPU
 };
 struct ContextTimes {
   int64_t context = 0;

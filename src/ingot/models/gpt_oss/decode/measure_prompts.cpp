@@ -4,9 +4,10 @@
 #include <chrono>
 #include <cmath>
 
+#include "ingot/gpu/allocator.h"
 #include "ingot/models/gpt_oss/archive.h"
-#include "ingot/models/gpt_oss/decode/device_model.h"
 #include "ingot/models/gpt_oss/decode/measure.h"
+#include "ingot/models/gpt_oss/decode/ranked_model.h"
 
 namespace ingot {
 
@@ -20,6 +21,7 @@ PromptMeasured measure_prompts(const PromptMeasurement&) {
 namespace {
 
 using gpt_oss_decode::DeviceModel;
+using gpt_oss_decode::RankedModel;
 
 // Ids far apart, so that tokens go to different experts.
 std::vector<int32_t> ids_of(int64_t n, int64_t vocab) {
@@ -28,7 +30,7 @@ std::vector<int32_t> ids_of(int64_t n, int64_t vocab) {
   return ids;
 }
 
-double milliseconds_of(DeviceModel& m, std::span<const int32_t> ids, int64_t batch) {
+double milliseconds_of(RankedModel& m, std::span<const int32_t> ids, int64_t batch) {
   m.rewind(0);
   const auto begin = std::chrono::steady_clock::now();
   const size_t most = size_t(batch);
@@ -40,6 +42,20 @@ double milliseconds_of(DeviceModel& m, std::span<const int32_t> ids, int64_t bat
   return 1e3 * std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// Of each length, sorted.
+std::vector<std::vector<double> > time_prompts(RankedModel& m, const PromptMeasurement& o,
+                                               std::span<const int32_t> ids) {
+  std::vector<std::vector<double> > found(o.lengths.size());
+  for (int64_t round = -1; round < o.rounds; ++round)  // the first loads code and records graphs
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double ms = milliseconds_of(m, ids.first(size_t(o.lengths[i])), m.prompt_batch());
+      if (round >= 0) found[i].push_back(ms);
+    }
+  for (auto& of_length : found) std::sort(of_length.begin(), of_length.end());
+  return found;
+}
+
+// This GPU's.
 void count_work(const DeviceModel& m, PromptTimes& t) {
   const GptOssConfig& c = m.config();
   const double k = double(c.experts_per_token), E = double(c.experts);
@@ -53,7 +69,7 @@ void count_work(const DeviceModel& m, PromptTimes& t) {
           2 * T * (numbers(l.qkv) + numbers(l.o) + numbers(l.router) + k * (numbers(l.gate_up) + numbers(l.down)));
       const double before = l.window > 0 ? std::min<double>(l.window, double(at)) : double(at);
       const double keys = l.window > 0 ? std::min<double>(l.window, before + T / 2) : before + T / 2;
-      t.flops += 4 * T * keys * double(c.heads * c.head_dim);
+      t.flops += 4 * T * keys * double(l.o.cols);
     }
   }
   t.bytes += double(m.model().head.matrix_bytes);
@@ -62,11 +78,8 @@ void count_work(const DeviceModel& m, PromptTimes& t) {
 }  // namespace
 
 PromptMeasured measure_prompts(const PromptMeasurement& o) {
-  if (gpu::device_count() == 0) fail(ErrorCode::unsupported, "prompts on a GPU: found no GPU, expected one");
-  const gpu::DeviceInfo gpu = gpu::device_info();
-  if (gpu.major != 9 || gpu.minor != 0)
-    fail(ErrorCode::unsupported, "prompts on a GPU: found ", gpu.name, " of compute capability ", gpu.major, ".",
-         gpu.minor, ", expected 9.0");
+  if (const std::string misfit = gpt_oss_decode::ranks_misfit(o.gpus); !misfit.empty())
+    fail(ErrorCode::unsupported, "prompts on ", o.gpus > 1 ? std::to_string(o.gpus) + " GPUs" : "a GPU", ": ", misfit);
   const GptOssConfig c = synthetic_gpt_oss(o.size);
   INGOT_CHECK(!o.lengths.empty() && o.rounds > 0, "prompts: found ", o.lengths.size(), " lengths and ", o.rounds,
               " rounds, expected some of both");
@@ -74,25 +87,32 @@ PromptMeasured measure_prompts(const PromptMeasurement& o) {
     if (n < 1 || n > c.context)
       fail(ErrorCode::usage, "found a prompt of ", n, " tokens, expected 1 to ", c.context, ", the model's context");
   const int64_t longest = *std::max_element(o.lengths.begin(), o.lengths.end());
-  DeviceModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = longest, .prompts = true},
-                1);
+  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  const gpt_oss_decode::DeviceModelOptions one{.context = longest},
+      all{.context = longest, .ranks = o.gpus, .split = gpt_oss_decode::split_named(o.split)};
+  (void)gpt_oss_decode::slices_of(c, all.ranks, all.split);
   const std::vector<int32_t> ids = ids_of(longest, c.vocab);
-  std::vector<std::vector<double> > found(o.lengths.size());
-  for (int64_t round = -1; round < o.rounds; ++round)  // the first loads code and records graphs
-    for (size_t i = 0; i < found.size(); ++i) {
-      const double ms = milliseconds_of(m, std::span(ids).first(size_t(o.lengths[i])), m.prompt_batch());
-      if (round >= 0) found[i].push_back(ms);
-    }
+  std::vector<std::vector<double> > alone(o.lengths.size());
+  if (o.gpus > 1 && DeviceModel::bytes(c, shapes, one) <= gpu::device_memory(0).available()) {
+    RankedModel m(c, shapes, one, 1);
+    alone = time_prompts(m, o, ids);
+  }
+  RankedModel m(c, shapes, all, 1);
+  const std::vector<std::vector<double> > found = time_prompts(m, o, ids);
   PromptMeasured measured{.times = {}, .weight_bytes = m.weight_bytes(), .chunk = m.prompt_batch()};
   for (size_t i = 0; i < found.size(); ++i) {
-    std::sort(found[i].begin(), found[i].end());
     PromptTimes t{.tokens = o.lengths[i], .p50_ms = found[i][found[i].size() / 2], .best_ms = found[i][0]};
+    if (!alone[i].empty()) t.one_ms = alone[i][alone[i].size() / 2];
     if (o.steps) {
       milliseconds_of(m, std::span(ids).first(size_t(std::min(t.tokens, 2 * m.batch()))),
                       m.batch());  // makes the graphs
       t.steps_ms = milliseconds_of(m, std::span(ids).first(size_t(t.tokens)), m.batch());
     }
-    count_work(m, t);
+    for (int r = 0; r < m.ranks(); ++r) {
+      PromptTimes of_rank{.tokens = t.tokens};
+      count_work(m.rank(r), of_rank);
+      t.flops = std::max(t.flops, of_rank.flops), t.bytes = std::max(t.bytes, of_rank.bytes);
+    }
     measured.times.push_back(t);
   }
   return measured;

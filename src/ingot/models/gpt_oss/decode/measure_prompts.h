@@ -15,12 +15,16 @@ struct PromptMeasurement {
   std::vector<int64_t> lengths = {100, 1024, 4096};
   int64_t rounds = 5;  // each length so often, in turn
   bool steps = false;  // once in steps of the decode kernels, too
+  int gpus = 1;        // more: over so many, after one where it has room for the model
+  std::string split = "tensor";
 };
 // From the call that tells the prompt to the host's knowing the token that follows it.
 struct PromptTimes {
   int64_t tokens = 0;
   double p50_ms = 0, best_ms = 0, steps_ms = 0;
-  double flops = 0, bytes = 0;  // of all products; of weights, each chunk's of the experts that chance would choose
+  double one_ms = 0;  // over several GPUs: p50 on one, where it has room
+  // Of all products; of weights, each chunk's of the experts that chance would choose. Of the busiest GPU.
+  double flops = 0, bytes = 0;
 };
 struct PromptMeasured {
   std::vector<PromptTimes> times;  // by length

@@ -144,7 +144,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   // What this block reads of each product, behind its times.
   __device__ __forceinline__ void keep_bytes() const {
     const megakernel::Trace& t = m_.token.grid.trace;
-    if (blockIdx.x >= t.blocks || threadIdx.x >= t.extra) return;
+    if (blockIdx.x >= t.blocks || threadIdx.x >= kTracedBytes) return;
     const Section& s = m_.sections[threadIdx.x];
     t.words[int64_t(blockIdx.x) * t.words_of_block() + t.stamps() + threadIdx.x] =
         uint64_t(s.range.end - s.range.begin) * uint64_t(s.granule_bytes) +
@@ -180,6 +180,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                    row = threadIdx.x % 16, epoch = epoch_of(i, stage), from = routes ? r.heads : r.channels,
                    what = kHandoffsOfLayer * i + uint32_t(stage), end = min((blockIdx.x + 1) * each, (C + 15) / 16);
     uint64_t* const sums = routes ? output_sums(i) : m_.token.sums.down;
+    keep_exchange(i, routes, 0);
 #pragma unroll 1
     for (uint32_t band = blockIdx.x * each; band < end; band += kHeldBands) {
       const uint32_t held = min(end - band, kHeldBands), n = 16 * (band + slot) + row;
@@ -196,8 +197,20 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       }
       if (!routes) continue;
       TokenTeam::sync();
+      if (band + held == end) keep_exchange(i, routes, 1);
       add_logits(l, i, band, held, band + held == end ? 1 : 0);
       if (band + held < end) TokenTeam::sync();
+    }
+    if constexpr (kTraced) TokenTeam::sync();
+    if (!routes || blockIdx.x * each >= end) keep_exchange(i, routes, 1);
+  }
+  // The time of an exchange's begin or end, as the first thread sees it.
+  __device__ __forceinline__ void keep_exchange(uint32_t i, bool output, uint32_t which) const {
+    if constexpr (kTraced) {
+      const megakernel::Trace& t = m_.token.grid.trace;
+      if (threadIdx.x == 0 && blockIdx.x < t.blocks)
+        t.words[int64_t(blockIdx.x) * t.words_of_block() + t.stamps() + kTracedBytes + kExchangeStamps * i +
+                (output ? 0 : 2) + which] = ptx::global_timer();
     }
   }
   // By one thread of the grid, which knows the best of this GPU's ids.
@@ -859,6 +872,11 @@ void Megakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t
 template <WeightFormat D>
 void RankMegakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
   launch_token<D, WeightFormat::mxfp4, false, true>(token, layer, blocks, stream);
+}
+
+template <WeightFormat D>
+void TracedRankMegakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
+  launch_token<D, WeightFormat::mxfp4, true, true>(token, layer, blocks, stream);
 }
 
 template <WeightFormat D>

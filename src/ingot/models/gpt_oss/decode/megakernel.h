@@ -60,8 +60,12 @@ constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too 
 
 // Hand-offs of a token, in order: of each layer one after each stage.
 constexpr uint32_t kHandoffsOfLayer = 5;
+// After the output's, or down's.
+INGOT_HD constexpr uint32_t handoff_of(uint32_t layer, bool down) { return kHandoffsOfLayer * layer + (down ? 4 : 2); }
 // Behind a block's times: the bytes of weights it reads in each stage of a layer, and for the head.
 constexpr uint32_t kTracedBytes = kHandoffsOfLayer + 1;
+// Behind those, of a layer's two exchanges over several GPUs: when this block had sent its part, when it had all.
+constexpr uint32_t kExchangeStamps = 4;
 
 template <WeightFormat Dense> struct Megakernel {
   // Whether a block's memory has room for a token's activations and a ring of weights.
@@ -77,6 +81,9 @@ template <WeightFormat Dense> struct TracedMegakernel {
 };
 // Instances of their own too: one GPU of several (Token::ranks). Experts in MXFP4.
 template <WeightFormat Dense> struct RankMegakernel {
+  static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+};
+template <WeightFormat Dense> struct TracedRankMegakernel {
   static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
 };
 

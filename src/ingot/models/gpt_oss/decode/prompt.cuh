@@ -6,6 +6,7 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/megakernel/exchange.cuh"
 #include "ingot/models/gpt_oss/decode/prompt.h"
 
 namespace ingot::gpt_oss_decode::prompts {
@@ -38,6 +39,7 @@ struct Norm {
   const int32_t* place = nullptr;
   const float* weights = nullptr;
   uint32_t k = 0;
+  bool first_part = false;  // x begins as zeros
 };
 constexpr uint32_t kMostChoices = 64;  // k
 struct Choices {
@@ -54,12 +56,15 @@ __device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64
     const Narrow from = *reinterpret_cast<const Narrow*>(p.table + int64_t(p.ids[t]) * p.C + c);
 #pragma unroll
     for (int i = 0; i < kWide; ++i) v[i] = float(reinterpret_cast<const bf16*>(&from)[i]);
+  } else if (p.first_part) {
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) v[i] = 0;
   } else {
     *reinterpret_cast<Wide*>(v) = *reinterpret_cast<const Wide*>(x + c);
   }
   for (uint32_t k = 0; k < p.k; ++k) {
     alignas(16) float down[kWide];
-    *reinterpret_cast<Wide*>(down) = *reinterpret_cast<const Wide*>(m.row[k] + c);
+    *reinterpret_cast<Wide*>(down) = __ldcg(reinterpret_cast<const Wide*>(m.row[k] + c));
 #pragma unroll
     for (int i = 0; i < kWide; ++i) v[i] += m.weight[k] * down[i];
   }
@@ -101,6 +106,12 @@ template <int kWide> __device__ __forceinline__ void norm(const Norm& p, const C
     put(c, v);
   }
 }
+__device__ __forceinline__ void norm(const Norm& p, const Choices& m, int64_t t) {
+  if (p.C % 4 == 0)
+    norm<4>(p, m, t);
+  else
+    norm<1>(p, m, t);
+}
 __global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
   auto& m = tile::shared<Choices>();
   ptx::let_next_kernel_start();
@@ -111,10 +122,41 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(Norm p) {
     m.weight[threadIdx.x] = p.weights[t * p.k + threadIdx.x];
   }
   __syncthreads();
-  if (p.C % 4 == 0)
-    norm<4>(p, m, t);
-  else
-    norm<1>(p, m, t);
+  norm(p, m, t);
+}
+
+// The kernel before has made this rank's part of the next exchange.
+__global__ void say_ready_kernel(const __grid_constant__ megakernel::Exchange x) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  if (threadIdx.x != 0) return;
+  const uint32_t epoch = ptx::load_relaxed(x.epoch) + 1;
+  megakernel::say_ready(x, epoch);
+  ptx::store_relaxed(x.epoch, epoch);
+}
+// x += the parts of this exchange, in the order of ranks; y = norm(x).
+struct RankNorm {
+  Norm norm;
+  Ranks ranks;
+  const float* part[megakernel::kMostRanks];  // (T, stride)
+  uint32_t from, what;                        // from: which ranks have one, a bit each
+};
+__global__ void __launch_bounds__(kThreads) rank_norm_kernel(const __grid_constant__ RankNorm p) {
+  auto& m = tile::shared<Choices>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const megakernel::Exchange& x = p.ranks.exchange;
+  const uint32_t r = threadIdx.x;
+  if (r < x.ranks) {
+    megakernel::wait_for_ready(x, ptx::load_relaxed(x.epoch), r, p.ranks.watch, p.what);
+    const uint32_t before = uint32_t(__popc(p.from & ((1u << r) - 1)));
+    if ((p.from >> r & 1) != 0) m.row[before] = p.part[r] + blockIdx.x * p.norm.stride, m.weight[before] = 1;
+  }
+  __syncthreads();
+  if (r == 0) megakernel::pass_on_stop(x, p.ranks.watch);
+  Norm all = p.norm;
+  all.k = uint32_t(__popc(p.from));
+  norm(all, m, blockIdx.x);
 }
 
 // Queries are rotated; keys too, and stored with the values: in the cache, and of sliding layers also in order, behind

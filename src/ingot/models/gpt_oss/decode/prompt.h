@@ -1,6 +1,8 @@
 #pragma once
 // Prompts on a GPU: up to kPromptTokens tokens of one sequence at a time through matrix kernels (kernels/grouped,
-// kernels/attention), in place of steps of 16 columns.
+// kernels/attention), in place of steps of 16 columns. Over several GPUs each has its slice of the work (slices.h);
+// what output and down add to the residual stream lies in parts in their memories, and the norm after it reads them all
+// and adds in the order of GPUs.
 #include "ingot/models/gpt_oss/decode/decode.h"
 
 namespace ingot::gpt_oss_decode {
@@ -22,9 +24,11 @@ struct PromptBuffers {
   int32_t *place, *offsets;         // (S): where a choice's row lies; (E + 1): where an expert's begin
   bf16 *gathered, *hidden;          // (S, x_stride), (S, intermediate filled up)
   float* down;                      // (S, C)
-  float* logits;                    // (min(T, kPromptRows), V)
+  float* logits;                    // (min(T, kPromptRows), V); of several GPUs the first one's, from this one's ids on
+  float* part[2];                   // (T, x_stride): of several GPUs, this one's of what output and down add to x
+  const float* parts[2][megakernel::kMostRanks];  // of all of them
 };
-int64_t lay_out(const GptOssConfig& config, int64_t tokens, char* memory, PromptBuffers& buffers);
+int64_t lay_out(const GptOssConfig& config, int64_t tokens, bool several, char* memory, PromptBuffers& buffers);
 
 // The build has the kernels, and attention takes the heads: multiples of 8 numbers.
 bool prompts_take(const GptOssConfig& config);

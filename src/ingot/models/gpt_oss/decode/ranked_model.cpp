@@ -58,8 +58,9 @@ int64_t RankedModel::weight_bytes() const {
   return bytes;
 }
 
-// Starts on every rank what `call` puts into its stream. One that cannot ends the others' waits.
-template <class Call> void RankedModel::on_each(Call&& call) {
+// Starts on every rank what `call` puts into its stream, `side_by_side` by a thread each: where that takes long, ranks
+// wait for each other meanwhile. One that cannot ends the others' waits.
+template <class Call> void RankedModel::on_each(bool side_by_side, Call&& call) {
   if (ranks() == 1) return call(*ranks_[0]);
   std::vector<std::exception_ptr> failed(ranks_.size());
   const auto start = [&](size_t r) {
@@ -71,13 +72,15 @@ template <class Call> void RankedModel::on_each(Call&& call) {
     }
   };
 #ifdef INGOT_EMULATED_DEVICE
-  // There a launch returns when it is done, and the ranks wait for each other.
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < ranks_.size(); ++r) threads.emplace_back(start, r);
-  for (std::thread& t : threads) t.join();
-#else
-  for (size_t r = 0; r < ranks_.size(); ++r) start(r);
+  side_by_side = true;  // there a launch returns when it is done
 #endif
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < ranks_.size(); ++r)
+    if (side_by_side)
+      threads.emplace_back(start, r);
+    else
+      start(r);
+  for (std::thread& t : threads) t.join();
   const auto first = std::find_if(failed.begin(), failed.end(), [](const auto& e) { return e != nullptr; });
   if (first == failed.end()) return;
   for (const auto& rank : ranks_) (void)rank->wait();
@@ -121,21 +124,47 @@ void RankedModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t
 }
 void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab) {
   prepare(int64_t(ids.size()), head_rows, slot, vocab);
-  on_each([&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab); });
+  on_each(int64_t(ids.size()) > batch(), [&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab); });
   drawn_by_first_[size_t(slot)] = false;
 }
 
-void RankedModel::continue_greedily(int64_t n, int slot) {
-  if (drawn_by_first_[size_t(slot)]) {
-    const int32_t token = ranks_[0]->likeliest(slot);
-    for (const auto& rank : ranks_) {
-      const gpu::DeviceGuard guard(rank->device());
-      gpu::copy_to_device(rank->buffers(slot).state->tokens, &token, sizeof token);
-    }
-    drawn_by_first_[size_t(slot)] = false;
+void RankedModel::share_drawn(int slot) {
+  if (!drawn_by_first_[size_t(slot)]) return;
+  const int32_t token = ranks_[0]->likeliest(slot);
+  for (const auto& rank : ranks_) {
+    const gpu::DeviceGuard guard(rank->device());
+    gpu::copy_to_device(rank->buffers(slot).state->tokens, &token, sizeof token);
   }
+  drawn_by_first_[size_t(slot)] = false;
+}
+void RankedModel::continue_greedily(int64_t n, int slot) {
+  share_drawn(slot);
   prepare(1, 1, slot, 0);
-  on_each([&](DeviceModel& m) { m.continue_greedily(n, slot); });
+  on_each(false, [&](DeviceModel& m) { m.continue_greedily(n, slot); });
+}
+
+std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {
+  share_drawn(slot);
+  std::vector<megakernel::Trace> traces;
+  std::vector<std::unique_ptr<gpu::DeviceMemory>> memory;
+  for (const auto& rank : ranks_) {
+    const gpu::DeviceGuard guard(rank->device());
+    megakernel::Trace t = trace_of(rank->model(slot), blocks, nullptr);
+    memory.push_back(std::make_unique<gpu::DeviceMemory>(8 * int64_t(t.blocks) * t.words_of_block()));
+    t.words = static_cast<uint64_t*>(memory.back()->data());
+    traces.push_back(t);
+    rank->prepare_trace(t, slot);
+  }
+  on_each(false, [&](DeviceModel& m) { m.continue_traced(slot); });
+  likeliest(slot);  // waits, and says what went wrong
+  std::vector<std::vector<StageSpan>> found;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    const gpu::DeviceGuard guard(ranks_[r]->device());
+    std::vector<uint64_t> words(size_t(traces[r].blocks) * traces[r].words_of_block());
+    gpu::copy_to_host(words.data(), traces[r].words, int64_t(words.size()) * 8);
+    found.push_back(spans_of(traces[r], words));
+  }
+  return of_one_clock(std::move(found));
 }
 
 void RankedModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {

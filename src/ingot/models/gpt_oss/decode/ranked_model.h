@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ingot/models/gpt_oss/decode/device_model.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 
 namespace ingot::gpt_oss_decode {
 
@@ -44,6 +45,8 @@ class RankedModel {
   void continue_greedily(int64_t n, int slot = 0);
   int64_t most_streams() const { return rank(0).most_streams(); }  // 1 with several ranks
   void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
+  // The same once, by the megakernel: its stages on the first `blocks` blocks of every GPU, by the first one's clock.
+  std::vector<StageSpan> trace_token(uint32_t blocks, int slot = 0);
   int32_t likeliest(int slot = 0);
   DrawnToken draw(const DrawOptions& options, uint32_t step, int slot = 0);
   void logits(uint32_t rows, float* to, int slot = 0);
@@ -56,7 +59,8 @@ class RankedModel {
               const uint64_t* seed);
   // Before any rank's kernels run: making a graph may wait for them.
   void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab);
-  template <class Call> void on_each(Call&& call);
+  template <class Call> void on_each(bool side_by_side, Call&& call);
+  void share_drawn(int slot);  // where drawn_by_first_
 
   std::vector<std::unique_ptr<DeviceModel>> ranks_;
   std::vector<bool> drawn_by_first_;  // by slot: the other ranks do not know the last id

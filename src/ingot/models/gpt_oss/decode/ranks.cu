@@ -65,7 +65,7 @@ void add_ranks(const Buffers& b, const RankStep& step, Stream stream) {
                    .T = step.T,
                    .C = step.width,
                    .from = step.down ? b.ranks.channels : b.ranks.heads,
-                   .what = kHandoffsOfLayer * step.layer + (step.down ? 4 : 2)};
+                   .what = handoff_of(step.layer, step.down)};
   const int64_t units = (int64_t(p.T) * p.C + kRankThreads - 1) / kRankThreads;
   gpu::launch("decode exchange", add_ranks_kernel,
               {.grid = std::min(units, kRankBlocks), .block = kRankThreads, .device = device(), .cooperative = true},

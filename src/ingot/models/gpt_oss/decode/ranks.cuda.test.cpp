@@ -2,9 +2,12 @@
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <fstream>
+#include <thread>
 
 #include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
@@ -102,6 +105,58 @@ TEST_F(GptOssRanksCuda, AttentionAndExpertsOnAGpuEachAreTheModel) {
   for (const bool megakernel : {true, false}) check_case(cases()[0], Split::attention_experts, megakernel);
 }
 
+// Over the matrix kernels' prompts, beyond a window, with logits of all and of the last alone, and tokens behind.
+void check_prompts(const GptOssConfig& config, WeightFormat dense, Split split) {
+  SCOPED_TRACE(::testing::Message() << name_of(dense) << (split == Split::tensor ? ", tensor" : ", attention-experts"));
+  const DecodeModel m(config, dense, WeightFormat::mxfp4, 7);
+  const std::vector<int64_t> lengths = {70, 1, 200, 3, 17, 1};
+  const int64_t V = config.vocab;
+  std::vector<int32_t> ids(292);
+  testing::fill_ids(Tensor(ids.data(), {292}), 3, V);
+  RankedModel two(m.config, m.weights, {.context = 300, .ranks = 2, .split = split});
+  if (two.prompt_batch() <= two.batch()) GTEST_SKIP() << "found a build without matrix kernels";
+  testing::DecodeReference exact(m, false), chain(m, true);
+  testing::LogitError of_chain, of_gpus;
+  size_t at = 0;
+  for (const int64_t n : lengths) {
+    const std::span<const int32_t> part = std::span(ids).subspan(at, size_t(n));
+    two.extend(part, uint32_t(n));
+    std::vector<float> all(size_t(n * V));
+    two.logits(uint32_t(n), all.data());
+    for (int64_t i = 0; i < n; ++i, ++at) {
+      testing::DecodeReference::Choices chosen;
+      if (n <= two.batch()) {
+        chosen = choices_of(two.rank(0), size_t(i));
+        EXPECT_EQ(choices_of(two.rank(1), size_t(i)), chosen);
+      } else {
+        const int64_t k = config.experts_per_token;
+        for (int64_t l = 0; l < config.layers; ++l) {
+          const auto of_rank = [&](int r) {
+            return download(two.rank(r).prompt_buffers().chosen + (l * n + i) * k, k);
+          };
+          const auto first = of_rank(0);
+          ASSERT_EQ(of_rank(1), first);
+          chosen.emplace_back(first.begin(), first.end());
+        }
+      }
+      const std::vector<double> want = exact.token(ids[at], chosen);
+      of_chain.add(chain.token(ids[at], chosen), want);
+      of_gpus.add({&all[size_t(i * V)], &all[size_t(i * V)] + V}, want);
+      ASSERT_TRUE(std::isfinite(of_gpus.largest)) << "position " << at;
+    }
+    for (int r = 0; r < 2; ++r) EXPECT_EQ(download(two.rank(r).buffers().state, 1)[0].position, int32_t(at));
+  }
+  EXPECT_LT(exact.worst_choice, 0.2);
+  EXPECT_LE(of_gpus.rms(), 1.5 * of_chain.rms());
+  EXPECT_LE(of_gpus.largest, 2 * of_chain.largest);
+}
+TEST_F(GptOssRanksCuda, PromptsAreTheModel) {
+  const GptOssConfig two = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2);
+  for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+    check_prompts(two, dense, Split::tensor);
+  check_prompts(two, WeightFormat::bf16, Split::attention_experts);
+}
+
 struct Small {
   DecodeCase t = cases()[0];
   DecodeModel m{t.config, t.dense, t.experts, 7};
@@ -130,6 +185,47 @@ TEST_F(GptOssRanksCuda, RunsAreBitIdenticalAndBothGpusHaveTheSameState) {
     const auto one = download(gpus.rank(0).buffers().state, 1)[0], other = download(gpus.rank(1).buffers().state, 1)[0];
     ASSERT_EQ(std::memcmp(&one, &other, sizeof one), 0) << "run " << run;
   }
+}
+
+TEST_F(GptOssRanksCuda, APromptThatAGpuDoesNotTakePartInEndsAndTheNextOneIsRight) {
+  const Small small;
+  RankedModel gpus = small.make(0.05);
+  if (gpus.prompt_batch() <= gpus.batch()) GTEST_SKIP() << "found a build without matrix kernels";
+  const std::vector<int32_t> ids(40, 7);
+  gpus.extend(ids, 1);
+  const std::vector<float> want = row_of(gpus);
+  gpus.rewind(0);
+  gpus.rank(0).extend(ids, 1);  // and nobody tells the other
+  const std::string found = testing::error_of([&] { gpus.likeliest(); });
+  EXPECT_NE(found.find("for GPU 1 and its part of the output of layer 0"), std::string::npos) << found;
+  EXPECT_EQ(gpus.length(), 0);
+  gpus.extend(ids, 1);
+  EXPECT_EQ(row_of(gpus), want);
+}
+
+TEST_F(GptOssRanksCuda, ATracedTokenIsTheTokenAndShowsEveryExchangeOnBothGpus) {
+  if (testing::kEmulated) GTEST_SKIP() << "ranks.emulated.test.cpp has it";
+  const Small small;
+  RankedModel gpus = small.make();
+  const std::vector<int32_t> ids = {5, 6, 7};
+  const auto last = [&](bool traced) {
+    gpus.rewind(0);
+    gpus.extend(ids, 1);
+    std::vector<gpt_oss_decode::StageSpan> spans;
+    if (traced)
+      spans = gpus.trace_token(2);
+    else
+      gpus.continue_greedily(1);
+    return std::pair(row_of(gpus), spans);
+  };
+  const std::vector<float> want = last(false).first;
+  const auto [row, spans] = last(true);
+  EXPECT_EQ(row, want);
+  EXPECT_EQ(gpus.length(), 4);
+  EXPECT_EQ(spans.size(), 2 * 2 * size_t(5 * small.t.config.layers + 1));
+  size_t exchanges = 0;
+  for (const auto& s : spans) exchanges += s.came_ns > s.sent_ns && s.gpu == 1;
+  EXPECT_GT(exchanges, 0u);
 }
 
 // What one GPU's decoder draws, greedily and by chance, so do two.
@@ -192,6 +288,109 @@ TEST_F(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
   EXPECT_GE(gpus.likeliest(), 0);
 }
 
+#ifdef INGOT_EMULATED_DEVICE
+TEST_F(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoaded) {
+  const Small small;
+  emulation::pretend_devices(2, false);
+  const std::string want = "found no peer access from cuda:0 to cuda:1";
+  EXPECT_NE(gpt_oss_decode::ranks_misfit(2).find(want), std::string::npos);
+  EXPECT_EQ(gpt_oss_decode::ranks_misfit(1), "");
+  // Without memory: who touches them has begun to load.
+  const GptOssWeights nothing = gpt_oss_decode::shapes_of(small.m.config, small.t.dense, small.t.experts);
+  const auto made = [&] { RankedModel(small.m.config, nothing, DeviceModelOptions{.context = 64, .ranks = 2}); };
+  EXPECT_NE(testing::error_of(made).find(want), std::string::npos);
+}
+#endif
+
+TEST_F(GptOssRanksCuda, TooLittleMemoryOnAGpuIsSaidBeforeAnyIsTaken) {
+  if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
+  const Small small;
+  const std::string found =
+      gpt_oss_gpu_misfit(small.m.config, small.m.weights, {.context = 256, .slots = 10'000'000, .gpus = 2});
+  EXPECT_NE(found.find(" bytes free on "), std::string::npos) << found;
+  EXPECT_NE(found.find(", cuda:0, expected "), std::string::npos) << found;
+}
+
+// Every matrix on a GPU is what slices.h cuts, and the GPUs' together are the model's.
+TEST_F(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
+  using namespace gpt_oss_decode;
+  for (const DecodeCase& t : cases())
+    for (const Split split : {Split::tensor, Split::attention_experts}) {
+      SCOPED_TRACE(t.name);
+      const DecodeModel m(t.config, t.dense, t.experts, 7);
+      const GptOssConfig& c = m.config;
+      const RankedModel gpus(c, m.weights, {.context = 64, .ranks = 2, .split = split});
+      const std::vector<Slice> slices = slices_of(c, 2, split);
+      int64_t experts_of_all = 0;
+      for (int r = 0; r < 2; ++r) {
+        const Slice& s = slices[size_t(r)];
+        const gpt_oss_decode::Model& held = gpus.rank(r).model();
+        const auto same = [&](const Matrix& on_gpu, const WeightMatrix& from, const Cut& cut) {
+          const int64_t matrices = from.is_bank() ? from.data.size(0) : 1, bytes = cut_bytes(from.format, cut);
+          ASSERT_EQ(on_gpu.matrix_bytes, on_gpu.bands > 0 ? bytes : 0);
+          std::vector<uint8_t> want(static_cast<size_t>(bytes));
+          for (int64_t e = 0; e < matrices && on_gpu.bands > 0; ++e) {
+            cut_granules(from.is_bank() ? from.at(e) : from, cut, want.data());
+            ASSERT_EQ(download(on_gpu.data + e * bytes, bytes), want) << "GPU " << r << ", matrix " << e;
+          }
+        };
+        for (size_t l = 0; l < held.layers.size(); ++l) {
+          const GptOssLayer& w = m.weights.layers[l];
+          same(held.layers[l].qkv, w.qkv, qkv_cut(c, s));
+          same(held.layers[l].o, w.o, output_cut(c, s));
+          same(held.layers[l].gate_up, w.gate_up, gate_up_cut(c, s));
+          same(held.layers[l].down, w.down, down_cut(c, s));
+          experts_of_all += held.layers[l].gate_up.matrix_bytes * c.experts;
+        }
+        same(held.head, m.weights.head, head_cut(c, s));
+      }
+      EXPECT_EQ(experts_of_all, int64_t(m.weights.layers.size()) * m.weights.layers[0].gate_up.data.bytes());
+    }
+}
+
+// The most of this process's own memory, of files none, while it lives.
+class MostMemory {
+ public:
+  MostMemory()
+      : before_(now()), thread_([this] {
+          while (!stop_)
+            most_ = std::max(most_.load(), now()), std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }) {}
+  ~MostMemory() { stop_ = true, thread_.join(); }
+  int64_t grown() const { return most_ - before_; }
+
+ private:
+  static int64_t now() {
+    std::ifstream in("/proc/self/status");
+    for (std::string word; in >> word;)
+      if (word == "RssAnon:") return in >> word, std::stoll(word) * 1024;
+    return 0;
+  }
+  std::atomic<bool> stop_ = false;
+  std::atomic<int64_t> most_ = 0;
+  const int64_t before_;
+  std::thread thread_;
+};
+// From a file as from an archive's mapping: a slice goes to its GPU piece by piece.
+TEST_F(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
+  if (testing::kEmulated) GTEST_SKIP() << "whose GPUs' memory is the host's";
+  GptOssConfig c;
+  c.vocab = 2000, c.hidden = c.intermediate = 2880, c.layers = 4, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
+  c.experts = 16, c.experts_per_token = 4;
+  for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
+  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
+  const RankedModel one(c, gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 64}, 5);
+  const testing::OnHost host(one.rank(0));
+  const auto loaded = [&] { return RankedModel(c, host.weights, {.context = 64, .ranks = 2}).weight_bytes(); };
+  loaded();  // drivers' own memory is there from now on
+  const MostMemory most;
+  const int64_t bytes = loaded();
+  std::printf("%lld MB of weights, %lld MB of the host's memory\n", (long long)(bytes >> 20),
+              (long long)(most.grown() >> 20));
+  EXPECT_GT(bytes, int64_t(700) << 20);
+  EXPECT_LT(most.grown(), int64_t(64) << 20);
+}
+
 // Layers of the published shapes: as one GPU, to the rounding of sums in another order.
 TEST_F(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
@@ -202,27 +401,34 @@ TEST_F(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
   c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     SCOPED_TRACE(name_of(dense));
-    std::vector<int32_t> ids(19);
-    testing::fill_ids(Tensor(ids.data(), {19}), 4, c.vocab);
-    const auto tell = [&](RankedModel& gpus) {
+    std::vector<int32_t> ids(319);
+    testing::fill_ids(Tensor(ids.data(), {319}), 4, c.vocab);
+    const auto tell = [&](RankedModel& gpus, bool prompt) {
       gpus.rewind(0);
-      gpus.extend(std::span(ids).first(16), 1);
-      for (size_t i = 16; i < 19; ++i) gpus.extend(std::span(ids).subspan(i, 1), 1);
+      if (prompt && gpus.prompt_batch() >= 300) gpus.extend(std::span(ids).first(300), 0);
+      gpus.extend(std::span(ids).subspan(300, 16), 1);
+      for (size_t i = 316; i < 319; ++i) gpus.extend(std::span(ids).subspan(i, 1), 1);
       return row_of(gpus);
     };
     RankedModel one(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
     const testing::OnHost host(one.rank(0));
-    const std::vector<float> want = tell(one);
     for (const Split split : {Split::tensor, Split::attention_experts}) {
       RankedModel two(c, host.weights, {.context = 512, .ranks = 2, .split = split});
-      const std::vector<float> first = tell(two);
-      double error = 0, size = 0;
-      for (size_t v = 0; v < want.size(); ++v)
-        error += std::pow(double(first[v]) - double(want[v]), 2), size += std::pow(double(want[v]), 2);
-      std::printf("%s, %s: relative difference from one GPU %.4f\n", name_of(dense),
-                  split == Split::tensor ? "tensor" : "attention-experts", std::sqrt(error / size));
-      EXPECT_LT(std::sqrt(error / size), 0.02);
-      for (int run = 0; run < (split == Split::tensor ? 300 : 20); ++run) ASSERT_EQ(tell(two), first) << "run " << run;
+      for (const bool prompt : {false, true}) {
+        const std::vector<float> want = tell(one, prompt), first = tell(two, prompt);
+        double error = 0, size = 0;
+        for (size_t v = 0; v < want.size(); ++v)
+          error += std::pow(double(first[v]) - double(want[v]), 2), size += std::pow(double(want[v]), 2);
+        std::printf("%s, %s%s: relative difference from one GPU %.4f\n", name_of(dense),
+                    split == Split::tensor ? "tensor" : "attention-experts", prompt ? ", after a prompt of 300" : "",
+                    std::sqrt(error / size));
+        EXPECT_LT(std::sqrt(error / size), 0.02);
+        for (int run = 0; run < (split == Split::attention_experts ? 20
+                                 : dense == WeightFormat::bf16     ? 300
+                                                                   : 50);
+             ++run)
+          ASSERT_EQ(tell(two, prompt), first) << "run " << run;
+      }
       two.likeliest();
     }
   }

@@ -3,11 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <exception>
-#include <thread>
-
-#include "ingot/gpu/emulation/grid.h"
-#include "ingot/models/gpt_oss/decode/emulated_model.test.h"
+#include "ingot/models/gpt_oss/decode/emulated_ranks.test.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 
 namespace ingot {
 namespace {
@@ -16,78 +13,8 @@ using gpt_oss_decode::Split;
 using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::Emulated;
-
-// What `work` throws, in the first rank that throws.
-void on_threads(size_t ranks, const std::function<void(size_t)>& work) {
-  std::vector<std::exception_ptr> failed(ranks);
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < ranks; ++r)
-    threads.emplace_back([&, r] {
-      emulation::settings().seed = r + 1;  // each GPU has its own pace
-      try {
-        work(r);
-      } catch (...) { failed[r] = std::current_exception(); }
-    });
-  for (std::thread& t : threads) t.join();
-  for (const std::exception_ptr& e : failed)
-    if (e) std::rethrow_exception(e);
-}
-
-struct EmulatedRanks {
-  const GptOssConfig& c;
-  std::vector<std::unique_ptr<Emulated>> ranks;
-  std::vector<std::vector<char>> inboxes;
-
-  EmulatedRanks(const DecodeModel& m, uint32_t room, int count, Split split) : c(m.config) {
-    using namespace gpt_oss_decode;
-    const std::vector<Slice> slices = slices_of(c, count, split);
-    const uint32_t n = uint32_t(count);
-    for (const Slice& s : slices) ranks.push_back(std::make_unique<Emulated>(m, room, s, n));
-    for (uint32_t r = 0; r < n; ++r) inboxes.emplace_back(size_t(inbox_bytes(c, n)) + 256);
-    epochs.resize(n);
-    for (uint32_t r = 0; r < n; ++r) {
-      Emulated& e = *ranks[r];
-      Ranks& all = e.buffers.ranks;
-      all.exchange.rank = r, all.exchange.words = inbox_words(c), all.exchange.epoch = &epochs[r];
-      all.heads = all.channels = all.ids = 0;
-      for (uint32_t q = 0; q < n; ++q) {
-        all.exchange.inbox[q] = reinterpret_cast<uint64_t*>(Emulated::aligned(inboxes[q]));
-        all.exchange.stop[q] = &ranks[q]->stop;
-        if (slices[q].kv_heads.size() > 0) all.heads |= 1u << q;
-        if (slices[q].channels.size() > 0) all.channels |= 1u << q;
-        if (slices[q].ids.size() > 0) all.ids |= 1u << q;
-      }
-      all.first_id = uint32_t(slices[r].ids.begin);
-      e.limit_ns = 1'000'000'000'000;  // threads may have to wait for a core
-      all.watch = {.stop = &e.stop, .host_stop = &e.host_stop, .record = &e.record, .limit_ns = e.limit_ns};
-      e.buffers.logits = ranks[0]->buffers.logits + slices[r].ids.begin;
-      e.buffers.stop = &e.stop;
-      e.stages = stages_of(e.model, e.buffers, e.capacity);
-      e.blocks = 3 - r % 2;
-    }
-  }
-  void set_limit(uint64_t ns) {
-    for (auto& e : ranks) e->limit_ns = ns, e->buffers.ranks.watch.limit_ns = ns / 4 * 3;
-  }
-  // As after a launch that gave up.
-  void reset() {
-    for (size_t r = 0; r < ranks.size(); ++r) {
-      Emulated& e = *ranks[r];
-      e.stop = gpu::kRunning, e.host_stop = 0, e.record = {}, epochs[r] = 0;
-      std::memset(e.buffers.handoff, 0, size_t(e.buffers.counter_bytes));
-      std::fill(inboxes[r].begin(), inboxes[r].end(), char(0));
-    }
-  }
-  void use_megakernel(bool wanted) {
-    for (auto& e : ranks) e->megakernel = wanted;
-  }
-  std::vector<std::vector<double>> extend(std::span<const int32_t> ids, uint32_t rows) {
-    std::fill_n(ranks[0]->buffers.logits, rows * c.vocab, NAN);
-    on_threads(ranks.size(), [&](size_t r) { ranks[r]->step(ids, rows); });
-    return ranks[0]->rows_of_logits(rows);
-  }
-  std::vector<uint32_t> epochs;
-};
+using testing::EmulatedRanks;
+using testing::on_threads;
 
 void check_case(const DecodeCase& t, int count, Split split, bool megakernel) {
   SCOPED_TRACE(::testing::Message() << count << " ranks, " << (megakernel ? "megakernel" : "phase by phase"));
@@ -150,6 +77,33 @@ TEST(GptOssRanksEmulated, OneGpuForAttentionAndOthersForTheExpertsAreTheModel) {
   check_case(four_heads(), 2, Split::attention_experts, true);
   check_case(four_heads(), 5, Split::attention_experts, true);
   check_case(four_heads(), 3, Split::attention_experts, false);
+}
+
+TEST(GptOssRanksEmulated, TracedTokensAreTheTokensAndShowEveryExchange) {
+  const DecodeCase t = rank_cases()[0];
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  const int32_t id = 5;
+  EmulatedRanks plain(m, 9, 2, Split::tensor), traced(m, 9, 2, Split::tensor);
+  plain.use_megakernel(true);
+  const std::vector<std::vector<double>> want = plain.extend({&id, 1}, 1);
+  std::vector<std::vector<uint64_t>> words(2);
+  std::vector<megakernel::Trace> traces;
+  for (size_t r = 0; r < 2; ++r) {
+    megakernel::Trace trace = trace_of(traced.ranks[r]->model, uint32_t(traced.ranks[r]->blocks), nullptr);
+    words[r].resize(size_t(trace.blocks) * trace.words_of_block());
+    trace.words = words[r].data();
+    traces.push_back(trace);
+  }
+  on_threads(2, [&](size_t r) {
+    traced.ranks[r]->buffers.state->tokens[0] = id;
+    traced.ranks[r]->run_one_kernel({.capacity = 9}, ~0u, traces[r]);
+  });
+  EXPECT_EQ(traced.ranks[0]->rows_of_logits(1), want);
+  for (size_t r = 0; r < 2; ++r) {
+    const auto spans = gpt_oss_decode::spans_of(traces[r], words[r]);
+    EXPECT_EQ(int64_t(spans.size()), traced.ranks[r]->blocks * (5 * t.config.layers + 1));
+    for (const auto& s : spans) EXPECT_EQ(s.sent_ns > 0, s.stage == 2 || s.stage == 4);
+  }
 }
 
 TEST(GptOssRanksEmulated, AGpuWhoseBlockStaysAwayEndsAllAndTheNextTokenIsRight) {

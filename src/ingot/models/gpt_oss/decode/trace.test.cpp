@@ -86,5 +86,71 @@ TEST(DecodeTrace, TheFileIsJsonWhoseEventsNest) {
   EXPECT_EQ(count, want);
 }
 
+// --- several GPUs
+
+// As some_words(), and of each exchange: sent 3 us before the stage is done, all came 1 us before.
+std::vector<uint64_t> words_with_exchanges(const megakernel::Trace& t) {
+  const megakernel::Trace plain = some_trace();
+  const std::vector<uint64_t> from = some_words(plain);
+  std::vector<uint64_t> words;
+  for (uint32_t b = 0; b < t.blocks; ++b) {
+    const auto row = std::span(from).subspan(size_t(b) * plain.words_of_block(), plain.words_of_block());
+    words.insert(words.end(), row.begin(), row.end());
+    for (uint32_t layer = 0; layer < 2; ++layer)
+      for (const uint32_t stage : {2u, 4u}) {
+        const uint64_t done = row[2 * (5 * layer + stage) + 1];
+        words.push_back(done - 3'000), words.push_back(done - 1'000);
+      }
+  }
+  return words;
+}
+megakernel::Trace shared_trace() { return {.blocks = 2, .handoffs = 10, .extra = 6 + 2 * 4}; }
+
+TEST(DecodeTrace, StagesWhosePartsGpusAddUpHaveTheExchange) {
+  const auto spans = spans_of(shared_trace(), words_with_exchanges(shared_trace()));
+  ASSERT_EQ(spans.size(), 22u);
+  for (const StageSpan& s : spans) {
+    const bool exchanges = s.stage == 2 || s.stage == 4;
+    EXPECT_EQ(s.sent_ns, exchanges ? s.done_ns - 3'000 : 0);
+    EXPECT_EQ(s.came_ns, exchanges ? s.done_ns - 1'000 : 0);
+  }
+  std::vector<uint64_t> words = words_with_exchanges(shared_trace());
+  words[size_t(shared_trace().stamps()) + 6] = 0;  // the first output's
+  EXPECT_THROW(spans_of(shared_trace(), words), Error);
+}
+
+// The second GPU's clock is ahead by a minute, it sends as late as the first and waits as long.
+TEST(DecodeTrace, GpusWithClocksOfTheirOwnAreShownByOne) {
+  constexpr int64_t kAhead = 60'000'000'000;
+  const auto one = spans_of(shared_trace(), words_with_exchanges(shared_trace()));
+  auto other = one;
+  for (StageSpan& s : other)
+    for (uint64_t* t : {&s.begin_ns, &s.done_ns, &s.on_ns, &s.sent_ns, &s.came_ns})
+      if (*t > 0) *t += uint64_t(kAhead);
+  EXPECT_EQ(clock_difference(one, other), kAhead);
+  EXPECT_EQ(clock_difference(other, one), -kAhead);
+  for (StageSpan& s : other)
+    if (s.sent_ns > 0) s.sent_ns -= 400;  // it sends earlier: now the difference lies within bounds
+  EXPECT_NEAR(double(clock_difference(one, other)), double(kAhead), 400);
+  const auto both = of_one_clock({one, other});
+  ASSERT_EQ(both.size(), 44u);
+  EXPECT_EQ(both[21].gpu, 0u);
+  EXPECT_EQ(both[22].gpu, 1u);
+  EXPECT_NEAR(double(both[22].begin_ns), double(one[0].begin_ns), 400);
+  EXPECT_THROW(clock_difference(spans_of(some_trace(), some_words(some_trace())), other), Error);
+  const Json file = parse_json(perfetto_json(both, "two"), "trace");
+  std::map<std::pair<int, std::string>, int> count;
+  for (const auto& e : file.at("traceEvents")) {
+    if (e.at("ph") == "X") ++count[{e.at("pid"), e.at("name")}];
+    if (e.at("name") == "process_name")
+      EXPECT_EQ(e.at("args").at("name"), e.at("pid") == 0 ? "two, GPU 0" : "two, GPU 1");
+    if (e.at("name") == "down") EXPECT_DOUBLE_EQ(e.at("args").at("exchange_us"), e.at("pid") == 0 ? 2 : 2.4);
+  }
+  for (const int gpu : {0, 1}) {
+    EXPECT_EQ((count[{gpu, "exchange"}]), 8);
+    EXPECT_EQ((count[{gpu, "token"}]), 2);
+  }
+}
+
 }  // namespace
 }  // namespace ingot::gpt_oss_decode
