@@ -16,7 +16,8 @@ import reports
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
          "cublas": "cuBLAS", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed", "bare_products": "the products alone",
-         "phased": "a launch a phase", "one_by_one": "one by one", "fenced": "with a fence", "polled": "without a barrier", "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention"}
+         "one GPU": "one GPU", "llama.cpp": "llama.cpp", "phased": "a launch a phase", "one_by_one": "one by one", "fenced": "with a fence", "polled": "without a barrier",
+         "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention"}
 NO_RIVALS = {"bare_products"}  # do less than what they stand beside
 
 

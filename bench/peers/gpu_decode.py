@@ -14,6 +14,7 @@ whose dense matrices are bf16, or Q8_0, its nearest to fp8; both have the same b
 """
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -112,9 +113,9 @@ def measure_rival(bench, case, folder):
     try:
         synthetic_gguf.write(case["size"], RIVAL_FORMS[case["dense"]], file)
         done = subprocess.run([str(bench), "-m", str(file), "-ngl", "99", "-fa", "1", "-p", "0", "-n", "128", "-d", str(case["context"]), "-r", "3",
-                               "-o", "json"], capture_output=True, text=True)
+                               "-o", "json"], capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"})
         if done.returncode != 0:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1])
+            raise RuntimeError(f"status {done.returncode}: {' '.join(done.stderr.split())[-160:]}")
         found = json.loads(done.stdout)[-1]
     finally:
         file.unlink(missing_ok=True)

@@ -230,7 +230,8 @@ TEST(adjust_logits, adds_biases_in_order_and_forbids_what_is_not_allowed) {
     EXPECT_TRUE(row.guards_intact());
     const std::vector<double> after = values(row);
     for (size_t v = 0; v < 40; ++v) {
-      const double want = v == 5 ? 0 : v == 32 ? -HUGE_VAL : v == 33 ? before[v] + 2 : before[v];
+      if (v == 32) continue;
+      const double want = v == 5 ? 0 : v == 33 ? before[v] + 2 : before[v];
       EXPECT_NEAR(after[v], want, v == 33 ? 1e-6 : 0) << v;  // 1e30 swallows what it is added to
     }
     EXPECT_EQ(after[32], -HUGE_VAL);
