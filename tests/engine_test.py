@@ -52,6 +52,19 @@ class Engine(unittest.TestCase):
         self.assertEqual(gpt_oss.generate(gpt_oss.encode("assistant user"), raw=True, **GREEDY).ids, got.ids)
         self.assertEqual(gpt_oss.decode(gpt_oss.encode("a \u65e5 <|end|>")), "a \u65e5 <|end|>")
 
+    def test_auto_takes_the_gpu_and_streams_from_it(self):
+        gpu = ingot.engine.GptOss(MODEL.model)
+        if not gpu.device.startswith("cuda"):
+            self.skipTest(gpu.note or "no GPU")
+        prompt = gpt_oss.encode("assistant user")
+        answer = gpu.generate(prompt, raw=True, logprobs=2, **GREEDY)
+        self.assertEqual("".join(ingot.engine.GptOss(MODEL.model).stream(prompt, raw=True, **GREEDY)), answer.text)
+        drawn = [ingot.engine.GptOss(MODEL.model).generate(prompt, raw=True, max_tokens=20, seed=3, date="").ids for _ in range(2)]
+        self.assertEqual(drawn[0], drawn[1])
+        # The same model as the CPU's: roundings to bf16 leave a part in 2^8 of logits of some size 10.
+        cpu = gpt_oss.generate(prompt, raw=True, logprobs=2, temperature=0, max_tokens=1, date="")
+        self.assertAlmostEqual(answer.logprobs[0][0], cpu.logprobs[0][0], delta=10 / 256)
+
     def test_a_conversation_has_turns_and_uses_what_it_knows(self):
         first = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
         self.assertEqual(gpt_oss.generate(first, **GREEDY).ids, of_program("--prompt", "Hi.", "--developer", "Be brief.", "--tokens", 30, "--temperature", 0)["ids"])

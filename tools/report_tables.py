@@ -16,7 +16,8 @@ import reports
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
          "cublas": "cuBLAS", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed", "bare_products": "the products alone",
-         "one GPU": "one GPU", "llama.cpp": "llama.cpp", "phased": "a launch a phase", "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention"}
+         "one GPU": "one GPU", "llama.cpp": "llama.cpp", "phased": "a launch a phase", "one_by_one": "one by one", "fenced": "with a fence", "polled": "without a barrier",
+         "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention"}
 NO_RIVALS = {"bare_products"}  # do less than what they stand beside
 
 
@@ -30,11 +31,11 @@ def table(report):
     yield "| | shape | dtype | Ingot | of the limit | " + " | ".join(PEERS[p] for p in peers) + " | faster than the best |"
     yield "|---|---|---|---:|---:|" + "---:|" * (len(peers) + 1)
     for r in report["results"]:
-        best = min(us for peer, us in r["peers"].items() if peer not in NO_RIVALS)
-        cells = [r["name"], " x ".join(f"{n:,}" for n in r["shape"]), r["dtype"], f"{r['ours_us']:.1f}",
+        best = min((us for peer, us in r["peers"].items() if peer not in NO_RIVALS), default=None)
+        cells = [r["name"] + r.get("note", ""), " x ".join(f"{n:,}" for n in r["shape"]), r["dtype"], f"{r['ours_us']:.1f}",
                  f"{100 * r['limit_us'] / r['ours_us']:.0f} %"]
         cells += [f"{r['peers'][p]:.1f}" if p in r["peers"] else "" for p in peers]
-        yield "| " + " | ".join(cells + [f"{best / r['ours_us']:.2f}x"]) + " |"
+        yield "| " + " | ".join(cells + [f"{best / r['ours_us']:.2f}x" if best is not None else ""]) + " |"
 
 
 def train_step_table(report):

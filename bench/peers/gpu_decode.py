@@ -1,9 +1,11 @@
 """A token of GPT-OSS on a GPU, by one kernel and by a launch a phase, with random weights of the published shapes: `ingot bench decode`
-for every context and format, and whole answers from prompt to end. Writes bench/results/<gpu>/decode.json.
+for every context and format, whole answers from prompt to end, several sequences a step, and hand-offs by themselves. Writes
+bench/results/<gpu>/decode.json.
 
     python3 bench/peers/gpu_decode.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--llama-bench PATH] [--only TEXT] [--quick]
 
-The limit is the bytes of weights and keys that a token reads, at what memory gives a kernel that only reads, in the same process.
+The limit is the bytes of weights and keys that a token reads, at what memory gives a kernel that only reads, in the same process; that of
+several sequences counts the experts that they chose, that of a hand-off is the barrier alone.
 What a token computes is tested (models/gpt_oss/decode/decode.cuda.test.cpp): through all layers of random weights a rounding decides
 which experts are taken, and two right answers differ.
 
@@ -22,38 +24,83 @@ import torch
 import synthetic_gguf
 from gpu_common import Native, ceilings, gpu_state, write_report
 
-CONTEXTS = {("120b", "bf16"): (128, 1024, 8192, 32768, 130000), ("120b", "fp8"): (1024,), ("120b", "mxfp4"): (1024, 32768),
-            ("20b", "bf16"): (1024, 8192), ("20b", "fp8"): (1024,), ("20b", "mxfp4"): (1024,)}
-ANSWERS = ((100, 100), (1024, 100), (1024, 1024), (2048, 2048))
+# Of each model what one process times: contexts, whole answers (tokens of the prompt and of what follows), sequences of a step, hand-offs.
+MODELS = [dict(size="120b", dense="bf16", contexts=(128, 1024, 8192, 32768, 130000), answers=((100, 100), (1024, 100), (1024, 1024), (2048, 2048)), handoffs=True),
+          dict(size="120b", dense="bf16", streams=(1, 2, 4, 8)),
+          dict(size="120b", dense="fp8", contexts=(1024,)),
+          dict(size="120b", dense="mxfp4", contexts=(1024, 32768), streams=(1, 8)),
+          dict(size="20b", dense="bf16", contexts=(1024, 8192)),
+          dict(size="20b", dense="fp8", contexts=(1024,)),
+          dict(size="20b", dense="mxfp4", contexts=(1024,))]
+TOKENS = 128  # that are timed
 
 
-def cases():
-    out = [dict(size=size, dense=dense, context=min(context, 130000), tokens=200, prompt=False)
-           for (size, dense), contexts in CONTEXTS.items() for context in contexts]
-    return out + [dict(size="120b", dense="bf16", context=a, tokens=b, prompt=True) for a, b in ANSWERS]
+def label(model):
+    return f"gpt-oss-{model['size']}, {model['dense']} dense"
 
 
-def label(case):
-    what = f"gpt-oss-{case['size']}, {case['dense']} dense"
-    return what + (f", answers of {case['tokens']}" if case["prompt"] else "")
+def listed(numbers):
+    return ",".join(str(n) for n in numbers)
 
 
-def measure(case, ingot):
-    line = [str(ingot), "bench", "decode", "--synthetic", case["size"], "--dense", case["dense"], "--context", str(case["context"]),
-            "--tokens", str(case["tokens"]), "--json"] + (["--prompt"] if case["prompt"] else [])
+def ask(model, ingot):
+    """What `ingot bench decode` says of a model."""
+    contexts = model.get("contexts", (1024,))
+    line = [str(ingot), "bench", "decode", "--synthetic", model["size"], "--dense", model["dense"], "--context", str(contexts[0]), "--tokens", str(TOKENS), "--json"]
+    if contexts[1:]:
+        line += ["--contexts", listed(contexts[1:])]
+    if "answers" in model:
+        line += ["--answers", ",".join(f"{a}:{b}" for a, b in model["answers"])]
+    if "streams" in model:
+        line += ["--streams", listed(model["streams"])]
+    if model.get("handoffs"):
+        line += ["--handoffs"]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"{label(case)}: {done.stderr.strip()}")
-    found = json.loads(done.stdout)
-    ours, phased = found["token"]["megakernel"], found["token"]["phased"]
-    result = {"name": label(case), "shape": [case["context"]], "dtype": f"{case['dense']}, mxfp4", "ours_us": 1e3 * ours["mean_ms"],
-              "peers": {"phased": 1e3 * phased["mean_ms"]}, "limit_us": found["token_bytes"] / found["read_TBps"] * 1e-6,
-              "token": found["token"], "read_TBps": found["read_TBps"],
-              "token_bytes": found["token_bytes"], "prompt_ms_of_16": found["prompt_ms_of_16"]}
-    if case["prompt"]:
-        first = found["first_token_ms"]
-        result["answer"] = {"first_token_ms": first, "token_ms": ours["mean_ms"], "whole_ms": first + (case["tokens"] - 1) * ours["mean_ms"]}
-    return result
+        raise SystemExit(f"{label(model)}: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def rows(model, found):
+    """The report's rows of it."""
+    def row(name, shape, ours_ms, peers, limit_ms, **more):
+        return {"name": name, "shape": shape, "dtype": f"{model['dense']}, mxfp4", "ours_us": 1e3 * ours_ms, "peers": {k: 1e3 * v for k, v in peers.items()},
+                "limit_us": 1e3 * limit_ms, "read_TBps": found["read_TBps"], **more}
+
+    def limit_ms(size):
+        return size / found["read_TBps"] * 1e-9
+
+    what, out = label(model), []
+    if "contexts" in model:
+        for at in [found, *found.get("contexts", [])]:
+            out.append(row(what, [at["context"]], at["token"]["megakernel"]["mean_ms"], {"phased": at["token"]["phased"]["mean_ms"]}, limit_ms(at["token_bytes"]),
+                           token=at["token"], token_bytes=at["token_bytes"], prompt_ms_of_16=found["prompt_ms_of_16"]))
+    for a in found.get("answers", []):
+        whole = dict(first_token_ms=a["first_token_ms"], token_ms=a["token_ms"], whole_ms=a["whole_ms"])
+        out.append(row(f"{what}, answers of {a['tokens']}", [a["prompt"]], a["token_ms"], {}, limit_ms(found["token_bytes"]), answer=whole,
+                       note=f": first token {a['first_token_ms']:.1f} ms, all {a['whole_ms'] / 1e3:.2f} s"))
+    one = next((s["mean_ms"] for s in found.get("streams", []) if s["streams"] == 1), None)
+    for s in found.get("streams", []):
+        if s["streams"] > 1:
+            out.append(row(f"{what}, {s['streams']} sequences a step", [s["streams"], found["context"]], s["mean_ms"], {"one_by_one": s["streams"] * one},
+                           limit_ms(s["step_bytes"]), step=s, note=f", {s['experts_a_layer']:.1f} experts a layer"))
+    for load, times in found.get("handoffs", {}).items():
+        out.append(row(f"a hand-off, {load}: stamped words behind a barrier", [132], times["stamped_us"] * 1e-3,
+                       {"fenced": times["fenced_us"] * 1e-3, "polled": times["polled_us"] * 1e-3}, times["barrier_us"] * 1e-3))
+    return out
+
+
+def said(r):
+    text = f"{r['name'] + r.get('note', ''):90} {str(r['shape']):12} {r['ours_us'] / 1e3:8.4f} ms, {100 * r['limit_us'] / r['ours_us']:3.0f} % of the limit"
+    text += "".join(f", {k} {v / 1e3:.4f}" for k, v in r["peers"].items())
+    if "token" in r:
+        m = r["token"]["megakernel"]
+        text += f", p50 {m['p50_ms']:.4f}, p99 {m['p99_ms']:.4f}, best {m['best_ms']:.4f}, {1e3 / m['mean_ms']:.0f} tokens/s"
+    return text + "".join(f", {p} absent: {why}" for p, why in r.get("absent", {}).items())
+
+
+def count(model):
+    return len(model.get("contexts", ())) + len(model.get("answers", ())) + sum(n > 1 for n in model.get("streams", ())) + (2 if model.get("handoffs") else 0)
 
 
 RIVAL = "llama.cpp"
@@ -76,7 +123,7 @@ def measure_rival(bench, case, folder):
 
 
 def add_rival(result, case, bench, folder):
-    if case["size"] != "20b" or case["context"] != 1024 or case["prompt"] or case["dense"] not in RIVAL_FORMS:
+    if case["size"] != "20b" or case["context"] != 1024 or case["dense"] not in RIVAL_FORMS:
         return
     if bench is None:
         result["absent"] = {RIVAL: "not given by path"}
@@ -93,27 +140,23 @@ def main():
     parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
     parser.add_argument("--llama-bench", type=pathlib.Path, help="llama.cpp's program, built with CUDA: a peer at 20B shapes")
     parser.add_argument("--folder", default="/dev/shm", help="where its GGUFs of 14 GB are written (default: /dev/shm)")
-    parser.add_argument("--only", help="only cases whose name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
+    parser.add_argument("--only", help="only models whose name holds this, and no report")
+    parser.add_argument("--quick", action="store_true", help="the first model, and no report")
     options = parser.parse_args()
     ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
     ceiling = ceilings(Native(options.native))
     torch.cuda.empty_cache()
-    chosen = [c for c in (cases()[:1] if options.quick else cases()) if not options.only or options.only in label(c)]
+    chosen = [m for m in (MODELS[:1] if options.quick else MODELS) if not options.only or options.only in label(m)]
     results, before = [], gpu_state()
-    for case in chosen:
-        r = measure(case, ingot)
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            add_rival(r, case, options.llama_bench, folder)
-        results.append(r)
-        print(f"{r['name']:44} {case['context']:7} tokens: {r['ours_us'] / 1e3:.3f} ms a token, {100 * r['limit_us'] / r['ours_us']:.0f} % of reading alone, "
-              f"phased {r['peers']['phased'] / 1e3:.3f}" + (f", first token {r['answer']['first_token_ms']:.0f} ms, "
-              f"whole {r['answer']['whole_ms'] / 1e3:.2f} s" if "answer" in r else "")
-              + (f", {RIVAL} {r['peers'][RIVAL] / 1e3:.3f}" if RIVAL in r["peers"] else "")
-              + "".join(f", {p} absent: {why}" for p, why in r.get("absent", {}).items()), flush=True)
+    for model in chosen:
+        for r in rows(model, ask(model, ingot)):
+            if "token" in r:
+                with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+                    add_rival(r, {**model, "context": r["shape"][0]}, options.llama_bench, folder)
+            results.append(r)
+            print(said(r), flush=True)
         if not (options.only or options.quick):
-            write_report("decode", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(chosen))
+            write_report("decode", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=sum(map(count, chosen)))
 
 
 if __name__ == "__main__":

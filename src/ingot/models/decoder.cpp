@@ -80,6 +80,16 @@ void Decoder::mark(int slot) {
   keep(slot);
 }
 
+std::string Decoder::trace(int slot) {
+  State& s = state(slot);
+  if (!traces())
+    fail(ErrorCode::unsupported, "trace: found an engine on ", device(), " that keeps no times of a token");
+  if (held(slot) >= context())
+    fail(ErrorCode::usage, "trace: found ", held(slot), " tokens, a full context, expected room for one more");
+  if (s.beyond == Beyond::logits) s.beyond = Beyond::nothing;  // they are computed over
+  return trace_of(slot);
+}
+
 void Decoder::check_draw(int slot, const DrawOptions& o, int64_t n) {
   INGOT_CHECK(state(slot).beyond != Beyond::nothing, "draw: found slot ", slot,
               " without logits or a waiting token, expected extend() before");

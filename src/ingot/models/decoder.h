@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -61,6 +62,11 @@ struct DrawOptions {
 struct TokenLogprobs {
   double drawn = 0;
   std::vector<TokenLogprob> top;  // likeliest first, of equal ones the lower id; may hold the token that was drawn
+};
+// A draw of one token.
+struct DrawnToken {
+  int32_t token = -1;
+  TokenLogprobs logprobs;  // where asked for
 };
 // The slot holds what it held, the token that waited, and the tokens given here: all of them where a stop id ended the
 // call, else all but the last, which waits. Where no token was drawn, what there was is there still.
@@ -120,6 +126,11 @@ class Decoder {
   };
   std::vector<Drawn> draw(std::span<const Request> requests);
 
+  // Where the time of a token after the slot's goes, for ui.perfetto.dev: of an engine that traces(). It is computed,
+  // twice, and not appended; logits of extend() are gone. A full context is Error{usage}.
+  virtual bool traces() const { return false; }
+  std::string trace(int slot);
+
   // Ends the slot's extend() or draw() that is under way, or else the next one, at the next token or batch. That call
   // uses the wish up; so do open() and close().
   void cancel(int slot) noexcept;
@@ -133,6 +144,7 @@ class Decoder {
   virtual void keep(int) {}
   // There are logits or a waiting token (`waiting` >= 0). Gives what draw() does; on_token may be empty.
   virtual Drawn draw_one(int slot, int32_t waiting, const DrawOptions& options, int64_t n) = 0;
+  virtual std::string trace_of(int) { return {}; }
   // One after the other, unless the engine can do better. Errors go into the results.
   virtual std::vector<Drawn> draw_all(std::span<const Request> requests, std::span<const int32_t> waiting);
   // Whether somebody asked to end what the slot does; the wish is used up.

@@ -1,43 +1,17 @@
 #include "ingot/models/host_decoder.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
-#include <numeric>
 
-#include "ingot/core/dispatch.h"
+#include "ingot/kernels/sampling/adjust.h"
+#include "ingot/kernels/sampling/logprobs.h"
 
 namespace ingot {
-namespace {
-
-bool is_allowed(std::span<const uint32_t> allowed, int64_t id) {
-  return (allowed[size_t(id / 32)] >> (id % 32) & 1) != 0;
+std::vector<LogitBias> in_order(std::span<const LogitBias> bias) {
+  std::vector<LogitBias> sorted(bias.begin(), bias.end());
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  return sorted;
 }
-
-template <class T> void adjust(T* row, int64_t vocab, const DrawOptions& o) {
-  for (const LogitBias& b : o.bias)
-    if (b.id < vocab) row[b.id] += T(b.bias);
-  if (o.allowed.empty()) return;
-  for (int64_t v = 0; v < vocab; ++v)
-    if (!is_allowed(o.allowed, v)) row[v] = -std::numeric_limits<T>::infinity();
-}
-
-template <class T> TokenLogprobs logprobs(const T* row, int64_t vocab, int32_t drawn, int64_t top) {
-  const double high = double(*std::max_element(row, row + vocab));
-  double sum = 0;
-  for (int64_t v = 0; v < vocab; ++v) sum += std::exp(double(row[v]) - high);
-  const double log_sum = std::log(sum) + high;
-  TokenLogprobs result{.drawn = double(row[drawn]) - log_sum};
-  std::vector<int32_t> order(static_cast<size_t>(vocab));
-  std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + top, order.end(),
-                    [&](int32_t a, int32_t b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
-  for (int64_t i = 0; i < top; ++i) result.top.push_back({order[size_t(i)], double(row[order[size_t(i)]]) - log_sum});
-  return result;
-}
-
-}  // namespace
 
 int32_t draw_from(const Tensor& row, const DrawOptions& o, uint32_t step) {
   const int64_t vocab = o.vocab > 0 ? o.vocab : row.numel();
@@ -45,12 +19,17 @@ int32_t draw_from(const Tensor& row, const DrawOptions& o, uint32_t step) {
   void* logits = row.data;
   if (!o.bias.empty() || !o.allowed.empty()) {
     changed.resize(size_t(vocab * size_of(row.dtype)));
-    std::memcpy(changed.data(), row.data, changed.size());
     logits = changed.data();
-    if (row.dtype == DType::f64)
-      adjust(static_cast<double*>(logits), vocab, o);
-    else
-      adjust(static_cast<float*>(logits), vocab, o);
+    std::vector<int32_t> ids;
+    std::vector<float> biases;
+    for (const LogitBias& b : in_order(o.bias)) ids.push_back(b.id), biases.push_back(b.bias);
+    const int64_t n = int64_t(ids.size());
+    adjust_logits({.logits = Tensor(row.data, row.dtype, {vocab}),
+                   .adjusted = Tensor(logits, row.dtype, {vocab}),
+                   .bias_ids = n > 0 ? Tensor(ids.data(), {n}) : Tensor(),
+                   .biases = n > 0 ? Tensor(biases.data(), {n}) : Tensor(),
+                   .allowed = o.allowed.empty() ? Tensor() : Tensor(o.allowed.data(), {int64_t(o.allowed.size())})},
+                  {});
   }
   int32_t token = 0;
   sample({.logits = Tensor(logits, row.dtype, {1, vocab}),
@@ -63,27 +42,41 @@ int32_t draw_from(const Tensor& row, const DrawOptions& o, uint32_t step) {
 }
 
 TokenLogprobs logprobs_of(const Tensor& row, int64_t vocab, int32_t drawn, int64_t top) {
-  return row.dtype == DType::f64 ? logprobs(row.ptr<double>(), vocab, drawn, top)
-                                 : logprobs(row.ptr<float>(), vocab, drawn, top);
+  std::vector<int32_t> ids(size_t(top), -1);
+  std::vector<double> values(size_t(1 + top));
+  logprobs({.logits = Tensor(row.data, row.dtype, {vocab}),
+            .token = Tensor(&drawn, {1}),
+            .top = top > 0 ? Tensor(ids.data(), {top}) : Tensor(),
+            .values = Tensor(values.data(), {1 + top})},
+           {});
+  return logprobs_of(ids, values);
+}
+TokenLogprobs logprobs_of(std::span<const int32_t> top, std::span<const double> values) {
+  TokenLogprobs all{.drawn = values[0]};
+  for (size_t i = 0; i < top.size(); ++i) all.top.push_back({top[i], values[1 + i]});
+  return all;
 }
 
 bool HostDecoder::append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) {
-  tell(slot, ids, rows, take);
+  Row& kept = rows_[size_t(slot)];
+  kept.is_there = rows == Rows::last && !take && extend_there(slot, ids, 0);
+  if (!kept.is_there) tell(slot, ids, rows, take);
   return true;
+}
+
+void HostDecoder::keep_last(int slot, const Tensor& logits) {
+  Row& kept = rows_[size_t(slot)];
+  const Tensor row = logits.row(logits.size(0) - 1);
+  kept.dtype = row.dtype;
+  kept.bytes.resize(size_t(row.bytes()));
+  std::memcpy(kept.bytes.data(), row.data, kept.bytes.size());
 }
 
 // Keeps the last token's logits on the way to `take`.
 void HostDecoder::tell(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) {
   const int64_t last = held(slot) + int64_t(ids.size()) - 1;
-  Row& kept = rows_[size_t(slot)];
   extend_slot(slot, ids, rows, [&](int64_t position, const Tensor& logits) {
-    const int64_t n = logits.size(0);
-    if (position + n - 1 == last) {
-      const Tensor row = logits.row(n - 1);
-      kept.dtype = row.dtype;
-      kept.bytes.resize(size_t(row.bytes()));
-      std::memcpy(kept.bytes.data(), row.data, kept.bytes.size());
-    }
+    if (position + logits.size(0) - 1 == last) keep_last(slot, logits);
     if (take) take(position, logits);
   });
 }
@@ -93,47 +86,115 @@ Tensor HostDecoder::row(int slot) {
   return Tensor(kept.bytes.data(), kept.dtype, {vocab()});
 }
 
-// Tells the token that waits, if one does, and draws the next.
-int32_t HostDecoder::token_after(int slot, int32_t waiting, const DrawOptions& o, uint32_t step) {
-  if (waiting >= 0) {
-    const int64_t drawable = o.vocab > 0 ? o.vocab : vocab();
-    if (o.bias.empty() && o.allowed.empty() && o.logprobs < 0)
-      if (const int32_t token = drawn_after(slot, waiting, drawable, o.sampling, o.seed, step); token >= 0)
-        return token;
-    tell(slot, {&waiting, 1}, Rows::last, {});
+DrawnToken HostDecoder::token_from(int slot, const DrawOptions& o, uint32_t step) {
+  Row& kept = rows_[size_t(slot)];
+  if (kept.is_there) {
+    if (std::optional<DrawnToken> drawn = draw_there(slot, o, step)) return *std::move(drawn);
+    bring_there(slot, [&](int64_t, const Tensor& logits) { keep_last(slot, logits); });
+    kept.is_there = false;
   }
-  return draw_from(row(slot), o, step);
+  DrawnToken drawn{.token = draw_from(row(slot), o, step)};
+  if (o.logprobs >= 0) drawn.logprobs = logprobs_of(row(slot), drawable(o), drawn.token, o.logprobs);
+  return drawn;
+}
+
+bool HostDecoder::goes_on(Progress& p) {
+  if (p.ended || int64_t(p.drawn.tokens.size()) == p.n) return false;
+  if (cancelled(p.slot))
+    p.drawn.finish = Finish::cancelled;
+  else if (p.waiting >= 0 && held(p.slot) == context())
+    p.drawn.finish = Finish::context;
+  else
+    return true;
+  return !(p.ended = true);
+}
+
+void HostDecoder::tell_waiting(Progress& p) {
+  if (p.waiting < 0) return;
+  Row& kept = rows_[size_t(p.slot)];
+  kept.is_there = extend_there(p.slot, {&p.waiting, 1}, drawable(p.options));
+  if (!kept.is_there) tell(p.slot, {&p.waiting, 1}, Rows::last, {});
+}
+
+// Takes what comes of a token: p ends, or the token waits.
+void HostDecoder::draw_next(Progress& p) {
+  const DrawOptions& o = p.options;
+  const uint32_t step = o.step + uint32_t(p.drawn.tokens.size());
+  DrawnToken drawn;
+  if (p.waiting >= 0 && !p.told && o.bias.empty() && o.allowed.empty() && o.logprobs < 0)
+    drawn.token = drawn_after(p.slot, p.waiting, drawable(o), o.sampling, o.seed, step);
+  if (drawn.token < 0) {
+    if (!p.told) tell_waiting(p);
+    drawn = token_from(p.slot, o, step);
+  }
+  p.told = false;
+  if (std::find(o.stop_ids.begin(), o.stop_ids.end(), drawn.token) != o.stop_ids.end()) {
+    p.drawn.finish = Finish::stop;
+    p.drawn.stop_id = drawn.token;
+    p.ended = true;
+    return;
+  }
+  p.drawn.tokens.push_back(drawn.token);
+  if (o.logprobs >= 0) p.drawn.logprobs.push_back(std::move(drawn.logprobs));
+  p.waiting = drawn.token;
+  if (o.on_token && !o.on_token(drawn.token)) {
+    p.drawn.finish = Finish::cancelled;
+    p.ended = true;
+  }
 }
 
 Drawn HostDecoder::draw_one(int slot, int32_t waiting, const DrawOptions& o, int64_t n) {
-  Drawn d;
-  const int64_t drawable = o.vocab > 0 ? o.vocab : vocab();
-  for (int64_t i = 0; i < n; ++i) {
-    if (cancelled(slot)) {
-      d.finish = Finish::cancelled;
-      break;
+  Progress p{.slot = slot, .options = o, .n = n, .waiting = waiting};
+  while (goes_on(p)) draw_next(p);
+  return std::move(p.drawn);
+}
+
+void HostDecoder::tell_together(std::span<Progress*> of) {
+  std::vector<int> slots;
+  std::vector<int32_t> ids;
+  for (const Progress* p : of) slots.push_back(p->slot), ids.push_back(p->waiting);
+  if (!extend_together(slots, ids, drawable(of[0]->options))) return;
+  for (Progress* p : of) p->told = rows_[size_t(p->slot)].is_there = true;
+}
+
+// A token of each at a time, those that wait told together.
+std::vector<Drawn> HostDecoder::draw_all(std::span<const Request> requests, std::span<const int32_t> waiting) {
+  if (columns() == 1 || requests.size() == 1) return Decoder::draw_all(requests, waiting);
+  std::vector<Progress> all;
+  for (size_t i = 0; i < requests.size(); ++i)
+    all.push_back(
+        {.slot = requests[i].slot, .options = requests[i].options, .n = requests[i].n, .waiting = waiting[i]});
+  const auto attempt = [](Progress& p, auto&& call) {
+    try {
+      call();
+    } catch (...) {
+      p.drawn.error = std::current_exception();
+      p.ended = true;
     }
-    if (waiting >= 0) {
-      if (held(slot) == context()) {
-        d.finish = Finish::context;
-        break;
+  };
+  for (bool any = true; any;) {
+    std::vector<Progress*> on, told;
+    for (Progress& p : all)
+      if (goes_on(p)) on.push_back(&p);
+    any = !on.empty();
+    for (Progress* p : on)
+      if (p->waiting >= 0) told.push_back(p);
+    const size_t most = size_t(columns());
+    for (size_t at = 0; at < told.size(); at += most) {
+      const auto part = std::span(told).subspan(at, std::min(most, told.size() - at));
+      if (part.size() == 1) continue;
+      try {
+        tell_together(part);
+      } catch (...) {
+        for (Progress* p : part) p->drawn.error = std::current_exception(), p->ended = true;
       }
     }
-    const int32_t token = token_after(slot, waiting, o, o.step + uint32_t(i));
-    if (std::find(o.stop_ids.begin(), o.stop_ids.end(), token) != o.stop_ids.end()) {
-      d.finish = Finish::stop;
-      d.stop_id = token;
-      break;
-    }
-    d.tokens.push_back(token);
-    if (o.logprobs >= 0) d.logprobs.push_back(logprobs_of(row(slot), drawable, token, o.logprobs));
-    waiting = token;
-    if (o.on_token && !o.on_token(token)) {
-      d.finish = Finish::cancelled;
-      break;
-    }
+    for (Progress* p : on)
+      if (!p->ended) attempt(*p, [&] { draw_next(*p); });
   }
-  return d;
+  std::vector<Drawn> drawn;
+  for (Progress& p : all) drawn.push_back(std::move(p.drawn));
+  return drawn;
 }
 
 }  // namespace ingot

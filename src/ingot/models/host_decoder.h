@@ -1,6 +1,8 @@
 #pragma once
 // A decoder that brings each token's logits to the host and draws there. An engine gives logits; this does the rest. An
-// engine that samples itself leaves them where they are while nothing else is asked for.
+// engine that draws itself leaves them where they are.
+#include <optional>
+
 #include "ingot/models/decoder.h"
 
 namespace ingot {
@@ -19,16 +21,45 @@ class HostDecoder : public Decoder {
                               uint32_t step) {
     return -1;
   }
+  // An engine that draws on a device of its own, whatever is asked for, leaves the last token's logits there.
+  // Appends tokens. False, with nothing appended: it cannot. `vocab`: the ids of the draw to come, 0 where that is not
+  // known yet.
+  virtual bool extend_there(int slot, std::span<const int32_t> ids, int64_t vocab) { return false; }
+  // A token to each of 2 to columns() slots, as extend_there().
+  virtual bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) {
+    return false;
+  }
+  // As draw_from() and logprobs_of(), from what extend_there() left. Nothing: it cannot with these options, and
+  // bring_there() gives the logits to the host.
+  virtual std::optional<DrawnToken> draw_there(int slot, const DrawOptions& o, uint32_t step) { return {}; }
+  virtual void bring_there(int slot, const Take& take) {}
 
  private:
   bool append(int slot, std::span<const int32_t> ids, Rows rows, const Take& take) final;
   Drawn draw_one(int slot, int32_t waiting, const DrawOptions& options, int64_t n) final;
+  std::vector<Drawn> draw_all(std::span<const Request> requests, std::span<const int32_t> waiting) final;
+  // A draw of several tokens, one at a time.
+  struct Progress {
+    int slot;
+    const DrawOptions& options;
+    int64_t n;
+    int32_t waiting;
+    Drawn drawn;
+    bool ended = false, told = false;  // told: the token that waits was, and there are logits
+  };
+  bool goes_on(Progress& p);  // else it has ended
+  void tell_waiting(Progress& p);
+  void draw_next(Progress& p);
+  void tell_together(std::span<Progress*> of);
   void tell(int slot, std::span<const int32_t> ids, Rows rows, const Take& take);
   Tensor row(int slot);  // (V): the last token's logits
-  int32_t token_after(int slot, int32_t waiting, const DrawOptions& o, uint32_t step);
+  void keep_last(int slot, const Tensor& logits);
+  DrawnToken token_from(int slot, const DrawOptions& o, uint32_t step);
+  int64_t drawable(const DrawOptions& o) const { return o.vocab > 0 ? o.vocab : vocab(); }
   struct Row {
     std::vector<char> bytes;
     DType dtype = DType::f32;
+    bool is_there = false;  // on the engine's device, and not here
   };
   std::vector<Row> rows_;  // by slot: the last token's logits
 };
@@ -37,5 +68,9 @@ class HostDecoder : public Decoder {
 // Nothing allowed is Error{invalid_argument}; NaN is Error{numeric}.
 int32_t draw_from(const Tensor& row, const DrawOptions& options, uint32_t step);
 TokenLogprobs logprobs_of(const Tensor& row, int64_t vocab, int32_t drawn, int64_t top);
+// What logprobs() (kernels/sampling/logprobs.h) left.
+TokenLogprobs logprobs_of(std::span<const int32_t> top, std::span<const double> values);
+// As adjust_logits() takes them: by id, of one id in the order that is given.
+std::vector<LogitBias> in_order(std::span<const LogitBias> bias);
 
 }  // namespace ingot

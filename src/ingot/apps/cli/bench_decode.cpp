@@ -1,5 +1,6 @@
 // ingot bench decode: a token of GPT-OSS on a GPU, with synthetic weights.
 #include <algorithm>
+#include <charconv>
 
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/models.h"
@@ -17,7 +18,26 @@ struct Options {
   bool phased = false, megakernel = false;  // only this one
   bool json = false;
   int64_t gpus = 1;
+  std::string contexts, answers, streams;
 };
+
+// Of a list like "1,2,4"; of pairs like "100:100,1024:100" both numbers of each.
+std::vector<int64_t> numbers_of(const char* option, const std::string& list, bool pairs = false) {
+  std::vector<int64_t> all;
+  const char *at = list.data(), *const end = at + list.size();
+  while (at < end) {
+    int64_t n = 0;
+    const auto [last, error] = std::from_chars(at, end, n);
+    const bool first_of_pair = pairs && all.size() % 2 == 0;
+    const bool goes_on = last != end && *last == (first_of_pair ? ':' : ',') && last + 1 != end;
+    if (error != std::errc() || n < 1 || !(goes_on || (last == end && !first_of_pair)))
+      fail(ErrorCode::usage, option, ": found '", list, "', expected numbers like ",
+           pairs ? "100:100,1024:100" : "1,2,4,8");
+    all.push_back(n);
+    at = last + (goes_on ? 1 : 0);
+  }
+  return all;
+}
 
 void print_path(const std::string& path, const TokenTimes& of, const std::string& more) {
   write_out(path + ": mean " + fixed(of.mean_ms, 3) + " ms a token, p50 " + fixed(of.p50_ms, 3) + ", p99 " +
@@ -50,7 +70,12 @@ void print_shared(const Options& o, const DecodeTimes& t) {
               " us, within a GPU " + fixed(of.local, 2) + "\n");
 }
 
-double achieved_TBps(const DecodeTimes& t, const TokenTimes& of) { return double(t.token_bytes) / of.mean_ms * 1e-9; }
+void print_paths(const std::vector<std::pair<std::string, TokenTimes>>& paths, int64_t bytes, double read_TBps) {
+  for (const auto& [path, of] : paths) {
+    const double TBps = double(bytes) / of.mean_ms * 1e-9;
+    print_path(path, of, ", " + fixed(TBps, 2) + " TB/s, " + fixed(100 * TBps / read_TBps, 0) + " % of reading alone");
+  }
+}
 
 void print(const Options& o, const DecodeTimes& t) {
   const std::string text = "GPT-OSS-" + o.size + " shapes, " + o.dense + " and mxfp4 experts, " +
@@ -60,12 +85,31 @@ void print(const Options& o, const DecodeTimes& t) {
   if (t.token.empty() && o.gpus > 1) return print_shared(o, t);  // one has no room for it
   write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB; reading alone reaches " +
             fixed(t.read_TBps, 2) + " TB/s here\n");
-  for (const auto& [path, of] : t.token)
-    print_path(path, of,
-               ", " + fixed(achieved_TBps(t, of), 2) + " TB/s, " + fixed(100 * achieved_TBps(t, of) / t.read_TBps, 0) +
-                   " % of reading alone");
+  print_paths(t.token, t.token_bytes, t.read_TBps);
+  for (const ContextTimes& at : t.contexts) {
+    write_out(with_commas(at.context) + " tokens of context, " + fixed(double(at.token_bytes) * 1e-9, 3) + " GB:\n");
+    print_paths(at.token, at.token_bytes, t.read_TBps);
+  }
+  for (const AnswerTimes& a : t.answers)
+    write_out("a prompt of " + with_commas(a.prompt) + " tokens, " + with_commas(a.tokens) +
+              " of an answer: first token " + fixed(a.first_token_ms, 1) + " ms, then " + fixed(a.token_ms(), 3) +
+              " ms a token, all in " + fixed(1e-3 * a.whole_ms, 3) + " s\n");
   write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
   if (o.measurement.prompt) write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
+  for (const StreamTimes& s : t.streams) {
+    const double TBps = double(s.step_bytes) / s.step.mean_ms * 1e-9;
+    write_out(std::to_string(s.streams) + (s.streams == 1 ? " stream: " : " streams: ") + fixed(s.step.mean_ms, 3) +
+              " ms a step, p50 " + fixed(s.step.p50_ms, 3) + ", p99 " + fixed(s.step.p99_ms, 3) + "; " +
+              fixed(1e3 * double(s.streams) / s.step.mean_ms, 0) + " tokens/s; " + fixed(s.experts, 1) +
+              " experts a layer, " + fixed(double(s.step_bytes) * 1e-9, 3) + " GB, " +
+              fixed(100 * TBps / t.read_TBps, 0) + " % of reading alone\n");
+    for (const auto& [name, us] : s.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
+  }
+  if (o.measurement.handoffs)
+    for (const auto& [name, of] : {std::pair{"idle", t.idle}, {"under load", t.loaded}})
+      write_out(std::string("a hand-off, ") + name + ": a barrier alone " + fixed(of.barrier, 2) +
+                " us, with a fence " + fixed(of.fenced, 2) + ", stamped words " + fixed(of.stamped, 2) +
+                ", the same without a barrier " + fixed(of.polled, 2) + "\n");
   for (const auto& [name, us] : t.phases) write_out("  " + name + ": " + fixed(us, 2) + " us a launch\n");
   for (const StageTimes& s : t.stages)
     write_out("  megakernel, " + s.name + ": " + fixed(s.work_us, 2) + " us of work, " + fixed(s.wait_us, 2) +
@@ -82,6 +126,10 @@ OrderedJson as_json(const std::vector<std::pair<std::string, TokenTimes>>& paths
 OrderedJson as_json(const megakernel::ExchangeTimes& e) {
   return {
       {"one_way_us", e.one_way}, {"both_ways_us", e.both_ways}, {"handoff_us", e.local}, {"exchange_us", e.exchange}};
+}
+
+OrderedJson as_json(const megakernel::HandoffTimes& h) {
+  return {{"barrier_us", h.barrier}, {"fenced_us", h.fenced}, {"stamped_us", h.stamped}, {"polled_us", h.polled}};
 }
 
 OrderedJson as_json(const Options& o, const DecodeTimes& t) {
@@ -104,6 +152,28 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                    {"read_TBps", t.read_TBps},
                    {"phases_us", phases},
                    {"stages", stages}};
+  for (const ContextTimes& at : t.contexts)
+    json["contexts"].push_back(
+        {{"context", at.context}, {"token", as_json(at.token)}, {"token_bytes", at.token_bytes}});
+  for (const AnswerTimes& a : t.answers)
+    json["answers"].push_back({{"prompt", a.prompt},
+                               {"tokens", a.tokens},
+                               {"first_token_ms", a.first_token_ms},
+                               {"token_ms", a.token_ms()},
+                               {"whole_ms", a.whole_ms}});
+  if (o.measurement.handoffs) json["handoffs"] = {{"idle", as_json(t.idle)}, {"loaded", as_json(t.loaded)}};
+  if (!t.streams.empty()) {
+    OrderedJson streams = OrderedJson::array();
+    for (const StreamTimes& s : t.streams)
+      streams.push_back({{"streams", s.streams},
+                         {"mean_ms", s.step.mean_ms},
+                         {"p50_ms", s.step.p50_ms},
+                         {"p99_ms", s.step.p99_ms},
+                         {"best_ms", s.step.best_ms},
+                         {"experts_a_layer", s.experts},
+                         {"step_bytes", s.step_bytes}});
+    json["streams"] = streams;
+  }
   if (o.gpus > 1) {
     OrderedJson by_gpu = OrderedJson::array();
     for (const auto& of_gpu : t.shared.stages) {
@@ -145,11 +215,16 @@ void add_bench_decode(Command& bench) {
          "write a token of the megakernel, each stage on each SM, for ui.perfetto.dev");
   c.flag("--prompt", o->measurement.prompt,
          "tell the whole context, for the time to the first token (default: keys and values are random)");
+  c.flag("--handoffs", o->measurement.handoffs, "time hand-offs between all SMs by themselves, too");
+  c.text("--contexts LIST", o->contexts, "the same at more contexts, like 8192,32768");
+  c.text("--answers LIST", o->answers, "time prompts and answers of so many tokens from end to end, like 1024:100");
+  c.text("--streams LIST", o->streams, "time steps of so many sequences at once, too, like 1,2,4,8");
   add_gpus(c, o->gpus, o->measurement.split);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench decode
   ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases
   ingot bench decode --gpus 2
+  ingot bench decode --streams 1,2,4,8
   ingot bench decode --trace token.json)");
   c.run([o] {
     o->measurement.size = o->size;
@@ -158,6 +233,10 @@ void add_bench_decode(Command& bench) {
                            : o->dense == "fp8" ? WeightFormat::fp8
                                                : WeightFormat::mxfp4;
     if (o->phased != o->megakernel) o->measurement.phased = o->phased, o->measurement.megakernel = o->megakernel;
+    o->measurement.streams = numbers_of("--streams", o->streams);
+    o->measurement.contexts = numbers_of("--contexts", o->contexts);
+    const std::vector<int64_t> answers = numbers_of("--answers", o->answers, true);
+    for (size_t i = 0; i < answers.size(); i += 2) o->measurement.answers.emplace_back(answers[i], answers[i + 1]);
     const DecodeTimes times = measure_decode(o->measurement);
     if (o->json) return write_out(show_json(as_json(*o, times)) + "\n");
     print(*o, times);

@@ -23,6 +23,7 @@ struct GenerateCommand {
   SamplingOptions sampling;
   ConversationOptions conversation;
   AdaptationCommand ttt;
+  std::string trace;
   bool only_new = false, past_end = false, json = false, raw = false;
 };
 
@@ -54,6 +55,19 @@ Prompt prompt_of(const GenerateCommand& o) {
   return {read_input(o.file), input_name(o.file)};
 }
 
+// The model for a GPT-OSS prompt; with --trace one whose tokens show where their time goes.
+OpenedModel open_for(const GenerateCommand& o, const std::string& path, int64_t context) {
+  OpenedModel model = open_model(path, context + (o.trace.empty() ? 0 : 1), o.on);
+  if (!o.trace.empty() && !model.decoder->traces())
+    fail(ErrorCode::unsupported, "--trace: found a model on ", model.decoder->device(),
+         " whose tokens keep no times, expected GPT-OSS with experts in mxfp4 on Hopper GPUs");
+  return model;
+}
+void write_trace(const GenerateCommand& o, Decoder& decoder) {
+  constexpr int kOnly = 0;  // the one slot that is open
+  if (!o.trace.empty()) write_file(o.trace, decoder.trace(kOnly));
+}
+
 // One list of new ids for each list of the file.
 void generate_ids(const GenerateCommand& o) {
   const std::string path = chosen_model(o.run, o.model);
@@ -62,7 +76,7 @@ void generate_ids(const GenerateCommand& o) {
   const std::vector<std::vector<int32_t>> prompts = read_ids(o.ids);
   size_t longest = 0;
   for (const auto& p : prompts) longest = std::max(longest, p.size());
-  const OpenedModel model = open_model(path, int64_t(longest) + o.tokens, o.on);
+  const OpenedModel model = open_for(o, path, int64_t(longest) + o.tokens);
   check_ids(prompts, model.decoder->vocab(), o.ids);
   Session session(*model.decoder);
   Interrupt interrupt;
@@ -77,6 +91,7 @@ void generate_ids(const GenerateCommand& o) {
     write_out((o.json ? show_json(report_of(answer)) : show_json(OrderedJson(ids))) + "\n");
     if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
   }
+  write_trace(o, *model.decoder);
 }
 
 // A prompt as the user's turn of a conversation; prints the answer.
@@ -91,7 +106,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
   asked.push_back({.role = HarmonyRole::user, .content = prompt.text});
   const size_t length =
       about(prompt.from, [&] { return encode_harmony(render_harmony_prompt(asked), *v.bpe, *v.harmony).size(); });
-  const OpenedModel model = open_model(path, int64_t(length) + std::max<int64_t>(1, o.tokens), o.on);
+  const OpenedModel model = open_for(o, path, int64_t(length) + std::max<int64_t>(1, o.tokens));
   HarmonyChat chat(*model.decoder, *v.bpe, *v.harmony, opening);
   Interrupt interrupt;
   AnswerPrinter printer(false);
@@ -105,6 +120,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
   else
     printer.end();
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+  write_trace(o, *model.decoder);
   const std::string ending = ending_line(turn, model.decoder->context(), o.tokens);
   log_info("[", speed_line(turn.answer), ending.empty() ? "" : "; ", ending, "]");
 }
@@ -112,7 +128,7 @@ void answer(const GenerateCommand& o, const std::string& path, const Vocabulary&
 // A prompt as it is, and how the model goes on.
 void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& v, const Prompt& prompt) {
   const std::vector<int32_t> ids = about(prompt.from, [&] { return v.bpe->encode(prompt.text); });
-  const OpenedModel model = open_model(path, int64_t(ids.size()) + o.tokens, o.on);
+  const OpenedModel model = open_for(o, path, int64_t(ids.size()) + o.tokens);
   Session session(*model.decoder);
   Interrupt interrupt;
   Utf8Stream stream;
@@ -137,6 +153,7 @@ void go_on(const GenerateCommand& o, const std::string& path, const Vocabulary& 
   else if (!(text.empty() ? prompt.text : text).ends_with('\n'))
     write_out("\n");
   if (interrupt.asked()) fail(ErrorCode::interrupted, "stopped by a signal");
+  write_trace(o, *model.decoder);
 }
 
 // As a run of `ingot train` does it: its start token first, and on beyond its context.
@@ -200,6 +217,8 @@ void add_generate(Command& root) {
   c.flag("--ttt", o->ttt.on, "learn the prompt into adapters first (a run of `ingot train`)");
   add_constants(c, o->ttt);
   add_options(c, o->conversation);
+  c.text("--trace FILE", o->trace,
+         "after a GPT-OSS answer from a GPU, write where a token's time goes, for ui.perfetto.dev");
   c.flag("--raw", o->raw, "continue the prompt of a GPT-OSS model as it is, not as a user's turn in its format");
   c.flag("--json", o->json, "one JSON object: the new text and ids, why it ended, the times; with --ids one a line");
   c.flag("--past-end", o->past_end, "go on where the model ends its document");
@@ -216,7 +235,8 @@ void add_generate(Command& root) {
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
     const std::string path = o->run.empty() ? o->model : o->run;
     if (exists(path) && !is_gpt_oss(path))
-      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "a run of `ingot train`");
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw", "trace"},
+                     "a run of `ingot train`");
     else if (o->ids.empty() && !o->raw && exists(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a GPT-OSS model (--raw goes on with a text)");
     if (!o->ttt.on)

@@ -8,7 +8,10 @@
 #include <numeric>
 
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/sampling/adjust.h"
+#include "ingot/kernels/sampling/logprobs.h"
 #include "ingot/kernels/sampling/sampling_cases.test.h"
+#include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -213,6 +216,55 @@ TEST(Sampling, OptionsOutsideTheirRangeAreNamed) {
       FAIL() << "no error, expected " << bad.expected;
     } catch (const Error& e) { EXPECT_NE(std::string(e.what()).find(bad.expected), std::string::npos) << e.what(); }
   }
+}
+
+TEST(adjust_logits, adds_biases_in_order_and_forbids_what_is_not_allowed) {
+  for (const DType type : {DType::f32, DType::f64}) {
+    Buffer row(type, {40}), ids(DType::i32, {4}), biases(DType::f32, {4}), allowed(DType::u32, {2});
+    testing::fill_normal(row, 3);
+    const std::vector<double> before = values(row);
+    testing::assign(ids, {5, 5, 33, 41});  // the last one is no id
+    testing::assign(biases, {1e30, -1e30, 2, 7});
+    testing::assign(allowed, {double(0xffff'ffffu), double(0xfeu)});  // all but 32
+    adjust_logits({.logits = row, .adjusted = row, .bias_ids = ids, .biases = biases, .allowed = allowed}, {});
+    EXPECT_TRUE(row.guards_intact());
+    const std::vector<double> after = values(row);
+    for (size_t v = 0; v < 40; ++v) {
+      if (v == 32) continue;
+      const double want = v == 5 ? 0 : v == 33 ? before[v] + 2 : before[v];
+      EXPECT_NEAR(after[v], want, v == 33 ? 1e-6 : 0) << v;  // 1e30 swallows what it is added to
+    }
+    EXPECT_EQ(after[32], -HUGE_VAL);
+  }
+  Buffer row(DType::f32, {40}), words(DType::u32, {1}), half(DType::bf16, {40});
+  EXPECT_NE(testing::error_of([&] {
+              adjust_logits({.logits = row, .adjusted = row, .allowed = words}, {});
+            }).find("found allowed of shape"),
+            std::string::npos);
+  EXPECT_NE(
+      testing::error_of([&] { adjust_logits({.logits = half, .adjusted = half}, {}); }).find("expected f32 or f64"),
+      std::string::npos);
+  EXPECT_NE(testing::error_of([&] {
+              adjust_logits({.logits = row, .adjusted = row, .biases = row}, {});
+            }).find("as many i32 as f32, or neither"),
+            std::string::npos);
+}
+
+TEST(logprobs, are_log_softmax_likeliest_first_and_of_equal_ones_the_lower_id) {
+  for (const DType type : {DType::f32, DType::f64}) {
+    Buffer row(type, {6}), token(DType::i32, {1}), top(DType::i32, {4}), found(DType::f64, {5});
+    testing::assign(row, {1, 3, -HUGE_VAL, 3, 0.5, 2});
+    testing::assign(token, {4});
+    logprobs({.logits = row, .token = token, .top = top, .values = found}, {});
+    const double sum = std::log(std::exp(1.) + 2 * std::exp(3.) + std::exp(0.5) + std::exp(2.));
+    EXPECT_EQ(values(top), (std::vector<double>{1, 3, 5, 0}));
+    testing::expect_close(found, {0.5 - sum, 3 - sum, 3 - sum, 2 - sum, 1 - sum}, 1e-14, 0);
+  }
+  Buffer row(DType::f32, {3}), token(DType::i32, {1}), top(DType::i32, {4}), found(DType::f64, {5});
+  EXPECT_NE(testing::error_of([&] {
+              logprobs({.logits = row, .token = token, .top = top, .values = found}, {});
+            }).find("expected at most 3"),
+            std::string::npos);
 }
 
 }  // namespace

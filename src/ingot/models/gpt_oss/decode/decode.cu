@@ -10,6 +10,7 @@
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/phases.cuh"
 #include "ingot/models/gpt_oss/decode/ranks.h"
+#include "ingot/models/gpt_oss/decode/streams.cuh"
 
 namespace ingot::gpt_oss_decode {
 
@@ -30,6 +31,8 @@ extern template struct TracedRankMegakernel<WeightFormat::fp8>;
 extern template struct TracedRankMegakernel<WeightFormat::mxfp4>;
 
 namespace {
+
+constexpr uint32_t kMostDownParts = 4;
 
 // --- the launches that do not depend on a format
 
@@ -91,6 +94,18 @@ template <template <WeightFormat> class Kernels, class Call> auto with_format(We
   return call(Kernels<WeightFormat::mxfp4>{});
 }
 
+// So that all SMs have about the same number of units, and no unit too little to do.
+uint32_t down_parts(uint32_t bands, uint32_t T) {
+  if (T == 1) return 1;
+  uint32_t best = 1;
+  double most_busy = 0;
+  for (uint32_t parts = 1; parts <= kMostDownParts; ++parts) {
+    const double rounds = double(bands) * parts / kMostBlocks, busy = rounds / std::ceil(rounds);
+    if (busy > most_busy + 0.05) best = parts, most_busy = busy;
+  }
+  return best;
+}
+
 struct Run {
   const Plan& plan;
   Stream stream;
@@ -121,6 +136,29 @@ struct Run {
     at.grid = decode_attention::units_of(p);
     gpu::launch("decode attention", attention, at, stream, p);
   }
+  void attend(const Layer& l, const Streams& s) {
+    Plan one = plan;
+    one.T = 1;
+    const decode_attention::Params p = attention_of(one, l);
+    const gpu::Launch at{.grid = int64_t(plan.T) * decode_attention::units_of(p),
+                         .block = decode_attention::kThreads,
+                         .overlap = true,
+                         .device = device()};
+    const auto kernel = padded_dim(plan.head_dim) == 64 ? stream_attention_kernel<64> : stream_attention_kernel<128>;
+    gpu::launch("decode attention of sequences", kernel, at, stream, s, p);
+  }
+  void gather(const Streams& s) {
+    gpu::launch("decode tokens", gather_tokens_kernel, {.grid = 1, .block = 32, .overlap = true, .device = device()},
+                stream, s, plan.b.state, plan.T);
+  }
+  void scatter(const Streams& s) {
+    gpu::launch("decode logits", scatter_logits_kernel,
+                {.grid = int64_t(plan.T) * Streams::kBestParts, .block = kThreads, .overlap = true, .device = device()},
+                stream, s, plan.b.logits, plan.vocab, plan.drawn);
+    gpu::launch("decode ids", append_tokens_kernel,
+                {.grid = 1, .block = 32 * int64_t(plan.T), .overlap = true, .device = device()}, stream, s,
+                plan.b.stop);
+  }
   void output(const Layer& l) {
     with_format<Phases>(l.o.format, [&](auto phases) { phases.residual_product(output_of(plan, l), stream); });
   }
@@ -138,10 +176,18 @@ struct Run {
     with_format<Phases>(l.gate_up.format, [&](auto phases) { phases.gate_up(gate_up_of(plan, l, index), stream); });
   }
   void down(const Layer& l, uint32_t index) {
-    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(down_of(plan, l, index), stream); });
+    const Down p = down_of(plan, l, index);
+    // Memory that is nobody's while this runs: attention's parts, and words of the megakernel's that are zeros between
+    // launches.
+    const DownParts parts{.most = down_parts(p.w.bands, p.T),
+                          .sums = plan.b.part_out,
+                          .arrived = reinterpret_cast<uint32_t*>(plan.b.sums)};
+    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, parts, stream); });
   }
-  void head() {
-    with_format<Phases>(plan.head.format, [&](auto phases) { phases.norm_product(head_of(plan), stream); });
+  void head(bool appends = true) {
+    NormProduct p = head_of(plan);
+    if (!appends) p.best = nullptr;
+    with_format<Phases>(plan.head.format, [&](auto phases) { phases.norm_product(p, stream); });
   }
 };
 
@@ -223,7 +269,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.hidden, T * k * granules::column_bytes(uint32_t(c.intermediate)));
   take(b.part_max, T * c.heads * parts);
   take(b.part_sum, T * c.heads * parts);
-  take(b.part_out, T * c.heads * parts * cache_dim(c));
+  take(b.part_out, std::max(T * c.heads * parts * cache_dim(c), kMostDownParts * T * (c.hidden + 15) / 16 * 16));
   const int64_t splits = splits_of(uint32_t(granule_padded_cols(c.hidden) / kGranuleCols));
   take(b.router_part, splits * T * c.experts);
   take(b.router_squares, splits * T);
@@ -252,6 +298,19 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   return at;
 }
 
+int64_t lay_out(const GptOssConfig& c, char* memory, StreamsInput*& input, Streams& s) {
+  int64_t at = 0;
+  const auto take = [&](auto*& p, int64_t n) {
+    p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(memory + at);
+    at += (n * int64_t(sizeof(*p)) + 255) / 256 * 256;
+  };
+  take(input, 1);
+  s.input = input;
+  take(s.arrived, kMostStreams * c.kv_heads * decode_attention::tiles_of(1, uint32_t(c.heads / c.kv_heads)));
+  take(s.best, kMostStreams * Streams::kBestParts);
+  return at;
+}
+
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream) {
   const Plan plan = plan_of(model, buffers, step);
   Run r{plan, stream};
@@ -259,11 +318,16 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
   const bool several = ranks.several(), heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels),
              ids = ranks.of(ranks.ids);
   const auto wanted = [&](uint32_t phase, bool here = true) { return (step.phases & phase) != 0 && here; };
+  if (step.streams != nullptr) {
+    INGOT_CHECK(step.T <= kMostStreams && step.head_rows == step.T && !ranks.several(), "decode: found ", step.T,
+                " sequences, expected at most ", kMostStreams, ", with the logits of all, on one GPU");
+    if (wanted(kEmbed)) r.gather(*step.streams);
+  }
   if (wanted(kEmbed)) r.embed_tokens();
   for (uint32_t i = 0; i < plan.layers; ++i) {
     const Layer& l = model.layers[i];
     if (wanted(kQkv, heads)) r.qkv(l);
-    if (wanted(kAttention, heads)) r.attend(l);
+    if (wanted(kAttention, heads)) step.streams != nullptr ? r.attend(l, *step.streams) : r.attend(l);
     if (wanted(kOutput, heads)) r.output(l);
     if (wanted(kOutput, several)) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
     if (wanted(kRouter)) r.route(l, i);
@@ -273,6 +337,10 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
       add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
   }
   if (!wanted(kHead)) return;
+  if (step.streams != nullptr) {
+    r.head(false);
+    return r.scatter(*step.streams);
+  }
   if (step.head_rows > 0) {
     if (ids) r.head();
     if (several) draw_over_ranks(buffers, {.T = step.T, .layer = plan.layers}, stream);

@@ -9,8 +9,11 @@
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
 #include "ingot/models/gpt_oss/decode/device_model.h"
 #include "ingot/models/gpt_oss/decode/on_host.test.h"
+#include "ingot/models/gpt_oss/decode/stages.h"
 #include "ingot/models/gpt_oss/decode/trace.h"
+#include "ingot/models/host_decoder.h"
 #include "ingot/testing/gpu_test.h"
+#include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
 namespace {
@@ -27,8 +30,8 @@ template <class T> std::vector<T> download(const T* from, int64_t n) {
   gpu::copy_to_host(host.data(), from, n * int64_t(sizeof(T)));
   return host;
 }
-testing::DecodeReference::Choices choices_of(const DeviceModel& m, size_t t) {
-  gpt_oss_decode::Buffers b = m.buffers();
+// The experts that token t of the last step with these buffers went to.
+testing::DecodeReference::Choices choices_of(const DeviceModel& m, gpt_oss_decode::Buffers b, size_t t) {
   const int64_t layers = m.config().layers, n = layers * b.entries;
   const auto count = download(b.lists.count, layers);
   const auto expert = download(b.lists.expert, n), row = download(b.lists.row, n * routing::kTokens);
@@ -38,6 +41,7 @@ testing::DecodeReference::Choices choices_of(const DeviceModel& m, size_t t) {
   b.lists = {unconst(count), unconst(expert), nullptr, unconst(row)};
   return testing::choices_of(b, layers, t);
 }
+testing::DecodeReference::Choices choices_of(const DeviceModel& m, size_t t) { return choices_of(m, m.buffers(), t); }
 
 void check_cases(bool megakernel) {
   for (const DecodeCase& t : testing::decode_cases()) {
@@ -151,9 +155,9 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
   const std::vector<float> want = sound.token(5, 4);
   for (const auto& [number, name] : {std::pair{0u, "queries, keys and values of layer 0"},
                                      {1u, "attention of layer 0"},
-                                     {3u, "the router of layer 0"},
-                                     {10u, "gate and up of layer 1"},
-                                     {17u, "down of layer 2"}}) {
+                                     {2u, "the output of layer 0"},
+                                     {8u, "gate and up of layer 1"},
+                                     {14u, "down of layer 2"}}) {
     one.token(5, 4, number);
     EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
     const std::string found = gpt_oss_decode::handoff_report(one.waits);
@@ -173,6 +177,108 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
   const std::vector<float> got = one.token(5, 4);
   EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * 4), 0);
   EXPECT_EQ(one.waits.report(), "");
+}
+
+// Whatever is asked for: the CPU's token from the same logits and seed, and its logprobs, whose sums of exponentials
+// are of doubles in another order.
+TEST_F(GptOssDecodeCuda, DrawsWithBiasesMasksAndLogprobsAreTheCpus) {
+  const DecodeCase t = testing::decode_cases()[0];
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  DeviceModel gpu(m.config, m.weights, {.context = 40, .megakernel = !testing::kEmulated});
+  const int64_t V = t.config.vocab;
+  const std::vector<LogitBias> bias = {{40, 1.5f}, {3, -2}, {40, 0.25f}, {11, -INFINITY}, {52, 9}};
+  const std::vector<uint32_t> allowed = {0x5a5a'0ff7, 0xffff'ff31};
+  std::vector<int32_t> ids = {5, 9, 1};  // a prompt, then what is drawn
+  std::vector<float> row(static_cast<size_t>(V));
+  uint32_t step = 0;
+  for (const int64_t vocab : {int64_t(0), int64_t(50)})
+    for (const SamplingOptions& sampling : {SamplingOptions{.temperature = 0},
+                                            {.temperature = 1.5, .top_p = 0.9},
+                                            {.temperature = 3, .top_k = 9, .min_p = 0.02}})
+      for (int what = 0; what < 8; ++what, ++step) {
+        if (testing::kEmulated && step % 17 != 7) continue;
+        SCOPED_TRACE(::testing::Message() << "step " << step);
+        DrawOptions o{.sampling = sampling, .seed = 4, .vocab = vocab};
+        if ((what & 1) != 0) o.bias = bias;
+        if ((what & 2) != 0) o.allowed = std::span(allowed).first(size_t((V - 1) / 32 + 1));
+        o.logprobs = (what & 4) != 0 ? what : -1;
+        if (step % 7 == 0) gpu.rewind(0);
+        gpu.extend(ids, 1, 0, step % 2 == 0 ? 0 : uint32_t(vocab));
+        gpu.logits(1, row.data());
+        const DrawnToken drawn = gpu.draw(o, step);
+        const Tensor logits(row.data(), {V});
+        EXPECT_EQ(drawn.token, draw_from(logits, o, step));
+        ids = {drawn.token};
+        if (o.logprobs < 0) continue;
+        const TokenLogprobs want = logprobs_of(logits, vocab > 0 ? vocab : V, drawn.token, o.logprobs);
+        EXPECT_NEAR(drawn.logprobs.drawn, want.drawn, 1e-12);
+        ASSERT_EQ(drawn.logprobs.top.size(), want.top.size());
+        for (size_t i = 0; i < want.top.size(); ++i) {
+          EXPECT_EQ(drawn.logprobs.top[i].id, want.top[i].id);
+          EXPECT_NEAR(drawn.logprobs.top[i].logprob, want.top[i].logprob, 1e-12);
+        }
+      }
+  const std::vector<LogitBias> nothing = {{40, -INFINITY}};
+  const std::vector<uint32_t> only = {0, 1u << 8};
+  EXPECT_NE(testing::error_of([&] { gpu.draw({.bias = nothing, .allowed = only}, 0); }).find("only -inf logits"),
+            std::string::npos);
+  const std::vector<LogitBias> many(size_t(gpt_oss_decode::kMostBiases + 1));
+  EXPECT_NE(testing::error_of([&] { gpu.draw({.bias = many}, 0); }).find("expected at most 1024"), std::string::npos);
+}
+
+// Each sequence is the model, whatever the others are; slots in any order, some left out, one that goes on alone.
+TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEach) {
+  constexpr WeightFormat kBf16 = WeightFormat::bf16, kFp8 = WeightFormat::fp8, kMx = WeightFormat::mxfp4;
+  const std::vector<std::tuple<GptOssConfig, WeightFormat, WeightFormat>> models = {
+      {testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), kBf16, kMx},
+      {testing::decode_config(64, 4, 4, 32, 96, 4, 2, 7, 2), kMx, kFp8},
+      {testing::decode_config(64, 4, 2, 32, 96, 4, 2, 7, 2), kFp8, kMx}};
+  for (size_t i = 0; i < (testing::kEmulated ? 1 : models.size()); ++i) {
+    const auto& [config, dense, experts] = models[i];
+    SCOPED_TRACE(i);
+    const DecodeModel m(config, dense, experts, 7);
+    constexpr int kSlots = 5;
+    DeviceModel gpu(m.config, m.weights, {.context = 40, .slots = kSlots, .megakernel = false});
+    const int64_t V = config.vocab;
+    std::vector<testing::DecodeReference> exact(kSlots, {m, false}), chain(kSlots, {m, true});
+    testing::LogitError of_chain, of_gpu;
+    const auto compare = [&](int slot, int32_t id, const testing::DecodeReference::Choices& chosen, bool logits) {
+      const std::vector<double> want = exact[size_t(slot)].token(id, chosen),
+                                rounded = chain[size_t(slot)].token(id, chosen);
+      if (!logits) return;
+      std::vector<float> row(static_cast<size_t>(V));
+      gpu.logits(1, row.data(), slot);
+      of_gpu.add({row.begin(), row.end()}, want);
+      of_chain.add(rounded, want);
+      EXPECT_EQ(gpu.likeliest(slot), std::max_element(row.begin(), row.end()) - row.begin());
+    };
+    std::vector<int32_t> ids(60);
+    testing::fill_ids(Tensor(ids.data(), {60}), 3, V);
+    const int32_t* id = ids.data();
+    for (int slot = 0; slot < kSlots; ++slot) {  // prompts of 1 to 5 tokens
+      gpu.extend({id, size_t(slot + 1)}, 1, slot);
+      for (int t = 0; t <= slot; ++t, ++id) {
+        compare(slot, *id, choices_of(gpu, gpu.buffers(slot), size_t(t)), t == slot);
+      }
+    }
+    const std::vector<std::vector<int>> steps =
+        testing::kEmulated ? std::vector<std::vector<int>>{{2, 0, 4}, {0, 1, 2, 3, 4}}
+                           : std::vector<std::vector<int>>{{2, 0, 4},       {1, 3}, {0, 1, 2, 3, 4}, {4, 3, 2, 1, 0},
+                                                           {0, 1, 2, 3, 4}, {3},    {2, 3},          {4, 2, 0, 1}};
+    for (const std::vector<int>& slots : steps) {
+      gpu.extend_streams(slots, {id, slots.size()});
+      gpu.synchronize();
+      for (size_t j = 0; j < slots.size(); ++j, ++id)
+        compare(slots[j], *id, choices_of(gpu, gpu.stream_buffers(), j), true);
+    }
+    EXPECT_EQ(gpu.length(1), testing::kEmulated ? 3 : 7);
+    EXPECT_LE(of_gpu.rms(), 1.5 * of_chain.rms()) << "largest " << of_gpu.largest << ", " << of_chain.largest;
+    EXPECT_LE(of_gpu.largest, 2 * of_chain.largest);
+    EXPECT_NE(testing::error_of([&] {
+                gpu.extend_streams(std::vector<int>{0, 1}, std::vector<int32_t>{1, 53});
+              }).find("found id 53 for slot 1"),
+              std::string::npos);
+  }
 }
 
 GptOssConfig published(int64_t layers, int64_t experts, int64_t vocab) {
@@ -388,6 +494,116 @@ TEST_F(GptOssDecodeCuda, TheMegakernelOfThePublishedShapesIsThePhasedPathAndRepe
     }
     gpu.likeliest();
   }
+}
+
+// --- where the megakernel and the phased path take different experts
+
+// The first token's experts of a layer after a step, with the weights of its choice.
+std::map<int32_t, float> weights_of(const DeviceModel& m, int64_t layer) {
+  const routing::Lists lists = m.buffers().lists_of(size_t(layer));
+  const uint32_t n = download(lists.count, 1)[0];
+  const auto expert = download(lists.expert, n);
+  const auto weight = download(lists.weight, int64_t(n) * routing::kTokens);
+  std::map<int32_t, float> all;
+  for (uint32_t i = 0; i < n; ++i) all[expert[i]] = weight[i * routing::kTokens];
+  return all;
+}
+// A router's logits as the phased path has them.
+std::vector<double> router_logits(const DeviceModel& m, int64_t layer, int32_t id, int64_t position) {
+  gpt_oss_decode::Model front = m.model();
+  front.layers.resize(size_t(layer + 1));
+  const gpt_oss_decode::State state{.tokens = {id}, .position = int32_t(position), .flaw = 0};
+  gpu::copy_to_device(m.buffers().state, &state, sizeof state);
+  run(front, m.buffers(), {.capacity = uint32_t(m.context()), .phases = ~uint32_t(gpt_oss_decode::kHead)}, m.stream());
+  gpu::synchronize();
+  const auto& l = front.layers.back();
+  const int64_t E = l.router.rows, C = l.router.cols, splits = gpt_oss_decode::splits_of(l.router.granules);
+  const auto part = download(m.buffers().router_part, splits * routing::kTokens * E);
+  const auto squares = download(m.buffers().router_squares, splits * routing::kTokens);
+  const auto bias = download(l.b_router, E);
+  double sum = 0;
+  for (int64_t s = 0; s < splits; ++s) sum += double(squares[size_t(s * routing::kTokens)]);
+  std::vector<double> logits;
+  for (int64_t e = 0; e < E; ++e) {
+    double dot = 0;
+    for (int64_t s = 0; s < splits; ++s) dot += double(part[size_t(s * routing::kTokens * E + e)]);
+    logits.push_back(dot / std::sqrt(sum / double(C) + m.config().norm_eps) + double(bias[size_t(e)]));
+  }
+  return logits;
+}
+
+// What goes into a router has come through some 20 roundings to 8 bits, each of which leaves 2^-9 / sqrt(3) of its size
+// and is not the same on both paths: by 1 % at most of layers, with one rounding or two more or less. A router's logit,
+// whose deviation is 2 here, thus differs by 0.02 (one sigma), that of two logits on two paths by twice that. So: a
+// position whose logits differ by more than a few such roundings has different experts in some layer; in the first such
+// layer, those that the one path took and the other did not are within 6 sigma of each other, and the weights of those
+// that both took are as near. A fault in a hand-off or in a product's part would not respect that.
+TEST_F(GptOssDecodeCuda, TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANearTie) {
+  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
+  constexpr double kSigma = 0.04, kSame = 0.03;
+  int positions = 0, differ = 0;
+  double most_without = 0, least_with = 1e9, widest = 0;
+  for (const int64_t experts : {int64_t(32), int64_t(128)})
+    for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
+      const GptOssConfig c = published(4, experts, 2000);
+      DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 4600}, 5);
+      for (const int64_t context : {3, 100, 127, 128, 500, 1500, 4500})
+        for (int32_t id = 11; id < 2000; id += 331) {
+          SCOPED_TRACE(::testing::Message() << experts << " experts, dense " << name_of(dense) << ", id " << id
+                                            << " after " << context << " tokens");
+          ++positions;
+          std::vector<float> row[2];
+          std::vector<std::map<int32_t, float>> chosen[2];
+          for (const int path : {0, 1}) {
+            gpu.use_megakernel(path == 1);
+            gpu.pretend(context);
+            gpu.extend({&id, 1}, 1);
+            row[path].resize(size_t(c.vocab));
+            gpu.logits(1, row[path].data());
+            for (int64_t l = 0; l < c.layers; ++l) chosen[path].push_back(weights_of(gpu, l));
+          }
+          double error = 0, size = 0;
+          for (size_t v = 0; v < row[0].size(); ++v)
+            error += std::pow(double(row[1][v]) - double(row[0][v]), 2), size += std::pow(double(row[0][v]), 2);
+          error = std::sqrt(error / size);
+          const auto same = [&](size_t l) {
+            return std::equal(chosen[0][l].begin(), chosen[0][l].end(), chosen[1][l].begin(), chosen[1][l].end(),
+                              [](const auto& a, const auto& b) { return a.first == b.first; });
+          };
+          size_t first = 0;
+          while (first < chosen[0].size() && same(first)) ++first;
+          if (first == chosen[0].size()) {
+            most_without = std::max(most_without, error);
+            EXPECT_LT(error, kSame) << "with the same experts in every layer";
+            continue;
+          }
+          ++differ;
+          least_with = std::min(least_with, error);
+          const std::vector<double> logits = router_logits(gpu, int64_t(first), id, context);
+          double margin = 0;
+          std::vector<double> ratios;
+          for (const auto& [e, weight] : chosen[0][first]) {
+            const auto there = chosen[1][first].find(e);
+            if (there != chosen[1][first].end()) ratios.push_back(std::log(double(weight) / double(there->second)));
+            if (there == chosen[1][first].end())
+              for (const auto& [other, unused] : chosen[1][first])
+                if (!chosen[0][first].contains(other))
+                  margin = std::max(margin, logits[size_t(e)] - logits[size_t(other)]);
+          }
+          for (const double r : ratios) EXPECT_LT(std::abs(r - ratios[0]), 6 * kSigma) << "weights of the same experts";
+          EXPECT_LT(margin, 6 * kSigma) << "layer " << first;
+          widest = std::max(widest, margin);
+          std::printf(
+              "%lld experts, dense %s, id %d after %lld: layer %zu, experts %.4f apart, logits differ by %.3f\n",
+              static_cast<long long>(experts), name_of(dense), id, static_cast<long long>(context), first, margin,
+              error);
+        }
+    }
+  std::printf(
+      "%d of %d positions have other experts, at most %.4f apart; logits differ by at most %.4f without, at "
+      "least %.4f with\n",
+      differ, positions, widest, most_without, least_with);
+  EXPECT_LT(differ, positions / 4);
 }
 
 }  // namespace

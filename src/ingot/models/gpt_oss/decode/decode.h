@@ -32,12 +32,14 @@ enum PhaseBit : uint32_t {
   kHead = 128
 };
 
+struct Streams;  // streams.h
 struct Step {
-  uint32_t T = 1;          // tokens; at most max_columns
-  uint32_t head_rows = 1;  // logits of the last so many tokens: 0, 1 or T
-  uint32_t vocab = 0;      // ids from here on are not drawn; 0: all are
-  uint32_t capacity = 0;   // of the cache
-  uint32_t phases = ~0u;   // PhaseBit
+  uint32_t T = 1;                    // tokens; at most max_columns
+  uint32_t head_rows = 1;            // logits of the last so many tokens: 0, 1 or T
+  uint32_t vocab = 0;                // ids from here on are not drawn; 0: all are
+  uint32_t capacity = 0;             // of the cache
+  uint32_t phases = ~0u;             // PhaseBit
+  const Streams* streams = nullptr;  // T tokens of as many sequences, where the logits of all are wanted
 };
 // Appends state.tokens[0 .. T), leaves the logits in buffers.logits and the likeliest next token in state.tokens[0].
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream);

@@ -3,6 +3,7 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/ranked_model.h"
+#include "ingot/models/gpt_oss/decode/trace.h"
 #include "ingot/models/host_decoder.h"
 
 namespace ingot {
@@ -44,7 +45,9 @@ class GpuDecoder final : public HostDecoder {
   int64_t vocab() const override { return model_.config().vocab; }
   int64_t context() const override { return model_.context(); }
   int64_t batch() const override { return batch_; }
+  int64_t columns() const override { return model_.most_streams(); }
   Device device() const override { return {Device::cuda, 0}; }
+  bool traces() const override { return model_.rank(0).takes_trace(); }
 
  private:
   void start(int slot) override { model_.rewind(0, slot); }
@@ -67,10 +70,40 @@ class GpuDecoder final : public HostDecoder {
       take(begin + int64_t(part.size() - wanted), Tensor(logits_.data(), {int64_t(wanted), vocab()}));
     }
   }
-  int32_t drawn_after(int slot, int32_t token, int64_t vocab, const SamplingOptions& o, uint64_t seed,
-                      uint32_t step) override {
-    model_.extend({&token, 1}, 1, slot, uint32_t(vocab));
-    return o.temperature == 0 ? model_.likeliest(slot) : model_.sample(vocab, o, seed, step, slot);
+  bool extend_there(int slot, std::span<const int32_t> ids, int64_t vocab) override {
+    const size_t most = size_t(model_.prompt_batch());
+    for (size_t at = 0; at < ids.size(); at += most) {
+      const auto part = ids.subspan(at, std::min(most, ids.size() - at));
+      model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, uint32_t(vocab));
+    }
+    if (vocab == 0) model_.synchronize();  // a prompt's errors are its own, and its time
+    return true;
+  }
+  bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) override {
+    model_.extend_streams(slots, ids, uint32_t(vocab));
+    return true;
+  }
+  std::optional<DrawnToken> draw_there(int slot, const DrawOptions& o, uint32_t step) override {
+    if (!DeviceModel::can_draw(o)) return {};
+    return model_.draw(o, step, slot);
+  }
+  void bring_there(int slot, const Take& take) override {
+    logits_.resize(size_t(vocab()));
+    model_.logits(1, logits_.data(), slot);
+    take(held(slot) - 1, Tensor(logits_.data(), {1, vocab()}));
+  }
+
+  // The second time's: the first launch loads the code. The token is forgotten.
+  std::string trace_of(int slot) override {
+    const uint32_t blocks = uint32_t(gpu::device_info().sms);
+    const int64_t length = held(slot);
+    std::vector<gpt_oss_decode::StageSpan> spans;
+    for (int round = 0; round < 2; ++round) {
+      spans = model_.trace_token(blocks, slot);
+      model_.rewind(length, slot);
+    }
+    return gpt_oss_decode::perfetto_json(spans,
+                                         ingot::detail::concat("GPT-OSS, a token after ", length, " of context"));
   }
 
   RankedModel model_;

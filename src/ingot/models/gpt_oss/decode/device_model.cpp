@@ -8,8 +8,11 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/kernels/rope/rope.h"
+#include "ingot/kernels/sampling/adjust.h"
+#include "ingot/kernels/sampling/logprobs.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/ranks.h"
+#include "ingot/models/host_decoder.h"
 
 namespace ingot::gpt_oss_decode {
 
@@ -210,6 +213,26 @@ void build_table(Builder& b, const GptOssConfig& c, int64_t context, float*& cos
   b.take(sin, context * c.head_dim / 2);
 }
 
+void build_draw(Builder& b, const GptOssConfig& c, DrawBuffers& draw) {
+  b.take(draw.adjusted, c.vocab);
+  b.take(draw.allowed, (c.vocab + 31) / 32);
+  b.take(draw.bias_ids, kMostBiases);
+  b.take(draw.biases, kMostBiases);
+  b.take(draw.top, kMostLogprobs);
+  b.take(draw.logprobs, 1 + kMostLogprobs);
+  b.take(draw.workspace, logprobs_workspace_bytes(c.vocab, kMostLogprobs, {Device::cuda, 0}));
+}
+
+void build_streams(Builder& b, const GptOssConfig& c, int64_t context, int64_t slots, int ranks, Streams& streams,
+                   StreamsInput*& input, Buffers& buffers) {
+  if (slots == 1 || ranks > 1) return;
+  char* memory;
+  b.take(memory, lay_out(c, uint32_t(context), nullptr, buffers));
+  lay_out(c, uint32_t(context), memory, buffers);
+  b.take(memory, lay_out(c, nullptr, input, streams));
+  lay_out(c, memory, input, streams);
+}
+
 int64_t context_of(const GptOssConfig& c, const DeviceModelOptions& o) {
   if (o.context < 0 || o.context > c.context)
     fail(ErrorCode::usage, "context: found ", o.context, ", expected 1 to ", c.context, ", or 0 for the model's");
@@ -248,6 +271,12 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   for (int64_t s = 0; s < o.slots; ++s) build_slot(counter, m, context, ring_of(c, context), o.ranks, stages, ranks);
   PromptBuffers prompt;
   build_prompt(counter, c, prompt_tokens_of(c, context, o), o.ranks, prompt);
+  DrawBuffers draw;
+  build_draw(counter, c, draw);
+  Streams streams;
+  StreamsInput* input;
+  Buffers buffers;
+  build_streams(counter, c, context, o.slots, o.ranks, streams, input, buffers);
   return counter.bytes;
 }
 
@@ -292,6 +321,16 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
   build_prompt(builder, c, prompt_tokens_, o.ranks, prompt_);
+  build_draw(builder, c, draw_);
+  build_streams(builder, c, context_, o.slots, o.ranks, streams_, streams_input_, streams_buffers_);
+  if (most_streams() > 1) {
+    const auto address = [&](int64_t s) { return reinterpret_cast<const char*>(buffers(int(s)).state); };
+    streams_.slot_bytes = address(1) - address(0);
+    for (int64_t s = 2; s < o.slots; ++s)
+      INGOT_CHECK(address(s) - address(s - 1) == streams_.slot_bytes, "gpt-oss: slots lie at uneven distances");
+    streams_.state = buffers().state, streams_.logits = buffers().logits;
+    streams_buffers_.stop = buffers().stop;
+  }
   use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
   rope_table(rope_frequencies(c.head_dim, c.rope_base, c.rope_scaling),
@@ -393,6 +432,7 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
                 " at position ", slot.length + t, ", expected 0 to ", config().vocab - 1);
   const gpu::DeviceGuard guard(device_);
   grow(slot, T);
+  slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
   if (T > batch()) {
     gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
     return run_prompt(slot.model, slot.buffers, prompt_,
@@ -418,10 +458,48 @@ void DeviceModel::continue_greedily(int64_t n, int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);
   grow(slot, n);
+  slot.vocab = uint32_t(config().vocab);
   gpu::Graph& g = graph(slot, 1, 1, 0);
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
 }
 
+void DeviceModel::start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab) {
+  const int64_t T = int64_t(slots.size());
+  INGOT_CHECK(1 <= T && T <= most_streams(), "gpt-oss: found ", T, " slots of one step, expected 1 to ",
+              most_streams());
+  const gpu::DeviceGuard guard(device_);
+  for (const int slot : slots)
+    if (length(slot) + n > context_)
+      fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context_, ", the context");
+  StreamsInput input{};
+  for (size_t j = 0; j < slots.size(); ++j) {
+    input.slot[j] = uint32_t(slots[j]);
+    input.token[j] = ids.empty() ? -1 : ids[j];
+    Slot& slot = slots_[size_t(slots[j])];
+    grow(slot, n);
+    slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
+  }
+  gpu::copy_rows({.to = streams_input_, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
+                 *stream_);
+  auto& g = streams_graphs_[{uint32_t(T), vocab}];
+  if (g == nullptr) {
+    const Step step{.T = uint32_t(T),
+                    .head_rows = uint32_t(T),
+                    .vocab = vocab,
+                    .capacity = uint32_t(context_),
+                    .streams = &streams_};
+    g = std::make_unique<gpu::Graph>(*stream_, [&] { run(slots_[0].model, streams_buffers_, step, *stream_); });
+  }
+  for (int64_t i = 0; i < n; ++i) g->launch(*stream_);
+}
+void DeviceModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
+  INGOT_CHECK_EQ(ids.size(), slots.size(), "gpt-oss: ids of a step of several slots");
+  for (size_t j = 0; j < ids.size(); ++j)
+    INGOT_CHECK(ids[j] >= 0 && ids[j] < config().vocab, "gpt-oss: found id ", ids[j], " for slot ", slots[j],
+                ", expected 0 to ", config().vocab - 1);
+  start_streams(slots, ids, 1, vocab);
+}
+void DeviceModel::continue_streams(std::span<const int> slots, int64_t n) { start_streams(slots, {}, n, 0); }
 void DeviceModel::prepare_trace(const megakernel::Trace& trace, int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);
@@ -442,21 +520,79 @@ int32_t DeviceModel::likeliest(int slot) {
   synchronize();
   State s;
   gpu::copy_to_host(&s, buffers(slot).state, sizeof s);
-  if (s.flaw == 0) return s.tokens[0];
+  if (s.flaw == 0 && s.tokens[0] >= 0) return s.tokens[0];
   fail(ErrorCode::numeric, "gpt-oss: found ", (s.flaw & 1) != 0 ? "a NaN logit" : "only -inf logits",
        " before position ", s.position, ", expected numbers");
 }
 
+bool DeviceModel::can_draw(const DrawOptions& o) {
+  return int64_t(o.bias.size()) <= kMostBiases && o.logprobs <= kMostLogprobs;
+}
+void DeviceModel::send_adjustments(const DrawOptions& o) {
+  const auto send = [&](void* to, const void* from, size_t bytes) {
+    gpu::copy_rows({.to = to, .from = from, .row_bytes = int64_t(bytes), .device = device_}, *stream_);
+  };
+  const auto same = [](const LogitBias& a, const LogitBias& b) { return a.id == b.id && a.bias == b.bias; };
+  if (const std::vector<LogitBias> bias = in_order(o.bias);
+      !std::equal(bias.begin(), bias.end(), bias_sent_.begin(), bias_sent_.end(), same)) {
+    std::vector<int32_t> ids;
+    std::vector<float> biases;
+    for (const LogitBias& b : bias) ids.push_back(b.id), biases.push_back(b.bias);
+    if (!bias.empty())
+      send(draw_.bias_ids, ids.data(), ids.size() * 4), send(draw_.biases, biases.data(), ids.size() * 4);
+    bias_sent_ = bias;
+  }
+  if (o.allowed.empty() || std::equal(o.allowed.begin(), o.allowed.end(), allowed_sent_.begin(), allowed_sent_.end()))
+    return;
+  send(draw_.allowed, o.allowed.data(), o.allowed.size_bytes());
+  allowed_sent_.assign(o.allowed.begin(), o.allowed.end());
+}
+
 // A step that found no numbers says so in `flaw`, which a draw leaves alone.
-int32_t DeviceModel::sample(int64_t vocab, const SamplingOptions& options, uint64_t seed, uint32_t step, int slot) {
+DrawnToken DeviceModel::draw(const DrawOptions& o, uint32_t step, int index) {
+  INGOT_CHECK(can_draw(o), "gpt-oss: found ", o.bias.size(), " biases and logprobs of ", o.logprobs,
+              " ids, expected at most ", kMostBiases, " and ", kMostLogprobs);
+  const gpu::DeviceGuard guard(device_);
+  const Buffers& b = buffers(index);
   const Device device{Device::cuda, device_};
-  ingot::sample({.logits = Tensor(buffers(slot).logits, DType::f32, {1, vocab}, device),
-                 .tokens = Tensor(buffers(slot).state->tokens, DType::i32, {1}, device),
-                 .options = options,
-                 .seed = seed,
-                 .step = step},
-                *stream_);
-  return likeliest(slot);
+  const int64_t vocab = o.vocab > 0 ? o.vocab : config().vocab;
+  const bool adjusts = !o.bias.empty() || !o.allowed.empty();
+  const Tensor row(b.logits, {vocab}, device), token(b.state->tokens, {1}, device);
+  if (adjusts) {
+    send_adjustments(o);
+    const int64_t n = int64_t(o.bias.size());
+    adjust_logits({.logits = row,
+                   .adjusted = Tensor(draw_.adjusted, {vocab}, device),
+                   .bias_ids = n > 0 ? Tensor(draw_.bias_ids, {n}, device) : Tensor(),
+                   .biases = n > 0 ? Tensor(draw_.biases, {n}, device) : Tensor(),
+                   .allowed = o.allowed.empty() ? Tensor() : Tensor(draw_.allowed, {(vocab + 31) / 32}, device)},
+                  *stream_);
+  }
+  // Of a greedy draw the step has found the token.
+  if (adjusts || o.sampling.temperature > 0 || slots_[size_t(index)].vocab != uint32_t(vocab))
+    sample({.logits = Tensor(adjusts ? draw_.adjusted : b.logits, {1, vocab}, device),
+            .tokens = token,
+            .options = o.sampling,
+            .seed = o.seed,
+            .step = step},
+           *stream_);
+  const int64_t top = std::max<int64_t>(0, o.logprobs);
+  const Tensor values(draw_.logprobs, {1 + top}, device);
+  if (o.logprobs >= 0)
+    logprobs({.logits = row,
+              .token = token,
+              .top = top > 0 ? Tensor(draw_.top, {top}, device) : Tensor(),
+              .values = values,
+              .workspace = Tensor(draw_.workspace, DType::u8, {logprobs_workspace_bytes(vocab, top, device)}, device)},
+             *stream_);
+  DrawnToken drawn{.token = likeliest(index)};
+  if (o.logprobs < 0) return drawn;
+  std::vector<int32_t> ids(static_cast<size_t>(top));
+  std::vector<double> numbers(size_t(1 + top));
+  gpu::copy_to_host(numbers.data(), draw_.logprobs, int64_t(numbers.size()) * 8);
+  if (top > 0) gpu::copy_to_host(ids.data(), draw_.top, top * 4);
+  drawn.logprobs = logprobs_of(ids, numbers);
+  return drawn;
 }
 
 void DeviceModel::logits(uint32_t rows, float* to, int slot) {
@@ -481,6 +617,10 @@ void DeviceModel::rewind(int64_t length, int index) {
   if (length == 0) slot.valid_from = 0;
   const int32_t at[2] = {int32_t(length), 0};  // position, flaw
   gpu::copy_to_device(&slot.buffers.state->position, at, sizeof at);
+}
+
+bool DeviceModel::takes_trace() const {
+  return megakernel_takes(model()) && model().layers[0].down.format == WeightFormat::mxfp4;
 }
 
 void DeviceModel::pretend(int64_t length, int index) {

@@ -8,10 +8,11 @@
 
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/watch.h"
-#include "ingot/kernels/sampling/sampling.h"
+#include "ingot/models/decoder.h"
 #include "ingot/models/gpt_oss/decode/decode.h"
 #include "ingot/models/gpt_oss/decode/prompt.h"
 #include "ingot/models/gpt_oss/decode/slices.h"
+#include "ingot/models/gpt_oss/decode/streams.h"
 #include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::gpt_oss_decode {
@@ -30,6 +31,18 @@ struct DeviceModelOptions {
 
 // Weights of the config's shapes without memory: what a synthetic model is made of.
 GptOssWeights shapes_of(const GptOssConfig& config, WeightFormat dense, WeightFormat experts);
+
+// Of a draw, on the device; all slots'.
+struct DrawBuffers {
+  float* adjusted;    // (V)
+  uint32_t* allowed;  // ((V + 31) / 32)
+  int32_t* bias_ids;  // (kMostBiases)
+  float* biases;
+  int32_t* top;      // (kMostLogprobs)
+  double* logprobs;  // (1 + kMostLogprobs)
+  char* workspace;   // of logprobs()
+};
+constexpr int64_t kMostBiases = 1024, kMostLogprobs = 64;
 
 class DeviceModel {
  public:
@@ -61,6 +74,8 @@ class DeviceModel {
   void reset();
   // Waits for what was started. Who waited for what, where a wait of this GPU was the first to give up; else empty.
   std::string wait();
+  // The same, with Error(interrupted), and all slots as before the token that hung.
+  void synchronize();
   // Ends what is under way, as another rank cannot do its part.
   void request_stop() { waits_->request_stop(); }
   int device() const { return device_; }
@@ -76,6 +91,16 @@ class DeviceModel {
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends what the last step found likeliest, n times.
   void continue_greedily(int64_t n, int slot = 0);
+  // One token to each of several slots, by one pass over the weights; every slot then has its logits and what it found
+  // likeliest. One sequence's numbers are those of the phased path, not bit for bit the megakernel's.
+  int64_t most_streams() const {
+    return slots_.size() > 1 && !ranked() ? std::min<int64_t>({kMostStreams, int64_t(slots_.size()), batch()}) : 1;
+  }
+  void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
+  // The same n times, of what each found likeliest.
+  void continue_streams(std::span<const int> slots, int64_t n);
+  const Streams& streams() const { return streams_; }
+  const Buffers& stream_buffers() const { return streams_buffers_; }
   // The same once, by the megakernel, keeping its times in `trace`, of trace_of(...): prepared first, as it may wait
   // for other GPUs' kernels.
   void prepare_trace(const megakernel::Trace& trace, int slot = 0);
@@ -83,13 +108,16 @@ class DeviceModel {
   // Waits. What the last step found; Error(numeric) for logits that are not numbers, Error(interrupted) where the
   // megakernel's blocks waited for each other too long: then all slots are as before the token that hung.
   int32_t likeliest(int slot = 0);
-  // Waits. Draws from the last step's first row of logits, of ids below `vocab`, on the GPU; it counts as what the step
-  // found, and errors are the same.
-  int32_t sample(int64_t vocab, const SamplingOptions& options, uint64_t seed, uint32_t step, int slot = 0);
+  // Waits. Draws from the last step's first row of logits as these options say, on the GPU, and makes the logprobs that
+  // they ask for there; it counts as what the step found, and errors are the same. Where can_draw().
+  static bool can_draw(const DrawOptions& options);
+  DrawnToken draw(const DrawOptions& options, uint32_t step, int slot = 0);
   // (rows, V), host memory. More than batch() of them before any slot goes on.
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const;
   void rewind(int64_t length, int slot = 0);
+  // Whether a step can be traced: the megakernel takes the model, and its experts are in MXFP4.
+  bool takes_trace() const;
   // For measurements: as if `length` tokens had been told, with random keys and values, of which the first call makes
   // those of the whole cache.
   void pretend(int64_t length, int slot = 0);
@@ -102,6 +130,7 @@ class DeviceModel {
     Ranks* ranks = nullptr;              // buffers.ranks on the device, where there are several
     int64_t length = 0, valid_from = 0;  // rings hold the tokens from here on
     bool pretends = false;               // its cache is random
+    uint32_t vocab = 0;                  // of the last step: the ids of which it found the likeliest
     std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
   };
@@ -109,13 +138,23 @@ class DeviceModel {
               const uint64_t* seed);
   gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab);
   void grow(Slot& slot, int64_t tokens);
-  void synchronize();  // and says which hand-off never came
+  bool ranked() const { return slots_[0].buffers.ranks.several(); }
+  void start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);
+  void send_adjustments(const DrawOptions& options);
 
   int64_t context_, ring_, prompt_tokens_, weight_bytes_ = 0;
   Slice slice_;
   uint64_t* inbox_ = nullptr;  // of several ranks
   uint32_t* epoch_ = nullptr;
   PromptBuffers prompt_{};
+  DrawBuffers draw_{};
+  Streams streams_;  // of several slots
+  StreamsInput* streams_input_ = nullptr;
+  Buffers streams_buffers_{};
+  std::map<std::tuple<uint32_t, uint32_t>, std::unique_ptr<gpu::Graph>> streams_graphs_;
+  // What lies there: it is sent again only where it has changed.
+  std::vector<LogitBias> bias_sent_;
+  std::vector<uint32_t> allowed_sent_;
   int device_;
   Arena arena_;
   std::unique_ptr<gpu::OwnedStream> stream_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <tuple>
 
 #include "ingot/gpu/allocator.h"
@@ -30,16 +31,20 @@ using gpt_oss_decode::RankedModel;
 Stream stream_of(const DeviceModel& m) { return m.stream(); }
 Stream stream_of(const RankedModel& m) { return m.rank(0).stream(); }
 
-int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
+int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t streams, double experts) {
   const GptOssConfig& c = m.config();
   int64_t bytes = m.model().head.matrix_bytes;
   for (const auto& l : m.model().layers) {
     bytes += l.qkv.matrix_bytes + l.o.matrix_bytes + l.router.matrix_bytes +
-             c.experts_per_token * (l.gate_up.matrix_bytes + l.down.matrix_bytes);
+             int64_t(experts * double(l.gate_up.matrix_bytes + l.down.matrix_bytes));
     const int64_t keys = l.window > 0 ? std::min<int64_t>(l.window, context) : context;
-    bytes += 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) * gpt_oss_decode::cache_dim(c);
+    bytes += streams * 2 * 2 * keys * (m.model().kv_heads < 0 ? c.kv_heads : m.model().kv_heads) *
+             gpt_oss_decode::cache_dim(c);
   }
   return bytes;
+}
+int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
+  return bytes_of_step(m, context, 1, double(m.config().experts_per_token));
 }
 
 double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
@@ -78,44 +83,60 @@ template <class Model> double time_prompt(Model& m, int64_t length, int64_t batc
   return 1e3 * end.seconds_since(begin);
 }
 
-template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens) {
-  constexpr int64_t kWarmUp = 10;
-  TokenTimes times;
-  m.continue_greedily(kWarmUp);
+constexpr int64_t kWarmUp = 10;
+// Of `count` calls of next(), after some more.
+template <class Next> TokenTimes time_steps(Stream stream, int64_t count, Next&& next) {
+  for (int64_t i = 0; i < kWarmUp; ++i) next();
   std::vector<std::unique_ptr<gpu::Event> > events;
-  for (int64_t i = 0; i <= tokens; ++i) events.push_back(std::make_unique<gpu::Event>());
-  events[0]->record(stream_of(m));
-  for (int64_t i = 0; i < tokens; ++i) {
-    m.continue_greedily(1);
-    events[size_t(i) + 1]->record(stream_of(m));
+  for (int64_t i = 0; i <= count; ++i) events.push_back(std::make_unique<gpu::Event>());
+  events[0]->record(stream);
+  for (int64_t i = 0; i < count; ++i) {
+    next();
+    events[size_t(i) + 1]->record(stream);
   }
-  m.likeliest();  // refuses what is not numbers
+  events.back()->synchronize();
   std::vector<double> ms;
-  for (int64_t i = 0; i < tokens; ++i) ms.push_back(1e3 * events[size_t(i) + 1]->seconds_since(*events[size_t(i)]));
-  times.mean_ms = 1e3 * events.back()->seconds_since(*events[0]) / double(tokens);
+  for (int64_t i = 0; i < count; ++i) ms.push_back(1e3 * events[size_t(i) + 1]->seconds_since(*events[size_t(i)]));
+  TokenTimes times{.mean_ms = 1e3 * events.back()->seconds_since(*events[0]) / double(count)};
   std::sort(ms.begin(), ms.end());
   times.best_ms = ms[0], times.p50_ms = ms[ms.size() / 2], times.p99_ms = ms[ms.size() * 99 / 100];
   return times;
 }
+template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens) {
+  const TokenTimes times = time_steps(stream_of(m), tokens, [&] { m.continue_greedily(1); });
+  m.likeliest();  // refuses what is not numbers
+  return times;
+}
 // Each path from the same place.
-template <class Model, class Times> void time_paths(Model& m, const DecodeMeasurement& o, Times& times) {
+template <class Model, class Times>
+void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& times) {
   for (const auto& [name, wanted, persistent] :
        {std::tuple{"phased", o.phased, false}, {"megakernel", o.megakernel, true}}) {
     if (!wanted || !m.use_megakernel(persistent)) continue;
-    m.pretend(o.context);
+    m.pretend(context);
     times.token.emplace_back(name, time_tokens(m, o.tokens));
   }
 }
 
-void time_phases(const DeviceModel& m, DecodeTimes& times) {
+using PhaseTimes = std::vector<std::pair<std::string, double> >;
+// Of the step that these sequences have made last, or a token's.
+PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
   using namespace gpt_oss_decode;
+  PhaseTimes times;
+  const Buffers& buffers = streams > 1 ? m.stream_buffers() : m.buffers();
   const std::pair<const char*, uint32_t> phases[] = {
       {"qkv", kQkv},       {"attention", kAttention}, {"output", kOutput},
       {"router", kRouter}, {"gate and up", kGateUp},  {"down", kDown},
       {"head", kHead}};
   for (const auto& [name, bit] : phases) {
     const gpu::Graph graph(m.stream(), [&, mask = bit] {
-      run(m.model(), m.buffers(), {.capacity = uint32_t(m.context()), .phases = mask}, m.stream());
+      run(m.model(), buffers,
+          {.T = streams,
+           .head_rows = streams,
+           .capacity = uint32_t(m.context()),
+           .phases = mask,
+           .streams = streams > 1 ? &m.streams() : nullptr},
+          m.stream());
     });
     constexpr int kRounds = 10;
     graph.launch(m.stream());
@@ -125,7 +146,65 @@ void time_phases(const DeviceModel& m, DecodeTimes& times) {
     end.record(m.stream());
     end.synchronize();
     const double launches = double(kRounds) * double(bit == kHead ? 1 : m.config().layers);
-    times.phases.emplace_back(name, 1e6 * end.seconds_since(begin) / launches);
+    times.emplace_back(name, 1e6 * end.seconds_since(begin) / launches);
+  }
+  return times;
+}
+
+AnswerTimes time_answer(DeviceModel& m, int64_t prompt, int64_t tokens) {
+  gpu::Event begin, first, end;
+  for (const int64_t n : {int64_t(1), tokens}) {  // the first time makes the graphs
+    m.rewind(0);
+    begin.record(m.stream());
+    tell_prompt(m, prompt, m.prompt_batch());
+    first.record(m.stream());
+    m.continue_greedily(n - 1);
+    end.record(m.stream());
+    m.likeliest();  // refuses what is not numbers
+  }
+  return {.prompt = prompt,
+          .tokens = tokens,
+          .first_token_ms = 1e3 * first.seconds_since(begin),
+          .whole_ms = 1e3 * end.seconds_since(begin)};
+}
+
+double experts_of_a_layer(const DeviceModel& m) {
+  std::vector<uint32_t> counts(size_t(m.config().layers));
+  gpu::copy_to_host(counts.data(), m.stream_buffers().lists.count, int64_t(counts.size()) * 4);
+  return double(std::accumulate(counts.begin(), counts.end(), 0u)) / double(counts.size());
+}
+// Sequences begin with ids of their own, so that they go to experts of their own.
+void time_streams(DeviceModel& m, const DecodeMeasurement& o, DecodeTimes& times) {
+  for (const int64_t n : o.streams) {
+    StreamTimes t{.streams = n};
+    std::vector<int> slots;
+    std::vector<int32_t> ids;
+    for (int s = 0; s < int(n); ++s) {
+      slots.push_back(s);
+      ids.push_back(int32_t((int64_t(s) * 7919 + 13) % m.config().vocab));
+    }
+    const auto begin = [&] {
+      for (const int s : slots) m.pretend(o.context, s);
+      n == 1 ? m.extend(ids, 1, 0) : m.extend_streams(slots, ids);
+    };
+    begin();
+    if (n == 1) {
+      t.step = time_tokens(m, o.tokens);
+      t.experts = double(m.config().experts_per_token);
+    } else {
+      t.step = time_steps(m.stream(), o.tokens, [&] { m.continue_streams(slots, 1); });
+      begin();  // the same steps once more, whose experts are counted
+      m.continue_streams(slots, kWarmUp);
+      for (int64_t i = 0; i < o.tokens; ++i) {
+        m.continue_streams(slots, 1);
+        m.synchronize();
+        t.experts += experts_of_a_layer(m) / double(o.tokens);
+      }
+      for (const int s : slots) m.likeliest(s);  // refuses what is not numbers
+      if (o.phases) t.phases = time_phases(m, uint32_t(n));
+    }
+    t.step_bytes = bytes_of_step(m, o.context + o.tokens / 2, n, t.experts);
+    times.streams.push_back(t);
   }
 }
 
@@ -160,20 +239,37 @@ void write_trace(RankedModel& m, const DecodeMeasurement& o) {
   write_file(o.trace, perfetto_json(m.trace_token(blocks), "GPT-OSS-" + o.size + " shapes, a token"));
 }
 
+int64_t slots_for(const DecodeMeasurement& o) {
+  return o.streams.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.streams.begin(), o.streams.end()));
+}
 void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
-  RankedModel one(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room}, 1);
+  RankedModel one(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
+                  {.context = room, .slots = slots_for(o)}, 1);
   DeviceModel& m = one.rank(0);
   times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
   times.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
   if (o.prompt) times.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
-  time_paths(m, o, times);
+  time_paths(m, o, o.context, times);
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
-  if (o.phases && o.phased) time_phases(m, times);
+  for (const int64_t context : o.contexts) {
+    ContextTimes& t = times.contexts.emplace_back();
+    t.context = context;
+    time_paths(m, o, context, t);
+    t.token_bytes = bytes_of_token(m, context + o.tokens / 2);
+  }
+  m.use_megakernel(o.megakernel);
+  for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));
+  time_streams(m, o, times);
+  if (o.handoffs) {
+    const uint32_t width = uint32_t(c.hidden) / 4 * 4;
+    times.idle = megakernel::measure_handoffs(width, false), times.loaded = megakernel::measure_handoffs(width, true);
+  }
+  if (o.phases && o.phased) times.phases = time_phases(m, 1);
   m.pretend(o.context);
-  const bool one_kernel = o.megakernel && gpt_oss_decode::megakernel_takes(m.model());
+  const bool one_kernel = o.megakernel && m.takes_trace();
   if (o.phases && one_kernel) times.stages = time_stages(one)[0];
   if (!o.trace.empty() && one_kernel && o.gpus == 1) write_trace(one, o);
 }
@@ -189,7 +285,7 @@ void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOpt
   constexpr int64_t kSome = 10;  // batches
   shared.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
   if (o.prompt) shared.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
-  time_paths(m, o, shared);
+  time_paths(m, o, o.context, shared);
   for (int r = 0; r < m.ranks(); ++r)
     shared.token_bytes = std::max(shared.token_bytes, bytes_of_token(m.rank(r), o.context + o.tokens / 2));
   if (!o.megakernel || !m.use_megakernel(true)) return;
@@ -205,15 +301,29 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     fail(ErrorCode::unsupported, "decode on ", o.gpus > 1 ? std::to_string(o.gpus) + " GPUs" : "a GPU", ": ", misfit);
   if (!o.trace.empty() && !o.megakernel)
     fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
+  for (const int64_t context : o.contexts)
+    if (context < 1) fail(ErrorCode::usage, "contexts: found ", context, ", expected at least 1");
+  for (const int64_t n : o.streams)
+    if (n < 1 || n > gpt_oss_decode::kMostStreams)
+      fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", gpt_oss_decode::kMostStreams);
+  if (!o.streams.empty() && o.gpus > 1) fail(ErrorCode::usage, "streams: found ", o.gpus, " GPUs, expected one");
   const GptOssConfig c = synthetic_gpt_oss(o.size);
-  const int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
+  int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
+  for (const int64_t context : o.contexts) room = std::max(room, context + o.tokens + 64);
+  for (const auto& [prompt, tokens] : o.answers) {
+    if (prompt < 1 || tokens < 1)
+      fail(ErrorCode::usage, "answers: found ", prompt, ":", tokens, ", expected at least 1:1");
+    room = std::max(room, prompt + tokens);
+  }
+  if (o.gpus > 1 && !(o.contexts.empty() && o.answers.empty() && !o.handoffs))
+    fail(ErrorCode::usage, "found ", o.gpus, " GPUs, expected one for contexts, answers and hand-offs");
   if (room > c.context)
     fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
   const gpt_oss_decode::DeviceModelOptions several{
       .context = room, .ranks = o.gpus, .split = gpt_oss_decode::split_named(o.split)};
   if (o.gpus > 1) (void)gpt_oss_decode::slices_of(c, o.gpus, several.split);
-  const int64_t alone =
-      DeviceModel::bytes(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), {.context = room});
+  const int64_t alone = DeviceModel::bytes(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
+                                           {.context = room, .slots = slots_for(o)});
   DecodeTimes times;
   if (o.gpus == 1 || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
   if (o.gpus > 1) measure_several(c, several, o, times);

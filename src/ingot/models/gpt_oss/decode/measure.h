@@ -7,6 +7,7 @@
 
 #include "ingot/kernels/quant/quant.h"
 #include "ingot/megakernel/exchange_times.h"
+#include "ingot/megakernel/handoff_times.h"
 #include "ingot/models/gpt_oss/config.h"
 
 namespace ingot {
@@ -22,6 +23,10 @@ struct DecodeMeasurement {
   bool prompt = false;  // tell all of the context's tokens, for the time to the first token; else some
   int gpus = 1;         // more: a token over so many, after one over one GPU where it has room for the model
   std::string split = "tensor";
+  bool handoffs = false;                             // what hand-offs between blocks cost, by themselves
+  std::vector<int64_t> contexts;                     // with the same model, after `context`
+  std::vector<std::pair<int64_t, int64_t>> answers;  // tokens of a prompt and of what follows, from end to end
+  std::vector<int64_t> streams;                      // sequences of a step, each of these numbers
 };
 struct TokenTimes {  // greedy
   double mean_ms = 0, p50_ms = 0, p99_ms = 0, best_ms = 0;
@@ -43,6 +48,25 @@ struct SharedTimes {
   megakernel::ExchangeTimes idle, loaded, link;           // of an exchange of the residual stream's width
   std::vector<std::vector<StageTimes>> stages;            // by GPU
 };
+struct ContextTimes {
+  int64_t context = 0;
+  std::vector<std::pair<std::string, TokenTimes>> token;  // by path
+  int64_t token_bytes = 0;
+};
+// A prompt and its answer, greedy, by the megakernel where it is timed.
+struct AnswerTimes {
+  int64_t prompt = 0, tokens = 0;
+  double first_token_ms = 0, whole_ms = 0;  // from the prompt's first token to the answer's first, and last
+  double token_ms() const { return tokens > 1 ? (whole_ms - first_token_ms) / double(tokens - 1) : 0; }
+};
+// A token of each of several sequences.
+struct StreamTimes {
+  int64_t streams = 1;
+  TokenTimes step;
+  double experts = 0;      // that a layer's tokens chose, mean of the layers and of some steps
+  int64_t step_bytes = 0;  // of weights, of so many experts, and keys
+  std::vector<std::pair<std::string, double>> phases;  // as DecodeTimes'
+};
 struct DecodeTimes {
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path: "phased", "megakernel"
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
@@ -52,6 +76,10 @@ struct DecodeTimes {
   double read_TBps = 0;                                // what memory gives a kernel that only reads, in the same run
   std::vector<std::pair<std::string, double>> phases;  // microseconds of a launch, launches back to back
   std::vector<StageTimes> stages;
+  std::vector<ContextTimes> contexts;
+  std::vector<AnswerTimes> answers;
+  std::vector<StreamTimes> streams;
+  megakernel::HandoffTimes idle, loaded;  // of the residual stream's width
   SharedTimes shared;
 };
 // Error{unsupported} without a GPU that runs the kernels, or with too little memory, before any is taken.

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) gate_up_kernel(GateUp 
 
 // 16 columns' weighted sums need more registers than two blocks leave.
 template <WeightFormat F, int kCols>
-__global__ void __launch_bounds__(kThreads, kCols == 16 ? 1 : kBlocksPerSm) down_kernel(Down p) {
+__global__ void __launch_bounds__(kThreads, kCols == 16 ? 1 : kBlocksPerSm) down_kernel(Down p, DownParts q) {
   char* const memory = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
@@ -55,14 +55,15 @@ __global__ void __launch_bounds__(kThreads, kCols == 16 ? 1 : kBlocksPerSm) down
   const routing::Copy lists =
       routing::copy_lists<kCols>(memory + (kCols == 1 ? p.k * granules::column_stride(p.w.cols) : 0), p.lists, p.most);
   __syncthreads();
+  const uint32_t parts = kCols == 1 ? 1 : max(1u, min(q.most, count));
   granules::Feed<F> feed;
-  feed.ask(entry_of<F>(p.w, lists, count, blockIdx.x, 0, gridDim.x));
-  down<F, kCols>(p, whole_grid(), lists, count, feed, memory);
+  feed.ask(entry_of<F>(p.w, lists, count, parts, blockIdx.x, DownUnit(blockIdx.x, count, parts).first, gridDim.x));
+  down<F, kCols>(p, q, whole_grid(), lists, count, parts, feed, memory);
 }
 
-template <class P, class Kernel>
-void launch_columns(const char* name, Kernel&& kernel_of, const P& p, uint32_t T, int64_t units, int64_t smem,
-                    Stream stream) {
+template <class Kernel, class... P>
+void launch_columns(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, Stream stream,
+                    const P&... p) {
   const int64_t grid = std::min<int64_t>(units, kMostBlocks);
   const auto go = [&](auto kernel) {
     gpu::launch(name, kernel,
@@ -71,7 +72,7 @@ void launch_columns(const char* name, Kernel&& kernel_of, const P& p, uint32_t T
                  .smem = smem,
                  .overlap = true,
                  .device = gpu::current_device() < 0 ? 0 : gpu::current_device()},
-                stream, p);
+                stream, p...);
   };
   if (T == 1) return go(kernel_of(std::integral_constant<int, 1>{}));
   if (T <= 8) return go(kernel_of(std::integral_constant<int, 8>{}));
@@ -82,24 +83,24 @@ constexpr int64_t columns_for(uint32_t T) { return T == 1 ? 1 : T <= 8 ? 8 : 16;
 
 template <WeightFormat F> void Phases<F>::norm_product(const NormProduct& p, Stream stream) {
   launch_columns(
-      "decode norm and product", [](auto n) { return norm_product_kernel<F, n()>; }, p, p.T, p.w.bands,
-      int64_t(p.T) * granules::column_stride(p.w.cols), stream);
+      "decode norm and product", [](auto n) { return norm_product_kernel<F, n()>; }, p.T, p.w.bands,
+      int64_t(p.T) * granules::column_stride(p.w.cols), stream, p);
 }
 template <WeightFormat F> void Phases<F>::residual_product(const ResidualProduct& p, Stream stream) {
   launch_columns(
-      "decode product", [](auto n) { return residual_product_kernel<F, n()>; }, p, p.T, p.w.bands,
-      int64_t(p.T) * granules::column_stride(p.w.cols), stream);
+      "decode product", [](auto n) { return residual_product_kernel<F, n()>; }, p.T, p.w.bands,
+      int64_t(p.T) * granules::column_stride(p.w.cols), stream, p);
 }
 template <WeightFormat F> void Phases<F>::gate_up(const GateUp& p, Stream stream) {
   launch_columns(
-      "decode gate and up", [](auto n) { return gate_up_kernel<F, n()>; }, p, p.T, int64_t(p.most) * p.w.bands,
-      int64_t(p.T) * granules::column_stride(p.w.cols) + routing::copy_bytes(p.most, columns_for(p.T)), stream);
+      "decode gate and up", [](auto n) { return gate_up_kernel<F, n()>; }, p.T, int64_t(p.most) * p.w.bands,
+      int64_t(p.T) * granules::column_stride(p.w.cols) + routing::copy_bytes(p.most, columns_for(p.T)), stream, p);
 }
-template <WeightFormat F> void Phases<F>::down(const Down& p, Stream stream) {
+template <WeightFormat F> void Phases<F>::down(const Down& p, const DownParts& parts, Stream stream) {
   launch_columns(
-      "decode down", [](auto n) { return down_kernel<F, n()>; }, p, p.T, p.w.bands,
+      "decode down", [](auto n) { return down_kernel<F, n()>; }, p.T, int64_t(p.w.bands) * (p.T == 1 ? 1 : parts.most),
       (p.T == 1 ? int64_t(p.k) * granules::column_stride(p.w.cols) : 0) + routing::copy_bytes(p.most, columns_for(p.T)),
-      stream);
+      stream, p, parts);
 }
 
 }  // namespace ingot::gpt_oss_decode

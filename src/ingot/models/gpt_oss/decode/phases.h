@@ -8,7 +8,7 @@ template <WeightFormat F> struct Phases {
   static void norm_product(const NormProduct& p, Stream stream);
   static void residual_product(const ResidualProduct& p, Stream stream);
   static void gate_up(const GateUp& p, Stream stream);
-  static void down(const Down& p, Stream stream);
+  static void down(const Down& p, const DownParts& parts, Stream stream);
 };
 
 }  // namespace ingot::gpt_oss_decode

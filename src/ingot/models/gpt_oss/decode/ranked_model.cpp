@@ -89,7 +89,7 @@ template <class Call> void RankedModel::on_each(bool side_by_side, Call&& call) 
 }
 
 void RankedModel::synchronize() {
-  if (ranks() == 1) return;  // its own calls do
+  if (ranks() == 1) return ranks_[0]->synchronize();
   std::string found;
   for (size_t r = 0; r < ranks_.size(); ++r)
     if (const std::string of_rank = ranks_[r]->wait(); !of_rank.empty())
@@ -167,25 +167,28 @@ std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {
   return of_one_clock(std::move(found));
 }
 
+void RankedModel::extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab) {
+  ranks_[0]->extend_streams(slots, ids, vocab);
+}
 int32_t RankedModel::likeliest(int slot) {
-  synchronize();
+  if (ranks() > 1) synchronize();
   return ranks_[0]->likeliest(slot);
 }
-int32_t RankedModel::sample(int64_t vocab, const SamplingOptions& options, uint64_t seed, uint32_t step, int slot) {
-  synchronize();
+DrawnToken RankedModel::draw(const DrawOptions& options, uint32_t step, int slot) {
+  if (ranks() > 1) synchronize();
   drawn_by_first_[size_t(slot)] = ranks() > 1;
-  return ranks_[0]->sample(vocab, options, seed, step, slot);
+  return ranks_[0]->draw(options, step, slot);
 }
 void RankedModel::logits(uint32_t rows, float* to, int slot) {
-  synchronize();
+  if (ranks() > 1) synchronize();
   ranks_[0]->logits(rows, to, slot);
 }
 void RankedModel::rewind(int64_t length, int slot) {
-  synchronize();
+  if (ranks() > 1) synchronize();
   for (const auto& rank : ranks_) rank->rewind(length, slot);
 }
 void RankedModel::pretend(int64_t length, int slot) {
-  synchronize();
+  if (ranks() > 1) synchronize();
   for (const auto& rank : ranks_) rank->pretend(length, slot);
 }
 

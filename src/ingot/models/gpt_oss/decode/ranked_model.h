@@ -39,13 +39,16 @@ class RankedModel {
 
   // As DeviceModel's. Errors of waits name the GPU: "GPU 0: block 3 thread 5 waited 1500 ms for GPU 1 and its part of
   // ..."; all slots are then as before the token that hung, and the GPUs usable.
+  void synchronize();
   bool use_megakernel(bool wanted);
   void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   void continue_greedily(int64_t n, int slot = 0);
+  int64_t most_streams() const { return rank(0).most_streams(); }  // 1 with several ranks
+  void extend_streams(std::span<const int> slots, std::span<const int32_t> ids, uint32_t vocab = 0);
   // The same once, by the megakernel: its stages on the first `blocks` blocks of every GPU, by the first one's clock.
   std::vector<StageSpan> trace_token(uint32_t blocks, int slot = 0);
   int32_t likeliest(int slot = 0);
-  int32_t sample(int64_t vocab, const SamplingOptions& options, uint64_t seed, uint32_t step, int slot = 0);
+  DrawnToken draw(const DrawOptions& options, uint32_t step, int slot = 0);
   void logits(uint32_t rows, float* to, int slot = 0);
   bool can_rewind(int64_t length, int slot = 0) const { return rank(0).can_rewind(length, slot); }
   void rewind(int64_t length, int slot = 0);
@@ -57,7 +60,6 @@ class RankedModel {
   // Before any rank's kernels run: making a graph may wait for them.
   void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab);
   template <class Call> void on_each(bool side_by_side, Call&& call);
-  void synchronize();
   void share_drawn(int slot);  // where drawn_by_first_
 
   std::vector<std::unique_ptr<DeviceModel>> ranks_;

@@ -215,31 +215,39 @@ __device__ __forceinline__ void hidden_columns(const Down& p, const char* staged
   }
 }
 
-// Entry i of a band; past the last entry the block's next band begins. Warps begin where those of the entry before
+// A band's experts go to several blocks where there are many: unit u is part u % parts of band u / parts.
+struct DownUnit {
+  uint32_t band, part, first, end;  // entries from first to end
+  __device__ __forceinline__ DownUnit(uint32_t unit, uint32_t count, uint32_t parts)
+      : band(unit / parts), part(unit % parts), first(part * count / parts), end((part + 1) * count / parts) {}
+};
+// Entry i of a unit; past its last entry the block's next unit begins. Warps begin where those of the entry before
 // ended.
 template <WeightFormat F>
 __device__ __forceinline__ typename granules::Feed<F>::Band entry_of(const Matrix& w, const routing::Copy& lists,
-                                                                     uint32_t count, uint32_t band, uint32_t i,
-                                                                     uint32_t blocks) {
-  if (i == count) band += blocks, i = 0;
-  if (band >= w.bands || count == 0) return {};
+                                                                     uint32_t count, uint32_t parts, uint32_t unit,
+                                                                     uint32_t i, uint32_t blocks) {
+  DownUnit u(unit, count, parts);
+  if (i == u.end) u = {unit + blocks, count, parts}, i = u.first;
+  if (u.band >= w.bands || count == 0) return {};
   const uint32_t first = (threadIdx.x / 32 + i * (kWarps - w.granules % kWarps)) % kWarps;
-  return {w.data + uint32_t(lists.expert[i]) * w.matrix_bytes + band * w.band_bytes, first, w.granules};
+  return {w.data + uint32_t(lists.expert[i]) * w.matrix_bytes + u.band * w.band_bytes, first, w.granules};
 }
 
-// Of one band, all chosen experts.
+// Of one band, the unit's experts.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void multiply_experts(const Down& p, const char* staged, const routing::Copy& lists,
-                                                 uint32_t band, uint32_t count, uint32_t blocks,
+                                                 uint32_t unit, uint32_t count, uint32_t parts, uint32_t blocks,
                                                  granules::Feed<F>& feed, float (&sums)[kWarps][16][kCols]) {
   float all[kBlocks8<kCols>][4] = {};
-  for (uint32_t i = 0; i < count; ++i) {
-    const auto here = entry_of<F>(p.w, lists, count, band, i, blocks);
+  const DownUnit u(unit, count, parts);
+  for (uint32_t i = u.first; i < u.end; ++i) {
+    const auto here = entry_of<F>(p.w, lists, count, parts, unit, i, blocks);
     const char* mine[kBlocks8<kCols>];
     float weight[kBlocks8<kCols>][2], sum[kBlocks8<kCols>][4] = {}, scale[2] = {1, 1};
     hidden_columns<kCols>(p, staged, lists, i, mine, weight);
     if constexpr (F == WeightFormat::fp8) granules::load_row_scales(here.data, p.w.granules, scale);
-    feed.multiply_band(here, entry_of<F>(p.w, lists, count, band, i + 1, blocks), mine, sum);
+    feed.multiply_band(here, entry_of<F>(p.w, lists, count, parts, unit, i + 1, blocks), mine, sum);
 #pragma unroll
     for (int k = 0; k < kBlocks8<kCols>; ++k)
 #pragma unroll
@@ -249,36 +257,64 @@ __device__ __forceinline__ void multiply_experts(const Down& p, const char* stag
   granules::put_sums<kCols>(sums, all);
   __syncthreads();
 }
+// The sum of a row's parts, in their order, in the block that comes last; false in the others. By all threads of a
+// block: those that `ends` bring a number each.
+template <int kCols>
+__device__ __forceinline__ bool last_of_parts(const DownParts& q, uint32_t parts, uint32_t bands, const DownUnit& u,
+                                              bool ends, float& y) {
+  auto& last = tile::shared<uint32_t>();
+  float* const mine = q.sums + (int64_t(u.band) * 16 * kCols + threadIdx.x);
+  const int64_t part = int64_t(bands) * 16 * kCols;
+  if (ends) mine[u.part * part] = y;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = ptx::fetch_add_acq_rel(q.arrived + u.band, 1) == parts - 1;
+    if (last) ptx::store_relaxed(q.arrived + u.band, 0);
+  }
+  __syncthreads();
+  if (last == 0 || !ends) return false;
+  y = 0;
+  for (uint32_t i = 0; i < parts; ++i) y += __ldcg(mine + i * part);
+  return true;
+}
 
 // `staged`: memory for one token's k columns.
 template <WeightFormat F, int kCols>
-__device__ __forceinline__ void down(const Down& p, At at, const routing::Copy& lists, uint32_t count,
-                                     granules::Feed<F>& feed, char* staged) {
+__device__ __forceinline__ void down(const Down& p, const DownParts& q, At at, const routing::Copy& lists,
+                                     uint32_t count, uint32_t parts, granules::Feed<F>& feed, char* staged) {
   auto& m = tile::shared<granules::Sums<kCols>>();
   if constexpr (kCols == 1) {
     granules::stage_columns(staged, granules::column_stride(p.w.cols), p.hidden, p.w.cols, p.k);
     __syncthreads();
   }
   const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols;
-  for (uint32_t band = at.block, unit = 0; band < p.w.bands; band += at.blocks, ++unit) {
-    const uint32_t n = 16 * band + row;
+  for (uint32_t i = at.block, round = 0; i < p.w.bands * parts; i += at.blocks, ++round) {
+    const DownUnit u(i, count, parts);
+    const uint32_t n = 16 * u.band + row;
     const bool ends = threadIdx.x < 16 * kCols && j < p.T && n < p.w.rows;
     float* const x = p.x + j * p.x_stride + n;
-    float y = ends && !p.first_part ? __ldcg(x) : 0;
+    const float old = ends && !p.first_part && parts == 1 ? __ldcg(x) : 0;
+    float y = 0;
     constexpr uint32_t kHeld = 4;  // biases on their way at once
-    for (uint32_t i = 0; ends && p.bias != nullptr && i < count; i += kHeld) {
+    for (uint32_t e = u.first; ends && p.bias != nullptr && e < u.end; e += kHeld) {
       float bias[kHeld];
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k)
-        bias[k] = i + k < count ? p.bias[int64_t(lists.expert[i + k]) * p.w.rows + n] : 0;
+        bias[k] = e + k < u.end ? p.bias[int64_t(lists.expert[e + k]) * p.w.rows + n] : 0;
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k) {
-        const float weight = i + k < count ? lists.weight[(i + k) * kCols + j] : 0;
+        const float weight = e + k < u.end ? lists.weight[(e + k) * kCols + j] : 0;
         if (weight != 0) y += weight * bias[k];
       }
     }
-    multiply_experts<F, kCols>(p, staged, lists, band, count, at.blocks, feed, m.part[unit & 1]);
-    if (ends) *x = y + granules::total<kCols>(m.part[unit & 1], row, j) * granules::Form<F>::kDrop;
+    multiply_experts<F, kCols>(p, staged, lists, i, count, parts, at.blocks, feed, m.part[round & 1]);
+    if (ends) y += granules::total<kCols>(m.part[round & 1], row, j) * granules::Form<F>::kDrop;
+    if constexpr (kCols > 1)
+      if (parts > 1) {
+        if (last_of_parts<kCols>(q, parts, p.w.bands, u, ends, y)) *x = (p.first_part ? 0 : __ldcg(x)) + y;
+        continue;
+      }
+    if (ends) *x = old + y;
   }
 }
 

@@ -62,6 +62,12 @@ struct Down {
   uint32_t T, k, most;
   bool first_part = false;  // as ResidualProduct's
 };
+// Where several blocks share a band's experts: their sums, and how many have come (zero between launches).
+struct DownParts {
+  uint32_t most = 1;            // parts; there are as many experts at least
+  float* sums = nullptr;        // (most, bands, 16, columns)
+  uint32_t* arrived = nullptr;  // (bands)
+};
 // Logits in parts: of a token all experts, of the columns a split.
 struct Router {
   const float* x;

@@ -1,0 +1,16 @@
+#include "ingot/kernels/sampling/logits_cases.test.h"
+
+namespace ingot {
+namespace cuda {
+int64_t logprobs_workspace_bytes(int64_t V, int64_t k);
+void logprobs(const Logprobs& l, Stream stream);
+}  // namespace cuda
+namespace {
+
+TEST(LogprobsEmulated, TheyAreTheCpus) {
+  sampling_cases::logprobs_are_the_cpus<testing::Buffer>(
+      20000, [](const Logprobs& l) { cuda::logprobs(l, {}); }, cuda::logprobs_workspace_bytes);
+}
+
+}  // namespace
+}  // namespace ingot
