@@ -1,6 +1,7 @@
 // Losses and gradients of a linear layer's logits, by chunks of rows.
 #include <algorithm>
 
+#include "ingot/kernels/cross_entropy/capped.h"
 #include "ingot/kernels/cross_entropy/exponentials.h"
 #include "ingot/kernels/linear/core_product.h"
 
@@ -97,6 +98,69 @@ void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
   }
 }
 
+// --- of logits with a low cap, in bf16, gradients are not formed in memory either (capped.h)
+
+int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+int64_t capped_tiles(int64_t vocab) { return (vocab + kCappedColumns - 1) / kCappedColumns; }
+int64_t capped_rows(int64_t rows, int64_t features, int64_t vocab) {
+  return equal_chunks(rows, 2 * vocab + capped_tiles(vocab) * 4 + 8 + 2 * features, 16384);
+}
+struct CappedRoom {
+  int64_t u, x, sums, at_target, factor, product;
+  int64_t bytes() const { return u + x + sums + at_target + factor + product; }
+};
+CappedRoom capped_room(int64_t rows, int64_t features, int64_t vocab, Device device) {
+  const int64_t n = std::min(rows, capped_rows(rows, features, vocab));
+  return {aligned(n * vocab * 2), aligned(n * features * 2),     aligned(n * capped_tiles(vocab) * 4), aligned(n * 4),
+          aligned(n * 4),         linear_workspace_bytes(device)};
+}
+bool takes_capped(const LinearCrossEntropy& a) {
+  return takes_exponentials(a) && a.x.dtype == DType::bf16 && a.x.size(1) % 8 == 0 && a.softcap > 0 &&
+         a.softcap <= kMostCap && a.z_loss >= 0 && a.z_loss <= kMostCappedZ &&
+         (!a.dx || core_refuses({.a = a.x, .b = a.w, .c = a.dx}) == nullptr);
+}
+
+void by_capped(const LinearCrossEntropy& a, Stream stream) {
+  const int64_t T = a.x.size(0), C = a.x.size(1), V = a.w.size(0), step = capped_rows(T, C, V);
+  const CappedRoom room = capped_room(T, C, V, a.x.device);
+  char* const memory = static_cast<char*>(a.workspace.data);
+  for (int64_t begin = 0; begin < T; begin += step) {
+    const int64_t end = std::min(T, begin + step), n = end - begin;
+    const auto rows = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
+    int64_t at = 0;
+    const auto take = [&](int64_t bytes, DType type, Shape shape) {
+      const Tensor t(memory + at, type, shape, a.x.device);
+      at += bytes;
+      return t;
+    };
+    Capped chunk{.vocab = V};
+    chunk.u = take(room.u, DType::bf16, {n, V});
+    chunk.x = take(room.x, DType::bf16, {n, C});
+    chunk.sums = take(room.sums, DType::f32, {n, capped_tiles(V)});
+    chunk.at_target = take(room.at_target, DType::f32, {n});
+    chunk.factor = take(room.factor, DType::f32, {n});
+    const Tensor product = take(room.product, DType::u8, {room.product});
+    if (!a.dloss) chunk.u = chunk.factor = Tensor();
+    if (!a.dloss || !a.dw) chunk.x = Tensor();
+    const Tensor targets = rows(a.targets), x = rows(a.x), dx = rows(a.dx);
+    launch_capped(x, a.w, targets, a.softcap, chunk, stream);
+    finish_capped(chunk, x,
+                  {.targets = targets,
+                   .loss = rows(a.loss),
+                   .lse = rows(a.lse),
+                   .dloss = rows(a.dloss),
+                   .softcap = a.softcap,
+                   .z_loss = a.z_loss,
+                   .ignore_index = a.ignore_index},
+                  stream);
+    if (a.dx || a.dw)
+      linear_backward(
+          {.dy = chunk.u, .x = chunk.x, .w = a.w, .dx = dx, .dw = a.dw, .products = a.products, .workspace = product},
+          stream);
+    if (a.dx) multiply_rows(chunk.factor, dx, stream);
+  }
+}
+
 #endif
 
 // Where a chunk that begins at a row ends: after `step` rows, with pairs of segments at the last end of one within
@@ -128,17 +192,20 @@ template <class Use> void for_each_run(std::span<const int32_t> cu, int64_t begi
 
 }  // namespace
 
-int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t, int64_t vocab, DType dtype, Products,
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype, Products,
                                              Device device) {
   const int64_t bytes = room_of(rows, vocab, dtype, device).bytes();
 #ifdef INGOT_HAS_CUDA_LINEAR
-  if (may_take_exponentials(rows, vocab, dtype)) return std::max(bytes, exponential_room(rows, vocab, device).bytes());
+  if (may_take_exponentials(rows, vocab, dtype))
+    return std::max({bytes, exponential_room(rows, vocab, device).bytes(),
+                     dtype == DType::bf16 ? capped_room(rows, features, vocab, device).bytes() : 0});
 #endif
   return bytes;
 }
 
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
 #ifdef INGOT_HAS_CUDA_LINEAR
+  if (takes_capped(a)) return by_capped(a, stream);
   if (takes_exponentials(a)) return by_exponentials(a, stream);
 #endif
   const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(T, V, a.x.dtype), padded = (V + 7) / 8 * 8;
