@@ -29,10 +29,11 @@ struct Params {
 };
 
 // factor * from, 8 numbers a thread at a time. A factor of 0 gives zeros whatever they are.
-__device__ __forceinline__ void multiply_row(const bf16* from, bf16* to, uint32_t eights, uint32_t first, uint32_t step,
+template <class From>
+__device__ __forceinline__ void multiply_row(const From* from, bf16* to, uint32_t eights, uint32_t first, uint32_t step,
                                              float factor) {
   for (uint32_t i = first; i < eights; i += step) {
-    tile::Vec<bf16, 8> v;
+    tile::Vec<From, 8> v;
     tile::load(v, from + int64_t(i) * 8);
     float x[8];
     tile::to_float(v, x);
@@ -76,11 +77,12 @@ __global__ void __launch_bounds__(kThreads) finish_kernel(const __grid_constant_
 
 // A warp a row.
 __global__ void __launch_bounds__(kThreads)
-    multiply_rows_kernel(bf16* y, int64_t stride, const float* factor, int64_t rows, uint32_t eights) {
+    multiply_rows_kernel(const float* sums, int64_t sums_stride, bf16* y, int64_t y_stride, const float* factor,
+                         int64_t rows, uint32_t eights) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const int64_t row = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  if (row < rows) multiply_row(y + row * stride, y + row * stride, eights, threadIdx.x % 32, 32, factor[row]);
+  if (row < rows) multiply_row(sums + row * sums_stride, y + row * y_stride, eights, threadIdx.x % 32, 32, factor[row]);
 }
 
 }  // namespace
@@ -111,14 +113,15 @@ void finish_capped(const Capped& in, const Tensor& x, const CrossEntropy& a, Str
               {.grid = rows, .block = kThreads, .overlap = true, .device = in.sums.device.index}, stream, p);
 }
 
-void multiply_rows(const Tensor& factor, const Tensor& y, Stream stream) {
+void multiply_rows(const Tensor& factor, const Tensor& sums, const Tensor& y, Stream stream) {
   if (y.numel() == 0) return;
   gpu::launch("cross_entropy", multiply_rows_kernel,
               {.grid = (y.rows() + kThreads / 32 - 1) / (kThreads / 32),
                .block = kThreads,
                .overlap = true,
                .device = y.device.index},
-              stream, y.ptr<bf16>(), y.row_stride(), factor.ptr<float>(), y.rows(), uint32_t(y.cols() / 8));
+              stream, sums.ptr<float>(), sums.row_stride(), y.ptr<bf16>(), y.row_stride(), factor.ptr<float>(),
+              y.rows(), uint32_t(y.cols() / 8));
 }
 
 }  // namespace ingot::cuda

@@ -29,7 +29,7 @@ void launch_capped(const Tensor& x, const Tensor& w, const Tensor& targets, doub
                    Stream stream);
 // Losses, factors, the target's u, and factor * x. Rows of ignored targets become zeros.
 void finish_capped(const Capped& in, const Tensor& x, const CrossEntropy& a, Stream stream);
-// y[t] *= factor[t]      (T, C) bf16
-void multiply_rows(const Tensor& factor, const Tensor& y, Stream stream);
+// y[t] = factor[t] * sums[t]      (T, C) of bf16 and f32, C in whole eights
+void multiply_rows(const Tensor& factor, const Tensor& sums, const Tensor& y, Stream stream);
 
 }  // namespace ingot::cuda

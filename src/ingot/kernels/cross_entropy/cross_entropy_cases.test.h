@@ -227,9 +227,14 @@ template <class B, class Call> void capped_agrees_with_fp64(Call&& call) {
       // As above. A target's exponential and its slope come from c in fp32: c / cap squared has roundings of 1.
       const double off = (8 + 4 * c.softcap) * testing::roundoff(DType::f32);
       for (B* b : {&loss, &lse, &u, &factor, &scaled}) testing::fetch(*b);
+      B of_dx = testing::normal<B>(DType::f32, {c.rows, c.features}, 6),
+        dx = testing::poisoned<B>(DType::bf16, {c.rows, c.features});
+      if (gradient) cuda::multiply_rows(factor, of_dx, dx, {});
+      testing::fetch(dx);
       const auto got = [&](B& b) { return values(testing::host_of(b)); };
       const std::vector<double> losses = got(loss), lses = got(lse), want = values(logits64), us = got(u),
-                                factors = got(factor), xs = got(x), scaleds = got(scaled), upstream = values(dloss64);
+                                factors = got(factor), xs = got(x), scaleds = got(scaled), upstream = values(dloss64),
+                                dx_sums = got(of_dx), dxs = got(dx);
       for (int64_t r = 0; r < c.rows; ++r) {
         const bool ignored = Tensor(targets64).ptr<int32_t>()[r] < 0;
         EXPECT_NEAR(losses[r], values(loss64)[r], ignored ? 0 : 3 * off + 1e-6 * std::fabs(values(loss64)[r]));
@@ -244,10 +249,11 @@ template <class B, class Call> void capped_agrees_with_fp64(Call&& call) {
             ADD_FAILURE() << "row " << r << ", " << v << ": found " << g << ", expected " << exact;
         }
         EXPECT_EQ(wrong, 0);
-        for (int64_t i = 0; i < c.features; ++i) {
-          const double product = factors[r] * xs[r * c.features + i];
-          EXPECT_NEAR(scaleds[r * c.features + i], product, std::fabs(product) * 1.01 * testing::roundoff(DType::bf16));
-        }
+        for (int64_t i = 0; i < c.features; ++i)
+          for (const auto& [from, to] : {std::pair(&xs, &scaleds), std::pair(&dx_sums, &dxs)}) {
+            const double product = factors[r] * (*from)[r * c.features + i];
+            EXPECT_NEAR((*to)[r * c.features + i], product, std::fabs(product) * 1.01 * testing::roundoff(DType::bf16));
+          }
       }
     }
 }

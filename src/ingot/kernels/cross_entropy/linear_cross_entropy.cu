@@ -103,16 +103,21 @@ void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
 int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 int64_t capped_tiles(int64_t vocab) { return (vocab + kCappedColumns - 1) / kCappedColumns; }
 int64_t capped_rows(int64_t rows, int64_t features, int64_t vocab) {
-  return equal_chunks(rows, 2 * vocab + capped_tiles(vocab) * 4 + 8 + 2 * features, 16384);
+  return equal_chunks(rows, 2 * vocab + capped_tiles(vocab) * 4 + 8 + 6 * features, 16384);
 }
 struct CappedRoom {
-  int64_t u, x, sums, at_target, factor, product;
-  int64_t bytes() const { return u + x + sums + at_target + factor + product; }
+  int64_t u, x, dx, sums, at_target, factor, product;
+  int64_t bytes() const { return u + x + dx + sums + at_target + factor + product; }
 };
 CappedRoom capped_room(int64_t rows, int64_t features, int64_t vocab, Device device) {
   const int64_t n = std::min(rows, capped_rows(rows, features, vocab));
-  return {aligned(n * vocab * 2), aligned(n * features * 2),     aligned(n * capped_tiles(vocab) * 4), aligned(n * 4),
-          aligned(n * 4),         linear_workspace_bytes(device)};
+  return {aligned(n * vocab * 2),
+          aligned(n * features * 2),
+          aligned(n * features * 4),
+          aligned(n * capped_tiles(vocab) * 4),
+          aligned(n * 4),
+          aligned(n * 4),
+          linear_workspace_bytes(device)};
 }
 bool takes_capped(const LinearCrossEntropy& a) {
   return takes_exponentials(a) && a.x.dtype == DType::bf16 && a.x.size(1) % 8 == 0 && a.softcap > 0 &&
@@ -136,6 +141,7 @@ void by_capped(const LinearCrossEntropy& a, Stream stream) {
     Capped chunk{.vocab = V};
     chunk.u = take(room.u, DType::bf16, {n, V});
     chunk.x = take(room.x, DType::bf16, {n, C});
+    const Tensor of_dx = take(room.dx, DType::f32, {n, C});
     chunk.sums = take(room.sums, DType::f32, {n, capped_tiles(V)});
     chunk.at_target = take(room.at_target, DType::f32, {n});
     chunk.factor = take(room.factor, DType::f32, {n});
@@ -153,11 +159,12 @@ void by_capped(const LinearCrossEntropy& a, Stream stream) {
                    .z_loss = a.z_loss,
                    .ignore_index = a.ignore_index},
                   stream);
-    if (a.dx || a.dw)
-      linear_backward(
-          {.dy = chunk.u, .x = chunk.x, .w = a.w, .dx = dx, .dw = a.dw, .products = a.products, .workspace = product},
-          stream);
-    if (a.dx) multiply_rows(chunk.factor, dx, stream);
+    if (a.dx) {  // rounded once, by its factor
+      matmul({.a = chunk.u, .b = a.w, .c = of_dx, .products = a.products, .workspace = product}, stream);
+      multiply_rows(chunk.factor, of_dx, dx, stream);
+    }
+    if (a.dw)
+      linear_backward({.dy = chunk.u, .x = chunk.x, .dw = a.dw, .products = a.products, .workspace = product}, stream);
   }
 }
 
