@@ -21,6 +21,22 @@ TEST_F(CrossEntropyCuda, AgreesWithTheCpuInFp64Small) {
       [](const cuda::Capped& in, const Tensor& x, const CrossEntropy& a) { cuda::finish_capped(in, x, a, {}); });
 }
 
+// Chunks are of equal rows, so what one needs may shrink where there is one more of them.
+TEST_F(CrossEntropyCuda, RoomOfManyRowsServesFewer) {
+  for (DType type : {DType::bf16, DType::f32})
+    for (const auto& [features, vocab] :
+         {std::pair<int64_t, int64_t>{8192, 1000}, {4096, 128256}, {512, 8192}, {16, 41}}) {
+      int64_t before = 0;
+      for (int64_t rows = 0; rows < 100'000; rows += rows < 300 ? 1 : 61) {
+        const int64_t bytes =
+            linear_cross_entropy_workspace_bytes(rows, features, vocab, type, Products::bf16, {Device::cuda, 0});
+        ASSERT_GE(bytes, before) << type << ' ' << rows << " x " << features << " x " << vocab;
+        ASSERT_LE(bytes, 1'500'000'000);
+        before = bytes;
+      }
+    }
+}
+
 #ifdef INGOT_HAS_CUDA_LINEAR
 // Several chunks of rows, a vocabulary that is no multiple of a vector, a second pair: as logits, as exponentials (no
 // cap or a high one), and as those times slopes.

@@ -10,16 +10,19 @@ namespace {
 
 // Products of few rows waste tiles, and the gradient of the weights is read and written once a chunk: as many rows as
 // take so much memory, and no more than the longest products need. A chunk's logits are beyond L2 either way.
-constexpr int64_t kChunkBytes = 1'400'000'000, kLeastChunkRows = 128;
+constexpr int64_t kChunkBytes = 1'300'000'000, kLeastChunkRows = 128;
 
+// What a chunk may have at most, which is what there is room for: room of many rows serves fewer, too.
+int64_t most_rows(int64_t row_bytes, int64_t most) {
+  return std::clamp(kChunkBytes / row_bytes / 128 * 128, kLeastChunkRows, most);
+}
 // Equal chunks, but for the last, of rows in whole tiles.
-int64_t equal_chunks(int64_t rows, int64_t row_bytes, int64_t most_rows) {
-  const int64_t most = std::clamp(kChunkBytes / row_bytes / 128 * 128, kLeastChunkRows, most_rows),
-                chunks = std::max<int64_t>(1, (rows + most - 1) / most);
+int64_t equal_chunks(int64_t rows, int64_t most) {
+  const int64_t chunks = std::max<int64_t>(1, (rows + most - 1) / most);
   return std::min(most, ((rows + chunks - 1) / chunks + 127) / 128 * 128);
 }
-int64_t chunk_rows(int64_t rows, int64_t vocab, DType type) {
-  return equal_chunks(rows, std::max<int64_t>(1, vocab) * (4 + (type == DType::f32 ? 0 : size_of(type))), 8192);
+int64_t most_chunk_rows(int64_t vocab, DType type) {
+  return most_rows(std::max<int64_t>(1, vocab) * (4 + (type == DType::f32 ? 0 : size_of(type))), 8192);
 }
 // Room for a chunk of logits, for their gradients where those have another type, and for the products.
 struct Room {
@@ -27,7 +30,7 @@ struct Room {
   int64_t bytes() const { return logits + dlogits + product; }
 };
 Room room_of(int64_t rows, int64_t vocab, DType type, Device device) {
-  const int64_t n = std::min(rows, chunk_rows(rows, vocab, type)), padded = (vocab + 7) / 8 * 8;
+  const int64_t n = std::min(rows, most_chunk_rows(vocab, type)), padded = (vocab + 7) / 8 * 8;
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   return {aligned(n * padded * 4), type == DType::f32 ? 0 : aligned(n * padded * size_of(type)),
           linear_workspace_bytes(device)};
@@ -38,15 +41,13 @@ Room room_of(int64_t rows, int64_t vocab, DType type, Device device) {
 // --- where the core multiplies, logits are never in memory: their exponentials are (exponentials.h)
 
 int64_t tiles_of(int64_t vocab) { return (vocab + kExponentialColumns - 1) / kExponentialColumns; }
-int64_t exponential_rows(int64_t rows, int64_t vocab) {
-  return equal_chunks(rows, 2 * vocab + tiles_of(vocab) * 8 + 4, 16384);
-}
+int64_t most_exponential_rows(int64_t vocab) { return most_rows(2 * vocab + tiles_of(vocab) * 8 + 4, 16384); }
 struct ExponentialRoom {
   int64_t e, parts, at_target, product;
   int64_t bytes() const { return e + parts + at_target + product; }
 };
 ExponentialRoom exponential_room(int64_t rows, int64_t vocab, Device device) {
-  const int64_t n = std::min(rows, exponential_rows(rows, vocab));
+  const int64_t n = std::min(rows, most_exponential_rows(vocab));
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   return {aligned(n * vocab * 2), aligned(n * tiles_of(vocab) * 8), aligned(n * 4), linear_workspace_bytes(device)};
 }
@@ -61,7 +62,7 @@ bool takes_exponentials(const LinearCrossEntropy& a) {
 }
 
 void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
-  const int64_t T = a.x.size(0), V = a.w.size(0), step = exponential_rows(T, V);
+  const int64_t T = a.x.size(0), V = a.w.size(0), step = equal_chunks(T, most_exponential_rows(V));
   const ExponentialRoom room = exponential_room(T, V, a.x.device);
   char* const memory = static_cast<char*>(a.workspace.data);
   const Tensor product(memory + room.bytes() - room.product, DType::u8, {room.product}, a.x.device);
@@ -102,15 +103,15 @@ void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
 
 int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 int64_t capped_tiles(int64_t vocab) { return (vocab + kCappedColumns - 1) / kCappedColumns; }
-int64_t capped_rows(int64_t rows, int64_t features, int64_t vocab) {
-  return equal_chunks(rows, 2 * vocab + capped_tiles(vocab) * 4 + 8 + 6 * features, 16384);
+int64_t most_capped_rows(int64_t features, int64_t vocab) {
+  return most_rows(2 * vocab + capped_tiles(vocab) * 4 + 8 + 6 * features, 16384);
 }
 struct CappedRoom {
   int64_t u, x, dx, sums, at_target, factor, product;
   int64_t bytes() const { return u + x + dx + sums + at_target + factor + product; }
 };
 CappedRoom capped_room(int64_t rows, int64_t features, int64_t vocab, Device device) {
-  const int64_t n = std::min(rows, capped_rows(rows, features, vocab));
+  const int64_t n = std::min(rows, most_capped_rows(features, vocab));
   return {aligned(n * vocab * 2),
           aligned(n * features * 2),
           aligned(n * features * 4),
@@ -126,7 +127,7 @@ bool takes_capped(const LinearCrossEntropy& a) {
 }
 
 void by_capped(const LinearCrossEntropy& a, Stream stream) {
-  const int64_t T = a.x.size(0), C = a.x.size(1), V = a.w.size(0), step = capped_rows(T, C, V);
+  const int64_t T = a.x.size(0), C = a.x.size(1), V = a.w.size(0), step = equal_chunks(T, most_capped_rows(C, V));
   const CappedRoom room = capped_room(T, C, V, a.x.device);
   char* const memory = static_cast<char*>(a.workspace.data);
   for (int64_t begin = 0; begin < T; begin += step) {
@@ -215,7 +216,8 @@ void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
   if (takes_capped(a)) return by_capped(a, stream);
   if (takes_exponentials(a)) return by_exponentials(a, stream);
 #endif
-  const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(T, V, a.x.dtype), padded = (V + 7) / 8 * 8;
+  const int64_t T = a.x.size(0), V = a.w.size(0), step = equal_chunks(T, most_chunk_rows(V, a.x.dtype)),
+                padded = (V + 7) / 8 * 8;
   const Room room = room_of(T, V, a.x.dtype, a.x.device);
   char* const memory = static_cast<char*>(a.workspace.data);
   const Tensor product(memory + room.logits + room.dlogits, DType::u8, {room.product}, a.x.device);
