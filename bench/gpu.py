@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Every GPU benchmark by one command: Ingot beside its peers, in turn, and bench/results/<gpu>/<suite>.json of each suite.
 
-    python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL]
+    python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--warm N]
 
 SUITE: rmsnorm, rope, gate, mlp, linear, swiglu, wide_mlp, cross_entropy, muon, attention, decode, decode_gpus, prompt, train, ttt, host_cost; all where none is named (host_cost imports ingot). FOLDER holds what cannot be installed:
 MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py and libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu).
 A peer that is not found is listed in the report as absent; PyTorch eager and torch.compile always run. Options that are not listed here
-go to the suites' own programs (peers/gpu_<suite>.py --help).
+go to the suites' own programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
+cross_entropy and muon: with --warm N, N processes compile a share each first, and the one that measures finds them in PyTorch's cache.
 """
 import argparse
+import os
 import pathlib
 import subprocess
 import sys
 
 SUITES = ("rmsnorm", "rope", "gate", "mlp", "linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "decode", "decode_gpus", "prompt", "train", "ttt", "host_cost")
+WARMED = ("linear", "swiglu", "wide_mlp", "cross_entropy", "muon")
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 # suite: (option, where in FOLDER what it names must be, what is passed)
 ORIGINS = {
@@ -36,18 +39,32 @@ def command(suite, native, origins, liger, more):
     return line + more
 
 
+def warm(line, processes):
+    started = [subprocess.Popen(line, env={**os.environ, "INGOT_BENCH_SHARE": f"{i}/{processes}"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+               for i in range(processes)]
+    for process in started:
+        process.wait()
+
+
+def measure(suite, line, processes):
+    if processes > 0 and suite in WARMED:
+        warm(line, processes)
+    return subprocess.run(line).returncode
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", metavar="SUITE")
     parser.add_argument("--native", default="build/cuda/libingot_bench.so")
     parser.add_argument("--origins", type=pathlib.Path, default=pathlib.Path(".origins"))
     parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
+    parser.add_argument("--warm", type=int, default=0, metavar="N", help="processes that compile first, side by side (default: none)")
     options, more = parser.parse_known_args()
     for suite in options.suites:
         if suite not in SUITES:
             parser.error(f"suite: found {suite}, expected of {', '.join(SUITES)}")
     failed = [suite for suite in options.suites or SUITES
-              if subprocess.run(command(suite, options.native, options.origins, options.liger, more)).returncode != 0]
+              if measure(suite, command(suite, options.native, options.origins, options.liger, more), options.warm) != 0]
     if failed:
         sys.exit(f"bench: failed: {', '.join(failed)}")
 

@@ -72,7 +72,7 @@ if(INGOT_WITH_CUDA)
 elseif(INGOT_CUDA STREQUAL "EMULATED")
   ingot_cuda_sources(cuda_sources)
   # What the emulator does not know yet: wgmma, the copy engine, mbarriers.
-  list(FILTER cuda_sources EXCLUDE REGEX "/kernels/((attention|grouped|linear|mlp|muon|swiglu)/|cross_entropy/exponentials_)")
+  list(FILTER cuda_sources EXCLUDE REGEX "/kernels/((attention|grouped|linear|mlp|muon|swiglu)/|cross_entropy/(capped|exponentials)_)")
   file(GLOB emulation_sources CONFIGURE_DEPENDS src/ingot/gpu/emulation/*.cpp)
   list(FILTER emulation_sources EXCLUDE REGEX "\\.test\\.cpp$")
   target_sources(ingot PRIVATE ${cuda_sources} ${emulation_sources})

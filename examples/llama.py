@@ -270,18 +270,18 @@ def main():
     kinds = [("PyTorch", False), ("Ingot", False)]
     if on_gpu if o.compile is None else o.compile:
         kinds += [("PyTorch", True), ("Ingot", True)]
-    runs = []
-    for by, compiled in kinds:
-        runs.append(train(by + (", torch.compile" if compiled else ""), by, compiled, start, batches, o, device))
-        if on_gpu:
-            torch.cuda.empty_cache()
-    apart = max(abs(a - b) for r in runs[1:] for a, b in zip(r["losses"], runs[0]["losses"]))
-    print(f"losses of all runs are at most {apart:.4f} apart at any step")
     shape = {name: getattr(o, name) for name in ("steps", "batch", "context", "width", "layers", "heads", "hidden", "vocab", "lr")}
     result = {"device": torch.cuda.get_device_name(device) if on_gpu else "cpu", "torch": torch.__version__, "ingot": ingot.__version__, **shape,
-              "most_apart": apart, "runs": runs}
-    (o.out / "llama.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    write_svg(o.out / "llama.svg", runs, f"Llama shape, {o.layers} layers of {o.width}, {result['device']}")
+              "most_apart": 0.0, "runs": []}
+    runs = result["runs"]
+    for by, compiled in kinds:  # what is there is kept, whatever becomes of the next run
+        runs.append(train(by + (", torch.compile" if compiled else ""), by, compiled, start, batches, o, device))
+        result["most_apart"] = max((abs(a - b) for r in runs[1:] for a, b in zip(r["losses"], runs[0]["losses"])), default=0.0)
+        (o.out / "llama.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_svg(o.out / "llama.svg", runs, f"Llama shape, {o.layers} layers of {o.width}, {result['device']}")
+        if on_gpu:
+            torch.cuda.empty_cache()
+    print(f"losses of all runs are at most {result['most_apart']:.4f} apart at any step")
     print(f"wrote {o.out / 'llama.svg'} and {o.out / 'llama.json'}")
 
 

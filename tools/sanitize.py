@@ -2,6 +2,7 @@
 bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found.
 
     python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 240] [--jobs 12] [--out DIR]
+                              [--executables test_kernels_linear,...]
 """
 import argparse
 import concurrent.futures
@@ -71,6 +72,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--executables", help="these of the build folder alone (default: all that ctest labels gpu)")
     parser.add_argument("--filter", default="*Small:*Small/*:MlpCuda.ANan*")
     parser.add_argument("--seconds", type=int, default=240, help="limit of a run")
     parser.add_argument("--jobs", type=int, default=12, help="runs side by side")
@@ -81,7 +83,8 @@ def main():
     query = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "-i", "0"], capture_output=True,
                            text=True, check=True).stdout.strip()
     gpu, driver = [part.strip() for part in query.split(",")]
-    wanted = {executable: tests_of(executable, arguments.filter) for executable in gpu_executables(arguments.build)}
+    chosen = [arguments.build / name for name in arguments.executables.split(",")] if arguments.executables else gpu_executables(arguments.build)
+    wanted = {executable: tests_of(executable, arguments.filter) for executable in chosen}
     results = []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         def start(tool, executable):

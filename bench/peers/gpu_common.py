@@ -103,6 +103,17 @@ def relative_error(got, want):
     return max(errors)
 
 
+# One of the processes that gpu.py --warm starts, "2/6": it compiles its share of a suite's cases, times little and writes nothing.
+SHARE = os.environ.get("INGOT_BENCH_SHARE")
+
+
+def share(cases):
+    if not SHARE:
+        return cases
+    first, step = map(int, SHARE.split("/"))
+    return cases[first::step]
+
+
 def median(values):
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
@@ -111,6 +122,7 @@ def median(values):
 def interleaved(replays, calls, rounds=15, least_ms=1.0):
     """Median microseconds per call of each replay function, and the 20th and 80th percentile."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    rounds, least_ms = (1, 0) if SHARE else (rounds, least_ms)
 
     def sample(replay, times):
         start.record()
@@ -292,7 +304,7 @@ def run_products(suite, cases, quick, measure, label):
     native = Native(options.native)
     ceiling = ceilings(native)
     print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
-    chosen = [c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in label(c)]
+    chosen = share([c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in label(c)])
     width, results, before = max(len(label(c)) for c in cases), [], gpu_state()
     for case in chosen:
         r = measure(case, native, ceiling)
@@ -301,6 +313,6 @@ def run_products(suite, cases, quick, measure, label):
         print(f"{label(case):{width}} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
               + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
               + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r.get('absent') or ''}", flush=True)
-        if not (options.only or options.quick):
+        if not (options.only or options.quick or SHARE):
             write_report(suite, results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
                          cases=len(chosen))

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._inductor import select_algorithm
 
-from gpu_common import Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, stream, write_report
+from gpu_common import SHARE, Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, share, stream, write_report
 
 SOFTCAP = 30.0
 
@@ -144,8 +144,8 @@ def main():
     select_algorithm.PRINT_AUTOTUNE = False
     native = Native(options.native)
     ceiling = ceilings(native)
-    chosen = [c for c in (cases()[1:2] if options.quick else cases())
-              if not options.only or options.only in f"{c.rows} x {c.features} x {c.vocab}"]
+    chosen = share([c for c in (cases()[1:2] if options.quick else cases())
+                    if not options.only or options.only in f"{c.rows} x {c.features} x {c.vocab}"])
     results, before = [], gpu_state()
     for case in chosen:
         r = measure(case, native, ceiling)
@@ -155,7 +155,7 @@ def main():
               + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
               + "  memory " + ", ".join(f"{p} {b / 1e9:.2f} GB" for p, b in r["memory_bytes"].items())
               + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
-        if not (options.only or options.quick):
+        if not (options.only or options.quick or SHARE):
             write_report("cross_entropy", results, ceiling,
                          {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(chosen))
 

@@ -13,7 +13,7 @@ import dataclasses
 import torch
 from torch._inductor import select_algorithm
 
-from gpu_common import Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, stream, write_report
+from gpu_common import SHARE, Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, share, stream, write_report
 
 STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)
 LR, MU = 0.02, 0.95
@@ -167,7 +167,7 @@ def main():
     select_algorithm.PRINT_AUTOTUNE = False
     native = Native(options.native)
     ceiling = ceilings(native)
-    chosen = [c for c in (cases()[:1] if options.quick else cases()) if not options.only or options.only in c.name]
+    chosen = share([c for c in (cases()[:1] if options.quick else cases()) if not options.only or options.only in c.name])
     results, before = [], gpu_state()
     for case in chosen:
         r = measure(case, native, ceiling)
@@ -176,7 +176,7 @@ def main():
         print(f"{case.name:48} {case.shape} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s as plain products  "
               + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
               + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
-        if not (options.only or options.quick):
+        if not (options.only or options.quick or SHARE):
             write_report("muon", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
                          cases=len(chosen))
 

@@ -58,7 +58,7 @@ class Buffers:
         nan = lambda *s: torch.full(s, float("nan"), device="cuda", dtype=dtype)  # noqa: E731
         self.h, self.gate, self.up, self.dx = nan(m, h), nan(m, h), nan(m, h), nan(m, c)
         self.dw = torch.full_like(self.w[0], float("nan"))
-        self.workspace = torch.empty(2 * m * h * dtype.itemsize + 256, dtype=torch.uint8, device="cuda")
+        self.workspace = torch.empty(2 * m * h * dtype.itemsize + (33 << 20), dtype=torch.uint8, device="cuda")
 
     def halves(self, w):
         return w.chunk(2, 1 if self.columns else 0)

@@ -61,14 +61,14 @@ def wide(tensors):
 ROUNDING = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-def assert_near(found, oracle, roundings, note=""):
-    """`found` is within `roundings` roundings of its dtype from the fp64 oracle, relative to the size of the oracle's row."""
+def assert_near(found, oracle, roundings, note="", absolute=0.0):
+    """`found` is within `roundings` roundings of its dtype from the fp64 oracle, relative to the size of the oracle's row, and `absolute`."""
     assert found.shape == oracle.shape, f"{note}: found shape {tuple(found.shape)}, expected {tuple(oracle.shape)}"
     assert torch.isfinite(found).all(), f"{note}: found values that are not finite"
     if found.numel() == 0:
         return
     f, o = found.detach().double(), oracle.detach().double()
     size = o.abs().reshape(-1, o.shape[-1] if o.dim() else 1).amax(-1).reshape(o.shape[:-1] + (1,) * (o.dim() > 0))
-    allowed = roundings * ROUNDING[found.dtype] * size + 1e-30
+    allowed = roundings * ROUNDING[found.dtype] * size + absolute + 1e-30
     worst = ((f - o).abs() / allowed).max().item()
     assert worst <= 1, f"{note}: found {worst * roundings:.1f} roundings of {found.dtype} from fp64, expected at most {roundings}"

@@ -59,6 +59,13 @@ int sm_count(int device) {
   return sms;
 }
 
+double memory_bandwidth(int device) {
+  int kilohertz = 0, bits = 0;
+  check_cuda(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device), "memory clock of cuda:", device);
+  check_cuda(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device), "memory width of cuda:", device);
+  return 2e3 * kilohertz * bits / 8;
+}
+
 namespace {
 // Of the current GPU, where a kernel has no code for it.
 std::string generation_text() {
@@ -212,6 +219,7 @@ int device_count() { return 0; }
 int current_device() { return -1; }
 DeviceInfo device_info(int) { no_cuda(); }
 int sm_count(int) { no_cuda(); }
+double memory_bandwidth(int) { no_cuda(); }
 bool can_access_peer(int, int) { no_cuda(); }
 void enable_peer_access(int, int) { no_cuda(); }
 void check_cuda_status(int, const std::string&) { no_cuda(); }

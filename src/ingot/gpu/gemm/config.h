@@ -28,6 +28,15 @@ inline int pick_tile(const Problem& p, std::span<const Tile> tiles, int64_t sms)
   return best;
 }
 
+// Over a long K, of operands far beyond L2, the core waits for an H100's memory (`memory`: of its pins, bytes a
+// second): 520 TFLOP/s where cuBLASLt makes 740, of 8,192 x 4,096 over 22,016 and 22,016 x 4,096 over 8,192. An H200's
+// is enough.
+inline bool waits_for_memory(const Problem& p, double memory) {
+  constexpr double kEnough = 4e12;
+  constexpr int64_t kLong = 8192, kFarBeyondL2 = 300'000'000;
+  return memory < kEnough && p.k >= kLong && 2 * p.batch * p.k * (p.m + p.n) >= kFarBeyondL2;
+}
+
 // The tiles that serve nearly everything (measured: docs/matrix-products.md). Turns hide the epilogue, and at K = 512
 // that is a fifth of the time.
 constexpr Tile kPairs128{.n = 128, .team = Team::ping_pong, .cluster = 2};  // reads a quarter less from L2

@@ -17,10 +17,29 @@ TEST_F(CrossEntropyCuda, AgreesWithTheCpuInFp64Small) {
   cross_entropy_cases::a_target_outside_gives_a_nan<DeviceBuffer>(call);
   cross_entropy_cases::exponentials_agree_with_fp64<DeviceBuffer>(
       [](const cuda::Exponentials& e, const CrossEntropy& a) { cuda::cross_entropy_of(e, a, {}); });
+  cross_entropy_cases::capped_agrees_with_fp64<DeviceBuffer>(
+      [](const cuda::Capped& in, const Tensor& x, const CrossEntropy& a) { cuda::finish_capped(in, x, a, {}); });
+}
+
+// Chunks are of equal rows, so what one needs may shrink where there is one more of them.
+TEST_F(CrossEntropyCuda, RoomOfManyRowsServesFewer) {
+  for (DType type : {DType::bf16, DType::f32})
+    for (const auto& [features, vocab] :
+         {std::pair<int64_t, int64_t>{8192, 1000}, {4096, 128256}, {512, 8192}, {16, 41}}) {
+      int64_t before = 0;
+      for (int64_t rows = 0; rows < 100'000; rows += rows < 300 ? 1 : 61) {
+        const int64_t bytes =
+            linear_cross_entropy_workspace_bytes(rows, features, vocab, type, Products::bf16, {Device::cuda, 0});
+        ASSERT_GE(bytes, before) << type << ' ' << rows << " x " << features << " x " << vocab;
+        ASSERT_LE(bytes, 1'500'000'000);
+        before = bytes;
+      }
+    }
 }
 
 #ifdef INGOT_HAS_CUDA_LINEAR
-// Several chunks of rows, a vocabulary that is no multiple of a vector, a second pair: as logits and as exponentials.
+// Several chunks of rows, a vocabulary that is no multiple of a vector, a second pair: as logits, as exponentials (no
+// cap or a high one), and as those times slopes.
 TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
   struct Case {
     int64_t rows, features, vocab, rank;
@@ -34,6 +53,8 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
                           {300, 64, 1001, 8},
                           {0, 8, 8, 0},
                           {300, 96, 1000, 0, 0},
+                          {300, 96, 1000, 0, 50},
+                          {300, 96, 1000, 0, 40},
                           {16600, 16, 136, 0},
                           {300, 64, 1001, 8, 20, {0, 32, 64, 96, 96, 196, 300}},
                           {17000, 16, 41, 8, 20, {0, 100, 5000, 8292, 17000}}}) {

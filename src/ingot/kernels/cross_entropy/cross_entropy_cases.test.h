@@ -2,6 +2,7 @@
 // Losses and gradients on another backend beside the CPU's in fp64.
 #include <gtest/gtest.h>
 
+#include "ingot/kernels/cross_entropy/capped.h"
 #include "ingot/kernels/cross_entropy/cross_entropy.h"
 #include "ingot/kernels/cross_entropy/exponentials.h"
 #include "ingot/testing/any_buffer.h"
@@ -157,6 +158,104 @@ template <class B, class Call> void exponentials_agree_with_fp64(Call&& call) {
         testing::expect_close(e, values(logits64), 9 * off + 3 * (of_slope + subnormal),
                               3 * off + 2.02 * testing::roundoff(type));
       }
+}
+
+// What a product of softcapped logits leaves, here made in fp64: the rows' factors times it are the gradient. An
+// ignored row holds no numbers.
+template <class B, class Call> void capped_agrees_with_fp64(Call&& call) {
+  using testing::values;
+  struct Case {
+    int64_t rows, vocab, features;
+    double softcap, z_loss, scale;
+  };
+  constexpr int64_t kColumns = cuda::kCappedColumns;
+  for (const Case& c :
+       {Case{3, 8, 8, 30, 0, 1}, {5, 136, 1032, 15, 1e-4, 10}, {4, 20488, 16, 40, cuda::kMostCappedZ, 30}})
+    for (bool gradient : {true, false}) {
+      SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.vocab << (gradient ? "" : ", losses alone"));
+      Buffer logits64(DType::f64, {c.rows, c.vocab}), loss64(DType::f64, {c.rows}), lse64(DType::f64, {c.rows});
+      testing::fill_normal(logits64, 1, c.scale);
+      const int64_t tiles = (c.vocab + kColumns - 1) / kColumns;
+      B u(DType::bf16, {c.rows, c.vocab}), sums(DType::f32, {c.rows, tiles}),
+          at_target = testing::poisoned<B>(DType::f32, {c.rows}), factor = testing::poisoned<B>(DType::f32, {c.rows}),
+          x = testing::normal<B>(DType::bf16, {c.rows, c.features}, 5),
+          scaled = testing::poisoned<B>(DType::bf16, {c.rows, c.features});
+      B targets = targets_for<B>(c.rows, c.vocab);
+      Buffer targets64(DType::i32, {c.rows});
+      assign_ids(targets64, testing::host_of(targets));
+      std::vector<double> logits = values(logits64), weighed(logits.size());
+      for (int64_t r = 0; r < c.rows; ++r) {
+        const int32_t target = Tensor(targets64).ptr<int32_t>()[r];
+        for (int64_t t = 0; t < tiles; ++t) {
+          double sum = 0;
+          for (int64_t v = t * kColumns; v < std::min(c.vocab, (t + 1) * kColumns); ++v) {
+            const double th = std::tanh(logits[r * c.vocab + v] / c.softcap), e = std::exp(c.softcap * th);
+            sum += e;
+            weighed[r * c.vocab + v] = target < 0 ? NAN : e * (1 - th * th);
+            if (v == target) testing::host_of(at_target).template ptr<float>()[r] = float(c.softcap * th);
+          }
+          testing::host_of(sums).template ptr<float>()[r * tiles + t] = target < 0 ? NAN : float(sum);
+        }
+      }
+      testing::assign(testing::host_of(u), weighed);
+      testing::send(u), testing::send(sums), testing::send(at_target);
+      B loss = testing::poisoned<B>(DType::f32, {c.rows}), lse = testing::poisoned<B>(DType::f32, {c.rows});
+      B dloss = testing::normal<B>(DType::f32, {c.rows}, 3);
+      Buffer dloss64 = testing::exact(dloss);
+      call(cuda::Capped{.u = gradient ? Tensor(u) : Tensor(),
+                        .sums = sums,
+                        .at_target = at_target,
+                        .factor = gradient ? Tensor(factor) : Tensor(),
+                        .x = gradient ? Tensor(scaled) : Tensor(),
+                        .vocab = c.vocab},
+           x,
+           CrossEntropy{.targets = targets,
+                        .loss = loss,
+                        .lse = lse,
+                        .dloss = gradient ? Tensor(dloss) : Tensor(),
+                        .softcap = c.softcap,
+                        .z_loss = c.z_loss});
+      cross_entropy({.logits = logits64,
+                     .targets = targets64,
+                     .loss = loss64,
+                     .lse = lse64,
+                     .dloss = dloss64,
+                     .dlogits = logits64,
+                     .softcap = c.softcap,
+                     .z_loss = c.z_loss},
+                    {});
+      // As above. A target's exponential and its slope come from c in fp32: c / cap squared has roundings of 1.
+      const double off = (8 + 4 * c.softcap) * testing::roundoff(DType::f32);
+      for (B* b : {&loss, &lse, &u, &factor, &scaled}) testing::fetch(*b);
+      B of_dx = testing::normal<B>(DType::f32, {c.rows, c.features}, 6),
+        dx = testing::poisoned<B>(DType::bf16, {c.rows, c.features});
+      if (gradient) cuda::multiply_rows(factor, of_dx, dx, {});
+      testing::fetch(dx);
+      const auto got = [&](B& b) { return values(testing::host_of(b)); };
+      const std::vector<double> losses = got(loss), lses = got(lse), want = values(logits64), us = got(u),
+                                factors = got(factor), xs = got(x), scaleds = got(scaled), upstream = values(dloss64),
+                                dx_sums = got(of_dx), dxs = got(dx);
+      for (int64_t r = 0; r < c.rows; ++r) {
+        const bool ignored = Tensor(targets64).ptr<int32_t>()[r] < 0;
+        EXPECT_NEAR(losses[r], values(loss64)[r], ignored ? 0 : 3 * off + 1e-6 * std::fabs(values(loss64)[r]));
+        if (!ignored) { EXPECT_NEAR(lses[r], values(lse64)[r], off + 1e-6 * std::fabs(values(lse64)[r])); }
+        if (!gradient) continue;
+        int wrong = 0;
+        for (int64_t v = 0; v < c.vocab; ++v) {
+          const double g = factors[r] * us[r * c.vocab + v], exact = want[r * c.vocab + v];
+          const double allowed =
+              std::fabs(exact) * (1.01 * testing::roundoff(DType::bf16) + 3 * off) + 9 * off * std::fabs(upstream[r]);
+          if (!(std::fabs(g - exact) <= (ignored ? 0 : allowed)) && ++wrong <= 3)
+            ADD_FAILURE() << "row " << r << ", " << v << ": found " << g << ", expected " << exact;
+        }
+        EXPECT_EQ(wrong, 0);
+        for (int64_t i = 0; i < c.features; ++i)
+          for (const auto& [from, to] : {std::pair(&xs, &scaleds), std::pair(&dx_sums, &dxs)}) {
+            const double product = factors[r] * (*from)[r * c.features + i];
+            EXPECT_NEAR((*to)[r * c.features + i], product, std::fabs(product) * 1.01 * testing::roundoff(DType::bf16));
+          }
+      }
+    }
 }
 
 // On a GPU nobody reads the targets before the kernel does.

@@ -1,6 +1,7 @@
 // Losses and gradients of a linear layer's logits, by chunks of rows.
 #include <algorithm>
 
+#include "ingot/kernels/cross_entropy/capped.h"
 #include "ingot/kernels/cross_entropy/exponentials.h"
 #include "ingot/kernels/linear/core_product.h"
 
@@ -9,16 +10,19 @@ namespace {
 
 // Products of few rows waste tiles, and the gradient of the weights is read and written once a chunk: as many rows as
 // take so much memory, and no more than the longest products need. A chunk's logits are beyond L2 either way.
-constexpr int64_t kChunkBytes = 1'400'000'000, kLeastChunkRows = 128;
+constexpr int64_t kChunkBytes = 1'300'000'000, kLeastChunkRows = 128;
 
+// What a chunk may have at most, which is what there is room for: room of many rows serves fewer, too.
+int64_t most_rows(int64_t row_bytes, int64_t most) {
+  return std::clamp(kChunkBytes / row_bytes / 128 * 128, kLeastChunkRows, most);
+}
 // Equal chunks, but for the last, of rows in whole tiles.
-int64_t equal_chunks(int64_t rows, int64_t row_bytes, int64_t most_rows) {
-  const int64_t most = std::clamp(kChunkBytes / row_bytes / 128 * 128, kLeastChunkRows, most_rows),
-                chunks = std::max<int64_t>(1, (rows + most - 1) / most);
+int64_t equal_chunks(int64_t rows, int64_t most) {
+  const int64_t chunks = std::max<int64_t>(1, (rows + most - 1) / most);
   return std::min(most, ((rows + chunks - 1) / chunks + 127) / 128 * 128);
 }
-int64_t chunk_rows(int64_t rows, int64_t vocab, DType type) {
-  return equal_chunks(rows, std::max<int64_t>(1, vocab) * (4 + (type == DType::f32 ? 0 : size_of(type))), 8192);
+int64_t most_chunk_rows(int64_t vocab, DType type) {
+  return most_rows(std::max<int64_t>(1, vocab) * (4 + (type == DType::f32 ? 0 : size_of(type))), 8192);
 }
 // Room for a chunk of logits, for their gradients where those have another type, and for the products.
 struct Room {
@@ -26,7 +30,7 @@ struct Room {
   int64_t bytes() const { return logits + dlogits + product; }
 };
 Room room_of(int64_t rows, int64_t vocab, DType type, Device device) {
-  const int64_t n = std::min(rows, chunk_rows(rows, vocab, type)), padded = (vocab + 7) / 8 * 8;
+  const int64_t n = std::min(rows, most_chunk_rows(vocab, type)), padded = (vocab + 7) / 8 * 8;
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   return {aligned(n * padded * 4), type == DType::f32 ? 0 : aligned(n * padded * size_of(type)),
           linear_workspace_bytes(device)};
@@ -37,15 +41,13 @@ Room room_of(int64_t rows, int64_t vocab, DType type, Device device) {
 // --- where the core multiplies, logits are never in memory: their exponentials are (exponentials.h)
 
 int64_t tiles_of(int64_t vocab) { return (vocab + kExponentialColumns - 1) / kExponentialColumns; }
-int64_t exponential_rows(int64_t rows, int64_t vocab) {
-  return equal_chunks(rows, 2 * vocab + tiles_of(vocab) * 8 + 4, 16384);
-}
+int64_t most_exponential_rows(int64_t vocab) { return most_rows(2 * vocab + tiles_of(vocab) * 8 + 4, 16384); }
 struct ExponentialRoom {
   int64_t e, parts, at_target, product;
   int64_t bytes() const { return e + parts + at_target + product; }
 };
 ExponentialRoom exponential_room(int64_t rows, int64_t vocab, Device device) {
-  const int64_t n = std::min(rows, exponential_rows(rows, vocab));
+  const int64_t n = std::min(rows, most_exponential_rows(vocab));
   const auto aligned = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
   return {aligned(n * vocab * 2), aligned(n * tiles_of(vocab) * 8), aligned(n * 4), linear_workspace_bytes(device)};
 }
@@ -60,7 +62,7 @@ bool takes_exponentials(const LinearCrossEntropy& a) {
 }
 
 void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
-  const int64_t T = a.x.size(0), V = a.w.size(0), step = exponential_rows(T, V);
+  const int64_t T = a.x.size(0), V = a.w.size(0), step = equal_chunks(T, most_exponential_rows(V));
   const ExponentialRoom room = exponential_room(T, V, a.x.device);
   char* const memory = static_cast<char*>(a.workspace.data);
   const Tensor product(memory + room.bytes() - room.product, DType::u8, {room.product}, a.x.device);
@@ -97,6 +99,76 @@ void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
   }
 }
 
+// --- of logits with a low cap, in bf16, gradients are not formed in memory either (capped.h)
+
+int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+int64_t capped_tiles(int64_t vocab) { return (vocab + kCappedColumns - 1) / kCappedColumns; }
+int64_t most_capped_rows(int64_t features, int64_t vocab) {
+  return most_rows(2 * vocab + capped_tiles(vocab) * 4 + 8 + 6 * features, 16384);
+}
+struct CappedRoom {
+  int64_t u, x, dx, sums, at_target, factor, product;
+  int64_t bytes() const { return u + x + dx + sums + at_target + factor + product; }
+};
+CappedRoom capped_room(int64_t rows, int64_t features, int64_t vocab, Device device) {
+  const int64_t n = std::min(rows, most_capped_rows(features, vocab));
+  return {aligned(n * vocab * 2),
+          aligned(n * features * 2),
+          aligned(n * features * 4),
+          aligned(n * capped_tiles(vocab) * 4),
+          aligned(n * 4),
+          aligned(n * 4),
+          linear_workspace_bytes(device)};
+}
+bool takes_capped(const LinearCrossEntropy& a) {
+  return takes_exponentials(a) && a.x.dtype == DType::bf16 && a.x.size(1) % 8 == 0 && a.softcap > 0 &&
+         a.softcap <= kMostCap && a.z_loss >= 0 && a.z_loss <= kMostCappedZ &&
+         (!a.dx || core_refuses({.a = a.x, .b = a.w, .c = a.dx}) == nullptr);
+}
+
+void by_capped(const LinearCrossEntropy& a, Stream stream) {
+  const int64_t T = a.x.size(0), C = a.x.size(1), V = a.w.size(0), step = equal_chunks(T, most_capped_rows(C, V));
+  const CappedRoom room = capped_room(T, C, V, a.x.device);
+  char* const memory = static_cast<char*>(a.workspace.data);
+  for (int64_t begin = 0; begin < T; begin += step) {
+    const int64_t end = std::min(T, begin + step), n = end - begin;
+    const auto rows = [&](const Tensor& t) { return t ? t.slice(0, begin, end) : Tensor(); };
+    int64_t at = 0;
+    const auto take = [&](int64_t bytes, DType type, Shape shape) {
+      const Tensor t(memory + at, type, shape, a.x.device);
+      at += bytes;
+      return t;
+    };
+    Capped chunk{.vocab = V};
+    chunk.u = take(room.u, DType::bf16, {n, V});
+    chunk.x = take(room.x, DType::bf16, {n, C});
+    const Tensor of_dx = take(room.dx, DType::f32, {n, C});
+    chunk.sums = take(room.sums, DType::f32, {n, capped_tiles(V)});
+    chunk.at_target = take(room.at_target, DType::f32, {n});
+    chunk.factor = take(room.factor, DType::f32, {n});
+    const Tensor product = take(room.product, DType::u8, {room.product});
+    if (!a.dloss) chunk.u = chunk.factor = Tensor();
+    if (!a.dloss || !a.dw) chunk.x = Tensor();
+    const Tensor targets = rows(a.targets), x = rows(a.x), dx = rows(a.dx);
+    launch_capped(x, a.w, targets, a.softcap, chunk, stream);
+    finish_capped(chunk, x,
+                  {.targets = targets,
+                   .loss = rows(a.loss),
+                   .lse = rows(a.lse),
+                   .dloss = rows(a.dloss),
+                   .softcap = a.softcap,
+                   .z_loss = a.z_loss,
+                   .ignore_index = a.ignore_index},
+                  stream);
+    if (a.dx) {  // rounded once, by its factor
+      matmul({.a = chunk.u, .b = a.w, .c = of_dx, .products = a.products, .workspace = product}, stream);
+      multiply_rows(chunk.factor, of_dx, dx, stream);
+    }
+    if (a.dw)
+      linear_backward({.dy = chunk.u, .x = chunk.x, .dw = a.dw, .products = a.products, .workspace = product}, stream);
+  }
+}
+
 #endif
 
 // Where a chunk that begins at a row ends: after `step` rows, with pairs of segments at the last end of one within
@@ -128,20 +200,24 @@ template <class Use> void for_each_run(std::span<const int32_t> cu, int64_t begi
 
 }  // namespace
 
-int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t, int64_t vocab, DType dtype, Products,
+int64_t linear_cross_entropy_workspace_bytes(int64_t rows, int64_t features, int64_t vocab, DType dtype, Products,
                                              Device device) {
   const int64_t bytes = room_of(rows, vocab, dtype, device).bytes();
 #ifdef INGOT_HAS_CUDA_LINEAR
-  if (may_take_exponentials(rows, vocab, dtype)) return std::max(bytes, exponential_room(rows, vocab, device).bytes());
+  if (may_take_exponentials(rows, vocab, dtype))
+    return std::max({bytes, exponential_room(rows, vocab, device).bytes(),
+                     dtype == DType::bf16 ? capped_room(rows, features, vocab, device).bytes() : 0});
 #endif
   return bytes;
 }
 
 void linear_cross_entropy(const LinearCrossEntropy& a, Stream stream) {
 #ifdef INGOT_HAS_CUDA_LINEAR
+  if (takes_capped(a)) return by_capped(a, stream);
   if (takes_exponentials(a)) return by_exponentials(a, stream);
 #endif
-  const int64_t T = a.x.size(0), V = a.w.size(0), step = chunk_rows(T, V, a.x.dtype), padded = (V + 7) / 8 * 8;
+  const int64_t T = a.x.size(0), V = a.w.size(0), step = equal_chunks(T, most_chunk_rows(V, a.x.dtype)),
+                padded = (V + 7) / 8 * 8;
   const Room room = room_of(T, V, a.x.dtype, a.x.device);
   char* const memory = static_cast<char*>(a.workspace.data);
   const Tensor product(memory + room.logits + room.dlogits, DType::u8, {room.product}, a.x.device);

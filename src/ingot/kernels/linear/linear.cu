@@ -94,7 +94,8 @@ void product(const char* op, const PlainProduct& p, Products products, const Ten
   const char* const refused = core_refuses(p);
   const int64_t sms = gpu::sm_count(p.c.device.index);
   const int64_t added = core_adds(p) ? p.c.numel() * size_of(p.c.dtype) : 0;
-  if (refused == nullptr && core_is_faster({p.c.rows(), p.c.cols(), k}, core_combines(p), added, sms))
+  if (refused == nullptr && core_is_faster({p.c.rows(), p.c.cols(), k}, core_combines(p), added, sms,
+                                           gpu::memory_bandwidth(p.c.device.index)))
     return core_product(p, sms, stream);
   if (by_cublaslt(p, products, workspace, stream)) return;
   INGOT_CHECK(refused == nullptr, op, ": found ", refused, ", expected 16-bit operands of aligned rows or cuBLASLt (",

@@ -81,11 +81,27 @@ Tensor half_of(const Tensor& workspace, int which, int64_t rows, int64_t hidden,
                 workspace.device);
 }
 
+// Behind the halves: room for cuBLASLt, without which it has fewer ways to choose from.
+Tensor product_room(const Tensor& workspace, int64_t before) {
+  const int64_t begin = (before + 255) / 256 * 256, bytes = linear_workspace_bytes(workspace.device);
+  if (bytes == 0) return {};
+  return Tensor(static_cast<char*>(workspace.data) + begin, DType::u8, {bytes}, workspace.device);
+}
+int64_t with_product_room(int64_t before, Device device) {
+  const int64_t bytes = linear_workspace_bytes(device);
+  return bytes == 0 ? before : (before + 255) / 256 * 256 + bytes;
+}
+
 bool is_fused([[maybe_unused]] const GatedLinear& g) {
 #ifdef INGOT_HAS_CUDA_SWIGLU
   if (g.x.device.kind == Device::cuda) return cuda::gated_linear_is_fused(g);
 #endif
   return false;
+}
+
+// Of gate and up, where the caller does not keep them.
+int64_t kept_bytes(const GatedLinear& g) {
+  return g.gate ? 0 : 2 * half_bytes(g.x.rows(), g.transposed ? g.w_gate.cols() : g.w_gate.rows(), g.x.dtype);
 }
 
 // Two products, then the gate.
@@ -95,9 +111,11 @@ void in_pieces(const GatedLinear& g, Stream stream) {
     return kept ? kept : half_of(g.workspace, which, g.x.rows(), hidden, g.x.dtype);
   };
   const Tensor gate = half(g.gate, 0), up = half(g.up, 1);
+  const Tensor room = product_room(g.workspace, kept_bytes(g));
   const auto product = [&](const Tensor& w, const Tensor& b, const Tensor& to) {
-    if (g.transposed) return matmul({.a = g.x, .b = w, .c = to, .products = g.products, .bias = b}, stream);
-    linear({.x = g.x, .w = w, .b = b, .y = to, .products = g.products}, stream);
+    if (g.transposed)
+      return matmul({.a = g.x, .b = w, .c = to, .products = g.products, .workspace = room, .bias = b}, stream);
+    linear({.x = g.x, .w = w, .b = b, .y = to, .products = g.products, .workspace = room}, stream);
   };
   product(g.w_gate, g.b_gate, gate);
   product(g.w_up, g.b_up, up);
@@ -116,8 +134,7 @@ void gated_linear(const GatedLinear& g, Stream stream) {
   in_pieces(g, stream);
 }
 int64_t gated_linear_workspace_bytes(const GatedLinear& g) {
-  if (g.gate || is_fused(g)) return 0;
-  return 2 * half_bytes(g.x.rows(), g.transposed ? g.w_gate.cols() : g.w_gate.rows(), g.x.dtype);
+  return is_fused(g) ? 0 : with_product_room(kept_bytes(g), g.x.device);
 }
 int64_t bytes(const GatedLinear& g) {
   return g.x.bytes() + g.w_gate.bytes() + g.w_up.bytes() + g.b_gate.bytes() * bool(g.b_gate) +
@@ -128,7 +145,7 @@ int64_t flops(const GatedLinear& g) { return 4 * g.x.rows() * g.w_gate.numel(); 
 namespace {
 
 struct Gradients {
-  Tensor dgate, dup;
+  Tensor dgate, dup, room;  // room: for their products
 };
 
 void check(const GatedLinearBackward& g) {
@@ -168,8 +185,18 @@ void input_gradient(const GatedLinearBackward& g, const Gradients& d, Stream str
           stream))
     return;
 #endif
-  matmul({.a = d.dgate, .b = g.w_gate, .c = g.dx, .transpose_b = g.transposed, .products = g.products}, stream);
-  matmul({.a = d.dup, .b = g.w_up, .c = g.dx, .transpose_b = g.transposed, .beta = 1, .products = g.products}, stream);
+  const auto product = [&](const Tensor& of, const Tensor& w, double beta) {
+    matmul({.a = of,
+            .b = w,
+            .c = g.dx,
+            .transpose_b = g.transposed,
+            .beta = beta,
+            .products = g.products,
+            .workspace = d.room},
+           stream);
+  };
+  product(d.dgate, g.w_gate, 0);
+  product(d.dup, g.w_up, 1);
 }
 void weight_gradients(const GatedLinearBackward& g, const Gradients& d, Stream stream) {
 #ifdef INGOT_HAS_CUDA_SWIGLU
@@ -191,7 +218,8 @@ void weight_gradients(const GatedLinearBackward& g, const Gradients& d, Stream s
             .c = dw,
             .transpose_a = true,
             .beta = g.overwrite ? 0. : 1.,
-            .products = g.products},
+            .products = g.products,
+            .workspace = d.room},
            stream);
   };
   product(d.dgate, g.dw_gate);
@@ -206,7 +234,8 @@ void gated_linear_backward(const GatedLinearBackward& g, Stream stream) {
   if (g.dh.device.kind != Device::cpu) detail::no_cuda("gated_linear_backward", g.dh.device);
 #endif
   const Gradients d{half_of(g.workspace, 0, g.dh.rows(), g.dh.cols(), g.dh.dtype),
-                    half_of(g.workspace, 1, g.dh.rows(), g.dh.cols(), g.dh.dtype)};
+                    half_of(g.workspace, 1, g.dh.rows(), g.dh.cols(), g.dh.dtype),
+                    product_room(g.workspace, 2 * half_bytes(g.dh.rows(), g.dh.cols(), g.dh.dtype))};
   Tensor gate = g.gate, up = g.up;
   if (!gate) {
     INGOT_CHECK(g.dh.data != d.dup.data,
@@ -220,6 +249,7 @@ void gated_linear_backward(const GatedLinearBackward& g, Stream stream) {
                   .b_up = g.b_up,
                   .gate = gate,
                   .up = up,
+                  .workspace = d.room,
                   .options = g.options,
                   .transposed = g.transposed,
                   .products = g.products},
@@ -236,8 +266,8 @@ void gated_linear_backward(const GatedLinearBackward& g, Stream stream) {
     linear_backward({.dy = of, .db = db, .products = g.products}, stream);
   }
 }
-int64_t gated_linear_backward_workspace_bytes(int64_t rows, int64_t hidden, DType dtype, Device) {
-  return 2 * half_bytes(rows, hidden, dtype);
+int64_t gated_linear_backward_workspace_bytes(int64_t rows, int64_t hidden, DType dtype, Device device) {
+  return with_product_room(2 * half_bytes(rows, hidden, dtype), device);
 }
 
 }  // namespace ingot

@@ -54,7 +54,9 @@ void gated_linear(const GatedLinear& g, Stream stream) {
 namespace {
 bool is_fused(const GatedGradients& g, const gemm::Problem& p) {
   if (!is_16_bit(g.dgate.dtype) || p.m * p.n * p.k == 0) return false;
-  return !gpu::lt_available() || gemm::efficiency(p, kGatedTile, gpu::sm_count(g.dgate.device.index)) >= 0.7;
+  const int device = g.dgate.device.index;
+  return !gpu::lt_available() || (!gemm::waits_for_memory(p, gpu::memory_bandwidth(device)) &&
+                                  gemm::efficiency(p, kGatedTile, gpu::sm_count(device)) >= 0.7);
 }
 GatedGradients as_matrices(const GatedGradients& g) {
   GatedGradients m = g;

@@ -38,7 +38,7 @@ struct GatedLinear {
   Tensor b_gate, b_up;     // (H) each, or left out
   Tensor h;                // (T, H), or left out where gate and up are what is wanted
   Tensor gate, up;         // (T, H): kept for the backward pass; both or neither
-  Tensor workspace;        // u8, gated_linear_workspace_bytes(...): 0 where gate and up are kept
+  Tensor workspace;        // u8, gated_linear_workspace_bytes(...): 0 on a CPU where gate and up are kept
   GateOptions options;
   bool transposed = false;
   Products products = Products::fp32;
@@ -56,7 +56,7 @@ struct GatedLinearBackward {
   Tensor b_gate, b_up;                    //
   Tensor dx;                              // (T, C) written, or left out
   Tensor dw_gate, dw_up, db_gate, db_up;  // left out where the weights are frozen
-  // u8, gated_linear_backward_workspace_bytes(...). dh may be its second half, and is lost then.
+  // u8, gated_linear_backward_workspace_bytes(...). On a CPU dh may be its second half, and is lost then.
   Tensor workspace;
   GateOptions options;
   bool transposed = false;

@@ -1,0 +1,35 @@
+#pragma once
+// A chunk of softcapped logits as the product that forms them leaves it, where the cap is low enough that exp(c) needs
+// no maximum taken off it (bf16 has fp32's exponents): of each row
+//   u = exp(c) (1 - (c / cap)^2)      the gradient of the row's logits, but for a factor and but for the target
+//   sums of exp(c) in fp32, one for each tile of kCappedColumns columns
+// and c at the target. Row t's gradient is factor[t] * u[t], so it is never written: dw is a product of u and
+// factor * x, and rows of u w are multiplied by the factor. Only the target's u is replaced once the sum is known.
+#include "ingot/kernels/cross_entropy/cross_entropy.h"
+
+namespace ingot::cuda {
+
+constexpr int64_t kCappedColumns = 128;
+
+// What a cap may be: rows' factors and what they multiply then stay within fp32, whatever the logits; and the largest
+// z_loss, for which 1 + 2 z_loss lse stays well above 0.
+constexpr double kMostCap = 40, kMostCappedZ = 1. / 160;
+
+struct Capped {
+  Tensor u;          // (T, V) bf16, V in whole eights, rows of whole 16 bytes; none where no gradient is wanted
+  Tensor sums;       // (T, tiles of V) f32
+  Tensor at_target;  // (T) f32; not written where the target is none of the columns
+  Tensor factor;     // (T) f32: written by finish_capped
+  Tensor x;          // (T, C) bf16, C in whole eights: factor * x, written by finish_capped, or none
+  int64_t vocab = 0;
+};
+
+// x (T, C), w (V, C) bf16: u, sums and at_target.
+void launch_capped(const Tensor& x, const Tensor& w, const Tensor& targets, double softcap, const Capped& out,
+                   Stream stream);
+// Losses, factors, the target's u, and factor * x. Rows of ignored targets become zeros.
+void finish_capped(const Capped& in, const Tensor& x, const CrossEntropy& a, Stream stream);
+// y[t] = factor[t] * sums[t]      (T, C) of bf16 and f32, C in whole eights
+void multiply_rows(const Tensor& factor, const Tensor& sums, const Tensor& y, Stream stream);
+
+}  // namespace ingot::cuda
