@@ -1,7 +1,9 @@
 #ifndef INGOT_EMULATED_DEVICE  // gpu/emulation/device.cpp
 #include "ingot/gpu/device.h"
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 
 #ifdef INGOT_CUDA_BUILD
@@ -60,10 +62,15 @@ int sm_count(int device) {
 }
 
 double memory_bandwidth(int device) {
+  static std::array<std::atomic<double>, 64> known;  // a driver that does not tell: 1
+  const bool kept = device >= 0 && size_t(device) < known.size();
+  if (const double found = kept ? known[size_t(device)].load() : 0; found > 0) return found;
   int kilohertz = 0, bits = 0;
   check_cuda(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, device), "memory clock of cuda:", device);
   check_cuda(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device), "memory width of cuda:", device);
-  return 2e3 * kilohertz * bits / 8;
+  const double found = std::max(1., 2e3 * kilohertz * bits / 8);
+  if (kept) known[size_t(device)] = found;
+  return found;
 }
 
 namespace {

@@ -24,8 +24,9 @@ DeviceInfo device_info(int device = 0);
 // Whether kernels on `device` may read and write the memory of `peer`; lets them.
 bool can_access_peer(int device, int peer);
 void enable_peer_access(int device, int peer);
-int sm_count(int device);             // asked for at every launch, as the runtime remembers it
-double memory_bandwidth(int device);  // bytes a second, of the pins: 3.35e12 of an H100, 4.9e12 of an H200
+int sm_count(int device);  // asked for at every launch, as the runtime remembers it
+// Bytes a second, of the pins: 3.35e12 of an H100, 4.9e12 of an H200. Kept, as the driver takes a millisecond to tell.
+double memory_bandwidth(int device);
 
 // Throws Error(unsupported) unless status is cudaSuccess: the note, the error's name and text.
 void check_cuda_status(int status, const std::string& note);

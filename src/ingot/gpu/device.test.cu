@@ -66,6 +66,13 @@ int64_t most_bytes() {
   return most - kDeclaredWords * 4;
 }
 
+// What a driver of Hopper tells: an H100's 3.35 TB/s, an H200's 4.9, a PCIe card's 2.
+TEST_F(SharedMemoryCuda, TheMemorysBandwidthIsKnownAndKept) {
+  const double found = gpu::memory_bandwidth(0);
+  EXPECT_GT(found, 1e12);
+  EXPECT_LT(found, 1e13);
+  EXPECT_EQ(gpu::memory_bandwidth(0), found);
+}
 TEST_F(SharedMemoryCuda, AllThatABlockCanHaveIsAllowedAndNotAByteMore) {
   const int64_t most = most_bytes();
   EXPECT_EQ(launched_with<0>(most), sum_below(most / 4));

@@ -53,7 +53,7 @@ DeviceInfo device_info(int device) {
           .memory_bytes = int64_t(8) << 30};
 }
 int sm_count(int) { return kSms; }
-double memory_bandwidth(int) { return 1e12; }
+double memory_bandwidth(int) { return 3e12; }
 void check_cuda_status(int status, const std::string& note) {
   fail(ErrorCode::unsupported, note, ": found status ", status, ", expected 0");
 }
