@@ -83,6 +83,15 @@ class Export(unittest.TestCase):
             self.assertEqual(report["loss_after"], usual["loss_after"])
             self.assertLess(abs(report["total_bytes"] - usual["total_bytes"]), 0.2 * usual["total_bytes"])
             self.assertEqual(json.loads(ingot("info", out, "--json").text)["artifact"]["coder"], coder)
+            # The artifact coded anew is the one that the run gave, and back again.
+            again, back = self.directory / f"{coder}-again.ingot", self.directory / f"{coder}-back.ingot"
+            for read, written, by in ((self.directory / "range.ingot", again, coder), (again, back, "range")):
+                run = ingot("export", read, written, "--coder", by, "--json")
+                self.assertEqual(run.returncode, 0, run.error)
+                self.assertEqual(json.loads(run.text)["total_bytes"], written.stat().st_size)
+            self.assertEqual(again.read_bytes(), out.read_bytes())
+            self.assertEqual(back.read_bytes(), (self.directory / "range.ingot").read_bytes())
+            self.assertEqual(json.loads(ingot("eval", again, "--data", self.text, "--json").text)["loss"], usual["loss_after"])
 
     def test_the_same_run_gives_the_same_bytes(self):
         first, second = self.directory / "b1.ingot", self.directory / "b2.ingot"
@@ -154,7 +163,12 @@ class Export(unittest.TestCase):
         tokenizer.unlink()
         self.refuses(4, "d.ingot.tokenizer", *score)
         tokenizer.write_bytes(kept)
-        self.refuses(2, "found an artifact, expected a run", "export", out, self.directory / "e.ingot", "--data", self.text)
+        self.refuses(2, "--data.*an artifact, whose integers stay as they are", "export", out, self.directory / "e.ingot", "--data", self.text)
+        self.refuses(2, r"found a model of [\d,]+ bytes, expected at most 1,000", "export", out, self.directory / "e.ingot", "--limit", 1000)
+        out.write_bytes(whole[:-1])
+        self.refuses(3, "d.ingot: found [0-9]+ bytes of tensors, expected", "export", out, self.directory / "e.ingot")
+        self.refuses(2, "found no --data", "export", self.run_directory, self.directory / "e.ingot")
+        self.untouched("e.ingot")
 
     def test_the_chain_over_seeds_gives_a_table_and_one_json(self):
         out = self.directory / "chain"

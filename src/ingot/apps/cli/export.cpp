@@ -101,10 +101,47 @@ void check_finite(const TrainedModel& model, const ParameterLayout& layout) {
   }
 }
 
+void require_within(const ExportCommand& o, const std::string& bytes) {
+  if (int64_t(bytes.size()) > o.limit)
+    fail(ErrorCode::usage, o.out, ": found a model of ", with_commas(int64_t(bytes.size())),
+         " bytes, expected at most ", with_commas(o.limit), " (--limit); nothing was written; fewer bits take less");
+}
+std::string size_lines(const ExportCommand& o, const std::string& bytes, const std::string& beside) {
+  const std::string size = with_commas(int64_t(bytes.size()));
+  return o.out + "\n  model      " + size + " bytes (" + beside + ")\n  code       none\n  total      " + size +
+         " of " + with_commas(o.limit) + "\n";
+}
+
+// An artifact's integers under another coder.
+void recode(const ExportCommand& o) {
+  require_directory_of(o.out);
+  const double started = now_seconds();
+  const std::string before = read_file(o.run);
+  Artifact a = parse_artifact(before, o.run);
+  const double opened = now_seconds();
+  a.coder = artifact_coder_named(o.coder);
+  const std::string bytes = artifact_bytes(a);
+  const double coded = now_seconds();
+  require_within(o, bytes);
+  write_file(artifact_tokenizer(o.out), read_file(artifact_tokenizer(o.run)));
+  write_file(o.out, bytes);
+  if (o.json)
+    return write_out(show_json(OrderedJson{{"artifact", o.out},
+                                           {"model_bytes", bytes.size()},
+                                           {"code_bytes", 0},
+                                           {"total_bytes", bytes.size()},
+                                           {"limit", o.limit},
+                                           {"coder", o.coder},
+                                           {"seconds", {{"read", opened - started}, {"code", coded - opened}}}}) +
+                     "\n");
+  write_out(size_lines(o, bytes, with_commas(int64_t(before.size())) + " before"));
+}
+
 void export_run(const ExportCommand& o) {
   const double started = now_seconds();
+  if (o.data.empty())
+    fail(ErrorCode::usage, "found no --data, expected the text or shards that the run was trained on");
   const TrainedModel model = load_trained(o.run);
-  if (is_artifact(o.run)) fail(ErrorCode::usage, o.run, ": found an artifact, expected a run or a checkpoint");
   require_directory_of(o.out);
   const ArtifactCoder coder = artifact_coder_named(o.coder);
   const ParameterLayout layout(model.config);
@@ -132,9 +169,7 @@ void export_run(const ExportCommand& o) {
   const double rounded = now_seconds();
   const std::string bytes = artifact_bytes(a);
   const double coded = now_seconds();
-  if (int64_t(bytes.size()) > o.limit)
-    fail(ErrorCode::usage, o.out, ": found a model of ", with_commas(int64_t(bytes.size())),
-         " bytes, expected at most ", with_commas(o.limit), " (--limit); nothing was written; fewer bits take less");
+  require_within(o, bytes);
   // The tokenizer first: an artifact that is there can be read.
   write_file(artifact_tokenizer(o.out), read_file(model.tokenizer_file));
   write_file(o.out, bytes);
@@ -169,10 +204,8 @@ void export_run(const ExportCommand& o) {
                                              {"write", written - coded},
                                              {"score", now_seconds() - written}}}}) +
                      "\n");
-  write_out(o.out + "\n  model      " + with_commas(int64_t(bytes.size())) + " bytes (" + with_commas(f32) +
-            " in fp32)\n  code       none\n  total      " + with_commas(int64_t(bytes.size())) + " of " +
-            with_commas(o.limit) + "\n  as trained " + score_line(before) + "\n  read back  " + score_line(after) +
-            "\n");
+  write_out(size_lines(o, bytes, with_commas(f32) + " in fp32") + "  as trained " + score_line(before) +
+            "\n  read back  " + score_line(after) + "\n");
 }
 
 }  // namespace
@@ -181,10 +214,10 @@ void add_export(Command& root) {
   Command& c = root.add("export", "Quantises a run's model and writes it as one small file");
   auto o = std::make_shared<ExportCommand>();
   const std::vector<std::string> forms = {"int4", "int5", "int6", "int7", "int8"};
-  c.text("RUN", o->run, "a run's directory, or one of its checkpoints").require();
-  c.text("OUT", o->out, "the artifact; its tokenizer is written beside it as OUT.tokenizer").require();
-  c.text("--data PATH", o->data, "the run's text or shards: the training part calibrates, the held-out one scores")
+  c.text("RUN", o->run, "a run's directory, one of its checkpoints, or an artifact, which is only coded anew")
       .require();
+  c.text("OUT", o->out, "the artifact; its tokenizer is written beside it as OUT.tokenizer").require();
+  c.text("--data PATH", o->data, "the run's text or shards: the training part calibrates, the held-out one scores");
   c.choice("--matrices FORM", o->matrices, forms, "int4 to int8 (default: int6)");
   c.choice("--embedding FORM", o->embedding, forms, "of embeddings and the head, int4 to int8 (default: int8)");
   add_device(c, o->device);
@@ -205,8 +238,15 @@ void add_export(Command& root) {
   c.examples(R"(  ingot export runs/a a.ingot --data corpus/
   ingot export runs/a a.ingot --data corpus/ --matrices int5 --embedding int7 --json
   ingot export runs/a rounded.ingot --data corpus/ --rounding nearest
+  ingot export a.ingot b.ingot --coder brotli
   ingot eval a.ingot --data corpus/)");
   c.run([o, &c] {
+    if (exists(o->run) && is_artifact(o->run)) {
+      c.refuse_given({"data", "matrices", "embedding", "rounding", "matrix-sigmas", "embedding-sigmas", "damping",
+                      "batches", "batch-tokens", "seed", "fp16-below", "device"},
+                     "an artifact, whose integers stay as they are");
+      return recode(*o);
+    }
     if (o->rounding == "nearest") c.refuse_given({"batches", "damping", "seed"}, "--rounding nearest");
     export_run(*o);
   });

@@ -58,21 +58,25 @@ DocumentAdapters::DocumentAdapters(const GptConfig& config, const LayerProgram& 
 void DocumentAdapters::reset() {
   for (int64_t d = 0; d < documents_; ++d) ingot::copy({.from = begin_, .to = values_.row(d)}, stream_);
   if (compute_) ingot::copy({.from = values_, .to = compute_}, stream_);
-  fill({.to = squares_}, stream_);
+  for (const Tensor& t : {gradients_, squares_}) fill({.to = t}, stream_);
   updates_ = 0;
 }
 
 GptAdapters DocumentAdapters::values(int64_t first, int64_t count) const {
   return layout_.views((compute_ ? compute_ : values_).slice(0, first, first + count));
 }
-GptAdapters DocumentAdapters::gradients(int64_t count) const { return layout_.views(gradients_.slice(0, 0, count)); }
-void DocumentAdapters::zero_gradients(int64_t count) { fill({.to = gradients_.slice(0, 0, count)}, stream_); }
+GptAdapters DocumentAdapters::gradients(int64_t count) const {
+  GptAdapters g = layout_.views(gradients_.slice(0, 0, count));
+  g.written = true;
+  return g;
+}
 
 void DocumentAdapters::step(int64_t count) {
   const auto flat = [&](const Tensor& t) { return t.slice(0, 0, count).reshape({count * numbers()}); };
   adamw({.p = flat(values_),
          .g = flat(gradients_),
          .v = flat(squares_),
+         .copy = compute_ ? flat(compute_) : Tensor(),
          .lr = options_.lr,
          .beta1 = 0,
          .beta2 = options_.beta2,
@@ -80,7 +84,6 @@ void DocumentAdapters::step(int64_t count) {
          .weight_decay = options_.weight_decay,
          .step = ++updates_},
         stream_);
-  if (compute_) ingot::copy({.from = flat(values_), .to = flat(compute_)}, stream_);
 }
 
 DocumentAdapters::Saved DocumentAdapters::saved(int64_t document) const {

@@ -25,8 +25,7 @@ class DocumentAdapters {
   void reset();
   // Those of documents [first, first + count), as a model takes them: segment s reads document first + s.
   GptAdapters values(int64_t first, int64_t count) const;
-  GptAdapters gradients(int64_t count) const;  // of the first documents
-  void zero_gradients(int64_t count);
+  GptAdapters gradients(int64_t count) const;  // of the first documents, to be written
   // One step of the first documents, which have all made as many.
   void step(int64_t count);
   int64_t updates() const { return updates_; }  // since reset()

@@ -48,6 +48,15 @@ struct Windows {
     batch.cu_seqlens.assign(1, 0);
     sequences.clear();
   }
+  // A document's end made up to a whole chunk by tokens that nobody reads or scores: documents that end together have
+  // windows of one length, and one product.
+  void fill_up(int64_t tokens) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      batch.positions.push_back(batch.positions.back() + 1);
+      batch.tokens.push_back(0), batch.targets.push_back(-1);
+    }
+    batch.cu_seqlens.back() += int32_t(tokens), batch.last.back() += int32_t(tokens);
+  }
   // Tokens [begin, end) of a document, at positions from `position` on, of which the last `scored` have their targets
   // scored.
   void add(const TokenSource& source, const Work& w, int64_t begin, int64_t end, int64_t position, int64_t scored,
@@ -77,16 +86,59 @@ struct Windows {
   std::vector<int32_t> row_;
 };
 
+// Of a model, adapters and what is to stay free.
+int64_t bytes_of(const GptConfig& config, const AdaptationOptions& o, const GptTypes& types, const GptOptions& options,
+                 int64_t documents) {
+  constexpr int64_t kFree = int64_t(2) << 30;
+  return Gpt::planned_bytes(config, types, options) + kFree +
+         DocumentAdapters::bytes(config, layer_program(config, o.looping), o.adapters, types, documents + 1);
+}
+
+GptOptions model_options(const GptConfig& config, const AdaptationOptions& o, const GptTypes& types, Device device,
+                         int64_t documents, int64_t tokens, int64_t longest) {
+  const bool exact = o.inexact == Inexact::none;
+  const int64_t window = std::min(o.window, longest);
+  GptOptions options{
+      .capacity = std::max(kFewestTokens, exact ? tokens : documents * std::min(o.chunk, longest)),
+      .looping = o.looping,
+      .training = true,
+      .products = o.products,
+      .max_adapter_rank = o.adapters.rank,
+      .most_folded = device.kind == Device::cuda ? documents : 0,
+      .most_scored = std::max(kFewestTokens, documents * o.chunk),
+      .most_keys = exact ? 0 : std::max(kFewestTokens, window),
+      .max_positions = std::max({o.inexact == Inexact::stale_keys ? longest : o.window, config.context, kFewestTokens}),
+      .device = device,
+      .stream = o.stream};
+  if (device.kind == Device::cuda && exact) {  // rows that the backward pass need not form anew, where they fit
+    options.keep_rows = options.cut_last = true;
+    options.keep_rows = bytes_of(config, o, types, options, documents) <= gpu::memory_of(device).available();
+  }
+  return options;
+}
+
+// How many documents at most, where those of whole windows are `together`: on a GPU more of shorter ones, whose
+// windows are as many tokens, if there is memory for their adapters.
+int64_t most_documents(const GptConfig& config, const AdaptationOptions& o, const GptTypes& types, Device device,
+                       int64_t together, int64_t tokens, int64_t longest) {
+  if (device.kind == Device::cpu || o.inexact != Inexact::none) return together;
+  int64_t most = kShorter * together;
+  while (most > together && !model_options(config, o, types, device, most, tokens, longest).keep_rows)
+    most = std::max(together, most / 2);
+  return most;
+}
+
 // A model, and as many documents' adapters as are adapted side by side.
 class Adaptation {
  public:
+  // At most so many documents at once, of at most so many window tokens together.
   Adaptation(const GptConfig& config, const GptWeights& weights, const AdaptationOptions& options, int64_t documents,
-             int64_t longest)
+             int64_t tokens, int64_t longest)
       : weights_(weights),
         o_(options),
         types_(types_of(weights)),
         spare_(documents),
-        model_(config, types_, model_options(config, documents, longest)),
+        model_(config, types_, model_options(config, options, types_, device(), documents, tokens, longest)),
         on_device_(device(), options.stream, model_.options().capacity),
         memory_(2 * Arena::aligned(types_.sums(), {model_.options().most_scored}), gpu::memory_of(device())) {
     loss_ = memory_.take(types_.sums(), {model_.options().most_scored});
@@ -96,9 +148,9 @@ class Adaptation {
     cache_ = std::make_unique<GptCache>(config, model_.program(), documents + 1, capacity, types_.activations,
                                         gpu::memory_of(device()));
     if (o_.inexact == Inexact::stale_keys) return;
-    GptOptions prefix = model_options(config, documents, longest);
+    GptOptions prefix = model_.options();
     prefix.training = false;
-    prefix.capacity = std::max(kFewestTokens, documents * window(longest));
+    prefix.capacity = std::max(kFewestTokens, tokens);
     prefix_ = std::make_unique<Gpt>(config, types_, prefix);
     prefix_on_device_ = std::make_unique<DeviceBatch>(device(), options.stream, prefix.capacity);
   }
@@ -111,11 +163,11 @@ class Adaptation {
   // the losses of its targets, one document after the other. With `learn` their gradients are added up too.
   std::vector<double> chunk(int64_t ci, std::span<const Work> works, const TokenSource& source,
                             DocumentAdapters& adapters, int64_t first, bool learn) {
-    fill_windows(ci, works, source, adapters, first);
+    fill_windows(ci, works, source, adapters, first, !learn && device().kind == Device::cuda);
     const TokenBatch batch = on_device_.put(windows_.batch);
     const int64_t scored = int64_t(windows_.batch.targets.size());
     const Tensor loss = loss_.slice(0, 0, scored), dloss = dloss_.slice(0, 0, scored);
-    const int64_t count = int64_t(works.size()), segments = windows_.batch.segments();
+    const int64_t segments = windows_.batch.segments();
     const GptAdapters values = adapters.values(first, segments);
     const std::optional<CachedSegments> cached =
         cache_ ? std::optional<CachedSegments>({*cache_, windows_.sequences, o_.window}) : std::nullopt;
@@ -124,51 +176,27 @@ class Adaptation {
       model_.losses(weights_, batch, loss, &values, nullptr, in_cache);
     } else {
       GptAdapters gradients = adapters.gradients(segments);
-      adapters.zero_gradients(count);
       ingot::fill({.to = dloss, .value = 1 / double(windows_.batch.last.front())}, o_.stream);
       model_.losses_and_gradients(weights_, batch, dloss, loss, {}, &values, &gradients, in_cache);
     }
+    for (const int32_t target : windows_.batch.targets) window_tokens_ -= target < 0;
     window_tokens_ += windows_.batch.cu_seqlens[works.size()];
     const HostCopy here(loss, o_.stream);
-    std::vector<double> losses(static_cast<size_t>(scored));
+    std::vector<double> losses;
     for (int64_t t = 0; t < scored; ++t)
-      losses[size_t(t)] =
-          types_.sums() == DType::f64 ? here.tensor().ptr<double>()[t] : double(here.tensor().ptr<float>()[t]);
+      if (windows_.batch.targets[size_t(t)] >= 0)
+        losses.push_back(types_.sums() == DType::f64 ? here.tensor().ptr<double>()[t]
+                                                     : double(here.tensor().ptr<float>()[t]));
     return losses;
   }
 
  private:
   int64_t window(int64_t longest) const { return std::min(o_.window, longest); }
-  GptOptions model_options(const GptConfig& config, int64_t documents, int64_t longest) const {
-    const bool exact = o_.inexact == Inexact::none;
-    GptOptions options{
-        .capacity = std::max(kFewestTokens, documents * (exact ? window(longest) : std::min(o_.chunk, longest))),
-        .looping = o_.looping,
-        .training = true,
-        .products = o_.products,
-        .max_adapter_rank = o_.adapters.rank,
-        .most_folded = device().kind == Device::cuda ? documents : 0,
-        .most_scored = std::max(kFewestTokens, documents * o_.chunk),
-        .most_keys = exact ? 0 : std::max(kFewestTokens, window(longest)),
-        .max_positions =
-            std::max({o_.inexact == Inexact::stale_keys ? longest : o_.window, config.context, kFewestTokens}),
-        .device = device(),
-        .stream = o_.stream};
-    if (device().kind == Device::cuda && exact) {  // rows that the backward pass need not form anew, where they fit
-      constexpr int64_t kFree = int64_t(2) << 30;
-      const int64_t adapters =
-          DocumentAdapters::bytes(config, layer_program(config, o_.looping), o_.adapters, types_, documents + 1);
-      options.keep_rows = options.cut_last = true;
-      options.keep_rows =
-          Gpt::planned_bytes(config, types_, options) + adapters + kFree <= gpu::memory_of(device()).available();
-    }
-    return options;
-  }
 
   // The windows that end with the chunk, positions from 0 in each. With a cache the chunk alone, and before it, where
   // keys are to be those of now, the rest of the window as it is then.
   void fill_windows(int64_t ci, std::span<const Work> works, const TokenSource& source,
-                    const DocumentAdapters& adapters, int64_t first) {
+                    const DocumentAdapters& adapters, int64_t first, bool fill_up) {
     const auto of_each = [&](Windows& windows, auto&& add) {
       windows.clear();
       int64_t sequence = first;
@@ -182,6 +210,7 @@ class Adaptation {
     if (o_.inexact == Inexact::none)
       return of_each(windows_, [&](const Work& w, int64_t begin, int64_t chunk, int64_t end, int64_t sequence) {
         windows_.add(source, w, begin, end, 0, end - chunk, sequence);
+        if (fill_up && chunk + o_.chunk <= o_.window) windows_.fill_up(chunk + o_.chunk - end);
       });
     forget(spare_);
     if (o_.inexact == Inexact::stale_keys)
@@ -229,6 +258,28 @@ DocumentAdapters make_adapters(const Adaptation& a, const GptConfig& config, con
   DocumentAdapters adapters(config, a.program(), o.adapters, a.types(), documents, a.device(), o.stream);
   if (o.begin_from != nullptr) adapters.begin_from(*o.begin_from);
   return adapters;
+}
+
+// The window of a document's last chunk, made up to a whole one.
+int64_t window_of(int64_t targets, const AdaptationOptions& o) {
+  return std::min(o.window, (targets + o.chunk - 1) / o.chunk * o.chunk);
+}
+// The least that any rank has.
+int64_t agreed(int64_t n, Communicator* ranks) {
+  if (ranks == nullptr) return n;
+  std::vector<int64_t> all(size_t(ranks->world()));
+  ranks->gather_bytes(&n, sizeof n, all.data());
+  return *std::min_element(all.begin(), all.end());
+}
+// Neighbours in the order in which they are adapted, at most so many and so many tokens of windows together.
+std::vector<std::span<const Work>> batches_of(std::span<const Work> works, int64_t most, int64_t tokens,
+                                              const AdaptationOptions& o) {
+  std::vector<std::span<const Work>> all;
+  for (size_t first = 0; first < works.size(); first += all.back().size()) {
+    const int64_t fit = std::max<int64_t>(1, tokens / window_of(works[first].targets, o));
+    all.push_back(works.subspan(first, std::min(size_t(std::min(most, fit)), works.size() - first)));
+  }
+  return all;
 }
 
 constexpr double kLongestWait = 1e6;  // seconds: other ranks may have a long document to go
@@ -282,9 +333,14 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
     fail(ErrorCode::bad_data, source->name(), ": found ", source->size(), " tokens, expected at least 2 to score");
   const std::vector<Work> works = documents_of(*source);
   const int64_t world = o.ranks != nullptr ? o.ranks->world() : 1;
-  const int64_t together = std::min(o.documents, (int64_t(works.size()) + world - 1) / world);
-  Adaptation adaptation(config, weights, o, together, works.front().targets);
-  DocumentAdapters adapters = make_adapters(adaptation, config, o, together);
+  const int64_t mine = (int64_t(works.size()) + world - 1) / world, together = std::min(o.documents, mine);
+  const int64_t longest = works.front().targets, tokens = together * window_of(longest, o);
+  const int64_t most = std::min(
+      mine,
+      agreed(most_documents(config, o, types_of(weights), weights.master.device, together, tokens, longest), o.ranks));
+  const std::vector<std::span<const Work>> batches = batches_of(works, most, tokens, o);
+  Adaptation adaptation(config, weights, o, most, tokens, longest);
+  DocumentAdapters adapters = make_adapters(adaptation, config, o, most);
   std::vector<DocumentScore> scores(source->document_begins().size());
   AdaptedScore total;
   int64_t done = 0, turn = o.ranks != nullptr ? o.ranks->rank() : 0;
@@ -315,12 +371,11 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
                     .loss_sum = sum});
     }
   };
-  for (size_t first; (first = size_t(claim() * together)) < works.size();) {
-    const std::span<const Work> batch =
-        std::span(works).subspan(first, std::min(size_t(together), works.size() - first));
+  for (size_t next; (next = size_t(claim())) < batches.size();) {
+    const std::span<const Work> batch = batches[next];
     if (world > 1) {  // of what stands before, some is other ranks' and may still be under way
       done = 0;
-      for (const Work& w : std::span(works).first(first)) done += w.targets;
+      for (const Work& w : std::span(works).first(size_t(batch.data() - works.data()))) done += w.targets;
     }
     adapters.reset();
     for (int64_t ci = 0; ci < chunks(batch.front()); ++ci) {
@@ -367,7 +422,7 @@ Adapted adapt(const GptConfig& config, const GptWeights& weights, std::span<cons
   INGOT_CHECK_GE(passes, 1, "adapt: passes");
   const auto source = tokens_in_memory({tokens.begin(), tokens.end()}, {0}, -1, config.vocab);
   const Work work{0, 0, source->size() - 1};
-  Adaptation adaptation(config, weights, o, 1, work.targets);
+  Adaptation adaptation(config, weights, o, 1, window_of(work.targets, o), work.targets);
   Adapted done{.adapters = std::make_unique<DocumentAdapters>(make_adapters(adaptation, config, o, 1))};
   const int64_t chunks = (work.targets + o.chunk - 1) / o.chunk;
   double sum = 0;

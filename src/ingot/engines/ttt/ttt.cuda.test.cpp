@@ -100,8 +100,8 @@ TEST_F(TttCuda, ScoresAreThoseOfTheCpuInFp64) {
     EXPECT_LT(sum(want), 0.9 * sum(unadapted)) << "the test's documents are not learnt";
     EXPECT_LT(apart(got, want), rounding + 0.15 * learnt);
     EXPECT_NEAR(sum(got), sum(want), 0.05 * (sum(unadapted) - sum(want)));
-    std::printf("%s: apart %.4f, rounding %.4f, learnt %.4f; sums %.3f, %.3f, unadapted %.3f\n", name, apart(got, want),
-                rounding, learnt, sum(got), sum(want), sum(unadapted));
+    std::printf("%s: apart %.4f, rounding %.4f, learnt %.4f; sums %.3f, %.3f, unadapted %.3f\n", name.c_str(),
+                apart(got, want), rounding, learnt, sum(got), sum(want), sum(unadapted));
   }
 }
 

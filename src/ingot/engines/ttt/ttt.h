@@ -31,7 +31,7 @@ struct AdaptationOptions {
   AdapterOptions adapters;
   Inexact inexact = Inexact::none;
   int64_t chunk = 32, window = 2048;
-  int64_t documents = 64;  // adapted side by side
+  int64_t documents = 64;  // of whole windows adapted side by side; on a GPU of shorter ones up to kShorter as many
   bool looping = false;
   Products products = Products::fp32;
   Stream stream;
@@ -44,6 +44,7 @@ struct AdaptationOptions {
   Communicator* ranks = nullptr;
   std::function<int64_t()> claim;
 };
+constexpr int64_t kShorter = 4;
 void check(const AdaptationOptions& o, const GptConfig& config);
 
 struct AdaptedScore : Score {

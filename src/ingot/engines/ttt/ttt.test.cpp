@@ -41,7 +41,6 @@ std::vector<double> by_definition(const Case& k, int64_t document, const Adaptat
     std::vector<int32_t> cu = {0, int32_t(x.size())};
     std::vector<double> loss(x.size(), NAN), dloss(x.size(), 0);
     for (int64_t t = c * o.chunk; t < end; ++t) dloss[size_t(t - first)] = 1 / double(o.chunk);
-    adapters.zero_gradients(1);
     const int64_t n = int64_t(x.size());
     model.losses_and_gradients(
         k.flat, {Tensor(x.data(), {n}), Tensor(y.data(), {n}), Tensor(positions.data(), {n}), Tensor(cu.data(), {2})},

@@ -113,7 +113,15 @@ void adamw(const AdamW& call, Stream) {
   AdamW a = call;
   a.grad_scale *= factor_of(a.factor);
   if (!std::isfinite(a.grad_scale)) return;
-  with_wide_float_type(a.p.dtype, "adamw", [&](auto scalar) { adamw_typed<decltype(scalar)>(a); });
+  with_wide_float_type(a.p.dtype, "adamw", [&](auto scalar) {
+    using T = decltype(scalar);
+    adamw_typed<T>(a);
+    if (!a.copy) return;
+    with_float_type(a.copy.dtype, "adamw", [&](auto other) {
+      using U = decltype(other);
+      for (int64_t i = 0; i < a.p.numel(); ++i) a.copy.ptr<U>()[i] = U(a.p.ptr<T>()[i]);
+    });
+  });
 }
 void ema(const Ema& e, Stream) {
   if (!std::isfinite(factor_of(e.factor))) return;
@@ -172,6 +180,11 @@ void adamw(const AdamW& a, Stream stream) {
   check_flat(a.g, a.p, "adamw: g");
   if (a.m) check_flat(a.m, a.p, "adamw: m");
   check_flat(a.v, a.p, "adamw: v");
+  if (a.copy)
+    INGOT_CHECK(a.copy.shape == a.p.shape && (a.copy.dtype == DType::bf16 || a.copy.dtype == DType::f16) &&
+                    a.copy.contiguous() && a.copy.device == a.p.device,
+                "adamw: found a copy of ", a.copy.dtype, " of shape ", a.copy.shape, " on ", a.copy.device,
+                ", expected ", a.p.shape, " of bf16 or f16, contiguous, on ", a.p.device);
   if (a.factor) check_number(a.factor, a.p, "adamw: factor");
   if (a.rates) check_numbers(a.rates, 3, a.p, "adamw: rates");
   INGOT_CHECK_GE(a.step, 1, "adamw: step counts from 1");

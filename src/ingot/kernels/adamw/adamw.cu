@@ -33,16 +33,17 @@ template <class Work> __device__ inline void for_my_elements(const Span& s, Work
     work(rest, Count<1>{});
 }
 
-struct AdamWParams {
+template <class C> struct AdamWParams {
   detail::AdamWStep<float> step;
   double grad_scale;
   float *p, *m, *v;
   const float* g;
+  C* copy;               // or null
   const double* factor;  // or null
   const double* rates;   // or null: those in step
   Span span;
 };
-__global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWParams a) {
+template <class C> __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__ AdamWParams<C> a) {
   const double scale = a.grad_scale * (a.factor != nullptr ? *a.factor : 1);
   if (!finite(scale)) return;
   detail::AdamWStep<float> s = a.step;
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
     }
     tile::store_elements(a.p + i, p), tile::store_elements(a.v + i, v);
     if (a.m != nullptr) tile::store_elements(a.m + i, m);
+    if (a.copy != nullptr) tile::store_elements(a.copy + i, p);
   });
 }
 
@@ -135,25 +137,31 @@ int64_t sum_blocks(int64_t numbers) { return std::clamp<int64_t>((numbers + kThr
 void adamw(const AdamW& a, Stream stream) {
   check_f32("adamw", a.p);
   const std::array<double, 3> rates = adamw_rates(a);
-  const AdamWParams p{.step = {.grad_scale = 1,  // of the kernel's own
-                               .beta1 = float(a.beta1),
-                               .rest1 = float(1 - a.beta1),
-                               .beta2 = float(a.beta2),
-                               .rest2 = float(1 - a.beta2),
-                               .step = float(rates[0]),
-                               .root = float(rates[1]),
-                               .eps = float(a.eps),
-                               .decay = float(rates[2])},
-                      .grad_scale = a.grad_scale,
-                      .p = a.p.ptr<float>(),
-                      .m = a.m ? a.m.ptr<float>() : nullptr,
-                      .v = a.v.ptr<float>(),
-                      .g = a.g.ptr<float>(),
-                      .factor = number(a.factor),
-                      .rates = number(a.rates),
-                      .span = span_of(a.p.numel(), {&a.p, &a.g, a.m ? &a.m : &a.p, &a.v})};
-  if (p.span.count == 0) return;
-  gpu::launch("adamw", adamw_kernel, grid_of(threads_of(p.span), a.p.device), stream, p);
+  const auto run = [&]<class C>(C) {
+    const AdamWParams<C> p{
+        .step = {.grad_scale = 1,  // of the kernel's own
+                 .beta1 = float(a.beta1),
+                 .rest1 = float(1 - a.beta1),
+                 .beta2 = float(a.beta2),
+                 .rest2 = float(1 - a.beta2),
+                 .step = float(rates[0]),
+                 .root = float(rates[1]),
+                 .eps = float(a.eps),
+                 .decay = float(rates[2])},
+        .grad_scale = a.grad_scale,
+        .p = a.p.ptr<float>(),
+        .m = a.m ? a.m.ptr<float>() : nullptr,
+        .v = a.v.ptr<float>(),
+        .g = a.g.ptr<float>(),
+        .copy = a.copy ? a.copy.ptr<C>() : nullptr,
+        .factor = number(a.factor),
+        .rates = number(a.rates),
+        .span = span_of(a.p.numel(), {&a.p, &a.g, a.m ? &a.m : &a.p, &a.v, a.copy ? &a.copy : &a.p})};
+    if (p.span.count == 0) return;
+    gpu::launch("adamw", adamw_kernel<C>, grid_of(threads_of(p.span), a.p.device), stream, p);
+  };
+  if (a.copy && a.copy.dtype == DType::f16) return run(f16{});
+  run(bf16{});
 }
 
 void ema(const Ema& e, Stream stream) {

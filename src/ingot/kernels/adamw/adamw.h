@@ -11,6 +11,7 @@ namespace ingot {
 
 struct AdamW {
   Tensor p, g, m, v;  // m may be left out where beta1 is 0
+  Tensor copy;        // of p, bf16 or f16, written too; or left out
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   double grad_scale = 1;  // g is multiplied by this first
   Tensor factor;          // (1) f64, and by this (clip_factor); not finite: nothing is written. Left out: 1

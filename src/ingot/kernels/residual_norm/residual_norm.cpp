@@ -64,6 +64,7 @@ void residual_norm_backward(const ResidualNormBackward& r, Stream stream) {
                     .eps = r.eps,
                     .scale = r.norm_scale},
                    stream);
+  if (r.a && !r.x0) scaled_add_backward({.dy = r.dx, .scale = r.a, .dbranch = r.dx}, stream);
   if (r.x0)
     mix_backward({.x = r.x,
                   .x0 = r.x0,

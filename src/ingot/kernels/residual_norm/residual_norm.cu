@@ -134,14 +134,18 @@ template <bool kMix, bool kBranch> struct AddSums {
   }
 };
 
-template <class T, int V, bool kMix, bool kBranch>
+// kFrozen: no sums over tokens are wanted, and what these and the first rows' gradient alone read is not read.
+template <class T, int V, bool kFactor, bool kBranch, bool kFrozen>
 __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_constant__ BackwardParams<T> p) {
-  constexpr int kSums = AddSums<kMix, kBranch>::kSums, kHeld = kSums > 0 ? kSums : 1;
+  constexpr bool kMix = kFactor && !kFrozen;
+  constexpr int kSums = kFrozen ? 0 : AddSums<kMix, kBranch>::kSums, kHeld = kSums > 0 ? kSums : 1;
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32);
   Factors<kBranch ? V : 1> scale;
-  Factors<kMix ? V : 1> a, b;
+  Factors<kFactor ? V : 1> a;
+  Factors<kMix ? V : 1> b;
   if constexpr (kBranch) scale.load(p.scale, p.cols);
-  if constexpr (kMix) a.load(p.a, p.cols), b.load(p.b, p.cols);
+  if constexpr (kFactor) a.load(p.a, p.cols);
+  if constexpr (kMix) b.load(p.b, p.cols);
   float sums[kHeld][V][kVector] = {};
   const int64_t apart = int64_t(gridDim.x) * kWarps;
   for (int64_t row = int64_t(blockIdx.x) * kWarps + warp; row < p.rows; row += apart) {
@@ -154,7 +158,7 @@ __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_cons
       (kMix ? p.x : p.m).load(row, c, m[v]);
       p.dsum.load(row, c, dsum[v]);
       if constexpr (kMix) p.x0.load(row, c, x0[v]), p.dx0.load(row, c, dx0[v]);
-      if constexpr (kBranch) p.branch.load(row, c, branch[v]);
+      if constexpr (kBranch && !kFrozen) p.branch.load(row, c, branch[v]);
     }
     const float rstd = p.rstd[row];
     // What was normed: kept, or mixed as the forward pass did.
@@ -204,16 +208,21 @@ __global__ void __launch_bounds__(kThreads) residual_norm_back(const __grid_cons
         }
         p.dx0.store(row, c, tile::from_float<T>(more));
         out = rounded<T>(d);
+      } else if constexpr (kFactor) {
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) d[k] *= a.of[v][k];
+        out = rounded<T>(d);
       }
       p.dx.store(row, c, out);
       if constexpr (kBranch) {
-        float x[kVector];
-        tile::to_float(branch[v], x);
+        if constexpr (!kFrozen) {
+          float x[kVector];
+          tile::to_float(branch[v], x);
 #pragma unroll
-        for (int k = 0; k < kVector; ++k) {
-          sums[kSums - 1][v][k] += x[k] * d[k];
-          d[k] *= scale.of[v][k];
+          for (int k = 0; k < kVector; ++k) sums[kSums - 1][v][k] += x[k] * d[k];
         }
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) d[k] *= scale.of[v][k];
         p.dbranch.store(row, c, tile::from_float<T>(d));
       }
     }
@@ -296,12 +305,13 @@ bool residual_norm(const ResidualNorm& r, Stream stream) {
 
 bool residual_norm_backward(const ResidualNormBackward& r, Stream stream) {
   const char* op = "residual_norm_backward";
-  if (r.w || !r.rstd || !r.dsum || (r.branch && r.x0) ||
+  if (r.w || !r.rstd || !r.dsum || (r.branch && r.a) ||
       !fits(r.dy, {r.dy, r.m, r.dsum, r.x, r.x0, r.dx0, r.dx, r.branch, r.dbranch}))
     return false;
   const int64_t rows = r.dy.rows(), cols = r.dy.cols();
   if (rows == 0) return true;
-  const int sums = r.x0 ? 2 : r.branch ? 1 : 0;
+  const bool frozen = r.x0 ? false : !r.dscale;
+  const int sums = r.x0 ? 2 : r.branch && !frozen ? 1 : 0;
   const int64_t need = sums > 0 ? residual_workspace_bytes(rows, cols, r.dy.device) : 0;
   INGOT_CHECK_GE(r.workspace ? r.workspace.bytes() : 0, need, op, ": bytes of workspace");
   const int64_t blocks = blocks_for(rows);
@@ -333,17 +343,19 @@ bool residual_norm_backward(const ResidualNormBackward& r, Stream stream) {
                               .cols = int(cols),
                               .norm_scale = float(r.norm_scale),
                               .walk = walk};
-    const auto run = [&]<bool kMix, bool kBranch>() {
-      gpu::launch(op, residual_norm_back<T, V, kMix, kBranch>, {.grid = blocks, .block = kThreads, .device = device},
-                  stream, p);
-      using Sums = AddSums<kMix, kBranch>;
-      if constexpr (Sums::kSums > 0)
+    const auto run = [&]<bool kFactor, bool kBranch, bool kFrozen>() {
+      gpu::launch(op, residual_norm_back<T, V, kFactor, kBranch, kFrozen>,
+                  {.grid = blocks, .block = kThreads, .device = device}, stream, p);
+      using Sums = AddSums<kFactor, kBranch>;
+      if constexpr (!kFrozen && Sums::kSums > 0)
         gpu::launch(op, residual::add_partials<Sums>, {.grid = (cols + 31) / 32, .block = kThreads, .device = device},
                     stream, Sums{.da = r.da, .db = r.db, .dscale = r.dscale}, walk);
     };
-    if (r.x0) return run.template operator()<true, false>();
-    if (r.branch) return run.template operator()<false, true>();
-    run.template operator()<false, false>();
+    if (r.x0) return run.template operator()<true, false, false>();
+    if (r.branch && frozen) return run.template operator()<false, true, true>();
+    if (r.branch) return run.template operator()<false, true, false>();
+    if (r.a) return run.template operator()<true, false, true>();
+    run.template operator()<false, false, true>();
   });
   return true;
 }

@@ -147,6 +147,46 @@ TEST_F(ResidualNormCuda, BackwardAgreesWithFp64) {
   }
 }
 
+// Frozen factors: what only their gradients read may be left out, and the rest is the same.
+TEST_F(ResidualNormCuda, FrozenFactorsChangeNoBits) {
+  for (const Case& c : cases()) {
+    if (!c.mix && !c.branch) continue;
+    SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.cols << ' ' << c.type << " branch " << c.branch << " mix "
+                                      << c.mix);
+    const Shape all{c.rows, c.cols}, channels{c.cols};
+    Pair dy(c.type, all, 1), x(c.type, all, 2), x0(c.type, all, 3), branch(c.type, all, 4), dsum(c.type, all, 5);
+    Pair scale(DType::f32, channels, 7), a(DType::f32, channels, 8), b(DType::f32, channels, 9);
+    Pair dx0(c.type, all, 6), da(DType::f32, channels, 11), db(DType::f32, channels, 12),
+        dscale(DType::f32, channels, 10);
+    DeviceBuffer m(c.type, all), y(c.type, all), rstd(DType::f32, {c.rows});
+    DeviceBuffer work(DType::u8, {residual_workspace_bytes(c.rows, c.cols, {Device::cuda, 0})});
+    DeviceBuffer dx[2] = {{c.type, all}, {c.type, all}}, dbranch[2] = {{c.type, all}, {c.type, all}};
+    for (DeviceBuffer* t : {&m, &y, &rstd, &work, &dx[0], &dx[1], &dbranch[0], &dbranch[1]}) t->upload();
+    ResidualNorm n{.x = x.there, .y = y, .rstd = rstd};
+    if (c.mix) n.x0 = x0.there, n.a = a.there, n.b = b.there, n.mixed = m;
+    residual_norm(n, {});
+    for (const bool frozen : {false, true}) {
+      ResidualNormBackward g{.dy = dy.there,
+                             .m = c.mix ? m.tensor() : x.there.tensor(),
+                             .rstd = rstd,
+                             .dsum = dsum.there,
+                             .dx = dx[frozen],
+                             .workspace = work};
+      if (c.mix) g.a = a.there;
+      if (c.mix && (!frozen || c.branch)) {
+        g.x = x.there, g.x0 = x0.there, g.b = b.there, g.dx0 = dx0.there;
+        if (!frozen) g.da = da.there, g.db = db.there;
+      }
+      if (c.branch) g.branch = branch.there, g.scale = scale.there, g.dbranch = dbranch[frozen];
+      if (c.branch && !frozen) g.dscale = dscale.there;
+      residual_norm_backward(g, {});
+      dx[frozen].download(), dbranch[frozen].download();
+    }
+    EXPECT_EQ(values(dx[0].host()), values(dx[1].host()));
+    if (c.branch) EXPECT_EQ(values(dbranch[0].host()), values(dbranch[1].host()));
+  }
+}
+
 TEST_F(ResidualNormCuda, WhatDoesNotBelongTogetherIsRefused) {
   DeviceBuffer x(DType::bf16, {4, 8}), c(DType::f32, {8});
   EXPECT_THROW(residual_norm({.x = x, .branch = x, .scale = c, .y = x}, {}), Error);

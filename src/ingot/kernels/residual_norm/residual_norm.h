@@ -22,13 +22,13 @@ struct ResidualNorm {
 void residual_norm(const ResidualNorm& r, Stream stream);
 
 // d = the gradient of m through the norm + dsum
-// with x0: dx = a * d, dx0 += b * d, da += sum_t x * d, db += sum_t x0 * d; without: dx = d
+// with a: dx = a * d, and with x0: dx0 += b * d, da += sum_t x * d, db += sum_t x0 * d; without: dx = d
 // with a branch: dbranch = scale * dx, dscale += sum_t branch * dx
 // The branch is the one whose sum `m` is (or x, where rows were mixed).
 struct ResidualNormBackward {
   Tensor dy, m, rstd, dsum;
   Tensor w, dw;                     // dw accumulated
-  Tensor x, x0, a, b, dx0, da, db;  // da, db left out where frozen
+  Tensor x, x0, a, b, dx0, da, db;  // da, db left out where frozen; x and x0 too where nobody wants dx0
   Tensor dx;                        // written; may alias dsum
   Tensor branch, scale, dbranch, dscale;
   Tensor workspace, norm_workspace;  // residual_workspace_bytes, rmsnorm_backward_workspace_bytes

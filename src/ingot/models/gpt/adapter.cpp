@@ -67,8 +67,9 @@ void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, cons
       product(all, run.of(x), false, fold(adapters, w, run), true, run.of(y), 0);
     });
   linear({.x = x, .w = w, .y = y, .products = all.products, .workspace = all.workspace}, all.stream);
-  each_adapter(adapters,
-               [&](const AdapterCall& c, int64_t row, int64_t end) { adapter_forward(c, x, y.slice(1, row, end)); });
+  each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
+    adapter_forward(c, x, y.slice(1, row, end), true);
+  });
 }
 
 void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& dw,
@@ -85,7 +86,7 @@ void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor
                      .workspace = all.workspace},
                     all.stream);
     return each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
-      adapter_backward(c, x, dy.slice(1, row, end), dx);
+      adapter_backward(c, x, dy.slice(1, row, end), dx, true);
     });
   }
   for_each_run(all.cu, all.cu, [&](const SegmentRun& run) {
@@ -95,23 +96,24 @@ void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor
     product(all, run.of(dy), true, run.of(x), false, g, 0);
     each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
       const Tensor own = g.slice(1, row, end);
-      product(c, own, false, run.each_of(c.pair->a), true, run.each_of(c.grad->b), 1);
-      product(c, run.each_of(c.pair->b), true, own, false, run.each_of(c.grad->a), 1);
+      product(c, own, false, run.each_of(c.pair->a), true, run.each_of(c.grad->b), c.write_grad ? 0 : 1);
+      product(c, run.each_of(c.pair->b), true, own, false, run.each_of(c.grad->a), c.write_grad ? 0 : 1);
     });
   });
 }
 
-void adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y) {
-  if (c.pair == nullptr || !c.pair->a) return;
+bool adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y, bool add) {
+  if (c.pair == nullptr || !c.pair->a) return false;
   const Tensor low = low_rows(c.low, x.rows(), c.pair->a.size(1));
   for_each_run(c.cu, c.cu, [&](const SegmentRun& run) {
     product(c, run.of(x), false, run.each_of(c.pair->a), true, run.of(low), 0);
-    product(c, run.of(low), false, run.each_of(c.pair->b), true, run.of(y), 1);
+    product(c, run.of(low), false, run.each_of(c.pair->b), true, run.of(y), add ? 1 : 0);
   });
+  return true;
 }
 
-void adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx) {
-  if (c.pair == nullptr || !c.pair->a) return;
+bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx, bool add) {
+  if (c.pair == nullptr || !c.pair->a) return false;
   const bool learn = c.grad != nullptr && c.grad->a;
   const Tensor low = low_rows(c.low, x.rows(), c.pair->a.size(1));
   const Tensor low_grad = low_rows(c.low_grad, x.rows(), c.pair->a.size(1));
@@ -119,12 +121,13 @@ void adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
     const Tensor xs = run.of(x), dys = run.of(dy), h = run.of(low), dh = run.of(low_grad);
     const Tensor a = run.each_of(c.pair->a), b = run.each_of(c.pair->b);
     product(c, dys, false, b, false, dh, 0);
-    product(c, dh, false, a, false, run.of(dx), 1);
+    product(c, dh, false, a, false, run.of(dx), add ? 1 : 0);
     if (!learn) return;
-    product(c, xs, false, a, true, h, 0);
-    product(c, dys, true, h, false, run.each_of(c.grad->b), 1);
-    product(c, dh, true, xs, false, run.each_of(c.grad->a), 1);
+    if (!c.low_kept) product(c, xs, false, a, true, h, 0);
+    product(c, dys, true, h, false, run.each_of(c.grad->b), c.write_grad ? 0 : 1);
+    product(c, dh, true, xs, false, run.each_of(c.grad->a), c.write_grad ? 0 : 1);
   });
+  return true;
 }
 
 }  // namespace ingot::detail

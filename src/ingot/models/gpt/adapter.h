@@ -10,14 +10,17 @@ struct AdapterCall {
   const AdapterPair* pair = nullptr;  // null or empty: nothing happens
   const AdapterPair* grad = nullptr;  // backward: accumulated; null or empty: frozen
   std::span<const int32_t> cu;        // (S + 1), in host memory
-  Tensor low, low_grad;               // scratch (T, >= R)
+  Tensor low, low_grad;               // (T, >= R)
+  bool write_grad = false;            // in place of adding to it
+  bool low_kept = false;              // backward: low is still what adapter_forward left there
   Tensor folded;                      // scratch for documents' own weights, or left out
   Products products = Products::fp32;
   Tensor workspace;  // of the products
   Stream stream;
 };
-void adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y);
-void adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx);
+// y and dx are added to, or written where asked; false where there is no adapter, and nothing was.
+bool adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y, bool add);
+bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx, bool add);
 
 // y[s] = x[s] (W + B_s A_s)^T, w (N, K), of adapters whose rows of W and columns of y stand one after the other; they
 // share the rest of their calls. With room in `folded`, documents long enough and W frozen, W + B_s A_s is formed and

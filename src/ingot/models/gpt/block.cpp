@@ -23,8 +23,7 @@ class Block {
       stream_.merge_skip();
       stream_.read_input();
       at_.show(MatrixInput::attention, at_.normed());
-      attn_.project_queries();
-      attn_.project_keys();
+      attn_.project_all();
       attn_.rotate();
     });
     attn_.attend();

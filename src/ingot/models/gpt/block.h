@@ -12,7 +12,7 @@ namespace ingot::detail {
 // A layer's parameters as views into a flat tensor; all empty when the flat tensor is (frozen gradients).
 struct LayerViews {
   Tensor attn_norm, mlp_norm, q, k, v, o, up, down, q_gain, attn_scale, mlp_scale, mix_a, mix_b;
-  Tensor kv;                     // k and v as one matrix, where they lie together
+  Tensor kv, qkv;                // k and v, and with q, as one matrix, where they lie together
   Tensor lane_post, lane_resid;  // (2, 2), (2)
 };
 struct SkipViews {

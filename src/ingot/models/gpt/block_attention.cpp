@@ -33,6 +33,12 @@ void AttentionBranch::rotate(const Tensor& x, const Tensor& y, const Tensor& gai
                 .sign = at.config.rope_sign},
                at.call.stream);
 }
+void AttentionBranch::project_all() const {
+  if (!at.b.saved.qkv || !at.b.w.qkv) return project_queries(), project_keys();
+  const AdapterCall all[] = {at.adapter(&ApplicationAdapters::q), at.adapter(&ApplicationAdapters::k),
+                             at.adapter(&ApplicationAdapters::v)};
+  adapted_linear(all, at.normed(), at.b.w.qkv, at.q_rows(at.b.saved.qkv));
+}
 void AttentionBranch::project_queries() const {
   project(at.b.w.q, at.q_rows(at.b.saved.q_raw), &ApplicationAdapters::q);
 }
@@ -66,7 +72,7 @@ void AttentionBranch::attention_output() const {
           .products = at.call.products,
           .workspace = at.call.linear_workspace},
          at.call.stream);
-  adapter_forward(at.adapter(&ApplicationAdapters::o), at.normed(), at.attn_out());
+  adapter_forward(at.output_adapter(), at.normed(), at.attn_out(), true);
 }
 void AttentionBranch::attention_output_again() const {
   if (at.call.adapters != nullptr) ResidualStream{at}.norm(at.mixed(), at.b.w.attn_norm, at.normed(), Tensor());
@@ -120,12 +126,18 @@ void AttentionBranch::projections_backward() const {
     axpby({.x = at.kv_rows(s.v_grad_self), .y = at.kv_rows(s.v_grad)}, at.call.stream);
   rotate_backward();
   if (!at.kept()) ResidualStream{at}.norm(at.mixed(), at.b.w.attn_norm, at.normed(), Tensor());
-  queries_backward();
-  keys_backward(true);
+  if (!s.qkv_grad || !at.b.w.qkv) return queries_backward(), keys_backward(true);
+  const AdapterCall all[] = {at.adapter(&ApplicationAdapters::q), at.adapter(&ApplicationAdapters::k),
+                             at.adapter(&ApplicationAdapters::v)};
+  adapted_linear_backward(all, at.normed(), at.b.w.qkv, at.b.dw.qkv, at.q_rows(s.qkv_grad), at.normed_grad(), false);
+  output_adapter_backward();
+}
+void AttentionBranch::output_adapter_backward() const {
+  adapter_backward(at.output_adapter(), at.normed(), at.branch_grad(), at.normed_grad(), true);
 }
 void AttentionBranch::queries_backward() const {
   project_backward(at.q_rows(at.b.scratch.q_grad), at.b.w.q, at.b.dw.q, &ApplicationAdapters::q, false);
-  adapter_backward(at.adapter(&ApplicationAdapters::o), at.normed(), at.branch_grad(), at.normed_grad());
+  output_adapter_backward();
 }
 void AttentionBranch::keys_backward(bool accumulate) const {
   const Scratch& s = at.b.scratch;

@@ -12,6 +12,7 @@ struct AttentionBranch {
   void rotate() const;
   void rotate_queries() const;
   void rotate_keys() const;
+  void project_all() const;
   void project_queries() const;
   void project_keys() const;
   void attend() const;
@@ -33,6 +34,7 @@ struct AttentionBranch {
  private:
   void project_backward(const Tensor& dy, const Tensor& w, const Tensor& dw, AdapterPair ApplicationAdapters::*slot,
                         bool accumulate) const;
+  void output_adapter_backward() const;
   void rotate_backward() const;
   void rotate_backward(const Tensor& x, const Tensor& d, const Tensor& gain, const Tensor& dgain) const;
   void rotate(const Tensor& x, const Tensor& y, const Tensor& gain) const;

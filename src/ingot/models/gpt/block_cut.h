@@ -17,7 +17,7 @@ struct PackedApplication {
     b.application = &application;
     b.scored = nullptr;
     b.in0 = r.merged, b.in1 = r.lane1;
-    b.saved.v = rows(r.v), b.saved.kv = {};
+    b.saved.v = rows(r.v), b.saved.qkv = b.saved.kv = {};
     b.scratch.mixed = r.mixed, b.scratch.normed = r.normed, b.scratch.normed_grad = r.normed_grad;
     b.scratch.v_grad = b.scratch.v_grad_self = rows(r.v_grad);
   }

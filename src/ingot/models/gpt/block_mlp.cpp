@@ -17,13 +17,15 @@ void MlpBranch::forward() const {
           .workspace = at.call.linear_workspace},
          at.call.stream);
   at.show(MatrixInput::mlp_down, h);
+  // The large product adds to the small one's result while it has operations to hide that behind.
+  const bool adapted = adapter_forward(at.mlp_adapter(), at.normed_mlp(), at.mlp_out(), false);
   linear({.x = h,
           .w = at.b.w.down,
           .y = at.mlp_out(),
+          .accumulate = adapted,
           .products = at.call.products,
           .workspace = at.call.linear_workspace},
          at.call.stream);
-  adapter_forward(at.adapter(&ApplicationAdapters::mlp), at.normed_mlp(), at.mlp_out());
 }
 void MlpBranch::backward(const Tensor& x, const Tensor& dout) const {
   const Tensor dpre = at.hidden(at.b.scratch.hidden_grad), dm = at.normed_grad();
@@ -40,15 +42,16 @@ void MlpBranch::backward(const Tensor& x, const Tensor& dout) const {
                    .form_x = at.b.dw.down && !at.b.saved.hidden,
                    .workspace = at.call.linear_workspace},
                   at.call.stream);
+  const bool adapted = adapter_backward(at.mlp_adapter(), at.normed_mlp(), dout, dm, false);
   linear_backward({.dy = dpre,
                    .x = at.normed_mlp(),
                    .w = at.b.w.up,
                    .dx = dm,
                    .dw = at.b.dw.up,
+                   .accumulate_dx = adapted,
                    .products = at.call.products,
                    .workspace = at.call.linear_workspace},
                   at.call.stream);
-  adapter_backward(at.adapter(&ApplicationAdapters::mlp), at.normed_mlp(), dout, dm);
 }
 
 }  // namespace ingot::detail

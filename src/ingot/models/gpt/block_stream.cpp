@@ -3,6 +3,7 @@
 #include "ingot/kernels/axpby/axpby.h"
 #include "ingot/kernels/mix/mix.h"
 #include "ingot/kernels/rmsnorm/rmsnorm.h"
+#include "ingot/kernels/scaled_add/scaled_add.h"
 #include "ingot/kernels/skip_merge/skip_merge.h"
 
 namespace ingot::detail {
@@ -45,8 +46,11 @@ void ResidualStream::read_backward(const BlockGradients& g) const {
   } else {
     ResidualNormBackward r = norm_gradient(at.mixed(), at.b.w.attn_norm, at.b.dw.attn_norm, at.rstd_attn(), g0);
     if (at.config.resid_mix) {
-      r.x = at.merged(), r.x0 = at.channels(at.b.x0), r.a = at.b.w.mix_a, r.b = at.b.w.mix_b;
-      r.dx0 = at.channels(g.x0_grad), r.da = at.b.dw.mix_a, r.db = at.b.dw.mix_b;
+      r.a = at.b.w.mix_a;
+      if (g.x0_grad) {
+        r.x = at.merged(), r.x0 = at.channels(at.b.x0), r.b = at.b.w.mix_b;
+        r.dx0 = at.channels(g.x0_grad), r.da = at.b.dw.mix_a, r.db = at.b.dw.mix_b;
+      }
     }
     residual_norm_backward(r, at.call.stream);
   }
@@ -68,6 +72,7 @@ void ResidualStream::read_backward(const BlockGradients& g) const {
 }
 void ResidualStream::mix_input_backward(const Tensor& d, const BlockGradients& g) const {
   if (!at.config.resid_mix) return;
+  if (!g.x0_grad) return scaled_add_backward({.dy = d, .scale = at.b.w.mix_a, .dbranch = d}, at.call.stream);
   mix_backward({.x = at.merged(),
                 .x0 = at.channels(at.b.x0),
                 .a = at.b.w.mix_a,

@@ -28,9 +28,9 @@ struct BlockView {
   // --- views of this block's tokens ---
   Tensor shown(const Tensor& t, Shape all) const { return view(t, all).slice(0, begin, end); }
   Tensor channels(const Tensor& t) const { return t ? shown(t, {call.tokens, config.dim}) : Tensor(); }
-  Tensor q_rows(const Tensor& t) const { return shown(t, {call.tokens, config.heads * config.head_dim}); }
-  Tensor kv_rows(const Tensor& t) const { return t.slice(0, begin, end); }  // half of a wider one on a GPU
-  Tensor q_heads(const Tensor& t) const { return shown(t, {call.tokens, config.heads, config.head_dim}); }
+  Tensor q_rows(const Tensor& t) const { return t.slice(0, begin, end); }  // these may be parts of wider ones
+  Tensor kv_rows(const Tensor& t) const { return t.slice(0, begin, end); }
+  Tensor q_heads(const Tensor& t) const { return q_rows(t).split_last(config.heads); }
   Tensor kv_heads(const Tensor& t) const { return kv_rows(t).split_last(config.kv_heads); }
   Tensor lane0() const { return channels(b.in0); }
   Tensor lane1() const { return channels(application.enters_lanes ? b.in0 : b.in1); }
@@ -95,7 +95,17 @@ struct BlockView {
                   .workspace = call.linear_workspace,
                   .stream = call.stream};
     if (call.adapters != nullptr) a.pair = &(call.adapters->applications[size_t(b.index)].*slot);
-    if (call.adapter_grads != nullptr) a.grad = &(call.adapter_grads->applications[size_t(b.index)].*slot);
+    if (call.adapter_grads != nullptr) {
+      a.grad = &(call.adapter_grads->applications[size_t(b.index)].*slot);
+      a.write_grad = call.adapter_grads->written;
+    }
+    return a;
+  }
+  // Of these what the first matrix gave is kept.
+  AdapterCall output_adapter() const { return keeping(adapter(&ApplicationAdapters::o), b.scratch.o_low); }
+  AdapterCall mlp_adapter() const { return keeping(adapter(&ApplicationAdapters::mlp), b.scratch.mlp_low); }
+  static AdapterCall keeping(AdapterCall a, const Tensor& low) {
+    if (low) a.low = low, a.low_kept = true;
     return a;
   }
   void show(MatrixInput which, const Tensor& x) const {

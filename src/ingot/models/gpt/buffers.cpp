@@ -82,10 +82,10 @@ struct Plan {
     const int f = forward_step(i), k = kept_until(i);
     Saved& s = b.saved[size_t(i)];
     planner.add(s.rstd_attn, types.sums(), {T}, f, k);
-    planner.add(s.q_raw, {T, q_width()}, f, k);
     if (on_gpu()) {
-      planner.add(s.kv, {T, 2 * kv_width()}, f, k);
+      planner.add(s.qkv, {T, q_width() + 2 * kv_width()}, f, k);
     } else {
+      planner.add(s.q_raw, {T, q_width()}, f, k);
       planner.add(s.k_raw, {T, kv_width()}, f, k);
       planner.add(s.v, {T, kv_width()}, f, k);
     }
@@ -133,26 +133,29 @@ struct Plan {
     add(s.z, block_rows(), q_width(), 1);
     if (!keeps_signs()) add(s.hidden, block_rows(), c.mlp_hidden, 0);
     add(s.adapter_low, T, options.max_adapter_rank, 0);
+    if (keeps_rows()) add(s.o_low, T, options.max_adapter_rank, 3), add(s.mlp_low, T, options.max_adapter_rank, 1);
     add_folded(s.folded, now);
   }
   void add_folded(Tensor& t, int step) {
-    if (options.most_folded > 0)
-      planner.add(t, {options.most_folded, std::max(q_width(), 2 * kv_width()), c.dim}, step, step);
+    if (options.most_folded > 0) planner.add(t, {options.most_folded, q_width() + 2 * kv_width(), c.dim}, step, step);
   }
   // What two steps know by one name.
   void share() {
     for (int i = 0; i < A; ++i) {
       Scratch &f = b.forward[size_t(i)], &s = b.backward[size_t(i)];
-      const auto halve = [&](const Tensor& both, Tensor& k, Tensor& v) {
-        if (both) k = both.slice(1, 0, kv_width()), v = both.slice(1, kv_width(), 2 * kv_width());
+      const auto part = [&](const Tensor& all, Tensor& q, Tensor& kv, Tensor& k, Tensor& v) {
+        if (!all) return;
+        q = all.slice(1, 0, q_width()), kv = all.slice(1, q_width(), q_width() + 2 * kv_width());
+        k = kv.slice(1, 0, kv_width()), v = kv.slice(1, kv_width(), 2 * kv_width());
       };
-      halve(b.saved[size_t(i)].kv, b.saved[size_t(i)].k_raw, b.saved[size_t(i)].v);
-      halve(s.kv_grad, s.k_grad, s.v_grad);
+      Saved& saved = b.saved[size_t(i)];
+      part(saved.qkv, saved.q_raw, saved.kv, saved.k_raw, saved.v);
+      part(s.qkv_grad, s.q_grad, s.kv_grad, s.k_grad, s.v_grad);
       if (!keeps_rows()) f.normed_mlp = f.normed, s.normed_mlp = s.normed;
       if (!keeps_rows()) continue;
       s.kept = true;
       s.merged = f.merged, s.mixed = f.mixed, s.q = f.q, s.k = f.k, s.normed = f.normed, s.normed_mlp = f.normed_mlp;
-      s.attn_out = f.attn_out, s.z = f.z;
+      s.attn_out = f.attn_out, s.z = f.z, s.o_low = f.o_low, s.mlp_low = f.mlp_low;
       if (!in_lanes(i)) s.mid = f.mid;
     }
   }
@@ -178,11 +181,12 @@ struct Plan {
     block(s.hidden_grad, c.mlp_hidden, to, to);
     rows(s.y_grad, q_width(), to, attention);
     if (!on_gpu()) rows(s.v_grad_self, kv_width(), to, from);
-    rows(s.q_grad, q_width(), attention, from);
-    if (on_gpu())
-      rows(s.kv_grad, 2 * kv_width(), to, from);
-    else
+    if (on_gpu()) {
+      rows(s.qkv_grad, q_width() + 2 * kv_width(), to, from);
+    } else {
+      rows(s.q_grad, q_width(), attention, from);
       for (Tensor* t : {&s.k_grad, &s.v_grad}) rows(*t, kv_width(), attention, from);
+    }
     const int64_t attending = attention_backward_workspace_bytes(
         {.q = Tensor(nullptr, types.activations, {T, c.heads, c.head_dim}, options.device)});
     if (options.most_keys > 0)

@@ -20,7 +20,7 @@ namespace ingot::detail {
 struct Saved {
   Tensor rstd_attn, rstd_mlp;  // (T)
   Tensor q_raw, k_raw, v;      // (T, H D), (T, Hkv D), before norm, rotation and gain
-  Tensor kv;                   // (T, 2 Hkv D), of which k_raw and v are halves on a GPU
+  Tensor qkv, kv;              // (T, (H + 2 Hkv) D), of which these are parts on a GPU, and k_raw and v of kv
   Tensor y, lse;               // (T, H D) attention before XSA, (H, T)
   Tensor mlp_out;              // (T, C) the branch before its scale
   Tensor pre;                  // (T, hidden) before the activation
@@ -31,7 +31,7 @@ struct Scratch {
   Tensor merged, mixed;  // (T, C) after the skip, after the mix; backward: of one block
   Tensor q, k;           // (T, H D), (T, Hkv D) rotated
   Tensor q_grad, k_grad, v_grad, v_grad_self, y_grad;
-  Tensor kv_grad;                 // of which k_grad and v_grad are halves on a GPU
+  Tensor qkv_grad, kv_grad;       // of which these are parts on a GPU, as of Saved
   Tensor all_k_grad, all_v_grad;  // of one segment's keys, cached ones included
   // Of one block of tokens.
   Tensor normed, normed_mlp, mid;            // norm(...) of the two branches, x + attention branch
@@ -40,8 +40,10 @@ struct Scratch {
   Tensor hidden;                             // activated
   Tensor branch_grad, normed_grad, in_grad;  // backward only
   Tensor hidden_grad;
-  Tensor norm_workspace, rope_workspace, attention_workspace, residual_workspace, adapter_low, adapter_low_grad, folded;
-  bool kept = false;  // of a backward pass: the rows that the forward pass formed are still there
+  Tensor norm_workspace, rope_workspace, attention_workspace, residual_workspace, folded;
+  Tensor adapter_low, adapter_low_grad;  // (T, R)
+  Tensor o_low, mlp_low;                 // what these adapters' first matrices gave, where rows are kept
+  bool kept = false;                     // of a backward pass: the rows that the forward pass formed are still there
 };
 
 // Of the last application, rows of the tokens that are scored: what it read, attention's values, and gradients.

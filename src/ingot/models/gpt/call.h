@@ -100,7 +100,8 @@ struct ApplicationAdapters {
 };  // o reads the block's normed input, mlp bypasses the MLP
 struct GptAdapters {
   std::vector<ApplicationAdapters> applications;
-  AdapterPair head;  // added to the logits before the softcap
+  AdapterPair head;      // added to the logits before the softcap
+  bool written = false;  // as gradients: those of segments that are scored are written, in place of added to
 };
 
 }  // namespace ingot

@@ -129,11 +129,18 @@ struct Gpt::Impl {
     if (!flat.master || p == nullptr) return {};
     return layout.view(flat.compute && p->kind != ParameterKind::scalar ? flat.compute : flat.master, *p);
   }
-  // Two parameters of one width as one, where the second follows the first.
-  Tensor get_both(const GptWeights& flat, const Parameter* a, const Parameter* b) const {
-    const Tensor first = get(flat, a);
-    if (!first || b->offset != a->offset + a->shape.numel() || a->shape[1] != b->shape[1]) return {};
-    return Tensor(first.data, first.dtype, {a->shape[0] + b->shape[0], a->shape[1]}, first.device);
+  // Parameters of one width as one, where each follows the one before it.
+  Tensor get_all(const GptWeights& flat, std::initializer_list<const Parameter*> all) const {
+    const Tensor first = get(flat, *all.begin());
+    const Parameter* last = nullptr;
+    int64_t rows = 0;
+    for (const Parameter* p : all) {
+      if (!first ||
+          (last != nullptr && (p->offset != last->offset + last->shape.numel() || p->shape[1] != last->shape[1])))
+        return {};
+      rows += p->shape[0], last = p;
+    }
+    return Tensor(first.data, first.dtype, {rows, last->shape[1]}, first.device);
   }
   Tensor get_row(const GptWeights& flat, const Parameter* p, int64_t i) const {
     const Tensor t = get(flat, p);
@@ -154,7 +161,8 @@ struct Gpt::Impl {
             .mlp_scale = get(flat, p.mlp_scale),
             .mix_a = get_row(flat, p.mix, 0),
             .mix_b = get_row(flat, p.mix, 1),
-            .kv = get_both(flat, p.k, p.v),
+            .kv = get_all(flat, {p.k, p.v}),
+            .qkv = get_all(flat, {p.q, p.k, p.v}),
             .lane_post = get_row(flat, lane_post, i),
             .lane_resid = get_row(flat, lane_resid, i)};
   }
@@ -372,10 +380,11 @@ void Gpt::Impl::blocks_forward(const detail::CallContext& call, const GptWeights
 
 void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads) {
   const Shape shape{call.tokens, config.dim};
-  if (config.resid_mix) fill({.to = view(buffers.x0_grad, shape)}, options.stream);
+  const bool of_x0 = config.resid_mix && grads;  // frozen, nobody reads it
+  if (of_x0) fill({.to = view(buffers.x0_grad, shape)}, options.stream);
   for (int i = int(program.applications.size()) - 1; i >= 0; --i) {
     const Application& a = program.applications[size_t(i)];
-    detail::BlockGradients g{.g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = buffers.x0_grad};
+    detail::BlockGradients g{.g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = of_x0 ? buffers.x0_grad : Tensor()};
     if (a.skip_from >= 0) g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
     if (const Tensor& from_skip = buffers.skip_grad[size_t(i) + 1])
       axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, options.stream);
@@ -479,13 +488,15 @@ void Gpt::Impl::losses_per_segment(LinearCrossEntropy ce, const detail::CallCont
   const auto of_each = [&](const Tensor& t) { return t.slice(0, 0, int64_t(cu.size()) - 1); };
   ce.x2 = low, ce.w2 = of_each(pair.b), ce.cu2 = cu;
   if (ce.dloss) ce.dx2 = low_grad;
+  const bool written = grad != nullptr && call.adapter_grads->written;
   if (ce.dloss && grad != nullptr) ce.dw2 = of_each(grad->b);
+  if (ce.dw2 && written) fill({.to = ce.dw2}, options.stream);
   linear_cross_entropy(ce, options.stream);
   if (!ce.dloss) return;
   if (head_proj != nullptr) fill({.to = df}, options.stream);  // head_backward adds the projection's part
   detail::for_each_run(cu, cu, [&](const detail::SegmentRun& run) {
     product(run.of(low_grad), false, run.each_of(pair.a), false, run.of(df), 1);
-    if (grad != nullptr) product(run.of(low_grad), true, run.of(f), false, run.each_of(grad->a), 1);
+    if (grad != nullptr) product(run.of(low_grad), true, run.of(f), false, run.each_of(grad->a), written ? 0 : 1);
   });
 }
 
