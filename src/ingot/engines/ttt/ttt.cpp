@@ -271,6 +271,14 @@ int64_t agreed(int64_t n, Communicator* ranks) {
   ranks->gather_bytes(&n, sizeof n, all.data());
   return *std::min_element(all.begin(), all.end());
 }
+// Of windows together: of so many of the longest documents, or, where more of shorter ones follow, of whole windows.
+int64_t most_tokens(std::span<const Work> works, int64_t together, const AdaptationOptions& o, Device device) {
+  const int64_t longest = together * window_of(works.front().targets, o);
+  if (device.kind == Device::cpu || o.inexact != Inexact::none) return longest;
+  int64_t all = 0;
+  for (const Work& w : works) all += window_of(w.targets, o);
+  return std::max(longest, std::min(all, together * o.window));
+}
 // Neighbours in the order in which they are adapted, at most so many and so many tokens of windows together.
 std::vector<std::span<const Work>> batches_of(std::span<const Work> works, int64_t most, int64_t tokens,
                                               const AdaptationOptions& o) {
@@ -334,7 +342,7 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   const std::vector<Work> works = documents_of(*source);
   const int64_t world = o.ranks != nullptr ? o.ranks->world() : 1;
   const int64_t mine = (int64_t(works.size()) + world - 1) / world, together = std::min(o.documents, mine);
-  const int64_t longest = works.front().targets, tokens = together * window_of(longest, o);
+  const int64_t longest = works.front().targets, tokens = most_tokens(works, together, o, weights.master.device);
   const int64_t most = std::min(
       mine,
       agreed(most_documents(config, o, types_of(weights), weights.master.device, together, tokens, longest), o.ranks));
