@@ -1,15 +1,19 @@
 """A training step of the preset golf on a GPU, 98,304 tokens of packed documents, 11 and 17 applications: `ingot train` beside PyTorch's
 torch.compile of the same model (torch_gpt.py) as one graph. Writes bench/results/<gpu>/train.json, with the memory of each.
 
-    python3 bench/peers/gpu_train.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only rows|packed]
+    python3 bench/peers/gpu_train.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only rows|packed] [--applications 11]
 
 Ours: whole steps of the program itself, batches and log included, from its log; a pass alone is what a step of five passes takes more
 than one of one pass, by the pass. PyTorch: bf16 activations and banks cast once a pass, fp32 weights, fused AdamW, Muon by batched
 products, as `rows` (48 rows of 2,048 tokens, scaled_dot_product_attention, which does not keep documents apart) and `packed`
-(FlexAttention, its mask made before the clock starts). Each runs in a process of its own with its own time limit, ours before and after
-every peer. What a step computes is tested (models/gpt, engines/train); these are times alone, of random tokens.
+(FlexAttention, its mask made before the clock starts). Each peer and number of applications has a process of its own; all compile at once,
+backward passes too, beside our first round, and then run one at a time, with the GPU to themselves; ours again after them. Memory of a peer is
+what its allocator reserved and a context as large as this process's. What a step computes is tested (models/gpt, engines/train); these are
+times alone, of random tokens.
 """
 import argparse
+import contextlib
+import fcntl
 import json
 import math
 import pathlib
@@ -130,8 +134,38 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
+@contextlib.contextmanager
+def turn(gate):
+    """The GPU to oneself: among processes that are given the same file."""
+    if gate is None:
+        yield
+        return
+    with open(gate, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def compiled(model, run_when):
+    """torch.compile of all of it by Inductor; run_when() is called when the forward and backward pass are compiled and before they run."""
+    functorch = torch._functorch.config
+    if hasattr(functorch, "force_non_lazy_backward_lowering"):
+        functorch.force_non_lazy_backward_lowering = True
+
+    def backend(graph, inputs):
+        from torch._inductor.compile_fx import compile_fx
+        made = compile_fx(graph, inputs)
+        run_when()
+        return made
+    return torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
+
+
 def measure_torch(options, applications):
     """Milliseconds of a pass, forward and backward, and of a whole step with its optimizer; medians."""
+    with contextlib.ExitStack() as held:
+        return measure_torch_in_turn(options, applications, held)
+
+
+def measure_torch_in_turn(options, applications, held):
     device, packed = options.device, options.child == "packed"
     torch.set_float32_matmul_precision("high")
     config = spec.GptConfig.from_dict({**PRESET["model"], **dict(options.model)})
@@ -142,9 +176,15 @@ def measure_torch(options, applications):
     shape = (1, options.tokens) if packed else (options.tokens // config.context, config.context)
     tokens, targets = (torch.randint(config.vocab, shape, device=device) for _ in range(2))
     more = (packing_of(document_lengths(options.tokens, config.context, 1), device),) if packed else ()
-    forward = model if options.eager else torch.compile(model, fullgraph=True, dynamic=False)
-    looping = applications == 17
-    started = time.perf_counter()
+    looping, started, waited = applications == 17, time.perf_counter(), []
+
+    def run_when():
+        begin = time.perf_counter()
+        held.enter_context(turn(options.gate))
+        waited.append(time.perf_counter() - begin)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+    forward = model if options.eager else compiled(model, run_when)
 
     def one_pass():
         loss = forward(tokens, targets, looping, *more)
@@ -166,7 +206,7 @@ def measure_torch(options, applications):
         return median(seen)
     loss = one_pass().item()
     clear()
-    first = time.perf_counter() - started
+    first = time.perf_counter() - started - sum(waited)
     assert math.isfinite(loss), loss
     if not options.eager:
         from torch._dynamo.utils import counters
@@ -178,45 +218,36 @@ def measure_torch(options, applications):
     timed(lambda: (one_pass(), optimizer.step()), 3)
     found["step"] = timed(lambda: (one_pass(), optimizer.step()), options.steps)
     if device == "cuda":
-        free, whole = torch.cuda.mem_get_info()
-        found |= {"memory_bytes": whole - free, "allocated_bytes": torch.cuda.max_memory_allocated()}
+        found |= {"memory_bytes": torch.cuda.max_memory_reserved(), "allocated_bytes": torch.cuda.max_memory_allocated()}
     return found
 
 
-def child(options):
-    """A peer's process: a line of JSON for each program as soon as it is known."""
-    for applications in options.programs:
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        print(json.dumps({"applications": applications, **measure_torch(options, applications)}), flush=True)
-        if options.device == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+def start_child(peer, applications, options):
+    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--applications", str(applications),
+            "--gate", options.gate]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def run_child(peer, options):
-    """What a peer found of each program before its time was up, and why it ended where it found less."""
-    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps)]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def end_child(process, until):
+    """What a peer found before its time was up, or why it found nothing."""
     try:
-        out, err = process.communicate(timeout=options.limit)
+        out, err = process.communicate(timeout=max(1, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        err += f"\nran past {options.limit} s"
+        err += "\nran past its time"
     found = [json.loads(text) for text in out.splitlines() if text.startswith("{")]
-    missing = len(found) < len(options.programs)
-    return {f.pop("applications"): f for f in found}, (err.strip().splitlines() or ["no word"])[-1][:300] if missing else None
+    return (found[0], None) if found else (None, (err.strip().splitlines() or ["no word"])[-1][:300])
 
 
 def results_of(ours, peers, ceiling, baseline):
     """Rows of the report: of each program its whole step and its pass, where a peer was measured."""
-    for applications in PROGRAMS:
-        rounds = ours.get(applications, [])
+    for applications in ours:
+        rounds = ours[applications]
         beside = {f"compile_{peer}": found[applications] for peer, found in peers.items() if applications in found}
-        if not rounds or not beside:
+        if not beside:
             continue
-        memory = {"ours": max(r["memory_bytes"] for r in rounds) - baseline, **{p: f["memory_bytes"] - baseline for p, f in beside.items()}}
+        memory = {"ours": rounds[-1]["memory_bytes"] - baseline, **{p: f["memory_bytes"] + baseline for p, f in beside.items()}}
         for what, name in (("step", "whole step"), ("pass", "forward and backward")):
             us = 1e3 * median([r[what] for r in rounds])
             yield {"name": f"golf, {applications} applications, {name}", "shape": [TOKENS], "dtype": "bf16", "ours_us": us,
@@ -231,28 +262,28 @@ def parsed():
     parser.add_argument("--native", required=True)
     parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
     parser.add_argument("--only", choices=["rows", "packed"], help="one peer alone, and no report")
-    parser.add_argument("--limit", type=float, default=130, help="seconds that a process may take (default: 130)")
+    parser.add_argument("--applications", type=int, nargs="+", choices=PROGRAMS, default=PROGRAMS, help="which programs (default: both)")
+    parser.add_argument("--limit", type=float, default=130, help="seconds that ours may take, and all peers together (default: 130)")
     parser.add_argument("--steps", type=int, default=12, help="timed steps of each (default: 12)")
     parser.add_argument("--child", choices=["rows", "packed"], help=argparse.SUPPRESS)
+    parser.add_argument("--gate", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
-    options.device, options.tokens, options.programs, options.eager, options.model, options.shrink = "cuda", TOKENS, PROGRAMS, False, (), ()
+    options.device, options.tokens, options.eager, options.model, options.shrink = "cuda", TOKENS, False, (), ()
     return options
 
 
 def main():
     options = parsed()
     if options.child:
-        return child(options)
-    ceiling = ceilings(Native(options.native))
-    torch.cuda.empty_cache()
+        print(json.dumps(measure_torch(options, options.applications[0])), flush=True)
+        return
     free, whole = torch.cuda.mem_get_info()
     baseline, before = whole - free, gpu_state()  # with this process's own
     ours, peers, absent = {}, {}, {}
-    names = [options.only] if options.only else ["rows", "packed"]
 
     def go_round(folder):
-        for applications in PROGRAMS:
+        for applications in options.applications:
             found = ours_round(options, folder, applications)
             ours.setdefault(applications, []).append(found)
             print(f"ours, {applications} applications: " + ", ".join(f"{k} {v:.2f} ms" for k, v in found.items() if "step" in k or k == "pass")
@@ -260,25 +291,30 @@ def main():
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        write_data(options.ingot, folder, PRESET["model"]["vocab"], TOKENS)
-        go_round(folder)
-        for peer in names:
-            peers[peer], reason = run_child(peer, options)
-            if reason:
-                absent[f"compile_{peer}"] = reason
-                print(f"{peer}: {reason}", flush=True)
-            for applications, found in peers[peer].items():
-                print(f"torch.compile, {peer}, {applications} applications: pass {found['pass']:.2f} ms, step {found['step']:.2f} ms, "
-                      f"{TOKENS / found['step'] * 1e-3:.3f} M tokens/s, {(found['memory_bytes'] - baseline) / 2**30:.1f} GiB "
-                      f"({found['allocated_bytes'] / 2**30:.1f} allocated), first pass {found['first_pass_s']:.0f} s, loss {found['loss']:.3f}",
-                      flush=True)
+        options.gate = str(folder / "gate")
+        names, until = [options.only] if options.only else ["rows", "packed"], time.monotonic() + options.limit
+        with turn(options.gate):
+            children = {(peer, a): start_child(peer, a, options) for peer in names for a in options.applications}
+            write_data(options.ingot, folder, PRESET["model"]["vocab"], TOKENS)
             go_round(folder)
-            results = list(results_of(ours, peers, ceiling, baseline))
-            if results and not options.only:
-                write_report("train", results, ceiling, {"absent": absent, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before,
-                                                                                      "after": gpu_state()}}, cases=2 * len(PROGRAMS))
+        for (peer, applications), process in children.items():
+            found, reason = end_child(process, until)
+            if reason:
+                absent[f"compile_{peer}, {applications} applications"] = reason
+                print(f"{peer}, {applications} applications: {reason}", flush=True)
+                continue
+            peers.setdefault(peer, {})[applications] = found
+            print(f"torch.compile, {peer}, {applications} applications: pass {found['pass']:.2f} ms, step {found['step']:.2f} ms, "
+                  f"{TOKENS / found['step'] * 1e-3:.3f} M tokens/s, {(found['memory_bytes'] + baseline) / 2**30:.1f} GiB "
+                  f"({found['allocated_bytes'] / 2**30:.1f} allocated), first pass {found['first_pass_s']:.0f} s, loss {found['loss']:.3f}", flush=True)
+        go_round(folder)
+        ceiling = ceilings(Native(options.native))
+        results = list(results_of(ours, peers, ceiling, baseline))
+        if results and not options.only:
+            write_report("train", results, ceiling, {"absent": absent, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before,
+                                                                                  "after": gpu_state()}}, cases=2 * len(options.applications))
     if absent:
-        sys.exit(f"train: not measured: {', '.join(absent)}")
+        sys.exit(f"train: not measured: {'; '.join(absent)}")
 
 
 if __name__ == "__main__":

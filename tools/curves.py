@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Loss curves of short runs of the small presets on a GPU (bf16), beside seeds of the same runs on the CPU (fp32).
+
+    tools/curves.py build/cuda/ingot text.txt curves.json --device cpu      # no GPU needed
+    tools/curves.py build/cuda/ingot text.txt curves.json --device cuda
+    tools/curves.py curves.json                                              # only compares
+
+Runs are added to the file; with both devices in it their curves are compared. A GPU's run may differ from the CPU's run of the same seed by no
+more, in the mean over steps, than two seeds differ on the CPU, and the means over seeds of the held-out loss by no more than twice the
+CPU's deviation of one seed. Exits 1 where a preset is outside.
+"""
+import argparse
+import concurrent.futures
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+STEPS = {"nano": 200, "nano-golf": 200, "golf-small": 80}
+
+
+def run(o, preset, seed, folder):
+    out = pathlib.Path(folder) / f"{preset}-{seed}"
+    done = subprocess.run([o.ingot, "train", "--preset", preset, "--data", o.text, "--out", out, "--steps", str(STEPS[preset]), "--device", o.device,
+                           "--seed", str(seed), "--set", "train.log_every=1"], capture_output=True, text=True, timeout=o.limit,
+                          env={**os.environ, "INGOT_THREADS": str(o.threads)})
+    if done.returncode != 0:
+        raise RuntimeError(f"{preset}, seed {seed}: {done.stderr.strip()[-300:]}")
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {"loss": [round(e["loss"], 6) for e in log if e["event"] == "step"], "held_out": [e["loss"] for e in log if e["event"] == "score"][-1]}
+
+
+def apart(a, b):
+    return statistics.mean(abs(x - y) for x, y in zip(a["loss"], b["loss"]))
+
+
+def compare(preset, cpu, gpu):
+    """What is said of a preset, and whether the GPU's runs are within the spread of the CPU's."""
+    pairs = [(cpu[s], gpu[s]) for s in sorted(cpu.keys() & gpu.keys())]
+    seeds = statistics.mean(apart(a, b) for a, b in itertools.combinations(cpu.values(), 2))
+    same = max(apart(a, b) for a, b in pairs)
+    held = [statistics.mean(r["held_out"] for r in runs.values()) for runs in (cpu, gpu)]
+    deviation = statistics.stdev(r["held_out"] for r in cpu.values())
+    within = same <= seeds and abs(held[0] - held[1]) <= 2 * deviation
+    print(f"{preset}: of one seed {same:.4f} apart, of two seeds on the CPU {seeds:.4f}; held out {held[0]:.4f} on the CPU (deviation {deviation:.4f}), "
+          f"{held[1]:.4f} on the GPU: {'within' if within else 'OUTSIDE'}")
+    steps = len(pairs[0][0]["loss"])
+    print("  step      " + " ".join(f"{f'{name} {s}':>8}" for s in sorted(cpu.keys() & gpu.keys()) for name in ("cpu", "gpu")))
+    for i in sorted({0, 1, 2, 4, 9, steps // 4, steps // 2, steps - 1}):
+        print(f"  {i + 1:4d}      " + " ".join(f"{r['loss'][i]:8.4f}" for pair in pairs for r in pair))
+    return within
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("ingot", type=pathlib.Path, help="the binary; alone: the file to compare")
+    p.add_argument("text", type=pathlib.Path, nargs="?")
+    p.add_argument("out", type=pathlib.Path, nargs="?")
+    p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    p.add_argument("--presets", nargs="+", choices=STEPS, default=list(STEPS))
+    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    p.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    p.add_argument("--threads", type=int, default=2, help="of each run (default: 2)")
+    p.add_argument("--limit", type=float, default=3600, help="seconds that a run may take")
+    o = p.parse_args()
+    if (o.text is None) != (o.out is None):
+        p.error("found INGOT and TEXT, expected OUT after them")
+    file = o.out or o.ingot
+    said = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if o.text:
+        o.ingot = o.ingot.resolve()
+        digest = hashlib.sha256(o.text.read_bytes()).hexdigest()
+        if said.setdefault("text", digest) != digest:
+            sys.exit(f"curves: {file}: found runs of another text, expected the same, or another OUT")
+        with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
+            wanted = {(preset, seed): pool.submit(run, o, preset, seed, folder) for preset in o.presets for seed in o.seeds}
+            for (preset, seed), made in wanted.items():
+                said.setdefault("runs", {}).setdefault(preset, {}).setdefault(o.device, {})[str(seed)] = made.result()
+        file.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    good = [compare(preset, runs["cpu"], runs["cuda"]) for preset, runs in said.get("runs", {}).items() if "cpu" in runs and "cuda" in runs]
+    if not all(good):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
