@@ -65,7 +65,7 @@ class Export(unittest.TestCase):
         written = ingot("generate", out, "--prompt", "the river", "--tokens", 20)
         self.assertEqual((written.returncode, written.text[:9]), (0, "the river"), written.error)
         described = ingot("info", out, "--json")
-        self.assertEqual(json.loads(described.text)["artifact"], {"version": 2, "coder": "range", "bytes": out.stat().st_size})
+        self.assertEqual(json.loads(described.text)["artifact"], {"version": 3, "coder": "range", "bytes": out.stat().st_size})
         self.assertIn("artifact", ingot("info", out).text)
 
     def test_coders_give_the_same_model(self):

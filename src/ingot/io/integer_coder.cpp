@@ -96,10 +96,7 @@ class Decoder {
     }
     return bit;
   }
-  void finish() const {
-    if (at_ != bytes_.size())
-      fail(ErrorCode::bad_data, name_, ": found ", bytes_.size(), " bytes of coded integers, expected ", at_);
-  }
+  size_t taken() const { return at_; }
 
  private:
   uint8_t next() {
@@ -113,24 +110,22 @@ class Decoder {
   uint32_t code_ = 0, range_ = 0xffffffffu;
 };
 
-void check_bits(int bits) {
-  INGOT_CHECK_GE(bits, 2, "integer coder: bits");
+void check_bits(int bits, int least) {
+  INGOT_CHECK_GE(bits, least, "integer coder: bits");
   INGOT_CHECK_LE(bits, 8, "integer coder: bits");
 }
 
 }  // namespace
 
-std::string encode_integers(std::span<const int8_t> values, int bits) {
-  check_bits(bits);
-  const int qmax = (1 << (bits - 1)) - 1;
+std::string encode_symbols(std::span<const uint8_t> symbols, int bits) {
+  check_bits(bits, 1);
   std::vector<Probability> tree(size_t(1) << bits);
   Encoder encoder;
-  for (const int8_t value : values) {
-    INGOT_CHECK(value >= -qmax && value <= qmax, "integer coder: found ", int(value), ", expected -", qmax, " to ",
-                qmax);
+  for (const uint8_t symbol : symbols) {
+    INGOT_CHECK(symbol >> bits == 0, "integer coder: found ", int(symbol), ", expected ", bits, " bits");
     size_t node = 1;
     for (int shift = bits - 1; shift >= 0; --shift) {
-      const int bit = (value + qmax) >> shift & 1;
+      const int bit = symbol >> shift & 1;
       encoder.put(bit, tree[node]);
       node = node << 1 | size_t(bit);
     }
@@ -138,22 +133,50 @@ std::string encode_integers(std::span<const int8_t> values, int bits) {
   return encoder.finish();
 }
 
-std::vector<int8_t> decode_integers(std::string_view bytes, int64_t count, int bits, const std::string& name) {
-  check_bits(bits);
-  const int qmax = (1 << (bits - 1)) - 1;
+std::vector<uint8_t> decode_symbols(std::string_view& bytes, int64_t count, int bits, const std::string& name) {
+  check_bits(bits, 1);
   std::vector<Probability> tree(size_t(1) << bits);
   Decoder decoder(bytes, name);
-  std::vector<int8_t> values;
-  values.reserve(size_t(std::clamp<int64_t>(count, 0, 4 * int64_t(bytes.size()))));
+  std::vector<uint8_t> symbols;
+  symbols.reserve(size_t(std::clamp<int64_t>(count, 0, 4 * int64_t(bytes.size()))));
   for (int64_t i = 0; i < count; ++i) {
     size_t node = 1;
     for (int depth = 0; depth < bits; ++depth) node = node << 1 | size_t(decoder.get(tree[node]));
-    const int value = int(node) - (1 << bits) - qmax;
+    symbols.push_back(uint8_t(node - (size_t(1) << bits)));
+  }
+  bytes.remove_prefix(decoder.taken());
+  return symbols;
+}
+
+std::string encode_integers(std::span<const int8_t> values, int bits) {
+  check_bits(bits, 2);
+  const int qmax = (1 << (bits - 1)) - 1;
+  std::vector<uint8_t> symbols;
+  symbols.reserve(values.size());
+  for (const int8_t value : values) {
+    INGOT_CHECK(value >= -qmax && value <= qmax, "integer coder: found ", int(value), ", expected -", qmax, " to ",
+                qmax);
+    symbols.push_back(uint8_t(value + qmax));
+  }
+  return encode_symbols(symbols, bits);
+}
+
+std::vector<int8_t> decode_integers(std::string_view bytes, int64_t count, int bits, const std::string& name) {
+  check_bits(bits, 2);
+  const int qmax = (1 << (bits - 1)) - 1;
+  const size_t all = bytes.size();
+  const std::vector<uint8_t> symbols = decode_symbols(bytes, count, bits, name);
+  std::vector<int8_t> values;
+  values.reserve(symbols.size());
+  for (const uint8_t symbol : symbols) {
+    const int value = int(symbol) - qmax;
     if (value > qmax)
-      fail(ErrorCode::bad_data, name, ": coded integer ", i, " is ", value, ", expected -", qmax, " to ", qmax);
+      fail(ErrorCode::bad_data, name, ": coded integer ", values.size(), " is ", value, ", expected -", qmax, " to ",
+           qmax);
     values.push_back(int8_t(value));
   }
-  decoder.finish();
+  if (!bytes.empty())
+    fail(ErrorCode::bad_data, name, ": found ", all, " bytes of coded integers, expected ", all - bytes.size());
   return values;
 }
 

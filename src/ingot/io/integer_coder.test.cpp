@@ -83,7 +83,17 @@ TEST(IntegerCoder, BadBytesAreNamed) {
             std::string::npos);
 }
 
+TEST(IntegerCoder, SymbolsAreTakenFromTheFront) {
+  const std::vector<uint8_t> first = {0, 255, 7, 7, 128}, second = {1, 0, 1};
+  const std::string both = encode_symbols(first, 8) + encode_symbols(second, 1) + "rest";
+  std::string_view left = both;
+  EXPECT_EQ(decode_symbols(left, 5, 8, "t"), first);
+  EXPECT_EQ(decode_symbols(left, 3, 1, "t"), second);
+  EXPECT_EQ(left, "rest");
+}
+
 TEST(IntegerCoder, OnlyWhatFitsIsCoded) {
+  EXPECT_THROW(encode_symbols(std::vector<uint8_t>{2}, 1), Error);
   EXPECT_THROW(encode_integers(std::vector<int8_t>{32}, 6), Error);
   EXPECT_THROW(encode_integers(std::vector<int8_t>{0}, 9), Error);
 }

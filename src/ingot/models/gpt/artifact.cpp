@@ -50,12 +50,29 @@ class Reader {
   size_t at_ = 0;
 };
 
-std::vector<f16> f16_of(std::string_view bytes, const std::string& name) {
-  std::vector<f16> numbers(bytes.size() / 2);
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    numbers[i].bits = uint16_t(uint8_t(bytes[2 * i]) | uint8_t(bytes[2 * i + 1]) << 8);
-    if (!std::isfinite(float(numbers[i]))) fail(ErrorCode::bad_data, name, ": number ", i, " is not finite");
+// How tensors are coded: by our coder, and since when fp16 numbers too.
+struct Coding {
+  bool by_range, codes_numbers;
+};
+Coding coding_of(const ArtifactForm& form) {
+  const bool by_range = form.coder == ArtifactCoder::range;
+  return {by_range, by_range && form.version >= 3};
+}
+
+// Takes so many fp16 numbers from the front.
+std::vector<f16> take_f16(std::string_view& bytes, int64_t count, Coding coding, const std::string& name) {
+  std::vector<f16> numbers(static_cast<size_t>(count));
+  const size_t n = numbers.size();
+  const std::string_view raw = bytes.substr(0, coding.codes_numbers ? n : 2 * n);
+  bytes.remove_prefix(raw.size());
+  if (coding.codes_numbers) {
+    const std::vector<uint8_t> upper = decode_symbols(bytes, count, 8, name);
+    for (size_t i = 0; i < n; ++i) numbers[i].bits = uint16_t(uint8_t(raw[i]) | upper[i] << 8);
+  } else {
+    for (size_t i = 0; i < n; ++i) numbers[i].bits = uint16_t(uint8_t(raw[2 * i]) | uint8_t(raw[2 * i + 1]) << 8);
   }
+  for (size_t i = 0; i < n; ++i)
+    if (!std::isfinite(float(numbers[i]))) fail(ErrorCode::bad_data, name, ": number ", i, " is not finite");
   return numbers;
 }
 
@@ -81,14 +98,18 @@ void read_description(std::string_view text, const std::string& name, Artifact& 
 
 std::string payload(const ArtifactTensor& t, ArtifactCoder coder) {
   std::string out;
-  put_f16(out, t.numbers);
-  if (t.bits == 16) return out;
-  if (coder == ArtifactCoder::range) return out + encode_integers(t.values, t.bits);
-  return out.append(reinterpret_cast<const char*>(t.values.data()), t.values.size());
+  if (coder != ArtifactCoder::range) {
+    put_f16(out, t.numbers);
+    return out.append(reinterpret_cast<const char*>(t.values.data()), t.values.size());
+  }
+  std::vector<uint8_t> upper;
+  for (const f16 x : t.numbers) out.push_back(char(x.bits & 255)), upper.push_back(uint8_t(x.bits >> 8));
+  out += encode_symbols(upper, 8);
+  return t.bits == 16 ? out : out + encode_integers(t.values, t.bits);
 }
-std::vector<int8_t> integers(std::string_view bytes, const Parameter& p, int bits, ArtifactCoder coder,
+std::vector<int8_t> integers(std::string_view bytes, const Parameter& p, int bits, Coding coding,
                              const std::string& name) {
-  if (coder == ArtifactCoder::range) return decode_integers(bytes, p.shape.numel(), bits, name);
+  if (coding.by_range) return decode_integers(bytes, p.shape.numel(), bits, name);
   const int qmax = (1 << (bits - 1)) - 1;
   std::vector<int8_t> values(bytes.begin(), bytes.end());
   for (const int8_t v : values)
@@ -103,13 +124,15 @@ constexpr int64_t kMostBytesOfAByte = 1000;
 bool too_dense(int64_t coded, int64_t bytes) { return bytes > coded * kMostBytesOfAByte + 4096; }
 
 // The coder spends at least 1/710 of a bit on each bit of an integer, so that what bytes can hold is bounded.
-void check_size(const Parameter& p, int bits, int64_t bytes, ArtifactCoder coder, const std::string& name) {
+void check_size(const Parameter& p, int bits, int64_t bytes, Coding coding, const std::string& name) {
   const int64_t count = p.shape.numel(), rows = count / std::max<int64_t>(1, p.shape[-1]);
   if (bits != 16 && (bits < 4 || bits > 8 || p.shape.rank != 2))
     fail(ErrorCode::bad_data, name, ": ", p.name, ": found ", bits, " bits, expected 4 to 8 of a matrix, or 16");
-  const int64_t fixed = 2 * (bits == 16 ? count : rows), coded = bytes - fixed;
-  const bool by_range = coder == ArtifactCoder::range && bits != 16;
-  if (by_range ? coded < 4 || count > (coded * 710 * 8 + 4096) / bits : coded != (bits == 16 ? 0 : count))
+  const int64_t fixed = (coding.codes_numbers ? 1 : 2) * (bits == 16 ? count : rows), coded = bytes - fixed;
+  const int64_t least = (coding.codes_numbers ? 4 : 0) + (bits != 16 ? 4 : 0);
+  const bool variable = coding.codes_numbers || (coding.by_range && bits != 16);
+  const bool too_few = coded < least || (bits != 16 && count > (coded * 710 * 8 + 4096) / bits);
+  if (variable ? too_few : coded != (bits == 16 ? 0 : count))
     fail(ErrorCode::bad_data, name, ": ", p.name, ": found ", bytes, " bytes for ", count, " numbers of ", bits,
          " bits");
 }
@@ -123,17 +146,17 @@ struct Table {
   int64_t bytes = 0;       // of all tensors
   uint32_t coded_sum = 0;  // of what they are together, with brotli and lzma
 };
-Table read_table(Reader& in, const ParameterLayout& layout, ArtifactCoder coder, const std::string& name) {
+Table read_table(Reader& in, const ParameterLayout& layout, Coding coding, const std::string& name) {
   Table table;
   for (const Parameter& p : layout.all()) {
     const int bits = in.u8("table");
     const uint32_t bytes = in.u32("table"), sum = in.u32("table");
-    check_size(p, bits, bytes, coder, name);
+    check_size(p, bits, bytes, coding, name);
     table.entries.push_back({bits, bytes, sum});
     table.bytes += bytes;
   }
   int64_t coded = table.bytes;
-  if (coder != ArtifactCoder::range) coded = in.u32("table"), table.coded_sum = in.u32("table");
+  if (!coding.by_range) coded = in.u32("table"), table.coded_sum = in.u32("table");
   const uint32_t here = crc32c(in.so_far()), said = in.u32("sum");
   if (here != said) fail(ErrorCode::bad_data, name, ": its table was altered: the sum does not match");
   if (int64_t(in.left()) != coded)
@@ -221,7 +244,8 @@ Artifact parse_artifact(std::string_view bytes, const std::string& name) {
   if (a.config.layers > int64_t(bytes.size()))
     fail(ErrorCode::bad_data, name, ": found ", a.config.layers, " layers in ", bytes.size(), " bytes");
   const ParameterLayout layout(a.config);
-  const Table table = read_table(in, layout, a.coder, name);
+  const Coding coding = coding_of(begins.form);
+  const Table table = read_table(in, layout, coding, name);
   std::string decoded;
   if (a.coder != ArtifactCoder::range) {
     const std::string_view coded = in.take(in.left(), "tensors");
@@ -238,11 +262,14 @@ Artifact parse_artifact(std::string_view bytes, const std::string& name) {
     const Parameter& p = layout.all()[i];
     const Entry& e = table.entries[i];
     const std::string where = name + ": " + p.name;
-    const std::string_view coded = payloads[i];
+    std::string_view coded = payloads[i];
     if (crc32c(coded) != e.sum) fail(ErrorCode::bad_data, where, ": was altered: the sum does not match");
-    const size_t numbers = size_t(2 * (e.bits == 16 ? p.shape.numel() : p.shape[0]));
-    ArtifactTensor t{.bits = e.bits, .numbers = f16_of(coded.substr(0, numbers), where)};
-    if (e.bits != 16) t.values = integers(coded.substr(numbers), p, e.bits, a.coder, where);
+    ArtifactTensor t{.bits = e.bits};
+    t.numbers = take_f16(coded, e.bits == 16 ? p.shape.numel() : p.shape[0], coding, where);
+    if (e.bits != 16)
+      t.values = integers(coded, p, e.bits, coding, where);
+    else if (!coded.empty())
+      fail(ErrorCode::bad_data, where, ": found ", coded.size(), " bytes after its numbers, expected none");
     a.tensors[i] = std::move(t);
   });
   return a;

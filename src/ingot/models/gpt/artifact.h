@@ -8,8 +8,9 @@
 //   u32 bytes    and u32 CRC-32C of all tensors together as they are coded; not with range
 //   u32 CRC-32C  of all before it
 //   tensors      one after the other, and nothing after the last. Bits 4 to 8: an fp16 scale per row, then the integers
-//                by io/integer_coder; 16: fp16 numbers. With brotli and lzma: integers as bytes, and all tensors in one
-//                stream of io/byte_coder; the table counts bytes before it
+//                by io/integer_coder; 16: fp16 numbers. With range fp16 numbers are their lower bytes, then their upper
+//                ones by io/integer_coder; in versions 1 and 2 as they are. With brotli and lzma: integers as bytes,
+//                and all tensors in one stream of io/byte_coder; the table counts bytes before it
 //
 // All integers little-endian. A weight is its row's scale times its integer. The tokenizer lies beside the file, under
 // its name with ".tokenizer" after it.
@@ -22,7 +23,7 @@
 
 namespace ingot {
 
-constexpr uint32_t kArtifactVersion = 2;  // 1 is read too
+constexpr uint32_t kArtifactVersion = 3;  // 1 and 2 are read too
 
 // How the tensors became few bytes.
 enum class ArtifactCoder : uint8_t { range = 0, brotli = 1, lzma = 2 };
