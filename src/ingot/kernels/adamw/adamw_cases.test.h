@@ -47,13 +47,21 @@ template <class Ops, class B> void adamw_follows_its_formula() {
                      .factor = f,
                      .step = 7};
       };
-      Ops::adamw(call(after(p, shift), after(g, shift), after(m, shift), after(v, shift), factor));
+      AdamW a = call(after(p, shift), after(g, shift), after(m, shift), after(v, shift), factor);
+      B copy = poisoned<B>(n % 2 != 0 ? DType::f16 : DType::bf16, {all});
+      a.copy = after(copy, shift);
+      Ops::adamw(a);
       adamw(call(after(p64, shift), after(g64, shift), after(m64, shift), after(v64, shift), f64), {});
       // A handful of roundings of numbers of size 1 to 5; the step itself is of size lr.
       const double u = testing::roundoff(DType::f32);
       expect_close(p, values(p64), 8 * u, 4 * u);
       expect_close(m, values(m64), 2 * u, 4 * u);
       expect_close(v, values(v64), 2 * u, 4 * u);
+      testing::fetch(copy);
+      const std::vector<double> wide = values(testing::host_of(p)), narrow = values(testing::host_of(copy));
+      for (int64_t i = shift; i < all; ++i)
+        ASSERT_EQ(narrow[size_t(i)],
+                  n % 2 != 0 ? double(f16(float(wide[size_t(i)]))) : double(bf16(float(wide[size_t(i)]))));
     }
 }
 
