@@ -195,6 +195,12 @@ class Export(unittest.TestCase):
         self.assertEqual((again.stdout, (out / "seed-1" / "log.jsonl").read_bytes()), (first.stdout, trained))
         self.assertEqual(first.stdout.decode().splitlines()[0].split(),
                          ["seed", "as", "trained", "read", "back", "sliding", "adapted", "bytes"])
+        reports = [str(out / f"seed-{n}.json") for n in (2, 1)]  # put together from what each left
+        together = subprocess.run([sys.executable, EXPERIMENT, "--reports", *reports], capture_output=True, timeout=60)
+        self.assertEqual((together.returncode, together.stdout), (0, first.stdout), together.stderr.decode())
+        twice = subprocess.run([sys.executable, EXPERIMENT, "--reports", reports[0], reports[0]], capture_output=True, timeout=60)
+        self.assertEqual((twice.returncode, twice.stdout), (1, b""))
+        self.assertIn("found seeds [2, 2], expected each once", twice.stderr.decode())
         other = subprocess.run([*command[:-1], "--batches 3 --batch-tokens 256"], capture_output=True, timeout=120)
         self.assertEqual((other.returncode, other.stdout), (1, b""))
         self.assertRegex(other.stderr.decode(), r"\A[^\n]*seed-1.json: found a result of other options[^\n]*\n\Z")

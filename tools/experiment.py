@@ -6,6 +6,8 @@
 
 What was read back is scored as it is, with --stride N by sliding windows too, and with --adapt by test-time training (`ingot eval --ttt`).
 
+    tools/experiment.py --reports bench/results/h100/golf/seed-*.json    # the table of seeds that ran elsewhere, one at a time
+
 Each seed leaves OUT/seed-N (the run) and OUT/seed-N.ingot; OUT/experiment.json holds every number, with mean and deviation over seeds. A seed
 that is there is not trained again, and `ingot train` resumes one that was interrupted. Scores of all seeds are of the same held-out text.
 """
@@ -58,12 +60,23 @@ def one_seed(o, seed):
         run([o.ingot, "train", "--data", o.data, "--out", directory, "--set", f"train.seed={seed}", *length, *shlex.split(o.train)])
         exported = run([o.ingot, "export", directory, artifact, "--data", o.data, "--json", *shlex.split(o.export)])
         partial = report.with_suffix(".partial")
-        partial.write_text(json.dumps({"options": options, **json.loads(exported), **read_back(o, artifact)}))
+        partial.write_text(json.dumps({"seed": seed, "options": options, **json.loads(exported), **read_back(o, artifact)}))
         partial.replace(report)
     result = json.loads(report.read_text())
     if result.pop("options") != options:
         sys.exit(f"experiment: {report}: found a result of other options, expected the same, or another OUT")
-    return {"seed": seed, **result}
+    return {**result, "seed": seed}
+
+
+def read_reports(files):
+    """What seeds gave that ran one at a time, elsewhere perhaps: all of the same options."""
+    seeds = [json.loads(f.read_text()) for f in files]
+    for file, s in zip(files, seeds):
+        if s.get("options") != seeds[0].get("options"):
+            sys.exit(f"experiment: {file}: found a result of other options than {files[0]}'s, expected the same")
+    if len({s["seed"] for s in seeds}) < len(seeds):
+        sys.exit(f"experiment: found seeds {[s['seed'] for s in seeds]}, expected each once")
+    return sorted(seeds, key=lambda s: s["seed"])
 
 
 def summary(seeds):
@@ -79,11 +92,21 @@ def show(key, value):
     return "-" if value is None else f"{value:,.0f}" if key == "total_bytes" else f"{value:.4f}"
 
 
+def show_table(seeds):
+    of_all = summary(seeds)
+    rows = [["seed", *(title for _, title in columns(seeds))]]
+    rows += [[str(s["seed"]), *(show(key, s[key]) for key, _ in columns(seeds))] for s in seeds]
+    rows += [[name, *(show(key, of_all[key][name]) for key, _ in columns(seeds))] for name in ("mean", "deviation")]
+    for row in rows:
+        print("  ".join(cell.rjust(12) for cell in row))
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("ingot", type=pathlib.Path, help="the binary")
-    p.add_argument("data", type=pathlib.Path)
-    p.add_argument("out", type=pathlib.Path)
+    p.add_argument("ingot", type=pathlib.Path, nargs="?", help="the binary")
+    p.add_argument("data", type=pathlib.Path, nargs="?")
+    p.add_argument("out", type=pathlib.Path, nargs="?")
+    p.add_argument("--reports", type=pathlib.Path, nargs="+", metavar="SEED.json", help="instead: put together what seeds gave")
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     p.add_argument("--seconds", type=float, default=0, help="of training, each seed; 0: as many steps as the options of --train say")
     p.add_argument("--train", default="", help="options of `ingot train`, as one word")
@@ -91,18 +114,17 @@ def main():
     p.add_argument("--stride", type=int, default=0, help="score what was read back by sliding windows of this stride too")
     p.add_argument("--adapt", help="score it by test-time training too: options of `ingot eval --ttt`, as one word")
     o = p.parse_args()
+    if o.reports:
+        return show_table(read_reports(o.reports))
+    if o.out is None:
+        p.error("expected INGOT, DATA and OUT, or --reports")
     if len(set(o.seeds)) < len(o.seeds):
         p.error(f"--seeds: found {o.seeds}, expected each once")
     o.out.mkdir(parents=True, exist_ok=True)
     seeds = [one_seed(o, seed) for seed in o.seeds]
-    of_all = summary(seeds)
-    said = {**options_of(o), "seeds": seeds, "summary": of_all}
+    said = {**options_of(o), "seeds": seeds, "summary": summary(seeds)}
     (o.out / "experiment.json").write_text(json.dumps(said, indent=2) + "\n")
-    rows = [["seed", *(title for _, title in columns(seeds))]]
-    rows += [[str(s["seed"]), *(show(key, s[key]) for key, _ in columns(seeds))] for s in seeds]
-    rows += [[name, *(show(key, of_all[key][name]) for key, _ in columns(seeds))] for name in ("mean", "deviation")]
-    for row in rows:
-        print("  ".join(cell.rjust(12) for cell in row))
+    show_table(seeds)
 
 
 if __name__ == "__main__":
