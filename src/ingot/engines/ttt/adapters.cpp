@@ -55,10 +55,12 @@ DocumentAdapters::DocumentAdapters(const GptConfig& config, const LayerProgram& 
   reset();
 }
 
-void DocumentAdapters::reset() {
-  for (int64_t d = 0; d < documents_; ++d) ingot::copy({.from = begin_, .to = values_.row(d)}, stream_);
-  if (compute_) ingot::copy({.from = values_, .to = compute_}, stream_);
-  for (const Tensor& t : {gradients_, squares_}) fill({.to = t}, stream_);
+void DocumentAdapters::reset(int64_t count) {
+  if (count < 0) count = documents_;
+  const auto first = [&](const Tensor& t) { return t.slice(0, 0, count); };
+  for (int64_t d = 0; d < count; ++d) ingot::copy({.from = begin_, .to = values_.row(d)}, stream_);
+  if (compute_) ingot::copy({.from = first(values_), .to = first(compute_)}, stream_);
+  for (const Tensor& t : {gradients_, squares_}) fill({.to = first(t)}, stream_);
   updates_ = 0;
 }
 

@@ -21,8 +21,8 @@ class DocumentAdapters {
   static int64_t bytes(const GptConfig& config, const LayerProgram& program, const AdapterOptions& options,
                        GptTypes types, int64_t documents);
 
-  // All documents' adapters as they begin.
-  void reset();
+  // The first documents' adapters as they begin; all, left out.
+  void reset(int64_t count = -1);
   // Those of documents [first, first + count), as a model takes them: segment s reads document first + s.
   GptAdapters values(int64_t first, int64_t count) const;
   GptAdapters gradients(int64_t count) const;  // of the first documents, to be written

@@ -385,7 +385,7 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
       done = 0;
       for (const Work& w : std::span(works).first(size_t(batch.data() - works.data()))) done += w.targets;
     }
-    adapters.reset();
+    adapters.reset(int64_t(batch.size()) + 1);  // with those that tokens of no document read
     for (int64_t ci = 0; ci < chunks(batch.front()); ++ci) {
       stop_if_asked(o);
       const auto more_than = [&](int64_t n) {
