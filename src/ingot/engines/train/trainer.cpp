@@ -147,6 +147,7 @@ struct Trainer::Impl {
   }
   bool write_checkpoint() {
     if (!directory) return true;
+    const auto begun = std::chrono::steady_clock::now();
     try {
       const HostState here(state);
       if (!all_finite(here.weights.tensor())) {
@@ -154,7 +155,8 @@ struct Trainer::Impl {
         return false;
       }
       last_checkpoint = directory.save(at.step, checkpoint_content(state, here, at, data));
-      log.write({{"event", "checkpoint"}, {"step", at.step}, {"path", last_checkpoint}});
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+      log.write({{"event", "checkpoint"}, {"step", at.step}, {"path", last_checkpoint}, {"saving_seconds", seconds}});
       return true;
     } catch (const Error& e) {
       ++failed_saves;
