@@ -76,6 +76,13 @@ const Engine kEngines[] = {
        return make_gpu_decoder(m.config, m.weights, {.context = kContext, .batch = 8, .slots = slots});
      },
      true},
+    {"gpt_oss_on_a_gpu_together",
+     [](int64_t slots) {
+       static const GptOssModel m;
+       return make_gpu_decoder(m.config, m.weights,
+                               {.context = kContext, .batch = 8, .slots = slots, .together = true});
+     },
+     true},
 #endif
 };
 struct decoder : ::testing::TestWithParam<Engine> {

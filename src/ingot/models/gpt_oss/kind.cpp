@@ -23,8 +23,12 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
     fail(ErrorCode::usage, "found ", o.tokens, " tokens, expected at most ", config.context, ", the model's context");
   // A prompt shorter than a batch needs no room for more.
   const int64_t longest = o.tokens > 0 ? o.tokens : config.context;
-  const GptOssDecoderOptions options{
-      .context = o.tokens, .batch = std::min(kBatch, longest), .slots = o.slots, .gpus = o.gpus, .split = o.split};
+  const GptOssDecoderOptions options{.context = o.tokens,
+                                     .batch = std::min(kBatch, longest),
+                                     .slots = o.slots,
+                                     .gpus = o.gpus,
+                                     .split = o.split,
+                                     .together = o.together};
   if (o.gpus > 1)
     if (const std::string misfit = gpt_oss_gpus_misfit(config, options); !misfit.empty())
       fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", misfit);

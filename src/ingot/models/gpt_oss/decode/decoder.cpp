@@ -40,12 +40,15 @@ DeviceModelOptions device_options(const GptOssDecoderOptions& o, int rank = 0) {
 class GpuDecoder final : public HostDecoder {
  public:
   GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
-      : HostDecoder(o.slots), model_(c, weights, device_options(o)), batch_(std::max(o.batch, model_.prompt_batch())) {}
+      : HostDecoder(o.slots),
+        model_(c, weights, device_options(o)),
+        batch_(std::max(o.batch, model_.prompt_batch())),
+        columns_(o.together ? model_.most_streams() : 1) {}
 
   int64_t vocab() const override { return model_.config().vocab; }
   int64_t context() const override { return model_.context(); }
   int64_t batch() const override { return batch_; }
-  int64_t columns() const override { return model_.most_streams(); }
+  int64_t columns() const override { return columns_; }
   Device device() const override { return {Device::cuda, 0}; }
   bool traces() const override { return model_.rank(0).takes_trace(); }
 
@@ -107,7 +110,7 @@ class GpuDecoder final : public HostDecoder {
   }
 
   RankedModel model_;
-  int64_t batch_;
+  int64_t batch_, columns_;
   std::vector<float> logits_;
 };
 
