@@ -281,6 +281,8 @@ class GptOss(TinyGptOss):
                 self.refuses(7, "device cuda: found ", *command, "--device", "cuda")
             self.refuses(7, "--gpus 2: found ", "generate", "--model", made, "--ids", ids, "--gpus", "2")
         self.refuses(2, "--gpus: found 2 with device cpu", "generate", "--model", made, "--ids", ids, "--gpus", "2", "--device", "cpu")
+        self.refuses(7, "--trace: found a model on cpu whose tokens keep no times", "generate", "--model", made, "--ids", ids, "--trace", "t.json", "--device", "cpu")
+        self.assertFalse(os.path.exists("t.json"))
         os.remove(made)
         self.refuses(2, "found no OUT", "convert", self.model)
         self.refuses(2, "found no OUT, expected the archive's name", "convert", "--synthetic", "small")
