@@ -50,13 +50,14 @@ def assert_close(got, want, name):
     assert error <= allowed(got.dtype), f"{name}: {error}"
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_batches_forward_and_backward(device, options):
+def test_batches_forward_and_backward(device, options, deterministic):
     q, k, v = operands(device, (2, 37, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64))
     sinks = torch.randn(4, device=device).requires_grad_() if options.get("sinks") else None
     window = options.get("window")
     out = flash_attn_func(q, k, v, causal=options.get("causal", False), window_size=(-1 if window is None else window, -1),
-                          softcap=options.get("softcap", 0.0), sinks=sinks)
+                          softcap=options.get("softcap", 0.0), deterministic=deterministic, sinks=sinks)
     reference = {**options, "sinks": sinks}
     want = torch.stack([written_out(*(t[b] for t in (q, k, v)), 64**-0.5, **reference) for b in range(2)])
     assert_close(out, want, "out")
@@ -106,6 +107,7 @@ def test_opcheck(device):
     sinks = torch.zeros(4, device=device, requires_grad=True)
     for s in (None, sinks):
         torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, s, 0.125, 0.0, 6, True))
+    torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, None, 0.125, 0.0, 0, True, False))
 
 
 def test_autocast_runs_in_its_dtype(device):

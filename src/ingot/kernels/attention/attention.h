@@ -39,6 +39,9 @@ struct AttentionBackward {
   double scale = 1, softcap = 0;
   int64_t window = 0;
   bool causal = true;
+  // false: sums over blocks may be taken in any order, where that is faster: on a GPU, dq may differ in its last bits
+  // from call to call.
+  bool deterministic = true;
   Tensor workspace;  // u8, attention_backward_workspace_bytes(a); on a CPU none
 };
 void attention_backward(const AttentionBackward& a, Stream stream);

@@ -120,7 +120,7 @@ template <class T> void launch_query_gradient(const AttentionBackward& a, const 
                       .k = head_map("attention_backward: k", has_keys ? a.k : a.q, kernel.keys),
                       .v = head_map("attention_backward: v", has_keys ? a.v : a.q, kernel.keys)};
   const QueryGradientParams p{
-      .walk = walk_of(a, kernel.rows), .scores = scores, .dq = a.dq.data, .dq_strides = strides_of(a.dq)};
+      .walk = walk_of(a, kernel.rows, stream), .scores = scores, .dq = a.dq.data, .dq_strides = strides_of(a.dq)};
   gpu::launch("attention_backward: dq", kernel.kernel,
               {.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
                .block = kernel.threads,
@@ -129,21 +129,51 @@ template <class T> void launch_query_gradient(const AttentionBackward& a, const 
               stream, maps, p);
 }
 
-template <class T> void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, Stream stream) {
-  const KeyGradientKernel kernel = key_gradient_kernel<T>(scores.width, a.softcap > 0);
+// Of dQ in fp32, added up by many blocks: behind delta in the workspace. None in the deterministic forms.
+int64_t delta_bytes(const AttentionBackward& a) {
+  return (a.q.size(0) * a.q.size(1) * int64_t(sizeof(float)) + 15) / 16 * 16;
+}
+int64_t query_sum_places(const AttentionBackward& a) {
+  return detail::tile_places(a.q.size(0), a.cu_q.size(0) - 1, 64);
+}
+int64_t query_sum_bytes(const AttentionBackward& a) {
+  const int64_t width = a.q.size(2);
+  if (a.deterministic || !adds_queries(int(width), a.softcap > 0) || a.cu_q.size(0) < 2) return 0;
+  return query_sum_places(a) * a.q.size(1) * 64 * (width <= 64 ? 64 : 128) * int64_t(sizeof(float));
+}
+
+template <class T> void launch_query_sums(const AttentionBackward& a, const float* sums, float scale, Stream stream) {
+  const QuerySumParams p{.cu_q = a.cu_q.ptr<int32_t>(),
+                         .segments = int(a.cu_q.size(0) - 1),
+                         .heads = int(a.q.size(1)),
+                         .width = int(a.q.size(2)),
+                         .sums = sums,
+                         .scale = scale,
+                         .dq = a.dq.data,
+                         .dq_strides = strides_of(a.dq)};
+  gpu::launch("attention_backward: dq of its sums", query_sums_kernel<T>(p.width),
+              {.grid = query_sum_places(a) * p.heads, .block = 128, .device = a.q.device.index}, stream, p);
+}
+
+// With sums: dQ is added up there too.
+template <class T>
+void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, float* sums, Stream stream) {
+  const KeyGradientKernel kernel =
+      sums ? joint_gradient_kernel<T>(scores.width) : key_gradient_kernel<T>(scores.width, a.softcap > 0);
   const bool has_queries = a.q.size(0) > 0;
   const KeyGradientMaps maps{.q = head_map("attention_backward: q", has_queries ? a.q : a.k, kernel.queries),
                              .dout = head_map("attention_backward: dout", has_queries ? a.dout : a.v, kernel.queries),
                              .k = head_map("attention_backward: k", a.k, kernel.keys),
                              .v = head_map("attention_backward: v", a.v, kernel.keys)};
-  KeyGradientParams p{.walk = walk_of(a, kernel.keys),
+  KeyGradientParams p{.walk = walk_of(a, kernel.keys, stream),
                       .scores = scores,
                       .query_rows = a.q.size(0),
                       .dk = a.dk.data,
                       .dv = a.dv.data,
                       .dk_strides = strides_of(a.dk),
                       .dv_strides = strides_of(a.dv),
-                      .add_dv = a.add_dv};
+                      .add_dv = a.add_dv,
+                      .query_sums = sums};
   p.walk.heads /= p.walk.group;
   p.walk.heads_in_set = std::max(1, p.walk.heads_in_set / p.walk.group);
   p.walk.places = detail::tile_places(a.k.size(0), p.walk.segments, kernel.keys);
@@ -158,7 +188,7 @@ template <class T> void launch_key_gradient(const AttentionBackward& a, const Sc
 }  // namespace
 
 int64_t attention_backward_workspace_bytes(const AttentionBackward& a) {
-  return a.q.size(0) * a.q.size(1) * int64_t(sizeof(float));
+  return delta_bytes(a) + query_sum_bytes(a);
 }
 
 void attention_backward(const AttentionBackward& a, Stream stream) {
@@ -168,16 +198,20 @@ void attention_backward(const AttentionBackward& a, Stream stream) {
     check_gpu_vectors(op, name, *t);
   if (a.q.size(1) == 0 || a.cu_q.size(0) == 1) return;
   check_hopper(op, a.q.device);
+  const gpu::DeviceGuard guard(a.q.device.index);
   float* delta = static_cast<float*>(a.workspace.data);
-  const int64_t stride = a.q.size(0);
+  const int64_t sum_bytes = query_sum_bytes(a), stride = a.q.size(0);
+  float* sums = sum_bytes > 0 ? delta + delta_bytes(a) / int64_t(sizeof(float)) : nullptr;
   const ScoreParams scores = scores_of(a, delta, stride);
   const auto run = [&](auto type) {
     using T = decltype(type);
     if (a.q.size(0) > 0) {
       launch_rows<T>(a, delta, stride, stream);
-      launch_query_gradient<T>(a, scores, stream);
+      if (sums) gpu::fill_bytes(sums, 0, sum_bytes, stream);
+      if (!sums) launch_query_gradient<T>(a, scores, stream);
     }
-    if (a.k.size(0) > 0) launch_key_gradient<T>(a, scores, stream);
+    if (a.k.size(0) > 0) launch_key_gradient<T>(a, scores, sums, stream);
+    if (sums) launch_query_sums<T>(a, sums, scores.scale, stream);
   };
   if (a.q.dtype == DType::bf16)
     run(bf16());

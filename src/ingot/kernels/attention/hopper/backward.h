@@ -34,7 +34,9 @@ struct KeyGradientParams {
   int64_t query_rows;  // of q and dout
   void *dk, *dv;
   Strides dk_strides, dv_strides;
-  bool add_dv;  // to what is there, which was rounded too
+  bool add_dv;       // to what is there, which was rounded too
+  float* query_sums;  // where dQ is added up (query_sums.cuh)
+  uint32_t* counters;  // of what was added, one for each part
 };
 struct KeyGradientMaps {
   CUtensorMap q, dout, k, v;
@@ -45,5 +47,21 @@ struct KeyGradientKernel {
   int64_t smem;
 };
 template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped);
+
+// The kernel of keys that adds up dQ too, in no fixed order: for up to 128 columns and scores that are not capped. And
+// what makes dQ of the sums.
+constexpr bool adds_queries(int width, bool capped) { return width <= 128 && !capped; }
+template <class T> KeyGradientKernel joint_gradient_kernel(int width);
+struct QuerySumParams {
+  const int32_t* cu_q;
+  int segments, heads, width;
+  const float* sums;
+  const uint32_t* counters;  // of parts added up in order; null: all sums were cleared first
+  float scale;
+  void* dq;
+  Strides dq_strides;
+};
+// Launched with a block of 128 threads for each place of 64 queries and each head.
+template <class T> void (*query_sums_kernel(int width))(const QuerySumParams);
 
 }  // namespace ingot::cuda::attention_hopper
