@@ -92,38 +92,44 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << " size " << c.size << " scale " << c.scale.value_or(0);
 }
 
-std::vector<Case> cases() {
+// Cases of one width and type; of other widths, d = 0.
+struct Group {
+  int64_t d = 0;
+  DType type = DType::bf16;
+};
+std::vector<Case> cases(const Group& group) {
   std::vector<Case> all;
-  for (DType type : {DType::bf16, DType::f16})
-    for (int64_t d : {64, 128, 256}) {
-      const Case some[] = {
-          {.queries = {64}, .heads = 1, .causal = false},
-          {.queries = {128}, .heads = 1},
-          {.queries = {1}, .heads = 1},
-          {.queries = {300}},
-          {.queries = {0, 5, 0, 700, 1, 129, 64}, .heads = 4, .kv_heads = 2, .gap = 8},
-          {.queries = {475, 130, 33}, .heads = 4, .kv_heads = 4, .softcap = 20},
-          {.queries = {300, 500}, .window = 128, .sinks = true},
-          {.queries = {300, 77}, .window = 5},
-          {.queries = {700}, .softcap = 10, .window = 1, .sinks = true},
-          {.queries = {5, 140}, .keys = {390, 170}, .heads = 4, .kv_heads = 4, .sinks = true},
-          {.queries = {240, 9}, .keys = {111, 9}},                               // the first queries see nothing
-          {.queries = {240, 9}, .keys = {111, 9}, .window = 30, .sinks = true},  // nothing but the sink
-          {.queries = {133, 20}, .keys = {250, 0}, .causal = false},
-          {.queries = {133, 20}, .keys = {250, 0}, .causal = false, .sinks = true},
-          {.queries = {10, 20}, .keys = {0, 0}, .sinks = true},
-          {.queries = {200}, .size = 12},  // huge scores
-          {.queries = {200}, .scale = -0.1},
-          {.queries = {200}, .scale = 0},
-          {.queries = Lengths(40, 17), .heads = 3, .kv_heads = 3},
-      };
-      for (Case c : some) {
-        c.d = d, c.type = type;
-        all.push_back(c);
-      }
+  const auto [d, type] = group;
+  if (d > 0) {
+    const Case some[] = {
+        {.queries = {64}, .heads = 1, .causal = false},
+        {.queries = {128}, .heads = 1},
+        {.queries = {1}, .heads = 1},
+        {.queries = {300}},
+        {.queries = {0, 5, 0, 700, 1, 129, 64}, .heads = 4, .kv_heads = 2, .gap = 8},
+        {.queries = {475, 130, 33}, .heads = 4, .kv_heads = 4, .softcap = 20},
+        {.queries = {300, 500}, .window = 128, .sinks = true},
+        {.queries = {300, 77}, .window = 5},
+        {.queries = {700}, .softcap = 10, .window = 1, .sinks = true},
+        {.queries = {5, 140}, .keys = {390, 170}, .heads = 4, .kv_heads = 4, .sinks = true},
+        {.queries = {240, 9}, .keys = {111, 9}},                               // the first queries see nothing
+        {.queries = {240, 9}, .keys = {111, 9}, .window = 30, .sinks = true},  // nothing but the sink
+        {.queries = {133, 20}, .keys = {250, 0}, .causal = false},
+        {.queries = {133, 20}, .keys = {250, 0}, .causal = false, .sinks = true},
+        {.queries = {10, 20}, .keys = {0, 0}, .sinks = true},
+        {.queries = {200}, .size = 12},  // huge scores
+        {.queries = {200}, .scale = -0.1},
+        {.queries = {200}, .scale = 0},
+        {.queries = Lengths(40, 17), .heads = 3, .kv_heads = 3},
+    };
+    for (Case c : some) {
+      c.d = d, c.type = type;
+      all.push_back(c);
     }
-  for (int64_t d : {8, 40, 72, 96, 120, 136, 192, 248})
-    all.push_back({.queries = {150, 7}, .heads = 4, .kv_heads = 2, .d = d});
+  } else {
+    for (int64_t width : {8, 40, 72, 96, 120, 136, 192, 248})
+      all.push_back({.queries = {150, 7}, .heads = 4, .kv_heads = 2, .d = width});
+  }
   for (Case& c : all)
     if (c.keys.empty()) c.keys = c.queries;
   return all;
@@ -245,9 +251,19 @@ std::string beyond(const std::vector<double>& got, const std::vector<double>& wa
                                want.empty() ? 0 : want[where], " within ", allowed.empty() ? 0 : allowed[where]);
 }
 
-TEST_F(AttentionCuda, MatchesFp64) {
+class AttentionCudaNumbers : public testing::GpuTest<::testing::TestWithParam<Group>> {};
+INSTANTIATE_TEST_SUITE_P(, AttentionCudaNumbers,
+                         ::testing::Values(Group{64, DType::bf16}, Group{64, DType::f16}, Group{128, DType::bf16},
+                                           Group{128, DType::f16}, Group{256, DType::bf16}, Group{256, DType::f16},
+                                           Group{}),
+                         [](const auto& info) {
+                           return info.param.d == 0 ? std::string("other_widths")
+                                                    : ingot::detail::concat(info.param.d, "_wide_", info.param.type);
+                         });
+
+TEST_P(AttentionCudaNumbers, MatchFp64) {
   double closest = 0;
-  for (const Case& c : cases()) {
+  for (const Case& c : cases(GetParam())) {
     SCOPED_TRACE(::testing::PrintToString(c));
     Operands a(c);
     attention(a.op(), {});
@@ -410,11 +426,11 @@ void expect_gradients(const Operands& a, bool deterministic, std::optional<Defin
   }
 }
 
-// In any order too: fp32 sums of parts, whose order moves them by 2^-24 of the terms' size, thousands of times less than
-// dS's rounding may.
-TEST_F(AttentionCuda, GradientsMatchFp64) {
+// In any order too: fp32 sums of parts, whose order moves them by 2^-24 of the terms' size, thousands of times less
+// than dS's rounding may.
+TEST_P(AttentionCudaNumbers, OfGradientsMatchFp64) {
   double closest[3] = {};
-  for (const Case& c : cases()) {
+  for (const Case& c : cases(GetParam())) {
     SCOPED_TRACE(::testing::PrintToString(c));
     Operands a(c);
     attention(a.op(), {});

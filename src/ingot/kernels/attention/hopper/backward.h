@@ -34,8 +34,8 @@ struct KeyGradientParams {
   int64_t query_rows;  // of q and dout
   void *dk, *dv;
   Strides dk_strides, dv_strides;
-  bool add_dv;       // to what is there, which was rounded too
-  float* query_sums;  // where dQ is added up (query_sums.cuh)
+  bool add_dv;         // to what is there, which was rounded too
+  float* query_sums;   // where dQ is added up (query_sums.cuh)
   uint32_t* counters;  // of what was added, one for each part
 };
 struct KeyGradientMaps {
@@ -48,10 +48,19 @@ struct KeyGradientKernel {
 };
 template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped);
 
-// The kernel of keys that adds up dQ too, in no fixed order: for up to 128 columns and scores that are not capped. And
-// what makes dQ of the sums.
-constexpr bool adds_queries(int width, bool capped) { return width <= 128 && !capped; }
-template <class T> KeyGradientKernel joint_gradient_kernel(int width);
+// Who forms dQ. apart: the kernel that walks over queries. Else the one that walks over keys adds it up too, in any
+// order or in a fixed one, in which nobody waits long where the mask is causal.
+enum class QueryGradientForm { apart, any_order, in_order };
+struct BackwardShape {
+  int width;
+  bool capped, causal, deterministic;
+};
+constexpr QueryGradientForm query_gradient_form(const BackwardShape& s) {
+  if (s.width > 128 || s.capped) return QueryGradientForm::apart;
+  if (!s.deterministic) return QueryGradientForm::any_order;
+  return s.width > 64 && s.causal ? QueryGradientForm::in_order : QueryGradientForm::apart;
+}
+template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order);
 struct QuerySumParams {
   const int32_t* cu_q;
   int segments, heads, width;

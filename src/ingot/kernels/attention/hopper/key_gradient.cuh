@@ -28,9 +28,11 @@ struct KeyGradientForm {
   static_assert(kQueries % 16 == 0, "products sum over 16 queries at a time");
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
   static_assert(!kApart || kGroups == 2);
-  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_, kBulk = kBulk_, kOrdered = kOrdered_;  // adds: dQ is formed too (query_sums.cuh)
+  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_, kBulk = kBulk_,
+                        kOrdered = kOrdered_;  // adds: dQ is formed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  static constexpr int kFetcherRegisters = kGroups == 2 && !kOrdered_ ? 24 : 32, kMultiplierRegisters = kGroups == 2 ? 240 : 160;
+  static constexpr int kFetcherRegisters = kGroups == 2 && !kOrdered_ ? 24 : 32,
+                       kMultiplierRegisters = kGroups == 2 ? 240 : 160;
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
 };
 
@@ -58,7 +60,8 @@ template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_
   const int64_t in_set = w.places * w.heads_in_set;
   const int64_t set = place / in_set, heads = min(int64_t(w.heads_in_set), w.heads - set * w.heads_in_set);
   const int64_t rest = place - set * in_set;
-  const detail::TilePlace at = detail::tile_place(w.cu_k, w.segments, F::kKeys, F::kOrdered ? w.places - 1 - rest / heads : rest / heads);
+  const detail::TilePlace at =
+      detail::tile_place(w.cu_k, w.segments, F::kKeys, F::kOrdered ? w.places - 1 - rest / heads : rest / heads);
   KeyTile t{};
   t.kv_head = int(set * w.heads_in_set + rest % heads);
   t.first = int(at.first);
@@ -109,7 +112,8 @@ template <class F> struct QueryFetcher {
     tile::wait_warp_or_trap(&memory.kv_empty, (tiles & 1) ^ 1);
     ++tiles;
     const int rows = t.keys - t.first;
-    const bool others_follow = F::kAddsQueries && rows < F::kKeys && t.k_begin + t.keys < p.walk.key_rows && t.steps >= 0;
+    const bool others_follow =
+        F::kAddsQueries && rows < F::kKeys && t.k_begin + t.keys < p.walk.key_rows && t.steps >= 0;
     uint64_t* const barrier = others_follow ? &memory.raw[raw % 2] : &memory.kv_full;
     if (lane == 0) copy_keys(t, barrier);
     if (others_follow) zero_keys(rows);
@@ -294,8 +298,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   }
   __device__ __forceinline__ void next_sums(int head, int n) {
     const int64_t block = tile_.q_begin / 64 + tile_.segment;
-    sums.next(block, n * F::kQueries, tile_.queries, tile_.kv_head * p.walk.group + head,
-              p.walk.heads * p.walk.group);
+    sums.next(block, n * F::kQueries, tile_.queries, tile_.kv_head * p.walk.group + head, p.walk.heads * p.walk.group);
   }
 
   __device__ __forceinline__ void issue_scores(float (&d)[F::kQueries / 2], uint32_t keys, uint32_t queries) {
@@ -505,8 +508,10 @@ template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped)
   return capped ? key_gradient_kernel_for<T, true>(width) : key_gradient_kernel_for<T, false>(width);
 }
 
-template <class T> KeyGradientKernel joint_gradient_kernel(int width) {
+template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order) {
   if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
+  if (in_order)
+    return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true, false, true>>();
   return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true>>();
 }
 template <class T> void (*query_sums_kernel(int width))(const QuerySumParams) {

@@ -1,7 +1,7 @@
 #pragma once
 // dQ by the kernel that walks over keys (key_gradient.cuh): both warpgroups write dS^T of a step to shared memory, each
-// forms a part of 64 x 64 of dQ = dS K over all keys of the tile, and adds it to sums in global memory. Blocks add in no
-// fixed order. A last kernel scales and rounds the sums.
+// forms a part of 64 x 64 of dQ = dS K over all keys of the tile, and adds it to sums in global memory. Blocks add in
+// no fixed order. A last kernel scales and rounds the sums.
 //
 // Sums lie in blocks of 64 queries of one head, by 64 columns, as wgmma's accumulators hold them: lanes' additions are
 // neighbours, and nothing is transposed. Segment s has the blocks from cu[s] / 64 + s on (tiles.h).
@@ -31,7 +31,8 @@ struct SharedScoresBarriers {
   uint64_t full[2], empty[2];
   uint64_t staged_full[2], staged_empty[2];  // of each warpgroup
   template <class F> __device__ void prepare() {
-    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&full[i], 4 * F::kGroups), ptx::mbarrier_init(&empty[i], 4 * F::kGroups);
+    for (int i = 0; i < 2; ++i)
+      ptx::mbarrier_init(&full[i], 4 * F::kGroups), ptx::mbarrier_init(&empty[i], 4 * F::kGroups);
     for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&staged_full[i], 4), ptx::mbarrier_init(&staged_empty[i], 1);
   }
 };
@@ -164,8 +165,8 @@ template <class F, class Tile> struct PartAdder {
         const int first = n * F::kQueries;
         const uint32_t unit = QuerySums<F>::unit_of(group, block, first, t.queries, head, w.heads * w.group);
         if (unit == QuerySums<F>::kNone) continue;
-        const detail::KeyRange seen = detail::keys_seen(first, min(first + F::kQueries, t.queries), t.queries, t.keys,
-                                                        w.causal, w.window);
+        const detail::KeyRange seen =
+            detail::keys_seen(first, min(first + F::kQueries, t.queries), t.queries, t.keys, w.causal, w.window);
         add(unit, uint32_t((seen.end - 1) / F::kKeys - t.first / F::kKeys));
       }
     tell();
@@ -202,8 +203,7 @@ template <class F, class Tile> struct PartAdder {
 };
 
 // A block of 128 threads per block of 64 queries and head.
-template <class T, int kPanels>
-__global__ void __launch_bounds__(128) attention_query_sums(const QuerySumParams p) {
+template <class T, int kPanels> __global__ void __launch_bounds__(128) attention_query_sums(const QuerySumParams p) {
   const int64_t place = blockIdx.x / uint32_t(p.heads);
   const int head = int(blockIdx.x % uint32_t(p.heads));
   const detail::TilePlace at = detail::tile_place(p.cu_q, p.segments, 64, place);
@@ -222,9 +222,9 @@ __global__ void __launch_bounds__(128) attention_query_sums(const QuerySumParams
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int64_t query = at.first + threadIdx.x / 32 * 16 + lane / 4 + 8 * r;
-      row[r] = query < queries ? static_cast<T*>(p.dq) + (begin + query) * p.dq_strides.token +
-                                     head * p.dq_strides.head + 64 * i
-                               : nullptr;
+      row[r] = query < queries
+                   ? static_cast<T*>(p.dq) + (begin + query) * p.dq_strides.token + head * p.dq_strides.head + 64 * i
+                   : nullptr;
     }
     store_rows<T>(d, scale, row, p.width - 64 * i, lane % 4);
   }
