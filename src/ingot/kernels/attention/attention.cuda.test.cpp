@@ -507,6 +507,36 @@ TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
   }
 }
 
+// Blocks claim their tiles from counters in global memory, which launches that run beside each other must not share.
+TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
+  const Lengths lengths(60, 90);
+  Operands one({.queries = lengths, .keys = lengths}), two({.queries = {2000}, .keys = {2000}}),
+      three({.queries = lengths, .keys = lengths, .heads = 4, .kv_heads = 4});
+  std::vector<double> want[3];
+  Operands* const all[3] = {&one, &two, &three};
+  for (int i = 0; i < 3; ++i) {
+    attention(all[i]->op(), {});
+    all[i]->out.download();
+    want[i] = values(all[i]->out.host());
+    testing::assign(all[i]->out.host(), std::vector<double>(want[i].size(), 0));
+    all[i]->out.upload();
+  }
+  gpu::synchronize();
+  const gpu::OwnedStream streams[3];
+  const gpu::Graph graph(streams[2], [&] {
+    for (int i = 0; i < 20; ++i) attention(three.op(), streams[2]);
+  });
+  for (int i = 0; i < 20; ++i) {
+    graph.launch(streams[2]);
+    for (int j = 0; j < 10; ++j) attention(one.op(), streams[0]), attention(two.op(), streams[1]);
+  }
+  gpu::synchronize();
+  for (int i = 0; i < 3; ++i) {
+    all[i]->out.download();
+    EXPECT_EQ(values(all[i]->out.host()), want[i]) << i;
+  }
+}
+
 std::string said(const std::function<void()>& call) {
   try {
     call();
