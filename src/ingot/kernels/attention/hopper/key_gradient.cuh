@@ -48,7 +48,7 @@ template <class F> struct KeyMemory {
   char k[F::kPanels][F::kPanelK], v[F::kPanels][F::kPanelK];
   char q[F::kStages][F::kPanels][F::kPanelQ], dout[F::kStages][F::kPanels][F::kPanelQ];
   SharedScores<F> scores;
-  float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
+  alignas(16) float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
   uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
   uint64_t raw[2];  // copies whose last rows must be zeroed
   SharedScoresBarriers scores_barriers;
