@@ -8,7 +8,7 @@ from ._again import again, gradients
 from ._ops import _register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
-           "bool deterministic=True")
+           "bool deterministic")
 
 
 def _heads(t):
@@ -25,12 +25,12 @@ def _narrow_on_cpu(q):
     return not q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
 
 
-def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic=True):
+def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic):
     """out (Tq, H, D), and lse (H, Tq) in fp32 (fp64 of fp64). deterministic: of the backward pass."""
     if _narrow_on_cpu(q):
         _check_dtypes(q, k, v)
         wide = (q.float(), k.float(), v.float(), cu_q, cu_k, None if sinks is None else sinks.float())
-        out, lse = run_attention(*wide, scale, softcap, window, causal)
+        out, lse = run_attention(*wide, scale, softcap, window, causal, deterministic)
         return out.to(q.dtype), lse
     q, k, v = _heads(q), _heads(k), _heads(v)
     out = torch.empty(q.shape[:2] + v.shape[2:], dtype=q.dtype, device=q.device)
@@ -49,7 +49,7 @@ def _sinks_for(sinks, q):
     return None if sinks is None else sinks.to(sum_dtype(q.dtype)).contiguous()
 
 
-def run_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic=True):
+def run_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
     """dq, dk, dv, and dsinks in the type of sums (empty without sinks)."""
     if _narrow_on_cpu(q):
         wide = [None if t is None else t.float() for t in (dout, q, k, v)]
@@ -64,16 +64,16 @@ def run_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, so
     return dq, dk, dv, dsinks
 
 
-def _fake_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic=True):
+def _fake_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic):
     return q.new_empty(q.shape[:2] + v.shape[2:]), q.new_empty(q.shape[1], q.shape[0], dtype=sum_dtype(q.dtype))
 
 
-def _fake_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic=True):
+def _fake_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
     dsinks = q.new_empty(0 if sinks is None else q.shape[1], dtype=sum_dtype(q.dtype))
     return *(t.new_empty(t.shape) for t in (q, k, v)), dsinks
 
 
-def _backward_formula(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic=True):
+def _backward_formula(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
     def forward(q, k, v, sinks):
         return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)[0]
 

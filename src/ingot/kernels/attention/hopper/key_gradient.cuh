@@ -20,7 +20,7 @@
 namespace ingot::cuda::attention_hopper {
 
 template <class T_, int kWidth_, int kGroups_, int kQueries_, int kStages_, bool kApart_, bool kCapped_, bool kTurns_,
-          bool kAddsQueries_ = false, bool kBulk_ = false, bool kOrdered_ = false>
+          bool kAddsQueries_ = false, bool kBulk_ = false, bool kOrdered_ = false, bool kInOrder_ = kOrdered_>
 struct KeyGradientForm {
   using T = T_;
   static constexpr int kWidth = kWidth_, kGroups = kGroups_, kQueries = kQueries_, kStages = kStages_;
@@ -29,7 +29,7 @@ struct KeyGradientForm {
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
   static_assert(!kApart || kGroups == 2);
   static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_, kBulk = kBulk_,
-                        kOrdered = kOrdered_;  // adds: dQ is formed too (query_sums.cuh)
+                        kOrdered = kOrdered_, kInOrder = kInOrder_;  // adds: dQ is formed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
   static constexpr int kFetcherRegisters = kGroups == 2 && !kOrdered_ ? 24 : 32,
                        kMultiplierRegisters = kGroups == 2 ? 240 : 160;
@@ -61,7 +61,7 @@ template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_
   const int64_t set = place / in_set, heads = min(int64_t(w.heads_in_set), w.heads - set * w.heads_in_set);
   const int64_t rest = place - set * in_set;
   const detail::TilePlace at =
-      detail::tile_place(w.cu_k, w.segments, F::kKeys, F::kOrdered ? w.places - 1 - rest / heads : rest / heads);
+      detail::tile_place(w.cu_k, w.segments, F::kKeys, F::kInOrder ? w.places - 1 - rest / heads : rest / heads);
   KeyTile t{};
   t.kv_head = int(set * w.heads_in_set + rest % heads);
   t.first = int(at.first);
@@ -91,7 +91,7 @@ template <class F> struct QueryFetcher {
   uint32_t pending_raw = 0;
 
   __device__ void run() {
-    Claims claims(p.walk, lane, F::kOrdered);
+    Claims claims(p.walk, lane, F::kInOrder);
     for (int64_t place = claims.first(); place < claims.all; place = claims.take()) {
       const KeyTile t = find_key_tile<F>(p.walk, place);
       const int heads_end = (t.kv_head + 1) * p.walk.group;
@@ -100,7 +100,7 @@ template <class F> struct QueryFetcher {
       publish(t);
       for (int head = t.kv_head * p.walk.group; head < heads_end; ++head)
         for (int n = t.begin; n < t.begin + t.steps; ++n) {
-          if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 2)) claims.ask();
+          if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) claims.ask();
           fetch_step(t, head, n);
         }
     }

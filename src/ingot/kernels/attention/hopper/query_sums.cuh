@@ -173,7 +173,8 @@ template <class F, class Tile> struct PartAdder {
   }
   __device__ void add(uint32_t unit, uint32_t order) {
     uint32_t* const counter = counters + unit;
-    const bool turn = order == 0 || ptx::load_acquire(counter) == order;
+    if constexpr (!F::kInOrder) order = 1;
+    const bool turn = !F::kInOrder || order == 0 || ptx::load_acquire(counter) == order;
     tell();
     if (!turn) await(counter, order);
     tile::wait_or_trap(&barriers.staged_full[group], parts & 1);
@@ -186,7 +187,7 @@ template <class F, class Tile> struct PartAdder {
     ptx::bulk_commit_group();
     ptx::bulk_wait_group_read<0>();
     ptx::mbarrier_arrive(&barriers.staged_empty[group]);
-    before = unit, before_order = order;
+    if constexpr (F::kInOrder) before = unit, before_order = order;
   }
   // Others may add to what the last part was added to.
   __device__ void tell() {

@@ -85,6 +85,7 @@ template <uint32_t kBytes> __device__ inline void zero_rows(char* panel, int row
 
 // A block's first item is that of its number; more it claims when it is about to ask for the last steps of one. Which
 // block takes an item does not matter to its results.
+constexpr int kAskAhead = 3;  // steps: what an answer takes
 static __device__ uint32_t claim_counters[kSlots];  // zero between launches
 
 struct Claims {
@@ -154,7 +155,7 @@ template <class F> struct KeyFetcher {
       const int token = t.k_begin + n * F::kKeys, rows = t.keys - n * F::kKeys;
       const bool others_follow = rows < F::kKeys && t.k_begin + t.keys < w.key_rows;  // else the copy brings zeros
       const uint32_t stage = ring.stage;
-      if (n == min(last, t.begin + 1)) claims.ask();
+      if (n == min(last, t.begin + kAskAhead)) claims.ask();
       tile::wait_warp_or_trap(&memory.k_empty[stage], ring.phase ^ 1);
       copy(memory.k[stage], maps.k, kv_head, token,
            F::kZeroKeys && others_follow ? &memory.raw : &memory.k_full[stage]);
