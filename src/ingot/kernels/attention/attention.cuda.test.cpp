@@ -360,10 +360,11 @@ struct Definition {
   }
 };
 
+enum class Order { fixed, fixed_in_one_kernel, any };  // of dq's sums
 struct Gradients {
-  explicit Gradients(const Operands& o, bool deterministic_ = true)
+  explicit Gradients(const Operands& o, Order order_ = Order::fixed)
       : a(o),
-        deterministic(deterministic_),
+        order(order_),
         dout(a.c.type, a.q.tensor().shape, a.c.d + a.c.gap),
         dq(a.c.type, a.q.tensor().shape, a.c.d + 2 * a.c.gap),
         dk(a.c.type, a.k.tensor().shape, a.c.d + a.c.gap),
@@ -389,7 +390,8 @@ struct Gradients {
                         .softcap = a.c.softcap,
                         .window = a.c.window,
                         .causal = a.c.causal,
-                        .deterministic = deterministic};
+                        .deterministic = order != Order::any,
+                        .one_kernel = order == Order::fixed_in_one_kernel};
     if (a.c.sinks) b.sinks = a.sinks, b.dsinks = dsinks;
     return b;
   }
@@ -400,13 +402,13 @@ struct Gradients {
     for (DeviceBuffer* x : {&dq, &dk, &dv, &dsinks}) x->download();
   }
   const Operands& a;
-  bool deterministic;
+  Order order;
   DeviceBuffer dout, dq, dk, dv, dsinks, workspace;
 };
 
-void expect_gradients(const Operands& a, bool deterministic, std::optional<Definition>& want, double (&closest)[3]) {
-  SCOPED_TRACE(deterministic ? "deterministic" : "in any order");
-  Gradients b(a, deterministic);
+void expect_gradients(const Operands& a, Order order, std::optional<Definition>& want, double (&closest)[3]) {
+  SCOPED_TRACE(order == Order::fixed ? "fixed order" : order == Order::any ? "any order" : "fixed order, one kernel");
+  Gradients b(a, order);
   const auto before = values(b.dsinks.host());
   b.run();
   if (!want) want.emplace(a, values(a.out.host()), values(a.lse.host()), values(b.dout.host()));
@@ -436,7 +438,8 @@ TEST_P(AttentionCudaNumbers, OfGradientsMatchFp64) {
     attention(a.op(), {});
     a.out.download(), a.lse.download();
     std::optional<Definition> want;
-    for (bool deterministic : {true, false}) expect_gradients(a, deterministic, want, closest);
+    for (Order order : {Order::fixed, Order::fixed_in_one_kernel, Order::any})
+      expect_gradients(a, order, want, closest);
   }
   std::cout << "largest errors of dq, dk, dv: " << closest[0] << ' ' << closest[1] << ' ' << closest[2]
             << " of what is allowed\n";
@@ -485,14 +488,15 @@ TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
     attention(alone.op(), {});
     alone.out.download();
     const auto want = values(alone.out.host());
-    Gradients one(alone), three(beside), any_order(beside, false);
+    Gradients one(alone), three(beside), any_order(beside, Order::any);
+    Gradients joint_one(alone, Order::fixed_in_one_kernel), joint_three(beside, Order::fixed_in_one_kernel);
     std::vector<double> x(size_t(three.dout.host().numel()), NAN);
     const auto part = values(one.dout.host());
     std::copy(part.begin(), part.end(), x.begin() + 77 * 4 * d);
     testing::assign(three.dout.host(), x);
-    testing::assign(any_order.dout.host(), x);
-    for (Gradients* b : {&three, &any_order}) b->dout.upload();
-    one.run();
+    for (Gradients* b : {&any_order, &joint_three}) testing::assign(b->dout.host(), x);
+    for (Gradients* b : {&three, &any_order, &joint_three}) b->dout.upload();
+    for (Gradients* b : {&one, &joint_one}) b->run();
     for (int repeat = 0; repeat < 3; ++repeat) {
       attention(beside.op(), {});
       beside.out.download();
@@ -501,6 +505,8 @@ TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
       EXPECT_EQ(values(three.dq.host().slice(0, 77, 377)), values(one.dq.host())) << d;
       EXPECT_EQ(values(three.dk.host().slice(0, 77, 377)), values(one.dk.host())) << d;
       EXPECT_EQ(values(three.dv.host().slice(0, 77, 377)), values(one.dv.host())) << d;
+      joint_three.run();
+      EXPECT_EQ(values(joint_three.dq.host().slice(0, 77, 377)), values(joint_one.dq.host())) << d;
       any_order.run();
       for (double value : values(any_order.dq.host().slice(0, 77, 377))) ASSERT_FALSE(std::isnan(value)) << d;
     }

@@ -130,8 +130,11 @@ template <class T> void launch_query_gradient(const AttentionBackward& a, const 
 }
 
 QueryGradientForm form_of(const AttentionBackward& a) {
-  return query_gradient_form(
-      {.width = int(a.q.size(2)), .capped = a.softcap > 0, .causal = a.causal, .deterministic = a.deterministic});
+  return query_gradient_form({.width = int(a.q.size(2)),
+                              .capped = a.softcap > 0,
+                              .causal = a.causal,
+                              .deterministic = a.deterministic,
+                              .one_kernel = a.one_kernel});
 }
 int64_t delta_bytes(const AttentionBackward& a) {
   return (a.q.size(0) * a.q.size(1) * int64_t(sizeof(float)) + 15) / 16 * 16;

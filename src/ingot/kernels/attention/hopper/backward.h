@@ -53,12 +53,12 @@ template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped)
 enum class QueryGradientForm { apart, any_order, in_order };
 struct BackwardShape {
   int width;
-  bool capped, causal, deterministic;
+  bool capped, causal, deterministic, one_kernel;
 };
 constexpr QueryGradientForm query_gradient_form(const BackwardShape& s) {
   if (s.width > 128 || s.capped) return QueryGradientForm::apart;
   if (!s.deterministic) return QueryGradientForm::any_order;
-  return s.width > 64 && s.causal ? QueryGradientForm::in_order : QueryGradientForm::apart;
+  return s.one_kernel && s.width > 64 && s.causal ? QueryGradientForm::in_order : QueryGradientForm::apart;
 }
 template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order);
 struct QuerySumParams {

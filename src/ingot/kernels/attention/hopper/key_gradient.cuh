@@ -20,7 +20,7 @@
 namespace ingot::cuda::attention_hopper {
 
 template <class T_, int kWidth_, int kGroups_, int kQueries_, int kStages_, bool kApart_, bool kCapped_, bool kTurns_,
-          bool kAddsQueries_ = false, bool kBulk_ = false, bool kOrdered_ = false, bool kInOrder_ = kOrdered_>
+          bool kAddsQueries_ = false, bool kOrdered_ = false, bool kInOrder_ = kOrdered_>
 struct KeyGradientForm {
   using T = T_;
   static constexpr int kWidth = kWidth_, kGroups = kGroups_, kQueries = kQueries_, kStages = kStages_;
@@ -28,8 +28,8 @@ struct KeyGradientForm {
   static_assert(kQueries % 16 == 0, "products sum over 16 queries at a time");
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
   static_assert(!kApart || kGroups == 2);
-  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_, kBulk = kBulk_,
-                        kOrdered = kOrdered_, kInOrder = kInOrder_;  // adds: dQ is formed too (query_sums.cuh)
+  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_, kOrdered = kOrdered_,
+                        kInOrder = kInOrder_;  // adds: dQ is formed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
   static constexpr int kFetcherRegisters = kGroups == 2 && !kOrdered_ ? 24 : 32,
                        kMultiplierRegisters = kGroups == 2 ? 240 : 160;
@@ -38,20 +38,21 @@ struct KeyGradientForm {
 
 // What the warp that fetches tells of a tile of keys. steps < 0: there is no further tile.
 struct KeyTile {
-  int kv_head, first, segment;
+  int kv_head, first;
   int q_begin, k_begin;
   int queries, keys;
   int begin, steps;  // steps of queries, for each head of the group
+  int segment;
 };
 
 template <class F> struct KeyMemory {
   char k[F::kPanels][F::kPanelK], v[F::kPanels][F::kPanelK];
   char q[F::kStages][F::kPanels][F::kPanelQ], dout[F::kStages][F::kPanels][F::kPanelQ];
-  SharedScores<F> scores;
+  [[no_unique_address]] SharedScores<F> scores;                                    // nothing where dQ is formed apart
   alignas(16) float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
   uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
   uint64_t raw[2];  // copies whose last rows must be zeroed
-  SharedScoresBarriers scores_barriers;
+  [[no_unique_address]] SharedScoresBarriers<F> scores_barriers;
   KeyTile tile;
 };
 
@@ -91,20 +92,28 @@ template <class F> struct QueryFetcher {
   uint32_t pending_raw = 0;
 
   __device__ void run() {
-    Claims claims(p.walk, lane, F::kInOrder);
-    for (int64_t place = claims.first(); place < claims.all; place = claims.take()) {
-      const KeyTile t = find_key_tile<F>(p.walk, place);
-      const int heads_end = (t.kv_head + 1) * p.walk.group;
-      if (t.keys == 0 || t.steps == 0) claims.ask();
-      if (t.keys == 0) continue;
-      publish(t);
-      for (int head = t.kv_head * p.walk.group; head < heads_end; ++head)
-        for (int n = t.begin; n < t.begin + t.steps; ++n) {
-          if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) claims.ask();
-          fetch_step(t, head, n);
-        }
+    if constexpr (F::kAddsQueries) {
+      Claims claims(p.walk, lane, F::kInOrder);
+      for (int64_t place = claims.first(); place < claims.all; place = claims.take())
+        take(find_key_tile<F>(p.walk, place), [&] { claims.ask(); });
+    } else {
+      const int64_t all = p.walk.places * p.walk.heads;
+      for (int64_t round = 0; round * gridDim.x < all; ++round)
+        if (const int64_t place = dealt(round); place < all) take(find_key_tile<F>(p.walk, place), [] {});
     }
     publish({.steps = -1});
+  }
+  // ask: for the next tile, before the last steps of this one.
+  template <class Ask> __device__ __forceinline__ void take(const KeyTile& t, Ask ask) {
+    const int heads_end = (t.kv_head + 1) * p.walk.group;
+    if (t.keys == 0 || t.steps == 0) ask();
+    if (t.keys == 0) return;
+    publish(t);
+    for (int head = t.kv_head * p.walk.group; head < heads_end; ++head)
+      for (int n = t.begin; n < t.begin + t.steps; ++n) {
+        if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) ask();
+        fetch_step(t, head, n);
+      }
   }
 
   __device__ void publish(const KeyTile& t) {
@@ -220,7 +229,6 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       take_tile(turn);
     }
     turn.end();
-    if (F::kBulk && threadIdx.x % 128 == 0) ptx::bulk_wait_group<0>();
   }
 
   __device__ __forceinline__ int key_of(int r) const {
@@ -460,7 +468,7 @@ __global__ void __launch_bounds__(F::kThreads, 1)
     ptx::mbarrier_init(&memory.kv_full, 1);
     ptx::mbarrier_init(&memory.kv_empty, 4 * F::kGroups + (F::kOrdered ? 2 : 0));
     for (uint64_t& raw : memory.raw) ptx::mbarrier_init(&raw, 1);
-    memory.scores_barriers.template prepare<F>();
+    memory.scores_barriers.prepare();
     for (int i = 0; i < F::kStages; ++i) {
       ptx::mbarrier_init(&memory.q_full[i], 1);
       ptx::mbarrier_init(&memory.q_empty[i], 4 * F::kGroups);
@@ -510,8 +518,7 @@ template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped)
 
 template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order) {
   if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
-  if (in_order)
-    return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true, false, true>>();
+  if (in_order) return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true, true>>();
   return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true>>();
 }
 template <class T> void (*query_sums_kernel(int width))(const QuerySumParams) {

@@ -7,7 +7,6 @@
 // neighbours, and nothing is transposed. Segment s has the blocks from cu[s] / 64 + s on (tiles.h).
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/atomics.cuh"
-#include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/mbarrier.cuh"
 #include "ingot/gpu/ptx/stmatrix.cuh"
@@ -24,17 +23,23 @@ namespace ingot::cuda::attention_hopper {
 // dS^T of two steps: rows of keys, panels of 64 queries, swizzled.
 template <class F, bool kAddsQueries = F::kAddsQueries> struct SharedScores {
   char panel[2][F::kQueries / 64][F::kPanelK];
-  float staged[F::kBulk || F::kOrdered ? 2 : 1][F::kBulk || F::kOrdered ? 4096 : 4];
+  float staged[2][F::kOrdered ? 4096 : 4];  // parts on their way to the thread that adds them
 };
 template <class F> struct SharedScores<F, false> {};
-struct SharedScoresBarriers {
+template <class F, bool kAddsQueries = F::kAddsQueries> struct SharedScoresBarriers {
   uint64_t full[2], empty[2];
   uint64_t staged_full[2], staged_empty[2];  // of each warpgroup
-  template <class F> __device__ void prepare() {
-    for (int i = 0; i < 2; ++i)
-      ptx::mbarrier_init(&full[i], 4 * F::kGroups), ptx::mbarrier_init(&empty[i], 4 * F::kGroups);
-    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&staged_full[i], 4), ptx::mbarrier_init(&staged_empty[i], 1);
+  __device__ void prepare() {
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(&full[i], 4 * F::kGroups);
+      ptx::mbarrier_init(&empty[i], 4 * F::kGroups);
+      ptx::mbarrier_init(&staged_full[i], 4);
+      ptx::mbarrier_init(&staged_empty[i], 1);
+    }
   }
+};
+template <class F> struct SharedScoresBarriers<F, false> {
+  __device__ void prepare() {}
 };
 
 // A warpgroup's part. Of 64 queries in a step both form 64 columns of them; of 128 queries each forms 64.
@@ -46,7 +51,7 @@ template <class F> struct QuerySums {
   static_assert(kBlocks * F::kPanels == 2 && F::kGroups == 2, "each warpgroup forms one of two parts");
 
   SharedScores<F>* shared = nullptr;
-  SharedScoresBarriers* barriers = nullptr;
+  SharedScoresBarriers<F>* barriers = nullptr;
   float* sums = nullptr;
   uint32_t k = 0;  // address of the keys in shared memory
   uint32_t group = 0, warp = 0;
@@ -108,18 +113,6 @@ template <class F> struct QuerySums {
       arrive(&barriers->staged_full[group]);
       return;
     }
-    if constexpr (F::kBulk) {
-      const bool elected = threadIdx.x % 128 == 0;
-      if (elected) ptx::bulk_wait_group_read<0>();
-      ptx::barrier_sync_unaligned(4 + group, 128);
-      stage();
-      ptx::barrier_sync_unaligned(4 + group, 128);
-      if (elected) {
-        ptx::bulk_add_f32(sums + int64_t(unit) * kUnit, shared->staged[group], kUnit * 4);
-        ptx::bulk_commit_group();
-      }
-      return;
-    }
     float* const to = sums + int64_t(unit) * kUnit + threadIdx.x % 128 * 4;
 #pragma unroll
     for (int j = 0; j < 8; ++j) ptx::add_relaxed(to + j * 512, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
@@ -152,7 +145,7 @@ struct NoQuerySums {};
 // nobody waits for one that comes later.
 template <class F, class Tile> struct PartAdder {
   SharedScores<F>& shared;
-  SharedScoresBarriers& barriers;
+  SharedScoresBarriers<F>& barriers;
   float* sums;
   uint32_t* counters;
   uint32_t group;
