@@ -113,7 +113,7 @@ def measure_rival(bench, case, folder):
     try:
         synthetic_gguf.write(case["size"], RIVAL_FORMS[case["dense"]], file)
         done = subprocess.run([str(bench), "-m", str(file), "-ngl", "99", "-fa", "1", "-p", "0", "-n", "128", "-d", str(case["context"]), "-r", "3",
-                               "-o", "json"], capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"})
+                               "-o", "json"], capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]})
         if done.returncode != 0:
             raise RuntimeError(f"status {done.returncode}: {' '.join(done.stderr.split())[-160:]}")
         found = json.loads(done.stdout)[-1]
