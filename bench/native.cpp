@@ -439,11 +439,24 @@ EXPORT int ingot_bench_gated_linear_backward(const char* dtype, void* dh, void* 
 #endif
 
 #ifdef INGOT_HAS_CUDA_ATTENTION
-// --- attention over packed segments: q, out and dout (tokens, heads, width), k and v (tokens, kv_heads, width), the
-// scale 1 / sqrt(width), causal. Backward where dout is not null.
+// --- attention over packed segments: what a backward pass needs besides
+EXPORT int ingot_bench_attention_workspace(int64_t segments, int64_t tokens, int64_t heads, int64_t width, int64_t form,
+                                           int64_t* bytes) {
+  return guarded([&] {
+    const Tensor q(nullptr, DType::bf16, {tokens, heads, width}, kGpu);
+    *bytes = attention_backward_workspace_bytes({.q = q,
+                                                 .k = q,
+                                                 .v = q,
+                                                 .cu_q = Tensor(nullptr, DType::i32, {segments + 1}, kGpu),
+                                                 .deterministic = form != 1,
+                                                 .one_kernel = form == 2});
+  });
+}
+// --- q, out and dout (tokens, heads, width), k and v (tokens, kv_heads, width), the
+// scale 1 / sqrt(width), causal. Backward where dout is not null; form: 1 in any order, 2 in one kernel.
 EXPORT int ingot_bench_attention(void* q, void* k, void* v, void* cu, int64_t segments, void* out, void* lse,
                                  void* dout, void* dq, void* dk, void* dv, void* workspace, int64_t tokens,
-                                 int64_t heads, int64_t kv_heads, int64_t width, void* stream) {
+                                 int64_t heads, int64_t kv_heads, int64_t width, int64_t form, void* stream) {
   return guarded([&] {
     const auto of = [&](void* p, int64_t h) { return Tensor(p, DType::bf16, {tokens, h, width}, kGpu); };
     const Tensor offsets(cu, DType::i32, {segments + 1}, kGpu), sums(lse, DType::f32, {heads, tokens}, kGpu);
@@ -467,7 +480,9 @@ EXPORT int ingot_bench_attention(void* q, void* k, void* v, void* cu, int64_t se
                         .dq = of(dq, heads),
                         .dk = of(dk, kv_heads),
                         .dv = of(dv, kv_heads),
-                        .scale = scale};
+                        .scale = scale,
+                        .deterministic = form != 1,
+                        .one_kernel = form == 2};
     a.workspace = raw(workspace, attention_backward_workspace_bytes(a));
     attention_backward(a, {stream});
   });

@@ -1,5 +1,7 @@
 """The report tools: a good report passes, each kind of damage is named, a changed source makes a report stale, tables are generated."""
+import contextlib
 import copy
+import io
 import os
 import pathlib
 import sys
@@ -9,6 +11,7 @@ import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
+import curves  # noqa: E402
 import gpu  # noqa: E402
 import report_tables  # noqa: E402
 import reports  # noqa: E402
@@ -129,6 +132,17 @@ class Reports(unittest.TestCase):
         self.assertTrue(new.startswith("before\n<!-- table:none -->\nNo report yet"))
         self.assertTrue(new.endswith("<!-- /table -->\nafter\n"))
         self.assertEqual(report_tables.filled(new), new)
+
+    def test_curves_are_within_the_spread_of_seeds_or_outside(self):
+        def runs(shift):
+            return {str(s): {"loss": [4 + shift + s / 10, 3 + shift - s / 10], "held_out": 2 + shift + s / 10} for s in (1, 2, 3)}
+        for shift, within, said in ((0.01, True, "within"), (0.5, False, "OUTSIDE")):
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                self.assertEqual(curves.compare("nano", runs(0), runs(shift)), within)
+            self.assertIn(f"of one seed {shift:.4f} apart, of two seeds on the CPU 0.1333", out.getvalue())
+            self.assertIn(said, out.getvalue())
+        self.assertEqual(curves.made_text(50), curves.made_text(50))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Loss curves of short runs of the small presets on a GPU (bf16), beside seeds of the same runs on the CPU (fp32).
 
-    tools/curves.py build/cuda/ingot text.txt curves.json --device cpu      # no GPU needed
-    tools/curves.py build/cuda/ingot text.txt curves.json --device cuda
-    tools/curves.py curves.json                                              # only compares
+    tools/curves.py build/cpu/ingot curves.json --device cpu       # no GPU needed
+    tools/curves.py build/cuda/ingot curves.json --device cuda
+    tools/curves.py curves.json                                    # only compares
 
-Runs are added to the file; with both devices in it their curves are compared. A GPU's run may differ from the CPU's run of the same seed by no
+The text is made here, the same each time, of words drawn as often as words are. Runs are added to the file; with both devices in it their curves are compared. A GPU's run may differ from the CPU's run of the same seed by no
 more, in the mean over steps, than two seeds differ on the CPU, and the means over seeds of the held-out loss by no more than twice the
 CPU's deviation of one seed. Exits 1 where a preset is outside.
 """
@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -24,9 +25,24 @@ import tempfile
 STEPS = {"nano": 200, "nano-golf": 200, "golf-small": 80}
 
 
+def made_text(words=60000):
+    """Sentences of 3,000 made-up words, the n-th drawn as often as 1 / n, some of which are always followed by one of a few others."""
+    draw = random.Random(1)
+    known = ["".join(draw.choices("aeiou" if i % 2 else "bcdfghlmnprstvw", k=1)[0] for i in range(draw.randint(2, 9))) for _ in range(3000)]
+    weights, after = [1 / (n + 1) for n in range(len(known))], {w: draw.choices(known, k=4) for w in known[::3]}
+    drawn = iter(draw.choices(known, weights, k=words))
+    sentences = []
+    for first in drawn:
+        sentence = [first]
+        while len(sentence) < draw.randint(4, 14):
+            sentence.append(draw.choice(after[sentence[-1]]) if sentence[-1] in after else next(drawn, first))
+        sentences.append(" ".join(sentence).capitalize() + ".")
+    return "\n".join(" ".join(sentences[i:i + 8]) for i in range(0, len(sentences), 8)) + "\n"
+
+
 def run(o, preset, seed, folder):
     out = pathlib.Path(folder) / f"{preset}-{seed}"
-    done = subprocess.run([o.ingot, "train", "--preset", preset, "--data", o.text, "--out", out, "--steps", str(STEPS[preset]), "--device", o.device,
+    done = subprocess.run([o.ingot, "train", "--preset", preset, "--data", pathlib.Path(folder) / "text.txt", "--out", out, "--steps", str(STEPS[preset]), "--device", o.device,
                            "--seed", str(seed), "--set", "train.log_every=1"], capture_output=True, text=True, timeout=o.limit,
                           env={**os.environ, "INGOT_THREADS": str(o.threads)})
     if done.returncode != 0:
@@ -51,7 +67,7 @@ def compare(preset, cpu, gpu):
           f"{held[1]:.4f} on the GPU: {'within' if within else 'OUTSIDE'}")
     steps = len(pairs[0][0]["loss"])
     print("  step      " + " ".join(f"{f'{name} {s}':>8}" for s in sorted(cpu.keys() & gpu.keys()) for name in ("cpu", "gpu")))
-    for i in sorted({0, 1, 2, 4, 9, steps // 4, steps // 2, steps - 1}):
+    for i in sorted({0, 1, 2, 4, 9, steps // 4, steps // 2, steps - 1} & set(range(steps))):
         print(f"  {i + 1:4d}      " + " ".join(f"{r['loss'][i]:8.4f}" for pair in pairs for r in pair))
     return within
 
@@ -59,7 +75,6 @@ def compare(preset, cpu, gpu):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("ingot", type=pathlib.Path, help="the binary; alone: the file to compare")
-    p.add_argument("text", type=pathlib.Path, nargs="?")
     p.add_argument("out", type=pathlib.Path, nargs="?")
     p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     p.add_argument("--presets", nargs="+", choices=STEPS, default=list(STEPS))
@@ -68,16 +83,15 @@ def main():
     p.add_argument("--threads", type=int, default=2, help="of each run (default: 2)")
     p.add_argument("--limit", type=float, default=3600, help="seconds that a run may take")
     o = p.parse_args()
-    if (o.text is None) != (o.out is None):
-        p.error("found INGOT and TEXT, expected OUT after them")
     file = o.out or o.ingot
     said = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    if o.text:
-        o.ingot = o.ingot.resolve()
-        digest = hashlib.sha256(o.text.read_bytes()).hexdigest()
+    if o.out:
+        o.ingot, text = o.ingot.resolve(), made_text()
+        digest = hashlib.sha256(text.encode()).hexdigest()
         if said.setdefault("text", digest) != digest:
             sys.exit(f"curves: {file}: found runs of another text, expected the same, or another OUT")
         with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
+            (pathlib.Path(folder) / "text.txt").write_text(text, encoding="utf-8")
             wanted = {(preset, seed): pool.submit(run, o, preset, seed, folder) for preset in o.presets for seed in o.seeds}
             for (preset, seed), made in wanted.items():
                 said.setdefault("runs", {}).setdefault(preset, {}).setdefault(o.device, {})[str(seed)] = made.result()

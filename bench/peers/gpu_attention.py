@@ -6,6 +6,7 @@ varlen_attn), cuDNN's through scaled_dot_product_attention, and FlexAttention co
 Operations are counted of visible pairs only: 4 per pair, head and width forward, 10 backward. Backward passes are timed alone. The limit is
 these operations at the rate of a large matrix product measured in the same run.
 """
+import ctypes
 import dataclasses
 import inspect
 import math
@@ -17,6 +18,7 @@ from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
 from gpu_common import backward_of, captured, interleaved, pointer, relative_error, run_products, stream
 
+FORMS = ["", " in any order", " in one kernel"]
 SETS = 2  # of inputs; each is larger than L2
 
 
@@ -27,6 +29,7 @@ class Case:
     width: int
     lengths: list  # of the segments
     backward: bool = False
+    form: int = 0  # of a backward pass, of FORMS
 
     @property
     def regular(self):
@@ -35,7 +38,7 @@ class Case:
     @property
     def name(self):
         where = "" if self.regular else f", {len(self.lengths)} documents"
-        return f"Attention of {self.width}-wide heads, {self.heads}/{self.kv_heads}{where}" + ", backward" * self.backward
+        return f"Attention of {self.width}-wide heads, {self.heads}/{self.kv_heads}{where}" + ", backward" * self.backward + FORMS[self.form]
 
     @property
     def shape(self):
@@ -61,7 +64,8 @@ def documents(tokens=98304, count=195, median=390, cap=2048):
 
 def cases():
     shapes = [(16, 16, 128, [8192] * 2), (64, 8, 64, [4096] * 4), (8, 4, 64, [2048] * 48), (8, 4, 64, documents()), (8, 4, 128, documents())]
-    return [Case(*s, backward=b) for s in shapes for b in (False, True)]
+    wide, packed = shapes[0], shapes[3]
+    return [*(Case(*s, backward=b) for s in shapes for b in (False, True)), Case(*wide, True, 1), Case(*wide, True, 2), Case(*packed, True, 1)]
 
 
 class Buffers:
@@ -75,17 +79,18 @@ class Buffers:
         self.out = [torch.full_like(u, float("nan")) for u in self.upstream]
         self.lse = [torch.full((case.heads, tokens), float("nan"), device="cuda") for _ in range(SETS)]
         self.gradients = [tuple(torch.full_like(t, float("nan")) for t in given) for given in self.inputs]
-        self.workspace = torch.empty(tokens * case.heads * 4, dtype=torch.uint8, device="cuda")
         self.calls = 20 if case.flops < 2e12 else 4
 
     def ours(self, native):
-        case = self.case
+        case, size = self.case, ctypes.c_int64(0)
+        native.attention_workspace(len(case.lengths), self.tokens, case.heads, case.width, case.form, ctypes.byref(size))
+        workspace = torch.empty(size.value, dtype=torch.uint8, device="cuda")
 
         def run(i, backward):
             i %= SETS
-            more = [self.upstream[i], *self.gradients[i], self.workspace] if backward else [None] * 5
+            more = [self.upstream[i], *self.gradients[i], workspace] if backward else [None] * 5
             native.attention(*map(pointer, self.inputs[i]), pointer(self.cu), len(case.lengths), pointer(self.out[i]), pointer(self.lse[i]),
-                             *map(pointer, more), self.tokens, case.heads, case.kv_heads, case.width, stream())
+                             *map(pointer, more), self.tokens, case.heads, case.kv_heads, case.width, case.form, stream())
         if case.backward:
             for i in range(SETS):
                 run(i, False)

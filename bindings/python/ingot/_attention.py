@@ -7,7 +7,8 @@ from . import _C, _plain
 from ._again import again, gradients
 from ._ops import _register, sum_dtype
 
-_SCHEMA = "Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal"
+_SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
+           "bool deterministic")
 
 
 def _heads(t):
@@ -24,12 +25,12 @@ def _narrow_on_cpu(q):
     return not q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
 
 
-def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal):
-    """out (Tq, H, D), and lse (H, Tq) in fp32 (fp64 of fp64)."""
+def run_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic):
+    """out (Tq, H, D), and lse (H, Tq) in fp32 (fp64 of fp64). deterministic: of the backward pass."""
     if _narrow_on_cpu(q):
         _check_dtypes(q, k, v)
         wide = (q.float(), k.float(), v.float(), cu_q, cu_k, None if sinks is None else sinks.float())
-        out, lse = run_attention(*wide, scale, softcap, window, causal)
+        out, lse = run_attention(*wide, scale, softcap, window, causal, deterministic)
         return out.to(q.dtype), lse
     q, k, v = _heads(q), _heads(k), _heads(v)
     out = torch.empty(q.shape[:2] + v.shape[2:], dtype=q.dtype, device=q.device)
@@ -48,31 +49,31 @@ def _sinks_for(sinks, q):
     return None if sinks is None else sinks.to(sum_dtype(q.dtype)).contiguous()
 
 
-def run_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal):
+def run_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
     """dq, dk, dv, and dsinks in the type of sums (empty without sinks)."""
     if _narrow_on_cpu(q):
         wide = [None if t is None else t.float() for t in (dout, q, k, v)]
         found = run_attention_backward(*wide, cu_q, cu_k, None if sinks is None else sinks.float(), out.float(), lse, scale, softcap,
-                                       window, causal)
+                                       window, causal, deterministic)
         return tuple(g.to(q.dtype) for g in found[:3]) + found[3:]
     dout, q, k, v, out = (_heads(t) for t in (dout, q, k, v, out))
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     dsinks = torch.zeros(0 if sinks is None else q.shape[1], dtype=sum_dtype(q.dtype), device=q.device)
     _C.attention_backward(dout, q, k, v, cu_q, cu_k, _sinks_for(sinks, q), out, lse, dq, dk, dv, None if sinks is None else dsinks, scale,
-                          softcap, window, causal)
+                          softcap, window, causal, deterministic)
     return dq, dk, dv, dsinks
 
 
-def _fake_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal):
+def _fake_attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal, deterministic):
     return q.new_empty(q.shape[:2] + v.shape[2:]), q.new_empty(q.shape[1], q.shape[0], dtype=sum_dtype(q.dtype))
 
 
-def _fake_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal):
+def _fake_attention_backward(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
     dsinks = q.new_empty(0 if sinks is None else q.shape[1], dtype=sum_dtype(q.dtype))
     return *(t.new_empty(t.shape) for t in (q, k, v)), dsinks
 
 
-def _backward_formula(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal):
+def _backward_formula(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap, window, causal, deterministic):
     def forward(q, k, v, sinks):
         return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)[0]
 
@@ -98,9 +99,9 @@ def _setup(ctx, inputs, output):
 def _gradients(ctx, dout, _):
     q, k, v, cu_q, cu_k, sinks, out, lse = ctx.saved_tensors
     if dout is None:
-        return (None,) * 10
+        return (None,) * 11
     dq, dk, dv, dsinks = attention_backward_op(dout, q, k, v, cu_q, cu_k, sinks, out, lse, *ctx.options)
-    return dq, dk, dv, None, None, None if sinks is None else dsinks.to(sinks.dtype), None, None, None, None
+    return dq, dk, dv, None, None, None if sinks is None else dsinks.to(sinks.dtype), None, None, None, None, None
 
 
 attention_op = _register(f"attention({_SCHEMA}) -> (Tensor, Tensor)", run_attention, _fake_attention, _gradients, _setup)
@@ -142,12 +143,12 @@ def _autocast(q, k, v):
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in (q, k, v))
 
 
-def _attention(q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, causal):
+def _attention(q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, causal, deterministic):
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     q, k, v = _autocast(q, k, v)
     if _plain.needed():
         return _plain.attention(q, k, v, cu_q, cu_k, sinks, scale, softcap, window, causal)
-    return attention_op(q, k, v, cu_q, cu_k, sinks, scale, float(softcap), window, causal)
+    return attention_op(q, k, v, cu_q, cu_k, sinks, scale, float(softcap), window, causal, bool(deterministic))
 
 
 @functools.lru_cache(maxsize=256)
@@ -164,13 +165,14 @@ def _offsets(batch, length, device):
 
 
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
-                    deterministic=False, return_attn_probs=False, *, sinks=None):
+                    deterministic=True, return_attn_probs=False, *, sinks=None):
     """softmax(softmax_scale q k^T) v, with flash-attention's arguments.
 
     q: (B, Sq, H, D); k, v: (B, Sk, Hkv, D), H a multiple of Hkv. On a GPU bfloat16 or float16 and D a multiple of 8 up to 256. A causal mask is
     aligned at the end: query i sees keys up to i + Sk - Sq. window_size=(left, 0) lets it see `left` keys more than the one it ends at.
-    sinks: (H), a logit that every query of the head sees besides its keys and whose value is zero. Deterministic always. Returns out, or with
-    return_attn_probs (out, lse (B, H, Sq), None).
+    sinks: (H), a logit that every query of the head sees besides its keys and whose value is zero. deterministic: the same call gives the same
+    gradients, bit for bit; without (flash-attention's default), q's may differ in the last bits, by a kernel that has not run on a GPU yet.
+    Returns out, or with return_attn_probs (out, lse (B, H, Sq), None).
     """
     op = "flash_attn_func"
     _check(op, q, k, v, 4, dropout_p, alibi_slopes)
@@ -179,13 +181,13 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     if k.shape[0] != batch or v.shape[:2] != k.shape[:2]:
         raise ValueError(f"{op}: found q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, expected one batch, and keys as many as values")
     out, lse = _attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), _offsets(batch, queries, q.device), _offsets(batch, keys, q.device),
-                          sinks, softmax_scale, softcap, window, causal)
+                          sinks, softmax_scale, softcap, window, causal, deterministic)
     out = out.unflatten(0, (batch, queries))
     return (out, lse.unflatten(1, (batch, queries)).transpose(0, 1), None) if return_attn_probs else out
 
 
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=None, max_seqlen_k=None, dropout_p=0.0, softmax_scale=None,
-                           causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
+                           causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=True, return_attn_probs=False,
                            block_table=None, *, sinks=None):
     """The same for sequences packed one after the other: q (Tq, H, D), k and v (Tk, Hkv, D), cu_seqlens (S + 1) int32 on their device, ascending
     from 0, the last the number of tokens. On a GPU their values are trusted. max_seqlen is not needed. With return_attn_probs (out, lse (H, Tq), None).
@@ -199,5 +201,5 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=Non
             found = f"{cu.dtype} of shape {tuple(cu.shape)}" if isinstance(cu, torch.Tensor) else type(cu).__name__
             raise ValueError(f"{op}: {name}: found {found}, expected int32 of one dimension")
     window, causal = _window(op, window_size, causal)
-    out, lse = _attention(q, k, v, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), sinks, softmax_scale, softcap, window, causal)
+    out, lse = _attention(q, k, v, cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), sinks, softmax_scale, softcap, window, causal, deterministic)
     return (out, lse, None) if return_attn_probs else out

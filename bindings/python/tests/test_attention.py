@@ -50,13 +50,14 @@ def assert_close(got, want, name):
     assert error <= allowed(got.dtype), f"{name}: {error}"
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_batches_forward_and_backward(device, options):
+def test_batches_forward_and_backward(device, options, deterministic):
     q, k, v = operands(device, (2, 37, 4, 64), (2, 50, 2, 64), (2, 50, 2, 64))
     sinks = torch.randn(4, device=device).requires_grad_() if options.get("sinks") else None
     window = options.get("window")
     out = flash_attn_func(q, k, v, causal=options.get("causal", False), window_size=(-1 if window is None else window, -1),
-                          softcap=options.get("softcap", 0.0), sinks=sinks)
+                          softcap=options.get("softcap", 0.0), deterministic=deterministic, sinks=sinks)
     reference = {**options, "sinks": sinks}
     want = torch.stack([written_out(*(t[b] for t in (q, k, v)), 64**-0.5, **reference) for b in range(2)])
     assert_close(out, want, "out")
@@ -105,7 +106,8 @@ def test_opcheck(device):
     cu = torch.tensor([0, 9, 20], dtype=torch.int32, device=device)
     sinks = torch.zeros(4, device=device, requires_grad=True)
     for s in (None, sinks):
-        torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, s, 0.125, 0.0, 6, True))
+        torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, s, 0.125, 0.0, 6, True, True))
+    torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, None, 0.125, 0.0, 0, True, False))
 
 
 def test_autocast_runs_in_its_dtype(device):
@@ -130,7 +132,7 @@ def test_the_plain_form_is_the_kernels(device):
     q, k, v = operands(torch.device("cpu"), (30, 4, 16), (45, 2, 16), (45, 2, 16))
     cu_q, cu_k = (torch.tensor(c, dtype=torch.int32) for c in ([0, 20, 30], [0, 11, 45]))
     for window, causal, sinks in ((0, False, None), (0, True, None), (4, True, None), (4, True, torch.randn(4))):
-        out, lse = torch.ops.ingot.attention(q, k, v, cu_q, cu_k, sinks, 0.3, 0.0, window, causal)
+        out, lse = torch.ops.ingot.attention(q, k, v, cu_q, cu_k, sinks, 0.3, 0.0, window, causal, True)
         plain, plain_lse = _plain.attention(q, k, v, cu_q, cu_k, sinks, 0.3, 0.0, window, causal)
         torch.testing.assert_close(out, plain, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(lse, plain_lse, rtol=1e-5, atol=1e-5)

@@ -62,7 +62,8 @@ void add_options(Command& c, AdaptationCommand& o) {
   c.flag("--ttt", o.on, "test-time training: adapters of each document learn from what has been scored of it");
   add_constants(c, o);
   c.integer("--ttt-documents N", o.documents, 0, 1 << 16,
-            "documents adapted side by side; no score depends on it (default 0: 64 on a GPU, 4 on a CPU)");
+            "documents adapted side by side, on a GPU more of those shorter than a window; no score depends on it "
+            "(default 0: 64 on a GPU, 4 on a CPU)");
   c.integer("--ranks N", o.ranks, 1, 256,
             "adapt in N processes that share the documents; no score depends on it (default: 1)");
   c.choice(

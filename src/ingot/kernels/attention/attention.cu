@@ -1,5 +1,7 @@
 // Attention on Hopper: what a GPU asks of the operands, and the forward launch. The kernels stand in hopper/.
 #include <algorithm>
+#include <mutex>
+#include <unordered_map>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/swizzle.cuh"
@@ -47,6 +49,24 @@ Strides strides_of(const Tensor& t) { return {t.stride[0], t.stride[1]}; }
 
 int64_t persistent_grid(int64_t items, Device device) { return std::min<int64_t>(items, gpu::sm_count(device.index)); }
 
+// Launches of one stream run one after the other and share a slot. Those that a graph records may be replayed beside
+// anything, so each has its own, until the slots have been gone through.
+uint32_t claim_slot(Stream stream, Device device) {
+  constexpr uint32_t kStreams = 4096;
+  static std::mutex mutex;
+  static std::unordered_map<unsigned long long, uint32_t> streams;
+  static uint32_t recorded = 0;
+  const gpu::DeviceGuard guard(device.index);
+  const auto handle = static_cast<cudaStream_t>(stream.handle);
+  cudaStreamCaptureStatus status{};
+  unsigned long long id = 0;
+  gpu::check_cuda(cudaStreamIsCapturing(handle, &status), "attention: is the stream recorded?");
+  if (status == cudaStreamCaptureStatusNone) gpu::check_cuda(cudaStreamGetId(handle, &id), "attention: the stream");
+  const std::lock_guard lock(mutex);
+  if (status != cudaStreamCaptureStatusNone) return kStreams + recorded++ % (kSlots - kStreams);
+  return streams.emplace(id, uint32_t(streams.size() % kStreams)).first->second;
+}
+
 int heads_in_set(const Tensor& q, const Tensor& k, int64_t segments) {
   const int64_t group = q.size(1) / k.size(1);
   const int64_t head_bytes = std::max<int64_t>(1, k.size(0) / segments * q.size(2) * 4);
@@ -69,7 +89,7 @@ void attention(const Attention& a, Stream stream) {
                       .k = head_map("attention: k", has_keys ? a.k : a.q, kernel.keys),
                       .v = head_map("attention: v", has_keys ? a.v : a.q, kernel.keys)};
   ForwardParams p{};
-  p.walk = walk_of(a, kernel.rows);
+  p.walk = walk_of(a, kernel.rows, stream);
   p.out = a.out.data;
   p.out_strides = strides_of(a.out);
   if (a.lse) p.lse = static_cast<float*>(a.lse.data), p.lse_stride = a.lse.stride[0];

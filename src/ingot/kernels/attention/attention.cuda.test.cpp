@@ -92,38 +92,44 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << " size " << c.size << " scale " << c.scale.value_or(0);
 }
 
-std::vector<Case> cases() {
+// Cases of one width and type; of other widths, d = 0.
+struct Group {
+  int64_t d = 0;
+  DType type = DType::bf16;
+};
+std::vector<Case> cases(const Group& group) {
   std::vector<Case> all;
-  for (DType type : {DType::bf16, DType::f16})
-    for (int64_t d : {64, 128, 256}) {
-      const Case some[] = {
-          {.queries = {64}, .heads = 1, .causal = false},
-          {.queries = {128}, .heads = 1},
-          {.queries = {1}, .heads = 1},
-          {.queries = {300}},
-          {.queries = {0, 5, 0, 700, 1, 129, 64}, .heads = 4, .kv_heads = 2, .gap = 8},
-          {.queries = {475, 130, 33}, .heads = 4, .kv_heads = 4, .softcap = 20},
-          {.queries = {300, 500}, .window = 128, .sinks = true},
-          {.queries = {300, 77}, .window = 5},
-          {.queries = {700}, .softcap = 10, .window = 1, .sinks = true},
-          {.queries = {5, 140}, .keys = {390, 170}, .heads = 4, .kv_heads = 4, .sinks = true},
-          {.queries = {240, 9}, .keys = {111, 9}},                               // the first queries see nothing
-          {.queries = {240, 9}, .keys = {111, 9}, .window = 30, .sinks = true},  // nothing but the sink
-          {.queries = {133, 20}, .keys = {250, 0}, .causal = false},
-          {.queries = {133, 20}, .keys = {250, 0}, .causal = false, .sinks = true},
-          {.queries = {10, 20}, .keys = {0, 0}, .sinks = true},
-          {.queries = {200}, .size = 12},  // huge scores
-          {.queries = {200}, .scale = -0.1},
-          {.queries = {200}, .scale = 0},
-          {.queries = Lengths(40, 17), .heads = 3, .kv_heads = 3},
-      };
-      for (Case c : some) {
-        c.d = d, c.type = type;
-        all.push_back(c);
-      }
+  const auto [d, type] = group;
+  if (d > 0) {
+    const Case some[] = {
+        {.queries = {64}, .heads = 1, .causal = false},
+        {.queries = {128}, .heads = 1},
+        {.queries = {1}, .heads = 1},
+        {.queries = {300}},
+        {.queries = {0, 5, 0, 700, 1, 129, 64}, .heads = 4, .kv_heads = 2, .gap = 8},
+        {.queries = {475, 130, 33}, .heads = 4, .kv_heads = 4, .softcap = 20},
+        {.queries = {300, 500}, .window = 128, .sinks = true},
+        {.queries = {300, 77}, .window = 5},
+        {.queries = {700}, .softcap = 10, .window = 1, .sinks = true},
+        {.queries = {5, 140}, .keys = {390, 170}, .heads = 4, .kv_heads = 4, .sinks = true},
+        {.queries = {240, 9}, .keys = {111, 9}},                               // the first queries see nothing
+        {.queries = {240, 9}, .keys = {111, 9}, .window = 30, .sinks = true},  // nothing but the sink
+        {.queries = {133, 20}, .keys = {250, 0}, .causal = false},
+        {.queries = {133, 20}, .keys = {250, 0}, .causal = false, .sinks = true},
+        {.queries = {10, 20}, .keys = {0, 0}, .sinks = true},
+        {.queries = {200}, .size = 12},  // huge scores
+        {.queries = {200}, .scale = -0.1},
+        {.queries = {200}, .scale = 0},
+        {.queries = Lengths(40, 17), .heads = 3, .kv_heads = 3},
+    };
+    for (Case c : some) {
+      c.d = d, c.type = type;
+      all.push_back(c);
     }
-  for (int64_t d : {8, 40, 72, 96, 120, 136, 192, 248})
-    all.push_back({.queries = {150, 7}, .heads = 4, .kv_heads = 2, .d = d});
+  } else {
+    for (int64_t width : {8, 40, 72, 96, 120, 136, 192, 248})
+      all.push_back({.queries = {150, 7}, .heads = 4, .kv_heads = 2, .d = width});
+  }
   for (Case& c : all)
     if (c.keys.empty()) c.keys = c.queries;
   return all;
@@ -245,9 +251,19 @@ std::string beyond(const std::vector<double>& got, const std::vector<double>& wa
                                want.empty() ? 0 : want[where], " within ", allowed.empty() ? 0 : allowed[where]);
 }
 
-TEST_F(AttentionCuda, MatchesFp64) {
+class AttentionCudaNumbers : public testing::GpuTest<::testing::TestWithParam<Group>> {};
+INSTANTIATE_TEST_SUITE_P(, AttentionCudaNumbers,
+                         ::testing::Values(Group{64, DType::bf16}, Group{64, DType::f16}, Group{128, DType::bf16},
+                                           Group{128, DType::f16}, Group{256, DType::bf16}, Group{256, DType::f16},
+                                           Group{}),
+                         [](const auto& info) {
+                           return info.param.d == 0 ? std::string("other_widths")
+                                                    : ingot::detail::concat(info.param.d, "_wide_", info.param.type);
+                         });
+
+TEST_P(AttentionCudaNumbers, MatchFp64) {
   double closest = 0;
-  for (const Case& c : cases()) {
+  for (const Case& c : cases(GetParam())) {
     SCOPED_TRACE(::testing::PrintToString(c));
     Operands a(c);
     attention(a.op(), {});
@@ -344,9 +360,11 @@ struct Definition {
   }
 };
 
+enum class Order { fixed, fixed_in_one_kernel, any };  // of dq's sums
 struct Gradients {
-  explicit Gradients(const Operands& o)
+  explicit Gradients(const Operands& o, Order order_ = Order::fixed)
       : a(o),
+        order(order_),
         dout(a.c.type, a.q.tensor().shape, a.c.d + a.c.gap),
         dq(a.c.type, a.q.tensor().shape, a.c.d + 2 * a.c.gap),
         dk(a.c.type, a.k.tensor().shape, a.c.d + a.c.gap),
@@ -371,7 +389,9 @@ struct Gradients {
                         .scale = a.scale(),
                         .softcap = a.c.softcap,
                         .window = a.c.window,
-                        .causal = a.c.causal};
+                        .causal = a.c.causal,
+                        .deterministic = order != Order::any,
+                        .one_kernel = order == Order::fixed_in_one_kernel};
     if (a.c.sinks) b.sinks = a.sinks, b.dsinks = dsinks;
     return b;
   }
@@ -382,34 +402,44 @@ struct Gradients {
     for (DeviceBuffer* x : {&dq, &dk, &dv, &dsinks}) x->download();
   }
   const Operands& a;
+  Order order;
   DeviceBuffer dout, dq, dk, dv, dsinks, workspace;
 };
 
-TEST_F(AttentionCuda, GradientsMatchFp64) {
+void expect_gradients(const Operands& a, Order order, std::optional<Definition>& want, double (&closest)[3]) {
+  SCOPED_TRACE(order == Order::fixed ? "fixed order" : order == Order::any ? "any order" : "fixed order, one kernel");
+  Gradients b(a, order);
+  const auto before = values(b.dsinks.host());
+  b.run();
+  if (!want) want.emplace(a, values(a.out.host()), values(a.lse.host()), values(b.dout.host()));
+  const std::pair<const DeviceBuffer*, const Sums*> results[] = {
+      {&b.dq, &want->dq}, {&b.dk, &want->dk}, {&b.dv, &want->dv}};
+  for (int i = 0; i < 3; ++i) {
+    double worst;
+    const std::string said =
+        beyond(values(results[i].first->host()), results[i].second->value, results[i].second->size, worst);
+    EXPECT_LE(worst, 1) << (i == 0 ? "dq: " : i == 1 ? "dk: " : "dv: ") << said;
+    EXPECT_TRUE(results[i].first->untouched());
+    closest[i] = std::max(closest[i], worst);
+  }
+  for (size_t h = 0; h < size_t(a.c.heads); ++h) {
+    const double got = values(b.dsinks.host())[h], expected = before[h] + want->dsinks.value[h];
+    EXPECT_NEAR(got, expected, want->dsinks.size[h] + 1e-6 * std::abs(expected)) << "dsinks " << h;
+  }
+}
+
+// In any order too: fp32 sums of parts, whose order moves them by 2^-24 of the terms' size, thousands of times less
+// than dS's rounding may.
+TEST_P(AttentionCudaNumbers, OfGradientsMatchFp64) {
   double closest[3] = {};
-  for (const Case& c : cases()) {
+  for (const Case& c : cases(GetParam())) {
     SCOPED_TRACE(::testing::PrintToString(c));
     Operands a(c);
     attention(a.op(), {});
     a.out.download(), a.lse.download();
-    Gradients b(a);
-    const auto before = values(b.dsinks.host());
-    b.run();
-    const Definition want(a, values(a.out.host()), values(a.lse.host()), values(b.dout.host()));
-    const std::pair<const DeviceBuffer*, const Sums*> results[] = {
-        {&b.dq, &want.dq}, {&b.dk, &want.dk}, {&b.dv, &want.dv}};
-    for (int i = 0; i < 3; ++i) {
-      double worst;
-      const std::string said =
-          beyond(values(results[i].first->host()), results[i].second->value, results[i].second->size, worst);
-      EXPECT_LE(worst, 1) << (i == 0 ? "dq: " : i == 1 ? "dk: " : "dv: ") << said;
-      EXPECT_TRUE(results[i].first->untouched());
-      closest[i] = std::max(closest[i], worst);
-    }
-    for (size_t h = 0; h < size_t(c.heads); ++h) {
-      const double got = values(b.dsinks.host())[h], expected = before[h] + want.dsinks.value[h];
-      EXPECT_NEAR(got, expected, want.dsinks.size[h] + 1e-6 * std::abs(expected)) << "dsinks " << h;
-    }
+    std::optional<Definition> want;
+    for (Order order : {Order::fixed, Order::fixed_in_one_kernel, Order::any})
+      expect_gradients(a, order, want, closest);
   }
   std::cout << "largest errors of dq, dk, dv: " << closest[0] << ' ' << closest[1] << ' ' << closest[2]
             << " of what is allowed\n";
@@ -458,13 +488,15 @@ TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
     attention(alone.op(), {});
     alone.out.download();
     const auto want = values(alone.out.host());
-    Gradients one(alone), three(beside);
+    Gradients one(alone), three(beside), any_order(beside, Order::any);
+    Gradients joint_one(alone, Order::fixed_in_one_kernel), joint_three(beside, Order::fixed_in_one_kernel);
     std::vector<double> x(size_t(three.dout.host().numel()), NAN);
     const auto part = values(one.dout.host());
     std::copy(part.begin(), part.end(), x.begin() + 77 * 4 * d);
     testing::assign(three.dout.host(), x);
-    three.dout.upload();
-    one.run();
+    for (Gradients* b : {&any_order, &joint_three}) testing::assign(b->dout.host(), x);
+    for (Gradients* b : {&three, &any_order, &joint_three}) b->dout.upload();
+    for (Gradients* b : {&one, &joint_one}) b->run();
     for (int repeat = 0; repeat < 3; ++repeat) {
       attention(beside.op(), {});
       beside.out.download();
@@ -473,7 +505,41 @@ TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
       EXPECT_EQ(values(three.dq.host().slice(0, 77, 377)), values(one.dq.host())) << d;
       EXPECT_EQ(values(three.dk.host().slice(0, 77, 377)), values(one.dk.host())) << d;
       EXPECT_EQ(values(three.dv.host().slice(0, 77, 377)), values(one.dv.host())) << d;
+      joint_three.run();
+      EXPECT_EQ(values(joint_three.dq.host().slice(0, 77, 377)), values(joint_one.dq.host())) << d;
+      any_order.run();
+      for (double value : values(any_order.dq.host().slice(0, 77, 377))) ASSERT_FALSE(std::isnan(value)) << d;
     }
+  }
+}
+
+// Blocks claim their tiles from counters in global memory, which launches that run beside each other must not share.
+TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
+  const Lengths lengths(60, 90);
+  Operands one({.queries = lengths, .keys = lengths}), two({.queries = {2000}, .keys = {2000}}),
+      three({.queries = lengths, .keys = lengths, .heads = 4, .kv_heads = 4});
+  std::vector<double> want[3];
+  Operands* const all[3] = {&one, &two, &three};
+  for (int i = 0; i < 3; ++i) {
+    attention(all[i]->op(), {});
+    all[i]->out.download();
+    want[i] = values(all[i]->out.host());
+    testing::assign(all[i]->out.host(), std::vector<double>(want[i].size(), 0));
+    all[i]->out.upload();
+  }
+  gpu::synchronize();
+  const gpu::OwnedStream streams[3];
+  const gpu::Graph graph(streams[2], [&] {
+    for (int i = 0; i < 20; ++i) attention(three.op(), streams[2]);
+  });
+  for (int i = 0; i < 20; ++i) {
+    graph.launch(streams[2]);
+    for (int j = 0; j < 10; ++j) attention(one.op(), streams[0]), attention(two.op(), streams[1]);
+  }
+  gpu::synchronize();
+  for (int i = 0; i < 3; ++i) {
+    all[i]->out.download();
+    EXPECT_EQ(values(all[i]->out.host()), want[i]) << i;
   }
 }
 

@@ -120,7 +120,7 @@ template <class T> void launch_query_gradient(const AttentionBackward& a, const 
                       .k = head_map("attention_backward: k", has_keys ? a.k : a.q, kernel.keys),
                       .v = head_map("attention_backward: v", has_keys ? a.v : a.q, kernel.keys)};
   const QueryGradientParams p{
-      .walk = walk_of(a, kernel.rows), .scores = scores, .dq = a.dq.data, .dq_strides = strides_of(a.dq)};
+      .walk = walk_of(a, kernel.rows, stream), .scores = scores, .dq = a.dq.data, .dq_strides = strides_of(a.dq)};
   gpu::launch("attention_backward: dq", kernel.kernel,
               {.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
                .block = kernel.threads,
@@ -129,21 +129,73 @@ template <class T> void launch_query_gradient(const AttentionBackward& a, const 
               stream, maps, p);
 }
 
-template <class T> void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, Stream stream) {
-  const KeyGradientKernel kernel = key_gradient_kernel<T>(scores.width, a.softcap > 0);
+QueryGradientForm form_of(const AttentionBackward& a) {
+  return query_gradient_form({.width = int(a.q.size(2)),
+                              .capped = a.softcap > 0,
+                              .causal = a.causal,
+                              .deterministic = a.deterministic,
+                              .one_kernel = a.one_kernel});
+}
+int64_t delta_bytes(const AttentionBackward& a) {
+  return (a.q.size(0) * a.q.size(1) * int64_t(sizeof(float)) + 15) / 16 * 16;
+}
+int64_t query_sum_places(const AttentionBackward& a) {
+  return detail::tile_places(a.q.size(0), a.cu_q.size(0) - 1, 64);
+}
+// dQ in fp32, added up by many blocks: behind delta in the workspace, and behind it the counters of parts.
+struct QuerySumRoom {
+  float* sums = nullptr;  // null: dQ is formed apart
+  uint32_t* counters = nullptr;
+  int64_t sum_bytes = 0, counter_bytes = 0;
+};
+QuerySumRoom query_sum_room(const AttentionBackward& a) {
+  const QueryGradientForm form = form_of(a);
+  QuerySumRoom room;
+  if (form == QueryGradientForm::apart || a.cu_q.size(0) < 2) return room;
+  const int64_t parts = query_sum_places(a) * a.q.size(1) * (a.q.size(2) <= 64 ? 1 : 2);
+  room.sum_bytes = parts * 64 * 64 * int64_t(sizeof(float));
+  if (form == QueryGradientForm::in_order) room.counter_bytes = parts * int64_t(sizeof(uint32_t));
+  room.sums = reinterpret_cast<float*>(static_cast<char*>(a.workspace.data) + delta_bytes(a));
+  if (room.counter_bytes > 0) room.counters = reinterpret_cast<uint32_t*>(room.sums) + room.sum_bytes / 4;
+  return room;
+}
+
+template <class T>
+void launch_query_sums(const AttentionBackward& a, const QuerySumRoom& room, float scale, Stream stream) {
+  const QuerySumParams p{.cu_q = a.cu_q.ptr<int32_t>(),
+                         .segments = int(a.cu_q.size(0) - 1),
+                         .heads = int(a.q.size(1)),
+                         .width = int(a.q.size(2)),
+                         .sums = room.sums,
+                         .counters = room.counters,
+                         .scale = scale,
+                         .dq = a.dq.data,
+                         .dq_strides = strides_of(a.dq)};
+  gpu::launch("attention_backward: dq of its sums", query_sums_kernel<T>(p.width),
+              {.grid = query_sum_places(a) * p.heads, .block = 128, .device = a.q.device.index}, stream, p);
+}
+
+// With room: dQ is added up there too.
+template <class T>
+void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, const QuerySumRoom& room,
+                         Stream stream) {
+  const KeyGradientKernel kernel = room.sums ? joint_gradient_kernel<T>(scores.width, room.counters != nullptr)
+                                             : key_gradient_kernel<T>(scores.width, a.softcap > 0);
   const bool has_queries = a.q.size(0) > 0;
   const KeyGradientMaps maps{.q = head_map("attention_backward: q", has_queries ? a.q : a.k, kernel.queries),
                              .dout = head_map("attention_backward: dout", has_queries ? a.dout : a.v, kernel.queries),
                              .k = head_map("attention_backward: k", a.k, kernel.keys),
                              .v = head_map("attention_backward: v", a.v, kernel.keys)};
-  KeyGradientParams p{.walk = walk_of(a, kernel.keys),
+  KeyGradientParams p{.walk = walk_of(a, kernel.keys, stream),
                       .scores = scores,
                       .query_rows = a.q.size(0),
                       .dk = a.dk.data,
                       .dv = a.dv.data,
                       .dk_strides = strides_of(a.dk),
                       .dv_strides = strides_of(a.dv),
-                      .add_dv = a.add_dv};
+                      .add_dv = a.add_dv,
+                      .query_sums = room.sums,
+                      .counters = room.counters};
   p.walk.heads /= p.walk.group;
   p.walk.heads_in_set = std::max(1, p.walk.heads_in_set / p.walk.group);
   p.walk.places = detail::tile_places(a.k.size(0), p.walk.segments, kernel.keys);
@@ -158,7 +210,8 @@ template <class T> void launch_key_gradient(const AttentionBackward& a, const Sc
 }  // namespace
 
 int64_t attention_backward_workspace_bytes(const AttentionBackward& a) {
-  return a.q.size(0) * a.q.size(1) * int64_t(sizeof(float));
+  const QuerySumRoom room = query_sum_room(a);
+  return delta_bytes(a) + room.sum_bytes + room.counter_bytes;
 }
 
 void attention_backward(const AttentionBackward& a, Stream stream) {
@@ -168,16 +221,24 @@ void attention_backward(const AttentionBackward& a, Stream stream) {
     check_gpu_vectors(op, name, *t);
   if (a.q.size(1) == 0 || a.cu_q.size(0) == 1) return;
   check_hopper(op, a.q.device);
+  const gpu::DeviceGuard guard(a.q.device.index);
   float* delta = static_cast<float*>(a.workspace.data);
+  const QuerySumRoom room = query_sum_room(a);
   const int64_t stride = a.q.size(0);
   const ScoreParams scores = scores_of(a, delta, stride);
   const auto run = [&](auto type) {
     using T = decltype(type);
     if (a.q.size(0) > 0) {
       launch_rows<T>(a, delta, stride, stream);
-      launch_query_gradient<T>(a, scores, stream);
+      if (room.counters)
+        gpu::fill_bytes(room.counters, 0, room.counter_bytes, stream);
+      else if (room.sums)
+        gpu::fill_bytes(room.sums, 0, room.sum_bytes, stream);
+      else
+        launch_query_gradient<T>(a, scores, stream);
     }
-    if (a.k.size(0) > 0) launch_key_gradient<T>(a, scores, stream);
+    if (a.k.size(0) > 0) launch_key_gradient<T>(a, scores, room, stream);
+    if (room.sums && a.q.size(0) > 0) launch_query_sums<T>(a, room, scores.scale, stream);
   };
   if (a.q.dtype == DType::bf16)
     run(bf16());

@@ -18,10 +18,12 @@ CUtensorMap head_map(const char* name, const Tensor& t, int rows);
 attention_hopper::Strides strides_of(const Tensor& t);
 // Blocks for so many items: one per SM at most.
 int64_t persistent_grid(int64_t items, Device device);
+// The slot of the counter from which a launch's blocks claim their items (hopper/walk.h).
+uint32_t claim_slot(Stream stream, Device device);
 // Heads whose keys and values of one segment, of medium length, stay in L2 while its tiles are taken.
 int heads_in_set(const Tensor& q, const Tensor& k, int64_t segments);
 
-template <class Op> attention_hopper::Walk walk_of(const Op& a, int rows) {
+template <class Op> attention_hopper::Walk walk_of(const Op& a, int rows, Stream stream) {
   const int64_t segments = a.cu_q.size(0) - 1;
   return {.cu_q = a.cu_q.template ptr<int32_t>(),
           .cu_k = (a.cu_k ? a.cu_k : a.cu_q).template ptr<int32_t>(),
@@ -32,7 +34,8 @@ template <class Op> attention_hopper::Walk walk_of(const Op& a, int rows) {
           .key_rows = a.k.size(0),
           .window = a.window,
           .causal = a.causal,
-          .places = detail::tile_places(a.q.size(0), segments, rows)};
+          .places = detail::tile_places(a.q.size(0), segments, rows),
+          .slot = claim_slot(stream, a.q.device)};
 }
 
 }  // namespace ingot::cuda

@@ -4,5 +4,7 @@ foreach(type bf16 f16)
   ingot_instances(attention_query_gradient_${type} IN attention_hopper FROM hopper/query_gradient.cuh TEMPLATES
     "QueryGradientKernel query_gradient_kernel<${type}>(int, bool)")
   ingot_instances(attention_key_gradient_${type} IN attention_hopper FROM hopper/key_gradient.cuh TEMPLATES
-    "KeyGradientKernel key_gradient_kernel<${type}>(int, bool)")
+    "KeyGradientKernel key_gradient_kernel<${type}>(int, bool)"
+    "KeyGradientKernel joint_gradient_kernel<${type}>(int, bool)"
+    "void (*query_sums_kernel<${type}>(int))(const QuerySumParams)")
 endforeach()

@@ -9,7 +9,7 @@
 //   to_128            128     f16 bf16       to_128/many_rows           to_128/layer_pipeline
 //   to_256            256     f16 bf16       to_256/forward, from 136   to_256/chain, sums
 //   to_512            512     f16 bf16       to_512/forward, from 264   to_512/chain, sums
-//   to_512_few_rows   512     f16 bf16       to_512/few_rows, from 264
+//   to_512_few_rows   512     f16 bf16       to_512/few_rows, from 264  to_512/few_rows_chain, few_rows_sums
 //
 // What `saved` holds on a GPU, layer after layer for every activated layer, each a contiguous (T, N_l) matrix in
 // saved.dtype: the value h after the activation where the slope follows from it (has_slope_from_value), otherwise the
@@ -85,6 +85,12 @@ int64_t mlp_backward_to_256_workspace_bytes(const MlpBackward& m);
 bool mlp_backward_to_512_takes(const MlpBackward& m);
 void mlp_backward_to_512(const MlpBackward& m, Stream stream);
 int64_t mlp_backward_to_512_workspace_bytes(const MlpBackward& m);
+
+// The same for few rows without weight norm: each block of a cluster has a part of every layer's columns, and then of
+// the sums over all rows.
+bool mlp_backward_to_512_few_rows_takes(const MlpBackward& m);
+void mlp_backward_to_512_few_rows(const MlpBackward& m, Stream stream);
+int64_t mlp_backward_to_512_few_rows_workspace_bytes(const MlpBackward& m);
 
 using gpu::sm_count;
 

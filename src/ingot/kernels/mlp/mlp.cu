@@ -12,11 +12,12 @@ namespace {
 
 // Up to here the few-rows forms are the faster ones. Saving costs the forward form for many rows more.
 constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192;
-constexpr int64_t kBroadFewRows = 4224;  // 64 to each pair of SMs of an H100 or H200
+constexpr int64_t kFewRowsTo512 = 4224;          // 64 to each pair of SMs of an H100 or H200
+constexpr int64_t kFewRowsBackwardTo512 = 2048;  // beyond 128 columns
 // From here on the forms to 256 and to 512 take less time than the portable one, or about as much.
-constexpr int64_t kWideBackwardRows = 512;
-constexpr int64_t kNarrowBackwardRows = 4096;  // likewise, where no layer is wider than 128
-constexpr int64_t kSlopesBackwardRows = 1536;  // likewise, where slopes are formed of x, without weight norm
+constexpr int64_t kStreamedBackwardRows = 512;
+constexpr int64_t kStreamedBackwardRowsTo128 = 4096;  // likewise, where no layer is wider than 128
+constexpr int64_t kFormedSlopesRows = 1536;           // likewise, where slopes are formed of x, without weight norm
 
 int compute_major(Device device) {
   int major = 0;
@@ -34,15 +35,26 @@ void check_generation(const char* op, int compute_major) {
 // Of networks that have the widest halves of the form to 512 (beyond 448 columns), with as many layers: the portable
 // one takes twice as long for each further layer.
 int64_t fewest_rows_of_the_widest(size_t layers) {
-  constexpr int64_t kOfLayers[] = {kWideBackwardRows, 256, 128};
+  constexpr int64_t kOfLayers[] = {kStreamedBackwardRows, 256, 128};
   return layers <= std::size(kOfLayers) ? kOfLayers[layers - 1] : 1;
 }
 int64_t fewest_backward_rows(const MlpBackward& m) {
-  if (mlp_widest(m) <= kMlpTo128) return kNarrowBackwardRows;
+  if (mlp_widest(m) <= kMlpTo128) return kStreamedBackwardRowsTo128;
   if (mlp_has_norms(m.layers)) return 1;  // in the portable form every block finds them for itself
-  if (!m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act)) return kSlopesBackwardRows;
+  if (!m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act)) return kFormedSlopesRows;
   const bool is_widest = mlp_widest(m) > 448 && mlp_backward_has_values(m);
-  return is_widest ? fewest_rows_of_the_widest(m.layers.size()) : kWideBackwardRows;
+  return is_widest ? fewest_rows_of_the_widest(m.layers.size()) : kStreamedBackwardRows;
+}
+
+// Where the form for few rows has run on a GPU and was compared: whole training steps of f16 networks of one width,
+// values kept from which slopes follow.
+bool takes_few_rows_to_512(const MlpBackward& m) {
+  const int64_t width = m.x.cols();
+  const auto as_wide = [&](const MlpLayer& layer) { return layer.w.rows() == width && layer.w.cols() == width; };
+  return m.x.rows() <= kFewRowsBackwardTo512 && width > kMlpTo128 && m.x.dtype == DType::f16 && m.dx &&
+         !m.activate_last && mlp_backward_has_values(m) && slope_follows_from_value(m.act) &&
+         std::all_of(m.layers.begin(), m.layers.end(), as_wide) &&
+         std::all_of(m.grads.begin(), m.grads.end(), mlp_trained) && mlp_takes(m, MlpForm::to_512_few_rows);
 }
 
 [[noreturn]] void no_such_form(const char* op, MlpForm form) {
@@ -69,6 +81,7 @@ bool mlp_takes(const MlpBackward& m, MlpForm form) {
     case MlpForm::to_128: return mlp_backward_to_128_takes(m);
     case MlpForm::to_256: return mlp_backward_to_256_takes(m);
     case MlpForm::to_512: return mlp_backward_to_512_takes(m);
+    case MlpForm::to_512_few_rows: return mlp_backward_to_512_few_rows_takes(m);
     default: return false;
   }
 }
@@ -81,7 +94,7 @@ MlpForm pick_mlp_form(const Mlp& m, int compute_major) {
     return MlpForm::to_128_few_rows;
   if (mlp_takes(m, MlpForm::to_128)) return MlpForm::to_128;
   if (mlp_takes(m, MlpForm::to_256)) return MlpForm::to_256;
-  if (m.x.rows() <= kBroadFewRows && mlp_takes(m, MlpForm::to_512_few_rows)) return MlpForm::to_512_few_rows;
+  if (m.x.rows() <= kFewRowsTo512 && mlp_takes(m, MlpForm::to_512_few_rows)) return MlpForm::to_512_few_rows;
   return mlp_takes(m, MlpForm::to_512) ? MlpForm::to_512 : MlpForm::portable;
 }
 MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
@@ -89,6 +102,7 @@ MlpForm pick_mlp_form(const MlpBackward& m, int compute_major) {
   if (compute_major != 9) return MlpForm::portable;
   if (m.x.rows() <= kFewRowsBackward && mlp_takes(m, MlpForm::to_128_few_rows)) return MlpForm::to_128_few_rows;
   if (mlp_takes(m, MlpForm::to_128)) return MlpForm::to_128;
+  if (takes_few_rows_to_512(m)) return MlpForm::to_512_few_rows;
   if (m.x.rows() < fewest_backward_rows(m)) return MlpForm::portable;
   if (mlp_takes(m, MlpForm::to_256)) return MlpForm::to_256;
   return mlp_takes(m, MlpForm::to_512) ? MlpForm::to_512 : MlpForm::portable;
@@ -112,6 +126,7 @@ void mlp_backward_with(const MlpBackward& m, MlpForm form, Stream stream) {
     case MlpForm::to_128: return mlp_backward_to_128(m, stream);
     case MlpForm::to_256: return mlp_backward_to_256(m, stream);
     case MlpForm::to_512: return mlp_backward_to_512(m, stream);
+    case MlpForm::to_512_few_rows: return mlp_backward_to_512_few_rows(m, stream);
     default: no_such_form("mlp_backward", form);
   }
 }
@@ -122,6 +137,7 @@ int64_t mlp_backward_workspace_bytes_with(const MlpBackward& m, MlpForm form) {
     case MlpForm::to_128: return mlp_backward_to_128_workspace_bytes(m);
     case MlpForm::to_256: return mlp_backward_to_256_workspace_bytes(m);
     case MlpForm::to_512: return mlp_backward_to_512_workspace_bytes(m);
+    case MlpForm::to_512_few_rows: return mlp_backward_to_512_few_rows_workspace_bytes(m);
     default: no_such_form("mlp_backward", form);
   }
 }

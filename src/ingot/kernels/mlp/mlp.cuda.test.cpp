@@ -487,6 +487,26 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::portable);
   of_gelu.act = act_of<Softplus>;
   EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512);
+  // Of whole training steps in f16, one width, values kept.
+  const auto whole_step = [&](int64_t rows, int64_t width) {
+    const Mlp f = problem(DType::f16, rows, width);
+    MlpBackward b{.dy = f.y,
+                  .x = f.x,
+                  .dx = f.x,
+                  .layers = {f.layers[0], f.layers[0]},
+                  .act = act_of<Softplus>,
+                  .saved = Tensor(nullptr, DType::f16, {rows * width}, gpu)};
+    b.grads.resize(2, MlpLayer{.w = Tensor(nullptr, DType::f32, {width, width}, gpu)});
+    return b;
+  };
+  for (int64_t width : {136, 256, 264, 512}) {
+    EXPECT_EQ(cuda::pick_mlp_form(whole_step(1, width), 9), MlpForm::to_512_few_rows);
+    EXPECT_EQ(cuda::pick_mlp_form(whole_step(2048, width), 9), MlpForm::to_512_few_rows);
+    EXPECT_EQ(cuda::pick_mlp_form(whole_step(2049, width), 9), width <= 256 ? MlpForm::to_256 : MlpForm::to_512);
+    MlpBackward frozen = whole_step(300, width);
+    frozen.grads[0] = {};
+    EXPECT_NE(cuda::pick_mlp_form(frozen, 9), MlpForm::to_512_few_rows);
+  }
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), 8), MlpForm::portable);
   for (int major : {8, 10, 12}) EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), major), MlpForm::portable);
   try {
@@ -498,7 +518,7 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   }
 }
 
-TEST(MlpCudaForms, ABroadPassHasTheFewestColumnsOfWhichTwoAreEnough) {
+TEST(MlpCudaForms, APassHasTheFewestColumnsOfWhichTwoAreEnough) {
   EXPECT_EQ(cuda::mlp_to_512_pass(264), 160);
   EXPECT_EQ(cuda::mlp_to_512_pass(320), 160);
   EXPECT_EQ(cuda::mlp_to_512_pass(328), 192);
@@ -509,7 +529,7 @@ TEST(MlpCudaForms, ABroadPassHasTheFewestColumnsOfWhichTwoAreEnough) {
   EXPECT_EQ(cuda::mlp_to_512_pass(512), 256);
 }
 
-TEST(MlpCudaForms, ClustersOfFewBroadRowsAllRunAtOnce) {
+TEST(MlpCudaForms, ClustersOfFewRowsAllRunAtOnce) {
   EXPECT_EQ(cuda::mlp_to_512_cluster(1, 132), 8);
   EXPECT_EQ(cuda::mlp_to_512_cluster(256, 132), 8);
   EXPECT_EQ(cuda::mlp_to_512_cluster(257, 132), 4);
@@ -533,8 +553,8 @@ INSTANTIATE_TEST_SUITE_P(, MlpCuda,
                                            Forms{"to_256_forward_bf16", kTo256, kPortable, DType::bf16},
                                            Forms{"to_512_forward_f16", kTo512, kPortable, DType::f16},
                                            Forms{"to_512_forward_bf16", kTo512, kPortable, DType::bf16},
-                                           Forms{"to_512_few_rows_f16", kTo512Few, kPortable, DType::f16},
-                                           Forms{"to_512_few_rows_bf16", kTo512Few, kPortable, DType::bf16},
+                                           Forms{"to_512_few_rows_f16", kTo512Few, kTo512Few, DType::f16},
+                                           Forms{"to_512_few_rows_bf16", kTo512Few, kTo512Few, DType::bf16},
                                            Forms{"few_rows_backward_f16", kPortable, kFew, DType::f16},
                                            Forms{"few_rows_backward_bf16", kPortable, kFew, DType::bf16},
                                            Forms{"to_128_backward_f16", kPortable, kTo128, DType::f16},

@@ -47,6 +47,10 @@ foreach(type bf16 f16)
   endforeach()
   ingot_instances(to_512_few_rows_${type} FROM to_512/few_rows.cuh TEMPLATES
     "void launch_mlp_to_512_few_rows<${type}>(const Mlp&, int, Stream)")
+  ingot_instances(to_512_few_rows_backward_${type} FROM to_512/few_rows_chain.cuh to_512/few_rows_sums.cuh
+    IN to_512_few_rows_backward TEMPLATES
+    "void launch_chain<${type}>(const MlpChainMaps&, const Chain&, const ChainLaunch&, Stream)"
+    "void launch_sums<${type}>(const MlpSumMaps&, const Sums&, int, Stream)")
   set(chains "")
   set(sums "")
   foreach(half 192 224 256)

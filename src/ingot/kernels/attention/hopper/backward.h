@@ -34,7 +34,9 @@ struct KeyGradientParams {
   int64_t query_rows;  // of q and dout
   void *dk, *dv;
   Strides dk_strides, dv_strides;
-  bool add_dv;  // to what is there, which was rounded too
+  bool add_dv;         // to what is there, which was rounded too
+  float* query_sums;   // where dQ is added up (query_sums.cuh)
+  uint32_t* counters;  // of what was added, one for each part
 };
 struct KeyGradientMaps {
   CUtensorMap q, dout, k, v;
@@ -45,5 +47,30 @@ struct KeyGradientKernel {
   int64_t smem;
 };
 template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped);
+
+// Who forms dQ. apart: the kernel that walks over queries. Else the one that walks over keys adds it up too, in any
+// order or in a fixed one, in which nobody waits long where the mask is causal.
+enum class QueryGradientForm { apart, any_order, in_order };
+struct BackwardShape {
+  int width;
+  bool capped, causal, deterministic, one_kernel;
+};
+constexpr QueryGradientForm query_gradient_form(const BackwardShape& s) {
+  if (s.width > 128 || s.capped) return QueryGradientForm::apart;
+  if (!s.deterministic) return QueryGradientForm::any_order;
+  return s.one_kernel && s.width > 64 && s.causal ? QueryGradientForm::in_order : QueryGradientForm::apart;
+}
+template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order);
+struct QuerySumParams {
+  const int32_t* cu_q;
+  int segments, heads, width;
+  const float* sums;
+  const uint32_t* counters;  // of parts added up in order; null: all sums were cleared first
+  float scale;
+  void* dq;
+  Strides dq_strides;
+};
+// Launched with a block of 128 threads for each place of 64 queries and each head.
+template <class T> void (*query_sums_kernel(int width))(const QuerySumParams);
 
 }  // namespace ingot::cuda::attention_hopper

@@ -14,11 +14,13 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/attention/hopper/backward.h"
 #include "ingot/kernels/attention/hopper/fragments.cuh"
+#include "ingot/kernels/attention/hopper/query_sums.cuh"
 #include "ingot/kernels/attention/hopper/walk.cuh"
 
 namespace ingot::cuda::attention_hopper {
 
-template <class T_, int kWidth_, int kGroups_, int kQueries_, int kStages_, bool kApart_, bool kCapped_, bool kTurns_>
+template <class T_, int kWidth_, int kGroups_, int kQueries_, int kStages_, bool kApart_, bool kCapped_, bool kTurns_,
+          bool kAddsQueries_ = false, bool kOrdered_ = false, bool kInOrder_ = kOrdered_>
 struct KeyGradientForm {
   using T = T_;
   static constexpr int kWidth = kWidth_, kGroups = kGroups_, kQueries = kQueries_, kStages = kStages_;
@@ -26,9 +28,11 @@ struct KeyGradientForm {
   static_assert(kQueries % 16 == 0, "products sum over 16 queries at a time");
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
   static_assert(!kApart || kGroups == 2);
-  static constexpr bool kTurns = kTurns_;
+  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_, kOrdered = kOrdered_,
+                        kInOrder = kInOrder_;  // adds: dQ is formed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  static constexpr int kFetcherRegisters = kGroups == 2 ? 24 : 32, kMultiplierRegisters = kGroups == 2 ? 240 : 160;
+  static constexpr int kFetcherRegisters = kGroups == 2 && !kOrdered_ ? 24 : 32,
+                       kMultiplierRegisters = kGroups == 2 ? 240 : 160;
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
 };
 
@@ -38,14 +42,17 @@ struct KeyTile {
   int q_begin, k_begin;
   int queries, keys;
   int begin, steps;  // steps of queries, for each head of the group
+  int segment;
 };
 
 template <class F> struct KeyMemory {
   char k[F::kPanels][F::kPanelK], v[F::kPanels][F::kPanelK];
   char q[F::kStages][F::kPanels][F::kPanelQ], dout[F::kStages][F::kPanels][F::kPanelQ];
-  float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
+  [[no_unique_address]] SharedScores<F> scores;                                    // nothing where dQ is formed apart
+  alignas(16) float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
   uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
   uint64_t raw[2];  // copies whose last rows must be zeroed
+  [[no_unique_address]] SharedScoresBarriers<F> scores_barriers;
   KeyTile tile;
 };
 
@@ -54,10 +61,12 @@ template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_
   const int64_t in_set = w.places * w.heads_in_set;
   const int64_t set = place / in_set, heads = min(int64_t(w.heads_in_set), w.heads - set * w.heads_in_set);
   const int64_t rest = place - set * in_set;
-  const detail::TilePlace at = detail::tile_place(w.cu_k, w.segments, F::kKeys, rest / heads);
+  const detail::TilePlace at =
+      detail::tile_place(w.cu_k, w.segments, F::kKeys, F::kInOrder ? w.places - 1 - rest / heads : rest / heads);
   KeyTile t{};
   t.kv_head = int(set * w.heads_in_set + rest % heads);
   t.first = int(at.first);
+  t.segment = at.segment;
   t.k_begin = w.cu_k[at.segment];
   const int keys = w.cu_k[at.segment + 1] - t.k_begin;
   if (at.first >= keys) return t;
@@ -83,34 +92,64 @@ template <class F> struct QueryFetcher {
   uint32_t pending_raw = 0;
 
   __device__ void run() {
-    const int64_t all = p.walk.places * p.walk.heads;
-    for (int64_t round = 0; round * gridDim.x < all; ++round) {
-      const int64_t place = dealt(round);
-      if (place >= all) continue;
-      const KeyTile t = find_key_tile<F>(p.walk, place);
-      if (t.keys == 0) continue;
-      publish(t);
-      for (int head = t.kv_head * p.walk.group; head < (t.kv_head + 1) * p.walk.group; ++head)
-        for (int n = t.begin; n < t.begin + t.steps; ++n) fetch_step(t, head, n);
+    if constexpr (F::kAddsQueries) {
+      Claims claims(p.walk, lane, F::kInOrder);
+      for (int64_t place = claims.first(); place < claims.all; place = claims.take())
+        take(find_key_tile<F>(p.walk, place), [&] { claims.ask(); });
+    } else {
+      const int64_t all = p.walk.places * p.walk.heads;
+      for (int64_t round = 0; round * gridDim.x < all; ++round)
+        if (const int64_t place = dealt(round); place < all) take(find_key_tile<F>(p.walk, place), [] {});
     }
     publish({.steps = -1});
+  }
+  // ask: for the next tile, before the last steps of this one.
+  template <class Ask> __device__ __forceinline__ void take(const KeyTile& t, Ask ask) {
+    const int heads_end = (t.kv_head + 1) * p.walk.group;
+    if (t.keys == 0 || t.steps == 0) ask();
+    if (t.keys == 0) return;
+    publish(t);
+    for (int head = t.kv_head * p.walk.group; head < heads_end; ++head)
+      for (int n = t.begin; n < t.begin + t.steps; ++n) {
+        if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) ask();
+        fetch_step(t, head, n);
+      }
   }
 
   __device__ void publish(const KeyTile& t) {
     zero_pending();
     tile::wait_warp_or_trap(&memory.kv_empty, (tiles & 1) ^ 1);
     ++tiles;
-    if (lane != 0) return;
+    const int rows = t.keys - t.first;
+    const bool others_follow =
+        F::kAddsQueries && rows < F::kKeys && t.k_begin + t.keys < p.walk.key_rows && t.steps >= 0;
+    uint64_t* const barrier = others_follow ? &memory.raw[raw % 2] : &memory.kv_full;
+    if (lane == 0) copy_keys(t, barrier);
+    if (others_follow) zero_keys(rows);
+  }
+  __device__ void copy_keys(const KeyTile& t, uint64_t* barrier) {
     memory.tile = t;
     if (t.steps < 0) {
       ptx::mbarrier_arrive(&memory.kv_full);
       return;
     }
-    ptx::mbarrier_arrive_expect_tx(&memory.kv_full, 2 * F::kPanels * F::kPanelK);
+    ptx::mbarrier_arrive_expect_tx(barrier, 2 * F::kPanels * F::kPanelK);
     for (int i = 0; i < F::kPanels; ++i) {
-      ptx::tensor_load_3d(memory.k[i], &maps.k, 64 * i, t.kv_head, t.k_begin + t.first, &memory.kv_full);
-      ptx::tensor_load_3d(memory.v[i], &maps.v, 64 * i, t.kv_head, t.k_begin + t.first, &memory.kv_full);
+      ptx::tensor_load_3d(memory.k[i], &maps.k, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
+      ptx::tensor_load_3d(memory.v[i], &maps.v, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
     }
+  }
+  // dQ sums over keys: rows behind the segment's end are zeroed, if anybody's.
+  __device__ void zero_keys(int rows) {
+    tile::wait_warp_or_trap(&memory.raw[raw % 2], raw / 2 & 1);
+    ++raw;
+    for (int i = 0; i < F::kPanels; ++i) {
+      zero_rows<F::kPanelK>(memory.k[i], rows, lane);
+      zero_rows<F::kPanelK>(memory.v[i], rows, lane);
+    }
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&memory.kv_full);
   }
 
   // Rows behind the segment's end are zero, and P of them: their lse is infinite. They are zeroed when the next step
@@ -168,6 +207,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   KeyMemory<F>& memory;
   const KeyGradientParams& p;
   uint32_t group, warp, g, t;  // group: which 64 of the keys
+  std::conditional_t<F::kAddsQueries, QuerySums<F>, NoQuerySums> sums = {};
   tile::RingCursor<F::kStages> ring = {};
   KeyTile tile_ = {};
   float s[F::kQueries / 2], dp[kDk ? F::kQueries / 2 : 2];
@@ -178,6 +218,10 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   __device__ __forceinline__ void run() {
     const Turn<F> turn{group};
     turn.begin();
+    if constexpr (F::kAddsQueries) {
+      sums.shared = &memory.scores, sums.barriers = &memory.scores_barriers, sums.sums = p.query_sums;
+      sums.k = ptx::shared_address(memory.k), sums.group = group, sums.warp = warp;
+    }
     for (uint32_t tiles = 0;; ++tiles) {
       tile::wait_warp_or_trap(&memory.kv_full, tiles & 1);
       tile_ = memory.tile;
@@ -221,24 +265,48 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     bool has_before = false;
     for (int head = 0; head < p.walk.group; ++head)
       for (int n = tile_.begin; n < end; ++n) {
+        const bool has_sums = head > 0 || n > tile_.begin;
         if (n >= seeing.begin && n < seeing.end) {
-          step(turn, n, has_before, before);
+          step(turn, n, has_before, before, has_sums);
           before = ring.stage;
           has_before = true;
           ring.advance();
+          if constexpr (F::kAddsQueries) next_sums(head, n);
           continue;
         }
+        if constexpr (F::kAddsQueries) end_sums();
         if (has_before) {  // not held while others pass: the ring would be full
           end_sums();
           release(&memory.q_empty[before]);
           has_before = false;
         }
         pass_over(turn);
+        if constexpr (F::kAddsQueries) {
+          sums.share_zeros();
+          if (has_sums) form_sums();
+          next_sums(head, n);
+        }
       }
+    if constexpr (F::kAddsQueries) {
+      end_sums();
+      if (tile_.steps > 0) form_sums();
+    }
     release(&memory.kv_empty);
     end_sums();
     if (has_before) release(&memory.q_empty[before]);
     finish();
+  }
+  // dQ of the step before the last one shared, at once.
+  __device__ __forceinline__ void form_sums() {
+    sums.issue(true);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::fence_registers(sums.dq);
+    sums.add();
+  }
+  __device__ __forceinline__ void next_sums(int head, int n) {
+    const int64_t block = tile_.q_begin / 64 + tile_.segment;
+    sums.next(block, n * F::kQueries, tile_.queries, tile_.kv_head * p.walk.group + head, p.walk.heads * p.walk.group);
   }
 
   __device__ __forceinline__ void issue_scores(float (&d)[F::kQueries / 2], uint32_t keys, uint32_t queries) {
@@ -260,7 +328,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void step(const Turn<F>& turn, int n, bool has_before, uint32_t before) {
+  __device__ __forceinline__ void step(const Turn<F>& turn, int n, bool has_before, uint32_t before, bool has_sums) {
     const uint32_t stage = ring.stage;
     const uint32_t q = ptx::shared_address(memory.q[stage]), dout = ptx::shared_address(memory.dout[stage]);
     tile::wait_warp_or_trap(&memory.q_full[stage], ring.phase);
@@ -282,6 +350,19 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(dp);
       score_gradients();
+    }
+    if constexpr (F::kAddsQueries) {
+      pack_operand<T>(a, s);
+      pack_operand<T>(b, dp);
+      sums.share(b);
+      sums.issue(has_sums);
+      ptx::wgmma_commit_group();
+      issue_sum(dv, a, dout);
+      issue_sum(dk, b, q);
+      ptx::wgmma_wait_group<2>();
+      ptx::fence_registers(sums.dq);
+      if (has_sums) sums.add();
+      return;
     }
     // Packed only now: registers hold the sums and either scores or operands, not both.
     if constexpr (kDv) {
@@ -328,7 +409,8 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   __device__ __forceinline__ void mask(int n) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int low = key_of(r) - (tile_.keys - tile_.queries) - n * F::kQueries - 2 * int(t);
+      int low = p.walk.causal ? key_of(r) - (tile_.keys - tile_.queries) - n * F::kQueries - 2 * int(t) : 0;
+      if (F::kAddsQueries && key_of(r) >= tile_.keys) low = F::kQueries;  // of no segment, or another's
       const int64_t last = p.walk.window > 0 ? low + p.walk.window : F::kQueries;
       const int end = int(min(last, int64_t(F::kQueries)));
 #pragma unroll
@@ -339,6 +421,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     }
   }
   __device__ __forceinline__ bool is_masked(int n) const {
+    if (F::kAddsQueries && tile_.first + 64 * int(group) + 64 > tile_.keys) return true;
     if (!p.walk.causal) return false;
     const int first = tile_.first + 64 * int(group) - (tile_.keys - tile_.queries), begin = n * F::kQueries;
     return begin < first + 63 || (p.walk.window > 0 && begin + F::kQueries > first + p.walk.window);
@@ -361,6 +444,21 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   }
 };
 
+template <class F> __device__ void add_parts(KeyMemory<F>& memory, const KeyGradientParams& p, uint32_t group) {
+  PartAdder<F, KeyTile> adder{.shared = memory.scores,
+                              .barriers = memory.scores_barriers,
+                              .sums = p.query_sums,
+                              .counters = p.counters,
+                              .group = group};
+  for (uint32_t tiles = 0;; ++tiles) {
+    tile::wait_or_trap(&memory.kv_full, tiles & 1);
+    const KeyTile t = memory.tile;
+    ptx::mbarrier_arrive(&memory.kv_empty);
+    if (t.steps < 0) return;
+    adder.take_tile(t, p.walk);
+  }
+}
+
 template <class F>
 __global__ void __launch_bounds__(F::kThreads, 1)
     attention_key_gradient(const __grid_constant__ KeyGradientMaps maps, const __grid_constant__ KeyGradientParams p) {
@@ -368,8 +466,9 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(&memory.kv_full, 1);
-    ptx::mbarrier_init(&memory.kv_empty, 4 * F::kGroups);
+    ptx::mbarrier_init(&memory.kv_empty, 4 * F::kGroups + (F::kOrdered ? 2 : 0));
     for (uint64_t& raw : memory.raw) ptx::mbarrier_init(&raw, 1);
+    memory.scores_barriers.prepare();
     for (int i = 0; i < F::kStages; ++i) {
       ptx::mbarrier_init(&memory.q_full[i], 1);
       ptx::mbarrier_init(&memory.q_empty[i], 4 * F::kGroups);
@@ -380,6 +479,9 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   if (warp < 4) {
     ptx::decrease_registers<F::kFetcherRegisters>();
     if (warp == 0) QueryFetcher<F>{.memory = memory, .maps = maps, .p = p, .lane = lane}.run();
+    if constexpr (F::kOrdered) {
+      if ((warp == 1 || warp == 2) && lane == 0) add_parts(memory, p, warp - 1);
+    }
   } else {
     ptx::increase_registers<F::kMultiplierRegisters>();
     const uint32_t group = warp / 4 - 1;
@@ -412,6 +514,15 @@ template <class T, bool kCapped> KeyGradientKernel key_gradient_kernel_for(int w
 }
 template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped) {
   return capped ? key_gradient_kernel_for<T, true>(width) : key_gradient_kernel_for<T, false>(width);
+}
+
+template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order) {
+  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
+  if (in_order) return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true, true>>();
+  return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true>>();
+}
+template <class T> void (*query_sums_kernel(int width))(const QuerySumParams) {
+  return width <= 64 ? attention_query_sums<T, 1> : attention_query_sums<T, 2>;
 }
 
 }  // namespace ingot::cuda::attention_hopper

@@ -14,7 +14,7 @@
 namespace ingot::cuda::attention_hopper {
 
 template <class T_, int kWidth_, int kGroups_, int kKeys_, int kStages_, bool kCapped_, bool kTurns_>
-struct QueryGradientForm {
+struct QueryKernelForm {
   using T = T_;
   static constexpr int kWidth = kWidth_, kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_;
   static constexpr bool kCapped = kCapped_, kTurns = kTurns_;
@@ -213,10 +213,9 @@ template <class F> QueryGradientKernel query_gradient_kernel_of() {
   return {attention_query_gradient<F>, F::kRows, F::kKeys, F::kThreads, int64_t(sizeof(WalkMemory<F>))};
 }
 template <class T, bool kCapped> QueryGradientKernel query_gradient_kernel_for(int width) {
-  if (width <= 64) return query_gradient_kernel_of<QueryGradientForm<T, 64, 3, 64, 4, kCapped, false>>();
-  if (width <= 128)
-    return query_gradient_kernel_of<QueryGradientForm<T, 128, 2, kCapped ? 64 : 96, 2, kCapped, true>>();
-  return query_gradient_kernel_of<QueryGradientForm<T, 256, 2, kCapped ? 32 : 64, 1, kCapped, false>>();
+  if (width <= 64) return query_gradient_kernel_of<QueryKernelForm<T, 64, 3, 64, 4, kCapped, false>>();
+  if (width <= 128) return query_gradient_kernel_of<QueryKernelForm<T, 128, 2, kCapped ? 64 : 96, 2, kCapped, true>>();
+  return query_gradient_kernel_of<QueryKernelForm<T, 256, 2, kCapped ? 32 : 64, 1, kCapped, false>>();
 }
 template <class T> QueryGradientKernel query_gradient_kernel(int width, bool capped) {
   return capped ? query_gradient_kernel_for<T, true>(width) : query_gradient_kernel_for<T, false>(width);

@@ -5,6 +5,7 @@
 // Rows of K and V behind a segment's end belong to others. Where a product sums over keys, 0 * NaN would reach the
 // sums: these rows are zeroed before anyone reads them.
 #include "ingot/gpu/ptx/address.cuh"
+#include "ingot/gpu/ptx/atomics.cuh"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
 #include "ingot/gpu/ptx/mbarrier.cuh"
@@ -86,6 +87,36 @@ __device__ inline int64_t dealt(int64_t round) {
   return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
 }
 
+// A block's first item is that of its number; more it claims when it is about to ask for the last steps of one. Which
+// block takes an item does not matter to its results.
+constexpr int kAskAhead = 1;                        // steps: what an answer takes
+static __device__ uint32_t claim_counters[kSlots];  // zero between launches
+
+struct Claims {
+  int64_t all;
+  uint32_t *counter, lane;
+  uint32_t given;        // items that are not claimed
+  uint32_t claimed = 0;  // of lane 0; may still be on its way
+
+  __device__ Claims(const Walk& w, uint32_t lane_, bool ordered = false)
+      : all(w.places * w.heads), counter(&claim_counters[w.slot]), lane(lane_), given(ordered ? 0 : gridDim.x) {}
+  // ordered: blocks wait for those that took earlier items, so an item is one's whose block runs.
+  __device__ int64_t first() {
+    if (given > 0) return blockIdx.x;
+    ask();
+    return take();
+  }
+  __device__ void ask() {
+    if (lane == 0) claimed = ptx::fetch_add_relaxed(counter, 1);
+  }
+  // The item asked for, or one beyond the last.
+  __device__ int64_t take() {
+    const int64_t item = int64_t(__shfl_sync(~0u, claimed, 0)) + given;
+    if (lane == 0 && item == all + gridDim.x - 1) ptx::store_relaxed(counter, 0);  // all have found nothing
+    return item;
+  }
+};
+
 template <class F> struct KeyFetcher {
   WalkMemory<F>& memory;
   const WalkMaps& maps;
@@ -96,12 +127,12 @@ template <class F> struct KeyFetcher {
   int pending_rows = 0;  // a step whose rows behind the end are not zeroed yet
 
   __device__ void run() {
-    const int64_t all = w.places * w.heads;
-    for (int64_t round = 0; round * gridDim.x < all; ++round) {
-      const int64_t place = dealt(round);
-      if (place >= all) continue;
-      if (const Tile t = find_tile<F>(w, place); t.queries > 0) fetch(t);
-    }
+    Claims claims(w, lane);
+    for (int64_t place = claims.first(); place < claims.all; place = claims.take())
+      if (const Tile t = find_tile<F>(w, place); t.queries > 0)
+        fetch(t, claims);
+      else
+        claims.ask();
     publish({.steps = -1});
   }
 
@@ -122,12 +153,13 @@ template <class F> struct KeyFetcher {
   }
 
   // The first step's K does not wait for Q's memory. What must be zeroed is when what comes next has been asked for.
-  __device__ void fetch(const Tile& t) {
+  __device__ void fetch(const Tile& t, Claims& claims) {
     const int kv_head = t.head / w.group, last = t.begin + t.steps - 1;
     for (int n = last; n >= t.begin; --n) {
       const int token = t.k_begin + n * F::kKeys, rows = t.keys - n * F::kKeys;
       const bool others_follow = rows < F::kKeys && t.k_begin + t.keys < w.key_rows;  // else the copy brings zeros
       const uint32_t stage = ring.stage;
+      if (n == min(last, t.begin + kAskAhead)) claims.ask();
       tile::wait_warp_or_trap(&memory.k_empty[stage], ring.phase ^ 1);
       copy(memory.k[stage], maps.k, kv_head, token,
            F::kZeroKeys && others_follow ? &memory.raw : &memory.k_full[stage]);
@@ -141,7 +173,7 @@ template <class F> struct KeyFetcher {
       ring.advance();
     }
     zero_pending();
-    if (t.steps == 0) publish(t);
+    if (t.steps == 0) publish(t), claims.ask();
   }
 
   __device__ void copy(char (*to)[F::kPanelK], const CUtensorMap& map, int kv_head, int token, uint64_t* barrier) {

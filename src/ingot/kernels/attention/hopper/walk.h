@@ -11,6 +11,10 @@ struct Strides {
   int64_t token, head;
 };
 
+// Items are claimed one by one from a counter of the launch's own: a slot for each stream, and for each launch that a
+// graph records.
+constexpr uint32_t kSlots = 1 << 16;
+
 struct Walk {
   const int32_t *cu_q, *cu_k;
   int segments, heads, group;  // group: query heads per key head
@@ -19,6 +23,7 @@ struct Walk {
   int64_t window;
   bool causal;
   int64_t places;  // tile_places() of the queries
+  uint32_t slot;   // of the counter, below kSlots
 };
 
 struct WalkMaps {

@@ -168,6 +168,22 @@ MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream) {
   return formed;
 }
 
+bool mlp_backward_forms_slopes(const MlpBackward& m) { return mlp_backward_values(m) > 0 && !slope_of(m.act); }
+MlpFormed mlp_backward_form(const MlpBackward& m, Stream stream) {
+  if (mlp_backward_forms_slopes(m)) {
+    const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
+    return {formed.m, formed.slopes, {SlopeKind::quadratic, {0, 1, 0}}};  // each is what is read
+  }
+  const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
+  if (mlp_backward_has_values(m)) return {m, m.saved, slope};
+  const MlpBackward then = mlp_backward_form_values(m, stream);
+  return {then, then.saved, slope};
+}
+int64_t mlp_backward_formed_bytes(const MlpBackward& m) {
+  const int64_t formed = mlp_backward_forms_slopes(m) ? 2 : !mlp_backward_has_values(m);
+  return formed * mlp_backward_values_bytes(m);
+}
+
 std::optional<SlopeFormula> slope_of(Act act) {
   std::optional<SlopeFormula> formula;
   with_activation(act, [&](auto f) {

@@ -35,6 +35,17 @@ struct MlpFormedSlopes {
 };
 MlpFormedSlopes mlp_backward_form_slopes(const MlpBackward& m, Stream stream);
 
+// What the launches of a chain and of sums read: values in x's type, and what slopes follow from by the formula. All of
+// it is formed first where it was not kept, slopes of kept arguments alone.
+bool mlp_backward_forms_slopes(const MlpBackward& m);  // those that do not follow from values
+struct MlpFormed {
+  MlpBackward m;
+  Tensor of_slopes;
+  SlopeFormula slope;
+};
+MlpFormed mlp_backward_form(const MlpBackward& m, Stream stream);
+int64_t mlp_backward_formed_bytes(const MlpBackward& m);
+
 // Of weight-normalised layers W in place of v and no gain, as the chain of gradients multiplies it, formed at the start
 // of the workspace by one launch; and the rest of the workspace.
 MlpBackward mlp_backward_form_weights(const MlpBackward& m, Stream stream);

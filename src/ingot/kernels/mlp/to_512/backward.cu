@@ -82,28 +82,7 @@ template <class Cut> Sums make_sums(const MlpBackward& m, const std::vector<MlpL
   return a;
 }
 
-// Values that the slopes need, and slopes that do not follow from them: whether a launch must form them.
-bool forms_values(const MlpBackward& m) { return !mlp_backward_has_values(m); }
-bool forms_slopes(const MlpBackward& m) { return mlp_backward_values(m) > 0 && !slope_of(m.act); }
-
-// What the launches read: values in x's type, and what slopes follow from by the formula.
-struct Formed {
-  MlpBackward m;
-  Tensor of_slopes;
-  SlopeFormula slope;
-};
-Formed form(const MlpBackward& m, Stream stream) {
-  if (forms_slopes(m)) {
-    const MlpFormedSlopes formed = mlp_backward_form_slopes(m, stream);
-    return {formed.m, formed.slopes, {Slope::quadratic, {0, 1, 0}}};  // each is what is read
-  }
-  const SlopeFormula slope = slope_of(m.act).value_or(SlopeFormula{});  // without values none is asked for
-  if (!forms_values(m)) return {m, m.saved, slope};
-  const MlpBackward then = mlp_backward_form_values(m, stream);
-  return {then, then.saved, slope};
-}
-
-template <class T, class Cut> void launch(const Formed& formed, const std::vector<MlpLayer>& layers, Stream stream) {
+template <class T, class Cut> void launch(const MlpFormed& formed, const std::vector<MlpLayer>& layers, Stream stream) {
   const MlpBackward& m = formed.m;
   const Place place = place_sums<Cut>(m);
   const int device = m.x.device.index, clusters = std::max(sm_count(device) / kPair, 1);
@@ -127,12 +106,12 @@ using namespace to_512_backward;
 
 // Slopes that do not follow from values are formed of what was kept.
 bool mlp_backward_to_512_takes(const MlpBackward& m) {
-  return mlp_backward_has_shape(m, kWidth) && (!forms_slopes(m) || m.saved);
+  return mlp_backward_has_shape(m, kWidth) && (!mlp_backward_forms_slopes(m) || m.saved);
 }
 
 void mlp_backward_to_512(const MlpBackward& m, Stream stream) {
   if (m.x.rows() == 0 || mlp_first_layer(m) == m.layers.size()) return;
-  const Formed formed = form(mlp_backward_form_weights(m, stream), stream);
+  const MlpFormed formed = mlp_backward_form(mlp_backward_form_weights(m, stream), stream);
   with_cut(m, [&](auto cut) {
     using Cut = decltype(cut);
     m.x.dtype == DType::f16 ? launch<f16, Cut>(formed, m.layers, stream) : launch<bf16, Cut>(formed, m.layers, stream);
@@ -140,8 +119,7 @@ void mlp_backward_to_512(const MlpBackward& m, Stream stream) {
 }
 
 int64_t mlp_backward_to_512_workspace_bytes(const MlpBackward& m) {
-  const int64_t formed = forms_slopes(m) ? 2 : forms_values(m);
-  return mlp_formed_weights_bytes(m.layers) + formed * mlp_backward_values_bytes(m) +
+  return mlp_formed_weights_bytes(m.layers) + mlp_backward_formed_bytes(m) +
          with_cut(m, [&](auto cut) { return place_sums<decltype(cut)>(m).bytes; });
 }
 

@@ -1,78 +1,37 @@
 #pragma once
 // The forward form to 512 for few rows. docs/mlp-to-512.md tells it as a whole.
-//
-// 64 rows are a cluster's, of 2, 4 or 8 blocks. A layer's columns are cut into panels of 64, of which each block has
-// its warpgroups' worth, so that each SM takes in a part of W only. What a warpgroup makes of its panel goes to the
-// shared memory of every block of the cluster; there are two sets of panels, for the layer that is read and the one
-// that is written.
+// A cluster's blocks go through all layers together; cluster_tile.cuh tells how.
 #include "ingot/gpu/tile/reduce.cuh"
+#include "ingot/kernels/mlp/to_512/cluster_tile.cuh"
 #include "ingot/kernels/mlp/to_512/panels.cuh"
 
 namespace ingot::cuda::to_512_few_rows {
 
-using namespace to_512_panels;
-
-constexpr int kColumns = kMlpPanel;                         // of a warpgroup
-constexpr uint32_t kMostGroups = 4, kSlots = 12;            // of a block; slices of W for all warpgroups together
-constexpr uint32_t kSliceBytes = kColumns * kMlpPanel * 2;  // 64 rows of W by 64 columns
-constexpr int kMostThreads = 128 * (kMostGroups + 1);
-
-struct Memory {
-  alignas(1024) char rows[2][kPanels][kPanelBytes];
-  char w[kSlots][kSliceBytes];
-  float scale[kMostGroups][kColumns];
-  uint64_t w_full[kSlots], w_empty[kSlots], full[2][kPanels];
-};
-static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "a block must fit the shared memory");
-
-// A warpgroup's part of the ring, the panel that it makes of each layer, and the order in which it reads the others:
-// first its own, whatever block has the others, so that sums do not depend on the cluster's size.
-struct Share {
-  uint32_t group, groups, rank, blocks;
-  __device__ __forceinline__ uint32_t slots() const { return kSlots / groups; }
-  __device__ __forceinline__ uint32_t panel() const { return rank * groups + group; }
-  __device__ __forceinline__ bool has(const LayerParams& layer) const { return panel() * kColumns < layer.n; }
-  __device__ __forceinline__ uint32_t slice(uint32_t i, uint32_t slices) const {
-    const uint32_t at = i + (panel() < slices ? panel() : 0);
-    return at < slices ? at : at - slices;
-  }
-};
-__device__ __forceinline__ uint32_t slices_of(const LayerParams& layer) {
-  return (layer.k + kMlpPanel - 1) / kMlpPanel;
-}
-
-struct Slot {
-  uint32_t number, phase = 0;
-  const uint32_t first, end;
-  __device__ __forceinline__ explicit Slot(const Share& of)
-      : number(of.group * of.slots()), first(number), end(number + of.slots()) {}
-  __device__ __forceinline__ void advance() {
-    if (++number == end) number = first, phase ^= 1;
-  }
-};
+using to_512_cluster::kColumns;
+using to_512_cluster::kMostThreads;
+using to_512_cluster::kPanelBytes;
+using to_512_cluster::kPanels;
+using to_512_cluster::Memory;
+using to_512_cluster::Share;
+using to_512_cluster::slices_of;
+using to_512_cluster::Slot;
+using namespace mlp_parts;
+using to_512_panels::columns_from;
+using to_512_panels::Maps;
+using to_512_panels::maps_of;
+using to_512_panels::store_columns;
+using to_512_panels::stores_panels;
 
 // All slices that a warpgroup needs, by one thread.
 __device__ __forceinline__ void load_weights(const Params& p, const Maps& maps, Memory& s, const Share& of) {
   Slot at(of);
   for (int l = 0; l < p.layers; ++l) {
-    if (!of.has(p.layer[l])) continue;
-    const uint32_t slices = slices_of(p.layer[l]);
-    for (uint32_t i = 0; i < slices; ++i, at.advance()) {
-      tile::wait_or_trap(&s.w_empty[at.number], at.phase ^ 1);
-      ptx::mbarrier_arrive_expect_tx(&s.w_full[at.number], kSliceBytes);
-      ptx::tensor_load(s.w[at.number], &maps.w[l], int(of.slice(i, slices) * kMlpPanel), int(of.panel() * kColumns),
-                       &s.w_full[at.number]);
-    }
+    const LayerParams& layer = p.layer[l];
+    if (!of.has(layer.n)) continue;
+    const uint32_t slices = slices_of(layer.k);
+    for (uint32_t i = 0; i < slices; ++i)
+      to_512_cluster::load_slice(s, at, maps.w[l], of.slice(i, slices) * kMlpPanel, of.panel() * kColumns);
   }
-}
-// x, of which each block fetches some panels for all, by one thread.
-__device__ __forceinline__ void load_rows(const Params& p, const Maps& maps, Memory& s, const Share& of,
-                                          uint32_t tile) {
-  const uint32_t panels = slices_of(p.layer[0]);
-  for (uint32_t i = 0; i < kPanels; ++i) ptx::mbarrier_arrive_expect_tx(&s.full[0][i], i < panels ? kPanelBytes : 0);
-  for (uint32_t i = of.rank; i < panels; i += of.blocks)
-    ptx::tensor_load_multicast(s.rows[0][i], &maps.x, int(i * kMlpPanel), int(tile * kTileRows), &s.full[0][i],
-                               ptx::multicast_mask(0, of.blocks));
 }
 
 template <class T, class F> struct Multiplier {
@@ -83,16 +42,16 @@ template <class T, class F> struct Multiplier {
   const uint32_t tile;
   Slot at;
 
-  __device__ __forceinline__ void sync_group() const { ptx::barrier_sync(1 + of.group, 128); }
-
+  __device__ __forceinline__ void sync_group() const { to_512_cluster::sync_group(of); }
   __device__ __forceinline__ void wait_for_panel(int l, uint32_t panel) const {
-    tile::wait_warp_or_trap(&s.full[l % 2][panel], l / 2 & 1);
+    to_512_cluster::wait_for_panel(s, l, panel);
   }
+  __device__ __forceinline__ void release(uint32_t slot) const { to_512_cluster::release(s, slot); }
   // d = A W^T of the panel. Squares of the rows of W are summed meanwhile where there is weight norm, two threads a
   // row.
   __device__ __forceinline__ void multiply(Sums<kColumns>& d, int l, float& sum) {
     constexpr uint64_t kOperand = tile::operand_descriptor<tile::Major::k, tile::Swizzle::b128>(0);
-    const uint32_t slices = slices_of(p.layer[l]), set = l % 2;
+    const uint32_t slices = slices_of(p.layer[l].k), set = l % 2;
     const bool normed = p.layer[l].g != nullptr;
     uint32_t before = 0;
     ptx::fence_registers(d);
@@ -127,9 +86,6 @@ template <class T, class F> struct Multiplier {
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(d);
     release(before);
-  }
-  __device__ __forceinline__ void release(uint32_t slot) const {
-    if (lane() == 0) ptx::mbarrier_arrive(&s.w_empty[slot]);
   }
   __device__ __forceinline__ void find_scales(int l, float sum) const {
     const LayerParams& layer = p.layer[l];
@@ -178,19 +134,6 @@ template <class T, class F> struct Multiplier {
     for (int i = 0; i < kColumns / 32; ++i)
       form_block<T, F, kColumns, Save::any_type, false>(d, a, i, p.saved_f32, p.number, save);
   }
-  // Every block hears of every panel of every layer, also of one that has no columns: nobody is a layer ahead of those
-  // who still wait for that layer's input, as then a barrier could be two phases ahead of them.
-  __device__ __forceinline__ void announce(int l, uint32_t bytes) const {
-    sync_group();
-    const uint32_t set = (l + 1) % 2, peer = threadIdx.x % 128;
-    if (peer >= of.blocks) return;
-    uint64_t* const full = &s.full[set][of.panel()];
-    if (peer == of.rank) return ptx::mbarrier_arrive(full);
-    const uint32_t there = ptx::cluster_address(full, peer);
-    ptx::mbarrier_arrive_expect_tx_remote(there, bytes);
-    char* const panel = s.rows[set][of.panel()];
-    if (bytes > 0) ptx::bulk_copy_to_cluster(ptx::cluster_address(panel, peer), panel, bytes, there);
-  }
   // The panel goes to its place in every block.
   __device__ __forceinline__ void share(const Rows<kColumns>& a, int l) const {
     const uint32_t panel = of.panel();
@@ -205,7 +148,7 @@ template <class T, class F> struct Multiplier {
 #pragma unroll
     for (int k = 0; k < kColumns / 16; ++k) ptx::stmatrix(at ^ k * 32, a[k]);
     ptx::fence_proxy_async_shared();
-    announce(l, kPanelBytes);
+    to_512_cluster::announce(s, of, l, kPanelBytes);
     if (stores && threadIdx.x % 128 == 0) {
       ptx::tensor_store(&maps.saved[l], int(panel * kMlpPanel), int(tile * kTileRows), to);
       ptx::bulk_commit_group();
@@ -217,15 +160,15 @@ template <class T, class F> struct Multiplier {
     for (int l = 0; l < p.layers; ++l) {
       const LayerParams& layer = p.layer[l];
       const bool last = l + 1 == p.layers;
-      if (!of.has(layer)) {
+      if (!of.has(layer.n)) {
         for (uint32_t i = 0; i < kPanels; ++i) wait_for_panel(l, i);
-        if (!last) announce(l, 0);
+        if (!last) to_512_cluster::announce(s, of, l, 0);
       } else {
         uint32_t bias[8];
         float sum = 0;
         load_bias(bias, layer);
         multiply(d, l, sum);
-        for (uint32_t i = slices_of(layer); i < kPanels; ++i) wait_for_panel(l, i);
+        for (uint32_t i = slices_of(layer.k); i < kPanels; ++i) wait_for_panel(l, i);
         if (layer.g != nullptr) find_scales(l, sum);
         scale_and_add(d, bias, layer.g != nullptr);
         if (!last || p.activate_last) {
@@ -256,14 +199,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
   const uint32_t groups = blockDim.x / 128 - 1;
   Share of{warp / 4, groups, ptx::cluster_rank(), ptx::cluster_size()};
   const uint32_t tile = ptx::cluster_index();
-  if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < kSlots; ++i) {
-      ptx::mbarrier_init(&s.w_full[i], 1);
-      ptx::mbarrier_init(&s.w_empty[i], 4);
-    }
-    for (uint32_t i = 0; i < 2 * kPanels; ++i) ptx::mbarrier_init(&s.full[0][i], 1);
-    ptx::fence_mbarrier_init();
-  }
+  if (threadIdx.x == 0) to_512_cluster::prepare(s);
   __syncthreads();
   ptx::cluster_arrive_relaxed();
   ptx::let_next_kernel_start();
@@ -274,7 +210,7 @@ __global__ void __launch_bounds__(kMostThreads, 1)
     Multiplier<T, F>{p, maps, s, of, tile, Slot(of)}.run();
   } else if (lane() == 0) {
     of.group = warp - 4 * groups;
-    if (of.group == 0) load_rows(p, maps, s, of, tile);
+    if (of.group == 0) to_512_cluster::load_rows(s, of, maps.x, p.layer[0].k, tile);
     if (of.group < groups) load_weights(p, maps, s, of);
   }
   __syncwarp();

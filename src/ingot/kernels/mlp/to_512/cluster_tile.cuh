@@ -1,0 +1,111 @@
+#pragma once
+// What the kernels for few rows to 512 share. 64 rows are a cluster's, of 2, 4 or 8 blocks. What a layer gives is cut
+// into panels of 64 columns, of which each block makes its warpgroups' worth, so that each SM takes in a part of W
+// only. A panel goes to the shared memory of every block of the cluster; there are two sets of panels, for what a
+// product reads and for what comes of it. W passes through a ring, of which each warpgroup has a part.
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/ptx/cluster.cuh"
+#include "ingot/gpu/ptx/mbarrier.cuh"
+#include "ingot/gpu/ptx/tma.cuh"
+#include "ingot/gpu/tile/flag.cuh"
+#include "ingot/kernels/mlp/forms.h"
+
+namespace ingot::cuda::to_512_cluster {
+
+constexpr uint32_t kRows = 64, kColumns = kMlpPanel;  // of a panel
+constexpr uint32_t kPanels = kMlpTo512 / kMlpPanel, kPanelBytes = kRows * 128;
+constexpr uint32_t kMostGroups = 4, kSlots = 12;            // of a block; slices of W for all warpgroups together
+constexpr uint32_t kSliceBytes = kMlpPanel * kColumns * 2;  // 64 rows of W by 64 columns
+constexpr int kMostThreads = 128 * (kMostGroups + 1);
+
+struct Memory {
+  alignas(1024) char rows[2][kPanels][kPanelBytes];
+  char w[kSlots][kSliceBytes];
+  float scale[kMostGroups][kColumns];  // of a weight norm
+  uint64_t w_full[kSlots], w_empty[kSlots], full[2][kPanels];
+};
+static_assert(sizeof(Memory) <= size_t(kMlpSharedBytes), "a block must fit the shared memory");
+
+__device__ __forceinline__ uint32_t slices_of(uint32_t width) { return (width + kMlpPanel - 1) / kMlpPanel; }
+
+// A warpgroup's part of the ring, the panel that it makes of each layer, and the order in which it reads the others:
+// first its own, whatever block has the others, so that sums do not depend on the cluster's size.
+struct Share {
+  uint32_t group, groups, rank, blocks;
+  __device__ __forceinline__ uint32_t slots() const { return kSlots / groups; }
+  __device__ __forceinline__ uint32_t panel() const { return rank * groups + group; }
+  __device__ __forceinline__ bool has(uint32_t width) const { return panel() * kColumns < width; }
+  __device__ __forceinline__ uint32_t slice(uint32_t i, uint32_t slices) const {
+    const uint32_t at = i + (panel() < slices ? panel() : 0);
+    return at < slices ? at : at - slices;
+  }
+};
+
+struct Slot {
+  uint32_t number, phase = 0;
+  const uint32_t first, end;
+  __device__ __forceinline__ explicit Slot(const Share& of)
+      : number(of.group * of.slots()), first(number), end(number + of.slots()) {}
+  __device__ __forceinline__ void advance() {
+    if (++number == end) number = first, phase ^= 1;
+  }
+};
+
+// One thread; of all blocks before the cluster meets.
+__device__ __forceinline__ void prepare(Memory& s) {
+  for (uint32_t i = 0; i < kSlots; ++i) {
+    ptx::mbarrier_init(&s.w_full[i], 1);
+    ptx::mbarrier_init(&s.w_empty[i], 4);
+  }
+  for (uint32_t i = 0; i < 2 * kPanels; ++i) ptx::mbarrier_init(&s.full[0][i], 1);
+  ptx::fence_mbarrier_init();
+}
+
+// --- one thread
+
+// 64 x 64 of a matrix from (row, column) on, to the next slot.
+__device__ __forceinline__ void load_slice(Memory& s, Slot& at, const CUtensorMap& matrix, uint32_t column,
+                                           uint32_t row) {
+  tile::wait_or_trap(&s.w_empty[at.number], at.phase ^ 1);
+  ptx::mbarrier_arrive_expect_tx(&s.w_full[at.number], kSliceBytes);
+  ptx::tensor_load(s.w[at.number], &matrix, int(column), int(row), &s.w_full[at.number]);
+  at.advance();
+}
+// The rows that the first product reads, of which each block fetches some panels for all.
+__device__ __forceinline__ void load_rows(Memory& s, const Share& of, const CUtensorMap& matrix, uint32_t width,
+                                          uint32_t tile) {
+  const uint32_t panels = slices_of(width);
+  for (uint32_t i = 0; i < kPanels; ++i) ptx::mbarrier_arrive_expect_tx(&s.full[0][i], i < panels ? kPanelBytes : 0);
+  for (uint32_t i = of.rank; i < panels; i += of.blocks)
+    ptx::tensor_load_multicast(s.rows[0][i], &matrix, int(i * kMlpPanel), int(tile * kRows), &s.full[0][i],
+                               ptx::multicast_mask(0, of.blocks));
+}
+
+// --- a warpgroup; `step`: how many products came before
+
+__device__ __forceinline__ void sync_group(const Share& of) { ptx::barrier_sync(1 + of.group, 128); }
+__device__ __forceinline__ void wait_for_panel(Memory& s, int step, uint32_t panel) {
+  tile::wait_warp_or_trap(&s.full[step % 2][panel], step / 2 & 1);
+}
+__device__ __forceinline__ void release(Memory& s, uint32_t slot) {
+  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&s.w_empty[slot]);
+}
+// Every block hears of every panel of every layer, also of one that has no columns: nobody is a layer ahead of those
+// who still wait for that layer's input, as then a barrier could be two phases ahead of them.
+__device__ __forceinline__ void announce(Memory& s, const Share& of, int step, uint32_t bytes) {
+  sync_group(of);
+  const uint32_t set = (step + 1) % 2, peer = threadIdx.x % 128;
+  if (peer >= of.blocks) return;
+  uint64_t* const full = &s.full[set][of.panel()];
+  if (peer == of.rank) return ptx::mbarrier_arrive(full);
+  const uint32_t there = ptx::cluster_address(full, peer);
+  ptx::mbarrier_arrive_expect_tx_remote(there, bytes);
+  char* const panel = s.rows[set][of.panel()];
+  if (bytes > 0) ptx::bulk_copy_to_cluster(ptx::cluster_address(panel, peer), panel, bytes, there);
+}
+
+}  // namespace ingot::cuda::to_512_cluster
