@@ -88,7 +88,9 @@ endif()
 # What Python benchmarks load to time the shipped entry points of the rooms that are built. Its CUDA runtime stays its own: PyTorch brings
 # another.
 if(INGOT_WITH_CUDA)
-  add_library(ingot_bench SHARED EXCLUDE_FROM_ALL ${CMAKE_CURRENT_SOURCE_DIR}/bench/native.cpp)
+  set(native_sources ${all_sources})
+  list(FILTER native_sources INCLUDE REGEX "\\.native\\.cpp$")
+  add_library(ingot_bench SHARED EXCLUDE_FROM_ALL ${native_sources})
   target_link_libraries(ingot_bench PRIVATE ingot ingot_flags)
   target_link_options(ingot_bench PRIVATE -Wl,--exclude-libs,ALL)
 endif()

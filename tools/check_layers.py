@@ -16,7 +16,7 @@ def problems_of(path, root):
     layer = relative.parts[0]
     if layer not in RANK and layer != "testing":
         yield f"{path}: found the folder {layer}/, expected one of {', '.join(ORDER)} or testing"
-    is_test = path.name.split(".")[-2:-1] in (["test"], ["bench"], ["fuzz"])
+    is_test = path.name.split(".")[-2:-1] in (["test"], ["bench"], ["native"], ["fuzz"])
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         where = f"{path}:{number}"
         include = re.match(r'\s*#include "([^"]+)"', line)

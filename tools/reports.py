@@ -51,7 +51,7 @@ def files_of(suite, root=ROOT):
         if not path.exists():
             raise FileNotFoundError(f"suite {suite}: found no {place}")
         found = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and p.suffix in SOURCES]
-        yield from (p for p in found if not any(part in p.name for part in (".test.", ".bench.", ".fuzz.")) and p.parent.name != "emulation")
+        yield from (p for p in found if not any(part in p.name for part in (".test.", ".bench.", ".native.", ".fuzz.")) and p.parent.name != "emulation")
 
 
 def tree_hash(suite, root=ROOT):
