@@ -6,14 +6,13 @@
 The whole update is of f32 parameters, gradients and momentum with products in bf16: momentum, Nesterov, rows normalised, Newton-Schulz,
 decay and step. Operations are counted as plain products, twice the size of what the symmetric ones need.
 """
-import argparse
 import ctypes
 import dataclasses
 
 import torch
 from torch._inductor import select_algorithm
 
-from gpu_common import SHARE, Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, share, stream, write_report
+from gpu_common import captured, interleaved, pointer, relative_error, run_products, stream
 
 STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)
 LR, MU = 0.02, 0.95
@@ -157,29 +156,6 @@ def measure(case, native, ceiling):
             "limit_us": case.flops / 2 / ceiling["bf16_TFLOPs"] * 1e-6, "error": error, "tolerance": tolerance, "p20_p80_us": spread}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--only", help="only cases whose name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    select_algorithm.PRINT_AUTOTUNE = False
-    native = Native(options.native)
-    ceiling = ceilings(native)
-    chosen = share([c for c in (cases()[:1] if options.quick else cases()) if not options.only or options.only in c.name])
-    results, before = [], gpu_state()
-    for case in chosen:
-        r = measure(case, native, ceiling)
-        results.append(r)
-        torch.cuda.empty_cache()
-        print(f"{case.name:48} {case.shape} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s as plain products  "
-              + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.2f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
-        if not (options.only or options.quick or SHARE):
-            write_report("muon", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(chosen))
-
-
 if __name__ == "__main__":
-    main()
+    select_algorithm.PRINT_AUTOTUNE = False
+    run_products("muon", cases(), 1, measure, lambda c: f"{c.name} {c.shape}")

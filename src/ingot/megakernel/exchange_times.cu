@@ -9,11 +9,11 @@
 #include "ingot/megakernel/exchange.cuh"
 #include "ingot/megakernel/exchange_times.h"
 #include "ingot/megakernel/handoff.cuh"
+#include "ingot/megakernel/traffic.cuh"
 
 namespace ingot::megakernel {
 namespace {
 
-constexpr int64_t kTraffic = int64_t(512) << 20;  // beyond any L2
 constexpr uint32_t kTeam = 128, kThreads = 512, kWarmUp = 50, kRounds = 1000;
 struct Team {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(1, kTeam); }
@@ -104,19 +104,7 @@ __global__ void __launch_bounds__(kThreads, 1) exchange_times_kernel(const __gri
     return;
   }
   if (p.traffic == nullptr) return;
-  constexpr uint32_t kHeld = 6;  // 37 KB an SM under way
-  const int64_t step = int64_t(kThreads - kTeam) * 16, all = step * kHeld * gridDim.x;
-  uint32_t read = 0;
-  for (int64_t at = blockIdx.x * step * kHeld + (threadIdx.x - kTeam) * 16;
-       *static_cast<const volatile uint32_t*>(&m.done) == 0; at += all) {
-    if (at + step * kHeld > p.traffic_bytes) at = (threadIdx.x - kTeam) * 16;
-    uint32_t w[kHeld][4];
-#pragma unroll
-    for (uint32_t u = 0; u < kHeld; ++u) ptx::load_streaming(p.traffic + at + u * step, w[u]);
-#pragma unroll
-    for (uint32_t u = 0; u < kHeld; ++u) read ^= w[u][0] ^ w[u][1] ^ w[u][2] ^ w[u][3];
-  }
-  if (read == 0x12345678u) p.sink[0] = 1;
+  read_until<kTeam, kThreads>(m.done, p.traffic, p.traffic_bytes, p.sink);
 }
 
 struct RankMemory {

@@ -6,6 +6,7 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/megakernel/handoff.cuh"
 #include "ingot/megakernel/handoff_times.h"
+#include "ingot/megakernel/traffic.cuh"
 
 namespace ingot::megakernel {
 namespace {
@@ -101,26 +102,13 @@ __global__ void __launch_bounds__(kThreads, 1) handoff_times_kernel(const __grid
     return;
   }
   if (p.traffic == nullptr) return;
-  constexpr uint32_t kHeld = 6;  // 37 KB an SM under way
-  const int64_t step = int64_t(kThreads - kTeam) * 16, all = step * kHeld * gridDim.x;
-  uint32_t read = 0;
-  for (int64_t at = blockIdx.x * step * kHeld + (threadIdx.x - kTeam) * 16;
-       *static_cast<const volatile uint32_t*>(&m.done) == 0; at += all) {
-    if (at + step * kHeld > p.traffic_bytes) at = (threadIdx.x - kTeam) * 16;
-    uint32_t w[kHeld][4];
-#pragma unroll
-    for (uint32_t u = 0; u < kHeld; ++u) ptx::load_streaming(p.traffic + at + u * step, w[u]);
-#pragma unroll
-    for (uint32_t u = 0; u < kHeld; ++u) read ^= w[u][0] ^ w[u][1] ^ w[u][2] ^ w[u][3];
-  }
-  if (read == 0x12345678u) p.sink[0] = 1;
+  read_until<kTeam, kThreads>(m.done, p.traffic, p.traffic_bytes, p.sink);
 }
 
 }  // namespace
 
 HandoffTimes measure_handoffs(uint32_t numbers, bool loaded) {
   INGOT_CHECK(numbers > 0 && numbers % 4 == 0, "hand-off times: found ", numbers, " numbers, expected a multiple of 4");
-  constexpr int64_t kTraffic = int64_t(512) << 20;  // beyond any L2
   const int64_t blocks = gpu::device_info().sms;
   const gpu::DeviceMemory counter(256), plain(8 * int64_t(numbers)), words(16 * int64_t(numbers)),
       sink(4 * kTeam * blocks), ns(8);
