@@ -61,6 +61,17 @@ bool takes_exponentials(const LinearCrossEntropy& a) {
          core_refuses({.a = a.x, .b = a.w, .c = Tensor(a.workspace.data, a.x.dtype, {8, 8})}) == nullptr;
 }
 
+// Of some of the rows, that `rows` cuts out of a tensor.
+template <class Rows> CrossEntropy losses_of(const LinearCrossEntropy& a, Rows&& rows) {
+  return {.targets = rows(a.targets),
+          .loss = rows(a.loss),
+          .lse = rows(a.lse),
+          .dloss = rows(a.dloss),
+          .softcap = a.softcap,
+          .z_loss = a.z_loss,
+          .ignore_index = a.ignore_index};
+}
+
 void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
   const int64_t T = a.x.size(0), V = a.w.size(0), step = equal_chunks(T, most_exponential_rows(V));
   const ExponentialRoom room = exponential_room(T, V, a.x.device);
@@ -83,15 +94,7 @@ void by_exponentials(const LinearCrossEntropy& a, Stream stream) {
       launch_exponentials<bf16>(x, a.w, targets, a.softcap, chunk, stream);
     else
       launch_exponentials<f16>(x, a.w, targets, a.softcap, chunk, stream);
-    cross_entropy_of(chunk,
-                     {.targets = targets,
-                      .loss = rows(a.loss),
-                      .lse = rows(a.lse),
-                      .dloss = rows(a.dloss),
-                      .softcap = a.softcap,
-                      .z_loss = a.z_loss,
-                      .ignore_index = a.ignore_index},
-                     stream);
+    cross_entropy_of(chunk, losses_of(a, rows), stream);
     if (a.dx || a.dw)
       linear_backward(
           {.dy = chunk.e, .x = x, .w = a.w, .dx = rows(a.dx), .dw = a.dw, .products = a.products, .workspace = product},
@@ -151,15 +154,7 @@ void by_capped(const LinearCrossEntropy& a, Stream stream) {
     if (!a.dloss || !a.dw) chunk.x = Tensor();
     const Tensor targets = rows(a.targets), x = rows(a.x), dx = rows(a.dx);
     launch_capped(x, a.w, targets, a.softcap, chunk, stream);
-    finish_capped(chunk, x,
-                  {.targets = targets,
-                   .loss = rows(a.loss),
-                   .lse = rows(a.lse),
-                   .dloss = rows(a.dloss),
-                   .softcap = a.softcap,
-                   .z_loss = a.z_loss,
-                   .ignore_index = a.ignore_index},
-                  stream);
+    finish_capped(chunk, x, losses_of(a, rows), stream);
     if (a.dx) {  // rounded once, by its factor
       matmul({.a = chunk.u, .b = a.w, .c = of_dx, .products = a.products, .workspace = product}, stream);
       multiply_rows(chunk.factor, of_dx, dx, stream);
