@@ -108,18 +108,26 @@ def accuracy_table(report):
                f"{r['top5_overlap']:.2%} | {r['top10_overlap']:.2%} | {r['kl']:.5f} | {r['cosine']:.5f} | {r['mean_rank']:.3f} |")
 
 
-HEADLINE = {"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"}
+# Of each suite the row of README's first numbers, and what it says of it; {ms}, {us}, {peer} and what a row says more.
+HEADLINES = {
+    "decode": ({"name": "gpt-oss-120b, bf16 dense", "shape": [1024], "dtype": "bf16, mxfp4"},
+               "a token of GPT-OSS-120B's shapes in the checkpoint's precision, one stream, 1,024 tokens of context: **{ms:.2f} ms**; a launch a phase {peer_ms:.2f} ms."),
+    "train": ({"name": "golf, 11 applications, whole step", "dtype": "bf16"},
+              "a training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**; the forward and backward pass alone in {peer} {peer_ms:.1f} ms."),
+    "mlp": ({"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"},
+            "an MLP of 3 layers, 128 wide, 65,536 rows of f16, forward and backward: **{us:.1f} µs**, {peer} {peer_us:.1f} µs."),
+}
 HEADLINE_STEP = {"shape": "golf", "precision": "bf16"}  # the preset golf-small
 
 
-def headline(mlp_reports, step_reports):
-    """README's first numbers: an MLP's pass on a GPU, a training step on a CPU, each beside the best of what was measured with it."""
-    for report in mlp_reports:
-        for r in (r for r in report["results"] if all(r[k] == v for k, v in HEADLINE.items())):
-            peer = min(r["peers"], key=r["peers"].get)
-            rows, width = r["shape"]
-            yield (f"- {report['gpu']}: an MLP of 3 layers, {width} wide, {rows:,} rows of {r['dtype']}, forward and backward: "
-                   f"**{r['ours_us']:.1f} µs**, {PEERS[peer]} {r['peers'][peer]:.1f} µs.")
+def headline(by_suite, step_reports):
+    """README's first numbers, on GPUs and on CPUs, each beside the best of what was measured with it."""
+    for suite, (row, text) in HEADLINES.items():
+        for report in by_suite.get(suite, []):
+            for r in (r for r in report["results"] if r["peers"] and all(r[k] == v for k, v in row.items())):
+                peer = min(r["peers"], key=r["peers"].get)
+                us, peer_us = r["ours_us"], r["peers"][peer]
+                yield f"- {report['gpu']}: " + text.format(us=us, ms=us / 1e3, peer=PEERS[peer], peer_us=peer_us, peer_ms=peer_us / 1e3)
     for report in step_reports:
         by_mode = {r["mode"]: r["ms"] for r in report["results"] if all(r[k] == v for k, v in HEADLINE_STEP.items())}
         ours, peers = by_mode.pop("native", None), [by_mode[m] for m in ("eager", "compile") if m in by_mode]
@@ -137,6 +145,10 @@ SUMMARY = {
     "gate": [("SwiGLU gate", [8192, 11008], "bf16")],
     "attention": [(f"Attention of {heads}{pass_}", shape, "bf16") for heads, shape in (("128-wide heads, 16/16", [2, 8192]), ("64-wide heads, 64/8", [4, 4096]))
                   for pass_ in ("", ", backward")],
+    "swiglu": [("SwiGLU forward + backward", [8192, 4096, 11008], "bf16")],
+    "wide_mlp": [("LeakyReLU^2 MLP forward + backward", [98304, 512, 2048], "bf16")],
+    "cross_entropy": [("linear + softcap + cross entropy, with gradients", [8192, 4096, 128256], "bf16")],
+    "muon": [("all banks of golf, Newton-Schulz alone", [66, 512, 2048], "bf16")],
 }
 
 
@@ -147,6 +159,8 @@ def gpu_summary(by_suite):
         for report in by_suite.get(suite, []):
             by_row = {(r["name"], tuple(r["shape"]), r["dtype"]): r for r in report["results"]}
             for name, shape, dtype in rows:
+                if (name, tuple(shape), dtype) not in by_row and "incomplete" in report:
+                    continue
                 r = by_row[name, tuple(shape), dtype]
                 us = r["peers"]
                 yield (f"| {name} | {' x '.join(f'{n:,}' for n in shape)} | {dtype} | {r['ours_us']:.1f} µs | {us['torch_eager']:.1f} | "
@@ -180,7 +194,7 @@ def filled(text):
     def fill(match):
         lines = []
         if match[2] == "headline":
-            lines = list(headline(by_suite.get("mlp", []), on_cpus("train_step")))
+            lines = list(headline(by_suite, on_cpus("train_step")))
             return match[1] + "".join(line + "\n" for line in lines) + match[3]
         if match[2] == "gpu_summary":
             lines = [*gpu_summary(by_suite), ""]
