@@ -93,26 +93,19 @@ template <class F> struct QueryFetcher {
   uint32_t pending_raw = 0;
 
   __device__ void run() {
-    if constexpr (F::kAddsQueries) {
-      Claims claims(p.walk, lane, F::kInOrder);
-      for (int64_t place = claims.first(); place < claims.all; place = claims.take())
-        take(find_key_tile<F>(p.walk, place), [&] { claims.ask(); });
-    } else {
-      const int64_t all = p.walk.places * p.walk.heads;
-      for (int64_t round = 0; round * gridDim.x < all; ++round)
-        if (const int64_t place = dealt(round); place < all) take(find_key_tile<F>(p.walk, place), [] {});
-    }
+    Claims claims(p.walk, lane, F::kInOrder);
+    for (int64_t place = claims.first(); place < claims.all; place = claims.take())
+      take(find_key_tile<F>(p.walk, place), claims);
     publish({.steps = -1});
   }
-  // ask: for the next tile, before the last steps of this one.
-  template <class Ask> __device__ __forceinline__ void take(const KeyTile& t, Ask ask) {
+  __device__ __forceinline__ void take(const KeyTile& t, Claims& claims) {
     const int heads_end = (t.kv_head + 1) * p.walk.group;
-    if (t.keys == 0 || t.steps == 0) ask();
+    if (t.keys == 0 || t.steps == 0) claims.ask();
     if (t.keys == 0) return;
     publish(t);
     for (int head = t.kv_head * p.walk.group; head < heads_end; ++head)
       for (int n = t.begin; n < t.begin + t.steps; ++n) {
-        if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) ask();
+        if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) claims.ask();
         fetch_step(t, head, n);
       }
   }
