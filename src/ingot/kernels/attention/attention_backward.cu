@@ -162,12 +162,17 @@ QuerySumRoom query_sum_room(const AttentionBackward& a) {
 
 template <class T>
 void launch_query_sums(const AttentionBackward& a, const QuerySumRoom& room, float scale, Stream stream) {
+  const bool in_order = room.counters != nullptr;
+  // Where a segment's keys are its queries each sees one.
+  if (in_order && (!a.cu_k || a.cu_k.data == a.cu_q.data)) return;
   const QuerySumParams p{.cu_q = a.cu_q.ptr<int32_t>(),
+                         .cu_k = (a.cu_k ? a.cu_k : a.cu_q).ptr<int32_t>(),
                          .segments = int(a.cu_q.size(0) - 1),
                          .heads = int(a.q.size(1)),
                          .width = int(a.q.size(2)),
-                         .sums = room.sums,
-                         .counters = room.counters,
+                         .sums = in_order ? nullptr : room.sums,
+                         .step = joint_gradient_kernel<T>(int(a.q.size(2)), in_order).queries,
+                         .window = a.window,
                          .scale = scale,
                          .dq = a.dq.data,
                          .dq_strides = strides_of(a.dq)};
@@ -195,7 +200,9 @@ void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, 
                       .dv_strides = strides_of(a.dv),
                       .add_dv = a.add_dv,
                       .query_sums = room.sums,
-                      .counters = room.counters};
+                      .counters = room.counters,
+                      .dq = a.dq.data,
+                      .dq_strides = strides_of(a.dq)};
   p.walk.heads /= p.walk.group;
   p.walk.heads_in_set = std::max(1, p.walk.heads_in_set / p.walk.group);
   p.walk.places = detail::tile_places(a.k.size(0), p.walk.segments, kernel.keys);

@@ -213,7 +213,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     const Turn<F> turn{group};
     turn.begin();
     if constexpr (F::kAddsQueries) {
-      sums.shared = &memory.scores, sums.barriers = &memory.scores_barriers, sums.sums = p.query_sums;
+      sums.shared = &memory.scores, sums.barriers = &memory.scores_barriers, sums.p = &p;
       sums.k = ptx::shared_address(memory.k), sums.group = group, sums.warp = warp;
     }
     for (uint32_t tiles = 0;; ++tiles) {
@@ -299,8 +299,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     sums.add();
   }
   __device__ __forceinline__ void next_sums(int head, int n) {
-    const int64_t block = tile_.q_begin / 64 + tile_.segment;
-    sums.next(block, n * F::kQueries, tile_.queries, tile_.kv_head * p.walk.group + head, p.walk.heads * p.walk.group);
+    sums.next(tile_, p.walk, tile_.kv_head * p.walk.group + head, n * F::kQueries);
   }
 
   __device__ __forceinline__ void issue_scores(float (&d)[F::kQueries / 2], uint32_t keys, uint32_t queries) {
@@ -511,7 +510,9 @@ template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped)
 }
 
 template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order) {
-  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
+  if (width <= 64)
+    return in_order ? key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 2, false, false, false, true, true>>()
+                    : key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
   if (in_order) return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true, true>>();
   return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true>>();
 }
