@@ -296,10 +296,10 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(sums.dq);
-    sums.add();
+    sums.add(tile_, p.walk);
   }
   __device__ __forceinline__ void next_sums(int head, int n) {
-    sums.next(tile_, p.walk, tile_.kv_head * p.walk.group + head, n * F::kQueries);
+    sums.next(tile_.kv_head * p.walk.group + head, n * F::kQueries);
   }
 
   __device__ __forceinline__ void issue_scores(float (&d)[F::kQueries / 2], uint32_t keys, uint32_t queries) {
@@ -354,7 +354,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       issue_sum(dk, b, q);
       ptx::wgmma_wait_group<2>();
       ptx::fence_registers(sums.dq);
-      if (has_sums) sums.add();
+      if (has_sums) sums.add(tile_, p.walk);
       return;
     }
     // Packed only now: registers hold the sums and either scores or operands, not both.

@@ -47,15 +47,13 @@ template <class F> struct SharedScoresBarriers<F, false> {
 struct PartPlace {
   uint32_t before;  // parts that are added earlier
   bool is_last;
-  int head, begin, queries, query;  // of the segment: its first row and its queries; the part's first query
 };
 template <class F, class Tile>
-__device__ __forceinline__ PartPlace part_place(const Tile& t, const Walk& w, int head, int first, int query) {
-  const detail::KeyRange seen =
-      detail::keys_seen(first, min(first + F::kQueries, t.queries), t.queries, t.keys, w.causal, w.window);
-  return {uint32_t((seen.end - 1) / F::kKeys - t.first / F::kKeys), seen.begin / F::kKeys == t.first / F::kKeys,
-          head,   t.q_begin,
-          t.queries, query};
+__device__ __forceinline__ PartPlace part_place(const Tile& t, const Walk& w, int first) {
+  const int end = min(first + F::kQueries, t.queries) + t.keys - t.queries;  // of the keys seen
+  const uint32_t before = uint32_t(min(end, t.keys) - 1) / F::kKeys - uint32_t(t.first) / F::kKeys;
+  const int64_t begin = int64_t(first) + t.keys - t.queries + 1 - w.window;
+  return {before, t.first == 0 || (w.window > 0 && begin >= t.first)};
 }
 // By one thread.
 __device__ inline void await_count(const uint32_t* counter, uint32_t count) {
@@ -78,9 +76,9 @@ template <class F> struct QuerySums {
   const KeyGradientParams* p = nullptr;
   uint32_t k = 0;  // address of the keys in shared memory
   uint32_t group = 0, warp = 0;
-  uint32_t steps = 0, unit = kNone;  // steps shared so far; where the last one's part is added
-  uint32_t staged = 0;               // parts handed to the warp that adds them
-  PartPlace place = {};              // of that part, in order
+  uint32_t steps = 0;          // shared so far
+  uint32_t staged = 0;         // parts handed to the warp that adds them
+  int head = 0, first = 0;  // of the last one: its head and first query
   float dq[32];
 
   __device__ __forceinline__ void arrive(uint64_t* barrier) {
@@ -127,12 +125,13 @@ template <class F> struct QuerySums {
           tile::operand<ptx::Major::mn, kB128>(keys, 16 * i, F::kPanelK), i > 0);
   }
   // When it is done.
-  __device__ __forceinline__ void add() {
+  template <class Tile> __device__ __forceinline__ void add(const Tile& t, const Walk& w) {
     arrive(&barriers->empty[(steps - 1) % 2]);
+    const uint32_t unit = unit_of(group, t.q_begin / 64 + t.segment, first, t.queries, head, w.heads * w.group);
     if (unit == kNone) return;
     if constexpr (F::kInOrder) {
-      if (place.is_last) {
-        finish();
+      if (const PartPlace place = part_place<F>(t, w, first); place.is_last) {
+        finish(t, unit, place.before);
         return;
       }
     }
@@ -155,10 +154,10 @@ template <class F> struct QuerySums {
     ptx::fence_proxy_async_shared();
   }
   // The last part is not added: dQ is what was added before and this part.
-  __device__ __forceinline__ void finish() {
+  template <class Tile> __device__ __forceinline__ void finish(const Tile& t, uint32_t unit, uint32_t before) {
     const uint32_t lane = threadIdx.x % 32;
-    if (place.before > 0) {
-      if (lane == 0) await_count(p->counters + unit, place.before);
+    if (before > 0) {
+      if (lane == 0) await_count(p->counters + unit, before);
       __syncwarp();
       const float* const from = p->query_sums + int64_t(unit) * kUnit + threadIdx.x % 128 * 4;
 #pragma unroll
@@ -167,24 +166,24 @@ template <class F> struct QuerySums {
         ptx::load_relaxed_16(from + j * 512, low, high);
         dq[4 * j] += __uint_as_float(uint32_t(low)), dq[4 * j + 1] += __uint_as_float(uint32_t(low >> 32));
         dq[4 * j + 2] += __uint_as_float(uint32_t(high)), dq[4 * j + 3] += __uint_as_float(uint32_t(high >> 32));
+        if (j % 2 == 1) ptx::fence_registers(dq);  // else all are asked for at once, into registers that are not there
       }
     }
     const float scale[2] = {p->scores.scale, p->scores.scale};
     T* row[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int query = place.query + 16 * int(warp) + int(lane / 4) + 8 * r;
-      row[r] = query < place.queries ? static_cast<T*>(p->dq) + (int64_t(place.begin) + query) * p->dq_strides.token +
-                                           place.head * p->dq_strides.head + 64 * panel()
-                                     : nullptr;
+      const int query = first + (kBlocks == 2 ? 64 * int(group) : 0) + 16 * int(warp) + int(lane / 4) + 8 * r;
+      row[r] = query < t.queries ? static_cast<T*>(p->dq) + (int64_t(t.q_begin) + query) * p->dq_strides.token +
+                                       head * p->dq_strides.head + 64 * panel()
+                                 : nullptr;
     }
     store_rows<T>(dq, scale, row, p->scores.width - 64 * panel(), lane % 4);
   }
   __device__ __forceinline__ int panel() const { return kBlocks == 2 ? 0 : int(group); }
-  // Of the step of queries from `first` on, of head `head` of all.
-  template <class Tile> __device__ __forceinline__ void next(const Tile& t, const Walk& w, int head, int first) {
-    unit = unit_of(group, t.q_begin / 64 + t.segment, first, t.queries, head, w.heads * w.group);
-    if constexpr (F::kInOrder) place = part_place<F>(t, w, head, first, kBlocks == 2 ? first + 64 * int(group) : first);
+  // Of the step of queries from `first_` on, of head `head_` of all.
+  __device__ __forceinline__ void next(int head_, int first_) {
+    head = head_, first = first_;
     ++steps;
   }
   static __device__ __forceinline__ uint32_t unit_of(uint32_t group, int64_t block, int first, int queries, int head,
@@ -215,7 +214,7 @@ template <class F, class Tile> struct PartAdder {
         const int first = n * F::kQueries;
         const uint32_t unit = QuerySums<F>::unit_of(group, block, first, t.queries, head, w.heads * w.group);
         if (unit == QuerySums<F>::kNone) continue;
-        const PartPlace place = part_place<F>(t, w, head, first, first);
+        const PartPlace place = part_place<F>(t, w, first);
         if (!F::kInOrder || !place.is_last) add(unit, F::kInOrder ? place.before : 1);
       }
     tell();
