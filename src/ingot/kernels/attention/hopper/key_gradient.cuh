@@ -285,6 +285,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       end_sums();
       if (tile_.steps > 0) form_sums();
     }
+    if constexpr (F::kAddsQueries) tile_ = memory.tile;  // registers hold what the steps need of it
     release(&memory.kv_empty);
     end_sums();
     if (has_before) release(&memory.q_empty[before]);
@@ -296,7 +297,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(sums.dq);
-    sums.add(tile_, p.walk);
+    sums.add(memory.tile, p.walk);
   }
   __device__ __forceinline__ void next_sums(int head, int n) {
     sums.next(tile_.kv_head * p.walk.group + head, n * F::kQueries);
@@ -354,7 +355,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       issue_sum(dk, b, q);
       ptx::wgmma_wait_group<2>();
       ptx::fence_registers(sums.dq);
-      if (has_sums) sums.add(tile_, p.walk);
+      if (has_sums) sums.add(memory.tile, p.walk);
       return;
     }
     // Packed only now: registers hold the sums and either scores or operands, not both.
