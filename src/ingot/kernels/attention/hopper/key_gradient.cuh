@@ -233,6 +233,8 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
 
+  __device__ __forceinline__ uint32_t stage_before() const { return (ring.stage == 0 ? F::kStages : ring.stage) - 1; }
+
   // A step of queries that see none of these 64 keys.
   __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
     turn.await();
@@ -255,14 +257,12 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     const int end = tile_.begin + tile_.steps;
     const detail::StepRange seeing = detail::steps_seeing(tile_.first + 64 * int(group), tile_.queries, tile_.keys,
                                                           p.walk.causal, p.walk.window, F::kQueries, tile_.begin, end);
-    uint32_t before = 0;
     bool has_before = false;
     for (int head = 0; head < p.walk.group; ++head)
       for (int n = tile_.begin; n < end; ++n) {
         const bool has_sums = head > 0 || n > tile_.begin;
         if (n >= seeing.begin && n < seeing.end) {
-          step(turn, n, has_before, before, has_sums);
-          before = ring.stage;
+          step(turn, n, has_before, has_sums);
           has_before = true;
           ring.advance();
           if constexpr (F::kAddsQueries) next_sums(head, n);
@@ -271,7 +271,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
         if constexpr (F::kAddsQueries) end_sums();
         if (has_before) {  // not held while others pass: the ring would be full
           end_sums();
-          release(&memory.q_empty[before]);
+          release(&memory.q_empty[stage_before()]);
           has_before = false;
         }
         pass_over(turn);
@@ -288,7 +288,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     if constexpr (F::kAddsQueries) tile_ = memory.tile;  // registers hold what the steps need of it
     release(&memory.kv_empty);
     end_sums();
-    if (has_before) release(&memory.q_empty[before]);
+    if (has_before) release(&memory.q_empty[stage_before()]);
     finish();
   }
   // dQ of the step before the last one shared, at once.
@@ -322,14 +322,14 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void step(const Turn<F>& turn, int n, bool has_before, uint32_t before, bool has_sums) {
+  __device__ __forceinline__ void step(const Turn<F>& turn, int n, bool has_before, bool has_sums) {
     const uint32_t stage = ring.stage;
     const uint32_t q = ptx::shared_address(memory.q[stage]), dout = ptx::shared_address(memory.dout[stage]);
     tile::wait_warp_or_trap(&memory.q_full[stage], ring.phase);
     turn.await();
     issue_scores(s, ptx::shared_address(memory.k), q);
     ptx::wgmma_wait_group<1>();  // the sums of the step before: their operands' registers take dP
-    if (has_before) release(&memory.q_empty[before]);
+    if (has_before) release(&memory.q_empty[stage_before()]);
     if constexpr (kDk) {
       issue_scores(dp, ptx::shared_address(memory.v), dout);
       turn.pass();

@@ -77,7 +77,7 @@ template <class F> struct QuerySums {
   uint32_t k = 0;  // address of the keys in shared memory
   uint32_t group = 0, warp = 0;
   uint32_t steps = 0;          // shared so far
-  uint32_t staged = 0;         // parts handed to the warp that adds them
+  uint32_t staged = 0;  // parity of the parts handed to the warp that adds them
   int head = 0, first = 0;  // of the last one: its head and first query
   float dq[32];
 
@@ -136,8 +136,8 @@ template <class F> struct QuerySums {
       }
     }
     if constexpr (F::kOrdered) {
-      tile::wait_warp_or_trap(&barriers->staged_empty[group], (staged & 1) ^ 1);
-      ++staged;
+      tile::wait_warp_or_trap(&barriers->staged_empty[group], staged ^ 1);
+      staged ^= 1;
       stage();
       arrive(&barriers->staged_full[group]);
       return;
