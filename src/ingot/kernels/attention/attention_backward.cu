@@ -206,12 +206,15 @@ void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, 
   p.walk.heads /= p.walk.group;
   p.walk.heads_in_set = std::max(1, p.walk.heads_in_set / p.walk.group);
   p.walk.places = detail::tile_places(a.k.size(0), p.walk.segments, kernel.keys);
-  gpu::launch("attention_backward: dk and dv", kernel.kernel,
-              {.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
-               .block = kernel.threads,
-               .smem = kernel.smem,
-               .device = a.q.device.index},
-              stream, maps, p);
+  gpu::Launch at{.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
+                 .block = kernel.threads,
+                 .smem = kernel.smem,
+                 .device = a.q.device.index,
+                 .cooperative = room.counters != nullptr};
+  const char* op = "attention_backward: dk and dv";
+  if (at.cooperative) at.grid = std::min(at.grid, gpu::resident_blocks(op, kernel.kernel, at));
+  p.walk.all_run = at.cooperative;
+  gpu::launch(op, kernel.kernel, at, stream, maps, p);
 }
 
 }  // namespace

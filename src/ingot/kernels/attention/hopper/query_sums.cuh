@@ -77,7 +77,7 @@ template <class F> struct QuerySums {
   uint32_t k = 0;  // address of the keys in shared memory
   uint32_t group = 0, warp = 0;
   uint32_t steps = 0;          // shared so far
-  uint32_t staged = 0;  // parity of the parts handed to the warp that adds them
+  uint32_t staged = 0;         // parity of the parts handed to the warp that adds them
   int head = 0, first = 0;  // of the last one: its head and first query
   float dq[32];
 
@@ -221,9 +221,10 @@ template <class F, class Tile> struct PartAdder {
   }
   __device__ void add(uint32_t unit, uint32_t order) {
     uint32_t* const counter = counters + unit;
-    const bool turn = !F::kInOrder || order == 0 || ptx::load_acquire(counter) == order;
-    tell();
-    if (!turn) await_count(counter, order);
+    const bool waits = F::kInOrder && order > 0;
+    const uint32_t seen = waits ? ptx::load_relaxed(counter) : 0;  // on its way while the part before is told of
+    const bool fenced = tell();
+    if (waits && !(fenced && seen == order)) await_count(counter, order);
     tile::wait_or_trap(&barriers.staged_full[group], parts & 1);
     ++parts;
     float* const to = sums + int64_t(unit) * QuerySums<F>::kUnit;
@@ -236,12 +237,15 @@ template <class F, class Tile> struct PartAdder {
     ptx::mbarrier_arrive(&barriers.staged_empty[group]);
     if constexpr (F::kInOrder) before = unit, before_order = order;
   }
-  // Others may add to what the last part was added to.
-  __device__ void tell() {
-    if (before == QuerySums<F>::kNone) return;
+  // Others may add to what the last part was added to. Whether there was one: then what was seen of a counter before
+  // counts as acquired.
+  __device__ bool tell() {
+    if (before == QuerySums<F>::kNone) return false;
     ptx::bulk_wait_group<0>();
-    ptx::store_release(counters + before, before_order + 1);
+    ptx::fence_acq_rel_gpu();
+    ptx::store_relaxed(counters + before, before_order + 1);
     before = QuerySums<F>::kNone;
+    return true;
   }
 };
 

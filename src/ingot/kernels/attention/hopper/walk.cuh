@@ -105,6 +105,10 @@ struct Claims {
   __device__ void ask() {
     if (lane == 0) claimed = ptx::fetch_add_relaxed(counter, 1);
   }
+  // Items before this one have been taken.
+  __device__ int64_t taken() const {
+    return int64_t(__shfl_sync(~0u, lane == 0 ? ptx::load_relaxed(counter) : 0, 0)) + given;
+  }
   // The item asked for, or one beyond the last.
   __device__ int64_t take() {
     const int64_t item = int64_t(__shfl_sync(~0u, claimed, 0)) + given;
