@@ -155,6 +155,7 @@ template <class F> struct QuerySums {
   }
   // The last part is not added: dQ is what was added before and this part.
   template <class Tile> __device__ __forceinline__ void finish(const Tile& t, uint32_t unit, uint32_t before) {
+    ptx::wgmma_wait_group<0>();  // gives the registers of the other products' operands
     const uint32_t lane = threadIdx.x % 32;
     if (before > 0) {
       if (lane == 0) await_count(p->counters + unit, before);
