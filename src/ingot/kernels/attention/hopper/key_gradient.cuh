@@ -32,8 +32,12 @@ struct KeyGradientForm {
                         kInOrder = kInOrder_;  // adds: dQ is formed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
   // Of 3 warpgroups 168 each are there, of 4 128: more than the sum nobody gets, and waits for.
-  static constexpr int kFetcherRegisters = kGroups == 3 ? 32 : kInOrder ? 40 : 24,
-                       kMultiplierRegisters = kGroups == 3 ? 160 : kInOrder ? 232 : 240;
+  static constexpr int kFetcherRegisters = kGroups == 3 ? 32
+                                           : kInOrder   ? 40
+                                                        : 24,
+                       kMultiplierRegisters = kGroups == 3 ? 160
+                                              : kInOrder   ? 232
+                                                           : 240;
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
 };
 

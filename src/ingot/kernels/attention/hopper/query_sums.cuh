@@ -76,8 +76,8 @@ template <class F> struct QuerySums {
   const KeyGradientParams* p = nullptr;
   uint32_t k = 0;  // address of the keys in shared memory
   uint32_t group = 0, warp = 0;
-  uint32_t steps = 0;          // shared so far
-  uint32_t staged = 0;         // parity of the parts handed to the warp that adds them
+  uint32_t steps = 0;       // shared so far
+  uint32_t staged = 0;      // parity of the parts handed to the warp that adds them
   int head = 0, first = 0;  // of the last one: its head and first query
   float dq[32];
 
@@ -250,8 +250,8 @@ template <class F, class Tile> struct PartAdder {
   }
 };
 
-// A block of 128 threads per block of 64 queries and head: of sums in any order dQ, of those in order zeros where no key
-// is seen.
+// A block of 128 threads per block of 64 queries and head: of sums in any order dQ, of those in order zeros where no
+// key is seen.
 template <class T, int kPanels> __global__ void __launch_bounds__(128) attention_query_sums(const QuerySumParams p) {
   const int64_t place = blockIdx.x / uint32_t(p.heads);
   const int head = int(blockIdx.x % uint32_t(p.heads));
