@@ -299,10 +299,10 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       for (int n = tile_.begin; n < end; ++n) {
         const bool has_sums = head > 0 || n > tile_.begin;
         if (n >= seeing.begin && n < seeing.end) {
-          step(turn, kv, n, has_before, has_sums);
+          step(turn, kv, head, n, has_before, has_sums);
           has_before = true;
           ring.advance();
-          if constexpr (F::kAddsQueries) next_sums(head, n);
+          if constexpr (F::kAddsQueries) sums.next();
           continue;
         }
         if constexpr (F::kAddsQueries) end_sums();
@@ -314,13 +314,13 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
         pass_over(turn);
         if constexpr (F::kAddsQueries) {
           sums.share_zeros();
-          if (has_sums) form_sums(kv);
-          next_sums(head, n);
+          if (has_sums) form_sums(kv, head, n);
+          sums.next();
         }
       }
     if constexpr (F::kAddsQueries) {
       end_sums();
-      if (tile_.steps > 0) form_sums(kv);
+      if (tile_.steps > 0) form_sums(kv, p.walk.group, tile_.begin);
     }
     if constexpr (F::kAddsQueries) tile_ = memory.tile[kv];  // registers hold what the steps need of it
     release(&memory.kv_empty[kv]);
@@ -329,15 +329,19 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     finish();
   }
   // dQ of the step before the last one shared, at once.
-  __device__ __forceinline__ void form_sums(uint32_t kv) {
+  __device__ __forceinline__ void form_sums(uint32_t kv, int head, int n) {
     sums.issue(true);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(sums.dq);
-    sums.add(memory.tile[kv], p.walk);
+    add_sums(kv, head, n);
   }
-  __device__ __forceinline__ void next_sums(int head, int n) {
-    sums.next(tile_.kv_head * p.walk.group + head, n * F::kQueries);
+  // Of the step before the one of these queries and this head of the group.
+  __device__ __forceinline__ void add_sums(uint32_t kv, int head, int n) {
+    const KeyTile& t = memory.tile[kv];
+    const bool first = n == t.begin;
+    sums.add(t, p.walk, t.kv_head * p.walk.group + head - (first ? 1 : 0),
+             ((first ? t.begin + t.steps : n) - 1) * F::kQueries);
   }
 
   __device__ __forceinline__ void issue_scores(float (&d)[F::kQueries / 2], uint32_t keys, uint32_t queries) {
@@ -359,7 +363,8 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void step(const Turn<F>& turn, uint32_t kv, int n, bool has_before, bool has_sums) {
+  __device__ __forceinline__ void step(const Turn<F>& turn, uint32_t kv, int head, int n, bool has_before,
+                                       bool has_sums) {
     const uint32_t stage = ring.stage;
     const uint32_t q = ptx::shared_address(memory.q[stage]), dout = ptx::shared_address(memory.dout[stage]);
     tile::wait_warp_or_trap(&memory.q_full[stage], ring.phase);
@@ -392,7 +397,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       issue_sum(dk, b, q);
       ptx::wgmma_wait_group<2>();
       ptx::fence_registers(sums.dq);
-      if (has_sums) sums.add(memory.tile[kv], p.walk);
+      if (has_sums) add_sums(kv, head, n);
       return;
     }
     // Packed only now: registers hold the sums and either scores or operands, not both.

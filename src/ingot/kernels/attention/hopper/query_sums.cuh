@@ -76,9 +76,8 @@ template <class F> struct QuerySums {
   const KeyGradientParams* p = nullptr;
   uint32_t k = 0;  // address of the keys in shared memory
   uint32_t group = 0, warp = 0;
-  uint32_t steps = 0;       // shared so far
-  uint32_t staged = 0;      // parity of the parts handed to the warp that adds them
-  int head = 0, first = 0;  // of the last one: its head and first query
+  uint32_t steps = 0;   // shared so far
+  uint32_t staged = 0;  // parity of the parts handed to the warp that adds them
   float dq[32];
 
   __device__ __forceinline__ void arrive(uint64_t* barrier) {
@@ -124,14 +123,14 @@ template <class F> struct QuerySums {
           dq, tile::operand<ptx::Major::mn, kB128>(ds, 16 * i, F::kPanelK),
           tile::operand<ptx::Major::mn, kB128>(keys, 16 * i, F::kPanelK), i > 0);
   }
-  // When it is done.
-  template <class Tile> __device__ __forceinline__ void add(const Tile& t, const Walk& w) {
+  // When it is done: the part of head `head` of all and the step of queries from `first` on.
+  template <class Tile> __device__ __forceinline__ void add(const Tile& t, const Walk& w, int head, int first) {
     arrive(&barriers->empty[(steps - 1) % 2]);
     const uint32_t unit = unit_of(group, t.q_begin / 64 + t.segment, first, t.queries, head, w.heads * w.group);
     if (unit == kNone) return;
     if constexpr (F::kInOrder) {
       if (const PartPlace place = part_place<F>(t, w, first); place.is_last) {
-        finish(t, unit, place.before);
+        finish(t, unit, place.before, head, first);
         return;
       }
     }
@@ -154,7 +153,8 @@ template <class F> struct QuerySums {
     ptx::fence_proxy_async_shared();
   }
   // The last part is not added: dQ is what was added before and this part.
-  template <class Tile> __device__ __forceinline__ void finish(const Tile& t, uint32_t unit, uint32_t before) {
+  template <class Tile>
+  __device__ __forceinline__ void finish(const Tile& t, uint32_t unit, uint32_t before, int head, int first) {
     ptx::wgmma_wait_group<0>();  // gives the registers of the other products' operands
     const uint32_t lane = threadIdx.x % 32;
     if (before > 0) {
@@ -182,11 +182,7 @@ template <class F> struct QuerySums {
     store_rows<T>(dq, scale, row, p->scores.width - 64 * panel(), lane % 4);
   }
   __device__ __forceinline__ int panel() const { return kBlocks == 2 ? 0 : int(group); }
-  // Of the step of queries from `first_` on, of head `head_` of all.
-  __device__ __forceinline__ void next(int head_, int first_) {
-    head = head_, first = first_;
-    ++steps;
-  }
+  __device__ __forceinline__ void next() { ++steps; }
   static __device__ __forceinline__ uint32_t unit_of(uint32_t group, int64_t block, int first, int queries, int head,
                                                      int heads) {
     const int mine = kBlocks == 2 ? first + 64 * int(group) : first;
