@@ -48,6 +48,7 @@ struct KeyTile {
   int queries, keys;
   int begin, steps;  // steps of queries, for each head of the group
   int segment;
+  detail::StepRange seeing[2];  // of these the first and the last 64 keys are seen in
 };
 
 template <class F> struct KeyMemory {
@@ -66,6 +67,11 @@ template <class F> struct KeyStage {
   __device__ __forceinline__ explicit KeyStage(uint32_t number)
       : stage(F::kKeyStages == 1 ? 0 : number % F::kKeyStages), parity(number / F::kKeyStages & 1) {}
 };
+
+template <class F> __device__ inline detail::StepRange steps_of(const KeyTile& t, const Walk& w, uint32_t group) {
+  return detail::steps_seeing(t.first + 64 * int(group), t.queries, t.keys, w.causal, w.window, F::kQueries, t.begin,
+                              t.begin + t.steps);
+}
 
 // Tiles that most queries see come first: under a causal mask a segment's first keys. In order that may let a tile wait
 // for later ones, so it is done only where all of a segment's tiles (of all heads of a set) can be taken at once by
@@ -98,6 +104,8 @@ template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_
       detail::queries_seeing(t.first, min(t.first + F::kKeys, keys), t.queries, keys, w.causal, w.window);
   t.begin = int(seeing.begin / F::kQueries);
   t.steps = seeing.end > seeing.begin ? int((seeing.end + F::kQueries - 1) / F::kQueries) - t.begin : 0;
+  if constexpr (F::kAddsQueries)
+    for (int i = 0; i < 2; ++i) t.seeing[i] = steps_of<F>(t, w, i);
   return t;
 }
 
@@ -239,6 +247,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   std::conditional_t<F::kAddsQueries, QuerySums<F>, NoQuerySums> sums = {};
   tile::RingCursor<F::kStages> ring = {};
   KeyTile tile_ = {};
+  uint32_t kv = 0;  // the stage of the keys
   float s[F::kQueries / 2], dp[kDk ? F::kQueries / 2 : 2];
   float dk[kDk ? F::kWidth / 2 : 4], dv[kDv ? F::kWidth / 2 : 4];
   uint32_t a[F::kQueries / 16][4], b[F::kQueries / 16][4];  // P^T, dS^T
@@ -254,16 +263,24 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     for (uint32_t tiles = 0;; ++tiles) {
       const KeyStage<F> at(tiles);
       tile::wait_warp_or_trap(&memory.kv_full[at.stage], at.parity);
-      tile_ = memory.tile[at.stage];
-      if (tile_.steps < 0) break;
-      if constexpr (F::kAddsQueries) sums.k = ptx::shared_address(memory.k[at.stage]);
-      take_tile(turn, at.stage);
+      kv = at.stage;
+      if constexpr (!F::kAddsQueries) tile_ = memory.tile[kv];
+      if (tile().steps < 0) break;
+      if constexpr (F::kAddsQueries) sums.k = ptx::shared_address(memory.k[kv]);
+      take_tile(turn);
     }
     turn.end();
   }
 
-  __device__ __forceinline__ int key_of(int r) const {
-    return tile_.first + 64 * int(group) + 16 * int(warp) + int(g) + 8 * r;
+  // Where registers are few the tile stays in shared memory until its memory is given back.
+  __device__ __forceinline__ const KeyTile& tile() const {
+    if constexpr (F::kAddsQueries)
+      return memory.tile[kv];
+    else
+      return tile_;
+  }
+  __device__ __forceinline__ int key_of(const KeyTile& tile, int r) const {
+    return tile.first + 64 * int(group) + 16 * int(warp) + int(g) + 8 * r;
   }
   __device__ __forceinline__ void release(uint64_t* barrier) {
     __syncwarp();
@@ -286,20 +303,20 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     if constexpr (kDv) ptx::fence_registers(dv);
   }
 
-  __device__ __forceinline__ void take_tile(const Turn<F>& turn, uint32_t kv) {
+  __device__ __forceinline__ void take_tile(const Turn<F>& turn) {
 #pragma unroll
     for (float& x : dk) x = 0;
 #pragma unroll
     for (float& x : dv) x = 0;
-    const int end = tile_.begin + tile_.steps;
-    const detail::StepRange seeing = detail::steps_seeing(tile_.first + 64 * int(group), tile_.queries, tile_.keys,
-                                                          p.walk.causal, p.walk.window, F::kQueries, tile_.begin, end);
+    detail::StepRange seeing;
+    if constexpr (!F::kAddsQueries) seeing = steps_of<F>(tile_, p.walk, group);
     bool has_before = false;
     for (int head = 0; head < p.walk.group; ++head)
-      for (int n = tile_.begin; n < end; ++n) {
-        const bool has_sums = head > 0 || n > tile_.begin;
+      for (int n = tile().begin; n < tile().begin + tile().steps; ++n) {
+        const bool has_sums = head > 0 || n > tile().begin;
+        if constexpr (F::kAddsQueries) seeing = tile().seeing[group];
         if (n >= seeing.begin && n < seeing.end) {
-          step(turn, kv, head, n, has_before, has_sums);
+          step(turn, head, n, has_before, has_sums);
           has_before = true;
           ring.advance();
           if constexpr (F::kAddsQueries) sums.next();
@@ -314,13 +331,13 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
         pass_over(turn);
         if constexpr (F::kAddsQueries) {
           sums.share_zeros();
-          if (has_sums) form_sums(kv, head, n);
+          if (has_sums) form_sums(head, n);
           sums.next();
         }
       }
     if constexpr (F::kAddsQueries) {
       end_sums();
-      if (tile_.steps > 0) form_sums(kv, p.walk.group, tile_.begin);
+      if (tile().steps > 0) form_sums(p.walk.group, tile().begin);
     }
     if constexpr (F::kAddsQueries) tile_ = memory.tile[kv];  // registers hold what the steps need of it
     release(&memory.kv_empty[kv]);
@@ -329,16 +346,16 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     finish();
   }
   // dQ of the step before the last one shared, at once.
-  __device__ __forceinline__ void form_sums(uint32_t kv, int head, int n) {
+  __device__ __forceinline__ void form_sums(int head, int n) {
     sums.issue(true);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(sums.dq);
-    add_sums(kv, head, n);
+    add_sums(head, n);
   }
   // Of the step before the one of these queries and this head of the group.
-  __device__ __forceinline__ void add_sums(uint32_t kv, int head, int n) {
-    const KeyTile& t = memory.tile[kv];
+  __device__ __forceinline__ void add_sums(int head, int n) {
+    const KeyTile& t = tile();
     const bool first = n == t.begin;
     sums.add(t, p.walk, t.kv_head * p.walk.group + head - (first ? 1 : 0),
              ((first ? t.begin + t.steps : n) - 1) * F::kQueries);
@@ -363,8 +380,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void step(const Turn<F>& turn, uint32_t kv, int head, int n, bool has_before,
-                                       bool has_sums) {
+  __device__ __forceinline__ void step(const Turn<F>& turn, int head, int n, bool has_before, bool has_sums) {
     const uint32_t stage = ring.stage;
     const uint32_t q = ptx::shared_address(memory.q[stage]), dout = ptx::shared_address(memory.dout[stage]);
     tile::wait_warp_or_trap(&memory.q_full[stage], ring.phase);
@@ -397,7 +413,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       issue_sum(dk, b, q);
       ptx::wgmma_wait_group<2>();
       ptx::fence_registers(sums.dq);
-      if (has_sums) add_sums(kv, head, n);
+      if (has_sums) add_sums(head, n);
       return;
     }
     // Packed only now: registers hold the sums and either scores or operands, not both.
@@ -443,10 +459,11 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   }
   // Rows are keys here, columns queries. Query i sees key j where j - offset <= i < j - offset + window.
   __device__ __forceinline__ void mask(int n) {
+    const KeyTile& t_ = tile();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      int low = p.walk.causal ? key_of(r) - (tile_.keys - tile_.queries) - n * F::kQueries - 2 * int(t) : 0;
-      if (F::kAddsQueries && key_of(r) >= tile_.keys) low = F::kQueries;  // of no segment, or another's
+      int low = p.walk.causal ? key_of(t_, r) - (t_.keys - t_.queries) - n * F::kQueries - 2 * int(t) : 0;
+      if (F::kAddsQueries && key_of(t_, r) >= t_.keys) low = F::kQueries;  // of no segment, or another's
       const int64_t last = p.walk.window > 0 ? low + p.walk.window : F::kQueries;
       const int end = int(min(last, int64_t(F::kQueries)));
 #pragma unroll
@@ -457,9 +474,10 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     }
   }
   __device__ __forceinline__ bool is_masked(int n) const {
-    if (F::kAddsQueries && tile_.first + 64 * int(group) + 64 > tile_.keys) return true;
+    const KeyTile& t_ = tile();
+    if (F::kAddsQueries && t_.first + 64 * int(group) + 64 > t_.keys) return true;
     if (!p.walk.causal) return false;
-    const int first = tile_.first + 64 * int(group) - (tile_.keys - tile_.queries), begin = n * F::kQueries;
+    const int first = t_.first + 64 * int(group) - (t_.keys - t_.queries), begin = n * F::kQueries;
     return begin < first + 63 || (p.walk.window > 0 && begin + F::kQueries > first + p.walk.window);
   }
 
@@ -473,9 +491,10 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     T* row[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      row[r] = key_of(r) < tile_.keys ? static_cast<T*>(to) + (int64_t(tile_.k_begin) + key_of(r)) * strides.token +
-                                            tile_.kv_head * strides.head
-                                      : nullptr;
+      row[r] = key_of(tile_, r) < tile_.keys
+                   ? static_cast<T*>(to) + (int64_t(tile_.k_begin) + key_of(tile_, r)) * strides.token +
+                         tile_.kv_head * strides.head
+                   : nullptr;
     store_rows<T>(d, scale, row, p.scores.width, t, adds);
   }
 };
