@@ -266,7 +266,6 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       kv = at.stage;
       if constexpr (!F::kAddsQueries) tile_ = memory.tile[kv];
       if (tile().steps < 0) break;
-      if constexpr (F::kAddsQueries) sums.k = ptx::shared_address(memory.k[kv]);
       take_tile(turn);
     }
     turn.end();
@@ -347,7 +346,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   }
   // dQ of the step before the last one shared, at once.
   __device__ __forceinline__ void form_sums(int head, int n) {
-    sums.issue(true);
+    sums.issue(true, ptx::shared_address(memory.k[kv]));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(sums.dq);
@@ -407,7 +406,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       pack_operand<T>(a, s);
       pack_operand<T>(b, dp);
       sums.share(b);
-      sums.issue(has_sums);
+      sums.issue(has_sums, ptx::shared_address(memory.k[kv]));
       ptx::wgmma_commit_group();
       issue_sum(dv, a, dout);
       issue_sum(dk, b, q);

@@ -74,7 +74,6 @@ template <class F> struct QuerySums {
   SharedScores<F>* shared = nullptr;
   SharedScoresBarriers<F>* barriers = nullptr;
   const KeyGradientParams* p = nullptr;
-  uint32_t k = 0;  // address of the keys in shared memory
   uint32_t group = 0, warp = 0;
   uint32_t steps = 0;   // shared so far
   uint32_t staged = 0;  // parity of the parts handed to the warp that adds them
@@ -91,10 +90,9 @@ template <class F> struct QuerySums {
   __device__ __forceinline__ void share(const uint32_t (&ds)[F::kQueries / 16][4]) {
     await_room();
     const uint32_t lane = threadIdx.x % 32, row = 64 * group + 16 * warp + lane % 16;
-    const uint32_t to = ptx::shared_address(shared->panel[steps % 2]) + row * 128;
+    const uint32_t to = ptx::shared_address(shared->panel[steps % 2]) + row * 128 + ((lane / 16 ^ (row & 7)) << 4);
 #pragma unroll
-    for (int i = 0; i < F::kQueries / 16; ++i)
-      ptx::stmatrix(to + i / 4 * F::kPanelK + (((i % 4 * 2 + lane / 16) ^ (row & 7)) << 4), ds[i]);
+    for (int i = 0; i < F::kQueries / 16; ++i) ptx::stmatrix((to ^ (i % 4 << 5)) + i / 4 * F::kPanelK, ds[i]);
     ptx::fence_proxy_async_shared();
     arrive(&barriers->full[steps % 2]);
   }
@@ -111,7 +109,7 @@ template <class F> struct QuerySums {
   }
   // The product of the step shared before the one of `steps`. Where there is none, of what lies there, for nothing: the
   // compiler serialises products that not all paths issue.
-  __device__ __forceinline__ void issue(bool has_sums) {
+  __device__ __forceinline__ void issue(bool has_sums, uint32_t k) {
     const uint32_t before = steps - 1;
     if (has_sums) tile::wait_warp_or_trap(&barriers->full[before % 2], before / 2 & 1);
     const uint32_t ds = ptx::shared_address(shared->panel[before % 2]) + (kBlocks == 2 ? group * F::kPanelK : 0);
