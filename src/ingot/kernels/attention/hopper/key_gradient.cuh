@@ -47,6 +47,7 @@ struct KeyTile {
   int queries, keys;
   int begin, steps;  // steps of queries, for each head of the group
   int segment;
+  uint32_t number;              // of the tiles of this block
   detail::StepRange seeing[2];  // of these the first and the last 64 keys are seen in
 };
 
@@ -165,6 +166,7 @@ template <class F> struct QueryFetcher {
   }
   __device__ void copy_keys(const KeyTile& t, uint32_t stage, uint64_t* barrier) {
     memory.tile[stage] = t;
+    memory.tile[stage].number = tiles - 1;
     if (t.steps < 0) {
       ptx::mbarrier_arrive(&memory.kv_full[stage]);
       return;
@@ -259,7 +261,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       sums.shared = &memory.scores, sums.barriers = &memory.scores_barriers, sums.p = &p;
       sums.group = group, sums.warp = warp;
     }
-    for (uint32_t tiles = 0;; ++tiles) {
+    for (uint32_t tiles = 0;; tiles = F::kAddsQueries ? tile_.number + 1 : tiles + 1) {
       const KeyStage<F> at(tiles);
       tile::wait_warp_or_trap(&memory.kv_full[at.stage], at.parity);
       kv = at.stage;
