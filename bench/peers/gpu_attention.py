@@ -65,7 +65,8 @@ def documents(tokens=98304, count=195, median=390, cap=2048):
 def cases():
     shapes = [(16, 16, 128, [8192] * 2), (64, 8, 64, [4096] * 4), (8, 4, 64, [2048] * 48), (8, 4, 64, documents()), (8, 4, 128, documents())]
     wide, packed = shapes[0], shapes[3]
-    return [*(Case(*s, backward=b) for s in shapes for b in (False, True)), Case(*wide, True, 1), Case(*wide, True, 2), Case(*packed, True, 1)]
+    forms = [Case(*s, True, form) for s in (wide, packed) for form in (1, 2)]
+    return [*(Case(*s, backward=b) for s in shapes for b in (False, True)), *forms]
 
 
 class Buffers:

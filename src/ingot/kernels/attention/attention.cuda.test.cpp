@@ -507,8 +507,39 @@ TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
       EXPECT_EQ(values(three.dv.host().slice(0, 77, 377)), values(one.dv.host())) << d;
       joint_three.run();
       EXPECT_EQ(values(joint_three.dq.host().slice(0, 77, 377)), values(joint_one.dq.host())) << d;
+      EXPECT_EQ(values(joint_three.dk.host().slice(0, 77, 377)), values(joint_one.dk.host())) << d;
+      EXPECT_EQ(values(joint_three.dv.host().slice(0, 77, 377)), values(joint_one.dv.host())) << d;
       any_order.run();
       for (double value : values(any_order.dq.host().slice(0, 77, 377))) ASSERT_FALSE(std::isnan(value)) << d;
+    }
+  }
+}
+
+// More tiles of keys than a GPU has SMs: in order they come the other way around. Sums in another order differ by a few
+// roundings of the result and by fp32's of the terms.
+TEST_F(AttentionCuda, LongSegmentsInOneKernelMatchTwo) {
+  for (auto [d, window] : {std::pair<int64_t, int64_t>{64, 0}, {128, 0}, {128, 5000}}) {
+    const Lengths lengths{300, 23000, 77};
+    Operands a({.queries = lengths, .keys = lengths, .heads = 2, .kv_heads = 1, .d = d, .window = window});
+    attention(a.op(), {});
+    Gradients two(a), one(a, Order::fixed_in_one_kernel);
+    two.run(), one.run();
+    const std::pair<const DeviceBuffer*, const DeviceBuffer*> results[] = {
+        {&one.dq, &two.dq}, {&one.dk, &two.dk}, {&one.dv, &two.dv}};
+    for (const auto& [got, want] : results) {
+      const auto x = values(want->host());
+      double sum = 0;
+      for (double y : x) sum += y * y;
+      const double typical = std::sqrt(sum / double(x.size()));
+      const auto seen = compare(got->host(), x, 1e-3 * typical, 2.1 * roundoff(DType::bf16));
+      EXPECT_TRUE(seen.ok) << d << ": " << seen.message;
+    }
+    const auto dq = values(one.dq.host()), dk = values(one.dk.host()), dv = values(one.dv.host());
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      one.run();
+      EXPECT_EQ(values(one.dq.host()), dq);
+      EXPECT_EQ(values(one.dk.host()), dk);
+      EXPECT_EQ(values(one.dv.host()), dv);
     }
   }
 }
@@ -524,22 +555,38 @@ TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
     attention(all[i]->op(), {});
     all[i]->out.download();
     want[i] = values(all[i]->out.host());
-    testing::assign(all[i]->out.host(), std::vector<double>(want[i].size(), 0));
-    all[i]->out.upload();
+  }
+  const auto backward = [](Gradients& b, Stream stream) {
+    AttentionBackward op = b.op();
+    op.workspace = b.workspace;
+    attention_backward(op, stream);
+  };
+  std::optional<Gradients> gradients[3];
+  std::vector<double> want_dq[3];
+  for (int i = 0; i < 3; ++i) {
+    gradients[i].emplace(*all[i], Order::fixed_in_one_kernel);
+    gradients[i]->run();
+    want_dq[i] = values(gradients[i]->dq.host());
+    for (DeviceBuffer* b : {&all[i]->out, &gradients[i]->dq}) {
+      testing::assign(b->host(), std::vector<double>(want[i].size(), 0));
+      b->upload();
+    }
   }
   gpu::synchronize();
   const gpu::OwnedStream streams[3];
+  const auto step = [&](int i) { attention(all[i]->op(), streams[i]), backward(*gradients[i], streams[i]); };
   const gpu::Graph graph(streams[2], [&] {
-    for (int i = 0; i < 20; ++i) attention(three.op(), streams[2]);
+    for (int i = 0; i < 20; ++i) step(2);
   });
   for (int i = 0; i < 20; ++i) {
     graph.launch(streams[2]);
-    for (int j = 0; j < 10; ++j) attention(one.op(), streams[0]), attention(two.op(), streams[1]);
+    for (int j = 0; j < 10; ++j) step(0), step(1);
   }
   gpu::synchronize();
   for (int i = 0; i < 3; ++i) {
-    all[i]->out.download();
+    all[i]->out.download(), gradients[i]->dq.download();
     EXPECT_EQ(values(all[i]->out.host()), want[i]) << i;
+    EXPECT_EQ(values(gradients[i]->dq.host()), want_dq[i]) << i;
   }
 }
 

@@ -1,4 +1,5 @@
 // The backward pass of attention on Hopper: delta and the sinks' gradient here, dQ, dK and dV in hopper/.
+#include <algorithm>
 #include <cmath>
 
 #include "ingot/gpu/launch.h"
@@ -162,12 +163,17 @@ QuerySumRoom query_sum_room(const AttentionBackward& a) {
 
 template <class T>
 void launch_query_sums(const AttentionBackward& a, const QuerySumRoom& room, float scale, Stream stream) {
+  const bool in_order = room.counters != nullptr;
+  // Where a segment's keys are its queries each sees one.
+  if (in_order && (!a.cu_k || a.cu_k.data == a.cu_q.data)) return;
   const QuerySumParams p{.cu_q = a.cu_q.ptr<int32_t>(),
+                         .cu_k = (a.cu_k ? a.cu_k : a.cu_q).ptr<int32_t>(),
                          .segments = int(a.cu_q.size(0) - 1),
                          .heads = int(a.q.size(1)),
                          .width = int(a.q.size(2)),
-                         .sums = room.sums,
-                         .counters = room.counters,
+                         .sums = in_order ? nullptr : room.sums,
+                         .step = joint_gradient_kernel<T>(int(a.q.size(2)), in_order).queries,
+                         .window = a.window,
                          .scale = scale,
                          .dq = a.dq.data,
                          .dq_strides = strides_of(a.dq)};
@@ -195,16 +201,25 @@ void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, 
                       .dv_strides = strides_of(a.dv),
                       .add_dv = a.add_dv,
                       .query_sums = room.sums,
-                      .counters = room.counters};
+                      .counters = room.counters,
+                      .dq = a.dq.data,
+                      .dq_strides = strides_of(a.dq)};
   p.walk.heads /= p.walk.group;
   p.walk.heads_in_set = std::max(1, p.walk.heads_in_set / p.walk.group);
   p.walk.places = detail::tile_places(a.k.size(0), p.walk.segments, kernel.keys);
-  gpu::launch("attention_backward: dk and dv", kernel.kernel,
-              {.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
-               .block = kernel.threads,
-               .smem = kernel.smem,
-               .device = a.q.device.index},
-              stream, maps, p);
+  gpu::Launch at{.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
+                 .block = kernel.threads,
+                 .smem = kernel.smem,
+                 .device = a.q.device.index,
+                 .cooperative = room.counters != nullptr};
+  const char* op = "attention_backward: dk and dv";
+  if (at.cooperative) at.grid = std::min(at.grid, gpu::resident_blocks(op, kernel.kernel, at));
+  p.walk.all_run = at.cooperative;
+  if (at.cooperative) {  // a set's tiles of one segment, of medium length, at once
+    const int64_t tiles = std::max<int64_t>(1, a.k.size(0) / p.walk.segments / kernel.keys);
+    p.walk.heads_in_set = int(std::clamp<int64_t>(at.grid / tiles, 1, p.walk.heads_in_set));
+  }
+  gpu::launch(op, kernel.kernel, at, stream, maps, p);
 }
 
 }  // namespace

@@ -37,6 +37,8 @@ struct KeyGradientParams {
   bool add_dv;         // to what is there, which was rounded too
   float* query_sums;   // where dQ is added up (query_sums.cuh)
   uint32_t* counters;  // of what was added, one for each part
+  void* dq;            // in order
+  Strides dq_strides;
 };
 struct KeyGradientMaps {
   CUtensorMap q, dout, k, v;
@@ -58,14 +60,15 @@ struct BackwardShape {
 constexpr QueryGradientForm query_gradient_form(const BackwardShape& s) {
   if (s.width > 128 || s.capped) return QueryGradientForm::apart;
   if (!s.deterministic) return QueryGradientForm::any_order;
-  return s.one_kernel && s.width > 64 && s.causal ? QueryGradientForm::in_order : QueryGradientForm::apart;
+  return s.one_kernel && s.causal ? QueryGradientForm::in_order : QueryGradientForm::apart;
 }
 template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order);
 struct QuerySumParams {
-  const int32_t* cu_q;
+  const int32_t *cu_q, *cu_k;
   int segments, heads, width;
-  const float* sums;
-  const uint32_t* counters;  // of parts added up in order; null: all sums were cleared first
+  const float* sums;  // null: dQ has been written where a step of queries sees keys (causal), and is zero elsewhere
+  int step;
+  int64_t window;
   float scale;
   void* dq;
   Strides dq_strides;

@@ -20,19 +20,23 @@
 namespace ingot::cuda::attention_hopper {
 
 template <class T_, int kWidth_, int kGroups_, int kQueries_, int kStages_, bool kApart_, bool kCapped_, bool kTurns_,
-          bool kAddsQueries_ = false, bool kOrdered_ = false, bool kInOrder_ = kOrdered_>
+          bool kAddsQueries_ = false, bool kOrdered_ = false, bool kInOrder_ = kOrdered_, int kKeyStages_ = 1>
 struct KeyGradientForm {
   using T = T_;
   static constexpr int kWidth = kWidth_, kGroups = kGroups_, kQueries = kQueries_, kStages = kStages_;
-  static constexpr int kPanels = kWidth / 64;
+  static constexpr int kPanels = kWidth / 64, kKeyStages = kKeyStages_;  // of tiles of keys
   static_assert(kQueries % 16 == 0, "products sum over 16 queries at a time");
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
   static_assert(!kApart || kGroups == 2);
   static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_, kOrdered = kOrdered_,
                         kInOrder = kInOrder_;  // adds: dQ is formed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  static constexpr int kFetcherRegisters = kGroups == 2 && !kOrdered_ ? 24 : 32,
-                       kMultiplierRegisters = kGroups == 2 ? 240 : 160;
+  // Launched with 168 registers a thread, of four warpgroups with 128. What is more than their sum nobody gets, and
+  // setmaxnreg waits for ever.
+  static constexpr int kSpared = kInOrder ? 8 : 0;  // for the threads that add in order
+  static constexpr int kFetcherRegisters = kGroups == 3 ? 32 : 24 + 2 * kSpared,
+                       kMultiplierRegisters = kGroups == 3 ? 160 : 240 - kSpared;
+  static_assert(kFetcherRegisters + kGroups * kMultiplierRegisters <= (kGroups == 3 ? 4 * 128 : 3 * 168));
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
 };
 
@@ -43,26 +47,42 @@ struct KeyTile {
   int queries, keys;
   int begin, steps;  // steps of queries, for each head of the group
   int segment;
+  uint32_t number;              // of the tiles of this block
+  detail::StepRange seeing[2];  // of these the first and the last 64 keys are seen in
 };
 
 template <class F> struct KeyMemory {
-  char k[F::kPanels][F::kPanelK], v[F::kPanels][F::kPanelK];
+  char k[F::kKeyStages][F::kPanels][F::kPanelK], v[F::kKeyStages][F::kPanels][F::kPanelK];
   char q[F::kStages][F::kPanels][F::kPanelQ], dout[F::kStages][F::kPanels][F::kPanelQ];
   [[no_unique_address]] SharedScores<F> scores;                                    // nothing where dQ is formed apart
   alignas(16) float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
-  uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
+  uint64_t kv_full[F::kKeyStages], kv_empty[F::kKeyStages], q_full[F::kStages], q_empty[F::kStages];
   uint64_t raw[2];  // copies whose last rows must be zeroed
   [[no_unique_address]] SharedScoresBarriers<F> scores_barriers;
-  KeyTile tile;
+  KeyTile tile[F::kKeyStages];
+};
+// Of the tile of this number.
+template <class F> struct KeyStage {
+  uint32_t stage, parity;
+  __device__ __forceinline__ explicit KeyStage(uint32_t number)
+      : stage(F::kKeyStages == 1 ? 0 : number % F::kKeyStages), parity(number / F::kKeyStages & 1) {}
 };
 
-// Tiles that most queries see come first: under a causal mask a segment's first keys.
-template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_t place) {
+template <class F> __device__ inline detail::StepRange steps_of(const KeyTile& t, const Walk& w, uint32_t group) {
+  return detail::steps_seeing(t.first + 64 * int(group), t.queries, t.keys, w.causal, w.window, F::kQueries, t.begin,
+                              t.begin + t.steps);
+}
+
+// Tiles that most queries see come first: under a causal mask a segment's first keys. In order that may let a tile wait
+// for later ones, so it is done only where all of a segment's tiles (of all heads of a set) can be taken at once by
+// blocks that are known to run; otherwise a segment's last keys come first. `end`: of the items that may wait for each
+// other, or 0.
+template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_t place, int64_t& end) {
   const int64_t in_set = w.places * w.heads_in_set;
   const int64_t set = place / in_set, heads = min(int64_t(w.heads_in_set), w.heads - set * w.heads_in_set);
   const int64_t rest = place - set * in_set;
-  const detail::TilePlace at =
-      detail::tile_place(w.cu_k, w.segments, F::kKeys, F::kInOrder ? w.places - 1 - rest / heads : rest / heads);
+  const detail::TilePlace at = detail::tile_place(w.cu_k, w.segments, F::kKeys, rest / heads);
+  end = 0;
   KeyTile t{};
   t.kv_head = int(set * w.heads_in_set + rest % heads);
   t.first = int(at.first);
@@ -73,10 +93,19 @@ template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_
   t.keys = keys;
   t.q_begin = w.cu_q[at.segment];
   t.queries = w.cu_q[at.segment + 1] - t.q_begin;
+  if constexpr (F::kInOrder) {
+    const int tiles = (keys + F::kKeys - 1) / F::kKeys;
+    if (w.all_run && tiles * heads <= gridDim.x)
+      end = place - rest % heads + (tiles - t.first / F::kKeys) * heads;
+    else
+      t.first = (tiles - 1) * F::kKeys - t.first;
+  }
   const detail::KeyRange seeing =
       detail::queries_seeing(t.first, min(t.first + F::kKeys, keys), t.queries, keys, w.causal, w.window);
   t.begin = int(seeing.begin / F::kQueries);
   t.steps = seeing.end > seeing.begin ? int((seeing.end + F::kQueries - 1) / F::kQueries) - t.begin : 0;
+  if constexpr (F::kAddsQueries)
+    for (int i = 0; i < 2; ++i) t.seeing[i] = steps_of<F>(t, w, i);
   return t;
 }
 
@@ -92,64 +121,73 @@ template <class F> struct QueryFetcher {
   uint32_t pending_raw = 0;
 
   __device__ void run() {
-    if constexpr (F::kAddsQueries) {
-      Claims claims(p.walk, lane, F::kInOrder);
-      for (int64_t place = claims.first(); place < claims.all; place = claims.take())
-        take(find_key_tile<F>(p.walk, place), [&] { claims.ask(); });
-    } else {
-      const int64_t all = p.walk.places * p.walk.heads;
-      for (int64_t round = 0; round * gridDim.x < all; ++round)
-        if (const int64_t place = dealt(round); place < all) take(find_key_tile<F>(p.walk, place), [] {});
+    Claims claims(p.walk, lane, F::kInOrder);
+    for (int64_t place = claims.first(); place < claims.all; place = claims.take()) {
+      int64_t end;
+      const KeyTile t = find_key_tile<F>(p.walk, place, end);
+      take(t, end, claims);
     }
     publish({.steps = -1});
   }
-  // ask: for the next tile, before the last steps of this one.
-  template <class Ask> __device__ __forceinline__ void take(const KeyTile& t, Ask ask) {
+  // The next tile is asked for ahead; not where it might be one that this one waits for.
+  __device__ __forceinline__ void take(const KeyTile& t, int64_t end, Claims& claims) {
     const int heads_end = (t.kv_head + 1) * p.walk.group;
-    if (t.keys == 0 || t.steps == 0) ask();
+    if (t.keys == 0 || t.steps == 0) claims.ask();
     if (t.keys == 0) return;
     publish(t);
+    bool asked = true;
     for (int head = t.kv_head * p.walk.group; head < heads_end; ++head)
       for (int n = t.begin; n < t.begin + t.steps; ++n) {
-        if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) ask();
+        if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) {
+          asked = !F::kInOrder || end == 0 || claims.taken() >= end;
+          if (asked) claims.ask();
+        }
         fetch_step(t, head, n);
       }
+    if (F::kInOrder && !asked) {
+      zero_pending();
+      const KeyStage<F> last(tiles - 1);
+      tile::wait_warp_or_trap(&memory.kv_empty[last.stage], last.parity);
+      claims.ask();
+    }
   }
 
   __device__ void publish(const KeyTile& t) {
     zero_pending();
-    tile::wait_warp_or_trap(&memory.kv_empty, (tiles & 1) ^ 1);
+    const KeyStage<F> at(tiles);
+    tile::wait_warp_or_trap(&memory.kv_empty[at.stage], at.parity ^ 1);
     ++tiles;
     const int rows = t.keys - t.first;
     const bool others_follow =
         F::kAddsQueries && rows < F::kKeys && t.k_begin + t.keys < p.walk.key_rows && t.steps >= 0;
-    uint64_t* const barrier = others_follow ? &memory.raw[raw % 2] : &memory.kv_full;
-    if (lane == 0) copy_keys(t, barrier);
-    if (others_follow) zero_keys(rows);
+    uint64_t* const barrier = others_follow ? &memory.raw[raw % 2] : &memory.kv_full[at.stage];
+    if (lane == 0) copy_keys(t, at.stage, barrier);
+    if (others_follow) zero_keys(rows, at.stage);
   }
-  __device__ void copy_keys(const KeyTile& t, uint64_t* barrier) {
-    memory.tile = t;
+  __device__ void copy_keys(const KeyTile& t, uint32_t stage, uint64_t* barrier) {
+    memory.tile[stage] = t;
+    memory.tile[stage].number = tiles - 1;
     if (t.steps < 0) {
-      ptx::mbarrier_arrive(&memory.kv_full);
+      ptx::mbarrier_arrive(&memory.kv_full[stage]);
       return;
     }
     ptx::mbarrier_arrive_expect_tx(barrier, 2 * F::kPanels * F::kPanelK);
     for (int i = 0; i < F::kPanels; ++i) {
-      ptx::tensor_load_3d(memory.k[i], &maps.k, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
-      ptx::tensor_load_3d(memory.v[i], &maps.v, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
+      ptx::tensor_load_3d(memory.k[stage][i], &maps.k, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
+      ptx::tensor_load_3d(memory.v[stage][i], &maps.v, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
     }
   }
   // dQ sums over keys: rows behind the segment's end are zeroed, if anybody's.
-  __device__ void zero_keys(int rows) {
+  __device__ void zero_keys(int rows, uint32_t stage) {
     tile::wait_warp_or_trap(&memory.raw[raw % 2], raw / 2 & 1);
     ++raw;
     for (int i = 0; i < F::kPanels; ++i) {
-      zero_rows<F::kPanelK>(memory.k[i], rows, lane);
-      zero_rows<F::kPanelK>(memory.v[i], rows, lane);
+      zero_rows<F::kPanelK>(memory.k[stage][i], rows, lane);
+      zero_rows<F::kPanelK>(memory.v[stage][i], rows, lane);
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&memory.kv_full);
+    if (lane == 0) ptx::mbarrier_arrive(&memory.kv_full[stage]);
   }
 
   // Rows behind the segment's end are zero, and P of them: their lse is infinite. They are zeroed when the next step
@@ -210,6 +248,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   std::conditional_t<F::kAddsQueries, QuerySums<F>, NoQuerySums> sums = {};
   tile::RingCursor<F::kStages> ring = {};
   KeyTile tile_ = {};
+  uint32_t kv = 0;  // the stage of the keys
   float s[F::kQueries / 2], dp[kDk ? F::kQueries / 2 : 2];
   float dk[kDk ? F::kWidth / 2 : 4], dv[kDv ? F::kWidth / 2 : 4];
   uint32_t a[F::kQueries / 16][4], b[F::kQueries / 16][4];  // P^T, dS^T
@@ -219,25 +258,36 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     const Turn<F> turn{group};
     turn.begin();
     if constexpr (F::kAddsQueries) {
-      sums.shared = &memory.scores, sums.barriers = &memory.scores_barriers, sums.sums = p.query_sums;
-      sums.k = ptx::shared_address(memory.k), sums.group = group, sums.warp = warp;
+      sums.shared = &memory.scores, sums.barriers = &memory.scores_barriers, sums.p = &p;
+      sums.group = group, sums.warp = warp;
     }
-    for (uint32_t tiles = 0;; ++tiles) {
-      tile::wait_warp_or_trap(&memory.kv_full, tiles & 1);
-      tile_ = memory.tile;
-      if (tile_.steps < 0) break;
+    for (uint32_t tiles = 0;; tiles = F::kAddsQueries ? tile_.number + 1 : tiles + 1) {
+      const KeyStage<F> at(tiles);
+      tile::wait_warp_or_trap(&memory.kv_full[at.stage], at.parity);
+      kv = at.stage;
+      if constexpr (!F::kAddsQueries) tile_ = memory.tile[kv];
+      if (tile().steps < 0) break;
       take_tile(turn);
     }
     turn.end();
   }
 
-  __device__ __forceinline__ int key_of(int r) const {
-    return tile_.first + 64 * int(group) + 16 * int(warp) + int(g) + 8 * r;
+  // Where registers are few the tile stays in shared memory until its memory is given back.
+  __device__ __forceinline__ const KeyTile& tile() const {
+    if constexpr (F::kAddsQueries)
+      return memory.tile[kv];
+    else
+      return tile_;
+  }
+  __device__ __forceinline__ int key_of(const KeyTile& tile, int r) const {
+    return tile.first + 64 * int(group) + 16 * int(warp) + int(g) + 8 * r;
   }
   __device__ __forceinline__ void release(uint64_t* barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(barrier);
   }
+
+  __device__ __forceinline__ uint32_t stage_before() const { return (ring.stage == 0 ? F::kStages : ring.stage) - 1; }
 
   // A step of queries that see none of these 64 keys.
   __device__ __forceinline__ void pass_over(const Turn<F>& turn) {
@@ -258,55 +308,57 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     for (float& x : dk) x = 0;
 #pragma unroll
     for (float& x : dv) x = 0;
-    const int end = tile_.begin + tile_.steps;
-    const detail::StepRange seeing = detail::steps_seeing(tile_.first + 64 * int(group), tile_.queries, tile_.keys,
-                                                          p.walk.causal, p.walk.window, F::kQueries, tile_.begin, end);
-    uint32_t before = 0;
+    detail::StepRange seeing;
+    if constexpr (!F::kAddsQueries) seeing = steps_of<F>(tile_, p.walk, group);
     bool has_before = false;
     for (int head = 0; head < p.walk.group; ++head)
-      for (int n = tile_.begin; n < end; ++n) {
-        const bool has_sums = head > 0 || n > tile_.begin;
+      for (int n = tile().begin; n < tile().begin + tile().steps; ++n) {
+        const bool has_sums = head > 0 || n > tile().begin;
+        if constexpr (F::kAddsQueries) seeing = tile().seeing[group];
         if (n >= seeing.begin && n < seeing.end) {
-          step(turn, n, has_before, before, has_sums);
-          before = ring.stage;
+          step(turn, head, n, has_before, has_sums);
           has_before = true;
           ring.advance();
-          if constexpr (F::kAddsQueries) next_sums(head, n);
+          if constexpr (F::kAddsQueries) sums.next();
           continue;
         }
         if constexpr (F::kAddsQueries) end_sums();
         if (has_before) {  // not held while others pass: the ring would be full
           end_sums();
-          release(&memory.q_empty[before]);
+          release(&memory.q_empty[stage_before()]);
           has_before = false;
         }
         pass_over(turn);
         if constexpr (F::kAddsQueries) {
           sums.share_zeros();
-          if (has_sums) form_sums();
-          next_sums(head, n);
+          if (has_sums) form_sums(head, n);
+          sums.next();
         }
       }
     if constexpr (F::kAddsQueries) {
       end_sums();
-      if (tile_.steps > 0) form_sums();
+      if (tile().steps > 0) form_sums(p.walk.group, tile().begin);
     }
-    release(&memory.kv_empty);
+    if constexpr (F::kAddsQueries) tile_ = memory.tile[kv];  // registers hold what the steps need of it
+    release(&memory.kv_empty[kv]);
     end_sums();
-    if (has_before) release(&memory.q_empty[before]);
+    if (has_before) release(&memory.q_empty[stage_before()]);
     finish();
   }
   // dQ of the step before the last one shared, at once.
-  __device__ __forceinline__ void form_sums() {
-    sums.issue(true);
+  __device__ __forceinline__ void form_sums(int head, int n) {
+    sums.issue(true, ptx::shared_address(memory.k[kv]));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(sums.dq);
-    sums.add();
+    add_sums(head, n);
   }
-  __device__ __forceinline__ void next_sums(int head, int n) {
-    const int64_t block = tile_.q_begin / 64 + tile_.segment;
-    sums.next(block, n * F::kQueries, tile_.queries, tile_.kv_head * p.walk.group + head, p.walk.heads * p.walk.group);
+  // Of the step before the one of these queries and this head of the group.
+  __device__ __forceinline__ void add_sums(int head, int n) {
+    const KeyTile& t = tile();
+    const bool first = n == t.begin;
+    sums.add(t, p.walk, t.kv_head * p.walk.group + head - (first ? 1 : 0),
+             ((first ? t.begin + t.steps : n) - 1) * F::kQueries);
   }
 
   __device__ __forceinline__ void issue_scores(float (&d)[F::kQueries / 2], uint32_t keys, uint32_t queries) {
@@ -328,16 +380,16 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void step(const Turn<F>& turn, int n, bool has_before, uint32_t before, bool has_sums) {
+  __device__ __forceinline__ void step(const Turn<F>& turn, int head, int n, bool has_before, bool has_sums) {
     const uint32_t stage = ring.stage;
     const uint32_t q = ptx::shared_address(memory.q[stage]), dout = ptx::shared_address(memory.dout[stage]);
     tile::wait_warp_or_trap(&memory.q_full[stage], ring.phase);
     turn.await();
-    issue_scores(s, ptx::shared_address(memory.k), q);
+    issue_scores(s, ptx::shared_address(memory.k[kv]), q);
     ptx::wgmma_wait_group<1>();  // the sums of the step before: their operands' registers take dP
-    if (has_before) release(&memory.q_empty[before]);
+    if (has_before) release(&memory.q_empty[stage_before()]);
     if constexpr (kDk) {
-      issue_scores(dp, ptx::shared_address(memory.v), dout);
+      issue_scores(dp, ptx::shared_address(memory.v[kv]), dout);
       turn.pass();
       ptx::wgmma_wait_group<1>();
     } else {
@@ -355,13 +407,13 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       pack_operand<T>(a, s);
       pack_operand<T>(b, dp);
       sums.share(b);
-      sums.issue(has_sums);
+      sums.issue(has_sums, ptx::shared_address(memory.k[kv]));
       ptx::wgmma_commit_group();
       issue_sum(dv, a, dout);
       issue_sum(dk, b, q);
       ptx::wgmma_wait_group<2>();
       ptx::fence_registers(sums.dq);
-      if (has_sums) sums.add();
+      if (has_sums) add_sums(head, n);
       return;
     }
     // Packed only now: registers hold the sums and either scores or operands, not both.
@@ -407,10 +459,11 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   }
   // Rows are keys here, columns queries. Query i sees key j where j - offset <= i < j - offset + window.
   __device__ __forceinline__ void mask(int n) {
+    const KeyTile& t_ = tile();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      int low = p.walk.causal ? key_of(r) - (tile_.keys - tile_.queries) - n * F::kQueries - 2 * int(t) : 0;
-      if (F::kAddsQueries && key_of(r) >= tile_.keys) low = F::kQueries;  // of no segment, or another's
+      int low = p.walk.causal ? key_of(t_, r) - (t_.keys - t_.queries) - n * F::kQueries - 2 * int(t) : 0;
+      if (F::kAddsQueries && key_of(t_, r) >= t_.keys) low = F::kQueries;  // of no segment, or another's
       const int64_t last = p.walk.window > 0 ? low + p.walk.window : F::kQueries;
       const int end = int(min(last, int64_t(F::kQueries)));
 #pragma unroll
@@ -421,9 +474,10 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     }
   }
   __device__ __forceinline__ bool is_masked(int n) const {
-    if (F::kAddsQueries && tile_.first + 64 * int(group) + 64 > tile_.keys) return true;
+    const KeyTile& t_ = tile();
+    if (F::kAddsQueries && t_.first + 64 * int(group) + 64 > t_.keys) return true;
     if (!p.walk.causal) return false;
-    const int first = tile_.first + 64 * int(group) - (tile_.keys - tile_.queries), begin = n * F::kQueries;
+    const int first = t_.first + 64 * int(group) - (t_.keys - t_.queries), begin = n * F::kQueries;
     return begin < first + 63 || (p.walk.window > 0 && begin + F::kQueries > first + p.walk.window);
   }
 
@@ -437,9 +491,10 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     T* row[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      row[r] = key_of(r) < tile_.keys ? static_cast<T*>(to) + (int64_t(tile_.k_begin) + key_of(r)) * strides.token +
-                                            tile_.kv_head * strides.head
-                                      : nullptr;
+      row[r] = key_of(tile_, r) < tile_.keys
+                   ? static_cast<T*>(to) + (int64_t(tile_.k_begin) + key_of(tile_, r)) * strides.token +
+                         tile_.kv_head * strides.head
+                   : nullptr;
     store_rows<T>(d, scale, row, p.scores.width, t, adds);
   }
 };
@@ -451,9 +506,10 @@ template <class F> __device__ void add_parts(KeyMemory<F>& memory, const KeyGrad
                               .counters = p.counters,
                               .group = group};
   for (uint32_t tiles = 0;; ++tiles) {
-    tile::wait_or_trap(&memory.kv_full, tiles & 1);
-    const KeyTile t = memory.tile;
-    ptx::mbarrier_arrive(&memory.kv_empty);
+    const KeyStage<F> at(tiles);
+    tile::wait_or_trap(&memory.kv_full[at.stage], at.parity);
+    const KeyTile t = memory.tile[at.stage];
+    ptx::mbarrier_arrive(&memory.kv_empty[at.stage]);
     if (t.steps < 0) return;
     adder.take_tile(t, p.walk);
   }
@@ -465,8 +521,10 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   auto& memory = *tile::dynamic_shared<KeyMemory<F>>();
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init(&memory.kv_full, 1);
-    ptx::mbarrier_init(&memory.kv_empty, 4 * F::kGroups + (F::kOrdered ? 2 : 0));
+    for (int i = 0; i < F::kKeyStages; ++i) {
+      ptx::mbarrier_init(&memory.kv_full[i], 1);
+      ptx::mbarrier_init(&memory.kv_empty[i], 4 * F::kGroups + (F::kOrdered ? 2 : 0));
+    }
     for (uint64_t& raw : memory.raw) ptx::mbarrier_init(&raw, 1);
     memory.scores_barriers.prepare();
     for (int i = 0; i < F::kStages; ++i) {
@@ -517,7 +575,9 @@ template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped)
 }
 
 template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order) {
-  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
+  if (width <= 64)
+    return in_order ? key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 2, false, false, false, true, true>>()
+                    : key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
   if (in_order) return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true, true>>();
   return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true>>();
 }

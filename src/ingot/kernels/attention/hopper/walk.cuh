@@ -82,10 +82,6 @@ template <uint32_t kBytes> __device__ inline void zero_rows(char* panel, int row
   for (uint32_t at = uint32_t(rows) * 128 + lane * 16; at < kBytes; at += 512)
     *reinterpret_cast<uint4*>(panel + at) = make_uint4(0, 0, 0, 0);
 }
-// Every other round backwards: items get shorter within a round, so each block has long and short ones.
-__device__ inline int64_t dealt(int64_t round) {
-  return round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-}
 
 // A block's first item is that of its number; more it claims when it is about to ask for the last steps of one. Which
 // block takes an item does not matter to its results.
@@ -108,6 +104,10 @@ struct Claims {
   }
   __device__ void ask() {
     if (lane == 0) claimed = ptx::fetch_add_relaxed(counter, 1);
+  }
+  // Items before this one have been taken.
+  __device__ int64_t taken() const {
+    return int64_t(__shfl_sync(~0u, lane == 0 ? ptx::load_relaxed(counter) : 0, 0)) + given;
   }
   // The item asked for, or one beyond the last.
   __device__ int64_t take() {
