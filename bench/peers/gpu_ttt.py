@@ -7,7 +7,7 @@ Ours: the program itself, its own clock. `step` is a chunk of 64 documents with 
 by 12. `run` is all of the longer documents, windows that grow from 32 tokens included, and what is allocated before.
 PyTorch: torch.compile of one step as a whole graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused
 AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
-counted. What a step computes is tested (engines/ttt); these are times alone.
+counted; it takes minutes, unless `gpu.py --warm 2` did it before. What a step computes is tested (engines/ttt); these are times alone.
 """
 import argparse
 import json
@@ -24,12 +24,13 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import ROOT, Native, ceilings, gpu_state, median, write_report  # noqa: E402
-from torch_gpt import TorchGpt, spec  # noqa: E402
+from gpu_common import ROOT, SHARE, Native, ceilings, gpu_state, median, share, write_report  # noqa: E402
+from torch_gpt import TorchGpt, compiled, spec  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
 DOCUMENTS, CHUNK, WINDOW, RANK, MORE = 64, 32, 2048, 96, 12
 PEERS = ("origin", "chunk_head")
+IN_MEMORY = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None  # for checkpoints, so that none waits for a disk
 
 
 # --- Ingot ---
@@ -146,8 +147,13 @@ def measure_torch(options):
     parameters = [t for slot in slots for pair in slot.values() for t in pair] + head
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.0, 0.999), eps=1e-10, weight_decay=0.5, fused=device == "cuda")
     tokens, targets = (torch.randint(config.vocab, (DOCUMENTS, options.window), device=device) for _ in range(2))
-    forward = model if options.eager else torch.compile(model, fullgraph=True, dynamic=False)
-    started = time.perf_counter()
+    started, compiling = time.perf_counter(), []
+
+    def run_when():
+        if SHARE:  # it is in PyTorch's cache now
+            raise SystemExit(0)
+        compiling.append(time.perf_counter() - started)
+    forward = model if options.eager else compiled(model, run_when)
 
     def step():
         losses = forward(tokens, targets, CHUNK, slots, head, options.child == "chunk_head")
@@ -158,7 +164,7 @@ def measure_torch(options):
         return scored
     first = step()
     synchronize(device)
-    found = {"first_step_s": time.perf_counter() - started, "loss": first / (DOCUMENTS * CHUNK)}
+    found = {"first_step_s": time.perf_counter() - started, "compile_s": sum(compiling), "loss": first / (DOCUMENTS * CHUNK)}
     seen = []
     for _ in range(options.steps + 2):
         begin = time.perf_counter()
@@ -211,6 +217,11 @@ def main():
     if options.child:
         print(json.dumps(measure_torch(options)), flush=True)
         return
+    if SHARE:
+        options.limit = 900
+        for peer in share([options.only] if options.only else PEERS):
+            print(peer, "compiled", run_child(peer, options), flush=True)
+        return
     ceiling = {} if options.ours_alone else ceilings(Native(options.native))
     torch.cuda.empty_cache()
     before, tokens = gpu_state(), DOCUMENTS * WINDOW
@@ -221,7 +232,7 @@ def main():
         ours.append(found)
         print(f"ours: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s; all of it {found['run']:.2f} s, "
               f"{found['run_tokens'] / found['run'] * 1e-6:.3f} M/s, loss {found['loss']:.4f}", flush=True)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as temporary:
         folder = pathlib.Path(temporary)
         make_run(options, folder)
         for name, chunks in (("short", 1), ("long", 1 + MORE)):
