@@ -114,7 +114,9 @@ struct Plan {
            slope_follows_from_value_and_sign(activation_named(c.activation));
   }
   // The output adapter's rows behind those of q, k and v, aligned.
-  bool output_rides() const { return keeps_rows() && options.most_folded > 0 && options.max_adapter_rank > 0; }
+  bool output_rides() const {
+    return on_gpu() && keeps_rows() && options.most_folded > 0 && options.max_adapter_rank > 0;
+  }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
   int64_t qkv_columns() const {
     constexpr int64_t kAlign = 64;
