@@ -6,9 +6,9 @@ torch.compile of the same model (torch_gpt.py) as one graph. Writes bench/result
 Ours: whole steps of the program itself, batches and log included, from its log; a pass alone is what a step of five passes takes more
 than one of one pass, by the pass. PyTorch: bf16 activations and banks cast once a pass, fp32 weights, fused AdamW, Muon by batched
 products, as `rows` (48 rows of 2,048 tokens, scaled_dot_product_attention, which does not keep documents apart) and `packed`
-(FlexAttention, its mask made before the clock starts). Each peer and number of applications has a process of its own; all compile at once,
-backward passes too, beside our first round, and then run one at a time, with the GPU to themselves; ours again after them. Compiling takes
-minutes, unless `gpu.py --warm 4` did it before. Memory of a peer is
+(FlexAttention, its mask made before the clock starts). Each peer and number of applications has a process of its own; after our first round all
+compile at once, backward passes too, and then run one at a time, with the GPU to themselves; ours again after them. Compiling takes a quarter of
+an hour of 16 cores, unless `gpu.py --warm 4` did it before. Memory of a peer is
 what its allocator reserved and a context as large as this process's. What a step computes is tested (models/gpt, engines/train); these are
 times alone, of random tokens.
 """
@@ -263,6 +263,7 @@ def parsed():
     parser.add_argument("--native", required=True)
     parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
     parser.add_argument("--only", choices=["rows", "packed"], help="one peer alone, and no report")
+    parser.add_argument("--ours-alone", action="store_true", help="no peer, and no report")
     parser.add_argument("--applications", type=int, nargs="+", choices=PROGRAMS, default=PROGRAMS, help="which programs (default: both)")
     parser.add_argument("--limit", type=float, default=130, help="seconds that ours may take, and all peers together (default: 130)")
     parser.add_argument("--wait-for", type=pathlib.Path, metavar="FILE", help="measure when FILE is there: the peers compile meanwhile, which takes minutes and "
@@ -281,7 +282,7 @@ def main():
     if options.child:
         print(json.dumps(measure_torch(options, options.applications[0])), flush=True)
         return
-    names = [options.only] if options.only else ["rows", "packed"]
+    names = [] if options.ours_alone else [options.only] if options.only else ["rows", "packed"]
     if SHARE:
         return compile_share(options, [(peer, a) for peer in names for a in options.applications])
     free, whole = torch.cuda.mem_get_info()
@@ -298,13 +299,13 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         options.gate = str(folder / "gate")
+        write_data(options.ingot, folder, PRESET["model"]["vocab"], TOKENS)
+        go_round(folder)
         with turn(options.gate):
             children = {(peer, a): start_child(peer, a, options) for peer in names for a in options.applications}
-            write_data(options.ingot, folder, PRESET["model"]["vocab"], TOKENS)
             while options.wait_for and not options.wait_for.exists():
                 time.sleep(0.1)
-            until = time.monotonic() + options.limit
-            go_round(folder)
+        until = time.monotonic() + options.limit
         for (peer, applications), process in children.items():
             found, reason = end_child(process, until)
             if reason:
@@ -315,7 +316,8 @@ def main():
             print(f"torch.compile, {peer}, {applications} applications: pass {found['pass']:.2f} ms, step {found['step']:.2f} ms, "
                   f"{TOKENS / found['step'] * 1e-3:.3f} M tokens/s, {(found['memory_bytes'] + baseline) / 2**30:.1f} GiB "
                   f"({found['allocated_bytes'] / 2**30:.1f} allocated), first pass {found['first_pass_s']:.0f} s, loss {found['loss']:.3f}", flush=True)
-        go_round(folder)
+        if names:
+            go_round(folder)
         ceiling = ceilings(Native(options.native))
         results = list(results_of(ours, peers, ceiling, baseline))
         if results and not options.only:

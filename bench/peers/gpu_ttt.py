@@ -7,7 +7,7 @@ Ours: the program itself, its own clock. `step` is a chunk of 64 documents with 
 by 12. `run` is all of the longer documents, windows that grow from 32 tokens included, and what is allocated before.
 PyTorch: torch.compile of one step as a whole graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused
 AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
-counted; it takes minutes, beside our first round, unless `gpu.py --warm 2` did it before. Ours again after them. What a step computes is tested (engines/ttt); these are times alone.
+counted; it takes a quarter of an hour, unless `gpu.py --warm 2` did it before. They run one at a time between our two rounds. What a step computes is tested (engines/ttt); these are times alone.
 """
 import argparse
 import contextlib
@@ -237,13 +237,11 @@ def main():
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as temporary:
         folder = pathlib.Path(temporary)
         options.gate = str(folder / "gate")
-        with turn(options.gate):
-            children = {peer: start_child(peer, options) for peer in wanted}
-            make_run(options, folder)
-            for name, chunks in (("short", 1), ("long", 1 + MORE)):
-                write_documents(folder / name, WINDOW + CHUNK * chunks, PRESET["model"]["vocab"])
-            go_round(folder)
-        until = time.monotonic() + options.limit
+        make_run(options, folder)
+        for name, chunks in (("short", 1), ("long", 1 + MORE)):
+            write_documents(folder / name, WINDOW + CHUNK * chunks, PRESET["model"]["vocab"])
+        go_round(folder)
+        children, until = {peer: start_child(peer, options) for peer in wanted}, time.monotonic() + options.limit
         for peer, process in children.items():
             found, reason = end_child(process, until)
             if reason:
@@ -253,7 +251,8 @@ def main():
                 peers[f"compile_{peer}"] = found
                 print(f"PyTorch, {peer}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, compiled in "
                       f"{found['compile_s']:.0f} s, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
-        go_round(folder)
+        if children:
+            go_round(folder)
     if options.only or options.ours_alone or not peers:
         return
     us = 1e6 * sum(r["step"] for r in ours) / len(ours)
