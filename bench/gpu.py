@@ -7,7 +7,7 @@ SUITE: rmsnorm, rope, gate, mlp, linear, swiglu, wide_mlp, cross_entropy, muon, 
 MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py and libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu).
 A peer that is not found is listed in the report as absent; PyTorch eager and torch.compile always run. Options that are not listed here
 go to the suites' own programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
-cross_entropy, muon and attention: with --warm N, N processes compile a share each first, and the one that measures finds them in PyTorch's cache.
+cross_entropy, muon, attention, train and ttt: with --warm N, N processes compile a share each first, and the one that measures finds them in PyTorch's cache.
 """
 import argparse
 import os
@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 SUITES = ("rmsnorm", "rope", "gate", "mlp", "linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "decode", "decode_gpus", "prompt", "train", "ttt", "host_cost")
-WARMED = ("linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention")
+WARMED = ("linear", "swiglu", "wide_mlp", "cross_entropy", "muon", "attention", "train", "ttt")
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 # suite: (option, where in FOLDER what it names must be, what is passed)
 ORIGINS = {

@@ -3,7 +3,7 @@
 
     tools/curves.py build/cpu/ingot curves.json --device cpu       # no GPU needed
     tools/curves.py build/cuda/ingot curves.json --device cuda
-    tools/curves.py curves.json                                    # only compares
+    tools/curves.py curves.json [--picture curves.svg]             # only compares
 
 The text is made here, the same each time, of words drawn as often as words are. Runs are added to the file; with both devices in it their curves are compared. A GPU's run may differ from the CPU's run of the same seed by no
 more, in the mean over steps, than two seeds differ on the CPU, and the means over seeds of the held-out loss by no more than twice the
@@ -72,6 +72,30 @@ def compare(preset, cpu, gpu):
     return within
 
 
+def picture(runs, file):
+    """Losses by step, a panel a preset: the CPU's seeds as lines, the GPU's as dashes."""
+    width, height, left, gap, top = 300, 200, 42, 24, 30
+    parts = []
+    for n, (preset, devices) in enumerate(runs.items()):
+        curves = [(device, r["loss"]) for device in ("cpu", "cuda") for r in devices.get(device, {}).values()]
+        steps = len(curves[0][1])
+        low, high = min(min(c) for _, c in curves), max(max(c) for _, c in curves)
+        x0 = left + n * (width + left + gap)
+
+        def at(i, loss):
+            return f"{x0 + width * i / (steps - 1):.1f},{top + height * (high - loss) / (high - low):.1f}"
+        parts.append(f'<rect x="{x0}" y="{top}" width="{width}" height="{height}" fill="none" stroke="#999"/>'
+                     f'<text x="{x0}" y="{top - 8}">{preset}, {steps} steps</text>'
+                     f'<text x="{x0 - 4}" y="{top + 10}" text-anchor="end">{high:.2f}</text><text x="{x0 - 4}" y="{top + height}" text-anchor="end">{low:.2f}</text>')
+        for device, losses in curves:
+            style = 'stroke="#1f6fb4"' if device == "cpu" else 'stroke="#d9601a" stroke-dasharray="4 3"'
+            parts.append(f'<polyline fill="none" stroke-width="1" {style} points="{" ".join(at(i, loss) for i, loss in enumerate(losses))}"/>')
+    whole = len(runs) * (width + left + gap)
+    parts.append(f'<text x="{left}" y="{top + height + 22}">training loss by step: fp32 on the CPU (lines), bf16 on the GPU (dashes), three seeds each</text>')
+    file.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {top + height + 34}" font-family="sans-serif" font-size="12">'
+                    f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n', encoding="utf-8")
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("ingot", type=pathlib.Path, help="the binary; alone: the file to compare")
@@ -81,6 +105,7 @@ def main():
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     p.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     p.add_argument("--threads", type=int, default=2, help="of each run (default: 2)")
+    p.add_argument("--picture", type=pathlib.Path, help="draw them all as SVG")
     p.add_argument("--limit", type=float, default=3600, help="seconds that a run may take")
     o = p.parse_args()
     file = o.out or o.ingot
@@ -96,6 +121,8 @@ def main():
             for (preset, seed), made in wanted.items():
                 said.setdefault("runs", {}).setdefault(preset, {}).setdefault(o.device, {})[str(seed)] = made.result()
         file.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    if o.picture:
+        picture(said["runs"], o.picture)
     good = [compare(preset, runs["cpu"], runs["cuda"]) for preset, runs in said.get("runs", {}).items() if "cpu" in runs and "cuda" in runs]
     if not all(good):
         sys.exit(1)

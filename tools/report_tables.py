@@ -17,7 +17,8 @@ MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
          "cublas": "cuBLAS", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed", "bare_products": "the products alone",
          "one GPU": "one GPU", "llama.cpp": "llama.cpp", "phased": "a launch a phase", "one_by_one": "one by one", "fenced": "with a fence", "polled": "without a barrier",
-         "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention"}
+         "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention", "compile_origin": "torch.compile, as parameter-golf",
+         "compile_chunk_head": "torch.compile, the head on the chunk alone"}
 NO_RIVALS = {"bare_products"}  # do less than what they stand beside
 
 
@@ -113,7 +114,7 @@ HEADLINES = {
     "decode": ({"name": "gpt-oss-120b, bf16 dense", "shape": [1024], "dtype": "bf16, mxfp4"},
                "a token of GPT-OSS-120B's shapes in the checkpoint's precision, one stream, 1,024 tokens of context: **{ms:.2f} ms**; a launch a phase {peer_ms:.2f} ms."),
     "train": ({"name": "golf, 11 applications, whole step", "dtype": "bf16"},
-              "a training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**; the forward and backward pass alone in {peer} {peer_ms:.1f} ms."),
+              "a training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**, {peer} with its optimizer {peer_ms:.1f} ms."),
     "mlp": ({"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"},
             "an MLP of 3 layers, 128 wide, 65,536 rows of f16, forward and backward: **{us:.1f} µs**, {peer} {peer_us:.1f} µs."),
 }

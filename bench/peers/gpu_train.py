@@ -6,8 +6,9 @@ torch.compile of the same model (torch_gpt.py) as one graph. Writes bench/result
 Ours: whole steps of the program itself, batches and log included, from its log; a pass alone is what a step of five passes takes more
 than one of one pass, by the pass. PyTorch: bf16 activations and banks cast once a pass, fp32 weights, fused AdamW, Muon by batched
 products, as `rows` (48 rows of 2,048 tokens, scaled_dot_product_attention, which does not keep documents apart) and `packed`
-(FlexAttention, its mask made before the clock starts). Each peer and number of applications has a process of its own; all compile at once,
-backward passes too, beside our first round, and then run one at a time, with the GPU to themselves; ours again after them. Memory of a peer is
+(FlexAttention, its mask made before the clock starts). Each peer and number of applications has a process of its own; after our first round all
+compile at once, backward passes too, and then run one at a time, with the GPU to themselves; ours again after them. Compiling takes a quarter of
+an hour of 16 cores, unless `gpu.py --warm 4` did it before. Memory of a peer is
 what its allocator reserved and a context as large as this process's. What a step computes is tested (models/gpt, engines/train); these are
 times alone, of random tokens.
 """
@@ -27,13 +28,14 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import ROOT, Native, ceilings, gpu_state, median, write_report  # noqa: E402
-from torch_gpt import TorchGpt, TorchOptimizer, spec  # noqa: E402
+from gpu_common import ROOT, SHARE, Native, ceilings, gpu_state, median, share, write_report  # noqa: E402
+from torch_gpt import TorchGpt, TorchOptimizer, compiled, spec  # noqa: E402
 from optimizer import Recipe  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
 TOKENS, PROGRAMS = 98304, (11, 17)
 PASSES = 5  # of the longer step, whose difference to one pass gives a pass
+IN_MEMORY = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None  # for checkpoints, so that none waits for a disk
 BLOCK = 128  # rows and columns of FlexAttention's mask
 
 
@@ -70,7 +72,7 @@ def write_data(ingot, folder, vocab, tokens):
 
 def measure_ours(options, folder, applications, passes, steps, warm=4):
     """The median step of a run: milliseconds, its floating-point operations, and the memory of the GPU in use."""
-    with tempfile.TemporaryDirectory() as run:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as run:
         out = pathlib.Path(run) / "run"
         line = [options.ingot, "train", "--preset", "golf", "--data", folder / "shards", "--tokenizer", folder / "tokenizer.json", "--out", out,
                 "--steps", str(warm + steps), "--accumulation", str(passes), "--device", options.device, "--batch-tokens", str(options.tokens),
@@ -88,7 +90,8 @@ def measure_ours(options, folder, applications, passes, steps, warm=4):
 
 
 def ours_round(options, folder, applications):
-    one, several = (measure_ours(options, folder, applications, passes, options.steps) for passes in (1, PASSES))
+    one = measure_ours(options, folder, applications, 1, options.steps)
+    several = measure_ours(options, folder, applications, PASSES, max(1, options.steps // 2), warm=2)
     return {"step": one["ms"], "pass": (several["ms"] - one["ms"]) / (PASSES - 1), f"step_of_{PASSES}_passes": several["ms"],
             "flops": one["flops"], "memory_bytes": one["memory_bytes"]}
 
@@ -137,26 +140,12 @@ def synchronize(device):
 @contextlib.contextmanager
 def turn(gate):
     """The GPU to oneself: among processes that are given the same file."""
-    if gate is None:
+    if not gate:
         yield
         return
     with open(gate, "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def compiled(model, run_when):
-    """torch.compile of all of it by Inductor; run_when() is called when the forward and backward pass are compiled and before they run."""
-    functorch = torch._functorch.config
-    if hasattr(functorch, "force_non_lazy_backward_lowering"):
-        functorch.force_non_lazy_backward_lowering = True
-
-    def backend(graph, inputs):
-        from torch._inductor.compile_fx import compile_fx
-        made = compile_fx(graph, inputs)
-        run_when()
-        return made
-    return torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
 
 
 def measure_torch(options, applications):
@@ -179,6 +168,8 @@ def measure_torch_in_turn(options, applications, held):
     looping, started, waited = applications == 17, time.perf_counter(), []
 
     def run_when():
+        if SHARE:  # it is in PyTorch's cache now
+            raise SystemExit(0)
         begin = time.perf_counter()
         held.enter_context(turn(options.gate))
         waited.append(time.perf_counter() - begin)
@@ -224,8 +215,18 @@ def measure_torch_in_turn(options, applications, held):
 
 def start_child(peer, applications, options):
     line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--applications", str(applications),
-            "--gate", options.gate]
+            "--gate", options.gate or ""]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def compile_share(options, cases):
+    """A process of gpu.py --warm: compiles its share and measures nothing."""
+    for peer, applications in share(cases):
+        started = time.perf_counter()
+        process = start_child(peer, applications, options)
+        err = process.communicate()[1]
+        print(f"{peer}, {applications} applications: compiled in {time.perf_counter() - started:.0f} s, rc {process.returncode} "
+              f"{(err.strip().splitlines() or [''])[-1][:200] if process.returncode else ''}", flush=True)
 
 
 def end_child(process, until):
@@ -262,6 +263,7 @@ def parsed():
     parser.add_argument("--native", required=True)
     parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
     parser.add_argument("--only", choices=["rows", "packed"], help="one peer alone, and no report")
+    parser.add_argument("--ours-alone", action="store_true", help="no peer, and no report")
     parser.add_argument("--applications", type=int, nargs="+", choices=PROGRAMS, default=PROGRAMS, help="which programs (default: both)")
     parser.add_argument("--limit", type=float, default=130, help="seconds that ours may take, and all peers together (default: 130)")
     parser.add_argument("--wait-for", type=pathlib.Path, metavar="FILE", help="measure when FILE is there: the peers compile meanwhile, which takes minutes and "
@@ -280,6 +282,9 @@ def main():
     if options.child:
         print(json.dumps(measure_torch(options, options.applications[0])), flush=True)
         return
+    names = [] if options.ours_alone else [options.only] if options.only else ["rows", "packed"]
+    if SHARE:
+        return compile_share(options, [(peer, a) for peer in names for a in options.applications])
     free, whole = torch.cuda.mem_get_info()
     baseline, before = whole - free, gpu_state()  # with this process's own
     ours, peers, absent = {}, {}, {}
@@ -294,14 +299,13 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         options.gate = str(folder / "gate")
-        names = [options.only] if options.only else ["rows", "packed"]
+        write_data(options.ingot, folder, PRESET["model"]["vocab"], TOKENS)
+        go_round(folder)
         with turn(options.gate):
             children = {(peer, a): start_child(peer, a, options) for peer in names for a in options.applications}
-            write_data(options.ingot, folder, PRESET["model"]["vocab"], TOKENS)
             while options.wait_for and not options.wait_for.exists():
                 time.sleep(0.1)
-            until = time.monotonic() + options.limit
-            go_round(folder)
+        until = time.monotonic() + options.limit
         for (peer, applications), process in children.items():
             found, reason = end_child(process, until)
             if reason:
@@ -312,7 +316,8 @@ def main():
             print(f"torch.compile, {peer}, {applications} applications: pass {found['pass']:.2f} ms, step {found['step']:.2f} ms, "
                   f"{TOKENS / found['step'] * 1e-3:.3f} M tokens/s, {(found['memory_bytes'] + baseline) / 2**30:.1f} GiB "
                   f"({found['allocated_bytes'] / 2**30:.1f} allocated), first pass {found['first_pass_s']:.0f} s, loss {found['loss']:.3f}", flush=True)
-        go_round(folder)
+        if names:
+            go_round(folder)
         ceiling = ceilings(Native(options.native))
         results = list(results_of(ours, peers, ceiling, baseline))
         if results and not options.only:

@@ -7,9 +7,10 @@ Ours: the program itself, its own clock. `step` is a chunk of 64 documents with 
 by 12. `run` is all of the longer documents, windows that grow from 32 tokens included, and what is allocated before.
 PyTorch: torch.compile of one step as a whole graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused
 AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
-counted. What a step computes is tested (engines/ttt); these are times alone.
+counted; it takes a quarter of an hour, unless `gpu.py --warm 2` did it before. They run one at a time between our two rounds. What a step computes is tested (engines/ttt); these are times alone.
 """
 import argparse
+import contextlib
 import json
 import math
 import pathlib
@@ -24,8 +25,9 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import ROOT, Native, ceilings, gpu_state, median, write_report  # noqa: E402
-from torch_gpt import TorchGpt, spec  # noqa: E402
+from gpu_common import ROOT, SHARE, Native, ceilings, gpu_state, median, share, write_report  # noqa: E402
+from gpu_train import IN_MEMORY, end_child, turn  # noqa: E402
+from torch_gpt import TorchGpt, compiled, spec  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
 DOCUMENTS, CHUNK, WINDOW, RANK, MORE = 64, 32, 2048, 96, 12
@@ -138,6 +140,11 @@ def synchronize(device):
 
 def measure_torch(options):
     """Seconds of a step, forward, backward and AdamW, at whole windows."""
+    with contextlib.ExitStack() as held:
+        return measure_torch_in_turn(options, held)
+
+
+def measure_torch_in_turn(options, held):
     device = options.device
     torch.manual_seed(0)
     config = spec.GptConfig.from_dict({**PRESET["model"], **dict(options.model)})
@@ -146,8 +153,14 @@ def measure_torch(options):
     parameters = [t for slot in slots for pair in slot.values() for t in pair] + head
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.0, 0.999), eps=1e-10, weight_decay=0.5, fused=device == "cuda")
     tokens, targets = (torch.randint(config.vocab, (DOCUMENTS, options.window), device=device) for _ in range(2))
-    forward = model if options.eager else torch.compile(model, fullgraph=True, dynamic=False)
-    started = time.perf_counter()
+    started, compiling = time.perf_counter(), []
+
+    def run_when():
+        if SHARE:  # it is in PyTorch's cache now
+            raise SystemExit(0)
+        compiling.append(time.perf_counter() - started)
+        held.enter_context(turn(options.gate))
+    forward = model if options.eager else compiled(model, run_when)
 
     def step():
         losses = forward(tokens, targets, CHUNK, slots, head, options.child == "chunk_head")
@@ -157,8 +170,7 @@ def measure_torch(options):
         optimizer.zero_grad(set_to_none=True)
         return scored
     first = step()
-    synchronize(device)
-    found = {"first_step_s": time.perf_counter() - started, "loss": first / (DOCUMENTS * CHUNK)}
+    found = {"compile_s": sum(compiling), "loss": first / (DOCUMENTS * CHUNK)}
     seen = []
     for _ in range(options.steps + 2):
         begin = time.perf_counter()
@@ -171,14 +183,9 @@ def measure_torch(options):
     return found
 
 
-def run_child(peer, options):
-    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps)]
-    try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=options.limit)
-    except subprocess.TimeoutExpired:
-        return None, f"ran past {options.limit} s"
-    found = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
-    return (found[0], None) if found else (None, (done.stderr.strip().splitlines() or ["no word"])[-1][:300])
+def start_child(peer, options):
+    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--gate", options.gate or ""]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def flops_of_a_token(config):
@@ -197,9 +204,10 @@ def parsed():
     parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
     parser.add_argument("--only", choices=PEERS, help="one peer alone, and no report")
     parser.add_argument("--ours-alone", action="store_true", help="no peer, and no report")
-    parser.add_argument("--limit", type=float, default=150, help="seconds that a process may take (default: 150)")
+    parser.add_argument("--limit", type=float, default=150, help="seconds that a run of ours may take, and all peers together after it (default: 150)")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each peer (default: 8)")
     parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--gate", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
     options.device, options.eager, options.model, options.shrink, options.window, options.rank = "cuda", False, (), (), WINDOW, RANK
@@ -211,6 +219,11 @@ def main():
     if options.child:
         print(json.dumps(measure_torch(options)), flush=True)
         return
+    wanted = () if options.ours_alone else [options.only] if options.only else PEERS
+    if SHARE:
+        for peer in share(wanted):
+            print(peer, "compiled", end_child(start_child(peer, options), time.monotonic() + 1500), flush=True)
+        return
     ceiling = {} if options.ours_alone else ceilings(Native(options.native))
     torch.cuda.empty_cache()
     before, tokens = gpu_state(), DOCUMENTS * WINDOW
@@ -221,25 +234,28 @@ def main():
         ours.append(found)
         print(f"ours: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s; all of it {found['run']:.2f} s, "
               f"{found['run_tokens'] / found['run'] * 1e-6:.3f} M/s, loss {found['loss']:.4f}", flush=True)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as temporary:
         folder = pathlib.Path(temporary)
+        options.gate = str(folder / "gate")
         make_run(options, folder)
         for name, chunks in (("short", 1), ("long", 1 + MORE)):
             write_documents(folder / name, WINDOW + CHUNK * chunks, PRESET["model"]["vocab"])
         go_round(folder)
-        for peer in () if options.ours_alone else [options.only] if options.only else PEERS:
-            found, reason = run_child(peer, options)
+        children, until = {peer: start_child(peer, options) for peer in wanted}, time.monotonic() + options.limit
+        for peer, process in children.items():
+            found, reason = end_child(process, until)
             if reason:
                 absent[f"compile_{peer}"] = reason
                 print(f"{peer}: {reason}", flush=True)
             else:
                 peers[f"compile_{peer}"] = found
-                print(f"PyTorch, {peer}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, first step "
-                      f"{found['first_step_s']:.0f} s, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
+                print(f"PyTorch, {peer}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, compiled in "
+                      f"{found['compile_s']:.0f} s, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
+        if children:
             go_round(folder)
     if options.only or options.ours_alone or not peers:
         return
-    us = 1e6 * median([r["step"] for r in ours])
+    us = 1e6 * sum(r["step"] for r in ours) / len(ours)
     run = sorted(ours, key=lambda r: r["run"])[len(ours) // 2]
     write_report("ttt", [{"name": "golf, 17 applications, a step of 64 whole windows", "shape": [DOCUMENTS, WINDOW], "dtype": "bf16", "ours_us": us,
                           "peers": {p: 1e6 * f["step"] for p, f in peers.items()},
@@ -247,7 +263,7 @@ def main():
                           "window_tokens_per_second": {"ours": tokens / us * 1e6, **{p: tokens / f["step"] for p, f in peers.items()}},
                           "run": {"window_tokens": run["run_tokens"], "seconds": run["run"],
                                   "window_tokens_per_second": run["run_tokens"] / run["run"]},
-                          "first_step_seconds": {p: f["first_step_s"] for p, f in peers.items()},
+                          "compile_seconds": {p: f["compile_s"] for p, f in peers.items()},
                           "allocated_bytes": {p: f["allocated_bytes"] for p, f in peers.items()}, "rounds_ms": [1e3 * r["step"] for r in ours]}],
                  ceiling, {"absent": absent, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}})
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from torch import nn
 
@@ -154,6 +155,20 @@ class TorchGpt(nn.Module):
         if self.c.softcap:
             l = self.c.softcap * torch.tanh(l / self.c.softcap)
         return F.cross_entropy(l.flatten(0, 1).float(), targets.flatten())
+
+
+def compiled(model, run_when):
+    """torch.compile of all of it by Inductor; run_when() is called when the forward and backward pass are compiled and before they run."""
+    functorch = torch._functorch.config
+    if hasattr(functorch, "force_non_lazy_backward_lowering"):
+        functorch.force_non_lazy_backward_lowering = True
+
+    def backend(graph, inputs):
+        from torch._inductor.compile_fx import compile_fx
+        made = compile_fx(graph, inputs)
+        run_when()
+        return made
+    return torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
 
 
 class TorchOptimizer:

@@ -26,7 +26,8 @@ int64_t DocumentAdapters::bytes(const GptConfig& config, const LayerProgram& pro
                                 GptTypes types, int64_t documents) {
   const int64_t numbers = documents * AdapterLayout(config, program, options.rank).numbers();
   const int64_t copy = types.compute != types.master ? Arena::aligned(numbers * size_of(types.compute)) : 0;
-  return 3 * Arena::aligned(numbers * size_of(types.master)) + copy;
+  const int64_t begin = Arena::aligned(numbers / documents * size_of(types.master));
+  return 3 * Arena::aligned(numbers * size_of(types.master)) + copy + begin;
 }
 
 DocumentAdapters::DocumentAdapters(const GptConfig& config, const LayerProgram& program, const AdapterOptions& options,
@@ -37,6 +38,7 @@ DocumentAdapters::DocumentAdapters(const GptConfig& config, const LayerProgram& 
   host_memory_ = Arena(Arena::aligned(types.master, {numbers()}));
   begin_ = host_memory_.take(types.master, {numbers()});
   memory_ = Arena(bytes(config, program, options, types, documents), gpu::memory_of(device));
+  if (device.kind != Device::cpu) device_begin_ = memory_.take(types.master, {numbers()});
   for (Tensor* t : {&values_, &gradients_, &squares_}) *t = memory_.take(types.master, {documents, numbers()});
   if (types.compute != types.master) compute_ = memory_.take(types.compute, {documents, numbers()});
   fill_zero(begin_);
@@ -52,13 +54,19 @@ DocumentAdapters::DocumentAdapters(const GptConfig& config, const LayerProgram& 
         begin_.ptr<float>()[a.offset + n] = float(x);
     }
   });
+  bring_beginning();
+}
+
+void DocumentAdapters::bring_beginning() {
+  if (device_begin_) ingot::copy({.from = begin_, .to = device_begin_}, stream_);
   reset();
 }
 
 void DocumentAdapters::reset(int64_t count) {
   if (count < 0) count = documents_;
   const auto first = [&](const Tensor& t) { return t.slice(0, 0, count); };
-  for (int64_t d = 0; d < count; ++d) ingot::copy({.from = begin_, .to = values_.row(d)}, stream_);
+  const Tensor& begin = device_begin_ ? device_begin_ : begin_;
+  for (int64_t d = 0; d < count; ++d) ingot::copy({.from = begin, .to = values_.row(d)}, stream_);
   if (compute_) ingot::copy({.from = first(values_), .to = first(compute_)}, stream_);
   for (const Tensor& t : {gradients_, squares_}) fill({.to = first(t)}, stream_);
   updates_ = 0;
@@ -107,7 +115,7 @@ void DocumentAdapters::begin_from(const SafetensorsFile& file) {
       begin_.ptr<double>()[i] = double(memory[i]);
     else
       begin_.ptr<float>()[i] = memory[i];
-  reset();
+  bring_beginning();
 }
 
 }  // namespace ingot

@@ -46,8 +46,9 @@ class DocumentAdapters {
   Stream stream_;
   AdapterLayout layout_;
   int64_t documents_, updates_ = 0;
+  void bring_beginning();
   Arena host_memory_, memory_;
-  Tensor begin_;                                   // (numbers), in host memory
+  Tensor begin_, device_begin_;                    // (numbers), in host memory and, but on the CPU, on the device
   Tensor values_, compute_, gradients_, squares_;  // (documents, numbers); compute_ where products read another type
 };
 

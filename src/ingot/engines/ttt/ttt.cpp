@@ -1,6 +1,7 @@
 #include "ingot/engines/ttt/ttt.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <optional>
@@ -9,8 +10,8 @@
 #include "ingot/core/memory.h"
 #include "ingot/engines/train/device_batch.h"
 #include "ingot/gpu/allocator.h"
+#include "ingot/gpu/device.h"
 #include "ingot/kernels/copy/copy.h"
-#include "ingot/kernels/copy/host_copy.h"
 
 namespace ingot {
 namespace {
@@ -140,7 +141,9 @@ class Adaptation {
         spare_(documents),
         model_(config, types_, model_options(config, options, types_, device(), documents, tokens, longest)),
         on_device_(device(), options.stream, model_.options().capacity),
-        memory_(2 * Arena::aligned(types_.sums(), {model_.options().most_scored}), gpu::memory_of(device())) {
+        memory_(2 * Arena::aligned(types_.sums(), {model_.options().most_scored}), gpu::memory_of(device())),
+        read_memory_(int64_t(kTurns) * Arena::aligned(types_.sums(), {model_.options().most_scored}),
+                     device().kind == Device::cuda ? gpu::pinned_memory() : system_memory()) {
     loss_ = memory_.take(types_.sums(), {model_.options().most_scored});
     dloss_ = memory_.take(types_.sums(), {model_.options().most_scored});
     if (o_.inexact == Inexact::none) return;
@@ -159,10 +162,12 @@ class Adaptation {
   GptTypes types() const { return types_; }
   int64_t window_tokens() const { return window_tokens_; }
 
-  // Runs chunk `ci` of the given documents, whose adapters are those from `first` on (one more is there), and returns
-  // the losses of its targets, one document after the other. With `learn` their gradients are added up too.
-  std::vector<double> chunk(int64_t ci, std::span<const Work> works, const TokenSource& source,
-                            DocumentAdapters& adapters, int64_t first, bool learn) {
+  // Runs chunk `ci` of the given documents, whose adapters are those from `first` on (one more is there). With `learn`
+  // their gradients are formed too. On a GPU all of it is only put into the stream. Returns what losses_of() takes,
+  // which has to be called within kTurns further calls.
+  static constexpr size_t kTurns = 4;
+  size_t chunk(int64_t ci, std::span<const Work> works, const TokenSource& source, DocumentAdapters& adapters,
+               int64_t first, bool learn) {
     fill_windows(ci, works, source, adapters, first, !learn && device().kind == Device::cuda);
     const TokenBatch batch = on_device_.put(windows_.batch);
     const int64_t scored = int64_t(windows_.batch.targets.size());
@@ -181,12 +186,26 @@ class Adaptation {
     }
     for (const int32_t target : windows_.batch.targets) window_tokens_ -= target < 0;
     window_tokens_ += windows_.batch.cu_seqlens[works.size()];
-    const HostCopy here(loss, o_.stream);
+    turn_ = (turn_ + 1) % kTurns;
+    Read& read = reads_[turn_];
+    read.targets = windows_.batch.targets;
+    read.losses = read_memory_.at(int64_t(turn_) * Arena::aligned(types_.sums(), loss_.shape), types_.sums(), {scored});
+    ingot::copy({.from = loss, .to = read.losses}, o_.stream);
+    if (device().kind == Device::cuda) {
+      if (!read.done) read.done = std::make_unique<gpu::Event>();
+      read.done->record(o_.stream);
+    }
+    return turn_;
+  }
+  // The losses of a chunk's targets, one document after the other; waits for them.
+  std::vector<double> losses_of(size_t turn) {
+    Read& read = reads_[turn];
+    if (read.done) read.done->synchronize();
     std::vector<double> losses;
-    for (int64_t t = 0; t < scored; ++t)
-      if (windows_.batch.targets[size_t(t)] >= 0)
-        losses.push_back(types_.sums() == DType::f64 ? here.tensor().ptr<double>()[t]
-                                                     : double(here.tensor().ptr<float>()[t]));
+    for (size_t t = 0; t < read.targets.size(); ++t)
+      if (read.targets[t] >= 0)
+        losses.push_back(types_.sums() == DType::f64 ? read.losses.ptr<double>()[t]
+                                                     : double(read.losses.ptr<float>()[t]));
     return losses;
   }
 
@@ -240,8 +259,15 @@ class Adaptation {
   int64_t spare_;  // sequence of the cache
   Gpt model_;
   DeviceBatch on_device_;
-  Arena memory_;
+  Arena memory_, read_memory_;
   Tensor loss_, dloss_;
+  struct Read {
+    std::vector<int32_t> targets;
+    Tensor losses;                     // in host memory
+    std::unique_ptr<gpu::Event> done;  // on a GPU: when they are there
+  };
+  std::array<Read, kTurns> reads_;
+  size_t turn_ = 0;
   Windows windows_, prefixes_;
   // Of what is inexact.
   std::unique_ptr<GptCache> cache_;
@@ -354,10 +380,20 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   int64_t done = 0, turn = o.ranks != nullptr ? o.ranks->rank() : 0;
   const std::function<int64_t()> claim = o.claim ? o.claim : [&] { return std::exchange(turn, turn + world); };
   const auto chunks = [&](const Work& w) { return (w.targets + o.chunk - 1) / o.chunk; };
+  // A chunk that was run, and the step that it caused: reported while the next one runs.
+  struct Run {
+    int64_t chunk, updates;  // that were made before it
+    std::span<const Work> works;
+    bool learnt;
+    size_t losses;
+  };
+  std::vector<Run> running;
   // Adds what a chunk's targets lost.
-  const auto take = [&](int64_t ci, std::span<const Work> some, const std::vector<double>& losses) {
+  const auto take = [&](const Run& run) {
+    const std::vector<double> losses = adaptation.losses_of(run.losses);
+    const int64_t ci = run.chunk;
     size_t next = 0;
-    for (const Work& w : some) {
+    for (const Work& w : run.works) {
       const int64_t begin = ci * o.chunk, end = std::min(w.targets, begin + o.chunk);
       double sum = 0;
       for (int64_t t = begin; t < end; ++t) sum += losses[next++];
@@ -375,9 +411,22 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
                     .chunk = ci,
                     .first = w.begin + begin + 1,
                     .end = w.begin + end + 1,
-                    .updates = adapters.updates(),
+                    .updates = run.updates,
                     .loss_sum = sum});
     }
+  };
+  const auto report = [&](const std::vector<Run>& runs) {
+    for (const Run& run : runs) take(run);
+    for (const Run& run : runs)
+      if (run.learnt && o.listener)
+        for (const Work& w : run.works)
+          o.listener({.kind = AdaptationEvent::update,
+                      .document = w.document,
+                      .chunk = run.chunk,
+                      .first = w.begin + run.chunk * o.chunk + 1,
+                      .end = w.begin + (run.chunk + 1) * o.chunk + 1,
+                      .updates = run.updates + 1});
+    if (!runs.empty() && o.progress) o.progress(done, source->size() - 1);
   };
   for (size_t next; (next = size_t(claim())) < batches.size();) {
     const std::span<const Work> batch = batches[next];
@@ -393,23 +442,20 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
       };
       const std::span<const Work> learning = batch.first(more_than(ci + 1)),
                                   ending = batch.subspan(learning.size(), more_than(ci) - learning.size());
-      if (!ending.empty())
-        take(ci, ending, adaptation.chunk(ci, ending, *source, adapters, int64_t(learning.size()), false));
-      if (!learning.empty()) {
-        take(ci, learning, adaptation.chunk(ci, learning, *source, adapters, 0, true));
-        adapters.step(int64_t(learning.size()));
-        total.updates += int64_t(learning.size());
-      }
-      if (o.listener)
-        for (const Work& w : learning)
-          o.listener({.kind = AdaptationEvent::update,
-                      .document = w.document,
-                      .chunk = ci,
-                      .first = w.begin + ci * o.chunk + 1,
-                      .end = w.begin + (ci + 1) * o.chunk + 1,
-                      .updates = adapters.updates()});
-      if (o.progress) o.progress(done, source->size() - 1);
+      std::vector<Run> runs;
+      const auto run = [&](std::span<const Work> some, int64_t first, bool learn) {
+        if (some.empty()) return;
+        runs.push_back(
+            {ci, adapters.updates(), some, learn, adaptation.chunk(ci, some, *source, adapters, first, learn)});
+      };
+      run(ending, int64_t(learning.size()), false);
+      run(learning, 0, true);
+      if (!learning.empty()) adapters.step(int64_t(learning.size()));
+      total.updates += int64_t(learning.size());
+      report(running);
+      running = std::move(runs);
     }
+    report(std::exchange(running, {}));
   }
   total.window_tokens = adaptation.window_tokens();
   if (world > 1) add_ranks(scores, total, *o.ranks);
@@ -437,7 +483,8 @@ Adapted adapt(const GptConfig& config, const GptWeights& weights, std::span<cons
   for (int64_t pass = 0; pass < passes; ++pass)
     for (int64_t ci = 0; ci < chunks; ++ci) {
       stop_if_asked(o);
-      for (const double loss : adaptation.chunk(ci, {&work, 1}, *source, *done.adapters, 0, true)) {
+      for (const double loss :
+           adaptation.losses_of(adaptation.chunk(ci, {&work, 1}, *source, *done.adapters, 0, true))) {
         if (!std::isfinite(loss))
           fail(ErrorCode::numeric, "found a loss of ", loss, " in chunk ", ci, ", expected finite numbers");
         if (pass == 0) sum += loss;

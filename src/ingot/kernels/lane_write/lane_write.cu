@@ -42,8 +42,9 @@ template <class T> struct LaneWriteBody : LaneFactors {
 };
 
 // Six sums over tokens give every gradient of a vector or scalar: lane_i dout_i, a dout_i, b dout_i.
-template <class T> struct LaneWriteBackwardBody : LaneFactors {
-  static constexpr int kSums = 6;
+// Frozen: no sums over tokens are wanted, and what these alone read is not read.
+template <class T, bool kFrozen> struct LaneWriteBackwardBody : LaneFactors {
+  static constexpr int kSums = kFrozen ? 0 : 6, kHeld = kFrozen ? 1 : 6;
   residual::Matrix<T> lane0, lane1, a, b, dout0, dout1, dlane0, dlane1, da, db;
   residual::Channels dscale_a, dscale_b;
   LaneWriteBackwardBody(const LaneWriteBackward& l)
@@ -60,26 +61,29 @@ template <class T> struct LaneWriteBackwardBody : LaneFactors {
         db(l.db),
         dscale_a(l.dscale_a),
         dscale_b(l.dscale_b) {}
-  template <int N> __device__ void row(const LaneColumns<N>& k, int64_t row, int64_t c, float (&sums)[6][N]) const {
+  template <int N> __device__ void row(const LaneColumns<N>& k, int64_t row, int64_t c, float (&sums)[kHeld][N]) const {
     float g0[N], g1[N], v[N];
     dout0.load(row, c, g0), dout1.load(row, c, g1);
-    lane0.load(row, c, v);
+    const auto add_sum = [&]<int kSum>(const residual::Matrix<T>& of, const float(&g)[N]) {
+      of.load(row, c, v);
 #pragma unroll
-    for (int n = 0; n < N; ++n) sums[0][n] += v[n] * g0[n];
-    lane1.load(row, c, v);
+      for (int n = 0; n < N; ++n) sums[kSum][n] += v[n] * g[n];
+    };
+    const auto add_both = [&]<int kSum>(const residual::Matrix<T>& of) {
+      of.load(row, c, v);
 #pragma unroll
-    for (int n = 0; n < N; ++n) sums[1][n] += v[n] * g1[n];
-    a.load(row, c, v);
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      sums[2][n] += v[n] * g0[n], sums[3][n] += v[n] * g1[n];
-      v[n] = k.a[n] * (k.p[0] * g0[n] + k.p[1] * g1[n]);
+      for (int n = 0; n < N; ++n) sums[kSum][n] += v[n] * g0[n], sums[kSum + 1][n] += v[n] * g1[n];
+    };
+    if constexpr (!kFrozen) {
+      add_sum.template operator()<0>(lane0, g0), add_sum.template operator()<1>(lane1, g1);
+      add_both.template operator()<2>(a);
     }
+#pragma unroll
+    for (int n = 0; n < N; ++n) v[n] = k.a[n] * (k.p[0] * g0[n] + k.p[1] * g1[n]);
     da.store(row, c, v);
-    b.load(row, c, v);
+    if constexpr (!kFrozen) add_both.template operator()<4>(b);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      sums[4][n] += v[n] * g0[n], sums[5][n] += v[n] * g1[n];
       v[n] = k.b[n] * (k.p[2] * g0[n] + k.p[3] * g1[n]);
       g0[n] *= k.r[0], g1[n] *= k.r[1];
     }
@@ -125,9 +129,16 @@ void lane_write_backward(const LaneWriteBackward& l, Stream stream) {
   const char* op = "lane_write_backward";
   with_gpu_float_type(l.lane0.dtype, op, [&](auto scalar) {
     using T = decltype(scalar);
-    const residual::Walk w = residual::run<T>(
-        op, LaneWriteBackwardBody<T>(l), {l.lane0, l.lane1, l.a, l.b, l.dout0, l.dout1, l.dlane0, l.dlane1, l.da, l.db},
-        l.workspace, stream);
+    const auto run = [&]<bool kFrozen>() {
+      return residual::run<T>(op, LaneWriteBackwardBody<T, kFrozen>(l),
+                              {l.lane0, l.lane1, l.a, l.b, l.dout0, l.dout1, l.dlane0, l.dlane1, l.da, l.db},
+                              l.workspace, stream);
+    };
+    if (!(l.dscale_a || l.dscale_b || l.dr || l.dp)) {
+      run.template operator()<true>();
+      return;
+    }
+    const residual::Walk w = run.template operator()<false>();
     if (w.rows == 0 || !(l.dr || l.dp)) return;
     gpu::launch(op, add_scalars, {.block = 6 * 32, .device = l.lane0.device.index}, stream,
                 ScalarParams{w.total, w.cols, l.scale_a, l.scale_b, l.dr ? l.dr.ptr<float>() : nullptr,

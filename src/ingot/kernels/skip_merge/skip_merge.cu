@@ -40,20 +40,28 @@ template <class T> struct SkipMergeBody {
   }
 };
 
-template <class T> struct SkipMergeBackwardBody {
-  static constexpr int kSums = 2;
+// Frozen: no sums over tokens are wanted, and what these alone read is not read.
+template <class T, bool kFrozen> struct SkipMergeBackwardBody {
+  static constexpr int kSums = kFrozen ? 0 : 2, kHeld = kFrozen ? 1 : 2;
   residual::Matrix<T> x, skip, dy, dx, dskip;
   residual::Channels w, gate, dw, dgate;
   bool write_dskip;
   template <int N> __device__ SkipColumns<N> columns(int64_t c) const { return skip_columns<N>(w, gate, c); }
-  template <int N> __device__ void row(const SkipColumns<N>& k, int64_t row, int64_t c, float (&sums)[2][N]) const {
-    float vx[N], vs[N], g[N], ds[N] = {};
-    x.load(row, c, vx), skip.load(row, c, vs), dy.load(row, c, g);
+  template <int N> __device__ void row(const SkipColumns<N>& k, int64_t row, int64_t c, float (&sums)[kHeld][N]) const {
+    float g[N], ds[N] = {};
+    dy.load(row, c, g);
     if (!write_dskip) dskip.load(row, c, ds);
+    if constexpr (!kFrozen) {
+      float vx[N], vs[N];
+      x.load(row, c, vx), skip.load(row, c, vs);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        sums[0][n] += vs[n] * g[n];
+        sums[1][n] += (vx[n] - k.w[n] * vs[n]) * g[n];
+      }
+    }
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      sums[0][n] += vs[n] * g[n];
-      sums[1][n] += (vx[n] - k.w[n] * vs[n]) * g[n];
       ds[n] += k.take[n] * g[n];
       g[n] *= k.keep[n];
     }
@@ -79,8 +87,13 @@ void skip_merge(const SkipMerge& s, Stream stream) {
 void skip_merge_backward(const SkipMergeBackward& s, Stream stream) {
   with_gpu_float_type(s.x.dtype, "skip_merge_backward", [&](auto scalar) {
     using T = decltype(scalar);
-    const SkipMergeBackwardBody<T> body{s.x, s.skip, s.dy, s.dx, s.dskip, s.w, s.gate, s.dw, s.dgate, s.write_dskip};
-    residual::run<T>("skip_merge_backward", body, {s.x, s.skip, s.dy, s.dx, s.dskip}, s.workspace, stream);
+    const auto run = [&]<bool kFrozen>() {
+      const SkipMergeBackwardBody<T, kFrozen> body{s.x, s.skip, s.dy, s.dx,    s.dskip,
+                                                   s.w, s.gate, s.dw, s.dgate, s.write_dskip};
+      residual::run<T>("skip_merge_backward", body, {s.x, s.skip, s.dy, s.dx, s.dskip}, s.workspace, stream);
+    };
+    if (s.dw || s.dgate) return run.template operator()<false>();
+    run.template operator()<true>();
   });
 }
 

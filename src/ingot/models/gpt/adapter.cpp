@@ -1,5 +1,6 @@
 #include "ingot/models/gpt/adapter.h"
 
+#include "ingot/kernels/copy/copy.h"
 #include "ingot/models/gpt/segments.h"
 
 namespace ingot::detail {
@@ -8,22 +9,12 @@ namespace {
 Tensor low_rows(const Tensor& scratch, int64_t tokens, int64_t rank) {
   INGOT_CHECK(scratch.numel() >= tokens * rank, "adapter: found rank ", rank,
               ", expected at most the max_adapter_rank of the options");
+  if (scratch.row_stride() != scratch.cols()) return scratch.slice(0, 0, tokens).slice(1, 0, rank);
   return Tensor(scratch.data, scratch.dtype, {tokens, rank}, scratch.device);
 }
 
-// A folded document writes and reads N K numbers more, and N + K fewer a token.
-bool folds(const AdapterCall& c, const Tensor& w) {
-  if (!c.folded || c.pair == nullptr || !c.pair->a) return false;
-  int64_t segments = 0;
-  bool pays = true;
-  for_each_run(c.cu, c.cu, [&](const SegmentRun& run) {
-    segments += run.count;
-    pays &= run.length * (w.rows() + w.cols()) >= w.numel();
-  });
-  return pays && segments * w.numel() <= c.folded.numel();
-}
-Tensor folded_rows(const AdapterCall& c, const Tensor& w, int64_t count) {
-  return Tensor(c.folded.data, c.folded.dtype, {count, w.rows(), w.cols()}, c.folded.device);
+Tensor folded_rows(const AdapterCall& c, const Tensor& w, int64_t count, int64_t more_rows) {
+  return Tensor(c.folded.data, c.folded.dtype, {count, w.rows() + more_rows, w.cols()}, c.folded.device);
 }
 void product(const AdapterCall& c, const Tensor& a, bool ta, const Tensor& b, bool tb, const Tensor& into, double beta,
              const Tensor& add = {}) {
@@ -48,23 +39,39 @@ template <class Use> void each_adapter(std::span<const AdapterCall> adapters, Us
     row = end;
   }
 }
-// W + B A of a run's documents.
-Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const SegmentRun& run) {
-  const Tensor own = folded_rows(adapters.front(), w, run.count);
+// W + B A of a run's documents, and the rider's A below.
+Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const SegmentRun& run, const AdapterPair* rider) {
+  const int64_t rank = rider != nullptr ? rider->a.size(1) : 0;
+  const Tensor own = folded_rows(adapters.front(), w, run.count, rank);
   each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
     product(c, run.each_of(c.pair->b), false, run.each_of(c.pair->a), false, own.slice(1, row, end), 1,
             w.slice(0, row, end));
   });
+  if (rider != nullptr)
+    copy({.from = run.each_of(rider->a), .to = own.slice(1, w.rows(), w.rows() + rank)}, adapters.front().stream);
   return own;
 }
 
 }  // namespace
 
-void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& y) {
+// A folded document writes and reads N K numbers more, and N + K fewer a token.
+bool adapters_fold(const AdapterCall& c, const Tensor& w, int64_t more_rows) {
+  if (!c.folded || c.pair == nullptr || !c.pair->a) return false;
+  int64_t segments = 0;
+  bool pays = true;
+  for_each_run(c.cu, c.cu, [&](const SegmentRun& run) {
+    segments += run.count;
+    pays &= run.length * (w.rows() + w.cols()) >= w.numel();
+  });
+  return pays && segments * (w.rows() + more_rows) * w.cols() <= c.folded.numel();
+}
+
+void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& y,
+                    const AdapterPair* rider) {
   const AdapterCall& all = adapters.front();
-  if (folds(all, w))
+  if (rider != nullptr || adapters_fold(all, w))
     return for_each_run(all.cu, all.cu, [&](const SegmentRun& run) {
-      product(all, run.of(x), false, fold(adapters, w, run), true, run.of(y), 0);
+      product(all, run.of(x), false, fold(adapters, w, run, rider), true, run.of(y), 0);
     });
   linear({.x = x, .w = w, .y = y, .products = all.products, .workspace = all.workspace}, all.stream);
   each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
@@ -73,9 +80,9 @@ void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, cons
 }
 
 void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& dw,
-                             const Tensor& dy, const Tensor& dx, bool accumulate_dx) {
+                             const Tensor& dy, const Tensor& dx, bool accumulate_dx, const AdapterCall* rider) {
   const AdapterCall& all = adapters.front();
-  if (dw || !folds(all, w)) {
+  if (rider == nullptr && (dw || !adapters_fold(all, w))) {
     linear_backward({.dy = dy,
                      .x = x,
                      .w = w,
@@ -90,10 +97,13 @@ void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor
     });
   }
   for_each_run(all.cu, all.cu, [&](const SegmentRun& run) {
-    product(all, run.of(dy), false, fold(adapters, w, run), false, run.of(dx), accumulate_dx ? 1 : 0);
+    const Tensor weights = fold(adapters, w, run, rider != nullptr ? rider->pair : nullptr);
+    product(all, run.of(dy), false, weights, false, run.of(dx), accumulate_dx ? 1 : 0);
     if (all.grad == nullptr || !all.grad->a) return;
-    const Tensor g = folded_rows(all, w, run.count);
+    const Tensor& g = weights;  // their memory
     product(all, run.of(dy), true, run.of(x), false, g, 0);
+    if (rider != nullptr)
+      copy({.from = g.slice(1, w.rows(), g.size(1)), .to = run.each_of(rider->grad->a)}, all.stream);
     each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
       const Tensor own = g.slice(1, row, end);
       product(c, own, false, run.each_of(c.pair->a), true, run.each_of(c.grad->b), c.write_grad ? 0 : 1);
@@ -106,7 +116,7 @@ bool adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y, boo
   if (c.pair == nullptr || !c.pair->a) return false;
   const Tensor low = low_rows(c.low, x.rows(), c.pair->a.size(1));
   for_each_run(c.cu, c.cu, [&](const SegmentRun& run) {
-    product(c, run.of(x), false, run.each_of(c.pair->a), true, run.of(low), 0);
+    if (!c.rides) product(c, run.of(x), false, run.each_of(c.pair->a), true, run.of(low), 0);
     product(c, run.of(low), false, run.each_of(c.pair->b), true, run.of(y), add ? 1 : 0);
   });
   return true;
@@ -121,11 +131,11 @@ bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
     const Tensor xs = run.of(x), dys = run.of(dy), h = run.of(low), dh = run.of(low_grad);
     const Tensor a = run.each_of(c.pair->a), b = run.each_of(c.pair->b);
     product(c, dys, false, b, false, dh, 0);
-    product(c, dh, false, a, false, run.of(dx), add ? 1 : 0);
+    if (!c.rides) product(c, dh, false, a, false, run.of(dx), add ? 1 : 0);
     if (!learn) return;
     if (!c.low_kept) product(c, xs, false, a, true, h, 0);
     product(c, dys, true, h, false, run.each_of(c.grad->b), c.write_grad ? 0 : 1);
-    product(c, dh, true, xs, false, run.each_of(c.grad->a), c.write_grad ? 0 : 1);
+    if (!c.rides) product(c, dh, true, xs, false, run.each_of(c.grad->a), c.write_grad ? 0 : 1);
   });
   return true;
 }

@@ -13,6 +13,7 @@ struct AdapterCall {
   Tensor low, low_grad;               // (T, >= R)
   bool write_grad = false;            // in place of adding to it
   bool low_kept = false;              // backward: low is still what adapter_forward left there
+  bool rides = false;                 // adapted_linear multiplies with A, forward and backward
   Tensor folded;                      // scratch for documents' own weights, or left out
   Products products = Products::fp32;
   Tensor workspace;  // of the products
@@ -27,8 +28,14 @@ bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
 // rounded as weights are: a product a document in place of three an adapter, and of its gradient G = dy^T x two small
 // ones an adapter:
 //   dB += G A^T,  dA += B^T G
-void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& y);
+// `rider`: an adapter of the same x and of another output, whose A stands below each W + B A then: y has R columns
+// more, its low, and dy has its low_grad there, so that x is read and dx written once. Its gradients must be written.
+void adapted_linear(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& y,
+                    const AdapterPair* rider = nullptr);
 void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor& x, const Tensor& w, const Tensor& dw,
-                             const Tensor& dy, const Tensor& dx, bool accumulate_dx);
+                             const Tensor& dy, const Tensor& dx, bool accumulate_dx,
+                             const AdapterCall* rider = nullptr);
+// Whether they form W + B A, with room for so many rows more.
+bool adapters_fold(const AdapterCall& c, const Tensor& w, int64_t more_rows = 0);
 
 }  // namespace ingot::detail

@@ -37,7 +37,9 @@ void AttentionBranch::project_all() const {
   if (!at.b.saved.qkv || !at.b.w.qkv) return project_queries(), project_keys();
   const AdapterCall all[] = {at.adapter(&ApplicationAdapters::q), at.adapter(&ApplicationAdapters::k),
                              at.adapter(&ApplicationAdapters::v)};
-  adapted_linear(all, at.normed(), at.b.w.qkv, at.q_rows(at.b.saved.qkv));
+  const AdapterPair* const rider = at.output_rides() ? &at.call.adapters->applications[size_t(at.b.index)].o : nullptr;
+  adapted_linear(all, at.normed(), at.b.w.qkv, at.qkv_rows(at.b.saved.qkv, rider != nullptr ? rider->a.size(1) : 0),
+                 rider);
 }
 void AttentionBranch::project_queries() const {
   project(at.b.w.q, at.q_rows(at.b.saved.q_raw), &ApplicationAdapters::q);
@@ -129,8 +131,12 @@ void AttentionBranch::projections_backward() const {
   if (!s.qkv_grad || !at.b.w.qkv) return queries_backward(), keys_backward(true);
   const AdapterCall all[] = {at.adapter(&ApplicationAdapters::q), at.adapter(&ApplicationAdapters::k),
                              at.adapter(&ApplicationAdapters::v)};
-  adapted_linear_backward(all, at.normed(), at.b.w.qkv, at.b.dw.qkv, at.q_rows(s.qkv_grad), at.normed_grad(), false);
-  output_adapter_backward();
+  const AdapterCall output = at.output_adapter();
+  if (output.rides) output_adapter_backward();  // leaves its columns of qkv_grad
+  adapted_linear_backward(all, at.normed(), at.b.w.qkv, at.b.dw.qkv,
+                          at.qkv_rows(s.qkv_grad, output.rides ? output.pair->a.size(1) : 0), at.normed_grad(), false,
+                          output.rides ? &output : nullptr);
+  if (!output.rides) output_adapter_backward();
 }
 void AttentionBranch::output_adapter_backward() const {
   adapter_backward(at.output_adapter(), at.normed(), at.branch_grad(), at.normed_grad(), true);

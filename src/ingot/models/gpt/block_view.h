@@ -102,7 +102,23 @@ struct BlockView {
     return a;
   }
   // Of these what the first matrix gave is kept.
-  AdapterCall output_adapter() const { return keeping(adapter(&ApplicationAdapters::o), b.scratch.o_low); }
+  AdapterCall output_adapter() const {
+    AdapterCall a = keeping(adapter(&ApplicationAdapters::o), b.scratch.o_low);
+    if (!output_rides()) return a;
+    a.rides = true;
+    if (b.scratch.o_low_grad) a.low_grad = b.scratch.o_low_grad;
+    return a;
+  }
+  // The output's first matrix goes with q, k and v, whose rows have columns for it.
+  bool output_rides() const {
+    if (!b.scratch.o_low || !b.saved.qkv || !b.w.qkv || b.saved.qkv.cols() == b.w.qkv.rows()) return false;
+    const AdapterCall o = adapter(&ApplicationAdapters::o);
+    return o.pair != nullptr && o.pair->a && (o.grad == nullptr || o.write_grad) &&
+           adapters_fold(adapter(&ApplicationAdapters::q), b.w.qkv, o.pair->a.size(1));
+  }
+  Tensor qkv_rows(const Tensor& t, int64_t more_columns) const {
+    return q_rows(t).slice(1, 0, b.w.qkv.rows() + more_columns);
+  }
   AdapterCall mlp_adapter() const { return keeping(adapter(&ApplicationAdapters::mlp), b.scratch.mlp_low); }
   static AdapterCall keeping(AdapterCall a, const Tensor& low) {
     if (low) a.low = low, a.low_kept = true;

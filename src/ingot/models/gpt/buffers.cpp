@@ -83,7 +83,7 @@ struct Plan {
     Saved& s = b.saved[size_t(i)];
     planner.add(s.rstd_attn, types.sums(), {T}, f, k);
     if (on_gpu()) {
-      planner.add(s.qkv, {T, q_width() + 2 * kv_width()}, f, k);
+      planner.add(s.qkv, {T, qkv_columns()}, f, k);
     } else {
       planner.add(s.q_raw, {T, q_width()}, f, k);
       planner.add(s.k_raw, {T, kv_width()}, f, k);
@@ -113,6 +113,15 @@ struct Plan {
     return options.training && on_gpu() && types.activations == DType::bf16 &&
            slope_follows_from_value_and_sign(activation_named(c.activation));
   }
+  // The output adapter's rows behind those of q, k and v, aligned.
+  bool output_rides() const {
+    return on_gpu() && keeps_rows() && options.most_folded > 0 && options.max_adapter_rank > 0;
+  }
+  int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+  int64_t qkv_columns() const {
+    constexpr int64_t kAlign = 64;
+    return qkv_width() + (output_rides() ? (options.max_adapter_rank + kAlign - 1) / kAlign * kAlign : 0);
+  }
   bool in_lanes(int i) const { return program.applications[size_t(i)].lanes; }
 
   void scratch(int i) {
@@ -133,11 +142,13 @@ struct Plan {
     add(s.z, block_rows(), q_width(), 1);
     if (!keeps_signs()) add(s.hidden, block_rows(), c.mlp_hidden, 0);
     add(s.adapter_low, T, options.max_adapter_rank, 0);
-    if (keeps_rows()) add(s.o_low, T, options.max_adapter_rank, 3), add(s.mlp_low, T, options.max_adapter_rank, 1);
+    if (keeps_rows()) add(s.mlp_low, T, options.max_adapter_rank, 1);
+    if (keeps_rows() && !output_rides()) add(s.o_low, T, options.max_adapter_rank, 3);
     add_folded(s.folded, now);
   }
   void add_folded(Tensor& t, int step) {
-    if (options.most_folded > 0) planner.add(t, {options.most_folded, q_width() + 2 * kv_width(), c.dim}, step, step);
+    const int64_t rows = qkv_width() + (output_rides() ? options.max_adapter_rank : 0);
+    if (options.most_folded > 0) planner.add(t, {options.most_folded, rows, c.dim}, step, step);
   }
   // What two steps know by one name.
   void share() {
@@ -145,12 +156,16 @@ struct Plan {
       Scratch &f = b.forward[size_t(i)], &s = b.backward[size_t(i)];
       const auto part = [&](const Tensor& all, Tensor& q, Tensor& kv, Tensor& k, Tensor& v) {
         if (!all) return;
-        q = all.slice(1, 0, q_width()), kv = all.slice(1, q_width(), q_width() + 2 * kv_width());
+        q = all.slice(1, 0, q_width()), kv = all.slice(1, q_width(), qkv_width());
         k = kv.slice(1, 0, kv_width()), v = kv.slice(1, kv_width(), 2 * kv_width());
       };
       Saved& saved = b.saved[size_t(i)];
       part(saved.qkv, saved.q_raw, saved.kv, saved.k_raw, saved.v);
       part(s.qkv_grad, s.q_grad, s.kv_grad, s.k_grad, s.v_grad);
+      if (output_rides()) {
+        const int64_t end = qkv_width() + options.max_adapter_rank;
+        f.o_low = saved.qkv.slice(1, qkv_width(), end), s.o_low_grad = s.qkv_grad.slice(1, qkv_width(), end);
+      }
       if (!keeps_rows()) f.normed_mlp = f.normed, s.normed_mlp = s.normed;
       if (!keeps_rows()) continue;
       s.kept = true;
@@ -182,7 +197,7 @@ struct Plan {
     rows(s.y_grad, q_width(), to, attention);
     if (!on_gpu()) rows(s.v_grad_self, kv_width(), to, from);
     if (on_gpu()) {
-      rows(s.qkv_grad, q_width() + 2 * kv_width(), to, from);
+      rows(s.qkv_grad, qkv_columns(), to, from);
     } else {
       rows(s.q_grad, q_width(), attention, from);
       for (Tensor* t : {&s.k_grad, &s.v_grad}) rows(*t, kv_width(), attention, from);

@@ -20,11 +20,11 @@ namespace ingot::detail {
 struct Saved {
   Tensor rstd_attn, rstd_mlp;  // (T)
   Tensor q_raw, k_raw, v;      // (T, H D), (T, Hkv D), before norm, rotation and gain
-  Tensor qkv, kv;              // (T, (H + 2 Hkv) D), of which these are parts on a GPU, and k_raw and v of kv
-  Tensor y, lse;               // (T, H D) attention before XSA, (H, T)
-  Tensor mlp_out;              // (T, C) the branch before its scale
-  Tensor pre;                  // (T, hidden) before the activation
-  Tensor hidden, signs;        // or after it, and whether it was positive before
+  Tensor qkv, kv;  // (T, (H + 2 Hkv) D) and columns that an adapter needs: these are parts of it on a GPU, and of kv
+  Tensor y, lse;   // (T, H D) attention before XSA, (H, T)
+  Tensor mlp_out;  // (T, C) the branch before its scale
+  Tensor pre;      // (T, hidden) before the activation
+  Tensor hidden, signs;  // or after it, and whether it was positive before
 };
 
 struct Scratch {
@@ -43,6 +43,7 @@ struct Scratch {
   Tensor norm_workspace, rope_workspace, attention_workspace, residual_workspace, folded;
   Tensor adapter_low, adapter_low_grad;  // (T, R)
   Tensor o_low, mlp_low;                 // what these adapters' first matrices gave, where rows are kept
+  Tensor o_low_grad;                     // part of qkv_grad, as o_low is of qkv; where documents' weights are formed
   bool kept = false;                     // of a backward pass: the rows that the forward pass formed are still there
 };
 
