@@ -1,5 +1,4 @@
 // The backward pass of attention on Hopper: delta and the sinks' gradient here, dQ, dK and dV in hopper/.
-#include <algorithm>
 #include <cmath>
 
 #include "ingot/gpu/launch.h"
@@ -215,10 +214,6 @@ void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, 
   const char* op = "attention_backward: dk and dv";
   if (at.cooperative) at.grid = std::min(at.grid, gpu::resident_blocks(op, kernel.kernel, at));
   p.walk.all_run = at.cooperative;
-  if (at.cooperative) {  // a set's tiles of one segment, of medium length, at once
-    const int64_t tiles = std::max<int64_t>(1, a.k.size(0) / p.walk.segments / kernel.keys);
-    p.walk.heads_in_set = int(std::clamp<int64_t>(at.grid / tiles, 1, p.walk.heads_in_set));
-  }
   gpu::launch(op, kernel.kernel, at, stream, maps, p);
 }
 

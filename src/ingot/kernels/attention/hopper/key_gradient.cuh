@@ -31,12 +31,13 @@ struct KeyGradientForm {
   static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_, kOrdered = kOrdered_,
                         kInOrder = kInOrder_;  // adds: dQ is formed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  // Launched with 168 registers a thread, of four warpgroups with 128. What is more than their sum nobody gets, and
-  // setmaxnreg waits for ever.
-  static constexpr int kSpared = kInOrder ? 8 : 0;  // for the threads that add in order
-  static constexpr int kFetcherRegisters = kGroups == 3 ? 32 : 24 + 2 * kSpared,
-                       kMultiplierRegisters = kGroups == 3 ? 160 : 240 - kSpared;
-  static_assert(kFetcherRegisters + kGroups * kMultiplierRegisters <= (kGroups == 3 ? 4 * 128 : 3 * 168));
+  // Of 3 warpgroups 168 each are there, of 4 128: more than the sum nobody gets, and waits for.
+  static constexpr int kFetcherRegisters = kGroups == 3 ? 32
+                                           : kInOrder   ? 40
+                                                        : 24,
+                       kMultiplierRegisters = kGroups == 3 ? 160
+                                              : kInOrder   ? 232
+                                                           : 240;
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
 };
 
@@ -47,8 +48,6 @@ struct KeyTile {
   int queries, keys;
   int begin, steps;  // steps of queries, for each head of the group
   int segment;
-  uint32_t number;              // of the tiles of this block
-  detail::StepRange seeing[2];  // of these the first and the last 64 keys are seen in
 };
 
 template <class F> struct KeyMemory {
@@ -67,11 +66,6 @@ template <class F> struct KeyStage {
   __device__ __forceinline__ explicit KeyStage(uint32_t number)
       : stage(F::kKeyStages == 1 ? 0 : number % F::kKeyStages), parity(number / F::kKeyStages & 1) {}
 };
-
-template <class F> __device__ inline detail::StepRange steps_of(const KeyTile& t, const Walk& w, uint32_t group) {
-  return detail::steps_seeing(t.first + 64 * int(group), t.queries, t.keys, w.causal, w.window, F::kQueries, t.begin,
-                              t.begin + t.steps);
-}
 
 // Tiles that most queries see come first: under a causal mask a segment's first keys. In order that may let a tile wait
 // for later ones, so it is done only where all of a segment's tiles (of all heads of a set) can be taken at once by
@@ -104,8 +98,6 @@ template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_
       detail::queries_seeing(t.first, min(t.first + F::kKeys, keys), t.queries, keys, w.causal, w.window);
   t.begin = int(seeing.begin / F::kQueries);
   t.steps = seeing.end > seeing.begin ? int((seeing.end + F::kQueries - 1) / F::kQueries) - t.begin : 0;
-  if constexpr (F::kAddsQueries)
-    for (int i = 0; i < 2; ++i) t.seeing[i] = steps_of<F>(t, w, i);
   return t;
 }
 
@@ -166,7 +158,6 @@ template <class F> struct QueryFetcher {
   }
   __device__ void copy_keys(const KeyTile& t, uint32_t stage, uint64_t* barrier) {
     memory.tile[stage] = t;
-    memory.tile[stage].number = tiles - 1;
     if (t.steps < 0) {
       ptx::mbarrier_arrive(&memory.kv_full[stage]);
       return;
@@ -248,7 +239,6 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   std::conditional_t<F::kAddsQueries, QuerySums<F>, NoQuerySums> sums = {};
   tile::RingCursor<F::kStages> ring = {};
   KeyTile tile_ = {};
-  uint32_t kv = 0;  // the stage of the keys
   float s[F::kQueries / 2], dp[kDk ? F::kQueries / 2 : 2];
   float dk[kDk ? F::kWidth / 2 : 4], dv[kDv ? F::kWidth / 2 : 4];
   uint32_t a[F::kQueries / 16][4], b[F::kQueries / 16][4];  // P^T, dS^T
@@ -261,26 +251,19 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       sums.shared = &memory.scores, sums.barriers = &memory.scores_barriers, sums.p = &p;
       sums.group = group, sums.warp = warp;
     }
-    for (uint32_t tiles = 0;; tiles = F::kAddsQueries ? tile_.number + 1 : tiles + 1) {
+    for (uint32_t tiles = 0;; ++tiles) {
       const KeyStage<F> at(tiles);
       tile::wait_warp_or_trap(&memory.kv_full[at.stage], at.parity);
-      kv = at.stage;
-      if constexpr (!F::kAddsQueries) tile_ = memory.tile[kv];
-      if (tile().steps < 0) break;
-      take_tile(turn);
+      tile_ = memory.tile[at.stage];
+      if (tile_.steps < 0) break;
+      if constexpr (F::kAddsQueries) sums.k = ptx::shared_address(memory.k[at.stage]);
+      take_tile(turn, at.stage);
     }
     turn.end();
   }
 
-  // Where registers are few the tile stays in shared memory until its memory is given back.
-  __device__ __forceinline__ const KeyTile& tile() const {
-    if constexpr (F::kAddsQueries)
-      return memory.tile[kv];
-    else
-      return tile_;
-  }
-  __device__ __forceinline__ int key_of(const KeyTile& tile, int r) const {
-    return tile.first + 64 * int(group) + 16 * int(warp) + int(g) + 8 * r;
+  __device__ __forceinline__ int key_of(int r) const {
+    return tile_.first + 64 * int(group) + 16 * int(warp) + int(g) + 8 * r;
   }
   __device__ __forceinline__ void release(uint64_t* barrier) {
     __syncwarp();
@@ -303,23 +286,23 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     if constexpr (kDv) ptx::fence_registers(dv);
   }
 
-  __device__ __forceinline__ void take_tile(const Turn<F>& turn) {
+  __device__ __forceinline__ void take_tile(const Turn<F>& turn, uint32_t kv) {
 #pragma unroll
     for (float& x : dk) x = 0;
 #pragma unroll
     for (float& x : dv) x = 0;
-    detail::StepRange seeing;
-    if constexpr (!F::kAddsQueries) seeing = steps_of<F>(tile_, p.walk, group);
+    const int end = tile_.begin + tile_.steps;
+    const detail::StepRange seeing = detail::steps_seeing(tile_.first + 64 * int(group), tile_.queries, tile_.keys,
+                                                          p.walk.causal, p.walk.window, F::kQueries, tile_.begin, end);
     bool has_before = false;
     for (int head = 0; head < p.walk.group; ++head)
-      for (int n = tile().begin; n < tile().begin + tile().steps; ++n) {
-        const bool has_sums = head > 0 || n > tile().begin;
-        if constexpr (F::kAddsQueries) seeing = tile().seeing[group];
+      for (int n = tile_.begin; n < end; ++n) {
+        const bool has_sums = head > 0 || n > tile_.begin;
         if (n >= seeing.begin && n < seeing.end) {
-          step(turn, head, n, has_before, has_sums);
+          step(turn, kv, n, has_before, has_sums);
           has_before = true;
           ring.advance();
-          if constexpr (F::kAddsQueries) sums.next();
+          if constexpr (F::kAddsQueries) next_sums(head, n);
           continue;
         }
         if constexpr (F::kAddsQueries) end_sums();
@@ -331,13 +314,13 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
         pass_over(turn);
         if constexpr (F::kAddsQueries) {
           sums.share_zeros();
-          if (has_sums) form_sums(head, n);
-          sums.next();
+          if (has_sums) form_sums(kv);
+          next_sums(head, n);
         }
       }
     if constexpr (F::kAddsQueries) {
       end_sums();
-      if (tile().steps > 0) form_sums(p.walk.group, tile().begin);
+      if (tile_.steps > 0) form_sums(kv);
     }
     if constexpr (F::kAddsQueries) tile_ = memory.tile[kv];  // registers hold what the steps need of it
     release(&memory.kv_empty[kv]);
@@ -346,19 +329,15 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     finish();
   }
   // dQ of the step before the last one shared, at once.
-  __device__ __forceinline__ void form_sums(int head, int n) {
-    sums.issue(true, ptx::shared_address(memory.k[kv]));
+  __device__ __forceinline__ void form_sums(uint32_t kv) {
+    sums.issue(true);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(sums.dq);
-    add_sums(head, n);
+    sums.add(memory.tile[kv], p.walk);
   }
-  // Of the step before the one of these queries and this head of the group.
-  __device__ __forceinline__ void add_sums(int head, int n) {
-    const KeyTile& t = tile();
-    const bool first = n == t.begin;
-    sums.add(t, p.walk, t.kv_head * p.walk.group + head - (first ? 1 : 0),
-             ((first ? t.begin + t.steps : n) - 1) * F::kQueries);
+  __device__ __forceinline__ void next_sums(int head, int n) {
+    sums.next(tile_.kv_head * p.walk.group + head, n * F::kQueries);
   }
 
   __device__ __forceinline__ void issue_scores(float (&d)[F::kQueries / 2], uint32_t keys, uint32_t queries) {
@@ -380,7 +359,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void step(const Turn<F>& turn, int head, int n, bool has_before, bool has_sums) {
+  __device__ __forceinline__ void step(const Turn<F>& turn, uint32_t kv, int n, bool has_before, bool has_sums) {
     const uint32_t stage = ring.stage;
     const uint32_t q = ptx::shared_address(memory.q[stage]), dout = ptx::shared_address(memory.dout[stage]);
     tile::wait_warp_or_trap(&memory.q_full[stage], ring.phase);
@@ -407,13 +386,13 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       pack_operand<T>(a, s);
       pack_operand<T>(b, dp);
       sums.share(b);
-      sums.issue(has_sums, ptx::shared_address(memory.k[kv]));
+      sums.issue(has_sums);
       ptx::wgmma_commit_group();
       issue_sum(dv, a, dout);
       issue_sum(dk, b, q);
       ptx::wgmma_wait_group<2>();
       ptx::fence_registers(sums.dq);
-      if (has_sums) add_sums(head, n);
+      if (has_sums) sums.add(memory.tile[kv], p.walk);
       return;
     }
     // Packed only now: registers hold the sums and either scores or operands, not both.
@@ -459,11 +438,10 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   }
   // Rows are keys here, columns queries. Query i sees key j where j - offset <= i < j - offset + window.
   __device__ __forceinline__ void mask(int n) {
-    const KeyTile& t_ = tile();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      int low = p.walk.causal ? key_of(t_, r) - (t_.keys - t_.queries) - n * F::kQueries - 2 * int(t) : 0;
-      if (F::kAddsQueries && key_of(t_, r) >= t_.keys) low = F::kQueries;  // of no segment, or another's
+      int low = p.walk.causal ? key_of(r) - (tile_.keys - tile_.queries) - n * F::kQueries - 2 * int(t) : 0;
+      if (F::kAddsQueries && key_of(r) >= tile_.keys) low = F::kQueries;  // of no segment, or another's
       const int64_t last = p.walk.window > 0 ? low + p.walk.window : F::kQueries;
       const int end = int(min(last, int64_t(F::kQueries)));
 #pragma unroll
@@ -474,10 +452,9 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     }
   }
   __device__ __forceinline__ bool is_masked(int n) const {
-    const KeyTile& t_ = tile();
-    if (F::kAddsQueries && t_.first + 64 * int(group) + 64 > t_.keys) return true;
+    if (F::kAddsQueries && tile_.first + 64 * int(group) + 64 > tile_.keys) return true;
     if (!p.walk.causal) return false;
-    const int first = t_.first + 64 * int(group) - (t_.keys - t_.queries), begin = n * F::kQueries;
+    const int first = tile_.first + 64 * int(group) - (tile_.keys - tile_.queries), begin = n * F::kQueries;
     return begin < first + 63 || (p.walk.window > 0 && begin + F::kQueries > first + p.walk.window);
   }
 
@@ -491,10 +468,9 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     T* row[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      row[r] = key_of(tile_, r) < tile_.keys
-                   ? static_cast<T*>(to) + (int64_t(tile_.k_begin) + key_of(tile_, r)) * strides.token +
-                         tile_.kv_head * strides.head
-                   : nullptr;
+      row[r] = key_of(r) < tile_.keys ? static_cast<T*>(to) + (int64_t(tile_.k_begin) + key_of(r)) * strides.token +
+                                            tile_.kv_head * strides.head
+                                      : nullptr;
     store_rows<T>(d, scale, row, p.scores.width, t, adds);
   }
 };

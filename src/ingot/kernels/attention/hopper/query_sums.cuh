@@ -74,9 +74,11 @@ template <class F> struct QuerySums {
   SharedScores<F>* shared = nullptr;
   SharedScoresBarriers<F>* barriers = nullptr;
   const KeyGradientParams* p = nullptr;
+  uint32_t k = 0;  // address of the keys in shared memory
   uint32_t group = 0, warp = 0;
-  uint32_t steps = 0;   // shared so far
-  uint32_t staged = 0;  // parity of the parts handed to the warp that adds them
+  uint32_t steps = 0;       // shared so far
+  uint32_t staged = 0;      // parity of the parts handed to the warp that adds them
+  int head = 0, first = 0;  // of the last one: its head and first query
   float dq[32];
 
   __device__ __forceinline__ void arrive(uint64_t* barrier) {
@@ -90,9 +92,10 @@ template <class F> struct QuerySums {
   __device__ __forceinline__ void share(const uint32_t (&ds)[F::kQueries / 16][4]) {
     await_room();
     const uint32_t lane = threadIdx.x % 32, row = 64 * group + 16 * warp + lane % 16;
-    const uint32_t to = ptx::shared_address(shared->panel[steps % 2]) + row * 128 + ((lane / 16 ^ (row & 7)) << 4);
+    const uint32_t to = ptx::shared_address(shared->panel[steps % 2]) + row * 128;
 #pragma unroll
-    for (int i = 0; i < F::kQueries / 16; ++i) ptx::stmatrix((to ^ (i % 4 << 5)) + i / 4 * F::kPanelK, ds[i]);
+    for (int i = 0; i < F::kQueries / 16; ++i)
+      ptx::stmatrix(to + i / 4 * F::kPanelK + (((i % 4 * 2 + lane / 16) ^ (row & 7)) << 4), ds[i]);
     ptx::fence_proxy_async_shared();
     arrive(&barriers->full[steps % 2]);
   }
@@ -109,7 +112,7 @@ template <class F> struct QuerySums {
   }
   // The product of the step shared before the one of `steps`. Where there is none, of what lies there, for nothing: the
   // compiler serialises products that not all paths issue.
-  __device__ __forceinline__ void issue(bool has_sums, uint32_t k) {
+  __device__ __forceinline__ void issue(bool has_sums) {
     const uint32_t before = steps - 1;
     if (has_sums) tile::wait_warp_or_trap(&barriers->full[before % 2], before / 2 & 1);
     const uint32_t ds = ptx::shared_address(shared->panel[before % 2]) + (kBlocks == 2 ? group * F::kPanelK : 0);
@@ -121,14 +124,14 @@ template <class F> struct QuerySums {
           dq, tile::operand<ptx::Major::mn, kB128>(ds, 16 * i, F::kPanelK),
           tile::operand<ptx::Major::mn, kB128>(keys, 16 * i, F::kPanelK), i > 0);
   }
-  // When it is done: the part of head `head` of all and the step of queries from `first` on.
-  template <class Tile> __device__ __forceinline__ void add(const Tile& t, const Walk& w, int head, int first) {
+  // When it is done.
+  template <class Tile> __device__ __forceinline__ void add(const Tile& t, const Walk& w) {
     arrive(&barriers->empty[(steps - 1) % 2]);
     const uint32_t unit = unit_of(group, t.q_begin / 64 + t.segment, first, t.queries, head, w.heads * w.group);
     if (unit == kNone) return;
     if constexpr (F::kInOrder) {
       if (const PartPlace place = part_place<F>(t, w, first); place.is_last) {
-        finish(t, unit, place.before, head, first);
+        finish(t, unit, place.before);
         return;
       }
     }
@@ -151,8 +154,7 @@ template <class F> struct QuerySums {
     ptx::fence_proxy_async_shared();
   }
   // The last part is not added: dQ is what was added before and this part.
-  template <class Tile>
-  __device__ __forceinline__ void finish(const Tile& t, uint32_t unit, uint32_t before, int head, int first) {
+  template <class Tile> __device__ __forceinline__ void finish(const Tile& t, uint32_t unit, uint32_t before) {
     ptx::wgmma_wait_group<0>();  // gives the registers of the other products' operands
     const uint32_t lane = threadIdx.x % 32;
     if (before > 0) {
@@ -180,7 +182,11 @@ template <class F> struct QuerySums {
     store_rows<T>(dq, scale, row, p->scores.width - 64 * panel(), lane % 4);
   }
   __device__ __forceinline__ int panel() const { return kBlocks == 2 ? 0 : int(group); }
-  __device__ __forceinline__ void next() { ++steps; }
+  // Of the step of queries from `first_` on, of head `head_` of all.
+  __device__ __forceinline__ void next(int head_, int first_) {
+    head = head_, first = first_;
+    ++steps;
+  }
   static __device__ __forceinline__ uint32_t unit_of(uint32_t group, int64_t block, int first, int queries, int head,
                                                      int heads) {
     const int mine = kBlocks == 2 ? first + 64 * int(group) : first;
