@@ -104,13 +104,16 @@ class Reports(unittest.TestCase):
         self.assertLessEqual({"src/ingot/engines/train/optimizer.cpp", "src/ingot/models/gpt/block.cpp", "src/ingot/kernels/muon/muon.cu"}, files)
 
     def test_the_headline_names_the_best_peer_of_its_case_and_nothing_else(self):
-        case = {**report_tables.HEADLINE, "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
+        case = {**report_tables.HEADLINES["mlp"][0], "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
+        step = {**report_tables.HEADLINES["train"][0], "ours_us": 75040.0, "peers": {"compile_rows": 120000.0, "compile_packed": 130000.0}}
         steps = {"cpu": "CPU", "level": "AVX2", "threads": 2, "results": [
             {**report_tables.HEADLINE_STEP, "mode": mode, "ms": ms} for mode, ms in (("native", 300.4), ("eager", 700.0), ("compile", 600.4))]}
-        lines = list(report_tables.headline([{"gpu": "GPU", "results": [GOOD["results"][0], case]}], [steps, {**steps, "results": []}]))
-        self.assertEqual(len(lines), 2)
-        self.assertIn("**50.0 µs**, torch.compile 150.0 µs", lines[0])
-        self.assertIn("**300 ms**, PyTorch's best 600 ms", lines[1])
+        by_suite = {"mlp": [{"gpu": "GPU", "results": [GOOD["results"][0], case]}], "train": [{"gpu": "GPU", "results": [step, {**step, "peers": {}}]}]}
+        lines = list(report_tables.headline(by_suite, [steps, {**steps, "results": []}]))
+        self.assertEqual(len(lines), 3)
+        self.assertIn("**75.0 ms**, torch.compile, dense rows with its optimizer 120.0 ms", lines[0])
+        self.assertIn("**50.0 µs**, torch.compile 150.0 µs", lines[1])
+        self.assertIn("**300 ms**, PyTorch's best 600 ms", lines[2])
 
     def test_one_command_measures_each_suite_beside_the_peers_that_are_there(self):
         for suite in gpu.SUITES:
