@@ -178,7 +178,18 @@ struct Run {
   }
   void route(const Layer& l, uint32_t* chosen) {
     const uint32_t E = uint32_t(c.experts), k = uint32_t(c.experts_per_token);
-    product(l.router, l.b_router, normed(), matrix(b.router, DType::f32, p.T, E, E));
+    const int64_t tokens = (p.T + prompts::kRouted - 1) / prompts::kRouted;
+    launch("prompt router", prompts::route_kernel, int64_t(l.router.bands) * tokens,
+           prompts::Route{.x = b.normed,
+                          .w = l.router.data,
+                          .bias = l.b_router,
+                          .logits = b.router,
+                          .stride = stride,
+                          .band_bytes = l.router.band_bytes,
+                          .T = uint32_t(p.T),
+                          .E = E,
+                          .C = uint32_t(c.hidden),
+                          .granules = l.router.granules});
     launch("prompt choice", prompts::choose_kernel, (p.T + prompts::kWarps - 1) / prompts::kWarps,
            prompts::Choose{b.router, chosen, b.weights, uint32_t(p.T), E, k});
     launch("prompt places", prompts::places_kernel, E, prompts::Places{chosen, b.place, b.offsets, uint32_t(S), E});
