@@ -86,9 +86,21 @@ def samples(device):
     yield "activation_backward, derived", ops.activation_backward.default, (dy, x, "gelu")
 
 
+def largest_number(op, arguments):
+    """Of the results and of the gradients that opcheck compares: those of the sum of all results' sums."""
+    leaves = [a for a in torch.utils._pytree.tree_leaves(arguments) if isinstance(a, torch.Tensor) and a.requires_grad]
+    results = [y for y in torch.utils._pytree.tree_leaves(op(*arguments)) if isinstance(y, torch.Tensor) and y.is_floating_point() and y.numel()]
+    total = sum(y.sum().abs() for y in results)
+    found = torch.autograd.grad(total, leaves, allow_unused=True) if leaves and total.requires_grad else ()
+    return max(t.abs().max().item() for t in (*results, *(g for g in found if g is not None)))
+
+
 def test_opcheck(device):
     for name, op, arguments in samples(device):
-        report = torch.library.opcheck(op, arguments, raise_exception=False)
+        # Traced, PyTorch's own products may be other ones, whose sums of some 16 products are formed in another order: of second derivatives,
+        # up to 700, the smallest elements then differ by more than a share of themselves.
+        atol = max(1e-5, 16 * reference.ROUNDING[torch.float32] * largest_number(op, arguments))
+        report = torch.library.opcheck(op, arguments, raise_exception=False, rtol=1.3e-6, atol=atol)
         assert all(v == "SUCCESS" for v in report.values()), f"{name}: {report}"
 
 

@@ -14,8 +14,8 @@
 
 namespace ingot::gemm {
 
-template <int kStages, int kCluster, Team kTeam> struct Pipeline {
-  static constexpr uint32_t kReaders = (kTeam == Team::ping_pong ? 4 : 4 * kWarpgroups) * kCluster;
+template <int kStages, int kCluster, Team kTeam, int kGroups = kWarpgroups> struct Pipeline {
+  static constexpr uint32_t kReaders = (kTeam == Team::ping_pong ? 4 : 4 * kGroups) * kCluster;
   using Cursor = tile::RingCursor<kStages>;
   struct Memory {
     uint64_t full[kStages], empty[kStages];

@@ -1,8 +1,7 @@
 #pragma once
 // The kernel: blocks stay for the whole product. A warp brings a stage at a time, 64 columns of 256 rows of weights as
-// granules (bulk copies) and of the tile's rows of x (a tensor copy); two warpgroups turn granules into wgmma's A
+// granules (bulk copies) and of the tile's rows of x (a tensor copy); warpgroups turn granules into wgmma's A
 // operand in registers, which is what granules are ordered for, and multiply: rows of weights down, rows of x across.
-// While products of one stage run, the next one's granules are decoded into other registers.
 //
 // Codes of 4 and 8 bits become bf16 by moving bits, which leaves them smaller by 2^126 and 2^120; one multiplication
 // brings in the block's scale and most of that. What is left, kDrop, keeps large scales in bf16's range.
@@ -21,8 +20,15 @@
 
 namespace ingot::grouped {
 
-constexpr int kBlocks = 2;  // of 64 rows, a warpgroup's part of a tile
-static_assert(kBands == 4 * kBlocks * gemm::kWarpgroups, "bands of a tile are dealt out to warps");
+// Who shares the 256 rows of a tile: so many warpgroups, each so many blocks of 64 rows. Of mxfp4, four with a block
+// each: a warp cannot decode while it asks for products of registers, and its instructions depend on each other, so two
+// warps of a scheduler leave it idle.
+template <WeightFormat F, int kRows> struct Team {
+  static constexpr int kGroups = F != WeightFormat::fp8 && kRows <= 80 ? 4 : 2, kBlocks = 4 / kGroups;
+  static constexpr int kConsumerWarps = 4 * kGroups, kThreads = 32 * (kConsumerWarps + 4);
+  static constexpr int kProducerRegisters = kGroups == 4 ? 24 : 40, kConsumerRegisters = kGroups == 4 ? 112 : 232;
+  static_assert(kBands == 4 * kBlocks * kGroups, "bands of a tile are dealt out to warps");
+};
 
 template <WeightFormat F> constexpr float kDrop = 1;
 template <> constexpr float kDrop<WeightFormat::fp8> = 0x1p60f;
@@ -35,7 +41,7 @@ template <WeightFormat F, int kRows> struct Memory {
   static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kA = kBands * kGranule, kB = kRows * 128;
   static constexpr uint32_t kFit = (216 * 1024) / (kA + kB);
   static constexpr int kStages = kFit < 8 ? kFit : 8;
-  using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative>;
+  using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative, Team<F, kRows>::kGroups>;
   alignas(1024) char b[kStages][kB];
   alignas(128) char a[kStages][kA];
   typename Pipe::Memory pipe;
@@ -66,96 +72,109 @@ template <WeightFormat F, int kRows> __device__ void produce(const Params& p, Me
 }
 
 // 2^(s - 65) of byte i, twice; infinity where that is beyond bf16.
-__device__ __forceinline__ uint32_t scale_pair(uint32_t scales, int i) {
-  const uint32_t exponent = min((scales >> (8 * i) & 0xff) + 62, 255u) << 7;
-  return exponent | exponent << 16;
+__device__ __forceinline__ uint32_t scale_pair(uint32_t scales, uint32_t i) {
+  constexpr uint32_t kOne = 0x00800080;  // of both exponents
+  return min(__byte_perm(scales, 0, 0x4440 + i), 193u) * kOne + 62 * kOne;
 }
 
-// A granule in shared memory as the A operand of four steps of 16 columns.
-template <WeightFormat F> __device__ __forceinline__ void decode(uint32_t granule, uint32_t (&a)[4][4]) {
+// Half a granule in shared memory as the A operand of two steps of 16 columns. `kept`: what the first half's reading
+// brings for the second's.
+struct Kept {
+  uint32_t codes[4], scales[1];
+};
+template <WeightFormat F, int kHalf>
+__device__ __forceinline__ void decode(uint32_t granule, Kept& kept, uint32_t (&a)[2][4]) {
   const uint32_t lane = threadIdx.x % 32;
   if constexpr (F == WeightFormat::bf16) {
 #pragma unroll
-    for (int s = 0; s < 4; ++s) ptx::load_shared(a[s], granule + s * 512 + lane * 16);
+    for (int s = 0; s < 2; ++s) ptx::load_shared(a[s], granule + (2 * kHalf + s) * 512 + lane * 16);
   } else if constexpr (F == WeightFormat::mxfp4) {
-    uint32_t codes[4], scales[1];
-    ptx::load_shared(codes, granule + lane * 16);
-    ptx::load_shared(scales, granule + 512 + lane / 4 * 4);
+    if constexpr (kHalf == 0) {
+      ptx::load_shared(kept.codes, granule + lane * 16);
+      ptx::load_shared(kept.scales, granule + 512 + lane / 4 * 4);
+    }
 #pragma unroll
-    for (int s = 0; s < 4; ++s)
+    for (int s = 0; s < 2; ++s)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        a[s][i] = ptx::multiply_bf16x2(granules::two_of_mxfp4(codes[s], i), scale_pair(scales[0], s / 2 * 2 + (i & 1)));
+        a[s][i] = ptx::multiply_bf16x2(granules::two_of_mxfp4(kept.codes[2 * kHalf + s], i),
+                                       scale_pair(kept.scales[0], uint32_t(2 * kHalf + (i & 1))));
   } else {
     // Granules hold four columns a lane, as products of 8 bits take them; those of 16 want two, and two 8 further.
     constexpr uint32_t kUp = 0x5d805d80;  // 2^60
     const uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int s = 0; s < 4; ++s)
+    for (int s = 0; s < 2; ++s)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t holder = 4 * g + i / 2 * 2 + t / 2, word = s % 2 * 2 + (i & 1);
+        const uint32_t holder = 4 * g + i / 2 * 2 + t / 2, word = s * 2 + (i & 1);
         uint32_t w[1];
-        ptx::load_shared(w, granule + s / 2 * 512 + holder * 16 + word * 4);
+        ptx::load_shared(w, granule + kHalf * 512 + holder * 16 + word * 4);
         const uint32_t two = w[0] >> (t % 2 * 16);
         a[s][i] = ptx::multiply_bf16x2(granules::even_of_fp8((two & 0xff) | (two & 0xff00) << 8), kUp);
       }
   }
 }
-using Fragments = uint32_t[kBlocks][4][4];
 
 template <WeightFormat F, int kRows> class Consumer {
  public:
   using M = Memory<F, kRows>;
+  static constexpr int kBlocks = Team<F, kRows>::kBlocks;
   __device__ __forceinline__ Consumer(const Params& p, M& m, uint32_t warp) : p_(p), m_(m) {
 #pragma unroll
     for (uint32_t r = 0; r < kBlocks; ++r) band_[r] = (warp / 4 * kBlocks + r) * 4 + warp % 4;
   }
-  // All products of a tile of so many rows of x.
+  // All products of a tile of so many rows of x. While those of half a stage run, the next half is decoded into other
+  // registers; a stage is handed back when the next one's first products are under way.
   template <int kWidth> __device__ __forceinline__ void multiply(float (&d)[kBlocks][kWidth / 2]) {
-    Fragments even, odd;
+    Half first, second;
+    Kept kept[kBlocks];
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
-    fetch(even);
-    for (uint32_t step = 0;;) {
-      if (!stage<kWidth>(d, even, odd, step)) break;
-      if (!stage<kWidth>(d, odd, even, step)) break;
+    fetch(first, kept);
+    for (uint32_t step = 0, before = 0;; before = at_.stage, at_.advance(), fetch(first, kept)) {
+      issue<kWidth, 0>(d, first, step > 0);
+      ptx::wgmma_wait_group<1>();
+      if (step > 0) M::Pipe::release(m_.pipe, before);
+      const uint32_t from = ptx::shared_address(m_.a[at_.stage]);
+#pragma unroll
+      for (int r = 0; r < kBlocks; ++r) decode<F, 1>(from + band_[r] * M::kGranule, kept[r], second[r]);
+      issue<kWidth, 1>(d, second, true);
+      if (++step == p_.granules) break;
+      ptx::wgmma_wait_group<1>();
     }
+    ptx::wgmma_wait_group<0>();
+    M::Pipe::release(m_.pipe, at_.stage);
+    at_.advance();
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
   }
   uint32_t band_[kBlocks];  // of the tile, this warp's
 
  private:
-  __device__ __forceinline__ void fetch(Fragments& a) {
+  using Half = uint32_t[kBlocks][2][4];
+  __device__ __forceinline__ void fetch(Half& a, Kept (&kept)[kBlocks]) {
     M::Pipe::wait(m_.pipe, at_);
     const uint32_t from = ptx::shared_address(m_.a[at_.stage]);
 #pragma unroll
-    for (int r = 0; r < kBlocks; ++r) decode<F>(from + band_[r] * M::kGranule, a[r]);
+    for (int r = 0; r < kBlocks; ++r) decode<F, 0>(from + band_[r] * M::kGranule, kept[r], a[r]);
   }
-  // A stage's products, the next one's decoding under them. False after the last.
-  template <int kWidth>
-  __device__ __forceinline__ bool stage(float (&d)[kBlocks][kWidth / 2], Fragments& now, Fragments& next,
-                                        uint32_t& step) {
-    const uint32_t b = ptx::shared_address(m_.b[at_.stage]), here = at_.stage;
+  template <int kWidth, int kHalf>
+  __device__ __forceinline__ void issue(float (&d)[kBlocks][kWidth / 2], Half& a, bool adds) {
+    const uint32_t b = ptx::shared_address(m_.b[at_.stage]);
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r)
 #pragma unroll
-      for (int s = 0; s < 4; ++s) ptx::fence_registers(now[r][s]);
+      for (int s = 0; s < 2; ++s) ptx::fence_registers(a[r][s]);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < 4; ++s)
+    for (int s = 0; s < 2; ++s)
 #pragma unroll
       for (int r = 0; r < kBlocks; ++r)
-        ptx::wgmma<bf16, kWidth>(
-            d[r], now[r][s], tile::operand<ptx::Major::k, tile::Swizzle::b128>(b, uint32_t(16 * s)), step > 0 || s > 0);
+        ptx::wgmma<bf16, kWidth>(d[r], a[r][s],
+                                 tile::operand<ptx::Major::k, tile::Swizzle::b128>(b, uint32_t(16 * (2 * kHalf + s))),
+                                 adds || s > 0);
     ptx::wgmma_commit_group();
-    const bool more = ++step < p_.granules;
-    at_.advance();
-    if (more) fetch(next);
-    ptx::wgmma_wait_group<0>();
-    M::Pipe::release(m_.pipe, here);
-    return more;
   }
   const Params& p_;
   M& m_;
@@ -201,7 +220,7 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
       }
   } else {
     // What is added to is asked for together: one load after the other took as long as the products.
-    constexpr int kTogether = kRows / 8 < 4 ? kRows / 8 : 4;
+    constexpr int kMost = kRows <= 80 ? 1 : 4, kTogether = kRows / 8 < kMost ? kRows / 8 : kMost;
 #pragma unroll
     for (int first = 0; first < kRows / 8; first += kTogether) {
       float old[4 * kTogether] = {};
@@ -221,34 +240,36 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
 
 template <WeightFormat F, int kRows, bool kGated, int kWidth>
 __device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows>& consumer, const Tile& t) {
+  constexpr int kBlocks = Team<F, kRows>::kBlocks;
   float d[kBlocks][kWidth / 2];
   consumer.template multiply<kWidth>(d);
   const auto end = [&](uint32_t band, const auto& sums) {
     if (band < p.bands) finish<F, kWidth, kGated>(p, t, band, sums);
   };
   // Not a loop: it would not be unrolled, being long, and sums that are indexed lie in memory.
-  static_assert(kBlocks == 2);
+  static_assert(kBlocks <= 2);
   end(t.band + consumer.band_[0], d[0]);
-  end(t.band + consumer.band_[1], d[1]);
+  if constexpr (kBlocks == 2) end(t.band + consumer.band_[1], d[1]);
 }
 
 template <WeightFormat F, int kRows, bool kGated>
-__global__ void __launch_bounds__(gemm::kThreads, 1) grouped_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(Team<F, kRows>::kThreads, 1) grouped_kernel(const __grid_constant__ Params p) {
   using M = Memory<F, kRows>;
+  using T = Team<F, kRows>;
   auto& m = *tile::dynamic_shared<M>();
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) M::Pipe::init(m.pipe);
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  for (uint32_t g = threadIdx.x; g <= p.groups; g += gemm::kThreads) m.offsets[g] = p.offsets[g];
+  for (uint32_t g = threadIdx.x; g <= p.groups; g += T::kThreads) m.offsets[g] = p.offsets[g];
   __syncthreads();
-  if (warp < 4) {
-    ptx::decrease_registers<40>();
-    if (warp == 0 && ptx::elect_one()) produce<F, kRows>(p, m);
+  if (warp >= T::kConsumerWarps) {
+    ptx::decrease_registers<T::kProducerRegisters>();
+    if (warp == T::kConsumerWarps && ptx::elect_one()) produce<F, kRows>(p, m);
     __syncwarp();
   } else {
-    ptx::increase_registers<232>();
-    Consumer<F, kRows> consumer(p, m, warp - 4);
+    ptx::increase_registers<T::kConsumerRegisters>();
+    Consumer<F, kRows> consumer(p, m, warp);
     Walk walk = walk_of(p, m.offsets);
     for (Tile t; walk.next(t);) {
       if (kNarrow<kRows> < kRows && t.rows() <= kNarrow<kRows>)
@@ -262,7 +283,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) grouped_kernel(const __grid
 template <WeightFormat F, int kRows>
 void launch_tile(const Params& p, bool gated, int64_t blocks, int device, Stream stream) {
   const gpu::Launch at{.grid = blocks,
-                       .block = gemm::kThreads,
+                       .block = Team<F, kRows>::kThreads,
                        .smem = int64_t(sizeof(Memory<F, kRows>)),
                        .overlap = true,
                        .device = device};

@@ -37,16 +37,24 @@ struct Walk {
 
 // Rows of x in a tile, and in the tile of the kernel that takes it: 16, 80, which also multiplies 40, or 128. Of
 // groups: few where memory is what takes time, then so many that nearly every group of 64 rows, as 2,048 tokens give
-// each of 128 experts, is one tile. Of one matrix: fewer where multiprocessors would idle.
+// each of 128 experts, is one tile. Of one matrix: those whose waves of tiles end first, weights taking as long as some
+// kWeightRows rows of x.
 struct TileRows {
   int rows, kernel;
 };
 inline TileRows pick_tile_rows(int64_t rows, int64_t groups, int64_t bands, int64_t sms) {
   if (groups <= 1) {
+    constexpr TileRows kTiles[] = {{128, 128}, {80, 80}, {40, 80}};
+    constexpr int64_t kWeightRows = 40;
     const int64_t tiles_down = (bands + kBands - 1) / kBands;
-    const auto idles = [&](int tile) { return tiles_down * ((rows + tile - 1) / tile) * 2 <= sms; };
-    if (!idles(128)) return {128, 128};
-    return {idles(80) ? 40 : 80, 80};
+    const auto time_of = [&](const TileRows& t) {
+      const int64_t tiles = tiles_down * ((rows + t.rows - 1) / t.rows);
+      return (tiles + sms - 1) / sms * (t.rows + kWeightRows);
+    };
+    TileRows best = kTiles[0];
+    for (const TileRows& t : kTiles)
+      if (time_of(t) < time_of(best)) best = t;
+    return best;
   }
   const double mean = double(rows) / double(groups);
   const int tile = mean <= 8 ? 16 : mean <= 160 ? 80 : 128;

@@ -37,8 +37,10 @@ TEST(GroupedSchedule, TilesAreWideEnoughForTheUsualGroup) {
   EXPECT_EQ(pick_tile_rows(8192, 32, 360, 132).rows, 128);
 }
 
-TEST(GroupedSchedule, TilesOfOneMatrixAreSmallerWhereMultiprocessorsWouldIdle) {
-  EXPECT_EQ(pick_tile_rows(2048, 1, 320, 132).rows, 128);
+TEST(GroupedSchedule, TilesOfOneMatrixAreThoseWhoseWavesEndFirst) {
+  EXPECT_EQ(pick_tile_rows(2048, 1, 180, 132).rows, 128);  // two waves; of 80 rows three
+  EXPECT_EQ(pick_tile_rows(1024, 1, 320, 132).rows, 80);   // 160 tiles of 128 rows are two waves
+  EXPECT_EQ(pick_tile_rows(1024, 1, 180, 132).rows, 128);
   EXPECT_EQ(pick_tile_rows(300, 1, 320, 132).rows, 80);
   EXPECT_EQ(pick_tile_rows(100, 1, 320, 132).rows, 40);
   EXPECT_EQ(pick_tile_rows(2048, 1, 8, 132).rows, 40);

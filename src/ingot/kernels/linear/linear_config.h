@@ -23,9 +23,13 @@ constexpr int64_t kMostAddedBytes = int64_t(1) << 29;
 // Over a K as long as a vocabulary its blocks drift apart and share less in L2: 4,096 x 4,096 over 128,256 takes 6.2 to
 // 8.5 ms, cuBLASLt's 5.9 (H100). `memory`: gpu::memory_bandwidth.
 constexpr int64_t kMostCoreK = 65536;
+// With so few tiles the wait for the first operands and the last one's epilogue show: 1,024 x 4,096 over 4,096, two
+// waves, takes 45.5 us, cuBLASLt's 44.3 (H200).
+constexpr int64_t kFewestWaves = 3;
 inline bool core_is_faster(const gemm::Problem& p, bool combines, int64_t added_bytes, int64_t sms, double memory) {
   const gemm::Tile best = kLinearTiles[gemm::pick_tile(p, kLinearTiles, sms)];
-  return !combines && added_bytes <= kMostAddedBytes && p.k >= 128 && p.k <= kMostCoreK &&
+  const bool is_few = p.batch * p.m * p.n < kFewestWaves * sms * gemm::kTileM * 128;
+  return !combines && !is_few && added_bytes <= kMostAddedBytes && p.k >= 128 && p.k <= kMostCoreK &&
          !gemm::waits_for_memory(p, memory) && gemm::efficiency(p, best, sms) >= 0.95;
 }
 

@@ -13,7 +13,9 @@ TEST(LinearConfig, TheCoreTakesProductsThatFillTheGpu) {
   EXPECT_FALSE(core_is_faster({64, 4096, 4096}, false, 0, 132, kH200));    // one row of tiles
   EXPECT_FALSE(core_is_faster({512, 512, 98304}, false, 0, 132, kH200));   // 16 tiles: K must be divided
   EXPECT_FALSE(core_is_faster({3072, 768, 16384}, false, 0, 132, kH200));  // 144 tiles on 132 multiprocessors
-  EXPECT_FALSE(core_is_faster({98304, 2048, 512}, true, 0, 132, kH200));   // a bias is cuBLASLt's
+  EXPECT_FALSE(core_is_faster({1024, 4096, 4096}, false, 0, 132, kH200));  // two waves
+  EXPECT_TRUE(core_is_faster({4096, 4096, 1024}, false, 0, 132, kH200));
+  EXPECT_FALSE(core_is_faster({98304, 2048, 512}, true, 0, 132, kH200));  // a bias is cuBLASLt's
   EXPECT_TRUE(core_is_faster({128256, 4096, 4096}, false, 0, 132, kH200));
   EXPECT_FALSE(core_is_faster({128256, 4096, 4096}, false, int64_t(128256) * 4096 * 4, 132, kH200));  // sums beyond L2
 }

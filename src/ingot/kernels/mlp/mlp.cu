@@ -1,8 +1,5 @@
 #include <cuda_runtime.h>
 
-#include <algorithm>
-#include <iterator>
-
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/mlp/parts/backward_plan.h"
 #include "ingot/kernels/mlp/parts/formed_weights.h"
@@ -12,12 +9,11 @@ namespace {
 
 // Up to here the few-rows forms are the faster ones. Saving costs the forward form for many rows more.
 constexpr int64_t kFewRows = 2048, kFewRowsSaved = 4096, kFewRowsBackward = 8192;
-constexpr int64_t kFewRowsTo512 = 4224;          // 64 to each pair of SMs of an H100 or H200
-constexpr int64_t kFewRowsBackwardTo512 = 2048;  // beyond 128 columns
-// From here on the forms to 256 and to 512 take less time than the portable one, or about as much.
-constexpr int64_t kStreamedBackwardRows = 512;
-constexpr int64_t kStreamedBackwardRowsTo128 = 4096;  // likewise, where no layer is wider than 128
-constexpr int64_t kFormedSlopesRows = 1536;           // likewise, where slopes are formed of x, without weight norm
+constexpr int64_t kFewRowsTo512 = 4224;  // 64 to each pair of SMs of an H100 or H200
+constexpr int64_t kFewRowsBackwardTo256 = 2048, kFewRowsBackwardTo512 = 4096;
+// From here on the forms for many rows take less time than the portable one, or about as much: where no layer is wider
+// than 128; and where slopes are formed of x.
+constexpr int64_t kStreamedBackwardRowsTo128 = 4096, kFormedSlopesRows = 1536;
 
 int compute_major(Device device) {
   int major = 0;
@@ -32,29 +28,15 @@ void check_generation(const char* op, int compute_major) {
          ".x, expected 8.0 or later");
 }
 
-// Of networks that have the widest halves of the form to 512 (beyond 448 columns), with as many layers: the portable
-// one takes twice as long for each further layer.
-int64_t fewest_rows_of_the_widest(size_t layers) {
-  constexpr int64_t kOfLayers[] = {kStreamedBackwardRows, 256, 128};
-  return layers <= std::size(kOfLayers) ? kOfLayers[layers - 1] : 1;
-}
 int64_t fewest_backward_rows(const MlpBackward& m) {
   if (mlp_widest(m) <= kMlpTo128) return kStreamedBackwardRowsTo128;
   if (mlp_has_norms(m.layers)) return 1;  // in the portable form every block finds them for itself
-  if (!m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act)) return kFormedSlopesRows;
-  const bool is_widest = mlp_widest(m) > 448 && mlp_backward_has_values(m);
-  return is_widest ? fewest_rows_of_the_widest(m.layers.size()) : kStreamedBackwardRows;
+  return !m.saved && mlp_backward_values(m) > 0 && !slope_follows_from_value(m.act) ? kFormedSlopesRows : 1;
 }
-
-// Where the form for few rows has run on a GPU and was compared: whole training steps of f16 networks of one width,
-// values kept from which slopes follow.
+// Beyond 128 columns the form for few rows is the fastest up to here (docs/mlp-to-512.md).
 bool takes_few_rows_to_512(const MlpBackward& m) {
-  const int64_t width = m.x.cols();
-  const auto as_wide = [&](const MlpLayer& layer) { return layer.w.rows() == width && layer.w.cols() == width; };
-  return m.x.rows() <= kFewRowsBackwardTo512 && width > kMlpTo128 && m.x.dtype == DType::f16 && m.dx &&
-         !m.activate_last && mlp_backward_has_values(m) && slope_follows_from_value(m.act) &&
-         std::all_of(m.layers.begin(), m.layers.end(), as_wide) &&
-         std::all_of(m.grads.begin(), m.grads.end(), mlp_trained) && mlp_takes(m, MlpForm::to_512_few_rows);
+  const int64_t most = mlp_widest(m) <= kMlpTo256 ? kFewRowsBackwardTo256 : kFewRowsBackwardTo512;
+  return m.x.rows() <= most && mlp_widest(m) > kMlpTo128 && mlp_takes(m, MlpForm::to_512_few_rows);
 }
 
 [[noreturn]] void no_such_form(const char* op, MlpForm form) {

@@ -321,7 +321,8 @@ TEST_P(MlpCuda, TakesLeadingDimensionsAsRows) {
 
 TEST_P(MlpCuda, TheEntryPointsChooseAFormThatAgrees) {
   for (const Case& c : {Case{.widths = equal_widths(3, 128), .rows = 100}, Case{.widths = {128, 64, 8}, .rows = 9000},
-                        Case{.widths = {64, 256, 200}, .rows = 9000}, Case{.widths = {64, 512, 264}, .rows = 2000}}) {
+                        Case{.widths = {64, 256, 200}, .rows = 9000}, Case{.widths = {64, 256, 200}, .rows = 300},
+                        Case{.widths = {64, 512, 264}, .rows = 2000}}) {
     Problem p(c, GetParam().dtype, MlpForm::portable);
     p.fill(11);
     const auto before = gradients_now(p);
@@ -453,59 +454,30 @@ TEST(MlpCudaForms, AreChosenByShapesTypesAndGenerationAlone) {
   };
   EXPECT_EQ(cuda::pick_mlp_form(backward(8192, 128, DType::bf16), 9), MlpForm::to_128_few_rows);
   EXPECT_EQ(cuda::pick_mlp_form(backward(8193, 128, DType::bf16), 9), MlpForm::to_128);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(100, 136, DType::bf16), 9), MlpForm::portable);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 136, DType::bf16), 9), MlpForm::to_256);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 256, DType::f32), 9), MlpForm::to_256);
-  MlpBackward of_gelu = backward(1535, 256, DType::bf16);
-  of_gelu.act = act_of<Gelu>;
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_256);
-  of_gelu.saved = {};
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::portable);
-  of_gelu.layers[1].g = of_gelu.layers[1].w;
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_256);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 264, DType::bf16), 9), MlpForm::to_512);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(512, 512, DType::f32), 9), MlpForm::to_512);
-  MlpBackward wide = backward(255, 512, DType::bf16);
-  EXPECT_EQ(cuda::pick_mlp_form(wide, 9), MlpForm::portable);
-  wide.layers[0].g = wide.layers[0].w;
-  EXPECT_EQ(cuda::pick_mlp_form(wide, 9), MlpForm::to_512);  // weight norm
-  EXPECT_EQ(cuda::pick_mlp_form(backward(256, 512, DType::bf16), 9), MlpForm::to_512);
-  EXPECT_EQ(cuda::pick_mlp_form(backward(256, 512, DType::f32), 9), MlpForm::portable);  // values are rounded first
-  EXPECT_EQ(cuda::pick_mlp_form(backward(384, 448, DType::bf16), 9), MlpForm::portable);
-  for (int64_t rows : {127, 128}) {
-    wide = backward(rows, 512, DType::bf16);
-    wide.layers.push_back(wide.layers[0]), wide.grads.emplace_back();
-    EXPECT_EQ(cuda::pick_mlp_form(wide, 9), rows < 128 ? MlpForm::portable : MlpForm::to_512);
+  for (DType saved : {DType::bf16, DType::f32}) {
+    for (int64_t width : {136, 256}) {
+      EXPECT_EQ(cuda::pick_mlp_form(backward(1, width, saved), 9), MlpForm::to_512_few_rows);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(2048, width, saved), 9), MlpForm::to_512_few_rows);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(2049, width, saved), 9), MlpForm::to_256);
+    }
+    for (int64_t width : {264, 512}) {
+      EXPECT_EQ(cuda::pick_mlp_form(backward(1, width, saved), 9), MlpForm::to_512_few_rows);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(4096, width, saved), 9), MlpForm::to_512_few_rows);
+      EXPECT_EQ(cuda::pick_mlp_form(backward(4097, width, saved), 9), MlpForm::to_512);
+    }
   }
-  wide = backward(1, 512, DType::bf16);
-  wide.layers.resize(4, wide.layers[0]), wide.grads.resize(4);
-  EXPECT_EQ(cuda::pick_mlp_form(wide, 9), MlpForm::to_512);
-  of_gelu = backward(512, 512, DType::bf16);
-  of_gelu.act = act_of<Gelu>;
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512);
-  of_gelu.saved = {};
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::portable);
-  of_gelu.act = act_of<Softplus>;
-  EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512);
-  // Of whole training steps in f16, one width, values kept.
-  const auto whole_step = [&](int64_t rows, int64_t width) {
-    const Mlp f = problem(DType::f16, rows, width);
-    MlpBackward b{.dy = f.y,
-                  .x = f.x,
-                  .dx = f.x,
-                  .layers = {f.layers[0], f.layers[0]},
-                  .act = act_of<Softplus>,
-                  .saved = Tensor(nullptr, DType::f16, {rows * width}, gpu)};
-    b.grads.resize(2, MlpLayer{.w = Tensor(nullptr, DType::f32, {width, width}, gpu)});
-    return b;
-  };
-  for (int64_t width : {136, 256, 264, 512}) {
-    EXPECT_EQ(cuda::pick_mlp_form(whole_step(1, width), 9), MlpForm::to_512_few_rows);
-    EXPECT_EQ(cuda::pick_mlp_form(whole_step(2048, width), 9), MlpForm::to_512_few_rows);
-    EXPECT_EQ(cuda::pick_mlp_form(whole_step(2049, width), 9), width <= 256 ? MlpForm::to_256 : MlpForm::to_512);
-    MlpBackward frozen = whole_step(300, width);
-    frozen.grads[0] = {};
-    EXPECT_NE(cuda::pick_mlp_form(frozen, 9), MlpForm::to_512_few_rows);
+  for (int64_t width : {256, 512}) {
+    const MlpForm many_rows = width == 256 ? MlpForm::to_256 : MlpForm::to_512;
+    MlpBackward of_gelu = backward(1535, width, DType::bf16);
+    of_gelu.act = act_of<Gelu>;
+    EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512_few_rows);
+    of_gelu.saved = {};
+    EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::portable);
+    of_gelu.act = act_of<Softplus>;
+    EXPECT_EQ(cuda::pick_mlp_form(of_gelu, 9), MlpForm::to_512_few_rows);
+    MlpBackward normed = backward(1, width, DType::bf16);
+    normed.layers[1].g = normed.layers[1].w;
+    EXPECT_EQ(cuda::pick_mlp_form(normed, 9), many_rows);
   }
   EXPECT_EQ(cuda::pick_mlp_form(backward(100, 128, DType::bf16), 8), MlpForm::portable);
   for (int major : {8, 10, 12}) EXPECT_EQ(cuda::pick_mlp_form(problem(DType::f16, 1000, 64), major), MlpForm::portable);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "ingot/kernels/mlp/forms.h"
 #include "ingot/testing/native.h"
 
 namespace ingot::testing {
@@ -56,21 +57,46 @@ EXPORT int ingot_bench_mlp(const char* dtype, int64_t rows, int64_t depth, const
   });
 }
 
+namespace {
+MlpBackward mlp_backward_of(DType t, int64_t rows, int64_t depth, const int64_t* widths, const char* act,
+                            void* const* w, void* const* g, void* x, void* dy, void* dx, void* const* dw,
+                            void* const* dg, void* saved, const char* saved_dtype, const Tensor& workspace) {
+  MlpBackward m{.dy = Tensor(dy, t, {rows, widths[depth]}, kGpu),
+                .x = Tensor(x, t, {rows, widths[0]}, kGpu),
+                .dx = Tensor(dx, t, {rows, widths[0]}, kGpu),
+                .layers = mlp_layers(depth, widths, w, g, t),
+                .grads = mlp_layers(depth, widths, dw, dg, DType::f32),
+                .act = activation_named(act),
+                .workspace = workspace};
+  m.saved = mlp_saved(saved, saved_dtype, rows, m.layers);
+  return m;
+}
+}  // namespace
+
 EXPORT int ingot_bench_mlp_backward(const char* dtype, int64_t rows, int64_t depth, const int64_t* widths,
                                     const char* act, void* const* w, void* const* g, void* x, void* dy, void* dx,
                                     void* const* dw, void* const* dg, void* saved, const char* saved_dtype,
                                     void* workspace, int64_t workspace_bytes, void* stream) {
   return guarded([&] {
-    const DType t = dtype_named(dtype);
-    MlpBackward m{.dy = Tensor(dy, t, {rows, widths[depth]}, kGpu),
-                  .x = Tensor(x, t, {rows, widths[0]}, kGpu),
-                  .dx = Tensor(dx, t, {rows, widths[0]}, kGpu),
-                  .layers = mlp_layers(depth, widths, w, g, t),
-                  .grads = mlp_layers(depth, widths, dw, dg, DType::f32),
-                  .act = activation_named(act),
-                  .workspace = raw(workspace, workspace_bytes)};
-    m.saved = mlp_saved(saved, saved_dtype, rows, m.layers);
-    mlp_backward(m, {stream});
+    mlp_backward(mlp_backward_of(dtype_named(dtype), rows, depth, widths, act, w, g, x, dy, dx, dw, dg, saved,
+                                 saved_dtype, raw(workspace, workspace_bytes)),
+                 {stream});
+  });
+}
+
+// One form by its number in MlpForm, which must take the problem; without weight norm.
+EXPORT int ingot_bench_mlp_backward_with(int64_t form, const char* dtype, int64_t rows, int64_t depth,
+                                         const int64_t* widths, const char* act, void* const* w, void* x, void* dy,
+                                         void* dx, void* const* dw, void* saved, const char* saved_dtype,
+                                         void* workspace, int64_t workspace_bytes, void* stream) {
+  return guarded([&] {
+    const MlpBackward m = mlp_backward_of(dtype_named(dtype), rows, depth, widths, act, w, nullptr, x, dy, dx, dw,
+                                          nullptr, saved, saved_dtype, raw(workspace, workspace_bytes));
+    const auto as = cuda::MlpForm(form);
+    if (!cuda::mlp_takes(m, as)) fail(ErrorCode::unsupported, "mlp_backward: form ", form, " does not take this");
+    if (const int64_t needs = cuda::mlp_backward_workspace_bytes_with(m, as); needs > workspace_bytes)
+      fail(ErrorCode::usage, "mlp_backward: workspace: found ", workspace_bytes, " bytes, expected ", needs);
+    cuda::mlp_backward_with(m, as, {stream});
   });
 }
 

@@ -66,6 +66,10 @@ namespace {
 
 using prompts::kThreads;
 
+// Of so many tokens the router's kernel takes less time than tiles of a product, which are few
+// (docs/lab/gpt-oss-prompts.md).
+constexpr int64_t kMostRouted = 1024;
+
 struct Run {
   const Model& m;
   const PromptBuffers& b;
@@ -176,9 +180,24 @@ struct Run {
     product(l.o, l.b_o, matrix(b.mixed, DType::bf16, p.T, q_width, q_width),
             matrix(several ? b.part[0] : b.x, DType::f32, p.T, c.hidden, stride), !several);
   }
+  void router_logits(const Layer& l) {
+    const int64_t E = c.experts, tokens = (p.T + prompts::kRouted - 1) / prompts::kRouted;
+    if (p.T > kMostRouted) return product(l.router, l.b_router, normed(), matrix(b.router, DType::f32, p.T, E, E));
+    launch("prompt router", prompts::route_kernel, int64_t(l.router.bands) * tokens,
+           prompts::Route{.x = b.normed,
+                          .w = l.router.data,
+                          .bias = l.b_router,
+                          .logits = b.router,
+                          .stride = stride,
+                          .band_bytes = l.router.band_bytes,
+                          .T = uint32_t(p.T),
+                          .E = uint32_t(E),
+                          .C = uint32_t(c.hidden),
+                          .granules = l.router.granules});
+  }
   void route(const Layer& l, uint32_t* chosen) {
     const uint32_t E = uint32_t(c.experts), k = uint32_t(c.experts_per_token);
-    product(l.router, l.b_router, normed(), matrix(b.router, DType::f32, p.T, E, E));
+    router_logits(l);
     launch("prompt choice", prompts::choose_kernel, (p.T + prompts::kWarps - 1) / prompts::kWarps,
            prompts::Choose{b.router, chosen, b.weights, uint32_t(p.T), E, k});
     launch("prompt places", prompts::places_kernel, E, prompts::Places{chosen, b.place, b.offsets, uint32_t(S), E});

@@ -217,6 +217,60 @@ __global__ void lengths_kernel(int32_t* whole, int32_t* keys, int32_t* sliding, 
   whole[1] = T, keys[1] = n, sliding[1] = m;
 }
 
+// logits = x w^T + bias of few rows of bf16 weights. A block kRouted rows of weights and as many tokens: more blocks
+// than tiles of a product, and the warps of one share K. Sums of warps are added in their order.
+constexpr uint32_t kRouted = 16;
+struct Route {
+  const bf16* x;     // (T, stride), the first C of each
+  const uint8_t* w;  // bands of bf16 granules
+  const float* bias;
+  float* logits;  // (T, E)
+  int64_t stride, band_bytes;
+  uint32_t T, E, C, granules;
+};
+__global__ void __launch_bounds__(kThreads) route_kernel(Route p) {
+  auto& parts = tile::shared<float[kWarps][kRouted][kRouted + 1]>();
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  const uint32_t bands = (p.E + kRouted - 1) / kRouted, band = blockIdx.x % bands;
+  const uint32_t first = blockIdx.x / bands * kRouted;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, column = lane % 4 * 2;
+  float sums[2][4] = {};
+  for (uint32_t at = warp; at < p.granules; at += kWarps) {
+    const uint8_t* const granule = p.w + band * p.band_bytes + at * granules::Form<WeightFormat::bf16>::kBytes;
+    uint32_t a[4][4], b[4][2][2];
+#pragma unroll
+    for (uint32_t s = 0; s < 4; ++s) {
+      const uint4 four = __ldg(reinterpret_cast<const uint4*>(granule + s * 512 + lane * 16));
+      a[s][0] = four.x, a[s][1] = four.y, a[s][2] = four.z, a[s][3] = four.w;
+#pragma unroll
+      for (uint32_t block = 0; block < 2; ++block)
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+          const uint32_t t = first + 8 * block + g, c = at * 64 + 16 * s + 8 * half + column;
+          const uint32_t two = t < p.T && c < p.C ? *reinterpret_cast<const uint32_t*>(p.x + t * p.stride + c) : 0;
+          b[s][block][half] = c + 1 < p.C ? two : two & 0xffffu;
+        }
+    }
+#pragma unroll
+    for (uint32_t s = 0; s < 4; ++s)
+#pragma unroll
+      for (uint32_t block = 0; block < 2; ++block) ptx::mma_m16n8k16(bf16{}, sums[block], a[s], b[s][block]);
+  }
+#pragma unroll
+  for (uint32_t block = 0; block < 2; ++block)
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) parts[warp][g + i / 2 * 8][8 * block + column + i % 2] = sums[block][i];
+  __syncthreads();
+  static_assert(kThreads == kRouted * kRouted, "a thread a sum");
+  const uint32_t row = threadIdx.x % kRouted, token = threadIdx.x / kRouted, e = band * kRouted + row,
+                 t = first + token;
+  float sum = 0;
+#pragma unroll
+  for (uint32_t w = 0; w < kWarps; ++w) sum += parts[w][row][token];
+  if (t < p.T && e < p.E) p.logits[int64_t(t) * p.E + e] = sum + p.bias[e];
+}
+
 // A warp a token.
 struct Choose {
   const float* logits;  // (T, E)
