@@ -185,6 +185,8 @@ void Graph::launch(Stream stream) const {
 
 void copy_to_device(void* to, const void* from, int64_t bytes) {
   check_cuda(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyHostToDevice), "copying ", bytes, " bytes to the device");
+  // It may return while the bytes are on their way from a staging buffer, and other streams do not wait for that.
+  check_cuda(cudaStreamSynchronize(cudaStreamLegacy), "copying ", bytes, " bytes to the device");
 }
 void copy_to_host(void* to, const void* from, int64_t bytes) {
   check_cuda(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyDeviceToHost), "copying ", bytes, " bytes to the host");

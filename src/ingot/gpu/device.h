@@ -111,7 +111,8 @@ class Graph {
   void* handle_ = nullptr;
 };
 
-// Copies of raw bytes; from host memory they return when the source may be reused.
+// Copies of raw bytes. Those without a stream are done when they return, whatever stream comes next; they wait for none
+// but the default one. From host memory the others return when the source may be reused.
 void copy_to_device(void* to, const void* from, int64_t bytes);
 void copy_to_host(void* to, const void* from, int64_t bytes);
 void copy_on_device(void* to, const void* from, int64_t bytes, Stream stream);
