@@ -1,6 +1,5 @@
 #include "ingot/models/gpt/block.h"
 
-#include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/lane_write/lane_write.h"
 #include "ingot/kernels/scaled_add/scaled_add.h"
 #include "ingot/models/gpt/block_attention.h"
@@ -74,17 +73,12 @@ class Block {
     Block p(part.call, part.b);
     p.attn_.project_queries();
     p.attn_.rotate_queries();
-    attention({.q = p.at_.q(),
-               .k = at_.k(),
-               .v = at_.v(),
-               .cu_q = at_.call.scored_cu_seqlens,
-               .cu_k = at_.call.cu_seqlens,
-               .out = p.at_.q_heads(at_.b.saved.y),
-               .lse = p.at_.lse(),
-               .scale = at_.softmax_scale(),
-               .window = at_.config.window},
-              at_.call.stream);
+    attention(p.at_.attention_to(all_keys(), p.at_.lse()), at_.call.stream);
     p.write();
+  }
+  // What the scored tokens' queries see.
+  BlockView::Seen all_keys() const {
+    return {.k = at_.k(), .v = at_.v(), .cu_q = at_.call.scored_cu_seqlens, .cu_k = at_.call.cu_seqlens};
   }
   void backward_cut(const BlockGradients& g) {
     const Scratch& s = at_.b.scratch;
@@ -98,22 +92,10 @@ class Block {
     else
       p.residual_backward(g);
     p.attn_.attention_output_backward();
-    attention_backward({.q = p.at_.q(),
-                        .k = at_.k(),
-                        .v = at_.v(),
-                        .cu_q = at_.call.scored_cu_seqlens,
-                        .cu_k = at_.call.cu_seqlens,
-                        .out = p.at_.q_heads(at_.b.saved.y),
-                        .lse = p.at_.lse(),
-                        .dout = p.at_.q_heads(s.y_grad),
-                        .dq = p.at_.q_heads(s.q_grad),
-                        .dk = at_.kv_heads(s.k_grad),
-                        .dv = at_.kv_heads(s.v_grad),
-                        .has_delta = bool(p.at_.delta()),
-                        .scale = at_.softmax_scale(),
-                        .window = at_.config.window,
-                        .workspace = s.attention_workspace},
-                       at_.call.stream);
+    AttentionBackward a =
+        p.at_.attention_backward_to(all_keys(), p.at_.lse(), at_.kv_heads(s.k_grad), at_.kv_heads(s.v_grad));
+    a.has_delta = bool(p.at_.delta());
+    attention_backward(a, at_.call.stream);
     if (at_.application.exclude_self) scored.add_scattered(r.v_grad, at_.kv_rows(s.v_grad));
     p.attn_.rotate_queries_backward();
     attn_.rotate_keys_backward();

@@ -1,6 +1,5 @@
 #include "ingot/models/gpt/block_attention.h"
 
-#include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/axpby/axpby.h"
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/kernels/rope/rope.h"
@@ -54,15 +53,7 @@ void AttentionBranch::project_keys() const {
 }
 void AttentionBranch::attend() const {
   if (at.call.cached != nullptr) return attend_cached();
-  attention({.q = at.q(),
-             .k = at.k(),
-             .v = at.v(),
-             .cu_q = at.call.cu_seqlens,
-             .out = at.q_heads(at.b.saved.y),
-             .lse = at.lse(),
-             .scale = at.softmax_scale(),
-             .window = at.config.window},
-            at.call.stream);
+  attention(at.attention_to({.k = at.k(), .v = at.v(), .cu_q = at.call.cu_seqlens}, at.lse()), at.call.stream);
 }
 void AttentionBranch::attention_output() const {
   if (at.application.exclude_self)
@@ -105,22 +96,11 @@ void AttentionBranch::attention_output_backward() const {
 void AttentionBranch::attend_backward() const {
   if (at.call.cached != nullptr) return attend_cached_backward();
   const Scratch& s = at.b.scratch;
-  attention_backward({.q = at.q(),
-                      .k = at.k(),
-                      .v = at.v(),
-                      .cu_q = at.call.cu_seqlens,
-                      .out = at.q_heads(at.b.saved.y),
-                      .lse = at.lse(),
-                      .dout = at.q_heads(s.y_grad),
-                      .dq = at.q_heads(s.q_grad),
-                      .dk = at.kv_heads(s.k_grad),
-                      .dv = at.kv_heads(s.v_grad),
-                      .add_dv = at.adds_to_v(),
-                      .has_delta = bool(at.delta()),
-                      .scale = at.softmax_scale(),
-                      .window = at.config.window,
-                      .workspace = s.attention_workspace},
-                     at.call.stream);
+  AttentionBackward a = at.attention_backward_to({.k = at.k(), .v = at.v(), .cu_q = at.call.cu_seqlens}, at.lse(),
+                                                 at.kv_heads(s.k_grad), at.kv_heads(s.v_grad));
+  a.add_dv = at.adds_to_v();
+  a.has_delta = bool(at.delta());
+  attention_backward(a, at.call.stream);
 }
 void AttentionBranch::projections_backward() const {
   const Scratch& s = at.b.scratch;
@@ -209,14 +189,8 @@ void AttentionBranch::attend_cached() const {
                  all_v = cache.values(at.b.index).slice(0, base, end);
     copy_at({.from = at.k(), .to = all_k, .at = at.call.cache_at}, at.call.stream);
     copy_at({.from = at.v(), .to = all_v, .at = at.call.cache_at}, at.call.stream);
-    attention({.q = at.q(),
-               .k = all_k,
-               .v = all_v,
-               .cu_q = at.call.cached_cu.row(0).row(0),
-               .cu_k = at.call.cached_cu.row(0).row(1),
-               .out = at.q_heads(at.b.saved.y),
-               .scale = at.softmax_scale(),
-               .window = at.config.window},
+    const Tensor cu = at.call.cached_cu.row(0);
+    attention(at.attention_to({.k = all_k, .v = all_v, .cu_q = cu.row(0), .cu_k = cu.row(1)}, Tensor()),
               at.call.stream);
     return;
   }
@@ -224,15 +198,8 @@ void AttentionBranch::attend_cached() const {
     const int64_t n = end - begin, seen = keys.size(0);
     copy({.from = at.k().slice(0, begin, end), .to = keys.slice(0, seen - n, seen)}, at.call.stream);
     copy({.from = at.v().slice(0, begin, end), .to = values.slice(0, seen - n, seen)}, at.call.stream);
-    attention({.q = at.q().slice(0, begin, end),
-               .k = keys,
-               .v = values,
-               .cu_q = cu.row(0),
-               .cu_k = cu.row(1),
-               .out = at.q_heads(at.b.saved.y).slice(0, begin, end),
-               .lse = at.cached_lse(begin, end),
-               .scale = at.softmax_scale(),
-               .window = at.config.window},
+    const BlockView part = at.of_tokens(begin, end);
+    attention(part.attention_to({.k = keys, .v = values, .cu_q = cu.row(0), .cu_k = cu.row(1)}, part.cached_lse()),
               at.call.stream);
   });
 }
@@ -242,23 +209,12 @@ void AttentionBranch::attend_cached_backward() const {
   each_cached([&](int64_t begin, int64_t end, const Tensor& keys, const Tensor& values, const Tensor& cu) {
     const int64_t n = end - begin, seen = keys.size(0);
     const Tensor dk = view(s.all_k_grad, keys.shape), dv = view(s.all_v_grad, keys.shape);
-    attention_backward({.q = at.q().slice(0, begin, end),
-                        .k = keys,
-                        .v = values,
-                        .cu_q = cu.row(0),
-                        .cu_k = cu.row(1),
-                        .out = at.q_heads(at.b.saved.y).slice(0, begin, end),
-                        .lse = at.cached_lse(begin, end),
-                        .dout = at.q_heads(s.y_grad).slice(0, begin, end),
-                        .dq = at.q_heads(s.q_grad).slice(0, begin, end),
-                        .dk = dk,
-                        .dv = dv,
-                        .scale = at.softmax_scale(),
-                        .window = at.config.window,
-                        .workspace = s.attention_workspace},
+    const BlockView part = at.of_tokens(begin, end);
+    attention_backward(part.attention_backward_to({.k = keys, .v = values, .cu_q = cu.row(0), .cu_k = cu.row(1)},
+                                                  part.cached_lse(), dk, dv),
                        at.call.stream);
-    copy({.from = dk.slice(0, seen - n, seen), .to = at.kv_heads(s.k_grad).slice(0, begin, end)}, at.call.stream);
-    const Tensor own = at.kv_rows(s.v_grad).slice(0, begin, end), tail = dv.slice(0, seen - n, seen);
+    copy({.from = dk.slice(0, seen - n, seen), .to = part.kv_heads(s.k_grad)}, at.call.stream);
+    const Tensor own = part.kv_rows(s.v_grad), tail = dv.slice(0, seen - n, seen);
     if (at.adds_to_v())
       axpby({.x = tail.reshape({n, own.cols()}), .y = own}, at.call.stream);
     else

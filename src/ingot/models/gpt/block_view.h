@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ingot/kernels/attention/attention.h"
 #include "ingot/models/gpt/adapter.h"
 #include "ingot/models/gpt/block.h"
 
@@ -23,6 +24,12 @@ struct BlockView {
     }
     begin = 0;
     end = call.tokens;
+  }
+
+  BlockView of_tokens(int64_t first, int64_t last) const {
+    BlockView part = *this;
+    part.begin = first, part.end = last;
+    return part;
   }
 
   // --- views of this block's tokens ---
@@ -51,7 +58,7 @@ struct BlockView {
   Tensor rstd_mlp() const { return shown(b.saved.rstd_mlp, {call.tokens}); }
   Tensor positions() const { return call.positions.slice(0, begin, end); }
   Tensor lse() const { return view(b.saved.lse, {config.heads, call.tokens}); }
-  Tensor cached_lse(int64_t begin, int64_t end) const {  // one segment's after the other
+  Tensor cached_lse() const {  // one segment's after the other
     return view(b.saved.lse, {call.tokens * config.heads})
         .slice(0, begin * config.heads, end * config.heads)
         .reshape({config.heads, end - begin});
@@ -77,6 +84,38 @@ struct BlockView {
   // What the output projection reads.
   Tensor excluded() const {
     return application.exclude_self ? z().reshape({end - begin, config.heads * config.head_dim}) : q_rows(b.saved.y);
+  }
+  // Keys and values that queries see, with the first rows of each segment; cu_k left out: cu_q.
+  struct Seen {
+    Tensor k, v, cu_q, cu_k;
+  };
+  // Of these tokens' queries to what they see.
+  Attention attention_to(const Seen& s, const Tensor& lse) const {
+    return {.q = q(),
+            .k = s.k,
+            .v = s.v,
+            .cu_q = s.cu_q,
+            .cu_k = s.cu_k,
+            .out = q_heads(b.saved.y),
+            .lse = lse,
+            .scale = softmax_scale(),
+            .window = config.window};
+  }
+  AttentionBackward attention_backward_to(const Seen& s, const Tensor& lse, const Tensor& dk, const Tensor& dv) const {
+    return {.q = q(),
+            .k = s.k,
+            .v = s.v,
+            .cu_q = s.cu_q,
+            .cu_k = s.cu_k,
+            .out = q_heads(b.saved.y),
+            .lse = lse,
+            .dout = q_heads(b.scratch.y_grad),
+            .dq = q_heads(b.scratch.q_grad),
+            .dk = dk,
+            .dv = dv,
+            .scale = softmax_scale(),
+            .window = config.window,
+            .workspace = b.scratch.attention_workspace};
   }
   // Attention adds its part of V's gradient to what the self exclusion left.
   bool adds_to_v() const { return application.exclude_self && call.device.kind == Device::cuda; }
