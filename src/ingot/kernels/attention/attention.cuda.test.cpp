@@ -360,7 +360,7 @@ struct Definition {
   }
 };
 
-enum class Order { fixed, fixed_in_one_kernel, any };  // of dq's sums
+enum class Order { fixed, any };  // of dq's sums
 struct Gradients {
   explicit Gradients(const Operands& o, Order order_ = Order::fixed)
       : a(o),
@@ -390,8 +390,7 @@ struct Gradients {
                         .softcap = a.c.softcap,
                         .window = a.c.window,
                         .causal = a.c.causal,
-                        .deterministic = order != Order::any,
-                        .one_kernel = order == Order::fixed_in_one_kernel};
+                        .deterministic = order != Order::any};
     if (a.c.sinks) b.sinks = a.sinks, b.dsinks = dsinks;
     return b;
   }
@@ -407,7 +406,7 @@ struct Gradients {
 };
 
 void expect_gradients(const Operands& a, Order order, std::optional<Definition>& want, double (&closest)[3]) {
-  SCOPED_TRACE(order == Order::fixed ? "fixed order" : order == Order::any ? "any order" : "fixed order, one kernel");
+  SCOPED_TRACE(order == Order::fixed ? "fixed order" : "any order");
   Gradients b(a, order);
   const auto before = values(b.dsinks.host());
   b.run();
@@ -438,8 +437,7 @@ TEST_P(AttentionCudaNumbers, OfGradientsMatchFp64) {
     attention(a.op(), {});
     a.out.download(), a.lse.download();
     std::optional<Definition> want;
-    for (Order order : {Order::fixed, Order::fixed_in_one_kernel, Order::any})
-      expect_gradients(a, order, want, closest);
+    for (Order order : {Order::fixed, Order::any}) expect_gradients(a, order, want, closest);
   }
   std::cout << "largest errors of dq, dk, dv: " << closest[0] << ' ' << closest[1] << ' ' << closest[2]
             << " of what is allowed\n";
@@ -489,14 +487,13 @@ TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
     alone.out.download();
     const auto want = values(alone.out.host());
     Gradients one(alone), three(beside), any_order(beside, Order::any);
-    Gradients joint_one(alone, Order::fixed_in_one_kernel), joint_three(beside, Order::fixed_in_one_kernel);
     std::vector<double> x(size_t(three.dout.host().numel()), NAN);
     const auto part = values(one.dout.host());
     std::copy(part.begin(), part.end(), x.begin() + 77 * 4 * d);
     testing::assign(three.dout.host(), x);
-    for (Gradients* b : {&any_order, &joint_three}) testing::assign(b->dout.host(), x);
-    for (Gradients* b : {&three, &any_order, &joint_three}) b->dout.upload();
-    for (Gradients* b : {&one, &joint_one}) b->run();
+    testing::assign(any_order.dout.host(), x);
+    for (Gradients* b : {&three, &any_order}) b->dout.upload();
+    one.run();
     for (int repeat = 0; repeat < 3; ++repeat) {
       attention(beside.op(), {});
       beside.out.download();
@@ -505,27 +502,25 @@ TEST_F(AttentionCuda, RepeatsBitForBitAndSegmentsDoNotDependOnTheirNeighbours) {
       EXPECT_EQ(values(three.dq.host().slice(0, 77, 377)), values(one.dq.host())) << d;
       EXPECT_EQ(values(three.dk.host().slice(0, 77, 377)), values(one.dk.host())) << d;
       EXPECT_EQ(values(three.dv.host().slice(0, 77, 377)), values(one.dv.host())) << d;
-      joint_three.run();
-      EXPECT_EQ(values(joint_three.dq.host().slice(0, 77, 377)), values(joint_one.dq.host())) << d;
-      EXPECT_EQ(values(joint_three.dk.host().slice(0, 77, 377)), values(joint_one.dk.host())) << d;
-      EXPECT_EQ(values(joint_three.dv.host().slice(0, 77, 377)), values(joint_one.dv.host())) << d;
       any_order.run();
       for (double value : values(any_order.dq.host().slice(0, 77, 377))) ASSERT_FALSE(std::isnan(value)) << d;
+      EXPECT_EQ(values(any_order.dk.host().slice(0, 77, 377)), values(one.dk.host())) << d;
+      EXPECT_EQ(values(any_order.dv.host().slice(0, 77, 377)), values(one.dv.host())) << d;
     }
   }
 }
 
-// More tiles of keys than a GPU has SMs: in order they come the other way around. Sums in another order differ by a few
-// roundings of the result and by fp32's of the terms.
-TEST_F(AttentionCuda, LongSegmentsInOneKernelMatchTwo) {
+// More tiles than a GPU has SMs. Sums in another order differ by a few roundings of the result and by fp32's of the
+// terms.
+TEST_F(AttentionCuda, LongSegmentsInAnyOrderMatchAFixedOne) {
   for (auto [d, window] : {std::pair<int64_t, int64_t>{64, 0}, {128, 0}, {128, 5000}}) {
     const Lengths lengths{300, 23000, 77};
     Operands a({.queries = lengths, .keys = lengths, .heads = 2, .kv_heads = 1, .d = d, .window = window});
     attention(a.op(), {});
-    Gradients two(a), one(a, Order::fixed_in_one_kernel);
-    two.run(), one.run();
+    Gradients fixed(a), any(a, Order::any);
+    fixed.run(), any.run();
     const std::pair<const DeviceBuffer*, const DeviceBuffer*> results[] = {
-        {&one.dq, &two.dq}, {&one.dk, &two.dk}, {&one.dv, &two.dv}};
+        {&any.dq, &fixed.dq}, {&any.dk, &fixed.dk}, {&any.dv, &fixed.dv}};
     for (const auto& [got, want] : results) {
       const auto x = values(want->host());
       double sum = 0;
@@ -534,12 +529,12 @@ TEST_F(AttentionCuda, LongSegmentsInOneKernelMatchTwo) {
       const auto seen = compare(got->host(), x, 1e-3 * typical, 2.1 * roundoff(DType::bf16));
       EXPECT_TRUE(seen.ok) << d << ": " << seen.message;
     }
-    const auto dq = values(one.dq.host()), dk = values(one.dk.host()), dv = values(one.dv.host());
+    const auto dq = values(fixed.dq.host()), dk = values(fixed.dk.host()), dv = values(fixed.dv.host());
     for (int repeat = 0; repeat < 3; ++repeat) {
-      one.run();
-      EXPECT_EQ(values(one.dq.host()), dq);
-      EXPECT_EQ(values(one.dk.host()), dk);
-      EXPECT_EQ(values(one.dv.host()), dv);
+      fixed.run();
+      EXPECT_EQ(values(fixed.dq.host()), dq);
+      EXPECT_EQ(values(fixed.dk.host()), dk);
+      EXPECT_EQ(values(fixed.dv.host()), dv);
     }
   }
 }
@@ -564,7 +559,7 @@ TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
   std::optional<Gradients> gradients[3];
   std::vector<double> want_dq[3];
   for (int i = 0; i < 3; ++i) {
-    gradients[i].emplace(*all[i], Order::fixed_in_one_kernel);
+    gradients[i].emplace(*all[i]);
     gradients[i]->run();
     want_dq[i] = values(gradients[i]->dq.host());
     for (DeviceBuffer* b : {&all[i]->out, &gradients[i]->dq}) {

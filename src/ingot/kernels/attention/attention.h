@@ -39,10 +39,9 @@ struct AttentionBackward {
   double scale = 1, softcap = 0;
   int64_t window = 0;
   bool causal = true;
-  // On a GPU, where not deterministic, one kernel gives all gradients and adds dq up in any order: its last bits may
-  // differ from call to call. one_kernel: that kernel where deterministic too, in a fixed order (causal, heads of 72 to
-  // 128). Neither has run on a GPU yet.
-  bool deterministic = true, one_kernel = false;
+  // On a GPU, where not deterministic and there is no softcap, one kernel gives all gradients of heads up to 128 wide
+  // and adds dq up in any order: its last bits may differ from call to call.
+  bool deterministic = true;
   Tensor workspace;  // u8, attention_backward_workspace_bytes(a); on a CPU none
 };
 void attention_backward(const AttentionBackward& a, Stream stream);

@@ -16,12 +16,11 @@ EXPORT int ingot_bench_attention_workspace(int64_t segments, int64_t tokens, int
                                                  .k = q,
                                                  .v = q,
                                                  .cu_q = Tensor(nullptr, DType::i32, {segments + 1}, kGpu),
-                                                 .deterministic = form != 1,
-                                                 .one_kernel = form == 2});
+                                                 .deterministic = form != 1});
   });
 }
 // --- q, out and dout (tokens, heads, width), k and v (tokens, kv_heads, width), the
-// scale 1 / sqrt(width), causal. Backward where dout is not null; form: 1 in any order, 2 in one kernel.
+// scale 1 / sqrt(width), causal. Backward where dout is not null; form: 1 in any order.
 EXPORT int ingot_bench_attention(void* q, void* k, void* v, void* cu, int64_t segments, void* out, void* lse,
                                  void* dout, void* dq, void* dk, void* dv, void* workspace, int64_t tokens,
                                  int64_t heads, int64_t kv_heads, int64_t width, int64_t form, void* stream) {
@@ -49,8 +48,7 @@ EXPORT int ingot_bench_attention(void* q, void* k, void* v, void* cu, int64_t se
                         .dk = of(dk, kv_heads),
                         .dv = of(dv, kv_heads),
                         .scale = scale,
-                        .deterministic = form != 1,
-                        .one_kernel = form == 2};
+                        .deterministic = form != 1};
     a.workspace = raw(workspace, attention_backward_workspace_bytes(a));
     attention_backward(a, {stream});
   });

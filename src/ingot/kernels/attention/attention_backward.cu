@@ -129,12 +129,8 @@ template <class T> void launch_query_gradient(const AttentionBackward& a, const 
               stream, maps, p);
 }
 
-QueryGradientForm form_of(const AttentionBackward& a) {
-  return query_gradient_form({.width = int(a.q.size(2)),
-                              .capped = a.softcap > 0,
-                              .causal = a.causal,
-                              .deterministic = a.deterministic,
-                              .one_kernel = a.one_kernel});
+bool joins_gradients(const AttentionBackward& a) {
+  return attention_hopper::joins_gradients(int(a.q.size(2)), a.softcap > 0, a.deterministic);
 }
 int64_t delta_bytes(const AttentionBackward& a) {
   return (a.q.size(0) * a.q.size(1) * int64_t(sizeof(float)) + 15) / 16 * 16;
@@ -142,37 +138,22 @@ int64_t delta_bytes(const AttentionBackward& a) {
 int64_t query_sum_places(const AttentionBackward& a) {
   return detail::tile_places(a.q.size(0), a.cu_q.size(0) - 1, 64);
 }
-// dQ in fp32, added up by many blocks: behind delta in the workspace, and behind it the counters of parts.
-struct QuerySumRoom {
-  float* sums = nullptr;  // null: dQ is formed apart
-  uint32_t* counters = nullptr;
-  int64_t sum_bytes = 0, counter_bytes = 0;
-};
-QuerySumRoom query_sum_room(const AttentionBackward& a) {
-  const QueryGradientForm form = form_of(a);
-  QuerySumRoom room;
-  if (form == QueryGradientForm::apart || a.cu_q.size(0) < 2) return room;
-  const int64_t parts = query_sum_places(a) * a.q.size(1) * (a.q.size(2) <= 64 ? 1 : 2);
-  room.sum_bytes = parts * 64 * 64 * int64_t(sizeof(float));
-  if (form == QueryGradientForm::in_order) room.counter_bytes = parts * int64_t(sizeof(uint32_t));
-  room.sums = reinterpret_cast<float*>(static_cast<char*>(a.workspace.data) + delta_bytes(a));
-  if (room.counter_bytes > 0) room.counters = reinterpret_cast<uint32_t*>(room.sums) + room.sum_bytes / 4;
-  return room;
+// dQ in fp32, added up by many blocks: behind delta in the workspace.
+int64_t query_sum_bytes(const AttentionBackward& a) {
+  if (!joins_gradients(a) || a.cu_q.size(0) < 2) return 0;
+  return query_sum_places(a) * a.q.size(1) * (a.q.size(2) <= 64 ? 1 : 2) * 64 * 64 * int64_t(sizeof(float));
+}
+float* query_sums_of(const AttentionBackward& a) {  // null: dQ is formed apart
+  if (query_sum_bytes(a) == 0) return nullptr;
+  return reinterpret_cast<float*>(static_cast<char*>(a.workspace.data) + delta_bytes(a));
 }
 
-template <class T>
-void launch_query_sums(const AttentionBackward& a, const QuerySumRoom& room, float scale, Stream stream) {
-  const bool in_order = room.counters != nullptr;
-  // Where a segment's keys are its queries each sees one.
-  if (in_order && (!a.cu_k || a.cu_k.data == a.cu_q.data)) return;
+template <class T> void launch_query_sums(const AttentionBackward& a, const float* sums, float scale, Stream stream) {
   const QuerySumParams p{.cu_q = a.cu_q.ptr<int32_t>(),
-                         .cu_k = (a.cu_k ? a.cu_k : a.cu_q).ptr<int32_t>(),
                          .segments = int(a.cu_q.size(0) - 1),
                          .heads = int(a.q.size(1)),
                          .width = int(a.q.size(2)),
-                         .sums = in_order ? nullptr : room.sums,
-                         .step = joint_gradient_kernel<T>(int(a.q.size(2)), in_order).queries,
-                         .window = a.window,
+                         .sums = sums,
                          .scale = scale,
                          .dq = a.dq.data,
                          .dq_strides = strides_of(a.dq)};
@@ -180,12 +161,11 @@ void launch_query_sums(const AttentionBackward& a, const QuerySumRoom& room, flo
               {.grid = query_sum_places(a) * p.heads, .block = 128, .device = a.q.device.index}, stream, p);
 }
 
-// With room: dQ is added up there too.
+// With sums: dQ is added up there too.
 template <class T>
-void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, const QuerySumRoom& room,
-                         Stream stream) {
-  const KeyGradientKernel kernel = room.sums ? joint_gradient_kernel<T>(scores.width, room.counters != nullptr)
-                                             : key_gradient_kernel<T>(scores.width, a.softcap > 0);
+void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, float* sums, Stream stream) {
+  const KeyGradientKernel kernel =
+      sums ? joint_gradient_kernel<T>(scores.width) : key_gradient_kernel<T>(scores.width, a.softcap > 0);
   const bool has_queries = a.q.size(0) > 0;
   const KeyGradientMaps maps{.q = head_map("attention_backward: q", has_queries ? a.q : a.k, kernel.queries),
                              .dout = head_map("attention_backward: dout", has_queries ? a.dout : a.v, kernel.queries),
@@ -199,30 +179,21 @@ void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, 
                       .dk_strides = strides_of(a.dk),
                       .dv_strides = strides_of(a.dv),
                       .add_dv = a.add_dv,
-                      .query_sums = room.sums,
-                      .counters = room.counters,
-                      .dq = a.dq.data,
-                      .dq_strides = strides_of(a.dq)};
+                      .query_sums = sums};
   p.walk.heads /= p.walk.group;
   p.walk.heads_in_set = std::max(1, p.walk.heads_in_set / p.walk.group);
   p.walk.places = detail::tile_places(a.k.size(0), p.walk.segments, kernel.keys);
-  gpu::Launch at{.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
-                 .block = kernel.threads,
-                 .smem = kernel.smem,
-                 .device = a.q.device.index,
-                 .cooperative = room.counters != nullptr};
-  const char* op = "attention_backward: dk and dv";
-  if (at.cooperative) at.grid = std::min(at.grid, gpu::resident_blocks(op, kernel.kernel, at));
-  p.walk.all_run = at.cooperative;
-  gpu::launch(op, kernel.kernel, at, stream, maps, p);
+  gpu::launch("attention_backward: dk and dv", kernel.kernel,
+              {.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
+               .block = kernel.threads,
+               .smem = kernel.smem,
+               .device = a.q.device.index},
+              stream, maps, p);
 }
 
 }  // namespace
 
-int64_t attention_backward_workspace_bytes(const AttentionBackward& a) {
-  const QuerySumRoom room = query_sum_room(a);
-  return delta_bytes(a) + room.sum_bytes + room.counter_bytes;
-}
+int64_t attention_backward_workspace_bytes(const AttentionBackward& a) { return delta_bytes(a) + query_sum_bytes(a); }
 
 void attention_backward(const AttentionBackward& a, Stream stream) {
   const char* op = "attention_backward";
@@ -233,22 +204,20 @@ void attention_backward(const AttentionBackward& a, Stream stream) {
   check_hopper(op, a.q.device);
   const gpu::DeviceGuard guard(a.q.device.index);
   float* delta = static_cast<float*>(a.workspace.data);
-  const QuerySumRoom room = query_sum_room(a);
+  float* const sums = query_sums_of(a);
   const int64_t stride = a.q.size(0);
   const ScoreParams scores = scores_of(a, delta, stride);
   const auto run = [&](auto type) {
     using T = decltype(type);
     if (a.q.size(0) > 0) {
       launch_rows<T>(a, delta, stride, stream);
-      if (room.counters)
-        gpu::fill_bytes(room.counters, 0, room.counter_bytes, stream);
-      else if (room.sums)
-        gpu::fill_bytes(room.sums, 0, room.sum_bytes, stream);
+      if (sums)
+        gpu::fill_bytes(sums, 0, query_sum_bytes(a), stream);
       else
         launch_query_gradient<T>(a, scores, stream);
     }
-    if (a.k.size(0) > 0) launch_key_gradient<T>(a, scores, room, stream);
-    if (room.sums && a.q.size(0) > 0) launch_query_sums<T>(a, room, scores.scale, stream);
+    if (a.k.size(0) > 0) launch_key_gradient<T>(a, scores, sums, stream);
+    if (sums && a.q.size(0) > 0) launch_query_sums<T>(a, sums, scores.scale, stream);
   };
   if (a.q.dtype == DType::bf16)
     run(bf16());

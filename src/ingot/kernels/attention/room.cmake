@@ -5,6 +5,6 @@ foreach(type bf16 f16)
     "QueryGradientKernel query_gradient_kernel<${type}>(int, bool)")
   ingot_instances(attention_key_gradient_${type} IN attention_hopper FROM hopper/key_gradient.cuh TEMPLATES
     "KeyGradientKernel key_gradient_kernel<${type}>(int, bool)"
-    "KeyGradientKernel joint_gradient_kernel<${type}>(int, bool)"
+    "KeyGradientKernel joint_gradient_kernel<${type}>(int)"
     "void (*query_sums_kernel<${type}>(int))(const QuerySumParams)")
 endforeach()

@@ -34,11 +34,8 @@ struct KeyGradientParams {
   int64_t query_rows;  // of q and dout
   void *dk, *dv;
   Strides dk_strides, dv_strides;
-  bool add_dv;         // to what is there, which was rounded too
-  float* query_sums;   // where dQ is added up (query_sums.cuh)
-  uint32_t* counters;  // of what was added, one for each part
-  void* dq;            // in order
-  Strides dq_strides;
+  bool add_dv;        // to what is there, which was rounded too
+  float* query_sums;  // where dQ is added up (query_sums.cuh)
 };
 struct KeyGradientMaps {
   CUtensorMap q, dout, k, v;
@@ -50,25 +47,15 @@ struct KeyGradientKernel {
 };
 template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped);
 
-// Who forms dQ. apart: the kernel that walks over queries. Else the one that walks over keys adds it up too, in any
-// order or in a fixed one, in which nobody waits long where the mask is causal.
-enum class QueryGradientForm { apart, any_order, in_order };
-struct BackwardShape {
-  int width;
-  bool capped, causal, deterministic, one_kernel;
-};
-constexpr QueryGradientForm query_gradient_form(const BackwardShape& s) {
-  if (s.width > 128 || s.capped) return QueryGradientForm::apart;
-  if (!s.deterministic) return QueryGradientForm::any_order;
-  return s.one_kernel && s.causal ? QueryGradientForm::in_order : QueryGradientForm::apart;
+// dQ is added up by the kernel that walks over keys, in any order.
+constexpr bool joins_gradients(int width, bool capped, bool deterministic) {
+  return width <= 128 && !capped && !deterministic;
 }
-template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order);
+template <class T> KeyGradientKernel joint_gradient_kernel(int width);
 struct QuerySumParams {
-  const int32_t *cu_q, *cu_k;
+  const int32_t* cu_q;
   int segments, heads, width;
-  const float* sums;  // null: dQ has been written where a step of queries sees keys (causal), and is zero elsewhere
-  int step;
-  int64_t window;
+  const float* sums;
   float scale;
   void* dq;
   Strides dq_strides;

@@ -20,24 +20,20 @@
 namespace ingot::cuda::attention_hopper {
 
 template <class T_, int kWidth_, int kGroups_, int kQueries_, int kStages_, bool kApart_, bool kCapped_, bool kTurns_,
-          bool kAddsQueries_ = false, bool kOrdered_ = false, bool kInOrder_ = kOrdered_, int kKeyStages_ = 1>
+          bool kAddsQueries_ = false>
 struct KeyGradientForm {
   using T = T_;
   static constexpr int kWidth = kWidth_, kGroups = kGroups_, kQueries = kQueries_, kStages = kStages_;
-  static constexpr int kPanels = kWidth / 64, kKeyStages = kKeyStages_;  // of tiles of keys
+  static constexpr int kPanels = kWidth / 64;
   static_assert(kQueries % 16 == 0, "products sum over 16 queries at a time");
   static constexpr bool kApart = kApart_, kCapped = kCapped_;  // apart: a warpgroup for dV, one for dK
   static_assert(!kApart || kGroups == 2);
-  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_, kOrdered = kOrdered_,
-                        kInOrder = kInOrder_;  // adds: dQ is formed too (query_sums.cuh)
+  static constexpr bool kTurns = kTurns_, kAddsQueries = kAddsQueries_;  // adds: dQ is formed too (query_sums.cuh)
   static constexpr int kKeys = kApart ? 64 : 64 * kGroups, kThreads = 128 * (kGroups + 1);
-  // Of 3 warpgroups 168 each are there, of 4 128: more than the sum nobody gets, and waits for.
-  static constexpr int kFetcherRegisters = kGroups == 3 ? 32
-                                           : kInOrder   ? 40
-                                                        : 24,
-                       kMultiplierRegisters = kGroups == 3 ? 160
-                                              : kInOrder   ? 232
-                                                           : 240;
+  // Launched with 168 registers a thread, of four warpgroups with 128. What is more than their sum nobody gets, and
+  // setmaxnreg waits for ever.
+  static constexpr int kFetcherRegisters = kGroups == 3 ? 32 : 24, kMultiplierRegisters = kGroups == 3 ? 160 : 240;
+  static_assert(kFetcherRegisters + kGroups * kMultiplierRegisters <= (kGroups == 3 ? 4 * 128 : 3 * 168));
   static constexpr uint32_t kPanelK = kKeys * 128, kPanelQ = kQueries * 128;
 };
 
@@ -51,32 +47,21 @@ struct KeyTile {
 };
 
 template <class F> struct KeyMemory {
-  char k[F::kKeyStages][F::kPanels][F::kPanelK], v[F::kKeyStages][F::kPanels][F::kPanelK];
+  char k[F::kPanels][F::kPanelK], v[F::kPanels][F::kPanelK];
   char q[F::kStages][F::kPanels][F::kPanelQ], dout[F::kStages][F::kPanels][F::kPanelQ];
   [[no_unique_address]] SharedScores<F> scores;                                    // nothing where dQ is formed apart
   alignas(16) float lse[F::kStages][F::kQueries], delta[F::kStages][F::kQueries];  // lse in powers of two
-  uint64_t kv_full[F::kKeyStages], kv_empty[F::kKeyStages], q_full[F::kStages], q_empty[F::kStages];
+  uint64_t kv_full, kv_empty, q_full[F::kStages], q_empty[F::kStages];
   uint64_t raw[2];  // copies whose last rows must be zeroed
   [[no_unique_address]] SharedScoresBarriers<F> scores_barriers;
-  KeyTile tile[F::kKeyStages];
+  KeyTile tile;
 };
-// Of the tile of this number.
-template <class F> struct KeyStage {
-  uint32_t stage, parity;
-  __device__ __forceinline__ explicit KeyStage(uint32_t number)
-      : stage(F::kKeyStages == 1 ? 0 : number % F::kKeyStages), parity(number / F::kKeyStages & 1) {}
-};
-
-// Tiles that most queries see come first: under a causal mask a segment's first keys. In order that may let a tile wait
-// for later ones, so it is done only where all of a segment's tiles (of all heads of a set) can be taken at once by
-// blocks that are known to run; otherwise a segment's last keys come first. `end`: of the items that may wait for each
-// other, or 0.
-template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_t place, int64_t& end) {
+// Tiles that most queries see come first: under a causal mask a segment's first keys.
+template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_t place) {
   const int64_t in_set = w.places * w.heads_in_set;
   const int64_t set = place / in_set, heads = min(int64_t(w.heads_in_set), w.heads - set * w.heads_in_set);
   const int64_t rest = place - set * in_set;
   const detail::TilePlace at = detail::tile_place(w.cu_k, w.segments, F::kKeys, rest / heads);
-  end = 0;
   KeyTile t{};
   t.kv_head = int(set * w.heads_in_set + rest % heads);
   t.first = int(at.first);
@@ -87,13 +72,6 @@ template <class F> __device__ inline KeyTile find_key_tile(const Walk& w, int64_
   t.keys = keys;
   t.q_begin = w.cu_q[at.segment];
   t.queries = w.cu_q[at.segment + 1] - t.q_begin;
-  if constexpr (F::kInOrder) {
-    const int tiles = (keys + F::kKeys - 1) / F::kKeys;
-    if (w.all_run && tiles * heads <= gridDim.x)
-      end = place - rest % heads + (tiles - t.first / F::kKeys) * heads;
-    else
-      t.first = (tiles - 1) * F::kKeys - t.first;
-  }
   const detail::KeyRange seeing =
       detail::queries_seeing(t.first, min(t.first + F::kKeys, keys), t.queries, keys, w.causal, w.window);
   t.begin = int(seeing.begin / F::kQueries);
@@ -113,72 +91,57 @@ template <class F> struct QueryFetcher {
   uint32_t pending_raw = 0;
 
   __device__ void run() {
-    Claims claims(p.walk, lane, F::kInOrder);
-    for (int64_t place = claims.first(); place < claims.all; place = claims.take()) {
-      int64_t end;
-      const KeyTile t = find_key_tile<F>(p.walk, place, end);
-      take(t, end, claims);
-    }
+    Claims claims(p.walk, lane);
+    for (int64_t place = claims.first(); place < claims.all; place = claims.take())
+      take(find_key_tile<F>(p.walk, place), claims);
     publish({.steps = -1});
   }
-  // The next tile is asked for ahead; not where it might be one that this one waits for.
-  __device__ __forceinline__ void take(const KeyTile& t, int64_t end, Claims& claims) {
+  __device__ __forceinline__ void take(const KeyTile& t, Claims& claims) {
     const int heads_end = (t.kv_head + 1) * p.walk.group;
     if (t.keys == 0 || t.steps == 0) claims.ask();
     if (t.keys == 0) return;
     publish(t);
-    bool asked = true;
     for (int head = t.kv_head * p.walk.group; head < heads_end; ++head)
       for (int n = t.begin; n < t.begin + t.steps; ++n) {
-        if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) {
-          asked = !F::kInOrder || end == 0 || claims.taken() >= end;
-          if (asked) claims.ask();
-        }
+        if (head == heads_end - 1 && n == max(t.begin, t.begin + t.steps - 1 - kAskAhead)) claims.ask();
         fetch_step(t, head, n);
       }
-    if (F::kInOrder && !asked) {
-      zero_pending();
-      const KeyStage<F> last(tiles - 1);
-      tile::wait_warp_or_trap(&memory.kv_empty[last.stage], last.parity);
-      claims.ask();
-    }
   }
 
   __device__ void publish(const KeyTile& t) {
     zero_pending();
-    const KeyStage<F> at(tiles);
-    tile::wait_warp_or_trap(&memory.kv_empty[at.stage], at.parity ^ 1);
+    tile::wait_warp_or_trap(&memory.kv_empty, (tiles & 1) ^ 1);
     ++tiles;
     const int rows = t.keys - t.first;
     const bool others_follow =
         F::kAddsQueries && rows < F::kKeys && t.k_begin + t.keys < p.walk.key_rows && t.steps >= 0;
-    uint64_t* const barrier = others_follow ? &memory.raw[raw % 2] : &memory.kv_full[at.stage];
-    if (lane == 0) copy_keys(t, at.stage, barrier);
-    if (others_follow) zero_keys(rows, at.stage);
+    uint64_t* const barrier = others_follow ? &memory.raw[raw % 2] : &memory.kv_full;
+    if (lane == 0) copy_keys(t, barrier);
+    if (others_follow) zero_keys(rows);
   }
-  __device__ void copy_keys(const KeyTile& t, uint32_t stage, uint64_t* barrier) {
-    memory.tile[stage] = t;
+  __device__ void copy_keys(const KeyTile& t, uint64_t* barrier) {
+    memory.tile = t;
     if (t.steps < 0) {
-      ptx::mbarrier_arrive(&memory.kv_full[stage]);
+      ptx::mbarrier_arrive(&memory.kv_full);
       return;
     }
     ptx::mbarrier_arrive_expect_tx(barrier, 2 * F::kPanels * F::kPanelK);
     for (int i = 0; i < F::kPanels; ++i) {
-      ptx::tensor_load_3d(memory.k[stage][i], &maps.k, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
-      ptx::tensor_load_3d(memory.v[stage][i], &maps.v, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
+      ptx::tensor_load_3d(memory.k[i], &maps.k, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
+      ptx::tensor_load_3d(memory.v[i], &maps.v, 64 * i, t.kv_head, t.k_begin + t.first, barrier);
     }
   }
   // dQ sums over keys: rows behind the segment's end are zeroed, if anybody's.
-  __device__ void zero_keys(int rows, uint32_t stage) {
+  __device__ void zero_keys(int rows) {
     tile::wait_warp_or_trap(&memory.raw[raw % 2], raw / 2 & 1);
     ++raw;
     for (int i = 0; i < F::kPanels; ++i) {
-      zero_rows<F::kPanelK>(memory.k[stage][i], rows, lane);
-      zero_rows<F::kPanelK>(memory.v[stage][i], rows, lane);
+      zero_rows<F::kPanelK>(memory.k[i], rows, lane);
+      zero_rows<F::kPanelK>(memory.v[i], rows, lane);
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&memory.kv_full[stage]);
+    if (lane == 0) ptx::mbarrier_arrive(&memory.kv_full);
   }
 
   // Rows behind the segment's end are zero, and P of them: their lse is infinite. They are zeroed when the next step
@@ -249,15 +212,13 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     turn.begin();
     if constexpr (F::kAddsQueries) {
       sums.shared = &memory.scores, sums.barriers = &memory.scores_barriers, sums.p = &p;
-      sums.group = group, sums.warp = warp;
+      sums.k = ptx::shared_address(memory.k), sums.group = group, sums.warp = warp;
     }
     for (uint32_t tiles = 0;; ++tiles) {
-      const KeyStage<F> at(tiles);
-      tile::wait_warp_or_trap(&memory.kv_full[at.stage], at.parity);
-      tile_ = memory.tile[at.stage];
+      tile::wait_warp_or_trap(&memory.kv_full, tiles & 1);
+      tile_ = memory.tile;
       if (tile_.steps < 0) break;
-      if constexpr (F::kAddsQueries) sums.k = ptx::shared_address(memory.k[at.stage]);
-      take_tile(turn, at.stage);
+      take_tile(turn);
     }
     turn.end();
   }
@@ -286,7 +247,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     if constexpr (kDv) ptx::fence_registers(dv);
   }
 
-  __device__ __forceinline__ void take_tile(const Turn<F>& turn, uint32_t kv) {
+  __device__ __forceinline__ void take_tile(const Turn<F>& turn) {
 #pragma unroll
     for (float& x : dk) x = 0;
 #pragma unroll
@@ -299,7 +260,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       for (int n = tile_.begin; n < end; ++n) {
         const bool has_sums = head > 0 || n > tile_.begin;
         if (n >= seeing.begin && n < seeing.end) {
-          step(turn, kv, n, has_before, has_sums);
+          step(turn, n, has_before, has_sums);
           has_before = true;
           ring.advance();
           if constexpr (F::kAddsQueries) next_sums(head, n);
@@ -314,27 +275,27 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
         pass_over(turn);
         if constexpr (F::kAddsQueries) {
           sums.share_zeros();
-          if (has_sums) form_sums(kv);
+          if (has_sums) form_sums();
           next_sums(head, n);
         }
       }
     if constexpr (F::kAddsQueries) {
       end_sums();
-      if (tile_.steps > 0) form_sums(kv);
+      if (tile_.steps > 0) form_sums();
     }
-    if constexpr (F::kAddsQueries) tile_ = memory.tile[kv];  // registers hold what the steps need of it
-    release(&memory.kv_empty[kv]);
+    if constexpr (F::kAddsQueries) tile_ = memory.tile;  // registers hold what the steps need of it
+    release(&memory.kv_empty);
     end_sums();
     if (has_before) release(&memory.q_empty[stage_before()]);
     finish();
   }
   // dQ of the step before the last one shared, at once.
-  __device__ __forceinline__ void form_sums(uint32_t kv) {
+  __device__ __forceinline__ void form_sums() {
     sums.issue(true);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::fence_registers(sums.dq);
-    sums.add(memory.tile[kv], p.walk);
+    sums.add(memory.tile, p.walk);
   }
   __device__ __forceinline__ void next_sums(int head, int n) {
     sums.next(tile_.kv_head * p.walk.group + head, n * F::kQueries);
@@ -359,16 +320,16 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void step(const Turn<F>& turn, uint32_t kv, int n, bool has_before, bool has_sums) {
+  __device__ __forceinline__ void step(const Turn<F>& turn, int n, bool has_before, bool has_sums) {
     const uint32_t stage = ring.stage;
     const uint32_t q = ptx::shared_address(memory.q[stage]), dout = ptx::shared_address(memory.dout[stage]);
     tile::wait_warp_or_trap(&memory.q_full[stage], ring.phase);
     turn.await();
-    issue_scores(s, ptx::shared_address(memory.k[kv]), q);
+    issue_scores(s, ptx::shared_address(memory.k), q);
     ptx::wgmma_wait_group<1>();  // the sums of the step before: their operands' registers take dP
     if (has_before) release(&memory.q_empty[stage_before()]);
     if constexpr (kDk) {
-      issue_scores(dp, ptx::shared_address(memory.v[kv]), dout);
+      issue_scores(dp, ptx::shared_address(memory.v), dout);
       turn.pass();
       ptx::wgmma_wait_group<1>();
     } else {
@@ -392,7 +353,7 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
       issue_sum(dk, b, q);
       ptx::wgmma_wait_group<2>();
       ptx::fence_registers(sums.dq);
-      if (has_sums) sums.add(memory.tile[kv], p.walk);
+      if (has_sums) sums.add(memory.tile, p.walk);
       return;
     }
     // Packed only now: registers hold the sums and either scores or operands, not both.
@@ -475,32 +436,14 @@ template <class F, bool kDv, bool kDk> struct KeyGradient {
   }
 };
 
-template <class F> __device__ void add_parts(KeyMemory<F>& memory, const KeyGradientParams& p, uint32_t group) {
-  PartAdder<F, KeyTile> adder{.shared = memory.scores,
-                              .barriers = memory.scores_barriers,
-                              .sums = p.query_sums,
-                              .counters = p.counters,
-                              .group = group};
-  for (uint32_t tiles = 0;; ++tiles) {
-    const KeyStage<F> at(tiles);
-    tile::wait_or_trap(&memory.kv_full[at.stage], at.parity);
-    const KeyTile t = memory.tile[at.stage];
-    ptx::mbarrier_arrive(&memory.kv_empty[at.stage]);
-    if (t.steps < 0) return;
-    adder.take_tile(t, p.walk);
-  }
-}
-
 template <class F>
 __global__ void __launch_bounds__(F::kThreads, 1)
     attention_key_gradient(const __grid_constant__ KeyGradientMaps maps, const __grid_constant__ KeyGradientParams p) {
   auto& memory = *tile::dynamic_shared<KeyMemory<F>>();
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < F::kKeyStages; ++i) {
-      ptx::mbarrier_init(&memory.kv_full[i], 1);
-      ptx::mbarrier_init(&memory.kv_empty[i], 4 * F::kGroups + (F::kOrdered ? 2 : 0));
-    }
+    ptx::mbarrier_init(&memory.kv_full, 1);
+    ptx::mbarrier_init(&memory.kv_empty, 4 * F::kGroups);
     for (uint64_t& raw : memory.raw) ptx::mbarrier_init(&raw, 1);
     memory.scores_barriers.prepare();
     for (int i = 0; i < F::kStages; ++i) {
@@ -513,9 +456,6 @@ __global__ void __launch_bounds__(F::kThreads, 1)
   if (warp < 4) {
     ptx::decrease_registers<F::kFetcherRegisters>();
     if (warp == 0) QueryFetcher<F>{.memory = memory, .maps = maps, .p = p, .lane = lane}.run();
-    if constexpr (F::kOrdered) {
-      if ((warp == 1 || warp == 2) && lane == 0) add_parts(memory, p, warp - 1);
-    }
   } else {
     ptx::increase_registers<F::kMultiplierRegisters>();
     const uint32_t group = warp / 4 - 1;
@@ -550,11 +490,8 @@ template <class T> KeyGradientKernel key_gradient_kernel(int width, bool capped)
   return capped ? key_gradient_kernel_for<T, true>(width) : key_gradient_kernel_for<T, false>(width);
 }
 
-template <class T> KeyGradientKernel joint_gradient_kernel(int width, bool in_order) {
-  if (width <= 64)
-    return in_order ? key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 2, false, false, false, true, true>>()
-                    : key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
-  if (in_order) return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true, true>>();
+template <class T> KeyGradientKernel joint_gradient_kernel(int width) {
+  if (width <= 64) return key_gradient_kernel_of<KeyGradientForm<T, 64, 2, 128, 3, false, false, false, true>>();
   return key_gradient_kernel_of<KeyGradientForm<T, 128, 2, 64, 3, false, false, false, true>>();
 }
 template <class T> void (*query_sums_kernel(int width))(const QuerySumParams) {

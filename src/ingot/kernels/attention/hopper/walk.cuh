@@ -94,20 +94,11 @@ struct Claims {
   uint32_t given;        // items that are not claimed
   uint32_t claimed = 0;  // of lane 0; may still be on its way
 
-  __device__ Claims(const Walk& w, uint32_t lane_, bool ordered = false)
-      : all(w.places * w.heads), counter(&claim_counters[w.slot]), lane(lane_), given(ordered ? 0 : gridDim.x) {}
-  // ordered: blocks wait for those that took earlier items, so an item is one's whose block runs.
-  __device__ int64_t first() {
-    if (given > 0) return blockIdx.x;
-    ask();
-    return take();
-  }
+  __device__ Claims(const Walk& w, uint32_t lane_)
+      : all(w.places * w.heads), counter(&claim_counters[w.slot]), lane(lane_), given(gridDim.x) {}
+  __device__ int64_t first() const { return blockIdx.x; }
   __device__ void ask() {
     if (lane == 0) claimed = ptx::fetch_add_relaxed(counter, 1);
-  }
-  // Items before this one have been taken.
-  __device__ int64_t taken() const {
-    return int64_t(__shfl_sync(~0u, lane == 0 ? ptx::load_relaxed(counter) : 0, 0)) + given;
   }
   // The item asked for, or one beyond the last.
   __device__ int64_t take() {

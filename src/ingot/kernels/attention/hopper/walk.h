@@ -24,7 +24,6 @@ struct Walk {
   bool causal;
   int64_t places;  // tile_places() of the queries
   uint32_t slot;   // of the counter, below kSlots
-  bool all_run;    // the grid's blocks are known to run at once
 };
 
 struct WalkMaps {
