@@ -66,7 +66,8 @@ class WeightWriter {
     if (threadIdx.x % 32 == lane) {
       m_.note[at_.slot] = note;
       ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
-      ptx::bulk_load(slots_ + at_.slot * kSlotBytes, from, bytes, &m_.full[at_.slot]);
+      // Nobody reads them again before the next token: what others keep in L2 stays there.
+      ptx::bulk_load(slots_ + at_.slot * kSlotBytes, from, bytes, &m_.full[at_.slot], policy_);
     }
     __syncwarp();
     at_.advance(ring_.slots);
@@ -74,6 +75,7 @@ class WeightWriter {
 
  private:
   const WeightRing ring_;
+  const uint64_t policy_ = ptx::evict_first_policy();
   WeightStreamMemory& m_;
   char* const slots_;
   RingPlace at_, oldest_;

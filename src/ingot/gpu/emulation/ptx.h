@@ -230,6 +230,10 @@ inline void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barr
   std::memcpy(to, from, bytes);
   change_mbarrier(barrier, [&](Mbarrier& b) { b.bytes = int32_t(b.bytes - int32_t(bytes)); });
 }
+inline uint64_t evict_first_policy() { return 0; }
+inline void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier, uint64_t) {
+  bulk_load(to, from, bytes, barrier);
+}
 
 // --- ldmatrix.cuh, stmatrix.cuh, mma.cuh
 

@@ -99,30 +99,40 @@ __device__ __forceinline__ void stage_normed(char* columns, uint32_t stride, con
                                              const float* weight, uint32_t C, uint32_t T, uint32_t first, uint32_t end,
                                              float (&squares)[kWarps][kCols]) {
   constexpr uint32_t kStep = 4 * kThreads;
-  constexpr int kHeld = 3;  // of each operand on their way at once
-  for (uint32_t j = 0; j < T; ++j) {
-    float sum = 0;
+  constexpr int kRows = kCols == 1 ? 1 : 8, kHeld = kCols == 1 ? 3 : 1;  // that are on their way at once
+  for (uint32_t j = 0; j < T; j += kRows) {
+    float sum[kRows] = {};
     for (uint32_t from = 64 * first + 4 * threadIdx.x; from < 64 * end; from += kHeld * kStep) {
-      float v[kHeld][4] = {}, w[kHeld][4] = {};
+      float v[kHeld][kRows][4] = {}, w[kHeld][4] = {};
 #pragma unroll
       for (int u = 0; u < kHeld; ++u) {
         if (from + u * kStep >= 64 * end) continue;
-        load4(x + j * x_stride, from + u * kStep, C, v[u]);
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+          if (kRows == 1 || j + r < T) load4(x + (j + r) * x_stride, from + u * kStep, C, v[u][r]);
         load4(weight, from + u * kStep, C, w[u]);
       }
 #pragma unroll
       for (int u = 0; u < kHeld; ++u) {
         if (from + u * kStep >= 64 * end) continue;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          sum += v[u][i] * v[u][i];
-          v[u][i] *= w[u][i];
+        for (int r = 0; r < kRows; ++r) {
+          if (kRows > 1 && j + r >= T) continue;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            sum[r] += v[u][r][i] * v[u][r][i];
+            v[u][r][i] *= w[u][i];
+          }
+          put4<F>(columns + (j + r) * stride, from + u * kStep, v[u][r]);
         }
-        put4<F>(columns + j * stride, from + u * kStep, v[u]);
       }
     }
-    sum = lanes_sum(sum);
-    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32][j] = sum;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (kRows > 1 && j + r >= T) continue;
+      sum[r] = lanes_sum(sum[r]);
+      if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32][j + r] = sum[r];
+    }
   }
 }
 template <int kCols> __device__ __forceinline__ float sum_of(const float (&squares)[kWarps][kCols], uint32_t j) {

@@ -33,6 +33,7 @@ extern template struct TracedRankMegakernel<WeightFormat::mxfp4>;
 namespace {
 
 constexpr uint32_t kMostDownParts = 4;
+constexpr int64_t kStagedBytes = 72 * 1024;  // of down's columns, with two blocks an SM
 
 // --- the launches that do not depend on a format
 
@@ -177,11 +178,12 @@ struct Run {
   }
   void down(const Layer& l, uint32_t index) {
     const Down p = down_of(plan, l, index);
-    // Memory that is nobody's while this runs: attention's parts, and words of the megakernel's that are zeros between
-    // launches.
+    // Attention's parts are nobody's memory while this runs.
+    const uint32_t room = uint32_t(kStagedBytes / granules::column_stride(p.w.cols));
     const DownParts parts{.most = down_parts(p.w.bands, p.T),
                           .sums = plan.b.part_out,
-                          .arrived = reinterpret_cast<uint32_t*>(plan.b.sums)};
+                          .arrived = plan.b.parts_arrived,
+                          .staged = p.T > 8 ? 0 : std::min(p.T * p.k, room)};
     with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, parts, stream); });
   }
   void head(bool appends = true) {
@@ -294,6 +296,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.sums, TokenSums::words(c.qkv_width(), b.x_stride, c.experts));
   if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
+  take(b.parts_arrived, (c.hidden + 15) / 16);
   b.counter_bytes = at - counters;
   return at;
 }

@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kThreads, kCols == 16 ? 1 : kBlocksPerSm) down
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t count = __ldcg(p.lists.count);
-  const routing::Copy lists =
-      routing::copy_lists<kCols>(memory + (kCols == 1 ? p.k * granules::column_stride(p.w.cols) : 0), p.lists, p.most);
+  const routing::Copy lists = routing::copy_lists<kCols>(
+      memory + (kCols == 1 ? p.k : q.staged) * granules::column_stride(p.w.cols), p.lists, p.most);
   __syncthreads();
   const uint32_t parts = kCols == 1 ? 1 : max(1u, min(q.most, count));
   granules::Feed<F> feed;
@@ -99,7 +99,8 @@ template <WeightFormat F> void Phases<F>::gate_up(const GateUp& p, Stream stream
 template <WeightFormat F> void Phases<F>::down(const Down& p, const DownParts& parts, Stream stream) {
   launch_columns(
       "decode down", [](auto n) { return down_kernel<F, n()>; }, p.T, int64_t(p.w.bands) * (p.T == 1 ? 1 : parts.most),
-      (p.T == 1 ? int64_t(p.k) * granules::column_stride(p.w.cols) : 0) + routing::copy_bytes(p.most, columns_for(p.T)),
+      (p.T == 1 ? p.k : int64_t(parts.staged)) * granules::column_stride(p.w.cols) +
+          routing::copy_bytes(p.most, columns_for(p.T)),
       stream, p, parts);
 }
 

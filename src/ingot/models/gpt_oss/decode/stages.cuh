@@ -197,8 +197,10 @@ __device__ __forceinline__ void gate_up(const GateUp& p, At at, const routing::C
   }
 }
 
-// The columns that an expert's tokens take: one token's k are in shared memory, more are read where they are. Whoever
-// did not choose the expert reads another's; its weight is 0.
+constexpr int32_t kStaged = -2;  // of a list's rows: kStaged - place in shared memory
+// The columns that an expert's tokens take: one token's k are in shared memory, of more those that stage_part() has
+// brought there, the others are read where they are. Whoever did not choose the expert reads another's; its weight is
+// 0.
 template <int kCols>
 __device__ __forceinline__ void hidden_columns(const Down& p, const char* staged, const routing::Copy& lists,
                                                uint32_t i, const char* (&mine)[kBlocks8<kCols>],
@@ -207,12 +209,53 @@ __device__ __forceinline__ void hidden_columns(const Down& p, const char* staged
 #pragma unroll
   for (int k = 0; k < kBlocks8<kCols>; ++k) {
     const int32_t row = lists.row[i * kCols + (kCols == 1 ? 0 : 8 * k + lane / 4)];
-    mine[k] =
-        (kCols == 1 ? staged + row * granules::column_stride(p.w.cols) : p.hidden + int64_t(max(row, 0)) * bytes) +
-        lane % 4 * 16;
+    const int32_t place = kCols == 1 ? row : kStaged - row;
+    mine[k] = (kCols == 1 || place >= 0 ? staged + place * int32_t(granules::column_stride(p.w.cols))
+                                        : p.hidden + int64_t(max(row, 0)) * bytes) +
+              lane % 4 * 16;
 #pragma unroll
     for (int c = 0; c < 2; ++c) weight[k][c] = lists.weight[i * kCols + (kCols == 1 ? 0 : 8 * k + lane % 4 * 2 + c)];
   }
+}
+
+// Brings the columns of entries first to end - 1 to shared memory, as many as have room, and says so in the lists. From
+// global memory every granule would wait for its columns.
+template <int kCols>
+__device__ __forceinline__ void stage_part(const Down& p, char* staged, uint32_t room, const routing::Copy& lists,
+                                           uint32_t first, uint32_t end) {
+  struct Rows {
+    uint32_t count, row[32];
+  };
+  auto& m = tile::shared<Rows>();
+  const uint32_t lane = threadIdx.x % 32, most = min(room, 32u);
+  if (threadIdx.x < 32) {
+    uint32_t count = 0;
+    for (uint32_t at = first * kCols; at < end * kCols; at += 32) {
+      const uint32_t i = at + lane;
+      const int32_t row = i < end * kCols ? lists.row[i] : -1;
+      const uint32_t all = __ballot_sync(~0u, int(row >= 0)),
+                     place = count + uint32_t(__popc(all & ((1u << lane) - 1)));
+      if (row >= 0 && place < most) m.row[place] = uint32_t(row);
+      if (i < end * kCols && (row < 0 || place < most)) lists.row[i] = kStaged - int32_t(row < 0 ? 0 : place);
+      count += uint32_t(__popc(all));
+    }
+    if (lane == 0) m.count = min(count, most);
+  }
+  __syncthreads();
+  constexpr int kHeld = 4;  // pieces of 16 bytes on their way at once
+  const uint32_t pieces = uint32_t(granules::column_bytes(p.w.cols)) / 16, all = m.count * pieces;
+  for (uint32_t from = threadIdx.x; from < all; from += kHeld * kThreads) {
+    uint4 held[kHeld] = {};
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u)
+      if (const uint32_t i = from + u * kThreads; i < all)
+        held[u] = __ldcg(reinterpret_cast<const uint4*>(p.hidden) + m.row[i / pieces] * pieces + i % pieces);
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u)
+      if (const uint32_t i = from + u * kThreads; i < all)
+        *reinterpret_cast<uint4*>(staged + i / pieces * granules::column_stride(p.w.cols) + i % pieces * 16) = held[u];
+  }
+  __syncthreads();
 }
 
 // A band's experts go to several blocks where there are many: unit u is part u % parts of band u / parts.
@@ -278,7 +321,7 @@ __device__ __forceinline__ bool last_of_parts(const DownParts& q, uint32_t parts
   return true;
 }
 
-// `staged`: memory for one token's k columns.
+// `staged`: memory for one token's k columns, or as many as `q` says.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void down(const Down& p, const DownParts& q, At at, const routing::Copy& lists,
                                      uint32_t count, uint32_t parts, granules::Feed<F>& feed, char* staged) {
@@ -286,6 +329,9 @@ __device__ __forceinline__ void down(const Down& p, const DownParts& q, At at, c
   if constexpr (kCols == 1) {
     granules::stage_columns(staged, granules::column_stride(p.w.cols), p.hidden, p.w.cols, p.k);
     __syncthreads();
+  } else if (q.staged > 0 && at.blocks % parts == 0) {  // all units of a block are the same part
+    const DownUnit u(at.block, count, parts);
+    stage_part<kCols>(p, staged, q.staged, lists, u.first, u.end);
   }
   const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols;
   for (uint32_t i = at.block, round = 0; i < p.w.bands * parts; i += at.blocks, ++round) {
@@ -341,23 +387,34 @@ struct ChoiceMemory {
 
 __device__ inline void choose_experts(const Router& p, const ChoiceMemory& m) {
   const uint32_t E = p.w.rows;
-  for (uint32_t i = threadIdx.x; i < p.T * E; i += kThreads) {
-    const uint32_t t = i / E, e = i % E;
-    const float bias = p.bias[e];
-    float sum = 0, squares = 0;
-    constexpr uint32_t kHeld = 8;  // parts on their way at once
-    for (uint32_t first = 0; first < p.splits; first += kHeld) {
-      float part[kHeld], square[kHeld];
+  constexpr uint32_t kItems = 4, kHeld = 4;  // of each so many parts are on their way at once
+  for (uint32_t begin = threadIdx.x; begin < p.T * E; begin += kItems * kThreads) {
+    float sum[kItems] = {}, squares[kItems] = {}, bias[kItems];
 #pragma unroll
-      for (uint32_t s = 0; s < kHeld; ++s) {
-        const uint32_t at = (first + s) * kColumns + t;
-        part[s] = first + s < p.splits ? __ldcg(p.part + at * E + e) : 0;
-        square[s] = first + s < p.splits ? __ldcg(p.squares + at) : 0;
-      }
-#pragma unroll
-      for (uint32_t s = 0; s < kHeld; ++s) sum += part[s], squares += square[s];
+    for (uint32_t u = 0; u < kItems; ++u) {
+      const uint32_t i = begin + u * kThreads;
+      bias[u] = i < p.T * E ? p.bias[i % E] : 0;
     }
-    m.logits[i] = sum / sqrtf(squares / float(p.w.cols) + p.eps) + bias;
+    for (uint32_t first = 0; first < p.splits; first += kHeld) {
+      float part[kItems][kHeld], square[kItems][kHeld];
+#pragma unroll
+      for (uint32_t u = 0; u < kItems; ++u)
+#pragma unroll
+        for (uint32_t s = 0; s < kHeld; ++s) {
+          const uint32_t i = begin + u * kThreads, at = (first + s) * kColumns + i / E;
+          const bool there = i < p.T * E && first + s < p.splits;
+          part[u][s] = there ? __ldcg(p.part + at * E + i % E) : 0;
+          square[u][s] = there ? __ldcg(p.squares + at) : 0;
+        }
+#pragma unroll
+      for (uint32_t u = 0; u < kItems; ++u)
+#pragma unroll
+        for (uint32_t s = 0; s < kHeld; ++s) sum[u] += part[u][s], squares[u] += square[u][s];
+    }
+#pragma unroll
+    for (uint32_t u = 0; u < kItems; ++u)
+      if (const uint32_t i = begin + u * kThreads; i < p.T * E)
+        m.logits[i] = sum[u] / sqrtf(squares[u] / float(p.w.cols) + p.eps) + bias[u];
   }
   __syncthreads();
   for (uint32_t t = threadIdx.x / 32; t < p.T; t += kWarps)

@@ -67,6 +67,7 @@ struct DownParts {
   uint32_t most = 1;            // parts; there are as many experts at least
   float* sums = nullptr;        // (most, bands, 16, columns)
   uint32_t* arrived = nullptr;  // (bands)
+  uint32_t staged = 0;          // columns that a block brings to its shared memory, at most
 };
 // Logits in parts: of a token all experts, of the columns a split.
 struct Router {

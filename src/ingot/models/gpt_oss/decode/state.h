@@ -63,6 +63,7 @@ struct Buffers {
   float* logits;                          // (16, vocab)
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
+  uint32_t* parts_arrived;                // of down, (bands of the hidden size): where blocks share a band's experts
   token_attention::Published attention;   // the megakernel's
   uint32_t* stamps;                       // the megakernel's: how many it has used
   uint32_t* handoff;                      // the megakernel's; with what follows zero between launches, or nearly
