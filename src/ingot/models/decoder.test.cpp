@@ -73,14 +73,14 @@ const Engine kEngines[] = {
     {"gpt_oss_on_a_gpu",
      [](int64_t slots) {
        static const GptOssModel m;
-       return make_gpu_decoder(m.config, m.weights,
-                               {.context = kContext, .batch = 8, .slots = slots, .together = false});
+       return make_gpu_decoder(m.config, m.weights, {.context = kContext, .batch = 8, .slots = slots});
      },
      true},
     {"gpt_oss_on_a_gpu_together",
      [](int64_t slots) {
        static const GptOssModel m;
-       return make_gpu_decoder(m.config, m.weights, {.context = kContext, .batch = 8, .slots = slots});
+       return make_gpu_decoder(m.config, m.weights,
+                               {.context = kContext, .batch = 8, .slots = slots, .together = true});
      },
      true},
 #endif

@@ -33,7 +33,7 @@ struct OpenOptions {
   DeviceChoice device = DeviceChoice::automatic;
   int64_t gpus = 1;              // that share the model; more than one are insisted on
   std::string split = "tensor";  // how they do: "tensor" or "attention-experts"
-  bool together = true;          // slots share passes over the weights where the engine can on a GPU
+  bool together = false;         // slots share passes over the weights where the engine can on a GPU
   std::string adapters;          // a file of `ingot ttt`, for models of `ingot train`
 };
 struct OpenedModel {

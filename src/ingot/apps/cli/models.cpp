@@ -33,7 +33,7 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptio
                                            .device = device_named(o.device),
                                            .gpus = o.gpus,
                                            .split = o.split,
-                                           .together = !o.one_by_one,
+                                           .together = o.together,
                                            .adapters = o.adapters});
   if (!m.note.empty()) log_info(path, ": ", m.note);
   if (m.decoder->device().kind == Device::cuda)

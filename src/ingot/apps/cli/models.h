@@ -11,9 +11,9 @@ class Command;
 
 // How a command wants its model.
 struct ModelOptions {
-  int64_t layers = 0;       // the first so many, 0 for all; GPT-OSS only
-  int64_t slots = 1;        // sequences at a time
-  bool one_by_one = false;  // that never share a pass over the weights
+  int64_t layers = 0;     // the first so many, 0 for all; GPT-OSS only
+  int64_t slots = 1;      // sequences at a time
+  bool together = false;  // that share passes over the weights, on a GPU
   std::string device = "auto";
   int64_t gpus = 1;  // that share a GPT-OSS model
   std::string split = "tensor";

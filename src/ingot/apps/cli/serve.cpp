@@ -115,8 +115,8 @@ void add_serve(Command& root) {
   c.list("--cors-origin ORIGIN", o->origins,
          "pages of this origin may ask, such as https://a.example; may be repeated");
   c.integer("--slots N", o->slots, 1, 256, "most requests that are answered at a time (default: 4)");
-  c.flag("--one-by-one", o->on.one_by_one,
-         "of GPT-OSS on a GPU, slots never share a pass over the weights: slower in all, the rounding of one alone");
+  c.flag("--together", o->on.together,
+         "of GPT-OSS on a GPU, slots share passes over the weights: faster in all, another rounding, still on trial");
   c.integer("--queue N", o->waiting, 0, 1 << 20, "most that wait for their turn; others get status 429 (default: 64)");
   c.integer("--context N", o->context, 0, 1 << 30,
             "tokens of a request and its answer; 0: 8192, or the model's if that is less (default: 0)");

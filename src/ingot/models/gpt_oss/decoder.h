@@ -11,7 +11,7 @@ struct GptOssDecoderOptions {
   int64_t slots = 1;
   int64_t gpus = 1;              // cuda:0 to cuda:(gpus - 1) share the model
   std::string split = "tensor";  // how: gpt_oss_decode::split_named()
-  bool together = true;          // on one GPU, slots that are asked together share a pass over the weights
+  bool together = false;         // on one GPU, slots that are asked together share a pass over the weights
 };
 // The weights must outlive the decoder.
 std::unique_ptr<Decoder> make_decoder(const GptOssConfig& config, const GptOssWeights& weights,
