@@ -103,6 +103,34 @@ struct BackwardCase {
   int forward;                             // in forward_cases()
   std::vector<std::pair<int, int>> grads;  // (input, gradient): gradient i of sums, then of outputs
 };
+// With all inputs and no sums over tokens.
+inline SkipMergeBackward skip_merge_backward_of(const Views& o) {
+  return {.x = o.inputs[0],
+          .skip = o.inputs[1],
+          .w = o.inputs[2],
+          .gate = o.inputs[3],
+          .dy = o.inputs[4],
+          .dx = o.outputs[0],
+          .workspace = o.workspace};
+}
+inline LaneWriteBackward lane_write_backward_of(const Views& o) {
+  return {.lane0 = o.inputs[0],
+          .lane1 = o.inputs[1],
+          .a = o.inputs[2],
+          .b = o.inputs[3],
+          .scale_a = o.inputs[4],
+          .scale_b = o.inputs[5],
+          .r = o.inputs[6],
+          .p = o.inputs[7],
+          .dout0 = o.inputs[8],
+          .dout1 = o.inputs[9],
+          .dlane0 = o.outputs[0],
+          .dlane1 = o.outputs[1],
+          .da = o.outputs[2],
+          .db = o.outputs[3],
+          .workspace = o.workspace};
+}
+
 template <class Ops = PublicOps> std::vector<BackwardCase> backward_cases() {
   return {
       {{"mix_backward", "mmccm", "mcc", "m",
@@ -142,17 +170,9 @@ template <class Ops = PublicOps> std::vector<BackwardCase> backward_cases() {
        {{1, 0}}},
       {{"skip_merge_backward", "mmccm", "mcc", "m",
         [](const Views& o) {
-          Ops::skip_merge_backward({.x = o.inputs[0],
-                                    .skip = o.inputs[1],
-                                    .w = o.inputs[2],
-                                    .gate = o.inputs[3],
-                                    .dy = o.inputs[4],
-                                    .dx = o.outputs[0],
-                                    .dskip = o.sums[0],
-                                    .dw = o.sums[1],
-                                    .dgate = o.sums[2],
-                                    .workspace = o.workspace},
-                                   {});
+          SkipMergeBackward b = skip_merge_backward_of(o);
+          b.dskip = o.sums[0], b.dw = o.sums[1], b.dgate = o.sums[2];
+          Ops::skip_merge_backward(b, {});
         }},
        3,
        {{0, 3}, {1, 0}, {2, 1}, {3, 2}}},
@@ -172,26 +192,9 @@ template <class Ops = PublicOps> std::vector<BackwardCase> backward_cases() {
        {{0, 2}, {1, 0}, {2, 1}}},
       {{"lane_write_backward", "mmmmcc24mm", "cc24", "mmmm",
         [](const Views& o) {
-          Ops::lane_write_backward({.lane0 = o.inputs[0],
-                                    .lane1 = o.inputs[1],
-                                    .a = o.inputs[2],
-                                    .b = o.inputs[3],
-                                    .scale_a = o.inputs[4],
-                                    .scale_b = o.inputs[5],
-                                    .r = o.inputs[6],
-                                    .p = o.inputs[7],
-                                    .dout0 = o.inputs[8],
-                                    .dout1 = o.inputs[9],
-                                    .dlane0 = o.outputs[0],
-                                    .dlane1 = o.outputs[1],
-                                    .da = o.outputs[2],
-                                    .db = o.outputs[3],
-                                    .dscale_a = o.sums[0],
-                                    .dscale_b = o.sums[1],
-                                    .dr = o.sums[2],
-                                    .dp = o.sums[3],
-                                    .workspace = o.workspace},
-                                   {});
+          LaneWriteBackward b = lane_write_backward_of(o);
+          b.dscale_a = o.sums[0], b.dscale_b = o.sums[1], b.dr = o.sums[2], b.dp = o.sums[3];
+          Ops::lane_write_backward(b, {});
         }},
        5,
        {{0, 4}, {1, 5}, {2, 6}, {3, 7}, {4, 0}, {5, 1}, {6, 2}, {7, 3}}},
@@ -218,53 +221,21 @@ template <class Ops = PublicOps> std::vector<BackwardCase> backward_cases() {
        {{0, 2}, {1, 3}, {2, 4}, {3, 5}, {4, 0}, {5, 1}}},
       {{"skip_merge_backward of frozen factors", "mmccm", "m", "m",
         [](const Views& o) {
-          Ops::skip_merge_backward({.x = o.inputs[0],
-                                    .skip = o.inputs[1],
-                                    .w = o.inputs[2],
-                                    .gate = o.inputs[3],
-                                    .dy = o.inputs[4],
-                                    .dx = o.outputs[0],
-                                    .dskip = o.sums[0],
-                                    .workspace = o.workspace},
-                                   {});
+          SkipMergeBackward b = skip_merge_backward_of(o);
+          b.dskip = o.sums[0];
+          Ops::skip_merge_backward(b, {});
         }},
        3,
        {{0, 1}, {1, 0}}},
       {{"lane_write_backward of frozen factors", "mmmmcc24mm", "", "mmmm",
-        [](const Views& o) {
-          Ops::lane_write_backward({.lane0 = o.inputs[0],
-                                    .lane1 = o.inputs[1],
-                                    .a = o.inputs[2],
-                                    .b = o.inputs[3],
-                                    .scale_a = o.inputs[4],
-                                    .scale_b = o.inputs[5],
-                                    .r = o.inputs[6],
-                                    .p = o.inputs[7],
-                                    .dout0 = o.inputs[8],
-                                    .dout1 = o.inputs[9],
-                                    .dlane0 = o.outputs[0],
-                                    .dlane1 = o.outputs[1],
-                                    .da = o.outputs[2],
-                                    .db = o.outputs[3],
-                                    .workspace = o.workspace},
-                                   {});
-        }},
+        [](const Views& o) { Ops::lane_write_backward(lane_write_backward_of(o), {}); }},
        5,
        {{0, 0}, {1, 1}, {2, 2}, {3, 3}}},
       {{"skip_merge_backward that writes", "mmccm", "cc", "mm",
         [](const Views& o) {
-          Ops::skip_merge_backward({.x = o.inputs[0],
-                                    .skip = o.inputs[1],
-                                    .w = o.inputs[2],
-                                    .gate = o.inputs[3],
-                                    .dy = o.inputs[4],
-                                    .dx = o.outputs[0],
-                                    .dskip = o.outputs[1],
-                                    .dw = o.sums[0],
-                                    .dgate = o.sums[1],
-                                    .workspace = o.workspace,
-                                    .write_dskip = true},
-                                   {});
+          SkipMergeBackward b = skip_merge_backward_of(o);
+          b.dskip = o.outputs[1], b.dw = o.sums[0], b.dgate = o.sums[1], b.write_dskip = true;
+          Ops::skip_merge_backward(b, {});
         }},
        3,
        {{0, 2}, {1, 3}, {2, 0}, {3, 1}}},

@@ -102,20 +102,13 @@ struct BlockView {
             .window = config.window};
   }
   AttentionBackward attention_backward_to(const Seen& s, const Tensor& lse, const Tensor& dk, const Tensor& dv) const {
-    return {.q = q(),
-            .k = s.k,
-            .v = s.v,
-            .cu_q = s.cu_q,
-            .cu_k = s.cu_k,
-            .out = q_heads(b.saved.y),
-            .lse = lse,
-            .dout = q_heads(b.scratch.y_grad),
-            .dq = q_heads(b.scratch.q_grad),
-            .dk = dk,
-            .dv = dv,
-            .scale = softmax_scale(),
-            .window = config.window,
-            .workspace = b.scratch.attention_workspace};
+    const Attention a = attention_to(s, lse);
+    AttentionBackward back{.q = a.q, .k = a.k, .v = a.v, .cu_q = a.cu_q, .cu_k = a.cu_k, .out = a.out, .lse = a.lse};
+    back.dout = q_heads(b.scratch.y_grad);
+    back.dq = q_heads(b.scratch.q_grad), back.dk = dk, back.dv = dv;
+    back.scale = a.scale, back.window = a.window;
+    back.workspace = b.scratch.attention_workspace;
+    return back;
   }
   // Attention adds its part of V's gradient to what the self exclusion left.
   bool adds_to_v() const { return application.exclude_self && call.device.kind == Device::cuda; }
