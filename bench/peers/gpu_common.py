@@ -1,8 +1,10 @@
 """How every GPU benchmark here measures: ours and the peers in one process, each as a CUDA graph of at least 20 calls over
 rotated buffers, replayed in turn; medians. The ceilings are measured in the same run."""
 import argparse
+import contextlib
 import ctypes
 import datetime
+import fcntl
 import json
 import math
 import os
@@ -11,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 
 import torch
@@ -20,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import reports  # noqa: E402
 
+IN_MEMORY = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None  # for checkpoints, so that none waits for a disk
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -112,6 +116,29 @@ def share(cases):
         return cases
     first, step = map(int, SHARE.split("/"))
     return cases[first::step]
+
+
+@contextlib.contextmanager
+def turn(gate):
+    """The GPU to oneself: among processes that are given the same file."""
+    if not gate:
+        yield
+        return
+    with open(gate, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def end_child(process, until):
+    """What a peer found before its time was up, or why it found nothing."""
+    try:
+        out, err = process.communicate(timeout=max(1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        err += "\nran past its time"
+    found = [json.loads(text) for text in out.splitlines() if text.startswith("{")]
+    return (found[0], None) if found else (None, (err.strip().splitlines() or ["no word"])[-1][:300])
 
 
 def median(values):

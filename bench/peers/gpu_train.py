@@ -14,7 +14,6 @@ times alone, of random tokens.
 """
 import argparse
 import contextlib
-import fcntl
 import json
 import math
 import pathlib
@@ -28,14 +27,13 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import ROOT, SHARE, Native, ceilings, gpu_state, median, share, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, ROOT, SHARE, Native, ceilings, end_child, gpu_state, median, share, turn, write_report  # noqa: E402
 from torch_gpt import TorchGpt, TorchOptimizer, compiled, spec  # noqa: E402
 from optimizer import Recipe  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
 TOKENS, PROGRAMS = 98304, (11, 17)
 PASSES = 5  # of the longer step, whose difference to one pass gives a pass
-IN_MEMORY = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None  # for checkpoints, so that none waits for a disk
 BLOCK = 128  # rows and columns of FlexAttention's mask
 
 
@@ -137,17 +135,6 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
-@contextlib.contextmanager
-def turn(gate):
-    """The GPU to oneself: among processes that are given the same file."""
-    if not gate:
-        yield
-        return
-    with open(gate, "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def measure_torch(options, applications):
     """Milliseconds of a pass, forward and backward, and of a whole step with its optimizer; medians."""
     with contextlib.ExitStack() as held:
@@ -227,18 +214,6 @@ def compile_share(options, cases):
         err = process.communicate()[1]
         print(f"{peer}, {applications} applications: compiled in {time.perf_counter() - started:.0f} s, rc {process.returncode} "
               f"{(err.strip().splitlines() or [''])[-1][:200] if process.returncode else ''}", flush=True)
-
-
-def end_child(process, until):
-    """What a peer found before its time was up, or why it found nothing."""
-    try:
-        out, err = process.communicate(timeout=max(1, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        err += "\nran past its time"
-    found = [json.loads(text) for text in out.splitlines() if text.startswith("{")]
-    return (found[0], None) if found else (None, (err.strip().splitlines() or ["no word"])[-1][:300])
 
 
 def results_of(ours, peers, ceiling, baseline):

@@ -25,8 +25,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import ROOT, SHARE, Native, ceilings, gpu_state, median, share, write_report  # noqa: E402
-from gpu_train import IN_MEMORY, end_child, turn  # noqa: E402
+from gpu_common import IN_MEMORY, ROOT, SHARE, Native, ceilings, end_child, gpu_state, median, share, turn, write_report  # noqa: E402
 from torch_gpt import TorchGpt, compiled, spec  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))

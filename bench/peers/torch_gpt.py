@@ -15,8 +15,14 @@ import gpt as spec  # noqa: E402
 import optimizer as spec_optimizer  # noqa: E402
 
 
+MATRICES = {"attn.o.weight", "mlp.up.weight", "mlp.down.weight"}  # of a block, besides q, k and v
+BY_ROW = {"skip_weights", "skip_gates", "parallel_post_lambdas", "parallel_resid_lambdas"}  # a row a slot, or a layer
+
+
 class TorchGpt(nn.Module):
-    """Parameters of all layers stand in banks (L, ...); `load` takes the tensors of spec/gpt.py, `named` gives them back.
+    """Matrices of all layers stand in banks (L, ...). Vectors and scalars of a layer are parameters of their own, and so are rows of what is
+    merged by slot or layer: as rows of a bank their places would be constants in what Inductor generates, and each layer's kernels
+    others to compile. `named` gives the tensors of spec/gpt.py.
 
     activations: the type of activations and of the weights' copies that they meet, each bank cast once a pass; None: the weights' own,
     or autocast's. packing, where forward() is given one: positions (T) inside documents, and the mask that attend() takes."""
@@ -27,7 +33,7 @@ class TorchGpt(nn.Module):
         c = self.c = config
         assert not c.window and not c.factorised and c.rope_scaling.kind == "none" and not c.rope_interleaved
         self.q, self.kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        self.bank, self.places = {}, {}
+        self.places = {}
         groups = {}
         for name, w in weights.items():
             key = name.split(".", 2)[2] if name.startswith("blocks.") else name
@@ -44,33 +50,45 @@ class TorchGpt(nn.Module):
                 continue
             attribute = key.replace(".weight", "").replace(".", "_")
             if members[0][0].startswith("blocks."):
-                self.add(attribute, torch.stack([w for _, w in members]))
+                self.add(attribute, torch.stack([w for _, w in members]), by_row=key not in MATRICES)
                 for i, (name, _) in enumerate(members):
                     self.places[name] = (attribute, i, slice(None))
             else:
-                self.add(attribute, members[0][1])
+                self.add(attribute, members[0][1], by_row=key in BY_ROW)
                 self.places[key] = (attribute, None, slice(None))
         if c.rotary_dim:
             theta, _ = spec.rope_frequencies(c.rotary_dim, c.rope_base, c.rope_scaling)
             angle = torch.arange(length, dtype=torch.float64)[:, None] * theta
             self.register_buffer("cos", angle.cos().float()[:, None, :], persistent=False)
             self.register_buffer("sin", c.rope_sign * angle.sin().float()[:, None, :], persistent=False)
+        for layer in range(1, c.layers if c.layer_scale else 0):  # on the device, for the same reason
+            self.register_buffer(f"layer_scale_{layer}", torch.tensor(1 / math.sqrt(layer + 1)), persistent=False)
         self.program, self.looping_program = (spec.layer_program(c, looping) for looping in (False, True))
         self.activation = spec.ACTIVATIONS[c.activation]
 
-    def add(self, attribute, w):
-        setattr(self, attribute, nn.Parameter(w.detach().float().clone()))
+    def add(self, attribute, w, by_row=False):
+        made = [nn.Parameter(row.detach().float().clone()) for row in (w if by_row else [w])]
+        setattr(self, attribute, nn.ParameterList(made) if by_row else made[0])
+
+    def parameters_of(self, attribute):
+        held = getattr(self, attribute)
+        return list(held) if isinstance(held, nn.ParameterList) else [held]
 
     def named(self, of=lambda p: p):
         """The tensors of spec/gpt.py by name, or what `of` gives for their banks (such as gradients)."""
         out = {}
         for name, (attribute, i, rows) in self.places.items():
-            t = of(getattr(self, attribute))
+            held = [of(p) for p in self.parameters_of(attribute)]
+            t = torch.stack(held) if isinstance(getattr(self, attribute), nn.ParameterList) else held[0]
             out[name] = t if i is None else t[i][rows]
         return out
 
     def cast(self, w):
         return w if self.activations is None else w.to(self.activations)
+
+    def layers_of(self, attribute):
+        held = getattr(self, attribute)
+        return [self.cast(w) for w in held] if isinstance(held, nn.ParameterList) else self.cast(held).unbind(0)  # its backward: a stack per bank
 
     def rope(self, x, positions):  # (B, T, H, D)
         h = self.c.rotary_dim // 2
@@ -102,7 +120,7 @@ class TorchGpt(nn.Module):
     def norm(self, x, p, which, layer):
         w = p[which][layer] if self.c.norm_weight else None
         y = F.rms_norm(x, (x.shape[-1],), w, self.c.norm_eps)
-        return y * (1 / math.sqrt(layer + 1)) if self.c.layer_scale and layer else y
+        return y * getattr(self, f"layer_scale_{layer}").to(y.dtype) if self.c.layer_scale and layer else y
 
     def branches(self, p, layer, packing):
         c = self.c
@@ -113,13 +131,13 @@ class TorchGpt(nn.Module):
         return (lambda x: p["attn_scale"][layer] * attn(x)), (lambda x: p["mlp_scale"][layer] * mlp(x))
 
     def merge(self, x, skip, slot):
-        a = self.cast(self.skip_weights)[slot] * skip
-        return torch.lerp(a, x, torch.sigmoid(self.cast(self.skip_gates)[slot]).expand_as(x)) if self.c.skip_gates else x + a
+        a = self.cast(self.skip_weights[slot]) * skip
+        return torch.lerp(a, x, torch.sigmoid(self.cast(self.skip_gates[slot])).expand_as(x)) if self.c.skip_gates else x + a
 
     def hidden(self, tokens, looping, packing):
         c = self.c
         per_layer = {a for a, i, _ in self.places.values() if i is not None}
-        p = {a: self.cast(getattr(self, a)).unbind(0) for a in per_layer}  # its backward is one stack per bank
+        p = {a: self.layers_of(a) for a in per_layer}
         x = self.cast(self.tok_emb[tokens])
         if c.embed_norm:
             x = F.rms_norm(x, (x.shape[-1],), eps=c.norm_eps)
@@ -143,7 +161,7 @@ class TorchGpt(nn.Module):
                 if a.skip_slot >= 0:
                     lane0 = self.merge(lane0, outputs[a.skip_from], a.skip_slot)
                 ya, yb = attn(read(lane0)), mlp(lane1)
-                r, l = self.cast(self.parallel_resid_lambdas)[i], self.cast(self.parallel_post_lambdas)[i]
+                r, l = self.cast(self.parallel_resid_lambdas[i]), self.cast(self.parallel_post_lambdas[i])
                 lanes = (r[0] * lane0 + l[0, 0] * ya + l[1, 0] * yb, r[1] * lane1 + l[0, 1] * ya + l[1, 1] * yb)
             outputs.append(x)
         if lanes is not None:
@@ -180,11 +198,11 @@ class TorchOptimizer:
         kinds = {name: kind for name, (_, kind) in spec.parameter_shapes(model.c).items()}
         attribute_kind = {attribute: kinds[name] for name, (attribute, _, _) in model.places.items()}
         self.muon = recipe.matrix_optimizer == "muon"
-        self.matrices = [getattr(model, a) for a, k in attribute_kind.items() if k == "matrix" and self.muon]
+        self.matrices = [w for a, k in attribute_kind.items() if k == "matrix" and self.muon for w in model.parameters_of(a)]
         self.momentum = [torch.zeros_like(p) for p in self.matrices]
         groups = []
         for kind in ("matrix", "embedding", "head", "scalar"):
-            members = [getattr(model, a) for a, k in attribute_kind.items() if k == kind]
+            members = [w for a, k in attribute_kind.items() if k == kind for w in model.parameters_of(a)]
             if members and not (kind == "matrix" and self.muon):
                 lr = getattr(recipe, spec_optimizer.GROUP[kind] + "_lr")
                 groups.append(dict(params=members, lr=lr, peak=lr, weight_decay=getattr(recipe, spec_optimizer.GROUP[kind] + "_decay")))
