@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 import torch._functorch.config
+import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
 
@@ -176,7 +177,9 @@ class TorchGpt(nn.Module):
 
 
 def compiled(model, run_when):
-    """torch.compile of all of it by Inductor; run_when() is called when the forward and backward pass are compiled and before they run."""
+    """torch.compile of all of it by Inductor; run_when() is called when the forward and backward pass are compiled and before they run.
+    Kernels compile in this process: a graph has some 100, and several graphs at once, each with a pool of processes, would wait for cores."""
+    torch._inductor.config.compile_threads = 1
     functorch = torch._functorch.config
     if hasattr(functorch, "force_non_lazy_backward_lowering"):
         functorch.force_non_lazy_backward_lowering = True
