@@ -1,11 +1,12 @@
-"""The timed golf run in PyTorch, beside `ingot train --preset golf --data SHARDS --set train.seconds=S` on the same GPU:
+"""The timed golf run in PyTorch, beside `ingot train --preset golf --data SHARDS --seconds 480` on the same GPU:
 
-    python3 bench/peers/torch_golf_run.py SHARDS --bytes-per-token B [--seconds 480] [--saved FILE]
+    python3 bench/peers/torch_golf_run.py SHARDS --out RUN [--seconds 480] [--until 190] [--beside RUN/log.jsonl]
 
 The model of torch_gpt.py by torch.compile, rows of 2,048 tokens cut from the shards as they lie (scaled_dot_product_attention does not keep
-documents apart), bf16 activations, the preset's recipe over as many steps as the time allows by the first steps' pace. Prints a line
-of JSON: steps, tokens per second, held-out loss and bits per byte. `--saved FILE` goes on where a run was cut: run it with 240 seconds twice.
-B is what `ingot train` counted of held-out text: bytes / targets of its score in log.jsonl.
+documents apart), bf16 activations, the preset's recipe. As in ours, rates, momentum, average and recurrence follow the clock, which counts steps alone:
+compiling and scoring are not in it. --until cuts the run short of its `--seconds`, which its schedule keeps. Writes RUN/log.jsonl with a line of
+each step and of each score (of the average, at the steps where the log given by --beside has one and at the end), for `ingot plot`.
+Bits per byte count the held-out bytes of that log; without it only losses are printed.
 """
 import argparse
 import json
@@ -19,86 +20,116 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from gpu_train import PRESET, TOKENS, TorchGpt, TorchOptimizer, compiled, recipe, spec  # noqa: E402
+from optimizer import lr_factor  # noqa: E402
 
-CONTEXT, HEADER = 2048, 1024
-PASSES = 8  # of a step, as the preset accumulates
+HEADER, RESERVE = 1024, 1.0  # bytes before a shard's tokens; seconds of the budget that ours keeps for its last save
 
 
-def tokens_of(folder, held_out):
-    """All tokens of the shards, in the order of their names."""
+def tokens_of(folder, held_out, device):
+    """All tokens of the shards, in the order of their names, on the device."""
     paths = [p for p in sorted(folder.glob("*.bin")) if ("val_" in p.name) == held_out]
     if not paths:
         sys.exit(f"{folder}: found no {'held-out' if held_out else 'training'} shards")
-    return np.concatenate([np.fromfile(p, np.uint16, offset=HEADER) for p in paths])
+    return torch.from_numpy(np.concatenate([np.fromfile(p, np.uint16, offset=HEADER) for p in paths]).astype(np.int32)).to(device)
 
 
-def rows_from(tokens, at, rows):
-    """`rows` rows of inputs and targets from token `at` on, around the end of the data."""
-    index = (at + np.arange(rows * CONTEXT + 1)) % len(tokens)
-    flat = torch.from_numpy(tokens[index].astype(np.int64)).cuda(non_blocking=True)
-    return flat[:-1].view(rows, CONTEXT), flat[1:].view(rows, CONTEXT)
+class Run:
+    def __init__(self, o):
+        self.o, self.device = o, o.device
+        config = spec.GptConfig.from_dict({**PRESET["model"], **o.model})
+        self.context, self.rows, self.passes = config.context, o.tokens // config.context, PRESET["train"]["accumulation"]
+        self.train, self.held_out = tokens_of(o.shards, False, o.device), tokens_of(o.shards, True, o.device)
+        self.model = TorchGpt(config, spec.initialise(config, o.seed, torch.float32), config.context, torch.bfloat16).to(o.device)
+        self.forward = compiled(self.model, lambda: None) if o.device == "cuda" else self.model  # as `gpu.py train --warm` leaves it in PyTorch's cache
+        self.optimizer = TorchOptimizer(self.model, recipe(), 1, torch.bfloat16)
+        self.at, self.spent, self.looping = 0, 0.0, False
+        o.out.mkdir(parents=True, exist_ok=True)
+        self.log = (o.out / "log.jsonl").open("w", encoding="utf-8")
+        self.beside = [json.loads(line) for line in o.beside.read_text(encoding="utf-8").splitlines()] if o.beside else []
+        self.scores = [e for e in self.beside if e["event"] == "score"]
+
+    def write(self, **entry):
+        self.log.write(json.dumps(entry) + "\n")
+        self.log.flush()
+
+    def batch(self, tokens, at):
+        """Inputs and targets from token `at` on, around the end of the data."""
+        flat = tokens[(at + torch.arange(self.rows * self.context + 1, device=self.device)) % len(tokens)].long()
+        return flat[:-1].view(self.rows, -1), flat[1:].view(self.rows, -1)
+
+    def compile(self):
+        """Both programs, before the clock starts."""
+        began = time.perf_counter()
+        for looping in (False, True):
+            for _ in range(2):  # the first one chooses among Inductor's kernels
+                self.forward(*self.batch(self.train, 0), looping).backward()
+        self.optimizer.clear()
+        self.write(event="compiled", seconds=time.perf_counter() - began)
+
+    def step(self):
+        o, began = self.optimizer, time.perf_counter()
+        progress = min(1.0, self.spent / (self.o.seconds - RESERVE))
+        self.looping |= progress >= self.model.c.loop_from
+        o.steps = o.done / progress if progress > 0.01 else max(o.done + 1, 100)
+        loss = torch.zeros((), device=self.device)
+        for _ in range(self.passes):
+            part = self.forward(*self.batch(self.train, self.at), self.looping) / self.passes
+            part.backward()
+            loss += part.detach()
+            self.at += self.rows * self.context
+        rate = lr_factor(o.r, o.done, o.steps)
+        o.step()
+        value = loss.item()
+        took = time.perf_counter() - began
+        self.spent += took
+        self.write(event="step", step=o.done, loss=value, lr_factor=rate, looping=self.looping, tokens_per_second=self.passes * self.rows * self.context / took, step_seconds=took, seconds=self.spent)
+        if not math.isfinite(value):
+            sys.exit(f"step {o.done}: found a loss of {value}")
+
+    @torch.no_grad()
+    def swapped(self):
+        """The average in the weights' place, and back."""
+        for p, a in zip(self.optimizer.parameters, self.optimizer.average):
+            kept = p.clone()
+            p.copy_(a)
+            a.copy_(kept)
+
+    def score(self):
+        self.swapped()
+        size = self.rows * self.context  # with gradients on: without, each program would compile anew
+        parts = [self.forward(*self.batch(self.held_out, i), self.looping).detach() for i in range(0, len(self.held_out) - size, size)]
+        self.swapped()
+        loss = torch.stack(parts).mean().item()
+        known = {"bits_per_byte": loss / math.log(2) * self.scores[-1]["targets"] / self.scores[-1]["bytes"]} if self.scores else {}
+        self.write(event="score", step=self.optimizer.done, loss=loss, **known, targets=len(parts) * size, seconds=self.spent)
+        return {"held_out_loss": loss, **known}
+
+    def run(self):
+        self.write(event="start", time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), torch=torch.__version__, seed=self.o.seed, seconds=0.0, step=0,
+                   gpu=torch.cuda.get_device_name() if self.device == "cuda" else "", train_tokens=len(self.train), held_out_tokens=len(self.held_out))
+        self.compile()
+        until = min(self.o.until or self.o.seconds, self.o.seconds - RESERVE)
+        wanted = {e["step"] for e in self.scores}
+        while self.spent < until:
+            self.step()
+            if self.optimizer.done in wanted:
+                self.score()
+        found = {"steps": self.optimizer.done, "seconds": self.spent, "tokens": self.at, "tokens_per_second": self.at / self.spent, **self.score()}
+        print(json.dumps(found))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", type=pathlib.Path)
-    parser.add_argument("--bytes-per-token", type=float, required=True)
-    parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--whole-seconds", type=float, default=480, help="of all parts of the run (default: 480)")
-    parser.add_argument("--saved", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="RUN")
+    parser.add_argument("--seconds", type=float, default=480, help="of the whole run, which the schedule is for (default: 480)")
+    parser.add_argument("--until", type=float, help="stop after so many (default: all)")
+    parser.add_argument("--beside", type=pathlib.Path, metavar="LOG", help="log.jsonl of our run")
+    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    train, held_out = tokens_of(options.shards, False), tokens_of(options.shards, True)
-    config = spec.GptConfig.from_dict(PRESET["model"])
-    model = TorchGpt(config, spec.initialise(config, 1, torch.float32), CONTEXT, torch.bfloat16).cuda()
-    forward = compiled(model, lambda: None)  # as `gpu.py train --warm` leaves it in PyTorch's cache
-    rows, at, spent, steps = TOKENS // CONTEXT, 0, 0.0, None
-    for looping in (False, True):  # compiled before the clock starts
-        forward(*rows_from(train, 0, rows), looping).backward()
-    model.zero_grad()
-    begin = time.perf_counter()
-    for _ in range(2 * PASSES):
-        forward(*rows_from(train, 0, rows), False).backward()
-    torch.cuda.synchronize()
-    pace = (time.perf_counter() - begin) / 2
-    model.zero_grad()
-    # Recurrence is on for the rest of the run, and costs half as much again.
-    steps = max(1, int(options.whole_seconds / (pace * (config.loop_from + 1.5 * (1 - config.loop_from)))))
-    optimizer = TorchOptimizer(model, recipe(), steps, torch.bfloat16)
-    if options.saved and options.saved.exists():
-        state = torch.load(options.saved, weights_only=False)
-        steps, at, spent = state["steps"], state["at"], state["spent"]
-        optimizer = TorchOptimizer(model, recipe(), steps, torch.bfloat16)
-        with torch.no_grad():
-            for to, value in zip([*optimizer.parameters, *optimizer.momentum, *(optimizer.average or [])], state["tensors"]):
-                to.copy_(value)
-        optimizer.adamw.load_state_dict(state["adamw"])
-        optimizer.done = state["done"]
-    torch.cuda.synchronize()
-    begin, loss = time.perf_counter(), torch.zeros((), device="cuda")
-    while optimizer.done < steps and time.perf_counter() - begin < options.seconds:
-        looping, loss = optimizer.done >= config.loop_from * steps, torch.zeros((), device="cuda")
-        for _ in range(PASSES):
-            part = forward(*rows_from(train, at, rows), looping) / PASSES
-            part.backward()
-            loss += part.detach()
-            at += rows * CONTEXT
-        optimizer.step()
-        torch.cuda.synchronize()
-        if optimizer.done % 50 == 0:
-            print(f"step {optimizer.done} of {steps}: loss {loss.item():.4f}", file=sys.stderr, flush=True)
-    spent += time.perf_counter() - begin
-    if options.saved:
-        torch.save({"steps": steps, "at": at, "spent": spent, "done": optimizer.done, "adamw": optimizer.adamw.state_dict(),
-                    "tensors": [t.detach().cpu() for t in (*optimizer.parameters, *optimizer.momentum, *(optimizer.average or []))]}, options.saved)
-    with torch.no_grad():
-        for to, value in zip(optimizer.parameters, optimizer.average or []):
-            to.copy_(value)
-        parts = [forward(*rows_from(held_out, i, rows), optimizer.done >= config.loop_from * steps).item()
-                 for i in range(0, len(held_out) - rows * CONTEXT, rows * CONTEXT)]
-    score = sum(parts) / len(parts)
-    print(json.dumps({"steps": optimizer.done, "of": steps, "seconds": spent, "tokens_per_second": optimizer.done * PASSES * TOKENS / spent,
-                      "held_out_loss": score, "bits_per_byte": score / math.log(2) / options.bytes_per_token}))
+    options.device, options.tokens, options.model = "cuda", TOKENS, {}
+    Run(options).run()
 
 
 if __name__ == "__main__":

@@ -254,8 +254,10 @@ class TorchOptimizer:
         if self.average:
             torch._foreach_lerp_(self.average, self.parameters, 1 - spec_optimizer.ema_decay(r, self.steps))
         self.done += 1
-        self.adamw.zero_grad(set_to_none=True)
-        for p in self.matrices:
+        self.clear()
+
+    def clear(self):
+        for p in self.parameters:
             p.grad = None
 
     @torch.no_grad()
