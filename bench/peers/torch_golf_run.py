@@ -4,7 +4,7 @@
 
 The model of torch_gpt.py by torch.compile, rows of 2,048 tokens cut from the shards as they lie (scaled_dot_product_attention does not keep
 documents apart), bf16 activations, the preset's recipe. As in ours, rates, momentum, average and recurrence follow the clock, which counts steps alone:
-compiling and scoring are not in it. --until cuts the run short of its `--seconds`, which its schedule keeps. Writes RUN/log.jsonl with a line of
+compiling and scoring are not in it. --until and SIGINT cut the run short of its `--seconds`, which its schedule keeps. Writes RUN/log.jsonl with a line of
 each step and of each score (of the average, at the steps where the log given by --beside has one and at the end), for `ingot plot`.
 Bits per byte count the held-out bytes of that log; without it only losses are printed.
 """
@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import pathlib
+import signal
 import sys
 import time
 
@@ -109,8 +110,9 @@ class Run:
                    gpu=torch.cuda.get_device_name() if self.device == "cuda" else "", train_tokens=len(self.train), held_out_tokens=len(self.held_out))
         self.compile()
         until = min(self.o.until or self.o.seconds, self.o.seconds - RESERVE)
-        wanted = {e["step"] for e in self.scores}
-        while self.spent < until:
+        wanted, cut = {e["step"] for e in self.scores}, []
+        signal.signal(signal.SIGINT, lambda *_: cut.append(True))
+        while self.spent < until and not cut:
             self.step()
             if self.optimizer.done in wanted:
                 self.score()
