@@ -7,9 +7,8 @@ Ours: whole steps of the program itself, batches and log included, from its log;
 than one of one pass, by the pass. PyTorch: bf16 activations and banks cast once a pass, fp32 weights, fused AdamW, Muon by batched
 products, as `rows` (48 rows of 2,048 tokens, scaled_dot_product_attention, which does not keep documents apart) and `packed`
 (FlexAttention, its mask made before the clock starts). Each peer and number of applications has a process of its own; after our first round all
-compile at once, backward passes too, and then run one at a time, with the GPU to themselves; ours again after them. Compiling takes a quarter of
-an hour of 16 cores, unless `gpu.py --warm 4` did it before. Memory of a peer is
-what its allocator reserved and a context as large as this process's. What a step computes is tested (models/gpt, engines/train); these are
+compile at once, backward passes too, and then run one at a time, with the GPU to themselves; ours again after them. Compiling takes a minute or
+two of a core each, unless `gpu.py --warm 4` did it before. Memory of a peer is what its allocator reserved and a context as large as this process's. What a step computes is tested (models/gpt, engines/train); these are
 times alone, of random tokens.
 """
 import argparse

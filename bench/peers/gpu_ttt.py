@@ -7,7 +7,7 @@ Ours: the program itself, its own clock. `step` is a chunk of 64 documents with 
 by 12. `run` is all of the longer documents, windows that grow from 32 tokens included, and what is allocated before.
 PyTorch: torch.compile of one step as a whole graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused
 AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
-counted; it takes a quarter of an hour, unless `gpu.py --warm 2` did it before. They run one at a time between our two rounds. What a step computes is tested (engines/ttt); these are times alone.
+counted (minutes, unless `gpu.py --warm 2` did it before). They run one at a time between our two rounds. What a step computes is tested (engines/ttt); these are times alone.
 """
 import argparse
 import contextlib
