@@ -34,9 +34,9 @@ class Kills:
         self.failed += not ok
         print(f"[{time.monotonic() - self.began:5.1f}] {'' if ok else 'FAILED: '}" + " ".join(map(str, words)), flush=True)
 
-    def start(self, preset, out, *more, background=False):
-        steps, every, settings = PRESETS[preset]
-        line = [self.ingot, "train", "--preset", preset, "--data", self.folder / "text.txt", "--out", out, "--device", "cuda", "--steps", str(steps),
+    def start(self, preset, out, *more, background=False, steps=None):
+        all_steps, every, settings = PRESETS[preset]
+        line = [self.ingot, "train", "--preset", preset, "--data", self.folder / "text.txt", "--out", out, "--device", "cuda", "--steps", str(steps or all_steps),
                 "--checkpoint-every", str(every), "--set", "train.log_every=1", *settings, *more]
         ignored = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if background else None
         return subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True, preexec_fn=ignored)
@@ -110,7 +110,7 @@ class Kills:
         fits = re.search(r"found [\d.]+ \w+ available, expected train.batch_tokens of at most (\d+)", last)
         self.say(code == 7 and fits, f"golf-small with 8,388,608 tokens at once: status {code}: {last}")
         if fits:
-            code, last = self.finish(self.start("golf-small", self.folder / "fits", "--batch-tokens", fits[1], "--steps", "2"), 120)
+            code, last = self.finish(self.start("golf-small", self.folder / "fits", "--batch-tokens", fits[1], steps=2), 120)
             self.say(code == 0, f"golf-small with {int(fits[1]):,} tokens at once: status {code}{'' if code == 0 else ': ' + last}")
 
 
