@@ -56,7 +56,7 @@ class Run:
     def batch(self, tokens, at):
         """Inputs and targets from token `at` on, around the end of the data."""
         flat = tokens[(at + torch.arange(self.rows * self.context + 1, device=self.device)) % len(tokens)].long()
-        return flat[:-1].view(self.rows, -1), flat[1:].view(self.rows, -1)
+        return flat[:-1].view(self.rows, -1), flat[1:].clone().view(self.rows, -1)  # aligned as when it was compiled
 
     def compile(self):
         """Both programs, before the clock starts."""
