@@ -97,13 +97,14 @@ __device__ __forceinline__ void say_ready(const Exchange& x, uint32_t epoch) {
 #pragma unroll 1
   for (uint32_t r = 0; r < x.ranks; ++r) ptx::store_release_system(x.ready(r, x.rank), epoch);
 }
-// A rank may be an exchange ahead.
+// A rank may be an exchange ahead, and no more: a word of long ago is not one of the future when numbers have come
+// round.
 __device__ __forceinline__ void wait_for_ready(const Exchange& x, uint32_t epoch, uint32_t rank,
                                                const gpu::Watch& watch, uint32_t what) {
   const uint32_t* const word = x.ready(x.rank, rank);
   uint32_t seen = 0;
-  tile::wait_until([&] { return tile::reached(seen = ptx::load_acquire_system(word), epoch); }, [&] { return seen; },
-                   epoch, watch, wait_for_rank(what, rank));
+  tile::wait_until([&] { return (seen = ptx::load_acquire_system(word)) - epoch <= 1; }, [&] { return seen; }, epoch,
+                   watch, wait_for_rank(what, rank));
 }
 
 // Before the end of a kernel, by one thread of a block: where a wait gave up here, those of all ranks do.

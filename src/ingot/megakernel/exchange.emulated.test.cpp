@@ -84,6 +84,9 @@ TEST(ExchangeEmulated, APartThatLiesReadyIsWaitedForAndOneAheadWillDo) {
     say_ready(two.of[1], 2);
     wait_for_ready(two.of[0], 1, 1, two.watch(0), 0);
     wait_for_ready(two.of[0], 2, 1, two.watch(0), 0);
+    say_ready(two.of[1], 0);  // numbers come round
+    wait_for_ready(two.of[0], ~0u, 1, two.watch(0), 0);
+    say_ready(two.of[1], 2);
     EXPECT_EQ(two.stop[0], gpu::kRunning);
     wait_for_ready(two.of[0], 3, 1, two.watch(0), 5);
     pass_on_stop(two.of[0], two.watch(0));
@@ -92,6 +95,16 @@ TEST(ExchangeEmulated, APartThatLiesReadyIsWaitedForAndOneAheadWillDo) {
   EXPECT_EQ(two.record[0].seen, 2u);
   EXPECT_EQ(two.stop[1], gpu::kStoppedByPeer);
   EXPECT_EQ(two.record[1].state, gpu::kRunning);
+}
+
+TEST(ExchangeEmulated, APartOfLongAgoIsNotOneOfTheFuture) {
+  TwoRanks two;
+  TwoRanks::run([&] {
+    say_ready(two.of[1], 2);
+    wait_for_ready(two.of[0], 2 + 0x80000001u, 1, two.watch(0), 5);
+  });
+  EXPECT_EQ(two.record[0].what, wait_for_rank(5, 1));
+  EXPECT_EQ(two.record[0].seen, 2u);
 }
 
 }  // namespace
