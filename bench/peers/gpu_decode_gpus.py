@@ -6,7 +6,8 @@ one GPU it says so and leaves the report as it is.
 
 The limit of a token is the bytes of weights and keys that the busiest GPU reads, at what memory gives a kernel that only reads; a prompt's is
 that of gpu_prompt.py, of the busiest GPU. `stages` are a token's by GPU: what a stage took, of it the exchange from this GPU's having sent its
-part until all parts were there (`last_exchange_us`: on the GPU that was last, who waited for nobody), then the wait for the GPU's own blocks.
+part until all parts were there (`last_exchange_us`: on the GPU that was last, who waited for nobody), then the wait for the GPU's own blocks;
+`one_stages` are those of one GPU.
 What they compute is tested (models/gpt_oss/decode/ranks.cuda.test.cpp).
 """
 import argparse
@@ -31,12 +32,12 @@ def label(case, gpus):
 
 def measure(case, gpus, ingot):
     line = [str(ingot), "bench", "decode", "--synthetic", case["size"], "--dense", case["dense"], "--context", str(CONTEXT), "--gpus", str(gpus),
-            "--split", case["split"], "--json"]
+            "--split", case["split"], "--phases", "--json"]
     found = run(line, case, gpus)
     shared = found["shared"]
     return {"name": label(case, gpus), "shape": [CONTEXT], "dtype": f"{case['dense']}, mxfp4", "ours_us": 1e3 * shared["token"]["megakernel"]["mean_ms"],
             "peers": {"one GPU": 1e3 * found["token"]["megakernel"]["mean_ms"], "phased": 1e3 * shared["token"]["phased"]["mean_ms"]},
-            "limit_us": shared["token_bytes"] / found["read_TBps"] * 1e-6, "read_TBps": found["read_TBps"], "one": found["token"], **shared}
+            "limit_us": shared["token_bytes"] / found["read_TBps"] * 1e-6, "read_TBps": found["read_TBps"], "one": found["token"], "one_stages": found["stages"], **shared}
 
 
 def run(line, case, gpus):
