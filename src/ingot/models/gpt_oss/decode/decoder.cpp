@@ -28,12 +28,10 @@ using gpt_oss_decode::DeviceModel;
 using gpt_oss_decode::DeviceModelOptions;
 using gpt_oss_decode::RankedModel;
 
-// Prompts shared by several GPUs have run on the emulator alone: until GPUs have shown them right, they go in steps.
 DeviceModelOptions device_options(const GptOssDecoderOptions& o, int rank = 0) {
   return {.context = o.context,
           .slots = o.slots,
           .device = rank,
-          .prompts = o.gpus == 1,
           .rank = rank,
           .ranks = int(o.gpus),
           .split = gpt_oss_decode::split_named(o.split)};

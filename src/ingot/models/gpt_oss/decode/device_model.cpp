@@ -449,6 +449,30 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   graph(slot, uint32_t(T), head_rows, vocab).launch(*stream_);
 }
 
+std::vector<int> DeviceModel::kernels_of_prompt(int64_t tokens, uint32_t head_rows) const {
+  return prompt_kernels(model(), {.T = tokens,
+                                  .position = 0,
+                                  .head_rows = head_rows,
+                                  .vocab = 0,
+                                  .capacity = uint32_t(context_),
+                                  .device = device_});
+}
+void DeviceModel::rehearse_prompt(int64_t tokens, uint32_t head_rows, int index) {
+  Slot& slot = slots_[size_t(index)];
+  const gpu::DeviceGuard guard(device_);
+  slot.valid_from = std::max(slot.valid_from, slot.length + tokens - ring_);  // it writes where the prompt will
+  gpu::fill_bytes(waits_->watch().stop, 0xff, 4, *stream_);                   // no wait lasts
+  gpu::fill_bytes(prompt_.ids, 0, tokens * 4, *stream_);
+  run_prompt(slot.model, slot.buffers, prompt_,
+             {.T = tokens,
+              .position = slot.length,
+              .head_rows = head_rows,
+              .vocab = 0,
+              .capacity = uint32_t(context_),
+              .device = device_},
+             *stream_);
+}
+
 void DeviceModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab) {
   const gpu::DeviceGuard guard(device_);
   if (1 <= tokens && tokens <= batch()) graph(slots_[size_t(slot)], uint32_t(tokens), head_rows, vocab);

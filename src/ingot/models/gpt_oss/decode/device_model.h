@@ -83,6 +83,11 @@ class DeviceModel {
   // From the next step on. False where the megakernel does not take the model's formats: nothing changes.
   bool use_megakernel(bool wanted);
 
+  // What prompt_kernels() says of a prompt of so many tokens.
+  std::vector<int> kernels_of_prompt(int64_t tokens, uint32_t head_rows) const;
+  // Launches them all, so that their code is loaded, and waits for no other GPU. What they compute is nonsense: every
+  // rank must reset() before it goes on.
+  void rehearse_prompt(int64_t tokens, uint32_t head_rows, int slot = 0);
   // Makes what extend() of so many tokens launches. It may allocate, and so wait for other GPUs' kernels.
   void prepare(int64_t tokens, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), with all up to rows_batch(), and

@@ -52,6 +52,7 @@ void attention_on_host(const Attention& a);
 #endif
 #if !defined(INGOT_HAS_CUDA_GROUPED) && !defined(INGOT_PROMPTS_ON_HOST)
 bool prompts_take(const GptOssConfig&) { return false; }
+std::vector<int> prompt_kernels(const Model&, const Prompt&) { return {}; }
 void run_prompt(const Model&, const Buffers&, const PromptBuffers&, const Prompt&, Stream) {
   fail(ErrorCode::unsupported, "gpt-oss: found a build without matrix kernels, expected one made with INGOT_CUDA=ON");
 }
@@ -234,6 +235,21 @@ struct Run {
 };
 
 }  // namespace
+
+std::vector<int> prompt_kernels(const Model& m, const Prompt& p) {
+  const Layer& l = m.layers[0];
+  const int64_t sms = gpu::sm_count(p.device), S = p.T * m.config.experts_per_token, E = m.config.experts;
+  const auto product = [&](const Matrix& w, int64_t rows, int64_t groups) {
+    return grouped::pick_tile_rows(rows, groups, w.bands, sms).kernel;
+  };
+  return {product(l.qkv, p.T, 1),
+          product(l.o, p.T, 1),
+          product(l.gate_up, S, E),
+          product(l.down, S, E),
+          p.T > kMostRouted ? product(l.router, p.T, 1) : 0,
+          p.head_rows > 1 ? product(m.head, p.T, 1) : 0,
+          int(std::min(p.head_rows, 2u))};
+}
 
 void run_prompt(const Model& m, const Buffers& buffers, const PromptBuffers& b, const Prompt& p, Stream stream) {
   const Ranks& ranks = buffers.ranks;

@@ -217,5 +217,23 @@ TEST(GptOssPromptsEmulated, AGpuThatNeverBeginsIsNamedAndTheNextPromptIsRight) {
   EXPECT_EQ(gpus.extend(ids), want);
 }
 
+// As DeviceModel::rehearse_prompt() does it.
+TEST(GptOssPromptsEmulated, APromptThatWaitsForNobodyLeavesNothingBehind) {
+  const DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  std::vector<int32_t> ids(16);
+  testing::fill_ids(Tensor(ids.data(), {16}), 3, t.config.vocab);
+  Prompts sound(m, 16, 2, Split::tensor), gpus(m, 16, 2, Split::tensor);
+  const auto want = sound.extend(ids);
+  for (const auto& e : gpus.gpus.ranks) e->stop = ~0u;
+  for (const uint32_t head_rows : {0u, 1u, 16u}) on_threads(2, [&](size_t r) { gpus.tell(r, ids, head_rows); });
+  for (const auto& e : gpus.gpus.ranks) {
+    EXPECT_EQ(e->buffers.state->position, 0);
+    EXPECT_EQ(e->record.state, gpu::kRunning);
+  }
+  gpus.gpus.reset();
+  EXPECT_EQ(gpus.extend(ids), want);
+}
+
 }  // namespace
 }  // namespace ingot

@@ -42,5 +42,7 @@ struct Prompt {
 };
 void run_prompt(const Model& model, const Buffers& buffers, const PromptBuffers& p, const Prompt& prompt,
                 Stream stream);
+// The kernels that it launches, as far as they depend on `prompt`: of equal lists they are the same.
+std::vector<int> prompt_kernels(const Model& model, const Prompt& prompt);
 
 }  // namespace ingot::gpt_oss_decode

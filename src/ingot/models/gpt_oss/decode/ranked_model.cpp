@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "ingot/core/check.h"
@@ -83,17 +84,28 @@ template <class Call> void RankedModel::on_each(bool side_by_side, Call&& call) 
   for (std::thread& t : threads) t.join();
   const auto first = std::find_if(failed.begin(), failed.end(), [](const auto& e) { return e != nullptr; });
   if (first == failed.end()) return;
-  for (const auto& rank : ranks_) (void)rank->wait();
+  (void)wait();
   for (const auto& rank : ranks_) rank->reset();
   std::rethrow_exception(*first);
 }
 
+std::string RankedModel::wait() {
+  std::string found;
+  std::optional<ErrorCode> broken;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    std::string of_rank;
+    try {
+      of_rank = ranks_[r]->wait();
+    } catch (const Error& e) { broken = e.code, of_rank = e.what(); }
+    if (!of_rank.empty()) found += ingot::detail::concat(found.empty() ? "" : "; ", "GPU ", r, ": ", of_rank);
+  }
+  if (broken) fail(*broken, "gpt-oss: ", found);
+  return found;
+}
+
 void RankedModel::synchronize() {
   if (ranks() == 1) return ranks_[0]->synchronize();
-  std::string found;
-  for (size_t r = 0; r < ranks_.size(); ++r)
-    if (const std::string of_rank = ranks_[r]->wait(); !of_rank.empty())
-      found += ingot::detail::concat(found.empty() ? "" : "; ", "GPU ", r, ": ", of_rank);
+  const std::string found = wait();
   if (found.empty()) return;
   for (const auto& rank : ranks_) rank->reset();
   // One rank may have appended what another had not: all go on from where the last one is.
@@ -122,7 +134,22 @@ void RankedModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t
   if (ranks() > 1)
     for (const auto& rank : ranks_) rank->prepare(tokens, head_rows, slot, vocab);
 }
+void RankedModel::prepare_prompt(int64_t tokens, uint32_t head_rows, int slot) {
+  if (ranks() == 1 || tokens <= batch() || tokens > prompt_batch() || length(slot) + tokens > context()) return;
+  std::vector<int> kernels;
+  for (const auto& rank : ranks_) {
+    const std::vector<int> own = rank->kernels_of_prompt(tokens, head_rows);
+    kernels.insert(kernels.end(), own.begin(), own.end());
+  }
+  if (rehearsed_.count(kernels) != 0) return;
+  synchronize();
+  on_each(true, [&](DeviceModel& m) { m.rehearse_prompt(tokens, head_rows, slot); });
+  (void)wait();
+  for (const auto& rank : ranks_) rank->reset();
+  rehearsed_.insert(kernels);
+}
 void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab) {
+  prepare_prompt(int64_t(ids.size()), head_rows, slot);
   prepare(int64_t(ids.size()), head_rows, slot, vocab);
   on_each(int64_t(ids.size()) > batch(), [&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab); });
   drawn_by_first_[size_t(slot)] = false;

@@ -4,6 +4,7 @@
 // add in the order of ranks, so all have the same residual stream, bit for bit, and draw the same ids. One rank is a
 // DeviceModel alone.
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -59,11 +60,16 @@ class RankedModel {
               const uint64_t* seed);
   // Before any rank's kernels run: making a graph may wait for them.
   void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab);
+  // The same of a prompt's kernels: the first launch of each loads its code.
+  void prepare_prompt(int64_t tokens, uint32_t head_rows, int slot);
   template <class Call> void on_each(bool side_by_side, Call&& call);
+  // For all ranks: who waited for what. Error where a GPU runs no kernels of this process any more.
+  std::string wait();
   void share_drawn(int slot);  // where drawn_by_first_
 
   std::vector<std::unique_ptr<DeviceModel>> ranks_;
-  std::vector<bool> drawn_by_first_;  // by slot: the other ranks do not know the last id
+  std::vector<bool> drawn_by_first_;      // by slot: the other ranks do not know the last id
+  std::set<std::vector<int>> rehearsed_;  // kernels of prompts
 };
 
 }  // namespace ingot::gpt_oss_decode

@@ -4,7 +4,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <thread>
@@ -271,6 +274,43 @@ TEST_F(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
   gpus.extend({&id, 1}, 1);
   EXPECT_EQ(row_of(gpus), want);
 }
+
+#ifndef INGOT_EMULATED_DEVICE
+// An error in a kernel ends its GPU for the process: here an id whose row lies nowhere.
+[[noreturn]] void lose_a_gpu(bool while_another_waits) {
+  const Small small;
+  RankedModel gpus = small.make(0.2);
+  const int32_t id = 5, wild = INT32_MAX;
+  gpus.extend({&id, 1}, 1);
+  gpus.likeliest();
+  if (while_another_waits) gpus.rank(0).extend({&id, 1}, 1);
+  {
+    const gpu::DeviceGuard guard(1);
+    gpu::copy_to_device(gpus.rank(1).buffers().state->tokens, &wild, sizeof wild);
+  }
+  gpus.rank(1).continue_greedily(1);
+  const std::string found = testing::error_of([&] {
+    if (!while_another_waits) gpus.extend({&id, 1}, 1);
+    gpus.likeliest();
+  });
+  std::fprintf(stderr, "%s\n", found.c_str());
+  std::_Exit(0);
+}
+TEST_F(GptOssRanksCuda, AGpuThatIsLostIsNamedAndOtherProcessesGoOn) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own
+  const Small small;
+  RankedModel gpus = small.make();
+  const int32_t id = 5;
+  gpus.extend({&id, 1}, 1);
+  const std::vector<float> want = row_of(gpus);
+  const auto fine = ::testing::ExitedWithCode(0);
+  EXPECT_EXIT(lose_a_gpu(true), fine, "GPU 0: .*for GPU 1 .*; GPU 1: .*cudaErrorIllegalAddress");
+  EXPECT_EXIT(lose_a_gpu(false), fine, "GPU 1: .*cudaErrorIllegalAddress");
+  gpus.rewind(0);
+  gpus.extend({&id, 1}, 1);
+  EXPECT_EQ(row_of(gpus), want);
+}
+#endif
 
 TEST_F(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
   const Small small;
