@@ -12,6 +12,7 @@
 #include "ingot/kernels/sampling/logprobs.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/ranks.h"
+#include "ingot/models/gpt_oss/decode/upload.h"
 #include "ingot/models/host_decoder.h"
 
 namespace ingot::gpt_oss_decode {
@@ -50,7 +51,8 @@ class Builder {
  public:
   int64_t bytes = 0;
 
-  Builder(char* memory, const uint64_t* seed, Stream stream) : memory_(memory), seed_(seed), stream_(stream) {}
+  Builder(char* memory, const uint64_t* seed, Stream stream, int device)
+      : memory_(memory), seed_(seed), stream_(stream), device_(device) {}
 
   template <class T> void take(T*& p, int64_t n) {
     p = reinterpret_cast<T*>(memory_ + bytes);
@@ -64,7 +66,7 @@ class Builder {
     p = to;
     if (memory_ == nullptr) return;
     if (seed_ != nullptr) return fill_normal(to, DType::f32, n, scale, mean, next_seed(), stream_);
-    if (cut == nullptr) return gpu::copy_to_device(to, from.data, from.bytes());
+    if (cut == nullptr) return uploader().copy(to, from.data, from.bytes());
     const std::vector<float> part = cut_vector(from, *cut);
     gpu::copy_to_device(to, part.data(), int64_t(part.size()) * 4);
   }
@@ -74,7 +76,7 @@ class Builder {
     p = to;
     if (memory_ == nullptr) return;
     if (seed_ != nullptr) return fill_normal(to, DType::bf16, from.rows() * from.cols(), 1, 0, next_seed(), stream_);
-    if (from.format == WeightFormat::bf16) return gpu::copy_to_device(to, from.data.data, from.data.bytes());
+    if (from.format == WeightFormat::bf16) return uploader().copy(to, from.data.data, from.data.bytes());
     const int64_t step = std::max<int64_t>(1, (int64_t(8) << 20) / from.cols());
     for (int64_t r = 0; r < from.rows(); r += step) {
       const std::vector<bf16> rows = rounded(from.row_range(r, std::min(from.rows(), r + step)));
@@ -98,8 +100,9 @@ class Builder {
       return;
     }
     const bool all = N == from.rows() && K == from.cols();
-    if (all && from.in_granules()) return gpu::copy_to_device(to, from.data.data, from.data.bytes());
+    if (all && from.in_granules()) return uploader().copy(to, from.data.data, from.data.bytes());
     if (m.bands == 0) return;
+    if (from.in_granules() && band_bytes(f, K) <= Uploader::kPiece) return upload_cuts(from, cut, to, m.matrix_bytes);
     for (int64_t e = 0; e < std::max<int64_t>(1, experts); ++e) {
       const WeightMatrix one = experts > 0 ? from.at(e) : from;
       if (one.in_granules())
@@ -115,6 +118,33 @@ class Builder {
     std::vector<float> wide(size_t(w.rows() * w.cols()));
     dequantise(w, Tensor(wide.data(), {w.rows(), w.cols()}), {});
     return {wide.begin(), wide.end()};
+  }
+  Uploader& uploader() {
+    if (!uploader_) uploader_ = std::make_unique<Uploader>(device_);
+    return *uploader_;
+  }
+  // What is cut from a matrix, or from each of a bank, some bands at a time.
+  void upload_cuts(const WeightMatrix& from, const Cut& cut, uint8_t* to, int64_t matrix_bytes) {
+    struct Part {
+      int64_t expert;
+      Cut cut;
+      int64_t at;
+    };
+    const int64_t band = band_bytes(from.format, cut.cols.size()), rows = Uploader::kPiece / band * kGranuleRows;
+    std::vector<Part> parts;
+    for (int64_t e = 0; e < (from.is_bank() ? from.data.size(0) : 1); ++e) {
+      int64_t at = e * matrix_bytes;
+      for (const SliceRange& range : cut.rows)
+        for (int64_t r = range.begin; r < range.end; r += rows) {
+          parts.push_back({e, {.rows = {{r, std::min(range.end, r + rows)}}, .cols = cut.cols}, at});
+          at += cut_bytes(from.format, parts.back().cut);
+        }
+    }
+    uploader().pieces(int64_t(parts.size()), [&](int64_t i, uint8_t* buffer) {
+      const Part& part = parts[size_t(i)];
+      cut_granules(from.is_bank() ? from.at(part.expert) : from, part.cut, buffer);
+      return Uploader::Piece{to + part.at, cut_bytes(from.format, part.cut)};
+    });
   }
   void upload_cut(const WeightMatrix& from, const Cut& cut, uint8_t* to) {
     cut_.resize(size_t(cut_bytes(from.format, cut)));
@@ -147,6 +177,8 @@ class Builder {
   uint64_t next_ = 0;
   std::vector<char> packed_;
   std::vector<uint8_t> cut_;
+  int device_;
+  std::unique_ptr<Uploader> uploader_;
 };
 
 void build_layer(Builder& b, const GptOssConfig& c, const GptOssLayer& w, const Slice& s, Layer& y) {
@@ -260,7 +292,7 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   const int64_t context = context_of(c, o);
   Model m;
   float *cos, *sin;
-  Builder counter(nullptr, nullptr, {});
+  Builder counter(nullptr, nullptr, {}, o.device);
   build_weights(counter, c, w, slices_of(c, o.ranks, o.split)[size_t(o.rank)], m);
   build_table(counter, c, context, cos, sin);
   uint64_t* inbox;
@@ -299,7 +331,7 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   arena_ = Arena(total, gpu::device_memory(device_));
   stream_ = std::make_unique<gpu::OwnedStream>();
   char* const memory = static_cast<char*>(arena_.at(0, DType::u8, {total}).data);
-  Builder builder(memory, seed, *stream_);
+  Builder builder(memory, seed, *stream_, device_);
   Model model;
   float *cos, *sin;
   build_weights(builder, c, w, slice_, model);
