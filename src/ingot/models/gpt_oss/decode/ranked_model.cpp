@@ -165,9 +165,13 @@ void RankedModel::share_drawn(int slot) {
   drawn_by_first_[size_t(slot)] = false;
 }
 void RankedModel::continue_greedily(int64_t n, int slot) {
+  if (ranks() == 1) return ranks_[0]->continue_greedily(n, slot);
+  if (length(slot) + n > context())
+    fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context(), ", the context");
   share_drawn(slot);
   prepare(1, 1, slot, 0);
-  on_each(false, [&](DeviceModel& m) { m.continue_greedily(n, slot); });
+  // In turn: a stream takes so many launches, and a rank's would wait for those that another has not been given.
+  for (int64_t i = 0; i < n; ++i) on_each(false, [&](DeviceModel& m) { m.continue_greedily(1, slot); });
 }
 
 std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {

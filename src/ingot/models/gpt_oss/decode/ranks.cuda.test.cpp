@@ -191,6 +191,21 @@ TEST_F(GptOssRanksCuda, RunsAreBitIdenticalAndBothGpusHaveTheSameState) {
   }
 }
 
+// More launches than a stream takes at a time.
+TEST_F(GptOssRanksCuda, ManyTokensAreStartedAtOnce) {
+  if (testing::kEmulated) GTEST_SKIP() << "whose launches are done when they return";
+  GptOssConfig config = cases()[0].config;
+  config.context = 4000;
+  const DecodeModel m(config, WeightFormat::bf16, WeightFormat::mxfp4, 7);
+  RankedModel gpus(m.config, m.weights, {.context = 4000, .ranks = 2});
+  const int32_t id = 5;
+  gpus.extend({&id, 1}, 1);
+  gpus.continue_greedily(3000);
+  EXPECT_GE(gpus.likeliest(), 0);
+  EXPECT_EQ(gpus.length(), 3001);
+  EXPECT_NE(testing::error_of([&] { gpus.continue_greedily(1000); }).find("expected at most 4000"), std::string::npos);
+}
+
 TEST_F(GptOssRanksCuda, APromptThatAGpuDoesNotTakePartInEndsAndTheNextOneIsRight) {
   const Small small;
   RankedModel gpus = small.make(0.05);
