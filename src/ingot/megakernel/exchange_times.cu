@@ -9,6 +9,7 @@
 #include "ingot/megakernel/exchange.cuh"
 #include "ingot/megakernel/exchange_times.h"
 #include "ingot/megakernel/handoff.cuh"
+#include "ingot/megakernel/peers.h"
 #include "ingot/megakernel/traffic.cuh"
 
 namespace ingot::megakernel {
@@ -159,9 +160,8 @@ double measure(std::vector<RankMemory>& ranks, Way way, uint32_t numbers) {
 
 ExchangeTimes measure_exchange(int count, uint32_t numbers, ExchangeLoad load) {
   std::vector<RankMemory> ranks(static_cast<size_t>(count));
+  let_peers_reach(count);
   for (int r = 0; r < count; ++r) {
-    for (int q = 0; q < count; ++q)
-      if (q != r) gpu::enable_peer_access(r, q);
     const gpu::DeviceGuard guard(r);
     RankMemory& m = ranks[size_t(r)];
     const auto memory = [](int64_t bytes) { return std::make_unique<gpu::DeviceMemory>(bytes); };

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "ingot/core/check.h"
+#include "ingot/megakernel/peers.h"
 
 namespace ingot::gpt_oss_decode {
 
@@ -47,9 +48,7 @@ RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const De
                                      : std::make_unique<DeviceModel>(c, w, own, *seed));
   }
   if (o.ranks == 1) return;
-  for (int r = 0; r < o.ranks; ++r)
-    for (int q = 0; q < o.ranks; ++q)
-      if (q != r) gpu::enable_peer_access(r, q);
+  megakernel::let_peers_reach(o.ranks);
   for (const auto& rank : ranks_) rank->connect(ranks_);
 }
 
