@@ -204,6 +204,8 @@ def parsed():
     parser.add_argument("--only", choices=PEERS, help="one peer alone, and no report")
     parser.add_argument("--ours-alone", action="store_true", help="no peer, and no report")
     parser.add_argument("--limit", type=float, default=150, help="seconds that a run of ours may take, and all peers together after it (default: 150)")
+    parser.add_argument("--wait-for", type=pathlib.Path, metavar="FILE", help="measure when FILE is there: the peers compile meanwhile, which takes minutes and "
+                        "needs no GPU to itself")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each peer (default: 8)")
     parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--gate", help=argparse.SUPPRESS)
@@ -240,7 +242,11 @@ def main():
         for name, chunks in (("short", 1), ("long", 1 + MORE)):
             write_documents(folder / name, WINDOW + CHUNK * chunks, PRESET["model"]["vocab"])
         go_round(folder)
-        children, until = {peer: start_child(peer, options) for peer in wanted}, time.monotonic() + options.limit
+        with turn(options.gate):
+            children = {peer: start_child(peer, options) for peer in wanted}
+            while options.wait_for and not options.wait_for.exists():
+                time.sleep(0.1)
+        until = time.monotonic() + options.limit
         for peer, process in children.items():
             found, reason = end_child(process, until)
             if reason:
