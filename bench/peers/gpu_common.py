@@ -141,6 +141,12 @@ def end_child(process, until):
     return (found[0], None) if found else (None, (err.strip().splitlines() or ["no word"])[-1][:300])
 
 
+def cached_graphs():
+    """How many graphs of this process PyTorch's cache had, with their backward passes or apart."""
+    from torch._dynamo.utils import counters
+    return max(counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"])
+
+
 def median(values):
     ordered = sorted(values)
     return ordered[len(ordered) // 2]

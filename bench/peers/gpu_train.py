@@ -6,10 +6,10 @@ torch.compile of the same model (torch_gpt.py) as one graph. Writes bench/result
 Ours: whole steps of the program itself, batches and log included, from its log; a pass alone is what a step of five passes takes more
 than one of one pass, by the pass. PyTorch: bf16 activations and banks cast once a pass, fp32 weights, fused AdamW, Muon by batched
 products, as `rows` (48 rows of 2,048 tokens, scaled_dot_product_attention, which does not keep documents apart) and `packed`
-(FlexAttention, its mask made before the clock starts). Each peer and number of applications has a process of its own; after our first round all
-compile at once, backward passes too, and then run one at a time, with the GPU to themselves; ours again after them. Compiling takes a minute or
-two of a core each, unless `gpu.py --warm 4` did it before. Memory of a peer is what its allocator reserved and a context as large as this process's. What a step computes is tested (models/gpt, engines/train); these are
-times alone, of random tokens.
+(FlexAttention, its mask made before the clock starts). Each peer and number of applications has a process of its own. All compile beside our first
+round, a core each, backward passes too, a minute or two unless `gpu.py --warm 4` did it before; then they run one at a time, with the GPU to themselves,
+and ours again after them. Memory of a peer is what its allocator reserved and a context as large as this process's; ours is of the last round. What a
+step computes is tested (models/gpt, engines/train); these are times alone, of random tokens.
 """
 import argparse
 import contextlib
@@ -26,7 +26,7 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, ROOT, SHARE, Native, ceilings, end_child, gpu_state, median, share, turn, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, ROOT, SHARE, Native, cached_graphs, ceilings, end_child, gpu_state, median, share, turn, write_report  # noqa: E402
 from torch_gpt import TorchGpt, TorchOptimizer, compiled, spec  # noqa: E402
 from optimizer import Recipe  # noqa: E402
 
@@ -185,7 +185,7 @@ def measure_torch_in_turn(options, applications, held):
         from torch._dynamo.utils import counters
         assert not counters["graph_break"], dict(counters["graph_break"])
         assert counters["stats"]["unique_graphs"] == 1, dict(counters["stats"])
-    found = {"loss": loss, "first_pass_s": first}
+    found = {"loss": loss, "first_pass_s": first, "graphs_from_cache": cached_graphs()}
     timed(lambda: (one_pass(), optimizer.clear()), 3)
     found["pass"] = timed(lambda: (one_pass(), optimizer.clear()), options.steps)
     timed(lambda: (one_pass(), optimizer.step()), 3)
@@ -270,9 +270,9 @@ def main():
         folder = pathlib.Path(temporary)
         options.gate = str(folder / "gate")
         write_data(options.ingot, folder, PRESET["model"]["vocab"], TOKENS)
-        go_round(folder)
         with turn(options.gate):
             children = {(peer, a): start_child(peer, a, options) for peer in names for a in options.applications}
+            go_round(folder)
             while options.wait_for and not options.wait_for.exists():
                 time.sleep(0.1)
         until = time.monotonic() + options.limit
@@ -285,7 +285,7 @@ def main():
             peers.setdefault(peer, {})[applications] = found
             print(f"torch.compile, {peer}, {applications} applications: pass {found['pass']:.2f} ms, step {found['step']:.2f} ms, "
                   f"{TOKENS / found['step'] * 1e-3:.3f} M tokens/s, {(found['memory_bytes'] + baseline) / 2**30:.1f} GiB "
-                  f"({found['allocated_bytes'] / 2**30:.1f} allocated), first pass {found['first_pass_s']:.0f} s, loss {found['loss']:.3f}", flush=True)
+                  f"({found['allocated_bytes'] / 2**30:.1f} allocated), first pass {found['first_pass_s']:.0f} s, {found['graphs_from_cache']} graphs from PyTorch's cache, loss {found['loss']:.3f}", flush=True)
         if names:
             go_round(folder)
         ceiling = ceilings(Native(options.native))

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, ROOT, SHARE, Native, ceilings, end_child, gpu_state, median, share, turn, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, ROOT, SHARE, Native, cached_graphs, ceilings, end_child, gpu_state, median, share, turn, write_report  # noqa: E402
 from torch_gpt import TorchGpt, compiled, spec  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def measure_torch_in_turn(options, held):
         optimizer.zero_grad(set_to_none=True)
         return scored
     first = step()
-    found = {"compile_s": sum(compiling), "loss": first / (DOCUMENTS * CHUNK)}
+    found = {"compile_s": sum(compiling), "loss": first / (DOCUMENTS * CHUNK), "graphs_from_cache": cached_graphs()}
     seen = []
     for _ in range(options.steps + 2):
         begin = time.perf_counter()
@@ -255,7 +255,7 @@ def main():
             else:
                 peers[f"compile_{peer}"] = found
                 print(f"PyTorch, {peer}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, compiled in "
-                      f"{found['compile_s']:.0f} s, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
+                      f"{found['compile_s']:.0f} s, {found['graphs_from_cache']} graphs from PyTorch's cache, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
         if children:
             go_round(folder)
     if options.only or options.ours_alone or not peers:
