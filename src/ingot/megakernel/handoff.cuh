@@ -39,8 +39,16 @@ template <class Team, bool kTraced = false> class Handoffs {
   // Each is a barrier of the team. With `fence` false what the block has stored may come later than its arrival: for
   // words that say by themselves whether they are complete (sums.cuh).
   __device__ __forceinline__ void arrive(bool fence = true) const {
+    end_stage();
+    announce(fence);
+  }
+  // The same in two: where all that a block hands over says by itself that it is there, and its threads have read
+  // what was handed to them, it may be announced before it is there.
+  __device__ __forceinline__ void end_stage() const {
     Team::sync();
     stamp([&] { return 1 + 2 * m_.number; });
+  }
+  __device__ __forceinline__ void announce(bool fence = false) const {
     if (threadIdx.x != 0 || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
     const uint32_t one = blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1;
     if (fence)

@@ -63,13 +63,13 @@ class WeightWriter {
     } else {
       ++under_way_;
     }
+    __syncwarp();  // a piece can come and be read before a slow lane has seen that its slot was empty
     if (threadIdx.x % 32 == lane) {
       m_.note[at_.slot] = note;
       ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
       // Nobody reads them again before the next token: what others keep in L2 stays there.
       ptx::bulk_load(slots_ + at_.slot * kSlotBytes, from, bytes, &m_.full[at_.slot], policy_);
     }
-    __syncwarp();
     at_.advance(ring_.slots);
   }
 
@@ -93,18 +93,25 @@ class WeightReader {
   // Calls use(weights, note) with this team's pieces of the next `count`.
   template <class Use> __device__ __forceinline__ void read(uint32_t count, Use&& use) {
 #pragma unroll 1
-    for (; turn_ < count; turn_ += teams_) {
-      wait_for_slot(&m_.full[at_.slot], at_.phase);
-      use(slots_ + at_.slot * kSlotBytes, m_.note[at_.slot]);
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.empty[at_.slot]);
-      at_.slot += teams_;
-      if (at_.slot >= ring_slots_) at_.slot -= ring_slots_, at_.phase ^= 1;
-    }
+    while (turn_ < count) take(use);
     turn_ -= count;
+  }
+  // The first of them ahead of read(), of the same count.
+  template <class Use> __device__ __forceinline__ void read_one(uint32_t count, Use&& use) {
+    if (turn_ < count) take(use);
   }
 
  private:
+  template <class Use> __device__ __forceinline__ void take(Use&& use) {
+    wait_for_slot(&m_.full[at_.slot], at_.phase);
+    use(slots_ + at_.slot * kSlotBytes, m_.note[at_.slot]);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.empty[at_.slot]);
+    at_.slot += teams_;
+    if (at_.slot >= ring_slots_) at_.slot -= ring_slots_, at_.phase ^= 1;
+    turn_ += teams_;
+  }
+
   WeightStreamMemory& m_;
   const char* const slots_;
   const uint32_t ring_slots_, teams_;

@@ -16,6 +16,7 @@
 #include "ingot/megakernel/handoff.cuh"
 #include "ingot/megakernel/sums.cuh"
 #include "ingot/megakernel/weight_stream.cuh"
+#include "ingot/models/gpt_oss/decode/choose.cuh"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/sections.h"
 #include "ingot/models/gpt_oss/decode/stages.cuh"
@@ -26,6 +27,8 @@ namespace ingot::gpt_oss_decode {
 constexpr uint32_t kTokenWarps = 15, kTokenThreads = 32 * kTokenWarps;
 constexpr int kDim = kTokenHeadDim;
 constexpr uint32_t kHeldBands = 12;  // whose sums have room at once
+// The threads that end rows, one for each sum that has room: not those of the first warp, which waits for the others.
+constexpr uint32_t kFirstEnding = kTokenThreads - 16 * kHeldBands;
 
 constexpr uint32_t kChosenBarrier = 1;
 using RowSum = megakernel::FixedSum<28>;    // of the two blocks that may share a row
@@ -89,6 +92,28 @@ __device__ __forceinline__ megakernel::WeightNote note_of(const Piece& p) {
 __device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
   return {nullptr, n.word[0], n.word[1], n.word[2], n.word[3]};
 }
+
+// The row whose sum a thread ends in a round: all that can be known before the round's column is there.
+struct RowEnd {
+  uint32_t n;     // of its matrix
+  uint32_t what;  // the matrix's entry, from bit 4 on, and
+  static constexpr uint32_t kEnds = 1;    // there is a band of which it is a row, which may be beyond the matrix
+  static constexpr uint32_t kBegins = 2;  // its sum's begin is this block's
+  static constexpr uint32_t kTerm = 4;    // terms of its sum that are this block's: two of a whole band
+  float bias, gain, scale;
+
+  __device__ __forceinline__ bool ends() const { return (what & kEnds) != 0; }
+  __device__ __forceinline__ bool begins() const { return (what & kBegins) != 0; }
+  __device__ __forceinline__ uint32_t terms() const { return what / kTerm % 4; }
+  __device__ __forceinline__ uint32_t entry() const { return what / 16; }
+};
+// A warp's part of a piece, in registers: while a column is waited for each team takes one out of the ring, which has
+// room for as many more. Only bf16's products have more weights than the ring has room for.
+struct HeldPiece {
+  granules::Stored<WeightFormat::bf16> granule[2];
+  Piece piece;
+  bool is = false;
+};
 
 // kRanks: several GPUs make the token; what output and down add to x is the sum of their parts.
 template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class TokenProgram {
@@ -162,14 +187,12 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   __device__ __forceinline__ uint32_t epoch_of(uint32_t i, Stage stage) const {
     return rank_memory().epoch + 2 * i + (stage == Stage::output ? 1 : 2);
   }
-  // This block's part of a sum, to all ranks: as publish() does.
-  __device__ __forceinline__ void send_part(const Section& s, uint32_t i, Stage stage, uint32_t band, uint32_t n,
-                                            float value, float bias) const {
-    const bool begins = s.range.begin <= band * s.of_sums(), ends = s.range.end >= (band + 1) * s.of_sums();
+  // This block's part of a sum, to all ranks: of two, a begin is the first.
+  __device__ __forceinline__ void send_part(uint32_t i, Stage stage, const RowEnd& row, float value) const {
     const megakernel::Exchange& x = rank_memory().ranks.exchange;
-    const uint32_t epoch = epoch_of(i, stage), second = granules::padded(m_.token.embedding.C) + n;
-    megakernel::send(x, epoch, begins ? n : second, value + (begins ? bias : 0));
-    if (begins && ends) megakernel::send(x, epoch, second, 0);
+    const uint32_t epoch = epoch_of(i, stage), second = granules::padded(m_.token.embedding.C) + row.n;
+    megakernel::send(x, epoch, row.begins() ? row.n : second, value);
+    if (row.terms() == 2) megakernel::send(x, epoch, second, 0);
   }
   // Each block adds the ranks' parts of some bands and publishes them as one GPU's blocks do; the output's with what
   // the router makes of them.
@@ -228,9 +251,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 
   // --- what is where
 
-  template <class T> __device__ __forceinline__ static void copy_words(T& to, const T& from) {
+  // By the threads from kFirst to kTokenThreads.
+  template <uint32_t kFirst = 0, class T> __device__ __forceinline__ static void copy_words(T& to, const T& from) {
     static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>, "copied by words of 8 bytes");
-    for (uint32_t w = threadIdx.x; w < sizeof(T) / 8; w += kTokenThreads)
+    for (uint32_t w = threadIdx.x - kFirst; w < sizeof(T) / 8; w += kTokenThreads - kFirst)
       reinterpret_cast<uint64_t*>(&to)[w] = reinterpret_cast<const uint64_t*>(&from)[w];
   }
   __device__ __forceinline__ const LayerStages& layer(uint32_t i) const { return m_.layers[i % 2]; }
@@ -323,45 +347,92 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                                   threadIdx.x / 32 / m_.token.stream.team_warps,
                                   kTokenWarps / m_.token.stream.team_warps);
     embed_token();
-    uint32_t i = 0;
     token_attention::Keys keys;
-    token_attention::HeldKeys<kDim> held;
+    token_attention::HeldKeys<kDim> held_keys;
+    HeldPiece held;
+    Round round;
+    RowEnd row;
     // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
-    // for itself.
+    // for itself. It begins before a hand-off that there is none of.
+    Stage stage = Stage::down;
 #pragma unroll 1
-    for (Stage stage = Stage::qkv;; stage = Stage(int(stage) + 1)) {
-      if (stage == Stage::head && i < m_.token.count) stage = Stage::qkv;
-      if (stage == Stage::head && m_.token.head_rows == 0) return handoffs_.end();
-      const LayerStages& l = layer(i);
+    for (uint32_t i = ~0u;;) {
+      const bool begins = i == ~0u;
+      bool again = false;  // the same product's next round
       auto& attention_memory = *reinterpret_cast<token_attention::Memory<kDim>*>(memory_ + m_.token.stage);
-      if (stage == Stage::attention)
-        attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory}, held);
-      else
-        multiply(stage, l, i, top, from);
-      if constexpr (kRanks)
-        if (stage == Stage::output || stage == Stage::down) add_ranks(i, stage, l);
-      if (stage == Stage::head) return handoffs_.end();
-      handoffs_.arrive(stage == Stage::gate_up);  // elsewhere what is handed over says by itself that it is there
-      // What does not depend on the others' part of this stage:
-      if (stage == Stage::qkv) {
-        keys = {l.attention, m_.position};
-        const Attention attention(l.attention, keys, m_.token.attention, 0, attention_memory);
-        if (blockIdx.x < attention.units()) attention.ask(blockIdx.x, held);
-        if (i + 1 < m_.token.count) copy_words(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
-      } else if (stage == Stage::output) {
-        prefetch_norm(l.gate_up.weight, l.gate_up.w);
-      } else if (stage == Stage::down) {
-        const NormProduct& next = ++i < m_.token.count ? layer(i).qkv : m_.token.head;
-        prefetch_norm(next.weight, next.w);
+      if (!begins) {
+        const LayerStages& l = layer(i);
+        if (stage == Stage::attention) {
+          attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory}, held_keys);
+        } else {
+          multiply(stage, l, i, round, row, held, top, from);
+          again = round.band + kHeldBands < m_.sections[int(stage)].end_sums;
+        }
+        if (again) {
+          TokenTeam::sync();
+        } else {
+          if constexpr (kRanks)
+            if (stage == Stage::output || stage == Stage::down) add_ranks(i, stage, l);
+          if (stage == Stage::head) return handoffs_.end();
+          handoffs_.end_stage();
+          if (!announces(stage)) handoffs_.announce(stage == Stage::gate_up);
+        }
       }
-      handoffs_.wait();
-      // Sums that all blocks have read become zeros again, the hand-off with a fence before their next use.
-      if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output[0]);
-      if (stage == Stage::gate_up) zero(output_sums(i), output_sums(i) + m_.token.sums.output_words);
-      if (stage == Stage::output) route(l, i);
-      if (stage == Stage::qkv && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
-        ptx::store_relaxed(m_.token.stamps, m_.stamp - 1 + m_.token.count);
+      // What does not depend on the others' part of this stage, all that the next one can know of itself.
+      const bool last = i + 1 == m_.token.count;
+      const Stage next = again                  ? stage
+                         : stage != Stage::down ? Stage(int(stage) + 1)
+                         : last                 ? Stage::head
+                                                : Stage::qkv;
+      // What a stage leaves to the next one and no other needs registers for.
+      keys = {};
+      held_keys = {};
+      held = {};
+      row = {};
+      if (!again && stage == Stage::qkv) {
+        keys = {layer(i).attention, m_.position};
+        const Attention attention(layer(i).attention, keys, m_.token.attention, 0, attention_memory);
+        if (blockIdx.x < attention.units()) attention.ask(blockIdx.x, held_keys);
+      } else {
+        if (!again && stage == Stage::down) ++i;
+        const LayerStages& l = layer(i);
+        const Section& s = m_.sections[int(next)];
+        round = again ? s.round_after(round, kHeldBands) : s.first_round();
+        row = row_end(next, l, s, round);
+        if (next == Stage::output) {
+          if (!kRanks) ask_router(l, round.band, s.bands_of(round, kHeldBands));
+          if (!again && !last && threadIdx.x >= kFirstEnding)
+            copy_words<kFirstEnding>(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
+        } else if (next == Stage::gate_up) {
+          prefetch_norm(l.gate_up.weight, l.gate_up.w);
+        } else if (next == Stage::down) {
+          const ChoiceMemory m = choice();
+          if (blockIdx.x == 0)
+            routing::make_lists(m.chosen, m.weights, 1, l.router.w.rows, l.router.k, m.first, l.router.lists);
+        } else {
+          const NormProduct& product = next == Stage::head ? m_.token.head : l.qkv;
+          prefetch_norm(product.weight, product.w);
+        }
+        if (next != Stage::gate_up && next != Stage::down) hold(s.pieces_of(round, kHeldBands), from, held);
+      }
+      if (!begins && !again) {
+        handoffs_.wait();
+        // Sums that all blocks have read become zeros again, the hand-off with a fence before their next use.
+        if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output[0]);
+        if (stage == Stage::gate_up) zero(output_sums(i), output_sums(i) + m_.token.sums.output_words);
+        if (stage == Stage::output) route(layer(i), i);
+        if (stage == Stage::qkv && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
+          ptx::store_relaxed(m_.token.stamps, m_.stamp - 1 + m_.token.count);
+        if (next == Stage::head && m_.token.head_rows == 0) return handoffs_.end();
+      }
+      stage = next;
     }
+  }
+  // Of what says by itself that it is there a block may announce that it is before it is: when its first warps have
+  // multiplied their last weights, so that the rows are there when the others ask for them, or are asked for again. Not
+  // where the others wait for what other GPUs add to it.
+  __device__ __forceinline__ static bool announces(Stage stage) {
+    return stage == Stage::qkv || (!kRanks && (stage == Stage::output || stage == Stage::down));
   }
 
   __device__ __forceinline__ void embed_token() const {
@@ -386,48 +457,55 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
     megakernel::read_again(load, complete, m_.token.grid.watch);
   }
-  // x += sums, where there are any; x times the norm's weight becomes the column.
+  // x += sums, where there are any; x times the norm's weight becomes the column, a word of two numbers at a time.
   template <WeightFormat F>
   __device__ __forceinline__ void stage_normed(const float* weight, const Matrix& w, const uint64_t* sums) const {
-    constexpr uint32_t kHeld = 2, kStep = 4 * kTokenThreads;  // on their way at once
+    constexpr bool kFp8 = F == WeightFormat::fp8;
+    constexpr uint32_t kHeld = 3, kNext = kFp8 ? 2 : 1;  // words on their way at once; from a word's number to the other
+    const auto number = [](uint32_t word) { return kFp8 ? word / 2 * 4 + word % 2 : 2 * word; };
     float sum = 0;
 #pragma unroll 1
-    for (uint32_t first = 4 * threadIdx.x; first < 64 * w.granules; first += kHeld * kStep) {
-      uint64_t word[kHeld][2][2] = {};
+    for (uint32_t first = threadIdx.x; first < 32 * w.granules; first += kHeld * kTokenThreads) {
+      uint64_t added[kHeld][2] = {};
       const auto load = [&] {
 #pragma unroll
-        for (uint32_t u = 0; u < kHeld; ++u)
-#pragma unroll
-          for (uint32_t h = 0; h < 2; ++h)
-            if (first + u * kStep + 2 * h < w.cols) ptx::load_relaxed(sums + first + u * kStep + 2 * h, word[u][h]);
+        for (uint32_t u = 0; u < kHeld; ++u) {
+          const uint32_t c = number(first + u * kTokenThreads);
+          if (!kFp8 && c < w.cols) ptx::load_relaxed(sums + c, added[u]);
+          if (kFp8 && c < w.cols) added[u][0] = ptx::load_relaxed(sums + c);
+          if (kFp8 && c + kNext < w.cols) added[u][1] = ptx::load_relaxed(sums + c + kNext);
+        }
       };
-      float scale[kHeld][4];
       if (sums != nullptr) load();
+      float scale[kHeld][2] = {};
 #pragma unroll
-      for (uint32_t u = 0; u < kHeld; ++u) granules::load4(weight, first + u * kStep, w.cols, scale[u]);
+      for (uint32_t i = 0; i < 2 * kHeld; ++i) {
+        const uint32_t c = number(first + i / 2 * kTokenThreads) + i % 2 * kNext;
+        if (c < w.cols) scale[i / 2][i % 2] = __ldcg(weight + c);
+      }
       if (sums != nullptr)
         read_again(load, [&] {
           bool all = true;
 #pragma unroll
-          for (uint32_t i = 0; i < 4 * kHeld; ++i)
-            all &= RowSum::count(word[i / 4][i / 2 % 2][i % 2]) == 2 || first + i / 4 * kStep + i % 4 >= w.cols;
+          for (uint32_t i = 0; i < 2 * kHeld; ++i)
+            all &= RowSum::count(added[i / 2][i % 2]) == 2 ||
+                   number(first + i / 2 * kTokenThreads) + i % 2 * kNext >= w.cols;
           return all;
         });
 #pragma unroll
       for (uint32_t u = 0; u < kHeld; ++u) {
-        const uint32_t c = first + u * kStep;
-        if (c >= 64 * w.granules) continue;
-        const float4 old = *reinterpret_cast<const float4*>(x() + c);
-        float v[4] = {old.x, old.y, old.z, old.w};
+        const uint32_t c = number(first + u * kTokenThreads);
+        if (first + u * kTokenThreads >= 32 * w.granules) continue;
+        float v[2];
 #pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) {
-          if (c + i < w.cols) v[i] += RowSum::value(word[u][i / 2][i % 2]);
-          sum += v[i] * v[i];
+        for (uint32_t h = 0; h < 2; ++h) {
+          v[h] = x()[c + h * kNext];
+          if (c + h * kNext < w.cols) v[h] += RowSum::value(added[u][h]);
+          if (sums != nullptr) x()[c + h * kNext] = v[h];
+          sum += v[h] * v[h];
+          v[h] *= scale[u][h] * granules::Form<F>::kLift;
         }
-        if (sums != nullptr) *reinterpret_cast<float4*>(x() + c) = make_float4(v[0], v[1], v[2], v[3]);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) v[i] *= scale[u][i];
-        granules::put4<F>(stage(), c, v);
+        *reinterpret_cast<uint32_t*>(stage() + 2 * granules::place(kFp8, c)) = ptx::pack(bf16{}, v[0], v[1]);
       }
     }
     sum = granules::lanes_sum(sum);
@@ -484,59 +562,86 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       }
   }
 
-  // What the block's threads need to end a product's rows.
-  struct Ending {
-    Stage stage;
-    const Matrix& w;
-    const float* bias;  // may be null; of a bank (entries, rows)
-    float scale, drop;
-  };
-  // The block's part of a product, in rounds of as many bands as have room for their sums.
-  __device__ __forceinline__ void multiply(const Section& s, const Ending& ending, const LayerStages& l, uint32_t i,
-                                           sampling::Best& top, megakernel::WeightReader& from) {
-    const bool experts = ending.stage == Stage::gate_up || ending.stage == Stage::down;
-    const uint32_t of_sums = s.of_sums(), slot = threadIdx.x / 16, row = threadIdx.x % 16;
-    uint32_t band = s.first_sums(), until = s.range.begin, piece = s.first_piece;
-#pragma unroll 1
-    for (; until < s.range.end; band += kHeldBands) {
-      until = min(s.range.end, (band + kHeldBands) * of_sums);
-      const bool ends = slot < kHeldBands && (band + slot) * of_sums < until;
-      const float bias = ends ? bias_of(ending, s, band + slot, row) : 0;
-      const uint32_t held = min((s.range.end + of_sums - 1) / of_sums - band, kHeldBands);  // bands of this round
-      const uint32_t n = 16 * (band + slot) + row;
-      const bool routes = !kRanks && ending.stage == Stage::output;
-      float gain = 0;
-      if (routes) {
-        if (ends && n < ending.w.rows) gain = l.router.weight[n];
-        ask_router(l, band, held);
-      }
-      const uint32_t end_piece = until == s.range.end ? s.end_piece : s.piece_of_sums(band + kHeldBands);
-      if (experts)
-        multiply_round<E>(s, ending.w.data, end_piece - piece, band, from);
-      else
-        multiply_round<D>(s, ending.w.data, end_piece - piece, band, from);
-      piece = end_piece;
-      TokenTeam::sync();
-      if (slot < kHeldBands) {
-        float sum = 0;
-        if (ends)
+  __device__ __forceinline__ static uint32_t ending_slot() { return (threadIdx.x - kFirstEnding) / 16; }
+  __device__ __forceinline__ RowEnd row_end(Stage stage, const LayerStages& l, const Section& s,
+                                            const Round& r) const {
+    RowEnd e{.scale = 1};
+    const uint32_t slot = ending_slot(), v = r.band + slot, begin = v * s.of_sums();
+    if (slot >= kHeldBands || v >= s.end_sums) return e;
+    const bool begins = s.range.begin <= begin, ends = s.range.end >= begin + s.of_sums();
+    const uint32_t entry = stage == Stage::gate_up ? v / s.bands : 0, band = v - entry * s.bands;
+    e.n = 16 * band + threadIdx.x % 16;
+    e.what = 16 * entry + RowEnd::kEnds + (begins ? RowEnd::kBegins + RowEnd::kTerm : 0) + (ends ? RowEnd::kTerm : 0);
+    const Matrix& w = matrix(stage, l);
+    if (D == WeightFormat::fp8 && stage != Stage::gate_up && stage != Stage::down)
+      e.scale = reinterpret_cast<const float*>(w.data + band * w.band_bytes +
+                                               w.granules * granules::Form<D>::kBytes)[threadIdx.x % 16];
+    if (e.n >= w.rows) return e;
+    if (stage == Stage::output && !kRanks) e.gain = l.router.weight[e.n];
+    if (stage != Stage::gate_up) e.bias = bias_of(stage, l, w.rows, e);
+    return e;
+  }
+  __device__ __forceinline__ float bias_of(Stage stage, const LayerStages& l, uint32_t rows, const RowEnd& e) const {
+    const float* const bias = stage == Stage::qkv       ? l.qkv.bias
+                              : stage == Stage::output  ? l.output.bias
+                              : stage == Stage::gate_up ? l.gate_up.bias
+                              : stage == Stage::down    ? l.down.bias
+                                                        : nullptr;
+    if (bias == nullptr) return 0;
+    if (stage == Stage::gate_up) return bias[int64_t(chosen()[e.entry()]) * rows + e.n];
+    if (stage != Stage::down) return bias[e.n];
+    float sum = 0;
+#pragma unroll 4
+    for (uint32_t j = 0; j < m_.token.k; ++j) sum += choice().weights[j] * bias[int64_t(chosen()[j]) * rows + e.n];
+    return sum;
+  }
+
+  __device__ __forceinline__ void hold(uint32_t pieces, megakernel::WeightReader& from, HeldPiece& held) const {
+    if constexpr (D == WeightFormat::bf16) {
+      const uint32_t lane = threadIdx.x % 32, team = m_.token.stream.team_warps, begin = threadIdx.x / 32 % team;
+      if (2 * team < kMostOfPiece<D>) return;
+      from.read_one(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
+        held.piece = noted(note);
+        held.is = true;
 #pragma unroll
-          for (uint32_t w = 0; w < kTokenWarps; ++w) {
-            sum += m_.sums[slot][w][row];
-            m_.sums[slot][w][row] = 0;
-          }
-        end(ending, s, l, i, ends, band + slot, row, sum * ending.drop, bias, gain, top);
-      }
-      if (routes) {
-        TokenTeam::sync();
-        add_logits(l, i, band, held, until == s.range.end ? 1 : 0);
-      }
-      if (until < s.range.end) TokenTeam::sync();
+        for (uint32_t u = 0; u < 2; ++u)
+          if (begin + u * team < held.piece.count)
+            load_staged(held.granule[u], granule + (begin + u * team) * granules::Form<D>::kBytes, lane);
+      });
     }
   }
-  template <WeightFormat F>
-  __device__ __forceinline__ void multiply_round(const Section& s, const uint8_t* data, uint32_t pieces, uint32_t band,
-                                                 megakernel::WeightReader& from) {
+
+  // A round of the block's part of a product.
+  __device__ __forceinline__ void multiply_round(Stage stage, const LayerStages& l, uint32_t i, const Round& r,
+                                                 const RowEnd& row, HeldPiece& held, sampling::Best& top,
+                                                 megakernel::WeightReader& from) const {
+    const Section& s = m_.sections[int(stage)];
+    const Matrix& w = matrix(stage, l);
+    const bool experts = stage == Stage::gate_up || stage == Stage::down, routes = !kRanks && stage == Stage::output,
+               last = r.band + kHeldBands >= s.end_sums;
+    float drop = experts ? granules::Form<E>::kDrop : granules::Form<D>::kDrop;
+    if (threadIdx.x >= kFirstEnding) {
+      if (stage == Stage::qkv) drop *= rstd(w.cols, l.qkv.eps);
+      if (stage == Stage::gate_up) drop *= rstd(w.cols, l.gate_up.eps);
+      if (stage == Stage::head) drop *= rstd(w.cols, m_.token.head.eps);
+    }
+    const uint32_t pieces = s.pieces_of(r, kHeldBands);
+    if (experts)
+      multiply_pieces<E, true>(s, w.data, pieces, r.band, held, from);
+    else
+      multiply_pieces<D, false>(s, w.data, pieces, r.band, held, from);
+    if (last && announces(stage)) handoffs_.announce();
+    if (s.range.begin == s.range.end) return;
+    TokenTeam::sync();
+    if (threadIdx.x >= kFirstEnding) end(stage, l, i, row, drop, top);
+    if (routes) {
+      TokenTeam::sync();
+      add_logits(l, i, r.band, s.bands_of(r, kHeldBands), last ? 1 : 0);
+    }
+  }
+  template <WeightFormat F, bool kBank>
+  __device__ __forceinline__ void multiply_pieces(const Section& s, const uint8_t* data, uint32_t pieces, uint32_t band,
+                                                  HeldPiece& held, megakernel::WeightReader& from) const {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = m_.token.stream.team_warps;
     const uint32_t stride = s.by_band ? s.column_stride : 0;
     const char* const column = stage() + lane % 4 * 16;
@@ -545,10 +650,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     const auto leave = [&] {
       float scale[2] = {1, 1};
       if (s.by_band) scale[0] = scale[1] = choice().weights[entry];
-      if constexpr (F == WeightFormat::fp8) {
-        const uint8_t* const matrix = s.expert == nullptr ? data : data + s.expert[entry] * s.matrix_bytes;
+      if constexpr (kBank && F == WeightFormat::fp8) {
         float of_row[2];
-        granules::load_row_scales(matrix + of_band * s.band_bytes, s.granules, of_row);
+        granules::load_row_scales(data + s.expert[entry] * s.matrix_bytes + of_band * s.band_bytes, s.granules, of_row);
         scale[0] *= of_row[0], scale[1] *= of_row[1];
       }
       // A band's rows g and g + 8 are in every lane of the four that share g.
@@ -558,6 +662,17 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       for (int c = 0; c < 4; ++c) sum[0][c] = 0;
     };
     const uint32_t first = warp % team;
+    if constexpr (F == WeightFormat::bf16 && !kBank) {
+      if (held.is) {
+        of_band = held.piece.band;
+        const char* const mine[1] = {column + held.piece.first * granules::kColumnBytes};
+#pragma unroll
+        for (uint32_t u = 0; u < 2; ++u)
+          if (first + u * team < held.piece.count)
+            granules::multiply<F, 1>(held.granule[u], mine, (first + u * team) * granules::kColumnBytes, sum);
+        held.is = false;
+      }
+    }
     from.read(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
       const Piece p = noted(note);
       if (of_band != ~0u && (p.band != of_band || p.entry != entry)) leave();
@@ -581,16 +696,6 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     }
     if constexpr (F == WeightFormat::mxfp4) s.scales = *reinterpret_cast<const uint32_t*>(granule + 512 + lane / 4 * 4);
   }
-  // Rows of a product whose bands may be shared by two blocks: whoever has a band's begin adds the bias too. Returns
-  // this block's part of the sum of that and `old`.
-  __device__ __forceinline__ static float publish(const Section& s, uint32_t band, uint32_t n, float value, float bias,
-                                                  uint64_t* sums, float old = 0) {
-    const bool begins = s.range.begin <= band * s.of_sums(), ends = s.range.end >= (band + 1) * s.of_sums();
-    if (begins) value += bias;
-    RowSum::add(sums + n, value, (begins ? 1 : 0) + (ends ? 1 : 0));
-    return begins ? old + value : value;
-  }
-
   // --- the router: each block multiplies the part of the residual stream whose sums it has by the router's columns
 
   // A band's 16 rows are the columns of one step of the router's granules.
@@ -605,31 +710,32 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     if (m_.token.stage + column + held * l.router.w.bands * kStepBytes > m_.token.ring) return nullptr;
     return stage() + column + threadIdx.x % 32 * 16;
   }
-  __device__ __forceinline__ void ask_router(const LayerStages& l, uint32_t band, uint32_t held) const {
-    char* const to = asked_steps(l, held);
+  __device__ __forceinline__ void ask_router(const LayerStages& l, uint32_t band, uint32_t bands) const {
+    char* const to = asked_steps(l, bands);
     if (to == nullptr) return;
     const Matrix& w = l.router.w;
 #pragma unroll 1
-    for (uint32_t r = threadIdx.x / 32; r < w.bands; r += kTokenWarps)
+    for (uint32_t r = kTokenWarps - 1 - threadIdx.x / 32; r < w.bands; r += kTokenWarps)
 #pragma unroll 1
-      for (uint32_t i = 0; i < held; ++i)
+      for (uint32_t i = 0; i < bands; ++i)
         ptx::cp_async<16>(ptx::shared_address(to + (i * w.bands + r) * kStepBytes), router_step(w, r, band + i));
     ptx::cp_async_commit_group();
   }
   // Of m_.normed, to all logits. Each lane reads what it has asked for itself.
-  __device__ __forceinline__ void add_logits(const LayerStages& l, uint32_t layer, uint32_t band, uint32_t held,
+  __device__ __forceinline__ void add_logits(const LayerStages& l, uint32_t layer, uint32_t band, uint32_t bands,
                                              uint32_t count) const {
     const Matrix& w = l.router.w;
-    const char* const asked = asked_steps(l, held);
+    const char* const asked = asked_steps(l, bands);
     const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     ptx::cp_async_wait_group<0>();
 #pragma unroll 1
-    for (uint32_t r = threadIdx.x / 32; r < w.bands; r += kTokenWarps) {
+    for (uint32_t r = kTokenWarps - 1 - threadIdx.x / 32; r < w.bands; r += kTokenWarps) {
       float sum[4] = {};
 #pragma unroll 1
-      for (uint32_t i = 0; i < held; ++i) {
-        const uint4 step = asked != nullptr ? *reinterpret_cast<const uint4*>(asked + (i * w.bands + r) * kStepBytes)
-                                            : *reinterpret_cast<const uint4*>(router_step(w, r, band + i));
+      for (uint32_t i = 0; i < bands; ++i) {
+        const uint4 step = asked != nullptr
+                               ? *reinterpret_cast<const uint4*>(asked + (i * w.bands + r) * kStepBytes)
+                               : *reinterpret_cast<const uint4*>(router_step(w, r, band + i));
         const uint32_t a[4] = {step.x, step.y, step.z, step.w};
         uint32_t b[2] = {};  // two of the eight columns: a number's first eight bits, and what they leave
         if (g < 2) {
@@ -646,12 +752,12 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     }
   }
   // After the output's hand-off: its sums become the column of gate and up, the logits are laid before the copying
-  // warp, who chooses. Block 0 leaves the lists for who asks afterwards.
+  // warp, who chooses. The last warps, which have least of the column to make, read the logits.
   __device__ __forceinline__ void route(const LayerStages& l, uint32_t i) const {
     const Router& p = l.router;
     const ChoiceMemory m = choice();
     uint64_t word = 0;
-    uint32_t e = threadIdx.x;
+    uint32_t e = kTokenThreads - 1 - threadIdx.x;
     const auto load = [&] {
       if (e < p.w.rows) word = ptx::load_relaxed(logit_sums(i) + e);
     };
@@ -668,25 +774,25 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.routed);
     ptx::barrier_sync_unaligned(kChosenBarrier, kTokenThreads + 32);
-    if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, 1, p.w.rows, p.k, m.first, p.lists);
+    if (threadIdx.x / 32 == kTokenWarps - 1) weigh(m.logits, p.k, m.chosen, m.weights);  // down asks for it
   }
   // By the copying warp, as soon as there is what it needs.
   __device__ __forceinline__ void choose(const Router& p, uint32_t parity) const {
     const ChoiceMemory m = choice();
     const uint32_t lane = threadIdx.x % 32;
-    constexpr uint32_t kHeld = 4;  // biases that are there before
-    float bias[kHeld];
+    constexpr uint32_t kHeld = kLogitsOfLane;  // biases that are there before
+    float bias[kHeld], logit[kHeld] = {};
 #pragma unroll
     for (uint32_t u = 0; u < kHeld; ++u) bias[u] = lane + 32 * u < p.w.rows ? p.bias[lane + 32 * u] : 0;
     megakernel::wait_for_slot(&m_.routed, parity);
     const float scale = rstd(p.w.cols, p.eps);
 #pragma unroll
     for (uint32_t u = 0; u < kHeld; ++u)
-      if (lane + 32 * u < p.w.rows) m.logits[lane + 32 * u] = m.logits[lane + 32 * u] * scale + bias[u];
+      if (lane + 32 * u < p.w.rows) m.logits[lane + 32 * u] = logit[u] = m.logits[lane + 32 * u] * scale + bias[u];
 #pragma unroll 1
     for (uint32_t e = lane + 32 * kHeld; e < p.w.rows; e += 32) m.logits[e] = m.logits[e] * scale + p.bias[e];
     __syncwarp();
-    routing::choose(m.logits, p.w.rows, p.k, m.chosen, m.weights);
+    choose_held(m.logits, logit, p.w.rows, p.k, m.chosen);
     ptx::barrier_arrive(kChosenBarrier, kTokenThreads + 32);
   }
 
@@ -725,82 +831,72 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       });
   }
 
-  // From the columns to what the block publishes.
-  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, sampling::Best& top,
-                                           megakernel::WeightReader& from) {
+  // From the columns to what the block publishes, a round of it.
+  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, const Round& round,
+                                           RowEnd& row, HeldPiece& held, sampling::Best& top,
+                                           megakernel::WeightReader& from) const {
     const Matrix& w = matrix(stage, l);
-    float eps = 0;
-    if (stage == Stage::qkv || stage == Stage::head) {
-      const NormProduct& p = stage == Stage::qkv ? l.qkv : m_.token.head;
-      stage_normed<D>(p.weight, w, i > 0 ? m_.token.sums.down : nullptr);
-      eps = p.eps;
+    if (stage == Stage::gate_up) {  // its column is there, the choice now too
+      if (row.ends() && row.n < w.rows) row.bias = bias_of(stage, l, w.rows, row);
+    } else if (round.band > m_.sections[int(stage)].begin_sums) {
+      // the column is that of the round before
     } else if (stage == Stage::output) {
       stage_mixed(w.cols, m_.stamp + i);
     } else if (stage == Stage::down) {
       stage_columns(l.down.hidden, w.cols, m_.token.k);
     } else {
-      eps = l.gate_up.eps;  // staged by route()
+      const NormProduct& p = stage == Stage::qkv ? l.qkv : m_.token.head;
+      stage_normed<D>(p.weight, w, i > 0 ? m_.token.sums.down : nullptr);
     }
     TokenTeam::sync();
-    const Ending ending{
-        .stage = stage,
-        .w = w,
-        .bias = stage == Stage::qkv       ? l.qkv.bias
-                : stage == Stage::output  ? l.output.bias
-                : stage == Stage::gate_up ? l.gate_up.bias
-                : stage == Stage::down    ? l.down.bias
-                                          : nullptr,
-        .scale = eps > 0 ? rstd(w.cols, eps) : 1,
-        .drop = stage == Stage::gate_up || stage == Stage::down ? granules::Form<E>::kDrop : granules::Form<D>::kDrop};
-    multiply(m_.sections[int(stage)], ending, l, i, top, from);
+    multiply_round(stage, l, i, round, row, held, top, from);
   }
-  __device__ __forceinline__ float bias_of(const Ending& e, const Section& s, uint32_t v, uint32_t row) const {
-    const uint32_t band = e.stage == Stage::gate_up ? v % s.bands : v, n = 16 * band + row;
-    if (e.bias == nullptr || n >= e.w.rows) return 0;
-    if (e.stage == Stage::gate_up) return e.bias[int64_t(chosen()[v / s.bands]) * e.w.rows + n];
-    if (e.stage != Stage::down) return e.bias[n];
-    float bias = 0;
-#pragma unroll 4
-    for (uint32_t i = 0; i < s.entries; ++i) bias += choice().weights[i] * e.bias[int64_t(chosen()[i]) * e.w.rows + n];
-    return bias;
-  }
-  // By whole warps.
-  __device__ __forceinline__ void end(const Ending& e, const Section& s, const LayerStages& l, uint32_t i, bool ends,
-                                      uint32_t v, uint32_t row, float sum, float bias, float gain,
+  // By the ending threads, whole warps of them, after a barrier: a row's sum over all warps goes where it belongs.
+  __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, const RowEnd& row, float drop,
                                       sampling::Best& top) const {
-    if (e.stage == Stage::gate_up) {
-      const float y = sum * e.scale + bias, up = __shfl_xor_sync(~0u, y, 1);
-      const uint32_t n = 8 * (v % s.bands) + row / 2, width = e.w.rows / 2;
-      if (ends && row % 2 == 0 && n < width)
-        granules::put(l.gate_up.hidden + v / s.bands * granules::column_bytes(width), l.gate_up.down, n,
+    static_assert(kTokenWarps == 15, "the sum's tree");
+    float(&sums)[kTokenWarps][16] = m_.sums[ending_slot()];
+    const uint32_t of = threadIdx.x % 16;
+    float fours[4];
+#pragma unroll
+    for (uint32_t w = 0; w < 4; ++w)
+      fours[w] = (sums[4 * w][of] + sums[4 * w + 1][of]) + (sums[4 * w + 2][of] + (w < 3 ? sums[4 * w + 3][of] : 0));
+    finish(stage, l, i, row, ((fours[0] + fours[1]) + (fours[2] + fours[3])) * (drop * row.scale), top);
+    if (row.ends())
+#pragma unroll
+      for (uint32_t w = 0; w < kTokenWarps; ++w) sums[w][of] = 0;
+  }
+  __device__ __forceinline__ void finish(Stage stage, const LayerStages& l, uint32_t i, const RowEnd& row, float y,
+                                         sampling::Best& top) const {
+    const Matrix& w = matrix(stage, l);
+    const bool mine = row.ends() && row.n < w.rows;
+    if (stage == Stage::gate_up) {
+      y += row.bias;
+      const float up = __shfl_xor_sync(~0u, y, 1);
+      if (mine && row.n % 2 == 0)
+        granules::put(l.gate_up.hidden + row.entry() * granules::column_bytes(w.rows / 2), l.gate_up.down, row.n / 2,
                       gated(y, up, l.gate_up.limit, l.gate_up.alpha));
       return;
     }
-    const uint32_t n = 16 * v + row;
-    const bool mine = ends && n < e.w.rows;
-    const float y = sum * e.scale;
-    if (e.stage == Stage::head) {
+    if (stage == Stage::head) {
       if (!mine) return;
-      m_.token.head.y[n] = y;
-      const uint32_t id = (kRanks ? m_.token.head.first_id : 0) + n;
+      m_.token.head.y[row.n] = y;
+      const uint32_t id = (kRanks ? m_.token.head.first_id : 0) + row.n;
       if (id < m_.token.head.vocab) top.add(y, id);
       return;
     }
+    if (row.begins()) y += row.bias;
     if constexpr (kRanks)
-      if (e.stage != Stage::qkv) {
-        if (mine) send_part(s, i, e.stage, v, n, y, bias);
+      if (stage != Stage::qkv) {
+        if (mine) send_part(i, stage, row, y);
         return;
       }
-    const bool routes = e.stage == Stage::output;
-    float part = 0;
+    const bool routes = stage == Stage::output;
     if (mine)
-      part = gain * publish(s, v, n, y, bias,
-                            routes                  ? output_sums(i)
-                            : e.stage == Stage::qkv ? m_.token.sums.qkv
-                                                    : m_.token.sums.down,
-                            routes ? x()[n] : 0);
-    if (!routes || !ends) return;
-    put_normed(threadIdx.x / 16, row, part);
+      RowSum::add((routes ? output_sums(i) : stage == Stage::qkv ? m_.token.sums.qkv : m_.token.sums.down) + row.n, y,
+                  row.terms());
+    if (!routes || !row.ends()) return;
+    put_normed(ending_slot(), threadIdx.x % 16, mine ? row.gain * (y + (row.begins() ? x()[row.n] : 0)) : 0);
   }
   __device__ __forceinline__ void put_normed(uint32_t slot, uint32_t row, float value) const {
     const bf16 high(value), low(value - float(high));

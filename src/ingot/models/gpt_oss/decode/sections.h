@@ -31,6 +31,11 @@ struct Piece {
   const uint8_t* data;
   uint32_t entry, band, first, count;  // its granules: first to first + count - 1 of a band
 };
+// A round of a product: as many bands as have room for their sums at once, from `band` on, which begins with piece
+// `piece`.
+struct Round {
+  uint32_t band = 0, piece = 0;
+};
 struct Section {
   int64_t granule_bytes, band_bytes, matrix_bytes;
   const int32_t* expert;   // of each entry; null: one matrix
@@ -43,12 +48,16 @@ struct Section {
   GranuleRange range;
   uint32_t of_band;                 // pieces of a band
   uint32_t first_piece, end_piece;  // the range's, numbered over all
+  // The bands whose sums the range takes part in, counted over all entries where each has its own.
+  uint32_t begin_sums, end_sums;
 
   INGOT_HD void begin() {
     of_band = (granules + piece - 1) / piece;
     first_piece = range.begin / granules * of_band + range.begin % granules / piece;
     end_piece = range.end / granules * of_band + (range.end % granules + piece - 1) / piece;
     if (range.begin == range.end) end_piece = first_piece;
+    begin_sums = range.begin / of_sums();
+    end_sums = (range.end + of_sums() - 1) / of_sums();
   }
   // Piece `number` of first_piece to end_piece - 1, as if of the first matrix. No piece is of two bands.
   INGOT_HD Piece piece_at(uint32_t number, const uint8_t* data) const {
@@ -65,8 +74,15 @@ struct Section {
   }
   // The number of the first piece of sums `band`.
   INGOT_HD uint32_t piece_of_sums(uint32_t band) const { return (by_band ? band * entries : band) * of_band; }
-  // The first of the bands whose sums the range takes part in, counted over all entries where each has its own.
-  INGOT_HD uint32_t first_sums() const { return range.begin / of_sums(); }
+  INGOT_HD Round first_round() const { return {begin_sums, first_piece}; }
+  // Of at most `most` bands each.
+  INGOT_HD Round round_after(const Round& r, uint32_t most) const { return {r.band + most, r.piece + pieces_of(r, most)}; }
+  INGOT_HD uint32_t bands_of(const Round& r, uint32_t most) const {
+    return end_sums - r.band < most ? end_sums - r.band : most;
+  }
+  INGOT_HD uint32_t pieces_of(const Round& r, uint32_t most) const {
+    return (r.band + most < end_sums ? piece_of_sums(r.band + most) : end_piece) - r.piece;
+  }
   // Granules that share 16 sums.
   INGOT_HD uint32_t of_sums() const { return by_band ? granules * entries : granules; }
 };

@@ -1,0 +1,53 @@
+#pragma once
+// The choice of experts in two halves: which they are, whose weights can then be asked for, and what their shares are,
+// which nobody needs before the second product. Together what routing::choose() does.
+#include "ingot/kernels/moe/route.cuh"
+
+namespace ingot::gpt_oss_decode {
+
+constexpr uint32_t kLogitsOfLane = 4;
+
+// By a warp: the k largest of E logits in shared memory, of which lane i holds numbers i, i + 32, ... as far as they
+// go. A NaN is the smallest, the first of equals wins.
+__device__ __forceinline__ void choose_held(const float* logits, const float (&held)[kLogitsOfLane], uint32_t E,
+                                            uint32_t k, uint32_t* chosen) {
+  const uint32_t lane = threadIdx.x % 32;
+  const auto key_of = [](float v) { return v == v ? routing::ordered(v == 0 ? 0 : v) : routing::ordered(-INFINITY); };
+  uint32_t key[kLogitsOfLane];
+#pragma unroll
+  for (uint32_t u = 0; u < kLogitsOfLane; ++u) key[u] = lane + 32 * u < E ? key_of(held[u]) : 0;  // 0: none, or taken
+#pragma unroll 1
+  for (uint32_t i = 0; i < k; ++i) {
+    uint32_t best = 0, not_expert = 0;
+#pragma unroll
+    for (uint32_t u = 0; u < kLogitsOfLane; ++u)
+      if (key[u] > best) best = key[u], not_expert = ~(lane + 32 * u);
+#pragma unroll 1
+    for (uint32_t e = lane + 32 * kLogitsOfLane; e < E; e += 32) {
+      uint32_t other = key_of(logits[e]);
+#pragma unroll 1
+      for (uint32_t j = 0; j < i; ++j)
+        if (chosen[j] == e) other = 0;
+      if (other > best) best = other, not_expert = ~e;
+    }
+    const uint32_t top = __reduce_max_sync(~0u, best), expert = ~__reduce_max_sync(~0u, best == top ? not_expert : 0);
+#pragma unroll
+    for (uint32_t u = 0; u < kLogitsOfLane; ++u)
+      if (expert == lane + 32 * u) key[u] = 0;
+    if (lane == 0) chosen[i] = expert;
+    __syncwarp();
+  }
+}
+
+// By a warp: the softmax of the chosen ones' logits. All in shared memory.
+__device__ __forceinline__ void weigh(const float* logits, uint32_t k, const uint32_t* chosen, float* weights) {
+  const uint32_t lane = threadIdx.x % 32;
+  const float top = logits[chosen[0]];
+  float sum = 0;
+#pragma unroll 1
+  for (uint32_t i = 0; i < k; ++i) sum += expf(logits[chosen[i]] - top);
+#pragma unroll 1
+  for (uint32_t i = lane; i < k; i += 32) weights[i] = expf(logits[chosen[i]] - top) / sum;
+}
+
+}  // namespace ingot::gpt_oss_decode
