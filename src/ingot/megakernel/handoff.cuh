@@ -56,11 +56,31 @@ template <class Team, bool kTraced = false> class Handoffs {
     else
       ptx::add_relaxed(grid_.counter, one);
   }
-  // Returns early, like all later ones, where a wait of the grid gave up.
-  __device__ __forceinline__ void wait() const {
+  // Returns early, like all later ones, where a wait of the grid gave up. With `fence` false what the others have stored
+  // before may still be on its way. The counter is asked for again before it has answered: an answer is a trip to L2
+  // old, and the next one would be as late again.
+  __device__ __forceinline__ void wait(bool fence = true) const {
     if (threadIdx.x == 0) {
-      tile::wait_until([&] { return (ptx::load_acquire(grid_.counter) & kTop) != m_.phase; },
-                       [&] { return blocks_that_came(); }, gridDim.x, grid_.watch, m_.number);
+      constexpr uint32_t kAsked = 4, kApart = 250;  // cycles: of a trip under load some 1,000 to 2,000
+      const auto all_came = [&](uint32_t counter) { return (counter & kTop) != m_.phase; };
+      uint32_t seen[kAsked];
+#pragma unroll
+      for (uint32_t u = 0; u < kAsked; ++u) {
+        seen[u] = ptx::load_relaxed(grid_.counter);
+        const uint64_t asked = ptx::cycle_clock();
+        while (u + 1 < kAsked && ptx::cycle_clock() - asked < kApart) {}
+      }
+      tile::wait_until(
+          [&] {
+#pragma unroll
+            for (uint32_t u = 0; u < kAsked; ++u) {
+              if (all_came(seen[u])) return true;
+              seen[u] = ptx::load_relaxed(grid_.counter);
+            }
+            return false;
+          },
+          [&] { return blocks_that_came(); }, gridDim.x, grid_.watch, m_.number);
+      if (fence) ptx::load_acquire(grid_.counter);
       stamp([&] { return 2 + 2 * m_.number; });
       m_ = {m_.phase ^ kTop, m_.number + 1};
     }

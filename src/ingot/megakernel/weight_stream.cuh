@@ -25,10 +25,10 @@ struct WeightStreamMemory {
   WeightNote note[kMostSlots];
 
   // By one thread, before a barrier of the block.
-  __device__ __forceinline__ void begin(const WeightRing& ring) {
+  __device__ __forceinline__ void begin() {
     for (uint32_t i = 0; i < kMostSlots; ++i) {
       ptx::mbarrier_init(&full[i], 1);
-      ptx::mbarrier_init(&empty[i], ring.team_warps);
+      ptx::mbarrier_init(&empty[i], kTeamWarps);
     }
     ptx::fence_mbarrier_init();
   }

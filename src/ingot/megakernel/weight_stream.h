@@ -6,15 +6,15 @@ namespace ingot::megakernel {
 
 // Three under way are the 37 KB an SM that memory needs to be busy; more delay the hand-offs.
 constexpr uint32_t kSlotBytes = 12544, kMostSlots = 16;
+constexpr uint32_t kTeamWarps = 3;  // that share a piece
 
 // A reader waits for a slot's fill by its parity alone, so the fill before must have come when it begins to: it has
 // where
 //     ahead + teams <= slots
 // for a team begins to wait for fill i when it has read i - teams, which was asked for when i - teams - ahead had come.
 struct WeightRing {
-  uint32_t slots = 0;       // of kSlotBytes each
-  uint32_t ahead = 3;       // pieces that may be under way at once
-  uint32_t team_warps = 3;  // that share a piece
+  uint32_t slots = 0;  // of kSlotBytes each
+  uint32_t ahead = 3;  // pieces that may be under way at once
 };
 
 }  // namespace ingot::megakernel

@@ -73,7 +73,7 @@ inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
               128);
   const int64_t slots = (most_bytes - t.ring) / megakernel::kSlotBytes;
   t.stream.slots = uint32_t(std::clamp<int64_t>(slots, 0, megakernel::kMostSlots));
-  const uint32_t teams = kTokenWarps / t.stream.team_warps;
+  constexpr uint32_t teams = kTokenWarps / megakernel::kTeamWarps;
   t.stream.ahead = std::min(t.stream.ahead, t.stream.slots > teams ? t.stream.slots - teams : 0);
   t.bytes = t.ring + t.stream.slots * megakernel::kSlotBytes;
 }
@@ -132,7 +132,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     }
     for (uint32_t i = threadIdx.x; i < sizeof(m_.sums) / 4; i += blockDim.x) (&m_.sums[0][0][0])[i] = 0;
     if (threadIdx.x == 0) {
-      m_.stream.begin(token.stream);
+      m_.stream.begin();
       ptx::mbarrier_init(&m_.routed, kTokenWarps);
       ptx::fence_mbarrier_init();
       m_.position = uint32_t(__ldcg(&token.embedding.state->position));
@@ -344,8 +344,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   __device__ __forceinline__ void compute(sampling::Best& top) {
     handoffs_.begin();
     megakernel::WeightReader from(m_.token.stream, m_.stream, memory_ + m_.token.ring,
-                                  threadIdx.x / 32 / m_.token.stream.team_warps,
-                                  kTokenWarps / m_.token.stream.team_warps);
+                                  threadIdx.x / 32 / megakernel::kTeamWarps, kTokenWarps / megakernel::kTeamWarps);
     embed_token();
     token_attention::Keys keys;
     token_attention::HeldKeys<kDim> held_keys;
@@ -416,7 +415,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         if (next != Stage::gate_up && next != Stage::down) hold(s.pieces_of(round, kHeldBands), from, held);
       }
       if (!begins && !again) {
-        handoffs_.wait();
+        handoffs_.wait(stage == Stage::gate_up);
         // Sums that all blocks have read become zeros again, the hand-off with a fence before their next use.
         if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output[0]);
         if (stage == Stage::gate_up) zero(output_sums(i), output_sums(i) + m_.token.sums.output_words);
@@ -463,17 +462,20 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     constexpr bool kFp8 = F == WeightFormat::fp8;
     constexpr uint32_t kHeld = 3, kNext = kFp8 ? 2 : 1;  // words on their way at once; from a word's number to the other
     const auto number = [](uint32_t word) { return kFp8 ? word / 2 * 4 + word % 2 : 2 * word; };
+    const uint32_t C = w.cols, words = 32 * w.granules;
+    char* const column = stage();
+    float* const x = this->x();
     float sum = 0;
 #pragma unroll 1
-    for (uint32_t first = threadIdx.x; first < 32 * w.granules; first += kHeld * kTokenThreads) {
+    for (uint32_t first = threadIdx.x; first < words; first += kHeld * kTokenThreads) {
       uint64_t added[kHeld][2] = {};
       const auto load = [&] {
 #pragma unroll
         for (uint32_t u = 0; u < kHeld; ++u) {
           const uint32_t c = number(first + u * kTokenThreads);
-          if (!kFp8 && c < w.cols) ptx::load_relaxed(sums + c, added[u]);
-          if (kFp8 && c < w.cols) added[u][0] = ptx::load_relaxed(sums + c);
-          if (kFp8 && c + kNext < w.cols) added[u][1] = ptx::load_relaxed(sums + c + kNext);
+          if (!kFp8 && c < C) ptx::load_relaxed(sums + c, added[u]);
+          if (kFp8 && c < C) added[u][0] = ptx::load_relaxed(sums + c);
+          if (kFp8 && c + kNext < C) added[u][1] = ptx::load_relaxed(sums + c + kNext);
         }
       };
       if (sums != nullptr) load();
@@ -481,31 +483,31 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 #pragma unroll
       for (uint32_t i = 0; i < 2 * kHeld; ++i) {
         const uint32_t c = number(first + i / 2 * kTokenThreads) + i % 2 * kNext;
-        if (c < w.cols) scale[i / 2][i % 2] = __ldcg(weight + c);
+        if (c < C) scale[i / 2][i % 2] = __ldcg(weight + c);
       }
       if (sums != nullptr)
         read_again(load, [&] {
           bool all = true;
 #pragma unroll
           for (uint32_t i = 0; i < 2 * kHeld; ++i)
-            all &= RowSum::count(added[i / 2][i % 2]) == 2 ||
-                   number(first + i / 2 * kTokenThreads) + i % 2 * kNext >= w.cols;
+            all &= (RowSum::count(added[i / 2][i % 2]) == 2) |
+                   (number(first + i / 2 * kTokenThreads) + i % 2 * kNext >= C);
           return all;
         });
 #pragma unroll
       for (uint32_t u = 0; u < kHeld; ++u) {
         const uint32_t c = number(first + u * kTokenThreads);
-        if (first + u * kTokenThreads >= 32 * w.granules) continue;
+        if (first + u * kTokenThreads >= words) continue;
         float v[2];
 #pragma unroll
         for (uint32_t h = 0; h < 2; ++h) {
-          v[h] = x()[c + h * kNext];
-          if (c + h * kNext < w.cols) v[h] += RowSum::value(added[u][h]);
-          if (sums != nullptr) x()[c + h * kNext] = v[h];
+          v[h] = x[c + h * kNext];
+          if (c + h * kNext < C) v[h] += RowSum::value(added[u][h]);
+          if (sums != nullptr) x[c + h * kNext] = v[h];
           sum += v[h] * v[h];
           v[h] *= scale[u][h] * granules::Form<F>::kLift;
         }
-        *reinterpret_cast<uint32_t*>(stage() + 2 * granules::place(kFp8, c)) = ptx::pack(bf16{}, v[0], v[1]);
+        *reinterpret_cast<uint32_t*>(column + 2 * granules::place(kFp8, c)) = ptx::pack(bf16{}, v[0], v[1]);
       }
     }
     sum = granules::lanes_sum(sum);
@@ -522,6 +524,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   __device__ __forceinline__ void stage_mixed(uint32_t C, uint32_t stamp) const {
     constexpr uint32_t kHeld = 3;  // on their way at once
     const tile::Stamped* const from = m_.token.attention.mixed;
+    char* const column = stage();
 #pragma unroll 1
     for (uint32_t first = threadIdx.x; first < granules::padded(C) / 4; first += kHeld * kTokenThreads) {
       tile::Stamped held[kHeld];
@@ -535,13 +538,13 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       read_again(load, [&] {
         bool all = true;
 #pragma unroll
-        for (uint32_t u = 0; u < kHeld; ++u) all &= held[u].stamp == stamp || !is_there(u);
+        for (uint32_t u = 0; u < kHeld; ++u) all &= (held[u].stamp == stamp) | !is_there(u);
         return all;
       });
 #pragma unroll
       for (uint32_t u = 0; u < kHeld; ++u)
         if (4 * (first + u * kTokenThreads) < granules::padded(C))
-          granules::put_words4(stage(), D, 4 * (first + u * kTokenThreads), held[u].word[0], held[u].word[1]);
+          granules::put_words4(column, D, 4 * (first + u * kTokenThreads), held[u].word[0], held[u].word[1]);
     }
   }
   __device__ __forceinline__ void stage_columns(const char* from, uint32_t C, uint32_t count) const {
@@ -598,8 +601,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 
   __device__ __forceinline__ void hold(uint32_t pieces, megakernel::WeightReader& from, HeldPiece& held) const {
     if constexpr (D == WeightFormat::bf16) {
-      const uint32_t lane = threadIdx.x % 32, team = m_.token.stream.team_warps, begin = threadIdx.x / 32 % team;
-      if (2 * team < kMostOfPiece<D>) return;
+      constexpr uint32_t team = megakernel::kTeamWarps;
+      static_assert(2 * team >= kMostOfPiece<D>, "a warp holds two granules");
+      const uint32_t lane = threadIdx.x % 32, begin = threadIdx.x / 32 % team;
       from.read_one(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
         held.piece = noted(note);
         held.is = true;
@@ -642,21 +646,25 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   template <WeightFormat F, bool kBank>
   __device__ __forceinline__ void multiply_pieces(const Section& s, const uint8_t* data, uint32_t pieces, uint32_t band,
                                                   HeldPiece& held, megakernel::WeightReader& from) const {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = m_.token.stream.team_warps;
-    const uint32_t stride = s.by_band ? s.column_stride : 0;
+    constexpr uint32_t team = megakernel::kTeamWarps;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // Kept, for what is written to shared memory may be any of it to the compiler.
+    const bool by_band = kBank && s.by_band;
+    const uint32_t stride = by_band ? s.column_stride : 0, of_entry = kBank && !by_band ? s.bands : 0;
+    const float* const weights = choice().weights;
     const char* const column = stage() + lane % 4 * 16;
     float sum[1][4] = {};
     uint32_t entry = 0, of_band = ~0u;  // what `sum` is of: a band of an entry; ~0: nothing yet
     const auto leave = [&] {
       float scale[2] = {1, 1};
-      if (s.by_band) scale[0] = scale[1] = choice().weights[entry];
+      if (by_band) scale[0] = scale[1] = weights[entry];
       if constexpr (kBank && F == WeightFormat::fp8) {
         float of_row[2];
         granules::load_row_scales(data + s.expert[entry] * s.matrix_bytes + of_band * s.band_bytes, s.granules, of_row);
         scale[0] *= of_row[0], scale[1] *= of_row[1];
       }
       // A band's rows g and g + 8 are in every lane of the four that share g.
-      float(&to)[16] = m_.sums[of_band + (s.by_band ? 0 : entry * s.bands) - band][warp];
+      float(&to)[16] = m_.sums[of_band + entry * of_entry - band][warp];
       if (lane % 4 == 0) to[lane / 4] += scale[0] * sum[0][0], to[lane / 4 + 8] += scale[1] * sum[0][2];
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[0][c] = 0;
