@@ -48,6 +48,12 @@ template <class Team, bool kTraced = false> class Handoffs {
     Team::sync();
     stamp([&] { return 1 + 2 * m_.number; });
   }
+  // Where each reader waits for what it reads, all that is left of a hand-off is its number.
+  __device__ __forceinline__ void pass() const {
+    if (threadIdx.x != 0) return;
+    stamp([&] { return 2 + 2 * m_.number; });
+    m_.number += 1;
+  }
   __device__ __forceinline__ void announce(bool fence = false) const {
     if (threadIdx.x != 0 || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
     const uint32_t one = blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1;

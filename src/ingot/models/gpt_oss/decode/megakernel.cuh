@@ -362,7 +362,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       if (!begins) {
         const LayerStages& l = layer(i);
         if (stage == Stage::attention) {
-          attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory}, held_keys);
+          attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory}, i, held_keys);
         } else {
           multiply(stage, l, i, round, row, held, top, from);
           again = round.band + kHeldBands < m_.sections[int(stage)].end_sums;
@@ -374,7 +374,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
             if (stage == Stage::output || stage == Stage::down) add_ranks(i, stage, l);
           if (stage == Stage::head) return handoffs_.end();
           handoffs_.end_stage();
-          if (!announces(stage)) handoffs_.announce(stage == Stage::gate_up);
+          if (stage == Stage::qkv)
+            handoffs_.pass();
+          else if (!announces(stage))
+            handoffs_.announce(stage == Stage::gate_up);
         }
       }
       // What does not depend on the others' part of this stage, all that the next one can know of itself.
@@ -415,12 +418,12 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         if (next != Stage::gate_up && next != Stage::down) hold(s.pieces_of(round, kHeldBands), from, held);
       }
       if (!begins && !again) {
-        handoffs_.wait(stage == Stage::gate_up);
+        if (stage != Stage::qkv) handoffs_.wait(stage == Stage::gate_up);
         // Sums that all blocks have read become zeros again, the hand-off with a fence before their next use.
         if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output[0]);
         if (stage == Stage::gate_up) zero(output_sums(i), output_sums(i) + m_.token.sums.output_words);
         if (stage == Stage::output) route(layer(i), i);
-        if (stage == Stage::qkv && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
+        if (stage == Stage::attention && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
           ptx::store_relaxed(m_.token.stamps, m_.stamp - 1 + m_.token.count);
         if (next == Stage::head && m_.token.head_rows == 0) return handoffs_.end();
       }
@@ -431,7 +434,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   // multiplied their last weights, so that the rows are there when the others ask for them, or are asked for again. Not
   // where the others wait for what other GPUs add to it.
   __device__ __forceinline__ static bool announces(Stage stage) {
-    return stage == Stage::qkv || (!kRanks && (stage == Stage::output || stage == Stage::down));
+    return !kRanks && (stage == Stage::output || stage == Stage::down);
   }
 
   __device__ __forceinline__ void embed_token() const {
@@ -807,13 +810,17 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   // --- stages
 
   using Attention = token_attention::Attention<kDim, kTokenThreads, TokenTeam>;
-  __device__ __forceinline__ void attend(const Attention& attention, token_attention::HeldKeys<kDim>& held) const {
+  // Who attends waits for the queries, keys and values himself.
+  __device__ __forceinline__ void attend(const Attention& attention, uint32_t layer,
+                                         token_attention::HeldKeys<kDim>& held) const {
     const uint64_t* const sums = m_.token.sums.qkv;
     const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
       uint64_t word[2];
       const auto load = [&] { word[0] = ptx::load_relaxed(sums + i), word[1] = ptx::load_relaxed(sums + j); };
       load();
-      read_again(load, [&] { return RowSum::count(word[0]) == 2 && RowSum::count(word[1]) == 2; });
+      wait_for(
+          load, [&] { return (RowSum::count(word[0]) == 2) & (RowSum::count(word[1]) == 2); },
+          kHandoffsOfLayer * layer + uint32_t(Stage::qkv));
       a = RowSum::value(word[0]), b = RowSum::value(word[1]);
     };
     const uint32_t units = attention.units();
@@ -829,14 +836,22 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 #pragma unroll 1
     for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x)
       attention.add_parts(unit, [&](auto&& load, auto&& complete) {
-        tile::wait_until(
-            [&] {
-              if (complete()) return true;
-              load();
-              return false;
-            },
-            [] { return 0u; }, 1, m_.token.grid.watch, m_.handoffs.number);
+        wait_for(load, complete, kHandoffsOfLayer * layer + uint32_t(Stage::attention));
       });
+  }
+  // Of what no hand-off has announced: until what load() brings is complete(). Gives up before those who wait for this
+  // block do, so that the record names what was missing first.
+  template <class Load, class Complete>
+  __device__ __forceinline__ void wait_for(Load&& load, Complete&& complete, uint32_t number) const {
+    if (complete()) return;
+    gpu::Watch watch = m_.token.grid.watch;
+    watch.limit_ns = watch.limit_ns / 4 * 3;
+    tile::wait_until(
+        [&] {
+          load();
+          return complete();
+        },
+        [] { return 0u; }, 1, watch, number);
   }
 
   // From the columns to what the block publishes, a round of it.
@@ -877,7 +892,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   __device__ __forceinline__ void finish(Stage stage, const LayerStages& l, uint32_t i, const RowEnd& row, float y,
                                          sampling::Best& top) const {
     const Matrix& w = matrix(stage, l);
-    const bool mine = row.ends() && row.n < w.rows;
+    const bool mine = row.ends() && row.n < w.rows && !(stage == Stage::qkv && is_missing(i));
     if (stage == Stage::gate_up) {
       y += row.bias;
       const float up = __shfl_xor_sync(~0u, y, 1);
@@ -905,6 +920,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                   row.terms());
     if (!routes || !row.ends()) return;
     put_normed(ending_slot(), threadIdx.x % 16, mine ? row.gain * (y + (row.begins() ? x()[row.n] : 0)) : 0);
+  }
+  // For tests: this block's queries, keys and values stay away, which no hand-off announces.
+  __device__ __forceinline__ bool is_missing(uint32_t i) const {
+    return m_.token.grid.missing == kHandoffsOfLayer * i + uint32_t(Stage::qkv) && blockIdx.x == gridDim.x - 1;
   }
   __device__ __forceinline__ void put_normed(uint32_t slot, uint32_t row, float value) const {
     const bf16 high(value), low(value - float(high));
