@@ -62,9 +62,9 @@ template <class Team, bool kTraced = false> class Handoffs {
     else
       ptx::add_relaxed(grid_.counter, one);
   }
-  // Returns early, like all later ones, where a wait of the grid gave up. With `fence` false what the others have stored
-  // before may still be on its way. The counter is asked for again before it has answered: an answer is a trip to L2
-  // old, and the next one would be as late again.
+  // Returns early, like all later ones, where a wait of the grid gave up. With `fence` false what the others have
+  // stored before may still be on its way. The counter is asked for again before it has answered: an answer is a trip
+  // to L2 old, and the next one would be as late again.
   __device__ __forceinline__ void wait(bool fence = true) const {
     if (threadIdx.x == 0) {
       constexpr uint32_t kAsked = 4, kApart = 250;  // cycles: of a trip under load some 1,000 to 2,000

@@ -61,13 +61,15 @@ struct RankMemory {
   uint32_t epoch, unused;  // of the last exchange before this token
 };
 
+constexpr int64_t kBestBytes = 16 * kHeldBands * sizeof(sampling::Best);  // behind the head's column
+
 inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
   t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
   t.stage = up(t.x + int64_t(granules::padded(l.qkv.w.cols)) * 4, 128);
   t.ring = up(t.stage + std::max({int64_t(sizeof(token_attention::Memory<kDim>)),
-                                  int64_t(granules::column_stride(l.qkv.w.cols)),
+                                  int64_t(granules::column_stride(l.qkv.w.cols)) + kBestBytes,
                                   int64_t(granules::column_stride(l.output.w.cols)),
                                   int64_t(t.k) * granules::column_stride(l.down.w.cols)}),
               128);
@@ -95,17 +97,19 @@ __device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
 
 // The row whose sum a thread ends in a round: all that can be known before the round's column is there.
 struct RowEnd {
-  uint32_t n;     // of its matrix
-  uint32_t what;  // the matrix's entry, from bit 4 on, and
+  uint32_t n;                             // of its matrix
+  uint32_t what;                          // the matrix's entry, from bit 5 on, and
   static constexpr uint32_t kEnds = 1;    // there is a band of which it is a row, which may be beyond the matrix
   static constexpr uint32_t kBegins = 2;  // its sum's begin is this block's
   static constexpr uint32_t kTerm = 4;    // terms of its sum that are this block's: two of a whole band
+  static constexpr uint32_t kMine = 16;   // it is a row of the matrix
   float bias, gain, scale;
 
   __device__ __forceinline__ bool ends() const { return (what & kEnds) != 0; }
   __device__ __forceinline__ bool begins() const { return (what & kBegins) != 0; }
   __device__ __forceinline__ uint32_t terms() const { return what / kTerm % 4; }
-  __device__ __forceinline__ uint32_t entry() const { return what / 16; }
+  __device__ __forceinline__ bool mine() const { return (what & kMine) != 0; }
+  __device__ __forceinline__ uint32_t entry() const { return what / 32; }
 };
 // A warp's part of a piece, in registers: while a column is waited for each team takes one out of the ring, which has
 // room for as many more. Only bf16's products have more weights than the ring has room for.
@@ -364,7 +368,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         if (stage == Stage::attention) {
           attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory}, i, held_keys);
         } else {
-          multiply(stage, l, i, round, row, held, top, from);
+          multiply(stage, l, i, round, row, held, from);
           again = round.band + kHeldBands < m_.sections[int(stage)].end_sums;
         }
         if (again) {
@@ -372,7 +376,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         } else {
           if constexpr (kRanks)
             if (stage == Stage::output || stage == Stage::down) add_ranks(i, stage, l);
-          if (stage == Stage::head) return handoffs_.end();
+          if (stage == Stage::head) {
+            if (threadIdx.x >= kFirstEnding && m_.sections[int(stage)].range.begin < m_.sections[int(stage)].range.end)
+              top = best();
+            return handoffs_.end();
+          }
           handoffs_.end_stage();
           if (stage == Stage::qkv)
             handoffs_.pass();
@@ -382,10 +390,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       }
       // What does not depend on the others' part of this stage, all that the next one can know of itself.
       const bool last = i + 1 == m_.token.count;
-      const Stage next = again                  ? stage
-                         : stage != Stage::down ? Stage(int(stage) + 1)
-                         : last                 ? Stage::head
-                                                : Stage::qkv;
+      const Stage next = again ? stage : stage != Stage::down ? Stage(int(stage) + 1) : last ? Stage::head : Stage::qkv;
       // What a stage leaves to the next one and no other needs registers for.
       keys = {};
       held_keys = {};
@@ -463,7 +468,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   template <WeightFormat F>
   __device__ __forceinline__ void stage_normed(const float* weight, const Matrix& w, const uint64_t* sums) const {
     constexpr bool kFp8 = F == WeightFormat::fp8;
-    constexpr uint32_t kHeld = 3, kNext = kFp8 ? 2 : 1;  // words on their way at once; from a word's number to the other
+    constexpr uint32_t kHeld = 3,
+                       kNext = kFp8 ? 2 : 1;  // words on their way at once; from a word's number to the other
     const auto number = [](uint32_t word) { return kFp8 ? word / 2 * 4 + word % 2 : 2 * word; };
     const uint32_t C = w.cols, words = 32 * w.granules;
     char* const column = stage();
@@ -569,20 +575,20 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   }
 
   __device__ __forceinline__ static uint32_t ending_slot() { return (threadIdx.x - kFirstEnding) / 16; }
-  __device__ __forceinline__ RowEnd row_end(Stage stage, const LayerStages& l, const Section& s,
-                                            const Round& r) const {
+  __device__ __forceinline__ RowEnd row_end(Stage stage, const LayerStages& l, const Section& s, const Round& r) const {
     RowEnd e{.scale = 1};
     const uint32_t slot = ending_slot(), v = r.band + slot, begin = v * s.of_sums();
     if (slot >= kHeldBands || v >= s.end_sums) return e;
     const bool begins = s.range.begin <= begin, ends = s.range.end >= begin + s.of_sums();
     const uint32_t entry = stage == Stage::gate_up ? v / s.bands : 0, band = v - entry * s.bands;
     e.n = 16 * band + threadIdx.x % 16;
-    e.what = 16 * entry + RowEnd::kEnds + (begins ? RowEnd::kBegins + RowEnd::kTerm : 0) + (ends ? RowEnd::kTerm : 0);
+    e.what = 32 * entry + RowEnd::kEnds + (begins ? RowEnd::kBegins + RowEnd::kTerm : 0) + (ends ? RowEnd::kTerm : 0);
     const Matrix& w = matrix(stage, l);
     if (D == WeightFormat::fp8 && stage != Stage::gate_up && stage != Stage::down)
       e.scale = reinterpret_cast<const float*>(w.data + band * w.band_bytes +
                                                w.granules * granules::Form<D>::kBytes)[threadIdx.x % 16];
     if (e.n >= w.rows) return e;
+    e.what += RowEnd::kMine;
     if (stage == Stage::output && !kRanks) e.gain = l.router.weight[e.n];
     if (stage != Stage::gate_up) e.bias = bias_of(stage, l, w.rows, e);
     return e;
@@ -620,27 +626,27 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 
   // A round of the block's part of a product.
   __device__ __forceinline__ void multiply_round(Stage stage, const LayerStages& l, uint32_t i, const Round& r,
-                                                 const RowEnd& row, HeldPiece& held, sampling::Best& top,
+                                                 const RowEnd& row, HeldPiece& held,
                                                  megakernel::WeightReader& from) const {
     const Section& s = m_.sections[int(stage)];
-    const Matrix& w = matrix(stage, l);
     const bool experts = stage == Stage::gate_up || stage == Stage::down, routes = !kRanks && stage == Stage::output,
                last = r.band + kHeldBands >= s.end_sums;
     float drop = experts ? granules::Form<E>::kDrop : granules::Form<D>::kDrop;
     if (threadIdx.x >= kFirstEnding) {
-      if (stage == Stage::qkv) drop *= rstd(w.cols, l.qkv.eps);
-      if (stage == Stage::gate_up) drop *= rstd(w.cols, l.gate_up.eps);
-      if (stage == Stage::head) drop *= rstd(w.cols, m_.token.head.eps);
+      if (stage != Stage::output && stage != Stage::down)
+        drop *= rstd(m_.token.embedding.C, stage == Stage::qkv       ? l.qkv.eps
+                                           : stage == Stage::gate_up ? l.gate_up.eps
+                                                                     : m_.token.head.eps);
     }
     const uint32_t pieces = s.pieces_of(r, kHeldBands);
     if (experts)
-      multiply_pieces<E, true>(s, w.data, pieces, r.band, held, from);
+      multiply_pieces<E, true>(s, (stage == Stage::down ? l.down.w : l.gate_up.w).data, pieces, r.band, held, from);
     else
-      multiply_pieces<D, false>(s, w.data, pieces, r.band, held, from);
+      multiply_pieces<D, false>(s, nullptr, pieces, r.band, held, from);
     if (last && announces(stage)) handoffs_.announce();
     if (s.range.begin == s.range.end) return;
     TokenTeam::sync();
-    if (threadIdx.x >= kFirstEnding) end(stage, l, i, row, drop, top);
+    if (threadIdx.x >= kFirstEnding) end(stage, l, i, r, row, drop);
     if (routes) {
       TokenTeam::sync();
       add_logits(l, i, r.band, s.bands_of(r, kHeldBands), last ? 1 : 0);
@@ -744,9 +750,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       float sum[4] = {};
 #pragma unroll 1
       for (uint32_t i = 0; i < bands; ++i) {
-        const uint4 step = asked != nullptr
-                               ? *reinterpret_cast<const uint4*>(asked + (i * w.bands + r) * kStepBytes)
-                               : *reinterpret_cast<const uint4*>(router_step(w, r, band + i));
+        const uint4 step = asked != nullptr ? *reinterpret_cast<const uint4*>(asked + (i * w.bands + r) * kStepBytes)
+                                            : *reinterpret_cast<const uint4*>(router_step(w, r, band + i));
         const uint32_t a[4] = {step.x, step.y, step.z, step.w};
         uint32_t b[2] = {};  // two of the eight columns: a number's first eight bits, and what they leave
         if (g < 2) {
@@ -856,27 +861,30 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 
   // From the columns to what the block publishes, a round of it.
   __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, const Round& round,
-                                           RowEnd& row, HeldPiece& held, sampling::Best& top,
-                                           megakernel::WeightReader& from) const {
-    const Matrix& w = matrix(stage, l);
+                                           RowEnd& row, HeldPiece& held, megakernel::WeightReader& from) const {
     if (stage == Stage::gate_up) {  // its column is there, the choice now too
-      if (row.ends() && row.n < w.rows) row.bias = bias_of(stage, l, w.rows, row);
+      if (row.mine()) row.bias = bias_of(stage, l, l.gate_up.w.rows, row);
     } else if (round.band > m_.sections[int(stage)].begin_sums) {
       // the column is that of the round before
     } else if (stage == Stage::output) {
-      stage_mixed(w.cols, m_.stamp + i);
+      stage_mixed(l.output.w.cols, m_.stamp + i);
     } else if (stage == Stage::down) {
-      stage_columns(l.down.hidden, w.cols, m_.token.k);
+      stage_columns(l.down.hidden, l.down.w.cols, m_.token.k);
     } else {
       const NormProduct& p = stage == Stage::qkv ? l.qkv : m_.token.head;
-      stage_normed<D>(p.weight, w, i > 0 ? m_.token.sums.down : nullptr);
+      stage_normed<D>(p.weight, p.w, i > 0 ? m_.token.sums.down : nullptr);
     }
     TokenTeam::sync();
-    multiply_round(stage, l, i, round, row, held, top, from);
+    multiply_round(stage, l, i, round, row, held, from);
+  }
+  // The likeliest id of what an ending thread has seen.
+  __device__ __forceinline__ sampling::Best& best() const {
+    return reinterpret_cast<sampling::Best*>(stage() +
+                                             granules::column_stride(m_.token.embedding.C))[threadIdx.x - kFirstEnding];
   }
   // By the ending threads, whole warps of them, after a barrier: a row's sum over all warps goes where it belongs.
-  __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, const RowEnd& row, float drop,
-                                      sampling::Best& top) const {
+  __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, const Round& r, const RowEnd& row,
+                                      float drop) const {
     static_assert(kTokenWarps == 15, "the sum's tree");
     float(&sums)[kTokenWarps][16] = m_.sums[ending_slot()];
     const uint32_t of = threadIdx.x % 16;
@@ -884,28 +892,31 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 #pragma unroll
     for (uint32_t w = 0; w < 4; ++w)
       fours[w] = (sums[4 * w][of] + sums[4 * w + 1][of]) + (sums[4 * w + 2][of] + (w < 3 ? sums[4 * w + 3][of] : 0));
-    finish(stage, l, i, row, ((fours[0] + fours[1]) + (fours[2] + fours[3])) * (drop * row.scale), top);
+    finish(stage, l, i, r, row, ((fours[0] + fours[1]) + (fours[2] + fours[3])) * (drop * row.scale));
     if (row.ends())
 #pragma unroll
       for (uint32_t w = 0; w < kTokenWarps; ++w) sums[w][of] = 0;
   }
-  __device__ __forceinline__ void finish(Stage stage, const LayerStages& l, uint32_t i, const RowEnd& row, float y,
-                                         sampling::Best& top) const {
-    const Matrix& w = matrix(stage, l);
-    const bool mine = row.ends() && row.n < w.rows && !(stage == Stage::qkv && is_missing(i));
+  __device__ __forceinline__ void finish(Stage stage, const LayerStages& l, uint32_t i, const Round& r,
+                                         const RowEnd& row, float y) const {
+    const bool mine = row.mine() && !(stage == Stage::qkv && is_missing(i));
     if (stage == Stage::gate_up) {
       y += row.bias;
       const float up = __shfl_xor_sync(~0u, y, 1);
       if (mine && row.n % 2 == 0)
-        granules::put(l.gate_up.hidden + row.entry() * granules::column_bytes(w.rows / 2), l.gate_up.down, row.n / 2,
-                      gated(y, up, l.gate_up.limit, l.gate_up.alpha));
+        granules::put(l.gate_up.hidden + row.entry() * granules::column_bytes(l.gate_up.w.rows / 2), l.gate_up.down,
+                      row.n / 2, gated(y, up, l.gate_up.limit, l.gate_up.alpha));
       return;
     }
     if (stage == Stage::head) {
-      if (!mine) return;
-      m_.token.head.y[row.n] = y;
-      const uint32_t id = (kRanks ? m_.token.head.first_id : 0) + row.n;
-      if (id < m_.token.head.vocab) top.add(y, id);
+      sampling::Best top;
+      if (r.band > m_.sections[int(stage)].begin_sums) top = best();
+      if (mine) {
+        m_.token.head.y[row.n] = y;
+        const uint32_t id = (kRanks ? m_.token.head.first_id : 0) + row.n;
+        if (id < m_.token.head.vocab) top.add(y, id);
+      }
+      best() = top;
       return;
     }
     if (row.begins()) y += row.bias;
@@ -916,8 +927,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       }
     const bool routes = stage == Stage::output;
     if (mine)
-      RowSum::add((routes ? output_sums(i) : stage == Stage::qkv ? m_.token.sums.qkv : m_.token.sums.down) + row.n, y,
-                  row.terms());
+      RowSum::add((routes                ? output_sums(i)
+                   : stage == Stage::qkv ? m_.token.sums.qkv
+                                         : m_.token.sums.down) +
+                      row.n,
+                  y, row.terms());
     if (!routes || !row.ends()) return;
     put_normed(ending_slot(), threadIdx.x % 16, mine ? row.gain * (y + (row.begins() ? x()[row.n] : 0)) : 0);
   }

@@ -76,7 +76,9 @@ struct Section {
   INGOT_HD uint32_t piece_of_sums(uint32_t band) const { return (by_band ? band * entries : band) * of_band; }
   INGOT_HD Round first_round() const { return {begin_sums, first_piece}; }
   // Of at most `most` bands each.
-  INGOT_HD Round round_after(const Round& r, uint32_t most) const { return {r.band + most, r.piece + pieces_of(r, most)}; }
+  INGOT_HD Round round_after(const Round& r, uint32_t most) const {
+    return {r.band + most, r.piece + pieces_of(r, most)};
+  }
   INGOT_HD uint32_t bands_of(const Round& r, uint32_t most) const {
     return end_sums - r.band < most ? end_sums - r.band : most;
   }
