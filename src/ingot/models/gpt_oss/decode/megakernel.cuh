@@ -115,8 +115,7 @@ struct RowEnd {
 // room for as many more. Only bf16's products have more weights than the ring has room for.
 struct HeldPiece {
   granules::Stored<WeightFormat::bf16> granule[2];
-  Piece piece;
-  bool is = false;
+  uint32_t what = 0;  // how many granules the piece has, of which of the round's bands (from bit 4), from which on (8)
 };
 
 // kRanks: several GPUs make the token; what output and down add to x is the sum of their parts.
@@ -353,7 +352,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     token_attention::Keys keys;
     token_attention::HeldKeys<kDim> held_keys;
     HeldPiece held;
-    Round round;
+    uint32_t round = 0;  // of a product: its first band
     RowEnd row;
     // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
     // for itself. It begins before a hand-off that there is none of.
@@ -369,7 +368,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory}, i, held_keys);
         } else {
           multiply(stage, l, i, round, row, held, from);
-          again = round.band + kHeldBands < m_.sections[int(stage)].end_sums;
+          again = round + kHeldBands < m_.sections[int(stage)].end_sums;
         }
         if (again) {
           TokenTeam::sync();
@@ -404,10 +403,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         if (!again && stage == Stage::down) ++i;
         const LayerStages& l = layer(i);
         const Section& s = m_.sections[int(next)];
-        round = again ? s.round_after(round, kHeldBands) : s.first_round();
+        round = again ? round + kHeldBands : s.begin_sums;
         row = row_end(next, l, s, round);
         if (next == Stage::output) {
-          if (!kRanks) ask_router(l, round.band, s.bands_of(round, kHeldBands));
+          if (!kRanks) ask_router(l, round, s.bands_of(round, kHeldBands));
           if (!again && !last && threadIdx.x >= kFirstEnding)
             copy_words<kFirstEnding>(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
         } else if (next == Stage::gate_up) {
@@ -420,7 +419,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           const NormProduct& product = next == Stage::head ? m_.token.head : l.qkv;
           prefetch_norm(product.weight, product.w);
         }
-        if (next != Stage::gate_up && next != Stage::down) hold(s.pieces_of(round, kHeldBands), from, held);
+        if (next != Stage::gate_up && next != Stage::down) hold(round, s.pieces_of(round, kHeldBands), from, held);
       }
       if (!begins && !again) {
         if (stage != Stage::qkv) handoffs_.wait(stage == Stage::gate_up);
@@ -575,9 +574,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   }
 
   __device__ __forceinline__ static uint32_t ending_slot() { return (threadIdx.x - kFirstEnding) / 16; }
-  __device__ __forceinline__ RowEnd row_end(Stage stage, const LayerStages& l, const Section& s, const Round& r) const {
+  __device__ __forceinline__ RowEnd row_end(Stage stage, const LayerStages& l, const Section& s, uint32_t round) const {
     RowEnd e{.scale = 1};
-    const uint32_t slot = ending_slot(), v = r.band + slot, begin = v * s.of_sums();
+    const uint32_t slot = ending_slot(), v = round + slot, begin = v * s.of_sums();
     if (slot >= kHeldBands || v >= s.end_sums) return e;
     const bool begins = s.range.begin <= begin, ends = s.range.end >= begin + s.of_sums();
     const uint32_t entry = stage == Stage::gate_up ? v / s.bands : 0, band = v - entry * s.bands;
@@ -608,29 +607,30 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     return sum;
   }
 
-  __device__ __forceinline__ void hold(uint32_t pieces, megakernel::WeightReader& from, HeldPiece& held) const {
+  __device__ __forceinline__ void hold(uint32_t round, uint32_t pieces, megakernel::WeightReader& from,
+                                       HeldPiece& held) const {
     if constexpr (D == WeightFormat::bf16) {
       constexpr uint32_t team = megakernel::kTeamWarps;
       static_assert(2 * team >= kMostOfPiece<D>, "a warp holds two granules");
       const uint32_t lane = threadIdx.x % 32, begin = threadIdx.x / 32 % team;
       from.read_one(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
-        held.piece = noted(note);
-        held.is = true;
+        const Piece p = noted(note);
+        held.what = p.count + 16 * (p.band - round) + 256 * p.first;
 #pragma unroll
         for (uint32_t u = 0; u < 2; ++u)
-          if (begin + u * team < held.piece.count)
+          if (begin + u * team < p.count)
             load_staged(held.granule[u], granule + (begin + u * team) * granules::Form<D>::kBytes, lane);
       });
     }
   }
 
   // A round of the block's part of a product.
-  __device__ __forceinline__ void multiply_round(Stage stage, const LayerStages& l, uint32_t i, const Round& r,
+  __device__ __forceinline__ void multiply_round(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
                                                  const RowEnd& row, HeldPiece& held,
                                                  megakernel::WeightReader& from) const {
     const Section& s = m_.sections[int(stage)];
     const bool experts = stage == Stage::gate_up || stage == Stage::down, routes = !kRanks && stage == Stage::output,
-               last = r.band + kHeldBands >= s.end_sums;
+               last = round + kHeldBands >= s.end_sums;
     float drop = experts ? granules::Form<E>::kDrop : granules::Form<D>::kDrop;
     if (threadIdx.x >= kFirstEnding) {
       if (stage != Stage::output && stage != Stage::down)
@@ -638,18 +638,18 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                                            : stage == Stage::gate_up ? l.gate_up.eps
                                                                      : m_.token.head.eps);
     }
-    const uint32_t pieces = s.pieces_of(r, kHeldBands);
+    const uint32_t pieces = s.pieces_of(round, kHeldBands);
     if (experts)
-      multiply_pieces<E, true>(s, (stage == Stage::down ? l.down.w : l.gate_up.w).data, pieces, r.band, held, from);
+      multiply_pieces<E, true>(s, (stage == Stage::down ? l.down.w : l.gate_up.w).data, pieces, round, held, from);
     else
-      multiply_pieces<D, false>(s, nullptr, pieces, r.band, held, from);
+      multiply_pieces<D, false>(s, nullptr, pieces, round, held, from);
     if (last && announces(stage)) handoffs_.announce();
     if (s.range.begin == s.range.end) return;
     TokenTeam::sync();
-    if (threadIdx.x >= kFirstEnding) end(stage, l, i, r, row, drop);
+    if (threadIdx.x >= kFirstEnding) end(stage, l, i, round, row, drop);
     if (routes) {
       TokenTeam::sync();
-      add_logits(l, i, r.band, s.bands_of(r, kHeldBands), last ? 1 : 0);
+      add_logits(l, i, round, s.bands_of(round, kHeldBands), last ? 1 : 0);
     }
   }
   template <WeightFormat F, bool kBank>
@@ -680,14 +680,13 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     };
     const uint32_t first = warp % team;
     if constexpr (F == WeightFormat::bf16 && !kBank) {
-      if (held.is) {
-        of_band = held.piece.band;
-        const char* const mine[1] = {column + held.piece.first * granules::kColumnBytes};
+      if (held.what != 0) {
+        of_band = band + held.what / 16 % 16;
+        const char* const mine[1] = {column + held.what / 256 * granules::kColumnBytes};
 #pragma unroll
         for (uint32_t u = 0; u < 2; ++u)
-          if (first + u * team < held.piece.count)
+          if (first + u * team < held.what % 16)
             granules::multiply<F, 1>(held.granule[u], mine, (first + u * team) * granules::kColumnBytes, sum);
-        held.is = false;
       }
     }
     from.read(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
@@ -860,11 +859,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   }
 
   // From the columns to what the block publishes, a round of it.
-  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, const Round& round,
+  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
                                            RowEnd& row, HeldPiece& held, megakernel::WeightReader& from) const {
     if (stage == Stage::gate_up) {  // its column is there, the choice now too
       if (row.mine()) row.bias = bias_of(stage, l, l.gate_up.w.rows, row);
-    } else if (round.band > m_.sections[int(stage)].begin_sums) {
+    } else if (round > m_.sections[int(stage)].begin_sums) {
       // the column is that of the round before
     } else if (stage == Stage::output) {
       stage_mixed(l.output.w.cols, m_.stamp + i);
@@ -883,7 +882,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                                              granules::column_stride(m_.token.embedding.C))[threadIdx.x - kFirstEnding];
   }
   // By the ending threads, whole warps of them, after a barrier: a row's sum over all warps goes where it belongs.
-  __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, const Round& r, const RowEnd& row,
+  __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, uint32_t round, const RowEnd& row,
                                       float drop) const {
     static_assert(kTokenWarps == 15, "the sum's tree");
     float(&sums)[kTokenWarps][16] = m_.sums[ending_slot()];
@@ -892,12 +891,12 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 #pragma unroll
     for (uint32_t w = 0; w < 4; ++w)
       fours[w] = (sums[4 * w][of] + sums[4 * w + 1][of]) + (sums[4 * w + 2][of] + (w < 3 ? sums[4 * w + 3][of] : 0));
-    finish(stage, l, i, r, row, ((fours[0] + fours[1]) + (fours[2] + fours[3])) * (drop * row.scale));
+    finish(stage, l, i, round, row, ((fours[0] + fours[1]) + (fours[2] + fours[3])) * (drop * row.scale));
     if (row.ends())
 #pragma unroll
       for (uint32_t w = 0; w < kTokenWarps; ++w) sums[w][of] = 0;
   }
-  __device__ __forceinline__ void finish(Stage stage, const LayerStages& l, uint32_t i, const Round& r,
+  __device__ __forceinline__ void finish(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
                                          const RowEnd& row, float y) const {
     const bool mine = row.mine() && !(stage == Stage::qkv && is_missing(i));
     if (stage == Stage::gate_up) {
@@ -910,7 +909,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     }
     if (stage == Stage::head) {
       sampling::Best top;
-      if (r.band > m_.sections[int(stage)].begin_sums) top = best();
+      if (round > m_.sections[int(stage)].begin_sums) top = best();
       if (mine) {
         m_.token.head.y[row.n] = y;
         const uint32_t id = (kRanks ? m_.token.head.first_id : 0) + row.n;

@@ -31,11 +31,6 @@ struct Piece {
   const uint8_t* data;
   uint32_t entry, band, first, count;  // its granules: first to first + count - 1 of a band
 };
-// A round of a product: as many bands as have room for their sums at once, from `band` on, which begins with piece
-// `piece`.
-struct Round {
-  uint32_t band = 0, piece = 0;
-};
 struct Section {
   int64_t granule_bytes, band_bytes, matrix_bytes;
   const int32_t* expert;   // of each entry; null: one matrix
@@ -74,16 +69,13 @@ struct Section {
   }
   // The number of the first piece of sums `band`.
   INGOT_HD uint32_t piece_of_sums(uint32_t band) const { return (by_band ? band * entries : band) * of_band; }
-  INGOT_HD Round first_round() const { return {begin_sums, first_piece}; }
-  // Of at most `most` bands each.
-  INGOT_HD Round round_after(const Round& r, uint32_t most) const {
-    return {r.band + most, r.piece + pieces_of(r, most)};
+  // Of a round of at most `most` bands whose sums there is room for at once, from sums `band` on.
+  INGOT_HD uint32_t bands_of(uint32_t band, uint32_t most) const {
+    return end_sums - band < most ? end_sums - band : most;
   }
-  INGOT_HD uint32_t bands_of(const Round& r, uint32_t most) const {
-    return end_sums - r.band < most ? end_sums - r.band : most;
-  }
-  INGOT_HD uint32_t pieces_of(const Round& r, uint32_t most) const {
-    return (r.band + most < end_sums ? piece_of_sums(r.band + most) : end_piece) - r.piece;
+  INGOT_HD uint32_t pieces_of(uint32_t band, uint32_t most) const {
+    return (band + most < end_sums ? piece_of_sums(band + most) : end_piece) -
+           (band > begin_sums ? piece_of_sums(band) : first_piece);
   }
   // Granules that share 16 sums.
   INGOT_HD uint32_t of_sums() const { return by_band ? granules * entries : granules; }
