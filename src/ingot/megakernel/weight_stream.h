@@ -2,11 +2,13 @@
 // How a persistent kernel's weights travel (weight_stream.cuh).
 #include <cstdint>
 
+#include "ingot/core/hd.h"
+
 namespace ingot::megakernel {
 
 // Three under way are the 37 KB an SM that memory needs to be busy; more delay the hand-offs.
 constexpr uint32_t kSlotBytes = 12544, kMostSlots = 16;
-constexpr uint32_t kTeamWarps = 3;  // that share a piece
+constexpr uint32_t kTeamWarps = 3, kTeams = 5;  // warps that share a piece, and how many times so many there are
 
 // A reader waits for a slot's fill by its parity alone, so the fill before must have come when it begins to: it has
 // where
@@ -14,7 +16,13 @@ constexpr uint32_t kTeamWarps = 3;  // that share a piece
 // for a team begins to wait for fill i when it has read i - teams, which was asked for when i - teams - ahead had come.
 struct WeightRing {
   uint32_t slots = 0;  // of kSlotBytes each
-  uint32_t ahead = 3;  // pieces that may be under way at once
+  uint32_t ahead = 3;  // pieces as large as a slot that may be under way at once
+
+  // The same of pieces of `bytes`.
+  INGOT_HD uint32_t ahead_of(uint32_t bytes) const {
+    const uint32_t pieces = ahead * kSlotBytes / bytes, most = slots - kTeams;
+    return pieces < most ? pieces : most;
+  }
 };
 
 }  // namespace ingot::megakernel

@@ -24,7 +24,7 @@
 namespace ingot::gpt_oss_decode {
 
 // That compute; one warp more copies, and sixteen in all leave 128 registers a thread.
-constexpr uint32_t kTokenWarps = 15, kTokenThreads = 32 * kTokenWarps;
+constexpr uint32_t kTokenWarps = megakernel::kTeams * megakernel::kTeamWarps, kTokenThreads = 32 * kTokenWarps;
 constexpr int kDim = kTokenHeadDim;
 constexpr uint32_t kHeldBands = 12;  // whose sums have room at once
 // The threads that end rows, one for each sum that has room: not those of the first warp, which waits for the others.
@@ -75,8 +75,8 @@ inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
               128);
   const int64_t slots = (most_bytes - t.ring) / megakernel::kSlotBytes;
   t.stream.slots = uint32_t(std::clamp<int64_t>(slots, 0, megakernel::kMostSlots));
-  constexpr uint32_t teams = kTokenWarps / megakernel::kTeamWarps;
-  t.stream.ahead = std::min(t.stream.ahead, t.stream.slots > teams ? t.stream.slots - teams : 0);
+  constexpr uint32_t kTeams = megakernel::kTeams;
+  t.stream.ahead = std::min(t.stream.ahead, t.stream.slots > kTeams ? t.stream.slots - kTeams : 0);
   t.bytes = t.ring + t.stream.slots * megakernel::kSlotBytes;
 }
 
@@ -85,7 +85,10 @@ INGOT_HD constexpr uint32_t bands_of_block(uint32_t C, uint32_t blocks) {
   return ((C + 15) / 16 + blocks - 1) / blocks;
 }
 
-template <WeightFormat F> constexpr uint32_t kMostOfPiece = megakernel::kSlotBytes / granules::Form<F>::kBytes;
+// Granules of a piece at most. Those of MXFP4 are bound by the warps that multiply them, which smaller pieces share
+// more evenly.
+template <WeightFormat F>
+constexpr uint32_t kMostOfPiece = F == WeightFormat::mxfp4 ? 16 : megakernel::kSlotBytes / granules::Form<F>::kBytes;
 
 // What the readers of a piece need to know of it.
 __device__ __forceinline__ megakernel::WeightNote note_of(const Piece& p) {
@@ -294,6 +297,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
             .entries = entries,
             .by_band = by_band,
             .piece = piece_of(w.granules, kMostOfPiece<F>),
+            .ahead = m_.token.stream.ahead_of(piece_of(w.granules, kMostOfPiece<F>) * granules::Form<F>::kBytes),
             .column_stride = granules::column_stride(w.cols),
             .range = range_of(w.granules * w.bands * entries, share, blockIdx.x)};
   }
@@ -314,13 +318,13 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 
   __device__ __forceinline__ void copy_weights() {
     megakernel::WeightWriter to(m_.token.stream, m_.stream, memory_ + m_.token.ring);
+    uint32_t i = 0;
 #pragma unroll 1
-    for (uint32_t i = 0; i < m_.token.count; ++i) {
-      const LayerStages& l = layer(i);
-#pragma unroll 1
-      for (int stage = 0; stage <= int(Stage::down); ++stage) { put(to, Stage(stage), l, i); }
+    for (Stage stage = Stage::qkv; stage != Stage::head || m_.token.head_rows > 0; stage = Stage(int(stage) + 1)) {
+      put(to, stage, layer(i), i);
+      if (stage == Stage::head) return;
+      if (stage == Stage::down && ++i < m_.token.count) stage = Stage(int(Stage::qkv) - 1);
     }
-    if (m_.token.head_rows > 0) put(to, Stage::head, layer(0), 0);
   }
   __device__ __forceinline__ void put(megakernel::WeightWriter& to, Stage stage, const LayerStages& l,
                                       uint32_t i) const {
@@ -338,7 +342,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       s.add_expert(p);
       const uint32_t bytes = p.count * uint32_t(s.granule_bytes), count = min(end - first, 32u);
 #pragma unroll 1
-      for (uint32_t lane = 0; lane < count; ++lane) to.put(lane, p.data, bytes, note_of(p));
+      for (uint32_t lane = 0; lane < count; ++lane) to.put(lane, p.data, bytes, note_of(p), s.ahead);
     }
   }
 
@@ -347,7 +351,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   __device__ __forceinline__ void compute(sampling::Best& top) {
     handoffs_.begin();
     megakernel::WeightReader from(m_.token.stream, m_.stream, memory_ + m_.token.ring,
-                                  threadIdx.x / 32 / megakernel::kTeamWarps, kTokenWarps / megakernel::kTeamWarps);
+                                  threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
     embed_token();
     token_attention::Keys keys;
     token_attention::HeldKeys<kDim> held_keys;
@@ -859,8 +863,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   }
 
   // From the columns to what the block publishes, a round of it.
-  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
-                                           RowEnd& row, HeldPiece& held, megakernel::WeightReader& from) const {
+  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, uint32_t round, RowEnd& row,
+                                           HeldPiece& held, megakernel::WeightReader& from) const {
     if (stage == Stage::gate_up) {  // its column is there, the choice now too
       if (row.mine()) row.bias = bias_of(stage, l, l.gate_up.w.rows, row);
     } else if (round > m_.sections[int(stage)].begin_sums) {
