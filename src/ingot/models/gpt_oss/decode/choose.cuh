@@ -12,10 +12,16 @@ constexpr uint32_t kLogitsOfLane = 4;
 __device__ __forceinline__ void choose_held(const float* logits, const float (&held)[kLogitsOfLane], uint32_t E,
                                             uint32_t k, uint32_t* chosen) {
   const uint32_t lane = threadIdx.x % 32;
-  const auto key_of = [](float v) { return v == v ? routing::ordered(v == 0 ? 0 : v) : routing::ordered(-INFINITY); };
+  const auto key_of = [](float v) {
+    const uint32_t key = routing::ordered(v == 0 ? 0 : v);
+    return v == v ? key : routing::ordered(-INFINITY);
+  };
   uint32_t key[kLogitsOfLane];
 #pragma unroll
-  for (uint32_t u = 0; u < kLogitsOfLane; ++u) key[u] = lane + 32 * u < E ? key_of(held[u]) : 0;  // 0: none, or taken
+  for (uint32_t u = 0; u < kLogitsOfLane; ++u) {
+    key[u] = key_of(held[u]);
+    if (lane + 32 * u >= E) key[u] = 0;  // none, or taken
+  }
 #pragma unroll 1
   for (uint32_t i = 0; i < k; ++i) {
     uint32_t best = 0, not_expert = 0;

@@ -525,12 +525,16 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     sum = granules::lanes_sum(sum);
     if (threadIdx.x % 32 == 0) m_.squares[threadIdx.x / 32] = sum;
   }
-  // After a barrier.
-  __device__ __forceinline__ float rstd(uint32_t C, float eps) const {
-    float sum = 0;
+  // Of numbers of the hidden size, after a barrier.
+  __device__ __forceinline__ float rstd(float eps) const {
+    const float of_all = 1 / float(m_.token.embedding.C);
+    float sum[16];
 #pragma unroll
-    for (uint32_t w = 0; w < kTokenWarps; ++w) sum += m_.squares[w];
-    return rsqrtf(sum / float(C) + eps);
+    for (uint32_t w = 0; w < 16; ++w) sum[w] = w < kTokenWarps ? m_.squares[w] : 0;
+#pragma unroll
+    for (uint32_t w = 0; w < 8; ++w) sum[w] += sum[w + 8];
+    const float halves = (sum[0] + sum[4]) + (sum[2] + sum[6]), others = (sum[1] + sum[5]) + (sum[3] + sum[7]);
+    return rsqrtf((halves + others) * of_all + eps);
   }
   // What attention has published of this layer.
   __device__ __forceinline__ void stage_mixed(uint32_t C, uint32_t stamp) const {
@@ -638,9 +642,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     float drop = experts ? granules::Form<E>::kDrop : granules::Form<D>::kDrop;
     if (threadIdx.x >= kFirstEnding) {
       if (stage != Stage::output && stage != Stage::down)
-        drop *= rstd(m_.token.embedding.C, stage == Stage::qkv       ? l.qkv.eps
-                                           : stage == Stage::gate_up ? l.gate_up.eps
-                                                                     : m_.token.head.eps);
+        drop *= rstd(stage == Stage::qkv ? l.qkv.eps : stage == Stage::gate_up ? l.gate_up.eps : m_.token.head.eps);
     }
     const uint32_t pieces = s.pieces_of(round, kHeldBands);
     if (experts)
@@ -798,20 +800,26 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   // By the copying warp, as soon as there is what it needs.
   __device__ __forceinline__ void choose(const Router& p, uint32_t parity) const {
     const ChoiceMemory m = choice();
-    const uint32_t lane = threadIdx.x % 32;
-    constexpr uint32_t kHeld = kLogitsOfLane;  // biases that are there before
-    float bias[kHeld], logit[kHeld] = {};
+    float* const logits = m.logits;
+    const uint32_t lane = threadIdx.x % 32, rows = p.w.rows, k = p.k;
+    constexpr uint32_t kHeld = kLogitsOfLane;
+    float bias[kHeld], logit[kHeld] = {};  // biases that are there before
 #pragma unroll
-    for (uint32_t u = 0; u < kHeld; ++u) bias[u] = lane + 32 * u < p.w.rows ? p.bias[lane + 32 * u] : 0;
+    for (uint32_t u = 0; u < kHeld; ++u) bias[u] = lane + 32 * u < rows ? p.bias[lane + 32 * u] : 0;
     megakernel::wait_for_slot(&m_.routed, parity);
-    const float scale = rstd(p.w.cols, p.eps);
 #pragma unroll
     for (uint32_t u = 0; u < kHeld; ++u)
-      if (lane + 32 * u < p.w.rows) m.logits[lane + 32 * u] = logit[u] = m.logits[lane + 32 * u] * scale + bias[u];
+      if (lane + 32 * u < rows) logit[u] = logits[lane + 32 * u];
+    const float scale = rstd(p.eps);
+#pragma unroll
+    for (uint32_t u = 0; u < kHeld; ++u) {
+      logit[u] = logit[u] * scale + bias[u];
+      if (lane + 32 * u < rows) logits[lane + 32 * u] = logit[u];
+    }
 #pragma unroll 1
-    for (uint32_t e = lane + 32 * kHeld; e < p.w.rows; e += 32) m.logits[e] = m.logits[e] * scale + p.bias[e];
+    for (uint32_t e = lane + 32 * kHeld; e < rows; e += 32) logits[e] = logits[e] * scale + p.bias[e];
     __syncwarp();
-    choose_held(m.logits, logit, p.w.rows, p.k, m.chosen);
+    choose_held(logits, logit, rows, k, m.chosen);
     ptx::barrier_arrive(kChosenBarrier, kTokenThreads + 32);
   }
 
