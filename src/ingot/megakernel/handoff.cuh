@@ -28,7 +28,7 @@ template <class Team, bool kTraced = false> class Handoffs {
 
   // Once, by all threads. The counter's phase cannot change before this block has arrived.
   __device__ __forceinline__ void begin() const {
-    if (threadIdx.x == 0) m_ = {ptx::load_relaxed(grid_.counter) & kTop, 0};
+    if (threadIdx.x == 0) m_ = {ptx::load_relaxed(asked()) & kTop, 0};
     stamp([&] { return 0u; });
   }
   // Once, by all threads, after the last hand-off's stage.
@@ -55,38 +55,22 @@ template <class Team, bool kTraced = false> class Handoffs {
     m_.number += 1;
   }
   __device__ __forceinline__ void announce(bool fence = false) const {
-    if (threadIdx.x != 0 || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
+    if (threadIdx.x >= grid_.copies || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
     const uint32_t one = blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1;
+    uint32_t* const counter = grid_.counter + threadIdx.x * kCopyWords;
     if (fence)
-      ptx::add_release(grid_.counter, one);
+      ptx::add_release(counter, one);
     else
-      ptx::add_relaxed(grid_.counter, one);
+      ptx::add_relaxed(counter, one);
   }
   // Returns early, like all later ones, where a wait of the grid gave up. With `fence` false what the others have
-  // stored before may still be on its way. The counter is asked for again before it has answered: an answer is a trip
-  // to L2 old, and the next one would be as late again.
+  // stored before may still be on its way.
   __device__ __forceinline__ void wait(bool fence = true) const {
     if (threadIdx.x == 0) {
-      constexpr uint32_t kAsked = 4, kApart = 250;  // cycles: of a trip under load some 1,000 to 2,000
-      const auto all_came = [&](uint32_t counter) { return (counter & kTop) != m_.phase; };
-      uint32_t seen[kAsked];
-#pragma unroll
-      for (uint32_t u = 0; u < kAsked; ++u) {
-        seen[u] = ptx::load_relaxed(grid_.counter);
-        const uint64_t asked = ptx::cycle_clock();
-        while (u + 1 < kAsked && ptx::cycle_clock() - asked < kApart) {}
-      }
+      const uint32_t* const counter = asked();
       tile::wait_until(
-          [&] {
-#pragma unroll
-            for (uint32_t u = 0; u < kAsked; ++u) {
-              if (all_came(seen[u])) return true;
-              seen[u] = ptx::load_relaxed(grid_.counter);
-            }
-            return false;
-          },
+          [&] { return ((fence ? ptx::load_acquire(counter) : ptx::load_relaxed(counter)) & kTop) != m_.phase; },
           [&] { return blocks_that_came(); }, gridDim.x, grid_.watch, m_.number);
-      if (fence) ptx::load_acquire(grid_.counter);
       stamp([&] { return 2 + 2 * m_.number; });
       m_ = {m_.phase ^ kTop, m_.number + 1};
     }
@@ -97,8 +81,10 @@ template <class Team, bool kTraced = false> class Handoffs {
 
  private:
   static constexpr uint32_t kTop = 0x80000000u;
+  // The copy of the counter that this block asks.
+  __device__ __forceinline__ uint32_t* asked() const { return grid_.counter + blockIdx.x % grid_.copies * kCopyWords; }
   __device__ __forceinline__ uint32_t blocks_that_came() const {
-    const uint32_t seen = ptx::load_relaxed(grid_.counter) & ~kTop;
+    const uint32_t seen = ptx::load_relaxed(asked()) & ~kTop;
     return seen < gridDim.x ? seen : seen - (kTop - gridDim.x);
   }
 

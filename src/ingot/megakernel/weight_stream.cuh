@@ -89,7 +89,7 @@ class WeightReader {
  public:
   __device__ __forceinline__ WeightReader(const WeightRing& ring, WeightStreamMemory& m, const char* slots,
                                           uint32_t team, uint32_t teams)
-      : m_(m), slots_(slots), ring_slots_(ring.slots), teams_(teams), turn_(team) {
+      : ring_(ring), m_(m), slots_(slots), teams_(teams), turn_(team) {
     at_.slot = team;
   }
   // Calls use(weights, note) with this team's pieces of the next `count`.
@@ -110,13 +110,14 @@ class WeightReader {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&m_.empty[at_.slot]);
     at_.slot += teams_;
-    if (at_.slot >= ring_slots_) at_.slot -= ring_slots_, at_.phase ^= 1;
+    if (at_.slot >= ring_.slots) at_.slot -= ring_.slots, at_.phase ^= 1;
     turn_ += teams_;
   }
 
+  const WeightRing& ring_;
   WeightStreamMemory& m_;
   const char* const slots_;
-  const uint32_t ring_slots_, teams_;
+  const uint32_t teams_;
   RingPlace at_;
   uint32_t turn_;  // pieces of others before the next of this team
 };

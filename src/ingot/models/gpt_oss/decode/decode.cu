@@ -255,6 +255,13 @@ void check_supported(const GptOssConfig& c) {
   at_most("num_local_experts", c.experts, 2048);
 }
 
+namespace {
+TokenSums sums_at(const GptOssConfig& c, uint64_t* words) {
+  return TokenSums::at(words, c.qkv_width(), granule_padded_cols(c.hidden), c.experts,
+                       c.experts_per_token * granules::column_bytes(uint32_t(c.intermediate)));
+}
+}  // namespace
+
 int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers& b) {
   int64_t at = 0;
   const auto take = [&](auto*& p, int64_t n) {
@@ -292,8 +299,8 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take_bytes(b.attention.mixed, token_attention::Published::mixed_bytes(c.heads, c.head_dim));
   take(b.stamps, 1);
   const int64_t counters = at;
-  take(b.handoff, 1);
-  take(b.sums, TokenSums::words(c.qkv_width(), b.x_stride, c.experts));
+  take(b.handoff, kCounters * megakernel::kCopyWords);
+  take(b.sums, sums_at(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
   take(b.parts_arrived, (c.hidden + 15) / 16);
@@ -374,18 +381,20 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   INGOT_CHECK(megakernel_takes(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
               " numbers, of several formats, or too wide for an SM's memory, expected one that megakernel_takes()");
   const Plan plan = plan_of(m, b, step);
-  Token token{.embedding = embedding_of(plan),
-              .head = head_of(plan),
-              .layers = how.layers,
-              .ranks = b.ranks.several() ? how.ranks : nullptr,
-              .attention = b.attention,
-              .stamps = b.stamps,
-              .sums = TokenSums::at(b.sums, m.config.qkv_width(), b.x_stride, m.config.experts),
-              .count = plan.layers,
-              .head_rows = plan.head_rows,
-              .experts = plan.experts,
-              .k = plan.k,
-              .grid = {.counter = b.handoff, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
+  Token token{
+      .embedding = embedding_of(plan),
+      .head = head_of(plan),
+      .layers = how.layers,
+      .ranks = b.ranks.several() ? how.ranks : nullptr,
+      .attention = b.attention,
+      .stamps = b.stamps,
+      .sums = sums_at(m.config, b.sums),
+      .count = plan.layers,
+      .head_rows = plan.head_rows,
+      .experts = plan.experts,
+      .k = plan.k,
+      .grid = {
+          .counter = b.handoff, .copies = kCounters, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
   const bool traced = how.trace.words != nullptr, several = b.ranks.several();
   INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 || !(traced || several), "decode token: found experts in ",

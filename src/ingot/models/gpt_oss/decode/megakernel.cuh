@@ -36,6 +36,26 @@ using LogitSum = megakernel::FixedSum<20>;  // of all blocks
 
 enum class Stage { qkv, attention, output, gate_up, down, head };
 
+// The row whose sum a thread ends in a round: all that can be known before the round's column is there.
+struct RowPlace {
+  uint32_t n;                             // of its matrix
+  uint32_t what;                          // the matrix's entry, from bit 5 on, and
+  static constexpr uint32_t kEnds = 1;    // there is a band of which it is a row, which may be beyond the matrix
+  static constexpr uint32_t kBegins = 2;  // its sum's begin is this block's
+  static constexpr uint32_t kTerm = 4;    // terms of its sum that are this block's: two of a whole band
+  static constexpr uint32_t kMine = 16;   // it is a row of the matrix
+
+  __device__ __forceinline__ bool ends() const { return (what & kEnds) != 0; }
+  __device__ __forceinline__ bool begins() const { return (what & kBegins) != 0; }
+  __device__ __forceinline__ uint32_t terms() const { return what / kTerm % 4; }
+  __device__ __forceinline__ bool mine() const { return (what & kMine) != 0; }
+  __device__ __forceinline__ uint32_t entry() const { return what / 32; }
+};
+// And the numbers it needs, asked for by then; `scale` of fp8.
+struct RowNumbers {
+  float bias, gain, scale;
+};
+
 struct TokenTeam {
   __device__ __forceinline__ static void sync() { ptx::barrier_sync_unaligned(3, kTokenThreads); }
 };
@@ -49,6 +69,8 @@ struct TokenMemory {
   uint64_t routed;                     // completes once a layer: what its experts are chosen by is there
   uint32_t position;                   // of the token
   uint32_t stamp;                      // of its first layer
+  RowPlace rows[16 * kHeldBands];      // of the ending threads
+  uint32_t zeroes, unused;             // whether this block makes zeros during attention
   float cos[kDim / 2], sin[kDim / 2];  // of its position
   float squares[kTokenWarps];
   float sums[kHeldBands][kTokenWarps][16];        // zeros between products
@@ -71,7 +93,7 @@ inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   t.ring = up(t.stage + std::max({int64_t(sizeof(token_attention::Memory<kDim>)),
                                   int64_t(granules::column_stride(l.qkv.w.cols)) + kBestBytes,
                                   int64_t(granules::column_stride(l.output.w.cols)),
-                                  int64_t(t.k) * granules::column_stride(l.down.w.cols)}),
+                                  t.k * granules::column_bytes(l.down.w.cols)}),
               128);
   const int64_t slots = (most_bytes - t.ring) / megakernel::kSlotBytes;
   t.stream.slots = uint32_t(std::clamp<int64_t>(slots, 0, megakernel::kMostSlots));
@@ -98,22 +120,6 @@ __device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
   return {nullptr, n.word[0], n.word[1], n.word[2], n.word[3]};
 }
 
-// The row whose sum a thread ends in a round: all that can be known before the round's column is there.
-struct RowEnd {
-  uint32_t n;                             // of its matrix
-  uint32_t what;                          // the matrix's entry, from bit 5 on, and
-  static constexpr uint32_t kEnds = 1;    // there is a band of which it is a row, which may be beyond the matrix
-  static constexpr uint32_t kBegins = 2;  // its sum's begin is this block's
-  static constexpr uint32_t kTerm = 4;    // terms of its sum that are this block's: two of a whole band
-  static constexpr uint32_t kMine = 16;   // it is a row of the matrix
-  float bias, gain, scale;
-
-  __device__ __forceinline__ bool ends() const { return (what & kEnds) != 0; }
-  __device__ __forceinline__ bool begins() const { return (what & kBegins) != 0; }
-  __device__ __forceinline__ uint32_t terms() const { return what / kTerm % 4; }
-  __device__ __forceinline__ bool mine() const { return (what & kMine) != 0; }
-  __device__ __forceinline__ uint32_t entry() const { return what / 32; }
-};
 // A warp's part of a piece, in registers: while a column is waited for each team takes one out of the ring, which has
 // room for as many more. Only bf16's products have more weights than the ring has room for.
 struct HeldPiece {
@@ -194,7 +200,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     return rank_memory().epoch + 2 * i + (stage == Stage::output ? 1 : 2);
   }
   // This block's part of a sum, to all ranks: of two, a begin is the first.
-  __device__ __forceinline__ void send_part(uint32_t i, Stage stage, const RowEnd& row, float value) const {
+  __device__ __forceinline__ void send_part(uint32_t i, Stage stage, const RowPlace& row, float value) const {
     const megakernel::Exchange& x = rank_memory().ranks.exchange;
     const uint32_t epoch = epoch_of(i, stage), second = granules::padded(m_.token.embedding.C) + row.n;
     megakernel::send(x, epoch, row.begins() ? row.n : second, value);
@@ -208,7 +214,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     const uint32_t C = m_.token.embedding.C, each = bands_of_block(C, gridDim.x), slot = threadIdx.x / 16,
                    row = threadIdx.x % 16, epoch = epoch_of(i, stage), from = routes ? r.heads : r.channels,
                    what = kHandoffsOfLayer * i + uint32_t(stage), end = min((blockIdx.x + 1) * each, (C + 15) / 16);
-    uint64_t* const sums = routes ? output_sums(i) : m_.token.sums.down;
+    uint64_t* const sums = routes ? m_.token.sums.output() : down_sums(i);
     keep_exchange(i, routes, 0);
 #pragma unroll 1
     for (uint32_t band = blockIdx.x * each; band < end; band += kHeldBands) {
@@ -298,7 +304,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
             .by_band = by_band,
             .piece = piece_of(w.granules, kMostOfPiece<F>),
             .ahead = m_.token.stream.ahead_of(piece_of(w.granules, kMostOfPiece<F>) * granules::Form<F>::kBytes),
-            .column_stride = granules::column_stride(w.cols),
+            .column_stride = uint32_t(granules::column_bytes(w.cols)),
             .range = range_of(w.granules * w.bands * entries, share, blockIdx.x)};
   }
   // The same in all layers.
@@ -357,7 +363,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     token_attention::HeldKeys<kDim> held_keys;
     HeldPiece held;
     uint32_t round = 0;  // of a product: its first band
-    RowEnd row;
+    RowNumbers row;
     // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
     // for itself. It begins before a hand-off that there is none of.
     Stage stage = Stage::down;
@@ -388,7 +394,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           if (stage == Stage::qkv)
             handoffs_.pass();
           else if (!announces(stage))
-            handoffs_.announce(stage == Stage::gate_up);
+            handoffs_.announce(stage == Stage::attention && m_.zeroes != 0);
         }
       }
       // What does not depend on the others' part of this stage, all that the next one can know of itself.
@@ -398,11 +404,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       keys = {};
       held_keys = {};
       held = {};
-      row = {};
       if (!again && stage == Stage::qkv) {
         keys = {layer(i).attention, m_.position};
         const Attention attention(layer(i).attention, keys, m_.token.attention, 0, attention_memory);
         if (blockIdx.x < attention.units()) attention.ask(blockIdx.x, held_keys);
+        zero(i, attention.units());
       } else {
         if (!again && stage == Stage::down) ++i;
         const LayerStages& l = layer(i);
@@ -426,10 +432,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         if (next != Stage::gate_up && next != Stage::down) hold(round, s.pieces_of(round, kHeldBands), from, held);
       }
       if (!begins && !again) {
-        if (stage != Stage::qkv) handoffs_.wait(stage == Stage::gate_up);
-        // Sums that all blocks have read become zeros again, the hand-off with a fence before their next use.
-        if (stage == Stage::attention) zero(m_.token.sums.qkv, m_.token.sums.output[0]);
-        if (stage == Stage::gate_up) zero(output_sums(i), output_sums(i) + m_.token.sums.output_words);
+        if (stage != Stage::qkv) handoffs_.wait(false);
         if (stage == Stage::output) route(layer(i), i);
         if (stage == Stage::attention && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
           ptx::store_relaxed(m_.token.stamps, m_.stamp - 1 + m_.token.count);
@@ -442,7 +445,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   // multiplied their last weights, so that the rows are there when the others ask for them, or are asked for again. Not
   // where the others wait for what other GPUs add to it.
   __device__ __forceinline__ static bool announces(Stage stage) {
-    return !kRanks && (stage == Stage::output || stage == Stage::down);
+    return stage == Stage::gate_up || (!kRanks && (stage == Stage::output || stage == Stage::down));
   }
 
   __device__ __forceinline__ void embed_token() const {
@@ -455,12 +458,23 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   __device__ __forceinline__ static void prefetch_norm(const float* weight, const Matrix& w) {
     if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 32) ptx::prefetch_to_l2(weight, w.cols * 4 / 16 * 16);
   }
-  __device__ __forceinline__ uint64_t* output_sums(uint32_t layer) const { return m_.token.sums.output[layer % 2]; }
-  __device__ __forceinline__ uint64_t* logit_sums(uint32_t layer) const {
-    return output_sums(layer) + m_.token.head.x_stride;
+  __device__ __forceinline__ uint64_t* qkv_sums(uint32_t layer) const { return m_.token.sums.qkv(m_.stamp + layer); }
+  __device__ __forceinline__ uint64_t* down_sums(uint32_t layer) const { return m_.token.sums.down(m_.stamp + layer); }
+  __device__ __forceinline__ uint64_t* logit_sums() const { return m_.token.sums.output() + m_.token.sums.logits; }
+  __device__ __forceinline__ char* columns() const {
+    return reinterpret_cast<char*>(m_.token.sums.output() + m_.token.sums.columns);
   }
-  __device__ __forceinline__ static void zero(uint64_t* from, const uint64_t* to) {
-    for (uint64_t* p = from + blockIdx.x * kTokenThreads + threadIdx.x; p < to; p += gridDim.x * kTokenThreads)
+  // During attention: what all blocks have read becomes zeros again. By the blocks that attention leaves idle, where
+  // there are any, who then fence it: the others do not have to.
+  __device__ __forceinline__ void zero(uint32_t layer, uint32_t units) const {
+    const uint32_t first = units < gridDim.x ? units : 0;
+    if (threadIdx.x == 0) m_.zeroes = blockIdx.x >= first;
+    if (blockIdx.x < first) return;
+    uint64_t* const from = m_.token.sums.used(m_.stamp + layer);
+    const uint64_t* const to = from + m_.token.sums.used_words();
+#pragma unroll 1
+    for (uint64_t* p = from + (blockIdx.x - first) * kTokenThreads + threadIdx.x; p < to;
+         p += (gridDim.x - first) * kTokenThreads)
       ptx::store_relaxed(p, uint64_t(0));
   }
   template <class Load, class Complete>
@@ -563,55 +577,96 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           granules::put_words4(column, D, 4 * (first + u * kTokenThreads), held[u].word[0], held[u].word[1]);
     }
   }
-  __device__ __forceinline__ void stage_columns(const char* from, uint32_t C, uint32_t count) const {
-    const uint32_t pieces = uint32_t(granules::column_bytes(C)) / 16, stride = granules::column_stride(C);
-    constexpr uint32_t kHeld = 4;  // columns on their way at once
+  // All columns of `down`, of C channels each.
+  __device__ __forceinline__ void stage_columns(uint32_t C, uint32_t count) const {
+    constexpr uint32_t kHeld = 3;  // pieces of 16 bytes on their way at once
+    const uint32_t all = count * uint32_t(granules::column_bytes(C)) / 16;
+    const char* const from = columns();
+    char* const to = stage();
 #pragma unroll 1
-    for (uint32_t first = 0; first < count; first += kHeld)
-#pragma unroll 1
-      for (uint32_t i = threadIdx.x; i < pieces; i += kTokenThreads) {
-        uint4 held[kHeld];
+    for (uint32_t first = threadIdx.x; first < all; first += kHeld * kTokenThreads) {
+      uint64_t held[kHeld][2] = {};
+      const auto load = [&] {
 #pragma unroll
         for (uint32_t u = 0; u < kHeld; ++u)
-          held[u] = first + u < count ? __ldcg(reinterpret_cast<const uint4*>(from) + (first + u) * pieces + i)
-                                      : make_uint4(0, 0, 0, 0);
+          if (first + u * kTokenThreads < all)
+            ptx::load_relaxed_16(from + (first + u * kTokenThreads) * 16, held[u][0], held[u][1]);
+      };
+      load();
+      read_again(load, [&] {
+        bool there = true;
 #pragma unroll
-        for (uint32_t u = 0; u < kHeld; ++u)
-          if (first + u < count) *reinterpret_cast<uint4*>(stage() + (first + u) * stride + i * 16) = held[u];
-      }
+        for (uint32_t i = 0; i < 2 * kHeld; ++i)
+          there &= ((uint32_t(held[i / 2][i % 2]) != 0) & (held[i / 2][i % 2] >> 32 != 0)) |
+                   (first + i / 2 * kTokenThreads >= all);
+        return there;
+      });
+#pragma unroll
+      for (uint32_t u = 0; u < kHeld; ++u)
+        if (first + u * kTokenThreads < all) {
+          const uint64_t low = ~held[u][0], high = ~held[u][1];
+          *reinterpret_cast<uint4*>(to + (first + u * kTokenThreads) * 16) =
+              make_uint4(uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32));
+        }
+    }
+  }
+  // By whole warps: lane `row` of 16 has channel n in its row 2 (n % 8); two channels are a word of a column. Whoever
+  // has the last ones adds the zeros behind them.
+  __device__ __forceinline__ void put_channel(const RowPlace& row, const Matrix& w, float value) const {
+    constexpr bool kFp8 = E == WeightFormat::fp8;
+    constexpr uint32_t kNext = kFp8 ? 2 : 1;
+    constexpr float kLift = granules::Form<E>::kLift;
+    const uint32_t width = w.rows / 2, n = row.n / 2;
+    if (!row.mine()) value = 0;
+    const float next = __shfl_down_sync(~0u, value, 2 * kNext);
+    if (!row.ends() || row.n % 2 != 0 || n % (2 * kNext) >= kNext) return;
+    char* const column = columns() + row.entry() * granules::column_bytes(width);
+    const auto put = [&](uint32_t channel, uint32_t word) {
+      ptx::store_relaxed(reinterpret_cast<uint32_t*>(column + 2 * granules::place(kFp8, channel)), ~word);
+    };
+    put(n, ptx::pack(bf16{}, value * kLift, next * kLift));
+    if (n / 8 + 1 == w.bands)
+#pragma unroll 1
+      for (uint32_t behind = n + 8; behind < granules::padded(width); behind += 8) put(behind, 0);
   }
 
   __device__ __forceinline__ static uint32_t ending_slot() { return (threadIdx.x - kFirstEnding) / 16; }
-  __device__ __forceinline__ RowEnd row_end(Stage stage, const LayerStages& l, const Section& s, uint32_t round) const {
-    RowEnd e{.scale = 1};
+  __device__ __forceinline__ RowPlace& row_place() const { return m_.rows[threadIdx.x - kFirstEnding]; }
+  __device__ __forceinline__ RowNumbers row_end(Stage stage, const LayerStages& l, const Section& s,
+                                                uint32_t round) const {
+    RowNumbers e{.scale = 1};
     const uint32_t slot = ending_slot(), v = round + slot, begin = v * s.of_sums();
-    if (slot >= kHeldBands || v >= s.end_sums) return e;
+    if (slot >= kHeldBands) return e;
+    RowPlace& place = row_place();
+    place.what = 0;
+    if (v >= s.end_sums) return e;
     const bool begins = s.range.begin <= begin, ends = s.range.end >= begin + s.of_sums();
-    const uint32_t entry = stage == Stage::gate_up ? v / s.bands : 0, band = v - entry * s.bands;
-    e.n = 16 * band + threadIdx.x % 16;
-    e.what = 32 * entry + RowEnd::kEnds + (begins ? RowEnd::kBegins + RowEnd::kTerm : 0) + (ends ? RowEnd::kTerm : 0);
+    const uint32_t entry = stage == Stage::gate_up ? v / s.bands : 0, band = v - entry * s.bands,
+                   n = 16 * band + threadIdx.x % 16;
     const Matrix& w = matrix(stage, l);
+    place = {n, 32 * entry + RowPlace::kEnds + (begins ? RowPlace::kBegins + RowPlace::kTerm : 0) +
+                    (ends ? RowPlace::kTerm : 0) + (n < w.rows ? RowPlace::kMine : 0)};
     if (D == WeightFormat::fp8 && stage != Stage::gate_up && stage != Stage::down)
       e.scale = reinterpret_cast<const float*>(w.data + band * w.band_bytes +
                                                w.granules * granules::Form<D>::kBytes)[threadIdx.x % 16];
-    if (e.n >= w.rows) return e;
-    e.what += RowEnd::kMine;
-    if (stage == Stage::output && !kRanks) e.gain = l.router.weight[e.n];
-    if (stage != Stage::gate_up) e.bias = bias_of(stage, l, w.rows, e);
+    if (n >= w.rows) return e;
+    if (stage == Stage::output && !kRanks) e.gain = l.router.weight[n];
+    if (stage != Stage::gate_up) e.bias = bias_of(stage, l, w.rows, 0, n);
     return e;
   }
-  __device__ __forceinline__ float bias_of(Stage stage, const LayerStages& l, uint32_t rows, const RowEnd& e) const {
+  __device__ __forceinline__ float bias_of(Stage stage, const LayerStages& l, uint32_t rows, uint32_t entry,
+                                           uint32_t n) const {
     const float* const bias = stage == Stage::qkv       ? l.qkv.bias
                               : stage == Stage::output  ? l.output.bias
                               : stage == Stage::gate_up ? l.gate_up.bias
                               : stage == Stage::down    ? l.down.bias
                                                         : nullptr;
     if (bias == nullptr) return 0;
-    if (stage == Stage::gate_up) return bias[int64_t(chosen()[e.entry()]) * rows + e.n];
-    if (stage != Stage::down) return bias[e.n];
+    if (stage == Stage::gate_up) return bias[int64_t(chosen()[entry]) * rows + n];
+    if (stage != Stage::down) return bias[n];
     float sum = 0;
 #pragma unroll 4
-    for (uint32_t j = 0; j < m_.token.k; ++j) sum += choice().weights[j] * bias[int64_t(chosen()[j]) * rows + e.n];
+    for (uint32_t j = 0; j < m_.token.k; ++j) sum += choice().weights[j] * bias[int64_t(chosen()[j]) * rows + n];
     return sum;
   }
 
@@ -634,7 +689,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 
   // A round of the block's part of a product.
   __device__ __forceinline__ void multiply_round(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
-                                                 const RowEnd& row, HeldPiece& held,
+                                                 const RowNumbers& row, HeldPiece& held,
                                                  megakernel::WeightReader& from) const {
     const Section& s = m_.sections[int(stage)];
     const bool experts = stage == Stage::gate_up || stage == Stage::down, routes = !kRanks && stage == Stage::output,
@@ -768,7 +823,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 #pragma unroll
       for (uint32_t h = 0; h < 2; ++h) {
         const uint32_t e = 16 * r + g + 8 * h;
-        if (t == 0 && e < w.rows) LogitSum::add(logit_sums(layer) + e, sum[2 * h] + sum[2 * h + 1], count);
+        if (t == 0 && e < w.rows) LogitSum::add(logit_sums() + e, sum[2 * h] + sum[2 * h + 1], count);
       }
     }
   }
@@ -780,10 +835,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     uint64_t word = 0;
     uint32_t e = kTokenThreads - 1 - threadIdx.x;
     const auto load = [&] {
-      if (e < p.w.rows) word = ptx::load_relaxed(logit_sums(i) + e);
+      if (e < p.w.rows) word = ptx::load_relaxed(logit_sums() + e);
     };
     load();
-    stage_normed<E>(l.gate_up.weight, l.gate_up.w, output_sums(i));
+    stage_normed<E>(l.gate_up.weight, l.gate_up.w, m_.token.sums.output());
 #pragma unroll 1
     while (e < p.w.rows) {
       read_again(load, [&] { return LogitSum::count(word) == m_.token.shares.routers; });
@@ -829,7 +884,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   // Who attends waits for the queries, keys and values himself.
   __device__ __forceinline__ void attend(const Attention& attention, uint32_t layer,
                                          token_attention::HeldKeys<kDim>& held) const {
-    const uint64_t* const sums = m_.token.sums.qkv;
+    const uint64_t* const sums = qkv_sums(layer);
     const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
       uint64_t word[2];
       const auto load = [&] { word[0] = ptx::load_relaxed(sums + i), word[1] = ptx::load_relaxed(sums + j); };
@@ -871,19 +926,20 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   }
 
   // From the columns to what the block publishes, a round of it.
-  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, uint32_t round, RowEnd& row,
-                                           HeldPiece& held, megakernel::WeightReader& from) const {
+  __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
+                                           RowNumbers& row, HeldPiece& held, megakernel::WeightReader& from) const {
     if (stage == Stage::gate_up) {  // its column is there, the choice now too
-      if (row.mine()) row.bias = bias_of(stage, l, l.gate_up.w.rows, row);
+      if (threadIdx.x >= kFirstEnding && row_place().mine())
+        row.bias = bias_of(stage, l, l.gate_up.w.rows, row_place().entry(), row_place().n);
     } else if (round > m_.sections[int(stage)].begin_sums) {
       // the column is that of the round before
     } else if (stage == Stage::output) {
       stage_mixed(l.output.w.cols, m_.stamp + i);
     } else if (stage == Stage::down) {
-      stage_columns(l.down.hidden, l.down.w.cols, m_.token.k);
+      stage_columns(l.down.w.cols, m_.token.k);
     } else {
       const NormProduct& p = stage == Stage::qkv ? l.qkv : m_.token.head;
-      stage_normed<D>(p.weight, p.w, i > 0 ? m_.token.sums.down : nullptr);
+      stage_normed<D>(p.weight, p.w, i > 0 ? down_sums(i - 1) : nullptr);
     }
     TokenTeam::sync();
     multiply_round(stage, l, i, round, row, held, from);
@@ -894,57 +950,55 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                                              granules::column_stride(m_.token.embedding.C))[threadIdx.x - kFirstEnding];
   }
   // By the ending threads, whole warps of them, after a barrier: a row's sum over all warps goes where it belongs.
-  __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, uint32_t round, const RowEnd& row,
-                                      float drop) const {
+  __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
+                                      const RowNumbers& row, float drop) const {
     static_assert(kTokenWarps == 15, "the sum's tree");
     float(&sums)[kTokenWarps][16] = m_.sums[ending_slot()];
     const uint32_t of = threadIdx.x % 16;
+    const RowPlace place = row_place();
     float fours[4];
 #pragma unroll
     for (uint32_t w = 0; w < 4; ++w)
       fours[w] = (sums[4 * w][of] + sums[4 * w + 1][of]) + (sums[4 * w + 2][of] + (w < 3 ? sums[4 * w + 3][of] : 0));
-    finish(stage, l, i, round, row, ((fours[0] + fours[1]) + (fours[2] + fours[3])) * (drop * row.scale));
-    if (row.ends())
+    finish(stage, l, i, round, place, row, ((fours[0] + fours[1]) + (fours[2] + fours[3])) * (drop * row.scale));
+    if (place.ends())
 #pragma unroll
       for (uint32_t w = 0; w < kTokenWarps; ++w) sums[w][of] = 0;
   }
   __device__ __forceinline__ void finish(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
-                                         const RowEnd& row, float y) const {
-    const bool mine = row.mine() && !(stage == Stage::qkv && is_missing(i));
+                                         const RowPlace& place, const RowNumbers& row, float y) const {
+    const bool mine = place.mine() && !(stage == Stage::qkv && is_missing(i));
     if (stage == Stage::gate_up) {
       y += row.bias;
       const float up = __shfl_xor_sync(~0u, y, 1);
-      if (mine && row.n % 2 == 0)
-        granules::put(l.gate_up.hidden + row.entry() * granules::column_bytes(l.gate_up.w.rows / 2), l.gate_up.down,
-                      row.n / 2, gated(y, up, l.gate_up.limit, l.gate_up.alpha));
-      return;
+      return put_channel(place, l.gate_up.w, gated(y, up, l.gate_up.limit, l.gate_up.alpha));
     }
     if (stage == Stage::head) {
       sampling::Best top;
       if (round > m_.sections[int(stage)].begin_sums) top = best();
       if (mine) {
-        m_.token.head.y[row.n] = y;
-        const uint32_t id = (kRanks ? m_.token.head.first_id : 0) + row.n;
+        m_.token.head.y[place.n] = y;
+        const uint32_t id = (kRanks ? m_.token.head.first_id : 0) + place.n;
         if (id < m_.token.head.vocab) top.add(y, id);
       }
       best() = top;
       return;
     }
-    if (row.begins()) y += row.bias;
+    if (place.begins()) y += row.bias;
     if constexpr (kRanks)
       if (stage != Stage::qkv) {
-        if (mine) send_part(i, stage, row, y);
+        if (mine) send_part(i, stage, place, y);
         return;
       }
     const bool routes = stage == Stage::output;
     if (mine)
-      RowSum::add((routes                ? output_sums(i)
-                   : stage == Stage::qkv ? m_.token.sums.qkv
-                                         : m_.token.sums.down) +
-                      row.n,
-                  y, row.terms());
-    if (!routes || !row.ends()) return;
-    put_normed(ending_slot(), threadIdx.x % 16, mine ? row.gain * (y + (row.begins() ? x()[row.n] : 0)) : 0);
+      RowSum::add((routes                ? m_.token.sums.output()
+                   : stage == Stage::qkv ? qkv_sums(i)
+                                         : down_sums(i)) +
+                      place.n,
+                  y, place.terms());
+    if (!routes || !place.ends()) return;
+    put_normed(ending_slot(), threadIdx.x % 16, mine ? row.gain * (y + (place.begins() ? x()[place.n] : 0)) : 0);
   }
   // For tests: this block's queries, keys and values stay away, which no hand-off announces.
   __device__ __forceinline__ bool is_missing(uint32_t i) const {

@@ -25,20 +25,29 @@ struct Shares {
   uint32_t qkv, output, gate_up, down, head;
   uint32_t routers;  // blocks that have a part of the output's rows, and so of the router's logits
 };
-// What blocks add up (megakernel/sums.cuh), one after the other, zeros between their uses.
+// What blocks hand to all others in words that are zero until they are there, and zeros again between their uses: sums
+// (megakernel/sums.cuh), and the columns of `down`, two numbers of 16 bits a word, all of whose bits are turned round.
+// Layers of all tokens take turns with what is still read when the next layer begins:
+//   down of odd turns, qkv of even ones | output, router's logits, columns | qkv of odd turns, down of even ones
 struct TokenSums {
-  uint64_t *qkv, *down;  // (qkv_width, filled up to even), (x_stride)
-  uint64_t* output[2];   // of layers in turn, with the router's logits behind them: (x_stride), (experts)
-  int64_t output_words;  // of both
-  static int64_t words(int64_t qkv_width, int64_t x_stride, int64_t experts) {
-    return even(qkv_width) + x_stride + 2 * (x_stride + even(experts));
+  uint64_t* words;
+  int64_t x_stride, qkv_width, middle;  // words of down and output, qkv, of all between the bars
+  int64_t logits, columns;              // where they begin behind the output's
+
+  static TokenSums at(uint64_t* words, int64_t qkv_width, int64_t x_stride, int64_t experts, int64_t column_bytes) {
+    const auto even = [](int64_t n) { return (n + 1) / 2 * 2; };
+    return {words,           x_stride,
+            even(qkv_width), x_stride + even(experts) + column_bytes / 8,
+            x_stride,        x_stride + even(experts)};
   }
-  static TokenSums at(uint64_t* words, int64_t qkv_width, int64_t x_stride, int64_t experts) {
-    uint64_t* const down = words + even(qkv_width);
-    const int64_t each = x_stride + even(experts);
-    return {words, down, {down + x_stride, down + x_stride + each}, each};
-  }
-  static int64_t even(int64_t n) { return (n + 1) / 2 * 2; }
+  INGOT_HD int64_t all() const { return 2 * (x_stride + qkv_width) + middle; }
+  INGOT_HD uint64_t* output() const { return words + x_stride + qkv_width; }
+  INGOT_HD uint64_t* qkv(uint32_t turn) const { return turn % 2 == 0 ? words + x_stride : output() + middle; }
+  INGOT_HD uint64_t* down(uint32_t turn) const { return turn % 2 == 0 ? output() + middle + qkv_width : words; }
+  // What becomes zeros in a turn's attention, a side and the middle: the qkv of the turn before, the down of the one
+  // before that, and what lies between the bars of the turn before, which by then all blocks have read.
+  INGOT_HD uint64_t* used(uint32_t turn) const { return turn % 2 == 0 ? output() : words; }
+  INGOT_HD int64_t used_words() const { return x_stride + qkv_width + middle; }
 };
 struct Token {
   Embedding embedding;
@@ -56,6 +65,7 @@ struct Token {
   megakernel::Grid grid;
 };
 
+constexpr uint32_t kCounters = 4;       // copies of the hand-offs' counter
 constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
 
 // Hand-offs of a token, in order: of each layer one after each stage.
