@@ -27,7 +27,7 @@ struct ServeCommand {
   ModelOptions on;
   int64_t port = 8080, context = 0, slots = 4, waiting = 64, connections = 256, connections_of_one = 0;
   double drain = 30, patience = 30;
-  bool insecure = false;
+  bool insecure = false, one_by_one = false;
 };
 
 #ifdef INGOT_HAS_MICROHTTPD
@@ -115,8 +115,10 @@ void add_serve(Command& root) {
   c.list("--cors-origin ORIGIN", o->origins,
          "pages of this origin may ask, such as https://a.example; may be repeated");
   c.integer("--slots N", o->slots, 1, 256, "most requests that are answered at a time (default: 4)");
-  c.flag("--together", o->on.together,
-         "of GPT-OSS on a GPU, slots share passes over the weights: faster in all, another rounding, still on trial");
+  c.flag(
+      "--one-by-one", o->one_by_one,
+      "of GPT-OSS on a GPU, no slots share passes over the weights: slower in all, and a seed's answer does not depend "
+      "on the others");
   c.integer("--queue N", o->waiting, 0, 1 << 20, "most that wait for their turn; others get status 429 (default: 64)");
   c.integer("--context N", o->context, 0, 1 << 30,
             "tokens of a request and its answer; 0: 8192, or the model's if that is less (default: 0)");
@@ -137,7 +139,10 @@ void add_serve(Command& root) {
   ingot serve runs/a --port 9000
   ingot serve --model gpt-oss-20b --host 0.0.0.0 --api-key-file keys.txt --allow-host chat.example
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once"}')");
-  c.run([o] { serve(*o); });
+  c.run([o] {
+    o->on.together = !o->one_by_one;
+    serve(*o);
+  });
 }
 
 }  // namespace ingot::cli

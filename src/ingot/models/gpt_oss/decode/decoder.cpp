@@ -37,6 +37,9 @@ DeviceModelOptions device_options(const GptOssDecoderOptions& o, int rank = 0) {
           .split = gpt_oss_decode::split_named(o.split)};
 }
 
+// Two of the megakernel's tokens take no longer than a step of both.
+constexpr size_t kFewestTogether = 3;
+
 class GpuDecoder final : public HostDecoder {
  public:
   GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
@@ -83,6 +86,7 @@ class GpuDecoder final : public HostDecoder {
     return true;
   }
   bool extend_together(std::span<const int> slots, std::span<const int32_t> ids, int64_t vocab) override {
+    if (slots.size() < kFewestTogether) return false;
     model_.extend_streams(slots, ids, uint32_t(vocab));
     return true;
   }
