@@ -12,9 +12,9 @@ std::string gpt_oss_gpus_misfit(const GptOssConfig& config, const GptOssDecoderO
 // The same, and too little memory free on one of them (with both figures).
 std::string gpt_oss_gpu_misfit(const GptOssConfig& config, const GptOssWeights& weights,
                                const GptOssDecoderOptions& options);
-// The weights are copied and may be gone afterwards. Slots take turns; with options.together, those that are asked for
-// a token together get it by one pass over the weights, up to columns() of them: the numbers of a launch a phase, which
-// differ by roundings from those of the kernel that a slot alone gets. Cut back further than the sliding layers' rings
+// The weights are copied and may be gone afterwards. Slots take turns; with options.together, three or more that are
+// asked for a token together get it by one pass over the weights, up to columns() of them: the numbers of a launch a
+// phase, which differ by roundings from those of the kernel that a slot alone gets. Cut back further than the sliding layers' rings
 // reach, a slot forgets everything. Error{unsupported} with gpt_oss_gpu_misfit().
 std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& config, const GptOssWeights& weights,
                                           const GptOssDecoderOptions& options);

@@ -63,6 +63,21 @@ TEST(DecodeSections, EveryGranuleIsTakenOnceWhateverTheGrid) {
             taken += p.count;
           }
           ASSERT_EQ(taken, s.range.end - s.range.begin);
+          // Rounds of a few bands take the pieces in order, each those of its own sums.
+          for (uint32_t most : {1u, 3u, 12u}) {
+            uint32_t number = s.first_piece, sums = s.begin_sums;
+            for (uint32_t band = s.begin_sums; band < s.end_sums; band += most) {
+              for (const uint32_t end = number + s.pieces_of(band, most); number < end; ++number) {
+                const Piece p = s.piece_at(number, base);
+                const uint32_t of = by_band ? p.band : p.entry * bands + p.band;
+                ASSERT_GE(of, band);
+                ASSERT_LT(of, band + s.bands_of(band, most));
+              }
+              sums += s.bands_of(band, most);
+            }
+            ASSERT_EQ(number, s.end_piece);
+            ASSERT_EQ(sums, s.end_sums);
+          }
         }
         EXPECT_EQ(seen.size(), all);
         for (const auto& of_band : blocks_of) EXPECT_LE(of_band.size(), whole_bands ? 1u : 2u);
