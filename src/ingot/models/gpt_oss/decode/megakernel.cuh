@@ -121,7 +121,7 @@ __device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
 }
 
 // A warp's part of a piece, in registers: while a column is waited for each team takes one out of the ring, which has
-// room for as many more. Only bf16's products have more weights than the ring has room for.
+// room for as many more.
 struct HeldPiece {
   granules::Stored<WeightFormat::bf16> granule[2];
   uint32_t what = 0;  // how many granules the piece has, of which of the round's bands (from bit 4), from which on (8)
@@ -670,9 +670,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     return sum;
   }
 
+  // Other instances have fewer dense weights than the ring has room for, or no registers left.
+  static constexpr bool kHolds = D == WeightFormat::bf16 && E == WeightFormat::mxfp4 && !kRanks;
   __device__ __forceinline__ void hold(uint32_t round, uint32_t pieces, megakernel::WeightReader& from,
                                        HeldPiece& held) const {
-    if constexpr (D == WeightFormat::bf16) {
+    if constexpr (kHolds) {
       constexpr uint32_t team = megakernel::kTeamWarps;
       static_assert(2 * team >= kMostOfPiece<D>, "a warp holds two granules");
       const uint32_t lane = threadIdx.x % 32, begin = threadIdx.x / 32 % team;
@@ -740,7 +742,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       for (int c = 0; c < 4; ++c) sum[0][c] = 0;
     };
     const uint32_t first = warp % team;
-    if constexpr (F == WeightFormat::bf16 && !kBank) {
+    if constexpr (kHolds && !kBank) {
       if (held.what != 0) {
         of_band = band + held.what / 16 % 16;
         const char* const mine[1] = {column + held.what / 256 * granules::kColumnBytes};
