@@ -28,7 +28,7 @@ template <class Team, bool kTraced = false> class Handoffs {
 
   // Once, by all threads. The counter's phase cannot change before this block has arrived.
   __device__ __forceinline__ void begin() const {
-    if (threadIdx.x == 0) m_ = {ptx::load_relaxed(asked()) & kTop, 0};
+    if (threadIdx.x == 0) m_ = {ptx::load_relaxed(grid_.counter) & kTop, 0};
     stamp([&] { return 0u; });
   }
   // Once, by all threads, after the last hand-off's stage.
@@ -55,21 +55,21 @@ template <class Team, bool kTraced = false> class Handoffs {
     m_.number += 1;
   }
   __device__ __forceinline__ void announce(bool fence = false) const {
-    if (threadIdx.x >= grid_.copies || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
+    if (threadIdx.x != 0 || (m_.number == grid_.missing && blockIdx.x == gridDim.x - 1)) return;
     const uint32_t one = blockIdx.x == 0 ? kTop - (gridDim.x - 1) : 1;
-    uint32_t* const counter = grid_.counter + threadIdx.x * kCopyWords;
     if (fence)
-      ptx::add_release(counter, one);
+      ptx::add_release(grid_.counter, one);
     else
-      ptx::add_relaxed(counter, one);
+      ptx::add_relaxed(grid_.counter, one);
   }
   // Returns early, like all later ones, where a wait of the grid gave up. With `fence` false what the others have
   // stored before may still be on its way.
   __device__ __forceinline__ void wait(bool fence = true) const {
     if (threadIdx.x == 0) {
-      const uint32_t* const counter = asked();
       tile::wait_until(
-          [&] { return ((fence ? ptx::load_acquire(counter) : ptx::load_relaxed(counter)) & kTop) != m_.phase; },
+          [&] {
+            return ((fence ? ptx::load_acquire(grid_.counter) : ptx::load_relaxed(grid_.counter)) & kTop) != m_.phase;
+          },
           [&] { return blocks_that_came(); }, gridDim.x, grid_.watch, m_.number);
       stamp([&] { return 2 + 2 * m_.number; });
       m_ = {m_.phase ^ kTop, m_.number + 1};
@@ -81,10 +81,8 @@ template <class Team, bool kTraced = false> class Handoffs {
 
  private:
   static constexpr uint32_t kTop = 0x80000000u;
-  // The copy of the counter that this block asks.
-  __device__ __forceinline__ uint32_t* asked() const { return grid_.counter + blockIdx.x % grid_.copies * kCopyWords; }
   __device__ __forceinline__ uint32_t blocks_that_came() const {
-    const uint32_t seen = ptx::load_relaxed(asked()) & ~kTop;
+    const uint32_t seen = ptx::load_relaxed(grid_.counter) & ~kTop;
     return seen < gridDim.x ? seen : seen - (kTop - gridDim.x);
   }
 

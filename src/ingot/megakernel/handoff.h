@@ -17,13 +17,8 @@ struct Trace {
   INGOT_HD uint32_t words_of_block() const { return stamps() + extra; }
 };
 
-// Who asks whether all have come stands in the way of those who say that they have: copies of the counter, so far apart
-// that other parts of L2 have them, share that. At most 32.
-constexpr uint32_t kCopyWords = 64;
-
 struct Grid {
-  uint32_t* counter = nullptr;  // zero before its first use and after a wait gave up; `copies` of it, kCopyWords apart
-  uint32_t copies = 1;
+  uint32_t* counter = nullptr;  // zero before its first use and after a wait gave up
   gpu::Watch watch;
   Trace trace;
   uint32_t missing = ~0u;  // for tests: the last block stays away from the hand-off of this number

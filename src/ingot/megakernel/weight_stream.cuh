@@ -54,17 +54,15 @@ class WeightWriter {
  public:
   __device__ __forceinline__ WeightWriter(const WeightRing& ring, WeightStreamMemory& m, char* slots)
       : ring_(ring), m_(m), slots_(slots) {}
-  // By all lanes of a warp, of which lane `lane` tells what: `bytes`, at most kSlotBytes, a multiple of 16. At most
-  // `ahead` pieces are under way then.
-  __device__ __forceinline__ void put(uint32_t lane, const uint8_t* from, uint32_t bytes, const WeightNote& note,
-                                      uint32_t ahead) {
+  // By all lanes of a warp, of which lane `lane` tells what: `bytes`, at most kSlotBytes, a multiple of 16.
+  __device__ __forceinline__ void put(uint32_t lane, const uint8_t* from, uint32_t bytes, const WeightNote& note) {
     wait_for_slot(&m_.empty[at_.slot], at_.phase ^ 1);
-#pragma unroll 1
-    for (; under_way_ >= ahead; --under_way_) {
+    if (under_way_ == ring_.ahead) {
       wait_for_slot(&m_.full[oldest_.slot], oldest_.phase);
       oldest_.advance(ring_.slots);
+    } else {
+      ++under_way_;
     }
-    ++under_way_;
     __syncwarp();  // a piece can come and be read before a slow lane has seen that its slot was empty
     if (threadIdx.x % 32 == lane) {
       m_.note[at_.slot] = note;

@@ -2,8 +2,6 @@
 // How a persistent kernel's weights travel (weight_stream.cuh).
 #include <cstdint>
 
-#include "ingot/core/hd.h"
-
 namespace ingot::megakernel {
 
 // Three under way are the 37 KB an SM that memory needs to be busy; more delay the hand-offs.
@@ -16,13 +14,7 @@ constexpr uint32_t kTeamWarps = 3, kTeams = 5;  // warps that share a piece, and
 // for a team begins to wait for fill i when it has read i - teams, which was asked for when i - teams - ahead had come.
 struct WeightRing {
   uint32_t slots = 0;  // of kSlotBytes each
-  uint32_t ahead = 3;  // pieces as large as a slot that may be under way at once
-
-  // The same of pieces of `bytes`.
-  INGOT_HD uint32_t ahead_of(uint32_t bytes) const {
-    const uint32_t pieces = ahead * kSlotBytes / bytes, most = slots - kTeams;
-    return pieces < most ? pieces : most;
-  }
+  uint32_t ahead = 3;  // pieces that may be under way at once
 };
 
 }  // namespace ingot::megakernel

@@ -299,7 +299,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take_bytes(b.attention.mixed, token_attention::Published::mixed_bytes(c.heads, c.head_dim));
   take(b.stamps, 1);
   const int64_t counters = at;
-  take(b.handoff, kCounters * megakernel::kCopyWords);
+  take(b.handoff, 1);
   take(b.sums, sums_at(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
@@ -381,20 +381,18 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   INGOT_CHECK(megakernel_takes(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
               " numbers, of several formats, or too wide for an SM's memory, expected one that megakernel_takes()");
   const Plan plan = plan_of(m, b, step);
-  Token token{
-      .embedding = embedding_of(plan),
-      .head = head_of(plan),
-      .layers = how.layers,
-      .ranks = b.ranks.several() ? how.ranks : nullptr,
-      .attention = b.attention,
-      .stamps = b.stamps,
-      .sums = sums_at(m.config, b.sums),
-      .count = plan.layers,
-      .head_rows = plan.head_rows,
-      .experts = plan.experts,
-      .k = plan.k,
-      .grid = {
-          .counter = b.handoff, .copies = kCounters, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
+  Token token{.embedding = embedding_of(plan),
+              .head = head_of(plan),
+              .layers = how.layers,
+              .ranks = b.ranks.several() ? how.ranks : nullptr,
+              .attention = b.attention,
+              .stamps = b.stamps,
+              .sums = sums_at(m.config, b.sums),
+              .count = plan.layers,
+              .head_rows = plan.head_rows,
+              .experts = plan.experts,
+              .k = plan.k,
+              .grid = {.counter = b.handoff, .watch = how.watch, .trace = how.trace, .missing = how.missing}};
   const LayerStages layer = stages_of(plan, m.layers[0], 0);
   const bool traced = how.trace.words != nullptr, several = b.ranks.several();
   INGOT_CHECK(layer.down.w.format == WeightFormat::mxfp4 || !(traced || several), "decode token: found experts in ",

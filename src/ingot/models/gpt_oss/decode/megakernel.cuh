@@ -107,10 +107,7 @@ INGOT_HD constexpr uint32_t bands_of_block(uint32_t C, uint32_t blocks) {
   return ((C + 15) / 16 + blocks - 1) / blocks;
 }
 
-// Granules of a piece at most. Those of MXFP4 are bound by the warps that multiply them, which smaller pieces share
-// more evenly.
-template <WeightFormat F>
-constexpr uint32_t kMostOfPiece = F == WeightFormat::mxfp4 ? 16 : megakernel::kSlotBytes / granules::Form<F>::kBytes;
+template <WeightFormat F> constexpr uint32_t kMostOfPiece = megakernel::kSlotBytes / granules::Form<F>::kBytes;
 
 // What the readers of a piece need to know of it.
 __device__ __forceinline__ megakernel::WeightNote note_of(const Piece& p) {
@@ -303,7 +300,6 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
             .entries = entries,
             .by_band = by_band,
             .piece = piece_of(w.granules, kMostOfPiece<F>),
-            .ahead = m_.token.stream.ahead_of(piece_of(w.granules, kMostOfPiece<F>) * granules::Form<F>::kBytes),
             .column_stride = uint32_t(granules::column_bytes(w.cols)),
             .range = range_of(w.granules * w.bands * entries, share, blockIdx.x)};
   }
@@ -348,7 +344,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       s.add_expert(p);
       const uint32_t bytes = p.count * uint32_t(s.granule_bytes), count = min(end - first, 32u);
 #pragma unroll 1
-      for (uint32_t lane = 0; lane < count; ++lane) to.put(lane, p.data, bytes, note_of(p), s.ahead);
+      for (uint32_t lane = 0; lane < count; ++lane) to.put(lane, p.data, bytes, note_of(p));
     }
   }
 
@@ -761,6 +757,13 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       for (uint32_t g = first; g < p.count; g += team) {
         granules::Stored<F> w;
         load_staged(w, granule + g * granules::Form<F>::kBytes, lane);
+        if (kBank && g + team < p.count) {  // two of an expert's have to be on their way to keep the warp busy
+          granules::Stored<F> next;
+          load_staged(next, granule + (g + team) * granules::Form<F>::kBytes, lane);
+          granules::multiply<F, 1>(w, mine, g * granules::kColumnBytes, sum);
+          w = next;
+          g += team;
+        }
         granules::multiply<F, 1>(w, mine, g * granules::kColumnBytes, sum);
       }
     });

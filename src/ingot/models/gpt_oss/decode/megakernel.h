@@ -65,7 +65,6 @@ struct Token {
   megakernel::Grid grid;
 };
 
-constexpr uint32_t kCounters = 4;       // copies of the hand-offs' counter
 constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
 
 // Hand-offs of a token, in order: of each layer one after each stage.

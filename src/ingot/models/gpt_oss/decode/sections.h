@@ -39,7 +39,6 @@ struct Section {
   uint32_t entries;        // chosen experts; 1 of one matrix
   bool by_band;            // all entries of a band, then the next band; else all bands of an entry
   uint32_t piece;          // granules of a piece, at most
-  uint32_t ahead;          // pieces that may be under way at once
   uint32_t column_stride;  // bytes from one entry's column to the next, where each has its own (by_band)
   GranuleRange range;
   uint32_t of_band;                 // pieces of a band
