@@ -44,8 +44,8 @@ template <class Team, bool kTraced = false> class Handoffs {
   }
   // The same in two: where all that a block hands over says by itself that it is there, and its threads have read
   // what was handed to them, it may be announced before it is there.
-  __device__ __forceinline__ void end_stage() const {
-    Team::sync();
+  __device__ __forceinline__ void end_stage(bool sync = true) const {
+    if (sync) Team::sync();
     stamp([&] { return 1 + 2 * m_.number; });
   }
   // Where each reader waits for what it reads, all that is left of a hand-off is its number.

@@ -27,8 +27,10 @@ namespace ingot::gpt_oss_decode {
 constexpr uint32_t kTokenWarps = megakernel::kTeams * megakernel::kTeamWarps, kTokenThreads = 32 * kTokenWarps;
 constexpr int kDim = kTokenHeadDim;
 constexpr uint32_t kHeldBands = 12;  // whose sums have room at once
-// The threads that end rows, one for each sum that has room: not those of the first warp, which waits for the others.
-constexpr uint32_t kFirstEnding = kTokenThreads - 16 * kHeldBands;
+// The threads that end rows, one for each sum that has room, take turns: those of the product that comes prepare while
+// the others end the one before. None are of the first warp, which waits for the other blocks.
+constexpr uint32_t kEnding = 16 * kHeldBands, kFirstEnding = kTokenThreads - kEnding, kFirstOfOthers = 32;
+static_assert(kFirstOfOthers + kEnding <= kFirstEnding, "they are others");
 
 constexpr uint32_t kChosenBarrier = 1;
 using RowSum = megakernel::FixedSum<28>;    // of the two blocks that may share a row
@@ -69,7 +71,7 @@ struct TokenMemory {
   uint64_t routed;                     // completes once a layer: what its experts are chosen by is there
   uint32_t position;                   // of the token
   uint32_t stamp;                      // of its first layer
-  RowPlace rows[16 * kHeldBands];      // of the ending threads
+  RowPlace rows[2][kEnding];           // of the ending threads
   uint32_t zeroes, unused;             // whether this block makes zeros during attention
   float cos[kDim / 2], sin[kDim / 2];  // of its position
   float squares[kTokenWarps];
@@ -382,11 +384,13 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           if constexpr (kRanks)
             if (stage == Stage::output || stage == Stage::down) add_ranks(i, stage, l);
           if (stage == Stage::head) {
-            if (threadIdx.x >= kFirstEnding && m_.sections[int(stage)].range.begin < m_.sections[int(stage)].range.end)
+            if (ending(stage) < kEnding && m_.sections[int(stage)].range.begin < m_.sections[int(stage)].range.end)
               top = best();
             return handoffs_.end();
           }
-          handoffs_.end_stage();
+          // Where it was announced before, the first warp already waits while the others end their rows; qkv's and
+          // attention's memory is used for something else at once.
+          handoffs_.end_stage(!announces(stage));
           if (stage == Stage::qkv)
             handoffs_.pass();
           else if (!announces(stage))
@@ -626,14 +630,20 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       for (uint32_t behind = n + 8; behind < granules::padded(width); behind += 8) put(behind, 0);
   }
 
-  __device__ __forceinline__ static uint32_t ending_slot() { return (threadIdx.x - kFirstEnding) / 16; }
-  __device__ __forceinline__ RowPlace& row_place() const { return m_.rows[threadIdx.x - kFirstEnding]; }
+  // The number of a thread among those that end a product's rows; of others kEnding or more.
+  __device__ __forceinline__ static bool by_others(Stage stage) {
+    return stage == Stage::output || stage == Stage::down;
+  }
+  __device__ __forceinline__ static uint32_t ending(Stage stage) {
+    return threadIdx.x - (by_others(stage) ? kFirstOfOthers : kFirstEnding);
+  }
+  __device__ __forceinline__ RowPlace& row_place(Stage stage) const { return m_.rows[by_others(stage)][ending(stage)]; }
   __device__ __forceinline__ RowNumbers row_end(Stage stage, const LayerStages& l, const Section& s,
                                                 uint32_t round) const {
     RowNumbers e{.scale = 1};
-    const uint32_t slot = ending_slot(), v = round + slot, begin = v * s.of_sums();
-    if (slot >= kHeldBands) return e;
-    RowPlace& place = row_place();
+    const uint32_t v = round + ending(stage) / 16, begin = v * s.of_sums();
+    if (ending(stage) >= kEnding) return e;
+    RowPlace& place = row_place(stage);
     place.what = 0;
     if (v >= s.end_sums) return e;
     const bool begins = s.range.begin <= begin, ends = s.range.end >= begin + s.of_sums();
@@ -693,7 +703,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     const bool experts = stage == Stage::gate_up || stage == Stage::down, routes = !kRanks && stage == Stage::output,
                last = round + kHeldBands >= s.end_sums;
     float drop = experts ? granules::Form<E>::kDrop : granules::Form<D>::kDrop;
-    if (threadIdx.x >= kFirstEnding) {
+    if (ending(stage) < kEnding) {
       if (stage != Stage::output && stage != Stage::down)
         drop *= rstd(stage == Stage::qkv ? l.qkv.eps : stage == Stage::gate_up ? l.gate_up.eps : m_.token.head.eps);
     }
@@ -705,7 +715,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     if (last && announces(stage)) handoffs_.announce();
     if (s.range.begin == s.range.end) return;
     TokenTeam::sync();
-    if (threadIdx.x >= kFirstEnding) end(stage, l, i, round, row, drop);
+    if (ending(stage) < kEnding) end(stage, l, i, round, row, drop);
     if (routes) {
       TokenTeam::sync();
       add_logits(l, i, round, s.bands_of(round, kHeldBands), last ? 1 : 0);
@@ -934,8 +944,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   __device__ __forceinline__ void multiply(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
                                            RowNumbers& row, HeldPiece& held, megakernel::WeightReader& from) const {
     if (stage == Stage::gate_up) {  // its column is there, the choice now too
-      if (threadIdx.x >= kFirstEnding && row_place().mine())
-        row.bias = bias_of(stage, l, l.gate_up.w.rows, row_place().entry(), row_place().n);
+      if (ending(stage) < kEnding && row_place(stage).mine())
+        row.bias = bias_of(stage, l, l.gate_up.w.rows, row_place(stage).entry(), row_place(stage).n);
     } else if (round > m_.sections[int(stage)].begin_sums) {
       // the column is that of the round before
     } else if (stage == Stage::output) {
@@ -952,15 +962,15 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   // The likeliest id of what an ending thread has seen.
   __device__ __forceinline__ sampling::Best& best() const {
     return reinterpret_cast<sampling::Best*>(stage() +
-                                             granules::column_stride(m_.token.embedding.C))[threadIdx.x - kFirstEnding];
+                                             granules::column_stride(m_.token.embedding.C))[ending(Stage::head)];
   }
   // By the ending threads, whole warps of them, after a barrier: a row's sum over all warps goes where it belongs.
   __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
                                       const RowNumbers& row, float drop) const {
     static_assert(kTokenWarps == 15, "the sum's tree");
-    float(&sums)[kTokenWarps][16] = m_.sums[ending_slot()];
+    float(&sums)[kTokenWarps][16] = m_.sums[ending(stage) / 16];
     const uint32_t of = threadIdx.x % 16;
-    const RowPlace place = row_place();
+    const RowPlace place = row_place(stage);
     float fours[4];
 #pragma unroll
     for (uint32_t w = 0; w < 4; ++w)
@@ -1003,7 +1013,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                       place.n,
                   y, place.terms());
     if (!routes || !place.ends()) return;
-    put_normed(ending_slot(), threadIdx.x % 16, mine ? row.gain * (y + (place.begins() ? x()[place.n] : 0)) : 0);
+    put_normed(ending(stage) / 16, threadIdx.x % 16, mine ? row.gain * (y + (place.begins() ? x()[place.n] : 0)) : 0);
   }
   // For tests: this block's queries, keys and values stay away, which no hand-off announces.
   __device__ __forceinline__ bool is_missing(uint32_t i) const {
