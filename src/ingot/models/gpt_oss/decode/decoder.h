@@ -14,8 +14,8 @@ std::string gpt_oss_gpu_misfit(const GptOssConfig& config, const GptOssWeights& 
                                const GptOssDecoderOptions& options);
 // The weights are copied and may be gone afterwards. Slots take turns; with options.together, three or more that are
 // asked for a token together get it by one pass over the weights, up to columns() of them: the numbers of a launch a
-// phase, which differ by roundings from those of the kernel that a slot alone gets. Cut back further than the sliding layers' rings
-// reach, a slot forgets everything. Error{unsupported} with gpt_oss_gpu_misfit().
+// phase, which differ by roundings from those of the kernel that a slot alone gets. Cut back further than the sliding
+// layers' rings reach, a slot forgets everything. Error{unsupported} with gpt_oss_gpu_misfit().
 std::unique_ptr<Decoder> make_gpu_decoder(const GptOssConfig& config, const GptOssWeights& weights,
                                           const GptOssDecoderOptions& options);
 

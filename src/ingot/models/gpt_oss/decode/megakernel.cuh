@@ -3,8 +3,13 @@
 // (megakernel/weight_stream.cuh), as far ahead as the router allows; fifteen warps multiply what has come. A hand-off
 // after each stage:
 //   qkv | attention | output, with the router's logits | gate and up | down | ... | head
-// What products give is added up in words that say when they are complete (megakernel/sums.cuh). Every block keeps the
-// residual stream to itself and adds to it what all have added up; its copying warp chooses the experts.
+// All that is handed over is words that say when they are complete (megakernel/sums.cuh, tile/stamped.cuh, TokenSums),
+// so hand-offs have no fence and may be announced before the words are there; attention waits for its own head's words,
+// not for all blocks. Every block keeps the residual stream to itself and adds to it what all have added up; its
+// copying warp chooses the experts.
+//
+// On a token's way lie some 7,000 instructions a layer that run once, and each of them is fetched: what a product can
+// know before its column comes is worked out while others are waited for, by threads that have nothing to end.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/tile/shared.cuh"
@@ -232,7 +237,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       if (!routes) continue;
       TokenTeam::sync();
       if (band + held == end) keep_exchange(i, routes, 1);
-      add_logits(l, i, band, held, band + held == end ? 1 : 0);
+      add_logits(l, band, held, band + held == end ? 1 : 0);
       if (band + held < end) TokenTeam::sync();
     }
     if constexpr (kTraced) TokenTeam::sync();
@@ -703,10 +708,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     const bool experts = stage == Stage::gate_up || stage == Stage::down, routes = !kRanks && stage == Stage::output,
                last = round + kHeldBands >= s.end_sums;
     float drop = experts ? granules::Form<E>::kDrop : granules::Form<D>::kDrop;
-    if (ending(stage) < kEnding) {
-      if (stage != Stage::output && stage != Stage::down)
-        drop *= rstd(stage == Stage::qkv ? l.qkv.eps : stage == Stage::gate_up ? l.gate_up.eps : m_.token.head.eps);
-    }
+    if (ending(stage) < kEnding && !by_others(stage))  // these columns are normed
+      drop *= rstd(stage == Stage::qkv ? l.qkv.eps : stage == Stage::gate_up ? l.gate_up.eps : m_.token.head.eps);
     const uint32_t pieces = s.pieces_of(round, kHeldBands);
     if (experts)
       multiply_pieces<E, true>(s, (stage == Stage::down ? l.down.w : l.gate_up.w).data, pieces, round, held, from);
@@ -718,7 +721,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     if (ending(stage) < kEnding) end(stage, l, i, round, row, drop);
     if (routes) {
       TokenTeam::sync();
-      add_logits(l, i, round, s.bands_of(round, kHeldBands), last ? 1 : 0);
+      add_logits(l, round, s.bands_of(round, kHeldBands), last ? 1 : 0);
     }
   }
   template <WeightFormat F, bool kBank>
@@ -814,7 +817,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     ptx::cp_async_commit_group();
   }
   // Of m_.normed, to all logits. Each lane reads what it has asked for itself.
-  __device__ __forceinline__ void add_logits(const LayerStages& l, uint32_t layer, uint32_t band, uint32_t bands,
+  __device__ __forceinline__ void add_logits(const LayerStages& l, uint32_t band, uint32_t bands,
                                              uint32_t count) const {
     const Matrix& w = l.router.w;
     const char* const asked = asked_steps(l, bands);
