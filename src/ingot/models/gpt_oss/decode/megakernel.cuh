@@ -8,8 +8,8 @@
 // not for all blocks. Every block keeps the residual stream to itself and adds to it what all have added up; its
 // copying warp chooses the experts.
 //
-// On a token's way lie some 7,000 instructions a layer that run once, and each of them is fetched: what a product can
-// know before its column comes is worked out while others are waited for, by threads that have nothing to end.
+// What a product can know before its column comes is worked out while others are waited for, by threads that have
+// nothing to end.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/tile/shared.cuh"
