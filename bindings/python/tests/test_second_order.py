@@ -8,7 +8,7 @@ import reference
 from conftest import DEVICE, has_loss, on_cpu
 from ingot import functional
 from test_loss import oracle as cross_entropy
-from test_machinery import everything, mlp_with_edge
+from cases import everything, mlp_with_edge
 from test_wide_mlp import plain as wide_mlp
 
 EPS = 1e-5

@@ -1,0 +1,182 @@
+"""Calls that are traced, compiled, exported, transformed, computed again or recorded."""
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import ingot
+import reference
+from cases import assert_same, everything, gradients, modules, Net
+from conftest import DEVICE, on_gpu
+from ingot import functional
+
+
+def test_symbolic_traces_compute_the_same(device):
+    x = torch.zeros(4, 16, device=device)  # 0 / sqrt(0 + eps) is 0 where eps is not lost on the way
+    x[1:] = torch.randn(3, 16, device=device)
+    for name, function in everything(device):
+        holder = torch.nn.Sequential(function) if isinstance(function, torch.nn.Module) else function
+        traced = torch.fx.symbolic_trace(holder)
+        assert torch.equal(traced(x), function(x)) and traced(x).isfinite().all(), name
+    mlp = ingot.nn.FusedMLP(16, 24, 8, device=device)
+    traced = torch.fx.symbolic_trace(mlp)  # itself the root
+    traced(x).sum().backward()
+    assert all(p.grad is not None for p in mlp.parameters()) and len(list(traced.parameters())) == 6
+    with torch.autocast(device.type, torch.bfloat16):
+        assert traced(x).dtype is torch.bfloat16  # asked when it runs
+    y, total = torch.fx.symbolic_trace(ingot.nn.RMSNorm(16, device=device))(x, x)
+    assert torch.equal(total, x + x)
+    gated = ingot.nn.SwiGLU(16, 8, device=device)
+    assert torch.equal(torch.fx.symbolic_trace(gated)(x), gated(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_recorded_trace_passes_its_own_check(device):
+    x = torch.randn(4, 16, device=device)
+    for module in (ingot.nn.RMSNorm(16, device=device), ingot.nn.FusedMLP(16, 24, 8, device=device)):
+        assert torch.equal(torch.jit.trace(module, (x,))(x), module(x))
+
+
+def test_compiles_without_graph_breaks_forward_and_backward(device):
+    net = Net(device)
+    x = torch.randn(6, 16, device=device)
+    expected = gradients(net, net, x)
+    torch._dynamo.reset()
+    # Tracing is what can break; the default backend on the GPU, without code generation on the CPU.
+    compiled = torch.compile(net, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    assert_same(gradients(net, compiled, x), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), expected[0], rtol=2e-4, atol=2e-5)
+    for rows in (9, 13):  # sizes that were not there when it compiled
+        z = torch.randn(rows, 16, device=device)
+        assert_same(gradients(net, compiled, z), gradients(net, net, z))
+
+
+def test_compiles_under_autocast(device):
+    net = Net(device)
+    x = torch.randn(6, 16, device=device)
+    torch._dynamo.reset()
+
+    def f(x):
+        with torch.autocast(device.type, torch.bfloat16):
+            return net.mlp(x)
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
+
+
+def test_compiles_transforms(device):
+    from torch.func import grad, jvp, vmap
+
+    mlp, norm, x = ingot.nn.FusedMLP(16, 24, 8, device=device), ingot.nn.RMSNorm(16, device=device), torch.randn(4, 16, device=device)
+    for f in (norm, lambda x: mlp(x), functional.swiglu, lambda x: norm(x, x)[0]):
+        for transformed in (grad(lambda x: f(x).square().sum()), vmap(f), lambda x: jvp(f, (x,), (x,))[1]):
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda x: transformed(x), fullgraph=True, backend="aot_eager")
+            torch.testing.assert_close(compiled(x), transformed(x), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_changes_nothing(device, reentrant):
+    net = Net(device)
+    x = torch.randn(6, 16, device=device)
+    expected = gradients(net, net, x)
+    assert_same(gradients(net, lambda x: checkpoint(net, x, use_reentrant=reentrant), x), expected)
+
+
+def test_functional_transforms(device):
+    from torch.func import grad, vmap
+
+    x, w = torch.randn(4, 16, device=device), torch.randn(16, device=device)
+
+    def loss(norm):
+        return lambda x, w: norm(x, w, 1e-5).square().sum()
+
+    ours, plain = loss(functional.rms_norm), loss(reference.rms_norm)
+    torch.testing.assert_close(grad(ours, argnums=(0, 1))(x, w), grad(plain, argnums=(0, 1))(x, w), rtol=2e-4, atol=2e-5)
+    each = vmap(grad(ours, argnums=1), (0, None))(x, w)  # one gradient per row
+    torch.testing.assert_close(each, vmap(grad(plain, argnums=1), (0, None))(x, w), rtol=2e-4, atol=2e-5)
+
+    net = ingot.nn.FusedMLP(16, 24, 8, device=device)
+    held = {k: p.detach() for k, p in net.named_parameters()}
+
+    def mlp_loss(p, x):
+        return torch.func.functional_call(net, p, (x,)).square().sum()
+
+    found = grad(mlp_loss)(held, x)
+    expected = torch.autograd.grad(mlp_loss(dict(net.named_parameters()), x), list(net.parameters()))
+    for (k, _), e in zip(net.named_parameters(), expected):
+        torch.testing.assert_close(found[k], e, rtol=2e-4, atol=2e-5, msg=k)
+
+
+def test_vmap_of_an_mlp_is_the_calls_one_by_one(device):
+    from torch.func import functional_call, grad, jacrev, vmap
+
+    net = ingot.nn.FusedMLP(16, 24, 8, device=device)
+    held = {k: p.detach() for k, p in net.named_parameters()}
+    x = torch.randn(5, 3, 16, device=device)
+    torch.testing.assert_close(vmap(net, 1, 1)(x), net(x), rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close(jacrev(net)(x[0, :1]).sum((0, 1)), grad(lambda x: net(x).sum())(x[0, :1]), rtol=2e-4, atol=2e-5)
+
+    def loss(p, x):
+        return functional_call(net, p, (x,)).square().sum()
+
+    each = vmap(grad(loss), (None, 0))(held, x)
+    several = vmap(lambda p, x: functional_call(net, p, (x,)), (0, None))({k: torch.stack([p, 2 * p]) for k, p in held.items()}, x[0])
+    torch.testing.assert_close(several[0], net(x[0]), rtol=2e-4, atol=2e-5)
+    for i in range(5):
+        expected = grad(loss)(held, x[i])
+        for k in held:
+            torch.testing.assert_close(each[k][i], expected[k], rtol=2e-4, atol=2e-5, msg=k)
+
+
+def test_fx_sees_modules_as_modules(device):
+    for module, x in modules(device):
+        class Leaves(torch.fx.Tracer):
+            def is_leaf_module(self, m, name):
+                return m is module
+
+        graph = Leaves().trace(torch.nn.Sequential(module))
+        assert [n.op for n in graph.nodes] == ["placeholder", "call_module", "output"]
+
+
+def test_exports(device):
+    net = Net(device)
+    x = torch.randn(6, 16, device=device)
+    exported = torch.export.export(net, (x,))
+    torch.testing.assert_close(exported.module()(x), net(x), rtol=2e-4, atol=2e-5)
+
+
+@on_gpu
+def test_cuda_graphs_replay_forward_and_backward(device):
+    net = Net(device)
+    static = torch.randn(64, 16, device=device, requires_grad=True)
+    dy = torch.randn(64, 16, device=device)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            net(static).backward(dy)
+    torch.cuda.current_stream().wait_stream(side)
+    net.zero_grad(set_to_none=True)
+    static.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = net(static)
+        y.backward(dy)
+    for _ in range(2):
+        fresh = torch.randn_like(static)
+        with torch.no_grad():
+            static.copy_(fresh)
+        graph.replay()
+        x = fresh.detach().requires_grad_()
+        reference_y = net_copy(net)(x)
+        torch.testing.assert_close(y, reference_y, rtol=2e-4, atol=2e-5)
+        (dx,) = torch.autograd.grad(reference_y, x, dy)
+        torch.testing.assert_close(static.grad, dx, rtol=2e-4, atol=2e-5)
+
+
+def net_copy(net):
+    import copy
+
+    return copy.deepcopy(net)
