@@ -27,7 +27,9 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
   const int device = a.x.device.index;
   const int64_t blocks = gpu::sm_count(device);
-  const TileRows tile = pick_tile_rows(a.x.rows(), a.groups, granule_bands(a.n), blocks);
+  const TileShape tile =
+      pick_tile(a.x.rows(), a.groups, granule_bands(a.n), blocks, wide_tile(a.format), gated);
+  const int64_t span = span_of(a.format, tile.kernel);
   Params p{.x = gpu::tensor_map("grouped_linear: x", a.x,
                                 {.rows = box_rows(tile), .cols = 64, .swizzle = tile::Swizzle::b128}),
            .w = a.w,
@@ -47,11 +49,11 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   p.weights =
       gpu::tensor_map("grouped_linear: w",
                       Tensor(const_cast<uint8_t*>(a.w), DType::f64, {a.groups * p.bands, p.band_bytes / 8}, a.x.device),
-                      {.rows = int(kBands), .cols = int(granule_bytes(a.format) / 8)});
+                      {.rows = tile.bands, .cols = int(span * granule_bytes(a.format) / 8)});
   p.matrix_bytes = p.bands * p.band_bytes;
-  if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, tile.kernel, gated, blocks, device, stream);
-  if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, tile.kernel, gated, blocks, device, stream);
-  launch<WeightFormat::mxfp4>(p, tile.kernel, gated, blocks, device, stream);
+  if (a.format == WeightFormat::bf16) return launch<WeightFormat::bf16>(p, tile, gated, blocks, device, stream);
+  if (a.format == WeightFormat::fp8) return launch<WeightFormat::fp8>(p, tile, gated, blocks, device, stream);
+  launch<WeightFormat::mxfp4>(p, tile, gated, blocks, device, stream);
 }
 
 }  // namespace ingot

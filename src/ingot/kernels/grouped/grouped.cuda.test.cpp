@@ -123,10 +123,22 @@ TEST_F(GroupedCuda, EveryFormatTileAndForm) {
       check(f, some, 528, 160, form);
       check(f, many, 272, 32, form);
       check(f, {0, 130}, 600, 704, form);  // the ring comes round
-      check(f, {0, 600}, 4128, 32, form);  // tiles for every multiprocessor
+      check(f, {0, 600}, 4128, 32, form);           // tiles for every multiprocessor
+      check(f, {0, 100, 260, 421}, 272, 416, form);  // the widest tiles, full, and one row more
       if (::testing::Test::HasFailure()) return;
     }
   check(WeightFormat::bf16, few, 6, 46, Form::plain);
+}
+
+// Of one matrix: tiles of 64 rows of weights, and steps of several granules that end beyond it.
+TEST_F(GroupedCuda, OneMatrixAndFewRows) {
+  for (WeightFormat f : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+    for (Form form : {Form::plain, Form::adds, Form::gated})
+      for (int32_t rows : {1, 17, 40, 79, 100, 128, 230})
+        for (int64_t k : {32, 192, 1024}) {
+          check(f, {0, rows}, 1300, k, form);
+          if (::testing::Test::HasFailure()) return;
+        }
 }
 
 TEST_F(GroupedCuda, EveryFormatAndTileSmall) {
@@ -134,7 +146,10 @@ TEST_F(GroupedCuda, EveryFormatAndTileSmall) {
     for (Form form : {Form::adds, Form::gated}) {
       check(f, {0, 0, 5, 22, 22, 30}, 40, 96, form);
       check(f, {0, 20, 43, 43, 120}, 264, 64, form);
+      check(f, {0, 150}, 136, 96, form);
+      check(f, {0, 100, 261}, 40, 96, form);
     }
+  check(WeightFormat::bf16, {0, 100}, 1040, 96, Form::plain);
 }
 
 TEST_F(GroupedCuda, NoRowsAndNoGroupsWriteNothing) {

@@ -5,6 +5,8 @@
 //
 // Codes of 4 and 8 bits become bf16 by moving bits, which leaves them smaller by 2^126 and 2^120; one multiplication
 // brings in the block's scale and most of that. What is left, kDrop, keeps large scales in bf16's range.
+#include <cuda_bf16.h>
+
 #include "ingot/gpu/gemm/pipeline.cuh"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -23,125 +25,146 @@ namespace ingot::grouped {
 // Who shares the 256 rows of a tile: so many warpgroups, each so many blocks of 64 rows. Of mxfp4, four with a block
 // each: a warp cannot decode while it asks for products of registers, and its instructions depend on each other, so two
 // warps of a scheduler leave it idle.
-template <WeightFormat F, int kRows> struct Team {
-  static constexpr int kGroups = F != WeightFormat::fp8 && kRows <= 80 ? 4 : 2, kBlocks = 4 / kGroups;
-  static constexpr int kConsumerWarps = 4 * kGroups, kThreads = 32 * (kConsumerWarps + 4);
-  static constexpr int kProducerRegisters = kGroups == 4 ? 24 : 40, kConsumerRegisters = kGroups == 4 ? 112 : 232;
-  static_assert(kBands == 4 * kBlocks * kGroups, "bands of a tile are dealt out to warps");
+template <WeightFormat F, int kRows, int kTileBands> struct Team {
+  static constexpr int kAll = kTileBands / 4;  // blocks of 64 rows
+  static constexpr int kGroups = kAll == 1 ? 1 : F != WeightFormat::fp8 && kRows <= 80 ? 4 : 2, kBlocks = kAll / kGroups;
+  // Registers are moved between warpgroups of four warps. Beside four warpgroups a single warp brings stages: then all have
+  // 120, where moving would leave the four 112.
+  static constexpr bool kMoves = kGroups == 2;
+  static constexpr int kConsumerWarps = 4 * kGroups, kThreads = 32 * (kConsumerWarps + (kMoves ? 4 : 1));
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static_assert(kTileBands == 4 * kBlocks * kGroups, "bands of a tile are dealt out to warps");
 };
 
 template <WeightFormat F> constexpr float kDrop = 1;
 template <> constexpr float kDrop<WeightFormat::fp8> = 0x1p60f;
 template <> constexpr float kDrop<WeightFormat::mxfp4> = 0x1p64f;
 
-// Tiles of 80 rows of x that are at most half full are multiplied as 40. Wider ones, or a third width, spill.
+// Tiles of so many rows of x that are at most half full are multiplied as half. A third width spills.
 template <int kRows> constexpr int kNarrow = kRows == 80 ? 40 : kRows;
 
-template <WeightFormat F, int kRows> struct Memory {
-  static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kA = kBands * kGranule, kB = kRows * 128;
+// Granules of a band that come at a time. Waiting, handing back and addresses are some 40 instructions a warp and stage,
+// and instructions are what few rows wait for. What lies beyond a matrix is zeros, also of scales.
+template <WeightFormat F, int kRows> constexpr int kSpan = span_of(F, kRows);
+// Of these, what one group of products takes: a granule, or half of one where sums leave few registers.
+template <WeightFormat F, int kRows> constexpr bool kWhole = F == WeightFormat::mxfp4 && kRows <= 16;
+
+template <WeightFormat F, int kRows, int kTileBands> struct Memory {
+  static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kGranules = kSpan<F, kRows>;
+  static constexpr uint32_t kA = kTileBands * kGranules * kGranule, kPanel = kRows * 128, kB = kGranules * kPanel;
   static constexpr uint32_t kFit = (216 * 1024) / (kA + kB);
-  static constexpr int kStages = kFit < 8 ? kFit : 8;
-  using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative, Team<F, kRows>::kGroups>;
+  static constexpr int kMost = kTileBands < 16 ? 12 : 8, kStages = kFit < kMost ? kFit : kMost;
+  using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative, Team<F, kRows, kTileBands>::kGroups>;
   alignas(1024) char b[kStages][kB];
   alignas(128) char a[kStages][kA];
   typename Pipe::Memory pipe;
   int32_t offsets[kMostGroups + 1];
 };
 
-__device__ __forceinline__ Walk walk_of(const Params& p, const int32_t* offsets) {
-  return {offsets, p.groups, (p.bands + kBands - 1) / kBands, p.tile_rows, blockIdx.x, gridDim.x};
+template <int kTileBands> __device__ __forceinline__ Walk walk_of(const Params& p, const int32_t* offsets) {
+  return {offsets, p.groups, uint32_t(kTileBands), (p.bands + kTileBands - 1) / kTileBands, p.tile_rows, blockIdx.x, gridDim.x};
+}
+template <WeightFormat F, int kRows> __device__ __forceinline__ uint32_t steps_of(const Params& p) {
+  constexpr uint32_t kGranules = kSpan<F, kRows>;
+  return (p.granules + kGranules - 1) / kGranules;
 }
 
 // One thread: every tile's stages, as the ring has room. A stage's bands are one copy: seventeen small ones took longer
 // to ask for than the products of a stage to compute. Bands beyond a matrix are the next one's, or zeros; nobody reads
 // them.
-template <WeightFormat F, int kRows> __device__ void produce(const Params& p, Memory<F, kRows>& m) {
-  using M = Memory<F, kRows>;
-  constexpr uint32_t kBoxRows = kNarrow<kRows>, kBox = kBoxRows * 128;
+template <WeightFormat F, int kRows, int kTileBands> __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m) {
+  using M = Memory<F, kRows, kTileBands>;
+  constexpr uint32_t kBoxRows = kNarrow<kRows>, kBox = kBoxRows * 128, kGranules = M::kGranules;
   typename M::Pipe::Cursor at;
-  Walk walk = walk_of(p, m.offsets);
+  Walk walk = walk_of<kTileBands>(p, m.offsets);
+  const uint32_t steps = steps_of<F, kRows>(p);
   for (Tile t; walk.next(t);) {
     const uint32_t boxes = t.rows() <= kBoxRows ? 1 : kRows / kBoxRows, band = t.group * p.bands + t.band;
-    for (uint32_t step = 0; step < p.granules; ++step, at.advance()) {
-      uint64_t* const full = M::Pipe::acquire(m.pipe, at, M::kA + boxes * kBox);
-      ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (M::kGranule / 8)), int(band), full);
-      for (uint32_t box = 0; box < boxes; ++box)
-        ptx::tensor_load(m.b[at.stage] + box * kBox, &p.x, int(step * 64), int(t.row + box * kBoxRows), full);
+    for (uint32_t step = 0; step < steps; ++step, at.advance()) {
+      uint64_t* const full = M::Pipe::acquire(m.pipe, at, M::kA + kGranules * boxes * kBox);
+      ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (kGranules * M::kGranule / 8)), int(band), full);
+#pragma unroll
+      for (uint32_t granule = 0; granule < kGranules; ++granule)
+        for (uint32_t box = 0; box < boxes; ++box)
+          ptx::tensor_load(m.b[at.stage] + granule * M::kPanel + box * kBox, &p.x,
+                           int((step * kGranules + granule) * 64), int(t.row + box * kBoxRows), full);
     }
   }
 }
 
-// 2^(s - 65) of byte i, twice; infinity where that is beyond bf16.
-__device__ __forceinline__ uint32_t scale_pair(uint32_t scales, uint32_t i) {
-  constexpr uint32_t kOne = 0x00800080;  // of both exponents
-  return min(__byte_perm(scales, 0, 0x4440 + i), 193u) * kOne + 62 * kOne;
-}
-
-// Half a granule in shared memory as the A operand of two steps of 16 columns. `kept`: what the first half's reading
-// brings for the second's.
+// So many steps of 16 columns of a granule in shared memory as A operands, from step kFirst on. `kept`: what reading the
+// first ones brings for the others.
 struct Kept {
-  uint32_t codes[4], scales[1];
+  uint32_t codes[4], scales[2];
 };
-template <WeightFormat F, int kHalf>
-__device__ __forceinline__ void decode(uint32_t granule, Kept& kept, uint32_t (&a)[2][4]) {
+// 2^(s - 65) of two bytes in 16 bits each; infinity where that is beyond bf16.
+__device__ __forceinline__ uint32_t two_scales(uint32_t two) {
+  return __vminu2(two, 0x00c100c1u) * 0x80 + 0x1f001f00u;
+}
+// Both halves of a times one of b's: an instruction, which ptxas makes of this but not of a permutation.
+__device__ __forceinline__ uint32_t multiply_by_half(uint32_t a, uint32_t b, int half) {
+  const auto two = [](uint32_t v) { return *reinterpret_cast<const __nv_bfloat162*>(&v); };
+  const __nv_bfloat162 scale = half == 0 ? __low2bfloat162(two(b)) : __high2bfloat162(two(b));
+  const __nv_bfloat162 product = __hmul2_rn(two(a), scale);
+  return *reinterpret_cast<const uint32_t*>(&product);
+}
+template <WeightFormat F, int kSteps>
+__device__ __forceinline__ void decode(uint32_t granule, int first, Kept& kept, uint32_t (&a)[kSteps][4]) {
   const uint32_t lane = threadIdx.x % 32;
   if constexpr (F == WeightFormat::bf16) {
 #pragma unroll
-    for (int s = 0; s < 2; ++s) ptx::load_shared(a[s], granule + (2 * kHalf + s) * 512 + lane * 16);
+    for (int s = 0; s < kSteps; ++s) ptx::load_shared(a[s], granule + (first + s) * 512 + lane * 16);
   } else if constexpr (F == WeightFormat::mxfp4) {
-    if constexpr (kHalf == 0) {
+    if (first == 0) {
+      uint32_t scales[1];
       ptx::load_shared(kept.codes, granule + lane * 16);
-      ptx::load_shared(kept.scales, granule + 512 + lane / 4 * 4);
+      ptx::load_shared(scales, granule + 512 + lane / 4 * 4);
+      kept.scales[0] = two_scales(scales[0] & 0x00ff00ffu);  // of row g, both blocks of 32 columns
+      kept.scales[1] = two_scales(__byte_perm(scales[0], 0, 0x4341));
     }
 #pragma unroll
-    for (int s = 0; s < 2; ++s)
+    for (int s = 0; s < kSteps; ++s)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        a[s][i] = ptx::multiply_bf16x2(granules::two_of_mxfp4(kept.codes[2 * kHalf + s], i),
-                                       scale_pair(kept.scales[0], uint32_t(2 * kHalf + (i & 1))));
+        a[s][i] = multiply_by_half(granules::two_of_mxfp4(kept.codes[first + s], i), kept.scales[i & 1], (first + s) / 2);
   } else {
     // Granules hold four columns a lane, as products of 8 bits take them; those of 16 want two, and two 8 further.
     constexpr uint32_t kUp = 0x5d805d80;  // 2^60
     const uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int s = 0; s < 2; ++s)
+    for (int s = 0; s < kSteps; ++s)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t holder = 4 * g + i / 2 * 2 + t / 2, word = s * 2 + (i & 1);
+        const uint32_t holder = 4 * g + i / 2 * 2 + t / 2, word = (first + s) % 2 * 2 + (i & 1);
         uint32_t w[1];
-        ptx::load_shared(w, granule + kHalf * 512 + holder * 16 + word * 4);
+        ptx::load_shared(w, granule + (first + s) / 2 * 512 + holder * 16 + word * 4);
         const uint32_t two = w[0] >> (t % 2 * 16);
         a[s][i] = ptx::multiply_bf16x2(granules::even_of_fp8((two & 0xff) | (two & 0xff00) << 8), kUp);
       }
   }
 }
 
-template <WeightFormat F, int kRows> class Consumer {
+template <WeightFormat F, int kRows, int kTileBands> class Consumer {
  public:
-  using M = Memory<F, kRows>;
-  static constexpr int kBlocks = Team<F, kRows>::kBlocks;
-  __device__ __forceinline__ Consumer(const Params& p, M& m, uint32_t warp) : p_(p), m_(m) {
+  using M = Memory<F, kRows, kTileBands>;
+  static constexpr int kBlocks = Team<F, kRows, kTileBands>::kBlocks;
+  __device__ __forceinline__ Consumer(const Params& p, M& m, uint32_t warp)
+      : m_(m), steps_(steps_of<F, kRows>(p)), a_(ptx::shared_address(m.a[0])), b_(ptx::shared_address(m.b[0])) {
 #pragma unroll
     for (uint32_t r = 0; r < kBlocks; ++r) band_[r] = (warp / 4 * kBlocks + r) * 4 + warp % 4;
   }
-  // All products of a tile of so many rows of x. While those of half a stage run, the next half is decoded into other
-  // registers; a stage is handed back when the next one's first products are under way.
+  // All products of a tile of so many rows of x. While those of a part of a granule run, the next part is decoded into
+  // other registers; a stage is handed back when the next one's first products are under way.
   template <int kWidth> __device__ __forceinline__ void multiply(float (&d)[kBlocks][kWidth / 2]) {
-    Half first, second;
-    Kept kept[kBlocks];
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
-    fetch(first, kept);
-    for (uint32_t step = 0, before = 0;; before = at_.stage, at_.advance(), fetch(first, kept)) {
-      issue<kWidth, 0>(d, first, step > 0);
-      ptx::wgmma_wait_group<1>();
-      if (step > 0) M::Pipe::release(m_.pipe, before);
-      const uint32_t from = ptx::shared_address(m_.a[at_.stage]);
-#pragma unroll
-      for (int r = 0; r < kBlocks; ++r) decode<F, 1>(from + band_[r] * M::kGranule, kept[r], second[r]);
-      issue<kWidth, 1>(d, second, true);
-      if (++step == p_.granules) break;
-      ptx::wgmma_wait_group<1>();
+    M::Pipe::wait(m_.pipe, at_);
+    decode_part(parts_[0], 0);
+    uint32_t step = 0;
+    for (;;) {
+      if (stage<kWidth, 0>(d, step)) break;
+      if (kParts % 2 == 0) continue;
+      if (stage<kWidth, 1>(d, step)) break;
     }
     ptx::wgmma_wait_group<0>();
     M::Pipe::release(m_.pipe, at_.stage);
@@ -152,32 +175,60 @@ template <WeightFormat F, int kRows> class Consumer {
   uint32_t band_[kBlocks];  // of the tile, this warp's
 
  private:
-  using Half = uint32_t[kBlocks][2][4];
-  __device__ __forceinline__ void fetch(Half& a, Kept (&kept)[kBlocks]) {
-    M::Pipe::wait(m_.pipe, at_);
-    const uint32_t from = ptx::shared_address(m_.a[at_.stage]);
+  static constexpr int kOfGranule = kWhole<F, kRows> ? 1 : 2, kSteps = 4 / kOfGranule;
+  static constexpr int kParts = kOfGranule * M::kGranules;  // of a stage
+  using Part = uint32_t[kBlocks][kSteps][4];
+  // A stage's products, the first of which is decoded in parts_[kFirst]; in the end that of the next stage is, in the
+  // other of the two where parts are odd. Is there none?
+  template <int kWidth, int kFirst>
+  __device__ __forceinline__ bool stage(float (&d)[kBlocks][kWidth / 2], uint32_t& step) {
+    static_assert(kParts > 1, "the stage before is handed back when the first of several is under way");
+    const uint32_t before = before_;
+    const uint32_t b = __shfl_sync(~0u, b_ + at_.stage * M::kB, 0);
 #pragma unroll
-    for (int r = 0; r < kBlocks; ++r) decode<F, 0>(from + band_[r] * M::kGranule, kept[r], a[r]);
+    for (int part = 0; part < kParts; ++part) {
+      issue<kWidth>(d, parts_[(kFirst + part) % 2], b + part / kOfGranule * M::kPanel, part, step > 0);
+      const bool more = part + 1 < kParts;
+      if (!more && step + 1 == steps_) return true;
+      ptx::wgmma_wait_group<1>();
+      if (part == 0 && step > 0) M::Pipe::release(m_.pipe, before);
+      if (!more) {
+        before_ = at_.stage;
+        ++step;
+        at_.advance();
+        M::Pipe::wait(m_.pipe, at_);
+      }
+      decode_part(parts_[(kFirst + part + 1) % 2], more ? part + 1 : 0);
+    }
+    return false;
   }
-  template <int kWidth, int kHalf>
-  __device__ __forceinline__ void issue(float (&d)[kBlocks][kWidth / 2], Half& a, bool adds) {
-    const uint32_t b = ptx::shared_address(m_.b[at_.stage]);
+  __device__ __forceinline__ void decode_part(Part& a, int part) {
+    const uint32_t from = a_ + at_.stage * M::kA + part / kOfGranule * M::kGranule;
+#pragma unroll
+    for (int r = 0; r < kBlocks; ++r)
+      decode<F, kSteps>(from + band_[r] * (M::kGranules * M::kGranule), part % kOfGranule * kSteps, kept_[r], a[r]);
+  }
+  template <int kWidth>
+  __device__ __forceinline__ void issue(float (&d)[kBlocks][kWidth / 2], Part& a, uint32_t b, int part, bool adds) {
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r)
 #pragma unroll
-      for (int s = 0; s < 2; ++s) ptx::fence_registers(a[r][s]);
+      for (int s = 0; s < kSteps; ++s) ptx::fence_registers(a[r][s]);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int s = 0; s < 2; ++s)
+    for (int s = 0; s < kSteps; ++s)
 #pragma unroll
       for (int r = 0; r < kBlocks; ++r)
-        ptx::wgmma<bf16, kWidth>(d[r], a[r][s],
-                                 tile::operand<ptx::Major::k, tile::Swizzle::b128>(b, uint32_t(16 * (2 * kHalf + s))),
-                                 adds || s > 0);
+        ptx::wgmma<bf16, kWidth>(
+            d[r], a[r][s],
+            tile::operand<ptx::Major::k, tile::Swizzle::b128>(b, uint32_t(16 * (part % kOfGranule * kSteps + s))),
+            adds || part > 0 || s > 0);
     ptx::wgmma_commit_group();
   }
-  const Params& p_;
   M& m_;
+  uint32_t steps_, a_, b_, before_ = 0;
+  Part parts_[2];
+  Kept kept_[kBlocks];
   typename M::Pipe::Cursor at_;
 };
 
@@ -238,9 +289,9 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
   }
 }
 
-template <WeightFormat F, int kRows, bool kGated, int kWidth>
-__device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows>& consumer, const Tile& t) {
-  constexpr int kBlocks = Team<F, kRows>::kBlocks;
+template <WeightFormat F, int kRows, int kTileBands, bool kGated, int kWidth>
+__device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows, kTileBands>& consumer, const Tile& t) {
+  constexpr int kBlocks = Team<F, kRows, kTileBands>::kBlocks;
   float d[kBlocks][kWidth / 2];
   consumer.template multiply<kWidth>(d);
   const auto end = [&](uint32_t band, const auto& sums) {
@@ -252,10 +303,9 @@ __device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows>& con
   if constexpr (kBlocks == 2) end(t.band + consumer.band_[1], d[1]);
 }
 
-template <WeightFormat F, int kRows, bool kGated>
-__global__ void __launch_bounds__(Team<F, kRows>::kThreads, 1) grouped_kernel(const __grid_constant__ Params p) {
-  using M = Memory<F, kRows>;
-  using T = Team<F, kRows>;
+template <WeightFormat F, int kRows, int kTileBands, bool kGated> __device__ __forceinline__ void run(const Params& p) {
+  using M = Memory<F, kRows, kTileBands>;
+  using T = Team<F, kRows, kTileBands>;
   auto& m = *tile::dynamic_shared<M>();
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   if (threadIdx.x == 0) M::Pipe::init(m.pipe);
@@ -264,37 +314,58 @@ __global__ void __launch_bounds__(Team<F, kRows>::kThreads, 1) grouped_kernel(co
   for (uint32_t g = threadIdx.x; g <= p.groups; g += T::kThreads) m.offsets[g] = p.offsets[g];
   __syncthreads();
   if (warp >= T::kConsumerWarps) {
-    ptx::decrease_registers<T::kProducerRegisters>();
-    if (warp == T::kConsumerWarps && ptx::elect_one()) produce<F, kRows>(p, m);
+    if constexpr (T::kMoves) ptx::decrease_registers<T::kProducerRegisters>();
+    if (warp == T::kConsumerWarps && ptx::elect_one()) produce<F, kRows, kTileBands>(p, m);
     __syncwarp();
   } else {
-    ptx::increase_registers<T::kConsumerRegisters>();
-    Consumer<F, kRows> consumer(p, m, warp);
-    Walk walk = walk_of(p, m.offsets);
+    if constexpr (T::kMoves) ptx::increase_registers<T::kConsumerRegisters>();
+    Consumer<F, kRows, kTileBands> consumer(p, m, warp);
+    Walk walk = walk_of<kTileBands>(p, m.offsets);
     for (Tile t; walk.next(t);) {
       if (kNarrow<kRows> < kRows && t.rows() <= kNarrow<kRows>)
-        compute<F, kRows, kGated, kNarrow<kRows>>(p, consumer, t);
+        compute<F, kRows, kTileBands, kGated, kNarrow<kRows>>(p, consumer, t);
       else
-        compute<F, kRows, kGated, kRows>(p, consumer, t);
+        compute<F, kRows, kTileBands, kGated, kRows>(p, consumer, t);
     }
   }
 }
 
-template <WeightFormat F, int kRows>
-void launch_tile(const Params& p, bool gated, int64_t blocks, int device, Stream stream) {
+template <WeightFormat F, int kRows, int kTileBands, bool kGated>
+__global__ void __launch_bounds__(Team<F, kRows, kTileBands>::kThreads, 1)
+    grouped_kernel(const __grid_constant__ Params p) {
+  run<F, kRows, kTileBands, kGated>(p);
+}
+// The same where registers are not moved. Of 17 warps ptxas would give each thread 96, as if there were 20.
+template <WeightFormat F, int kRows, int kTileBands, bool kGated>
+__global__ void __maxnreg__(120) grouped_kernel_of_120(const __grid_constant__ Params p) {
+  run<F, kRows, kTileBands, kGated>(p);
+}
+
+template <WeightFormat F, int kRows, int kTileBands, bool kGated>
+void launch_tile(const Params& p, int64_t blocks, int device, Stream stream) {
+  using T = Team<F, kRows, kTileBands>;
   const gpu::Launch at{.grid = blocks,
-                       .block = Team<F, kRows>::kThreads,
-                       .smem = int64_t(sizeof(Memory<F, kRows>)),
+                       .block = T::kThreads,
+                       .smem = int64_t(sizeof(Memory<F, kRows, kTileBands>)),
                        .overlap = true,
                        .device = device};
-  if (gated) return gpu::launch("grouped_linear", grouped_kernel<F, kRows, true>, at, stream, p);
-  gpu::launch("grouped_linear", grouped_kernel<F, kRows, false>, at, stream, p);
+  if constexpr (T::kMoves)
+    gpu::launch("grouped_linear", grouped_kernel<F, kRows, kTileBands, kGated>, at, stream, p);
+  else
+    gpu::launch("grouped_linear", grouped_kernel_of_120<F, kRows, kTileBands, kGated>, at, stream, p);
+}
+template <WeightFormat F, bool kGated>
+void launch_tall(const Params& p, int rows, int64_t blocks, int device, Stream stream) {
+  if (rows == 16) return launch_tile<F, 16, kBands, kGated>(p, blocks, device, stream);
+  if (rows == 80) return launch_tile<F, 80, kBands, kGated>(p, blocks, device, stream);
+  launch_tile<F, wide_tile(F), kBands, kGated>(p, blocks, device, stream);
 }
 template <WeightFormat F>
-void launch(const Params& p, int rows, bool gated, int64_t blocks, int device, Stream stream) {
-  if (rows == 16) return launch_tile<F, 16>(p, gated, blocks, device, stream);
-  if (rows == 80) return launch_tile<F, 80>(p, gated, blocks, device, stream);
-  launch_tile<F, 128>(p, gated, blocks, device, stream);
+void launch(const Params& p, const TileShape& tile, bool gated, int64_t blocks, int device, Stream stream) {
+  if (gated) return launch_tall<F, true>(p, tile.kernel, blocks, device, stream);
+  if (tile.bands == int(kBands)) return launch_tall<F, false>(p, tile.kernel, blocks, device, stream);
+  if (tile.kernel == 80) return launch_tile<F, 80, kFewBands, false>(p, blocks, device, stream);
+  launch_tile<F, 128, kFewBands, false>(p, blocks, device, stream);
 }
 
 }  // namespace ingot::grouped

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include "ingot/kernels/grouped/grouped.h"
+#include "ingot/kernels/grouped/schedule.h"
 
 namespace ingot::grouped {
 
@@ -17,7 +18,11 @@ struct Params {
   bool add;
   float limit, alpha;
 };
-// rows: of the tile that the kernel is made for, 16, 80 or 128
-template <WeightFormat F> void launch(const Params& p, int rows, bool gated, int64_t blocks, int device, Stream stream);
+// Rows of x of the widest tile: the more there are, the less of a granule's decoding each of them pays.
+constexpr int wide_tile(WeightFormat f) { return f == WeightFormat::mxfp4 ? 160 : 128; }
+// Granules of a band that are brought at a time. Rows of fp8 end with scales, which are no granules.
+constexpr int span_of(WeightFormat f, int rows) { return f == WeightFormat::mxfp4 && rows <= 80 ? 3 : 1; }
+template <WeightFormat F>
+void launch(const Params& p, const TileShape& tile, bool gated, int64_t blocks, int device, Stream stream);
 
 }  // namespace ingot::grouped

@@ -1,6 +1,6 @@
 #pragma once
-// Which tiles of a grouped product a block computes: 256 rows of a matrix by so many rows of x, group after group; of a
-// group those that share weights follow each other. Host code too, so that it is tested without a GPU.
+// Which tiles of a grouped product a block computes: 256 rows of a matrix, or 64, by so many rows of x, group after
+// group; of a group those that share weights follow each other. Host code too, so that it is tested without a GPU.
 #include <cstdint>
 
 #include "ingot/core/hd.h"
@@ -8,6 +8,7 @@
 namespace ingot::grouped {
 
 constexpr uint32_t kBands = 16;         // of a tile: 256 rows
+constexpr uint32_t kFewBands = 4;       // of those of one matrix and few rows of x: 64
 constexpr uint32_t kMostGroups = 2048;  // a block keeps where they begin in shared memory
 
 struct Tile {
@@ -16,7 +17,7 @@ struct Tile {
 };
 struct Walk {
   const int32_t* offsets;
-  uint32_t groups, band_tiles, tile_rows;
+  uint32_t groups, tile_bands, band_tiles, tile_rows;
   uint32_t next_tile, step;
   uint32_t group = 0, before = 0;  // `before`: tiles of the groups before `group`
   INGOT_HD bool next(Tile& t) {
@@ -25,7 +26,7 @@ struct Walk {
       const uint32_t across = (end - begin + tile_rows - 1) / tile_rows, here = across * band_tiles;
       if (next_tile < before + here) {
         const uint32_t in = next_tile - before, row = begin + in % across * tile_rows;
-        t = {group, in / across * kBands, row, row + tile_rows < end ? row + tile_rows : end};
+        t = {group, in / across * tile_bands, row, row + tile_rows < end ? row + tile_rows : end};
         next_tile += step;
         return true;
       }
@@ -35,32 +36,33 @@ struct Walk {
   }
 };
 
-// Rows of x in a tile, and in the tile of the kernel that takes it: 16, 80, which also multiplies 40, or 128. Of
-// groups: few where memory is what takes time, then so many that nearly every group of 64 rows, as 2,048 tokens give
-// each of 128 experts, is one tile. Of one matrix: those whose waves of tiles end first, weights taking as long as some
-// kWeightRows rows of x.
-struct TileRows {
+// Rows of x in a tile, and in the tile of the kernel that takes it: 16, 80, which also multiplies 40, or the widest.
+struct TileShape {
   int rows, kernel;
+  int bands = kBands;
 };
-inline TileRows pick_tile_rows(int64_t rows, int64_t groups, int64_t bands, int64_t sms) {
-  if (groups <= 1) {
-    constexpr TileRows kTiles[] = {{128, 128}, {80, 80}, {40, 80}};
-    constexpr int64_t kWeightRows = 40;
-    const int64_t tiles_down = (bands + kBands - 1) / kBands;
-    const auto time_of = [&](const TileRows& t) {
-      const int64_t tiles = tiles_down * ((rows + t.rows - 1) / t.rows);
-      return (tiles + sms - 1) / sms * (t.rows + kWeightRows);
-    };
-    TileRows best = kTiles[0];
-    for (const TileRows& t : kTiles)
-      if (time_of(t) < time_of(best)) best = t;
-    return best;
+// Of groups: few where memory is what takes time, then so many that nearly every group of 64 rows, as 2,048 tokens give
+// each of 128 experts, is one tile, and of 128 rows, as 4,096 give them, where 160 is the widest. Of one matrix: those
+// whose waves of tiles end first. Weights take as long as some rows of x, and a quarter of them makes more tiles of few
+// rows than there would be multiprocessors without work.
+inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t bands, int64_t sms, int widest, bool gated) {
+  if (groups > 1) {
+    const double mean = double(rows) / double(groups);
+    const int tile = mean <= 8 ? 16 : mean <= (widest == 160 ? 72 : 160) ? 80 : widest;
+    return {tile, tile};
   }
-  const double mean = double(rows) / double(groups);
-  const int tile = mean <= 8 ? 16 : mean <= 160 ? 80 : 128;
-  return {tile, tile};
+  const TileShape tiles[] = {{widest, widest},       {80, 80},            {40, 80},
+                             {128, 128, kFewBands}, {80, 80, kFewBands}};
+  const auto time_of = [&](const TileShape& t) {
+    const int64_t all = (bands + t.bands - 1) / t.bands * ((rows + t.rows - 1) / t.rows);
+    return (all + sms - 1) / sms * (t.bands == int(kBands) ? 3 * (t.rows + 40) : t.rows + 85);
+  };
+  TileShape best = tiles[0];
+  for (const TileShape& t : tiles)
+    if (time_of(t) < time_of(best) && !(gated && t.bands != int(kBands))) best = t;
+  return best;
 }
 // Rows of x that one load brings (grouped.cuh: kNarrow).
-inline int box_rows(TileRows t) { return t.kernel == 80 ? 40 : t.kernel; }
+inline int box_rows(const TileShape& t) { return t.kernel == 80 ? 40 : t.kernel; }
 
 }  // namespace ingot::grouped

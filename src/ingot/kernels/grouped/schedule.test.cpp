@@ -4,6 +4,7 @@
 
 #include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace ingot::grouped {
@@ -12,39 +13,50 @@ namespace {
 TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
   const std::vector<int32_t> offsets = {0, 0, 5, 21, 21, 150, 151, 151};
   for (uint32_t blocks : {1u, 3u, 132u})
-    for (uint32_t rows : {16u, 80u}) {
+    for (auto [rows, tile_bands] : {std::pair{16u, kBands}, {80u, kBands}, {80u, kFewBands}}) {
+      const uint32_t tiles = 48 / tile_bands;
       std::map<std::tuple<uint32_t, uint32_t, uint32_t>, int> seen;  // group, band, row
       for (uint32_t b = 0; b < blocks; ++b) {
-        Walk walk{offsets.data(), 7, 3, rows, b, blocks};
+        Walk walk{offsets.data(), 7, tile_bands, tiles, rows, b, blocks};
         for (Tile t; walk.next(t);)
           for (uint32_t r = t.row; r < t.row + rows && r < t.row_end; ++r) ++seen[{t.group, t.band, r}];
       }
       size_t expected = 0;
       for (uint32_t g = 0; g < 7; ++g)
         for (int32_t r = offsets[g]; r < offsets[g + 1]; ++r)
-          for (uint32_t band : {0u, 16u, 32u}) {
+          for (uint32_t i = 0; i < tiles; ++i) {
             ++expected;
-            EXPECT_EQ((seen[{g, band, uint32_t(r)}]), 1) << g << " " << band << " " << r;
+            EXPECT_EQ((seen[{g, i * tile_bands, uint32_t(r)}]), 1) << g << " " << i << " " << r;
           }
       EXPECT_EQ(seen.size(), expected);
     }
 }
 
+TileShape pick(int64_t rows, int64_t groups, int64_t bands, int widest = 160, bool gated = false) {
+  return pick_tile(rows, groups, bands, 132, widest, gated);
+}
+
 TEST(GroupedSchedule, TilesAreWideEnoughForTheUsualGroup) {
-  EXPECT_EQ(pick_tile_rows(400, 128, 360, 132).rows, 16);
-  EXPECT_EQ(pick_tile_rows(4096, 128, 360, 132).rows, 80);
-  EXPECT_EQ(pick_tile_rows(8192, 128, 360, 132).rows, 80);
-  EXPECT_EQ(pick_tile_rows(8192, 32, 360, 132).rows, 128);
+  EXPECT_EQ(pick(400, 128, 360).rows, 16);
+  EXPECT_EQ(pick(4096, 128, 360).rows, 80);
+  EXPECT_EQ(pick(8192, 128, 360).rows, 80);
+  EXPECT_EQ(pick(16384, 128, 360).rows, 160);
+  EXPECT_EQ(pick(16384, 128, 360, 128).rows, 80);
+  EXPECT_EQ(pick(8192, 32, 360, 128).rows, 128);
 }
 
 TEST(GroupedSchedule, TilesOfOneMatrixAreThoseWhoseWavesEndFirst) {
-  EXPECT_EQ(pick_tile_rows(2048, 1, 180, 132).rows, 128);  // two waves; of 80 rows three
-  EXPECT_EQ(pick_tile_rows(1024, 1, 320, 132).rows, 80);   // 160 tiles of 128 rows are two waves
-  EXPECT_EQ(pick_tile_rows(1024, 1, 180, 132).rows, 128);
-  EXPECT_EQ(pick_tile_rows(300, 1, 320, 132).rows, 80);
-  EXPECT_EQ(pick_tile_rows(100, 1, 320, 132).rows, 40);
-  EXPECT_EQ(pick_tile_rows(2048, 1, 8, 132).rows, 40);
-  EXPECT_EQ(pick_tile_rows(100, 1, 320, 132).kernel, 80);
+  const auto is = [](const TileShape& t, int rows, int kernel, uint32_t bands) {
+    EXPECT_EQ(t.rows, rows);
+    EXPECT_EQ(t.kernel, kernel);
+    EXPECT_EQ(t.bands, int(bands));
+  };
+  is(pick(2048, 1, 180, 128), 128, 128, kBands);  // two waves; of 80 rows three
+  is(pick(1024, 1, 320, 128), 80, 80, kBands);    // 160 tiles of 128 rows are two waves
+  is(pick(1024, 1, 180, 128), 128, 128, kBands);
+  is(pick(100, 1, 320, 128), 128, 128, kFewBands);  // of 256 rows of weights there would be 20 tiles
+  is(pick(100, 1, 180, 128), 80, 80, kFewBands);
+  is(pick(100, 1, 320, 128, true), 40, 80, kBands);  // gates have no such tiles
 }
 
 }  // namespace

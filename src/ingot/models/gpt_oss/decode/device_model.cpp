@@ -42,7 +42,7 @@ GptOssWeights shapes_of(const GptOssConfig& c, WeightFormat dense, WeightFormat 
 #ifdef INGOT_HAS_CUDA_DECODE
 namespace {
 
-constexpr int64_t kStepsBack = 2048;  // tokens that a sliding layer's ring keeps beside its window, to go back by
+constexpr int64_t kStepsBack = 4096;  // tokens that a sliding layer's ring keeps beside its window, to go back by
 
 WeightFormat stored_format(const WeightMatrix& w) { return has_granules(w.format) ? w.format : WeightFormat::bf16; }
 

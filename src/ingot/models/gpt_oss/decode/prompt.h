@@ -7,7 +7,7 @@
 
 namespace ingot::gpt_oss_decode {
 
-constexpr int64_t kPromptTokens = 2048, kPromptRows = 256;  // at a time; of them with logits of each
+constexpr int64_t kPromptTokens = 4096, kPromptRows = 256;  // at a time; of them with logits of each
 
 // Shared by a model's slots. T: most tokens, S = T k.
 struct PromptBuffers {
