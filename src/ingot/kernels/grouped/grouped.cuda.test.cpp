@@ -122,8 +122,8 @@ TEST_F(GroupedCuda, EveryFormatTileAndForm) {
       check(f, fair, 264, 64, form);
       check(f, some, 528, 160, form);
       check(f, many, 272, 32, form);
-      check(f, {0, 130}, 600, 704, form);  // the ring comes round
-      check(f, {0, 600}, 4128, 32, form);           // tiles for every multiprocessor
+      check(f, {0, 130}, 600, 704, form);            // the ring comes round
+      check(f, {0, 600}, 4128, 32, form);            // tiles for every multiprocessor
       check(f, {0, 100, 260, 421}, 272, 416, form);  // the widest tiles, full, and one row more
       if (::testing::Test::HasFailure()) return;
     }

@@ -22,17 +22,15 @@
 
 namespace ingot::grouped {
 
-// Who shares the 256 rows of a tile: so many warpgroups, each so many blocks of 64 rows. Of mxfp4, four with a block
-// each: a warp cannot decode while it asks for products of registers, and its instructions depend on each other, so two
-// warps of a scheduler leave it idle.
+// Who shares the rows of weights of a tile: so many warpgroups, each so many blocks of 64. With few rows of x four
+// warpgroups, a block each: a warp cannot decode while it asks for products of registers, and its instructions depend
+// on each other, so two warps of a scheduler leave it idle. More sums want more registers than four can have.
 template <WeightFormat F, int kRows, int kTileBands> struct Team {
-  static constexpr int kAll = kTileBands / 4;  // blocks of 64 rows
-  static constexpr int kGroups = kAll == 1 ? 1 : F != WeightFormat::fp8 && kRows <= 80 ? 4 : 2, kBlocks = kAll / kGroups;
-  // Registers are moved between warpgroups of four warps. Beside four warpgroups a single warp brings stages: then all have
-  // 120, where moving would leave the four 112.
-  static constexpr bool kMoves = kGroups == 2;
-  static constexpr int kConsumerWarps = 4 * kGroups, kThreads = 32 * (kConsumerWarps + (kMoves ? 4 : 1));
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr bool kFour = F == WeightFormat::mxfp4 ? kRows <= 16 : F == WeightFormat::bf16 && kRows <= 80;
+  static constexpr int kGroups = kTileBands == 4 ? 1 : kFour ? 4 : 2, kBlocks = kTileBands / 4 / kGroups;
+  static constexpr int kConsumerWarps = 4 * kGroups, kThreads = 32 * (kConsumerWarps + 4);
+  static constexpr int kProducerRegisters = kGroups == 4 ? 24 : 40;
+  static constexpr int kConsumerRegisters = kGroups == 4 ? 112 : 232;
   static_assert(kTileBands == 4 * kBlocks * kGroups, "bands of a tile are dealt out to warps");
 };
 
@@ -43,11 +41,11 @@ template <> constexpr float kDrop<WeightFormat::mxfp4> = 0x1p64f;
 // Tiles of so many rows of x that are at most half full are multiplied as half. A third width spills.
 template <int kRows> constexpr int kNarrow = kRows == 80 ? 40 : kRows;
 
-// Granules of a band that come at a time. Waiting, handing back and addresses are some 40 instructions a warp and stage,
-// and instructions are what few rows wait for. What lies beyond a matrix is zeros, also of scales.
+// Granules of a band that come at a time. Waiting, handing back and addresses are some 40 instructions a warp and
+// stage, and instructions are what few rows wait for. What lies beyond a matrix is zeros, also of scales.
 template <WeightFormat F, int kRows> constexpr int kSpan = span_of(F, kRows);
 // Of these, what one group of products takes: a granule, or half of one where sums leave few registers.
-template <WeightFormat F, int kRows> constexpr bool kWhole = F == WeightFormat::mxfp4 && kRows <= 16;
+template <WeightFormat F, int kRows> constexpr bool kWhole = F == WeightFormat::mxfp4&& kRows <= 16;
 
 template <WeightFormat F, int kRows, int kTileBands> struct Memory {
   static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kGranules = kSpan<F, kRows>;
@@ -57,30 +55,38 @@ template <WeightFormat F, int kRows, int kTileBands> struct Memory {
   using Pipe = gemm::Pipeline<kStages, 1, gemm::Team::cooperative, Team<F, kRows, kTileBands>::kGroups>;
   alignas(1024) char b[kStages][kB];
   alignas(128) char a[kStages][kA];
+  alignas(16) Tile tile[kStages];  // whose first stage this is; without rows: there is no further one
   typename Pipe::Memory pipe;
   int32_t offsets[kMostGroups + 1];
 };
 
 template <int kTileBands> __device__ __forceinline__ Walk walk_of(const Params& p, const int32_t* offsets) {
-  return {offsets, p.groups, uint32_t(kTileBands), (p.bands + kTileBands - 1) / kTileBands, p.tile_rows, blockIdx.x, gridDim.x};
+  return {offsets,    p.groups, uint32_t(kTileBands), (p.bands + kTileBands - 1) / kTileBands, p.tile_rows,
+          blockIdx.x, gridDim.x};
 }
 template <WeightFormat F, int kRows> __device__ __forceinline__ uint32_t steps_of(const Params& p) {
   constexpr uint32_t kGranules = kSpan<F, kRows>;
   return (p.granules + kGranules - 1) / kGranules;
 }
 
-// One thread: every tile's stages, as the ring has room. A stage's bands are one copy: seventeen small ones took longer
-// to ask for than the products of a stage to compute. Bands beyond a matrix are the next one's, or zeros; nobody reads
-// them.
-template <WeightFormat F, int kRows, int kTileBands> __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m) {
+// One thread: every tile's stages, as the ring has room, and with the first which tile it is. A stage's bands are one
+// copy: seventeen small ones took longer to ask for than the products of a stage to compute. Bands beyond a matrix are
+// the next one's, or zeros; nobody reads them.
+template <WeightFormat F, int kRows, int kTileBands>
+__device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m) {
   using M = Memory<F, kRows, kTileBands>;
   constexpr uint32_t kBoxRows = kNarrow<kRows>, kBox = kBoxRows * 128, kGranules = M::kGranules;
   typename M::Pipe::Cursor at;
   Walk walk = walk_of<kTileBands>(p, m.offsets);
   const uint32_t steps = steps_of<F, kRows>(p);
+  const auto say = [&](const typename M::Pipe::Cursor& in, const Tile& t) {
+    tile::wait_or_trap(&m.pipe.empty[in.stage], in.phase ^ 1);
+    m.tile[in.stage] = t;
+  };
   for (Tile t; walk.next(t);) {
     const uint32_t boxes = t.rows() <= kBoxRows ? 1 : kRows / kBoxRows, band = t.group * p.bands + t.band;
     for (uint32_t step = 0; step < steps; ++step, at.advance()) {
+      if (step == 0) say(at, t);
       uint64_t* const full = M::Pipe::acquire(m.pipe, at, M::kA + kGranules * boxes * kBox);
       ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (kGranules * M::kGranule / 8)), int(band), full);
 #pragma unroll
@@ -90,17 +96,17 @@ template <WeightFormat F, int kRows, int kTileBands> __device__ void produce(con
                            int((step * kGranules + granule) * 64), int(t.row + box * kBoxRows), full);
     }
   }
+  say(at, {});
+  M::Pipe::acquire(m.pipe, at, 0);
 }
 
-// So many steps of 16 columns of a granule in shared memory as A operands, from step kFirst on. `kept`: what reading the
-// first ones brings for the others.
+// So many steps of 16 columns of a granule in shared memory as A operands, from step kFirst on. `kept`: what reading
+// the first ones brings for the others.
 struct Kept {
   uint32_t codes[4], scales[2];
 };
 // 2^(s - 65) of two bytes in 16 bits each; infinity where that is beyond bf16.
-__device__ __forceinline__ uint32_t two_scales(uint32_t two) {
-  return __vminu2(two, 0x00c100c1u) * 0x80 + 0x1f001f00u;
-}
+__device__ __forceinline__ uint32_t two_scales(uint32_t two) { return __vminu2(two, 0x00c100c1u) * 0x80 + 0x1f001f00u; }
 // Both halves of a times one of b's: an instruction, which ptxas makes of this but not of a permutation.
 __device__ __forceinline__ uint32_t multiply_by_half(uint32_t a, uint32_t b, int half) {
   const auto two = [](uint32_t v) { return *reinterpret_cast<const __nv_bfloat162*>(&v); };
@@ -126,7 +132,8 @@ __device__ __forceinline__ void decode(uint32_t granule, int first, Kept& kept, 
     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        a[s][i] = multiply_by_half(granules::two_of_mxfp4(kept.codes[first + s], i), kept.scales[i & 1], (first + s) / 2);
+        a[s][i] =
+            multiply_by_half(granules::two_of_mxfp4(kept.codes[first + s], i), kept.scales[i & 1], (first + s) / 2);
   } else {
     // Granules hold four columns a lane, as products of 8 bits take them; those of 16 want two, and two 8 further.
     constexpr uint32_t kUp = 0x5d805d80;  // 2^60
@@ -153,12 +160,20 @@ template <WeightFormat F, int kRows, int kTileBands> class Consumer {
 #pragma unroll
     for (uint32_t r = 0; r < kBlocks; ++r) band_[r] = (warp / 4 * kBlocks + r) * 4 + warp % 4;
   }
-  // All products of a tile of so many rows of x. While those of a part of a granule run, the next part is decoded into
-  // other registers; a stage is handed back when the next one's first products are under way.
+  // The tile whose first stage comes next, when it is there; one without rows after the last.
+  __device__ __forceinline__ Tile next() {
+    M::Pipe::wait(m_.pipe, at_);
+    uint32_t w[4] = {};
+    if (threadIdx.x % 32 == 0) ptx::load_shared(w, ptx::shared_address(&m_.tile[at_.stage]));
+#pragma unroll
+    for (uint32_t& word : w) word = __shfl_sync(~0u, word, 0);
+    return {w[0], w[1], w[2], w[3]};
+  }
+  // All products of this tile, of so many rows of x. While those of a part of a granule run, the next part is decoded
+  // into other registers; a stage is handed back when the next one's first products are under way.
   template <int kWidth> __device__ __forceinline__ void multiply(float (&d)[kBlocks][kWidth / 2]) {
 #pragma unroll
     for (int r = 0; r < kBlocks; ++r) ptx::fence_registers(d[r]);
-    M::Pipe::wait(m_.pipe, at_);
     decode_part(parts_[0], 0);
     uint32_t step = 0;
     for (;;) {
@@ -240,27 +255,38 @@ __device__ __forceinline__ float gate(float gate, float up, float limit, float a
   return gate / (1 + __expf(-alpha * gate)) * (up + 1);
 }
 
-// A band's sums: thread (g, t) has rows g and g + 8 of the weights, of every 8 rows of x the two from 2 t on.
-template <WeightFormat F, int kRows, bool kGated>
-__device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t band, const float (&d)[kRows / 2]) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
+// What a band's rows g and g + 8 are multiplied by and get added.
+struct Ends {
   float scale[2], bias[2];
+};
+template <WeightFormat F> __device__ __forceinline__ Ends ends_of(const Params& p, const Tile& t, uint32_t band) {
+  const uint32_t g = threadIdx.x % 32 / 4;
+  Ends e;
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
     const uint32_t n = 16 * band + g + 8 * half;
-    scale[half] = kDrop<F>;
+    e.scale[half] = kDrop<F>;
     if constexpr (F == WeightFormat::fp8)
-      scale[half] *= reinterpret_cast<const float*>(p.w + t.group * p.matrix_bytes + band * p.band_bytes +
-                                                    size_t(p.granules) * granules::Form<F>::kBytes)[g + 8 * half];
-    bias[half] = p.bias != nullptr && n < p.n ? p.bias[size_t(t.group) * p.n + n] : 0;
+      if (band < p.bands)
+        e.scale[half] *= reinterpret_cast<const float*>(p.w + t.group * p.matrix_bytes + band * p.band_bytes +
+                                                        size_t(p.granules) * granules::Form<F>::kBytes)[g + 8 * half];
+    e.bias[half] = p.bias != nullptr && n < p.n ? p.bias[size_t(t.group) * p.n + n] : 0;
   }
+  return e;
+}
+
+// A band's sums: thread (g, t) has rows g and g + 8 of the weights, of every 8 rows of x the two from 2 t on.
+template <WeightFormat F, int kRows, bool kGated>
+__device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t band, const Ends& e,
+                                       const float (&d)[kRows / 2]) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
   if constexpr (kGated) {
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
-        const float v[2] = {d[4 * j + 2 * half] * scale[half] + bias[half],
-                            d[4 * j + 2 * half + 1] * scale[half] + bias[half]};
+        const float v[2] = {d[4 * j + 2 * half] * e.scale[half] + e.bias[half],
+                            d[4 * j + 2 * half + 1] * e.scale[half] + e.bias[half]};
         // Gate and up are neighbours' rows: of the two rows of x, each of them takes one.
         const bool second = g % 2 == 1;
         const float other = __shfl_xor_sync(~0u, second ? v[0] : v[1], 4);
@@ -284,7 +310,7 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
         }
       };
       if (p.add) each([&](int i, uint32_t, const float* y) { old[i] = *y; });
-      each([&](int i, uint32_t half, float* y) { *y = old[i] + (d[4 * first + i] * scale[half] + bias[half]); });
+      each([&](int i, uint32_t half, float* y) { *y = old[i] + (d[4 * first + i] * e.scale[half] + e.bias[half]); });
     }
   }
 }
@@ -292,10 +318,14 @@ __device__ __forceinline__ void finish(const Params& p, const Tile& t, uint32_t 
 template <WeightFormat F, int kRows, int kTileBands, bool kGated, int kWidth>
 __device__ __forceinline__ void compute(const Params& p, Consumer<F, kRows, kTileBands>& consumer, const Tile& t) {
   constexpr int kBlocks = Team<F, kRows, kTileBands>::kBlocks;
+  // Few rows leave registers for what the end needs, and little time to wait for it.
+  constexpr bool kEarly = kRows <= 16 && kBlocks == 1;
+  Ends early = {};
+  if constexpr (kEarly) early = ends_of<F>(p, t, t.band + consumer.band_[0]);
   float d[kBlocks][kWidth / 2];
   consumer.template multiply<kWidth>(d);
   const auto end = [&](uint32_t band, const auto& sums) {
-    if (band < p.bands) finish<F, kWidth, kGated>(p, t, band, sums);
+    if (band < p.bands) finish<F, kWidth, kGated>(p, t, band, kEarly ? early : ends_of<F>(p, t, band), sums);
   };
   // Not a loop: it would not be unrolled, being long, and sums that are indexed lie in memory.
   static_assert(kBlocks <= 2);
@@ -314,14 +344,15 @@ template <WeightFormat F, int kRows, int kTileBands, bool kGated> __device__ __f
   for (uint32_t g = threadIdx.x; g <= p.groups; g += T::kThreads) m.offsets[g] = p.offsets[g];
   __syncthreads();
   if (warp >= T::kConsumerWarps) {
-    if constexpr (T::kMoves) ptx::decrease_registers<T::kProducerRegisters>();
+    ptx::decrease_registers<T::kProducerRegisters>();
     if (warp == T::kConsumerWarps && ptx::elect_one()) produce<F, kRows, kTileBands>(p, m);
     __syncwarp();
   } else {
-    if constexpr (T::kMoves) ptx::increase_registers<T::kConsumerRegisters>();
+    ptx::increase_registers<T::kConsumerRegisters>();
     Consumer<F, kRows, kTileBands> consumer(p, m, warp);
-    Walk walk = walk_of<kTileBands>(p, m.offsets);
-    for (Tile t; walk.next(t);) {
+    for (;;) {
+      const Tile t = consumer.next();
+      if (t.rows() == 0) break;
       if (kNarrow<kRows> < kRows && t.rows() <= kNarrow<kRows>)
         compute<F, kRows, kTileBands, kGated, kNarrow<kRows>>(p, consumer, t);
       else
@@ -335,12 +366,6 @@ __global__ void __launch_bounds__(Team<F, kRows, kTileBands>::kThreads, 1)
     grouped_kernel(const __grid_constant__ Params p) {
   run<F, kRows, kTileBands, kGated>(p);
 }
-// The same where registers are not moved. Of 17 warps ptxas would give each thread 96, as if there were 20.
-template <WeightFormat F, int kRows, int kTileBands, bool kGated>
-__global__ void __maxnreg__(120) grouped_kernel_of_120(const __grid_constant__ Params p) {
-  run<F, kRows, kTileBands, kGated>(p);
-}
-
 template <WeightFormat F, int kRows, int kTileBands, bool kGated>
 void launch_tile(const Params& p, int64_t blocks, int device, Stream stream) {
   using T = Team<F, kRows, kTileBands>;
@@ -349,10 +374,7 @@ void launch_tile(const Params& p, int64_t blocks, int device, Stream stream) {
                        .smem = int64_t(sizeof(Memory<F, kRows, kTileBands>)),
                        .overlap = true,
                        .device = device};
-  if constexpr (T::kMoves)
-    gpu::launch("grouped_linear", grouped_kernel<F, kRows, kTileBands, kGated>, at, stream, p);
-  else
-    gpu::launch("grouped_linear", grouped_kernel_of_120<F, kRows, kTileBands, kGated>, at, stream, p);
+  gpu::launch("grouped_linear", grouped_kernel<F, kRows, kTileBands, kGated>, at, stream, p);
 }
 template <WeightFormat F, bool kGated>
 void launch_tall(const Params& p, int rows, int64_t blocks, int device, Stream stream) {

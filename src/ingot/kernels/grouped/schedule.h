@@ -23,10 +23,13 @@ struct Walk {
   INGOT_HD bool next(Tile& t) {
     for (; group < groups; ++group) {
       const uint32_t begin = uint32_t(offsets[group]), end = uint32_t(offsets[group + 1]);
-      const uint32_t across = (end - begin + tile_rows - 1) / tile_rows, here = across * band_tiles;
+      // Most groups are one tile across, and divisions are slow.
+      const uint32_t across = end - begin <= tile_rows ? end > begin : (end - begin + tile_rows - 1) / tile_rows;
+      const uint32_t here = across * band_tiles;
       if (next_tile < before + here) {
-        const uint32_t in = next_tile - before, row = begin + in % across * tile_rows;
-        t = {group, in / across * tile_bands, row, row + tile_rows < end ? row + tile_rows : end};
+        const uint32_t in = next_tile - before, down = across == 1 ? in : in / across;
+        const uint32_t row = begin + (in - down * across) * tile_rows;
+        t = {group, down * tile_bands, row, row + tile_rows < end ? row + tile_rows : end};
         next_tile += step;
         return true;
       }
@@ -51,8 +54,7 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t bands, int64_t 
     const int tile = mean <= 8 ? 16 : mean <= (widest == 160 ? 72 : 160) ? 80 : widest;
     return {tile, tile};
   }
-  const TileShape tiles[] = {{widest, widest},       {80, 80},            {40, 80},
-                             {128, 128, kFewBands}, {80, 80, kFewBands}};
+  const TileShape tiles[] = {{widest, widest}, {80, 80}, {40, 80}, {128, 128, kFewBands}, {80, 80, kFewBands}};
   const auto time_of = [&](const TileShape& t) {
     const int64_t all = (bands + t.bands - 1) / t.bands * ((rows + t.rows - 1) / t.rows);
     return (all + sms - 1) / sms * (t.bands == int(kBands) ? 3 * (t.rows + 40) : t.rows + 85);
