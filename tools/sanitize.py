@@ -1,5 +1,6 @@
 """compute-sanitizer over the GPU tests named ...Small, each tool over each test executable, in shards. Writes
-bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found.
+bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found. What the report there says of the same tree, and
+this run does not repeat, stays: a report may be made in parts.
 
     python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 240] [--jobs 12] [--out DIR]
                               [--executables test_kernels_linear,...]
@@ -76,6 +77,18 @@ def result_of(tool, executable, wanted, shards):
             "status": max((shard["status"] for shard in shards), key=abs)}
 
 
+def earlier_results(folder, pattern, results):
+    """Of the report in the folder, if it is of this tree and these tests, what is not among `results`."""
+    path = folder / f"{reports.SANITIZERS}.json"
+    if not path.exists():
+        return []
+    report = json.loads(path.read_text(encoding="utf-8"))
+    if report["tree"] != reports.tree_hash(reports.SANITIZERS) or report["filter"] != pattern:
+        return []
+    again = {(result["tool"], result["executable"]) for result in results}
+    return [result for result in report["results"] if (result["tool"], result["executable"]) not in again]
+
+
 def show(result, wanted, shards):
     good = result["errors"] == 0 and result["status"] == 0
     print(f"{result['tool']:10} {result['executable']:24} {result['tests']}/{wanted} tests, {result['errors']} errors, "
@@ -121,10 +134,11 @@ def main():
                 results.append(result_of(tool, executable, tests, shards))
                 show(results[-1], tests, shards)
     nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
+    folder = arguments.out or reports.RESULTS / (re.findall(r"[A-Z]+\d+\w*", gpu) or [gpu.replace(" ", "-")])[0].lower()
+    results = earlier_results(folder, arguments.filter, results) + results
     report = {"suite": reports.SANITIZERS, "tree": reports.tree_hash(reports.SANITIZERS), "gpu": gpu, "driver": driver,
               "cuda": (re.findall(r"release ([\d.]+)", nvcc) or ["?"])[0], "date": datetime.date.today().isoformat(),
               "command": os.environ.get("INGOT_COMMAND", "tools/sanitize.py"), "filter": arguments.filter, "results": results}
-    folder = arguments.out or reports.RESULTS / (re.findall(r"[A-Z]+\d+\w*", gpu) or [gpu.replace(" ", "-")])[0].lower()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{reports.SANITIZERS}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     problems = reports.problems_of(report)
