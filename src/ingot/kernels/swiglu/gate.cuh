@@ -45,26 +45,29 @@ __device__ inline float clamped_up(const GateNumbers& p, float up) {
 struct Argument {
   float z, slope;
 };
-__device__ inline Argument argument(const GateNumbers& p, float g) {
-  if (p.cubic == 0) return {p.alpha * g, p.alpha};
+// kCubic: false where cubic is known to be zero.
+template <bool kCubic> __device__ inline Argument argument(const GateNumbers& p, float g) {
+  if (!kCubic || p.cubic == 0) return {p.alpha * g, p.alpha};
   return {g * (p.alpha + p.cubic * g * g), p.alpha + 3 * p.cubic * g * g};
 }
 
 // kPlain: silu(gate) * up, without limit, alpha and what is added to up. Of gate = -inf the first factor is finite, so
 // that it does not meet 0; of a NaN the second one is a NaN.
-template <bool kExact, bool kPlain> __device__ inline float gated(const GateNumbers& p, float gate, float up) {
+template <bool kExact, bool kPlain, bool kCubic = true>
+__device__ inline float gated(const GateNumbers& p, float gate, float up) {
   if constexpr (kPlain && !kExact)
     return fmaxf(gate, -128.f) * ptx::reciprocal_approx(1 + ptx::exp2_approx(gate * -kLog2E)) * up;
   const float g = clamped_gate(p, gate);
-  return product_or_zero(g, logistic<kExact>(argument(p, g).z).value) * clamped_up(p, up);
+  return product_or_zero(g, logistic<kExact>(argument<kCubic>(p, g).z).value) * clamped_up(p, up);
 }
 
 struct Gradient {
   float gate, up;
 };
-template <bool kExact> __device__ inline Gradient gradient(const GateNumbers& p, float gate, float up, float d) {
+template <bool kExact, bool kCubic = true>
+__device__ inline Gradient gradient(const GateNumbers& p, float gate, float up, float d) {
   const float g = clamped_gate(p, gate);
-  const Argument a = argument(p, g);
+  const Argument a = argument<kCubic>(p, g);
   const Logistic l = logistic<kExact>(a.z);
   const bool gate_moves = !(gate > p.limit), up_moves = !(up > p.limit || up < -p.limit);
   const float slope = l.value + product_or_zero(g * a.slope, l.slope);

@@ -15,6 +15,7 @@ namespace ingot {
 namespace cuda {
 bool gated_linear_is_fused(const GatedLinear& g);
 void gated_linear(const GatedLinear& g, Stream stream);
+bool gated_dx_is_fused(const GatedGradients& g);
 bool gated_dx(const GatedGradients& g, Stream stream);
 bool gated_dw(const GatedGradients& g, Stream stream);
 }  // namespace cuda
@@ -146,7 +147,40 @@ namespace {
 
 struct Gradients {
   Tensor dgate, dup, room;  // room: for their products
+  Tensor both, weights;     // where one product gives dx: (T, 2H), of which dgate and dup are halves, and the weights
 };
+
+// Weights that are the halves of one matrix, as that: (2H, C), or of `transposed` ones (C, 2H). Else nothing.
+Tensor one_matrix(const Tensor& gate, const Tensor& up, bool transposed) {
+  const int64_t stride = gate.row_stride(), apart = transposed ? gate.cols() : gate.rows() * stride;
+  if (up.row_stride() != stride || up.data != static_cast<char*>(gate.data) + apart * size_of(gate.dtype)) return {};
+  Tensor both = gate;
+  both.shape.dim[transposed ? 1 : 0] *= 2;
+  return both;
+}
+
+// Where dx is no product of the core's, and weights lie beside each other, so do the gradients of gate and up: one
+// product in place of two, of which the second adds. Not where dh is in the workspace, whose numbers would be
+// overwritten before they are read.
+Gradients gradients_of(const GatedLinearBackward& g) {
+  const int64_t rows = g.dh.rows(), hidden = g.dh.cols(), halves = 2 * half_bytes(rows, hidden, g.dh.dtype);
+  const DType dtype = g.dh.dtype;
+  Gradients d{half_of(g.workspace, 0, rows, hidden, dtype), half_of(g.workspace, 1, rows, hidden, dtype),
+              product_room(g.workspace, halves)};
+#ifdef INGOT_HAS_CUDA_SWIGLU
+  const ptrdiff_t into = static_cast<char*>(g.dh.data) - static_cast<char*>(g.workspace.data);
+  if (g.dh.device.kind != Device::cuda || !g.dx || !g.gate || g.w_gate.rank() != 2 || (0 <= into && into < halves) ||
+      hidden * size_of(dtype) % 16 != 0 || (dtype != DType::bf16 && dtype != DType::f16))
+    return d;
+  if (cuda::gated_dx_is_fused({.dgate = d.dgate, .dup = d.dup, .w_gate = g.w_gate, .w_up = g.w_up, .dx = g.dx}))
+    return d;
+  d.weights = one_matrix(g.w_gate, g.w_up, g.transposed);
+  if (!d.weights) return d;
+  d.both = Tensor(g.workspace.data, dtype, {rows, 2 * hidden}, g.dh.device);
+  d.dgate = d.both.slice(1, 0, hidden), d.dup = d.both.slice(1, hidden, 2 * hidden);
+#endif
+  return d;
+}
 
 void check(const GatedLinearBackward& g) {
   const char* const op = "gated_linear_backward";
@@ -185,7 +219,7 @@ void input_gradient(const GatedLinearBackward& g, const Gradients& d, Stream str
           stream))
     return;
 #endif
-  const auto product = [&](const Tensor& of, const Tensor& w, double beta) {
+  const auto product = [&](const Tensor& of, const Tensor& w, double beta = 0) {
     matmul({.a = of,
             .b = w,
             .c = g.dx,
@@ -195,7 +229,8 @@ void input_gradient(const GatedLinearBackward& g, const Gradients& d, Stream str
             .workspace = d.room},
            stream);
   };
-  product(d.dgate, g.w_gate, 0);
+  if (d.both) return product(d.both, d.weights);
+  product(d.dgate, g.w_gate);
   product(d.dup, g.w_up, 1);
 }
 void weight_gradients(const GatedLinearBackward& g, const Gradients& d, Stream stream) {
@@ -233,9 +268,7 @@ void gated_linear_backward(const GatedLinearBackward& g, Stream stream) {
 #ifndef INGOT_HAS_CUDA_SWIGLU
   if (g.dh.device.kind != Device::cpu) detail::no_cuda("gated_linear_backward", g.dh.device);
 #endif
-  const Gradients d{half_of(g.workspace, 0, g.dh.rows(), g.dh.cols(), g.dh.dtype),
-                    half_of(g.workspace, 1, g.dh.rows(), g.dh.cols(), g.dh.dtype),
-                    product_room(g.workspace, 2 * half_bytes(g.dh.rows(), g.dh.cols(), g.dh.dtype))};
+  const Gradients d = gradients_of(g);
   Tensor gate = g.gate, up = g.up;
   if (!gate) {
     INGOT_CHECK(g.dh.data != d.dup.data,

@@ -65,9 +65,12 @@ GatedGradients as_matrices(const GatedGradients& g) {
 }
 }  // namespace
 
-bool gated_dx(const GatedGradients& g, Stream stream) {
+bool gated_dx_is_fused(const GatedGradients& g) {
   const gemm::Problem p{g.dx.rows(), g.dx.cols(), 2 * g.dgate.cols()};
-  if (!is_aligned({g.dgate, g.dup, g.w_gate, g.w_up, g.dx}) || !is_whole({g.dx}) || !is_fused(g, p)) return false;
+  return is_aligned({g.dgate, g.dup, g.w_gate, g.w_up, g.dx}) && is_whole({g.dx}) && is_fused(g, p);
+}
+bool gated_dx(const GatedGradients& g, Stream stream) {
+  if (!gated_dx_is_fused(g)) return false;
   with_16_bit_type(g.dx.dtype, [&](auto type) { launch_gated_dx<decltype(type)>(as_matrices(g), stream); });
   return true;
 }
