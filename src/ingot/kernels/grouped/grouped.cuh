@@ -26,7 +26,7 @@ namespace ingot::grouped {
 // warpgroups, a block each: a warp cannot decode while it asks for products of registers, and its instructions depend
 // on each other, so two warps of a scheduler leave it idle. More sums want more registers than four can have.
 template <WeightFormat F, int kRows, int kTileBands> struct Team {
-  static constexpr bool kFour = F == WeightFormat::mxfp4 ? kRows <= 16 : F == WeightFormat::bf16 && kRows <= 80;
+  static constexpr bool kFour = F == WeightFormat::mxfp4 ? kRows <= 40 : F == WeightFormat::bf16 && kRows <= 80;
   static constexpr int kGroups = kTileBands == 4 ? 1 : kFour ? 4 : 2, kBlocks = kTileBands / 4 / kGroups;
   static constexpr int kConsumerWarps = 4 * kGroups, kThreads = 32 * (kConsumerWarps + 4);
   static constexpr int kProducerRegisters = kGroups == 4 ? 24 : 40;
@@ -45,7 +45,7 @@ template <int kRows> constexpr int kNarrow = kRows == 80 ? 40 : kRows;
 // stage, and instructions are what few rows wait for. What lies beyond a matrix is zeros, also of scales.
 template <WeightFormat F, int kRows> constexpr int kSpan = span_of(F, kRows);
 // Of these, what one group of products takes: a granule, or half of one where sums leave few registers.
-template <WeightFormat F, int kRows> constexpr bool kWhole = F == WeightFormat::mxfp4&& kRows <= 16;
+template <WeightFormat F, int kRows> constexpr bool kWhole = F == WeightFormat::mxfp4&& kRows <= 40;
 
 template <WeightFormat F, int kRows, int kTileBands> struct Memory {
   static constexpr uint32_t kGranule = granules::Form<F>::kBytes, kGranules = kSpan<F, kRows>;
@@ -379,8 +379,10 @@ void launch_tile(const Params& p, int64_t blocks, int device, Stream stream) {
 template <WeightFormat F, bool kGated>
 void launch_tall(const Params& p, int rows, int64_t blocks, int device, Stream stream) {
   if (rows == 16) return launch_tile<F, 16, kBands, kGated>(p, blocks, device, stream);
+  if constexpr (widths_of(F).forty)
+    if (rows == 40) return launch_tile<F, 40, kBands, kGated>(p, blocks, device, stream);
   if (rows == 80) return launch_tile<F, 80, kBands, kGated>(p, blocks, device, stream);
-  launch_tile<F, wide_tile(F), kBands, kGated>(p, blocks, device, stream);
+  launch_tile<F, widths_of(F).widest, kBands, kGated>(p, blocks, device, stream);
 }
 template <WeightFormat F>
 void launch(const Params& p, const TileShape& tile, bool gated, int64_t blocks, int device, Stream stream) {

@@ -18,8 +18,6 @@ struct Params {
   bool add;
   float limit, alpha;
 };
-// Rows of x of the widest tile: the more there are, the less of a granule's decoding each of them pays.
-constexpr int wide_tile(WeightFormat f) { return f == WeightFormat::mxfp4 ? 160 : 128; }
 // Granules of a band that are brought at a time. Rows of fp8 end with scales, which are no granules.
 constexpr int span_of(WeightFormat f, int rows) { return f == WeightFormat::mxfp4 && rows <= 80 ? 3 : 1; }
 template <WeightFormat F>

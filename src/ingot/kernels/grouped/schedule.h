@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ingot/core/hd.h"
+#include "ingot/kernels/quant/quant.h"
 
 namespace ingot::grouped {
 
@@ -39,22 +40,32 @@ struct Walk {
   }
 };
 
-// Rows of x in a tile, and in the tile of the kernel that takes it: 16, 80, which also multiplies 40, or the widest.
+// Which kernels there are of a format: of 16 rows of x, of 80, which also multiplies 40, of `widest`, and of 40 alone.
+struct Widths {
+  int widest;
+  bool forty;
+};
+// The more rows of x a tile has, the less of a granule's decoding each of them pays.
+constexpr Widths widths_of(WeightFormat f) { return f == WeightFormat::mxfp4 ? Widths{160, true} : Widths{128, false}; }
+// Rows of x in a tile, and in the tile of the kernel that takes it.
 struct TileShape {
   int rows, kernel;
   int bands = kBands;
 };
-// Of groups: few where memory is what takes time, then so many that nearly every group of 64 rows, as 2,048 tokens give
-// each of 128 experts, is one tile, and of 128 rows, as 4,096 give them, where 160 is the widest. Of one matrix: those
-// whose waves of tiles end first. Weights take as long as some rows of x, and a quarter of them makes more tiles of few
-// rows than there would be multiprocessors without work.
-inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t bands, int64_t sms, int widest, bool gated) {
+// Of groups: few where memory is what takes time, then so many that nearly every group of 32 or 64 rows, as 1,024 and
+// 2,048 tokens give each of 128 experts, is one tile, and of 128, as 4,096 give them, where 160 is the widest. Of one
+// matrix: those whose waves of tiles end first. Weights take as long as some rows of x, and a quarter of them makes
+// more tiles of few rows than there would be multiprocessors without work.
+inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t bands, int64_t sms, const Widths& w, bool gated) {
   if (groups > 1) {
     const double mean = double(rows) / double(groups);
-    const int tile = mean <= 8 ? 16 : mean <= (widest == 160 ? 72 : 160) ? 80 : widest;
-    return {tile, tile};
+    if (mean <= 11) return {16, 16};
+    if (mean <= 33 && w.forty) return {40, 40};
+    if (mean <= (w.widest == 160 ? 72 : 160)) return {80, 80};
+    return {w.widest, w.widest};
   }
-  const TileShape tiles[] = {{widest, widest}, {80, 80}, {40, 80}, {128, 128, kFewBands}, {80, 80, kFewBands}};
+  const TileShape tiles[] = {
+      {w.widest, w.widest}, {80, 80}, {40, w.forty ? 40 : 80}, {128, 128, kFewBands}, {80, 80, kFewBands}};
   const auto time_of = [&](const TileShape& t) {
     const int64_t all = (bands + t.bands - 1) / t.bands * ((rows + t.rows - 1) / t.rows);
     return (all + sms - 1) / sms * (t.bands == int(kBands) ? 3 * (t.rows + 40) : t.rows + 85);

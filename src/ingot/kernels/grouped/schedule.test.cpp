@@ -32,17 +32,19 @@ TEST(GroupedSchedule, EveryRowMeetsEveryBandOnceWhateverTheNumberOfBlocks) {
     }
 }
 
-TileShape pick(int64_t rows, int64_t groups, int64_t bands, int widest = 160, bool gated = false) {
-  return pick_tile(rows, groups, bands, 132, widest, gated);
+constexpr WeightFormat kMx = WeightFormat::mxfp4, kBf16 = WeightFormat::bf16;
+TileShape pick(WeightFormat f, int64_t rows, int64_t groups, int64_t bands, bool gated = false) {
+  return pick_tile(rows, groups, bands, 132, widths_of(f), gated);
 }
 
 TEST(GroupedSchedule, TilesAreWideEnoughForTheUsualGroup) {
-  EXPECT_EQ(pick(400, 128, 360).rows, 16);
-  EXPECT_EQ(pick(4096, 128, 360).rows, 80);
-  EXPECT_EQ(pick(8192, 128, 360).rows, 80);
-  EXPECT_EQ(pick(16384, 128, 360).rows, 160);
-  EXPECT_EQ(pick(16384, 128, 360, 128).rows, 80);
-  EXPECT_EQ(pick(8192, 32, 360, 128).rows, 128);
+  EXPECT_EQ(pick(kMx, 400, 128, 360).rows, 16);
+  EXPECT_EQ(pick(kMx, 4096, 128, 360).rows, 40);
+  EXPECT_EQ(pick(kBf16, 4096, 128, 360).rows, 80);
+  EXPECT_EQ(pick(kMx, 8192, 128, 360).rows, 80);
+  EXPECT_EQ(pick(kMx, 16384, 128, 360).rows, 160);
+  EXPECT_EQ(pick(kBf16, 16384, 128, 360).rows, 80);
+  EXPECT_EQ(pick(kBf16, 8192, 32, 360).rows, 128);
 }
 
 TEST(GroupedSchedule, TilesOfOneMatrixAreThoseWhoseWavesEndFirst) {
@@ -51,12 +53,13 @@ TEST(GroupedSchedule, TilesOfOneMatrixAreThoseWhoseWavesEndFirst) {
     EXPECT_EQ(t.kernel, kernel);
     EXPECT_EQ(t.bands, int(bands));
   };
-  is(pick(2048, 1, 180, 128), 128, 128, kBands);  // two waves; of 80 rows three
-  is(pick(1024, 1, 320, 128), 80, 80, kBands);    // 160 tiles of 128 rows are two waves
-  is(pick(1024, 1, 180, 128), 128, 128, kBands);
-  is(pick(100, 1, 320, 128), 128, 128, kFewBands);  // of 256 rows of weights there would be 20 tiles
-  is(pick(100, 1, 180, 128), 80, 80, kFewBands);
-  is(pick(100, 1, 320, 128, true), 40, 80, kBands);  // gates have no such tiles
+  is(pick(kBf16, 2048, 1, 180), 128, 128, kBands);  // two waves; of 80 rows three
+  is(pick(kBf16, 1024, 1, 320), 80, 80, kBands);    // 160 tiles of 128 rows are two waves
+  is(pick(kBf16, 1024, 1, 180), 128, 128, kBands);
+  is(pick(kBf16, 100, 1, 320), 128, 128, kFewBands);  // of 256 rows of weights there would be 20 tiles
+  is(pick(kBf16, 100, 1, 180), 80, 80, kFewBands);
+  is(pick(kBf16, 100, 1, 320, true), 40, 80, kBands);  // gates have no such tiles
+  is(pick(kMx, 100, 1, 320, true), 40, 40, kBands);
 }
 
 }  // namespace

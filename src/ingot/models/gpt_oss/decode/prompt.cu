@@ -202,7 +202,7 @@ struct Run {
     launch("prompt choice", prompts::choose_kernel, (p.T + prompts::kWarps - 1) / prompts::kWarps,
            prompts::Choose{b.router, chosen, b.weights, uint32_t(p.T), E, k});
     launch("prompt places", prompts::places_kernel, E, prompts::Places{chosen, b.place, b.offsets, uint32_t(S), E});
-    launch("prompt rows", prompts::gather_kernel, S, prompts::Gather{b.normed, b.gathered, b.place, stride, k});
+    launch("prompt rows", prompts::gather_kernel, p.T, prompts::Gather{b.normed, b.gathered, b.place, stride, k});
   }
   void experts(const Layer& l) {
     const int64_t channels = l.down.cols;
@@ -239,12 +239,13 @@ struct Run {
 std::vector<int> prompt_kernels(const Model& m, const Prompt& p) {
   const Layer& l = m.layers[0];
   const int64_t sms = gpu::sm_count(p.device), S = p.T * m.config.experts_per_token, E = m.config.experts;
-  const auto product = [&](const Matrix& w, int64_t rows, int64_t groups) {
-    return grouped::pick_tile_rows(rows, groups, w.bands, sms).kernel;
+  const auto product = [&](const Matrix& w, int64_t rows, int64_t groups, bool gated = false) {
+    const auto tile = grouped::pick_tile(rows, groups, w.bands, sms, grouped::widths_of(w.format), gated);
+    return tile.kernel * 100 + tile.bands;
   };
   return {product(l.qkv, p.T, 1),
           product(l.o, p.T, 1),
-          product(l.gate_up, S, E),
+          product(l.gate_up, S, E, true),
           product(l.down, S, E),
           p.T > kMostRouted ? product(l.router, p.T, 1) : 0,
           p.head_rows > 1 ? product(m.head, p.T, 1) : 0,

@@ -62,11 +62,18 @@ __device__ __forceinline__ void gather_up(const Norm& p, const Choices& m, int64
   } else {
     *reinterpret_cast<Wide*>(v) = *reinterpret_cast<const Wide*>(x + c);
   }
-  for (uint32_t k = 0; k < p.k; ++k) {
-    alignas(16) float down[kWide];
-    *reinterpret_cast<Wide*>(down) = __ldcg(reinterpret_cast<const Wide*>(m.row[k] + c));
+  constexpr uint32_t kTogether = 4;  // rows that are on their way at once
+  for (uint32_t first = 0; first < p.k; first += kTogether) {
+    alignas(16) float down[kTogether][kWide] = {};
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) v[i] += m.weight[k] * down[i];
+    for (uint32_t k = 0; k < kTogether; ++k)
+      if (first + k < p.k)
+        *reinterpret_cast<Wide*>(down[k]) = __ldcg(reinterpret_cast<const Wide*>(m.row[first + k] + c));
+#pragma unroll
+    for (uint32_t k = 0; k < kTogether; ++k)
+      if (first + k < p.k)
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) v[i] += m.weight[first + k] * down[k][i];
   }
   if (p.table != nullptr || p.k > 0) *reinterpret_cast<Wide*>(x + c) = *reinterpret_cast<const Wide*>(v);
 }
@@ -293,36 +300,42 @@ struct Places {
   uint32_t S, E;
 };
 __global__ void __launch_bounds__(kThreads) places_kernel(Places p) {
-  auto& of_warp = tile::shared<uint32_t[2][kWarps]>();
-  auto& begin = tile::shared<uint32_t, 1>();
+  auto& of_warp = tile::shared<uint32_t[kWarps]>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float less = 0;  // exact: far below 2^24
-  for (uint32_t s = threadIdx.x; s < p.S; s += kThreads) less += p.chosen[s] < e ? 1.f : 0.f;
-  const float total = block_sum(less);
-  if (threadIdx.x == 0) begin = uint32_t(total), p.offsets[e] = int32_t(total);
-  if (e == 0 && threadIdx.x == 0) p.offsets[p.E] = int32_t(p.S);
-  __syncthreads();
-  uint32_t at = begin;
-  for (uint32_t first = 0, turn = 0; first < p.S; first += kThreads, turn ^= 1) {
-    const uint32_t s = first + threadIdx.x;
-    const bool mine = s < p.S && p.chosen[s] == e;
-    const uint32_t all = __ballot_sync(~0u, int(mine));
-    if (lane == 0) of_warp[turn][warp] = uint32_t(__popc(all));
-    __syncthreads();
-    uint32_t before = 0, here = 0;
+  // Each warp has a range of choices: it counts those of this expert, then knows where its own begin.
+  constexpr uint32_t kAhead = 4, kStep = 32 * kAhead;
+  const uint32_t each = (p.S + kWarps * kStep - 1) / (kWarps * kStep) * kStep, begin = warp * each;
+  const auto for_all = [&](auto&& use) {
+    for (uint32_t first = begin + lane; first < begin + lane + each; first += kStep) {
+      uint32_t chosen[kAhead];
 #pragma unroll
-    for (uint32_t w = 0; w < kWarps; ++w) {
-      before += w < warp ? of_warp[turn][w] : 0;
-      here += of_warp[turn][w];
+      for (uint32_t i = 0; i < kAhead; ++i) chosen[i] = first + 32 * i < p.S ? p.chosen[first + 32 * i] : ~0u;
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) use(first + 32 * i, chosen[i], __ballot_sync(~0u, int(chosen[i] == e)));
     }
-    if (mine) p.place[s] = int32_t(at + before + uint32_t(__popc(all & ((1u << lane) - 1))));
-    at += here;
-  }
+  };
+  float less = 0;  // exact: far below 2^24
+  uint32_t here = 0;
+  for_all([&](uint32_t, uint32_t chosen, uint32_t all) {
+    less += chosen < e ? 1.f : 0.f;
+    here += uint32_t(__popc(all));
+  });
+  if (lane == 0) of_warp[warp] = here;
+  const float total = block_sum(less);  // its barrier is of_warp's, too
+  if (threadIdx.x == 0) p.offsets[e] = int32_t(total);
+  if (e == 0 && threadIdx.x == 0) p.offsets[p.E] = int32_t(p.S);
+  uint32_t at = uint32_t(total);
+#pragma unroll
+  for (uint32_t w = 0; w < kWarps; ++w) at += w < warp ? of_warp[w] : 0;
+  for_all([&](uint32_t s, uint32_t chosen, uint32_t all) {
+    if (chosen == e) p.place[s] = int32_t(at + uint32_t(__popc(all & ((1u << lane) - 1))));
+    at += uint32_t(__popc(all));
+  });
 }
 
-// Rows of x to where their choices have their places. A block a choice.
+// Rows of x to where their choices have their places. A block a token.
 struct Gather {
   const bf16* from;
   bf16* to;
@@ -331,12 +344,18 @@ struct Gather {
   uint32_t k;
 };
 __global__ void __launch_bounds__(kThreads) gather_kernel(Gather p) {
+  auto& to = tile::shared<uint4* [kMostChoices]>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  const uint32_t s = blockIdx.x;
-  const uint4* const from = reinterpret_cast<const uint4*>(p.from + int64_t(s / p.k) * p.stride);
-  uint4* const to = reinterpret_cast<uint4*>(p.to + int64_t(p.place[s]) * p.stride);
-  for (uint32_t i = threadIdx.x; i < p.stride / 8; i += kThreads) to[i] = from[i];
+  const int64_t t = blockIdx.x;
+  if (threadIdx.x < p.k)
+    to[threadIdx.x] = reinterpret_cast<uint4*>(p.to + int64_t(p.place[t * p.k + threadIdx.x]) * p.stride);
+  __syncthreads();
+  const uint4* const from = reinterpret_cast<const uint4*>(p.from + t * p.stride);
+  for (uint32_t i = threadIdx.x; i < p.stride / 8; i += kThreads) {
+    const uint4 v = from[i];
+    for (uint32_t k = 0; k < p.k; ++k) to[k][i] = v;
+  }
 }
 
 }  // namespace ingot::gpt_oss_decode::prompts
