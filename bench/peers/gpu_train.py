@@ -142,6 +142,7 @@ def measure_torch(options, applications):
 
 def measure_torch_in_turn(options, applications, held):
     device, packed = options.device, options.child == "packed"
+    torch.set_num_threads(1)  # several processes at once: the initial weights' QR by all threads in each of them takes minutes, by one 1.3 s
     torch.set_float32_matmul_precision("high")
     config = spec.GptConfig.from_dict({**PRESET["model"], **dict(options.model)})
     with torch.device("cpu"):

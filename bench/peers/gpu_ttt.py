@@ -145,6 +145,7 @@ def measure_torch(options):
 
 def measure_torch_in_turn(options, held):
     device = options.device
+    torch.set_num_threads(1)  # as in gpu_train.py
     torch.manual_seed(0)
     config = spec.GptConfig.from_dict({**PRESET["model"], **dict(options.model)})
     model = AdaptedGpt(config, spec.initialise(config, 1, torch.float32), options.window).to(device=device, dtype=torch.bfloat16).requires_grad_(False)
