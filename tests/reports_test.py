@@ -2,6 +2,7 @@
 import contextlib
 import copy
 import io
+import json
 import os
 import pathlib
 import sys
@@ -70,6 +71,31 @@ class Reports(unittest.TestCase):
         self.assertEqual(sanitize.result_of("racecheck", pathlib.Path("test_x"), 18, runs),
                          {"tool": "racecheck", "executable": "test_x", "tests": 16, "errors": 6, "status": 1})
         self.assertEqual(sanitize.result_of("racecheck", pathlib.Path("test_x"), 6, runs[:1])["errors"], 0)
+
+    def test_hazards_that_are_explained_are_known_by_both_places(self):
+        ours = "ingot::cuda::attention_hopper::"
+        read, write = f"{ours}Multiplier<F<(int)64>>::run()+0x5e0 in forward.cuh:58", f"{ours}KeyFetcher<F>::publish(const {ours}Tile &)+0xb0 in walk.cuh:94"
+
+        def log(first, second):
+            return f"========= Error: Race reported between Read access at {first}\n=========     and Write access at {second} [64 hazards]\n========= \n"
+        self.assertEqual(sanitize.explained_in(log(read, write) + log(write, read), "test_x"), 2)
+        self.assertEqual(sanitize.explained_in(log(read, read) + log(read, write.replace("publish", "fetch")), "test_x"), 0)
+        best = "ingot::sampling::block_best(unsigned long, ingot::sampling::BestMemory &)+0x19 in best.cuh:44"
+        self.assertEqual(sanitize.explained_in(log(best, best), "test_kernels_sampling"), 0)
+        self.assertEqual(sanitize.explained_in(log(best, best), "test_models_gpt_oss_decode"), 1)
+
+    def test_a_sanitizer_report_is_made_in_parts(self):
+        def run(tool, errors):
+            return {"tool": tool, "executable": "test_x", "tests": 1, "errors": errors, "status": 0}
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            self.assertEqual(sanitize.earlier_results(folder, "*", []), [])
+            report = {"tree": reports.tree_hash(reports.SANITIZERS), "filter": "*", "results": [run("memcheck", 1), run("racecheck", 2)]}
+            (folder / "sanitizers.json").write_text(json.dumps(report))
+            self.assertEqual(sanitize.earlier_results(folder, "*", [run("memcheck", 0)]), [run("racecheck", 2)])
+            self.assertEqual(sanitize.earlier_results(folder, "*Small", []), [])
+            (folder / "sanitizers.json").write_text(json.dumps({**report, "tree": "0"}))
+            self.assertEqual(sanitize.earlier_results(folder, "*", []), [])
 
     def test_the_tree_hash_follows_sources_but_not_tests(self):
         with tempfile.TemporaryDirectory() as folder:
