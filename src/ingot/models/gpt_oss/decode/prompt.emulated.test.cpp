@@ -159,6 +159,12 @@ DecodeCase prompt_case(const GptOssConfig& c, WeightFormat dense) {
 GptOssConfig two_heads() { return testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2); }
 GptOssConfig four_heads() { return testing::decode_config(64, 16, 4, 16, 288, 4, 2, 5, 2); }
 
+std::vector<int32_t> prompt_ids(const GptOssConfig& c, int64_t n) {
+  std::vector<int32_t> ids(size_t(n), 0);
+  testing::fill_ids(Tensor(ids.data(), {n}), 3, c.vocab);
+  return ids;
+}
+
 TEST(GptOssPromptsEmulated, OneGpuIsTheModel) {
   check_case(prompt_case(two_heads(), WeightFormat::bf16), 1, Split::tensor);
 }
@@ -178,8 +184,7 @@ TEST(GptOssPromptsEmulated, OneGpuForAttentionAndOthersForTheExpertsAreTheModel)
 TEST(GptOssPromptsEmulated, APromptInPiecesIsThePrompt) {
   const DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
   const DecodeModel m(t.config, t.dense, t.experts, 7);
-  std::vector<int32_t> ids(16);
-  testing::fill_ids(Tensor(ids.data(), {16}), 3, t.config.vocab);
+  const std::vector<int32_t> ids = prompt_ids(t.config, 16);
   std::vector<std::vector<double>> rows;
   for (const size_t cut : {size_t(0), size_t(7)}) {
     Prompts gpus(m, 16, 2, Split::tensor);
@@ -197,13 +202,18 @@ TEST(GptOssPromptsEmulated, APromptInPiecesIsThePrompt) {
     EXPECT_NEAR(rows[0][v], rows[1][v], 0.1);  // logits of deviation 4, of 8 bits
 }
 
+// Two GPUs that a test disturbs, and what others, undisturbed, make of a prompt of 16 tokens.
+struct TwoGpus {
+  DecodeModel m{two_heads(), WeightFormat::bf16, WeightFormat::mxfp4, 7};
+  std::vector<int32_t> ids = prompt_ids(two_heads(), 16);
+  Prompts gpus{m, 16, 2, Split::tensor};
+  std::vector<std::vector<double>> want = Prompts(m, 16, 2, Split::tensor).extend(ids);
+};
+
 TEST(GptOssPromptsEmulated, AGpuThatNeverBeginsIsNamedAndTheNextPromptIsRight) {
-  const DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
-  const DecodeModel m(t.config, t.dense, t.experts, 7);
-  std::vector<int32_t> ids(16);
-  testing::fill_ids(Tensor(ids.data(), {16}), 3, t.config.vocab);
-  Prompts sound(m, 16, 2, Split::tensor), gpus(m, 16, 2, Split::tensor);
-  const auto want = sound.extend(ids);
+  TwoGpus two;
+  auto& gpus = two.gpus;
+  const auto& ids = two.ids;
   gpus.gpus.set_limit(1'000'000);
   on_threads(2, [&](size_t r) {
     if (r == 0) gpus.tell(r, ids, 1);
@@ -214,17 +224,14 @@ TEST(GptOssPromptsEmulated, AGpuThatNeverBeginsIsNamedAndTheNextPromptIsRight) {
   EXPECT_EQ(gpus.gpus.ranks[1]->stop, gpu::kStoppedByPeer);
   gpus.gpus.reset();
   gpus.gpus.set_limit(1'000'000'000'000);
-  EXPECT_EQ(gpus.extend(ids), want);
+  EXPECT_EQ(gpus.extend(ids), two.want);
 }
 
 // As DeviceModel::rehearse_prompt() does it.
 TEST(GptOssPromptsEmulated, APromptThatWaitsForNobodyLeavesNothingBehind) {
-  const DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
-  const DecodeModel m(t.config, t.dense, t.experts, 7);
-  std::vector<int32_t> ids(16);
-  testing::fill_ids(Tensor(ids.data(), {16}), 3, t.config.vocab);
-  Prompts sound(m, 16, 2, Split::tensor), gpus(m, 16, 2, Split::tensor);
-  const auto want = sound.extend(ids);
+  TwoGpus two;
+  auto& gpus = two.gpus;
+  const auto& ids = two.ids;
   for (const auto& e : gpus.gpus.ranks) e->stop = ~0u;
   for (const uint32_t head_rows : {0u, 1u, 16u}) on_threads(2, [&](size_t r) { gpus.tell(r, ids, head_rows); });
   for (const auto& e : gpus.gpus.ranks) {
@@ -232,7 +239,7 @@ TEST(GptOssPromptsEmulated, APromptThatWaitsForNobodyLeavesNothingBehind) {
     EXPECT_EQ(e->record.state, gpu::kRunning);
   }
   gpus.gpus.reset();
-  EXPECT_EQ(gpus.extend(ids), want);
+  EXPECT_EQ(gpus.extend(ids), two.want);
 }
 
 }  // namespace
