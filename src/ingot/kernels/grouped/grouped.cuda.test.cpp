@@ -17,7 +17,7 @@ namespace {
 
 using testing::DeviceBuffer;
 
-// A bank of random matrices in granules, on the host and on the GPU, and what its numbers are.
+// A bank of random matrices in a GPU's granules, on the host and on the GPU, and what its numbers are.
 struct Bank {
   std::vector<uint8_t> memory;
   std::vector<double> numbers;  // (groups, n, k)
@@ -46,6 +46,7 @@ struct Bank {
       pack_granules(rows, bank.at(g));
       dequantise(bank.at(g), Tensor(&numbers[size_t(g * n * k)], {n, k}), {});
     }
+    to_device_order(bank);
     gpu::copy_to_device(device.data(), memory.data(), int64_t(memory.size()));
   }
 };

@@ -11,7 +11,7 @@ namespace ingot {
 
 struct GroupedLinear {
   Tensor x;                // (R, K) bf16, rows 16-byte aligned
-  const uint8_t* w;        // on the device: `groups` matrices of N rows in granules, one after the other
+  const uint8_t* w;        // on the device: `groups` matrices of N rows in its granules (quant/device_order.h)
   WeightFormat format;     // bf16, fp8 or mxfp4
   int64_t groups, n;       // n = N
   const float* bias;       // (groups, N) or null

@@ -10,6 +10,7 @@
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/memory.cuh"
 #include "ingot/gpu/ptx/mma.cuh"
+#include "ingot/kernels/quant/device_order.h"
 #include "ingot/kernels/quant/quant.h"
 
 namespace ingot::granules {
@@ -176,12 +177,6 @@ template <WeightFormat F> __device__ __forceinline__ void load(Stored<F>& s, con
   }
 }
 
-// Codes i and i + 4 of a word, times 2^-126. One product moves both a code's sign and its other bits to their places,
-// with a copy of each that is masked away: the multiplier is idle otherwise, shifts and masks are what is scarce.
-__device__ __forceinline__ uint32_t two_of_mxfp4(uint32_t w, int i) {
-  const uint32_t c = i < 2 ? w : w >> 8;
-  return (i % 2 == 0 ? (c & 0x000f000fu) * 0x1040 : (c & 0x00f000f0u) * 0x104) & 0x81c081c0u;
-}
 // Bytes 0 and 2 of a word, and bytes 1 and 3, times 2^-120.
 __device__ __forceinline__ uint32_t even_of_fp8(uint32_t w) {
   return ((w << 8) & 0x80008000u) | ((w << 4) & 0x07f007f0u);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/quant/device_order.h"
 
 namespace ingot {
 namespace {
@@ -116,6 +117,23 @@ void unpack_band(const uint8_t* from, int64_t band, const WeightMatrix& to) {
     std::memcpy(to.scales.ptr<float>() + first, from + granules * bytes, size_t(b.rows) * sizeof(float));
 }
 
+template <class Change> void change_words(const WeightMatrix& w, Change&& change) {
+  INGOT_CHECK(w.in_granules() && w.data.device.kind == Device::cpu, "device order: found ", w.format,
+              " numbers, expected granules on a cpu");
+  if (w.format != WeightFormat::mxfp4) return;
+  const int64_t bytes = granule_bytes(w.format);
+  parallel_for(w.data.numel() / bytes, 1024, [&](int64_t begin, int64_t end) {
+    for (int64_t q = begin; q < end; ++q)
+      for (int64_t i = 0; i < bytes - kMxScales; i += 4) {
+        uint8_t* const at = w.data.ptr<uint8_t>() + q * bytes + i;
+        uint32_t word;
+        std::memcpy(&word, at, 4);
+        word = change(word);
+        std::memcpy(at, &word, 4);
+      }
+  });
+}
+
 void check_pair(const char* op, const WeightMatrix& rows, const WeightMatrix& granules) {
   check(rows, op, "rows");
   check(granules, op, "granules");
@@ -163,6 +181,13 @@ void unpack_granules(const WeightMatrix& from, const WeightMatrix& to) {
   parallel_for(from.data.size(0), 4, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) unpack_band(from.data.ptr<uint8_t>() + b * from.data.size(1), b, to);
   });
+}
+
+void to_device_order(const WeightMatrix& w) {
+  change_words(w, [](uint32_t w) { return granules::to_device_order(w); });
+}
+void from_device_order(const WeightMatrix& w) {
+  change_words(w, [](uint32_t w) { return granules::from_device_order(w); });
 }
 
 namespace detail {

@@ -32,6 +32,11 @@ WeightMatrix granules_at(void* memory, WeightFormat f, int64_t experts, int64_t 
 void pack_granules(const WeightMatrix& from, const WeightMatrix& to);
 void unpack_granules(const WeightMatrix& from, const WeightMatrix& to);
 
+// In place: from an archive's order of bits to that of a GPU's memory (device_order.h), and back. A matrix or a bank,
+// in ordinary memory; only mxfp4's differ.
+void to_device_order(const WeightMatrix& granules);
+void from_device_order(const WeightMatrix& granules);
+
 namespace detail {
 // Where number (row, col) of a band lies: its byte, and for mxfp4 which half of it.
 struct GranulePlace {

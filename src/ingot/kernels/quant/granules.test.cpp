@@ -7,6 +7,7 @@
 #include <set>
 
 #include "ingot/core/cpu.h"
+#include "ingot/kernels/quant/device_order.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
@@ -151,6 +152,46 @@ TEST(granules, products_follow_the_fp64_oracle_at_every_cpu_level_and_batch) {
           }
       }
   set_cpu_level(before);
+}
+
+TEST(granules, a_word_in_device_order_gives_its_pairs_as_bf16_and_its_codes_back) {
+  uint32_t random = 1;
+  for (uint32_t n = 0; n < 200000; ++n) {
+    // Each code in each place beside zeros and ones, then random words.
+    random = random * 1664525 + 1013904223;
+    const uint32_t one = n / 8 % 16 << n % 8 * 4, codes = n < 128 ? one : n < 256 ? ~one : random ^ random >> 15;
+    const uint32_t word = granules::to_device_order(codes);
+    ASSERT_EQ(granules::from_device_order(word), codes);
+    ASSERT_EQ(granules::to_device_order(granules::from_device_order(codes)), codes);
+    for (int i = 0; i < 4; ++i)
+      for (int half = 0; half < 2; ++half) {
+        constexpr float kValues[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+        const uint32_t c = codes >> (4 * i + 16 * half) & 15;
+        bf16 two;
+        two.bits = uint16_t(granules::two_of_mxfp4(word, i) >> (16 * half));
+        ASSERT_EQ(float(two), (c < 8 ? 1 : -1) * kValues[c % 8] * 0x1p-126f) << codes << " " << i;
+        ASSERT_EQ(two.bits >> 15, c / 8) << "zero's sign";
+      }
+  }
+}
+
+TEST(granules, device_order_changes_codes_alone_and_goes_back) {
+  for (WeightFormat f : kFormats) {
+    std::vector<uint8_t> memory(size_t(3 * 2 * band_bytes(f, 160)));
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = uint8_t(i * 167 + i / 256);
+    const std::vector<uint8_t> before = memory;
+    const WeightMatrix bank = granules_at(memory.data(), f, 3, 20, 160);
+    to_device_order(bank);
+    for (size_t i = 0; i < memory.size(); i += 4) {
+      uint32_t was, now;
+      std::memcpy(&was, &before[i], 4);
+      std::memcpy(&now, &memory[i], 4);
+      const bool codes = f == WeightFormat::mxfp4 && i % 544 < 512;
+      ASSERT_EQ(now, codes ? granules::to_device_order(was) : was) << f << ", byte " << i;
+    }
+    from_device_order(bank);
+    EXPECT_EQ(memory, before) << f;
+  }
 }
 
 TEST(granules, ranges_of_bands_are_ranges_of_rows) {

@@ -88,12 +88,22 @@ class Builder {
   }
   void matrix(Matrix& m, const WeightMatrix& from, double scale, const Cut& cut) {
     const WeightFormat f = stored_format(from);
-    const int64_t experts = from.is_bank() ? from.data.size(0) : 0, N = cut.row_count(), K = cut.cols.size();
+    const int64_t experts = from.is_bank() ? from.data.size(0) : 0;
     uint8_t* to;
     take(to, std::max<int64_t>(1, experts) * cut_bytes(f, cut));
-    const WeightMatrix device = granules_at(to, f, experts, N, K);
+    const WeightMatrix device = granules_at(to, f, experts, cut.row_count(), cut.cols.size());
     m = matrix_of(device);
     if (memory_ == nullptr) return;
+    fill(device, m, from, scale, cut);
+    if (m.bands > 0) order_for_device(device, stream_);
+  }
+
+ private:
+  // As an archive has it.
+  void fill(const WeightMatrix& device, const Matrix& m, const WeightMatrix& from, double scale, const Cut& cut) {
+    const WeightFormat f = device.format;
+    uint8_t* const to = device.data.ptr<uint8_t>();
+    const int64_t experts = from.is_bank() ? from.data.size(0) : 0, N = device.rows(), K = device.cols();
     if (seed_ != nullptr) {
       const uint64_t seed = next_seed();  // taken by every rank, so that what all have is the same
       if (m.bands > 0) fill_granules(device, scale, seed, stream_);
@@ -111,8 +121,6 @@ class Builder {
         upload_rows(one, cut, to + e * m.matrix_bytes, f);
     }
   }
-
- private:
   uint64_t next_seed() { return *seed_ * 65536 + next_++; }
   static std::vector<bf16> rounded(const WeightMatrix& w) {
     std::vector<float> wide(size_t(w.rows() * w.cols()));

@@ -171,5 +171,7 @@ class DeviceModel {
 // Random numbers of deviation `scale` as granules; fp8's row scales too.
 void fill_granules(const WeightMatrix& w, double scale, uint64_t seed, Stream stream);
 void fill_normal(void* to, DType dtype, int64_t n, double scale, double mean, uint64_t seed, Stream stream);
+// to_device_order() of granules in a GPU's memory.
+void order_for_device(const WeightMatrix& w, Stream stream);
 
 }  // namespace ingot::gpt_oss_decode

@@ -84,7 +84,9 @@ struct Emulated {
     char* const to = keep(std::max<int64_t>(1, experts) * one);
     for (int64_t e = 0; e < std::max<int64_t>(1, experts); ++e)
       gpt_oss_decode::cut_granules(experts > 0 ? w.at(e) : w, at, reinterpret_cast<uint8_t*>(to + e * one));
-    return gpt_oss_decode::matrix_of(granules_at(to, w.format, experts, at.row_count(), at.cols.size()));
+    const WeightMatrix device = granules_at(to, w.format, experts, at.row_count(), at.cols.size());
+    to_device_order(device);
+    return gpt_oss_decode::matrix_of(device);
   }
   char* keep(int64_t bytes) { return aligned(cut.emplace_back(size_t(bytes + 256))); }
   static char* aligned(std::vector<char>& v) {

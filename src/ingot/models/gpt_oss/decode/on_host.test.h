@@ -42,8 +42,10 @@ struct OnHost {
   }
   Tensor vector(const float* from, Shape shape) { return Tensor(bring(from, shape.numel()), DType::f32, shape); }
   WeightMatrix matrix(const gpt_oss_decode::Matrix& m, int64_t experts) {
-    return granules_at(bring(m.data, std::max<int64_t>(1, experts) * m.matrix_bytes), m.format, experts, m.rows,
-                       m.cols);
+    const WeightMatrix w =
+        granules_at(bring(m.data, std::max<int64_t>(1, experts) * m.matrix_bytes), m.format, experts, m.rows, m.cols);
+    from_device_order(w);
+    return w;
   }
 };
 

@@ -16,8 +16,10 @@ void grouped_linear(const GroupedLinear& a, Stream) {
   std::vector<double> w(size_t(N * K)), y(static_cast<size_t>(N));
   for (int64_t g = 0; g < a.groups; ++g) {
     if (a.offsets[g] == a.offsets[g + 1]) continue;
-    uint8_t* const data = const_cast<uint8_t*>(a.w) + g * bytes;
-    dequantise(granules_at(data, a.format, 0, N, K), Tensor(w.data(), {N, K}), {});
+    std::vector<uint8_t> data(a.w + g * bytes, a.w + (g + 1) * bytes);
+    const WeightMatrix matrix = granules_at(data.data(), a.format, 0, N, K);
+    from_device_order(matrix);
+    dequantise(matrix, Tensor(w.data(), {N, K}), {});
     for (int64_t r = a.offsets[g]; r < a.offsets[g + 1]; ++r) {
       const bf16* const x = a.x.ptr<bf16>() + r * a.x.row_stride();
       for (int64_t n = 0; n < N; ++n) {

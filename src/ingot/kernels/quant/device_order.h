@@ -1,0 +1,51 @@
+#pragma once
+// The order of MXFP4's codes in a GPU's memory. A granule (granules.h) keeps its places and its scales; of each word of
+// 8 codes the 32 bits are dealt out so that four logic instructions and a rotation, with shifts to the left that the
+// multiplier does, give the four pairs of bf16 that matrix instructions take: five where codes in a row cost nine,
+// each two cycles of the pipe that products of few columns are bound by.
+//
+// A pair is codes i and i + 4 of a granule's word, in the low and the high half: signs at bit 15, the other three bits
+// at 8 to 6, which is the number times 2^-126. With M for those eight places and y = w rotated left by 6:
+//   pair 0: w & M      pair 1: (w << 4) & M      pair 2: (y << 4) & M      pair 3: (y ^ (y << 8)) & M
+// Found by trying all such forms of one rotation and three shifts: this is the cheapest whose 32 bits determine w.
+// Three shifts of M are all that have no bit in common, so pair 3 is what the others leave, sums of two bits.
+#include <cstdint>
+
+#include "ingot/core/hd.h"
+
+namespace ingot::granules {
+
+constexpr uint32_t kPairBits = 0x81c081c0u;
+
+// Pair i of a word in device order.
+INGOT_HD constexpr uint32_t two_of_mxfp4(uint32_t w, int i) {
+  if (i == 0) return w & kPairBits;
+  if (i == 1) return (w << 4) & kPairBits;
+  const uint32_t y = w << 6 | w >> 26;
+  if (i == 2) return (y << 4) & kPairBits;
+  return (y ^ (y << 8)) & kPairBits;
+}
+// The word whose pairs are those of a granule's word of codes.
+INGOT_HD constexpr uint32_t to_device_order(uint32_t codes) {
+  const auto pair = [codes](int i) {
+    const uint32_t c = codes >> (4 * i) & 0x000f000fu;
+    return (c & 0x00080008u) << 12 | (c & 0x00070007u) << 6;
+  };
+  const uint32_t y = pair(2) >> 4, last = pair(3);
+  uint32_t w = pair(0) | pair(1) >> 4 | y >> 6 | y << 26;
+  // Pair 3 says which bit differs from one that is there by then: of y eight places below, of w too, or around the end.
+  w |= ((last << 18 ^ w << 24) & 0x04000000u) | ((last >> 14 ^ w >> 8) & 0x00000400u);
+  constexpr uint32_t kNext[] = {0x00000003u, 0x00000200u, 0x00030000u, 0x02000000u};
+  for (const uint32_t next : kNext) w |= (last >> 6 ^ w << 8) & next;
+  return w;
+}
+INGOT_HD constexpr uint32_t from_device_order(uint32_t w) {
+  uint32_t codes = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t two = two_of_mxfp4(w, i);
+    codes |= ((two >> 12 & 0x00080008u) | (two >> 6 & 0x00070007u)) << (4 * i);
+  }
+  return codes;
+}
+
+}  // namespace ingot::granules
