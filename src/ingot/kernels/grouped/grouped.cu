@@ -27,13 +27,14 @@ void grouped_linear(const GroupedLinear& a, Stream stream) {
   if (a.x.rows() == 0 || a.n == 0 || a.groups == 0) return;
   const int device = a.x.device.index;
   const int64_t blocks = gpu::sm_count(device);
-  const TileShape tile = pick_tile(a.x.rows(), a.groups, granule_bands(a.n), blocks, widths_of(a.format), gated);
+  const TileShape tile = pick_tile(a.x.rows(), a.groups, granule_bands(a.n), blocks, a.format, gated);
   const int64_t span = span_of(a.format, tile.kernel);
   Params p{.x = gpu::tensor_map("grouped_linear: x", a.x,
-                                {.rows = box_rows(tile), .cols = 64, .swizzle = tile::Swizzle::b128}),
+                                {.rows = box_rows(tile.kernel), .cols = 64, .swizzle = tile::Swizzle::b128}),
            .w = a.w,
            .bias = a.bias,
            .offsets = a.offsets,
+           .claims = a.claims,
            .y = a.y.data,
            .y_stride = a.y.row_stride(),
            .groups = uint32_t(a.groups),

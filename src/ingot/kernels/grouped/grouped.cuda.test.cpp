@@ -62,14 +62,16 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
   const bool gated = form == Form::gated;
   const Bank bank(f, groups, n, k);
   DeviceBuffer x(DType::bf16, {rows, k}, (k + 7) / 8 * 8 + 8), bias(DType::f32, {groups, n}),
-      starts(DType::i32, {groups + 1}), y(gated ? DType::bf16 : DType::f32, {rows, gated ? n / 2 : n}, n + 8);
+      starts(DType::i32, {groups + 1}), claims(DType::i32, {1}),
+      y(gated ? DType::bf16 : DType::f32, {rows, gated ? n / 2 : n}, n + 8);
   testing::fill_normal(x.host(), 1);
   testing::fill_normal(bias.host(), 2);
   std::copy(offsets.begin(), offsets.end(), starts.host().ptr<int32_t>());
   if (form == Form::adds) testing::fill_normal(y.host(), 3);
   const std::vector<double> in = testing::values(x.host()), b = testing::values(bias.host()),
                             old = testing::values(y.host());
-  for (DeviceBuffer* d : {&x, &bias, &starts, &y}) d->upload();
+  claims.host().ptr<int32_t>()[0] = 0;
+  for (DeviceBuffer* d : {&x, &bias, &starts, &claims, &y}) d->upload();
   grouped_linear({.x = x,
                   .w = static_cast<const uint8_t*>(bank.device.data()),
                   .format = f,
@@ -78,8 +80,11 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
                   .bias = bias.tensor().ptr<float>(),
                   .offsets = starts.tensor().ptr<int32_t>(),
                   .y = y,
-                  .add = form == Form::adds},
+                  .add = form == Form::adds,
+                  .claims = groups > 1 ? claims.tensor().ptr<uint32_t>() : nullptr},
                  {});
+  claims.download();
+  EXPECT_EQ(claims.host().ptr<int32_t>()[0], 0) << "what the next launch begins with";
   y.download();
   EXPECT_TRUE(y.untouched()) << "written outside of y";
   const std::vector<double> got = testing::values(y.host());
@@ -125,7 +130,10 @@ TEST_F(GroupedCuda, EveryFormatTileAndForm) {
       check(f, many, 272, 32, form);
       check(f, {0, 130}, 600, 704, form);            // the ring comes round
       check(f, {0, 600}, 4128, 32, form);            // tiles for every multiprocessor
-      check(f, {0, 100, 260, 421}, 272, 416, form);  // the widest tiles, full, and one row more
+      check(f, {0, 100, 260, 421}, 272, 416, form);  // tiles full, and one row more
+      check(f, {0, 24, 49, 97, 98, 120}, 272, 416, form);
+      check(f, {0, 40, 81, 153, 226}, 272, 416, form);
+      check(f, {0, 8, 17, 33, 33, 34}, 528, 224, form);
       if (::testing::Test::HasFailure()) return;
     }
   check(WeightFormat::bf16, few, 6, 46, Form::plain);

@@ -26,10 +26,10 @@ namespace ingot::grouped {
 // warpgroups, a block each: a warp cannot decode while it asks for products of registers, and its instructions depend
 // on each other, so two warps of a scheduler leave it idle. More sums want more registers than four can have.
 template <WeightFormat F, int kRows, int kTileBands> struct Team {
-  static constexpr bool kFour = F == WeightFormat::mxfp4 ? kRows <= 40 : F == WeightFormat::bf16 && kRows <= 80;
+  static constexpr bool kFour = F == WeightFormat::mxfp4 ? kRows <= 72 : F == WeightFormat::bf16 && kRows <= 80;
   static constexpr int kGroups = kTileBands == 4 ? 1 : kFour ? 4 : 2, kBlocks = kTileBands / 4 / kGroups;
   static constexpr int kConsumerWarps = 4 * kGroups, kThreads = 32 * (kConsumerWarps + 4);
-  static constexpr int kProducerRegisters = kGroups == 4 ? 24 : 40;
+  static constexpr int kProducerRegisters = kGroups == 4 ? 32 : 40;
   static constexpr int kConsumerRegisters = kGroups == 4 ? 112 : 232;
   static_assert(kTileBands == 4 * kBlocks * kGroups, "bands of a tile are dealt out to warps");
 };
@@ -38,8 +38,8 @@ template <WeightFormat F> constexpr float kDrop = 1;
 template <> constexpr float kDrop<WeightFormat::fp8> = 0x1p60f;
 template <> constexpr float kDrop<WeightFormat::mxfp4> = 0x1p64f;
 
-// Tiles of so many rows of x that are at most half full are multiplied as half. A third width spills.
-template <int kRows> constexpr int kNarrow = kRows == 80 ? 40 : kRows;
+// Tiles of at most so many rows of x are multiplied as such. A third width spills.
+template <WeightFormat F, int kRows> constexpr int kNarrow = narrow_of(F, kRows);
 
 // Granules of a band that come at a time. Waiting, handing back and addresses are some 40 instructions a warp and
 // stage, and instructions are what few rows wait for. What lies beyond a matrix is zeros, also of scales.
@@ -69,23 +69,34 @@ template <WeightFormat F, int kRows> __device__ __forceinline__ uint32_t steps_o
   return (p.granules + kGranules - 1) / kGranules;
 }
 
+// By a warp, where tiles are claimed.
+template <int kTileBands> __device__ __forceinline__ uint32_t count_tiles(const Params& p, const int32_t* offsets) {
+  const Walk walk = walk_of<kTileBands>(p, offsets);
+  uint32_t tiles = 0;
+  for (uint32_t g = threadIdx.x % 32; g < p.groups; g += 32) tiles += walk.tiles_of(g);
+  return __reduce_add_sync(~0u, tiles);
+}
+
 // One thread: every tile's stages, as the ring has room, and with the first which tile it is. A stage's bands are one
 // copy: seventeen small ones took longer to ask for than the products of a stage to compute. Bands beyond a matrix are
 // the next one's, or zeros; nobody reads them.
 template <WeightFormat F, int kRows, int kTileBands>
-__device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m) {
+__device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m, uint32_t tiles) {
   using M = Memory<F, kRows, kTileBands>;
-  constexpr uint32_t kBoxRows = kNarrow<kRows>, kBox = kBoxRows * 128, kGranules = M::kGranules;
+  constexpr uint32_t kBoxRows = box_rows(kRows), kBox = kBoxRows * 128, kGranules = M::kGranules;
   typename M::Pipe::Cursor at;
   Walk walk = walk_of<kTileBands>(p, m.offsets);
-  const uint32_t steps = steps_of<F, kRows>(p);
+  const uint32_t steps = steps_of<F, kRows>(p), claims_at = steps > 4 ? steps - 4 : 0;
+  if (p.claims != nullptr) walk.step = 0;
   const auto say = [&](const typename M::Pipe::Cursor& in, const Tile& t) {
     tile::wait_or_trap(&m.pipe.empty[in.stage], in.phase ^ 1);
     m.tile[in.stage] = t;
   };
   for (Tile t; walk.next(t);) {
     const uint32_t boxes = t.rows() <= kBoxRows ? 1 : kRows / kBoxRows, band = t.group * p.bands + t.band;
+    uint32_t claim = 0;
     for (uint32_t step = 0; step < steps; ++step, at.advance()) {
+      if (step == claims_at && p.claims != nullptr) claim = atomicInc(p.claims, tiles - 1);
       if (step == 0) say(at, t);
       uint64_t* const full = M::Pipe::acquire(m.pipe, at, M::kA + kGranules * boxes * kBox);
       ptx::tensor_load(m.a[at.stage], &p.weights, int(step * (kGranules * M::kGranule / 8)), int(band), full);
@@ -95,6 +106,7 @@ __device__ void produce(const Params& p, Memory<F, kRows, kTileBands>& m) {
           ptx::tensor_load(m.b[at.stage] + granule * M::kPanel + box * kBox, &p.x,
                            int((step * kGranules + granule) * 64), int(t.row + box * kBoxRows), full);
     }
+    if (p.claims != nullptr) walk.next_tile = claimed_tile(claim, gridDim.x);
   }
   say(at, {});
   M::Pipe::acquire(m.pipe, at, 0);
@@ -345,7 +357,10 @@ template <WeightFormat F, int kRows, int kTileBands, bool kGated> __device__ __f
   __syncthreads();
   if (warp >= T::kConsumerWarps) {
     ptx::decrease_registers<T::kProducerRegisters>();
-    if (warp == T::kConsumerWarps && ptx::elect_one()) produce<F, kRows, kTileBands>(p, m);
+    if (warp == T::kConsumerWarps) {
+      const uint32_t tiles = p.claims != nullptr ? count_tiles<kTileBands>(p, m.offsets) : 0;
+      if (ptx::elect_one()) produce<F, kRows, kTileBands>(p, m, tiles);
+    }
     __syncwarp();
   } else {
     ptx::increase_registers<T::kConsumerRegisters>();
@@ -353,8 +368,8 @@ template <WeightFormat F, int kRows, int kTileBands, bool kGated> __device__ __f
     for (;;) {
       const Tile t = consumer.next();
       if (t.rows() == 0) break;
-      if (kNarrow<kRows> < kRows && t.rows() <= kNarrow<kRows>)
-        compute<F, kRows, kTileBands, kGated, kNarrow<kRows>>(p, consumer, t);
+      if (kNarrow<F, kRows> < kRows && t.rows() <= kNarrow<F, kRows>)
+        compute<F, kRows, kTileBands, kGated, kNarrow<F, kRows>>(p, consumer, t);
       else
         compute<F, kRows, kTileBands, kGated, kRows>(p, consumer, t);
     }
@@ -379,9 +394,8 @@ void launch_tile(const Params& p, int64_t blocks, int device, Stream stream) {
 template <WeightFormat F, bool kGated>
 void launch_tall(const Params& p, int rows, int64_t blocks, int device, Stream stream) {
   if (rows == 16) return launch_tile<F, 16, kBands, kGated>(p, blocks, device, stream);
-  if constexpr (widths_of(F).forty)
-    if (rows == 40) return launch_tile<F, 40, kBands, kGated>(p, blocks, device, stream);
-  if (rows == 80) return launch_tile<F, 80, kBands, kGated>(p, blocks, device, stream);
+  if (rows == widths_of(F).middle)
+    return launch_tile<F, widths_of(F).middle, kBands, kGated>(p, blocks, device, stream);
   launch_tile<F, widths_of(F).widest, kBands, kGated>(p, blocks, device, stream);
 }
 template <WeightFormat F>

@@ -19,6 +19,9 @@ struct GroupedLinear {
   Tensor y;                // (R, N) f32, or (R, N / 2) bf16: then it is gated
   bool add = false;        // y += ...; not where it is gated
   float limit = 7, alpha = 1.702f;
+  // A zero on the device, which is zero again afterwards, or null: where groups differ in rows, blocks then take tiles
+  // as they have time. Not of two launches that may run at once.
+  uint32_t* claims = nullptr;
 };
 void grouped_linear(const GroupedLinear& a, Stream stream);
 

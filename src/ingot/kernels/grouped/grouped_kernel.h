@@ -12,6 +12,7 @@ struct Params {
   const uint8_t* w;
   const float* bias;
   const int32_t* offsets;
+  uint32_t* claims;
   void* y;
   int64_t y_stride, band_bytes, matrix_bytes;
   uint32_t groups, bands, granules, n, tile_rows;

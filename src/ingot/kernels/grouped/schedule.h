@@ -21,15 +21,20 @@ struct Walk {
   uint32_t groups, tile_bands, band_tiles, tile_rows;
   uint32_t next_tile, step;
   uint32_t group = 0, before = 0;  // `before`: tiles of the groups before `group`
+  // Most groups are one tile across, and divisions are slow.
+  INGOT_HD uint32_t across(uint32_t g) const {
+    const uint32_t rows = uint32_t(offsets[g + 1]) - uint32_t(offsets[g]);
+    return rows <= tile_rows ? rows > 0 : (rows + tile_rows - 1) / tile_rows;
+  }
+  INGOT_HD uint32_t tiles_of(uint32_t g) const { return across(g) * band_tiles; }
+  // The tile `next_tile`, which grows from call to call: by `step`, or as its owner says.
   INGOT_HD bool next(Tile& t) {
     for (; group < groups; ++group) {
-      const uint32_t begin = uint32_t(offsets[group]), end = uint32_t(offsets[group + 1]);
-      // Most groups are one tile across, and divisions are slow.
-      const uint32_t across = end - begin <= tile_rows ? end > begin : (end - begin + tile_rows - 1) / tile_rows;
-      const uint32_t here = across * band_tiles;
+      const uint32_t begin = uint32_t(offsets[group]), end = uint32_t(offsets[group + 1]), wide = across(group);
+      const uint32_t here = wide * band_tiles;
       if (next_tile < before + here) {
-        const uint32_t in = next_tile - before, down = across == 1 ? in : in / across;
-        const uint32_t row = begin + (in - down * across) * tile_rows;
+        const uint32_t in = next_tile - before, down = wide == 1 ? in : in / wide;
+        const uint32_t row = begin + (in - down * wide) * tile_rows;
         t = {group, down * tile_bands, row, row + tile_rows < end ? row + tile_rows : end};
         next_tile += step;
         return true;
@@ -39,33 +44,41 @@ struct Walk {
     return false;
   }
 };
+// Tiles of unequal cost: a block begins with the one of its number and then claims them one by one. Every block that
+// has one claims until it gets none, so that there are as many claims as tiles, and a counter that begins again after
+// so many is zero for the next launch.
+INGOT_HD constexpr uint32_t claimed_tile(uint32_t claim, uint32_t blocks) { return blocks + claim; }
 
-// Which kernels there are of a format: of 16 rows of x, of 80, which also multiplies 40, of `widest`, and of 40 alone.
+// The kernels of a format by their tiles' rows of x, and the rows that each also multiplies alone, which a tile of
+// fewer takes: 16, `middle` and `widest`. MXFP4's fit four warpgroups (grouped.cuh), which is worth more than width.
 struct Widths {
-  int widest;
-  bool forty;
+  int middle, widest;
 };
-// The more rows of x a tile has, the less of a granule's decoding each of them pays.
-constexpr Widths widths_of(WeightFormat f) { return f == WeightFormat::mxfp4 ? Widths{160, true} : Widths{128, false}; }
+constexpr Widths widths_of(WeightFormat f) { return f == WeightFormat::mxfp4 ? Widths{48, 72} : Widths{80, 128}; }
+constexpr int narrow_of(WeightFormat f, int rows) {
+  if (rows == 80) return 40;
+  if (f != WeightFormat::mxfp4) return rows;
+  return rows == 72 ? 40 : rows == 48 ? 24 : rows == 16 ? 8 : rows;
+}
 // Rows of x in a tile, and in the tile of the kernel that takes it.
 struct TileShape {
   int rows, kernel;
   int bands = kBands;
 };
-// Of groups: few where memory is what takes time, then so many that nearly every group of 32 or 64 rows, as 1,024 and
-// 2,048 tokens give each of 128 experts, is one tile, and of 128, as 4,096 give them, where 160 is the widest. Of one
-// matrix: those whose waves of tiles end first. Weights take as long as some rows of x, and a quarter of them makes
-// more tiles of few rows than there would be multiprocessors without work.
-inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t bands, int64_t sms, const Widths& w, bool gated) {
+// Of groups: few where memory is what takes time, then so many that nearly every group is one tile, of MXFP4 a few
+// tiles. Of one matrix: those whose waves of tiles end first. Weights take as long as some rows of x, and a quarter of
+// them makes more tiles of few rows than there would be multiprocessors without work.
+inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t bands, int64_t sms, WeightFormat f, bool gated) {
+  const auto [middle, widest] = widths_of(f);
+  const bool mx = f == WeightFormat::mxfp4;
   if (groups > 1) {
     const double mean = double(rows) / double(groups);
     if (mean <= 11) return {16, 16};
-    if (mean <= 33 && w.forty) return {40, 40};
-    if (mean <= (w.widest == 160 ? 72 : 160)) return {80, 80};
-    return {w.widest, w.widest};
+    if (mean <= (mx ? 36 : 160)) return {middle, middle};
+    return {widest, widest};
   }
   const TileShape tiles[] = {
-      {w.widest, w.widest}, {80, 80}, {40, w.forty ? 40 : 80}, {128, 128, kFewBands}, {80, 80, kFewBands}};
+      {widest, widest}, {middle, middle}, {mx ? middle : 40, middle}, {128, 128, kFewBands}, {80, 80, kFewBands}};
   const auto time_of = [&](const TileShape& t) {
     const int64_t all = (bands + t.bands - 1) / t.bands * ((rows + t.rows - 1) / t.rows);
     return (all + sms - 1) / sms * (t.bands == int(kBands) ? 3 * (t.rows + 40) : t.rows + 85);
@@ -75,7 +88,7 @@ inline TileShape pick_tile(int64_t rows, int64_t groups, int64_t bands, int64_t 
     if (time_of(t) < time_of(best) && !(gated && t.bands != int(kBands))) best = t;
   return best;
 }
-// Rows of x that one load brings (grouped.cuh: kNarrow).
-inline int box_rows(const TileShape& t) { return t.kernel == 80 ? 40 : t.kernel; }
+// Rows of x that one load brings.
+constexpr int box_rows(int kernel) { return kernel == 80 ? 40 : kernel; }
 
 }  // namespace ingot::grouped

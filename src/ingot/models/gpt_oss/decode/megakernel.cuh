@@ -770,13 +770,6 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       for (uint32_t g = first; g < p.count; g += team) {
         granules::Stored<F> w;
         load_staged(w, granule + g * granules::Form<F>::kBytes, lane);
-        if (kBank && g + team < p.count) {  // two of an expert's have to be on their way to keep the warp busy
-          granules::Stored<F> next;
-          load_staged(next, granule + (g + team) * granules::Form<F>::kBytes, lane);
-          granules::multiply<F, 1>(w, mine, g * granules::kColumnBytes, sum);
-          w = next;
-          g += team;
-        }
         granules::multiply<F, 1>(w, mine, g * granules::kColumnBytes, sum);
       }
     });

@@ -35,6 +35,7 @@ int64_t lay_out(const GptOssConfig& c, int64_t T, bool several, char* memory, Pr
   take(b.weights, S);
   take(b.place, S);
   take(b.offsets, c.experts + 1);
+  take(b.claims, 1);
   take(b.gathered, S * row);
   take(b.hidden, S * granule_padded_cols(c.intermediate));
   take(b.down, S * c.hidden);
@@ -216,7 +217,8 @@ struct Run {
                     .offsets = b.offsets,
                     .y = h,
                     .limit = float(c.swiglu_limit),
-                    .alpha = float(c.swiglu_alpha)},
+                    .alpha = float(c.swiglu_alpha),
+                    .claims = b.claims},
                    stream);
     grouped_linear({.x = h,
                     .w = l.down.data,
@@ -225,7 +227,8 @@ struct Run {
                     .n = l.down.rows,
                     .bias = l.b_down,
                     .offsets = b.offsets,
-                    .y = matrix(b.down, DType::f32, S, c.hidden, c.hidden)},
+                    .y = matrix(b.down, DType::f32, S, c.hidden, c.hidden),
+                    .claims = b.claims},
                    stream);
     if (!ranks.several()) return;
     prompts::Norm part = with_experts(norm_of(nullptr));
@@ -240,7 +243,7 @@ std::vector<int> prompt_kernels(const Model& m, const Prompt& p) {
   const Layer& l = m.layers[0];
   const int64_t sms = gpu::sm_count(p.device), S = p.T * m.config.experts_per_token, E = m.config.experts;
   const auto product = [&](const Matrix& w, int64_t rows, int64_t groups, bool gated = false) {
-    const auto tile = grouped::pick_tile(rows, groups, w.bands, sms, grouped::widths_of(w.format), gated);
+    const auto tile = grouped::pick_tile(rows, groups, w.bands, sms, w.format, gated);
     return tile.kernel * 100 + tile.bands;
   };
   return {product(l.qkv, p.T, 1),

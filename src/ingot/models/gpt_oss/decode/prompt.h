@@ -22,6 +22,7 @@ struct PromptBuffers {
   uint32_t* chosen;                 // (layers, S), of each token best first
   float* weights;                   // (S)
   int32_t *place, *offsets;         // (S): where a choice's row lies; (E + 1): where an expert's begin
+  uint32_t* claims;                 // of the experts' products: a zero between launches
   bf16 *gathered, *hidden;          // (S, x_stride), (S, intermediate filled up)
   float* down;                      // (S, C)
   float* logits;                    // (min(T, kPromptRows), V); of several GPUs the first one's, from this one's ids on
