@@ -62,7 +62,7 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
   const bool gated = form == Form::gated;
   const Bank bank(f, groups, n, k);
   DeviceBuffer x(DType::bf16, {rows, k}, (k + 7) / 8 * 8 + 8), bias(DType::f32, {groups, n}),
-      starts(DType::i32, {groups + 1}), claims(DType::i32, {1}),
+      starts(DType::i32, {groups + 1}), claims(DType::u32, {1}),
       y(gated ? DType::bf16 : DType::f32, {rows, gated ? n / 2 : n}, n + 8);
   testing::fill_normal(x.host(), 1);
   testing::fill_normal(bias.host(), 2);
@@ -70,7 +70,7 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
   if (form == Form::adds) testing::fill_normal(y.host(), 3);
   const std::vector<double> in = testing::values(x.host()), b = testing::values(bias.host()),
                             old = testing::values(y.host());
-  claims.host().ptr<int32_t>()[0] = 0;
+  claims.host().ptr<uint32_t>()[0] = 0;
   for (DeviceBuffer* d : {&x, &bias, &starts, &claims, &y}) d->upload();
   grouped_linear({.x = x,
                   .w = static_cast<const uint8_t*>(bank.device.data()),
@@ -84,7 +84,7 @@ void check(WeightFormat f, const std::vector<int32_t>& offsets, int64_t n, int64
                   .claims = groups > 1 ? claims.tensor().ptr<uint32_t>() : nullptr},
                  {});
   claims.download();
-  EXPECT_EQ(claims.host().ptr<int32_t>()[0], 0) << "what the next launch begins with";
+  EXPECT_EQ(claims.host().ptr<uint32_t>()[0], 0u) << "what the next launch begins with";
   y.download();
   EXPECT_TRUE(y.untouched()) << "written outside of y";
   const std::vector<double> got = testing::values(y.host());
