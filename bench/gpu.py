@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Every GPU benchmark by one command: Ingot beside its peers, in turn, and bench/results/<gpu>/<suite>.json of each suite.
 
-    python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--warm N]
+    python3 bench/gpu.py --native build/cuda/libingot_bench.so [SUITE...] [--origins FOLDER] [--liger WHEEL] [--warm N] [--continue]
 
 SUITE: rmsnorm, rope, gate, mlp, linear, swiglu, wide_mlp, cross_entropy, muon, attention, decode, decode_gpus, prompt, train, ttt, host_cost; all where none is named (host_cost imports ingot). FOLDER holds what cannot be installed:
 MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/fused_mlp.py and libtiny_cuda_nn.so (peers/tiny_cuda_nn.cu).
 A peer that is not found is listed in the report as absent; PyTorch eager and torch.compile always run. Options that are not listed here
 go to the suites' own programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
 cross_entropy, muon, attention, train and ttt: with --warm N, N processes compile a share each first, and the one that measures finds them in PyTorch's cache.
+A report is written after each case. --continue takes up what was cut off: of a report of the same sources and GPU it measures only what is missing, and the report keeps
+the ceilings of each run (not of mlp, decode, decode_gpus, prompt, train, ttt and host_cost).
 """
 import argparse
 import os
@@ -59,7 +61,10 @@ def main():
     parser.add_argument("--origins", type=pathlib.Path, default=pathlib.Path(".origins"))
     parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
     parser.add_argument("--warm", type=int, default=0, metavar="N", help="processes that compile first, side by side (default: none)")
+    parser.add_argument("--continue", dest="again", action="store_true", help="measure only what incomplete reports of these sources lack")
     options, more = parser.parse_known_args()
+    if options.again:
+        os.environ["INGOT_BENCH_CONTINUE"] = "1"
     for suite in options.suites:
         if suite not in SUITES:
             parser.error(f"suite: found {suite}, expected of {', '.join(SUITES)}")

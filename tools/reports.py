@@ -63,6 +63,14 @@ def tree_hash(suite, root=ROOT):
     return total.hexdigest()[:16]
 
 
+def begun(suite, folder, gpu, results=RESULTS):
+    """An incomplete report of this very tree in results/<folder>, made on a `gpu`, which may be continued; None where there is none."""
+    path = results / folder / f"{suite}.json"
+    report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    fits = report.get("incomplete") and report["gpu"] == gpu and report["tree"] == tree_hash(suite)
+    return report if fits else None
+
+
 _REPORT = {"suite": str, "tree": str, "gpu": str, "driver": str, "cuda": str, "date": str, "command": str, "ceilings": dict,
            "results": list}
 _RESULT = {"name": str, "shape": list, "dtype": str, "ours_us": float, "peers": dict, "limit_us": float, "error": float,

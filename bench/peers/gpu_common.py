@@ -244,9 +244,23 @@ def sweep(buffers, native, configs):
     return [timed[0], *sorted(timed[1:], key=lambda t: t[0])]
 
 
+def begun(suite):
+    """With gpu.py --continue: what an incomplete report of this tree and GPU has, and that its first cases are done. Else nothing."""
+    report = reports.begun(suite, gpu_folder(), torch.cuda.get_device_name(0)) if os.environ.get("INGOT_BENCH_CONTINUE") else None
+    if report is None:
+        return []
+    results = report["results"]
+    _EARLIER[suite] = report.get("earlier", []) + [{"cases": len(results), **{k: report[k] for k in ("date", "driver", "ceilings", "clocks") if k in report}}]
+    return results
+
+
+_EARLIER = {}  # of a suite that is continued: the runs before, and how many cases each had when it ended
+
+
 def write_report(suite, results, ceiling, extra, cases=None):
     """Writes bench/results/<gpu>/<suite>.json. Called after every case, with the number of all cases: what a time limit cuts off
     is then missing from the report, which says so, and nothing else is."""
+    extra = {**extra, **({"earlier": _EARLIER[suite]} if suite in _EARLIER else {})}
     missing = 0 if cases is None else cases - len(results)
     report = {"suite": suite, "tree": reports.tree_hash(suite), "gpu": torch.cuda.get_device_name(0), "driver": gpu_state("driver_version"),
               "cuda": torch.version.cuda, "torch": torch.__version__, "date": datetime.date.today().isoformat(),
@@ -304,8 +318,8 @@ def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
 
     liger = import_liger(options.liger)
     library = origin[1](options.origin, pathlib.Path(options.native).parent) if origin and options.origin else None
-    results, before = [], gpu_state()
-    for case in chosen:
+    results, before = [] if options.only or options.quick else begun(suite), gpu_state()
+    for case in chosen[len(results):]:
         r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger, library)
         results.append(r)
         torch.cuda.empty_cache()
@@ -337,9 +351,10 @@ def run_products(suite, cases, quick, measure, label):
     native = Native(options.native)
     ceiling = ceilings(native)
     print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
-    chosen = share([c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in label(c)])
-    width, results, before = max(len(label(c)) for c in cases), [], gpu_state()
-    for case in chosen:
+    chosen = [c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in label(c)]
+    results = [] if options.only or options.quick else begun(suite)
+    width, before = max(len(label(c)) for c in cases), gpu_state()
+    for case in share(chosen[len(results):]):
         r = measure(case, native, ceiling)
         results.append(r)
         torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch._inductor import select_algorithm
 
-from gpu_common import SHARE, Native, captured, ceilings, gpu_state, interleaved, pointer, relative_error, share, stream, write_report
+from gpu_common import SHARE, Native, begun, captured, ceilings, gpu_state, interleaved, pointer, relative_error, share, stream, write_report
 
 SOFTCAP = 30.0
 
@@ -144,10 +144,10 @@ def main():
     select_algorithm.PRINT_AUTOTUNE = False
     native = Native(options.native)
     ceiling = ceilings(native)
-    chosen = share([c for c in (cases()[1:2] if options.quick else cases())
-                    if not options.only or options.only in f"{c.rows} x {c.features} x {c.vocab}"])
-    results, before = [], gpu_state()
-    for case in chosen:
+    chosen = [c for c in (cases()[1:2] if options.quick else cases())
+              if not options.only or options.only in f"{c.rows} x {c.features} x {c.vocab}"]
+    results, before = [] if options.only or options.quick else begun("cross_entropy"), gpu_state()
+    for case in share(chosen[len(results):]):
         r = measure(case, native, ceiling)
         results.append(r)
         torch.cuda.empty_cache()
