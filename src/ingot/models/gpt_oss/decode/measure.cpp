@@ -119,15 +119,16 @@ void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& ti
 }
 
 using PhaseTimes = std::vector<std::pair<std::string, double> >;
-// Of the step that these sequences have made last, or a token's.
+// Of the step that these sequences have made last, or a token's. The experts' phases first, as long as the lists are
+// that step's: a phase that is run again and again leaves residual streams in which all sequences choose the same
+// experts.
 PhaseTimes time_phases(const DeviceModel& m, uint32_t streams) {
   using namespace gpt_oss_decode;
   PhaseTimes times;
   const Buffers& buffers = streams > 1 ? m.stream_buffers() : m.buffers();
   const std::pair<const char*, uint32_t> phases[] = {
-      {"qkv", kQkv},       {"attention", kAttention}, {"output", kOutput},
-      {"router", kRouter}, {"gate and up", kGateUp},  {"down", kDown},
-      {"head", kHead}};
+      {"gate and up", kGateUp},  {"down", kDown},     {"qkv", kQkv},  {"router", kRouter},
+      {"attention", kAttention}, {"output", kOutput}, {"head", kHead}};
   for (const auto& [name, bit] : phases) {
     const gpu::Graph graph(m.stream(), [&, mask = bit] {
       run(m.model(), buffers,
