@@ -32,8 +32,12 @@ extern template struct TracedRankMegakernel<WeightFormat::mxfp4>;
 
 namespace {
 
-constexpr uint32_t kMostDownParts = 4;
-constexpr int64_t kStagedBytes = 72 * 1024;  // of down's columns, with two blocks an SM
+// Of attention of sequences, which are many blocks already: so few parts up to this context, one of such a window.
+constexpr uint32_t kShortContext = 4096, kShortParts = 8, kShortWindow = 256;
+// Of down's, that a block has room for: an expert may have all tokens.
+constexpr uint32_t staged_columns(uint32_t T, uint32_t width) {
+  return std::max<uint32_t>(T, 48 * 1024 / granules::column_stride(width));
+}
 
 // --- the launches that do not depend on a format
 
@@ -59,7 +63,7 @@ __global__ void __launch_bounds__(decode_attention::kThreads) store_keys_kernel(
 }
 
 // The last block to come chooses.
-template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kernel(Router p) {
+template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kernel(Router p, Normed normed) {
   auto& last = tile::shared<uint32_t>();
   char* const columns = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
@@ -67,6 +71,10 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kerne
   feed.ask(split_of(p, blockIdx.x));
   ptx::wait_for_earlier_kernels();
   route<kCols>(p, whole_grid(), feed, columns);
+  if constexpr (kCols > 1) {
+    several::put_normed(p, normed, columns, blockIdx.x / p.splits, blockIdx.x % p.splits);
+    __syncthreads();
+  }
   if (threadIdx.x == 0) {
     last = ptx::fetch_add_acq_rel(p.arrived, 1) == gridDim.x - 1;
     if (last) ptx::store_relaxed(p.arrived, 0);
@@ -74,8 +82,20 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kerne
   __syncthreads();
   if (last == 0) return;
   const ChoiceMemory m(columns, p.T, p.w.rows, p.k);
-  choose_experts(p, m);
-  routing::make_lists(m.chosen, m.weights, p.T, p.w.rows, p.k, m.first, p.lists);
+  if constexpr (kCols > 1) {
+    several::choose_experts(p, m);
+    several::make_lists(m, p.T, p.w.rows, p.k, p.lists);
+  } else {
+    choose_experts(p, m);
+    routing::make_lists(m.chosen, m.weights, p.T, p.w.rows, p.k, m.first, p.lists);
+  }
+}
+
+constexpr int kSettleThreads = kSplitGranules * 64 / 4;
+__global__ void __launch_bounds__(kSettleThreads) settle_kernel(const __grid_constant__ Settled p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_earlier_kernels();
+  several::settle(p, blockIdx.x % p.T, blockIdx.x / p.T);
 }
 
 __global__ void advance(State* state, uint32_t by, const uint32_t* stop) {
@@ -95,18 +115,6 @@ template <template <WeightFormat> class Kernels, class Call> auto with_format(We
   return call(Kernels<WeightFormat::mxfp4>{});
 }
 
-// So that all SMs have about the same number of units, and no unit too little to do.
-uint32_t down_parts(uint32_t bands, uint32_t T) {
-  if (T == 1) return 1;
-  uint32_t best = 1;
-  double most_busy = 0;
-  for (uint32_t parts = 1; parts <= kMostDownParts; ++parts) {
-    const double rounds = double(bands) * parts / kMostBlocks, busy = rounds / std::ceil(rounds);
-    if (busy > most_busy + 0.05) best = parts, most_busy = busy;
-  }
-  return best;
-}
-
 struct Run {
   const Plan& plan;
   Stream stream;
@@ -119,7 +127,10 @@ struct Run {
                 stream, p);
   }
   void qkv(const Layer& l) {
-    with_format<Phases>(l.qkv.format, [&](auto phases) { phases.norm_product(qkv_of(plan, l), stream); });
+    const NormProduct p = qkv_of(plan, l);
+    with_format<Phases>(l.qkv.format, [&](auto phases) {
+      p.T == 1 ? phases.norm_product(p, stream) : phases.several(several_of(p, normed_of(plan, l.qkv.format)), stream);
+    });
   }
   void attend(const Layer& l) {
     if (padded_dim(plan.head_dim) == 64)
@@ -140,7 +151,11 @@ struct Run {
   void attend(const Layer& l, const Streams& s) {
     Plan one = plan;
     one.T = 1;
-    const decode_attention::Params p = attention_of(one, l);
+    decode_attention::Params p = attention_of(one, l);
+    if (p.window > 0 && p.window <= kShortWindow)
+      p.parts = 1;
+    else if (plan.capacity <= kShortContext)
+      p.parts = std::min(p.parts, kShortParts);
     const gpu::Launch at{.grid = int64_t(plan.T) * decode_attention::units_of(p),
                          .block = decode_attention::kThreads,
                          .overlap = true,
@@ -161,30 +176,48 @@ struct Run {
                 plan.b.stop);
   }
   void output(const Layer& l) {
-    with_format<Phases>(l.o.format, [&](auto phases) { phases.residual_product(output_of(plan, l), stream); });
+    const ResidualProduct p = output_of(plan, l);
+    with_format<Phases>(l.o.format, [&](auto phases) {
+      p.T == 1 ? phases.residual_product(p, stream) : phases.several(several_of(p), stream);
+    });
   }
   void route(const Layer& l, uint32_t index) {
     const Router p = router_of(plan, l, index);
+    const Normed x = normed_of(plan, l.gate_up.format);
     const int64_t smem =
         std::max<int64_t>(int64_t(p.T) * granules::column_stride(p.w.cols), ChoiceMemory::bytes(p.T, p.w.rows, p.k));
     const gpu::Launch at{
         .grid = int64_t(p.w.bands) * p.splits, .block = kThreads, .smem = smem, .overlap = true, .device = device()};
-    if (p.T == 1) return gpu::launch("decode router", router_kernel<1>, at, stream, p);
-    if (p.T <= 8) return gpu::launch("decode router", router_kernel<8>, at, stream, p);
-    gpu::launch("decode router", router_kernel<16>, at, stream, p);
+    if (p.T == 1) return gpu::launch("decode router", router_kernel<1>, at, stream, p, x);
+    if (p.T <= 8) return gpu::launch("decode router", router_kernel<8>, at, stream, p, x);
+    gpu::launch("decode router", router_kernel<16>, at, stream, p, x);
   }
   void gate_up(const Layer& l, uint32_t index) {
-    with_format<Phases>(l.gate_up.format, [&](auto phases) { phases.gate_up(gate_up_of(plan, l, index), stream); });
+    with_format<Phases>(l.gate_up.format, [&](auto phases) {
+      phases.gate_up(gate_up_of(plan, l, index), normed_of(plan, l.gate_up.format), stream);
+    });
   }
   void down(const Layer& l, uint32_t index) {
     const Down p = down_of(plan, l, index);
-    // Attention's parts are nobody's memory while this runs.
-    const uint32_t room = uint32_t(kStagedBytes / granules::column_stride(p.w.cols));
-    const DownParts parts{.most = down_parts(p.w.bands, p.T),
-                          .sums = plan.b.part_out,
-                          .arrived = plan.b.parts_arrived,
-                          .staged = p.T > 8 ? 0 : std::min(p.T * p.k, room)};
-    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, parts, stream); });
+    const ChoiceSums sums{plan.b.choice_sums, plan.b.x_stride, staged_columns(plan.T, p.w.cols)};
+    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
+  }
+  // Of several tokens: what `layer` left, or nothing of it (null), and what `next` begins with (null: nothing).
+  void settle(const Layer* layer, const Layer* next) {
+    if (plan.T == 1) return;
+    const Settled p{.x = layer != nullptr ? plan.added() : plan.b.x,
+                    .x_stride = plan.b.x_stride,
+                    .sums = plan.b.choice_sums,
+                    .sums_stride = plan.b.x_stride,
+                    .T = plan.T,
+                    .k = layer != nullptr ? plan.k : 0,
+                    .C = plan.hidden,
+                    .first_part = layer != nullptr && plan.b.ranks.several(),
+                    .weight = next != nullptr ? next->attn_norm : nullptr,
+                    .normed = next != nullptr ? normed_of(plan, next->qkv.format) : Normed{}};
+    const int64_t grid = int64_t(p.T) * splits_of((p.C + 63) / 64);
+    gpu::launch("decode experts' sums", settle_kernel,
+                {.grid = grid, .block = kSettleThreads, .overlap = true, .device = device()}, stream, p);
   }
   void head(bool appends = true) {
     NormProduct p = head_of(plan);
@@ -236,9 +269,14 @@ Matrix matrix_of(const WeightMatrix& w) {
 uint32_t cache_dim(const GptOssConfig& c) { return padded_dim(uint32_t(c.head_dim)); }
 
 uint32_t max_columns(const GptOssConfig& c) {
-  const int64_t widest = granules::column_stride(uint32_t(std::max(c.hidden, c.q_width())));
-  for (uint32_t T : {16u, 8u})
-    if (T * widest <= 180 * 1024) return T;
+  const auto stride = [](int64_t numbers) { return int64_t(granules::column_stride(uint32_t(numbers))); };
+  for (const uint32_t T : {16u, 8u}) {
+    const int64_t most = std::min<int64_t>(c.experts, T * c.experts_per_token), lists = routing::copy_bytes(most, T);
+    const int64_t room = staged_columns(T, uint32_t(c.intermediate));
+    const int64_t columns = std::max({T * stride(c.q_width()), T * stride(c.hidden) + lists,
+                                      room * stride(c.intermediate) + lists + several::staged_bytes(room, most, T)});
+    if (columns + several::least_bytes(T) <= kSharedOfSm) return T;
+  }
   return 1;
 }
 
@@ -278,7 +316,9 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.hidden, T * k * granules::column_bytes(uint32_t(c.intermediate)));
   take(b.part_max, T * c.heads * parts);
   take(b.part_sum, T * c.heads * parts);
-  take(b.part_out, std::max(T * c.heads * parts * cache_dim(c), kMostDownParts * T * (c.hidden + 15) / 16 * 16));
+  take(b.part_out, T * c.heads * parts * cache_dim(c));
+  take(b.normed, T * granules::column_bytes(uint32_t(c.hidden)));
+  take(b.choice_sums, T * k * b.x_stride);
   const int64_t splits = splits_of(uint32_t(granule_padded_cols(c.hidden) / kGranuleCols));
   take(b.router_part, splits * T * c.experts);
   take(b.router_squares, splits * T);
@@ -303,7 +343,6 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.sums, sums_at(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
-  take(b.parts_arrived, (c.hidden + 15) / 16);
   b.counter_bytes = at - counters;
   return at;
 }
@@ -334,6 +373,7 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (wanted(kEmbed)) r.gather(*step.streams);
   }
   if (wanted(kEmbed)) r.embed_tokens();
+  if (wanted(kEmbed, heads) && plan.layers > 0) r.settle(nullptr, &model.layers[0]);
   for (uint32_t i = 0; i < plan.layers; ++i) {
     const Layer& l = model.layers[i];
     if (wanted(kQkv, heads)) r.qkv(l);
@@ -342,9 +382,11 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (wanted(kOutput, several)) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
     if (wanted(kRouter)) r.route(l, i);
     if (wanted(kGateUp, channels)) r.gate_up(l, i);
-    if (wanted(kDown, channels)) r.down(l, i);
-    if (wanted(kDown, several))
-      add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
+    const Layer* const next = i + 1 < plan.layers && heads ? &model.layers[i + 1] : nullptr;
+    if (wanted(kDown, channels)) r.down(l, i), r.settle(&l, several ? nullptr : next);
+    if (!wanted(kDown, several)) continue;
+    add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
+    if (next != nullptr) r.settle(nullptr, next);
   }
   if (!wanted(kHead)) return;
   if (step.streams != nullptr) {

@@ -1,8 +1,11 @@
 #pragma once
 // The launches of the phased path: a stage each, whose blocks ask for their first weights while earlier kernels end.
+#include <algorithm>
+
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/models/gpt_oss/decode/phases.h"
+#include "ingot/models/gpt_oss/decode/several.cuh"
 #include "ingot/models/gpt_oss/decode/stages.cuh"
 
 namespace ingot::gpt_oss_decode {
@@ -20,47 +23,73 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) norm_product_kernel(No
   if (p.best != nullptr && likeliest_of_grid(p, top, key)) append(p, key);
 }
 
-template <WeightFormat F, int kCols>
+template <WeightFormat F>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) residual_product_kernel(ResidualProduct p) {
   ptx::let_next_kernel_start();
   granules::Feed<F> feed;
   feed.ask(band_of<F>(p.w, blockIdx.x));
   ptx::wait_for_earlier_kernels();
-  residual_product<F, kCols>(p, whole_grid(), feed, tile::dynamic_shared<char>());
+  residual_product<F, 1>(p, whole_grid(), feed, tile::dynamic_shared<char>());
 }
 
-template <WeightFormat F, int kCols>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm) gate_up_kernel(GateUp p) {
+template <WeightFormat F> __global__ void __launch_bounds__(kThreads, kBlocksPerSm) gate_up_kernel(GateUp p) {
   char* const columns = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t units = __ldcg(p.lists.count) * p.w.bands;
-  const routing::Copy lists =
-      routing::copy_lists<kCols>(columns + p.T * granules::column_stride(p.w.cols), p.lists, p.most);
+  const routing::Copy lists = routing::copy_lists<1>(columns + granules::column_stride(p.w.cols), p.lists, p.most);
   __syncthreads();
   granules::Feed<F> feed;
   feed.ask(unit_of<F>(p.w, lists, blockIdx.x, units));
-  stage_gate_up<F, kCols>(p, columns);
+  stage_gate_up<F, 1>(p, columns);
   __syncthreads();
-  gate_up<F, kCols>(p, whole_grid(), lists, units, feed, columns);
+  gate_up<F, 1>(p, whole_grid(), lists, units, feed, columns);
 }
-
-// 16 columns' weighted sums need more registers than two blocks leave.
-template <WeightFormat F, int kCols>
-__global__ void __launch_bounds__(kThreads, kCols == 16 ? 1 : kBlocksPerSm) down_kernel(Down p, DownParts q) {
+template <WeightFormat F> __global__ void __launch_bounds__(kThreads, kBlocksPerSm) down_kernel(Down p) {
   char* const memory = tile::dynamic_shared<char>();
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   const uint32_t count = __ldcg(p.lists.count);
-  const routing::Copy lists = routing::copy_lists<kCols>(
-      memory + (kCols == 1 ? p.k : q.staged) * granules::column_stride(p.w.cols), p.lists, p.most);
+  const routing::Copy lists = routing::copy_lists<1>(memory + p.k * granules::column_stride(p.w.cols), p.lists, p.most);
   __syncthreads();
-  const uint32_t parts = kCols == 1 ? 1 : max(1u, min(q.most, count));
   granules::Feed<F> feed;
-  feed.ask(entry_of<F>(p.w, lists, count, parts, blockIdx.x, DownUnit(blockIdx.x, count, parts).first, gridDim.x));
-  down<F, kCols>(p, q, whole_grid(), lists, count, parts, feed, memory);
+  feed.ask(entry_of<F>(p.w, lists, count, blockIdx.x, 0, gridDim.x));
+  down<F>(p, whole_grid(), lists, count, feed, memory);
 }
 
+// Of several tokens (several.cuh), a block an SM.
+template <WeightFormat F, int kCols>
+__global__ void __launch_bounds__(several::kThreads, 1)
+    several_product_kernel(const __grid_constant__ SeveralProduct p, uint32_t slots) {
+  ptx::let_next_kernel_start();
+  several::product<F, kCols>(p, slots, whole_grid(), tile::dynamic_shared<char>());  // waits for earlier kernels
+}
+template <WeightFormat F, int kCols>
+__global__ void __launch_bounds__(several::kThreads, 1)
+    several_gate_up_kernel(const __grid_constant__ GateUp p, const __grid_constant__ Normed x, uint32_t slots) {
+  ptx::wait_for_earlier_kernels();
+  ptx::let_next_kernel_start();  // down reads the lists before it waits: they are there
+  several::gate_up<F, kCols>(p, x, slots, whole_grid(), tile::dynamic_shared<char>());
+}
+template <WeightFormat F, int kCols>
+__global__ void __launch_bounds__(several::kThreads, 1)
+    several_down_kernel(const __grid_constant__ Down p, const __grid_constant__ ChoiceSums to, uint32_t slots) {
+  ptx::let_next_kernel_start();
+  several::down<F, kCols>(p, to, slots, whole_grid(), tile::dynamic_shared<char>());  // waits for earlier kernels
+}
+
+constexpr int64_t kSharedOfSm = 226 * 1024;
+
+template <class Kernel, class P>
+void launch_one(const char* name, Kernel kernel, int64_t units, int64_t smem, Stream stream, const P& p) {
+  gpu::launch(name, kernel,
+              {.grid = std::min<int64_t>(units, kMostBlocks),
+               .block = kThreads,
+               .smem = smem,
+               .overlap = true,
+               .device = std::max(0, gpu::current_device())},
+              stream, p);
+}
 template <class Kernel, class... P>
 void launch_columns(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, Stream stream,
                     const P&... p) {
@@ -87,21 +116,47 @@ template <WeightFormat F> void Phases<F>::norm_product(const NormProduct& p, Str
       int64_t(p.T) * granules::column_stride(p.w.cols), stream, p);
 }
 template <WeightFormat F> void Phases<F>::residual_product(const ResidualProduct& p, Stream stream) {
-  launch_columns(
-      "decode product", [](auto n) { return residual_product_kernel<F, n()>; }, p.T, p.w.bands,
+  launch_one("decode product", residual_product_kernel<F>, p.w.bands, granules::column_stride(p.w.cols), stream, p);
+}
+// A block an SM, with as many slots as its memory has room for beside `smem` bytes.
+template <WeightFormat F, class Kernel, class... P>
+void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, Stream stream,
+                    const P&... p) {
+  const auto go = [&](auto kernel, int64_t sums) {
+    const int64_t slot = several::kWarps * several::Ring<F>::kSlotBytes;
+    const int64_t slots = std::clamp<int64_t>((kSharedOfSm - sums - smem) / slot, 1, several::kMostSlots);
+    gpu::launch(name, kernel,
+                {.grid = std::min<int64_t>(units, kSms),
+                 .block = several::kThreads,
+                 .smem = slots * slot + sums + smem,
+                 .overlap = true,
+                 .device = std::max(0, gpu::current_device())},
+                stream, p..., uint32_t(slots));
+  };
+  if (T <= 8) return go(kernel_of(std::integral_constant<int, 8>{}), several::kSumsBytes<8>);
+  go(kernel_of(std::integral_constant<int, 16>{}), several::kSumsBytes<16>);
+}
+
+template <WeightFormat F> void Phases<F>::several(const SeveralProduct& p, Stream stream) {
+  launch_several<F>(
+      "decode product of several", [](auto n) { return several_product_kernel<F, n()>; }, p.T, p.w.bands,
       int64_t(p.T) * granules::column_stride(p.w.cols), stream, p);
 }
-template <WeightFormat F> void Phases<F>::gate_up(const GateUp& p, Stream stream) {
-  launch_columns(
-      "decode gate and up", [](auto n) { return gate_up_kernel<F, n()>; }, p.T, int64_t(p.most) * p.w.bands,
-      int64_t(p.T) * granules::column_stride(p.w.cols) + routing::copy_bytes(p.most, columns_for(p.T)), stream, p);
+template <WeightFormat F> void Phases<F>::gate_up(const GateUp& p, const Normed& normed, Stream stream) {
+  const int64_t columns = int64_t(p.T) * granules::column_stride(p.w.cols),
+                lists = routing::copy_bytes(p.most, columns_for(p.T));
+  if (p.T == 1)
+    return launch_one("decode gate and up", gate_up_kernel<F>, int64_t(p.most) * p.w.bands, columns + lists, stream, p);
+  launch_several<F>(
+      "decode gate and up of several", [](auto n) { return several_gate_up_kernel<F, n()>; }, p.T,
+      int64_t(p.most) * p.w.bands, columns + lists, stream, p, normed);
 }
-template <WeightFormat F> void Phases<F>::down(const Down& p, const DownParts& parts, Stream stream) {
-  launch_columns(
-      "decode down", [](auto n) { return down_kernel<F, n()>; }, p.T, int64_t(p.w.bands) * (p.T == 1 ? 1 : parts.most),
-      (p.T == 1 ? p.k : int64_t(parts.staged)) * granules::column_stride(p.w.cols) +
-          routing::copy_bytes(p.most, columns_for(p.T)),
-      stream, p, parts);
+template <WeightFormat F> void Phases<F>::down(const Down& p, const ChoiceSums& sums, Stream stream) {
+  const int64_t stride = granules::column_stride(p.w.cols), lists = routing::copy_bytes(p.most, columns_for(p.T));
+  if (p.T == 1) return launch_one("decode down", down_kernel<F>, p.w.bands, p.k * stride + lists, stream, p);
+  launch_several<F>(
+      "decode down of several", [](auto n) { return several_down_kernel<F, n()>; }, p.T, int64_t(p.most) * p.w.bands,
+      sums.room * stride + lists + several::staged_bytes(sums.room, p.most, columns_for(p.T)), stream, p, sums);
 }
 
 }  // namespace ingot::gpt_oss_decode

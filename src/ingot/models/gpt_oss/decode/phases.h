@@ -7,8 +7,10 @@ namespace ingot::gpt_oss_decode {
 template <WeightFormat F> struct Phases {
   static void norm_product(const NormProduct& p, Stream stream);
   static void residual_product(const ResidualProduct& p, Stream stream);
-  static void gate_up(const GateUp& p, Stream stream);
-  static void down(const Down& p, const DownParts& parts, Stream stream);
+  static void several(const SeveralProduct& p, Stream stream);  // 2 tokens or more
+  // Of one token `normed` and `sums` are left alone.
+  static void gate_up(const GateUp& p, const Normed& normed, Stream stream);
+  static void down(const Down& p, const ChoiceSums& sums, Stream stream);
 };
 
 }  // namespace ingot::gpt_oss_decode

@@ -197,170 +197,67 @@ __device__ __forceinline__ void gate_up(const GateUp& p, At at, const routing::C
   }
 }
 
-constexpr int32_t kStaged = -2;  // of a list's rows: kStaged - place in shared memory
-// The columns that an expert's tokens take: one token's k are in shared memory, of more those that stage_part() has
-// brought there, the others are read where they are. Whoever did not choose the expert reads another's; its weight is
-// 0.
-template <int kCols>
-__device__ __forceinline__ void hidden_columns(const Down& p, const char* staged, const routing::Copy& lists,
-                                               uint32_t i, const char* (&mine)[kBlocks8<kCols>],
-                                               float (&weight)[kBlocks8<kCols>][2]) {
-  const uint32_t lane = threadIdx.x % 32, bytes = uint32_t(granules::column_bytes(p.w.cols));
-#pragma unroll
-  for (int k = 0; k < kBlocks8<kCols>; ++k) {
-    const int32_t row = lists.row[i * kCols + (kCols == 1 ? 0 : 8 * k + lane / 4)];
-    const int32_t place = kCols == 1 ? row : kStaged - row;
-    mine[k] = (kCols == 1 || place >= 0 ? staged + place * int32_t(granules::column_stride(p.w.cols))
-                                        : p.hidden + int64_t(max(row, 0)) * bytes) +
-              lane % 4 * 16;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) weight[k][c] = lists.weight[i * kCols + (kCols == 1 ? 0 : 8 * k + lane % 4 * 2 + c)];
-  }
-}
-
-// Brings the columns of entries first to end - 1 to shared memory, as many as have room, and says so in the lists. From
-// global memory every granule would wait for its columns.
-template <int kCols>
-__device__ __forceinline__ void stage_part(const Down& p, char* staged, uint32_t room, const routing::Copy& lists,
-                                           uint32_t first, uint32_t end) {
-  struct Rows {
-    uint32_t count, row[32];
-  };
-  auto& m = tile::shared<Rows>();
-  const uint32_t lane = threadIdx.x % 32, most = min(room, 32u);
-  if (threadIdx.x < 32) {
-    uint32_t count = 0;
-    for (uint32_t at = first * kCols; at < end * kCols; at += 32) {
-      const uint32_t i = at + lane;
-      const int32_t row = i < end * kCols ? lists.row[i] : -1;
-      const uint32_t all = __ballot_sync(~0u, int(row >= 0)),
-                     place = count + uint32_t(__popc(all & ((1u << lane) - 1)));
-      if (row >= 0 && place < most) m.row[place] = uint32_t(row);
-      if (i < end * kCols && (row < 0 || place < most)) lists.row[i] = kStaged - int32_t(row < 0 ? 0 : place);
-      count += uint32_t(__popc(all));
-    }
-    if (lane == 0) m.count = min(count, most);
-  }
-  __syncthreads();
-  constexpr int kHeld = 4;  // pieces of 16 bytes on their way at once
-  const uint32_t pieces = uint32_t(granules::column_bytes(p.w.cols)) / 16, all = m.count * pieces;
-  for (uint32_t from = threadIdx.x; from < all; from += kHeld * kThreads) {
-    uint4 held[kHeld] = {};
-#pragma unroll
-    for (uint32_t u = 0; u < kHeld; ++u)
-      if (const uint32_t i = from + u * kThreads; i < all)
-        held[u] = __ldcg(reinterpret_cast<const uint4*>(p.hidden) + m.row[i / pieces] * pieces + i % pieces);
-#pragma unroll
-    for (uint32_t u = 0; u < kHeld; ++u)
-      if (const uint32_t i = from + u * kThreads; i < all)
-        *reinterpret_cast<uint4*>(staged + i / pieces * granules::column_stride(p.w.cols) + i % pieces * 16) = held[u];
-  }
-  __syncthreads();
-}
-
-// A band's experts go to several blocks where there are many: unit u is part u % parts of band u / parts.
-struct DownUnit {
-  uint32_t band, part, first, end;  // entries from first to end
-  __device__ __forceinline__ DownUnit(uint32_t unit, uint32_t count, uint32_t parts)
-      : band(unit / parts), part(unit % parts), first(part * count / parts), end((part + 1) * count / parts) {}
-};
-// Entry i of a unit; past its last entry the block's next unit begins. Warps begin where those of the entry before
+// Entry i of a band; past its last entry the block's next band begins. Warps begin where those of the entry before
 // ended.
 template <WeightFormat F>
 __device__ __forceinline__ typename granules::Feed<F>::Band entry_of(const Matrix& w, const routing::Copy& lists,
-                                                                     uint32_t count, uint32_t parts, uint32_t unit,
-                                                                     uint32_t i, uint32_t blocks) {
-  DownUnit u(unit, count, parts);
-  if (i == u.end) u = {unit + blocks, count, parts}, i = u.first;
-  if (u.band >= w.bands || count == 0) return {};
+                                                                     uint32_t count, uint32_t band, uint32_t i,
+                                                                     uint32_t blocks) {
+  if (i == count) band += blocks, i = 0;
+  if (band >= w.bands || count == 0) return {};
   const uint32_t first = (threadIdx.x / 32 + i * (kWarps - w.granules % kWarps)) % kWarps;
-  return {w.data + uint32_t(lists.expert[i]) * w.matrix_bytes + u.band * w.band_bytes, first, w.granules};
+  return {w.data + uint32_t(lists.expert[i]) * w.matrix_bytes + band * w.band_bytes, first, w.granules};
 }
 
-// Of one band, the unit's experts.
-template <WeightFormat F, int kCols>
+// Of one band, all experts.
+template <WeightFormat F>
 __device__ __forceinline__ void multiply_experts(const Down& p, const char* staged, const routing::Copy& lists,
-                                                 uint32_t unit, uint32_t count, uint32_t parts, uint32_t blocks,
-                                                 granules::Feed<F>& feed, float (&sums)[kWarps][16][kCols]) {
-  float all[kBlocks8<kCols>][4] = {};
-  const DownUnit u(unit, count, parts);
-  for (uint32_t i = u.first; i < u.end; ++i) {
-    const auto here = entry_of<F>(p.w, lists, count, parts, unit, i, blocks);
-    const char* mine[kBlocks8<kCols>];
-    float weight[kBlocks8<kCols>][2], sum[kBlocks8<kCols>][4] = {}, scale[2] = {1, 1};
-    hidden_columns<kCols>(p, staged, lists, i, mine, weight);
+                                                 uint32_t band, uint32_t count, uint32_t blocks,
+                                                 granules::Feed<F>& feed, float (&sums)[kWarps][16][1]) {
+  float all[1][4] = {};
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto here = entry_of<F>(p.w, lists, count, band, i, blocks);
+    const char* const mine[1] = {staged + lists.row[i] * int32_t(granules::column_stride(p.w.cols)) +
+                                 threadIdx.x % 4 * 16};
+    const float weight = lists.weight[i];
+    float sum[1][4] = {}, scale[2] = {1, 1};
     if constexpr (F == WeightFormat::fp8) granules::load_row_scales(here.data, p.w.granules, scale);
-    feed.multiply_band(here, entry_of<F>(p.w, lists, count, parts, unit, i + 1, blocks), mine, sum);
+    feed.multiply_band(here, entry_of<F>(p.w, lists, count, band, i + 1, blocks), mine, sum);
 #pragma unroll
-    for (int k = 0; k < kBlocks8<kCols>; ++k)
-#pragma unroll
-      for (int c = 0; c < 4; ++c)
-        if (weight[k][c % 2] != 0) all[k][c] += sum[k][c] * (weight[k][c % 2] * scale[c / 2]);
+    for (int c = 0; c < 4; ++c)
+      if (weight != 0) all[0][c] += sum[0][c] * (weight * scale[c / 2]);
   }
-  granules::put_sums<kCols>(sums, all);
+  granules::put_sums<1>(sums, all);
   __syncthreads();
-}
-// The sum of a row's parts, in their order, in the block that comes last; false in the others. By all threads of a
-// block: those that `ends` bring a number each.
-template <int kCols>
-__device__ __forceinline__ bool last_of_parts(const DownParts& q, uint32_t parts, uint32_t bands, const DownUnit& u,
-                                              bool ends, float& y) {
-  auto& last = tile::shared<uint32_t>();
-  float* const mine = q.sums + (int64_t(u.band) * 16 * kCols + threadIdx.x);
-  const int64_t part = int64_t(bands) * 16 * kCols;
-  if (ends) mine[u.part * part] = y;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    last = ptx::fetch_add_acq_rel(q.arrived + u.band, 1) == parts - 1;
-    if (last) ptx::store_relaxed(q.arrived + u.band, 0);
-  }
-  __syncthreads();
-  if (last == 0 || !ends) return false;
-  y = 0;
-  for (uint32_t i = 0; i < parts; ++i) y += __ldcg(mine + i * part);
-  return true;
 }
 
-// `staged`: memory for one token's k columns, or as many as `q` says.
-template <WeightFormat F, int kCols>
-__device__ __forceinline__ void down(const Down& p, const DownParts& q, At at, const routing::Copy& lists,
-                                     uint32_t count, uint32_t parts, granules::Feed<F>& feed, char* staged) {
-  auto& m = tile::shared<granules::Sums<kCols>>();
-  if constexpr (kCols == 1) {
-    granules::stage_columns(staged, granules::column_stride(p.w.cols), p.hidden, p.w.cols, p.k);
-    __syncthreads();
-  } else if (q.staged > 0 && at.blocks % parts == 0) {  // all units of a block are the same part
-    const DownUnit u(at.block, count, parts);
-    stage_part<kCols>(p, staged, q.staged, lists, u.first, u.end);
-  }
-  const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols;
-  for (uint32_t i = at.block, round = 0; i < p.w.bands * parts; i += at.blocks, ++round) {
-    const DownUnit u(i, count, parts);
-    const uint32_t n = 16 * u.band + row;
-    const bool ends = threadIdx.x < 16 * kCols && j < p.T && n < p.w.rows;
-    float* const x = p.x + j * p.x_stride + n;
-    const float old = ends && !p.first_part && parts == 1 ? __ldcg(x) : 0;
+// Of one token. `staged`: memory for its k columns.
+template <WeightFormat F>
+__device__ __forceinline__ void down(const Down& p, At at, const routing::Copy& lists, uint32_t count,
+                                     granules::Feed<F>& feed, char* staged) {
+  auto& m = tile::shared<granules::Sums<1>>();
+  granules::stage_columns(staged, granules::column_stride(p.w.cols), p.hidden, p.w.cols, p.k);
+  __syncthreads();
+  for (uint32_t band = at.block, round = 0; band < p.w.bands; band += at.blocks, ++round) {
+    const uint32_t n = 16 * band + threadIdx.x;
+    const bool ends = threadIdx.x < 16 && n < p.w.rows;
+    float* const x = p.x + n;
+    const float old = ends && !p.first_part ? __ldcg(x) : 0;
     float y = 0;
     constexpr uint32_t kHeld = 4;  // biases on their way at once
-    for (uint32_t e = u.first; ends && p.bias != nullptr && e < u.end; e += kHeld) {
+    for (uint32_t e = 0; ends && p.bias != nullptr && e < count; e += kHeld) {
       float bias[kHeld];
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k)
-        bias[k] = e + k < u.end ? p.bias[int64_t(lists.expert[e + k]) * p.w.rows + n] : 0;
+        bias[k] = e + k < count ? p.bias[int64_t(lists.expert[e + k]) * p.w.rows + n] : 0;
 #pragma unroll
       for (uint32_t k = 0; k < kHeld; ++k) {
-        const float weight = e + k < u.end ? lists.weight[(e + k) * kCols + j] : 0;
+        const float weight = e + k < count ? lists.weight[e + k] : 0;
         if (weight != 0) y += weight * bias[k];
       }
     }
-    multiply_experts<F, kCols>(p, staged, lists, i, count, parts, at.blocks, feed, m.part[round & 1]);
-    if (ends) y += granules::total<kCols>(m.part[round & 1], row, j) * granules::Form<F>::kDrop;
-    if constexpr (kCols > 1)
-      if (parts > 1) {
-        if (last_of_parts<kCols>(q, parts, p.w.bands, u, ends, y)) *x = (p.first_part ? 0 : __ldcg(x)) + y;
-        continue;
-      }
-    if (ends) *x = old + y;
+    multiply_experts<F>(p, staged, lists, band, count, at.blocks, feed, m.part[round & 1]);
+    if (ends) *x = old + y + granules::total<1>(m.part[round & 1], threadIdx.x, 0) * granules::Form<F>::kDrop;
   }
 }
 

@@ -62,12 +62,40 @@ struct Down {
   uint32_t T, k, most;
   bool first_part = false;  // as ResidualProduct's
 };
-// Where several blocks share a band's experts: their sums, and how many have come (zero between launches).
-struct DownParts {
-  uint32_t most = 1;            // parts; there are as many experts at least
-  float* sums = nullptr;        // (most, bands, 16, columns)
-  uint32_t* arrived = nullptr;  // (bands)
-  uint32_t staged = 0;          // columns that a block brings to its shared memory, at most
+// What a product of several tokens takes: rows of x times the norm's weight, as columns in its matrix's order. Whoever
+// comes before the product makes them.
+struct Normed {
+  char* columns = nullptr;
+  float* squares = nullptr;  // (parts, 16): of x, in parts
+  uint32_t parts = 0;        // 0: columns of no norm
+  WeightFormat format = WeightFormat::bf16;
+};
+struct SeveralProduct {
+  Normed x;
+  Matrix w;
+  const float* bias;  // may be null
+  float* y;           // (T, y_stride)
+  int64_t y_stride;
+  uint32_t T;
+  float eps;
+  bool adds;  // to what is there
+};
+// What several tokens' experts give, weighted.
+struct ChoiceSums {
+  float* sums;  // (T k, stride)
+  int64_t stride;
+  uint32_t room;  // columns that a block brings to its shared memory, at least T
+};
+// x += of each token the sums of its choices, if any, in their order; and the columns of what comes next, if wanted.
+struct Settled {
+  float* x;
+  int64_t x_stride;
+  const float* sums;  // of ChoiceSums
+  int64_t sums_stride;
+  uint32_t T, k, C;
+  bool first_part;      // as Down's
+  const float* weight;  // of the norm
+  Normed normed;        // no columns: none wanted
 };
 // Logits in parts: of a token all experts, of the columns a split.
 struct Router {
@@ -191,6 +219,23 @@ INGOT_HD inline Down down_of(const Plan& s, const Layer& l, uint32_t index) {
           .k = s.k,
           .most = s.most(),
           .first_part = s.b.ranks.several()};
+}
+INGOT_HD inline Normed normed_of(const Plan& s, WeightFormat format) {
+  return {
+      .columns = s.b.normed, .squares = s.b.router_squares, .parts = splits_of((s.hidden + 63) / 64), .format = format};
+}
+INGOT_HD inline SeveralProduct several_of(const NormProduct& p, const Normed& x) {
+  return {.x = x, .w = p.w, .bias = p.bias, .y = p.y, .y_stride = p.y_stride, .T = p.T, .eps = p.eps, .adds = false};
+}
+INGOT_HD inline SeveralProduct several_of(const ResidualProduct& p) {
+  return {.x = {.columns = const_cast<char*>(p.columns)},
+          .w = p.w,
+          .bias = p.bias,
+          .y = p.x,
+          .y_stride = p.x_stride,
+          .T = p.T,
+          .eps = 0,
+          .adds = !p.first_part};
 }
 INGOT_HD inline NormProduct head_of(const Plan& s) {
   return {.x = s.b.x + (s.T - s.head_rows) * s.b.x_stride,

@@ -57,13 +57,14 @@ struct Buffers {
   float *x, *qkv;                         // (16, x_stride), (16, qkv_width)
   char *mixed, *hidden;                   // columns (granule_product.cuh) of q_width, (16); of intermediate, (16 k)
   float *part_max, *part_sum, *part_out;  // of attention
+  char* normed;                           // columns of the hidden size, (16)
+  float* choice_sums;                     // (16 k, x_stride)
   float *router_part, *router_squares;    // (splits, 16, E), (splits, 16)
   routing::Lists lists;                   // of the first layer; the others' follow
   int64_t entries;                        // of a layer's lists
   float* logits;                          // (16, vocab)
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
-  uint32_t* parts_arrived;                // of down, (bands of the hidden size): where blocks share a band's experts
   token_attention::Published attention;   // the megakernel's
   uint32_t* stamps;                       // the megakernel's: how many it has used
   uint32_t* handoff;                      // the megakernel's; with what follows zero between launches, or nearly

@@ -5,7 +5,7 @@
 
 namespace ingot::gpt_oss_decode {
 
-constexpr uint32_t kMostStreams = 8;
+constexpr uint32_t kMostStreams = 16;
 
 // On the device, sent before a step.
 struct StreamsInput {
