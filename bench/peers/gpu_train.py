@@ -26,7 +26,7 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, ROOT, SHARE, Native, cached_graphs, ceilings, end_child, gpu_state, median, share, turn, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, ROOT, SHARE, Native, cached_graphs, ceilings, end_child, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
 from torch_gpt import TorchGpt, TorchOptimizer, compiled, spec  # noqa: E402
 from optimizer import Recipe  # noqa: E402
 
@@ -142,7 +142,7 @@ def measure_torch(options, applications):
 
 def measure_torch_in_turn(options, applications, held):
     device, packed = options.device, options.child == "packed"
-    torch.set_num_threads(1)  # several processes at once: the initial weights' QR by all threads in each of them takes minutes, by one 1.3 s
+    use_one_thread()
     torch.set_float32_matmul_precision("high")
     config = spec.GptConfig.from_dict({**PRESET["model"], **dict(options.model)})
     with torch.device("cpu"):

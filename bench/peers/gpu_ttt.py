@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, ROOT, SHARE, Native, cached_graphs, ceilings, end_child, gpu_state, median, share, turn, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, ROOT, SHARE, Native, cached_graphs, ceilings, end_child, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
 from torch_gpt import TorchGpt, compiled, spec  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def measure_torch(options):
 
 def measure_torch_in_turn(options, held):
     device = options.device
-    torch.set_num_threads(1)  # as in gpu_train.py
+    use_one_thread()
     torch.manual_seed(0)
     config = spec.GptConfig.from_dict({**PRESET["model"], **dict(options.model)})
     model = AdaptedGpt(config, spec.initialise(config, 1, torch.float32), options.window).to(device=device, dtype=torch.bfloat16).requires_grad_(False)
