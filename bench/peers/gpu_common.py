@@ -249,9 +249,11 @@ def sweep(buffers, native, configs):
     return [timed[0], *sorted(timed[1:], key=lambda t: t[0])]
 
 
-def begun(suite):
-    """With gpu.py --continue: what an incomplete report of this tree and GPU has, and that its first cases are done. Else nothing."""
-    report = reports.begun(suite, gpu_folder(), torch.cuda.get_device_name(0)) if os.environ.get("INGOT_BENCH_CONTINUE") else None
+def begun(suite, options):
+    """With gpu.py --continue: the results of the first cases, which an incomplete report of this tree and GPU has. Else, and of a run that
+    writes no report, none."""
+    wanted = os.environ.get("INGOT_BENCH_CONTINUE") and not (options.only or options.quick)
+    report = reports.begun(suite, gpu_folder(), torch.cuda.get_device_name(0)) if wanted else None
     if report is None:
         return []
     results = report["results"]
@@ -323,7 +325,7 @@ def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
 
     liger = import_liger(options.liger)
     library = origin[1](options.origin, pathlib.Path(options.native).parent) if origin and options.origin else None
-    results, before = [] if options.only or options.quick else begun(suite), gpu_state()
+    results, before = begun(suite, options), gpu_state()
     for case in chosen[len(results):]:
         r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger, library)
         results.append(r)
@@ -357,8 +359,7 @@ def run_products(suite, cases, quick, measure, label):
     ceiling = ceilings(native)
     print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
     chosen = [c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in label(c)]
-    results = [] if options.only or options.quick else begun(suite)
-    width, before = max(len(label(c)) for c in cases), gpu_state()
+    width, results, before = max(len(label(c)) for c in cases), begun(suite, options), gpu_state()
     for case in share(chosen[len(results):]):
         r = measure(case, native, ceiling)
         results.append(r)

@@ -146,7 +146,7 @@ def main():
     ceiling = ceilings(native)
     chosen = [c for c in (cases()[1:2] if options.quick else cases())
               if not options.only or options.only in f"{c.rows} x {c.features} x {c.vocab}"]
-    results, before = [] if options.only or options.quick else begun("cross_entropy"), gpu_state()
+    results, before = begun("cross_entropy", options), gpu_state()
     for case in share(chosen[len(results):]):
         r = measure(case, native, ceiling)
         results.append(r)
