@@ -387,6 +387,7 @@ TEST_F(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
           std::vector<uint8_t> want(static_cast<size_t>(bytes));
           for (int64_t e = 0; e < matrices && on_gpu.bands > 0; ++e) {
             cut_granules(from.is_bank() ? from.at(e) : from, cut, want.data());
+            to_device_order(granules_at(want.data(), from.format, 0, on_gpu.rows, on_gpu.cols));
             ASSERT_EQ(download(on_gpu.data + e * bytes, bytes), want) << "GPU " << r << ", matrix " << e;
           }
         };
