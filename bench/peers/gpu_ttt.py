@@ -3,16 +3,18 @@ documents side by side, rank 96, chunks of 32, windows of 2,048, random tokens. 
 
     python3 bench/peers/gpu_ttt.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only origin|chunk_head]
 
-Ours: the program itself, its own clock. `step` is a chunk of 64 documents with whole windows: what documents of 12 chunks more take longer,
-by 12. `run` is all of the longer documents, windows that grow from 32 tokens included, and what is allocated before.
-PyTorch: torch.compile of one step as a whole graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused
-AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
-counted (minutes, unless `gpu.py --warm 2` did it before). They run one at a time between our two rounds. What a step computes is tested (engines/ttt); these are times alone.
+Ours: the program itself, its own clock. `step` is a chunk of 64 documents with whole windows, the mean of 12 in a row; `run` is all of
+these documents, windows that grow from 32 tokens included, and what is allocated before.
+PyTorch: torch.compile of one step as a whole graph, no CUDA graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention,
+fused AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
+counted: a minute of one core each, from the beginning on and beside our first round. They run one at a time between our two rounds, our second
+one alone. What a step computes is tested (engines/ttt); these are times alone.
 """
 import argparse
 import contextlib
 import json
 import math
+import os
 import pathlib
 import random
 import struct
@@ -29,7 +31,7 @@ from gpu_common import IN_MEMORY, ROOT, SHARE, Native, cached_graphs, ceilings, 
 from torch_gpt import TorchGpt, compiled, spec  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
-DOCUMENTS, CHUNK, WINDOW, RANK, MORE = 64, 32, 2048, 96, 12
+DOCUMENTS, CHUNK, WINDOW, RANK, WHOLE = 64, 32, 2048, 96, 12
 PEERS = ("origin", "chunk_head")
 
 
@@ -55,26 +57,29 @@ def make_run(options, folder):
     for line in (["tokenizer", "train", "--data", folder / "words.txt", "--vocab", str(vocab), "--out", folder / "tokenizer.json"],
                  ["train", "--preset", "golf", "--data", shards, "--tokenizer", folder / "tokenizer.json", "--out", folder / "run", "--steps", "1",
                   "--accumulation", "1", "--batch-tokens", "8192", "--device", options.device, "--set", "model.loop_from=0", *options.shrink]):
-        subprocess.run([options.ingot, *line], check=True, capture_output=True, timeout=options.limit)
+        run_ingot(options, line)
     return folder / "run"
 
 
-def score(options, run, data):
-    line = [options.ingot, "eval", run, "--data", data, "--ttt", "--ttt-documents", str(DOCUMENTS), "--ttt-chunk", str(CHUNK), "--ttt-window",
-            str(options.window), "--ttt-rank", str(options.rank), "--device", options.device, "--json"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=options.limit)
+def run_ingot(options, line):
+    done = subprocess.run([options.ingot, *line], capture_output=True, text=True, timeout=options.limit)
     if done.returncode != 0:
-        raise RuntimeError(f"ingot eval: {done.stderr.strip()[-400:]}")
-    return json.loads(done.stdout)
+        raise RuntimeError(f"ingot {line[0]}: {done.stderr.strip()[-400:]}")
+    return done.stdout
+
+
+def score(options, run, data):
+    line = ["eval", run, "--data", data, "--ttt", "--ttt-documents", str(DOCUMENTS), "--ttt-chunk", str(CHUNK), "--ttt-window",
+            str(options.window), "--ttt-rank", str(options.rank), "--device", options.device, "--json"]
+    return json.loads(run_ingot(options, line))
 
 
 def ours_round(options, run, folder):
     """Seconds of a step with whole windows and of all of it, and the tokens that ran through the model."""
-    short, long = (score(options, run, folder / name) for name in ("short", "long"))
-    more = long["ttt"]["window_tokens"] - short["ttt"]["window_tokens"]
-    assert more == MORE * DOCUMENTS * options.window, more
-    return {"step": (long["seconds"] - short["seconds"]) / MORE, "run": long["seconds"], "run_tokens": long["ttt"]["window_tokens"],
-            "loss": long["loss"]}
+    found = score(options, run, folder / "documents")
+    whole = found["ttt"]["whole_windows"]
+    assert whole["window_tokens"] == WHOLE * DOCUMENTS * options.window, whole
+    return {"step": whole["seconds"] / WHOLE, "run": found["seconds"], "run_tokens": found["ttt"]["window_tokens"], "loss": found["loss"]}
 
 
 # --- PyTorch ---
@@ -137,13 +142,8 @@ def synchronize(device):
         torch.cuda.synchronize()
 
 
-def measure_torch(options):
-    """Seconds of a step, forward, backward and AdamW, at whole windows."""
-    with contextlib.ExitStack() as held:
-        return measure_torch_in_turn(options, held)
-
-
-def measure_torch_in_turn(options, held):
+def measure_torch(options, held):
+    """Seconds of a step, forward, backward and AdamW, at whole windows. `held` receives the turn."""
     device = options.device
     use_one_thread()
     torch.manual_seed(0)
@@ -183,6 +183,17 @@ def measure_torch_in_turn(options, held):
     return found
 
 
+@contextlib.contextmanager
+def started_children(wanted, options):
+    """A process for each peer; none is left behind."""
+    children = {peer: start_child(peer, options) for peer in wanted}
+    try:
+        yield children
+    finally:
+        for child in children.values():
+            child.kill()
+
+
 def start_child(peer, options):
     line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--gate", options.gate or ""]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -204,7 +215,7 @@ def parsed():
     parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
     parser.add_argument("--only", choices=PEERS, help="one peer alone, and no report")
     parser.add_argument("--ours-alone", action="store_true", help="no peer, and no report")
-    parser.add_argument("--limit", type=float, default=150, help="seconds that a run of ours may take, and all peers together after it (default: 150)")
+    parser.add_argument("--limit", type=float, default=150, help="seconds from its start after which a peer is given up; a run of ours may take as many (default: 150)")
     parser.add_argument("--wait-for", type=pathlib.Path, metavar="FILE", help="measure when FILE is there: the peers compile meanwhile, which takes minutes and "
                         "needs no GPU to itself")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each peer (default: 8)")
@@ -219,45 +230,45 @@ def parsed():
 def main():
     options = parsed()
     if options.child:
-        print(json.dumps(measure_torch(options)), flush=True)
-        return
+        with contextlib.ExitStack() as held:
+            print(json.dumps(measure_torch(options, held)), flush=True)
+            os._exit(0)  # the next one's turn comes when this one's memory is free
     wanted = () if options.ours_alone else [options.only] if options.only else PEERS
     if SHARE:
         for peer in share(wanted):
             print(peer, "compiled", end_child(start_child(peer, options), time.monotonic() + 1500), flush=True)
         return
-    ceiling = {} if options.ours_alone else ceilings(Native(options.native))
-    torch.cuda.empty_cache()
-    before, tokens = gpu_state(), DOCUMENTS * WINDOW
-    ours, peers, absent = [], {}, {}
+    started, tokens, ours, peers, absent = time.monotonic(), DOCUMENTS * WINDOW, [], {}, {}
 
     def go_round(folder):
         found = ours_round(options, folder / "run", folder)
         ours.append(found)
-        print(f"ours: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s; all of it {found['run']:.2f} s, "
-              f"{found['run_tokens'] / found['run'] * 1e-6:.3f} M/s, loss {found['loss']:.4f}", flush=True)
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as temporary:
+        print(f"[{time.monotonic() - started:.0f} s] ours: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s; all of it "
+              f"{found['run']:.2f} s, {found['run_tokens'] / found['run'] * 1e-6:.3f} M/s, loss {found['loss']:.4f}", flush=True)
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as temporary, contextlib.ExitStack() as held:
         folder = pathlib.Path(temporary)
         options.gate = str(folder / "gate")
-        make_run(options, folder)
-        for name, chunks in (("short", 1), ("long", 1 + MORE)):
-            write_documents(folder / name, WINDOW + CHUNK * chunks, PRESET["model"]["vocab"])
-        go_round(folder)
         with turn(options.gate):
-            children = {peer: start_child(peer, options) for peer in wanted}
+            children = held.enter_context(started_children(wanted, options))
+            ceiling = {} if options.ours_alone else ceilings(Native(options.native))
+            torch.cuda.empty_cache()
+            before = gpu_state()
+            make_run(options, folder)
+            write_documents(folder / "documents", WINDOW + CHUNK * (1 + WHOLE), PRESET["model"]["vocab"])
+            go_round(folder)
             while options.wait_for and not options.wait_for.exists():
                 time.sleep(0.1)
-        until = time.monotonic() + options.limit
+        until = started + options.limit
         for peer, process in children.items():
             found, reason = end_child(process, until)
             if reason:
                 absent[f"compile_{peer}"] = reason
-                print(f"{peer}: {reason}", flush=True)
+                print(f"[{time.monotonic() - started:.0f} s] {peer}: {reason}", flush=True)
             else:
                 peers[f"compile_{peer}"] = found
-                print(f"PyTorch, {peer}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, compiled in "
+                print(f"[{time.monotonic() - started:.0f} s] PyTorch, {peer}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, compiled in "
                       f"{found['compile_s']:.0f} s, {found['graphs_from_cache']} graphs from PyTorch's cache, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
-        if children:
+        if options.ours_alone or any(child.returncode == 0 for child in children.values()):
             go_round(folder)
     if options.only or options.ours_alone or not peers:
         return

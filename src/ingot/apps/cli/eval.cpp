@@ -226,6 +226,10 @@ void eval(const EvalCommand& o) {
                      {"updates", s.updates},
                      {"window_tokens", s.window_tokens},
                      {"window_tokens_per_second", double(s.window_tokens) / s.seconds}};
+    if (s.whole_tokens > 0)
+      report["ttt"]["whole_windows"] = {{"window_tokens", s.whole_tokens},
+                                        {"seconds", s.whole_seconds},
+                                        {"window_tokens_per_second", double(s.whole_tokens) / s.whole_seconds}};
   }
   write_out(show_json(report) + "\n");
 }

@@ -329,11 +329,13 @@ void add_ranks(std::vector<DocumentScore>& scores, AdaptedScore& total, Communic
     DocumentScore& d = scores[i % scores.size()];
     d.loss_sum += all[i].loss_sum, d.targets += all[i].targets, d.bytes += all[i].bytes;
   }
-  const int64_t mine[2] = {total.window_tokens, total.updates};
-  std::vector<int64_t> counts(2 * world);
-  ranks.gather_bytes(mine, sizeof mine, counts.data());
-  total.window_tokens = total.updates = 0;
-  for (size_t r = 0; r < world; ++r) total.window_tokens += counts[2 * r], total.updates += counts[2 * r + 1];
+  std::vector<AdaptedScore> totals(world);
+  ranks.gather_bytes(&total, sizeof total, totals.data());
+  total = {};
+  for (const AdaptedScore& t : totals) {
+    total.window_tokens += t.window_tokens, total.updates += t.updates;
+    total.whole_tokens += t.whole_tokens, total.whole_seconds += t.whole_seconds;
+  }
 }
 
 void stop_if_asked(const AdaptationOptions& o) {
@@ -415,8 +417,19 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
                     .loss_sum = sum});
     }
   };
+  std::chrono::steady_clock::time_point last;
+  size_t whole_before = 0;  // documents of the step before, where it was one of whole windows
   const auto report = [&](const std::vector<Run>& runs) {
     for (const Run& run : runs) take(run);
+    const bool is_whole =
+        o.inexact == Inexact::none && runs.size() == 1 && runs[0].learnt && (runs[0].chunk + 1) * o.chunk >= o.window;
+    const size_t whole = is_whole ? runs[0].works.size() : 0;
+    const auto now = std::chrono::steady_clock::now();
+    if (whole > 0 && whole == whole_before) {
+      total.whole_tokens += int64_t(whole) * o.window;
+      total.whole_seconds += std::chrono::duration<double>(now - last).count();
+    }
+    last = now, whole_before = whole;
     for (const Run& run : runs)
       if (run.learnt && o.listener)
         for (const Work& w : run.works)

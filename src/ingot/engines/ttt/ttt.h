@@ -50,6 +50,10 @@ void check(const AdaptationOptions& o, const GptConfig& config);
 struct AdaptedScore : Score {
   int64_t window_tokens = 0;  // that ran through the model
   int64_t updates = 0;
+  // Of steps whose windows were all whole and followed such a step of the same documents: their tokens, and the time
+  // from one step's losses to the next one's. Of several ranks the sums of both.
+  int64_t whole_tokens = 0;
+  double whole_seconds = 0;
 };
 
 // `documents`, when given, receives one entry per document of the source. Of several ranks each returns all of it;

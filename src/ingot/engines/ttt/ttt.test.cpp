@@ -178,6 +178,8 @@ TEST(ttt, a_chunk_is_scored_before_it_is_learnt_from_and_the_last_never_is) {
   EXPECT_EQ(scored, (std::map<int64_t, int64_t>{{0, 7}, {1, 3}, {2, 1}}));
   EXPECT_EQ(learnt, (std::map<int64_t, int64_t>{{0, 6}, {1, 2}, {2, 0}}));
   EXPECT_EQ(s.updates, 8);
+  EXPECT_EQ(s.whole_tokens, 2 * 12);  // the first document alone, its chunks 4 and 5 after 3 and 4
+  EXPECT_GT(s.whole_seconds, 0);
   double sum = 0;
   for (const DocumentScore& d : documents) sum += d.loss_sum;
   EXPECT_DOUBLE_EQ(sum / 39, s.loss);
