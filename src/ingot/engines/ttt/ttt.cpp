@@ -12,6 +12,7 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/copy/copy.h"
+#include "ingot/models/gpt/device_weights.h"
 
 namespace ingot {
 namespace {
@@ -135,7 +136,7 @@ class Adaptation {
   // At most so many documents at once, of at most so many window tokens together.
   Adaptation(const GptConfig& config, const GptWeights& weights, const AdaptationOptions& options, int64_t documents,
              int64_t tokens, int64_t longest)
-      : weights_(weights),
+      : weights_(config, weights, options.stream),
         o_(options),
         types_(types_of(weights)),
         spare_(documents),
@@ -157,7 +158,7 @@ class Adaptation {
     prefix_ = std::make_unique<Gpt>(config, types_, prefix);
     prefix_on_device_ = std::make_unique<DeviceBatch>(device(), options.stream, prefix.capacity);
   }
-  Device device() const { return weights_.master.device; }
+  Device device() const { return weights_.weights().master.device; }
   const LayerProgram& program() const { return model_.program(); }
   GptTypes types() const { return types_; }
   int64_t window_tokens() const { return window_tokens_; }
@@ -178,11 +179,11 @@ class Adaptation {
         cache_ ? std::optional<CachedSegments>({*cache_, windows_.sequences, o_.window}) : std::nullopt;
     const CachedSegments* const in_cache = cached ? &*cached : nullptr;
     if (!learn) {
-      model_.losses(weights_, batch, loss, &values, nullptr, in_cache);
+      model_.losses(weights_.weights(), batch, loss, &values, nullptr, in_cache);
     } else {
       GptAdapters gradients = adapters.gradients(segments);
       ingot::fill({.to = dloss, .value = 1 / double(windows_.batch.last.front())}, o_.stream);
-      model_.losses_and_gradients(weights_, batch, dloss, loss, {}, &values, &gradients, in_cache);
+      model_.losses_and_gradients(weights_.weights(), batch, dloss, loss, {}, &values, &gradients, in_cache);
     }
     for (const int32_t target : windows_.batch.targets) window_tokens_ -= target < 0;
     window_tokens_ += windows_.batch.cu_seqlens[works.size()];
@@ -243,7 +244,7 @@ class Adaptation {
     });
     if (ci > 0) {
       const GptAdapters values = adapters.values(first, prefixes_.batch.segments());
-      prefix_->extend(weights_, prefix_on_device_->put(prefixes_.batch), prefixes_.sequences, *cache_,
+      prefix_->extend(weights_.weights(), prefix_on_device_->put(prefixes_.batch), prefixes_.sequences, *cache_,
                       Tensor(nullptr, DType::i32, {0}), {}, &values);
       window_tokens_ += prefixes_.batch.cu_seqlens[works.size()];
       forget(spare_);
@@ -253,7 +254,7 @@ class Adaptation {
     });
   }
 
-  const GptWeights& weights_;
+  FrozenWeights weights_;
   const AdaptationOptions& o_;
   GptTypes types_;
   int64_t spare_;  // sequence of the cache

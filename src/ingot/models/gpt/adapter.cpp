@@ -83,24 +83,27 @@ void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor
                              const Tensor& dy, const Tensor& dx, bool accumulate_dx, const AdapterCall* rider) {
   const AdapterCall& all = adapters.front();
   if (rider == nullptr && (dw || !adapters_fold(all, w))) {
-    linear_backward({.dy = dy,
-                     .x = x,
-                     .w = w,
-                     .dx = dx,
-                     .dw = dw,
-                     .accumulate_dx = accumulate_dx,
-                     .products = all.products,
-                     .workspace = all.workspace},
-                    all.stream);
+    if (dx || dw)
+      linear_backward({.dy = dy,
+                       .x = x,
+                       .w = w,
+                       .dx = dx,
+                       .dw = dw,
+                       .accumulate_dx = accumulate_dx,
+                       .products = all.products,
+                       .workspace = all.workspace},
+                      all.stream);
     return each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
       adapter_backward(c, x, dy.slice(1, row, end), dx, true);
     });
   }
   for_each_run(all.cu, all.cu, [&](const SegmentRun& run) {
-    const Tensor weights = fold(adapters, w, run, rider != nullptr ? rider->pair : nullptr);
-    product(all, run.of(dy), false, weights, false, run.of(dx), accumulate_dx ? 1 : 0);
+    if (dx) {
+      const Tensor weights = fold(adapters, w, run, rider != nullptr ? rider->pair : nullptr);
+      product(all, run.of(dy), false, weights, false, run.of(dx), accumulate_dx ? 1 : 0);
+    }
     if (all.grad == nullptr || !all.grad->a) return;
-    const Tensor& g = weights;  // their memory
+    const Tensor g = folded_rows(all, w, run.count, rider != nullptr ? rider->pair->a.size(1) : 0);
     product(all, run.of(dy), true, run.of(x), false, g, 0);
     if (rider != nullptr)
       copy({.from = g.slice(1, w.rows(), g.size(1)), .to = run.each_of(rider->grad->a)}, all.stream);
@@ -131,7 +134,7 @@ bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, c
     const Tensor xs = run.of(x), dys = run.of(dy), h = run.of(low), dh = run.of(low_grad);
     const Tensor a = run.each_of(c.pair->a), b = run.each_of(c.pair->b);
     product(c, dys, false, b, false, dh, 0);
-    if (!c.rides) product(c, dh, false, a, false, run.of(dx), add ? 1 : 0);
+    if (!c.rides && dx) product(c, dh, false, a, false, run.of(dx), add ? 1 : 0);
     if (!learn) return;
     if (!c.low_kept) product(c, xs, false, a, true, h, 0);
     product(c, dys, true, h, false, run.each_of(c.grad->b), c.write_grad ? 0 : 1);

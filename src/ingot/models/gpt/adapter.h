@@ -19,7 +19,8 @@ struct AdapterCall {
   Tensor workspace;  // of the products
   Stream stream;
 };
-// y and dx are added to, or written where asked; false where there is no adapter, and nothing was.
+// y and dx are added to, or written where asked; false where there is no adapter, and nothing was. Where dx is left out
+// nobody reads it.
 bool adapter_forward(const AdapterCall& c, const Tensor& x, const Tensor& y, bool add);
 bool adapter_backward(const AdapterCall& c, const Tensor& x, const Tensor& dy, const Tensor& dx, bool add);
 

@@ -51,8 +51,8 @@ class Block {
         stream_.merge_skip();
         stream_.mix_input();
       }
-      attn_.projections_backward();
-      stream_.read_backward(g);
+      attn_.projections_backward(g.of_input);
+      if (g.of_input) stream_.read_backward(g);
     });
   }
 

@@ -64,6 +64,7 @@ void block_forward(const CallContext& call, const BlockTensors& b);
 // x0_grad is accumulated, skip_grad written: an output is merged once.
 struct BlockGradients {
   Tensor g0, g1, x0_grad, skip_grad;
+  bool of_input = true;  // false: nobody reads the gradient of what the application read
 };
 void block_backward(const CallContext& call, const BlockTensors& b, const BlockGradients& g);
 

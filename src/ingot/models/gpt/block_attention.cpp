@@ -102,7 +102,7 @@ void AttentionBranch::attend_backward() const {
   a.has_delta = bool(at.delta());
   attention_backward(a, at.call.stream);
 }
-void AttentionBranch::projections_backward() const {
+void AttentionBranch::projections_backward(bool of_input) const {
   const Scratch& s = at.b.scratch;
   if (at.application.exclude_self && !at.adds_to_v())
     axpby({.x = at.kv_rows(s.v_grad_self), .y = at.kv_rows(s.v_grad)}, at.call.stream);
@@ -114,8 +114,8 @@ void AttentionBranch::projections_backward() const {
   const AdapterCall output = at.output_adapter();
   if (output.rides) output_adapter_backward();  // leaves its columns of qkv_grad
   adapted_linear_backward(all, at.normed(), at.b.w.qkv, at.b.dw.qkv,
-                          at.qkv_rows(s.qkv_grad, output.rides ? output.pair->a.size(1) : 0), at.normed_grad(), false,
-                          output.rides ? &output : nullptr);
+                          at.qkv_rows(s.qkv_grad, output.rides ? output.pair->a.size(1) : 0),
+                          of_input ? at.normed_grad() : Tensor(), false, output.rides ? &output : nullptr);
   if (!output.rides) output_adapter_backward();
 }
 void AttentionBranch::output_adapter_backward() const {

@@ -24,7 +24,7 @@ struct AttentionBranch {
   void attention_output_backward() const;
   void attend_backward() const;
   // The gradients of q, k and v -> the gradient of the normed rows, in scratch.normed_grad.
-  void projections_backward() const;
+  void projections_backward(bool of_input) const;
   // To the gradient of the normed rows; o's adapter reads these too.
   void queries_backward() const;
   void keys_backward(bool accumulate) const;

@@ -25,10 +25,11 @@ struct GptTypes {
 GptTypes gpt_types(Device device);
 
 // Flat weights (ParameterLayout). `compute` is the copy that products read where its type is another than master's;
-// vectors and scalars are always read from `master`.
+// vectors and scalars are always read from `master`. `qkv`, of weights that get no gradient: each layer's q, k and v
+// once more, one below the other (layers, (H + 2 Hkv) D, C), which one product reads where two would.
 struct GptWeights {
   GptWeights(const Tensor& m, const Tensor& c = {}) : master(m), compute(c) {}
-  Tensor master, compute;
+  Tensor master, compute, qkv;
 };
 
 // Those of a model that reads such weights.

@@ -4,6 +4,7 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/copy/copy.h"
 #include "ingot/models/gpt/call.h"
+#include "ingot/models/gpt/parameters.h"
 
 namespace ingot {
 
@@ -18,6 +19,34 @@ class DeviceWeights {
     weights_ = GptWeights(memory_.take(types.master, flat.shape), memory_.take(types.compute, flat.shape));
     copy({.from = flat, .to = weights_.master}, stream);
     copy({.from = weights_.master, .to = weights_.compute}, stream);
+  }
+  const GptWeights& weights() const { return weights_; }
+
+ private:
+  Arena memory_;
+  GptWeights weights_;
+};
+
+// Weights that stay as they are, with the copies of q, k and v that a GPU multiplies with at once. Grouped queries lie
+// in another bank of matrices than keys and values.
+class FrozenWeights {
+ public:
+  FrozenWeights(const GptConfig& config, const GptWeights& weights, Stream stream) : weights_(weights) {
+    const Device device = weights.master.device;
+    if (device.kind == Device::cpu) return;
+    const ParameterLayout layout(config);
+    const Tensor& flat = weights.compute ? weights.compute : weights.master;
+    const Shape all{config.layers, (config.heads + 2 * config.kv_heads) * config.head_dim, config.dim};
+    memory_ = Arena(Arena::aligned(flat.dtype, all), gpu::memory_of(device));
+    weights_.qkv = memory_.take(flat.dtype, all);
+    for (int64_t i = 0; i < config.layers; ++i) {
+      int64_t row = 0;
+      for (const char* name : {"q", "k", "v"}) {
+        const Tensor w = layout.view(flat, layout.find(detail::concat("blocks.", i, ".attn.", name, ".weight")));
+        copy({.from = w, .to = weights_.qkv.row(i).slice(0, row, row + w.rows())}, stream);
+        row += w.rows();
+      }
+    }
   }
   const GptWeights& weights() const { return weights_; }
 

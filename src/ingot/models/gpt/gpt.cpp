@@ -162,7 +162,7 @@ struct Gpt::Impl {
             .mix_a = get_row(flat, p.mix, 0),
             .mix_b = get_row(flat, p.mix, 1),
             .kv = get_all(flat, {p.k, p.v}),
-            .qkv = get_all(flat, {p.q, p.k, p.v}),
+            .qkv = flat.qkv ? flat.qkv.row(i) : get_all(flat, {p.q, p.k, p.v}),
             .lane_post = get_row(flat, lane_post, i),
             .lane_resid = get_row(flat, lane_resid, i)};
   }
@@ -379,12 +379,14 @@ void Gpt::Impl::blocks_forward(const detail::CallContext& call, const GptWeights
 }
 
 void Gpt::Impl::blocks_backward(const detail::CallContext& call, const GptWeights& weights, const Tensor& grads) {
+  INGOT_CHECK(!grads || !weights.qkv, "gpt: found weights with a copy of q, k and v, expected none that get gradients");
   const Shape shape{call.tokens, config.dim};
   const bool of_x0 = config.resid_mix && grads;  // frozen, nobody reads it
   if (of_x0) fill({.to = view(buffers.x0_grad, shape)}, options.stream);
   for (int i = int(program.applications.size()) - 1; i >= 0; --i) {
     const Application& a = program.applications[size_t(i)];
-    detail::BlockGradients g{.g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = of_x0 ? buffers.x0_grad : Tensor()};
+    detail::BlockGradients g{
+        .g0 = buffers.g0, .g1 = buffers.g1, .x0_grad = of_x0 ? buffers.x0_grad : Tensor(), .of_input = i > 0 || grads};
     if (a.skip_from >= 0) g.skip_grad = buffers.skip_grad[size_t(a.skip_from) + 1];
     if (const Tensor& from_skip = buffers.skip_grad[size_t(i) + 1])
       axpby({.x = view(from_skip, shape), .y = view(buffers.g0, shape)}, options.stream);
