@@ -13,8 +13,10 @@ Tensor low_rows(const Tensor& scratch, int64_t tokens, int64_t rank) {
   return Tensor(scratch.data, scratch.dtype, {tokens, rank}, scratch.device);
 }
 
-Tensor folded_rows(const AdapterCall& c, const Tensor& w, int64_t count, int64_t more_rows) {
-  return Tensor(c.folded.data, c.folded.dtype, {count, w.rows() + more_rows, w.cols()}, c.folded.device);
+// A run's in memory for all documents' weights.
+Tensor folded_rows(const Tensor& memory, const Tensor& w, const SegmentRun& run, int64_t more_rows) {
+  const Shape all{run.first + run.count, w.rows() + more_rows, w.cols()};
+  return run.each_of(Tensor(memory.data, memory.dtype, all, memory.device));
 }
 void product(const AdapterCall& c, const Tensor& a, bool ta, const Tensor& b, bool tb, const Tensor& into, double beta,
              const Tensor& add = {}) {
@@ -42,7 +44,7 @@ template <class Use> void each_adapter(std::span<const AdapterCall> adapters, Us
 // W + B A of a run's documents, and the rider's A below.
 Tensor fold(std::span<const AdapterCall> adapters, const Tensor& w, const SegmentRun& run, const AdapterPair* rider) {
   const int64_t rank = rider != nullptr ? rider->a.size(1) : 0;
-  const Tensor own = folded_rows(adapters.front(), w, run.count, rank);
+  const Tensor own = folded_rows(adapters.front().folded, w, run, rank);
   each_adapter(adapters, [&](const AdapterCall& c, int64_t row, int64_t end) {
     product(c, run.each_of(c.pair->b), false, run.each_of(c.pair->a), false, own.slice(1, row, end), 1,
             w.slice(0, row, end));
@@ -60,7 +62,7 @@ bool adapters_fold(const AdapterCall& c, const Tensor& w, int64_t more_rows) {
   int64_t segments = 0;
   bool pays = true;
   for_each_run(c.cu, c.cu, [&](const SegmentRun& run) {
-    segments += run.count;
+    segments = run.first + run.count;
     pays &= run.length * (w.rows() + w.cols()) >= w.numel();
   });
   return pays && segments * (w.rows() + more_rows) * w.cols() <= c.folded.numel();
@@ -98,12 +100,14 @@ void adapted_linear_backward(std::span<const AdapterCall> adapters, const Tensor
     });
   }
   for_each_run(all.cu, all.cu, [&](const SegmentRun& run) {
+    const int64_t more_rows = rider != nullptr ? rider->pair->a.size(1) : 0;
     if (dx) {
-      const Tensor weights = fold(adapters, w, run, rider != nullptr ? rider->pair : nullptr);
+      const Tensor weights = all.kept ? folded_rows(all.kept, w, run, more_rows)
+                                      : fold(adapters, w, run, rider != nullptr ? rider->pair : nullptr);
       product(all, run.of(dy), false, weights, false, run.of(dx), accumulate_dx ? 1 : 0);
     }
     if (all.grad == nullptr || !all.grad->a) return;
-    const Tensor g = folded_rows(all, w, run.count, rider != nullptr ? rider->pair->a.size(1) : 0);
+    const Tensor g = folded_rows(all.folded, w, run, more_rows);
     product(all, run.of(dy), true, run.of(x), false, g, 0);
     if (rider != nullptr)
       copy({.from = g.slice(1, w.rows(), g.size(1)), .to = run.each_of(rider->grad->a)}, all.stream);

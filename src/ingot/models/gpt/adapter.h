@@ -15,6 +15,7 @@ struct AdapterCall {
   bool low_kept = false;              // backward: low is still what adapter_forward left there
   bool rides = false;                 // adapted_linear multiplies with A, forward and backward
   Tensor folded;                      // scratch for documents' own weights, or left out
+  Tensor kept;                        // adapted_linear_backward: what adapted_linear left in `folded`, elsewhere
   Products products = Products::fp32;
   Tensor workspace;  // of the products
   Stream stream;

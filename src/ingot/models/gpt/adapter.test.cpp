@@ -32,9 +32,11 @@ struct Case {
     Made dar{{3, kRank, kIn}}, dbr{{3, kRiderOut, kRank}};
     std::vector<double> of_w;  // y's first columns
   };
-  Found run(bool rides) {
+  // keeps: the backward pass has what the forward pass formed; of_input: somebody reads dx.
+  Found run(bool rides, bool keeps = false, bool of_input = true) {
     Found f;
     Made scratch({T, kRank}), scratch_grad({T, kRank}), folded({S * (kOut + kRank) * kIn});
+    Made folded_again({S * (kOut + kRank) * kIn});
     AdapterPair g1{f.da1.t, f.db1.t}, g2{f.da2.t, f.db2.t}, gr{f.dar.t, f.dbr.t};
     const auto call = [&](AdapterPair& pair, AdapterPair& grad) {
       return AdapterCall{.pair = &pair,
@@ -45,7 +47,7 @@ struct Case {
                          .write_grad = true,
                          .folded = folded.t};
     };
-    const AdapterCall both[] = {call(first, g1), call(second, g2)};
+    AdapterCall both[] = {call(first, g1), call(second, g2)};
     EXPECT_TRUE(adapters_fold(both[0], w.t, kRank));
     EXPECT_FALSE(adapters_fold(both[0], w.t, kRank + 1)) << "there is no room for more";
     AdapterCall beside = call(rider, gr);
@@ -60,9 +62,11 @@ struct Case {
     const int64_t wide = rides ? kOut + kRank : kOut;
     adapted_linear(both, x.t, w.t, columns(f.y, wide), rides ? &rider : nullptr);
     adapter_forward(beside, x.t, f.out.t, true);
-    if (rides) adapter_backward(beside, x.t, drider.t, f.dx.t, true);
-    adapted_linear_backward(both, x.t, w.t, Tensor(), columns(dys, wide), f.dx.t, false, rides ? &beside : nullptr);
-    if (!rides) adapter_backward(beside, x.t, drider.t, f.dx.t, true);
+    if (keeps) both[0].kept = folded.t, both[0].folded = both[1].folded = folded_again.t;
+    const Tensor dx = of_input ? f.dx.t : Tensor();
+    if (rides) adapter_backward(beside, x.t, drider.t, dx, true);
+    adapted_linear_backward(both, x.t, w.t, Tensor(), columns(dys, wide), dx, false, rides ? &beside : nullptr);
+    if (!rides) adapter_backward(beside, x.t, drider.t, dx, true);
     for (int64_t t = 0; t < T; ++t)
       f.of_w.insert(f.of_w.end(), f.y.memory.begin() + t * kWide, f.y.memory.begin() + t * kWide + kOut);
     return f;
@@ -84,6 +88,20 @@ TEST(gpt_adapter, one_that_rides_with_others_gives_the_same_results_and_gradient
   near("the rider's dA", riding.dar.memory, alone.dar.memory);
   near("the rider's dB", riding.dbr.memory, alone.dbr.memory);
   for (const double v : riding.dar.memory) ASSERT_TRUE(std::isfinite(v));
+}
+
+TEST(gpt_adapter, kept_weights_and_a_gradient_that_nobody_reads_change_no_bit_of_the_others) {
+  Case k;
+  for (const bool rides : {false, true}) {
+    const Case::Found usual = k.run(rides), kept = k.run(rides, true), unread = k.run(rides, true, false),
+                      formed = k.run(rides, false, false);
+    EXPECT_EQ(kept.dx.memory, usual.dx.memory);
+    for (const Case::Found* f : {&kept, &unread, &formed})
+      for (const auto gradient : {&Case::Found::da1, &Case::Found::da2, &Case::Found::db1, &Case::Found::db2,
+                                  &Case::Found::dar, &Case::Found::dbr})
+        EXPECT_EQ((f->*gradient).memory, (usual.*gradient).memory);
+    for (const double v : unread.dx.memory) ASSERT_TRUE(std::isnan(v));
+  }
 }
 
 }  // namespace

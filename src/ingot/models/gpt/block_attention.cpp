@@ -109,8 +109,9 @@ void AttentionBranch::projections_backward(bool of_input) const {
   rotate_backward();
   if (!at.kept()) ResidualStream{at}.norm(at.mixed(), at.b.w.attn_norm, at.normed(), Tensor());
   if (!s.qkv_grad || !at.b.w.qkv) return queries_backward(), keys_backward(true);
-  const AdapterCall all[] = {at.adapter(&ApplicationAdapters::q), at.adapter(&ApplicationAdapters::k),
-                             at.adapter(&ApplicationAdapters::v)};
+  AdapterCall all[] = {at.adapter(&ApplicationAdapters::q), at.adapter(&ApplicationAdapters::k),
+                       at.adapter(&ApplicationAdapters::v)};
+  all[0].kept = s.folded_kept;
   const AdapterCall output = at.output_adapter();
   if (output.rides) output_adapter_backward();  // leaves its columns of qkv_grad
   adapted_linear_backward(all, at.normed(), at.b.w.qkv, at.b.dw.qkv,

@@ -144,11 +144,11 @@ struct Plan {
     add(s.adapter_low, T, options.max_adapter_rank, 0);
     if (keeps_rows()) add(s.mlp_low, T, options.max_adapter_rank, 1);
     if (keeps_rows() && !output_rides()) add(s.o_low, T, options.max_adapter_rank, 3);
-    add_folded(s.folded, now);
+    add_folded(s.folded, now, keeps_rows() ? backward_step(i) + 2 : now);
   }
-  void add_folded(Tensor& t, int step) {
+  void add_folded(Tensor& t, int first, int last) {
     const int64_t rows = qkv_width() + (output_rides() ? options.max_adapter_rank : 0);
-    if (options.most_folded > 0) planner.add(t, {options.most_folded, rows, c.dim}, step, step);
+    if (options.most_folded > 0) planner.add(t, {options.most_folded, rows, c.dim}, first, last);
   }
   // What two steps know by one name.
   void share() {
@@ -170,6 +170,7 @@ struct Plan {
       if (!keeps_rows()) continue;
       s.kept = true;
       s.merged = f.merged, s.mixed = f.mixed, s.q = f.q, s.k = f.k, s.normed = f.normed, s.normed_mlp = f.normed_mlp;
+      s.folded_kept = f.folded;
       s.attn_out = f.attn_out, s.z = f.z, s.o_low = f.o_low, s.mlp_low = f.mlp_low;
       if (!in_lanes(i)) s.mid = f.mid;
     }
@@ -210,7 +211,7 @@ struct Plan {
     if (attending > 0) planner.add(s.attention_workspace, DType::u8, {attending}, to, attention);
     block(s.in_grad, c.dim, from, from);
     for (Tensor* t : {&s.adapter_low, &s.adapter_low_grad}) rows(*t, options.max_adapter_rank, to, from);
-    add_folded(s.folded, from);
+    add_folded(s.folded, from, from);
     planner.add(s.norm_workspace, DType::u8, {norm_workspace()}, to, from);
     if (const int64_t sums = residual_workspace_bytes(T, c.dim, options.device); sums > 0)
       planner.add(s.residual_workspace, DType::u8, {sums}, to, from);

@@ -41,6 +41,7 @@ struct Scratch {
   Tensor branch_grad, normed_grad, in_grad;  // backward only
   Tensor hidden_grad;
   Tensor norm_workspace, rope_workspace, attention_workspace, residual_workspace, folded;
+  Tensor folded_kept;                    // the forward pass's `folded`
   Tensor adapter_low, adapter_low_grad;  // (T, R)
   Tensor o_low, mlp_low;                 // what these adapters' first matrices gave, where rows are kept
   Tensor o_low_grad;                     // part of qkv_grad, as o_low is of qkv; where documents' weights are formed
