@@ -60,6 +60,10 @@ class Adaptation(unittest.TestCase):
         again = self.directory / "again.jsonl"
         one = self.score(*TTT, "--ttt-documents", 1, "--ttt-log", again)
         self.assertEqual(one["loss"], adapted["loss"])
+        whole = one["ttt"]["whole_windows"]
+        self.assertEqual(whole["window_tokens"] % 48, 0)
+        self.assertGreater(whole["window_tokens_per_second"], 0)
+        self.assertEqual(self.score(*TTT, "--ttt-any-order")["loss"], adapted["loss"])  # a CPU has one order
         self.assertEqual(sorted(again.read_text().splitlines()), sorted(log.read_text().splitlines()))
         run = subprocess.run([sys.executable, TOOLS / "check_adaptation.py", log], capture_output=True, text=True)
         self.assertEqual((run.returncode, run.stderr), (0, ""))
@@ -161,6 +165,7 @@ class Adaptation(unittest.TestCase):
 
     def test_what_cannot_be_is_one_line(self):
         self.refuses("--ttt-rank.*without --ttt", "--ttt-rank", 4)
+        self.refuses("--ttt-any-order.*without --ttt", "--ttt-any-order")
         self.refuses("--stride.*windows of its own", "--ttt", "--stride", 8)
         self.refuses("a window of 16, expected at least the chunk of 32", "--ttt", "--ttt-window", 16)
         run = ingot("ttt", self.run_directory, "--file", self.data / "1.txt", "--out", self.directory / "no" / "a.safetensors")

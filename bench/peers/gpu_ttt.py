@@ -4,7 +4,7 @@ documents side by side, rank 96, chunks of 32, windows of 2,048, random tokens. 
     python3 bench/peers/gpu_ttt.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only origin|chunk_head]
 
 Ours: the program itself, its own clock. `step` is a chunk of 64 documents with whole windows, the mean of 12 in a row; `run` is all of
-these documents, windows that grow from 32 tokens included, and what is allocated before.
+these documents, windows that grow from 32 tokens included, and what is allocated before; `any_order_us` a step with --ttt-any-order.
 PyTorch: torch.compile of one step as a whole graph, no CUDA graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention,
 fused AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
 counted: a minute of one core each, from the beginning on and beside our first round. They run one at a time between our two rounds, our second
@@ -68,15 +68,15 @@ def run_ingot(options, line):
     return done.stdout
 
 
-def score(options, run, data):
+def score(options, run, data, *more):
     line = ["eval", run, "--data", data, "--ttt", "--ttt-documents", str(DOCUMENTS), "--ttt-chunk", str(CHUNK), "--ttt-window",
-            str(options.window), "--ttt-rank", str(options.rank), "--device", options.device, "--json"]
+            str(options.window), "--ttt-rank", str(options.rank), "--device", options.device, "--json", *more]
     return json.loads(run_ingot(options, line))
 
 
-def ours_round(options, run, folder):
+def ours_round(options, run, folder, *more):
     """Seconds of a step with whole windows and of all of it, and the tokens that ran through the model."""
-    found = score(options, run, folder / "documents")
+    found = score(options, run, folder / "documents", *more)
     whole = found["ttt"]["whole_windows"]
     assert whole["window_tokens"] == WHOLE * DOCUMENTS * options.window, whole
     return {"step": whole["seconds"] / WHOLE, "run": found["seconds"], "run_tokens": found["ttt"]["window_tokens"], "loss": found["loss"]}
@@ -240,11 +240,11 @@ def main():
         return
     started, tokens, ours, peers, absent = time.monotonic(), DOCUMENTS * WINDOW, [], {}, {}
 
-    def go_round(folder):
-        found = ours_round(options, folder / "run", folder)
-        ours.append(found)
-        print(f"[{time.monotonic() - started:.0f} s] ours: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s; all of it "
+    def go_round(folder, *more):
+        found = ours_round(options, folder / "run", folder, *more)
+        print(f"[{time.monotonic() - started:.0f} s] ours{' '.join(['', *more])}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s; all of it "
               f"{found['run']:.2f} s, {found['run_tokens'] / found['run'] * 1e-6:.3f} M/s, loss {found['loss']:.4f}", flush=True)
+        return found
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as temporary, contextlib.ExitStack() as held:
         folder = pathlib.Path(temporary)
         options.gate = str(folder / "gate")
@@ -255,7 +255,7 @@ def main():
             before = gpu_state()
             make_run(options, folder)
             write_documents(folder / "documents", WINDOW + CHUNK * (1 + WHOLE), PRESET["model"]["vocab"])
-            go_round(folder)
+            ours.append(go_round(folder))
             while options.wait_for and not options.wait_for.exists():
                 time.sleep(0.1)
         until = started + options.limit
@@ -269,7 +269,8 @@ def main():
                 print(f"[{time.monotonic() - started:.0f} s] PyTorch, {peer}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, compiled in "
                       f"{found['compile_s']:.0f} s, {found['graphs_from_cache']} graphs from PyTorch's cache, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
         if options.ours_alone or any(child.returncode == 0 for child in children.values()):
-            go_round(folder)
+            ours.append(go_round(folder))
+            any_order = go_round(folder, "--ttt-any-order")
     if options.only or options.ours_alone or not peers:
         return
     us = 1e6 * sum(r["step"] for r in ours) / len(ours)
@@ -281,7 +282,8 @@ def main():
                           "run": {"window_tokens": run["run_tokens"], "seconds": run["run"],
                                   "window_tokens_per_second": run["run_tokens"] / run["run"]},
                           "compile_seconds": {p: f["compile_s"] for p, f in peers.items()},
-                          "allocated_bytes": {p: f["allocated_bytes"] for p, f in peers.items()}, "rounds_ms": [1e3 * r["step"] for r in ours]}],
+                          "allocated_bytes": {p: f["allocated_bytes"] for p, f in peers.items()}, "rounds_ms": [1e3 * r["step"] for r in ours],
+                          "any_order_us": 1e6 * any_order["step"]}],
                  ceiling, {"absent": absent, "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}})
 
 

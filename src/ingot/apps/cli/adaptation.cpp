@@ -70,13 +70,15 @@ void add_options(Command& c, AdaptationCommand& o) {
       "--ttt-inexact WAY", o.inexact, {"none", "stale-keys", "chunk-gradients"},
       "run fewer tokens than the rule, for other scores: keep keys and values of earlier chunks, or let gradients end "
       "at the chunk (default: none)");
+  c.flag("--ttt-any-order", o.options.any_order,
+         "on a GPU, add up attention's gradients in any order: faster, and a score's last bits vary from run to run");
   c.text("--ttt-adapters FILE", o.adapters, "adapters that every document begins with");
   c.text("--ttt-log FILE", o.log, "one JSON object a line: each score and each update, in their order");
 }
 
 void refuse_without_ttt(const Command& c) {
   c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-decay", "ttt-documents", "ttt-adapters",
-                  "ttt-log", "ttt-inexact", "ranks"},
+                  "ttt-log", "ttt-inexact", "ttt-any-order", "ranks"},
                  "a score without --ttt");
 }
 

@@ -223,6 +223,7 @@ void eval(const EvalCommand& o) {
                      {"lr", o.ttt.options.adapters.lr},
                      {"decay", o.ttt.options.adapters.weight_decay},
                      {"inexact", o.ttt.inexact},
+                     {"any_order", o.ttt.options.any_order},
                      {"updates", s.updates},
                      {"window_tokens", s.window_tokens},
                      {"window_tokens_per_second", double(s.window_tokens) / s.seconds}};

@@ -88,6 +88,9 @@ struct Windows {
   std::vector<int32_t> row_;
 };
 
+// Of one call: tokens of no document, and empty segments (DeviceBatch::put).
+int64_t most_segments(int64_t documents) { return (documents + 1) * 5 / 4 + 8; }
+
 // Of a model, adapters and what is to stay free.
 int64_t bytes_of(const GptConfig& config, const AdaptationOptions& o, const GptTypes& types, const GptOptions& options,
                  int64_t documents) {
@@ -108,6 +111,7 @@ GptOptions model_options(const GptConfig& config, const AdaptationOptions& o, co
       .max_adapter_rank = o.adapters.rank,
       .most_folded = device.kind == Device::cuda ? documents : 0,
       .most_scored = std::max(kFewestTokens, documents * o.chunk),
+      .any_order_segments = o.any_order && device.kind == Device::cuda ? most_segments(documents) : 0,
       .most_keys = exact ? 0 : std::max(kFewestTokens, window),
       .max_positions = std::max({o.inexact == Inexact::stale_keys ? longest : o.window, config.context, kFewestTokens}),
       .device = device,

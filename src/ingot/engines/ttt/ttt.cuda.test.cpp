@@ -147,6 +147,19 @@ TEST_F(TttCuda, RepeatsBitForBit) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(k.on_gpu(o), first);
 }
 
+TEST_F(TttCuda, AnyOrderOfSumsChangesScoresByRoundingAlone) {
+  const Text k(testing::small_golf(), kLengths);
+  AdaptationOptions still = k.usual(), any = k.usual();
+  still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
+  any.any_order = true;
+  const ChunkLosses fixed = k.on_gpu(k.usual());
+  const double learnt = apart(fixed, k.on_gpu(still));
+  for (const int64_t documents : {1, 3, 6}) {
+    any.documents = documents;
+    EXPECT_LT(apart(k.on_gpu(any), fixed), of_rounding(k, false) + 0.15 * learnt) << documents << " side by side";
+  }
+}
+
 // Rows of adapters that begin at no multiple of 16 bytes.
 TEST_F(TttCuda, TakesAnyRank) {
   const Text k(testing::small_golf(), {30, 13});

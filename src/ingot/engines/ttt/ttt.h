@@ -30,6 +30,8 @@ enum class Inexact : uint8_t { none, stale_keys, chunk_gradients };
 struct AdaptationOptions {
   AdapterOptions adapters;
   Inexact inexact = Inexact::none;
+  bool any_order =
+      false;  // on a GPU attention adds up gradients in any order: faster, and last bits vary from run to run
   int64_t chunk = 32, window = 2048;
   int64_t documents = 64;  // of whole windows adapted side by side; on a GPU of shorter ones up to kShorter as many
   bool looping = false;

@@ -37,6 +37,7 @@ struct CallContext {
   Tensor cos, sin;                             // empty without rotation
   Act act;
   Products products;
+  bool any_order = false;   // of what attention's backward pass adds up
   Tensor linear_workspace;  // of whatever product is running
   const GptAdapters* adapters = nullptr;
   GptAdapters* adapter_grads = nullptr;

@@ -107,6 +107,7 @@ struct BlockView {
     back.dout = q_heads(b.scratch.y_grad);
     back.dq = q_heads(b.scratch.q_grad), back.dk = dk, back.dv = dv;
     back.scale = a.scale, back.window = a.window;
+    back.deterministic = !call.any_order;
     back.workspace = b.scratch.attention_workspace;
     return back;
   }

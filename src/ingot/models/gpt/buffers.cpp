@@ -204,7 +204,9 @@ struct Plan {
       for (Tensor* t : {&s.k_grad, &s.v_grad}) rows(*t, kv_width(), attention, from);
     }
     const int64_t attending = attention_backward_workspace_bytes(
-        {.q = Tensor(nullptr, types.activations, {T, c.heads, c.head_dim}, options.device)});
+        {.q = Tensor(nullptr, types.activations, {T, c.heads, c.head_dim}, options.device),
+         .cu_q = Tensor(nullptr, DType::i32, {options.any_order_segments + 1}, options.device),
+         .deterministic = options.any_order_segments == 0});
     if (options.most_keys > 0)
       for (Tensor* t : {&s.all_k_grad, &s.all_v_grad})
         planner.add(*t, {options.most_keys, kv_width()}, attention, attention);

@@ -54,6 +54,9 @@ struct GptOptions {
   // With keep_rows and base weights that get no gradient: what the last application does to tokens that are not scored
   // ends at their keys and values.
   bool cut_last = false;
+  // Training on a GPU, where not 0: attention adds up the queries' gradients in any order, which is faster; their last
+  // bits may then differ from call to call. Segments of one call at most, empty ones included.
+  int64_t any_order_segments = 0;
   int64_t most_keys = 0;        // most keys of one segment in training, cached ones included; 0: nothing is cached
   int64_t max_positions = 0;    // rotary positions that may occur; 0: the config's context
   Device device;                // on which weights, batches, losses and logits lie

@@ -190,6 +190,7 @@ struct Gpt::Impl {
             .sin = sin,
             .act = act,
             .products = options.products,
+            .any_order = options.any_order_segments > 0,
             .linear_workspace = buffers.linear_workspace,
             .adapters = adapters,
             .adapter_grads = grads};
