@@ -7,8 +7,8 @@ Ours: the program itself, its own clock. `step` is a chunk of 64 documents with 
 these documents, windows that grow from 32 tokens included, and what is allocated before; `any_order_us` a step with --ttt-any-order.
 PyTorch: torch.compile of one step as a whole graph, no CUDA graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention,
 fused AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
-counted: a minute of one core each, from the beginning on and beside our first round. They run one at a time between our two rounds, our second
-one alone. What a step computes is tested (engines/ttt); these are times alone.
+counted: a minute of one core each, from the beginning on and beside our first round and any_order's. They run one at a time between our two
+rounds, our second one alone. What a step computes is tested (engines/ttt); these are times alone.
 """
 import argparse
 import contextlib
@@ -256,6 +256,7 @@ def main():
             make_run(options, folder)
             write_documents(folder / "documents", WINDOW + CHUNK * (1 + WHOLE), PRESET["model"]["vocab"])
             ours.append(go_round(folder))
+            any_order = go_round(folder, "--ttt-any-order")
             while options.wait_for and not options.wait_for.exists():
                 time.sleep(0.1)
         until = started + options.limit
@@ -270,7 +271,6 @@ def main():
                       f"{found['compile_s']:.0f} s, {found['graphs_from_cache']} graphs from PyTorch's cache, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
         if options.ours_alone or any(child.returncode == 0 for child in children.values()):
             ours.append(go_round(folder))
-            any_order = go_round(folder, "--ttt-any-order")
     if options.only or options.ours_alone or not peers:
         return
     us = 1e6 * sum(r["step"] for r in ours) / len(ours)
