@@ -137,7 +137,8 @@ def headline(by_suite, step_reports):
                    f"(preset `golf-small` without its recurrence), in {HEADLINE_STEP['precision']}: **{ours:.0f} ms**, PyTorch's best {min(peers):.0f} ms.")
 
 
-# README's rows: one or two of most suites, the sizes a reader compares with first.
+# README's rows: one or two of most suites, the sizes a reader compares with first, on this GPU where it has the row.
+SUMMARY_GPU = "H200"
 SUMMARY = {
     "rmsnorm": [("RMSNorm, backward", [65536, 1024], "bf16")],
     "mlp": [("MLP, 5 layers, forward + backward", [65536, 128], "f16"),
@@ -156,15 +157,18 @@ def gpu_summary(by_suite):
     yield "| | shape | dtype | Ingot | PyTorch | torch.compile | faster than the best peer |"
     yield "|---|---|---|---:|---:|---:|---:|"
     for suite, rows in SUMMARY.items():
-        for report in by_suite.get(suite, []):
-            by_row = {(r["name"], tuple(r["shape"]), r["dtype"]): r for r in report["results"]}
-            for name, shape, dtype in rows:
-                if (name, tuple(shape), dtype) not in by_row and "incomplete" in report:
-                    continue
-                r = by_row[name, tuple(shape), dtype]
-                us = r["peers"]
-                yield (f"| {name} | {' x '.join(f'{n:,}' for n in shape)} | {dtype} | {r['ours_us']:.1f} µs | {us['torch_eager']:.1f} | "
-                       f"{us['torch_compile']:.1f} | {min(t for peer, t in us.items() if peer not in NO_RIVALS) / r['ours_us']:.2f}x |")
+        for name, shape, dtype in rows:
+            of_gpu = {report["gpu"].removeprefix("NVIDIA ").split(" ")[0]: r for report in by_suite.get(suite, []) for r in report["results"]
+                      if (r["name"], r["shape"], r["dtype"]) == (name, shape, dtype)}
+            if not of_gpu:
+                if any("incomplete" not in report for report in by_suite.get(suite, [])):
+                    raise KeyError(f"{suite}: no {name} {shape} {dtype}")
+                continue
+            gpu = SUMMARY_GPU if SUMMARY_GPU in of_gpu else next(iter(of_gpu))
+            r = of_gpu[gpu]
+            us = {"torch_eager": "", "torch_compile": "", **{peer: f"{t:.1f}" for peer, t in r["peers"].items()}}
+            yield (f"| {name}{'' if gpu == SUMMARY_GPU else f' ({gpu})'} | {' x '.join(f'{n:,}' for n in shape)} | {dtype} | {r['ours_us']:.1f} µs | {us['torch_eager']} | "
+                   f"{us['torch_compile']} | {min(t for peer, t in r['peers'].items() if peer not in NO_RIVALS) / r['ours_us']:.2f}x |")
 
 
 def cpu_summary(step_reports):

@@ -110,11 +110,14 @@ class Buffers:
         from torch.nn.attention.varlen import varlen_attn
         longest = max(self.case.lengths)
         group = self.case.heads // self.case.kv_heads
-        causal = {"is_causal": True} if "is_causal" in inspect.signature(varlen_attn).parameters else {"window_size": (-1, 0)}
+        known = inspect.signature(varlen_attn).parameters
+        options = {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
+        if group > 1 and "enable_gqa" in known:
+            options["enable_gqa"], group = True, 1
 
         def function(q, k, v):
             k, v = (t.repeat_interleave(group, 1) for t in (k, v)) if group > 1 else (k, v)
-            return varlen_attn(q, k, v, self.cu, self.cu, longest, longest, **causal)
+            return varlen_attn(q, k, v, self.cu, self.cu, longest, longest, **options)
         return function
 
     def flex(self):
@@ -123,7 +126,11 @@ class Buffers:
         else:
             of = torch.repeat_interleave(torch.arange(len(self.case.lengths), device="cuda"), self.cu.diff())
             visible, length = (lambda b, h, i, j: (i >= j) & (of[i] == of[j])), self.tokens
-        mask = flex_attention.create_block_mask(visible, None, None, length, length, device="cuda")
+        try:
+            mask = flex_attention.create_block_mask(visible, None, None, length, length, device="cuda")
+        except torch.OutOfMemoryError:  # all pairs of documents' tokens take 72 GiB, unless a compiler sees it; that takes a minute
+            mask = torch.compile(flex_attention.create_block_mask)(visible, None, None, length, length, device="cuda")
+        # max-autotune takes minutes: forward it gave 1.45 ms for 1.59 of 2 x 8,192, backward 4.00 for 4.04.
         compiled = torch.compile(flex_attention.flex_attention, fullgraph=True, dynamic=False)
 
         def function(q, k, v):
