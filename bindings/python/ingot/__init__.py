@@ -16,7 +16,7 @@ from . import _C
 
 _C.attach(torch)
 
-from . import _ops, functional, hf, nn, optim  # noqa: E402  (they register the operations)
+from . import functional, hf, nn, optim  # noqa: E402  (they register the operations)
 
 if hasattr(_C, "Engine"):  # not in a build of some rooms
     from . import engine  # noqa: E402, F401

@@ -5,7 +5,7 @@ import torch
 
 from . import _C, _plain
 from ._again import again, gradients
-from ._ops import _register, sum_dtype
+from ._op import register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
            "bool deterministic")
@@ -80,7 +80,7 @@ def _backward_formula(dout, q, k, v, cu_q, cu_k, sinks, out, lse, scale, softcap
     return gradients(forward, (q, k, v, sinks), (True, True, True, sinks is not None), (dout,))
 
 
-attention_backward_op = _register(
+attention_backward_op = register(
     f"attention_backward(Tensor dout, {_SCHEMA[:_SCHEMA.index(', float scale')]}, Tensor out, Tensor lse, "
     f"{_SCHEMA[_SCHEMA.index('float scale'):]}) -> (Tensor, Tensor, Tensor, Tensor)",
     run_attention_backward,
@@ -104,7 +104,7 @@ def _gradients(ctx, dout, _):
     return dq, dk, dv, None, None, None if sinks is None else dsinks.to(sinks.dtype), None, None, None, None, None
 
 
-attention_op = _register(f"attention({_SCHEMA}) -> (Tensor, Tensor)", run_attention, _fake_attention, _gradients, _setup)
+attention_op = register(f"attention({_SCHEMA}) -> (Tensor, Tensor)", run_attention, _fake_attention, _gradients, _setup)
 
 
 # --- flash-attention's functions --------------------------------------------------------------------------------------

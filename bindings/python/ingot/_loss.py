@@ -3,7 +3,7 @@ import torch
 
 from . import _C, _plain
 from ._again import again, gradients, knowing_whether_recorded
-from ._ops import _fake_rows, _or_nothing, _register, as_rows, eager, sum_dtype
+from ._op import as_rows, eager, fake_rows, or_nothing, register, sum_dtype
 
 _I32 = torch.iinfo(torch.int32)
 
@@ -78,22 +78,22 @@ def run_linear_cross_entropy_backward(dloss, x, weight, bias, target, softcap, z
 
 def _op(x, weight, *arguments):
     loss, *found = run_linear_cross_entropy(x, weight, *arguments)
-    return loss, *(_or_nothing(t, x) for t in found)
+    return loss, *(or_nothing(t, x) for t in found)
 
 
 def _fake(x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, reduce, need_dx, need_dw, need_db):
     loss = x.new_empty(() if reduce else x.shape[:1], dtype=sum_dtype(x.dtype))
-    dx = _fake_rows(x) if need_dx and reduce else x.new_empty(0)
+    dx = fake_rows(x) if need_dx and reduce else x.new_empty(0)
     return loss, dx, *(p.new_empty(p.shape, dtype=_kept_dtype(p)) if need and reduce else x.new_empty(0) for need, p in
                        ((need_dw, weight), (need_db, bias)))
 
 
 def _op_backward(dloss, x, *arguments):
-    return tuple(_or_nothing(t, x) for t in run_linear_cross_entropy_backward(dloss, x, *arguments))
+    return tuple(or_nothing(t, x) for t in run_linear_cross_entropy_backward(dloss, x, *arguments))
 
 
 def _fake_backward(dloss, x, weight, bias, target, softcap, z_loss, ignore_index, label_smoothing, need_dx, need_dw, need_db):
-    dx = _fake_rows(x) if need_dx else x.new_empty(0)
+    dx = fake_rows(x) if need_dx else x.new_empty(0)
     return dx, *(p.new_empty(p.shape, dtype=_kept_dtype(p)) if need else x.new_empty(0) for need, p in ((need_dw, weight), (need_db, bias)))
 
 
@@ -105,7 +105,7 @@ def _backward_formula(dloss, x, weight, bias, target, softcap, z_loss, ignore_in
 _OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor target, float softcap, float z_loss, int ignore_index, float label_smoothing"
 _NEEDS = "bool need_dx, bool need_dw, bool need_db"
 
-linear_cross_entropy_backward_op = _register(f"linear_cross_entropy_backward(Tensor dloss, {_OPERANDS}, {_NEEDS}) -> (Tensor, Tensor, Tensor)",
+linear_cross_entropy_backward_op = register(f"linear_cross_entropy_backward(Tensor dloss, {_OPERANDS}, {_NEEDS}) -> (Tensor, Tensor, Tensor)",
                                              _op_backward, _fake_backward, **again(_backward_formula))
 
 
@@ -152,7 +152,7 @@ def _op_gradients(ctx, dloss, *_):
     return *found, *(None,) * 9
 
 
-linear_cross_entropy_op = _register(f"linear_cross_entropy({_OPERANDS}, bool reduce, {_NEEDS}) -> (Tensor, Tensor, Tensor, Tensor)", _op, _fake,
+linear_cross_entropy_op = register(f"linear_cross_entropy({_OPERANDS}, bool reduce, {_NEEDS}) -> (Tensor, Tensor, Tensor, Tensor)", _op, _fake,
                                     _op_gradients, _setup)
 
 

@@ -2,7 +2,7 @@
 import torch
 
 from . import _C
-from ._ops import _library, _on_one_device
+from ._op import library, on_one_device
 
 PRODUCTS = {"fp32": 0, "bf16": 1, "tf32": 2}
 
@@ -12,11 +12,11 @@ def run_muon(p, g, momentum, rates, lr, mu, weight_decay, grad_scale, nesterov, 
     _C.muon(p, g, momentum, rates, lr, mu, weight_decay, grad_scale, nesterov, row_normalise, steps, *coefficients, products)
 
 
-_library.define(
+library.define(
     "muon_(Tensor(a!) p, Tensor g, Tensor(b!) momentum, Tensor? rates, float lr, float mu, float weight_decay, float grad_scale, "
     "bool nesterov, bool row_normalise, int steps, float[3] coefficients, int products) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,))
 for _key in ("CPU", "CUDA"):
-    _library.impl("muon_", run_muon, _key)
-torch.library.register_fake("ingot::muon_", _on_one_device("muon", lambda *arguments: None), lib=_library)
+    library.impl("muon_", run_muon, _key)
+torch.library.register_fake("ingot::muon_", on_one_device("muon", lambda *arguments: None), lib=library)
 muon_op = torch.ops.ingot.muon_.default

@@ -3,7 +3,7 @@ import torch
 
 from . import _C, _plain
 from ._again import again, gradients
-from ._ops import _fake_rows, _or_nothing, _register, activation_number, as_rows, dense, sum_dtype
+from ._op import activation_number, as_rows, dense, fake_rows, or_nothing, register, sum_dtype
 
 _BY_SIGN = ("leaky_relu_squared", "relu_squared")  # whose slope follows from the value and one bit: linear.h
 _NAMES = ("x", "w1", "b1", "w2", "b2")
@@ -87,11 +87,11 @@ def _fake(x, w1, b1, w2, b2, activation, keep):
 
 
 def _op_backward(dy, x, *arguments):
-    return tuple(_or_nothing(t, x) for t in run_wide_mlp_backward(dy, x, *arguments))
+    return tuple(or_nothing(t, x) for t in run_wide_mlp_backward(dy, x, *arguments))
 
 
 def _fake_backward(dy, x, w1, b1, w2, b2, h, kept, activation, need_dx, *needs):
-    return _fake_rows(x) if need_dx else x.new_empty(0), *(p.new_empty(p.shape) if need else x.new_empty(0) for p, need in zip((w1, b1, w2, b2), needs))
+    return fake_rows(x) if need_dx else x.new_empty(0), *(p.new_empty(p.shape) if need else x.new_empty(0) for p, need in zip((w1, b1, w2, b2), needs))
 
 
 def _backward_formula(dy, x, w1, b1, w2, b2, h, kept, activation, *needs):
@@ -100,7 +100,7 @@ def _backward_formula(dy, x, w1, b1, w2, b2, h, kept, activation, *needs):
 
 _OPERANDS = "Tensor x, Tensor w1, Tensor? b1, Tensor w2, Tensor? b2"
 
-wide_mlp_backward_op = _register(
+wide_mlp_backward_op = register(
     f"wide_mlp_backward(Tensor dy, {_OPERANDS}, Tensor h, Tensor kept, str activation, bool need_dx, bool need_dw1, bool need_db1, bool need_dw2, "
     "bool need_db2) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _op_backward, _fake_backward, **again(_backward_formula))
@@ -122,4 +122,4 @@ def _gradients(ctx, dy, *_):
     return *(t if need else None for t, need in zip(found, needs)), None, None
 
 
-wide_mlp_op = _register(f"wide_mlp({_OPERANDS}, str activation, bool keep) -> (Tensor, Tensor, Tensor)", run_wide_mlp, _fake, _gradients, _setup)
+wide_mlp_op = register(f"wide_mlp({_OPERANDS}, str activation, bool keep) -> (Tensor, Tensor, Tensor)", run_wide_mlp, _fake, _gradients, _setup)

@@ -6,7 +6,7 @@ machine cannot do it); both name the operation, the argument, what was found and
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from . import _C, _loss, _ops, _plain, _wide_mlp
+from . import _C, _activation, _gates, _loss, _mlp, _op, _plain, _rms_norm, _rope, _wide_mlp
 from ._C import route
 from ._attention import flash_attn_func, flash_attn_varlen_func
 
@@ -14,6 +14,9 @@ __all__ = ["activation", "flash_attn_func", "flash_attn_varlen_func", "fused_mlp
            "rope_table", "swiglu", "wide_mlp"]
 
 _PLAIN, _DIFFERENTIATE, _DISPATCH = _C.PLAIN, _C.DIFFERENTIATE, _C.DISPATCH
+
+# To the two ops whose calls are written in C++ as well (native/calls.cpp).
+_C.attach_calls(_rms_norm.rms_norm_eager, _rms_norm.run_rms_norm_plain, _rms_norm.run_rms_norm, _mlp.mlp_eager, _mlp.mlp_edge_eager, _mlp.run_mlp_options)
 
 
 def _untensored(op, name, function, x, *arguments, **options):
@@ -39,8 +42,8 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     if residual is not None:
         return _add_rms_norm(x, residual, weight, eps, unit_offset)
     if _plain.needed():
-        return _plain.rms_norm(x, weight, _ops.default_eps(eps, x.dtype), unit_offset)
-    return _ops.rms_norm_op(x, weight, eps, unit_offset)[0]
+        return _plain.rms_norm(x, weight, _op.default_eps(eps, x.dtype), unit_offset)
+    return _rms_norm.rms_norm_op(x, weight, eps, unit_offset)[0]
 
 
 def _add_rms_norm(x, residual, weight, eps, unit_offset):
@@ -50,10 +53,10 @@ def _add_rms_norm(x, residual, weight, eps, unit_offset):
         raise ValueError(f"rms_norm: residual: found dtype {residual.dtype}, expected x's {x.dtype}")
     way = _DISPATCH if is_dynamo_compiling() else route(x, residual, weight)
     if way == _DIFFERENTIATE:
-        return _ops.add_rms_norm_eager(x, residual, weight, eps, unit_offset)
+        return _rms_norm.add_rms_norm_eager(x, residual, weight, eps, unit_offset)
     if way == _DISPATCH and _plain.needed():
-        return _plain.add_rms_norm(x, residual, weight, _ops.default_eps(eps, x.dtype), unit_offset)
-    run = _ops.run_add_rms_norm if way == _PLAIN else _ops.add_rms_norm_op
+        return _plain.add_rms_norm(x, residual, weight, _op.default_eps(eps, x.dtype), unit_offset)
+    run = _rms_norm.run_add_rms_norm if way == _PLAIN else _rms_norm.add_rms_norm_op
     y, total, _ = run(x, residual, weight, eps, unit_offset)
     return y, total
 
@@ -92,20 +95,20 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
     """fused_mlp with the parameters already in the order the kernel takes: weight, bias, gain, weight, ..."""
     if not isinstance(x, torch.Tensor):
         return _untensored("mlp", "x", mlp_of_parameters, x, parameters, bias, weight_norm, activation, activate_last, recompute)
-    act = _ops.ACTIVATIONS.get(activation)
+    act = _op.ACTIVATIONS.get(activation)
     if act is None:
-        _ops.activation_number("mlp", activation)
+        _op.activation_number("mlp", activation)
     narrow = _autocast_to(x)
     if narrow is not None:
         x, parameters = x.to(narrow), [p.to(narrow) for p in parameters]
     if not is_dynamo_compiling():
-        y = _C.mlp_call(x, parameters, _ops.mlp_options(bias, weight_norm, act, activate_last, recompute))
+        y = _C.mlp_call(x, parameters, _mlp.mlp_options(bias, weight_norm, act, activate_last, recompute))
         if y is not None:
             return y
     if _plain.needed() or (is_dynamo_compiling() and _plain.compiled_mlp_is_faster(x, parameters, weight_norm, recompute)):
         return _plain.mlp(x, parameters, bias, weight_norm, activation, activate_last)
     save = not recompute and torch.is_grad_enabled() and not torch.jit.is_tracing()  # which traces again without gradients, and compares
-    return _ops.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, save)[0]
+    return _mlp.mlp_op(x, parameters, bias, weight_norm, activation, activate_last, save)[0]
 
 
 _GELU_ALPHA = 1.5957691216057307  # gelu_tanh(g) = g sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3))
@@ -129,9 +132,9 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
     if not isinstance(gate, torch.Tensor):
         return _untensored("swiglu_gate", "packed" if up is None else "gate", swiglu, gate, up, order=order, limit=limit, alpha=alpha,
                            up_offset=up_offset, activation=activation)
-    number = _ops.GATE_ORDERS.get(order)
+    number = _gates.GATE_ORDERS.get(order)
     if number is None:
-        raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
+        raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
     if up is not None and not isinstance(up, torch.Tensor):
         raise TypeError(f"swiglu_gate: up: found {type(up).__name__}, expected torch.Tensor")
     if up is not None and (up.shape != gate.shape or up.dtype is not gate.dtype):
@@ -143,12 +146,12 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
     options = gate_numbers("swiglu_gate", activation, limit, alpha, up_offset)
     way = _DISPATCH if is_dynamo_compiling() else route(gate, up)
     if way == _PLAIN:
-        return _ops.run_swiglu_gate(gate, up, number, *options)
+        return _gates.run_swiglu_gate(gate, up, number, *options)
     if way == _DIFFERENTIATE:
-        return _ops.swiglu_gate_eager(gate, up, number, *options)
+        return _gates.swiglu_gate_eager(gate, up, number, *options)
     if _plain.needed():
         return _plain.swiglu(gate, up, number, *options)
-    return _ops.swiglu_gate_op(gate, up, number, *options)
+    return _gates.swiglu_gate_op(gate, up, number, *options)
 
 
 def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", columns=False, limit=0.0, alpha=1.0, up_offset=0.0, activation="silu"):
@@ -162,9 +165,9 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", 
     if not isinstance(x, torch.Tensor):
         return _untensored(op, "x", gated_linear, x, w, bias, up=up, up_bias=up_bias, order=order, columns=columns, limit=limit, alpha=alpha,
                            up_offset=up_offset, activation=activation)
-    number = _ops.GATE_ORDERS.get(order)
+    number = _gates.GATE_ORDERS.get(order)
     if number is None:
-        raise ValueError(f"{op}: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
+        raise ValueError(f"{op}: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
     if x.dim() == 0 or w.dim() != 2 or (up is None and w.shape[1 if columns else 0] % 2):
         raise ValueError(f"{op}: found x of {tuple(x.shape)} and w of {tuple(w.shape)}, expected (..., C) and "
                          f"{'(C, 2H)' if columns else '(2H, C)'}")
@@ -177,12 +180,12 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", 
     operands = x, w, up, bias, up_bias
     way = _DISPATCH if is_dynamo_compiling() else route(*operands)
     if way == _PLAIN:
-        return _ops.run_gated_linear(*operands, *options, False)[0]
+        return _gates.run_gated_linear(*operands, *options, False)[0]
     if way == _DIFFERENTIATE:
-        return _ops.gated_linear_eager(*operands, *options)
+        return _gates.gated_linear_eager(*operands, *options)
     if _plain.needed():
         return _plain.gated_linear(*operands, *options)
-    return _ops.gated_linear_op(*operands, *options, torch.is_grad_enabled())[0]
+    return _gates.gated_linear_op(*operands, *options, torch.is_grad_enabled())[0]
 
 
 def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", ignore_index=-100, label_smoothing=0.0, softcap=0.0, z_loss=0.0):
@@ -246,7 +249,7 @@ def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", re
     """
     if not isinstance(x, torch.Tensor):
         return _untensored("wide_mlp", "x", wide_mlp, x, w1, w2, b1, b2, activation=activation, recompute=recompute)
-    _ops.activation_number("wide_mlp", activation)
+    _op.activation_number("wide_mlp", activation)
     narrow = _autocast_to(x)
     if narrow is not None:
         x, w1, b1, w2, b2 = (t if t is None else t.to(narrow) for t in (x, w1, b1, w2, b2))
@@ -304,10 +307,10 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     positions = _positions("rope", x, positions)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin)
     if way == _PLAIN:
-        return _ops.run_rope(x, positions, cos, sin, interleaved, sign)
+        return _rope.run_rope(x, positions, cos, sin, interleaved, sign)
     if _by_formula(cos, sin):
         return _plain.rope(x, positions, cos, sin, interleaved, sign)
-    return _ops.rope_op(x, positions, cos, sin, interleaved, sign)
+    return _rope.rope_op(x, positions, cos, sin, interleaved, sign)
 
 
 def _by_formula(cos, sin):
@@ -325,7 +328,7 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     positions = _positions("rope_", x, positions)
     if is_dynamo_compiling() or route(x, cos, sin) != _PLAIN:
         raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
-    return _ops.run_rope_(x, positions, cos, sin, interleaved, sign)
+    return _rope.run_rope_(x, positions, cos, sin, interleaved, sign)
 
 
 def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-23, interleaved=False, sign=1):
@@ -335,22 +338,22 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
     positions = None if cos is None else _positions("qk_norm_rope", x, positions)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin, gain)
     if way == _PLAIN:
-        return _ops.run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)
+        return _rope.run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)
     if _by_formula(cos, sin):
         return _plain.qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)
-    return _ops.qk_norm_rope_op(x, positions, cos, sin, gain, eps, interleaved, sign)
+    return _rope.qk_norm_rope_op(x, positions, cos, sin, gain, eps, interleaved, sign)
 
 
 def activation(x, name):
     """The activation `name` of every element: one of ACTIVATIONS."""
     if not isinstance(x, torch.Tensor):
         return _untensored("activation", "x", activation, x, name)
-    _ops.activation_number("activation", name)
+    _op.activation_number("activation", name)
     if not is_dynamo_compiling() and route(x) == _PLAIN:
-        return _ops.run_activation(x, name)
+        return _activation.run_activation(x, name)
     if _plain.needed():
         return _plain.activation(x, name)
-    return _ops.activation_op(x, name)
+    return _activation.activation_op(x, name)
 
 
-ACTIVATIONS = tuple(_ops.ACTIVATIONS)
+ACTIVATIONS = tuple(_op.ACTIVATIONS)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from . import _C, _ops, functional
+from . import _C, _gates, _mlp, _op, functional
 
 __all__ = ["RMSNorm", "FusedMLP", "SwiGLU", "WideMLP", "LinearCrossEntropy", "FusedMLPSoftplus", "FusedMLPSoftplusWN", "FusedMLP5Softplus", "FusedMLP5SoftplusWN",
            "MegaGemmTriton", "MegaGemmRMSNorm", "FusedSwiGLU"]
@@ -105,10 +105,10 @@ class FusedMLP(_Direct):
             if not isinstance(value, numbers.Integral) or value < 1:
                 raise ValueError(f"FusedMLP: {name}: found {value!r}, expected an integer from 1")
         in_features, hidden_features, out_features, num_layers = map(int, (in_features, hidden_features, out_features, num_layers))
-        act = _ops.activation_number("FusedMLP", activation)
+        act = _op.activation_number("FusedMLP", activation)
         self.in_features, self.hidden_features, self.out_features = in_features, hidden_features, out_features
         self.num_layers = num_layers
-        self._options = _ops.mlp_options(bias, weight_norm, act, activate_last, recompute)
+        self._options = _mlp.mlp_options(bias, weight_norm, act, activate_last, recompute)
         self._edge = _C.Edge()
         widths = [in_features] + [hidden_features] * (num_layers - 1) + [out_features]
         self.layers = nn.ModuleList(_Layer(k, n, bias, weight_norm, device, dtype) for k, n in zip(widths, widths[1:]))
@@ -241,7 +241,7 @@ def activation_name(module):
     if isinstance(module, nn.LeakyReLU) and module.negative_slope != 0.01:
         name = None
     if name is None:
-        raise ValueError(f"activation: found {module}, expected one of {', '.join(_ops.ACTIVATIONS)}")
+        raise ValueError(f"activation: found {module}, expected one of {', '.join(_op.ACTIVATIONS)}")
     return name
 
 
@@ -330,8 +330,8 @@ class SwiGLU(nn.Module):
     def __init__(self, in_features, hidden_features, out_features=None, bias=False, *, order="gate_first", limit=0.0, alpha=1.0,
                  up_offset=0.0, activation="silu", device=None, dtype=None):
         super().__init__()
-        if order not in _ops.GATE_ORDERS:
-            raise ValueError(f"SwiGLU: order: found {order!r}, expected one of {', '.join(_ops.GATE_ORDERS)}")
+        if order not in _gates.GATE_ORDERS:
+            raise ValueError(f"SwiGLU: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
         functional.gate_numbers("SwiGLU", activation, limit, alpha, up_offset)
         self.order, self.limit, self.alpha, self.up_offset, self.activation = order, limit, alpha, up_offset, activation
         self.w12 = nn.Linear(in_features, 2 * hidden_features, bias=bias, device=device, dtype=dtype)
@@ -363,7 +363,7 @@ class WideMLP(nn.Module):
     def __init__(self, in_features, hidden_features, out_features=None, activation="leaky_relu_squared", bias=False, *, recompute=False, device=None,
                  dtype=None):
         super().__init__()
-        _ops.activation_number("WideMLP", activation)
+        _op.activation_number("WideMLP", activation)
         self.activation, self.recompute = activation, recompute
         self.w1 = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
         self.w2 = nn.Linear(hidden_features, in_features if out_features is None else out_features, bias=bias, device=device, dtype=dtype)

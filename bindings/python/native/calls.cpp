@@ -1,5 +1,5 @@
 // What a module does in one step, for operands as they usually are: plain dense tensors that nobody watches. Everything
-// else goes back to Python (_ops.py).
+// else goes back to Python (_rms_norm.py, _mlp.py).
 #include "calls.h"
 
 #include <cfloat>

@@ -23,7 +23,7 @@ nb::object mlp_edge_forward(nb::handle ctx, nb::handle x, nb::handle edge);  // 
 // __call__ of either module; None too where nn.Module.__call__ has more to do than to call forward.
 nb::object module_call(nb::handle self, nb::handle positional, nb::handle named);
 
-// type(name, bases, own), a class that finds what it was given at once: see _ops.eager. It stays what it is, for good.
+// type(name, bases, own), a class that finds what it was given at once: see _op.eager. It stays what it is, for good.
 nb::object quick_class(nb::handle name, nb::handle bases, nb::dict own);
 
 // Python's side, called once: autograd.Function.apply, and what runs on operands that are not dense.

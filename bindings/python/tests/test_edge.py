@@ -63,7 +63,7 @@ def test_parameters_may_be_swapped_behind_an_edge(device):
 
 def test_an_edge_has_no_memory(device):
     mlp = ingot.nn.FusedMLP(16, 24, 8, device=device)
-    edge = ingot._ops._make_edge(*mlp.parameters())
+    edge = ingot._mlp._make_edge(*mlp.parameters())
     assert edge.numel() == sum(p.numel() for p in mlp.parameters()) and edge.untyped_storage().nbytes() == 0
 
 

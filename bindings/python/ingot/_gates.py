@@ -1,0 +1,189 @@
+"""Gates, alone and with the products before them, as PyTorch sees them (see _op)."""
+import torch
+
+from . import _C, _plain
+from ._again import again, gradients, knowing_whether_recorded
+from ._op import as_rows, dense, eager, empty_rows, fake_rows, or_nothing, register
+
+GATE_ORDERS = {"gate_first": 0, "gate_second": 1, "interleaved": 2}
+_SEPARATE = 3
+
+
+def run_swiglu_gate(packed, up, order, limit, alpha, up_offset, cubic):
+    """h of a packed (..., 2H) tensor, or of gate and up where `up` is given."""
+    packed, up = as_rows(packed), as_rows(up)
+    if up is not None:
+        h, order = empty_rows(packed), _SEPARATE
+    else:
+        h = packed.new_empty((*packed.shape[:-1], packed.shape[-1] // 2))
+    _C.swiglu_gate(packed, up, h, order, limit, alpha, up_offset, cubic)
+    return h
+
+
+def run_swiglu_gate_backward(dh, packed, up, order, limit, alpha, up_offset, cubic):
+    dh, packed, up = as_rows(dh), as_rows(packed), as_rows(up)
+    dpacked = empty_rows(packed)
+    dup = None if up is None else empty_rows(up)
+    _C.swiglu_gate_backward(dh, packed, up, dpacked, dup, order if up is None else _SEPARATE, limit, alpha, up_offset, cubic)
+    return dpacked, packed.new_empty(0) if dup is None else dup
+
+
+def _fake_swiglu_gate(packed, up, *options):
+    return fake_rows(packed) if up is not None else packed.new_empty((*packed.shape[:-1], packed.shape[-1] // 2))
+
+
+def _swiglu_gate_backward_formula(dh, packed, up, *options):
+    return gradients(lambda packed, up: _plain.swiglu(packed, up, *options), (packed, up), (True, up is not None), (dh,))
+
+
+swiglu_gate_backward_op = register(
+    "swiglu_gate_backward(Tensor dh, Tensor packed, Tensor? up, int order, float limit, float alpha, float up_offset, float cubic) "
+    "-> (Tensor, Tensor)",
+    run_swiglu_gate_backward,
+    lambda dh, packed, up, *options: (
+        fake_rows(packed),
+        packed.new_empty(0) if up is None else fake_rows(up),
+    ),
+    **again(_swiglu_gate_backward_formula),
+)
+
+
+def _setup_swiglu_gate(ctx, inputs, output):
+    packed, up, *ctx.options = inputs
+    ctx.save_for_backward(packed, up)
+
+
+def _swiglu_gate_gradients(ctx, dh, run):
+    packed, up = ctx.saved_tensors
+    dpacked, dup = run(dh, packed, up, *ctx.options)
+    return dpacked, None if up is None else dup, *(None,) * len(ctx.options)
+
+
+swiglu_gate_op = register(
+    "swiglu_gate(Tensor packed, Tensor? up, int order, float limit, float alpha, float up_offset, float cubic) -> Tensor",
+    run_swiglu_gate,
+    _fake_swiglu_gate,
+    lambda ctx, dh: _swiglu_gate_gradients(ctx, dh, swiglu_gate_backward_op),
+    _setup_swiglu_gate,
+)
+
+
+class _SwigluGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, packed, up, *options):
+        ctx.save_for_backward(packed, up)
+        ctx.options = options
+        return run_swiglu_gate(packed, up, *options)
+
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dh):
+        return _swiglu_gate_gradients(ctx, dh, swiglu_gate_backward_op if recorded else run_swiglu_gate_backward)
+
+
+swiglu_gate_eager = eager(_SwigluGate)
+
+
+def _hidden(w, w_up, columns):
+    both = w.shape[1 if columns else 0]
+    return both // 2 if w_up is None else both
+
+
+def run_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep):
+    """(h, gate, up) of x (..., C); gate and up None unless they are to be kept."""
+    x, w, w_up = as_rows(x), as_rows(w), as_rows(w_up)
+    h = x.new_empty((*x.shape[:-1], _hidden(w, w_up, columns)))
+    gate, up = (torch.empty_like(h), torch.empty_like(h)) if keep else (None, None)
+    order = order if w_up is None else _SEPARATE
+    _C.gated_linear(x, w, w_up, dense(bias), dense(up_bias), h, gate, up, order, columns, limit, alpha, up_offset, cubic)
+    return h, gate, up
+
+
+def run_gated_linear_backward(dh, x, w, w_up, bias, up_bias, gate, up, order, columns, limit, alpha, up_offset, cubic, *needs):
+    """(dx, dw, dw_up, dbias, dup_bias), None for what is not needed. gate and up without elements are formed again."""
+    dh, x, w, w_up = as_rows(dh), as_rows(x), as_rows(w), as_rows(w_up)
+    if gate.numel() == 0:
+        gate = up = None
+    if w_up is not None:  # the two weights' gradients are one kernel's, and so are the biases'
+        needs = needs[0], *(needs[1] or needs[2],) * 2, *(needs[3] or needs[4],) * 2
+    dx, dw, dw_up, db, db_up = (empty_rows(t) if t is not None and need else None for t, need in zip((x, w, w_up, bias, up_bias), needs))
+    order = order if w_up is None else _SEPARATE
+    _C.gated_linear_backward(dh, x, w, w_up, dense(bias), dense(up_bias), gate, up, dx, dw, dw_up, db, db_up, order, columns, limit, alpha,
+                             up_offset, cubic)
+    return dx, dw, dw_up, db, db_up
+
+
+def _op_gated_linear(x, *arguments):
+    h, gate, up = run_gated_linear(x, *arguments)
+    return h, or_nothing(gate, x), or_nothing(up, x)
+
+
+def _fake_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep):
+    h = x.new_empty((*x.shape[:-1], _hidden(w, w_up, columns)))
+    return (h, *(torch.empty_like(h) if keep else x.new_empty(0) for _ in range(2)))
+
+
+def _op_gated_linear_backward(dh, x, *arguments):
+    needs = arguments[-5:]
+    return tuple(or_nothing(t if need else None, x) for t, need in zip(run_gated_linear_backward(dh, x, *arguments), needs))
+
+
+def _fake_gated_linear_backward(dh, x, w, w_up, bias, up_bias, gate, up, *options):
+    return tuple(fake_rows(t) if t is not None and need else x.new_empty(0) for t, need in zip((x, w, w_up, bias, up_bias), options[-5:]))
+
+
+def _gated_linear_backward_formula(dh, x, w, w_up, bias, up_bias, gate, up, *options):
+    return gradients(lambda *operands: _plain.gated_linear(*operands, *options[:-5]), (x, w, w_up, bias, up_bias), options[-5:], (dh,))
+
+
+_GATED_OPERANDS = "Tensor x, Tensor w, Tensor? w_up, Tensor? bias, Tensor? up_bias"
+_GATED_OPTIONS = "int order, bool columns, float limit, float alpha, float up_offset, float cubic"
+
+gated_linear_backward_op = register(
+    f"gated_linear_backward(Tensor dh, {_GATED_OPERANDS}, Tensor gate, Tensor up, {_GATED_OPTIONS}, bool need_dx, bool need_dw, bool need_dw_up, "
+    "bool need_db, bool need_db_up) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _op_gated_linear_backward,
+    _fake_gated_linear_backward,
+    **again(_gated_linear_backward_formula),
+)
+
+
+def _setup_gated_linear(ctx, inputs, output):
+    ctx.options = inputs[5:-1]
+    ctx.there = [t is not None for t in inputs[:5]]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:5], output[1], output[2])
+
+
+def _gated_linear_gradients(ctx, dh, run):
+    """Of all twelve arguments."""
+    if dh is None:
+        return (None,) * 12
+    needs = [there and need for there, need in zip(ctx.there, ctx.needs_input_grad)]
+    found = run(dh, *ctx.saved_tensors, *ctx.options, *needs)
+    return (*(t if wanted else None for t, wanted in zip(found, needs)), *(None,) * 7)
+
+
+gated_linear_op = register(
+    f"gated_linear({_GATED_OPERANDS}, {_GATED_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor)",
+    _op_gated_linear,
+    _fake_gated_linear,
+    lambda ctx, dh, dgate, dup: _gated_linear_gradients(ctx, dh, gated_linear_backward_op),
+    _setup_gated_linear,
+)
+
+
+class _GatedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *arguments):
+        h, gate, up = run_gated_linear(*arguments, True)
+        ctx.options = arguments[5:]
+        ctx.there = [t is not None for t in arguments[:5]]
+        ctx.save_for_backward(*arguments[:5], gate, up)
+        return h
+
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dh):
+        return _gated_linear_gradients(ctx, dh, gated_linear_backward_op if recorded else run_gated_linear_backward)[:11]
+
+
+gated_linear_eager = eager(_GatedLinear)

@@ -1,0 +1,181 @@
+"""What the operations share: how each is given to PyTorch, and the shapes their kernels take.
+
+Every op exists three times over one implementation: a plain Python function that allocates and calls the kernel (`run_*`), an
+autograd.Function for eager training, and an operator registered with torch.library for whatever traces, transforms or watches
+operations. `functional` chooses among them (see _C.route): the first two cost a few microseconds, the third about twice that. Of
+rms_norm and mlp the first two are written once more in C++ (native/calls.cpp), for dense operands.
+"""
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from . import _C
+
+ACTIVATIONS = {name: i for i, name in enumerate(_C.activation_names())}
+ACTIVATION_NAMES = list(ACTIVATIONS)
+
+library = torch.library.Library("ingot", "DEF")
+
+
+def activation_number(op, name):
+    number = ACTIVATIONS.get(name)
+    if number is None:
+        raise ValueError(f"{op}: activation: found {name!r}, expected one of {', '.join(ACTIVATIONS)}")
+    return number
+
+
+def sum_dtype(dtype):
+    """The type that statistics and parameters' gradients are kept in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+_EPS = {dtype: torch.finfo(sum_dtype(dtype)).eps for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+
+
+def default_eps(eps, dtype):
+    """What torch.nn.RMSNorm takes for None: the epsilon of the type that sums are kept in."""
+    return _EPS.get(dtype, 0.0) if eps is None else eps
+
+
+def as_rows(t, groups=1):
+    """`t` itself if its last dimension is dense and its leading ones merge into `groups` strides, else a contiguous copy."""
+    if t is None or t.is_contiguous():
+        return t
+    if t.dim() == 0 or (t.stride(-1) != 1 and t.shape[-1] > 1):
+        return t.contiguous()
+    found, size, stride = 0, 1, None
+    for n, s in zip(t.shape[:-1], t.stride()[:-1]):
+        if n == 1:
+            continue
+        if stride is None or stride != n * s:
+            found += 1
+        stride = s
+    overlapping = any(s == 0 and n > 1 for n, s in zip(t.shape, t.stride()))
+    return t if found <= groups and not overlapping else t.contiguous()
+
+
+def dense(t):
+    return t if t is None or t.is_contiguous() else t.contiguous()
+
+
+def empty_rows(t):
+    return torch.empty_like(t) if t.is_contiguous() else torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+def bytes_or_none(n, like):
+    return like.new_empty(n, dtype=torch.uint8) if n else None
+
+
+def fake_rows(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def or_nothing(t, like):
+    return like.new_empty(0) if t is None else t
+
+
+def _transformable(op, setup, backward):
+    """`op` as torch.func wants it: operators whose gradient is written in Python do not take part in its transforms. Lists among the
+    arguments are laid flat on the way."""
+
+    class Transformable(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(structure, *flat):
+            return op(*tree_unflatten(flat, structure))
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            structure, *flat = inputs
+            ctx.structure = structure
+            setup(ctx, tree_unflatten(flat, structure), output)
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            needs = tree_unflatten(ctx.needs_input_grad[1:], ctx.structure)
+            found = backward(_WithNeeds(ctx, needs), *gradients)
+            return None, *(g for need, gradient in zip(needs, found) for g in _one_for_each(need, gradient))
+
+    def call(*arguments):
+        if torch._C._are_functorch_transforms_active():
+            flat, structure = tree_flatten(arguments)
+            return Transformable.apply(structure, *flat)
+        return op(*arguments)
+
+    return call
+
+
+def _one_for_each(argument, gradient):
+    """The gradients of an argument's leaves; a list may have one None in all."""
+    if not isinstance(argument, (list, tuple)):
+        return [gradient]
+    return [None] * len(argument) if gradient is None else gradient
+
+
+class _WithNeeds:
+    """A context whose needs_input_grad has the structure of the operator's arguments."""
+
+    def __init__(self, ctx, needs):
+        self.__dict__.update(ctx=ctx, needs_input_grad=needs)
+
+    def __getattr__(self, name):
+        return getattr(self.ctx, name)
+
+
+def _one_by_one(op):
+    """torch.vmap's rule for `op` (several tensors out): call after call. PyTorch has the same for operators without lists of tensors."""
+
+    def pick(argument, dim, i):
+        if isinstance(argument, (list, tuple)):
+            dims = dim if isinstance(dim, (list, tuple)) else [dim] * len(argument)
+            return [pick(a, d, i) for a, d in zip(argument, dims)]
+        return argument if dim is None else argument.select(dim, i)
+
+    def rule(info, in_dims, *arguments):
+        calls = [op(*(pick(a, d, i) for a, d in zip(arguments, in_dims))) for i in range(info.batch_size)]
+        outputs = tuple(torch.stack(parts) for parts in zip(*calls))
+        return outputs, (0,) * len(outputs)
+
+    return rule
+
+
+def on_one_device(name, fake):
+    """`fake` where all tensors are on one device: the kernel on the meta device is called as soon as one of them is there."""
+
+    def checked(*arguments):
+        found = {str(t.device): None for t in tree_leaves(arguments) if isinstance(t, torch.Tensor)}
+        if len(found) > 1:
+            raise ValueError(f"{name}: found tensors on {' and '.join(found)}, expected one device")
+        return fake(*arguments)
+
+    return checked
+
+
+def register(schema, run, fake, backward=None, setup=None):
+    name = schema[: schema.index("(")]
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        library.impl(name, run, key)
+    torch.library.register_fake(f"ingot::{name}", on_one_device(name, fake), lib=library)
+    if backward is not None:
+        torch.library.register_autograd(f"ingot::{name}", backward, setup_context=setup, lib=library)
+    op = getattr(torch.ops.ingot, name).default
+    if "Tensor[]" in schema:
+        torch.library.register_vmap(f"ingot::{name}", _one_by_one(op), lib=library)
+    return _transformable(op, setup, backward) if backward is not None else op
+
+
+def eager(function):
+    """`function.apply` without the Python around it, which asks about transforms that _C.route has already excluded.
+
+    apply looks up its class's attributes by text, through every base; a class that holds them itself, and looks there first, has them at
+    hand.
+    """
+    try:
+        found = {name: function.__dict__[name] for name in ("forward", "_backward_cls")}
+        for name in ("setup_context", "clear_saved_tensors_on_access", "boxed_grads_call"):
+            if hasattr(function, name):
+                found[name] = staticmethod(getattr(function, name)) if name == "setup_context" else getattr(function, name)
+        return _C.quick_class(function.__name__, (torch._C._FunctionBase,), found).apply
+    except (AttributeError, KeyError, TypeError):
+        return function.apply

@@ -1,0 +1,154 @@
+"""RMSNorm, alone and of a sum, as PyTorch sees it (see _op)."""
+import torch
+
+from . import _C, _plain
+from ._again import again, gradients, knowing_whether_recorded
+from ._op import as_rows, bytes_or_none, default_eps, dense, eager, empty_rows, fake_rows, register, sum_dtype
+
+
+def run_rms_norm_plain(x, weight, eps, unit_offset):
+    x = as_rows(x, 2)
+    y = empty_rows(x)
+    _C.rms_norm(x, dense(weight), None, None, y, None, default_eps(eps, x.dtype), unit_offset)
+    return y
+
+
+def run_rms_norm(x, weight, eps, unit_offset):
+    x = as_rows(x, 2)
+    y = empty_rows(x)
+    rstd = x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
+    _C.rms_norm(x, dense(weight), None, None, y, rstd, default_eps(eps, x.dtype), unit_offset)
+    return y, rstd
+
+
+def run_add_rms_norm(x, residual, weight, eps, unit_offset):
+    x, residual = as_rows(x, 2), as_rows(residual, 2)
+    y, total = empty_rows(x), empty_rows(x)
+    rstd = x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
+    _C.rms_norm(x, dense(weight), residual, total, y, rstd, default_eps(eps, x.dtype), unit_offset)
+    return y, total, rstd
+
+
+def run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
+    """(dx, dweight in the type of sums), None for what is not needed."""
+    dy, dsum, s = as_rows(dy, 2), as_rows(dsum, 2), as_rows(s, 2)
+    dx = empty_rows(s) if need_dx else None
+    dw = workspace = None
+    if need_dw:
+        dw = s.new_zeros(s.shape[-1], dtype=sum_dtype(s.dtype))
+        workspace = bytes_or_none(_C.rms_norm_backward_workspace_bytes(s), s)
+    _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx, dw, workspace, default_eps(eps, s.dtype), unit_offset)
+    return dx, dw
+
+
+def _op_run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
+    dx, dw = run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw)
+    return s.new_empty(0) if dx is None else dx, s.new_empty(0, dtype=sum_dtype(s.dtype)) if dw is None else dw
+
+
+def _fake_rstd(x):
+    return x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
+
+
+def _fake_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
+    dx = fake_rows(s) if need_dx else s.new_empty(0)
+    return dx, s.new_empty(s.shape[-1] if need_dw else 0, dtype=sum_dtype(s.dtype))
+
+
+def _rms_norm_backward_formula(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, need_dw):
+    eps = default_eps(eps, s.dtype)
+    dx, dw = gradients(lambda s, w: _plain.rms_norm(s, w, eps, unit_offset), (s, weight), (need_dx, need_dw), (dy,))
+    return dx if dsum is None or dx is None else dx + dsum, dw
+
+
+rms_norm_backward_op = register(
+    "rms_norm_backward(Tensor dy, Tensor? dsum, Tensor s, Tensor? weight, Tensor? rstd, float? eps, bool unit_offset, bool need_dx, "
+    "bool need_dw) -> (Tensor, Tensor)",
+    _op_run_rms_norm_backward,
+    _fake_rms_norm_backward,
+    **again(_rms_norm_backward_formula),
+)
+
+
+def _rms_norm_gradients(ctx, need_dx, need_dw, dy, dsum, drstd, run):
+    """(ds, dweight) for a context that holds s, weight, rstd and the options."""
+    s, weight, rstd = ctx.saved_tensors
+    if drstd is not None:  # rstd is an output of the registered op: d rstd / ds = -rstd^3 s / C
+        through = (drstd * rstd.pow(3) / -s.shape[-1]).unsqueeze(-1).to(s.dtype) * s
+        dsum = through if dsum is None else dsum + through
+    if dy is None:
+        return (dsum if need_dx else None), (torch.zeros_like(weight) if need_dw else None)
+    dx, dw = run(dy, dsum, s, weight, rstd, ctx.eps, ctx.unit_offset, need_dx, need_dw)
+    return (dx if need_dx else None), (dw.to(weight.dtype) if need_dw else None)
+
+
+def _setup_rms_norm(ctx, inputs, output):
+    x, weight, ctx.eps, ctx.unit_offset = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _setup_add_rms_norm(ctx, inputs, output):
+    _, _, weight, ctx.eps, ctx.unit_offset = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], weight, output[2])
+
+
+def _op_rms_norm_backward(ctx, dy, drstd):
+    dx, dw = _rms_norm_gradients(ctx, *ctx.needs_input_grad[:2], dy, None, drstd, rms_norm_backward_op)
+    return dx, dw, None, None
+
+
+def _op_add_rms_norm_backward(ctx, dy, dsum, drstd):
+    need = ctx.needs_input_grad
+    ds, dw = _rms_norm_gradients(ctx, need[0] or need[1], need[2], dy, dsum, drstd, rms_norm_backward_op)
+    return ds if need[0] else None, ds if need[1] else None, dw, None, None
+
+
+rms_norm_op = register(
+    "rms_norm(Tensor x, Tensor? weight, float? eps, bool unit_offset) -> (Tensor, Tensor)",
+    run_rms_norm,
+    lambda x, weight, eps, unit_offset: (fake_rows(x), _fake_rstd(x)),
+    _op_rms_norm_backward,
+    _setup_rms_norm,
+)
+add_rms_norm_op = register(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float? eps, bool unit_offset) -> (Tensor, Tensor, Tensor)",
+    run_add_rms_norm,
+    lambda x, residual, weight, eps, unit_offset: (fake_rows(x), fake_rows(x), _fake_rstd(x)),
+    _op_add_rms_norm_backward,
+    _setup_add_rms_norm,
+)
+
+
+class _RmsNorm(torch.autograd.Function):
+    forward = staticmethod(_C.rms_norm_forward)  # (ctx, x, weight), for rms_norm_call; sets ctx.options
+
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dy):
+        s, weight, rstd = ctx.saved_tensors
+        eps, unit_offset = ctx.options
+        need_dx, need_dw = ctx.needs_input_grad
+        run = rms_norm_backward_op if recorded else run_rms_norm_backward
+        dx, dw = run(dy, None, s, weight, rstd, eps, unit_offset, need_dx, need_dw)
+        return dx if need_dx else None, dw.to(weight.dtype) if need_dw else None
+
+
+class _AddRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, weight, eps, unit_offset):
+        y, total, rstd = run_add_rms_norm(x, residual, weight, eps, unit_offset)
+        ctx.save_for_backward(total, weight, rstd)
+        ctx.eps, ctx.unit_offset = eps, unit_offset
+        ctx.set_materialize_grads(False)
+        return y, total
+
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dy, dsum):
+        need = ctx.needs_input_grad
+        run = rms_norm_backward_op if recorded else run_rms_norm_backward
+        ds, dw = _rms_norm_gradients(ctx, need[0] or need[1], need[2], dy, dsum, None, run)
+        return ds if need[0] else None, ds if need[1] else None, dw, None, None
+
+
+rms_norm_eager, add_rms_norm_eager = eager(_RmsNorm), eager(_AddRmsNorm)

@@ -1,0 +1,109 @@
+"""Rotary embeddings, alone and with the norm of queries and keys, as PyTorch sees them (see _op)."""
+import torch
+
+from . import _C, _plain
+from ._again import again, gradients
+from ._op import dense, empty_rows, fake_rows, register, sum_dtype
+
+
+def _as_heads(t):
+    """(..., H, D) with tokens one stride apart; heads may lie anywhere."""
+    if t.is_contiguous():
+        return t
+    if t.dim() < 3 or t.stride(-1) != 1:
+        return t.contiguous()
+    stride = None
+    for n, s in zip(t.shape[:-2], t.stride()[:-2]):
+        if n == 1:
+            continue
+        if s == 0 or (stride is not None and stride != n * s):
+            return t.contiguous()
+        stride = s
+    return t if t.stride(-2) != 0 or t.shape[-2] == 1 else t.contiguous()
+
+
+def run_rope(x, positions, cos, sin, interleaved, sign):
+    x = _as_heads(x)
+    y = empty_rows(x)
+    _C.rope(x, y, dense(positions), dense(cos), dense(sin), interleaved, sign)
+    return y
+
+
+def run_rope_(x, positions, cos, sin, interleaved, sign):
+    if _as_heads(x) is not x:
+        raise ValueError(f"rope_: x: found strides {x.stride()} for shape {tuple(x.shape)}, expected contiguous heads, tokens one stride apart")
+    _C.rope(x, x, dense(positions), dense(cos), dense(sin), interleaved, sign)
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)  # autograd is to find out where it had kept x
+    return x
+
+
+def _setup_rope(ctx, inputs, output):
+    _, positions, cos, sin, ctx.interleaved, ctx.sign = inputs
+    ctx.save_for_backward(positions, cos, sin)
+
+
+def _rope_gradients(ctx, dy):
+    positions, cos, sin = ctx.saved_tensors  # a rotation's derivative is the rotation by the opposite angle
+    return rope_op(dy, positions, cos, sin, ctx.interleaved, -ctx.sign), None, None, None, None, None
+
+
+rope_op = register(
+    "rope(Tensor x, Tensor positions, Tensor cos, Tensor sin, bool interleaved, int sign) -> Tensor",
+    run_rope,
+    lambda x, positions, cos, sin, interleaved, sign: fake_rows(x),
+    _rope_gradients,
+    _setup_rope,
+)
+
+
+def run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign):
+    x = _as_heads(x)
+    y = empty_rows(x)
+    _C.qk_norm_rope(x, y, dense(positions), dense(cos), dense(sin), dense(gain), eps, interleaved, sign)
+    return y
+
+
+def run_qk_norm_rope_backward(x, dy, positions, cos, sin, gain, eps, interleaved, sign):
+    x, dy = _as_heads(x), _as_heads(dy)
+    dx = empty_rows(x)
+    dgain = None if gain is None else x.new_zeros(x.shape[-2], dtype=sum_dtype(x.dtype))
+    _C.qk_norm_rope_backward(x, dy, dx, dense(positions), dense(cos), dense(sin), dense(gain), dgain, eps, interleaved, sign)
+    return dx, x.new_empty(0, dtype=sum_dtype(x.dtype)) if dgain is None else dgain
+
+
+def _qk_norm_rope_backward_formula(x, dy, positions, cos, sin, gain, eps, interleaved, sign):
+    return gradients(lambda x, gain: _plain.qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign), (x, gain),
+                     (True, gain is not None), (dy,))
+
+
+qk_norm_rope_backward_op = register(
+    "qk_norm_rope_backward(Tensor x, Tensor dy, Tensor? positions, Tensor? cos, Tensor? sin, Tensor? gain, float eps, "
+    "bool interleaved, int sign) -> (Tensor, Tensor)",
+    run_qk_norm_rope_backward,
+    lambda x, dy, positions, cos, sin, gain, eps, interleaved, sign: (
+        fake_rows(x),
+        x.new_empty(0 if gain is None else x.shape[-2], dtype=sum_dtype(x.dtype)),
+    ),
+    **again(_qk_norm_rope_backward_formula),
+)
+
+
+def _setup_qk_norm_rope(ctx, inputs, output):
+    x, positions, cos, sin, gain, *ctx.options = inputs
+    ctx.save_for_backward(x, positions, cos, sin, gain)
+
+
+def _qk_norm_rope_gradients(ctx, dy):
+    x, positions, cos, sin, gain = ctx.saved_tensors
+    dx, dgain = qk_norm_rope_backward_op(x, dy, positions, cos, sin, gain, *ctx.options)
+    return dx, None, None, None, None if gain is None else dgain.to(gain.dtype), None, None, None
+
+
+qk_norm_rope_op = register(
+    "qk_norm_rope(Tensor x, Tensor? positions, Tensor? cos, Tensor? sin, Tensor? gain, float eps, bool interleaved, int sign) -> Tensor",
+    run_qk_norm_rope,
+    lambda x, positions, cos, sin, gain, eps, interleaved, sign: fake_rows(x),
+    _qk_norm_rope_gradients,
+    _setup_qk_norm_rope,
+)
