@@ -5,10 +5,11 @@ documents side by side, rank 96, chunks of 32, windows of 2,048, random tokens. 
 
 Ours: the program itself, its own clock. `step` is a chunk of 64 documents with whole windows, the mean of 12 in a row; `run` is all of
 these documents, windows that grow from 32 tokens included, and what is allocated before; `any_order_us` a step with --ttt-any-order.
-PyTorch: torch.compile of one step as a whole graph, no CUDA graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention,
-fused AdamW: `origin` with the head over all of the window as there, `chunk_head` over the chunk's rows alone, as ours. Its compilation is not
-counted: a minute of one core each, from the beginning on and beside our first round and any_order's. They run one at a time between our two
-rounds, our second one alone. What a step computes is tested (engines/ttt); these are times alone.
+PyTorch: torch.compile of an application (with or without a skip, in lanes or not; the first one's input has no gradient: five graphs for 17) and of the head with its losses, no
+CUDA graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused AdamW: `origin` with the head over all of the
+window as there, `chunk_head` over the chunk's rows alone, as ours. With --whole a step is one graph, which took longer than 85 s to compile on an
+H200's machine. Its compilation is not counted. Peers start with us and take their turns between our two rounds, one at a time, our second round alone. What
+a step computes is tested (engines/ttt); these are times alone.
 """
 import argparse
 import contextlib
@@ -97,6 +98,12 @@ class AdaptedGpt(TorchGpt):
         program = self.looping_program if looping else self.program
         return [{name: pair(out) for name, out in widths.items()} for _ in program], pair(c.vocab)
 
+    def norm(self, x, p, which, layer):
+        return F.rms_norm(x, (x.shape[-1],), None, self.c.norm_eps) * p["layer_scale"][layer].to(x.dtype)
+
+    def layer_scale_of(self, i):
+        return getattr(self, f"layer_scale_{i}") if i else torch.ones_like(self.layer_scale_1)
+
     @staticmethod
     def low(x, pair):
         a, b = (t.to(x.dtype) for t in pair)
@@ -127,9 +134,43 @@ class AdaptedGpt(TorchGpt):
             return p["mlp_scale"][layer] * (F.linear(self.activation(F.linear(n, p["mlp_up"][layer])), p["mlp_down"][layer]) + self.low(n, slot["mlp"]))
         return attn, mlp
 
+    def application(self, lanes, x0, skip, p, slot):
+        """One application on the stream (x,) or on two lanes. Of a layer it knows its tensors alone, so that all layers share a graph."""
+        attn, mlp = self.branches(p, 0, [slot])
+        x = lanes[0]
+        if skip is not None:
+            out, w, gate = skip
+            x = torch.lerp(w * out, x, torch.sigmoid(gate).expand_as(x))
+        mixed = p["resid_mix"][0][0] * x + p["resid_mix"][0][1] * x0
+        if len(lanes) == 1:
+            x = mixed + attn(mixed)
+            return (x + mlp(x),)
+        ya, yb, r, l = attn(mixed), mlp(lanes[1]), p["resid_lambdas"][0], p["post_lambdas"][0]
+        return r[0] * x + l[0, 0] * ya + l[1, 0] * yb, r[1] * lanes[1] + l[0, 1] * ya + l[1, 1] * yb
+
     def forward(self, tokens, targets, chunk, slots, head, chunk_head):
         """The losses of the last `chunk` tokens of each row (B, chunk)."""
-        f = self.hidden(tokens, True, list(slots))
+        c = self.c
+        assert c.resid_mix and c.skip_gates and c.embed_norm and c.layer_scale and not c.norm_weight and not c.learned_positions and c.lane_output == "mean"
+        per_layer = {a for a, i, _ in self.places.values() if i is not None}
+        banks = {a: self.layers_of(a) for a in per_layer}
+        x = F.rms_norm(self.tok_emb[tokens], (c.dim,), eps=c.norm_eps)
+        x0, lanes, outputs = x, (x,), []
+        for a, slot in zip(self.looping_program, slots):
+            if a.lanes and len(lanes) == 1:
+                lanes = (lanes[0], lanes[0].view_as(lanes[0]))  # another tensor: the same one twice would be another graph
+            p = {name: [bank[a.layer]] for name, bank in banks.items()}
+            p |= {"layer_scale": [self.layer_scale_of(a.layer)]}
+            if a.lanes:
+                p |= {"resid_lambdas": [self.parallel_resid_lambdas[a.layer]], "post_lambdas": [self.parallel_post_lambdas[a.layer]]}
+            skip = (outputs[a.skip_from], self.skip_weights[a.skip_slot], self.skip_gates[a.skip_slot]) if a.skip_slot >= 0 else None
+            lanes = self.application(lanes, x0, skip, p, slot)
+            outputs.append(lanes[0])
+        return self.losses(lanes, targets, chunk, head, chunk_head)
+
+    def losses(self, lanes, targets, chunk, head, chunk_head):
+        x = lanes[0] if len(lanes) == 1 else 0.5 * (lanes[0] + lanes[1])
+        f = F.rms_norm(x, (self.c.dim,), eps=self.c.norm_eps)
         if chunk_head:
             f, targets = f[:, -chunk:], targets[:, -chunk:]
         l = F.linear(f, self.tok_emb) + self.low(f, head)
@@ -153,14 +194,21 @@ def measure_torch(options, held):
     parameters = [t for slot in slots for pair in slot.values() for t in pair] + head
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, betas=(0.0, 0.999), eps=1e-10, weight_decay=0.5, fused=device == "cuda")
     tokens, targets = (torch.randint(config.vocab, (DOCUMENTS, options.window), device=device) for _ in range(2))
-    started, compiling = time.perf_counter(), []
+    compiling = []
 
     def run_when():
         if SHARE:  # it is in PyTorch's cache now
             raise SystemExit(0)
         compiling.append(time.perf_counter() - started)
         held.enter_context(turn(options.gate))
-    forward = model if options.eager else compiled(model, run_when)
+    forward = model
+    if options.whole and not options.eager:
+        forward = compiled(model, run_when)
+    else:  # what compiles last needs the results of what runs first
+        held.enter_context(turn(options.gate))
+    started = time.perf_counter()
+    if not options.whole and not options.eager:
+        model.application, model.losses = (compiled(f, lambda: None) for f in (model.application, model.losses))
 
     def step():
         losses = forward(tokens, targets, CHUNK, slots, head, options.child == "chunk_head")
@@ -170,7 +218,9 @@ def measure_torch(options, held):
         optimizer.zero_grad(set_to_none=True)
         return scored
     first = step()
-    found = {"compile_s": sum(compiling), "loss": first / (DOCUMENTS * CHUNK), "graphs_from_cache": cached_graphs()}
+    if SHARE:
+        raise SystemExit(0)
+    found = {"compile_s": sum(compiling) or time.perf_counter() - started, "loss": first / (DOCUMENTS * CHUNK), "graphs_from_cache": cached_graphs()}
     seen = []
     for _ in range(options.steps + 2):
         begin = time.perf_counter()
@@ -195,7 +245,7 @@ def started_children(wanted, options):
 
 
 def start_child(peer, options):
-    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--gate", options.gate or ""]
+    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--gate", options.gate or "", *["--whole"] * options.whole]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -218,6 +268,7 @@ def parsed():
     parser.add_argument("--limit", type=float, default=150, help="seconds from its start after which a peer is given up; a run of ours may take as many (default: 150)")
     parser.add_argument("--wait-for", type=pathlib.Path, metavar="FILE", help="measure when FILE is there: the peers compile meanwhile, which takes minutes and "
                         "needs no GPU to itself")
+    parser.add_argument("--whole", action="store_true", help="a step of the peers as one graph, which takes minutes to compile")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each peer (default: 8)")
     parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--gate", help=argparse.SUPPRESS)
