@@ -8,8 +8,8 @@ these documents, windows that grow from 32 tokens included, and what is allocate
 PyTorch: torch.compile of an application (with or without a skip, in lanes or not; the first one's input has no gradient: five graphs for 17) and of the head with its losses, no
 CUDA graph, frozen bf16 weights, fp32 adapters and bf16 products, scaled_dot_product_attention, fused AdamW: `origin` with the head over all of the
 window as there, `chunk_head` over the chunk's rows alone, as ours. With --whole a step is one graph, which took longer than 85 s to compile on an
-H200's machine. Its compilation is not counted. Peers start with us and take their turns between our two rounds, one at a time, our second round alone. What
-a step computes is tested (engines/ttt); these are times alone.
+H200's machine. Its compilation is not counted. Peers start with us and take their turns between our two rounds, one at a time, our second round alone. Where none
+compiles within --limit, `origin` runs uncompiled (`eager_origin`), and the report says why the others are absent. What a step computes is tested (engines/ttt); these are times alone.
 """
 import argparse
 import contextlib
@@ -34,6 +34,7 @@ from torch_gpt import TorchGpt, compiled, spec  # noqa: E402
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
 DOCUMENTS, CHUNK, WINDOW, RANK, WHOLE = 64, 32, 2048, 96, 12
 PEERS = ("origin", "chunk_head")
+EAGER_SECONDS = 40
 
 
 # --- Ingot ---
@@ -234,9 +235,9 @@ def measure_torch(options, held):
 
 
 @contextlib.contextmanager
-def started_children(wanted, options):
+def started_children(wanted, options, eager=False):
     """A process for each peer; none is left behind."""
-    children = {peer: start_child(peer, options) for peer in wanted}
+    children = {peer: start_child(peer, options, eager) for peer in wanted}
     try:
         yield children
     finally:
@@ -244,8 +245,9 @@ def started_children(wanted, options):
             child.kill()
 
 
-def start_child(peer, options):
-    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--gate", options.gate or "", *["--whole"] * options.whole]
+def start_child(peer, options, eager=False):
+    line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--gate", options.gate or "", *["--whole"] * options.whole,
+            *["--eager"] * eager]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -271,10 +273,11 @@ def parsed():
     parser.add_argument("--whole", action="store_true", help="a step of the peers as one graph, which takes minutes to compile")
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each peer (default: 8)")
     parser.add_argument("--child", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--eager", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--gate", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
-    options.device, options.eager, options.model, options.shrink, options.window, options.rank = "cuda", False, (), (), WINDOW, RANK
+    options.device, options.model, options.shrink, options.window, options.rank = "cuda", (), (), WINDOW, RANK
     return options
 
 
@@ -310,19 +313,23 @@ def main():
             any_order = go_round(folder, "--ttt-any-order")
             while options.wait_for and not options.wait_for.exists():
                 time.sleep(0.1)
-        until = started + options.limit
-        for peer, process in children.items():
+        def take(name, process, until):
             found, reason = end_child(process, until)
             if reason:
-                absent[f"compile_{peer}"] = reason
-                print(f"[{time.monotonic() - started:.0f} s] {peer}: {reason}", flush=True)
-            else:
-                peers[f"compile_{peer}"] = found
-                print(f"[{time.monotonic() - started:.0f} s] PyTorch, {peer}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, compiled in "
-                      f"{found['compile_s']:.0f} s, {found['graphs_from_cache']} graphs from PyTorch's cache, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
-        if options.ours_alone or any(child.returncode == 0 for child in children.values()):
+                absent[name] = reason
+                print(f"[{time.monotonic() - started:.0f} s] {name}: {reason}", flush=True)
+                return
+            peers[name] = found
+            print(f"[{time.monotonic() - started:.0f} s] PyTorch, {name}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, after "
+                  f"{found['compile_s']:.0f} s, {found['graphs_from_cache']} graphs from PyTorch's cache, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
+        for peer, process in children.items():
+            take(f"compile_{peer}", process, started + options.limit)
+        if wanted and not peers:  # better than none
+            with started_children(wanted[:1], options, eager=True) as uncompiled:
+                take(f"eager_{wanted[0]}", uncompiled[wanted[0]], time.monotonic() + EAGER_SECONDS)
+        if options.ours_alone or peers:
             ours.append(go_round(folder))
-    if options.only or options.ours_alone or not peers:
+    if options.only or options.ours_alone:
         return
     us = 1e6 * sum(r["step"] for r in ours) / len(ours)
     run = sorted(ours, key=lambda r: r["run"])[len(ours) // 2]
