@@ -53,6 +53,7 @@ class Reports(unittest.TestCase):
         self.assertIn("no results", damaged(lambda r: r.update(results=[])))
         self.assertIn("no times of the origin's kernels", damaged(lambda r: r["results"][0]["peers"].pop("origin")))
         self.assertIn("torch_compile is missing", damaged(lambda r: r["results"][0]["peers"].pop("torch_compile")))
+        self.assertEqual(damaged(lambda r: r["results"][0].update(peers={"torch_eager": 24.0, "origin": 44.0}, absent={"torch_compile": "OutOfMemoryError"})), "")
         self.assertIn("expected at most 0.002", damaged(lambda r: r["results"][0].update(error=0.003)))
         self.assertIn("expected at most", damaged(lambda r: r["results"][0].update(error=float("nan"))))
         self.assertIn("not above 0", damaged(lambda r: r["results"][0].update(ours_us=0.0)))
