@@ -9,6 +9,7 @@
 
 #include "ingot/core/memory.h"
 #include "ingot/engines/train/device_batch.h"
+#include "ingot/engines/train/pass_graphs.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/copy/copy.h"
@@ -88,9 +89,6 @@ struct Windows {
   std::vector<int32_t> row_;
 };
 
-// Of one call: tokens of no document, and empty segments (DeviceBatch::put).
-int64_t most_segments(int64_t documents) { return (documents + 1) * 5 / 4 + 8; }
-
 // Of a model, adapters and what is to stay free.
 int64_t bytes_of(const GptConfig& config, const AdaptationOptions& o, const GptTypes& types, const GptOptions& options,
                  int64_t documents) {
@@ -111,11 +109,12 @@ GptOptions model_options(const GptConfig& config, const AdaptationOptions& o, co
       .max_adapter_rank = o.adapters.rank,
       .most_folded = device.kind == Device::cuda ? documents : 0,
       .most_scored = std::max(kFewestTokens, documents * o.chunk),
-      .any_order_segments = o.any_order && device.kind == Device::cuda ? most_segments(documents) : 0,
       .most_keys = exact ? 0 : std::max(kFewestTokens, window),
       .max_positions = std::max({o.inexact == Inexact::stale_keys ? longest : o.window, config.context, kFewestTokens}),
       .device = device,
       .stream = o.stream};
+  if (device.kind == Device::cuda && o.any_order)  // with tokens of no document
+    options.any_order_segments = segment_bucket(documents + 1, options.capacity);
   if (device.kind == Device::cuda && exact) {  // rows that the backward pass need not form anew, where they fit
     options.keep_rows = options.cut_last = true;
     options.keep_rows = bytes_of(config, o, types, options, documents) <= gpu::memory_of(device).available();
