@@ -54,6 +54,7 @@ class Reports(unittest.TestCase):
         self.assertIn("no times of the origin's kernels", damaged(lambda r: r["results"][0]["peers"].pop("origin")))
         self.assertIn("torch_compile is missing", damaged(lambda r: r["results"][0]["peers"].pop("torch_compile")))
         self.assertEqual(damaged(lambda r: r["results"][0].update(peers={"torch_eager": 24.0, "origin": 44.0}, absent={"torch_compile": "OutOfMemoryError"})), "")
+        self.assertIn("torch_eager is missing", damaged(lambda r: r["results"][0].update(peers={"torch_compile": 20.0, "origin": 44.0}, absent={"torch_eager": "why"})))
         self.assertIn("expected at most 0.002", damaged(lambda r: r["results"][0].update(error=0.003)))
         self.assertIn("expected at most", damaged(lambda r: r["results"][0].update(error=float("nan"))))
         self.assertIn("not above 0", damaged(lambda r: r["results"][0].update(ours_us=0.0)))
@@ -152,6 +153,18 @@ class Reports(unittest.TestCase):
         self.assertIn("**75.0 ms**, torch.compile, dense rows with its optimizer 120.0 ms", lines[0])
         self.assertIn("**50.0 µs**, torch.compile 150.0 µs", lines[1])
         self.assertIn("**300 ms**, PyTorch's best 600 ms", lines[2])
+
+    def test_the_summary_takes_its_gpu_where_that_has_the_row_and_names_any_other(self):
+        (name, shape, dtype), = report_tables.SUMMARY["swiglu"]
+        row = {"name": name, "shape": shape, "dtype": dtype, "peers": {"torch_eager": 8.0, "torch_compile": 6.0, "bare_products": 1.0}}
+        other, own = ({"gpu": gpu, "results": [{**row, "ours_us": us}]} for gpu, us in (("NVIDIA H100 80GB HBM3", 4.0), ("NVIDIA H200", 3.0)))
+        self.assertEqual(list(report_tables.gpu_summary({"swiglu": [other, own]}))[2:], [f"| {name} | 8,192 x 4,096 x 11,008 | bf16 | 3.0 µs | 8.0 | 6.0 | 2.00x |"])
+        cut_off = {**own, "results": [], "incomplete": "1 of 1 cases were not measured"}
+        eager = {**other, "results": [{**other["results"][0], "peers": {"torch_eager": 8.0}}]}
+        self.assertEqual(list(report_tables.gpu_summary({"swiglu": [eager, cut_off]}))[2:],
+                         [f"| {name} (H100) | 8,192 x 4,096 x 11,008 | bf16 | 4.0 µs | 8.0 |  | 2.00x |"])
+        with self.assertRaises(KeyError):  # a whole report without the row
+            list(report_tables.gpu_summary({"swiglu": [{**own, "results": []}]}))
 
     def test_one_command_measures_each_suite_beside_the_peers_that_are_there(self):
         for suite in gpu.SUITES:

@@ -281,24 +281,27 @@ def parsed():
     return options
 
 
-def main():
-    options = parsed()
-    if options.child:
-        with contextlib.ExitStack() as held:
-            print(json.dumps(measure_torch(options, held)), flush=True)
-            os._exit(0)  # the next one's turn comes when this one's memory is free
-    wanted = () if options.ours_alone else [options.only] if options.only else PEERS
-    if SHARE:
-        for peer in share(wanted):
-            print(peer, "compiled", end_child(start_child(peer, options), time.monotonic() + 1500), flush=True)
-        return
+def measure(options, wanted):
+    """Rounds of ours, one with attention in any order, what each peer found or why it found nothing, the ceilings, and the GPU's state before."""
     started, tokens, ours, peers, absent = time.monotonic(), DOCUMENTS * WINDOW, [], {}, {}
+
+    def say(text):
+        print(f"[{time.monotonic() - started:.0f} s] {text}", flush=True)
 
     def go_round(folder, *more):
         found = ours_round(options, folder / "run", folder, *more)
-        print(f"[{time.monotonic() - started:.0f} s] ours{' '.join(['', *more])}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s; all of it "
-              f"{found['run']:.2f} s, {found['run_tokens'] / found['run'] * 1e-6:.3f} M/s, loss {found['loss']:.4f}", flush=True)
+        say(f"ours{' '.join(['', *more])}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s; all of it "
+            f"{found['run']:.2f} s, {found['run_tokens'] / found['run'] * 1e-6:.3f} M/s, loss {found['loss']:.4f}")
         return found
+
+    def take(name, process, until):
+        found, reason = end_child(process, until)
+        if reason:
+            absent[name] = reason
+            return say(f"{name}: {reason}")
+        peers[name] = found
+        say(f"PyTorch, {name}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, after {found['compile_s']:.0f} s, "
+            f"{found['graphs_from_cache']} graphs from PyTorch's cache, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}")
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as temporary, contextlib.ExitStack() as held:
         folder = pathlib.Path(temporary)
         options.gate = str(folder / "gate")
@@ -313,15 +316,6 @@ def main():
             any_order = go_round(folder, "--ttt-any-order")
             while options.wait_for and not options.wait_for.exists():
                 time.sleep(0.1)
-        def take(name, process, until):
-            found, reason = end_child(process, until)
-            if reason:
-                absent[name] = reason
-                print(f"[{time.monotonic() - started:.0f} s] {name}: {reason}", flush=True)
-                return
-            peers[name] = found
-            print(f"[{time.monotonic() - started:.0f} s] PyTorch, {name}: a step {1e3 * found['step']:.1f} ms, {tokens / found['step'] * 1e-6:.3f} M window tokens/s, after "
-                  f"{found['compile_s']:.0f} s, {found['graphs_from_cache']} graphs from PyTorch's cache, {found['allocated_bytes'] / 2**30:.1f} GiB, loss {found['loss']:.4f}", flush=True)
         for peer, process in children.items():
             take(f"compile_{peer}", process, started + options.limit)
         if wanted and not peers:  # better than none
@@ -329,9 +323,24 @@ def main():
                 take(f"eager_{wanted[0]}", uncompiled[wanted[0]], time.monotonic() + EAGER_SECONDS)
         if options.ours_alone or peers:
             ours.append(go_round(folder))
+    return ours, any_order, peers, absent, ceiling, before
+
+
+def main():
+    options = parsed()
+    if options.child:
+        with contextlib.ExitStack() as held:
+            print(json.dumps(measure_torch(options, held)), flush=True)
+            os._exit(0)  # the next one's turn comes when this one's memory is free
+    wanted = () if options.ours_alone else [options.only] if options.only else PEERS
+    if SHARE:
+        for peer in share(wanted):
+            print(peer, "compiled", end_child(start_child(peer, options), time.monotonic() + 1500), flush=True)
+        return
+    ours, any_order, peers, absent, ceiling, before = measure(options, wanted)
     if options.only or options.ours_alone:
         return
-    us = 1e6 * sum(r["step"] for r in ours) / len(ours)
+    tokens, us = DOCUMENTS * WINDOW, 1e6 * sum(r["step"] for r in ours) / len(ours)
     run = sorted(ours, key=lambda r: r["run"])[len(ours) // 2]
     write_report("ttt", [{"name": "golf, 17 applications, a step of 64 whole windows", "shape": [DOCUMENTS, WINDOW], "dtype": "bf16", "ours_us": us,
                           "peers": {p: 1e6 * f["step"] for p, f in peers.items()},
