@@ -1,6 +1,6 @@
 """Writes the tables between `<!-- table:SUITE -->` and `<!-- /table -->` of a page from bench/results/<gpu>/SUITE.json, and
 those of CPU_TABLES from bench/cpu/<cpu>/SUITE.json. README's own: `headline`, its first numbers, from both, and `gpu_summary` and
-`cpu_summary`, a few rows of the full tables in docs/benchmarks.md.
+`cpu_summary`, a few rows of the full tables in docs/benchmarks*.md.
 
     python3 tools/report_tables.py [--check] [PAGE ...]     --check changes nothing and fails where a table is not current;
                                                             without pages: README.md and every docs/*.md
