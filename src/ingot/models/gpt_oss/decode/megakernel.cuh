@@ -12,8 +12,9 @@
 // nothing to end.
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/tile/shared.cuh"
-#include "ingot/kernels/attention/decode_token.cuh"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/granule_product.cuh"
 #include "ingot/kernels/sampling/best.cuh"
@@ -22,6 +23,7 @@
 #include "ingot/megakernel/sums.cuh"
 #include "ingot/megakernel/weight_stream.cuh"
 #include "ingot/models/gpt_oss/decode/choose.cuh"
+#include "ingot/models/gpt_oss/decode/held_attention.cuh"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/sections.h"
 #include "ingot/models/gpt_oss/decode/stages.cuh"
@@ -41,7 +43,7 @@ constexpr uint32_t kChosenBarrier = 1;
 using RowSum = megakernel::FixedSum<28>;    // of the two blocks that may share a row
 using LogitSum = megakernel::FixedSum<20>;  // of all blocks
 
-enum class Stage { qkv, attention, output, gate_up, down, head };
+enum class Stage { qkv, attention, output, gate_up, down, head, none };
 
 // The row whose sum a thread ends in a round: all that can be known before the round's column is there.
 struct RowPlace {
@@ -70,10 +72,12 @@ struct TokenTeam {
 struct TokenMemory {
   Token token;
   LayerStages layers[2];  // this one and the next
+  held_attention::Keys keys[2];
   megakernel::HandoffMemory handoffs;
   megakernel::WeightStreamMemory stream;
   Section sections[6];                 // of Stage; attention reads no weights
   uint64_t routed;                     // completes once a layer: what its experts are chosen by is there
+  RowNumbers output_rows[kEnding];     // where one GPU makes the token
   uint32_t position;                   // of the token
   uint32_t stamp;                      // of its first layer
   RowPlace rows[2][kEnding];           // of the ending threads
@@ -97,7 +101,7 @@ inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
   t.stage = up(t.x + int64_t(granules::padded(l.qkv.w.cols)) * 4, 128);
-  t.ring = up(t.stage + std::max({int64_t(sizeof(token_attention::Memory<kDim>)),
+  t.ring = up(t.stage + std::max({int64_t(sizeof(held_attention::Memory<kDim>)),
                                   int64_t(granules::column_stride(l.qkv.w.cols)) + kBestBytes,
                                   int64_t(granules::column_stride(l.output.w.cols)),
                                   t.k * granules::column_bytes(l.down.w.cols)}),
@@ -127,8 +131,26 @@ __device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
 // A warp's part of a piece, in registers: while a column is waited for each team takes one out of the ring, which has
 // room for as many more.
 struct HeldPiece {
-  granules::Stored<WeightFormat::bf16> granule[2];
+  using Granule = granules::Stored<WeightFormat::bf16>;
+  held_attention::HeldKeys<kDim> words;  // two granules, or the keys that the warp attends
   uint32_t what = 0;  // how many granules the piece has, of which of the round's bands (from bit 4), from which on (8)
+
+  __device__ __forceinline__ void put(uint32_t which, const Granule& g) {
+    static_assert(sizeof g.word == 64 && sizeof words == 128, "two fit");
+#pragma unroll
+    for (int i = 0; i < 16; ++i) *word(which, i) = g.word[i / 4][i % 4];
+  }
+  __device__ __forceinline__ Granule granule(uint32_t which) {
+    Granule g;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) g.word[i / 4][i % 4] = *word(which, i);
+    return g;
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t* word(uint32_t which, int i) {
+    return which == 0 ? &words.word[i / 8][i % 8] : &words.value[i / 4][i % 4];
+  }
 };
 
 // kRanks: several GPUs make the token; what output and down add to x is the sum of their parts.
@@ -156,6 +178,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     }
     __syncthreads();
     const auto& rotation = m_.layers[0].attention;
+    if (threadIdx.x == 0) m_.keys[0] = {rotation, m_.position};
     if (threadIdx.x < rotation.dim / 2) {
       m_.cos[threadIdx.x] = rotation.cos[size_t(m_.position) * (rotation.dim / 2) + threadIdx.x];
       m_.sin[threadIdx.x] = rotation.sin[size_t(m_.position) * (rotation.dim / 2) + threadIdx.x];
@@ -267,11 +290,24 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 
   // --- what is where
 
-  // By the threads from kFirst to kTokenThreads.
-  template <uint32_t kFirst = 0, class T> __device__ __forceinline__ static void copy_words(T& to, const T& from) {
+  template <class T> __device__ __forceinline__ static void copy_words(T& to, const T& from) {
     static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>, "copied by words of 8 bytes");
-    for (uint32_t w = threadIdx.x - kFirst; w < sizeof(T) / 8; w += kTokenThreads - kFirst)
+    for (uint32_t w = threadIdx.x; w < sizeof(T) / 8; w += kTokenThreads)
       reinterpret_cast<uint64_t*>(&to)[w] = reinterpret_cast<const uint64_t*>(&from)[w];
+  }
+  // The same by those that have no keys to ask for, on their way until everybody's join_copies() and a barrier.
+  template <class T> __device__ __forceinline__ static void copy_words_async(T& to, const T& from) {
+    static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>, "copied by words of 8 bytes");
+    uint32_t thread = threadIdx.x;
+    ptx::settle(thread);
+#pragma unroll 1
+    for (uint32_t w = kTokenThreads - 1 - thread; w < sizeof(T) / 8; w += kTokenThreads)
+      ptx::cp_async<8>(ptx::shared_address(reinterpret_cast<uint64_t*>(&to) + w),
+                       reinterpret_cast<const uint64_t*>(&from) + w);
+  }
+  __device__ __forceinline__ static void join_copies() {
+    ptx::cp_async_commit_group();
+    ptx::cp_async_wait_group<0>();
   }
   __device__ __forceinline__ const LayerStages& layer(uint32_t i) const { return m_.layers[i % 2]; }
   __device__ __forceinline__ char* stage() const { return memory_ + m_.token.stage; }
@@ -290,7 +326,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       case Stage::gate_up: return l.gate_up.w;
       case Stage::down: return l.down.w;
       case Stage::attention:
-      case Stage::head: break;
+      case Stage::head:
+      case Stage::none: break;
     }
     return m_.token.head.w;
   }
@@ -362,23 +399,21 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     megakernel::WeightReader from(m_.token.stream, m_.stream, memory_ + m_.token.ring,
                                   threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
     embed_token();
-    token_attention::Keys keys;
-    token_attention::HeldKeys<kDim> held_keys;
     HeldPiece held;
-    uint32_t round = 0;  // of a product: its first band
+    uint32_t round = 0;  // of a product its first band; of attention the unit
     RowNumbers row;
     // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
     // for itself. It begins before a hand-off that there is none of.
-    Stage stage = Stage::down;
+    Stage stage = Stage::none;
 #pragma unroll 1
     for (uint32_t i = ~0u;;) {
-      const bool begins = i == ~0u;
       bool again = false;  // the same product's next round
-      auto& attention_memory = *reinterpret_cast<token_attention::Memory<kDim>*>(memory_ + m_.token.stage);
-      if (!begins) {
+      auto& attention_memory = *reinterpret_cast<held_attention::Memory<kDim>*>(memory_ + m_.token.stage);
+      if (stage != Stage::none) {
         const LayerStages& l = layer(i);
         if (stage == Stage::attention) {
-          attend({l.attention, keys, m_.token.attention, m_.stamp + i, attention_memory}, i, held_keys);
+          again =
+              attend({l.attention, m_.keys[i % 2], m_.token.attention, m_.stamp + i, attention_memory}, i, round, held);
         } else {
           multiply(stage, l, i, round, row, held, from);
           again = round + kHeldBands < m_.sections[int(stage)].end_sums;
@@ -398,32 +433,33 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           handoffs_.end_stage(!announces(stage));
           if (stage == Stage::qkv)
             handoffs_.pass();
-          else if (!announces(stage))
+          else if (stage == Stage::attention ? !attends(i) : !announces(stage))
             handoffs_.announce(stage == Stage::attention && m_.zeroes != 0);
         }
       }
-      // What does not depend on the others' part of this stage, all that the next one can know of itself.
       const bool last = i + 1 == m_.token.count;
-      const Stage next = again ? stage : stage != Stage::down ? Stage(int(stage) + 1) : last ? Stage::head : Stage::qkv;
-      // What a stage leaves to the next one and no other needs registers for.
-      keys = {};
-      held_keys = {};
+      const bool ends_layer = stage == Stage::down || stage == Stage::none;
+      const Stage next = again ? stage : !ends_layer ? Stage(int(stage) + 1) : last ? Stage::head : Stage::qkv;
+      // What does not depend on the others' part of this stage, all that the next one can know of itself; what a stage
+      // leaves to the next one and no other needs registers for.
       held = {};
-      if (!again && stage == Stage::qkv) {
-        keys = {layer(i).attention, m_.position};
-        const Attention attention(layer(i).attention, keys, m_.token.attention, 0, attention_memory);
-        if (blockIdx.x < attention.units()) attention.ask(blockIdx.x, held_keys);
-        zero(i, attention.units());
+      if (!again && ends_layer) ++i;
+      const LayerStages& l = layer(i);
+      // The output's rows are found while attention's queries are on their way: who attends is waited for.
+      const Stage product = next == Stage::attention ? Stage::output : next;
+      const Section& s = m_.sections[int(product)];
+      const uint32_t first = again && next != Stage::attention ? round + kHeldBands : s.begin_sums;
+      if (next != Stage::output || again) row = row_end(product, l, s, first);
+      if (next == Stage::attention) {
+        round = again ? round + gridDim.x : blockIdx.x;
+        if (!again) zero(i, units(i));
+        if (!again && !last) copy_words_async(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
+        if (!again && !last && threadIdx.x == kTokenThreads - 1)
+          m_.keys[(i + 1) % 2] = {m_.token.layers[i + 1].attention, m_.position};
       } else {
-        if (!again && stage == Stage::down) ++i;
-        const LayerStages& l = layer(i);
-        const Section& s = m_.sections[int(next)];
-        round = again ? round + kHeldBands : s.begin_sums;
-        row = row_end(next, l, s, round);
+        round = first;
         if (next == Stage::output) {
           if (!kRanks) ask_router(l, round, s.bands_of(round, kHeldBands));
-          if (!again && !last && threadIdx.x >= kFirstEnding)
-            copy_words<kFirstEnding>(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
         } else if (next == Stage::gate_up) {
           prefetch_norm(l.gate_up.weight, l.gate_up.w);
         } else if (next == Stage::down) {
@@ -436,7 +472,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         }
         if (next != Stage::gate_up && next != Stage::down) hold(round, s.pieces_of(round, kHeldBands), from, held);
       }
-      if (!begins && !again) {
+      if (!again && next == Stage::qkv) bring_keys(i, blockIdx.x);
+      if (stage != Stage::none && !again) {
         if (stage != Stage::qkv) handoffs_.wait(false);
         if (stage == Stage::output) route(layer(i), i);
         if (stage == Stage::attention && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
@@ -481,6 +518,21 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     for (uint64_t* p = from + (blockIdx.x - first) * kTokenThreads + threadIdx.x; p < to;
          p += (gridDim.x - first) * kTokenThreads)
       ptx::store_relaxed(p, uint64_t(0));
+  }
+  __device__ __forceinline__ uint32_t units(uint32_t i) const {
+    return Attention::units(layer(i).attention, m_.keys[i % 2]);
+  }
+  // Whether this block has announced in attend() that it is there.
+  __device__ __forceinline__ bool attends(uint32_t i) const { return blockIdx.x < units(i); }
+  // What earlier tokens have left comes near before the token's own numbers are there, by one thread.
+  __device__ __forceinline__ void bring_keys(uint32_t i, uint32_t unit) const {
+    uint32_t thread = threadIdx.x;
+    ptx::settle(thread);
+    if (thread != kTokenThreads - 1) return;
+    const decode_attention::Params& p = m_.token.layers[i].attention;
+    const held_attention::Keys& keys = m_.keys[i % 2];
+    auto& memory = *reinterpret_cast<held_attention::Memory<kDim>*>(memory_ + m_.token.stage);
+    if (unit < Attention::units(p, keys)) Attention(p, keys, m_.token.attention, 0, memory).bring_near(unit, 1);
   }
   template <class Load, class Complete>
   __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
@@ -657,13 +709,30 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     const Matrix& w = matrix(stage, l);
     place = {n, 32 * entry + RowPlace::kEnds + (begins ? RowPlace::kBegins + RowPlace::kTerm : 0) +
                     (ends ? RowPlace::kTerm : 0) + (n < w.rows ? RowPlace::kMine : 0)};
-    if (D == WeightFormat::fp8 && stage != Stage::gate_up && stage != Stage::down)
-      e.scale = reinterpret_cast<const float*>(w.data + band * w.band_bytes +
-                                               w.granules * granules::Form<D>::kBytes)[threadIdx.x % 16];
+    const float* const scale =
+        D == WeightFormat::fp8 && stage != Stage::gate_up && stage != Stage::down
+            ? reinterpret_cast<const float*>(w.data + band * w.band_bytes + w.granules * granules::Form<D>::kBytes) +
+                  threadIdx.x % 16
+            : nullptr;
+    if (stage == Stage::output) {
+      // They travel while others are waited for, and take no registers.
+      RowNumbers& to = m_.output_rows[ending(stage)];
+      to = {};
+      if (scale != nullptr)
+        bring(to.scale, scale);
+      else
+        to.scale = 1;
+      if (n < w.rows) bring(to.gain, l.router.weight + n);
+      if (n < w.rows && l.output.bias != nullptr && place.begins()) bring(to.bias, l.output.bias + n);
+      return e;
+    }
+    if (scale != nullptr) e.scale = *scale;
     if (n >= w.rows) return e;
-    if (stage == Stage::output && !kRanks) e.gain = l.router.weight[n];
     if (stage != Stage::gate_up) e.bias = bias_of(stage, l, w.rows, 0, n);
     return e;
+  }
+  __device__ __forceinline__ static void bring(float& to, const float* from) {
+    ptx::cp_async<4>(ptx::shared_address(&to), from);
   }
   __device__ __forceinline__ float bias_of(Stage stage, const LayerStages& l, uint32_t rows, uint32_t entry,
                                            uint32_t n) const {
@@ -694,8 +763,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         held.what = p.count + 16 * (p.band - round) + 256 * p.first;
 #pragma unroll
         for (uint32_t u = 0; u < 2; ++u)
-          if (begin + u * team < p.count)
-            load_staged(held.granule[u], granule + (begin + u * team) * granules::Form<D>::kBytes, lane);
+          if (begin + u * team < p.count) {
+            HeldPiece::Granule g;
+            load_staged(g, granule + (begin + u * team) * granules::Form<D>::kBytes, lane);
+            held.put(u, g);
+          }
       });
     }
   }
@@ -758,7 +830,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 #pragma unroll
         for (uint32_t u = 0; u < 2; ++u)
           if (first + u * team < held.what % 16)
-            granules::multiply<F, 1>(held.granule[u], mine, (first + u * team) * granules::kColumnBytes, sum);
+            granules::multiply<F, 1>(held.granule(u), mine, (first + u * team) * granules::kColumnBytes, sum);
       }
     }
     from.read(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
@@ -891,10 +963,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 
   // --- stages
 
-  using Attention = token_attention::Attention<kDim, kTokenThreads, TokenTeam>;
-  // Who attends waits for the queries, keys and values himself.
-  __device__ __forceinline__ void attend(const Attention& attention, uint32_t layer,
-                                         token_attention::HeldKeys<kDim>& held) const {
+  using Attention = held_attention::Attention<kDim, kTokenThreads, TokenTeam>;
+  // One of the block's units; true where there are more. Who attends waits for the queries, keys and values himself.
+  __device__ __forceinline__ bool attend(const Attention& attention, uint32_t layer, uint32_t unit,
+                                         HeldPiece& held) const {
     const uint64_t* const sums = qkv_sums(layer);
     const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
       uint64_t word[2];
@@ -905,21 +977,27 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           kHandoffsOfLayer * layer + uint32_t(Stage::qkv));
       a = RowSum::value(word[0]), b = RowSum::value(word[1]);
     };
-    const uint32_t units = attention.units();
-#pragma unroll 1
-    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-      if (unit != blockIdx.x) {
-        TokenTeam::sync();
-        attention.ask(unit, held);
-      }
-      attention.attend(unit, m_.cos, m_.sin, held, projected);
+    const uint32_t number = kHandoffsOfLayer * layer + uint32_t(Stage::attention), units = this->units(layer);
+    const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
+      tile::Stamped{{a, b, 0}, m_.stamp + layer}.store(m_.token.attention.mixed + n / 4);
+    };
+    // Before the result is published, so that it is there when the others ask for it, or is asked for again.
+    const auto soon = [&](bool of_parts) {
+      const bool last = units - unit <= gridDim.x;
+      if (last && of_parts == attention.has_parts()) handoffs_.announce(m_.zeroes != 0);
+    };
+    if (unit < units) {
+      held_attention::HeldKeys<kDim> keys = {};
+      attention.attend(
+          unit, m_.cos, m_.sin, kHolds ? held.words : keys, projected, put, [&] { held = {}; }, soon);
+      if (units - unit > gridDim.x) return true;
     }
-    if (!attention.has_parts()) return;
+    if (attention.has_parts())
 #pragma unroll 1
-    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x)
-      attention.add_parts(unit, [&](auto&& load, auto&& complete) {
-        wait_for(load, complete, kHandoffsOfLayer * layer + uint32_t(Stage::attention));
-      });
+      for (unit = blockIdx.x; unit < units; unit += gridDim.x)
+        attention.add_parts(
+            unit, [&](auto&& load, auto&& complete) { wait_for(load, complete, number); }, put);
+    return false;
   }
   // Of what no hand-off has announced: until what load() brings is complete(). Gives up before those who wait for this
   // block do, so that the record names what was missing first.
@@ -946,6 +1024,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       // the column is that of the round before
     } else if (stage == Stage::output) {
       stage_mixed(l.output.w.cols, m_.stamp + i);
+      join_copies();
     } else if (stage == Stage::down) {
       stage_columns(l.down.w.cols, m_.token.k);
     } else {
@@ -961,9 +1040,13 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                                              granules::column_stride(m_.token.embedding.C))[ending(Stage::head)];
   }
   // By the ending threads, whole warps of them, after a barrier: a row's sum over all warps goes where it belongs.
-  __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, uint32_t round,
-                                      const RowNumbers& row, float drop) const {
+  __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, uint32_t round, RowNumbers row,
+                                      float drop) const {
     static_assert(kTokenWarps == 15, "the sum's tree");
+    if (stage == Stage::output) {
+      join_copies();
+      row = m_.output_rows[ending(stage)];
+    }
     float(&sums)[kTokenWarps][16] = m_.sums[ending(stage) / 16];
     const uint32_t of = threadIdx.x % 16;
     const RowPlace place = row_place(stage);
