@@ -56,19 +56,26 @@ class WeightWriter {
       : ring_(ring), m_(m), slots_(slots) {}
   // By all lanes of a warp, of which lane `lane` tells what: `bytes`, at most kSlotBytes, a multiple of 16.
   __device__ __forceinline__ void put(uint32_t lane, const uint8_t* from, uint32_t bytes, const WeightNote& note) {
+    // Nobody reads them again before the next token: what others keep in L2 stays there.
+    put(lane, bytes, note, ring_.ahead,
+        [&](char* slot, uint64_t* full) { ptx::bulk_load(slot, from, bytes, full, policy_); });
+  }
+  // The same of a piece that copy(slot, barrier) asks for, `bytes` in all, when fewer than `ahead` are under way.
+  template <class Copy>
+  __device__ __forceinline__ void put(uint32_t lane, uint32_t bytes, const WeightNote& note, uint32_t ahead,
+                                      Copy&& copy) {
     wait_for_slot(&m_.empty[at_.slot], at_.phase ^ 1);
-    if (under_way_ == ring_.ahead) {
+#pragma unroll 1
+    for (; under_way_ >= ahead; --under_way_) {
       wait_for_slot(&m_.full[oldest_.slot], oldest_.phase);
       oldest_.advance(ring_.slots);
-    } else {
-      ++under_way_;
     }
+    ++under_way_;
     __syncwarp();  // a piece can come and be read before a slow lane has seen that its slot was empty
     if (threadIdx.x % 32 == lane) {
       m_.note[at_.slot] = note;
       ptx::mbarrier_arrive_expect_tx(&m_.full[at_.slot], bytes);
-      // Nobody reads them again before the next token: what others keep in L2 stays there.
-      ptx::bulk_load(slots_ + at_.slot * kSlotBytes, from, bytes, &m_.full[at_.slot], policy_);
+      copy(slots_ + at_.slot * kSlotBytes, &m_.full[at_.slot]);
     }
     at_.advance(ring_.slots);
   }

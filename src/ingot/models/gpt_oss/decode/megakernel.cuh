@@ -13,7 +13,6 @@
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
-#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/granule_product.cuh"
@@ -23,8 +22,8 @@
 #include "ingot/megakernel/sums.cuh"
 #include "ingot/megakernel/weight_stream.cuh"
 #include "ingot/models/gpt_oss/decode/choose.cuh"
-#include "ingot/models/gpt_oss/decode/held_attention.cuh"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
+#include "ingot/models/gpt_oss/decode/piece_attention.cuh"
 #include "ingot/models/gpt_oss/decode/sections.h"
 #include "ingot/models/gpt_oss/decode/stages.cuh"
 
@@ -33,6 +32,7 @@ namespace ingot::gpt_oss_decode {
 // That compute; one warp more copies, and sixteen in all leave 128 registers a thread.
 constexpr uint32_t kTokenWarps = megakernel::kTeams * megakernel::kTeamWarps, kTokenThreads = 32 * kTokenWarps;
 constexpr int kDim = kTokenHeadDim;
+constexpr uint32_t kKeysAhead = 6;   // pieces of keys under way where there are many: nobody hands over meanwhile
 constexpr uint32_t kHeldBands = 12;  // whose sums have room at once
 // The threads that end rows, one for each sum that has room, take turns: those of the product that comes prepare while
 // the others end the one before. None are of the first warp, which waits for the other blocks.
@@ -43,7 +43,7 @@ constexpr uint32_t kChosenBarrier = 1;
 using RowSum = megakernel::FixedSum<28>;    // of the two blocks that may share a row
 using LogitSum = megakernel::FixedSum<20>;  // of all blocks
 
-enum class Stage { qkv, attention, output, gate_up, down, head, none };
+enum class Stage { qkv, attention, output, gate_up, down, head };
 
 // The row whose sum a thread ends in a round: all that can be known before the round's column is there.
 struct RowPlace {
@@ -72,12 +72,12 @@ struct TokenTeam {
 struct TokenMemory {
   Token token;
   LayerStages layers[2];  // this one and the next
-  held_attention::Keys keys[2];
+  piece_attention::Keys keys[2];
   megakernel::HandoffMemory handoffs;
   megakernel::WeightStreamMemory stream;
-  Section sections[6];                 // of Stage; attention reads no weights
-  uint64_t routed;                     // completes once a layer: what its experts are chosen by is there
-  RowNumbers output_rows[kEnding];     // where one GPU makes the token
+  Section sections[6];  // of Stage; attention reads no weights
+  uint64_t routed;      // completes once a layer: what its experts are chosen by is there
+  RowNumbers output_rows[kEnding];
   uint32_t position;                   // of the token
   uint32_t stamp;                      // of its first layer
   RowPlace rows[2][kEnding];           // of the ending threads
@@ -101,7 +101,7 @@ inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
   t.x = up(t.choice + ChoiceMemory::bytes(1, t.experts, t.k), 16);
   t.stage = up(t.x + int64_t(granules::padded(l.qkv.w.cols)) * 4, 128);
-  t.ring = up(t.stage + std::max({int64_t(sizeof(held_attention::Memory<kDim>)),
+  t.ring = up(t.stage + std::max({int64_t(sizeof(piece_attention::Memory<kDim>)),
                                   int64_t(granules::column_stride(l.qkv.w.cols)) + kBestBytes,
                                   int64_t(granules::column_stride(l.output.w.cols)),
                                   t.k * granules::column_bytes(l.down.w.cols)}),
@@ -131,26 +131,8 @@ __device__ __forceinline__ Piece noted(const megakernel::WeightNote& n) {
 // A warp's part of a piece, in registers: while a column is waited for each team takes one out of the ring, which has
 // room for as many more.
 struct HeldPiece {
-  using Granule = granules::Stored<WeightFormat::bf16>;
-  held_attention::HeldKeys<kDim> words;  // two granules, or the keys that the warp attends
+  granules::Stored<WeightFormat::bf16> granule[2];
   uint32_t what = 0;  // how many granules the piece has, of which of the round's bands (from bit 4), from which on (8)
-
-  __device__ __forceinline__ void put(uint32_t which, const Granule& g) {
-    static_assert(sizeof g.word == 64 && sizeof words == 128, "two fit");
-#pragma unroll
-    for (int i = 0; i < 16; ++i) *word(which, i) = g.word[i / 4][i % 4];
-  }
-  __device__ __forceinline__ Granule granule(uint32_t which) {
-    Granule g;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) g.word[i / 4][i % 4] = *word(which, i);
-    return g;
-  }
-
- private:
-  __device__ __forceinline__ uint32_t* word(uint32_t which, int i) {
-    return which == 0 ? &words.word[i / 8][i % 8] : &words.value[i / 4][i % 4];
-  }
 };
 
 // kRanks: several GPUs make the token; what output and down add to x is the sum of their parts.
@@ -295,13 +277,11 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     for (uint32_t w = threadIdx.x; w < sizeof(T) / 8; w += kTokenThreads)
       reinterpret_cast<uint64_t*>(&to)[w] = reinterpret_cast<const uint64_t*>(&from)[w];
   }
-  // The same by those that have no keys to ask for, on their way until everybody's join_copies() and a barrier.
+  // The same, on their way until everybody's join_copies() and a barrier.
   template <class T> __device__ __forceinline__ static void copy_words_async(T& to, const T& from) {
     static_assert(sizeof(T) % 8 == 0 && std::is_trivially_copyable_v<T>, "copied by words of 8 bytes");
-    uint32_t thread = threadIdx.x;
-    ptx::settle(thread);
 #pragma unroll 1
-    for (uint32_t w = kTokenThreads - 1 - thread; w < sizeof(T) / 8; w += kTokenThreads)
+    for (uint32_t w = threadIdx.x; w < sizeof(T) / 8; w += kTokenThreads)
       ptx::cp_async<8>(ptx::shared_address(reinterpret_cast<uint64_t*>(&to) + w),
                        reinterpret_cast<const uint64_t*>(&from) + w);
   }
@@ -326,8 +306,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       case Stage::gate_up: return l.gate_up.w;
       case Stage::down: return l.down.w;
       case Stage::attention:
-      case Stage::head:
-      case Stage::none: break;
+      case Stage::head: break;
     }
     return m_.token.head.w;
   }
@@ -374,6 +353,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   }
   __device__ __forceinline__ void put(megakernel::WeightWriter& to, Stage stage, const LayerStages& l,
                                       uint32_t i) const {
+    if (stage == Stage::attention) return put_keys(to, l.attention, m_.keys[i % 2]);
     const Section& s = m_.sections[int(stage)];
     const uint8_t* const data = matrix(stage, l).data;
     const uint32_t end = s.end_piece;
@@ -392,6 +372,35 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     }
   }
 
+  // What earlier tokens have left, of the block's units.
+  __device__ __forceinline__ void put_keys(megakernel::WeightWriter& to, const decode_attention::Params& p,
+                                           const piece_attention::Keys& keys) const {
+    constexpr uint32_t kRow = kDim * 2, kKeys = piece_attention::kPieceKeys;
+    static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes && piece_attention::kPieceWarps == megakernel::kTeamWarps);
+    const uint32_t units = Attention::units(p, keys), most = m_.token.stream.slots - megakernel::kTeams,
+                   ahead = keys.each > piece_attention::kRound ? min(kKeysAhead, most) : m_.token.stream.ahead;
+#pragma unroll 1
+    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+      const piece_attention::Unit u = Attention::unit_of(p, keys, unit);
+      const uint32_t pieces = Attention::pieces_of(u);
+#pragma unroll 1
+      for (uint32_t first = 0; first < pieces; first += 32) {
+        const uint32_t piece = min(first + threadIdx.x % 32, pieces - 1), count = min(pieces - first, 32u);
+        const piece_attention::KeyRows r = Attention::rows_of(p, u, piece);
+#pragma unroll 1
+        for (uint32_t lane = 0; lane < count; ++lane)
+          to.put(lane, 2 * (r.rows + r.others) * kRow, {piece}, ahead, [&](char* slot, uint64_t* full) {
+#pragma unroll 1
+            for (uint32_t i = 0; i < 2; ++i, slot += kKeys * kRow) {
+              const bf16* const from = i == 0 ? p.keys : p.values;
+              ptx::bulk_load(slot, from + r.first, r.rows * kRow, full);
+              if (r.others > 0) ptx::bulk_load(slot + r.rows * kRow, from + r.begin, r.others * kRow, full);
+            }
+          });
+      }
+    }
+  }
+
   // --- the warps that multiply
 
   __device__ __forceinline__ void compute(sampling::Best& top) {
@@ -400,20 +409,20 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                                   threadIdx.x / 32 / megakernel::kTeamWarps, megakernel::kTeams);
     embed_token();
     HeldPiece held;
-    uint32_t round = 0;  // of a product its first band; of attention the unit
+    uint32_t round = 0;  // of a product: its first band
     RowNumbers row;
     // One code for all products, one for all hand-offs: a program that does not fit into the instruction cache waits
     // for itself. It begins before a hand-off that there is none of.
-    Stage stage = Stage::none;
+    Stage stage = Stage::down;
 #pragma unroll 1
     for (uint32_t i = ~0u;;) {
+      const bool begins = i == ~0u;
       bool again = false;  // the same product's next round
-      auto& attention_memory = *reinterpret_cast<held_attention::Memory<kDim>*>(memory_ + m_.token.stage);
-      if (stage != Stage::none) {
+      auto& attention_memory = *reinterpret_cast<piece_attention::Memory<kDim>*>(memory_ + m_.token.stage);
+      if (!begins) {
         const LayerStages& l = layer(i);
         if (stage == Stage::attention) {
-          again =
-              attend({l.attention, m_.keys[i % 2], m_.token.attention, m_.stamp + i, attention_memory}, i, round, held);
+          attend({l.attention, m_.keys[i % 2], m_.token.attention, m_.stamp + i, attention_memory}, i, from);
         } else {
           multiply(stage, l, i, round, row, held, from);
           again = round + kHeldBands < m_.sections[int(stage)].end_sums;
@@ -428,39 +437,32 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
               top = best();
             return handoffs_.end();
           }
-          // Where it was announced before, the first warp already waits while the others end their rows; qkv's and
-          // attention's memory is used for something else at once.
-          handoffs_.end_stage(!announces(stage));
+          // Where it was announced before, the first warp already waits while the others end their rows.
+          const bool announced = stage == Stage::attention ? blockIdx.x < units(i) : announces(stage);
+          handoffs_.end_stage(!announced);
           if (stage == Stage::qkv)
             handoffs_.pass();
-          else if (stage == Stage::attention ? !attends(i) : !announces(stage))
+          else if (!announced)
             handoffs_.announce(stage == Stage::attention && m_.zeroes != 0);
         }
       }
+      // What does not depend on the others' part of this stage, all that the next one can know of itself.
       const bool last = i + 1 == m_.token.count;
-      const bool ends_layer = stage == Stage::down || stage == Stage::none;
-      const Stage next = again ? stage : !ends_layer ? Stage(int(stage) + 1) : last ? Stage::head : Stage::qkv;
-      // What does not depend on the others' part of this stage, all that the next one can know of itself; what a stage
-      // leaves to the next one and no other needs registers for.
-      held = {};
-      if (!again && ends_layer) ++i;
+      const Stage next = again ? stage : stage != Stage::down ? Stage(int(stage) + 1) : last ? Stage::head : Stage::qkv;
+      held = {};  // what a stage leaves to the next one and no other needs registers for
+      if (!again && stage == Stage::down) ++i;
       const LayerStages& l = layer(i);
       // The output's rows are found while attention's queries are on their way: who attends is waited for.
       const Stage product = next == Stage::attention ? Stage::output : next;
       const Section& s = m_.sections[int(product)];
-      const uint32_t first = again && next != Stage::attention ? round + kHeldBands : s.begin_sums;
-      if (next != Stage::output || again) row = row_end(product, l, s, first);
+      round = again ? round + kHeldBands : s.begin_sums;
+      if (next != Stage::output || again) row = row_end(product, l, s, round);
       if (next == Stage::attention) {
-        round = again ? round + gridDim.x : blockIdx.x;
-        if (!again) zero(i, units(i));
-        if (!again && !last) copy_words_async(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
-        if (!again && !last && threadIdx.x == kTokenThreads - 1)
-          m_.keys[(i + 1) % 2] = {m_.token.layers[i + 1].attention, m_.position};
+        zero(i, units(i));
+        if (!last) copy_words_async(m_.layers[(i + 1) % 2], m_.token.layers[i + 1]);
+        if (!last && threadIdx.x == 0) m_.keys[(i + 1) % 2] = {m_.token.layers[i + 1].attention, m_.position};
       } else {
-        round = first;
-        if (next == Stage::output) {
-          if (!kRanks) ask_router(l, round, s.bands_of(round, kHeldBands));
-        } else if (next == Stage::gate_up) {
+        if (next == Stage::gate_up) {
           prefetch_norm(l.gate_up.weight, l.gate_up.w);
         } else if (next == Stage::down) {
           const ChoiceMemory m = choice();
@@ -472,8 +474,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         }
         if (next != Stage::gate_up && next != Stage::down) hold(round, s.pieces_of(round, kHeldBands), from, held);
       }
-      if (!again && next == Stage::qkv) bring_keys(i, blockIdx.x);
-      if (stage != Stage::none && !again) {
+      if (!begins && !again) {
         if (stage != Stage::qkv) handoffs_.wait(false);
         if (stage == Stage::output) route(layer(i), i);
         if (stage == Stage::attention && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
@@ -521,18 +522,6 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   }
   __device__ __forceinline__ uint32_t units(uint32_t i) const {
     return Attention::units(layer(i).attention, m_.keys[i % 2]);
-  }
-  // Whether this block has announced in attend() that it is there.
-  __device__ __forceinline__ bool attends(uint32_t i) const { return blockIdx.x < units(i); }
-  // What earlier tokens have left comes near before the token's own numbers are there, by one thread.
-  __device__ __forceinline__ void bring_keys(uint32_t i, uint32_t unit) const {
-    uint32_t thread = threadIdx.x;
-    ptx::settle(thread);
-    if (thread != kTokenThreads - 1) return;
-    const decode_attention::Params& p = m_.token.layers[i].attention;
-    const held_attention::Keys& keys = m_.keys[i % 2];
-    auto& memory = *reinterpret_cast<held_attention::Memory<kDim>*>(memory_ + m_.token.stage);
-    if (unit < Attention::units(p, keys)) Attention(p, keys, m_.token.attention, 0, memory).bring_near(unit, 1);
   }
   template <class Load, class Complete>
   __device__ __forceinline__ void read_again(Load&& load, Complete&& complete) const {
@@ -607,13 +596,15 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     const float halves = (sum[0] + sum[4]) + (sum[2] + sum[6]), others = (sum[1] + sum[5]) + (sum[3] + sum[7]);
     return rsqrtf((halves + others) * of_all + eps);
   }
-  // What attention has published of this layer.
-  __device__ __forceinline__ void stage_mixed(uint32_t C, uint32_t stamp) const {
+  // What attention has published of this layer; meanwhile() while it travels.
+  template <class Meanwhile>
+  __device__ __forceinline__ void stage_mixed(uint32_t C, uint32_t stamp, Meanwhile&& meanwhile) const {
     constexpr uint32_t kHeld = 3;  // on their way at once
     const tile::Stamped* const from = m_.token.attention.mixed;
     char* const column = stage();
+    uint32_t first = threadIdx.x;
 #pragma unroll 1
-    for (uint32_t first = threadIdx.x; first < granules::padded(C) / 4; first += kHeld * kTokenThreads) {
+    do {
       tile::Stamped held[kHeld];
       const auto is_there = [&](uint32_t u) { return 4 * (first + u * kTokenThreads) < C; };
       const auto load = [&] {
@@ -622,6 +613,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           if (is_there(u)) held[u] = tile::Stamped::load(from + first + u * kTokenThreads);
       };
       load();
+      if (first == threadIdx.x) meanwhile();
       read_again(load, [&] {
         bool all = true;
 #pragma unroll
@@ -632,7 +624,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       for (uint32_t u = 0; u < kHeld; ++u)
         if (4 * (first + u * kTokenThreads) < granules::padded(C))
           granules::put_words4(column, D, 4 * (first + u * kTokenThreads), held[u].word[0], held[u].word[1]);
-    }
+      first += kHeld * kTokenThreads;
+    } while (first < granules::padded(C) / 4);
   }
   // All columns of `down`, of C channels each.
   __device__ __forceinline__ void stage_columns(uint32_t C, uint32_t count) const {
@@ -763,11 +756,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         held.what = p.count + 16 * (p.band - round) + 256 * p.first;
 #pragma unroll
         for (uint32_t u = 0; u < 2; ++u)
-          if (begin + u * team < p.count) {
-            HeldPiece::Granule g;
-            load_staged(g, granule + (begin + u * team) * granules::Form<D>::kBytes, lane);
-            held.put(u, g);
-          }
+          if (begin + u * team < p.count)
+            load_staged(held.granule[u], granule + (begin + u * team) * granules::Form<D>::kBytes, lane);
       });
     }
   }
@@ -830,7 +820,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 #pragma unroll
         for (uint32_t u = 0; u < 2; ++u)
           if (first + u * team < held.what % 16)
-            granules::multiply<F, 1>(held.granule(u), mine, (first + u * team) * granules::kColumnBytes, sum);
+            granules::multiply<F, 1>(held.granule[u], mine, (first + u * team) * granules::kColumnBytes, sum);
       }
     }
     from.read(pieces, [&](const char* granule, const megakernel::WeightNote& note) {
@@ -963,10 +953,10 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
 
   // --- stages
 
-  using Attention = held_attention::Attention<kDim, kTokenThreads, TokenTeam>;
-  // One of the block's units; true where there are more. Who attends waits for the queries, keys and values himself.
-  __device__ __forceinline__ bool attend(const Attention& attention, uint32_t layer, uint32_t unit,
-                                         HeldPiece& held) const {
+  using Attention = piece_attention::Attention<kDim, kTokenThreads, TokenTeam>;
+  // Who attends waits for the queries, keys and values himself, and announces before his result is there.
+  __device__ __forceinline__ void attend(const Attention& attention, uint32_t layer,
+                                         megakernel::WeightReader& from) const {
     const uint64_t* const sums = qkv_sums(layer);
     const auto projected = [&](uint32_t i, uint32_t j, float& a, float& b) {
       uint64_t word[2];
@@ -981,23 +971,24 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
       tile::Stamped{{a, b, 0}, m_.stamp + layer}.store(m_.token.attention.mixed + n / 4);
     };
-    // Before the result is published, so that it is there when the others ask for it, or is asked for again.
-    const auto soon = [&](bool of_parts) {
-      const bool last = units - unit <= gridDim.x;
-      if (last && of_parts == attention.has_parts()) handoffs_.announce(m_.zeroes != 0);
-    };
-    if (unit < units) {
-      held_attention::HeldKeys<kDim> keys = {};
-      attention.attend(
-          unit, m_.cos, m_.sin, kHolds ? held.words : keys, projected, put, [&] { held = {}; }, soon);
-      if (units - unit > gridDim.x) return true;
-    }
-    if (attention.has_parts())
 #pragma unroll 1
-      for (unit = blockIdx.x; unit < units; unit += gridDim.x)
-        attention.add_parts(
-            unit, [&](auto&& load, auto&& complete) { wait_for(load, complete, number); }, put);
-    return false;
+    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+      if (unit != blockIdx.x) TokenTeam::sync();
+      attention.attend(
+          unit, m_.cos, m_.sin,
+          [&](uint32_t count, auto&& use) {
+            from.read(count, [&](const char* piece, const megakernel::WeightNote& note) { use(piece, note.word[0]); });
+          },
+          projected, put,
+          [&] {
+            if (units - unit <= gridDim.x) handoffs_.announce(m_.zeroes != 0);
+          });
+    }
+    if (!attention.has_parts()) return;
+#pragma unroll 1
+    for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x)
+      attention.add_parts(
+          unit, [&](auto&& load, auto&& complete) { wait_for(load, complete, number); }, put);
   }
   // Of what no hand-off has announced: until what load() brings is complete(). Gives up before those who wait for this
   // block do, so that the record names what was missing first.
@@ -1020,11 +1011,14 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     if (stage == Stage::gate_up) {  // its column is there, the choice now too
       if (ending(stage) < kEnding && row_place(stage).mine())
         row.bias = bias_of(stage, l, l.gate_up.w.rows, row_place(stage).entry(), row_place(stage).n);
+    } else if (stage == Stage::output) {
+      const bool begins = round == m_.sections[int(stage)].begin_sums;
+      stage_mixed(begins ? l.output.w.cols : 0, m_.stamp + i, [&] {
+        join_copies();
+        if (!kRanks) ask_router(l, round, m_.sections[int(stage)].bands_of(round, kHeldBands));
+      });
     } else if (round > m_.sections[int(stage)].begin_sums) {
       // the column is that of the round before
-    } else if (stage == Stage::output) {
-      stage_mixed(l.output.w.cols, m_.stamp + i);
-      join_copies();
     } else if (stage == Stage::down) {
       stage_columns(l.down.w.cols, m_.token.k);
     } else {
@@ -1043,10 +1037,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
   __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, uint32_t round, RowNumbers row,
                                       float drop) const {
     static_assert(kTokenWarps == 15, "the sum's tree");
-    if (stage == Stage::output) {
-      join_copies();
-      row = m_.output_rows[ending(stage)];
-    }
+    if (stage == Stage::output) row = m_.output_rows[ending(stage)];
     float(&sums)[kTokenWarps][16] = m_.sums[ending(stage) / 16];
     const uint32_t of = threadIdx.x % 16;
     const RowPlace place = row_place(stage);

@@ -1,25 +1,23 @@
 #pragma once
 // Attention of one new token with all it sees, by the blocks of a persistent kernel, all `kThreads` of each for (key
-// head, tile of 8 query heads, part of the keys). What earlier tokens left is asked for before the token's own numbers
-// are there: from those to the result is one trip to L2. Where a head has several parts, as many as there are keys for,
-// which the position decides, each of their blocks adds up some of its rows: one trip more, for what parts have seen
-// travels with a stamp (tile/stamped.cuh). Where a part has many keys more warps take some, for what is on its way at
-// once bounds how fast they come.
+// head, tile of 8 query heads, part of the keys). What earlier tokens left comes in pieces through shared memory, as
+// far ahead as whoever copies them likes, and so before the token's own numbers are there. Where a head has several
+// parts, as many as there are keys for, which the position decides, each of their blocks adds up some of its rows: one
+// trip to L2 more, for what parts have seen travels with a stamp (tile/stamped.cuh).
 // Of the scores' matrix instructions 8 of 16 rows are zeros.
-#include "ingot/gpu/ptx/memory.cuh"
-#include "ingot/gpu/ptx/settle.cuh"
 #include "ingot/gpu/tile/stamped.cuh"
 #include "ingot/kernels/attention/decode.cuh"
 
-namespace ingot::held_attention {
+namespace ingot::piece_attention {
 
 using decode_attention::Params;
 using token_attention::Published;
 
-constexpr uint32_t kWarps = 8;            // that multiply, 16 keys each, where a part has no more
-constexpr uint32_t kMostWarps = 14;       // where it has: the more keys are on their way at once
-constexpr uint32_t kRound = 16 * kWarps;  // a part is a multiple of it
-constexpr uint32_t kRows = 8;             // query heads of a tile
+constexpr uint32_t kWarps = 8;                     // whose results have a place
+constexpr uint32_t kRound = 16 * kWarps;           // a part is a multiple of it; one that is as long is short
+constexpr uint32_t kPieceWarps = 3;                // neighbours that share a piece, 16 keys each
+constexpr uint32_t kPieceKeys = 16 * kPieceWarps;  // in rows, behind them their values
+constexpr uint32_t kRows = 8;                      // query heads of a tile
 
 // A tile's query heads, rows of them from the first on, and the keys from begin to end - 1 of their key head.
 struct Unit {
@@ -32,7 +30,6 @@ template <int kDim> struct Memory {
   static constexpr int kFloats = kDim + 4;
   alignas(16) float out[kWarps][kRows][kFloats];
   float max[kWarps][kRows], sum[kWarps][kRows], sink[kRows];
-  Unit unit;
 
   // Numbers d to d + 3 of a row, d a multiple of 4.
   __device__ __forceinline__ float4* fours(uint32_t warp, uint32_t row, uint32_t d) {
@@ -52,32 +49,10 @@ struct Keys {
   }
 };
 
-// A warp's 16 keys and values, as the matrix instructions' right operands. Lane 4 g + t has numbers kEach t to
-// kEach t + kEach - 1 of keys g and g + 8, whose order in the products is the queries' too, and numbers 8 g to 8 g + 7
-// of values 2 t, 2 t + 1 and the eighth after each: products of all lanes' n-th ones give numbers 8 i + n of a result.
-template <int kDim> struct HeldKeys {
-  static_assert(kDim == 64, "eight numbers of a value to a lane");
-  static constexpr int kEach = kDim / 4, kWords = kEach / 2;
-  uint32_t word[2][kWords], value[4][4];
-
-  __device__ __forceinline__ static uint32_t value_of(int r) { return threadIdx.x % 4 * 2 + r % 2 + r / 2 * 8; }
-  __device__ __forceinline__ void load(int n, const void* lane) {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 4) {
-      const uint4 w = __ldcg(reinterpret_cast<const uint4*>(lane) + i / 4);
-      word[n][i] = w.x, word[n][i + 1] = w.y, word[n][i + 2] = w.z, word[n][i + 3] = w.w;
-    }
-  }
-  __device__ __forceinline__ void put_value(int r, const uint4& w) {
-    value[r][0] = w.x, value[r][1] = w.y, value[r][2] = w.z, value[r][3] = w.w;
-  }
-  __device__ __forceinline__ static void load_shared(uint32_t (&to)[kWords], const void* lane) {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 4) {
-      const uint4 w = reinterpret_cast<const uint4*>(lane)[i / 4];
-      to[i] = w.x, to[i + 1] = w.y, to[i + 2] = w.z, to[i + 3] = w.w;
-    }
-  }
+// Where a piece's keys, or values, lie: `rows` from the first on, then the others from their ring's begin on.
+struct KeyRows {
+  size_t first, begin;  // numbers of the cache before them
+  uint32_t rows, others;
 };
 
 // What a warp has seen: maximum and sum of row g in lane 4 g + t.
@@ -85,24 +60,37 @@ template <int kDim> struct Seen {
   float out[kDim / 16][4] = {};    // numbers 8 g + 2 n of rows 2 t and 2 t + 1, then the ones behind them
   float max = -INFINITY, sum = 0;  // the sum is this lane's part of the row's
 
-  // Keys from `end` on are not seen. next(): when the keys are read.
-  template <class Next>
-  __device__ __forceinline__ void add(const Memory<kDim>& m, const HeldKeys<kDim>& keys, uint32_t key, uint32_t end,
-                                      float scale, Next&& next) {
+  // 16 of a piece's keys, from its row `row` on, which is key number `key`: those from `end` on are not seen, the new
+  // one, `fresh`, lies elsewhere. Lane 4 g + t has numbers kEach t to kEach t + kEach - 1 of keys g and g + 8,
+  // whose order in the products is the queries' too, and numbers 8 g to 8 g + 7 of values 2 t, 2 t + 1 and the eighth
+  // after each: products of all lanes' n-th ones give numbers 8 i + n of a result.
+  __device__ __forceinline__ void add(const Memory<kDim>& m, const char* piece, uint32_t row, uint32_t key,
+                                      uint32_t end, uint32_t fresh, float scale) {
+    static_assert(kDim == 64, "eight numbers of a value to a lane");
+    constexpr int kEach = kDim / 4;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint32_t q[HeldKeys<kDim>::kWords];
-    HeldKeys<kDim>::load_shared(q, &m.q[g][HeldKeys<kDim>::kEach * t]);
+    const auto* const keys = reinterpret_cast<const uint16_t*>(piece) + (row + g) * kDim + kEach * t;
+    const auto* const values = reinterpret_cast<const uint16_t*>(piece) + (kPieceKeys + row) * kDim + 8 * g;
+    fresh -= key;
+    uint32_t q[kEach / 2], word[2][kEach / 2], value[4][4] = {};
+    load(q, &m.q[g][kEach * t]);
+#pragma unroll
+    for (uint32_t n = 0; n < 2; ++n) load(word[n], fresh == g + 8 * n ? &m.k[kEach * t] : keys + 8 * n * kDim);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const uint32_t of = t * 2 + r % 2 + r / 2 * 8;
+      if (key + of < end) load(value[r], fresh == of ? &m.v[8 * g] : values + of * kDim);
+    }
     float s[2][4] = {};
 #pragma unroll
-    for (int i = 0; i < HeldKeys<kDim>::kWords; i += 2) {
+    for (int i = 0; i < kEach / 2; i += 2) {
       const uint32_t a[4] = {q[i], 0, q[i + 1], 0};
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const uint32_t b[2] = {keys.word[n][i], keys.word[n][i + 1]};
+        const uint32_t b[2] = {word[n][i], word[n][i + 1]};
         ptx::mma_m16n8k16(bf16{}, s[n], a, b);
       }
     }
-    next();
     float top = max;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -127,7 +115,7 @@ template <int kDim> struct Seen {
       uint32_t a[4];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const uint32_t one = keys.value[2 * h][n], other = keys.value[2 * h + 1][n];
+        const uint32_t one = value[2 * h][n], other = value[2 * h + 1][n];
         a[2 * h] = (one & 0xffff) | other << 16, a[2 * h + 1] = one >> 16 | (other & 0xffff0000u);
       }
       ptx::mma_m16n8k16(bf16{}, out[n], a, shares);
@@ -166,6 +154,13 @@ template <int kDim> struct Seen {
   }
 
  private:
+  template <int kWords> __device__ __forceinline__ static void load(uint32_t (&to)[kWords], const uint16_t* from) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 w = reinterpret_cast<const uint4*>(from)[i / 4];
+      to[i] = w.x, to[i + 1] = w.y, to[i + 2] = w.z, to[i + 3] = w.w;
+    }
+  }
   __device__ __forceinline__ static float of(float top) { return top == -INFINITY ? 0 : top; }
   // Of a number of row g, that of row 2 t + r.
   __device__ __forceinline__ static float of_row(float v, int r) {
@@ -200,69 +195,84 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
   }
   __device__ __forceinline__ bool has_parts() const { return keys_.parts > 1; }
 
-  // Brings the unit's first keys and values near, as many rounds of them, by one thread, long before attend().
-  __device__ __forceinline__ void bring_near(uint32_t unit, uint32_t rounds) const {
-    const Unit u = unit_of(unit);
-#pragma unroll 1
-    for (uint32_t round = 0; round < rounds; ++round) prefetch(u, u.begin + round * 16 * warps());
+  __device__ __forceinline__ static Unit unit_of(const Params& p, const Keys& keys, uint32_t unit) {
+    Unit u;
+    u.part = unit % keys.parts;
+    const uint32_t rest = unit / keys.parts, tile = tiles(p) == 1 ? 0 : rest % tiles(p);
+    u.head = tiles(p) == 1 ? rest : rest / tiles(p);
+    u.first = u.head * p.group + kRows * tile, u.rows = min(p.group - kRows * tile, kRows);
+    u.begin = keys.low + u.part * keys.each, u.end = min(u.begin + keys.each, keys.fresh + 1);
+    return u;
   }
-  // The memory is the unit's. projected(i, j, a, b): numbers i and j of the token's queries, keys and values, asked for
-  // after what earlier tokens have left. put(n, a, b): the result's numbers n to n + 3, as two words of a column; where
-  // there are several parts add_parts() does that, after this was called for all of the block's units. `keys`: zeros;
-  // forget(): in the end, by the warps that used them. soon(of_parts): by all threads, the first among them, where the
-  // result is a trip to L2 away; `of_parts` where there are several.
-  template <class Projected, class Put, class Forget, class Soon>
-  __device__ __forceinline__ void attend(uint32_t unit, const float* cos, const float* sin, HeldKeys<kDim>& keys,
-                                         Projected&& projected, Put&& put, Forget&& forget, Soon&& soon) const {
-    const uint32_t warp = threadIdx.x / 32 - 1, active = warps();
-    {
-      const Unit u = unit_of(unit);
-      ask(u, keys);
-      if (threadIdx.x == 0) m_.unit = u;  // for later: no registers are free for it
-      stage(u, cos, sin, projected);
-    }
+  // How many pieces the unit's keys come in.
+  __device__ __forceinline__ static uint32_t pieces_of(const Unit& u) {
+    return (u.end - u.begin + kPieceKeys - 1) / kPieceKeys;
+  }
+  // Where a piece's keys, and values, lie.
+  __device__ __forceinline__ static KeyRows rows_of(const Params& p, const Unit& u, uint32_t piece) {
+    const uint32_t key = u.begin + piece * kPieceKeys, row = key % p.rows, all = min(u.end - key, kPieceKeys),
+                   rows = min(all, p.rows - row);
+    const size_t head = size_t(u.head) * p.rows;
+    return {(head + row) * kDim, head * kDim, rows, all - rows};
+  }
+
+  // The memory is the unit's. projected(i, j, a, b): numbers i and j of the token's queries, keys and values.
+  // pieces(count, use): use(piece, index) by each warp that shares one; in a short part no warp has two. put(n, a, b):
+  // the result's numbers n to n + 3, as two words of a column; where there are several parts add_parts() does that,
+  // after this was called for all of the block's units. soon(): when the result is a trip to L2 away, by all threads.
+  template <class Pieces, class Projected, class Put, class Soon>
+  __device__ __forceinline__ void attend(uint32_t unit, const float* cos, const float* sin, Pieces&& pieces,
+                                         Projected&& projected, Put&& put, Soon&& soon) const {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, of_piece = warp % kPieceWarps;
+    const bool is_long = keys_.each > kRound;
+    const Unit u = unit_of(p_, keys_, unit);
+    if (warp == 0 && lane < u.rows) m_.sink[lane] = p_.sinks[u.first + lane];
+    stage(u, cos, sin, projected);
     Team::sync();
-    soon(false);
-    const Unit& u = m_.unit;
-    if (warp < active) {
-      Seen<kDim> seen;
-      rounds({.head = u.head, .begin = u.begin, .end = u.end}, warp, keys, seen);
-      seen.add_lanes();
-      if (active > kWarps) {
-        if (warp >= kWarps) seen.put(m_, warp - kWarps);
-        Team::sync();
-        if (warp + kWarps < active) seen.fold(m_, warp);
-      }
-      if (warp < kWarps) seen.put(m_, warp);
-      forget();
-    } else if (active > kWarps) {
+    if (!has_parts()) soon();
+    uint32_t place = is_long ? warp : ~0u;  // of the warp's result
+    Seen<kDim> seen;
+    pieces(pieces_of(u), [&](const char* piece, uint32_t index) {
+      const uint32_t tile = index * kPieceWarps + of_piece, key = u.begin + 16 * tile;
+      if (key >= u.end) return;
+      if (!is_long) place = tile;
+      seen.add(m_, piece, 16 * of_piece, key, u.end, keys_.fresh, p_.scale);
+    });
+    seen.add_lanes();
+    if (is_long) {
+      static_assert(kThreads / 32 >= kWarps && kThreads / 32 <= 2 * kWarps, "two warps' results have a place");
+      if (place >= kWarps) seen.put(m_, place - kWarps);
       Team::sync();
+      if (place + kWarps < kThreads / 32) seen.fold(m_, place);
     }
+    if (place < kWarps) seen.put(m_, place);
     Team::sync();
+    if (has_parts()) soon();
     // A thread for each four numbers of a row.
-    const uint32_t row = threadIdx.x / (kDim / 4), d = threadIdx.x % (kDim / 4) * 4;
+    const uint32_t row = from_last() / (kDim / 4), d = from_last() % (kDim / 4) * 4,
+                   places = is_long ? kWarps : (u.end - u.begin + 15) / 16;
     if (row >= u.rows) return;
     decode_attention::Total total;
 #pragma unroll
-    for (uint32_t w = 0; w < kWarps; ++w) total.max = fmaxf(total.max, m_.max[w][row]);
+    for (uint32_t w = 0; w < kWarps; ++w) total.max = fmaxf(total.max, w < places ? m_.max[w][row] : -INFINITY);
 #pragma unroll
-    for (uint32_t w = 0; w < kWarps; ++w) total.add(m_.max[w][row], m_.sum[w][row], *m_.fours(w, row, d));
-    if (keys_.parts == 1) return put_result(u.first + row, d, total, m_.sink[row], put);
+    for (uint32_t w = 0; w < kWarps; ++w)
+      if (w < places) total.add(m_.max[w][row], m_.sum[w][row], *m_.fours(w, row, d));
+    if (!has_parts()) return put_result(u.first + row, d, total, m_.sink[row], put);
     Stamped* const to = part(u.first + row, u.part);
     packed(total.out).store(to + d / 4);
     if (d == 0) Stamped{{bits(total.max), bits(total.sum), 0}, stamp_}.store(to + kDim / 4);
-    soon(true);
   }
   // Some rows of the unit's, as add_parts() of the other parts' units does the rest: fours of numbers part,
   // part + parts, ... of the tile, a lane for each part of a four.
   template <class WaitFor, class Put>
   __device__ __forceinline__ void add_parts(uint32_t unit, WaitFor&& wait_for, Put&& put) const {
-    const Unit u = unit_of(unit);
+    const Unit u = unit_of(p_, keys_, unit);
     uint32_t lanes = 1;  // of a four
 #pragma unroll 1
     while (lanes < keys_.parts) lanes *= 2;
     static_assert(kThreads >= 2 * kRows * (kDim / 4) + 32, "room for all lanes of at most 16 parts");
-    const uint32_t index = threadIdx.x % lanes, four = threadIdx.x / lanes * keys_.parts + u.part,
+    const uint32_t index = from_last() % lanes, four = from_last() / lanes * keys_.parts + u.part,
                    query = u.first + four / (kDim / 4);
     const bool mine = four < u.rows * (kDim / 4);
     float sink = 0;
@@ -277,7 +287,6 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
       const float4 v = unpacked(a);
       total = {__uint_as_float(b.word[0]), __uint_as_float(b.word[1]), {v.x, v.y, v.z, v.w}};
     }
-    __syncwarp();
     float top = total.max;
 #pragma unroll 1
     for (uint32_t mask = lanes / 2; mask > 0; mask /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, mask));
@@ -292,31 +301,13 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
   }
 
  private:
-  // The thread's number, formed anew: what depends on it is not kept in registers from long before.
-  __device__ __forceinline__ static uint32_t first_of_thread() {
-    uint32_t thread = threadIdx.x;
-    ptx::settle(thread);
-    return thread;
-  }
-  static constexpr uint32_t kAhead = 3;  // rounds whose keys L2 is asked for before they are needed
-  static constexpr uint32_t kMost = kThreads / 32 - 1 < kMostWarps ? kThreads / 32 - 1 : kMostWarps;
-  static_assert(kMost >= kWarps && kMost <= 2 * kWarps, "two warps' results have a place");
-  __device__ __forceinline__ uint32_t warps() const { return keys_.each > kRound ? kMost : kWarps; }
-
+  // The thread's number, those of the first warps last: they have something else to wait for.
+  __device__ __forceinline__ static uint32_t from_last() { return kThreads - 1 - threadIdx.x; }
   __device__ __forceinline__ static uint32_t bits(float v) { return __float_as_uint(v); }
   __device__ __forceinline__ static uint32_t tiles(const Params& p) { return (p.group + kRows - 1) / kRows; }
-  __device__ __forceinline__ Unit unit_of(uint32_t unit) const {
-    Unit u;
-    u.part = unit % keys_.parts;
-    const uint32_t rest = unit / keys_.parts, tile = tiles(p_) == 1 ? 0 : rest % tiles(p_);
-    u.head = tiles(p_) == 1 ? rest : rest / tiles(p_);
-    u.first = u.head * p_.group + kRows * tile, u.rows = min(p_.group - kRows * tile, kRows);
-    u.begin = keys_.low + u.part * keys_.each, u.end = min(u.begin + keys_.each, keys_.fresh + 1);
-    return u;
-  }
-  // Its numbers, four a word, and then its maximum and its sum.
+  // Its numbers, four a word, then its maximum and its sum.
   __device__ __forceinline__ Stamped* part(uint32_t query, uint32_t index) const {
-    return at_.parts + (size_t(query) * p_.parts + index) * (kDim / 4 + 1);
+    return at_.parts + (size_t(query) * p_.parts + index) * (kDim / 2);
   }
   // Of a part's numbers the first 24 bits travel: eight more than a column's numbers have.
   __device__ __forceinline__ Stamped packed(const float (&v)[4]) const {
@@ -339,51 +330,6 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     granules::words4(p_.columns, total.out, a, b);
     put(query * p_.dim + d, a, b);
   }
-  // A ring has more rows than a tile; where there are fewer nothing wraps.
-  __device__ __forceinline__ uint32_t row_of(uint32_t first, uint32_t ahead) const {
-    return first + ahead < p_.rows ? first + ahead : first + ahead - p_.rows;
-  }
-  // For the unit's first keys and values.
-  __device__ __forceinline__ void ask(const Unit& u, HeldKeys<kDim>& keys) const {
-    const uint32_t warp = threadIdx.x / 32 - 1, lane = threadIdx.x % 32;
-    if (warp < warps()) {
-      ask_keys(u, u.begin + 16 * warp, keys);
-      ask_values(u, u.begin + 16 * warp, keys);
-    } else if (warp == ~0u) {
-      if (lane < u.rows) m_.sink[lane] = p_.sinks[u.first + lane];
-#pragma unroll 1
-      for (uint32_t round = 1; lane == 0 && round < kAhead; ++round) prefetch(u, u.begin + round * 16 * warps());
-    }
-  }
-  // By a warp: its 16 keys from `key` on; from the part's end on those before stay, which are numbers.
-  __device__ __forceinline__ void ask_keys(const Unit& u, uint32_t key, HeldKeys<kDim>& keys) const {
-    const uint32_t lane = threadIdx.x % 32, first = key % p_.rows;
-    const bf16* const from = p_.keys + size_t(u.head) * p_.rows * kDim + lane % 4 * (kDim / 4);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const uint32_t ahead = 8 * n + lane / 4;
-      if (key + ahead < u.end) keys.load(n, from + size_t(row_of(first, ahead)) * kDim);
-    }
-  }
-  // And their values.
-  __device__ __forceinline__ void ask_values(const Unit& u, uint32_t key, HeldKeys<kDim>& keys) const {
-    const uint32_t first = key % p_.rows;
-    const bf16* const from = p_.values + size_t(u.head) * p_.rows * kDim + threadIdx.x % 32 / 4 * 8;
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const uint32_t ahead = HeldKeys<kDim>::value_of(r);
-      if (key + ahead < u.end)
-        keys.put_value(r, __ldcg(reinterpret_cast<const uint4*>(from + size_t(row_of(first, ahead)) * kDim)));
-    }
-  }
-  // By one thread: a round's keys and values come near.
-  __device__ __forceinline__ void prefetch(const Unit& u, uint32_t key) const {
-    if (key >= u.end) return;
-    const uint32_t row = key % p_.rows, rows = min(min(u.end - key, 16 * warps()), p_.rows - row);
-    const size_t at = (size_t(u.head) * p_.rows + row) * kDim;
-    ptx::prefetch_to_l2(p_.keys + at, rows * kDim * 2);
-    ptx::prefetch_to_l2(p_.values + at, rows * kDim * 2);
-  }
   // Rotates the queries and, in the last part, the new key; stores it and its value. Blocks of several tiles store the
   // same.
   template <class Projected>
@@ -392,7 +338,7 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
     const uint32_t half = p_.dim / 2, all = u.rows + (u.end > keys_.fresh ? 2 : 0);
     const size_t stored = (size_t(u.head) * p_.rows + keys_.fresh % p_.rows) * kDim;
 #pragma unroll 1
-    for (uint32_t i = first_of_thread(); i < all * (kDim / 2); i += kThreads) {
+    for (uint32_t i = from_last(); i < all * (kDim / 2); i += kThreads) {
       const uint32_t r = i / (kDim / 2), d = i % (kDim / 2);
       const bool is_query = r < u.rows, is_value = r == u.rows + 1;
       uint16_t* const to = is_query ? m_.q[r] : is_value ? m_.v : m_.k;
@@ -411,23 +357,6 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
       cache[d] = low, cache[d + half] = high;
     }
   }
-  __device__ __forceinline__ void rounds(const Unit& u, uint32_t warp, HeldKeys<kDim>& keys, Seen<kDim>& seen) const {
-    const uint32_t round = 16 * warps();
-#pragma unroll 1
-    for (uint32_t key = u.begin + 16 * warp; key < u.end; key += round) {
-      if (threadIdx.x == 32) prefetch(u, key + kAhead * round);
-      const uint32_t fresh = keys_.fresh - key;  // the new key and its value lie in shared memory
-      const void* const lane = &m_.k[threadIdx.x % 4 * (kDim / 4)];
-      if (fresh == threadIdx.x % 32 / 4) HeldKeys<kDim>::load_shared(keys.word[0], lane);
-      if (fresh == threadIdx.x % 32 / 4 + 8) HeldKeys<kDim>::load_shared(keys.word[1], lane);
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        if (fresh == HeldKeys<kDim>::value_of(r))
-          keys.put_value(r, *reinterpret_cast<const uint4*>(&m_.v[threadIdx.x % 32 / 4 * 8]));
-      seen.add(m_, keys, key, u.end, p_.scale, [&] { ask_keys(u, key + round, keys); });
-      ask_values(u, key + round, keys);
-    }
-  }
 
   const Params& p_;
   const Published& at_;
@@ -436,4 +365,4 @@ template <int kDim, uint32_t kThreads, class Team> class Attention {
   const uint32_t stamp_;
 };
 
-}  // namespace ingot::held_attention
+}  // namespace ingot::piece_attention

@@ -1,5 +1,5 @@
 // Attention of one token on the CPU: parts of several rounds, heads of several parts and tiles, rings.
-#include "ingot/models/gpt_oss/decode/held_attention.cuh"
+#include "ingot/models/gpt_oss/decode/piece_attention.cuh"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace ingot {
 namespace {
 
 constexpr int kDim = 64;
-constexpr uint32_t kThreads = 32 * 10;
+constexpr uint32_t kThreads = 32 * 15, kTeams = 5;
 struct Block {
   static void sync() { __syncthreads(); }
 };
@@ -26,10 +26,10 @@ struct Told {
   gpu::Watch watch;
 };
 
-__global__ void held_attention_kernel(Told told) {
-  auto& m = tile::shared<held_attention::Memory<kDim>>();
-  const held_attention::Keys keys(told.p, told.position);
-  const held_attention::Attention<kDim, kThreads, Block> attention(told.p, keys, told.at, told.stamp, m);
+__global__ void piece_attention_kernel(Told told) {
+  auto& m = tile::shared<piece_attention::Memory<kDim>>();
+  const piece_attention::Keys keys(told.p, told.position);
+  const piece_attention::Attention<kDim, kThreads, Block> attention(told.p, keys, told.at, told.stamp, m);
   const auto put = [&](uint32_t n, uint32_t a, uint32_t b) {
     tile::Stamped{{a, b, 0}, told.stamp}.store(told.at.mixed + n / 4);
   };
@@ -43,17 +43,33 @@ __global__ void held_attention_kernel(Told told) {
         [] { return 0u; }, 1, told.watch, 0);
   };
   const size_t row = size_t(told.position) * (told.p.dim / 2);
-  for (uint32_t unit = blockIdx.x; unit < attention.units(told.p, keys); unit += gridDim.x) {
+  const uint32_t units = attention.units(told.p, keys);
+  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     __syncthreads();
-    held_attention::HeldKeys<kDim> keys_of_lane = {};
+    // A piece as a ring would have it: what it has no keys for is no number.
+    const auto pieces = [&](uint32_t count, auto&& use) {
+      constexpr uint32_t kKeys = piece_attention::kPieceKeys;
+      alignas(16) bf16 piece[2][kKeys][kDim];
+      const auto u = attention.unit_of(told.p, keys, unit);
+      for (uint32_t i = threadIdx.x / 32 / piece_attention::kPieceWarps; i < count; i += kTeams) {
+        const piece_attention::KeyRows r = attention.rows_of(told.p, u, i);
+        for (uint32_t which = 0; which < 2; ++which)
+          for (uint32_t row = 0; row < kKeys; ++row)
+            for (uint32_t d = 0; d < kDim; ++d) {
+              const bf16* const from = which == 0 ? told.p.keys : told.p.values;
+              piece[which][row][d] = row < r.rows              ? from[r.first + row * kDim + d]
+                                     : row < r.rows + r.others ? from[r.begin + (row - r.rows) * kDim + d]
+                                                               : bf16(NAN);
+            }
+        use(reinterpret_cast<const char*>(piece), i);
+      }
+    };
     attention.attend(
-        unit, told.p.cos + row, told.p.sin + row, keys_of_lane,
-        [&](uint32_t i, uint32_t j, float& a, float& b) { a = told.p.qkv[i], b = told.p.qkv[j]; }, put, [] {},
-        [](bool) {});
+        unit, told.p.cos + row, told.p.sin + row, pieces,
+        [&](uint32_t i, uint32_t j, float& a, float& b) { a = told.p.qkv[i], b = told.p.qkv[j]; }, put, [] {});
   }
   if (!attention.has_parts()) return;
-  for (uint32_t unit = blockIdx.x; unit < attention.units(told.p, keys); unit += gridDim.x)
-    attention.add_parts(unit, wait, put);
+  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) attention.add_parts(unit, wait, put);
 }
 
 struct Case {
@@ -141,7 +157,7 @@ void check_token(const Case& c) {
                   .position = c.position,
                   .stamp = 9,
                   .watch = {.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = 50'000'000}};
-  gpu::launch("token attention", held_attention_kernel, {.grid = 3, .block = kThreads, .cooperative = true}, {}, told);
+  gpu::launch("token attention", piece_attention_kernel, {.grid = 3, .block = kThreads, .cooperative = true}, {}, told);
 
   ASSERT_EQ(stop, uint32_t(gpu::kRunning));
   double error = 0, size = 0;
@@ -156,7 +172,7 @@ void check_token(const Case& c) {
   EXPECT_LT(std::sqrt(error / size), 0x1p-8);
 }
 
-TEST(HeldAttentionEmulated, OneRoundOrManyOnePartOrManyEqualTheFp64Loop) {
+TEST(PieceAttentionEmulated, OneRoundOrManyOnePartOrManyEqualTheFp64Loop) {
   for (const Case& c : {Case{0, 8, 1, 64, 16, 0, 1},        // the first token
                         Case{127, 16, 2, 64, 160, 128, 2},  // a window's last token before keys leave it
                         Case{300, 8, 1, 64, 143, 128, 2},   // a ring that wraps
