@@ -10,6 +10,8 @@
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/phases.cuh"
 #include "ingot/models/gpt_oss/decode/ranks.h"
+#include "ingot/models/gpt_oss/decode/several_router.cuh"
+#include "ingot/models/gpt_oss/decode/several_sums.cuh"
 #include "ingot/models/gpt_oss/decode/streams.cuh"
 
 namespace ingot::gpt_oss_decode {

@@ -9,7 +9,7 @@
 namespace ingot::gpt_oss_decode {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kBlocksPerSm = 8;
 
 // Of every 544 bytes the first 512 are codes; a lane's 16 a thread.
 __global__ void __launch_bounds__(kThreads) order_codes(uint4* to, int64_t pieces) {
@@ -27,10 +27,11 @@ __global__ void __launch_bounds__(kThreads) order_codes(uint4* to, int64_t piece
 void order_for_device(const WeightMatrix& w, Stream stream) {
   const int64_t pieces = w.data.numel() / 16;
   if (w.format != WeightFormat::mxfp4 || pieces == 0) return;
+  const int device = std::max(0, gpu::current_device());
   gpu::launch("order of granules", order_codes,
-              {.grid = std::min<int64_t>(132 * 8, (pieces + kThreads - 1) / kThreads),
+              {.grid = std::min<int64_t>(kBlocksPerSm * gpu::sm_count(device), (pieces + kThreads - 1) / kThreads),
                .block = kThreads,
-               .device = std::max(0, gpu::current_device())},
+               .device = device},
               stream, static_cast<uint4*>(w.data.data), pieces);
 }
 

@@ -255,13 +255,14 @@ __device__ __forceinline__ void put_rstd(const Normed& x, uint32_t T, uint32_t C
   for (uint32_t s = 0; s < x.parts; ++s) sum += __ldcg(x.squares + s * kColumns + threadIdx.x);
   rstd[threadIdx.x] = 1 / sqrtf(sum / float(C) + eps);
 }
-// Four numbers of a column from c on.
-__device__ __forceinline__ void put_normed(const Normed& to, uint32_t token, uint32_t C, uint32_t c,
-                                           const float (&v)[4]) {
-  uint32_t a, b;
-  granules::words4(to.format, v, a, b);
-  granules::put_words4(to.columns + token * granules::column_bytes(C), to.format, c, a, b);
-}
+// This lane's columns, where all units share them.
+template <int kCols> struct SameColumns {
+  const char* (&mine)[kBlocks8<kCols>];
+  __device__ __forceinline__ void operator()(const Unit&, const char* (&columns)[kBlocks8<kCols>]) const {
+#pragma unroll
+    for (int k = 0; k < kBlocks8<kCols>; ++k) columns[k] = mine[k];
+  }
+};
 template <WeightFormat F> struct Prepared {
   float bias[2] = {0, 0}, row_scale[F == WeightFormat::fp8 ? 2 : 1] = {};
   __device__ __forceinline__ float scale(int h) const {
@@ -288,11 +289,7 @@ __device__ __forceinline__ void product(const SeveralProduct& p, uint32_t slots,
   const char* mine[kBlocks8<kCols>];
   granules::lane_columns(memory, stride, p.T, mine);
   bank.multiply(
-      bank.end(),
-      [&](const Unit&, const char*(&columns)[kBlocks8<kCols>]) {
-#pragma unroll
-        for (int k = 0; k < kBlocks8<kCols>; ++k) columns[k] = mine[k];
-      },
+      bank.end(), SameColumns<kCols>{mine},
       [&](const Unit& u, bool ends) {
         Prepared<F> r;
         if (!ends) return r;
@@ -345,11 +342,7 @@ __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, uint32
   const char* mine[kBlocks8<kCols>];
   granules::lane_columns(memory, stride, p.T, mine);
   bank.multiply(
-      bank.end(),
-      [&](const Unit&, const char*(&columns)[kBlocks8<kCols>]) {
-#pragma unroll
-        for (int k = 0; k < kBlocks8<kCols>; ++k) columns[k] = mine[k];
-      },
+      bank.end(), SameColumns<kCols>{mine},
       [&](const Unit& u, bool ends) {
         Prepared<F> r;
         const uint32_t n = 8 * u.band + channel;
@@ -472,147 +465,6 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32
         });
     first = stop;
     __syncthreads();  // before others' columns come
-  }
-}
-
-// x += what each token's experts gave, in the order of its choice, and the next product's columns. A block takes
-// kSplitGranules granules of a token.
-__device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_t part) {
-  auto& squares = tile::shared<float[4]>();
-  const uint32_t c = part * kSplitGranules * 64 + 4 * threadIdx.x, warp = threadIdx.x / 32;
-  float* const x = p.x + token * p.x_stride + c;
-  float all[4] = {}, weight[4] = {};
-  if (p.normed.columns != nullptr && c < granules::padded(p.C)) granules::load4(p.weight, c, p.C, weight);
-  if (!p.first_part) granules::load4(x - c, c, p.C, all);
-  constexpr uint32_t kHeld = 4;
-#pragma unroll 1
-  for (uint32_t first = 0; first < p.k; first += kHeld) {
-    float one[kHeld][4] = {};
-#pragma unroll
-    for (uint32_t s = 0; s < kHeld; ++s)
-      if (first + s < p.k) granules::load4(p.sums + (token * p.k + first + s) * p.sums_stride, c, p.C, one[s]);
-#pragma unroll
-    for (uint32_t s = 0; s < kHeld; ++s)
-#pragma unroll
-      for (int u = 0; u < 4; ++u) all[u] += one[s][u];
-  }
-  float sum = 0;
-#pragma unroll
-  for (uint32_t u = 0; u < 4; ++u) {
-    if (c + u < p.C && p.k > 0) x[u] = all[u];
-    sum += all[u] * all[u];
-    all[u] *= weight[u];
-  }
-  if (p.normed.columns == nullptr) return;
-  if (c < granules::padded(p.C)) put_normed(p.normed, token, p.C, c, all);
-  sum = granules::lanes_sum(sum);
-  if (threadIdx.x % 32 == 0) squares[warp] = sum;
-  __syncthreads();
-  if (threadIdx.x == 0)
-    p.normed.squares[part * kColumns + token] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-}
-
-// --- the router's end
-
-// Of what route() has staged, columns of the next product: a token or some by each of its bands' blocks, by half of
-// their threads.
-__device__ __forceinline__ void put_normed(const Router& p, const Normed& to, const char* columns, uint32_t band,
-                                           uint32_t split) {
-  constexpr uint32_t kFirst = granules::kThreads / 2;
-  const uint32_t first = split * kSplitGranules * 64, end = min(first + kSplitGranules * 64, p.w.granules * 64);
-  if (threadIdx.x < kFirst) return;
-  for (uint32_t t = band; t < p.T; t += p.w.bands)
-    for (uint32_t c = first + 4 * (threadIdx.x - kFirst); c < end; c += 4 * kFirst) {
-      float v[4];
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i)
-        v[i] = float(*reinterpret_cast<const bf16*>(columns + t * granules::column_stride(p.w.cols) +
-                                                    2 * granules::place(false, c + i)));
-      put_normed(to, t, p.w.cols, c, v);
-    }
-}
-
-// A token a warp: its logits, of which all parts are asked for at once, and its choice.
-__device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemory& m) {
-  const uint32_t E = p.w.rows, lane = threadIdx.x % 32;
-  constexpr uint32_t kHeld = 6, kItems = 4;
-#pragma unroll 1
-  for (uint32_t t = threadIdx.x / 32; t < p.T; t += granules::kWarps) {
-    float squares = 0;
-    for (uint32_t s = lane; s < p.splits; s += 32) squares += __ldcg(p.squares + s * kColumns + t);
-    float* const logits = m.logits + t * E;
-#pragma unroll 1
-    for (uint32_t of_all = 0; of_all < E; of_all += 32 * kItems) {
-      const uint32_t begin = of_all + lane;
-      float sum[kItems] = {}, bias[kItems];
-#pragma unroll
-      for (uint32_t u = 0; u < kItems; ++u) bias[u] = begin + 32 * u < E ? p.bias[begin + 32 * u] : 0;
-#pragma unroll 1
-      for (uint32_t first = 0; first < p.splits; first += kHeld) {
-        float part[kHeld][kItems];
-#pragma unroll
-        for (uint32_t s = 0; s < kHeld; ++s)
-#pragma unroll
-          for (uint32_t u = 0; u < kItems; ++u)
-            part[s][u] = first + s < p.splits && begin + 32 * u < E
-                             ? __ldcg(p.part + ((first + s) * kColumns + t) * E + begin + 32 * u)
-                             : 0;
-#pragma unroll
-        for (uint32_t s = 0; s < kHeld; ++s)
-#pragma unroll
-          for (uint32_t u = 0; u < kItems; ++u) sum[u] += part[s][u];
-      }
-      if (of_all == 0) squares = granules::lanes_sum(squares);
-#pragma unroll
-      for (uint32_t u = 0; u < kItems; ++u)
-        if (begin + 32 * u < E) logits[begin + 32 * u] = sum[u] / sqrtf(squares / float(p.w.cols) + p.eps) + bias[u];
-    }
-    __syncwarp();
-    routing::choose(logits, E, p.k, m.chosen + t * p.k, m.weights + t * p.k);
-  }
-  __syncthreads();
-}
-
-// routing::make_lists() of several tokens: warps take 32 experts in turn, whose entries follow those before.
-__device__ __forceinline__ void make_lists(const ChoiceMemory& m, uint32_t T, uint32_t E, uint32_t k,
-                                           const routing::Lists& lists) {
-  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) {
-    uint32_t tokens = 0;
-#pragma unroll 1
-    for (uint32_t t = 0; t < T; ++t)
-#pragma unroll 4
-      for (uint32_t s = 0; s < k; ++s) tokens |= m.chosen[t * k + s] == e ? 1u << t : 0;
-    m.first[e] = tokens;
-  }
-  __syncthreads();
-  const uint32_t lane = threadIdx.x % 32, t = lane % 16;
-  const auto chosen_of = [&](uint32_t chunk) {
-    const uint32_t e = 32 * chunk + lane;
-    return __ballot_sync(~0u, int(e < E && m.first[e] != 0));
-  };
-  uint32_t before = 0, next = 0;
-#pragma unroll 1
-  for (uint32_t chunk = threadIdx.x / 32; 32 * chunk < E; chunk += blockDim.x / 32) {
-    for (; next < chunk; ++next) before += uint32_t(__popc(chosen_of(next)));
-    const uint32_t all = chosen_of(chunk), count = uint32_t(__popc(all));
-    if (32 * chunk + 32 >= E && lane == 0) *lists.count = before + count;
-    uint32_t left = all;
-#pragma unroll 1
-    for (uint32_t i = 0; i < count; i += 2) {  // half a warp an entry
-      uint32_t bit = left & (0 - left);
-      left &= left - 1;
-      if (lane >= 16) bit = left & (0 - left);
-      left &= left - 1;
-      if (bit == 0) continue;
-      const uint32_t e = 32 * chunk + uint32_t(__popc(bit - 1)), entry = before + i + lane / 16;
-      float weight = 0;
-      int32_t row = -1;
-      for (uint32_t s = 0; t < T && s < k; ++s)
-        if (m.chosen[t * k + s] == e) weight = m.weights[t * k + s], row = int32_t(t * k + s);
-      if (t == 0) lists.expert[entry] = int32_t(e);
-      lists.weight[entry * routing::kTokens + t] = weight;
-      lists.row[entry * routing::kTokens + t] = row;
-    }
   }
 }
 
