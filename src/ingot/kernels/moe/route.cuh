@@ -67,46 +67,15 @@ __device__ __forceinline__ void choose(const float* logits, uint32_t E, uint32_t
   __syncwarp();
 }
 
-// By all threads of the block, after a barrier. `first` (E) in shared memory.
-__device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* weights, uint32_t T, uint32_t E,
-                                           uint32_t k, uint32_t* first, const Lists& lists) {
-  if (T == 1) {  // each choice is an entry
-    for (uint32_t i = threadIdx.x; i < k; i += blockDim.x) {
-      lists.expert[i] = int32_t(chosen[i]);
-      lists.weight[i * kTokens] = weights[i];
-      lists.row[i * kTokens] = int32_t(i);
-    }
-    if (threadIdx.x == 0) *lists.count = k;
-    return;
+// Of one token each choice is an entry. By all threads of the block, after a barrier.
+__device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* weights, uint32_t k,
+                                           const Lists& lists) {
+  for (uint32_t i = threadIdx.x; i < k; i += blockDim.x) {
+    lists.expert[i] = int32_t(chosen[i]);
+    lists.weight[i * kTokens] = weights[i];
+    lists.row[i * kTokens] = int32_t(i);
   }
-  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) {
-    uint32_t used = 0;
-    for (uint32_t s = 0; s < T * k; ++s) used |= chosen[s] == e ? 1 : 0;
-    first[e] = used;
-  }
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    uint32_t n = 0;
-    for (uint32_t at = 0; at < E; at += 32) {
-      const uint32_t e = at + threadIdx.x, used = e < E && first[e] != 0;
-      const uint32_t all = __ballot_sync(~0u, int(used));
-      if (e < E) first[e] = used != 0 ? n + uint32_t(__popc(all & ((1u << threadIdx.x) - 1))) : 0xffffffffu;
-      n += uint32_t(__popc(all));
-    }
-    if (threadIdx.x == 0) *lists.count = n;
-  }
-  __syncthreads();
-  for (uint32_t at = threadIdx.x; at < E * kTokens; at += blockDim.x) {
-    const uint32_t e = at / kTokens, t = at % kTokens, i = first[e];
-    if (i == 0xffffffffu) continue;
-    float weight = 0;
-    int32_t row = -1;
-    for (uint32_t s = 0; t < T && s < k; ++s)
-      if (chosen[t * k + s] == e) weight = weights[t * k + s], row = int32_t(t * k + s);
-    if (t == 0) lists.expert[i] = int32_t(e);
-    lists.weight[i * kTokens + t] = weight;
-    lists.row[i * kTokens + t] = row;
-  }
+  if (threadIdx.x == 0) *lists.count = k;
 }
 
 // A block's own copy of the lists of up to `most` entries, whose loads do not wait for each other. In shared memory.

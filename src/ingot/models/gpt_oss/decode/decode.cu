@@ -89,7 +89,7 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kerne
     several::make_lists(m, p.T, p.w.rows, p.k, p.lists);
   } else {
     choose_experts(p, m);
-    routing::make_lists(m.chosen, m.weights, p.T, p.w.rows, p.k, m.first, p.lists);
+    routing::make_lists(m.chosen, m.weights, p.k, p.lists);
   }
 }
 

@@ -466,8 +466,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           prefetch_norm(l.gate_up.weight, l.gate_up.w);
         } else if (next == Stage::down) {
           const ChoiceMemory m = choice();
-          if (blockIdx.x == 0)
-            routing::make_lists(m.chosen, m.weights, 1, l.router.w.rows, l.router.k, m.first, l.router.lists);
+          if (blockIdx.x == 0) routing::make_lists(m.chosen, m.weights, l.router.k, l.router.lists);
         } else {
           const NormProduct& product = next == Stage::head ? m_.token.head : l.qkv;
           prefetch_norm(product.weight, product.w);

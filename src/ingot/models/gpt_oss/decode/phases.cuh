@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) residual_product_kerne
   granules::Feed<F> feed;
   feed.ask(band_of<F>(p.w, blockIdx.x));
   ptx::wait_for_earlier_kernels();
-  residual_product<F, 1>(p, whole_grid(), feed, tile::dynamic_shared<char>());
+  residual_product<F>(p, whole_grid(), feed, tile::dynamic_shared<char>());
 }
 
 template <WeightFormat F> __global__ void __launch_bounds__(kThreads, kBlocksPerSm) gate_up_kernel(GateUp p) {
@@ -41,9 +41,9 @@ template <WeightFormat F> __global__ void __launch_bounds__(kThreads, kBlocksPer
   __syncthreads();
   granules::Feed<F> feed;
   feed.ask(unit_of<F>(p.w, lists, blockIdx.x, units));
-  stage_gate_up<F, 1>(p, columns);
+  stage_gate_up<F>(p, columns);
   __syncthreads();
-  gate_up<F, 1>(p, whole_grid(), lists, units, feed, columns);
+  gate_up<F>(p, whole_grid(), lists, units, feed, columns);
 }
 template <WeightFormat F> __global__ void __launch_bounds__(kThreads, kBlocksPerSm) down_kernel(Down p) {
   char* const memory = tile::dynamic_shared<char>();

@@ -64,7 +64,7 @@ __device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemo
   __syncthreads();
 }
 
-// routing::make_lists() of several tokens: warps take 32 experts in turn, whose entries follow those before.
+// By all threads of the block: warps take 32 experts in turn, whose entries follow those before.
 __device__ __forceinline__ void make_lists(const ChoiceMemory& m, uint32_t T, uint32_t E, uint32_t k,
                                            const routing::Lists& lists) {
   for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) {

@@ -110,28 +110,27 @@ __device__ __forceinline__ void append(const NormProduct& p, uint64_t key) {
   p.state->position += int32_t(p.advance);
 }
 
-template <WeightFormat F, int kCols>
+// Of one token, like gate_up() and down(); several.cuh has those of more.
+template <WeightFormat F>
 __device__ __forceinline__ void residual_product(const ResidualProduct& p, At at, granules::Feed<F>& feed,
-                                                 char* columns) {
-  auto& m = tile::shared<granules::Sums<kCols>>();
-  const uint32_t stride = granules::column_stride(p.w.cols);
-  granules::stage_columns(columns, stride, p.columns, p.w.cols, p.T);
+                                                 char* column) {
+  auto& m = tile::shared<granules::Sums<1>>();
+  granules::stage_columns(column, granules::column_stride(p.w.cols), p.columns, p.w.cols, 1);
   __syncthreads();
-  const char* mine[kBlocks8<kCols>];
-  granules::lane_columns(columns, stride, p.T, mine);
-  const uint32_t row = threadIdx.x / kCols, j = threadIdx.x % kCols;
+  const char* const mine[1] = {column + threadIdx.x % 4 * 16};
+  const uint32_t row = threadIdx.x;
   for (uint32_t band = at.block, unit = 0; band < p.w.bands; band += at.blocks, ++unit) {
     const uint8_t* const data = p.w.data + band * p.w.band_bytes;
     const uint32_t n = 16 * band + row;
-    const bool ends = threadIdx.x < 16 * kCols && j < p.T && n < p.w.rows;
-    float* const x = p.x + j * p.x_stride + n;
+    const bool ends = row < 16 && n < p.w.rows;
+    float* const x = p.x + n;
     const float scale = ends ? row_scale<F>(p.w, data, row) : 0;
     const float old = ends ? (p.first_part ? 0 : __ldcg(x)) + (p.bias != nullptr ? p.bias[n] : 0) : 0;
-    float sum[kBlocks8<kCols>][4] = {};
+    float sum[1][4] = {};
     feed.multiply_band(band_of<F>(p.w, band), band_of<F>(p.w, band + at.blocks), mine, sum);
-    granules::put_sums<kCols>(m.part[unit & 1], sum);
+    granules::put_sums<1>(m.part[unit & 1], sum);
     __syncthreads();
-    if (ends) *x = old + granules::total<kCols>(m.part[unit & 1], row, j) * scale;
+    if (ends) *x = old + granules::total<1>(m.part[unit & 1], row, 0) * scale;
   }
 }
 
@@ -159,25 +158,23 @@ __device__ __forceinline__ typename granules::Feed<F>::Band unit_of(const Matrix
 }
 
 // What gate_up() multiplies by, before a barrier.
-template <WeightFormat F, int kCols> __device__ __forceinline__ void stage_gate_up(const GateUp& p, char* columns) {
-  granules::stage_normed<F, kCols>(columns, granules::column_stride(p.w.cols), p.x, p.x_stride, p.weight, p.w.cols, p.T,
-                                   0, p.w.granules, tile::shared<ProductMemory<kCols>>().squares);
+template <WeightFormat F> __device__ __forceinline__ void stage_gate_up(const GateUp& p, char* column) {
+  granules::stage_normed<F, 1>(column, granules::column_stride(p.w.cols), p.x, p.x_stride, p.weight, p.w.cols, 1, 0,
+                               p.w.granules, tile::shared<ProductMemory<1>>().squares);
 }
 // Gate and up of 8 channels a unit.
-template <WeightFormat F, int kCols>
+template <WeightFormat F>
 __device__ __forceinline__ void gate_up(const GateUp& p, At at, const routing::Copy& lists, uint32_t units,
-                                        granules::Feed<F>& feed, const char* columns) {
-  auto& m = tile::shared<ProductMemory<kCols>>();
-  const uint32_t stride = granules::column_stride(p.w.cols);
-  const char* mine[kBlocks8<kCols>];
-  granules::lane_columns(columns, stride, p.T, mine);
-  const uint32_t channel = threadIdx.x / kCols, j = threadIdx.x % kCols, width = p.w.rows / 2;
-  const bool in_rows = threadIdx.x < 8 * kCols && j < p.T;
-  const float rstd = in_rows ? rstd_of<kCols>(m.squares, j, p.w.cols, p.eps) : 0;
+                                        granules::Feed<F>& feed, const char* column) {
+  auto& m = tile::shared<ProductMemory<1>>();
+  const char* const mine[1] = {column + threadIdx.x % 4 * 16};
+  const uint32_t channel = threadIdx.x, width = p.w.rows / 2;
+  const bool in_rows = channel < 8;
+  const float rstd = in_rows ? rstd_of<1>(m.squares, 0, p.w.cols, p.eps) : 0;
   for (uint32_t i = at.block, unit = 0; i < units; i += at.blocks, ++unit) {
     const BankUnit u(p.w, lists, i);
     const uint32_t n = 8 * u.band + channel;
-    const int32_t row = in_rows && n < width ? lists.row[u.entry * kCols + j] : -1;
+    const int32_t row = in_rows && n < width ? lists.row[u.entry] : -1;
     float bias[2] = {}, scale[2] = {};
     if (row >= 0)
 #pragma unroll
@@ -186,13 +183,13 @@ __device__ __forceinline__ void gate_up(const GateUp& p, At at, const routing::C
         scale[k] = rstd * row_scale<F>(p.w, u.data, 2 * channel + k);
       }
     auto& sums = m.sums.part[unit & 1];
-    float sum[kBlocks8<kCols>][4] = {};
+    float sum[1][4] = {};
     feed.multiply_band(unit_of<F>(p.w, lists, i, units), unit_of<F>(p.w, lists, i + at.blocks, units), mine, sum);
-    granules::put_sums<kCols>(sums, sum);
+    granules::put_sums<1>(sums, sum);
     __syncthreads();
     if (row < 0) continue;
-    const float gate = granules::total<kCols>(sums, 2 * channel, j) * scale[0] + bias[0];
-    const float up = granules::total<kCols>(sums, 2 * channel + 1, j) * scale[1] + bias[1];
+    const float gate = granules::total<1>(sums, 2 * channel, 0) * scale[0] + bias[0];
+    const float up = granules::total<1>(sums, 2 * channel + 1, 0) * scale[1] + bias[1];
     granules::put(p.hidden + row * granules::column_bytes(width), p.down, n, gated(gate, up, p.limit, p.alpha));
   }
 }
@@ -282,40 +279,43 @@ struct ChoiceMemory {
   }
 };
 
+// Of one token.
 __device__ inline void choose_experts(const Router& p, const ChoiceMemory& m) {
   const uint32_t E = p.w.rows;
   constexpr uint32_t kItems = 4, kHeld = 4;  // of each so many parts are on their way at once
-  for (uint32_t begin = threadIdx.x; begin < p.T * E; begin += kItems * kThreads) {
-    float sum[kItems] = {}, squares[kItems] = {}, bias[kItems];
+  for (uint32_t begin = threadIdx.x; begin < E; begin += kItems * kThreads) {
+    float sum[kItems] = {}, squares = 0, bias[kItems];
 #pragma unroll
     for (uint32_t u = 0; u < kItems; ++u) {
       const uint32_t i = begin + u * kThreads;
-      bias[u] = i < p.T * E ? p.bias[i % E] : 0;
+      bias[u] = i < E ? p.bias[i] : 0;
     }
     for (uint32_t first = 0; first < p.splits; first += kHeld) {
-      float part[kItems][kHeld], square[kItems][kHeld];
+      float part[kItems][kHeld], square[kHeld];
 #pragma unroll
-      for (uint32_t u = 0; u < kItems; ++u)
+      for (uint32_t s = 0; s < kHeld; ++s) {
+        const uint32_t at = (first + s) * kColumns;
+        square[s] = first + s < p.splits ? __ldcg(p.squares + at) : 0;
 #pragma unroll
-        for (uint32_t s = 0; s < kHeld; ++s) {
-          const uint32_t i = begin + u * kThreads, at = (first + s) * kColumns + i / E;
-          const bool there = i < p.T * E && first + s < p.splits;
-          part[u][s] = there ? __ldcg(p.part + at * E + i % E) : 0;
-          square[u][s] = there ? __ldcg(p.squares + at) : 0;
+        for (uint32_t u = 0; u < kItems; ++u) {
+          const uint32_t i = begin + u * kThreads;
+          part[u][s] = i < E && first + s < p.splits ? __ldcg(p.part + at * E + i) : 0;
         }
+      }
 #pragma unroll
-      for (uint32_t u = 0; u < kItems; ++u)
+      for (uint32_t s = 0; s < kHeld; ++s) {
+        squares += square[s];
 #pragma unroll
-        for (uint32_t s = 0; s < kHeld; ++s) sum[u] += part[u][s], squares[u] += square[u][s];
+        for (uint32_t u = 0; u < kItems; ++u) sum[u] += part[u][s];
+      }
     }
 #pragma unroll
     for (uint32_t u = 0; u < kItems; ++u)
-      if (const uint32_t i = begin + u * kThreads; i < p.T * E)
-        m.logits[i] = sum[u] / sqrtf(squares[u] / float(p.w.cols) + p.eps) + bias[u];
+      if (const uint32_t i = begin + u * kThreads; i < E)
+        m.logits[i] = sum[u] / sqrtf(squares / float(p.w.cols) + p.eps) + bias[u];
   }
   __syncthreads();
-  for (uint32_t t = threadIdx.x / 32; t < p.T; t += kWarps)
-    routing::choose(m.logits + t * E, E, p.k, m.chosen + t * p.k, m.weights + t * p.k);
+  if (threadIdx.x < 32) routing::choose(m.logits, E, p.k, m.chosen, m.weights);
   __syncthreads();
 }
 
