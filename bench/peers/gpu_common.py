@@ -134,16 +134,27 @@ def use_one_thread():
     torch.set_num_threads(1)
 
 
-def end_child(process, until):
-    """What a peer found before its time was up, or why it found nothing."""
-    try:
-        out, err = process.communicate(timeout=max(1, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        err += "\nran past its time"
-    found = [json.loads(text) for text in out.splitlines() if text.startswith("{")]
-    return (found[0], None) if found else (None, (err.strip().splitlines() or ["no word"])[-1][:300])
+class Child:
+    """A peer's process. Its words go to files: what compiles for it may outlive it, and would hold a pipe open."""
+
+    def __init__(self, line):
+        self.out, self.err = (tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2))
+        self.process = subprocess.Popen(line, stdout=self.out, stderr=self.err)
+        self.kill = self.process.kill
+
+    def end(self, until):
+        """What it found before its time was up, or why it found nothing."""
+        late = False
+        try:
+            self.process.wait(max(1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            late = True
+            self.kill()
+            self.process.wait()
+        out, err = (file.seek(0) or file.read() for file in (self.out, self.err))
+        if found := [json.loads(text) for text in out.splitlines() if text.startswith("{")]:
+            return found[0], None
+        return None, "ran past its time" if late else (err.strip().splitlines() or ["no word"])[-1][:300]
 
 
 def cached_graphs():

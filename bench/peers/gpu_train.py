@@ -26,7 +26,7 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, ROOT, SHARE, Native, cached_graphs, ceilings, end_child, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, ROOT, SHARE, Child, Native, cached_graphs, ceilings, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
 from torch_gpt import TorchGpt, TorchOptimizer, compiled, spec  # noqa: E402
 from optimizer import Recipe  # noqa: E402
 
@@ -199,7 +199,7 @@ def measure_torch_in_turn(options, applications, held):
 def start_child(peer, applications, options):
     line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--applications", str(applications),
             "--gate", options.gate or ""]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Child(line)
 
 
 def compile_share(options, cases):
@@ -278,7 +278,7 @@ def main():
                 time.sleep(0.1)
         until = time.monotonic() + options.limit
         for (peer, applications), process in children.items():
-            found, reason = end_child(process, until)
+            found, reason = process.end(until)
             if reason:
                 absent[f"compile_{peer}, {applications} applications"] = reason
                 print(f"{peer}, {applications} applications: {reason}", flush=True)

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, ROOT, SHARE, Native, cached_graphs, ceilings, end_child, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, ROOT, SHARE, Child, Native, cached_graphs, ceilings, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
 from torch_gpt import TorchGpt, compiled, spec  # noqa: E402
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
@@ -248,7 +248,7 @@ def started_children(wanted, options, eager=False):
 def start_child(peer, options, eager=False):
     line = [sys.executable, __file__, "--native", options.native, "--child", peer, "--steps", str(options.steps), "--gate", options.gate or "", *["--whole"] * options.whole,
             *["--eager"] * eager]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Child(line)
 
 
 def flops_of_a_token(config):
@@ -295,7 +295,7 @@ def measure(options, wanted):
         return found
 
     def take(name, process, until):
-        found, reason = end_child(process, until)
+        found, reason = process.end(until)
         if reason:
             absent[name] = reason
             return say(f"{name}: {reason}")
@@ -335,7 +335,7 @@ def main():
     wanted = () if options.ours_alone else [options.only] if options.only else PEERS
     if SHARE:
         for peer in share(wanted):
-            print(peer, "compiled", end_child(start_child(peer, options), time.monotonic() + 1500), flush=True)
+            print(peer, "compiled", start_child(peer, options).end(time.monotonic() + 1500), flush=True)
         return
     ours, any_order, peers, absent, ceiling, before = measure(options, wanted)
     if options.only or options.ours_alone:
