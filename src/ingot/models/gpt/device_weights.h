@@ -27,13 +27,13 @@ class DeviceWeights {
   GptWeights weights_;
 };
 
-// Weights that stay as they are, with the copies of q, k and v that a GPU multiplies with at once. Grouped queries lie
-// in another bank of matrices than keys and values.
+// Weights that stay as they are. Grouped queries lie in another bank of matrices than keys and values: a GPU, which
+// multiplies with all three at once, gets copies side by side.
 class FrozenWeights {
  public:
   FrozenWeights(const GptConfig& config, const GptWeights& weights, Stream stream) : weights_(weights) {
     const Device device = weights.master.device;
-    if (device.kind == Device::cpu) return;
+    if (device.kind == Device::cpu || config.heads == config.kv_heads) return;
     const ParameterLayout layout(config);
     const Tensor& flat = weights.compute ? weights.compute : weights.master;
     const Shape all{config.layers, (config.heads + 2 * config.kv_heads) * config.head_dim, config.dim};
