@@ -195,10 +195,14 @@ def filled(text):
     def on_cpus(suite):
         return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((reports.ROOT / "bench" / "cpu").glob(f"*/{suite}.json"))]
 
+    def shown(suite):
+        """All GPUs' reports, or SUMMARY_GPU's alone where it is whole: README's GPU is what a page has room for."""
+        return [r for r in suite if SUMMARY_GPU in r["gpu"] and "incomplete" not in r] or suite
+
     def fill(match):
         lines = []
         if match[2] == "headline":
-            lines = list(headline(by_suite, on_cpus("train_step")))
+            lines = list(headline({suite: shown(found) for suite, found in by_suite.items()}, on_cpus("train_step")))
             return match[1] + "".join(line + "\n" for line in lines) + match[3]
         if match[2] == "gpu_summary":
             lines = [*gpu_summary(by_suite), ""]
@@ -207,7 +211,7 @@ def filled(text):
         if match[2] in CPU_TABLES:
             for report in on_cpus(match[2]):
                 lines += [*CPU_TABLES[match[2]](report), ""]
-        for report in by_suite.get(match[2], []):
+        for report in shown(by_suite.get(match[2], [])):
             lines += [*table(report), ""]
         return match[1] + "\n".join(lines or ["No report yet: `./run gpu` on a machine with a GPU writes it.", ""]) + match[3]
 
