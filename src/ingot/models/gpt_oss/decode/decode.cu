@@ -93,10 +93,11 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kerne
   }
 }
 
-__global__ void __launch_bounds__(several::kSplitThreads) settle_kernel(const __grid_constant__ Settled p) {
+constexpr int kSettleThreads = kSplitGranules * 64 / 4;
+__global__ void __launch_bounds__(kSettleThreads) settle_kernel(const __grid_constant__ Settled p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
-  several::settle(p, blockIdx.x % p.T, blockIdx.x / p.T, 0, tile::shared<float[several::kSplitWarps]>());
+  several::settle(p, blockIdx.x % p.T, blockIdx.x / p.T);
 }
 
 __global__ void advance(State* state, uint32_t by, const uint32_t* stop) {
@@ -198,32 +199,27 @@ struct Run {
       phases.gate_up(gate_up_of(plan, l, index), normed_of(plan, l.gate_up.format), stream);
     });
   }
-  // Of several tokens, x has its sums too and `next` its first columns (null: none).
-  void down(const Layer& l, uint32_t index, const Layer* next) {
+  void down(const Layer& l, uint32_t index) {
     const Down p = down_of(plan, l, index);
-    const ChoiceSums sums{plan.b.choice_sums, plan.b.x_stride, staged_columns(plan.T, p.w.cols), plan.b.sums_arrived};
-    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, sums, settled(&l, next), stream); });
+    const ChoiceSums sums{plan.b.choice_sums, plan.b.x_stride, staged_columns(plan.T, p.w.cols)};
+    with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
   }
-  // What `layer` left, or nothing of it (null), and what `next` begins with (null: nothing).
-  Settled settled(const Layer* layer, const Layer* next) const {
-    return {.x = layer != nullptr ? plan.added() : plan.b.x,
-            .x_stride = plan.b.x_stride,
-            .sums = plan.b.choice_sums,
-            .sums_stride = plan.b.x_stride,
-            .T = plan.T,
-            .k = layer != nullptr ? plan.k : 0,
-            .C = plan.hidden,
-            .first_part = layer != nullptr && plan.b.ranks.several(),
-            .weight = next != nullptr ? next->attn_norm : nullptr,
-            .normed = next != nullptr ? normed_of(plan, next->qkv.format) : Normed{}};
-  }
-  // Of several tokens the columns that `next` begins with.
-  void begin(const Layer& next) {
+  // Of several tokens: what `layer` left, or nothing of it (null), and what `next` begins with (null: nothing).
+  void settle(const Layer* layer, const Layer* next) {
     if (plan.T == 1) return;
-    const Settled p = settled(nullptr, &next);
+    const Settled p{.x = layer != nullptr ? plan.added() : plan.b.x,
+                    .x_stride = plan.b.x_stride,
+                    .sums = plan.b.choice_sums,
+                    .sums_stride = plan.b.x_stride,
+                    .T = plan.T,
+                    .k = layer != nullptr ? plan.k : 0,
+                    .C = plan.hidden,
+                    .first_part = layer != nullptr && plan.b.ranks.several(),
+                    .weight = next != nullptr ? next->attn_norm : nullptr,
+                    .normed = next != nullptr ? normed_of(plan, next->qkv.format) : Normed{}};
     const int64_t grid = int64_t(p.T) * splits_of((p.C + 63) / 64);
-    gpu::launch("decode columns", settle_kernel,
-                {.grid = grid, .block = several::kSplitThreads, .overlap = true, .device = device()}, stream, p);
+    gpu::launch("decode experts' sums", settle_kernel,
+                {.grid = grid, .block = kSettleThreads, .overlap = true, .device = device()}, stream, p);
   }
   void head(bool appends = true) {
     NormProduct p = head_of(plan);
@@ -291,6 +287,7 @@ void check_supported(const GptOssConfig& c) {
     if (found > most)
       fail(ErrorCode::unsupported, "decode on a GPU: found ", what, " ", found, ", expected at most ", most);
   };
+  constexpr int64_t kWidest = 90 * 1024;  // numbers of a column in shared memory
   at_most("head_dim", c.head_dim, 128);
   at_most("hidden_size", c.hidden, kWidest);
   at_most("an attention width of", c.q_width(), kWidest);
@@ -347,7 +344,6 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.handoff, 1);
   take(b.sums, sums_at(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);
-  take(b.sums_arrived, splits);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
   b.counter_bytes = at - counters;
   return at;
@@ -379,7 +375,7 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (wanted(kEmbed)) r.gather(*step.streams);
   }
   if (wanted(kEmbed)) r.embed_tokens();
-  if (wanted(kEmbed, heads) && plan.layers > 0) r.begin(model.layers[0]);
+  if (wanted(kEmbed, heads) && plan.layers > 0) r.settle(nullptr, &model.layers[0]);
   for (uint32_t i = 0; i < plan.layers; ++i) {
     const Layer& l = model.layers[i];
     if (wanted(kQkv, heads)) r.qkv(l);
@@ -389,10 +385,10 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (wanted(kRouter)) r.route(l, i);
     if (wanted(kGateUp, channels)) r.gate_up(l, i);
     const Layer* const next = i + 1 < plan.layers && heads ? &model.layers[i + 1] : nullptr;
-    if (wanted(kDown, channels)) r.down(l, i, several ? nullptr : next);
+    if (wanted(kDown, channels)) r.down(l, i), r.settle(&l, several ? nullptr : next);
     if (!wanted(kDown, several)) continue;
     add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i, .down = true}, stream);
-    if (next != nullptr) r.begin(*next);
+    if (next != nullptr) r.settle(nullptr, next);
   }
   if (!wanted(kHead)) return;
   if (step.streams != nullptr) {

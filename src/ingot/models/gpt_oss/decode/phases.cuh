@@ -73,11 +73,9 @@ __global__ void __launch_bounds__(several::kThreads, 1)
 }
 template <WeightFormat F, int kCols>
 __global__ void __launch_bounds__(several::kThreads, 1)
-    several_down_kernel(const __grid_constant__ Down p, const __grid_constant__ ChoiceSums to,
-                        const __grid_constant__ Settled settled, uint32_t slots) {
+    several_down_kernel(const __grid_constant__ Down p, const __grid_constant__ ChoiceSums to, uint32_t slots) {
   ptx::let_next_kernel_start();
-  several::down<F, kCols>(p, to, settled, slots, whole_grid(),
-                          tile::dynamic_shared<char>());  // waits for earlier kernels
+  several::down<F, kCols>(p, to, slots, whole_grid(), tile::dynamic_shared<char>());  // waits for earlier kernels
 }
 
 constexpr int64_t kSharedOfSm = 226 * 1024;
@@ -153,14 +151,12 @@ template <WeightFormat F> void Phases<F>::gate_up(const GateUp& p, const Normed&
       "decode gate and up of several", [](auto n) { return several_gate_up_kernel<F, n()>; }, p.T,
       int64_t(p.most) * p.w.bands, columns + lists, stream, p, normed);
 }
-template <WeightFormat F>
-void Phases<F>::down(const Down& p, const ChoiceSums& sums, const Settled& settled, Stream stream) {
+template <WeightFormat F> void Phases<F>::down(const Down& p, const ChoiceSums& sums, Stream stream) {
   const int64_t stride = granules::column_stride(p.w.cols), lists = routing::copy_bytes(p.most, columns_for(p.T));
   if (p.T == 1) return launch_one("decode down", down_kernel<F>, p.w.bands, p.k * stride + lists, stream, p);
   launch_several<F>(
       "decode down of several", [](auto n) { return several_down_kernel<F, n()>; }, p.T, int64_t(p.most) * p.w.bands,
-      sums.room * stride + lists + several::staged_bytes(sums.room, p.most, columns_for(p.T)), stream, p, sums,
-      settled);
+      sums.room * stride + lists + several::staged_bytes(sums.room, p.most, columns_for(p.T)), stream, p, sums);
 }
 
 }  // namespace ingot::gpt_oss_decode

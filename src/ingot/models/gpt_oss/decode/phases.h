@@ -8,9 +8,9 @@ template <WeightFormat F> struct Phases {
   static void norm_product(const NormProduct& p, Stream stream);
   static void residual_product(const ResidualProduct& p, Stream stream);
   static void several(const SeveralProduct& p, Stream stream);  // 2 tokens or more
-  // Of one token `normed`, `sums` and `settled` are left alone.
+  // Of one token `normed` and `sums` are left alone.
   static void gate_up(const GateUp& p, const Normed& normed, Stream stream);
-  static void down(const Down& p, const ChoiceSums& sums, const Settled& settled, Stream stream);
+  static void down(const Down& p, const ChoiceSums& sums, Stream stream);
 };
 
 }  // namespace ingot::gpt_oss_decode

@@ -9,7 +9,6 @@
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/granule_product.cuh"
-#include "ingot/models/gpt_oss/decode/several_sums.cuh"
 #include "ingot/models/gpt_oss/decode/stages.cuh"
 
 namespace ingot::gpt_oss_decode::several {
@@ -407,45 +406,8 @@ __device__ __forceinline__ uint32_t place_columns(const routing::Copy& lists, ui
   return e;
 }
 
-// A block's run of the units of `count` entries, and what its end needs.
-constexpr uint32_t kSplitBands = kSplitGranules * 64 / 16, kMostSplits = kWidest / (16 * kSplitBands);
-struct Run {
-  uint32_t count, first, end;
-  float squares[kThreads / kSplitThreads][kSplitWarps];
-  uint8_t ready[kMostSplits];
-};
-// Of a run of down's units, by all threads of its block when they have stored what it gives: a split of the hidden size
-// of which that was the last unit is settled for all tokens. `arrived`: (splits), zero between launches. Not inlined:
-// down's loops have no registers for what it needs.
-__device__ __noinline__ inline void settle_splits(const Settled& p, uint32_t bands, uint32_t* arrived) {
-  auto& run = tile::shared<Run>();
-  const uint32_t splits = (bands + kSplitBands - 1) / kSplitBands, group = threadIdx.x / kSplitThreads;
-#pragma unroll 1
-  for (uint32_t split = threadIdx.x; split < splits; split += kThreads) {
-    const uint32_t begin = split * kSplitBands, all = min(kSplitBands, bands - begin);
-    const auto units_before = [&](uint32_t unit) {
-      const uint32_t band = unit % bands;
-      return unit / bands * all + (band > begin ? min(band - begin, all) : 0);
-    };
-    const uint32_t mine = units_before(run.end) - units_before(run.first);
-    const bool last = mine > 0 && ptx::fetch_add_acq_rel(arrived + split, mine) + mine == run.count * all;
-    if (last) ptx::store_relaxed(arrived + split, 0);
-    run.ready[split] = last;
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (uint32_t split = 0; split < splits; ++split)
-#pragma unroll 1
-    for (uint32_t token = group; run.ready[split] != 0 && token < p.T; token += kThreads / kSplitThreads) {
-      settle(p, token, split, group, run.squares[group]);
-      ptx::barrier_sync(1 + group, kSplitThreads);  // before the next one's sums
-    }
-}
-
-// What that gives, and who is last to give some of it adds it up.
 template <WeightFormat F, int kCols>
-__device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, const Settled& settled, uint32_t slots, At at,
-                                     char* memory) {
+__device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, uint32_t slots, At at, char* memory) {
   const Ring<F> ring(memory, slots);
   char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
   memory = sums + kSumsBytes<kCols>;
@@ -456,10 +418,6 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, const 
                       reinterpret_cast<uint32_t*>(after + routing::copy_bytes(p.most, kCols)) + to.room};
   __syncthreads();
   Bank<F, kCols, kTeam> bank(p.w, ring, sums, lists.expert, count, at);
-  if (threadIdx.x == 0) {
-    auto& run = tile::shared<Run>();
-    run.count = count, run.first = bank.first(), run.end = bank.end();
-  }
   bank.ask();
   ptx::wait_for_earlier_kernels();
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -508,7 +466,6 @@ __device__ __forceinline__ void down(const Down& p, const ChoiceSums& to, const 
     first = stop;
     __syncthreads();  // before others' columns come
   }
-  settle_splits(settled, p.w.bands, to.arrived);
 }
 
 }  // namespace ingot::gpt_oss_decode::several

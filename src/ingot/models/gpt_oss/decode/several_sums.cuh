@@ -1,6 +1,6 @@
 #pragma once
 // What several tokens' experts gave, added up, and columns of the product that comes next.
-#include "ingot/gpu/ptx/barrier.cuh"
+#include "ingot/gpu/tile/shared.cuh"
 #include "ingot/models/gpt_oss/decode/stages.cuh"
 
 namespace ingot::gpt_oss_decode::several {
@@ -12,13 +12,11 @@ __device__ __forceinline__ void put_normed(const Normed& to, uint32_t token, uin
   granules::words4(to.format, v, a, b);
   granules::put_words4(to.columns + token * granules::column_bytes(C), to.format, c, a, b);
 }
-// x += what each token's experts gave, in the order of its choice, and the next product's columns. kSplitThreads, the
-// `group`-th of a block, take kSplitGranules granules of a token; what they share is `squares`.
-constexpr uint32_t kSplitThreads = kSplitGranules * 64 / 4, kSplitWarps = kSplitThreads / 32;
-__device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_t part, uint32_t group,
-                                       float (&squares)[kSplitWarps]) {
-  static_assert(kSplitWarps == 4, "a sum a warp");
-  const uint32_t thread = threadIdx.x % kSplitThreads, c = part * kSplitGranules * 64 + 4 * thread;
+// x += what each token's experts gave, in the order of its choice, and the next product's columns. A block takes
+// kSplitGranules granules of a token.
+__device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_t part) {
+  auto& squares = tile::shared<float[4]>();
+  const uint32_t c = part * kSplitGranules * 64 + 4 * threadIdx.x, warp = threadIdx.x / 32;
   float* const x = p.x + token * p.x_stride + c;
   float all[4] = {}, weight[4] = {};
   if (p.normed.columns != nullptr && c < granules::padded(p.C)) granules::load4(p.weight, c, p.C, weight);
@@ -45,9 +43,10 @@ __device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_
   if (p.normed.columns == nullptr) return;
   if (c < granules::padded(p.C)) put_normed(p.normed, token, p.C, c, all);
   sum = granules::lanes_sum(sum);
-  if (thread % 32 == 0) squares[thread / 32] = sum;
-  ptx::barrier_sync(1 + group, kSplitThreads);
-  if (thread == 0) p.normed.squares[part * kColumns + token] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+  if (threadIdx.x % 32 == 0) squares[warp] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0)
+    p.normed.squares[part * kColumns + token] = (squares[0] + squares[1]) + (squares[2] + squares[3]);
 }
 
 }  // namespace ingot::gpt_oss_decode::several

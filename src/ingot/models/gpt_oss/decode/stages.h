@@ -84,8 +84,7 @@ struct SeveralProduct {
 struct ChoiceSums {
   float* sums;  // (T k, stride)
   int64_t stride;
-  uint32_t room;      // columns that a block brings to its shared memory, at least T
-  uint32_t* arrived;  // (splits): of their units how many have been stored, zero between launches
+  uint32_t room;  // columns that a block brings to its shared memory, at least T
 };
 // x += of each token the sums of its choices, if any, in their order; and the columns of what comes next, if wanted.
 struct Settled {
@@ -128,7 +127,6 @@ struct Plan {
   INGOT_HD float* added() const { return b.ranks.several() ? b.ranks.added : b.x; }
 };
 
-constexpr uint32_t kWidest = 90 * 1024;  // numbers of a column in shared memory
 constexpr uint32_t kSplitGranules = 8;  // of the router: one a warp
 INGOT_HD constexpr uint32_t splits_of(uint32_t granules) { return (granules + kSplitGranules - 1) / kSplitGranules; }
 

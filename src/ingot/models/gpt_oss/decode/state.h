@@ -59,7 +59,6 @@ struct Buffers {
   float *part_max, *part_sum, *part_out;  // of attention
   char* normed;                           // columns of the hidden size, (16)
   float* choice_sums;                     // (16 k, x_stride)
-  uint32_t* sums_arrived;                 // (splits): of ChoiceSums, zero between launches
   float *router_part, *router_squares;    // (splits, 16, E), (splits, 16)
   routing::Lists lists;                   // of the first layer; the others' follow
   int64_t entries;                        // of a layer's lists
