@@ -297,6 +297,15 @@ class GptOss(TinyGptOss):
         self.refuses(4, "names the shard", "convert", self.model, archive)
         self.assertEqual(list(self.directory.glob("*.ingot*")), [])
 
+    def test_commands_for_runs_say_that_this_is_none(self):
+        archive, text = self.directory / "tiny.ingot", self.file("text.txt", TEXT)
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        for model in (self.model, archive):
+            for command in (["export", model, self.directory / "x.ingot", "--data", text], ["ttt", model, "--file", text, "--out", self.directory / "x"],
+                            ["train", *TINY[2:], "--data", text, "--init-from", model, "--out", self.directory / "x"]):
+                self.refuses(7, "found a GPT-OSS model, expected a run of `ingot train`", *command)
+        self.assertEqual(list(self.directory.glob("x*")), [])
+
     def test_accuracy_names_every_form_and_component(self):
         report = json.loads(ingot("eval", "accuracy", "--model", self.model, "--ids", self.ids, "--json").text)
         self.assertEqual([(r["form"], r["component"]) for r in report["results"]],

@@ -287,6 +287,13 @@ class Runs(InDirectory):
         first.kill()
         first.communicate(timeout=60)
 
+    def test_a_demo_that_cannot_begin_leaves_the_one_before(self):
+        run = self.directory / "demo/run"
+        run.mkdir(parents=True)
+        (run / "log.jsonl").write_text("{}\n")
+        told = ingot("demo", "--data", self.directory / "nothing.txt", "--out", self.directory / "demo", "--seconds", "1")
+        self.assertEqual((told.returncode, (run / "log.jsonl").read_text()), (4, "{}\n"), told.error)
+
     def test_bad_requests_are_refused(self):
         self.refuses(2, "preset: found 'nanoo', expected one of", "train", "--preset", "nanoo", "--data", self.text, "--out", self.run_directory)
         self.refuses(2, "layerss", *self.train("--set", "model.layerss=3"))
@@ -351,8 +358,34 @@ class Messages(InDirectory):
         self.assertEqual(ingot(*generate, "--tokens", 2, env=dict(INGOT_REASONING="high")).returncode, 0)  # said for all commands
         for option in (["--split", "all"], ["--stride", 3], ["--context", 8], ["--flat"], ["--batch-tokens", 64]):
             self.refuses(2, f"found {option[0]}, which changes nothing with --ids", "eval", run, "--ids", ids, *option)
+        for option in (["--reasoning", "high"], ["--date", "none"], ["--one-by-one"]):
+            self.refuses(2, f"found {option[0]}, which changes nothing with a run of `ingot train`", "serve", run, "--port", 0, *option)
+        for command in (generate, ["serve", run, "--port", 0], ["chat", "--model", run]):
+            self.refuses(2, "found --split, which changes nothing with one GPU", *command, "--split", "tensor")
         self.refuses(2, "found --preset, which changes nothing with RUN", "info", run, "--preset", "golf")
         self.refuses(2, "found RUN and keys of a model", "info", run, "--set", "model.layers=3")
+
+    def test_what_a_command_reads_is_not_replaced_by_its_result(self):
+        run, log = self.directory / "run", self.directory / "run/log.jsonl"
+        self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
+        before, other = log.read_bytes(), self.directory / "link.txt"
+        other.symlink_to(self.text)
+        for command in (["tokenizer", "train", "--vocab", 300, "--data", self.text, "--out", self.text],
+                        ["tokenizer", "train", "--vocab", 300, "--data", other, "--out", self.text],
+                        ["ttt", run, "--file", self.text, "--out", self.text],
+                        ["eval", run, "--data", self.text, "--ttt", "--ttt-log", self.text],
+                        ["plot", run, "--out", log],
+                        ["plot", log, "--out", log]):
+            with self.subTest(command=command):
+                self.refuses(2, ": found a file that is read here, expected another name for the result", *command)
+        self.assertEqual((self.text.read_text(), log.read_bytes()), (TEXT, before))
+
+    def test_an_empty_prompt_is_one_and_standard_input_is_not_read(self):
+        run = self.directory / "run"
+        self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)
+        self.refuses(2, "found an empty prompt", "generate", run, "--prompt", "", stdin=b"The")
+        self.refuses(2, "found --prompt and --file, expected one of them", "generate", run, "--prompt", "", "--file", self.text)
+        self.assertRegex(ingot("generate", run, "--tokens", 2, stdin=b"The").text, r"\AThe")
 
     def test_a_batch_that_windows_do_not_fill_is_told_by_the_option(self):
         words = [w if w != "128" else "1" for w in TINY]

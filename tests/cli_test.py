@@ -199,6 +199,8 @@ class Data(InDirectory):
         self.assertEqual(len(report["held_out"]), 1)
         self.refuses(2, "found shards in it", "data", "pack", "--data", texts, "--tokenizer", tokenizer, "--out", self.directory / "shards")
         self.assertEqual(json.loads(ingot("data", "info", texts, "--json").text)["documents"], 40)
+        held_out = json.loads(ingot("data", "info", report["held_out"][0]["path"], "--json").text)  # a shard is what its name says
+        self.assertEqual((held_out["train"], held_out["held_out"]), ([], report["held_out"]))
         shard = pathlib.Path(report["train"][0]["path"])
         shard.write_bytes(shard.read_bytes()[:-1])
         self.refuses(3, re.escape(str(shard)), "data", "info", shard)

@@ -121,6 +121,16 @@ class Export(unittest.TestCase):
                      self.directory / "nowhere" / "a.ingot", "--data", self.text)
         self.untouched("bad.ingot")
 
+    def test_only_an_artifact_or_an_empty_file_is_replaced(self):
+        text = self.text.read_bytes()
+        of_run = ("export", self.run_directory, self.text, "--data", self.text, "--rounding", "nearest")
+        self.refuses(2, "text.txt: found a file that is no artifact, expected a new name or an artifact to replace", *of_run)
+        out = self.directory / "f.ingot"
+        out.write_bytes(b"")
+        self.export(out), self.export(out)
+        self.refuses(2, "text.txt: found a file that is no artifact", "export", out, self.text)
+        self.assertEqual(self.text.read_bytes(), text)
+
     def test_weights_that_are_not_numbers_are_named(self):
         run = self.directory / "nan"
         shutil.copytree(self.run_directory, run)

@@ -84,7 +84,8 @@ class Server:
     """`ingot serve` on a port of its own."""
 
     def __init__(self, *options, model=None):
-        self.process = start("serve", "--model", model or MODEL.model, "--port", 0, "--date", "none", "--name", "tiny", *options)
+        date = [] if model else ["--date", "none"]  # which a run of `ingot train` is not told
+        self.process = start("serve", "--model", model or MODEL.model, "--port", 0, *date, "--name", "tiny", *options)
         self.log, self.port = "", None
         while self.port is None:
             line = self.process.stderr.readline().decode()
@@ -626,6 +627,11 @@ class Process(unittest.TestCase):
         server = Server("--host", "0.0.0.0", "--insecure")
         self.assertEqual(server.request("GET", "/v1/models")[0], 200)
         self.assertEqual(server.stop(), 0)
+
+    def test_what_no_client_could_send_or_read_is_refused(self):
+        for origin in ("friend.example", "https://", "https://friend.example/", "https://friend.example/page", "*"):
+            self.refuses(2, "--cors-origin: found .*, expected a scheme and a host alone", "--port", 0, "--cors-origin", origin)
+        self.refuses(2, "--name: found a name with control characters", "--port", 0, "--name", "a\nb")
 
     def test_a_port_that_is_taken_costs_nothing(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -27,7 +27,7 @@ std::vector<Document> read_documents(const std::string& path) {
          files.empty() ? "no file in it"
          : directory   ? detail::concat("no text in its ", files.size(), " files")
                        : "an empty file",
-         ", expected text to train on");
+         ", expected text");
   return documents;
 }
 

@@ -203,12 +203,13 @@ bool holds_shards(const std::string& path) {
 
 ShardPaths find_shards(const std::string& path) {
   ShardPaths found;
-  if (!is_directory(path)) return {{path}, {}};
-  for (const std::string& name : list_directory(path)) {
-    if (!name.ends_with(".bin")) continue;
-    const bool held_out = name.find("_val_") != std::string::npos || name.compare(0, 4, "val_") == 0;
-    (held_out ? found.held_out : found.train).push_back(join_path(path, name));
-  }
+  const auto sort_in = [&](const std::string& name, const std::string& shard) {
+    const bool held_out = name.find("_val_") != std::string::npos || name.starts_with("val_");
+    (held_out ? found.held_out : found.train).push_back(shard);
+  };
+  if (!is_directory(path)) return sort_in(base_name(path), path), found;
+  for (const std::string& name : list_directory(path))
+    if (name.ends_with(".bin")) sort_in(name, join_path(path, name));
   if (found.train.empty() && found.held_out.empty())
     fail(ErrorCode::not_found, path, ": found no *.bin files, expected token shards");
   return found;

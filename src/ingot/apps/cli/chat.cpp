@@ -204,7 +204,10 @@ void add_chat(Command& root) {
   c.examples(R"(  ingot chat --model gpt-oss-20b
   ingot chat --model gpt-oss-20b --reasoning high --developer "Answer in French." --temperature 0.7
   printf 'What is 2 + 2?\nAnd half of it?\n' | ingot chat --model gpt-oss-20b --temperature 0 --json)");
-  c.run([o] { chat(*o); });
+  c.run([o, &c] {
+    refuse_split_of_one(c, o->on.gpus);
+    chat(*o);
+  });
 }
 
 }  // namespace ingot::cli

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 
 #include "ingot/apps/cli/interrupt.h"
@@ -574,6 +575,13 @@ void write_out(std::string_view text) {
 void require_directory_of(const std::string& out) {
   if (!is_directory(parent_path(out)))
     fail(ErrorCode::not_found, out, ": found no directory ", parent_path(out), ", expected one to write to");
+}
+void refuse_to_replace(const std::string& out, const std::vector<std::string>& read) {
+  for (const std::string& path : read) {
+    std::error_code no_such_file;
+    if (std::filesystem::equivalent(out, path, no_such_file))
+      fail(ErrorCode::usage, out, ": found a file that is read here, expected another name for the result");
+  }
 }
 std::string input_name(const std::string& path) { return path.empty() || path == "-" ? "standard input" : path; }
 

@@ -98,6 +98,8 @@ void write_out(std::string_view text);
 std::string read_input(const std::string& path);
 // Throws where a file could not be written for want of its directory: ask before minutes of work.
 void require_directory_of(const std::string& out);
+// Throws where writing `out` would replace one of the files that the command reads.
+void refuse_to_replace(const std::string& out, const std::vector<std::string>& read);
 // What read_input() reads, for errors: the file's name, or "standard input".
 std::string input_name(const std::string& path);
 // An Error of `work` is told with what it is about: a file, an option.

@@ -107,7 +107,6 @@ class Demo {
         fail(ErrorCode::usage, run_directory(),
              ": found a directory that is not a run, expected none or an earlier demo's");
       const Lock nobody_else(run_directory());  // a demo that still runs here keeps its directory
-      remove_tree(run_directory());
     }
     log_info("Reading ", data_, " and learning its vocabulary ...");
     // Every step, unless told otherwise: the curve is a mean over many.
@@ -115,6 +114,10 @@ class Demo {
     RunData data = load_run_data(data_, config);
     if (data.held_out_texts.empty()) fail(ErrorCode::usage, data_, ": found shards, expected text for the demo");
     texts_ = data.held_out_texts;
+    if (exists(run_directory())) {  // not before there is something to take its place
+      const Lock nobody_else(run_directory());
+      remove_tree(run_directory());
+    }
     prompt_ = !o_.prompt.empty() ? o_.prompt : o_.data.empty() ? kHeaderPrompt : prompt_from(texts_.front());
     trainer_ = std::make_unique<Trainer>(config, std::move(data), run_directory(), command_line(), ResumeFrom{},
                                          training_device(config.model, o_.device));

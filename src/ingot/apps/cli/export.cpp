@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/models.h"
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
@@ -25,6 +26,14 @@ struct ExportCommand {
   int64_t batches = 64, batch_tokens = 4096, fp16_below = 65536, limit = 16'000'000, seed = 1;
   bool json = false;
 };
+
+// OUT is new or an artifact: whatever else stands there is somebody's text, archive or notes.
+void require_place(const ExportCommand& o) {
+  require_directory_of(o.out);
+  if (exists(o.out) && !is_directory(o.out) && file_size(o.out) > 0 && !is_artifact(o.out))
+    fail(ErrorCode::usage, o.out, ": found a file that is no artifact, expected a new name or an artifact to replace");
+  refuse_to_replace(artifact_tokenizer(o.out), {o.data});
+}
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -114,7 +123,7 @@ std::string size_lines(const ExportCommand& o, const std::string& bytes, const s
 
 // An artifact's integers under another coder.
 void recode(const ExportCommand& o) {
-  require_directory_of(o.out);
+  require_place(o);
   const double started = now_seconds();
   const std::string before = read_file(o.run);
   Artifact a = parse_artifact(before, o.run);
@@ -141,8 +150,9 @@ void export_run(const ExportCommand& o) {
   const double started = now_seconds();
   if (o.data.empty())
     fail(ErrorCode::usage, "found no --data, expected the text or shards that the run was trained on");
+  require_no_gpt_oss(o.run);
   const TrainedModel model = load_trained(o.run);
-  require_directory_of(o.out);
+  require_place(o);
   const ArtifactCoder coder = artifact_coder_named(o.coder);
   const ParameterLayout layout(model.config);
   check_finite(model, layout);

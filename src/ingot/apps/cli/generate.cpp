@@ -18,6 +18,7 @@ namespace {
 
 struct GenerateCommand {
   std::string run, model, prompt, file, ids;
+  bool asked = false;  // a prompt was given, if only an empty one
   int64_t tokens = 200, seed = 1;
   ModelOptions on;
   SamplingOptions sampling;
@@ -50,8 +51,8 @@ struct Prompt {
   std::string text, from;
 };
 Prompt prompt_of(const GenerateCommand& o) {
-  if (!o.prompt.empty() && !o.file.empty()) fail(ErrorCode::usage, "found --prompt and --file, expected one of them");
-  if (o.file.empty() && (!o.prompt.empty() || isatty(STDIN_FILENO) == 1)) return {o.prompt, "--prompt"};
+  if (o.asked && !o.file.empty()) fail(ErrorCode::usage, "found --prompt and --file, expected one of them");
+  if (o.file.empty() && (o.asked || isatty(STDIN_FILENO) == 1)) return {o.prompt, "--prompt"};
   return {read_input(o.file), input_name(o.file)};
 }
 
@@ -71,8 +72,7 @@ void write_trace(const GenerateCommand& o, Decoder& decoder) {
 // One list of new ids for each list of the file.
 void generate_ids(const GenerateCommand& o) {
   const std::string path = chosen_model(o.run, o.model);
-  if (!o.prompt.empty() || !o.file.empty())
-    fail(ErrorCode::usage, "found --ids with --prompt or --file, expected one of them");
+  if (o.asked || !o.file.empty()) fail(ErrorCode::usage, "found --ids with --prompt or --file, expected one of them");
   const std::vector<std::vector<int32_t>> prompts = read_ids(o.ids);
   size_t longest = 0;
   for (const auto& p : prompts) longest = std::max(longest, p.size());
@@ -204,7 +204,8 @@ void add_generate(Command& root) {
   auto o = std::make_shared<GenerateCommand>();
   c.text("RUN", o->run, "a run's directory, or one of its checkpoints");
   c.text("--model DIR", o->model, "instead of RUN: the same, or a GPT-OSS checkpoint or archive");
-  c.text("--prompt TEXT", o->prompt, "the beginning (default: standard input, or nothing on a terminal)");
+  const Option& prompt =
+      c.text("--prompt TEXT", o->prompt, "the beginning (default: standard input, or nothing on a terminal)");
   c.text("--file FILE", o->file, "a file with the beginning");
   c.text("--ids FILE", o->ids, "instead of text: one JSON list of token ids a line; prints such lists");
   c.integer("--tokens N", o->tokens, 0, 1 << 30, "most tokens to add (default: 200)");
@@ -227,11 +228,13 @@ void add_generate(Command& root) {
   ingot generate runs/a --prompt "The" --temperature 0
   ingot generate --model gpt-oss-20b --prompt "What is 2 + 2?" --reasoning low
   ingot generate --model gpt-oss-20b --ids prompts.jsonl --tokens 32 --temperature 0 --json)");
-  c.run([o, &c] {
+  c.run([o, &c, &prompt] {
+    o->asked = prompt.given || !o->prompt.empty();
     if (!o->ids.empty())
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "--ids");
     else if (o->raw)
       c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
+    refuse_split_of_one(c, o->on.gpus);
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
     const std::string path = o->run.empty() ? o->model : o->run;
     if (exists(path) && !is_gpt_oss(path))

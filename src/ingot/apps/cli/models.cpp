@@ -26,6 +26,10 @@ void add_gpus(Command& c, int64_t& gpus, std::string& split) {
            "(default: tensor)");
 }
 
+void refuse_split_of_one(const Command& c, int64_t gpus) {
+  if (gpus == 1) c.refuse_given({"split"}, "one GPU (--gpus shares a model)");
+}
+
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
   OpenedModel m = ingot::open_model(path, {.tokens = tokens,
                                            .layers = o.layers,
@@ -60,6 +64,12 @@ void require_gpt_oss(const std::string& path) {
          ": found a run of `ingot train`, expected a GPT-OSS checkpoint; `ingot generate` and `ingot eval` take runs");
   fail(exists(path) ? ErrorCode::unsupported : ErrorCode::not_found, path, ": found ", found_instead(path),
        ", expected GPT-OSS: a directory with config.json and safetensors, an archive, a GGUF or an .iris file");
+}
+
+void require_no_gpt_oss(const std::string& path) {
+  if (exists(path) && is_gpt_oss(path))
+    fail(ErrorCode::unsupported, path,
+         ": found a GPT-OSS model, expected a run of `ingot train`, a checkpoint or an artifact of one");
 }
 
 std::string chosen_model(const std::string& run, const std::string& model) {

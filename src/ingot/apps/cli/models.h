@@ -21,10 +21,14 @@ struct ModelOptions {
 };
 void add_options(Command& c, ModelOptions& o);
 void add_gpus(Command& c, int64_t& gpus, std::string& split);
+// Throws where --split was given and nothing is shared.
+void refuse_split_of_one(const Command& c, int64_t gpus);
 // `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o);
 // For commands that serve no other model.
 void require_gpt_oss(const std::string& path);
+// For commands that adapt, quantise or train further.
+void require_no_gpt_oss(const std::string& path);
 // RUN or --model: exactly one of them.
 std::string chosen_model(const std::string& run, const std::string& model);
 

@@ -40,6 +40,8 @@ Series read_series(const std::string& log, const std::string& path, const std::s
   return series;
 }
 
+std::string log_of(const std::string& run) { return is_directory(run) ? join_path(run, "log.jsonl") : run; }
+
 // What the axis shows: "loss" of loss and score.loss; of different numbers all.
 std::string label_of(const std::vector<std::string>& keys) {
   std::vector<std::string> names;
@@ -60,7 +62,7 @@ Chart chart_of_runs(const std::vector<std::string>& runs, const ChartChoice& cho
       choice.keys.empty() ? std::vector<std::string>{"loss", "score.loss"} : choice.keys;
   size_t longest = 0;
   for (const std::string& run : runs) {
-    const std::string path = is_directory(run) ? join_path(run, "log.jsonl") : run;
+    const std::string path = log_of(run);
     const std::string log = read_file(path, int64_t(1) << 30);
     size_t found = 0;
     for (const std::string& key : keys) {
@@ -107,6 +109,9 @@ void add_plot(Command& root) {
   ingot plot runs/a runs/b --x seconds --out compare.svg
   ingot plot runs/a --y score.bits_per_byte --y grad_norm)");
   c.run([o] {
+    std::vector<std::string> logs;
+    for (const std::string& run : o->runs) logs.push_back(log_of(run));
+    refuse_to_replace(o->out, logs);
     write_file(o->out, render_svg(chart_of_runs(o->runs, o->choice)));
     log_info("wrote ", o->out);
   });

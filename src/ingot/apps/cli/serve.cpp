@@ -11,6 +11,7 @@
 #include "ingot/core/log.h"
 #include "ingot/core/version.h"
 #include "ingot/io/file.h"
+#include "ingot/models/gpt_oss/config.h"
 #ifdef INGOT_HAS_MICROHTTPD
 #include "ingot/apps/server/server.h"
 #endif
@@ -49,7 +50,20 @@ std::vector<std::string> read_keys(const std::string& path) {
   return keys;
 }
 
+// What a browser would never send as its Origin could never match one.
+void check_origins(const std::vector<std::string>& origins) {
+  for (const std::string& origin : origins) {
+    const size_t host = origin.find("://");
+    const bool is_one = host != std::string::npos && host > 0 && host + 3 < origin.size() &&
+                        origin.find_first_of("/?#@ *", host + 3) == std::string::npos;
+    if (!is_one)
+      fail(ErrorCode::usage, "--cors-origin: found '", origin,
+           "', expected a scheme and a host alone, such as https://a.example");
+  }
+}
+
 server::ServerOptions server_options(const ServeCommand& o) {
+  check_origins(o.origins);
   server::ServerOptions s{
       .host = o.host, .port = int(o.port), .keys = read_keys(o.key_file), .hosts = o.hosts, .origins = o.origins};
   s.connections = int(o.connections);
@@ -69,6 +83,8 @@ server::ServerOptions server_options(const ServeCommand& o) {
 
 void serve(const ServeCommand& o) {
   const std::string path = chosen_model(o.run, o.model);
+  if (std::any_of(o.name.begin(), o.name.end(), [](unsigned char c) { return c < ' ' || c == 127; }))
+    fail(ErrorCode::usage, "--name: found a name with control characters, expected one line of text");
   Interrupt interrupt;
   server::Server server(server_options(o));  // before the model, so that a taken port costs nothing
   Vocabulary vocabulary = load_vocabulary(path, o.tokenizer);
@@ -139,7 +155,11 @@ void add_serve(Command& root) {
   ingot serve runs/a --port 9000
   ingot serve --model gpt-oss-20b --host 0.0.0.0 --api-key-file keys.txt --allow-host chat.example
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once"}')");
-  c.run([o] {
+  c.run([o, &c] {
+    refuse_split_of_one(c, o->on.gpus);
+    const std::string path = o->run.empty() ? o->model : o->run;
+    if (exists(path) && !is_gpt_oss(path))
+      c.refuse_given({"reasoning", "date", "one-by-one"}, "a run of `ingot train`");
     o->on.together = !o->one_by_one;
     serve(*o);
   });

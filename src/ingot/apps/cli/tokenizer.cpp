@@ -29,6 +29,7 @@ WordPattern pattern_of(const std::string& name) {
 }
 
 void train(const TrainingOptions& o) {
+  refuse_to_replace(o.out, o.data);
   AtomicFile file(o.out);  // before the work, whose result might have nowhere to go
   std::vector<Document> documents;
   for (const std::string& path : o.data)

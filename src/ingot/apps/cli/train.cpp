@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/models.h"
 #include "ingot/apps/cli/ranks.h"
 #include "ingot/apps/cli/runs.h"
 #include "ingot/core/log.h"
@@ -66,6 +67,7 @@ Start start_of(const TrainCommand& o) {
     return {resolve_config(o.preset.empty() ? "demo" : o.preset, o.model, o.train), o.tokenizer};
   if (!o.preset.empty())
     fail(ErrorCode::usage, "found --preset and --init-from, expected one of them: the run has a configuration");
+  require_no_gpt_oss(init->get<std::string>());
   const TrainedModel other = load_trained(init->get<std::string>());
   const std::string over = "{\"model\": " + o.model + ", \"train\": " + o.train + "}";
   return {run_config_from_json(merge_json(other.run_config, over, "configuration"), "configuration"),

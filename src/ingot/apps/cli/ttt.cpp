@@ -1,5 +1,6 @@
 // ingot ttt: adapters that have learnt a text.
 #include "ingot/apps/cli/adaptation.h"
+#include "ingot/apps/cli/models.h"
 #include "ingot/io/json.h"
 
 namespace ingot::cli {
@@ -14,6 +15,8 @@ struct TttCommand {
 
 void learn(const TttCommand& o) {
   require_directory_of(o.out);
+  require_no_gpt_oss(o.run);
+  refuse_to_replace(o.out, {o.file, o.run});
   const TrainedModel model = load_trained(o.run);
   const Adapted done = adapt(o.ttt, model, read_input(o.file), input_name(o.file), o.passes);
   const DocumentAdapters::Saved saved = done.adapters->saved(0);
