@@ -17,10 +17,21 @@ library = torch.library.Library("ingot", "DEF")
 
 
 def activation_number(op, name):
-    number = ACTIVATIONS.get(name)
+    number = ACTIVATIONS.get(name) if isinstance(name, str) else None
     if number is None:
         raise ValueError(f"{op}: activation: found {name!r}, expected one of {', '.join(ACTIVATIONS)}")
     return number
+
+
+def expect_tensors(op, **operands):
+    """A TypeError for an operand that is neither a tensor nor a symbol of a trace."""
+    for name, t in operands.items():
+        if not isinstance(t, torch.Tensor) and not isinstance(t, torch.fx.Proxy):
+            raise TypeError(f"{op}: {name}: found {type(t).__name__}, expected torch.Tensor")
+
+
+def expect_tensors_or_none(op, **operands):
+    expect_tensors(op, **{name: t for name, t in operands.items() if t is not None})
 
 
 def sum_dtype(dtype):

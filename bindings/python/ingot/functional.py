@@ -1,7 +1,7 @@
 """Ingot's operations as functions of tensors. Differentiable any number of times; usable under torch.compile, autocast, CUDA graphs and torch.func.
 
-Sizes: T rows (all leading dimensions), C columns. Errors are ValueError (a contract is broken) or NotImplementedError (this build or
-machine cannot do it); both name the operation, the argument, what was found and what was expected.
+Sizes: T rows (all leading dimensions), C columns. Errors are ValueError (a contract is broken), TypeError (an operand is no tensor) or
+NotImplementedError (this build or machine cannot do it); all name the operation, the argument, what was found and what was expected.
 """
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -39,6 +39,7 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
             return y
     if not isinstance(x, torch.Tensor):
         return _untensored("rms_norm", "x", rms_norm, x, weight, eps, residual=residual, unit_offset=unit_offset)
+    _op.expect_tensors_or_none("rms_norm", weight=weight, residual=residual)
     if residual is not None:
         return _add_rms_norm(x, residual, weight, eps, unit_offset)
     if _plain.needed():
@@ -47,8 +48,6 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
 
 
 def _add_rms_norm(x, residual, weight, eps, unit_offset):
-    if not isinstance(residual, torch.Tensor):
-        raise TypeError(f"rms_norm: residual: found {type(residual).__name__}, expected torch.Tensor")
     if residual.dtype is not x.dtype:
         raise ValueError(f"rms_norm: residual: found dtype {residual.dtype}, expected x's {x.dtype}")
     way = _DISPATCH if is_dynamo_compiling() else route(x, residual, weight)
@@ -95,9 +94,7 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
     """fused_mlp with the parameters already in the order the kernel takes: weight, bias, gain, weight, ..."""
     if not isinstance(x, torch.Tensor):
         return _untensored("mlp", "x", mlp_of_parameters, x, parameters, bias, weight_norm, activation, activate_last, recompute)
-    act = _op.ACTIVATIONS.get(activation)
-    if act is None:
-        _op.activation_number("mlp", activation)
+    act = _op.activation_number("mlp", activation)
     narrow = _autocast_to(x)
     if narrow is not None:
         x, parameters = x.to(narrow), [p.to(narrow) for p in parameters]
@@ -105,6 +102,8 @@ def mlp_of_parameters(x, parameters, bias, weight_norm, activation, activate_las
         y = _C.mlp_call(x, parameters, _mlp.mlp_options(bias, weight_norm, act, activate_last, recompute))
         if y is not None:
             return y
+    for p in parameters:
+        _op.expect_tensors("mlp", parameters=p)
     if _plain.needed() or (is_dynamo_compiling() and _plain.compiled_mlp_is_faster(x, parameters, weight_norm, recompute)):
         return _plain.mlp(x, parameters, bias, weight_norm, activation, activate_last)
     save = not recompute and torch.is_grad_enabled() and not torch.jit.is_tracing()  # which traces again without gradients, and compares
@@ -135,8 +134,7 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
     number = _gates.GATE_ORDERS.get(order)
     if number is None:
         raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
-    if up is not None and not isinstance(up, torch.Tensor):
-        raise TypeError(f"swiglu_gate: up: found {type(up).__name__}, expected torch.Tensor")
+    _op.expect_tensors_or_none("swiglu_gate", up=up)
     if up is not None and (up.shape != gate.shape or up.dtype is not gate.dtype):
         raise ValueError(f"swiglu_gate: up: found {tuple(up.shape)} {up.dtype}, expected {tuple(gate.shape)} {gate.dtype} as gate")
     if gate.dim() == 0:
@@ -168,6 +166,8 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", 
     number = _gates.GATE_ORDERS.get(order)
     if number is None:
         raise ValueError(f"{op}: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
+    _op.expect_tensors(op, w=w)
+    _op.expect_tensors_or_none(op, bias=bias, up=up, up_bias=up_bias)
     if x.dim() == 0 or w.dim() != 2 or (up is None and w.shape[1 if columns else 0] % 2):
         raise ValueError(f"{op}: found x of {tuple(x.shape)} and w of {tuple(w.shape)}, expected (..., C) and "
                          f"{'(C, 2H)' if columns else '(2H, C)'}")
@@ -207,6 +207,10 @@ def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", igno
         raise ValueError(f"{op}: reduction: found {reduction!r}, expected 'mean', 'sum' or 'none'")
     if not -(2**31) <= ignore_index < 2**31:
         raise ValueError(f"{op}: ignore_index: found {ignore_index}, expected an integer of 32 bits")
+    if isinstance(ignore_index, float):
+        raise TypeError(f"{op}: ignore_index: found {ignore_index}, expected an integer of 32 bits")
+    _op.expect_tensors(op, weight=weight)
+    _op.expect_tensors_or_none(op, bias=bias)
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueError(f"{op}: found x of {tuple(x.shape)}, weight of {tuple(weight.shape)}" + (f" and bias of {tuple(bias.shape)}" if bias is not None else "")
                          + ", expected (..., C), (V, C)" + (" and (V)" if bias is not None else ""))
@@ -250,6 +254,8 @@ def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", re
     if not isinstance(x, torch.Tensor):
         return _untensored("wide_mlp", "x", wide_mlp, x, w1, w2, b1, b2, activation=activation, recompute=recompute)
     _op.activation_number("wide_mlp", activation)
+    _op.expect_tensors("wide_mlp", w1=w1, w2=w2)
+    _op.expect_tensors_or_none("wide_mlp", b1=b1, b2=b2)
     narrow = _autocast_to(x)
     if narrow is not None:
         x, w1, b1, w2, b2 = (t if t is None else t.to(narrow) for t in (x, w1, b1, w2, b2))
@@ -267,6 +273,8 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
     """(cos, sin), each (positions, dim / 2), for `rope`; scaling is "none", "ntk" or "yarn". device=None: where PyTorch makes tensors."""
     if dim < 2 or dim % 2:
         raise ValueError(f"rope_table: dim: found {dim}, expected an even number from 2")
+    if positions < 0:
+        raise ValueError(f"rope_table: positions: found {positions}, expected 0 or more")
     device = torch.empty(0).device if device is None else device
     cos, sin = (torch.empty(positions, dim // 2, dtype=dtype, device="cpu") for _ in range(2))
     _C.rope_table(cos, sin, base, scaling, factor, original_context, beta_fast, beta_slow, truncate, attention_factor)
@@ -280,6 +288,7 @@ def _positions(op, x, positions):
     leading = x.shape[:-2]
     if positions is None:
         positions = torch.arange(leading[-1], dtype=torch.int32, device=x.device)
+    _op.expect_tensors(op, positions=positions)
     if positions.shape != leading:
         try:
             positions = positions.expand(leading)
@@ -304,6 +313,7 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     """
     if not isinstance(x, torch.Tensor):
         return _untensored("rope", "x", rope, x, cos, sin, positions, interleaved=interleaved, sign=sign)
+    _op.expect_tensors("rope", cos=cos, sin=sin)
     positions = _positions("rope", x, positions)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin)
     if way == _PLAIN:
@@ -325,6 +335,7 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"rope_: x: found {type(x).__name__}, expected torch.Tensor")
+    _op.expect_tensors("rope_", cos=cos, sin=sin)
     positions = _positions("rope_", x, positions)
     if is_dynamo_compiling() or route(x, cos, sin) != _PLAIN:
         raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
@@ -335,6 +346,7 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
     """RMSNorm over D without a weight, then `rope` (none without cos and sin), then a factor per head: x (..., S, H, D), gain (H)."""
     if not isinstance(x, torch.Tensor):
         return _untensored("qk_norm_rope", "x", qk_norm_rope, x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
+    _op.expect_tensors_or_none("qk_norm_rope", cos=cos, sin=sin, gain=gain)
     positions = None if cos is None else _positions("qk_norm_rope", x, positions)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin, gain)
     if way == _PLAIN:

@@ -268,6 +268,8 @@ def _packed_layers(module, state):
     """The same of mlp-megakernel's v_all (all rows, columns padded to the widest layer) and g_all."""
     if "v_all" not in state or "g_all" not in state:
         return None
+    if state["v_all"].dim() != 2:
+        raise RuntimeError(f"FusedMLP: v_all: found shape {tuple(state['v_all'].shape)}, expected two dimensions")
     out, at = [], 0
     for layer in module.layers:
         rows, columns = layer.weight.shape

@@ -178,13 +178,13 @@ def _check_options(group):
     expect((isinstance(lr, torch.Tensor) and lr.numel() == 1) or _at_least_0(lr), "lr", "0 or more, or a tensor of one element")
     expect(_at_least_0(group["weight_decay"]), "weight_decay", "0 or more")
     if not group["use_muon"]:
-        expect(len(group["betas"]) == 2 and all(_at_least_0(b) and b < 1 for b in group["betas"]), "betas", "two numbers from 0 to below 1")
+        expect(isinstance(group["betas"], (tuple, list)) and len(group["betas"]) == 2 and all(_at_least_0(b) and b < 1 for b in group["betas"]), "betas", "two numbers from 0 to below 1")
         expect(_at_least_0(group["adam_eps"]), "adam_eps", "0 or more")
         return
     expect(_at_least_0(group["momentum"]) and group["momentum"] < 1, "momentum", "a number from 0 to below 1")
     expect(group["eps"] == _EPS, "eps", f"{_EPS}, which the kernel adds to a matrix's norm (AdamW's is adam_eps)")
     expect(isinstance(group["ns_steps"], numbers.Integral) and 0 <= group["ns_steps"] < 100, "ns_steps", "an integer from 0 to 99")
-    expect(len(group["ns_coefficients"]) == 3, "ns_coefficients", "three numbers")
+    expect(len(group["ns_coefficients"]) == 3 and all(isinstance(c, numbers.Real) for c in group["ns_coefficients"]), "ns_coefficients", "three numbers")
     expect(group["adjust_lr_fn"] in (None, "original", "match_rms_adamw"), "adjust_lr_fn", "'original' or 'match_rms_adamw'")
     expect(group["products"] in (None, *PRODUCTS), "products", f"None or one of {', '.join(PRODUCTS)}")
 

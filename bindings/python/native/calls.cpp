@@ -156,7 +156,9 @@ bool describe_rms_norm(nb::handle x, nb::handle w, nb::handle eps, nb::handle un
   if (!dense_matrix(op, "x", x, a.x, &sizes) || floats(op, "x", a.x).numel() == 0) return false;
   if (!w.is_none() && !dense_vector(op, "weight", w, a.w)) return false;
   a.eps = eps.is_none() ? (a.x.dtype == DType::f64 ? DBL_EPSILON : FLT_EPSILON) : number(eps);
-  a.unit_offset = PyObject_IsTrue(unit_offset.ptr()) == 1;
+  const int truth = PyObject_IsTrue(unit_offset.ptr());
+  if (truth < 0) throw nb::python_error();
+  a.unit_offset = truth == 1;
   return true;
 }
 

@@ -287,6 +287,8 @@ def test_loads_the_packed_layout_of_mlp_megakernel(device):
     torch.testing.assert_close(m(x).double(), oracle, rtol=1e-4, atol=1e-5)
     with pytest.raises(RuntimeError, match="v_all: found 8 rows, expected 72"):
         m.load_state_dict({"v_all": v[:8], "g_all": g[:8]})
+    with pytest.raises(RuntimeError, match=r"v_all: found shape \(32,\), expected two dimensions"):
+        m.load_state_dict({"v_all": v[0], "g_all": g})
 
 
 def test_starts_as_the_linears_it_stands_for(device):

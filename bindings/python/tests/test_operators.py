@@ -128,6 +128,30 @@ def test_what_is_no_tensor_is_refused_by_name(device):
         "qk_norm_rope: x": lambda x: functional.qk_norm_rope(x, cos, sin),
         "activation: x": lambda x: functional.activation(x, "relu"),
     }
+    rows, target = torch.randn(3, 16, device=device), torch.zeros(3, dtype=torch.int64, device=device)
+    w, heads = torch.randn(8, 16, device=device), torch.randn(4, 2, 8, device=device)
+    calls |= {
+        "gated_linear: w": lambda t: functional.gated_linear(rows, t),
+        "wide_mlp: w1": lambda t: functional.wide_mlp(rows, t, w),
+        "wide_mlp: w2": lambda t: functional.wide_mlp(rows, w, t),
+        "linear_cross_entropy: weight": lambda t: functional.linear_cross_entropy(rows, t, target),
+        "rope: cos": lambda t: functional.rope(heads, t, sin),
+        "rope: sin": lambda t: functional.rope(heads, cos, t),
+        "rope_: cos": lambda t: functional.rope_(heads, t, sin),
+    }
+    or_none = {
+        "mlp: parameters": lambda t: functional.fused_mlp(rows, [t]),
+        "rms_norm: weight": lambda t: functional.rms_norm(rows, t),
+        "gated_linear: bias": lambda t: functional.gated_linear(rows, w, t),
+        "gated_linear: up": lambda t: functional.gated_linear(rows, w, up=t),
+        "wide_mlp: b1": lambda t: functional.wide_mlp(rows, w, w.T.contiguous(), t),
+        "linear_cross_entropy: bias": lambda t: functional.linear_cross_entropy(rows, w, target, t),
+        "rope: positions": lambda t: functional.rope(heads, cos, sin, t),
+        "qk_norm_rope: gain": lambda t: functional.qk_norm_rope(heads, cos, sin, gain=t),
+    }
+    for name, call in or_none.items():
+        with pytest.raises(TypeError, match=f"{name}: found list, expected torch.Tensor"):
+            call([1.0, 2.0])
     for name, call in calls.items():
         for x in ([1.0, 2.0], None):
             found = type([0] if x is None and name.endswith("up") else x).__name__

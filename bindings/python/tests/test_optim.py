@@ -295,6 +295,8 @@ def test_errors_name_what_was_found(device):
         (dict(eps=1e-8), "Muon: eps: found 1e-08, expected 1e-07"),
         (dict(ns_steps=100), "Muon: ns_steps: found 100, expected an integer from 0 to 99"),
         (dict(ns_coefficients=(1, 2)), r"Muon: ns_coefficients: found \(1, 2\), expected three numbers"),
+        (dict(ns_coefficients=("1", 2, 3)), r"Muon: ns_coefficients: found \('1', 2, 3\), expected three numbers"),
+        (dict(use_muon=False, betas=0.9), "Muon: betas: found 0.9, expected two numbers"),
         (dict(adjust_lr_fn="rms"), "Muon: adjust_lr_fn: found 'rms', expected 'original' or 'match_rms_adamw'"),
         (dict(products="fp8"), "Muon: products: found 'fp8', expected None or one of fp32, bf16, tf32"),
         (dict(use_muon=False, betas=(1.0, 0.9)), r"Muon: betas: found \(1.0, 0.9\), expected two numbers"),
