@@ -5,7 +5,7 @@ import torch
 
 from . import _C, _plain
 from ._again import again, gradients
-from ._op import register, sum_dtype
+from ._op import expect_tensors_or_none, register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
            "bool deterministic")
@@ -112,6 +112,8 @@ attention_op = register(f"attention({_SCHEMA}) -> (Tensor, Tensor)", run_attenti
 
 def _window(op, window_size, causal):
     """(window, causal) of flash-attention's pair: how many keys a query sees to its left and right, -1 all."""
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise ValueError(f"{op}: window_size: found {window_size!r}, expected a pair (left, right)")
     left, right = window_size
     if causal:
         right = 0 if right < 0 else min(right, 0)
@@ -137,7 +139,7 @@ def _check(op, q, k, v, dims, dropout_p, alibi_slopes):
 
 def _autocast(q, k, v):
     device = q.device.type
-    if not torch.is_autocast_enabled(device):
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in (q, k, v))
@@ -151,17 +153,27 @@ def _attention(q, k, v, cu_q, cu_k, sinks, softmax_scale, softcap, window, causa
     return attention_op(q, k, v, cu_q, cu_k, sinks, scale, float(softcap), window, causal, bool(deterministic))
 
 
-@functools.lru_cache(maxsize=256)
 def _regular_offsets(batch, length, device):
     return torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=device) if length else torch.zeros(batch + 1, dtype=torch.int32,
                                                                                                                 device=device)
 
 
-def _offsets(batch, length, device):
-    """Of segments of one length. Kept, except where a trace or a graph would keep them as its own."""
-    if torch.compiler.is_compiling() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return _regular_offsets.__wrapped__(batch, length, device)
+@functools.lru_cache(maxsize=256)
+def _kept_offsets(batch, length, device, stream):
     return _regular_offsets(batch, length, device)
+
+
+def _offsets(batch, length, q):
+    """Of segments of one length. Kept for the stream that makes them, except where a trace, a mode or a graph would keep them as its own, or
+    inference mode what no gradient can be recorded with."""
+    device = q.device
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or _C.route(q) == _C.DISPATCH:
+        return _regular_offsets(batch, length, device)
+    if device.type != "cuda":
+        return _kept_offsets(batch, length, device, None)
+    if torch.cuda.is_current_stream_capturing():
+        return _regular_offsets(batch, length, device)
+    return _kept_offsets(batch, length, device, torch.cuda.current_stream(device).cuda_stream)
 
 
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
@@ -176,11 +188,12 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     """
     op = "flash_attn_func"
     _check(op, q, k, v, 4, dropout_p, alibi_slopes)
+    expect_tensors_or_none(op, sinks=sinks)
     window, causal = _window(op, window_size, causal)
     batch, queries, keys = q.shape[0], q.shape[1], k.shape[1]
     if k.shape[0] != batch or v.shape[:2] != k.shape[:2]:
         raise ValueError(f"{op}: found q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, expected one batch, and keys as many as values")
-    out, lse = _attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), _offsets(batch, queries, q.device), _offsets(batch, keys, q.device),
+    out, lse = _attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), _offsets(batch, queries, q), _offsets(batch, keys, q),
                           sinks, softmax_scale, softcap, window, causal, deterministic)
     out = out.unflatten(0, (batch, queries))
     return (out, lse.unflatten(1, (batch, queries)).transpose(0, 1), None) if return_attn_probs else out
@@ -194,6 +207,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q=Non
     """
     op = "flash_attn_varlen_func"
     _check(op, q, k, v, 3, dropout_p, alibi_slopes)
+    expect_tensors_or_none(op, sinks=sinks)
     if block_table is not None:
         raise NotImplementedError(f"{op}: block_table: found a table, expected None")
     for name, cu in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):

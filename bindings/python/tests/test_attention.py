@@ -110,6 +110,42 @@ def test_opcheck(device):
     torch.library.opcheck(torch.ops.ingot.attention.default, (q, k, v, cu, cu, None, 0.125, 0.0, 0, True, False))
 
 
+def test_what_an_earlier_call_was_made_under_does_not_show(device):
+    """The offsets of a batch's sequences are kept from call to call: never those of a mode, of a trace or of inference."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def call(length, *, real=True):
+        x = torch.randn(2, length, 2, 64, device=device, dtype=dtype_of(device), requires_grad=real)
+        return flash_attn_func(x, x, x, causal=True)
+
+    with torch.inference_mode():
+        call(11, real=False)
+    call(11).sum().backward()
+    with FakeTensorMode():
+        assert call(13, real=False).shape == (2, 13, 2, 64)
+    call(13).sum().backward()
+    with FakeTensorMode():  # and after real ones
+        assert call(13, real=False).shape == (2, 13, 2, 64)
+    make_fx(lambda x: flash_attn_func(x, x, x), tracing_mode="fake")(torch.randn(2, 15, 2, 64, device=device, dtype=dtype_of(device)))
+    call(15).sum().backward()
+    q = torch.empty(2, 17, 4, 64, device="meta", dtype=dtype_of(device))
+    assert flash_attn_func(q, q, q).is_meta and flash_attn_func(q, q, q).shape == q.shape
+    call(17).sum().backward()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_another_stream_waits_for_no_offsets_of_ours():
+    from ingot._attention import _offsets
+
+    x = torch.empty(1, device="cuda")
+    here, here_again = _offsets(3, 19, x), _offsets(3, 19, x)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        there = _offsets(3, 19, x)
+    torch.cuda.synchronize()
+    assert here is here_again and here is not there and torch.equal(here, there)
+
+
 def test_autocast_runs_in_its_dtype(device):
     q, k, v = (torch.randn(1, 16, 2, 64, device=device) for _ in range(3))
     with torch.autocast(device.type, torch.bfloat16):
@@ -157,6 +193,11 @@ def test_bad_operands_are_named(device):
         flash_attn_func(q, k.repeat(2, 1, 1, 1), v)
     with pytest.raises(TypeError, match="k: found list"):
         flash_attn_func(q, [1], v)
+    with pytest.raises(TypeError, match="flash_attn_func: sinks: found list, expected torch.Tensor"):
+        flash_attn_func(q, k, v, sinks=[0.0, 0.0])
+    for pair in (3, (1,), None):
+        with pytest.raises(ValueError, match="window_size: found .*, expected a pair"):
+            flash_attn_func(q, k, v, window_size=pair)
     with pytest.raises(ValueError, match="cu_seqlens_q: found torch.int64"):
         cu = torch.tensor([0, 8], device=device)
         flash_attn_varlen_func(q[0], k[0], v[0], cu, cu)
