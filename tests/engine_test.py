@@ -122,15 +122,36 @@ class Engine(unittest.TestCase):
                 (ValueError, "role: found robot, expected system, developer, user or assistant", dict(prompt=[{"role": "robot", "content": ""}])),
                 (ValueError, "found temperature -1", dict(prompt="Hi.", temperature=-1)),
                 (ValueError, "prompt: found id 100000 at place 1, expected 0 to 339", dict(prompt=[1, 100000], raw=True)),
-                (RuntimeError, r"tokens", dict(prompt="Hi. " * 200_000))):
+                (ValueError, "prompt: found id -1 at place 0, expected 0 to 339", dict(prompt=[-1], raw=True)),
+                (ValueError, "engine: prompt: found 1099511627776, expected", dict(prompt=[2**40], raw=True)),
+                (ValueError, "engine: prompt: found 'NoneType', expected a list of ids", dict(prompt=None, raw=True)),
+                (ValueError, r"engine: prompt: found \[\], expected at least one token", dict(prompt=[], raw=True)),
+                (ValueError, "engine: prompt: found 'int', expected text or a list of messages", dict(prompt=5)),
+                (ValueError, r"engine: prompt\[0\]: found \{'role': 'user'\}, expected a message of", dict(prompt=[{"role": "user"}])),
+                (ValueError, r"engine: prompt\[0\]: content: found 'NoneType', expected text", dict(prompt=[{"role": "user", "content": None}])),
+                (ValueError, r"engine: prompt: found '\\ud800', expected text that UTF-8 can hold", dict(prompt="a \ud800")),
+                (ValueError, "engine: seed: found -1, expected 0 to", dict(prompt="Hi.", seed=-1)),
+                (ValueError, "engine: max_tokens: found 1.5, expected an integer", dict(prompt="Hi.", max_tokens=1.5)),
+                (ValueError, "engine: top_p: found 'x', expected a number", dict(prompt="Hi.", top_p="x")),
+                (ValueError, "engine: reasoning: found 'much', expected 'low', 'medium' or 'high'", dict(prompt="Hi.", reasoning="much")),
+                (ValueError, "engine: date: found '2026-02-30', expected one like", dict(prompt="Hi.", date="2026-02-30")),
+                (ValueError, "engine: stop: found 'int', expected text", dict(prompt="Hi.", stop=[5])),
+                (ValueError, "engine: system: found 'int', expected text", dict(prompt="Hi.", system=5)),
+                (ValueError, "found a conversation of 800173 tokens, expected fewer than 131072, the context", dict(prompt="Hi. " * 200_000))):
             with self.assertRaisesRegex(error, message) as raised:
                 gpt_oss.generate(**(GREEDY | call))
             self.assertNotIn("\n", str(raised.exception))
         self.assertEqual(gpt_oss.generate("Hi.", **GREEDY).ids, want)
         with self.assertRaisesRegex(RuntimeError, "no such"):
             ingot.engine.GptOss(MODEL.directory / "nothing")
-        with self.assertRaisesRegex(Exception, "expected auto, cpu or cuda"):
-            ingot.engine.GptOss(MODEL.model, device="tpu")
+        for message, options in (("device: found 'tpu', expected 'auto', 'cpu' or 'cuda'", dict(device="tpu")), ("context: found -1, expected 0 to", dict(context=-1)),
+                                 ("found 1000000 tokens, expected at most 131072", dict(context=1_000_000))):
+            with self.assertRaisesRegex(ValueError, message) as raised:
+                ingot.engine.GptOss(MODEL.model, **options)
+            self.assertNotIn("\n", str(raised.exception))
+        for message, call in (("engine: ids: found 1099511627776, expected", lambda: gpt_oss.decode([2**40])), ("engine: ids: found 'NoneType'", lambda: gpt_oss.decode(None)),
+                              ("engine: text: found 'NoneType', expected text", lambda: gpt_oss.encode(None))):
+            self.assertRaisesRegex(ValueError, message, call)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@
 """
 import dataclasses
 import datetime
+import numbers
+import operator
 import queue
 import threading
 
@@ -32,6 +34,66 @@ class Answer:
     @property
     def tokens_per_second(self):
         return len(self.ids) / self.token_seconds if self.token_seconds > 0 else 0.0
+
+
+def _wrong(name, found, expected):
+    return ValueError(f"engine: {name}: found {found!r}, expected {expected}")
+
+
+def _integer(name, value, low, high):
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise _wrong(name, value, "an integer") from None
+    if not low <= found <= high:
+        raise _wrong(name, value, f"{low} to {high}")
+    return found
+
+
+def _number(name, value):
+    if not isinstance(value, numbers.Real):
+        raise _wrong(name, value, "a number")
+    return float(value)
+
+
+def _text(name, value):
+    if not isinstance(value, str):
+        raise _wrong(name, type(value).__name__, "text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as e:
+        raise _wrong(name, value[e.start], "text that UTF-8 can hold") from None
+    return value
+
+
+def _ids(name, value):
+    try:
+        return [_integer(name, i, -(2**31), 2**31 - 1) for i in value]
+    except TypeError:
+        raise _wrong(name, type(value).__name__, "a list of ids") from None
+
+
+def _turn(i, turn):
+    if not isinstance(turn, dict) or not {"role", "content"} <= turn.keys():
+        raise _wrong(f"prompt[{i}]", turn, "a message of 'role' and 'content'")
+    return tuple(_text(f"prompt[{i}]: {key}", turn[key]) for key in ("role", "content"))
+
+
+def _conversation(prompt):
+    if isinstance(prompt, str):
+        return [("user", _text("prompt", prompt))]
+    if not isinstance(prompt, (list, tuple)):
+        raise _wrong("prompt", type(prompt).__name__, "text or a list of messages")
+    return [_turn(i, turn) for i, turn in enumerate(prompt)]
+
+
+def _date(value):
+    if value is None or value == "":
+        return datetime.date.today().isoformat() if value is None else ""
+    try:
+        return datetime.datetime.strptime(value, "%Y-%m-%d").date().isoformat()
+    except (TypeError, ValueError):
+        raise _wrong("date", value, "one like '2026-01-31', '' or None") from None
 
 
 class _Stops:
@@ -66,16 +128,18 @@ class GptOss:
     """
 
     def __init__(self, path, *, device="auto", tokenizer=None, context=0):
-        self._engine = _C.Engine(str(path), str(tokenizer or ""), device, context)
+        if device not in ("auto", "cpu", "cuda"):
+            raise _wrong("device", device, "'auto', 'cpu' or 'cuda'")
+        self._engine = _C.Engine(str(path), str(tokenizer or ""), device, _integer("context", context, 0, 2**31 - 1))
         for name, value in self._engine.about().items():
             setattr(self, name, value)
 
     def encode(self, text):
         """The ids of a text, in which nothing is a control token."""
-        return self._engine.encode(text)
+        return self._engine.encode(_text("text", text))
 
     def decode(self, ids):
-        return self._engine.decode(list(ids)).decode("utf-8", "replace")
+        return self._engine.decode(_ids("ids", ids)).decode("utf-8", "replace")
 
     def generate(self, prompt, *, max_tokens=200, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, stop=(), logprobs=-1,
                  reasoning="medium", system=None, date=None, raw=False, past_end=False, on_text=None):
@@ -87,7 +151,10 @@ class GptOss:
         past_end (raw): go on over the ids that end a text. on_text(channel, text): called with each piece of text as it comes, channel
         "analysis", "commentary" or "final" ("" with raw); returning False ends the answer, and so does raising.
         """
-        stops, said, shown = _Stops([stop] if isinstance(stop, str) else stop), [], "" if raw else "final"
+        stops = _Stops([_text("stop", s) for s in ([stop] if isinstance(stop, str) else stop)])
+        said, shown = [], "" if raw else "final"
+        if reasoning not in ("low", "medium", "high"):
+            raise _wrong("reasoning", reasoning, "'low', 'medium' or 'high'")
 
         def hear(channel, text):
             if channel == shown:
@@ -96,16 +163,18 @@ class GptOss:
             go_on = on_text(channel, text) if on_text and text else None
             return False if go_on is False or stops.hit else None
 
-        common = dict(tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, logprobs=logprobs, on_text=hear)
+        common = dict(tokens=_integer("max_tokens", max_tokens, 0, 2**62), temperature=_number("temperature", temperature),
+                      top_k=_integer("top_k", top_k, 0, 2**62), top_p=_number("top_p", top_p), min_p=_number("min_p", min_p),
+                      seed=_integer("seed", seed, 0, 2**64 - 1), logprobs=_integer("logprobs", logprobs, -1, 2**62), on_text=hear)
         if raw:
-            ids = self._engine.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+            ids = self.encode(prompt) if isinstance(prompt, str) else _ids("prompt", prompt)
+            if not ids:
+                raise _wrong("prompt", prompt, "at least one token")
             found = self._engine.go_on(prompt=ids, past_end=past_end, **common)
             found["messages"] = [("", "", found.pop("text"))]
         else:
-            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            today = datetime.date.today().isoformat() if date is None else date
-            found = self._engine.answer(conversation=[(str(t["role"]), str(t["content"])) for t in turns], identity=system or "",
-                                        reasoning=reasoning, date=today, **common)
+            found = self._engine.answer(conversation=_conversation(prompt), identity=_text("system", system or ""), reasoning=reasoning,
+                                        date=_date(date), **common)
         if not stops.hit:
             rest = stops.rest()
             said.append(rest)

@@ -449,7 +449,8 @@ void run_attention_backward(nb::handle dout, nb::handle q, nb::handle k, nb::han
 // RuntimeError, as is the rest.
 PyObject* exception_type(ErrorCode code) {
   switch (code) {
-    case ErrorCode::invalid_argument: return PyExc_ValueError;
+    case ErrorCode::invalid_argument:
+    case ErrorCode::usage: return PyExc_ValueError;
     case ErrorCode::unsupported: return PyExc_NotImplementedError;
     default: return PyExc_RuntimeError;
   }
