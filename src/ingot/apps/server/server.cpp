@@ -101,6 +101,14 @@ struct Delivery {
     fall_behind(stall_seconds + double(waiting.size()) / kSlowest);  // what is left
     wake();
   }
+  // The scheduler is too late to end it.
+  void cut_off(const ApiError& e) {
+    {
+      const std::lock_guard lock(mutex);
+      if (ended) return;
+    }
+    end(e.status, streams ? "data: " + to_json(e) + "\n\n" : to_json(e));
+  }
 };
 
 struct Reply {
@@ -637,6 +645,18 @@ struct Server::Impl {
     return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
                                                : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
   }
+  // A round of a large model may take minutes: its clients are told, as libmicrohttpd cannot end while connections
+  // sleep.
+  static constexpr double kLastRound = 10;  // seconds
+  void cut_off_all() {
+    std::vector<std::shared_ptr<Delivery>> open;
+    {
+      const std::lock_guard lock(mutex);
+      for (Exchange* x : exchanges)
+        if (x->delivery) open.push_back(x->delivery);
+    }
+    for (const auto& d : open) d->cut_off(ApiError(503, "the answer was cut off: the server is closing"));
+  }
   bool stop(double seconds) {
     if (daemon == nullptr) return true;
     stopping = true;
@@ -650,7 +670,7 @@ struct Server::Impl {
           if (x->ticket) left.push_back(x->ticket);
       }
       for (const auto& ticket : left) s->cancel(ticket);
-      s->drain(10);
+      if (!s->drain(kLastRound)) cut_off_all();
     }
     // What has been said is still to be sent.
     for (const auto start = Clock::now(); seconds_since(start) < 5;
