@@ -11,6 +11,7 @@
 #include "ingot/engines/serve/answer_text.h"
 #include "ingot/engines/serve/responses.h"
 #include "ingot/io/json.h"
+#include "ingot/text/utf8.h"
 
 namespace ingot {
 namespace {
@@ -65,6 +66,13 @@ const char* reason_of(Finish finish, bool called) {
 // JSON has no infinity; OpenAI writes this.
 double finite(double logprob) { return std::max(logprob, -9999.0); }
 
+// What JSON shows of a token's bytes, which may be part of a character.
+std::string shown(const std::string& bytes) {
+  Utf8Stream stream;
+  std::string text = stream.push(bytes);
+  return text + stream.finish();
+}
+
 OrderedJson token_json(const Tokenizer& tokenizer, int32_t id, double logprob) {
   const std::string bytes = tokenizer.token_bytes(id);
   OrderedJson list = OrderedJson::array();
@@ -92,7 +100,7 @@ OrderedJson completion_logprobs(const Tokenizer& tokenizer, const std::vector<To
     r["token_logprobs"].push_back(finite(t.logprobs.drawn));
     OrderedJson top = OrderedJson::object();
     // Two tokens may have the same text once broken bytes are shown: the likelier one stays.
-    for (const TokenLogprob& p : t.logprobs.top) top.emplace(tokenizer.token_bytes(p.id), finite(p.logprob));
+    for (const TokenLogprob& p : t.logprobs.top) top.emplace(shown(tokenizer.token_bytes(p.id)), finite(p.logprob));
     r["top_logprobs"].push_back(top);
     r["text_offset"].push_back(t.offset);
   }
@@ -156,9 +164,24 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
     };
     r.on_end = [self = shared_from_this(), index](const ServeOutcome& o) { self->ended(index, o); };
   }
-  void add(const Scheduler::Handle& job) { jobs_.push_back(job); }
+  // The first choices may have ended, and taken the others with them, before the last one is there.
+  void add(const Scheduler::Handle& job) {
+    bool late = false;
+    {
+      const std::lock_guard lock(jobs_mutex_);
+      jobs_.push_back(job);
+      late = cancelled_;
+    }
+    if (late) service_.scheduler_->cancel(job);
+  }
   void cancel() {
-    for (const auto& weak : jobs_)
+    std::vector<std::weak_ptr<Scheduler::Job>> jobs;
+    {
+      const std::lock_guard lock(jobs_mutex_);
+      cancelled_ = true;
+      jobs = jobs_;
+    }
+    for (const auto& weak : jobs)
       if (const auto job = weak.lock()) service_.scheduler_->cancel(job);
   }
   // Nobody listens: the request was refused after some of it had been taken.
@@ -360,7 +383,9 @@ class Service::Ticket : public std::enable_shared_from_this<Service::Ticket> {
   std::optional<ResponseWriter> writer_;
   std::string start_;  // its first events, which go out with the first that say something
   bool begun_ = false;
+  std::mutex jobs_mutex_;  // of the two below: jobs are added while the first of them run
   std::vector<std::weak_ptr<Scheduler::Job>> jobs_;
+  bool cancelled_ = false;
   std::vector<Choice> choices_;
   std::shared_ptr<TokenGrammar> grammar_;  // of every choice; none: they are free
   size_t left_ = 0;

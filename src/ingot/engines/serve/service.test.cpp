@@ -32,7 +32,10 @@ class Faulty : public Decoder {
   Drawn draw_one(int slot, int32_t waiting, const DrawOptions& o, int64_t) override {
     if (int64_t(o.step) >= after_) std::rethrow_exception(error_);
     lengths_[slot] += waiting >= 0;
-    return {.tokens = {int32_t('a' + o.step)}};
+    Drawn d{.tokens = {int32_t('a' + o.step)}};
+    // The likeliest three: two bytes that are no character, and a letter.
+    if (o.logprobs == 3) d.logprobs = {{.drawn = -1, .top = {{0xff, -0.5}, {0xfe, -2}, {'a', -3}}}};
+    return d;
   }
 
  private:
@@ -91,6 +94,25 @@ TEST(service, an_error_that_the_client_did_not_cause_tells_it_a_number_alone) {
     EXPECT_EQ(good, 200);
     EXPECT_EQ(parse_json(text, "answer")["choices"][0]["text"], "abc");
   }
+}
+
+// What fails at once ends while later choices are still being handed over: for ThreadSanitizer.
+TEST(service, choices_that_fail_before_the_last_is_there_give_one_error) {
+  const auto s = service(std::make_exception_ptr(Error(ErrorCode::io, "no")), 0);
+  for (int i = 0; i < 200; ++i) {
+    Heard heard;
+    EXPECT_EQ(ask(*s, heard, R"(, "n": 8)").first, 500);
+  }
+  EXPECT_TRUE(s->drain(60));
+}
+
+TEST(service, names_of_likely_tokens_are_different_also_where_bytes_are_no_characters) {
+  const auto s = service(std::make_exception_ptr(7), 9);
+  Heard heard;
+  const auto [status, body] = ask(*s, heard, R"(, "logprobs": 3)");
+  ASSERT_EQ(status, 200) << body;
+  const Json likely = parse_json(body, "answer")["choices"][0]["logprobs"]["top_logprobs"][0];  // refuses a name twice
+  EXPECT_EQ(likely, (Json{{"\uFFFD", -0.5}, {"a", -3}}));
 }
 
 TEST(service, what_a_client_says_does_not_make_its_error_long) {
