@@ -119,6 +119,13 @@ class Export(unittest.TestCase):
         self.refuses(4, "absent", "export", self.run_directory, out, "--data", self.directory / "absent")
         self.refuses(4, "nowhere/a.ingot: found no directory .*nowhere, expected one to write to", "export", self.run_directory,
                      self.directory / "nowhere" / "a.ingot", "--data", self.text)
+        ids = ingot("tokenizer", "encode", "--tokenizer", self.run_directory / "tokenizer.json", "--file", self.text).text.split()
+        shards = self.directory / "shards"
+        shards.mkdir()
+        for name, tokens in (("train_0.bin", ids), ("val_0.bin", ids[:1])):
+            head = struct.pack("<256i", 20240520, 1, len(tokens), 0, *[0] * 252)
+            (shards / name).write_bytes(head + struct.pack(f"<{len(tokens)}H", *map(int, tokens)))
+        self.refuses(3, "val_0.bin: found 1 tokens, expected at least 2 to score", "export", self.run_directory, out, "--data", shards, *CALIBRATION)
         self.untouched("bad.ingot")
 
     def test_only_an_artifact_or_an_empty_file_is_replaced(self):
