@@ -102,6 +102,17 @@ class Adaptation(unittest.TestCase):
         altered(lambda e: e[-1].update(updates=e[-1]["updates"] + 1))      # with more updates than chunks before
         altered(lambda e: e[score].update(loss_sum=0))                     # another score than was reported
         altered(lambda e: e[score].update(end=e[score]["end"] + 1))        # a target of two chunks
+        altered(lambda e: e.clear())                                       # nothing at all
+        first, other = min((e["first"], e["document"]) for e in honest), max((e["first"], e["document"]) for e in honest)
+        altered(lambda e: [x.update(first=x["first"] - other[0] + first[0], end=x["end"] - other[0] + first[0])
+                           for x in e if x["document"] == other[1]])           # one document's targets twice, another's never
+        empty, text = self.directory / "empty.jsonl", self.directory / "other.jsonl"
+        empty.write_text("")
+        text.write_text("[1]\n")
+        for arguments in ([], [empty], [text], [self.directory / "absent"], [log, text]):
+            run = subprocess.run([sys.executable, TOOLS / "check_adaptation.py", *arguments], capture_output=True, text=True)
+            self.assertEqual((run.returncode, run.stdout), (1, ""), arguments)
+            self.assertRegex(run.stderr, r"\A[^\n]+\n\Z", arguments)
 
     def learn(self, out, *options):
         text = self.directory / "learnt.txt"

@@ -218,6 +218,13 @@ class Export(unittest.TestCase):
         twice = subprocess.run([sys.executable, EXPERIMENT, "--reports", reports[0], reports[0]], capture_output=True, timeout=60)
         self.assertEqual((twice.returncode, twice.stdout), (1, b""))
         self.assertIn("found seeds [2, 2], expected each once", twice.stderr.decode())
+        text = self.directory / "no-result.json"
+        text.write_text("{}")
+        for bad in ([EXPERIMENT, "--reports", text], [EXPERIMENT, "--reports", self.directory / "absent.json"],
+                    [EXPERIMENT, self.directory / "absent", self.text, self.directory / "chain3"], [EXPERIMENT, BINARY, self.text, text]):
+            run = subprocess.run([sys.executable, *map(str, bad)], capture_output=True, text=True, timeout=60)
+            self.assertEqual((run.returncode, run.stdout), (1, ""), bad)
+            self.assertRegex(run.stderr, r"\Aexperiment: [^\n]+\n\Z", bad)
         other = subprocess.run([*command[:-1], "--batches 3 --batch-tokens 256"], capture_output=True, timeout=120)
         self.assertEqual((other.returncode, other.stdout), (1, b""))
         self.assertRegex(other.stderr.decode(), r"\A[^\n]*seed-1.json: found a result of other options[^\n]*\n\Z")

@@ -198,6 +198,11 @@ class Reports(unittest.TestCase):
             self.assertIn(said, out.getvalue())
         self.assertEqual(curves.made_text(50), curves.made_text(50))
 
+    def test_nothing_to_compare_is_no_success(self):
+        with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(sys, "argv", ["curves.py", folder + "/none.json"]):
+            with self.assertRaisesRegex(SystemExit, "none.json: found no runs"):
+                curves.main()
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -3,8 +3,8 @@
     python3 tools/check_adaptation.py LOG [REPORT.json]     REPORT: what the same command printed with --json
 
 Of each document: its chunks are scored in order, each once and next to the one before; each with adapters that had made exactly as
-many updates as chunks had been scored before it; an update follows its chunk's score; the last chunk causes none. With REPORT: the
-targets and the loss are the log's.
+many updates as chunks had been scored before it; an update follows its chunk's score; the last chunk causes none. No target is in two
+documents. With REPORT: the targets and the loss are the log's.
 """
 import json
 import math
@@ -14,12 +14,14 @@ import sys
 def check(events, report=None):
     """Returns (documents, chunks, targets, sum of losses); raises ValueError with the line that is wrong."""
     state, total, targets, chunks = {}, {}, 0, 0
+    if not events:
+        raise ValueError("found no event, expected the scores of at least one document")
     for number, event in enumerate(events, 1):
         def require(holds, what):
             if not holds:
                 raise ValueError(f"line {number}: {what}: {json.dumps(event)}")
         document, chunk = event["document"], event["chunk"]
-        of = state.setdefault(document, {"scored": 0, "learnt": 0, "end": event["first"]})
+        of = state.setdefault(document, {"scored": 0, "learnt": 0, "first": event["first"], "end": event["first"]})
         if event["event"] == "score":
             require(chunk == of["scored"], f"found chunk {chunk}, expected {of['scored']}")
             require(of["learnt"] == of["scored"], "the chunk before was not learnt from, so it was the document's last")
@@ -37,6 +39,10 @@ def check(events, report=None):
     for document, of in state.items():
         if of["learnt"] != of["scored"] - 1:
             raise ValueError(f"document {document}: found {of['learnt']} updates for {of['scored']} chunks, expected one less")
+    spans = sorted((of["first"], of["end"], document) for document, of in state.items())
+    for (_, end, before), (first, _, document) in zip(spans, spans[1:]):
+        if first < end:
+            raise ValueError(f"document {document}: found targets from {first}, which document {before} has up to {end}")
     loss = math.fsum(x for sums in total.values() for x in sums)
     if report is not None:
         if report["targets"] != targets or report["documents"] < len(state):
@@ -47,12 +53,16 @@ def check(events, report=None):
 
 
 def main():
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: check_adaptation.py LOG [REPORT.json]")
     try:
         with open(sys.argv[1]) as file:
             events = [json.loads(line) for line in file]
         documents, chunks, targets, loss = check(events, json.load(open(sys.argv[2])) if len(sys.argv) > 2 else None)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"{sys.argv[1]}: {error}")
+    except (KeyError, TypeError) as error:
+        sys.exit(f"{sys.argv[1]}: found no log or report of `ingot eval --ttt`, expected one: {error}")
     print(f"{sys.argv[1]}: {documents} documents, {chunks} chunks, {targets} targets, mean loss {loss / max(targets, 1):.6f}: "
           "each scored before it was learnt from")
 

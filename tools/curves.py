@@ -123,6 +123,8 @@ def main():
         file.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     if o.picture:
         picture(said["runs"], o.picture)
+    if not said.get("runs"):
+        sys.exit(f"curves: {file}: found no runs, expected some of an earlier call")
     good = [compare(preset, runs["cpu"], runs["cuda"]) for preset, runs in said.get("runs", {}).items() if "cpu" in runs and "cuda" in runs]
     if not all(good):
         sys.exit(1)

@@ -24,10 +24,26 @@ COLUMNS = (("bits_per_byte_before", "as trained"), ("bits_per_byte_after", "read
 
 
 def run(command):
-    done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE)
+    try:
+        done = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE)
+    except OSError as error:
+        sys.exit(f"experiment: {command[0]}: {error.strerror}")
     if done.returncode != 0:  # it said why on standard error
         sys.exit(done.returncode)
     return done.stdout
+
+
+def read(report):
+    """What a seed left."""
+    try:
+        found = json.loads(report.read_text())
+    except OSError as error:
+        sys.exit(f"experiment: {report}: {error.strerror}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not {"seed", "bits_per_byte_before", "bits_per_byte_after", "total_bytes"} <= found.keys():
+        sys.exit(f"experiment: {report}: found no result of a seed, expected what this script wrote")
+    return found
 
 
 def options_of(o):
@@ -62,15 +78,15 @@ def one_seed(o, seed):
         partial = report.with_suffix(".partial")
         partial.write_text(json.dumps({"seed": seed, "options": options, **json.loads(exported), **read_back(o, artifact)}))
         partial.replace(report)
-    result = json.loads(report.read_text())
-    if result.pop("options") != options:
+    result = read(report)
+    if result.pop("options", None) != options:
         sys.exit(f"experiment: {report}: found a result of other options, expected the same, or another OUT")
     return {**result, "seed": seed}
 
 
 def read_reports(files):
     """What seeds gave that ran one at a time, elsewhere perhaps: all of the same options."""
-    seeds = [json.loads(f.read_text()) for f in files]
+    seeds = [read(f) for f in files]
     for file, s in zip(files, seeds):
         if s.get("options") != seeds[0].get("options"):
             sys.exit(f"experiment: {file}: found a result of other options than {files[0]}'s, expected the same")
@@ -120,7 +136,10 @@ def main():
         p.error("expected INGOT, DATA and OUT, or --reports")
     if len(set(o.seeds)) < len(o.seeds):
         p.error(f"--seeds: found {o.seeds}, expected each once")
-    o.out.mkdir(parents=True, exist_ok=True)
+    try:
+        o.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"experiment: {o.out}: {error.strerror}")
     seeds = [one_seed(o, seed) for seed in o.seeds]
     said = {**options_of(o), "seeds": seeds, "summary": summary(seeds)}
     (o.out / "experiment.json").write_text(json.dumps(said, indent=2) + "\n")
@@ -128,4 +147,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # the program under way has said what it saved
+        sys.exit(130)
