@@ -1,6 +1,6 @@
 """compute-sanitizer over the GPU tests named ...Small, each tool over each test executable, in shards. Writes
 bench/results/<gpu>/sanitizers.json: per tool and executable the tests run and the errors found. What the report there says of the same tree, and
-this run does not repeat, stays: a report may be made in parts.
+this run does not repeat, stays: a report may be made in parts, and one cut short has what was done.
 
     python3 tools/sanitize.py --build build/cuda [--tools memcheck,racecheck,synccheck,initcheck] [--seconds 240] [--jobs 12] [--out DIR]
                               [--executables test_kernels_linear,...]
@@ -21,7 +21,7 @@ TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 # synccheck follows few mbarriers of a block unless told to; one it lost track of looks uninitialised, and its warp is ended.
 # racecheck shows a hundred hazards unless told to; those that are not shown cannot be told from explained ones.
 OPTIONS = {"synccheck": ["--num-cuda-barriers", "1024"], "racecheck": ["--print-limit", "100000"]}
-SHARD = 6  # tests of one run
+SHARD = 2  # tests of one run
 # What racecheck reports and is no race, by executable. It credits an arrival at an mbarrier to the lane that arrives, not to those that __syncwarp()
 # put before it (docs/lab/attention-on-a-gpu.md), and misses block barriers that warps reach from different branches (docs/lab/gpt-oss-megakernel.md).
 HAZARD = re.compile(r"Race reported between (?:Read|Write) access at (.*)\n=+ +and (?:Read|Write) access at (.*?)(?: \[\d+ hazards\])?\n")
@@ -118,6 +118,12 @@ def main():
     gpu, driver = [part.strip() for part in query.split(",")]
     chosen = [arguments.build / name for name in arguments.executables.split(",")] if arguments.executables else gpu_executables(arguments.build)
     wanted = {executable: tests_of(executable, arguments.filter) for executable in chosen}
+    nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
+    folder = arguments.out or reports.RESULTS / (re.findall(r"[A-Z]+\d+\w*", gpu) or [gpu.replace(" ", "-")])[0].lower()
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {"suite": reports.SANITIZERS, "tree": reports.tree_hash(reports.SANITIZERS), "gpu": gpu, "driver": driver,
+              "cuda": (re.findall(r"release ([\d.]+)", nvcc) or ["?"])[0], "date": datetime.date.today().isoformat(),
+              "command": os.environ.get("INGOT_COMMAND", "tools/sanitize.py"), "filter": arguments.filter}
     results = []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         def start(tool, executable):
@@ -127,24 +133,16 @@ def main():
         # The slowest tool first.
         running = {(tool, executable): start(tool, executable) for tool in sorted(arguments.tools.split(","), key="racecheck".__ne__)
                    for executable in wanted if wanted[executable]}
-        for executable, tests in wanted.items():
-            if tests == 0:
-                print(f"{executable.name}: no tests match {arguments.filter}")
-                continue
-            for tool in arguments.tools.split(","):
-                shards = [run.result() for run in running[tool, executable]]
-                results.append(result_of(tool, executable, tests, shards))
-                show(results[-1], tests, shards)
-    nvcc = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=False).stdout
-    folder = arguments.out or reports.RESULTS / (re.findall(r"[A-Z]+\d+\w*", gpu) or [gpu.replace(" ", "-")])[0].lower()
-    results = earlier_results(folder, arguments.filter, results) + results
-    report = {"suite": reports.SANITIZERS, "tree": reports.tree_hash(reports.SANITIZERS), "gpu": gpu, "driver": driver,
-              "cuda": (re.findall(r"release ([\d.]+)", nvcc) or ["?"])[0], "date": datetime.date.today().isoformat(),
-              "command": os.environ.get("INGOT_COMMAND", "tools/sanitize.py"), "filter": arguments.filter, "results": results}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{reports.SANITIZERS}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        for executable in (e for e, tests in wanted.items() if tests == 0):
+            print(f"{executable.name}: no tests match {arguments.filter}")
+        for (tool, executable), runs in running.items():
+            shards = [run.result() for run in runs]
+            results.append(result_of(tool, executable, wanted[executable], shards))
+            show(results[-1], wanted[executable], shards)
+            report["results"] = earlier_results(folder, arguments.filter, results) + results
+            (folder / f"{reports.SANITIZERS}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     problems = reports.problems_of(report)
-    print("\n".join(problems) if problems else f"sanitizers: clean, {len(results)} runs")
+    print("\n".join(problems) if problems else f"sanitizers: clean, {len(report['results'])} runs")
     return 1 if problems else 0
 
 
