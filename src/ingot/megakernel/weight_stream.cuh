@@ -103,6 +103,8 @@ class WeightReader {
     while (turn_ < count) take(use);
     turn_ -= count;
   }
+  // Of the pieces that come next the first that this team takes, counted from 0.
+  __device__ __forceinline__ uint32_t turn() const { return turn_; }
   // The first of them ahead of read(), of the same count.
   template <class Use> __device__ __forceinline__ void read_one(uint32_t count, Use&& use) {
     if (turn_ < count) take(use);

@@ -33,6 +33,7 @@ struct OpenOptions {
   DeviceChoice device = DeviceChoice::automatic;
   int64_t gpus = 1;              // that share the model; more than one are insisted on
   std::string split = "tensor";  // how they do: "tensor" or "attention-experts"
+  bool screen = true;            // greedy tokens by a head in 8 bits where the engine can on a GPU: the same tokens
   bool together = false;         // slots share passes over the weights where the engine can on a GPU
   std::string adapters;          // a file of `ingot ttt`, for models of `ingot train`
 };

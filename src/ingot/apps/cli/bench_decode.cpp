@@ -70,10 +70,12 @@ void print_shared(const Options& o, const DecodeTimes& t) {
               " us, within a GPU " + fixed(of.local, 2) + "\n");
 }
 
-void print_paths(const std::vector<std::pair<std::string, TokenTimes>>& paths, int64_t bytes, double read_TBps) {
-  for (const auto& [path, of] : paths) {
-    const double TBps = double(bytes) / of.mean_ms * 1e-9;
-    print_path(path, of, ", " + fixed(TBps, 2) + " TB/s, " + fixed(100 * TBps / read_TBps, 0) + " % of reading alone");
+template <class Times> void print_paths(const Times& t, double read_TBps) {
+  for (const auto& [path, of] : t.token) {
+    const bool screened = path == "screened";
+    const double TBps = double(screened ? t.screened_bytes : t.token_bytes) / of.mean_ms * 1e-9;
+    print_path(screened ? "megakernel, head screened in 8 bits" : path, of,
+               ", " + fixed(TBps, 2) + " TB/s, " + fixed(100 * TBps / read_TBps, 0) + " % of reading alone");
   }
 }
 
@@ -85,10 +87,10 @@ void print(const Options& o, const DecodeTimes& t) {
   if (t.token.empty() && o.gpus > 1) return print_shared(o, t);  // one has no room for it
   write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB; reading alone reaches " +
             fixed(t.read_TBps, 2) + " TB/s here\n");
-  print_paths(t.token, t.token_bytes, t.read_TBps);
+  print_paths(t, t.read_TBps);
   for (const ContextTimes& at : t.contexts) {
     write_out(with_commas(at.context) + " tokens of context, " + fixed(double(at.token_bytes) * 1e-9, 3) + " GB:\n");
-    print_paths(at.token, at.token_bytes, t.read_TBps);
+    print_paths(at, t.read_TBps);
   }
   for (const AnswerTimes& a : t.answers)
     write_out("a prompt of " + with_commas(a.prompt) + " tokens, " + with_commas(a.tokens) +
@@ -148,13 +150,16 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                    {"prompt_ms_of_16", t.prompt_ms},
                    {"first_token_ms", t.first_token_ms},
                    {"token_bytes", t.token_bytes},
+                   {"screened_bytes", t.screened_bytes},
                    {"weight_bytes", t.weight_bytes},
                    {"read_TBps", t.read_TBps},
                    {"phases_us", phases},
                    {"stages", stages}};
   for (const ContextTimes& at : t.contexts)
-    json["contexts"].push_back(
-        {{"context", at.context}, {"token", as_json(at.token)}, {"token_bytes", at.token_bytes}});
+    json["contexts"].push_back({{"context", at.context},
+                                {"token", as_json(at.token)},
+                                {"token_bytes", at.token_bytes},
+                                {"screened_bytes", at.screened_bytes}});
   for (const AnswerTimes& a : t.answers)
     json["answers"].push_back({{"prompt", a.prompt},
                                {"tokens", a.tokens},

@@ -37,6 +37,7 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptio
                                            .device = device_named(o.device),
                                            .gpus = o.gpus,
                                            .split = o.split,
+                                           .screen = !o.whole_head,
                                            .together = o.together,
                                            .adapters = o.adapters});
   if (!m.note.empty()) log_info(path, ": ", m.note);

@@ -17,7 +17,8 @@ struct ModelOptions {
   std::string device = "auto";
   int64_t gpus = 1;  // that share a GPT-OSS model
   std::string split = "tensor";
-  std::string adapters;  // a file of them, for a model of `ingot train`
+  bool whole_head = false;  // never by a head in 8 bits
+  std::string adapters;     // a file of them, for a model of `ingot train`
 };
 void add_options(Command& c, ModelOptions& o);
 void add_gpus(Command& c, int64_t& gpus, std::string& split);

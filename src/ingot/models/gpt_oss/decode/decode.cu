@@ -342,6 +342,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.stamps, 1);
   const int64_t counters = at;
   take(b.handoff, 1);
+  take(b.lowest, kMostBlocks);
   take(b.sums, sums_at(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
@@ -420,6 +421,11 @@ bool megakernel_takes(const Model& m) {
          with_format<Megakernel>(m.head.format, [&](auto kernels) { return kernels.fits(m); });
 }
 
+bool screen_takes(const Model& m) {
+  return megakernel_takes(m) && m.kv_heads < 0 && m.head.format == WeightFormat::bf16 &&
+         m.layers[0].down.format == WeightFormat::mxfp4;
+}
+
 void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Persistent& how, Stream stream) {
   INGOT_CHECK(step.T == 1, "decode token: found ", step.T, " tokens, expected 1");
   INGOT_CHECK(megakernel_takes(m), "decode token: found a model of wider heads than ", kTokenHeadDim,
@@ -444,6 +450,14 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
               "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
               trace_of(m, 0, nullptr).words_of_block());
+  if (how.screened) {
+    INGOT_CHECK(screen_takes(m) && m.screen.rows != nullptr && step.head_rows == 1 && !traced,
+                "decode token: found a screen wanted of a model without one, of ", step.head_rows,
+                " rows of logits, or of a trace, expected the likeliest id of one row alone");
+    token.head.w = m.screen.codes;
+    return ScreenedMegakernel<WeightFormat::bf16>::launch(token, {m.head, m.screen.rows, b.lowest}, layer, how.blocks,
+                                                          stream);
+  }
   const auto go = [&](auto kernels) { kernels.launch(token, layer, how.blocks, stream); };
   if (several) {
     INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
@@ -471,6 +485,7 @@ std::string name_of_handoff(uint32_t number) {
 // A number of RankWait's, or of a hand-off within this GPU.
 std::string name_of_wait(uint32_t number, uint32_t layers) {
   const uint32_t rank = number >> megakernel::kRankShift, handoff = number & ((1u << megakernel::kRankShift) - 1);
+  if (rank == 0 && layers > 0 && handoff == layers * kHandoffsOfLayer) return "the largest logit's least";
   if (rank == 0) return name_of_handoff(handoff);
   const std::string what = handoff == layers * kHandoffsOfLayer ? "its likeliest id" : name_of_handoff(handoff);
   return "GPU " + std::to_string(rank - 1) + " and its part of " + what;

@@ -54,6 +54,7 @@ struct Persistent {
   int64_t blocks = 0;            // of the grid; 0: as many as run at once
   megakernel::Trace trace;       // of trace_of(...), where MXFP4 is the experts' format; no words: none is kept
   uint32_t missing = ~0u;        // for tests: megakernel::Grid
+  bool screened = false;         // the likeliest id alone, by Model::screen: where screen_takes()
 };
 std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, uint32_t capacity);
 uint32_t handoffs_of(const Model& model);
@@ -62,6 +63,8 @@ megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words)
 // Heads of up to 64 numbers, attention and head of one format, the experts' matrices of one, and room in an SM's memory
 // for a token's activations beside a ring of weights.
 bool megakernel_takes(const Model& model);
+// Of a model that megakernel_takes(): whether its head can be screened, on one GPU. In bf16, and experts in MXFP4.
+bool screen_takes(const Model& model);
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
 // Who waited for what ("... for the output of layer 3: found 131, ..."); empty where no wait gave up.
 std::string handoff_report(const gpu::WaitControl& waits, uint32_t layers = 0);

@@ -28,6 +28,7 @@ using gpt_oss_decode::DeviceModel;
 using gpt_oss_decode::DeviceModelOptions;
 using gpt_oss_decode::RankedModel;
 
+// Without a screen.
 DeviceModelOptions device_options(const GptOssDecoderOptions& o, int rank = 0) {
   return {.context = o.context,
           .slots = o.slots,
@@ -37,6 +38,15 @@ DeviceModelOptions device_options(const GptOssDecoderOptions& o, int rank = 0) {
           .split = gpt_oss_decode::split_named(o.split)};
 }
 
+// With one where it is wanted and fits.
+DeviceModelOptions roomy_options(const GptOssConfig& c, const GptOssWeights& w, const GptOssDecoderOptions& o) {
+  DeviceModelOptions with = device_options(o);
+  with.screen = o.screen && o.gpus == 1;
+  const int64_t free = gpu::device_memory(0).available();
+  if (free >= 0 && DeviceModel::bytes(c, w, with) > free) with.screen = false;
+  return with;
+}
+
 // Two of the megakernel's tokens take no longer than a step of both.
 constexpr size_t kFewestTogether = 3;
 
@@ -44,7 +54,7 @@ class GpuDecoder final : public HostDecoder {
  public:
   GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
       : HostDecoder(o.slots),
-        model_(c, weights, device_options(o)),
+        model_(c, weights, roomy_options(c, weights, o)),
         batch_(std::max(o.batch, model_.prompt_batch())),
         columns_(o.together ? model_.most_streams() : 1) {}
 
@@ -76,11 +86,11 @@ class GpuDecoder final : public HostDecoder {
       take(begin + int64_t(part.size() - wanted), Tensor(logits_.data(), {int64_t(wanted), vocab()}));
     }
   }
-  bool extend_there(int slot, std::span<const int32_t> ids, int64_t vocab) override {
+  bool extend_there(int slot, std::span<const int32_t> ids, int64_t vocab, bool id_alone) override {
     const size_t most = size_t(model_.prompt_batch());
     for (size_t at = 0; at < ids.size(); at += most) {
       const auto part = ids.subspan(at, std::min(most, ids.size() - at));
-      model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, uint32_t(vocab));
+      model_.extend(part, at + part.size() == ids.size() ? 1 : 0, slot, uint32_t(vocab), id_alone);
     }
     if (vocab == 0) model_.synchronize();  // a prompt's errors are its own, and its time
     return true;

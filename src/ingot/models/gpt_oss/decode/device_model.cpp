@@ -12,6 +12,7 @@
 #include "ingot/kernels/sampling/logprobs.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/ranks.h"
+#include "ingot/models/gpt_oss/decode/screen.h"
 #include "ingot/models/gpt_oss/decode/upload.h"
 #include "ingot/models/host_decoder.h"
 
@@ -221,6 +222,16 @@ void build_weights(Builder& b, const GptOssConfig& c, const GptOssWeights& w, co
   b.matrix(m.head, w.head, 2 / std::sqrt(double(c.hidden)), head_cut(c, s));
 }
 
+// Room for a head in 8 bits, where one is wanted and serves.
+void build_screen(Builder& b, bool wanted, Model& m) {
+  if (!wanted || !screen_takes(m)) return;
+  uint8_t* codes;
+  ScreenRow* rows;
+  b.take(codes, screen_matrix(m.head, nullptr).matrix_bytes);
+  b.take(rows, 16 * int64_t(m.head.bands));
+  m.screen = {screen_matrix(m.head, codes), rows};
+}
+
 // A slot's cache and activations: zeros at first. Returns where the activations lie.
 char* build_slot(Builder& b, Model& m, int64_t context, int64_t ring, int ranks, LayerStages*& stages,
                  Ranks*& of_ranks) {
@@ -302,6 +313,7 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   float *cos, *sin;
   Builder counter(nullptr, nullptr, {}, o.device);
   build_weights(counter, c, w, slices_of(c, o.ranks, o.split)[size_t(o.rank)], m);
+  build_screen(counter, o.screen, m);
   build_table(counter, c, context, cos, sin);
   uint64_t* inbox;
   uint32_t* epoch;
@@ -344,10 +356,12 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
   float *cos, *sin;
   build_weights(builder, c, w, slice_, model);
   weight_bytes_ = builder.bytes;
+  build_screen(builder, o.screen, model);
   build_table(builder, c, context_, cos, sin);
   build_inbox(builder, c, o.ranks, inbox_, epoch_);
   model.cos = cos, model.sin = sin;
   gpu::fill_bytes(memory + weight_bytes_, 0, total - weight_bytes_, *stream_);
+  if (model.screen.rows != nullptr) make_screen(model.head, model.screen, *stream_);
   stream_->synchronize();
   waits_ = std::make_unique<gpu::WaitControl>(o.wait_limit);
   for (int64_t s = 0; s < o.slots; ++s) {
@@ -385,15 +399,16 @@ bool DeviceModel::use_megakernel(bool wanted) {
   return takes;
 }
 
-gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab) {
-  const bool persistent = megakernel_ && T == 1;
-  auto& g = slot.graphs[{T, head_rows, vocab, persistent}];
+gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {
+  const bool persistent = megakernel_ && T == 1, screened = screens(T, head_rows, id_alone);
+  auto& g = slot.graphs[{T, head_rows, vocab, persistent, screened}];
   if (g != nullptr) return *g;
   const Step step{.T = T, .head_rows = head_rows, .vocab = vocab, .capacity = uint32_t(context_)};
   g = std::make_unique<gpu::Graph>(*stream_, [&] {
     if (!persistent) return run(slot.model, slot.buffers, step, *stream_);
     run_megakernel(slot.model, slot.buffers, step,
-                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks}, *stream_);
+                   {.layers = slot.stages, .watch = waits_->watch(), .ranks = slot.ranks, .screened = screened},
+                   *stream_);
   });
   return *g;
 }
@@ -462,7 +477,7 @@ void DeviceModel::grow(Slot& slot, int64_t tokens) {
   slot.valid_from = std::max(slot.valid_from, slot.length - ring_);
 }
 
-void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int index, uint32_t vocab) {
+void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int index, uint32_t vocab, bool id_alone) {
   Slot& slot = slots_[size_t(index)];
   const int64_t T = int64_t(ids.size());
   const int64_t most = head_rows <= 1 ? prompt_batch() : head_rows == T ? rows_batch() : batch();
@@ -473,6 +488,7 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   const gpu::DeviceGuard guard(device_);
   grow(slot, T);
   slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
+  slot.id_alone = screens(T, head_rows, id_alone);
   if (T > batch()) {
     gpu::copy_rows({.to = prompt_.ids, .from = ids.data(), .row_bytes = T * 4, .device = device_}, *stream_);
     return run_prompt(slot.model, slot.buffers, prompt_,
@@ -486,7 +502,7 @@ void DeviceModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int i
   }
   gpu::copy_rows({.to = slot.buffers.state->tokens, .from = ids.data(), .row_bytes = T * 4, .device = device_},
                  *stream_);
-  graph(slot, uint32_t(T), head_rows, vocab).launch(*stream_);
+  graph(slot, uint32_t(T), head_rows, vocab, id_alone).launch(*stream_);
 }
 
 std::vector<int> DeviceModel::kernels_of_prompt(int64_t tokens, uint32_t head_rows) const {
@@ -518,12 +534,13 @@ void DeviceModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t
   if (1 <= tokens && tokens <= batch()) graph(slots_[size_t(slot)], uint32_t(tokens), head_rows, vocab);
 }
 
-void DeviceModel::continue_greedily(int64_t n, int index) {
+void DeviceModel::continue_greedily(int64_t n, int index, bool id_alone) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);
   grow(slot, n);
   slot.vocab = uint32_t(config().vocab);
-  gpu::Graph& g = graph(slot, 1, 1, 0);
+  slot.id_alone = screens(1, 1, id_alone);
+  gpu::Graph& g = graph(slot, 1, 1, 0, id_alone);
   for (int64_t i = 0; i < n; ++i) g.launch(*stream_);
 }
 
@@ -542,6 +559,7 @@ void DeviceModel::start_streams(std::span<const int> slots, std::span<const int3
     Slot& slot = slots_[size_t(slots[j])];
     grow(slot, n);
     slot.vocab = vocab > 0 ? vocab : uint32_t(config().vocab);
+    slot.id_alone = false;
   }
   gpu::copy_rows({.to = streams_input_, .from = &input, .row_bytes = int64_t(sizeof input), .device = device_},
                  *stream_);
@@ -576,6 +594,7 @@ void DeviceModel::continue_traced(int index) {
   Slot& slot = slots_[size_t(index)];
   const gpu::DeviceGuard guard(device_);
   grow(slot, 1);
+  slot.id_alone = false;
   slot.traced->launch(*stream_);
 }
 
@@ -612,6 +631,10 @@ void DeviceModel::send_adjustments(const DrawOptions& o) {
   allowed_sent_.assign(o.allowed.begin(), o.allowed.end());
 }
 
+void DeviceModel::check_logits(const Slot& slot) const {
+  INGOT_CHECK(!slot.id_alone, "gpt-oss: found a step that was asked for the likeliest id alone, expected its logits");
+}
+
 // A step that found no numbers says so in `flaw`, which a draw leaves alone.
 DrawnToken DeviceModel::draw(const DrawOptions& o, uint32_t step, int index) {
   INGOT_CHECK(can_draw(o), "gpt-oss: found ", o.bias.size(), " biases and logprobs of ", o.logprobs,
@@ -632,8 +655,11 @@ DrawnToken DeviceModel::draw(const DrawOptions& o, uint32_t step, int index) {
                    .allowed = o.allowed.empty() ? Tensor() : Tensor(draw_.allowed, {(vocab + 31) / 32}, device)},
                   *stream_);
   }
+  const Slot& slot = slots_[size_t(index)];
   // Of a greedy draw the step has found the token.
-  if (adjusts || o.sampling.temperature > 0 || slots_[size_t(index)].vocab != uint32_t(vocab))
+  const bool found = !adjusts && o.sampling.temperature <= 0 && slot.vocab == uint32_t(vocab);
+  if (!found || o.logprobs >= 0) check_logits(slot);
+  if (!found)
     sample({.logits = Tensor(adjusts ? draw_.adjusted : b.logits, {1, vocab}, device),
             .tokens = token,
             .options = o.sampling,
@@ -662,6 +688,7 @@ DrawnToken DeviceModel::draw(const DrawOptions& o, uint32_t step, int index) {
 void DeviceModel::logits(uint32_t rows, float* to, int slot) {
   const gpu::DeviceGuard guard(device_);
   synchronize();
+  check_logits(slots_[size_t(slot)]);
   const float* const from = int64_t(rows) > batch() ? prompt_.logits : buffers(slot).logits;
   gpu::copy_to_host(to, from, int64_t(rows) * config().vocab * 4);
 }

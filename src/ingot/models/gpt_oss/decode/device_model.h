@@ -22,6 +22,7 @@ struct DeviceModelOptions {
   int64_t slots = 1;    // sequences, each with its own cache
   int device = 0;
   bool megakernel = true;  // single tokens by the persistent kernel, where it takes the model
+  bool screen = false;     // a copy of the head in 8 bits, for greedy tokens (screen.h); where screen_takes()
   bool prompts = true;     // more tokens than a step's by matrix kernels, where these take the model
   double wait_limit = 2;   // seconds that a block of it waits for others
   // One of several GPUs that share the model: it has a slice (ranked_model.h, which makes all of them).
@@ -82,6 +83,7 @@ class DeviceModel {
 
   // From the next step on. False where the megakernel does not take the model's formats: nothing changes.
   bool use_megakernel(bool wanted);
+  bool has_screen() const { return model().screen.rows != nullptr; }
 
   // What prompt_kernels() says of a prompt of so many tokens.
   std::vector<int> kernels_of_prompt(int64_t tokens, uint32_t head_rows) const;
@@ -92,10 +94,11 @@ class DeviceModel {
   void prepare(int64_t tokens, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
   // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), with all up to rows_batch(), and
   // starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not taken for the
-  // likeliest; 0: all may be.
-  void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
+  // likeliest; 0: all may be. `id_alone`: nobody will ask for the logits, so a screen may be used; the id is the same.
+  void extend(std::span<const int32_t> ids, uint32_t head_rows, int slot = 0, uint32_t vocab = 0,
+              bool id_alone = false);
   // Appends what the last step found likeliest, n times.
-  void continue_greedily(int64_t n, int slot = 0);
+  void continue_greedily(int64_t n, int slot = 0, bool id_alone = false);
   // One token to each of several slots, by one pass over the weights; every slot then has its logits and what it found
   // likeliest. One sequence's numbers are those of the phased path, not bit for bit the megakernel's.
   int64_t most_streams() const {
@@ -136,12 +139,17 @@ class DeviceModel {
     int64_t length = 0, valid_from = 0;  // rings hold the tokens from here on
     bool pretends = false;               // its cache is random
     uint32_t vocab = 0;                  // of the last step: the ids of which it found the likeliest
-    std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool>, std::unique_ptr<gpu::Graph>> graphs;
+    bool id_alone = false;               // it left no logits
+    std::map<std::tuple<uint32_t, uint32_t, uint32_t, bool, bool>, std::unique_ptr<gpu::Graph>> graphs;
     std::unique_ptr<gpu::Graph> traced;
   };
   DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,
               const uint64_t* seed);
-  gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab);
+  gpu::Graph& graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone = false);
+  bool screens(int64_t T, uint32_t head_rows, bool id_alone) const {
+    return id_alone && megakernel_ && has_screen() && T == 1 && head_rows == 1;
+  }
+  void check_logits(const Slot& slot) const;
   void grow(Slot& slot, int64_t tokens);
   bool ranked() const { return slots_[0].buffers.ranks.several(); }
   void start_streams(std::span<const int> slots, std::span<const int32_t> ids, int64_t n, uint32_t vocab);

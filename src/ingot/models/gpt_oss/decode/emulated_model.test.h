@@ -93,7 +93,8 @@ struct Emulated {
     return reinterpret_cast<char*>((uintptr_t(v.data()) + 255) / 256 * 256);
   }
 
-  void run_one_kernel(const gpt_oss_decode::Step& step, uint32_t missing = ~0u, const megakernel::Trace& trace = {}) {
+  void run_one_kernel(const gpt_oss_decode::Step& step, uint32_t missing = ~0u, const megakernel::Trace& trace = {},
+                      bool screened = false) {
     const gpu::Watch watch{.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = limit_ns};
     run_megakernel(model, buffers, step,
                    {.layers = stages.data(),
@@ -101,7 +102,8 @@ struct Emulated {
                     .ranks = &buffers.ranks,
                     .blocks = blocks,
                     .trace = trace,
-                    .missing = missing},
+                    .missing = missing,
+                    .screened = screened},
                    {});
   }
 

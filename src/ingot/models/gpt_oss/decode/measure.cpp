@@ -30,6 +30,8 @@ using gpt_oss_decode::RankedModel;
 
 Stream stream_of(const DeviceModel& m) { return m.stream(); }
 Stream stream_of(const RankedModel& m) { return m.rank(0).stream(); }
+bool has_screen(const DeviceModel& m) { return m.has_screen(); }
+bool has_screen(const RankedModel& m) { return m.rank(0).has_screen(); }
 
 int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t streams, double experts) {
   const GptOssConfig& c = m.config();
@@ -45,6 +47,12 @@ int64_t bytes_of_step(const DeviceModel& m, int64_t context, int64_t streams, do
 }
 int64_t bytes_of_token(const DeviceModel& m, int64_t context) {
   return bytes_of_step(m, context, 1, double(m.config().experts_per_token));
+}
+
+// Where it is screened; 0 without a screen.
+int64_t bytes_of_screened(const DeviceModel& m, int64_t context) {
+  if (!m.has_screen()) return 0;
+  return bytes_of_token(m, context) - m.model().head.matrix_bytes + m.model().screen.codes.matrix_bytes;
 }
 
 double seconds_of_reading(const DeviceModel& m, int64_t bytes) {
@@ -102,8 +110,8 @@ template <class Next> TokenTimes time_steps(Stream stream, int64_t count, Next&&
   times.best_ms = ms[0], times.p50_ms = ms[ms.size() / 2], times.p99_ms = ms[ms.size() * 99 / 100];
   return times;
 }
-template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens) {
-  const TokenTimes times = time_steps(stream_of(m), tokens, [&] { m.continue_greedily(1); });
+template <class Model> TokenTimes time_tokens(Model& m, int64_t tokens, bool id_alone = false) {
+  const TokenTimes times = time_steps(stream_of(m), tokens, [&] { m.continue_greedily(1, 0, id_alone); });
   m.likeliest();  // refuses what is not numbers
   return times;
 }
@@ -115,6 +123,9 @@ void time_paths(Model& m, const DecodeMeasurement& o, int64_t context, Times& ti
     if (!wanted || !m.use_megakernel(persistent)) continue;
     m.pretend(context);
     times.token.emplace_back(name, time_tokens(m, o.tokens));
+    if (!persistent || !has_screen(m)) continue;
+    m.pretend(context);
+    times.token.emplace_back("screened", time_tokens(m, o.tokens, true));
   }
 }
 
@@ -244,8 +255,10 @@ int64_t slots_for(const DecodeMeasurement& o) {
   return o.streams.empty() ? 1 : std::max<int64_t>(1, *std::max_element(o.streams.begin(), o.streams.end()));
 }
 void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
-  RankedModel one(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
-                  {.context = room, .slots = slots_for(o)}, 1);
+  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  gpt_oss_decode::DeviceModelOptions options{.context = room, .slots = slots_for(o), .screen = true};
+  options.screen = DeviceModel::bytes(c, shapes, options) <= gpu::device_memory(0).available();
+  RankedModel one(c, shapes, options, 1);
   DeviceModel& m = one.rank(0);
   times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
@@ -253,6 +266,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   if (o.prompt) times.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
   time_paths(m, o, o.context, times);
   times.token_bytes = bytes_of_token(m, o.context + o.tokens / 2);
+  times.screened_bytes = bytes_of_screened(m, o.context + o.tokens / 2);
   const int64_t bytes = std::min<int64_t>(m.weight_bytes(), int64_t(8) << 30) / 16 * 16;
   times.read_TBps = double(bytes) / seconds_of_reading(m, bytes) * 1e-12;
   for (const int64_t context : o.contexts) {
@@ -260,6 +274,7 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
     t.context = context;
     time_paths(m, o, context, t);
     t.token_bytes = bytes_of_token(m, context + o.tokens / 2);
+    t.screened_bytes = bytes_of_screened(m, context + o.tokens / 2);
   }
   m.use_megakernel(o.megakernel);
   for (const auto& [prompt, tokens] : o.answers) times.answers.push_back(time_answer(m, prompt, tokens));

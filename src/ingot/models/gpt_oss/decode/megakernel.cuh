@@ -24,6 +24,7 @@
 #include "ingot/models/gpt_oss/decode/choose.cuh"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/piece_attention.cuh"
+#include "ingot/models/gpt_oss/decode/screen.cuh"
 #include "ingot/models/gpt_oss/decode/sections.h"
 #include "ingot/models/gpt_oss/decode/stages.cuh"
 
@@ -96,6 +97,9 @@ struct RankMemory {
 
 constexpr int64_t kBestBytes = 16 * kHeldBands * sizeof(sampling::Best);  // behind the head's column
 
+using ScreenMemory = screen::Memory<kTokenWarps, kHeldBands>;
+static_assert(sizeof(ScreenMemory) <= kBestBytes, "in the place of what the usual head keeps there");
+
 inline void place(Token& t, const LayerStages& l, int64_t most_bytes) {
   const auto up = [](int64_t n, int64_t to) { return uint32_t((n + to - 1) / to * to); };
   t.choice = up(sizeof(TokenMemory) + (t.ranks != nullptr ? sizeof(RankMemory) : 0), 16);
@@ -136,12 +140,14 @@ struct HeldPiece {
 };
 
 // kRanks: several GPUs make the token; what output and down add to x is the sum of their parts.
-template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class TokenProgram {
+// kScreened: of the head only the likeliest id is wanted, and Token::head's matrix is in 8 bits (ScreenedHead).
+template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks, bool kScreened = false> class TokenProgram {
  public:
-  __device__ __forceinline__ TokenProgram()
+  __device__ __forceinline__ explicit TokenProgram(const ScreenedHead* screened = nullptr)
       : memory_(tile::dynamic_shared<char>()),
         m_(*reinterpret_cast<TokenMemory*>(memory_)),
-        handoffs_(m_.token.grid, m_.handoffs) {}
+        handoffs_(m_.token.grid, m_.handoffs),
+        screened_(screened) {}
 
   __device__ __forceinline__ void run(const Token& token) {
     copy_words(m_.token, token);
@@ -310,6 +316,9 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     }
     return m_.token.head.w;
   }
+  // A granule of a screened head's codes has the bytes of one of fp8.
+  static constexpr WeightFormat kOfHead = kScreened ? WeightFormat::fp8 : D;
+  static_assert(kScreenGranule == granules::Form<WeightFormat::fp8>::kBytes, "kOfHead");
   template <WeightFormat F>
   __device__ __forceinline__ Section section(const Matrix& w, uint32_t share, bool bank = false,
                                              bool by_band = false) const {
@@ -334,7 +343,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
                 : stage == Stage::output  ? section<D>(w, share.output)
                 : stage == Stage::gate_up ? section<E>(w, share.gate_up, true)
                 : stage == Stage::down    ? section<E>(w, share.down, true, true)
-                                          : section<D>(w, stage == Stage::head ? share.head : 0);
+                                          : section<kOfHead>(w, stage == Stage::head ? share.head : 0);
     s.begin();
     return s;
   }
@@ -432,7 +441,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         } else {
           if constexpr (kRanks)
             if (stage == Stage::output || stage == Stage::down) add_ranks(i, stage, l);
-          if (stage == Stage::head) {
+          if (!kScreened && stage == Stage::head) {
             if (ending(stage) < kEnding && m_.sections[int(stage)].range.begin < m_.sections[int(stage)].range.end)
               top = best();
             return handoffs_.end();
@@ -471,7 +480,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
           const NormProduct& product = next == Stage::head ? m_.token.head : l.qkv;
           prefetch_norm(product.weight, product.w);
         }
-        if (next != Stage::gate_up && next != Stage::down) hold(round, s.pieces_of(round, kHeldBands), from, held);
+        if (next != Stage::gate_up && next != Stage::down && !(kScreened && next == Stage::head))
+          hold(round, s.pieces_of(round, kHeldBands), from, held);
       }
       if (!begins && !again) {
         if (stage != Stage::qkv) handoffs_.wait(false);
@@ -479,6 +489,8 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
         if (stage == Stage::attention && i == 0 && blockIdx.x == 0 && threadIdx.x == 0)  // all have read it
           ptx::store_relaxed(m_.token.stamps, m_.stamp - 1 + m_.token.count);
         if (next == Stage::head && m_.token.head_rows == 0) return handoffs_.end();
+        if constexpr (kScreened)
+          if (next == Stage::head) return screen_head(top, from);
       }
       stage = next;
     }
@@ -1032,6 +1044,13 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     return reinterpret_cast<sampling::Best*>(stage() +
                                              granules::column_stride(m_.token.embedding.C))[ending(Stage::head)];
   }
+  __device__ __forceinline__ static float of_warps(const float (&sums)[kTokenWarps][16], uint32_t of) {
+    float fours[4];
+#pragma unroll
+    for (uint32_t w = 0; w < 4; ++w)
+      fours[w] = (sums[4 * w][of] + sums[4 * w + 1][of]) + (sums[4 * w + 2][of] + (w < 3 ? sums[4 * w + 3][of] : 0));
+    return (fours[0] + fours[1]) + (fours[2] + fours[3]);
+  }
   // By the ending threads, whole warps of them, after a barrier: a row's sum over all warps goes where it belongs.
   __device__ __forceinline__ void end(Stage stage, const LayerStages& l, uint32_t i, uint32_t round, RowNumbers row,
                                       float drop) const {
@@ -1040,11 +1059,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     float(&sums)[kTokenWarps][16] = m_.sums[ending(stage) / 16];
     const uint32_t of = threadIdx.x % 16;
     const RowPlace place = row_place(stage);
-    float fours[4];
-#pragma unroll
-    for (uint32_t w = 0; w < 4; ++w)
-      fours[w] = (sums[4 * w][of] + sums[4 * w + 1][of]) + (sums[4 * w + 2][of] + (w < 3 ? sums[4 * w + 3][of] : 0));
-    finish(stage, l, i, round, place, row, ((fours[0] + fours[1]) + (fours[2] + fours[3])) * (drop * row.scale));
+    finish(stage, l, i, round, place, row, of_warps(sums, of) * (drop * row.scale));
     if (place.ends())
 #pragma unroll
       for (uint32_t w = 0; w < kTokenWarps; ++w) sums[w][of] = 0;
@@ -1057,7 +1072,7 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
       const float up = __shfl_xor_sync(~0u, y, 1);
       return put_channel(place, l.gate_up.w, gated(y, up, l.gate_up.limit, l.gate_up.alpha));
     }
-    if (stage == Stage::head) {
+    if (!kScreened && stage == Stage::head) {
       sampling::Best top;
       if (round > m_.sections[int(stage)].begin_sums) top = best();
       if (mine) {
@@ -1093,14 +1108,210 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks> class Token
     m_.normed[0][slot][row] = high.bits, m_.normed[1][slot][row] = low.bits;
   }
 
+  // --- a screened head (screen.h)
+
+  // Behind the column, where the usual head keeps the best of each thread.
+  __device__ __forceinline__ ScreenMemory& screen_memory() const {
+    return *reinterpret_cast<ScreenMemory*>(stage() + granules::column_stride(m_.token.embedding.C));
+  }
+  // The codes say how large each row's logit can be, and what the largest is at least; rows that may be it are
+  // multiplied as the usual head multiplies all.
+  __device__ __forceinline__ void screen_head(sampling::Best& top, megakernel::WeightReader& from) const {
+    const NormProduct& p = m_.token.head;
+    const Section& s = m_.sections[int(Stage::head)];
+    ScreenMemory& m = screen_memory();
+    const uint32_t turn = from.turn();  // of the usual head's pieces, where it came now
+    stage_normed<D>(p.weight, p.w, m_.token.count > 0 ? down_sums(m_.token.count - 1) : nullptr);
+    if (threadIdx.x == 0) m.count = 0;
+    TokenTeam::sync();
+    const screen::Column x = norm_column(rstd(p.eps) * granules::Form<D>::kDrop);
+    uint32_t lower = 0;
+#pragma unroll 1
+    for (uint32_t round = s.begin_sums; round < s.end_sums; round += kHeldBands) {
+      const uint32_t n = 16 * round + threadIdx.x;
+      const bool mine = is_screened_row(s, n);
+      const ScreenRow row = mine ? screened_->rows[n] : ScreenRow{};
+      multiply_codes(s, round, from);
+      TokenTeam::sync();
+      if (threadIdx.x < kEnding) {
+        float(&sums)[kTokenWarps][16] = m_.sums[threadIdx.x / 16];
+        const screen::Range range = screen::range_of(of_warps(sums, threadIdx.x % 16), row, x);
+#pragma unroll
+        for (uint32_t w = 0; w < kTokenWarps; ++w) sums[w][threadIdx.x % 16] = 0;
+        if (mine) p.y[n] = range.upper, lower = max(lower, range.lower);  // y[n] is this thread's alone
+      }
+      TokenTeam::sync();
+    }
+    const uint32_t least = largest_of_grid(lower);
+    // Nobody has to wait for other blocks any more.
+#pragma unroll 1
+    for (uint32_t first = s.begin_sums; first < s.end_sums; first += screen::kRounds * kHeldBands) {
+      find_rows(s, first, least);
+      TokenTeam::sync();
+      const uint32_t count = m.count;
+#pragma unroll 1
+      for (uint32_t at = 0; at < count; at += kHeldBands)
+        multiply_found(s, m.found + at, min(count - at, kHeldBands), turn, x.drop, top);
+      TokenTeam::sync();
+      if (threadIdx.x == 0) m.count = 0;
+      TokenTeam::sync();
+    }
+    handoffs_.end();
+  }
+  // Whether this thread compares row n, of a round's first `kEnding`.
+  __device__ __forceinline__ bool is_screened_row(const Section& s, uint32_t n) const {
+    const NormProduct& p = m_.token.head;
+    return threadIdx.x < kEnding && n < min(16 * s.end_sums, min(p.w.rows, p.vocab));
+  }
+  __device__ __forceinline__ screen::Column norm_column(float drop) const {
+    ScreenMemory& m = screen_memory();
+    const uint32_t words = 32 * m_.token.head.w.granules;
+    float squares = 0;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < words; i += kTokenThreads) {
+      float a, b;
+      ptx::unpack(bf16{}, reinterpret_cast<const uint32_t*>(stage())[i], a, b);
+      squares += a * a + b * b;
+    }
+    squares = granules::lanes_sum(squares);
+    if (threadIdx.x % 32 == 0) m.squares[threadIdx.x / 32] = squares;
+    TokenTeam::sync();
+    float sum = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < kTokenWarps; ++w) sum += m.squares[w];
+    return screen::column_of(sum, drop);
+  }
+  // Of a round's bands, to the sums.
+  __device__ __forceinline__ void multiply_codes(const Section& s, uint32_t round,
+                                                 megakernel::WeightReader& from) const {
+    constexpr uint32_t team = megakernel::kTeamWarps;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const char* const column = stage() + lane % 4 * 16;
+    from.read(s.pieces_of(round, kHeldBands), [&](const char* granule, const megakernel::WeightNote& note) {
+      const Piece p = noted(note);
+      float sum[4] = {};
+#pragma unroll 2
+      for (uint32_t g = warp % team; g < p.count; g += team)
+        screen::multiply(granule + g * kScreenGranule, column + (p.first + g) * granules::kColumnBytes, lane, sum);
+      float(&to)[16] = m_.sums[p.band - round][warp];
+      if (lane % 4 == 0) to[lane / 4] += sum[0], to[lane / 4 + 8] += sum[2];
+    });
+  }
+  // Of what each block knows: a word of each, which says of which token it is.
+  __device__ __forceinline__ uint32_t largest_of_grid(uint32_t lower) const {
+    ScreenMemory& m = screen_memory();
+    const uint32_t warp = threadIdx.x / 32, number = kHandoffsOfLayer * m_.token.count;
+    lower = __reduce_max_sync(~0u, lower);
+    if (threadIdx.x % 32 == 0) m.lower[warp] = lower;
+    TokenTeam::sync();
+    if (threadIdx.x == 0 && !(m_.token.grid.missing == number && blockIdx.x == gridDim.x - 1)) {
+#pragma unroll
+      for (uint32_t w = 1; w < kTokenWarps; ++w) lower = max(lower, m.lower[w]);
+      ptx::store_relaxed(screened_->lowest + blockIdx.x, uint64_t(m_.stamp) << 32 | lower);
+    }
+    uint32_t largest = 0;
+#pragma unroll 1
+    for (uint32_t b = threadIdx.x; b < gridDim.x; b += kTokenThreads) {
+      uint64_t word;
+      const auto load = [&] { word = ptx::load_relaxed(screened_->lowest + b); };
+      load();
+      wait_for(
+          load, [&] { return uint32_t(word >> 32) == m_.stamp; }, number);
+      largest = max(largest, uint32_t(word));
+    }
+    largest = __reduce_max_sync(~0u, largest);
+    if (threadIdx.x % 32 == 0) m.largest[warp] = largest;
+    TokenTeam::sync();
+#pragma unroll
+    for (uint32_t w = 0; w < kTokenWarps; ++w) largest = max(largest, m.largest[w]);
+    return largest;
+  }
+  // Lists the bands, from `first` on, that have rows which may be the largest.
+  __device__ __forceinline__ void find_rows(const Section& s, uint32_t first, uint32_t least) const {
+    if (threadIdx.x >= kEnding) return;
+    ScreenMemory& m = screen_memory();
+    float upper[screen::kRounds];
+#pragma unroll
+    for (uint32_t r = 0; r < screen::kRounds; ++r) {
+      const uint32_t n = 16 * (first + r * kHeldBands) + threadIdx.x;
+      upper[r] = is_screened_row(s, n) ? m_.token.head.y[n] : 0;
+    }
+#pragma unroll 1
+    for (uint32_t r = 0; r < screen::kRounds; ++r) {
+      const uint32_t band = first + r * kHeldBands + threadIdx.x / 16;
+      float u = 0;  // of an array in registers
+#pragma unroll
+      for (uint32_t k = 0; k < screen::kRounds; ++k) u = k == r ? upper[k] : u;
+      const bool found = is_screened_row(s, 16 * band + threadIdx.x % 16) && screen::ordered(u) >= least;
+      const uint32_t rows = __ballot_sync(~0u, found) >> threadIdx.x % 32 / 16 * 16 & 0xffffu;
+      if (threadIdx.x % 16 == 0 && rows != 0) m.found[atomicAdd(&m.count, 1u)] = make_uint2(band, rows);
+    }
+  }
+  // Of at most kHeldBands bands the rows that were found, each as the usual head has it: the same pieces by the same
+  // warps, in the same order. Other rows meet zeros.
+  __device__ __forceinline__ void multiply_found(const Section& s, const uint2* found, uint32_t count, uint32_t turn,
+                                                 float drop, sampling::Best& top) const {
+    constexpr uint32_t team = megakernel::kTeamWarps, teams = megakernel::kTeams, kHalves = 2, kOfPiece = 2;
+    static_assert(kOfPiece * team >= kMostOfPiece<D>, "a warp's granules of a piece");
+    const Matrix& w = screened_->head;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, begin = warp % team,
+                   piece = piece_of(w.granules, kMostOfPiece<D>), of_band = (w.granules + piece - 1) / piece;
+    const char* const mine[1] = {stage() + lane % 4 * 16};
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint2 band = found[i];
+      const bool wanted = (band.y >> lane / 4 & 0x101u) != 0;
+      const uint8_t* const data = w.data + band.x * w.band_bytes;
+      float sum[1][4] = {};
+#pragma unroll 1
+      for (uint32_t first = (turn + teams - (band.x - s.begin_sums) * of_band % teams) % teams; first < of_band;
+           first += kHalves * teams) {
+        granules::Stored<D> granule[kHalves][kOfPiece];
+        const auto granule_of = [&](uint32_t h, uint32_t u) { return (first + h * teams) * piece + begin + u * team; };
+        const auto is_there = [&](uint32_t h, uint32_t u) {
+          return begin + u * team < piece && granule_of(h, u) < w.granules;
+        };
+#pragma unroll
+        for (uint32_t h = 0; h < kHalves; ++h)
+#pragma unroll
+          for (uint32_t u = 0; u < kOfPiece; ++u) {
+            granule[h][u] = {};
+            if (wanted && is_there(h, u))
+              granules::load(granule[h][u], data + granule_of(h, u) * granules::Form<D>::kBytes, lane);
+          }
+        __syncwarp();
+#pragma unroll
+        for (uint32_t h = 0; h < kHalves; ++h)
+#pragma unroll
+          for (uint32_t u = 0; u < kOfPiece; ++u)
+            if (is_there(h, u))
+              granules::multiply<D, 1>(granule[h][u], mine, granule_of(h, u) * granules::kColumnBytes, sum);
+      }
+      float(&to)[16] = m_.sums[i][warp];
+      if (lane % 4 == 0) to[lane / 4] = 0.f + sum[0][0], to[lane / 4 + 8] = 0.f + sum[0][2];
+    }
+    TokenTeam::sync();
+    const uint32_t slot = threadIdx.x / 16, row = threadIdx.x % 16;
+    if (slot < count && (found[slot].y >> row & 1) != 0)
+      top.add(of_warps(m_.sums[slot], row) * drop, 16 * found[slot].x + row);
+    TokenTeam::sync();
+  }
+
   char* const memory_;
   TokenMemory& m_;
   const megakernel::Handoffs<TokenTeam, kTraced> handoffs_;
+  const ScreenedHead* const screened_;
 };
 
 template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1) token_kernel(const __grid_constant__ Token token) {
   TokenProgram<D, E, kTraced, kRanks>().run(token);
+}
+
+template <WeightFormat D>
+__global__ void __launch_bounds__(kTokenThreads + 32, 1)
+    screened_token_kernel(const __grid_constant__ Token token, const __grid_constant__ ScreenedHead head) {
+  TokenProgram<D, WeightFormat::mxfp4, false, false, true>(&head).run(token);
 }
 
 // --- launcher
@@ -1133,10 +1344,10 @@ template <WeightFormat D> bool Megakernel<D>::fits(const Model& m) {
   return token.stream.ahead > 0;
 }
 
-template <WeightFormat D, WeightFormat E, bool kTraced = false, bool kRanks = false>
-void launch_token(Token token, const LayerStages& layer, int64_t blocks, Stream stream) {
+template <class Kernel, class... More>
+void launch_kernel(Kernel kernel, Token token, const LayerStages& layer, int64_t blocks, Stream stream,
+                   const More&... more) {
   place(token, layer, kMostShared);
-  const auto kernel = token_kernel<D, E, kTraced, kRanks>;
   gpu::Launch at{.block = kTokenThreads + 32,
                  .smem = token.bytes,
                  .device = gpu::current_device() < 0 ? 0 : gpu::current_device(),
@@ -1144,7 +1355,11 @@ void launch_token(Token token, const LayerStages& layer, int64_t blocks, Stream 
   at.grid = std::min<int64_t>(gpu::resident_blocks("decode token", kernel, at), kMostBlocks);
   if (blocks > 0) at.grid = blocks;
   token.shares = shares_of(token, layer, uint32_t(at.grid));
-  gpu::launch("decode token", kernel, at, stream, token);
+  gpu::launch("decode token", kernel, at, stream, token, more...);
+}
+template <WeightFormat D, WeightFormat E, bool kTraced = false, bool kRanks = false>
+void launch_token(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream) {
+  launch_kernel(token_kernel<D, E, kTraced, kRanks>, token, layer, blocks, stream);
 }
 
 template <WeightFormat D>
@@ -1153,6 +1368,12 @@ void Megakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t
   if (experts == WeightFormat::mxfp4) return launch_token<D, WeightFormat::mxfp4>(token, layer, blocks, stream);
   if (experts == WeightFormat::fp8) return launch_token<D, WeightFormat::fp8>(token, layer, blocks, stream);
   launch_token<D, WeightFormat::bf16>(token, layer, blocks, stream);
+}
+
+template <WeightFormat D>
+void ScreenedMegakernel<D>::launch(const Token& token, const ScreenedHead& head, const LayerStages& layer,
+                                   int64_t blocks, Stream stream) {
+  launch_kernel(screened_token_kernel<D>, token, layer, blocks, stream, head);
 }
 
 template <WeightFormat D>

@@ -65,10 +65,19 @@ struct Token {
   megakernel::Grid grid;
 };
 
+// A head's rows in 8 bits, which the kernel reads in place of Token::head's matrix (screen.h), and that matrix, of
+// whose rows it reads those that may be the largest.
+struct ScreenedHead {
+  Matrix head;
+  const ScreenRow* rows;
+  uint64_t* lowest;  // of Buffers
+};
+
 constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers
 
 // Hand-offs of a token, in order: of each layer one after each stage.
 constexpr uint32_t kHandoffsOfLayer = 5;
+// And after the layers, of a screened head, what each block knows of the largest logit.
 // After the output's, or down's.
 INGOT_HD constexpr uint32_t handoff_of(uint32_t layer, bool down) { return kHandoffsOfLayer * layer + (down ? 4 : 2); }
 // Behind a block's times: the bytes of weights it reads in each stage of a layer, and for the head.
@@ -87,6 +96,13 @@ template <WeightFormat Dense> struct Megakernel {
 // costs the other instances room in the instruction cache.
 template <WeightFormat Dense> struct TracedMegakernel {
   static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
+};
+// An instance of its own too: of the head's logits only the largest is known in the end, the same bit for bit, and its
+// id; what is left of the others is where they lie at most. Experts in MXFP4.
+template <WeightFormat Dense> struct ScreenedMegakernel {
+  // `token.head.w`: the codes.
+  static void launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,
+                     Stream stream);
 };
 // Instances of their own too: one GPU of several (Token::ranks). Experts in MXFP4.
 template <WeightFormat Dense> struct RankMegakernel {

@@ -147,10 +147,10 @@ void RankedModel::prepare_prompt(int64_t tokens, uint32_t head_rows, int slot) {
   for (const auto& rank : ranks_) rank->reset();
   rehearsed_.insert(kernels);
 }
-void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab) {
+void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone) {
   prepare_prompt(int64_t(ids.size()), head_rows, slot);
   prepare(int64_t(ids.size()), head_rows, slot, vocab);
-  on_each(int64_t(ids.size()) > batch(), [&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab); });
+  on_each(int64_t(ids.size()) > batch(), [&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab, id_alone); });
   drawn_by_first_[size_t(slot)] = false;
 }
 
@@ -163,8 +163,8 @@ void RankedModel::share_drawn(int slot) {
   }
   drawn_by_first_[size_t(slot)] = false;
 }
-void RankedModel::continue_greedily(int64_t n, int slot) {
-  if (ranks() == 1) return ranks_[0]->continue_greedily(n, slot);
+void RankedModel::continue_greedily(int64_t n, int slot, bool id_alone) {
+  if (ranks() == 1) return ranks_[0]->continue_greedily(n, slot, id_alone);
   if (length(slot) + n > context())
     fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context(), ", the context");
   share_drawn(slot);

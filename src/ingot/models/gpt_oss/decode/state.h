@@ -21,6 +21,14 @@ struct Matrix {
   int64_t band_bytes = 0, matrix_bytes = 0;
 };
 Matrix matrix_of(const WeightMatrix& granules);
+// A head in 8 bits beside the bf16 one, to find the rows that may be the largest (screen.h).
+struct ScreenRow {
+  float scale, bound;
+};
+struct Screen {
+  Matrix codes;                     // no data: there is none
+  const ScreenRow* rows = nullptr;  // of all bands
+};
 // A cache's row: head_dim, filled up to what the kernels are made for.
 INGOT_HD constexpr uint32_t padded_dim(uint32_t head_dim) { return head_dim <= 64 ? 64 : 128; }
 
@@ -67,6 +75,7 @@ struct Buffers {
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
   token_attention::Published attention;   // the megakernel's
   uint32_t* stamps;                       // the megakernel's: how many it has used
+  uint64_t* lowest;                       // the megakernel's: of each block the largest logit's least, stamped (high)
   uint32_t* handoff;                      // the megakernel's; with what follows zero between launches, or nearly
   uint64_t* sums;                         // the megakernel's (TokenSums)
   int64_t counter_bytes;                  // from `handoff` to `arrived`: to be zeroed after a launch that gave up
@@ -88,6 +97,7 @@ struct Model {
   const float *norm, *cos, *sin;
   Matrix head;
   std::vector<Layer> layers;
+  Screen screen;
 };
 
 }  // namespace ingot::gpt_oss_decode

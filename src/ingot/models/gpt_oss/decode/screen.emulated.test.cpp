@@ -1,0 +1,142 @@
+// The screened head on the CPU: its bounds, and that the likeliest id is the usual head's whatever the head.
+#include "ingot/models/gpt_oss/decode/screen.h"
+
+#include <gtest/gtest.h>
+
+#include "ingot/models/gpt_oss/decode/emulated_model.test.h"
+#include "ingot/models/gpt_oss/decode/screen_cases.test.h"
+
+namespace ingot {
+namespace {
+
+using gpt_oss_decode::Matrix;
+using gpt_oss_decode::screen_code;
+using gpt_oss_decode::screen_value;
+using gpt_oss_decode::ScreenRow;
+using testing::Emulated;
+using testing::HeadRows;
+using testing::ScreenedModel;
+
+struct Screened {
+  std::vector<uint8_t> codes;
+  std::vector<ScreenRow> rows;
+  gpt_oss_decode::Screen screen;
+  explicit Screened(const Matrix& head) : rows(16 * head.bands) {
+    codes.resize(size_t(gpt_oss_decode::screen_matrix(head, nullptr).matrix_bytes) + 16, 0xaa);
+    screen = {gpt_oss_decode::screen_matrix(head, codes.data() + 16 - uintptr_t(codes.data()) % 16), rows.data()};
+    gpt_oss_decode::make_screen(head, screen, {});
+  }
+};
+
+TEST(GptOssScreenEmulated, ACodeIsTheNearestAndOwnValuesStay) {
+  for (uint32_t code = 0; code < 256; ++code) EXPECT_EQ(screen_code(double(screen_value(code))), code);
+  for (double x = -2.5; x < 2.5; x += 0x1p-11) {
+    double nearest = 10;
+    for (uint32_t code = 0; code < 256; ++code) nearest = std::min(nearest, std::abs(double(screen_value(code)) - x));
+    ASSERT_LE(std::abs(double(screen_value(screen_code(x))) - x), nearest) << x;
+  }
+}
+
+// Against the columns for which a row's codes are worst: its own errors, and, of sums that round, all signs its own.
+TEST(GptOssScreenEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
+  for (const auto& [name, head] : testing::heads_to_screen(37, 96)) {
+    SCOPED_TRACE(name);
+    const ScreenedModel m(head);
+    const Emulated gpu(m.model, 4);
+    const Screened s(gpu.model.head);
+    const double g = gpt_oss_decode::screen_rounding(96);
+    for (size_t n = 0; n < head.size(); ++n) {
+      double errors = 0, squares = 0;
+      bool finite = true;
+      for (size_t c = 0; c < 96; ++c) {
+        const double w = double(float(bf16(head[n][c])));
+        finite = finite && std::isfinite(w);
+        const uint32_t code =
+            s.screen.codes.data[n / 16 * size_t(s.screen.codes.band_bytes) + c / 64 * gpt_oss_decode::kScreenGranule +
+                                gpt_oss_decode::screen_place(uint32_t(n % 16), uint32_t(c % 64))];
+        const double e = w - double(s.rows[n].scale) * double(screen_value(code));
+        errors += e * e, squares += w * w;
+      }
+      if (!finite) {
+        EXPECT_EQ(s.rows[n].bound, INFINITY);
+        continue;
+      }
+      const double least = std::sqrt(errors) + 2 * g * (std::sqrt(squares) + std::sqrt(errors));
+      ASSERT_GE(double(s.rows[n].bound), least) << n;
+      ASSERT_LE(double(s.rows[n].bound), least * (1 + 1e-5) + 0x1p-109) << n;
+      if (name == "random") EXPECT_LT(std::sqrt(errors), 0.02 * std::sqrt(squares));
+    }
+  }
+}
+
+// The likeliest id, and where the others' logits lie at most.
+void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> ids, uint32_t vocab = 0) {
+  const ScreenedModel m(head);
+  Emulated usual(m.model, 4), gpu(m.model, 4);
+  const Screened s(gpu.model.head);
+  gpu.model.screen = s.screen;
+  gpu.blocks = usual.blocks = blocks;
+  for (const int32_t id : ids) {
+    usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = id;
+    usual.run_one_kernel({.vocab = vocab, .capacity = 4});
+    gpu.run_one_kernel({.vocab = vocab, .capacity = 4}, ~0u, {}, true);
+    EXPECT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(gpt_oss_decode::State)), 0)
+        << id << ": found " << gpu.buffers.state->tokens[0] << ", " << gpu.buffers.state->flaw << ", expected "
+        << usual.buffers.state->tokens[0] << ", " << usual.buffers.state->flaw;
+    for (size_t n = 0; n < (vocab > 0 ? vocab : head.size()); ++n)
+      ASSERT_FALSE(usual.buffers.logits[n] > gpu.buffers.logits[n]) << id << ", row " << n;
+  }
+  EXPECT_EQ(gpu.record.state, 0u);
+}
+TEST(GptOssScreenEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
+  const int32_t signs[] = {0}, ids[] = {0, 199};
+  for (const auto& [name, head] : testing::heads_to_screen(200, 96)) {
+    SCOPED_TRACE(name);
+    check_head(head, 3, ids);
+  }
+  const auto heads = testing::heads_to_screen(1700, 96);  // of one block more than it compares at once
+  for (size_t i : {1, 2, 3}) {
+    SCOPED_TRACE(heads[i].first);
+    check_head(heads[i].second, 1, signs);
+  }
+  check_head(heads[2].second, 2, signs, 500);
+}
+
+// A chain of tokens, each the likeliest after the one before, beside the usual head's; which then goes on itself.
+TEST(GptOssScreenEmulated, AModelGoesOnAsWithTheUsualHead) {
+  testing::DecodeCase t = testing::decode_cases()[0];
+  t.config.vocab = 333;
+  const testing::DecodeModel m(t.config, t.dense, t.experts, 11);
+  for (const int64_t blocks : {1, 4}) {
+    Emulated usual(m, 30), gpu(m, 30);
+    const Screened s(gpu.model.head);
+    gpu.model.screen = s.screen;
+    gpu.blocks = usual.blocks = blocks;
+    usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 9;
+    for (int i = 0; i < 8; ++i) {
+      usual.run_one_kernel({.capacity = 30});
+      gpu.run_one_kernel({.capacity = 30}, ~0u, {}, i % 3 != 2);
+      ASSERT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(gpt_oss_decode::State)), 0) << i;
+    }
+  }
+}
+
+TEST(GptOssScreenEmulated, AMissingBlockIsNamedAndTheNextTokenIsRight) {
+  const ScreenedModel m(testing::random_head(300, 96, 1));
+  Emulated gpu(m.model, 9), sound(m.model, 9);
+  const Screened s(gpu.model.head);
+  gpu.model.screen = s.screen;
+  sound.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 5;
+  sound.run_one_kernel({.capacity = 9});
+  gpu.run_one_kernel({.capacity = 9}, gpt_oss_decode::kHandoffsOfLayer, {}, true);
+  EXPECT_EQ(gpu.record.state, gpu::kTimedOut);
+  EXPECT_EQ(gpu.record.what, gpt_oss_decode::kHandoffsOfLayer);
+  EXPECT_EQ(gpu.buffers.state->position, 0);
+  gpu.stop = gpu::kRunning, gpu.record = {};
+  std::memset(gpu.buffers.handoff, 0, size_t(gpu.buffers.counter_bytes));
+  gpu.run_one_kernel({.capacity = 9}, ~0u, {}, true);
+  EXPECT_EQ(std::memcmp(gpu.buffers.state, sound.buffers.state, sizeof(gpt_oss_decode::State)), 0);
+}
+
+}  // namespace
+}  // namespace ingot
