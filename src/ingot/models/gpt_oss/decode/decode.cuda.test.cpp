@@ -327,7 +327,8 @@ GptOssConfig published(int64_t layers, int64_t experts, int64_t vocab) {
   return c;
 }
 
-// The screened head gives the usual one's id whatever the head, and says of no logit that it is less than it is.
+// The screened head gives the usual one's id and its logit whatever the head, and says of none that it is less than it
+// is.
 TEST_F(GptOssDecodeCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
   const int64_t rows = testing::kEmulated ? 200 : 1500, cols = testing::kEmulated ? 96 : 2880;
   for (const auto& [name, head] : testing::heads_to_screen(size_t(rows), size_t(cols))) {
@@ -348,8 +349,12 @@ TEST_F(GptOssDecodeCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
       ASSERT_EQ(std::memcmp(&got, &want, sizeof got), 0)
           << "prompt " << i << ": found " << got.tokens[0] << ", expected " << want.tokens[0];
       const auto upper = download(gpu.buffers().logits, rows), logits = download(usual.buffers().logits, rows);
-      for (int64_t n = 0; n < (vocab > 0 ? vocab : rows); ++n)
+      const bool all = name == "so small that all are read" || name == "all rows alike";
+      for (int64_t n = 0; n < (vocab > 0 ? vocab : rows); ++n) {
         ASSERT_FALSE(logits[size_t(n)] > upper[size_t(n)]) << "prompt " << i << ", row " << n;
+        if (all || (want.flaw == 0 && n == want.tokens[0]))
+          ASSERT_EQ(std::memcmp(&logits[size_t(n)], &upper[size_t(n)], 4), 0) << "prompt " << i << ", row " << n;
+      }
     }
     EXPECT_NE(testing::error_of([&] {
                 std::vector<float> row(static_cast<size_t>(rows));
@@ -380,12 +385,14 @@ TEST_F(GptOssDecodeCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsualOne) 
     usual.continue_greedily(1), gpu.continue_greedily(1, 0, true);
     usual.synchronize(), gpu.synchronize();
     const auto upper = download(gpu.buffers().logits, c.vocab), exact = download(usual.buffers().logits, c.vocab);
-    const float largest = *std::max_element(exact.begin(), exact.end());
-    most = std::max(most, size_t(std::count_if(upper.begin(), upper.end(), [&](float u) { return u >= largest; })));
-    for (size_t n = 0; n < exact.size(); ++n) ASSERT_LE(exact[n], upper[n]);
+    size_t read = 0;  // in bf16: the others' are upper ends
+    for (size_t n = 0; n < exact.size(); ++n) {
+      ASSERT_LE(exact[n], upper[n]);
+      read += exact[n] == upper[n] ? 1 : 0;
+    }
+    most = std::max(most, read);
   }
-  RecordProperty("rows_in_bf16", int(most));
-  EXPECT_LT(most, 4000u);  // 2 %
+  EXPECT_LT(most, 2000u) << "rows in bf16";  // 1 %; of weights and columns like these a few hundred
 }
 
 // Sixteen sequences, the most of a step, of true shapes: each beside the same sequence alone, and the same bit for bit

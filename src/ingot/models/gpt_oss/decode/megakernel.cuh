@@ -1292,8 +1292,12 @@ template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks, bool kScree
     }
     TokenTeam::sync();
     const uint32_t slot = threadIdx.x / 16, row = threadIdx.x % 16;
-    if (slot < count && (found[slot].y >> row & 1) != 0)
-      top.add(of_warps(m_.sums[slot], row) * drop, 16 * found[slot].x + row);
+    if (slot < count && (found[slot].y >> row & 1) != 0) {
+      const uint32_t n = 16 * found[slot].x + row;
+      const float y = of_warps(m_.sums[slot], row) * drop;
+      m_.token.head.y[n] = y;
+      top.add(y, n);
+    }
     TokenTeam::sync();
   }
 

@@ -97,8 +97,8 @@ template <WeightFormat Dense> struct Megakernel {
 template <WeightFormat Dense> struct TracedMegakernel {
   static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
 };
-// An instance of its own too: of the head's logits only the largest is known in the end, the same bit for bit, and its
-// id; what is left of the others is where they lie at most. Experts in MXFP4.
+// An instance of its own too: the head's logits that may be the largest are the usual ones bit for bit, and so is the
+// likeliest id; what it leaves in place of the others is where they lie at most. Experts in MXFP4.
 template <WeightFormat Dense> struct ScreenedMegakernel {
   // `token.head.w`: the codes.
   static void launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,

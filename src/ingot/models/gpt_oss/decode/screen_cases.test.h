@@ -87,7 +87,7 @@ inline std::vector<std::pair<std::string, HeadRows>> heads_to_screen(size_t rows
     all.emplace_back("of many sizes", head);
   }
   all.emplace_back("subnormal", random_head(rows, cols, 7, 0x1p-128));
-  all.emplace_back("below all subnormal", random_head(rows, cols, 8, 1e-30));
+  all.emplace_back("so small that all are read", random_head(rows, cols, 8, 1e-34));
   {
     HeadRows head = random_head(rows, cols, 9);
     head[rows / 2][3] = INFINITY;
