@@ -16,7 +16,7 @@ import reports
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
          "cublas": "cuBLAS", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed", "bare_products": "the products alone",
-         "one GPU": "one GPU", "llama.cpp": "llama.cpp", "phased": "a launch a phase", "one_by_one": "one by one", "fenced": "with a fence", "polled": "without a barrier",
+         "one GPU": "one GPU", "llama.cpp": "llama.cpp", "phased": "a launch a phase", "whole_head": "whole head", "one_by_one": "one by one", "fenced": "with a fence", "polled": "without a barrier",
          "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention", "compile_origin": "torch.compile, as parameter-golf",
          "compile_chunk_head": "torch.compile, the head on the chunk alone", "eager_origin": "PyTorch, as parameter-golf"}
 NO_RIVALS = {"bare_products"}  # do less than what they stand beside

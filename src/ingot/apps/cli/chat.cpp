@@ -199,7 +199,7 @@ void add_chat(Command& root) {
   c.choice("--analysis WHEN", o->analysis, {"auto", "show", "hide"},
            "whether the model's thoughts are printed; auto: on a terminal (default: auto)");
   add_options(c, o->on);
-  add_gpus(c, o->on.gpus, o->on.split);
+  add_gpu_options(c, o->on);
   c.flag("--json", o->json, "one JSON object an answer: its messages, ids, how it ended, the times");
   c.examples(R"(  ingot chat --model gpt-oss-20b
   ingot chat --model gpt-oss-20b --reasoning high --developer "Answer in French." --temperature 0.7

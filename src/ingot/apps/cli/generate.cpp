@@ -213,7 +213,7 @@ void add_generate(Command& root) {
   c.integer("--seed N", o->seed, 0, int64_t(1) << 53, "the same seed gives the same text (default: 1)");
   c.flag("--only-new", o->only_new, "do not repeat the prompt");
   add_options(c, o->on);
-  add_gpus(c, o->on.gpus, o->on.split);
+  add_gpu_options(c, o->on);
   c.text("--adapters FILE", o->on.adapters, "of a run of `ingot train`: adapters that `ingot ttt` made");
   c.flag("--ttt", o->ttt.on, "learn the prompt into adapters first (a run of `ingot train`)");
   add_constants(c, o->ttt);

@@ -30,6 +30,13 @@ void refuse_split_of_one(const Command& c, int64_t gpus) {
   if (gpus == 1) c.refuse_given({"split"}, "one GPU (--gpus shares a model)");
 }
 
+void add_gpu_options(Command& c, ModelOptions& o) {
+  add_gpus(c, o.gpus, o.split);
+  c.flag("--whole-head", o.whole_head,
+         "read GPT-OSS's whole head in bf16 for greedy tokens too (default: on one GPU with room for it, 8 bits of it "
+         "tell which rows have to be; the tokens are the same)");
+}
+
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
   OpenedModel m = ingot::open_model(path, {.tokens = tokens,
                                            .layers = o.layers,

@@ -24,6 +24,8 @@ void add_options(Command& c, ModelOptions& o);
 void add_gpus(Command& c, int64_t& gpus, std::string& split);
 // Throws where --split was given and nothing is shared.
 void refuse_split_of_one(const Command& c, int64_t gpus);
+// add_gpus(), and what a single one does.
+void add_gpu_options(Command& c, ModelOptions& o);
 // `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o);
 // For commands that serve no other model.

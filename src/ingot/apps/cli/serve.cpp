@@ -150,7 +150,7 @@ void add_serve(Command& root) {
            "where a request says nothing (default: medium)");
   c.text("--date DATE", o->date, "the date the model is told, or none (default: today)");
   add_options(c, o->on);
-  add_gpus(c, o->on.gpus, o->on.split);
+  add_gpu_options(c, o->on);
   c.examples(R"(  ingot serve --model gpt-oss-20b
   ingot serve runs/a --port 9000
   ingot serve --model gpt-oss-20b --host 0.0.0.0 --api-key-file keys.txt --allow-host chat.example

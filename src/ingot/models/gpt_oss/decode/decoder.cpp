@@ -28,23 +28,14 @@ using gpt_oss_decode::DeviceModel;
 using gpt_oss_decode::DeviceModelOptions;
 using gpt_oss_decode::RankedModel;
 
-// Without a screen.
 DeviceModelOptions device_options(const GptOssDecoderOptions& o, int rank = 0) {
   return {.context = o.context,
           .slots = o.slots,
           .device = rank,
+          .screen = o.screen,
           .rank = rank,
           .ranks = int(o.gpus),
           .split = gpt_oss_decode::split_named(o.split)};
-}
-
-// With one where it is wanted and fits.
-DeviceModelOptions roomy_options(const GptOssConfig& c, const GptOssWeights& w, const GptOssDecoderOptions& o) {
-  DeviceModelOptions with = device_options(o);
-  with.screen = o.screen && o.gpus == 1;
-  const int64_t free = gpu::device_memory(0).available();
-  if (free >= 0 && DeviceModel::bytes(c, w, with) > free) with.screen = false;
-  return with;
 }
 
 // Two of the megakernel's tokens take no longer than a step of both.
@@ -54,7 +45,7 @@ class GpuDecoder final : public HostDecoder {
  public:
   GpuDecoder(const GptOssConfig& c, const GptOssWeights& weights, const GptOssDecoderOptions& o)
       : HostDecoder(o.slots),
-        model_(c, weights, roomy_options(c, weights, o)),
+        model_(c, weights, DeviceModel::roomy(c, weights, device_options(o))),
         batch_(std::max(o.batch, model_.prompt_batch())),
         columns_(o.together ? model_.most_streams() : 1) {}
 
@@ -141,7 +132,9 @@ std::string gpt_oss_gpus_misfit(const GptOssConfig& c, const GptOssDecoderOption
 std::string gpt_oss_gpu_misfit(const GptOssConfig& c, const GptOssWeights& w, const GptOssDecoderOptions& o) {
   if (std::string misfit = gpt_oss_gpus_misfit(c, o); !misfit.empty()) return misfit;
   for (int r = 0; r < int(o.gpus); ++r) {
-    const int64_t needed = DeviceModel::bytes(c, w, device_options(o, r)), free = gpu::device_memory(r).available();
+    DeviceModelOptions least = device_options(o, r);
+    least.screen = false;
+    const int64_t needed = DeviceModel::bytes(c, w, least), free = gpu::device_memory(r).available();
     if (free >= 0 && needed > free)
       return ingot::detail::concat("found ", free, " bytes free on ", gpu::device_info(r).name,
                                    o.gpus > 1 ? ingot::detail::concat(", cuda:", r) : std::string(), ", expected ",

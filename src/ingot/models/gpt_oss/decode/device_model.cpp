@@ -332,6 +332,12 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
   return counter.bytes;
 }
 
+DeviceModelOptions DeviceModel::roomy(const GptOssConfig& c, const GptOssWeights& w, DeviceModelOptions o) {
+  const int64_t free = gpu::device_memory(o.device).available();
+  o.screen = o.screen && o.ranks == 1 && (free < 0 || bytes(c, w, o) <= free);
+  return o;
+}
+
 DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o)
     : DeviceModel(c, w, o, nullptr) {}
 DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const DeviceModelOptions& o, uint64_t seed)

@@ -49,6 +49,8 @@ class DeviceModel {
  public:
   // What a model will take of the GPU's memory.
   static int64_t bytes(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options);
+  // The same options, without a screen where memory has no room for one.
+  static DeviceModelOptions roomy(const GptOssConfig& config, const GptOssWeights& weights, DeviceModelOptions options);
   // Copies the weights, which may be gone afterwards. f32 matrices become bf16. Too little memory is said before any
   // is taken.
   DeviceModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options);

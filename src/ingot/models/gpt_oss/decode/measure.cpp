@@ -256,9 +256,8 @@ int64_t slots_for(const DecodeMeasurement& o) {
 }
 void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room, DecodeTimes& times) {
   const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
-  gpt_oss_decode::DeviceModelOptions options{.context = room, .slots = slots_for(o), .screen = true};
-  options.screen = DeviceModel::bytes(c, shapes, options) <= gpu::device_memory(0).available();
-  RankedModel one(c, shapes, options, 1);
+  RankedModel one(c, shapes, DeviceModel::roomy(c, shapes, {.context = room, .slots = slots_for(o), .screen = true}),
+                  1);
   DeviceModel& m = one.rank(0);
   times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
