@@ -7,6 +7,7 @@
 
 #include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
+#include "ingot/models/gpt_oss/decode/decoder.h"
 #include "ingot/models/gpt_oss/decode/device_model.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/on_host.test.h"
@@ -361,6 +362,36 @@ TEST_F(GptOssDecodeCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
                 gpu.logits(1, row.data());
               }).find("expected its logits"),
               std::string::npos);
+  }
+}
+// What generation sees of it: nothing, whatever draws are mixed.
+TEST_F(GptOssDecodeCuda, ADecodersAnswersAreTheSameWithAScreenAndWithout) {
+  DecodeCase t = testing::decode_cases()[0];
+  t.config.vocab = 300;
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  std::vector<Drawn> answers[2];
+  for (const bool screen : {false, true}) {
+    const auto d = make_gpu_decoder(m.config, m.weights, {.context = 200, .screen = screen});
+    Sequence s(*d);
+    const std::vector<int32_t> prompt = {5, 280, 17};
+    s.extend(prompt);
+    const std::vector<LogitBias> bias = {{40, 2.5f}};
+    const DrawOptions draws[] = {
+        {.sampling = {.temperature = 0}},
+        {.sampling = {.temperature = 1.2}, .seed = 3},
+        {.sampling = {.temperature = 0}, .vocab = 120},
+        {.sampling = {.temperature = 0}, .logprobs = 3},
+        {.sampling = {.temperature = 0}},
+        {.sampling = {.temperature = 0}, .bias = bias},
+    };
+    for (int round = 0; round < (testing::kEmulated ? 1 : 3); ++round)
+      for (const DrawOptions& o : draws) answers[screen].push_back(s.draw(o, testing::kEmulated ? 2 : 6));
+  }
+  for (size_t i = 0; i < answers[0].size(); ++i) {
+    EXPECT_EQ(answers[0][i].tokens, answers[1][i].tokens) << "draw " << i;
+    ASSERT_EQ(answers[0][i].logprobs.size(), answers[1][i].logprobs.size());
+    for (size_t j = 0; j < answers[0][i].logprobs.size(); ++j)
+      EXPECT_EQ(answers[0][i].logprobs[j].drawn, answers[1][i].logprobs[j].drawn);
   }
 }
 // Tokens in a row, of true sizes, graphs that take turns; the screen leaves few rows.
