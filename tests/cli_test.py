@@ -206,6 +206,19 @@ class Data(InDirectory):
         self.refuses(3, re.escape(str(shard)), "data", "info", shard)
 
 
+    def test_what_fails_on_the_way_leaves_no_shards(self):
+        tokenizer, texts = self.directory / "chars.json", self.directory / "texts"
+        self.assertEqual(ingot("tokenizer", "train", "--kind", "char", "--data", self.file("t.txt", TEXT), "--out", tokenizer).returncode, 0)
+        texts.mkdir()
+        for bad in (0, 1):  # one of the two is held out, and its shard comes last
+            for i in (0, 1):
+                (texts / f"{i}.txt").write_text(TEXT + "\u65e5" * (i == bad))
+            run = ingot("data", "pack", "--data", texts, "--tokenizer", tokenizer, "--out", self.directory / "shards", "--held-out-every", 2)
+            self.assertEqual(run.returncode, 3, run.error)
+            self.assertRegex(run.error, "found the character")
+            self.assertEqual(list((self.directory / "shards").iterdir()), [])
+
+
 class Info(InDirectory):
     def test_the_golf_preset_has_exactly_its_parameters(self):
         report = json.loads(ingot("info", "--preset", "golf", "--json").text)

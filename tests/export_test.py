@@ -138,6 +138,20 @@ class Export(unittest.TestCase):
         self.refuses(2, "text.txt: found a file that is no artifact", "export", out, self.text)
         self.assertEqual(self.text.read_bytes(), text)
 
+    def test_a_disk_that_is_full_leaves_what_was_there(self):
+        out = self.directory / "g.ingot"
+        limited = ["bash", "-c", 'ulimit -f 8; exec "$0" "$@"', BINARY, "export", self.run_directory, out, "--data", self.text, "--rounding", "nearest"]
+
+        def files():
+            return {p.name: p.read_bytes() for p in self.directory.iterdir() if p.name.startswith("g.ingot")}
+        for _ in range(2):
+            before = files()
+            run = subprocess.run(list(map(str, limited)), capture_output=True, text=True)
+            self.assertEqual((run.returncode, run.stdout), (5, ""), run.stderr)
+            self.assertRegex(run.stderr, r"\Aingot export: [^\n]*g.ingot.partial: cannot write [^\n]*\n\Z")
+            self.assertEqual(files(), before)
+            self.export(out)
+
     def test_weights_that_are_not_numbers_are_named(self):
         run = self.directory / "nan"
         shutil.copytree(self.run_directory, run)

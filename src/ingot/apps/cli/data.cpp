@@ -35,8 +35,14 @@ void pack(const PackOptions& o) {
              format_bytes(double(total_bytes(documents))), ", ", with_commas(tokens->size()), " tokens in ",
              counted(int64_t(paths.size()), "shard"));
   };
-  write(split.train, "train");
-  write(split.held_out, "val");
+  try {
+    write(split.train, "train");
+    write(split.held_out, "val");
+  } catch (...) {  // a part of the text must not pass for all of it
+    for (const std::string& name : list_directory(o.out))
+      if (name.ends_with(".bin")) remove_file(join_path(o.out, name));
+    throw;
+  }
   log_info("wrote ", o.out);
 }
 

@@ -35,6 +35,15 @@ void require_place(const ExportCommand& o) {
   refuse_to_replace(artifact_tokenizer(o.out), {o.data});
 }
 
+// The artifact and its tokenizer: both, or what was there before.
+void write_both(const ExportCommand& o, const std::string& bytes, const std::string& tokenizer) {
+  AtomicFile model(o.out), beside(artifact_tokenizer(o.out));
+  model.write(bytes);
+  beside.write(tokenizer);
+  beside.commit();  // first: an artifact that is there can be read
+  model.commit();
+}
+
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -132,8 +141,7 @@ void recode(const ExportCommand& o) {
   const std::string bytes = artifact_bytes(a);
   const double coded = now_seconds();
   require_within(o, bytes);
-  write_file(artifact_tokenizer(o.out), read_file(artifact_tokenizer(o.run)));
-  write_file(o.out, bytes);
+  write_both(o, bytes, read_file(artifact_tokenizer(o.run)));
   if (o.json)
     return write_out(show_json(OrderedJson{{"artifact", o.out},
                                            {"model_bytes", bytes.size()},
@@ -183,9 +191,7 @@ void export_run(const ExportCommand& o) {
   // What cannot be scored is not written.
   const Score before = score_of(model, there.weights(), text, o.batch_tokens);
   const double scored = now_seconds();
-  // The tokenizer first: an artifact that is there can be read.
-  write_file(artifact_tokenizer(o.out), read_file(model.tokenizer_file));
-  write_file(o.out, bytes);
+  write_both(o, bytes, read_file(model.tokenizer_file));
   const double written = now_seconds();
 
   const TrainedModel again = load_trained(o.out);
