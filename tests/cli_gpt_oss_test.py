@@ -306,6 +306,18 @@ class GptOss(TinyGptOss):
                 self.refuses(7, "found a GPT-OSS model, expected a run of `ingot train`", *command)
         self.assertEqual(list(self.directory.glob("x*")), [])
 
+    def test_a_loss_beyond_any_perplexity_is_told(self):
+        file = self.model / self.index["weight_map"]["model.norm.weight"]
+        content = bytearray(file.read_bytes())
+        begin = 8 + struct.unpack("<Q", content[:8])[0]
+        first, last = json.loads(content[8:begin])["model.norm.weight"]["data_offsets"]
+        content[begin + first:begin + last] = b"\x49\x71" * ((last - first) // 2)  # 1e30
+        file.write_bytes(content)
+        run = ingot("eval", "--model", self.model, "--ids", self.ids, "--json")
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertGreater(json.loads(run.text)["loss"], 1e6)
+        self.assertIsNone(json.loads(run.text)["perplexity"])
+
     def test_accuracy_names_every_form_and_component(self):
         report = json.loads(ingot("eval", "accuracy", "--model", self.model, "--ids", self.ids, "--json").text)
         self.assertEqual([(r["form"], r["component"]) for r in report["results"]],
@@ -351,6 +363,16 @@ class GptOss(TinyGptOss):
         shard.write_bytes(whole)
         (self.model / "config.json").write_text(json.dumps(self.config | dict(vocab_size=38)))
         self.refuses(3, r"embed_tokens.weight\": found shape \(37, 32\), expected \(38, 32\)", *generate)
+
+
+class OddRows(TinyGptOss):
+    HEADS, KV = 5, 5  # 40 numbers in a row of attention's output
+
+    def test_accuracy_leaves_out_what_no_block_divides(self):
+        run = ingot("eval", "accuracy", "--model", self.model, "--ids", self.file("ids.jsonl", "[1, 2, 3]"), "--json")
+        self.assertEqual(run.returncode, 0, run.error)
+        self.assertEqual([r["component"] for r in json.loads(run.text)["results"] if r["form"] == "dense mxfp4"], ["qkv", "head"])
+        self.assertIn("dense mxfp4, o: left out: found rows of 40 numbers, expected a multiple of 32 for mxfp4\n", run.error)
 
 
 class Chat(TinyGptOss):

@@ -76,10 +76,10 @@ void eval_ids(const EvalCommand& o) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const double loss = sum / double(targets);
   if (!o.json)
-    return write_out(o.ids + " (" + with_commas(int64_t(lists.size())) + " lists): loss " + fixed(loss, 4) +
+    return write_out(o.ids + " (" + counted(int64_t(lists.size()), "list") + "): loss " + fixed(loss, 4) +
                      ", perplexity " + fixed(std::exp(loss), 3) + " over " + with_commas(targets) + " tokens\n");
   const OrderedJson report = {{"model", path},      {"layers", o.on.layers}, {"lists", lists.size()},
-                              {"targets", targets}, {"loss", loss},          {"perplexity", std::exp(loss)},
+                              {"targets", targets}, {"loss", loss},          {"perplexity", perplexity_json(loss)},
                               {"seconds", seconds}, {"sequences", sequences}};
   write_out(show_json(report) + "\n");
 }
@@ -160,7 +160,7 @@ void eval_text_of_gpt_oss(const EvalCommand& o, const std::string& path) {
                               {"targets", s.targets},
                               {"bytes", s.bytes},
                               {"loss", loss},
-                              {"perplexity", std::exp(loss)},
+                              {"perplexity", perplexity_json(loss)},
                               {"bits_per_byte", bits},
                               {"context", context},
                               {"stride", o.stride},
@@ -210,7 +210,7 @@ void eval(const EvalCommand& o) {
                         {"targets", s.targets},
                         {"bytes", s.bytes},
                         {"loss", s.loss},
-                        {"perplexity", std::exp(s.loss)},
+                        {"perplexity", perplexity_json(s.loss)},
                         {"bits_per_byte", s.bits_per_byte},
                         {"context", o.context != 0 ? o.context : model.config.context},
                         {"stride", o.stride},

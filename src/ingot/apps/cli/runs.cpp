@@ -1,5 +1,7 @@
 #include "ingot/apps/cli/runs.h"
 
+#include <cmath>
+
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
 #include "ingot/gpu/device.h"
@@ -86,6 +88,10 @@ std::vector<std::pair<std::string, double>> numbers_of(const Score& s) {
   std::vector<std::pair<std::string, double>> all{{"held_out/loss", s.loss}};
   if (s.bytes > 0) all.emplace_back("held_out/bits_per_byte", s.bits_per_byte);
   return all;
+}
+OrderedJson perplexity_json(double loss) {
+  const double perplexity = std::exp(loss);
+  return std::isfinite(perplexity) ? OrderedJson(perplexity) : OrderedJson();
 }
 std::string score_line(const Score& s) {
   std::string line = "loss " + fixed(s.loss, 4);

@@ -7,6 +7,7 @@
 #include "ingot/apps/cli/interrupt.h"
 #include "ingot/engines/generate/generator.h"
 #include "ingot/engines/train/trainer.h"
+#include "ingot/io/json.h"
 #include "ingot/models/gpt/place.h"
 
 namespace ingot::cli {
@@ -36,6 +37,7 @@ std::vector<std::pair<std::string, double>> numbers_of(const TrainStatus& s);
 std::vector<std::pair<std::string, double>> numbers_of(const Score& s);
 // "loss 1.2345, 1.1870 bits per byte over 123,456 tokens (456,789 bytes)"
 std::string score_line(const Score& s);
+OrderedJson perplexity_json(double loss);  // null where no double holds it
 
 // Prints what a model writes as it is drawn, never half a character.
 struct Continuation {
