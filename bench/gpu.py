@@ -8,7 +8,7 @@ MGRrmsnorm/src/rmsnorm_kernel.cu, MGRrmsnorm/megagemm/swiglu.py, mlp-megakernel/
 A peer that is not found is listed in the report as absent; PyTorch eager and torch.compile always run. Options that are not listed here
 go to the suites' own programs (peers/gpu_<suite>.py --help). torch.compile's peers take most of the time of linear, swiglu, wide_mlp,
 cross_entropy, muon, attention, train and ttt: with --warm N, N processes compile a share each first, and the one that measures finds them in PyTorch's cache.
-A report is written after each case. --continue takes up what was cut off: of a report of the same sources and GPU it measures only what is missing, and the report keeps
+A report is written after each case. --continue takes up what was cut off: of a report of the same sources and GPU it measures only the last cases that are missing, and the report keeps
 the ceilings of each run (not of mlp, decode, decode_gpus, prompt, train, ttt and host_cost).
 """
 import argparse
@@ -33,7 +33,7 @@ def command(suite, native, origins, liger, more):
     line = [sys.executable, str(PEERS / f"gpu_{suite}.py")]
     if suite != "host_cost":
         line += ["--native", native]
-    if liger and suite in ("rmsnorm", "rope", "gate"):
+    if liger and suite in ("rmsnorm", "rope", "gate", "swiglu", "cross_entropy"):
         line += ["--liger", liger]
     for option, must_be, passed in ORIGINS.get(suite, []):
         if (origins / must_be).is_file():
@@ -61,7 +61,7 @@ def main():
     parser.add_argument("--origins", type=pathlib.Path, default=pathlib.Path(".origins"))
     parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
     parser.add_argument("--warm", type=int, default=0, metavar="N", help="processes that compile first, side by side (default: none)")
-    parser.add_argument("--continue", dest="again", action="store_true", help="measure only what incomplete reports of these sources lack")
+    parser.add_argument("--continue", dest="again", action="store_true", help="measure only what reports of these sources lack")
     options, more = parser.parse_known_args()
     if options.again:
         os.environ["INGOT_BENCH_CONTINUE"] = "1"

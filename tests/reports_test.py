@@ -36,16 +36,17 @@ class Reports(unittest.TestCase):
     def test_a_good_report_has_no_problems(self):
         self.assertEqual(reports.problems_of(GOOD), [])
 
-    def test_only_an_incomplete_report_of_this_tree_and_gpu_is_continued(self):
+    def test_only_a_report_of_this_tree_and_gpu_that_lacks_cases_is_continued(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "gpu" / "rmsnorm.json"
-            self.assertIsNone(reports.begun("rmsnorm", "gpu", "GPU", pathlib.Path(folder)))
+            self.assertIsNone(reports.begun("rmsnorm", "gpu", "GPU", 2, pathlib.Path(folder)))
             path.parent.mkdir()
             cut_off = {**GOOD, "tree": reports.tree_hash("rmsnorm"), "incomplete": "1 of 2 cases were not measured"}
-            for report, continued in ((cut_off, True), ({**cut_off, "gpu": "another"}, False), ({**cut_off, "tree": "0" * 16}, False),
-                                      ({k: v for k, v in cut_off.items() if k != "incomplete"}, False)):
+            whole = {k: v for k, v in cut_off.items() if k != "incomplete"}
+            for report, cases, continued in ((cut_off, 2, True), ({**cut_off, "gpu": "another"}, 2, False), ({**cut_off, "tree": "0" * 16}, 2, False),
+                                             (whole, 1, False), (whole, 2, True)):  # whole when it was made, and a case is new
                 path.write_text(json.dumps(report), encoding="utf-8")
-                self.assertEqual(reports.begun("rmsnorm", "gpu", "GPU", pathlib.Path(folder)), report if continued else None)
+                self.assertEqual(reports.begun("rmsnorm", "gpu", "GPU", cases, pathlib.Path(folder)), report if continued else None)
 
     def test_damage_is_named(self):
         self.assertIn("driver is missing", damaged(lambda r: r.pop("driver")))

@@ -63,11 +63,12 @@ def tree_hash(suite, root=ROOT):
     return total.hexdigest()[:16]
 
 
-def begun(suite, folder, gpu, results=RESULTS):
-    """An incomplete report of this very tree in results/<folder>, made on a `gpu`, which may be continued; None where there is none."""
+def begun(suite, folder, gpu, cases, results=RESULTS):
+    """A report of this very tree in results/<folder>, made on a `gpu`, of fewer than all `cases` (it was cut off, or there are new ones), which
+    may be continued; None where there is none."""
     path = results / folder / f"{suite}.json"
     report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    fits = report.get("incomplete") and report["gpu"] == gpu and report["tree"] == tree_hash(suite)
+    fits = report and len(report["results"]) < cases and report["gpu"] == gpu and report["tree"] == tree_hash(suite)
     return report if fits else None
 
 

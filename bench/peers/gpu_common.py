@@ -163,6 +163,30 @@ def cached_graphs():
     return max(counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"])
 
 
+def peak_beside(call, before):
+    """The most bytes of PyTorch's allocator that call(0) takes beside what is there already, less `before`."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated()
+    kept = call(0)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - start
+    del kept
+    return peak - before
+
+
+def add_peers(graphs, absent, makers):
+    """Captures each of `makers`, (library, function) by name, into `graphs`; why one could not be, into `absent`."""
+    for name, (library, make) in makers.items():
+        if not library:
+            absent[name] = "not installed, and not given by path"
+            continue
+        try:
+            graphs[name] = make()
+        except Exception as e:
+            absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
+
+
 def median(values):
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
@@ -237,14 +261,7 @@ def compared(case, buffers, function, ours, checked, copy_tbps, others):
     compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
     graphs = {"ours": captured(ours, buffers.calls), "torch_eager": buffers.peer(function), "torch_compile": buffers.peer(compiled)}
     absent = {}
-    for name, (library, make) in others.items():
-        if not library:
-            absent[name] = "not installed, and not given by path"
-            continue
-        try:
-            graphs[name] = make()
-        except Exception as e:
-            absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
+    add_peers(graphs, absent, others)
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls)
     return {"name": case.name, "shape": case.shape, "dtype": case.dtype, "ours_us": us.pop("ours"), "peers": us,
             "limit_us": case.bytes / copy_tbps * 1e-6, "error": error, "tolerance": tolerance, "in_L2": buffers.cached, "absent": absent,
@@ -260,11 +277,11 @@ def sweep(buffers, native, configs):
     return [timed[0], *sorted(timed[1:], key=lambda t: t[0])]
 
 
-def begun(suite, options):
-    """With gpu.py --continue: the results of the first cases, which an incomplete report of this tree and GPU has. Else, and of a run that
-    writes no report, none."""
+def begun(suite, options, cases):
+    """With gpu.py --continue: the results of the first of so many cases, which a report of this tree and GPU has that lacks some. Else, and of
+    a run that writes no report, none."""
     wanted = os.environ.get("INGOT_BENCH_CONTINUE") and not (options.only or options.quick)
-    report = reports.begun(suite, gpu_folder(), torch.cuda.get_device_name(0)) if wanted else None
+    report = reports.begun(suite, gpu_folder(), torch.cuda.get_device_name(0), cases) if wanted else None
     if report is None:
         return []
     results = report["results"]
@@ -336,7 +353,7 @@ def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
 
     liger = import_liger(options.liger)
     library = origin[1](options.origin, pathlib.Path(options.native).parent) if origin and options.origin else None
-    results, before = begun(suite, options), gpu_state()
+    results, before = begun(suite, options, len(chosen)), gpu_state()
     for case in chosen[len(results):]:
         r = measure(case, native, l2_bytes, ceiling["copy_TBps"], liger, library)
         results.append(r)
@@ -354,14 +371,16 @@ def l2_bytes():
     return torch.cuda.get_device_properties(0).L2_cache_size
 
 
-def run_products(suite, cases, quick, measure, label):
+def run_products(suite, cases, quick, measure, label, liger=False):
     """The command line of a suite whose bound is the tensor cores: measures every case and writes the report.
 
     quick: how many cases --quick takes. measure(case, native, ceilings) gives a case's result, label(case) what --only looks at; a case's
-    `flops` are what it asks for.
+    `flops` are what it asks for. liger: measure takes Liger's ops too, None where they are absent.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
+    if liger:
+        parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
     parser.add_argument("--only", help="only cases whose name and shape hold this, and no report")
     parser.add_argument("--quick", action="store_true", help=f"the first of the cases, {quick} in number, and no report")
     options = parser.parse_args()
@@ -369,15 +388,17 @@ def run_products(suite, cases, quick, measure, label):
     native = Native(options.native)
     ceiling = ceilings(native)
     print("ceilings:", {k: round(v, 3) for k, v in ceiling.items()}, flush=True)
+    libraries = [import_liger(options.liger)] if liger else []
     chosen = [c for c in (cases[:quick] if options.quick else cases) if not options.only or options.only in label(c)]
-    width, results, before = max(len(label(c)) for c in cases), begun(suite, options), gpu_state()
+    width, results, before = max(len(label(c)) for c in cases), begun(suite, options, len(chosen)), gpu_state()
     for case in share(chosen[len(results):]):
-        r = measure(case, native, ceiling)
+        r = measure(case, native, ceiling, *libraries)
         results.append(r)
         torch.cuda.empty_cache()
         print(f"{label(case):{width}} ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
               + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r.get('absent') or ''}", flush=True)
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r.get('absent') or ''}"
+              + "".join(f"  {p} {b / 1e9:.2f} GB" for p, b in r.get("memory_bytes", {}).items()), flush=True)
         if not (options.only or options.quick or SHARE):
             write_report(suite, results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
                          cases=len(chosen))

@@ -1,10 +1,11 @@
-"""Linear + softcap + cross entropy on a GPU: losses and both gradients, beside PyTorch, torch.compile and the three bare products of
-the same sizes. Writes bench/results/<gpu>/cross_entropy.json, with the memory that each takes beside operands and gradients.
+"""Linear + softcap + cross entropy on a GPU: losses and both gradients, beside PyTorch, torch.compile, Liger-Kernel and the three bare
+products of the same sizes. Writes bench/results/<gpu>/cross_entropy.json, with the memory that each takes beside operands and gradients.
 
-    python3 bench/peers/gpu_cross_entropy.py --native build/cuda/libingot_bench.so [--only TEXT] [--quick]
+    python3 bench/peers/gpu_cross_entropy.py --native build/cuda/libingot_bench.so [--liger WHEEL] [--only TEXT] [--quick]
 
 One case is the mean loss of all rows, dx and dw, in one graph. Ours adds to dw in f32, as a training step with several passes does; the
-peers write it in bf16.
+peers write it in bf16. Liger, which forms its gradients in the forward pass and adds dw up in bf16, waits for the GPU in between and cannot
+be captured: its calls are timed as they are. It has rows of its own beside PyTorch, as torch.compile tunes each row for most of a minute.
 """
 import argparse
 import ctypes
@@ -14,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch._inductor import select_algorithm
 
-from gpu_common import SHARE, Native, begun, captured, ceilings, gpu_state, interleaved, pointer, relative_error, share, stream, write_report
+from gpu_common import (SHARE, Native, add_peers, begun, captured, ceilings, gpu_state, import_liger, interleaved, peak_beside, pointer,
+                        relative_error, share, stream, write_report)
 
 SOFTCAP = 30.0
 
@@ -24,6 +26,11 @@ class Case:
     rows: int
     features: int
     vocab: int
+    beside_liger: bool = False
+
+    @property
+    def name(self):
+        return "linear + softcap + cross entropy, with gradients" + (", beside Liger" if self.beside_liger else "")
 
     @property
     def flops(self):
@@ -31,7 +38,8 @@ class Case:
 
 
 def cases():
-    return [Case(8192, 4096, 128256), Case(98304, 512, 8192), Case(8192, 2880, 201088), Case(16384, 768, 50304)]
+    shapes = ((8192, 4096, 128256), (98304, 512, 8192), (8192, 2880, 201088), (16384, 768, 50304))
+    return [Case(*shape, beside_liger=liger) for liger in (False, True) for shape in shapes]
 
 
 def loss_of(x, w, targets):
@@ -101,60 +109,67 @@ def check(buffers, native):
     return worst, 2 * 2.0**-9
 
 
-def peak_beside(call, before):
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    start = torch.cuda.memory_allocated()
-    kept = call(0)
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - start
-    del kept
-    return peak - before
+def liger_loss(ops):
+    # no bias and no weights of classes, ignored index, no z-loss, no smoothing, mean
+    return lambda x, w, targets: ops.LigerFusedLinearCrossEntropyFunction.apply(x, w, targets, None, None, -100, 0.0, 0.0, "mean", SOFTCAP)[0]
 
 
-def measure(case, native, ceiling):
+def measure(case, native, ceiling, liger):
     buffers = Buffers(case)
     error, tolerance = check(buffers, native)
     torch.cuda.empty_cache()
     torch._dynamo.reset()
-    compiled = torch.compile(loss_of, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
+    functions, absent = {"torch_eager": loss_of}, {}
+    if case.beside_liger:
+        absent["torch_compile"] = "it is in the row without Liger"
+    else:
+        functions["torch_compile"] = torch.compile(loss_of, fullgraph=True, dynamic=False, mode="max-autotune-no-cudagraphs")
     gradients = 2 * (buffers.x.numel() + buffers.w.numel())
     memory, graphs, calls = {"ours": buffers.workspace.numel()}, {"ours": captured(buffers.ours(native), 2)}, 2
-    for name, function in (("torch_eager", loss_of), ("torch_compile", compiled)):
+    for name, function in functions.items():
         call = buffers.peer(function)
         call(0)
         memory[name] = peak_beside(call, gradients)
         graphs[name] = captured(call, 1, on=torch.cuda.Stream())
+    if case.beside_liger:
+        def ready():
+            call = buffers.peer(liger_loss(liger))
+            call(0)
+            memory["liger"] = peak_beside(call, gradients)
+            return (lambda: call(0),)
+        add_peers(graphs, absent, {"liger": (liger, ready)})
     with torch.no_grad():
         graphs["bare_products"] = captured(buffers.bare(), 1)
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, 1, rounds=9)
     us["ours"] /= calls
-    return {"name": "linear + softcap + cross entropy, with gradients", "shape": [case.rows, case.features, case.vocab], "dtype": "bf16",
+    return {"name": case.name, "shape": [case.rows, case.features, case.vocab], "dtype": "bf16",
             "ours_us": us.pop("ours"), "peers": us, "limit_us": case.flops / ceiling["bf16_TFLOPs"] * 1e-6, "error": error,
-            "tolerance": tolerance, "memory_bytes": memory, "p20_p80_us": spread}
+            "tolerance": tolerance, "memory_bytes": memory, **({"absent": absent} if absent else {}), "p20_p80_us": spread}
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--native", required=True)
-    parser.add_argument("--only", help="only cases whose shape holds this, and no report")
+    parser.add_argument("--liger", help="a wheel of Liger-Kernel, where it is not installed")
+    parser.add_argument("--only", help="only cases whose shape or name holds this, and no report")
     parser.add_argument("--quick", action="store_true", help="the second case, and no report")
     options = parser.parse_args()
     torch.manual_seed(0)
     select_algorithm.PRINT_AUTOTUNE = False
     native = Native(options.native)
-    ceiling = ceilings(native)
+    ceiling, liger = ceilings(native), import_liger(options.liger)
     chosen = [c for c in (cases()[1:2] if options.quick else cases())
-              if not options.only or options.only in f"{c.rows} x {c.features} x {c.vocab}"]
-    results, before = begun("cross_entropy", options), gpu_state()
+              if not options.only or options.only in f"{c.rows} x {c.features} x {c.vocab}, {c.name}"]
+    results, before = begun("cross_entropy", options, len(chosen)), gpu_state()
     for case in share(chosen[len(results):]):
-        r = measure(case, native, ceiling)
+        r = measure(case, native, ceiling, liger)
         results.append(r)
         torch.cuda.empty_cache()
-        print(f"{case.rows} x {case.features} x {case.vocab}: ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
+        print(f"{case.rows} x {case.features} x {case.vocab}{', beside Liger' * case.beside_liger}: "
+              f"ours {r['ours_us']:8.1f} us {case.flops / r['ours_us'] * 1e-6:4.0f} TFLOP/s  "
               + "  ".join(f"{p} {us:.1f} ({us / r['ours_us']:.3f}x)" for p, us in r["peers"].items())
               + "  memory " + ", ".join(f"{p} {b / 1e9:.2f} GB" for p, b in r["memory_bytes"].items())
-              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}", flush=True)
+              + f"  error {r['error']:.1e} <= {r['tolerance']:.1e}  {r.get('absent') or ''}", flush=True)
         if not (options.only or options.quick or SHARE):
             write_report("cross_entropy", results, ceiling,
                          {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(chosen))
