@@ -43,7 +43,7 @@ struct OpenedModel {
   std::vector<int32_t> end_ids;  // ids that end an answer
   int64_t weight_bytes = 0;
   double load_seconds = 0;
-  std::string note;  // why no GPU was taken although there is one, or empty
+  std::string note;  // why no GPU was taken although there is one, or what it has of the model in fewer bits; or empty
 };
 
 struct ModelKind {

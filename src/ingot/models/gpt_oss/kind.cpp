@@ -45,6 +45,9 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
     m.decoder = make_decoder(config, *weights, options);
   if (o.device == DeviceChoice::automatic && !misfit.empty() && gpu::device_count() > 0)
     m.note = "on the CPU: " + misfit;
+  if (m.decoder->device().kind == Device::cuda)
+    if (const std::string rounding = gpt_oss_gpu_rounding(*weights); !rounding.empty())
+      m.note = "on the GPU: " + rounding;
   m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
   m.weight_bytes = weights->bytes();
   if (m.decoder->device().kind == Device::cpu) m.memory = weights;  // a GPU has its own

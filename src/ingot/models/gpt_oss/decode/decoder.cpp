@@ -1,5 +1,7 @@
 #include "ingot/models/gpt_oss/decode/decoder.h"
 
+#include <algorithm>
+
 #include "ingot/gpu/allocator.h"
 #include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/ranked_model.h"
@@ -7,6 +9,16 @@
 #include "ingot/models/host_decoder.h"
 
 namespace ingot {
+
+std::string gpt_oss_gpu_rounding(const GptOssWeights& w) {
+  std::vector<const WeightMatrix*> all = {&w.embed};
+  const bool tied = w.embed.data.data != nullptr && w.head.data.data == w.embed.data.data;
+  if (!tied) all.push_back(&w.head);
+  for (const GptOssLayer& l : w.layers) all.insert(all.end(), {&l.qkv, &l.o, &l.router, &l.gate_up, &l.down});
+  const auto wide = std::count_if(all.begin(), all.end(), [](auto* m) { return m->format == WeightFormat::f32; });
+  if (wide == 0) return {};
+  return ingot::detail::concat(wide, " of ", all.size(), " matrices are rounded from f32 to bf16");
+}
 
 #ifndef INGOT_HAS_CUDA_DECODE
 

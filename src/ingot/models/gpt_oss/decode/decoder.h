@@ -12,6 +12,8 @@ std::string gpt_oss_gpus_misfit(const GptOssConfig& config, const GptOssDecoderO
 // The same, and too little memory free on one of them (with both figures).
 std::string gpt_oss_gpu_misfit(const GptOssConfig& config, const GptOssWeights& weights,
                                const GptOssDecoderOptions& options);
+// What of them a GPU will not hold as it is stored, in a line: matrices in f32; empty where there are none.
+std::string gpt_oss_gpu_rounding(const GptOssWeights& weights);
 // The weights are copied and may be gone afterwards. Slots take turns; with options.together, three or more that are
 // asked for a token together get it by one pass over the weights, up to columns() of them: the numbers of a launch a
 // phase, which differ by roundings from those of the kernel that a slot alone gets. Cut back further than the sliding
