@@ -73,6 +73,13 @@ TEST(GptOssRanksEmulated, FourGpusAreTheModel) {
   check_case(four_heads(), 4, Split::tensor, true);
   check_case(four_heads(), 4, Split::tensor, false);
 }
+TEST(GptOssRanksEmulated, EightGpusAreTheModel) {
+  GptOssConfig eight_heads = testing::decode_config(64, 16, 8, 32, 544, 3, 2, 5, 1);
+  eight_heads.vocab = 121;  // a piece of ids for each
+  const DecodeCase eight = {"eight key heads", eight_heads, WeightFormat::bf16, WeightFormat::mxfp4, 3, {2}};
+  check_case(eight, 8, Split::tensor, true);
+  check_case(eight, 8, Split::tensor, false);
+}
 TEST(GptOssRanksEmulated, OneGpuForAttentionAndOthersForTheExpertsAreTheModel) {
   check_case(four_heads(), 2, Split::attention_experts, true);
   check_case(four_heads(), 5, Split::attention_experts, true);
