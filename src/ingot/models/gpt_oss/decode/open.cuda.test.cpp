@@ -2,7 +2,7 @@
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
-#include "ingot/models/gpt_oss/decode/decoder.h"
+#include "ingot/models/gpt_oss/decode/ranked_model.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/registry.h"
 #include "ingot/testing/gpu_test.h"
@@ -11,6 +11,8 @@
 
 namespace ingot {
 namespace {
+
+using testing::error_of;
 
 struct GptOssOpenCuda : testing::GpuTest<> {
   testing::TemporaryDirectory dir;
@@ -37,6 +39,28 @@ TEST_F(GptOssOpenCuda, MatricesInF32AreSaidToBecomeBf16) {
   EXPECT_EQ(open_model(path, {.tokens = 16}).note, "on the GPU: 2 of 12 matrices are rounded from f32 to bf16");
   EXPECT_EQ(open_model(path, {.tokens = 16, .device = DeviceChoice::cpu}).note, "");
 }
+
+#ifdef INGOT_EMULATED_DEVICE
+struct GptOssOpenOnOthersCuda : GptOssOpenCuda {
+  void TearDown() override { gpt_oss_decode::pretend_capability(9, 0); }
+};
+TEST_F(GptOssOpenOnOthersCuda, AGpuThatIsNoHopperIsLeftForTheCpuOrRefusedInALine) {
+  testing::GptOssCheckpoint().write(path);
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {10, 0}}) {
+    gpt_oss_decode::pretend_capability(major, minor);
+    const std::string found =
+        detail::concat("found emulated GPU of compute capability ", major, ".", minor, ", expected 9.0");
+    const OpenedModel m = open_model(path, {.tokens = 16});
+    EXPECT_EQ(m.decoder->device().kind, Device::cpu);
+    EXPECT_EQ(m.note, "on the CPU: " + found);
+    EXPECT_EQ(open_model(path, {.tokens = 16, .device = DeviceChoice::cpu}).note, "");
+    const auto refused = [&](const OpenOptions& o) { return error_of([&] { open_model(path, o); }); };
+    EXPECT_EQ(refused({.tokens = 16, .device = DeviceChoice::cuda}), "unsupported: device cuda: " + found);
+  }
+  gpt_oss_decode::pretend_capability(9, 0);
+  EXPECT_EQ(open_model(path, {.tokens = 16}).decoder->device().kind, Device::cuda);
+}
+#endif
 
 }  // namespace
 }  // namespace ingot

@@ -1,6 +1,7 @@
 #include "ingot/models/gpt_oss/decode/ranked_model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <optional>
 #include <thread>
@@ -12,6 +13,22 @@ namespace ingot::gpt_oss_decode {
 
 #ifdef INGOT_HAS_CUDA_DECODE
 
+namespace {
+#ifdef INGOT_EMULATED_DEVICE
+std::atomic<int> pretended = 90;
+#endif
+gpu::DeviceInfo described(int device) {
+  gpu::DeviceInfo gpu = gpu::device_info(device);
+#ifdef INGOT_EMULATED_DEVICE
+  gpu.major = pretended / 10, gpu.minor = pretended % 10;
+#endif
+  return gpu;
+}
+}  // namespace
+#ifdef INGOT_EMULATED_DEVICE
+void pretend_capability(int major, int minor) { pretended = 10 * major + minor; }
+#endif
+
 std::string ranks_misfit(int ranks) {
   const auto text = [](const auto&... parts) { return ingot::detail::concat(parts...); };
   if (ranks < 1 || ranks > int(megakernel::kMostRanks))
@@ -20,7 +37,7 @@ std::string ranks_misfit(int ranks) {
   if (count == 0) return "found no GPU, expected one and its driver";
   if (ranks > count) return text("found ", count, count == 1 ? " GPU" : " GPUs", ", expected ", ranks);
   for (int r = 0; r < ranks; ++r) {
-    const gpu::DeviceInfo gpu = gpu::device_info(r);
+    const gpu::DeviceInfo gpu = described(r);
     if (gpu.major != 9 || gpu.minor != 0)
       return text("found ", gpu.name, " of compute capability ", gpu.major, ".", gpu.minor, ", expected 9.0");
     for (int q = 0; q < ranks; ++q)

@@ -17,6 +17,10 @@ namespace ingot::gpt_oss_decode {
 // What keeps cuda:0 to cuda:(ranks - 1) from sharing a model, in a line; empty where nothing does: too few GPUs, other
 // than Hopper, no peer access between two of them.
 std::string ranks_misfit(int ranks);
+#ifdef INGOT_EMULATED_DEVICE
+// The emulator's GPUs say from now on that they are of this compute capability, 9.0 at first.
+void pretend_capability(int major, int minor);
+#endif
 
 class RankedModel {
  public:
