@@ -33,19 +33,19 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
   if (o.gpus > 1)
     if (const std::string misfit = gpt_oss_gpus_misfit(config, options); !misfit.empty())
       fail(ErrorCode::unsupported, "--gpus ", o.gpus, ": ", misfit);
+  // From the headers: who has no room reads nothing.
+  std::string misfit = o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpt_oss_gpus_misfit(config, options);
+  if (misfit.empty()) misfit = gpt_oss_gpu_misfit(config, gpt_oss_shapes(path, config, {.layers = o.layers}), options);
+  const bool on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || misfit.empty();
+  if (on_gpu && !misfit.empty()) fail(ErrorCode::unsupported, "device cuda: ", misfit);
   const int64_t layers = o.layers > 0 ? o.layers : config.layers;
   auto weights = std::make_shared<GptOssWeights>(
       load_gpt_oss(path, config, {.layers = o.layers, .other_bytes = decoder_bytes(config, layers, options)}));
   OpenedModel m;
-  const std::string misfit =
-      o.device == DeviceChoice::cpu ? "the CPU was asked for" : gpt_oss_gpu_misfit(config, *weights, options);
-  if (o.device == DeviceChoice::cuda || o.gpus > 1 || misfit.empty())
-    m.decoder = make_gpu_decoder(config, *weights, options);
-  else
-    m.decoder = make_decoder(config, *weights, options);
+  m.decoder = on_gpu ? make_gpu_decoder(config, *weights, options) : make_decoder(config, *weights, options);
   if (o.device == DeviceChoice::automatic && !misfit.empty() && gpu::device_count() > 0)
     m.note = "on the CPU: " + misfit;
-  if (m.decoder->device().kind == Device::cuda)
+  if (on_gpu)
     if (const std::string rounding = gpt_oss_gpu_rounding(*weights); !rounding.empty())
       m.note = "on the GPU: " + rounding;
   m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());

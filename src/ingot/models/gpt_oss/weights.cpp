@@ -20,6 +20,12 @@ GptOssWeights load_gpt_oss(const std::string& path, const GptOssConfig& config, 
   return std::move(layout.weights);
 }
 
+GptOssWeights gpt_oss_shapes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
+  if (ArchiveFile::is_one(path))
+    return load_gpt_oss_archive(path, config, {.layers = load.layers});  // mapped, not read
+  return detail::lay_out(detail::Checkpoint(path), config, detail::layers_of(config, load), nullptr).weights;
+}
+
 int64_t gpt_oss_weight_bytes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
   if (ArchiveFile::is_one(path)) return gpt_oss_archive_bytes(path, config, load);
   return detail::lay_out(detail::Checkpoint(path), config, detail::layers_of(config, load), nullptr).bytes;

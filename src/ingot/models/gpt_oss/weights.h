@@ -40,6 +40,9 @@ struct GptOssLoad {
 // before any of it is taken.
 GptOssWeights load_gpt_oss(const std::string& path, const GptOssConfig& config, const GptOssLoad& load = {});
 
+// The same without their memory, from the headers alone: what says whether a device has room for them.
+GptOssWeights gpt_oss_shapes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load = {});
+
 // Memory the weights of `load.layers` layers will take, from the headers alone.
 int64_t gpt_oss_weight_bytes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load = {});
 

@@ -2,6 +2,11 @@
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+
+#include "ingot/gpu/allocator.h"
 #include "ingot/models/gpt_oss/decode/ranked_model.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/registry.h"
@@ -61,6 +66,32 @@ TEST_F(GptOssOpenOnOthersCuda, AGpuThatIsNoHopperIsLeftForTheCpuOrRefusedInALine
   EXPECT_EQ(open_model(path, {.tokens = 16}).decoder->device().kind, Device::cuda);
 }
 #endif
+
+// Both figures, of one GPU; a number in the file that reading would refuse is not come to.
+TEST_F(GptOssOpenCuda, TooLittleMemoryIsSaidBeforeAnythingIsRead) {
+  testing::GptOssCheckpoint().write(path, {.damage = [](auto& tensors, std::string&) {
+                                      *tensors.at("lm_head.weight").tensor.template ptr<bf16>() = bf16(NAN);
+                                    }});
+  const int64_t free = gpu::device_memory(0).available();
+  if (free < 0) GTEST_SKIP() << "memory whose size is not known";
+  const auto refused = [&](int64_t slots) {
+    return error_of([&] { open_model(path, {.tokens = 100'000, .slots = slots, .device = DeviceChoice::cuda}); });
+  };
+  EXPECT_NE(refused(1).find("found NaN"), std::string::npos);
+  const std::string found = refused(1'000'000);
+  EXPECT_TRUE(found.starts_with("unsupported: device cuda: found ")) << found;
+  EXPECT_TRUE(found.ends_with(" for weights and a context of 100000 tokens")) << found;
+  int64_t there = 0, needed = 0;
+  char name[100];
+  ASSERT_EQ(
+      std::sscanf(found.c_str(), "unsupported: device cuda: found %" SCNd64 " bytes free on %99[^,], expected %" SCNd64,
+                  &there, name, &needed),
+      3)
+      << found;
+  EXPECT_TRUE(free / 2 < there && there < 2 * free) << found;  // others take and give back memory meanwhile
+  EXPECT_GT(needed, 1'000'000 * int64_t(100'000) * 4);  // two layers' keys and values, of more than one byte each
+  EXPECT_GT(needed, there);
+}
 
 }  // namespace
 }  // namespace ingot
