@@ -251,6 +251,36 @@ class GptOss(TinyGptOss):
         self.assertNotEqual(ingot("eval", "--model", other, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0],
                             ingot("eval", "--model", archive, "--ids", self.ids, "--json").text.split('"loss"')[1].split(",")[0])
 
+    def test_a_models_tokens_are_timed(self):
+        archive = self.directory / "tiny.ingot"
+        self.assertEqual(ingot("convert", self.model, archive).returncode, 0)
+        bench, read = ["bench", "decode", "--device", "cpu", "--context", 20, "--tokens", 6], []
+        for model in (self.model, archive):
+            run = ingot(*bench, "--model", model, "--contexts", "150,3", "--answers", "4:3,7:1", "--json")
+            found = json.loads(run.text)
+            self.assertEqual((found["model"], found["device"], found["context"], found["tokens"]), (str(model), "CPU", 20, 6), run.error)
+            of_contexts = [found, *found["contexts"]]
+            self.assertEqual([c["context"] for c in of_contexts], [20, 150, 3])
+            for token in (c["token"]["cpu"] for c in of_contexts):
+                self.assertTrue(0 < token["best_ms"] <= token["p50_ms"] <= token["p99_ms"] and token["best_ms"] <= token["mean_ms"] <= 1e4, token)
+            self.assertGreater(found["first_token_ms"], 0)
+            self.assertEqual([(a["prompt"], a["tokens"]) for a in found["answers"]], [(4, 3), (7, 1)])
+            self.assertTrue(all(0 < a["first_token_ms"] <= a["whole_ms"] for a in found["answers"]))
+            # Keys and values of 2 heads of 8 numbers in fp32; the first layer's window is 128.
+            read.append([c["token_bytes"] for c in of_contexts])
+            self.assertEqual([read[-1][1] - b for b in read[-1]], [2 * 4 * 16 * (128 + 150 - 20 - 20), 0, 2 * 4 * 16 * (128 + 150 - 3 - 3)])
+        # 64 + 32 rows of attention, a router of 3, 2 experts of 3 in blocks of 17 bytes, a head of 37: what an archive holds too.
+        dense, experts = 2 * 32 * (64 + 32 + 3), 2 * 17 * (128 + 32 * 2)
+        self.assertEqual(read, [[2 * (dense + experts) + 2 * 32 * 37 + 2 * 4 * 16 * (a + b) for a, b in ((20, 20), (128, 150), (3, 3))]] * 2)
+        text = ingot(*bench, "--model", archive).text
+        self.assertRegex(text, rf"\A{re.escape(str(archive))}, CPU, 20 tokens of context, 0.0 GB of weights\na token reads 0.000 GB\n"
+                         r"cpu: mean [\d.]+ ms a token, p50 [\d.]+, p99 [\d.]+, best [\d.]+; \d+ tokens/s, [\d.]+ GB/s\ntime to first token: [\d.]+ ms\n\Z")
+        self.refuses(2, "--device: found cpu without --model, expected one: random weights are made on a GPU", *bench)
+        self.refuses(2, "found --phases, which changes nothing with --model", *bench, "--model", archive, "--phases")
+        self.refuses(2, "--gpus: found 2 with device cpu", *bench, "--model", archive, "--gpus", 2)
+        self.refuses(2, "expected at most 131072, the model's context", *bench, "--model", archive, "--contexts", 131072)
+        self.refuses(4, "none: found no such file or directory, expected GPT-OSS", *bench, "--model", self.directory / "none")
+
     def test_bad_archives_and_conversions_are_refused_in_one_line(self):
         archive = self.directory / "tiny.ingot"
         self.assertEqual(ingot("convert", self.model, archive).returncode, 0)

@@ -1,13 +1,17 @@
-// ingot bench decode: a token of GPT-OSS on a GPU, with synthetic weights.
+// ingot bench decode: a token of GPT-OSS, with synthetic weights on a GPU or of a model as generation has it.
 #include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <optional>
 
 #include "ingot/apps/cli/cli.h"
 #include "ingot/apps/cli/models.h"
+#include "ingot/apps/cli/runs.h"
 #include "ingot/core/version.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt_oss/decode/measure.h"
+#include "ingot/models/gpt_oss/weights.h"
 
 namespace ingot::cli {
 namespace {
@@ -18,6 +22,7 @@ struct Options {
   bool phased = false, megakernel = false;  // only this one
   bool json = false;
   int64_t gpus = 1;
+  std::string model, device = "auto";
   std::string contexts, answers, streams;
 };
 
@@ -74,9 +79,24 @@ template <class Times> void print_paths(const Times& t, double read_TBps) {
   for (const auto& [path, of] : t.token) {
     const bool screened = path == "screened";
     const double TBps = double(screened ? t.screened_bytes : t.token_bytes) / of.mean_ms * 1e-9;
-    print_path(screened ? "megakernel, head screened in 8 bits" : path, of,
-               ", " + fixed(TBps, 2) + " TB/s, " + fixed(100 * TBps / read_TBps, 0) + " % of reading alone");
+    const std::string speed =
+        read_TBps > 0 ? ", " + fixed(TBps, 2) + " TB/s, " + fixed(100 * TBps / read_TBps, 0) + " % of reading alone"
+        : TBps > 0    ? ", " + fixed(1e3 * TBps, 1) + " GB/s"
+                      : "";
+    print_path(screened ? "megakernel, head screened in 8 bits" : path, of, speed);
   }
+}
+
+void print_contexts(const DecodeTimes& t) {
+  for (const ContextTimes& at : t.contexts) {
+    const std::string bytes = at.token_bytes > 0 ? ", " + fixed(double(at.token_bytes) * 1e-9, 3) + " GB" : "";
+    write_out(with_commas(at.context) + " tokens of context" + bytes + ":\n");
+    print_paths(at, t.read_TBps);
+  }
+  for (const AnswerTimes& a : t.answers)
+    write_out("a prompt of " + with_commas(a.prompt) + " tokens, " + with_commas(a.tokens) +
+              " of an answer: first token " + fixed(a.first_token_ms, 1) + " ms, then " + fixed(a.token_ms(), 3) +
+              " ms a token, all in " + fixed(1e-3 * a.whole_ms, 3) + " s\n");
 }
 
 void print(const Options& o, const DecodeTimes& t) {
@@ -88,14 +108,7 @@ void print(const Options& o, const DecodeTimes& t) {
   write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB; reading alone reaches " +
             fixed(t.read_TBps, 2) + " TB/s here\n");
   print_paths(t, t.read_TBps);
-  for (const ContextTimes& at : t.contexts) {
-    write_out(with_commas(at.context) + " tokens of context, " + fixed(double(at.token_bytes) * 1e-9, 3) + " GB:\n");
-    print_paths(at, t.read_TBps);
-  }
-  for (const AnswerTimes& a : t.answers)
-    write_out("a prompt of " + with_commas(a.prompt) + " tokens, " + with_commas(a.tokens) +
-              " of an answer: first token " + fixed(a.first_token_ms, 1) + " ms, then " + fixed(a.token_ms(), 3) +
-              " ms a token, all in " + fixed(1e-3 * a.whole_ms, 3) + " s\n");
+  print_contexts(t);
   write_out("16 tokens of a prompt: " + fixed(t.prompt_ms, 2) + " ms\n");
   if (o.measurement.prompt) write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
   for (const StreamTimes& s : t.streams) {
@@ -134,6 +147,19 @@ OrderedJson as_json(const megakernel::HandoffTimes& h) {
   return {{"barrier_us", h.barrier}, {"fenced_us", h.fenced}, {"stamped_us", h.stamped}, {"polled_us", h.polled}};
 }
 
+void add_contexts(OrderedJson& json, const DecodeTimes& t) {
+  for (const ContextTimes& at : t.contexts)
+    json["contexts"].push_back({{"context", at.context},
+                                {"token", as_json(at.token)},
+                                {"token_bytes", at.token_bytes},
+                                {"screened_bytes", at.screened_bytes}});
+  for (const AnswerTimes& a : t.answers)
+    json["answers"].push_back({{"prompt", a.prompt},
+                               {"tokens", a.tokens},
+                               {"first_token_ms", a.first_token_ms},
+                               {"token_ms", a.token_ms()},
+                               {"whole_ms", a.whole_ms}});
+}
 OrderedJson as_json(const Options& o, const DecodeTimes& t) {
   OrderedJson stages = OrderedJson::object();
   for (const StageTimes& s : t.stages) stages[s.name] = {{"work_us", s.work_us}, {"wait_us", s.wait_us}};
@@ -155,17 +181,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                    {"read_TBps", t.read_TBps},
                    {"phases_us", phases},
                    {"stages", stages}};
-  for (const ContextTimes& at : t.contexts)
-    json["contexts"].push_back({{"context", at.context},
-                                {"token", as_json(at.token)},
-                                {"token_bytes", at.token_bytes},
-                                {"screened_bytes", at.screened_bytes}});
-  for (const AnswerTimes& a : t.answers)
-    json["answers"].push_back({{"prompt", a.prompt},
-                               {"tokens", a.tokens},
-                               {"first_token_ms", a.first_token_ms},
-                               {"token_ms", a.token_ms()},
-                               {"whole_ms", a.whole_ms}});
+  add_contexts(json, t);
   if (o.measurement.handoffs) json["handoffs"] = {{"idle", as_json(t.idle)}, {"loaded", as_json(t.loaded)}};
   if (!t.streams.empty()) {
     OrderedJson streams = OrderedJson::array();
@@ -203,11 +219,141 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
   return json;
 }
 
+// --- a model as generation has it: told its context, greedy tokens one after the other
+
+using Clock = std::chrono::steady_clock;
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
+constexpr int64_t kFirst = 1 + 4;  // tokens before those that are timed: the prompt's, and some to warm up
+
+// Of weights and keys, on the CPU.
+int64_t bytes_of_token(const GptOssConfig& c, const GptOssWeights& w, int64_t context) {
+  const auto bytes = [&](const WeightMatrix& m) {
+    return weight_bytes(m.format, m.rows(), m.cols()) * (m.is_bank() ? c.experts_per_token : 1);
+  };
+  int64_t sum = bytes(w.head);
+  for (size_t l = 0; l < w.layers.size(); ++l) {
+    const GptOssLayer& y = w.layers[l];
+    sum += bytes(y.qkv) + bytes(y.o) + bytes(y.router) + bytes(y.gate_up) + bytes(y.down) +
+           2 * 4 * c.kv_width() * (c.sliding[l] ? std::min(c.window, context) : context);
+  }
+  return sum;
+}
+
+// Ids far apart, so that tokens go to different experts.
+void tell_prompt(Decoder& d, int slot, int64_t length) {
+  std::vector<int32_t> ids;
+  d.rewind(slot, 0);
+  for (int64_t at = 0; at < length; at += int64_t(ids.size())) {
+    ids.resize(size_t(std::min(d.batch(), length - at)));
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = int32_t(((at + int64_t(i)) * 7919 + 13) % d.vocab());
+    if (!d.extend(slot, ids)) fail(ErrorCode::interrupted, "stopped in a prompt of ", length, " tokens");
+  }
+}
+// Milliseconds from the prompt's first token to each of the answer's.
+std::vector<double> time_answer(Decoder& d, int slot, int64_t prompt, int64_t tokens) {
+  std::vector<double> at;
+  const int rounds = d.device().kind == Device::cuda ? 2 : 1;  // the first makes the graphs
+  for (int i = 0; i < rounds; ++i) {
+    at.clear();
+    const auto begin = Clock::now();
+    tell_prompt(d, slot, prompt);
+    (void)d.draw(slot,
+                 {.sampling = {.temperature = 0},
+                  .on_token =
+                      [&](int32_t) {
+                        at.push_back(ms_since(begin));
+                        return true;
+                      }},
+                 tokens);
+  }
+  return at;
+}
+TokenTimes times_of(const std::vector<double>& at) {
+  std::vector<double> ms;
+  for (size_t i = size_t(kFirst); i < at.size(); ++i) ms.push_back(at[i] - at[i - 1]);
+  std::sort(ms.begin(), ms.end());
+  return {.mean_ms = (at.back() - at[size_t(kFirst) - 1]) / double(ms.size()),
+          .p50_ms = ms[ms.size() / 2],
+          .p99_ms = ms[ms.size() * 99 / 100],
+          .best_ms = ms[0]};
+}
+
+struct ModelTimes {
+  DecodeTimes times;
+  std::string device;
+};
+ModelTimes measure_model(const Options& o) {
+  require_gpt_oss(o.model);
+  const DecodeMeasurement& m = o.measurement;
+  int64_t longest = m.context;
+  for (const int64_t context : m.contexts) longest = std::max(longest, context);
+  longest += kFirst + m.tokens;
+  for (const auto& [prompt, tokens] : m.answers) longest = std::max(longest, prompt + tokens);
+  const OpenedModel model = open_model(o.model, longest, {.device = o.device, .gpus = o.gpus, .split = m.split});
+  Decoder& d = *model.decoder;
+  const bool on_gpu = d.device().kind == Device::cuda;
+  const GptOssConfig config = read_gpt_oss_config(o.model);
+  const GptOssWeights shapes = gpt_oss_shapes(o.model, config);
+  // What a GPU reads depends on more than a decoder says: its heads and parts.
+  const auto bytes = [&](int64_t context) { return on_gpu ? 0 : bytes_of_token(config, shapes, context); };
+  ModelTimes found{.times = {.weight_bytes = model.weight_bytes},
+                   .device = on_gpu ? gpu::device_info(d.device().index).name : "CPU"};
+  DecodeTimes& t = found.times;
+  const int slot = d.open();
+  const std::string path = on_gpu ? "cuda" : "cpu";
+  std::vector<double> at = time_answer(d, slot, m.context, kFirst + m.tokens);
+  t.first_token_ms = at[0], t.token_bytes = bytes(m.context);
+  t.token.emplace_back(path, times_of(at));
+  for (const int64_t context : m.contexts) {
+    at = time_answer(d, slot, context, kFirst + m.tokens);
+    t.contexts.push_back({.context = context, .token = {{path, times_of(at)}}, .token_bytes = bytes(context)});
+  }
+  for (const auto& [prompt, tokens] : m.answers) {
+    at = time_answer(d, slot, prompt, tokens);
+    t.answers.push_back({.prompt = prompt, .tokens = tokens, .first_token_ms = at[0], .whole_ms = at.back()});
+  }
+  return found;
+}
+
+void bench_model(const Options& o) {
+  const ModelTimes found = measure_model(o);
+  const DecodeTimes& t = found.times;
+  if (o.json) {
+    OrderedJson json{{"version", version()},
+                     {"commit", commit()},
+                     {"device", found.device},
+                     {"gpus", o.gpus},
+                     {"model", o.model},
+                     {"context", o.measurement.context},
+                     {"tokens", o.measurement.tokens},
+                     {"token", as_json(t.token)},
+                     {"first_token_ms", t.first_token_ms},
+                     {"token_bytes", t.token_bytes},
+                     {"weight_bytes", t.weight_bytes}};
+    add_contexts(json, t);
+    return write_out(show_json(json) + "\n");
+  }
+  write_out(o.model + ", " + found.device + (o.gpus > 1 ? " and " + std::to_string(o.gpus - 1) + " more" : "") + ", " +
+            with_commas(o.measurement.context) + " tokens of context, " + fixed(double(t.weight_bytes) * 1e-9, 1) +
+            " GB of weights\n");
+  if (t.token_bytes > 0) write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB\n");
+  print_paths(t, 0);
+  print_contexts(t);
+  write_out("time to first token: " + fixed(t.first_token_ms, 1) + " ms\n");
+}
+
 }  // namespace
 
 void add_bench_decode(Command& bench) {
-  Command& c = bench.add("decode", "Times a token of GPT-OSS on a GPU, with random weights of the published shapes");
+  Command& c = bench.add(
+      "decode", "Times a token of GPT-OSS: a model's, or on a GPU one of random weights of the published shapes");
+
   auto o = std::make_shared<Options>();
+  c.text("--model PATH", o->model,
+         "a checkpoint or an archive as generation has it, told the whole context (default: random weights)");
+  add_device(c, o->device);
   c.choice("--synthetic SIZE", o->size, {"20b", "120b"}, "whose shapes (default: 120b)");
   c.choice("--dense FORM", o->dense, {"bf16", "fp8", "mxfp4"},
            "how attention and head are stored (default: bf16); experts are mxfp4");
@@ -229,9 +375,17 @@ void add_bench_decode(Command& bench) {
   c.examples(R"(  ingot bench decode
   ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases
   ingot bench decode --gpus 2
+  ingot bench decode --model model.ingot --device cpu --tokens 20
   ingot bench decode --streams 1,2,4,8
   ingot bench decode --trace token.json)");
-  c.run([o] {
+  c.run([o, &c] {
+    if (o->model.empty() && o->device == "cpu")
+      fail(ErrorCode::usage,
+           "--device: found cpu without --model, expected one: random weights are made on a GPU, or by `ingot convert "
+           "--synthetic`");
+    if (!o->model.empty())
+      c.refuse_given({"synthetic", "dense", "phased", "megakernel", "phases", "trace", "prompt", "handoffs", "streams"},
+                     "--model");
     o->measurement.size = o->size;
     o->measurement.gpus = int(o->gpus);
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
@@ -242,6 +396,7 @@ void add_bench_decode(Command& bench) {
     o->measurement.contexts = numbers_of("--contexts", o->contexts);
     const std::vector<int64_t> answers = numbers_of("--answers", o->answers, true);
     for (size_t i = 0; i < answers.size(); i += 2) o->measurement.answers.emplace_back(answers[i], answers[i + 1]);
+    if (!o->model.empty()) return bench_model(*o);
     const DecodeTimes times = measure_decode(o->measurement);
     if (o->json) return write_out(show_json(as_json(*o, times)) + "\n");
     print(*o, times);
