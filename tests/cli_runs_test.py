@@ -380,6 +380,19 @@ class Messages(InDirectory):
                 self.refuses(2, ": found a file that is read here, expected another name for the result", *command)
         self.assertEqual((self.text.read_text(), log.read_bytes()), (TEXT, before))
 
+    def test_a_directory_with_somebody_s_files_does_not_become_a_run(self):
+        for name in ("tokenizer.json", "log.jsonl"):
+            out = self.directory / name.split(".")[0]
+            out.mkdir()
+            (out / name).write_text("mine\n")
+            self.refuses(2, f"found {name} in a directory that is no run", "train", *TINY, "--steps", 1, "--data", self.text, "--out", out)
+            self.assertEqual([(p.name, p.read_text()) for p in out.iterdir()], [(name, "mine\n")])
+        tokenizer = self.directory / "kept/tokenizer.json"
+        tokenizer.parent.mkdir()
+        self.assertEqual(ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", tokenizer).returncode, 0)
+        run = ingot("train", *TINY, "--steps", 1, "--data", self.text, "--tokenizer", tokenizer, "--out", tokenizer.parent)
+        self.assertEqual(run.returncode, 0, run.error)  # its own vocabulary
+
     def test_an_empty_prompt_is_one_and_standard_input_is_not_read(self):
         run = self.directory / "run"
         self.assertEqual(ingot("train", *TINY, "--steps", 2, "--data", self.text, "--out", run).returncode, 0)

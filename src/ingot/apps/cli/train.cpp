@@ -124,7 +124,23 @@ class Dashboard {
   TensorBoard board_;
 };
 
+// What a run writes first would replace somebody's vocabulary or log. A run that was ended early has left its lock.
+void refuse_files_of_others(const TrainCommand& o, const std::string& directory) {
+  const auto there = [&](const char* name) { return exists(join_path(directory, name)); };
+  if (there("config.json") || there(".lock")) return;
+  for (const char* name : {"tokenizer.json", "tokenizer.model", "log.jsonl"}) {
+    if (!there(name)) continue;
+    const bool its_own =
+        !o.tokenizer.empty() && exists(o.tokenizer) && read_file(o.tokenizer) == read_file(join_path(directory, name));
+    if (!its_own)
+      fail(ErrorCode::usage, directory, ": found ", name,
+           " in a directory that is no run, expected a run, or a "
+           "directory without such a file");
+  }
+}
+
 TrainResult run_one(const TrainCommand& o, const Start& start, const std::string& directory) {
+  if (o.is_first()) refuse_files_of_others(o, directory);
   RunConfig resolved = start.config;
   deal_passes(o, directory, resolved);
   RunData data = load_run_data(o.data, resolved, start.tokenizer);
