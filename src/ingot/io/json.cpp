@@ -71,8 +71,12 @@ class Builder : public nlohmann::json_sax<Json> {
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& e) override {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing value - ..."
+    // "[json.exception.out_of_range.406] number overflow parsing '1e400'"
     std::string text = e.what();
-    if (const size_t colon = text.find(": "); colon != std::string::npos) text = text.substr(colon + 2);
+    if (const size_t its_name = text.find("] "); text.starts_with('[') && its_name != std::string::npos)
+      text = text.substr(its_name + 2);
+    if (const size_t colon = text.find(": "); text.starts_with("parse error at") && colon != std::string::npos)
+      text = text.substr(colon + 2);
     constexpr size_t kShown = 200;  // it ends with what was read last, which may be most of the text
     if (text.size() > kShown) text = text.substr(0, kShown) + "...";
     fail(ErrorCode::bad_data, where_, ": byte ", position > 0 ? position - 1 : 0, ": ", text);

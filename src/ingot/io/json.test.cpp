@@ -75,6 +75,9 @@ TEST(json, messages_name_the_file_the_byte_and_what_was_found) {
   EXPECT_NE(refusal("[1, nul]").find("bad data: f.json: byte 7: "), std::string::npos) << refusal("[1, nul]");
   EXPECT_NE(refusal("[1, 123456789012345678901]").find("found integer 123456789012345678901, expected one of 64 bits"),
             std::string::npos);
+  // In words of ours alone, whatever the parser's are.
+  EXPECT_EQ(refusal("[1e400]").find("json.exception"), std::string::npos);
+  EXPECT_NE(refusal("[1e400]").find(": number overflow parsing '1e400'"), std::string::npos);
 }
 
 TEST(json, nesting_and_size_are_bounded) {
