@@ -69,6 +69,24 @@ class Adaptation(unittest.TestCase):
         self.assertEqual((run.returncode, run.stderr), (0, ""))
         self.assertIn(f"{documents} documents, {chunks} chunks", run.stdout)
 
+    def test_the_constants_of_a_step_are_options(self):
+        usual = self.score(*TTT)
+        self.assertEqual([usual["ttt"][k] for k in ("beta2", "eps", "lr")], [0.999, 1e-10, 3e-3])
+        self.assertEqual(self.score(*TTT, "--ttt-beta2", 0.999, "--ttt-eps", 1e-10)["loss"], usual["loss"])
+        other = self.score(*TTT, "--ttt-beta2", 0.5)
+        self.assertEqual(other["ttt"]["beta2"], 0.5)
+        self.assertNotEqual(other["loss"], usual["loss"])
+        self.assertGreater(self.score(*TTT, "--ttt-eps", 1)["loss"], 1.005 * usual["loss"])  # steps of next to nothing
+        losses = [self.learn(self.directory / f"step{i}.safetensors", *step)[1]["loss"] for i, step in enumerate(((), ("--ttt-beta2", 0.5), ("--ttt-eps", 1)))]
+        self.assertEqual(len(set(losses)), 3)
+        self.assertLess(losses[0], losses[2])
+        self.refuses(r"found beta2 1, expected it in \[0, 1\)", *TTT, "--ttt-beta2", 1)
+        self.refuses(r"--ttt-eps", *TTT, "--ttt-eps", 0)
+        for option in ("--ttt-beta2", "--ttt-eps"):
+            self.refuses(f"found {option}, which changes nothing with a score without --ttt", option, 0.5)
+            run = ingot("generate", self.run_directory, "--prompt", "the", "--tokens", 1, option, 0.5)
+            self.assertRegex(run.error, f"found {option}, which changes nothing with an answer without --ttt")
+
     def test_ranks_share_the_documents_and_change_nothing(self):
         alone, shared = self.directory / "alone.jsonl", self.directory / "shared.jsonl"
         one, three = self.score(*TTT, "--ttt-log", alone), self.score(*TTT, "--ranks", 3, "--ttt-log", shared)

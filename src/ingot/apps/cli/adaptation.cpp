@@ -56,6 +56,8 @@ void add_constants(Command& c, AdaptationCommand& o) {
       "tokens that run through the model each time (default 0: 2048, at most the context with learned positions)");
   c.integer("--ttt-rank N", o.options.adapters.rank, 1, 1 << 12, "rank of the adapters (default: 96)");
   c.number("--ttt-lr X", o.options.adapters.lr, 0, 1, "their learning rate (default: 1e-4)").more_than(0);
+  c.number("--ttt-beta2 X", o.options.adapters.beta2, 0, 1, "AdamW's second momentum, below 1 (default: 0.999)");
+  c.number("--ttt-eps X", o.options.adapters.eps, 0, 1, "what AdamW adds to the root (default: 1e-10)").more_than(0);
   c.number("--ttt-decay X", o.options.adapters.weight_decay, 0, 1e6, "their weight decay (default: 0.5)");
 }
 void add_options(Command& c, AdaptationCommand& o) {
@@ -77,8 +79,8 @@ void add_options(Command& c, AdaptationCommand& o) {
 }
 
 void refuse_without_ttt(const Command& c) {
-  c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-decay", "ttt-documents", "ttt-adapters",
-                  "ttt-log", "ttt-inexact", "ttt-any-order", "ranks"},
+  c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-beta2", "ttt-eps", "ttt-decay", "ttt-documents",
+                  "ttt-adapters", "ttt-log", "ttt-inexact", "ttt-any-order", "ranks"},
                  "a score without --ttt");
 }
 

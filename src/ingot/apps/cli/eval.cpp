@@ -222,6 +222,8 @@ void eval(const EvalCommand& o) {
                      {"window", options_for(o.ttt, model).window},
                      {"rank", o.ttt.options.adapters.rank},
                      {"lr", o.ttt.options.adapters.lr},
+                     {"beta2", o.ttt.options.adapters.beta2},
+                     {"eps", o.ttt.options.adapters.eps},
                      {"decay", o.ttt.options.adapters.weight_decay},
                      {"inexact", o.ttt.inexact},
                      {"any_order", o.ttt.options.any_order},

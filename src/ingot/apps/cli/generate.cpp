@@ -243,7 +243,8 @@ void add_generate(Command& root) {
     else if (o->ids.empty() && !o->raw && exists(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a GPT-OSS model (--raw goes on with a text)");
     if (!o->ttt.on)
-      c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-decay"}, "an answer without --ttt");
+      c.refuse_given({"ttt-chunk", "ttt-window", "ttt-rank", "ttt-lr", "ttt-beta2", "ttt-eps", "ttt-decay"},
+                     "an answer without --ttt");
     if (!o->ids.empty() && o->ttt.on) c.refuse_given({"ttt"}, "--ids");
     if (exists(path) && is_gpt_oss(path)) c.refuse_given({"adapters", "ttt"}, "a GPT-OSS model");
     o->ttt.adapters = o->on.adapters;
