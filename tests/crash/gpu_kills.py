@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Kills of the trainer on a GPU, by hand: at random moments (steps), inside saves, and by SIGTERM to a background process, whose SIGINT is
-ignored; each run must go on to the parameter hash of the undisturbed one. Then runs that the GPU's memory cannot hold.
+ignored; each run must go on to the parameter hash of the undisturbed one. Then kills -9 of `bench decode` while it decodes, by one kernel a
+token and by a launch a phase: the GPU must give the next process the same ids of a small model, its memory and its speed. Last, runs that
+the GPU's memory cannot hold.
 
-    python3 tests/crash/gpu_kills.py build/cuda/ingot [--kills 6] [--saves 6] [--seed 1]
+    python3 tests/crash/gpu_kills.py build/cuda/ingot [--kills 6] [--saves 6] [--decodes 4] [--seed 1]
 
-Some 60 s on one GPU. One line for each; exits 1 where a run ended elsewhere."""
+Some 60 s on one GPU, and 8 for each of the decodes (--kills 0 --saves 0 --decodes 4: these alone). One line for each; exits 1 where a run
+ended elsewhere."""
 import argparse
 import concurrent.futures
 import json
@@ -104,6 +107,41 @@ class Kills:
         self.say(code == 130, f"{preset}: SIGTERM in the background after step {self.steps_of(out)}: status {code}: {last}")
         self.goes_on(preset, out, want, "SIGTERM")
 
+    def bench(self, *more):
+        line = [self.ingot, "bench", "decode", "--synthetic", "20b", *more]
+        return subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    def decoded(self, model):
+        """Greedy ids of a small model, and the time of a token of a large one with the time of its process."""
+        line = [self.ingot, "generate", "--model", model, "--device", "cuda", "--ids", self.folder / "ids.jsonl", "--tokens", "100", "--temperature", "0", "--past-end"]
+        ids = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        began = time.monotonic()
+        process = self.bench("--tokens", "50", "--json")
+        out, err = process.communicate(timeout=120)
+        if ids.returncode or process.returncode:
+            return None, f"status {ids.returncode} and {process.returncode}: {ids.stderr.strip()[-200:]} {err.strip()[-200:]}", 0
+        return ids.stdout, {path: t["p50_ms"] for path, t in json.loads(out)["token"].items()}, time.monotonic() - began
+
+    def decode_kills(self, count):
+        model = self.folder / "small.ingot"
+        subprocess.run([self.ingot, "convert", "--synthetic", "small", model], check=True, capture_output=True)
+        (self.folder / "ids.jsonl").write_text("[1, 2, 3]\n")
+        want, speed, took = self.decoded(model)
+        self.say(want is not None, f"bench decode: undisturbed in {took:.1f} s: {speed}")
+        for i in range(count if want is not None else 0):
+            path = ("--megakernel", "--phased")[i % 2]
+            process = self.bench(path, "--tokens", "50000")
+            try:  # a whole run's time after its start it decodes
+                process.wait(timeout=took + self.draw.uniform(0, 1))
+                self.say(False, f"bench decode {path}: ended before it was killed: status {process.returncode}: {process.communicate()[1].strip()[-200:]}")
+                continue
+            except subprocess.TimeoutExpired:
+                process.kill()
+            process.communicate()
+            ids, now, _ = self.decoded(model)
+            self.say(ids == want and all(now.get(p, 1e9) < 1.2 * ms for p, ms in speed.items()),
+                     f"bench decode {path}: kill -9 while it decodes; next: {'the same ids' if ids == want else 'other ids'}, {now}")
+
     def no_room(self):
         """A batch that the GPU cannot hold, and the one that the refusal names."""
         code, last = self.finish(self.start("golf-small", self.folder / "room", "--batch-tokens", str(1 << 23)))
@@ -119,11 +157,12 @@ def main():
     p.add_argument("ingot", type=pathlib.Path)
     p.add_argument("--kills", type=int, default=6, help="runs killed at random, twice each (default: 6)")
     p.add_argument("--saves", type=int, default=6, help="runs killed in a save (default: 6)")
+    p.add_argument("--decodes", type=int, default=4, help="decodes killed (default: 4)")
     p.add_argument("--seed", type=int, default=1)
     o = p.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder, concurrent.futures.ThreadPoolExecutor(5) as pool:
         kills, work = Kills(o.ingot, pathlib.Path(folder), o.seed), []
-        for preset in PRESETS:
+        for preset in PRESETS if o.kills + o.saves else ():
             began = time.monotonic()
             code, last = kills.finish(kills.start(preset, kills.folder / preset))
             took, want = time.monotonic() - began, kills.hash_of(kills.folder / preset)
@@ -133,7 +172,10 @@ def main():
             work += [pool.submit(kills.terminate, preset, want, f"{preset}-term")]
         for done in work:
             done.result()
-        kills.no_room()
+        if o.decodes:
+            kills.decode_kills(o.decodes)
+        if o.kills + o.saves:
+            kills.no_room()
     print(f"{kills.failed} failed")
     sys.exit(1 if kills.failed else 0)
 
