@@ -93,8 +93,7 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kerne
   }
 }
 
-constexpr int kSettleThreads = kSplitGranules * 64 / 4;
-__global__ void __launch_bounds__(kSettleThreads) settle_kernel(const __grid_constant__ Settled p) {
+__global__ void __launch_bounds__(several::kSplitThreads) settle_kernel(const __grid_constant__ Settled p) {
   ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   several::settle(p, blockIdx.x % p.T, blockIdx.x / p.T);
@@ -194,10 +193,19 @@ struct Run {
     if (p.T <= 8) return gpu::launch("decode router", router_kernel<8>, at, stream, p, x);
     gpu::launch("decode router", router_kernel<16>, at, stream, p, x);
   }
-  void gate_up(const Layer& l, uint32_t index) {
+  void gate_up(const Layer& l, uint32_t index, const Routed& routed = {}) {
     with_format<Phases>(l.gate_up.format, [&](auto phases) {
-      phases.gate_up(gate_up_of(plan, l, index), normed_of(plan, l.gate_up.format), stream);
+      phases.gate_up(gate_up_of(plan, l, index), normed_of(plan, l.gate_up.format), routed, stream);
     });
+  }
+  // By gate and up's blocks, where they may wait for each other and have room for it.
+  bool can_route_within(const Layer& l) const {
+    const auto bytes = plan.T <= 8 ? several::router_bytes<8> : several::router_bytes<16>;
+    return plan.T > 1 && plan.b.watch.stop != nullptr &&
+           bytes(plan.T, l.router.rows, plan.k) <= (plan.T <= 8 ? several::kSumsBytes<8> : several::kSumsBytes<16>);
+  }
+  Routed routed(const Layer& l, uint32_t index) const {
+    return {router_of(plan, l, index), plan.b.routed, plan.b.watch, wait_for_router(index)};
   }
   void down(const Layer& l, uint32_t index) {
     const Down p = down_of(plan, l, index);
@@ -219,7 +227,7 @@ struct Run {
                     .normed = next != nullptr ? normed_of(plan, next->qkv.format) : Normed{}};
     const int64_t grid = int64_t(p.T) * splits_of((p.C + 63) / 64);
     gpu::launch("decode experts' sums", settle_kernel,
-                {.grid = grid, .block = kSettleThreads, .overlap = true, .device = device()}, stream, p);
+                {.grid = grid, .block = several::kSplitThreads, .overlap = true, .device = device()}, stream, p);
   }
   void head(bool appends = true) {
     NormProduct p = head_of(plan);
@@ -345,6 +353,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.lowest, kMostBlocks);
   take(b.sums, sums_at(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);
+  take(b.routed, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
   b.counter_bytes = at - counters;
   return at;
@@ -383,8 +392,12 @@ void run(const Model& model, const Buffers& buffers, const Step& step, Stream st
     if (wanted(kAttention, heads)) step.streams != nullptr ? r.attend(l, *step.streams) : r.attend(l);
     if (wanted(kOutput, heads)) r.output(l);
     if (wanted(kOutput, several)) add_ranks(buffers, {.T = step.T, .width = plan.hidden, .layer = i}, stream);
-    if (wanted(kRouter)) r.route(l, i);
-    if (wanted(kGateUp, channels)) r.gate_up(l, i);
+    if (wanted(kRouter) && wanted(kGateUp, channels) && r.can_route_within(l)) {
+      r.gate_up(l, i, r.routed(l, i));
+    } else {
+      if (wanted(kRouter)) r.route(l, i);
+      if (wanted(kGateUp, channels)) r.gate_up(l, i);
+    }
     const Layer* const next = i + 1 < plan.layers && heads ? &model.layers[i + 1] : nullptr;
     if (wanted(kDown, channels)) r.down(l, i), r.settle(&l, several ? nullptr : next);
     if (!wanted(kDown, several)) continue;
@@ -484,6 +497,8 @@ std::string name_of_handoff(uint32_t number) {
 }
 // A number of RankWait's, or of a hand-off within this GPU.
 std::string name_of_wait(uint32_t number, uint32_t layers) {
+  if (number >= wait_for_router(0) && number < wait_for_router(layers))
+    return "the router of layer " + std::to_string(number - wait_for_router(0));
   const uint32_t rank = number >> megakernel::kRankShift, handoff = number & ((1u << megakernel::kRankShift) - 1);
   if (rank == 0 && layers > 0 && handoff == layers * kHandoffsOfLayer) return "the largest logit's least";
   if (rank == 0) return name_of_handoff(handoff);

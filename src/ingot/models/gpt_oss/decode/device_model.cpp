@@ -376,7 +376,7 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
     char* const activations = build_slot(builder, slot.model, context_, ring_, o.ranks, slot.stages, slot.ranks);
     slot.buffers.ranks.exchange.rank = uint32_t(o.rank), slot.buffers.ranks.exchange.ranks = uint32_t(o.ranks);
     lay_out(c, uint32_t(context_), activations, slot.buffers);
-    slot.buffers.stop = waits_->watch().stop;
+    slot.buffers.stop = waits_->watch().stop, slot.buffers.watch = waits_->watch();
     const std::vector<LayerStages> stages = stages_of(slot.model, slot.buffers, uint32_t(context_));
     gpu::copy_to_device(slot.stages, stages.data(), int64_t(stages.size() * sizeof(LayerStages)));
   }
@@ -389,7 +389,7 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
     for (int64_t s = 2; s < o.slots; ++s)
       INGOT_CHECK(address(s) - address(s - 1) == streams_.slot_bytes, "gpt-oss: slots lie at uneven distances");
     streams_.state = buffers().state, streams_.logits = buffers().logits;
-    streams_buffers_.stop = buffers().stop;
+    streams_buffers_.stop = buffers().stop, streams_buffers_.watch = buffers().watch;
   }
   use_megakernel(o.megakernel);
   std::vector<float> host_cos(size_t(context_ * c.head_dim / 2)), host_sin(host_cos.size());
@@ -461,6 +461,7 @@ void DeviceModel::reset() {
     slot.length = s.position;
     gpu::fill_bytes(slot.buffers.handoff, 0, slot.buffers.counter_bytes, *stream_);
   }
+  if (most_streams() > 1) gpu::fill_bytes(streams_buffers_.handoff, 0, streams_buffers_.counter_bytes, *stream_);
   if (inbox_ != nullptr) {
     gpu::fill_bytes(inbox_, 0, inbox_bytes(config(), slots_[0].buffers.ranks.exchange.ranks), *stream_);
     gpu::fill_bytes(epoch_, 0, 4, *stream_);

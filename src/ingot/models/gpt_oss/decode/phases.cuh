@@ -66,10 +66,10 @@ __global__ void __launch_bounds__(several::kThreads, 1)
 }
 template <WeightFormat F, int kCols>
 __global__ void __launch_bounds__(several::kThreads, 1)
-    several_gate_up_kernel(const __grid_constant__ GateUp p, const __grid_constant__ Normed x, uint32_t slots) {
-  ptx::wait_for_earlier_kernels();
-  ptx::let_next_kernel_start();  // down reads the lists before it waits: they are there
-  several::gate_up<F, kCols>(p, x, slots, whole_grid(), tile::dynamic_shared<char>());
+    several_gate_up_kernel(const __grid_constant__ GateUp p, const __grid_constant__ Normed x,
+                           const __grid_constant__ Routed routed, uint32_t slots) {
+  several::gate_up<F, kCols>(p, x, routed, slots, whole_grid(),
+                             tile::dynamic_shared<char>());  // waits for earlier kernels
 }
 template <WeightFormat F, int kCols>
 __global__ void __launch_bounds__(several::kThreads, 1)
@@ -118,6 +118,13 @@ template <WeightFormat F> void Phases<F>::norm_product(const NormProduct& p, Str
 template <WeightFormat F> void Phases<F>::residual_product(const ResidualProduct& p, Stream stream) {
   launch_one("decode product", residual_product_kernel<F>, p.w.bands, granules::column_stride(p.w.cols), stream, p);
 }
+// Blocks that wait for each other (Routed) are no more than SMs, and each has an SM to itself when the kernels before,
+// which wait for nobody, have ended: on a GPU no cooperative launch is needed, which would begin later.
+#ifdef INGOT_EMULATE
+constexpr bool kEmulated = true;
+#else
+constexpr bool kEmulated = false;
+#endif
 // A block an SM, with as many slots as its memory has room for beside `smem` bytes.
 template <WeightFormat F, class Kernel, class... P>
 void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, Stream stream,
@@ -126,11 +133,12 @@ void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t un
     const int64_t slot = several::kWarps * several::Ring<F>::kSlotBytes;
     const int64_t slots = std::clamp<int64_t>((kSharedOfSm - sums - smem) / slot, 1, several::kMostSlots);
     gpu::launch(name, kernel,
-                {.grid = std::min<int64_t>(units, kSms),
+                {.grid = std::min<int64_t>({units, kSms, gpu::sm_count(std::max(0, gpu::current_device()))}),
                  .block = several::kThreads,
                  .smem = slots * slot + sums + smem,
                  .overlap = true,
-                 .device = std::max(0, gpu::current_device())},
+                 .device = std::max(0, gpu::current_device()),
+                 .cooperative = kEmulated},
                 stream, p..., uint32_t(slots));
   };
   if (T <= 8) return go(kernel_of(std::integral_constant<int, 8>{}), several::kSumsBytes<8>);
@@ -142,14 +150,15 @@ template <WeightFormat F> void Phases<F>::several(const SeveralProduct& p, Strea
       "decode product of several", [](auto n) { return several_product_kernel<F, n()>; }, p.T, p.w.bands,
       int64_t(p.T) * granules::column_stride(p.w.cols), stream, p);
 }
-template <WeightFormat F> void Phases<F>::gate_up(const GateUp& p, const Normed& normed, Stream stream) {
+template <WeightFormat F>
+void Phases<F>::gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream) {
   const int64_t columns = int64_t(p.T) * granules::column_stride(p.w.cols),
                 lists = routing::copy_bytes(p.most, columns_for(p.T));
   if (p.T == 1)
     return launch_one("decode gate and up", gate_up_kernel<F>, int64_t(p.most) * p.w.bands, columns + lists, stream, p);
   launch_several<F>(
       "decode gate and up of several", [](auto n) { return several_gate_up_kernel<F, n()>; }, p.T,
-      int64_t(p.most) * p.w.bands, columns + lists, stream, p, normed);
+      int64_t(p.most) * p.w.bands, columns + lists, stream, p, normed, routed);
 }
 template <WeightFormat F> void Phases<F>::down(const Down& p, const ChoiceSums& sums, Stream stream) {
   const int64_t stride = granules::column_stride(p.w.cols), lists = routing::copy_bytes(p.most, columns_for(p.T));

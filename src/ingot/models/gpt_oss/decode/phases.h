@@ -8,8 +8,8 @@ template <WeightFormat F> struct Phases {
   static void norm_product(const NormProduct& p, Stream stream);
   static void residual_product(const ResidualProduct& p, Stream stream);
   static void several(const SeveralProduct& p, Stream stream);  // 2 tokens or more
-  // Of one token `normed` and `sums` are left alone.
-  static void gate_up(const GateUp& p, const Normed& normed, Stream stream);
+  // Of one token `normed`, `routed` and `sums` are left alone.
+  static void gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream);
   static void down(const Down& p, const ChoiceSums& sums, Stream stream);
 };
 

@@ -6,9 +6,11 @@
 // number. What a token gets from a matrix depends on nothing but the two.
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"
+#include "ingot/gpu/ptx/grid.cuh"
 #include "ingot/gpu/tile/shared.cuh"
 #include "ingot/kernels/moe/route.cuh"
 #include "ingot/kernels/quant/granule_product.cuh"
+#include "ingot/models/gpt_oss/decode/several_router.cuh"
 #include "ingot/models/gpt_oss/decode/stages.cuh"
 
 namespace ingot::gpt_oss_decode::several {
@@ -103,7 +105,10 @@ __device__ __forceinline__ const uint8_t* data_of(const Matrix& w, const int32_t
 }
 // Of the warps' sums, of two units in turn.
 template <int kCols> constexpr int64_t kSumsBytes = 2 * int64_t(kWarps) * kBlocks8<kCols> * 512;
-template <int kCols> struct Memory { float rstd[kCols]; };
+template <int kCols> struct Memory {
+  float rstd[kCols];
+  uint32_t entries;  // of the lists
+};
 // What a block needs beside columns and lists, with a slot a warp.
 INGOT_HD constexpr int64_t least_bytes(uint32_t T) {
   return (T <= 8 ? kSumsBytes<8> : kSumsBytes<16>)+int64_t(kWarps) * Ring<WeightFormat::bf16>::kSlotBytes;
@@ -248,6 +253,15 @@ __device__ __forceinline__ void stage(char* to, const char* from, uint32_t numbe
         *reinterpret_cast<uint4*>(to + i / pieces * stride + i % pieces * 16) = held[u];
   }
 }
+// The same of the first `count` ones, on their way without registers. A thread's own are there after
+// cp_async_wait_group<0>(), which must come before the first weights are asked for.
+__device__ __forceinline__ void ask_columns(char* to, const char* from, uint32_t numbers, uint32_t count) {
+  const uint32_t pieces = uint32_t(granules::column_bytes(numbers)) / 16, stride = granules::column_stride(numbers);
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < count * pieces; i += kThreads)
+    ptx::cp_async<16>(ptx::shared_address(to + i / pieces * stride + i % pieces * 16), from + int64_t(i) * 16);
+  ptx::cp_async_commit_group();
+}
 // Of normed columns, before a barrier, what their products are multiplied by in the end.
 __device__ __forceinline__ void put_rstd(const Normed& x, uint32_t T, uint32_t C, float eps, float* rstd) {
   if (threadIdx.x >= T) return;
@@ -320,21 +334,60 @@ __device__ __forceinline__ void product(const SeveralProduct& p, uint32_t slots,
 
 // --- gate and up
 
+// The columns and, of its block, the lists, in shared memory: after this others' blocks may have made them. A barrier
+// must follow. Waits for earlier kernels.
+template <int kCols>
+__device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p, const Normed& x, At at, char* memory,
+                                           char* columns, const routing::Copy& lists) {
+  auto& m = tile::shared<Memory<kCols>>();
+  const Router& r = routed.router;
+  const ChoiceMemory choice(memory, r.T, r.w.rows, r.k);
+  begin_lists<kCols>(choice, r.w.rows, p.most, lists);
+  route_wide<kCols, kThreads>(r, x, at,
+                              *reinterpret_cast<RouterRoom<kCols>*>(memory + choice_bytes(r.T, r.w.rows, r.k)));
+  tile::grid_barrier(routed.counter, routed.watch, routed.what);
+  ask_columns(columns, x.columns, p.w.cols, p.T);
+  put_rstd(x, p.T, p.w.cols, p.eps, m.rstd);
+  several::choose_experts(r, choice);
+  ptx::cp_async_wait_group<0>();
+  return list_experts(choice, r.T, r.w.rows, r.k, m.entries, lists);
+}
+
+// Lets the next kernel start when the lists are there, which that one reads before it waits.
 template <WeightFormat F, int kCols>
-__device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, uint32_t slots, At at, char* memory) {
+__device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const Routed& routed, uint32_t slots, At at,
+                                        char* memory) {
   const Ring<F> ring(memory, slots);
   char* const sums = memory + slots * kWarps * Ring<F>::kSlotBytes;
   memory = sums + kSumsBytes<kCols>;
   auto& m = tile::shared<Memory<kCols>>();
   const uint32_t stride = granules::column_stride(p.w.cols), width = p.w.rows / 2;
-  const uint32_t count = __ldcg(p.lists.count);
-  const routing::Copy lists = routing::copy_lists<kCols>(memory + p.T * stride, p.lists, p.most);
-  put_rstd(x, p.T, p.w.cols, p.eps, m.rstd);
-  __syncthreads();
+  const bool routes = routed.counter != nullptr;
+  const routing::Copy lists = copy_at<kCols>(memory + p.T * stride, p.most);
+  uint32_t count;
+  if (routes) {
+    count = choose<kCols>(routed, p, x, at, sums, memory, lists);
+  } else {
+    ptx::wait_for_earlier_kernels();
+    ptx::let_next_kernel_start();
+    count = __ldcg(p.lists.count);
+    routing::copy_lists<kCols>(memory + p.T * stride, p.lists, p.most);
+    put_rstd(x, p.T, p.w.cols, p.eps, m.rstd);
+    __syncthreads();
+  }
   Bank<F, kCols, kTeam> bank(p.w, ring, sums, lists.expert, count, at);
   bank.ask();
-  stage(memory, x.columns, p.w.cols, p.T, [](uint32_t j) { return j; });
+  if (routes) {
+    const Router& r = routed.router;
+    list_tokens<kCols>(ChoiceMemory(sums, r.T, r.w.rows, r.k), r.T, r.k, lists);
+  } else {
+    stage(memory, x.columns, p.w.cols, p.T, [](uint32_t j) { return j; });
+  }
   __syncthreads();
+  if (routes) {
+    if (at.block == at.blocks - 1) publish_lists<kCols>(lists, count, p.lists);
+    ptx::let_next_kernel_start();
+  }
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool odd =
       g % 2 != 0;  // rows 2 c and 2 c + 1 are gate and up of channel c: even lanes end row g's, odd g + 8's

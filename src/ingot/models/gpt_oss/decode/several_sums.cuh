@@ -12,6 +12,7 @@ __device__ __forceinline__ void put_normed(const Normed& to, uint32_t token, uin
   granules::words4(to.format, v, a, b);
   granules::put_words4(to.columns + token * granules::column_bytes(C), to.format, c, a, b);
 }
+constexpr uint32_t kSplitThreads = kSplitGranules * 64 / 4, kSplitWarps = kSplitThreads / 32;
 // x += what each token's experts gave, in the order of its choice, and the next product's columns. A block takes
 // kSplitGranules granules of a token.
 __device__ __forceinline__ void settle(const Settled& p, uint32_t token, uint32_t part) {

@@ -110,6 +110,17 @@ struct Router {
   float eps;
 };
 
+// The router of several tokens by the blocks of gate and up, which wait for each other. Without a counter: the lists are
+// there.
+struct Routed {
+  Router router{};
+  uint32_t* counter = nullptr;  // of tile::grid_barrier()
+  gpu::Watch watch{};
+  uint32_t what = 0;
+};
+// Its number for records, which no hand-off has.
+INGOT_HD constexpr uint32_t wait_for_router(uint32_t layer) { return (1u << 20) + layer; }
+
 // A step of a model: the same for all of its layers.
 struct Plan {
   Buffers b;

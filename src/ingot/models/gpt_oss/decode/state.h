@@ -68,6 +68,7 @@ struct Buffers {
   char* normed;                           // columns of the hidden size, (16)
   float* choice_sums;                     // (16 k, x_stride)
   float *router_part, *router_squares;    // (splits, 16, E), (splits, 16)
+  uint32_t* routed;                       // of Routed
   routing::Lists lists;                   // of the first layer; the others' follow
   int64_t entries;                        // of a layer's lists
   float* logits;                          // (16, vocab)
@@ -81,6 +82,7 @@ struct Buffers {
   int64_t counter_bytes;                  // from `handoff` to `arrived`: to be zeroed after a launch that gave up
   int64_t x_stride;
   const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended
+  gpu::Watch watch{};              // of waits of a kernel's blocks for each other; without it there are none
   Ranks ranks;                     // with several, `logits` are the first rank's, from this one's first id on
 
   INGOT_HD routing::Lists lists_of(size_t layer) const {
