@@ -319,6 +319,29 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfAStepAreTheModelEach) {
   }
 }
 
+// The counter as if a block less had to come: all but the first wait for a change that was before them.
+TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNextStepIsRight) {
+  const DecodeModel m(testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5), WeightFormat::bf16, WeightFormat::mxfp4, 7);
+  const gpt_oss_decode::DeviceModelOptions how{.context = 40, .slots = 2, .megakernel = false, .wait_limit = 0.1};
+  DeviceModel sound(m.config, m.weights, how), harmed(m.config, m.weights, how);
+  const std::vector<int> slots = {1, 0};
+  const std::vector<int32_t> ids = {5, 9};
+  sound.extend_streams(slots, ids);
+  const uint32_t planted = 0x7fffffff;
+  gpu::copy_to_device(harmed.stream_buffers().routed, &planted, 4);
+  harmed.extend_streams(slots, ids);
+  const std::string found = testing::error_of([&] { harmed.synchronize(); });
+  EXPECT_NE(found.find(" for the router of layer 0: "), std::string::npos) << found;
+  std::vector<float> want(size_t(m.config.vocab)), got(want.size());
+  for (const int slot : slots) EXPECT_EQ(harmed.length(slot), 0);
+  harmed.extend_streams(slots, ids);
+  for (const int slot : slots) {
+    EXPECT_EQ(harmed.likeliest(slot), sound.likeliest(slot));
+    sound.logits(1, want.data(), slot), harmed.logits(1, got.data(), slot);
+    EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * 4), 0) << "slot " << slot;
+  }
+}
+
 GptOssConfig published(int64_t layers, int64_t experts, int64_t vocab) {
   GptOssConfig c;
   c.vocab = vocab, c.hidden = c.intermediate = 2880, c.layers = layers, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;

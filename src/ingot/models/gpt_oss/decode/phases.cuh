@@ -118,17 +118,11 @@ template <WeightFormat F> void Phases<F>::norm_product(const NormProduct& p, Str
 template <WeightFormat F> void Phases<F>::residual_product(const ResidualProduct& p, Stream stream) {
   launch_one("decode product", residual_product_kernel<F>, p.w.bands, granules::column_stride(p.w.cols), stream, p);
 }
-// Blocks that wait for each other (Routed) are no more than SMs, and each has an SM to itself when the kernels before,
-// which wait for nobody, have ended: on a GPU no cooperative launch is needed, which would begin later.
-#ifdef INGOT_EMULATE
-constexpr bool kEmulated = true;
-#else
-constexpr bool kEmulated = false;
-#endif
-// A block an SM, with as many slots as its memory has room for beside `smem` bytes.
+// A block an SM, with as many slots as its memory has room for beside `smem` bytes. With `together` blocks may wait for
+// each other; they begin when the kernels before end, not as soon as an SM has room.
 template <WeightFormat F, class Kernel, class... P>
-void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, Stream stream,
-                    const P&... p) {
+void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t units, int64_t smem, bool together,
+                    Stream stream, const P&... p) {
   const auto go = [&](auto kernel, int64_t sums) {
     const int64_t slot = several::kWarps * several::Ring<F>::kSlotBytes;
     const int64_t slots = std::clamp<int64_t>((kSharedOfSm - sums - smem) / slot, 1, several::kMostSlots);
@@ -138,7 +132,7 @@ void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t un
                  .smem = slots * slot + sums + smem,
                  .overlap = true,
                  .device = std::max(0, gpu::current_device()),
-                 .cooperative = kEmulated},
+                 .cooperative = together},
                 stream, p..., uint32_t(slots));
   };
   if (T <= 8) return go(kernel_of(std::integral_constant<int, 8>{}), several::kSumsBytes<8>);
@@ -148,7 +142,7 @@ void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t un
 template <WeightFormat F> void Phases<F>::several(const SeveralProduct& p, Stream stream) {
   launch_several<F>(
       "decode product of several", [](auto n) { return several_product_kernel<F, n()>; }, p.T, p.w.bands,
-      int64_t(p.T) * granules::column_stride(p.w.cols), stream, p);
+      int64_t(p.T) * granules::column_stride(p.w.cols), false, stream, p);
 }
 template <WeightFormat F>
 void Phases<F>::gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream) {
@@ -158,14 +152,14 @@ void Phases<F>::gate_up(const GateUp& p, const Normed& normed, const Routed& rou
     return launch_one("decode gate and up", gate_up_kernel<F>, int64_t(p.most) * p.w.bands, columns + lists, stream, p);
   launch_several<F>(
       "decode gate and up of several", [](auto n) { return several_gate_up_kernel<F, n()>; }, p.T,
-      int64_t(p.most) * p.w.bands, columns + lists, stream, p, normed, routed);
+      int64_t(p.most) * p.w.bands, columns + lists, routed.counter != nullptr, stream, p, normed, routed);
 }
 template <WeightFormat F> void Phases<F>::down(const Down& p, const ChoiceSums& sums, Stream stream) {
   const int64_t stride = granules::column_stride(p.w.cols), lists = routing::copy_bytes(p.most, columns_for(p.T));
   if (p.T == 1) return launch_one("decode down", down_kernel<F>, p.w.bands, p.k * stride + lists, stream, p);
   launch_several<F>(
       "decode down of several", [](auto n) { return several_down_kernel<F, n()>; }, p.T, int64_t(p.most) * p.w.bands,
-      sums.room * stride + lists + several::staged_bytes(sums.room, p.most, columns_for(p.T)), stream, p, sums);
+      sums.room * stride + lists + several::staged_bytes(sums.room, p.most, columns_for(p.T)), false, stream, p, sums);
 }
 
 }  // namespace ingot::gpt_oss_decode

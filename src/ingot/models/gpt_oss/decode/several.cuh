@@ -334,8 +334,8 @@ __device__ __forceinline__ void product(const SeveralProduct& p, uint32_t slots,
 
 // --- gate and up
 
-// The columns and, of its block, the lists, in shared memory: after this others' blocks may have made them. A barrier
-// must follow. Waits for earlier kernels.
+// By all blocks together: the router, to whose end each comes by itself. Leaves a block the columns, the experts of its
+// lists and what list_tokens() needs at `memory`, of which it returns how many there are. Waits for earlier kernels.
 template <int kCols>
 __device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p, const Normed& x, At at, char* memory,
                                            char* columns, const routing::Copy& lists) {
@@ -353,7 +353,8 @@ __device__ __forceinline__ uint32_t choose(const Routed& routed, const GateUp& p
   return list_experts(choice, r.T, r.w.rows, r.k, m.entries, lists);
 }
 
-// Lets the next kernel start when the lists are there, which that one reads before it waits.
+// Lets the next kernel start when the lists are there, which that one reads before it waits. Without a router these and
+// the columns are an earlier kernel's.
 template <WeightFormat F, int kCols>
 __device__ __forceinline__ void gate_up(const GateUp& p, const Normed& x, const Routed& routed, uint32_t slots, At at,
                                         char* memory) {

@@ -203,8 +203,8 @@ template <int kCols> __device__ __forceinline__ routing::Copy copy_at(char* memo
 }
 // A block's own lists, as copy_lists() gives them, in three steps: before anybody's choice is known, when it is, and
 // what is not needed before a product ends. Between them barriers.
-template <int kCols> __device__ __forceinline__ void begin_lists(const ChoiceMemory& m, uint32_t E, uint32_t most,
-                                                                 const routing::Copy& to) {
+template <int kCols>
+__device__ __forceinline__ void begin_lists(const ChoiceMemory& m, uint32_t E, uint32_t most, const routing::Copy& to) {
 #pragma unroll 1
   for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) m.first[e] = 0;
 #pragma unroll 1
@@ -237,8 +237,8 @@ __device__ __forceinline__ uint32_t list_experts(const ChoiceMemory& m, uint32_t
   __syncthreads();
   return entries;
 }
-template <int kCols> __device__ __forceinline__ void list_tokens(const ChoiceMemory& m, uint32_t T, uint32_t k,
-                                                                 const routing::Copy& to) {
+template <int kCols>
+__device__ __forceinline__ void list_tokens(const ChoiceMemory& m, uint32_t T, uint32_t k, const routing::Copy& to) {
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < T * k; i += blockDim.x) {
     const uint32_t at = (m.first[m.chosen[i]] - 1) * kCols + i / k;
@@ -246,8 +246,8 @@ template <int kCols> __device__ __forceinline__ void list_tokens(const ChoiceMem
   }
 }
 // For others, by one block.
-template <int kCols> __device__ __forceinline__ void publish_lists(const routing::Copy& from, uint32_t entries,
-                                                                   const routing::Lists& to) {
+template <int kCols>
+__device__ __forceinline__ void publish_lists(const routing::Copy& from, uint32_t entries, const routing::Lists& to) {
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < entries * kCols; i += blockDim.x) {
     const uint32_t at = i / kCols * uint32_t(routing::kTokens) + i % kCols;

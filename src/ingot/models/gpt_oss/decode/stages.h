@@ -110,8 +110,8 @@ struct Router {
   float eps;
 };
 
-// The router of several tokens by the blocks of gate and up, which wait for each other. Without a counter: the lists are
-// there.
+// The router of several tokens by the blocks of gate and up, which wait for each other. Without a counter: the lists
+// are there.
 struct Routed {
   Router router{};
   uint32_t* counter = nullptr;  // of tile::grid_barrier()
