@@ -5,6 +5,7 @@
 
 #include "ingot/core/dispatch.h"
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/quant/e4m3_blocks.h"
 
 namespace ingot {
 namespace {
@@ -90,6 +91,12 @@ void sort_slots(const Experts& a, const Plan& plan, int32_t* first, int32_t* ord
   first[0] = 0;
 }
 
+template <class T> void round_rows(T* rows, int64_t n, int64_t width) {
+  parallel_for(n, std::max<int64_t>(1, 16384 / width), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) round_to_e4m3_blocks(rows + i * width, width);
+  });
+}
+
 template <class T> void run_experts(const Experts& a, Stream stream) {
   const int64_t tokens = a.x.size(0), C = a.x.size(1), k = a.experts.size(1), E = a.gate_up.data.size(0);
   const int64_t H = a.down.cols();
@@ -109,12 +116,14 @@ template <class T> void run_experts(const Experts& a, Stream stream) {
     parallel_for(n, std::max<int64_t>(1, 65536 / C), [&](int64_t i0, int64_t i1) {
       for (int64_t i = i0; i < i1; ++i) std::copy_n(x + order[begin + i] / k * C, C, in + i * C);
     });
+    if (a.e4m3_inputs) round_rows(in, n, C);
     const Tensor gate_up(reinterpret_cast<T*>(memory + plan.gate_up), {n, 2 * H});
     const Tensor hidden(reinterpret_cast<T*>(memory + plan.hidden), {n, H});
     stored_linear(
         {.x = Tensor(in, {n, C}), .w = a.gate_up.at(e), .b = a.b_gate_up ? a.b_gate_up.row(e) : Tensor(), .y = gate_up},
         stream);
     swiglu_gate({.gate = gate_up, .h = hidden, .options = gate}, stream);
+    if (a.e4m3_inputs) round_rows(hidden.ptr<T>(), n, H);
     stored_linear({.x = hidden,
                    .w = a.down.at(e),
                    .b = a.b_down ? a.b_down.row(e) : Tensor(),

@@ -17,6 +17,7 @@ struct Route {
 };
 void route(const Route& r, Stream stream);
 
+// With e4m3_inputs what both products take is rounded first (kernels/quant/e4m3_blocks.h).
 struct Experts {
   Tensor x;                 // (T, C) f32 or f64
   Tensor experts, weights;  // (T, k) i32, k different ones in [0, E), and (T, k)
@@ -27,6 +28,7 @@ struct Experts {
   Tensor y;                 // (T, C), written; may not alias x
   Tensor workspace;         // u8, experts_workspace_bytes(...)
   GateOptions options;      // interleaved is ignored: it always is
+  bool e4m3_inputs = false;
 };
 // Tokens of one expert are multiplied together; results are added in the order of `experts`, so a token's sum does not
 // depend on the tokens beside it but for the rounding of products of 8 rows and fewer (kernels/quant).

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "ingot/kernels/quant/e4m3_blocks.h"
 #include "ingot/testing/temporary_directory.h"
 #include "ingot/testing/testing.h"
 
@@ -126,9 +127,11 @@ struct Mixture {
   }
   int64_t workspace_bytes(DType t) const { return experts_workspace_bytes(T, k, E, C, H, t, {}); }
   // The formula, token by token, in fp64.
-  std::vector<double> expected(bool bias) const {
+  std::vector<double> expected(bool bias, bool rounded = false) const {
     std::vector<double> out(size_t(T * C), 0);
-    const auto xs = values(x), bg = values(b_gu), bd = values(b_down), ws = values(weights);
+    auto xs = values(x);
+    for (int64_t t = 0; rounded && t < T; ++t) round_to_e4m3_blocks(&xs[size_t(t * C)], C);
+    const auto bg = values(b_gu), bd = values(b_down), ws = values(weights);
     for (int64_t e = 0; e < E; ++e) {
       Buffer wide_gu(DType::f64, {2 * H, C}), wide_down(DType::f64, {C, H});
       dequantise(gate_up.at(e), wide_gu, {});
@@ -147,6 +150,7 @@ struct Mixture {
           u = std::max(-options.limit, std::min(u, options.limit));
           h[size_t(j)] = g / (1 + std::exp(-options.alpha * g)) * (u + options.up_offset);
         }
+        if (rounded) round_to_e4m3_blocks(h.data(), H);
         for (int64_t c = 0; c < C; ++c) {
           double sum = bias ? bd[size_t(e * C + c)] : 0;
           for (int64_t j = 0; j < H; ++j) sum += dn[c * H + j] * h[size_t(j)];
@@ -191,6 +195,11 @@ TEST(experts, in_fp64_are_the_formula_to_the_last_digits) {
   experts(a, {});
   const auto result = testing::compare(y, m.expected(true), 1e-13, 1e-13);
   EXPECT_TRUE(result.ok) << result.message;
+  a.e4m3_inputs = true;
+  experts(a, {});
+  const auto rounded = testing::compare(y, m.expected(true, true), 1e-13, 1e-13);
+  EXPECT_TRUE(rounded.ok) << rounded.message;
+  EXPECT_FALSE(testing::compare(y, m.expected(true), 1e-3, 1e-3).ok) << "nothing was rounded";
 }
 
 TEST(experts, a_token_does_not_depend_on_the_tokens_beside_it) {
