@@ -36,6 +36,7 @@ struct OpenOptions {
   bool screen = true;            // greedy tokens by a head in 8 bits where the engine can on a GPU: the same tokens
   bool together = false;         // slots share passes over the weights where the engine can on a GPU
   std::string adapters;          // a file of `ingot ttt`, for models of `ingot train`
+  bool quant = false;            // GPT-OSS's experts take e4m3 per 32 numbers: GptOssConfig::e4m3_inputs
 };
 struct OpenedModel {
   std::shared_ptr<const void> memory;  // what the decoder reads
@@ -43,7 +44,7 @@ struct OpenedModel {
   std::vector<int32_t> end_ids;  // ids that end an answer
   int64_t weight_bytes = 0;
   double load_seconds = 0;
-  std::string note;  // why no GPU was taken although there is one, or what it has of the model in fewer bits; or empty
+  std::string note;  // why no GPU was taken although there is one, or what it does otherwise than usual; or empty
 };
 
 struct ModelKind {

@@ -21,6 +21,9 @@ struct GptOssConfig {
   double swiglu_limit = 7, swiglu_alpha = 1.702;
   bool attention_bias = true, tied_embeddings = false;
   std::vector<int64_t> end_tokens;  // ids that end an answer
+  // No file says this: what the experts' products take is rounded to e4m3 times a power of two per 32 numbers
+  // (kernels/quant/e4m3_blocks.h), to see what that costs. On a GPU by launches a phase: the megakernel does not.
+  bool e4m3_inputs = false;
 
   int64_t q_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }

@@ -160,7 +160,8 @@ struct GptOss::Impl {
              .b_down = l.b_down,
              .y = b.branch,
              .workspace = all.workspace,
-             .options = {.limit = c.swiglu_limit, .alpha = c.swiglu_alpha, .up_offset = 1}},
+             .options = {.limit = c.swiglu_limit, .alpha = c.swiglu_alpha, .up_offset = 1},
+             .e4m3_inputs = c.e4m3_inputs},
             {});
   }
 };

@@ -16,7 +16,8 @@ namespace {
 constexpr int64_t kBatch = 512;  // tokens of a prompt at a time
 
 OpenedModel open(const std::string& path, const OpenOptions& o) {
-  const GptOssConfig config = read_gpt_oss_config(path);
+  GptOssConfig config = read_gpt_oss_config(path);
+  config.e4m3_inputs = o.quant;
   if (o.layers > config.layers)
     fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected at most ", config.layers, ", the model's");
   if (o.tokens > config.context)
@@ -48,6 +49,9 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
   if (on_gpu)
     if (const std::string rounding = gpt_oss_gpu_rounding(*weights); !rounding.empty())
       m.note = "on the GPU: " + rounding;
+  if (on_gpu && o.quant)
+    m.note += (m.note.empty() ? "on the GPU: " : "; ") +
+              std::string("tokens by a launch a phase for --quant, not by the megakernel");
   m.end_ids.assign(config.end_tokens.begin(), config.end_tokens.end());
   m.weight_bytes = weights->bytes();
   if (m.decoder->device().kind == Device::cpu) m.memory = weights;  // a GPU has its own

@@ -7,6 +7,7 @@
 #include "ingot/kernels/attention/decode.cuh"
 #include "ingot/kernels/quant/granules.h"
 #include "ingot/models/gpt_oss/decode/decode.h"
+#include "ingot/models/gpt_oss/decode/e4m3_inputs.cuh"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/phases.cuh"
 #include "ingot/models/gpt_oss/decode/ranks.h"
@@ -119,6 +120,9 @@ template <template <WeightFormat> class Kernels, class Call> auto with_format(We
 struct Run {
   const Plan& plan;
   Stream stream;
+  bool e4m3_inputs = false;
+  // Experts by the kernels of several tokens: whose inputs are rounded, a token alone, too.
+  bool several_experts() const { return plan.T > 1 || e4m3_inputs; }
 
   void embed_tokens() {
     const Embedding p = embedding_of(plan);
@@ -189,19 +193,28 @@ struct Run {
         std::max<int64_t>(int64_t(p.T) * granules::column_stride(p.w.cols), ChoiceMemory::bytes(p.T, p.w.rows, p.k));
     const gpu::Launch at{
         .grid = int64_t(p.w.bands) * p.splits, .block = kThreads, .smem = smem, .overlap = true, .device = device()};
-    if (p.T == 1) return gpu::launch("decode router", router_kernel<1>, at, stream, p, x);
+    if (!several_experts()) return gpu::launch("decode router", router_kernel<1>, at, stream, p, x);
     if (p.T <= 8) return gpu::launch("decode router", router_kernel<8>, at, stream, p, x);
     gpu::launch("decode router", router_kernel<16>, at, stream, p, x);
   }
   void gate_up(const Layer& l, uint32_t index, const Routed& routed = {}) {
-    with_format<Phases>(l.gate_up.format, [&](auto phases) {
-      phases.gate_up(gate_up_of(plan, l, index), normed_of(plan, l.gate_up.format), routed, stream);
-    });
+    GateUp p = gate_up_of(plan, l, index);
+    Normed x = several_experts() ? normed_of(plan, l.gate_up.format) : Normed{};
+    if (e4m3_inputs) {
+      gpu::launch("decode rounded norm", round_norm_kernel<kColumns>, rounding_launch(p.T, p.w.cols, device()), stream,
+                  RoundedNorm{p.x, p.x_stride, p.weight, x, p.T, p.w.cols, p.eps});
+      x.parts = 0, p.eps = 1;  // they are normed: 1 / sqrt(0 + 1) is left to multiply by
+    }
+    with_format<Phases>(l.gate_up.format, [&](auto phases) { phases.gate_up(p, x, routed, stream); });
+    if (!e4m3_inputs) return;
+    gpu::launch("decode rounded channels", round_rows_kernel<true>,
+                rounding_launch(p.T * plan.k, l.down.cols, device()), stream,
+                RoundedRows{p.hidden, granules::column_bytes(l.down.cols), p.T * plan.k, l.down.cols, p.down});
   }
-  // By gate and up's blocks, where they may wait for each other and have room for it.
+  // By gate and up's blocks, where they may wait for each other, have room for it, and take what the router takes.
   bool can_route_within(const Layer& l) const {
     const auto bytes = plan.T <= 8 ? several::router_bytes<8> : several::router_bytes<16>;
-    return plan.T > 1 && plan.b.watch.stop != nullptr &&
+    return plan.T > 1 && !e4m3_inputs && plan.b.watch.stop != nullptr &&
            bytes(plan.T, l.router.rows, plan.k) <= (plan.T <= 8 ? several::kSumsBytes<8> : several::kSumsBytes<16>);
   }
   Routed routed(const Layer& l, uint32_t index) const {
@@ -209,12 +222,15 @@ struct Run {
   }
   void down(const Layer& l, uint32_t index) {
     const Down p = down_of(plan, l, index);
-    const ChoiceSums sums{plan.b.choice_sums, plan.b.x_stride, staged_columns(plan.T, p.w.cols)};
+    const ChoiceSums sums = several_experts()
+                                ? ChoiceSums{plan.b.choice_sums, plan.b.x_stride, staged_columns(plan.T, p.w.cols)}
+                                : ChoiceSums{};
     with_format<Phases>(l.down.format, [&](auto phases) { phases.down(p, sums, stream); });
   }
   // Of several tokens: what `layer` left, or nothing of it (null), and what `next` begins with (null: nothing).
   void settle(const Layer* layer, const Layer* next) {
-    if (plan.T == 1) return;
+    if (plan.T == 1 && (layer == nullptr || !several_experts())) return;
+    if (plan.T == 1) next = nullptr;
     const Settled p{.x = layer != nullptr ? plan.added() : plan.b.x,
                     .x_stride = plan.b.x_stride,
                     .sums = plan.b.choice_sums,
@@ -301,6 +317,10 @@ void check_supported(const GptOssConfig& c) {
   at_most("an attention width of", c.q_width(), kWidest);
   at_most("intermediate_size times experts_per_token", c.intermediate * c.experts_per_token, kWidest);
   at_most("num_local_experts", c.experts, 2048);
+  if (c.e4m3_inputs && max_columns(c) == 1)
+    fail(ErrorCode::unsupported,
+         "decode on a GPU: found experts of rounded inputs that are too wide for an SM's memory ",
+         "beside the columns of 8 tokens");
 }
 
 namespace {
@@ -374,7 +394,8 @@ int64_t lay_out(const GptOssConfig& c, char* memory, StreamsInput*& input, Strea
 
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream) {
   const Plan plan = plan_of(model, buffers, step);
-  Run r{plan, stream};
+  Run r{plan, stream, model.config.e4m3_inputs};
+  INGOT_CHECK(!(r.e4m3_inputs && buffers.ranks.several()), "decode: found rounded inputs of experts over several GPUs");
   const Ranks& ranks = buffers.ranks;
   const bool several = ranks.several(), heads = ranks.of(ranks.heads), channels = ranks.of(ranks.channels),
              ids = ranks.of(ranks.ids);
@@ -429,8 +450,8 @@ bool megakernel_takes(const Model& m) {
     return l.qkv.format == m.head.format && l.o.format == m.head.format &&
            l.gate_up.format == m.layers[0].gate_up.format && l.down.format == m.layers[0].gate_up.format;
   });
-  return formats && (m.kv_heads < 0 || m.layers[0].down.format == WeightFormat::mxfp4) && m.config.head_dim % 4 == 0 &&
-         padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
+  return !m.config.e4m3_inputs && formats && (m.kv_heads < 0 || m.layers[0].down.format == WeightFormat::mxfp4) &&
+         m.config.head_dim % 4 == 0 && padded_dim(uint32_t(m.config.head_dim)) <= kTokenHeadDim &&
          with_format<Megakernel>(m.head.format, [&](auto kernels) { return kernels.fits(m); });
 }
 

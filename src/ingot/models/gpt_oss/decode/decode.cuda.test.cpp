@@ -46,8 +46,8 @@ testing::DecodeReference::Choices choices_of(const DeviceModel& m, gpt_oss_decod
 }
 testing::DecodeReference::Choices choices_of(const DeviceModel& m, size_t t) { return choices_of(m, m.buffers(), t); }
 
-void check_cases(bool megakernel) {
-  for (const DecodeCase& t : testing::decode_cases()) {
+void check_cases(const std::vector<DecodeCase>& cases, bool megakernel) {
+  for (const DecodeCase& t : cases) {
     std::unique_ptr<DeviceModel> gpu;
     testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
       gpu = std::make_unique<DeviceModel>(
@@ -68,8 +68,24 @@ void check_cases(bool megakernel) {
   }
 }
 
-TEST_F(GptOssDecodeCuda, EveryCaseIsTheModel) { check_cases(false); }
-TEST_F(GptOssDecodeCuda, EveryCaseIsTheModelThroughTheMegakernel) { check_cases(true); }
+TEST_F(GptOssDecodeCuda, EveryCaseIsTheModel) { check_cases(testing::decode_cases(), false); }
+TEST_F(GptOssDecodeCuda, EveryCaseIsTheModelThroughTheMegakernel) { check_cases(testing::decode_cases(), true); }
+// The megakernel is asked for, but not for them.
+TEST_F(GptOssDecodeCuda, EveryCaseOfRoundedInputsIsTheModel) { check_cases(testing::rounded_cases(), true); }
+
+TEST_F(GptOssDecodeCuda, ALayerOfRoundedInputsIsRoundedNumberByNumber) {
+  testing::for_rounded_layers([](const DecodeModel& m, const std::vector<int32_t>& ids) {
+    DeviceModel gpu(m.config, m.weights, {.context = 16});
+    gpu::copy_to_device(gpu.buffers().state->tokens, ids.data(), int64_t(ids.size()) * 4);
+    testing::check_rounded_layer(
+        m, gpu.buffers(), uint32_t(ids.size()),
+        [&](uint32_t phases) {
+          run(gpu.model(), gpu.buffers(), {.T = uint32_t(ids.size()), .capacity = 16, .phases = phases}, gpu.stream());
+          gpu.synchronize();
+        },
+        [](const auto* from, int64_t n) { return download(from, n); });
+  });
+}
 
 // A model with its own watch, whose launches may be given a grid and a fault.
 struct OneKernel {

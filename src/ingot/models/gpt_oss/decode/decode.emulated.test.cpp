@@ -40,6 +40,26 @@ TEST(GptOssDecodeEmulated, EveryCaseIsTheModelThroughTheMegakernel) {
   for (const DecodeCase& t : testing::decode_cases()) check_case(t, true);
 }
 
+// The megakernel is not for them.
+TEST(GptOssDecodeEmulated, EveryCaseOfRoundedInputsIsTheModel) {
+  for (const DecodeCase& t : testing::rounded_cases()) check_case(t, true);
+}
+
+TEST(GptOssDecodeEmulated, ALayerOfRoundedInputsIsRoundedNumberByNumber) {
+  testing::for_rounded_layers([](const DecodeModel& m, const std::vector<int32_t>& ids) {
+    Emulated gpu(m, 16);
+    std::copy(ids.begin(), ids.end(), gpu.buffers.state->tokens);
+    testing::check_rounded_layer(
+        m, gpu.buffers, uint32_t(ids.size()),
+        [&](uint32_t phases) {
+          run(gpu.model, gpu.buffers, {.T = uint32_t(ids.size()), .capacity = 16, .phases = phases}, {});
+        },
+        [](const auto* from, int64_t n) {
+          return std::vector<std::remove_const_t<std::remove_pointer_t<decltype(from)>>>(from, from + n);
+        });
+  });
+}
+
 // In every format of the dense matrices; what the blocks read adds up to the matrices.
 TEST(GptOssDecodeEmulated, ATracedTokenIsTheSameAndKeepsTimesAndBytes) {
   const DecodeCase t = testing::decode_cases()[0];

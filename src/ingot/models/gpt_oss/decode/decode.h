@@ -60,8 +60,8 @@ std::vector<LayerStages> stages_of(const Model& model, const Buffers& buffers, u
 uint32_t handoffs_of(const Model& model);
 // Of the first `blocks` blocks; `words` on the device.
 megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words);
-// Heads of up to 64 numbers, attention and head of one format, the experts' matrices of one, and room in an SM's memory
-// for a token's activations beside a ring of weights.
+// No rounded inputs of experts (GptOssConfig::e4m3_inputs), heads of up to 64 numbers, attention and head of one
+// format, the experts' matrices of one, and room in an SM's memory for a token's activations beside a ring of weights.
 bool megakernel_takes(const Model& model);
 // Of a model that megakernel_takes(): whether its head can be screened, on one GPU. In bf16, and experts in MXFP4.
 bool screen_takes(const Model& model);

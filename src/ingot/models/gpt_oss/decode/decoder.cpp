@@ -137,6 +137,7 @@ std::string gpt_oss_gpus_misfit(const GptOssConfig& c, const GptOssDecoderOption
   if (std::string misfit = gpt_oss_decode::ranks_misfit(int(o.gpus)); !misfit.empty()) return misfit;
   try {
     gpt_oss_decode::check_supported(c);
+    if (c.e4m3_inputs && o.gpus > 1) return ingot::detail::concat("found --quant on ", o.gpus, " GPUs, expected one");
     (void)gpt_oss_decode::slices_of(c, int(o.gpus), gpt_oss_decode::split_named(o.split));
   } catch (const Error& e) { return e.what(); }
   return {};

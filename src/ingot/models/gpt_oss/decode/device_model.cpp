@@ -402,7 +402,7 @@ DeviceModel::DeviceModel(const GptOssConfig& c, const GptOssWeights& w, const De
 bool DeviceModel::use_megakernel(bool wanted) {
   const bool takes = megakernel_takes(slots_[0].model);
   if (takes) megakernel_ = wanted;
-  return takes;
+  return takes || !wanted;
 }
 
 gpu::Graph& DeviceModel::graph(Slot& slot, uint32_t T, uint32_t head_rows, uint32_t vocab, bool id_alone) {

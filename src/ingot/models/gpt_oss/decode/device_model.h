@@ -83,7 +83,7 @@ class DeviceModel {
   void request_stop() { waits_->request_stop(); }
   int device() const { return device_; }
 
-  // From the next step on. False where the megakernel does not take the model's formats: nothing changes.
+  // From the next step on. False where it is wanted and does not take the model: nothing changes.
   bool use_megakernel(bool wanted);
   bool has_screen() const { return model().screen.rows != nullptr; }
 

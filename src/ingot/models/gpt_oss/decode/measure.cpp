@@ -321,8 +321,12 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
   for (const int64_t n : o.streams)
     if (n < 1 || n > gpt_oss_decode::kMostStreams)
       fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", gpt_oss_decode::kMostStreams);
+  if (o.quant && (o.gpus > 1 || !o.phased || !o.trace.empty()))
+    fail(ErrorCode::usage, "quant: found ", o.gpus > 1 ? "several GPUs" : "the megakernel or its trace",
+         ", expected the phased path on one GPU");
   if (!o.streams.empty() && o.gpus > 1) fail(ErrorCode::usage, "streams: found ", o.gpus, " GPUs, expected one");
-  const GptOssConfig c = synthetic_gpt_oss(o.size);
+  GptOssConfig c = synthetic_gpt_oss(o.size);
+  c.e4m3_inputs = o.quant;
   int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
   for (const int64_t context : o.contexts) room = std::max(room, context + o.tokens + 64);
   for (const auto& [prompt, tokens] : o.answers) {

@@ -21,6 +21,7 @@ struct DecodeMeasurement {
   bool phases = false;                    // each phase alone, too
   std::string trace;  // a file for the times of a token of the megakernel, all stages on all SMs (trace.h); empty: none
   bool prompt = false;  // tell all of the context's tokens, for the time to the first token; else some
+  bool quant = false;   // experts take e4m3 per 32 numbers (GptOssConfig::e4m3_inputs): the phased path alone
   int gpus = 1;         // more: a token over so many, after one over one GPU where it has room for the model
   std::string split = "tensor";
   bool handoffs = false;                             // what hand-offs between blocks cost, by themselves

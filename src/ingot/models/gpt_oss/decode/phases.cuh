@@ -108,7 +108,7 @@ void launch_columns(const char* name, Kernel&& kernel_of, uint32_t T, int64_t un
   return go(kernel_of(std::integral_constant<int, 16>{}));
 }
 
-constexpr int64_t columns_for(uint32_t T) { return T == 1 ? 1 : T <= 8 ? 8 : 16; }
+constexpr int64_t columns_for(uint32_t T, bool alone) { return alone ? 1 : T <= 8 ? 8 : 16; }
 
 template <WeightFormat F> void Phases<F>::norm_product(const NormProduct& p, Stream stream) {
   launch_columns(
@@ -147,19 +147,22 @@ template <WeightFormat F> void Phases<F>::several(const SeveralProduct& p, Strea
 template <WeightFormat F>
 void Phases<F>::gate_up(const GateUp& p, const Normed& normed, const Routed& routed, Stream stream) {
   const int64_t columns = int64_t(p.T) * granules::column_stride(p.w.cols),
-                lists = routing::copy_bytes(p.most, columns_for(p.T));
-  if (p.T == 1)
+                lists = routing::copy_bytes(p.most, columns_for(p.T, normed.columns == nullptr));
+  if (normed.columns == nullptr)
     return launch_one("decode gate and up", gate_up_kernel<F>, int64_t(p.most) * p.w.bands, columns + lists, stream, p);
   launch_several<F>(
       "decode gate and up of several", [](auto n) { return several_gate_up_kernel<F, n()>; }, p.T,
       int64_t(p.most) * p.w.bands, columns + lists, routed.counter != nullptr, stream, p, normed, routed);
 }
 template <WeightFormat F> void Phases<F>::down(const Down& p, const ChoiceSums& sums, Stream stream) {
-  const int64_t stride = granules::column_stride(p.w.cols), lists = routing::copy_bytes(p.most, columns_for(p.T));
-  if (p.T == 1) return launch_one("decode down", down_kernel<F>, p.w.bands, p.k * stride + lists, stream, p);
+  const bool alone = sums.sums == nullptr;
+  const int64_t stride = granules::column_stride(p.w.cols),
+                lists = routing::copy_bytes(p.most, columns_for(p.T, alone));
+  if (alone) return launch_one("decode down", down_kernel<F>, p.w.bands, p.k * stride + lists, stream, p);
   launch_several<F>(
       "decode down of several", [](auto n) { return several_down_kernel<F, n()>; }, p.T, int64_t(p.most) * p.w.bands,
-      sums.room * stride + lists + several::staged_bytes(sums.room, p.most, columns_for(p.T)), false, stream, p, sums);
+      sums.room * stride + lists + several::staged_bytes(sums.room, p.most, columns_for(p.T, false)), false, stream, p,
+      sums);
 }
 
 }  // namespace ingot::gpt_oss_decode

@@ -6,6 +6,7 @@
 #include "ingot/kernels/grouped/grouped.h"
 #include "ingot/kernels/grouped/schedule.h"
 #include "ingot/kernels/quant/granules.h"
+#include "ingot/models/gpt_oss/decode/e4m3_inputs.cuh"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/prompt.cuh"
 #include "ingot/models/gpt_oss/decode/prompt.h"
@@ -205,8 +206,16 @@ struct Run {
     launch("prompt places", prompts::places_kernel, E, prompts::Places{chosen, b.place, b.offsets, uint32_t(S), E});
     launch("prompt rows", prompts::gather_kernel, p.T, prompts::Gather{b.normed, b.gathered, b.place, stride, k});
   }
+  // In place, where the model's experts take rounded inputs.
+  void round_inputs(bf16* rows, int64_t row_stride, int64_t numbers) {
+    if (!c.e4m3_inputs) return;
+    gpu::launch("prompt rounded inputs", round_rows_kernel<false>,
+                rounding_launch(uint32_t(S), uint32_t(numbers), p.device), stream,
+                RoundedRows{reinterpret_cast<char*>(rows), 2 * row_stride, uint32_t(S), uint32_t(numbers)});
+  }
   void experts(const Layer& l) {
     const int64_t channels = l.down.cols;
+    round_inputs(b.gathered, stride, c.hidden);
     const Tensor h = matrix(b.hidden, DType::bf16, S, channels, granule_padded_cols(channels));
     grouped_linear({.x = matrix(b.gathered, DType::bf16, S, c.hidden, stride),
                     .w = l.gate_up.data,
@@ -220,6 +229,7 @@ struct Run {
                     .alpha = float(c.swiglu_alpha),
                     .claims = b.claims},
                    stream);
+    round_inputs(b.hidden, granule_padded_cols(channels), channels);
     grouped_linear({.x = h,
                     .w = l.down.data,
                     .format = l.down.format,

@@ -170,6 +170,23 @@ std::vector<int32_t> prompt_ids(const GptOssConfig& c, int64_t n) {
 TEST(GptOssPromptsEmulated, OneGpuIsTheModel) {
   check_case(prompt_case(two_heads(), WeightFormat::bf16), 1, Split::tensor);
 }
+TEST(GptOssPromptsEmulated, OneGpuIsTheModelOfRoundedInputs) {
+  DecodeCase t = prompt_case(two_heads(), WeightFormat::bf16);
+  t.config.e4m3_inputs = true;
+  check_case(t, 1, Split::tensor);
+  // What the last layer's products took is rounded: rounding it again changes nothing.
+  const DecodeModel m(t.config, t.dense, t.experts, 7);
+  Prompts gpu(m, 16, 1, Split::tensor);
+  gpu.extend(prompt_ids(t.config, 16));
+  for (const auto& [rows, width, stride] :
+       {std::tuple{gpu.buffers[0].gathered, t.config.hidden, granule_padded_cols(t.config.hidden)},
+        {gpu.buffers[0].hidden, t.config.intermediate, granule_padded_cols(t.config.intermediate)}})
+    for (int64_t s = 0; s < 16 * t.config.experts_per_token; ++s) {
+      std::vector<float> row(rows + s * stride, rows + s * stride + width), again = row;
+      round_to_e4m3_blocks(again.data(), width);
+      EXPECT_EQ(again, row) << s;
+    }
+}
 TEST(GptOssPromptsEmulated, TwoGpusAreTheModel) {
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8})
     check_case(prompt_case(two_heads(), dense), 2, Split::tensor);

@@ -82,9 +82,9 @@ struct SeveralProduct {
 };
 // What several tokens' experts give, weighted.
 struct ChoiceSums {
-  float* sums;  // (T k, stride)
-  int64_t stride;
-  uint32_t room;  // columns that a block brings to its shared memory, at least T
+  float* sums = nullptr;  // (T k, stride)
+  int64_t stride = 0;
+  uint32_t room = 0;  // columns that a block brings to its shared memory, at least T
 };
 // x += of each token the sums of its choices, if any, in their order; and the columns of what comes next, if wanted.
 struct Settled {
