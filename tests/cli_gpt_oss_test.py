@@ -348,10 +348,20 @@ class GptOss(TinyGptOss):
         self.assertGreater(json.loads(run.text)["loss"], 1e6)
         self.assertIsNone(json.loads(run.text)["perplexity"])
 
+    def test_quant_changes_the_losses_a_little_and_is_of_gpt_oss_alone(self):
+        plain, rounded = (json.loads(ingot("eval", "--model", self.model, "--ids", self.ids, "--json", *more).text) for more in ([], ["--quant"]))
+        self.assertNotEqual(plain["loss"], rounded["loss"])
+        self.assertAlmostEqual(plain["loss"], rounded["loss"], delta=0.05)
+        ids = [ingot("generate", "--model", self.model, "--ids", self.ids, "--tokens", 3, "--temperature", 0, *more).text for more in (["--quant"], ["--quant"])]
+        self.assertEqual(*ids)
+        run = self.directory / "no-model"
+        run.mkdir()
+        self.refuses(2, "--quant: found", "generate", run, "--ids", self.ids, "--quant")
+
     def test_accuracy_names_every_form_and_component(self):
         report = json.loads(ingot("eval", "accuracy", "--model", self.model, "--ids", self.ids, "--json").text)
         self.assertEqual([(r["form"], r["component"]) for r in report["results"]],
-                         [(f"dense {f}", c) for f in ("fp8", "mxfp4") for c in ("qkv", "o", "head", "qkv, o, head")])
+                         [(f"dense {f}", c) for f in ("fp8", "mxfp4") for c in ("qkv", "o", "head", "qkv, o, head")] + [("inputs e4m3 (--quant)", "experts")])
         self.assertEqual(report["tokens"], 6)
         plain = json.loads(ingot("eval", "--model", self.model, "--ids", self.ids, "--json").text)
         self.assertAlmostEqual(report["loss"], plain["loss"], places=6)

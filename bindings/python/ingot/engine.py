@@ -122,15 +122,16 @@ class GptOss:
 
     path: a checkpoint's directory, an .ingot, a .gguf or an .iris file. tokenizer: a file, where it is not beside or inside the model.
     device: "auto" (a GPU where there is one with room), "cpu" or "cuda". context: longest sequence that will be needed; 0: the model's.
+    quant: what the experts multiply is rounded to e4m3 times a power of two per 32 numbers, as `ingot --quant` does.
     Attributes: device ("cpu" or "cuda"), context, vocab, weight_bytes, load_seconds, harmony (whether it holds conversations), note (why no
-    GPU was taken although there is one). One answer at a time: another thread's call is a RuntimeError. Errors are those of the package: ValueError for a wrong argument,
+    GPU was taken although there is one, or what it does otherwise than usual). One answer at a time: another thread's call is a RuntimeError. Errors are those of the package: ValueError for a wrong argument,
     NotImplementedError for what this build, machine or model cannot do, else RuntimeError, each one line.
     """
 
-    def __init__(self, path, *, device="auto", tokenizer=None, context=0):
+    def __init__(self, path, *, device="auto", tokenizer=None, context=0, quant=False):
         if device not in ("auto", "cpu", "cuda"):
             raise _wrong("device", device, "'auto', 'cpu' or 'cuda'")
-        self._engine = _C.Engine(str(path), str(tokenizer or ""), device, _integer("context", context, 0, 2**31 - 1))
+        self._engine = _C.Engine(str(path), str(tokenizer or ""), device, _integer("context", context, 0, 2**31 - 1), bool(quant))
         for name, value in self._engine.about().items():
             setattr(self, name, value)
 

@@ -104,9 +104,9 @@ class Engine {
   }
 
  public:
-  Engine(const std::string& path, const std::string& tokenizer, const std::string& device, int64_t context)
+  Engine(const std::string& path, const std::string& tokenizer, const std::string& device, int64_t context, bool quant)
       : vocabulary_(load_vocabulary(path, tokenizer)),
-        model_(open_model(path, {.tokens = context, .device = device_named(device)})),
+        model_(open_model(path, {.tokens = context, .device = device_named(device), .quant = quant})),
         session_(*model_.decoder) {
     if (vocabulary_.bpe == nullptr)
       fail(ErrorCode::unsupported, path, ": found a tokenizer of characters, expected one of bytes");
@@ -205,8 +205,8 @@ class Engine {
 
 void define_engine(nb::module_& m) {
   nb::class_<Engine>(m, "Engine")
-      .def(nb::init<const std::string&, const std::string&, const std::string&, int64_t>(), "path"_a, "tokenizer"_a,
-           "device"_a, "context"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(nb::init<const std::string&, const std::string&, const std::string&, int64_t, bool>(), "path"_a,
+           "tokenizer"_a, "device"_a, "context"_a, "quant"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("encode", &Engine::encode)
       .def("decode", &Engine::decode)
       .def("about", &Engine::about)

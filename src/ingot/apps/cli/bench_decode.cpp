@@ -100,9 +100,9 @@ void print_contexts(const DecodeTimes& t) {
 }
 
 void print(const Options& o, const DecodeTimes& t) {
-  const std::string text = "GPT-OSS-" + o.size + " shapes, " + o.dense + " and mxfp4 experts, " +
-                           with_commas(o.measurement.context) + " tokens of context, " +
-                           fixed(double(t.weight_bytes) * 1e-9, 1) + " GB of weights\n";
+  const std::string text = "GPT-OSS-" + o.size + " shapes, " + o.dense + " and mxfp4 experts" +
+                           (o.measurement.quant ? " of e4m3 inputs, " : ", ") + with_commas(o.measurement.context) +
+                           " tokens of context, " + fixed(double(t.weight_bytes) * 1e-9, 1) + " GB of weights\n";
   write_out(text);
   if (t.token.empty() && o.gpus > 1) return print_shared(o, t);  // one has no room for it
   write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB; reading alone reaches " +
@@ -170,6 +170,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                    {"gpu", gpu::device_info().name},
                    {"model", "gpt-oss-" + o.size},
                    {"dense", o.dense},
+                   {"quant", o.measurement.quant},
                    {"context", o.measurement.context},
                    {"tokens", o.measurement.tokens},
                    {"token", as_json(t.token)},
@@ -291,7 +292,8 @@ ModelTimes measure_model(const Options& o) {
   for (const int64_t context : m.contexts) longest = std::max(longest, context);
   longest += kFirst + m.tokens;
   for (const auto& [prompt, tokens] : m.answers) longest = std::max(longest, prompt + tokens);
-  const OpenedModel model = open_model(o.model, longest, {.device = o.device, .gpus = o.gpus, .split = m.split});
+  const OpenedModel model =
+      open_model(o.model, longest, {.quant = m.quant, .device = o.device, .gpus = o.gpus, .split = m.split});
   Decoder& d = *model.decoder;
   const bool on_gpu = d.device().kind == Device::cuda;
   const GptOssConfig config = read_gpt_oss_config(o.model);
@@ -326,6 +328,7 @@ void bench_model(const Options& o) {
                      {"device", found.device},
                      {"gpus", o.gpus},
                      {"model", o.model},
+                     {"quant", o.measurement.quant},
                      {"context", o.measurement.context},
                      {"tokens", o.measurement.tokens},
                      {"token", as_json(t.token)},
@@ -371,6 +374,7 @@ void add_bench_decode(Command& bench) {
   c.text("--answers LIST", o->answers, "time prompts and answers of so many tokens from end to end, like 1024:100");
   c.text("--streams LIST", o->streams, "time steps of so many sequences at once, too, like 1,2,4,8");
   add_gpus(c, o->gpus, o->measurement.split);
+  add_quant(c, o->measurement.quant);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench decode
   ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases

@@ -295,7 +295,7 @@ void add_eval(Command& root) {
     else if (exists(path) && is_gpt_oss(path))
       c.refuse_given({"split", "batch-tokens", "flat"}, "a GPT-OSS model, under which all of the text is scored");
     else if (exists(path))
-      c.refuse_given({"tokenizer"}, "a run of `ingot train`, which has its own");
+      c.refuse_given({"tokenizer", "quant"}, "a run of `ingot train`, which has its own");
     if (!o->ttt.on)
       refuse_without_ttt(c);
     else if (!o->ids.empty() || (exists(path) && is_gpt_oss(path)))

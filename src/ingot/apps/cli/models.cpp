@@ -16,7 +16,13 @@ namespace ingot::cli {
 
 void add_options(Command& c, ModelOptions& o) {
   c.integer("--layers N", o.layers, 0, 1 << 20, "run the first N layers of a GPT-OSS model; 0: all (default: 0)");
+  add_quant(c, o.quant);
   add_device(c, o.device);
+}
+
+void add_quant(Command& c, bool& quant) {
+  c.flag("--quant", quant,
+         "round what GPT-OSS's experts multiply to e4m3 per 32 numbers (on a GPU without the megakernel)");
 }
 
 void add_gpus(Command& c, int64_t& gpus, std::string& split) {
@@ -38,6 +44,8 @@ void add_gpu_options(Command& c, ModelOptions& o) {
 }
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
+  if (o.quant && exists(path) && !is_gpt_oss(path))
+    fail(ErrorCode::usage, "--quant: found ", path, ", which is not GPT-OSS, expected none with it");
   OpenedModel m = ingot::open_model(path, {.tokens = tokens,
                                            .layers = o.layers,
                                            .slots = o.slots,
@@ -46,7 +54,8 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptio
                                            .split = o.split,
                                            .screen = !o.whole_head,
                                            .together = o.together,
-                                           .adapters = o.adapters});
+                                           .adapters = o.adapters,
+                                           .quant = o.quant});
   if (!m.note.empty()) log_info(path, ": ", m.note);
   if (m.decoder->device().kind == Device::cuda)
     log_info(path, ": on ", o.gpus > 1 ? std::to_string(o.gpus) + " of " : "",

@@ -12,6 +12,7 @@ class Command;
 // How a command wants its model.
 struct ModelOptions {
   int64_t layers = 0;     // the first so many, 0 for all; GPT-OSS only
+  bool quant = false;     // its experts take e4m3 per 32 numbers
   int64_t slots = 1;      // sequences at a time
   bool together = false;  // that share passes over the weights, on a GPU
   std::string device = "auto";
@@ -21,6 +22,7 @@ struct ModelOptions {
   std::string adapters;     // a file of them, for a model of `ingot train`
 };
 void add_options(Command& c, ModelOptions& o);
+void add_quant(Command& c, bool& quant);
 void add_gpus(Command& c, int64_t& gpus, std::string& split);
 // Throws where --split was given and nothing is shared.
 void refuse_split_of_one(const Command& c, int64_t gpus);

@@ -94,6 +94,23 @@ TEST(accuracy, a_model_agrees_with_itself_and_its_loss_is_that_of_eval) {
   EXPECT_EQ(r.loss, r.reference_loss);
 }
 
+// Of 4 bits and a scale of 32 numbers: more than roundings of fp32, far less than another model.
+TEST(accuracy, experts_inputs_in_e4m3_cost_little_and_not_nothing) {
+  const Models m;
+  GptOssConfig rounded = m.config;
+  rounded.e4m3_inputs = true;
+  const auto a = m.decoder(m.weights), b = make_decoder(rounded, m.weights, {.context = 40, .batch = 8}),
+             one = make_decoder(rounded, m.weights, {.context = 40, .batch = 1});
+  const Accuracy r = compare_models(*a, *b, m.lists);
+  EXPECT_GT(r.kl, 1e-7);
+  EXPECT_LT(r.kl, 3e-2);
+  EXPECT_LT(r.cosine, 1 - 1e-7);
+  EXPECT_GT(r.cosine, 0.99);
+  RecordProperty("kl", std::to_string(r.kl)), RecordProperty("cosine", std::to_string(r.cosine));
+  // Whatever the batches: only where a sum falls on another side of a rounding do they differ.
+  EXPECT_LT(compare_models(*b, *one, m.lists).kl, r.kl);
+}
+
 TEST(accuracy, an_id_outside_the_vocabulary_is_refused_before_anything_reads_its_logit) {
   const Models m;
   const auto a = m.decoder(m.weights), b = m.decoder(m.weights);
