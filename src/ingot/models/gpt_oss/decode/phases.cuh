@@ -127,7 +127,8 @@ void launch_several(const char* name, Kernel&& kernel_of, uint32_t T, int64_t un
     const int64_t slot = several::kWarps * several::Ring<F>::kSlotBytes;
     const int64_t slots = std::clamp<int64_t>((kSharedOfSm - sums - smem) / slot, 1, several::kMostSlots);
     gpu::launch(name, kernel,
-                {.grid = std::min<int64_t>({units, kSms, gpu::sm_count(std::max(0, gpu::current_device()))}),
+                {.grid = std::min<int64_t>(
+                     {units, kSms, gpu::current_device() < 0 ? kSms : gpu::sm_count(gpu::current_device())}),
                  .block = several::kThreads,
                  .smem = slots * slot + sums + smem,
                  .overlap = true,
