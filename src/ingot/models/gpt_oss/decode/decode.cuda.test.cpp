@@ -654,6 +654,31 @@ TEST_F(GptOssDecodeCuda, PromptsAreTheModelSmall) {
   check_prompts(testing::decode_config(64, 4, 2, 16, 64, 4, 2, 37, 2), WeightFormat::bf16, WeightFormat::mxfp4);
 }
 
+// What the last layer's products took: rounding it again changes nothing.
+TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
+  constexpr int64_t kLength = 40;
+  GptOssConfig c = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5);
+  c.e4m3_inputs = true;
+  const DecodeModel m(c, WeightFormat::bf16, WeightFormat::mxfp4, 7);
+  DeviceModel gpu(m.config, m.weights, {.context = kLength, .prompts = true});
+  ASSERT_GE(gpu.prompt_batch(), kLength);
+  std::vector<int32_t> ids(static_cast<size_t>(kLength));
+  testing::fill_ids(Tensor(ids.data(), {kLength}), 3, c.vocab);
+  gpu.extend(ids, 1);
+  gpu.synchronize();
+  const int64_t rows = kLength * c.experts_per_token;
+  for (const auto& [from, width] :
+       {std::pair{gpu.prompt_buffers().gathered, c.hidden}, {gpu.prompt_buffers().hidden, c.intermediate}}) {
+    const int64_t stride = granule_padded_cols(width);
+    const std::vector<bf16> all = download(from, rows * stride);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::vector<float> row(all.begin() + r * stride, all.begin() + r * stride + width), again = row;
+      round_to_e4m3_blocks(again.data(), width);
+      ASSERT_EQ(again, row) << "row " << r;
+    }
+  }
+}
+
 // As TwoLayersOfThePublishedShapesAreTheCpuEngine, whose words on tolerances hold: prompts, and a token after each.
 TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
