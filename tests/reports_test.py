@@ -133,6 +133,16 @@ class Reports(unittest.TestCase):
         rows = list(report_tables.table(GOOD))
         self.assertEqual(rows[-1], "| RMSNorm | 4,096 x 4,096 | bf16 | 16.0 | 94 % | 24.0 | 20.0 | 44.0 | 1.25x |")
 
+    def test_a_page_has_rows_of_another_gpu_only_where_its_own_lacks_them_and_says_the_memory(self):
+        row, other_row = GOOD["results"][0], {**GOOD["results"][0], "shape": [1, 2]}
+        own, other = {**GOOD, "gpu": "NVIDIA H200"}, {**GOOD, "gpu": "NVIDIA H100", "results": [row, other_row]}
+        self.assertEqual(report_tables.tabled([other, own]), [own, {**other, "results": [other_row]}])
+        self.assertEqual(report_tables.tabled([{**other, "results": [row]}, own]), [own])
+        self.assertEqual(report_tables.tabled([other]), [other])
+        beside = [{**row, "memory_bytes": {"ours": 1.5e9, "torch_eager": 3e9}}, {**row, "name": "beside Liger", "memory_bytes": {"ours": 1.5e9, "liger": 2e9}}]
+        rows = list(report_tables.table({**GOOD, "suite": "swiglu", "results": [other_row, *beside]}))
+        self.assertEqual(rows[-2:], ["", "Peak memory of a training step in GB, beside operands and gradients: 4,096 x 4,096: Ingot 1.50, PyTorch 3.00, Liger 2.00."])
+
     def test_a_training_step_stands_beside_the_compiled_model_and_is_stale_with_the_trainer(self):
         result = {k: v for k, v in GOOD["results"][0].items() if k not in ("error", "tolerance")}
         report = {**GOOD, "suite": "train", "results": [{**result, "peers": {"compile_rows": 24.0, "compile_packed": 20.0}}]}

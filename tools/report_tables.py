@@ -20,6 +20,7 @@ PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "
          "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention", "compile_origin": "torch.compile, as parameter-golf",
          "compile_chunk_head": "torch.compile, the head on the chunk alone", "eager_origin": "PyTorch, as parameter-golf"}
 NO_RIVALS = {"bare_products"}  # do less than what they stand beside
+WITH_MEMORY = {"swiglu", "cross_entropy"}  # whose rows say what a training step takes beside operands and gradients
 
 
 def table(report):
@@ -37,6 +38,25 @@ def table(report):
                  f"{100 * r['limit_us'] / r['ours_us']:.0f} %"]
         cells += [f"{r['peers'][p]:.1f}" if p in r["peers"] else "" for p in peers]
         yield "| " + " | ".join(cells + [f"{best / r['ours_us']:.2f}x" if best is not None else ""]) + " |"
+    memory = {}
+    for r in report["results"] if report["suite"] in WITH_MEMORY else []:
+        memory.setdefault(" x ".join(f"{n:,}" for n in r["shape"]), {}).update(r.get("memory_bytes", {}))
+    if any(memory.values()):
+        yield ""
+        yield "Peak memory of a training step in GB, beside operands and gradients: " + "; ".join(
+            f"{shape}: " + ", ".join(f"{PEERS.get(p, 'Ingot')} {b / 1e9:.2f}" for p, b in of_peer.items()) for shape, of_peer in memory.items() if of_peer) + "."
+
+
+def key_of(result):
+    return result["name"], tuple(result["shape"]), result["dtype"]
+
+
+def tabled(suite):
+    """What a page has room for: SUMMARY_GPU's reports, and of other GPUs the rows that those lack."""
+    own = [r for r in suite if SUMMARY_GPU in r["gpu"]]
+    known = {key_of(result) for r in own for result in r["results"]}
+    others = [{**r, "results": [result for result in r["results"] if key_of(result) not in known]} for r in suite if r not in own]
+    return own + [r for r in others if r["results"]]
 
 
 def train_step_table(report):
@@ -196,7 +216,7 @@ def filled(text):
         return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((reports.ROOT / "bench" / "cpu").glob(f"*/{suite}.json"))]
 
     def shown(suite):
-        """All GPUs' reports, or SUMMARY_GPU's alone where it is whole: README's GPU is what a page has room for."""
+        """All GPUs' reports, or SUMMARY_GPU's alone where it is whole."""
         return [r for r in suite if SUMMARY_GPU in r["gpu"] and "incomplete" not in r] or suite
 
     def fill(match):
@@ -211,7 +231,7 @@ def filled(text):
         if match[2] in CPU_TABLES:
             for report in on_cpus(match[2]):
                 lines += [*CPU_TABLES[match[2]](report), ""]
-        for report in shown(by_suite.get(match[2], [])):
+        for report in tabled(by_suite.get(match[2], [])):
             lines += [*table(report), ""]
         return match[1] + "\n".join(lines or ["No report yet: `./run gpu` on a machine with a GPU writes it.", ""]) + match[3]
 
