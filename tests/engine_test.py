@@ -52,6 +52,14 @@ class Engine(unittest.TestCase):
         self.assertEqual(gpt_oss.generate(gpt_oss.encode("assistant user"), raw=True, **GREEDY).ids, got.ids)
         self.assertEqual(gpt_oss.decode(gpt_oss.encode("a \u65e5 <|end|>")), "a \u65e5 <|end|>")
 
+    def test_quant_is_that_of_the_program(self):
+        want = of_program("--raw", "--prompt", "assistant user", "--tokens", 30, "--temperature", 0, "--quant")
+        rounded = ingot.engine.GptOss(MODEL.model, device="cpu", quant=True)
+        got = rounded.generate("assistant user", raw=True, logprobs=0, **GREEDY)
+        self.assertEqual((got.ids, got.text), (want["ids"], want["text"]))
+        plain = gpt_oss.generate("assistant user", raw=True, logprobs=0, **GREEDY)
+        self.assertNotEqual([p for p, _ in got.logprobs], [p for p, _ in plain.logprobs])
+
     def test_auto_takes_the_gpu_and_streams_from_it(self):
         gpu = ingot.engine.GptOss(MODEL.model)
         if not gpu.device.startswith("cuda"):
