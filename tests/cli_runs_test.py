@@ -374,6 +374,8 @@ class Messages(InDirectory):
                         ["tokenizer", "train", "--vocab", 300, "--data", other, "--out", self.text],
                         ["ttt", run, "--file", self.text, "--out", self.text],
                         ["eval", run, "--data", self.text, "--ttt", "--ttt-log", self.text],
+                        ["eval", run, "--data", self.text, "--ttt", "--ttt-log", run / "config.json"],
+                        ["ttt", run, "--file", self.text, "--out", run / "tokenizer.json"],
                         ["plot", run, "--out", log],
                         ["plot", log, "--out", log]):
             with self.subTest(command=command):

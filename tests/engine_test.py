@@ -144,6 +144,7 @@ class Engine(unittest.TestCase):
                 (ValueError, "engine: reasoning: found 'much', expected 'low', 'medium' or 'high'", dict(prompt="Hi.", reasoning="much")),
                 (ValueError, "engine: date: found '2026-02-30', expected one like", dict(prompt="Hi.", date="2026-02-30")),
                 (ValueError, "engine: stop: found 'int', expected text", dict(prompt="Hi.", stop=[5])),
+                (ValueError, "engine: stop: found 5, expected text or a list of texts", dict(prompt="Hi.", stop=5)),
                 (ValueError, "engine: system: found 'int', expected text", dict(prompt="Hi.", system=5)),
                 (ValueError, "found a conversation of 800173 tokens, expected fewer than 131072, the context", dict(prompt="Hi. " * 200_000))):
             with self.assertRaisesRegex(error, message) as raised:

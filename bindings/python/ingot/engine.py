@@ -147,12 +147,15 @@ class GptOss:
         """The Answer to `prompt`: a user's words, or messages of {"role": ..., "content": ...} with the roles system (or developer), user and
         assistant; with raw=True a text or a list of ids to go on with as it is.
 
-        stop: strings, of which the first ends the text and is not part of it. logprobs: of each token and so many likeliest; -1: none.
+        stop: strings (or one, or None), of which the first ends the text and is not part of it. logprobs: of each token and so many likeliest; -1: none.
         reasoning: low, medium or high. system: who the model is told to be. date: yyyy-mm-dd, "" for none; None: today.
         past_end (raw): go on over the ids that end a text. on_text(channel, text): called with each piece of text as it comes, channel
         "analysis", "commentary" or "final" ("" with raw); returning False ends the answer, and so does raising.
         """
-        stops = _Stops([_text("stop", s) for s in ([stop] if isinstance(stop, str) else stop)])
+        stop = () if stop is None else [stop] if isinstance(stop, str) else stop
+        if not isinstance(stop, (list, tuple)):
+            raise _wrong("stop", stop, "text or a list of texts")
+        stops = _Stops([_text("stop", s) for s in stop])
         said, shown = [], "" if raw else "final"
         if reasoning not in ("low", "medium", "high"):
             raise _wrong("reasoning", reasoning, "'low', 'medium' or 'high'")

@@ -383,6 +383,7 @@ void add_bench_decode(Command& bench) {
   ingot bench decode --streams 1,2,4,8
   ingot bench decode --trace token.json)");
   c.run([o, &c] {
+    refuse_split_of_one(c, o->gpus);
     if (o->model.empty() && o->device == "cpu")
       fail(ErrorCode::usage,
            "--device: found cpu without --model, expected one: random weights are made on a GPU, or by `ingot convert "

@@ -68,7 +68,8 @@ void add_bench_prompt(Command& bench) {
   c.examples(R"(  ingot bench prompt
   ingot bench prompt --gpus 2
   ingot bench prompt --synthetic 20b 512 8192)");
-  c.run([o] {
+  c.run([o, &c] {
+    refuse_split_of_one(c, o->gpus);
     o->measurement.size = o->size;
     o->measurement.gpus = int(o->gpus);
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16

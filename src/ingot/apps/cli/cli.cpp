@@ -583,6 +583,11 @@ void refuse_to_replace(const std::string& out, const std::vector<std::string>& r
       fail(ErrorCode::usage, out, ": found a file that is read here, expected another name for the result");
   }
 }
+void refuse_to_replace_run(const std::string& out, const std::string& run) {
+  if (!is_directory(run)) return refuse_to_replace(out, {run});
+  for (const char* name : {"config.json", "tokenizer.json", "tokenizer.model", "log.jsonl"})
+    refuse_to_replace(out, {join_path(run, name)});
+}
 std::string input_name(const std::string& path) { return path.empty() || path == "-" ? "standard input" : path; }
 
 std::string read_input(const std::string& path) {

@@ -38,9 +38,11 @@ void pack(const PackOptions& o) {
   try {
     write(split.train, "train");
     write(split.held_out, "val");
-  } catch (...) {  // a part of the text must not pass for all of it
-    for (const std::string& name : list_directory(o.out))
-      if (name.ends_with(".bin")) remove_file(join_path(o.out, name));
+  } catch (...) {  // after a failure a part of the text must not pass for all of it
+    try {
+      for (const std::string& name : list_directory(o.out))
+        if (name.ends_with(".bin")) remove_file(join_path(o.out, name));
+    } catch (const Error& e) { log_warn(e.what()); }
     throw;
   }
   log_info("wrote ", o.out);

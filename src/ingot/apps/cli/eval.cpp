@@ -176,7 +176,10 @@ void eval(const EvalCommand& o) {
   if (is_gpt_oss(path)) return eval_text_of_gpt_oss(o, path);
   if (o.on.layers > 0)
     fail(ErrorCode::usage, "--layers: found ", o.on.layers, ", expected none with a model of `ingot train`");
-  if (!o.ttt.log.empty()) refuse_to_replace(o.ttt.log, {path, o.data, o.ttt.adapters});
+  if (!o.ttt.log.empty()) {
+    refuse_to_replace(o.ttt.log, {o.data, o.ttt.adapters});
+    refuse_to_replace_run(o.ttt.log, path);
+  }
   if (o.flat && o.stride > 0) fail(ErrorCode::usage, "found --flat and --stride, expected one of them");
   const TrainedModel model = load_trained(path);
   check_windows(o, o.context > 0 ? o.context : model.config.context,

@@ -35,12 +35,13 @@ void require_place(const ExportCommand& o) {
   refuse_to_replace(artifact_tokenizer(o.out), {o.data});
 }
 
-// The artifact and its tokenizer: both, or what was there before.
+// The artifact and its tokenizer. A write that fails leaves what was there. Only an end between the two renames can
+// leave a new tokenizer beside an old artifact, which refuses it by its hash.
 void write_both(const ExportCommand& o, const std::string& bytes, const std::string& tokenizer) {
   AtomicFile model(o.out), beside(artifact_tokenizer(o.out));
   model.write(bytes);
   beside.write(tokenizer);
-  beside.commit();  // first: an artifact that is there can be read
+  beside.commit();  // first: a new artifact can be read as soon as it is there
   model.commit();
 }
 

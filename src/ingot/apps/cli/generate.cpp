@@ -59,6 +59,7 @@ Prompt prompt_of(const GenerateCommand& o) {
 // The model for a GPT-OSS prompt; with --trace one whose tokens show where their time goes.
 OpenedModel open_for(const GenerateCommand& o, const std::string& path, int64_t context) {
   OpenedModel model = open_model(path, context + (o.trace.empty() ? 0 : 1), o.on);
+  if (!o.trace.empty()) refuse_to_replace(o.trace, {o.file, o.ids});
   if (!o.trace.empty() && !model.decoder->traces())
     fail(ErrorCode::unsupported, "--trace: found a model on ", model.decoder->device(),
          " whose tokens keep no times, expected GPT-OSS with experts in mxfp4 on Hopper GPUs");
@@ -234,11 +235,11 @@ void add_generate(Command& root) {
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "--ids");
     else if (o->raw)
       c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
-    refuse_split_of_one(c, o->on.gpus);
+    refuse_without_effect(c, o->on);
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
     const std::string path = o->run.empty() ? o->model : o->run;
     if (exists(path) && !is_gpt_oss(path))
-      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw", "trace"},
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw", "trace", "whole-head"},
                      "a run of `ingot train`");
     else if (o->ids.empty() && !o->raw && exists(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a GPT-OSS model (--raw goes on with a text)");

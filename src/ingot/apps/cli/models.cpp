@@ -35,6 +35,10 @@ void add_gpus(Command& c, int64_t& gpus, std::string& split) {
 void refuse_split_of_one(const Command& c, int64_t gpus) {
   if (gpus == 1) c.refuse_given({"split"}, "one GPU (--gpus shares a model)");
 }
+void refuse_without_effect(const Command& c, const ModelOptions& o) {
+  refuse_split_of_one(c, o.gpus);
+  if (o.gpus > 1) c.refuse_given({"whole-head"}, "several GPUs, which always read the whole head");
+}
 
 void add_gpu_options(Command& c, ModelOptions& o) {
   add_gpus(c, o.gpus, o.split);

@@ -26,6 +26,7 @@ void add_quant(Command& c, bool& quant);
 void add_gpus(Command& c, int64_t& gpus, std::string& split);
 // Throws where --split was given and nothing is shared.
 void refuse_split_of_one(const Command& c, int64_t gpus);
+void refuse_without_effect(const Command& c, const ModelOptions& o);
 // add_gpus(), and what a single one does.
 void add_gpu_options(Command& c, ModelOptions& o);
 // `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.

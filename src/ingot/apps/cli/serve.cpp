@@ -50,12 +50,12 @@ std::vector<std::string> read_keys(const std::string& path) {
   return keys;
 }
 
-// What a browser would never send as its Origin could never match one.
+// A scheme and a host. "null", which any sandboxed page may send, is nobody's.
 void check_origins(const std::vector<std::string>& origins) {
   for (const std::string& origin : origins) {
-    const size_t host = origin.find("://");
-    const bool is_one = host != std::string::npos && host > 0 && host + 3 < origin.size() &&
-                        origin.find_first_of("/?#@ *", host + 3) == std::string::npos;
+    const size_t scheme_end = origin.find("://");
+    const bool is_one = scheme_end != std::string::npos && scheme_end > 0 && scheme_end + 3 < origin.size() &&
+                        origin.find_first_of("/?#@ *", scheme_end + 3) == std::string::npos;
     if (!is_one)
       fail(ErrorCode::usage, "--cors-origin: found '", origin,
            "', expected a scheme and a host alone, such as https://a.example");
@@ -156,10 +156,10 @@ void add_serve(Command& root) {
   ingot serve --model gpt-oss-20b --host 0.0.0.0 --api-key-file keys.txt --allow-host chat.example
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once"}')");
   c.run([o, &c] {
-    refuse_split_of_one(c, o->on.gpus);
+    refuse_without_effect(c, o->on);
     const std::string path = o->run.empty() ? o->model : o->run;
     if (exists(path) && !is_gpt_oss(path))
-      c.refuse_given({"reasoning", "date", "one-by-one"}, "a run of `ingot train`");
+      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head"}, "a run of `ingot train`");
     o->on.together = !o->one_by_one;
     serve(*o);
   });

@@ -134,8 +134,7 @@ void refuse_files_of_others(const TrainCommand& o, const std::string& directory)
         !o.tokenizer.empty() && exists(o.tokenizer) && read_file(o.tokenizer) == read_file(join_path(directory, name));
     if (!its_own)
       fail(ErrorCode::usage, directory, ": found ", name,
-           " in a directory that is no run, expected a run, or a "
-           "directory without such a file");
+           " in a directory that is no run, expected a run, or a directory without such a file");
   }
 }
 

@@ -16,7 +16,8 @@ struct TttCommand {
 void learn(const TttCommand& o) {
   require_directory_of(o.out);
   require_no_gpt_oss(o.run);
-  refuse_to_replace(o.out, {o.file, o.run});
+  refuse_to_replace(o.out, {o.file});
+  refuse_to_replace_run(o.out, o.run);
   const TrainedModel model = load_trained(o.run);
   const Adapted done = adapt(o.ttt, model, read_input(o.file), input_name(o.file), o.passes);
   const DocumentAdapters::Saved saved = done.adapters->saved(0);

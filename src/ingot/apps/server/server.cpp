@@ -79,6 +79,7 @@ struct Delivery {
   }
   void push(const std::string& bytes) {
     const std::lock_guard lock(mutex);
+    if (ended) return;  // it was cut off
     waiting += bytes;
     latest = Clock::now();
     if (waiting.size() > kMostWaiting) fall_behind(stall_seconds);
@@ -92,8 +93,10 @@ struct Delivery {
     const std::lock_guard lock(mutex);
     return !behind;
   }
+  // The first end counts.
   void end(int code, const std::string& body) {
     const std::lock_guard lock(mutex);
+    if (ended) return;
     status = code;
     waiting += body;
     ended = true;
@@ -102,13 +105,7 @@ struct Delivery {
     wake();
   }
   // The scheduler is too late to end it.
-  void cut_off(const ApiError& e) {
-    {
-      const std::lock_guard lock(mutex);
-      if (ended) return;
-    }
-    end(e.status, streams ? "data: " + to_json(e) + "\n\n" : to_json(e));
-  }
+  void cut_off(const ApiError& e) { end(e.status, streams ? "data: " + to_json(e) + "\n\n" : to_json(e)); }
 };
 
 struct Reply {
