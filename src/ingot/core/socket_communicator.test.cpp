@@ -187,10 +187,18 @@ TEST(socket_communicator, ranks_that_make_different_calls_are_told) {
     std::vector<float> x(size_t(10 + ranks.rank()), 1);
     ranks.all_reduce(view_of(x), {});
   });
-  // Whoever sees it first tells the other.
-  for (const std::string& e : errors)
+  // Whoever sees it first tells the other, which may find the connection reset before it has read that: what it sent
+  // itself was not read any more.
+  int told = 0;
+  for (const std::string& e : errors) {
+    bool whole = true;
     for (const char* part : {": found it at call 1, all_reduce of ", " 40 bytes", " 44 bytes"})
-      EXPECT_NE(e.find(part), std::string::npos) << e;
+      whole &= e.find(part) != std::string::npos;
+    told += whole;
+    EXPECT_TRUE(whole || e.find("went away: found Connection reset by peer at call 1, all_reduce") != std::string::npos)
+        << e;
+  }
+  EXPECT_GE(told, 1);
 }
 
 TEST(socket_communicator, a_rank_that_never_comes_is_named) {
