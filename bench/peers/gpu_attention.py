@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 
-from gpu_common import backward_of, captured, interleaved, pointer, relative_error, run_products, stream
+from gpu_common import add_peers, backward_of, captured, interleaved, pointer, relative_error, run_products, stream
 
 FORMS = ["", " in any order"]
 SETS = 2  # of inputs; each is larger than L2
@@ -179,18 +179,12 @@ def measure(case, native, ceiling):
     buffers = Buffers(case)
     error, tolerance = check(buffers, native)
     torch._dynamo.reset()
-    graphs, absent = {"ours": captured(buffers.ours(native), buffers.calls)}, {}
-    makers = {"torch_eager": lambda: buffers.peer(buffers.sdpa(SDPBackend.FLASH_ATTENTION)) if case.regular
-              else buffers.peer(buffers.varlen(), packed=True),
-              "cudnn": lambda: buffers.peer(buffers.sdpa(SDPBackend.CUDNN_ATTENTION)), "torch_compile": lambda: buffers.peer(buffers.flex())}
-    for name, make in makers.items():
-        if name == "cudnn" and not case.regular:
-            absent[name] = "not tried on packed documents"
-            continue
-        try:
-            graphs[name] = make()
-        except Exception as e:
-            absent[name] = f"{type(e).__name__}: {str(e).splitlines()[0][:160] if str(e) else ''}"
+    graphs = {"ours": captured(buffers.ours(native), buffers.calls)}
+    absent = {} if case.regular else {"cudnn": "not tried on packed documents"}
+    add_peers(graphs, absent, {
+        "torch_eager": (True, lambda: buffers.peer(buffers.sdpa(SDPBackend.FLASH_ATTENTION)) if case.regular else buffers.peer(buffers.varlen(), packed=True)),
+        **({"cudnn": (True, lambda: buffers.peer(buffers.sdpa(SDPBackend.CUDNN_ATTENTION)))} if case.regular else {}),
+        "torch_compile": (True, lambda: buffers.peer(buffers.flex()))})
     us, spread = interleaved({name: g[0] for name, g in graphs.items()}, buffers.calls, rounds=9)
     return {"name": case.name, "shape": case.shape, "dtype": "bf16", "ours_us": us.pop("ours"), "peers": us,
             "limit_us": case.flops / ceiling["bf16_TFLOPs"] * 1e-6, "tflops": None, "error": error, "tolerance": tolerance, "in_L2": False,
