@@ -16,9 +16,6 @@ import contextlib
 import json
 import math
 import pathlib
-import random
-import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,66 +23,17 @@ import time
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, ROOT, SHARE, Child, Native, cached_graphs, ceilings, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
+from gpu_common import SHARE, Child, Native, cached_graphs, ceilings, gpu_state, median, share, turn, use_one_thread, write_report  # noqa: E402
 from torch_gpt import TorchGpt, TorchOptimizer, compiled, spec  # noqa: E402
+from train_runs import PRESET, TOKENS, document_lengths, measure_ours, write_data  # noqa: E402
 from optimizer import Recipe  # noqa: E402
 
-PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
-TOKENS, PROGRAMS = 98304, (11, 17)
+PROGRAMS = (11, 17)
 PASSES = 5  # of the longer step, whose difference to one pass gives a pass
 BLOCK = 128  # rows and columns of FlexAttention's mask
 
 
-def document_lengths(tokens, longest, seed):
-    """Lengths with a median of 475 tokens, as web text has, 195 documents in 98,304 tokens; the last one is cut."""
-    draw, lengths = random.Random(seed), []
-    while sum(lengths) < tokens:
-        lengths.append(max(2, min(longest, round(draw.lognormvariate(math.log(475), 0.344)))))
-    lengths[-1] -= sum(lengths) - tokens
-    return lengths
-
-
 # --- Ingot ---
-def write_shard(path, tokens, vocab, seed):
-    """Documents of random tokens, each behind the token 0, which starts a document in the tokenizer of write_data."""
-    ids = torch.randint(1, vocab, (tokens,), generator=torch.Generator().manual_seed(seed)).to(torch.int16)
-    at = 0
-    for length in document_lengths(tokens, PRESET["model"]["context"], seed):
-        ids[at] = 0
-        at += length
-    path.write_bytes(struct.pack("<256i", 20240520, 1, tokens, *[0] * 253) + bytes(ids.untyped_storage()))
-
-
-def write_data(ingot, folder, vocab, tokens):
-    draw = random.Random(1)
-    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 9))) for _ in range(2 * vocab)]
-    (folder / "words.txt").write_text(" ".join(draw.choices(words, k=25 * vocab)), encoding="utf-8")
-    subprocess.run([ingot, "tokenizer", "train", "--data", folder / "words.txt", "--vocab", str(vocab), "--out", folder / "tokenizer.json"],
-                   check=True, capture_output=True, timeout=60)
-    (folder / "shards").mkdir()
-    write_shard(folder / "shards" / "random_train_000000.bin", 12 * tokens, vocab, 1)
-    write_shard(folder / "shards" / "random_val_000000.bin", tokens // 4, vocab, 2)
-
-
-def measure_ours(options, folder, applications, passes, steps, warm=4):
-    """The median step of a run: milliseconds, its floating-point operations, and the memory of the GPU in use."""
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as run:
-        out = pathlib.Path(run) / "run"
-        line = [options.ingot, "train", "--preset", "golf", "--data", folder / "shards", "--tokenizer", folder / "tokenizer.json", "--out", out,
-                "--steps", str(warm + steps), "--accumulation", str(passes), "--device", options.device, "--batch-tokens", str(options.tokens),
-                "--set", f"model.loop_from={0 if applications == 17 else 1}", "--set", "train.log_every=1", *options.shrink]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=options.limit)
-        if done.returncode != 0:
-            raise RuntimeError(f"ingot train: {done.stderr.strip()[-400:]}")
-        log = [json.loads(text) for text in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    logged = [entry for entry in log if entry["event"] == "step"]
-    assert len(logged) == warm + steps and all(entry["looping"] == (applications == 17) for entry in logged), "the run was another one"
-    measured = sorted(logged[warm:], key=lambda entry: entry["step_seconds"])
-    middle = measured[len(measured) // 2]
-    return {"ms": 1e3 * middle["step_seconds"], "flops": middle["flops_per_second"] * middle["step_seconds"],
-            "memory_bytes": max(entry["memory_bytes"] for entry in logged)}
-
-
 def ours_round(options, folder, applications):
     one = measure_ours(options, folder, applications, 1, options.steps)
     several = measure_ours(options, folder, applications, PASSES, max(1, options.steps // 2), warm=2)

@@ -1,0 +1,90 @@
+"""Runs of `ingot train` that benchmarks time: steps of the preset golf over random tokens in documents, as its log tells them. What a step
+computes is tested (models/gpt, engines/train); these are times alone."""
+import json
+import math
+import pathlib
+import random
+import struct
+import subprocess
+import tempfile
+
+import torch
+
+from gpu_common import IN_MEMORY, ROOT, median
+
+PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
+TOKENS = 98304  # of a pass
+
+
+def document_lengths(tokens, longest, seed):
+    """Lengths with a median of 475 tokens, as web text has, 195 documents in 98,304 tokens; the last one is cut."""
+    draw, lengths = random.Random(seed), []
+    while sum(lengths) < tokens:
+        lengths.append(max(2, min(longest, round(draw.lognormvariate(math.log(475), 0.344)))))
+    lengths[-1] -= sum(lengths) - tokens
+    return lengths
+
+
+def write_shard(path, tokens, vocab, seed):
+    """Documents of random tokens, each behind the token 0, which starts a document in the tokenizer of write_data."""
+    ids = torch.randint(1, vocab, (tokens,), generator=torch.Generator().manual_seed(seed)).to(torch.int16)
+    at = 0
+    for length in document_lengths(tokens, PRESET["model"]["context"], seed):
+        ids[at] = 0
+        at += length
+    path.write_bytes(struct.pack("<256i", 20240520, 1, tokens, *[0] * 253) + bytes(ids.untyped_storage()))
+
+
+def write_data(ingot, folder, vocab, tokens):
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 9))) for _ in range(2 * vocab)]
+    (folder / "words.txt").write_text(" ".join(draw.choices(words, k=25 * vocab)), encoding="utf-8")
+    subprocess.run([ingot, "tokenizer", "train", "--data", folder / "words.txt", "--vocab", str(vocab), "--out", folder / "tokenizer.json"],
+                   check=True, capture_output=True, timeout=60)
+    (folder / "shards").mkdir()
+    write_shard(folder / "shards" / "random_train_000000.bin", 12 * tokens, vocab, 1)
+    write_shard(folder / "shards" / "random_val_000000.bin", tokens // 4, vocab, 2)
+
+
+def measure_ours(options, folder, applications, passes, steps, warm=4, more=()):
+    """The median step of a run with options `more`: milliseconds, its floating-point operations, and the memory of the GPU in use."""
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as run:
+        out = pathlib.Path(run) / "run"
+        line = [options.ingot, "train", "--preset", "golf", "--data", folder / "shards", "--tokenizer", folder / "tokenizer.json", "--out", out,
+                "--steps", str(warm + steps), "--accumulation", str(passes), "--device", options.device, "--batch-tokens", str(options.tokens),
+                "--set", f"model.loop_from={0 if applications == 17 else 1}", "--set", "train.log_every=1", *options.shrink, *more]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=options.limit)
+        if done.returncode != 0:
+            raise RuntimeError(f"ingot train: {done.stderr.strip()[-400:]}")
+        log = [json.loads(text) for text in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    logged = [entry for entry in log if entry["event"] == "step"]
+    assert len(logged) == warm + steps and all(entry["looping"] == (applications == 17) for entry in logged), "the run was another one"
+    measured = sorted(logged[warm:], key=lambda entry: entry["step_seconds"])
+    middle = measured[len(measured) // 2]
+    return {"ms": 1e3 * middle["step_seconds"], "flops": middle["flops_per_second"] * middle["step_seconds"],
+            "memory_bytes": max(entry["memory_bytes"] for entry in logged)}
+
+
+def in_turn(variants, rounds=2):
+    """What each of `variants`, functions by name, found in so many rounds: first to last, then back, so that what drifts is shared."""
+    found = {name: [] for name in variants}
+    for i in range(rounds):
+        for name in list(variants)[::-1 if i % 2 else 1]:
+            found[name].append(variants[name]())
+    return found
+
+
+def median_of(rounds, key="ms"):
+    return median([r[key] for r in rounds])
+
+
+class Used:
+    """The memory of the GPU that is used before a run, which its log counts too."""
+
+    def __init__(self):
+        torch.cuda.empty_cache()
+        free, whole = torch.cuda.mem_get_info()
+        self.bytes = whole - free
+
+    def taken_by(self, rounds):
+        return rounds[-1]["memory_bytes"] - self.bytes
