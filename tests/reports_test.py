@@ -153,6 +153,24 @@ class Reports(unittest.TestCase):
         files = {path.relative_to(ROOT).as_posix() for path in reports.files_of("train")}
         self.assertLessEqual({"src/ingot/engines/train/optimizer.cpp", "src/ingot/models/gpt/block.cpp", "src/ingot/kernels/muon/muon.cu"}, files)
 
+    def test_several_gpus_kept_activations_and_generation_have_reports_of_their_own(self):
+        row = {k: v for k, v in GOOD["results"][0].items() if k not in ("error", "tolerance")}
+
+        def table(suite, **changed):
+            report = {**GOOD, "suite": suite, "results": [{**row, **changed}]}
+            self.assertEqual(reports.problems_of(report), [])
+            return list(report_tables.table(report))
+        self.assertTrue(table("train_gpus", peers={"one GPU": 31.2})[-1].endswith("| 31.2 | 1.95x |"))
+        self.assertTrue(table("generate", peers={"cpu": 12.0, "cpu_one_thread": 8.0})[-1].endswith("| 12.0 | 8.0 | 0.50x |"))
+        beside = table("train_memory", name="golf, 11 applications, whole step", peers={"formed_again": 18.0},
+                       memory_bytes={"ours": 21.8e9, "formed_again": 13.9e9})
+        self.assertEqual(beside[-1], "Memory of the GPU that a run takes, in GB: golf, 11 applications: Ingot 21.80, activations formed again 13.90.")
+        trained = reports.tree_hash("train")  # the same sources as the step's own report
+        self.assertEqual([reports.tree_hash(suite) for suite in ("train_gpus", "train_memory")], [trained] * 2)
+        files = {path.relative_to(ROOT).as_posix() for path in reports.files_of("generate")}
+        self.assertLessEqual({"src/ingot/models/gpt/device_decoder.cpp", "src/ingot/engines/generate/session.cpp", "src/ingot/kernels/sampling/sampling.cu"}, files)
+        self.assertNotIn("src/ingot/engines/train/trainer.cpp", files)
+
     def test_the_headline_names_the_best_peer_of_its_case_and_nothing_else(self):
         case = {**report_tables.HEADLINES["mlp"][0], "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
         step = {**report_tables.HEADLINES["train"][0], "ours_us": 75040.0, "peers": {"compile_rows": 120000.0, "compile_packed": 130000.0}}

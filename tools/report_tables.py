@@ -16,11 +16,14 @@ import reports
 MARKED = re.compile(r"(<!-- table:(\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 PEERS = {"torch_eager": "PyTorch", "torch_compile": "torch.compile", "origin": "origin", "liger": "Liger", "tiny_cuda_nn": "tiny-cuda-nn",
          "cublas": "cuBLAS", "cudnn": "cuDNN", "torch_packed": "PyTorch, packed", "bare_products": "the products alone",
-         "one GPU": "one GPU", "llama.cpp": "llama.cpp", "phased": "a launch a phase", "whole_head": "whole head", "one_by_one": "one by one", "fenced": "with a fence", "polled": "without a barrier",
+         "one GPU": "one GPU", "formed_again": "activations formed again", "cpu": "the machine's CPU, fp32", "cpu_one_thread": "one thread of it", "llama.cpp": "llama.cpp", "phased": "a launch a phase", "whole_head": "whole head", "one_by_one": "one by one", "fenced": "with a fence", "polled": "without a barrier",
          "steps": "steps of 16", "compile_rows": "torch.compile, dense rows", "compile_packed": "torch.compile, FlexAttention", "compile_origin": "torch.compile, as parameter-golf",
          "compile_chunk_head": "torch.compile, the head on the chunk alone", "eager_origin": "PyTorch, as parameter-golf"}
 NO_RIVALS = {"bare_products"}  # do less than what they stand beside
-WITH_MEMORY = {"swiglu", "cross_entropy"}  # whose rows say what a training step takes beside operands and gradients
+# Whose rows say what a training step takes, of what, and the words that name their rows.
+WITH_MEMORY = {suite: ("Peak memory of a training step in GB, beside operands and gradients: ", lambda r: " x ".join(f"{n:,}" for n in r["shape"]))
+               for suite in ("swiglu", "cross_entropy")}
+WITH_MEMORY["train_memory"] = ("Memory of the GPU that a run takes, in GB: ", lambda r: r["name"].rsplit(", ", 1)[0])
 
 
 def table(report):
@@ -38,13 +41,13 @@ def table(report):
                  f"{100 * r['limit_us'] / r['ours_us']:.0f} %"]
         cells += [f"{r['peers'][p]:.1f}" if p in r["peers"] else "" for p in peers]
         yield "| " + " | ".join(cells + [f"{best / r['ours_us']:.2f}x" if best is not None else ""]) + " |"
-    memory = {}
-    for r in report["results"] if report["suite"] in WITH_MEMORY else []:
-        memory.setdefault(" x ".join(f"{n:,}" for n in r["shape"]), {}).update(r.get("memory_bytes", {}))
+    memory, (words, of_row) = {}, WITH_MEMORY.get(report["suite"], ("", None))
+    for r in report["results"] if of_row else []:
+        memory.setdefault(of_row(r), {}).update(r.get("memory_bytes", {}))
     if any(memory.values()):
         yield ""
-        yield "Peak memory of a training step in GB, beside operands and gradients: " + "; ".join(
-            f"{shape}: " + ", ".join(f"{PEERS.get(p, 'Ingot')} {b / 1e9:.2f}" for p, b in of_peer.items()) for shape, of_peer in memory.items() if of_peer) + "."
+        yield words + "; ".join(
+            f"{row}: " + ", ".join(f"{PEERS.get(p, 'Ingot')} {b / 1e9:.2f}" for p, b in of_peer.items()) for row, of_peer in memory.items() if of_peer) + "."
 
 
 def key_of(result):

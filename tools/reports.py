@@ -22,13 +22,18 @@ ROOMS["decode_gpus"], ELSEWHERE["decode_gpus"] = ROOMS["prompt"], ELSEWHERE["dec
 ROOMS["train"] = ["activation", "adamw", "attention", "axpby", "copy", "cross_entropy", "embedding", "lane_write", "linear", "mix", "muon",
                   "residual", "rmsnorm", "rope", "scaled_add", "skip_merge", "sum"]
 ELSEWHERE["train"] = ["src/ingot/engines/train", "src/ingot/models/gpt"]
+for _suite in ("train_gpus", "train_memory"):
+    ROOMS[_suite], ELSEWHERE[_suite] = ROOMS["train"], ELSEWHERE["train"]
 ROOMS["ttt"] = [room for room in ROOMS["train"] if room not in ("muon", "sum")]
 ELSEWHERE["ttt"] = ["src/ingot/engines/ttt", "src/ingot/models/gpt"]
+# What a token of generation by a run of the trainer takes.
+ROOMS["generate"] = [room for room in ROOMS["ttt"] if room not in ("adamw", "cross_entropy")] + ["sampling"]
+ELSEWHERE["generate"] = ["src/ingot/engines/generate", "src/ingot/models/gpt"]
 # An earlier build beside the tree's, of rooms whose code moved.
 ROOMS["two_builds"] = ["mlp", "activation", "rmsnorm", "rope", "swiglu"]
 ONLY_OURSELVES = {"two_builds"}  # whose peer is no other library
 # Whose results are times alone: what they compute is for tests to say.
-TIMES_ALONE = {"decode", "decode_gpus", "prompt", "train", "ttt"}
+TIMES_ALONE = {"decode", "decode_gpus", "prompt", "train", "train_gpus", "train_memory", "generate", "ttt"}
 # Whose origin published kernels: these are measured too.
 WITH_ORIGIN = {"rmsnorm", "mlp"}
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}

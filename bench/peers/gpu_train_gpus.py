@@ -1,0 +1,96 @@
+"""A training step of the preset golf over several GPUs beside the same step on one, in turn: `ingot train --gpus N`. Writes
+bench/results/<gpu>/train_gpus.json; where there is one GPU it says so and leaves the report as it is.
+
+    python3 bench/peers/gpu_train_gpus.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--gpus 2] [--only TEXT] [--quick]
+
+Both make the same passes of 98,304 tokens a step, several GPUs an equal share each, so a step holds all that they exchange and wait for; the
+share of one GPU's time is the speed-up. Whole steps of the program, from its log, batches and log included, medians of two rounds in turn. The limit
+is that of the operations on all GPUs. That weights are those of one GPU is tested (engines/train/ranks.cuda.test.cpp).
+"""
+import argparse
+import os
+import pathlib
+import sys
+import tempfile
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from gpu_common import Native, begun, ceilings, gpu_state, write_report  # noqa: E402
+from train_runs import PRESET, TOKENS, Used, in_turn, measure_ours, median_of, write_data  # noqa: E402
+
+CASES = ((11, 1), (11, 4), (17, 1))  # applications, and passes of each GPU
+
+
+def label(case, gpus):
+    applications, passes = case
+    return f"golf, {applications} applications, {gpus} GPUs, a step of {passes} pass{'es' if passes > 1 else ''} on each"
+
+
+def measure(case, options, folder, ceiling, used):
+    applications, passes = case
+    passes *= options.gpus
+    warm, steps = (4, options.steps) if passes <= options.gpus else (2, max(1, options.steps // 2))
+    found = in_turn({gpus: lambda gpus=gpus: measure_ours(options, folder, applications, passes, steps, warm=warm, more=options.ranks(gpus))
+                     for gpus in (1, options.gpus)})
+    one, several = found[1], found[options.gpus]
+    us, one_us = 1e3 * median_of(several), 1e3 * median_of(one)
+    return {"name": label(case, options.gpus), "shape": [passes * options.tokens], "dtype": "bf16", "ours_us": us, "peers": {"one GPU": one_us},
+            "limit_us": one[0]["flops"] / options.gpus / ceiling["bf16_TFLOPs"] * 1e-6,
+            "tokens_per_second": {name: passes * options.tokens / t * 1e6 for name, t in (("ours", us), ("one GPU", one_us))},
+            "memory_bytes": {"ours": used.taken_by(several), "one GPU": used.taken_by(one)},  # on the first GPU
+            "rounds_ms": {"ours": [r["ms"] for r in several], "one GPU": [r["ms"] for r in one]}}
+
+
+def name_nccl():
+    """NCCL as this process's PyTorch has it, for a program that does not find it by itself."""
+    mapped = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").split()
+    for path in mapped:
+        if "libnccl.so" in path:
+            os.environ.setdefault("INGOT_NCCL", path)
+
+
+def parsed():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--only", help="only cases whose name holds this, and no report")
+    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps of each run, half as many where a GPU has several passes (default: 12)")
+    parser.add_argument("--limit", type=float, default=60, help="seconds that a run may take (default: 60)")
+    options = parser.parse_args()
+    options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    options.device, options.tokens, options.shrink = "cuda", TOKENS, ()
+    options.ranks = lambda gpus: ["--gpus", str(gpus)] if gpus > 1 else []
+    return options
+
+
+def main():
+    options = parsed()
+    if torch.cuda.device_count() < options.gpus:
+        return print(f"train_gpus: found {torch.cuda.device_count()} GPU, expected {options.gpus}: nothing measured")
+    names = [torch.cuda.get_device_name(i) for i in range(options.gpus)]
+    if len(set(names)) > 1:
+        sys.exit(f"train_gpus: found {', '.join(names)}, expected GPUs of one kind")
+    name_nccl()
+    ceiling = ceilings(Native(options.native))
+    used, before = Used(), gpu_state()
+    chosen = [c for c in (CASES[:1] if options.quick else CASES) if not options.only or options.only in label(c, options.gpus)]
+    results = begun("train_gpus", options, len(chosen))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        write_data(options.ingot, folder, PRESET["model"]["vocab"], options.tokens)
+        for case in chosen[len(results):]:
+            r = measure(case, options, folder, ceiling, used)
+            results.append(r)
+            one_us = r["peers"]["one GPU"]
+            print(f"{r['name']}: {r['ours_us'] / 1e3:.2f} ms, one GPU {one_us / 1e3:.2f}: {one_us / r['ours_us']:.3f} times as fast, "
+                  f"{r['tokens_per_second']['ours'] * 1e-6:.3f} M tokens/s, {r['memory_bytes']['ours'] / 2**30:.1f} GiB; rounds {r['rounds_ms']}", flush=True)
+            if not (options.only or options.quick):
+                write_report("train_gpus", results, ceiling, {"gpus": options.gpus, "clocks": {
+                    "fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(chosen))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A training step of the preset golf whose backward pass finds what the forward pass had, which is the default where the GPU has the memory,
+beside one that forms it again (`train.keep_activations=false`): time and memory. Writes bench/results/<gpu>/train_memory.json.
+
+    python3 bench/peers/gpu_train_memory.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
+
+A step of one pass of 98,304 tokens, as gpu_train.py times it: whole steps of the program from its log, medians of two rounds in turn. Memory is
+what a run adds to the GPU's use, its context included.
+"""
+import argparse
+import pathlib
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from gpu_common import Native, begun, ceilings, gpu_state, write_report  # noqa: E402
+from train_runs import PRESET, TOKENS, Used, in_turn, measure_ours, median_of, write_data  # noqa: E402
+
+CASES = (11, 17)  # applications
+
+
+def label(applications):
+    return f"golf, {applications} applications, whole step"
+
+
+def measure(applications, options, folder, ceiling, used):
+    found = in_turn({kept: lambda kept=kept: measure_ours(options, folder, applications, 1, options.steps,
+                                                          more=["--set", f"train.keep_activations={kept}"]) for kept in ("true", "false")})
+    kept, formed = found["true"], found["false"]
+    us, formed_us = 1e3 * median_of(kept), 1e3 * median_of(formed)
+    return {"name": label(applications), "shape": [options.tokens], "dtype": "bf16", "ours_us": us, "peers": {"formed_again": formed_us},
+            "limit_us": kept[0]["flops"] / ceiling["bf16_TFLOPs"] * 1e-6,
+            "tokens_per_second": {"ours": options.tokens / us * 1e6, "formed_again": options.tokens / formed_us * 1e6},
+            "memory_bytes": {"ours": used.taken_by(kept), "formed_again": used.taken_by(formed)},
+            "rounds_ms": {"ours": [r["ms"] for r in kept], "formed_again": [r["ms"] for r in formed]}}
+
+
+def parsed():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser.add_argument("--only", help="only cases whose name holds this, and no report")
+    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps of each run (default: 12)")
+    parser.add_argument("--limit", type=float, default=60, help="seconds that a run may take (default: 60)")
+    options = parser.parse_args()
+    options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    options.device, options.tokens, options.shrink = "cuda", TOKENS, ()
+    return options
+
+
+def main():
+    options = parsed()
+    ceiling = ceilings(Native(options.native))
+    used, before = Used(), gpu_state()
+    chosen = [a for a in (CASES[:1] if options.quick else CASES) if not options.only or options.only in label(a)]
+    results = begun("train_memory", options, len(chosen))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        write_data(options.ingot, folder, PRESET["model"]["vocab"], options.tokens)
+        for applications in chosen[len(results):]:
+            r = measure(applications, options, folder, ceiling, used)
+            results.append(r)
+            print(f"{r['name']}: " + "; ".join(f"{name} {us / 1e3:.2f} ms, {r['tokens_per_second'][name] * 1e-6:.3f} M tokens/s, "
+                                               f"{r['memory_bytes'][name] / 2**30:.1f} GiB" for name, us in
+                                               {"ours": r["ours_us"], **r["peers"]}.items()), flush=True)
+            if not (options.only or options.quick):
+                write_report("train_memory", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
+                             cases=len(chosen))
+
+
+if __name__ == "__main__":
+    main()
