@@ -42,7 +42,7 @@ class Engine(unittest.TestCase):
             want = of_program("--prompt", "Hi \u65e5.", "--tokens", 40, "--seed", seed, *options)
             got = gpt_oss.generate("Hi \u65e5.", max_tokens=40, seed=seed, date="", **more)
             self.assertEqual((got.ids, got.prompt_tokens), (want["ids"], want["prompt_tokens"]))
-            self.assertEqual(got.text, "".join(m["content"] for m in want["messages"] if m.get("channel") == "final"))
+            self.assertEqual(got.text, "".join(m["content"] for m in want["messages"] if m["channel"] in ("final", "")))
             self.assertEqual(got.thoughts, "".join(m["content"] for m in want["messages"] if m.get("channel") == "analysis"))
 
     def test_raw_text_and_ids_are_gone_on_with(self):
@@ -82,13 +82,27 @@ class Engine(unittest.TestCase):
     def test_a_stream_says_what_generate_does_and_ends_when_it_is_left(self):
         whole = gpt_oss.generate("Hi.", max_tokens=60, seed=3, date="")
         pieces = list(gpt_oss.stream("Hi.", thoughts=True, max_tokens=60, seed=3, date=""))
-        self.assertEqual("".join(t for c, t in pieces if c == "final"), whole.text)
+        self.assertEqual("".join(t for c, t in pieces if c in ("final", "")), whole.text)
         self.assertEqual("".join(t for c, t in pieces if c == "analysis"), whole.thoughts)
         raw = gpt_oss.generate("user", raw=True, past_end=True, max_tokens=400, seed=2)
         stream = gpt_oss.stream("user", raw=True, past_end=True, max_tokens=100_000, seed=2)
         self.assertTrue(raw.text.startswith(next(stream)))
         stream.close()  # and the model is free
         self.assertEqual(gpt_oss.generate("user", raw=True, past_end=True, max_tokens=400, seed=2).ids, raw.ids)
+
+    def test_an_answer_without_headers_is_all_text(self):
+        for seed in range(1, 40):
+            answer = gpt_oss.generate("Hi.", max_tokens=4, seed=seed, date="")
+            if [m[:2] for m in answer.messages] == [("", "")] and len(answer.text) > 2:
+                break
+        else:
+            self.fail("found no answer without headers")
+        printed = program("generate", "--model", MODEL.model, "--device", "cpu", "--date", "none", "--prompt", "Hi.", "--tokens", 4, "--seed", seed)
+        self.assertEqual(answer.text + "\n", printed.text)
+        self.assertEqual("".join(gpt_oss.stream("Hi.", max_tokens=4, seed=seed, date="")), answer.text)
+        heard = []
+        got = gpt_oss.generate("Hi.", max_tokens=4, seed=seed, date="", stop=answer.text[-1] + "?", on_text=lambda *piece: heard.append(piece))
+        self.assertEqual((got.text, heard[-1][0], "".join(text for _, text in heard)), (answer.text, "", answer.text))
 
     def test_a_stop_string_ends_the_text_before_it(self):
         whole = gpt_oss.generate("user", raw=True, past_end=True, max_tokens=100, seed=2)

@@ -16,11 +16,13 @@ from . import _C
 
 __all__ = ["Answer", "GptOss"]
 
+SHOWN = ("final", "")  # channels that are the answer: "" is raw text, and what came without headers
+
 
 @dataclasses.dataclass
 class Answer:
     """What a model said. Times in seconds; prompt_tokens of which reused_tokens were known from the prompt before."""
-    text: str  # of the final channel; with raw=True all of it
+    text: str  # of the final channel, or all where a model writes no headers; with raw=True all of it
     thoughts: str  # of the analysis channel
     messages: list  # all of them, as (channel, recipient of a call or "", content)
     ids: list  # as drawn, without the one that ended them
@@ -150,18 +152,19 @@ class GptOss:
         stop: strings (or one, or None), of which the first ends the text and is not part of it. logprobs: of each token and so many likeliest; -1: none.
         reasoning: low, medium or high. system: who the model is told to be. date: yyyy-mm-dd, "" for none; None: today.
         past_end (raw): go on over the ids that end a text. on_text(channel, text): called with each piece of text as it comes, channel
-        "analysis", "commentary" or "final" ("" with raw); returning False ends the answer, and so does raising.
+        "analysis", "commentary" or "final" ("" with raw, and where a model writes no headers); returning False ends the answer, and so does raising.
         """
         stop = () if stop is None else [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, (list, tuple)):
             raise _wrong("stop", stop, "text or a list of texts")
         stops = _Stops([_text("stop", s) for s in stop])
-        said, shown = [], "" if raw else "final"
+        said, channels = [], []  # of what is shown
         if reasoning not in ("low", "medium", "high"):
             raise _wrong("reasoning", reasoning, "'low', 'medium' or 'high'")
 
         def hear(channel, text):
-            if channel == shown:
+            if channel in SHOWN:
+                channels[:] = [channel]
                 text = stops.push(text)
                 said.append(text)
             go_on = on_text(channel, text) if on_text and text else None
@@ -183,7 +186,7 @@ class GptOss:
             rest = stops.rest()
             said.append(rest)
             if rest and on_text:
-                on_text(shown, rest)
+                on_text(*channels, rest)
         thoughts = "".join(content for channel, _, content in found["messages"] if channel == "analysis")
         found["finish"] = "stop" if stops.hit else found["finish"]
         found.pop("stop_id")
@@ -192,7 +195,7 @@ class GptOss:
     def stream(self, prompt, *, thoughts=False, **options):
         """Yields the text of generate() piece by piece; with thoughts=True (channel, text) of every channel. Closing the iterator, as leaving
         a loop does, ends the answer; what the model raises is raised here."""
-        pieces, closed, shown = queue.Queue(), threading.Event(), "" if options.get("raw") else "final"
+        pieces, closed = queue.Queue(), threading.Event()
 
         def hear(channel, text):
             pieces.put((channel, text))
@@ -213,7 +216,7 @@ class GptOss:
                     raise piece
                 if thoughts:
                     yield piece
-                elif piece[0] == shown:
+                elif piece[0] in SHOWN:
                     yield piece[1]
         finally:
             closed.set()
