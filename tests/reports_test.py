@@ -198,6 +198,9 @@ class Reports(unittest.TestCase):
     def test_one_command_measures_each_suite_beside_the_peers_that_are_there(self):
         for suite in gpu.SUITES:
             self.assertTrue((gpu.PEERS / f"gpu_{suite}.py").is_file())
+        for suite in {report["suite"] for _, report in reports.all_reports()}:  # and what is stale names what would renew it
+            program, *named = reports.how_to_measure(suite).split(" ")
+            self.assertTrue((ROOT / program).is_file() and set(named) <= set(gpu.SUITES), (suite, program, named))
         with tempfile.TemporaryDirectory() as folder:
             origins = pathlib.Path(folder)
             self.assertEqual(gpu.command("mlp", "lib.so", origins, "liger.whl", ["--only", "x"])[2:], ["--native", "lib.so", "--only", "x"])

@@ -24,11 +24,11 @@ def main():
             incomplete.append(f"{name}: {report['incomplete']}")
         now = reports.tree_hash(path.stem)
         if report["tree"] != now:
-            stale.append(f"{name}: measured tree {report['tree']} on {report['date']}, the tree is now {now}")
+            stale.append(f"{name}: measured tree {report['tree']} on {report['date']}, the tree is now {now} ({reports.how_to_measure(path.stem)} on that GPU)")
     for line in broken:
         print(f"broken: {line}")
     for line in stale:
-        print(f"stale: {line} (run ./run gpu on that GPU)")
+        print(f"stale: {line}")
     for line in incomplete:
         print(f"incomplete: {line}")
     print(f"reports: {count} found, {len(broken)} problems, {len(stale)} stale, {len(incomplete)} incomplete")

@@ -107,7 +107,7 @@ def main():
     arguments = parser.parse_args()
     source = reports.RESULTS / arguments.gpu / "mlp.json"
     if not source.exists():
-        print(f"no {source.relative_to(reports.ROOT)}: ./run gpu on a machine with a GPU writes it")
+        print(f"no {source.relative_to(reports.ROOT)}: bench/gpu.py mlp on a machine with a GPU writes it")
         return 0
     new = picture(json.loads(source.read_text(encoding="utf-8")))
     old = PICTURE.read_text(encoding="utf-8") if PICTURE.exists() else ""

@@ -236,7 +236,7 @@ def filled(text):
                 lines += [*CPU_TABLES[match[2]](report), ""]
         for report in tabled(by_suite.get(match[2], [])):
             lines += [*table(report), ""]
-        return match[1] + "\n".join(lines or ["No report yet: `./run gpu` on a machine with a GPU writes it.", ""]) + match[3]
+        return match[1] + "\n".join(lines or [f"No report yet: `{reports.how_to_measure(match[2])}` on a machine with a GPU writes it.", ""]) + match[3]
 
     return MARKED.sub(fill, text)
 

@@ -43,6 +43,10 @@ SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}
 SANITIZERS = "sanitizers"
 
 
+def how_to_measure(suite):
+    return "tools/sanitize.py" if suite == SANITIZERS else f"bench/peers/gpu_{suite}.py" if suite in ONLY_OURSELVES else f"bench/gpu.py {suite}"
+
+
 def rooms_of(suite, root):
     if suite == SANITIZERS:
         return sorted({path.parent.name for path in (root / "src/ingot/kernels").glob("*/*.cu")})
