@@ -4,7 +4,9 @@
     tools/experiment.py build/cpu/ingot corpus/ out --seeds 1 2 3 --seconds 60 --train "--preset golf-small" --export "--matrices int6" \
         --stride 64 --adapt "--ttt-lr 1e-4"
 
-What was read back is scored as it is, with --stride N by sliding windows too, and with --adapt by test-time training (`ingot eval --ttt`).
+What was read back is scored as it is, with --stride N by sliding windows too, and with --adapt by test-time training (`ingot eval --ttt`). These two
+take long; with --part EVERY:TOKENS they, and a plain score beside them, are of every EVERY-th document of those held out, cut to its first TOKENS
+tokens (DATA: shards of `ingot data pack`; written to OUT/part).
 
     tools/experiment.py --reports bench/results/h100/golf/seed-*.json    # the table of seeds that ran elsewhere, one at a time
 
@@ -12,15 +14,18 @@ Each seed leaves OUT/seed-N (the run) and OUT/seed-N.ingot; OUT/experiment.json 
 that is there is not trained again, and `ingot train` resumes one that was interrupted. Scores of all seeds are of the same held-out text.
 """
 import argparse
+import array
 import json
 import pathlib
 import shlex
 import statistics
+import struct
 import subprocess
 import sys
 
-COLUMNS = (("bits_per_byte_before", "as trained"), ("bits_per_byte_after", "read back"), ("bits_per_byte_sliding", "sliding"),
-           ("bits_per_byte_adapted", "adapted"), ("total_bytes", "bytes"))
+COLUMNS = (("bits_per_byte_before", "as trained"), ("bits_per_byte_after", "read back"), ("bits_per_byte_part", "of a part"),
+           ("bits_per_byte_sliding", "sliding"), ("bits_per_byte_adapted", "adapted"), ("total_bytes", "bytes"))
+HEADER = 1024  # bytes of a shard before its tokens
 
 
 def run(command):
@@ -47,14 +52,45 @@ def read(report):
 
 
 def options_of(o):
-    return {"data": str(o.data), "seconds": o.seconds, "train": o.train, "export": o.export, "stride": o.stride, "adapt": o.adapt}
+    part = {"part": list(o.part)} if o.part else {}
+    return {"data": str(o.data), "seconds": o.seconds, "train": o.train, "export": o.export, "stride": o.stride, "adapt": o.adapt, **part}
+
+
+def part_of(text):
+    every, tokens = (int(n) for n in text.split(":"))
+    if every < 1 or tokens < 2:
+        raise ValueError
+    return every, tokens
+
+
+def write_part(shards, to, every, tokens):
+    """Every `every`-th held-out document of `shards`, cut to its first `tokens` tokens, as one shard in the folder `to`. A document begins with the
+    token that the first one begins with; one more ends the last. (A shard: 256 int32, the third the number of its tokens; then uint16.)"""
+    files, text, head = sorted(shards.glob("*val_*.bin")), array.array("H"), None
+    for file in files:
+        content = file.read_bytes()
+        if len(content) < HEADER:
+            sys.exit(f"experiment: {file}: found {len(content)} bytes, expected a shard of `ingot data pack`")
+        head = struct.unpack("<256i", content[:HEADER])
+        if len(content) != HEADER + 2 * head[2]:
+            sys.exit(f"experiment: {file}: found {len(content):,} bytes, expected a shard of `ingot data pack`")
+        text.frombytes(content[HEADER:])
+    if not text:
+        sys.exit(f"experiment: {shards}: found no held-out tokens, --part expected shards of `ingot data pack`")
+    begins = [i for i, token in enumerate(text) if token == text[0]]
+    documents = [text[a:min(b, a + tokens)] for a, b in zip(begins, [*begins[1:], len(text)])]
+    part = array.array("H", [token for document in documents[::every] for token in document] + [text[0]])
+    to.mkdir(exist_ok=True)
+    (to / files[0].name).write_bytes(struct.pack("<256i", *head[:2], len(part), *head[3:]) + part.tobytes())
 
 
 def read_back(o, artifact):
     """Scores of the artifact beyond the plain one, which `ingot export` gave."""
     def score(*options):
-        return json.loads(run([o.ingot, "eval", artifact, "--data", o.data, "--json", *options]))
+        return json.loads(run([o.ingot, "eval", artifact, "--data", o.out / "part" if o.part else o.data, "--json", *options]))
     found = {}
+    if o.part:
+        found["bits_per_byte_part"] = score()["bits_per_byte"]
     if o.stride:
         sliding = score("--stride", o.stride)
         found |= {"bits_per_byte_sliding": sliding["bits_per_byte"], "sliding_seconds": sliding["seconds"]}
@@ -100,7 +136,7 @@ def summary(seeds):
     values = {key: [s[key] for s in seeds] for key, _ in columns(seeds)}
     values["cost"] = [s["bits_per_byte_after"] - s["bits_per_byte_before"] for s in seeds]
     if "bits_per_byte_adapted" in values:
-        values["gain"] = [s["bits_per_byte_after"] - s["bits_per_byte_adapted"] for s in seeds]
+        values["gain"] = [s.get("bits_per_byte_part", s["bits_per_byte_after"]) - s["bits_per_byte_adapted"] for s in seeds]
     return {key: {"mean": statistics.mean(v), "deviation": statistics.stdev(v) if len(v) > 1 else None} for key, v in values.items()}
 
 
@@ -128,6 +164,7 @@ def main():
     p.add_argument("--train", default="", help="options of `ingot train`, as one word")
     p.add_argument("--export", default="", help="options of `ingot export`, as one word")
     p.add_argument("--stride", type=int, default=0, help="score what was read back by sliding windows of this stride too")
+    p.add_argument("--part", type=part_of, metavar="EVERY:TOKENS", help="sliding and adapted scores of these documents alone, cut to so many tokens")
     p.add_argument("--adapt", help="score it by test-time training too: options of `ingot eval --ttt`, as one word")
     o = p.parse_args()
     if o.reports:
@@ -140,6 +177,8 @@ def main():
         o.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         sys.exit(f"experiment: {o.out}: {error.strerror}")
+    if o.part:
+        write_part(o.data, o.out / "part", *o.part)
     seeds = [one_seed(o, seed) for seed in o.seeds]
     said = {**options_of(o), "seeds": seeds, "summary": summary(seeds)}
     (o.out / "experiment.json").write_text(json.dumps(said, indent=2) + "\n")
