@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 from program import BINARY, ingot, train_small
@@ -246,6 +247,38 @@ class Export(unittest.TestCase):
                                   "--batches 2 --batch-tokens 256 --limit 10"],
                                  capture_output=True, timeout=120)
         self.assertEqual(shorter.returncode, 2, shorter.stderr.decode())
+
+    def test_a_part_of_the_held_out_text_is_every_so_manieth_document_cut_short(self):
+        experiment = types.ModuleType("experiment")
+        exec(compile(EXPERIMENT.read_text(), EXPERIMENT, "exec"), experiment.__dict__)
+        shards, part = self.directory / "shards", self.directory / "part"
+        texts = self.directory / "texts"
+        texts.mkdir()
+        for n in range(1, 12):
+            (texts / f"{n}.txt").write_text("word " * n)
+        self.assertEqual(ingot("tokenizer", "train", "--data", self.text, "--vocab", 300, "--out", self.directory / "bpe.json").returncode, 0)
+        packed = ingot("data", "pack", "--data", texts, "--tokenizer", self.directory / "bpe.json", "--held-out-every", 2, "--out", shards)
+        self.assertEqual(packed.returncode, 0, packed.error)
+
+        def tokens_of(file):
+            content = file.read_bytes()
+            self.assertEqual(int.from_bytes(content[8:12], "little") * 2, len(content) - 1024)
+            return list(memoryview(content[1024:]).cast("H"))
+        (whole,) = shards.glob("val_*.bin")
+        tokens = tokens_of(whole)
+        begins = [i for i, t in enumerate(tokens) if t == tokens[0]] + [len(tokens)]
+        documents = [tokens[a:b] for a, b in zip(begins, begins[1:])]
+        experiment.write_part(shards, part, 2, 5)
+        self.assertEqual(tokens_of(part / whole.name), [t for d in documents[::2] for t in d[:5]] + [tokens[0]])
+        for bad in ("0:4", "2:1", "3", "a:b"):
+            run = subprocess.run([sys.executable, EXPERIMENT, BINARY, shards, self.directory / "chain4", "--part", bad], capture_output=True, text=True, timeout=60)
+            self.assertEqual((run.returncode, run.stdout), (2, ""), bad)
+            self.assertIn("argument --part: invalid", run.stderr)
+        whole.write_bytes(whole.read_bytes()[:-1])
+        for data in (shards, self.text):  # cut, and no shards
+            run = subprocess.run([sys.executable, EXPERIMENT, BINARY, data, self.directory / "chain4", "--part", "2:5"], capture_output=True, text=True, timeout=60)
+            self.assertEqual((run.returncode, run.stdout), (1, ""), data)
+            self.assertRegex(run.stderr, r"\Aexperiment: [^\n]+expected (a shard|shards) of `ingot data pack`\n\Z")
 
 
 if __name__ == "__main__":
