@@ -210,6 +210,8 @@ class Data(InDirectory):
         tokenizer, texts = self.directory / "chars.json", self.directory / "texts"
         self.assertEqual(ingot("tokenizer", "train", "--kind", "char", "--data", self.file("t.txt", TEXT), "--out", tokenizer).returncode, 0)
         texts.mkdir()
+        self.refuses(2, "--held-out-every: found 1, ", "data", "pack", "--data", texts, "--tokenizer", tokenizer, "--out", self.directory / "all", "--held-out-every", 1)
+        self.assertFalse((self.directory / "all").exists())
         for bad in (0, 1):  # one of the two is held out, and its shard comes last
             for i in (0, 1):
                 (texts / f"{i}.txt").write_text(TEXT + "\u65e5" * (i == bad))

@@ -18,6 +18,8 @@ struct PackOptions {
 };
 
 void pack(const PackOptions& o) {
+  if (o.held_out_every == 1)
+    fail(ErrorCode::usage, "--held-out-every: found 1, which leaves nothing to train on; expected 0, or at least 2");
   const auto tokenizer = load_tokenizer(o.tokenizer);
   DocumentSplit split;
   if (o.held_out_every == 0)
