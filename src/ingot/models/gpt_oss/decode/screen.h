@@ -1,7 +1,7 @@
 #pragma once
 // A head in 8 bits beside the one in bf16: a product of half the bytes says of each row between which two numbers its
-// logit lies, so that only rows that may be the largest are read in bf16 (megakernel.cuh, `kScreened`). Those get the
-// logits they always get, bit for bit, and so the likeliest id is the same.
+// logit lies, so that only rows that may be the largest are read in bf16 (screened_head.cuh). Those get the logits they
+// always get, bit for bit, and so the likeliest id is the same.
 //
 // A row w becomes s c, of codes c: a sign, three bits of exponent and four of mantissa, +-(1 + m / 16) 2^(e - 7), and
 // no zero, so that bits alone have to be moved for a bf16. Let v be the column that both products take (bf16),
