@@ -370,7 +370,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.stamps, 1);
   const int64_t counters = at;
   take(b.handoff, 1);
-  take(b.lowest, kMostBlocks);
+  take(b.lower_bounds, kMostBlocks);
   take(b.sums, sums_at(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.routed, 1);

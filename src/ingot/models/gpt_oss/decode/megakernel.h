@@ -70,7 +70,7 @@ struct Token {
 struct ScreenedHead {
   Matrix head;
   const ScreenRow* rows;
-  uint64_t* lowest;  // of Buffers
+  uint64_t* lower_bounds;  // of Buffers
 };
 
 constexpr uint32_t kTokenHeadDim = 64;  // wider heads would leave a thread too few registers

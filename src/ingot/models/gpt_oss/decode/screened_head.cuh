@@ -109,13 +109,13 @@ template <WeightFormat D> class ScreenedHeadProgram : public TokenBlock {
     if (threadIdx.x == 0 && !(m_.token.grid.missing == number && blockIdx.x == gridDim.x - 1)) {
 #pragma unroll
       for (uint32_t w = 1; w < kTokenWarps; ++w) lower = max(lower, m.lower[w]);
-      ptx::store_relaxed(head_->lowest + blockIdx.x, uint64_t(m_.stamp) << 32 | lower);
+      ptx::store_relaxed(head_->lower_bounds + blockIdx.x, uint64_t(m_.stamp) << 32 | lower);
     }
     uint32_t largest = 0;
 #pragma unroll 1
     for (uint32_t b = threadIdx.x; b < gridDim.x; b += kTokenThreads) {
       uint64_t word;
-      const auto load = [&] { word = ptx::load_relaxed(head_->lowest + b); };
+      const auto load = [&] { word = ptx::load_relaxed(head_->lower_bounds + b); };
       load();
       wait_for(
           load, [&] { return uint32_t(word >> 32) == m_.stamp; }, number);

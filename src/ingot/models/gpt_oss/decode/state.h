@@ -76,7 +76,7 @@ struct Buffers {
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
   token_attention::Published attention;   // the megakernel's
   uint32_t* stamps;                       // the megakernel's: how many it has used
-  uint64_t* lowest;                       // the megakernel's: of each block the largest logit's least, stamped (high)
+  uint64_t* lower_bounds;                 // the megakernel's: of each block's largest logit, stamped (high)
   uint32_t* handoff;                      // the megakernel's; with what follows zero between launches, or nearly
   uint64_t* sums;                         // the megakernel's (TokenSums)
   int64_t counter_bytes;                  // from `handoff` to `arrived`: to be zeroed after a launch that gave up
