@@ -86,8 +86,13 @@ template <int kCols> __global__ void __launch_bounds__(kThreads, 2) router_kerne
   if (last == 0) return;
   const ChoiceMemory m(columns, p.T, p.w.rows, p.k);
   if constexpr (kCols > 1) {
+    constexpr int kTokens = int(routing::kTokens);
+    const routing::Copy lists{p.lists.expert, p.lists.row, p.lists.weight};
+    several::begin_lists<kTokens>(m, p.w.rows, min(p.T * p.k, p.w.rows), lists);
     several::choose_experts(p, m);
-    several::make_lists(m, p.T, p.w.rows, p.k, p.lists);
+    const uint32_t count = several::list_experts(m, p.T, p.w.rows, p.k, tile::shared<uint32_t, 1>(), lists);
+    several::list_tokens<kTokens>(m, p.T, p.k, lists);
+    if (threadIdx.x == 0) *p.lists.count = count;
   } else {
     choose_experts(p, m);
     routing::make_lists(m.chosen, m.weights, p.k, p.lists);
@@ -489,8 +494,8 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
                 "decode token: found a screen wanted of a model without one, of ", step.head_rows,
                 " rows of logits, or of a trace, expected the likeliest id of one row alone");
     token.head.w = m.screen.codes;
-    return ScreenedMegakernel<WeightFormat::bf16>::launch(token, {m.head, m.screen.rows, b.lowest}, layer, how.blocks,
-                                                          stream);
+    return ScreenedMegakernel<WeightFormat::bf16>::launch(token, {m.head, m.screen.rows, b.lower_bounds}, layer,
+                                                          how.blocks, stream);
   }
   const auto go = [&](auto kernels) { kernels.launch(token, layer, how.blocks, stream); };
   if (several) {

@@ -66,46 +66,49 @@ __device__ __forceinline__ void choose_experts(const Router& p, const ChoiceMemo
   __syncthreads();
 }
 
-// By all threads of the block: warps take 32 experts in turn, whose entries follow those before.
-__device__ __forceinline__ void make_lists(const ChoiceMemory& m, uint32_t T, uint32_t E, uint32_t k,
-                                           const routing::Lists& lists) {
-  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) {
-    uint32_t tokens = 0;
+// The lists of all, by all threads of a block, in three steps: before anybody's choice is known, when it is, and what
+// is not needed before a product ends. Between them barriers. `to`: a block's own, as copy_lists() gives them; with
+// kCols = kTokens also those in global memory.
+template <int kCols>
+__device__ __forceinline__ void begin_lists(const ChoiceMemory& m, uint32_t E, uint32_t most, const routing::Copy& to) {
 #pragma unroll 1
-    for (uint32_t t = 0; t < T; ++t)
-#pragma unroll 4
-      for (uint32_t s = 0; s < k; ++s) tokens |= m.chosen[t * k + s] == e ? 1u << t : 0;
-    m.first[e] = tokens;
-  }
+  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) m.first[e] = 0;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < most * kCols; i += blockDim.x) to.weight[i] = 0, to.row[i] = -1;
+}
+// Of the experts in their order. Returns after a barrier, with how many there are.
+__device__ __forceinline__ uint32_t list_experts(const ChoiceMemory& m, uint32_t T, uint32_t E, uint32_t k,
+                                                 uint32_t& entries, const routing::Copy& to) {
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < T * k; i += blockDim.x) m.first[m.chosen[i]] = 1;
   __syncthreads();
-  const uint32_t lane = threadIdx.x % 32, t = lane % 16;
   const auto chosen_of = [&](uint32_t chunk) {
     const uint32_t e = 32 * chunk + lane;
     return __ballot_sync(~0u, int(e < E && m.first[e] != 0));
   };
   uint32_t before = 0, next = 0;
 #pragma unroll 1
-  for (uint32_t chunk = threadIdx.x / 32; 32 * chunk < E; chunk += blockDim.x / 32) {
-    for (; next < chunk; ++next) before += uint32_t(__popc(chosen_of(next)));
-    const uint32_t all = chosen_of(chunk), count = uint32_t(__popc(all));
-    if (32 * chunk + 32 >= E && lane == 0) *lists.count = before + count;
-    uint32_t left = all;
+  for (uint32_t chunk = threadIdx.x / 32; 32 * chunk < E; chunk += blockDim.x / 32) {  // a warp 32 experts
 #pragma unroll 1
-    for (uint32_t i = 0; i < count; i += 2) {  // half a warp an entry
-      uint32_t bit = left & (0 - left);
-      left &= left - 1;
-      if (lane >= 16) bit = left & (0 - left);
-      left &= left - 1;
-      if (bit == 0) continue;
-      const uint32_t e = 32 * chunk + uint32_t(__popc(bit - 1)), entry = before + i + lane / 16;
-      float weight = 0;
-      int32_t row = -1;
-      for (uint32_t s = 0; t < T && s < k; ++s)
-        if (m.chosen[t * k + s] == e) weight = m.weights[t * k + s], row = int32_t(t * k + s);
-      if (t == 0) lists.expert[entry] = int32_t(e);
-      lists.weight[entry * routing::kTokens + t] = weight;
-      lists.row[entry * routing::kTokens + t] = row;
+    for (; next < chunk; ++next) before += uint32_t(__popc(chosen_of(next)));
+    const uint32_t e = 32 * chunk + lane, all = chosen_of(chunk);
+    if ((all >> lane & 1) != 0) {
+      const uint32_t entry = before + uint32_t(__popc(all & ((1u << lane) - 1)));
+      to.expert[entry] = int32_t(e);
+      m.first[e] = 1 + entry;  // others may still ask whether it is zero
     }
+    if (32 * chunk + 32 >= E && lane == 0) entries = before + uint32_t(__popc(all));
+  }
+  __syncthreads();
+  return entries;
+}
+template <int kCols>
+__device__ __forceinline__ void list_tokens(const ChoiceMemory& m, uint32_t T, uint32_t k, const routing::Copy& to) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < T * k; i += blockDim.x) {
+    const uint32_t at = (m.first[m.chosen[i]] - 1) * kCols + i / k;
+    to.weight[at] = m.weights[i], to.row[at] = int32_t(i);
   }
 }
 
@@ -200,50 +203,6 @@ template <int kCols> __device__ __forceinline__ routing::Copy copy_at(char* memo
   c.row = c.expert + most;
   c.weight = reinterpret_cast<float*>(c.row + most * kCols);
   return c;
-}
-// A block's own lists, as copy_lists() gives them, in three steps: before anybody's choice is known, when it is, and
-// what is not needed before a product ends. Between them barriers.
-template <int kCols>
-__device__ __forceinline__ void begin_lists(const ChoiceMemory& m, uint32_t E, uint32_t most, const routing::Copy& to) {
-#pragma unroll 1
-  for (uint32_t e = threadIdx.x; e < E; e += blockDim.x) m.first[e] = 0;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < most * kCols; i += blockDim.x) to.weight[i] = 0, to.row[i] = -1;
-}
-// Of the experts in their order. Returns after a barrier, with how many there are.
-__device__ __forceinline__ uint32_t list_experts(const ChoiceMemory& m, uint32_t T, uint32_t E, uint32_t k,
-                                                 uint32_t& entries, const routing::Copy& to) {
-  const uint32_t lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < T * k; i += blockDim.x) m.first[m.chosen[i]] = 1;
-  __syncthreads();
-  const auto chosen_of = [&](uint32_t chunk) {
-    const uint32_t e = 32 * chunk + lane;
-    return __ballot_sync(~0u, int(e < E && m.first[e] != 0));
-  };
-  uint32_t before = 0, next = 0;
-#pragma unroll 1
-  for (uint32_t chunk = threadIdx.x / 32; 32 * chunk < E; chunk += blockDim.x / 32) {  // a warp 32 experts
-#pragma unroll 1
-    for (; next < chunk; ++next) before += uint32_t(__popc(chosen_of(next)));
-    const uint32_t e = 32 * chunk + lane, all = chosen_of(chunk);
-    if ((all >> lane & 1) != 0) {
-      const uint32_t entry = before + uint32_t(__popc(all & ((1u << lane) - 1)));
-      to.expert[entry] = int32_t(e);
-      m.first[e] = 1 + entry;  // others may still ask whether it is zero
-    }
-    if (32 * chunk + 32 >= E && lane == 0) entries = before + uint32_t(__popc(all));
-  }
-  __syncthreads();
-  return entries;
-}
-template <int kCols>
-__device__ __forceinline__ void list_tokens(const ChoiceMemory& m, uint32_t T, uint32_t k, const routing::Copy& to) {
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < T * k; i += blockDim.x) {
-    const uint32_t at = (m.first[m.chosen[i]] - 1) * kCols + i / k;
-    to.weight[at] = m.weights[i], to.row[at] = int32_t(i);
-  }
 }
 // For others, by one block.
 template <int kCols>
