@@ -370,11 +370,11 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
     take(place, bytes);
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(place);
   };
+  const int64_t counters = at;
+  take(b.handoff, 1);
   take_bytes(b.attention.parts, token_attention::Published::parts_bytes(c.heads, parts, cache_dim(c)));
   take_bytes(b.attention.mixed, token_attention::Published::mixed_bytes(c.heads, c.head_dim));
   take(b.stamps, 1);
-  const int64_t counters = at;
-  take(b.handoff, 1);
   take(b.lower_bounds, kMostBlocks);
   take(b.sums, sums_at(c, nullptr).all());
   if (b.ranks.several()) take(b.ranks.arrived, 1);

@@ -74,12 +74,14 @@ struct Buffers {
   float* logits;                          // (16, vocab)
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
-  token_attention::Published attention;   // the megakernel's
-  uint32_t* stamps;                       // the megakernel's: how many it has used
-  uint64_t* lower_bounds;                 // the megakernel's: of each block's largest logit, stamped (high)
-  uint32_t* handoff;                      // the megakernel's; with what follows zero between launches, or nearly
-  uint64_t* sums;                         // the megakernel's (TokenSums)
-  int64_t counter_bytes;                  // from `handoff` to `arrived`: to be zeroed after a launch that gave up
+  // The megakernel's: of hand-offs; attention's results, and how many stamps have been used for them; of each block's
+  // largest logit, stamped (high); TokenSums. The first and the last are zero between launches, or nearly.
+  uint32_t* handoff;
+  token_attention::Published attention;
+  uint32_t* stamps;
+  uint64_t* lower_bounds;
+  uint64_t* sums;
+  int64_t counter_bytes;  // from `handoff` to `arrived`: zero at first, and to be zeroed after a launch that gave up
   int64_t x_stride;
   const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended
   gpu::Watch watch{};              // of waits of a kernel's blocks for each other; without it there are none
