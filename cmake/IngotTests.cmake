@@ -123,6 +123,7 @@ endif()
 find_package(Python3 COMPONENTS Interpreter)
 if(Python3_FOUND)
   add_test(NAME layers COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_layers.py ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot)
+  add_test(NAME names COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_names.py ${CMAKE_CURRENT_SOURCE_DIR})
 endif()
 if(NOT layers)
   include(${CMAKE_CURRENT_SOURCE_DIR}/tests/tests.cmake OPTIONAL) # whole-system tests: scripts, the installed package

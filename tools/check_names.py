@@ -1,0 +1,89 @@
+"""Fails where a comment or a page names a file of this repository that is not there, or a page a word of the code that no file has.
+
+    python3 tools/check_names.py [ROOT]
+
+Journals (docs/lab) keep what was so.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+SOURCES = (".h", ".cpp", ".cu", ".cuh", ".py", ".cmake", ".sh", ".txt", ".toml", ".html")
+# The file's own ending decides; what is before it may have dots (softcap.cuda.test.cpp). Not behind a variable, a wildcard or a domain.
+FILE = re.compile(r"(?<![\w/.{}<>$*:])((?:\.\./)*(?:[\w.-]+/)*\w[\w-]*(?:\.\w+)*\.(?:cuh|cu|cpp|h|md|py|cmake|sh))(?![\w/])")
+COMMENT = re.compile(r"(?://|#|\"\"\")(.*)")
+# Names of others' files, and of no file.
+NOT_OURS = {"llama.cpp", "torch/csrc/inductor/aoti_torch/c/shim.h", "megagemm/swiglu.py",
+            "records/track_10min_16mb/2026-04-10_VarLenAttn/train_gpt.py", "train_gpt.py"}
+# Names of generated files: a change of these headers' comments would make reports of their rooms stale.
+GENERATED = {"rmsnorm_f32.cu", "rmsnorm_f16.cu", "rmsnorm_bf16.cu"}
+# Words that pages spell and code puts together.
+NOT_IN_CODE = {"INGOT_MIN_P", "op_backward", "__has_include"}
+
+
+def files_of(root):
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True)
+    if listed.returncode == 0:
+        return [name for name in listed.stdout.splitlines() if (root / name).is_file()]
+    built = ("build", "demo", ".venv")  # no checkout: an unpacked archive
+    return [path.relative_to(root).as_posix() for path in sorted(root.rglob("*")) if path.is_file() and path.relative_to(root).parts[0] not in built]
+
+
+def is_page(name):
+    return name.endswith(".md") and not name.startswith("docs/lab/")
+
+
+def lines_that_tell(name, text):
+    """(number, text) of a page's lines, or of a source's comments."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if is_page(name):
+            yield number, line
+        elif "#include" not in line and (comment := COMMENT.search(line)):
+            yield number, comment[1]
+
+
+def missing_files(name, text, files):
+    """Found by any end of their path, as comments name them: forward.cuh, hopper/forward.cuh."""
+    ends = {"/".join(parts[i:]) for parts in (f.split("/") for f in files) for i in range(len(parts))}
+    for number, line in lines_that_tell(name, text):
+        for found in FILE.findall(line):
+            plain = re.sub(r"^(\.\./|\./)+", "", found)
+            if plain not in ends | NOT_OURS | GENERATED and not plain.startswith("."):
+                yield f"{name}:{number}: found {found}, expected a file of this repository"
+
+
+def missing_words(name, text, words):
+    """Words in a page's `code` that could only be the code's: with an underscore, or a capital inside."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for code in re.findall(r"`([^`]+)`", line):
+            for word in re.findall(r"(?<![<>\w/])[A-Za-z_]\w{3,}(?![\w/])", code):
+                of_code = "_" in word or re.search(r"[a-z][A-Z]", word)
+                if of_code and word not in words | NOT_IN_CODE:
+                    yield f"{name}:{number}: found {word} in `{code}`, expected a word of the code"
+
+
+def problems_of(root):
+    files = files_of(root)
+    texts = {}
+    for name in files:
+        if name.endswith((*SOURCES, ".json", ".md")) or name in ("run", ".ci/run"):
+            texts[name] = (root / name).read_text(encoding="utf-8", errors="replace")
+    code = [text for name, text in texts.items() if not name.endswith(".md")]
+    words = set(re.findall(r"\w+", "\n".join(code)))
+    words |= {part.replace("/", "_") for f in files for part in [re.sub(r"^src/ingot/", "", f).rsplit("/", 1)[0]]}  # of tests
+    for name, text in texts.items():
+        if is_page(name) or name.endswith(SOURCES):
+            yield from missing_files(name, text, files)
+        if is_page(name):
+            yield from missing_words(name, text, words)
+
+
+def main():
+    bad = list(problems_of(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()))
+    print("\n".join(bad) if bad else "names: ok")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
