@@ -1,5 +1,5 @@
-"""A build of some rooms (INGOT_ROOMS): it holds these and what they use, its Python module works and refuses the others by name. And a Python
-module where zlib is missing: all rooms, no models.
+"""A build of some rooms (INGOT_ROOMS): it holds these and what they use, its Python module works and refuses the others by name. A Python
+module where zlib is missing: all rooms, no models. And the matrix kernel of docs/gpu-layer.md, a room that edits nothing else.
 
     python3 tests/rooms_test.py SOURCE_DIR [--python]     --python: with the module, run where PyTorch is installed
 """
@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,50 @@ def built_rooms(build):
            {m[1] for f in files if (m := re.search(r"/src/ingot/([^/]+)/", f))}
 
 
+# What docs/gpu-layer.md takes for granted: a room's header, and the entry that dispatches to its kernel.
+ROOM = {"scaled_product.h": """#pragma once
+#include "ingot/core/tensor.h"
+namespace ingot {
+struct ScaledProduct {
+  Tensor x, w, scale, y;
+};
+void scaled_product(const ScaledProduct& a, Stream stream);
+}  // namespace ingot
+""", "scaled_product.cpp": """#include "ingot/kernels/scaled_product/scaled_product.h"
+#include "ingot/core/dispatch.h"
+namespace ingot {
+namespace cpu {
+void scaled_product(const ScaledProduct&, Stream) {}
+}  // namespace cpu
+namespace cuda {
+void scaled_product(const ScaledProduct& a, Stream stream);
+}  // namespace cuda
+void scaled_product(const ScaledProduct& a, Stream stream) {
+  INGOT_DISPATCH(SCALED_PRODUCT, a.x.device, scaled_product, a, stream);
+}
+}  // namespace ingot
+"""}
+
+
+def a_room_of_the_page_compiles(folder):
+    tree, name = folder / "tree", "src/ingot/kernels/scaled_product/scaled_product"
+    shutil.copytree(SOURCE, tree, ignore=shutil.ignore_patterns(".*", "build*", "demo", "results", "lab"), symlinks=True)
+    kernel, = re.findall(r"```cpp\n(.*?)```", (tree / "docs/gpu-layer.md").read_text(encoding="utf-8"), re.S)
+    (tree / name).parent.mkdir()
+    for file, text in {**ROOM, "scaled_product.cu": kernel}.items():
+        ((tree / name).parent / file).write_text(text, encoding="utf-8")
+    done = subprocess.run(["cmake", "-G", "Ninja", "-S", tree, "-B", folder / "build", "-DINGOT_CUDA=ON", "-DINGOT_TESTS=OFF", "-DINGOT_APPS=OFF",
+                           "-DINGOT_ROOMS=scaled_product"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    objects = [f"CMakeFiles/ingot.dir/{name}{ending}.o" for ending in (".cpp", ".cu")]
+    done = subprocess.run(["cmake", "--build", folder / "build", "--target", *objects], capture_output=True, text=True)
+    assert done.returncode == 0 and " 0 bytes spill stores" in done.stdout, done.stdout + done.stderr
+
+
 def main():
+    if shutil.which("nvcc"):
+        with tempfile.TemporaryDirectory() as folder:
+            a_room_of_the_page_compiles(pathlib.Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         build = pathlib.Path(folder)
         wrong = configure(build, "rmsnorm;ropes")

@@ -37,9 +37,11 @@ def is_page(name):
 def lines_that_tell(name, text):
     """(number, text) of a page's lines, or of a source's comments."""
     for number, line in enumerate(text.splitlines(), 1):
+        if "#include" in line:
+            continue
         if is_page(name):
             yield number, line
-        elif "#include" not in line and (comment := COMMENT.search(line)):
+        elif comment := COMMENT.search(line):
             yield number, comment[1]
 
 
