@@ -1,6 +1,6 @@
-"""What tools/check_names.py finds in a small tree of its own, and what it leaves alone.
+"""What tools/check_names.py and tools/check_layers.py find in small trees of their own, and what they leave alone.
 
-    python3 tests/names_test.py
+    python3 tests/checks_test.py
 """
 import pathlib
 import subprocess
@@ -9,6 +9,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tools"))
+import check_layers  # noqa: E402
 import check_names  # noqa: E402
 
 
@@ -45,6 +46,50 @@ class Names(unittest.TestCase):
                 "docs/lab/old.md": "`gone_word` in gone.h\n"}
         self.assertEqual([p.split(" in ")[0] for p in self.problems(tree)],
                          ["docs/a.md:2: found gone_word", "docs/a.md:2: found GoneType"])
+
+
+KERNEL = """template <class T> __global__ void __launch_bounds__(kThreads, 1)
+    some_kernel(const __grid_constant__ Params p) {{
+  {body}
+}}
+void launch() {{ gpu::launch("op", some_kernel<float>, {{.grid = 1, .overlap = {overlap}}}, stream, p); }}
+"""
+WAIT = "ptx::wait_for_earlier_kernels();"
+
+
+class Launches(unittest.TestCase):
+    def problems(self, body, overlap="true", more=""):
+        room = pathlib.Path("ingot/kernels/op")
+        texts = {room / "a.cu": KERNEL.format(body=body, overlap=overlap), room / "b.cuh": more}
+        return [p.split(": ", 1)[1] for p in check_layers.problems_of_launches(texts, pathlib.Path("ingot"))]
+
+    def test_a_kernel_that_may_overlap_waits_itself_or_by_what_it_calls(self):
+        self.assertEqual(self.problems(f"start(p); {WAIT} if (p.n == 0) return;"), [])
+        self.assertEqual(self.problems("run<T>(p);", more=f"template <class T> __device__ void run(const Params& p) {{ begin(p); }} void begin(const Params&) {{ {WAIT} }}"), [])
+        self.assertEqual(self.problems("run<T>(p);", overlap="false"), [])
+        by_variable = "void launch2() { const gpu::Launch at{.block = 32, .overlap = true}; gpu::launch(op, other<T, 2>, at, stream, p); } __global__ void other(int) { f(); }"
+        self.assertEqual(self.problems(WAIT, more=by_variable), ["other() may overlap the kernel before and does not wait for it"])
+        self.assertEqual(self.problems(f"run<T>(p);  // {WAIT}"), ["some_kernel() may overlap the kernel before and does not wait for it"])
+
+    def test_no_block_returns_before_it_has_waited(self):
+        self.assertEqual(self.problems(f"if (p.n == 0) return; {WAIT}"),
+                         ["some_kernel() may return before ptx::wait_for_earlier_kernels(), which every block must call"])
+
+    def test_who_lets_the_next_kernel_start_waits(self):
+        self.assertEqual(self.problems("ptx::let_next_kernel_start();", overlap="false"),
+                         ["some_kernel() lets the next kernel start and waits for none before it"])
+
+    def test_what_the_runtime_returns_is_looked_at(self):
+        found = {}
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "gpu").mkdir()
+            for i, line in enumerate(["cudaFree(p);", "if (p != nullptr) cudaFree(p);", "ncclCommAbort(c);", "(void)cudaFree(p);",
+                                      "check_cuda(cudaFree(p), \"freeing\");", "const cudaError_t status = cudaFree(p);", "cudaFreeing = f(x);"]):
+                path = root / "gpu" / f"a{i}.cpp"
+                path.write_text(f"  {line}\n", encoding="utf-8")
+                found[line] = len(list(check_layers.problems_of(path, root)))
+        self.assertEqual(list(found.values()), [1, 1, 1, 0, 0, 0, 0], found)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ if(TARGET ingot_simd_avx512 AND TARGET ingot_simd_amx)
   add_test(NAME simd_objects COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_simd_objects.py
     $<TARGET_OBJECTS:ingot_simd_avx512> $<TARGET_OBJECTS:ingot_simd_amx> COMMAND_EXPAND_LISTS)
 endif()
-add_test(NAME names_tool COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/names_test.py)
+add_test(NAME checks COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/checks_test.py)
 add_test(NAME run COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/run_test.py)
 add_test(NAME gather_text COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tests/gather_text_test.py)
 if(TARGET ingot_cli)

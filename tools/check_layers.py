@@ -1,4 +1,5 @@
-"""Fails when a file under src/ingot includes from a layer above its own, or breaks a rule of ARCHITECTURE.md's layers.
+"""Fails when a file under src/ingot includes from a layer above its own, or breaks a rule of ARCHITECTURE.md's layers. And where a kernel that
+may overlap the one before does not wait for it (docs/gpu-layer.md), or nobody looks at what a call of CUDA's or NCCL's returned.
 
     python3 tools/check_layers.py src/ingot
 """
@@ -9,6 +10,79 @@ import sys
 ORDER = ["core", "io", "text", "data", "gpu", "kernels", "megakernel", "models", "engines", "apps"]
 RANK = {name: i for i, name in enumerate(ORDER)}
 MODEL_NAMES = re.compile(r"\b(gpt_oss|gpt2|GptOss|golf|nano)\b")
+
+
+WAIT, LETS = "wait_for_earlier_kernels", "let_next_kernel_start"
+NO_FUNCTION = {"if", "for", "while", "switch", "catch", "return", "sizeof", "alignas", "decltype", "__launch_bounds__", "__maxnreg__"}
+# A statement of its own, or what a branch does. (void) says that it is meant.
+DROPPED = re.compile(r"^\s*(?:if \(.*\) |else )?((?:cuda|nccl)[A-Z]\w+)\(.*\);")
+
+
+def closed(text, at):
+    """The index behind the bracket that closes the one at `at`."""
+    pairs, depth = {"(": 1, "{": 1, ")": -1, "}": -1}, 0
+    for i in range(at, len(text)):
+        depth += pairs.get(text[i], 0)
+        if depth == 0:
+            return i + 1
+    return len(text)
+
+
+def functions_of(text):
+    """(name, is it a kernel, its body, its line) of what is defined in a device file."""
+    for found in re.finditer(r"\b(\w+)\s*\(", text):
+        begin = closed(text, found.end() - 1)
+        brace = re.match(r"\s*(?:const\s*)?\{", text[begin:begin + 40])
+        if found[1] in NO_FUNCTION or not brace:
+            continue
+        before = text[max(text.rfind(c, 0, found.start()) for c in ";}") + 1:found.start()]
+        yield found[1], "__global__" in before, text[begin + brace.end():closed(text, begin + brace.end() - 1) - 1], \
+            text.count("\n", 0, found.start()) + 1
+
+
+def problems_of_launches(texts, root):
+    """Of device files' {path: text}."""
+    texts = {path: re.sub(r"//[^\n]*", "", text) for path, text in texts.items()}
+    defined = {}
+    for path, text in texts.items():
+        for function in functions_of(text):
+            defined.setdefault(function[0], []).append((path, *function[1:]))
+
+    def home(path):
+        parts = path.relative_to(root).parts
+        return parts[:2] if parts[0] == "kernels" else parts[:-1]
+
+    def known(name, by):
+        """What is defined by that name in the file's room or folder."""
+        return [p for p in defined.get(name, []) if home(p[0]) == home(by)]
+
+    def waits(path, body, depth=5):
+        calls = sorted(set(re.findall(r"\b(\w+)(?:<[^;(){}]*>)?\(", body)) & defined.keys()) if depth else ()
+        return WAIT in body or any(waits(place, inner, depth - 1) for call in calls for place, _, inner, _ in known(call, path))
+
+    def kernels(name, by):
+        places = known(name, by)
+        return [p for p in places if p[0] == by] or [p for p in places if p[0].parent == by.parent] or places
+
+    for name, places in sorted(defined.items()):
+        for path, is_kernel, body, line in places:
+            wait = body.find(WAIT)
+            if is_kernel and wait >= 0 and re.search(r"\breturn\b", body[:wait]):
+                yield f"{path}:{line}: {name}() may return before ptx::{WAIT}(), which every block must call"
+            if is_kernel and LETS in body and not waits(path, body):
+                yield f"{path}:{line}: {name}() lets the next kernel start and waits for none before it"
+    for path, text in texts.items():
+        for launch in re.finditer(r"gpu::launch\(", text):
+            whole = text[launch.start():closed(text, launch.end() - 1)]
+            kernel = re.match(r"gpu::launch\(\s*[^,]+,\s*(\w+)(?:<[^;{}]*?>)?,\s*(?:(\w+)\b)?", whole)
+            if kernel and kernel[2]:  # how, by a variable
+                whole = "".join(re.findall(rf"\b{kernel[2]}\s*(?:=\s*)?\{{[^;]*;", text))
+                whole = "" if re.search(rf"\b{kernel[2]}\.overlap = false", text[:launch.start()]) else whole
+            if ".overlap = true" not in whole or not kernel:
+                continue
+            for place, is_kernel, body, _ in kernels(kernel[1], path):
+                if is_kernel and not waits(place, body):
+                    yield f"{path}:{text.count(chr(10), 0, launch.start()) + 1}: {kernel[1]}() may overlap the kernel before and does not wait for it"
 
 
 def problems_of(path, root):
@@ -43,6 +117,8 @@ def problems_of(path, root):
             yield f"{where}: {layer}/ may not name a model"
         # On the host an empty template only keeps the compiler from removing what is timed.
         is_cuda = path.suffix in (".cu", ".cuh")
+        if dropped := DROPPED.match(line):
+            yield f"{where}: nobody looks at what {dropped[1]} returns, expected gpu::check_cuda(...) or (void)"
         if relative.parts[:2] != ("gpu", "ptx") and re.search(r"\basm\s*(volatile)?\s*\(" + ("" if is_cuda else r"(?!\"\")"), line):
             yield f"{where}: inline assembly belongs in gpu/ptx"
         if is_cuda and not is_test and re.search(r"::name\s*[!=]=", line):
@@ -51,7 +127,9 @@ def problems_of(path, root):
 
 def main():
     root = pathlib.Path(sys.argv[1])
-    bad = [p for path in sorted(root.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh") for p in problems_of(path, root)]
+    files = [path for path in sorted(root.rglob("*")) if path.suffix in (".h", ".cpp", ".cu", ".cuh")]
+    bad = [p for path in files for p in problems_of(path, root)]
+    bad += problems_of_launches({path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".cu", ".cuh") and ".test." not in path.name}, root)
     print("\n".join(bad) if bad else "layers: ok")
     return 1 if bad else 0
 
