@@ -1,6 +1,7 @@
 """The report tools: a good report passes, each kind of damage is named, a changed source makes a report stale, tables are generated."""
 import contextlib
 import copy
+import importlib.util
 import io
 import json
 import os
@@ -152,6 +153,16 @@ class Reports(unittest.TestCase):
         self.assertTrue(rows[-1].endswith("| 24.0 | 20.0 | 1.25x |"), rows[-1])
         files = {path.relative_to(ROOT).as_posix() for path in reports.files_of("train")}
         self.assertLessEqual({"src/ingot/engines/train/optimizer.cpp", "src/ingot/models/gpt/block.cpp", "src/ingot/kernels/muon/muon.cu"}, files)
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_a_runs_operations_are_those_of_a_step_whatever_the_log_has_smoothed(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import train_runs
+        rate, logged = 0.0, []
+        for seconds in (2.0, 0.5, 0.11, 0.10, 0.12):  # of the same 6e9 operations each
+            rate = 0.9 * rate + 0.1 * 6e9 / seconds if rate else 6e9 / seconds
+            logged.append({"step_seconds": seconds, "flops_per_second": rate, "memory_bytes": 1000})
+        self.assertEqual(train_runs.measured_of(logged, 2), {"ms": 110.0, "flops": 6e9, "memory_bytes": 1000})
 
     def test_several_gpus_kept_activations_and_generation_have_reports_of_their_own(self):
         row = {k: v for k, v in GOOD["results"][0].items() if k not in ("error", "tolerance")}

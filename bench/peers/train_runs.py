@@ -46,8 +46,16 @@ def write_data(ingot, folder, vocab, tokens):
     write_shard(folder / "shards" / "random_val_000000.bin", tokens // 4, vocab, 2)
 
 
+def measured_of(logged, warm):
+    """Of a run's steps as they are logged, of which the first `warm` are not timed."""
+    measured = sorted(logged[warm:], key=lambda entry: entry["step_seconds"])
+    first = logged[0]  # the log's rates are smoothed from the first step on, so that the first one's is its own
+    return {"ms": 1e3 * measured[len(measured) // 2]["step_seconds"], "flops": first["flops_per_second"] * first["step_seconds"],
+            "memory_bytes": max(entry["memory_bytes"] for entry in logged)}
+
+
 def measure_ours(options, folder, applications, passes, steps, warm=4, more=()):
-    """The median step of a run with options `more`: milliseconds, its floating-point operations, and the memory of the GPU in use."""
+    """The median step of a run with options `more`: milliseconds, the floating-point operations of a step, and the memory of the GPU in use."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as run:
         out = pathlib.Path(run) / "run"
         line = [options.ingot, "train", "--preset", "golf", "--data", folder / "shards", "--tokenizer", folder / "tokenizer.json", "--out", out,
@@ -59,10 +67,7 @@ def measure_ours(options, folder, applications, passes, steps, warm=4, more=()):
         log = [json.loads(text) for text in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     logged = [entry for entry in log if entry["event"] == "step"]
     assert len(logged) == warm + steps and all(entry["looping"] == (applications == 17) for entry in logged), "the run was another one"
-    measured = sorted(logged[warm:], key=lambda entry: entry["step_seconds"])
-    middle = measured[len(measured) // 2]
-    return {"ms": 1e3 * middle["step_seconds"], "flops": middle["flops_per_second"] * middle["step_seconds"],
-            "memory_bytes": max(entry["memory_bytes"] for entry in logged)}
+    return measured_of(logged, warm)
 
 
 def in_turn(variants, rounds=2):
