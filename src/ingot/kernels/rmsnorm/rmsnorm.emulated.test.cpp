@@ -22,6 +22,7 @@ struct Case {
   int64_t gap = 0;
   cuda::RmsNormConfig config = {};
   bool chosen = false;  // `config` instead of the default
+  bool weights = true;
 };
 
 void check(const Case& c) {
@@ -33,7 +34,8 @@ void check(const Case& c) {
   testing::fill_normal(x, 1, 2);
   testing::fill_normal(residual, 2);
   testing::fill_normal(w, 3, 0.5, 1);
-  RmsNorm a{.x = x, .w = w, .y = y, .rstd = rstd};
+  RmsNorm a{.x = x, .y = y, .rstd = rstd};
+  if (c.weights) a.w = w;
   if (c.residual) a.residual = residual, a.sum = sum;
   if (c.chosen)
     cuda::rmsnorm_with(a, {.config = c.config}, {});
@@ -42,7 +44,9 @@ void check(const Case& c) {
   Buffer exact(DType::f64, matrix), exact_w(DType::f64, {c.cols}), want(DType::f64, matrix);
   testing::assign(exact, values(c.residual ? sum : x));
   testing::assign(exact_w, values(w));
-  rmsnorm({.x = exact, .w = exact_w, .y = want}, {});
+  RmsNorm loop{.x = exact, .y = want};
+  if (c.weights) loop.w = exact_w;
+  rmsnorm(loop, {});
   // Half the spacing of the type's smallest numbers; the roundings of the sum and of the products.
   const double tiny = c.type == DType::f16 ? std::ldexp(1, -25) : 1e-30;
   const auto got = testing::compare(y, values(want), tiny, roundoff(c.type) + 100 * roundoff(DType::f32));
@@ -59,6 +63,23 @@ TEST(RmsNormEmulated, AgreesWithTheFp64LoopUnderItsOwnConfigurations) {
       }
   check({.rows = 41, .cols = 64});
   check({.rows = 0, .cols = 64});
+}
+
+// Weights come after the sum where a thread holds more than two vectors, in two pieces where it holds eight.
+TEST(RmsNormEmulated, AgreesWithSeveralVectorsAThread) {
+  struct Held {
+    int vecs, rows;
+  };
+  for (bool weights : {false, true})
+    for (const auto& [vecs, rows] : {Held{2, 1}, {1, 4}, {2, 2}, {4, 1}, {8, 1}})
+      for (bool residual : {false, true})
+        if (vecs < 8 || !residual)
+          check({.rows = 13,
+                 .cols = (8 * vecs - 3) * 8,  // lanes with one vector less
+                 .residual = residual,
+                 .config = {.vecs_per_thread = vecs, .rows_per_group = rows, .group = 8, .threads = 32},
+                 .chosen = true,
+                 .weights = weights});
 }
 
 TEST(RmsNormEmulated, AgreesInClusters) {

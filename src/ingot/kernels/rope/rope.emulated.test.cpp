@@ -112,6 +112,7 @@ TEST(RopeEmulated, EveryConfigurationAgreesWithTheFp64Loop) {
                        {5, 5, 48, 16, 8, DType::f32, true},
                        {3, 2, 40, 40, 0, DType::bf16, true, false},
                        {6, 2, 32, 16, 0, DType::f16, false, true, false},
+                       {1, 3, 32, 32, 0, DType::f16},
                        {4, 9, 16, 0, 0, DType::f32}};
   for (const Case& c : some)
     for (int threads : {32, 96})
@@ -142,6 +143,7 @@ TEST(RopeEmulated, OneVectorALaneAgreesWithTheFp64Loop) {
                        {5, 5, 48, 16, 8, DType::f32, true},
                        {3, 2, 40, 40, 0, DType::bf16, true, false},
                        {6, 2, 48, 16, 0, DType::f16, false, true, false},
+                       {1, 3, 32, 32, 0, DType::f16},
                        {4, 9, 16, 0, 0, DType::f32}};
   for (const Case& c : some)
     for (int threads : {32, 96})
@@ -169,6 +171,17 @@ TEST(RopeEmulated, ElementsServeWhatVectorsDoNotReach) {
   const Case some[] = {{7, 3, 21, 6, 3, DType::bf16}, {5, 2, 18, 18, 1, DType::f32, true}, {2, 1, 2, 2, 0, DType::f16}};
   for (const Case& c : some)
     for (int lanes : {1, 4, 16}) check(c, {.config = {.vectors = false, .lanes = lanes, .threads = 32}});
+}
+
+TEST(RopeEmulated, WithoutTokensNothingChanges) {
+  const Case c{0, 3, 32, 16, 0, DType::f32};
+  Operands o(c, c.type);
+  const std::vector<double> sums = values(o.dgain);
+  cuda::rope_with(o.rope_op(), cuda::default_rope_tuning(o.rope_op()), {});
+  cuda::qk_norm_rope_with(o.op(), cuda::default_rope_tuning(o.op()), {});
+  cuda::qk_norm_rope_backward_with(o.backward_op(), cuda::default_rope_tuning(o.backward_op()), {});
+  EXPECT_EQ(values(o.dgain), sums);
+  EXPECT_TRUE(o.guards());
 }
 
 TEST(RopeEmulated, OutputsMayReplaceInputs) {
