@@ -88,8 +88,12 @@ class Used:
 
     def __init__(self):
         torch.cuda.empty_cache()
+        self.bytes = self.now()
+
+    def now(self):
         free, whole = torch.cuda.mem_get_info()
-        self.bytes = whole - free
+        return whole - free
 
     def taken_by(self, rounds):
+        self.bytes = min(self.bytes, self.now())  # what ended shortly before us may have held some at first
         return rounds[-1]["memory_bytes"] - self.bytes
