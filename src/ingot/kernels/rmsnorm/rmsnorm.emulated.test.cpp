@@ -34,23 +34,26 @@ void check(const Case& c) {
   testing::fill_normal(x, 1, 2);
   testing::fill_normal(residual, 2);
   testing::fill_normal(w, 3, 0.5, 1);
-  RmsNorm a{.x = x, .y = y, .rstd = rstd};
+  RmsNorm a{.x = x, .y = y, .rstd = rstd, .scale = 0.75, .unit_offset = c.residual};
   if (c.weights) a.w = w;
   if (c.residual) a.residual = residual, a.sum = sum;
   if (c.chosen)
     cuda::rmsnorm_with(a, {.config = c.config}, {});
   else
     cuda::rmsnorm(a, {});
-  Buffer exact(DType::f64, matrix), exact_w(DType::f64, {c.cols}), want(DType::f64, matrix);
+  Buffer exact(DType::f64, matrix), exact_w(DType::f64, {c.cols}), want(DType::f64, matrix),
+      want_rstd(DType::f64, {c.rows});
   testing::assign(exact, values(c.residual ? sum : x));
   testing::assign(exact_w, values(w));
-  RmsNorm loop{.x = exact, .y = want};
+  RmsNorm loop{.x = exact, .y = want, .rstd = want_rstd, .scale = a.scale, .unit_offset = a.unit_offset};
   if (c.weights) loop.w = exact_w;
   rmsnorm(loop, {});
   // Half the spacing of the type's smallest numbers; the roundings of the sum and of the products.
   const double tiny = c.type == DType::f16 ? std::ldexp(1, -25) : 1e-30;
   const auto got = testing::compare(y, values(want), tiny, roundoff(c.type) + 100 * roundoff(DType::f32));
   EXPECT_TRUE(got.ok) << got.message;
+  const auto got_rstd = testing::compare(rstd, values(want_rstd), 0, 100 * roundoff(DType::f32));
+  EXPECT_TRUE(got_rstd.ok) << "rstd: " << got_rstd.message;
   for (const Buffer* b : {&x, &residual, &sum, &y, &w, &rstd}) EXPECT_TRUE(b->guards_intact());
 }
 
@@ -124,8 +127,8 @@ TEST(RmsNormEmulated, AgreesWithTwoNarrowRowsAThread) {
 }
 
 TEST(RmsNormEmulated, AgreesWhenClustersWalkOverRows) {
-  for (int cluster : {2, 8})
-    check({.rows = 13,
+  for (const auto& [cluster, rows] : {std::pair{2, 13}, {8, 57}})  // one takes three rows: more than a ring holds
+    check({.rows = rows,
            .cols = 5000,
            .type = DType::f32,
            .config = {.vecs_per_thread = cuda::kWalkVecs,
@@ -134,6 +137,28 @@ TEST(RmsNormEmulated, AgreesWhenClustersWalkOverRows) {
                       .threads = cuda::kWalkThreads,
                       .walk = true},
            .chosen = true});
+}
+
+TEST(RmsNormEmulated, TakesHeadsInsideAWiderRow) {
+  constexpr int64_t T = 7, H = 3;
+  for (int64_t d : {64, 21}) {
+    Buffer wide(DType::bf16, {T, 5 * d}), out(DType::bf16, {T, 4 * d}), exact(DType::f64, {T, H, d}),
+        want(DType::f64, {T, H, d});
+    testing::fill_normal(wide, 1, 2);
+    testing::fill_normal(out, 2);
+    const auto heads = [&](const Tensor& t, int64_t first) {
+      return t.slice(1, first * d, (first + H) * d).split_last(H);
+    };
+    testing::assign(exact, values(heads(wide, 2)));
+    rmsnorm({.x = exact, .y = want}, {});
+    const auto rest = values(out.tensor().slice(1, 0, d));
+    const RmsNorm a{.x = heads(wide, 2), .y = heads(out, 1)};
+    cuda::rmsnorm(a, {});
+    const auto got = testing::compare(heads(out, 1), values(want), 1e-30, roundoff(DType::bf16) * 1.01);
+    EXPECT_TRUE(got.ok) << got.message;
+    EXPECT_EQ(values(out.tensor().slice(1, 0, d)), rest);
+    EXPECT_TRUE(wide.guards_intact() && out.guards_intact());
+  }
 }
 
 }  // namespace

@@ -46,6 +46,8 @@ void check(const Case& c) {
   const auto call = [&](const Buffer& s, const Buffer& dy, const Buffer& dsum, const Buffer& dx, const Buffer& w,
                         const Buffer& dw, const Buffer& workspace) {
     RmsNormBackward a{.dy = dy, .s = s, .w = w, .dx = dx, .dw = dw, .workspace = workspace};
+    a.scale = 0.75;
+    a.unit_offset = c.dsum;
     a.accumulate_dx = c.accumulate;
     if (c.dsum) a.dsum = dsum;
     return a;
@@ -106,6 +108,36 @@ TEST(RmsNormBackwardEmulated, AgreesWithSeveralRowsAtOnceAndOddGroups) {
          .rstd = true,
          .config = {.group = 64, .cluster = 2, .threads = 64, .blocks = 2, .columns = 16, .rows_at_once = 2},
          .chosen = true});
+}
+
+TEST(RmsNormBackwardEmulated, TakesHeadsInsideAWiderRow) {
+  constexpr int64_t T = 7, H = 3;
+  for (int64_t d : {64, 21}) {
+    Buffer s(DType::bf16, {T, 5 * d}), dy(DType::bf16, {T, 4 * d}), dx(DType::bf16, {T, 4 * d}), dw(DType::f32, {d}),
+        workspace(DType::f32, {8, cuda::most_partial_rows(T * H, d, DType::bf16, {.sms = 3}), d});
+    Buffer s64(DType::f64, {T, H, d}), dy64(DType::f64, {T, H, d}), dx64(DType::f64, {T, H, d}), dw64(DType::f64, {d}),
+        workspace64(DType::f64, {64, d});
+    testing::fill_normal(s, 1, 2);
+    testing::fill_normal(dy, 2);
+    testing::fill_normal(dx, 3);
+    testing::fill_normal(dw, 4);
+    const auto heads = [&](const Tensor& t, int64_t first) {
+      return t.slice(1, first * d, (first + H) * d).split_last(H);
+    };
+    testing::assign(s64, values(heads(s, 2)));
+    testing::assign(dy64, values(heads(dy, 1)));
+    testing::assign(dw64, values(dw));
+    rmsnorm_backward({.dy = dy64, .s = s64, .dx = dx64, .dw = dw64, .workspace = workspace64}, {});
+    const auto rest = values(dx.tensor().slice(1, 3 * d, 4 * d));
+    const RmsNormBackward a{.dy = heads(dy, 1), .s = heads(s, 2), .dx = heads(dx, 0), .dw = dw, .workspace = workspace};
+    cuda::rmsnorm_backward(a, {});
+    const auto got = testing::compare(heads(dx, 0), values(dx64), 2e-5, roundoff(DType::bf16) * 1.01);
+    EXPECT_TRUE(got.ok) << "dx: " << got.message;
+    const auto got_dw = testing::compare(dw, values(dw64), 4e-4, 1e-5);
+    EXPECT_TRUE(got_dw.ok) << "dw: " << got_dw.message;
+    EXPECT_EQ(values(dx.tensor().slice(1, 3 * d, 4 * d)), rest);
+    for (const Buffer* b : {&s, &dy, &dx, &dw, &workspace}) EXPECT_TRUE(b->guards_intact());
+  }
 }
 
 }  // namespace
