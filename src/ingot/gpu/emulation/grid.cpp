@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -35,10 +36,7 @@ class Stack {
     base_ = static_cast<char*>(p);
     (void)mprotect(base_, kPageBytes, PROT_NONE);
   }
-  ~Stack() {
-    asan_allow(data(), kStackBytes);
-    (void)munmap(base_, kStackBytes + kPageBytes);
-  }
+  ~Stack() { (void)munmap(base_, kStackBytes + kPageBytes); }
   Stack(const Stack&) = delete;
   Stack& operator=(const Stack&) = delete;
   char* data() const { return base_ + kPageBytes; }
@@ -47,10 +45,48 @@ class Stack {
   char* base_ = nullptr;
 };
 
+// Stacks that launches have left to later ones: the system takes longer to make one than many a thread runs.
+class Stacks {
+ public:
+  std::unique_ptr<Stack> take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!all_.empty()) {
+        std::unique_ptr<Stack> stack = std::move(all_.back());
+        all_.pop_back();
+        return stack;
+      }
+    }
+    return std::make_unique<Stack>();
+  }
+  void give_back(std::unique_ptr<Stack> stack) {
+    const std::lock_guard lock(mutex_);
+    if (all_.size() < kMost) all_.push_back(std::move(stack));
+  }
+  static Stacks& of_all() {
+    static Stacks stacks;
+    return stacks;
+  }
+
+ private:
+  static constexpr size_t kMost = 4096;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Stack>> all_;
+};
+
 struct Block;
 enum class State { ready, waiting, done };
 
 struct Fiber {
+  Fiber() = default;
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+  ~Fiber() {
+    if (!stack) return;
+    sanitized.allow_stack(stack->data(), kStackBytes);
+    Stacks::of_all().give_back(std::move(stack));
+  }
+
   Place place;
   Block* block = nullptr;
   State state = State::ready;
@@ -202,7 +238,10 @@ void fiber_main() {
 }
 
 void prepare(Fiber& f) {
-  if (!f.stack) f.stack = std::make_unique<Stack>();
+  if (!f.stack)
+    f.stack = Stacks::of_all().take();
+  else
+    f.sanitized.allow_stack(f.stack->data(), kStackBytes);
   f.sanitized.prepare(f.stack->data(), kStackBytes);
   getcontext(&f.context);
   f.context.uc_stack.ss_sp = f.stack->data();

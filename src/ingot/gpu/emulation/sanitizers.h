@@ -1,6 +1,7 @@
 #pragma once
 // What sanitizers are told of fibers: AddressSanitizer which stack is in use, ThreadSanitizer that each fiber is a
 // thread of its own, synchronised with others by barriers alone.
+#include <algorithm>
 #include <cstddef>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -85,11 +86,15 @@ class SanitizedFiber {
     stack_ = stack;
     bytes_ = bytes;
     fake_stack_ = nullptr;
-    asan_allow(stack, bytes);  // what the fiber before left poisoned
 #if defined(__SANITIZE_THREAD__)
     if (!owned_) thread_ = __tsan_create_fiber(0);
     owned_ = true;
 #endif
+  }
+  // Before its stack serves another: what it has poisoned, of which a fiber that came to its end has the last frames.
+  void allow_stack(char* stack, size_t bytes) const {
+    const size_t left = ended_ ? std::min(kLastFrames, bytes) : bytes;
+    asan_allow(stack + bytes - left, left);
   }
   void leave(SanitizedFiber& next, bool for_ever) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -116,6 +121,8 @@ class SanitizedFiber {
   }
 
  private:
+  static constexpr size_t kLastFrames = 8 << 10;
+
   // The main context's stack is learnt from AddressSanitizer when it is first left.
   static void note_left(const void* stack, size_t bytes) {
     if (left_ != nullptr && left_->stack_ == nullptr) {
