@@ -292,6 +292,19 @@ TEST(EmulationFinds, PlainAccessesBeyondSharedMemory) {
                    }),
                "AddressSanitizer");
 }
+// What is known of a thread's stack outlasts others' turns: the first to come has to wait.
+TEST(EmulationFinds, WritesBeyondALocalArrayBehindABarrier) {
+  uint32_t came = 0;
+  EXPECT_DEATH(run({.grid = 1, .block = 32},
+                   [&] {
+                     uint32_t words[4] = {};
+                     uint32_t* volatile const at = words;
+                     const bool first = came++ == 0;
+                     __syncthreads();
+                     if (first) at[4] = 1;
+                   }),
+               "stack-buffer-overflow");
+}
 #endif
 
 }  // namespace

@@ -21,6 +21,15 @@
 
 namespace ingot::testing {
 
+// Under a sanitizer a test takes ten times as long, and what it finds depends on shapes, formats and who runs when,
+// hardly on numbers: what is left out there repeats others' shapes with other numbers. All of it runs in builds without
+// one.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 inline GptOssConfig decode_config(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t dim, int64_t intermediate,
                                   int64_t experts, int64_t per_token, int64_t window, int64_t layers = 3) {
   GptOssConfig c;
@@ -295,6 +304,7 @@ inline std::vector<DecodeCase> decode_cases() {
 inline std::vector<DecodeCase> rounded_cases() {
   std::vector<DecodeCase> all;
   for (const DecodeCase& t : decode_cases()) {
+    if (kSanitized && t.length > 100) continue;  // attention over many keys knows nothing of rounded inputs
     all.push_back(t);
     all.back().config.e4m3_inputs = true;
   }

@@ -96,20 +96,26 @@ void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> i
 }
 TEST(GptOssScreenEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
   const int32_t signs[] = {0}, ids[] = {0, 199}, ids_of_wide[] = {99, 3};
+  // Rows that are all compared away, that are all read, and some of each: what other numbers lead to, too.
+  const auto repeats = [](const std::string& name) {
+    return testing::kSanitized && name != "random" && name != "near ties" && name != "so small that all are read" &&
+           name != "not a number";
+  };
   for (const auto& [name, head] : testing::heads_to_screen(200, 96)) {
     SCOPED_TRACE(name);
-    check_head(head, 3, ids);
+    if (!repeats(name)) check_head(head, 3, std::span(ids).first(testing::kSanitized ? 1 : 2));
   }
   const auto heads = testing::heads_to_screen(1700, 96);  // of one block more than it compares at once
   for (size_t i : {1, 2, 3}) {
     SCOPED_TRACE(heads[i].first);
-    check_head(heads[i].second, 1, signs);
+    if (!testing::kSanitized || i == 2) check_head(heads[i].second, 1, signs);
   }
   check_head(heads[2].second, 2, signs, 500);
   // Rows of several pieces, whose sums depend on which warp has which.
   for (const auto& [name, head] : testing::heads_to_screen(100, 992)) {
     const bool all = name == "so small that all are read" || name == "all rows alike";
-    if (all || name == "near ties") check_head(head, 2, ids_of_wide, 0, all);
+    if (!repeats(name) && (all || name == "near ties"))
+      check_head(head, 2, std::span(ids_of_wide).first(testing::kSanitized ? 1 : 2), 0, all);
   }
 }
 
@@ -124,7 +130,7 @@ TEST(GptOssScreenEmulated, AModelGoesOnAsWithTheUsualHead) {
     gpu.model.screen = s.screen;
     gpu.blocks = usual.blocks = blocks;
     usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 9;
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < (testing::kSanitized ? 4 : 8); ++i) {  // the third is the usual head's
       usual.run_one_kernel({.capacity = 30});
       gpu.run_one_kernel({.capacity = 30}, ~0u, {}, i % 3 != 2);
       ASSERT_EQ(std::memcmp(gpu.buffers.state, usual.buffers.state, sizeof(gpt_oss_decode::State)), 0) << i;
