@@ -13,10 +13,12 @@ import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench")]
+import check_reports  # noqa: E402
 import curves  # noqa: E402
 import gpu  # noqa: E402
 import report_tables  # noqa: E402
 import reports  # noqa: E402
+import same_kernels  # noqa: E402
 import sanitize  # noqa: E402
 
 GOOD = {
@@ -129,6 +131,56 @@ class Reports(unittest.TestCase):
                 after = reports.tree_hash("rmsnorm", root)
                 self.assertNotEqual(after, before)
                 before = after
+
+    def test_a_report_outlives_a_change_that_leaves_all_kernels_as_they_were(self):
+        names = ["src/ingot/kernels/rmsnorm/rmsnorm.cu", "src/ingot/gpu/launch.h", "src/ingot/core/tensor.h", "CMakeLists.txt", "cmake/IngotCuda.cmake",
+                 "cmake/IngotRooms.cmake"]
+        sass = {"kernels/rmsnorm": "MOV R1, R2", "gpu": "EXIT"}
+
+        def dump(command, **_):  # cuobjdump of an "object" is what stands in it
+            return unittest.mock.Mock(stdout=pathlib.Path(command[2]).read_text())
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patches:
+            old, new, build = (pathlib.Path(folder) / name for name in ("old", "new", "build"))
+            for root in (old, new):
+                for name in names:
+                    (root / name).parent.mkdir(parents=True, exist_ok=True)
+                    (root / name).write_text(name)
+            (new / names[2]).write_text("host code")
+            for root in (old, new):
+                for place, code in sass.items():
+                    path = build / root.name / "CMakeFiles" / "ingot.dir" / "src" / "ingot" / place / "a.cu.o"
+                    path.parent.mkdir(parents=True)
+                    path.write_text(f"Function : k\n  /*0000*/  {code} ;  /* 0x0000000000000001 */\n")
+            path = new / "bench" / "results" / "gpu" / "rmsnorm.json"
+            path.parent.mkdir(parents=True)
+            patches.enter_context(unittest.mock.patch.object(reports, "ROOT", new))
+            patches.enter_context(unittest.mock.patch.object(reports, "all_reports", lambda: [(path, json.loads(path.read_text()))]))
+            patches.enter_context(unittest.mock.patch.object(reports, "tree_hash", lambda suite, root=new, hash_of=reports.tree_hash: hash_of(suite, root)))
+            patches.enter_context(unittest.mock.patch.object(reports, "files_of", lambda suite, root=new, of=reports.files_of: of(suite, root)))
+            patches.enter_context(unittest.mock.patch.object(same_kernels.subprocess, "run", dump))
+
+            def said(function, *arguments):
+                with contextlib.redirect_stdout(io.StringIO()) as text:
+                    function(*arguments)
+                return text.getvalue()
+            report = {**GOOD, "tree": reports.tree_hash("rmsnorm", old)}
+            path.write_text(json.dumps(report))
+            self.assertIn("1 stale", said(check_reports.main))
+            other = build / "new" / "CMakeFiles" / "ingot.dir" / "src" / "ingot" / "gpu" / "a.cu.o"
+            kept = other.read_text()
+            other.write_text(kept.replace("EXIT", "NOP"))  # one kernel is another
+            self.assertIn("stays stale, 2 kernels differ", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            self.assertEqual(json.loads(path.read_text()), report)
+            other.write_text(kept)
+            same_kernels.kernels_of_object.cache_clear()
+            self.assertIn("2 kernels are the same, 1 files changed", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            found = json.loads(path.read_text())
+            self.assertEqual(found.pop("same_kernels"), {"tree": reports.tree_hash("rmsnorm"), "kernels": 2, "changed": [names[2]]})
+            self.assertEqual(found, report)
+            self.assertIn("0 stale", said(check_reports.main))
+            (new / names[0]).write_text("changed again")
+            self.assertIn("1 stale", said(check_reports.main))
+        same_kernels.kernels_of_object.cache_clear()
 
     def test_a_table_shows_the_best_peer_and_the_share_of_the_limit(self):
         rows = list(report_tables.table(GOOD))

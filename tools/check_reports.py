@@ -1,5 +1,6 @@
 """Checks the committed GPU reports: their form, their errors against their tolerances, and whether the code they measured is
-still the code in the tree. Stale and incomplete reports are listed; --strict makes them a failure.
+still the code in the tree, or at least its kernels are (tools/same_kernels.py --reports). Stale and incomplete reports are listed; --strict makes
+them a failure.
 
     python3 tools/check_reports.py [--strict]
 """
@@ -10,7 +11,7 @@ import reports
 
 def main():
     strict = "--strict" in sys.argv[1:]
-    broken, stale, incomplete, count = [], [], [], 0
+    broken, stale, incomplete, same, count = [], [], [], [], 0
     for path, report in reports.all_reports():
         count += 1
         name = path.relative_to(reports.ROOT)
@@ -23,10 +24,15 @@ def main():
         if "incomplete" in report:
             incomplete.append(f"{name}: {report['incomplete']}")
         now = reports.tree_hash(path.stem)
-        if report["tree"] != now:
+        if report["tree"] != now and reports.holds(report, now):
+            kept = report["same_kernels"]
+            same.append(f"{name}: its {kept['kernels']} kernels are the same machine code; changed since: {', '.join(kept['changed'])}")
+        elif report["tree"] != now:
             stale.append(f"{name}: measured tree {report['tree']} on {report['date']}, the tree is now {now} ({reports.how_to_measure(path.stem)} on that GPU)")
     for line in broken:
         print(f"broken: {line}")
+    for line in same:
+        print(f"same kernels: {line}")
     for line in stale:
         print(f"stale: {line}")
     for line in incomplete:

@@ -53,9 +53,12 @@ def rooms_of(suite, root):
     return ROOMS.get(suite, [suite])
 
 
+def places_of(suite, root=ROOT):
+    return [f"src/ingot/kernels/{room}" for room in rooms_of(suite, root)] + ELSEWHERE.get(suite, []) + COMMON
+
+
 def files_of(suite, root=ROOT):
-    places = [f"src/ingot/kernels/{room}" for room in rooms_of(suite, root)] + ELSEWHERE.get(suite, []) + COMMON
-    for place in places:
+    for place in places_of(suite, root):
         path = root / place
         if not path.exists():
             raise FileNotFoundError(f"suite {suite}: found no {place}")
@@ -72,12 +75,17 @@ def tree_hash(suite, root=ROOT):
     return total.hexdigest()[:16]
 
 
+def holds(report, tree):
+    """Whether a report is of this tree: of these very sources, or of kernels that are the same machine code (tools/same_kernels.py --reports)."""
+    return tree in (report["tree"], report.get("same_kernels", {}).get("tree"))
+
+
 def begun(suite, folder, gpu, cases, results=RESULTS):
     """A report of this very tree in results/<folder>, made on a `gpu`, of fewer than all `cases` (it was cut off, or there are new ones), which
     may be continued; None where there is none."""
     path = results / folder / f"{suite}.json"
     report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    fits = report and len(report["results"]) < cases and report["gpu"] == gpu and report["tree"] == tree_hash(suite)
+    fits = report and len(report["results"]) < cases and report["gpu"] == gpu and holds(report, tree_hash(suite))
     return report if fits else None
 
 

@@ -4,13 +4,24 @@
 
 Compares the instructions of every kernel, encodings included; names and files may change. Prints how many are in both, and the names
 of those that are in one only; exit status 1 where there are any, 77 where there is no cuobjdump.
+
+    python3 tools/same_kernels.py --reports OLD_TREE OLD_BUILD NEW_BUILD
+
+Does so for every report under bench/results that was of OLD_TREE's sources and is not of this tree's. Where all kernels of the suite's rooms
+are the same the report gets `same_kernels`: this tree's hash, how many kernels, and which files did change; it is then not stale. Not
+host_cost's, which measures the host.
 """
 import collections
+import functools
 import hashlib
+import json
+import pathlib
 import re
 import shutil
 import subprocess
 import sys
+
+import reports
 
 NO_CUOBJDUMP = 77
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
@@ -50,6 +61,49 @@ def only_in(one, other):
     return sorted(name for body, names in one.items() for name in names[len(other.get(body, [])):])
 
 
+@functools.cache
+def kernels_of_object(path):
+    """As kernels_of(); an object may hold host code alone."""
+    return kernels(subprocess.run(["cuobjdump", "-sass", path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False).stdout.splitlines())
+
+
+def kernels_of_suite(suite, build, root):
+    """Of the rooms that the suite exercises, from their objects in a build directory."""
+    found, objects = collections.defaultdict(list), build / "CMakeFiles" / "ingot.dir"
+    for place in reports.places_of(suite, root):
+        for folder in (objects / place, objects / "generated" / pathlib.PurePath(place).relative_to("src") if place.startswith("src/") else objects / place):
+            for path in sorted(folder.rglob("*.cu.o")):
+                for body, names in kernels_of_object(path).items():
+                    found[body] += names
+    return found
+
+
+def changed_files(suite, old, new):
+    def contents(root):
+        return {path.relative_to(root).as_posix(): path.read_bytes() for path in reports.files_of(suite, root)}
+    before, after = contents(old), contents(new)
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def keep_reports(old_tree, old_build, new_build):
+    for path, report in reports.all_reports():
+        suite, name = path.stem, path.relative_to(reports.ROOT)
+        now = reports.tree_hash(suite)
+        if suite == "host_cost" or reports.holds(report, now) or not reports.holds(report, reports.tree_hash(suite, old_tree)):
+            continue
+        old, new = kernels_of_suite(suite, old_build, old_tree), kernels_of_suite(suite, new_build, reports.ROOT)
+        count = sum(len(names) for names in old.values())
+        apart = only_in(old, new) + only_in(new, old)
+        if apart or count == 0:
+            print(f"{name}: stays stale, {len(apart)} kernels differ: {', '.join(apart[:3])}")
+            continue
+        changed = {*changed_files(suite, old_tree, reports.ROOT), *report.get("same_kernels", {}).get("changed", [])}
+        results = report.pop("results")
+        report = {**report, "same_kernels": {"tree": now, "kernels": count, "changed": sorted(changed)}, "results": results}
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(f"{name}: {count} kernels are the same, {len(changed)} files changed")
+
+
 def self_check():
     """Names and spaces may differ; an operand or a bit of an encoding may not."""
     text = ["Function : a", "  /*0000*/   MOV R1, R2 ;   /* 0x0000000000000001 */", "        /* 0x000fe20000000f00 */"]
@@ -64,11 +118,14 @@ def self_check():
 
 def main():
     self_check()
-    if len(sys.argv) != 3:
+    keep = len(sys.argv) == 5 and sys.argv[1] == "--reports"
+    if len(sys.argv) != 3 and not keep:
         sys.exit(__doc__)
     if shutil.which("cuobjdump") is None:
         print("same kernels: found no cuobjdump, nothing compared")
         return NO_CUOBJDUMP
+    if keep:
+        return keep_reports(*(pathlib.Path(a).resolve() for a in sys.argv[2:]))
     old, new = kernels_of(sys.argv[1]), kernels_of(sys.argv[2])
     gone, come = only_in(old, new), only_in(new, old)
     for name in gone:

@@ -85,7 +85,7 @@ def earlier_results(folder, pattern, results):
     if not path.exists():
         return []
     report = json.loads(path.read_text(encoding="utf-8"))
-    if report["tree"] != reports.tree_hash(reports.SANITIZERS) or report["filter"] != pattern:
+    if not reports.holds(report, reports.tree_hash(reports.SANITIZERS)) or report["filter"] != pattern:
         return []
     again = {(result["tool"], result["executable"]) for result in results}
     return [result for result in report["results"] if (result["tool"], result["executable"]) not in again]

@@ -285,7 +285,7 @@ def begun(suite, options, cases):
     if report is None:
         return []
     results = report["results"]
-    _EARLIER[suite] = report.get("earlier", []) + [{"cases": len(results), **{k: report[k] for k in ("date", "driver", "ceilings", "clocks") if k in report}}]
+    _EARLIER[suite] = report.get("earlier", []) + [{"cases": len(results), **{k: report[k] for k in ("date", "driver", "ceilings", "clocks", "same_kernels") if k in report}}]
     return results
 
 
