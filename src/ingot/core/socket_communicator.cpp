@@ -34,6 +34,7 @@ struct Frame {
 constexpr int64_t kMostWords = 4096;  // of a goodbye
 constexpr int64_t kSmall = 16 << 10;  // bytes that all send to all
 constexpr double kRollCallSeconds = 10;
+constexpr double kPartingSeconds = 1;
 constexpr int64_t kSumGrain = 1 << 15;
 
 // What goes to one rank and comes from it in one step of a call. Fewer than 0 bytes: nothing, not even a frame.
@@ -73,6 +74,7 @@ struct SocketCommunicator::Impl {
   std::vector<int> sockets;
   uint64_t calls = 0;
   std::vector<char> scratch;
+  std::vector<int> told;  // the ranks that have been told why this one goes, and may still have to read it
 
   std::vector<int> others() const {
     std::vector<int> all;
@@ -91,10 +93,29 @@ struct SocketCommunicator::Impl {
     for (const int r : others()) {
       const bool midst = std::any_of(flows.begin(), flows.end(),
                                      [&](const Flow& f) { return f.t.peer == r && f.in_midst_of_frame(); });
-      if (!midst && std::find(lost.begin(), lost.end(), r) == lost.end()) [[maybe_unused]]
+      if (std::find(lost.begin(), lost.end(), r) != lost.end()) continue;
+      // In the midst of a frame its head has said enough.
+      if (!midst) [[maybe_unused]]
         const ssize_t n = ::send(sockets[size_t(r)], all.data(), all.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      told.push_back(r);
     }
     throw LostRank(message);
+  }
+  // Before the connections close. One that closes with bytes that nobody has read is reset, and the other rank finds
+  // that in place of what it was told: so what still comes is read, until it has closed its end.
+  void part() {
+    for (const int r : told) ::shutdown(sockets[size_t(r)], SHUT_WR);
+    std::vector<char> unread(told.empty() ? 0 : kSmall);
+    const Clock::time_point begin = Clock::now();
+    while (!told.empty() && seconds_since(begin) < kPartingSeconds) {
+      std::vector<pollfd> polls;
+      for (const int r : told) polls.push_back({sockets[size_t(r)], POLLIN, 0});
+      ::poll(polls.data(), nfds_t(polls.size()), int(kPartingSeconds * 100));
+      std::erase_if(told, [&](int r) {
+        const ssize_t n = ::recv(sockets[size_t(r)], unread.data(), unread.size(), MSG_DONTWAIT);
+        return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+      });
+    }
   }
   [[noreturn]] void lose_one(const Flow& f, const std::vector<Flow>& flows, const std::string& found) {
     lose({f.t.peer}, flows,
@@ -300,11 +321,12 @@ struct SocketCommunicator::Impl {
 };
 
 SocketCommunicator::SocketCommunicator(const RankPlace& place, double deadline)
-    : impl_(new Impl{place.rank, place.world, deadline, {}, 0, {}}) {
+    : impl_(new Impl{place.rank, place.world, deadline, {}, 0, {}, {}}) {
   INGOT_CHECK(deadline > 0, "ranks: found a deadline of ", deadline, " s, expected more than 0");
   if (place.world > 1) impl_->sockets = connect_ranks(place);
 }
 SocketCommunicator::~SocketCommunicator() {
+  impl_->part();
   for (const int s : impl_->sockets)
     if (s >= 0) ::close(s);
 }
