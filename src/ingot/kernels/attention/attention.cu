@@ -1,7 +1,5 @@
 // Attention on Hopper: what a GPU asks of the operands, and the forward launch. The kernels stand in hopper/.
 #include <algorithm>
-#include <mutex>
-#include <unordered_map>
 
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/tile/swizzle.cuh"
@@ -47,24 +45,42 @@ CUtensorMap head_map(const char* name, const Tensor& t, int rows) {
 
 Strides strides_of(const Tensor& t) { return {t.stride[0], t.stride[1]}; }
 
-int64_t persistent_grid(int64_t items, Device device) { return std::min<int64_t>(items, gpu::sm_count(device.index)); }
+gpu::Launch walk_launch(const Walk& w, int threads, int64_t smem, Device device) {
+  const int64_t items = w.places * w.heads;
+  return {.grid = w.slot == kNoCounter ? items : std::min<int64_t>(items, gpu::sm_count(device.index)),
+          .block = threads,
+          .smem = smem,
+          .device = device.index};
+}
 
-// Launches of one stream run one after the other and share a slot. Those that a graph records may be replayed beside
-// anything, so each has its own, until the slots have been gone through.
+namespace {
+ClaimSlots& claim_slots() {
+  static auto* const slots = new ClaimSlots;  // for good: graphs may end after everything else
+  return *slots;
+}
+// Called when the last graph that holds the launch has ended, also where recording it failed.
+void CUDART_CB give_slot_back(void* slot) { claim_slots().give_back(uint32_t(reinterpret_cast<uintptr_t>(slot))); }
+}  // namespace
+
 uint32_t claim_slot(Stream stream, Device device) {
-  constexpr uint32_t kStreams = 4096;
-  static std::mutex mutex;
-  static std::unordered_map<unsigned long long, uint32_t> streams;
-  static uint32_t recorded = 0;
   const gpu::DeviceGuard guard(device.index);
   const auto handle = static_cast<cudaStream_t>(stream.handle);
   cudaStreamCaptureStatus status{};
   unsigned long long id = 0;
-  gpu::check_cuda(cudaStreamIsCapturing(handle, &status), "attention: is the stream recorded?");
-  if (status == cudaStreamCaptureStatusNone) gpu::check_cuda(cudaStreamGetId(handle, &id), "attention: the stream");
-  const std::lock_guard lock(mutex);
-  if (status != cudaStreamCaptureStatusNone) return kStreams + recorded++ % (kSlots - kStreams);
-  return streams.emplace(id, uint32_t(streams.size() % kStreams)).first->second;
+  cudaGraph_t graph = nullptr;
+  gpu::check_cuda(cudaStreamGetCaptureInfo(handle, &status, &id, &graph), "attention: is the stream recorded?");
+  if (status == cudaStreamCaptureStatusNone) {
+    gpu::check_cuda(cudaStreamGetId(handle, &id), "attention: the stream");
+    return claim_slots().of_stream(id);
+  }
+  const uint32_t slot = graph != nullptr ? claim_slots().of_recorded() : kNoCounter;
+  if (slot == kNoCounter) return slot;
+  cudaUserObject_t held{};
+  gpu::check_cuda(cudaUserObjectCreate(&held, reinterpret_cast<void*>(uintptr_t(slot)), give_slot_back, 1,
+                                       cudaUserObjectNoDestructorSync),
+                  "attention: what a graph holds");
+  gpu::check_cuda(cudaGraphRetainUserObject(graph, held, 1, cudaGraphUserObjectMove), "attention: what a graph holds");
+  return slot;
 }
 
 int heads_in_set(const Tensor& q, const Tensor& k, int64_t segments) {
@@ -98,12 +114,7 @@ void attention(const Attention& a, Stream stream) {
   p.scale_log2 = float(a.scale * kLog2E);
   p.cap_in = a.softcap > 0 ? float(a.scale / a.softcap) : p.scale_log2;
   p.cap_out = float(a.softcap * kLog2E);
-  gpu::launch(op, kernel.kernel,
-              {.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
-               .block = kernel.threads,
-               .smem = kernel.smem,
-               .device = a.q.device.index},
-              stream, maps, p);
+  gpu::launch(op, kernel.kernel, walk_launch(p.walk, kernel.threads, kernel.smem, a.q.device), stream, maps, p);
 }
 
 }  // namespace ingot::cuda

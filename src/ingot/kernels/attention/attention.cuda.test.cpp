@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <optional>
 
 #include "ingot/gpu/device.h"
+#include "ingot/kernels/attention/claim_slots.h"
 #include "ingot/kernels/attention/hopper/tiles.h"
 #include "ingot/testing/device_buffer.h"
 #include "ingot/testing/gpu_test.h"
@@ -602,6 +604,48 @@ TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
     all[i]->out.download(), gradients[i]->dq.download();
     EXPECT_EQ(values(all[i]->out.host()), want[i]) << i;
     EXPECT_EQ(values(gradients[i]->dq.host()), want_dq[i]) << i;
+  }
+}
+
+// Those beyond the counters claim nothing: launches of two streams that would share one run at once.
+TEST_F(AttentionCuda, MoreStreamsThanCountersDoNotDisturbEachOther) {
+  constexpr int kStreams = int(cuda::attention_hopper::kStreamSlots), kPairs = 16;
+  Operands one({.queries = Lengths(60, 90), .keys = Lengths(60, 90)}), two({.queries = {2000}, .keys = {2000}}),
+      small({.queries = {20}, .keys = {20}});
+  Operands* const both[2] = {&one, &two};
+  std::optional<Gradients> gradients[2];
+  std::vector<double> want[2], want_dq[2], want_dk[2];
+  for (int i = 0; i < 2; ++i) {
+    attention(both[i]->op(), {});
+    both[i]->out.download();
+    want[i] = values(both[i]->out.host());
+    gradients[i].emplace(*both[i]);
+    gradients[i]->run();
+    want_dq[i] = values(gradients[i]->dq.host()), want_dk[i] = values(gradients[i]->dk.host());
+    for (DeviceBuffer* b : {&both[i]->out, &gradients[i]->dq, &gradients[i]->dk}) {
+      testing::assign(b->host(), std::vector<double>(values(b->host()).size(), 0));
+      b->upload();
+    }
+  }
+  const auto streams = std::make_unique<gpu::OwnedStream[]>(kStreams + kPairs);
+  for (int i = 0; i < kStreams + kPairs; ++i) attention(small.op(), streams[size_t(i)]);
+  gpu::synchronize();
+  for (int i = 0; i < kPairs; ++i) {
+    for (int repeat = 0; repeat < 10; ++repeat)
+      for (int j = 0; j < 2; ++j) {
+        const gpu::OwnedStream& stream = streams[size_t(i + j * kStreams)];
+        attention(both[j]->op(), stream);
+        AttentionBackward op = gradients[j]->op();
+        op.workspace = gradients[j]->workspace;
+        attention_backward(op, stream);
+      }
+    gpu::synchronize();
+  }
+  for (int i = 0; i < 2; ++i) {
+    for (DeviceBuffer* b : {&both[i]->out, &gradients[i]->dq, &gradients[i]->dk}) b->download();
+    EXPECT_EQ(values(both[i]->out.host()), want[i]) << i;
+    EXPECT_EQ(values(gradients[i]->dq.host()), want_dq[i]) << i;
+    EXPECT_EQ(values(gradients[i]->dk.host()), want_dk[i]) << i;
   }
 }
 

@@ -121,11 +121,7 @@ template <class T> void launch_query_gradient(const AttentionBackward& a, const 
                       .v = head_map("attention_backward: v", has_keys ? a.v : a.q, kernel.keys)};
   const QueryGradientParams p{
       .walk = walk_of(a, kernel.rows, stream), .scores = scores, .dq = a.dq.data, .dq_strides = strides_of(a.dq)};
-  gpu::launch("attention_backward: dq", kernel.kernel,
-              {.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
-               .block = kernel.threads,
-               .smem = kernel.smem,
-               .device = a.q.device.index},
+  gpu::launch("attention_backward: dq", kernel.kernel, walk_launch(p.walk, kernel.threads, kernel.smem, a.q.device),
               stream, maps, p);
 }
 
@@ -184,11 +180,7 @@ void launch_key_gradient(const AttentionBackward& a, const ScoreParams& scores, 
   p.walk.heads_in_set = std::max(1, p.walk.heads_in_set / p.walk.group);
   p.walk.places = detail::tile_places(a.k.size(0), p.walk.segments, kernel.keys);
   gpu::launch("attention_backward: dk and dv", kernel.kernel,
-              {.grid = persistent_grid(p.walk.places * p.walk.heads, a.q.device),
-               .block = kernel.threads,
-               .smem = kernel.smem,
-               .device = a.q.device.index},
-              stream, maps, p);
+              walk_launch(p.walk, kernel.threads, kernel.smem, a.q.device), stream, maps, p);
 }
 
 }  // namespace

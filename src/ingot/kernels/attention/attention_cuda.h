@@ -1,5 +1,6 @@
 #pragma once
 // What attention's launchers share. Included by .cu files.
+#include "ingot/gpu/launch.h"
 #include "ingot/gpu/tma_map.h"
 #include "ingot/kernels/attention/attention.h"
 #include "ingot/kernels/attention/hopper/tiles.h"
@@ -16,9 +17,9 @@ void check_gpu_vectors(const char* op, const char* name, const Tensor& t);
 // Boxes of `rows` tokens of one head by 64 columns.
 CUtensorMap head_map(const char* name, const Tensor& t, int rows);
 attention_hopper::Strides strides_of(const Tensor& t);
-// Blocks for so many items: one per SM at most.
-int64_t persistent_grid(int64_t items, Device device);
-// The slot of the counter from which a launch's blocks claim their items (hopper/walk.h).
+// A block an SM at most, which claim their items; or a block an item.
+gpu::Launch walk_launch(const attention_hopper::Walk& w, int threads, int64_t smem, Device device);
+// The slot of the counter from which a launch's blocks claim their items (claim_slots.h).
 uint32_t claim_slot(Stream stream, Device device);
 // Heads whose keys and values of one segment, of medium length, stay in L2 while its tiles are taken.
 int heads_in_set(const Tensor& q, const Tensor& k, int64_t segments);

@@ -4,16 +4,14 @@
 
 #include <cstdint>
 
+#include "ingot/kernels/attention/claim_slots.h"
+
 namespace ingot::cuda::attention_hopper {
 
 // Tokens and heads of an operand lie this many elements apart.
 struct Strides {
   int64_t token, head;
 };
-
-// Items are claimed one by one from a counter of the launch's own: a slot for each stream, and for each launch that a
-// graph records.
-constexpr uint32_t kSlots = 1 << 16;
 
 struct Walk {
   const int32_t *cu_q, *cu_k;
@@ -23,7 +21,7 @@ struct Walk {
   int64_t window;
   bool causal;
   int64_t places;  // tile_places() of the queries
-  uint32_t slot;   // of the counter, below kSlots
+  uint32_t slot;   // of the counter from which items are claimed one by one (claim_slots.h)
 };
 
 struct WalkMaps {
