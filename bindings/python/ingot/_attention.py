@@ -5,7 +5,7 @@ import torch
 
 from . import _C, _plain
 from ._again import again, gradients
-from ._op import expect_tensors_or_none, register, sum_dtype
+from ._op import expect_tensors, expect_tensors_or_none, register, sum_dtype
 
 _SCHEMA = ("Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, Tensor? sinks, float scale, float softcap, int window, bool causal, "
            "bool deterministic")
@@ -127,8 +127,7 @@ def _window(op, window_size, causal):
 
 def _check(op, q, k, v, dims, dropout_p, alibi_slopes):
     for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{op}: {name}: found {type(t).__name__}, expected torch.Tensor")
+        expect_tensors(op, **{name: t})
         if t.dim() != dims:
             raise ValueError(f"{op}: {name}: found shape {tuple(t.shape)}, expected {dims} dimensions")
     if dropout_p:

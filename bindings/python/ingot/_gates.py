@@ -83,6 +83,25 @@ class _SwigluGate(torch.autograd.Function):
 swiglu_gate_eager = eager(_SwigluGate)
 
 
+def _narrow_on_cpu(x):
+    """CPUs have no 16-bit form of the products: operands are widened, results rounded."""
+    return not x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def _wide(*tensors):
+    return [None if t is None else t.float() for t in tensors]
+
+
+def _rounded(dtype, tensors):
+    return tuple(None if t is None else t.to(dtype) for t in tensors)
+
+
+def _check(x, **others):
+    for name, t in others.items():
+        if t is not None and t.dtype is not x.dtype:
+            raise ValueError(f"gated_linear: {name}: found dtype {t.dtype}, expected x's {x.dtype}")
+
+
 def _hidden(w, w_up, columns):
     both = w.shape[1 if columns else 0]
     return both // 2 if w_up is None else both
@@ -90,6 +109,9 @@ def _hidden(w, w_up, columns):
 
 def run_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep):
     """(h, gate, up) of x (..., C); gate and up None unless they are to be kept."""
+    _check(x, w=w, up=w_up, bias=bias, up_bias=up_bias)
+    if _narrow_on_cpu(x):
+        return _rounded(x.dtype, run_gated_linear(*_wide(x, w, w_up, bias, up_bias), order, columns, limit, alpha, up_offset, cubic, keep))
     x, w, w_up = as_rows(x), as_rows(w), as_rows(w_up)
     h = x.new_empty((*x.shape[:-1], _hidden(w, w_up, columns)))
     gate, up = (torch.empty_like(h), torch.empty_like(h)) if keep else (None, None)
@@ -100,6 +122,9 @@ def run_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up
 
 def run_gated_linear_backward(dh, x, w, w_up, bias, up_bias, gate, up, order, columns, limit, alpha, up_offset, cubic, *needs):
     """(dx, dw, dw_up, dbias, dup_bias), None for what is not needed. gate and up without elements are formed again."""
+    if _narrow_on_cpu(x):
+        wide = _wide(dh, x, w, w_up, bias, up_bias, gate, up)
+        return _rounded(x.dtype, run_gated_linear_backward(*wide, order, columns, limit, alpha, up_offset, cubic, *needs))
     dh, x, w, w_up = as_rows(dh), as_rows(x), as_rows(w), as_rows(w_up)
     if gate.numel() == 0:
         gate = up = None

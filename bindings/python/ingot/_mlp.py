@@ -5,7 +5,7 @@ import torch
 
 from . import _C, _plain
 from ._again import again, gradients, is_batched, knowing_whether_recorded
-from ._op import ACTIVATION_NAMES, activation_number, eager, fake_rows, register, sum_dtype
+from ._op import ACTIVATION_NAMES, activation_number, eager, expect_tensors, fake_rows, register, sum_dtype
 
 
 def _narrow_on_cpu(x):
@@ -15,6 +15,10 @@ def _narrow_on_cpu(x):
 
 def run_mlp(x, parameters, bias, weight_norm, act, activate_last, save):
     """(y, saved); saved is None where nothing is kept."""
+    for p in parameters:
+        expect_tensors("mlp", parameters=p)
+        if p.dim() == 0:
+            raise ValueError("mlp: parameters: found a tensor without dimensions, expected matrices and vectors")
     if _narrow_on_cpu(x):
         _check_dtypes(x, parameters)
         wide = [p.float() for p in parameters]
@@ -26,8 +30,9 @@ def run_mlp(x, parameters, bias, weight_norm, act, activate_last, save):
 
 
 def _aligned(t):
-    """`t` or a copy of it, contiguous and, on a GPU, at an address that is a multiple of 16, as MLPs take it."""
-    t = t.contiguous()
+    """`t` or a copy of it, contiguous and, on a GPU, at an address that is a multiple of 16, as MLPs take it. No elements are contiguous to
+    PyTorch whatever their strides."""
+    t = t.contiguous() if t.numel() else t.new_empty(t.shape)
     return t.clone() if t.is_cuda and t.data_ptr() % 16 else t
 
 

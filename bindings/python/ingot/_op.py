@@ -24,9 +24,12 @@ def activation_number(op, name):
 
 
 def expect_tensors(op, **operands):
-    """A TypeError for an operand that is neither a tensor nor a symbol of a trace."""
+    """An error for an operand that is neither a dense tensor nor a symbol of a trace."""
     for name, t in operands.items():
-        if not isinstance(t, torch.Tensor) and not isinstance(t, torch.fx.Proxy):
+        if isinstance(t, torch.Tensor):
+            if t.layout is not torch.strided or t.is_nested:
+                raise ValueError(f"{op}: {name}: found a {'nested ' if t.is_nested else ''}{t.layout} tensor, expected a dense one")
+        elif not isinstance(t, torch.fx.Proxy):
             raise TypeError(f"{op}: {name}: found {type(t).__name__}, expected torch.Tensor")
 
 

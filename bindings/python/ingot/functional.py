@@ -29,7 +29,7 @@ def _untensored(op, name, function, x, *arguments, **options):
 def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
     """y = s / sqrt(mean(s^2) + eps) * weight over the last dimension of s = x + residual.
 
-    x: (..., C) float64, float32, bfloat16 or float16. weight: (C), of any of these (float64 only beside float64), or None.
+    x: (..., C) float64, float32, bfloat16 or float16. weight: (C), of any of these (float64 beside float64, and only there), or None.
     unit_offset multiplies by 1 + weight. eps=None is what torch.nn.RMSNorm takes: the epsilon of the type that sums are kept in.
     Returns y in x's dtype, or (y, s) where a residual is given. Sums are kept in fp32 (fp64 for fp64).
     """
@@ -134,7 +134,7 @@ def swiglu(gate, up=None, *, order="gate_first", limit=0.0, alpha=1.0, up_offset
     number = _gates.GATE_ORDERS.get(order)
     if number is None:
         raise ValueError(f"swiglu_gate: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
-    _op.expect_tensors_or_none("swiglu_gate", up=up)
+    _op.expect_tensors_or_none("swiglu_gate", **{"packed" if up is None else "gate": gate}, up=up)
     if up is not None and (up.shape != gate.shape or up.dtype is not gate.dtype):
         raise ValueError(f"swiglu_gate: up: found {tuple(up.shape)} {up.dtype}, expected {tuple(gate.shape)} {gate.dtype} as gate")
     if gate.dim() == 0:
@@ -157,7 +157,7 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", 
 
     x: (..., C). w: (2H, C), whose rows are the gate's and up's as `order` says of functional.swiglu; columns=True: (C, 2H). bias: (2H), not
     beside interleaved rows. Where `up` is given, w and bias are the gate's alone and up (H, C) and up_bias (H) its equals. activation as
-    functional.swiglu has it. All of one dtype: bfloat16 or float16 on a GPU, float32, or float64 on a CPU.
+    functional.swiglu has it. All of one dtype: float32, bfloat16 or float16 (on a CPU computed in float32 and rounded), or float64 on a CPU.
     """
     op = "gated_linear"
     if not isinstance(x, torch.Tensor):
@@ -166,7 +166,7 @@ def gated_linear(x, w, bias=None, *, up=None, up_bias=None, order="gate_first", 
     number = _gates.GATE_ORDERS.get(order)
     if number is None:
         raise ValueError(f"{op}: order: found {order!r}, expected one of {', '.join(_gates.GATE_ORDERS)}")
-    _op.expect_tensors(op, w=w)
+    _op.expect_tensors(op, x=x, w=w)
     _op.expect_tensors_or_none(op, bias=bias, up=up, up_bias=up_bias)
     if x.dim() == 0 or w.dim() != 2 or (up is None and w.shape[1 if columns else 0] % 2):
         raise ValueError(f"{op}: found x of {tuple(x.shape)} and w of {tuple(w.shape)}, expected (..., C) and "
@@ -209,7 +209,7 @@ def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", igno
         raise ValueError(f"{op}: ignore_index: found {ignore_index}, expected an integer of 32 bits")
     if isinstance(ignore_index, float):
         raise TypeError(f"{op}: ignore_index: found {ignore_index}, expected an integer of 32 bits")
-    _op.expect_tensors(op, weight=weight)
+    _op.expect_tensors(op, x=x, weight=weight)
     _op.expect_tensors_or_none(op, bias=bias)
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueError(f"{op}: found x of {tuple(x.shape)}, weight of {tuple(weight.shape)}" + (f" and bias of {tuple(bias.shape)}" if bias is not None else "")
@@ -254,7 +254,7 @@ def wide_mlp(x, w1, w2, b1=None, b2=None, *, activation="leaky_relu_squared", re
     if not isinstance(x, torch.Tensor):
         return _untensored("wide_mlp", "x", wide_mlp, x, w1, w2, b1, b2, activation=activation, recompute=recompute)
     _op.activation_number("wide_mlp", activation)
-    _op.expect_tensors("wide_mlp", w1=w1, w2=w2)
+    _op.expect_tensors("wide_mlp", x=x, w1=w1, w2=w2)
     _op.expect_tensors_or_none("wide_mlp", b1=b1, b2=b2)
     narrow = _autocast_to(x)
     if narrow is not None:
@@ -313,7 +313,7 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     """
     if not isinstance(x, torch.Tensor):
         return _untensored("rope", "x", rope, x, cos, sin, positions, interleaved=interleaved, sign=sign)
-    _op.expect_tensors("rope", cos=cos, sin=sin)
+    _op.expect_tensors("rope", x=x, cos=cos, sin=sin)
     positions = _positions("rope", x, positions)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin)
     if way == _PLAIN:
@@ -335,7 +335,7 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"rope_: x: found {type(x).__name__}, expected torch.Tensor")
-    _op.expect_tensors("rope_", cos=cos, sin=sin)
+    _op.expect_tensors("rope_", x=x, cos=cos, sin=sin)
     positions = _positions("rope_", x, positions)
     if is_dynamo_compiling() or route(x, cos, sin) != _PLAIN:
         raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
@@ -346,7 +346,7 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
     """RMSNorm over D without a weight, then `rope` (none without cos and sin), then a factor per head: x (..., S, H, D), gain (H)."""
     if not isinstance(x, torch.Tensor):
         return _untensored("qk_norm_rope", "x", qk_norm_rope, x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
-    _op.expect_tensors_or_none("qk_norm_rope", cos=cos, sin=sin, gain=gain)
+    _op.expect_tensors_or_none("qk_norm_rope", x=x, cos=cos, sin=sin, gain=gain)
     positions = None if cos is None else _positions("qk_norm_rope", x, positions)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin, gain)
     if way == _PLAIN:
@@ -360,6 +360,7 @@ def activation(x, name):
     """The activation `name` of every element: one of ACTIVATIONS."""
     if not isinstance(x, torch.Tensor):
         return _untensored("activation", "x", activation, x, name)
+    _op.expect_tensors("activation", x=x)
     _op.activation_number("activation", name)
     if not is_dynamo_compiling() and route(x) == _PLAIN:
         return _activation.run_activation(x, name)

@@ -390,3 +390,23 @@ def test_compiled_training_steps_of_few_wide_rows_are_pytorchs_own_products(monk
     assert graph_of(FusedMLP(264, 512, 8, weight_norm=True, dtype=torch.bfloat16), few)[1]
     assert graph_of(FusedMLP(264, 512, 8), few.float())[1]
     assert graph_of(FusedMLP(256, 128, 8, dtype=torch.bfloat16), few[:, :256])[1]
+
+
+def test_no_rows_of_a_transposed_tensor(device):
+    """PyTorch says of no elements that they are contiguous, whatever their strides."""
+    w, b = torch.randn(16, 8, device=device), torch.randn(16, device=device)
+    for dtype in (torch.float32, torch.float16):
+        for x in (torch.randn(8, 5, device=device).t()[:0], torch.randn(3, 8, 5, device=device).transpose(1, 2)[:, :0]):
+            y = functional.fused_mlp(x.to(dtype).requires_grad_(), [w.to(dtype)], [b.to(dtype)])
+            assert y.shape == (*x.shape[:-1], 16)
+            y.sum().backward()
+
+
+def test_parameters_that_are_none_or_without_dimensions_are_refused(device):
+    """Also where the call has to make other operands dense first."""
+    x = torch.randn(3, 8, device=device)
+    for w in (torch.randn(16, 8, device=device), torch.randn(8, 16, device=device).t()):
+        for dtype in (torch.float32, torch.float16):
+            for wrong, error in ((None, TypeError), (torch.ones((), device=device, dtype=dtype), ValueError)):
+                with pytest.raises(error, match="mlp: .*: found .*, expected"):
+                    functional.fused_mlp(x.to(dtype), [w.to(dtype)], [wrong])

@@ -273,3 +273,34 @@ def test_errors_name_operation_argument_found_and_expected(device):
     for call, message in cases:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@on_cpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gated_linear_of_16_bits_on_a_cpu_is_that_of_fp32_rounded(dtype):
+    x, w, b, up = (torch.randn(s).to(dtype).requires_grad_() for s in ((5, 8), (12, 8), (12,), (12, 8)))
+    for call in (lambda x, w, b, up: functional.gated_linear(x, w, b), lambda x, w, b, up: functional.gated_linear(x, w, up=up, activation="gelu_tanh")):
+        h = call(x, w, b, up)
+        wide = [t.detach().float().requires_grad_() for t in (x, w, b, up)]
+        expected = call(*wide)
+        assert h.dtype is dtype and torch.equal(h, expected.to(dtype))
+        dh = torch.randn_like(h)
+        found = torch.autograd.grad(h, (x, w, b, up), dh, allow_unused=True)
+        for got, want in zip(found, torch.autograd.grad(expected, wide, dh.float(), allow_unused=True)):
+            assert (got is None) == (want is None)
+            if got is not None:  # gate and up are kept in the type
+                assert got.dtype is dtype and (got.float() - want).abs().max() <= 8 * torch.finfo(dtype).eps * want.abs().max()
+    with pytest.raises(ValueError, match="gated_linear: w: found dtype torch.float32, expected x's"):
+        functional.gated_linear(x, w.float())
+
+
+def test_tensors_that_are_not_dense_are_refused_by_name(device):
+    x, t = torch.randn(4, 8, device=device), torch.zeros(4, dtype=torch.int64, device=device)
+    calls = {"activation: x": lambda s: functional.activation(s, "relu"), "swiglu_gate: packed": functional.swiglu, "swiglu_gate: up": lambda s: functional.swiglu(x, s),
+             "gated_linear: x": lambda s: functional.gated_linear(s, x), "gated_linear: w": lambda s: functional.gated_linear(x, s),
+             "linear_cross_entropy: x": lambda s: functional.linear_cross_entropy(s, x, t), "wide_mlp: x": lambda s: functional.wide_mlp(s, x, x.t()),
+             "rope: x": lambda s: functional.rope(s, x, x), "qk_norm_rope: x": functional.qk_norm_rope, "flash_attn_func: q": lambda s: functional.flash_attn_func(s, x, x)}
+    for name, call in calls.items():
+        for s in (x.to_sparse(), x.to_sparse().requires_grad_(), torch.nested.nested_tensor([x, x])):
+            with pytest.raises(ValueError, match=f"{name}: found a (nested )?torch.* tensor, expected a dense one"):
+                call(s)
