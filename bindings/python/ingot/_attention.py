@@ -17,7 +17,9 @@ def _heads(t):
     if t.is_cuda:
         size = t.element_size()
         dense = dense and t.data_ptr() % 16 == 0 and all(s * size % 16 == 0 and s > 0 for s in t.stride()[:-1])
-    return t if dense and min(t.stride()) > 0 else t.contiguous().clone() if t.is_contiguous() else t.contiguous()
+    if dense and min(t.stride()) > 0:
+        return t
+    return torch.empty(t.shape, dtype=t.dtype, device=t.device).copy_(t)  # a clone keeps the strides of dimensions of one element
 
 
 def _narrow_on_cpu(q):

@@ -50,6 +50,8 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
 def _add_rms_norm(x, residual, weight, eps, unit_offset):
     if residual.dtype is not x.dtype:
         raise ValueError(f"rms_norm: residual: found dtype {residual.dtype}, expected x's {x.dtype}")
+    if residual.shape != x.shape:
+        raise ValueError(f"rms_norm: residual: found shape {tuple(residual.shape)}, expected x's {tuple(x.shape)}")
     way = _DISPATCH if is_dynamo_compiling() else route(x, residual, weight)
     if way == _DIFFERENTIATE:
         return _rms_norm.add_rms_norm_eager(x, residual, weight, eps, unit_offset)

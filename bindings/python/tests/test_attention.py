@@ -201,3 +201,16 @@ def test_bad_operands_are_named(device):
     with pytest.raises(ValueError, match="cu_seqlens_q: found torch.int64"):
         cu = torch.tensor([0, 8], device=device)
         flash_attn_varlen_func(q[0], k[0], v[0], cu, cu)
+
+
+def test_strides_of_dimensions_of_one_element_mean_nothing(device):
+    """One key head, one key: PyTorch keeps any stride there, also when it copies, and GPUs take multiples of 16 bytes."""
+    q, k, v = operands(device, (1, 9, 4, 16), (1, 9, 1, 16), (1, 9, 1, 16))
+    k1, v1 = (t.detach().as_strided(t.shape, (144, 16, 1, 1)).requires_grad_() for t in (k, v))
+    one = [t.detach().as_strided((1, 1, 4 if t is q else 1, 16), (3, 5, 16 if t is q else 1, 1)).requires_grad_() for t in (q, k, v)]
+    for given, plain in (((q, k1, v1), (q, k, v)), (one, [t.detach()[:, :1].clone(memory_format=torch.contiguous_format).requires_grad_() for t in (q, k, v)])):
+        out, expected = flash_attn_func(*given, causal=True), flash_attn_func(*plain, causal=True)
+        assert torch.equal(out, expected)
+        upstream = torch.randn_like(expected)
+        for a, b in zip(torch.autograd.grad(out, given, upstream), torch.autograd.grad(expected, plain, upstream)):
+            assert torch.equal(a, b)

@@ -207,3 +207,19 @@ def test_errors_name_operation_argument_found_and_expected(device):
 def test_weight_on_another_device_is_refused(device):
     with pytest.raises(ValueError, match="found w on cpu, expected cuda:0"):
         functional.rms_norm(torch.randn(2, 32, device=device), torch.ones(32), EPS)
+
+
+@pytest.mark.parametrize("rows", [(), (128,), (2, 3)])
+def test_rows_without_columns_have_gradients_without_elements(device, rows):
+    x, w = torch.randn(*rows, 0, device=device).requires_grad_(), torch.ones(0, device=device).requires_grad_()
+    for y in (functional.rms_norm(x, w), functional.rms_norm(x, w, residual=x)[0]):
+        for t, g in zip((x, w), torch.autograd.grad(y, (x, w), torch.ones_like(y))):
+            assert g.shape == t.shape
+
+
+def test_a_residual_of_another_shape_is_refused(device):
+    x = torch.randn(2, 3, 8, device=device)
+    for residual in (x.flatten(0, 1), x[:1], x.new_empty(0, 8), x[..., :4]):
+        for grad in (False, True):
+            with pytest.raises(ValueError, match=r"rms_norm: residual: found shape \(.*\), expected x's \(2, 3, 8\)"):
+                functional.rms_norm(x.detach().requires_grad_(grad), None, residual=residual)
