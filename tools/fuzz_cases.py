@@ -61,28 +61,30 @@ class _Activated(torch.autograd.Function):
     """f(x), whose slope may come from a rounded value: off by a rounding of 1 or of itself."""
 
     @staticmethod
-    def forward(ctx, x, f, numbers):
+    def forward(ctx, x, f, numbers, of_slope=None):
+        of_slope = max(numbers.unit, numbers.of_sums) if of_slope is None else of_slope
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             y = f(leaf)
             (slope,) = torch.autograd.grad(y.sum(), leaf) if y.requires_grad else (torch.zeros_like(x),)
-        ctx.save_for_backward(numbers.add(slope, max(numbers.unit, numbers.of_sums) * (1 + slope.abs())))
+        ctx.save_for_backward(numbers.add(slope, of_slope * (1 + slope.abs())))
         return numbers.add(y.detach(), numbers.of_sums * y.detach().abs())
 
     @staticmethod
     def backward(ctx, g):
-        return g * ctx.saved_tensors[0], None, None
+        return g * ctx.saved_tensors[0], None, None, None
 
 
 class _BackwardMoved(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, t, numbers):
-        ctx.numbers = numbers
+    def forward(ctx, t, numbers, unit, dtype):
+        ctx.how = numbers, unit, dtype
         return t.clone()
 
     @staticmethod
     def backward(ctx, g):
-        return ctx.numbers.move(g, ctx.numbers.unit, ctx.numbers.dtype), None
+        numbers, unit, dtype = ctx.how
+        return numbers.move(g, unit, dtype), None, None, None
 
 
 class _Attended(torch.autograd.Function):
@@ -111,14 +113,16 @@ class _Attended(torch.autograd.Function):
 class Numbers:
     """Of one run of a reference. dtype None: exact."""
 
-    def __init__(self, dtype=None, generator=None, autocast=None):
-        self.dtype, self.generator, self.autocast = dtype, generator, autocast
+    def __init__(self, dtype=None, seed=0, autocast=None):
+        self.dtype, self.seed, self.autocast = dtype, seed, autocast
         self.exact = dtype is None
         self.unit = 0.0 if self.exact else UNIT[dtype]
         self.of_sums = 0.0 if self.exact else 2.0**-50 if dtype is torch.float64 else 2.0**-22
 
     def _signs(self, t):
-        return torch.empty(t.shape, dtype=torch.float64, device=t.device).bernoulli_(0.5, generator=self.generator).mul_(2).sub_(1)
+        """Up or down by chance, equal numbers alike: as rounding is, whose errors of equal terms add up."""
+        mixed = (t.float().view(torch.int32).long() + self.seed) * 0x9E3779B97F4A7C1
+        return ((mixed >> 40) & 1).double() * 2 - 1
 
     def add(self, t, size):
         return t if self.exact else t + size * self._signs(t)
@@ -130,7 +134,8 @@ class Numbers:
 
     def product(self, a, b):
         y = a @ b
-        return y if self.exact else (y + self.of_sums * (a.abs() @ b.abs()) * self._signs(y)).to(WIDE.get(self.dtype, torch.float32)).double()
+        of_sums = self.of_sums * max(1, a.shape[-1] / 1024)  # fp32 adds a long sum's terms to what is much larger than they
+        return y if self.exact else (y + of_sums * (a.abs() @ b.abs()) * self._signs(y)).to(WIDE.get(self.dtype, torch.float32)).double()
 
     def enter(self, t):
         return t if t is None or self.autocast is None else _Rounded.apply(t, self.autocast)
@@ -157,9 +162,13 @@ class Numbers:
         """cap tanh(x / cap), whose slope is 1 less a square: off by a rounding of 1, whatever is left."""
         return x if not cap else _Activated.apply(x, lambda x: cap * torch.tanh(x / cap), self)
 
+    def sum_backward(self, t):
+        """A value whose gradient is some roundings off before others are added."""
+        return t if self.exact else _BackwardMoved.apply(t, self, self.of_sums, WIDE.get(self.dtype, torch.float32))
+
     def out_backward(self, t):
         """A value in the type of sums whose gradient a kernel may have in the op's type."""
-        return t if self.exact else _BackwardMoved.apply(t, self)
+        return t if self.exact else _BackwardMoved.apply(t, self, self.unit, self.dtype)
 
 
 ACTIVATIONS = {
@@ -380,7 +389,7 @@ def fused_mlp(d):
             w = p[f"w{i}"]
             if weight_norm:
                 w = n.out(p[f"g{i}"][:, None] * w * n.sum(torch.rsqrt(n.sum(w.square().sum(1, keepdim=True)) + 1e-12)))
-            h = n.linear(h, w, p[f"b{i}"] if bias else None)
+            h = n.out_backward(n.linear(h, w, p[f"b{i}"] if bias else None))
             if last or i + 1 < layers:
                 h = n.act(h, activation)
             h = n.out(h)
@@ -400,9 +409,8 @@ def _gate_options(d):
 def _gated(n, gate, up, activation="silu", limit=0.0, alpha=1.0, up_offset=0.0):
     if limit > 0:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    if activation == "gelu_tanh":
-        return n.sum(n.sum(ACTIVATIONS["gelu_tanh"](gate)) * n.sum(up + up_offset))
-    return n.sum(gate * n.sum(torch.sigmoid(alpha * gate)) * n.sum(up + up_offset))
+    f = ACTIVATIONS["gelu_tanh"] if activation == "gelu_tanh" else lambda gate: gate * torch.sigmoid(alpha * gate)
+    return n.sum(_Activated.apply(gate, f, n, n.of_sums) * n.sum(up + up_offset))
 
 
 def _halves(packed, order, dim=-1):
@@ -510,7 +518,7 @@ def linear_cross_entropy(d):
         rows, t = x.reshape(target.numel(), features), target.reshape(-1).long()
         logits = n.out_backward(n.linear(rows, weight, bias))
         logits = n.cap(logits, options["softcap"])
-        lse = n.sum(torch.logsumexp(logits, -1)) if rows.shape[0] else logits.sum(-1)
+        lse = n.sum(torch.logsumexp(n.sum_backward(logits), -1)) if rows.shape[0] else logits.sum(-1)
         counts = t != ignore
         at = logits.gather(-1, torch.where(counts, t, 0)[:, None])[:, 0]
         s = options["label_smoothing"]
@@ -612,7 +620,7 @@ def rope(d):
     def call(x, gain=None):
         if with_norm:
             return functional.qk_norm_rope(x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
-        if in_place and not (torch.is_grad_enabled() and x.requires_grad):
+        if in_place and isinstance(x, torch.Tensor) and not (torch.is_grad_enabled() and x.requires_grad):
             y = x.contiguous().clone() if not x.is_contiguous() else x.clone()
             return functional.rope_(y.detach(), cos, sin, positions, interleaved=interleaved, sign=sign)
         return functional.rope(x, cos, sin, positions, interleaved=interleaved, sign=sign)

@@ -32,6 +32,12 @@ BATCH = 200  # cases of a process
 SILENCE = 90  # seconds after which a case counts as hanging
 
 
+def numbers_of(text):
+    """"3,5-8": 3, 5, 6, 7 and 8."""
+    ends = [part.split("-") for part in text.split(",")]
+    return [n for e in ends for n in range(int(e[0]), int(e[-1]) + 1)]
+
+
 # --- one process: cases ------------------------------------------------------------------------------------------------
 
 
@@ -43,7 +49,7 @@ def worker(options):
 
     torch.set_num_threads(2)
     ops = options.ops.split(",") if options.ops else list(fuzz_cases.OPS)
-    for index in range(options.case, options.case + options.count):
+    for index in numbers_of(options.case):
         print(json.dumps({"begin": index}), flush=True)
         result = {"case": index, "op": "?", "text": ""}
         began = time.monotonic()
@@ -212,8 +218,7 @@ def oracle(torch, case, wanted, upstream, runs, seed):
 
     found = []
     for run in range(runs + 1):
-        generator = torch.Generator(device=next(iter(case.inputs.values())).device).manual_seed(seed + run)
-        numbers = fuzz_cases.Numbers(case.dtype if run else None, generator, case.autocast)
+        numbers = fuzz_cases.Numbers(case.dtype if run else None, seed + 7919 * run, case.autocast)
         wide = {k: t.detach().double().requires_grad_(k in wanted) for k, t in case.inputs.items()}
         outputs = tuple_of(case.reference(numbers, **wide))
         gradients = differentiate(torch, outputs, wide, [None if u is None else u.double() for u in upstream])
@@ -354,6 +359,8 @@ def whole(case, d):
                     problems.append(f"gradient of {k}: found {'none' if g is None else 'one'}, expected {'none' if e is None else 'one'}")
             elif g is not None:
                 checks.append((f"gradient of {k}", g, e, [m[1][k] for m in moved]))
+        if case.planted and case.masked:  # 0 times what is not finite reaches whoever shares a tile
+            checks = [c for c in checks if c[0].startswith("output")]
         for name, found, e, ms in checks:
             if tuple(found.shape) != tuple(e.shape):
                 problems.append(f"{name}: found shape {tuple(found.shape)}, expected {tuple(e.shape)}")
@@ -549,8 +556,10 @@ def reproducer(options, index):
     return f"python3 tools/fuzz_ops.py --device {options.device} --seed {options.seed}{ops} --case {index}"
 
 
-def start(options, first, count):
-    command = [sys.executable, str(HERE), "--worker", "--device", options.device, "--seed", str(options.seed), "--case", str(first), "--count", str(count)]
+def start(options, indices):
+    consecutive = indices[-1] - indices[0] + 1 == len(indices)
+    cases = f"{indices[0]}-{indices[-1]}" if consecutive else ",".join(map(str, indices))
+    command = [sys.executable, str(HERE), "--worker", "--device", options.device, "--seed", str(options.seed), "--case", cases]
     environment = {**os.environ, "MALLOC_PERTURB_": "165"}  # what is not written is not zero
     process = subprocess.Popen([*command, *(["--ops", options.ops] if options.ops else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     lines = queue.Queue()
@@ -565,10 +574,10 @@ def start(options, first, count):
     return process, lines
 
 
-def batch(options, first, count, deadline, record):
-    """Runs cases in a process; returns the first one that has not run."""
-    process, lines = start(options, first, count)
-    at, running, errors, open_streams, last = first, None, [], 2, time.monotonic()
+def batch(options, indices, deadline, record):
+    """Runs cases in a process; returns those that have not run."""
+    process, lines = start(options, indices)
+    done, running, errors, open_streams, last = 0, None, [], 2, time.monotonic()
     hangs = False
     while open_streams:
         try:
@@ -594,7 +603,7 @@ def batch(options, first, count, deadline, record):
         if "begin" in found:
             running = found["begin"]
         else:
-            running, at = None, found["case"] + 1
+            running, done = None, done + 1
             record(found)
         if time.monotonic() > deadline:
             process.kill()
@@ -603,10 +612,10 @@ def batch(options, first, count, deadline, record):
     if running is not None and (hangs or time.monotonic() <= deadline):
         what = f"no answer for {SILENCE} s" if hangs else f"the process ended with {process.returncode}: {' | '.join(errors[-6:])[-600:]}"
         record({"case": running, "op": "?", "text": "", "status": "FAILED", "message": what})
-        return running + 1
-    if at == first and process.returncode not in (0, 3) and time.monotonic() <= deadline:
+        return indices[done + 1 :]
+    if done == 0 and process.returncode not in (0, 3) and time.monotonic() <= deadline:
         raise SystemExit("fuzz_ops: a process did not begin: " + "\n".join(errors[-12:]))
-    return at
+    return indices[done:]
 
 
 def main():
@@ -615,12 +624,11 @@ def main():
     parser.add_argument("--seed", type=int, default=0, help="0: a new one, which is printed")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--cases", type=int, default=10**9, help="at most so many")
-    parser.add_argument("--case", type=int, help="this one alone")
+    parser.add_argument("--case", help="this one alone, or 3,5-8")
     parser.add_argument("--ops", default="", help="a list with commas; all")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--log", help="a file for every case's line")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--count", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         return worker(options)
@@ -647,7 +655,9 @@ def main():
                 print({k: v for k, v in found.items() if k != "trace"})
 
     if options.case is not None:
-        batch(options, options.case, 1, deadline + 600, record)
+        left = numbers_of(options.case)
+        while left:
+            left = batch(options, left, deadline + 600, record)
         return 1 if failures else 0
     next_case, lock_case = [0], threading.Lock()
 
@@ -656,11 +666,11 @@ def main():
             with lock_case:
                 first = next_case[0]
                 next_case[0] += BATCH
-            last = min(first + BATCH, options.cases)
-            if first >= last:
+            left = list(range(first, min(first + BATCH, options.cases)))
+            if not left:
                 return
-            while first < last and time.monotonic() < deadline:
-                first = batch(options, first, last - first, deadline, record)
+            while left and time.monotonic() < deadline:
+                left = batch(options, left, deadline, record)
 
     threads = [threading.Thread(target=go) for _ in range(options.jobs)]
     for t in threads:
