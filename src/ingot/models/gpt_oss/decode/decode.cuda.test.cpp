@@ -70,6 +70,10 @@ void check_cases(const std::vector<DecodeCase>& cases, bool megakernel) {
 
 TEST_F(GptOssDecodeCuda, EveryCaseIsTheModel) { check_cases(testing::decode_cases(), false); }
 TEST_F(GptOssDecodeCuda, EveryCaseIsTheModelThroughTheMegakernel) { check_cases(testing::decode_cases(), true); }
+TEST_F(GptOssDecodeCuda, RandomCasesAreTheModel) {
+  for (const DecodeCase& t : testing::random_cases(30))
+    for (const bool megakernel : {false, true}) check_cases({t}, megakernel);
+}
 // The megakernel is asked for, but not for them.
 TEST_F(GptOssDecodeCuda, EveryCaseOfRoundedInputsIsTheModel) { check_cases(testing::rounded_cases(), true); }
 

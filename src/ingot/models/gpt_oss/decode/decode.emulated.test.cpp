@@ -41,6 +41,11 @@ TEST(GptOssDecodeEmulated, EveryCaseIsTheModelThroughTheMegakernel) {
   for (const DecodeCase& t : testing::decode_cases()) check_case(t, true);
 }
 
+TEST(GptOssDecodeEmulated, RandomCasesAreTheModel) {
+  for (const DecodeCase& t : testing::random_cases(2))
+    for (const bool megakernel : {false, true}) check_case(t, megakernel);
+}
+
 // The megakernel is not for them.
 TEST(GptOssDecodeEmulated, EveryCaseOfRoundedInputsIsTheModel) {
   for (const DecodeCase& t : testing::rounded_cases()) check_case(t, true);

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ingot/kernels/quant/e4m3_blocks.h"
@@ -273,7 +276,7 @@ struct LogitError {
 // --- cases
 
 struct DecodeCase {
-  const char* name;
+  std::string name;
   GptOssConfig config;
   WeightFormat dense, experts;
   int64_t length;                // tokens in all
@@ -298,6 +301,50 @@ inline std::vector<DecodeCase> decode_cases() {
            150,
            {16, 16, 16, 16, 16, 16, 16, 16, 16}},
           {"no bias, odd widths, wide heads", odd, kBf16, kBf16, 14, {8, 2}}};
+}
+
+// Models of any shape that a GPU takes, in any formats, of tokens in batches of any sizes: case k of a seed.
+inline DecodeCase random_case(uint64_t seed, uint64_t k) {
+  std::mt19937_64 random(seed * 1000003 + k);
+  const auto one_of = [&](std::initializer_list<int64_t> all) { return all.begin()[random() % all.size()]; };
+  const auto upto = [&](int64_t n) { return 1 + int64_t(random() % uint64_t(n)); };
+  const auto format = [&] {
+    return WeightFormat(
+        one_of({int64_t(WeightFormat::bf16), int64_t(WeightFormat::fp8), int64_t(WeightFormat::mxfp4)}));
+  };
+  const WeightFormat dense = format(), experts = format();
+  const bool blocks = dense == WeightFormat::mxfp4 || experts == WeightFormat::mxfp4;  // of 32 numbers
+  const int64_t kv_heads = one_of({1, 1, 2, 3, 4, 8}), group = one_of({1, 1, 2, 3, 4, 5, 7, 8, 9}),
+                number = one_of({1, 2, 3, 5, 6, 17, 32, 40});
+  int64_t dim = one_of({2, 6, 8, 16, 32, 32, 64, 64, 66, 100, 128});
+  if (dense == WeightFormat::mxfp4) dim = one_of({32, 64, 96, 128});
+  const int64_t hidden = blocks ? 32 * upto(9) : upto(300),
+                intermediate = experts == WeightFormat::mxfp4 ? 32 * upto(7) : upto(200);
+  GptOssConfig c =
+      decode_config(hidden, kv_heads * group, kv_heads, dim, intermediate, number,
+                    std::min(number, one_of({1, 2, 3, 4, 8})), one_of({1, 2, 5, 15, 16, 17, 31, 32, 33, 70}), upto(4));
+  c.vocab = one_of({1, 2, 53, 127, 128, 129, 300, 1000});
+  for (size_t l = 0; l < c.sliding.size(); ++l) c.sliding[l] = random() % 2 == 0;
+  c.attention_bias = random() % 4 != 0;
+  DecodeCase t{detail::concat("seed ", seed, " case ", k), c, dense, experts, upto(45), {}};
+  for (int64_t at = 0; at < t.length && random() % 5 != 0; at += t.batches.back())
+    t.batches.push_back(std::min({t.length - at, upto(16), one_of({1, 2, 8, 9, 16})}));
+  t.name =
+      detail::concat(t.name, ": ", dense, " and ", experts, ", vocab ", c.vocab, ", hidden ", c.hidden, ", ", c.layers,
+                     " layers, ", c.heads, " heads on ", kv_heads, " of ", dim, ", ", number, " experts of ",
+                     intermediate, ", ", c.experts_per_token, " a token, window ", c.window, ", ", t.length, " tokens");
+  return t;
+}
+// Some of them; INGOT_DECODE_SEED=N and INGOT_DECODE_CASES=M in the environment: others, and more.
+inline std::vector<DecodeCase> random_cases(uint64_t usual) {
+  const auto number = [](const char* name, uint64_t otherwise) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+  };
+  std::vector<DecodeCase> all;
+  for (uint64_t k = 0; k < number("INGOT_DECODE_CASES", usual); ++k)
+    all.push_back(random_case(number("INGOT_DECODE_SEED", 1), k));
+  return all;
 }
 
 // Models whose experts take e4m3: alone, together, of 32 numbers that do not divide the widths, in every format.
