@@ -175,7 +175,7 @@ ACTIVATIONS = {
     "identity": lambda x: x * 1, "relu": F.relu, "leaky_relu": F.leaky_relu, "leaky_relu_squared": lambda x: F.leaky_relu(x, 0.5).square(),
     "relu_squared": lambda x: F.relu(x).square(), "silu": F.silu, "gelu": lambda x: x * 0.5 * torch.special.erfc(-x * 0.5**0.5), "gelu_tanh": lambda x: x * torch.sigmoid(2 * (2 / math.pi) ** 0.5 * (x + 0.044715 * x.pow(3))),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "tanh": torch.tanh, "sigmoid": torch.sigmoid,
-    "softplus": lambda x: F.softplus(x, threshold=1000),
+    "softplus": lambda x: F.softplus(x, threshold=500),
 }
 JUMPS = ("relu", "leaky_relu")  # in the slope: a rounding of the argument may be worth a whole gradient
 
@@ -487,7 +487,8 @@ def gated_linear(d):
             return n.out(n.linear(plain(n, x, w, bias), w3, b3))
 
     case.call, case.reference = call, reference
-    d.plant(case, list(case.inputs))
+    if d.gpu or not module:  # on a CPU PyTorch's own product of 16 bits lets a NaN into the row before
+        d.plant(case, list(case.inputs))
     return case
 
 
@@ -520,10 +521,10 @@ def linear_cross_entropy(d):
         logits = n.cap(logits, options["softcap"])
         lse = n.sum(torch.logsumexp(n.sum_backward(logits), -1)) if rows.shape[0] else logits.sum(-1)
         counts = t != ignore
-        at = logits.gather(-1, torch.where(counts, t, 0)[:, None])[:, 0]
+        at = n.sum_backward(logits).gather(-1, torch.where(counts, t, 0)[:, None])[:, 0]
         s = options["label_smoothing"]
         if s:
-            at = (1 - s) * at + s * logits.mean(-1)
+            at = (1 - s) * at + s * n.sum_backward(logits).mean(-1)
         loss = torch.where(counts, n.sum(n.sum(lse - at) + options["z_loss"] * lse.square()), 0.0)
         if options["reduction"] == "none":
             return loss.view(target.shape)
@@ -794,4 +795,65 @@ def muon(d):
     return case
 
 
-OPS = {f.__name__: f for f in (rms_norm, fused_mlp, swiglu, gated_linear, linear_cross_entropy, wide_mlp, rope, activation, attention, muon)}
+class _Norm(torch.nn.Module):
+    """As transformers writes it."""
+
+    def __init__(self, columns, eps, unit_offset):
+        super().__init__()
+        self.weight, self.variance_epsilon, self.unit_offset = torch.nn.Parameter(torch.empty(columns)), eps, unit_offset
+
+    def forward(self, hidden_states):
+        x = hidden_states.float()
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+        if self.unit_offset:
+            return (x * (1 + self.weight.float())).to(hidden_states.dtype)
+        return self.weight * x.to(hidden_states.dtype)
+
+
+class _Gated(torch.nn.Module):
+    def __init__(self, columns, hidden, bias, act):
+        super().__init__()
+        self.gate_proj, self.up_proj = (torch.nn.Linear(columns, hidden, bias=bias) for _ in range(2))
+        self.down_proj, self.act_fn = torch.nn.Linear(hidden, columns, bias=bias), act
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def hf_patch(d):
+    """A norm and a gated MLP that hf.patch finds in a model."""
+    dtype = d.dtype(of_cpu=(torch.float32, torch.bfloat16, torch.float16))
+    most = 1100 if d.gpu else 140
+    columns, hidden = (max(1, d.columns(most, 8 if d.flag(0.7) else 1)) for _ in range(2))
+    eps, offset, bias, tanh = d.r.choice([1e-5, 1e-6]), d.flag(0.4), d.flag(0.3), d.flag(0.4)
+    model = torch.nn.Sequential(_Norm(columns, eps, offset), _Gated(columns, hidden, bias, torch.nn.GELU("tanh") if tanh else torch.nn.SiLU())).to(d.device, dtype)
+    report = ingot.hf.patch(model)
+    if len(report.replaced) != 2:
+        raise AssertionError(f"hf.patch: {report}")
+    case = Case("hf_patch", [f"eps={eps}", f"unit_offset={offset}", f"tanh={tanh}", "module=True"], dtype)
+    x = d.tensor((*d.leading(d.rows(max(columns, hidden), 4097)), columns), dtype, d.scale)
+    case.inputs["x"] = x if d.gpu else x.contiguous().clone()
+    names = {}
+    for name, p in model.named_parameters():
+        key = name.replace(".", "_")[2:]
+        names[key] = name
+        case.inputs[key] = d.tensor(p.shape, dtype, 1.0 if p.dim() == 1 else 1 / math.sqrt(p.shape[1]), layout=d.gpu)
+
+    def call(x, **p):
+        return torch.func.functional_call(model, {names[k]: t for k, t in p.items()}, (x,))
+
+    def reference(n, x, **p):
+        y = n.sum(x * n.sum(torch.rsqrt(n.sum(x.square().mean(-1, keepdim=True)) + eps)))
+        y = n.out(n.out(y) * (1 + p["weight"] if offset else p["weight"]))
+        gate, up = (n.out(n.linear(y, p[f"{name}_proj_weight"], p.get(f"{name}_proj_bias"))) for name in ("gate", "up"))
+        f = ACTIVATIONS["gelu_tanh" if tanh else "silu"]
+        h = n.out(n.out(_Activated.apply(gate, f, n, n.of_sums)) * up)
+        return n.out(n.linear(h, p["down_proj_weight"], p.get("down_proj_bias")))
+
+    case.call, case.reference = call, reference
+    if d.gpu:  # on a CPU PyTorch's own product of 16 bits lets a NaN into the row before
+        d.plant(case, list(case.inputs))
+    return case
+
+
+OPS = {f.__name__: f for f in (rms_norm, fused_mlp, swiglu, gated_linear, linear_cross_entropy, wide_mlp, rope, activation, attention, muon, hf_patch)}
