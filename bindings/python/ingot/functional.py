@@ -39,7 +39,7 @@ def rms_norm(x, weight=None, eps=None, *, residual=None, unit_offset=False):
             return y
     if not isinstance(x, torch.Tensor):
         return _untensored("rms_norm", "x", rms_norm, x, weight, eps, residual=residual, unit_offset=unit_offset)
-    _op.expect_tensors_or_none("rms_norm", weight=weight, residual=residual)
+    _op.expect_tensors_or_none("rms_norm", x=x, weight=weight, residual=residual)
     if residual is not None:
         return _add_rms_norm(x, residual, weight, eps, unit_offset)
     if _plain.needed():
@@ -222,7 +222,7 @@ def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", igno
     narrow = _autocast_to(x)
     if narrow is not None:
         x, weight, bias = (t if t is None else t.to(narrow) for t in (x, weight, bias))
-    rows, classes = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+    rows, classes = x.reshape(target.numel(), x.shape[-1]), target.reshape(-1)
     options = float(softcap), float(z_loss), int(ignore_index), float(label_smoothing)
     loss = _linear_cross_entropy(rows, weight, bias, classes, options, reduction != "none")
     if reduction == "none":
@@ -283,12 +283,15 @@ def rope_table(positions, dim, base=10000.0, *, scaling="none", factor=1.0, orig
     return cos.to(device), sin.to(device)
 
 
-def _positions(op, x, positions):
-    """(T) int32 for x of (..., S, H, D): given per sequence or per token, counted from 0 where left out."""
+def _positions(op, x, positions, cos):
+    """(T) int32 for x of (..., S, H, D): given per sequence or per token, counted from 0 where left out, as far as the table goes."""
     if x.dim() < 3:
         raise ValueError(f"{op}: x: found shape {tuple(x.shape)}, expected (..., S, H, D)")
     leading = x.shape[:-2]
     if positions is None:
+        if cos.dim() == 2 and leading[-1] > cos.shape[0]:
+            raise ValueError(f"{op}: positions: found none for x of shape {tuple(x.shape)} beside a table of {cos.shape[0]} rows, expected a row for each of "
+                             f"{leading[-1]} positions")
         positions = torch.arange(leading[-1], dtype=torch.int32, device=x.device)
     _op.expect_tensors(op, positions=positions)
     if positions.shape != leading:
@@ -316,7 +319,7 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     if not isinstance(x, torch.Tensor):
         return _untensored("rope", "x", rope, x, cos, sin, positions, interleaved=interleaved, sign=sign)
     _op.expect_tensors("rope", x=x, cos=cos, sin=sin)
-    positions = _positions("rope", x, positions)
+    positions = _positions("rope", x, positions, cos)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin)
     if way == _PLAIN:
         return _rope.run_rope(x, positions, cos, sin, interleaved, sign)
@@ -338,7 +341,7 @@ def rope_(x, cos, sin, positions=None, *, interleaved=False, sign=1):
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"rope_: x: found {type(x).__name__}, expected torch.Tensor")
     _op.expect_tensors("rope_", x=x, cos=cos, sin=sin)
-    positions = _positions("rope_", x, positions)
+    positions = _positions("rope_", x, positions, cos)
     if is_dynamo_compiling() or route(x, cos, sin) != _PLAIN:
         raise NotImplementedError("rope_: found a call that autograd, torch.compile or torch.func follows, expected none (rope can be followed)")
     return _rope.run_rope_(x, positions, cos, sin, interleaved, sign)
@@ -349,7 +352,7 @@ def qk_norm_rope(x, cos=None, sin=None, positions=None, *, gain=None, eps=2.0**-
     if not isinstance(x, torch.Tensor):
         return _untensored("qk_norm_rope", "x", qk_norm_rope, x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
     _op.expect_tensors_or_none("qk_norm_rope", x=x, cos=cos, sin=sin, gain=gain)
-    positions = None if cos is None else _positions("qk_norm_rope", x, positions)
+    positions = None if cos is None else _positions("qk_norm_rope", x, positions, cos)
     way = _DISPATCH if is_dynamo_compiling() else route(x, cos, sin, gain)
     if way == _PLAIN:
         return _rope.run_qk_norm_rope(x, positions, cos, sin, gain, eps, interleaved, sign)

@@ -232,3 +232,15 @@ def test_errors_name_what_was_found(device):
             call()
     with pytest.raises(TypeError, match="linear_cross_entropy: x: found list, expected torch.Tensor"):
         f([1.0], w, target)
+
+
+@pytest.mark.skipif(not has_loss(DEVICE), reason="not in this build")
+def test_rows_without_features_have_the_loss_of_the_bias(device):
+    for rows in ((), (5,), (2, 3)):
+        x, w, b = (torch.zeros(*s, device=device).requires_grad_() for s in ((*rows, 0), (7, 0), (7,)))
+        target = torch.zeros(rows, dtype=torch.int64, device=device)
+        loss = functional.linear_cross_entropy(x, w, target, b)
+        torch.testing.assert_close(loss, torch.tensor(7.0, device=device).log())
+        dx, dw, db = torch.autograd.grad(loss, (x, w, b))
+        assert dx.shape == x.shape and dw.shape == w.shape
+        torch.testing.assert_close(db, torch.full_like(b, 1 / 7) - F.one_hot(torch.tensor(0, device=device), 7))
