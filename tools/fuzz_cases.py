@@ -68,7 +68,7 @@ class _Activated(torch.autograd.Function):
             y = f(leaf)
             (slope,) = torch.autograd.grad(y.sum(), leaf) if y.requires_grad else (torch.zeros_like(x),)
         ctx.save_for_backward(numbers.add(slope, of_slope * (1 + slope.abs())))
-        return numbers.add(y.detach(), numbers.of_sums * y.detach().abs())
+        return numbers.add(y.detach(), numbers.of_sums * (y.detach().abs() + (slope * x).abs()))
 
     @staticmethod
     def backward(ctx, g):
@@ -329,7 +329,7 @@ def rms_norm(d):
 
     def call(x, weight=None, residual=None):
         if module:
-            layer = ingot.nn.RMSNorm(columns, eps=eps, unit_offset=offset, device=d.device, dtype=weight.dtype)
+            layer = ingot.nn.RMSNorm(columns, eps=eps, unit_offset=offset, device=d.device, dtype=w.dtype)
             return torch.func.functional_call(layer, {"weight": weight}, (x,))
         return functional.rms_norm(x, weight, eps, residual=residual, unit_offset=offset)
 
@@ -600,7 +600,7 @@ def rope(d):
     rotated = width if d.flag(0.6) else 2 * d.r.randint(1, width // 2)
     interleaved, sign = d.flag(0.4), d.r.choice([1, 1, -1])
     table = not with_norm or d.flag(0.8)
-    most = max(1, d.r.choice([lead[-1], lead[-1] + 7, 4096]))
+    most = max(1, lead[-1], d.r.choice([lead[-1], lead[-1] + 7, 4096]))
     cos, sin = _table(d, dtype, most, rotated) if table else (None, None)
     positions = None
     if table and d.flag(0.6):
