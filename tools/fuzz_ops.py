@@ -319,9 +319,10 @@ def whole(case, d):
             leaves = leaves_of(case, wanted)
             outputs = tuple_of(forward(**leaves))
             upstream = [None] * len(outputs)
+            layout = d.gpu or "module=True" not in case.text  # to nn.Linear of 16 bits on a CPU see fuzz_cases.gated_linear
             if wanted:
                 count = len(outputs) if case.only_outputs is None else case.only_outputs
-                upstream = [d.tensor(tuple(y.shape), y.dtype) if i < count and (count == 1 or r.random() < 0.75) else None for i, y in enumerate(outputs)]
+                upstream = [d.tensor(tuple(y.shape), y.dtype, layout=layout) if i < count and (count == 1 or r.random() < 0.75) else None for i, y in enumerate(outputs)]
             own_upstream = [None if u is None else memory_of(u).clone() for u in upstream]
             gradients = differentiate(torch, outputs, leaves, upstream)
     except REFUSALS + (RuntimeError,) as e:
