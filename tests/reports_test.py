@@ -235,13 +235,17 @@ class Reports(unittest.TestCase):
         self.assertNotIn("src/ingot/engines/train/trainer.cpp", files)
 
     def test_the_headline_names_the_best_peer_of_its_case_and_nothing_else(self):
-        case = {**report_tables.HEADLINES["mlp"][0], "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
-        step = {**report_tables.HEADLINES["train"][0], "ours_us": 75040.0, "peers": {"compile_rows": 120000.0, "compile_packed": 130000.0}}
+        rows = {(suite, peer): row for suite, row, _, peer in report_tables.HEADLINES}
+        token = {**rows["decode", "llama.cpp"], "ours_us": 1000.0, "peers": {"phased": 1500.0, "llama.cpp": 3000.0}}
+        case = {**rows["mlp", None], "ours_us": 50.04, "peers": {"torch_eager": 170.0, "torch_compile": 150.0}}
+        step = {**rows["train", None], "ours_us": 75040.0, "peers": {"compile_rows": 120000.0, "compile_packed": 130000.0}}
         steps = {"cpu": "CPU", "level": "AVX2", "threads": 2, "results": [
             {**report_tables.HEADLINE_STEP, "mode": mode, "ms": ms} for mode, ms in (("native", 300.4), ("eager", 700.0), ("compile", 600.4))]}
-        by_suite = {"mlp": [{"gpu": "GPU", "results": [GOOD["results"][0], case]}], "train": [{"gpu": "GPU", "results": [step, {**step, "peers": {}}]}]}
-        lines = list(report_tables.headline(by_suite, [steps, {**steps, "results": []}]))
+        by_suite = {"mlp": [{"gpu": "GPU", "results": [GOOD["results"][0], case]}], "train": [{"gpu": "GPU", "results": [step, {**step, "peers": {}}]}],
+                    "decode": [{"gpu": "GPU", "results": [token, {**token, "peers": {"phased": 1500.0}}]}]}
+        of_token, *lines = report_tables.headline(by_suite, [steps, {**steps, "results": []}])
         self.assertEqual(len(lines), 3)
+        self.assertIn("**1.00 ms**, llama.cpp 3.00 ms", of_token)
         self.assertIn("**75.0 ms**, torch.compile, dense rows with its optimizer 120.0 ms", lines[0])
         self.assertIn("**50.0 µs**, torch.compile 150.0 µs", lines[1])
         self.assertIn("**300 ms**, PyTorch's best 600 ms", lines[2])
