@@ -114,18 +114,21 @@ class Numbers:
     """Of one run of a reference. dtype None: exact."""
 
     def __init__(self, dtype=None, seed=0, autocast=None):
-        self.dtype, self.seed, self.autocast = dtype, seed, autocast
+        self.dtype, self.seed, self.autocast, self.stage = dtype, seed, autocast, 0
         self.exact = dtype is None
         self.unit = 0.0 if self.exact else UNIT[dtype]
         self.of_sums = 0.0 if self.exact else 2.0**-50 if dtype is torch.float64 else 2.0**-22
 
-    def _signs(self, t):
-        """Up or down by chance, equal numbers alike: as rounding is, whose errors of equal terms add up."""
-        mixed = (t.float().view(torch.int32).long() + self.seed) * 0x9E3779B97F4A7C1
-        return ((mixed >> 40) & 1).double() * 2 - 1
+    def _chances(self, t):
+        """Up or down by half a unit to a whole one, by chance, equal numbers of a stage alike: as rounding is, whose errors of equal terms add up."""
+        self.stage += 1
+        mixed = (t.float().view(torch.int32).long() + self.seed * 1000003 + self.stage * 104729) * 0x9E3779B97F4A7C1
+        mixed = (mixed ^ (mixed >> 31)) * 0x5851F42D4C957F2D
+        sign = ((mixed >> 62) & 1).double() * 2 - 1
+        return sign * (0.5 + ((mixed >> 33) & 0xFFFF).double() / 131072)
 
     def add(self, t, size):
-        return t if self.exact else t + size * self._signs(t)
+        return t if self.exact else t + size * self._chances(t)
 
     def move(self, t, unit, dtype):
         if self.exact:
@@ -135,7 +138,7 @@ class Numbers:
     def product(self, a, b):
         y = a @ b
         of_sums = self.of_sums * max(1, a.shape[-1] / 1024)  # fp32 adds a long sum's terms to what is much larger than they
-        return y if self.exact else (y + of_sums * (a.abs() @ b.abs()) * self._signs(y)).to(WIDE.get(self.dtype, torch.float32)).double()
+        return y if self.exact else (y + of_sums * (a.abs() @ b.abs()) * self._chances(y)).to(WIDE.get(self.dtype, torch.float32)).double()
 
     def enter(self, t):
         return t if t is None or self.autocast is None else _Rounded.apply(t, self.autocast)
@@ -162,9 +165,9 @@ class Numbers:
         """cap tanh(x / cap), whose slope is 1 less a square: off by a rounding of 1, whatever is left."""
         return x if not cap else _Activated.apply(x, lambda x: cap * torch.tanh(x / cap), self)
 
-    def sum_backward(self, t):
-        """A value whose gradient is some roundings off before others are added."""
-        return t if self.exact else _BackwardMoved.apply(t, self, self.of_sums, WIDE.get(self.dtype, torch.float32))
+    def sum_backward(self, t, size=1):
+        """A value whose gradient is some roundings off before others are added, `size` times as many."""
+        return t if self.exact else _BackwardMoved.apply(t, self, self.of_sums * size, WIDE.get(self.dtype, torch.float32))
 
     def out_backward(self, t):
         """A value in the type of sums whose gradient a kernel may have in the op's type."""
@@ -518,13 +521,14 @@ def linear_cross_entropy(d):
         x, weight, bias = n.enter(x), n.enter(weight), n.enter(bias)
         rows, t = x.reshape(target.numel(), features), target.reshape(-1).long()
         logits = n.out_backward(n.linear(rows, weight, bias))
-        logits = n.cap(logits, options["softcap"])
-        lse = n.sum(torch.logsumexp(n.sum_backward(logits), -1)) if rows.shape[0] else logits.sum(-1)
+        capped = lambda: n.cap(logits, options["softcap"])  # probabilities and what is taken from them have slopes of their own
+        size = 1 + torch.logsumexp(capped().detach(), -1, keepdim=True).abs()  # p = exp(l - lse), from an lse of so many units
+        lse = n.sum(torch.logsumexp(n.sum_backward(capped(), size), -1)) if rows.shape[0] else logits.sum(-1)
         counts = t != ignore
-        at = n.sum_backward(logits).gather(-1, torch.where(counts, t, 0)[:, None])[:, 0]
+        at = n.sum_backward(capped()).gather(-1, torch.where(counts, t, 0)[:, None])[:, 0]
         s = options["label_smoothing"]
         if s:
-            at = (1 - s) * at + s * n.sum_backward(logits).mean(-1)
+            at = (1 - s) * at + s * n.sum_backward(capped()).mean(-1)
         loss = torch.where(counts, n.sum(n.sum(lse - at) + options["z_loss"] * lse.square()), 0.0)
         if options["reduction"] == "none":
             return loss.view(target.shape)
@@ -621,7 +625,7 @@ def rope(d):
     def call(x, gain=None):
         if with_norm:
             return functional.qk_norm_rope(x, cos, sin, positions, gain=gain, eps=eps, interleaved=interleaved, sign=sign)
-        if in_place and isinstance(x, torch.Tensor) and not (torch.is_grad_enabled() and x.requires_grad):
+        if in_place and isinstance(x, torch.Tensor) and x.layout is torch.strided and not (torch.is_grad_enabled() and x.requires_grad):
             y = x.contiguous().clone() if not x.is_contiguous() else x.clone()
             return functional.rope_(y.detach(), cos, sin, positions, interleaved=interleaved, sign=sign)
         return functional.rope(x, cos, sin, positions, interleaved=interleaved, sign=sign)

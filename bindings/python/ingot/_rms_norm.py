@@ -3,10 +3,11 @@ import torch
 
 from . import _C, _plain
 from ._again import again, gradients, knowing_whether_recorded
-from ._op import as_rows, bytes_or_none, default_eps, dense, eager, empty_rows, fake_rows, register, sum_dtype
+from ._op import as_rows, bytes_or_none, default_eps, dense, eager, empty_rows, expect_tensors_or_none, fake_rows, register, sum_dtype
 
 
 def run_rms_norm_plain(x, weight, eps, unit_offset):
+    expect_tensors_or_none("rms_norm", x=x, weight=weight)
     x = as_rows(x, 2)
     y = empty_rows(x)
     _C.rms_norm(x, dense(weight), None, None, y, None, default_eps(eps, x.dtype), unit_offset)
@@ -14,6 +15,7 @@ def run_rms_norm_plain(x, weight, eps, unit_offset):
 
 
 def run_rms_norm(x, weight, eps, unit_offset):
+    expect_tensors_or_none("rms_norm", x=x, weight=weight)
     x = as_rows(x, 2)
     y = empty_rows(x)
     rstd = x.new_empty(x.shape[:-1], dtype=sum_dtype(x.dtype))
