@@ -140,3 +140,15 @@ def test_errors_name_what_was_found(device):
         f([1.0], w1, w2)
     with pytest.raises(ValueError, match="WideMLP: activation: found 'swish'"):
         ingot.nn.WideMLP(8, 8, activation="swish")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_of_16_bits_are_fp32_also_where_a_product_is_cut_over_its_features(device, dtype):
+    """One rounding of the result, and fp32's over 1100 terms. The second product is that with the identity, which is exact."""
+    for rows, columns, features in ((129, 24, 1100), (1000, 2, 1096), (1000, 8, 1100), (129, 100, 1096), (3, 7, 1100)):
+        x, w = torch.randn(rows, features, device=device).to(dtype), (torch.randn(columns, features, device=device) / features**0.5).to(dtype)
+        y = functional.wide_mlp(x, w, torch.eye(columns, device=device, dtype=dtype), activation="identity")
+        expected = x.double() @ w.double().T
+        # In fp16 a result below 2^-14 is rounded by 2^-25.
+        allowed = reference.ROUNDING[dtype] * expected.abs() + 2.0**-20 * (x.double().abs() @ w.double().abs().T) + 2.0**-24
+        assert ((y.double() - expected).abs() / allowed).max() <= 1, (rows, columns, features)

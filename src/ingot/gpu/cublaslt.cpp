@@ -34,8 +34,9 @@ static_assert(sizeof(HeuristicResult) == 96, "as the library lays it out");
 
 enum : int { kTransposeA = 3, kTransposeB = 4, kEpilogue = 7, kBiasPointer = 8, kBiasType = 26 };  // of a product
 enum : int { kBatchCount = 5, kBatchStep = 6 };                                                    // of a matrix
-enum : int { kMaxWorkspace = 1, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8 };
+enum : int { kMaxWorkspace = 1, kReductions = 3, kAlignmentA = 5, kAlignmentB = 6, kAlignmentC = 7, kAlignmentD = 8 };
 enum : uint32_t { kPlain = 1, kWithBias = 4 };
+constexpr uint32_t kInTypeOfSums = 2;  // of kReductions: parts of a product over k are added in fp32, not in d's type
 constexpr int kNotSupported = 15;
 
 struct Library {
@@ -223,6 +224,7 @@ class Plan {
     check_lt(lib.preference_create(&preference), "a preference");
     const uint64_t workspace = uint64_t(p.workspace_bytes);
     lib.preference_set(preference, kMaxWorkspace, &workspace, sizeof workspace);
+    if (p.out != DType::f32) lib.preference_set(preference, kReductions, &kInTypeOfSums, sizeof kInTypeOfSums);
     const uint32_t alignment[] = {alignment_of(p.b.data), alignment_of(p.a.data),
                                   alignment_of(p.beta != 0 ? p.c.data : p.d.data), alignment_of(p.d.data)};
     for (int i = 0; i < 4; ++i) lib.preference_set(preference, kAlignmentA + i, &alignment[i], sizeof alignment[i]);
