@@ -174,6 +174,10 @@ class Reports(unittest.TestCase):
             other.write_text(kept)
             same_kernels.kernels_of_object.cache_clear()
             self.assertIn("2 kernels are the same, 1 files changed", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            path.write_text(json.dumps(report))  # other kernels of a library, in a suite that takes some
+            with unittest.mock.patch.object(same_kernels, "CHOICE", names[2]), unittest.mock.patch.object(reports, "WITH_LIBRARY", {"rmsnorm"}):
+                self.assertIn("stays stale, cuBLASLt's", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            said(same_kernels.keep_reports, old, build / "old", build / "new")
             found = json.loads(path.read_text())
             self.assertEqual(found.pop("same_kernels"), {"tree": reports.tree_hash("rmsnorm"), "kernels": 2, "changed": [names[2]]})
             self.assertEqual(found, report)

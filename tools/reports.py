@@ -34,6 +34,8 @@ ROOMS["two_builds"] = ["mlp", "activation", "rmsnorm", "rope", "swiglu"]
 ONLY_OURSELVES = {"two_builds"}  # whose peer is no other library
 # Whose results are times alone: what they compute is for tests to say.
 TIMES_ALONE = {"decode", "decode_gpus", "prompt", "train", "train_gpus", "train_memory", "generate", "ttt"}
+# Whose products may be cuBLASLt's.
+WITH_LIBRARY = {"linear", "swiglu", "wide_mlp", "cross_entropy", "train", "train_gpus", "train_memory", "ttt", "generate"}
 # Whose origin published kernels: these are measured too.
 WITH_ORIGIN = {"rmsnorm", "mlp"}
 SOURCES = {".h", ".cpp", ".cu", ".cuh", ".txt", ".cmake", ".py"}

@@ -9,7 +9,7 @@ of those that are in one only; exit status 1 where there are any, 77 where there
 
 Does so for every report under bench/results that was of OLD_TREE's sources and is not of this tree's. Where all kernels of the suite's rooms
 are the same the report gets `same_kernels`: this tree's hash, how many kernels, and which files did change; it is then not stale. Not
-host_cost's, which measures the host.
+host_cost's, which measures the host; nor, where the choice among cuBLASLt's kernels changed, those of suites that take any.
 """
 import collections
 import functools
@@ -24,6 +24,7 @@ import sys
 import reports
 
 NO_CUOBJDUMP = 77
+CHOICE = "src/ingot/gpu/cublaslt.cpp"  # of kernels that no object of ours holds
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
 # An instruction and its encoding, or the second half of one.
 CODE = re.compile(r"^\s*(/\*[0-9a-f]{4,}\*/.*|/\* 0x[0-9a-f]{16} \*/)\s*$")
@@ -98,6 +99,9 @@ def keep_reports(old_tree, old_build, new_build):
             print(f"{name}: stays stale, {len(apart)} kernels differ: {', '.join(apart[:3])}")
             continue
         changed = {*changed_files(suite, old_tree, reports.ROOT), *report.get("same_kernels", {}).get("changed", [])}
+        if CHOICE in changed and suite in reports.WITH_LIBRARY:
+            print(f"{name}: stays stale, cuBLASLt's kernels may be others")
+            continue
         results = report.pop("results")
         report = {**report, "same_kernels": {"tree": now, "kernels": count, "changed": sorted(changed)}, "results": results}
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
