@@ -294,7 +294,10 @@ void gated_linear_backward(const GatedLinearBackward& g, Stream stream) {
   weight_gradients(g, d, stream);
   for (const auto& [of, db] : {std::pair(d.dgate, g.db_gate), std::pair(d.dup, g.db_up)}) {
     if (!db) continue;
-    if (g.overwrite && db.device.kind == Device::cuda) gpu::fill_bytes(db.data, 0, db.bytes(), stream);
+    if (g.overwrite && db.device.kind == Device::cuda) {
+      const gpu::DeviceGuard guard(db.device.index);  // whose default stream it is, where none is given
+      gpu::fill_bytes(db.data, 0, db.bytes(), stream);
+    }
     if (g.overwrite && db.device.kind == Device::cpu) fill_zero(db);
     linear_backward({.dy = of, .db = db, .products = g.products}, stream);
   }
