@@ -74,7 +74,10 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) momentum_kernel(const Gradients<T> a, const Rates rates, double* squares) {
   ptx::wait_for_earlier_kernels();
   const double scale = rates.scale();
-  if (!isfinite(scale)) return;
+  if (!isfinite(scale)) {  // nothing of the step is kept; the kernels behind this one read zeros
+    if (threadIdx.x == 0) squares[blockIdx.x] = 0;
+    return;
+  }
   const int64_t b = blockIdx.x / a.rows, r = blockIdx.x % a.rows;
   const T* const g = a.g.at(b, r);
   T* const momentum = a.momentum.data != nullptr ? a.momentum.at(b, r) : nullptr;
@@ -114,12 +117,15 @@ __global__ void __launch_bounds__(kThreads)
     start_kernel(const Gradients<T> a, const Rates rates, const double* squares, const double* inverse, Bank<X> x) {
   ptx::wait_for_earlier_kernels();
   const double scale = rates.scale();
-  if (!isfinite(scale)) return;
   const int64_t b = blockIdx.x / a.rows, r = blockIdx.x % a.rows;
+  X* const to = x.at(b, r);
+  if (!isfinite(scale)) {
+    for (int64_t c = threadIdx.x; c < a.cols; c += kThreads) to[c] = tile::from_float<X>(0);
+    return;
+  }
   const T* const g = a.g.at(b, r);
   const T* const momentum = a.momentum.data != nullptr ? a.momentum.at(b, r) : nullptr;
   const float mu = rates.momentum(), times = float(row_scale(squares[blockIdx.x], a.row_normalise) * inverse[b]);
-  X* const to = x.at(b, r);
   for (int64_t c = threadIdx.x; c < a.cols; c += kThreads) {
     float u = tile::to_float(g[c]) * float(scale);
     if (momentum != nullptr) u = moved(a, u, tile::to_float(momentum[c]), mu);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -165,10 +166,14 @@ TEST_F(MuonCuda, ASumThatIsNotFiniteWritesNothingAndZerosStayZero) {
         room(DType::u8, {muon_workspace_bytes(2, 24, 40, DType::f32, {Device::cuda, 0})}), times(DType::f64, {1});
     testing::fill_normal(p.host(), 1), testing::fill_normal(g.host(), 2), testing::fill_normal(momentum.host(), 3);
     testing::assign(times.host(), {factor});
+    std::memset(room.host().data, 0xff, size_t(room.host().numel()));
     for (DeviceBuffer* b : {&p, &g, &momentum, &room, &times}) b->upload();
     muon({.p = p, .g = g, .momentum = momentum, .workspace = room, .factor = times, .products = Products::bf16}, {});
-    p.download(), momentum.download();
-    EXPECT_TRUE(p.untouched(true) && momentum.untouched(true));
+    p.download(), momentum.download(), room.download();
+    EXPECT_TRUE(p.untouched(true) && momentum.untouched(true) && room.untouched());
+    // What the iteration went through, which begins with its matrices, it has been given: zeros, not what lay there.
+    const bf16* const matrices = reinterpret_cast<const bf16*>(room.host().ptr<uint8_t>());
+    for (int64_t i = 0; i < 2 * (2 * 24 * 40 + 2 * 24 * 24); ++i) ASSERT_EQ(float(matrices[i]), 0) << i;
   }
   DeviceBuffer p(DType::f32, {1, 24, 40}), g(DType::f32, {1, 24, 40}), momentum(DType::f32, {1, 24, 40}),
       room(DType::u8, {muon_workspace_bytes(1, 24, 40, DType::f32, {Device::cuda, 0})});
