@@ -251,7 +251,7 @@ class Export(unittest.TestCase):
     def test_a_part_of_the_held_out_text_is_every_so_manieth_document_cut_short(self):
         experiment = types.ModuleType("experiment")
         exec(compile(EXPERIMENT.read_text(), EXPERIMENT, "exec"), experiment.__dict__)
-        shards, part = self.directory / "shards", self.directory / "part"
+        shards, part = self.directory / "whole", self.directory / "part"
         texts = self.directory / "texts"
         texts.mkdir()
         for n in range(1, 12):
