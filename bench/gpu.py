@@ -66,7 +66,7 @@ def main():
     options, more = parser.parse_known_args()
     if options.again:
         os.environ["INGOT_BENCH_CONTINUE"] = "1"
-    os.environ.setdefault("INGOT_COMMAND", " ".join(["python3 bench/gpu.py", *options.suites]))  # what the reports say
+    os.environ.setdefault("INGOT_COMMAND", " ".join(["python3 bench/gpu.py", *options.suites, *(["--continue"] if options.again else [])]))  # what the reports say
     for suite in options.suites:
         if suite not in SUITES:
             parser.error(f"suite: found {suite}, expected of {', '.join(SUITES)}")

@@ -278,7 +278,7 @@ class Export(unittest.TestCase):
         for data in (shards, self.text):  # cut, and no shards
             run = subprocess.run([sys.executable, EXPERIMENT, BINARY, data, self.directory / "chain4", "--part", "2:5"], capture_output=True, text=True, timeout=60)
             self.assertEqual((run.returncode, run.stdout), (1, ""), data)
-            self.assertRegex(run.stderr, r"\Aexperiment: [^\n]+expected (a shard|shards) of `ingot data pack`\n\Z")
+            self.assertRegex(run.stderr, r"\Aexperiment: [^\n]+expected (a shard|shards) of 16-bit tokens of `ingot data pack`\n\Z")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Journals (docs/lab) keep what was so.
 """
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -23,8 +24,8 @@ NOT_IN_CODE = {"INGOT_MIN_P", "op_backward", "__has_include"}
 
 
 def files_of(root):
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True)
-    if listed.returncode == 0:
+    listed = shutil.which("git") and subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True)
+    if listed and listed.returncode == 0 and listed.stdout:
         return [name for name in listed.stdout.splitlines() if (root / name).is_file()]
     built = ("build", "demo", ".venv")  # no checkout: an unpacked archive
     return [path.relative_to(root).as_posix() for path in sorted(root.rglob("*")) if path.is_file() and path.relative_to(root).parts[0] not in built]

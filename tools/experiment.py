@@ -70,13 +70,13 @@ def write_part(shards, to, every, tokens):
     for file in files:
         content = file.read_bytes()
         if len(content) < HEADER:
-            sys.exit(f"experiment: {file}: found {len(content)} bytes, expected a shard of `ingot data pack`")
+            sys.exit(f"experiment: {file}: found {len(content)} bytes, expected a shard of 16-bit tokens of `ingot data pack`")
         head = struct.unpack("<256i", content[:HEADER])
         if len(content) != HEADER + 2 * head[2]:
-            sys.exit(f"experiment: {file}: found {len(content):,} bytes, expected a shard of `ingot data pack`")
+            sys.exit(f"experiment: {file}: found {len(content):,} bytes, expected a shard of 16-bit tokens of `ingot data pack`")
         text.frombytes(content[HEADER:])
     if not text:
-        sys.exit(f"experiment: {shards}: found no held-out tokens, --part expected shards of `ingot data pack`")
+        sys.exit(f"experiment: {shards}: found no held-out tokens, --part expected shards of 16-bit tokens of `ingot data pack`")
     begins = [i for i, token in enumerate(text) if token == text[0]]
     documents = [text[a:min(b, a + tokens)] for a, b in zip(begins, [*begins[1:], len(text)])]
     part = array.array("H", [token for document in documents[::every] for token in document] + [text[0]])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Calls every op of the package `ingot` on tensors of more than 2^31 elements: the last rows must be what the same rows give alone.
 
-    python3 tools/fuzz_large.py            on a GPU with 50 GB free
+    python3 tools/fuzz_large.py [OP,...]   on a GPU with 50 GB free
 
 Operands repeat a block of rows, so that what the end must be is known from a call of one block: near to a rounding or two of the type, as forms
 for few rows sum in other orders. A number that does not fit 32 bits somewhere shows as wrong rows, or as an error.
@@ -157,6 +157,8 @@ CASES = [activation, rms_norm, add_rms_norm, swiglu, swiglu_of_halves, rope, qk_
 
 def main():
     chosen = [c for c in CASES if len(sys.argv) < 2 or c.__name__ in sys.argv[1].split(",")]
+    if not chosen:
+        sys.exit(f"fuzz_large: found {sys.argv[1]}, expected some of {','.join(c.__name__ for c in CASES)}")
     failed = 0
     for case in chosen:
         torch.manual_seed(1)

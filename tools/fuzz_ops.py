@@ -615,7 +615,9 @@ def batch(options, indices, deadline, record):
         record({"case": running, "op": "?", "text": "", "status": "FAILED", "message": what})
         return indices[done + 1 :]
     if done == 0 and process.returncode not in (0, 3) and time.monotonic() <= deadline:
-        raise SystemExit("fuzz_ops: a process did not begin: " + "\n".join(errors[-12:]))
+        what = "the process did not begin: " + " | ".join(errors[-6:])[-600:]
+        record({"case": indices[0], "op": "?", "text": "", "status": "FAILED", "message": what})
+        return []
     return indices[done:]
 
 

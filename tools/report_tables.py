@@ -138,7 +138,7 @@ _TOKEN = {"shape": [1024], "dtype": "bf16, mxfp4"}
 HEADLINES = [
     ("decode", {"name": "gpt-oss-120b, bf16 dense, head screened in 8 bits", **_TOKEN},
      "a greedy token of GPT-OSS-120B's shapes in the checkpoint's precision, one stream, 1,024 tokens of context: **{ms:.2f} ms**; drawn {peer_ms:.2f} ms.", "whole_head"),
-    ("decode", {"name": "gpt-oss-20b, bf16 dense", **_TOKEN}, "drawn, of GPT-OSS-20B's: **{ms:.2f} ms**, llama.cpp {peer_ms:.2f} ms.", "llama.cpp"),
+    ("decode", {"name": "gpt-oss-20b, bf16 dense", **_TOKEN}, "a drawn token of GPT-OSS-20B's: **{ms:.2f} ms**, llama.cpp {peer_ms:.2f} ms.", "llama.cpp"),
     ("train", {"name": "golf, 11 applications, whole step", "dtype": "bf16"},
      "a training step of the preset `golf`, 98,304 tokens: **{ms:.1f} ms**, {peer} with its optimizer {peer_ms:.1f} ms.", None),
     ("mlp", {"name": "MLP, 3 layers, forward + backward", "shape": [65536, 128], "dtype": "f16"},

@@ -8,7 +8,7 @@ of those that are in one only; exit status 1 where there are any, 77 where there
     python3 tools/same_kernels.py --reports OLD_TREE OLD_BUILD NEW_BUILD
 
 Does so for every report under bench/results that was of OLD_TREE's sources and is not of this tree's. Where all kernels of the suite's rooms
-are the same the report gets `same_kernels`: this tree's hash, how many kernels, and which files did change; it is then not stale. Not
+are the same (host code that chooses among kernels, tiles or grids is not compared: read the files it names) the report gets `same_kernels`: this tree's hash, how many kernels, and which files did change; it is then not stale. Not
 host_cost's, which measures the host; nor, where the choice among cuBLASLt's kernels changed, those of suites that take any.
 """
 import collections
@@ -87,6 +87,9 @@ def changed_files(suite, old, new):
 
 
 def keep_reports(old_tree, old_build, new_build):
+    for build in (old_build, new_build):
+        if "no work to do" not in subprocess.run(["ninja", "-C", build, "-n", "ingot"], capture_output=True, text=True, check=False).stdout:
+            sys.exit(f"same kernels: {build}: found files newer than its objects, expected a finished build of `ingot`")
     for path, report in reports.all_reports():
         suite, name = path.stem, path.relative_to(reports.ROOT)
         now = reports.tree_hash(suite)

@@ -299,7 +299,7 @@ def write_report(suite, results, ceiling, extra, cases=None):
     missing = 0 if cases is None else cases - len(results)
     report = {"suite": suite, "tree": reports.tree_hash(suite), "gpu": torch.cuda.get_device_name(0), "driver": gpu_state("driver_version"),
               "cuda": torch.version.cuda, "torch": torch.__version__, "date": datetime.date.today().isoformat(),
-              "command": os.environ.get("INGOT_COMMAND", "./run gpu"), "ceilings": ceiling, **extra,
+              "command": os.environ.get("INGOT_COMMAND", f"python3 bench/peers/gpu_{suite}.py"), "ceilings": ceiling, **extra,
               **({"incomplete": f"{missing} of {cases} cases were not measured"} if missing else {}), "results": results}
     path = reports.RESULTS / gpu_folder() / f"{suite}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ def run_rms_norm_backward(dy, dsum, s, weight, rstd, eps, unit_offset, need_dx, 
     dw = workspace = None
     if need_dw:
         dw = s.new_zeros(s.shape[-1], dtype=sum_dtype(s.dtype))
-        workspace = bytes_or_none(_C.rms_norm_backward_workspace_bytes(s) if s.shape[-1] else 0, s)
+        workspace = bytes_or_none(_C.rms_norm_backward_workspace_bytes(s), s)
     _C.rms_norm_backward(dy, s, dense(weight), rstd, dsum, dx, dw, workspace, default_eps(eps, s.dtype), unit_offset)
     return dx, dw
 

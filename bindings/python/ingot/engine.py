@@ -16,7 +16,7 @@ from . import _C
 
 __all__ = ["Answer", "GptOss"]
 
-SHOWN = ("final", "")  # channels that are the answer: "" is raw text, and what came without headers
+_SHOWN = ("final", "")  # channels that are the answer: "" is raw text, and what came without headers
 
 
 @dataclasses.dataclass
@@ -163,7 +163,7 @@ class GptOss:
             raise _wrong("reasoning", reasoning, "'low', 'medium' or 'high'")
 
         def hear(channel, text):
-            if channel in SHOWN:
+            if channel in _SHOWN:
                 channels[:] = [channel]
                 text = stops.push(text)
                 said.append(text)
@@ -216,7 +216,7 @@ class GptOss:
                     raise piece
                 if thoughts:
                     yield piece
-                elif piece[0] in SHOWN:
+                elif piece[0] in _SHOWN:
                     yield piece[1]
         finally:
             closed.set()

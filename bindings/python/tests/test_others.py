@@ -299,7 +299,9 @@ def test_tensors_that_are_not_dense_are_refused_by_name(device):
     calls = {"activation: x": lambda s: functional.activation(s, "relu"), "swiglu_gate: packed": functional.swiglu, "swiglu_gate: up": lambda s: functional.swiglu(x, s),
              "gated_linear: x": lambda s: functional.gated_linear(s, x), "gated_linear: w": lambda s: functional.gated_linear(x, s),
              "linear_cross_entropy: x": lambda s: functional.linear_cross_entropy(s, x, t), "wide_mlp: x": lambda s: functional.wide_mlp(s, x, x.t()),
-             "rms_norm: x": lambda s: functional.rms_norm(s, None, residual=x), "rms_norm: weight": lambda s: functional.rms_norm(x.t(), s), "rope: x": lambda s: functional.rope(s, x, x), "qk_norm_rope: x": functional.qk_norm_rope, "flash_attn_func: q": lambda s: functional.flash_attn_func(s, x, x)}
+             "rms_norm: x": lambda s: functional.rms_norm(s, None, residual=x), "rms_norm: weight": lambda s: functional.rms_norm(x.t(), s),
+             "rope: x": lambda s: functional.rope(s, x, x), "qk_norm_rope: x": functional.qk_norm_rope,
+             "flash_attn_func: q": lambda s: functional.flash_attn_func(s, x, x)}
     for name, call in calls.items():
         for s in (x.to_sparse(), x.to_sparse().requires_grad_(), torch.nested.nested_tensor([x, x])):
             with pytest.raises(ValueError, match=f"{name}: found a (nested )?torch.* tensor, expected a dense one"):

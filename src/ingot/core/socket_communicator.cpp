@@ -102,7 +102,8 @@ struct SocketCommunicator::Impl {
     throw LostRank(message);
   }
   // Before the connections close. One that closes with bytes that nobody has read is reset, and the other rank finds
-  // that in place of what it was told: so what still comes is read, until it has closed its end.
+  // that in place of what it was told: so what still comes is read, until it has closed its end, or for
+  // kPartingSeconds.
   void part() {
     for (const int r : told) ::shutdown(sockets[size_t(r)], SHUT_WR);
     std::vector<char> unread(told.empty() ? 0 : kSmall);
@@ -110,7 +111,7 @@ struct SocketCommunicator::Impl {
     while (!told.empty() && seconds_since(begin) < kPartingSeconds) {
       std::vector<pollfd> polls;
       for (const int r : told) polls.push_back({sockets[size_t(r)], POLLIN, 0});
-      ::poll(polls.data(), nfds_t(polls.size()), int(kPartingSeconds * 100));
+      ::poll(polls.data(), nfds_t(polls.size()), 100);  // ms; the loop looks at the clock
       std::erase_if(told, [&](int r) {
         const ssize_t n = ::recv(sockets[size_t(r)], unread.data(), unread.size(), MSG_DONTWAIT);
         return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);

@@ -104,7 +104,7 @@ void add_data(Command& root) {
     p.text("--out DIR", o->out, "the directory to write to").require();
     p.integer("--shard-tokens N", o->shard_tokens, 1, INT32_MAX, "most tokens of a shard (default: 100000000)");
     p.integer("--held-out-every N", o->held_out_every, 0, int64_t(1) << 40,
-              "hold out every N-th document of a shuffle; 0: none (default: 20)");
+              "hold out every N-th document of a shuffle, N at least 2; 0: none (default: 20)");
     p.integer("--seed N", o->seed, 0, int64_t(1) << 53, "of the shuffle (default: 1)");
     p.examples(R"(  ingot data pack --data corpus/ --tokenizer tok.json --out shards/
   ingot train --preset demo --data shards/ --tokenizer tok.json --out runs/a)");

@@ -76,10 +76,13 @@ uint32_t claim_slot(Stream stream, Device device) {
   const uint32_t slot = graph != nullptr ? claim_slots().of_recorded() : kNoCounter;
   if (slot == kNoCounter) return slot;
   cudaUserObject_t held{};
-  gpu::check_cuda(cudaUserObjectCreate(&held, reinterpret_cast<void*>(uintptr_t(slot)), give_slot_back, 1,
-                                       cudaUserObjectNoDestructorSync),
-                  "attention: what a graph holds");
-  gpu::check_cuda(cudaGraphRetainUserObject(graph, held, 1, cudaGraphUserObjectMove), "attention: what a graph holds");
+  cudaError_t error = cudaUserObjectCreate(&held, reinterpret_cast<void*>(uintptr_t(slot)), give_slot_back, 1,
+                                           cudaUserObjectNoDestructorSync);
+  if (error != cudaSuccess) claim_slots().give_back(slot);
+  gpu::check_cuda(error, "attention: what a graph holds");
+  error = cudaGraphRetainUserObject(graph, held, 1, cudaGraphUserObjectMove);
+  if (error != cudaSuccess) (void)cudaUserObjectRelease(held, 1);
+  gpu::check_cuda(error, "attention: what a graph holds");
   return slot;
 }
 

@@ -607,22 +607,23 @@ TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
   }
 }
 
-// Those beyond the counters claim nothing: launches of two streams that would share one run at once.
+// Those beyond the counters claim nothing: launches of two streams that would share one run at once. Last of the tests
+// of counters, for it takes all that this process's streams can have.
 TEST_F(AttentionCuda, MoreStreamsThanCountersDoNotDisturbEachOther) {
   constexpr int kStreams = int(cuda::attention_hopper::kStreamSlots), kPairs = 16;
   Operands one({.queries = Lengths(60, 90), .keys = Lengths(60, 90)}), two({.queries = {2000}, .keys = {2000}}),
       small({.queries = {20}, .keys = {20}});
-  Operands* const both[2] = {&one, &two};
+  Operands* const operands[2] = {&one, &two};
   std::optional<Gradients> gradients[2];
   std::vector<double> want[2], want_dq[2], want_dk[2];
   for (int i = 0; i < 2; ++i) {
-    attention(both[i]->op(), {});
-    both[i]->out.download();
-    want[i] = values(both[i]->out.host());
-    gradients[i].emplace(*both[i]);
+    attention(operands[i]->op(), {});
+    operands[i]->out.download();
+    want[i] = values(operands[i]->out.host());
+    gradients[i].emplace(*operands[i]);
     gradients[i]->run();
     want_dq[i] = values(gradients[i]->dq.host()), want_dk[i] = values(gradients[i]->dk.host());
-    for (DeviceBuffer* b : {&both[i]->out, &gradients[i]->dq, &gradients[i]->dk}) {
+    for (DeviceBuffer* b : {&operands[i]->out, &gradients[i]->dq, &gradients[i]->dk}) {
       testing::assign(b->host(), std::vector<double>(values(b->host()).size(), 0));
       b->upload();
     }
@@ -634,7 +635,7 @@ TEST_F(AttentionCuda, MoreStreamsThanCountersDoNotDisturbEachOther) {
     for (int repeat = 0; repeat < 10; ++repeat)
       for (int j = 0; j < 2; ++j) {
         const gpu::OwnedStream& stream = streams[size_t(i + j * kStreams)];
-        attention(both[j]->op(), stream);
+        attention(operands[j]->op(), stream);
         AttentionBackward op = gradients[j]->op();
         op.workspace = gradients[j]->workspace;
         attention_backward(op, stream);
@@ -642,8 +643,8 @@ TEST_F(AttentionCuda, MoreStreamsThanCountersDoNotDisturbEachOther) {
     gpu::synchronize();
   }
   for (int i = 0; i < 2; ++i) {
-    for (DeviceBuffer* b : {&both[i]->out, &gradients[i]->dq, &gradients[i]->dk}) b->download();
-    EXPECT_EQ(values(both[i]->out.host()), want[i]) << i;
+    for (DeviceBuffer* b : {&operands[i]->out, &gradients[i]->dq, &gradients[i]->dk}) b->download();
+    EXPECT_EQ(values(operands[i]->out.host()), want[i]) << i;
     EXPECT_EQ(values(gradients[i]->dq.host()), want_dq[i]) << i;
     EXPECT_EQ(values(gradients[i]->dk.host()), want_dk[i]) << i;
   }

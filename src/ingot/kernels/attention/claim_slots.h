@@ -2,8 +2,9 @@
 // Which counter a launch's blocks claim their items from (hopper/walk.cuh). Launches that may run at once must not
 // share one, or an item would be left out:
 //   - launches of one stream run one after the other and share the stream's, which it keeps: a stream's id is never
-//     another's;
-//   - a launch that a graph records may be replayed beside anything, and has its own as long as a graph holds it;
+//     another's, so one that has ended leaves its counter to nobody;
+//   - a launch that a graph records has its own as long as a graph holds it. Copies of that graph (a second
+//     instantiation, a child of two others) share it: they must not run at once;
 //   - where all are given away a launch has none (kNoCounter): it takes a block an item, of which nothing is claimed.
 #include <cstdint>
 #include <mutex>

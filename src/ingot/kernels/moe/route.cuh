@@ -78,7 +78,8 @@ __device__ __forceinline__ void make_lists(const uint32_t* chosen, const float* 
   if (threadIdx.x == 0) *lists.count = k;
 }
 
-// A block's own copy of the lists of up to `most` entries, whose loads do not wait for each other. In shared memory.
+// A block's own copy of the lists of up to `most` entries, whose loads do not wait for each other: in shared memory, or
+// the lists themselves, where one block makes them.
 struct Copy {
   int32_t *expert, *row;  // (most), (most, kCols)
   float* weight;          // (most, kCols)

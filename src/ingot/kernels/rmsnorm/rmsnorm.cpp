@@ -256,6 +256,7 @@ void rmsnorm_backward(const RmsNormBackward& a, Stream stream) {
 }
 
 int64_t rmsnorm_backward_workspace_bytes(int64_t rows, int64_t cols, DType dtype, Device device) {
+  if (cols == 0) return 0;
   if constexpr (INGOT_HAS_CUDA(RMSNORM))
     if (device.kind == Device::cuda) return cuda::rmsnorm_backward_workspace_bytes(rows, cols, dtype, device);
   return row_blocks(rows) * cols * size_of(sum_dtype(dtype));

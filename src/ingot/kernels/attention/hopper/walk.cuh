@@ -86,7 +86,7 @@ template <uint32_t kBytes> __device__ inline void zero_rows(char* panel, int row
 // A block's first item is that of its number; more it claims when it is about to ask for the last steps of one. Which
 // block takes an item does not matter to its results.
 constexpr int kAskAhead = 1;                        // steps: what an answer takes
-static __device__ uint32_t claim_counters[kSlots];  // zero between launches
+static __device__ uint32_t claim_counters[kSlots];  // zero between launches, but for kNoCounter's
 
 struct Claims {
   int64_t all;

@@ -114,7 +114,7 @@ class DecodeModel {
 // The model in fp64; with `rounded`, what products take and what the cache holds is rounded to bf16, each number once.
 class DecodeReference {
  public:
-  // chance: numbers are rounded up or down by chance, as its bits have it, in place of to the nearest.
+  // chance: the seed of what moves numbers, by at most half a step of bf16, before they are rounded; 0: nothing does.
   DecodeReference(const DecodeModel& m, bool rounded, uint64_t chance = 0)
       : c_(m.config), w_(m.weights), rounded_(rounded), chance_(chance), random_(chance) {
     const RopeFrequencies f = rope_frequencies(c_.head_dim, c_.rope_base, c_.rope_scaling);

@@ -74,13 +74,12 @@ struct Buffers {
   float* logits;                          // (16, vocab)
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
-  // The megakernel's: of hand-offs; attention's results, and how many stamps have been used for them; of each block's
-  // largest logit, stamped (high); TokenSums. The first and the last are zero between launches, or nearly.
-  uint32_t* handoff;
-  token_attention::Published attention;
-  uint32_t* stamps;
-  uint64_t* lower_bounds;
-  uint64_t* sums;
+  // The megakernel's. The first and the last are zero between launches, or nearly.
+  uint32_t* handoff;                     // of hand-offs
+  token_attention::Published attention;  // stamped
+  uint32_t* stamps;                      // how many have been used
+  uint64_t* lower_bounds;                // of each block, what its largest logit is at least, stamped (high)
+  uint64_t* sums;                        // TokenSums
   int64_t counter_bytes;  // from `handoff` to `arrived`: zero at first, and to be zeroed after a launch that gave up
   int64_t x_stride;
   const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended

@@ -1,8 +1,9 @@
 #pragma once
 // What one block of the megakernel has of a token: its shared memory, what lies where in it and in the words that
 // blocks hand to each other, and how those words are waited for. The program's parts (token_*.cuh, screened_head.cuh)
-// are classes on top of TokenBlock, which hold nothing but what it holds: two addresses.
+// are classes on top of TokenBlock; besides its two addresses they hold each other, and the screened head its matrix.
 #include <algorithm>
+#include <type_traits>
 
 #include "ingot/gpu/ptx/barrier.cuh"
 #include "ingot/gpu/ptx/cp_async.cuh"

@@ -78,7 +78,6 @@ class TokenColumns : public TokenBlock {
     return rsqrtf((halves + others) * of_all + eps);
   }
   // What attention has published of this layer; meanwhile() while it travels.
-  // What attention has published of this layer; meanwhile() while it travels.
   template <WeightFormat D, class Meanwhile>
   __device__ __forceinline__ void stage_mixed(uint32_t C, uint32_t stamp, Meanwhile&& meanwhile) const {
     constexpr uint32_t kHeld = 3;  // on their way at once
@@ -143,6 +142,7 @@ class TokenColumns : public TokenBlock {
     }
   }
   // By whole warps: lane `row` of 16 has channel n in its row 2 (n % 8); two channels are a word of a column. Whoever
+  // has the last ones adds the zeros behind them.
   template <WeightFormat E>
   __device__ __forceinline__ void put_channel(const RowPlace& row, const Matrix& w, float value) const {
     constexpr bool kFp8 = E == WeightFormat::fp8;

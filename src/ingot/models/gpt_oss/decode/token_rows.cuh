@@ -9,10 +9,11 @@ namespace ingot::gpt_oss_decode {
 template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks, bool kScreened>
 class TokenRows : public TokenBlock {
  public:
-  // The number of a thread among those that end a product's rows; of others kEnding or more.
+  // Whose rows are ended by the threads from kFirstOfOthers on.
   __device__ __forceinline__ static bool by_others(Stage stage) {
     return stage == Stage::output || stage == Stage::down;
   }
+  // The number of a thread among those that end a product's rows; of others kEnding or more.
   __device__ __forceinline__ static uint32_t ending(Stage stage) {
     return threadIdx.x - (by_others(stage) ? kFirstOfOthers : kFirstEnding);
   }

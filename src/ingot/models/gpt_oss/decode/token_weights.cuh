@@ -38,7 +38,8 @@ template <WeightFormat D, WeightFormat E, bool kScreened> class TokenWeights : p
  private:
   // A granule of a screened head's codes has the bytes of one of fp8.
   static constexpr WeightFormat kOfHead = kScreened ? WeightFormat::fp8 : D;
-  static_assert(kScreenGranule == granules::Form<WeightFormat::fp8>::kBytes, "kOfHead");
+  static_assert(kScreenGranule == granules::Form<WeightFormat::fp8>::kBytes,
+                "a granule of codes has the bytes of fp8's");
   template <WeightFormat F>
   __device__ __forceinline__ Section section(const Matrix& w, uint32_t share, bool bank = false,
                                              bool by_band = false) const {
@@ -80,7 +81,8 @@ template <WeightFormat D, WeightFormat E, bool kScreened> class TokenWeights : p
   __device__ __forceinline__ void put_keys(megakernel::WeightWriter& to, const decode_attention::Params& p,
                                            const piece_attention::Keys& keys) const {
     constexpr uint32_t kRow = kDim * 2, kKeys = piece_attention::kPieceKeys;
-    static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes && piece_attention::kPieceWarps == megakernel::kTeamWarps);
+    static_assert(2 * kKeys * kRow <= megakernel::kSlotBytes, "a slot has room for a piece's keys and values");
+    static_assert(piece_attention::kPieceWarps == megakernel::kTeamWarps, "a team reads a piece");
     const uint32_t units = Attention::units(p, keys), most = m_.token.stream.slots - megakernel::kTeams,
                    ahead = keys.each > piece_attention::kRound ? min(kKeysAhead, most) : m_.token.stream.ahead;
 #pragma unroll 1
