@@ -312,6 +312,27 @@ def write_report(suite, results, ceiling, extra, cases=None):
     return report
 
 
+def program_options(case="case"):
+    """The options of a suite that runs the program `ingot`, of which `--only` names a `case`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--native", required=True)
+    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser.add_argument("--only", help=f"only {case}s whose name holds this, and no report")
+    parser.add_argument("--quick", action="store_true", help=f"the first {case}, and no report")
+    return parser
+
+
+def parsed(parser):
+    options = parser.parse_args()
+    options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    return options
+
+
+def picked(cases, options, label):
+    """Those that --quick and --only leave."""
+    return [case for case in (cases[:1] if options.quick else cases) if not options.only or options.only in label(case)]
+
+
 def run_suite(suite, cases, quick, measure, sweep_case, notes, origin=None):
     """The command line of a suite whose bound is the copy bandwidth: measures every case and writes the report, or sweeps.
 

@@ -12,7 +12,6 @@ which experts are taken, and two right answers differ.
 llama.cpp is a peer at 20B shapes where its `llama-bench`, built with CUDA, is given by path: on a GGUF with random weights (synthetic_gguf.py)
 whose dense matrices are bf16, or Q8_0, its nearest to fp8; both have the same bytes of experts.
 """
-import argparse
 import json
 import os
 import pathlib
@@ -22,7 +21,7 @@ import tempfile
 import torch
 
 import synthetic_gguf
-from gpu_common import Native, ceilings, gpu_state, write_report
+from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
 
 # Of each model what one process times: contexts, whole answers (tokens of the prompt and of what follows), sequences of a step, hand-offs.
 MODELS = [dict(size="120b", dense="bf16", contexts=(128, 1024, 8192, 32768, 130000), answers=((100, 100), (1024, 100), (1024, 1024), (2048, 2048)), handoffs=True),
@@ -138,21 +137,16 @@ def add_rival(result, case, bench, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser = program_options("model")
     parser.add_argument("--llama-bench", type=pathlib.Path, help="llama.cpp's program, built with CUDA: a peer at 20B shapes")
     parser.add_argument("--folder", default="/dev/shm", help="where its GGUFs of 14 GB are written (default: /dev/shm)")
-    parser.add_argument("--only", help="only models whose name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first model, and no report")
-    options = parser.parse_args()
-    ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    options = parsed(parser)
     ceiling = ceilings(Native(options.native))
     torch.cuda.empty_cache()
-    chosen = [m for m in (MODELS[:1] if options.quick else MODELS) if not options.only or options.only in label(m)]
+    chosen = picked(MODELS, options, label)
     results, before = [], gpu_state()
     for model in chosen:
-        for r in rows(model, ask(model, ingot)):
+        for r in rows(model, ask(model, options.ingot)):
             if "token" in r:
                 with tempfile.TemporaryDirectory(dir=options.folder) as folder:
                     add_rival(r, {**model, "context": r["shape"][0]}, options.llama_bench, folder)

@@ -10,14 +10,12 @@ part until all parts were there (`last_exchange_us`: on the GPU that was last, w
 `one_stages` are those of one GPU.
 What they compute is tested (models/gpt_oss/decode/ranks.cuda.test.cpp).
 """
-import argparse
 import json
-import pathlib
 import subprocess
 
 import torch
 
-from gpu_common import Native, ceilings, gpu_state, write_report
+from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
 
 CASES = [dict(size=size, dense=dense, split=split) for size, dense, split in
          (("120b", "bf16", "tensor"), ("120b", "fp8", "tensor"), ("120b", "mxfp4", "tensor"), ("20b", "bf16", "tensor"),
@@ -57,20 +55,15 @@ def measure_prompts(case, gpus, ingot, ceiling):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+    parser = program_options()
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--only", help="only cases whose name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
-    options = parser.parse_args()
+    options = parsed(parser)
     if torch.cuda.device_count() < options.gpus:
         return print(f"decode_gpus: found {torch.cuda.device_count()} GPU, expected {options.gpus}: nothing measured")
-    ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
     ceiling = ceilings(Native(options.native))
     torch.cuda.empty_cache()
     def chosen_of(cases):
-        return [c for c in (cases[:1] if options.quick else cases) if not options.only or options.only in label(c, options.gpus)]
+        return picked(cases, options, lambda case: label(case, options.gpus))
 
     def keep(results):
         if not (options.only or options.quick):
@@ -79,14 +72,14 @@ def main():
 
     results, before = [], gpu_state()
     for case in chosen_of(CASES):
-        r = measure(case, options.gpus, ingot)
+        r = measure(case, options.gpus, options.ingot)
         results.append(r)
         print(f"{r['name']:52} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}; "
               f"an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['handoff_us']:.2f} us more than a hand-off, under load "
               f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['handoff_us']:.2f}", flush=True)
         keep(results)
     for case in chosen_of(PROMPTS):
-        for r in measure_prompts(case, options.gpus, ingot, ceiling):
+        for r in measure_prompts(case, options.gpus, options.ingot, ceiling):
             results.append(r)
             print(f"{r['name']:70} {r['shape'][0]:6} tokens: {r['ours_us'] / 1e3:.1f} ms, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's "
                   f"{r['peers']['one GPU'] / 1e3:.1f}", flush=True)

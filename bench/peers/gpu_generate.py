@@ -9,7 +9,6 @@ they are full half of them are read again. Medians of three rounds in turn, each
 The limit is all parameters in bf16, read once from memory. That the GPU's tokens are right is tested (models/gpt/device_decoder.cuda.test.cpp);
 these are times alone.
 """
-import argparse
 import json
 import pathlib
 import random
@@ -18,7 +17,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import IN_MEMORY, Native, begun, ceilings, gpu_state, write_report  # noqa: E402
+from gpu_common import IN_MEMORY, Native, begun, ceilings, gpu_state, parsed, picked, program_options, write_report  # noqa: E402
 from train_runs import PRESET, in_turn, median_of, write_data  # noqa: E402
 
 DRAWS = {"greedy": ["--temperature", "0"], "drawn": ["--temperature", "0.8"]}
@@ -70,23 +69,18 @@ def measure(case, options, run_folder, ceiling):
             "rounds_us": {name: [r["us"] for r in rounds] for name, rounds in found.items()}}
 
 
-def parsed():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
-    parser.add_argument("--only", help="only cases whose name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
+def options_of():
+    parser = program_options()
     parser.add_argument("--limit", type=float, default=60, help="seconds that a process may take (default: 60)")
-    options = parser.parse_args()
-    options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    options = parsed(parser)
     options.device, options.shrink = "cuda", ()
     return options
 
 
 def main():
-    options = parsed()
+    options = options_of()
     ceiling, before = ceilings(Native(options.native)), gpu_state()
-    chosen = [c for c in (CASES[:1] if options.quick else CASES) if not options.only or options.only in label(c)]
+    chosen = picked(CASES, options, label)
     results, runs = begun("generate", options, len(chosen)), {}
     machine = json.loads(run(options, "doctor", "--json"))
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as temporary:

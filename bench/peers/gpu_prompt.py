@@ -7,14 +7,12 @@ The limit is the larger of two times: of reading all weights that chance would c
 reads, and of all products, at that of a plain product, both measured in this run. What a prompt computes is tested
 (models/gpt_oss/decode/decode.cuda.test.cpp).
 """
-import argparse
 import json
-import pathlib
 import subprocess
 
 import torch
 
-from gpu_common import Native, ceilings, gpu_state, write_report
+from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
 
 MODELS = (("120b", "bf16"), ("120b", "mxfp4"), ("20b", "bf16"))
 LENGTHS = (100, 1024, 2048, 4096, 16384)
@@ -34,19 +32,13 @@ def measure(size, dense, ingot, ceiling):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
-    parser.add_argument("--only", help="only models whose name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first model, and no report")
-    options = parser.parse_args()
-    ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
+    options = parsed(program_options("model"))
     ceiling = ceilings(Native(options.native))
     torch.cuda.empty_cache()
-    chosen = [m for m in (MODELS[:1] if options.quick else MODELS) if not options.only or options.only in f"gpt-oss-{m[0]}, {m[1]} dense"]
+    chosen = picked(MODELS, options, lambda model: f"gpt-oss-{model[0]}, {model[1]} dense")
     results, before = [], gpu_state()
     for size, dense in chosen:
-        for r in measure(size, dense, ingot, ceiling):
+        for r in measure(size, dense, options.ingot, ceiling):
             results.append(r)
             print(f"{r['name']:48} {r['shape'][0]:7} tokens: {r['ours_us'] / 1e3:8.1f} ms, {100 * r['limit_us'] / r['ours_us']:.0f} % of the limit, "
                   f"in steps of 16 {r['peers']['steps'] / 1e3:.0f} ms", flush=True)

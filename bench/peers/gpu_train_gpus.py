@@ -7,17 +7,14 @@ Both make the same passes of 98,304 tokens a step, several GPUs an equal share e
 share of one GPU's time is the speed-up. Whole steps of the program, from its log, batches and log included, medians of two rounds in turn. The limit
 is that of the operations on all GPUs. That weights are those of one GPU is tested (engines/train/ranks.cuda.test.cpp).
 """
-import argparse
 import os
 import pathlib
 import sys
-import tempfile
 
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import Native, begun, ceilings, gpu_state, write_report  # noqa: E402
-from train_runs import PRESET, TOKENS, Used, in_turn, measure_ours, median_of, write_data  # noqa: E402
+from train_runs import in_turn, measure_cases, measure_ours, median_of, parsed_runs, run_options  # noqa: E402
 
 CASES = ((11, 1), (11, 4), (17, 1))  # applications, and passes of each GPU
 
@@ -50,46 +47,29 @@ def name_nccl():
             os.environ.setdefault("INGOT_NCCL", path)
 
 
-def parsed():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
+def options_of():
+    parser = run_options("timed steps of each run, half as many where a GPU has several passes")
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--only", help="only cases whose name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps of each run, half as many where a GPU has several passes (default: 12)")
-    parser.add_argument("--limit", type=float, default=60, help="seconds that a run may take (default: 60)")
-    options = parser.parse_args()
-    options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
-    options.device, options.tokens, options.shrink = "cuda", TOKENS, ()
+    options = parsed_runs(parser)
     options.ranks = lambda gpus: ["--gpus", str(gpus)] if gpus > 1 else []
     return options
 
 
+def say(r):
+    one_us = r["peers"]["one GPU"]
+    print(f"{r['name']}: {r['ours_us'] / 1e3:.2f} ms, one GPU {one_us / 1e3:.2f}: {one_us / r['ours_us']:.3f} times as fast, "
+          f"{r['tokens_per_second']['ours'] * 1e-6:.3f} M tokens/s, {r['memory_bytes']['ours'] / 2**30:.1f} GiB; rounds {r['rounds_ms']}", flush=True)
+
+
 def main():
-    options = parsed()
+    options = options_of()
     if torch.cuda.device_count() < options.gpus:
         return print(f"train_gpus: found {torch.cuda.device_count()} GPU, expected {options.gpus}: nothing measured")
     names = [torch.cuda.get_device_name(i) for i in range(options.gpus)]
     if len(set(names)) > 1:
         sys.exit(f"train_gpus: found {', '.join(names)}, expected GPUs of one kind")
     name_nccl()
-    ceiling = ceilings(Native(options.native))
-    used, before = Used(), gpu_state()
-    chosen = [c for c in (CASES[:1] if options.quick else CASES) if not options.only or options.only in label(c, options.gpus)]
-    results = begun("train_gpus", options, len(chosen))
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
-        write_data(options.ingot, folder, PRESET["model"]["vocab"], options.tokens)
-        for case in chosen[len(results):]:
-            r = measure(case, options, folder, ceiling, used)
-            results.append(r)
-            one_us = r["peers"]["one GPU"]
-            print(f"{r['name']}: {r['ours_us'] / 1e3:.2f} ms, one GPU {one_us / 1e3:.2f}: {one_us / r['ours_us']:.3f} times as fast, "
-                  f"{r['tokens_per_second']['ours'] * 1e-6:.3f} M tokens/s, {r['memory_bytes']['ours'] / 2**30:.1f} GiB; rounds {r['rounds_ms']}", flush=True)
-            if not (options.only or options.quick):
-                write_report("train_gpus", results, ceiling, {"gpus": options.gpus, "clocks": {
-                    "fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}}, cases=len(chosen))
+    measure_cases("train_gpus", options, CASES, lambda case: label(case, options.gpus), measure, say, {"gpus": options.gpus})
 
 
 if __name__ == "__main__":

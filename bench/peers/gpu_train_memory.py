@@ -6,14 +6,11 @@ beside one that forms it again (`train.keep_activations=false`): time and memory
 A step of one pass of 98,304 tokens, as gpu_train.py times it: whole steps of the program from its log, medians of two rounds in turn. Memory is
 what a run adds to the GPU's use, its context included.
 """
-import argparse
 import pathlib
 import sys
-import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from gpu_common import Native, begun, ceilings, gpu_state, write_report  # noqa: E402
-from train_runs import PRESET, TOKENS, Used, in_turn, measure_ours, median_of, write_data  # noqa: E402
+from train_runs import in_turn, measure_cases, measure_ours, median_of, parsed_runs, run_options  # noqa: E402
 
 CASES = (11, 17)  # applications
 
@@ -34,38 +31,13 @@ def measure(applications, options, folder, ceiling, used):
             "rounds_ms": {"ours": [r["ms"] for r in kept], "formed_again": [r["ms"] for r in formed]}}
 
 
-def parsed():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--native", required=True)
-    parser.add_argument("--ingot", type=pathlib.Path, help="the program (default: beside the library)")
-    parser.add_argument("--only", help="only cases whose name holds this, and no report")
-    parser.add_argument("--quick", action="store_true", help="the first case, and no report")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps of each run (default: 12)")
-    parser.add_argument("--limit", type=float, default=60, help="seconds that a run may take (default: 60)")
-    options = parser.parse_args()
-    options.ingot = (options.ingot or pathlib.Path(options.native).parent / "ingot").resolve()
-    options.device, options.tokens, options.shrink = "cuda", TOKENS, ()
-    return options
+def say(r):
+    print(f"{r['name']}: " + "; ".join(f"{name} {us / 1e3:.2f} ms, {r['tokens_per_second'][name] * 1e-6:.3f} M tokens/s, "
+                                       f"{r['memory_bytes'][name] / 2**30:.1f} GiB" for name, us in {"ours": r["ours_us"], **r["peers"]}.items()), flush=True)
 
 
 def main():
-    options = parsed()
-    ceiling = ceilings(Native(options.native))
-    used, before = Used(), gpu_state()
-    chosen = [a for a in (CASES[:1] if options.quick else CASES) if not options.only or options.only in label(a)]
-    results = begun("train_memory", options, len(chosen))
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(temporary)
-        write_data(options.ingot, folder, PRESET["model"]["vocab"], options.tokens)
-        for applications in chosen[len(results):]:
-            r = measure(applications, options, folder, ceiling, used)
-            results.append(r)
-            print(f"{r['name']}: " + "; ".join(f"{name} {us / 1e3:.2f} ms, {r['tokens_per_second'][name] * 1e-6:.3f} M tokens/s, "
-                                               f"{r['memory_bytes'][name] / 2**30:.1f} GiB" for name, us in
-                                               {"ours": r["ours_us"], **r["peers"]}.items()), flush=True)
-            if not (options.only or options.quick):
-                write_report("train_memory", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                             cases=len(chosen))
+    measure_cases("train_memory", parsed_runs(run_options()), CASES, label, measure, say)
 
 
 if __name__ == "__main__":

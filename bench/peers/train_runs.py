@@ -10,7 +10,7 @@ import tempfile
 
 import torch
 
-from gpu_common import IN_MEMORY, ROOT, median
+from gpu_common import IN_MEMORY, ROOT, Native, begun, ceilings, gpu_state, median, parsed, picked, program_options, write_report
 
 PRESET = json.loads((ROOT / "presets" / "golf.json").read_text(encoding="utf-8"))
 TOKENS = 98304  # of a pass
@@ -97,3 +97,34 @@ class Used:
     def taken_by(self, rounds):
         self.bytes = min(self.bytes, self.now())  # what ended shortly before us may have held some at first
         return rounds[-1]["memory_bytes"] - self.bytes
+
+
+def run_options(steps="timed steps of each run"):
+    parser = program_options()
+    parser.add_argument("--steps", type=int, default=12, help=f"{steps} (default: 12)")
+    parser.add_argument("--limit", type=float, default=60, help="seconds that a run may take (default: 60)")
+    return parser
+
+
+def parsed_runs(parser):
+    options = parsed(parser)
+    options.device, options.tokens, options.shrink = "cuda", TOKENS, ()
+    return options
+
+
+def measure_cases(suite, options, cases, label, measure, say, extra=None):
+    """Measures what the suite's report lacks of `cases`, and writes it after each. measure(case, options, folder, ceiling, used) gives a case's result, of
+    which say() prints a line; extra: what else the report holds."""
+    ceiling = ceilings(Native(options.native))
+    used, before = Used(), gpu_state()
+    chosen = picked(cases, options, label)
+    results = begun(suite, options, len(chosen))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        write_data(options.ingot, folder, PRESET["model"]["vocab"], options.tokens)
+        for case in chosen[len(results):]:
+            results.append(measure(case, options, folder, ceiling, used))
+            say(results[-1])
+            if not (options.only or options.quick):
+                write_report(suite, results, ceiling, {**(extra or {}), "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
+                             cases=len(chosen))
