@@ -281,10 +281,8 @@ def same(torch, a, b):
     return (a is None) == (b is None) and (a is None or torch.equal(bits(a), bits(b)))
 
 
-def whole(case, d):
-    """A case that is right: numbers, bits, memory."""
-    import torch
-
+def draw_mode(case, d):
+    """How a case is called, and which operands want gradients."""
     r = d.r
     names = [k for k in case.inputs if k not in case.frozen]
     mode = r.choice(case.modes)
@@ -300,6 +298,79 @@ def whole(case, d):
     if mode in ("func", "checkpoint") and not wanted:
         mode = "eager"
     case.text.append(f"mode={mode}, gradients of {sorted(wanted)}")
+    return mode, wanted
+
+
+def check_memory(case, operands, upstreams, gradients):
+    """Of (tensor, memory before the call): nobody wrote operands or upstream gradients; gradients have their operands' shapes and types."""
+    import torch
+
+    for t, was in operands:
+        if not torch.equal(memory_of(t), was):
+            raise Failure(f"an operand was written: {describe(case)}")
+    for u, was in upstreams:
+        if u is not None and not torch.equal(memory_of(u), was):
+            raise Failure("an upstream gradient was written")
+    for k, g in gradients.items():
+        t = case.inputs[k]
+        if g is not None and (g.shape != t.shape or g.dtype is not t.dtype):
+            raise Failure(f"gradient of {k}: found {g.dtype} of {tuple(g.shape)}, expected {t.dtype} of {tuple(t.shape)}")
+
+
+def check_numbers(torch, case, drawn, outputs, gradients, note):
+    """Outputs and gradients beside the oracle's; the worst ratio to what they may be off. A failure is looked at with more runs first."""
+    wanted, upstream, seed = drawn
+    for runs in (RUNS, 4 * RUNS):
+        runs_found = oracle(torch, case, wanted, upstream, runs, seed)
+        (e_outputs, e_gradients), moved = runs_found[0], runs_found[1:]
+        problems, worst = [], 0.0
+        checks = [(f"output {i}", y, e_outputs[i], [m[0][i] for m in moved]) for i, y in enumerate(outputs)]
+        for k, g in gradients.items():
+            e = e_gradients.get(k)
+            if (g is None or e is None) and not (g is None and e is None):
+                have = g if g is not None else e
+                if have.numel() and have.abs().max().item() != 0:
+                    problems.append(f"gradient of {k}: found {'none' if g is None else 'one'}, expected {'none' if e is None else 'one'}")
+            elif g is not None:
+                checks.append((f"gradient of {k}", g, e, [m[1][k] for m in moved]))
+        if case.planted and (case.masked or case.jumps):  # 0 times what is not finite reaches whoever shares a tile; a clamp's slope at a NaN is anyone's
+            checks = [c for c in checks if c[0].startswith("output")]
+        for name, found, e, ms in checks:
+            if tuple(found.shape) != tuple(e.shape):
+                problems.append(f"{name}: found shape {tuple(found.shape)}, expected {tuple(e.shape)}")
+                continue
+            ratio, where = compare(torch, case, name, found, e, ms)
+            worst = max(worst, ratio)
+            if not ratio <= 1:
+                problems.append(f"{name}: {ratio:.3g} times what it may be off: {where}")
+        if not problems:
+            break
+    if problems:
+        raise Failure("; ".join(problems[:4]) + f" [{note()}]")
+    return worst
+
+
+def check_mode(torch, case, again, outputs, gradients, when, note):
+    """Bits of the call once more, `again`, which is None where there is none."""
+    if again is not None:
+        a_outputs, a_gradients, exact = again
+        for i, (a, b) in enumerate(zip(a_outputs, outputs)):
+            if exact and not same(torch, a, b):
+                raise Failure(f"output {i} differs {when}: {difference(torch, a, b)} [{note()}]")
+        for k, b in gradients.items():
+            a = a_gradients.get(k)
+            if a is None and b is not None and b.numel() and b.abs().max() == 0:
+                continue
+            if exact and case.deterministic and not same(torch, a, b):
+                raise Failure(f"gradient of {k} differs {when}: {difference(torch, a, b)} [{note()}]")
+
+
+def whole(case, d):
+    """A case that is right: numbers, bits, memory."""
+    import torch
+
+    r = d.r
+    mode, wanted = draw_mode(case, d)
     watched = [*case.inputs.values(), *case.others]
     kept = [memory_of(t).clone() for t in watched]
     forward = case.call
@@ -331,63 +402,16 @@ def whole(case, d):
         torch.cuda.synchronize()
     guards.check()
     outputs = [y.detach() for y in outputs]
-    for t, was in zip(watched, kept):
-        if not torch.equal(memory_of(t), was):
-            raise Failure(f"an operand was written: {describe(case)}")
-    for u, was in zip(upstream, own_upstream):
-        if u is not None and not torch.equal(memory_of(u), was):
-            raise Failure("an upstream gradient was written")
-    for k, g in gradients.items():
-        t = case.inputs[k]
-        if g is not None and (g.shape != t.shape or g.dtype is not t.dtype):
-            raise Failure(f"gradient of {k}: found {g.dtype} of {tuple(g.shape)}, expected {t.dtype} of {tuple(t.shape)}")
+    check_memory(case, zip(watched, kept), zip(upstream, own_upstream), gradients)
 
     # Numbers.
     case.outputs_named = [f"output {i}" for i in range(len(outputs))]
     seed = r.randrange(2**40)
     note = lambda: f"mode={mode}, gradients of {sorted(wanted)}, upstream {[None if u is None else text(u) for u in upstream]}"
-    worst = 0.0
-    for runs in (RUNS, 4 * RUNS):
-        runs_found = oracle(torch, case, wanted, upstream, runs, seed)
-        (e_outputs, e_gradients), moved = runs_found[0], runs_found[1:]
-        problems, worst = [], 0.0
-        checks = [(f"output {i}", y, e_outputs[i], [m[0][i] for m in moved]) for i, y in enumerate(outputs)]
-        for k, g in gradients.items():
-            e = e_gradients.get(k)
-            if (g is None or e is None) and not (g is None and e is None):
-                have = g if g is not None else e
-                if have.numel() and have.abs().max().item() != 0:
-                    problems.append(f"gradient of {k}: found {'none' if g is None else 'one'}, expected {'none' if e is None else 'one'}")
-            elif g is not None:
-                checks.append((f"gradient of {k}", g, e, [m[1][k] for m in moved]))
-        if case.planted and (case.masked or case.jumps):  # 0 times what is not finite reaches whoever shares a tile; a clamp's slope at a NaN is anyone's
-            checks = [c for c in checks if c[0].startswith("output")]
-        for name, found, e, ms in checks:
-            if tuple(found.shape) != tuple(e.shape):
-                problems.append(f"{name}: found shape {tuple(found.shape)}, expected {tuple(e.shape)}")
-                continue
-            ratio, where = compare(torch, case, name, found, e, ms)
-            worst = max(worst, ratio)
-            if not ratio <= 1:
-                problems.append(f"{name}: {ratio:.3g} times what it may be off: {where}")
-        if not problems:
-            break
-    if problems:
-        raise Failure("; ".join(problems[:4]) + f" [{note()}]")
+    worst = check_numbers(torch, case, (wanted, upstream, seed), outputs, gradients, note)
 
     # The same once more, in the mode.
-    again = in_mode(torch, d, case, forward, mode, wanted, upstream, outputs, gradients)
-    if again is not None:
-        a_outputs, a_gradients, exact = again
-        for i, (a, b) in enumerate(zip(a_outputs, outputs)):
-            if exact and not same(torch, a, b):
-                raise Failure(f"output {i} differs in mode {mode} or a second call: {difference(torch, a, b)} [{note()}]")
-        for k, b in gradients.items():
-            a = a_gradients.get(k)
-            if a is None and b is not None and b.numel() and b.abs().max() == 0:
-                continue
-            if exact and case.deterministic and not same(torch, a, b):
-                raise Failure(f"gradient of {k} differs in mode {mode} or a second call: {difference(torch, a, b)} [{note()}]")
+    check_mode(torch, case, in_mode(torch, d, case, forward, mode, wanted, upstream, outputs, gradients), outputs, gradients, f"in mode {mode} or a second call", note)
     return {"status": "ok", "worst": round(worst, 3), "mode": mode}
 
 
@@ -576,7 +600,7 @@ def start(options, indices):
 
 
 def batch(options, indices, deadline, record):
-    """Runs cases in a process; returns those that have not run."""
+    """Runs cases in a process; returns those that have not run, or None where no process begins."""
     process, lines = start(options, indices)
     done, running, errors, open_streams, last = 0, None, [], 2, time.monotonic()
     hangs = False
@@ -617,7 +641,7 @@ def batch(options, indices, deadline, record):
     if done == 0 and process.returncode not in (0, 3) and time.monotonic() <= deadline:
         what = "the process did not begin: " + " | ".join(errors[-6:])[-600:]
         record({"case": indices[0], "op": "?", "text": "", "status": "FAILED", "message": what})
-        return []
+        return None
     return indices[done:]
 
 
@@ -640,8 +664,7 @@ def main():
     print(f"seed {options.seed}, {options.device}")
     deadline = time.monotonic() + options.seconds
     log = open(options.log, "a") if options.log else None
-    counts, failures, slowest, lock = collections.Counter(), [], [], threading.Lock()
-    refusals = collections.Counter()
+    counts, failures, lock = collections.Counter(), [], threading.Lock()
 
     def record(found):
         with lock:
@@ -674,6 +697,8 @@ def main():
                 return
             while left and time.monotonic() < deadline:
                 left = batch(options, left, deadline, record)
+            if left is None:
+                return
 
     threads = [threading.Thread(target=go) for _ in range(options.jobs)]
     for t in threads:

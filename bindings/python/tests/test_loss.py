@@ -234,7 +234,6 @@ def test_errors_name_what_was_found(device):
         f([1.0], w, target)
 
 
-@pytest.mark.skipif(not has_loss(DEVICE), reason="not in this build")
 def test_rows_without_features_have_the_loss_of_the_bias(device):
     for rows in ((), (5,), (2, 3)):
         x, w, b = (torch.zeros(*s, device=device).requires_grad_() for s in ((*rows, 0), (7, 0), (7,)))
