@@ -182,7 +182,7 @@ class Reports(unittest.TestCase):
                 same_kernels.keep_reports(old, build / "old", build / "new")
             built = 0
             path.write_text(json.dumps(report))  # other kernels of a library, in a suite that takes some
-            with unittest.mock.patch.object(same_kernels, "CHOICE", names[2]), unittest.mock.patch.object(reports, "WITH_LIBRARY", {"rmsnorm"}):
+            with unittest.mock.patch.object(same_kernels, "CHOICE", {names[2]}), unittest.mock.patch.object(reports, "WITH_LIBRARY", {"rmsnorm"}):
                 self.assertIn("stays stale, cuBLASLt's", said(same_kernels.keep_reports, old, build / "old", build / "new"))
             said(same_kernels.keep_reports, old, build / "old", build / "new")
             found = json.loads(path.read_text())

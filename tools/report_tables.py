@@ -26,6 +26,10 @@ WITH_MEMORY = {suite: ("Peak memory of a training step in GB, beside operands an
 WITH_MEMORY["train_memory"] = ("Memory of the GPU that a run takes, in GB: ", lambda r: r["name"].rsplit(", ", 1)[0])
 
 
+def percent(share):
+    return f"{share:.0f} %" if share >= 1 else f"{share:.1f} %"
+
+
 def table(report):
     peers = [p for p in PEERS if any(p in r["peers"] for r in report["results"])]
     ceilings = report["ceilings"]
@@ -38,7 +42,7 @@ def table(report):
     for r in report["results"]:
         best = min((us for peer, us in r["peers"].items() if peer not in NO_RIVALS), default=None)
         cells = [r["name"] + r.get("note", ""), " x ".join(f"{n:,}" for n in r["shape"]), r["dtype"], f"{r['ours_us']:.1f}",
-                 f"{100 * r['limit_us'] / r['ours_us']:.0f} %"]
+                 percent(100 * r["limit_us"] / r["ours_us"])]
         cells += [f"{r['peers'][p]:.1f}" if p in r["peers"] else "" for p in peers]
         yield "| " + " | ".join(cells + [f"{best / r['ours_us']:.2f}x" if best is not None else ""]) + " |"
     memory, (words, of_row) = {}, WITH_MEMORY.get(report["suite"], ("", None))
