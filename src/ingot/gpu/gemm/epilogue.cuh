@@ -11,6 +11,7 @@
 
 #include "ingot/core/dtype.h"
 #include "ingot/gpu/gemm/operand.cuh"
+#include "ingot/gpu/gemm/operands.h"
 #include "ingot/gpu/ptx/address.cuh"
 #include "ingot/gpu/ptx/convert.cuh"
 #include "ingot/gpu/ptx/fence.cuh"
@@ -34,10 +35,16 @@ constexpr int kConsumerWarps = kConsumerThreads / 32;
 template <int kPanels = 2> struct WarpStaging { alignas(1024) char panel[kPanels][kWarpPanelBytes]; };
 template <int kPanels = 2> struct Staging { WarpStaging<kPanels> of[kConsumerWarps]; };
 
-// The box of a tensor map that WarpStore writes through.
+// The box of a tensor map that WarpStore writes through, and maps of it: of rows of whole 16 bytes, and of others that
+// end in padding of their own, which is written (operands.h).
 template <class T>
 constexpr gpu::TmaBox kStoreBox{.rows = kWarpRows, .cols = 128 / int(sizeof(T)), .swizzle = tile::Swizzle::b128};
 template <class T> CUtensorMap store_map(const char* name, const Tensor& t) {
+  check_whole_rows(name, t);
+  return gpu::tensor_map(name, as_bank(t), kStoreBox<T>);
+}
+template <class T> CUtensorMap padded_store_map(const char* name, const Tensor& t) {
+  check_padded_rows(name, t);
   return gpu::tensor_map(name, as_bank(t), kStoreBox<T>);
 }
 // For panels written by write_turned: the mirror image of what a symmetric product's tile holds.
@@ -150,8 +157,8 @@ struct AsIs {
 };
 
 // C = f(sums), or C += f(sums), element by element, in T; f is Finish::value(params, row, column, sums of this and the
-// next column), asked for rows and columns beyond C's too. C's rows are whole 16 bytes. Two matrices C, of equal shape:
-// batch 0 is the first's, batch 1 the second's.
+// next column), asked for rows and columns beyond C's too. C's rows are whole 16 bytes, or it is refused. Two matrices
+// C, of equal shape: batch 0 is the first's, batch 1 the second's.
 template <class T, class Finish = AsIs, int kMatrices = 1, int kPanels = 2> class Store {
  public:
   struct Params {

@@ -189,6 +189,23 @@ TEST_F(GemmCore, WithoutKTheSumsAreZero) {
   check(c, 0, [](int64_t, int64_t, int64_t) { return Expected{0, 0}; });
 }
 
+TEST_F(GemmCore, RowsThatWouldHarmTheirNeighboursAreRefusedByName) {
+  DeviceBuffer ragged(DType::bf16, {128, 68}, 72), whole(DType::bf16, {128, 72}, 72);
+  const auto said = [](auto&& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& e) { return e.what(); }
+    return "nothing";
+  };
+  const std::string m = said([&] { Store<bf16>::params("gemm_test: c", ragged); });
+  for (const char* part : {"gemm_test: c", "rows of 68 elements of bf16", "expected a multiple of 16 bytes"})
+    EXPECT_NE(m.find(part), m.npos) << m;
+  EXPECT_EQ(said([&] { Store<bf16>::params("gemm_test: c", whole); }), "nothing");
+  EXPECT_EQ(said([&] { padded_store_map<bf16>("gemm_test: c", ragged); }), "nothing");
+  DeviceBuffer close(DType::f32, {128, 6}, 6);
+  EXPECT_NE(said([&] { padded_store_map<float>("gemm_test: c", close); }), "nothing");
+}
+
 // Only tiles that touch or lie below the diagonal are written.
 TEST_F(GemmCore, ATriangleIsHalfOfTheWork) {
   using P = Product<bf16, kTurns128, Major::k, Major::k, float, Triangle>;

@@ -5,6 +5,7 @@
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/gpu/device.h"
 #include "ingot/gpu/float_types.h"
+#include "ingot/gpu/gemm/operands.h"
 #include "ingot/gpu/launch.h"
 #include "ingot/gpu/ptx/cluster.cuh"
 #include "ingot/gpu/ptx/grid.cuh"
@@ -20,15 +21,7 @@
 namespace ingot::cuda {
 namespace {
 
-Tensor as_matrix(const Tensor& t) {
-  if (!t) return t;
-  Tensor m = t;
-  m.shape = {t.rows(), t.cols()};
-  m.stride[0] = t.rows() > 1 ? t.row_stride() : std::max(t.row_stride(), t.cols());
-  m.stride[1] = 1;
-  return m;
-}
-bool is_16_bit(const Tensor& t) { return t.dtype == DType::bf16 || t.dtype == DType::f16; }
+using gemm::as_matrix;
 
 // --- products
 
@@ -217,13 +210,11 @@ void multiply_by_slopes(Act act, const Tensor& dx, const Tensor& y, const Tensor
 }  // namespace
 
 const char* core_refuses(const PlainProduct& p) {
-  const auto aligned = [](const Tensor& t) {
-    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.row_stride() * size_of(t.dtype) % 16 == 0;
-  };
-  if (!is_16_bit(p.a)) return "operands of f32";
-  if (!aligned(p.a) || !aligned(p.b)) return "an operand whose rows do not begin at multiples of 16 bytes";
-  if (!aligned(p.c)) return "a result whose rows do not begin at multiples of 16 bytes";
-  if (p.c.cols() * size_of(p.c.dtype) % 16 != 0) return "a result whose rows are not whole 16 bytes";
+  if (!gemm::is_16_bit(p.a.dtype)) return "operands of f32";
+  if (!gemm::rows_are_aligned(p.a) || !gemm::rows_are_aligned(p.b))
+    return "an operand whose rows do not begin at multiples of 16 bytes";
+  if (!gemm::rows_are_aligned(p.c)) return "a result whose rows do not begin at multiples of 16 bytes";
+  if (!gemm::rows_are_whole(p.c)) return "a result whose rows are not whole 16 bytes";
   return nullptr;
 }
 
@@ -272,17 +263,13 @@ bool is_fused(Act act, const Tensor& a, const Tensor& w, bool transpose_w, const
   if (core_refuses(p) != nullptr || core_refuses(kept) != nullptr) return false;
   return !gpu::lt_available() || activated_is_faster({c.rows(), c.cols(), a.cols()}, gpu::sm_count(c.device.index));
 }
-template <class Use> void with_16_bit_type(DType t, Use&& use) {
-  if (t == DType::bf16) return use(bf16{});
-  use(f16{});
-}
 }  // namespace
 
 void linear(const Linear& a, Stream stream) {
   if (is_fused(a.act, as_matrix(a.x), as_matrix(a.w), true, as_matrix(a.y), as_matrix(a.pre))) {
     Linear m = a;
     for (Tensor* t : {&m.x, &m.w, &m.y, &m.pre}) *t = as_matrix(*t);
-    return with_16_bit_type(a.x.dtype, [&](auto type) { launch_activated<decltype(type)>(m, stream); });
+    return gemm::with_16_bit_type(a.x.dtype, [&](auto type) { launch_activated<decltype(type)>(m, stream); });
   }
   const Tensor out = a.pre ? a.pre : a.y;
   product("linear",
@@ -309,7 +296,7 @@ void linear_backward(const LinearBackward& a, Stream stream) {
     if (fused) {
       LinearBackward m = a;
       for (Tensor* t : {&m.dy, &m.x, &m.w, &m.dx, &m.pre}) *t = as_matrix(*t);
-      with_16_bit_type(a.dy.dtype, [&](auto type) { launch_sloped<decltype(type)>(m, stream); });
+      gemm::with_16_bit_type(a.dy.dtype, [&](auto type) { launch_sloped<decltype(type)>(m, stream); });
     } else {
       product("linear_backward",
               {.a = as_matrix(a.dy), .b = as_matrix(a.w), .c = dx, .beta = a.accumulate_dx ? 1.f : 0.f, .add = dx},

@@ -75,7 +75,7 @@ void launch(const Tensor& a, const Tensor& b, int64_t k, const Tensor& to, doubl
   using T = typename Op::Type;
   const char* const name = "newton_schulz";
   const auto schedule = Op::Schedule::of({to.size(1), to.size(2), k, to.size(0)}, kTile);
-  typename Op::Epilogue::Params out{.to = gemm::store_map<T>(name, to),
+  typename Op::Epilogue::Params out{.to = gemm::padded_store_map<T>(name, to),
                                     .rows = uint32_t(to.size(1)),
                                     .columns = uint32_t(to.size(2)),
                                     .alpha = float(alpha),

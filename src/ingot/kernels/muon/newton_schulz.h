@@ -5,7 +5,7 @@
 namespace ingot::cuda {
 
 // x (B, R, C) and its partner of equal shape, square and polynomial (B, S, S), S the shorter side: 16-bit, each row
-// aligned to 16 bytes, last stride 1.
+// aligned to 16 bytes, last stride 1; what lies between the end of a row and the next 16 bytes is written too.
 struct IterationBank {
   Tensor x, other, square, polynomial;
   double a, b, c;

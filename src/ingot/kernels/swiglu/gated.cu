@@ -4,43 +4,31 @@
 
 #include "ingot/gpu/cublaslt.h"
 #include "ingot/gpu/device.h"
+#include "ingot/gpu/gemm/operands.h"
 #include "ingot/kernels/swiglu/gated.h"
 
 namespace ingot::cuda {
 namespace {
 
-Tensor as_matrix(const Tensor& t) {
-  if (!t) return t;
-  Tensor m = t;
-  m.shape = {t.rows(), t.cols()};
-  m.stride[0] = t.rows() > 1 ? t.row_stride() : std::max(t.row_stride(), t.cols());
-  m.stride[1] = 1;
-  return m;
-}
-// Tensor copies begin at multiples of 16 bytes, and write whole ones.
+using gemm::as_matrix;
+using gemm::with_16_bit_type;
+
 bool is_aligned(std::initializer_list<Tensor> operands) {
   for (const Tensor& t : operands)
-    if (t && (reinterpret_cast<uintptr_t>(t.data) % 16 != 0 || as_matrix(t).stride[0] * size_of(t.dtype) % 16 != 0))
-      return false;
+    if (t && !gemm::rows_are_aligned(t)) return false;
   return true;
 }
 bool is_whole(std::initializer_list<Tensor> results) {
   for (const Tensor& t : results)
-    if (t && t.cols() * size_of(t.dtype) % 16 != 0) return false;
+    if (t && !gemm::rows_are_whole(t)) return false;
   return true;
-}
-bool is_16_bit(DType t) { return t == DType::bf16 || t == DType::f16; }
-
-template <class Use> void with_16_bit_type(DType t, Use&& use) {
-  if (t == DType::bf16) return use(bf16{});
-  use(f16{});
 }
 
 }  // namespace
 
 bool gated_linear_is_fused(const GatedLinear& g) {
   const int64_t rows = g.x.rows(), channels = g.x.cols(), hidden = g.transposed ? g.w_gate.cols() : g.w_gate.rows();
-  if (!is_16_bit(g.x.dtype) || rows * channels * hidden == 0) return false;
+  if (!gemm::is_16_bit(g.x.dtype) || rows * channels * hidden == 0) return false;
   if (!is_aligned({g.x, g.w_gate, g.w_up, g.h, g.gate, g.up}) || !is_whole({g.h, g.gate})) return false;
   return !gpu::lt_available() || gated_is_faster(rows, hidden, channels, gpu::sm_count(g.x.device.index));
 }
@@ -53,7 +41,7 @@ void gated_linear(const GatedLinear& g, Stream stream) {
 
 namespace {
 bool is_fused(const GatedGradients& g, const gemm::Problem& p) {
-  if (!is_16_bit(g.dgate.dtype) || p.m * p.n * p.k == 0) return false;
+  if (!gemm::is_16_bit(g.dgate.dtype) || p.m * p.n * p.k == 0) return false;
   const int device = g.dgate.device.index;
   return !gpu::lt_available() || (!gemm::waits_for_memory(p, gpu::memory_bandwidth(device)) &&
                                   gemm::efficiency(p, kGatedTile, gpu::sm_count(device)) >= 0.7);
