@@ -1,11 +1,14 @@
 #pragma once
-// The only places where device code waits, and each wait is bounded (watch.h says how they end).
+// Where device code waits, each wait bounded (watch.h says how they end).
 //     wait_or_trap(barrier, parity)             an mbarrier that this block, its cluster or the copy engine completes
-//     wait(barrier, parity, watch, what)        the same in a kernel that has a Watch
+//     poll_or_trap(done)                        what other blocks bring about, all of which are running
+//     wait(barrier, parity, watch, what)        as the first, in a kernel that has a Watch
 //     wait_at_least(flag, want, watch, what)    a counter that another block raises (flag_raise, or any release)
 //     grid_barrier(counter, watch, what)        all blocks; only in kernels launched with `cooperative`
 // The last three return false when they gave up. A kernel may ignore that and run on as long as no address or loop
 // bound depends on what it waited for; before its end it calls leave(), for copies may still be under way.
+// Two count polls instead, for which a clock costs too much, and trap: a cluster's sums (reduce.cuh) and words of which
+// a hand-off said that they come (megakernel/sums.cuh).
 #include <cstdint>
 
 #include "ingot/gpu/ptx/atomics.cuh"
@@ -18,32 +21,42 @@
 
 namespace ingot::tile {
 
-#ifndef INGOT_EMULATE
 constexpr uint32_t kTrapAfter = 10'000'000;  // of 1024 ns: far beyond any copy, any time slice under a debugger's tools
 
 // Counted in 32 bits: one register across the loop, in kernels whose accumulators leave few.
 __device__ inline uint32_t coarse_timer() { return uint32_t(ptx::global_timer() >> 10); }
 
-// For pipelines inside a block or cluster, where only a bug can keep the phase from completing.
+// Where only a bug can keep done() from coming true. The first looks at the clock before it asks, the second only where
+// it has to ask again.
+template <class Done> __device__ __forceinline__ void poll_or_trap(Done&& done) {
+  const uint32_t start = coarse_timer();
+  while (!done())
+    if (coarse_timer() - start > kTrapAfter) ptx::trap();
+}
+template <class Done> __device__ __forceinline__ void ask_then_poll_or_trap(Done&& done) {
+  for (uint32_t start = 0; !done();) {
+    const uint32_t now = coarse_timer() | 1;
+    if (start == 0) start = now;
+    if (now - start > kTrapAfter) ptx::trap();
+  }
+}
+
+#ifndef INGOT_EMULATE
+// For pipelines inside a block or cluster.
 __device__ inline void wait_or_trap(uint64_t* barrier, uint32_t parity) {
   if (ptx::mbarrier_try_wait(barrier, parity)) return;
-  const uint32_t start = coarse_timer();
-  while (!ptx::mbarrier_try_wait(barrier, parity))
-    if (coarse_timer() - start > kTrapAfter) ptx::trap();
+  poll_or_trap([&] { return ptx::mbarrier_try_wait(barrier, parity); });
 }
 // The same by a whole warp, whose lanes then go on together: the compiler keeps what follows in uniform registers.
 __device__ inline void wait_warp_or_trap(uint64_t* barrier, uint32_t parity) {
-  if (__all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity))) return;
-  const uint32_t start = coarse_timer();
-  while (!__all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity)))
-    if (coarse_timer() - start > kTrapAfter) ptx::trap();
+  const auto done = [&] { return __all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity)) != 0; };
+  if (done()) return;
+  poll_or_trap(done);
 }
 // The same where other blocks of the cluster arrive: sees what they wrote before.
 __device__ inline void wait_cluster_or_trap(uint64_t* barrier, uint32_t parity) {
   if (ptx::mbarrier_try_wait_cluster(barrier, parity)) return;
-  const uint32_t start = coarse_timer();
-  while (!ptx::mbarrier_try_wait_cluster(barrier, parity))
-    if (coarse_timer() - start > kTrapAfter) ptx::trap();
+  poll_or_trap([&] { return ptx::mbarrier_try_wait_cluster(barrier, parity); });
 }
 #endif
 

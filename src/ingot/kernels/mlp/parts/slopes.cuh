@@ -86,9 +86,7 @@ __device__ inline void leave_counter(uint64_t* counter, uint32_t most) {
 // Until so many blocks have come here, of which this is one.
 __device__ inline void meet_at_counter(uint64_t* counter, uint32_t blocks) {
   ptx::add_release(counter, 1);
-  const uint32_t start = tile::coarse_timer();
-  while (uint32_t(ptx::load_acquire(counter) & kCount) < blocks)
-    if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
+  tile::poll_or_trap([&] { return uint32_t(ptx::load_acquire(counter) & kCount) >= blocks; });
   leave_counter(counter, 2 * blocks);
 }
 

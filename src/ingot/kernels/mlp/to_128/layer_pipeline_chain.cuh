@@ -187,15 +187,12 @@ template <class T, int kPanels> struct GradientChain : BlockView<T, kPanels> {
                    to = ptx::shared_address(s.out[at.dz.stage]) + fragment,
                    dz_then = ptx::shared_address(s.dz[then.dz.stage]);
     // One after the other, what is there already would take its time three times.
-    for (uint32_t start = 0;;) {
+    tile::ask_then_poll_or_trap([&] {
       const bool h_there = ptx::mbarrier_try_wait(&s.h_full[at.h.stage], at.h.phase),
                  room = ptx::mbarrier_try_wait(&s.room[at.dz.stage], at.dz.phase),
                  dz_there = !more || ptx::mbarrier_try_wait(&s.dz_full[then.dz.stage], then.dz.phase);
-      if (h_there && room && dz_there) break;
-      const uint32_t now = tile::coarse_timer() | 1;
-      if (start == 0) start = now;
-      if (now - start > tile::kTrapAfter) ptx::trap();
-    }
+      return h_there && room && dz_there;
+    });
     __syncwarp();
     constexpr bool kSlopes = !std::is_same_v<F, NoSlope>;
     constexpr uint32_t kAhead = 2;  // parts of h asked for before they are needed

@@ -259,9 +259,7 @@ template <class T, class Cut> struct SumBlock {
     ptx::barrier_sync_unaligned(0, kThreads);
     if (threadIdx.x == 0) {
       ptx::add_release(a.counter, 1u);
-      const uint32_t start = tile::coarse_timer();
-      while (ptx::load_acquire(a.counter) < gridDim.x)
-        if (tile::coarse_timer() - start > tile::kTrapAfter) ptx::trap();
+      tile::poll_or_trap([&] { return ptx::load_acquire(a.counter) >= gridDim.x; });
     }
     ptx::barrier_sync_unaligned(0, kThreads);
     __threadfence();
