@@ -47,10 +47,6 @@ double number(nb::handle h) {
   return value;
 }
 DType sum_dtype(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
-template <class Op> void unlocked(Op&& op) {
-  nb::gil_scoped_release release;
-  op();
-}
 
 nb::object attribute_of(nb::handle h, PyObject* name) {
   PyObject* value = PyObject_GetAttr(h.ptr(), name);

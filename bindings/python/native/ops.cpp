@@ -27,12 +27,6 @@ using namespace nb::literals;
 namespace ingot::python {
 namespace {
 
-// Runs an op without the interpreter lock: a launch may wait for room in the GPU's queue, and a CPU op takes long.
-template <class Op> void run(Op&& op) {
-  nb::gil_scoped_release unlocked;
-  op();
-}
-
 // Operands whose strides let all rows merge take the (T, H, C) shape of one whose rows do not.
 void share_shape(std::initializer_list<Tensor*> operands) {
   const Tensor* split = nullptr;
@@ -67,7 +61,7 @@ void rms_norm(nb::handle x, nb::handle w, nb::handle residual, nb::handle sum, n
   if (a.x.cols() == 0) return;
   share_shape({&a.x, &a.residual, &a.sum, &a.y});
   const Stream stream = stream_of(a.x);
-  run([&] { rmsnorm(a, stream); });
+  unlocked([&] { rmsnorm(a, stream); });
 }
 
 int64_t rms_norm_backward_workspace_bytes(nb::handle x) {
@@ -91,7 +85,7 @@ void rms_norm_backward(nb::handle dy, nb::handle s, nb::handle w, nb::handle rst
   if (a.s.cols() == 0) return;
   share_shape({&a.dy, &a.s, &a.dsum, &a.dx});
   const Stream stream = stream_of(a.s);
-  run([&] { rmsnorm_backward(a, stream); });
+  unlocked([&] { rmsnorm_backward(a, stream); });
 }
 
 // --- mlp -------------------------------------------------------------------------------------------------------------
@@ -136,7 +130,7 @@ nb::object run_mlp(nb::handle x, nb::sequence parameters, bool bias, bool weight
   if (const int64_t bytes = mlp_workspace_bytes(a))
     workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
   const Stream stream = stream_of(a.x);
-  run([&] { mlp(a, stream); });
+  unlocked([&] { mlp(a, stream); });
   return nb::make_tuple(y, saved);
 }
 // `gradients` is one zeroed buffer, the parameters' gradients one after the other; `wanted` says which have a place in
@@ -173,7 +167,7 @@ void run_mlp_backward(nb::handle dy, nb::handle x, nb::handle dx, nb::sequence p
   if (const int64_t bytes = mlp_backward_workspace_bytes(a))
     workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
   const Stream stream = stream_of(a.x);
-  run([&] { mlp_backward(a, stream); });
+  unlocked([&] { mlp_backward(a, stream); });
 }
 
 // --- gated units -----------------------------------------------------------------------------------------------------
@@ -204,7 +198,7 @@ void gate(nb::handle packed, nb::handle up, nb::handle h, int order, double limi
   const SwigluGate a{in.gate, in.up, matrix("swiglu_gate", "h", h),
                      gate_options(order, limit, alpha, up_offset, cubic)};
   const Stream stream = stream_of(a.h);
-  run([&] { swiglu_gate(a, stream); });
+  unlocked([&] { swiglu_gate(a, stream); });
 }
 void gate_backward(nb::handle dh, nb::handle packed, nb::handle up, nb::handle dpacked, nb::handle dup, int order,
                    double limit, double alpha, double up_offset, double cubic) {
@@ -213,7 +207,7 @@ void gate_backward(nb::handle dh, nb::handle packed, nb::handle up, nb::handle d
   const SwigluGateBackward a{in.gate,  in.up,  matrix(op, "dh", dh),
                              out.gate, out.up, gate_options(order, limit, alpha, up_offset, cubic)};
   const Stream stream = stream_of(a.dh);
-  run([&] { swiglu_gate_backward(a, stream); });
+  unlocked([&] { swiglu_gate_backward(a, stream); });
 }
 
 // --- gated linear: both projections and the gate ---------------------------------------------------------------------
@@ -268,7 +262,7 @@ void gated(nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle
   if (const int64_t bytes = gated_linear_workspace_bytes(a))
     workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
   const Stream stream = stream_of(a.x);
-  run([&] { gated_linear(a, stream); });
+  unlocked([&] { gated_linear(a, stream); });
 }
 void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle b_up,
                     nb::handle gate, nb::handle up, nb::handle dx, nb::handle dw, nb::handle dw_up, nb::handle db,
@@ -298,7 +292,7 @@ void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle w_up, 
   if (const int64_t bytes = gated_linear_backward_workspace_bytes(a.dh.rows(), a.dh.cols(), a.dh.dtype, a.dh.device))
     workspace = empty_vector(dh, a.dh.device, DType::u8, bytes, a.workspace);
   const Stream stream = stream_of(a.dh);
-  run([&] { gated_linear_backward(a, stream); });
+  unlocked([&] { gated_linear_backward(a, stream); });
 }
 
 // --- rotary embedding ------------------------------------------------------------------------------------------------
@@ -314,7 +308,7 @@ void rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb
                .interleaved = interleaved,
                .sign = sign};
   const Stream stream = stream_of(a.x);
-  run([&] { rope(a, stream); });
+  unlocked([&] { rope(a, stream); });
 }
 
 void norm_rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle cos, nb::handle sin, nb::handle gain,
@@ -330,7 +324,7 @@ void norm_rotate(nb::handle x, nb::handle y, nb::handle positions, nb::handle co
                      .interleaved = interleaved,
                      .sign = sign};
   const Stream stream = stream_of(a.x);
-  run([&] { qk_norm_rope(a, stream); });
+  unlocked([&] { qk_norm_rope(a, stream); });
 }
 void norm_rotate_backward(nb::handle x, nb::handle dy, nb::handle dx, nb::handle positions, nb::handle cos,
                           nb::handle sin, nb::handle gain, nb::handle dgain, double eps, bool interleaved, int sign) {
@@ -352,7 +346,7 @@ void norm_rotate_backward(nb::handle x, nb::handle dy, nb::handle dx, nb::handle
     if (bytes > 0) workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
   }
   const Stream stream = stream_of(a.x);
-  run([&] { qk_norm_rope_backward(a, stream); });
+  unlocked([&] { qk_norm_rope_backward(a, stream); });
 }
 
 void fill_rope_table(nb::handle cos, nb::handle sin, double base, const std::string& scaling, double factor,
@@ -378,13 +372,13 @@ void run_activate(nb::handle x, nb::handle y, int act) {
   const char* op = "activation";
   const Activate a{Act(act), floats(op, "x", matrix(op, "x", x)), matrix(op, "y", y)};
   const Stream stream = stream_of(a.x);
-  run([&] { activate(a, stream); });
+  unlocked([&] { activate(a, stream); });
 }
 void run_activate_backward(nb::handle dy, nb::handle x, nb::handle dx, int act) {
   const char* op = "activation_backward";
   const ActivateBackward a{Act(act), matrix(op, "dy", dy), matrix(op, "x", x), matrix(op, "dx", dx)};
   const Stream stream = stream_of(a.x);
-  run([&] { activate_backward(a, stream); });
+  unlocked([&] { activate_backward(a, stream); });
 }
 std::vector<std::string> activation_names() {
   std::vector<std::string> names;
@@ -410,7 +404,7 @@ void run_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle cu_q, nb
                     .window = window,
                     .causal = causal};
   const Stream stream = stream_of(a.q);
-  run([&] { attention(a, stream); });
+  unlocked([&] { attention(a, stream); });
 }
 
 void run_attention_backward(nb::handle dout, nb::handle q, nb::handle k, nb::handle v, nb::handle cu_q, nb::handle cu_k,
@@ -440,7 +434,7 @@ void run_attention_backward(nb::handle dout, nb::handle q, nb::handle k, nb::han
   if (const int64_t bytes = attention_backward_workspace_bytes(a))
     workspace = empty_vector(q, a.q.device, DType::u8, bytes, a.workspace);
   const Stream stream = stream_of(a.q);
-  run([&] { attention_backward(a, stream); });
+  unlocked([&] { attention_backward(a, stream); });
 }
 
 // --- errors ----------------------------------------------------------------------------------------------------------

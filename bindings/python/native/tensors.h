@@ -46,6 +46,12 @@ nb::object empty(nb::handle like, Device device, DType dtype, const Sizes& sizes
                  Tensor& view);  // view: (rows, columns)
 nb::object empty_vector(nb::handle like, Device device, DType dtype, int64_t size, Tensor& view);
 
+// Runs an op without the interpreter lock: a launch may wait for room in the GPU's queue, and a CPU op takes long.
+template <class Op> void unlocked(Op&& op) {
+  const nb::gil_scoped_release released;
+  op();
+}
+
 // The stream PyTorch would launch on for this tensor's device.
 Stream stream_of(const Tensor& t);
 

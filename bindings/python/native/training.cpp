@@ -7,15 +7,6 @@
 #include "tensors.h"
 
 namespace ingot::python {
-namespace {
-
-// Without the interpreter lock, as in ops.cpp.
-template <class Op> void run(Op&& op) {
-  nb::gil_scoped_release unlocked;
-  op();
-}
-
-}  // namespace
 
 void run_muon(nb::handle p, nb::handle g, nb::handle momentum, nb::handle rates, double lr, double mu,
               double weight_decay, double grad_scale, bool nesterov, bool row_normalise, int steps, double a, double b,
@@ -43,7 +34,7 @@ void run_muon(nb::handle p, nb::handle g, nb::handle momentum, nb::handle rates,
     if (const int64_t bytes = muon_workspace_bytes(m.p.size(0), m.p.size(1), m.p.size(2), m.p.dtype, m.p.device))
       workspace = empty_vector(p, m.p.device, DType::u8, bytes, m.workspace);
   const Stream stream = stream_of(m.p);
-  run([&] { muon(m, stream); });
+  unlocked([&] { muon(m, stream); });
 }
 
 void run_linear_cross_entropy(nb::handle x, nb::handle w, nb::handle x2, nb::handle w2, nb::handle targets,
@@ -69,7 +60,7 @@ void run_linear_cross_entropy(nb::handle x, nb::handle w, nb::handle x2, nb::han
           linear_cross_entropy_workspace_bytes(a.x.rows(), a.x.cols(), a.w.rows(), a.x.dtype, a.products, a.x.device))
     workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
   const Stream stream = stream_of(a.x);
-  run([&] { linear_cross_entropy(a, stream); });
+  unlocked([&] { linear_cross_entropy(a, stream); });
 }
 
 namespace {
@@ -94,7 +85,7 @@ void run_wide_mlp(nb::handle x, nb::handle w1, nb::handle b1, nb::handle w2, nb:
   const nb::object memory = product_workspace(x, first.x.device, first.workspace);
   second.workspace = first.workspace;
   const Stream stream = stream_of(first.x);
-  run([&] {
+  unlocked([&] {
     linear(first, stream);
     linear(second, stream);
   });
@@ -123,7 +114,7 @@ void run_wide_mlp_backward(nb::handle dy, nb::handle x, nb::handle w1, nb::handl
   const nb::object memory = product_workspace(dy, second.dy.device, second.workspace);
   first.workspace = second.workspace;
   const Stream stream = stream_of(second.dy);
-  run([&] {
+  unlocked([&] {
     linear_backward(second, stream);
     if (first.dy) linear_backward(first, stream);
   });
