@@ -370,7 +370,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
     take(place, bytes);
     p = reinterpret_cast<std::remove_reference_t<decltype(p)>>(place);
   };
-  const int64_t counters = at;
+  const int64_t handover = at;
   take(b.handoff, 1);
   take_bytes(b.attention.parts, token_attention::Published::parts_bytes(c.heads, parts, cache_dim(c)));
   take_bytes(b.attention.mixed, token_attention::Published::mixed_bytes(c.heads, c.head_dim));
@@ -380,7 +380,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   if (b.ranks.several()) take(b.ranks.arrived, 1);
   take(b.routed, 1);
   take(b.arrived, 2 + c.kv_heads * decode_attention::tiles_of(kColumns, uint32_t(c.heads / c.kv_heads)));
-  b.counter_bytes = at - counters;
+  b.handover_bytes = at - handover;
   return at;
 }
 

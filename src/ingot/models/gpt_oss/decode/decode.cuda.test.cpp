@@ -201,7 +201,7 @@ TEST_F(GptOssDecodeCuda, AMissingHandOffIsNamedAndTheNextTokenIsRight) {
       EXPECT_EQ(download(b.state, 1)[0].position, 0) << "queued after it, " << T << " tokens";
     }
     one.waits.reset(one.model.stream());
-    gpu::fill_bytes(b.handoff, 0, b.counter_bytes, one.model.stream());
+    gpu::fill_bytes(b.handoff, 0, b.handover_bytes, one.model.stream());
   }
   const std::vector<float> got = one.token(5, 4);
   EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * 4), 0);
@@ -232,7 +232,7 @@ TEST_F(GptOssDecodeCuda, AScreenedTokenRepeatsAndAMissingBlockIsNamed) {
         << found;
     EXPECT_EQ(download(one.model.buffers().state, 1)[0].position, 0);
     one.waits.reset(one.model.stream());
-    gpu::fill_bytes(one.model.buffers().handoff, 0, one.model.buffers().counter_bytes, one.model.stream());
+    gpu::fill_bytes(one.model.buffers().handoff, 0, one.model.buffers().handover_bytes, one.model.stream());
   }
   EXPECT_EQ(one.waits.report(), "");
 }

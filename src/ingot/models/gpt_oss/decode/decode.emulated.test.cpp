@@ -128,7 +128,7 @@ TEST(GptOssDecodeEmulated, AMissingHandOffEndsTheMegakernelAndAppendsNothing) {
   for (int64_t i = 0; i < t.config.heads * t.config.head_dim / 4; ++i)
     gpu.buffers.attention.mixed[i] = {{~0u, ~0u, 0}, *gpu.buffers.stamps + 1};
   gpu.stop = gpu::kRunning, gpu.record = {};
-  std::memset(gpu.buffers.handoff, 0, size_t(gpu.buffers.counter_bytes));
+  std::memset(gpu.buffers.handoff, 0, size_t(gpu.buffers.handover_bytes));
   gpu.megakernel = true;
   EXPECT_EQ(gpu.extend({&id, 1}, 1), want);
   EXPECT_EQ(gpu.buffers.state->position, 1);

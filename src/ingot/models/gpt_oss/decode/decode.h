@@ -45,7 +45,7 @@ struct Step {
 void run(const Model& model, const Buffers& buffers, const Step& step, Stream stream);
 
 // The same of one token (step.T is 1), the same bit for bit, by the megakernel. Where a wait gave up nothing was
-// appended; the counters (Buffers::counter_bytes) and the watch must be reset before the next launch.
+// appended; what blocks hand over (Buffers::handover_bytes) and the watch must be reset before the next launch.
 struct LayerStages;  // megakernel.h: what a layer's stages are told
 struct Persistent {
   const LayerStages* layers;  // on the device; stages_of(...) of the same model, buffers and capacity

@@ -461,9 +461,9 @@ void DeviceModel::reset() {
     State s;
     gpu::copy_to_host(&s, slot.buffers.state, sizeof s);
     slot.length = s.position;
-    gpu::fill_bytes(slot.buffers.handoff, 0, slot.buffers.counter_bytes, *stream_);
+    gpu::fill_bytes(slot.buffers.handoff, 0, slot.buffers.handover_bytes, *stream_);
   }
-  if (most_streams() > 1) gpu::fill_bytes(streams_buffers_.handoff, 0, streams_buffers_.counter_bytes, *stream_);
+  if (most_streams() > 1) gpu::fill_bytes(streams_buffers_.handoff, 0, streams_buffers_.handover_bytes, *stream_);
   if (inbox_ != nullptr) {
     gpu::fill_bytes(inbox_, 0, inbox_bytes(config(), slots_[0].buffers.ranks.exchange.ranks), *stream_);
     gpu::fill_bytes(epoch_, 0, 4, *stream_);

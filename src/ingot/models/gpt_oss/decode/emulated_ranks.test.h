@@ -68,7 +68,7 @@ struct EmulatedRanks {
     for (size_t r = 0; r < ranks.size(); ++r) {
       Emulated& e = *ranks[r];
       e.stop = gpu::kRunning, e.host_stop = 0, e.record = {}, epochs[r] = 0;
-      std::memset(e.buffers.handoff, 0, size_t(e.buffers.counter_bytes));
+      std::memset(e.buffers.handoff, 0, size_t(e.buffers.handover_bytes));
       std::fill(inboxes[r].begin(), inboxes[r].end(), char(0));
     }
   }

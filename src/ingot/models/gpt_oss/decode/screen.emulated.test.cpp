@@ -150,7 +150,7 @@ TEST(GptOssScreenEmulated, AMissingBlockIsNamedAndTheNextTokenIsRight) {
   EXPECT_EQ(gpu.record.what, gpt_oss_decode::kHandoffsOfLayer);
   EXPECT_EQ(gpu.buffers.state->position, 0);
   gpu.stop = gpu::kRunning, gpu.record = {};
-  std::memset(gpu.buffers.handoff, 0, size_t(gpu.buffers.counter_bytes));
+  std::memset(gpu.buffers.handoff, 0, size_t(gpu.buffers.handover_bytes));
   gpu.run_one_kernel({.capacity = 9}, ~0u, {}, true);
   EXPECT_EQ(std::memcmp(gpu.buffers.state, sound.buffers.state, sizeof(gpt_oss_decode::State)), 0);
 }

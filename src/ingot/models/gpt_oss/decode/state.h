@@ -80,7 +80,7 @@ struct Buffers {
   uint32_t* stamps;                      // how many have been used
   uint64_t* lower_bounds;                // of each block, what its largest logit is at least, stamped (high)
   uint64_t* sums;                        // TokenSums
-  int64_t counter_bytes;  // from `handoff` to `arrived`: zero at first, and to be zeroed after a launch that gave up
+  int64_t handover_bytes;  // `handoff` to `arrived`, all of it: zero at first, to be zeroed after a launch that gave up
   int64_t x_stride;
   const uint32_t* stop = nullptr;  // of a gpu::Watch: where it says that a wait gave up nothing is appended
   gpu::Watch watch{};              // of waits of a kernel's blocks for each other; without it there are none
