@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <thread>
 
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/attention/claim_slots.h"
@@ -16,6 +19,9 @@
 #include "ingot/testing/gpu_test.h"
 
 namespace ingot {
+namespace cuda {
+uint32_t claim_slot(Stream stream, Device device);  // what every launch asks
+}
 namespace {
 
 using testing::Buffer;
@@ -605,6 +611,71 @@ TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
     EXPECT_EQ(values(all[i]->out.host()), want[i]) << i;
     EXPECT_EQ(values(gradients[i]->dq.host()), want_dq[i]) << i;
   }
+}
+
+// What launches get that are recorded now, one after the other, in a graph that is returned. A counter is given back
+// by a thread of CUDA's when the last graph that holds it has ended, so a little later.
+class RecordedCounters : public AttentionCuda {
+ protected:
+  static std::unique_ptr<gpu::Graph> record(Stream stream, std::vector<uint32_t>& slots, int launches = 1,
+                                            bool fails = false) {
+    DeviceBuffer node(DType::u8, {16});
+    return std::make_unique<gpu::Graph>(stream, [&] {
+      gpu::fill_bytes(Tensor(node).data, 0, 16, stream);
+      for (int i = 0; i < launches; ++i) slots.push_back(cuda::claim_slot(stream, {Device::cuda, 0}));
+      if (fails) fail(ErrorCode::unsupported, "a recording that fails");
+    });
+  }
+  static bool holds(const std::vector<uint32_t>& slots, uint32_t slot) {
+    return std::find(slots.begin(), slots.end(), slot) != slots.end();
+  }
+};
+
+TEST_F(RecordedCounters, BelongToAGraphUntilItEnds) {
+  using std::chrono::steady_clock;
+  const Lengths lengths(60, 90);
+  Operands one({.queries = lengths, .keys = lengths});
+  const gpu::OwnedStream stream;
+  std::vector<uint32_t> own;
+  auto graph = std::make_unique<gpu::Graph>(stream, [&] {
+    own.push_back(cuda::claim_slot(stream, {Device::cuda, 0}));
+    attention(one.op(), stream);
+    own.push_back(cuda::claim_slot(stream, {Device::cuda, 0}));
+  });
+  EXPECT_NE(own[0], own[1]);
+  for (int i = 0; i < 20; ++i) {
+    graph->launch(stream);  // having run does not end it
+    std::vector<uint32_t> others;
+    record(stream, others, 8);
+    for (uint32_t slot : others) ASSERT_FALSE(holds(own, slot)) << slot;
+  }
+  gpu::synchronize();
+  graph.reset();
+  bool given_back = false;
+  for (const auto begin = steady_clock::now(); !given_back && steady_clock::now() - begin < std::chrono::seconds(10);) {
+    std::vector<uint32_t> others;
+    record(stream, others, 8);
+    for (uint32_t slot : others) given_back |= holds(own, slot);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(given_back) << "counters of a graph that ended are still nobody's";
+}
+// More than there are, so that each must serve again, those of recordings that fail too.
+TEST_F(RecordedCounters, NeverEndWhereGraphsDo) {
+  using namespace cuda::attention_hopper;
+  constexpr int kLaunches = 1000, kGraphs = 2 * int(kSlots) / kLaunches;
+  const gpu::OwnedStream stream;
+  for (bool fails : {false, true})
+    for (int i = 0; i < kGraphs; ++i) {
+      std::vector<uint32_t> slots;
+      if (fails)
+        EXPECT_THROW(record(stream, slots, kLaunches, true), Error);
+      else
+        record(stream, slots, kLaunches);
+      ASSERT_EQ(slots.size(), size_t(kLaunches));
+      ASSERT_FALSE(holds(slots, kNoCounter)) << "graph " << i << (fails ? " of those that fail" : "");
+      if (i % 16 == 15) std::this_thread::sleep_for(std::chrono::milliseconds(50));  // CUDA's thread gives them back
+    }
 }
 
 // Those beyond the counters claim nothing: launches of two streams that would share one run at once. Last of the tests
