@@ -313,7 +313,8 @@ def rope(x, cos, sin, positions=None, *, interleaved=False, sign=1):
 
     cos, sin: rows per position, from `rope_table`, at most D / 2 columns (fewer: a partial rotation), float32 (float64 for float64).
     Where they want a gradient, PyTorch's own operations compute it.
-    positions: integers that index their rows, (S) or one per token; 0, 1, ... where left out. On a GPU they are not checked.
+    positions: integers that index their rows, (S) or one per token; 0, 1, ... where left out. On a GPU, which reads
+    32 bits of them, one outside of the table takes its last row.
     Pairs are (j, j + R/2) of the first R dimensions, or (2j, 2j + 1) where interleaved. sign=-1 turns the other way.
     """
     if not isinstance(x, torch.Tensor):

@@ -68,7 +68,9 @@ void check_rotation(const char* op, const Tensor& x, const Tensor& positions, co
               Shape{x.size(0)}, " i32, contiguous");
   for (const Tensor* t : {&positions, &cos, &sin})
     INGOT_CHECK(t->device == x.device, op, ": found positions, cos or sin on ", t->device, ", expected ", x.device);
-  if (x.device.kind != Device::cpu) return;  // a GPU kernel trusts the positions
+  INGOT_CHECK(cos.size(0) > 0 || x.size(0) == 0, op, ": found a table without rows for ", x.size(0),
+              " tokens, expected at least one");
+  if (x.device.kind != Device::cpu) return;  // only the device knows the positions
   const int32_t* p = positions.ptr<int32_t>();
   for (int64_t t = 0; t < x.size(0); ++t)
     INGOT_CHECK(0 <= p[t] && p[t] < cos.size(0), op, ": found positions[", t, "] = ", p[t], ", expected 0 to ",

@@ -33,7 +33,7 @@ struct Params {
   const float *cos, *sin, *gain;
   float* partial;  // (heads, slices) sums for dgain, or null
   int64_t tokens, first_token, slice_tokens;
-  uint32_t units, heads, head_dim, half, lanes, turning_lanes, passing_lanes;
+  uint32_t units, heads, head_dim, half, last_row, lanes, turning_lanes, passing_lanes;
   tile::Divisor by_lanes, by_heads, by_slots, by_chunks, by_rows;
   uint32_t slices, rows, iterations;
   tile::EarlyReads early_reads;  // of x, or of what replaces it
@@ -41,6 +41,13 @@ struct Params {
   bool normalise, interleaved, evict_first, early;
   bool in_place;  // and no norm: what does not turn is left where it is
 };
+
+// Where the table has the angles of a position. Only the device knows what positions are: for one that has no row, the
+// last, so that nothing outside is read.
+__device__ inline int64_t row_of_table(const Params& p, int32_t position) {
+  const uint32_t row = uint32_t(position);
+  return int64_t(row < p.last_row ? row : p.last_row) * p.half;
+}
 
 // Before a kernel finds out where its threads work, and then waits for earlier ones.
 __device__ inline void start(const Params& p) {
@@ -218,7 +225,7 @@ __global__ void __launch_bounds__(kHeads == 2 ? kRopePairThreads : kRopeThreads,
     if (has(h)) load_pair<T, kReads>(x[h], row_of<const T>(p.x, token, number(h)) + at.a, at);
   }
   Angles<N> angles;
-  if (at.turns) load_angles<N, kInterleaved, kHeads == 2>(angles, p, int64_t(position) * p.half, at);
+  if (at.turns) load_angles<N, kInterleaved, kHeads == 2>(angles, p, row_of_table(p, position), at);
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     float a[N], b[N];
@@ -249,7 +256,7 @@ __global__ void __launch_bounds__(kRopeThreads) turn_rows(const __grid_constant_
   tile::to_float(x, a);
   if constexpr (kInterleaved) {
     if (here && at.turns) {
-      const int64_t row = int64_t(p.positions[token]) * p.half + at.a / 2;
+      const int64_t row = row_of_table(p, p.positions[token]) + at.a / 2;
       tile::Vec<float, N / 2> cos, sin;
       tile::load(cos, p.cos + row);
       tile::load(sin, p.sin + row);
@@ -261,7 +268,7 @@ __global__ void __launch_bounds__(kRopeThreads) turn_rows(const __grid_constant_
     }
   } else {
     Angles<N> angles = {};
-    if (here && at.turns) load_angles<N, false, false, true>(angles, p, int64_t(p.positions[token]) * p.half, at);
+    if (here && at.turns) load_angles<N, false, false, true>(angles, p, row_of_table(p, p.positions[token]), at);
     rotate_spread<T>(angles, p, at, x, other_lane<N>(p, at), a);
   }
   if (here) tile::store(row_of<T>(p.y, token, head.remainder) + at.a, tile::from_float<T>(a), p.evict_first);
@@ -317,11 +324,10 @@ __global__ void __launch_bounds__(kRopeThreads, 4) norm_heads(const __grid_const
   Angles<N> angles = {};
   float gain = 1;
   if (ok) {
-    // First, as the table waits for it. Unsigned: its sign would be waited for before x is asked for.
-    const uint32_t position = at.turns ? uint32_t(p.positions[token]) : 0;
+    const int32_t position = at.turns ? p.positions[token] : 0;  // first, as the table waits for it
     load_pair<T>(x, from, at);
     if (p.gain != nullptr) gain = p.gain[head.remainder];
-    if (at.turns) load_angles<N, kInterleaved, true>(angles, p, int64_t(position) * p.half, at);
+    if (at.turns) load_angles<N, kInterleaved, true>(angles, p, row_of_table(p, position), at);
   }
   float a[N], b[N], sum[1] = {};
   to_floats<T>(x, a, b);
@@ -358,7 +364,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(co
   if (w.count > 0) {
     if constexpr (kBackward) load_pair<T>(dy_now, dy, at);
     load_pair<T>(x_now, x, at);
-    if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, int64_t(p.positions[token]) * p.half, at);
+    if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, row_of_table(p, p.positions[token]), at);
     if (at.turns && w.count > 1) next_position = p.positions[token + p.rows];
   }
   const float gain = w.count > 0 && p.gain != nullptr ? p.gain[w.head] : 1.f;
@@ -380,7 +386,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(co
     x += p.x.step, dy += p.dy.step, token += p.rows;
     if (more) {
       load_pair<T>(kBackward ? dy_now : x_now, kBackward ? dy : x, at);
-      if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, int64_t(next_position) * p.half, at);
+      if (at.turns) load_angles<N, kInterleaved, true, kSpread>(angles, p, row_of_table(p, next_position), at);
       if (at.turns && i + 2 < w.count) next_position = p.positions[token + p.rows];
     }
     if constexpr (kBackward) {
@@ -419,7 +425,7 @@ __global__ void __launch_bounds__(kRopeThreads, kBackward ? 3 : 4) walk_heads(co
 template <class Turn, class Pass>
 __device__ inline void for_each_element(const Params& p, int64_t token, uint32_t lane, Turn&& turns, Pass&& pass) {
   if (p.half > 0) {
-    const int64_t row = int64_t(p.positions[token]) * p.half;
+    const int64_t row = row_of_table(p, p.positions[token]);
     for (uint32_t j = lane; j < p.half; j += p.lanes) {
       const uint32_t one = p.interleaved ? 2 * j : j, two = p.interleaved ? one + 1 : j + p.half;
       turns(one, two, p.cos[row + j], p.sin[row + j] * p.sign);
@@ -624,6 +630,7 @@ template <class Op> Params params_of(const Op& a, const Tensor& y, const RopeSha
   p.x = rows_of(a.x), p.y = rows_of(y);
   if (a.cos) {
     p.positions = static_cast<const int32_t*>(a.positions.data);
+    p.last_row = uint32_t(a.cos.size(0) - 1);
     p.cos = static_cast<const float*>(a.cos.data), p.sin = static_cast<const float*>(a.sin.data);
   }
   const RopeConfig& c = tuning.config;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/rope/rope_config.h"
@@ -573,6 +574,31 @@ TEST_F(RopeCuda, ReachesHeadsBeyondTwoToThe31Elements) {
   const double u = roundoff(DType::f32);
   const auto dx = compare(o.dx.host(), values(want.dx), 80 * 8 * u, 1.01 * roundoff(DType::bf16) + 80 * u);
   EXPECT_TRUE(dx.ok) << dx.message;
+}
+
+TEST_F(RopeCuda, APositionOutsideOfTheTableTakesItsLastRow) {
+  const double last = kPositions - 1, most = std::numeric_limits<int32_t>::max(),
+               least = std::numeric_limits<int32_t>::min();
+  const std::vector<double> outside = {-1, 3, kPositions, most, 0, least}, inside = {last, 3, last, last, 0, last};
+  const auto all_of = [](const Case& c, const std::vector<double>& six) {
+    Operands o(c);
+    std::vector<double> positions(size_t(c.tokens));
+    for (size_t t = 0; t < positions.size(); ++t) positions[t] = six[t % six.size()];
+    testing::assign(o.positions.host(), positions);
+    o.upload();
+    o.run();
+    o.download();
+    std::vector<double> all;
+    for (DeviceBuffer* b : {&o.y, &o.rotated, &o.back, &o.dx, &o.dgain})
+      for (double v : values(b->host())) all.push_back(v);
+    return all;
+  };
+  for (const Case& c : {Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 64},       // a head a thread
+                        Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 16},       // spread
+                        Case{.tokens = 3000, .heads = 8, .d = 128, .rotary = 128},  // walks
+                        Case{.tokens = 7, .heads = 3, .d = 64, .rotary = 64, .interleaved = true},
+                        Case{.tokens = 7, .heads = 3, .d = 21, .rotary = 6}})  // element by element
+    EXPECT_EQ(all_of(c, outside), all_of(c, inside)) << c.tokens << " x " << c.heads << " x " << c.d;
 }
 
 TEST_F(RopeCuda, AcceptsNoTokens) {

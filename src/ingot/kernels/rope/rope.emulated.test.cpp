@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "ingot/kernels/rope/rope_config.h"
 #include "ingot/testing/testing.h"
@@ -171,6 +172,45 @@ TEST(RopeEmulated, ElementsServeWhatVectorsDoNotReach) {
   const Case some[] = {{7, 3, 21, 6, 3, DType::bf16}, {5, 2, 18, 18, 1, DType::f32, true}, {2, 1, 2, 2, 0, DType::f16}};
   for (const Case& c : some)
     for (int lanes : {1, 4, 16}) check(c, {.config = {.vectors = false, .lanes = lanes, .threads = 32}});
+}
+
+// Nothing outside of the table is read, whichever kernel reads it.
+TEST(RopeEmulated, APositionOutsideOfTheTableTakesItsLastRow) {
+  const auto all_of = [](const Case& c, std::vector<double> positions, const cuda::RopeTuning* tuning, bool once) {
+    Operands o(c, c.type);
+    testing::assign(o.positions, positions);
+    const auto tuned = [&](const auto& op) { return tuning ? *tuning : cuda::default_rope_tuning(op); };
+    cuda::RopeTuning norm = tuned(o.op());
+    if (norm.config.per_lane == 1) norm = cuda::default_rope_tuning(o.op());
+    norm.config.spread = false, norm.config.once = once;
+    cuda::RopeTuning back = tuned(o.backward_op()), turn = tuned(o.rope_op());
+    if (back.config.per_lane == 1) back = cuda::default_rope_tuning(o.backward_op());
+    cuda::rope_with(o.rope_op(), turn, {});
+    cuda::qk_norm_rope_with(o.op(), norm, {});
+    cuda::qk_norm_rope_backward_with(o.backward_op(), back, {});
+    EXPECT_TRUE(o.guards());
+    std::vector<double> all;
+    for (const Buffer* b : {&o.rotated, &o.y, &o.dx, &o.dgain})
+      for (double v : values(*b)) all.push_back(v);
+    return all;
+  };
+  const double last = kPositions - 1, most = std::numeric_limits<int32_t>::max(),
+               least = std::numeric_limits<int32_t>::min();
+  const std::vector<double> outside = {-1, 3, kPositions, most, 0, least, last},
+                            inside = {last, 3, last, last, 0, last, last};
+  const cuda::RopeTuning vectors{.config = {.lanes = 4, .threads = 32, .iterations = 3}},
+      one_vector{.config = {.lanes = 8, .threads = 32, .per_lane = 1}},
+      elements{.config = {.vectors = false, .lanes = 4, .threads = 32}};
+  for (bool interleaved : {false, true})
+    for (const cuda::RopeTuning* tuning :
+         {static_cast<const cuda::RopeTuning*>(nullptr), &vectors, &one_vector, &elements})
+      for (bool once : {false, true}) {
+        if (once && tuning != &vectors) continue;
+        SCOPED_TRACE(::testing::Message() << "interleaved " << interleaved << " lanes "
+                                          << (tuning ? tuning->config.lanes : 0) << " once " << once);
+        const Case c{7, 3, 32, 32, 0, DType::bf16, interleaved};
+        EXPECT_EQ(all_of(c, outside, tuning, once), all_of(c, inside, tuning, once));
+      }
 }
 
 TEST(RopeEmulated, WithoutTokensNothingChanges) {

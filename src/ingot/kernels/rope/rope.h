@@ -31,7 +31,7 @@ void rope_table(const RopeFrequencies& f, const Tensor& cos, const Tensor& sin);
 
 struct Rope {
   Tensor x, y;       // (T, H, D), any token and head stride; y may alias x
-  Tensor positions;  // (T) i32: rows of the table
+  Tensor positions;  // (T) i32: rows of the table; on a GPU one outside of it takes the last
   Tensor cos, sin;   // (P, rotary_dim / 2) f32, or f64 when x is f64
   bool interleaved = false;
   int sign = +1;

@@ -301,6 +301,10 @@ TEST(Rope, ErrorsNameBothValues) {
   m = message([&] { rope(a.rope_op(a.x, a.y), {}); });
   EXPECT_TRUE(m.find("positions[2] = 50") != m.npos && m.find("49") != m.npos) << m;
   testing::fill_ids(a.positions, 5, 50);
+  Rope rowless = a.rope_op(a.x, a.y);
+  rowless.cos = rowless.cos.slice(0, 0, 0), rowless.sin = rowless.sin.slice(0, 0, 0);
+  m = message([&] { rope(rowless, {}); });
+  EXPECT_TRUE(m.find("a table without rows for 5 tokens") != m.npos) << m;
   m = message([&] { rope(a.rope_op(a.x.tensor().slice(2, 0, 6), a.y.tensor().slice(2, 0, 6)), {}); });
   EXPECT_TRUE(m.find('8') != m.npos && m.find('6') != m.npos) << m;
   Rope op = a.rope_op(a.x, a.y);
