@@ -67,7 +67,9 @@ void check_target_values(const Tensor& targets, int64_t vocab, int32_t ignore_in
                 " at position ", t, ", expected 0 to ", vocab - 1, " (a vocabulary of ", vocab, ") or ", ignore_index);
 }
 void check_options(double softcap, double z_loss, double label_smoothing, const char* op) {
-  INGOT_CHECK(softcap >= 0 && std::isfinite(softcap), op, ": found softcap ", softcap, ", expected 0 (none) or more");
+  // Kernels keep the cap, and divide by it, in fp32.
+  INGOT_CHECK(softcap == 0 || (softcap >= 1e-30 && softcap <= 1e30), op, ": found softcap ", softcap,
+              ", expected 0 (none) or 1e-30 to 1e30");
   INGOT_CHECK(z_loss >= 0 && std::isfinite(z_loss), op, ": found z_loss ", z_loss, ", expected 0 or more");
   INGOT_CHECK(label_smoothing >= 0 && label_smoothing <= 1, op, ": found label_smoothing ", label_smoothing,
               ", expected 0 to 1");

@@ -15,6 +15,7 @@ TEST_F(CrossEntropyCuda, AgreesWithTheCpuInFp64Small) {
   const auto call = [](const CrossEntropy& a) { cross_entropy(a, {}); };
   cross_entropy_cases::agrees_with_fp64<DeviceBuffer>(call);
   cross_entropy_cases::a_target_outside_gives_a_nan<DeviceBuffer>(call);
+  cross_entropy_cases::the_ignored_index_may_be_a_tokens<DeviceBuffer>(call);
   cross_entropy_cases::exponentials_agree_with_fp64<DeviceBuffer>(
       [](const cuda::Exponentials& e, const CrossEntropy& a) { cuda::cross_entropy_of(e, a, {}); });
   cross_entropy_cases::capped_agrees_with_fp64<DeviceBuffer>(
@@ -39,11 +40,11 @@ TEST_F(CrossEntropyCuda, RoomOfManyRowsServesFewer) {
 
 #ifdef INGOT_HAS_CUDA_LINEAR
 // Several chunks of rows, a vocabulary that is no multiple of a vector, a second pair: as logits, as exponentials (no
-// cap or a high one), and as those times slopes.
+// cap or a high one), and as those times slopes; on either side of what a cap and a z-loss may be for that.
 TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
   struct Case {
     int64_t rows, features, vocab, rank;
-    double softcap = 20;
+    double softcap = 20, z_loss = 1e-4;
     std::vector<int32_t> cu2{};
   };
   for (DType type : {DType::bf16, DType::f16, DType::f32})
@@ -55,9 +56,15 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
                           {300, 96, 1000, 0, 0},
                           {300, 96, 1000, 0, 50},
                           {300, 96, 1000, 0, 40},
+                          {300, 96, 1000, 0, 1},
+                          {300, 96, 1000, 0, 0.5},
+                          {300, 64, 1001, 0, 0.5},
+                          {300, 96, 1000, 0, 0.02},
+                          {300, 96, 1000, 0, 20, cuda::kMostCappedZ},
+                          {300, 96, 1000, 0, 20, 0.1},
                           {16600, 16, 136, 0},
-                          {300, 64, 1001, 8, 20, {0, 32, 64, 96, 96, 196, 300}},
-                          {17000, 16, 41, 8, 20, {0, 100, 5000, 8292, 17000}}}) {
+                          {300, 64, 1001, 8, 20, 1e-4, {0, 32, 64, 96, 96, 196, 300}},
+                          {17000, 16, 41, 8, 20, 1e-4, {0, 100, 5000, 8292, 17000}}}) {
       const int64_t pairs = std::max<int64_t>(1, int64_t(c.cu2.size()) - 1);
       SCOPED_TRACE(::testing::Message() << type << ' ' << c.rows << ' ' << c.vocab << ' ' << pairs);
       const double weight = 1 / std::sqrt(double(c.features));
@@ -79,7 +86,7 @@ TEST_F(CrossEntropyCuda, OfALinearLayerAgreesWithTheCpuInFp64) {
       const auto call = [&](LinearCrossEntropy a) {
         const int64_t bytes =
             linear_cross_entropy_workspace_bytes(c.rows, c.features, c.vocab, a.x.dtype, a.products, a.x.device);
-        a.softcap = c.softcap, a.z_loss = 1e-4;
+        a.softcap = c.softcap, a.z_loss = c.z_loss;
         if (a.x.device.kind == Device::cpu) {
           Buffer room(DType::u8, {bytes});
           a.workspace = room;

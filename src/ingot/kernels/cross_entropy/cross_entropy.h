@@ -17,9 +17,9 @@ struct CrossEntropy {
   Tensor loss, lse;  // (T) f32 (f64 for f64); lse may be left out
   Tensor dloss;      // (T) the gradient of each row's loss, or left out: no dlogits
   Tensor dlogits;    // (T, V); may alias logits; on a GPU bf16 or f16 beside f32 logits, too
-  double softcap = 0, z_loss = 0;
-  int32_t ignore_index = -1;
-  double label_smoothing = 0;  // 0 to 1
+  double softcap = 0, z_loss = 0;  // 0: none
+  int32_t ignore_index = -1;       // of a token too, which then has no loss
+  double label_smoothing = 0;      // 0 to 1
 };
 void cross_entropy(const CrossEntropy& a, Stream stream);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "ingot/core/thread_pool.h"
+#include "ingot/kernels/cross_entropy/cross_entropy_cases.test.h"
 #include "ingot/testing/testing.h"
 
 namespace ingot {
@@ -21,11 +22,23 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.rows << " rows of " << c.vocab << ", softcap " << c.softcap << ", z-loss " << c.z_loss << ", scale "
              << c.scale << ", smoothing " << c.smoothing;
 }
-// tails of every kind, more than one fp32 run of the sum, logits well beyond the softcap
-const Case kCases[] = {
-    {0, 5, 0, 0, 0, 2},        {1, 1, 0, 0, 0, 2},      {1, 7, 0, 30, 1e-4, 3},          {3, 8, 1, 0, 1e-4, 4},
-    {5, 65, 3, 30, 0, 40},     {4, 1031, 0, 0, 0, 3},   {3, 2500, 5, 15, 1e-3, 10},      {9, 100, 0, 0, 0, 60},
-    {40, 997, 0, 30, 1e-4, 3}, {7, 9, 2, 0, 0, 2, 0.1}, {6, 2500, 3, 30, 1e-3, 10, 0.3}, {5, 1031, 0, 0, 1e-4, 3, 1}};
+// tails of every kind, more than one fp32 run of the sum, logits well beyond the softcap, softcaps of 1 and less
+const Case kCases[] = {{0, 5, 0, 0, 0, 2},
+                       {1, 1, 0, 0, 0, 2},
+                       {1, 7, 0, 30, 1e-4, 3},
+                       {3, 8, 1, 0, 1e-4, 4},
+                       {5, 65, 3, 30, 0, 40},
+                       {4, 1031, 0, 0, 0, 3},
+                       {3, 2500, 5, 15, 1e-3, 10},
+                       {9, 100, 0, 0, 0, 60},
+                       {40, 997, 0, 30, 1e-4, 3},
+                       {7, 9, 2, 0, 0, 2, 0.1},
+                       {6, 2500, 3, 30, 1e-3, 10, 0.3},
+                       {5, 1031, 0, 0, 1e-4, 3, 1},
+                       {6, 65, 3, 1, 1e-3, 3},
+                       {5, 100, 0, 0.25, 1e-4, 1},
+                       {4, 1031, 2, 0.01, 0, 0.02},
+                       {3, 9, 0, 1e-3, 0, 10, 0.1}};
 
 // Targets over the vocabulary, every fifth ignored.
 void fill_targets(const Tensor& t, int64_t vocab) {
@@ -97,7 +110,8 @@ TEST(CrossEntropy, TheLargestLogitIsFoundWhereverItStands) {
 
 TEST(CrossEntropy, GradientsAreTheDerivativesOfLosses) {
   for (const Case& c : kCases) {
-    if (c.rows == 0 || c.scale > 20) continue;  // beyond the softcap every slope is far below the loss's roundings
+    // Beyond the softcap every slope is far below the loss's roundings.
+    if (c.rows == 0 || c.scale > 20 || (c.softcap > 0 && c.scale > 10 * c.softcap)) continue;
     Plain run(c, DType::f64);
     cross_entropy(run.args, {});
     auto losses_only = run.args;
@@ -388,6 +402,26 @@ template <class Call> std::string message_of(Call&& call) {
   return "no error";
 }
 
+TEST(CrossEntropy, TheIgnoredIndexMayBeATokens) {
+  cross_entropy_cases::the_ignored_index_may_be_a_tokens<Buffer>([](const CrossEntropy& a) { cross_entropy(a, {}); });
+}
+
+// The least and the largest that are allowed: with the one every logit is far beyond the cap, with the other it does
+// nothing that fp64 could see; fp32 keeps what its own digits are of the cap.
+TEST(CrossEntropy, TheEndsOfSoftcapsAreNumbers) {
+  for (DType dtype : {DType::f64, DType::f32})
+    for (double softcap : {1e-30, 1e30}) {
+      Plain run({4, 70, 0, softcap, 1e-4, 3}, dtype), none({4, 70, 0, 0, 1e-4, 3}, dtype);
+      cross_entropy(run.args, {});
+      cross_entropy(none.args, {});
+      for (const Buffer* b : {&run.loss, &run.lse, &run.dlogits})
+        for (double v : values(*b)) EXPECT_TRUE(std::isfinite(v)) << softcap << ' ' << dtype;
+      if (softcap > 1) continue;
+      for (double v : values(run.lse)) EXPECT_NEAR(v, std::log(70), 1e-5);  // all logits are nothing
+      for (double v : values(run.dlogits)) EXPECT_EQ(v, 0);                 // and so are slopes
+    }
+}
+
 TEST(CrossEntropy, ErrorsNameWhatWasFoundAndWhatWasExpected) {
   Plain run({3, 10, 0, 0, 0, 1}, DType::f32);
   run.targets.tensor().ptr<int32_t>()[2] = 10;
@@ -400,8 +434,22 @@ TEST(CrossEntropy, ErrorsNameWhatWasFoundAndWhatWasExpected) {
   EXPECT_NE(message_of([&] { cross_entropy(run.args, {}); }).find("found label_smoothing 1.5, expected 0 to 1"),
             std::string::npos);
   run.args.label_smoothing = 0;
-  run.args.softcap = -1;
-  EXPECT_NE(message_of([&] { cross_entropy(run.args, {}); }).find("-1"), std::string::npos);
+  for (double softcap : {-1., 1e-31, 1e31, double(INFINITY), double(NAN)}) {
+    run.args.softcap = softcap;
+    EXPECT_NE(message_of([&] { cross_entropy(run.args, {}); }).find("expected 0 (none) or 1e-30 to 1e30"),
+              std::string::npos)
+        << softcap;
+  }
+  run.args.softcap = 0;
+  for (double z_loss : {-1e-9, double(INFINITY), double(NAN)}) {
+    run.args.z_loss = z_loss;
+    EXPECT_NE(message_of([&] { cross_entropy(run.args, {}); }).find("z_loss"), std::string::npos) << z_loss;
+  }
+  run.args.z_loss = 0;
+  for (double smoothing : {-1e-9, 1 + 1e-9, double(NAN)}) {
+    run.args.label_smoothing = smoothing;
+    EXPECT_NE(message_of([&] { cross_entropy(run.args, {}); }).find("label_smoothing"), std::string::npos) << smoothing;
+  }
   Fused f(DType::f32, 20, 6, 30, 0);
   f.args.workspace = f.args.workspace.slice(0, 0, 5);
   const std::string small = message_of([&] { linear_cross_entropy(f.args, {}); });

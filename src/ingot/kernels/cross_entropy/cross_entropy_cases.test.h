@@ -15,10 +15,20 @@ struct DeviceCase {
   int64_t rows, vocab, gap;
   double softcap, z_loss, scale, smoothing = 0;
 };
-// Vectors and no vectors, rows that stay in registers and longer ones, empty.
-constexpr DeviceCase kDeviceCases[] = {{0, 5, 0, 0, 0, 1},     {3, 1, 0, 0, 0, 1},          {7, 13, 2, 30, 1e-4, 1},
-                                       {5, 16, 4, 15, 0, 20},  {3, 2052, 0, 30, 1e-4, 10},  {2, 8192, 0, 0, 0, 3},
-                                       {2, 9000, 0, 30, 0, 3}, {3, 2052, 0, 30, 0, 3, 0.1}, {2, 13, 0, 0, 0, 1, 1}};
+// Vectors and no vectors, rows that stay in registers and longer ones, empty; softcaps of 1 and less.
+constexpr DeviceCase kDeviceCases[] = {{0, 5, 0, 0, 0, 1},
+                                       {3, 1, 0, 0, 0, 1},
+                                       {7, 13, 2, 30, 1e-4, 1},
+                                       {5, 16, 4, 15, 0, 20},
+                                       {3, 2052, 0, 30, 1e-4, 10},
+                                       {2, 8192, 0, 0, 0, 3},
+                                       {2, 9000, 0, 30, 0, 3},
+                                       {3, 2052, 0, 30, 0, 3, 0.1},
+                                       {2, 13, 0, 0, 0, 1, 1},
+                                       {3, 13, 2, 1, 1e-4, 3},
+                                       {4, 2052, 0, 0.25, 1e-4, 1},
+                                       {2, 16, 0, 1e-3, 0, 10},
+                                       {3, 2052, 0, 0.01, 0, 0.02, 0.1}};
 
 template <class B> B targets_for(int64_t rows, int64_t vocab) {
   B targets(DType::i32, {rows});
@@ -73,13 +83,14 @@ template <class B, class Call> void agrees_with_fp64(Call&& call) {
                        .label_smoothing = c.smoothing},
                       {});
         // A logit of size s carries s roundings into the exponent, two approximate functions 2^-21 of the cap; p has
-        // them as relative errors. Then the result's type.
+        // them as relative errors, and the slope, 1 - (c / cap)^2, twice those of the cap. Then the result's type.
         const double u = testing::roundoff(DType::f32), size = c.softcap > 0 ? c.softcap : 5 * c.scale;
         const double off = (8 + 4 * size) * u + c.softcap * 1e-6;
         testing::expect_close(lse, values(lse64), off, 2 * u);
         testing::expect_close(loss, values(loss64), 3 * off, 2 * u);
         const double subnormal = to == DType::f16 ? 6e-8 : 0;
-        testing::expect_close(in_place ? logits : dlogits, values(logits64), 9 * off + subnormal,
+        const double of_slope = c.softcap > 0 ? 2e-6 : 0;
+        testing::expect_close(in_place ? logits : dlogits, values(logits64), 9 * off + 3 * of_slope + subnormal,
                               3 * off + 1.01 * testing::roundoff(to));
       }
 }
@@ -94,8 +105,11 @@ template <class B, class Call> void exponentials_agree_with_fp64(Call&& call) {
   };
   constexpr int64_t kColumns = cuda::kExponentialColumns;
   for (DType type : {DType::bf16, DType::f16})
-    for (const Case& c :
-         {Case{3, 8, 0, 0, 0, 1}, {5, 136, 8, 15, 1e-4, 10}, {4, 20488, 0, 30, 0, 4}, {4, 1024, 0, 0, 1e-4, 4}})
+    for (const Case& c : {Case{3, 8, 0, 0, 0, 1},
+                          {5, 136, 8, 15, 1e-4, 10},
+                          {4, 20488, 0, 30, 0, 4},
+                          {4, 1024, 0, 0, 1e-4, 4},
+                          {4, 136, 0, 1, 1e-4, 4}})
       for (bool gradient : {true, false}) {
         SCOPED_TRACE(::testing::Message() << type << ' ' << c.rows << " x " << c.vocab);
         Buffer logits64(DType::f64, {c.rows, c.vocab}), loss64(DType::f64, {c.rows}), lse64(DType::f64, {c.rows});
@@ -169,8 +183,11 @@ template <class B, class Call> void capped_agrees_with_fp64(Call&& call) {
     double softcap, z_loss, scale;
   };
   constexpr int64_t kColumns = cuda::kCappedColumns;
-  for (const Case& c :
-       {Case{3, 8, 8, 30, 0, 1}, {5, 136, 1032, 15, 1e-4, 10}, {4, 20488, 16, 40, cuda::kMostCappedZ, 30}})
+  for (const Case& c : {Case{3, 8, 8, 30, 0, 1},
+                        {5, 136, 1032, 15, 1e-4, 10},
+                        {4, 20488, 16, 40, cuda::kMostCappedZ, 30},
+                        {4, 136, 16, 0.5, 1e-4, 1},
+                        {4, 136, 16, 0.01, 0, 10}})
     for (bool gradient : {true, false}) {
       SCOPED_TRACE(::testing::Message() << c.rows << " x " << c.vocab << (gradient ? "" : ", losses alone"));
       Buffer logits64(DType::f64, {c.rows, c.vocab}), loss64(DType::f64, {c.rows}), lse64(DType::f64, {c.rows});
@@ -256,6 +273,41 @@ template <class B, class Call> void capped_agrees_with_fp64(Call&& call) {
           }
       }
     }
+}
+
+// A row of the ignored index has no loss and no gradient, also where the index is a token's; others are as ever.
+template <class B, class Call> void the_ignored_index_may_be_a_tokens(Call&& call) {
+  using testing::values;
+  B targets(DType::i32, {3});
+  testing::host_of(targets).template ptr<int32_t>()[0] = 3;
+  testing::host_of(targets).template ptr<int32_t>()[1] = 5;
+  testing::host_of(targets).template ptr<int32_t>()[2] = 0;
+  testing::send(targets);
+  B dloss = testing::normal<B>(DType::f32, {3}, 3);
+  std::vector<double> losses[2], gradients[2];
+  for (int i = 0; i < 2; ++i) {
+    B logits = testing::normal<B>(DType::f32, {3, 8}, 1), loss = testing::poisoned<B>(DType::f32, {3}),
+      dlogits = testing::poisoned<B>(DType::f32, {3, 8});
+    call(CrossEntropy{.logits = logits,
+                      .targets = targets,
+                      .loss = loss,
+                      .dloss = dloss,
+                      .dlogits = dlogits,
+                      .softcap = 0.5,
+                      .z_loss = 0.1,
+                      .ignore_index = i == 0 ? -1 : 3,
+                      .label_smoothing = 0.2});
+    testing::fetch(loss), testing::fetch(dlogits);
+    losses[i] = values(testing::host_of(loss)), gradients[i] = values(testing::host_of(dlogits));
+  }
+  EXPECT_GT(losses[0][0], 0);
+  losses[0][0] = 0;
+  for (size_t v = 0; v < 8; ++v) {
+    EXPECT_NE(gradients[0][v], 0);
+    gradients[0][v] = 0;
+  }
+  EXPECT_EQ(losses[1], losses[0]);
+  EXPECT_EQ(gradients[1], gradients[0]);
 }
 
 // On a GPU nobody reads the targets before the kernel does.

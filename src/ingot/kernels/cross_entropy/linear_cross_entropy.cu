@@ -55,11 +55,14 @@ ExponentialRoom exponential_room(int64_t rows, int64_t vocab, Device device) {
 bool may_take_exponentials(int64_t rows, int64_t vocab, DType type) {
   return (type == DType::bf16 || type == DType::f16) && vocab % 8 == 0 && rows >= 128;
 }
-bool takes_exponentials(const LinearCrossEntropy& a) {
+bool takes_rows(const LinearCrossEntropy& a) {
   return may_take_exponentials(a.x.size(0), a.w.size(0), a.x.dtype) && !a.x2 && a.label_smoothing == 0 &&
          a.x.size(1) > 0 &&
          core_refuses({.a = a.x, .b = a.w, .c = Tensor(a.workspace.data, a.x.dtype, {8, 8})}) == nullptr;
 }
+
+// The slope is found from an exponential of 16 bits, so from a logit that is off by that rounding: by 2 / cap of it.
+bool takes_exponentials(const LinearCrossEntropy& a) { return takes_rows(a) && (a.softcap == 0 || a.softcap >= 1); }
 
 // Of some of the rows, that `rows` cuts out of a tensor.
 template <class Rows> CrossEntropy losses_of(const LinearCrossEntropy& a, Rows&& rows) {
@@ -124,8 +127,8 @@ CappedRoom capped_room(int64_t rows, int64_t features, int64_t vocab, Device dev
           linear_workspace_bytes(device)};
 }
 bool takes_capped(const LinearCrossEntropy& a) {
-  return takes_exponentials(a) && a.x.dtype == DType::bf16 && a.x.size(1) % 8 == 0 && a.softcap > 0 &&
-         a.softcap <= kMostCap && a.z_loss >= 0 && a.z_loss <= kMostCappedZ &&
+  return takes_rows(a) && a.x.dtype == DType::bf16 && a.x.size(1) % 8 == 0 && a.softcap > 0 && a.softcap <= kMostCap &&
+         a.z_loss >= 0 && a.z_loss <= kMostCappedZ &&
          (!a.dx || core_refuses({.a = a.x, .b = a.w, .c = a.dx}) == nullptr);
 }
 
