@@ -278,6 +278,12 @@ class GptOss(TinyGptOss):
         self.refuses(2, "--device: found cpu without --model, expected one: random weights are made on a GPU", *bench)
         self.refuses(2, "found --phases, which changes nothing with --model", *bench, "--model", archive, "--phases")
         self.refuses(2, "--gpus: found 2 with device cpu", *bench, "--model", archive, "--gpus", 2)
+        self.refuses(2, "--gpus: found 2,4 with --model, expected one number: a model is opened once", *bench, "--model", archive, "--gpus", "2,4")
+        self.assertEqual(json.loads(ingot(*bench, "--model", archive, "--gpus", 1, "--json").text)["gpus"], 1)
+        for program in ("decode", "prompt"):
+            self.refuses(2, "--gpus: found 9, expected numbers from 1 to 8", "bench", program, "--gpus", "2,9")
+            self.refuses(2, "--gpus: found '2;4', expected numbers like 1,2,4,8", "bench", program, "--gpus", "2;4")
+            self.refuses(2, "found --split, which changes nothing with one GPU", "bench", program, "--gpus", "1", "--split", "tensor")
         self.refuses(2, "expected at most 131072, the model's context", *bench, "--model", archive, "--contexts", 131072)
         self.refuses(4, "none: found no such file or directory, expected GPT-OSS", *bench, "--model", self.directory / "none")
 

@@ -1,4 +1,5 @@
 """The report tools: a good report passes, each kind of damage is named, a changed source makes a report stale, tables are generated."""
+import argparse
 import contextlib
 import copy
 import importlib.util
@@ -226,6 +227,39 @@ class Reports(unittest.TestCase):
             rate = 0.9 * rate + 0.1 * 6e9 / seconds if rate else 6e9 / seconds
             logged.append({"step_seconds": seconds, "flops_per_second": rate, "memory_bytes": 1000})
         self.assertEqual(train_runs.measured_of(logged, 2), {"ms": 110.0, "flops": 6e9, "memory_bytes": 1000})
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_one_process_measures_one_gpu_and_then_all_numbers_of_several(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_common
+        import gpu_decode_gpus
+
+        def counts(there, given=None, kinds=("H200",)):
+            with unittest.mock.patch.object(gpu_common.torch.cuda, "device_count", lambda: there), \
+                 unittest.mock.patch.object(gpu_common.torch.cuda, "get_device_name", lambda i: kinds[i % len(kinds)]), contextlib.redirect_stdout(io.StringIO()) as text:
+                return gpu_common.gpu_counts("suite", argparse.Namespace(gpus=given)) or text.getvalue()
+        self.assertEqual([counts(*asked) for asked in ((2,), (3,), (4,), (8,), (8, "2,4"), (4, "3"))], [[2], [2], [2, 4], [2, 4, 8], [2, 4], [3]])
+        self.assertEqual(counts(1), "suite: found 1 GPU, expected 2: nothing measured\n")
+        self.assertEqual(counts(2, "2,4"), "suite: found 2 GPUs, expected 4: nothing measured\n")
+        with self.assertRaisesRegex(SystemExit, "found H100, H200, expected GPUs of one kind"):
+            counts(2, None, ("H200", "H100"))
+
+        def token(ms):
+            return {path: {"mean_ms": ms} for path in ("phased", "megakernel")}
+        said = {"decode": {"token": token(1.6), "stages": {}, "read_TBps": 4.0,
+                           "shared": [{"gpus": n, "token": token(ms), "token_bytes": 4e9 / n} for n, ms in ((2, 1.2), (4, 1.0))]},
+                "prompt": {"prompts": [{"gpus": n, "tokens": 100, "p50_ms": 30 / n, "best_ms": 29 / n, "one_gpu_ms": 30.0, "flops": 0, "weight_bytes": 4e9 / n} for n in (2, 4)]}}
+        case, lines = gpu_decode_gpus.CASES[0], []
+
+        def run(line, **_):
+            lines.append(line)
+            return argparse.Namespace(returncode=0, stdout=json.dumps(said[line[2]]))
+        with unittest.mock.patch.object(gpu_decode_gpus.subprocess, "run", run):
+            tokens, prompts = list(gpu_decode_gpus.measure(case, [2, 4], "ingot")), list(gpu_decode_gpus.measure_prompts(case, [2, 4], "ingot", {"read_TBps": 4.0, "bf16_TFLOPs": 700.0}))
+        self.assertEqual([line[line.index("--gpus") + 1] for line in lines], ["2,4", "2,4"])
+        self.assertEqual([(r["name"].split(", ")[2], r["ours_us"], r["peers"]["one GPU"], r["limit_us"]) for r in tokens + prompts],
+                         [("2 GPUs", 1200, 1600, 500), ("4 GPUs", 1000, 1600, 250), ("2 GPUs", 15000, 30000, 500), ("4 GPUs", 7500, 30000, 250)])
+        self.assertEqual(reports.problems_of({**GOOD, "suite": "decode_gpus", "results": tokens + prompts}), [])
 
     def test_several_gpus_kept_activations_and_generation_have_reports_of_their_own(self):
         row = {k: v for k, v in GOOD["results"][0].items() if k not in ("error", "tolerance")}

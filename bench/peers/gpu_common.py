@@ -328,6 +328,23 @@ def parsed(parser):
     return options
 
 
+def add_gpu_counts(parser):
+    parser.add_argument("--gpus", help="over how many GPUs, like 2,4 (default: 2, 4 and 8, as many as there are)")
+
+
+def gpu_counts(suite, options):
+    """The numbers of GPUs to measure; none where there are too few, which is said."""
+    there = torch.cuda.device_count()
+    counts = [int(n) for n in options.gpus.split(",")] if options.gpus else [n for n in (2, 4, 8) if n <= there]
+    if not counts or max(counts) > there:
+        print(f"{suite}: found {there} GPU{'' if there == 1 else 's'}, expected {max(counts, default=2)}: nothing measured")
+        return []
+    kinds = {torch.cuda.get_device_name(i) for i in range(max(counts))}
+    if len(kinds) > 1:
+        sys.exit(f"{suite}: found {', '.join(sorted(kinds))}, expected GPUs of one kind")
+    return counts
+
+
 def picked(cases, options, label):
     """Those that --quick and --only leave."""
     return [case for case in (cases[:1] if options.quick else cases) if not options.only or options.only in label(case)]

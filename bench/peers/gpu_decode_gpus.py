@@ -1,8 +1,11 @@
 """A token of GPT-OSS over several GPUs, and prompts to their first token, beside one GPU in the same process, with random weights of the
-published shapes: `ingot bench decode --gpus N` and `ingot bench prompt --gpus N`. Writes bench/results/<gpu>/decode_gpus.json; where there is
-one GPU it says so and leaves the report as it is.
+published shapes: `ingot bench decode --gpus LIST` and `ingot bench prompt --gpus LIST`, one process a case. Writes
+bench/results/<gpu>/decode_gpus.json; where there is one GPU it says so and leaves the report as it is.
 
-    python3 bench/peers/gpu_decode_gpus.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--only TEXT] [--quick]
+    python3 bench/peers/gpu_decode_gpus.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--gpus 2,4] [--only TEXT] [--quick]
+
+Every case is measured over 2, 4 and 8 GPUs, as many as there are, or over the numbers of --gpus; one GPU's figures are those of the same process,
+taken once. --only may name a number: `--only "4 GPUs"`.
 
 The limit of a token is the bytes of weights and keys that the busiest GPU reads, at what memory gives a kernel that only reads; a prompt's is
 that of gpu_prompt.py, of the busiest GPU. `stages` are a token's by GPU: what a stage took, of it the exchange from this GPU's having sent its
@@ -15,7 +18,7 @@ import subprocess
 
 import torch
 
-from gpu_common import Native, ceilings, gpu_state, parsed, picked, program_options, write_report
+from gpu_common import Native, add_gpu_counts, ceilings, gpu_counts, gpu_state, parsed, picked, program_options, write_report
 
 CASES = [dict(size=size, dense=dense, split=split) for size, dense, split in
          (("120b", "bf16", "tensor"), ("120b", "fp8", "tensor"), ("120b", "mxfp4", "tensor"), ("20b", "bf16", "tensor"),
@@ -28,62 +31,66 @@ def label(case, gpus):
     return f"gpt-oss-{case['size']}, {case['dense']} dense, {gpus} GPUs, {case['split']}"
 
 
-def measure(case, gpus, ingot):
-    line = [str(ingot), "bench", "decode", "--synthetic", case["size"], "--dense", case["dense"], "--context", str(CONTEXT), "--gpus", str(gpus),
-            "--split", case["split"], "--phases", "--json"]
-    found = run(line, case, gpus)
-    shared = found["shared"]
-    return {"name": label(case, gpus), "shape": [CONTEXT], "dtype": f"{case['dense']}, mxfp4", "ours_us": 1e3 * shared["token"]["megakernel"]["mean_ms"],
-            "peers": {"one GPU": 1e3 * found["token"]["megakernel"]["mean_ms"], "phased": 1e3 * shared["token"]["phased"]["mean_ms"]},
-            "limit_us": shared["token_bytes"] / found["read_TBps"] * 1e-6, "read_TBps": found["read_TBps"], "one": found["token"], "one_stages": found["stages"], **shared}
-
-
-def run(line, case, gpus):
+def run(program, case, counts, ingot, *more):
+    line = [str(ingot), "bench", program, "--synthetic", case["size"], "--dense", case["dense"], "--gpus", ",".join(map(str, counts)),
+            "--split", case["split"], "--json", *more]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode != 0:
-        raise SystemExit(f"{label(case, gpus)}: {done.stderr.strip()}")
+        raise SystemExit(f"{'; '.join(label(case, gpus) for gpus in counts)}: {done.stderr.strip()}")
     return json.loads(done.stdout)
 
 
-def measure_prompts(case, gpus, ingot, ceiling):
-    found = run([str(ingot), "bench", "prompt", "--synthetic", case["size"], "--dense", case["dense"], "--gpus", str(gpus), "--split", case["split"],
-                 "--json", *map(str, LENGTHS)], case, gpus)
-    for p in found["prompts"]:
+def measure(case, counts, ingot):
+    found = run("decode", case, counts, ingot, "--context", str(CONTEXT), "--phases")
+    for shared in found["shared"]:
+        yield {"name": label(case, shared["gpus"]), "shape": [CONTEXT], "dtype": f"{case['dense']}, mxfp4",
+               "ours_us": 1e3 * shared["token"]["megakernel"]["mean_ms"],
+               "peers": {"one GPU": 1e3 * found["token"]["megakernel"]["mean_ms"], "phased": 1e3 * shared["token"]["phased"]["mean_ms"]},
+               "limit_us": shared["token_bytes"] / found["read_TBps"] * 1e-6, "read_TBps": found["read_TBps"], "one": found["token"],
+               "one_stages": found["stages"], **shared}
+
+
+def measure_prompts(case, counts, ingot, ceiling):
+    for p in run("prompt", case, counts, ingot, *map(str, LENGTHS))["prompts"]:
         limit = max(p["weight_bytes"] / ceiling["read_TBps"], p["flops"] / ceiling["bf16_TFLOPs"]) * 1e-6
-        yield {"name": label(case, gpus) + ", to the first token", "shape": [p["tokens"]], "dtype": f"{case['dense']}, mxfp4",
+        yield {"name": label(case, p["gpus"]) + ", to the first token", "shape": [p["tokens"]], "dtype": f"{case['dense']}, mxfp4",
                "ours_us": 1e3 * p["p50_ms"], "peers": {"one GPU": 1e3 * p["one_gpu_ms"]}, "limit_us": limit, "best_us": 1e3 * p["best_ms"]}
+
+
+def say(r):
+    print(f"{r['name']:52} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}; "
+          f"an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['handoff_us']:.2f} us more than a hand-off, under load "
+          f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['handoff_us']:.2f}", flush=True)
+
+
+def say_prompt(r):
+    print(f"{r['name']:70} {r['shape'][0]:6} tokens: {r['ours_us'] / 1e3:.1f} ms, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's "
+          f"{r['peers']['one GPU'] / 1e3:.1f}", flush=True)
 
 
 def main():
     parser = program_options()
-    parser.add_argument("--gpus", type=int, default=2)
+    add_gpu_counts(parser)
     options = parsed(parser)
-    if torch.cuda.device_count() < options.gpus:
-        return print(f"decode_gpus: found {torch.cuda.device_count()} GPU, expected {options.gpus}: nothing measured")
+    counts = gpu_counts("decode_gpus", options)
+    if not counts:
+        return
     ceiling = ceilings(Native(options.native))
     torch.cuda.empty_cache()
-    def chosen_of(cases):
-        return picked(cases, options, lambda case: label(case, options.gpus))
+    results, before = [], gpu_state()
 
-    def keep(results):
+    def add(found, say):
+        for r in found:
+            results.append(r)
+            say(r)
         if not (options.only or options.quick):
             write_report("decode_gpus", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(CASES) + len(PROMPTS) * len(LENGTHS))
+                         cases=len(counts) * (len(CASES) + len(PROMPTS) * len(LENGTHS)))
 
-    results, before = [], gpu_state()
-    for case in chosen_of(CASES):
-        r = measure(case, options.gpus, options.ingot)
-        results.append(r)
-        print(f"{r['name']:52} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}; "
-              f"an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['handoff_us']:.2f} us more than a hand-off, under load "
-              f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['handoff_us']:.2f}", flush=True)
-        keep(results)
-    for case in chosen_of(PROMPTS):
-        for r in measure_prompts(case, options.gpus, options.ingot, ceiling):
-            results.append(r)
-            print(f"{r['name']:70} {r['shape'][0]:6} tokens: {r['ours_us'] / 1e3:.1f} ms, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's "
-                  f"{r['peers']['one GPU'] / 1e3:.1f}", flush=True)
-        keep(results)
+    for cases, measured, say_of in ((CASES, lambda *case: measure(*case, options.ingot), say),
+                                    (PROMPTS, lambda *case: measure_prompts(*case, options.ingot, ceiling), say_prompt)):
+        for case in picked(cases, options, lambda case: "; ".join(label(case, gpus) for gpus in counts)):
+            add(measured(case, [gpus for gpus in counts if not options.only or options.only in label(case, gpus)]), say_of)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 // ingot bench decode: a token of GPT-OSS, with synthetic weights on a GPU or of a model as generation has it.
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <optional>
 
@@ -21,42 +20,23 @@ struct Options {
   DecodeMeasurement measurement;
   bool phased = false, megakernel = false;  // only this one
   bool json = false;
-  int64_t gpus = 1;
   std::string model, device = "auto";
-  std::string contexts, answers, streams;
+  std::string contexts, answers, streams, gpus;
 };
-
-// Of a list like "1,2,4"; of pairs like "100:100,1024:100" both numbers of each.
-std::vector<int64_t> numbers_of(const char* option, const std::string& list, bool pairs = false) {
-  std::vector<int64_t> all;
-  const char *at = list.data(), *const end = at + list.size();
-  while (at < end) {
-    int64_t n = 0;
-    const auto [last, error] = std::from_chars(at, end, n);
-    const bool first_of_pair = pairs && all.size() % 2 == 0;
-    const bool goes_on = last != end && *last == (first_of_pair ? ':' : ',') && last + 1 != end;
-    if (error != std::errc() || n < 1 || !(goes_on || (last == end && !first_of_pair)))
-      fail(ErrorCode::usage, option, ": found '", list, "', expected numbers like ",
-           pairs ? "100:100,1024:100" : "1,2,4,8");
-    all.push_back(n);
-    at = last + (goes_on ? 1 : 0);
-  }
-  return all;
-}
 
 void print_path(const std::string& path, const TokenTimes& of, const std::string& more) {
   write_out(path + ": mean " + fixed(of.mean_ms, 3) + " ms a token, p50 " + fixed(of.p50_ms, 3) + ", p99 " +
             fixed(of.p99_ms, 3) + ", best " + fixed(of.best_ms, 3) + "; " + fixed(1e3 / of.mean_ms, 0) + " tokens/s" +
             more + "\n");
 }
-void print_shared(const Options& o, const DecodeTimes& t) {
-  const SharedTimes& s = t.shared;
-  write_out(std::to_string(o.gpus) + " GPUs, " + o.measurement.split + ": a token reads at most " +
-            fixed(double(s.token_bytes) * 1e-9, 3) + " GB on one of them\n");
+void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) {
+  const std::string gpus = std::to_string(s.gpus) + " GPUs";
+  write_out(gpus + ", " + o.measurement.split + ": a token reads at most " + fixed(double(s.token_bytes) * 1e-9, 3) +
+            " GB on one of them\n");
   for (const auto& [path, of] : s.token) {
     const auto alone = std::find_if(t.token.begin(), t.token.end(), [&](const auto& one) { return one.first == path; });
     print_path(
-        path + ", " + std::to_string(o.gpus) + " GPUs", of,
+        path + ", " + gpus, of,
         alone == t.token.end() ? "" : "; " + fixed(of.mean_ms / alone->second.mean_ms, 3) + " of one GPU's time");
   }
   write_out("16 tokens of a prompt: " + fixed(s.prompt_ms, 2) + " ms\n");
@@ -69,7 +49,7 @@ void print_shared(const Options& o, const DecodeTimes& t) {
                                     : "") +
                 fixed(of.wait_us, 2) + " of waiting\n");
   for (const auto& [name, of] :
-       {std::pair{"idle", s.idle}, {"while memory is read", s.loaded}, {"while the other's memory is read", s.link}})
+       {std::pair{"idle", s.idle}, {"while memory is read", s.loaded}, {"while the next one's memory is read", s.link}})
     write_out(std::string("an exchange, ") + name + ": store to poll " + fixed(of.one_way, 2) +
               " us, both ways at once " + fixed(of.both_ways, 2) + "; a hand-off with one " + fixed(of.exchange, 2) +
               " us, within a GPU " + fixed(of.local, 2) + "\n");
@@ -104,7 +84,10 @@ void print(const Options& o, const DecodeTimes& t) {
                            (o.measurement.quant ? " of e4m3 inputs, " : ", ") + with_commas(o.measurement.context) +
                            " tokens of context, " + fixed(double(t.weight_bytes) * 1e-9, 1) + " GB of weights\n";
   write_out(text);
-  if (t.token.empty() && o.gpus > 1) return print_shared(o, t);  // one has no room for it
+  const auto print_all_shared = [&] {
+    for (const SharedTimes& s : t.shared) print_shared(o, t, s);
+  };
+  if (t.token.empty()) return print_all_shared();  // one has no room for it
   write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB; reading alone reaches " +
             fixed(t.read_TBps, 2) + " TB/s here\n");
   print_paths(t, t.read_TBps);
@@ -129,7 +112,7 @@ void print(const Options& o, const DecodeTimes& t) {
   for (const StageTimes& s : t.stages)
     write_out("  megakernel, " + s.name + ": " + fixed(s.work_us, 2) + " us of work, " + fixed(s.wait_us, 2) +
               " of waiting\n");
-  if (o.gpus > 1) print_shared(o, t);
+  print_all_shared();
 }
 
 OrderedJson as_json(const std::vector<std::pair<std::string, TokenTimes>>& paths) {
@@ -159,6 +142,27 @@ void add_contexts(OrderedJson& json, const DecodeTimes& t) {
                                {"first_token_ms", a.first_token_ms},
                                {"token_ms", a.token_ms()},
                                {"whole_ms", a.whole_ms}});
+}
+OrderedJson as_json(const SharedTimes& s, const std::string& split) {
+  OrderedJson by_gpu = OrderedJson::array();
+  for (const auto& of_gpu : s.stages) {
+    by_gpu.push_back(OrderedJson::object());
+    for (const StageTimes& of : of_gpu) {
+      by_gpu.back()[of.name] = {{"work_us", of.work_us}, {"wait_us", of.wait_us}};
+      if (of.exchange_us > 0)
+        by_gpu.back()[of.name].update({{"exchange_us", of.exchange_us}, {"last_exchange_us", of.last_exchange_us}});
+    }
+  }
+  return {{"gpus", s.gpus},
+          {"split", split},
+          {"token", as_json(s.token)},
+          {"prompt_ms_of_16", s.prompt_ms},
+          {"token_bytes", s.token_bytes},
+          {"first_token_ms", s.first_token_ms},
+          {"stages", by_gpu},
+          {"exchange_idle", as_json(s.idle)},
+          {"exchange_loaded", as_json(s.loaded)},
+          {"exchange_link", as_json(s.link)}};
 }
 OrderedJson as_json(const Options& o, const DecodeTimes& t) {
   OrderedJson stages = OrderedJson::object();
@@ -196,27 +200,7 @@ OrderedJson as_json(const Options& o, const DecodeTimes& t) {
                          {"step_bytes", s.step_bytes}});
     json["streams"] = streams;
   }
-  if (o.gpus > 1) {
-    OrderedJson by_gpu = OrderedJson::array();
-    for (const auto& of_gpu : t.shared.stages) {
-      by_gpu.push_back(OrderedJson::object());
-      for (const StageTimes& s : of_gpu) {
-        by_gpu.back()[s.name] = {{"work_us", s.work_us}, {"wait_us", s.wait_us}};
-        if (s.exchange_us > 0)
-          by_gpu.back()[s.name].update({{"exchange_us", s.exchange_us}, {"last_exchange_us", s.last_exchange_us}});
-      }
-    }
-    json["shared"] = {{"gpus", o.gpus},
-                      {"split", o.measurement.split},
-                      {"token", as_json(t.shared.token)},
-                      {"prompt_ms_of_16", t.shared.prompt_ms},
-                      {"token_bytes", t.shared.token_bytes},
-                      {"first_token_ms", t.shared.first_token_ms},
-                      {"stages", by_gpu},
-                      {"exchange_idle", as_json(t.shared.idle)},
-                      {"exchange_loaded", as_json(t.shared.loaded)},
-                      {"exchange_link", as_json(t.shared.link)}};
-  }
+  for (const SharedTimes& s : t.shared) json["shared"].push_back(as_json(s, o.measurement.split));
   return json;
 }
 
@@ -281,6 +265,13 @@ TokenTimes times_of(const std::vector<double>& at) {
           .best_ms = ms[0]};
 }
 
+int64_t gpus_of_model(const Options& o) {
+  const std::vector<int>& counts = o.measurement.gpus;
+  if (counts.size() > 1)
+    fail(ErrorCode::usage, "--gpus: found ", o.gpus, " with --model, expected one number: a model is opened once");
+  return counts.empty() ? 1 : counts[0];
+}
+
 struct ModelTimes {
   DecodeTimes times;
   std::string device;
@@ -293,7 +284,7 @@ ModelTimes measure_model(const Options& o) {
   longest += kFirst + m.tokens;
   for (const auto& [prompt, tokens] : m.answers) longest = std::max(longest, prompt + tokens);
   const OpenedModel model =
-      open_model(o.model, longest, {.quant = m.quant, .device = o.device, .gpus = o.gpus, .split = m.split});
+      open_model(o.model, longest, {.quant = m.quant, .device = o.device, .gpus = gpus_of_model(o), .split = m.split});
   Decoder& d = *model.decoder;
   const bool on_gpu = d.device().kind == Device::cuda;
   const GptOssConfig config = read_gpt_oss_config(o.model);
@@ -326,7 +317,7 @@ void bench_model(const Options& o) {
     OrderedJson json{{"version", version()},
                      {"commit", commit()},
                      {"device", found.device},
-                     {"gpus", o.gpus},
+                     {"gpus", gpus_of_model(o)},
                      {"model", o.model},
                      {"quant", o.measurement.quant},
                      {"context", o.measurement.context},
@@ -338,7 +329,8 @@ void bench_model(const Options& o) {
     add_contexts(json, t);
     return write_out(show_json(json) + "\n");
   }
-  write_out(o.model + ", " + found.device + (o.gpus > 1 ? " and " + std::to_string(o.gpus - 1) + " more" : "") + ", " +
+  const int64_t gpus = gpus_of_model(o);
+  write_out(o.model + ", " + found.device + (gpus > 1 ? " and " + std::to_string(gpus - 1) + " more" : "") + ", " +
             with_commas(o.measurement.context) + " tokens of context, " + fixed(double(t.weight_bytes) * 1e-9, 1) +
             " GB of weights\n");
   if (t.token_bytes > 0) write_out("a token reads " + fixed(double(t.token_bytes) * 1e-9, 3) + " GB\n");
@@ -373,17 +365,18 @@ void add_bench_decode(Command& bench) {
   c.text("--contexts LIST", o->contexts, "the same at more contexts, like 8192,32768");
   c.text("--answers LIST", o->answers, "time prompts and answers of so many tokens from end to end, like 1024:100");
   c.text("--streams LIST", o->streams, "time steps of so many sequences at once, too, like 1,2,4,8");
-  add_gpus(c, o->gpus, o->measurement.split);
+  add_gpu_counts(c, o->gpus, o->measurement.split);
   add_quant(c, o->measurement.quant);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench decode
   ingot bench decode --synthetic 20b --dense fp8 --context 8192 --phases
-  ingot bench decode --gpus 2
+  ingot bench decode --gpus 2,4
   ingot bench decode --model model.ingot --device cpu --tokens 20
   ingot bench decode --streams 1,2,4,8
   ingot bench decode --trace token.json)");
   c.run([o, &c] {
-    refuse_split_of_one(c, o->gpus);
+    o->measurement.gpus = gpu_counts(o->gpus);
+    refuse_split_of_one(c, o->measurement.gpus.empty() ? 1 : o->measurement.gpus[0]);
     if (o->model.empty() && o->device == "cpu")
       fail(ErrorCode::usage,
            "--device: found cpu without --model, expected one: random weights are made on a GPU, or by `ingot convert "
@@ -392,14 +385,13 @@ void add_bench_decode(Command& bench) {
       c.refuse_given({"synthetic", "dense", "phased", "megakernel", "phases", "trace", "prompt", "handoffs", "streams"},
                      "--model");
     o->measurement.size = o->size;
-    o->measurement.gpus = int(o->gpus);
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
                            : o->dense == "fp8" ? WeightFormat::fp8
                                                : WeightFormat::mxfp4;
     if (o->phased != o->megakernel) o->measurement.phased = o->phased, o->measurement.megakernel = o->megakernel;
-    o->measurement.streams = numbers_of("--streams", o->streams);
-    o->measurement.contexts = numbers_of("--contexts", o->contexts);
-    const std::vector<int64_t> answers = numbers_of("--answers", o->answers, true);
+    o->measurement.streams = numbers_in("--streams", o->streams);
+    o->measurement.contexts = numbers_in("--contexts", o->contexts);
+    const std::vector<int64_t> answers = numbers_in("--answers", o->answers, true);
     for (size_t i = 0; i < answers.size(); i += 2) o->measurement.answers.emplace_back(answers[i], answers[i + 1]);
     if (!o->model.empty()) return bench_model(*o);
     const DecodeTimes times = measure_decode(o->measurement);

@@ -14,7 +14,7 @@ struct Options {
   std::vector<std::string> lengths;
   PromptMeasurement measurement;
   bool json = false;
-  int64_t gpus = 1;
+  std::string gpus;
 };
 
 int64_t length_of(const std::string& text) {
@@ -31,7 +31,8 @@ int64_t length_of(const std::string& text) {
 OrderedJson as_json(const Options& o, const PromptMeasured& found) {
   OrderedJson prompts = OrderedJson::array();
   for (const PromptTimes& t : found.times) {
-    prompts.push_back({{"tokens", t.tokens},
+    prompts.push_back({{"gpus", t.gpus},
+                       {"tokens", t.tokens},
                        {"p50_ms", t.p50_ms},
                        {"best_ms", t.best_ms},
                        {"flops", t.flops},
@@ -44,7 +45,6 @@ OrderedJson as_json(const Options& o, const PromptMeasured& found) {
           {"gpu", gpu::device_info().name},
           {"model", "gpt-oss-" + o.size},
           {"dense", o.dense},
-          {"gpus", o.gpus},
           {"split", o.measurement.split},
           {"chunk", found.chunk},
           {"weight_bytes", found.weight_bytes},
@@ -63,15 +63,15 @@ void add_bench_prompt(Command& bench) {
            "how attention and head are stored (default: bf16); experts are mxfp4");
   c.integer("--rounds N", o->measurement.rounds, 1, 1000, "times that each length is told (default: 5)");
   c.flag("--steps", o->measurement.steps, "once more in steps of 16 tokens by the decode kernels, to compare");
-  add_gpus(c, o->gpus, o->measurement.split);
+  add_gpu_counts(c, o->gpus, o->measurement.split);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot bench prompt
-  ingot bench prompt --gpus 2
+  ingot bench prompt --gpus 2,4
   ingot bench prompt --synthetic 20b 512 8192)");
   c.run([o, &c] {
-    refuse_split_of_one(c, o->gpus);
+    o->measurement.gpus = gpu_counts(o->gpus);
+    refuse_split_of_one(c, o->measurement.gpus.empty() ? 1 : o->measurement.gpus[0]);
     o->measurement.size = o->size;
-    o->measurement.gpus = int(o->gpus);
     o->measurement.dense = o->dense == "bf16"  ? WeightFormat::bf16
                            : o->dense == "fp8" ? WeightFormat::fp8
                                                : WeightFormat::mxfp4;
@@ -81,12 +81,12 @@ void add_bench_prompt(Command& bench) {
     if (o->json) return write_out(show_json(as_json(*o, found)) + "\n");
     write_out("GPT-OSS-" + o->size + " shapes, " + o->dense + " and mxfp4 experts, " +
               fixed(double(found.weight_bytes) * 1e-9, 1) + " GB of weights, " + with_commas(found.chunk) +
-              " tokens at a time" +
-              (o->gpus > 1 ? ", " + std::to_string(o->gpus) + " GPUs, " + o->measurement.split : "") + "\n");
+              " tokens at a time" + (o->measurement.gpus.empty() ? "" : ", " + o->measurement.split) + "\n");
     for (const PromptTimes& t : found.times)
       write_out(
-          with_commas(t.tokens) + " tokens: first token after " + fixed(t.p50_ms, 1) + " ms, best " +
-          fixed(t.best_ms, 1) + "; " + fixed(1e3 * double(t.tokens) / t.p50_ms, 0) + " tokens/s" +
+          with_commas(t.tokens) + " tokens" + (t.gpus > 1 ? ", " + std::to_string(t.gpus) + " GPUs" : "") +
+          ": first token after " + fixed(t.p50_ms, 1) + " ms, best " + fixed(t.best_ms, 1) + "; " +
+          fixed(1e3 * double(t.tokens) / t.p50_ms, 0) + " tokens/s" +
           (t.one_ms > 0 ? "; " + fixed(t.p50_ms / t.one_ms, 3) + " of one GPU's " + fixed(t.one_ms, 1) + " ms" : "") +
           (o->measurement.steps ? "; in steps of 16: " + fixed(t.steps_ms, 1) + " ms" : "") + "\n");
   });

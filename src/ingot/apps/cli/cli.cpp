@@ -614,6 +614,22 @@ std::string fixed(double value, int digits) {
   const auto end = std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits).ptr;
   return std::string(text, end);
 }
+std::vector<int64_t> numbers_in(const char* option, const std::string& list, bool pairs) {
+  std::vector<int64_t> all;
+  const char *at = list.data(), *const end = at + list.size();
+  while (at < end) {
+    int64_t n = 0;
+    const auto [last, error] = std::from_chars(at, end, n);
+    const bool first_of_pair = pairs && all.size() % 2 == 0;
+    const bool goes_on = last != end && *last == (first_of_pair ? ':' : ',') && last + 1 != end;
+    if (error != std::errc() || n < 1 || !(goes_on || (last == end && !first_of_pair)))
+      fail(ErrorCode::usage, option, ": found '", list, "', expected numbers like ",
+           pairs ? "100:100,1024:100" : "1,2,4,8");
+    all.push_back(n);
+    at = last + (goes_on ? 1 : 0);
+  }
+  return all;
+}
 std::string with_commas(int64_t n) {
   const std::string digits = std::to_string(n);
   std::string out;

@@ -112,6 +112,8 @@ template <class Work> auto about(const std::string& what, Work&& work) {
 }
 // What a table's second column looks like: fixed digits, never the locale's comma.
 std::string fixed(double value, int digits);
+// What `option` was given: of a list like "1,2,4" its numbers; of pairs like "100:100,1024:100" both of each.
+std::vector<int64_t> numbers_in(const char* option, const std::string& list, bool pairs = false);
 std::string with_commas(int64_t n);                // "35,944,602"
 std::string counted(int64_t n, const char* what);  // "1 document", "2,000 documents"
 

@@ -25,11 +25,31 @@ void add_quant(Command& c, bool& quant) {
          "round what GPT-OSS's experts multiply to e4m3 per 32 numbers (on a GPU without the megakernel)");
 }
 
-void add_gpus(Command& c, int64_t& gpus, std::string& split) {
-  c.integer("--gpus N", gpus, 1, 8, "share a GPT-OSS model among the first N GPUs (default: 1)");
+namespace {
+constexpr int64_t kMostGpus = 8;
+
+void add_split(Command& c, std::string& split) {
   c.choice("--split HOW", split, {"tensor", "attention-experts"},
            "how they share it: each a part of every layer, or the first attention and the others the experts "
            "(default: tensor)");
+}
+}  // namespace
+
+void add_gpus(Command& c, int64_t& gpus, std::string& split) {
+  c.integer("--gpus N", gpus, 1, kMostGpus, "share a GPT-OSS model among the first N GPUs (default: 1)");
+  add_split(c, split);
+}
+void add_gpu_counts(Command& c, std::string& list, std::string& split) {
+  c.text("--gpus LIST", list, "share it among the first N GPUs too, of each of these numbers, like 2 or 2,4,8");
+  add_split(c, split);
+}
+std::vector<int> gpu_counts(const std::string& list) {
+  std::vector<int> counts;
+  for (const int64_t n : numbers_in("--gpus", list)) {
+    if (n > kMostGpus) fail(ErrorCode::usage, "--gpus: found ", n, ", expected numbers from 1 to ", kMostGpus);
+    if (n > 1) counts.push_back(int(n));
+  }
+  return counts;
 }
 
 void refuse_split_of_one(const Command& c, int64_t gpus) {

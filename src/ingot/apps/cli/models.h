@@ -24,6 +24,10 @@ struct ModelOptions {
 void add_options(Command& c, ModelOptions& o);
 void add_quant(Command& c, bool& quant);
 void add_gpus(Command& c, int64_t& gpus, std::string& split);
+// The same of a command that tries several numbers of GPUs, one after the other: a list like "2,4". The numbers
+// above 1.
+void add_gpu_counts(Command& c, std::string& list, std::string& split);
+std::vector<int> gpu_counts(const std::string& list);
 // Throws where --split was given and nothing is shared.
 void refuse_split_of_one(const Command& c, int64_t gpus);
 void refuse_without_effect(const Command& c, const ModelOptions& o);

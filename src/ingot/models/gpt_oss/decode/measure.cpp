@@ -286,15 +286,16 @@ void measure_one(const GptOssConfig& c, const DecodeMeasurement& o, int64_t room
   m.pretend(o.context);
   const bool one_kernel = o.megakernel && m.takes_trace();
   if (o.phases && one_kernel) times.stages = time_stages(one)[0];
-  if (!o.trace.empty() && one_kernel && o.gpus == 1) write_trace(one, o);
+  if (!o.trace.empty() && one_kernel && o.gpus.empty()) write_trace(one, o);
 }
 void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOptions& options,
                      const DecodeMeasurement& o, DecodeTimes& times) {
-  SharedTimes& shared = times.shared;
+  SharedTimes& shared = times.shared.emplace_back();
+  shared.gpus = options.ranks;
   for (const auto& [to, load] : {std::pair{&shared.idle, megakernel::ExchangeLoad::none},
                                  {&shared.loaded, megakernel::ExchangeLoad::memory},
                                  {&shared.link, megakernel::ExchangeLoad::link}})
-    *to = megakernel::measure_exchange(o.gpus, uint32_t(c.hidden), load);
+    *to = megakernel::measure_exchange(shared.gpus, uint32_t(c.hidden), load);
   RankedModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), options, 1);
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
@@ -312,19 +313,23 @@ void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOpt
 }  // namespace
 
 DecodeTimes measure_decode(const DecodeMeasurement& o) {
-  if (const std::string misfit = gpt_oss_decode::ranks_misfit(o.gpus); !misfit.empty())
-    fail(ErrorCode::unsupported, "decode on ", o.gpus > 1 ? std::to_string(o.gpus) + " GPUs" : "a GPU", ": ", misfit);
+  const bool several = !o.gpus.empty();
+  for (const int gpus : several ? o.gpus : std::vector<int>{1})
+    if (const std::string misfit = gpt_oss_decode::ranks_misfit(gpus); !misfit.empty())
+      fail(ErrorCode::unsupported, "decode on ", several ? std::to_string(gpus) + " GPUs" : "a GPU", ": ", misfit);
   if (!o.trace.empty() && !o.megakernel)
     fail(ErrorCode::usage, "trace: found the phased path alone, expected the megakernel, whose stages it shows");
+  if (!o.trace.empty() && o.gpus.size() > 1)
+    fail(ErrorCode::usage, "trace: found ", o.gpus.size(), " numbers of GPUs, expected one, whose token it shows");
   for (const int64_t context : o.contexts)
     if (context < 1) fail(ErrorCode::usage, "contexts: found ", context, ", expected at least 1");
   for (const int64_t n : o.streams)
     if (n < 1 || n > gpt_oss_decode::kMostStreams)
       fail(ErrorCode::usage, "streams: found ", n, ", expected 1 to ", gpt_oss_decode::kMostStreams);
-  if (o.quant && (o.gpus > 1 || !o.phased || !o.trace.empty()))
-    fail(ErrorCode::usage, "quant: found ", o.gpus > 1 ? "several GPUs" : "the megakernel or its trace",
+  if (o.quant && (several || !o.phased || !o.trace.empty()))
+    fail(ErrorCode::usage, "quant: found ", several ? "several GPUs" : "the megakernel or its trace",
          ", expected the phased path on one GPU");
-  if (!o.streams.empty() && o.gpus > 1) fail(ErrorCode::usage, "streams: found ", o.gpus, " GPUs, expected one");
+  if (!o.streams.empty() && several) fail(ErrorCode::usage, "streams: found several GPUs, expected one");
   GptOssConfig c = synthetic_gpt_oss(o.size);
   c.e4m3_inputs = o.quant;
   int64_t room = o.context + o.tokens + 64;  // the warm-up, the phases
@@ -334,18 +339,20 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
       fail(ErrorCode::usage, "answers: found ", prompt, ":", tokens, ", expected at least 1:1");
     room = std::max(room, prompt + tokens);
   }
-  if (o.gpus > 1 && !(o.contexts.empty() && o.answers.empty() && !o.handoffs))
-    fail(ErrorCode::usage, "found ", o.gpus, " GPUs, expected one for contexts, answers and hand-offs");
+  if (several && !(o.contexts.empty() && o.answers.empty() && !o.handoffs))
+    fail(ErrorCode::usage, "found several GPUs, expected one for contexts, answers and hand-offs");
   if (room > c.context)
     fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
-  const gpt_oss_decode::DeviceModelOptions several{
-      .context = room, .ranks = o.gpus, .split = gpt_oss_decode::split_named(o.split)};
-  if (o.gpus > 1) (void)gpt_oss_decode::slices_of(c, o.gpus, several.split);
+  std::vector<gpt_oss_decode::DeviceModelOptions> shared;
+  for (const int gpus : o.gpus) {
+    shared.push_back({.context = room, .ranks = gpus, .split = gpt_oss_decode::split_named(o.split)});
+    (void)gpt_oss_decode::slices_of(c, gpus, shared.back().split);
+  }
   const int64_t alone = DeviceModel::bytes(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4),
                                            {.context = room, .slots = slots_for(o)});
   DecodeTimes times;
-  if (o.gpus == 1 || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
-  if (o.gpus > 1) measure_several(c, several, o, times);
+  if (!several || alone <= gpu::device_memory(0).available()) measure_one(c, o, room, times);
+  for (const auto& options : shared) measure_several(c, options, o, times);
   return times;
 }
 

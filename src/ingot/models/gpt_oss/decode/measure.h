@@ -20,9 +20,9 @@ struct DecodeMeasurement {
   bool phased = true, megakernel = true;  // a launch a phase; one kernel for the whole token, and with a screened head
   bool phases = false;                    // each phase alone, too
   std::string trace;  // a file for the times of a token of the megakernel, all stages on all SMs (trace.h); empty: none
-  bool prompt = false;  // tell all of the context's tokens, for the time to the first token; else some
-  bool quant = false;   // experts take e4m3 per 32 numbers (GptOssConfig::e4m3_inputs): the phased path alone
-  int gpus = 1;         // more: a token over so many, after one over one GPU where it has room for the model
+  bool prompt = false;    // tell all of the context's tokens, for the time to the first token; else some
+  bool quant = false;     // experts take e4m3 per 32 numbers (GptOssConfig::e4m3_inputs): the phased path alone
+  std::vector<int> gpus;  // more than 1: a token over each of these numbers, after one over one GPU where it has room
   std::string split = "tensor";
   bool handoffs = false;                             // what hand-offs between blocks cost, by themselves
   std::vector<int64_t> contexts;                     // with the same model, after `context`
@@ -42,6 +42,7 @@ struct StageTimes {
 };
 // Over several GPUs.
 struct SharedTimes {
+  int gpus = 0;
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
   int64_t token_bytes = 0;                                // of weights and keys that the busiest GPU reads
@@ -83,7 +84,7 @@ struct DecodeTimes {
   std::vector<AnswerTimes> answers;
   std::vector<StreamTimes> streams;
   megakernel::HandoffTimes idle, loaded;  // of the residual stream's width
-  SharedTimes shared;
+  std::vector<SharedTimes> shared;        // by number of GPUs, as asked for
 };
 // Error{unsupported} without a GPU that runs the kernels, or with too little memory, before any is taken.
 DecodeTimes measure_decode(const DecodeMeasurement& m);

@@ -75,11 +75,35 @@ void count_work(const DeviceModel& m, PromptTimes& t) {
   t.bytes += double(m.model().head.matrix_bytes);
 }
 
+// Over the GPUs of `m`; `alone`: of each length on one of them, empty where that has no room.
+void measure_on(RankedModel& m, const PromptMeasurement& o, std::span<const int32_t> ids,
+                const std::vector<std::vector<double> >& alone, PromptMeasured& measured) {
+  const std::vector<std::vector<double> > found = time_prompts(m, o, ids);
+  for (size_t i = 0; i < found.size(); ++i) {
+    PromptTimes t{
+        .gpus = m.ranks(), .tokens = o.lengths[i], .p50_ms = found[i][found[i].size() / 2], .best_ms = found[i][0]};
+    if (!alone[i].empty()) t.one_ms = alone[i][alone[i].size() / 2];
+    if (o.steps) {
+      milliseconds_of(m, ids.first(size_t(std::min(t.tokens, 2 * m.batch()))), m.batch());  // makes the graphs
+      t.steps_ms = milliseconds_of(m, ids.first(size_t(t.tokens)), m.batch());
+    }
+    for (int r = 0; r < m.ranks(); ++r) {
+      PromptTimes of_rank{.tokens = t.tokens};
+      count_work(m.rank(r), of_rank);
+      t.flops = std::max(t.flops, of_rank.flops), t.bytes = std::max(t.bytes, of_rank.bytes);
+    }
+    measured.times.push_back(t);
+  }
+  measured.weight_bytes = m.weight_bytes(), measured.chunk = m.prompt_batch();
+}
+
 }  // namespace
 
 PromptMeasured measure_prompts(const PromptMeasurement& o) {
-  if (const std::string misfit = gpt_oss_decode::ranks_misfit(o.gpus); !misfit.empty())
-    fail(ErrorCode::unsupported, "prompts on ", o.gpus > 1 ? std::to_string(o.gpus) + " GPUs" : "a GPU", ": ", misfit);
+  const std::vector<int> counts = o.gpus.empty() ? std::vector<int>{1} : o.gpus;
+  for (const int gpus : counts)
+    if (const std::string misfit = gpt_oss_decode::ranks_misfit(gpus); !misfit.empty())
+      fail(ErrorCode::unsupported, "prompts on ", gpus > 1 ? std::to_string(gpus) + " GPUs" : "a GPU", ": ", misfit);
   const GptOssConfig c = synthetic_gpt_oss(o.size);
   INGOT_CHECK(!o.lengths.empty() && o.rounds > 0, "prompts: found ", o.lengths.size(), " lengths and ", o.rounds,
               " rounds, expected some of both");
@@ -88,32 +112,19 @@ PromptMeasured measure_prompts(const PromptMeasurement& o) {
       fail(ErrorCode::usage, "found a prompt of ", n, " tokens, expected 1 to ", c.context, ", the model's context");
   const int64_t longest = *std::max_element(o.lengths.begin(), o.lengths.end());
   const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
-  const gpt_oss_decode::DeviceModelOptions one{.context = longest},
-      all{.context = longest, .ranks = o.gpus, .split = gpt_oss_decode::split_named(o.split)};
-  (void)gpt_oss_decode::slices_of(c, all.ranks, all.split);
+  const gpt_oss_decode::DeviceModelOptions one{.context = longest};
+  const gpt_oss_decode::Split split = gpt_oss_decode::split_named(o.split);
+  for (const int gpus : counts) (void)gpt_oss_decode::slices_of(c, gpus, split);
   const std::vector<int32_t> ids = ids_of(longest, c.vocab);
   std::vector<std::vector<double> > alone(o.lengths.size());
-  if (o.gpus > 1 && DeviceModel::bytes(c, shapes, one) <= gpu::device_memory(0).available()) {
+  if (!o.gpus.empty() && DeviceModel::bytes(c, shapes, one) <= gpu::device_memory(0).available()) {
     RankedModel m(c, shapes, one, 1);
     alone = time_prompts(m, o, ids);
   }
-  RankedModel m(c, shapes, all, 1);
-  const std::vector<std::vector<double> > found = time_prompts(m, o, ids);
-  PromptMeasured measured{.times = {}, .weight_bytes = m.weight_bytes(), .chunk = m.prompt_batch()};
-  for (size_t i = 0; i < found.size(); ++i) {
-    PromptTimes t{.tokens = o.lengths[i], .p50_ms = found[i][found[i].size() / 2], .best_ms = found[i][0]};
-    if (!alone[i].empty()) t.one_ms = alone[i][alone[i].size() / 2];
-    if (o.steps) {
-      milliseconds_of(m, std::span(ids).first(size_t(std::min(t.tokens, 2 * m.batch()))),
-                      m.batch());  // makes the graphs
-      t.steps_ms = milliseconds_of(m, std::span(ids).first(size_t(t.tokens)), m.batch());
-    }
-    for (int r = 0; r < m.ranks(); ++r) {
-      PromptTimes of_rank{.tokens = t.tokens};
-      count_work(m.rank(r), of_rank);
-      t.flops = std::max(t.flops, of_rank.flops), t.bytes = std::max(t.bytes, of_rank.bytes);
-    }
-    measured.times.push_back(t);
+  PromptMeasured measured;
+  for (const int gpus : counts) {
+    RankedModel m(c, shapes, {.context = longest, .ranks = gpus, .split = split}, 1);
+    measure_on(m, o, ids, alone, measured);
   }
   return measured;
 }
