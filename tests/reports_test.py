@@ -261,6 +261,45 @@ class Reports(unittest.TestCase):
                          [("2 GPUs", 1200, 1600, 500), ("4 GPUs", 1000, 1600, 250), ("2 GPUs", 15000, 30000, 500), ("4 GPUs", 7500, 30000, 250)])
         self.assertEqual(reports.problems_of({**GOOD, "suite": "decode_gpus", "results": tokens + prompts}), [])
 
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_training_over_several_gpus_makes_one_gpus_passes_and_is_continued_by_its_names(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_train_gpus
+        import train_runs
+        runs = []
+
+        def ran(options, folder, applications, passes, steps, warm, more):
+            gpus = int(more[1]) if more else 1
+            runs.append((gpus, passes))
+            return {"ms": 100.0 * passes / gpus, "flops": 1e12, "memory_bytes": 1}
+        options = argparse.Namespace(counts=[2, 4], steps=12, tokens=1000, ranks=lambda gpus: ["--gpus", str(gpus)] if gpus > 1 else [], only=None, quick=False,
+                                     native=None, ingot=None)
+        used = argparse.Namespace(taken_by=lambda rounds: 1)
+        with unittest.mock.patch.object(gpu_train_gpus, "measure_ours", ran):
+            rows = list(gpu_train_gpus.measure((11, 1), options, None, {"bf16_TFLOPs": 500.0}, used))
+        self.assertEqual(runs, [(1, 4), (2, 4), (4, 4), (4, 4), (2, 4), (1, 4)])
+        self.assertEqual([(r["name"], r["shape"], r["ours_us"], r["peers"]["one GPU"], r["limit_us"]) for r in rows],
+                         [("golf, 11 applications, 2 GPUs, a step of 2 passes on each", [4000], 200000, 400000, 1000),
+                          ("golf, 11 applications, 4 GPUs, a step of 1 pass on each", [4000], 100000, 400000, 500)])
+
+        def measured(report):
+            """The cases that are measured where there is such a report."""
+            seen, written = [], []
+            with contextlib.ExitStack() as patches:
+                for name, value in (("ceilings", lambda native: {}), ("Native", lambda path: None), ("Used", lambda: None), ("gpu_state", lambda: ""),
+                                    ("write_data", lambda *_: None), ("write_report", lambda suite, results, *_, cases, **__: written.append((len(results), cases)))):
+                    patches.enter_context(unittest.mock.patch.object(train_runs, name, value))
+                patches.enter_context(unittest.mock.patch.dict(os.environ, INGOT_BENCH_CONTINUE="1"))
+                patches.enter_context(unittest.mock.patch.object(reports, "begun", lambda *_: report))
+                for name in ("get_device_name", "device_count"):
+                    patches.enter_context(unittest.mock.patch.object(train_runs.torch.cuda, name, lambda i=0: "NVIDIA H200"))
+                train_runs.measure_cases("train_gpus", options, ("a", "b"), lambda case: [case + "2", case + "4"],
+                                         lambda case, *_: seen.append(case) or [{"name": case + "2"}, {"name": case + "4"}], lambda r: None)
+            return seen, written
+        self.assertEqual(measured(None), (["a", "b"], [(2, 4), (4, 4)]))
+        self.assertEqual(measured({"results": [{"name": "a2"}, {"name": "a4"}]}), (["b"], [(4, 4)]))
+        self.assertEqual(measured({"results": [{"name": "a8"}]})[0], ["a", "b"])  # of another number of GPUs
+
     def test_several_gpus_kept_activations_and_generation_have_reports_of_their_own(self):
         row = {k: v for k, v in GOOD["results"][0].items() if k not in ("error", "tolerance")}
 

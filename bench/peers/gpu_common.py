@@ -277,14 +277,16 @@ def sweep(buffers, native, configs):
     return [timed[0], *sorted(timed[1:], key=lambda t: t[0])]
 
 
-def begun(suite, options, cases):
-    """With gpu.py --continue: the results of the first of so many cases, which a report of this tree and GPU has that lacks some. Else, and of
-    a run that writes no report, none."""
+def begun(suite, options, cases, names=None):
+    """With gpu.py --continue: the results of the first of so many cases, which a report of this tree and GPU has that lacks some. Else, of
+    a run that writes no report, and where `names` says what the results are called and the report's are others, none."""
     wanted = os.environ.get("INGOT_BENCH_CONTINUE") and not (options.only or options.quick)
     report = reports.begun(suite, gpu_folder(), torch.cuda.get_device_name(0), cases) if wanted else None
     if report is None:
         return []
     results = report["results"]
+    if names is not None and [r["name"] for r in results] != names[:len(results)]:
+        return []
     _EARLIER[suite] = report.get("earlier", []) + [{"cases": len(results), **{k: report[k] for k in ("date", "driver", "ceilings", "clocks", "same_kernels") if k in report}}]
     return results
 

@@ -1,42 +1,45 @@
 """A training step of the preset golf over several GPUs beside the same step on one, in turn: `ingot train --gpus N`. Writes
 bench/results/<gpu>/train_gpus.json; where there is one GPU it says so and leaves the report as it is.
 
-    python3 bench/peers/gpu_train_gpus.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--gpus 2] [--only TEXT] [--quick]
+    python3 bench/peers/gpu_train_gpus.py --native build/cuda/libingot_bench.so [--ingot build/cuda/ingot] [--gpus 2,4] [--only TEXT] [--quick]
 
-Both make the same passes of 98,304 tokens a step, several GPUs an equal share each, so a step holds all that they exchange and wait for; the
-share of one GPU's time is the speed-up. Whole steps of the program, from its log, batches and log included, medians of two rounds in turn. The limit
-is that of the operations on all GPUs. That weights are those of one GPU is tested (engines/train/ranks.cuda.test.cpp).
+Every case is measured over 2, 4 and 8 GPUs, as many as there are, or over the numbers of --gpus. All make the same passes of 98,304 tokens a step, a
+case's number of them on each of the most GPUs, several GPUs an equal share each, so a step holds all that they exchange and wait for; the share of
+one GPU's time, which is taken once a case, is the speed-up. Whole steps of the program, from its log, batches and log included, medians of two
+rounds in turn. The limit is that of the operations on all GPUs. That weights are those of one GPU is tested (engines/train/ranks.cuda.test.cpp).
 """
+import math
 import os
 import pathlib
 import sys
 
-import torch
-
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from gpu_common import add_gpu_counts, gpu_counts  # noqa: E402
 from train_runs import in_turn, measure_cases, measure_ours, median_of, parsed_runs, run_options  # noqa: E402
 
-CASES = ((11, 1), (11, 4), (17, 1))  # applications, and passes of each GPU
+CASES = ((11, 1), (11, 4), (17, 1))  # applications, and passes of each GPU where they are most
 
 
-def label(case, gpus):
+def label(case, gpus, counts):
     applications, passes = case
-    return f"golf, {applications} applications, {gpus} GPUs, a step of {passes} pass{'es' if passes > 1 else ''} on each"
+    each = passes * math.lcm(*counts) // gpus
+    return f"golf, {applications} applications, {gpus} GPUs, a step of {each} pass{'es' if each > 1 else ''} on each"
 
 
 def measure(case, options, folder, ceiling, used):
     applications, passes = case
-    passes *= options.gpus
-    warm, steps = (4, options.steps) if passes <= options.gpus else (2, max(1, options.steps // 2))
+    warm, steps = (4, options.steps) if passes == 1 else (2, max(1, options.steps // 2))
+    passes *= math.lcm(*options.counts)
     found = in_turn({gpus: lambda gpus=gpus: measure_ours(options, folder, applications, passes, steps, warm=warm, more=options.ranks(gpus))
-                     for gpus in (1, options.gpus)})
-    one, several = found[1], found[options.gpus]
-    us, one_us = 1e3 * median_of(several), 1e3 * median_of(one)
-    return {"name": label(case, options.gpus), "shape": [passes * options.tokens], "dtype": "bf16", "ours_us": us, "peers": {"one GPU": one_us},
-            "limit_us": one[0]["flops"] / options.gpus / ceiling["bf16_TFLOPs"] * 1e-6,
-            "tokens_per_second": {name: passes * options.tokens / t * 1e6 for name, t in (("ours", us), ("one GPU", one_us))},
-            "memory_bytes": {"ours": used.taken_by(several), "one GPU": used.taken_by(one)},  # on the first GPU
-            "rounds_ms": {"ours": [r["ms"] for r in several], "one GPU": [r["ms"] for r in one]}}
+                     for gpus in (1, *options.counts)})
+    one, one_us = found[1], 1e3 * median_of(found[1])
+    for gpus in options.counts:
+        several, us = found[gpus], 1e3 * median_of(found[gpus])
+        yield {"name": label(case, gpus, options.counts), "shape": [passes * options.tokens], "dtype": "bf16", "ours_us": us, "peers": {"one GPU": one_us},
+               "limit_us": one[0]["flops"] / gpus / ceiling["bf16_TFLOPs"] * 1e-6,
+               "tokens_per_second": {name: passes * options.tokens / t * 1e6 for name, t in (("ours", us), ("one GPU", one_us))},
+               "memory_bytes": {"ours": used.taken_by(several), "one GPU": used.taken_by(one)},  # on the first GPU
+               "rounds_ms": {"ours": [r["ms"] for r in several], "one GPU": [r["ms"] for r in one]}}
 
 
 def name_nccl():
@@ -49,8 +52,9 @@ def name_nccl():
 
 def options_of():
     parser = run_options("timed steps of each run, half as many where a GPU has several passes")
-    parser.add_argument("--gpus", type=int, default=2)
+    add_gpu_counts(parser)
     options = parsed_runs(parser)
+    options.counts = gpu_counts("train_gpus", options)
     options.ranks = lambda gpus: ["--gpus", str(gpus)] if gpus > 1 else []
     return options
 
@@ -63,13 +67,11 @@ def say(r):
 
 def main():
     options = options_of()
-    if torch.cuda.device_count() < options.gpus:
-        return print(f"train_gpus: found {torch.cuda.device_count()} GPU, expected {options.gpus}: nothing measured")
-    names = [torch.cuda.get_device_name(i) for i in range(options.gpus)]
-    if len(set(names)) > 1:
-        sys.exit(f"train_gpus: found {', '.join(names)}, expected GPUs of one kind")
+    if not options.counts:
+        return
     name_nccl()
-    measure_cases("train_gpus", options, CASES, lambda case: label(case, options.gpus), measure, say, {"gpus": options.gpus})
+    measure_cases("train_gpus", options, CASES, lambda case: [label(case, gpus, options.counts) for gpus in options.counts], measure, say,
+                  {"gpus": options.counts})
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from train_runs import in_turn, measure_cases, measure_ours, median_of, parsed_r
 CASES = (11, 17)  # applications
 
 
-def label(applications):
-    return f"golf, {applications} applications, whole step"
+def names(applications):
+    return [f"golf, {applications} applications, whole step"]
 
 
 def measure(applications, options, folder, ceiling, used):
@@ -24,11 +24,11 @@ def measure(applications, options, folder, ceiling, used):
                                                           more=["--set", f"train.keep_activations={kept}"]) for kept in ("true", "false")})
     kept, formed = found["true"], found["false"]
     us, formed_us = 1e3 * median_of(kept), 1e3 * median_of(formed)
-    return {"name": label(applications), "shape": [options.tokens], "dtype": "bf16", "ours_us": us, "peers": {"formed_again": formed_us},
-            "limit_us": kept[0]["flops"] / ceiling["bf16_TFLOPs"] * 1e-6,
-            "tokens_per_second": {"ours": options.tokens / us * 1e6, "formed_again": options.tokens / formed_us * 1e6},
-            "memory_bytes": {"ours": used.taken_by(kept), "formed_again": used.taken_by(formed)},
-            "rounds_ms": {"ours": [r["ms"] for r in kept], "formed_again": [r["ms"] for r in formed]}}
+    yield {"name": names(applications)[0], "shape": [options.tokens], "dtype": "bf16", "ours_us": us, "peers": {"formed_again": formed_us},
+           "limit_us": kept[0]["flops"] / ceiling["bf16_TFLOPs"] * 1e-6,
+           "tokens_per_second": {"ours": options.tokens / us * 1e6, "formed_again": options.tokens / formed_us * 1e6},
+           "memory_bytes": {"ours": used.taken_by(kept), "formed_again": used.taken_by(formed)},
+           "rounds_ms": {"ours": [r["ms"] for r in kept], "formed_again": [r["ms"] for r in formed]}}
 
 
 def say(r):
@@ -37,7 +37,7 @@ def say(r):
 
 
 def main():
-    measure_cases("train_memory", parsed_runs(run_options()), CASES, label, measure, say)
+    measure_cases("train_memory", parsed_runs(run_options()), CASES, names, measure, say)
 
 
 if __name__ == "__main__":

@@ -112,19 +112,22 @@ def parsed_runs(parser):
     return options
 
 
-def measure_cases(suite, options, cases, label, measure, say, extra=None):
-    """Measures what the suite's report lacks of `cases`, and writes it after each. measure(case, options, folder, ceiling, used) gives a case's result, of
-    which say() prints a line; extra: what else the report holds."""
+def measure_cases(suite, options, cases, names, measure, say, extra=None):
+    """Measures what the suite's report lacks of `cases`, and writes it after each. measure(case, options, folder, ceiling, used) gives a case's results,
+    which are called names(case) and of which say() prints a line each; extra: what else the report holds."""
     ceiling = ceilings(Native(options.native))
     used, before = Used(), gpu_state()
-    chosen = picked(cases, options, label)
-    results = begun(suite, options, len(chosen))
+    chosen = picked(cases, options, lambda case: "; ".join(names(case)))
+    all_names = [name for case in chosen for name in names(case)]
+    results = begun(suite, options, len(all_names), all_names)
+    known = [r["name"] for r in results]
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         write_data(options.ingot, folder, PRESET["model"]["vocab"], options.tokens)
-        for case in chosen[len(results):]:
-            results.append(measure(case, options, folder, ceiling, used))
-            say(results[-1])
+        for case in (case for case in chosen if names(case)[0] not in known):
+            for r in measure(case, options, folder, ceiling, used):
+                results.append(r)
+                say(r)
             if not (options.only or options.quick):
                 write_report(suite, results, ceiling, {**(extra or {}), "clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                             cases=len(chosen))
+                             cases=len(all_names))
