@@ -1,4 +1,4 @@
-// GPT-OSS over several GPUs, in a build whose GPUs are the emulator's too.
+// GPT-OSS over two GPUs and over four, in a build whose GPUs are the emulator's too.
 #ifdef INGOT_HAS_CUDA_DECODE
 #include <gtest/gtest.h>
 
@@ -32,20 +32,6 @@ using gpt_oss_decode::Split;
 using testing::DecodeCase;
 using testing::DecodeModel;
 
-class GptOssRanksCuda : public testing::GpuTest<> {
- protected:
-  void SetUp() override {
-#ifdef INGOT_EMULATED_DEVICE
-    emulation::pretend_devices(2);
-#endif
-    testing::GpuTest<>::SetUp();
-    if (const std::string misfit = gpt_oss_decode::ranks_misfit(2); !misfit.empty()) GTEST_SKIP() << misfit;
-  }
-#ifdef INGOT_EMULATED_DEVICE
-  void TearDown() override { emulation::pretend_devices(1); }
-#endif
-};
-
 template <class T> std::vector<T> download(const T* from, int64_t n) {
   std::vector<T> host(static_cast<size_t>(n));
   gpu::copy_to_host(host.data(), from, n * int64_t(sizeof(T)));
@@ -62,14 +48,55 @@ testing::DecodeReference::Choices choices_of(const gpt_oss_decode::DeviceModel& 
 // Seconds of waiting: threads that stand for GPUs may have to wait for a core.
 constexpr double kPatience = testing::kEmulated ? 1000 : 2;
 
-void check_case(const DecodeCase& t, Split split, bool megakernel) {
+// A model that so many GPUs can share.
+std::vector<DecodeCase> cases(int gpus) {
+  const GptOssConfig config = gpus == 2 ? testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2)
+                                        : testing::decode_config(96, 16, 4, 16, 288, 6, 2, 5, 2);
+  std::vector<DecodeCase> all;
+  for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
+    if (!testing::kEmulated || dense == WeightFormat::bf16)  // ranks.emulated.test.cpp has the others
+      all.push_back({name_of(dense), config, dense, WeightFormat::mxfp4, 12, {9}});
+  return all;
+}
+struct Small {
+  explicit Small(int gpus) : count(gpus) {}
+  const int count;
+  DecodeCase t = cases(count)[0];
+  DecodeModel m{t.config, t.dense, t.experts, 7};
+  RankedModel make(double patience = kPatience) const {
+    return {m.config, m.weights, DeviceModelOptions{.context = 64, .wait_limit = patience, .ranks = count}};
+  }
+};
+
+// As many GPUs as the parameter says.
+class GptOssRanksCuda : public testing::GpuTest<::testing::TestWithParam<int>> {
+ protected:
+  void SetUp() override {
+#ifdef INGOT_EMULATED_DEVICE
+    emulation::pretend_devices(ranks());
+#endif
+    testing::GpuTest<::testing::TestWithParam<int>>::SetUp();
+    if (const std::string misfit = gpt_oss_decode::ranks_misfit(ranks()); !misfit.empty()) GTEST_SKIP() << misfit;
+  }
+#ifdef INGOT_EMULATED_DEVICE
+  void TearDown() override { emulation::pretend_devices(1); }
+#endif
+
+  static int ranks() { return GetParam(); }
+  static void check_case(const DecodeCase& t, Split split, bool megakernel);
+  static void check_prompts(GptOssConfig config, WeightFormat dense, Split split);
+};
+INSTANTIATE_TEST_SUITE_P(, GptOssRanksCuda, ::testing::Values(2, 4),
+                         [](const auto& gpus) { return "Over" + std::to_string(gpus.param); });
+
+void GptOssRanksCuda::check_case(const DecodeCase& t, Split split, bool megakernel) {
   SCOPED_TRACE(::testing::Message() << (megakernel ? "megakernel" : "phase by phase"));
   std::unique_ptr<RankedModel> gpus;
   testing::check_decode(t, [&](const DecodeModel& m, int64_t room) {
     gpus = std::make_unique<RankedModel>(
         m.config, m.weights,
         DeviceModelOptions{
-            .context = room, .megakernel = megakernel, .wait_limit = kPatience, .ranks = 2, .split = split});
+            .context = room, .megakernel = megakernel, .wait_limit = kPatience, .ranks = ranks(), .split = split});
     return testing::DecodeUnderTest{.extend =
                                         [&, vocab = size_t(m.config.vocab)](std::span<const int32_t> ids) {
                                           gpus->extend(ids, uint32_t(ids.size()));
@@ -83,33 +110,25 @@ void check_case(const DecodeCase& t, Split split, bool megakernel) {
                                     .choices =
                                         [&](size_t i) {
                                           const auto chosen = choices_of(gpus->rank(0), i);
-                                          EXPECT_EQ(choices_of(gpus->rank(1), i), chosen);
+                                          for (int r = 1; r < ranks(); ++r)
+                                            EXPECT_EQ(choices_of(gpus->rank(r), i), chosen);
                                           return chosen;
                                         },
-                                    .state = [&] { return download(gpus->rank(1).buffers().state, 1)[0]; }};
+                                    .state = [&] { return download(gpus->rank(ranks() - 1).buffers().state, 1)[0]; }};
   });
 }
-std::vector<DecodeCase> cases() {
-  const GptOssConfig two = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2);
-  std::vector<DecodeCase> all;
-  for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
-    if (!testing::kEmulated || dense == WeightFormat::bf16)  // ranks.emulated.test.cpp has the others
-      all.push_back({name_of(dense), two, dense, WeightFormat::mxfp4, 12, {9}});
-  return all;
+TEST_P(GptOssRanksCuda, SeveralGpusAreTheModelPhaseByPhase) {
+  for (const DecodeCase& t : cases(ranks())) check_case(t, Split::tensor, false);
 }
-
-TEST_F(GptOssRanksCuda, TwoGpusAreTheModelPhaseByPhase) {
-  for (const DecodeCase& t : cases()) check_case(t, Split::tensor, false);
+TEST_P(GptOssRanksCuda, SeveralGpusAreTheModelThroughTheMegakernel) {
+  for (const DecodeCase& t : cases(ranks())) check_case(t, Split::tensor, true);
 }
-TEST_F(GptOssRanksCuda, TwoGpusAreTheModelThroughTheMegakernel) {
-  for (const DecodeCase& t : cases()) check_case(t, Split::tensor, true);
-}
-TEST_F(GptOssRanksCuda, AttentionAndExpertsOnAGpuEachAreTheModel) {
-  for (const bool megakernel : {true, false}) check_case(cases()[0], Split::attention_experts, megakernel);
+TEST_P(GptOssRanksCuda, AttentionOnAGpuAndExpertsOnOthersAreTheModel) {
+  for (const bool megakernel : {true, false}) check_case(cases(ranks())[0], Split::attention_experts, megakernel);
 }
 
 // Over the matrix kernels' prompts, beyond a window, with logits of all and of the last alone, and tokens behind.
-void check_prompts(GptOssConfig config, WeightFormat dense, Split split) {
+void GptOssRanksCuda::check_prompts(GptOssConfig config, WeightFormat dense, Split split) {
   SCOPED_TRACE(::testing::Message() << name_of(dense) << (split == Split::tensor ? ", tensor" : ", attention-experts"));
   config.context = 300;
   const DecodeModel m(config, dense, WeightFormat::mxfp4, 7);
@@ -117,29 +136,29 @@ void check_prompts(GptOssConfig config, WeightFormat dense, Split split) {
   const int64_t V = config.vocab;
   std::vector<int32_t> ids(292);
   testing::fill_ids(Tensor(ids.data(), {292}), 3, V);
-  RankedModel two(m.config, m.weights, {.context = 300, .ranks = 2, .split = split});
-  if (two.prompt_batch() <= two.batch()) GTEST_SKIP() << "found a build without matrix kernels";
+  RankedModel gpus(m.config, m.weights, {.context = 300, .ranks = ranks(), .split = split});
+  if (gpus.prompt_batch() <= gpus.batch()) GTEST_SKIP() << "found a build without matrix kernels";
   testing::DecodeReference exact(m, false), chain(m, true);
   testing::LogitError of_chain, of_gpus;
   size_t at = 0;
   for (const int64_t n : lengths) {
     const std::span<const int32_t> part = std::span(ids).subspan(at, size_t(n));
-    two.extend(part, uint32_t(n));
+    gpus.extend(part, uint32_t(n));
     std::vector<float> all(size_t(n * V));
-    two.logits(uint32_t(n), all.data());
+    gpus.logits(uint32_t(n), all.data());
     for (int64_t i = 0; i < n; ++i, ++at) {
       testing::DecodeReference::Choices chosen;
-      if (n <= two.batch()) {
-        chosen = choices_of(two.rank(0), size_t(i));
-        EXPECT_EQ(choices_of(two.rank(1), size_t(i)), chosen);
+      if (n <= gpus.batch()) {
+        chosen = choices_of(gpus.rank(0), size_t(i));
+        for (int r = 1; r < ranks(); ++r) EXPECT_EQ(choices_of(gpus.rank(r), size_t(i)), chosen);
       } else {
         const int64_t k = config.experts_per_token;
         for (int64_t l = 0; l < config.layers; ++l) {
           const auto of_rank = [&](int r) {
-            return download(two.rank(r).prompt_buffers().chosen + (l * n + i) * k, k);
+            return download(gpus.rank(r).prompt_buffers().chosen + (l * n + i) * k, k);
           };
           const auto first = of_rank(0);
-          ASSERT_EQ(of_rank(1), first);
+          for (int r = 1; r < ranks(); ++r) ASSERT_EQ(of_rank(r), first) << "GPU " << r;
           chosen.emplace_back(first.begin(), first.end());
         }
       }
@@ -148,34 +167,27 @@ void check_prompts(GptOssConfig config, WeightFormat dense, Split split) {
       of_gpus.add({&all[size_t(i * V)], &all[size_t(i * V)] + V}, want);
       ASSERT_TRUE(std::isfinite(of_gpus.largest)) << "position " << at;
     }
-    for (int r = 0; r < 2; ++r) EXPECT_EQ(download(two.rank(r).buffers().state, 1)[0].position, int32_t(at));
+    for (int r = 0; r < ranks(); ++r) EXPECT_EQ(download(gpus.rank(r).buffers().state, 1)[0].position, int32_t(at));
   }
   EXPECT_LT(exact.worst_choice, 0.2);
   EXPECT_LE(of_gpus.rms(), 1.5 * of_chain.rms());
   EXPECT_LE(of_gpus.largest, 2 * of_chain.largest);
 }
-TEST_F(GptOssRanksCuda, PromptsAreTheModel) {
-  const GptOssConfig two = testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2);
+TEST_P(GptOssRanksCuda, PromptsAreTheModel) {
+  const GptOssConfig config = cases(ranks())[0].config;
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
-    check_prompts(two, dense, Split::tensor);
-  check_prompts(two, WeightFormat::bf16, Split::attention_experts);
+    check_prompts(config, dense, Split::tensor);
+  check_prompts(config, WeightFormat::bf16, Split::attention_experts);
 }
 
-struct Small {
-  DecodeCase t = cases()[0];
-  DecodeModel m{t.config, t.dense, t.experts, 7};
-  RankedModel make(double patience = kPatience) const {
-    return {m.config, m.weights, DeviceModelOptions{.context = 64, .wait_limit = patience, .ranks = 2}};
-  }
-};
 std::vector<float> row_of(RankedModel& m) {
   std::vector<float> row(size_t(m.config().vocab));
   m.logits(1, row.data());
   return row;
 }
 
-TEST_F(GptOssRanksCuda, RunsAreBitIdenticalAndBothGpusHaveTheSameState) {
-  const Small small;
+TEST_P(GptOssRanksCuda, RunsAreBitIdenticalAndAllGpusHaveTheSameState) {
+  const Small small(ranks());
   RankedModel gpus = small.make();
   const std::vector<int32_t> ids = {5, 6, 7, 8};
   std::vector<float> first;
@@ -186,18 +198,22 @@ TEST_F(GptOssRanksCuda, RunsAreBitIdenticalAndBothGpusHaveTheSameState) {
     const std::vector<float> row = row_of(gpus);
     if (run == 0) first = row;
     ASSERT_EQ(std::memcmp(row.data(), first.data(), row.size() * 4), 0) << "run " << run;
-    const auto one = download(gpus.rank(0).buffers().state, 1)[0], other = download(gpus.rank(1).buffers().state, 1)[0];
-    ASSERT_EQ(std::memcmp(&one, &other, sizeof one), 0) << "run " << run;
+    const auto state_of = [&](int r) { return download(gpus.rank(r).buffers().state, 1)[0]; };
+    const auto one = state_of(0);
+    for (int r = 1; r < ranks(); ++r) {
+      const auto other = state_of(r);
+      ASSERT_EQ(std::memcmp(&one, &other, sizeof one), 0) << "run " << run << ", GPU " << r;
+    }
   }
 }
 
 // More launches than a stream takes at a time.
-TEST_F(GptOssRanksCuda, ManyTokensAreStartedAtOnce) {
+TEST_P(GptOssRanksCuda, ManyTokensAreStartedAtOnce) {
   if (testing::kEmulated) GTEST_SKIP() << "whose launches are done when they return";
-  GptOssConfig config = cases()[0].config;
+  GptOssConfig config = cases(ranks())[0].config;
   config.context = 4000;
   const DecodeModel m(config, WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  RankedModel gpus(m.config, m.weights, {.context = 4000, .ranks = 2});
+  RankedModel gpus(m.config, m.weights, {.context = 4000, .ranks = ranks()});
   const int32_t id = 5;
   gpus.extend({&id, 1}, 1);
   gpus.continue_greedily(3000);
@@ -206,15 +222,16 @@ TEST_F(GptOssRanksCuda, ManyTokensAreStartedAtOnce) {
   EXPECT_NE(testing::error_of([&] { gpus.continue_greedily(1000); }).find("expected at most 4000"), std::string::npos);
 }
 
-TEST_F(GptOssRanksCuda, APromptThatAGpuDoesNotTakePartInEndsAndTheNextOneIsRight) {
-  const Small small;
+TEST_P(GptOssRanksCuda, APromptThatAGpuDoesNotTakePartInEndsAndTheNextOneIsRight) {
+  const Small small(ranks());
   RankedModel gpus = small.make(0.05);
   if (gpus.prompt_batch() <= gpus.batch()) GTEST_SKIP() << "found a build without matrix kernels";
   const std::vector<int32_t> ids(40, 7);
   gpus.extend(ids, 1);
   const std::vector<float> want = row_of(gpus);
   gpus.rewind(0);
-  gpus.rank(0).extend(ids, 1);  // and nobody tells the other
+  for (int r = 0; r < ranks(); ++r)
+    if (r != 1) gpus.rank(r).extend(ids, 1);  // and nobody tells GPU 1
   const std::string found = testing::error_of([&] { gpus.likeliest(); });
   EXPECT_NE(found.find("for GPU 1 and its part of the output of layer 0"), std::string::npos) << found;
   EXPECT_EQ(gpus.length(), 0);
@@ -222,9 +239,9 @@ TEST_F(GptOssRanksCuda, APromptThatAGpuDoesNotTakePartInEndsAndTheNextOneIsRight
   EXPECT_EQ(row_of(gpus), want);
 }
 
-TEST_F(GptOssRanksCuda, ATracedTokenIsTheTokenAndShowsEveryExchangeOnBothGpus) {
+TEST_P(GptOssRanksCuda, ATracedTokenIsTheTokenAndShowsEveryExchangeOnAllGpus) {
   if (testing::kEmulated) GTEST_SKIP() << "ranks.emulated.test.cpp has it";
-  const Small small;
+  const Small small(ranks());
   RankedModel gpus = small.make();
   const std::vector<int32_t> ids = {5, 6, 7};
   const auto last = [&](bool traced) {
@@ -241,15 +258,15 @@ TEST_F(GptOssRanksCuda, ATracedTokenIsTheTokenAndShowsEveryExchangeOnBothGpus) {
   const auto [row, spans] = last(true);
   EXPECT_EQ(row, want);
   EXPECT_EQ(gpus.length(), 4);
-  EXPECT_EQ(spans.size(), 2 * 2 * size_t(5 * small.t.config.layers + 1));
-  size_t exchanges = 0;
-  for (const auto& s : spans) exchanges += s.came_ns > s.sent_ns && s.gpu == 1;
-  EXPECT_GT(exchanges, 0u);
+  EXPECT_EQ(spans.size(), size_t(ranks()) * 2 * size_t(5 * small.t.config.layers + 1));
+  std::vector<size_t> exchanges(static_cast<size_t>(ranks()));
+  for (const auto& s : spans) exchanges.at(s.gpu) += s.came_ns > s.sent_ns;
+  for (const size_t of_gpu : exchanges) EXPECT_GT(of_gpu, 0u);
 }
 
-// What one GPU's decoder draws, greedily and by chance, so do two.
-TEST_F(GptOssRanksCuda, TheDecoderDrawsWhatOneGpuDraws) {
-  const Small small;
+// What one GPU's decoder draws, greedily and by chance, so do several.
+TEST_P(GptOssRanksCuda, TheDecoderDrawsWhatOneGpuDraws) {
+  const Small small(ranks());
   const auto drawn = [&](int64_t gpus, double temperature) {
     const auto d = make_gpu_decoder(small.m.config, small.m.weights, {.context = 64, .gpus = gpus});
     Sequence s(*d);
@@ -258,12 +275,12 @@ TEST_F(GptOssRanksCuda, TheDecoderDrawsWhatOneGpuDraws) {
       s.extend(std::span(prompt).subspan(at, std::min(size_t(d->batch()), prompt.size() - at)));
     return s.draw({.sampling = {.temperature = float(temperature)}, .seed = 3}, testing::kEmulated ? 3 : 12).tokens;
   };
-  if (!testing::kEmulated) EXPECT_EQ(drawn(2, 0), drawn(1, 0));
-  EXPECT_EQ(drawn(2, 0.7), drawn(1, 0.7));
+  if (!testing::kEmulated) EXPECT_EQ(drawn(ranks(), 0), drawn(1, 0));
+  EXPECT_EQ(drawn(ranks(), 0.7), drawn(1, 0.7));
 }
 
-TEST_F(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
-  const Small small;
+TEST_P(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
+  const Small small(ranks());
   RankedModel gpus = small.make(0.05);
   const int32_t id = 5;
   if (testing::kEmulated) GTEST_SKIP() << "ranks.emulated.test.cpp has it, with the emulator's clock";
@@ -276,7 +293,8 @@ TEST_F(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
     const std::vector<float> sound = row_of(gpus);
     gpus.rewind(0);
     const auto start = std::chrono::steady_clock::now();
-    gpus.rank(0).extend({&id, 1}, 1);  // and nobody tells the other
+    for (int r = 0; r < ranks(); ++r)
+      if (r != 1) gpus.rank(r).extend({&id, 1}, 1);  // and nobody tells GPU 1
     const std::string found = testing::error_of([&] { gpus.likeliest(); });
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
     EXPECT_NE(found.find("for GPU 1 and its part of the output of layer 0"), std::string::npos) << found;
@@ -292,8 +310,8 @@ TEST_F(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
 
 #ifndef INGOT_EMULATED_DEVICE
 // An error in a kernel ends its GPU for the process: here an id whose row lies nowhere.
-[[noreturn]] void lose_a_gpu(bool while_another_waits) {
-  const Small small;
+[[noreturn]] void lose_a_gpu(int gpus_there, bool while_another_waits) {
+  const Small small(gpus_there);
   RankedModel gpus = small.make(0.2);
   const int32_t id = 5, wild = INT32_MAX;
   gpus.extend({&id, 1}, 1);
@@ -311,31 +329,33 @@ TEST_F(GptOssRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRight) {
   std::fprintf(stderr, "%s\n", found.c_str());
   std::_Exit(0);
 }
-TEST_F(GptOssRanksCuda, AGpuThatIsLostIsNamedAndOtherProcessesGoOn) {
+TEST_P(GptOssRanksCuda, AGpuThatIsLostIsNamedAndOtherProcessesGoOn) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own
-  const Small small;
+  const Small small(ranks());
   RankedModel gpus = small.make();
   const int32_t id = 5;
   gpus.extend({&id, 1}, 1);
   const std::vector<float> want = row_of(gpus);
   const auto fine = ::testing::ExitedWithCode(0);
-  EXPECT_EXIT(lose_a_gpu(true), fine, "GPU 0: .*for GPU 1 .*; GPU 1: .*cudaErrorIllegalAddress");
-  EXPECT_EXIT(lose_a_gpu(false), fine, "GPU 1: .*cudaErrorIllegalAddress");
+  EXPECT_EXIT(lose_a_gpu(ranks(), true), fine, "GPU 0: .*for GPU 1 .*; GPU 1: .*cudaErrorIllegalAddress");
+  EXPECT_EXIT(lose_a_gpu(ranks(), false), fine, "GPU 1: .*cudaErrorIllegalAddress");
   gpus.rewind(0);
   gpus.extend({&id, 1}, 1);
   EXPECT_EQ(row_of(gpus), want);
 }
 #endif
 
-TEST_F(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
-  const Small small;
+TEST_P(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
+  const Small small(ranks());
   EXPECT_NE(gpt_oss_decode::ranks_misfit(9).find("expected 1 to 8"), std::string::npos);
   const int more = gpu::device_count() + 1;
   if (more <= 8)
     EXPECT_NE(gpt_oss_decode::ranks_misfit(more).find("expected " + std::to_string(more)), std::string::npos);
   GptOssConfig one_head = small.m.config;
   one_head.kv_heads = 1;
-  EXPECT_NE(gpt_oss_gpus_misfit(one_head, {.gpus = 2}).find("found 2 GPUs, expected at most 1"), std::string::npos);
+  EXPECT_NE(gpt_oss_gpus_misfit(one_head, {.gpus = ranks()})
+                .find("found " + std::to_string(ranks()) + " GPUs, expected at most 1"),
+            std::string::npos);
   const int32_t id = -1;
   RankedModel gpus = small.make();
   EXPECT_NE(testing::error_of([&] { gpus.extend({&id, 1}, 1); }).find("found id -1"), std::string::npos);
@@ -345,40 +365,40 @@ TEST_F(GptOssRanksCuda, WhatCannotBeSharedIsRefusedBeforeAnythingIsLoaded) {
 }
 
 #ifdef INGOT_EMULATED_DEVICE
-TEST_F(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoaded) {
-  const Small small;
-  emulation::pretend_devices(2, false);
+TEST_P(GptOssRanksCuda, GpusThatDoNotReachEachOtherAreRefusedBeforeAnythingIsLoaded) {
+  const Small small(ranks());
+  emulation::pretend_devices(ranks(), false);
   const std::string want = "found no peer access from cuda:0 to cuda:1";
-  EXPECT_NE(gpt_oss_decode::ranks_misfit(2).find(want), std::string::npos);
+  EXPECT_NE(gpt_oss_decode::ranks_misfit(ranks()).find(want), std::string::npos);
   EXPECT_EQ(gpt_oss_decode::ranks_misfit(1), "");
   // Without memory: who touches them has begun to load.
   const GptOssWeights nothing = gpt_oss_decode::shapes_of(small.m.config, small.t.dense, small.t.experts);
-  const auto made = [&] { RankedModel(small.m.config, nothing, DeviceModelOptions{.context = 64, .ranks = 2}); };
+  const auto made = [&] { RankedModel(small.m.config, nothing, DeviceModelOptions{.context = 64, .ranks = ranks()}); };
   EXPECT_NE(testing::error_of(made).find(want), std::string::npos);
 }
 #endif
 
-TEST_F(GptOssRanksCuda, TooLittleMemoryOnAGpuIsSaidBeforeAnyIsTaken) {
+TEST_P(GptOssRanksCuda, TooLittleMemoryOnAGpuIsSaidBeforeAnyIsTaken) {
   if (testing::kEmulated) GTEST_SKIP() << "whose memory has no end";
-  const Small small;
+  const Small small(ranks());
   const std::string found =
-      gpt_oss_gpu_misfit(small.m.config, small.m.weights, {.context = 256, .slots = 10'000'000, .gpus = 2});
+      gpt_oss_gpu_misfit(small.m.config, small.m.weights, {.context = 256, .slots = 10'000'000, .gpus = ranks()});
   EXPECT_NE(found.find(" bytes free on "), std::string::npos) << found;
   EXPECT_NE(found.find(", cuda:0, expected "), std::string::npos) << found;
 }
 
 // Every matrix on a GPU is what slices.h cuts, and the GPUs' together are the model's.
-TEST_F(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
+TEST_P(GptOssRanksCuda, EachGpuHoldsItsSlicesAndNothingElse) {
   using namespace gpt_oss_decode;
-  for (const DecodeCase& t : cases())
+  for (const DecodeCase& t : cases(ranks()))
     for (const Split split : {Split::tensor, Split::attention_experts}) {
       SCOPED_TRACE(t.name);
       const DecodeModel m(t.config, t.dense, t.experts, 7);
       const GptOssConfig& c = m.config;
-      const RankedModel gpus(c, m.weights, {.context = 64, .ranks = 2, .split = split});
-      const std::vector<Slice> slices = slices_of(c, 2, split);
+      const RankedModel gpus(c, m.weights, {.context = 64, .ranks = ranks(), .split = split});
+      const std::vector<Slice> slices = slices_of(c, ranks(), split);
       int64_t experts_of_all = 0;
-      for (int r = 0; r < 2; ++r) {
+      for (int r = 0; r < ranks(); ++r) {
         const Slice& s = slices[size_t(r)];
         const gpt_oss_decode::Model& held = gpus.rank(r).model();
         const auto same = [&](const Matrix& on_gpu, const WeightMatrix& from, const Cut& cut) {
@@ -429,7 +449,7 @@ class MostMemory {
   std::thread thread_;
 };
 // From a file as from an archive's mapping: a slice goes to its GPU piece by piece.
-TEST_F(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
+TEST_P(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
   if (testing::kEmulated) GTEST_SKIP() << "whose GPUs' memory is the host's";
   GptOssConfig c;
   c.vocab = 2000, c.hidden = c.intermediate = 2880, c.layers = 4, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
@@ -438,7 +458,7 @@ TEST_F(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
   c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
   const RankedModel one(c, gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 64}, 5);
   const testing::OnHost host(one.rank(0));
-  const auto loaded = [&] { return RankedModel(c, host.weights, {.context = 64, .ranks = 2}).weight_bytes(); };
+  const auto loaded = [&] { return RankedModel(c, host.weights, {.context = 64, .ranks = ranks()}).weight_bytes(); };
   loaded();  // drivers' own memory is there from now on
   const MostMemory most;
   const int64_t bytes = loaded();
@@ -449,7 +469,7 @@ TEST_F(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
 }
 
 // Layers of the published shapes: as one GPU, to the rounding of sums in another order.
-TEST_F(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThemselves) {
+TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   GptOssConfig c;
   c.vocab = 2000, c.hidden = c.intermediate = 2880, c.layers = 4, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
@@ -470,9 +490,9 @@ TEST_F(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
     RankedModel one(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
     const testing::OnHost host(one.rank(0));
     for (const Split split : {Split::tensor, Split::attention_experts}) {
-      RankedModel two(c, host.weights, {.context = 512, .ranks = 2, .split = split});
+      RankedModel several(c, host.weights, {.context = 512, .ranks = ranks(), .split = split});
       for (const bool prompt : {false, true}) {
-        const std::vector<float> want = tell(one, prompt), first = tell(two, prompt);
+        const std::vector<float> want = tell(one, prompt), first = tell(several, prompt);
         double error = 0, size = 0;
         for (size_t v = 0; v < want.size(); ++v)
           error += std::pow(double(first[v]) - double(want[v]), 2), size += std::pow(double(want[v]), 2);
@@ -484,9 +504,9 @@ TEST_F(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThems
                                  : dense == WeightFormat::bf16     ? 300
                                                                    : 50);
              ++run)
-          ASSERT_EQ(tell(two, prompt), first) << "run " << run;
+          ASSERT_EQ(tell(several, prompt), first) << "run " << run;
       }
-      two.likeliest();
+      several.likeliest();
     }
   }
 }
