@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -216,6 +217,52 @@ TEST_F(MuonCuda, RatesOnTheDeviceServeAGraph) {
     return values(p.host());
   };
   EXPECT_EQ(run({0.1, 0.02}, false), run({0.1, 0.02}, true));
+}
+
+// A bank of more numbers than 31 bits count, of the same few matrices again and again: the last of them have the bits
+// that they have in a bank of their own.
+TEST_F(MuonCuda, MoreThanTwoToThe31Elements) {
+  if (gpu::device_info().memory_bytes < int64_t(50) << 30) GTEST_SKIP() << "needs 50 GiB of device memory";
+  constexpr int64_t kSide = 256, kFew = 8, kMany = (int64_t(1) << 31) / (kSide * kSide) + kFew;
+  constexpr int64_t kFewBytes = kFew * kSide * kSide * 4, kManyBytes = kMany * kSide * kSide * 4;
+  const Device device{Device::cuda, 0};
+  const Shape shape{kFew, kSide, kSide};
+  DeviceBuffer few[] = {{DType::f32, shape}, {DType::f32, shape}, {DType::f32, shape}};  // p, g, momentum
+  DeviceBuffer got(DType::f32, shape);
+  std::vector<gpu::DeviceMemory> memory;
+  Tensor many[3];
+  for (size_t i = 0; i < 3; ++i) {
+    testing::fill_normal(few[i].host(), i + 1);
+    few[i].upload();
+    memory.emplace_back(kManyBytes);
+    char* const to = static_cast<char*>(memory.back().data());
+    gpu::copy_on_device(to, few[i].tensor().data, kFewBytes, {});
+    for (int64_t done = kFewBytes; done < kManyBytes; done *= 2)
+      gpu::copy_on_device(to + done, to, std::min(done, kManyBytes - done), {});
+    many[i] = Tensor(to, DType::f32, {kMany, kSide, kSide}, device);
+  }
+  const auto step = [&](const Tensor* of) {
+    const int64_t bytes = muon_workspace_bytes(of[0].size(0), kSide, kSide, DType::f32, device);
+    const gpu::DeviceMemory room(bytes);
+    muon({.p = of[0],
+          .g = of[1],
+          .momentum = of[2],
+          .workspace = Tensor(room.data(), DType::u8, {bytes}, device),
+          .lr = 0.1,
+          .mu = 0.9,
+          .weight_decay = 0.1,
+          .row_normalise = true,
+          .products = Products::bf16},
+         {});
+    gpu::synchronize();
+  };
+  const Tensor alone[3] = {few[0], few[1], few[2]};
+  step(many), step(alone);
+  for (const size_t i : {0, 2}) {
+    gpu::copy_on_device(got.tensor().data, many[i].slice(0, kMany - kFew, kMany).data, kFewBytes, {});
+    got.download(), few[i].download();
+    EXPECT_EQ(values(got.host()), values(few[i].host())) << (i == 0 ? "p" : "momentum");
+  }
 }
 
 TEST_F(MuonCuda, RefusesOtherTypesByName) {
