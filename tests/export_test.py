@@ -115,6 +115,9 @@ class Export(unittest.TestCase):
         self.refuses(2, r"found a model of [\d,]+ bytes, expected at most 1,000 \(--limit\); nothing was written", *whole,
                      *CALIBRATION, "--limit", 1000)
         self.refuses(3, "tokens for calibration, expected 64 batches of 1000000", *whole, "--batch-tokens", 1000000)
+        # Eight rows do not span what a matrix of 64 columns is multiplied with.
+        self.refuses(8, r"[\w.]+: its Hessian is singular at column \d+ with damping 0, expected more calibration text or more damping", *whole,
+                     "--batches", 1, "--batch-tokens", 8, "--damping", 0, "--fp16-below", 0)
         self.refuses(2, "--rounding nearest", *whole, "--rounding", "nearest", "--batches", 3)
         self.refuses(2, "int3", *whole, "--matrices", "int3")
         self.refuses(4, "absent", "export", self.run_directory, out, "--data", self.directory / "absent")
