@@ -14,8 +14,8 @@ def _narrow_on_cpu(x):
 
 
 def _i32(target):
-    """Targets in 32 bits; one that they cannot hold stays one that is refused."""
-    if target.dtype is torch.int64 and not target.is_cuda:
+    """Targets in 32 bits; one that they cannot hold stays one that no class has, and is refused, or on a GPU has a NaN for a loss."""
+    if target.dtype is torch.int64:
         target = target.clamp(_I32.min, _I32.max)
     return target.to(torch.int32).contiguous()
 

@@ -223,7 +223,7 @@ def test_errors_name_what_was_found(device):
         (lambda: f(x, w, target, label_smoothing=1.5), "found label_smoothing 1.5, expected 0 to 1"),
     ]
     if DEVICE == "cpu":
-        for wrong in (301, 2**40, -1):
+        for wrong in (301, 2**40, 2**32 + 5, -1):
             bad = target.clone()
             bad[0, 1] = wrong
             cases.append((lambda bad=bad: f(x, w, bad), "found target .* at position 1, expected 0 to 300"))
@@ -232,6 +232,18 @@ def test_errors_name_what_was_found(device):
             call()
     with pytest.raises(TypeError, match="linear_cross_entropy: x: found list, expected torch.Tensor"):
         f([1.0], w, target)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU names it")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_target_that_no_class_has_is_taken_for_none(device, dtype):
+    (x, w, _), target = case(device, dtype, rows=(200,), classes=304, ignore_index=3)
+    for softcap in (0.0, 20.0):
+        for wrong in (304, 2**40, 2**32 + 5, -1):  # of which 32 bits would make 0 and 5
+            bad = target.clone()
+            bad[2] = wrong
+            rows = functional.linear_cross_entropy(x, w, bad, ignore_index=3, softcap=softcap, reduction="none")
+            assert rows.isnan().nonzero().flatten().tolist() == [2], (softcap, wrong)
 
 
 def test_rows_without_features_have_the_loss_of_the_bias(device):
