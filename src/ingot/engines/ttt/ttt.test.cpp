@@ -93,6 +93,26 @@ TEST(ttt, no_score_sees_a_token_after_it) {
   }
 }
 
+// Chunks of one token, so that each score is seen by itself.
+TEST(ttt, no_single_score_sees_a_token_after_it) {
+  const Case k(small_golf(), {19, 8});
+  for (const Inexact way : {Inexact::none, Inexact::stale_keys, Inexact::chunk_gradients}) {
+    AdaptationOptions o = k.options();
+    o.chunk = 1, o.inexact = way;
+    const Found before = by_document(k, o);
+    ASSERT_EQ(before.at(0).size(), 19u);
+    for (int64_t t = 0; t < 18; ++t) {
+      Case changed = k;
+      changed.flat.data = changed.memory.data();
+      for (int64_t i = t + 1; i < 19; ++i) changed.tokens[size_t(i)] = 1 + (k.tokens[size_t(i)] + 3) % 5;
+      const Found after = by_document(changed, o);
+      EXPECT_EQ(after.at(1), before.at(1));
+      for (int64_t c = 0; c < 19; ++c)  // the score of token c + 1
+        EXPECT_EQ(after.at(0)[size_t(c)] == before.at(0)[size_t(c)], c + 1 <= t) << c << ", tokens up to " << t;
+    }
+  }
+}
+
 TEST(ttt, documents_do_not_depend_on_each_other_or_on_their_order) {
   for (const DType type : {DType::f64, DType::f32}) {
     const Case k(small_golf(), {27, 9, 16, 14, 4, 30}, type);
