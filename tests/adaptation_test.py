@@ -135,7 +135,7 @@ class Adaptation(unittest.TestCase):
     def learn(self, out, *options):
         text = self.directory / "learnt.txt"
         text.write_text("the copper of abcdefgh, " * 20)
-        run = ingot("ttt", self.run_directory, "--file", text, "--out", out, *TTT[1:], "--json", *options)
+        run = ingot("ttt", self.run_directory, "--file", text, "--out", out, *TTT[1:], "--device", "cpu", "--json", *options)
         self.assertEqual(run.returncode, 0, run.error)
         return text, json.loads(run.text)
 
@@ -143,7 +143,8 @@ class Adaptation(unittest.TestCase):
         adapters = self.directory / "adapters.safetensors"
         text, report = self.learn(adapters)
         self.assertEqual(report["updates"], -(-report["targets"] // 8))
-        prompt = ("--file", text, "--temperature", 0, "--tokens", 30, "--json")
+        self.assertEqual(report["device"], "cpu")
+        prompt = ("--file", text, "--temperature", 0, "--tokens", 30, "--device", "cpu", "--json")
 
         def go_on(*options):
             run = ingot("generate", self.run_directory, *prompt, *options)
@@ -159,6 +160,26 @@ class Adaptation(unittest.TestCase):
         again = self.directory / "again.safetensors"
         self.learn(again)
         self.assertEqual(again.read_bytes(), adapters.read_bytes())
+
+    def test_a_gpu_learns_and_goes_on_or_says_what_is_missing(self):
+        here, there = self.directory / "here.safetensors", self.directory / "there.safetensors"
+        text, on_cpu = self.learn(here)
+        prompt = ("generate", self.run_directory, "--file", text, "--temperature", 0, "--tokens", 30, "--json", "--device", "cuda")
+        run = ingot("ttt", self.run_directory, "--file", text, "--out", there, *TTT[1:], "--json", "--device", "cuda")
+        if run.returncode != 0:
+            for refused in (run, ingot(*prompt, *TTT), ingot(*prompt, "--adapters", here)):
+                self.assertEqual((refused.returncode, refused.text), (7, ""), refused.error)
+                self.assertRegex(refused.error, r"\Aingot (ttt|generate): device cuda: found [^\n]+\n\Z")
+            self.assertFalse(there.exists())
+            return
+        on_gpu = json.loads(run.text)
+        self.assertEqual([on_gpu[k] for k in ("device", "targets", "updates")], ["cuda", on_cpu["targets"], on_cpu["updates"]])
+        self.assertAlmostEqual(on_gpu["loss"], on_cpu["loss"], delta=0.02 * on_cpu["loss"])
+        answers = [ingot(*prompt, *options) for options in (TTT, ("--adapters", there), ())]
+        self.assertEqual([run.returncode for run in answers], [0, 0, 0], answers[0].error)
+        learnt, again, plain = (json.loads(run.text)["ids"] for run in answers)
+        self.assertEqual(learnt, again)
+        self.assertNotEqual(learnt, plain)
 
     def test_adapters_that_do_not_fit_are_refused(self):
         adapters = self.directory / "fit.safetensors"

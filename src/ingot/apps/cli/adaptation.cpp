@@ -98,8 +98,8 @@ AdaptationOptions options_for(const AdaptationCommand& o, const TrainedModel& mo
   return options;
 }
 
-Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, const std::string& text, const std::string& from,
-              int64_t passes) {
+Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, Device device, const std::string& text,
+              const std::string& from, int64_t passes) {
   AdaptationOptions options = options_for(o, model);
   Bar bar("learning", [](double n) { return format_count(n); });
   options.progress = [&](int64_t done, int64_t all) { bar.at(done, all); };
@@ -110,7 +110,8 @@ Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, const std::
   return about(from, [&] {
     std::vector<int32_t> tokens = model.tokenizer->encode(text);
     if (model.tokenizer->bos() >= 0) tokens.insert(tokens.begin(), model.tokenizer->bos());
-    return ingot::adapt(model.config, model.weights, tokens, options, passes);
+    const DeviceWeights there(model.weights, device, options.stream);
+    return ingot::adapt(model.config, there.weights(), tokens, options, passes);
   });
 }
 

@@ -25,9 +25,9 @@ void refuse_without_ttt(const Command& c);
 // Its options for a model, checked.
 AdaptationOptions options_for(const AdaptationCommand& o, const TrainedModel& model);
 
-// Of a text's tokens, on the CPU: bos is put in front where the tokenizer has one.
-Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, const std::string& text, const std::string& from,
-              int64_t passes = 1);
+// Of a text's tokens: bos is put in front where the tokenizer has one.
+Adapted adapt(const AdaptationCommand& o, const TrainedModel& model, Device device, const std::string& text,
+              const std::string& from, int64_t passes = 1);
 
 AdaptedScore score_adapted(const AdaptationCommand& o, const TrainedModel& model, const std::string& device,
                            std::shared_ptr<const TokenSource> source, std::vector<DocumentScore>* documents);

@@ -165,9 +165,13 @@ void go_on_in_documents(const GenerateCommand& o, const std::string& path, const
   OpenedModel model;
   if (o.ttt.on) {
     trained = std::make_unique<TrainedModel>(load_trained(path));
-    adapted = adapt(o.ttt, *trained, prompt.text, prompt.from);
+    const TrainedModel& t = *trained;
+    const Device device = training_device(t.config, o.on.device);
+    adapted = adapt(o.ttt, t, device, prompt.text, prompt.from);
     const GptAdapters adapters = adapted.adapters->values(0, 1);
-    model.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, 1, &adapters);
+    model.decoder = device.kind == Device::cuda
+                        ? make_device_decoder(t.config, t.weights, t.looping, device, 1, &adapters)
+                        : make_decoder(t.config, t.weights, t.looping, t.products, 1, &adapters);
   } else {
     model = open_model(path, 0, o.on);
   }

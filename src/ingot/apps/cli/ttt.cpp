@@ -7,7 +7,7 @@ namespace ingot::cli {
 namespace {
 
 struct TttCommand {
-  std::string run, file, out;
+  std::string run, file, out, device = "auto";
   int64_t passes = 1;
   AdaptationCommand ttt;
   bool json = false;
@@ -19,7 +19,8 @@ void learn(const TttCommand& o) {
   refuse_to_replace(o.out, {o.file});
   refuse_to_replace_run(o.out, o.run);
   const TrainedModel model = load_trained(o.run);
-  const Adapted done = adapt(o.ttt, model, read_input(o.file), input_name(o.file), o.passes);
+  const Device device = training_device(model.config, o.device);
+  const Adapted done = adapt(o.ttt, model, device, read_input(o.file), input_name(o.file), o.passes);
   const DocumentAdapters::Saved saved = done.adapters->saved(0);
   save_safetensors(o.out, saved.tensors, {{"format", "pt"}, {"parameter_hash", model.parameter_hash}});
   if (!o.json)
@@ -28,6 +29,7 @@ void learn(const TttCommand& o) {
   write_out(show_json(OrderedJson{{"adapters", o.out},
                                   {"run", o.run},
                                   {"parameter_hash", model.parameter_hash},
+                                  {"device", device.kind == Device::cpu ? "cpu" : "cuda"},
                                   {"targets", done.targets},
                                   {"updates", done.updates},
                                   {"loss", done.loss}}) +
@@ -45,6 +47,7 @@ void add_ttt(Command& root) {
   c.integer("--passes N", o->passes, 1, 1 << 20, "how often the text is learnt (default: 1)");
   add_constants(c, o->ttt);
   c.text("--ttt-adapters FILE", o->ttt.adapters, "adapters to begin with");
+  add_device(c, o->device);
   c.flag("--json", o->json, "print one JSON object");
   c.examples(R"(  ingot ttt runs/a --file style.txt --out style.safetensors --passes 3
   ingot generate runs/a --adapters style.safetensors --prompt "Dear")");

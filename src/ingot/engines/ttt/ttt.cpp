@@ -510,6 +510,7 @@ Adapted adapt(const GptConfig& config, const GptWeights& weights, std::span<cons
       if (o.progress)
         o.progress(pass * work.targets + std::min(work.targets, (ci + 1) * o.chunk), passes * work.targets);
     }
+  gpu::synchronize(adaptation.device(), o.stream);  // who reads the adapters may have another stream
   done.loss = sum / double(work.targets);
   done.targets = work.targets, done.updates = done.adapters->updates();
   return done;

@@ -4,8 +4,10 @@
 #include <algorithm>
 
 #include "ingot/engines/ttt/adaptation_case.test.h"
+#include "ingot/io/safetensors.h"
 #include "ingot/models/gpt/device_weights.h"
 #include "ingot/testing/gpu_test.h"
+#include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
 namespace {
@@ -158,6 +160,46 @@ TEST_F(TttCuda, AnyOrderOfSumsChangesScoresByRoundingAlone) {
     any.documents = documents;
     EXPECT_LT(apart(k.on_gpu(any), fixed), of_rounding(k, false) + 0.15 * learnt) << documents << " side by side";
   }
+}
+
+TEST_F(TttCuda, WhatIsInexactIsThatOfTheCpu) {
+  const Text k(testing::small_golf(), kLengths);
+  for (const Inexact way : {Inexact::stale_keys, Inexact::chunk_gradients}) {
+    AdaptationOptions o = k.usual();
+    o.inexact = way;
+    AdaptationOptions still = o;
+    still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
+    const ChunkLosses want = k.on_cpu(o), got = k.on_gpu(o);
+    const double learnt = apart(want, k.on_cpu(still));
+    EXPECT_LT(apart(got, want), of_rounding(k, false) + 0.2 * learnt) << int(way);
+    std::printf("%d: apart %.4f, learnt %.4f\n", int(way), apart(got, want), learnt);
+  }
+}
+
+// Adapters that a GPU learnt take from the text's losses what those of the CPU do: both score it on the CPU, and learn
+// no more.
+TEST_F(TttCuda, LearnsATextAsTheCpuDoes) {
+  const Text k(testing::small_golf(), {45});
+  const testing::TemporaryDirectory dir;
+  const std::vector<int32_t> text(k.tokens.begin(), k.tokens.begin() + 45);
+  const Tensor exact(const_cast<double*>(k.memory.data()), k.flat.shape);
+  const DeviceWeights there(Tensor(const_cast<float*>(k.host.data()), k.flat.shape), kGpu, {});
+  AdaptationOptions o = k.usual(), still = o;
+  still.adapters.lr = 1e-30, still.adapters.weight_decay = 0;
+  const double before = adapt(k.config, exact, text, still).loss;
+  const auto after = [&](const GptWeights& weights, const std::string& name) {
+    const Adapted done = adapt(k.config, weights, text, o, 2);
+    EXPECT_EQ(done.updates, 22);
+    save_safetensors(dir.path() + name, done.adapters->saved(0).tensors);
+    const SafetensorsFile file(dir.path() + name);
+    AdaptationOptions with = still;
+    with.begin_from = &file;
+    return adapt(k.config, exact, text, with).loss;
+  };
+  const double cpu = after(exact, "/cpu.safetensors"), gpu = after(there.weights(), "/gpu.safetensors");
+  EXPECT_LT(cpu, 0.9 * before) << "the text is not learnt";
+  EXPECT_NEAR(gpu, cpu, 0.1 * (before - cpu));
+  std::printf("loss %.4f, learnt on the CPU %.4f, on the GPU %.4f\n", before, cpu, gpu);
 }
 
 // Rows of adapters that begin at no multiple of 16 bytes.

@@ -67,7 +67,7 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
 // Adapters that have learnt a text, all of it, to go on with: `tokens`, bos included where there is one, chunk by chunk
 // and `passes` times.
 struct Adapted {
-  std::unique_ptr<DocumentAdapters> adapters;  // of one document
+  std::unique_ptr<DocumentAdapters> adapters;  // of one document, where the weights are
   double loss = 0;                             // mean of the first pass, each chunk scored before it was learnt from
   int64_t targets = 0, updates = 0;
 };

@@ -10,9 +10,10 @@ namespace ingot {
 std::unique_ptr<Decoder> make_decoder(const GptConfig& config, const Tensor& weights, bool looping, Products products,
                                       int64_t slots = 1, const GptAdapters* adapters = nullptr);
 
-// The same on a GPU, which holds copies of the weights (f32, in host memory). A token of one slot is a CUDA graph with
-// the draw in it; with bias, `allowed` or logprobs logits come to the host.
+// The same on a GPU, which holds copies of the weights (f32, in host memory); adapters lie there, in the products'
+// type. A token of one slot is a CUDA graph with the draw in it; with bias, `allowed` or logprobs logits come to the
+// host.
 std::unique_ptr<Decoder> make_device_decoder(const GptConfig& config, const Tensor& weights, bool looping,
-                                             Device device, int64_t slots = 1);
+                                             Device device, int64_t slots = 1, const GptAdapters* adapters = nullptr);
 
 }  // namespace ingot

@@ -17,14 +17,21 @@ namespace {
 
 class DeviceGptDecoder final : public HostDecoder {
  public:
-  DeviceGptDecoder(const GptConfig& c, const Tensor& weights, bool looping, Device device, int64_t slots)
+  DeviceGptDecoder(const GptConfig& c, const Tensor& weights, bool looping, Device device, int64_t slots,
+                   const GptAdapters* adapters)
       : HostDecoder(slots),
         config_(c),
         device_(device),
         own_stream_(stream_on(device)),
         stream_(*own_stream_),
         weights_(weights, device, stream_),
-        model_(c, gpt_types(device), {.capacity = c.context, .looping = looping, .device = device, .stream = stream_}),
+        adapters_(adapters != nullptr ? *adapters : GptAdapters()),
+        model_(c, gpt_types(device),
+               {.capacity = c.context,
+                .looping = looping,
+                .max_adapter_rank = adapters != nullptr ? adapters->head.a.size(1) : 0,
+                .device = device,
+                .stream = stream_}),
         cache_(c, model_.program(), slots, c.context, gpt_types(device).compute, gpu::memory_of(device)),
         memory_(device_bytes(c), gpu::memory_of(device)),
         pinned_(kWords * Arena::aligned(DType::i32, {1}) + Arena::aligned(DType::i32, {1}), gpu::pinned_memory()),
@@ -59,6 +66,7 @@ class DeviceGptDecoder final : public HostDecoder {
            Arena::aligned(DType::f32, {c.vocab});
   }
 
+  const GptAdapters* adapters() const { return adapters_.applications.empty() ? nullptr : &adapters_; }
   void start(int slot) override { cache_.truncate(slot, 0); }
   int64_t held(int slot) const override { return cache_.length(slot); }
   int64_t cut(int slot, int64_t length) override {
@@ -87,7 +95,7 @@ class DeviceGptDecoder final : public HostDecoder {
     Arena room;
     if (count > 1) room = Arena(Arena::aligned(DType::f32, {count, config_.vocab}), gpu::memory_of(device_));
     const Tensor there = count > 1 ? room.take(DType::f32, {count, config_.vocab}) : logits_;
-    model_.extend(weights_.weights(), batch, {slot}, cache_, Tensor(wanted.data(), {count}), there);
+    model_.extend(weights_.weights(), batch, {slot}, cache_, Tensor(wanted.data(), {count}), there, adapters());
     host_logits_.resize(size_t(count * config_.vocab));
     const Tensor here(host_logits_.data(), {count, config_.vocab});
     copy({.from = there, .to = here}, stream_);
@@ -144,7 +152,7 @@ class DeviceGptDecoder final : public HostDecoder {
                            .cu_seqlens = cu,
                            .host_positions = next_.slice(0, kPosition, kPosition + 1),
                            .host_cu_seqlens = Tensor(host_cu, {2})};
-    model_.next(weights_.weights(), batch, slot, cache_, cached, logits_);
+    model_.next(weights_.weights(), batch, slot, cache_, cached, logits_, adapters());
     sample({.logits = logits_.slice(1, 0, vocab),
             .tokens = drawn_,
             .options = o,
@@ -159,6 +167,7 @@ class DeviceGptDecoder final : public HostDecoder {
   std::unique_ptr<gpu::OwnedStream> own_stream_;  // the default stream cannot be recorded
   Stream stream_;
   DeviceWeights weights_;
+  GptAdapters adapters_;
   Gpt model_;
   GptCache cache_;
   Arena memory_, pinned_;
@@ -171,8 +180,8 @@ class DeviceGptDecoder final : public HostDecoder {
 }  // namespace
 
 std::unique_ptr<Decoder> make_device_decoder(const GptConfig& config, const Tensor& weights, bool looping,
-                                             Device device, int64_t slots) {
-  return std::make_unique<DeviceGptDecoder>(config, weights, looping, device, slots);
+                                             Device device, int64_t slots, const GptAdapters* adapters) {
+  return std::make_unique<DeviceGptDecoder>(config, weights, looping, device, slots, adapters);
 }
 
 }  // namespace ingot

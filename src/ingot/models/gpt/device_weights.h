@@ -1,8 +1,9 @@
 #pragma once
-// Weights in host memory as a model on another device reads them.
+// Weights and adapters in host memory as a model on another device reads them.
 #include "ingot/core/arena.h"
 #include "ingot/gpu/allocator.h"
 #include "ingot/kernels/copy/copy.h"
+#include "ingot/models/gpt/adapters.h"
 #include "ingot/models/gpt/call.h"
 #include "ingot/models/gpt/parameters.h"
 
@@ -25,6 +26,29 @@ class DeviceWeights {
  private:
   Arena memory_;
   GptWeights weights_;
+};
+
+// One document's adapters (numbers) f32: on the CPU the given tensor itself; on a GPU a copy in the products' type.
+class DeviceAdapters {
+ public:
+  DeviceAdapters(const AdapterLayout& layout, const Tensor& flat, Device device, Stream stream) {
+    const Shape one{1, flat.numel()};
+    if (device.kind == Device::cpu) {
+      views_ = layout.views(flat.reshape(one));
+      return;
+    }
+    const GptTypes types = gpt_types(device);
+    memory_ = Arena(Arena::aligned(flat.dtype, one) + Arena::aligned(types.compute, one), gpu::memory_of(device));
+    const Tensor same = memory_.take(flat.dtype, one), narrow = memory_.take(types.compute, one);
+    copy({.from = flat.reshape(one), .to = same}, stream);
+    copy({.from = same, .to = narrow}, stream);
+    views_ = layout.views(narrow);
+  }
+  const GptAdapters& views() const { return views_; }
+
+ private:
+  Arena memory_;
+  GptAdapters views_;
 };
 
 // Weights that stay as they are. Grouped queries lie in another bank of matrices than keys and values: a GPU, which

@@ -560,41 +560,30 @@ void Gpt::Impl::head_logits(const detail::CallContext& call, const GptWeights& w
   const int32_t* row = rows.ptr<int32_t>();
   rmsnorm({.x = x, .w = get(weights, final_norm), .y = f, .eps = config.norm_eps}, options.stream);
   const Tensor w = get(weights, head != nullptr ? head : table);
+  const auto product = [&](const Tensor& in, const Tensor& matrix, const Tensor& out, bool add) {
+    const Tensor& workspace = buffers.linear_workspace;
+    if (out.dtype == in.dtype)
+      linear({.x = in, .w = matrix, .y = out, .accumulate = add, .products = options.products, .workspace = workspace},
+             options.stream);
+    else
+      matmul({.a = in, .b = matrix, .c = out, .transpose_b = true, .beta = add ? 1.0 : 0.0, .workspace = workspace},
+             options.stream);
+  };
   for (int64_t i = 0; i < N; ++i) {
     INGOT_CHECK(row[i] >= 0 && row[i] < call.tokens, "gpt: found row ", row[i], ", expected 0 to ", call.tokens - 1);
     const Tensor fi = f.slice(0, row[i], row[i] + 1), li = logits.slice(0, i, i + 1);
     Tensor in = fi;
     if (head_proj != nullptr) {
       in = view(buffers.head_in, {1, config.embed_dim});
-      linear({.x = fi,
-              .w = get(weights, head_proj),
-              .y = in,
-              .products = options.products,
-              .workspace = buffers.linear_workspace},
-             options.stream);
+      product(fi, get(weights, head_proj), in, false);
     }
-    if (li.dtype == in.dtype)
-      linear({.x = in, .w = w, .y = li, .products = options.products, .workspace = buffers.linear_workspace},
-             options.stream);
-    else
-      matmul({.a = in, .b = w, .c = li, .transpose_b = true, .workspace = buffers.linear_workspace}, options.stream);
+    product(in, w, li, false);
     if (call.adapters != nullptr && call.adapters->head.a) {
       int64_t s = 0;
       while (call.cu[size_t(s) + 1] <= row[i]) ++s;
       const Tensor low = view(buffers.head_low, {1, call.adapters->head.a.size(1)});
-      linear({.x = fi,
-              .w = call.adapters->head.a.row(s),
-              .y = low,
-              .products = options.products,
-              .workspace = buffers.linear_workspace},
-             options.stream);
-      linear({.x = low,
-              .w = call.adapters->head.b.row(s),
-              .y = li,
-              .accumulate = true,
-              .products = options.products,
-              .workspace = buffers.linear_workspace},
-             options.stream);
+      product(fi, call.adapters->head.a.row(s), low, false);
+      product(low, call.adapters->head.b.row(s), li, true);
     }
   }
   if (config.softcap > 0) softcap({.x = logits, .y = logits, .cap = config.softcap}, options.stream);
@@ -762,10 +751,10 @@ void Gpt::extend(const GptWeights& weights, const TokenBatch& batch, const std::
 }
 
 void Gpt::next(const GptWeights& weights, const TokenBatch& batch, int64_t sequence, GptCache& cache,
-               const Tensor& cached_cu, const Tensor& logits) {
+               const Tensor& cached_cu, const Tensor& logits, const GptAdapters* adapters) {
   Impl& m = *impl_;
   const std::vector<int64_t> sequences{sequence};
-  detail::CallContext call = m.context(batch, nullptr, nullptr);
+  detail::CallContext call = m.context(batch, adapters, nullptr);
   const CachedSegments cached{cache, sequences};
   call.cached = &cached;
   call.cached_cu = cached_cu;

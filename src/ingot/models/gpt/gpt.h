@@ -51,7 +51,7 @@ class Gpt {
   // that a graph of this call may be replayed: the batch's token and position, cached_cu (1, 2, 2) {{0, 1}, {0, n + 1}}
   // of the n tokens so far. Nothing is checked, and the cache is not told. logits (1, V), f32 too.
   void next(const GptWeights& weights, const TokenBatch& batch, int64_t sequence, GptCache& cache,
-            const Tensor& cached_cu, const Tensor& logits);
+            const Tensor& cached_cu, const Tensor& logits, const GptAdapters* adapters = nullptr);
 
  private:
   struct Impl;

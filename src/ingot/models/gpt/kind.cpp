@@ -1,7 +1,8 @@
 // Models of `ingot train`, for the registry.
+#include "ingot/gpu/device.h"
 #include "ingot/io/file.h"
-#include "ingot/models/gpt/adapters.h"
 #include "ingot/models/gpt/decoder.h"
+#include "ingot/models/gpt/device_weights.h"
 #include "ingot/models/gpt/place.h"
 #include "ingot/models/gpt/trained.h"
 #include "ingot/models/registry.h"
@@ -13,31 +14,31 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
   if (o.layers > 0)
     fail(ErrorCode::usage, "--layers: found ", o.layers, ", expected none with a model of `ingot train`");
   struct Held : TrainedModel {
-    std::vector<float> adapters;
+    std::vector<float> numbers;
+    std::unique_ptr<DeviceAdapters> adapters;
   };
   auto trained = std::make_shared<Held>();
   static_cast<TrainedModel&>(*trained) = load_trained(path);
-  GptAdapters adapters;
+  const GptPlace place = place_of_gpt(trained->config, o.device);
+  const GptAdapters* adapters = nullptr;
   if (!o.adapters.empty()) {
     const SafetensorsFile file(o.adapters);
     require_adapters_of(*trained, file);
     const AdapterLayout layout(trained->config, layer_program(trained->config, trained->looping), adapter_rank(file));
-    trained->adapters.resize(size_t(layout.numbers()));
-    const Tensor flat(trained->adapters.data(), {layout.numbers()});
+    trained->numbers.resize(size_t(layout.numbers()));
+    const Tensor flat(trained->numbers.data(), {layout.numbers()});
     read_adapters(file, layout, flat);
-    adapters = layout.views(flat.reshape({1, layout.numbers()}));
+    trained->adapters = std::make_unique<DeviceAdapters>(layout, flat, place.device, Stream());
+    gpu::synchronize(place.device, {});  // the decoder has a stream of its own
+    adapters = &trained->adapters->views();
   }
   OpenedModel m;
-  const GptPlace place = place_of_gpt(trained->config, o.adapters.empty() ? o.device : DeviceChoice::cpu);
-  if (!o.adapters.empty() && o.device == DeviceChoice::cuda)
-    fail(ErrorCode::unsupported,
-         "device cuda: found --adapters, which run on the CPU only, expected device auto or cpu");
   m.note = place.note;
   if (place.device.kind == Device::cuda)
-    m.decoder = make_device_decoder(trained->config, trained->weights, trained->looping, place.device, o.slots);
+    m.decoder =
+        make_device_decoder(trained->config, trained->weights, trained->looping, place.device, o.slots, adapters);
   else
-    m.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, o.slots,
-                             o.adapters.empty() ? nullptr : &adapters);
+    m.decoder = make_decoder(trained->config, trained->weights, trained->looping, trained->products, o.slots, adapters);
   if (trained->tokenizer->bos() >= 0) m.end_ids.push_back(trained->tokenizer->bos());
   m.weight_bytes = trained->weights.bytes();
   m.memory = trained;
