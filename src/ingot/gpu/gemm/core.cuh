@@ -11,10 +11,9 @@
 //     using Epilogue = gemm::Store<bf16>;                            what becomes of the sums: epilogue.cuh
 //     gemm::launch<MyProduct>("my_op", {.a = A::params<2>("my_op: x", x), .b = ..., .schedule = Schedule::of(...),
 //                             .epilogue = ...}, device, stream);
-// Each of the four may be the room's own, if it has the members that those headers name. An A in registers (weights
-// decoded on the way) has `static constexpr bool kInRegisters = true` and
-//     fragments(params, stage_a, step, row_block, k, uint32_t (&a)[4])      what wgmma takes for 16 k (ptx/wgmma.cuh)
-// linear/core_product.cuh is the plainest user; swiglu/gated.cuh has two products in a tile, in K and in a batch.
+// Each of the four may be the room's own, if it has the members that those headers name. linear/core_product.cuh is the
+// plainest user; swiglu/gated.cuh has two products in a tile, in K and in a batch. Weights that are decoded on their
+// way have a kernel of their own on this ring of stages, kernels/grouped (docs/matrix-products.md says why).
 //
 // Each sum is formed by one thread in one order, so results repeat bit for bit.
 #include <cstdint>
@@ -61,11 +60,6 @@ template <class Op> struct Arguments {
   typename Op::Epilogue::Params epilogue;
 };
 
-template <class Source> constexpr bool in_registers() {
-  if constexpr (requires { Source::kInRegisters; }) return Source::kInRegisters;
-  return false;
-}
-
 // Where this block stands: tiles go to clusters.
 template <class Op> struct BlockAt {
   static constexpr int kCluster = Op::kTile.cluster;
@@ -96,8 +90,7 @@ template <class Op> struct Sums {
 
 // d (+)= one stage, issued and not waited for.
 template <class Op>
-__device__ __forceinline__ void multiply(Sums<Op>& sums, const Arguments<Op>& p, uint32_t a, uint32_t b,
-                                         uint32_t row_block, uint32_t step) {
+__device__ __forceinline__ void multiply(Sums<Op>& sums, uint32_t a, uint32_t b, uint32_t row_block, uint32_t step) {
   using T = typename Op::Type;
   using tile::Swizzle;
   constexpr int kN = Op::kTile.n;
@@ -108,21 +101,15 @@ __device__ __forceinline__ void multiply(Sums<Op>& sums, const Arguments<Op>& p,
 #pragma unroll
     for (int r = 0; r < Sums<Op>::kBlocks; ++r) {
       const uint64_t of_b = tile::operand<kB, Swizzle::b128>(b, k, kPanelBytes);
-      if constexpr (in_registers<typename Op::A>()) {
-        uint32_t fragment[4];
-        Op::A::fragments(p.a, a, step, row_block + r, k, fragment);
-        ptx::wgmma<T, kN, kB>(sums.d[r], fragment, of_b, step > 0 || k > 0);
-      } else {
-        const uint64_t of_a = tile::operand<kA, Swizzle::b128>(a + (row_block + r) * kPanelBytes, k, kPanelBytes);
-        ptx::wgmma<T, kN, kA, kB>(sums.d[r], of_a, of_b, step > 0 || k > 0);
-      }
+      const uint64_t of_a = tile::operand<kA, Swizzle::b128>(a + (row_block + r) * kPanelBytes, k, kPanelBytes);
+      ptx::wgmma<T, kN, kA, kB>(sums.d[r], of_a, of_b, step > 0 || k > 0);
     }
   ptx::wgmma_commit_group();
 }
 
 // All of a tile's products. A stage is handed back when the next one's products are under way.
 template <class Op>
-__device__ __forceinline__ void multiply_tile(Sums<Op>& sums, const Arguments<Op>& p, Memory<Op>& m, uint32_t steps,
+__device__ __forceinline__ void multiply_tile(Sums<Op>& sums, Memory<Op>& m, uint32_t steps,
                                               typename Memory<Op>::Pipe::Cursor& at, uint32_t row_block,
                                               const Turns<Op::kTile.team>& turns) {
   using Pipe = typename Memory<Op>::Pipe;
@@ -132,7 +119,7 @@ __device__ __forceinline__ void multiply_tile(Sums<Op>& sums, const Arguments<Op
   uint32_t before = 0;
   for (uint32_t step = 0; step < steps; ++step, at.advance()) {
     Pipe::wait(m.pipe, at);
-    multiply<Op>(sums, p, ptx::shared_address(m.a[at.stage]), ptx::shared_address(m.b[at.stage]), row_block, step);
+    multiply<Op>(sums, ptx::shared_address(m.a[at.stage]), ptx::shared_address(m.b[at.stage]), row_block, step);
     ptx::wgmma_wait_group<1>();
     if (step > 0) Pipe::release(m.pipe, before);
     before = at.stage;
@@ -177,7 +164,7 @@ __device__ __forceinline__ void consume(const Arguments<Op>& p, Memory<Op>& m, c
 #pragma unroll
       for (int i = 0; i < Sums<Op>::kBlocks * Op::kTile.n / 2; ++i)
         sums.d[i / (Op::kTile.n / 2)][i % (Op::kTile.n / 2)] = 0;
-    multiply_tile<Op>(sums, p, m, t.k_steps, at, row_block, turns);
+    multiply_tile<Op>(sums, m, t.k_steps, at, row_block, turns);
 #pragma unroll
     for (int r = 0; r < Sums<Op>::kBlocks; ++r)
       epilogue(sums.d[r], {t.batch, block.row(t) + (row_block + r) * 64 + warp % 4 * kWarpRows, t.m_end, t.n});
