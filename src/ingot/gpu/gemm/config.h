@@ -29,11 +29,11 @@ inline int pick_tile(const Problem& p, std::span<const Tile> tiles, int64_t sms)
 }
 
 // Over a long K, of operands far beyond L2, the core waits for an H100's memory (`memory`: of its pins, bytes a
-// second): 520 TFLOP/s where cuBLASLt makes 740, of 8,192 x 4,096 over 22,016 and 22,016 x 4,096 over 8,192. An H200's
-// is enough.
+// second): 520 TFLOP/s where cuBLASLt makes 740, of 8,192 x 4,096 over 22,016 and 22,016 x 4,096 over 8,192; 624 for
+// 671 of 98,304 x 512 over 2,048. An H200's is enough.
 inline bool waits_for_memory(const Problem& p, double memory) {
   constexpr double kEnough = 4e12;
-  constexpr int64_t kLong = 8192, kFarBeyondL2 = 300'000'000;
+  constexpr int64_t kLong = 2048, kFarBeyondL2 = 300'000'000;
   return memory < kEnough && p.k >= kLong && 2 * p.batch * p.k * (p.m + p.n) >= kFarBeyondL2;
 }
 

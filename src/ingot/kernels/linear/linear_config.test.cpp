@@ -20,11 +20,12 @@ TEST(LinearConfig, TheCoreTakesProductsThatFillTheGpu) {
   EXPECT_FALSE(core_is_faster({128256, 4096, 4096}, false, int64_t(128256) * 4096 * 4, 132, kH200));  // sums beyond L2
 }
 TEST(LinearConfig, LongProductsFarBeyondL2WantFastMemory) {
-  for (const gemm::Problem& p : {gemm::Problem{8192, 4096, 22016}, {22016, 4096, 8192}}) {
+  for (const gemm::Problem& p : {gemm::Problem{8192, 4096, 22016}, {22016, 4096, 8192}, {98304, 512, 2048}}) {
     EXPECT_TRUE(core_is_faster(p, false, 0, 132, kH200));
     EXPECT_FALSE(core_is_faster(p, false, 0, 132, kH100));
   }
   EXPECT_TRUE(core_is_faster({8192, 22016, 4096}, false, 0, 132, kH100));  // rows of A stay in L2
+  EXPECT_TRUE(core_is_faster({98304, 2048, 512}, false, 0, 132, kH100));
   EXPECT_TRUE(core_is_faster({4096, 4096, 13824}, false, 0, 132, kH100));
   EXPECT_TRUE(core_is_faster({16384, 512, 8192}, false, 0, 132, kH100));  // and so does B
   EXPECT_FALSE(core_is_faster({4096, 4096, 128256}, false, 0, 132, kH200));
