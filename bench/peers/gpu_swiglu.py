@@ -8,6 +8,7 @@ Forward is inference. Forward + backward keeps gate and up, and gives dx, dWg an
 products: 4 M d H operations forward, 12 M d H with backward, 6 and 18 of the whole MLP; the bare product of a training step is three of
 the forward's size. Liger has rows of its own beside PyTorch, as torch.compile tunes each row for most of a minute.
 """
+import ctypes
 import dataclasses
 
 import torch
@@ -62,6 +63,13 @@ def without_results(call):
     return step
 
 
+def gate_backward(native, case, kept, dh):
+    """dgate and dup over gate and up."""
+    none = pointer(None)
+    native.gate(case.dtype.encode(), pointer(kept), none, none, pointer(dh), pointer(kept), none, case.rows, case.hidden, 1,
+                ctypes.c_double(0), ctypes.c_double(1), ctypes.c_double(0), none, stream())
+
+
 class Buffers:
     def __init__(self, case, l2_bytes):
         self.case = case
@@ -74,9 +82,9 @@ class Buffers:
         self.down = [new(c, h) * h**-0.5 for _ in range(self.sets)] if case.whole else None
         self.w = [new(*((c, 2 * h) if self.columns else (2 * h, c))) * c**-0.5 for _ in range(self.sets)]
         nan = lambda *s: torch.full(s, float("nan"), device="cuda", dtype=dtype)  # noqa: E731
-        self.h, self.gate, self.up, self.dx = nan(m, h), nan(m, h), nan(m, h), nan(m, c)
+        self.h, self.kept, self.dx = nan(m, h), nan(m, 2 * h), nan(m, c)
         self.dw = torch.full_like(self.w[0], float("nan"))
-        self.workspace = torch.empty(2 * m * h * dtype.itemsize + (33 << 20), dtype=torch.uint8, device="cuda")
+        self.workspace = torch.empty(2 * m * h * dtype.itemsize + (33 << 20), dtype=torch.uint8, device="cuda")  # most of it: forward of few rows
 
     def halves(self, w):
         return w.chunk(2, 1 if self.columns else 0)
@@ -87,13 +95,14 @@ class Buffers:
         def call(i):
             i %= self.sets
             wg, wu = self.halves(self.w[i])
-            kept = (self.gate, self.up) if case.training else (None, None)
-            sizes = (case.rows, case.channels, case.hidden, self.w[i].stride(0), int(self.columns))
+            kept = self.kept.chunk(2, 1) if case.training else (None, None)
+            sizes = (case.rows, case.channels, case.hidden, self.w[i].stride(0), 2 * case.hidden, int(self.columns))
             native.gated_linear(name, pointer(self.x[i]), pointer(wg), pointer(wu), pointer(self.h), *map(pointer, kept), *sizes,
                                 pointer(self.workspace), self.workspace.numel(), stream())
             if case.training:
                 dwg, dwu = self.halves(self.dw)
-                native.gated_linear_backward(name, pointer(self.dh[i]), pointer(self.x[i]), pointer(wg), pointer(wu), *map(pointer, kept),
+                gate_backward(native, case, self.kept, self.dh[i])
+                native.gated_linear_backward(name, pointer(None), pointer(self.x[i]), pointer(wg), pointer(wu), *map(pointer, kept),
                                              pointer(self.dx), pointer(dwg), pointer(dwu), *sizes,
                                              pointer(self.workspace), self.workspace.numel(), stream())
         return call
@@ -153,7 +162,9 @@ class Whole(Buffers):
     def __init__(self, case, l2_bytes):
         super().__init__(case, l2_bytes)
         self.workspace = None
-        self.room = 2 * case.rows * case.hidden * DTYPES[case.dtype].itemsize + (33 << 20)  # two tensors like h, and cuBLASLt's
+        self.room = 33 << 20  # cuBLASLt's, and gate and up where they are not kept
+        if not case.training:
+            self.room += 2 * case.rows * case.hidden * DTYPES[case.dtype].itemsize
 
     def results(self, native, i):
         """(y,), or (y, dx, [dWg | dWu], dWd)."""
@@ -161,10 +172,11 @@ class Whole(Buffers):
         x, w, down, dy = self.x[i], self.w[i], self.down[i], self.dh[i]
         wg, wu = self.halves(w)
         h = x.new_empty(case.rows, case.hidden)
-        kept = (torch.empty_like(h), torch.empty_like(h)) if case.training else (None, None)
-        sizes = (case.rows, case.channels, case.hidden, w.stride(0), 0)
+        kept = h.new_empty(case.rows, 2 * case.hidden) if case.training else None
+        halves = kept.chunk(2, 1) if case.training else (None, None)
+        sizes = (case.rows, case.channels, case.hidden, w.stride(0), 2 * case.hidden, 0)
         workspace = x.new_empty(self.room, dtype=torch.uint8)  # where one kernel does it all, it is not used
-        native.gated_linear(name, pointer(x), pointer(wg), pointer(wu), pointer(h), *map(pointer, kept), *sizes, pointer(workspace),
+        native.gated_linear(name, pointer(x), pointer(wg), pointer(wu), pointer(h), *map(pointer, halves), *sizes, pointer(workspace),
                             workspace.numel(), stream())
         del workspace
         y = torch.mm(h, down.t())
@@ -172,10 +184,12 @@ class Whole(Buffers):
             return (y,)
         dh, ddown = torch.mm(dy, down), torch.mm(dy.t(), h)
         del h
+        gate_backward(native, case, kept, dh)
+        del dh
         dx, dw = torch.empty_like(x), torch.empty_like(w)
         dwg, dwu = self.halves(dw)
         workspace = x.new_empty(self.room, dtype=torch.uint8)
-        native.gated_linear_backward(name, pointer(dh), pointer(x), pointer(wg), pointer(wu), *map(pointer, kept), pointer(dx), pointer(dwg),
+        native.gated_linear_backward(name, pointer(None), pointer(x), pointer(wg), pointer(wu), *map(pointer, halves), pointer(dx), pointer(dwg),
                                      pointer(dwu), *sizes, pointer(workspace), workspace.numel(), stream())
         return y, dx, dw, ddown
 

@@ -1,4 +1,8 @@
-"""Gates, alone and with the products before them, as PyTorch sees them (see _op)."""
+"""Gates, alone and with the products before them, as PyTorch sees them (see _op).
+
+Of a gated linear, gate and up are kept for the backward pass as the halves of one tensor, `kept`, in the order of weights that are halves:
+up first where theirs is. Their gradients are as large, and where nobody reads kept again they are written over it.
+"""
 import torch
 
 from . import _C, _plain
@@ -107,65 +111,70 @@ def _hidden(w, w_up, columns):
     return both // 2 if w_up is None else both
 
 
+def _kept_order(order):
+    return order if order == GATE_ORDERS["gate_second"] else GATE_ORDERS["gate_first"]
+
+
+def _empty_kept(h):
+    return h.new_empty((*h.shape[:-1], 2 * h.shape[-1]))
+
+
 def run_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep):
-    """(h, gate, up) of x (..., C); gate and up None unless they are to be kept."""
+    """(h, kept) of x (..., C); kept None unless it is asked for."""
     _check(x, w=w, up=w_up, bias=bias, up_bias=up_bias)
     if _narrow_on_cpu(x):
         return _rounded(x.dtype, run_gated_linear(*_wide(x, w, w_up, bias, up_bias), order, columns, limit, alpha, up_offset, cubic, keep))
     x, w, w_up = as_rows(x), as_rows(w), as_rows(w_up)
     h = x.new_empty((*x.shape[:-1], _hidden(w, w_up, columns)))
-    gate, up = (torch.empty_like(h), torch.empty_like(h)) if keep else (None, None)
+    kept = _empty_kept(h) if keep else None
     order = order if w_up is None else _SEPARATE
-    _C.gated_linear(x, w, w_up, dense(bias), dense(up_bias), h, gate, up, order, columns, limit, alpha, up_offset, cubic)
-    return h, gate, up
+    _C.gated_linear(x, w, w_up, dense(bias), dense(up_bias), h, kept, order, columns, limit, alpha, up_offset, cubic)
+    return h, kept
 
 
-def run_gated_linear_backward(dh, x, w, w_up, bias, up_bias, gate, up, order, columns, limit, alpha, up_offset, cubic, *needs):
-    """(dx, dw, dw_up, dbias, dup_bias), None for what is not needed. gate and up without elements are formed again."""
+def run_gated_linear_backward(dkept, x, w, w_up, bias, up_bias, order, columns, *needs):
+    """(dx, dw, dw_up, dbias, dup_bias) of the gradients of gate and up, which lie as those do in kept; None for what is not needed."""
     if _narrow_on_cpu(x):
-        wide = _wide(dh, x, w, w_up, bias, up_bias, gate, up)
-        return _rounded(x.dtype, run_gated_linear_backward(*wide, order, columns, limit, alpha, up_offset, cubic, *needs))
-    dh, x, w, w_up = as_rows(dh), as_rows(x), as_rows(w), as_rows(w_up)
-    if gate.numel() == 0:
-        gate = up = None
+        wide = _wide(dkept, x, w, w_up, bias, up_bias)
+        return _rounded(x.dtype, run_gated_linear_backward(*wide, order, columns, *needs))
+    dkept, x, w, w_up = as_rows(dkept), as_rows(x), as_rows(w), as_rows(w_up)
     if w_up is not None:  # the two weights' gradients are one kernel's, and so are the biases'
         needs = needs[0], *(needs[1] or needs[2],) * 2, *(needs[3] or needs[4],) * 2
     dx, dw, dw_up, db, db_up = (empty_rows(t) if t is not None and need else None for t, need in zip((x, w, w_up, bias, up_bias), needs))
     order = order if w_up is None else _SEPARATE
-    _C.gated_linear_backward(dh, x, w, w_up, dense(bias), dense(up_bias), gate, up, dx, dw, dw_up, db, db_up, order, columns, limit, alpha,
-                             up_offset, cubic)
+    _C.gated_linear_backward(None, x, w, w_up, None, None, dkept, dx, dw, dw_up, db, db_up, order, columns, 0.0, 1.0, 0.0, 0.0)
     return dx, dw, dw_up, db, db_up
 
 
 def _op_gated_linear(x, *arguments):
-    h, gate, up = run_gated_linear(x, *arguments)
-    return h, or_nothing(gate, x), or_nothing(up, x)
+    h, kept = run_gated_linear(x, *arguments)
+    return h, or_nothing(kept, x)
 
 
 def _fake_gated_linear(x, w, w_up, bias, up_bias, order, columns, limit, alpha, up_offset, cubic, keep):
     h = x.new_empty((*x.shape[:-1], _hidden(w, w_up, columns)))
-    return (h, *(torch.empty_like(h) if keep else x.new_empty(0) for _ in range(2)))
+    return h, _empty_kept(h) if keep else x.new_empty(0)
 
 
-def _op_gated_linear_backward(dh, x, *arguments):
+def _op_gated_linear_backward(dkept, x, *arguments):
     needs = arguments[-5:]
-    return tuple(or_nothing(t if need else None, x) for t, need in zip(run_gated_linear_backward(dh, x, *arguments), needs))
+    return tuple(or_nothing(t if need else None, x) for t, need in zip(run_gated_linear_backward(dkept, x, *arguments), needs))
 
 
-def _fake_gated_linear_backward(dh, x, w, w_up, bias, up_bias, gate, up, *options):
+def _fake_gated_linear_backward(dkept, x, w, w_up, bias, up_bias, *options):
     return tuple(fake_rows(t) if t is not None and need else x.new_empty(0) for t, need in zip((x, w, w_up, bias, up_bias), options[-5:]))
 
 
-def _gated_linear_backward_formula(dh, x, w, w_up, bias, up_bias, gate, up, *options):
-    return gradients(lambda *operands: _plain.gated_linear(*operands, *options[:-5]), (x, w, w_up, bias, up_bias), options[-5:], (dh,))
+def _gated_linear_backward_formula(dkept, x, w, w_up, bias, up_bias, order, columns, *needs):
+    return gradients(lambda *operands: _plain.gate_and_up(*operands, order, columns), (x, w, w_up, bias, up_bias), needs, (dkept,))
 
 
 _GATED_OPERANDS = "Tensor x, Tensor w, Tensor? w_up, Tensor? bias, Tensor? up_bias"
 _GATED_OPTIONS = "int order, bool columns, float limit, float alpha, float up_offset, float cubic"
 
 gated_linear_backward_op = register(
-    f"gated_linear_backward(Tensor dh, {_GATED_OPERANDS}, Tensor gate, Tensor up, {_GATED_OPTIONS}, bool need_dx, bool need_dw, bool need_dw_up, "
-    "bool need_db, bool need_db_up) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"gated_linear_backward(Tensor dkept, {_GATED_OPERANDS}, int order, bool columns, bool need_dx, bool need_dw, bool need_dw_up, bool need_db, "
+    "bool need_db_up) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _op_gated_linear_backward,
     _fake_gated_linear_backward,
     **again(_gated_linear_backward_formula),
@@ -173,42 +182,95 @@ gated_linear_backward_op = register(
 
 
 def _setup_gated_linear(ctx, inputs, output):
-    ctx.options = inputs[5:-1]
+    *ctx.options, ctx.keep = inputs[5:]
     ctx.there = [t is not None for t in inputs[:5]]
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:5], output[1], output[2])
+    ctx.save_for_backward(*inputs[:5], output[1])
 
 
-def _gated_linear_gradients(ctx, dh, run):
-    """Of all twelve arguments."""
-    if dh is None:
+def _gated_linear_gradients(ctx, dh, dkept):
+    """Of all twelve arguments. dkept: what the derivative of a first backward pass, which read kept, gives for it."""
+    *operands, kept = ctx.saved_tensors
+    order, columns, *numbers = ctx.options
+    found = dkept if ctx.keep else None
+    if dh is not None:
+        if not ctx.keep:
+            kept = gated_linear_op(*operands, *ctx.options, True)[1]
+        of_h = swiglu_gate_backward_op(dh, kept, None, _kept_order(order), *numbers)[0]
+        found = of_h if found is None else found + of_h
+    if found is None:
         return (None,) * 12
     needs = [there and need for there, need in zip(ctx.there, ctx.needs_input_grad)]
-    found = run(dh, *ctx.saved_tensors, *ctx.options, *needs)
+    found = gated_linear_backward_op(found, *operands, order, columns, *needs)
     return (*(t if wanted else None for t, wanted in zip(found, needs)), *(None,) * 7)
 
 
 gated_linear_op = register(
-    f"gated_linear({_GATED_OPERANDS}, {_GATED_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor)",
+    f"gated_linear({_GATED_OPERANDS}, {_GATED_OPTIONS}, bool keep) -> (Tensor, Tensor)",
     _op_gated_linear,
     _fake_gated_linear,
-    lambda ctx, dh, dgate, dup: _gated_linear_gradients(ctx, dh, gated_linear_backward_op),
+    _gated_linear_gradients,
     _setup_gated_linear,
 )
 
 
-class _GatedLinear(torch.autograd.Function):
+# Eager training: two nodes, so that autograd lets go of dh before there are dx and dw. Both results are one kernel's: h waits in a list for
+# the node that it belongs to.
+
+
+class _KeptOfGatedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *arguments):
-        h, gate, up = run_gated_linear(*arguments, True)
-        ctx.options = arguments[5:]
+    def forward(ctx, held, *arguments):
+        h, kept = run_gated_linear(*arguments, True)
+        held.append(h)
+        ctx.options = arguments[5:7]
         ctx.there = [t is not None for t in arguments[:5]]
-        ctx.save_for_backward(*arguments[:5], gate, up)
-        return h
+        ctx.save_for_backward(*arguments[:5])
+        return kept
+
+    @knowing_whether_recorded
+    def backward(ctx, recorded, dkept):
+        needs = [there and need for there, need in zip(ctx.there, ctx.needs_input_grad[1:])]
+        run = gated_linear_backward_op if recorded else run_gated_linear_backward
+        found = run(dkept, *ctx.saved_tensors, *ctx.options, *needs)
+        return None, *(t if wanted else None for t, wanted in zip(found, needs)), *(None,) * 6
+
+
+class _GateOfKept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, held, kept, *options):
+        ctx.options = options
+        ctx.save_for_backward(kept)
+        return held.pop()
 
     @knowing_whether_recorded
     def backward(ctx, recorded, dh):
-        return _gated_linear_gradients(ctx, dh, gated_linear_backward_op if recorded else run_gated_linear_backward)[:11]
+        (kept,) = ctx.saved_tensors
+        if recorded:
+            dkept = swiglu_gate_backward_op(dh, kept, None, *ctx.options)[0]
+        elif _is_read_again(kept):
+            dkept = run_swiglu_gate_backward(dh, kept, None, *ctx.options)[0]
+        else:
+            dkept = kept.detach()
+            _C.swiglu_gate_backward(as_rows(dh), kept, None, dkept, None, *ctx.options)
+            torch.autograd.graph.increment_version(kept)  # whoever holds it otherwise is told
+        return None, dkept, *(None,) * 5
 
 
-gated_linear_eager = eager(_GatedLinear)
+# Whether the running backward pass leaves the graph for another one (retain_graph); True outside of any.
+_graph_is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+
+def _is_read_again(kept):
+    """A CUDA graph of a backward pass alone may replay several times."""
+    return _graph_is_kept() or (kept.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+_kept_of_gated_linear, _gate_of_kept = eager(_KeptOfGatedLinear), eager(_GateOfKept)
+
+
+def gated_linear_eager(*arguments):
+    held = []
+    kept = _kept_of_gated_linear(held, *arguments)
+    order, _, *numbers = arguments[5:]
+    return _gate_of_kept(held, kept, _kept_order(order), *numbers)

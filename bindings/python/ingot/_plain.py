@@ -98,11 +98,20 @@ def swiglu(packed, up, order, limit, alpha, up_offset, cubic):
 
 
 def gated_linear(x, w, w_up, bias, up_bias, order, columns, *options):
-    def product(w, bias):
-        y = x @ w if columns else F.linear(x, w)
-        return y if bias is None else y + bias
+    return swiglu(_projection(x, w, bias, columns), None if w_up is None else _projection(x, w_up, up_bias, columns), order, *options)
 
-    return swiglu(product(w, bias), None if w_up is None else product(w_up, up_bias), order, *options)
+
+def gate_and_up(x, w, w_up, bias, up_bias, order, columns):
+    """As they are kept: the halves of one tensor."""
+    both = _projection(x, w, bias, columns)
+    if w_up is not None:
+        return torch.cat((both, _projection(x, w_up, up_bias, columns)), -1)
+    return torch.cat((both[..., 0::2], both[..., 1::2]), -1) if order == 2 else both
+
+
+def _projection(x, w, bias, columns):
+    y = x @ w if columns else F.linear(x, w)
+    return y if bias is None else y + bias
 
 
 def rope(x, positions, cos, sin, interleaved, sign):

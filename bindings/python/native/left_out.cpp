@@ -76,7 +76,7 @@ void swiglu_gate_backward(const SwigluGateBackward&, Stream) { left_out("swiglu"
 void gated_linear(const GatedLinear&, Stream) { left_out("swiglu"); }
 void gated_linear_backward(const GatedLinearBackward&, Stream) { left_out("swiglu"); }
 int64_t gated_linear_workspace_bytes(const GatedLinear&) { left_out("swiglu"); }
-int64_t gated_linear_backward_workspace_bytes(int64_t, int64_t, DType, Device) { left_out("swiglu"); }
+int64_t gated_linear_backward_workspace_bytes(const GatedLinearBackward&) { left_out("swiglu"); }
 #endif
 
 }  // namespace ingot

@@ -244,18 +244,24 @@ GatePair bias_pair(const char* op, const char* name, nb::handle packed, nb::hand
   return {second, first};
 }
 
-void gated(nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle b_up, nb::handle h, nb::handle gate,
-           nb::handle up, int order, bool columns, double limit, double alpha, double up_offset, double cubic) {
+// Gate and up as they are kept, or their gradients: the halves of one tensor, in the order of weights that are halves.
+GatePair kept_pair(const char* op, nb::handle kept, int order) {
+  return gate_pair(op, "kept", kept, nb::none(), order == kGateSecond ? kGateSecond : kGateFirst);
+}
+
+void gated(nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle b_up, nb::handle h, nb::handle kept,
+           int order, bool columns, double limit, double alpha, double up_offset, double cubic) {
   const char* op = "gated_linear";
-  const GatePair weights = weight_pair(op, "w", w, w_up, order, columns), bias = bias_pair(op, "bias", b, b_up, order);
+  const GatePair weights = weight_pair(op, "w", w, w_up, order, columns), bias = bias_pair(op, "bias", b, b_up, order),
+                 halves = kept_pair(op, kept, order);
   GatedLinear a{.x = floats(op, "x", matrix(op, "x", x)),
                 .w_gate = weights.gate,
                 .w_up = weights.up,
                 .b_gate = bias.gate,
                 .b_up = bias.up,
                 .h = matrix(op, "h", h),
-                .gate = matrix(op, "gate", gate),
-                .up = matrix(op, "up", up),
+                .gate = halves.gate,
+                .up = halves.up,
                 .options = gate_options(kGateFirst, limit, alpha, up_offset, cubic),
                 .transposed = columns};
   nb::object workspace;
@@ -264,20 +270,21 @@ void gated(nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle
   const Stream stream = stream_of(a.x);
   unlocked([&] { gated_linear(a, stream); });
 }
+// dh None: `kept` holds the gradients of gate and up.
 void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle w_up, nb::handle b, nb::handle b_up,
-                    nb::handle gate, nb::handle up, nb::handle dx, nb::handle dw, nb::handle dw_up, nb::handle db,
-                    nb::handle db_up, int order, bool columns, double limit, double alpha, double up_offset,
-                    double cubic) {
+                    nb::handle kept, nb::handle dx, nb::handle dw, nb::handle dw_up, nb::handle db, nb::handle db_up,
+                    int order, bool columns, double limit, double alpha, double up_offset, double cubic) {
   const char* op = "gated_linear_backward";
   const GatePair weights = weight_pair(op, "w", w, w_up, order, columns),
                  d_weights = weight_pair(op, "dw", dw, dw_up, order, columns),
-                 bias = bias_pair(op, "bias", b, b_up, order), d_bias = bias_pair(op, "db", db, db_up, order);
+                 bias = bias_pair(op, "bias", b, b_up, order), d_bias = bias_pair(op, "db", db, db_up, order),
+                 halves = kept_pair(op, kept, order);
   GatedLinearBackward a{.dh = matrix(op, "dh", dh),
                         .x = matrix(op, "x", x),
                         .w_gate = weights.gate,
                         .w_up = weights.up,
-                        .gate = matrix(op, "gate", gate),
-                        .up = matrix(op, "up", up),
+                        .gate = halves.gate,
+                        .up = halves.up,
                         .b_gate = bias.gate,
                         .b_up = bias.up,
                         .dx = matrix(op, "dx", dx),
@@ -289,9 +296,9 @@ void gated_backward(nb::handle dh, nb::handle x, nb::handle w, nb::handle w_up, 
                         .transposed = columns,
                         .overwrite = true};
   nb::object workspace;
-  if (const int64_t bytes = gated_linear_backward_workspace_bytes(a.dh.rows(), a.dh.cols(), a.dh.dtype, a.dh.device))
-    workspace = empty_vector(dh, a.dh.device, DType::u8, bytes, a.workspace);
-  const Stream stream = stream_of(a.dh);
+  if (const int64_t bytes = gated_linear_backward_workspace_bytes(a))
+    workspace = empty_vector(x, a.x.device, DType::u8, bytes, a.workspace);
+  const Stream stream = stream_of(a.x);
   unlocked([&] { gated_linear_backward(a, stream); });
 }
 

@@ -41,9 +41,10 @@ def samples(device):
                                                                            False)
     yield "gated_linear of two", ops.gated_linear.default, (x, wide, wide.detach().clone().requires_grad_(), *torch.randn(2, 12, device=device).unbind(), 0, False, 0.0,
                                                             1.6, 0.0, 0.07, True)
-    yield "gated_linear_backward", ops.gated_linear_backward.default, (torch.randn(*x.shape[:-1], wide.shape[0] // 2, device=device), x.detach(), wide.detach(), None, None, None,
-                                                                       *torch.randn(2, *x.shape[:-1], wide.shape[0] // 2, device=device).unbind(), 0, False, 0.0,
-                                                                       1.0, 0.0, 0.0, True, True, False, False, False)
+    yield "gated_linear_backward", ops.gated_linear_backward.default, (torch.randn(*x.shape[:-1], wide.shape[0], device=device), x.detach(), wide.detach(), None, None, None, 0, False,
+                                                                       True, True, False, False, False)
+    yield "gated_linear_backward, derived", ops.gated_linear_backward.default, (torch.randn(4, 12, device=device, requires_grad=True), x, wide, None,
+                                                                                torch.randn(12, device=device), None, 1, False, True, True, False, True, False)
     narrow, of_narrow = torch.randn(6, 12, device=device, requires_grad=True), torch.randn(4, 6, device=device)
     row = torch.randn(12, device=device, requires_grad=True)
     yield "wide_mlp", ops.wide_mlp.default, (x, wide, row, narrow, None, "leaky_relu_squared", True)

@@ -1,7 +1,5 @@
 // gated_linear and its backward: checks, and the same in pieces (two products, the gate) wherever no kernel does it at
 // once: on a CPU, in f32, and on a GPU for sizes that leave most of it idle.
-#include <utility>
-
 #include "ingot/core/dispatch.h"
 #include "ingot/gpu/device.h"
 #include "ingot/kernels/swiglu/swiglu.h"
@@ -16,8 +14,9 @@ namespace cuda {
 bool gated_linear_is_fused(const GatedLinear& g);
 void gated_linear(const GatedLinear& g, Stream stream);
 bool gated_dx_is_fused(const GatedGradients& g);
-bool gated_dx(const GatedGradients& g, Stream stream);
-bool gated_dw(const GatedGradients& g, Stream stream);
+bool gated_dw_is_fused(const GatedGradients& g);
+void gated_dx(const GatedGradients& g, Stream stream);
+void gated_dw(const GatedGradients& g, Stream stream);
 }  // namespace cuda
 #endif
 
@@ -145,52 +144,106 @@ int64_t flops(const GatedLinear& g) { return 4 * g.x.rows() * g.w_gate.numel(); 
 
 namespace {
 
-struct Gradients {
-  Tensor dgate, dup, room;  // room: for their products
-  Tensor both, weights;     // where one product gives dx: (T, 2H), of which dgate and dup are halves, and the weights
-};
-
-// Weights that are the halves of one matrix, as that: (2H, C), or of `transposed` ones (C, 2H). Else nothing.
-Tensor one_matrix(const Tensor& gate, const Tensor& up, bool transposed) {
-  const int64_t stride = gate.row_stride(), apart = transposed ? gate.cols() : gate.rows() * stride;
-  if (up.row_stride() != stride || up.data != static_cast<char*>(gate.data) + apart * size_of(gate.dtype)) return {};
-  Tensor both = gate;
-  both.shape.dim[transposed ? 1 : 0] *= 2;
+// Two matrices, or vectors, of which the second goes on where the first ends, below it (axis 0) or beside it (axis 1):
+// both as one. Else nothing.
+Tensor one_of(const Tensor& first, const Tensor& second, int axis) {
+  const int rank = first.rank();
+  if (rank < 1 + axis || rank > 2 || second.rank() != rank || second.dtype != first.dtype) return {};
+  const int64_t stride = first.row_stride(), apart = axis == 0 ? first.rows() * stride : first.cols();
+  if (second.row_stride() != stride || (axis == 1 && stride < 2 * first.cols())) return {};
+  if (second.data != static_cast<char*>(first.data) + apart * size_of(first.dtype)) return {};
+  Tensor both = first;
+  both.shape.dim[axis] *= 2;
   return both;
 }
 
-// Where dx is no product of the core's, and weights lie beside each other, so do the gradients of gate and up: one
-// product in place of two, of which the second adds. Not where dh is in the workspace, whose numbers would be
-// overwritten before they are read.
-Gradients gradients_of(const GatedLinearBackward& g) {
-  const int64_t rows = g.dh.rows(), hidden = g.dh.cols(), halves = 2 * half_bytes(rows, hidden, g.dh.dtype);
-  const DType dtype = g.dh.dtype;
-  Gradients d{half_of(g.workspace, 0, rows, hidden, dtype), half_of(g.workspace, 1, rows, hidden, dtype),
-              product_room(g.workspace, halves)};
+// The pairs that are one tensor each, all in the same order: (2H, C) or, transposed, (C, 2H); of biases (2H).
+struct Joined {
+  Tensor weights, dw, db;
+};
+Joined joined(const GatedLinearBackward& g, bool up_first) {
+  const auto one = [&](const Tensor& gate, const Tensor& up, int axis) {
+    return up_first ? one_of(up, gate, axis) : one_of(gate, up, axis);
+  };
+  const int axis = g.transposed ? 1 : 0;
+  return {one(g.w_gate, g.w_up, axis), one(g.dw_gate, g.dw_up, axis), one(g.db_gate, g.db_up, 0)};
+}
+
+struct Gradients {
+  Tensor gate, up;  // dgate, dup
+  Tensor room;      // for products
+  Tensor both;      // (T, 2H), whose halves they are, in the order of what is joined: one product then, not two
+  Joined with;
+};
+
 #ifdef INGOT_HAS_CUDA_SWIGLU
-  const ptrdiff_t into = static_cast<char*>(g.dh.data) - static_cast<char*>(g.workspace.data);
-  if (g.dh.device.kind != Device::cuda || !g.dx || !g.gate || g.w_gate.rank() != 2 || (0 <= into && into < halves) ||
-      hidden * size_of(dtype) % 16 != 0 || (dtype != DType::bf16 && dtype != DType::f16))
-    return d;
-  if (cuda::gated_dx_is_fused({.dgate = d.dgate, .dup = d.dup, .w_gate = g.w_gate, .w_up = g.w_up, .dx = g.dx}))
-    return d;
-  d.weights = one_matrix(g.w_gate, g.w_up, g.transposed);
-  if (!d.weights) return d;
-  d.both = Tensor(g.workspace.data, dtype, {rows, 2 * hidden}, g.dh.device);
-  d.dgate = d.both.slice(1, 0, hidden), d.dup = d.both.slice(1, hidden, 2 * hidden);
+cuda::GatedGradients on_core(const GatedLinearBackward& g, const Gradients& d) {
+  return {.dgate = d.gate,
+          .dup = d.up,
+          .x = g.x,
+          .w_gate = g.w_gate,
+          .w_up = g.w_up,
+          .dx = g.dx,
+          .dw_gate = g.dw_gate,
+          .dw_up = g.dw_up,
+          .transposed = g.transposed,
+          .overwrite = g.overwrite};
+}
+bool dx_is_on_core(const GatedLinearBackward& g, const Gradients& d) {
+  return d.gate.device.kind == Device::cuda && cuda::gated_dx_is_fused(on_core(g, d));
+}
+bool dw_is_on_core(const GatedLinearBackward& g, const Gradients& d) {
+  return d.gate.device.kind == Device::cuda && cuda::gated_dw_is_fused(on_core(g, d));
+}
+#else
+bool dx_is_on_core(const GatedLinearBackward&, const Gradients&) { return false; }
+bool dw_is_on_core(const GatedLinearBackward&, const Gradients&) { return false; }
 #endif
+
+// Where the caller formed them.
+Gradients formed_gradients(const GatedLinearBackward& g) {
+  Gradients d{.gate = g.gate, .up = g.up, .room = product_room(g.workspace, 0)};
+  for (bool up_first : {false, true}) {
+    if (d.both) break;
+    d.both = up_first ? one_of(g.up, g.gate, 1) : one_of(g.gate, g.up, 1);
+    if (d.both) d.with = joined(g, up_first);
+  }
+  return d;
+}
+// In the workspace: beside each other where that makes one product of two on a GPU.
+Gradients gradients_of(const GatedLinearBackward& g) {
+  if (!g.dh) return formed_gradients(g);
+  const int64_t rows = g.dh.rows(), hidden = g.dh.cols();
+  const DType dtype = g.dh.dtype;
+  Gradients d{.gate = half_of(g.workspace, 0, rows, hidden, dtype),
+              .up = half_of(g.workspace, 1, rows, hidden, dtype),
+              .room = product_room(g.workspace, 2 * half_bytes(rows, hidden, dtype))};
+  if (g.dh.device.kind != Device::cuda || hidden * size_of(dtype) % 16 != 0) return d;
+  const bool dx = g.dx && !dx_is_on_core(g, d), dw = (g.dw_gate || g.dw_up) && !dw_is_on_core(g, d);
+  for (bool up_first : {false, true}) {
+    const Joined with = joined(g, up_first);
+    if (!(dx && with.weights) && !(dw && with.dw)) continue;
+    d.both = Tensor(g.workspace.data, dtype, {rows, 2 * hidden}, g.dh.device), d.with = with;
+    const Tensor first = d.both.slice(1, 0, hidden), second = d.both.slice(1, hidden, 2 * hidden);
+    d.gate = up_first ? second : first, d.up = up_first ? first : second;
+    break;
+  }
   return d;
 }
 
+Device device_of(const GatedLinearBackward& g) { return g.dh ? g.dh.device : g.gate.device; }
+
 void check(const GatedLinearBackward& g) {
   const char* const op = "gated_linear_backward";
-  const DType dtype = g.dh.dtype;
-  const Device device = g.dh.device;
-  const Sizes s{g.dh.rows(), g.x ? g.x.cols() : g.transposed ? g.w_gate.rows() : g.w_gate.cols(), g.dh.cols()};
+  INGOT_CHECK(bool(g.gate) == bool(g.up), op, ": found one of gate and up, expected both or neither");
+  INGOT_CHECK(g.dh || g.gate, op, ": found neither dh nor gate and up, expected dh, or dgate and dup as gate and up");
+  const Tensor& like = g.dh ? g.dh : g.gate;
+  const DType dtype = like.dtype;
+  const Device device = like.device;
+  const Sizes s{like.rows(), g.x ? g.x.cols() : g.transposed ? g.w_gate.rows() : g.w_gate.cols(), like.cols()};
   const bool recomputes = !g.gate;
   check_options(op, g.options);
-  check_matrix(op, "dh", g.dh, s.rows, s.hidden, dtype, device);
-  INGOT_CHECK(bool(g.gate) == bool(g.up), op, ": found one of gate and up, expected both or neither");
+  if (g.dh) check_matrix(op, "dh", g.dh, s.rows, s.hidden, dtype, device);
   INGOT_CHECK(g.x || !(recomputes || g.dw_gate || g.dw_up), op,
               ": found no x, expected it for dw and to form gate and up");
   INGOT_CHECK((g.w_gate && g.w_up) || !(recomputes || g.dx), op,
@@ -208,73 +261,13 @@ void check(const GatedLinearBackward& g) {
   if (g.dw_up) check_matrix(op, "dw_up", g.dw_up, rows, cols, sum_type(g.dw_up), device);
   check_bias(op, "db_gate", g.db_gate, s.hidden, sum_type(g.db_gate), device);
   check_bias(op, "db_up", g.db_up, s.hidden, sum_type(g.db_up), device);
-  check_workspace(op, g.workspace, gated_linear_backward_workspace_bytes(s.rows, s.hidden, dtype, device), device);
+  check_workspace(op, g.workspace, gated_linear_backward_workspace_bytes(g), device);
 }
 
-void input_gradient(const GatedLinearBackward& g, const Gradients& d, Stream stream) {
-#ifdef INGOT_HAS_CUDA_SWIGLU
-  if (g.dh.device.kind == Device::cuda &&
-      cuda::gated_dx(
-          {.dgate = d.dgate, .dup = d.dup, .w_gate = g.w_gate, .w_up = g.w_up, .dx = g.dx, .transposed = g.transposed},
-          stream))
-    return;
-#endif
-  const auto product = [&](const Tensor& of, const Tensor& w, double beta = 0) {
-    matmul({.a = of,
-            .b = w,
-            .c = g.dx,
-            .transpose_b = g.transposed,
-            .beta = beta,
-            .products = g.products,
-            .workspace = d.room},
-           stream);
-  };
-  if (d.both) return product(d.both, d.weights);
-  product(d.dgate, g.w_gate);
-  product(d.dup, g.w_up, 1);
-}
-void weight_gradients(const GatedLinearBackward& g, const Gradients& d, Stream stream) {
-#ifdef INGOT_HAS_CUDA_SWIGLU
-  if (g.dh.device.kind == Device::cuda && g.dw_gate && g.dw_up && g.dw_gate.dtype == g.dw_up.dtype &&
-      cuda::gated_dw({.dgate = d.dgate,
-                      .dup = d.dup,
-                      .x = g.x,
-                      .dw_gate = g.dw_gate,
-                      .dw_up = g.dw_up,
-                      .transposed = g.transposed,
-                      .overwrite = g.overwrite},
-                     stream))
-    return;
-#endif
-  const auto product = [&](const Tensor& of, const Tensor& dw) {
-    if (!dw) return;
-    matmul({.a = g.transposed ? g.x : of,
-            .b = g.transposed ? of : g.x,
-            .c = dw,
-            .transpose_a = true,
-            .beta = g.overwrite ? 0. : 1.,
-            .products = g.products,
-            .workspace = d.room},
-           stream);
-  };
-  product(d.dgate, g.dw_gate);
-  product(d.dup, g.dw_up);
-}
-
-}  // namespace
-
-void gated_linear_backward(const GatedLinearBackward& g, Stream stream) {
-  check(g);
-#ifndef INGOT_HAS_CUDA_SWIGLU
-  if (g.dh.device.kind != Device::cpu) detail::no_cuda("gated_linear_backward", g.dh.device);
-#endif
-  const Gradients d = gradients_of(g);
-  Tensor gate = g.gate, up = g.up;
-  if (!gate) {
-    INGOT_CHECK(g.dh.data != d.dup.data,
-                "gated_linear_backward: found dh in the workspace without gate and up, expected ",
-                "memory of its own: they are formed there");
-    gate = d.dgate, up = d.dup;
+void form_gradients(const GatedLinearBackward& g, const Gradients& d, Stream stream) {
+  const bool recomputes = !g.gate;
+  const Tensor gate = recomputes ? d.gate : g.gate, up = recomputes ? d.up : g.up;
+  if (recomputes)
     gated_linear({.x = g.x,
                   .w_gate = g.w_gate,
                   .w_up = g.w_up,
@@ -287,23 +280,77 @@ void gated_linear_backward(const GatedLinearBackward& g, Stream stream) {
                   .transposed = g.transposed,
                   .products = g.products},
                  stream);
-  }
-  swiglu_gate_backward({.gate = gate, .up = up, .dh = g.dh, .dgate = d.dgate, .dup = d.dup, .options = g.options},
+  swiglu_gate_backward({.gate = gate, .up = up, .dh = g.dh, .dgate = d.gate, .dup = d.up, .options = g.options},
                        stream);
-  if (g.dx) input_gradient(g, d, stream);
-  weight_gradients(g, d, stream);
-  for (const auto& [of, db] : {std::pair(d.dgate, g.db_gate), std::pair(d.dup, g.db_up)}) {
-    if (!db) continue;
+}
+void input_gradient(const GatedLinearBackward& g, const Gradients& d, Stream stream) {
+#ifdef INGOT_HAS_CUDA_SWIGLU
+  if (dx_is_on_core(g, d)) return cuda::gated_dx(on_core(g, d), stream);
+#endif
+  const auto product = [&](const Tensor& of, const Tensor& w, double beta = 0) {
+    matmul({.a = of,
+            .b = w,
+            .c = g.dx,
+            .transpose_b = g.transposed,
+            .beta = beta,
+            .products = g.products,
+            .workspace = d.room},
+           stream);
+  };
+  if (d.both && d.with.weights) return product(d.both, d.with.weights);
+  product(d.gate, g.w_gate);
+  product(d.up, g.w_up, 1);
+}
+void weight_gradients(const GatedLinearBackward& g, const Gradients& d, Stream stream) {
+#ifdef INGOT_HAS_CUDA_SWIGLU
+  if (dw_is_on_core(g, d)) return cuda::gated_dw(on_core(g, d), stream);
+#endif
+  const auto product = [&](const Tensor& of, const Tensor& dw) {
+    if (!dw) return;
+    matmul({.a = g.transposed ? g.x : of,
+            .b = g.transposed ? of : g.x,
+            .c = dw,
+            .transpose_a = true,
+            .beta = g.overwrite ? 0. : 1.,
+            .products = g.products,
+            .workspace = d.room},
+           stream);
+  };
+  if (d.both && d.with.dw) return product(d.both, d.with.dw);
+  product(d.gate, g.dw_gate);
+  product(d.up, g.dw_up);
+}
+void bias_gradients(const GatedLinearBackward& g, const Gradients& d, Stream stream) {
+  const auto sums = [&](const Tensor& of, const Tensor& db) {
+    if (!db) return;
     if (g.overwrite && db.device.kind == Device::cuda) {
       const gpu::DeviceGuard guard(db.device.index);  // whose default stream it is, where none is given
       gpu::fill_bytes(db.data, 0, db.bytes(), stream);
     }
     if (g.overwrite && db.device.kind == Device::cpu) fill_zero(db);
     linear_backward({.dy = of, .db = db, .products = g.products}, stream);
-  }
+  };
+  if (d.both && d.with.db) return sums(d.both, d.with.db);
+  sums(d.gate, g.db_gate);
+  sums(d.up, g.db_up);
 }
-int64_t gated_linear_backward_workspace_bytes(int64_t rows, int64_t hidden, DType dtype, Device device) {
-  return with_product_room(2 * half_bytes(rows, hidden, dtype), device);
+
+}  // namespace
+
+void gated_linear_backward(const GatedLinearBackward& g, Stream stream) {
+  check(g);
+#ifndef INGOT_HAS_CUDA_SWIGLU
+  if (device_of(g).kind != Device::cpu) detail::no_cuda("gated_linear_backward", device_of(g));
+#endif
+  const Gradients d = gradients_of(g);
+  if (g.dh) form_gradients(g, d, stream);
+  if (g.dx) input_gradient(g, d, stream);
+  weight_gradients(g, d, stream);
+  bias_gradients(g, d, stream);
+}
+int64_t gated_linear_backward_workspace_bytes(const GatedLinearBackward& g) {
+  const int64_t gradients = g.dh ? 2 * half_bytes(g.dh.rows(), g.dh.cols(), g.dh.dtype) : 0;
+  return with_product_room(gradients, device_of(g));
 }
 
 }  // namespace ingot

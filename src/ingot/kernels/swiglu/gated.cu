@@ -57,16 +57,16 @@ bool gated_dx_is_fused(const GatedGradients& g) {
   const gemm::Problem p{g.dx.rows(), g.dx.cols(), 2 * g.dgate.cols()};
   return is_aligned({g.dgate, g.dup, g.w_gate, g.w_up, g.dx}) && is_whole({g.dx}) && is_fused(g, p);
 }
-bool gated_dx(const GatedGradients& g, Stream stream) {
-  if (!gated_dx_is_fused(g)) return false;
-  with_16_bit_type(g.dx.dtype, [&](auto type) { launch_gated_dx<decltype(type)>(as_matrices(g), stream); });
-  return true;
-}
-bool gated_dw(const GatedGradients& g, Stream stream) {
+bool gated_dw_is_fused(const GatedGradients& g) {
+  if (!g.dw_gate || !g.dw_up || g.dw_gate.dtype != g.dw_up.dtype) return false;
   const gemm::Problem p{g.dw_gate.rows(), g.dw_gate.cols(), g.x.rows(), 2};
-  if (!is_aligned({g.dgate, g.dup, g.x, g.dw_gate, g.dw_up}) || !is_whole({g.dw_gate}) || !is_fused(g, p)) return false;
+  return is_aligned({g.dgate, g.dup, g.x, g.dw_gate, g.dw_up}) && is_whole({g.dw_gate}) && is_fused(g, p);
+}
+void gated_dx(const GatedGradients& g, Stream stream) {
+  with_16_bit_type(g.dx.dtype, [&](auto type) { launch_gated_dx<decltype(type)>(as_matrices(g), stream); });
+}
+void gated_dw(const GatedGradients& g, Stream stream) {
   with_16_bit_type(g.x.dtype, [&](auto type) { launch_gated_dw<decltype(type)>(as_matrices(g), stream); });
-  return true;
 }
 
 }  // namespace ingot::cuda

@@ -19,30 +19,18 @@ class GatedLinearCuda : public testing::GpuTest<> {};
 
 // A pair of weights (or their gradients) as a case lays them out.
 struct Weights {
-  Weights(const GatedCase& c, DType t)
-      : transposed(c.transposed),
-        memory(t, c.transposed ? Shape{c.channels, 2 * c.hidden} : Shape{2 * c.hidden, c.channels}),
-        c(c) {}
-  Tensor half(const Tensor& all, int which) const {
-    if (transposed) return all.slice(1, which * c.hidden, (which + 1) * c.hidden);
-    if (c.weights != GatedCase::even_and_odd_rows) return all.slice(0, which * c.hidden, (which + 1) * c.hidden);
-    Tensor t(static_cast<char*>(all.data) + which * c.channels * size_of(all.dtype), all.dtype, {c.hidden, c.channels},
-             all.device);
-    t.stride[0] = 2 * c.channels;
-    return t;
-  }
-  Tensor gate() const { return half(memory.tensor(), 0); }
-  Tensor up() const { return half(memory.tensor(), 1); }
+  Weights(const GatedCase& c, DType t) : memory(t, testing::gated_weights_shape(c)), c(c) {}
+  Tensor gate() const { return testing::gated_weights_half(c, memory.tensor(), 0); }
+  Tensor up() const { return testing::gated_weights_half(c, memory.tensor(), 1); }
   // (H, C) values.
   std::vector<double> rows(int which) const {
-    const std::vector<double> v = values(half(memory.host(), which));
-    if (!transposed) return v;
+    const std::vector<double> v = values(testing::gated_weights_half(c, memory.host(), which));
+    if (!c.transposed) return v;
     std::vector<double> out(v.size());
     for (int64_t i = 0; i < c.channels; ++i)
       for (int64_t j = 0; j < c.hidden; ++j) out[size_t(j * c.channels + i)] = v[size_t(i * c.hidden + j)];
     return out;
   }
-  bool transposed;
   DeviceBuffer memory;
   GatedCase c;
 };
@@ -64,16 +52,19 @@ void run(const GatedCase& c) {
   SCOPED_TRACE(::testing::Message() << c);
   const int64_t T = c.rows, C = c.channels, H = c.hidden;
   DeviceBuffer x(c.type, {T, C}, C + 8), dh(c.type, {T, H}), bg(c.type, {H}), bu(c.type, {H}), h(c.type, {T, H}, H + 8),
-      gate(c.type, {T, H}), up(c.type, {T, H}), dx(c.type, {T, C}), dbg(c.sums, {H}), dbu(c.sums, {H});
+      kept(c.type, {T, 2 * H}), dx(c.type, {T, C}), db(c.sums, {2 * H});
+  // Halves of one tensor, as Python keeps them.
+  const auto gate_of = [&](const Tensor& both) { return testing::gated_half(c, both, 0); };
+  const auto up_of = [&](const Tensor& both) { return testing::gated_half(c, both, 1); };
+  const Tensor gate = gate_of(kept), up = up_of(kept);
   testing::fill_normal(x.host(), 1), testing::fill_normal(dh.host(), 2), testing::fill_normal(bg.host(), 3),
       testing::fill_normal(bu.host(), 4);
   Weights w(c, c.type), dw(c, c.sums);
   testing::fill_normal(w.memory.host(), 5, 1 / std::sqrt(double(C)));
-  if (!c.overwrite)
-    testing::fill_normal(dw.memory.host(), 6), testing::fill_normal(dbg.host(), 7), testing::fill_normal(dbu.host(), 8);
+  if (!c.overwrite) testing::fill_normal(dw.memory.host(), 6), testing::fill_normal(db.host(), 7);
   const std::vector<double> dw_before[] = {dw.rows(0), dw.rows(1)},
-                            db_before[] = {values(dbg.host()), values(dbu.host())};
-  for (DeviceBuffer* b : {&x, &dh, &bg, &bu, &h, &gate, &up, &dx, &dbg, &dbu, &w.memory, &dw.memory}) b->upload();
+                            db_before[] = {values(gate_of(db.host())), values(up_of(db.host()))};
+  for (DeviceBuffer* b : {&x, &dh, &bg, &bu, &h, &kept, &dx, &db, &w.memory, &dw.memory}) b->upload();
 
   const Tensor none;
   GatedLinear forward{.x = x,
@@ -82,33 +73,40 @@ void run(const GatedCase& c) {
                       .b_gate = c.bias ? bg.tensor() : none,
                       .b_up = c.bias ? bu.tensor() : none,
                       .h = h,
-                      .gate = c.keeps ? gate.tensor() : none,
-                      .up = c.keeps ? up.tensor() : none,
+                      .gate = c.keeps ? gate : none,
+                      .up = c.keeps ? up : none,
                       .options = c.options,
                       .transposed = c.transposed};
   DeviceBuffer room(DType::u8, {gated_linear_workspace_bytes(forward)});
   forward.workspace = room;
   gated_linear(forward, {});
-  DeviceBuffer back(DType::u8, {gated_linear_backward_workspace_bytes(T, H, c.type, {Device::cuda, 0})});
-  gated_linear_backward({.dh = dh,
-                         .x = x,
-                         .w_gate = w.gate(),
-                         .w_up = w.up(),
-                         .gate = forward.gate,
-                         .up = forward.up,
-                         .b_gate = forward.b_gate,
-                         .b_up = forward.b_up,
-                         .dx = dx,
-                         .dw_gate = dw.gate(),
-                         .dw_up = dw.up(),
-                         .db_gate = dbg,
-                         .db_up = dbu,
-                         .workspace = back,
-                         .options = c.options,
-                         .transposed = c.transposed,
-                         .overwrite = c.overwrite},
-                        {});
-  for (DeviceBuffer* b : {&x, &dh, &h, &gate, &up, &dx, &dbg, &dbu, &dw.memory}) {
+  kept.download();
+  const std::vector<double> got_gate = values(gate_of(kept.host())), got_up = values(up_of(kept.host()));
+  if (c.in_place)
+    swiglu_gate_backward({.gate = gate, .up = up, .dh = dh, .dgate = gate, .dup = up, .options = c.options}, {});
+  GatedLinearBackward backward{.dh = c.in_place ? none : dh.tensor(),
+                               .x = x,
+                               .w_gate = w.gate(),
+                               .w_up = w.up(),
+                               .gate = forward.gate,
+                               .up = forward.up,
+                               .b_gate = forward.b_gate,
+                               .b_up = forward.b_up,
+                               .dx = dx,
+                               .dw_gate = dw.gate(),
+                               .dw_up = dw.up(),
+                               .db_gate = gate_of(db),
+                               .db_up = up_of(db),
+                               .options = c.options,
+                               .transposed = c.transposed,
+                               .overwrite = c.overwrite};
+  const int64_t bytes = gated_linear_backward_workspace_bytes(backward);
+  if (c.in_place) { EXPECT_EQ(bytes, linear_workspace_bytes({Device::cuda, 0})) << "no room for gradients"; }
+  DeviceBuffer back(DType::u8, {bytes});
+  back.upload();
+  backward.workspace = back;
+  gated_linear_backward(backward, {});
+  for (DeviceBuffer* b : {&x, &dh, &h, &kept, &dx, &db, &dw.memory, &back}) {
     b->download();
     EXPECT_TRUE(b->untouched()) << "written outside of a result";
   }
@@ -125,8 +123,8 @@ void run(const GatedCase& c) {
   const auto gate_error = [&](size_t i) { return 1.01 * u * std::fabs(t.gate[i]) + sum * t.size_gate[i]; };
   const auto up_error = [&](size_t i) { return 1.01 * u * std::fabs(t.up[i]) + sum * t.size_up[i]; };
   if (c.keeps) {
-    expect_near("gate", values(gate.host()), t.gate, gate_error);
-    expect_near("up", values(up.host()), t.up, up_error);
+    expect_near("gate", got_gate, t.gate, gate_error);
+    expect_near("up", got_up, t.up, up_error);
   }
   const double limit = c.options.limit > 0 ? c.options.limit : HUGE_VAL;
   const auto factors = [&](size_t i) {  // of the gate's and of up's errors in h
@@ -149,6 +147,13 @@ void run(const GatedCase& c) {
     if (std::fabs(t.gate[i] - limit) <= gate_error(i)) e_gate[i] += std::fabs(d[i]) * of_gate * 2;
     if (std::fabs(std::fabs(t.up[i]) - limit) <= up_error(i)) e_up[i] += std::fabs(d[i]) * of_up * 2;
   }
+  if (c.in_place) {
+    expect_near("dgate", values(gate_of(kept.host())), t.dgate, [&](size_t i) { return e_gate[i]; });
+    expect_near("dup", values(up_of(kept.host())), t.dup, [&](size_t i) { return e_up[i]; });
+  } else if (c.keeps) {
+    EXPECT_EQ(values(gate_of(kept.host())), got_gate) << "gate was written";
+    EXPECT_EQ(values(up_of(kept.host())), got_up) << "up was written";
+  }
   std::vector<double> wg = w.rows(0), wu = w.rows(1), ax = values(x.host());
   const std::vector<double> dx_gate = testing::plain_product(e_gate, wg, T, C, H, false, false, true),
                             dx_up = testing::plain_product(e_up, wu, T, C, H, false, false, true);
@@ -168,7 +173,7 @@ void run(const GatedCase& c) {
   };
   weights("dw_gate", 0, e_gate, t.dw_gate, t.size_dw_gate);
   weights("dw_up", 1, e_up, t.dw_up, t.size_dw_up);
-  const auto biases = [&](const char* name, DeviceBuffer& got, int which, std::vector<double> want,
+  const auto biases = [&](const char* name, const Tensor& got, int which, std::vector<double> want,
                           const std::vector<double>& e, const std::vector<double>& of) {
     std::vector<double> allowed(want.size());
     for (size_t i = 0; i < e.size(); ++i) allowed[i % size_t(H)] += e[i] + double(T + 1) * 0x1p-24 * std::fabs(of[i]);
@@ -176,10 +181,10 @@ void run(const GatedCase& c) {
       if (!c.overwrite) want[i] += db_before[which][i];
       allowed[i] += 1.01 * roundoff(c.sums) * std::fabs(want[i]) + 1e-6;
     }
-    expect_near(name, values(got.host()), want, [&](size_t i) { return allowed[i]; });
+    expect_near(name, values(got), want, [&](size_t i) { return allowed[i]; });
   };
-  biases("db_gate", dbg, 0, t.db_gate, e_gate, t.dgate);
-  biases("db_up", dbu, 1, t.db_up, e_up, t.dup);
+  biases("db_gate", gate_of(db.host()), 0, t.db_gate, e_gate, t.dgate);
+  biases("db_up", up_of(db.host()), 1, t.db_up, e_up, t.dup);
 }
 
 TEST_F(GatedLinearCuda, EveryGateLayoutAndTypeAgreesWithFp64) {
@@ -187,7 +192,7 @@ TEST_F(GatedLinearCuda, EveryGateLayoutAndTypeAgreesWithFp64) {
   for (DType type : {DType::bf16, DType::f16, DType::f32})
     for (const GateOptions& o : testing::gate_kinds())
       for (bool transposed : {false, true})
-        for (bool keeps : {false, true}) {
+        for (int form : {0, 1, 2}) {  // gate and up are formed again, kept, kept and overwritten
           if (type == DType::f32 && !gpu::lt_available()) continue;
           ++turn;
           run({.rows = 300,
@@ -197,10 +202,14 @@ TEST_F(GatedLinearCuda, EveryGateLayoutAndTypeAgreesWithFp64) {
                .sums = turn % 2 ? DType::f32 : type,
                .options = o,
                .bias = turn % 3 == 0,
-               .keeps = keeps,
+               .keeps = form > 0,
                .transposed = transposed,
                .overwrite = turn % 4 < 2,
-               .weights = turn % 5 < 2 ? GatedCase::even_and_odd_rows : GatedCase::packed});
+               .weights = turn % 5 < 2   ? GatedCase::even_and_odd_rows
+                          : turn % 5 < 4 ? GatedCase::packed
+                                         : GatedCase::apart,
+               .in_place = form == 2,
+               .up_first = turn % 7 < 3});
           if (HasFailure()) return;
         }
 }
@@ -222,6 +231,17 @@ TEST_F(GatedLinearCuda, LargeSizesAgreeWithFp64) {
          .keeps = false,
          .transposed = transposed,
          .overwrite = true});
+    for (DType sums : {DType::f32, DType::bf16})
+      run({.rows = 1400,
+           .channels = 1544,
+           .hidden = 712,
+           .type = DType::bf16,
+           .sums = sums,
+           .transposed = transposed,
+           .overwrite = sums == DType::bf16,
+           .weights = GatedCase::packed,
+           .in_place = true,
+           .up_first = transposed});
     if (HasFailure()) return;
   }
 }
@@ -230,15 +250,22 @@ TEST_F(GatedLinearCuda, RaggedSizesAgreeWithFp64Small) {
        {std::array<int64_t, 3>{1, 8, 8}, {129, 72, 72}, {7, 13, 5}, {64, 64, 100}, {0, 64, 64}}) {
     if ((C % 8 != 0 || H % 8 != 0) && !gpu::lt_available()) continue;
     for (bool keeps : {false, true})
-      run({.rows = T, .channels = C, .hidden = H, .type = DType::bf16, .sums = DType::f32, .keeps = keeps});
+      for (auto weights : {GatedCase::apart, GatedCase::packed})
+        run({.rows = T,
+             .channels = C,
+             .hidden = H,
+             .type = DType::bf16,
+             .sums = DType::f32,
+             .keeps = keeps,
+             .weights = weights,
+             .in_place = keeps});
     if (HasFailure()) return;
   }
 }
 TEST_F(GatedLinearCuda, FrozenInputAndFrozenWeights) {
   const GatedCase c{.rows = 140, .channels = 72, .hidden = 136, .type = DType::bf16};
   DeviceBuffer x(c.type, {140, 72}), dh(c.type, {140, 136}), gate(c.type, {140, 136}), up(c.type, {140, 136}),
-      dx(c.type, {140, 72}), same(c.type, {140, 72}),
-      room(DType::u8, {gated_linear_backward_workspace_bytes(140, 136, c.type, {Device::cuda, 0})});
+      dx(c.type, {140, 72}), same(c.type, {140, 72});
   Weights w(c, c.type), dw(c, DType::f32), again(c, DType::f32);
   uint64_t seed = 1;
   for (DeviceBuffer* b : {&x, &dh, &gate, &up, &w.memory}) testing::fill_normal(b->host(), seed++), b->upload();
@@ -252,8 +279,9 @@ TEST_F(GatedLinearCuda, FrozenInputAndFrozenWeights) {
                         .dx = dx,
                         .dw_gate = dw.gate(),
                         .dw_up = dw.up(),
-                        .workspace = room,
                         .overwrite = true};
+  const DeviceBuffer room(DType::u8, {gated_linear_backward_workspace_bytes(b)});
+  b.workspace = room;
   gated_linear_backward(b, {});
   GatedLinearBackward frozen_weights = b, frozen_input = b;
   frozen_weights.x = frozen_weights.dw_gate = frozen_weights.dw_up = {}, frozen_weights.dx = same;

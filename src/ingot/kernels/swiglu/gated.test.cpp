@@ -15,21 +15,11 @@ using testing::GatedInputs;
 using testing::GatedTruth;
 using testing::values;
 
-// Weights as a case lays them out; transposed (C, H).
+// Weights as a case lays them out.
 struct Weights {
-  Weights(const GatedCase& c, uint64_t seed, int width)
-      : memory(c.type, c.transposed ? Shape{c.channels, 2 * c.hidden} : Shape{2 * c.hidden, c.channels}) {
+  Weights(const GatedCase& c, uint64_t seed, int width) : memory(c.type, testing::gated_weights_shape(c)) {
     if (seed != 0) testing::fill_normal(memory, seed, 1 / std::sqrt(double(width)));
-    const Tensor all = memory;
-    if (c.transposed) {
-      gate = all.slice(1, 0, c.hidden), up = all.slice(1, c.hidden, 2 * c.hidden);
-    } else if (c.weights == GatedCase::even_and_odd_rows) {
-      gate = up = Tensor(all.data, all.dtype, {c.hidden, c.channels});
-      gate.stride[0] = up.stride[0] = 2 * c.channels;
-      up.data = static_cast<char*>(up.data) + c.channels * size_of(all.dtype);
-    } else {
-      gate = all.slice(0, 0, c.hidden), up = all.slice(0, c.hidden, 2 * c.hidden);
-    }
+    gate = testing::gated_weights_half(c, memory, 0), up = testing::gated_weights_half(c, memory, 1);
   }
   Buffer memory;
   Tensor gate, up;
@@ -61,18 +51,27 @@ std::vector<GatedCase> cases() {
   for (const GateOptions& o : testing::gate_kinds())
     for (bool transposed : {false, true})
       for (bool keeps : {false, true})
-        for (bool bias : {false, true})
-          all.push_back({.rows = 19,
-                         .channels = 24,
-                         .hidden = 33,
-                         .options = o,
-                         .bias = bias,
-                         .keeps = keeps,
-                         .transposed = transposed,
-                         .overwrite = bias,
-                         .weights = bias ? GatedCase::even_and_odd_rows : GatedCase::packed});
-  all.push_back({.rows = 0, .channels = 8, .hidden = 16});
-  all.push_back({.rows = 1, .channels = 1, .hidden = 1, .keeps = false});
+        for (bool in_place : {false, true})
+          for (auto weights : {GatedCase::apart, GatedCase::packed, GatedCase::even_and_odd_rows}) {
+            if (in_place && !keeps) continue;
+            const bool other = all.size() % 2 == 0;
+            all.push_back({.rows = 19,
+                           .channels = 24,
+                           .hidden = 33,
+                           .options = o,
+                           .bias = other,
+                           .keeps = keeps,
+                           .transposed = transposed,
+                           .overwrite = other,
+                           .weights = weights,
+                           .in_place = in_place,
+                           .up_first = all.size() % 3 == 0});
+          }
+  for (bool in_place : {false, true}) {
+    all.push_back({.rows = 0, .channels = 8, .hidden = 16, .in_place = in_place});
+    all.push_back({.rows = 1, .channels = 1, .hidden = 1, .keeps = in_place, .in_place = in_place});
+    all.push_back({.rows = 1, .channels = 5, .hidden = 7, .weights = GatedCase::packed, .in_place = in_place});
+  }
   return all;
 }
 
@@ -83,13 +82,15 @@ TEST(GatedLinear, AgreesWithPlainLoopsForwardAndBackward) {
   for (const GatedCase& c : cases()) {
     SCOPED_TRACE(::testing::Message() << c);
     const Buffer x(c.type, {c.rows, c.channels}), dh(c.type, {c.rows, c.hidden}), bg(c.type, {c.hidden}),
-        bu(c.type, {c.hidden}), h(c.type, {c.rows, c.hidden}), gate(c.type, {c.rows, c.hidden}),
-        up(c.type, {c.rows, c.hidden}), dx(c.type, {c.rows, c.channels}), dbg(c.type, {c.hidden}),
-        dbu(c.type, {c.hidden});
+        bu(c.type, {c.hidden}), h(c.type, {c.rows, c.hidden}), kept(c.type, {c.rows, 2 * c.hidden}),
+        dx(c.type, {c.rows, c.channels}), db(c.type, {2 * c.hidden});
+    const Tensor gate = testing::gated_half(c, kept, 0), up = testing::gated_half(c, kept, 1),
+                 dbg = testing::gated_half(c, db, 0), dbu = testing::gated_half(c, db, 1);
     testing::fill_normal(x, 1), testing::fill_normal(dh, 2), testing::fill_normal(bg, 3), testing::fill_normal(bu, 4);
     const Weights w(c, 5, int(c.channels)), dw(c, c.overwrite ? 0 : 6, 1);
-    if (!c.overwrite) testing::fill_normal(dbg, 7), testing::fill_normal(dbu, 8);
-    const std::vector<double> dwg_before = values(dw.gate), dwu_before = values(dw.up), dbg_before = values(dbg);
+    if (!c.overwrite) testing::fill_normal(db, 7);
+    const std::vector<double> dwg_before = values(dw.gate), dwu_before = values(dw.up), dbg_before = values(dbg),
+                              dbu_before = values(dbu);
     const Tensor none;
     GatedLinear forward{.x = x,
                         .w_gate = w.gate,
@@ -97,39 +98,45 @@ TEST(GatedLinear, AgreesWithPlainLoopsForwardAndBackward) {
                         .b_gate = c.bias ? bg.tensor() : none,
                         .b_up = c.bias ? bu.tensor() : none,
                         .h = h,
-                        .gate = c.keeps ? gate.tensor() : none,
-                        .up = c.keeps ? up.tensor() : none,
+                        .gate = c.keeps ? gate : none,
+                        .up = c.keeps ? up : none,
                         .options = c.options,
                         .transposed = c.transposed};
     const Buffer room(DType::u8, {gated_linear_workspace_bytes(forward)});
     EXPECT_EQ(room.tensor().numel() == 0, c.keeps || c.rows == 0);
     forward.workspace = room;
     gated_linear(forward, {});
-    const Buffer back(DType::u8, {gated_linear_backward_workspace_bytes(c.rows, c.hidden, c.type, {})});
-    gated_linear_backward({.dh = dh,
-                           .x = x,
-                           .w_gate = w.gate,
-                           .w_up = w.up,
-                           .gate = forward.gate,
-                           .up = forward.up,
-                           .b_gate = forward.b_gate,
-                           .b_up = forward.b_up,
-                           .dx = dx,
-                           .dw_gate = dw.gate,
-                           .dw_up = dw.up,
-                           .db_gate = dbg,
-                           .db_up = dbu,
-                           .workspace = back,
-                           .options = c.options,
-                           .transposed = c.transposed,
-                           .overwrite = c.overwrite},
-                          {});
-    if (c.overwrite) testing::fill_normal(dbu, 8);  // looked at below through dbg only
     const GatedTruth t = testing::gated_truth(
         c, {values(x), rows_of(w.gate, c.transposed), rows_of(w.up, c.transposed),
             c.bias ? values(bg) : std::vector<double>(), c.bias ? values(bu) : std::vector<double>(), values(dh)});
     expect_near("h", h, t.h, kTolerance);
     if (c.keeps) expect_near("gate", gate, t.gate, kTolerance), expect_near("up", up, t.up, kTolerance);
+    if (c.in_place)
+      swiglu_gate_backward({.gate = gate, .up = up, .dh = dh, .dgate = gate, .dup = up, .options = c.options}, {});
+    GatedLinearBackward backward{.dh = c.in_place ? none : dh.tensor(),
+                                 .x = x,
+                                 .w_gate = w.gate,
+                                 .w_up = w.up,
+                                 .gate = forward.gate,
+                                 .up = forward.up,
+                                 .b_gate = forward.b_gate,
+                                 .b_up = forward.b_up,
+                                 .dx = dx,
+                                 .dw_gate = dw.gate,
+                                 .dw_up = dw.up,
+                                 .db_gate = dbg,
+                                 .db_up = dbu,
+                                 .options = c.options,
+                                 .transposed = c.transposed,
+                                 .overwrite = c.overwrite};
+    const Buffer back(DType::u8, {gated_linear_backward_workspace_bytes(backward)});
+    EXPECT_EQ(back.tensor().numel() == 0, c.in_place || c.rows == 0);
+    backward.workspace = back;
+    gated_linear_backward(backward, {});
+    if (c.in_place)
+      expect_near("dgate", gate, t.dgate, kTolerance), expect_near("dup", up, t.dup, kTolerance);
+    else if (c.keeps)
+      expect_near("gate", gate, t.gate, kTolerance), expect_near("up", up, t.up, kTolerance);
     expect_near("dx", dx, t.dx, kTolerance);
     const auto expect_sum = [&](const char* name, const Tensor& got, std::vector<double> want,
                                 const std::vector<double>& before, bool turns) {
@@ -140,9 +147,63 @@ TEST(GatedLinear, AgreesWithPlainLoopsForwardAndBackward) {
     expect_sum("dw_gate", dw.gate, t.dw_gate, dwg_before, c.transposed);
     expect_sum("dw_up", dw.up, t.dw_up, dwu_before, c.transposed);
     expect_sum("db_gate", dbg, t.db_gate, dbg_before, false);
-    EXPECT_TRUE(h.guards_intact() && gate.guards_intact() && up.guards_intact() && dx.guards_intact() &&
-                dw.memory.guards_intact() && room.guards_intact() && back.guards_intact());
+    expect_sum("db_up", dbu, t.db_up, dbu_before, false);
+    EXPECT_TRUE(h.guards_intact() && kept.guards_intact() && dx.guards_intact() && dw.memory.guards_intact() &&
+                db.guards_intact() && room.guards_intact() && back.guards_intact());
     if (HasFailure()) return;
+  }
+}
+
+// A pair that is one tensor makes one product of two: with any of the others left out, results are the same numbers.
+TEST(GatedLinear, FrozenPartsChangeNothingOfTheOthers) {
+  for (bool transposed : {false, true}) {
+    const GatedCase c{.rows = 9,
+                      .channels = 6,
+                      .hidden = 10,
+                      .transposed = transposed,
+                      .weights = GatedCase::packed,
+                      .up_first = true};
+    const Buffer x(c.type, {9, 6}), dkept(c.type, {9, 20}), dx(c.type, {9, 6}), db(c.type, {20});
+    testing::fill_normal(x, 1), testing::fill_normal(dkept, 2);
+    const Weights w(c, 3, 6), dw(c, 0, 1);
+    const GatedLinearBackward all{.x = x,
+                                  .w_gate = w.gate,
+                                  .w_up = w.up,
+                                  .gate = testing::gated_half(c, dkept, 0),
+                                  .up = testing::gated_half(c, dkept, 1),
+                                  .dx = dx,
+                                  .dw_gate = dw.gate,
+                                  .dw_up = dw.up,
+                                  .db_gate = testing::gated_half(c, db, 0),
+                                  .db_up = testing::gated_half(c, db, 1),
+                                  .transposed = transposed,
+                                  .overwrite = true};
+    gated_linear_backward(all, {});
+    const std::vector<double> want_dx = values(dx), want_dw = values(dw.memory), want_db = values(db);
+    const auto clear = [&] { fill_zero(dx), fill_zero(dw.memory), fill_zero(db); };
+    GatedLinearBackward frozen_weights = all, frozen_input = all, up_alone = all;
+    frozen_weights.x = frozen_weights.dw_gate = frozen_weights.dw_up = {};
+    frozen_weights.db_gate = frozen_weights.db_up = {};
+    clear(), gated_linear_backward(frozen_weights, {});
+    EXPECT_EQ(values(dx), want_dx);
+    frozen_input.w_gate = frozen_input.w_up = frozen_input.dx = {};
+    clear(), gated_linear_backward(frozen_input, {});
+    EXPECT_EQ(values(dw.memory), want_dw);
+    EXPECT_EQ(values(db), want_db);
+    up_alone.dw_gate = up_alone.dx = up_alone.db_gate = {};
+    clear(), gated_linear_backward(up_alone, {});
+    fill_zero(dx);
+    const std::vector<double> of_gate = values(dw.gate);
+    EXPECT_EQ(of_gate, std::vector<double>(of_gate.size()));
+    const auto near = testing::compare(
+        dw.up,
+        [&] {
+          const Buffer all_dw(c.type, dw.memory.tensor().shape);
+          testing::assign(all_dw, want_dw);
+          return values(testing::gated_weights_half(c, all_dw, 1));
+        }(),
+        kTolerance, kTolerance);
+    EXPECT_TRUE(near.ok) << near.message;
   }
 }
 
@@ -158,43 +219,26 @@ TEST(GatedLinear, GradientsAgreeWithFiniteDifferences) {
       return testing::dot(h, dh);
     };
     loss();
-    const Buffer dw(c.type, {12, 7}), back(DType::u8, {gated_linear_backward_workspace_bytes(5, 6, c.type, {})});
+    const Buffer dw(c.type, {12, 7});
     const Tensor dwg = dw.tensor().slice(0, 0, 6), dwu = dw.tensor().slice(0, 6, 12);
-    gated_linear_backward({.dh = dh,
-                           .x = x,
-                           .w_gate = w.gate,
-                           .w_up = w.up,
-                           .gate = gate,
-                           .up = up,
-                           .dx = dx,
-                           .dw_gate = dwg,
-                           .dw_up = dwu,
-                           .workspace = back,
-                           .options = o,
-                           .overwrite = true},
-                          {});
+    GatedLinearBackward backward{.dh = dh,
+                                 .x = x,
+                                 .w_gate = w.gate,
+                                 .w_up = w.up,
+                                 .gate = gate,
+                                 .up = up,
+                                 .dx = dx,
+                                 .dw_gate = dwg,
+                                 .dw_up = dwu,
+                                 .options = o,
+                                 .overwrite = true};
+    const Buffer back(DType::u8, {gated_linear_backward_workspace_bytes(backward)});
+    backward.workspace = back;
+    gated_linear_backward(backward, {});
     EXPECT_LT(testing::gradient_error(loss, x, dx, 1), 1e-6);
     EXPECT_LT(testing::gradient_error(loss, w.gate, dwg, 2), 1e-6);
     EXPECT_LT(testing::gradient_error(loss, w.up, dwu, 3), 1e-6);
   }
-}
-
-// dh may lie in the workspace's second half.
-TEST(GatedLinear, DhMayBeWhereDupWillBe) {
-  const GatedCase c{.rows = 6, .channels = 5, .hidden = 8};
-  const Buffer x(c.type, {6, 5}), dh(c.type, {6, 8}), gate(c.type, {6, 8}), up(c.type, {6, 8}), dx(c.type, {6, 5}),
-      again(c.type, {6, 5});
-  for (const Buffer* b : {&x, &dh, &gate, &up}) testing::fill_normal(*b, uint64_t(b - &x + 1));
-  const Weights w(c, 5, 5);
-  const int64_t bytes = gated_linear_backward_workspace_bytes(6, 8, c.type, {});
-  const Buffer apart(DType::u8, {bytes}), room(DType::u8, {bytes});
-  GatedLinearBackward b{.dh = dh, .w_gate = w.gate, .w_up = w.up, .gate = gate, .up = up, .dx = dx, .workspace = apart};
-  gated_linear_backward(b, {});
-  const Tensor inside(static_cast<char*>(room.tensor().data) + bytes / 2, c.type, {6, 8});
-  testing::assign(inside, values(dh));
-  b.dh = inside, b.dx = again, b.workspace = room;
-  gated_linear_backward(b, {});
-  EXPECT_EQ(values(again), values(dx));
 }
 
 TEST(GatedLinear, RefusesByName) {
@@ -217,6 +261,8 @@ TEST(GatedLinear, RefusesByName) {
   expect({.x = x, .w_gate = w, .w_up = w, .h = h, .options = {.interleaved = true}}, "interleaved");
   const std::string m = message([&] { gated_linear_backward({.dh = h, .w_gate = w, .w_up = w, .dx = x}, {}); });
   EXPECT_TRUE(m.find("found no x") != m.npos) << m;
+  const std::string n = message([&] { gated_linear_backward({.x = x, .w_gate = w, .w_up = w, .dx = x}, {}); });
+  EXPECT_TRUE(n.find("neither dh nor gate and up") != n.npos) << n;
 }
 
 TEST(GatedLinear, CountsItsWork) {

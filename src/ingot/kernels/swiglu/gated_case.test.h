@@ -15,11 +15,35 @@ struct GatedCase {
   GateOptions options = {};
   bool bias = false, keeps = true, transposed = false, overwrite = false;
   enum Weights { apart, packed, even_and_odd_rows } weights = apart;
+  bool in_place = false;  // dgate and dup over gate and up, which are halves of one tensor
+  bool up_first = false;  // where they are halves, or weights, or biases
 };
+
+// Of weights (or their gradients) in one tensor: its shape, and the gate's or (1) up's.
+inline Shape gated_weights_shape(const GatedCase& c) {
+  const int64_t gap = c.weights == GatedCase::apart ? 8 : 0;
+  return c.transposed ? Shape{c.channels, 2 * c.hidden + gap} : Shape{2 * c.hidden + gap, c.channels};
+}
+inline Tensor gated_weights_half(const GatedCase& c, const Tensor& all, int which) {
+  const int axis = c.transposed ? 1 : 0;
+  if (c.up_first) which = 1 - which;
+  if (c.transposed || c.weights != GatedCase::even_and_odd_rows)
+    return which == 0 ? all.slice(axis, 0, c.hidden) : all.slice(axis, all.size(axis) - c.hidden, all.size(axis));
+  Tensor t(static_cast<char*>(all.data) + which * c.channels * size_of(all.dtype), all.dtype, {c.hidden, c.channels},
+           all.device);
+  t.stride[0] = 2 * c.channels;
+  return t;
+}
+// The gate's or up's half of (T, 2H) or of (2H).
+inline Tensor gated_half(const GatedCase& c, const Tensor& both, int which) {
+  if (c.up_first) which = 1 - which;
+  return both.slice(both.rank() - 1, which * c.hidden, (which + 1) * c.hidden);
+}
 inline std::ostream& operator<<(std::ostream& o, const GatedCase& c) {
   return o << c.rows << " x " << c.channels << " x " << c.hidden << ' ' << c.type << " sums " << c.sums << " limit "
            << c.options.limit << " cubic " << c.options.cubic << (c.bias ? " bias" : "") << (c.keeps ? " keeps" : "")
-           << (c.transposed ? " transposed" : "") << (c.overwrite ? " overwrite" : "") << " weights " << int(c.weights);
+           << (c.transposed ? " transposed" : "") << (c.overwrite ? " overwrite" : "") << " weights " << int(c.weights)
+           << (c.in_place ? " in place" : "") << (c.up_first ? " up first" : "");
 }
 inline std::vector<GateOptions> gate_kinds() { return {{}, {.limit = 3, .alpha = 1.702, .up_offset = 1}, gelu_gate()}; }
 

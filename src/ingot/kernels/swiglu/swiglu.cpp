@@ -239,18 +239,18 @@ void swiglu_backward(const SwigluBackward& s, Stream stream) {
   }
   linear_backward({.dy = s.dy, .w = s.w_down, .dx = second, .products = s.products}, stream);
   // h is dead, so its memory takes dgate; dup replaces dh element by element.
-  gated_linear_backward({.dh = second,
-                         .x = s.x,
+  swiglu_gate_backward({.gate = s.gate, .up = s.up, .dh = second, .dgate = first, .dup = second, .options = s.options},
+                       stream);
+  gated_linear_backward({.x = s.x,
                          .w_gate = s.w_gate,
                          .w_up = s.w_up,
-                         .gate = s.gate,
-                         .up = s.up,
+                         .gate = first,
+                         .up = second,
                          .dx = s.dx,
                          .dw_gate = s.dw_gate,
                          .dw_up = s.dw_up,
                          .db_gate = s.db_gate,
                          .db_up = s.db_up,
-                         .workspace = s.workspace,
                          .options = s.options,
                          .products = s.products},
                         stream);

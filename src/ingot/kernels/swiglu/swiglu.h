@@ -50,21 +50,25 @@ int64_t flops(const GatedLinear& g);
 
 // dgate, dup from dh and the gate; dx = dgate Wg + dup Wu; dWg += dgate^T x, dWu += dup^T x; db += sums over rows.
 // dx is one kernel, and both dW are. Of 16-bit operands dW and db may be f32.
+//
+// Without a workspace for dgate and dup: let swiglu_gate_backward write them over gate and up and leave dh out. Where
+// gate and up are the halves of one (T, 2H), in the order in which weights are halves of one matrix, dx is one product
+// on any GPU, and dW of such halves is.
 struct GatedLinearBackward {
-  Tensor dh, x, w_gate, w_up;             // x for dW and where gate and up are left out
+  Tensor dh;                              // left out: gate and up are dgate and dup
+  Tensor x, w_gate, w_up;                 // x for dW and where gate and up are left out
   Tensor gate, up;                        // as kept; left out they are formed again, which needs b_gate and b_up
   Tensor b_gate, b_up;                    //
   Tensor dx;                              // (T, C) written, or left out
   Tensor dw_gate, dw_up, db_gate, db_up;  // left out where the weights are frozen
-  // u8, gated_linear_backward_workspace_bytes(...). On a CPU dh may be its second half, and is lost then.
-  Tensor workspace;
+  Tensor workspace;                       // u8, gated_linear_backward_workspace_bytes(...)
   GateOptions options;
   bool transposed = false;
   bool overwrite = false;  // dW and db are written instead of added to
   Products products = Products::fp32;
 };
 void gated_linear_backward(const GatedLinearBackward& g, Stream stream);
-int64_t gated_linear_backward_workspace_bytes(int64_t rows, int64_t hidden, DType dtype, Device device);
+int64_t gated_linear_backward_workspace_bytes(const GatedLinearBackward& g);  // of everything else in it
 
 // y = (gate(x Wg^T + bg, x Wu^T + bu)) Wd^T + bd
 struct Swiglu {

@@ -54,9 +54,10 @@ EXPORT int ingot_bench_activate(const char* dtype, const char* act, void* x, voi
 }
 
 namespace {
-// Of a gated linear: weights' rows lie `stride` elements apart; `columns`: (C, H) each.
+// Of a gated linear: weights' rows lie `stride` elements apart, those of gate and up `kept_stride`; `columns`: (C, H)
+// each.
 struct GatedSizes {
-  int64_t rows, channels, hidden, stride, columns;
+  int64_t rows, channels, hidden, stride, kept_stride, columns;
 };
 Tensor gated_weights(void* data, DType t, const GatedSizes& s, Device device) {
   if (data == nullptr) return {};
@@ -67,40 +68,46 @@ Tensor gated_weights(void* data, DType t, const GatedSizes& s, Device device) {
 Tensor optional_matrix(void* data, DType t, int64_t rows, int64_t cols, Device device) {
   return data == nullptr ? Tensor() : Tensor(data, t, {rows, cols}, device);
 }
+Tensor kept_half(void* data, DType t, const GatedSizes& s, Device device) {
+  Tensor half = optional_matrix(data, t, s.rows, s.hidden, device);
+  if (half) half.stride[0] = s.kept_stride;
+  return half;
+}
 }  // namespace
 
 EXPORT int ingot_bench_gated_linear(const char* dtype, void* x, void* w_gate, void* w_up, void* h, void* gate, void* up,
-                                    int64_t rows, int64_t channels, int64_t hidden, int64_t stride, int64_t columns,
-                                    void* workspace, int64_t workspace_bytes, void* stream) {
+                                    int64_t rows, int64_t channels, int64_t hidden, int64_t stride, int64_t kept_stride,
+                                    int64_t columns, void* workspace, int64_t workspace_bytes, void* stream) {
   return guarded([&] {
     const Device device = kGpu;
     const DType t = dtype_named(dtype);
-    const GatedSizes s{rows, channels, hidden, stride, columns};
+    const GatedSizes s{rows, channels, hidden, stride, kept_stride, columns};
     gated_linear({.x = Tensor(x, t, {rows, channels}, device),
                   .w_gate = gated_weights(w_gate, t, s, device),
                   .w_up = gated_weights(w_up, t, s, device),
                   .h = Tensor(h, t, {rows, hidden}, device),
-                  .gate = optional_matrix(gate, t, rows, hidden, device),
-                  .up = optional_matrix(up, t, rows, hidden, device),
+                  .gate = kept_half(gate, t, s, device),
+                  .up = kept_half(up, t, s, device),
                   .workspace = Tensor(workspace, DType::u8, {workspace_bytes}, device),
                   .transposed = columns != 0},
                  {stream});
   });
 }
+// dh null: gate and up hold their gradients, as ingot_bench_gate writes them over halves of one tensor (layout 1).
 EXPORT int ingot_bench_gated_linear_backward(const char* dtype, void* dh, void* x, void* w_gate, void* w_up, void* gate,
                                              void* up, void* dx, void* dw_gate, void* dw_up, int64_t rows,
-                                             int64_t channels, int64_t hidden, int64_t stride, int64_t columns,
-                                             void* workspace, int64_t workspace_bytes, void* stream) {
+                                             int64_t channels, int64_t hidden, int64_t stride, int64_t kept_stride,
+                                             int64_t columns, void* workspace, int64_t workspace_bytes, void* stream) {
   return guarded([&] {
     const Device device = kGpu;
     const DType t = dtype_named(dtype);
-    const GatedSizes s{rows, channels, hidden, stride, columns};
-    gated_linear_backward({.dh = Tensor(dh, t, {rows, hidden}, device),
+    const GatedSizes s{rows, channels, hidden, stride, kept_stride, columns};
+    gated_linear_backward({.dh = optional_matrix(dh, t, rows, hidden, device),
                            .x = Tensor(x, t, {rows, channels}, device),
                            .w_gate = gated_weights(w_gate, t, s, device),
                            .w_up = gated_weights(w_up, t, s, device),
-                           .gate = optional_matrix(gate, t, rows, hidden, device),
-                           .up = optional_matrix(up, t, rows, hidden, device),
+                           .gate = kept_half(gate, t, s, device),
+                           .up = kept_half(up, t, s, device),
                            .dx = optional_matrix(dx, t, rows, channels, device),
                            .dw_gate = gated_weights(dw_gate, t, s, device),
                            .dw_up = gated_weights(dw_up, t, s, device),
