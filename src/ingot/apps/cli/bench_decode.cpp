@@ -29,6 +29,9 @@ void print_path(const std::string& path, const TokenTimes& of, const std::string
             fixed(of.p99_ms, 3) + ", best " + fixed(of.best_ms, 3) + "; " + fixed(1e3 / of.mean_ms, 0) + " tokens/s" +
             more + "\n");
 }
+std::string shown_path(const std::string& path) {
+  return path == "screened" ? "megakernel, head screened in 8 bits" : path;
+}
 void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) {
   const std::string gpus = std::to_string(s.gpus) + " GPUs";
   write_out(gpus + ", " + o.measurement.split + ": a token reads at most " + fixed(double(s.token_bytes) * 1e-9, 3) +
@@ -36,7 +39,7 @@ void print_shared(const Options& o, const DecodeTimes& t, const SharedTimes& s) 
   for (const auto& [path, of] : s.token) {
     const auto alone = std::find_if(t.token.begin(), t.token.end(), [&](const auto& one) { return one.first == path; });
     print_path(
-        path + ", " + gpus, of,
+        shown_path(path) + ", " + gpus, of,
         alone == t.token.end() ? "" : "; " + fixed(of.mean_ms / alone->second.mean_ms, 3) + " of one GPU's time");
   }
   write_out("16 tokens of a prompt: " + fixed(s.prompt_ms, 2) + " ms\n");
@@ -63,7 +66,7 @@ template <class Times> void print_paths(const Times& t, double read_TBps) {
         read_TBps > 0 ? ", " + fixed(TBps, 2) + " TB/s, " + fixed(100 * TBps / read_TBps, 0) + " % of reading alone"
         : TBps > 0    ? ", " + fixed(1e3 * TBps, 1) + " GB/s"
                       : "";
-    print_path(screened ? "megakernel, head screened in 8 bits" : path, of, speed);
+    print_path(shown_path(path), of, speed);
   }
 }
 
@@ -158,6 +161,7 @@ OrderedJson as_json(const SharedTimes& s, const std::string& split) {
           {"token", as_json(s.token)},
           {"prompt_ms_of_16", s.prompt_ms},
           {"token_bytes", s.token_bytes},
+          {"screened_bytes", s.screened_bytes},
           {"first_token_ms", s.first_token_ms},
           {"stages", by_gpu},
           {"exchange_idle", as_json(s.idle)},

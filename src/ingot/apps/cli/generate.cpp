@@ -239,7 +239,7 @@ void add_generate(Command& root) {
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "--ids");
     else if (o->raw)
       c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
-    refuse_without_effect(c, o->on);
+    refuse_split_of_one(c, o->on.gpus);
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
     const std::string path = o->run.empty() ? o->model : o->run;
     if (exists(path) && !is_gpt_oss(path))

@@ -55,15 +55,11 @@ std::vector<int> gpu_counts(const std::string& list) {
 void refuse_split_of_one(const Command& c, int64_t gpus) {
   if (gpus == 1) c.refuse_given({"split"}, "one GPU (--gpus shares a model)");
 }
-void refuse_without_effect(const Command& c, const ModelOptions& o) {
-  refuse_split_of_one(c, o.gpus);
-  if (o.gpus > 1) c.refuse_given({"whole-head"}, "several GPUs, which always read the whole head");
-}
 
 void add_gpu_options(Command& c, ModelOptions& o) {
   add_gpus(c, o.gpus, o.split);
   c.flag("--whole-head", o.whole_head,
-         "read GPT-OSS's whole head in bf16 for greedy tokens too (default: on one GPU with room for it, 8 bits of it "
+         "read GPT-OSS's whole head in bf16 for greedy tokens too (default: on GPUs with room for it, 8 bits of it "
          "tell which rows have to be; the tokens are the same)");
 }
 

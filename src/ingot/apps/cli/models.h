@@ -30,7 +30,6 @@ void add_gpu_counts(Command& c, std::string& list, std::string& split);
 std::vector<int> gpu_counts(const std::string& list);
 // Throws where --split was given and nothing is shared.
 void refuse_split_of_one(const Command& c, int64_t gpus);
-void refuse_without_effect(const Command& c, const ModelOptions& o);
 // add_gpus(), and what a single one does.
 void add_gpu_options(Command& c, ModelOptions& o);
 // `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.

@@ -363,6 +363,7 @@ int64_t lay_out(const GptOssConfig& c, uint32_t capacity, char* memory, Buffers&
   take(b.lists.weight, c.layers * entries * routing::kTokens);
   take(b.lists.row, c.layers * entries * routing::kTokens);
   take(b.logits, T * c.vocab);
+  b.own_logits = b.logits;
   take(b.best, kMostBlocks);
   if (b.ranks.several()) take(b.ranks.added, T * b.x_stride), take(b.ranks.key, 1);
   const auto take_bytes = [&](auto*& p, int64_t bytes) {
@@ -461,7 +462,7 @@ bool megakernel_takes(const Model& m) {
 }
 
 bool screen_takes(const Model& m) {
-  return megakernel_takes(m) && m.kv_heads < 0 && m.head.format == WeightFormat::bf16 &&
+  return megakernel_takes(m) && m.head.format == WeightFormat::bf16 && m.head.bands > 0 &&
          m.layers[0].down.format == WeightFormat::mxfp4;
 }
 
@@ -489,21 +490,24 @@ void run_megakernel(const Model& m, const Buffers& b, const Step& step, const Pe
   INGOT_CHECK(!traced || how.trace.words_of_block() == trace_of(m, 0, nullptr).words_of_block(),
               "decode trace: found room for ", how.trace.words_of_block(), " words, expected ",
               trace_of(m, 0, nullptr).words_of_block());
+  if (several) {
+    INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
+    token.head.key = nullptr;  // the kernel appends
+  }
   if (how.screened) {
     INGOT_CHECK(screen_takes(m) && m.screen.rows != nullptr && step.head_rows == 1 && !traced,
                 "decode token: found a screen wanted of a model without one, of ", step.head_rows,
                 " rows of logits, or of a trace, expected the likeliest id of one row alone");
     token.head.w = m.screen.codes;
-    return ScreenedMegakernel<WeightFormat::bf16>::launch(token, {m.head, m.screen.rows, b.lower_bounds}, layer,
-                                                          how.blocks, stream);
+    token.head.y = b.own_logits;  // to be read again
+    const ScreenedHead head{m.head, m.screen.rows, b.lower_bounds};
+    return several ? ScreenedRankMegakernel<WeightFormat::bf16>::launch(token, head, layer, how.blocks, stream)
+                   : ScreenedMegakernel<WeightFormat::bf16>::launch(token, head, layer, how.blocks, stream);
   }
   const auto go = [&](auto kernels) { kernels.launch(token, layer, how.blocks, stream); };
-  if (several) {
-    INGOT_CHECK(how.ranks != nullptr, "decode token over several GPUs: found nothing of the others");
-    token.head.key = nullptr;  // the kernel appends
+  if (several)
     return traced ? with_format<TracedRankMegakernel>(m.head.format, go)
                   : with_format<RankMegakernel>(m.head.format, go);
-  }
   traced ? with_format<TracedMegakernel>(m.head.format, go) : with_format<Megakernel>(m.head.format, go);
 }
 

@@ -63,7 +63,8 @@ megakernel::Trace trace_of(const Model& model, uint32_t blocks, uint64_t* words)
 // No rounded inputs of experts (GptOssConfig::e4m3_inputs), heads of up to 64 numbers, attention and head of one
 // format, the experts' matrices of one, and room in an SM's memory for a token's activations beside a ring of weights.
 bool megakernel_takes(const Model& model);
-// Of a model that megakernel_takes(): whether its head can be screened, on one GPU. In bf16, and experts in MXFP4.
+// Whether the head can be screened of a model that megakernel_takes(), or of a slice that has rows of it: in bf16, and
+// experts in MXFP4.
 bool screen_takes(const Model& model);
 void run_megakernel(const Model& model, const Buffers& buffers, const Step& step, const Persistent& how, Stream stream);
 // Who waited for what ("... for the output of layer 3: found 131, ..."); empty where no wait gave up.

@@ -40,12 +40,10 @@ using gpt_oss_decode::DeviceModel;
 using gpt_oss_decode::DeviceModelOptions;
 using gpt_oss_decode::RankedModel;
 
-DeviceModelOptions device_options(const GptOssDecoderOptions& o, int rank = 0) {
+DeviceModelOptions device_options(const GptOssDecoderOptions& o) {
   return {.context = o.context,
           .slots = o.slots,
-          .device = rank,
           .screen = o.screen,
-          .rank = rank,
           .ranks = int(o.gpus),
           .split = gpt_oss_decode::split_named(o.split)};
 }
@@ -145,7 +143,7 @@ std::string gpt_oss_gpus_misfit(const GptOssConfig& c, const GptOssDecoderOption
 std::string gpt_oss_gpu_misfit(const GptOssConfig& c, const GptOssWeights& w, const GptOssDecoderOptions& o) {
   if (std::string misfit = gpt_oss_gpus_misfit(c, o); !misfit.empty()) return misfit;
   for (int r = 0; r < int(o.gpus); ++r) {
-    DeviceModelOptions least = device_options(o, r);
+    DeviceModelOptions least = device_options(o).of_rank(r);
     least.screen = false;
     const int64_t needed = DeviceModel::bytes(c, w, least), free = gpu::device_memory(r).available();
     if (free >= 0 && needed > free)

@@ -333,10 +333,13 @@ int64_t DeviceModel::bytes(const GptOssConfig& c, const GptOssWeights& w, const 
 }
 
 DeviceModelOptions DeviceModel::roomy(const GptOssConfig& c, const GptOssWeights& w, DeviceModelOptions o) {
-  const int64_t free = gpu::device_memory(o.device).available();
   // Graphs and the code of kernels take memory later, which a screen must not have taken.
   constexpr int64_t kSpare = int64_t(1) << 29;
-  o.screen = o.screen && o.ranks == 1 && (free < 0 || bytes(c, w, o) + kSpare <= free);
+  for (int r = 0; r < o.ranks && o.screen; ++r) {
+    const DeviceModelOptions own = o.of_rank(r);
+    const int64_t free = gpu::device_memory(own.device).available();
+    o.screen = free < 0 || bytes(c, w, own) + kSpare <= free;
+  }
   return o;
 }
 
@@ -538,9 +541,9 @@ void DeviceModel::rehearse_prompt(int64_t tokens, uint32_t head_rows, int index)
              *stream_);
 }
 
-void DeviceModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab) {
+void DeviceModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone) {
   const gpu::DeviceGuard guard(device_);
-  if (1 <= tokens && tokens <= batch()) graph(slots_[size_t(slot)], uint32_t(tokens), head_rows, vocab);
+  if (1 <= tokens && tokens <= batch()) graph(slots_[size_t(slot)], uint32_t(tokens), head_rows, vocab, id_alone);
 }
 
 void DeviceModel::continue_greedily(int64_t n, int index, bool id_alone) {

@@ -28,6 +28,13 @@ struct DeviceModelOptions {
   // One of several GPUs that share the model: it has a slice (ranked_model.h, which makes all of them).
   int rank = 0, ranks = 1;
   Split split = Split::tensor;
+
+  // Another rank's, whose GPU has its number.
+  DeviceModelOptions of_rank(int r) const {
+    DeviceModelOptions own = *this;
+    if (ranks > 1) own.rank = own.device = r;
+    return own;
+  }
 };
 
 // Weights of the config's shapes without memory: what a synthetic model is made of.
@@ -49,7 +56,8 @@ class DeviceModel {
  public:
   // What a model will take of the GPU's memory.
   static int64_t bytes(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options);
-  // The same options, without a screen where memory has no room for one.
+  // The same options, without a screen where memory has no room for one, of several ranks where one has none for its
+  // own: what a step leaves is the same on all.
   static DeviceModelOptions roomy(const GptOssConfig& config, const GptOssWeights& weights, DeviceModelOptions options);
   // Copies the weights, which may be gone afterwards. f32 matrices become bf16. Too little memory is said before any
   // is taken.
@@ -93,7 +101,7 @@ class DeviceModel {
   // rank must reset() before it goes on.
   void rehearse_prompt(int64_t tokens, uint32_t head_rows, int slot = 0);
   // Makes what extend() of so many tokens launches. It may allocate, and so wait for other GPUs' kernels.
-  void prepare(int64_t tokens, uint32_t head_rows, int slot = 0, uint32_t vocab = 0);
+  void prepare(int64_t tokens, uint32_t head_rows, int slot = 0, uint32_t vocab = 0, bool id_alone = false);
   // Appends 1 to batch() tokens, or with head_rows of at most 1 up to prompt_batch(), with all up to rows_batch(), and
   // starts computing the logits of the last head_rows of them: 0, 1 or all. Ids from `vocab` on are not taken for the
   // likeliest; 0: all may be. `id_alone`: nobody will ask for the logits, so a screen may be used; the id is the same.

@@ -8,6 +8,7 @@
 #include "ingot/models/gpt_oss/decode/decode.h"
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
+#include "ingot/models/gpt_oss/decode/screen.h"
 #include "ingot/models/gpt_oss/decode/slices.h"
 
 namespace ingot::testing {
@@ -22,6 +23,8 @@ struct Emulated {
   std::vector<float> cos, sin;
   gpt_oss_decode::Model model;
   gpt_oss_decode::Buffers buffers;
+  std::vector<uint8_t> codes;  // of the head, where it is screened
+  std::vector<gpt_oss_decode::ScreenRow> screen_rows;
   bool megakernel = false;  // for single tokens
   std::vector<gpt_oss_decode::LayerStages> stages;
   uint32_t stop = gpu::kRunning, host_stop = 0;
@@ -93,6 +96,15 @@ struct Emulated {
     return reinterpret_cast<char*>((uintptr_t(v.data()) + 255) / 256 * 256);
   }
 
+  // Only where screen_takes(model).
+  void make_screen() {
+    codes.resize(size_t(gpt_oss_decode::screen_matrix(model.head, nullptr).matrix_bytes) + 16, 0xaa);
+    screen_rows.resize(16 * model.head.bands);
+    uint8_t* const memory = codes.data() + 16 - uintptr_t(codes.data()) % 16;
+    model.screen = {gpt_oss_decode::screen_matrix(model.head, memory), screen_rows.data()};
+    gpt_oss_decode::make_screen(model.head, model.screen, {});
+  }
+  bool has_screen() const { return model.screen.rows != nullptr; }
   void run_one_kernel(const gpt_oss_decode::Step& step, uint32_t missing = ~0u, const megakernel::Trace& trace = {},
                       bool screened = false) {
     const gpu::Watch watch{.stop = &stop, .host_stop = &host_stop, .record = &record, .limit_ns = limit_ns};

@@ -72,6 +72,17 @@ struct EmulatedRanks {
       std::fill(inboxes[r].begin(), inboxes[r].end(), char(0));
     }
   }
+  void make_screens() {
+    for (auto& e : ranks)
+      if (screen_takes(e->model)) e->make_screen();
+  }
+  // A token by the megakernel, of the head the likeliest id alone where `screened`. `missing`: the last block of the
+  // last rank stays away from the hand-off of this number.
+  void token(const gpt_oss_decode::Step& step, bool screened, uint32_t missing = ~0u) {
+    on_threads(ranks.size(), [&](size_t r) {
+      ranks[r]->run_one_kernel(step, r + 1 == ranks.size() ? missing : ~0u, {}, screened && ranks[r]->has_screen());
+    });
+  }
   void use_megakernel(bool wanted) {
     for (auto& e : ranks) e->megakernel = wanted;
   }

@@ -296,14 +296,20 @@ void measure_several(const GptOssConfig& c, const gpt_oss_decode::DeviceModelOpt
                                  {&shared.loaded, megakernel::ExchangeLoad::memory},
                                  {&shared.link, megakernel::ExchangeLoad::link}})
     *to = megakernel::measure_exchange(shared.gpus, uint32_t(c.hidden), load);
-  RankedModel m(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4), options, 1);
+  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4);
+  RankedModel m(c, shapes, DeviceModel::roomy(c, shapes, options), 1);
   if (times.weight_bytes == 0) times.weight_bytes = m.weight_bytes();
   constexpr int64_t kSome = 10;  // batches
   shared.prompt_ms = time_prompt(m, kSome * m.batch(), m.batch()) / double(kSome);
   if (o.prompt) shared.first_token_ms = time_prompt(m, o.context, m.prompt_batch());
   time_paths(m, o, o.context, shared);
-  for (int r = 0; r < m.ranks(); ++r)
-    shared.token_bytes = std::max(shared.token_bytes, bytes_of_token(m.rank(r), o.context + o.tokens / 2));
+  for (int r = 0; r < m.ranks(); ++r) {
+    const int64_t context = o.context + o.tokens / 2, bytes = bytes_of_token(m.rank(r), context);
+    shared.token_bytes = std::max(shared.token_bytes, bytes);
+    if (has_screen(m))  // on the GPUs that have rows of the head
+      shared.screened_bytes =
+          std::max(shared.screened_bytes, m.rank(r).has_screen() ? bytes_of_screened(m.rank(r), context) : bytes);
+  }
   if (!o.megakernel || !m.use_megakernel(true)) return;
   m.pretend(o.context);
   shared.stages = time_stages(m);
@@ -345,7 +351,7 @@ DecodeTimes measure_decode(const DecodeMeasurement& o) {
     fail(ErrorCode::usage, "found ", room, " tokens, expected at most ", c.context, ", the model's context");
   std::vector<gpt_oss_decode::DeviceModelOptions> shared;
   for (const int gpus : o.gpus) {
-    shared.push_back({.context = room, .ranks = gpus, .split = gpt_oss_decode::split_named(o.split)});
+    shared.push_back({.context = room, .screen = true, .ranks = gpus, .split = gpt_oss_decode::split_named(o.split)});
     (void)gpt_oss_decode::slices_of(c, gpus, shared.back().split);
   }
   const int64_t alone = DeviceModel::bytes(c, gpt_oss_decode::shapes_of(c, o.dense, WeightFormat::mxfp4),

@@ -46,6 +46,7 @@ struct SharedTimes {
   std::vector<std::pair<std::string, TokenTimes>> token;  // by path
   double prompt_ms = 0;                                   // of 16 tokens of the prompt
   int64_t token_bytes = 0;                                // of weights and keys that the busiest GPU reads
+  int64_t screened_bytes = 0;                             // as ContextTimes'
   double first_token_ms = 0;                              // as DecodeTimes's
   megakernel::ExchangeTimes idle, loaded, link;           // of an exchange of the residual stream's width
   std::vector<std::vector<StageTimes>> stages;            // by GPU

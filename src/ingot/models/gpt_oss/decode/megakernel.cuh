@@ -306,7 +306,7 @@ class TokenProgram : public TokenBlock {
   const TokenWeights<D, E, kScreened> weights_;
   const TokenProducts<D, E, kRanks> products_;
   const TokenRows<D, E, kTraced, kRanks, kScreened> rows_;
-  const ScreenedHeadProgram<D> screened_head_;
+  const ScreenedHeadProgram<D, kRanks> screened_head_;
 };
 
 template <WeightFormat D, WeightFormat E, bool kTraced, bool kRanks>
@@ -314,10 +314,10 @@ __global__ void __launch_bounds__(kTokenThreads + 32, 1) token_kernel(const __gr
   TokenProgram<D, E, kTraced, kRanks>().run(token);
 }
 
-template <WeightFormat D>
+template <WeightFormat D, bool kRanks>
 __global__ void __launch_bounds__(kTokenThreads + 32, 1)
     screened_token_kernel(const __grid_constant__ Token token, const __grid_constant__ ScreenedHead head) {
-  TokenProgram<D, WeightFormat::mxfp4, false, false, true>(&head).run(token);
+  TokenProgram<D, WeightFormat::mxfp4, false, kRanks, true>(&head).run(token);
 }
 
 // --- launcher
@@ -379,7 +379,13 @@ void Megakernel<D>::launch(const Token& token, const LayerStages& layer, int64_t
 template <WeightFormat D>
 void ScreenedMegakernel<D>::launch(const Token& token, const ScreenedHead& head, const LayerStages& layer,
                                    int64_t blocks, Stream stream) {
-  launch_kernel(screened_token_kernel<D>, token, layer, blocks, stream, head);
+  launch_kernel(screened_token_kernel<D, false>, token, layer, blocks, stream, head);
+}
+
+template <WeightFormat D>
+void ScreenedRankMegakernel<D>::launch(const Token& token, const ScreenedHead& head, const LayerStages& layer,
+                                       int64_t blocks, Stream stream) {
+  launch_kernel(screened_token_kernel<D, true>, token, layer, blocks, stream, head);
 }
 
 template <WeightFormat D>

@@ -111,5 +111,10 @@ template <WeightFormat Dense> struct RankMegakernel {
 template <WeightFormat Dense> struct TracedRankMegakernel {
   static void launch(const Token& token, const LayerStages& layer, int64_t blocks, Stream stream);
 };
+// As ScreenedMegakernel; `token.head.y` is this GPU's own memory.
+template <WeightFormat Dense> struct ScreenedRankMegakernel {
+  static void launch(const Token& token, const ScreenedHead& head, const LayerStages& layer, int64_t blocks,
+                     Stream stream);
+};
 
 }  // namespace ingot::gpt_oss_decode

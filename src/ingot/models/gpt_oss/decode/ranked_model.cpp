@@ -58,12 +58,9 @@ RankedModel::RankedModel(const GptOssConfig& c, const GptOssWeights& w, const De
   if (const std::string misfit = ranks_misfit(o.ranks); !misfit.empty())
     fail(ErrorCode::unsupported, "decode on GPUs: ", misfit);
   (void)slices_of(c, o.ranks, o.split);
-  for (int r = 0; r < o.ranks; ++r) {
-    DeviceModelOptions own = o;
-    if (o.ranks > 1) own.rank = own.device = r;
-    ranks_.push_back(seed == nullptr ? std::make_unique<DeviceModel>(c, w, own)
-                                     : std::make_unique<DeviceModel>(c, w, own, *seed));
-  }
+  for (int r = 0; r < o.ranks; ++r)
+    ranks_.push_back(seed == nullptr ? std::make_unique<DeviceModel>(c, w, o.of_rank(r))
+                                     : std::make_unique<DeviceModel>(c, w, o.of_rank(r), *seed));
   if (o.ranks == 1) return;
   megakernel::let_peers_reach(o.ranks);
   for (const auto& rank : ranks_) rank->connect(ranks_);
@@ -146,9 +143,9 @@ bool RankedModel::use_megakernel(bool wanted) {
   return takes;
 }
 
-void RankedModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab) {
+void RankedModel::prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone) {
   if (ranks() > 1)
-    for (const auto& rank : ranks_) rank->prepare(tokens, head_rows, slot, vocab);
+    for (const auto& rank : ranks_) rank->prepare(tokens, head_rows, slot, vocab, id_alone);
 }
 void RankedModel::prepare_prompt(int64_t tokens, uint32_t head_rows, int slot) {
   if (ranks() == 1 || tokens <= batch() || tokens > prompt_batch() || length(slot) + tokens > context()) return;
@@ -166,7 +163,7 @@ void RankedModel::prepare_prompt(int64_t tokens, uint32_t head_rows, int slot) {
 }
 void RankedModel::extend(std::span<const int32_t> ids, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone) {
   prepare_prompt(int64_t(ids.size()), head_rows, slot);
-  prepare(int64_t(ids.size()), head_rows, slot, vocab);
+  prepare(int64_t(ids.size()), head_rows, slot, vocab, id_alone);
   on_each(int64_t(ids.size()) > batch(), [&](DeviceModel& m) { m.extend(ids, head_rows, slot, vocab, id_alone); });
   drawn_by_first_[size_t(slot)] = false;
 }
@@ -185,9 +182,9 @@ void RankedModel::continue_greedily(int64_t n, int slot, bool id_alone) {
   if (length(slot) + n > context())
     fail(ErrorCode::usage, "found ", length(slot) + n, " tokens, expected at most ", context(), ", the context");
   share_drawn(slot);
-  prepare(1, 1, slot, 0);
+  prepare(1, 1, slot, 0, id_alone);
   // In turn: a stream takes so many launches, and a rank's would wait for those that another has not been given.
-  for (int64_t i = 0; i < n; ++i) on_each(false, [&](DeviceModel& m) { m.continue_greedily(1, slot); });
+  for (int64_t i = 0; i < n; ++i) on_each(false, [&](DeviceModel& m) { m.continue_greedily(1, slot, id_alone); });
 }
 
 std::vector<StageSpan> RankedModel::trace_token(uint32_t blocks, int slot) {

@@ -64,7 +64,7 @@ class RankedModel {
   RankedModel(const GptOssConfig& config, const GptOssWeights& weights, const DeviceModelOptions& options,
               const uint64_t* seed);
   // Before any rank's kernels run: making a graph may wait for them.
-  void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab);
+  void prepare(int64_t tokens, uint32_t head_rows, int slot, uint32_t vocab, bool id_alone);
   // The same of a prompt's kernels: the first launch of each loads its code.
   void prepare_prompt(int64_t tokens, uint32_t head_rows, int slot);
   template <class Call> void on_each(bool side_by_side, Call&& call);

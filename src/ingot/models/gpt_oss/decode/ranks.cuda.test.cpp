@@ -12,16 +12,11 @@
 #include <fstream>
 #include <thread>
 
-#include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
 #include "ingot/models/gpt_oss/decode/decoder.h"
 #include "ingot/models/gpt_oss/decode/on_host.test.h"
-#include "ingot/models/gpt_oss/decode/ranked_model.h"
-#include "ingot/testing/gpu_test.h"
+#include "ingot/models/gpt_oss/decode/several_gpus.test.h"
 #include "ingot/testing/temporary_directory.h"
-#ifdef INGOT_EMULATED_DEVICE
-#include "ingot/gpu/emulation/grid.h"
-#endif
 
 namespace ingot {
 namespace {
@@ -31,12 +26,11 @@ using gpt_oss_decode::RankedModel;
 using gpt_oss_decode::Split;
 using testing::DecodeCase;
 using testing::DecodeModel;
+using testing::download;
+using testing::kPatience;
+using testing::row_of;
+using testing::state_of;
 
-template <class T> std::vector<T> download(const T* from, int64_t n) {
-  std::vector<T> host(static_cast<size_t>(n));
-  gpu::copy_to_host(host.data(), from, n * int64_t(sizeof(T)));
-  return host;
-}
 testing::DecodeReference::Choices choices_of(const gpt_oss_decode::DeviceModel& m, size_t t) {
   gpt_oss_decode::Buffers b = m.buffers();
   const int64_t layers = m.config().layers, n = layers * b.entries;
@@ -45,9 +39,6 @@ testing::DecodeReference::Choices choices_of(const gpt_oss_decode::DeviceModel& 
   b.lists = {count.data(), expert.data(), nullptr, row.data()};
   return testing::choices_of(b, layers, t);
 }
-// Seconds of waiting: threads that stand for GPUs may have to wait for a core.
-constexpr double kPatience = testing::kEmulated ? 1000 : 2;
-
 // A model that so many GPUs can share.
 std::vector<DecodeCase> cases(int gpus) {
   const GptOssConfig config = gpus == 2 ? testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2)
@@ -68,28 +59,15 @@ struct Small {
   }
 };
 
-// As many GPUs as the parameter says.
-class GptOssRanksCuda : public testing::GpuTest<::testing::TestWithParam<int>> {
+class GptOssRanksCuda : public testing::SeveralGpus {
  protected:
-  void SetUp() override {
-#ifdef INGOT_EMULATED_DEVICE
-    emulation::pretend_devices(ranks());
-#endif
-    testing::GpuTest<::testing::TestWithParam<int>>::SetUp();
-    if (const std::string misfit = gpt_oss_decode::ranks_misfit(ranks()); !misfit.empty()) GTEST_SKIP() << misfit;
-  }
-#ifdef INGOT_EMULATED_DEVICE
-  void TearDown() override { emulation::pretend_devices(1); }
-#endif
-
-  static int ranks() { return GetParam(); }
   static void check_case(const DecodeCase& t, Split split, bool megakernel);
   static void check_prompts(GptOssConfig config, WeightFormat dense, Split split);
 };
 // The emulator's four take minutes; ranks.emulated.test.cpp has some.
 INSTANTIATE_TEST_SUITE_P(, GptOssRanksCuda,
                          ::testing::ValuesIn(testing::kEmulated ? std::vector<int>{2} : std::vector<int>{2, 4}),
-                         [](const auto& gpus) { return "Over" + std::to_string(gpus.param); });
+                         testing::over_gpus);
 
 void GptOssRanksCuda::check_case(const DecodeCase& t, Split split, bool megakernel) {
   SCOPED_TRACE(::testing::Message() << (megakernel ? "megakernel" : "phase by phase"));
@@ -116,7 +94,7 @@ void GptOssRanksCuda::check_case(const DecodeCase& t, Split split, bool megakern
                                             EXPECT_EQ(choices_of(gpus->rank(r), i), chosen);
                                           return chosen;
                                         },
-                                    .state = [&] { return download(gpus->rank(ranks() - 1).buffers().state, 1)[0]; }};
+                                    .state = [&] { return state_of(*gpus, ranks() - 1); }};
   });
 }
 TEST_P(GptOssRanksCuda, SeveralGpusAreTheModelPhaseByPhase) {
@@ -169,7 +147,7 @@ void GptOssRanksCuda::check_prompts(GptOssConfig config, WeightFormat dense, Spl
       of_gpus.add({&all[size_t(i * V)], &all[size_t(i * V)] + V}, want);
       ASSERT_TRUE(std::isfinite(of_gpus.largest)) << "position " << at;
     }
-    for (int r = 0; r < ranks(); ++r) EXPECT_EQ(download(gpus.rank(r).buffers().state, 1)[0].position, int32_t(at));
+    for (int r = 0; r < ranks(); ++r) EXPECT_EQ(state_of(gpus, r).position, int32_t(at));
   }
   EXPECT_LT(exact.worst_choice, 0.2);
   EXPECT_LE(of_gpus.rms(), 1.5 * of_chain.rms());
@@ -180,12 +158,6 @@ TEST_P(GptOssRanksCuda, PromptsAreTheModel) {
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4})
     check_prompts(config, dense, Split::tensor);
   check_prompts(config, WeightFormat::bf16, Split::attention_experts);
-}
-
-std::vector<float> row_of(RankedModel& m) {
-  std::vector<float> row(size_t(m.config().vocab));
-  m.logits(1, row.data());
-  return row;
 }
 
 TEST_P(GptOssRanksCuda, RunsAreBitIdenticalAndAllGpusHaveTheSameState) {
@@ -200,10 +172,9 @@ TEST_P(GptOssRanksCuda, RunsAreBitIdenticalAndAllGpusHaveTheSameState) {
     const std::vector<float> row = row_of(gpus);
     if (run == 0) first = row;
     ASSERT_EQ(std::memcmp(row.data(), first.data(), row.size() * 4), 0) << "run " << run;
-    const auto state_of = [&](int r) { return download(gpus.rank(r).buffers().state, 1)[0]; };
-    const auto one = state_of(0);
+    const auto one = state_of(gpus, 0);
     for (int r = 1; r < ranks(); ++r) {
-      const auto other = state_of(r);
+      const auto other = state_of(gpus, r);
       ASSERT_EQ(std::memcmp(&one, &other, sizeof one), 0) << "run " << run << ", GPU " << r;
     }
   }

@@ -9,24 +9,11 @@
 namespace ingot {
 namespace {
 
-using gpt_oss_decode::Matrix;
 using gpt_oss_decode::screen_code;
 using gpt_oss_decode::screen_value;
-using gpt_oss_decode::ScreenRow;
 using testing::Emulated;
 using testing::HeadRows;
 using testing::ScreenedModel;
-
-struct Screened {
-  std::vector<uint8_t> codes;
-  std::vector<ScreenRow> rows;
-  gpt_oss_decode::Screen screen;
-  explicit Screened(const Matrix& head) : rows(16 * head.bands) {
-    codes.resize(size_t(gpt_oss_decode::screen_matrix(head, nullptr).matrix_bytes) + 16, 0xaa);
-    screen = {gpt_oss_decode::screen_matrix(head, codes.data() + 16 - uintptr_t(codes.data()) % 16), rows.data()};
-    gpt_oss_decode::make_screen(head, screen, {});
-  }
-};
 
 TEST(GptOssScreenEmulated, ACodeIsTheNearestAndOwnValuesStay) {
   for (uint32_t code = 0; code < 256; ++code) EXPECT_EQ(screen_code(double(screen_value(code))), code);
@@ -42,8 +29,9 @@ TEST(GptOssScreenEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
   for (const auto& [name, head] : testing::heads_to_screen(37, 96)) {
     SCOPED_TRACE(name);
     const ScreenedModel m(head);
-    const Emulated gpu(m.model, 4);
-    const Screened s(gpu.model.head);
+    Emulated gpu(m.model, 4);
+    gpu.make_screen();
+    const gpt_oss_decode::Screen& s = gpu.model.screen;
     const double g = gpt_oss_decode::screen_rounding(96);
     for (size_t n = 0; n < head.size(); ++n) {
       double errors = 0, squares = 0;
@@ -52,8 +40,8 @@ TEST(GptOssScreenEmulated, BoundsHoldAndAreNoLargerThanTheyMustBe) {
         const double w = double(float(bf16(head[n][c])));
         finite = finite && std::isfinite(w);
         const uint32_t code =
-            s.screen.codes.data[n / 16 * size_t(s.screen.codes.band_bytes) + c / 64 * gpt_oss_decode::kScreenGranule +
-                                gpt_oss_decode::screen_place(uint32_t(n % 16), uint32_t(c % 64))];
+            s.codes.data[n / 16 * size_t(s.codes.band_bytes) + c / 64 * gpt_oss_decode::kScreenGranule +
+                         gpt_oss_decode::screen_place(uint32_t(n % 16), uint32_t(c % 64))];
         const double e = w - double(s.rows[n].scale) * double(screen_value(code));
         errors += e * e, squares += w * w;
       }
@@ -74,8 +62,7 @@ void check_head(const HeadRows& head, int64_t blocks, std::span<const int32_t> i
                 bool all = false) {
   const ScreenedModel m(head);
   Emulated usual(m.model, 4), gpu(m.model, 4);
-  const Screened s(gpu.model.head);
-  gpu.model.screen = s.screen;
+  gpu.make_screen();
   gpu.blocks = usual.blocks = blocks;
   for (const int32_t id : ids) {
     usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = id;
@@ -126,8 +113,7 @@ TEST(GptOssScreenEmulated, AModelGoesOnAsWithTheUsualHead) {
   const testing::DecodeModel m(t.config, t.dense, t.experts, 11);
   for (const int64_t blocks : {1, 4}) {
     Emulated usual(m, 30), gpu(m, 30);
-    const Screened s(gpu.model.head);
-    gpu.model.screen = s.screen;
+    gpu.make_screen();
     gpu.blocks = usual.blocks = blocks;
     usual.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 9;
     for (int i = 0; i < (testing::kSanitized ? 4 : 8); ++i) {  // the third is the usual head's
@@ -141,8 +127,7 @@ TEST(GptOssScreenEmulated, AModelGoesOnAsWithTheUsualHead) {
 TEST(GptOssScreenEmulated, AMissingBlockIsNamedAndTheNextTokenIsRight) {
   const ScreenedModel m(testing::random_head(300, 96, 1));
   Emulated gpu(m.model, 9), sound(m.model, 9);
-  const Screened s(gpu.model.head);
-  gpu.model.screen = s.screen;
+  gpu.make_screen();
   sound.buffers.state->tokens[0] = gpu.buffers.state->tokens[0] = 5;
   sound.run_one_kernel({.capacity = 9});
   gpu.run_one_kernel({.capacity = 9}, gpt_oss_decode::kHandoffsOfLayer, {}, true);

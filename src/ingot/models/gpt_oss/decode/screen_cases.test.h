@@ -17,17 +17,18 @@ namespace ingot::testing {
 using HeadRows = std::vector<std::vector<float>>;
 
 // A model of one layer, which adds nothing, whose head has these rows: of token 0 the head takes signs(), of others
-// random numbers.
+// random numbers. So many GPUs can share it.
 struct ScreenedModel {
   DecodeModel model;
 
-  static GptOssConfig config(int64_t hidden, int64_t vocab) {
-    GptOssConfig c = decode_config(hidden, 4, 2, 16, 32, 3, 2, 5, 1);
+  static GptOssConfig config(int64_t hidden, int64_t vocab, int64_t gpus) {
+    GptOssConfig c = gpus == 1 ? decode_config(hidden, 4, 2, 16, 32, 3, 2, 5, 1)
+                               : decode_config(hidden, 4 * gpus, gpus, 16, 64 * gpus - 32, 3, 2, 5, 1);
     c.vocab = vocab, c.norm_eps = 0;
     return c;
   }
-  explicit ScreenedModel(const HeadRows& rows, uint64_t seed = 7)
-      : model(config(int64_t(rows[0].size()), int64_t(rows.size())), WeightFormat::bf16, WeightFormat::mxfp4, seed) {
+  explicit ScreenedModel(const HeadRows& rows, int64_t gpus = 1)
+      : model(config(int64_t(rows[0].size()), int64_t(rows.size()), gpus), WeightFormat::bf16, WeightFormat::mxfp4, 7) {
     GptOssLayer& l = model.weights.layers[0];
     std::fill_n(l.o.data.ptr<uint8_t>(), l.o.data.bytes(), uint8_t(0));
     std::fill_n(l.down.data.ptr<uint8_t>(), l.down.data.bytes(), uint8_t(0));
@@ -55,18 +56,22 @@ inline HeadRows random_head(size_t rows, size_t cols, uint64_t seed, double scal
     for (float& w : row) w = normal(random);
   return head;
 }
+// Codes of two rows are off by nearly half a step in every number, with the signs of what they meet: the one, whose
+// logit of token 0 is the largest, is taken for much smaller, the other for much larger.
+inline void mislead(HeadRows& head, size_t largest, size_t other) {
+  for (size_t c = 0; c < head[0].size(); ++c) {
+    const float sign = ScreenedModel::sign(int64_t(c));
+    head[largest][c] = sign * (c == 0 ? 1.9375f : 1 + 3 / 128.f);
+    head[other][c] = sign * (c == 0 ? -1.9375f : 1 + 5 / 128.f);
+  }
+}
 inline std::vector<std::pair<std::string, HeadRows>> heads_to_screen(size_t rows, size_t cols) {
   std::vector<std::pair<std::string, HeadRows>> all;
   const auto sign = [](size_t c) { return ScreenedModel::sign(int64_t(c)); };
   all.emplace_back("random", random_head(rows, cols, 1));
   {
-    // Codes are off by nearly half a step in every number, with the signs of what they meet: the largest logit's row is
-    // taken for much smaller, another one's for much larger.
     HeadRows head = random_head(rows, cols, 2, 1e-3);
-    for (size_t c = 0; c < cols; ++c) {
-      head[rows / 3][c] = sign(c) * (c == 0 ? 1.9375f : 1 + 3 / 128.f);
-      head[rows - 2][c] = sign(c) * (c == 0 ? -1.9375f : 1 + 5 / 128.f);
-    }
+    mislead(head, rows / 3, rows - 2);
     all.emplace_back("errors against it", head);
   }
   {

@@ -1,7 +1,9 @@
 #pragma once
 // The megakernel's screened head (screen.h has the bound, screen.cuh what it does to a granule): the codes say how
 // large each row's logit can be, and what the largest is at least; rows that may be it are multiplied as the usual head
-// multiplies all.
+// multiplies all. Where several GPUs make the token each does so with its own rows and finds the likeliest of its ids,
+// of which the usual exchange takes the likeliest of all: a lower end of another GPU's could leave fewer rows, but
+// would be waited for.
 #include "ingot/models/gpt_oss/decode/screen.cuh"
 #include "ingot/models/gpt_oss/decode/token_columns.cuh"
 
@@ -10,7 +12,7 @@ namespace ingot::gpt_oss_decode {
 using ScreenMemory = screen::Memory<kTokenWarps, kHeldBands>;
 static_assert(sizeof(ScreenMemory) <= kBestBytes, "in the place of what the usual head keeps there");
 
-template <WeightFormat D> class ScreenedHeadProgram : public TokenBlock {
+template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenBlock {
  public:
   __device__ __forceinline__ explicit ScreenedHeadProgram(const ScreenedHead* head) : head_(head) {}
 
@@ -63,7 +65,8 @@ template <WeightFormat D> class ScreenedHeadProgram : public TokenBlock {
   // Whether this thread compares row n, of a round's first `kEnding`.
   __device__ __forceinline__ bool is_screened_row(const Section& s, uint32_t n) const {
     const NormProduct& p = m_.token.head;
-    return threadIdx.x < kEnding && n < min(16 * s.end_sums, min(p.w.rows, p.vocab));
+    const uint32_t ids = !kRanks ? p.vocab : p.vocab > p.first_id ? p.vocab - p.first_id : 0;
+    return threadIdx.x < kEnding && n < min(16 * s.end_sums, min(p.w.rows, ids));
   }
   __device__ __forceinline__ screen::Column norm_column(float drop) const {
     ScreenMemory& m = memory();
@@ -198,7 +201,7 @@ template <WeightFormat D> class ScreenedHeadProgram : public TokenBlock {
       const uint32_t n = 16 * found[slot].x + row;
       const float y = of_warps(m_.sums[slot], row) * drop;
       m_.token.head.y[n] = y;
-      top.add(y, n);
+      top.add(y, (kRanks ? m_.token.head.first_id : 0) + n);
     }
     TokenTeam::sync();
   }

@@ -72,6 +72,7 @@ struct Buffers {
   routing::Lists lists;                   // of the first layer; the others' follow
   int64_t entries;                        // of a layer's lists
   float* logits;                          // (16, vocab)
+  float* own_logits;                      // the same, but this GPU's where those are another's
   uint64_t* best;                         // (blocks of the head)
   uint32_t* arrived;                      // (kv_heads + 2): attention's key heads, router, head
   // The megakernel's. The first and the last are zero between launches, or nearly.
