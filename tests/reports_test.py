@@ -245,9 +245,9 @@ class Reports(unittest.TestCase):
             counts(2, None, ("H200", "H100"))
 
         def token(ms):
-            return {path: {"mean_ms": ms} for path in ("phased", "megakernel")}
-        said = {"decode": {"token": token(1.6), "stages": {}, "read_TBps": 4.0,
-                           "shared": [{"gpus": n, "token": token(ms), "token_bytes": 4e9 / n} for n, ms in ((2, 1.2), (4, 1.0))]},
+            return {"phased": {"mean_ms": 2 * ms}, "megakernel": {"mean_ms": ms}, "screened": {"mean_ms": ms - 0.25}}
+        said = {"decode": {"token": token(1.75), "stages": {}, "read_TBps": 4.0,
+                           "shared": [{"gpus": n, "token": token(ms), "token_bytes": 4e9 / n, "screened_bytes": 3e9 / n} for n, ms in ((2, 1.25), (4, 1.0))]},
                 "prompt": {"prompts": [{"gpus": n, "tokens": 100, "p50_ms": 30 / n, "best_ms": 29 / n, "one_gpu_ms": 30.0, "flops": 0, "weight_bytes": 4e9 / n} for n in (2, 4)]}}
         case, lines = gpu_decode_gpus.CASES[0], []
 
@@ -257,8 +257,14 @@ class Reports(unittest.TestCase):
         with unittest.mock.patch.object(gpu_decode_gpus.subprocess, "run", run):
             tokens, prompts = list(gpu_decode_gpus.measure(case, [2, 4], "ingot")), list(gpu_decode_gpus.measure_prompts(case, [2, 4], "ingot", {"read_TBps": 4.0, "bf16_TFLOPs": 700.0}))
         self.assertEqual([line[line.index("--gpus") + 1] for line in lines], ["2,4", "2,4"])
-        self.assertEqual([(r["name"].split(", ")[2], r["ours_us"], r["peers"]["one GPU"], r["limit_us"]) for r in tokens + prompts],
-                         [("2 GPUs", 1200, 1600, 500), ("4 GPUs", 1000, 1600, 250), ("2 GPUs", 15000, 30000, 500), ("4 GPUs", 7500, 30000, 250)])
+        self.assertEqual([(r["name"].split(", ", 2)[2], r["ours_us"], r["peers"], r["limit_us"]) for r in tokens],
+                         [("2 GPUs, tensor", 1250, {"one GPU": 1750, "phased": 2500}, 500),
+                          ("2 GPUs, tensor, head screened in 8 bits", 1000, {"one GPU": 1500, "whole_head": 1250}, 375),
+                          ("4 GPUs, tensor", 1000, {"one GPU": 1750, "phased": 2000}, 250),
+                          ("4 GPUs, tensor, head screened in 8 bits", 750, {"one GPU": 1500, "whole_head": 1000}, 187.5)])
+        self.assertEqual([(r["name"].split(", ")[2], r["ours_us"], r["peers"]["one GPU"], r["limit_us"]) for r in prompts],
+                         [("2 GPUs", 15000, 30000, 500), ("4 GPUs", 7500, 30000, 250)])
+        self.assertEqual(len(tokens), 2 * gpu_decode_gpus.rows_of(case))
         self.assertEqual(reports.problems_of({**GOOD, "suite": "decode_gpus", "results": tokens + prompts}), [])
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")

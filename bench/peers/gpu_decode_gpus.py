@@ -31,6 +31,10 @@ def label(case, gpus):
     return f"gpt-oss-{case['size']}, {case['dense']} dense, {gpus} GPUs, {case['split']}"
 
 
+def rows_of(case):  # with a head in bf16 there is a screened one, too
+    return 2 if case["dense"] == "bf16" else 1
+
+
 def run(program, case, counts, ingot, *more):
     line = [str(ingot), "bench", program, "--synthetic", case["size"], "--dense", case["dense"], "--gpus", ",".join(map(str, counts)),
             "--split", case["split"], "--json", *more]
@@ -43,11 +47,15 @@ def run(program, case, counts, ingot, *more):
 def measure(case, counts, ingot):
     found = run("decode", case, counts, ingot, "--context", str(CONTEXT), "--phases")
     for shared in found["shared"]:
-        yield {"name": label(case, shared["gpus"]), "shape": [CONTEXT], "dtype": f"{case['dense']}, mxfp4",
-               "ours_us": 1e3 * shared["token"]["megakernel"]["mean_ms"],
-               "peers": {"one GPU": 1e3 * found["token"]["megakernel"]["mean_ms"], "phased": 1e3 * shared["token"]["phased"]["mean_ms"]},
-               "limit_us": shared["token_bytes"] / found["read_TBps"] * 1e-6, "read_TBps": found["read_TBps"], "one": found["token"],
-               "one_stages": found["stages"], **shared}
+        def row(name, path, size, peer, of, shared=shared, **more):
+            return {"name": label(case, shared["gpus"]) + name, "shape": [CONTEXT], "dtype": f"{case['dense']}, mxfp4",
+                    "ours_us": 1e3 * shared["token"][path]["mean_ms"],
+                    "peers": {"one GPU": 1e3 * found["token"][path]["mean_ms"], peer: 1e3 * shared["token"][of]["mean_ms"]},
+                    "limit_us": size / found["read_TBps"] * 1e-6, "read_TBps": found["read_TBps"], **more}
+
+        yield row("", "megakernel", shared["token_bytes"], "phased", "phased", one=found["token"], one_stages=found["stages"], **shared)
+        if "screened" in shared["token"]:
+            yield row(", head screened in 8 bits", "screened", shared["screened_bytes"], "whole_head", "megakernel", screened=shared["token"]["screened"])
 
 
 def measure_prompts(case, counts, ingot, ceiling):
@@ -58,9 +66,11 @@ def measure_prompts(case, counts, ingot, ceiling):
 
 
 def say(r):
-    print(f"{r['name']:52} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}; "
-          f"an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['handoff_us']:.2f} us more than a hand-off, under load "
-          f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['handoff_us']:.2f}", flush=True)
+    exchange = ("" if "exchange_idle" not in r else
+                f"; an exchange {r['exchange_idle']['exchange_us'] - r['exchange_idle']['handoff_us']:.2f} us more than a hand-off, under load "
+                f"{r['exchange_loaded']['exchange_us'] - r['exchange_loaded']['handoff_us']:.2f}")
+    print(f"{r['name']:76} {r['ours_us'] / 1e3:.3f} ms a token, {r['ours_us'] / r['peers']['one GPU']:.3f} of one GPU's {r['peers']['one GPU'] / 1e3:.3f}{exchange}",
+          flush=True)
 
 
 def say_prompt(r):
@@ -85,7 +95,7 @@ def main():
             say(r)
         if not (options.only or options.quick):
             write_report("decode_gpus", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
-                         cases=len(counts) * (len(CASES) + len(PROMPTS) * len(LENGTHS)))
+                         cases=len(counts) * (sum(rows_of(case) for case in CASES) + len(PROMPTS) * len(LENGTHS)))
 
     for cases, measured, say_of in ((CASES, lambda *case: measure(*case, options.ingot), say),
                                     (PROMPTS, lambda *case: measure_prompts(*case, options.ingot, ceiling), say_prompt)):
