@@ -573,15 +573,28 @@ GptOssForms gpt_oss_archive_forms(const std::string& path) {
   return {.dense = views.head.format, .experts = views.layers[0].gate_up.format};
 }
 
-GptOssWeights load_gpt_oss_archive(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
+namespace {
+GptOssWeights map_archive(const std::string& path, const GptOssConfig& config, const GptOssLoad& load, bool read) {
   auto file = std::make_shared<ArchiveFile>(path);
   GptOssWeights w;
   const Finder found = find_parts(*file, config, load, w);
-  require_memory(found.bytes + load.other_bytes, path);
-  file->prefetch(found.used);
+  if (read) {
+    const int64_t room = available_memory();
+    require_memory((load.passed_on ? 0 : found.bytes) + load.other_bytes, path);
+    // What memory has no room for is read as it is passed on.
+    if (room < 0 || found.bytes <= room) file->prefetch(found.used);
+  }
   w.mapped_bytes = found.bytes;
   w.mapping = std::move(file);
   return w;
+}
+}  // namespace
+
+GptOssWeights load_gpt_oss_archive(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
+  return map_archive(path, config, load, true);
+}
+GptOssWeights map_gpt_oss_archive(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
+  return map_archive(path, config, load, false);
 }
 
 int64_t gpt_oss_archive_bytes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {

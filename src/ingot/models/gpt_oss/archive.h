@@ -35,9 +35,11 @@ int64_t write_synthetic_gpt_oss(const GptOssConfig& config, const std::string& t
 
 GptOssForms gpt_oss_archive_forms(const std::string& path);  // what an archive has
 
-// load_gpt_oss() and gpt_oss_weight_bytes() come here. Mapped, and brought into memory once; an archive that another
-// process shortens afterwards ends this one.
+// load_gpt_oss(), gpt_oss_shapes() and gpt_oss_weight_bytes() come here. Mapped, and brought into memory once, where it
+// has room or they stay there; an archive that another process shortens afterwards ends this one.
 GptOssWeights load_gpt_oss_archive(const std::string& path, const GptOssConfig& config, const GptOssLoad& load);
+GptOssWeights map_gpt_oss_archive(const std::string& path, const GptOssConfig& config,
+                                  const GptOssLoad& load);  // unread
 int64_t gpt_oss_archive_bytes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load);
 // A file that came with the checkpoint, such as tokenizer.json.
 std::vector<std::string> gpt_oss_archived_files(const std::string& path);  // their names

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <map>
 
 #include "ingot/io/archive.h"
@@ -165,6 +166,43 @@ TEST(gpt_oss_archive, the_first_layers_alone_can_be_loaded) {
             "usage: layers: found 3, expected 1 to 2, or 0 for all");
   EXPECT_TRUE(holds(error_of([&] { load_gpt_oss(dir / "x", config, {.other_bytes = int64_t(1) << 50}); }),
                     "of memory, found "));
+}
+
+// Bytes of a mapped file that this process has come to.
+int64_t touched(const std::string& path) {
+  std::ifstream maps("/proc/self/smaps");
+  bool is_mine = false;
+  int64_t bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (!line.empty() && std::isupper(static_cast<unsigned char>(line[0])) == 0) is_mine = line.ends_with(path);
+    if (is_mine && line.starts_with("Rss:")) bytes += std::stoll(line.substr(4)) * 1024;
+  }
+  return bytes;
+}
+// So that a device without room for a model is not found out by reading 65 GB, nor the host's memory asked for them.
+TEST(gpt_oss_archive, shapes_are_known_without_reading_and_what_is_passed_on_needs_no_memory) {
+  const TemporaryDirectory dir;
+  const std::string path = dir / "x.ingot";
+  GptOssConfig config = synthetic_gpt_oss("small");
+  config.vocab = 40'000;
+  write_synthetic_gpt_oss(config, path);
+  const int64_t all = gpt_oss_weight_bytes(path, config);
+  ASSERT_GT(all, 8 << 20);
+  {
+    const GptOssWeights shapes = gpt_oss_shapes(path, config);
+    EXPECT_EQ(shapes.bytes(), all);
+    EXPECT_EQ(shapes.layers.size(), size_t(config.layers));
+    EXPECT_LT(touched(path), all / 4);
+    EXPECT_EQ(gpt_oss_shapes(path, config, {.layers = 1, .other_bytes = int64_t(1) << 50}).layers.size(), 1u);
+  }
+  for (const bool passed_on : {false, true}) {
+    const GptOssWeights w = load_gpt_oss(path, config, {.passed_on = passed_on});
+    EXPECT_GE(touched(path), all) << "it has room here";
+    EXPECT_NE(error_of([&] {
+                load_gpt_oss(path, config, {.other_bytes = int64_t(1) << 50, .passed_on = passed_on});
+              }).find("of memory, found "),
+              std::string::npos);
+  }
 }
 
 TEST(gpt_oss_archive, what_cannot_be_converted_leaves_no_file) {

@@ -40,8 +40,9 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
   const bool on_gpu = o.device == DeviceChoice::cuda || o.gpus > 1 || misfit.empty();
   if (on_gpu && !misfit.empty()) fail(ErrorCode::unsupported, "device cuda: ", misfit);
   const int64_t layers = o.layers > 0 ? o.layers : config.layers;
-  auto weights = std::make_shared<GptOssWeights>(
-      load_gpt_oss(path, config, {.layers = o.layers, .other_bytes = decoder_bytes(config, layers, options)}));
+  auto weights = std::make_shared<GptOssWeights>(load_gpt_oss(
+      path, config,
+      {.layers = o.layers, .other_bytes = on_gpu ? 0 : decoder_bytes(config, layers, options), .passed_on = on_gpu}));
   OpenedModel m;
   m.decoder = on_gpu ? make_gpu_decoder(config, *weights, options) : make_decoder(config, *weights, options);
   if (o.device == DeviceChoice::automatic && !misfit.empty() && gpu::device_count() > 0)

@@ -21,8 +21,7 @@ GptOssWeights load_gpt_oss(const std::string& path, const GptOssConfig& config, 
 }
 
 GptOssWeights gpt_oss_shapes(const std::string& path, const GptOssConfig& config, const GptOssLoad& load) {
-  if (ArchiveFile::is_one(path))
-    return load_gpt_oss_archive(path, config, {.layers = load.layers});  // mapped, not read
+  if (ArchiveFile::is_one(path)) return map_gpt_oss_archive(path, config, load);
   return detail::lay_out(detail::Checkpoint(path), config, detail::layers_of(config, load), nullptr).weights;
 }
 

@@ -32,6 +32,7 @@ struct GptOssWeights {
 struct GptOssLoad {
   int64_t layers = 0;       // the first so many; 0: all
   int64_t other_bytes = 0;  // memory the caller will want beside the weights, for the check before reading
+  bool passed_on = false;   // to a device: an archive, which is read where it lies, needs no memory of the host's
 };
 // Maps an .ingot archive, or reads a checkpoint in any of its namings: Hugging Face's with mxfp4 blocks and scales,
 // OpenAI's own, an .iris file's, a GGUF file's (what has more than 4 and fewer than 32 bits becomes bf16), and what
