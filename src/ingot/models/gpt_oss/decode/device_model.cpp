@@ -458,11 +458,14 @@ std::string DeviceModel::wait() {
   return handoff_report(*waits_, uint32_t(config().layers));
 }
 
-void DeviceModel::reset() {
+int DeviceModel::reset() {
   const gpu::DeviceGuard guard(device_);
-  for (Slot& slot : slots_) {
+  int first = 0;
+  for (int i = int(slots_.size()) - 1; i >= 0; --i) {
+    Slot& slot = slots_[size_t(i)];
     State s;
     gpu::copy_to_host(&s, slot.buffers.state, sizeof s);
+    if (slot.length != s.position) first = i;
     slot.length = s.position;
     gpu::fill_bytes(slot.buffers.handoff, 0, slot.buffers.handover_bytes, *stream_);
   }
@@ -473,13 +476,17 @@ void DeviceModel::reset() {
   }
   waits_->reset(*stream_);
   stream_->synchronize();
+  return first;
+}
+
+std::string DeviceModel::place_in(int slot) const {
+  return ingot::detail::concat("position ", length(slot),
+                               slots_.size() > 1 ? ingot::detail::concat(" of slot ", slot) : std::string());
 }
 
 void DeviceModel::synchronize() {
   const std::string found = wait();
-  if (found.empty()) return;
-  reset();
-  fail(ErrorCode::interrupted, "gpt-oss: the GPU gave up after position ", slots_[0].length, ": ", found);
+  if (!found.empty()) fail(ErrorCode::interrupted, "gpt-oss: the GPU gave up after ", place_in(reset()), ": ", found);
 }
 
 void DeviceModel::grow(Slot& slot, int64_t tokens) {

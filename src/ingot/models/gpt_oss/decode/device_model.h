@@ -81,8 +81,9 @@ class DeviceModel {
   // Of several ranks each must be told of all, in order, before its first step.
   void connect(std::span<const std::unique_ptr<DeviceModel>> all);
   // Ready for the next step after one whose waits gave up, here or on another rank, as if it had not been: the token
-  // that hung is not among the slots'. Waits.
-  void reset();
+  // that hung is not among the slots'. Waits. The first slot that had one; 0 where none had.
+  int reset();
+  std::string place_in(int slot) const;  // where it is, for errors
   // Waits for what was started. Who waited for what, where a wait of this GPU was the first to give up; else empty.
   std::string wait();
   // The same, with Error(interrupted), and all slots as before the token that hung.

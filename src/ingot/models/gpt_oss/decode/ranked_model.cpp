@@ -120,7 +120,8 @@ void RankedModel::synchronize() {
   if (ranks() == 1) return ranks_[0]->synchronize();
   const std::string found = wait();
   if (found.empty()) return;
-  for (const auto& rank : ranks_) rank->reset();
+  int hung = 0;
+  for (const auto& rank : ranks_) hung = std::max(hung, rank->reset());
   // One rank may have appended what another had not: all go on from where the last one is.
   for (int s = 0; s < int(drawn_by_first_.size()); ++s) {
     const auto& last = **std::min_element(ranks_.begin(), ranks_.end(),
@@ -134,7 +135,7 @@ void RankedModel::synchronize() {
       gpu::copy_to_device(rank->buffers(s).state->tokens, state.tokens, sizeof state.tokens);
     }
   }
-  fail(ErrorCode::interrupted, "gpt-oss: the GPUs gave up after position ", ranks_[0]->length(0), ": ", found);
+  fail(ErrorCode::interrupted, "gpt-oss: the GPUs gave up after ", ranks_[0]->place_in(hung), ": ", found);
 }
 
 bool RankedModel::use_megakernel(bool wanted) {
