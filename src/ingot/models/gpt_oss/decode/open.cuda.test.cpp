@@ -7,6 +7,8 @@
 #include <cstdio>
 
 #include "ingot/gpu/allocator.h"
+#include "ingot/io/file.h"
+#include "ingot/models/gpt_oss/archive.h"
 #include "ingot/models/gpt_oss/decode/ranked_model.h"
 #include "ingot/models/gpt_oss/random_checkpoint.test.h"
 #include "ingot/models/registry.h"
@@ -66,6 +68,40 @@ TEST_F(GptOssOpenOnOthersCuda, AGpuThatIsNoHopperIsLeftForTheCpuOrRefusedInALine
   EXPECT_EQ(open_model(path, {.tokens = 16}).decoder->device().kind, Device::cuda);
 }
 #endif
+
+// Word for word what the CPU says of the same file, and nothing of it stays: the next one opens.
+TEST_F(GptOssOpenCuda, ADamagedArchiveIsRefusedAsOnTheCpu) {
+  const std::string archive = dir / "m.ingot";
+  testing::GptOssCheckpoint().write(path);
+  convert_gpt_oss(path, archive);
+  const std::string whole = read_file(archive);
+  const auto refusal = [&](DeviceChoice device) {
+    return error_of([&] { open_model(archive, {.tokens = 16, .device = device}); });
+  };
+  const auto changed = [&](size_t at) {
+    std::string bytes = whole;
+    bytes[at] = char(bytes[at] ^ 1);
+    return bytes;
+  };
+  const std::pair<const char*, std::string> damaged[] = {
+      {"cut short, or changed", whole.substr(0, whole.size() - 1)},
+      {"cut short, or changed", whole.substr(0, 5000)},
+      {"cut short, or changed", whole + "x"},
+      {"found version 0", changed(8)},
+      {"the file is damaged", changed(whole.size() - 100)},
+      {"the file is damaged", changed(whole.size() - 2)},
+  };
+  for (const auto& [want, bytes] : damaged) {
+    SCOPED_TRACE(want);
+    write_file(archive, bytes);
+    const std::string found = refusal(DeviceChoice::cuda);
+    EXPECT_NE(found.find(want), std::string::npos) << found;
+    EXPECT_EQ(found, refusal(DeviceChoice::cpu));
+    EXPECT_EQ(found, refusal(DeviceChoice::automatic));
+  }
+  write_file(archive, whole);
+  EXPECT_EQ(open_model(archive, {.tokens = 16}).decoder->device().kind, Device::cuda);
+}
 
 // Both figures, of one GPU; a number in the file that reading would refuse is not come to.
 TEST_F(GptOssOpenCuda, TooLittleMemoryIsSaidBeforeAnythingIsRead) {
