@@ -285,6 +285,8 @@ class GptOss(TinyGptOss):
             self.refuses(2, "--gpus: found '2;4', expected numbers like 1,2,4,8", "bench", program, "--gpus", "2;4")
             self.refuses(2, "found --split, which changes nothing with one GPU", "bench", program, "--gpus", "1", "--split", "tensor")
         self.refuses(2, "expected at most 131072, the model's context", *bench, "--model", archive, "--contexts", 131072)
+        for option, found in (("--answers", "4:9223372036854775807"), ("--answers", "4"), ("--contexts", "3,0"), ("--contexts", "3,"), ("--contexts", 1 << 62)):
+            self.refuses(2, f"{option}: found '{found}', expected numbers like", *bench, "--model", archive, option, found)
         self.refuses(4, "none: found no such file or directory, expected GPT-OSS", *bench, "--model", self.directory / "none")
 
     def test_bad_archives_and_conversions_are_refused_in_one_line(self):

@@ -622,7 +622,7 @@ std::vector<int64_t> numbers_in(const char* option, const std::string& list, boo
     const auto [last, error] = std::from_chars(at, end, n);
     const bool first_of_pair = pairs && all.size() % 2 == 0;
     const bool goes_on = last != end && *last == (first_of_pair ? ':' : ',') && last + 1 != end;
-    if (error != std::errc() || n < 1 || !(goes_on || (last == end && !first_of_pair)))
+    if (error != std::errc() || n < 1 || n > 1 << 30 || !(goes_on || (last == end && !first_of_pair)))
       fail(ErrorCode::usage, option, ": found '", list, "', expected numbers like ",
            pairs ? "100:100,1024:100" : "1,2,4,8");
     all.push_back(n);
