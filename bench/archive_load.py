@@ -1,10 +1,12 @@
 """How long an .ingot archive of GPT-OSS-20B's shape takes to load from a cold disk, beside dd on the same file.
 
     python3 bench/archive_load.py --program build/cpu/ingot --dir /var/tmp/archive-load --out bench/cpu/MACHINE/archive_load.json
+    python3 bench/archive_load.py --program build/cuda/ingot --dir /var/tmp/archive-load --synthetic --device cuda   # onto a GPU
 
 Writes a checkpoint of random numbers in the published form (28 GB of disk with its archive; --layers N writes the first N of the 24
-layers), converts it, and then, in turn, reads the archive with dd and loads it with `ingot generate --tokens 0` (one token of prompt
-is computed), each time after the file's pages were dropped from the cache. Medians of --rounds.
+layers; --synthetic writes the archive alone, 14 GB), converts it, and then, in turn, reads the archive with dd and loads it with
+`ingot generate --tokens 0` (one token of prompt is computed), each time after the file's pages were dropped from the cache, and once more
+with dd and with `ingot` from there. Medians of --rounds.
 """
 import argparse
 import datetime
@@ -17,6 +19,7 @@ import struct
 import subprocess
 import time
 
+WEIGHTS = re.compile(r"of weights in ([0-9.]+) s")  # said where it takes more than a second
 V, C, I, E, HEADS, KV, D = 201088, 2880, 2880, 32, 64, 8, 64
 
 
@@ -99,31 +102,45 @@ def main():
     p.add_argument("--dir", required=True, type=pathlib.Path)
     p.add_argument("--layers", type=int, default=24)
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--synthetic", action="store_true", help="the archive is `ingot convert --synthetic 20b`'s, without a checkpoint")
+    p.add_argument("--device", choices=("auto", "cpu", "cuda"), default="cpu")
     p.add_argument("--out", type=pathlib.Path)
     p.add_argument("--keep", action="store_true", help="leave checkpoint and archive where they are, and use what is there")
     args = p.parse_args()
     archive, checkpoint, ids = args.dir / "model.ingot", args.dir / "checkpoint", args.dir / "ids.jsonl"
     convert = 0.0
-    if not (args.keep and archive.exists()):
+    args.dir.mkdir(parents=True, exist_ok=True)
+    if args.synthetic and args.layers != 24:
+        p.error("found --synthetic with --layers, expected one of them")
+    if args.keep and archive.exists():
+        pass
+    elif args.synthetic:
+        convert, _ = seconds_of([args.program, "convert", "--synthetic", "20b", archive])
+    else:
         write_checkpoint(checkpoint, args.layers)
         convert, _ = seconds_of([args.program, "convert", checkpoint, archive])
         if not args.keep:
             (checkpoint / "model.safetensors").unlink()
     ids.write_text("[1]\n")
-    load = [args.program, "generate", "--model", archive, "--ids", ids, "--tokens", "0"]
+    load = [args.program, "generate", "--model", archive, "--ids", ids, "--tokens", "0", "--device", args.device]
     rounds = []
     for i in range(args.rounds):
         drop(archive)
         dd, _ = seconds_of(["dd", f"if={archive}", "of=/dev/null", "bs=8M"])
         drop(archive)
         whole, log = seconds_of(load)
-        weights = re.search(r"of weights in ([0-9.]+) s", log)
-        warm, _ = seconds_of(load)
-        rounds.append(dict(dd=dd, load=float(weights[1]) if weights else whole, start_to_end=whole, warm=warm))
-        print(f"round {i + 1}: dd {dd:.1f} s, load {rounds[-1]['load']:.1f} s, whole run {whole:.1f} s, warm {warm:.1f} s", flush=True)
+        weights = WEIGHTS.search(log)
+        warm, warm_log = seconds_of(load)
+        warm_weights = WEIGHTS.search(warm_log)
+        warm_dd, _ = seconds_of(["dd", f"if={archive}", "of=/dev/null", "bs=8M"])
+        rounds.append(dict(dd=dd, load=float(weights[1]) if weights else whole, start_to_end=whole, warm=warm,
+                           warm_load=float(warm_weights[1]) if warm_weights else warm, warm_dd=warm_dd))
+        print(f"round {i + 1}: dd {dd:.1f} s, load {rounds[-1]['load']:.1f} s, whole run {whole:.1f} s; from the page cache: dd {warm_dd:.1f} s, "
+              f"load {rounds[-1]['warm_load']:.1f} s, whole run {warm:.1f} s", flush=True)
+    on = re.search(r": on (.*)", log)
     middle = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
     model = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
-    report = dict(suite="archive_load", cpu=model[1] if model else "unknown", threads=os.cpu_count(), date=str(datetime.date.today()),
+    report = dict(suite="archive_load", cpu=model[1] if model else "unknown", threads=os.cpu_count(), device=on[1] if on else "CPU", date=str(datetime.date.today()),
                   layers=args.layers, of_layers=24, archive_bytes=archive.stat().st_size, convert_seconds=round(convert, 1),
                   seconds={k: round(v, 2) for k, v in middle.items()},
                   load_over_dd=round(statistics.median(r["load"] / r["dd"] for r in rounds), 3),
