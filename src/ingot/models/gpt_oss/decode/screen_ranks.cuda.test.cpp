@@ -8,6 +8,7 @@
 #include "ingot/models/gpt_oss/decode/decoder.h"
 #include "ingot/models/gpt_oss/decode/screen_cases.test.h"
 #include "ingot/models/gpt_oss/decode/several_gpus.test.h"
+#include "ingot/testing/temporary_directory.h"
 
 namespace ingot {
 namespace {
