@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ingot/gpu/allocator.h"
 #include "ingot/models/gpt_oss/decode/decoder.h"
 #include "ingot/models/gpt_oss/decode/screen_cases.test.h"
 #include "ingot/models/gpt_oss/decode/several_gpus.test.h"
