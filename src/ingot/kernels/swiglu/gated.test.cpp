@@ -207,6 +207,50 @@ TEST(GatedLinear, FrozenPartsChangeNothingOfTheOthers) {
   }
 }
 
+// Of halves that lie the other way round than those of the weights nothing is one product.
+TEST(GatedLinear, HalvesInAnotherOrderThanTheWeightsAreTakenAsTheyAre) {
+  for (bool transposed : {false, true})
+    for (bool up_first : {false, true}) {
+      const GatedCase c{.rows = 9,
+                        .channels = 6,
+                        .hidden = 10,
+                        .transposed = transposed,
+                        .weights = GatedCase::packed,
+                        .up_first = up_first};
+      GatedCase other = c;
+      other.up_first = !up_first;
+      const Buffer x(c.type, {9, 6}), same(c.type, {9, 20}), turned_round(c.type, {9, 20});
+      testing::fill_normal(x, 1), testing::fill_normal(same, 2);
+      for (int which : {0, 1})
+        copy(testing::gated_half(c, same, which), testing::gated_half(other, turned_round, which));
+      const Weights w(c, 3, 6);
+      const auto gradients = [&](const GatedCase& order, const Buffer& dkept) {
+        const Buffer dx(c.type, {9, 6}), db(c.type, {20});
+        const Weights dw(c, 0, 1);
+        gated_linear_backward({.x = x,
+                               .w_gate = w.gate,
+                               .w_up = w.up,
+                               .gate = testing::gated_half(order, dkept, 0),
+                               .up = testing::gated_half(order, dkept, 1),
+                               .dx = dx,
+                               .dw_gate = dw.gate,
+                               .dw_up = dw.up,
+                               .db_gate = testing::gated_half(c, db, 0),
+                               .db_up = testing::gated_half(c, db, 1),
+                               .transposed = transposed,
+                               .overwrite = true},
+                              {});
+        std::vector<double> all = values(dx);
+        for (const Tensor& t : {dw.memory.tensor(), db.tensor()})
+          for (double v : values(t)) all.push_back(v);
+        return all;
+      };
+      const std::vector<double> want = gradients(c, same), got = gradients(other, turned_round);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], kTolerance) << i;
+    }
+}
+
 TEST(GatedLinear, GradientsAgreeWithFiniteDifferences) {
   for (const GateOptions& o : {GateOptions{}, GateOptions{.alpha = 1.702, .up_offset = 1}, gelu_gate()}) {
     const GatedCase c{.rows = 5, .channels = 7, .hidden = 6, .options = o};
