@@ -210,6 +210,28 @@ class Adaptation(unittest.TestCase):
         self.assertRegex(run.error, "expected at least 2 to learn from")
         self.assertFalse(out.exists())
 
+    def test_nothing_that_is_read_or_somebody_elses_is_replaced(self):
+        adapters, text = self.directory / "mine.safetensors", self.directory / "notes.txt"
+        self.learn(adapters), self.learn(adapters)
+        text.write_text("notes")
+        checkpoint = next(self.run_directory.glob("step-*"))
+        theirs = [*checkpoint.iterdir(), *(self.run_directory / name for name in ("config.json", "tokenizer.json", "log.jsonl", "best.json")), text]
+        self.assertGreater(len(theirs), 7)
+        before = {path: path.read_bytes() for path in theirs}
+        read = "found a file that is read here, expected another name for the result"
+        for path in theirs:
+            message = "found a file that holds no adapters, expected a new name or adapters to replace" if path == text else read
+            for run_directory in (self.run_directory, checkpoint):
+                run = ingot("ttt", run_directory, "--file", self.data / "1.txt", "--out", path, *TTT[1:], "--device", "cpu")
+                self.assertEqual((run.returncode, run.text), (2, ""), path)
+                self.assertIn(message, run.error)
+            if path != text:
+                self.refuses(read, *TTT, "--ttt-log", path)
+        run = ingot("ttt", self.run_directory, "--file", self.data / "1.txt", "--out", "/dev/full", *TTT[1:], "--device", "cpu")
+        self.assertEqual((run.returncode, run.text), (5, ""))
+        self.assertRegex(run.error, r"\Aingot ttt: /dev/full: found a special file, expected a regular file[^\n]*\n\Z")
+        self.assertEqual({path: path.read_bytes() for path in theirs}, before)
+
     def test_a_window_that_nobody_chose_is_one_that_the_model_takes(self):
         self.assertEqual(self.score("--ttt", "--ttt-rank", 2)["ttt"]["window"], 64)  # the context: positions are learned
 

@@ -584,9 +584,16 @@ void refuse_to_replace(const std::string& out, const std::vector<std::string>& r
   }
 }
 void refuse_to_replace_run(const std::string& out, const std::string& run) {
-  if (!is_directory(run)) return refuse_to_replace(out, {run});
-  for (const char* name : {"config.json", "tokenizer.json", "tokenizer.model", "log.jsonl"})
-    refuse_to_replace(out, {join_path(run, name)});
+  if (!is_directory(run)) return refuse_to_replace(out, {run, run + ".tokenizer"});
+  constexpr const char* kOfCheckpoint = "manifest.json";
+  const std::string whole = exists(join_path(run, kOfCheckpoint)) ? join_path(run, "..") : run;
+  for (const char* name : {"config.json", "tokenizer.json", "tokenizer.model", "log.jsonl", "best.json"})
+    refuse_to_replace(out, {join_path(whole, name)});
+  std::error_code unreadable;
+  for (const auto& entry : std::filesystem::directory_iterator(whole, unreadable))
+    if (entry.is_directory(unreadable) && exists(join_path(entry.path(), kOfCheckpoint)))
+      for (const auto& file : std::filesystem::directory_iterator(entry.path(), unreadable))
+        refuse_to_replace(out, {file.path()});
 }
 std::string input_name(const std::string& path) { return path.empty() || path == "-" ? "standard input" : path; }
 

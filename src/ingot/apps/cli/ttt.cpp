@@ -1,6 +1,7 @@
 // ingot ttt: adapters that have learnt a text.
 #include "ingot/apps/cli/adaptation.h"
 #include "ingot/apps/cli/models.h"
+#include "ingot/io/file.h"
 #include "ingot/io/json.h"
 
 namespace ingot::cli {
@@ -13,11 +14,23 @@ struct TttCommand {
   bool json = false;
 };
 
-void learn(const TttCommand& o) {
+// OUT is new or holds adapters: whatever else stands there is somebody's text or weights.
+void require_place(const TttCommand& o) {
   require_directory_of(o.out);
-  require_no_gpt_oss(o.run);
   refuse_to_replace(o.out, {o.file});
   refuse_to_replace_run(o.out, o.run);
+  if (!exists(o.out) || File::open(o.out).size() == 0) return;
+  try {
+    adapter_rank(SafetensorsFile(o.out));
+  } catch (const Error& e) {
+    if (e.code != ErrorCode::bad_data) throw;
+    fail(ErrorCode::usage, o.out, ": found a file that holds no adapters, expected a new name or adapters to replace");
+  }
+}
+
+void learn(const TttCommand& o) {
+  require_no_gpt_oss(o.run);
+  require_place(o);
   const TrainedModel model = load_trained(o.run);
   const Device device = training_device(model.config, o.device);
   const Adapted done = adapt(o.ttt, model, device, read_input(o.file), input_name(o.file), o.passes);
