@@ -118,6 +118,8 @@ class Export(unittest.TestCase):
         # Eight rows do not span what a matrix of 64 columns is multiplied with.
         self.refuses(8, r"[\w.]+: its Hessian is singular at column \d+ with damping 0, expected more calibration text or more damping", *whole,
                      "--batches", 1, "--batch-tokens", 8, "--damping", 0, "--fp16-below", 0)
+        for place, kind in ((self.directory, "directory"), ("/dev/null", "special file")):  # before anything is read of the text
+            self.refuses(5, f"found a {kind}, expected a regular file", "export", self.run_directory, place, "--data", self.text, "--batch-tokens", 1000000)
         self.refuses(2, "--rounding nearest", *whole, "--rounding", "nearest", "--batches", 3)
         self.refuses(2, "int3", *whole, "--matrices", "int3")
         self.refuses(4, "absent", "export", self.run_directory, out, "--data", self.directory / "absent")

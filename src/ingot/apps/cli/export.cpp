@@ -30,7 +30,7 @@ struct ExportCommand {
 // OUT is new or an artifact: whatever else stands there is somebody's text, archive or notes.
 void require_place(const ExportCommand& o) {
   require_directory_of(o.out);
-  if (exists(o.out) && !is_directory(o.out) && file_size(o.out) > 0 && !is_artifact(o.out))
+  if (exists(o.out) && File::open(o.out).size() > 0 && !is_artifact(o.out))
     fail(ErrorCode::usage, o.out, ": found a file that is no artifact, expected a new name or an artifact to replace");
   refuse_to_replace(artifact_tokenizer(o.out), {o.data});
 }
