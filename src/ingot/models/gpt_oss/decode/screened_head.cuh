@@ -65,8 +65,10 @@ template <WeightFormat D, bool kRanks> class ScreenedHeadProgram : public TokenB
   // Whether this thread compares row n, of a round's first `kEnding`.
   __device__ __forceinline__ bool is_screened_row(const Section& s, uint32_t n) const {
     const NormProduct& p = m_.token.head;
-    const uint32_t ids = !kRanks ? p.vocab : p.vocab > p.first_id ? p.vocab - p.first_id : 0;
-    return threadIdx.x < kEnding && n < min(16 * s.end_sums, min(p.w.rows, ids));
+    if constexpr (kRanks)
+      return threadIdx.x < kEnding && n < min(16 * s.end_sums, p.w.rows) && p.first_id + n < p.vocab;
+    else
+      return threadIdx.x < kEnding && n < min(16 * s.end_sums, min(p.w.rows, p.vocab));
   }
   __device__ __forceinline__ screen::Column norm_column(float drop) const {
     ScreenMemory& m = memory();
