@@ -179,12 +179,17 @@ TEST_P(decoder, a_long_prompt_gives_the_logits_of_its_tokens_in_order) {
   EXPECT_LE(apart(rows.back(), logits_after(*fresh, ids)), 2 * most);
 }
 
+// On a GPU a prompt told in batches and one told token by token differ by a rounding to bf16 here and there: 2^-8 of
+// logits of size 5, in each of two that are nearly alike. On a CPU the likeliest is the same one.
 TEST_P(decoder, greedy_tokens_are_the_likeliest_after_everything_before) {
   const auto d = make(2);
+  const double near = d->device().kind == Device::cuda ? 2 * 5.0 / 256 : 0;
   std::vector<int32_t> all = ids_of(1, 11);
   for (const int32_t token : alone(*d, all, kGreedy, 10)) {
     const std::vector<double> row = logits_after(*d, all);
-    EXPECT_EQ(token, std::max_element(row.begin(), row.end()) - row.begin());
+    const auto likeliest = std::max_element(row.begin(), row.end());
+    if (token != likeliest - row.begin())
+      EXPECT_LT(*likeliest - row[size_t(token)], near) << token << " for " << likeliest - row.begin();
     all.push_back(token);
   }
 }
