@@ -229,6 +229,22 @@ class Reports(unittest.TestCase):
         self.assertEqual(train_runs.measured_of(logged, 2), {"ms": 110.0, "flops": 6e9, "memory_bytes": 1000})
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_a_process_that_warms_waits_for_each_peer_of_its_share(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import gpu_common
+        import gpu_train
+        started = []
+
+        def start(peer, applications, _):
+            started.append((peer, applications))
+            return gpu_common.Child([sys.executable, "-c", "import sys, time; time.sleep(0.2); print('compiled', file=sys.stderr)"])
+        said = io.StringIO()
+        with unittest.mock.patch.object(gpu_common, "SHARE", "1/2"), unittest.mock.patch.object(gpu_train, "start_child", start), contextlib.redirect_stdout(said):
+            gpu_train.compile_share(None, [("rows", 11), ("rows", 17), ("packed", 11), ("packed", 17)])
+        self.assertEqual(started, [("rows", 17), ("packed", 17)])
+        self.assertEqual(said.getvalue().count("then compiled"), 2, said.getvalue())
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
     def test_one_process_measures_one_gpu_and_then_all_numbers_of_several(self):
         sys.path.insert(0, str(ROOT / "bench" / "peers"))
         import gpu_common

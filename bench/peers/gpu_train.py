@@ -153,11 +153,9 @@ def start_child(peer, applications, options):
 def compile_share(options, cases):
     """A process of gpu.py --warm: compiles its share and measures nothing."""
     for peer, applications in share(cases):
-        started = time.perf_counter()
-        process = start_child(peer, applications, options)
-        err = process.communicate()[1]
-        print(f"{peer}, {applications} applications: compiled in {time.perf_counter() - started:.0f} s, rc {process.returncode} "
-              f"{(err.strip().splitlines() or [''])[-1][:200] if process.returncode else ''}", flush=True)
+        started = time.monotonic()
+        _, reason = start_child(peer, applications, options).end(started + 1500)
+        print(f"{peer}, {applications} applications: {time.monotonic() - started:.0f} s to compile, then {reason}", flush=True)
 
 
 def results_of(ours, peers, ceiling, baseline):
