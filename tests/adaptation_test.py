@@ -40,8 +40,8 @@ class Adaptation(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.error)
         return json.loads(run.text)
 
-    def refuses(self, message, *options):
-        run = ingot("eval", self.run_directory, "--data", self.data, "--device", "cpu", *options)
+    def refuses(self, message, *options, run_directory=None):
+        run = ingot("eval", run_directory or self.run_directory, "--data", self.data, "--device", "cpu", *options)
         self.assertNotEqual(run.returncode, 0)
         self.assertEqual(run.text, "")
         self.assertRegex(run.error, r"\Aingot( [a-z]+)*: [^\n]+\n\Z")
@@ -221,12 +221,12 @@ class Adaptation(unittest.TestCase):
         read = "found a file that is read here, expected another name for the result"
         for path in theirs:
             message = "found a file that holds no adapters, expected a new name or adapters to replace" if path == text else read
-            for run_directory in (self.run_directory, checkpoint):
+            for run_directory in (self.run_directory, checkpoint, self.run_directory / "best"):
                 run = ingot("ttt", run_directory, "--file", self.data / "1.txt", "--out", path, *TTT[1:], "--device", "cpu")
                 self.assertEqual((run.returncode, run.text), (2, ""), path)
                 self.assertIn(message, run.error)
-            if path != text:
-                self.refuses(read, *TTT, "--ttt-log", path)
+                if path != text:
+                    self.refuses(read, *TTT, "--ttt-log", path, run_directory=run_directory)
         run = ingot("ttt", self.run_directory, "--file", self.data / "1.txt", "--out", "/dev/full", *TTT[1:], "--device", "cpu")
         self.assertEqual((run.returncode, run.text), (5, ""))
         self.assertRegex(run.error, r"\Aingot ttt: /dev/full: found a special file, expected a regular file[^\n]*\n\Z")

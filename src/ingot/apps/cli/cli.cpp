@@ -23,6 +23,7 @@
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
 #include "ingot/io/utf8.h"
+#include "ingot/models/gpt/artifact.h"
 
 namespace ingot::cli {
 
@@ -583,10 +584,18 @@ void refuse_to_replace(const std::string& out, const std::vector<std::string>& r
       fail(ErrorCode::usage, out, ": found a file that is read here, expected another name for the result");
   }
 }
+namespace {
+constexpr const char* kOfCheckpoint = "manifest.json";
+
+// `path` itself, or the run that it is a checkpoint of; RUN/best is one by name alone (io/checkpoint.h).
+std::string whole_run(const std::string& path) {
+  if (exists(join_path(path, kOfCheckpoint))) return join_path(path, "..");
+  return base_name(path) == "best" && !exists(path) ? parent_path(path) : path;
+}
+}  // namespace
 void refuse_to_replace_run(const std::string& out, const std::string& run) {
-  if (!is_directory(run)) return refuse_to_replace(out, {run, run + ".tokenizer"});
-  constexpr const char* kOfCheckpoint = "manifest.json";
-  const std::string whole = exists(join_path(run, kOfCheckpoint)) ? join_path(run, "..") : run;
+  const std::string whole = whole_run(run);
+  if (!is_directory(whole)) return refuse_to_replace(out, {run, artifact_tokenizer(run)});
   for (const char* name : {"config.json", "tokenizer.json", "tokenizer.model", "log.jsonl", "best.json"})
     refuse_to_replace(out, {join_path(whole, name)});
   std::error_code unreadable;

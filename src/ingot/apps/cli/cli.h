@@ -100,8 +100,8 @@ std::string read_input(const std::string& path);
 void require_directory_of(const std::string& out);
 // Throws where writing `out` would replace one of the files that the command reads.
 void refuse_to_replace(const std::string& out, const std::vector<std::string>& read);
-// The same of what makes a directory a run, its checkpoints among it (`run` may be one), or of an artifact. Other files
-// of a run, adapters say, may be replaced.
+// The same of what makes a directory a run, its checkpoints among it (`run` may be one, or RUN/best), or of an
+// artifact. Other files of a run, adapters say, may be replaced.
 void refuse_to_replace_run(const std::string& out, const std::string& run);
 // What read_input() reads, for errors: the file's name, or "standard input".
 std::string input_name(const std::string& path);
