@@ -278,7 +278,8 @@ class GptOss(TinyGptOss):
         self.refuses(2, "--device: found cpu without --model, expected one: random weights are made on a GPU", *bench)
         self.refuses(2, "found --phases, which changes nothing with --model", *bench, "--model", archive, "--phases")
         self.refuses(2, "--gpus: found 2 with device cpu", *bench, "--model", archive, "--gpus", 2)
-        self.refuses(2, "--gpus: found 2,4 with --model, expected one number: a model is opened once", *bench, "--model", archive, "--gpus", "2,4")
+        for several in ("2,4", "1,2"):
+            self.refuses(2, f"--gpus: found {several} with --model, expected one number: a model is opened once", *bench, "--model", archive, "--gpus", several)
         self.assertEqual(json.loads(ingot(*bench, "--model", archive, "--gpus", 1, "--json").text)["gpus"], 1)
         for program in ("decode", "prompt"):
             self.refuses(2, "--gpus: found 9, expected numbers from 1 to 8", "bench", program, "--gpus", "2,9")

@@ -270,7 +270,7 @@ TokenTimes times_of(const std::vector<double>& at) {
 }
 
 int64_t gpus_of_model(const Options& o) {
-  const std::vector<int>& counts = o.measurement.gpus;
+  const std::vector<int64_t> counts = numbers_in("--gpus", o.gpus);
   if (counts.size() > 1)
     fail(ErrorCode::usage, "--gpus: found ", o.gpus, " with --model, expected one number: a model is opened once");
   return counts.empty() ? 1 : counts[0];
