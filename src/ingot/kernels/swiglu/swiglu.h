@@ -53,7 +53,7 @@ int64_t flops(const GatedLinear& g);
 //
 // Without a workspace for dgate and dup: let swiglu_gate_backward write them over gate and up and leave dh out. Where
 // gate and up are the halves of one (T, 2H), in the order in which weights are halves of one matrix, dx is one product
-// on any GPU, and dW of such halves is.
+// whoever multiplies; so are both dW where they are such halves.
 struct GatedLinearBackward {
   Tensor dh;                              // left out: gate and up are dgate and dup
   Tensor x, w_gate, w_up;                 // x for dW and where gate and up are left out

@@ -35,8 +35,9 @@ int64_t write_synthetic_gpt_oss(const GptOssConfig& config, const std::string& t
 
 GptOssForms gpt_oss_archive_forms(const std::string& path);  // what an archive has
 
-// load_gpt_oss(), gpt_oss_shapes() and gpt_oss_weight_bytes() come here. Mapped, and brought into memory once, where it
-// has room or they stay there; an archive that another process shortens afterwards ends this one.
+// load_gpt_oss(), gpt_oss_shapes() and gpt_oss_weight_bytes() come here. Mapped, and brought into memory once. One
+// that is passed on to a device may be larger than memory, and is read on its way then. An archive that another process
+// shortens afterwards ends this one.
 GptOssWeights load_gpt_oss_archive(const std::string& path, const GptOssConfig& config, const GptOssLoad& load);
 GptOssWeights map_gpt_oss_archive(const std::string& path, const GptOssConfig& config,
                                   const GptOssLoad& load);  // unread
