@@ -320,6 +320,8 @@ class GptOss(TinyGptOss):
                 self.refuses(7, "device cuda: found ", *command, "--device", "cuda")
             self.refuses(7, "--gpus 2: found ", "generate", "--model", made, "--ids", ids, "--gpus", "2")
         self.refuses(2, "--gpus: found 2 with device cpu", "generate", "--model", made, "--ids", ids, "--gpus", "2", "--device", "cpu")
+        for model, read in ((made, made), (made, ids), (self.model, next(self.model.glob("*.safetensors")))):
+            self.refuses(2, "found a file that is read here, expected another name", "generate", "--model", model, "--ids", ids, "--trace", read, "--device", "cpu")
         self.refuses(7, "--trace: found a model on cpu whose tokens keep no times", "generate", "--model", made, "--ids", ids, "--trace", "t.json", "--device", "cpu")
         self.assertFalse(os.path.exists("t.json"))
         os.remove(made)

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "ingot/apps/cli/adaptation.h"
 #include "ingot/apps/cli/cli.h"
@@ -56,10 +57,21 @@ Prompt prompt_of(const GenerateCommand& o) {
   return {read_input(o.file), input_name(o.file)};
 }
 
+// What a model is read from: of a checkpoint all files that lie there.
+std::vector<std::string> files_of(const std::string& model) {
+  if (!is_directory(model)) return {model};
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(model)) files.push_back(entry.path());
+  return files;
+}
+
 // The model for a GPT-OSS prompt; with --trace one whose tokens show where their time goes.
 OpenedModel open_for(const GenerateCommand& o, const std::string& path, int64_t context) {
+  if (!o.trace.empty()) {
+    refuse_to_replace(o.trace, {o.file, o.ids});
+    refuse_to_replace(o.trace, files_of(path));
+  }
   OpenedModel model = open_model(path, context + (o.trace.empty() ? 0 : 1), o.on);
-  if (!o.trace.empty()) refuse_to_replace(o.trace, {o.file, o.ids});
   if (!o.trace.empty() && !model.decoder->traces())
     fail(ErrorCode::unsupported, "--trace: found a model on ", model.decoder->device(),
          " whose tokens keep no times, expected GPT-OSS with experts in mxfp4 on Hopper GPUs");
