@@ -73,9 +73,11 @@ def test_gated_linear_of_two_weights_is_that_of_packed_ones(device, options):
         # Of packed weights one product gives dx, of two the second is added to what the first was rounded to.
         roundings = 4 if dtype is torch.bfloat16 else 16
         assert_near(found[0], dx.double(), roundings, "dx")
-        assert_near(torch.cat(found[1:3]), dw.double(), roundings, "dw")
-        if bias:
-            assert_near(torch.cat(found[3:]), db[0].double(), roundings, "db")
+        for name, got, want in [("dw", found[1:3], dw)] + [("db", found[3:], t) for t in db]:
+            if DEVICE == "cpu":
+                assert torch.equal(torch.cat(got), want), name
+            else:  # a product of twice the columns may be summed in another order
+                assert_near(torch.cat(got), want.double(), roundings, name)
     only = functional.gated_linear(x.detach(), parts[0].detach(), up=parts[1], **options)
     only.sum().backward()
     assert parts[1].grad is not None and parts[0].grad is None
