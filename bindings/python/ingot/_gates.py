@@ -111,8 +111,9 @@ def _hidden(w, w_up, columns):
     return both // 2 if w_up is None else both
 
 
-def _kept_order(order):
-    return order if order == GATE_ORDERS["gate_second"] else GATE_ORDERS["gate_first"]
+def _kept_order(order, w_up):
+    """Of the halves: two weights have none of their own, whatever `order` says, and the gate is first."""
+    return order if w_up is None and order == GATE_ORDERS["gate_second"] else GATE_ORDERS["gate_first"]
 
 
 def _empty_kept(h):
@@ -196,7 +197,7 @@ def _gated_linear_gradients(ctx, dh, dkept):
     if dh is not None:
         if not ctx.keep:
             kept = gated_linear_op(*operands, *ctx.options, True)[1]
-        of_h = swiglu_gate_backward_op(dh, kept, None, _kept_order(order), *numbers)[0]
+        of_h = swiglu_gate_backward_op(dh, kept, None, _kept_order(order, operands[2]), *numbers)[0]
         found = of_h if found is None else found + of_h
     if found is None:
         return (None,) * 12
@@ -248,7 +249,7 @@ class _GateOfKept(torch.autograd.Function):
         (kept,) = ctx.saved_tensors
         if recorded:
             dkept = swiglu_gate_backward_op(dh, kept, None, *ctx.options)[0]
-        elif _is_read_again(kept):
+        elif _is_read_again(kept) or not kept.is_contiguous():  # hooks of saved tensors may lay it out otherwise
             dkept = run_swiglu_gate_backward(dh, kept, None, *ctx.options)[0]
         else:
             dkept = kept.detach()
@@ -273,4 +274,4 @@ def gated_linear_eager(*arguments):
     held = []
     kept = _kept_of_gated_linear(held, *arguments)
     order, _, *numbers = arguments[5:]
-    return _gate_of_kept(held, kept, _kept_order(order), *numbers)
+    return _gate_of_kept(held, kept, _kept_order(order, arguments[2]), *numbers)

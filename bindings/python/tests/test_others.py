@@ -165,8 +165,22 @@ def test_saved_tensors_that_hooks_move_and_passes_that_are_computed_again(device
         else:
             h.backward(dh)
             found.append([t.grad for t in leaves])
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.mT.contiguous() if t.dim() == 2 else t, lambda t: t.mT if t.dim() == 2 else t):
+        h = f(*leaves)
+    found.append(torch.autograd.grad(h, leaves, dh))
     for gradients in found:
         assert all(torch.equal(a, b) for a, b in zip(gradients, expected))
+
+
+def test_the_operator_takes_two_weights_in_one_order(device):
+    x, w, up = (torch.randn(s, device=device, dtype=torch.float32, requires_grad=True) for s in ((7, 40), (24, 40), (24, 40)))
+    dh = torch.randn(7, 24, device=device)
+    expected = torch.autograd.grad(functional.gated_linear(x, w, up=up), (x, w, up), dh)
+    for order in ingot._gates.GATE_ORDERS.values():
+        for keep in (False, True):
+            h = torch.ops.ingot.gated_linear(x, w, up, None, None, order, False, 0.0, 1.0, 0.0, 0.0, keep)[0]
+            for got, want in zip(torch.autograd.grad(h, (x, w, up), dh), expected):
+                assert torch.equal(got, want), (order, keep)
 
 
 @on_gpu
