@@ -253,12 +253,15 @@ class Reports(unittest.TestCase):
         def counts(there, given=None, kinds=("H200",)):
             with unittest.mock.patch.object(gpu_common.torch.cuda, "device_count", lambda: there), \
                  unittest.mock.patch.object(gpu_common.torch.cuda, "get_device_name", lambda i: kinds[i % len(kinds)]), contextlib.redirect_stdout(io.StringIO()) as text:
-                return gpu_common.gpu_counts("suite", argparse.Namespace(gpus=given)) or text.getvalue()
+                return gpu_common.gpu_counts("suite", argparse.Namespace(gpus=given and gpu_common.several_gpus(given))) or text.getvalue()
         self.assertEqual([counts(*asked) for asked in ((2,), (3,), (4,), (8,), (8, "2,4"), (4, "3"))], [[2], [2], [2, 4], [2, 4, 8], [2, 4], [3]])
         self.assertEqual(counts(1), "suite: found 1 GPU, expected 2: nothing measured\n")
         self.assertEqual(counts(2, "2,4"), "suite: found 2 GPUs, expected 4: nothing measured\n")
         with self.assertRaisesRegex(SystemExit, "found H100, H200, expected GPUs of one kind"):
             counts(2, None, ("H200", "H100"))
+        for wrong in ("1", "1,2", "2,2", "2,", "two", "-2"):
+            with self.assertRaisesRegex(argparse.ArgumentTypeError, f"found {wrong}, expected different numbers from 2, like 2,4"):
+                counts(8, wrong)
 
         def token(ms):
             return {"phased": {"mean_ms": 2 * ms}, "megakernel": {"mean_ms": ms}, "screened": {"mean_ms": ms - 0.25}}

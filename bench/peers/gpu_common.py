@@ -330,14 +330,22 @@ def parsed(parser):
     return options
 
 
+def several_gpus(text):
+    """Of --gpus: different numbers of GPUs, each beside one."""
+    found = [int(n) if n.isdigit() else 0 for n in text.split(",")]
+    if min(found) < 2 or len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"found {text}, expected different numbers from 2, like 2,4")
+    return found
+
+
 def add_gpu_counts(parser):
-    parser.add_argument("--gpus", help="over how many GPUs, like 2,4 (default: 2, 4 and 8, as many as there are)")
+    parser.add_argument("--gpus", type=several_gpus, help="over how many GPUs, like 2,4 (default: 2, 4 and 8, as many as there are)")
 
 
 def gpu_counts(suite, options):
     """The numbers of GPUs to measure; none where there are too few, which is said."""
     there = torch.cuda.device_count()
-    counts = [int(n) for n in options.gpus.split(",")] if options.gpus else [n for n in (2, 4, 8) if n <= there]
+    counts = options.gpus or [n for n in (2, 4, 8) if n <= there]
     if not counts or max(counts) > there:
         print(f"{suite}: found {there} GPU{'' if there == 1 else 's'}, expected {max(counts, default=2)}: nothing measured")
         return []

@@ -97,10 +97,14 @@ def main():
             write_report("decode_gpus", results, ceiling, {"clocks": {"fields": "SM MHz, memory MHz, W, C", "before": before, "after": gpu_state()}},
                          cases=len(counts) * (sum(rows_of(case) for case in CASES) + len(PROMPTS) * len(LENGTHS)))
 
-    for cases, measured, say_of in ((CASES, lambda *case: measure(*case, options.ingot), say),
-                                    (PROMPTS, lambda *case: measure_prompts(*case, options.ingot, ceiling), say_prompt)):
+    def chosen(cases):
         for case in picked(cases, options, lambda case: "; ".join(label(case, gpus) for gpus in counts)):
-            add(measured(case, [gpus for gpus in counts if not options.only or options.only in label(case, gpus)]), say_of)
+            yield case, [gpus for gpus in counts if not options.only or options.only in label(case, gpus)]
+
+    for case, gpus in chosen(CASES):
+        add(measure(case, gpus, options.ingot), say)
+    for case, gpus in chosen(PROMPTS):
+        add(measure_prompts(case, gpus, options.ingot, ceiling), say_prompt)
 
 
 if __name__ == "__main__":
