@@ -194,9 +194,9 @@ def linear_cross_entropy(x, weight, target, bias=None, *, reduction="mean", igno
     """cross_entropy(softcap tanh(l / softcap), target), l = x weight^T + bias, whose logits l are never in memory as a whole.
 
     x: (..., C). weight: (V, C), as an nn.Linear's. bias: (V) or None. target: integers of x's leading shape, from 0 to V - 1, or ignore_index:
-    no loss, no gradient. On a GPU they are not checked. softcap 0: none. z_loss adds z_loss log(sum exp)^2 to each row's loss.
-    label_smoothing s: the target is 1 - s of its class and s / V of each. reduction: "mean" (over rows that count), "sum", or "none", of
-    target's shape. Losses are float32 (float64 of float64). torch.nn.functional.linear_cross_entropy computes the same, without softcap and
+    no loss, no gradient. Another is an error, on a GPU a NaN for its row's loss. softcap 0: none. z_loss adds z_loss log(sum exp)^2 to each
+    row's loss. label_smoothing s: the target is 1 - s of its class and s / V of each. reduction: "mean" (over rows that count), "sum", or
+    "none", of target's shape. Losses are float32 (float64 of float64). torch.nn.functional.linear_cross_entropy computes the same, without softcap and
     z_loss.
 
     For "mean" and "sum" the gradients are formed with the loss: three products in all. For "none" the backward pass forms the logits once more.
