@@ -613,6 +613,7 @@ TEST_F(AttentionCuda, StreamsAndGraphsDoNotDisturbEachOther) {
   }
 }
 
+#ifdef INGOT_HAS_CUDA_ATTENTION
 // What launches get that are recorded now, one after the other, in a graph that is returned. A counter is given back
 // by a thread of CUDA's when the last graph that holds it has ended, so a little later.
 class RecordedCounters : public AttentionCuda {
@@ -677,6 +678,7 @@ TEST_F(RecordedCounters, NeverEndWhereGraphsDo) {
       if (i % 16 == 15) std::this_thread::sleep_for(std::chrono::milliseconds(50));  // CUDA's thread gives them back
     }
 }
+#endif
 
 // Those beyond the counters claim nothing: launches of two streams that would share one run at once. Last of the tests
 // of counters, for it takes all that this process's streams can have.
