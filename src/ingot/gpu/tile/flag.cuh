@@ -42,21 +42,27 @@ template <class Done> __device__ __forceinline__ void ask_then_poll_or_trap(Done
 }
 
 #ifndef INGOT_EMULATE
-// For pipelines inside a block or cluster.
+// For pipelines inside a block or cluster. Spelt out: by poll_or_trap() the registers of kernels with many waits are
+// others.
 __device__ inline void wait_or_trap(uint64_t* barrier, uint32_t parity) {
   if (ptx::mbarrier_try_wait(barrier, parity)) return;
-  poll_or_trap([&] { return ptx::mbarrier_try_wait(barrier, parity); });
+  const uint32_t start = coarse_timer();
+  while (!ptx::mbarrier_try_wait(barrier, parity))
+    if (coarse_timer() - start > kTrapAfter) ptx::trap();
 }
 // The same by a whole warp, whose lanes then go on together: the compiler keeps what follows in uniform registers.
 __device__ inline void wait_warp_or_trap(uint64_t* barrier, uint32_t parity) {
-  const auto done = [&] { return __all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity)) != 0; };
-  if (done()) return;
-  poll_or_trap(done);
+  if (__all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity))) return;
+  const uint32_t start = coarse_timer();
+  while (!__all_sync(~0u, ptx::mbarrier_try_wait(barrier, parity)))
+    if (coarse_timer() - start > kTrapAfter) ptx::trap();
 }
 // The same where other blocks of the cluster arrive: sees what they wrote before.
 __device__ inline void wait_cluster_or_trap(uint64_t* barrier, uint32_t parity) {
   if (ptx::mbarrier_try_wait_cluster(barrier, parity)) return;
-  poll_or_trap([&] { return ptx::mbarrier_try_wait_cluster(barrier, parity); });
+  const uint32_t start = coarse_timer();
+  while (!ptx::mbarrier_try_wait_cluster(barrier, parity))
+    if (coarse_timer() - start > kTrapAfter) ptx::trap();
 }
 #endif
 
