@@ -173,11 +173,18 @@ class Reports(unittest.TestCase):
             other = build / "new" / "CMakeFiles" / "ingot.dir" / "src" / "ingot" / "gpu" / "a.cu.o"
             kept = other.read_text()
             other.write_text(kept.replace("EXIT", "NOP"))  # one kernel is another
-            self.assertIn("stays stale, 2 kernels differ", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            self.assertIn("stays stale, 1 of 2 kernels are gone or others", said(same_kernels.keep_reports, old, build / "old", build / "new"))
             self.assertEqual(json.loads(path.read_text()), report)
             other.write_text(kept)
             same_kernels.kernels_of_object.cache_clear()
-            self.assertIn("2 kernels are the same, 1 files changed", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            self.assertIn("2 kernels are the same, 0 new ones, 1 files changed", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            path.write_text(json.dumps(report))
+            other.write_text(kept + kept.replace("EXIT", "NOP").replace(": k", ": further"))
+            same_kernels.kernels_of_object.cache_clear()
+            self.assertIn("2 kernels are the same, 1 new ones", said(same_kernels.keep_reports, old, build / "old", build / "new"))
+            self.assertEqual(json.loads(path.read_text())["same_kernels"]["new"], ["further"])
+            other.write_text(kept)
+            same_kernels.kernels_of_object.cache_clear()
             built = 1
             with self.assertRaisesRegex(SystemExit, "could not build"):
                 same_kernels.keep_reports(old, build / "old", build / "new")

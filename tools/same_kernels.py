@@ -7,8 +7,9 @@ of those that are in one only; exit status 1 where there are any, 77 where there
 
     python3 tools/same_kernels.py --reports OLD_TREE OLD_BUILD NEW_BUILD     (builds of Ninja, brought up to date first)
 
-Does so for every report under bench/results that was of OLD_TREE's sources and is not of this tree's. Where all kernels of the suite's rooms
-are the same (host code that chooses among kernels, tiles or grids is not compared: read the files it names) the report gets `same_kernels`: this tree's hash, how many kernels, and which files did change; it is then not stale. Not
+Does so for every report under bench/results that was of OLD_TREE's sources and is not of this tree's. Where all kernels that the suite's rooms
+had are the same (host code that chooses among kernels, tiles or grids is not compared: read the files it names) the report gets `same_kernels`: this tree's hash, how many kernels, which files did change, and kernels that are new, which
+it does not measure; it is then not stale. Not
 host_cost's, which measures the host; nor, where the choice among cuBLASLt's kernels changed, those of suites that take any.
 """
 import collections
@@ -97,18 +98,19 @@ def keep_reports(old_tree, old_build, new_build):
             continue
         old, new = kernels_of_suite(suite, old_build, old_tree), kernels_of_suite(suite, new_build, reports.ROOT)
         count = sum(len(names) for names in old.values())
-        apart = only_in(old, new) + only_in(new, old)
-        if apart or count == 0:
-            print(f"{name}: stays stale, {len(apart)} kernels differ: {', '.join(apart[:3])}")
+        gone, more = only_in(old, new), only_in(new, old)
+        if gone or count == 0:
+            print(f"{name}: stays stale, {len(gone)} of {count} kernels are gone or others: {', '.join(gone[:3])}")
             continue
         changed = {*changed_files(suite, old_tree, reports.ROOT), *report.get("same_kernels", {}).get("changed", [])}
         if CHOICE & changed and suite in reports.WITH_LIBRARY:
             print(f"{name}: stays stale, cuBLASLt's kernels may be others")
             continue
+        more = sorted({*more, *report.get("same_kernels", {}).get("new", [])})
         results = report.pop("results")
-        report = {**report, "same_kernels": {"tree": now, "kernels": count, "changed": sorted(changed)}, "results": results}
+        report = {**report, "same_kernels": {"tree": now, "kernels": count, "changed": sorted(changed), **({"new": more} if more else {})}, "results": results}
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(f"{name}: {count} kernels are the same, {len(changed)} files changed")
+        print(f"{name}: {count} kernels are the same, {len(more)} new ones, {len(changed)} files changed")
 
 
 def self_check():
