@@ -154,6 +154,23 @@ TEST(GatedLinear, AgreesWithPlainLoopsForwardAndBackward) {
   }
 }
 
+// Of gradients of gate and up, the halves of `dkept` in the order of `kept`, all that follow from them.
+GatedLinearBackward backward_of_halves(const GatedCase& c, const GatedCase& kept, const Buffer& dkept, const Buffer& x,
+                                       const Weights& w, const Buffer& dx, const Weights& dw, const Buffer& db) {
+  return {.x = x,
+          .w_gate = w.gate,
+          .w_up = w.up,
+          .gate = testing::gated_half(kept, dkept, 0),
+          .up = testing::gated_half(kept, dkept, 1),
+          .dx = dx,
+          .dw_gate = dw.gate,
+          .dw_up = dw.up,
+          .db_gate = testing::gated_half(c, db, 0),
+          .db_up = testing::gated_half(c, db, 1),
+          .transposed = c.transposed,
+          .overwrite = true};
+}
+
 // A pair that is one tensor makes one product of two: with any of the others left out, results are the same numbers.
 TEST(GatedLinear, FrozenPartsChangeNothingOfTheOthers) {
   for (bool transposed : {false, true}) {
@@ -166,18 +183,7 @@ TEST(GatedLinear, FrozenPartsChangeNothingOfTheOthers) {
     const Buffer x(c.type, {9, 6}), dkept(c.type, {9, 20}), dx(c.type, {9, 6}), db(c.type, {20});
     testing::fill_normal(x, 1), testing::fill_normal(dkept, 2);
     const Weights w(c, 3, 6), dw(c, 0, 1);
-    const GatedLinearBackward all{.x = x,
-                                  .w_gate = w.gate,
-                                  .w_up = w.up,
-                                  .gate = testing::gated_half(c, dkept, 0),
-                                  .up = testing::gated_half(c, dkept, 1),
-                                  .dx = dx,
-                                  .dw_gate = dw.gate,
-                                  .dw_up = dw.up,
-                                  .db_gate = testing::gated_half(c, db, 0),
-                                  .db_up = testing::gated_half(c, db, 1),
-                                  .transposed = transposed,
-                                  .overwrite = true};
+    const GatedLinearBackward all = backward_of_halves(c, c, dkept, x, w, dx, dw, db);
     gated_linear_backward(all, {});
     const std::vector<double> want_dx = values(dx), want_dw = values(dw.memory), want_db = values(db);
     const auto clear = [&] { fill_zero(dx), fill_zero(dw.memory), fill_zero(db); };
@@ -227,19 +233,7 @@ TEST(GatedLinear, HalvesInAnotherOrderThanTheWeightsAreTakenAsTheyAre) {
       const auto gradients = [&](const GatedCase& order, const Buffer& dkept) {
         const Buffer dx(c.type, {9, 6}), db(c.type, {20});
         const Weights dw(c, 0, 1);
-        gated_linear_backward({.x = x,
-                               .w_gate = w.gate,
-                               .w_up = w.up,
-                               .gate = testing::gated_half(order, dkept, 0),
-                               .up = testing::gated_half(order, dkept, 1),
-                               .dx = dx,
-                               .dw_gate = dw.gate,
-                               .dw_up = dw.up,
-                               .db_gate = testing::gated_half(c, db, 0),
-                               .db_up = testing::gated_half(c, db, 1),
-                               .transposed = transposed,
-                               .overwrite = true},
-                              {});
+        gated_linear_backward(backward_of_halves(c, order, dkept, x, w, dx, dw, db), {});
         std::vector<double> all = values(dx);
         for (const Tensor& t : {dw.memory.tensor(), db.tensor()})
           for (double v : values(t)) all.push_back(v);
