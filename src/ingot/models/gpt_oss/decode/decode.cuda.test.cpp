@@ -8,7 +8,7 @@
 #include "ingot/gpu/device.h"
 #include "ingot/models/gpt_oss/decode/decode_cases.test.h"
 #include "ingot/models/gpt_oss/decode/decoder.h"
-#include "ingot/models/gpt_oss/decode/device_model.h"
+#include "ingot/models/gpt_oss/decode/device_model.test.h"
 #include "ingot/models/gpt_oss/decode/megakernel.h"
 #include "ingot/models/gpt_oss/decode/on_host.test.h"
 #include "ingot/models/gpt_oss/decode/screen_cases.test.h"
@@ -22,29 +22,13 @@ namespace ingot {
 namespace {
 
 using gpt_oss_decode::DeviceModel;
+using testing::choices_of;
 using testing::DecodeCase;
 using testing::DecodeModel;
+using testing::download;
 using testing::OnHost;
 
 class GptOssDecodeCuda : public testing::GpuTest<> {};
-
-template <class T> std::vector<T> download(const T* from, int64_t n) {
-  std::vector<T> host(static_cast<size_t>(n));
-  gpu::copy_to_host(host.data(), from, n * int64_t(sizeof(T)));
-  return host;
-}
-// The experts that token t of the last step with these buffers went to.
-testing::DecodeReference::Choices choices_of(const DeviceModel& m, gpt_oss_decode::Buffers b, size_t t) {
-  const int64_t layers = m.config().layers, n = layers * b.entries;
-  const auto count = download(b.lists.count, layers);
-  const auto expert = download(b.lists.expert, n), row = download(b.lists.row, n * routing::kTokens);
-  const auto unconst = [](const auto& v) {
-    return const_cast<std::remove_cv_t<std::remove_reference_t<decltype(v[0])>>*>(v.data());
-  };
-  b.lists = {unconst(count), unconst(expert), nullptr, unconst(row)};
-  return testing::choices_of(b, layers, t);
-}
-testing::DecodeReference::Choices choices_of(const DeviceModel& m, size_t t) { return choices_of(m, m.buffers(), t); }
 
 void check_cases(const std::vector<DecodeCase>& cases, bool megakernel) {
   for (const DecodeCase& t : cases) {
@@ -407,113 +391,6 @@ TEST_F(GptOssDecodeCuda, ARouterOfSeveralSequencesThatWaitsInVainIsNamedAndTheNe
   }
 }
 
-GptOssConfig published(int64_t layers, int64_t experts, int64_t vocab) {
-  GptOssConfig c;
-  c.vocab = vocab, c.hidden = c.intermediate = 2880, c.layers = layers, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
-  c.experts = experts, c.experts_per_token = 4;
-  for (int64_t l = 0; l < layers; ++l) c.sliding.push_back(l % 2 == 0);
-  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
-  return c;
-}
-
-// The screened head gives the usual one's id and its logit whatever the head, and says of none that it is less than it
-// is.
-TEST_F(GptOssDecodeCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
-  const int64_t rows = testing::kEmulated ? 200 : 1500, cols = testing::kEmulated ? 96 : 2880;
-  for (const auto& [name, head] : testing::heads_to_screen(size_t(rows), size_t(cols))) {
-    SCOPED_TRACE(name);
-    const testing::ScreenedModel m(head);
-    DeviceModel usual(m.model.config, m.model.weights, {.context = 40}),
-        gpu(m.model.config, m.model.weights, {.context = 40, .screen = true});
-    ASSERT_TRUE(gpu.has_screen());
-    const int64_t prompts = testing::kEmulated ? 2 : 30;
-    for (int64_t i = 0; i < prompts; ++i) {
-      const int32_t id = i % 2 == 0 ? 0 : int32_t(i * 7919 % rows);
-      const uint32_t vocab = i % 5 == 4 ? uint32_t(rows / 3) : 0;
-      usual.extend({&id, 1}, 1, 0, vocab);
-      gpu.extend({&id, 1}, 1, 0, vocab, true);
-      usual.synchronize(), gpu.synchronize();
-      const gpt_oss_decode::State got = download(gpu.buffers().state, 1)[0],
-                                  want = download(usual.buffers().state, 1)[0];
-      ASSERT_EQ(std::memcmp(&got, &want, sizeof got), 0)
-          << "prompt " << i << ": found " << got.tokens[0] << ", expected " << want.tokens[0];
-      const auto upper = download(gpu.buffers().logits, rows), logits = download(usual.buffers().logits, rows);
-      const bool all = name == "so small that all are read" || name == "all rows alike";
-      for (int64_t n = 0; n < (vocab > 0 ? vocab : rows); ++n) {
-        ASSERT_FALSE(logits[size_t(n)] > upper[size_t(n)]) << "prompt " << i << ", row " << n;
-        if (all || (want.flaw == 0 && n == want.tokens[0]))
-          ASSERT_EQ(std::memcmp(&logits[size_t(n)], &upper[size_t(n)], 4), 0) << "prompt " << i << ", row " << n;
-      }
-    }
-    EXPECT_NE(testing::error_of([&] {
-                std::vector<float> row(static_cast<size_t>(rows));
-                gpu.logits(1, row.data());
-              }).find("expected its logits"),
-              std::string::npos);
-  }
-}
-// What generation sees of it: nothing, whatever draws are mixed.
-TEST_F(GptOssDecodeCuda, ADecodersAnswersAreTheSameWithAScreenAndWithout) {
-  DecodeCase t = testing::decode_cases()[0];
-  t.config.vocab = 300;
-  const DecodeModel m(t.config, t.dense, t.experts, 7);
-  std::vector<Drawn> answers[2];
-  for (const bool screen : {false, true}) {
-    const auto d = make_gpu_decoder(m.config, m.weights, {.context = 200, .screen = screen});
-    Sequence s(*d);
-    const std::vector<int32_t> prompt = {5, 280, 17};
-    s.extend(prompt);
-    const std::vector<LogitBias> bias = {{40, 2.5f}};
-    const DrawOptions draws[] = {
-        {.sampling = {.temperature = 0}},
-        {.sampling = {.temperature = 1.2}, .seed = 3},
-        {.sampling = {.temperature = 0}, .vocab = 120},
-        {.sampling = {.temperature = 0}, .logprobs = 3},
-        {.sampling = {.temperature = 0}},
-        {.sampling = {.temperature = 0}, .bias = bias},
-    };
-    for (int round = 0; round < (testing::kEmulated ? 1 : 3); ++round)
-      for (const DrawOptions& o : draws) answers[screen].push_back(s.draw(o, testing::kEmulated ? 2 : 6));
-  }
-  for (size_t i = 0; i < answers[0].size(); ++i) {
-    EXPECT_EQ(answers[0][i].tokens, answers[1][i].tokens) << "draw " << i;
-    ASSERT_EQ(answers[0][i].logprobs.size(), answers[1][i].logprobs.size());
-    for (size_t j = 0; j < answers[0][i].logprobs.size(); ++j)
-      EXPECT_EQ(answers[0][i].logprobs[j].drawn, answers[1][i].logprobs[j].drawn);
-  }
-}
-// Tokens in a row, of true sizes, graphs that take turns; the screen leaves few rows.
-TEST_F(GptOssDecodeCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsualOne) {
-  if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
-  const GptOssConfig c = published(2, 32, 201088);
-  const GptOssWeights shapes = gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4);
-  DeviceModel usual(c, shapes, {.context = 1024}, 5), gpu(c, shapes, {.context = 1024, .screen = true}, 5);
-  size_t most = 0;
-  for (int32_t first = 0; first < 40; ++first) {
-    const int32_t id = first * 4999;
-    usual.extend({&id, 1}, 1);
-    gpu.extend({&id, 1}, 1, 0, 0, true);
-    for (int i = 0; i < 20; ++i) {
-      ASSERT_EQ(gpu.likeliest(), usual.likeliest()) << "prompt " << first << ", token " << i;
-      usual.continue_greedily(1);
-      gpu.continue_greedily(1, 0, i % 5 != 4);
-    }
-    usual.synchronize(), gpu.synchronize();  // the last was the usual head
-    const auto logits = download(usual.buffers().logits, c.vocab), same = download(gpu.buffers().logits, c.vocab);
-    ASSERT_EQ(std::memcmp(logits.data(), same.data(), logits.size() * 4), 0);
-    usual.continue_greedily(1), gpu.continue_greedily(1, 0, true);
-    usual.synchronize(), gpu.synchronize();
-    const auto upper = download(gpu.buffers().logits, c.vocab), exact = download(usual.buffers().logits, c.vocab);
-    size_t read = 0;  // in bf16: the others' are upper ends
-    for (size_t n = 0; n < exact.size(); ++n) {
-      ASSERT_LE(exact[n], upper[n]);
-      read += exact[n] == upper[n] ? 1 : 0;
-    }
-    most = std::max(most, read);
-  }
-  EXPECT_LT(most, 2000u) << "rows in bf16";  // 1 %; of weights and columns like these a few hundred
-}
-
 // Sixteen sequences, the most of a step, of true shapes: each beside the same sequence alone, and the same bit for bit
 // whenever it is repeated, whoever the others of its steps are. Without a near tie (other experts in some layer) the
 // two paths differ by roundings to 8 bits, as the two paths of one sequence do (see
@@ -524,7 +401,7 @@ TEST_F(GptOssDecodeCuda, SeveralSequencesOfThePublishedShapesAreThoseAloneAndRep
   static_assert(kSlots == gpt_oss_decode::kMostStreams);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     SCOPED_TRACE(name_of(dense));
-    const GptOssConfig c = published(4, 32, 2000);
+    const GptOssConfig c = testing::published_config(4, 32, 2000);
     DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4),
                     {.context = 1024, .slots = kSlots, .megakernel = false}, 5);
     std::vector<int32_t> ids(kSlots * 3);
@@ -598,7 +475,7 @@ TEST_F(GptOssDecodeCuda, TwoLayersOfThePublishedShapesAreTheCpuEngine) {
   for (const auto& [dense, experts] : {std::pair{WeightFormat::bf16, WeightFormat::mxfp4},
                                        {WeightFormat::fp8, WeightFormat::mxfp4},
                                        {WeightFormat::mxfp4, WeightFormat::mxfp4}}) {
-    const GptOssConfig c = published(2, 8, 2000);
+    const GptOssConfig c = testing::published_config(2, 8, 2000);
     DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, experts), {.context = 512}, 5);
     const OnHost host(gpu);
     constexpr int64_t kTokens = 180;
@@ -732,7 +609,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfRoundedInputsTakeRoundedNumbers) {
 TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
-    const GptOssConfig c = published(2, 8, 2000);
+    const GptOssConfig c = testing::published_config(2, 8, 2000);
     DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512, .prompts = true}, 5);
     const OnHost host(gpu);
     constexpr int64_t kTokens = 330;
@@ -773,7 +650,7 @@ TEST_F(GptOssDecodeCuda, PromptsOfThePublishedShapesAreTheCpuEngineAndRepeatThem
 
 TEST_F(GptOssDecodeCuda, RunsAreBitIdenticalAndRewindingGivesTheSame) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
-  const GptOssConfig c = published(4, 8, 2000);
+  const GptOssConfig c = testing::published_config(4, 8, 2000);
   DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 512}, 5);
   std::vector<int32_t> ids(16);
   testing::fill_ids(Tensor(ids.data(), {16}), 4, c.vocab);
@@ -792,7 +669,7 @@ TEST_F(GptOssDecodeCuda, RunsAreBitIdenticalAndRewindingGivesTheSame) {
 
 TEST_F(GptOssDecodeCuda, TheMegakernelOfThePublishedShapesIsThePhasedPathAndRepeatsItself) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
-  const GptOssConfig c = published(4, 8, 2000);
+  const GptOssConfig c = testing::published_config(4, 8, 2000);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 512}, 5);
     std::vector<int32_t> ids(19);
@@ -871,7 +748,7 @@ TEST_F(GptOssDecodeCuda, TheMegakernelAndThePhasedPathDifferOnlyByExpertsOnANear
   double most_without = 0, least_with = 1e9, widest = 0;
   for (const int64_t experts : {int64_t(32), int64_t(128)})
     for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
-      const GptOssConfig c = published(4, experts, 2000);
+      const GptOssConfig c = testing::published_config(4, experts, 2000);
       DeviceModel gpu(c, gpt_oss_decode::shapes_of(c, dense, WeightFormat::mxfp4), {.context = 4600}, 5);
       for (const int64_t context : {3, 100, 127, 128, 500, 1500, 4500})
         for (int32_t id = 11; id < 2000; id += 331) {

@@ -44,6 +44,16 @@ inline GptOssConfig decode_config(int64_t hidden, int64_t heads, int64_t kv_head
   return c;
 }
 
+// So many layers of the published shapes.
+inline GptOssConfig published_config(int64_t layers, int64_t experts, int64_t vocab) {
+  GptOssConfig c;
+  c.vocab = vocab, c.hidden = c.intermediate = 2880, c.layers = layers, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
+  c.experts = experts, c.experts_per_token = 4;
+  for (int64_t l = 0; l < layers; ++l) c.sliding.push_back(l % 2 == 0);
+  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
+  return c;
+}
+
 // Weights in granules at a scale at which every part of the model matters.
 class DecodeModel {
  public:

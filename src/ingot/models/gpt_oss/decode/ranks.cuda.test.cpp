@@ -24,6 +24,7 @@ namespace {
 using gpt_oss_decode::DeviceModelOptions;
 using gpt_oss_decode::RankedModel;
 using gpt_oss_decode::Split;
+using testing::choices_of;
 using testing::DecodeCase;
 using testing::DecodeModel;
 using testing::download;
@@ -31,14 +32,6 @@ using testing::kPatience;
 using testing::row_of;
 using testing::state_of;
 
-testing::DecodeReference::Choices choices_of(const gpt_oss_decode::DeviceModel& m, size_t t) {
-  gpt_oss_decode::Buffers b = m.buffers();
-  const int64_t layers = m.config().layers, n = layers * b.entries;
-  auto count = download(b.lists.count, layers);
-  auto expert = download(b.lists.expert, n), row = download(b.lists.row, n * routing::kTokens);
-  b.lists = {count.data(), expert.data(), nullptr, row.data()};
-  return testing::choices_of(b, layers, t);
-}
 // A model that so many GPUs can share.
 std::vector<DecodeCase> cases(int gpus) {
   const GptOssConfig config = gpus == 2 ? testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2)
@@ -424,11 +417,7 @@ class MostMemory {
 // From a file as from an archive's mapping: a slice goes to its GPU piece by piece.
 TEST_P(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
   if (testing::kEmulated) GTEST_SKIP() << "whose GPUs' memory is the host's";
-  GptOssConfig c;
-  c.vocab = 2000, c.hidden = c.intermediate = 2880, c.layers = 4, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
-  c.experts = 16, c.experts_per_token = 4;
-  for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
-  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
+  const GptOssConfig c = testing::published_config(4, 16, 2000);
   const RankedModel one(c, gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4), {.context = 64}, 5);
   const testing::OnHost host(one.rank(0));
   const auto loaded = [&] { return RankedModel(c, host.weights, {.context = 64, .ranks = ranks()}).weight_bytes(); };
@@ -444,11 +433,7 @@ TEST_P(GptOssRanksCuda, LoadingTakesLittleOfTheHostsMemory) {
 // Layers of the published shapes: as one GPU, to the rounding of sums in another order.
 TEST_P(GptOssRanksCuda, LayersOfThePublishedShapesAreThoseOfOneGpuAndRepeatThemselves) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
-  GptOssConfig c;
-  c.vocab = 2000, c.hidden = c.intermediate = 2880, c.layers = 4, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
-  c.experts = 8, c.experts_per_token = 4;
-  for (int64_t l = 0; l < c.layers; ++l) c.sliding.push_back(l % 2 == 0);
-  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
+  const GptOssConfig c = testing::published_config(4, 8, 2000);
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8, WeightFormat::mxfp4}) {
     SCOPED_TRACE(name_of(dense));
     std::vector<int32_t> ids(319);

@@ -8,6 +8,7 @@
 #include "ingot/gpu/allocator.h"
 #include "ingot/models/gpt_oss/decode/decoder.h"
 #include "ingot/models/gpt_oss/decode/screen_cases.test.h"
+#include "ingot/models/gpt_oss/decode/screened_answers.test.h"
 #include "ingot/models/gpt_oss/decode/several_gpus.test.h"
 #include "ingot/testing/temporary_directory.h"
 
@@ -92,10 +93,7 @@ TEST_P(GptOssScreenRanksCuda, AScreenedHeadFindsTheUsualOnesIdWhateverTheHead) {
 // Tokens in a row, of true sizes; the screens leave few rows.
 TEST_P(GptOssScreenRanksCuda, AScreenedModelOfThePublishedShapesGoesOnAsTheUsualOne) {
   if (testing::kEmulated) GTEST_SKIP() << "too much for the emulator";
-  GptOssConfig c;
-  c.vocab = 201088, c.hidden = c.intermediate = 2880, c.layers = 2, c.heads = 64, c.kv_heads = 8, c.head_dim = 64;
-  c.experts = 8, c.experts_per_token = 4, c.sliding = {true, false};
-  c.rope_scaling.factor = 32, c.rope_scaling.original_context = 4096;
+  const GptOssConfig c = testing::published_config(2, 8, 201088);
   RankedModel gpus(c, gpt_oss_decode::shapes_of(c, WeightFormat::bf16, WeightFormat::mxfp4),
                    {.context = 1024, .screen = true, .ranks = ranks()}, 5);
   size_t most = 0;
@@ -170,31 +168,8 @@ TEST_P(GptOssScreenRanksCuda, AGpuThatDoesNotTakePartIsNamedAndTheNextTokenIsRig
   EXPECT_EQ(next(), want);
 }
 
-// What generation sees of the screens: nothing, whatever draws are mixed.
 TEST_P(GptOssScreenRanksCuda, ADecodersAnswersAreTheSameWithScreensAndWithout) {
-  const DecodeModel m(small_config(300), WeightFormat::bf16, WeightFormat::mxfp4, 7);
-  std::vector<Drawn> answers[2];
-  for (const bool screen : {false, true}) {
-    const auto d = make_gpu_decoder(m.config, m.weights, {.context = 200, .gpus = ranks(), .screen = screen});
-    Sequence s(*d);
-    const std::vector<int32_t> prompt = {5, 280, 17};
-    s.extend(prompt);
-    const DrawOptions draws[] = {
-        {.sampling = {.temperature = 0}},
-        {.sampling = {.temperature = 1.2}, .seed = 3},
-        {.sampling = {.temperature = 0}, .vocab = 120},
-        {.sampling = {.temperature = 0}, .logprobs = 3},
-        {.sampling = {.temperature = 0}},
-    };
-    for (int round = 0; round < (testing::kEmulated ? 1 : 3); ++round)
-      for (const DrawOptions& o : draws) answers[screen].push_back(s.draw(o, testing::kEmulated ? 2 : 6));
-  }
-  for (size_t i = 0; i < answers[0].size(); ++i) {
-    EXPECT_EQ(answers[0][i].tokens, answers[1][i].tokens) << "draw " << i;
-    ASSERT_EQ(answers[0][i].logprobs.size(), answers[1][i].logprobs.size());
-    for (size_t j = 0; j < answers[0][i].logprobs.size(); ++j)
-      EXPECT_EQ(answers[0][i].logprobs[j].drawn, answers[1][i].logprobs[j].drawn);
-  }
+  testing::check_screened_answers(DecodeModel(small_config(300), WeightFormat::bf16, WeightFormat::mxfp4, 7), ranks());
 }
 
 // Where one GPU's memory has no room for its part, no GPU makes one.

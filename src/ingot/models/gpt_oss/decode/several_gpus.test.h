@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ingot/gpu/device.h"
+#include "ingot/models/gpt_oss/decode/device_model.test.h"
 #include "ingot/models/gpt_oss/decode/ranked_model.h"
 #include "ingot/testing/gpu_test.h"
 #ifdef INGOT_EMULATED_DEVICE
@@ -34,11 +35,6 @@ inline std::string over_gpus(const ::testing::TestParamInfo<int>& gpus) { return
 // Seconds of waiting: threads that stand for GPUs may have to wait for a core.
 constexpr double kPatience = kEmulated ? 1000 : 2;
 
-template <class T> std::vector<T> download(const T* from, int64_t n) {
-  std::vector<T> host(static_cast<size_t>(n));
-  gpu::copy_to_host(host.data(), from, n * int64_t(sizeof(T)));
-  return host;
-}
 inline gpt_oss_decode::State state_of(const gpt_oss_decode::RankedModel& m, int rank) {
   return download(m.rank(rank).buffers().state, 1)[0];
 }
