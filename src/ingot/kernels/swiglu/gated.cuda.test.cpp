@@ -78,6 +78,7 @@ void run(const GatedCase& c) {
                       .options = c.options,
                       .transposed = c.transposed};
   DeviceBuffer room(DType::u8, {gated_linear_workspace_bytes(forward)});
+  room.upload();
   forward.workspace = room;
   gated_linear(forward, {});
   kept.download();
@@ -119,9 +120,10 @@ void run(const GatedCase& c) {
   // through memory. The gate's slopes are below 1.2 (of g sigmoid) times |up| and below |g|: both below 8 here, and
   // below 3 (|up'| <= limit + 1) where clamped, where a value at the limit may fall on either side of it: its
   // gradient is then not compared.
-  const double u = roundoff(c.type), sum = double(C + 4) * 0x1p-23;
-  const auto gate_error = [&](size_t i) { return 1.01 * u * std::fabs(t.gate[i]) + sum * t.size_gate[i]; };
-  const auto up_error = [&](size_t i) { return 1.01 * u * std::fabs(t.up[i]) + sum * t.size_up[i]; };
+  // Below 2^-14 fp16 rounds to a grid of 2^-24.
+  const double u = roundoff(c.type), sum = double(C + 4) * 0x1p-23, grid = c.type == DType::f16 ? 0x1p-25 : 0;
+  const auto gate_error = [&](size_t i) { return 1.01 * u * std::fabs(t.gate[i]) + sum * t.size_gate[i] + grid; };
+  const auto up_error = [&](size_t i) { return 1.01 * u * std::fabs(t.up[i]) + sum * t.size_up[i] + grid; };
   if (c.keeps) {
     expect_near("gate", got_gate, t.gate, gate_error);
     expect_near("up", got_up, t.up, up_error);
@@ -141,7 +143,7 @@ void run(const GatedCase& c) {
   for (size_t i = 0; i < e_gate.size(); ++i) {
     const auto [of_gate, of_up] = factors(i);
     e_gate[i] = std::fabs(d[i]) * (of_gate * gate_error(i) + 1.2 * up_error(i)) + 1.02 * u * std::fabs(t.dgate[i]) +
-                1e-5 * std::fabs(d[i]) * of_gate;
+                1e-5 * std::fabs(d[i]) * of_gate + grid;
     e_up[i] = std::fabs(d[i]) * 1.2 * gate_error(i) + 1.02 * u * std::fabs(t.dup[i]) + 1e-6;
     // Either side of the limit.
     if (std::fabs(t.gate[i] - limit) <= gate_error(i)) e_gate[i] += std::fabs(d[i]) * of_gate * 2;
@@ -291,7 +293,7 @@ TEST_F(GatedLinearCuda, FrozenInputAndFrozenWeights) {
   gated_linear_backward(frozen_input, {});
   for (DeviceBuffer* d : {&dx, &same, &dw.memory, &again.memory}) d->download();
   EXPECT_EQ(values(same.host()), values(dx.host()));
-  EXPECT_EQ(values(again.memory.host()), values(dw.memory.host()));
+  for (int half : {0, 1}) EXPECT_EQ(again.rows(half), dw.rows(half));  // between them lies what nobody wrote: NaN
 }
 TEST_F(GatedLinearCuda, WorksInAGraph) {
   const GatedCase c{.rows = 1536, .channels = 136, .hidden = 712, .type = DType::bf16};
