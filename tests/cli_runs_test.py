@@ -362,8 +362,6 @@ class Messages(InDirectory):
             self.refuses(2, f"found {option[0]}, which changes nothing with a run of `ingot train`", "serve", run, "--port", 0, *option)
         for command in (generate, ["serve", run, "--port", 0], ["chat", "--model", run]):
             self.refuses(2, "found --split, which changes nothing with one GPU", *command, "--split", "tensor")
-            self.refuses(2, "found --whole-head, which changes nothing with several GPUs", *command, "--gpus", 2, "--whole-head")
-            self.refuses(2, "found --screened-head, which changes nothing with one GPU", *command, "--screened-head")
         self.refuses(2, "found --preset, which changes nothing with RUN", "info", run, "--preset", "golf")
         self.refuses(2, "found RUN and keys of a model", "info", run, "--set", "model.layers=3")
 

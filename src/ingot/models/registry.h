@@ -33,11 +33,10 @@ struct OpenOptions {
   DeviceChoice device = DeviceChoice::automatic;
   int64_t gpus = 1;              // that share the model; more than one are insisted on
   std::string split = "tensor";  // how they do: "tensor" or "attention-experts"
-  std::optional<bool> screen;  // greedy tokens by a head in 8 bits where the engine can on a GPU: the same tokens; left
-                               // out: on one GPU, as over several that kernel has run on the emulator alone
-  bool together = false;       // slots share passes over the weights where the engine can on a GPU
-  std::string adapters;        // a file of `ingot ttt`, for models of `ingot train`
-  bool quant = false;          // GPT-OSS's experts take e4m3 per 32 numbers: GptOssConfig::e4m3_inputs
+  bool screen = true;            // greedy tokens by a head in 8 bits where the engine can on GPUs: the same tokens
+  bool together = false;         // slots share passes over the weights where the engine can on a GPU
+  std::string adapters;          // a file of `ingot ttt`, for models of `ingot train`
+  bool quant = false;            // GPT-OSS's experts take e4m3 per 32 numbers: GptOssConfig::e4m3_inputs
 };
 struct OpenedModel {
   std::shared_ptr<const void> memory;  // what the decoder reads

@@ -205,7 +205,7 @@ void add_chat(Command& root) {
   ingot chat --model gpt-oss-20b --reasoning high --developer "Answer in French." --temperature 0.7
   printf 'What is 2 + 2?\nAnd half of it?\n' | ingot chat --model gpt-oss-20b --temperature 0 --json)");
   c.run([o, &c] {
-    refuse_without_effect(c, o->on);
+    refuse_split_of_one(c, o->on.gpus);
     chat(*o);
   });
 }

@@ -251,13 +251,12 @@ void add_generate(Command& root) {
       c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw"}, "--ids");
     else if (o->raw)
       c.refuse_given({"reasoning", "system", "developer", "date"}, "--raw");
-    refuse_without_effect(c, o->on);
+    refuse_split_of_one(c, o->on.gpus);
     if (o->json) c.refuse_given({"only-new"}, "--json, which holds only what is new");
     const std::string path = o->run.empty() ? o->model : o->run;
     if (exists(path) && !is_gpt_oss(path))
-      c.refuse_given(
-          {"reasoning", "system", "developer", "date", "tokenizer", "raw", "trace", "whole-head", "screened-head"},
-          "a run of `ingot train`");
+      c.refuse_given({"reasoning", "system", "developer", "date", "tokenizer", "raw", "trace", "whole-head"},
+                     "a run of `ingot train`");
     else if (o->ids.empty() && !o->raw && exists(path))
       c.refuse_given({"only-new", "past-end"}, "a question to a GPT-OSS model (--raw goes on with a text)");
     if (!o->ttt.on)

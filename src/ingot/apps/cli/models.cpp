@@ -55,19 +55,13 @@ std::vector<int> gpu_counts(const std::string& list) {
 void refuse_split_of_one(const Command& c, int64_t gpus) {
   if (gpus == 1) c.refuse_given({"split"}, "one GPU (--gpus shares a model)");
 }
-void refuse_without_effect(const Command& c, const ModelOptions& o) {
-  refuse_split_of_one(c, o.gpus);
-  if (o.gpus == 1) c.refuse_given({"screened-head"}, "one GPU, which screens where it can unless told --whole-head");
-  if (o.gpus > 1) c.refuse_given({"whole-head"}, "several GPUs, which read it unless told --screened-head");
-}
 
 void add_gpu_options(Command& c, ModelOptions& o) {
   add_gpus(c, o.gpus, o.split);
-  c.flag("--whole-head", o.whole_head,
-         "read GPT-OSS's whole head in bf16 for greedy tokens too (default: on one GPU with room for it, 8 bits of it "
-         "tell which rows have to be; the tokens are the same)");
-  // Over several GPUs its kernel has run on the emulator alone.
-  c.flag("--screened-head", o.screened_head, "do as one GPU does over several, too (experimental)");
+  c.flag(
+      "--whole-head", o.whole_head,
+      "read GPT-OSS's whole head in bf16 for greedy tokens too (default: on GPUs with room for it, 8 bits of it tell "
+      "which rows have to be; the tokens are the same)");
 }
 
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o) {
@@ -79,7 +73,7 @@ OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptio
                                            .device = device_named(o.device),
                                            .gpus = o.gpus,
                                            .split = o.split,
-                                           .screen = o.gpus == 1 ? !o.whole_head : o.screened_head,
+                                           .screen = !o.whole_head,
                                            .together = o.together,
                                            .adapters = o.adapters,
                                            .quant = o.quant});

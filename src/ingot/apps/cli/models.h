@@ -18,9 +18,8 @@ struct ModelOptions {
   std::string device = "auto";
   int64_t gpus = 1;  // that share a GPT-OSS model
   std::string split = "tensor";
-  bool whole_head = false;     // one GPU: never by a head in 8 bits
-  bool screened_head = false;  // several: by one
-  std::string adapters;        // a file of them, for a model of `ingot train`
+  bool whole_head = false;  // greedy tokens never by a head in 8 bits
+  std::string adapters;     // a file of them, for a model of `ingot train`
 };
 void add_options(Command& c, ModelOptions& o);
 void add_quant(Command& c, bool& quant);
@@ -31,8 +30,7 @@ void add_gpu_counts(Command& c, std::string& list, std::string& split);
 std::vector<int> gpu_counts(const std::string& list);
 // Throws where --split was given and nothing is shared.
 void refuse_split_of_one(const Command& c, int64_t gpus);
-void refuse_without_effect(const Command& c, const ModelOptions& o);
-// add_gpus(), and what a single one does.
+// add_gpus(), and --whole-head.
 void add_gpu_options(Command& c, ModelOptions& o);
 // `tokens`: the longest sequence that will be needed. Says how long it took where that is noticeable.
 OpenedModel open_model(const std::string& path, int64_t tokens, const ModelOptions& o);

@@ -156,10 +156,10 @@ void add_serve(Command& root) {
   ingot serve --model gpt-oss-20b --host 0.0.0.0 --api-key-file keys.txt --allow-host chat.example
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once"}')");
   c.run([o, &c] {
-    refuse_without_effect(c, o->on);
+    refuse_split_of_one(c, o->on.gpus);
     const std::string path = o->run.empty() ? o->model : o->run;
     if (exists(path) && !is_gpt_oss(path))
-      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head", "screened-head"}, "a run of `ingot train`");
+      c.refuse_given({"reasoning", "date", "one-by-one", "whole-head"}, "a run of `ingot train`");
     o->on.together = !o->one_by_one;
     serve(*o);
   });

@@ -29,7 +29,7 @@ OpenedModel open(const std::string& path, const OpenOptions& o) {
                                      .slots = o.slots,
                                      .gpus = o.gpus,
                                      .split = o.split,
-                                     .screen = o.screen.value_or(o.gpus == 1),
+                                     .screen = o.screen,
                                      .together = o.together};
   if (o.gpus > 1)
     if (const std::string misfit = gpt_oss_gpus_misfit(config, options); !misfit.empty())
