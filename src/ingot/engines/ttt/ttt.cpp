@@ -18,6 +18,9 @@
 namespace ingot {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
 // Tokens [begin, begin + targets] of the source, of which all but the first are targets.
 struct Work {
   int64_t document, begin, targets;
@@ -342,8 +345,140 @@ void add_ranks(std::vector<DocumentScore>& scores, AdaptedScore& total, Communic
   }
 }
 
+// A chunk that was run, and the step that it caused: reported while the next one runs.
+struct Run {
+  int64_t chunk, updates;  // that were made before it
+  std::span<const Work> works;
+  bool learnt;
+  size_t losses;
+};
+
+// What chunks that were run have found: added up, and told as it comes.
+class Found {
+ public:
+  Found(Adaptation& adaptation, const Tokenizer& tokenizer, const TokenSource& source, const AdaptationOptions& o)
+      : adaptation_(adaptation),
+        tokenizer_(tokenizer),
+        source_(source),
+        options_(o),
+        scores_(source.document_begins().size()) {}
+
+  // Of what stands before a batch some is other ranks' and may still be under way.
+  void go_on_behind(std::span<const Work> before) {
+    done_ = 0;
+    for (const Work& w : before) done_ += w.targets;
+  }
+  void updated(int64_t documents) { total_.updates += documents; }
+  void report(const std::vector<Run>& runs) {
+    for (const Run& run : runs) add(run);
+    time(runs);
+    for (const Run& run : runs)
+      if (run.learnt) tell_updates(run);
+    if (!runs.empty() && options_.progress) options_.progress(done_, source_.size() - 1);
+  }
+  // Of all ranks, when all is reported.
+  AdaptedScore total() {
+    total_.window_tokens = adaptation_.window_tokens();
+    if (options_.ranks != nullptr && options_.ranks->world() > 1) add_ranks(scores_, total_, *options_.ranks);
+    AdaptedScore t = total_;
+    double sum = 0;  // in the documents' order, whatever was batched with what
+    for (const DocumentScore& d : scores_) sum += d.loss_sum, t.targets += d.targets, t.bytes += d.bytes;
+    t.loss = t.targets > 0 ? sum / double(t.targets) : 0;
+    t.bits_per_byte = t.bytes > 0 ? bits_per_byte(sum, t.bytes) : 0;
+    return t;
+  }
+  const std::vector<DocumentScore>& scores() const { return scores_; }
+
+ private:
+  // What a chunk's targets lost.
+  void add(const Run& run) {
+    const std::vector<double> losses = adaptation_.losses_of(run.losses);
+    size_t next = 0;
+    for (const Work& w : run.works) {
+      const int64_t begin = run.chunk * options_.chunk, end = std::min(w.targets, begin + options_.chunk);
+      double sum = 0;
+      for (int64_t t = begin; t < end; ++t) sum += losses[next++];
+      if (!std::isfinite(sum))
+        fail(ErrorCode::numeric, source_.name(), ": found a loss of ", sum, " in chunk ", run.chunk, " of document ",
+             w.document, ", expected finite numbers");
+      std::vector<int32_t> ids(size_t(end - begin + 1));
+      source_.read(w.begin + begin, ids);
+      DocumentScore& of = scores_[size_t(w.document)];
+      for (size_t t = 1; t < ids.size(); ++t) of.bytes += tokenizer_.bytes(ids[t - 1], ids[t]);
+      of.loss_sum += sum, of.targets += end - begin, done_ += end - begin;
+      if (options_.listener)
+        options_.listener({.kind = AdaptationEvent::score,
+                           .document = w.document,
+                           .chunk = run.chunk,
+                           .first = w.begin + begin + 1,
+                           .end = w.begin + end + 1,
+                           .updates = run.updates,
+                           .loss_sum = sum});
+    }
+  }
+  // AdaptedScore::whole_seconds.
+  void time(const std::vector<Run>& runs) {
+    const bool is_whole = options_.inexact == Inexact::none && runs.size() == 1 && runs[0].learnt &&
+                          (runs[0].chunk + 1) * options_.chunk >= options_.window;
+    const size_t whole = is_whole ? runs[0].works.size() : 0;
+    const Clock::time_point now = Clock::now();
+    if (whole > 0 && whole == whole_before_) {
+      total_.whole_tokens += int64_t(whole) * options_.window;
+      total_.whole_seconds += std::chrono::duration<double>(now - last_).count();
+    }
+    last_ = now, whole_before_ = whole;
+  }
+  void tell_updates(const Run& run) const {
+    if (!options_.listener) return;
+    for (const Work& w : run.works)
+      options_.listener({.kind = AdaptationEvent::update,
+                         .document = w.document,
+                         .chunk = run.chunk,
+                         .first = w.begin + run.chunk * options_.chunk + 1,
+                         .end = w.begin + (run.chunk + 1) * options_.chunk + 1,
+                         .updates = run.updates + 1});
+  }
+
+  Adaptation& adaptation_;
+  const Tokenizer& tokenizer_;
+  const TokenSource& source_;
+  const AdaptationOptions& options_;
+  std::vector<DocumentScore> scores_;
+  AdaptedScore total_;  // less what scores_ holds
+  int64_t done_ = 0;    // targets
+  Clock::time_point last_;
+  size_t whole_before_ = 0;  // documents of the step before, where it was one of whole windows
+};
+
 void stop_if_asked(const AdaptationOptions& o) {
   if (o.cancelled && o.cancelled()) fail(ErrorCode::interrupted, "stopped by a signal");
+}
+
+// Documents side by side, chunk by chunk; the longest first. Those that go on learn from a chunk when it is scored.
+void score_batch(std::span<const Work> batch, const TokenSource& source, const AdaptationOptions& o,
+                 Adaptation& adaptation, DocumentAdapters& adapters, Found& found) {
+  const auto chunks = [&](const Work& w) { return (w.targets + o.chunk - 1) / o.chunk; };
+  std::vector<Run> running;
+  for (int64_t ci = 0; ci < chunks(batch.front()); ++ci) {
+    stop_if_asked(o);
+    const auto more_than = [&](int64_t n) {
+      return size_t(std::count_if(batch.begin(), batch.end(), [&](const Work& w) { return chunks(w) > n; }));
+    };
+    const std::span<const Work> learning = batch.first(more_than(ci + 1)),
+                                ending = batch.subspan(learning.size(), more_than(ci) - learning.size());
+    std::vector<Run> runs;
+    const auto run = [&](std::span<const Work> some, int64_t first, bool learn) {
+      if (some.empty()) return;
+      runs.push_back({ci, adapters.updates(), some, learn, adaptation.chunk(ci, some, source, adapters, first, learn)});
+    };
+    run(ending, int64_t(learning.size()), false);
+    run(learning, 0, true);
+    if (!learning.empty()) adapters.step(int64_t(learning.size()));
+    found.updated(int64_t(learning.size()));
+    found.report(running);
+    running = std::move(runs);
+  }
+  found.report(running);
 }
 
 }  // namespace
@@ -367,7 +502,7 @@ void check(const AdaptationOptions& o, const GptConfig& config) {
 AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, const Tokenizer& tokenizer,
                            std::shared_ptr<const TokenSource> source, const AdaptationOptions& o,
                            std::vector<DocumentScore>* documents) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   check(o, config);
   if (source->size() < 2)
     fail(ErrorCode::bad_data, source->name(), ": found ", source->size(), " tokens, expected at least 2 to score");
@@ -381,107 +516,18 @@ AdaptedScore score_adapted(const GptConfig& config, const GptWeights& weights, c
   const std::vector<std::span<const Work>> batches = batches_of(works, most, tokens, o);
   Adaptation adaptation(config, weights, o, most, tokens, longest);
   DocumentAdapters adapters = make_adapters(adaptation, config, o, most);
-  std::vector<DocumentScore> scores(source->document_begins().size());
-  AdaptedScore total;
-  int64_t done = 0, turn = o.ranks != nullptr ? o.ranks->rank() : 0;
+  Found found(adaptation, tokenizer, *source, o);
+  int64_t turn = o.ranks != nullptr ? o.ranks->rank() : 0;
   const std::function<int64_t()> claim = o.claim ? o.claim : [&] { return std::exchange(turn, turn + world); };
-  const auto chunks = [&](const Work& w) { return (w.targets + o.chunk - 1) / o.chunk; };
-  // A chunk that was run, and the step that it caused: reported while the next one runs.
-  struct Run {
-    int64_t chunk, updates;  // that were made before it
-    std::span<const Work> works;
-    bool learnt;
-    size_t losses;
-  };
-  std::vector<Run> running;
-  // Adds what a chunk's targets lost.
-  const auto take = [&](const Run& run) {
-    const std::vector<double> losses = adaptation.losses_of(run.losses);
-    const int64_t ci = run.chunk;
-    size_t next = 0;
-    for (const Work& w : run.works) {
-      const int64_t begin = ci * o.chunk, end = std::min(w.targets, begin + o.chunk);
-      double sum = 0;
-      for (int64_t t = begin; t < end; ++t) sum += losses[next++];
-      if (!std::isfinite(sum))
-        fail(ErrorCode::numeric, source->name(), ": found a loss of ", sum, " in chunk ", ci, " of document ",
-             w.document, ", expected finite numbers");
-      std::vector<int32_t> ids(size_t(end - begin + 1));
-      source->read(w.begin + begin, ids);
-      DocumentScore& of = scores[size_t(w.document)];
-      for (size_t t = 1; t < ids.size(); ++t) of.bytes += tokenizer.bytes(ids[t - 1], ids[t]);
-      of.loss_sum += sum, of.targets += end - begin, done += end - begin;
-      if (o.listener)
-        o.listener({.kind = AdaptationEvent::score,
-                    .document = w.document,
-                    .chunk = ci,
-                    .first = w.begin + begin + 1,
-                    .end = w.begin + end + 1,
-                    .updates = run.updates,
-                    .loss_sum = sum});
-    }
-  };
-  std::chrono::steady_clock::time_point last;
-  size_t whole_before = 0;  // documents of the step before, where it was one of whole windows
-  const auto report = [&](const std::vector<Run>& runs) {
-    for (const Run& run : runs) take(run);
-    const bool is_whole =
-        o.inexact == Inexact::none && runs.size() == 1 && runs[0].learnt && (runs[0].chunk + 1) * o.chunk >= o.window;
-    const size_t whole = is_whole ? runs[0].works.size() : 0;
-    const auto now = std::chrono::steady_clock::now();
-    if (whole > 0 && whole == whole_before) {
-      total.whole_tokens += int64_t(whole) * o.window;
-      total.whole_seconds += std::chrono::duration<double>(now - last).count();
-    }
-    last = now, whole_before = whole;
-    for (const Run& run : runs)
-      if (run.learnt && o.listener)
-        for (const Work& w : run.works)
-          o.listener({.kind = AdaptationEvent::update,
-                      .document = w.document,
-                      .chunk = run.chunk,
-                      .first = w.begin + run.chunk * o.chunk + 1,
-                      .end = w.begin + (run.chunk + 1) * o.chunk + 1,
-                      .updates = run.updates + 1});
-    if (!runs.empty() && o.progress) o.progress(done, source->size() - 1);
-  };
   for (size_t next; (next = size_t(claim())) < batches.size();) {
     const std::span<const Work> batch = batches[next];
-    if (world > 1) {  // of what stands before, some is other ranks' and may still be under way
-      done = 0;
-      for (const Work& w : std::span(works).first(size_t(batch.data() - works.data()))) done += w.targets;
-    }
+    if (world > 1) found.go_on_behind(std::span(works).first(size_t(batch.data() - works.data())));
     adapters.reset(int64_t(batch.size()) + 1);  // with those that tokens of no document read
-    for (int64_t ci = 0; ci < chunks(batch.front()); ++ci) {
-      stop_if_asked(o);
-      const auto more_than = [&](int64_t n) {
-        return size_t(std::count_if(batch.begin(), batch.end(), [&](const Work& w) { return chunks(w) > n; }));
-      };
-      const std::span<const Work> learning = batch.first(more_than(ci + 1)),
-                                  ending = batch.subspan(learning.size(), more_than(ci) - learning.size());
-      std::vector<Run> runs;
-      const auto run = [&](std::span<const Work> some, int64_t first, bool learn) {
-        if (some.empty()) return;
-        runs.push_back(
-            {ci, adapters.updates(), some, learn, adaptation.chunk(ci, some, *source, adapters, first, learn)});
-      };
-      run(ending, int64_t(learning.size()), false);
-      run(learning, 0, true);
-      if (!learning.empty()) adapters.step(int64_t(learning.size()));
-      total.updates += int64_t(learning.size());
-      report(running);
-      running = std::move(runs);
-    }
-    report(std::exchange(running, {}));
+    score_batch(batch, *source, o, adaptation, adapters, found);
   }
-  total.window_tokens = adaptation.window_tokens();
-  if (world > 1) add_ranks(scores, total, *o.ranks);
-  double sum = 0;  // in the documents' order, whatever was batched with what
-  for (const DocumentScore& d : scores) sum += d.loss_sum, total.targets += d.targets, total.bytes += d.bytes;
-  total.loss = total.targets > 0 ? sum / double(total.targets) : 0;
-  total.bits_per_byte = total.bytes > 0 ? bits_per_byte(sum, total.bytes) : 0;
-  total.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (documents != nullptr) *documents = std::move(scores);
+  AdaptedScore total = found.total();
+  total.seconds = seconds_since(start);
+  if (documents != nullptr) *documents = found.scores();
   return total;
 }
 
