@@ -337,6 +337,30 @@ class Reports(unittest.TestCase):
         self.assertEqual(measured({"results": [{"name": "a2"}, {"name": "a4"}]}), (["b"], [(4, 4)]))
         self.assertEqual(measured({"results": [{"name": "a8"}]})[0], ["a", "b"])  # of another number of GPUs
 
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+    def test_a_run_that_takes_too_long_says_how_far_it_got(self):
+        sys.path.insert(0, str(ROOT / "bench" / "peers"))
+        import train_runs
+
+        def error_of(script, limit=1.0):
+            with tempfile.TemporaryDirectory() as folder:
+                program = pathlib.Path(folder) / "ingot"
+                program.write_text("#!/bin/sh\n" + script)
+                program.chmod(0o755)
+                options = argparse.Namespace(ingot=program, device="cpu", tokens=8, shrink=(), limit=limit)
+                with self.assertRaises(RuntimeError) as raised:
+                    train_runs.measure_ours(options, pathlib.Path(folder), 11, 1, 12)
+                return str(raised.exception)
+        find_out = 'while [ "$1" != --out ]; do shift; done; mkdir -p "$2"\n'
+        begun = """printf '{"event":"start","config":"%s"}\\n{"event":"step","step":1}\\n{"event":"step","step":2}\\n' "$(printf %0500d 1)" > "$2/log.jsonl"\n"""
+        found = error_of(find_out + begun + "echo 'step 2/16  loss 9.0' >&2\nexec sleep 30")
+        self.assertEqual(found, 'ingot train: not done after 1 s. It logged {"event":"step","step":1} {"event":"step","step":2}; it said step 2/16  loss 9.0')
+        started = error_of(find_out + begun.replace('\\n{"event":"step","step":1}\\n{"event":"step","step":2}', "") + "exec sleep 30")
+        self.assertRegex(started, r'It logged \{"event":"start","config":"0+; it said nothing$')
+        self.assertLess(len(started), 400)
+        self.assertEqual(error_of("exec sleep 30"), "ingot train: not done after 1 s. It logged nothing, not even its start; it said nothing")
+        self.assertEqual(error_of("echo 'no GPU' >&2; exit 1", limit=30), "ingot train: no GPU")
+
     def test_several_gpus_kept_activations_and_generation_have_reports_of_their_own(self):
         row = {k: v for k, v in GOOD["results"][0].items() if k not in ("error", "tolerance")}
 

@@ -54,6 +54,14 @@ def measured_of(logged, warm):
             "memory_bytes": max(entry["memory_bytes"] for entry in logged)}
 
 
+def how_far(log, said):
+    """Where a run was that had to be ended: the last it logged and the last it said (bytes, text or None)."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    said = (said.decode(errors="replace") if isinstance(said, bytes) else said or "").strip()
+    logged = " ".join(line[:300] for line in lines[-2:]) or "nothing, not even its start"
+    return f"It logged {logged}; it said {said[-400:] or 'nothing'}"
+
+
 def measure_ours(options, folder, applications, passes, steps, warm=4, more=()):
     """The median step of a run with options `more`: milliseconds, the floating-point operations of a step, and the memory of the GPU in use."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as run:
@@ -61,7 +69,10 @@ def measure_ours(options, folder, applications, passes, steps, warm=4, more=()):
         line = [options.ingot, "train", "--preset", "golf", "--data", folder / "shards", "--tokenizer", folder / "tokenizer.json", "--out", out,
                 "--steps", str(warm + steps), "--accumulation", str(passes), "--device", options.device, "--batch-tokens", str(options.tokens),
                 "--set", f"model.loop_from={0 if applications == 17 else 1}", "--set", "train.log_every=1", *options.shrink, *more]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=options.limit)
+        try:
+            done = subprocess.run(line, capture_output=True, text=True, timeout=options.limit)
+        except subprocess.TimeoutExpired as ended:
+            raise RuntimeError(f"ingot train: not done after {options.limit:g} s. {how_far(out / 'log.jsonl', ended.stderr)}") from None
         if done.returncode != 0:
             raise RuntimeError(f"ingot train: {done.stderr.strip()[-400:]}")
         log = [json.loads(text) for text in (out / "log.jsonl").read_text(encoding="utf-8").splitlines()]
