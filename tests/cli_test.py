@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import unittest
@@ -23,6 +24,24 @@ class Frame(InDirectory):
         self.assertIn(" CPUs", ingot("doctor", env={"INGOT_LOG": "debug"}).error.splitlines()[0])
         self.assertNotIn(" CPUs", ingot("doctor").error)
         self.refuses(2, "INGOT_LOG: found 'all'", "doctor", env={"INGOT_LOG": "all"})
+
+    def test_doctor_finds_cublaslt_where_pythons_packages_have_it(self):
+        any_library = next((path for path in pathlib.Path("/proc/self/maps").read_text().split() if "/libm.so" in path or "/libm-" in path), None)
+        if any_library is None:
+            self.skipTest("this Python has no libm of its own process to copy")
+        packages = self.directory / "env/lib/python3.12/site-packages/nvidia/cu13/lib"
+        packages.mkdir(parents=True)
+        library = packages / "libcublasLt.so.12"
+        shutil.copyfile(any_library, library)
+        (packages / "libcublasLt.so.13").write_bytes(b"not a library")  # it is passed over
+        report = json.loads(ingot("doctor", "--json", env={"VIRTUAL_ENV": str(self.directory / "env"), "CUDA_HOME": "", "CUDA_PATH": ""}).text)
+        if report["found"]["cuBLASLt"].startswith("libcublasLt"):
+            self.skipTest("the loader finds one here")
+        self.assertEqual(report["found"]["cuBLASLt"], str(library))
+        named = {"INGOT_CUBLASLT": str(library)}
+        self.assertEqual(json.loads(ingot("doctor", "--json", env=named).text)["found"]["cuBLASLt"], str(library))
+        missing = json.loads(ingot("doctor", "--json", env={"INGOT_CUBLASLT": "/nowhere", "VIRTUAL_ENV": str(self.directory / "env")}).text)["missing"]
+        self.assertIn("gradients of weights", missing["cuBLASLt"])
 
     def test_every_subcommand_has_help_with_examples(self):
         seen = []

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "ingot/apps/cli/cli.h"
+#include "ingot/apps/cli/libraries.h"
 #include "ingot/core/cpu.h"
 #include "ingot/core/progress.h"
 #include "ingot/core/thread_pool.h"
@@ -101,6 +102,7 @@ std::vector<Need> needs() {
   return {
       {"nvcc", find_program("nvcc"), "CUDA kernels cannot be built here"},
       {"NVIDIA driver", find_library({"libcuda.so.1"}), "no GPU can be used"},
+      {"cuBLASLt", use_installed_cublaslt(), kWithoutCublaslt},
       {"NCCL", gpu::nccl_available() ? gpu::nccl_version() : "",
        "no training on several GPUs: pip install nvidia-nccl-cu13"},
       {"gzip", find_program("gzip"), "the demo cannot compare with gzip -9"},

@@ -2,8 +2,10 @@
 
 #include <cmath>
 
+#include "ingot/apps/cli/libraries.h"
 #include "ingot/core/log.h"
 #include "ingot/core/progress.h"
+#include "ingot/gpu/cublaslt.h"
 #include "ingot/gpu/device.h"
 #include "ingot/io/json.h"
 #include "ingot/models/gpt/presets.h"
@@ -47,7 +49,10 @@ void add_device(Command& c, std::string& device) {
 Device training_device(const GptConfig& config, const std::string& device) {
   const GptPlace place = place_of_gpt(config, device_named(device));
   if (!place.note.empty()) log_info(place.note);
-  if (place.device.kind == Device::cuda) log_info("on ", gpu::device_info(place.device.index).name);
+  if (place.device.kind == Device::cpu) return place.device;
+  log_info("on ", gpu::device_info(place.device.index).name);
+  use_installed_cublaslt();
+  if (!gpu::lt_available()) log_warn(gpu::lt_version(), "; without, ", kWithoutCublaslt);
   return place.device;
 }
 

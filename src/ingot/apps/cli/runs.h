@@ -18,7 +18,8 @@ RunConfig resolve_config(const std::string& preset, const std::string& model, co
 // The sections "model" and "train" of a command's configuration.
 void add_sections(Command& c, std::string& model, std::string& train);
 
-// --device auto|cpu|cuda, and what it comes to for a model that is trained or scored; says which GPU it is.
+// --device auto|cpu|cuda, and what it comes to for a model that is trained or scored; says which GPU it is, and whether
+// cuBLASLt is missing there.
 void add_device(Command& c, std::string& device);
 Device training_device(const GptConfig& config, const std::string& device);
 
