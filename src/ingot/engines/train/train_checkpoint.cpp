@@ -1,6 +1,7 @@
 #include "ingot/engines/train/train_checkpoint.h"
 
 #include "ingot/core/check.h"
+#include "ingot/core/progress.h"
 #include "ingot/core/version.h"
 #include "ingot/io/json.h"
 
@@ -24,6 +25,16 @@ CheckpointContent checkpoint_content(const TrainState& state, const HostState& h
   json["version"] = version();
   c.state_json = write_json(json, 2) + "\n";
   return c;
+}
+
+std::string note_of_slow_save(int64_t step, const CheckpointContent& content, double seconds) {
+  constexpr double kNoticed = 5;
+  if (seconds < kNoticed) return "";
+  int64_t bytes = 0;
+  for (const auto* tensors : {&content.model, &content.optimizer})
+    for (const NamedTensor& t : *tensors) bytes += t.tensor.bytes();
+  return detail::concat("saving step ", step, " took ", format_duration(seconds), ", ", format_bytes(double(bytes)),
+                        " at ", format_bytes(double(bytes) / seconds), "/s, for which training waited");
 }
 
 void resume_from(const Checkpoint& found, const TrainState& state, RunProgress& at, const RunData& data) {

@@ -147,15 +147,17 @@ struct Trainer::Impl {
   }
   bool write_checkpoint() {
     if (!directory) return true;
-    const auto begun = std::chrono::steady_clock::now();
+    const auto begun = Clock::now();
     try {
       const HostState here(state);
       if (!all_finite(here.weights.tensor())) {
         log_warn("not saving step ", at.step, ": the weights are not finite");
         return false;
       }
-      last_checkpoint = directory.save(at.step, checkpoint_content(state, here, at, data));
-      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+      const CheckpointContent content = checkpoint_content(state, here, at, data);
+      last_checkpoint = directory.save(at.step, content);
+      const double seconds = seconds_since(begun);
+      if (const std::string note = note_of_slow_save(at.step, content, seconds); !note.empty()) log_info(note);
       log.write({{"event", "checkpoint"}, {"step", at.step}, {"path", last_checkpoint}, {"saving_seconds", seconds}});
       return true;
     } catch (const Error& e) {

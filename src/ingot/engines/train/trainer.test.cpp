@@ -8,6 +8,7 @@
 
 #include "ingot/core/thread_pool.h"
 #include "ingot/engines/train/small_run.test.h"
+#include "ingot/engines/train/train_checkpoint.h"
 #include "ingot/io/checkpoint.h"
 #include "ingot/io/file.h"
 #include "ingot/io/json.h"
@@ -293,6 +294,17 @@ TEST(trainer, a_save_that_fails_does_not_stop_training) {
   EXPECT_EQ(r.failed_saves, 1);
   EXPECT_EQ(r.status.step, 12);
   EXPECT_EQ(load_trained(dir.path() + "/run").step, 12);
+}
+
+TEST(trainer, a_save_for_which_one_waits_is_said_with_its_bytes_and_rate) {
+  std::vector<float> numbers(3'000'000);
+  const Tensor all(numbers.data(), {3'000'000});
+  CheckpointContent content;
+  content.model = {{"a", all.slice(0, 0, 1'000'000)}};
+  content.optimizer = {{"b", all}, {"c", all.slice(0, 0, 1'000'000)}};
+  EXPECT_EQ(note_of_slow_save(7, content, 4.9), "");
+  EXPECT_EQ(note_of_slow_save(7, content, 8),
+            "saving step 7 took 8.0s, 20.0 MB at 2.5 MB/s, for which training waited");
 }
 
 TEST(trainer, numbers_that_blow_up_end_the_run_and_leave_the_last_checkpoint) {
