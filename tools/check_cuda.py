@@ -1,5 +1,6 @@
-"""The gates CUDA code must pass on a machine without a GPU. Compiles every .cu as the build does for sm_90a, assembles it for older targets
-whose PTX travels with it, and has the compiler read every .cpp that changes with CUDA. Fails on: an error; registers spilled; local memory;
+"""The gates CUDA code must pass on a machine without a GPU. Compiles every .cu's kernels as the build does for sm_90a, assembles them for older
+targets whose PTX travels with them, and has the compiler read every .cpp that changes with CUDA. For a .cu's kernels nvcc reads the whole file:
+errors in its host code are found, launches and instances of templates among them; code for it is not made. Fails on: an error; registers spilled; local memory;
 ptxas C7508, C7510, C7511 or C7512 (a register request ignored, wgmma serialised); another target than sm_90a; a translation unit of more than
 a minute of CPU time.
 
@@ -47,8 +48,8 @@ def findings(log):
 
 def split(command):
     """The build's command as the gates run it, less the targets of which only PTX travels, and those targets."""
-    # Nobody keeps the objects: packing them small takes a sixth of the time, optimising their host side a tenth, lines a twentieth.
-    unneeded = {"--compress-mode=size": "--compress-mode=none", "-lineinfo": None, "-O3": None}
+    # Nobody keeps the objects: their host side would take three to seven seconds each, a third of the gates' time, lines a twentieth of it.
+    unneeded = {"--compress-mode=size": None, "-lineinfo": None, "-O3": None}
     words = [unneeded.get(word, word) for word in shlex.split(command)]
     words = [word for word in words if word is not None]
     ptx = [at for at, word in enumerate(words) if re.fullmatch(r"arch=(compute_\d+),code=\1", word)]
@@ -74,6 +75,8 @@ def compile_one(entry, folder):
     command[output] = str(pathlib.Path(folder) / command[output].replace("/", "_"))
     if source.suffix == ".cpp":  # its code is not looked at
         command.append("-fsyntax-only")
+    else:
+        command[command.index("-c")] = "-cubin"
     status, seconds, log = run(command, entry["directory"])
     bad = [f"exit status {status}:\n{log}"] if status != 0 else []
     bad += findings(log)
@@ -81,8 +84,8 @@ def compile_one(entry, folder):
         bad.append(f"found no {TARGET} in the compile command")
     for target in ptx_targets:
         # The driver compiles it where it runs. Whether every instruction exists there takes no optimisation to see.
-        assembled = [word for word in command if word not in ("-gencode", TARGET, "-c")]
-        assembled += ["-cubin", "-gencode", f"arch=compute_{target},code=sm_{target}", "-Xcicc=-O1", "-Xptxas=-O0"]
+        assembled = [word for word in command if word not in ("-gencode", TARGET)]
+        assembled += ["-gencode", f"arch=compute_{target},code=sm_{target}", "-Xcicc=-O1", "-Xptxas=-O0"]
         status, more, ptx_log = run(assembled, entry["directory"])
         seconds += more
         if status != 0:
