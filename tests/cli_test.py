@@ -11,7 +11,7 @@ import subprocess
 import sys
 import unittest
 
-from program import BINARY, TEXT, InDirectory, ingot
+from program import BINARY, SANITIZED, TEXT, InDirectory, ingot
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -265,11 +265,15 @@ class Bench(InDirectory):
         rooms = {r.name for r in (ROOT / "src/ingot/kernels").iterdir() if (r / f"{r.name}.cpp").exists()}
         self.assertEqual(rooms - {n.split("/")[0] for n in names}, set())
         ran = {"linear", "cross_entropy"}  # have large cases
-        for part in ("/4096x1024/", "/256x1024/", "x64/f32", "adamw", "moe", "muon", "sum/", "sampling/greedy", "product of one row", "mlp/", "narrow"):
+        parts = ["/256x1024/", "moe", "sum/", "sampling/greedy", "product of one row"]
+        if not SANITIZED:  # the loops of the others are tested by their rooms, in small shapes
+            parts += ["/4096x1024/", "x64/f32", "adamw", "muon", "mlp/", "narrow"]
+        for part in parts:
             report = json.loads(ingot("bench", part, "--seconds", "0.001", "--json").text)
             self.assertEqual(len(report["results"]), len([n for n in names if part in n]), part)
             ran |= {r["suite"] for r in report["results"]}
-        self.assertEqual(rooms - ran, set())
+        if not SANITIZED:
+            self.assertEqual(rooms - ran, set())
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import time
 import unittest
 
 BINARY = os.path.abspath(sys.argv.pop(1))
+_program = pathlib.Path(BINARY).read_bytes()
+SANITIZED = b"__asan_init" in _program or b"__tsan_init" in _program  # its steps take twenty times as long
 TEXT = "".join(f"line {i * 7919 % 1000} of a small text\n" for i in range(1500))
 TINY = ["--preset", "nano", "--set", "model.dim=16", "--set", "model.heads=2", "--set", "model.kv_heads=2", "--set", "model.head_dim=8",
         "--set", "model.mlp_hidden=32", "--set", "model.layers=2", "--set", "model.context=32", "--batch-tokens", "128"]
@@ -90,7 +92,7 @@ class Ranks(unittest.TestCase):
         self.assertTrue(error.endswith("train.accumulation: found 4 passes per step, expected a multiple of 3, the number of ranks that share them\n"), error)
 
     def test_a_rank_that_is_killed_ends_all_and_is_named_and_the_run_goes_on(self):
-        steps = ["--steps", 1500, "--accumulation", 3, "--checkpoint-every", 50]
+        steps = ["--steps", 300 if SANITIZED else 1500, "--accumulation", 3, "--checkpoint-every", 50]
         for victim in (1, 0):
             process = self.start(self.command(*steps, "--ranks", 3))
             self.wait_for_step(60 if victim == 1 else 150)
@@ -115,12 +117,13 @@ class Ranks(unittest.TestCase):
         self.gone(ranks)
 
     def test_a_signal_saves_and_stops_all(self):
-        steps = ["--steps", 2000, "--accumulation", 2]
+        count = 250 if SANITIZED else 2000
+        steps = ["--steps", count, "--accumulation", 2]
         process = self.start(self.command(*steps, "--ranks", 2))
         self.wait_for_step(20)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
         error = self.finish(process, 130)
-        self.assertRegex(error.splitlines()[-1], r"ingot train: stopped at step \d+ of 2000, saved in \S+; to resume: ingot train .* --ranks 2\Z")
+        self.assertRegex(error.splitlines()[-1], rf"ingot train: stopped at step \d+ of {count}, saved in \S+; to resume: ingot train .* --ranks 2\Z")
         self.train(*steps)  # by one process
         self.assertEqual(self.hash_of(self.out), self.undisturbed(*steps))
 

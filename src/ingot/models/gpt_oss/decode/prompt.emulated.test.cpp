@@ -156,6 +156,7 @@ void check_case(const DecodeCase& t, int count, Split split) {
 
 // Beyond a window, over a ring's end, single tokens between and behind them: a ring has room for 16 at a time.
 DecodeCase prompt_case(const GptOssConfig& c, WeightFormat dense) {
+  if (testing::kSanitized) return {name_of(dense), c, dense, WeightFormat::mxfp4, 24, {16, 1, 6}};
   return {name_of(dense), c, dense, WeightFormat::mxfp4, 38, {16, 1, 15, 3}};
 }
 GptOssConfig two_heads() { return testing::decode_config(96, 8, 2, 16, 96, 6, 2, 5, 2); }
@@ -189,7 +190,8 @@ TEST(GptOssPromptsEmulated, OneGpuIsTheModelOfRoundedInputs) {
 }
 TEST(GptOssPromptsEmulated, TwoGpusAreTheModel) {
   for (const WeightFormat dense : {WeightFormat::bf16, WeightFormat::fp8})
-    check_case(prompt_case(two_heads(), dense), 2, Split::tensor);
+    if (!testing::kSanitized || dense == WeightFormat::fp8)  // more than two GPUs have the other
+      check_case(prompt_case(two_heads(), dense), 2, Split::tensor);
 }
 TEST(GptOssPromptsEmulated, FourGpusAreTheModel) {
   check_case(prompt_case(four_heads(), WeightFormat::bf16), 4, Split::tensor);

@@ -65,14 +65,16 @@ DecodeCase four_heads() {
 }
 
 TEST(GptOssRanksEmulated, TwoGpusAreTheModelPhaseByPhase) {
-  for (const DecodeCase& t : rank_cases()) check_case(t, 2, Split::tensor, false);
+  for (const DecodeCase& t : rank_cases())
+    if (!testing::kSanitized || t.dense == WeightFormat::mxfp4)  // one GPU has the formats, more than two have bf16
+      check_case(t, 2, Split::tensor, false);
 }
 TEST(GptOssRanksEmulated, TwoGpusAreTheModelThroughTheMegakernel) {
   for (const DecodeCase& t : rank_cases()) check_case(t, 2, Split::tensor, true);
 }
 TEST(GptOssRanksEmulated, FourGpusAreTheModel) {
   check_case(four_heads(), 4, Split::tensor, true);
-  check_case(four_heads(), 4, Split::tensor, false);
+  if (!testing::kSanitized) check_case(four_heads(), 4, Split::tensor, false);  // as eight are
 }
 TEST(GptOssRanksEmulated, EightGpusAreTheModel) {
   GptOssConfig eight_heads = testing::decode_config(64, 16, 8, 32, 544, 3, 2, 5, 1);

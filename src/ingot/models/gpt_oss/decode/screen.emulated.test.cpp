@@ -97,7 +97,10 @@ TEST(GptOssScreenEmulated, TheIdIsTheUsualHeadsAndNoLogitLiesBeyondItsRange) {
     SCOPED_TRACE(heads[i].first);
     if (!testing::kSanitized || i == 2) check_head(heads[i].second, 1, signs);
   }
-  check_head(heads[2].second, 2, signs, 500);
+  if (!testing::kSanitized)
+    check_head(heads[2].second, 2, signs, 500);
+  else
+    check_head(testing::random_head(200, 96, 1), 2, signs, 70);
   // Rows of several pieces, whose sums depend on which warp has which.
   for (const auto& [name, head] : testing::heads_to_screen(100, 992)) {
     const bool all = name == "so small that all are read" || name == "all rows alike";
@@ -112,6 +115,7 @@ TEST(GptOssScreenEmulated, AModelGoesOnAsWithTheUsualHead) {
   t.config.vocab = 333;
   const testing::DecodeModel m(t.config, t.dense, t.experts, 11);
   for (const int64_t blocks : {1, 4}) {
+    if (testing::kSanitized && blocks == 1) continue;  // as heads of one block are
     Emulated usual(m, 30), gpu(m, 30);
     gpu.make_screen();
     gpu.blocks = usual.blocks = blocks;
