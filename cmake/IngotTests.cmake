@@ -121,7 +121,7 @@ if(INGOT_WITH_CUDA)
 endif()
 
 find_package(Python3 COMPONENTS Interpreter)
-if(Python3_FOUND)
+if(Python3_FOUND AND NOT INGOT_SANITIZE)
   add_test(NAME layers COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_layers.py ${CMAKE_CURRENT_SOURCE_DIR}/src/ingot)
   add_test(NAME names COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_names.py ${CMAKE_CURRENT_SOURCE_DIR})
 endif()
