@@ -1,7 +1,6 @@
 #include "ingot/gpu/emulation/grid.h"
 
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <bit>
@@ -15,6 +14,7 @@
 
 #include "ingot/core/check.h"
 #include "ingot/core/rng.h"
+#include "ingot/gpu/emulation/context.h"
 #include "ingot/gpu/emulation/sanitizers.h"
 
 namespace ingot::emulation {
@@ -93,7 +93,7 @@ struct Fiber {
   Where where;                 // of the last wait
   const char* what = "";       // it waits for
   uint64_t cluster_phase = 0;  // at its last arrival
-  ucontext_t context;
+  Context context;
   std::unique_ptr<Stack> stack;
   SanitizedFiber sanitized;
 };
@@ -154,7 +154,7 @@ struct Grid {
   std::vector<Fiber*> ready;
   size_t running = 0;  // fibers not done
   std::exception_ptr failure;
-  ucontext_t main;
+  Context main;
   SanitizedFiber main_sanitized;
   uint64_t random, now = 0, idle = 0;
   char start = 0, end = 0;  // ThreadSanitizer's handles
@@ -176,12 +176,12 @@ void change_to(Fiber* next) {
   if (next == from) return;
   grid->now += kSwitchNs;
   self = next;
-  ucontext_t& leaving = from == nullptr ? grid->main : from->context;
-  ucontext_t& entering = next == nullptr ? grid->main : next->context;
+  Context& leaving = from == nullptr ? grid->main : from->context;
+  Context& entering = next == nullptr ? grid->main : next->context;
   SanitizedFiber& left = from == nullptr ? grid->main_sanitized : from->sanitized;
   SanitizedFiber& entered = next == nullptr ? grid->main_sanitized : next->sanitized;
   left.leave(entered, from != nullptr && from->state == State::done);
-  swapcontext(&leaving, &entering);
+  leaving.change_to(entering);
   left.enter();
 }
 
@@ -243,14 +243,7 @@ void prepare(Fiber& f) {
   else
     f.sanitized.allow_stack(f.stack->data(), kStackBytes);
   f.sanitized.prepare(f.stack->data(), kStackBytes);
-  getcontext(&f.context);
-  f.context.uc_stack.ss_sp = f.stack->data();
-  f.context.uc_stack.ss_size = kStackBytes;
-  f.context.uc_link = nullptr;
-  makecontext(&f.context, fiber_main, 0);
-  // AddressSanitizer's swapcontext() forgets all it knows of the stack that is named here, and takes longer for that
-  // than kernels run; start_switch_fiber tells it which one is in use.
-  f.context.uc_stack = {};
+  f.context.start_at(f.stack->data(), kStackBytes, fiber_main);
   f.state = State::ready;
 }
 
