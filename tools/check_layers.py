@@ -115,11 +115,11 @@ def problems_of(path, root):
             yield f"{where}: torch belongs in bindings/python"
         if layer in ("kernels", "megakernel") and MODEL_NAMES.search(line):
             yield f"{where}: {layer}/ may not name a model"
-        # On the host an empty template only keeps the compiler from removing what is timed.
+        # On the host an empty template only keeps the compiler from removing what is timed; the emulator's fibers change stacks.
         is_cuda = path.suffix in (".cu", ".cuh")
         if dropped := DROPPED.match(line):
             yield f"{where}: nobody looks at what {dropped[1]} returns, expected gpu::check_cuda(...) or (void)"
-        if relative.parts[:2] != ("gpu", "ptx") and re.search(r"\basm\s*(volatile)?\s*\(" + ("" if is_cuda else r"(?!\"\")"), line):
+        if relative.parts[:2] not in (("gpu", "ptx"), ("gpu", "emulation")) and re.search(r"\basm\s*(volatile)?\s*\(" + ("" if is_cuda else r"(?!\"\")"), line):
             yield f"{where}: inline assembly belongs in gpu/ptx"
         if is_cuda and not is_test and re.search(r"::name\s*[!=]=", line):
             yield f"{where}: a kernel asks for a trait of an activation (activation.h), not for its name"
