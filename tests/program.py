@@ -11,7 +11,8 @@ BINARY = os.path.abspath(sys.argv.pop(1))
 # A program with AddressSanitizer or ThreadSanitizer takes ten to fifty times as long: what only repeats code with other numbers is left to builds
 # without one.
 _program = pathlib.Path(BINARY).read_bytes()
-SANITIZED = b"__asan_init" in _program or b"__tsan_init" in _program
+ADDRESS_SANITIZED = b"__asan_init" in _program
+SANITIZED = ADDRESS_SANITIZED or b"__tsan_init" in _program
 TEXT = "".join(f"The {i}th line says that {i * i % 97} times {i % 13} is äöü {i * i % 97 * (i % 13)}.\n" for i in range(900))
 # Options of a run that takes no time.
 TINY = ["--preset", "nano", "--set", "model.dim=16", "--set", "model.heads=2", "--set", "model.kv_heads=2", "--set", "model.head_dim=8",

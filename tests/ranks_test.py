@@ -13,9 +13,8 @@ import tempfile
 import time
 import unittest
 
-BINARY = os.path.abspath(sys.argv.pop(1))
-_program = pathlib.Path(BINARY).read_bytes()
-SANITIZED = b"__asan_init" in _program or b"__tsan_init" in _program  # its steps take twenty times as long
+from program import BINARY, SANITIZED
+
 TEXT = "".join(f"line {i * 7919 % 1000} of a small text\n" for i in range(1500))
 TINY = ["--preset", "nano", "--set", "model.dim=16", "--set", "model.heads=2", "--set", "model.kv_heads=2", "--set", "model.head_dim=8",
         "--set", "model.mlp_hidden=32", "--set", "model.layers=2", "--set", "model.context=32", "--batch-tokens", "128"]

@@ -23,7 +23,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import cli_gpt_oss_test
 import serve_test
-from program import BINARY
+from program import ADDRESS_SANITIZED, BINARY, SANITIZED
 from serve_test import ENDLESS, Server, WithServer
 
 SOURCE = pathlib.Path(__file__).parent.parent
@@ -52,9 +52,7 @@ LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 LONG = dict(prompt="a", max_tokens=100000, logit_bias=ENDLESS)
 
-PROGRAM = pathlib.Path(BINARY).read_bytes()
-SANITIZED = b"__asan_init" in PROGRAM
-SLOW = 10 if SANITIZED or b"__tsan_init" in PROGRAM else 1  # what limits of time are multiplied by
+SLOW = 10 if SANITIZED else 1  # what limits of time are multiplied by
 
 setUpModule, tearDownModule = serve_test.setUpModule, serve_test.tearDownModule
 
@@ -65,7 +63,7 @@ def statuses(back):
 
 def memory_of(process):
     """Bytes it holds; nothing that says much where a sanitizer keeps what was freed."""
-    if SANITIZED:
+    if ADDRESS_SANITIZED:
         return 0
     return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{process.pid}/status").read_text())[1]) << 10
 
